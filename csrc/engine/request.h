@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a front end sees of the engine: requests in, completions out. A front end includes this
+ * and never a transport's header.
+ */
+#ifndef ISWI_REQUEST_H
+#define ISWI_REQUEST_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "isw.h"
+
+enum iswi_req_op { ISWI_READ, ISWI_WRITE, ISWI_TRIM, ISWI_ZERO, ISWI_FLUSH };
+
+#define ISWI_REQ_FUA 0x1
+
+/*
+ * One block request. The front end owns the memory, of which it has at most requests_max, made
+ * before it serves; the engine borrows it, and data, from submit until done.
+ */
+struct iswi_req {
+	/* Set by the front end before submit. */
+	enum iswi_req_op op;
+	uint32_t flags;
+	uint64_t offset; /* bytes; a multiple of ISW_PAGE_BYTES, else -EINVAL */
+	uint64_t length; /* bytes; likewise. READ and WRITE: at most request_bytes_max */
+	void *data;      /* READ: aligned to ISW_PAGE_BYTES, filled; WRITE: any alignment */
+	/*
+	 * Exactly once, on any thread (also inside submit), no engine lock held; error is 0 or a
+	 * negative errno. It must not wait: it runs on the threads that move pages.
+	 */
+	void (*done)(struct iswi_req *req, int error);
+
+	/* The engine's own. */
+	atomic_uint pending; /* pages (and one guard while submitting) not yet safe or filled */
+	atomic_int error;
+	uint64_t start_ns;
+	uint64_t cursor; /* first page of a write not yet staged */
+	struct iswi_req *next;
+};
+
+/*
+ * Any thread; never waits. A write that finds no free staging buffer is kept and goes on later:
+ * its data must stay in place until done in any case. -EBUSY through done when more than
+ * requests_max are in flight.
+ */
+void iswi_engine_submit(isw_engine *engine, struct iswi_req *req);
+
+uint64_t iswi_engine_size_bytes(const isw_engine *engine);
+uint32_t iswi_engine_request_bytes_max(const isw_engine *engine);
+uint32_t iswi_engine_requests_max(const isw_engine *engine);
+/* For a front end that ends by itself (unmounted, device gone): ISW_EVENT_FRONTEND_DOWN. */
+void iswi_engine_frontend_down(isw_engine *engine, int error);
+
+#endif

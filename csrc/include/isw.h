@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libisw: the page path of Infiniswap.
+ *
+ * Every function returns 0 or a negative errno unless it says otherwise. Functions that take a
+ * struct isw_error fill it in on failure with a sentence a user can act on; it may be NULL.
+ * Handles are opaque: create fills an out pointer, destroy accepts NULL.
+ *
+ * The text between the two "cdef" markers is also what the Python binding is generated from, so it
+ * stays within what cffi can parse: no preprocessor conditionals, constants as plain #define of
+ * integers.
+ */
+#ifndef ISW_H
+#define ISW_H
+
+#include <stdint.h>
+
+/* cdef begin */
+#define ISW_PAGE_BYTES 4096
+#define ISW_ERROR_TEXT_BYTES 256
+#define ISW_TOKEN_TEXT_BYTES 33
+#define ISW_LATENCY_BUCKETS 256
+#define ISW_NO_REMOTE 0xffffffff
+
+struct isw_error {
+	int code;       /* negative errno, 0 when unset */
+	char text[256]; /* NUL-terminated */
+};
+
+/* ------------------------------------------------------------------ library */
+
+#define ISW_FEATURE_FUSE 0x1
+#define ISW_FEATURE_URING 0x2
+
+/* Which optional parts this build has: a mask of ISW_FEATURE_*. */
+uint32_t isw_features(void);
+const char *isw_version(void);
+
+/* ------------------------------------------------------------------- events */
+
+/*
+ * What C tells Python. Events sit in a bounded ring; its eventfd becomes readable when one is
+ * added. When the ring is full the event is dropped and ISW_EVENT_OVERFLOW follows: the reader
+ * must then re-read all state (isw_engine_slabs, isw_engine_remotes).
+ */
+#define ISW_EVENT_OVERFLOW 1
+#define ISW_EVENT_REMOTE_DOWN 2    /* remote, code: slabs there are now SUSPENDED */
+#define ISW_EVENT_SLAB_DRAINED 3   /* slab, generation: unmapped, no request in flight */
+#define ISW_EVENT_SLAB_ERROR 4     /* slab, generation, code: the donor refused a request */
+#define ISW_EVENT_BACKUP_FAILING 5 /* code: a backup write failed; staging is kept, retried */
+#define ISW_EVENT_BACKUP_RECOVERED 6
+#define ISW_EVENT_BAD_PAGE 7       /* slab, value = page: remote bytes failed their CRC */
+#define ISW_EVENT_FRONTEND_DOWN 8  /* code: the front end ended by itself */
+
+struct isw_event {
+	uint32_t kind;
+	int32_t code;
+	uint32_t remote;
+	uint32_t slab;
+	uint64_t generation;
+	uint64_t value;
+};
+
+/* -------------------------------------------------------------------- store */
+
+/* The donor's side: slabs of pinned memory, lent under leases, served over NBD. */
+typedef struct isw_store isw_store;
+
+struct isw_store_config {
+	uint64_t slab_bytes;         /* multiple of ISW_PAGE_BYTES */
+	uint32_t slabs_max;          /* pool limit */
+	uint32_t leases_max;
+	uint32_t connections_max;    /* all leases together */
+	uint32_t connections_per_lease_max;
+	uint32_t handshake_ms_max;   /* a connection must reach GO within this */
+	uint32_t send_ms_max;        /* a reply that moves no byte for this long ends the connection */
+};
+
+struct isw_store_stats {
+	uint64_t slabs_free;     /* zeroed, pinned, ready to map */
+	uint64_t slabs_mapped;
+	uint64_t slabs_dirty;    /* released, not zeroed yet */
+	uint64_t slabs_unpinned; /* of all of the above: mlock was refused */
+	uint64_t leases;
+	uint64_t connections;
+	uint64_t connections_refused;
+	uint64_t read_requests;
+	uint64_t write_requests;
+	uint64_t read_bytes;
+	uint64_t write_bytes;
+	uint64_t request_errors;  /* well-formed requests answered with an error */
+	uint64_t protocol_errors; /* connections closed for what they sent */
+};
+
+struct isw_lease_stats {
+	uint64_t epoch;
+	uint64_t slots_max;
+	uint64_t slots_mapped;
+	uint64_t connections;
+	uint64_t read_bytes;
+	uint64_t write_bytes;
+};
+
+int isw_store_create(const struct isw_store_config *config, isw_store **store_out,
+		     struct isw_error *error);
+/* Closes every connection, waits for their threads, releases all memory. */
+void isw_store_destroy(isw_store *store);
+/* Listens on host:port (port 0: any free one) and starts serving; *port_out is the bound port. */
+int isw_store_listen(isw_store *store, const char *host, uint16_t port, uint16_t *port_out,
+		     struct isw_error *error);
+
+/* Blocking, any thread: adds one zeroed, pinned slab to the free pool. -ENOSPC at slabs_max. */
+int isw_store_preallocate(isw_store *store, struct isw_error *error);
+/* Blocking, any thread: gives one free slab back to the host. -ENOENT when none is free. */
+int isw_store_release_free(isw_store *store);
+/* Blocking, any thread: zeroes one dirty slab into the free pool. -ENOENT when none is dirty. */
+int isw_store_scrub(isw_store *store);
+
+/*
+ * A lease is one export: slots_max slab slots, all empty, reachable under the token. lease_out is
+ * never reused during the store's life.
+ */
+int isw_store_lease_create(isw_store *store, uint32_t slots_max, char *token_out,
+			   uint64_t *lease_out, struct isw_error *error);
+/*
+ * Fences: shuts the lease's connections down, waits until none is left (so that no late write
+ * can land), then makes a fresh token; the old one is dead. -ETIMEDOUT: nothing was granted.
+ */
+int isw_store_lease_renew(isw_store *store, uint64_t lease, uint32_t wait_ms_max, char *token_out);
+/* Fences and releases every slot; the slabs become dirty. */
+int isw_store_lease_destroy(isw_store *store, uint64_t lease);
+int isw_store_lease_stats(isw_store *store, uint64_t lease, struct isw_lease_stats *stats_out);
+
+/* Puts a free slab into an empty slot. -ENOENT: no free slab; -ENOSPC: no empty slot. */
+int isw_store_map(isw_store *store, uint64_t lease, uint32_t *slot_out, uint64_t *generation_out);
+/*
+ * Fences one slot and waits for the requests that hold it (after DONE there are none); past
+ * wait_ms_max the lease's connections are shut down, which ends them. The slab becomes dirty.
+ * -ESTALE: the slot holds another generation.
+ */
+int isw_store_unmap(isw_store *store, uint64_t lease, uint32_t slot, uint64_t generation,
+		    uint32_t wait_ms_max);
+void isw_store_stats(isw_store *store, struct isw_store_stats *stats_out);
+
+/* ------------------------------------------------------------------- engine */
+
+/* The consumer's side: one device. */
+typedef struct isw_engine isw_engine;
+
+#define ISW_ENGINE_NO_BACKUP 0x1 /* --backup none: the loss of a donor loses data */
+#define ISW_ENGINE_STEPPED 0x2   /* no threads: the caller drives with isw_engine_step */
+
+struct isw_engine_config {
+	uint64_t size_bytes; /* multiple of ISW_PAGE_BYTES */
+	uint64_t slab_bytes;
+	uint32_t staging_pages;
+	uint32_t request_bytes_max; /* largest READ or WRITE */
+	uint32_t requests_max;      /* in flight at once, from all front ends */
+	uint32_t remotes_max;       /* donors at once */
+	uint32_t backup_write_bytes_max;
+	uint32_t backup_writers; /* threads */
+	uint32_t backup_readers;
+	uint32_t flags;
+};
+
+/*
+ * backup_path: a regular file (created, preallocated) or a block device; NULL with
+ * ISW_ENGINE_NO_BACKUP. Takes flock(LOCK_EX) on it before any I/O: -EWOULDBLOCK when another
+ * process has it.
+ */
+int isw_engine_create(const struct isw_engine_config *config, const char *backup_path,
+		      isw_engine **engine_out, struct isw_error *error);
+/* Every front end must be gone. Requests still in flight on remotes are ended first. */
+void isw_engine_destroy(isw_engine *engine);
+
+/* Borrowed: the descriptor lives as long as the engine. */
+int isw_engine_eventfd(isw_engine *engine);
+/* Returns how many events were stored, at most max. Never blocks. */
+int isw_engine_events(isw_engine *engine, struct isw_event *events_out, uint32_t max);
+
+/*
+ * A remote is a set of NBD connections to one lease on one donor. Blocking, bounded by
+ * connect_ms_max; not for an event loop's thread.
+ */
+struct isw_remote_config {
+	const char *host; /* copied */
+	uint16_t port;
+	const char *token; /* copied */
+	uint32_t queues;   /* connections, 1..16 */
+	uint32_t connect_ms_max;
+	uint32_t request_ms_max; /* per-request deadline; past it the remote is declared down */
+	uint64_t export_bytes;   /* what the donor must announce at least */
+};
+int isw_remote_connect(isw_engine *engine, const struct isw_remote_config *config,
+		       uint32_t *remote_out, struct isw_error *error);
+/* After REMOTE_DOWN and a renewed lease: new connections for the same remote. */
+int isw_remote_reconnect(isw_engine *engine, uint32_t remote,
+			 const struct isw_remote_config *config, struct isw_error *error);
+/* Declares it down on purpose; REMOTE_DOWN follows as for a failure. */
+int isw_remote_shutdown(isw_engine *engine, uint32_t remote);
+/* -EBUSY while a slab is mapped or suspended there. */
+int isw_remote_destroy(isw_engine *engine, uint32_t remote);
+
+/* Slab states. */
+#define ISW_SLAB_UNMAPPED 0
+#define ISW_SLAB_MAPPED 1
+#define ISW_SLAB_SUSPENDED 2 /* the remote is down; nothing is sent, bits are kept */
+#define ISW_SLAB_DRAINING 3  /* being unmapped: nothing new is sent */
+#define ISW_SLAB_LOST 4      /* only with ISW_ENGINE_NO_BACKUP */
+
+/* generation: the donor's, from the map answer. -EBUSY unless UNMAPPED. */
+int isw_slab_map(isw_engine *engine, uint32_t slab, uint32_t remote, uint32_t slot,
+		 uint64_t generation);
+/*
+ * From MAPPED or SUSPENDED: nothing more is sent there, the requests in flight end, its
+ * remote-valid bits are cleared, then ISW_EVENT_SLAB_DRAINED. -ESTALE: another generation.
+ */
+int isw_slab_unmap(isw_engine *engine, uint32_t slab, uint64_t generation);
+/* SUSPENDED → MAPPED, after isw_remote_reconnect on a lease whose epoch was renewed. */
+int isw_slab_resume(isw_engine *engine, uint32_t slab, uint64_t generation);
+
+struct isw_slab_info {
+	uint32_t state;
+	uint32_t remote; /* ISW_NO_REMOTE when unmapped */
+	uint32_t slot;
+	uint32_t in_flight;
+	uint64_t generation;
+	uint64_t page_ins;  /* since the start, for the activity average */
+	uint64_t page_outs;
+	uint64_t remote_valid_pages;
+};
+/* Fills at most max entries from slab `first`; returns how many. Never blocks. */
+int isw_engine_slabs(isw_engine *engine, uint32_t first, uint32_t max,
+		     struct isw_slab_info *slabs_out);
+
+struct isw_remote_info {
+	uint32_t state; /* 0 unused, 1 up, 2 down */
+	uint32_t queues;
+	uint64_t read_pages;
+	uint64_t write_pages;
+	uint64_t errors;
+	uint64_t in_flight;
+};
+int isw_engine_remotes(isw_engine *engine, uint32_t max, struct isw_remote_info *remotes_out);
+
+struct isw_engine_stats {
+	uint64_t read_requests;
+	uint64_t write_requests;
+	uint64_t trim_requests;
+	uint64_t zero_requests;
+	uint64_t flush_requests;
+	uint64_t requests_in_flight;
+	uint64_t requests_failed;        /* answered with an error */
+	uint64_t pages_in;               /* the sum of the next four */
+	uint64_t pages_in_remote;
+	uint64_t pages_in_staging;
+	uint64_t pages_in_backup;
+	uint64_t pages_in_zero;          /* never written or trimmed */
+	uint64_t pages_out;
+	uint64_t pages_out_remote;       /* acknowledged by a donor */
+	uint64_t pages_out_backup;       /* written to the backup */
+	uint64_t pages_out_superseded;   /* backup writes saved by newer data */
+	uint64_t backup_write_requests;  /* after merging */
+	uint64_t fallback_unmapped;      /* page-ins from the backup: slab had no donor or ... */
+	uint64_t fallback_suspended;     /* ... its donor was unreachable */
+	uint64_t fallback_invalid;       /* ... slab mapped, page not (yet) remote-valid */
+	uint64_t fallback_error;         /* ... the donor failed or its bytes did */
+	uint64_t remote_errors;
+	uint64_t crc_errors_remote;
+	uint64_t crc_errors_backup;
+	uint64_t backup_errors;
+	uint64_t backup_failing;         /* pages that wait for a retry */
+	uint64_t staging_pages;
+	uint64_t staging_pages_used;
+	uint64_t staging_waits;          /* writes that had to wait for a free staging buffer */
+	uint64_t events_dropped;
+	/* Request latency at the front end, log-linear: see isw_latency_bucket_ns. */
+	uint64_t read_latency[256];
+	uint64_t write_latency[256];
+};
+void isw_engine_stats(isw_engine *engine, struct isw_engine_stats *stats_out);
+/* Upper bound of a bucket in nanoseconds. */
+uint64_t isw_latency_bucket_ns(uint32_t bucket);
+
+/*
+ * Waits until no page is staged that the backup lacks, then fdatasync: the contents are then all
+ * on the backup. -ETIMEDOUT. Blocking; used before the page tables are saved.
+ */
+int isw_engine_settle(isw_engine *engine, uint32_t wait_ms_max);
+/*
+ * Saves or loads which pages the backup holds, with their checksums (for a device that is
+ * stopped and started again). Load: right after create, before any front end. -EBADMSG: not such
+ * a file, damaged, or of another device or size.
+ */
+int isw_engine_save_tables(isw_engine *engine, const char *path, struct isw_error *error);
+int isw_engine_load_tables(isw_engine *engine, const char *path, struct isw_error *error);
+
+/* ---------------------------------------------------------------- front ends */
+
+typedef struct isw_frontend isw_frontend;
+
+/* Mounts a FUSE file system with one file, `disk`, at mountpoint. -ENOSYS without libfuse3. */
+int isw_frontend_fuse(isw_engine *engine, const char *mountpoint, isw_frontend **frontend_out,
+		      struct isw_error *error);
+/* Serves NBD on a Unix socket (default export). */
+int isw_frontend_nbd_socket(isw_engine *engine, const char *socket_path,
+			    isw_frontend **frontend_out, struct isw_error *error);
+/* Ends all requests, unmounts or unlinks, joins the threads. */
+void isw_frontend_destroy(isw_frontend *frontend);
+
+/* -------------------------------------------------------- tests: stepped engine */
+
+/*
+ * With ISW_ENGINE_STEPPED nothing happens by itself: remotes and the backup are simulated in
+ * memory and each step runs one handler, the very one that a thread would run. Only for tests;
+ * see csrc/engine/sim.h for what each does.
+ */
+#define ISW_SIM_READ 1
+#define ISW_SIM_WRITE 2
+#define ISW_SIM_TRIM 3
+#define ISW_SIM_ZERO 4
+#define ISW_SIM_FLUSH 5
+#define ISW_SIM_FUA 0x100
+
+struct isw_sim_request {
+	uint64_t id;
+	uint64_t offset;
+	uint64_t length;
+	int32_t error;
+	uint32_t op;
+};
+
+int isw_sim_create(const struct isw_engine_config *config, isw_engine **engine_out,
+		   struct isw_error *error);
+/* data: length bytes, copied for WRITE. */
+int isw_sim_submit(isw_engine *engine, uint32_t op, uint64_t offset, uint64_t length,
+		   const void *data, uint64_t *id_out);
+/* Takes one completed request; for READ copies its bytes to data. Returns 1, or 0 when none. */
+int isw_sim_reap(isw_engine *engine, struct isw_sim_request *done_out, void *data,
+		 uint64_t data_bytes);
+int isw_sim_remote(isw_engine *engine, uint32_t queues, uint32_t slots, uint32_t *remote_out);
+int isw_sim_remote_reconnect(isw_engine *engine, uint32_t remote);
+
+/* What can happen next. */
+#define ISW_STEP_REMOTE_APPLY 1    /* transfer n of remote r takes effect on the donor */
+#define ISW_STEP_REMOTE_REPLY 2    /* its reply arrives (applied first if it was not) */
+#define ISW_STEP_REMOTE_FAIL 3     /* it is answered with an error; the donor keeps old bytes */
+#define ISW_STEP_REMOTE_TEAR 4     /* half of a write lands, the connection breaks */
+#define ISW_STEP_REMOTE_CORRUPT 5  /* a read is answered with wrong bytes */
+#define ISW_STEP_REMOTE_DOWN 6     /* the connections break; transfers in flight may land late */
+#define ISW_STEP_REMOTE_LATE 7     /* one such late write lands (refused once reconnected) */
+#define ISW_STEP_REMOTE_WIPE 8     /* the donor loses its memory */
+#define ISW_STEP_BACKUP_TAKE 9     /* a backup writer takes its next batch */
+#define ISW_STEP_BACKUP_DONE 10    /* backup transfer n ends */
+#define ISW_STEP_BACKUP_FAIL 11    /* ... with an error */
+#define ISW_STEP_BACKUP_RETRY 12   /* failed pages are queued again */
+
+/*
+ * Runs one step. r: remote; n: which of those pending (modulo their count). Returns 1 when
+ * something was done, 0 when nothing of that kind was pending, negative on misuse.
+ */
+int isw_engine_step(isw_engine *engine, uint32_t step, uint32_t r, uint32_t n);
+/* cdef end */
+
+#endif /* ISW_H */

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Small things every part uses. Nothing here allocates after start unless it says so. */
+#ifndef ISWI_UTIL_H
+#define ISWI_UTIL_H
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "isw.h"
+
+#define ISWI_ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
+#define ISWI_CONTAINER(ptr, type, member) ((type *)((char *)(ptr)-offsetof(type, member)))
+#define ISWI_MIN(a, b) ((a) < (b) ? (a) : (b))
+#define ISWI_MAX(a, b) ((a) > (b) ? (a) : (b))
+
+/* Every thread of ours has this much stack: all of it is locked, so it is small. */
+#define ISWI_STACK_BYTES (256u * 1024u)
+
+/*
+ * Fills error (may be NULL) and returns code (negative errno), so that a failing function can
+ * `return iswi_error(error, -EINVAL, "...")`. The text is a sentence for the user.
+ */
+int iswi_error(struct isw_error *error, int code, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+
+/* CLOCK_MONOTONIC in nanoseconds. */
+uint64_t iswi_now_ns(void);
+
+/*
+ * The clock behind everything that has a deadline. now_ns: required, any thread, does not block.
+ */
+struct iswi_clock {
+	uint64_t (*now_ns)(void *ctx);
+	void *ctx;
+};
+extern const struct iswi_clock iswi_clock_monotonic;
+
+/*
+ * Starts a thread with a small stack, every signal blocked, named (at most 15 characters), and
+ * marked PR_SET_IO_FLUSHER where the kernel allows it (a page-path thread must not wait for
+ * reclaim that waits for it).
+ */
+int iswi_thread_start(pthread_t *thread_out, const char *name, void *(*run)(void *), void *arg);
+
+/* CRC-32C (Castagnoli). Hardware where there is some. */
+uint32_t iswi_crc32c(const void *data, size_t bytes);
+
+/* Whole buffer or nothing: 0, or -errno, or -ENODATA at the end of the stream. */
+int iswi_read_full(int fd, void *data, size_t bytes);
+
+/* ---- events to Python: bounded ring + eventfd */
+#define ISWI_EVENT_RING 1024
+struct iswi_events {
+	pthread_mutex_t lock;
+	struct isw_event ring[ISWI_EVENT_RING];
+	uint32_t head, used;
+	bool overflow;
+	int fd;
+	atomic_uint_fast64_t dropped; /* relaxed: a statistic */
+};
+int iswi_events_init(struct iswi_events *events);
+void iswi_events_fini(struct iswi_events *events);
+/* Any thread, no other lock needed; never blocks. */
+void iswi_events_put(struct iswi_events *events, const struct isw_event *event);
+int iswi_events_take(struct iswi_events *events, struct isw_event *events_out, uint32_t max);
+
+/* ---- latency histogram: 8 buckets per power of two from 256 ns up */
+struct iswi_latency {
+	atomic_uint_fast64_t bucket[ISW_LATENCY_BUCKETS]; /* relaxed: statistics */
+};
+void iswi_latency_add(struct iswi_latency *latency, uint64_t ns);
+
+/* Relaxed counter increment: statistics only, they order nothing. */
+static inline void iswi_count(atomic_uint_fast64_t *counter, uint64_t by)
+{
+	atomic_fetch_add_explicit(counter, by, memory_order_relaxed);
+}
+static inline uint64_t iswi_counted(const atomic_uint_fast64_t *counter)
+{
+	return atomic_load_explicit(counter, memory_order_relaxed);
+}
+
+#endif

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the rest of the package knows of the C library: typed protocols and plain records.
+
+`infiniswap.engine.native` implements them on the C extension, `infiniswap.testing.fakes` in
+memory. Methods marked *blocking* are called through `asyncio.to_thread`; the others never wait.
+All raise `infiniswap.errors.EngineError` (or a subclass) with the C library's own sentence.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class EventKind(enum.IntEnum):
+    """Kinds of `Event`; the numbers are those of csrc/include/isw.h."""
+
+    OVERFLOW = 1
+    REMOTE_DOWN = 2
+    SLAB_DRAINED = 3
+    SLAB_ERROR = 4
+    BACKUP_FAILING = 5
+    BACKUP_RECOVERED = 6
+    BAD_PAGE = 7
+    FRONTEND_DOWN = 8
+
+
+class SlabState(enum.IntEnum):
+    """State of one slab of a device, as the engine sees it."""
+
+    UNMAPPED = 0
+    MAPPED = 1
+    SUSPENDED = 2
+    DRAINING = 3
+    LOST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing the C threads report. Unused fields are 0."""
+
+    kind: EventKind
+    code: int
+    remote: int
+    slab: int
+    generation: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlabInfo:
+    """One slab of a device; counters are totals since the start, in pages."""
+
+    state: SlabState
+    remote: int | None
+    slot: int
+    in_flight: int
+    generation: int
+    page_ins: int
+    page_outs: int
+    remote_valid_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteInfo:
+    """One donor's connections; state is "up" or "down"."""
+
+    remote: int
+    state: str
+    queues: int
+    read_pages: int
+    write_pages: int
+    errors: int
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """Limits of a donor store. Defaults are generous for a host of one device per consumer."""
+
+    slab_bytes: int
+    slabs_max: int
+    leases_max: int = 256
+    connections_max: int = 1024
+    connections_per_lease_max: int = 32
+    handshake_ms_max: int = 5_000
+    send_ms_max: int = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lease in the store: its number and the token (128 bits, hex) under which it is served."""
+
+    lease: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class MappedSlot:
+    """A slab put into a lease's slot; the generation names this use of the slot."""
+
+    slot: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseStats:
+    """Counters of one lease."""
+
+    epoch: int
+    slots_max: int
+    slots_mapped: int
+    connections: int
+    read_bytes: int
+    write_bytes: int
+
+
+class Store(Protocol):
+    """The donor's slab pool and its NBD server (isw_store)."""
+
+    def listen(self, host: str, port: int) -> int: ...
+    def preallocate(self) -> None:
+        """Blocking. Adds one zeroed, pinned slab to the free pool."""
+
+    def release_free(self) -> bool:
+        """Blocking. Gives one free slab back to the host; False when there is none."""
+
+    def scrub(self) -> bool:
+        """Blocking. Zeroes one dirty slab into the free pool; False when there is none."""
+
+    def lease_create(self, slots_max: int) -> Lease: ...
+    def lease_renew(self, lease: int, wait_ms_max: int) -> str:
+        """Blocking. Fences the old connections and returns a fresh token."""
+
+    def lease_destroy(self, lease: int) -> None:
+        """Blocking. Fences and releases every slot."""
+
+    def lease_stats(self, lease: int) -> LeaseStats: ...
+    def map(self, lease: int) -> MappedSlot | None:
+        """Puts a free slab into an empty slot; None when no slab is free."""
+
+    def unmap(self, lease: int, slot: int, generation: int, wait_ms_max: int) -> None:
+        """Blocking. Fences the slot and waits for the requests that hold it."""
+
+    def stats(self) -> dict[str, int]:
+        """Every field of struct isw_store_stats by name."""
+
+    def close(self) -> None:
+        """Blocking, idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Shape of a device's engine (struct isw_engine_config)."""
+
+    size_bytes: int
+    slab_bytes: int
+    staging_pages: int = 16_384
+    request_bytes_max: int = 1 << 20
+    requests_max: int = 128
+    remotes_max: int = 64
+    backup_write_bytes_max: int = 1 << 20
+    backup_writers: int = 2
+    backup_readers: int = 4
+    no_backup: bool = False
+    stepped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteConfig:
+    """How to reach one lease on one donor (struct isw_remote_config)."""
+
+    host: str
+    port: int
+    token: str
+    export_bytes: int
+    queues: int = 2
+    connect_ms_max: int = 3_000
+    request_ms_max: int = 2_000
+
+
+class Frontend(Protocol):
+    """A running front end; close() ends it."""
+
+    def close(self) -> None:
+        """Blocking, idempotent."""
+
+
+class Engine(Protocol):
+    """One device's page path (isw_engine)."""
+
+    @property
+    def eventfd(self) -> int: ...
+    def events(self) -> Sequence[Event]:
+        """Takes what has been reported; empty when nothing was."""
+
+    def remote_connect(self, config: RemoteConfig) -> int:
+        """Blocking. Returns the remote's number."""
+
+    def remote_reconnect(self, remote: int, config: RemoteConfig) -> None:
+        """Blocking. After REMOTE_DOWN and a renewed lease."""
+
+    def remote_shutdown(self, remote: int) -> None: ...
+    def remote_destroy(self, remote: int) -> None:
+        """Blocking. Only when no slab is mapped there."""
+
+    def slab_map(self, slab: int, remote: int, slot: int, generation: int) -> None: ...
+    def slab_unmap(self, slab: int, generation: int) -> None:
+        """Ends with SLAB_DRAINED."""
+
+    def slab_resume(self, slab: int, generation: int) -> None: ...
+    def slabs(self) -> Sequence[SlabInfo]: ...
+    def remotes(self) -> Sequence[RemoteInfo]: ...
+    def stats(self) -> dict[str, int]:
+        """Every scalar field of struct isw_engine_stats by name."""
+
+    def latency_us(self, kind: str, quantiles: Sequence[float]) -> Sequence[float]:
+        """Quantiles (0..1) of request latency at the front end; kind is "read" or "write"."""
+
+    def settle(self, wait_ms_max: int) -> None:
+        """Blocking. Until the backup holds everything."""
+
+    def save_tables(self, path: str) -> None: ...
+    def load_tables(self, path: str) -> None: ...
+    def frontend_fuse(self, mountpoint: str) -> Frontend:
+        """Blocking. Mounts; the device's bytes are the file `disk` there."""
+
+    def frontend_nbd_socket(self, path: str) -> Frontend: ...
+    def close(self) -> None:
+        """Blocking, idempotent. Front ends first."""
