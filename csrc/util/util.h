@@ -48,6 +48,8 @@ int iswi_thread_start(pthread_t *thread_out, const char *name, void *(*run)(void
 
 /* CRC-32C (Castagnoli). Hardware where there is some. */
 uint32_t iswi_crc32c(const void *data, size_t bytes);
+/* The same without the CPU's help: what iswi_crc32c falls back to, and is tested against. */
+uint32_t iswi_crc32c_table(const void *data, size_t bytes);
 
 /* Whole buffer or nothing: 0, or -errno, or -ENODATA at the end of the stream. */
 int iswi_read_full(int fd, void *data, size_t bytes);

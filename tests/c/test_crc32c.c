@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+/* CRC-32C against published values, and the table against the CPU's instruction. */
+#include <string.h>
+
+#include "check.h"
+#include "util/util.h"
+
+/* RFC 3720, B.4. */
+static void test_published_values(void)
+{
+	unsigned char data[32];
+
+	CHECK_EQ(iswi_crc32c("", 0), 0);
+	CHECK_EQ(iswi_crc32c("123456789", 9), 0xe3069283u);
+	memset(data, 0, sizeof(data));
+	CHECK_EQ(iswi_crc32c(data, sizeof(data)), 0x8a9136aau);
+	memset(data, 0xff, sizeof(data));
+	CHECK_EQ(iswi_crc32c(data, sizeof(data)), 0x62a8ab43u);
+	for (unsigned i = 0; i < sizeof(data); i++)
+		data[i] = (unsigned char)i;
+	CHECK_EQ(iswi_crc32c(data, sizeof(data)), 0x46dd794eu);
+}
+
+static void test_table_agrees(void)
+{
+	static unsigned char data[4096 + 16];
+	uint32_t state = 1;
+
+	for (unsigned i = 0; i < sizeof(data); i++) {
+		state = state * 1664525u + 1013904223u;
+		data[i] = (unsigned char)(state >> 24);
+	}
+	for (unsigned start = 0; start < 9; start++)
+		for (unsigned bytes = 0; bytes < 70; bytes++)
+			CHECK_EQ(iswi_crc32c(data + start, bytes),
+				 iswi_crc32c_table(data + start, bytes));
+	CHECK_EQ(iswi_crc32c(data, 4096), iswi_crc32c_table(data, 4096));
+}
+
+static void test_one_bit_matters(void)
+{
+	static unsigned char page[4096];
+	uint32_t crc = iswi_crc32c(page, sizeof(page));
+
+	for (unsigned bit = 0; bit < 8 * sizeof(page); bit += 97) {
+		page[bit / 8] ^= (unsigned char)(1u << (bit % 8));
+		CHECK(iswi_crc32c(page, sizeof(page)) != crc);
+		page[bit / 8] ^= (unsigned char)(1u << (bit % 8));
+	}
+}
+
+int main(void)
+{
+	test_published_values();
+	test_table_agrees();
+	test_one_bit_matters();
+	return 0;
+}

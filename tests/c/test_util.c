@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Latency buckets, errors, whole reads and threads. */
+#define _GNU_SOURCE 1
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "util/util.h"
+
+/* A latency lands in the bucket whose bound is the first above it. */
+static void test_latency_buckets(void)
+{
+	static struct iswi_latency latency;
+
+	for (uint32_t bucket = 1; bucket < ISW_LATENCY_BUCKETS; bucket++)
+		CHECK(isw_latency_bucket_ns(bucket) > isw_latency_bucket_ns(bucket - 1));
+	CHECK_EQ(isw_latency_bucket_ns(0), 288);
+	CHECK_EQ(isw_latency_bucket_ns(7), 512);
+	for (uint32_t bucket = 0; bucket < ISW_LATENCY_BUCKETS; bucket++) {
+		uint64_t bound_ns = isw_latency_bucket_ns(bucket);
+
+		iswi_latency_add(&latency, bound_ns - 1);
+		CHECK_EQ(iswi_counted(&latency.bucket[bucket]), 1 + (bucket > 0));
+		if (bucket + 1 < ISW_LATENCY_BUCKETS) {
+			iswi_latency_add(&latency, bound_ns);
+			CHECK_EQ(iswi_counted(&latency.bucket[bucket + 1]), 1);
+		}
+	}
+	iswi_latency_add(&latency, 0);
+	CHECK_EQ(iswi_counted(&latency.bucket[0]), 2);
+	iswi_latency_add(&latency, UINT64_MAX);
+	CHECK_EQ(iswi_counted(&latency.bucket[ISW_LATENCY_BUCKETS - 1]), 3);
+}
+
+static void test_error_text(void)
+{
+	struct isw_error error;
+	char text[400];
+
+	memset(text, 'x', sizeof(text) - 1);
+	text[sizeof(text) - 1] = '\0';
+	CHECK_EQ(iswi_error(NULL, -EINVAL, "%d", 1), -EINVAL);
+	CHECK_EQ(iswi_error(&error, -ENOENT, "no %s", "slab"), -ENOENT);
+	CHECK_EQ(error.code, -ENOENT);
+	CHECK(strcmp(error.text, "no slab") == 0);
+	iswi_error(&error, -EINVAL, "%s", text);
+	CHECK_EQ(strlen(error.text), ISW_ERROR_TEXT_BYTES - 1);
+}
+
+static void test_read_full(void)
+{
+	char data[8];
+	int fds[2];
+
+	CHECK_EQ(pipe(fds), 0);
+	CHECK_EQ(write(fds[1], "abc", 3), 3);
+	CHECK_EQ(write(fds[1], "defgh", 5), 5);
+	CHECK_EQ(iswi_read_full(fds[0], data, 8), 0);
+	CHECK(memcmp(data, "abcdefgh", 8) == 0);
+	CHECK_EQ(write(fds[1], "i", 1), 1);
+	close(fds[1]);
+	CHECK_EQ(iswi_read_full(fds[0], data, 2), -ENODATA);
+	close(fds[0]);
+	CHECK_EQ(iswi_read_full(fds[0], data, 2), -EBADF);
+}
+
+static void *look_around(void *opaque)
+{
+	sigset_t blocked;
+
+	prctl(PR_GET_NAME, opaque);
+	pthread_sigmask(SIG_SETMASK, NULL, &blocked);
+	return sigismember(&blocked, SIGTERM) && sigismember(&blocked, SIGCHLD) ? opaque : NULL;
+}
+
+static void test_thread(void)
+{
+	char name[16];
+	sigset_t mine;
+	pthread_t thread;
+	void *result;
+
+	CHECK_EQ(iswi_thread_start(&thread, "a-name-that-is-too-long", look_around, name), 0);
+	CHECK_EQ(pthread_join(thread, &result), 0);
+	CHECK(result == name);
+	CHECK(strcmp(name, "a-name-that-is-") == 0);
+	pthread_sigmask(SIG_SETMASK, NULL, &mine);
+	CHECK(!sigismember(&mine, SIGTERM));
+}
+
+int main(void)
+{
+	test_latency_buckets();
+	test_error_text();
+	test_read_full();
+	test_thread();
+	return 0;
+}
