@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`infiniswap`: parses the command line, runs one command, maps errors to exit codes.
+
+A command is a module of this package with two functions: `add_parser(subparsers)` registers its
+arguments, and `run(args)` does it and returns the exit code. Importing one must be cheap: what
+only `run` needs (aiohttp, rich, the C library) it imports inside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any, NoReturn, Protocol, cast
+
+from infiniswap import __version__
+from infiniswap.errors import InfiniswapError, UsageError
+
+COMMANDS = ("daemon", "device", "run", "status", "doctor", "donor", "demo")
+"""Modules of this package, in the order of the help text."""
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+class Command(Protocol):
+    """What each command module provides."""
+
+    def add_parser(self, subparsers: Any) -> None:
+        """Adds the command's own parser to `subparsers`."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Does it; returns the exit code. Raises InfiniswapError."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports mistakes as UsageError, so that they look like every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, where=self.prog, mend=f"See `{self.prog} --help`.")
+
+
+def _load(name: str) -> Command:
+    return cast(Command, importlib.import_module(f"infiniswap.cli.{name}"))
+
+
+def build_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The whole parser, or one that knows only the command `only` (start-up is quicker)."""
+    parser = _Parser(
+        prog="infiniswap",
+        description="Lends a cluster's idle memory to the hosts that have run out of theirs.",
+        epilog="Exit codes: see infiniswap/errors.py or the manual.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"infiniswap {__version__}")
+    subparsers = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=_Parser
+    )
+    for name in COMMANDS if only is None else (only,):
+        _load(name).add_parser(subparsers)
+    return parser
+
+
+def report(error: InfiniswapError) -> None:
+    """Prints one paragraph to standard error."""
+    width = 100
+    try:
+        width = max(40, min(width, os.get_terminal_size(sys.stderr.fileno()).columns))
+    except (OSError, ValueError):
+        width = 1_000_000  # not a terminal: one line, easy to search for
+    text = " ".join(str(error).split())
+    print(
+        textwrap.fill(f"infiniswap: {text}", width, break_long_words=False, break_on_hyphens=False),
+        file=sys.stderr,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    only = arguments[0] if arguments and arguments[0] in COMMANDS else None
+    try:
+        args = build_parser(only).parse_args(arguments)
+        return _load(args.command).run(args)
+    except InfiniswapError as error:
+        report(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): not an error, and nothing more to print.
+        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 1)
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

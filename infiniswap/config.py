@@ -1,0 +1,554 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration: the only module that reads configuration files and the environment.
+
+Three layers, the later wins: the file (TOML, `/etc/infiniswap/infiniswap.toml` by default), then
+`INFINISWAP_SECTION_KEY` environment variables, then command line flags. Keys are the field names
+below, where sizes lose their `_bytes` (`slab_bytes` is written `slab = "1G"`). Everything is
+checked here, before anything is attached: an unknown key or a value that cannot work raises
+ConfigError, which names the key, its origin and the remedy.
+
+Sizes may be written `512M`; lists of addresses are TOML arrays, or comma-separated in the
+environment and in flags. In fields that allow it, "auto" is None here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import os
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from infiniswap.errors import ConfigError, UsageError
+from infiniswap.units import (
+    CONTROL_PORT,
+    DATA_PORT,
+    GIB,
+    MIB,
+    PAGE_BYTES,
+    SIZE_BYTES_MAX,
+    HostPort,
+    format_size,
+    is_loopback,
+    parse_host_port,
+    parse_size,
+)
+
+DEFAULT_PATH: Final = Path("/etc/infiniswap/infiniswap.toml")
+SECRET_BYTES_MIN: Final = 16
+SECRET_BYTES_MAX: Final = 4096
+
+_ENV_PREFIX = "INFINISWAP_"
+_ENV_NOT_KEYS = frozenset({"INFINISWAP_CONFIG", "INFINISWAP_CI"})
+_ENV_TEST_PREFIX = "INFINISWAP_TEST_"
+_CONFIG_FILE_BYTES_MAX = MIB
+
+
+def _size(
+    default: int | None,
+    *,
+    low: int = PAGE_BYTES,
+    high: int = SIZE_BYTES_MAX,
+    multiple: int = PAGE_BYTES,
+    auto: bool = False,
+) -> Any:
+    meta = {"kind": "size", "low": low, "high": high, "multiple": multiple, "auto": auto}
+    return field(default=default, metadata=meta)
+
+
+def _int(default: int | None, *, low: int, high: int, auto: bool = False) -> Any:
+    meta = {"kind": "int", "low": low, "high": high, "auto": auto}
+    return field(default=default, metadata=meta)
+
+
+def _float(default: float, *, low: float, high: float, above: bool = False) -> Any:
+    """`above`: low itself is not allowed."""
+    meta = {"kind": "float", "low": low, "high": high, "above": above}
+    return field(default=default, metadata=meta)
+
+
+def _choice(default: str, *choices: str) -> Any:
+    return field(default=default, metadata={"kind": "choice", "choices": choices})
+
+
+def _path(default: Path | None) -> Any:
+    return field(default=default, metadata={"kind": "path"})
+
+
+def _text(default: str) -> Any:
+    return field(default=default, metadata={"kind": "text"})
+
+
+def _address(default: HostPort, default_port: int) -> Any:
+    return field(default=default, metadata={"kind": "address", "port": default_port})
+
+
+def _addresses(default_port: int) -> Any:
+    return field(default=(), metadata={"kind": "addresses", "port": default_port})
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonConfig:
+    """[daemon]: a donor."""
+
+    listen: HostPort = _address(HostPort("127.0.0.1", CONTROL_PORT), CONTROL_PORT)
+    """Control API. Any address but a loopback one needs [cluster] secret_file."""
+    data_port: int = _int(DATA_PORT, low=0, high=65_535)
+    """Pages; on the host of `listen`. 0: any free one (told to consumers by the control API)."""
+    pool_bytes: int | None = _size(None, auto=True)
+    """Most memory lent, in bytes; auto: what headroom leaves."""
+    headroom_bytes: int | None = _size(None, low=0, auto=True)
+    """Memory kept free for this host's own use, in bytes; auto: policy.headroom_fraction of all."""
+    slab_bytes: int = _size(GIB, low=MIB, high=64 * GIB)
+    """Unit of lending, in bytes; the same in the whole cluster."""
+    preallocate_slabs: int = _int(2, low=0, high=1024)
+    """Free slabs kept ready: hides the time to allocate and zero one."""
+    leases_max: int = _int(256, low=1, high=65_536)
+    connections_max: int = _int(1024, low=1, high=65_536)
+    connections_per_lease_max: int = _int(32, low=1, high=1024)
+    lease_grace_s: float = _float(10.0, low=0.0, high=3600.0)
+    """How long a lease without session and connections waits for its device to come back."""
+    name: str = _text("")
+    """How this donor is called in tables; empty: the host's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConfig:
+    """[device]: a consumer's devices."""
+
+    frontend: str = _choice("auto", "auto", "ublk", "nbd", "fuse", "nbd-socket")
+    transport: str = _choice("auto", "auto", "rdma", "tcp")
+    backup_dir: Path = _path(Path("/var/lib/infiniswap"))
+    """Where NAME.backup files go."""
+    run_dir: Path = _path(Path("/run/infiniswap"))
+    """Where running devices are recorded."""
+    slab_bytes: int = _size(GIB, low=MIB, high=64 * GIB)
+    """In bytes; as on the donors."""
+    staging_bytes: int = _size(64 * MIB, low=MIB, high=64 * GIB)
+    """Buffers for pages on their way, in bytes."""
+    request_bytes: int = _size(MIB, low=PAGE_BYTES, high=32 * MIB)
+    """Largest request, in bytes."""
+    requests_max: int = _int(128, low=1, high=4096)
+    backup_write_bytes: int = _size(MIB, low=PAGE_BYTES, high=32 * MIB)
+    """Largest merged backup write, in bytes."""
+    backup_writers: int = _int(2, low=1, high=64)
+    backup_readers: int = _int(4, low=1, high=64)
+    queues: int = _int(2, low=1, high=16)
+    """Connections per donor."""
+    connect_ms: int = _int(3_000, low=10, high=60_000)
+    request_ms: int = _int(2_000, low=10, high=60_000)
+    """Past it a donor counts as unreachable."""
+    priority: int | None = _int(None, low=0, high=32_767, auto=True)
+    """Of the swap area; auto: above every active one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """[cluster]: who belongs together."""
+
+    peers: tuple[HostPort, ...] = _addresses(CONTROL_PORT)
+    """Control addresses of the donors."""
+    discovery: str = _choice("static", "static")
+    secret_file: Path | None = _path(None)
+    """File of mode 0600 with at least 16 bytes, the same on every host."""
+    ask_s: float = _float(2.0, low=0.05, high=60.0)
+    """How long a donor may take to answer a question."""
+    heartbeat_s: float = _float(1.0, low=0.05, high=60.0)
+    heartbeats_missed_max: int = _int(5, low=1, high=100)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConfig:
+    """[policy]: the paper's parameters."""
+
+    period_s: float = _float(1.0, low=0.01, high=60.0)
+    """Of every moving average and of the control loops."""
+    activity_alpha: float = _float(0.2, low=0.0, high=1.0, above=True)
+    memory_beta: float = _float(0.2, low=0.0, high=1.0, above=True)
+    hot_pages_per_s: float = _float(20.0, low=0.0, high=1e9)
+    """An unmapped slab with more page I/O than this is mapped."""
+    choices: int = _int(2, low=1, high=16)
+    """Donors asked per placement."""
+    headroom_fraction: float = _float(0.125, low=0.0, high=0.9)
+    """Of all memory, where daemon.headroom is auto (8 GiB of 64)."""
+    evict_slabs: int = _int(1, low=1, high=1024)
+    """E: mapped slabs evicted at once."""
+    evict_extra_slabs: int = _int(1, low=0, high=1024)
+    """E′, at most E: slabs asked for their activity beyond E."""
+    suspend_s: float = _float(2.0, low=0.0, high=600.0)
+    """How long an unreachable donor may come back before its slabs are given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The whole configuration. Made by load()."""
+
+    daemon: DaemonConfig = field(default_factory=DaemonConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+
+    def secret(self) -> bytes | None:
+        """The cluster secret, None where none is configured.
+
+        Raises:
+            ConfigError: see read_secret.
+        """
+        path = self.cluster.secret_file
+        return None if path is None else read_secret(path)
+
+
+_SECTIONS: Final[Mapping[str, type[Any]]] = {
+    "daemon": DaemonConfig,
+    "device": DeviceConfig,
+    "cluster": ClusterConfig,
+    "policy": PolicyConfig,
+}
+
+
+def _key_name(entry: dataclasses.Field[Any]) -> str:
+    return entry.name.removesuffix("_bytes") if entry.metadata["kind"] == "size" else entry.name
+
+
+def known_keys() -> tuple[str, ...]:
+    """Every key as `section.key`, in the order of the classes."""
+    return tuple(
+        f"{section}.{_key_name(entry)}"
+        for section, kind in _SECTIONS.items()
+        for entry in dataclasses.fields(kind)
+    )
+
+
+def env_name(key: str) -> str:
+    """The environment variable of `section.key`."""
+    return _ENV_PREFIX + key.replace(".", "_").upper()
+
+
+def load(
+    path: Path | None = None,
+    overrides: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Config:
+    """Reads and checks the configuration.
+
+    Args:
+        path: the file; None: INFINISWAP_CONFIG, else DEFAULT_PATH if that exists.
+        overrides: from flags, `section.key` to a value or its text. None values are left out.
+        environ: None: the process's own.
+
+    Raises:
+        ConfigError: unreadable file, unknown key, value that cannot work.
+    """
+    env = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    _add_file(values, path, env)
+    _add_environment(values, env)
+    for key, value in (overrides or {}).items():
+        if value is not None:
+            _add(values, key, value, "command line")
+    config = Config(
+        **{section: _make_section(section, kind, values) for section, kind in _SECTIONS.items()}
+    )
+    _check_together(config)
+    return config
+
+
+def _make_section(section: str, kind: type[Any], values: Mapping[str, Any]) -> Any:
+    fields = {f"{section}.{_key_name(entry)}": entry.name for entry in dataclasses.fields(kind)}
+    return kind(**{fields[key]: value for key, value in values.items() if key in fields})
+
+
+def _add_file(values: dict[str, Any], path: Path | None, env: Mapping[str, str]) -> None:
+    if path is None and env.get("INFINISWAP_CONFIG"):
+        path = Path(env["INFINISWAP_CONFIG"])
+    required = path is not None
+    path = path or DEFAULT_PATH
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_CONFIG_FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        if not required:
+            return
+        raise ConfigError(
+            "no such configuration file", where=str(path), mend="Check the path given."
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the configuration: {error.strerror}",
+            where=str(path),
+            mend="Make it a file that this user may read.",
+        ) from error
+    if len(raw) > _CONFIG_FILE_BYTES_MAX:
+        raise ConfigError("larger than 1 MiB: not a configuration file", where=str(path))
+    try:
+        table = tomllib.loads(raw.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"not valid TOML: {error}", where=str(path), mend="Correct that line."
+        ) from error
+    for section, content in table.items():
+        if section not in _SECTIONS:
+            raise ConfigError(
+                f"unknown section [{section}]"
+                if isinstance(content, dict)
+                else f"unknown key {section!r} outside of any section",
+                where=str(path),
+                mend=_nearest(section, tuple(_SECTIONS), "section"),
+            )
+        if not isinstance(content, dict):
+            raise ConfigError(
+                f"{section!r} is a section, not a key",
+                where=str(path),
+                mend=f"Write [{section}] on a line of its own.",
+            )
+        for key, value in content.items():
+            _add(values, f"{section}.{key}", value, str(path))
+
+
+def _add_environment(values: dict[str, Any], env: Mapping[str, str]) -> None:
+    names = {env_name(key): key for key in known_keys()}
+    for name, value in sorted(env.items()):
+        if not name.startswith(_ENV_PREFIX) or name in _ENV_NOT_KEYS:
+            continue
+        if name.startswith(_ENV_TEST_PREFIX):
+            continue
+        if name not in names:
+            raise ConfigError(
+                f"unknown variable {name}",
+                where="environment",
+                mend=_nearest(name, tuple(names), "variable"),
+            )
+        _add(values, names[name], value, f"environment variable {name}")
+
+
+def _nearest(wrong: str, known: tuple[str, ...], noun: str) -> str:
+    close = difflib.get_close_matches(wrong, known, n=1, cutoff=0.0)
+    return f"The nearest known {noun} is {close[0]}." if close else f"Remove the {noun}."
+
+
+def _add(values: dict[str, Any], key: str, value: object, origin: str) -> None:
+    section, _, name = key.partition(".")
+    kind = _SECTIONS.get(section)
+    entries = {_key_name(entry): entry for entry in dataclasses.fields(kind)} if kind else {}
+    if name not in entries:
+        known = tuple(f"{section}.{entry}" for entry in entries) or known_keys()
+        raise ConfigError(f"unknown key {key}", where=origin, mend=_nearest(key, known, "key"))
+    try:
+        values[key] = _convert(value, entries[name].metadata)
+    except UsageError as error:
+        raise ConfigError(f"{key}: {error.what}", where=origin, mend=error.mend) from error
+
+
+def _convert(value: object, meta: Mapping[str, Any]) -> object:
+    """Turns a TOML value, or text, into the field's type.
+
+    Raises:
+        UsageError: it is not of the kind, or out of range.
+    """
+    if meta.get("auto") and value == "auto":
+        return None
+    match meta["kind"]:
+        case "size":
+            return _convert_size(value, meta)
+        case "int" | "float" as kind:
+            return _convert_number(value, meta, kind)
+        case "choice":
+            if value not in meta["choices"]:
+                close = _nearest(str(value), meta["choices"], "value")
+                raise UsageError(f"{value!r} is none of {', '.join(meta['choices'])}", mend=close)
+            return value
+        case "path":
+            return _convert_path(value)
+        case "address":
+            return _convert_address(value, meta["port"])
+        case "addresses":
+            return _convert_addresses(value, meta["port"])
+        case _:
+            if not isinstance(value, str):
+                raise UsageError(f"{value!r} is not text", mend="Put it in quotes.")
+            return value
+
+
+def _convert_size(value: object, meta: Mapping[str, Any]) -> int:
+    if isinstance(value, str):
+        value = parse_size(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UsageError(f"{value!r} is not a size", mend='Write for example "512M" or 4096.')
+    _check_range(value, meta, format_size)
+    if value % meta["multiple"]:
+        raise UsageError(
+            f"{format_size(value)} is not a multiple of {format_size(meta['multiple'])}",
+            mend=f"The page is {PAGE_BYTES} bytes; round it.",
+        )
+    return value
+
+
+def _convert_number(value: object, meta: Mapping[str, Any], kind: str) -> int | float:
+    noun = "a whole number" if kind == "int" else "a number"
+    wrong = UsageError(f"{value!r} is not {noun}", mend=f"Write {noun}, without quotes in TOML.")
+    if isinstance(value, str):
+        try:
+            value = int(value) if kind == "int" else float(value)
+        except ValueError:
+            raise wrong from None
+    if isinstance(value, bool) or not isinstance(value, int if kind == "int" else int | float):
+        raise wrong
+    if isinstance(value, float) and not math.isfinite(value):
+        raise wrong
+    _check_range(value, meta, str)
+    return value if kind == "int" else float(value)
+
+
+def _check_range(value: float, meta: Mapping[str, Any], show: Any) -> None:
+    low, high = meta["low"], meta["high"]
+    if value < low or value > high or (meta.get("above") and value == low):
+        raise UsageError(
+            f"{show(value)} is out of range",
+            mend=f"It must be {'above' if meta.get('above') else 'at least'} {show(low)} and at "
+            f"most {show(high)}.",
+        )
+
+
+def _convert_path(value: object) -> Path | None:
+    if isinstance(value, Path):
+        value = str(value)
+    if not isinstance(value, str):
+        raise UsageError(f"{value!r} is not a path", mend="Put it in quotes.")
+    if value and not value.startswith("/"):
+        raise UsageError(f"{value!r} is not an absolute path", mend="Start it with /.")
+    if "\0" in value:
+        raise UsageError("a path cannot contain a NUL byte", mend="Remove it.")
+    return Path(value) if value else None
+
+
+def _convert_address(value: object, default_port: int) -> HostPort:
+    if isinstance(value, HostPort):
+        return value
+    if not isinstance(value, str):
+        raise UsageError(f"{value!r} is not an address", mend='Write for example "10.0.0.2:9400".')
+    return parse_host_port(value, default_port)
+
+
+def _convert_addresses(value: object, default_port: int) -> tuple[HostPort, ...]:
+    if isinstance(value, str):
+        value = [item for item in value.split(",") if item.strip()]
+    if not isinstance(value, list | tuple):
+        raise UsageError(f"{value!r} is not a list", mend='Write for example ["10.0.0.2:9400"].')
+    return tuple(dict.fromkeys(_convert_address(item, default_port) for item in value))
+
+
+def _check_together(config: Config) -> None:
+    """What no single key can tell."""
+    daemon, device, policy = config.daemon, config.device, config.policy
+    if daemon.pool_bytes is not None and daemon.pool_bytes < daemon.slab_bytes:
+        raise ConfigError(
+            f"daemon.pool ({format_size(daemon.pool_bytes)}) is smaller than one slab "
+            f"({format_size(daemon.slab_bytes)})",
+            mend="Lend at least one slab, or make the slab smaller.",
+        )
+    if daemon.connections_per_lease_max > daemon.connections_max:
+        raise ConfigError(
+            "daemon.connections_per_lease_max is above daemon.connections_max",
+            mend="Lower the first or raise the second.",
+        )
+    if policy.evict_extra_slabs > policy.evict_slabs:
+        raise ConfigError(
+            "policy.evict_extra_slabs is above policy.evict_slabs",
+            mend="Lower the first or raise the second.",
+        )
+    for key, value in (
+        ("request", device.request_bytes),
+        ("backup_write", device.backup_write_bytes),
+    ):
+        if value > device.staging_bytes // 2:
+            raise ConfigError(
+                f"device.{key} ({format_size(value)}) is more than half of device.staging "
+                f"({format_size(device.staging_bytes)})",
+                mend=f"Raise device.staging to {format_size(2 * value)} or more.",
+            )
+    for key in ("backup_dir", "run_dir"):
+        if getattr(device, key) is None:
+            raise ConfigError(f"device.{key} is empty", mend="Give an absolute path.")
+
+
+def check_listen_secret(listen: HostPort, secret: bytes | None) -> None:
+    """Refuses to serve other hosts without a cluster secret.
+
+    Raises:
+        ConfigError: `listen` is no loopback address and there is no secret.
+    """
+    if secret is None and not is_loopback(listen.host):
+        raise ConfigError(
+            "listening on an address that other hosts can reach needs a cluster secret",
+            where=f"daemon.listen {listen}",
+            mend="Make one with `(umask 077; head -c 32 /dev/urandom | base64 > "
+            "/etc/infiniswap/secret)`, copy it to every host and name it in [cluster] "
+            "secret_file, or listen on 127.0.0.1.",
+        )
+
+
+def read_secret(path: Path) -> bytes:
+    """The cluster secret; white space around it is not part of it.
+
+    Raises:
+        ConfigError: unreadable, open to other users, owned by another user, shorter than
+            SECRET_BYTES_MIN.
+    """
+    where = str(path)
+    try:
+        # NONBLOCK: opening a FIFO must not wait for a writer.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the cluster secret: {error.strerror}",
+            where=where,
+            mend="Create it (mode 0600) or correct [cluster] secret_file.",
+        ) from error
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError("the cluster secret is not a regular file", where=where)
+        if stat.S_IMODE(status.st_mode) & 0o177:
+            raise ConfigError(
+                f"the cluster secret has mode {stat.S_IMODE(status.st_mode):04o}, "
+                "so other users may read or change it",
+                where=where,
+                mend=f"Run: chmod 600 {path} - and replace it if somebody else may have read it.",
+            )
+        if status.st_uid not in (0, os.geteuid()):
+            raise ConfigError(
+                f"the cluster secret belongs to another user ({status.st_uid})",
+                where=where,
+                mend=f"Run: chown root {path}",
+            )
+        secret = file.read(SECRET_BYTES_MAX + 1).strip()
+    if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
+        raise ConfigError(
+            f"the cluster secret has {len(secret)} bytes"
+            if len(secret) <= SECRET_BYTES_MAX
+            else f"the cluster secret has more than {SECRET_BYTES_MAX} bytes",
+            where=where,
+            mend=f"It needs {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX}, for example from "
+            "`head -c 32 /dev/urandom | base64`.",
+        )
+    return secret
+
+
+__all__ = [
+    "DEFAULT_PATH",
+    "ClusterConfig",
+    "Config",
+    "DaemonConfig",
+    "DeviceConfig",
+    "PolicyConfig",
+    "check_listen_secret",
+    "env_name",
+    "known_keys",
+    "load",
+    "read_secret",
+]

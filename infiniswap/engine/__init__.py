@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The binding to the C library behind typed protocols."""

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes, pages and addresses: their constants, and text to value and back.
+
+Sizes are binary: K, M, G, T, P are powers of 1024; `KiB` and `kb` are accepted spellings of K.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from infiniswap.errors import UsageError
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+TIB = 1 << 40
+PIB = 1 << 50
+
+PAGE_BYTES = 4096
+"""Unit of validity and of I/O."""
+
+SLAB_BYTES_DEFAULT = GIB
+"""Unit of lending and mapping."""
+
+SIZE_BYTES_MAX = 1 << 62
+"""Largest size accepted: leaves room for arithmetic in signed 64 bits."""
+
+CONTROL_PORT = 9400
+DATA_PORT = 9401
+
+_UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB, "p": PIB}
+_SIZE = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,9}))?\s*([kmgtp]?)(i?b)?", re.ASCII | re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as `4096`, `512M`, `1G`, `1.5G`, `64 KiB`.
+
+    Raises:
+        UsageError: not a size, not a whole number of bytes, or above SIZE_BYTES_MAX.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    mend = "Write a number with K, M, G or T, for example 512M or 1.5G."
+    if match is None:
+        raise UsageError(f"{text!r} is not a size", mend=mend)
+    whole, fraction, unit, suffix = match.groups()
+    if suffix is not None and suffix.lower() == "ib" and not unit:
+        raise UsageError(f"{text!r} is not a size", mend=mend)
+    exact = Fraction(f"{whole}.{fraction or '0'}") * _UNITS[unit.lower()]
+    if exact.denominator != 1:
+        raise UsageError(f"{text!r} is not a whole number of bytes", mend=mend)
+    if exact > SIZE_BYTES_MAX:
+        raise UsageError(
+            f"{text!r} is too large", mend=f"The largest size is {format_size(SIZE_BYTES_MAX)}."
+        )
+    return int(exact)
+
+
+def parse_page_size(text: str) -> int:
+    """As parse_size, for sizes of devices, slabs and buffers.
+
+    Raises:
+        UsageError: as parse_size, or zero, or not a multiple of PAGE_BYTES.
+    """
+    size_bytes = parse_size(text)
+    if size_bytes == 0 or size_bytes % PAGE_BYTES:
+        fitting_bytes = max(1, pages_for(size_bytes)) * PAGE_BYTES
+        raise UsageError(
+            f"{text!r} is not a multiple of a page ({PAGE_BYTES} bytes)"
+            if size_bytes
+            else f"{text!r}: the size must be above zero",
+            mend=f"The nearest that fits is {format_size(fitting_bytes)}.",
+        )
+    return size_bytes
+
+
+def format_size(size_bytes: int) -> str:
+    """Shortest text that parse_size turns back into exactly `size_bytes`: `1G`, `1536M`, `4097`."""
+    if size_bytes < 0:
+        return "-" + format_size(-size_bytes)
+    for unit, factor in (("P", PIB), ("T", TIB), ("G", GIB), ("M", MIB), ("K", KIB)):
+        if size_bytes and size_bytes % factor == 0:
+            return f"{size_bytes // factor}{unit}"
+    return str(size_bytes)
+
+
+def format_size_short(size_bytes: int | float) -> str:
+    """For people: about three digits, `1.5 GiB`, `312 MiB`, `17 B`. Not exact."""
+    value = float(size_bytes)
+    if abs(value) < 999.5:
+        return f"{value:.0f} B"
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if abs(value) < 999.5:
+            break
+        value /= 1024
+        unit = larger
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{digits}f} {unit}"
+
+
+def pages_for(size_bytes: int) -> int:
+    """Pages that hold `size_bytes`, rounded up."""
+    return -(-size_bytes // PAGE_BYTES)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is not below `value`."""
+    return -(-value // multiple) * multiple
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class HostPort:
+    """A TCP address; the host is a name or an address without brackets."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it. A name other than `localhost` counts as not."""
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is `localhost` or a loopback address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?", re.ASCII)
+
+
+def parse_host_port(text: str, default_port: int = CONTROL_PORT) -> HostPort:
+    """`host`, `host:port`, `1.2.3.4:port`, `[::1]:port`, `[::1]` or a bare IPv6 address.
+
+    Raises:
+        UsageError: no such form, or a port outside 0..65535.
+    """
+    stripped = text.strip()
+    mend = f"Write HOST or HOST:PORT, for example 10.0.0.2:{default_port} or [::1]:{default_port}."
+    host, port_text = _split_host_port(stripped, mend)
+    if ":" in host:
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            raise UsageError(f"{text!r} is not an address", mend=mend) from None
+    elif not _HOST_NAME.fullmatch(host):
+        raise UsageError(f"{text!r} is not an address", mend=mend)
+    if port_text is None:
+        return HostPort(host, default_port)
+    if not re.fullmatch(r"[0-9]{1,5}", port_text, re.ASCII) or int(port_text) > 65_535:
+        raise UsageError(f"{text!r}: {port_text!r} is not a port (0 to 65535)", mend=mend)
+    return HostPort(host, int(port_text))
+
+
+def _split_host_port(text: str, mend: str) -> tuple[str, str | None]:
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or ":" not in host or (rest and not rest.startswith(":")):
+            raise UsageError(f"{text!r} is not an address", mend=mend)
+        return host, rest[1:] if rest else None
+    if text.count(":") > 1:
+        return text, None
+    host, colon, port_text = text.partition(":")
+    return host, port_text if colon else None
+
+
+def parse_host_ports(text: str, default_port: int = CONTROL_PORT) -> tuple[HostPort, ...]:
+    """A comma-separated list; empty items are ignored, duplicates dropped, order kept.
+
+    Raises:
+        UsageError: see parse_host_port.
+    """
+    items = (item for item in text.split(",") if item.strip())
+    return tuple(dict.fromkeys(parse_host_port(item, default_port) for item in items))
