@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How busy each slab of a device is, and which ones deserve a donor.
+
+The paper, section 4.2: `A = alpha·measured + (1 - alpha)·A_old` once per second with alpha = 0.2,
+where measured counts the page-ins and page-outs of that second. A slab is hot above 20 page I/O
+per second; only a hot slab is mapped (late binding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from infiniswap.policy.ewma import blend
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityConfig:
+    """Parameters of the average; the defaults are the paper's.
+
+    Attributes:
+        alpha: weight of the newest second.
+        period_s: nominal distance of ticks, seconds.
+        hot_pages_per_s: a slab above this is hot, page I/O per second.
+    """
+
+    alpha: float = 0.2
+    period_s: float = 1.0
+    hot_pages_per_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.alpha <= 1.0:
+            raise ValueError(f"alpha {self.alpha} is not within (0, 1]")
+        if self.period_s <= 0.0:
+            raise ValueError(f"period {self.period_s} s is not above zero")
+        if self.hot_pages_per_s < 0.0:
+            raise ValueError(f"threshold {self.hot_pages_per_s} is below zero")
+
+
+class ActivityTracker:
+    """Activity of every slab of one device, in page I/O per second.
+
+    Args:
+        slab_count: slabs of the device.
+        config: parameters.
+        now_s: time at which the totals are all zero.
+    """
+
+    def __init__(self, slab_count: int, config: ActivityConfig, now_s: float) -> None:
+        if slab_count < 0:
+            raise ValueError(f"slab count {slab_count} is below zero")
+        self._config = config
+        self._activity = [0.0] * slab_count
+        self._totals = [0] * slab_count
+        self._ticked_s = now_s
+
+    @property
+    def config(self) -> ActivityConfig:
+        """Parameters given at the start."""
+        return self._config
+
+    def tick(self, now_s: float, totals: Sequence[int]) -> None:
+        """Takes the counters once per period, late or not.
+
+        A late tick spreads its pages over the time since the last one: three seconds late, 60
+        pages more are 20 per second for three periods, not a burst of 60. A tick that comes
+        before any time has passed is left for the next one.
+
+        Args:
+            now_s: seconds of the clock used throughout.
+            totals: page-ins plus page-outs of each slab since the device started. A total that
+                went down (a restarted engine) starts a new count from zero.
+
+        Raises:
+            ValueError: `totals` is not one number per slab.
+        """
+        if len(totals) != len(self._totals):
+            raise ValueError(f"{len(totals)} totals for {len(self._totals)} slabs")
+        elapsed_s = now_s - self._ticked_s
+        if elapsed_s <= 0.0:
+            return
+        self._ticked_s = now_s
+        periods = elapsed_s / self._config.period_s
+        for slab, total in enumerate(totals):
+            before = self._totals[slab]
+            pages = total - before if total >= before else total
+            self._totals[slab] = total
+            if pages or self._activity[slab]:
+                self._activity[slab] = blend(
+                    self._activity[slab], pages / elapsed_s, self._config.alpha, periods
+                )
+
+    def activity(self, slab: int) -> float:
+        """Page I/O per second of one slab."""
+        return self._activity[slab]
+
+    def is_hot(self, slab: int) -> bool:
+        """Whether the slab's activity is above the threshold."""
+        return self._activity[slab] > self._config.hot_pages_per_s
+
+    def hottest(self, unmapped: Iterable[int]) -> list[int]:
+        """The hot ones of the given slabs, busiest first; ties by slab number."""
+        hot = [slab for slab in unmapped if self.is_hot(slab)]
+        return sorted(hot, key=lambda slab: (-self._activity[slab], slab))
