@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the modules of the binding share: loading it, errors, ownership of C handles."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from infiniswap.errors import EngineError, UnavailableError
+
+try:
+    _isw: Final[Any] = importlib.import_module("infiniswap.engine._isw")
+except ImportError as error:
+    raise UnavailableError(
+        f"the C library's binding cannot be loaded ({error})",
+        where="infiniswap.engine",
+        mend="Install the package (`pip install .` or `make setup` in a checkout): a copied "
+        "source tree is not enough.",
+    ) from error
+
+ffi: Final[Any] = _isw.ffi
+lib: Final[Any] = _isw.lib
+
+
+def library_version() -> str:
+    """Version of the C library; the same as the package's unless the install is broken."""
+    text: bytes = ffi.string(lib.isw_version())
+    return text.decode()
+
+
+def library_features() -> frozenset[str]:
+    """Optional parts this build has: "fuse", "uring"."""
+    mask = lib.isw_features()
+    known = {"fuse": lib.ISW_FEATURE_FUSE, "uring": lib.ISW_FEATURE_URING}
+    return frozenset(name for name, bit in known.items() if mask & bit)
+
+
+def text_of(error: Any, code: int) -> str:
+    text: str = ffi.string(error.text).decode(errors="replace") if error is not None else ""
+    return text.rstrip(".") or os.strerror(code)
+
+
+def check(result: int, what: str, error: Any = None) -> int:
+    """Passes a result through, or raises EngineError for a negative one."""
+    if result >= 0:
+        return result
+    code = -result
+    raise EngineError(f"{what}: {text_of(error, code)}", code=code)
+
+
+def struct_ints(struct: Any) -> dict[str, int]:
+    """The scalar fields of a C struct by name, in the header's order."""
+    fields = ffi.typeof(struct).fields
+    return {name: int(getattr(struct, name)) for name, kind in fields if kind.type.kind != "array"}
+
+
+class Handle:
+    """Owner of one C handle: counts the calls in progress, destroys once, when none is left."""
+
+    __slots__ = ("_calls", "_closing", "_condition", "_destroy", "_name", "_pointer")
+
+    def __init__(self, name: str, pointer: Any, destroy: Callable[[Any], None]) -> None:
+        self._name = name
+        self._pointer = pointer
+        self._destroy = destroy
+        self._condition = threading.Condition()
+        self._calls = 0
+        self._closing = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closing
+
+    @contextmanager
+    def use(self) -> Iterator[Any]:
+        with self._condition:
+            if self._closing:
+                raise EngineError(f"the {self._name} is closed", code=errno.EBADF)
+            self._calls += 1
+        try:
+            yield self._pointer
+        finally:
+            with self._condition:
+                self._calls -= 1
+                if self._calls == 0:
+                    self._condition.notify_all()
+
+    def close(self) -> None:
+        """Idempotent; a second caller returns only after the first has destroyed the handle."""
+        with self._condition:
+            first = not self._closing
+            self._closing = True
+            # Each call is bounded in C, so this wait is.
+            self._condition.wait_for(lambda: self._calls == 0)
+            if not first:
+                self._condition.wait_for(lambda: self._pointer is None)
+                return
+            pointer = self._pointer
+        try:
+            self._destroy(pointer)
+        finally:
+            with self._condition:
+                self._pointer = None
+                self._condition.notify_all()
+
+
+def warn_unclosed(owner: object) -> None:
+    warnings.warn(f"unclosed {owner!r}", ResourceWarning, stacklevel=3, source=owner)
+
+
+def constant(name: str) -> int:
+    """An integer constant of isw.h, e.g. `ISW_STEP_REMOTE_APPLY`."""
+    return int(getattr(lib, name))
+
+
+def histogram_quantiles(
+    buckets: Sequence[int], bounds: Sequence[float], quantiles: Sequence[float]
+) -> list[float]:
+    """Upper bound of the bucket that holds each quantile; 0.0 when all buckets are empty.
+
+    Raises:
+        ValueError: a quantile is outside 0..1.
+    """
+    total = sum(buckets)
+    values: list[float] = []
+    for quantile in quantiles:
+        if not 0 <= quantile <= 1:
+            raise ValueError(f"quantile {quantile} is outside 0..1")
+        rank = max(1.0, quantile * total)
+        seen = 0
+        value = 0.0
+        for count, bound in zip(buckets, bounds, strict=True):
+            seen += count
+            if count and seen >= rank:
+                value = bound
+                break
+        values.append(value)
+    return values

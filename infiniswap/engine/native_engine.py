@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""isw_engine as `infiniswap.engine.protocol.Engine`; threads: see `infiniswap.engine.native`."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, Self
+
+from infiniswap.engine.binding import (
+    Handle,
+    check,
+    ffi,
+    histogram_quantiles,
+    lib,
+    struct_ints,
+    text_of,
+    warn_unclosed,
+)
+from infiniswap.engine.protocol import (
+    EngineConfig,
+    Event,
+    EventKind,
+    RemoteConfig,
+    RemoteInfo,
+    SlabInfo,
+    SlabState,
+)
+from infiniswap.errors import (
+    BackupError,
+    ConflictError,
+    EngineError,
+    InfiniswapError,
+    MemoryLimitError,
+    NotPermittedError,
+    UnavailableError,
+)
+
+_EVENTS_MAX = 256
+_SLABS_PER_CALL = 4096
+_REMOTE_STATES = {1: "up", 2: "down"}
+
+
+class NativeFrontend:
+    """A running front end. Made by NativeEngine, which also closes it when it is closed first."""
+
+    def __init__(self, engine: NativeEngine, name: str, pointer: Any) -> None:
+        self._engine = engine  # keeps the engine alive longer than the front end
+        self._handle = Handle(name, pointer, lib.isw_frontend_destroy)
+
+    def close(self) -> None:
+        """Blocking, worker thread, idempotent."""
+        self._handle.close()
+        self._engine._forget(self)
+
+
+class NativeEngine:
+    """isw_engine: one device's page path.
+
+    Args:
+        config: its shape. Defaults are in EngineConfig.
+        backup_path: regular file or block device; None only with `config.no_backup`.
+
+    Raises:
+        BackupError: the backup cannot be used.
+        ConflictError: another process has the backup.
+        MemoryLimitError: staging and tables do not fit into memory.
+        EngineError: the configuration makes no sense.
+    """
+
+    def __init__(self, config: EngineConfig, backup_path: str | None) -> None:
+        self._handle: Handle | None = None
+        self.config = config
+        self._slab_count = -(-config.size_bytes // config.slab_bytes) if config.slab_bytes else 0
+        self._frontends: list[NativeFrontend] = []
+        self._lock = threading.Lock()  # guards _frontends; no C call is made under it
+        self._event_lock = threading.Lock()  # guards the scratch array
+        self._event_scratch = ffi.new("struct isw_event[]", _EVENTS_MAX)
+        self._latency_bounds_us = [
+            lib.isw_latency_bucket_ns(bucket) / 1000 for bucket in range(lib.ISW_LATENCY_BUCKETS)
+        ]
+        pointer = self._create(config, backup_path)
+        self._handle = Handle("device's engine", pointer, lib.isw_engine_destroy)
+
+    def _create(self, config: EngineConfig, backup_path: str | None) -> Any:
+        error = ffi.new("struct isw_error *")
+        out = ffi.new("isw_engine **")
+        path = ffi.NULL if backup_path is None else os.fsencode(backup_path)
+        result = lib.isw_engine_create(engine_config(config), path, out, error)
+        if result < 0:
+            raise _create_error(-result, text_of(error, -result), backup_path)
+        return out[0]
+
+    def _use(self) -> Any:
+        assert self._handle is not None
+        return self._handle.use()
+
+    @property
+    def eventfd(self) -> int:
+        """Readable when events wait. Any thread; lives as long as the engine."""
+        with self._use() as engine:
+            return int(lib.isw_engine_eventfd(engine))
+
+    def events(self) -> Sequence[Event]:
+        """Any thread, never waits. At most 256 at once: call again until it is empty."""
+        with self._use() as engine, self._event_lock:
+            scratch = self._event_scratch
+            count = check(lib.isw_engine_events(engine, scratch, _EVENTS_MAX), "cannot read events")
+            return [
+                Event(
+                    kind=EventKind(item.kind),
+                    code=item.code,
+                    remote=item.remote,
+                    slab=item.slab,
+                    generation=item.generation,
+                    value=item.value,
+                )
+                for item in scratch[0:count]
+            ]
+
+    def remote_connect(self, config: RemoteConfig) -> int:
+        """Blocking, worker thread; at most `config.connect_ms_max`."""
+        error = ffi.new("struct isw_error *")
+        remote = ffi.new("uint32_t *")
+        c_config, keep = _remote_config(config)
+        with self._use() as engine:
+            result = lib.isw_remote_connect(engine, c_config, remote, error)
+        del keep
+        check(result, f"cannot connect to donor {config.host} port {config.port}", error)
+        return int(remote[0])
+
+    def remote_reconnect(self, remote: int, config: RemoteConfig) -> None:
+        """Blocking, worker thread; at most `config.connect_ms_max`."""
+        error = ffi.new("struct isw_error *")
+        c_config, keep = _remote_config(config)
+        with self._use() as engine:
+            result = lib.isw_remote_reconnect(engine, remote, c_config, error)
+        del keep
+        check(result, f"cannot reconnect to donor {config.host} port {config.port}", error)
+
+    def remote_shutdown(self, remote: int) -> None:
+        """Any thread, never waits; REMOTE_DOWN follows."""
+        with self._use() as engine:
+            check(lib.isw_remote_shutdown(engine, remote), f"cannot shut remote {remote} down")
+
+    def remote_destroy(self, remote: int) -> None:
+        """Blocking, worker thread. EngineError EBUSY while a slab is mapped there."""
+        with self._use() as engine:
+            check(lib.isw_remote_destroy(engine, remote), f"cannot remove remote {remote}")
+
+    def slab_map(self, slab: int, remote: int, slot: int, generation: int) -> None:
+        """Any thread, never waits. EngineError EBUSY unless the slab is unmapped."""
+        with self._use() as engine:
+            result = lib.isw_slab_map(engine, slab, remote, slot, generation)
+        check(result, f"cannot map slab {slab} to remote {remote}")
+
+    def slab_unmap(self, slab: int, generation: int) -> None:
+        """Any thread, never waits; SLAB_DRAINED follows. EngineError ESTALE."""
+        with self._use() as engine:
+            result = lib.isw_slab_unmap(engine, slab, generation)
+        check(result, f"cannot unmap slab {slab}")
+
+    def slab_resume(self, slab: int, generation: int) -> None:
+        """Any thread, never waits. From SUSPENDED, after remote_reconnect."""
+        with self._use() as engine:
+            result = lib.isw_slab_resume(engine, slab, generation)
+        check(result, f"cannot resume slab {slab}")
+
+    def slabs(self) -> Sequence[SlabInfo]:
+        """Any thread, never waits. All slabs, by number."""
+        infos: list[SlabInfo] = []
+        batch = min(_SLABS_PER_CALL, max(1, self._slab_count))
+        scratch = ffi.new("struct isw_slab_info[]", batch)
+        with self._use() as engine:
+            while len(infos) < self._slab_count:
+                count = check(
+                    lib.isw_engine_slabs(engine, len(infos), batch, scratch), "cannot list slabs"
+                )
+                if count == 0:
+                    break
+                infos.extend(_slab_info(item) for item in scratch[0:count])
+        return infos
+
+    def remotes(self) -> Sequence[RemoteInfo]:
+        """Any thread, never waits. Those in use, by number."""
+        scratch = ffi.new("struct isw_remote_info[]", self.config.remotes_max)
+        with self._use() as engine:
+            count = check(
+                lib.isw_engine_remotes(engine, self.config.remotes_max, scratch),
+                "cannot list remotes",
+            )
+        return [
+            RemoteInfo(
+                remote=number,
+                state=_REMOTE_STATES[item.state],
+                queues=item.queues,
+                read_pages=item.read_pages,
+                write_pages=item.write_pages,
+                errors=item.errors,
+                in_flight=item.in_flight,
+            )
+            for number, item in enumerate(scratch[0:count])
+            if item.state in _REMOTE_STATES
+        ]
+
+    def _stats(self) -> Any:
+        stats = ffi.new("struct isw_engine_stats *")
+        with self._use() as engine:
+            lib.isw_engine_stats(engine, stats)
+        return stats
+
+    def stats(self) -> dict[str, int]:
+        """Any thread, never waits."""
+        return struct_ints(self._stats()[0])
+
+    def latency_us(self, kind: str, quantiles: Sequence[float]) -> Sequence[float]:
+        """Any thread, never waits. Upper bounds of the quantiles' buckets; 0.0 without requests.
+
+        Raises:
+            ValueError: `kind` is neither "read" nor "write", or a quantile is outside 0..1.
+        """
+        if kind not in ("read", "write"):
+            raise ValueError(f"no latency of kind {kind!r}")
+        buckets = list(getattr(self._stats(), f"{kind}_latency"))
+        return histogram_quantiles(buckets, self._latency_bounds_us, quantiles)
+
+    def settle(self, wait_ms_max: int) -> None:
+        """Blocking, worker thread. EngineError ETIMEDOUT."""
+        with self._use() as engine:
+            result = lib.isw_engine_settle(engine, wait_ms_max)
+        check(result, "the backup did not take all pages")
+
+    def save_tables(self, path: str) -> None:
+        """Blocking (writes a file), worker thread. After settle()."""
+        error = ffi.new("struct isw_error *")
+        with self._use() as engine:
+            result = lib.isw_engine_save_tables(engine, os.fsencode(path), error)
+        check(result, f"cannot save the page tables to {path}", error)
+
+    def load_tables(self, path: str) -> None:
+        """Blocking (reads a file), worker thread. Before any front end."""
+        error = ffi.new("struct isw_error *")
+        with self._use() as engine:
+            result = lib.isw_engine_load_tables(engine, os.fsencode(path), error)
+        check(result, f"cannot load the page tables from {path}", error)
+
+    def frontend_fuse(self, mountpoint: str) -> NativeFrontend:
+        """Blocking, worker thread.
+
+        Raises:
+            UnavailableError: this build or this host has no FUSE.
+            NotPermittedError: mounting needs root here.
+            EngineError: anything else.
+        """
+        error = ffi.new("struct isw_error *")
+        out = ffi.new("isw_frontend **")
+        with self._use() as engine:
+            result = lib.isw_frontend_fuse(engine, os.fsencode(mountpoint), out, error)
+            if result >= 0:
+                return self._adopt("fuse front end", out[0])
+        text = f"cannot mount the fuse front end: {text_of(error, -result)}"
+        if -result == errno.ENOSYS:
+            raise UnavailableError(
+                text,
+                where=mountpoint,
+                mend="Install libfuse3-dev and build again, or use --frontend nbd-socket.",
+            )
+        if -result in (errno.EPERM, errno.EACCES):
+            raise NotPermittedError(text, where=mountpoint, mend="Run it as root.")
+        raise EngineError(text, where=mountpoint, code=-result)
+
+    def frontend_nbd_socket(self, path: str) -> NativeFrontend:
+        """Any thread; binds and returns."""
+        error = ffi.new("struct isw_error *")
+        out = ffi.new("isw_frontend **")
+        with self._use() as engine:
+            result = lib.isw_frontend_nbd_socket(engine, os.fsencode(path), out, error)
+            if result >= 0:
+                return self._adopt("nbd-socket front end", out[0])
+        check(result, f"cannot serve NBD on {path}", error)
+        raise AssertionError("unreachable")
+
+    def _adopt(self, name: str, pointer: Any) -> NativeFrontend:
+        frontend = NativeFrontend(self, name, pointer)
+        with self._lock:
+            self._frontends.append(frontend)
+        return frontend
+
+    def _forget(self, frontend: NativeFrontend) -> None:
+        with self._lock:
+            if frontend in self._frontends:
+                self._frontends.remove(frontend)
+
+    def close(self) -> None:
+        """Blocking, worker thread, idempotent. Front ends first."""
+        if self._handle is None:
+            return
+        # A front end that starts meanwhile is adopted within a call, which the handle counts.
+        while True:
+            with self._lock:
+                frontends = list(self._frontends)
+            if not frontends:
+                break
+            for frontend in frontends:
+                frontend.close()
+        self._handle.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle is not None and not handle.closed and not sys.is_finalizing():
+            warn_unclosed(self)
+            self.close()
+
+
+def engine_config(config: EngineConfig) -> Any:
+    fields = dataclasses.asdict(config)
+    flags = lib.ISW_ENGINE_NO_BACKUP if fields.pop("no_backup") else 0
+    flags |= lib.ISW_ENGINE_STEPPED if fields.pop("stepped") else 0
+    return ffi.new("struct isw_engine_config *", {**fields, "flags": flags})
+
+
+def _create_error(code: int, text: str, backup_path: str | None) -> InfiniswapError:
+    """The error class for a failed isw_engine_create."""
+    where = backup_path or ""
+    if code == errno.EWOULDBLOCK:
+        return ConflictError(
+            text, where=where, mend="Stop the device that uses it, or give another --backup."
+        )
+    if code == errno.ENOMEM:
+        return MemoryLimitError(
+            text,
+            where="the device's buffers and tables",
+            mend="Make the device or device.staging smaller, or free some memory.",
+        )
+    if code == errno.EINVAL or backup_path is None:
+        return EngineError(text, where=where, code=code)
+    return BackupError(text, where=where, mend="Give another place with --backup.")
+
+
+def _remote_config(config: RemoteConfig) -> tuple[Any, tuple[Any, ...]]:
+    """The C struct, and the strings that it points to: keep them until the call returns."""
+    host = ffi.new("char[]", config.host.encode())
+    token = ffi.new("char[]", config.token.encode())
+    fields = {**dataclasses.asdict(config), "host": host, "token": token}
+    return ffi.new("struct isw_remote_config *", fields), (host, token)
+
+
+def _slab_info(item: Any) -> SlabInfo:
+    return SlabInfo(
+        state=SlabState(item.state),
+        remote=None if item.remote == lib.ISW_NO_REMOTE else item.remote,
+        slot=item.slot,
+        in_flight=item.in_flight,
+        generation=item.generation,
+        page_ins=item.page_ins,
+        page_outs=item.page_outs,
+        remote_valid_pages=item.remote_valid_pages,
+    )

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""isw_store as `infiniswap.engine.protocol.Store`; threads: see `infiniswap.engine.native`."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import sys
+from typing import Any, Self
+
+from infiniswap.engine.binding import Handle, check, ffi, lib, struct_ints, warn_unclosed
+from infiniswap.engine.protocol import Lease, LeaseStats, MappedSlot, StoreConfig
+
+
+class NativeStore:
+    """isw_store: a donor's slab pool and its NBD server.
+
+    Raises:
+        EngineError: the limits make no sense or memory ran out.
+    """
+
+    def __init__(self, config: StoreConfig) -> None:
+        self._handle: Handle | None = None
+        error = ffi.new("struct isw_error *")
+        out = ffi.new("isw_store **")
+        c_config = ffi.new("struct isw_store_config *", dataclasses.asdict(config))
+        check(lib.isw_store_create(c_config, out, error), "cannot create the slab store", error)
+        self._handle = Handle("slab store", out[0], lib.isw_store_destroy)
+
+    def _use(self) -> Any:
+        assert self._handle is not None
+        return self._handle.use()
+
+    def listen(self, host: str, port: int) -> int:
+        """Starts serving; returns the bound port (port 0: any free one). Any thread."""
+        error = ffi.new("struct isw_error *")
+        port_out = ffi.new("uint16_t *")
+        with self._use() as store:
+            result = lib.isw_store_listen(store, host.encode(), port, port_out, error)
+        check(result, f"cannot serve pages on {host} port {port}", error)
+        return int(port_out[0])
+
+    def preallocate(self) -> None:
+        """Blocking, worker thread. Adds one zeroed, pinned slab; EngineError ENOSPC when full."""
+        error = ffi.new("struct isw_error *")
+        with self._use() as store:
+            result = lib.isw_store_preallocate(store, error)
+        check(result, "cannot add a slab", error)
+
+    def release_free(self) -> bool:
+        """Blocking, worker thread. False when no slab is free."""
+        with self._use() as store:
+            return self._found(lib.isw_store_release_free(store), "cannot give a slab back")
+
+    def scrub(self) -> bool:
+        """Blocking, worker thread. False when no slab is dirty."""
+        with self._use() as store:
+            return self._found(lib.isw_store_scrub(store), "cannot zero a slab")
+
+    @staticmethod
+    def _found(result: int, what: str) -> bool:
+        if result == -errno.ENOENT:
+            return False
+        check(result, what)
+        return True
+
+    def lease_create(self, slots_max: int) -> Lease:
+        """Any thread. A new lease of `slots_max` empty slots."""
+        error = ffi.new("struct isw_error *")
+        token = ffi.new("char[]", lib.ISW_TOKEN_TEXT_BYTES)
+        lease = ffi.new("uint64_t *")
+        with self._use() as store:
+            result = lib.isw_store_lease_create(store, slots_max, token, lease, error)
+        check(result, "cannot make a lease", error)
+        return Lease(int(lease[0]), ffi.string(token).decode())
+
+    def lease_renew(self, lease: int, wait_ms_max: int) -> str:
+        """Blocking, worker thread. EngineError ETIMEDOUT: nothing was granted."""
+        token = ffi.new("char[]", lib.ISW_TOKEN_TEXT_BYTES)
+        with self._use() as store:
+            result = lib.isw_store_lease_renew(store, lease, wait_ms_max, token)
+        check(result, f"cannot renew lease {lease}")
+        text: str = ffi.string(token).decode()
+        return text
+
+    def lease_destroy(self, lease: int) -> None:
+        """Blocking, worker thread."""
+        with self._use() as store:
+            result = lib.isw_store_lease_destroy(store, lease)
+        check(result, f"cannot end lease {lease}")
+
+    def lease_stats(self, lease: int) -> LeaseStats:
+        """Any thread, never waits."""
+        stats = ffi.new("struct isw_lease_stats *")
+        with self._use() as store:
+            result = lib.isw_store_lease_stats(store, lease, stats)
+        check(result, f"no figures of lease {lease}")
+        return LeaseStats(**struct_ints(stats[0]))
+
+    def map(self, lease: int) -> MappedSlot | None:
+        """Any thread. None when no slab is free; EngineError ENOSPC when no slot is empty."""
+        slot = ffi.new("uint32_t *")
+        generation = ffi.new("uint64_t *")
+        with self._use() as store:
+            result = lib.isw_store_map(store, lease, slot, generation)
+        if result == -errno.ENOENT:
+            return None
+        check(result, f"cannot map a slab into lease {lease}")
+        return MappedSlot(int(slot[0]), int(generation[0]))
+
+    def unmap(self, lease: int, slot: int, generation: int, wait_ms_max: int) -> None:
+        """Blocking, worker thread. EngineError ESTALE: the slot holds another generation."""
+        with self._use() as store:
+            result = lib.isw_store_unmap(store, lease, slot, generation, wait_ms_max)
+        check(result, f"cannot unmap slot {slot} of lease {lease}")
+
+    def stats(self) -> dict[str, int]:
+        """Any thread, never waits."""
+        stats = ffi.new("struct isw_store_stats *")
+        with self._use() as store:
+            lib.isw_store_stats(store, stats)
+        return struct_ints(stats[0])
+
+    def close(self) -> None:
+        """Blocking, worker thread, idempotent. Closes every connection, frees every slab."""
+        if self._handle is not None:
+            self._handle.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle is not None and not handle.closed and not sys.is_finalizing():
+            warn_unclosed(self)
+            self.close()
