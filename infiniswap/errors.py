@@ -89,10 +89,26 @@ class NoDonorError(InfiniswapError):
     exit_code = 6
 
 
+class SessionLostError(NoDonorError):
+    """An open control session with a donor ended."""
+
+
 class DonorRefusedError(InfiniswapError):
     """A donor was reached and said no."""
 
     exit_code = 7
+
+
+class RequestRefusedError(DonorRefusedError):
+    """A donor refused one request of an open session.
+
+    Attributes:
+        reason: one of infiniswap.control.messages.REFUSED_REASONS.
+    """
+
+    def __init__(self, what: str, *, where: str = "", mend: str = "", reason: str = "") -> None:
+        super().__init__(what, where=where, mend=mend)
+        self.reason = reason
 
 
 class WrongSecretError(DonorRefusedError):

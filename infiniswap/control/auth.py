@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proofs that both ends of a session know the cluster secret, which itself is never sent.
+
+Mutual challenge and response with HMAC-SHA256. Each end contributes a nonce of 32 bytes, and each
+proof covers both nonces, who is talking and which version was agreed on:
+
+    proof = HMAC(secret, role ‖ version ‖ versions of both ‖ device ‖ nonce_consumer ‖ nonce_donor)
+
+- The role differs between the ends, so a proof sent back to its maker proves nothing (reflection).
+- Both nonces are fresh, so a recorded proof fits no other session (replay).
+- The version lists are covered, so nobody in between can talk both ends down to an older one.
+- Fields are length-prefixed, so no two different transcripts give the same bytes.
+
+After the handshake messages are not signed: on plain TCP somebody who can change packets in transit
+can take an open session over. The start-up warning of the daemon says so.
+
+Pure: nonces are passed in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+NONCE_BYTES: Final = 32
+
+_DONOR: Final = b"infiniswap control donor"
+_CONSUMER: Final = b"infiniswap control consumer"
+_HTTP: Final = b"infiniswap control http"
+
+HTTP_SCHEME: Final = "Infiniswap"
+"""Name in the Authorization header."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """What both ends know before the proofs.
+
+    Attributes:
+        version: the one agreed on.
+        versions_consumer: as offered in hello.
+        versions_donor: as offered in challenge.
+        device_id: of the consumer.
+        nonce_consumer: hex, from hello.
+        nonce_donor: hex, from challenge.
+    """
+
+    version: int
+    versions_consumer: tuple[int, ...]
+    versions_donor: tuple[int, ...]
+    device_id: str
+    nonce_consumer: str
+    nonce_donor: str
+
+
+def donor_proof(secret: bytes, transcript: Transcript) -> str:
+    """The donor's proof, hex."""
+    return _session_proof(secret, _DONOR, transcript)
+
+
+def consumer_proof(secret: bytes, transcript: Transcript) -> str:
+    """The consumer's proof, hex."""
+    return _session_proof(secret, _CONSUMER, transcript)
+
+
+def http_proof(secret: bytes, method: str, path: str, nonce: str) -> str:
+    """Proof for one HTTP request under a nonce that the donor gave out, hex."""
+    return _proof(secret, _HTTP, (method.upper(), path, nonce))
+
+
+def proofs_equal(given: str, expected: str) -> bool:
+    """Compares in constant time."""
+    return hmac.compare_digest(given.encode(), expected.encode())
+
+
+def _session_proof(secret: bytes, role: bytes, transcript: Transcript) -> str:
+    return _proof(
+        secret,
+        role,
+        (
+            str(transcript.version),
+            ",".join(map(str, transcript.versions_consumer)),
+            ",".join(map(str, transcript.versions_donor)),
+            transcript.device_id,
+            transcript.nonce_consumer,
+            transcript.nonce_donor,
+        ),
+    )
+
+
+def _proof(secret: bytes, role: bytes, fields: Iterable[str]) -> str:
+    if not secret:
+        raise ValueError("a proof needs a secret")
+    mac = hmac.new(secret, digestmod=hashlib.sha256)
+    for part in (role, *(field.encode() for field in fields)):
+        mac.update(len(part).to_bytes(4, "big"))
+        mac.update(part)
+    return mac.hexdigest()
+
+
+def http_authorization(secret: bytes, method: str, path: str, nonce: str) -> str:
+    """Value of the Authorization header."""
+    return f"{HTTP_SCHEME} {nonce}:{http_proof(secret, method, path, nonce)}"
+
+
+def parse_http_authorization(header: str) -> tuple[str, str] | None:
+    """Nonce and proof of an Authorization header; None when it is not of this scheme."""
+    scheme, _, rest = header.partition(" ")
+    nonce, colon, proof = rest.strip().partition(":")
+    if scheme != HTTP_SCHEME or not colon or len(nonce) != 64 or len(proof) != 64:
+        return None
+    return nonce, proof
+
+
+class NonceStore:
+    """Nonces given out for HTTP requests: each is good once, for a while, and few are kept.
+
+    Args:
+        count_max: beyond it the oldest is forgotten.
+        life_s: how long one is good.
+    """
+
+    __slots__ = ("_count_max", "_given", "_life_s")
+
+    def __init__(self, count_max: int = 1024, life_s: float = 30.0) -> None:
+        self._count_max = count_max
+        self._life_s = life_s
+        self._given: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def add(self, nonce: str, now_s: float) -> None:
+        """Remembers a fresh nonce."""
+        while len(self._given) >= self._count_max:
+            del self._given[next(iter(self._given))]
+        self._given[nonce] = now_s + self._life_s
+
+    def take(self, nonce: str, now_s: float) -> bool:
+        """Uses a nonce up; False when it was never given out, is used up or too old."""
+        return self._given.pop(nonce, float("-inf")) >= now_s

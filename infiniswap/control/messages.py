@@ -1,0 +1,501 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every message of the control API, and the codec. Pure: bytes to structs and back.
+
+A session is one WebSocket at `SESSION_PATH`; each message is one text frame of JSON whose `type`
+field names it. The order at the start:
+
+    consumer                          donor
+    hello {versions, nonce, ...}  ->
+                                  <-  challenge {version, nonce, proof}
+    auth {proof}                  ->
+                                  <-  welcome {donor, incarnation, slab_bytes, data_port, ...}
+
+Both ends choose the highest version that both lists name; `hello`, `challenge` and `goodbye` never
+change incompatibly, so that any two versions can at least tell each other apart. Afterwards either
+end sends requests; each carries an `id` of its sender's own counting, and its answer repeats it.
+Unknown fields are ignored (a newer peer of the same version may send them); unknown types and
+values out of bounds are errors, which close the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from infiniswap.errors import ProtocolMismatchError
+
+VERSIONS: Final = (1,)
+"""Protocol versions this code speaks."""
+
+MESSAGE_BYTES_MAX: Final = 1 << 20
+"""Longest message either end accepts."""
+
+HELLO_BYTES_MAX: Final = 4096
+"""Longest message accepted from a peer that has not proved itself yet."""
+
+SESSION_PATH: Final = "/v1/session"
+STATUS_PATH: Final = "/v1/status"
+VERSION_PATH: Final = "/v1/version"
+OPENAPI_PATH: Final = "/v1/openapi.json"
+NONCE_PATH: Final = "/v1/nonce"
+SUBPROTOCOL: Final = "infiniswap"
+"""WebSocket subprotocol: tells a daemon apart from any other WebSocket server."""
+
+SLOTS_MAX: Final = 16_384
+"""Most slots of a lease; keeps the longest message (every slot listed) below its limit."""
+
+# Bounded building blocks. Numbers stay below 2^53: every JSON implementation keeps those exact.
+U53: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Slot: TypeAlias = Annotated[int, Meta(ge=0, lt=SLOTS_MAX)]
+Port: TypeAlias = Annotated[int, Meta(ge=0, le=65_535)]
+Share: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
+Rate: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e12)]
+Uuid: TypeAlias = Annotated[
+    str, Meta(pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
+]
+Hex128: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+Hex256: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Proof: TypeAlias = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")]
+"""HMAC-SHA256 in hex; empty where no secret is configured."""
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
+Text: TypeAlias = Annotated[str, Meta(max_length=512)]
+Versions: TypeAlias = Annotated[
+    list[Annotated[int, Meta(ge=0, le=65_535)]], Meta(min_length=1, max_length=16)
+]
+
+
+class _Message(Struct, frozen=True, kw_only=True, tag_field="type"):
+    """Base of everything that is sent as a frame of its own."""
+
+
+# ------------------------------------------------------------------ start of a session
+
+
+class Hello(_Message, frozen=True, tag="hello"):
+    """First message of a consumer."""
+
+    versions: Versions
+    device_id: Uuid
+    device_name: Name
+    host_name: Name
+    nonce: Hex256
+
+
+class Challenge(_Message, frozen=True, tag="challenge"):
+    """The donor's answer: `version` is the highest common one, `proof` shows the secret."""
+
+    version: Count
+    versions: Versions
+    nonce: Hex256
+    proof: Proof
+
+
+class Auth(_Message, frozen=True, tag="auth"):
+    """The consumer's proof."""
+
+    proof: Proof
+
+
+class Welcome(_Message, frozen=True, tag="welcome"):
+    """The session is open.
+
+    `incarnation` is new with every start of the daemon: when it changed, every lease and all
+    memory of before is gone. Pages are served at `data_port` of the host that was dialled.
+    """
+
+    version: Count
+    donor_id: Uuid
+    donor_name: Name
+    incarnation: Hex128
+    slab_bytes: U53
+    data_port: Port
+    grace_ms: Count
+    heartbeat_ms: Count
+    silence_ms: Count
+    """A session that says nothing for this long is ended by either end."""
+    draining: bool
+
+
+class Goodbye(_Message, frozen=True, tag="goodbye"):
+    """Last message of a session, from either end.
+
+    `reason` is one of GOODBYE_REASONS; an unknown one is to be treated like "error".
+    """
+
+    reason: Annotated[str, Meta(max_length=64)]
+    detail: Text = ""
+
+
+GOODBYE_SHUTDOWN: Final = "shutdown"
+GOODBYE_VERSION: Final = "version"
+GOODBYE_SECRET: Final = "secret"
+GOODBYE_PROTOCOL: Final = "protocol"
+GOODBYE_SILENCE: Final = "silence"
+GOODBYE_BUSY: Final = "busy"
+GOODBYE_DONE: Final = "done"
+GOODBYE_ERROR: Final = "error"
+GOODBYE_REASONS: Final = (
+    GOODBYE_SHUTDOWN,
+    GOODBYE_VERSION,
+    GOODBYE_SECRET,
+    GOODBYE_PROTOCOL,
+    GOODBYE_SILENCE,
+    GOODBYE_BUSY,
+    GOODBYE_DONE,
+    GOODBYE_ERROR,
+)
+
+
+class Ping(_Message, frozen=True, tag="ping"):
+    """Heartbeat, from either end."""
+
+    id: U53
+
+
+class Pong(_Message, frozen=True, tag="pong"):
+    """Answer to a heartbeat."""
+
+    id: U53
+
+
+# ------------------------------------------------------------ requests of the consumer
+
+
+class MemoryRequest(_Message, frozen=True, tag="memory"):
+    """Asks for the donor's memory use, now."""
+
+    id: U53
+
+
+class LeaseRequest(_Message, frozen=True, tag="lease"):
+    """Asks for a lease of `slots_max` slots, all empty."""
+
+    id: U53
+    slots_max: Annotated[int, Meta(ge=1, le=SLOTS_MAX)]
+
+
+class MapRequest(_Message, frozen=True, tag="map"):
+    """Asks for a slab in a slot of the lease; `slab` is the device's own number, for tables."""
+
+    id: U53
+    lease: U53
+    slab: Count
+
+
+class UnmapRequest(_Message, frozen=True, tag="unmap"):
+    """The consumer's DONE: nothing is in flight any more, the slab may be taken."""
+
+    id: U53
+    lease: U53
+    slot: Slot
+    generation: U53
+
+
+class RenewRequest(_Message, frozen=True, tag="renew"):
+    """Reclaims a lease on a new session: fences the old connections, grants a fresh token.
+
+    `epoch` is the last one that the consumer knows of.
+    """
+
+    id: U53
+    lease: U53
+    reclaim: Hex128
+    epoch: U53
+
+
+class ReleaseRequest(_Message, frozen=True, tag="release"):
+    """Gives a lease and everything in it back."""
+
+    id: U53
+    lease: U53
+
+
+# ------------------------------------------------------------------ answers of the donor
+
+
+class MemoryAnswer(_Message, frozen=True, tag="memory_answer"):
+    """`used_share` counts lent slabs as used; `can_map` is how many slabs could be mapped now."""
+
+    id: U53
+    used_share: Share
+    free_slabs: Count
+    can_map: Count
+
+
+class LeaseAnswer(_Message, frozen=True, tag="lease_answer"):
+    """A fresh lease; `reclaim` is the secret that RenewRequest needs."""
+
+    id: U53
+    lease: U53
+    token: Hex128
+    epoch: U53
+    reclaim: Hex128
+    export_bytes: U53
+    grace_ms: Count
+
+
+class MapAnswer(_Message, frozen=True, tag="map_answer"):
+    """The slab is in this slot."""
+
+    id: U53
+    slot: Slot
+    generation: U53
+
+
+class SlotInfo(Struct, frozen=True, array_like=True):
+    """One occupied slot."""
+
+    slot: Slot
+    generation: U53
+    slab: Count
+
+
+class RenewAnswer(_Message, frozen=True, tag="renew_answer"):
+    """The lease under its new token, and which slots it holds (an answer may have been lost)."""
+
+    id: U53
+    token: Hex128
+    epoch: U53
+    slots: Annotated[list[SlotInfo], Meta(max_length=SLOTS_MAX)]
+
+
+class OkAnswer(_Message, frozen=True, tag="ok"):
+    """Done; nothing more to say."""
+
+    id: U53
+
+
+class RefusedAnswer(_Message, frozen=True, tag="refused"):
+    """The request was understood and not carried out; `reason` is one of REFUSED_REASONS."""
+
+    id: U53
+    reason: Annotated[str, Meta(max_length=64)]
+    detail: Text = ""
+
+
+REFUSED_NO_MEMORY: Final = "no_memory"
+REFUSED_DRAINING: Final = "draining"
+REFUSED_QUOTA: Final = "quota"
+REFUSED_UNKNOWN_LEASE: Final = "unknown_lease"
+REFUSED_STALE: Final = "stale"
+REFUSED_BUSY: Final = "busy"
+REFUSED_ERROR: Final = "error"
+REFUSED_REASONS: Final = (
+    REFUSED_NO_MEMORY,
+    REFUSED_DRAINING,
+    REFUSED_QUOTA,
+    REFUSED_UNKNOWN_LEASE,
+    REFUSED_STALE,
+    REFUSED_BUSY,
+    REFUSED_ERROR,
+)
+
+# --------------------------------------------- requests of the donor and their answers
+
+
+class EvictRequest(_Message, frozen=True, tag="evict"):
+    """The donor takes a slab back; past `deadline_ms` it does so without the consumer."""
+
+    id: U53
+    lease: U53
+    slot: Slot
+    generation: U53
+    deadline_ms: Count
+
+
+class EvictAnswer(_Message, frozen=True, tag="evict_done"):
+    """The consumer's DONE for an eviction."""
+
+    id: U53
+
+
+class ActivityRequest(_Message, frozen=True, tag="activity"):
+    """Asks how busy the slots of a lease are."""
+
+    id: U53
+    lease: U53
+
+
+class SlotActivity(Struct, frozen=True, array_like=True):
+    """Page I/O per second of one slot."""
+
+    slot: Slot
+    pages_per_s: Rate
+
+
+class ActivityAnswer(_Message, frozen=True, tag="activity_answer"):
+    """Slots that are left out are unknown."""
+
+    id: U53
+    slots: Annotated[list[SlotActivity], Meta(max_length=SLOTS_MAX)]
+
+
+class DrainNotice(_Message, frozen=True, tag="drain"):
+    """The donor takes no more slabs on (or, `draining` false, does again)."""
+
+    draining: bool
+
+
+# ------------------------------------------------------------------------------ HTTP
+
+
+class PoolStatus(Struct, frozen=True, kw_only=True):
+    """The slab pool; slabs unless the name says bytes."""
+
+    limit_bytes: U53
+    slabs_max: Count
+    slabs_free: Count
+    slabs_mapped: Count
+    slabs_dirty: Count
+    slabs_unpinned: Count
+    can_map: Count
+
+
+class MemoryStatus(Struct, frozen=True, kw_only=True):
+    """The donor's memory, bytes. `others_bytes` is the average use of all but the pool."""
+
+    source: Name
+    total_bytes: U53
+    available_bytes: U53
+    headroom_bytes: U53
+    others_bytes: U53
+    used_share: Share
+
+
+class LeaseStatus(Struct, frozen=True, kw_only=True):
+    """One lease; `state` is "active", "grace" or "expired"."""
+
+    lease: U53
+    device_id: Uuid
+    device_name: Name
+    host_name: Name
+    address: Text
+    state: Name
+    session: bool
+    epoch: U53
+    slots_max: Count
+    slots_mapped: Count
+    connections: Count
+    read_bytes: U53
+    write_bytes: U53
+
+
+class Status(Struct, frozen=True, kw_only=True):
+    """Everything an administrator sees of a donor. Never a token or a secret."""
+
+    donor_id: Uuid
+    donor_name: Name
+    incarnation: Hex128
+    software: Name
+    versions: Versions
+    uptime_s: Annotated[float, Meta(ge=0.0)]
+    slab_bytes: U53
+    control_port: Port
+    data_port: Port
+    authenticated: bool
+    draining: bool
+    sessions: Count
+    pool: PoolStatus
+    memory: MemoryStatus
+    leases: list[LeaseStatus]
+    counters: dict[str, int]
+
+
+class VersionInfo(Struct, frozen=True, kw_only=True):
+    """Who answers at this port."""
+
+    product: str
+    software: str
+    versions: Versions
+
+
+class NonceInfo(Struct, frozen=True, kw_only=True):
+    """A nonce for one authenticated HTTP request; `required` is false without a secret."""
+
+    nonce: Hex256
+    required: bool
+
+
+class HttpError(Struct, frozen=True, kw_only=True):
+    """Body of every HTTP answer that is no success."""
+
+    error: Text
+
+
+# ----------------------------------------------------------------------------- codec
+
+ConsumerRequest: TypeAlias = (
+    MemoryRequest | LeaseRequest | MapRequest | UnmapRequest | RenewRequest | ReleaseRequest
+)
+DonorRequest: TypeAlias = EvictRequest | ActivityRequest
+ConsumerAnswer: TypeAlias = EvictAnswer | ActivityAnswer | RefusedAnswer
+DonorAnswer: TypeAlias = (
+    MemoryAnswer | LeaseAnswer | MapAnswer | RenewAnswer | OkAnswer | RefusedAnswer
+)
+ToDonor: TypeAlias = Hello | Auth | Ping | Pong | Goodbye | ConsumerRequest | ConsumerAnswer
+ToConsumer: TypeAlias = (
+    Challenge | Welcome | Ping | Pong | Goodbye | DrainNotice | DonorAnswer | DonorRequest
+)
+Message: TypeAlias = ToDonor | ToConsumer
+
+BodyT = TypeVar("BodyT")
+
+_ENCODER: Final = msgspec.json.Encoder()
+_TO_DONOR: Final[msgspec.json.Decoder[ToDonor]] = msgspec.json.Decoder(ToDonor)
+_TO_CONSUMER: Final[msgspec.json.Decoder[ToConsumer]] = msgspec.json.Decoder(ToConsumer)
+
+
+def encode(message: Struct) -> bytes:
+    """A message or an HTTP body as JSON."""
+    return _ENCODER.encode(message)
+
+
+def decode_to_donor(frame: bytes | str) -> ToDonor:
+    """Decodes what a consumer sent.
+
+    Raises:
+        ProtocolMismatchError: no such message, or a value out of bounds.
+    """
+    message: ToDonor = _decode(_TO_DONOR, frame)
+    return message
+
+
+def decode_to_consumer(frame: bytes | str) -> ToConsumer:
+    """Decodes what a donor sent.
+
+    Raises:
+        ProtocolMismatchError: no such message, or a value out of bounds.
+    """
+    message: ToConsumer = _decode(_TO_CONSUMER, frame)
+    return message
+
+
+def decode_body(body: bytes, kind: type[BodyT]) -> BodyT:
+    """Decodes an HTTP body.
+
+    Raises:
+        ProtocolMismatchError: it is no such thing.
+    """
+    decoded: BodyT = _decode(msgspec.json.Decoder(kind), body)
+    return decoded
+
+
+def _decode(decoder: Any, frame: bytes | str) -> Any:
+    if len(frame) > MESSAGE_BYTES_MAX:
+        raise ProtocolMismatchError(
+            f"a message of {len(frame)} bytes; at most {MESSAGE_BYTES_MAX} are allowed"
+        )
+    try:
+        return decoder.decode(frame)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        # The text of a DecodeError names the field, never the peer's bytes.
+        raise ProtocolMismatchError(f"not a message of this protocol ({error})") from None
+
+
+def choose_version(ours: Iterable[int], theirs: Iterable[int]) -> int | None:
+    """The highest version that both name, None when there is none."""
+    return max(set(ours) & set(theirs), default=None)
