@@ -1,0 +1,432 @@
+// SPDX-License-Identifier: Apache-2.0
+/* NBD over TCP: the queue's life, and its receiver thread. See tcp_internal.h first. */
+#define _GNU_SOURCE 1
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "transport/tcp_internal.h"
+
+#define NS_PER_MS 1000000ull
+
+/* A donor that is gone is noticed on an idle connection within about half a minute. */
+#define KEEPALIVE_IDLE_S     15
+#define KEEPALIVE_INTERVAL_S 5
+#define KEEPALIVE_PROBES     3
+
+_Static_assert(ISWI_TCP_DEPTH_MAX <= 1u << TCP_SLOT_BITS, "a slot's index must fit in a cookie");
+
+/* Ends each; error is final, the queue may be gone as soon as the last one was ended. */
+static void end_chain(struct iswi_xfer *xfer, int error)
+{
+	while (xfer != NULL) {
+		struct iswi_xfer *next = xfer->next;
+
+		xfer->done(xfer, error);
+		xfer = next;
+	}
+}
+
+void iswi_tcp_slot_free(struct iswi_tcp *tcp, uint32_t index)
+{
+	tcp->slot[index].xfer = NULL;
+	tcp->slot[index].next_free = tcp->free_slot;
+	tcp->free_slot = index;
+	tcp->in_flight--;
+}
+
+void iswi_tcp_wake(struct iswi_tcp *tcp)
+{
+	uint64_t one = 1;
+
+	/* Fails only when the counter is at its end, and then the receiver is awake anyway. */
+	if (write(tcp->wake_fd, &one, sizeof(one)) < 0)
+		return;
+}
+
+void iswi_tcp_fail(struct iswi_tcp *tcp, int error)
+{
+	if (tcp->state != TCP_UP)
+		return;
+	tcp->state = TCP_FAILING;
+	tcp->down_error = error;
+}
+
+/* ---------------------------------------------------------------- any thread */
+
+/* Transfers that must not go on the wire are chained to *bad_out, the rest is stamped. */
+static void chain_check(struct iswi_tcp *tcp, struct iswi_xfer *xfer, struct iswi_xfer **good_first,
+			struct iswi_xfer **good_last, struct iswi_xfer **bad_out)
+{
+	uint64_t deadline_ns = tcp->clock->now_ns(tcp->clock->ctx) + tcp->request_ns_max;
+
+	*good_first = NULL;
+	*good_last = NULL;
+	*bad_out = NULL;
+	while (xfer != NULL) {
+		struct iswi_xfer *next = xfer->next;
+
+		if (xfer->length == 0 || xfer->length > tcp->remote.request_bytes_max ||
+		    xfer->length > tcp->remote.bytes ||
+		    xfer->offset > tcp->remote.bytes - xfer->length) {
+			xfer->next = *bad_out;
+			*bad_out = xfer;
+		} else {
+			xfer->deadline_ns = deadline_ns;
+			xfer->next = NULL;
+			if (*good_last == NULL)
+				*good_first = xfer;
+			else
+				(*good_last)->next = xfer;
+			*good_last = xfer;
+		}
+		xfer = next;
+	}
+}
+
+static void tcp_submit(struct iswi_queue *queue, struct iswi_xfer *first)
+{
+	struct iswi_tcp *tcp = ISWI_CONTAINER(queue, struct iswi_tcp, base);
+	struct iswi_xfer *last, *bad;
+	bool sender, down;
+
+	chain_check(tcp, first, &first, &last, &bad);
+	if (first != NULL) {
+		pthread_mutex_lock(&tcp->lock);
+		down = tcp->state == TCP_DOWN;
+		sender = false;
+		if (!down) {
+			iswi_tcp_enqueue(tcp, first, last);
+			sender = iswi_tcp_claim_sender(tcp);
+			/* From here on another thread may end the transfers: keeps destroy away. */
+			tcp->users++;
+		}
+		pthread_mutex_unlock(&tcp->lock);
+		if (sender)
+			iswi_tcp_send(tcp, false);
+		if (down) {
+			end_chain(first, -ESHUTDOWN);
+		} else {
+			pthread_mutex_lock(&tcp->lock);
+			tcp->users--;
+			if (tcp->state != TCP_UP)
+				pthread_cond_broadcast(&tcp->quiet);
+			pthread_mutex_unlock(&tcp->lock);
+		}
+	}
+	end_chain(bad, -EINVAL);
+}
+
+static void tcp_shutdown(struct iswi_queue *queue)
+{
+	struct iswi_tcp *tcp = ISWI_CONTAINER(queue, struct iswi_tcp, base);
+
+	pthread_mutex_lock(&tcp->lock);
+	iswi_tcp_fail(tcp, -ESHUTDOWN);
+	pthread_mutex_unlock(&tcp->lock);
+	iswi_tcp_wake(tcp);
+}
+
+static void tcp_destroy(struct iswi_queue *queue)
+{
+	struct iswi_tcp *tcp = ISWI_CONTAINER(queue, struct iswi_tcp, base);
+
+	tcp_shutdown(queue);
+	pthread_join(tcp->thread, NULL);
+	/* Every transfer was ended; a submitter may still be on its way out. */
+	pthread_mutex_lock(&tcp->lock);
+	while (tcp->users > 0)
+		pthread_cond_wait(&tcp->quiet, &tcp->lock);
+	pthread_mutex_unlock(&tcp->lock);
+	iswi_tcp_free(tcp);
+}
+
+static const struct iswi_transport_ops tcp_ops = {
+	.name = "tcp",
+	.submit = tcp_submit,
+	.shutdown = tcp_shutdown,
+	.destroy = tcp_destroy,
+};
+
+/* ---------------------------------------------------------------- receiver thread */
+
+static int receive(struct iswi_tcp *tcp)
+{
+	for (int round = 0; round < TCP_RECV_ROUNDS; round++) {
+		struct iovec iov[2];
+		struct msghdr message = {.msg_iov = iov};
+		size_t room = 0;
+		ssize_t n;
+		int err;
+
+		message.msg_iovlen = iswi_tcp_rx_space(tcp, iov);
+		for (size_t i = 0; i < message.msg_iovlen; i++)
+			room += iov[i].iov_len;
+		n = recvmsg(tcp->fd, &message, MSG_DONTWAIT);
+		if (n == 0)
+			return -ECONNRESET;
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -errno;
+		err = iswi_tcp_rx_advance(tcp, (size_t)n);
+		/* Less than asked for: the socket is empty, poll says when it is not. */
+		if (err < 0 || (size_t)n < room)
+			return err;
+	}
+	return 0;
+}
+
+/* Deadlines grow along the FIFO, so its first transfer speaks for all; slots have no order. */
+static int check_deadlines(struct iswi_tcp *tcp, uint64_t now_ns)
+{
+	bool missed;
+
+	pthread_mutex_lock(&tcp->lock);
+	missed = tcp->pending_first != NULL && tcp->pending_first->deadline_ns <= now_ns;
+	for (uint32_t i = 0; i < tcp->depth && !missed; i++)
+		missed = tcp->slot[i].xfer != NULL && tcp->slot[i].xfer->deadline_ns <= now_ns;
+	pthread_mutex_unlock(&tcp->lock);
+	return missed ? -ETIMEDOUT : 0;
+}
+
+static int tick(struct iswi_tcp *tcp, bool timed_out)
+{
+	uint64_t now_ns = tcp->clock->now_ns(tcp->clock->ctx);
+
+	if (!timed_out && now_ns - tcp->ticked_ns < TCP_TICK_MS * NS_PER_MS)
+		return 0;
+	tcp->ticked_ns = now_ns;
+	return check_deadlines(tcp, now_ns);
+}
+
+/*
+ * Waits for something to do and does it. An idle connection wakes up seldom, but not later than a
+ * request submitted meanwhile could miss its deadline.
+ */
+static int receiver_round(struct iswi_tcp *tcp, bool idle, bool blocked)
+{
+	int idle_ms = (int)ISWI_MIN((uint64_t)TCP_IDLE_MS,
+				    ISWI_MAX(tcp->request_ns_max / NS_PER_MS, TCP_TICK_MS));
+	struct pollfd fds[2] = {
+		{.fd = tcp->fd, .events = (short)(blocked ? POLLIN | POLLOUT : POLLIN)},
+		{.fd = tcp->wake_fd, .events = POLLIN},
+	};
+	int n, err = 0;
+
+	n = poll(fds, 2, idle ? idle_ms : TCP_TICK_MS);
+	if (n < 0)
+		return errno == EINTR ? 0 : -errno;
+	if (fds[1].revents != 0) {
+		uint64_t count;
+
+		if (read(tcp->wake_fd, &count, sizeof(count)) < 0 && errno != EAGAIN)
+			return -errno;
+	}
+	if ((fds[0].revents & POLLOUT) != 0) {
+		pthread_mutex_lock(&tcp->lock);
+		tcp->blocked = false;
+		pthread_mutex_unlock(&tcp->lock);
+		iswi_tcp_send(tcp, true);
+	}
+	if ((fds[0].revents & ~POLLOUT) != 0)
+		err = receive(tcp);
+	return err < 0 ? err : tick(tcp, n == 0);
+}
+
+/* FAILING → DOWN. Polite only when nothing is under way, and only by our own wish. */
+static void go_down(struct iswi_tcp *tcp)
+{
+	struct iswi_xfer *first = NULL, **link = &first;
+	bool polite;
+	int error;
+
+	pthread_mutex_lock(&tcp->lock);
+	error = tcp->down_error;
+	polite = error == -ESHUTDOWN && tcp->in_flight == 0 && !tcp->sending;
+	pthread_mutex_unlock(&tcp->lock);
+	if (polite) {
+		uint8_t goodbye[NBD_REQUEST_BYTES];
+
+		nbd_put_request(goodbye, &(struct nbd_request){.command = NBD_CMD_DISC});
+		/* Best effort: a donor copes with a plain close. */
+		(void)!send(tcp->fd, goodbye, sizeof(goodbye), MSG_DONTWAIT | MSG_NOSIGNAL);
+	}
+	shutdown(tcp->fd, SHUT_RDWR);
+	tcp->events.down(tcp->events.ctx, error);
+
+	pthread_mutex_lock(&tcp->lock);
+	/* A sender inside its system call still reads buffers. It does not wait, nor do we long. */
+	while (tcp->sending && !tcp->blocked)
+		pthread_cond_wait(&tcp->quiet, &tcp->lock);
+	tcp->state = TCP_DOWN;
+	for (uint32_t i = 0; i < tcp->depth; i++) {
+		struct iswi_xfer *xfer = tcp->slot[i].xfer;
+
+		if (xfer == NULL)
+			continue;
+		iswi_tcp_slot_free(tcp, i);
+		*link = xfer;
+		link = &xfer->next;
+	}
+	*link = tcp->pending_first;
+	tcp->pending_first = NULL;
+	tcp->rx.xfer = NULL;
+	pthread_mutex_unlock(&tcp->lock);
+	end_chain(first, error);
+}
+
+static void *receiver_main(void *arg)
+{
+	struct iswi_tcp *tcp = arg;
+
+	for (;;) {
+		bool up, sender, idle, blocked;
+		int err;
+
+		pthread_mutex_lock(&tcp->lock);
+		up = tcp->state == TCP_UP;
+		/* Replies made room for transfers that wait. */
+		sender = iswi_tcp_claim_sender(tcp);
+		idle = tcp->in_flight == 0 && tcp->pending_first == NULL;
+		blocked = tcp->blocked;
+		pthread_mutex_unlock(&tcp->lock);
+		if (!up)
+			break;
+		if (sender) {
+			iswi_tcp_send(tcp, true);
+			continue;
+		}
+		err = receiver_round(tcp, idle, blocked);
+		if (err < 0) {
+			pthread_mutex_lock(&tcp->lock);
+			iswi_tcp_fail(tcp, err);
+			pthread_mutex_unlock(&tcp->lock);
+		}
+	}
+	go_down(tcp);
+	return NULL;
+}
+
+/* ---------------------------------------------------------------- making and freeing */
+
+int iswi_tcp_alloc(uint32_t depth, struct iswi_tcp **tcp_out)
+{
+	struct iswi_tcp *tcp;
+
+	tcp = calloc(1, sizeof(*tcp));
+	if (tcp == NULL)
+		return -ENOMEM;
+	tcp->slot = calloc(depth, sizeof(*tcp->slot));
+	if (tcp->slot == NULL) {
+		free(tcp);
+		return -ENOMEM;
+	}
+	tcp->base.ops = &tcp_ops;
+	tcp->depth = depth;
+	tcp->fd = -1;
+	tcp->wake_fd = -1;
+	tcp->clock = &iswi_clock_monotonic;
+	for (uint32_t i = 0; i < depth; i++)
+		tcp->slot[i].next_free = i + 1 < depth ? i + 1 : TCP_SLOT_NONE;
+	pthread_mutex_init(&tcp->lock, NULL);
+	pthread_cond_init(&tcp->quiet, NULL);
+	*tcp_out = tcp;
+	return 0;
+}
+
+void iswi_tcp_free(struct iswi_tcp *tcp)
+{
+	if (tcp->fd >= 0)
+		close(tcp->fd);
+	if (tcp->wake_fd >= 0)
+		close(tcp->wake_fd);
+	pthread_cond_destroy(&tcp->quiet);
+	pthread_mutex_destroy(&tcp->lock);
+	free(tcp->slot);
+	free(tcp);
+}
+
+/* None of these is needed for right results, so a refusal is not an error. */
+static void tune(int fd, uint32_t request_ms_max)
+{
+	const struct {
+		int level, option, value;
+	} options[] = {
+		{SOL_SOCKET, SO_KEEPALIVE, 1},
+		{IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S},
+		{IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S},
+		{IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES},
+		{IPPROTO_TCP, TCP_USER_TIMEOUT, (int)ISWI_MIN(request_ms_max, INT32_MAX)},
+	};
+
+	for (size_t i = 0; i < ISWI_ARRAY_LEN(options); i++)
+		setsockopt(fd, options[i].level, options[i].option, &options[i].value,
+			   sizeof(options[i].value));
+}
+
+static int config_check(const struct iswi_tcp_config *config, struct isw_error *error)
+{
+	if (config->depth == 0 || config->depth > ISWI_TCP_DEPTH_MAX)
+		return iswi_error(error, -EINVAL, "queue depth %u is not between 1 and %u",
+				  config->depth, ISWI_TCP_DEPTH_MAX);
+	if (config->connect_ms_max == 0 || config->request_ms_max == 0)
+		return iswi_error(error, -EINVAL, "a time limit of 0 ms for %s",
+				  config->request_ms_max == 0 ? "requests" : "connecting");
+	if (strlen(config->export_name) > NBD_NAME_BYTES_MAX)
+		return iswi_error(error, -EINVAL, "an export name of more than %u bytes",
+				  NBD_NAME_BYTES_MAX);
+	return 0;
+}
+
+int iswi_tcp_connect(const struct iswi_tcp_config *config, const struct iswi_queue_events *events,
+		     struct iswi_queue **queue_out, struct isw_error *error)
+{
+	uint64_t deadline_ns = iswi_now_ns() + config->connect_ms_max * NS_PER_MS;
+	struct iswi_tcp *tcp;
+	int err;
+
+	err = config_check(config, error);
+	if (err < 0)
+		return err;
+	err = iswi_tcp_alloc(config->depth, &tcp);
+	if (err < 0)
+		return iswi_error(error, err, "no memory for a connection");
+	tcp->events = *events;
+	tcp->request_ns_max = config->request_ms_max * NS_PER_MS;
+	if (config->clock != NULL)
+		tcp->clock = config->clock;
+	tcp->ticked_ns = tcp->clock->now_ns(tcp->clock->ctx);
+
+	err = iswi_tcp_dial(config, deadline_ns, &tcp->fd, error);
+	if (err < 0)
+		goto err_free;
+	err = iswi_tcp_handshake(tcp->fd, config, deadline_ns, &tcp->remote, error);
+	if (err < 0)
+		goto err_free;
+	tune(tcp->fd, config->request_ms_max);
+	tcp->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (tcp->wake_fd < 0) {
+		err = iswi_error(error, -errno, "no eventfd: %s", strerror(errno));
+		goto err_free;
+	}
+	err = iswi_thread_start(&tcp->thread,
+				config->thread_name != NULL ? config->thread_name : "isw-tcp",
+				receiver_main, tcp);
+	if (err < 0) {
+		iswi_error(error, err, "cannot start a connection's thread: %s", strerror(-err));
+		goto err_free;
+	}
+	*queue_out = &tcp->base;
+	return 0;
+
+err_free:
+	iswi_tcp_free(tcp);
+	return err;
+}
