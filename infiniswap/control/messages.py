@@ -61,7 +61,8 @@ Hex128: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Hex256: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Proof: TypeAlias = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")]
 """HMAC-SHA256 in hex; empty where no secret is configured."""
-Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
+Name: TypeAlias = Annotated[str, Meta(max_length=128, pattern=r"^[^\x00-\x1f\x7f]+\Z")]
+"""For tables and log lines, which it must not be able to forge: no control characters."""
 Text: TypeAlias = Annotated[str, Meta(max_length=512)]
 Versions: TypeAlias = Annotated[
     list[Annotated[int, Meta(ge=0, le=65_535)]], Meta(min_length=1, max_length=16)
@@ -485,10 +486,6 @@ def decode_body(body: bytes, kind: type[BodyT]) -> BodyT:
 
 
 def _decode(decoder: Any, frame: bytes | str) -> Any:
-    if len(frame) > MESSAGE_BYTES_MAX:
-        raise ProtocolMismatchError(
-            f"a message of {len(frame)} bytes; at most {MESSAGE_BYTES_MAX} are allowed"
-        )
     try:
         return decoder.decode(frame)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One open session, the same at both ends: answers to requests, heartbeats, bounds.
+
+Both ends send a ping every heartbeat and count the heartbeats in which they heard nothing. Counting
+ticks instead of comparing clocks keeps a session alive whose own process was stopped for a while:
+after the pause one tick passes, and what the peer sent meanwhile is read before the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import aiohttp
+from aiohttp import web
+from msgspec import Struct
+
+from infiniswap.control import messages as m
+from infiniswap.errors import (
+    DeadlineError,
+    InfiniswapError,
+    ProtocolMismatchError,
+    RequestRefusedError,
+    SessionLostError,
+)
+
+log = logging.getLogger(__name__)
+
+WebSocket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
+AnswerT = TypeVar("AnswerT", bound=Struct)
+
+ANSWERS: Final = (
+    m.MemoryAnswer,
+    m.LeaseAnswer,
+    m.MapAnswer,
+    m.RenewAnswer,
+    m.OkAnswer,
+    m.RefusedAnswer,
+    m.EvictAnswer,
+    m.ActivityAnswer,
+)
+REQUESTS: Final = (
+    m.MemoryRequest,
+    m.LeaseRequest,
+    m.MapRequest,
+    m.UnmapRequest,
+    m.RenewRequest,
+    m.ReleaseRequest,
+    m.EvictRequest,
+    m.ActivityRequest,
+)
+
+LOST: Final = "lost"
+"""Reason of a session whose connection ended without a goodbye."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of a session.
+
+    Attributes:
+        heartbeat_s: distance of pings.
+        missed_max: heartbeats without a word from the peer that are borne.
+        send_s: how long one message may take to leave.
+        handling_max: requests of the peer worked on at once; more are refused as busy.
+    """
+
+    heartbeat_s: float = 1.0
+    missed_max: int = 5
+    send_s: float = 5.0
+    handling_max: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Why a session ended.
+
+    Attributes:
+        reason: one of GOODBYE_REASONS, or LOST.
+        detail: for people; may be empty.
+        by_peer: who ended it.
+    """
+
+    reason: str
+    detail: str
+    by_peer: bool
+
+
+async def receive(ws: WebSocket, bytes_max: int = m.MESSAGE_BYTES_MAX) -> str | None:
+    """The next text frame; None when the peer closed the connection.
+
+    Raises:
+        ProtocolMismatchError: a frame that is too long or no text.
+    """
+    frame = await ws.receive()
+    if frame.type is aiohttp.WSMsgType.TEXT:
+        text = str(frame.data)
+        if len(text) > bytes_max:
+            raise ProtocolMismatchError(f"a message of more than {bytes_max} bytes")
+        return text
+    if frame.type is aiohttp.WSMsgType.ERROR:
+        raise ProtocolMismatchError(f"a frame that cannot be read ({frame.data})")
+    if frame.type is aiohttp.WSMsgType.BINARY:
+        raise ProtocolMismatchError("a binary frame; messages are text")
+    return None
+
+
+async def send(ws: WebSocket, message: Struct, send_s: float) -> bool:
+    """Sends one message; False when the connection is gone or stuck."""
+    try:
+        async with asyncio.timeout(send_s):
+            await ws.send_str(m.encode(message).decode())
+    except (TimeoutError, ConnectionError, RuntimeError, aiohttp.ClientError):
+        return False
+    return True
+
+
+async def close(ws: WebSocket, wait_s: float) -> None:
+    """Closes the connection, with a bounded wait for the peer's agreement."""
+    try:
+        async with asyncio.timeout(wait_s):
+            await ws.close()
+    except (TimeoutError, ConnectionError, RuntimeError, aiohttp.ClientError):
+        log.debug("closing a session: the peer did not agree in time")
+
+
+class Channel:
+    """Frames of one open session.
+
+    Args:
+        ws: the connection, handshake done.
+        decode: turns a frame into a message; raises ProtocolMismatchError.
+        handle: carries a request out and returns its answer. An InfiniswapError becomes a refusal
+            (a RequestRefusedError with its reason). It must end by itself: `run` waits for it.
+        notice: takes messages that have no answer (DrainNotice). Must not raise.
+        peer: address or name of the peer, for messages.
+        limits: bounds.
+    """
+
+    def __init__(
+        self,
+        ws: WebSocket,
+        *,
+        decode: Callable[[str], Struct],
+        handle: Callable[[Any], Awaitable[Struct]],
+        notice: Callable[[Struct], None],
+        peer: str,
+        limits: Limits,
+    ) -> None:
+        self._ws = ws
+        self._decode = decode
+        self._handle = handle
+        self._notice = notice
+        self._peer = peer
+        self._limits = limits
+        self._ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self._pending: dict[int, asyncio.Future[Struct]] = {}
+        self._handling = 0
+        self._next_id = 0
+        self._missed = 0
+
+    @property
+    def ended(self) -> Ended | None:
+        """Why the session ended, None while it is open."""
+        return self._ended.result() if self._ended.done() else None
+
+    async def wait_ended(self) -> Ended:
+        """Waits until the session has ended."""
+        return await asyncio.shield(self._ended)
+
+    def end(self, reason: str, detail: str = "") -> None:
+        """Ends the session with a goodbye; `run` then returns. Idempotent."""
+        self._end(Ended(reason, detail, by_peer=False))
+
+    async def notify(self, message: Struct) -> None:
+        """Sends a message that has no answer; a failure ends the session."""
+        if not self._ended.done() and not await send(self._ws, message, self._limits.send_s):
+            self._end(Ended(LOST, "a message could not be sent", by_peer=True))
+
+    async def request(
+        self, make: Callable[[int], Struct], answer: type[AnswerT], wait_s: float
+    ) -> AnswerT:
+        """Sends a request and waits for its answer.
+
+        Args:
+            make: builds the request with the id given.
+            answer: the type expected.
+            wait_s: how long to wait.
+
+        Raises:
+            RequestRefusedError: the peer refused.
+            SessionLostError: the session ended before the answer came.
+            DeadlineError: no answer in time; the session goes on.
+        """
+        self._raise_if_ended()
+        request_id = self._next_id
+        self._next_id += 1
+        future: asyncio.Future[Struct] = asyncio.get_running_loop().create_future()
+        self._pending[request_id] = future
+        try:
+            async with asyncio.timeout(wait_s):
+                await self.notify(make(request_id))
+                result = await future
+        except TimeoutError:
+            raise DeadlineError(
+                f"no answer within {wait_s:g} s", where=self._peer, mend="It may be overloaded."
+            ) from None
+        finally:
+            del self._pending[request_id]
+            future.cancel()
+        if isinstance(result, m.RefusedAnswer):
+            raise RequestRefusedError(
+                f"refused ({result.reason}){': ' if result.detail else ''}{result.detail}",
+                where=self._peer,
+                reason=result.reason,
+            )
+        if not isinstance(result, answer):
+            detail = f"a {type(result).__name__} where a {answer.__name__} was due"
+            self.end(m.GOODBYE_PROTOCOL, detail)
+            raise ProtocolMismatchError(detail, where=self._peer)
+        return result
+
+    async def run(self, on_end: Callable[[Ended], None] | None = None) -> Ended:
+        """Serves the session until it ends.
+
+        Args:
+            on_end: called at once when it has ended; `run` itself returns only after the requests
+                of the peer that are being worked on.
+        """
+        if on_end is not None:
+            self._ended.add_done_callback(lambda done: on_end(done.result()))
+        async with asyncio.TaskGroup() as tasks:
+            reader = tasks.create_task(self._read(tasks), name=f"session reader {self._peer}")
+            heart = tasks.create_task(self._beat(), name=f"session heartbeat {self._peer}")
+            try:
+                ended = await asyncio.shield(self._ended)
+            finally:
+                heart.cancel()
+                if not self._ended.done():
+                    self.end(m.GOODBYE_SHUTDOWN, "cancelled")
+            if not ended.by_peer:
+                goodbye = m.Goodbye(reason=ended.reason[:64], detail=ended.detail[:512])
+                await send(self._ws, goodbye, self._limits.send_s)
+            await close(self._ws, self._limits.send_s)
+            reader.cancel()
+        return ended
+
+    def _raise_if_ended(self) -> None:
+        if self._ended.done():
+            raise self._lost(self._ended.result())
+
+    def _lost(self, ended: Ended) -> SessionLostError:
+        detail = f": {ended.detail}" if ended.detail else ""
+        return SessionLostError(f"the session ended ({ended.reason}{detail})", where=self._peer)
+
+    def _end(self, ended: Ended) -> None:
+        if self._ended.done():
+            return
+        self._ended.set_result(ended)
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(self._lost(ended))
+
+    async def _read(self, tasks: asyncio.TaskGroup) -> None:
+        while not self._ended.done():
+            try:
+                frame = await receive(self._ws)
+                message = None if frame is None else self._decode(frame)
+            except ProtocolMismatchError as error:
+                self.end(m.GOODBYE_PROTOCOL, error.what)
+                return
+            self._missed = 0
+            if message is None:
+                self._end(Ended(LOST, "the connection was closed", by_peer=True))
+                return
+            await self._take(message, tasks)
+
+    async def _take(self, message: Struct, tasks: asyncio.TaskGroup) -> None:
+        if isinstance(message, m.Ping):
+            await self.notify(m.Pong(id=message.id))
+        elif isinstance(message, m.Pong):
+            pass
+        elif isinstance(message, m.Goodbye):
+            self._end(Ended(message.reason, message.detail, by_peer=True))
+        elif isinstance(message, m.DrainNotice):
+            self._notice(message)
+        elif isinstance(message, ANSWERS):
+            future = self._pending.get(message.id)
+            # An answer that nobody waits for any more came after its deadline.
+            if future is not None and not future.done():
+                future.set_result(message)
+        elif isinstance(message, REQUESTS):
+            if self._handling >= self._limits.handling_max:
+                await self.notify(m.RefusedAnswer(id=message.id, reason=m.REFUSED_BUSY))
+                return
+            self._handling += 1
+            name = f"{type(message).__name__} of {self._peer}"
+            tasks.create_task(self._answer(message), name=name)
+        else:
+            self.end(m.GOODBYE_PROTOCOL, f"a {type(message).__name__} in an open session")
+
+    async def _answer(self, request: Any) -> None:
+        try:
+            answer = await self._handle(request)
+        except RequestRefusedError as error:
+            answer = m.RefusedAnswer(id=request.id, reason=error.reason, detail=error.what[:512])
+        except InfiniswapError as error:
+            answer = m.RefusedAnswer(
+                id=request.id, reason=m.REFUSED_ERROR, detail=str(error)[:512]
+            )
+        except Exception:
+            # A fault of ours must not take the sessions of others down with it.
+            log.exception("%s from %s failed", type(request).__name__, self._peer)
+            answer = m.RefusedAnswer(
+                id=request.id, reason=m.REFUSED_ERROR, detail="internal error, see the log"
+            )
+        finally:
+            self._handling -= 1
+        await self.notify(answer)
+
+    async def _beat(self) -> None:
+        beat = 0
+        while True:
+            await asyncio.sleep(self._limits.heartbeat_s)
+            self._missed += 1
+            if self._missed > self._limits.missed_max:
+                silent_s = self._limits.missed_max * self._limits.heartbeat_s
+                self._end(Ended(m.GOODBYE_SILENCE, f"silent for {silent_s:g} s", by_peer=False))
+                return
+            beat += 1
+            await self.notify(m.Ping(id=beat))

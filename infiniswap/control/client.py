@@ -1,0 +1,532 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The consumer's end of the control API.
+
+`connect` opens a session, `fetch_status` and `fetch_version` ask once over HTTP. What can go wrong
+is told apart, each with its remedy: nothing listens there, no way there or no answer, another
+protocol on the port, another secret, another version, another slab size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Protocol, TypeVar
+
+import aiohttp
+from msgspec import Struct
+
+from infiniswap.control import auth
+from infiniswap.control import messages as m
+from infiniswap.control.channel import Channel, Ended, Limits, close, receive, send
+from infiniswap.errors import (
+    InfiniswapError,
+    NoDonorError,
+    ProtocolMismatchError,
+    SlabSizeMismatchError,
+    WrongSecretError,
+)
+from infiniswap.units import HostPort, format_size
+
+BodyT = TypeVar("BodyT")
+AnswerT = TypeVar("AnswerT", bound=Struct)
+
+BODY_BYTES_MAX: Final = 64 << 20
+"""Longest HTTP body accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who the consumer is.
+
+    Attributes:
+        device_id: UUID of the device, lower case; the same over restarts.
+        device_name: for tables.
+        host_name: for tables.
+    """
+
+    device_id: str
+    device_name: str
+    host_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """Bounds of the client, in seconds.
+
+    Attributes:
+        secret: the cluster secret, or None.
+        connect_s: for the whole way to an open session, or a whole HTTP request.
+        request_s: for the answer to one request.
+        renew_s: for the answer to a renewal: the donor drains old connections first.
+        send_s: for one message to leave.
+    """
+
+    secret: bytes | None = None
+    connect_s: float = 3.0
+    request_s: float = 2.0
+    renew_s: float = 10.0
+    send_s: float = 5.0
+
+
+class SessionHandler(Protocol):
+    """What a session asks of the consumer. Called on the event loop."""
+
+    async def evict(self, lease: int, slot: int, generation: int, deadline_s: float) -> None:
+        """Stops using the slab; returns when nothing is in flight there any more (DONE).
+
+        Past `deadline_s` seconds the donor takes it anyway.
+        """
+
+    async def activity(self, lease: int) -> Mapping[int, float]:
+        """Page I/O per second by slot."""
+
+    def draining(self, draining: bool) -> None:
+        """The donor takes no more slabs on, or does again."""
+
+    def ended(self, ended: Ended) -> None:
+        """The session has ended; called once. Leases live on for their grace period."""
+
+
+class QuietHandler:
+    """A SessionHandler for sessions that only ask: refuses nothing, knows nothing."""
+
+    async def evict(self, lease: int, slot: int, generation: int, deadline_s: float) -> None:
+        """Nothing is ever in use."""
+
+    async def activity(self, lease: int) -> Mapping[int, float]:
+        """Knows of none."""
+        return {}
+
+    def draining(self, draining: bool) -> None:
+        """Not of interest."""
+
+    def ended(self, ended: Ended) -> None:
+        """Not of interest."""
+
+
+class Session:
+    """An open session with one donor; made by `connect`. Also an async context manager.
+
+    Every request raises RequestRefusedError when the donor says no (its `reason` says why),
+    SessionLostError when the session ends first and DeadlineError when no answer comes in time.
+    """
+
+    def __init__(
+        self,
+        address: HostPort,
+        welcome: m.Welcome,
+        channel: Channel,
+        config: ClientConfig,
+        http: aiohttp.ClientSession,
+        handler: SessionHandler,
+    ) -> None:
+        self.address = address
+        self.welcome = welcome
+        self._channel = channel
+        self._config = config
+        self._http = http
+        self._task = asyncio.create_task(self._run(handler), name=f"session with {address}")
+
+    async def __aenter__(self) -> Session:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def data_address(self) -> HostPort:
+        """Where the donor serves pages: the host that was dialled, the port of the welcome."""
+        return HostPort(self.address.host, self.welcome.data_port)
+
+    @property
+    def ended(self) -> Ended | None:
+        """Why the session ended, None while it is open."""
+        return self._channel.ended
+
+    async def wait_ended(self) -> Ended:
+        """Waits until the session ends."""
+        return await self._channel.wait_ended()
+
+    async def close(self) -> None:
+        """Says goodbye and closes, in bounded time. Idempotent. Leases enter their grace."""
+        self._channel.end(m.GOODBYE_DONE)
+        await asyncio.wait({self._task})
+        await self._http.close()
+
+    async def memory(self) -> m.MemoryAnswer:
+        """The donor's memory use, now."""
+        return await self._request(lambda i: m.MemoryRequest(id=i), m.MemoryAnswer)
+
+    async def lease(self, slots_max: int) -> m.LeaseAnswer:
+        """A new lease of `slots_max` empty slots."""
+        return await self._request(
+            lambda i: m.LeaseRequest(id=i, slots_max=slots_max), m.LeaseAnswer
+        )
+
+    async def map(self, lease: int, slab: int) -> m.MapAnswer:
+        """Puts a slab into a slot of the lease."""
+        return await self._request(
+            lambda i: m.MapRequest(id=i, lease=lease, slab=slab), m.MapAnswer
+        )
+
+    async def unmap(self, lease: int, slot: int, generation: int) -> None:
+        """Gives a slab back: DONE, nothing is in flight there any more."""
+        await self._request(
+            lambda i: m.UnmapRequest(id=i, lease=lease, slot=slot, generation=generation),
+            m.OkAnswer,
+        )
+
+    async def renew(self, lease: int, reclaim: str, epoch: int) -> m.RenewAnswer:
+        """Reclaims a lease of an earlier session; its old token and connections are dead."""
+        return await self._request(
+            lambda i: m.RenewRequest(id=i, lease=lease, reclaim=reclaim, epoch=epoch),
+            m.RenewAnswer,
+            self._config.renew_s,
+        )
+
+    async def release(self, lease: int) -> None:
+        """Gives a lease and every slab in it back."""
+        await self._request(
+            lambda i: m.ReleaseRequest(id=i, lease=lease), m.OkAnswer, self._config.renew_s
+        )
+
+    async def _request(
+        self, make: Callable[[int], Struct], answer: type[AnswerT], wait_s: float | None = None
+    ) -> AnswerT:
+        return await self._channel.request(make, answer, wait_s or self._config.request_s)
+
+    async def _run(self, handler: SessionHandler) -> None:
+        try:
+            await self._channel.run(handler.ended)
+        finally:
+            await self._http.close()
+
+
+async def connect(
+    address: HostPort,
+    identity: Identity,
+    config: ClientConfig,
+    handler: SessionHandler,
+    *,
+    slab_bytes: int | None = None,
+) -> Session:
+    """Opens a session; the caller closes it.
+
+    Args:
+        address: of the donor's control port.
+        identity: who asks.
+        config: bounds and secret.
+        handler: for what the donor asks.
+        slab_bytes: slab size that is needed, None: any.
+
+    Raises:
+        NoDonorError: nothing there, or no answer.
+        ProtocolMismatchError: no Infiniswap daemon, or one of another version.
+        WrongSecretError: the ends do not share a secret.
+        SlabSizeMismatchError: the donor lends slabs of another size.
+    """
+    http = _http_session()
+    try:
+        async with _errors_explained(address, config.connect_s):
+            ws = await http.ws_connect(
+                f"http://{address}{m.SESSION_PATH}",
+                protocols=(m.SUBPROTOCOL,),
+                max_msg_size=m.MESSAGE_BYTES_MAX,
+                autoclose=True,
+                compress=0,
+            )
+            if ws.protocol != m.SUBPROTOCOL:
+                raise _not_a_daemon(address, "a WebSocket server of another kind answered")
+            welcome = await _handshake(ws, address, identity, config)
+            if slab_bytes is not None and welcome.slab_bytes != slab_bytes:
+                await send(ws, m.Goodbye(reason=m.GOODBYE_DONE), config.send_s)
+                await close(ws, config.send_s)
+                raise SlabSizeMismatchError(
+                    f"the donor lends slabs of {format_size(welcome.slab_bytes)}, "
+                    f"this device uses {format_size(slab_bytes)}",
+                    where=f"donor {address}",
+                    mend="Set the same slab size on both (--slab or `slab` in the configuration).",
+                )
+        channel = _open_channel(ws, address, welcome, config, handler)
+        return Session(address, welcome, channel, config, http, handler)
+    except BaseException:
+        await http.close()
+        raise
+
+
+def _open_channel(
+    ws: aiohttp.ClientWebSocketResponse,
+    address: HostPort,
+    welcome: m.Welcome,
+    config: ClientConfig,
+    handler: SessionHandler,
+) -> Channel:
+    async def handle(request: Any) -> Struct:
+        if isinstance(request, m.EvictRequest):
+            await handler.evict(
+                request.lease, request.slot, request.generation, request.deadline_ms / 1000
+            )
+            return m.EvictAnswer(id=request.id)
+        slots = await handler.activity(request.lease)
+        return m.ActivityAnswer(
+            id=request.id,
+            slots=[m.SlotActivity(slot, max(0.0, rate)) for slot, rate in slots.items()],
+        )
+
+    def notice(message: Struct) -> None:
+        if isinstance(message, m.DrainNotice):
+            handler.draining(message.draining)
+
+    # The donor says how often to ping: both ends then agree on when the other counts as gone.
+    heartbeat_s = max(0.01, welcome.heartbeat_ms / 1000)
+    limits = Limits(
+        heartbeat_s=heartbeat_s,
+        missed_max=max(1, round(welcome.silence_ms / 1000 / heartbeat_s)),
+        send_s=config.send_s,
+    )
+    return Channel(
+        ws,
+        decode=m.decode_to_consumer,
+        handle=handle,
+        notice=notice,
+        peer=f"donor {address}",
+        limits=limits,
+    )
+
+
+async def _handshake(
+    ws: aiohttp.ClientWebSocketResponse,
+    address: HostPort,
+    identity: Identity,
+    config: ClientConfig,
+) -> m.Welcome:
+    nonce = secrets.token_hex(auth.NONCE_BYTES)
+    hello = m.Hello(
+        versions=list(m.VERSIONS),
+        device_id=identity.device_id,
+        device_name=identity.device_name,
+        host_name=identity.host_name,
+        nonce=nonce,
+    )
+    await send(ws, hello, config.send_s)
+    challenge = await _expect(ws, address, m.Challenge)
+    if challenge.version != m.choose_version(m.VERSIONS, challenge.versions):
+        raise _version_mismatch(address, ", ".join(map(str, challenge.versions)))
+    transcript = auth.Transcript(
+        version=challenge.version,
+        versions_consumer=m.VERSIONS,
+        versions_donor=tuple(challenge.versions),
+        device_id=identity.device_id,
+        nonce_consumer=nonce,
+        nonce_donor=challenge.nonce,
+    )
+    problem = _secret_problem(config.secret, challenge.proof, transcript)
+    if problem:
+        await send(ws, m.Goodbye(reason=m.GOODBYE_SECRET, detail=problem), config.send_s)
+        raise _wrong_secret(address, problem)
+    proof = "" if config.secret is None else auth.consumer_proof(config.secret, transcript)
+    await send(ws, m.Auth(proof=proof), config.send_s)
+    return await _expect(ws, address, m.Welcome)
+
+
+def _secret_problem(secret: bytes | None, proof: str, transcript: auth.Transcript) -> str:
+    """What is wrong with the donor's proof, empty when nothing is."""
+    if secret is None:
+        return "the donor asks for a cluster secret, and none is configured here" if proof else ""
+    if not proof:
+        return "a cluster secret is configured here, and the donor has none"
+    if not auth.proofs_equal(proof, auth.donor_proof(secret, transcript)):
+        return "the cluster secrets differ"
+    return ""
+
+
+async def _expect(
+    ws: aiohttp.ClientWebSocketResponse, address: HostPort, kind: type[BodyT]
+) -> BodyT:
+    frame = await receive(ws)
+    if frame is None:
+        raise NoDonorError(
+            "the connection was closed in the middle of the handshake",
+            where=f"donor {address}",
+            mend="The daemon may be stopping; its log says why.",
+        )
+    message = m.decode_to_consumer(frame)
+    if isinstance(message, kind):
+        return message
+    if not isinstance(message, m.Goodbye):
+        raise ProtocolMismatchError(
+            f"a {type(message).__name__} where a {kind.__name__} was due", where=f"donor {address}"
+        )
+    detail = message.detail or message.reason
+    if message.reason == m.GOODBYE_SECRET:
+        raise _wrong_secret(address, detail)
+    if message.reason == m.GOODBYE_VERSION:
+        raise _version_mismatch(address, detail)
+    if message.reason == m.GOODBYE_PROTOCOL:
+        raise ProtocolMismatchError(
+            f"the donor did not understand the handshake ({detail})", where=f"donor {address}"
+        )
+    raise NoDonorError(
+        f"the donor refused the session: {detail}",
+        where=f"donor {address}",
+        mend="Try again later, or name another donor.",
+    )
+
+
+# ------------------------------------------------------------------------------ HTTP
+
+
+async def fetch_status(address: HostPort, config: ClientConfig) -> m.Status:
+    """A donor's state.
+
+    Raises:
+        NoDonorError, ProtocolMismatchError, WrongSecretError: as for `connect`.
+    """
+    async with _errors_explained(address, config.connect_s), _http_session() as http:
+        headers: dict[str, str] = {}
+        nonce = await _get(http, address, m.NONCE_PATH, m.NonceInfo, headers)
+        if nonce.required:
+            if config.secret is None:
+                raise _wrong_secret(
+                    address, "the donor asks for a cluster secret, and none is configured here"
+                )
+            headers["Authorization"] = auth.http_authorization(
+                config.secret, "GET", m.STATUS_PATH, nonce.nonce
+            )
+        return await _get(http, address, m.STATUS_PATH, m.Status, headers)
+
+
+async def fetch_version(address: HostPort, config: ClientConfig) -> m.VersionInfo:
+    """Who answers at an address; needs no secret.
+
+    Raises:
+        NoDonorError, ProtocolMismatchError: as for `connect`.
+    """
+    async with _errors_explained(address, config.connect_s), _http_session() as http:
+        return await _get(http, address, m.VERSION_PATH, m.VersionInfo, {})
+
+
+async def _get(
+    http: aiohttp.ClientSession,
+    address: HostPort,
+    path: str,
+    kind: type[BodyT],
+    headers: Mapping[str, str],
+) -> BodyT:
+    url = f"http://{address}{path}"
+    async with http.get(url, headers=headers, allow_redirects=False) as response:
+        body = bytearray()
+        async for chunk in response.content.iter_any():
+            body += chunk
+            if len(body) > BODY_BYTES_MAX:
+                raise _not_a_daemon(address, f"an answer of more than {BODY_BYTES_MAX} bytes")
+        if response.status == 401:
+            raise _wrong_secret(address, "the cluster secrets differ")
+        if response.status != 200:
+            raise _not_a_daemon(address, f"HTTP status {response.status}")
+    try:
+        return m.decode_body(bytes(body), kind)
+    except ProtocolMismatchError as error:
+        raise _not_a_daemon(address, error.what) from None
+
+
+def _http_session() -> aiohttp.ClientSession:
+    # No proxies from the environment, no cookies, no connection kept for later.
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=2, force_close=True),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=False,
+    )
+
+
+# ---------------------------------------------------------------------------- errors
+
+
+@contextlib.asynccontextmanager
+async def _errors_explained(address: HostPort, wait_s: float) -> AsyncIterator[None]:
+    """Bounds the block and turns what aiohttp raises into errors for people."""
+    try:
+        async with asyncio.timeout(wait_s):
+            yield
+    except InfiniswapError as error:
+        if not error.where:
+            error.where = f"donor {address}"
+        raise
+    except TimeoutError:
+        raise NoDonorError(
+            f"no answer within {wait_s:g} s",
+            where=f"donor {address}",
+            mend=f"Check the address, that the host is up, and that its firewall lets TCP port "
+            f"{address.port} in.",
+        ) from None
+    except aiohttp.ClientConnectorError as error:
+        raise _cannot_connect(address, error.os_error) from error
+    except aiohttp.WSServerHandshakeError as error:
+        raise _not_a_daemon(address, f"HTTP status {error.status}") from error
+    except aiohttp.ServerDisconnectedError as error:
+        raise _not_a_daemon(address, "the connection was closed without an answer") from error
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise _not_a_daemon(address, "the answer is not HTTP") from error
+
+
+def _cannot_connect(address: HostPort, error: OSError) -> NoDonorError:
+    where = f"donor {address}"
+    if isinstance(error, socket.gaierror):
+        return NoDonorError(
+            f"the host name cannot be resolved ({error.strerror})",
+            where=where,
+            mend="Check the spelling, or give the address in numbers.",
+        )
+    if error.errno == errno.ECONNREFUSED:
+        return NoDonorError(
+            "connection refused: nothing listens there",
+            where=where,
+            mend="Start `infiniswap daemon` there, with --listen on an address that this host "
+            "can reach (the default is loopback only), and check the port.",
+        )
+    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+        return NoDonorError(
+            "there is no route to that host",
+            where=where,
+            mend="Check the address and the network of both hosts.",
+        )
+    return NoDonorError(
+        f"cannot connect: {error.strerror or error}", where=where, mend="Check the address."
+    )
+
+
+def _not_a_daemon(address: HostPort, detail: str) -> ProtocolMismatchError:
+    return ProtocolMismatchError(
+        f"what listens there is no Infiniswap control port ({detail})",
+        where=f"donor {address}",
+        mend="Give the control port (9400 by default), not the data port or that of another "
+        "service.",
+    )
+
+
+def _version_mismatch(address: HostPort, detail: str) -> ProtocolMismatchError:
+    ours = ", ".join(map(str, m.VERSIONS))
+    return ProtocolMismatchError(
+        f"no common protocol version: {detail}; here: {ours}",
+        where=f"donor {address}",
+        mend="Install the same release of Infiniswap on both hosts.",
+    )
+
+
+def _wrong_secret(address: HostPort, detail: str) -> WrongSecretError:
+    return WrongSecretError(
+        detail,
+        where=f"donor {address}",
+        mend="Copy the same secret file to every host and name it in [cluster] secret_file.",
+    )

@@ -1,0 +1,504 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The donor's end of the control API: HTTP and sessions on one port.
+
+The server knows the protocol; what requests do is the business of a `Service` (the donor). Every
+wait for a peer is bounded, and so is what a peer that has not proved itself can make us hold:
+connections, handshakes and nonces are counted, and the surplus is turned away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from aiohttp import web
+
+from infiniswap import __version__
+from infiniswap.control import auth
+from infiniswap.control import messages as m
+from infiniswap.control.channel import Channel, Ended, Limits, close, receive, send
+from infiniswap.control.openapi import document
+from infiniswap.errors import ConflictError, ProtocolMismatchError, SystemCallError
+from infiniswap.units import HostPort
+
+log = logging.getLogger(__name__)
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Bounds of the server.
+
+    Attributes:
+        secret: the cluster secret; None: nobody has to prove anything.
+        limits: of each session.
+        handshake_s: how long a peer may take for its first request and for the handshake.
+        connections_max: TCP connections at once.
+        handshakes_max: sessions at once that have not proved themselves yet.
+        sessions_max: open sessions at once.
+        stop_s: how long stopping waits for sessions to close.
+    """
+
+    secret: bytes | None = None
+    limits: Limits = Limits()
+    handshake_s: float = 5.0
+    connections_max: int = 2048
+    handshakes_max: int = 64
+    sessions_max: int = 1024
+    stop_s: float = 5.0
+
+
+class ServerSession:
+    """A consumer's open session, as the service sees it."""
+
+    def __init__(self, number: int, hello: m.Hello, address: str, version: int) -> None:
+        self.number = number
+        self.device_id = hello.device_id
+        self.device_name = hello.device_name
+        self.host_name = hello.host_name
+        self.address = address
+        self.version = version
+        self._channel: Channel | None = None
+
+    def __str__(self) -> str:
+        return f"device {self.device_name} of {self.host_name} ({self.address})"
+
+    @property
+    def channel(self) -> Channel:
+        """For requests to the consumer."""
+        assert self._channel is not None, "set before the service sees the session"
+        return self._channel
+
+    def attach(self, channel: Channel) -> None:
+        """Binds the channel, once."""
+        self._channel = channel
+
+    async def evict(self, lease: int, slot: int, generation: int, deadline_ms: int) -> None:
+        """Asks the consumer to give a slab up; returns when it has.
+
+        Raises:
+            DeadlineError, SessionLostError, RequestRefusedError: it has not.
+        """
+        await self.channel.request(
+            lambda request_id: m.EvictRequest(
+                id=request_id,
+                lease=lease,
+                slot=slot,
+                generation=generation,
+                deadline_ms=deadline_ms,
+            ),
+            m.EvictAnswer,
+            deadline_ms / 1000,
+        )
+
+    async def activity(self, lease: int, wait_s: float) -> dict[int, float]:
+        """Page I/O per second by slot.
+
+        Raises:
+            DeadlineError, SessionLostError, RequestRefusedError: the consumer did not say.
+        """
+        answer = await self.channel.request(
+            lambda request_id: m.ActivityRequest(id=request_id, lease=lease),
+            m.ActivityAnswer,
+            wait_s,
+        )
+        return {entry.slot: entry.pages_per_s for entry in answer.slots}
+
+
+class Service(Protocol):
+    """What the server needs from the donor. Nothing here may block the event loop."""
+
+    def welcome(self, version: int) -> m.Welcome:
+        """The last message of a good handshake."""
+
+    def status(self) -> m.Status:
+        """For GET /v1/status."""
+
+    def session_opened(self, session: ServerSession) -> None:
+        """A consumer proved itself."""
+
+    def session_closed(self, session: ServerSession, ended: Ended) -> None:
+        """Called once for each opened session."""
+
+    async def handle(self, session: ServerSession, request: Any) -> msgspec.Struct:
+        """Carries a ConsumerRequest out; raises RequestRefusedError to refuse it."""
+
+
+class _Refuse(asyncio.Protocol):
+    """Turns a surplus connection away."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+class _HttpLog(logging.Handler):
+    """Counts what aiohttp complains of (requests that are no HTTP) instead of logging it."""
+
+    def __init__(self, counters: Counter[str]) -> None:
+        super().__init__(logging.DEBUG)
+        self._counters = counters
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.ERROR and record.exc_info and record.exc_info[1]:
+            error = record.exc_info[1]
+            if not isinstance(error, web.HTTPException | ValueError | ConnectionError):
+                log.error("a request failed: %r", error)
+        self._counters["http_errors"] += 1
+
+
+class ControlServer:
+    """Serves one service on one port.
+
+    Args:
+        service: the donor.
+        config: bounds.
+    """
+
+    def __init__(self, service: Service, config: ServerConfig) -> None:
+        self._service = service
+        self._config = config
+        self.counters: Counter[str] = Counter()
+        self._nonces = auth.NonceStore()
+        self._sessions: dict[int, ServerSession] = {}
+        self._session_next = 0
+        self._handshakes = 0
+        self._stopping = False
+        self._first_seen_s: dict[Any, float] = {}
+        self._active: set[Any] = set()
+        self._runner: web.AppRunner | None = None
+        self._servers: list[asyncio.Server] = []
+        self._sweeper: asyncio.Task[None] | None = None
+
+    @property
+    def sessions(self) -> tuple[ServerSession, ...]:
+        """Those that are open."""
+        return tuple(self._sessions.values())
+
+    # -------------------------------------------------------------- start and stop
+
+    async def start(self, address: HostPort) -> int:
+        """Listens and serves; returns the port (another than asked for only when that was 0).
+
+        Raises:
+            ConflictError: the port is in use.
+            SystemCallError: the address cannot be listened on.
+        """
+        app = web.Application(middlewares=[web.middleware(self._guard)], client_max_size=4096)
+        app.router.add_get(m.SESSION_PATH, self._session)
+        app.router.add_get(m.STATUS_PATH, self._status)
+        app.router.add_get(m.VERSION_PATH, self._version)
+        app.router.add_get(m.NONCE_PATH, self._nonce)
+        app.router.add_get(m.OPENAPI_PATH, self._openapi)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            logger=self._http_logger(),
+            keepalive_timeout=15.0,
+            shutdown_timeout=self._config.stop_s,
+        )
+        await self._runner.setup()
+        try:
+            port = await self._listen(address)
+        except BaseException:
+            await self._runner.cleanup()
+            raise
+        self._sweeper = asyncio.create_task(self._sweep(), name="idle control connections")
+        return port
+
+    async def stop(self, reason: str = m.GOODBYE_SHUTDOWN, detail: str = "") -> None:
+        """Says goodbye to every session and stops serving, in bounded time. Idempotent."""
+        self._stopping = True
+        for session in self.sessions:
+            session.channel.end(reason, detail)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sweeper
+            self._sweeper = None
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+        if self._runner is not None:
+            # Waits for the handlers (bounded by shutdown_timeout), so for every goodbye.
+            await self._runner.cleanup()
+            self._runner = None
+
+    def _http_logger(self) -> logging.Logger:
+        logger = logging.Logger("infiniswap.control.http")  # private: not in the global tree
+        logger.addHandler(_HttpLog(self.counters))
+        return logger
+
+    async def _listen(self, address: HostPort) -> int:
+        loop = asyncio.get_running_loop()
+        try:
+            first = await loop.create_server(self._protocol, address.host, address.port)
+        except socket.gaierror as error:
+            raise SystemCallError(
+                f"the address cannot be resolved ({error.strerror})",
+                where=f"listen {address}",
+                mend="Give an address of this host.",
+            ) from error
+        except OSError as error:
+            if error.errno == 98:
+                raise ConflictError(
+                    "the port is in use",
+                    where=f"listen {address}",
+                    mend="Another daemon may be running; see `infiniswap status`, or give "
+                    "another port with --listen.",
+                ) from error
+            raise SystemCallError(
+                f"cannot listen: {error.strerror}",
+                where=f"listen {address}",
+                mend="Give an address of this host and a port that this user may use.",
+                code=error.errno or 0,
+            ) from error
+        self._servers.append(first)
+        return int(first.sockets[0].getsockname()[1])
+
+    def _protocol(self) -> asyncio.Protocol:
+        assert self._runner is not None
+        server = self._runner.server
+        if server is None or len(server.connections) >= self._config.connections_max:
+            self.counters["connections_refused"] += 1
+            return _Refuse()
+        return server()
+
+    async def _sweep(self) -> None:
+        """Closes connections that never asked for anything."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(1.0, self._config.handshake_s))
+            if self._runner is None or self._runner.server is None:
+                return
+            alive = set(self._runner.server.connections)
+            self._active &= alive
+            now_s = loop.time()
+            self._first_seen_s = {
+                handler: self._first_seen_s.get(handler, now_s)
+                for handler in alive - self._active
+            }
+            for handler, seen_s in self._first_seen_s.items():
+                if now_s - seen_s > self._config.handshake_s:
+                    self.counters["connections_idle_closed"] += 1
+                    handler.force_close()
+
+    # ------------------------------------------------------------------------ HTTP
+
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Middleware: marks the connection as used; keeps web pages out."""
+        self._active.add(request.protocol)
+        if "Origin" in request.headers:
+            # A page in a browser on this host could otherwise use the loopback port.
+            return _error(403, "browsers are not served")
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            return _error(error.status, error.reason)
+
+    def _authorized(self, request: web.Request) -> bool:
+        if self._config.secret is None:
+            return True
+        given = auth.parse_http_authorization(request.headers.get("Authorization", ""))
+        now_s = asyncio.get_running_loop().time()
+        if given is not None and self._nonces.take(given[0], now_s):
+            expected = auth.http_proof(
+                self._config.secret, request.method, request.path, given[0]
+            )
+            if auth.proofs_equal(given[1], expected):
+                return True
+        self.counters["http_unauthorized"] += 1
+        return False
+
+    async def _status(self, request: web.Request) -> web.StreamResponse:
+        if not self._authorized(request):
+            return _error(401, "the proof of the cluster secret is missing or wrong")
+        return _json(self._service.status())
+
+    async def _openapi(self, request: web.Request) -> web.StreamResponse:
+        if not self._authorized(request):
+            return _error(401, "the proof of the cluster secret is missing or wrong")
+        return _json(document(__version__))
+
+    async def _version(self, _request: web.Request) -> web.StreamResponse:
+        return _json(
+            m.VersionInfo(product="infiniswap", software=__version__, versions=list(m.VERSIONS))
+        )
+
+    async def _nonce(self, _request: web.Request) -> web.StreamResponse:
+        nonce = secrets.token_hex(auth.NONCE_BYTES)
+        required = self._config.secret is not None
+        if required:
+            self._nonces.add(nonce, asyncio.get_running_loop().time())
+        return _json(m.NonceInfo(nonce=nonce, required=required))
+
+    # -------------------------------------------------------------------- sessions
+
+    async def _session(self, request: web.Request) -> web.StreamResponse:
+        ws = web.WebSocketResponse(
+            protocols=(m.SUBPROTOCOL,),
+            max_msg_size=m.MESSAGE_BYTES_MAX,
+            compress=False,
+            timeout=self._config.limits.send_s,
+        )
+        offered = request.headers.get("Sec-WebSocket-Protocol", "")
+        if m.SUBPROTOCOL not in [name.strip() for name in offered.split(",")]:
+            return _error(400, f"not a WebSocket request for the protocol {m.SUBPROTOCOL!r}")
+        await ws.prepare(request)
+        address = _peer_name(request)
+        session = await self._handshake_bounded(ws, address)
+        if session is None:
+            await close(ws, self._config.limits.send_s)
+            return ws
+        await self._serve(ws, session)
+        return ws
+
+    async def _serve(self, ws: web.WebSocketResponse, session: ServerSession) -> None:
+        async def handle(request: Any) -> msgspec.Struct:
+            return await self._service.handle(session, request)
+
+        channel = Channel(
+            ws,
+            decode=m.decode_to_donor,
+            handle=handle,
+            notice=lambda message: None,
+            peer=str(session),
+            limits=self._config.limits,
+        )
+        session.attach(channel)
+
+        def closed(ended: Ended) -> None:
+            self._sessions.pop(session.number, None)
+            self.counters[f"sessions_ended_{ended.reason}"[:80]] += 1
+            if ended.reason == m.GOODBYE_PROTOCOL and not ended.by_peer:
+                self.counters["protocol_errors"] += 1
+            self._service.session_closed(session, ended)
+
+        self._sessions[session.number] = session
+        self.counters["sessions_opened"] += 1
+        self._service.session_opened(session)
+        if not await send(ws, self._service.welcome(session.version), self._config.limits.send_s):
+            channel.end(m.GOODBYE_ERROR, "the welcome could not be sent")
+        if self._stopping:
+            channel.end(m.GOODBYE_SHUTDOWN)
+        await channel.run(closed)
+
+    async def _handshake_bounded(
+        self, ws: web.WebSocketResponse, address: str
+    ) -> ServerSession | None:
+        with self._handshake_place() as free:
+            if not free or len(self._sessions) >= self._config.sessions_max:
+                await self._turn_away(ws, m.GOODBYE_BUSY, "too many sessions", address)
+                return None
+            if self._stopping:
+                await self._turn_away(ws, m.GOODBYE_SHUTDOWN, "", address)
+                return None
+            try:
+                async with asyncio.timeout(self._config.handshake_s):
+                    return await self._handshake(ws, address)
+            except TimeoutError:
+                await self._turn_away(
+                    ws, m.GOODBYE_SILENCE, "the handshake took too long", address
+                )
+            except ProtocolMismatchError as error:
+                self.counters["protocol_errors"] += 1
+                await self._turn_away(ws, m.GOODBYE_PROTOCOL, error.what, address)
+            return None
+
+    @contextlib.contextmanager
+    def _handshake_place(self) -> Iterator[bool]:
+        self._handshakes += 1
+        try:
+            yield self._handshakes <= self._config.handshakes_max
+        finally:
+            self._handshakes -= 1
+
+    async def _handshake(self, ws: web.WebSocketResponse, address: str) -> ServerSession | None:
+        frame = await receive(ws, m.HELLO_BYTES_MAX)
+        if frame is None:
+            return None
+        hello = m.decode_to_donor(frame)
+        if not isinstance(hello, m.Hello):
+            raise ProtocolMismatchError("the first message is not a hello")
+        version = m.choose_version(m.VERSIONS, hello.versions)
+        if version is None:
+            detail = f"this donor speaks protocol {_list(m.VERSIONS)}, not {_list(hello.versions)}"
+            await self._turn_away(ws, m.GOODBYE_VERSION, detail, address)
+            return None
+        nonce = secrets.token_hex(auth.NONCE_BYTES)
+        transcript = auth.Transcript(
+            version=version,
+            versions_consumer=tuple(hello.versions),
+            versions_donor=m.VERSIONS,
+            device_id=hello.device_id,
+            nonce_consumer=hello.nonce,
+            nonce_donor=nonce,
+        )
+        secret = self._config.secret
+        challenge = m.Challenge(
+            version=version,
+            versions=list(m.VERSIONS),
+            nonce=nonce,
+            proof="" if secret is None else auth.donor_proof(secret, transcript),
+        )
+        if not await send(ws, challenge, self._config.limits.send_s):
+            return None
+        frame = await receive(ws, m.HELLO_BYTES_MAX)
+        if frame is None:
+            return None
+        answer = m.decode_to_donor(frame)
+        if isinstance(answer, m.Goodbye):
+            self.counters[f"handshakes_ended_{answer.reason}"[:80]] += 1
+            log.warning("%s broke the handshake off: %s", address, _said(answer))
+            return None
+        if not isinstance(answer, m.Auth):
+            raise ProtocolMismatchError("the second message is not an auth")
+        if secret is not None and not auth.proofs_equal(
+            answer.proof, auth.consumer_proof(secret, transcript)
+        ):
+            self.counters["secret_errors"] += 1
+            detail = "the cluster secrets differ"
+            await self._turn_away(ws, m.GOODBYE_SECRET, detail, address)
+            return None
+        self._session_next += 1
+        return ServerSession(self._session_next, hello, address, version)
+
+    async def _turn_away(
+        self, ws: web.WebSocketResponse, reason: str, detail: str, address: str
+    ) -> None:
+        self.counters["sessions_refused"] += 1
+        log.warning("refused a session from %s: %s", address, detail or reason)
+        goodbye = m.Goodbye(reason=reason, detail=detail[:512])
+        await send(ws, goodbye, self._config.limits.send_s)
+
+
+def _json(body: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+
+def _error(status: int, text: str) -> web.Response:
+    response = _json(m.HttpError(error=text))
+    response.set_status(status)
+    return response
+
+
+def _list(versions: Any) -> str:
+    return ", ".join(map(str, versions))
+
+
+def _said(goodbye: m.Goodbye) -> str:
+    # repr: a peer's text must not forge log lines.
+    return f"{goodbye.reason!r} {goodbye.detail!r}"
+
+
+def _peer_name(request: web.Request) -> str:
+    peer = request.transport.get_extra_info("peername") if request.transport else None
+    return str(HostPort(peer[0], peer[1])) if peer else "unknown"
