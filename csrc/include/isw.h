@@ -206,7 +206,6 @@ int isw_remote_destroy(isw_engine *engine, uint32_t remote);
 #define ISW_SLAB_MAPPED 1
 #define ISW_SLAB_SUSPENDED 2 /* the remote is down; nothing is sent, bits are kept */
 #define ISW_SLAB_DRAINING 3  /* being unmapped: nothing new is sent */
-#define ISW_SLAB_LOST 4      /* only with ISW_ENGINE_NO_BACKUP */
 
 /* generation: the donor's, from the map answer. -EBUSY unless UNMAPPED. */
 int isw_slab_map(isw_engine *engine, uint32_t slab, uint32_t remote, uint32_t slot,

@@ -34,7 +34,6 @@ class SlabState(enum.IntEnum):
     MAPPED = 1
     SUSPENDED = 2
     DRAINING = 3
-    LOST = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,570 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The backup's queue. Pages are queued once however often they are rewritten; a writer takes the
+ * oldest with its queued neighbours as one write. take and done are the whole of its logic:
+ * threads call them around the blocking I/O, tests call them in any order they like.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <sys/uio.h>
+#include <time.h>
+
+#include "engine/internal.h"
+
+/* ------------------------------------------------------------ lists; backup lock */
+
+static void link_tail(struct isw_engine *e, uint32_t index)
+{
+	struct iswi_backup *b = &e->backup;
+	struct iswi_entry *entry = &e->entries[index];
+
+	entry->backup_prev = b->queue_tail;
+	entry->backup_next = ISWI_NONE;
+	if (b->queue_tail != ISWI_NONE)
+		e->entries[b->queue_tail].backup_next = index;
+	else
+		b->queue_head = index;
+	b->queue_tail = index;
+}
+
+static void unlink_queued(struct isw_engine *e, struct iswi_entry *entry)
+{
+	struct iswi_backup *b = &e->backup;
+
+	if (entry->backup_prev != ISWI_NONE)
+		e->entries[entry->backup_prev].backup_next = entry->backup_next;
+	else
+		b->queue_head = entry->backup_next;
+	if (entry->backup_next != ISWI_NONE)
+		e->entries[entry->backup_next].backup_prev = entry->backup_prev;
+	else
+		b->queue_tail = entry->backup_prev;
+}
+
+static void link_failed(struct isw_engine *e, struct iswi_entry *entry)
+{
+	struct iswi_backup *b = &e->backup;
+
+	entry->backup_prev = ISWI_NONE;
+	entry->backup_next = b->failed_head;
+	if (b->failed_head != ISWI_NONE)
+		e->entries[b->failed_head].backup_prev = (uint32_t)(entry - e->entries);
+	b->failed_head = (uint32_t)(entry - e->entries);
+	b->failed_count++;
+}
+
+static void unlink_failed(struct isw_engine *e, struct iswi_entry *entry)
+{
+	struct iswi_backup *b = &e->backup;
+
+	if (entry->backup_prev != ISWI_NONE)
+		e->entries[entry->backup_prev].backup_next = entry->backup_next;
+	else
+		b->failed_head = entry->backup_next;
+	if (entry->backup_next != ISWI_NONE)
+		e->entries[entry->backup_next].backup_prev = entry->backup_prev;
+	b->failed_count--;
+}
+
+/* ------------------------------------------------------------------------ flush */
+
+/*
+ * A flush must see every write completed before it on the disk. Pages not yet there are counted
+ * in one of two epochs. A round of flushes turns the epoch, waits until the old one counts no
+ * page, syncs, and answers; flushes that come meanwhile form the next round.
+ */
+static void flush_round(struct iswi_backup *b)
+{
+	b->flush_now = b->flush_next;
+	b->flush_next = NULL;
+	b->epoch ^= 1;
+	b->flush_state = b->outstanding[b->epoch ^ 1] ? ISWI_FLUSH_DRAIN : ISWI_FLUSH_READY;
+	if (b->flush_state == ISWI_FLUSH_READY)
+		pthread_cond_signal(&b->write_cond);
+}
+
+static void outstanding_less(struct iswi_backup *b, uint8_t epoch)
+{
+	b->outstanding[epoch]--;
+	if (b->flush_state == ISWI_FLUSH_DRAIN && epoch != b->epoch && !b->outstanding[epoch]) {
+		b->flush_state = ISWI_FLUSH_READY;
+		pthread_cond_signal(&b->write_cond);
+	}
+}
+
+void iswi_flush(struct isw_engine *e, struct iswi_req *req)
+{
+	struct iswi_backup *b = &e->backup;
+	bool at_once = true;
+
+	req->next = NULL;
+	pthread_mutex_lock(&b->lock);
+	if (b->failed_count) {
+		iswi_req_fail(req, -EIO);
+	} else if (e->has_backup) {
+		at_once = false;
+		req->next = b->flush_next;
+		b->flush_next = req;
+		if (b->flush_state == ISWI_FLUSH_IDLE)
+			flush_round(b);
+	}
+	pthread_mutex_unlock(&b->lock);
+	if (at_once)
+		iswi_req_finish_list(e, req);
+}
+
+/* Under the backup lock: takes all flushes in wait, to be answered with an error. */
+static struct iswi_req *flush_give_up(struct iswi_backup *b)
+{
+	struct iswi_req *list = b->flush_now, **end = &list;
+
+	while (*end)
+		end = &(*end)->next;
+	*end = b->flush_next;
+	b->flush_now = b->flush_next = NULL;
+	return list;
+}
+
+static void fail_list(struct isw_engine *e, struct iswi_req *list)
+{
+	for (struct iswi_req *req = list; req; req = req->next)
+		iswi_req_fail(req, -EIO);
+	iswi_req_finish_list(e, list);
+}
+
+static void sync_done(struct isw_engine *e, int error)
+{
+	struct iswi_backup *b = &e->backup;
+	struct iswi_req *list;
+
+	pthread_mutex_lock(&b->lock);
+	list = b->flush_now;
+	b->flush_now = NULL;
+	b->flush_state = ISWI_FLUSH_IDLE;
+	if (b->flush_next)
+		flush_round(b);
+	pthread_mutex_unlock(&b->lock);
+	if (error)
+		fail_list(e, list);
+	else
+		iswi_req_finish_list(e, list);
+}
+
+/* ------------------------------------------------- queueing; page's shard lock held */
+
+void iswi_backup_enqueue(struct isw_engine *e, struct iswi_entry *entry)
+{
+	struct iswi_backup *b = &e->backup;
+
+	pthread_mutex_lock(&b->lock);
+	switch (entry->backup_state) {
+	case ISWI_B_IDLE:
+		entry->backup_state = ISWI_B_QUEUED;
+		entry->flush_epoch = b->epoch;
+		entry->again_epoch = ISWI_NO_EPOCH;
+		b->outstanding[b->epoch]++;
+		link_tail(e, (uint32_t)(entry - e->entries));
+		pthread_cond_signal(&b->write_cond);
+		break;
+	case ISWI_B_BUSY:
+		/* The first newer version decides which flush waits for the next write. */
+		if (entry->again_epoch == ISWI_NO_EPOCH)
+			entry->again_epoch = b->epoch;
+		break;
+	default:
+		iswi_count(&e->count.pages_out_superseded, 1);
+	}
+	pthread_mutex_unlock(&b->lock);
+}
+
+void iswi_backup_cancel(struct isw_engine *e, struct iswi_entry *entry)
+{
+	struct iswi_backup *b = &e->backup;
+
+	pthread_mutex_lock(&b->lock);
+	if (entry->backup_state == ISWI_B_QUEUED)
+		unlink_queued(e, entry);
+	else if (entry->backup_state == ISWI_B_FAILED)
+		unlink_failed(e, entry);
+	if (entry->backup_state == ISWI_B_QUEUED || entry->backup_state == ISWI_B_FAILED) {
+		entry->backup_state = ISWI_B_IDLE;
+		outstanding_less(b, entry->flush_epoch);
+	}
+	pthread_mutex_unlock(&b->lock);
+}
+
+void iswi_backup_read(struct isw_engine *e, struct iswi_op *op)
+{
+	struct iswi_backup *b = &e->backup;
+
+	op->next = NULL;
+	pthread_mutex_lock(&b->lock);
+	*b->read_tail = op;
+	b->read_tail = &op->next;
+	pthread_cond_signal(&b->read_cond);
+	pthread_mutex_unlock(&b->lock);
+}
+
+/* ------------------------------------------------------------------------- take */
+
+/* Makes the page's queued write ours: its newest slot, or ISWI_NONE when none is queued. */
+static uint32_t claim(struct isw_engine *e, uint64_t page)
+{
+	struct iswi_shard *shard = iswi_shard_of(e, page);
+	struct iswi_entry *entry;
+	uint32_t slot = ISWI_NONE;
+
+	pthread_mutex_lock(&shard->lock);
+	entry = iswi_entry_find(e, page);
+	if (entry && entry->backup_state == ISWI_B_QUEUED) {
+		pthread_mutex_lock(&e->backup.lock);
+		unlink_queued(e, entry);
+		entry->backup_state = ISWI_B_BUSY;
+		pthread_mutex_unlock(&e->backup.lock);
+		slot = iswi_entry_newest(e, entry); /* QUEUED has one: zeroing cancels */
+		e->slot_uses[slot].refs++;
+	}
+	pthread_mutex_unlock(&shard->lock);
+	return slot;
+}
+
+/* Adds the queued neighbours of the claimed page, as far as one write may reach. */
+static void extend(struct isw_engine *e, struct iswi_job *job, uint32_t first_slot)
+{
+	uint32_t max =
+		ISWI_MIN(e->config.backup_write_bytes_max / ISW_PAGE_BYTES, ISWI_BACKUP_BATCH_MAX);
+	uint32_t at = ISWI_BACKUP_BATCH_MAX, slot = first_slot;
+
+	/* Backwards into the end of the array, then moved to its front. */
+	do {
+		job->slots[--at] = slot;
+		job->pages++;
+		if (job->pages == max || !job->page)
+			break;
+		slot = claim(e, job->page - 1);
+		if (slot != ISWI_NONE)
+			job->page--;
+	} while (slot != ISWI_NONE);
+	for (uint32_t i = 0; i < job->pages; i++)
+		job->slots[i] = job->slots[at + i];
+	while (job->pages < max && job->page + job->pages < e->pages) {
+		slot = claim(e, job->page + job->pages);
+		if (slot == ISWI_NONE)
+			break;
+		job->slots[job->pages++] = slot;
+	}
+}
+
+static bool take_read(struct isw_engine *e, struct iswi_job *job)
+{
+	struct iswi_backup *b = &e->backup;
+	struct iswi_op *op;
+
+	pthread_mutex_lock(&b->lock);
+	op = b->read_head;
+	if (op) {
+		b->read_head = op->next;
+		if (!b->read_head)
+			b->read_tail = &b->read_head;
+	}
+	pthread_mutex_unlock(&b->lock);
+	if (!op)
+		return false;
+	job->kind = ISWI_JOB_READ;
+	job->op = op;
+	return true;
+}
+
+bool iswi_backup_take(struct isw_engine *e, bool reads, struct iswi_job *job)
+{
+	struct iswi_backup *b = &e->backup;
+
+	if (reads)
+		return take_read(e, job);
+	for (;;) {
+		uint32_t slot;
+
+		pthread_mutex_lock(&b->lock);
+		if (b->flush_state == ISWI_FLUSH_READY) {
+			b->flush_state = ISWI_FLUSH_SYNC;
+			pthread_mutex_unlock(&b->lock);
+			job->kind = ISWI_JOB_SYNC;
+			return true;
+		}
+		if (b->queue_head == ISWI_NONE) {
+			pthread_mutex_unlock(&b->lock);
+			return false;
+		}
+		job->page = e->entries[b->queue_head].page;
+		pthread_mutex_unlock(&b->lock);
+
+		slot = claim(e, job->page);
+		if (slot == ISWI_NONE)
+			continue; /* another writer was faster */
+		job->kind = ISWI_JOB_WRITE;
+		job->pages = 0;
+		extend(e, job, slot);
+		return true;
+	}
+}
+
+int iswi_backup_run(struct isw_engine *e, struct iswi_job *job)
+{
+	const struct iswi_backup *b = &e->backup;
+	struct iovec iov[ISWI_BACKUP_BATCH_MAX];
+
+	switch (job->kind) {
+	case ISWI_JOB_SYNC:
+		return b->ops->sync(b->ctx);
+	case ISWI_JOB_READ:
+		return b->ops->read(b->ctx, job->op->xfer.buf, job->op->pages * ISW_PAGE_BYTES,
+				    job->op->page * ISW_PAGE_BYTES);
+	case ISWI_JOB_WRITE:
+		break;
+	}
+	for (uint32_t i = 0; i < job->pages; i++)
+		iov[i] = (struct iovec){
+			.iov_base = e->staging + (uint64_t)job->slots[i] * ISW_PAGE_BYTES,
+			.iov_len = ISW_PAGE_BYTES,
+		};
+	return b->ops->write(b->ctx, iov, (int)job->pages, job->page * ISW_PAGE_BYTES);
+}
+
+/* ------------------------------------------------------------------------- done */
+
+/* Under the shard lock: the page's write has ended; what becomes of it? */
+static void page_written(struct isw_engine *e, struct iswi_entry *entry, uint32_t version,
+			 int error)
+{
+	struct iswi_backup *b = &e->backup;
+	bool newest_staged = iswi_entry_newest(e, entry) != ISWI_NONE;
+
+	if (!error && newest_staged && entry->version == version)
+		iswi_backup_current_set(e, entry->page);
+	pthread_mutex_lock(&b->lock);
+	if (!newest_staged || (!error && entry->version == version)) {
+		entry->backup_state = ISWI_B_IDLE;
+		outstanding_less(b, entry->flush_epoch);
+	} else if (error) {
+		entry->backup_state = ISWI_B_FAILED;
+		link_failed(e, entry);
+	} else {
+		uint8_t old = entry->flush_epoch;
+
+		entry->backup_state = ISWI_B_QUEUED;
+		entry->flush_epoch = entry->again_epoch;
+		entry->again_epoch = ISWI_NO_EPOCH;
+		b->outstanding[entry->flush_epoch]++;
+		outstanding_less(b, old);
+		link_tail(e, (uint32_t)(entry - e->entries));
+		pthread_cond_signal(&b->write_cond);
+	}
+	pthread_mutex_unlock(&b->lock);
+}
+
+/* Raises or clears the alarm after a write; returns the flushes that must not wait for it. */
+static struct iswi_req *judge(struct isw_engine *e, int error)
+{
+	struct iswi_backup *b = &e->backup;
+	struct isw_event event = {.code = error};
+	struct iswi_req *flushes = NULL;
+
+	pthread_mutex_lock(&b->lock);
+	if (error) {
+		if (!b->alarm)
+			event.kind = ISW_EVENT_BACKUP_FAILING;
+		b->alarm = true;
+		b->retry_ns = e->clock->now_ns(e->clock->ctx) + ISWI_BACKUP_RETRY_NS;
+		flushes = flush_give_up(b);
+	} else if (b->alarm && b->failed_head == ISWI_NONE) {
+		b->alarm = false;
+		event.kind = ISW_EVENT_BACKUP_RECOVERED;
+	}
+	pthread_mutex_unlock(&b->lock);
+	if (event.kind)
+		iswi_events_put(&e->events, &event);
+	return flushes;
+}
+
+static void write_done(struct isw_engine *e, struct iswi_job *job, int error)
+{
+	struct iswi_req *done_list = NULL;
+	uint32_t given = 0;
+
+	iswi_count(error ? &e->count.backup_errors : &e->count.backup_write_requests, 1);
+	if (!error)
+		iswi_count(&e->count.pages_out_backup, job->pages);
+	for (uint32_t i = 0; i < job->pages; i++) {
+		struct iswi_shard *shard = iswi_shard_of(e, job->page + i);
+		uint32_t slot = job->slots[i];
+		struct iswi_entry *entry;
+
+		pthread_mutex_lock(&shard->lock);
+		entry = iswi_entry_find(e, job->page + i); /* there: it holds our slot */
+		e->slot_uses[slot].refs--;
+		if (!error)
+			iswi_entry_safe(e, entry, e->slots[slot].version, &done_list);
+		page_written(e, entry, e->slots[slot].version, error);
+		given += iswi_entry_collect(e, entry);
+		pthread_mutex_unlock(&shard->lock);
+	}
+	fail_list(e, judge(e, error));
+	iswi_req_finish_list(e, done_list);
+	if (given || error)
+		iswi_write_kick(e);
+}
+
+void iswi_backup_done(struct isw_engine *e, struct iswi_job *job, int error)
+{
+	switch (job->kind) {
+	case ISWI_JOB_WRITE:
+		write_done(e, job, error);
+		break;
+	case ISWI_JOB_SYNC:
+		sync_done(e, error);
+		break;
+	case ISWI_JOB_READ:
+		iswi_read_backup_done(job->op, error);
+		break;
+	}
+}
+
+bool iswi_backup_retry(struct isw_engine *e)
+{
+	struct iswi_backup *b = &e->backup;
+	uint32_t index;
+	bool any;
+
+	/* State changes want the shard lock, which comes before ours: page by page. */
+	for (any = false;; any = true) {
+		struct iswi_shard *shard;
+		struct iswi_entry *entry;
+		uint64_t page;
+
+		pthread_mutex_lock(&b->lock);
+		index = b->failed_head;
+		page = index == ISWI_NONE ? 0 : e->entries[index].page;
+		pthread_mutex_unlock(&b->lock);
+		if (index == ISWI_NONE)
+			return any;
+		shard = iswi_shard_of(e, page);
+		pthread_mutex_lock(&shard->lock);
+		entry = iswi_entry_find(e, page);
+		if (entry && entry->backup_state == ISWI_B_FAILED) {
+			pthread_mutex_lock(&b->lock);
+			unlink_failed(e, entry);
+			entry->backup_state = ISWI_B_QUEUED;
+			entry->again_epoch = ISWI_NO_EPOCH;
+			link_tail(e, index);
+			pthread_mutex_unlock(&b->lock);
+		}
+		pthread_mutex_unlock(&shard->lock);
+	}
+}
+
+bool iswi_backup_hopeless(struct isw_engine *e)
+{
+	bool hopeless;
+
+	pthread_mutex_lock(&e->backup.lock);
+	hopeless = e->backup.failed_count > e->config.staging_pages / 2;
+	pthread_mutex_unlock(&e->backup.lock);
+	return hopeless;
+}
+
+/* ---------------------------------------------------------------------- threads */
+
+/* Waits for work; false: stop. */
+static bool wait_writer(struct isw_engine *e)
+{
+	struct iswi_backup *b = &e->backup;
+	bool retry = false, go;
+
+	pthread_mutex_lock(&b->lock);
+	while (!b->stop && !retry && b->queue_head == ISWI_NONE &&
+	       b->flush_state != ISWI_FLUSH_READY) {
+		if (b->failed_head == ISWI_NONE) {
+			pthread_cond_wait(&b->write_cond, &b->lock);
+			continue;
+		}
+		struct timespec until = {
+			.tv_sec = (time_t)(b->retry_ns / 1000000000ull),
+			.tv_nsec = (long)(b->retry_ns % 1000000000ull),
+		};
+		retry = pthread_cond_timedwait(&b->write_cond, &b->lock, &until) == ETIMEDOUT;
+	}
+	go = !b->stop;
+	pthread_mutex_unlock(&b->lock);
+	if (retry)
+		iswi_backup_retry(e);
+	return go;
+}
+
+static bool wait_reader(struct isw_engine *e)
+{
+	struct iswi_backup *b = &e->backup;
+	bool go;
+
+	pthread_mutex_lock(&b->lock);
+	while (!b->stop && !b->read_head)
+		pthread_cond_wait(&b->read_cond, &b->lock);
+	go = !b->stop;
+	pthread_mutex_unlock(&b->lock);
+	return go;
+}
+
+static void *writer(void *arg)
+{
+	struct isw_engine *e = arg;
+	struct iswi_job job;
+
+	while (wait_writer(e))
+		while (iswi_backup_take(e, false, &job))
+			iswi_backup_done(e, &job, iswi_backup_run(e, &job));
+	return NULL;
+}
+
+static void *reader(void *arg)
+{
+	struct isw_engine *e = arg;
+	struct iswi_job job;
+
+	while (wait_reader(e))
+		while (iswi_backup_take(e, true, &job))
+			iswi_backup_done(e, &job, iswi_backup_run(e, &job));
+	return NULL;
+}
+
+int iswi_backup_start(struct isw_engine *e, struct isw_error *error)
+{
+	struct iswi_backup *b = &e->backup;
+	uint32_t writers = e->config.backup_writers, all = writers + e->config.backup_readers;
+
+	for (uint32_t i = 0; i < all; i++) {
+		char name[16];
+		int code;
+
+		snprintf(name, sizeof(name), "isw-backup-%c%u", i < writers ? 'w' : 'r',
+			 (i < writers ? i : i - writers) % 100);
+		code = iswi_thread_start(&b->threads[i], name, i < writers ? writer : reader, e);
+		if (code)
+			return iswi_error(error, code, "cannot start a backup thread");
+		b->threads_count++;
+	}
+	return 0;
+}
+
+void iswi_backup_stop(struct isw_engine *e)
+{
+	struct iswi_backup *b = &e->backup;
+
+	pthread_mutex_lock(&b->lock);
+	b->stop = true;
+	pthread_cond_broadcast(&b->write_cond);
+	pthread_cond_broadcast(&b->read_cond);
+	pthread_mutex_unlock(&b->lock);
+	for (uint32_t i = 0; i < b->threads_count; i++)
+		pthread_join(b->threads[i], NULL);
+	if (b->ops && b->ctx)
+		b->ops->destroy(b->ctx);
+}

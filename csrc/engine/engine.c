@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An engine's life, its statistics, and its page tables on disk. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "engine/internal.h"
+
+static int check_config(const struct isw_engine_config *c, struct isw_error *error)
+{
+	if (!c->size_bytes || c->size_bytes % ISW_PAGE_BYTES)
+		return iswi_error(error, -EINVAL, "device size %llu is not a multiple of %u",
+				  (unsigned long long)c->size_bytes, ISW_PAGE_BYTES);
+	if (!c->slab_bytes || c->slab_bytes % ISW_PAGE_BYTES)
+		return iswi_error(error, -EINVAL, "slab size %llu is not a multiple of %u",
+				  (unsigned long long)c->slab_bytes, ISW_PAGE_BYTES);
+	if (c->size_bytes / c->slab_bytes > 1u << 20)
+		return iswi_error(error, -EINVAL, "more than a million slabs; use larger ones");
+	if (!c->request_bytes_max || c->request_bytes_max % ISW_PAGE_BYTES ||
+	    c->request_bytes_max > 32u << 20)
+		return iswi_error(error, -EINVAL,
+				  "request_bytes_max must be pages, 32 MiB at most");
+	if (!c->requests_max || !c->remotes_max || c->staging_pages < 16)
+		return iswi_error(error, -EINVAL,
+				  "requests_max and remotes_max must not be 0, staging_pages at "
+				  "least 16");
+	if (c->backup_write_bytes_max < ISW_PAGE_BYTES)
+		return iswi_error(error, -EINVAL, "backup_write_bytes_max is less than a page");
+	if (!(c->flags & ISW_ENGINE_STEPPED) && (!c->backup_writers || !c->backup_readers ||
+						 c->backup_writers + c->backup_readers > 16))
+		return iswi_error(
+			error, -EINVAL,
+			"backup_writers and backup_readers: at least 1 each, 16 together");
+	return 0;
+}
+
+static void init_backup(struct isw_engine *e)
+{
+	struct iswi_backup *b = &e->backup;
+	pthread_condattr_t attr;
+
+	pthread_mutex_init(&b->lock, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&b->write_cond, &attr);
+	pthread_cond_init(&b->read_cond, &attr);
+	pthread_condattr_destroy(&attr);
+	b->queue_head = b->queue_tail = b->failed_head = ISWI_NONE;
+	b->read_tail = &b->read_head;
+}
+
+/* Everything but the backup's storage and threads. */
+int iswi_engine_make(const struct isw_engine_config *config, struct isw_engine **engine_out,
+		     struct isw_error *error)
+{
+	struct isw_engine *e;
+	int code = check_config(config, error);
+
+	if (code)
+		return code;
+	e = calloc(1, sizeof(*e));
+	if (!e)
+		return iswi_error(error, -ENOMEM, "no memory for the device");
+	e->config = *config;
+	e->clock = &iswi_clock_monotonic;
+	e->pages = config->size_bytes / ISW_PAGE_BYTES;
+	e->slab_pages = config->slab_bytes / ISW_PAGE_BYTES;
+	e->slabs_count = (uint32_t)((e->pages + e->slab_pages - 1) / e->slab_pages);
+	e->has_backup = !(config->flags & ISW_ENGINE_NO_BACKUP);
+	pthread_mutex_init(&e->control, NULL);
+	init_backup(e);
+	code = iswi_events_init(&e->events);
+	if (code) {
+		iswi_error(error, code, "cannot create an eventfd");
+		goto err_free;
+	}
+	code = iswi_memory_create(e, error);
+	if (code)
+		goto err_memory;
+	*engine_out = e;
+	return 0;
+
+err_memory:
+	iswi_memory_destroy(e);
+	iswi_events_fini(&e->events);
+err_free:
+	free(e);
+	return code;
+}
+
+int isw_engine_create(const struct isw_engine_config *config, const char *backup_path,
+		      isw_engine **engine_out, struct isw_error *error)
+{
+	struct isw_engine *e;
+	int code;
+
+	if (config->flags & ISW_ENGINE_STEPPED)
+		return iswi_error(error, -EINVAL, "a stepped engine is made by isw_sim_create");
+	if (!backup_path != !!(config->flags & ISW_ENGINE_NO_BACKUP))
+		return iswi_error(error, -EINVAL, "either a backup path or ISW_ENGINE_NO_BACKUP");
+	code = iswi_engine_make(config, &e, error);
+	if (code)
+		return code;
+	if (e->has_backup) {
+		code = iswi_backup_file_open(backup_path, config->size_bytes, &e->backup.ctx,
+					     error);
+		if (code)
+			goto err_engine;
+		e->backup.ops = &iswi_backup_file_ops;
+		code = iswi_backup_start(e, error);
+		if (code)
+			goto err_engine;
+	}
+	*engine_out = e;
+	return 0;
+
+err_engine:
+	isw_engine_destroy(e);
+	return code;
+}
+
+void isw_engine_destroy(isw_engine *e)
+{
+	if (!e)
+		return;
+	iswi_remote_stop_all(e);
+	iswi_backup_stop(e);
+	if (e->sim)
+		iswi_sim_destroy(e);
+	iswi_memory_destroy(e);
+	iswi_events_fini(&e->events);
+	free(e);
+}
+
+int isw_engine_eventfd(isw_engine *e)
+{
+	return e->events.fd;
+}
+
+int isw_engine_events(isw_engine *e, struct isw_event *events_out, uint32_t max)
+{
+	return iswi_events_take(&e->events, events_out, max);
+}
+
+static uint64_t staging_used(struct isw_engine *e)
+{
+	uint64_t used;
+
+	pthread_mutex_lock(&e->staging_alloc.lock);
+	used = e->staging_alloc.used;
+	pthread_mutex_unlock(&e->staging_alloc.lock);
+	return used;
+}
+
+int isw_engine_settle(isw_engine *e, uint32_t wait_ms_max)
+{
+	const struct timespec tick = {.tv_nsec = 5000000};
+
+	/* A staged page is one that the backup lacks, or that is still being sent (R1). */
+	for (uint32_t waited_ms = 0; staging_used(e); waited_ms += 5) {
+		if (waited_ms >= wait_ms_max)
+			return -ETIMEDOUT;
+		nanosleep(&tick, NULL);
+	}
+	return e->has_backup ? e->backup.ops->sync(e->backup.ctx) : 0;
+}
+
+void isw_engine_stats(isw_engine *e, struct isw_engine_stats *out)
+{
+	struct iswi_counters *c = &e->count;
+
+	memset(out, 0, sizeof(*out));
+#define COPY(field) out->field = iswi_counted(&c->field)
+	COPY(read_requests);
+	COPY(write_requests);
+	COPY(trim_requests);
+	COPY(zero_requests);
+	COPY(flush_requests);
+	COPY(requests_failed);
+	COPY(pages_in);
+	COPY(pages_in_remote);
+	COPY(pages_in_staging);
+	COPY(pages_in_backup);
+	COPY(pages_in_zero);
+	COPY(pages_out);
+	COPY(pages_out_remote);
+	COPY(pages_out_backup);
+	COPY(pages_out_superseded);
+	COPY(backup_write_requests);
+	COPY(fallback_unmapped);
+	COPY(fallback_suspended);
+	COPY(fallback_invalid);
+	COPY(fallback_error);
+	COPY(remote_errors);
+	COPY(crc_errors_remote);
+	COPY(crc_errors_backup);
+	COPY(backup_errors);
+	COPY(staging_waits);
+#undef COPY
+	out->requests_in_flight = iswi_counted(&c->in_flight);
+	out->staging_pages = e->config.staging_pages;
+	out->staging_pages_used = staging_used(e);
+	out->events_dropped = iswi_counted(&e->events.dropped);
+	pthread_mutex_lock(&e->backup.lock);
+	out->backup_failing = e->backup.failed_count;
+	pthread_mutex_unlock(&e->backup.lock);
+	for (uint32_t i = 0; i < ISW_LATENCY_BUCKETS; i++) {
+		out->read_latency[i] = iswi_counted(&e->read_latency.bucket[i]);
+		out->write_latency[i] = iswi_counted(&e->write_latency.bucket[i]);
+	}
+}

@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The engine: one device's pages, wherever they are.
+ *
+ * A page's newest bytes are, in this order of preference, in a staging buffer, on a donor
+ * (remote-valid), on the backup (backup-current), or nowhere (neither bit, not staged: zeros).
+ *
+ * Rules that hold after every handler, with no lock held:
+ *  R1  The newest version of a page is staged until a copy of it is where the backup mode wants
+ *      one: backup-current is set, or without a backup remote-valid is (or the page is lost).
+ *  R2  remote-valid is set only by the acknowledgement of the newest version, on a slab mapped
+ *      since before it was sent, and is cleared before the next version is sent.
+ *  R3  At most one remote write and one backup write per page are in flight; newer data waits
+ *      for the end of both and supersedes what is queued.
+ *  R4  A request is done when each of its pages is safe: acknowledged while still staged, or on
+ *      the backup, in its own or a newer version.
+ *  R5  A slab's remote is used only between slab_get and slab_put; DRAINED is reported, and the
+ *      queues of a remote are replaced, only when no such use is left.
+ *
+ * Locks, outermost first (never two of one kind):
+ *   isw_engine.control    remotes and slab mapping, control thread only, may block
+ *   iswi_shard.lock       entries, versions, page bits and checksums of the shard's pages
+ *   iswi_backup.lock      backup queue, flush state
+ *   staging.lock, ops_lock, entries_lock, waiting.lock   leaves
+ * No lock is held while a transport's submit or a request's done runs.
+ */
+#ifndef ISWI_ENGINE_INTERNAL_H
+#define ISWI_ENGINE_INTERNAL_H
+
+#include <sys/uio.h>
+
+#include "engine/request.h"
+#include "transport/transport.h"
+#include "util/util.h"
+
+#define ISWI_NONE UINT32_MAX
+/* Pages of one group share a shard lock and one word of each bitmap. */
+#define ISWI_GROUP_PAGES       32u
+#define ISWI_SHARDS            64u
+#define ISWI_HASH_PER_SHARD    1024u
+#define ISWI_REMOTE_QUEUES_MAX 16u
+/* Pages of this many bytes keep to one connection, so that a sequential run is one transfer. */
+#define ISWI_STRIPE_PAGES     256u
+#define ISWI_NO_EPOCH         0xff
+#define ISWI_BACKUP_BATCH_MAX 256u
+#define ISWI_BACKUP_RETRY_NS  1000000000ull
+
+/* ---------------------------------------------------------------- shared arena */
+
+/*
+ * Everything that must survive the process one day, and everything a device may address, lies in
+ * one mapping addressed by offsets from its start. Recovery only changes what backs it.
+ */
+struct iswi_arena_header {
+	uint64_t magic;
+	uint32_t version;
+	uint32_t staging_pages;
+	uint64_t bytes, size_bytes, slab_bytes;
+	uint64_t slabs_offset, remote_valid_offset, backup_current_offset, crc_offset;
+	uint64_t slots_offset, staging_offset;
+};
+
+/* One slab. in_flight pairs with word: raised before word is read (slab_get). */
+struct iswi_slab {
+	atomic_uint_fast64_t word;      /* state in the low 8 bits, mapping number above; seq_cst */
+	atomic_uint_fast64_t in_flight; /* uses of the remote; seq_cst against word */
+	/* Written while UNMAPPED; read while a use is held, or under the control lock. */
+	uint64_t generation;
+	atomic_uint remote, slot; /* relaxed: published by word */
+	atomic_uint reported;     /* ISW_EVENT_SLAB_ERROR was sent for this mapping; relaxed */
+	atomic_uint_fast64_t page_ins, page_outs, remote_valid_pages; /* relaxed statistics */
+};
+
+/* Descriptor of one staging buffer. */
+struct iswi_slot {
+	uint64_t page; /* UINT64_MAX: free */
+	uint32_t version;
+	uint32_t crc;
+};
+
+/* ------------------------------------------------------------------ page state */
+
+/* What only the running process knows of a staging buffer. Under its page's shard lock. */
+struct iswi_slot_use {
+	struct iswi_req *req; /* not yet told that this page is safe */
+	uint32_t older;       /* next slot of the same page, ISWI_NONE at the end */
+	uint16_t refs;        /* transfers that read from the buffer */
+};
+
+enum iswi_backup_state {
+	ISWI_B_IDLE,
+	ISWI_B_QUEUED, /* in the queue */
+	ISWI_B_BUSY,   /* being written */
+	ISWI_B_FAILED  /* in the list of those to retry */
+};
+
+/* A page with a write in flight or staged. Lives while it has a slot or a transfer. */
+struct iswi_entry {
+	uint64_t page;
+	uint32_t hash_next;
+	uint32_t newest; /* slot list, newest first; its head may be older than version (zeroed) */
+	uint32_t version;
+	uint32_t backup_prev, backup_next; /* queue or failed list; backup lock */
+	uint8_t backup_state;
+	uint8_t flush_epoch; /* which epoch counts this page while it is not IDLE */
+	uint8_t again_epoch; /* while BUSY: the epoch of the first newer version */
+	bool remote_busy;
+	bool remote_wanted; /* newer data waits for the write in flight */
+};
+
+struct iswi_shard {
+	pthread_mutex_t lock;
+	uint32_t entries;
+	uint32_t hash[ISWI_HASH_PER_SHARD];
+} __attribute__((aligned(64)));
+
+/* ------------------------------------------------------------------- transfers */
+
+#define ISWI_TRIED_REMOTE 0x1 /* the donor has failed this read */
+#define ISWI_TRIED_BACKUP 0x2
+#define ISWI_RETRIED      0x4 /* bytes and checksum differed once: a write may have passed by */
+
+/* One transfer to or from a donor, or a read of the backup: a run of pages of one slab. */
+struct iswi_op {
+	struct iswi_xfer xfer;
+	struct isw_engine *engine;
+	struct iswi_req *req; /* reads */
+	uint64_t page;
+	uint64_t word; /* the slab's, when the op was made */
+	uint32_t pages;
+	uint32_t slab;
+	uint32_t slot; /* writes: first of `pages` consecutive staging buffers */
+	uint8_t tried;
+	struct iswi_op *next; /* free list or backup read queue */
+};
+
+/* --------------------------------------------------------------------- backup */
+
+/*
+ * Where the backup's bytes are. All functions block and are called by the backup's threads (or
+ * by a step); each returns 0 or -errno. A write that failed may have changed any of its bytes.
+ */
+struct iswi_backup_ops {
+	const char *name;
+	int (*write)(void *ctx, const struct iovec *iov, int iov_count, uint64_t offset);
+	int (*read)(void *ctx, void *buf, uint32_t bytes, uint64_t offset);
+	int (*sync)(void *ctx);
+	void (*destroy)(void *ctx);
+};
+
+enum iswi_job_kind { ISWI_JOB_WRITE, ISWI_JOB_SYNC, ISWI_JOB_READ };
+
+/* What a backup thread does next: taken under the locks, done without, then reported. */
+struct iswi_job {
+	enum iswi_job_kind kind;
+	uint64_t page;
+	uint32_t pages;
+	struct iswi_op *op; /* READ */
+	uint32_t slots[ISWI_BACKUP_BATCH_MAX];
+};
+
+struct iswi_backup {
+	const struct iswi_backup_ops *ops;
+	void *ctx;
+	pthread_mutex_t lock;
+	pthread_cond_t write_cond, read_cond;
+	bool stop;
+	uint32_t queue_head, queue_tail; /* entries QUEUED */
+	uint32_t failed_head;            /* entries FAILED */
+	uint64_t failed_count;
+	uint64_t retry_ns;
+	bool alarm; /* BACKUP_FAILING was reported, BACKUP_RECOVERED not yet */
+	struct iswi_op *read_head, **read_tail;
+	/* Flush: epochs as in iswi_flush_submit. */
+	uint64_t outstanding[2];
+	uint8_t epoch;
+	enum { ISWI_FLUSH_IDLE, ISWI_FLUSH_DRAIN, ISWI_FLUSH_READY, ISWI_FLUSH_SYNC } flush_state;
+	struct iswi_req *flush_now, *flush_next;
+	pthread_t threads[16];
+	uint32_t threads_count;
+};
+
+/* --------------------------------------------------------------------- engine */
+
+enum iswi_remote_state {
+	ISWI_REMOTE_UNUSED,
+	ISWI_REMOTE_UP,
+	ISWI_REMOTE_DOWN,
+	ISWI_REMOTE_CHANGING /* a control thread connects or destroys it */
+};
+
+struct iswi_remote {
+	struct isw_engine *engine;
+	atomic_int state;    /* seq_cst, pairs with the slabs' words: see fence in remote.c */
+	atomic_bool broken;  /* a queue went down; set before state is looked at */
+	atomic_bool fencing; /* queues are still being shut down; release/acquire */
+	uint32_t queues_count;
+	struct iswi_queue *queues[ISWI_REMOTE_QUEUES_MAX];
+	struct iswi_queue_events events;
+	atomic_uint_fast64_t read_pages, write_pages, errors; /* relaxed statistics */
+};
+
+struct iswi_counters {
+	atomic_uint_fast64_t read_requests, write_requests, trim_requests, zero_requests,
+		flush_requests, in_flight, requests_failed, pages_in, pages_in_remote,
+		pages_in_staging, pages_in_backup, pages_in_zero, pages_out, pages_out_remote,
+		pages_out_backup, pages_out_superseded, backup_write_requests, fallback_unmapped,
+		fallback_suspended, fallback_invalid, fallback_error, remote_errors,
+		crc_errors_remote, crc_errors_backup, backup_errors, staging_waits;
+};
+
+struct iswi_sim;
+
+struct isw_engine {
+	struct isw_engine_config config;
+	const struct iswi_clock *clock;
+	uint64_t pages, slab_pages;
+	uint32_t slabs_count;
+	bool has_backup;
+
+	struct iswi_arena_header *arena;
+	struct iswi_slab *slabs;
+	uint32_t *remote_valid, *backup_current; /* one word a group; shard lock */
+	uint32_t *crc;                           /* of the newest version; shard lock */
+	struct iswi_slot *slots;
+	unsigned char *staging;
+
+	struct iswi_shard *shards;
+	struct iswi_slot_use *slot_uses;
+	struct iswi_entry *entries;
+	uint32_t entries_free; /* through hash_next */
+	pthread_mutex_t entries_lock;
+
+	struct {
+		pthread_mutex_t lock;
+		uint64_t *free_bits;
+		uint32_t words, cursor, used;
+	} staging_alloc;
+
+	struct {
+		pthread_mutex_t lock;
+		struct iswi_req *head, **tail;
+		bool busy, again;
+	} waiting; /* writes without a staging buffer */
+
+	struct iswi_op *ops, *ops_free;
+	pthread_mutex_t ops_lock;
+	void *volatile_memory;
+	size_t volatile_bytes;
+
+	struct iswi_backup backup;
+	pthread_mutex_t control;
+	struct iswi_remote *remotes;
+	uint64_t mappings; /* numbers slab words; control lock */
+	struct iswi_events events;
+	struct iswi_counters count;
+	struct iswi_latency read_latency, write_latency;
+	struct iswi_sim *sim;
+};
+
+/* engine.c */
+int iswi_engine_make(const struct isw_engine_config *config, struct isw_engine **engine_out,
+		     struct isw_error *error);
+
+/* memory.c: arena, staging buffers, entries, ops */
+int iswi_memory_create(struct isw_engine *e, struct isw_error *error);
+void iswi_memory_destroy(struct isw_engine *e);
+/* Up to `want` consecutive free buffers; returns how many (0: none), the first in *slot_out. */
+uint32_t iswi_staging_take(struct isw_engine *e, uint32_t want, uint32_t *slot_out);
+void iswi_staging_give(struct isw_engine *e, uint32_t slot);
+struct iswi_op *iswi_op_take(struct isw_engine *e);
+void iswi_op_give(struct isw_engine *e, struct iswi_op *op);
+
+/* page.c: page state; all under the page's shard lock */
+struct iswi_shard *iswi_shard_of(struct isw_engine *e, uint64_t page);
+struct iswi_entry *iswi_entry_find(struct isw_engine *e, uint64_t page);
+struct iswi_entry *iswi_entry_make(struct isw_engine *e, uint64_t page);
+/* The slot that holds the newest version, or ISWI_NONE. */
+uint32_t iswi_entry_newest(const struct isw_engine *e, const struct iswi_entry *entry);
+/*
+ * Tells the requests that wait for versions up to `version`; those then complete are put on
+ * *done_list (through next), to be finished without the lock.
+ */
+void iswi_entry_safe(struct isw_engine *e, struct iswi_entry *entry, uint32_t version,
+		     struct iswi_req **done_list);
+/* Gives back what nobody needs any more; returns how many staging buffers that were. */
+uint32_t iswi_entry_collect(struct isw_engine *e, struct iswi_entry *entry);
+
+static inline bool iswi_bit(const uint32_t *bits, uint64_t page)
+{
+	return bits[page / ISWI_GROUP_PAGES] >> (page % ISWI_GROUP_PAGES) & 1;
+}
+/*
+ * Without a backup backup_current means "lost": the page had contents that nobody has any more,
+ * and reading it is an error, never zeros.
+ */
+static inline void iswi_lost_set(struct isw_engine *e, uint64_t page)
+{
+	e->backup_current[page / ISWI_GROUP_PAGES] |= 1u << page % ISWI_GROUP_PAGES;
+}
+void iswi_remote_valid_set(struct isw_engine *e, uint64_t page);
+void iswi_remote_valid_clear(struct isw_engine *e, uint64_t page);
+static inline void iswi_backup_current_set(struct isw_engine *e, uint64_t page)
+{
+	e->backup_current[page / ISWI_GROUP_PAGES] |= 1u << page % ISWI_GROUP_PAGES;
+}
+static inline void iswi_backup_current_clear(struct isw_engine *e, uint64_t page)
+{
+	e->backup_current[page / ISWI_GROUP_PAGES] &= ~(1u << page % ISWI_GROUP_PAGES);
+}
+
+/* request.c */
+/* Takes one from pending and finishes the request when it was the last. */
+void iswi_req_put(struct isw_engine *e, struct iswi_req *req);
+void iswi_req_fail(struct iswi_req *req, int error);
+void iswi_req_finish_list(struct isw_engine *e, struct iswi_req *list);
+
+/* read.c, write.c, trim.c */
+void iswi_read(struct isw_engine *e, struct iswi_req *req);
+void iswi_read_backup_done(struct iswi_op *op, int error);
+void iswi_write(struct isw_engine *e, struct iswi_req *req);
+/* Staging buffers became free, or the backup began to fail: goes on with waiting writes. */
+void iswi_write_kick(struct isw_engine *e);
+void iswi_zero(struct isw_engine *e, struct iswi_req *req);
+
+/* backup.c: the queue and its two handlers, which threads (or steps) call in turn */
+int iswi_backup_start(struct isw_engine *e, struct isw_error *error);
+void iswi_backup_stop(struct isw_engine *e);
+/* Under the shard lock: new data for the page. */
+void iswi_backup_enqueue(struct isw_engine *e, struct iswi_entry *entry);
+/* Under the shard lock: the page needs no backup write any more (zeroed). */
+void iswi_backup_cancel(struct isw_engine *e, struct iswi_entry *entry);
+void iswi_backup_read(struct isw_engine *e, struct iswi_op *op);
+bool iswi_backup_take(struct isw_engine *e, bool reads, struct iswi_job *job);
+int iswi_backup_run(struct isw_engine *e, struct iswi_job *job);
+void iswi_backup_done(struct isw_engine *e, struct iswi_job *job, int error);
+/* Failed pages are queued again. */
+bool iswi_backup_retry(struct isw_engine *e);
+/* More is failing than staging can carry: writes that find no buffer are refused. */
+bool iswi_backup_hopeless(struct isw_engine *e);
+void iswi_flush(struct isw_engine *e, struct iswi_req *req);
+
+/* backup_file.c */
+extern const struct iswi_backup_ops iswi_backup_file_ops;
+int iswi_backup_file_open(const char *path, uint64_t bytes, void **ctx_out,
+			  struct isw_error *error);
+
+/* remote.c: slabs and remotes */
+static inline uint32_t iswi_word_state(uint64_t word)
+{
+	return word & 0xff;
+}
+/*
+ * Raises the slab's in_flight and says whether it is MAPPED (*word_out is then its word). When it
+ * is not, in_flight is lowered again.
+ */
+bool iswi_slab_get(struct isw_engine *e, uint32_t slab, uint64_t *word_out);
+/* One more use, by whoever holds one already. */
+void iswi_slab_get_more(struct isw_engine *e, uint32_t slab);
+void iswi_slab_put(struct isw_engine *e, uint32_t slab);
+/* Sends a chain of ops of one slab (linked through xfer.next), each holding a use of it. */
+void iswi_remote_submit(struct isw_engine *e, struct iswi_op *first);
+/*
+ * A transfer has ended: counts its error and gives its use of the slab back. The slab may be
+ * mapped elsewhere after that.
+ */
+void iswi_remote_ended(struct isw_engine *e, struct iswi_op *op, int error);
+/* Reserves a remote number in CHANGING state: a new one, or `remote` itself when it is DOWN. */
+int iswi_remote_reserve(struct isw_engine *e, uint32_t *remote);
+/* Waits until the old queues are unused, then destroys them. -ETIMEDOUT. */
+int iswi_remote_retire(struct isw_engine *e, uint32_t remote);
+/* From CHANGING to UP with these queues, or back to `idle_state` when count is 0. */
+void iswi_remote_set(struct isw_engine *e, uint32_t remote, struct iswi_queue **queues,
+		     uint32_t count, enum iswi_remote_state idle_state);
+/* Declares it down: slabs SUSPENDED first, then its queues are shut down. */
+void iswi_remote_fence(struct isw_engine *e, uint32_t remote, int error);
+void iswi_remote_stop_all(struct isw_engine *e);
+
+/* sim.c */
+void iswi_sim_destroy(struct isw_engine *e);
+
+#endif

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The engine's memory: made once at start, so that the page path never allocates. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "engine/internal.h"
+
+#define ARENA_MAGIC   0x314152574b415049ull
+#define ARENA_VERSION 1u
+
+static uint64_t align_page(uint64_t bytes)
+{
+	return (bytes + ISW_PAGE_BYTES - 1) / ISW_PAGE_BYTES * ISW_PAGE_BYTES;
+}
+
+static uint64_t place(uint64_t *end, uint64_t bytes)
+{
+	uint64_t offset = *end;
+
+	*end = align_page(offset + bytes);
+	return offset;
+}
+
+static void plan_arena(const struct isw_engine *e, struct iswi_arena_header *header)
+{
+	uint64_t groups = (e->pages + ISWI_GROUP_PAGES - 1) / ISWI_GROUP_PAGES;
+	uint64_t end = align_page(sizeof(*header));
+
+	memset(header, 0, sizeof(*header));
+	header->magic = ARENA_MAGIC;
+	header->version = ARENA_VERSION;
+	header->staging_pages = e->config.staging_pages;
+	header->size_bytes = e->config.size_bytes;
+	header->slab_bytes = e->config.slab_bytes;
+	header->slabs_offset = place(&end, e->slabs_count * sizeof(struct iswi_slab));
+	header->remote_valid_offset = place(&end, groups * sizeof(uint32_t));
+	header->backup_current_offset = place(&end, groups * sizeof(uint32_t));
+	header->crc_offset = place(&end, e->pages * sizeof(uint32_t));
+	header->slots_offset = place(&end, e->config.staging_pages * sizeof(struct iswi_slot));
+	header->staging_offset = place(&end, (uint64_t)e->config.staging_pages * ISW_PAGE_BYTES);
+	header->bytes = end;
+}
+
+static int map_arena(struct isw_engine *e, struct isw_error *error)
+{
+	struct iswi_arena_header header;
+	unsigned char *base;
+	int fd, code;
+
+	plan_arena(e, &header);
+	fd = memfd_create("infiniswap-arena", MFD_CLOEXEC);
+	if (fd < 0)
+		return iswi_error(error, -errno, "cannot create the device's memory: %s",
+				  strerror(errno));
+	if (ftruncate(fd, (off_t)header.bytes) < 0)
+		goto err_close;
+	base = mmap(NULL, header.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+	if (base == MAP_FAILED)
+		goto err_close;
+	close(fd);
+	/* A child between fork and exec must not get copies of pages a transfer writes to. */
+	madvise(base, header.bytes, MADV_DONTFORK);
+	e->arena = (struct iswi_arena_header *)base;
+	*e->arena = header;
+	e->slabs = (struct iswi_slab *)(base + header.slabs_offset);
+	e->remote_valid = (uint32_t *)(base + header.remote_valid_offset);
+	e->backup_current = (uint32_t *)(base + header.backup_current_offset);
+	e->crc = (uint32_t *)(base + header.crc_offset);
+	e->slots = (struct iswi_slot *)(base + header.slots_offset);
+	e->staging = base + header.staging_offset;
+	return 0;
+
+err_close:
+	code = -errno;
+	close(fd);
+	return iswi_error(error, code,
+			  "cannot get %llu MiB of memory for the device's tables and staging "
+			  "buffers: %s; use a smaller device or less staging",
+			  (unsigned long long)(header.bytes >> 20), strerror(-code));
+}
+
+static int map_volatile(struct isw_engine *e, struct isw_error *error)
+{
+	uint32_t staging = e->config.staging_pages;
+	uint64_t request_pages = e->config.request_bytes_max / ISW_PAGE_BYTES;
+	/* Each write op holds a staging buffer, each read op a page of a request. */
+	uint64_t ops = staging + e->config.requests_max * request_pages;
+	uint64_t end = 0, shards_at, uses_at, entries_at, bits_at, ops_at, remotes_at;
+	unsigned char *base;
+
+	e->staging_alloc.words = (staging + 63) / 64;
+	shards_at = place(&end, ISWI_SHARDS * sizeof(struct iswi_shard));
+	uses_at = place(&end, staging * sizeof(struct iswi_slot_use));
+	entries_at = place(&end, staging * sizeof(struct iswi_entry));
+	bits_at = place(&end, e->staging_alloc.words * sizeof(uint64_t));
+	ops_at = place(&end, ops * sizeof(struct iswi_op));
+	remotes_at = place(&end, e->config.remotes_max * sizeof(struct iswi_remote));
+	base = mmap(NULL, end, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE,
+		    -1, 0);
+	if (base == MAP_FAILED)
+		return iswi_error(error, -errno, "cannot get %llu MiB of memory for the device",
+				  (unsigned long long)(end >> 20));
+	e->volatile_memory = base;
+	e->volatile_bytes = end;
+	e->shards = (struct iswi_shard *)(base + shards_at);
+	e->slot_uses = (struct iswi_slot_use *)(base + uses_at);
+	e->entries = (struct iswi_entry *)(base + entries_at);
+	e->staging_alloc.free_bits = (uint64_t *)(base + bits_at);
+	e->ops = (struct iswi_op *)(base + ops_at);
+	e->remotes = (struct iswi_remote *)(base + remotes_at);
+	for (uint64_t i = 0; i < ops; i++) {
+		e->ops[i].engine = e;
+		e->ops[i].next = i + 1 < ops ? &e->ops[i + 1] : NULL;
+	}
+	e->ops_free = e->ops;
+	return 0;
+}
+
+int iswi_memory_create(struct isw_engine *e, struct isw_error *error)
+{
+	uint32_t staging = e->config.staging_pages;
+	int code;
+
+	code = map_arena(e, error);
+	if (code)
+		return code;
+	code = map_volatile(e, error);
+	if (code)
+		return code; /* the caller calls iswi_memory_destroy */
+
+	for (uint32_t i = 0; i < ISWI_SHARDS; i++) {
+		pthread_mutex_init(&e->shards[i].lock, NULL);
+		memset(e->shards[i].hash, 0xff, sizeof(e->shards[i].hash));
+	}
+	for (uint32_t i = 0; i < staging; i++) {
+		e->slots[i].page = UINT64_MAX;
+		e->entries[i].hash_next = i + 1 < staging ? i + 1 : ISWI_NONE;
+		e->staging_alloc.free_bits[i / 64] |= 1ull << i % 64;
+	}
+	e->entries_free = 0;
+	for (uint32_t i = 0; i < e->slabs_count; i++)
+		e->slabs[i].remote = ISW_NO_REMOTE;
+	pthread_mutex_init(&e->entries_lock, NULL);
+	pthread_mutex_init(&e->staging_alloc.lock, NULL);
+	pthread_mutex_init(&e->ops_lock, NULL);
+	pthread_mutex_init(&e->waiting.lock, NULL);
+	e->waiting.tail = &e->waiting.head;
+	return 0;
+}
+
+void iswi_memory_destroy(struct isw_engine *e)
+{
+	if (e->volatile_memory)
+		munmap(e->volatile_memory, e->volatile_bytes);
+	if (e->arena)
+		munmap(e->arena, e->arena->bytes);
+}
+
+/* Length of the run of free buffers that starts at `from`, at most `want`. */
+static uint32_t free_run(const struct isw_engine *e, uint32_t from, uint32_t want)
+{
+	uint32_t n = 0;
+
+	while (n < want && from + n < e->config.staging_pages) {
+		uint32_t at = from + n;
+		uint64_t used = ~e->staging_alloc.free_bits[at / 64] >> at % 64;
+		uint32_t here = used ? (uint32_t)__builtin_ctzll(used) : 64 - at % 64;
+
+		n += here;
+		if (here < 64 - at % 64)
+			break;
+	}
+	return ISWI_MIN(n, want);
+}
+
+static bool next_free(const struct isw_engine *e, uint32_t from, uint32_t *at_out)
+{
+	for (uint32_t word = from / 64; word < e->staging_alloc.words; word++) {
+		uint64_t bits = e->staging_alloc.free_bits[word];
+
+		if (word == from / 64)
+			bits &= ~0ull << from % 64;
+		if (bits) {
+			*at_out = word * 64 + (uint32_t)__builtin_ctzll(bits);
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Next fit: buffers given back early lie behind the cursor and have time to form runs. */
+uint32_t iswi_staging_take(struct isw_engine *e, uint32_t want, uint32_t *slot_out)
+{
+	uint32_t at = 0, n = 0;
+
+	pthread_mutex_lock(&e->staging_alloc.lock);
+	if (next_free(e, e->staging_alloc.cursor, &at) || next_free(e, 0, &at)) {
+		n = free_run(e, at, want);
+		for (uint32_t i = at; i < at + n; i++)
+			e->staging_alloc.free_bits[i / 64] &= ~(1ull << i % 64);
+		e->staging_alloc.cursor = at + n < e->config.staging_pages ? at + n : 0;
+		e->staging_alloc.used += n;
+	}
+	pthread_mutex_unlock(&e->staging_alloc.lock);
+	*slot_out = at;
+	return n;
+}
+
+void iswi_staging_give(struct isw_engine *e, uint32_t slot)
+{
+	pthread_mutex_lock(&e->staging_alloc.lock);
+	e->staging_alloc.free_bits[slot / 64] |= 1ull << slot % 64;
+	e->staging_alloc.used--;
+	pthread_mutex_unlock(&e->staging_alloc.lock);
+}
+
+struct iswi_op *iswi_op_take(struct isw_engine *e)
+{
+	struct iswi_op *op;
+
+	pthread_mutex_lock(&e->ops_lock);
+	op = e->ops_free;
+	e->ops_free = op->next; /* never NULL: see map_volatile */
+	pthread_mutex_unlock(&e->ops_lock);
+	op->next = NULL;
+	op->xfer.next = NULL;
+	op->req = NULL;
+	op->tried = 0;
+	return op;
+}
+
+void iswi_op_give(struct isw_engine *e, struct iswi_op *op)
+{
+	pthread_mutex_lock(&e->ops_lock);
+	op->next = e->ops_free;
+	e->ops_free = op;
+	pthread_mutex_unlock(&e->ops_lock);
+}

@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Reads. Each page is answered from its best copy; consecutive pages with the same source form
+ * one transfer straight into the request's buffer. What arrives is checked against the page's
+ * checksum under its lock, so neither a write that passed by nor a donor's garbage gets through.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "engine/internal.h"
+
+enum source { FROM_NOWHERE, FROM_STAGING, FROM_ZEROS, FROM_REMOTE, FROM_BACKUP, FAILED };
+
+struct run {
+	enum source source;
+	uint64_t page;
+	uint32_t pages;
+};
+
+struct cursor {
+	struct iswi_req *req;
+	uint32_t slab;
+	uint64_t word;
+	bool mapped;   /* a use of the slab is held */
+	uint8_t tried; /* ISWI_TRIED_* */
+	struct iswi_op *first, *last;
+};
+
+static unsigned char *place_of(struct iswi_req *req, uint64_t page)
+{
+	return (unsigned char *)req->data + (page * ISW_PAGE_BYTES - req->offset);
+}
+
+/* Under the shard lock: where the page's newest bytes are. */
+static enum source choose(struct isw_engine *e, uint64_t page, const struct cursor *at,
+			  uint32_t *slot_out)
+{
+	struct iswi_entry *entry = iswi_entry_find(e, page);
+
+	*slot_out = entry ? iswi_entry_newest(e, entry) : ISWI_NONE;
+	if (*slot_out != ISWI_NONE)
+		return FROM_STAGING;
+	if (iswi_bit(e->remote_valid, page) && at->mapped && !(at->tried & ISWI_TRIED_REMOTE))
+		return FROM_REMOTE;
+	if (iswi_bit(e->backup_current, page))
+		return e->has_backup && !(at->tried & ISWI_TRIED_BACKUP) ? FROM_BACKUP : FAILED;
+	return iswi_bit(e->remote_valid, page) ? FAILED : FROM_ZEROS;
+}
+
+static void count_fallback(struct isw_engine *e, const struct cursor *at, uint32_t pages)
+{
+	uint32_t state = iswi_word_state(atomic_load(&e->slabs[at->slab].word));
+
+	if (at->tried & ISWI_TRIED_REMOTE)
+		iswi_count(&e->count.fallback_error, pages);
+	else if (at->mapped)
+		iswi_count(&e->count.fallback_invalid, pages);
+	else if (state == ISW_SLAB_SUSPENDED)
+		iswi_count(&e->count.fallback_suspended, pages);
+	else
+		iswi_count(&e->count.fallback_unmapped, pages);
+}
+
+static void remote_read_done(struct iswi_xfer *xfer, int error);
+
+static void emit_transfer(struct isw_engine *e, struct cursor *at, const struct run *run)
+{
+	struct iswi_op *op = iswi_op_take(e);
+
+	atomic_fetch_add_explicit(&at->req->pending, 1, memory_order_relaxed);
+	op->req = at->req;
+	op->page = run->page;
+	op->pages = run->pages;
+	op->slab = at->slab;
+	op->word = at->word;
+	op->tried = at->tried;
+	op->xfer.buf = place_of(at->req, run->page);
+	if (run->source == FROM_BACKUP) {
+		count_fallback(e, at, run->pages);
+		iswi_backup_read(e, op);
+		return;
+	}
+	op->xfer.kind = ISWI_XFER_READ;
+	op->xfer.done = remote_read_done;
+	iswi_slab_get_more(e, at->slab);
+	if (at->last)
+		at->last->xfer.next = &op->xfer;
+	else
+		at->first = op;
+	at->last = op;
+}
+
+static void emit(struct isw_engine *e, struct cursor *at, const struct run *run)
+{
+	switch (run->source) {
+	case FROM_NOWHERE:
+		return;
+	case FROM_STAGING:
+		iswi_count(&e->count.pages_in_staging, run->pages);
+		return;
+	case FROM_ZEROS:
+		memset(place_of(at->req, run->page), 0, (size_t)run->pages * ISW_PAGE_BYTES);
+		iswi_count(&e->count.pages_in_zero, run->pages);
+		return;
+	case FAILED:
+		iswi_req_fail(at->req, -EIO);
+		return;
+	case FROM_REMOTE:
+	case FROM_BACKUP:
+		emit_transfer(e, at, run);
+	}
+}
+
+/* Classifies the pages of one group; runs that end inside it are emitted without the lock. */
+static void read_group(struct isw_engine *e, struct cursor *at, uint64_t page, uint64_t end,
+		       struct run *open)
+{
+	struct run ended[ISWI_GROUP_PAGES];
+	uint32_t ended_count = 0;
+	struct iswi_shard *shard = iswi_shard_of(e, page);
+
+	pthread_mutex_lock(&shard->lock);
+	for (; page < end; page++) {
+		uint32_t slot;
+		enum source source = choose(e, page, at, &slot);
+
+		/* A copy under the lock: staging may be given back right after it. */
+		if (source == FROM_STAGING)
+			memcpy(place_of(at->req, page),
+			       e->staging + (uint64_t)slot * ISW_PAGE_BYTES, ISW_PAGE_BYTES);
+		if (open->source != source ||
+		    (source == FROM_REMOTE && page % ISWI_STRIPE_PAGES == 0)) {
+			ended[ended_count++] = *open;
+			*open = (struct run){source, page, 0};
+		}
+		open->pages++;
+	}
+	pthread_mutex_unlock(&shard->lock);
+	for (uint32_t i = 0; i < ended_count; i++)
+		emit(e, at, &ended[i]);
+}
+
+/* Reads pages of one slab; the caller holds the request's guard or an op of it. */
+static void read_pages(struct isw_engine *e, struct iswi_req *req, uint64_t page, uint64_t end,
+		       uint8_t tried)
+{
+	struct cursor at = {.req = req, .slab = (uint32_t)(page / e->slab_pages), .tried = tried};
+	struct run open = {.source = FROM_NOWHERE};
+
+	at.mapped = iswi_slab_get(e, at.slab, &at.word);
+	while (page < end) {
+		uint64_t group_end = (page / ISWI_GROUP_PAGES + 1) * ISWI_GROUP_PAGES;
+
+		read_group(e, &at, page, ISWI_MIN(group_end, end), &open);
+		page = ISWI_MIN(group_end, end);
+	}
+	emit(e, &at, &open);
+	if (at.first)
+		iswi_remote_submit(e, at.first);
+	if (at.mapped)
+		iswi_slab_put(e, at.slab);
+}
+
+void iswi_read(struct isw_engine *e, struct iswi_req *req)
+{
+	uint64_t page = req->offset / ISW_PAGE_BYTES;
+	uint64_t end = page + req->length / ISW_PAGE_BYTES;
+
+	iswi_count(&e->count.pages_in, end - page);
+	while (page < end) {
+		uint64_t slab = page / e->slab_pages;
+		uint64_t stop = ISWI_MIN((slab + 1) * e->slab_pages, end);
+
+		iswi_count(&e->slabs[slab].page_ins, stop - page);
+		read_pages(e, req, page, stop, 0);
+		page = stop;
+	}
+	iswi_req_put(e, req);
+}
+
+/*
+ * The bytes of a page do not match its checksum. The first time it may be a write that went by
+ * while they travelled, so the page is read anew; the second time the source is not believed.
+ */
+static uint8_t mismatch(struct isw_engine *e, const struct iswi_op *op, uint64_t page, bool remote)
+{
+	struct iswi_shard *shard = iswi_shard_of(e, page);
+	uint8_t source = remote ? ISWI_TRIED_REMOTE : ISWI_TRIED_BACKUP;
+	uint32_t *bits = remote ? e->remote_valid : e->backup_current;
+	bool believed;
+
+	if (!(op->tried & ISWI_RETRIED))
+		return op->tried | ISWI_RETRIED;
+	pthread_mutex_lock(&shard->lock);
+	believed = iswi_bit(bits, page) && !iswi_entry_find(e, page);
+	/* Kept when it is the only copy: then each read says error, never zeros. */
+	if (believed && remote && e->has_backup && iswi_bit(e->backup_current, page))
+		iswi_remote_valid_clear(e, page);
+	pthread_mutex_unlock(&shard->lock);
+	if (!believed)
+		return op->tried; /* it was rewritten meanwhile, once more */
+	iswi_count(remote ? &e->count.crc_errors_remote : &e->count.crc_errors_backup, 1);
+	iswi_events_put(&e->events, &(struct isw_event){
+					    .kind = ISW_EVENT_BAD_PAGE,
+					    .slab = op->slab,
+					    .code = remote ? 1 : 0,
+					    .value = page,
+				    });
+	/* The other source deserves its own benefit of the doubt. */
+	return (op->tried | source) & (uint8_t)~ISWI_RETRIED;
+}
+
+/* Checks what arrived, page by page; reads anew what cannot be believed. */
+static void verify(struct isw_engine *e, struct iswi_op *op, bool remote)
+{
+	uint64_t good = 0;
+
+	for (uint64_t page = op->page; page < op->page + op->pages; page++) {
+		uint32_t crc = iswi_crc32c(place_of(op->req, page), ISW_PAGE_BYTES);
+		struct iswi_shard *shard = iswi_shard_of(e, page);
+		bool same;
+
+		pthread_mutex_lock(&shard->lock);
+		same = e->crc[page] == crc;
+		pthread_mutex_unlock(&shard->lock);
+		if (same)
+			good++;
+		else
+			read_pages(e, op->req, page, page + 1, mismatch(e, op, page, remote));
+	}
+	iswi_count(remote ? &e->count.pages_in_remote : &e->count.pages_in_backup, good);
+}
+
+static void remote_read_done(struct iswi_xfer *xfer, int error)
+{
+	struct iswi_op *op = ISWI_CONTAINER(xfer, struct iswi_op, xfer);
+	struct isw_engine *e = op->engine;
+	struct iswi_req *req = op->req;
+
+	iswi_remote_ended(e, op, error);
+	if (error)
+		read_pages(e, req, op->page, op->page + op->pages, op->tried | ISWI_TRIED_REMOTE);
+	else
+		verify(e, op, true);
+	iswi_op_give(e, op);
+	iswi_req_put(e, req);
+}
+
+void iswi_read_backup_done(struct iswi_op *op, int error)
+{
+	struct isw_engine *e = op->engine;
+	struct iswi_req *req = op->req;
+
+	if (error) {
+		iswi_count(&e->count.backup_errors, 1);
+		read_pages(e, req, op->page, op->page + op->pages, op->tried | ISWI_TRIED_BACKUP);
+	} else {
+		verify(e, op, false);
+	}
+	iswi_op_give(e, op);
+	iswi_req_put(e, req);
+}

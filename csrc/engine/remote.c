@@ -1,0 +1,532 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Slabs and remotes: who may use which donor, and from when to when.
+ *
+ * A slab's word holds its state and the number of its mapping; in_flight counts its users. A user
+ * raises the count first and looks at the word second; whoever changes the word looks at the
+ * count after it. Both are seq_cst, so one of the two sees the other, and DRAINED is reported
+ * only when no user is left and none can come.
+ *
+ *   UNMAPPED ──map──▶ MAPPED ──remote down──▶ SUSPENDED ──resume──▶ MAPPED
+ *       ▲               │ unmap                  │ unmap
+ *       └── (bits) ◀─ DRAINING ◀─────────────────┘
+ */
+#include <errno.h>
+#include <time.h>
+
+#include "engine/internal.h"
+
+/* Between DRAINING and UNMAPPED: one thread clears the slab's bits. */
+#define SLAB_CLEARING 5u
+
+#define RETIRE_WAIT_MS 10000u
+
+static uint64_t with_state(uint64_t word, uint32_t state)
+{
+	return (word & ~0xffull) | state;
+}
+
+/* ------------------------------------------------------------------------- slabs */
+
+/* The donor's copy is gone: nothing of this slab may be read there again. */
+static void clear_remote_bits(struct isw_engine *e, uint32_t slab)
+{
+	uint64_t page = slab * e->slab_pages;
+	uint64_t end = ISWI_MIN(page + e->slab_pages, e->pages);
+
+	while (page < end) {
+		uint64_t stop = (page / ISWI_GROUP_PAGES + 1) * ISWI_GROUP_PAGES;
+		struct iswi_shard *shard = iswi_shard_of(e, page);
+
+		pthread_mutex_lock(&shard->lock);
+		for (; page < ISWI_MIN(stop, end); page++) {
+			if (!e->has_backup && iswi_bit(e->remote_valid, page))
+				iswi_lost_set(e, page);
+			iswi_remote_valid_clear(e, page);
+		}
+		pthread_mutex_unlock(&shard->lock);
+	}
+}
+
+static void finish_drain(struct isw_engine *e, uint32_t slab)
+{
+	struct iswi_slab *s = &e->slabs[slab];
+	uint_fast64_t word = atomic_load(&s->word);
+	uint64_t generation = s->generation;
+
+	if (iswi_word_state(word) != ISW_SLAB_DRAINING ||
+	    !atomic_compare_exchange_strong(&s->word, &word, with_state(word, SLAB_CLEARING)))
+		return; /* another thread does it */
+	clear_remote_bits(e, slab);
+	atomic_store(&s->word, with_state(word, ISW_SLAB_UNMAPPED));
+	iswi_events_put(&e->events, &(struct isw_event){
+					    .kind = ISW_EVENT_SLAB_DRAINED,
+					    .slab = slab,
+					    .generation = generation,
+				    });
+}
+
+bool iswi_slab_get(struct isw_engine *e, uint32_t slab, uint64_t *word_out)
+{
+	struct iswi_slab *s = &e->slabs[slab];
+
+	/* A look before the count keeps slabs without a donor free of shared writes. */
+	if (iswi_word_state(atomic_load(&s->word)) != ISW_SLAB_MAPPED)
+		return false;
+	atomic_fetch_add(&s->in_flight, 1);
+	*word_out = atomic_load(&s->word);
+	if (iswi_word_state(*word_out) == ISW_SLAB_MAPPED)
+		return true;
+	iswi_slab_put(e, slab);
+	return false;
+}
+
+void iswi_slab_get_more(struct isw_engine *e, uint32_t slab)
+{
+	atomic_fetch_add(&e->slabs[slab].in_flight, 1);
+}
+
+void iswi_slab_put(struct isw_engine *e, uint32_t slab)
+{
+	struct iswi_slab *s = &e->slabs[slab];
+
+	if (atomic_fetch_sub(&s->in_flight, 1) == 1 &&
+	    iswi_word_state(atomic_load(&s->word)) == ISW_SLAB_DRAINING)
+		finish_drain(e, slab);
+}
+
+/* After a slab became MAPPED: its remote may have gone down just before (see fence). */
+static void suspend_if_down(struct isw_engine *e, uint32_t slab)
+{
+	struct iswi_slab *s = &e->slabs[slab];
+	uint_fast64_t word = atomic_load(&s->word);
+	uint32_t remote = atomic_load_explicit(&s->remote, memory_order_relaxed);
+
+	if (iswi_word_state(word) == ISW_SLAB_MAPPED &&
+	    atomic_load(&e->remotes[remote].state) != ISWI_REMOTE_UP)
+		atomic_compare_exchange_strong(&s->word, &word,
+					       with_state(word, ISW_SLAB_SUSPENDED));
+}
+
+int isw_slab_map(isw_engine *e, uint32_t slab, uint32_t remote, uint32_t slot, uint64_t generation)
+{
+	struct iswi_slab *s;
+	int code = 0;
+
+	if (slab >= e->slabs_count || remote >= e->config.remotes_max)
+		return -EINVAL;
+	s = &e->slabs[slab];
+	pthread_mutex_lock(&e->control);
+	if (iswi_word_state(atomic_load(&s->word)) != ISW_SLAB_UNMAPPED) {
+		code = -EBUSY;
+	} else if (atomic_load(&e->remotes[remote].state) != ISWI_REMOTE_UP) {
+		code = -ENOTCONN;
+	} else {
+		s->generation = generation;
+		atomic_store_explicit(&s->remote, remote, memory_order_relaxed);
+		atomic_store_explicit(&s->slot, slot, memory_order_relaxed);
+		atomic_store_explicit(&s->reported, 0, memory_order_relaxed);
+		atomic_store(&s->word, ++e->mappings << 8 | ISW_SLAB_MAPPED);
+		suspend_if_down(e, slab);
+	}
+	pthread_mutex_unlock(&e->control);
+	return code;
+}
+
+int isw_slab_unmap(isw_engine *e, uint32_t slab, uint64_t generation)
+{
+	struct iswi_slab *s;
+	uint_fast64_t word;
+	int code = 0;
+
+	if (slab >= e->slabs_count)
+		return -EINVAL;
+	s = &e->slabs[slab];
+	pthread_mutex_lock(&e->control);
+	word = atomic_load(&s->word);
+	do {
+		uint32_t state = iswi_word_state(word);
+
+		if (state != ISW_SLAB_MAPPED && state != ISW_SLAB_SUSPENDED)
+			code = -EINVAL;
+		else if (s->generation != generation)
+			code = -ESTALE;
+	} while (!code && !atomic_compare_exchange_weak(&s->word, &word,
+							with_state(word, ISW_SLAB_DRAINING)));
+	pthread_mutex_unlock(&e->control);
+	if (!code && !atomic_load(&s->in_flight))
+		finish_drain(e, slab);
+	return code;
+}
+
+int isw_slab_resume(isw_engine *e, uint32_t slab, uint64_t generation)
+{
+	struct iswi_slab *s;
+	uint_fast64_t word;
+	uint32_t remote;
+	int code = 0;
+
+	if (slab >= e->slabs_count)
+		return -EINVAL;
+	s = &e->slabs[slab];
+	pthread_mutex_lock(&e->control);
+	word = atomic_load(&s->word);
+	remote = atomic_load_explicit(&s->remote, memory_order_relaxed);
+	if (iswi_word_state(word) != ISW_SLAB_SUSPENDED)
+		code = -EINVAL;
+	else if (s->generation != generation)
+		code = -ESTALE;
+	else if (atomic_load(&e->remotes[remote].state) != ISWI_REMOTE_UP)
+		code = -ENOTCONN;
+	else
+		atomic_store(&s->word, with_state(word, ISW_SLAB_MAPPED));
+	if (!code)
+		suspend_if_down(e, slab);
+	pthread_mutex_unlock(&e->control);
+	return code;
+}
+
+int isw_engine_slabs(isw_engine *e, uint32_t first, uint32_t max, struct isw_slab_info *slabs_out)
+{
+	uint32_t n = 0;
+
+	pthread_mutex_lock(&e->control);
+	for (uint32_t i = first; i < e->slabs_count && n < max; i++, n++) {
+		struct iswi_slab *s = &e->slabs[i];
+		uint32_t state = iswi_word_state(atomic_load(&s->word));
+		bool unmapped = state == ISW_SLAB_UNMAPPED;
+
+		slabs_out[n] = (struct isw_slab_info){
+			.state = state == SLAB_CLEARING ? ISW_SLAB_DRAINING : state,
+			.remote = unmapped ? ISW_NO_REMOTE
+					   : atomic_load_explicit(&s->remote, memory_order_relaxed),
+			.slot = atomic_load_explicit(&s->slot, memory_order_relaxed),
+			.in_flight = (uint32_t)atomic_load(&s->in_flight),
+			.generation = s->generation,
+			.page_ins = iswi_counted(&s->page_ins),
+			.page_outs = iswi_counted(&s->page_outs),
+			.remote_valid_pages = iswi_counted(&s->remote_valid_pages),
+		};
+	}
+	pthread_mutex_unlock(&e->control);
+	return (int)n;
+}
+
+/* ------------------------------------------------------------------------ traffic */
+
+static struct iswi_queue *queue_of(const struct iswi_remote *r, const struct iswi_op *op)
+{
+	return r->queues[op->page / ISWI_STRIPE_PAGES % r->queues_count];
+}
+
+void iswi_remote_submit(struct isw_engine *e, struct iswi_op *first)
+{
+	struct iswi_slab *s = &e->slabs[first->slab];
+	struct iswi_remote *r = &e->remotes[atomic_load_explicit(&s->remote, memory_order_relaxed)];
+	uint64_t base = atomic_load_explicit(&s->slot, memory_order_relaxed) * e->config.slab_bytes;
+	struct iswi_op *op = first;
+
+	while (op) {
+		struct iswi_queue *queue = queue_of(r, op);
+		struct iswi_op *chain = op, *last;
+
+		/* Consecutive ops of one queue go as one batch. */
+		do {
+			last = op;
+			op->xfer.length = op->pages * ISW_PAGE_BYTES;
+			op->xfer.offset = base + op->page % e->slab_pages * ISW_PAGE_BYTES;
+			iswi_count(op->xfer.kind == ISWI_XFER_READ ? &r->read_pages
+								   : &r->write_pages,
+				   op->pages);
+			op = op->xfer.next ? ISWI_CONTAINER(op->xfer.next, struct iswi_op, xfer)
+					   : NULL;
+		} while (op && queue_of(r, op) == queue);
+		last->xfer.next = NULL;
+		queue->ops->submit(queue, &chain->xfer);
+	}
+}
+
+void iswi_remote_ended(struct isw_engine *e, struct iswi_op *op, int error)
+{
+	struct iswi_slab *s = &e->slabs[op->slab];
+
+	if (error) {
+		struct iswi_remote *r =
+			&e->remotes[atomic_load_explicit(&s->remote, memory_order_relaxed)];
+
+		iswi_count(&e->count.remote_errors, 1);
+		iswi_count(&r->errors, 1);
+		/* The donor refuses this slab; a broken connection is reported once, by fence. */
+		if (atomic_load(&r->state) == ISWI_REMOTE_UP &&
+		    !atomic_exchange_explicit(&s->reported, 1, memory_order_relaxed))
+			iswi_events_put(&e->events, &(struct isw_event){
+							    .kind = ISW_EVENT_SLAB_ERROR,
+							    .code = error,
+							    .slab = op->slab,
+							    .generation = s->generation,
+						    });
+	}
+	iswi_slab_put(e, op->slab);
+}
+
+/* ------------------------------------------------------------------------ remotes */
+
+/*
+ * state before the slabs' words; map and resume do it the other way round. So a slab mapped while
+ * its remote goes down is suspended by one of the two.
+ */
+void iswi_remote_fence(struct isw_engine *e, uint32_t remote, int error)
+{
+	struct iswi_remote *r = &e->remotes[remote];
+	int up = ISWI_REMOTE_UP;
+
+	atomic_store(&r->fencing, true);
+	if (!atomic_compare_exchange_strong(&r->state, &up, ISWI_REMOTE_DOWN)) {
+		atomic_store(&r->fencing, false);
+		return;
+	}
+	for (uint32_t i = 0; i < e->slabs_count; i++) {
+		struct iswi_slab *s = &e->slabs[i];
+		uint_fast64_t word = atomic_load(&s->word);
+
+		if (iswi_word_state(word) == ISW_SLAB_MAPPED &&
+		    atomic_load_explicit(&s->remote, memory_order_relaxed) == remote)
+			atomic_compare_exchange_strong(&s->word, &word,
+						       with_state(word, ISW_SLAB_SUSPENDED));
+	}
+	for (uint32_t i = 0; i < r->queues_count; i++)
+		r->queues[i]->ops->shutdown(r->queues[i]);
+	iswi_events_put(&e->events, &(struct isw_event){
+					    .kind = ISW_EVENT_REMOTE_DOWN,
+					    .code = error,
+					    .remote = remote,
+				    });
+	atomic_store(&r->fencing, false);
+}
+
+/* On a queue's own thread, before it ends its transfers. */
+static void queue_down(void *ctx, int error)
+{
+	struct iswi_remote *r = ctx;
+
+	atomic_store(&r->broken, true);
+	iswi_remote_fence(r->engine, (uint32_t)(r - r->engine->remotes), error);
+}
+
+static bool remote_in_use(struct isw_engine *e, uint32_t remote, bool only_transfers)
+{
+	for (uint32_t i = 0; i < e->slabs_count; i++) {
+		struct iswi_slab *s = &e->slabs[i];
+		uint32_t state = iswi_word_state(atomic_load(&s->word));
+
+		if (state == ISW_SLAB_UNMAPPED ||
+		    atomic_load_explicit(&s->remote, memory_order_relaxed) != remote)
+			continue;
+		if (!only_transfers || atomic_load(&s->in_flight))
+			return true;
+	}
+	return false;
+}
+
+int iswi_remote_reserve(struct isw_engine *e, uint32_t *remote)
+{
+	uint32_t first = 0, end = e->config.remotes_max;
+	int wanted = ISWI_REMOTE_UNUSED, code = -ENOSPC;
+
+	if (*remote != ISW_NO_REMOTE) {
+		if (*remote >= end)
+			return -EINVAL;
+		first = *remote;
+		end = first + 1;
+		wanted = ISWI_REMOTE_DOWN;
+		code = -EBUSY;
+	}
+	pthread_mutex_lock(&e->control);
+	for (uint32_t i = first; i < end && code; i++) {
+		if (atomic_load(&e->remotes[i].state) != wanted)
+			continue;
+		e->remotes[i].engine = e;
+		e->remotes[i].events = (struct iswi_queue_events){queue_down, &e->remotes[i]};
+		atomic_store(&e->remotes[i].state, ISWI_REMOTE_CHANGING);
+		*remote = i;
+		code = 0;
+	}
+	pthread_mutex_unlock(&e->control);
+	return code;
+}
+
+int iswi_remote_retire(struct isw_engine *e, uint32_t remote)
+{
+	struct iswi_remote *r = &e->remotes[remote];
+	const struct timespec tick = {.tv_nsec = 1000000};
+	uint32_t waited_ms = 0;
+
+	/* Transfers of a queue that is down end by themselves; stragglers are inside submit. */
+	while (atomic_load(&r->fencing) || remote_in_use(e, remote, true)) {
+		if (waited_ms++ == RETIRE_WAIT_MS)
+			return -ETIMEDOUT;
+		nanosleep(&tick, NULL);
+	}
+	for (uint32_t i = 0; i < r->queues_count; i++)
+		r->queues[i]->ops->destroy(r->queues[i]);
+	r->queues_count = 0;
+	atomic_store(&r->broken, false);
+	return 0;
+}
+
+void iswi_remote_set(struct isw_engine *e, uint32_t remote, struct iswi_queue **queues,
+		     uint32_t count, enum iswi_remote_state idle_state)
+{
+	struct iswi_remote *r = &e->remotes[remote];
+
+	if (!count) {
+		atomic_store(&r->state, idle_state);
+		return;
+	}
+	for (uint32_t i = 0; i < count; i++)
+		r->queues[i] = queues[i];
+	r->queues_count = count;
+	atomic_store(&r->state, ISWI_REMOTE_UP);
+	/* A queue that broke before the state was UP could not fence. */
+	if (atomic_load(&r->broken))
+		iswi_remote_fence(e, remote, -ECONNRESET);
+}
+
+static int connect_queues(struct isw_engine *e, uint32_t remote,
+			  const struct isw_remote_config *config, struct isw_error *error)
+{
+	struct iswi_remote *r = &e->remotes[remote];
+	struct iswi_queue *queues[ISWI_REMOTE_QUEUES_MAX];
+	struct iswi_tcp_config tcp = {
+		.host = config->host,
+		.port = config->port,
+		.export_name = config->token,
+		.export_bytes_min = config->export_bytes,
+		.depth = 256,
+		.connect_ms_max = config->connect_ms_max,
+		.request_ms_max = config->request_ms_max,
+		.thread_name = "isw-remote",
+	};
+	uint32_t count;
+	int code = 0;
+
+	for (count = 0; count < config->queues; count++) {
+		code = iswi_tcp_connect(&tcp, &r->events, &queues[count], error);
+		if (code)
+			break;
+	}
+	if (!code) {
+		iswi_remote_set(e, remote, queues, count, ISWI_REMOTE_UP);
+		return 0;
+	}
+	while (count--)
+		queues[count]->ops->destroy(queues[count]);
+	atomic_store(&r->broken, false);
+	return code;
+}
+
+static int check_remote(const struct isw_remote_config *config, struct isw_error *error)
+{
+	if (!config->queues || config->queues > ISWI_REMOTE_QUEUES_MAX)
+		return iswi_error(error, -EINVAL, "a donor takes 1 to %u connections, not %u",
+				  ISWI_REMOTE_QUEUES_MAX, config->queues);
+	return 0;
+}
+
+int isw_remote_connect(isw_engine *e, const struct isw_remote_config *config, uint32_t *remote_out,
+		       struct isw_error *error)
+{
+	uint32_t remote = ISW_NO_REMOTE;
+	int code = check_remote(config, error);
+
+	if (code)
+		return code;
+	code = iswi_remote_reserve(e, &remote);
+	if (code)
+		return iswi_error(error, code, "the device has %u donors already, its limit",
+				  e->config.remotes_max);
+	code = connect_queues(e, remote, config, error);
+	if (code)
+		iswi_remote_set(e, remote, NULL, 0, ISWI_REMOTE_UNUSED);
+	else
+		*remote_out = remote;
+	return code;
+}
+
+int isw_remote_reconnect(isw_engine *e, uint32_t remote, const struct isw_remote_config *config,
+			 struct isw_error *error)
+{
+	int code = check_remote(config, error);
+
+	if (code)
+		return code;
+	code = iswi_remote_reserve(e, &remote);
+	if (code)
+		return iswi_error(error, code, "donor %u is not down", remote);
+	code = iswi_remote_retire(e, remote);
+	if (code)
+		iswi_error(error, code, "requests to the donor's old connections do not end");
+	else
+		code = connect_queues(e, remote, config, error);
+	if (code)
+		iswi_remote_set(e, remote, NULL, 0, ISWI_REMOTE_DOWN);
+	return code;
+}
+
+int isw_remote_shutdown(isw_engine *e, uint32_t remote)
+{
+	if (remote >= e->config.remotes_max)
+		return -EINVAL;
+	iswi_remote_fence(e, remote, -ESHUTDOWN);
+	return 0;
+}
+
+int isw_remote_destroy(isw_engine *e, uint32_t remote)
+{
+	int code;
+
+	if (remote >= e->config.remotes_max)
+		return -EINVAL;
+	pthread_mutex_lock(&e->control); /* against map */
+	code = remote_in_use(e, remote, false) ? -EBUSY : 0;
+	if (!code)
+		iswi_remote_fence(e, remote, -ESHUTDOWN);
+	pthread_mutex_unlock(&e->control);
+	if (!code)
+		code = iswi_remote_reserve(e, &remote);
+	if (code)
+		return code;
+	code = iswi_remote_retire(e, remote);
+	iswi_remote_set(e, remote, NULL, 0, code ? ISWI_REMOTE_DOWN : ISWI_REMOTE_UNUSED);
+	return code;
+}
+
+int isw_engine_remotes(isw_engine *e, uint32_t max, struct isw_remote_info *remotes_out)
+{
+	uint32_t n;
+
+	for (n = 0; n < e->config.remotes_max && n < max; n++) {
+		struct iswi_remote *r = &e->remotes[n];
+		int state = atomic_load(&r->state);
+
+		remotes_out[n] = (struct isw_remote_info){
+			.state = state == ISWI_REMOTE_CHANGING ? ISWI_REMOTE_DOWN : (uint32_t)state,
+			.queues = r->queues_count,
+			.read_pages = iswi_counted(&r->read_pages),
+			.write_pages = iswi_counted(&r->write_pages),
+			.errors = iswi_counted(&r->errors),
+		};
+	}
+	return (int)n;
+}
+
+void iswi_remote_stop_all(struct isw_engine *e)
+{
+	for (uint32_t i = 0; i < e->config.remotes_max; i++) {
+		struct iswi_remote *r = &e->remotes[i];
+
+		for (uint32_t q = 0; q < r->queues_count; q++)
+			r->queues[q]->ops->destroy(r->queues[q]);
+		r->queues_count = 0;
+	}
+}

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A request's way in and out of the engine. */
+#include <errno.h>
+
+#include "engine/internal.h"
+
+uint64_t iswi_engine_size_bytes(const isw_engine *engine)
+{
+	return engine->config.size_bytes;
+}
+
+uint32_t iswi_engine_request_bytes_max(const isw_engine *engine)
+{
+	return engine->config.request_bytes_max;
+}
+
+uint32_t iswi_engine_requests_max(const isw_engine *engine)
+{
+	return engine->config.requests_max;
+}
+
+void iswi_engine_frontend_down(isw_engine *engine, int error)
+{
+	iswi_events_put(&engine->events, &(struct isw_event){
+						 .kind = ISW_EVENT_FRONTEND_DOWN,
+						 .code = error,
+					 });
+}
+
+static int check(const struct isw_engine *e, const struct iswi_req *req)
+{
+	if (req->op == ISWI_FLUSH)
+		return 0;
+	if (req->offset % ISW_PAGE_BYTES || req->length % ISW_PAGE_BYTES)
+		return -EINVAL;
+	if (req->offset > e->config.size_bytes || req->length > e->config.size_bytes - req->offset)
+		return -ENOSPC;
+	if (req->op == ISWI_READ || req->op == ISWI_WRITE) {
+		if (req->length > e->config.request_bytes_max)
+			return -EINVAL;
+		if (req->op == ISWI_READ && (uintptr_t)req->data % ISW_PAGE_BYTES)
+			return -EINVAL;
+	}
+	return 0;
+}
+
+static void finish(struct isw_engine *e, struct iswi_req *req)
+{
+	uint64_t took_ns = e->clock->now_ns(e->clock->ctx) - req->start_ns;
+	int error = atomic_load_explicit(&req->error, memory_order_relaxed);
+
+	if (req->op == ISWI_READ)
+		iswi_latency_add(&e->read_latency, took_ns);
+	else if (req->op == ISWI_WRITE)
+		iswi_latency_add(&e->write_latency, took_ns);
+	if (error)
+		iswi_count(&e->count.requests_failed, 1);
+	atomic_fetch_sub_explicit(&e->count.in_flight, 1, memory_order_release);
+	req->done(req, error);
+}
+
+void iswi_req_finish_list(struct isw_engine *e, struct iswi_req *list)
+{
+	while (list) {
+		struct iswi_req *req = list;
+		bool durable = req->flags & ISWI_REQ_FUA && req->op != ISWI_FLUSH;
+
+		list = req->next;
+		req->next = NULL;
+		if (durable && !atomic_load_explicit(&req->error, memory_order_relaxed)) {
+			/* Forced unit access is a write and the flush after it. */
+			req->flags &= ~(uint32_t)ISWI_REQ_FUA;
+			iswi_flush(e, req);
+		} else {
+			finish(e, req);
+		}
+	}
+}
+
+void iswi_req_fail(struct iswi_req *req, int error)
+{
+	/* Relaxed: ordered by the acq_rel decrement of pending that follows. */
+	atomic_store_explicit(&req->error, error, memory_order_relaxed);
+}
+
+void iswi_req_put(struct isw_engine *e, struct iswi_req *req)
+{
+	if (atomic_fetch_sub_explicit(&req->pending, 1, memory_order_acq_rel) == 1) {
+		req->next = NULL;
+		iswi_req_finish_list(e, req);
+	}
+}
+
+void iswi_engine_submit(isw_engine *e, struct iswi_req *req)
+{
+	int code = check(e, req);
+
+	req->next = NULL;
+	req->start_ns = e->clock->now_ns(e->clock->ctx);
+	atomic_init(&req->error, code);
+	atomic_init(&req->pending, 1);
+	if (atomic_fetch_add_explicit(&e->count.in_flight, 1, memory_order_acquire) >=
+	    e->config.requests_max)
+		code = -EBUSY;
+	if (code || (!req->length && req->op != ISWI_FLUSH)) {
+		atomic_init(&req->error, code);
+		iswi_req_put(e, req);
+		return;
+	}
+	switch (req->op) {
+	case ISWI_READ:
+		iswi_count(&e->count.read_requests, 1);
+		iswi_read(e, req);
+		break;
+	case ISWI_WRITE:
+		iswi_count(&e->count.write_requests, 1);
+		iswi_write(e, req);
+		break;
+	case ISWI_TRIM:
+		iswi_count(&e->count.trim_requests, 1);
+		iswi_zero(e, req);
+		break;
+	case ISWI_ZERO:
+		iswi_count(&e->count.zero_requests, 1);
+		iswi_zero(e, req);
+		break;
+	case ISWI_FLUSH:
+		iswi_count(&e->count.flush_requests, 1);
+		iswi_flush(e, req);
+		break;
+	}
+}

@@ -1,0 +1,396 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* See sim.h. Test-only: allocates freely. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/sim.h"
+
+/* ------------------------------------------------------------------------ donors */
+
+static void apply(struct iswi_sim_donor *donor, struct iswi_sim_transfer *t)
+{
+	struct iswi_xfer *x = t->xfer;
+
+	if (t->applied)
+		return;
+	t->applied = true;
+	if (x->kind == ISWI_XFER_WRITE)
+		memcpy(donor->memory + x->offset, x->buf, x->length);
+	else
+		memcpy(x->buf, donor->memory + x->offset, x->length);
+}
+
+static void sim_submit(struct iswi_queue *queue, struct iswi_xfer *first)
+{
+	struct iswi_sim_donor *donor = ((struct iswi_sim_queue *)queue)->donor;
+
+	while (first) {
+		struct iswi_xfer *x = first;
+
+		first = x->next;
+		if (x->offset + x->length > donor->bytes)
+			x->done(x, -EINVAL);
+		else if (donor->down || donor->pending_count == ISWI_SIM_TRANSFERS)
+			x->done(x, -ESHUTDOWN);
+		else
+			donor->pending[donor->pending_count++] =
+				(struct iswi_sim_transfer){x, false};
+	}
+}
+
+static void keep_late(struct iswi_sim_donor *donor, const struct iswi_sim_transfer *t)
+{
+	struct iswi_sim_late *late;
+
+	if (t->applied || t->xfer->kind != ISWI_XFER_WRITE ||
+	    donor->late_count == ISWI_SIM_TRANSFERS)
+		return;
+	late = &donor->late[donor->late_count++];
+	*late = (struct iswi_sim_late){t->xfer->offset, t->xfer->length, malloc(t->xfer->length)};
+	memcpy(late->bytes, t->xfer->buf, t->xfer->length);
+}
+
+static void break_connections(struct iswi_sim_donor *donor, int error)
+{
+	struct iswi_queue_events *events = &donor->engine->remotes[donor->remote].events;
+
+	if (donor->down)
+		return;
+	donor->down = true;
+	events->down(events->ctx, error);
+	while (donor->pending_count) {
+		struct iswi_sim_transfer t = donor->pending[--donor->pending_count];
+
+		keep_late(donor, &t);
+		t.xfer->done(t.xfer, error);
+	}
+}
+
+static void sim_shutdown(struct iswi_queue *queue)
+{
+	break_connections(((struct iswi_sim_queue *)queue)->donor, -ESHUTDOWN);
+}
+
+static void sim_destroy_queue(struct iswi_queue *queue)
+{
+	sim_shutdown(queue);
+	free(queue);
+}
+
+static const struct iswi_transport_ops sim_ops = {
+	.name = "sim",
+	.submit = sim_submit,
+	.shutdown = sim_shutdown,
+	.destroy = sim_destroy_queue,
+};
+
+static int make_queues(struct iswi_sim_donor *donor, uint32_t count)
+{
+	struct iswi_queue *queues[ISWI_REMOTE_QUEUES_MAX];
+
+	if (!count || count > ISWI_REMOTE_QUEUES_MAX)
+		return -EINVAL;
+	for (uint32_t i = 0; i < count; i++) {
+		struct iswi_sim_queue *queue = calloc(1, sizeof(*queue));
+
+		queue->base.ops = &sim_ops;
+		queue->donor = donor;
+		queues[i] = &queue->base;
+	}
+	donor->down = false;
+	iswi_remote_set(donor->engine, donor->remote, queues, count, ISWI_REMOTE_UP);
+	return 0;
+}
+
+int isw_sim_remote(isw_engine *e, uint32_t queues, uint32_t slots, uint32_t *remote_out)
+{
+	struct iswi_sim_donor *donor;
+	uint32_t remote = ISW_NO_REMOTE;
+	int code = iswi_remote_reserve(e, &remote);
+
+	if (code)
+		return code;
+	if (remote >= ISWI_SIM_REMOTES)
+		return -ENOSPC;
+	donor = calloc(1, sizeof(*donor));
+	donor->engine = e;
+	donor->remote = remote;
+	donor->bytes = slots * e->config.slab_bytes;
+	donor->memory = calloc(1, donor->bytes);
+	e->sim->donors[remote] = donor;
+	*remote_out = remote;
+	return make_queues(donor, queues);
+}
+
+static void forget_late(struct iswi_sim_donor *donor)
+{
+	while (donor->late_count)
+		free(donor->late[--donor->late_count].bytes);
+}
+
+int isw_sim_remote_reconnect(isw_engine *e, uint32_t remote)
+{
+	struct iswi_sim_donor *donor = remote < ISWI_SIM_REMOTES ? e->sim->donors[remote] : NULL;
+	uint32_t queues;
+	int code;
+
+	if (!donor)
+		return -EINVAL;
+	queues = e->remotes[remote].queues_count;
+	code = iswi_remote_reserve(e, &remote);
+	if (!code)
+		code = iswi_remote_retire(e, remote);
+	if (code)
+		return code;
+	forget_late(donor);
+	return make_queues(donor, queues);
+}
+
+/* ---------------------------------------------------------------------- requests */
+
+static void sim_done(struct iswi_req *req, int error)
+{
+	struct iswi_sim_req *done = ISWI_CONTAINER(req, struct iswi_sim_req, req);
+
+	atomic_store(&req->error, error);
+	done->next = NULL;
+	*done->sim->done_tail = done;
+	done->sim->done_tail = &done->next;
+}
+
+int isw_sim_submit(isw_engine *e, uint32_t op, uint64_t offset, uint64_t length, const void *data,
+		   uint64_t *id_out)
+{
+	static const enum iswi_req_op ops[] = {
+		[ISW_SIM_READ] = ISWI_READ,   [ISW_SIM_WRITE] = ISWI_WRITE,
+		[ISW_SIM_TRIM] = ISWI_TRIM,   [ISW_SIM_ZERO] = ISWI_ZERO,
+		[ISW_SIM_FLUSH] = ISWI_FLUSH,
+	};
+	struct iswi_sim_req *sim_req;
+	uint32_t kind = op & 0xff;
+
+	if (!e->sim || kind < ISW_SIM_READ || kind > ISW_SIM_FLUSH)
+		return -EINVAL;
+	sim_req = calloc(1, sizeof(*sim_req));
+	sim_req->sim = e->sim;
+	sim_req->id = *id_out = ++e->sim->ids;
+	sim_req->op = op;
+	sim_req->req.op = ops[kind];
+	sim_req->req.flags = op & ISW_SIM_FUA ? ISWI_REQ_FUA : 0;
+	sim_req->req.offset = offset;
+	sim_req->req.length = length;
+	sim_req->req.done = sim_done;
+	if (kind == ISW_SIM_READ || kind == ISW_SIM_WRITE) {
+		sim_req->req.data = aligned_alloc(ISW_PAGE_BYTES, length ? length : ISW_PAGE_BYTES);
+		if (kind == ISW_SIM_WRITE)
+			memcpy(sim_req->req.data, data, length);
+		else
+			memset(sim_req->req.data, 0xa5, length); /* not zeros by chance */
+	}
+	iswi_engine_submit(e, &sim_req->req);
+	return 0;
+}
+
+int isw_sim_reap(isw_engine *e, struct isw_sim_request *done_out, void *data, uint64_t data_bytes)
+{
+	struct iswi_sim *sim = e->sim;
+	struct iswi_sim_req *done = sim->done;
+
+	if (!done)
+		return 0;
+	sim->done = done->next;
+	if (!sim->done)
+		sim->done_tail = &sim->done;
+	*done_out = (struct isw_sim_request){
+		.id = done->id,
+		.offset = done->req.offset,
+		.length = done->req.length,
+		.error = atomic_load(&done->req.error),
+		.op = done->op,
+	};
+	if (done->req.op == ISWI_READ && data)
+		memcpy(data, done->req.data, ISWI_MIN(data_bytes, done->req.length));
+	free(done->req.data);
+	free(done);
+	return 1;
+}
+
+/* ------------------------------------------------------------------------- steps */
+
+static int step_transfer(struct iswi_sim_donor *donor, uint32_t step, uint32_t n)
+{
+	struct iswi_sim_transfer t;
+	struct iswi_xfer *x;
+
+	if (!donor->pending_count)
+		return 0;
+	n %= donor->pending_count;
+	x = donor->pending[n].xfer;
+	if (step == ISW_STEP_REMOTE_APPLY) {
+		if (donor->pending[n].applied)
+			return 0;
+		apply(donor, &donor->pending[n]);
+		return 1;
+	}
+	if (step == ISW_STEP_REMOTE_TEAR) {
+		if (x->kind != ISWI_XFER_WRITE || donor->pending[n].applied)
+			return 0;
+		memcpy(donor->memory + x->offset, x->buf, x->length / 2 + 512);
+		break_connections(donor, -ECONNRESET);
+		return 1;
+	}
+	if (step == ISW_STEP_REMOTE_CORRUPT && x->kind != ISWI_XFER_READ)
+		return 0;
+	if (step != ISW_STEP_REMOTE_FAIL)
+		apply(donor, &donor->pending[n]);
+	t = donor->pending[n];
+	memmove(&donor->pending[n], &donor->pending[n + 1],
+		(donor->pending_count - n - 1) * sizeof(t));
+	donor->pending_count--;
+	if (step == ISW_STEP_REMOTE_CORRUPT)
+		((unsigned char *)x->buf)[x->length / 2] ^= 0x40;
+	x->done(x, step == ISW_STEP_REMOTE_FAIL ? -EIO : 0);
+	return 1;
+}
+
+static int step_remote(struct isw_engine *e, uint32_t step, uint32_t r, uint32_t n)
+{
+	struct iswi_sim_donor *donor = r < ISWI_SIM_REMOTES ? e->sim->donors[r] : NULL;
+	struct iswi_sim_late *late;
+
+	if (!donor)
+		return -EINVAL;
+	switch (step) {
+	case ISW_STEP_REMOTE_DOWN:
+		if (donor->down)
+			return 0;
+		break_connections(donor, -ECONNRESET);
+		return 1;
+	case ISW_STEP_REMOTE_LATE:
+		if (!donor->late_count)
+			return 0;
+		late = &donor->late[n % donor->late_count];
+		memcpy(donor->memory + late->offset, late->bytes, late->length);
+		free(late->bytes);
+		*late = donor->late[--donor->late_count];
+		return 1;
+	case ISW_STEP_REMOTE_WIPE:
+		if ((n + 1ull) * e->config.slab_bytes > donor->bytes)
+			return -EINVAL;
+		memset(donor->memory + n * e->config.slab_bytes, 0, e->config.slab_bytes);
+		return 1;
+	default:
+		return step_transfer(donor, step, n);
+	}
+}
+
+static void write_disk(struct isw_engine *e, const struct iswi_job *job, uint32_t pages)
+{
+	for (uint32_t i = 0; i < pages; i++)
+		memcpy(e->sim->disk + (job->page + i) * ISW_PAGE_BYTES,
+		       e->staging + (uint64_t)job->slots[i] * ISW_PAGE_BYTES, ISW_PAGE_BYTES);
+}
+
+static int step_backup_end(struct isw_engine *e, uint32_t n, int error)
+{
+	struct iswi_sim *sim = e->sim;
+	struct iswi_job job;
+
+	if (!sim->jobs_count)
+		return 0;
+	n %= sim->jobs_count;
+	job = sim->jobs[n];
+	sim->jobs[n] = sim->jobs[--sim->jobs_count];
+	if (job.kind == ISWI_JOB_WRITE) {
+		write_disk(e, &job, error ? (job.pages + 1) / 2 : job.pages);
+		if (error) /* ... and the last of them is torn */
+			memset(sim->disk + job.page * ISW_PAGE_BYTES, 0xee, ISW_PAGE_BYTES / 2);
+	} else if (job.kind == ISWI_JOB_READ && !error) {
+		memcpy(job.op->xfer.buf, sim->disk + job.op->page * ISW_PAGE_BYTES,
+		       job.op->pages * ISW_PAGE_BYTES);
+	}
+	iswi_backup_done(e, &job, error);
+	return 1;
+}
+
+int isw_engine_step(isw_engine *e, uint32_t step, uint32_t r, uint32_t n)
+{
+	struct iswi_sim *sim = e->sim;
+
+	if (!sim)
+		return -EINVAL;
+	sim->now_ns += 1000;
+	switch (step) {
+	case ISW_STEP_BACKUP_TAKE:
+		if (sim->jobs_count == ISWI_SIM_JOBS ||
+		    !iswi_backup_take(e, r != 0, &sim->jobs[sim->jobs_count]))
+			return 0;
+		sim->jobs_count++;
+		return 1;
+	case ISW_STEP_BACKUP_DONE:
+		return step_backup_end(e, n, 0);
+	case ISW_STEP_BACKUP_FAIL:
+		return step_backup_end(e, n, -EIO);
+	case ISW_STEP_BACKUP_RETRY:
+		return iswi_backup_retry(e);
+	default:
+		return step_remote(e, step, r, n);
+	}
+}
+
+/* -------------------------------------------------------------------------- life */
+
+static uint64_t sim_now_ns(void *ctx)
+{
+	return ((struct iswi_sim *)ctx)->now_ns;
+}
+
+int isw_sim_create(const struct isw_engine_config *config, isw_engine **engine_out,
+		   struct isw_error *error)
+{
+	struct isw_engine *e;
+	struct iswi_sim *sim;
+	int code;
+
+	if (!(config->flags & ISW_ENGINE_STEPPED))
+		return iswi_error(error, -EINVAL, "isw_sim_create wants ISW_ENGINE_STEPPED");
+	code = iswi_engine_make(config, &e, error);
+	if (code)
+		return code;
+	sim = calloc(1, sizeof(*sim));
+	sim->engine = e;
+	sim->disk = malloc(config->size_bytes);
+	memset(sim->disk, 0xdd, config->size_bytes); /* a disk's old contents are not zeros */
+	sim->done_tail = &sim->done;
+	sim->clock = (struct iswi_clock){sim_now_ns, sim};
+	e->clock = &sim->clock;
+	e->sim = sim;
+	*engine_out = e;
+	return 0;
+}
+
+void iswi_sim_destroy(struct isw_engine *e)
+{
+	struct iswi_sim *sim = e->sim;
+	struct isw_sim_request done;
+
+	/* Jobs not reported yet hold requests; end them so that nothing leaks. */
+	while (step_backup_end(e, 0, -EIO) || isw_engine_step(e, ISW_STEP_BACKUP_TAKE, 0, 0) ||
+	       isw_engine_step(e, ISW_STEP_BACKUP_TAKE, 1, 0))
+		;
+	while (isw_sim_reap(e, &done, NULL, 0))
+		;
+	for (uint32_t i = 0; i < ISWI_SIM_REMOTES; i++) {
+		struct iswi_sim_donor *donor = sim->donors[i];
+
+		if (!donor)
+			continue;
+		forget_late(donor);
+		free(donor->memory);
+		free(donor);
+	}
+	free(sim->disk);
+	free(sim);
+}

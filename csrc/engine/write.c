@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Writes. A request is cut at slab borders into fragments, a fragment into runs of consecutive
+ * free staging buffers. Each page of a run gets a new version, both its bits are cleared, its
+ * backup write is queued and, where the slab is mapped, its remote write is sent - except while
+ * an older one of the same page is in flight (R3): then that one's end sends the newest.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "engine/internal.h"
+
+/* Ops of one slab that are to be sent together. */
+struct batch {
+	struct iswi_op *first, *last;
+};
+
+static void batch_add(struct batch *batch, struct iswi_op *op)
+{
+	if (batch->last)
+		batch->last->xfer.next = &op->xfer;
+	else
+		batch->first = op;
+	batch->last = op;
+}
+
+static void write_done(struct iswi_xfer *xfer, int error);
+
+/* A remote write of one page; grows by the pages that follow it in the device and in staging. */
+static struct iswi_op *write_op(struct isw_engine *e, uint64_t page, uint32_t slot, uint64_t word)
+{
+	struct iswi_op *op = iswi_op_take(e);
+
+	op->page = page;
+	op->pages = 1;
+	op->slab = (uint32_t)(page / e->slab_pages);
+	op->word = word;
+	op->slot = slot;
+	op->xfer.kind = ISWI_XFER_WRITE;
+	op->xfer.buf = e->staging + (uint64_t)slot * ISW_PAGE_BYTES;
+	op->xfer.done = write_done;
+	iswi_slab_get_more(e, op->slab);
+	return op;
+}
+
+/* Under the shard lock: the staged bytes in `slot` become the newest version of the page. */
+static struct iswi_entry *stage_page(struct isw_engine *e, uint64_t page, uint32_t slot,
+				     struct iswi_req *req)
+{
+	struct iswi_entry *entry = iswi_entry_make(e, page);
+
+	entry->version++;
+	e->slots[slot].version = entry->version;
+	e->slots[slot].page = page;
+	e->slot_uses[slot] = (struct iswi_slot_use){.req = req, .older = entry->newest};
+	entry->newest = slot;
+	/* Before anything is sent: a transfer cut in its middle leaves a torn page there. */
+	iswi_remote_valid_clear(e, page);
+	iswi_backup_current_clear(e, page);
+	e->crc[page] = e->slots[slot].crc;
+	if (e->has_backup)
+		iswi_backup_enqueue(e, entry);
+	return entry;
+}
+
+/* Stages `count` pages already copied to consecutive slots; fills `batch` with what to send. */
+static uint32_t stage_run(struct isw_engine *e, struct iswi_req *req, uint64_t page, uint32_t slot,
+			  uint32_t count, const uint64_t *word, struct batch *batch)
+{
+	struct iswi_op *op = NULL;
+	uint32_t given = 0;
+
+	for (uint32_t i = 0; i < count; i++) {
+		struct iswi_shard *shard = iswi_shard_of(e, page + i);
+		struct iswi_entry *entry;
+		bool send = false;
+
+		pthread_mutex_lock(&shard->lock);
+		entry = stage_page(e, page + i, slot + i, req);
+		if (word && entry->remote_busy) {
+			entry->remote_wanted = true;
+		} else if (word) {
+			send = true;
+			entry->remote_busy = true;
+			e->slot_uses[slot + i].refs++;
+		}
+		given += iswi_entry_collect(e, entry); /* a superseded version nobody needs */
+		pthread_mutex_unlock(&shard->lock);
+
+		if (!send) {
+			op = NULL;
+		} else if (op && (page + i) % ISWI_STRIPE_PAGES) {
+			op->pages++;
+		} else {
+			op = write_op(e, page + i, slot + i, *word);
+			batch_add(batch, op);
+		}
+	}
+	return given;
+}
+
+/* By a holder of the request's guard: what is not staged yet will not be. */
+static void refuse_rest(struct iswi_req *req)
+{
+	uint64_t end = (req->offset + req->length) / ISW_PAGE_BYTES;
+
+	iswi_req_fail(req, -EIO);
+	atomic_fetch_sub_explicit(&req->pending, (unsigned int)(end - req->cursor),
+				  memory_order_acq_rel);
+	req->cursor = end;
+}
+
+/*
+ * Stages as much of the request as there are buffers for; true when all of it is. Called for a
+ * request by one thread at a time.
+ */
+static bool stage_request(struct isw_engine *e, struct iswi_req *req)
+{
+	uint64_t first = req->offset / ISW_PAGE_BYTES;
+	uint64_t end = first + req->length / ISW_PAGE_BYTES;
+	uint32_t given = 0;
+
+	while (req->cursor < end) {
+		uint32_t slab = (uint32_t)(req->cursor / e->slab_pages), slot, count;
+		uint64_t slab_end = (slab + 1ull) * e->slab_pages, page = req->cursor, word;
+		struct batch batch = {0};
+		bool mapped = iswi_slab_get(e, slab, &word);
+
+		if (!mapped && !e->has_backup) { /* nowhere to put it */
+			refuse_rest(req);
+			break;
+		}
+		count = iswi_staging_take(e, (uint32_t)(ISWI_MIN(end, slab_end) - page), &slot);
+		if (!count) {
+			if (mapped)
+				iswi_slab_put(e, slab);
+			break;
+		}
+		for (uint32_t i = 0; i < count; i++) {
+			unsigned char *to = e->staging + (uint64_t)(slot + i) * ISW_PAGE_BYTES;
+
+			memcpy(to, (char *)req->data + (page + i - first) * ISW_PAGE_BYTES,
+			       ISW_PAGE_BYTES);
+			e->slots[slot + i].crc = iswi_crc32c(to, ISW_PAGE_BYTES);
+		}
+		given += stage_run(e, req, page, slot, count, mapped ? &word : NULL, &batch);
+		req->cursor += count;
+		iswi_count(&e->slabs[slab].page_outs, count);
+		iswi_count(&e->count.pages_out, count);
+		if (batch.first)
+			iswi_remote_submit(e, batch.first);
+		if (mapped)
+			iswi_slab_put(e, slab);
+	}
+	if (given)
+		iswi_write_kick(e);
+	return req->cursor == end;
+}
+
+/*
+ * Goes on with the first waiting write until it cannot. One thread at a time, so that writes are
+ * staged in their order; whoever comes meanwhile leaves word and the busy one looks again.
+ */
+void iswi_write_kick(struct isw_engine *e)
+{
+	pthread_mutex_lock(&e->waiting.lock);
+	e->waiting.again = true;
+	while (!e->waiting.busy && e->waiting.again && e->waiting.head) {
+		struct iswi_req *req = e->waiting.head;
+		bool staged;
+
+		e->waiting.busy = true;
+		e->waiting.again = false;
+		pthread_mutex_unlock(&e->waiting.lock);
+		staged = stage_request(e, req);
+		if (!staged && iswi_backup_hopeless(e)) {
+			/*
+			 * The backup fails for so many pages that no buffer will become free. The
+			 * kernel keeps a page in memory when its swap-out fails, so an error is
+			 * better than a wait without end.
+			 */
+			refuse_rest(req);
+			staged = true;
+		}
+		pthread_mutex_lock(&e->waiting.lock);
+		e->waiting.busy = false;
+		if (!staged)
+			continue;
+		e->waiting.head = req->next;
+		if (!e->waiting.head)
+			e->waiting.tail = &e->waiting.head;
+		e->waiting.again = true;
+		pthread_mutex_unlock(&e->waiting.lock);
+		iswi_req_put(e, req);
+		pthread_mutex_lock(&e->waiting.lock);
+	}
+	pthread_mutex_unlock(&e->waiting.lock);
+}
+
+void iswi_write(struct isw_engine *e, struct iswi_req *req)
+{
+	uint32_t pages = (uint32_t)(req->length / ISW_PAGE_BYTES);
+	bool queue;
+
+	req->cursor = req->offset / ISW_PAGE_BYTES;
+	atomic_fetch_add_explicit(&req->pending, pages, memory_order_relaxed);
+	pthread_mutex_lock(&e->waiting.lock);
+	queue = e->waiting.head; /* others wait already: behind them */
+	pthread_mutex_unlock(&e->waiting.lock);
+	if (!queue && stage_request(e, req)) {
+		iswi_req_put(e, req);
+		return;
+	}
+	iswi_count(&e->count.staging_waits, 1);
+	pthread_mutex_lock(&e->waiting.lock);
+	req->next = NULL;
+	*e->waiting.tail = req;
+	e->waiting.tail = &req->next;
+	pthread_mutex_unlock(&e->waiting.lock);
+	iswi_write_kick(e); /* a buffer may have become free in between */
+}
+
+/* Under the shard lock: an op for the newest version of a page whose older write has ended. */
+static struct iswi_op *resend(struct isw_engine *e, struct iswi_entry *entry)
+{
+	uint32_t slab = (uint32_t)(entry->page / e->slab_pages), slot;
+	struct iswi_op *op;
+	uint64_t word;
+
+	entry->remote_wanted = false;
+	slot = iswi_entry_newest(e, entry);
+	if (slot == ISWI_NONE || !iswi_slab_get(e, slab, &word))
+		return NULL;
+	entry->remote_busy = true;
+	e->slot_uses[slot].refs++;
+	op = write_op(e, entry->page, slot, word);
+	/* Not the last use: the op holds one, and the ended op still holds its own. */
+	iswi_slab_put(e, slab);
+	return op;
+}
+
+/* Any thread: a remote write has ended. */
+static void write_done(struct iswi_xfer *xfer, int error)
+{
+	struct iswi_op *op = ISWI_CONTAINER(xfer, struct iswi_op, xfer);
+	struct isw_engine *e = op->engine;
+	struct iswi_req *done_list = NULL;
+	struct batch again = {0};
+	uint32_t given = 0;
+
+	if (!error)
+		iswi_count(&e->count.pages_out_remote, op->pages);
+	for (uint32_t i = 0; i < op->pages; i++) {
+		struct iswi_shard *shard = iswi_shard_of(e, op->page + i);
+		uint32_t slot = op->slot + i;
+		struct iswi_entry *entry;
+		struct iswi_op *next;
+
+		pthread_mutex_lock(&shard->lock);
+		entry = iswi_entry_find(e, op->page + i); /* there: it holds our slot */
+		entry->remote_busy = false;
+		e->slot_uses[slot].refs--;
+		if (!error) {
+			iswi_entry_safe(e, entry, e->slots[slot].version, &done_list);
+			if (entry->version == e->slots[slot].version &&
+			    atomic_load(&e->slabs[op->slab].word) == op->word)
+				iswi_remote_valid_set(e, op->page + i);
+		} else if (!e->has_backup && e->slot_uses[slot].req) {
+			iswi_req_fail(e->slot_uses[slot].req, -EIO);
+			iswi_entry_safe(e, entry, e->slots[slot].version, &done_list);
+			if (entry->version == e->slots[slot].version)
+				iswi_lost_set(e, op->page + i);
+		}
+		if (entry->remote_wanted && (next = resend(e, entry)))
+			batch_add(&again, next);
+		given += iswi_entry_collect(e, entry);
+		pthread_mutex_unlock(&shard->lock);
+	}
+	if (again.first)
+		iswi_remote_submit(e, again.first);
+	iswi_remote_ended(e, op, error);
+	iswi_op_give(e, op);
+	iswi_req_finish_list(e, done_list);
+	if (given)
+		iswi_write_kick(e);
+}
