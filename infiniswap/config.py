@@ -509,24 +509,18 @@ def read_secret(path: Path) -> bytes:
             where=where,
             mend="Create it (mode 0600) or correct [cluster] secret_file.",
         ) from error
-    with os.fdopen(fd, "rb") as file:
+    try:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigError("the cluster secret is not a regular file", where=where)
-        if stat.S_IMODE(status.st_mode) & 0o177:
-            raise ConfigError(
-                f"the cluster secret has mode {stat.S_IMODE(status.st_mode):04o}, "
-                "so other users may read or change it",
-                where=where,
-                mend=f"Run: chmod 600 {path} - and replace it if somebody else may have read it.",
-            )
-        if status.st_uid not in (0, os.geteuid()):
-            raise ConfigError(
-                f"the cluster secret belongs to another user ({status.st_uid})",
-                where=where,
-                mend=f"Run: chown root {path}",
-            )
-        secret = file.read(SECRET_BYTES_MAX + 1).strip()
+        secret = b""
+        if stat.S_ISREG(status.st_mode):
+            secret = os.read(fd, SECRET_BYTES_MAX + 1).strip()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the cluster secret: {error.strerror}", where=where
+        ) from error
+    finally:
+        os.close(fd)
+    _check_secret_owner(path, status)
     if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
         raise ConfigError(
             f"the cluster secret has {len(secret)} bytes"
@@ -537,6 +531,29 @@ def read_secret(path: Path) -> bytes:
             "`head -c 32 /dev/urandom | base64`.",
         )
     return secret
+
+
+def _check_secret_owner(path: Path, status: os.stat_result) -> None:
+    where = str(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(
+            "the cluster secret is not a regular file",
+            where=where,
+            mend="Correct [cluster] secret_file.",
+        )
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o177:
+        raise ConfigError(
+            f"the cluster secret has mode {mode:04o}, so other users may read or change it",
+            where=where,
+            mend=f"Run: chmod 600 {path} - and replace it if somebody else may have read it.",
+        )
+    if status.st_uid not in (0, os.geteuid()):
+        raise ConfigError(
+            f"the cluster secret belongs to another user ({status.st_uid})",
+            where=where,
+            mend=f"Run: chown root {path}",
+        )
 
 
 __all__ = [

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+# Each target does its own set-up. `make help` lists them.
+
+PYTHON ?= python3
+JOBS ?= 2
+VENV := .venv
+RUN := $(VENV)/bin
+PYTEST_ARGS ?=
+
+C_SOURCES := $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null | sort)
+C_BUILD := CMakeLists.txt $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null)
+SANITIZER_ENV := ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+
+.PHONY: help setup demo test check lint asan tsan format clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo    set up, then two donors, a device and a real job on this machine (as root)"
+	@echo "make test    set up, then every test that can run here; says which cannot"
+	@echo "make check   what CI runs: lint, then test"
+	@echo "make asan    C tests under AddressSanitizer and UndefinedBehaviorSanitizer"
+	@echo "make tsan    C tests under ThreadSanitizer"
+	@echo "make setup   only the set-up: system packages (as root), $(VENV)/, build/"
+	@echo "make format  rewrites Python and C to the project's style"
+	@echo "make clean   removes what set-up made, but not system packages"
+
+# The scripts do nothing, quickly, where nothing has changed.
+setup: $(VENV)/.stamp-extension build/c/.stamp
+
+$(VENV)/.stamp-venv: pyproject.toml tools/setup.sh
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh tools/setup.sh
+	@touch $@
+
+# Rebuilt when any C source changes; Python sources are used from the tree as they are.
+$(VENV)/.stamp-extension: $(VENV)/.stamp-venv $(C_BUILD) infiniswap/engine/build_cdef.py LICENSE
+	@echo "setup: building the C library and its Python binding"
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(RUN)/python -m pip install --quiet \
+		--disable-pip-version-check --root-user-action=ignore --no-build-isolation --no-deps \
+		--config-settings=logging.level=WARNING --editable .
+	@touch $@
+
+define c_build
+	@echo "setup: building the C tests in $(1)"
+	@cmake -S . -B $(1) -DISW_TESTS=ON $(2) >$(1).log 2>&1 || { cat $(1).log; exit 1; }
+	@grep 'infiniswap:' $(1).log || true
+	@cmake --build $(1) -j $(JOBS) >>$(1).log 2>&1 || { tail -n 60 $(1).log; exit 1; }
+	@touch $(1)/.stamp
+endef
+
+build/c/.stamp: $(VENV)/.stamp-venv $(C_BUILD)
+	@mkdir -p build
+	$(call c_build,build/c,)
+
+build/asan/.stamp: $(VENV)/.stamp-venv $(C_BUILD)
+	@mkdir -p build
+	$(call c_build,build/asan,-DISW_SANITIZE=address)
+
+build/tsan/.stamp: $(VENV)/.stamp-venv $(C_BUILD)
+	@mkdir -p build
+	$(call c_build,build/tsan,-DISW_SANITIZE=thread)
+
+test: setup
+	@$(RUN)/python -m pytest -rs $(PYTEST_ARGS)
+
+demo: setup
+	@$(RUN)/infiniswap demo
+
+asan: setup build/asan/.stamp
+	@$(SANITIZER_ENV) $(RUN)/python -m pytest -rs tests/c -k asan $(PYTEST_ARGS)
+
+tsan: setup build/tsan/.stamp
+	@$(SANITIZER_ENV) $(RUN)/python -m pytest -rs tests/c -k tsan $(PYTEST_ARGS)
+
+lint: setup
+	$(RUN)/ruff check infiniswap tools tests
+	$(RUN)/ruff format --check infiniswap tools tests
+	$(RUN)/mypy
+	$(RUN)/python tools/check_layers.py
+	@if command -v clang-format >/dev/null; then clang-format --dry-run --Werror $(C_SOURCES); \
+	else echo "lint: clang-format is missing: the C style was not checked"; fi
+
+check: lint test
+
+format: setup
+	$(RUN)/ruff check --fix --select I infiniswap tools tests
+	$(RUN)/ruff format infiniswap tools tests
+	clang-format -i $(C_SOURCES)
+
+clean:
+	rm -rf build $(VENV)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the whole suite shares: markers for what a test needs from the machine.
+
+A test names its needs; where one is missing the test is skipped with that name as its reason. With
+INFINISWAP_CI=1 a missing need is a failure, so that CI cannot pass by leaving tests out.
+
+    @pytest.mark.requires_root
+    @pytest.mark.requires_fuse
+    @pytest.mark.requires_loop
+    @pytest.mark.requires_memcg
+    @pytest.mark.requires_netns
+    @pytest.mark.requires_swap
+    @pytest.mark.requires_tool("fio", "nbdinfo")
+    @pytest.mark.requires_native       # the C extension is built
+    @pytest.mark.requires_unprivileged # must not be root
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+IN_CI = os.environ.get("INFINISWAP_CI", "") not in ("", "0")
+_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
+
+# No deadline: a slow machine must not fail a test. No database: runs leave nothing in the tree.
+settings.register_profile("infiniswap", deadline=None, database=None, print_blob=True)
+settings.load_profile("infiniswap")
+
+
+def _root() -> str:
+    return "" if os.geteuid() == 0 else "needs root"
+
+
+def _unprivileged() -> str:
+    return "needs a user other than root" if os.geteuid() == 0 else ""
+
+
+def _opens(path: str) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def _fuse() -> str:
+    if not _opens("/dev/fuse"):
+        return "needs FUSE (/dev/fuse)"
+    native = _native()
+    if native:
+        return native
+    from infiniswap.engine.native import library_features
+
+    return "" if "fuse" in library_features() else "needs a build with libfuse3"
+
+
+def _loop() -> str:
+    if _root():
+        return _root()
+    return "" if _opens("/dev/loop-control") else "needs loop devices (/dev/loop-control)"
+
+
+def _memcg() -> str:
+    """A writable memory controller: version 1 mounted by itself, or version 2."""
+    if _root():
+        return _root()
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, tail = line.partition(" - ")
+        kind, _source, options = tail.split(" ", 2)
+        mountpoint = Path(fields.split()[4])
+        has = (kind == "cgroup" and "memory" in options.split(",")) or (
+            kind == "cgroup2" and "memory" in (mountpoint / "cgroup.controllers").read_text()
+        )
+        if has and os.access(mountpoint, os.W_OK):
+            return ""
+    return "needs a writable memory cgroup"
+
+
+def _netns() -> str:
+    if _root():
+        return _root()
+    if missing := _tools("ip", "unshare"):
+        return missing
+    done = subprocess.run(["unshare", "-n", "true"], check=False, capture_output=True)
+    return "" if done.returncode == 0 else "needs network namespaces"
+
+
+def _swap() -> str:
+    if _root():
+        return _root()
+    if not Path("/proc/swaps").exists():
+        return "needs a kernel with swap"
+    return _tools("mkswap", "swapon", "swapoff")
+
+
+def _native() -> str:
+    try:
+        import infiniswap.engine.native  # noqa: F401
+    except Exception as error:
+        return f"needs the C extension ({error})"
+    return ""
+
+
+def _tools(*names: str) -> str:
+    missing = [name for name in names if shutil.which(name, path=_PATH) is None]
+    return f"needs {', '.join(missing)}" if missing else ""
+
+
+_PROBES: dict[str, Callable[[], str]] = {
+    "requires_root": _root,
+    "requires_unprivileged": _unprivileged,
+    "requires_fuse": _fuse,
+    "requires_loop": _loop,
+    "requires_memcg": _memcg,
+    "requires_netns": _netns,
+    "requires_swap": _swap,
+    "requires_native": _native,
+}
+_NOT_IN_CI = frozenset({"requires_unprivileged"})
+"""What CI, which runs as root, cannot have: always a skip."""
+
+
+@functools.cache
+def _missing(marker: str, args: tuple[str, ...]) -> str:
+    return _tools(*args) if marker == "requires_tool" else _PROBES[marker]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "requires_tool(*names): skipped unless all are on PATH")
+    for name in _PROBES:
+        config.addinivalue_line("markers", f"{name}: skipped, by name, where that is missing")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers():
+        if mark.name != "requires_tool" and mark.name not in _PROBES:
+            continue
+        reason = _missing(mark.name, tuple(mark.args))
+        if not reason:
+            continue
+        if IN_CI and mark.name not in _NOT_IN_CI:
+            pytest.fail(f"CI must have it: {reason}", pytrace=False)
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def in_ci() -> bool:
+    """Whether what is missing must fail (INFINISWAP_CI=1)."""
+    return IN_CI
+
+
+@pytest.fixture(scope="session")
+def project_root() -> Path:
+    """The checkout."""
+    return Path(__file__).resolve().parent.parent

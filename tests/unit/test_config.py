@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration: layers, unknown keys, ranges, the secret."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infiniswap import config as configuration
+from infiniswap.config import (
+    Config,
+    check_listen_secret,
+    env_name,
+    known_keys,
+    load,
+    read_secret,
+)
+from infiniswap.errors import ConfigError
+from infiniswap.units import GIB, MIB, PAGE_BYTES, HostPort
+
+
+@pytest.fixture
+def no_default_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(configuration, "DEFAULT_PATH", tmp_path / "none.toml")
+
+
+pytestmark = pytest.mark.usefixtures("no_default_file")
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "infiniswap.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_defaults_are_the_papers(tmp_path: Path) -> None:
+    config = load(environ={})
+    assert config == Config()
+    assert config.daemon.slab_bytes == config.device.slab_bytes == GIB
+    assert config.policy.activity_alpha == config.policy.memory_beta == 0.2
+    assert config.policy.hot_pages_per_s == 20
+    assert config.policy.choices == 2
+    assert config.policy.headroom_fraction == 8 / 64
+    assert config.daemon.listen == HostPort("127.0.0.1", 9400)
+    assert config.daemon.data_port == 9401
+
+
+def test_flags_beat_environment_beats_file(tmp_path: Path) -> None:
+    path = _file(tmp_path, '[daemon]\nslab = "64M"\npool = "1G"\ndata_port = 1\n')
+    env = {"INFINISWAP_DAEMON_POOL": "2G", "INFINISWAP_DAEMON_DATA_PORT": "2"}
+    config = load(path, {"daemon.data_port": 3, "daemon.name": None}, env)
+    assert config.daemon.slab_bytes == 64 * MIB
+    assert config.daemon.pool_bytes == 2 * GIB
+    assert config.daemon.data_port == 3
+    assert config.daemon.name == ""
+
+
+def test_the_environment_names_the_file(tmp_path: Path) -> None:
+    path = _file(tmp_path, '[daemon]\nname = "here"\n')
+    assert load(environ={"INFINISWAP_CONFIG": str(path)}).daemon.name == "here"
+
+
+def test_a_file_that_was_named_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: no such configuration file"):
+        load(tmp_path / "none.toml", environ={})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[daemon]\nslb = "1G"', "unknown key daemon.slb. The nearest known key is daemon.slab."),
+        ("[deamon]\n", "unknown section [deamon]. The nearest known section is daemon."),
+        ("slab = 1", "unknown key 'slab' outside of any section"),
+        ("daemon = 1", "'daemon' is a section, not a key"),
+        ("[daemon", "not valid TOML"),
+        ('[device]\nslab = "1.5Q"', "device.slab: '1.5Q' is not a size"),
+        ("[device]\nslab = 1048577", "not a multiple of 4K"),
+        ("[device]\nslab = 4096", "out of range"),
+        ("[device]\nslab = true", "True is not a size"),
+        ('[device]\nqueues = "2x"', "'2x' is not a whole number"),
+        ("[device]\nqueues = 17", "It must be at least 1 and at most 16."),
+        ("[device]\nqueues = 2.5", "2.5 is not a whole number"),
+        ('[device]\nfrontend = "fues"', "The nearest known value is fuse."),
+        ('[device]\nbackup_dir = "x"', "'x' is not an absolute path"),
+        ('[device]\nbackup_dir = ""', "device.backup_dir is empty"),
+        ('[device]\nbackup_dir = "/a\\u0000b"', "NUL"),
+        ("[policy]\nactivity_alpha = 0", "above 0.0"),
+        ("[policy]\nactivity_alpha = nan", "not a number"),
+        ("[policy]\nevict_extra_slabs = 9", "policy.evict_extra_slabs is above"),
+        ('[cluster]\npeers = "a:b:c"', "is not an address"),
+        ("[cluster]\npeers = [1]", "1 is not an address"),
+        ("[cluster]\npeers = 1", "1 is not a list"),
+        ("[daemon]\nlisten = 9400", "9400 is not an address"),
+        ("[daemon]\nname = 1", "1 is not text"),
+        ('[daemon]\npool = "512M"', "daemon.pool (512M) is smaller than one slab (1G)"),
+        ('[device]\nrequest = "32M"\nstaging = "32M"', "Raise device.staging to 64M or more."),
+        ("[daemon]\nconnections_max = 1", "daemon.connections_per_lease_max is above"),
+    ],
+)
+def test_a_mistake_names_file_key_and_remedy(tmp_path: Path, text: str, message: str) -> None:
+    path = _file(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load(path, environ={})
+    assert message in str(caught.value)
+
+
+def test_an_unknown_variable_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="nearest known variable is INFINISWAP_DAEMON_POOL"):
+        load(environ={"INFINISWAP_DAEMON_POOOL": "1G"})
+
+
+def test_variables_of_others_and_of_the_tests_are_left_alone() -> None:
+    env = {"PATH": "/", "INFINISWAP_CI": "1", "INFINISWAP_TEST_THING": "1"}
+    assert load(environ=env) == Config()
+
+
+def test_an_unknown_flag_key_is_a_mistake_of_ours_and_refused() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key device\.speed"):
+        load(overrides={"device.speed": 1}, environ={})
+
+
+def test_auto_is_none_only_where_it_is_allowed() -> None:
+    assert load(overrides={"daemon.pool": "auto"}, environ={}).daemon.pool_bytes is None
+    with pytest.raises(ConfigError, match="'auto' is not a size"):
+        load(overrides={"daemon.slab": "auto"}, environ={})
+
+
+def test_every_key_has_an_environment_variable_of_its_own() -> None:
+    names = [env_name(key) for key in known_keys()]
+    assert len(names) == len(set(names))
+    fields = sum(len(dataclasses.fields(getattr(Config(), s.name))) for s in
+                 dataclasses.fields(Config))  # fmt: skip
+    assert len(names) == fields
+
+
+def test_sizes_in_keys_carry_no_unit_and_fields_do() -> None:
+    assert "daemon.slab" in known_keys()
+    assert "daemon.slab_bytes" not in known_keys()
+
+
+def test_a_file_that_is_too_large_or_not_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="larger than 1 MiB"):
+        load(_file(tmp_path, "#" * (MIB + 1)), environ={})
+    path = tmp_path / "binary.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load(path, environ={})
+    with pytest.raises(ConfigError, match="cannot read"):
+        load(tmp_path, environ={})
+
+
+@given(st.dictionaries(st.sampled_from([env_name(k) for k in known_keys()]), st.text(max_size=12)))
+def test_any_environment_is_a_configuration_or_a_config_error(env: dict[str, str]) -> None:
+    try:
+        config = load(environ=env)
+    except ConfigError:
+        return
+    assert config.device.slab_bytes % PAGE_BYTES == 0
+    assert config.policy.evict_extra_slabs <= config.policy.evict_slabs
+
+
+# ---- the secret
+
+
+def _secret(tmp_path: Path, content: bytes, mode: int = 0o600) -> Path:
+    path = tmp_path / "secret"
+    path.write_bytes(content)
+    path.chmod(mode)
+    return path
+
+
+def test_white_space_around_the_secret_is_not_part_of_it(tmp_path: Path) -> None:
+    path = _secret(tmp_path, b"\n0123456789abcdef \n")
+    assert read_secret(path) == b"0123456789abcdef"
+    config = load(overrides={"cluster.secret_file": str(path)}, environ={})
+    assert config.secret() == b"0123456789abcdef"
+    assert Config().secret() is None
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o700, 0o622])
+def test_a_secret_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_secret(_secret(tmp_path, b"0123456789abcdef", mode))
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"   0123456789abcde   ", b"x" * 5000])
+def test_a_secret_of_the_wrong_length_is_refused(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(ConfigError, match="bytes") as caught:
+        read_secret(_secret(tmp_path, content))
+    assert content.strip().decode() not in str(caught.value) or not content.strip()
+
+
+def test_a_missing_secret_a_directory_and_a_fifo_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the cluster secret"):
+        read_secret(tmp_path / "none")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        read_secret(tmp_path)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo, 0o600)
+    with pytest.raises(ConfigError, match="not a regular file"):
+        read_secret(fifo)
+
+
+@pytest.mark.requires_root
+def test_a_secret_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = _secret(tmp_path, b"0123456789abcdef")
+    os.chown(path, 12345, 12345)
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        read_secret(path)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "donor1"])
+def test_serving_others_needs_a_secret(host: str) -> None:
+    with pytest.raises(ConfigError, match="needs a cluster secret"):
+        check_listen_secret(HostPort(host, 9400), None)
+    check_listen_secret(HostPort(host, 9400), b"0123456789abcdef")
+
+
+def test_loopback_needs_none() -> None:
+    check_listen_secret(HostPort("127.0.0.1", 9400), None)
+    check_listen_secret(HostPort("::1", 9400), None)

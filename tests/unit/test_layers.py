@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tools/check_layers.py: holds on this tree, and finds what it is for."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def layers(project_root: Path) -> ModuleType:
+    path = project_root / "tools" / "check_layers.py"
+    spec = importlib.util.spec_from_file_location("check_layers", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_this_tree_keeps_the_rules(layers: ModuleType, project_root: Path) -> None:
+    assert layers.check_tree(project_root) == []
+
+
+@pytest.mark.parametrize(
+    ("relative", "text"),
+    [
+        ("units.py", "import infiniswap.config"),
+        ("policy/placement.py", "from infiniswap import engine"),
+        ("policy/placement.py", "from infiniswap.control.messages import Hello"),
+        ("policy/placement.py", "import time"),
+        ("policy/placement.py", "import random"),
+        ("policy/placement.py", "from random import choice"),
+        ("control/messages.py", "from asyncio import Queue"),
+        ("donor/daemon.py", "from infiniswap.device import maps"),
+        ("donor/daemon.py", "from ..cli import main"),
+        ("device/process.py", "def f():\n    import infiniswap.cli.main"),
+        ("engine/native.py", "from infiniswap.system import cgroup"),
+        ("cli/main.py", "from infiniswap.testing import fakes"),
+    ],
+)
+def test_a_wrong_import_is_found(layers: ModuleType, relative: str, text: str) -> None:
+    assert list(layers.check_python_text(relative, text))
+
+
+@pytest.mark.parametrize(
+    ("relative", "text"),
+    [
+        ("policy/placement.py", "from random import Random\nfrom infiniswap.units import GIB"),
+        ("policy/placement.py", "from infiniswap.policy.ewma import Ewma"),
+        ("device/process.py", "import time\nfrom infiniswap.engine.protocol import Engine"),
+        ("cli/demo.py", "from infiniswap import __version__\nfrom infiniswap.donor import daemon"),
+        ("testing/fakes.py", "from infiniswap.engine.protocol import Engine"),
+    ],
+)
+def test_a_right_import_is_not(layers: ModuleType, relative: str, text: str) -> None:
+    assert list(layers.check_python_text(relative, text)) == []
+
+
+@pytest.mark.parametrize(
+    ("relative", "include"),
+    [
+        ("util/io.c", "wire/nbd.h"),
+        ("transport/tcp.c", "store/store.h"),
+        ("engine/read.c", "frontend/frontend.h"),
+        ("frontend/fuse.c", "transport/transport.h"),
+        ("frontend/fuse.c", "engine/internal.h"),
+    ],
+)
+def test_a_wrong_include_is_found(layers: ModuleType, relative: str, include: str) -> None:
+    assert list(layers.check_c_text(relative, f'#include "{include}"\n'))
+
+
+@pytest.mark.parametrize(
+    ("relative", "include"),
+    [
+        ("frontend/fuse.c", "engine/request.h"),
+        ("engine/read.c", "transport/transport.h"),
+        ("store/store.c", "wire/nbd_server.h"),
+        ("util/io.c", "isw.h"),
+    ],
+)
+def test_a_right_include_is_not(layers: ModuleType, relative: str, include: str) -> None:
+    assert list(layers.check_c_text(relative, f'#include "{include}"\n')) == []

@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that imports and includes point one way, and a few other rules of the house.
+
+Python: errors → units → config → policy, control → engine, system → discovery → donor, device →
+cli; each may import what stands before it, and itself. `policy/` and the message code are pure: no
+clock, no I/O, no randomness of their own. `testing/` is shipped for tests and imported by nothing
+else.
+
+C: util → wire → transport, store → engine → frontend → api; of the engine a front end sees only
+engine/request.h, and never a transport's header.
+
+Run it from anywhere; prints each fault as `file:line: text`, exits 1 when there is one.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+PYTHON_RANKS = {
+    "errors": 0,
+    "units": 1,
+    "config": 2,
+    "policy": 3,
+    "control": 3,
+    "engine": 4,
+    "system": 4,
+    "discovery": 5,
+    "donor": 6,
+    "device": 6,
+    "cli": 7,
+    "testing": 7,
+    "__main__": 8,
+}
+PURE_PARTS = ("policy/", "control/messages")
+IMPURE_MODULES = {"asyncio", "socket", "os", "time", "random", "threading", "subprocess"}
+
+C_RANKS = {"util": 0, "wire": 1, "transport": 2, "store": 2, "engine": 3, "frontend": 4, "api": 5}
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+PYTHON_LINES_MAX = 600
+C_LINES_MAX = 700
+
+
+def check_python_text(relative: str, text: str) -> Iterator[tuple[int, str]]:
+    """Faults of one module; `relative` is its path below infiniswap/."""
+    part = relative.partition("/")[0].removesuffix(".py")
+    for line, module in _python_imports(ast.parse(text), relative):
+        top, _, rest = module.partition(".")
+        if top != "infiniswap":
+            if top in IMPURE_MODULES and relative.startswith(PURE_PARTS):
+                yield line, f"{module} in a pure module: pass the clock or randomness in"
+            continue
+        target = rest.partition(".")[0]
+        if target not in PYTHON_RANKS or part not in PYTHON_RANKS or target == part:
+            continue
+        if PYTHON_RANKS[target] >= PYTHON_RANKS[part] or target == "testing":
+            yield line, f"{part} must not import {target}: imports point one way"
+
+
+def _python_imports(tree: ast.AST, relative: str) -> Iterator[tuple[int, str]]:
+    package = ["infiniswap", *relative.split("/")[:-1]]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join([*package[: len(package) - node.level + 1], base]).rstrip(".")
+            if base == "random" and [alias.name for alias in node.names] == ["Random"]:
+                continue  # the type of what is passed in, not the global source
+            if base == "infiniswap":
+                for alias in node.names:
+                    yield node.lineno, f"infiniswap.{alias.name}"
+            else:
+                yield node.lineno, base
+
+
+def check_c_text(relative: str, text: str) -> Iterator[tuple[int, str]]:
+    """Faults of one C file; `relative` is its path below csrc/."""
+    part = relative.partition("/")[0]
+    for match in _INCLUDE.finditer(text):
+        line = text.count("\n", 0, match.start(1)) + 1
+        target = match[1].partition("/")[0]
+        if target not in C_RANKS or part not in C_RANKS or target == part:
+            continue
+        if C_RANKS[target] >= C_RANKS[part]:
+            yield line, f"{part} must not include {match[1]}: includes point one way"
+        elif part == "frontend" and target == "transport":
+            yield line, f"a front end must not include {match[1]}: it knows no transport"
+        elif part == "frontend" and target == "engine" and match[1] != "engine/request.h":
+            yield line, f"a front end sees only engine/request.h of the engine, not {match[1]}"
+
+
+def _check_common(text: str, lines_max: int) -> Iterator[tuple[int, str]]:
+    if "SPDX-License-Identifier: Apache-2.0" not in text[:200]:
+        yield 1, "the SPDX line is missing"
+    lines = text.count("\n")
+    if lines > lines_max:
+        yield lines, f"{lines} lines: split it (at most {lines_max})"
+
+
+def check_tree(root: Path) -> list[str]:
+    """All faults of a checkout, as `file:line: text`."""
+    faults: list[str] = []
+
+    def add(path: Path, found: Iterator[tuple[int, str]]) -> None:
+        faults.extend(f"{path.relative_to(root)}:{line}: {text}" for line, text in found)
+
+    for path in sorted((root / "infiniswap").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        add(path, check_python_text(path.relative_to(root / "infiniswap").as_posix(), text))
+        add(path, _check_common(text, PYTHON_LINES_MAX))
+    for path in sorted((root / "csrc").rglob("*.[ch]")):
+        text = path.read_text(encoding="utf-8")
+        add(path, check_c_text(path.relative_to(root / "csrc").as_posix(), text))
+        add(path, _check_common(text, C_LINES_MAX))
+    return faults
+
+
+def main() -> int:
+    """Prints the faults of the checkout this script lies in."""
+    faults = check_tree(Path(__file__).resolve().parent.parent)
+    for fault in faults:
+        print(fault)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

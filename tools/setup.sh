@@ -1,0 +1,95 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Set-up, first half: system packages and the virtual environment. Called by `make setup`; the
+# Makefile calls it again only when pyproject.toml or this file has changed.
+#
+# System packages are installed through apt where apt exists and we are root; otherwise what is
+# missing is named, with the command. Only what is found missing is asked for, so that a machine
+# with its own compiler or Python keeps them.
+set -eu
+
+PYTHON=${PYTHON:-python3}
+VENV=${VENV:-.venv}
+
+say() { echo "setup: $*"; }
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# Packages without which nothing can be built.
+needed=
+need() { needed="$needed $1"; }
+have "$PYTHON" || need python3
+have cmake || need cmake
+have pkg-config || need pkg-config
+echo '#include <stdio.h>' | cc -E - >/dev/null 2>&1 || { need gcc; need libc6-dev; }
+if ! have "$PYTHON"; then
+	need python3-venv
+	need python3-dev
+else
+	"$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || need python3-venv
+	"$PYTHON" -c '
+import os, sys, sysconfig
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
+' || need python3-dev
+fi
+
+# Packages without which a part or a test is left out.
+wanted=
+want() { wanted="$wanted $1"; }
+pkg-config --exists fuse3 2>/dev/null || want libfuse3-dev
+have fusermount3 || want fuse3
+pkg-config --exists liburing 2>/dev/null || want liburing-dev
+have nbdinfo && have nbdcopy || want libnbd-bin
+have nbdsh || want python3-libnbd
+have qemu-io || want qemu-utils
+have fio || want fio
+have ip || want iproute2
+have mkfs.ext4 || [ -x /sbin/mkfs.ext4 ] || want e2fsprogs
+have clang-format || want clang-format
+
+if [ -n "$needed$wanted" ]; then
+	if have apt-get && [ "$(id -u)" = 0 ]; then
+		say "installing system packages:$needed$wanted"
+		export DEBIAN_FRONTEND=noninteractive
+		apt-get update -qq || say "apt-get update failed; going on with the lists there are"
+		# One by one after a failure: a single unknown package must not stop the others.
+		# shellcheck disable=SC2086
+		apt-get install -y -qq --no-install-recommends $needed $wanted >/dev/null || {
+			for package in $needed $wanted; do
+				apt-get install -y -qq --no-install-recommends "$package" >/dev/null ||
+					say "could not install $package"
+			done
+		}
+	else
+		[ -z "$needed" ] || say "missing, and needed:$needed"
+		[ -z "$wanted" ] || say "missing (a part or some tests are left out):$wanted"
+		say "as root on Debian: apt-get install$needed$wanted"
+	fi
+fi
+
+if ! "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+	say "Python 3.11 or later is needed; '$PYTHON' is $("$PYTHON" -V 2>&1 || echo missing)." \
+		"Name another with: make PYTHON=/path/to/python3.11"
+	exit 1
+fi
+echo '#include <stdio.h>' | cc -E - >/dev/null 2>&1 || { say "no C compiler (cc)"; exit 1; }
+
+if ! "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
+	say "making the virtual environment $VENV with $("$PYTHON" -V)"
+	"$PYTHON" -m venv "$VENV"
+fi
+
+say "installing Python packages into $VENV"
+# What the package needs comes from pyproject.toml alone; the package itself is built by the
+# Makefile, without isolation, so the build's own requirements are installed here as well.
+"$VENV/bin/python" - <<'EOF' >"$VENV/requirements.txt"
+import tomllib
+
+with open("pyproject.toml", "rb") as file:
+    project = tomllib.load(file)
+requirements = project["build-system"]["requires"] + project["project"]["dependencies"]
+for extra in project["project"]["optional-dependencies"].values():
+    requirements += extra
+print("\n".join(requirements))
+EOF
+"$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
+	--requirement "$VENV/requirements.txt"
