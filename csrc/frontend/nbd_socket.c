@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The front end without a kernel device: NBD on a Unix socket, for qemu, fio, nbdcopy and tests.
+ * The server core receives and answers; this file lends it request buffers and passes requests
+ * to the engine. All buffers are made before the socket is: when all are in use, a connection's
+ * thread waits for one, and with it the client.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/request.h"
+#include "frontend/frontend.h"
+#include "util/util.h"
+#include "wire/nbd.h"
+#include "wire/nbd_server.h"
+
+#define CONNECTIONS_MAX  16u
+#define HANDSHAKE_MS_MAX 5000u
+#define SEND_MS_MAX      30000u
+/* All request buffers together; at least REQUESTS_MIN of them, whatever their size. */
+#define BUFFER_BYTES_MAX (64u << 20)
+#define REQUESTS_MIN     4u
+
+struct socket_request {
+	struct iswi_nbd_request nbd;
+	struct iswi_req req;
+	struct socket_request *next_free;
+};
+
+struct nbd_socket {
+	struct isw_frontend frontend; /* first */
+	isw_engine *engine;
+	struct iswi_nbd_server *server;
+	struct socket_request *requests;
+	char *buffers;
+	pthread_mutex_t lock; /* free; nothing is called with it held */
+	pthread_cond_t changed;
+	struct socket_request *free;
+};
+
+static int socket_open(void *ctx, const char *name, size_t name_bytes, struct iswi_nbd_conn *conn,
+		       struct iswi_nbd_export *export_out)
+{
+	struct nbd_socket *socket = ctx;
+
+	(void)name;
+	(void)conn;
+	if (name_bytes != 0) /* there is one device here, the default export */
+		return -ENOENT;
+	export_out->size_bytes = iswi_engine_size_bytes(socket->engine);
+	export_out->block_bytes_min = ISW_PAGE_BYTES;
+	export_out->block_bytes_preferred = ISW_PAGE_BYTES;
+	export_out->block_bytes_max =
+		ISWI_MIN(iswi_engine_request_bytes_max(socket->engine), ISWI_NBD_PAYLOAD_BYTES_MAX);
+	export_out->handle = socket;
+	return 0;
+}
+
+static void socket_close(void *ctx, struct iswi_nbd_export *export, struct iswi_nbd_conn *conn)
+{
+	(void)ctx;
+	(void)export;
+	(void)conn;
+}
+
+static struct iswi_nbd_request *socket_take(struct iswi_nbd_export *export)
+{
+	struct nbd_socket *socket = export->handle;
+	struct socket_request *request;
+
+	pthread_mutex_lock(&socket->lock);
+	while (socket->free == NULL)
+		pthread_cond_wait(&socket->changed, &socket->lock);
+	request = socket->free;
+	socket->free = request->next_free;
+	pthread_mutex_unlock(&socket->lock);
+	return &request->nbd;
+}
+
+static void socket_give(struct iswi_nbd_export *export, struct iswi_nbd_request *nbd)
+{
+	struct nbd_socket *socket = export->handle;
+	struct socket_request *request = ISWI_CONTAINER(nbd, struct socket_request, nbd);
+
+	pthread_mutex_lock(&socket->lock);
+	request->next_free = socket->free;
+	socket->free = request;
+	pthread_cond_signal(&socket->changed);
+	pthread_mutex_unlock(&socket->lock);
+}
+
+static void request_done(struct iswi_req *req, int error)
+{
+	struct socket_request *request = ISWI_CONTAINER(req, struct socket_request, req);
+
+	iswi_nbd_complete(&request->nbd, error);
+}
+
+static enum iswi_req_op op_of(uint16_t command)
+{
+	switch (command) {
+	case NBD_CMD_READ:
+		return ISWI_READ;
+	case NBD_CMD_WRITE:
+		return ISWI_WRITE;
+	case NBD_CMD_TRIM:
+		return ISWI_TRIM;
+	case NBD_CMD_WRITE_ZEROES:
+		return ISWI_ZERO;
+	default: /* the server lets nothing else through */
+		return ISWI_FLUSH;
+	}
+}
+
+static void socket_submit(struct iswi_nbd_export *export, struct iswi_nbd_request *nbd)
+{
+	struct nbd_socket *socket = export->handle;
+	struct socket_request *request = ISWI_CONTAINER(nbd, struct socket_request, nbd);
+	struct iswi_req *req = &request->req;
+
+	req->op = op_of(nbd->command);
+	req->flags = (nbd->flags & NBD_CMD_FLAG_FUA) != 0 ? ISWI_REQ_FUA : 0;
+	/* A flush has no range; clients are not held to sending zeros. */
+	req->offset = req->op == ISWI_FLUSH ? 0 : nbd->offset;
+	req->length = req->op == ISWI_FLUSH ? 0 : nbd->length;
+	req->data = nbd->data;
+	req->done = request_done;
+	iswi_engine_submit(socket->engine, req);
+}
+
+static const struct iswi_nbd_backend socket_backend = {
+	.listed = "",
+	.open = socket_open,
+	.close = socket_close,
+	.take = socket_take,
+	.submit = socket_submit,
+	.give = socket_give,
+};
+
+static int make_requests(struct nbd_socket *socket)
+{
+	const size_t each = iswi_engine_request_bytes_max(socket->engine);
+	uint32_t count = ISWI_MAX(BUFFER_BYTES_MAX / (uint32_t)each, REQUESTS_MIN);
+	void *buffers;
+	int err;
+
+	/* More would only be refused by the engine. */
+	count = ISWI_MIN(count, iswi_engine_requests_max(socket->engine));
+	socket->requests = calloc(count, sizeof(*socket->requests));
+	if (socket->requests == NULL)
+		return -ENOMEM;
+	err = posix_memalign(&buffers, ISW_PAGE_BYTES, count * each);
+	if (err != 0) {
+		free(socket->requests);
+		return -err;
+	}
+	memset(buffers, 0, count * each); /* present now, not at the first request */
+	socket->buffers = buffers;
+	for (uint32_t i = 0; i < count; i++) {
+		struct socket_request *request = &socket->requests[i];
+
+		request->nbd.data = socket->buffers + i * each;
+		request->next_free = socket->free;
+		socket->free = request;
+	}
+	return 0;
+}
+
+static void socket_free(struct nbd_socket *socket)
+{
+	pthread_cond_destroy(&socket->changed);
+	pthread_mutex_destroy(&socket->lock);
+	free(socket->buffers);
+	free(socket->requests);
+	free(socket);
+}
+
+/* The server's end waits for each connection, and a connection for each of its requests. */
+static void socket_destroy(isw_frontend *frontend)
+{
+	struct nbd_socket *socket = ISWI_CONTAINER(frontend, struct nbd_socket, frontend);
+
+	iswi_nbd_server_destroy(socket->server);
+	socket_free(socket);
+}
+
+static const struct iswi_frontend_ops socket_ops = {
+	.name = "nbd-socket",
+	.destroy = socket_destroy,
+};
+
+static int socket_alloc(isw_engine *engine, struct nbd_socket **socket_out)
+{
+	struct nbd_socket *socket = calloc(1, sizeof(*socket));
+	int err;
+
+	if (socket == NULL)
+		return -ENOMEM;
+	socket->frontend.ops = &socket_ops;
+	socket->engine = engine;
+	err = -pthread_mutex_init(&socket->lock, NULL);
+	if (err != 0)
+		goto err_socket;
+	err = -pthread_cond_init(&socket->changed, NULL);
+	if (err != 0)
+		goto err_lock;
+	err = make_requests(socket);
+	if (err != 0)
+		goto err_cond;
+	*socket_out = socket;
+	return 0;
+
+err_cond:
+	pthread_cond_destroy(&socket->changed);
+err_lock:
+	pthread_mutex_destroy(&socket->lock);
+err_socket:
+	free(socket);
+	return err;
+}
+
+int isw_frontend_nbd_socket(isw_engine *engine, const char *socket_path,
+			    isw_frontend **frontend_out, struct isw_error *error)
+{
+	struct iswi_nbd_server_config config = {
+		.backend = &socket_backend,
+		.connections_max = CONNECTIONS_MAX,
+		.handshake_ms_max = HANDSHAKE_MS_MAX,
+		.send_ms_max = SEND_MS_MAX,
+	};
+	struct nbd_socket *socket;
+	int err = socket_alloc(engine, &socket);
+
+	if (err != 0)
+		return iswi_error(error, err, "the front end nbd-socket could not be set up: %s",
+				  strerror(-err));
+	config.ctx = socket;
+	err = iswi_nbd_server_create(&config, &socket->server, error);
+	if (err != 0)
+		goto err_socket;
+	err = iswi_nbd_server_listen_unix(socket->server, socket_path, error);
+	if (err != 0)
+		goto err_server;
+	*frontend_out = &socket->frontend;
+	return 0;
+
+err_server:
+	iswi_nbd_server_destroy(socket->server);
+err_socket:
+	socket_free(socket);
+	return err;
+}

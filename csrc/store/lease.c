@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Leases: made, fenced, renewed, destroyed; slabs put into their slots and taken out. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "store/store.h"
+
+struct iswi_lease *iswi_lease_find(struct isw_store *store, uint64_t id)
+{
+	for (uint32_t i = 0; i < store->config.leases_max; i++) {
+		struct iswi_lease *lease = store->leases[i];
+
+		if (lease != NULL && lease->id == id && !lease->dying)
+			return lease;
+	}
+	return NULL;
+}
+
+void iswi_lease_shut(struct iswi_lease *lease)
+{
+	for (struct iswi_store_conn *bound = lease->conns; bound != NULL; bound = bound->next)
+		iswi_nbd_conn_shutdown(bound->conn);
+}
+
+void iswi_slot_empty(struct iswi_lease *lease, struct iswi_slot *slot)
+{
+	uint64_t word = atomic_load(&slot->word);
+
+	lease->store->slabs[slot->slab].state = ISWI_SLAB_DIRTY;
+	slot->memory = NULL;
+	atomic_store(&slot->word, (word & ~(uint64_t)ISWI_SLOT_STATE_MASK) | ISWI_SLOT_EMPTY);
+	lease->slots_mapped--;
+}
+
+/* token_out: ISW_TOKEN_TEXT_BYTES. Blocks only before the kernel's random source is ready. */
+static int make_token(char *token_out)
+{
+	static const char digits[] = "0123456789abcdef";
+	unsigned char bytes[ISWI_TOKEN_BYTES / 2];
+
+	if (getrandom(bytes, sizeof(bytes), 0) != (ssize_t)sizeof(bytes))
+		return -EIO;
+	for (unsigned i = 0; i < sizeof(bytes); i++) {
+		token_out[2 * i] = digits[bytes[i] >> 4];
+		token_out[2 * i + 1] = digits[bytes[i] & 15];
+	}
+	token_out[ISWI_TOKEN_BYTES] = '\0';
+	return 0;
+}
+
+static struct timespec deadline_after(uint32_t ms)
+{
+	struct timespec deadline;
+
+	clock_gettime(CLOCK_MONOTONIC, &deadline);
+	deadline.tv_sec += ms / 1000;
+	deadline.tv_nsec += (long)(ms % 1000) * 1000000;
+	if (deadline.tv_nsec >= 1000000000) {
+		deadline.tv_sec++;
+		deadline.tv_nsec -= 1000000000;
+	}
+	return deadline;
+}
+
+/* store->lock held: while a call is between these two, the lease is not freed. */
+static void lease_enter(struct iswi_lease *lease)
+{
+	lease->users++;
+}
+
+static void lease_leave(struct iswi_lease *lease)
+{
+	lease->users--;
+	pthread_cond_broadcast(&lease->store->changed);
+}
+
+static struct iswi_lease *lease_alloc(isw_store *store, uint32_t slots_max)
+{
+	struct iswi_lease *lease;
+	size_t bytes = sizeof(*lease) + slots_max * sizeof(struct iswi_slot);
+
+	lease = aligned_alloc(_Alignof(struct iswi_lease), bytes);
+	if (lease == NULL)
+		return NULL;
+	memset(lease, 0, bytes);
+	lease->store = store;
+	lease->slots_max = slots_max;
+	lease->epoch = 1;
+	for (uint32_t i = 0; i < slots_max; i++) {
+		atomic_init(&lease->slots[i].word, ISWI_SLOT_EMPTY);
+		atomic_init(&lease->slots[i].refs, 0);
+	}
+	return lease;
+}
+
+/* store->lock held. false: leases_max are there. */
+static bool lease_insert(isw_store *store, struct iswi_lease *lease)
+{
+	for (uint32_t i = 0; i < store->config.leases_max; i++) {
+		if (store->leases[i] != NULL)
+			continue;
+		store->leases[i] = lease;
+		lease->id = ++store->lease_last;
+		lease->open = true;
+		return true;
+	}
+	return false;
+}
+
+static void lease_remove(struct iswi_lease *lease)
+{
+	isw_store *store = lease->store;
+
+	for (uint32_t i = 0; i < store->config.leases_max; i++)
+		if (store->leases[i] == lease)
+			store->leases[i] = NULL;
+}
+
+int isw_store_lease_create(isw_store *store, uint32_t slots_max, char *token_out,
+			   uint64_t *lease_out, struct isw_error *error)
+{
+	struct iswi_lease *lease;
+	bool inserted;
+	int err;
+
+	if (slots_max == 0 || slots_max > ISWI_STORE_SLOTS_MAX)
+		return iswi_error(error, -EINVAL, "a lease of %u slots: 1 to %u are possible",
+				  slots_max, ISWI_STORE_SLOTS_MAX);
+	lease = lease_alloc(store, slots_max);
+	if (lease == NULL)
+		return iswi_error(error, -ENOMEM, "no memory for a lease of %u slots", slots_max);
+	err = make_token(lease->token);
+	if (err != 0) {
+		free(lease);
+		return iswi_error(error, err, "the kernel gave no random numbers for a token");
+	}
+	/* Copied before others can see, and end, the lease. */
+	memcpy(token_out, lease->token, ISW_TOKEN_TEXT_BYTES);
+	pthread_mutex_lock(&store->lock);
+	inserted = lease_insert(store, lease);
+	if (inserted)
+		*lease_out = lease->id;
+	pthread_mutex_unlock(&store->lock);
+	if (inserted)
+		return 0;
+	free(lease);
+	return iswi_error(error, -ENOSPC, "this donor has all the %u leases it may have",
+			  store->config.leases_max);
+}
+
+/* store->lock held; dropped while waiting. 0, -ETIMEDOUT, or -ENOENT: being destroyed. */
+static int wait_unconnected(struct iswi_lease *lease, const struct timespec *deadline)
+{
+	isw_store *store = lease->store;
+	int err = 0;
+
+	while (lease->conn_count > 0 && !lease->dying && err == 0)
+		err = -pthread_cond_timedwait(&store->changed, &store->lock, deadline);
+	if (lease->dying)
+		return -ENOENT;
+	return lease->conn_count == 0 ? 0 : err;
+}
+
+int isw_store_lease_renew(isw_store *store, uint64_t id, uint32_t wait_ms_max, char *token_out)
+{
+	struct timespec deadline = deadline_after(wait_ms_max);
+	struct iswi_lease *lease;
+	char token[ISW_TOKEN_TEXT_BYTES];
+	int err = make_token(token);
+
+	if (err != 0)
+		return err;
+	pthread_mutex_lock(&store->lock);
+	lease = iswi_lease_find(store, id);
+	if (lease == NULL || lease->renewing) {
+		err = lease == NULL ? -ENOENT : -EBUSY;
+		goto out_unlock;
+	}
+	lease_enter(lease);
+	lease->renewing = true;
+	lease->epoch++;
+	lease->open = false; /* nobody comes in any more, and those inside are sent out */
+	iswi_lease_shut(lease);
+	err = wait_unconnected(lease, &deadline);
+	if (err == 0) {
+		memcpy(lease->token, token, sizeof(token));
+		memcpy(token_out, token, sizeof(token));
+		lease->open = true;
+	}
+	lease->renewing = false;
+	lease_leave(lease);
+out_unlock:
+	pthread_mutex_unlock(&store->lock);
+	return err;
+}
+
+int isw_store_lease_destroy(isw_store *store, uint64_t id)
+{
+	struct iswi_lease *lease;
+
+	pthread_mutex_lock(&store->lock);
+	lease = iswi_lease_find(store, id);
+	if (lease == NULL) {
+		pthread_mutex_unlock(&store->lock);
+		return -ENOENT;
+	}
+	lease->dying = true;
+	lease->open = false;
+	iswi_lease_shut(lease);
+	pthread_cond_broadcast(&store->changed); /* a renewal gives up */
+	while (lease->conn_count > 0 || lease->users > 0)
+		pthread_cond_wait(&store->changed, &store->lock);
+	/* Without a connection there is no request: no slot needs a fence of its own. */
+	for (uint32_t i = 0; i < lease->slots_max; i++)
+		if ((atomic_load(&lease->slots[i].word) & ISWI_SLOT_STATE_MASK) != ISWI_SLOT_EMPTY)
+			iswi_slot_empty(lease, &lease->slots[i]);
+	lease_remove(lease);
+	pthread_mutex_unlock(&store->lock);
+	free(lease);
+	return 0;
+}
+
+int isw_store_lease_stats(isw_store *store, uint64_t id, struct isw_lease_stats *stats_out)
+{
+	struct iswi_lease *lease;
+	int err = 0;
+
+	pthread_mutex_lock(&store->lock);
+	lease = iswi_lease_find(store, id);
+	if (lease == NULL) {
+		err = -ENOENT;
+	} else {
+		stats_out->epoch = lease->epoch;
+		stats_out->slots_max = lease->slots_max;
+		stats_out->slots_mapped = lease->slots_mapped;
+		stats_out->connections = lease->conn_count;
+		stats_out->read_bytes = iswi_counted(&lease->counters.read_bytes);
+		stats_out->write_bytes = iswi_counted(&lease->counters.write_bytes);
+	}
+	pthread_mutex_unlock(&store->lock);
+	return err;
+}
+
+/* store->lock held. slabs_max or slots_max: there is none. */
+static uint32_t find_free_slab(const isw_store *store)
+{
+	uint32_t slab = 0;
+
+	while (slab < store->config.slabs_max && store->slabs[slab].state != ISWI_SLAB_FREE)
+		slab++;
+	return slab;
+}
+
+static uint32_t find_empty_slot(const struct iswi_lease *lease)
+{
+	for (uint32_t i = 0; i < lease->slots_max; i++) {
+		uint32_t slot = (lease->slot_next + i) % lease->slots_max;
+		uint64_t word = atomic_load(&lease->slots[slot].word);
+
+		if ((word & ISWI_SLOT_STATE_MASK) == ISWI_SLOT_EMPTY)
+			return slot;
+	}
+	return lease->slots_max;
+}
+
+int isw_store_map(isw_store *store, uint64_t id, uint32_t *slot_out, uint64_t *generation_out)
+{
+	struct iswi_lease *lease;
+	struct iswi_slot *slot;
+	uint32_t slab, number;
+	int err = -ENOENT;
+
+	pthread_mutex_lock(&store->lock);
+	lease = iswi_lease_find(store, id);
+	slab = find_free_slab(store);
+	if (lease == NULL || slab == store->config.slabs_max)
+		goto out_unlock;
+	number = find_empty_slot(lease);
+	if (number == lease->slots_max) {
+		err = -ENOSPC;
+		goto out_unlock;
+	}
+	slot = &lease->slots[number];
+	store->slabs[slab].state = ISWI_SLAB_MAPPED;
+	slot->slab = slab;
+	slot->memory = store->slabs[slab].mem.base;
+	*slot_out = number;
+	*generation_out = ++store->generation_last;
+	/* Last: who sees it mapped sees the memory. Pair: the load in export_hold. */
+	atomic_store(&slot->word,
+		     (*generation_out << ISWI_SLOT_STATE_BITS) | (uint64_t)ISWI_SLOT_MAPPED);
+	lease->slots_mapped++;
+	lease->slot_next = (number + 1) % lease->slots_max;
+	err = 0;
+out_unlock:
+	pthread_mutex_unlock(&store->lock);
+	return err;
+}
+
+/* store->lock held. Raises the fence, or says why not. */
+static int fence(struct iswi_lease *lease, uint32_t number, uint64_t generation)
+{
+	struct iswi_slot *slot;
+	uint64_t word;
+
+	if (number >= lease->slots_max)
+		return -EINVAL;
+	slot = &lease->slots[number];
+	word = atomic_load(&slot->word);
+	if (word >> ISWI_SLOT_STATE_BITS != generation ||
+	    (word & ISWI_SLOT_STATE_MASK) == ISWI_SLOT_EMPTY)
+		return -ESTALE;
+	if ((word & ISWI_SLOT_STATE_MASK) == ISWI_SLOT_FENCED)
+		return -EALREADY;
+	atomic_store(&slot->word,
+		     (generation << ISWI_SLOT_STATE_BITS) | (uint64_t)ISWI_SLOT_FENCED);
+	return 0;
+}
+
+int isw_store_unmap(isw_store *store, uint64_t id, uint32_t number, uint64_t generation,
+		    uint32_t wait_ms_max)
+{
+	struct timespec deadline = deadline_after(wait_ms_max);
+	struct iswi_lease *lease;
+	struct iswi_slot *slot;
+	int waited = 0, err;
+
+	pthread_mutex_lock(&store->lock);
+	lease = iswi_lease_find(store, id);
+	err = lease == NULL ? -ENOENT : fence(lease, number, generation);
+	if (err != 0)
+		goto out_unlock;
+	slot = &lease->slots[number];
+	lease_enter(lease);
+	while (atomic_load(&slot->refs) > 0 && waited == 0)
+		waited = pthread_cond_timedwait(&store->changed, &store->lock, &deadline);
+	if (atomic_load(&slot->refs) > 0) {
+		/* Asked long enough. A connection that was shut ends, and its requests with it. */
+		iswi_lease_shut(lease);
+		while (atomic_load(&slot->refs) > 0)
+			pthread_cond_wait(&store->changed, &store->lock);
+	}
+	iswi_slot_empty(lease, slot);
+	lease_leave(lease);
+out_unlock:
+	pthread_mutex_unlock(&store->lock);
+	return err;
+}

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The donor store's inside. pool.c: slabs and the store itself. lease.c: leases and their slots.
+ * export.c: what the NBD server asks.
+ *
+ * A slab goes round: made (zeroed) → free → mapped in a lease's slot → dirty → zeroed → free.
+ *
+ * The fence. The page path takes no lock. A request raises the slot's refs FIRST and looks at its
+ * word AFTER; unmap changes the word FIRST and waits for refs to be zero AFTER; all four are
+ * sequentially consistent. So either the request sees the fence and lets go, or unmap sees the
+ * request and waits. Only then does the slot's memory become somebody else's.
+ */
+#ifndef ISWI_STORE_H
+#define ISWI_STORE_H
+
+#include "store/slab_mem.h"
+#include "util/util.h"
+#include "wire/nbd_server.h"
+
+#define ISWI_STORE_SLABS_MAX  65536u /* a bound on configuration, not a target */
+#define ISWI_STORE_SLOTS_MAX  65536u /* of one lease */
+#define ISWI_STORE_LEASES_MAX 65536u
+#define ISWI_TOKEN_BYTES      32u /* 128 bits in hexadecimal */
+
+enum iswi_slab_state {
+	ISWI_SLAB_NONE, /* no memory */
+	ISWI_SLAB_MAKING,
+	ISWI_SLAB_FREE, /* zeroed */
+	ISWI_SLAB_MAPPED,
+	ISWI_SLAB_DIRTY,
+	ISWI_SLAB_ZEROING,
+	ISWI_SLAB_FREEING,
+};
+
+struct iswi_store_slab {
+	struct iswi_slab_mem mem;
+	enum iswi_slab_state state;
+};
+
+/* A slot's word: its generation above, its state in the lowest bits. */
+#define ISWI_SLOT_EMPTY      0u
+#define ISWI_SLOT_MAPPED     1u
+#define ISWI_SLOT_FENCED     2u
+#define ISWI_SLOT_STATE_MASK 3u
+#define ISWI_SLOT_STATE_BITS 2
+
+struct iswi_slot {
+	/* Written under store->lock. Pair: refs, see the fence above. */
+	_Alignas(64) atomic_uint_fast64_t word;
+	/* Requests that use memory, or are about to find out that they may not. Pair: word. */
+	atomic_uint_fast32_t refs;
+	uint32_t slab;
+	char *memory; /* changed only while no request can hold the slot */
+};
+
+/* One connection bound to a lease. */
+struct iswi_store_conn {
+	struct iswi_lease *lease;
+	struct iswi_nbd_conn *conn;
+	struct iswi_store_conn *next;
+	struct iswi_store_conn **link; /* what points here */
+};
+
+struct iswi_lease {
+	uint64_t id;
+	struct isw_store *store;
+	char token[ISW_TOKEN_TEXT_BYTES];
+	bool open;      /* new connections with the token are welcome */
+	bool renewing;  /* one at a time */
+	bool dying;     /* being destroyed: to everybody else it is not there */
+	uint32_t users; /* calls that wait with the lock dropped and come back to the lease */
+	uint64_t epoch;
+	uint32_t slots_max;
+	uint32_t slots_mapped;
+	uint32_t slot_next; /* where to look for an empty slot: reuse comes as late as it can */
+	uint32_t conn_count;
+	struct iswi_store_conn *conns;
+	struct iswi_nbd_counters counters;
+	struct iswi_slot slots[];
+};
+
+/*
+ * Locks, in the order in which they are taken:
+ *   1. lock: everything here, in leases, and slot words for writing. Never held while memory is
+ *      made, zeroed or freed, nor while anything is received or sent.
+ *   2. the server's own (inside iswi_nbd_server_*).
+ * iswi_nbd_conn_shutdown takes none and is called with lock held: that a connection is in its
+ * lease's list is what keeps it alive.
+ */
+struct isw_store {
+	struct isw_store_config config;
+	pthread_mutex_t lock;
+	/* Broadcast: a fenced slot's refs reached 0, a connection left, users changed. */
+	pthread_cond_t changed;
+	struct iswi_nbd_server *server;
+	struct iswi_store_slab *slabs;
+	struct iswi_lease **leases; /* leases_max places */
+	uint64_t lease_last;
+	uint64_t generation_last; /* of any slot: none is ever repeated */
+};
+
+extern const struct iswi_nbd_backend iswi_store_backend;
+
+/* ---- lease.c, store->lock held */
+struct iswi_lease *iswi_lease_find(struct isw_store *store, uint64_t id);
+/* Shuts each of its connections down; their threads end on their own. */
+void iswi_lease_shut(struct iswi_lease *lease);
+/* No request holds the slot: its slab becomes dirty. */
+void iswi_slot_empty(struct iswi_lease *lease, struct iswi_slot *slot);
+
+#endif

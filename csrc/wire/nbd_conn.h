@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The server core's inside: shared by csrc/wire/nbd_*.c and by nothing else. */
+#ifndef ISWI_NBD_CONN_H
+#define ISWI_NBD_CONN_H
+
+#include <sys/uio.h>
+
+#include "wire/nbd.h"
+#include "wire/nbd_server.h"
+
+#define RX_BYTES      65536u /* received ahead of what is being served */
+#define BATCH_REPLIES 64u    /* answered with one gathered send */
+
+/* Answers collected by the connection's thread, sent together; memory-backed exports only. */
+struct iswi_nbd_batch {
+	unsigned count;
+	unsigned iov_count;
+	unsigned hold_count;
+	struct iovec iov[2 * BATCH_REPLIES];
+	struct iswi_nbd_hold holds[BATCH_REPLIES]; /* released when the last byte has left */
+	unsigned char heads[BATCH_REPLIES][NBD_SIMPLE_REPLY_BYTES];
+	/* Counted when the batch is sent. */
+	uint64_t reads;
+	uint64_t read_bytes;
+};
+
+/*
+ * Answers of an asynchronous export. Whoever completes a request while nobody sends becomes the
+ * sender, and takes along what others complete meanwhile. When the socket is full the sending is
+ * handed to a thread that may wait: a completing thread never does.
+ */
+struct iswi_nbd_tx {
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	struct iswi_nbd_request *first; /* completed, waiting to be sent */
+	struct iswi_nbd_request **last;
+	uint32_t in_flight; /* taken from the backend and not given back */
+	bool sending;       /* somebody owns the fields below `batch` */
+	bool handed_over;   /* ... and it is the waiting thread */
+	bool ending;
+	atomic_bool broken; /* the client is gone: answers are dropped. Relaxed, a hint only */
+
+	struct iswi_nbd_request *batch;
+	unsigned iov_count;
+	unsigned iov_sent;
+	struct iovec iov[2 * BATCH_REPLIES];
+	unsigned char heads[BATCH_REPLIES][NBD_SIMPLE_REPLY_BYTES];
+	pthread_t waiter;
+};
+
+struct iswi_nbd_conn {
+	struct iswi_nbd_server *server;
+	pthread_t thread;
+	int fd;     /* written by the own thread under server->lock */
+	bool ended; /* server->lock: the thread touches nothing any more but its stack */
+	/*
+	 * Set by iswi_nbd_conn_shutdown before it shuts the socket, read by the connection's
+	 * thread before each request: what was received earlier is not served any more.
+	 */
+	atomic_bool closing;
+	bool no_zeroes;
+	uint64_t handshake_end_ns; /* 0: no deadline */
+	struct iswi_nbd_export export;
+	union {
+		struct iswi_nbd_batch batch;
+		struct iswi_nbd_tx tx;
+	};
+	size_t rx_head; /* rx[rx_head..rx_tail) was received and not served */
+	size_t rx_tail;
+	unsigned char rx[RX_BYTES];
+};
+
+/*
+ * Locks: `lock` is taken last of all; nothing is called with it held. A backend's locks and
+ * iswi_nbd_tx.lock are never held together with it.
+ */
+struct iswi_nbd_server {
+	struct iswi_nbd_server_config config;
+	pthread_mutex_t lock; /* conns, conn_count, each conn's fd and ended */
+	struct iswi_nbd_conn **conns;
+	uint32_t conn_count; /* not ended */
+	int stop_fd;         /* eventfd: readable when the listeners must end */
+	struct iswi_nbd_listener {
+		struct iswi_nbd_server *server;
+		pthread_t thread;
+		int fd;
+		char *path; /* of a Unix socket, to unlink */
+	} listeners[ISWI_NBD_LISTENERS_MAX];
+	uint32_t listener_count;
+	struct iswi_nbd_counters counters;
+	atomic_uint_fast64_t connections_refused; /* relaxed: statistics, like the next two */
+	atomic_uint_fast64_t request_errors;
+	atomic_uint_fast64_t protocol_errors;
+};
+
+/* ---- nbd_server.c. Takes fd: served in a thread of its own, or closed and counted. */
+void iswi_nbd_server_add(struct iswi_nbd_server *server, int fd);
+
+/* ---- nbd_listen.c. Ends and joins the listeners. */
+void iswi_nbd_server_unlisten(struct iswi_nbd_server *server);
+
+/* ---- nbd_io.c: all return 0 or -errno; -ENODATA: the client closed. */
+
+/* Until at least `bytes` (at most RX_BYTES) lie in rx. */
+int iswi_nbd_rx_need(struct iswi_nbd_conn *conn, size_t bytes);
+/* Takes bytes out of rx, then straight from the socket. */
+int iswi_nbd_rx_copy(struct iswi_nbd_conn *conn, void *data, size_t bytes);
+int iswi_nbd_rx_skip(struct iswi_nbd_conn *conn, size_t bytes);
+/* Everything, waiting at most send_ms_max for each progress. Changes iov. */
+int iswi_nbd_send_all(struct iswi_nbd_conn *conn, struct iovec *iov, unsigned iov_count);
+int iswi_nbd_set_timeout(int fd, int option, uint64_t ns);
+/* Drops `bytes` from the front; returns how many entries are used up entirely. */
+unsigned iswi_nbd_iov_advance(struct iovec *iov, unsigned iov_count, size_t bytes);
+
+static inline size_t iswi_nbd_rx_available(const struct iswi_nbd_conn *conn)
+{
+	return conn->rx_tail - conn->rx_head;
+}
+
+/* ---- nbd_handshake.c: 0 when conn->export is open and requests follow. */
+int iswi_nbd_handshake(struct iswi_nbd_conn *conn);
+
+/* ---- nbd_request.c */
+
+/* 0, or the error the request is answered with. */
+int iswi_nbd_check(const struct iswi_nbd_export *export, const struct nbd_request *request);
+/* Takes the request at the head of rx, which is there entirely. -ENODATA: DISC. */
+int iswi_nbd_next(struct iswi_nbd_conn *conn, struct nbd_request *request);
+/*
+ * Serves until the connection ends; never returns 0. -ENODATA and -ESHUTDOWN are ordinary ends,
+ * -EPROTO is the client's fault.
+ */
+int iswi_nbd_serve(struct iswi_nbd_conn *conn);
+
+/* ---- nbd_memory.c, nbd_async.c: iswi_nbd_serve for each sort of backend. */
+int iswi_nbd_memory_serve(struct iswi_nbd_conn *conn);
+int iswi_nbd_async_serve(struct iswi_nbd_conn *conn);
+
+#endif

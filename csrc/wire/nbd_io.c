@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Bytes in and out of one connection. The socket blocks; its timeouts are the deadlines. */
+#define _GNU_SOURCE 1
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+
+#include "wire/nbd_conn.h"
+
+int iswi_nbd_set_timeout(int fd, int option, uint64_t ns)
+{
+	struct timeval timeout = {
+		.tv_sec = (time_t)(ns / 1000000000u),
+		.tv_usec = (suseconds_t)(ns % 1000000000u / 1000u),
+	};
+
+	/* Zero would mean for ever. */
+	if (ns > 0 && timeout.tv_sec == 0 && timeout.tv_usec == 0)
+		timeout.tv_usec = 1;
+	return setsockopt(fd, SOL_SOCKET, option, &timeout, sizeof(timeout)) == 0 ? 0 : -errno;
+}
+
+/* Before GO each wait ends at the handshake's deadline; after it an idle client may wait. */
+static int arm_deadline(struct iswi_nbd_conn *conn)
+{
+	uint64_t now_ns;
+
+	if (conn->handshake_end_ns == 0)
+		return 0;
+	now_ns = iswi_now_ns();
+	if (now_ns >= conn->handshake_end_ns)
+		return -ETIMEDOUT;
+	return iswi_nbd_set_timeout(conn->fd, SO_RCVTIMEO, conn->handshake_end_ns - now_ns);
+}
+
+/* One receive: returns the bytes got, at least one, or -errno. */
+static ssize_t receive(struct iswi_nbd_conn *conn, struct iovec *iov, unsigned iov_count)
+{
+	struct msghdr message = {.msg_iov = iov, .msg_iovlen = iov_count};
+	ssize_t got;
+	int err;
+
+	for (;;) {
+		err = arm_deadline(conn);
+		if (err != 0)
+			return err;
+		got = recvmsg(conn->fd, &message, 0);
+		if (got > 0)
+			return got;
+		if (got == 0)
+			return -ENODATA;
+		if (errno == EAGAIN || errno == EWOULDBLOCK)
+			return -ETIMEDOUT;
+		if (errno != EINTR)
+			return -errno;
+	}
+}
+
+int iswi_nbd_rx_need(struct iswi_nbd_conn *conn, size_t bytes)
+{
+	while (iswi_nbd_rx_available(conn) < bytes) {
+		struct iovec iov;
+		ssize_t got;
+
+		if (conn->rx_head > 0) {
+			memmove(conn->rx, conn->rx + conn->rx_head, iswi_nbd_rx_available(conn));
+			conn->rx_tail -= conn->rx_head;
+			conn->rx_head = 0;
+		}
+		iov.iov_base = conn->rx + conn->rx_tail;
+		iov.iov_len = RX_BYTES - conn->rx_tail;
+		got = receive(conn, &iov, 1);
+		if (got < 0)
+			return (int)got;
+		conn->rx_tail += (size_t)got;
+	}
+	return 0;
+}
+
+/* Takes up to `bytes` out of rx; data NULL: drops them. */
+static size_t take_buffered(struct iswi_nbd_conn *conn, void *data, size_t bytes)
+{
+	size_t taken = ISWI_MIN(bytes, iswi_nbd_rx_available(conn));
+
+	if (data != NULL)
+		memcpy(data, conn->rx + conn->rx_head, taken);
+	conn->rx_head += taken;
+	return taken;
+}
+
+int iswi_nbd_rx_copy(struct iswi_nbd_conn *conn, void *data, size_t bytes)
+{
+	char *at = data;
+	size_t taken = take_buffered(conn, at, bytes);
+
+	at += taken;
+	bytes -= taken;
+	if (bytes > 0) /* rx is empty: what comes after the payload may use all of it */
+		conn->rx_head = conn->rx_tail = 0;
+	while (bytes > 0) {
+		struct iovec iov[2] = {
+			{.iov_base = at, .iov_len = bytes},
+			{.iov_base = conn->rx, .iov_len = RX_BYTES},
+		};
+		ssize_t got = receive(conn, iov, 2);
+
+		if (got < 0)
+			return (int)got;
+		if ((size_t)got > bytes) {
+			conn->rx_tail = (size_t)got - bytes;
+			return 0;
+		}
+		at += got;
+		bytes -= (size_t)got;
+	}
+	return 0;
+}
+
+int iswi_nbd_rx_skip(struct iswi_nbd_conn *conn, size_t bytes)
+{
+	while (bytes > 0) {
+		int err;
+
+		bytes -= take_buffered(conn, NULL, bytes);
+		if (bytes == 0)
+			break;
+		err = iswi_nbd_rx_need(conn, 1);
+		if (err != 0)
+			return err;
+	}
+	return 0;
+}
+
+unsigned iswi_nbd_iov_advance(struct iovec *iov, unsigned iov_count, size_t bytes)
+{
+	unsigned used = 0;
+
+	while (used < iov_count && bytes >= iov[used].iov_len)
+		bytes -= iov[used++].iov_len;
+	if (used < iov_count) {
+		iov[used].iov_base = (char *)iov[used].iov_base + bytes;
+		iov[used].iov_len -= bytes;
+	}
+	return used;
+}
+
+int iswi_nbd_send_all(struct iswi_nbd_conn *conn, struct iovec *iov, unsigned iov_count)
+{
+	while (iov_count > 0) {
+		struct msghdr message = {.msg_iov = iov, .msg_iovlen = iov_count};
+		ssize_t sent = sendmsg(conn->fd, &message, MSG_NOSIGNAL);
+		unsigned used;
+
+		if (sent < 0) {
+			if (errno == EINTR)
+				continue;
+			/* SO_SNDTIMEO ran out and nothing moved in all that time. */
+			return errno == EAGAIN || errno == EWOULDBLOCK ? -ETIMEDOUT : -errno;
+		}
+		used = iswi_nbd_iov_advance(iov, iov_count, (size_t)sent);
+		iov += used;
+		iov_count -= used;
+	}
+	return 0;
+}

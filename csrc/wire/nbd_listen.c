@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Listening sockets, each with a thread that accepts. */
+#define _GNU_SOURCE 1
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "wire/nbd_conn.h"
+
+#define LISTEN_BACKLOG 64
+/* Out of descriptors or memory: others must give some back first. */
+#define ACCEPT_RETRY_MS 100
+
+/* Waits until there is something to accept. false: stop. */
+static bool wait_for_client(struct iswi_nbd_listener *listener)
+{
+	struct pollfd pollfds[2] = {
+		{.fd = listener->server->stop_fd, .events = POLLIN},
+		{.fd = listener->fd, .events = POLLIN},
+	};
+
+	while (poll(pollfds, 2, -1) < 0) /* EINTR only: the arguments are right */
+		;
+	return pollfds[0].revents == 0;
+}
+
+static void pause_accepting(struct iswi_nbd_listener *listener)
+{
+	struct pollfd pollfd = {.fd = listener->server->stop_fd, .events = POLLIN};
+
+	poll(&pollfd, 1, ACCEPT_RETRY_MS);
+}
+
+static void *listener_main(void *opaque)
+{
+	struct iswi_nbd_listener *listener = opaque;
+
+	while (wait_for_client(listener)) {
+		int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC);
+
+		if (fd >= 0)
+			iswi_nbd_server_add(listener->server, fd);
+		else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+			pause_accepting(listener);
+	}
+	return NULL;
+}
+
+/* Takes fd and path. */
+static int add_listener(struct iswi_nbd_server *server, int fd, char *path, const char *name)
+{
+	struct iswi_nbd_listener *listener;
+	int err;
+
+	if (server->listener_count == ISWI_NBD_LISTENERS_MAX) {
+		err = -EMFILE;
+		goto err_fd;
+	}
+	listener = &server->listeners[server->listener_count];
+	listener->server = server;
+	listener->fd = fd;
+	listener->path = path;
+	err = iswi_thread_start(&listener->thread, name, listener_main, listener);
+	if (err != 0)
+		goto err_fd;
+	server->listener_count++;
+	return 0;
+
+err_fd:
+	close(fd);
+	if (path != NULL)
+		unlink(path);
+	free(path);
+	return err;
+}
+
+/* The first of the host's addresses that can be bound. Returns a descriptor or -errno. */
+static int bind_first(const struct addrinfo *address)
+{
+	const int on = 1;
+	int err = -EADDRNOTAVAIL;
+
+	for (; address != NULL; address = address->ai_next) {
+		int fd = socket(address->ai_family, address->ai_socktype | SOCK_CLOEXEC, 0);
+
+		if (fd < 0) {
+			err = -errno;
+			continue;
+		}
+		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+		if (bind(fd, address->ai_addr, address->ai_addrlen) == 0 &&
+		    listen(fd, LISTEN_BACKLOG) == 0)
+			return fd;
+		err = -errno;
+		close(fd);
+	}
+	return err;
+}
+
+static uint16_t bound_port(int fd)
+{
+	struct sockaddr_storage address;
+	socklen_t bytes = sizeof(address);
+
+	if (getsockname(fd, (struct sockaddr *)&address, &bytes) != 0)
+		return 0;
+	if (address.ss_family == AF_INET6)
+		return ntohs(((struct sockaddr_in6 *)&address)->sin6_port);
+	return ntohs(((struct sockaddr_in *)&address)->sin_port);
+}
+
+int iswi_nbd_server_listen_tcp(struct iswi_nbd_server *server, const char *host, uint16_t port,
+			       uint16_t *port_out, struct isw_error *error)
+{
+	const struct addrinfo hints = {
+		.ai_socktype = SOCK_STREAM,
+		.ai_flags = AI_PASSIVE | AI_NUMERICSERV,
+	};
+	struct addrinfo *addresses;
+	char service[8];
+	uint16_t bound;
+	int fd, err;
+
+	snprintf(service, sizeof(service), "%u", port);
+	err = getaddrinfo(host, service, &hints, &addresses);
+	if (err != 0)
+		return iswi_error(error, -EADDRNOTAVAIL,
+				  "cannot listen on %s: %s; give an address of this host", host,
+				  gai_strerror(err));
+	fd = bind_first(addresses);
+	freeaddrinfo(addresses);
+	if (fd < 0)
+		return iswi_error(error, fd, "cannot listen on %s port %u: %s", host, port,
+				  strerror(-fd));
+	bound = bound_port(fd);
+	err = add_listener(server, fd, NULL, "isw-nbd-listen");
+	if (err != 0)
+		return iswi_error(error, err, "cannot serve %s port %u: %s", host, port,
+				  strerror(-err));
+	*port_out = bound;
+	return 0;
+}
+
+/* A name nobody listens behind any more is free to take. */
+static int clear_stale(int fd, const struct sockaddr_un *address)
+{
+	struct stat status;
+
+	if (lstat(address->sun_path, &status) != 0)
+		return errno == ENOENT ? 0 : -errno;
+	if (!S_ISSOCK(status.st_mode))
+		return -EEXIST;
+	if (connect(fd, (const struct sockaddr *)address, sizeof(*address)) == 0)
+		return -EADDRINUSE;
+	if (errno != ECONNREFUSED)
+		return -errno;
+	return unlink(address->sun_path) == 0 ? 0 : -errno;
+}
+
+static int bind_unix(const struct sockaddr_un *address)
+{
+	int probe, fd, err;
+
+	probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (probe < 0)
+		return -errno;
+	err = clear_stale(probe, address);
+	close(probe);
+	if (err != 0)
+		return err;
+	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (fd < 0)
+		return -errno;
+	/* The mode of the unbound socket is the one its name gets: never open to others. */
+	if (fchmod(fd, 0600) == 0 &&
+	    bind(fd, (const struct sockaddr *)address, sizeof(*address)) == 0) {
+		if (listen(fd, LISTEN_BACKLOG) == 0)
+			return fd;
+		err = -errno;
+		unlink(address->sun_path);
+	} else {
+		err = -errno;
+	}
+	close(fd);
+	return err;
+}
+
+int iswi_nbd_server_listen_unix(struct iswi_nbd_server *server, const char *path,
+				struct isw_error *error)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	char *copy;
+	int fd, err;
+
+	if (path[0] == '\0' || strlen(path) >= sizeof(address.sun_path))
+		return iswi_error(error, -ENAMETOOLONG,
+				  "a socket's path has 1 to %zu bytes; this is not one: %s",
+				  sizeof(address.sun_path) - 1, path);
+	strcpy(address.sun_path, path);
+	copy = strdup(path);
+	if (copy == NULL)
+		return iswi_error(error, -ENOMEM, "no memory for the socket %s", path);
+	fd = bind_unix(&address);
+	if (fd < 0) {
+		free(copy);
+		return iswi_error(error, fd, "cannot listen on the socket %s: %s", path,
+				  strerror(-fd));
+	}
+	err = add_listener(server, fd, copy, "isw-nbd-listen");
+	if (err != 0)
+		return iswi_error(error, err, "cannot serve the socket %s: %s", path,
+				  strerror(-err));
+	return 0;
+}
+
+void iswi_nbd_server_unlisten(struct iswi_nbd_server *server)
+{
+	uint64_t one = 1;
+	ssize_t done = write(server->stop_fd, &one, sizeof(one));
+
+	(void)done; /* cannot be refused: the counter is far from its end */
+	for (uint32_t i = 0; i < server->listener_count; i++) {
+		struct iswi_nbd_listener *listener = &server->listeners[i];
+
+		pthread_join(listener->thread, NULL);
+		close(listener->fd);
+		if (listener->path != NULL)
+			unlink(listener->path);
+		free(listener->path);
+	}
+	server->listener_count = 0;
+}

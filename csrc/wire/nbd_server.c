@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Connections: accepted, bounded, started, counted, joined. Where they come from: nbd_listen.c. */
+#define _GNU_SOURCE 1
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "wire/nbd_conn.h"
+
+/* A consumer whose host died must not keep its lease: found out within about 30 s. */
+#define KEEPALIVE_IDLE_S     15
+#define KEEPALIVE_INTERVAL_S 5
+#define KEEPALIVE_PROBES     3
+
+void iswi_nbd_conn_shutdown(struct iswi_nbd_conn *conn)
+{
+	atomic_store(&conn->closing, true);
+	shutdown(conn->fd, SHUT_RDWR);
+}
+
+/* Who closed a connection, and is that worth counting? */
+static void count_end(struct iswi_nbd_server *server, int err, bool served)
+{
+	if (err == -EPROTO || (err == -ETIMEDOUT && !served))
+		iswi_count(&server->protocol_errors, 1);
+}
+
+static void *conn_main(void *opaque)
+{
+	struct iswi_nbd_conn *conn = opaque;
+	struct iswi_nbd_server *server = conn->server;
+	bool served = false;
+	int err;
+
+	err = iswi_nbd_handshake(conn);
+	if (err == 0) {
+		served = true;
+		conn->handshake_end_ns = 0;
+		err = iswi_nbd_set_timeout(conn->fd, SO_RCVTIMEO, 0);
+		if (err == 0)
+			err = iswi_nbd_serve(conn);
+		server->config.backend->close(server->config.ctx, &conn->export, conn);
+	}
+	count_end(server, err, served);
+	pthread_mutex_lock(&server->lock);
+	close(conn->fd);
+	conn->fd = -1;
+	conn->ended = true;
+	server->conn_count--;
+	pthread_mutex_unlock(&server->lock);
+	return NULL;
+}
+
+/* Best effort: on a Unix socket the TCP options do not exist. */
+static void set_options(struct iswi_nbd_server *server, int fd)
+{
+	const int on = 1, idle_s = KEEPALIVE_IDLE_S, interval_s = KEEPALIVE_INTERVAL_S;
+	const int probes = KEEPALIVE_PROBES;
+
+	iswi_nbd_set_timeout(fd, SO_SNDTIMEO, (uint64_t)server->config.send_ms_max * 1000000u);
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
+}
+
+/* server->lock held. A place without a live connection, its last thread joined; NULL: none. */
+static struct iswi_nbd_conn **find_place(struct iswi_nbd_server *server)
+{
+	for (uint32_t i = 0; i < server->config.connections_max; i++) {
+		struct iswi_nbd_conn **place = &server->conns[i];
+
+		if (*place == NULL)
+			return place;
+		if ((*place)->ended) {
+			/* It has left the lock for the last time: joining it does not wait for us.
+			 */
+			pthread_join((*place)->thread, NULL);
+			free(*place);
+			*place = NULL;
+			return place;
+		}
+	}
+	return NULL;
+}
+
+static struct iswi_nbd_conn *make_conn(struct iswi_nbd_server *server, int fd)
+{
+	struct iswi_nbd_conn *conn = malloc(sizeof(*conn));
+
+	if (conn == NULL)
+		return NULL;
+	memset(conn, 0, offsetof(struct iswi_nbd_conn, batch));
+	conn->rx_head = conn->rx_tail = 0;
+	conn->server = server;
+	conn->fd = fd;
+	atomic_init(&conn->closing, false);
+	conn->handshake_end_ns =
+		iswi_now_ns() + (uint64_t)server->config.handshake_ms_max * 1000000u;
+	return conn;
+}
+
+/* Takes fd. */
+void iswi_nbd_server_add(struct iswi_nbd_server *server, int fd)
+{
+	struct iswi_nbd_conn **place, *conn;
+
+	set_options(server, fd);
+	pthread_mutex_lock(&server->lock);
+	place = find_place(server);
+	conn = place != NULL ? make_conn(server, fd) : NULL;
+	if (conn == NULL)
+		goto err_refused;
+	/* Started under the lock: the thread cannot end before conn->thread is written. */
+	if (iswi_thread_start(&conn->thread, "isw-nbd-conn", conn_main, conn) != 0)
+		goto err_conn;
+	*place = conn;
+	server->conn_count++;
+	pthread_mutex_unlock(&server->lock);
+	return;
+
+err_conn:
+	free(conn);
+err_refused:
+	pthread_mutex_unlock(&server->lock);
+	iswi_count(&server->connections_refused, 1);
+	close(fd);
+}
+
+int iswi_nbd_server_create(const struct iswi_nbd_server_config *config,
+			   struct iswi_nbd_server **server_out, struct isw_error *error)
+{
+	struct iswi_nbd_server *server;
+	int err = -ENOMEM;
+
+	if (config->connections_max == 0 || config->handshake_ms_max == 0 ||
+	    config->send_ms_max == 0 || config->send_ms_max > INT32_MAX)
+		return iswi_error(error, -EINVAL,
+				  "the server's limits on connections and times must not be 0");
+	server = calloc(1, sizeof(*server));
+	if (server == NULL)
+		goto err_out;
+	server->config = *config;
+	server->conns = calloc(config->connections_max, sizeof(struct iswi_nbd_conn *));
+	if (server->conns == NULL)
+		goto err_server;
+	server->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (server->stop_fd < 0) {
+		err = -errno;
+		goto err_conns;
+	}
+	err = -pthread_mutex_init(&server->lock, NULL);
+	if (err != 0)
+		goto err_stop_fd;
+	*server_out = server;
+	return 0;
+
+err_stop_fd:
+	close(server->stop_fd);
+err_conns:
+	free(server->conns);
+err_server:
+	free(server);
+err_out:
+	return iswi_error(error, err, "the NBD server could not be set up: %s", strerror(-err));
+}
+
+void iswi_nbd_server_destroy(struct iswi_nbd_server *server)
+{
+	if (server == NULL)
+		return;
+	iswi_nbd_server_unlisten(server); /* from here on nothing is added to conns */
+	pthread_mutex_lock(&server->lock);
+	for (uint32_t i = 0; i < server->config.connections_max; i++)
+		if (server->conns[i] != NULL && !server->conns[i]->ended)
+			iswi_nbd_conn_shutdown(server->conns[i]);
+	pthread_mutex_unlock(&server->lock);
+	for (uint32_t i = 0; i < server->config.connections_max; i++) {
+		if (server->conns[i] == NULL)
+			continue;
+		pthread_join(server->conns[i]->thread, NULL);
+		free(server->conns[i]);
+	}
+	pthread_mutex_destroy(&server->lock);
+	close(server->stop_fd);
+	free(server->conns);
+	free(server);
+}
+
+void iswi_nbd_server_stats(struct iswi_nbd_server *server, struct iswi_nbd_server_stats *stats_out)
+{
+	pthread_mutex_lock(&server->lock);
+	stats_out->connections = server->conn_count;
+	pthread_mutex_unlock(&server->lock);
+	stats_out->connections_refused = iswi_counted(&server->connections_refused);
+	stats_out->read_requests = iswi_counted(&server->counters.read_requests);
+	stats_out->write_requests = iswi_counted(&server->counters.write_requests);
+	stats_out->read_bytes = iswi_counted(&server->counters.read_bytes);
+	stats_out->write_bytes = iswi_counted(&server->counters.write_bytes);
+	stats_out->request_errors = iswi_counted(&server->request_errors);
+	stats_out->protocol_errors = iswi_counted(&server->protocol_errors);
+}
