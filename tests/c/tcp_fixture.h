@@ -25,7 +25,7 @@
 #include "wire/nbd.h"
 
 #define UNUSED       __attribute__((unused))
-#define WAIT_S       60 /* a bound for what ends at once unless something is broken */
+#define WAIT_S       30 /* a bound for what ends at once unless something is broken */
 #define EXPORT_BYTES (16u << 20)
 #define TOKEN        "0123456789abcdef0123456789abcdef"
 
