@@ -283,8 +283,7 @@ class ControlServer:
             self._active &= alive
             now_s = loop.time()
             self._first_seen_s = {
-                handler: self._first_seen_s.get(handler, now_s)
-                for handler in alive - self._active
+                handler: self._first_seen_s.get(handler, now_s) for handler in alive - self._active
             }
             for handler, seen_s in self._first_seen_s.items():
                 if now_s - seen_s > self._config.handshake_s:
@@ -310,9 +309,7 @@ class ControlServer:
         given = auth.parse_http_authorization(request.headers.get("Authorization", ""))
         now_s = asyncio.get_running_loop().time()
         if given is not None and self._nonces.take(given[0], now_s):
-            expected = auth.http_proof(
-                self._config.secret, request.method, request.path, given[0]
-            )
+            expected = auth.http_proof(self._config.secret, request.method, request.path, given[0])
             if auth.proofs_equal(given[1], expected):
                 return True
         self.counters["http_unauthorized"] += 1
@@ -405,9 +402,7 @@ class ControlServer:
                 async with asyncio.timeout(self._config.handshake_s):
                     return await self._handshake(ws, address)
             except TimeoutError:
-                await self._turn_away(
-                    ws, m.GOODBYE_SILENCE, "the handshake took too long", address
-                )
+                await self._turn_away(ws, m.GOODBYE_SILENCE, "the handshake took too long", address)
             except ProtocolMismatchError as error:
                 self.counters["protocol_errors"] += 1
                 await self._turn_away(ws, m.GOODBYE_PROTOCOL, error.what, address)

@@ -37,9 +37,7 @@ def candidates(
     return rng.sample(pool, min(len(pool), evict + extra))
 
 
-def victims(
-    asked: Iterable[Slab], activity: Mapping[Slab, float], evict: int
-) -> list[Slab]:
+def victims(asked: Iterable[Slab], activity: Mapping[Slab, float], evict: int) -> list[Slab]:
     """The slabs to take back, least active first.
 
     A slab whose owner did not answer counts as the busiest: a consumer in trouble is the last one

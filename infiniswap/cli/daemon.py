@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`infiniswap daemon`: lends this host's idle memory."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from infiniswap import config as configuration
+from infiniswap.errors import UsageError
+from infiniswap.units import CONTROL_PORT, parse_host_port
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds the parser of `daemon`."""
+    parser = subparsers.add_parser(
+        "daemon",
+        help="lend this host's idle memory",
+        description="Lends this host's idle memory to consumers. Listens on loopback unless told "
+        "otherwise; any other address needs a cluster secret ([cluster] secret_file).",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (TOML)")
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        help=f"address of the control API (127.0.0.1:{CONTROL_PORT})",
+    )
+    parser.add_argument(
+        "--data-port",
+        metavar="PORT",
+        help="port for pages, on the same host (the control port + 1; 0: any free one)",
+    )
+    parser.add_argument(
+        "--pool", metavar="SIZE|auto", help="most memory lent (auto: what the headroom leaves)"
+    )
+    parser.add_argument("--headroom", metavar="SIZE|auto", help="memory kept free for this host")
+    parser.add_argument("--slab", metavar="SIZE", help="unit of lending, the same on every host")
+    parser.add_argument("--peers", metavar="H:P,...", help="other donors, for status")
+    parser.add_argument(
+        "--secret-file", metavar="FILE", help="the cluster secret (mode 0600, at least 16 bytes)"
+    )
+    parser.add_argument("--name", metavar="NAME", help="how tables call this donor")
+    parser.add_argument(
+        "--memory-cgroup",
+        type=Path,
+        metavar="PATH",
+        help="take memory figures from this memory cgroup instead of the whole host",
+    )
+    parser.add_argument(
+        "--ready-file",
+        type=Path,
+        metavar="PATH",
+        help="write the ports as JSON here when serving, remove it at the end",
+    )
+    parser.add_argument("--verbose", action="store_true", help="log every slab that moves")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the daemon until SIGTERM or SIGINT."""
+    import asyncio
+    import logging
+
+    from infiniswap.donor import daemon
+    from infiniswap.engine.native import NativeStore
+    from infiniswap.system.memory import memory_source
+
+    config = configuration.load(args.config, overrides(args))
+    configuration.check_listen_secret(config.daemon.listen, config.secret())
+    memory = memory_source(args.memory_cgroup)
+    logging.basicConfig(
+        level=logging.DEBUG if args.verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+    )
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    asyncio.run(daemon.run(config, NativeStore, memory, args.ready_file))
+    return 0
+
+
+def overrides(args: argparse.Namespace) -> dict[str, object]:
+    """The flags as configuration keys.
+
+    Raises:
+        UsageError: --listen is no address.
+    """
+    data_port = args.data_port
+    if args.listen is not None and data_port is None:
+        listen = parse_host_port(args.listen)
+        if listen.port == 65_535:
+            raise UsageError(
+                "no port follows the control port", where="--listen", mend="Give --data-port."
+            )
+        data_port = listen.port + 1 if listen.port else 0
+    return {
+        "daemon.listen": args.listen,
+        "daemon.data_port": data_port,
+        "daemon.pool": args.pool,
+        "daemon.headroom": args.headroom,
+        "daemon.slab": args.slab,
+        "daemon.name": args.name,
+        "cluster.peers": args.peers,
+        "cluster.secret_file": args.secret_file,
+    }

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`infiniswap status`: every donor asked at once, and this host's devices."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infiniswap import config as configuration
+from infiniswap.discovery.static import StaticDiscovery
+from infiniswap.errors import InfiniswapError
+from infiniswap.units import HostPort, format_size_short
+
+if TYPE_CHECKING:
+    from infiniswap.control.messages import Status
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds the parser of `status`."""
+    parser = subparsers.add_parser(
+        "status",
+        help="donors, devices, slabs and errors of the cluster",
+        description="Asks every configured donor and shows this host's devices. A donor that "
+        "cannot be reached is a row, not a failure.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (TOML)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--donors", metavar="H:P,...", help="donors to ask (the configuration's peers)"
+    )
+    parser.add_argument("--secret-file", metavar="FILE", help="the cluster secret")
+
+
+@dataclass(frozen=True, slots=True)
+class DonorRow:
+    """What came of asking one donor: a status, or the reason why there is none."""
+
+    address: HostPort
+    status: Status | None
+    error: str
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the status; 0 also when donors are unreachable."""
+    overrides = {"cluster.peers": args.donors, "cluster.secret_file": args.secret_file}
+    config = configuration.load(args.config, overrides)
+    addresses = StaticDiscovery(config.cluster.peers or (config.daemon.listen,)).donors()
+    # Nobody named: this host may be a donor. Then silence there is no news.
+    guessed = not config.cluster.peers
+    rows = asyncio.run(ask(addresses, config.secret(), config.cluster.ask_s))
+    if guessed:
+        rows = [row for row in rows if row.status is not None]
+    devices = local_devices(config.device.run_dir)
+    if args.json:
+        json.dump(as_json(rows, devices), sys.stdout, indent=2)
+        print()
+    else:
+        _print_tables(rows, devices)
+    return 0
+
+
+async def ask(
+    addresses: Iterable[HostPort], secret: bytes | None, wait_s: float
+) -> list[DonorRow]:
+    """Asks every donor at once; takes no longer than `wait_s` seconds."""
+    from infiniswap.control.client import ClientConfig, fetch_status
+
+    client = ClientConfig(secret=secret, connect_s=wait_s)
+
+    async def one(address: HostPort) -> DonorRow:
+        try:
+            return DonorRow(address, await fetch_status(address, client), "")
+        except InfiniswapError as error:
+            mend = f". {error.mend}" if error.mend else ""
+            return DonorRow(address, None, error.what + mend)
+
+    async with asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(one(a), name=f"status of {a}") for a in addresses]
+    return [task.result() for task in asked]
+
+
+def local_devices(run_dir: Path) -> Sequence[Mapping[str, Any]]:
+    """This host's devices as their run directory records them; none in a build without them."""
+    try:
+        module = importlib.import_module("infiniswap.device.rundir")
+    except ModuleNotFoundError:
+        return ()
+    devices: Sequence[Mapping[str, Any]] = module.local_devices(run_dir)
+    return devices
+
+
+def as_json(rows: Iterable[DonorRow], devices: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The whole status as plain data."""
+    import msgspec
+
+    return {
+        "donors": [
+            {
+                "address": str(row.address),
+                "reachable": row.status is not None,
+                "error": row.error or None,
+                "status": None if row.status is None else msgspec.to_builtins(row.status),
+            }
+            for row in rows
+        ],
+        "devices": [msgspec.to_builtins(device) for device in devices],
+    }
+
+
+def _print_tables(rows: Sequence[DonorRow], devices: Sequence[Mapping[str, Any]]) -> None:
+    from rich.console import Console
+
+    console = Console(soft_wrap=False)
+    if rows:
+        console.print(_donor_table(rows))
+    else:
+        console.print(
+            "No donor is named, and none runs here. Give --donors HOST[:PORT],... or set `peers` "
+            "under [cluster].",
+            markup=False,
+        )
+    leases = [(row, lease) for row in rows if row.status for lease in row.status.leases]
+    if leases:
+        console.print(_lease_table(leases))
+    if devices:
+        console.print(_device_table(devices))
+    for row in rows:
+        if row.status is None:
+            console.print(f"{row.address}: {row.error}", style="red", markup=False)
+
+
+def _donor_table(rows: Sequence[DonorRow]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="donors", title_justify="left")
+    table.add_column("address")
+    table.add_column("name")
+    table.add_column("state")
+    for heading in ("slab", "lent", "free", "can lend", "memory used", "headroom", "errors"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        if row.status is None:
+            table.add_row(str(row.address), "", Text("unreachable", style="red"))
+            continue
+        status = row.status
+        slab_bytes, pool = status.slab_bytes, status.pool
+        table.add_row(
+            str(row.address),
+            Text(status.donor_name),
+            Text("draining", style="yellow") if status.draining else Text("serving"),
+            format_size_short(slab_bytes),
+            format_size_short(pool.slabs_mapped * slab_bytes),
+            format_size_short(pool.slabs_free * slab_bytes),
+            format_size_short(pool.can_map * slab_bytes),
+            f"{status.memory.used_share:.0%} of {format_size_short(status.memory.total_bytes)}",
+            format_size_short(status.memory.headroom_bytes),
+            str(_errors(status)),
+        )
+    return table
+
+
+def _errors(status: Status) -> int:
+    return sum(
+        count
+        for name, count in status.counters.items()
+        if name.endswith("_errors") and name != "http_errors"
+    )
+
+
+def _lease_table(leases: Sequence[tuple[DonorRow, Any]]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="leases", title_justify="left")
+    for heading in ("donor", "device", "host", "state"):
+        table.add_column(heading)
+    for heading in ("slabs", "connections", "read", "written"):
+        table.add_column(heading, justify="right")
+    for row, lease in leases:
+        assert row.status is not None
+        table.add_row(
+            Text(row.status.donor_name),
+            Text(lease.device_name),
+            Text(lease.host_name),
+            lease.state,
+            str(lease.slots_mapped),
+            str(lease.connections),
+            format_size_short(lease.read_bytes),
+            format_size_short(lease.write_bytes),
+        )
+    return table
+
+
+def _device_table(devices: Sequence[Mapping[str, Any]]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = list(dict.fromkeys(key for device in devices for key in device))
+    table = Table(title="devices on this host", title_justify="left")
+    for column in columns:
+        table.add_column(column.replace("_", " "))
+    for device in devices:
+        table.add_row(*(Text(_cell(column, device.get(column))) for column in columns))
+    return table
+
+
+def _cell(column: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if column.endswith("_bytes") and isinstance(value, int):
+        return format_size_short(value)
+    return str(value)

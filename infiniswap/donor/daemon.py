@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`infiniswap daemon`: puts store, pool, leases and control API together and runs them.
+
+Start: figures, store, data port, control port, then the ready file. Stop (SIGTERM, SIGINT): goodbye
+to every session, a bounded wait for consumers to leave the data port, then everything is closed.
+A consumer loses nothing by a stop: its backup has every page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infiniswap import __version__
+from infiniswap.config import Config, check_listen_secret
+from infiniswap.control import messages as m
+from infiniswap.control.channel import Limits
+from infiniswap.control.server import ControlServer, ServerConfig
+from infiniswap.donor.harvest import Harvester, MemoryFigures, MemorySource
+from infiniswap.donor.service import DonorIdentity, DonorService, ServiceConfig
+from infiniswap.engine.protocol import Store, StoreConfig
+from infiniswap.errors import ConfigError, ConflictError, EngineError, from_oserror
+from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy, pool_bytes_auto
+from infiniswap.units import HostPort, format_size, format_size_short
+
+log = logging.getLogger(__name__)
+
+StoreFactory = Callable[[StoreConfig], Store]
+
+STOP_S = 5.0
+"""How long a stop waits for consumers to leave the data port."""
+
+_WORKERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where a running daemon serves."""
+
+    control_port: int
+    data_port: int
+
+
+def pool_limits(config: Config, figures: MemoryFigures) -> HeadroomConfig:
+    """The limits of the pool on a host with this memory.
+
+    Raises:
+        ConfigError: not even one slab could ever be lent.
+    """
+    daemon, policy = config.daemon, config.policy
+    headroom_bytes = daemon.headroom_bytes
+    if headroom_bytes is None:
+        headroom_bytes = int(figures.total_bytes * policy.headroom_fraction)
+    pool_bytes = daemon.pool_bytes
+    if pool_bytes is None:
+        pool_bytes = pool_bytes_auto(figures.total_bytes, headroom_bytes, daemon.slab_bytes)
+    if pool_bytes < daemon.slab_bytes:
+        raise ConfigError(
+            f"{format_size_short(figures.total_bytes)} of memory less "
+            f"{format_size_short(headroom_bytes)} headroom leave no room for a slab of "
+            f"{format_size(daemon.slab_bytes)}",
+            where="daemon.pool",
+            mend="Make the slab smaller (on every host) or the headroom.",
+        )
+    return HeadroomConfig(
+        slab_bytes=daemon.slab_bytes,
+        headroom_bytes=headroom_bytes,
+        pool_bytes_max=pool_bytes,
+        hysteresis_bytes=min(daemon.slab_bytes, headroom_bytes) // 4,
+        free_slabs_max=daemon.preallocate_slabs,
+        beta=policy.memory_beta,
+        period_s=policy.period_s,
+    )
+
+
+def make_identity(name: str, listen: HostPort) -> DonorIdentity:
+    """Who this daemon is: the same over restarts on the same host, network and address."""
+    host_name = socket.gethostname() or "unnamed"
+    machine = ""
+    with contextlib.suppress(OSError):
+        machine = Path("/etc/machine-id").read_text(encoding="ascii", errors="replace").strip()
+    network = 0
+    with contextlib.suppress(OSError):
+        network = os.stat("/proc/self/ns/net").st_ino
+    seed = f"infiniswap donor {machine} {host_name} {network} {listen}"
+    donor_id = uuid.uuid5(uuid.NAMESPACE_OID, seed) if listen.port else uuid.uuid4()
+    return DonorIdentity(str(donor_id), (name or host_name)[:128], secrets.token_hex(16))
+
+
+class Donor:
+    """A donor: everything between start and stop. An async context manager's contents; see `serve`.
+
+    Attributes:
+        ports: where it serves.
+        service: leases and status.
+        server: the control API.
+        harvester: the pool.
+    """
+
+    def __init__(
+        self, ports: Ports, service: DonorService, server: ControlServer, harvester: Harvester
+    ) -> None:
+        self.ports = ports
+        self.service = service
+        self.server = server
+        self.harvester = harvester
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def task_done(self, task: asyncio.Task[None]) -> None:
+        """One of the daemon's own loops ended: by itself only through a fault."""
+        if not task.cancelled() and not self._failed.done():
+            error = task.exception() or RuntimeError(f"{task.get_name()} ended")
+            self._failed.set_exception(error)
+
+    async def wait(self, stop: asyncio.Event) -> None:
+        """Waits until `stop` is set; raises what ended one of the daemon's own loops."""
+        stopped = asyncio.create_task(stop.wait(), name="stop signal")
+        try:
+            either: set[asyncio.Future[Any]] = {stopped, self._failed}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if self._failed.done():
+                await self._failed
+        finally:
+            stopped.cancel()
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    config: Config,
+    store_factory: StoreFactory,
+    memory: MemorySource,
+    *,
+    stop_s: float = STOP_S,
+) -> AsyncIterator[Donor]:
+    """Runs a donor for as long as the block lasts.
+
+    Args:
+        config: the configuration.
+        store_factory: makes the slab pool.
+        memory: figures.
+        stop_s: how long stopping waits for consumers.
+
+    Raises:
+        ConfigError: the configuration cannot work on this host.
+        ConflictError: a port is in use.
+        EngineError, SystemCallError: the store or a port cannot be set up.
+    """
+    daemon = config.daemon
+    secret = config.secret()
+    check_listen_secret(daemon.listen, secret)
+    clock = time.monotonic
+    with ThreadPoolExecutor(_WORKERS, "donor") as executor:
+        loop = asyncio.get_running_loop()
+        limits = pool_limits(config, await loop.run_in_executor(executor, memory.read))
+        store = store_factory(_store_config(config, limits))
+        try:
+            harvester = Harvester(
+                store, HeadroomPolicy(limits), memory, executor, clock, config.policy.period_s
+            )
+            service = DonorService(
+                make_identity(daemon.name, daemon.listen),
+                _service_config(config, limits, secret is not None),
+                store,
+                harvester,
+                executor,
+                clock,
+            )
+            server = ControlServer(service, _server_config(config, secret, stop_s))
+            service.server_counters = server.counters
+            service.data_port = _listen_data(store, daemon.listen.host, daemon.data_port)
+            service.control_port = await server.start(daemon.listen)
+            ports = Ports(service.control_port, service.data_port)
+            try:
+                _log_start(config, ports, limits, secret is not None)
+                donor = Donor(ports, service, server, harvester)
+                tasks = (
+                    asyncio.create_task(harvester.run(), name="harvest"),
+                    asyncio.create_task(service.watch(config.policy.period_s), name="leases"),
+                )
+                for task in tasks:
+                    task.add_done_callback(donor.task_done)
+                try:
+                    yield donor
+                finally:
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.wait(tasks)
+            finally:
+                await _stop(server, service, store, stop_s)
+        finally:
+            await loop.run_in_executor(executor, store.close)
+    log.info("stopped")
+
+
+async def run(
+    config: Config,
+    store_factory: StoreFactory,
+    memory: MemorySource,
+    ready_file: Path | None = None,
+) -> None:
+    """Runs a donor until SIGTERM or SIGINT.
+
+    Args:
+        config: the configuration.
+        store_factory: makes the slab pool.
+        memory: figures.
+        ready_file: gets the ports as JSON when everything is served; removed at the stop.
+
+    Raises:
+        See serve.
+    """
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    try:
+        async with serve(config, store_factory, memory) as donor:
+            if ready_file is not None:
+                _write_ready(ready_file, donor.ports)
+            await donor.wait(stopped)
+            log.info("stopping")
+    finally:
+        if ready_file is not None:
+            _remove_ready(ready_file)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def _stop(server: ControlServer, service: DonorService, store: Store, stop_s: float) -> None:
+    await server.stop(m.GOODBYE_SHUTDOWN, "the daemon is stopping")
+    end_s = time.monotonic() + stop_s
+    left = store.stats()["connections"]
+    while left and time.monotonic() < end_s:
+        await asyncio.sleep(0.05)  # the store tells nobody when a connection ends
+        left = store.stats()["connections"]
+    if left:
+        log.warning("%d data connections are cut", left)
+    await service.finish()
+
+
+def _store_config(config: Config, limits: HeadroomConfig) -> StoreConfig:
+    daemon = config.daemon
+    return StoreConfig(
+        slab_bytes=daemon.slab_bytes,
+        slabs_max=limits.slabs_max,
+        leases_max=daemon.leases_max,
+        connections_max=daemon.connections_max,
+        connections_per_lease_max=daemon.connections_per_lease_max,
+    )
+
+
+def _service_config(config: Config, limits: HeadroomConfig, authenticated: bool) -> ServiceConfig:
+    cluster = config.cluster
+    return ServiceConfig(
+        slab_bytes=limits.slab_bytes,
+        pool_bytes=limits.slabs_max * limits.slab_bytes,
+        grace_s=config.daemon.lease_grace_s,
+        leases_max=config.daemon.leases_max,
+        heartbeat_s=cluster.heartbeat_s,
+        silence_s=cluster.heartbeat_s * cluster.heartbeats_missed_max,
+        authenticated=authenticated,
+    )
+
+
+def _server_config(config: Config, secret: bytes | None, stop_s: float) -> ServerConfig:
+    cluster = config.cluster
+    limits = Limits(heartbeat_s=cluster.heartbeat_s, missed_max=cluster.heartbeats_missed_max)
+    return ServerConfig(secret=secret, limits=limits, stop_s=stop_s)
+
+
+def _listen_data(store: Store, host: str, port: int) -> int:
+    try:
+        return store.listen(host, port)
+    except EngineError as error:
+        if error.code == errno.EADDRINUSE:
+            raise ConflictError(
+                "the port is in use",
+                where=f"data port {HostPort(host, port)}",
+                mend="Another daemon may be running; see `infiniswap status`, or give another "
+                "port with --data-port.",
+            ) from error
+        raise
+
+
+def _log_start(config: Config, ports: Ports, limits: HeadroomConfig, secret: bool) -> None:
+    host = config.daemon.listen.host
+    log.info(
+        "infiniswap %s lends up to %s in slabs of %s (headroom %s): control %s, pages %s",
+        __version__,
+        format_size_short(limits.slabs_max * limits.slab_bytes),
+        format_size(limits.slab_bytes),
+        format_size_short(limits.headroom_bytes),
+        HostPort(host, ports.control_port),
+        HostPort(host, ports.data_port),
+    )
+    if not config.daemon.listen.is_loopback:
+        log.warning(
+            "plain TCP: lease tokens and pages can be read by whoever sees the packets between "
+            "the hosts; use a network that you trust"
+        )
+    if not secret:
+        log.info("no cluster secret: any user of this host may borrow memory")
+
+
+def _write_ready(path: Path, ports: Ports) -> None:
+    text = json.dumps(
+        {
+            "control_port": ports.control_port,
+            "data_port": ports.data_port,
+            "pid": os.getpid(),
+        }
+    )
+    try:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(text + "\n", encoding="ascii")
+        temporary.replace(path)
+    except OSError as error:
+        raise from_oserror("cannot write the ready file", error, where=str(path)) from error
+
+
+def _remove_ready(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lease table: who may use which slots, and until when. No I/O, no clock.
+
+                 session and connections gone
+    ACTIVE  ────────────────────────────────────▶  GRACE  ── grace period over ──▶  EXPIRED
+       ▲                                             │                                 │
+       └── reclaimed by its device, or a data  ──────┘                          removed when its
+           connection seen                                                      slabs are fenced
+
+A lease lives while its session or a data connection does: a device process whose interpreter is
+paused loses its session, but its C threads go on using the slabs. A lease belongs to one session at
+a time; with its reclaim secret the same device may move it to a new one. An expired lease never
+comes back.
+"""
+
+from __future__ import annotations
+
+import enum
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from infiniswap.control import messages as m
+from infiniswap.errors import RequestRefusedError
+
+
+class LeaseState(enum.Enum):
+    """Life of a lease; the values are those of LeaseStatus.state."""
+
+    ACTIVE = "active"
+    GRACE = "grace"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The device that holds a lease, as it named itself."""
+
+    device_id: str
+    device_name: str
+    host_name: str
+    address: str
+
+
+@dataclass(slots=True)
+class Lease:
+    """One lease. Changed by LeaseTable only."""
+
+    lease: int
+    owner: Owner
+    slots_max: int
+    reclaim: str = field(repr=False)
+    epoch: int
+    session: int | None
+    state: LeaseState = LeaseState.ACTIVE
+    connections: int = 0
+    grace_until_s: float = 0.0
+    slots: dict[int, m.SlotInfo] = field(default_factory=dict)
+
+
+class LeaseTable:
+    """All leases of a donor.
+
+    Args:
+        grace_s: how long a lease without session and connections waits for its device.
+        leases_max: beyond it no lease is granted.
+    """
+
+    def __init__(self, grace_s: float, leases_max: int) -> None:
+        self._grace_s = grace_s
+        self._leases_max = leases_max
+        self._leases: dict[int, Lease] = {}
+        self._sessions: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def leases(self) -> list[Lease]:
+        """Every lease, expired ones included, oldest first."""
+        return list(self._leases.values())
+
+    def get(self, lease: int) -> Lease | None:
+        """The lease of that number, whoever owns it."""
+        return self._leases.get(lease)
+
+    def session_opened(self, session: int) -> None:
+        """A session may own leases from now on."""
+        self._sessions.add(session)
+
+    def session_closed(self, session: int, now_s: float) -> list[Lease]:
+        """A session ended; returns the leases it owned."""
+        self._sessions.discard(session)
+        owned = [lease for lease in self._leases.values() if lease.session == session]
+        for lease in owned:
+            lease.session = None
+            self._settle(lease, now_s)
+        return owned
+
+    def check_room(self) -> None:
+        """Raises RequestRefusedError when no further lease may be granted."""
+        if len(self._leases) >= self._leases_max:
+            raise RequestRefusedError(
+                f"this donor has {self._leases_max} leases, its limit", reason=m.REFUSED_QUOTA
+            )
+
+    def grant(
+        self,
+        lease: int,
+        owner: Owner,
+        session: int,
+        slots_max: int,
+        reclaim: str,
+        epoch: int,
+        now_s: float,
+    ) -> Lease:
+        """Enters a new lease; in grace at once when its session ended meanwhile.
+
+        Raises:
+            ValueError: that number is taken.
+        """
+        if lease in self._leases:
+            raise ValueError(f"lease {lease} exists")
+        alive = session if session in self._sessions else None
+        entry = Lease(lease, owner, slots_max, reclaim, epoch, alive)
+        self._leases[lease] = entry
+        self._settle(entry, now_s)
+        return entry
+
+    def owned(self, lease: int, session: int) -> Lease:
+        """The lease, for a request of the session that owns it.
+
+        Raises:
+            RequestRefusedError: no such lease, or not of that session. Both look alike, so that
+                nobody learns the numbers of others.
+        """
+        entry = self._leases.get(lease)
+        if entry is None or entry.state is LeaseState.EXPIRED or entry.session != session:
+            raise _unknown(lease)
+        return entry
+
+    def reclaim(self, lease: int, device_id: str, secret: str, epoch: int, session: int) -> Lease:
+        """Moves a lease to a session of the same device; from now on it cannot expire.
+
+        The caller then fences the old connections and reports the new epoch to `renewed`.
+
+        Raises:
+            RequestRefusedError: unknown lease, another device, wrong secret; or stale: a later
+                epoch was granted to a session that is still open.
+        """
+        entry = self._leases.get(lease)
+        if (
+            entry is None
+            or entry.state is LeaseState.EXPIRED
+            or entry.owner.device_id != device_id
+            or not hmac.compare_digest(entry.reclaim, secret)
+            or session not in self._sessions
+        ):
+            raise _unknown(lease)
+        # The answer to an earlier renewal may have been lost with its session: then the device
+        # knows an old epoch and is right all the same.
+        superseded = entry.session not in (None, session) and epoch != entry.epoch
+        if superseded or epoch > entry.epoch:
+            raise RequestRefusedError(
+                f"lease {lease} is at epoch {entry.epoch}, not {epoch}", reason=m.REFUSED_STALE
+            )
+        entry.session = session
+        entry.state = LeaseState.ACTIVE
+        return entry
+
+    def renewed(self, lease: int, epoch: int) -> None:
+        """The old connections are fenced; the lease is at a new epoch."""
+        self._leases[lease].epoch = epoch
+
+    def mapped(self, lease: int, slot: m.SlotInfo) -> None:
+        """A slab was put into a slot."""
+        self._leases[lease].slots[slot.slot] = slot
+
+    def unmapped(self, lease: int, slot: int) -> None:
+        """A slot was emptied."""
+        self._leases[lease].slots.pop(slot, None)
+
+    def observe(self, connections: Iterable[tuple[int, int]], now_s: float) -> list[Lease]:
+        """Takes the count of data connections per lease and moves leases on.
+
+        Args:
+            connections: pairs of lease and count.
+            now_s: seconds of the clock used throughout.
+
+        Returns:
+            Leases that expired just now; the caller fences them, then calls `remove`.
+        """
+        for number, count in connections:
+            if number in self._leases:
+                self._leases[number].connections = count
+        expired = []
+        for lease in self._leases.values():
+            self._settle(lease, now_s)
+            if lease.state is LeaseState.GRACE and now_s >= lease.grace_until_s:
+                lease.state = LeaseState.EXPIRED
+                expired.append(lease)
+        return expired
+
+    def expire(self, lease: int) -> None:
+        """Ends a lease at once (released by its device)."""
+        self._leases[lease].state = LeaseState.EXPIRED
+
+    def remove(self, lease: int) -> None:
+        """Forgets an expired lease."""
+        self._leases.pop(lease, None)
+
+    def _settle(self, lease: Lease, now_s: float) -> None:
+        if lease.state is LeaseState.EXPIRED:
+            return
+        if lease.session is not None or lease.connections > 0:
+            lease.state = LeaseState.ACTIVE
+        elif lease.state is LeaseState.ACTIVE:
+            lease.state = LeaseState.GRACE
+            lease.grace_until_s = now_s + self._grace_s
+
+
+def _unknown(lease: int) -> RequestRefusedError:
+    return RequestRefusedError(f"no lease {lease} of yours", reason=m.REFUSED_UNKNOWN_LEASE)

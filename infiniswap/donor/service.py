@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a donor does with the requests of its consumers.
+
+Requests of one lease run one after the other, in the order they came (a lock per lease): a map that
+follows an unmap sees its result. What blocks runs in the executor; what was begun there is finished
+even when the session that asked for it is gone, because store and lease table must agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from infiniswap import __version__
+from infiniswap.control import messages as m
+from infiniswap.control.channel import LOST, Ended
+from infiniswap.control.server import ServerSession
+from infiniswap.donor.harvest import Harvester
+from infiniswap.donor.leases import Lease, LeaseTable, Owner
+from infiniswap.engine.protocol import Store
+from infiniswap.errors import EngineError, InfiniswapError, RequestRefusedError
+
+log = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class DonorIdentity:
+    """Who this donor is.
+
+    Attributes:
+        donor_id: UUID, the same over restarts.
+        name: for tables.
+        incarnation: 128 bits in hex, new with every start.
+    """
+
+    donor_id: str
+    name: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """Limits of a donor's service.
+
+    Attributes:
+        slab_bytes: size of a slab.
+        pool_bytes: most memory ever lent.
+        grace_s: see LeaseTable.
+        leases_max: see LeaseTable.
+        heartbeat_s: told to consumers.
+        silence_s: told to consumers.
+        authenticated: whether a cluster secret is in force.
+        fence_ms: how long a renewal or unmap waits for requests under way.
+        prepare_s: how long a map request waits for a slab to be allocated. Shorter than the
+            consumer waits for its answer, so that it gets one.
+    """
+
+    slab_bytes: int
+    pool_bytes: int
+    grace_s: float = 10.0
+    leases_max: int = 256
+    heartbeat_s: float = 1.0
+    silence_s: float = 5.0
+    authenticated: bool = False
+    fence_ms: int = 5_000
+    prepare_s: float = 1.5
+
+
+class DonorService:
+    """The donor behind the control API (infiniswap.control.server.Service).
+
+    Args:
+        identity: who this is.
+        config: limits.
+        store: slab pool and data port.
+        harvester: memory.
+        executor: for blocking calls.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        identity: DonorIdentity,
+        config: ServiceConfig,
+        store: Store,
+        harvester: Harvester,
+        executor: Executor,
+        clock: Callable[[], float],
+    ) -> None:
+        self._identity = identity
+        self._config = config
+        self._store = store
+        self._harvester = harvester
+        self._executor = executor
+        self._clock = clock
+        self._started_s = clock()
+        self._table = LeaseTable(config.grace_s, config.leases_max)
+        self._locks: dict[int, asyncio.Lock] = {}
+        self._sessions: dict[int, ServerSession] = {}
+        self._under_way: set[asyncio.Future[Any]] = set()
+        self._draining = False
+        self.control_port = 0
+        self.data_port = 0
+        self.counters: Counter[str] = Counter()
+        self.server_counters: Counter[str] = Counter()
+
+    # --------------------------------------------------------------------- sessions
+
+    def welcome(self, version: int) -> m.Welcome:
+        """See Service."""
+        return m.Welcome(
+            version=version,
+            donor_id=self._identity.donor_id,
+            donor_name=self._identity.name,
+            incarnation=self._identity.incarnation,
+            slab_bytes=self._config.slab_bytes,
+            data_port=self.data_port,
+            grace_ms=round(self._config.grace_s * 1000),
+            heartbeat_ms=round(self._config.heartbeat_s * 1000),
+            silence_ms=round(self._config.silence_s * 1000),
+            draining=self._draining,
+        )
+
+    def session_opened(self, session: ServerSession) -> None:
+        """See Service."""
+        self._sessions[session.number] = session
+        self._table.session_opened(session.number)
+        log.info("%s connected", session)
+
+    def session_closed(self, session: ServerSession, ended: Ended) -> None:
+        """See Service."""
+        self._sessions.pop(session.number, None)
+        leases = self._table.session_closed(session.number, self._clock())
+        level = (
+            logging.INFO
+            if ended.reason in (m.GOODBYE_DONE, m.GOODBYE_SHUTDOWN)
+            else (logging.WARNING)
+        )
+        numbers = ", ".join(str(lease.lease) for lease in leases)
+        log.log(
+            level,
+            "%s disconnected (%r)%s",
+            session,
+            ended.reason if ended.reason == LOST or not ended.detail else ended.detail,
+            f"; lease {numbers} waits for it" if leases else "",
+        )
+
+    async def drain(self, draining: bool) -> None:
+        """Takes no more slabs on (or does again), and tells every consumer."""
+        self._draining = draining
+        log.info("draining" if draining else "no longer draining")
+        await asyncio.gather(
+            *(
+                session.channel.notify(m.DrainNotice(draining=draining))
+                for session in self._sessions.values()
+            )
+        )
+
+    async def handle(self, session: ServerSession, request: Any) -> Struct:
+        """See Service."""
+        self.counters[f"requests_{type(request).__struct_config__.tag}"] += 1
+        match request:
+            case m.MemoryRequest():
+                return await self._memory(request)
+            case m.LeaseRequest():
+                return await self._lease(session, request)
+            case m.MapRequest():
+                return await self._whole(self._map(session, request), request.lease)
+            case m.UnmapRequest():
+                return await self._whole(self._unmap(session, request), request.lease)
+            case m.RenewRequest():
+                return await self._whole(self._renew(session, request), request.lease)
+            case m.ReleaseRequest():
+                return await self._whole(self._release(session, request), request.lease)
+            case _:
+                raise RequestRefusedError("not a request of a consumer", reason=m.REFUSED_ERROR)
+
+    async def finish(self) -> None:
+        """Waits for what is still being carried out (each bounded by itself)."""
+        while self._under_way:
+            await asyncio.wait(self._under_way)
+
+    # --------------------------------------------------------------------- requests
+
+    async def _memory(self, request: m.MemoryRequest) -> m.MemoryAnswer:
+        await self._harvester.refresh()
+        return m.MemoryAnswer(
+            id=request.id,
+            used_share=self._harvester.used_share(),
+            free_slabs=self._harvester.pool().free,
+            can_map=0 if self._draining else self._harvester.slabs_mappable(),
+        )
+
+    async def _lease(self, session: ServerSession, request: m.LeaseRequest) -> m.LeaseAnswer:
+        self._refuse_if_draining()
+        self._table.check_room()
+        made = self._store.lease_create(request.slots_max)
+        reclaim = secrets.token_hex(16)
+        owner = Owner(session.device_id, session.device_name, session.host_name, session.address)
+        epoch = self._store.lease_stats(made.lease).epoch
+        self._table.grant(
+            made.lease, owner, session.number, request.slots_max, reclaim, epoch, self._clock()
+        )
+        log.info("lease %d granted to %s", made.lease, session)
+        return m.LeaseAnswer(
+            id=request.id,
+            lease=made.lease,
+            token=made.token,
+            epoch=epoch,
+            reclaim=reclaim,
+            export_bytes=request.slots_max * self._config.slab_bytes,
+            grace_ms=round(self._config.grace_s * 1000),
+        )
+
+    async def _map(self, session: ServerSession, request: m.MapRequest) -> m.MapAnswer:
+        lease = self._table.owned(request.lease, session.number)
+        for slot in lease.slots.values():
+            # The answer to an earlier map of the same slab was lost: give it again.
+            if slot.slab == request.slab:
+                return m.MapAnswer(id=request.id, slot=slot.slot, generation=slot.generation)
+        self._refuse_if_draining()
+        if len(lease.slots) >= lease.slots_max:
+            raise RequestRefusedError(
+                f"all {lease.slots_max} slots of lease {lease.lease} are in use",
+                reason=m.REFUSED_QUOTA,
+            )
+        made = self._store.map(lease.lease)
+        if made is None:
+            await self._prepare()
+            # The lease may have gone while a slab was made.
+            self._table.owned(request.lease, session.number)
+            made = self._store.map(lease.lease)
+        if made is None:
+            self.counters["maps_refused"] += 1
+            raise RequestRefusedError("no memory to lend now", reason=m.REFUSED_NO_MEMORY)
+        self._table.mapped(lease.lease, m.SlotInfo(made.slot, made.generation, request.slab))
+        log.debug("%s: slab %d is in slot %d", session, request.slab, made.slot)
+        return m.MapAnswer(id=request.id, slot=made.slot, generation=made.generation)
+
+    async def _prepare(self) -> None:
+        task = self._track(asyncio.ensure_future(self._harvester.prepare()))
+        # A slab that comes too late for this request is there for the next.
+        await asyncio.wait({task}, timeout=self._config.prepare_s)
+
+    async def _unmap(self, session: ServerSession, request: m.UnmapRequest) -> m.OkAnswer:
+        lease = self._table.owned(request.lease, session.number)
+        slot = lease.slots.get(request.slot)
+        if slot is None or slot.generation != request.generation:
+            raise RequestRefusedError(
+                f"slot {request.slot} of lease {lease.lease} does not hold generation "
+                f"{request.generation}",
+                reason=m.REFUSED_STALE,
+            )
+        await self._off_loop(
+            lambda: self._store.unmap(
+                lease.lease, request.slot, request.generation, self._config.fence_ms
+            )
+        )
+        self._table.unmapped(lease.lease, request.slot)
+        log.debug("%s: slab %d came back", session, slot.slab)
+        return m.OkAnswer(id=request.id)
+
+    async def _renew(self, session: ServerSession, request: m.RenewRequest) -> m.RenewAnswer:
+        lease = self._table.reclaim(
+            request.lease, session.device_id, request.reclaim, request.epoch, session.number
+        )
+        try:
+            token = await self._off_loop(
+                lambda: self._store.lease_renew(lease.lease, self._config.fence_ms)
+            )
+        except EngineError as error:
+            if error.code == errno.ETIMEDOUT:
+                raise RequestRefusedError(
+                    "connections of the old epoch are still being drained", reason=m.REFUSED_BUSY
+                ) from error
+            raise
+        epoch = self._store.lease_stats(lease.lease).epoch
+        self._table.renewed(lease.lease, epoch)
+        log.info("lease %d reclaimed by %s (epoch %d)", lease.lease, session, epoch)
+        return m.RenewAnswer(
+            id=request.id, token=token, epoch=epoch, slots=list(lease.slots.values())
+        )
+
+    async def _release(self, session: ServerSession, request: m.ReleaseRequest) -> m.OkAnswer:
+        lease = self._table.owned(request.lease, session.number)
+        self._table.expire(lease.lease)
+        await self._destroy(lease, "released")
+        return m.OkAnswer(id=request.id)
+
+    async def evict(self, lease: int, slot: int, deadline_ms: int) -> None:
+        """Takes a slab back: asks its owner for DONE, past the deadline fences it without.
+
+        Raises:
+            EngineError: the store could not.
+        """
+        async with self._lock(lease):
+            entry = self._table.get(lease)
+            info = entry.slots.get(slot) if entry else None
+            if entry is None or info is None:
+                return
+            session = self._sessions.get(entry.session or 0)
+            wait_ms = 0
+            if session is not None:
+                try:
+                    await session.evict(lease, slot, info.generation, deadline_ms)
+                    wait_ms = self._config.fence_ms
+                except InfiniswapError as error:
+                    log.warning("%s did not give slab %d up: %s", session, info.slab, error)
+            await self._off_loop(lambda: self._store.unmap(lease, slot, info.generation, wait_ms))
+            self._table.unmapped(lease, slot)
+            self.counters["evictions"] += 1
+
+    # ----------------------------------------------------------------------- expiry
+
+    async def watch(self, period_s: float) -> None:
+        """Looks after the leases until cancelled."""
+        while True:
+            await self.expire()
+            await asyncio.sleep(period_s)
+
+    async def expire(self) -> None:
+        """Ends every lease whose device has been away for too long."""
+        counts = [
+            (lease.lease, self._store.lease_stats(lease.lease).connections)
+            for lease in self._table.leases()
+        ]
+        for lease in self._table.observe(counts, self._clock()):
+            self.counters["leases_expired"] += 1
+            why = "expired: its device did not come back"
+            await self._whole(self._destroy(lease, why), lease.lease)
+
+    async def _destroy(self, lease: Lease, why: str) -> None:
+        slots = len(lease.slots)
+        await self._off_loop(lambda: self._store.lease_destroy(lease.lease))
+        self._table.remove(lease.lease)
+        self._locks.pop(lease.lease, None)
+        log.info(
+            "lease %d of device %s of %s %s; %d slabs are free again",
+            lease.lease,
+            lease.owner.device_name,
+            lease.owner.host_name,
+            why,
+            slots,
+        )
+
+    # ----------------------------------------------------------------------- status
+
+    def status(self) -> m.Status:
+        """See Service."""
+        stats = self._store.stats()
+        policy = self._harvester.policy
+        figures = self._harvester.figures
+        return m.Status(
+            donor_id=self._identity.donor_id,
+            donor_name=self._identity.name,
+            incarnation=self._identity.incarnation,
+            software=__version__,
+            versions=list(m.VERSIONS),
+            uptime_s=max(0.0, self._clock() - self._started_s),
+            slab_bytes=self._config.slab_bytes,
+            control_port=self.control_port,
+            data_port=self.data_port,
+            authenticated=self._config.authenticated,
+            draining=self._draining,
+            sessions=len(self._sessions),
+            pool=m.PoolStatus(
+                limit_bytes=self._config.pool_bytes,
+                slabs_max=policy.config.slabs_max,
+                slabs_free=stats["slabs_free"],
+                slabs_mapped=stats["slabs_mapped"],
+                slabs_dirty=stats["slabs_dirty"],
+                slabs_unpinned=stats["slabs_unpinned"],
+                can_map=0 if self._draining else self._harvester.slabs_mappable(),
+            ),
+            memory=m.MemoryStatus(
+                source=self._harvester.source,
+                total_bytes=figures.total_bytes,
+                available_bytes=figures.available_bytes,
+                headroom_bytes=policy.config.headroom_bytes,
+                others_bytes=policy.others_bytes,
+                used_share=self._harvester.used_share(),
+            ),
+            leases=[self._lease_status(lease) for lease in self._table.leases()],
+            counters={
+                **{name: value for name, value in stats.items() if not name.startswith("slabs_")},
+                **self.counters,
+                **self._harvester.counters,
+                **self.server_counters,
+            },
+        )
+
+    def _lease_status(self, lease: Lease) -> m.LeaseStatus:
+        try:
+            stats = self._store.lease_stats(lease.lease)
+            connections, read, write = stats.connections, stats.read_bytes, stats.write_bytes
+        except EngineError:  # expired, and destroyed in this moment
+            connections, read, write = 0, 0, 0
+        return m.LeaseStatus(
+            lease=lease.lease,
+            device_id=lease.owner.device_id,
+            device_name=lease.owner.device_name,
+            host_name=lease.owner.host_name,
+            address=lease.owner.address,
+            state=lease.state.value,
+            session=lease.session is not None,
+            epoch=lease.epoch,
+            slots_max=lease.slots_max,
+            slots_mapped=len(lease.slots),
+            connections=connections,
+            read_bytes=read,
+            write_bytes=write,
+        )
+
+    # ---------------------------------------------------------------------- helpers
+
+    def _refuse_if_draining(self) -> None:
+        if self._draining:
+            raise RequestRefusedError("this donor is being drained", reason=m.REFUSED_DRAINING)
+
+    def _lock(self, lease: int) -> asyncio.Lock:
+        return self._locks.setdefault(lease, asyncio.Lock())
+
+    async def _whole(self, work: Coroutine[Any, Any, ResultT], lease: int) -> ResultT:
+        """Runs work under the lease's lock, to its end even when the caller is cancelled."""
+
+        async def locked() -> ResultT:
+            # No lock for a number that nobody holds: those would pile up.
+            if self._table.get(lease) is None:
+                return await work
+            async with self._lock(lease):
+                return await work
+
+        task = self._track(asyncio.ensure_future(locked()))
+        return await asyncio.shield(task)
+
+    def _track(self, task: asyncio.Future[ResultT]) -> asyncio.Future[ResultT]:
+        def done(_task: asyncio.Future[ResultT]) -> None:
+            self._under_way.discard(task)
+            if not task.cancelled():
+                task.exception()  # seen: whoever asked may be gone
+
+        self._under_way.add(task)
+        task.add_done_callback(done)
+        return task
+
+    async def _off_loop(self, call: Callable[[], ResultT]) -> ResultT:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, call)
