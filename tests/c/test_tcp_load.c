@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Many requests, many threads, a full socket, and ends at the worst moment. */
+#define _GNU_SOURCE 1
+#include "tcp_fixture.h"
+
+#define THREADS       4
+#define OPS_PER       2000 /* transfers of each thread */
+#define WINDOW        24   /* of them under way at once */
+#define PAGES_PER     (EXPORT_BYTES / ISW_PAGE_BYTES / THREADS)
+#define BIG_BYTES     (1u << 20)
+#define BIG_WRITES    12
+#define SHUTDOWN_RUNS 30
+
+/* ---------------------------------------------------------------- pipelined, verified */
+
+struct worker {
+	struct client
+		client; /* only its lock, ended and queue: one per thread, one queue for all */
+	pthread_t thread;
+	uint32_t first_page;
+};
+
+/* Batches of WINDOW, alternately written and read back: the n-th batch gets pages of its own. */
+static void *worker_main(void *opaque)
+{
+	static const uint32_t batches = OPS_PER / WINDOW / 2;
+	struct worker *worker = opaque;
+	struct iswi_queue *queue = worker->client.queue;
+	char *memory = malloc((size_t)WINDOW * ISW_PAGE_BYTES);
+	struct op op[WINDOW];
+
+	CHECK(memory != NULL);
+	for (uint32_t n = 0; n < 2 * batches; n++) {
+		bool write = n % 2 == 0;
+		uint32_t first = worker->first_page + n / 2 * WINDOW % (PAGES_PER - WINDOW);
+
+		for (uint32_t i = 0; i < WINDOW; i++) {
+			char *page = memory + (size_t)i * ISW_PAGE_BYTES;
+
+			if (write)
+				memset(page, (int)(n / 2 + i + first), ISW_PAGE_BYTES);
+			op_init(&op[i], &worker->client, write ? ISWI_XFER_WRITE : ISWI_XFER_READ,
+				(uint64_t)(first + i) * ISW_PAGE_BYTES, page, ISW_PAGE_BYTES);
+			if (i > 0 && n % 3 == 0)
+				op[i - 1].xfer.next = &op[i].xfer;
+		}
+		/* As one chain, or one by one. */
+		if (n % 3 == 0)
+			queue->ops->submit(queue, &op[0].xfer);
+		for (uint32_t i = 0; i < WINDOW && n % 3 != 0; i++)
+			op_submit(&op[i]);
+		client_wait_ended(&worker->client, (n + 1) * WINDOW);
+		for (uint32_t i = 0; i < WINDOW; i++) {
+			char *page = memory + (size_t)i * ISW_PAGE_BYTES;
+
+			CHECK_EQ(op[i].ended, 1);
+			CHECK_EQ(op[i].error, 0);
+			for (uint32_t at = 0; at < ISW_PAGE_BYTES; at += 64)
+				CHECK_EQ(page[at], (char)(n / 2 + i + first));
+			if (write)
+				memset(page, 0, ISW_PAGE_BYTES);
+		}
+	}
+	free(memory);
+	return NULL;
+}
+
+static void check_many_threads(uint32_t depth)
+{
+	static char memory[EXPORT_BYTES];
+	static struct worker worker[THREADS];
+	struct server server;
+	struct client client;
+	struct iswi_tcp_config config;
+
+	server_start(&server, server_memory, memory);
+	config = client_config(server.port);
+	config.depth = depth;
+	client_connect(&client, &config);
+	for (uint32_t i = 0; i < THREADS; i++) {
+		client_init(&worker[i].client);
+		worker[i].client.queue = client.queue;
+		worker[i].first_page = i * PAGES_PER;
+		CHECK_EQ(pthread_create(&worker[i].thread, NULL, worker_main, &worker[i]), 0);
+	}
+	for (uint32_t i = 0; i < THREADS; i++)
+		CHECK_EQ(pthread_join(worker[i].thread, NULL), 0);
+	CHECK_EQ(client.downs, 0);
+	client_destroy(&client);
+	server_join(&server);
+}
+
+/* ---------------------------------------------------------------- a full socket */
+
+struct slow {
+	int go[2];
+	char *memory;
+};
+
+/* Reads nothing until told, so that the client's socket fills in the middle of a payload. */
+static void slow_script(int fd, void *arg)
+{
+	struct slow *slow = arg;
+	struct nbd_request request;
+	char byte;
+
+	if (!server_handshake(fd) || read(slow->go[0], &byte, 1) != 1)
+		return;
+	while (server_request(fd, &request)) {
+		CHECK_EQ(request.command, NBD_CMD_WRITE);
+		if (!server_get(fd, slow->memory + request.offset, request.length) ||
+		    !server_reply(fd, request.cookie, 0))
+			return;
+	}
+}
+
+static void check_full_socket(void)
+{
+	static char memory[EXPORT_BYTES], data[BIG_WRITES][BIG_BYTES];
+	struct slow slow = {.memory = memory};
+	struct iswi_tcp_config config;
+	struct op op[BIG_WRITES];
+	struct server server;
+	struct client client;
+
+	CHECK_EQ(pipe(slow.go), 0);
+	server_start(&server, slow_script, &slow);
+	config = client_config(server.port);
+	config.depth = BIG_WRITES / 2;
+	client_connect(&client, &config);
+	for (uint32_t i = 0; i < BIG_WRITES; i++) {
+		memset(data[i], (int)i + 1, BIG_BYTES);
+		op_init(&op[i], &client, ISWI_XFER_WRITE, (uint64_t)i * BIG_BYTES, data[i],
+			BIG_BYTES);
+		op_submit(&op[i]); /* returns although nobody reads */
+	}
+	CHECK_EQ(write(slow.go[1], "", 1), 1);
+	client_wait_ended(&client, BIG_WRITES);
+	for (uint32_t i = 0; i < BIG_WRITES; i++) {
+		CHECK_EQ(op[i].error, 0);
+		CHECK(memcmp(memory + (size_t)i * BIG_BYTES, data[i], BIG_BYTES) == 0);
+	}
+	client_destroy(&client);
+	server_join(&server);
+	close(slow.go[0]);
+	close(slow.go[1]);
+}
+
+/* Nobody reads; the deadline or a shutdown ends what is half sent and what waits behind it. */
+static void check_end_in_full_socket(bool by_deadline)
+{
+	static char data[BIG_WRITES][BIG_BYTES];
+	struct slow slow = {0};
+	struct iswi_tcp_config config;
+	struct op op[BIG_WRITES];
+	struct server server;
+	struct client client;
+	int code = by_deadline ? -ETIMEDOUT : -ESHUTDOWN;
+
+	CHECK_EQ(pipe(slow.go), 0);
+	server_start(&server, slow_script, &slow);
+	config = client_config(server.port);
+	if (by_deadline)
+		config.request_ms_max = 200;
+	client_connect(&client, &config);
+	for (uint32_t i = 0; i < BIG_WRITES; i++) {
+		op_init(&op[i], &client, ISWI_XFER_WRITE, 0, data[i], BIG_BYTES);
+		op_submit(&op[i]);
+	}
+	if (!by_deadline)
+		client.queue->ops->shutdown(client.queue);
+	CHECK_EQ(client_wait_down(&client), code);
+	client_wait_ended(&client, BIG_WRITES);
+	for (uint32_t i = 0; i < BIG_WRITES; i++)
+		CHECK_EQ(op[i].error, code);
+	client_destroy(&client);
+	close(slow.go[1]); /* ends the script */
+	server_join(&server);
+	close(slow.go[0]);
+}
+
+/* ---------------------------------------------------------------- depth and order */
+
+/* Counts the requests that stand unanswered; they must come in order and be depth at most. */
+static void count_depth(int fd, void *arg)
+{
+	uint32_t depth = *(uint32_t *)arg;
+	uint64_t cookie[64], next = 0;
+	uint32_t held = 0;
+
+	if (!server_handshake(fd))
+		return;
+	for (;;) {
+		struct nbd_request request;
+		char byte;
+
+		/* Answers when nothing more comes: then all that may come is here. */
+		while (held > 0 && (held == 64 || recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0))
+			if (held == depth || usleep(2000) == 0)
+				CHECK(server_reply(fd, cookie[--held], NBD_EIO));
+		if (!server_request(fd, &request))
+			return;
+		CHECK_EQ(request.offset, next);
+		next += ISW_PAGE_BYTES;
+		cookie[held++] = request.cookie;
+		CHECK(held <= depth);
+	}
+}
+
+static void check_depth(void)
+{
+	static char page[ISW_PAGE_BYTES];
+	static struct op op[200];
+	uint32_t depth = 5;
+	struct iswi_tcp_config config;
+	struct server server;
+	struct client client;
+
+	server_start(&server, count_depth, &depth);
+	config = client_config(server.port);
+	config.depth = depth;
+	client_connect(&client, &config);
+	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(op); i++) {
+		op_init(&op[i], &client, ISWI_XFER_READ, (uint64_t)i * ISW_PAGE_BYTES, page,
+			sizeof(page));
+		op_submit(&op[i]);
+	}
+	client_wait_ended(&client, ISWI_ARRAY_LEN(op));
+	CHECK_EQ(client.downs, 0);
+	client_destroy(&client);
+	server_join(&server);
+}
+
+/* ---------------------------------------------------------------- ends among submits */
+
+struct storm {
+	struct client client;
+	pthread_t thread[THREADS];
+	struct op op[THREADS][64];
+	char memory[EXPORT_BYTES];
+};
+
+struct storm_thread {
+	struct storm *storm;
+	uint32_t index;
+};
+
+static void *storm_main(void *opaque)
+{
+	struct storm_thread *me = opaque;
+	static char page[THREADS][2][ISW_PAGE_BYTES]; /* written from, read into */
+
+	for (uint32_t i = 0; i < 64; i++) {
+		struct op *op = &me->storm->op[me->index][i];
+
+		op_init(op, &me->storm->client, i % 2 ? ISWI_XFER_READ : ISWI_XFER_WRITE,
+			(uint64_t)me->index * ISW_PAGE_BYTES, page[me->index][i % 2],
+			ISW_PAGE_BYTES);
+		op_submit(op);
+	}
+	return NULL;
+}
+
+/* Each transfer is ended exactly once, whenever the end comes. */
+static void storm_run(int run)
+{
+	static struct storm storm;
+	struct storm_thread arg[THREADS];
+	struct iswi_tcp_config config;
+	struct server server;
+
+	server_start(&server, server_memory, storm.memory);
+	config = client_config(server.port);
+	config.depth = 1 + (uint32_t)run % 8;
+	client_connect(&storm.client, &config);
+	for (uint32_t i = 0; i < THREADS; i++) {
+		arg[i] = (struct storm_thread){&storm, i};
+		CHECK_EQ(pthread_create(&storm.thread[i], NULL, storm_main, &arg[i]), 0);
+	}
+	client_wait_ended(&storm.client, 1 + (uint32_t)run * 7);
+	storm.client.queue->ops->shutdown(storm.client.queue);
+	for (uint32_t i = 0; i < THREADS; i++)
+		CHECK_EQ(pthread_join(storm.thread[i], NULL), 0);
+	client_destroy(&storm.client);
+	CHECK_EQ(storm.client.ended, THREADS * 64);
+	for (uint32_t i = 0; i < THREADS * 64; i++) {
+		struct op *op = &storm.op[i / 64][i % 64];
+
+		CHECK_EQ(op->ended, 1);
+		CHECK(op->error == 0 || op->error == -ESHUTDOWN);
+	}
+	server_join(&server);
+}
+
+/* ---------------------------------------------------------------- from inside done */
+
+static uint32_t rounds_left;
+
+static void again(struct op *op)
+{
+	if (op->error == 0 && rounds_left > 0) {
+		rounds_left--;
+		op->ended = 0;
+		op_submit(op);
+	}
+}
+
+static void check_submit_from_done(void)
+{
+	static char memory[EXPORT_BYTES], page[ISW_PAGE_BYTES];
+	struct iswi_tcp_config config;
+	struct server server;
+	struct client client;
+	struct op op;
+
+	server_start(&server, server_memory, memory);
+	config = client_config(server.port);
+	config.depth = 1;
+	client_connect(&client, &config);
+	rounds_left = 500;
+	op_init(&op, &client, ISWI_XFER_READ, 0, page, sizeof(page));
+	op.then = again;
+	op_submit(&op);
+	client_wait_ended(&client, 501);
+	client_destroy(&client);
+	server_join(&server);
+}
+
+int main(void)
+{
+	check_many_threads(64);
+	check_many_threads(3);
+	check_full_socket();
+	check_end_in_full_socket(false);
+	check_end_in_full_socket(true);
+	check_depth();
+	check_submit_from_done();
+	for (int run = 0; run < SHUTDOWN_RUNS; run++)
+		storm_run(run);
+	return 0;
+}
