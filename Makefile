@@ -44,7 +44,7 @@ define c_build
 	@echo "setup: building the C tests in $(1)"
 	@cmake -S . -B $(1) -DISW_TESTS=ON $(2) >$(1).log 2>&1 || { cat $(1).log; exit 1; }
 	@grep 'infiniswap:' $(1).log || true
-	@cmake --build $(1) -j $(JOBS) >>$(1).log 2>&1 || { tail -n 60 $(1).log; exit 1; }
+	@MAKEFLAGS= cmake --build $(1) -j $(JOBS) >>$(1).log 2>&1 || { tail -n 60 $(1).log; exit 1; }
 	@touch $(1)/.stamp
 endef
 

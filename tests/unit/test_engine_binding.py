@@ -1,0 +1,424 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cffi binding: errors, ownership, and each structure's way across."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import gc
+import re
+import socket
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import infiniswap
+from infiniswap.engine import build_cdef
+from infiniswap.engine.protocol import (
+    EngineConfig,
+    Event,
+    EventKind,
+    LeaseStats,
+    RemoteConfig,
+    SlabInfo,
+    SlabState,
+    StoreConfig,
+)
+from infiniswap.errors import BackupError, ConflictError, EngineError, InfiniswapError
+from infiniswap.units import MIB, PAGE_BYTES
+
+if TYPE_CHECKING:
+    from infiniswap.engine.native import NativeEngine, NativeStore, SimEngine
+
+pytestmark = pytest.mark.requires_native
+
+SLAB_BYTES = MIB
+NO_BACKUP = EngineConfig(
+    size_bytes=4 * SLAB_BYTES, slab_bytes=SLAB_BYTES, staging_pages=512, no_backup=True
+)
+
+
+@pytest.fixture
+def native() -> Any:
+    from infiniswap.engine import native
+
+    return native
+
+
+@pytest.fixture
+def store(native: Any) -> Iterator[NativeStore]:
+    with native.NativeStore(StoreConfig(slab_bytes=SLAB_BYTES, slabs_max=3)) as store:
+        yield store
+
+
+@pytest.fixture
+def engine(native: Any) -> Iterator[NativeEngine]:
+    with native.NativeEngine(NO_BACKUP, None) as engine:
+        yield engine
+
+
+@pytest.fixture
+def sim(native: Any) -> Iterator[SimEngine]:
+    with native.SimEngine(dataclasses.replace(NO_BACKUP, no_backup=False)) as engine:
+        yield engine
+
+
+# ---- the library
+
+
+def test_library_and_package_are_of_one_version(native: Any) -> None:
+    assert native.library_version() == infiniswap.__version__
+    assert native.library_features() <= {"fuse", "uring"}
+
+
+def test_enums_and_records_match_the_header(project_root: Path) -> None:
+    header = (project_root / "csrc" / "include" / "isw.h").read_text()
+
+    def numbers(prefix: str) -> dict[str, int]:
+        found = re.findall(rf"^#define {prefix}_(\w+)\s+(\d+)\b", header, re.MULTILINE)
+        return {name: int(value) for name, value in found}
+
+    assert {kind.name: kind.value for kind in EventKind} == numbers("ISW_EVENT")
+    assert {state.name: state.value for state in SlabState} == numbers("ISW_SLAB")
+
+    def fields(struct: str) -> list[str]:
+        body = re.search(rf"^struct {struct} {{(.*?)^}};", header, re.MULTILINE | re.DOTALL)
+        assert body is not None
+        return re.findall(r"(\w+)(?:\[\d+\])?;", body[1])
+
+    def names(record: Any) -> list[str]:
+        return [field.name for field in dataclasses.fields(record)]
+
+    assert names(Event) == fields("isw_event")
+    assert names(StoreConfig) == fields("isw_store_config")
+    assert names(LeaseStats) == fields("isw_lease_stats")
+    assert names(SlabInfo) == fields("isw_slab_info")
+    assert names(EngineConfig)[:-2] == fields("isw_engine_config")[:-1]
+    assert set(names(RemoteConfig)) == set(fields("isw_remote_config"))
+
+
+@pytest.mark.parametrize(
+    "header", ["", "/* cdef begin */", "/* cdef end *//* cdef begin */", "/* cdef begin */" * 2]
+)
+def test_a_header_without_both_markers_is_refused(header: str) -> None:
+    with pytest.raises(ValueError, match="cdef"):
+        build_cdef.extract(header)
+
+
+# ---- the store
+
+
+def test_a_lease_from_slab_to_slot_and_back(store: NativeStore) -> None:
+    store.preallocate()
+    store.preallocate()
+    assert store.stats()["slabs_free"] == 2
+    lease = store.lease_create(2)
+    assert re.fullmatch(r"[0-9a-f]{32}", lease.token)
+    slot = store.map(lease.lease)
+    assert slot is not None
+    assert store.lease_stats(lease.lease).slots_mapped == 1
+    assert store.lease_stats(lease.lease).slots_max == 2
+    store.unmap(lease.lease, slot.slot, slot.generation, 1000)
+    assert store.stats()["slabs_dirty"] == 1
+    assert store.scrub()
+    assert not store.scrub()
+    assert store.stats()["slabs_free"] == 2
+    store.lease_destroy(lease.lease)
+    assert store.release_free()
+    assert store.release_free()
+    assert not store.release_free()
+
+
+def test_a_renewed_lease_has_another_token_and_epoch(store: NativeStore) -> None:
+    lease = store.lease_create(1)
+    before = store.lease_stats(lease.lease).epoch
+    assert store.lease_renew(lease.lease, 1000) != lease.token
+    assert store.lease_stats(lease.lease).epoch > before
+
+
+def test_no_free_slab_is_none_and_not_an_error(store: NativeStore) -> None:
+    assert store.map(store.lease_create(1).lease) is None
+
+
+def test_errors_carry_number_and_text(store: NativeStore) -> None:
+    for _ in range(3):
+        store.preallocate()
+    with pytest.raises(EngineError, match=r"cannot add a slab: .+") as caught:
+        store.preallocate()
+    assert caught.value.code == errno.ENOSPC
+    with pytest.raises(EngineError) as caught:
+        store.lease_stats(4711)
+    assert caught.value.code == errno.ENOENT
+    lease = store.lease_create(1)
+    slot = store.map(lease.lease)
+    assert slot is not None
+    with pytest.raises(EngineError) as caught:
+        store.unmap(lease.lease, slot.slot, slot.generation + 1, 1000)
+    assert caught.value.code == errno.ESTALE
+
+
+def test_limits_that_make_no_sense_are_refused(native: Any) -> None:
+    with pytest.raises(EngineError) as caught:
+        native.NativeStore(StoreConfig(slab_bytes=PAGE_BYTES + 1, slabs_max=1))
+    assert caught.value.code == errno.EINVAL
+
+
+def test_listening_gives_the_bound_port_and_a_taken_one_is_named(store: NativeStore) -> None:
+    port = store.listen("127.0.0.1", 0)
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        assert client.recv(8) == b"NBDMAGIC"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(EngineError, match=f"127.0.0.1 port {port}") as caught:
+            store.listen("127.0.0.1", port)
+    assert caught.value.code in (errno.EADDRINUSE, errno.EALREADY, errno.EBUSY)
+
+
+def test_closing_twice_is_harmless_and_a_closed_store_says_so(native: Any) -> None:
+    store = native.NativeStore(StoreConfig(slab_bytes=SLAB_BYTES, slabs_max=1))
+    store.close()
+    store.close()
+    with pytest.raises(EngineError, match="closed") as caught:
+        store.stats()
+    assert caught.value.code == errno.EBADF
+
+
+def test_closing_waits_for_calls_on_other_threads(native: Any) -> None:
+    store = native.NativeStore(StoreConfig(slab_bytes=SLAB_BYTES, slabs_max=1000))
+    started = threading.Event()
+    errors: list[int] = []
+
+    def work() -> None:
+        started.set()
+        try:
+            for _ in range(1000):
+                store.preallocate()
+        except EngineError as error:
+            errors.append(error.code)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    started.wait(10)
+    store.close()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert set(errors) <= {errno.EBADF, errno.ENOSPC}
+
+
+def test_a_forgotten_store_warns(native: Any) -> None:
+    def forget() -> None:
+        native.NativeStore(StoreConfig(slab_bytes=SLAB_BYTES, slabs_max=1))
+        gc.collect()
+
+    with pytest.warns(ResourceWarning, match="NativeStore"):
+        forget()
+
+
+# ---- the engine
+
+
+def test_a_fresh_engine_is_empty(engine: NativeEngine) -> None:
+    assert engine.events() == []
+    assert engine.remotes() == []
+    slabs = engine.slabs()
+    assert len(slabs) == 4
+    assert {slab.state for slab in slabs} == {SlabState.UNMAPPED}
+    assert all(slab.remote is None for slab in slabs)
+    stats = engine.stats()
+    assert stats["staging_pages"] == 512
+    assert stats["pages_in"] == 0
+    assert "read_latency" not in stats
+    assert engine.latency_us("read", [0.5, 0.99]) == [0.0, 0.0]
+    assert engine.eventfd > 2
+
+
+def test_wrong_kinds_of_latency_and_quantiles_are_refused(engine: NativeEngine) -> None:
+    with pytest.raises(ValueError, match="trim"):
+        engine.latency_us("trim", [0.5])
+    with pytest.raises(ValueError, match="quantile"):
+        engine.latency_us("read", [1.5])
+
+
+def test_an_unreachable_donor_is_named(engine: NativeEngine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    config = RemoteConfig("127.0.0.1", port, "0" * 32, SLAB_BYTES, connect_ms_max=1000)
+    with pytest.raises(EngineError, match=f"127.0.0.1 port {port}"):
+        engine.remote_connect(config)
+
+
+def test_misuse_has_its_errno(engine: NativeEngine) -> None:
+    with pytest.raises(EngineError):
+        engine.slab_map(99, 0, 0, 1)
+    with pytest.raises(EngineError):
+        engine.slab_unmap(0, 7)
+    with pytest.raises(EngineError):
+        engine.remote_shutdown(3)
+
+
+def test_store_and_engine_talk(store: NativeStore, engine: NativeEngine) -> None:
+    store.preallocate()
+    lease = store.lease_create(2)
+    port = store.listen("127.0.0.1", 0)
+    config = RemoteConfig("127.0.0.1", port, lease.token, 2 * SLAB_BYTES)
+    remote = engine.remote_connect(config)
+    slot = store.map(lease.lease)
+    assert slot is not None
+    engine.slab_map(1, remote, slot.slot, slot.generation)
+    slab = engine.slabs()[1]
+    assert (slab.state, slab.remote, slab.slot) == (SlabState.MAPPED, remote, slot.slot)
+    with pytest.raises(EngineError) as caught:
+        engine.slab_map(1, remote, slot.slot, slot.generation)
+    assert caught.value.code == errno.EBUSY
+    (info,) = engine.remotes()
+    assert (info.remote, info.state, info.queues) == (remote, "up", config.queues)
+    engine.slab_unmap(1, slot.generation)
+    (event,) = engine.events()
+    assert (event.kind, event.slab, event.generation) == (
+        EventKind.SLAB_DRAINED, 1, slot.generation,
+    )  # fmt: skip
+    engine.remote_destroy(remote)
+
+
+def test_a_wrong_token_is_refused(store: NativeStore, engine: NativeEngine) -> None:
+    store.lease_create(1)
+    port = store.listen("127.0.0.1", 0)
+    with pytest.raises(EngineError):
+        engine.remote_connect(RemoteConfig("127.0.0.1", port, "f" * 32, SLAB_BYTES))
+
+
+def test_the_backups_place_is_named_when_it_does_not_exist(native: Any, tmp_path: Path) -> None:
+    config = dataclasses.replace(NO_BACKUP, no_backup=False)
+    path = tmp_path / "none" / "x.backup"
+    with pytest.raises(BackupError, match=re.escape(str(path))):
+        native.NativeEngine(config, str(path))
+
+
+def test_a_backup_has_one_owner(native: Any, project_root: Path) -> None:
+    config = dataclasses.replace(NO_BACKUP, no_backup=False)
+    with _backup_path(native, config, project_root) as path:
+        with (
+            native.NativeEngine(config, str(path)),
+            pytest.raises(ConflictError, match=re.escape(str(path))),
+        ):
+            native.NativeEngine(config, str(path))
+        native.NativeEngine(config, str(path)).close()
+
+
+@contextlib.contextmanager
+def _backup_path(native: Any, config: EngineConfig, root: Path) -> Iterator[Path]:
+    """A place that the engine accepts: tmp_path may be on tmpfs or an overlay."""
+    for directory in (Path("/var/tmp"), root / "build", Path("/tmp")):
+        path = directory / f"infiniswap-test-{threading.get_native_id()}.backup"
+        try:
+            try:
+                native.NativeEngine(config, str(path)).close()
+            except InfiniswapError:
+                continue
+            yield path
+            return
+        finally:
+            path.unlink(missing_ok=True)
+    pytest.skip("needs a directory on a disk that can hold a backup")
+
+
+def test_the_engine_closes_its_front_ends_first(engine: NativeEngine, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    frontend = engine.frontend_nbd_socket(str(path))
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(10)
+        client.connect(str(path))
+        assert client.recv(8) == b"NBDMAGIC"
+    engine.close()
+    engine.close()
+    assert not path.exists()
+    frontend.close()
+
+
+def test_a_front_end_can_be_closed_before_the_engine(engine: NativeEngine, tmp_path: Path) -> None:
+    for _ in range(2):
+        frontend = engine.frontend_nbd_socket(str(tmp_path / "s"))
+        frontend.close()
+        frontend.close()
+
+
+def test_a_forgotten_engine_warns_and_closes_its_front_ends(native: Any, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+
+    def forget() -> None:
+        native.NativeEngine(NO_BACKUP, None).frontend_nbd_socket(str(path))
+        gc.collect()
+
+    with pytest.warns(ResourceWarning, match="NativeEngine"):
+        forget()
+    assert not path.exists()
+
+
+# ---- the stepped engine
+
+
+def test_the_stepped_engine_moves_a_page_out_and_back(sim: SimEngine, native: Any) -> None:
+    step = native.constant
+    data = bytes(range(256)) * 16
+    sim.slab_map(0, sim.remote(1, 4), 0, 1)
+    write = sim.submit(step("ISW_SIM_WRITE"), 0, PAGE_BYTES, data)
+    assert sim.reap() is None, "a write is done only when a second copy exists"
+    assert sim.step(step("ISW_STEP_REMOTE_REPLY"))
+    done = sim.reap()
+    assert done is not None
+    assert (done.id, done.error) == (write, 0)
+    while sim.step(step("ISW_STEP_BACKUP_TAKE")) or sim.step(step("ISW_STEP_BACKUP_DONE")):
+        pass
+    read = sim.submit(step("ISW_SIM_READ"), 0, PAGE_BYTES)
+    sim.step(step("ISW_STEP_REMOTE_REPLY"))
+    done = sim.reap()
+    assert done is not None
+    assert (done.id, done.error, done.data) == (read, 0, data)
+    assert sim.stats()["pages_in_remote"] == 1
+    assert not sim.step(step("ISW_STEP_REMOTE_REPLY"))
+
+
+def test_too_little_data_is_refused_before_c_reads_it(sim: SimEngine, native: Any) -> None:
+    with pytest.raises(ValueError, match="request of 4096"):
+        sim.submit(native.constant("ISW_SIM_WRITE"), 0, PAGE_BYTES, b"short")
+
+
+# ---- quantiles
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=20),
+    st.lists(st.floats(0, 1), min_size=1, max_size=5),
+)
+def test_a_quantile_is_the_bound_that_enough_requests_stay_below(
+    buckets: list[int], quantiles: list[float]
+) -> None:
+    from infiniswap.engine.binding import histogram_quantiles
+
+    bounds = [float(number + 1) for number in range(len(buckets))]
+    total = sum(buckets)
+    for quantile, value in zip(
+        quantiles, histogram_quantiles(buckets, bounds, quantiles), strict=True
+    ):
+        if total == 0:
+            assert value == 0.0
+            continue
+        within = sum(c for c, b in zip(buckets, bounds, strict=True) if b <= value)
+        below = sum(c for c, b in zip(buckets, bounds, strict=True) if b < value)
+        assert within >= quantile * total
+        assert below < max(1.0, quantile * total)
+        assert buckets[bounds.index(value)] > 0
+
+
+def test_an_unclosed_warning_is_an_error_in_this_suite() -> None:
+    with pytest.raises(ResourceWarning):
+        warnings.warn("unclosed", ResourceWarning, stacklevel=1)
