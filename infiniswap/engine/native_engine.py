@@ -225,7 +225,8 @@ class NativeEngine:
         """
         if kind not in ("read", "write"):
             raise ValueError(f"no latency of kind {kind!r}")
-        buckets = list(getattr(self._stats(), f"{kind}_latency"))
+        stats = self._stats()  # owns the memory that the array below only refers to
+        buckets = list(getattr(stats, f"{kind}_latency"))
         return histogram_quantiles(buckets, self._latency_bounds_us, quantiles)
 
     def settle(self, wait_ms_max: int) -> None:
