@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host's memory in two numbers."""
+
+from __future__ import annotations
+
+from infiniswap.donor.harvest import MemoryFigures
+from infiniswap.errors import SystemCallError
+
+
+class FakeMemory:
+    """A MemorySource whose figures the test sets.
+
+    Args:
+        total_bytes: memory of the host.
+        others_bytes: in use by everything but the pool.
+        store: a FakeStore; its slabs count as used.
+    """
+
+    def __init__(self, total_bytes: int, others_bytes: int = 0, store: object = None) -> None:
+        self.total_bytes = total_bytes
+        self.others_bytes = others_bytes
+        self.store = store
+        self.broken = False
+
+    @property
+    def name(self) -> str:
+        """For status."""
+        return "fake"
+
+    def read(self) -> MemoryFigures:
+        """The figures; SystemCallError while `broken`."""
+        if self.broken:
+            raise SystemCallError("cannot read the memory figures", where="fake")
+        pool_bytes = int(getattr(self.store, "pool_bytes", 0))
+        used_bytes = self.others_bytes + pool_bytes
+        return MemoryFigures(self.total_bytes, max(0, self.total_bytes - used_bytes))

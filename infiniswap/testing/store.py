@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A donor's store without memory and without a port: the bookkeeping of isw_store."""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import threading
+from dataclasses import dataclass, field
+
+from infiniswap.engine.protocol import Lease, LeaseStats, MappedSlot, StoreConfig
+from infiniswap.errors import EngineError
+
+
+@dataclass(slots=True)
+class _Lease:
+    slots_max: int
+    token: str
+    epoch: int = 1
+    connections: int = 0
+    slots: dict[int, int] = field(default_factory=dict)
+
+
+class FakeStore:
+    """infiniswap.engine.protocol.Store in memory. Thread-safe.
+
+    Attributes:
+        refuse_memory: while true, preallocate fails as on a host without memory.
+        renewals_blocked: while true, renewals time out as with a connection that does not drain.
+        closed: whether close was called.
+    """
+
+    def __init__(self, config: StoreConfig) -> None:
+        self.config = config
+        self.refuse_memory = False
+        self.renewals_blocked = False
+        self.closed = False
+        self._lock = threading.Lock()
+        self._free = 0
+        self._dirty = 0
+        self._leases: dict[int, _Lease] = {}
+        self._next_lease = 1
+        self._next_generation = 1
+
+    @property
+    def pool_bytes(self) -> int:
+        """Memory that the slabs would occupy."""
+        with self._lock:
+            return self._total() * self.config.slab_bytes
+
+    def set_connections(self, lease: int, count: int) -> None:
+        """Pretends that a lease has so many data connections."""
+        with self._lock:
+            self._find(lease).connections = count
+
+    def token(self, lease: int) -> str:
+        """The token in force."""
+        with self._lock:
+            return self._find(lease).token
+
+    def listen(self, host: str, port: int) -> int:
+        """Pretends to listen."""
+        return port or 40_000
+
+    def preallocate(self) -> None:
+        """Adds a free slab."""
+        with self._lock:
+            if self.refuse_memory:
+                raise EngineError("cannot add a slab: no memory", code=errno.ENOMEM)
+            if self._total() >= self.config.slabs_max:
+                raise EngineError("cannot add a slab: the pool is full", code=errno.ENOSPC)
+            self._free += 1
+
+    def release_free(self) -> bool:
+        """Drops a free slab."""
+        with self._lock:
+            found = self._free > 0
+            self._free -= found
+            return found
+
+    def scrub(self) -> bool:
+        """Turns a dirty slab into a free one."""
+        with self._lock:
+            found = self._dirty > 0
+            self._dirty -= found
+            self._free += found
+            return found
+
+    def lease_create(self, slots_max: int) -> Lease:
+        """A new lease."""
+        with self._lock:
+            if len(self._leases) >= self.config.leases_max:
+                raise EngineError("too many leases", code=errno.ENOSPC)
+            number = self._next_lease
+            self._next_lease += 1
+            entry = _Lease(slots_max, secrets.token_hex(16))
+            self._leases[number] = entry
+            return Lease(number, entry.token)
+
+    def lease_renew(self, lease: int, wait_ms_max: int) -> str:
+        """Cuts the lease's connections and makes a fresh token."""
+        with self._lock:
+            entry = self._find(lease)
+            if self.renewals_blocked:
+                raise EngineError("connections are still open", code=errno.ETIMEDOUT)
+            entry.connections = 0
+            entry.epoch += 1
+            entry.token = secrets.token_hex(16)
+            return entry.token
+
+    def lease_destroy(self, lease: int) -> None:
+        """Ends a lease; its slabs become dirty."""
+        with self._lock:
+            self._dirty += len(self._find(lease).slots)
+            del self._leases[lease]
+
+    def lease_stats(self, lease: int) -> LeaseStats:
+        """Counters of a lease."""
+        with self._lock:
+            entry = self._find(lease)
+            return LeaseStats(
+                epoch=entry.epoch,
+                slots_max=entry.slots_max,
+                slots_mapped=len(entry.slots),
+                connections=entry.connections,
+                read_bytes=0,
+                write_bytes=0,
+            )
+
+    def map(self, lease: int) -> MappedSlot | None:
+        """Moves a free slab into an empty slot."""
+        with self._lock:
+            entry = self._find(lease)
+            slot = next((n for n in range(entry.slots_max) if n not in entry.slots), None)
+            if slot is None:
+                raise EngineError("no empty slot", code=errno.ENOSPC)
+            if not self._free:
+                return None
+            self._free -= 1
+            entry.slots[slot] = self._next_generation
+            self._next_generation += 1
+            return MappedSlot(slot, entry.slots[slot])
+
+    def unmap(self, lease: int, slot: int, generation: int, wait_ms_max: int) -> None:
+        """Empties a slot; its slab becomes dirty."""
+        with self._lock:
+            entry = self._find(lease)
+            if entry.slots.get(slot) != generation:
+                raise EngineError("another generation", code=errno.ESTALE)
+            del entry.slots[slot]
+            self._dirty += 1
+
+    def stats(self) -> dict[str, int]:
+        """As isw_store_stats."""
+        with self._lock:
+            leases = self._leases.values()
+            return {
+                "slabs_free": self._free,
+                "slabs_mapped": sum(len(entry.slots) for entry in leases),
+                "slabs_dirty": self._dirty,
+                "slabs_unpinned": 0,
+                "leases": len(leases),
+                "connections": sum(entry.connections for entry in leases),
+                "connections_refused": 0,
+                "read_requests": 0,
+                "write_requests": 0,
+                "read_bytes": 0,
+                "write_bytes": 0,
+                "request_errors": 0,
+                "protocol_errors": 0,
+            }
+
+    def close(self) -> None:
+        """Drops everything."""
+        with self._lock:
+            self.closed = True
+            self._leases.clear()
+            self._free = self._dirty = 0
+
+    def _total(self) -> int:
+        mapped = sum(len(entry.slots) for entry in self._leases.values())
+        return self._free + self._dirty + mapped
+
+    def _find(self, lease: int) -> _Lease:
+        if lease not in self._leases:
+            raise EngineError(f"no lease {lease}", code=errno.ENOENT)
+        return self._leases[lease]
