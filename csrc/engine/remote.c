@@ -280,9 +280,9 @@ void iswi_remote_fence(struct isw_engine *e, uint32_t remote, int error)
 	struct iswi_remote *r = &e->remotes[remote];
 	int up = ISWI_REMOTE_UP;
 
-	atomic_store(&r->fencing, true);
+	atomic_fetch_add(&r->fencing, 1);
 	if (!atomic_compare_exchange_strong(&r->state, &up, ISWI_REMOTE_DOWN)) {
-		atomic_store(&r->fencing, false);
+		atomic_fetch_sub(&r->fencing, 1);
 		return;
 	}
 	for (uint32_t i = 0; i < e->slabs_count; i++) {
@@ -301,7 +301,7 @@ void iswi_remote_fence(struct isw_engine *e, uint32_t remote, int error)
 					    .code = error,
 					    .remote = remote,
 				    });
-	atomic_store(&r->fencing, false);
+	atomic_fetch_sub(&r->fencing, 1);
 }
 
 /* On a queue's own thread, before it ends its transfers. */
