@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""infiniswap.control.auth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infiniswap.control import auth
+
+SECRET = b"correct horse battery staple"
+TRANSCRIPT = auth.Transcript(
+    version=1,
+    versions_consumer=(1,),
+    versions_donor=(1,),
+    device_id="00000000-0000-0000-0000-000000000001",
+    nonce_consumer="11" * 32,
+    nonce_donor="22" * 32,
+)
+
+
+def test_a_proof_sent_back_to_its_maker_proves_nothing() -> None:
+    assert auth.donor_proof(SECRET, TRANSCRIPT) != auth.consumer_proof(SECRET, TRANSCRIPT)
+    swapped = replace(TRANSCRIPT, nonce_consumer="22" * 32, nonce_donor="11" * 32)
+    assert auth.donor_proof(SECRET, swapped) != auth.consumer_proof(SECRET, TRANSCRIPT)
+    assert auth.donor_proof(SECRET, swapped) != auth.donor_proof(SECRET, TRANSCRIPT)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"versions_consumer": (1, 2)},
+        {"versions_donor": (0, 1)},
+        {"device_id": "00000000-0000-0000-0000-000000000002"},
+        {"nonce_consumer": "12" * 32},
+        {"nonce_donor": "23" * 32},
+    ],
+)
+def test_every_part_of_the_transcript_counts(change: dict[str, object]) -> None:
+    other = replace(TRANSCRIPT, **change)  # type: ignore[arg-type]
+    for proof in (auth.donor_proof, auth.consumer_proof):
+        assert proof(SECRET, other) != proof(SECRET, TRANSCRIPT)
+        assert proof(b"another secret of 16+", TRANSCRIPT) != proof(SECRET, TRANSCRIPT)
+
+
+@given(st.tuples(st.text(), st.text()), st.tuples(st.text(), st.text()))
+def test_no_two_requests_share_a_proof(a: tuple[str, str], b: tuple[str, str]) -> None:
+    same = (a[0], a[1]) == (b[0], b[1])
+    proofs = auth.http_proof(SECRET, "GET", *a), auth.http_proof(SECRET, "GET", *b)
+    assert auth.proofs_equal(*proofs) == same
+
+
+def test_an_empty_secret_is_never_used() -> None:
+    with pytest.raises(ValueError, match="secret"):
+        auth.donor_proof(b"", TRANSCRIPT)
+
+
+def test_the_secret_does_not_show() -> None:
+    for proof in (auth.donor_proof(SECRET, TRANSCRIPT), auth.consumer_proof(SECRET, TRANSCRIPT)):
+        assert SECRET.hex() not in proof
+        assert len(proof) == 64
+
+
+@given(st.text(max_size=200))
+def test_any_authorization_header_is_parsed_or_refused(header: str) -> None:
+    parsed = auth.parse_http_authorization(header)
+    assert parsed is None or len(parsed[0]) == len(parsed[1]) == 64
+
+
+def test_an_authorization_header_round_trips() -> None:
+    nonce = "ab" * 32
+    header = auth.http_authorization(SECRET, "GET", "/v1/status", nonce)
+    assert auth.parse_http_authorization(header) == (
+        nonce,
+        auth.http_proof(SECRET, "get", "/v1/status", nonce),
+    )
+
+
+def test_a_nonce_is_good_once_and_not_for_ever() -> None:
+    store = auth.NonceStore(life_s=30.0)
+    store.add("a", 0.0)
+    store.add("b", 0.0)
+    assert store.take("a", 1.0)
+    assert not store.take("a", 1.0)
+    assert not store.take("b", 31.0)
+    assert not store.take("never", 0.0)
+
+
+def test_the_store_of_nonces_is_bounded_and_drops_the_oldest() -> None:
+    store = auth.NonceStore(count_max=3)
+    for number in range(10):
+        store.add(str(number), 0.0)
+    assert len(store) == 3
+    assert not store.take("6", 0.0)
+    assert store.take("9", 0.0)

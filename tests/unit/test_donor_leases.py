@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""infiniswap.donor.leases."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from infiniswap.control import messages as m
+from infiniswap.donor.leases import LeaseState, LeaseTable, Owner
+from infiniswap.errors import RequestRefusedError
+
+OWNER = Owner("device", "swap0", "host", "address")
+RECLAIM = "5" * 32
+
+
+def table_with_lease(grace_s: float = 10.0) -> LeaseTable:
+    table = LeaseTable(grace_s, leases_max=4)
+    table.session_opened(1)
+    table.grant(7, OWNER, 1, 8, RECLAIM, 1, 0.0)
+    return table
+
+
+@contextlib.contextmanager
+def refused(reason: str) -> Iterator[None]:
+    with pytest.raises(RequestRefusedError) as caught:
+        yield
+    assert caught.value.reason == reason
+
+
+def test_a_lease_outlives_its_session_by_the_grace_period() -> None:
+    table = table_with_lease()
+    assert [lease.lease for lease in table.session_closed(1, 100.0)] == [7]
+    assert table.observe([(7, 0)], 109.9) == []
+    assert [lease.lease for lease in table.observe([(7, 0)], 110.0)] == [7]
+    assert table.observe([(7, 0)], 120.0) == []
+
+
+def test_a_data_connection_keeps_a_lease_alive() -> None:
+    table = table_with_lease()
+    table.observe([(7, 2)], 1.0)
+    table.session_closed(1, 2.0)
+    assert table.observe([(7, 1)], 500.0) == []
+    assert table.leases()[0].state is LeaseState.ACTIVE
+    # The grace period begins when the last of the two is gone.
+    assert table.observe([(7, 0)], 501.0) == []
+    assert table.observe([(7, 0)], 510.9) == []
+    assert len(table.observe([(7, 0)], 511.0)) == 1
+
+
+def test_a_connection_seen_in_grace_brings_the_lease_back() -> None:
+    table = table_with_lease()
+    table.session_closed(1, 0.0)
+    assert table.observe([(7, 1)], 11.0) == []
+    assert table.leases()[0].state is LeaseState.ACTIVE
+
+
+def test_only_the_owning_session_may_use_a_lease() -> None:
+    table = table_with_lease()
+    table.session_opened(2)
+    assert table.owned(7, 1).lease == 7
+    for lease, session in ((7, 2), (8, 1)):
+        with refused(m.REFUSED_UNKNOWN_LEASE):
+            table.owned(lease, session)
+
+
+@pytest.mark.parametrize(
+    ("lease", "device", "secret"),
+    [(8, "device", RECLAIM), (7, "other", RECLAIM), (7, "device", "6" * 32)],
+)
+def test_a_reclaim_needs_number_device_and_secret(lease: int, device: str, secret: str) -> None:
+    table = table_with_lease()
+    table.session_closed(1, 0.0)
+    table.session_opened(2)
+    with refused(m.REFUSED_UNKNOWN_LEASE):
+        table.reclaim(lease, device, secret, 1, 2)
+    assert table.leases()[0].session is None
+
+
+def test_a_reclaimed_lease_belongs_to_the_new_session() -> None:
+    table = table_with_lease()
+    table.session_closed(1, 0.0)
+    table.session_opened(2)
+    table.reclaim(7, "device", RECLAIM, 1, 2)
+    table.renewed(7, 2)
+    assert table.observe([(7, 0)], 1000.0) == []
+    assert table.owned(7, 2).epoch == 2
+
+
+def test_a_lost_renewal_answer_does_not_lose_the_lease() -> None:
+    table = table_with_lease()
+    table.session_closed(1, 0.0)
+    table.session_opened(2)
+    table.reclaim(7, "device", RECLAIM, 1, 2)
+    table.renewed(7, 2)
+    table.session_closed(2, 1.0)
+    table.session_opened(3)
+    assert table.reclaim(7, "device", RECLAIM, 1, 3).session == 3
+
+
+def test_a_late_renewal_cannot_take_the_lease_from_a_newer_session() -> None:
+    table = table_with_lease()
+    table.session_opened(2)
+    table.reclaim(7, "device", RECLAIM, 1, 2)
+    table.renewed(7, 2)
+    with refused(m.REFUSED_STALE):
+        table.reclaim(7, "device", RECLAIM, 1, 1)
+    with refused(m.REFUSED_STALE):
+        table.reclaim(7, "device", RECLAIM, 3, 2)
+    assert table.owned(7, 2)
+
+
+def test_a_session_that_is_gone_gets_nothing() -> None:
+    table = table_with_lease()
+    table.session_closed(1, 0.0)
+    with refused(m.REFUSED_UNKNOWN_LEASE):
+        table.reclaim(7, "device", RECLAIM, 1, 1)
+    lease = table.grant(8, OWNER, 1, 8, RECLAIM, 1, 5.0)
+    assert lease.state is LeaseState.GRACE
+    assert lease.grace_until_s == 15.0
+
+
+def test_an_expired_lease_never_comes_back() -> None:
+    table = table_with_lease()
+    table.session_closed(1, 0.0)
+    table.observe([(7, 0)], 10.0)
+    table.session_opened(2)
+    with refused(m.REFUSED_UNKNOWN_LEASE):
+        table.reclaim(7, "device", RECLAIM, 1, 2)
+    table.observe([(7, 5)], 11.0)
+    assert table.leases()[0].state is LeaseState.EXPIRED
+    table.remove(7)
+    assert len(table) == 0
+
+
+def test_leases_are_limited() -> None:
+    table = table_with_lease()
+    for number in range(3):
+        table.check_room()
+        table.grant(10 + number, OWNER, 1, 8, RECLAIM, 1, 0.0)
+    with refused(m.REFUSED_QUOTA):
+        table.check_room()
+    with pytest.raises(ValueError, match="exists"):
+        table.grant(7, OWNER, 1, 8, RECLAIM, 1, 0.0)
+
+
+def test_the_reclaim_secret_is_not_printed() -> None:
+    assert RECLAIM not in repr(table_with_lease().leases())
+
+
+class LeaseLife(RuleBasedStateMachine):
+    """Random lives of one device's leases: none is lost while somebody uses it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = LeaseTable(10.0, 100)
+        self.now_s = 0.0
+        self.sessions: set[int] = set()
+        self.next = 1
+        self.connections: dict[int, int] = {}
+        self.idle_since_s: dict[int, float] = {}
+
+    @rule()
+    def open(self) -> None:
+        self.sessions.add(self.next)
+        self.table.session_opened(self.next)
+        self.next += 1
+
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        if self.sessions:
+            session = data.draw(st.sampled_from(sorted(self.sessions)))
+            self.sessions.discard(session)
+            self.table.session_closed(session, self.now_s)
+
+    @rule(data=st.data())
+    def grant(self, data: st.DataObject) -> None:
+        if self.sessions and len(self.table) < 4:
+            session = data.draw(st.sampled_from(sorted(self.sessions)))
+            self.table.grant(self.next, OWNER, session, 4, RECLAIM, 1, self.now_s)
+            self.connections[self.next] = 0
+            self.next += 1
+
+    @rule(data=st.data(), count=st.integers(0, 2))
+    def connect(self, data: st.DataObject, count: int) -> None:
+        if self.connections:
+            self.connections[data.draw(st.sampled_from(sorted(self.connections)))] = count
+
+    @rule(data=st.data())
+    def reclaim(self, data: st.DataObject) -> None:
+        alive = [e for e in self.table.leases() if e.state is not LeaseState.EXPIRED]
+        if self.sessions and alive:
+            session = data.draw(st.sampled_from(sorted(self.sessions)))
+            lease = data.draw(st.sampled_from(alive))
+            self.table.reclaim(lease.lease, "device", RECLAIM, lease.epoch, session)
+            self.table.renewed(lease.lease, lease.epoch + 1)
+
+    @rule(elapsed_s=st.floats(0.0, 20.0))
+    def tick(self, elapsed_s: float) -> None:
+        self.now_s += elapsed_s
+        used = {
+            e.lease: e.session in self.sessions or self.connections[e.lease] > 0
+            for e in self.table.leases()
+        }
+        for lease in self.table.observe(list(self.connections.items()), self.now_s):
+            assert not used[lease.lease]
+            assert self.now_s - self.idle_since_s[lease.lease] >= 10.0
+            self.table.remove(lease.lease)
+            del self.connections[lease.lease]
+
+    @invariant()
+    def idle_times_are_known(self) -> None:
+        for lease in self.table.leases():
+            if lease.session is not None or self.connections[lease.lease]:
+                self.idle_since_s.pop(lease.lease, None)
+            else:
+                self.idle_since_s.setdefault(lease.lease, self.now_s)
+
+    @invariant()
+    def owners_are_open(self) -> None:
+        for lease in self.table.leases():
+            assert lease.session is None or lease.session in self.sessions
+
+
+LeaseLife.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestLeaseLife = LeaseLife.TestCase
