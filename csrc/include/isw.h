@@ -16,11 +16,11 @@
 #include <stdint.h>
 
 /* cdef begin */
-#define ISW_PAGE_BYTES 4096
+#define ISW_PAGE_BYTES       4096
 #define ISW_ERROR_TEXT_BYTES 256
 #define ISW_TOKEN_TEXT_BYTES 33
-#define ISW_LATENCY_BUCKETS 256
-#define ISW_NO_REMOTE 0xffffffff
+#define ISW_LATENCY_BUCKETS  256
+#define ISW_NO_REMOTE        0xffffffff
 
 struct isw_error {
 	int code;       /* negative errno, 0 when unset */
@@ -29,7 +29,7 @@ struct isw_error {
 
 /* ------------------------------------------------------------------ library */
 
-#define ISW_FEATURE_FUSE 0x1
+#define ISW_FEATURE_FUSE  0x1
 #define ISW_FEATURE_URING 0x2
 
 /* Which optional parts this build has: a mask of ISW_FEATURE_*. */
@@ -43,14 +43,14 @@ const char *isw_version(void);
  * added. When the ring is full the event is dropped and ISW_EVENT_OVERFLOW follows: the reader
  * must then re-read all state (isw_engine_slabs, isw_engine_remotes).
  */
-#define ISW_EVENT_OVERFLOW 1
-#define ISW_EVENT_REMOTE_DOWN 2    /* remote, code: slabs there are now SUSPENDED */
-#define ISW_EVENT_SLAB_DRAINED 3   /* slab, generation: unmapped, no request in flight */
-#define ISW_EVENT_SLAB_ERROR 4     /* slab, generation, code: the donor refused a request */
-#define ISW_EVENT_BACKUP_FAILING 5 /* code: a backup write failed; staging is kept, retried */
+#define ISW_EVENT_OVERFLOW         1
+#define ISW_EVENT_REMOTE_DOWN      2 /* remote, code: slabs there are now SUSPENDED */
+#define ISW_EVENT_SLAB_DRAINED     3 /* slab, generation: unmapped, no request in flight */
+#define ISW_EVENT_SLAB_ERROR       4 /* slab, generation, code: the donor refused a request */
+#define ISW_EVENT_BACKUP_FAILING   5 /* code: a backup write failed; staging is kept, retried */
 #define ISW_EVENT_BACKUP_RECOVERED 6
-#define ISW_EVENT_BAD_PAGE 7       /* slab, value = page: remote bytes failed their CRC */
-#define ISW_EVENT_FRONTEND_DOWN 8  /* code: the front end ended by itself */
+#define ISW_EVENT_BAD_PAGE         7 /* slab, value = page: remote bytes failed their CRC */
+#define ISW_EVENT_FRONTEND_DOWN    8 /* code: the front end ended by itself */
 
 struct isw_event {
 	uint32_t kind;
@@ -67,17 +67,17 @@ struct isw_event {
 typedef struct isw_store isw_store;
 
 struct isw_store_config {
-	uint64_t slab_bytes;         /* multiple of ISW_PAGE_BYTES */
-	uint32_t slabs_max;          /* pool limit */
+	uint64_t slab_bytes; /* multiple of ISW_PAGE_BYTES */
+	uint32_t slabs_max;  /* pool limit */
 	uint32_t leases_max;
-	uint32_t connections_max;    /* all leases together */
+	uint32_t connections_max; /* all leases together */
 	uint32_t connections_per_lease_max;
-	uint32_t handshake_ms_max;   /* a connection must reach GO within this */
-	uint32_t send_ms_max;        /* a reply that moves no byte for this long ends the connection */
+	uint32_t handshake_ms_max; /* a connection must reach GO within this */
+	uint32_t send_ms_max; /* a reply that moves no byte for this long ends the connection */
 };
 
 struct isw_store_stats {
-	uint64_t slabs_free;     /* zeroed, pinned, ready to map */
+	uint64_t slabs_free; /* zeroed, pinned, ready to map */
 	uint64_t slabs_mapped;
 	uint64_t slabs_dirty;    /* released, not zeroed yet */
 	uint64_t slabs_unpinned; /* of all of the above: mlock was refused */
@@ -148,7 +148,7 @@ void isw_store_stats(isw_store *store, struct isw_store_stats *stats_out);
 typedef struct isw_engine isw_engine;
 
 #define ISW_ENGINE_NO_BACKUP 0x1 /* --backup none: the loss of a donor loses data */
-#define ISW_ENGINE_STEPPED 0x2   /* no threads: the caller drives with isw_engine_step */
+#define ISW_ENGINE_STEPPED   0x2 /* no threads: the caller drives with isw_engine_step */
 
 struct isw_engine_config {
 	uint64_t size_bytes; /* multiple of ISW_PAGE_BYTES */
@@ -202,10 +202,10 @@ int isw_remote_shutdown(isw_engine *engine, uint32_t remote);
 int isw_remote_destroy(isw_engine *engine, uint32_t remote);
 
 /* Slab states. */
-#define ISW_SLAB_UNMAPPED 0
-#define ISW_SLAB_MAPPED 1
+#define ISW_SLAB_UNMAPPED  0
+#define ISW_SLAB_MAPPED    1
 #define ISW_SLAB_SUSPENDED 2 /* the remote is down; nothing is sent, bits are kept */
-#define ISW_SLAB_DRAINING 3  /* being unmapped: nothing new is sent */
+#define ISW_SLAB_DRAINING  3 /* being unmapped: nothing new is sent */
 
 /* generation: the donor's, from the map answer. -EBUSY unless UNMAPPED. */
 int isw_slab_map(isw_engine *engine, uint32_t slab, uint32_t remote, uint32_t slot,
@@ -224,7 +224,7 @@ struct isw_slab_info {
 	uint32_t slot;
 	uint32_t in_flight;
 	uint64_t generation;
-	uint64_t page_ins;  /* since the start, for the activity average */
+	uint64_t page_ins; /* since the start, for the activity average */
 	uint64_t page_outs;
 	uint64_t remote_valid_pages;
 };
@@ -249,29 +249,29 @@ struct isw_engine_stats {
 	uint64_t zero_requests;
 	uint64_t flush_requests;
 	uint64_t requests_in_flight;
-	uint64_t requests_failed;        /* answered with an error */
-	uint64_t pages_in;               /* the sum of the next four */
+	uint64_t requests_failed; /* answered with an error */
+	uint64_t pages_in;        /* the sum of the next four */
 	uint64_t pages_in_remote;
 	uint64_t pages_in_staging;
 	uint64_t pages_in_backup;
-	uint64_t pages_in_zero;          /* never written or trimmed */
+	uint64_t pages_in_zero; /* never written or trimmed */
 	uint64_t pages_out;
-	uint64_t pages_out_remote;       /* acknowledged by a donor */
-	uint64_t pages_out_backup;       /* written to the backup */
-	uint64_t pages_out_superseded;   /* backup writes saved by newer data */
-	uint64_t backup_write_requests;  /* after merging */
-	uint64_t fallback_unmapped;      /* page-ins from the backup: slab had no donor or ... */
-	uint64_t fallback_suspended;     /* ... its donor was unreachable */
-	uint64_t fallback_invalid;       /* ... slab mapped, page not (yet) remote-valid */
-	uint64_t fallback_error;         /* ... the donor failed or its bytes did */
+	uint64_t pages_out_remote;      /* acknowledged by a donor */
+	uint64_t pages_out_backup;      /* written to the backup */
+	uint64_t pages_out_superseded;  /* backup writes saved by newer data */
+	uint64_t backup_write_requests; /* after merging */
+	uint64_t fallback_unmapped;     /* page-ins from the backup: slab had no donor or ... */
+	uint64_t fallback_suspended;    /* ... its donor was unreachable */
+	uint64_t fallback_invalid;      /* ... slab mapped, page not (yet) remote-valid */
+	uint64_t fallback_error;        /* ... the donor failed or its bytes did */
 	uint64_t remote_errors;
 	uint64_t crc_errors_remote;
 	uint64_t crc_errors_backup;
 	uint64_t backup_errors;
-	uint64_t backup_failing;         /* pages that wait for a retry */
+	uint64_t backup_failing; /* pages that wait for a retry */
 	uint64_t staging_pages;
 	uint64_t staging_pages_used;
-	uint64_t staging_waits;          /* writes that had to wait for a free staging buffer */
+	uint64_t staging_waits; /* writes that had to wait for a free staging buffer */
 	uint64_t events_dropped;
 	/* Request latency at the front end, log-linear: see isw_latency_bucket_ns. */
 	uint64_t read_latency[256];
@@ -314,12 +314,12 @@ void isw_frontend_destroy(isw_frontend *frontend);
  * memory and each step runs one handler, the very one that a thread would run. Only for tests;
  * see csrc/engine/sim.h for what each does.
  */
-#define ISW_SIM_READ 1
+#define ISW_SIM_READ  1
 #define ISW_SIM_WRITE 2
-#define ISW_SIM_TRIM 3
-#define ISW_SIM_ZERO 4
+#define ISW_SIM_TRIM  3
+#define ISW_SIM_ZERO  4
 #define ISW_SIM_FLUSH 5
-#define ISW_SIM_FUA 0x100
+#define ISW_SIM_FUA   0x100
 
 struct isw_sim_request {
 	uint64_t id;
@@ -341,18 +341,18 @@ int isw_sim_remote(isw_engine *engine, uint32_t queues, uint32_t slots, uint32_t
 int isw_sim_remote_reconnect(isw_engine *engine, uint32_t remote);
 
 /* What can happen next. */
-#define ISW_STEP_REMOTE_APPLY 1    /* transfer n of remote r takes effect on the donor */
-#define ISW_STEP_REMOTE_REPLY 2    /* its reply arrives (applied first if it was not) */
-#define ISW_STEP_REMOTE_FAIL 3     /* it is answered with an error; the donor keeps old bytes */
-#define ISW_STEP_REMOTE_TEAR 4     /* half of a write lands, the connection breaks */
+#define ISW_STEP_REMOTE_APPLY   1  /* transfer n of remote r takes effect on the donor */
+#define ISW_STEP_REMOTE_REPLY   2  /* its reply arrives (applied first if it was not) */
+#define ISW_STEP_REMOTE_FAIL    3  /* it is answered with an error; the donor keeps old bytes */
+#define ISW_STEP_REMOTE_TEAR    4  /* half of a write lands, the connection breaks */
 #define ISW_STEP_REMOTE_CORRUPT 5  /* a read is answered with wrong bytes */
-#define ISW_STEP_REMOTE_DOWN 6     /* the connections break; transfers in flight may land late */
-#define ISW_STEP_REMOTE_LATE 7     /* one such late write lands (refused once reconnected) */
-#define ISW_STEP_REMOTE_WIPE 8     /* the donor loses its memory */
-#define ISW_STEP_BACKUP_TAKE 9     /* a backup writer takes its next batch */
-#define ISW_STEP_BACKUP_DONE 10    /* backup transfer n ends */
-#define ISW_STEP_BACKUP_FAIL 11    /* ... with an error */
-#define ISW_STEP_BACKUP_RETRY 12   /* failed pages are queued again */
+#define ISW_STEP_REMOTE_DOWN    6  /* the connections break; transfers in flight may land late */
+#define ISW_STEP_REMOTE_LATE    7  /* one such late write lands (refused once reconnected) */
+#define ISW_STEP_REMOTE_WIPE    8  /* the donor loses its memory */
+#define ISW_STEP_BACKUP_TAKE    9  /* a backup writer takes its next batch */
+#define ISW_STEP_BACKUP_DONE    10 /* backup transfer n ends */
+#define ISW_STEP_BACKUP_FAIL    11 /* ... with an error */
+#define ISW_STEP_BACKUP_RETRY   12 /* failed pages are queued again */
 
 /*
  * Runs one step. r: remote; n: which of those pending (modulo their count). Returns 1 when

@@ -12,10 +12,10 @@
 
 #include "isw.h"
 
-#define ISWI_ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
+#define ISWI_ARRAY_LEN(a)                 (sizeof(a) / sizeof((a)[0]))
 #define ISWI_CONTAINER(ptr, type, member) ((type *)((char *)(ptr)-offsetof(type, member)))
-#define ISWI_MIN(a, b) ((a) < (b) ? (a) : (b))
-#define ISWI_MAX(a, b) ((a) > (b) ? (a) : (b))
+#define ISWI_MIN(a, b)                    ((a) < (b) ? (a) : (b))
+#define ISWI_MAX(a, b)                    ((a) > (b) ? (a) : (b))
 
 /* Every thread of ours has this much stack: all of it is locked, so it is small. */
 #define ISWI_STACK_BYTES (256u * 1024u)
