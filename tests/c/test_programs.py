@@ -27,7 +27,7 @@ _SANITIZER_ENV = {
 def test_c_program(build: str, program: str, in_ci: bool, tmp_path: Path) -> None:
     directory = _ROOT / "build" / build
     binary = directory / "tests" / program
-    if build != "c" and not in_ci and not directory.exists():
+    if build != "c" and not in_ci and not binary.exists():
         pytest.skip(f"no {build} build: {_BUILDS[build]}")
     assert binary.exists(), f"not built: run `{_BUILDS[build]}`"
     command = [str(binary)]
