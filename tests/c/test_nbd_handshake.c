@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The server's handshake: what clients may say, and what happens to those who say other things. */
+#include "nbd_fixture.h"
+#include "wire/nbd_server.h"
+
+#define EXPORT_BYTES (1u << 20)
+#define CONNECTIONS  4u
+
+static int test_open(void *ctx, const char *name, size_t name_bytes, struct iswi_nbd_conn *conn,
+		     struct iswi_nbd_export *export_out)
+{
+	(void)conn;
+	if (name_bytes == 4 && memcmp(name, "busy", 4) == 0)
+		return -EMFILE;
+	if (name_bytes != 4 || memcmp(name, "disk", 4) != 0)
+		return -ENOENT;
+	export_out->size_bytes = EXPORT_BYTES;
+	export_out->block_bytes_min = 512;
+	export_out->block_bytes_preferred = 4096;
+	export_out->block_bytes_max = 65536;
+	export_out->handle = ctx;
+	return 0;
+}
+
+static void test_close(void *ctx, struct iswi_nbd_export *export, struct iswi_nbd_conn *conn)
+{
+	(void)ctx;
+	(void)export;
+	(void)conn;
+}
+
+static int test_hold(struct iswi_nbd_export *export, uint64_t offset, uint32_t length,
+		     struct iswi_nbd_hold *hold_out)
+{
+	(void)length;
+	hold_out->memory = (char *)export->handle + offset;
+	return 0;
+}
+
+static void test_release(struct iswi_nbd_export *export, struct iswi_nbd_hold *hold)
+{
+	(void)export;
+	(void)hold;
+}
+
+static const struct iswi_nbd_backend secret_backend = {
+	.open = test_open,
+	.close = test_close,
+	.hold = test_hold,
+	.release = test_release,
+};
+static const struct iswi_nbd_backend listed_backend = {
+	.listed = "disk",
+	.open = test_open,
+	.close = test_close,
+	.hold = test_hold,
+	.release = test_release,
+};
+
+struct fixture {
+	struct iswi_nbd_server *server;
+	uint16_t port;
+	char *memory;
+};
+
+static void set_up(struct fixture *f, const struct iswi_nbd_backend *backend, uint32_t handshake_ms)
+{
+	struct iswi_nbd_server_config config = {
+		.backend = backend,
+		.connections_max = CONNECTIONS,
+		.handshake_ms_max = handshake_ms,
+		.send_ms_max = WAIT_S * 1000,
+	};
+
+	f->memory = calloc(1, EXPORT_BYTES);
+	CHECK(f->memory != NULL);
+	config.ctx = f->memory;
+	CHECK_EQ(iswi_nbd_server_create(&config, &f->server, NULL), 0);
+	CHECK_EQ(iswi_nbd_server_listen_tcp(f->server, "127.0.0.1", 0, &f->port, NULL), 0);
+	CHECK(f->port != 0);
+}
+
+static void tear_down(struct fixture *f)
+{
+	iswi_nbd_server_destroy(f->server);
+	free(f->memory);
+}
+
+static struct iswi_nbd_server_stats stats_of(struct fixture *f)
+{
+	struct iswi_nbd_server_stats stats;
+
+	iswi_nbd_server_stats(f->server, &stats);
+	return stats;
+}
+
+static int greeted(struct fixture *f)
+{
+	int fd = dial(f->port);
+
+	greet(fd, NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES);
+	return fd;
+}
+
+/* The connection still works: whatever came before was answered and is over. */
+static void still_opens(int fd)
+{
+	char page[4096];
+
+	CHECK_EQ(ask_export(fd, NBD_OPT_GO, "disk", NULL), NBD_REP_ACK);
+	CHECK_EQ(do_read(fd, 0, page, sizeof(page)), 0);
+	close(fd);
+}
+
+static void test_info_describes(struct fixture *f)
+{
+	struct described described = {0};
+	int fd = greeted(f);
+
+	CHECK_EQ(ask_export(fd, NBD_OPT_INFO, "disk", &described), NBD_REP_ACK);
+	CHECK_EQ(described.size, EXPORT_BYTES);
+	CHECK_EQ(described.flags, NBD_FLAG_HAS_FLAGS | NBD_FLAG_SEND_FLUSH | NBD_FLAG_SEND_FUA |
+					  NBD_FLAG_SEND_TRIM | NBD_FLAG_SEND_WRITE_ZEROES |
+					  NBD_FLAG_CAN_MULTI_CONN);
+	CHECK_EQ(described.block_min, 512);
+	CHECK_EQ(described.block_preferred, 4096);
+	CHECK_EQ(described.block_max, 65536);
+	CHECK_EQ(ask_export(fd, NBD_OPT_INFO, "other", NULL), NBD_REP_ERR_UNKNOWN);
+	still_opens(fd);
+}
+
+static void test_refusals(struct fixture *f)
+{
+	uint64_t refused = stats_of(f).connections_refused;
+	int fd = greeted(f);
+
+	CHECK_EQ(ask_export(fd, NBD_OPT_GO, "disk2", NULL), NBD_REP_ERR_UNKNOWN);
+	CHECK_EQ(ask_export(fd, NBD_OPT_GO, "", NULL), NBD_REP_ERR_UNKNOWN);
+	CHECK_EQ(ask_export(fd, NBD_OPT_GO, "busy", NULL), NBD_REP_ERR_POLICY);
+	CHECK_EQ(stats_of(f).connections_refused, refused + 3);
+	still_opens(fd);
+}
+
+static void test_list(struct fixture *f, const char *listed)
+{
+	char name[64];
+	uint32_t bytes;
+	int fd = greeted(f);
+
+	CHECK(say_option(fd, NBD_OPT_LIST, NULL, 0));
+	if (listed != NULL) {
+		CHECK_EQ(hear_option(fd, NBD_OPT_LIST, name, sizeof(name), &bytes), NBD_REP_SERVER);
+		CHECK_EQ(bytes, 4 + strlen(listed));
+		CHECK_EQ(nbd_get32(name), strlen(listed));
+		CHECK(memcmp(name + 4, listed, strlen(listed)) == 0);
+	}
+	CHECK_EQ(hear_option(fd, NBD_OPT_LIST, NULL, 0, NULL), NBD_REP_ACK);
+	CHECK(say_option(fd, NBD_OPT_LIST, "x", 1));
+	CHECK_EQ(hear_option(fd, NBD_OPT_LIST, NULL, 0, NULL), NBD_REP_ERR_INVALID);
+	still_opens(fd);
+}
+
+static void test_unknown_options_are_skipped(struct fixture *f)
+{
+	static const uint32_t options[] = {
+		NBD_OPT_STARTTLS,
+		NBD_OPT_STRUCTURED_REPLY,
+		NBD_OPT_SET_META_CONTEXT,
+		NBD_OPT_EXTENDED_HEADERS,
+		0,
+		12345,
+		UINT32_MAX,
+	};
+	static const char payload[ISWI_NBD_OPTION_BYTES_MAX];
+	int fd = greeted(f);
+
+	for (unsigned i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
+		CHECK(say_option(fd, options[i], payload, i % 2 == 0 ? 0 : sizeof(payload)));
+		CHECK_EQ(hear_option(fd, options[i], NULL, 0, NULL), NBD_REP_ERR_UNSUP);
+	}
+	still_opens(fd);
+}
+
+/* Lengths that contradict each other. */
+static void test_malformed_go(struct fixture *f)
+{
+	static const struct {
+		uint32_t bytes, name_bytes;
+		uint16_t infos;
+	} cases[] = {{0, 0, 0},  {5, 0, 0},           {6, 1, 0},     {10, 4, 1},
+		     {14, 4, 1}, {10, UINT32_MAX, 0}, {6, 0, 65535}, {8192, 5000, 0}};
+	static unsigned char data[8192];
+	int fd = greeted(f);
+
+	for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		memset(data, 0, sizeof(data));
+		nbd_put32(data, cases[i].name_bytes);
+		memcpy(data + 4, "disk", 4);
+		nbd_put16(data + (cases[i].name_bytes == 4 ? 8 : 4), cases[i].infos);
+		CHECK(say_option(fd, NBD_OPT_GO, data, cases[i].bytes));
+		CHECK_EQ(hear_option(fd, NBD_OPT_GO, NULL, 0, NULL), NBD_REP_ERR_INVALID);
+	}
+	still_opens(fd);
+}
+
+static void test_export_name(struct fixture *f)
+{
+	unsigned char reply[10 + 124];
+	char page[4096];
+	int fd;
+
+	for (uint32_t no_zeroes = 0; no_zeroes <= NBD_FLAG_NO_ZEROES;
+	     no_zeroes += NBD_FLAG_NO_ZEROES) {
+		fd = dial(f->port);
+		greet(fd, NBD_FLAG_FIXED_NEWSTYLE | no_zeroes);
+		CHECK(say_option(fd, NBD_OPT_EXPORT_NAME, "disk", 4));
+		CHECK(hear(fd, reply, no_zeroes != 0 ? 10 : sizeof(reply)));
+		CHECK_EQ(nbd_get64(reply), EXPORT_BYTES);
+		CHECK_EQ(do_read(fd, 4096, page, sizeof(page)), 0);
+		close(fd);
+	}
+	fd = greeted(f);
+	CHECK(say_option(fd, NBD_OPT_EXPORT_NAME, "nope", 4));
+	hear_close(fd);
+	close(fd);
+}
+
+static void test_abort(struct fixture *f)
+{
+	uint64_t errors = stats_of(f).protocol_errors;
+	int fd = greeted(f);
+
+	CHECK(say_option(fd, NBD_OPT_ABORT, NULL, 0));
+	CHECK_EQ(hear_option(fd, NBD_OPT_ABORT, NULL, 0, NULL), NBD_REP_ACK);
+	hear_close(fd);
+	close(fd);
+	WAIT_FOR(stats_of(f).connections == 0);
+	CHECK_EQ(stats_of(f).protocol_errors, errors);
+}
+
+/* Everything here ends in a closed connection, counted once each. */
+static void test_protocol_errors(struct fixture *f)
+{
+	uint64_t errors = stats_of(f).protocol_errors;
+	unsigned char head[NBD_OPTION_HEADER_BYTES];
+	int fd;
+
+	fd = dial(f->port);
+	greet(fd, 0x80000003u); /* a flag nobody knows */
+	hear_close(fd);
+	close(fd);
+	WAIT_FOR(stats_of(f).protocol_errors == errors + 1);
+
+	fd = greeted(f);
+	nbd_put_option(head, NBD_OPT_LIST, 0);
+	head[3] ^= 1;
+	CHECK(say(fd, head, sizeof(head)));
+	hear_close(fd);
+	close(fd);
+	WAIT_FOR(stats_of(f).protocol_errors == errors + 2);
+
+	fd = greeted(f);
+	nbd_put_option(head, NBD_OPT_GO, ISWI_NBD_OPTION_BYTES_MAX + 1);
+	CHECK(say(fd, head, sizeof(head)));
+	hear_close(fd);
+	close(fd);
+	WAIT_FOR(stats_of(f).protocol_errors == errors + 3);
+
+	fd = greeted(f);
+	for (unsigned i = 0; i < ISWI_NBD_OPTIONS_MAX; i++) {
+		CHECK(say_option(fd, NBD_OPT_INFO, NULL, 0));
+		CHECK_EQ(hear_option(fd, NBD_OPT_INFO, NULL, 0, NULL), NBD_REP_ERR_INVALID);
+	}
+	say_option(fd, NBD_OPT_INFO, NULL, 0);
+	hear_close(fd);
+	close(fd);
+	WAIT_FOR(stats_of(f).protocol_errors == errors + 4);
+	WAIT_FOR(stats_of(f).connections == 0);
+	still_opens(greeted(f));
+}
+
+static void test_connection_limit(struct fixture *f)
+{
+	uint64_t refused = stats_of(f).connections_refused;
+	int fds[CONNECTIONS], fd;
+
+	WAIT_FOR(stats_of(f).connections == 0);
+	for (unsigned i = 0; i < CONNECTIONS; i++)
+		fds[i] = greeted(f);
+	fd = dial(f->port);
+	hear_close(fd);
+	close(fd);
+	CHECK_EQ(stats_of(f).connections_refused, refused + 1);
+	close(fds[0]);
+	WAIT_FOR(stats_of(f).connections == CONNECTIONS - 1);
+	still_opens(greeted(f));
+	for (unsigned i = 1; i < CONNECTIONS; i++)
+		close(fds[i]);
+}
+
+/* A client that never gets to GO does not keep its place. One that did may be idle. */
+static void test_handshake_deadline(void)
+{
+	struct fixture f;
+	char page[4096];
+	int silent, drip, idle;
+
+	set_up(&f, &secret_backend, 500);
+	idle = greeted(&f);
+	CHECK_EQ(ask_export(idle, NBD_OPT_GO, "disk", NULL), NBD_REP_ACK);
+	silent = dial(f.port);
+	drip = greeted(&f);
+	/* Bytes that lead nowhere do not buy time. */
+	for (unsigned i = 0; stats_of(&f).connections > 1; i++) {
+		CHECK(i < WAIT_S * 50);
+		send(drip, "I", 1, MSG_NOSIGNAL);
+		sleep_ms(20);
+	}
+	hear_close(silent);
+	CHECK_EQ(stats_of(&f).protocol_errors, 2);
+	CHECK_EQ(do_read(idle, 0, page, sizeof(page)), 0);
+	close(silent);
+	close(drip);
+	close(idle);
+	tear_down(&f);
+}
+
+/* The end of the server does not wait for clients, wherever they are. */
+static void test_destroy_with_clients(void)
+{
+	struct fixture f;
+	int handshaking, idle, halfway;
+
+	set_up(&f, &secret_backend, WAIT_S * 1000);
+	handshaking = greeted(&f);
+	idle = greeted(&f);
+	CHECK_EQ(ask_export(idle, NBD_OPT_GO, "disk", NULL), NBD_REP_ACK);
+	halfway = greeted(&f);
+	CHECK_EQ(ask_export(halfway, NBD_OPT_GO, "disk", NULL), NBD_REP_ACK);
+	CHECK(say_request(halfway, NBD_CMD_WRITE, 0, 1, 0, 4096));
+	tear_down(&f);
+	hear_close(handshaking);
+	hear_close(idle);
+	hear_close(halfway);
+	close(handshaking);
+	close(idle);
+	close(halfway);
+}
+
+int main(void)
+{
+	struct fixture f;
+
+	set_up(&f, &secret_backend, WAIT_S * 1000);
+	test_info_describes(&f);
+	test_refusals(&f);
+	test_list(&f, NULL);
+	test_unknown_options_are_skipped(&f);
+	test_malformed_go(&f);
+	test_export_name(&f);
+	test_abort(&f);
+	test_protocol_errors(&f);
+	test_connection_limit(&f);
+	tear_down(&f);
+	set_up(&f, &listed_backend, WAIT_S * 1000);
+	test_list(&f, "disk");
+	tear_down(&f);
+	test_handshake_deadline();
+	test_destroy_with_clients();
+	return 0;
+}

@@ -1,0 +1,411 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Requests to an export whose bytes lie in memory: right ones, wrong ones, and broken streams. */
+#include "nbd_fixture.h"
+#include "util/util.h"
+#include "wire/nbd_server.h"
+
+#define EXPORT_BYTES (4u << 20)
+#define BLOCK_MAX    (2u << 20)
+#define BAD_FROM     (3u << 20) /* from here on hold fails */
+
+struct fixture {
+	struct iswi_nbd_server *server;
+	uint16_t port;
+	char *memory;
+	struct iswi_nbd_counters counters;
+	atomic_int holds; /* relaxed: compared when nothing is in flight */
+	atomic_int opens;
+	atomic_int hammers;
+};
+
+static int test_open(void *ctx, const char *name, size_t name_bytes, struct iswi_nbd_conn *conn,
+		     struct iswi_nbd_export *export_out)
+{
+	struct fixture *f = ctx;
+
+	(void)name;
+	(void)name_bytes;
+	CHECK(conn != NULL);
+	export_out->size_bytes = EXPORT_BYTES;
+	export_out->block_bytes_min = 512;
+	export_out->block_bytes_preferred = 4096;
+	export_out->block_bytes_max = BLOCK_MAX;
+	export_out->handle = f;
+	export_out->counters = &f->counters;
+	atomic_fetch_add(&f->opens, 1);
+	return 0;
+}
+
+static void test_close(void *ctx, struct iswi_nbd_export *export, struct iswi_nbd_conn *conn)
+{
+	struct fixture *f = ctx;
+
+	(void)conn;
+	CHECK(export->handle == f);
+	atomic_fetch_sub(&f->opens, 1);
+}
+
+static int test_hold(struct iswi_nbd_export *export, uint64_t offset, uint32_t length,
+		     struct iswi_nbd_hold *hold_out)
+{
+	struct fixture *f = export->handle;
+
+	CHECK(length > 0 && offset + length <= EXPORT_BYTES);
+	if (offset >= BAD_FROM)
+		return -ENXIO;
+	atomic_fetch_add(&f->holds, 1);
+	hold_out->memory = f->memory + offset;
+	hold_out->cookie = f;
+	return 0;
+}
+
+static void test_release(struct iswi_nbd_export *export, struct iswi_nbd_hold *hold)
+{
+	CHECK(hold->cookie == export->handle);
+	atomic_fetch_sub(&((struct fixture *)export->handle)->holds, 1);
+}
+
+static const struct iswi_nbd_backend backend = {
+	.open = test_open,
+	.close = test_close,
+	.hold = test_hold,
+	.release = test_release,
+};
+
+static void set_up(struct fixture *f, uint32_t send_ms)
+{
+	struct iswi_nbd_server_config config = {
+		.backend = &backend,
+		.ctx = f,
+		.connections_max = 8,
+		.handshake_ms_max = WAIT_S * 1000,
+		.send_ms_max = send_ms,
+	};
+
+	memset(f, 0, sizeof(*f));
+	f->memory = calloc(1, EXPORT_BYTES);
+	CHECK(f->memory != NULL);
+	CHECK_EQ(iswi_nbd_server_create(&config, &f->server, NULL), 0);
+	CHECK_EQ(iswi_nbd_server_listen_tcp(f->server, "127.0.0.1", 0, &f->port, NULL), 0);
+}
+
+static void tear_down(struct fixture *f)
+{
+	iswi_nbd_server_destroy(f->server);
+	CHECK_EQ(atomic_load(&f->holds), 0);
+	CHECK_EQ(atomic_load(&f->opens), 0);
+	free(f->memory);
+}
+
+static struct iswi_nbd_server_stats stats_of(struct fixture *f)
+{
+	struct iswi_nbd_server_stats stats;
+
+	iswi_nbd_server_stats(f->server, &stats);
+	return stats;
+}
+
+/* Through the wire: the memory is the server's threads' alone. */
+static void fill(int fd, uint64_t offset, int value, uint32_t bytes)
+{
+	static char data[65536];
+
+	CHECK(bytes <= sizeof(data));
+	memset(data, value, bytes);
+	CHECK_EQ(do_write(fd, offset, data, bytes), 0);
+}
+
+static void test_bytes_go_round(struct fixture *f)
+{
+	static char out[BLOCK_MAX], in[BLOCK_MAX];
+	static const uint32_t sizes[] = {512, 4096, 65536, 65536 + 512, BLOCK_MAX};
+	int fd = open_export(f->port, "");
+	uint64_t moved = 0;
+
+	for (unsigned i = 0; i < ISWI_ARRAY_LEN(sizes); i++) {
+		memset(out, (int)(i + 1), sizes[i]);
+		out[sizes[i] - 1] = 99;
+		CHECK_EQ(do_write(fd, 512 * i, out, sizes[i]), 0);
+		CHECK_EQ(do_read(fd, 512 * i, in, sizes[i]), 0);
+		CHECK(memcmp(in, out, sizes[i]) == 0);
+		moved += sizes[i];
+	}
+	/* Counted after the answer has left. */
+	WAIT_FOR(iswi_counted(&f->counters.read_bytes) == moved);
+	CHECK_EQ(iswi_counted(&f->counters.read_requests), ISWI_ARRAY_LEN(sizes));
+	CHECK_EQ(iswi_counted(&f->counters.write_bytes), moved);
+	CHECK_EQ(iswi_counted(&f->counters.write_requests), ISWI_ARRAY_LEN(sizes));
+	CHECK_EQ(stats_of(f).write_bytes, moved);
+	close(fd);
+}
+
+static void test_zeroes_and_flush(struct fixture *f)
+{
+	static const struct {
+		uint16_t command, flags;
+	} cases[] = {{NBD_CMD_TRIM, 0},
+		     {NBD_CMD_TRIM, NBD_CMD_FLAG_FUA},
+		     {NBD_CMD_WRITE_ZEROES, NBD_CMD_FLAG_NO_HOLE},
+		     {NBD_CMD_WRITE_ZEROES, NBD_CMD_FLAG_FUA}};
+	char page[4096];
+	int fd = open_export(f->port, "");
+
+	for (unsigned i = 0; i < ISWI_ARRAY_LEN(cases); i++) {
+		fill(fd, 0, 7, 3 * 4096);
+		CHECK_EQ(do_command(fd, cases[i].command, cases[i].flags, 4096, 4096), 0);
+		CHECK_EQ(do_read(fd, 4096, page, sizeof(page)), 0);
+		CHECK(all_bytes(page, 0, sizeof(page)));
+		CHECK_EQ(do_read(fd, 0, page, sizeof(page)), 0);
+		CHECK(all_bytes(page, 7, sizeof(page)));
+		CHECK_EQ(do_read(fd, 8192, page, sizeof(page)), 0);
+		CHECK(all_bytes(page, 7, sizeof(page)));
+	}
+	CHECK_EQ(do_command(fd, NBD_CMD_FLUSH, 0, 0, 0), 0);
+	/* Longer than a READ or WRITE may be. */
+	CHECK_EQ(do_command(fd, NBD_CMD_TRIM, 0, 0, BAD_FROM), 0);
+	close(fd);
+}
+
+/* Well-formed and wrong: an error, and the connection goes on. */
+static void test_request_errors(struct fixture *f)
+{
+	static const struct {
+		uint16_t command, flags;
+		uint64_t offset;
+		uint32_t length, error;
+	} cases[] = {
+		{NBD_CMD_READ, 0, EXPORT_BYTES, 4096, NBD_EINVAL},
+		{NBD_CMD_READ, 0, EXPORT_BYTES - 512, 1024, NBD_EINVAL},
+		{NBD_CMD_READ, 0, UINT64_MAX - 511, 512, NBD_EINVAL},
+		{NBD_CMD_READ, 0, UINT64_MAX - 511, 1024, NBD_EINVAL},
+		{NBD_CMD_READ, 0, 0, 0, NBD_EINVAL},
+		{NBD_CMD_READ, 0, 0, BLOCK_MAX + 512, NBD_EINVAL},
+		{NBD_CMD_READ, 0, 0, UINT32_MAX - 511, NBD_EINVAL},
+		{NBD_CMD_READ, 0, 256, 512, NBD_EINVAL},
+		{NBD_CMD_READ, 0, 512, 100, NBD_EINVAL},
+		{NBD_CMD_READ, NBD_CMD_FLAG_DF, 0, 512, NBD_EINVAL},
+		{NBD_CMD_READ, NBD_CMD_FLAG_NO_HOLE, 0, 512, NBD_EINVAL},
+		{NBD_CMD_READ, 0, BAD_FROM, 512, NBD_EIO},
+		{NBD_CMD_TRIM, 0, EXPORT_BYTES, 512, NBD_EINVAL},
+		{NBD_CMD_TRIM, 0, 0, 0, NBD_EINVAL},
+		{NBD_CMD_TRIM, 0, BAD_FROM, 512, NBD_EIO},
+		{NBD_CMD_WRITE_ZEROES, 0, EXPORT_BYTES - 512, 1024, NBD_ENOSPC},
+		{NBD_CMD_WRITE_ZEROES, NBD_CMD_FLAG_FAST_ZERO, 0, 512, NBD_EINVAL},
+		{NBD_CMD_WRITE_ZEROES, 0, BAD_FROM, 512, NBD_EIO},
+		{NBD_CMD_FLUSH, NBD_CMD_FLAG_NO_HOLE, 0, 0, NBD_EINVAL},
+		{NBD_CMD_CACHE, 0, 0, 512, NBD_EINVAL},
+		{NBD_CMD_BLOCK_STATUS, 0, 0, 512, NBD_EINVAL},
+		{999, 0, 0, 512, NBD_EINVAL},
+	};
+	uint64_t errors = stats_of(f).request_errors;
+	char page[512];
+	int fd = open_export(f->port, "");
+
+	for (unsigned i = 0; i < ISWI_ARRAY_LEN(cases); i++) {
+		CHECK_EQ(do_command(fd, cases[i].command, cases[i].flags, cases[i].offset,
+				    cases[i].length),
+			 cases[i].error);
+		CHECK_EQ(do_read(fd, 0, page, sizeof(page)), 0);
+	}
+	CHECK_EQ(stats_of(f).request_errors, errors + ISWI_ARRAY_LEN(cases));
+	close(fd);
+}
+
+/* A refused WRITE's payload is not taken for the next request. */
+static void test_refused_writes(struct fixture *f)
+{
+	static char data[BLOCK_MAX + 512];
+	static const struct {
+		uint64_t offset;
+		uint32_t length, error;
+	} cases[] = {
+		{EXPORT_BYTES, 4096, NBD_ENOSPC},
+		{EXPORT_BYTES - 512, 1024, NBD_ENOSPC},
+		{100, 512, NBD_EINVAL},
+		{0, 100, NBD_EINVAL},
+		{0, 0, NBD_EINVAL},
+		{0, BLOCK_MAX + 512, NBD_EINVAL},
+		{BAD_FROM, 65536, NBD_EIO},
+		{BAD_FROM, 512, NBD_EIO},
+		{UINT64_MAX - 511, 512, NBD_ENOSPC},
+	};
+	char page[512];
+	int fd = open_export(f->port, "");
+
+	fill(fd, 0, 5, 4096);
+	memset(data, 6, sizeof(data));
+	for (unsigned i = 0; i < ISWI_ARRAY_LEN(cases); i++) {
+		CHECK_EQ(do_write(fd, cases[i].offset, data, cases[i].length), cases[i].error);
+		CHECK_EQ(do_read(fd, 0, page, sizeof(page)), 0);
+		CHECK(all_bytes(page, 5, sizeof(page)));
+	}
+	close(fd);
+}
+
+static void test_broken_streams(struct fixture *f)
+{
+	uint64_t errors = stats_of(f).protocol_errors;
+	static const char zeros[NBD_REQUEST_BYTES];
+	int fd;
+
+	WAIT_FOR(stats_of(f).connections == 0);
+	fd = open_export(f->port, "");
+	CHECK(say(fd, zeros, sizeof(zeros)));
+	hear_close(fd);
+	close(fd);
+	WAIT_FOR(stats_of(f).protocol_errors == errors + 1);
+	fd = open_export(f->port, "");
+	CHECK(say_request(fd, NBD_CMD_WRITE, 0, 1, 0, ISWI_NBD_PAYLOAD_BYTES_MAX + 1));
+	hear_close(fd);
+	close(fd);
+	WAIT_FOR(stats_of(f).protocol_errors == errors + 2);
+	/* Gone in the middle of a header, or of a payload: nobody's fault, nothing kept. */
+	fd = open_export(f->port, "");
+	CHECK(say(fd, zeros, 5));
+	close(fd);
+	fd = open_export(f->port, "");
+	CHECK(say_request(fd, NBD_CMD_WRITE, 0, 1, 0, 4096));
+	CHECK(say(fd, zeros, sizeof(zeros)));
+	close(fd);
+	WAIT_FOR(stats_of(f).connections == 0);
+	CHECK_EQ(stats_of(f).protocol_errors, errors + 2);
+	CHECK_EQ(atomic_load(&f->holds), 0);
+}
+
+/* More requests in one send than one batch of answers; DISC at the end loses none of them. */
+static void test_pipelined_then_disc(struct fixture *f)
+{
+	enum { COUNT = 300 };
+	static unsigned char wire[COUNT * NBD_REQUEST_BYTES + NBD_REQUEST_BYTES];
+	char block[512];
+	struct nbd_request request = {.command = NBD_CMD_READ, .length = sizeof(block)};
+	int fd = open_export(f->port, "");
+
+	for (unsigned i = 0; i < COUNT; i++) {
+		fill(fd, i * sizeof(block), (int)(i & 0xff), sizeof(block));
+		request.cookie = i;
+		request.offset = i * sizeof(block);
+		nbd_put_request(wire + i * NBD_REQUEST_BYTES, &request);
+	}
+	request = (struct nbd_request){.command = NBD_CMD_DISC};
+	nbd_put_request(wire + COUNT * NBD_REQUEST_BYTES, &request);
+	CHECK(say(fd, wire, sizeof(wire)));
+	for (unsigned i = 0; i < COUNT; i++) {
+		CHECK_EQ(hear_reply(fd, i, block, sizeof(block)), 0);
+		CHECK(all_bytes(block, (unsigned char)(i & 0xff), sizeof(block)));
+	}
+	hear_close(fd);
+	close(fd);
+}
+
+/* The answer to a request must not wait for the rest of the next one. */
+static void test_answers_before_it_waits(struct fixture *f)
+{
+	char block[512];
+	int fd = open_export(f->port, "");
+
+	fill(fd, 0, 3, sizeof(block));
+	CHECK(say_request(fd, NBD_CMD_READ, 0, 1, 0, sizeof(block)));
+	CHECK(say_request(fd, NBD_CMD_WRITE, 0, 2, 4096, sizeof(block)));
+	CHECK(say(fd, block, 100));
+	CHECK_EQ(hear_reply(fd, 1, block, sizeof(block)), 0);
+	CHECK(all_bytes(block, 3, sizeof(block)));
+	CHECK(say(fd, block + 100, sizeof(block) - 100));
+	CHECK_EQ(hear_reply(fd, 2, NULL, 0), 0);
+	CHECK(say_request(fd, NBD_CMD_READ, 0, 3, 0, sizeof(block)));
+	CHECK(say(fd, "\x25\x60", 2)); /* the beginning of a header */
+	CHECK_EQ(hear_reply(fd, 3, block, sizeof(block)), 0);
+	close(fd);
+}
+
+/* One byte at a time: every border between receives is one a request may lie on. */
+static void test_drip(struct fixture *f)
+{
+	unsigned char wire[NBD_REQUEST_BYTES + 512], block[512];
+	struct nbd_request request = {
+		.command = NBD_CMD_WRITE, .cookie = 9, .offset = 512, .length = 512};
+	int fd = open_export(f->port, "");
+
+	nbd_put_request(wire, &request);
+	memset(wire + NBD_REQUEST_BYTES, 0x5a, 512);
+	for (unsigned i = 0; i < sizeof(wire); i++)
+		CHECK(say(fd, wire + i, 1));
+	CHECK_EQ(hear_reply(fd, 9, NULL, 0), 0);
+	CHECK_EQ(do_read(fd, 512, block, sizeof(block)), 0);
+	CHECK(all_bytes(block, 0x5a, sizeof(block)));
+	close(fd);
+}
+
+/* Asks and never reads: its holds end with it, and others are served meanwhile. */
+static void test_client_that_never_reads(void)
+{
+	struct fixture f;
+	char block[512];
+	int deaf, fd;
+
+	set_up(&f, 300);
+	deaf = dial_buffered(f.port, 4096);
+	CHECK_EQ(try_open(deaf, ""), 0);
+	for (unsigned i = 0; i < 64; i++)
+		if (!say_request(deaf, NBD_CMD_READ, 0, i, 0, BLOCK_MAX))
+			break;
+	WAIT_FOR(atomic_load(&f.holds) > 0);
+	fd = open_export(f.port, "");
+	CHECK_EQ(do_read(fd, 0, block, sizeof(block)), 0);
+	WAIT_FOR(atomic_load(&f.opens) == 1);
+	CHECK_EQ(atomic_load(&f.holds), 0);
+	CHECK_EQ(do_read(fd, 0, block, sizeof(block)), 0);
+	close(deaf);
+	close(fd);
+	tear_down(&f);
+}
+
+/* Each in a part of its own: what clients do to the same bytes at once is their affair. */
+static void *hammer(void *opaque)
+{
+	struct fixture *f = opaque;
+	const uint64_t base = (uint64_t)atomic_fetch_add(&f->hammers, 1) * 65536;
+	char block[4096];
+	int fd = open_export(f->port, "");
+
+	for (unsigned i = 0; i < 500; i++) {
+		const uint64_t offset = base + 4096 * (i % 16);
+
+		memset(block, (int)(i & 0x7f) + 1, sizeof(block));
+		CHECK_EQ(do_write(fd, offset, block, sizeof(block)), 0);
+		CHECK_EQ(do_read(fd, offset, block, sizeof(block)), 0);
+		CHECK(all_bytes(block, (unsigned char)((i & 0x7f) + 1), sizeof(block)));
+		CHECK_EQ(do_command(fd, NBD_CMD_TRIM, 0, offset, 512), 0);
+	}
+	close(fd);
+	return NULL;
+}
+
+static void test_connections_at_once(struct fixture *f)
+{
+	pthread_t threads[4];
+
+	for (unsigned i = 0; i < ISWI_ARRAY_LEN(threads); i++)
+		CHECK_EQ(iswi_thread_start(&threads[i], "hammer", hammer, f), 0);
+	for (unsigned i = 0; i < ISWI_ARRAY_LEN(threads); i++)
+		pthread_join(threads[i], NULL);
+}
+
+int main(void)
+{
+	struct fixture f;
+
+	set_up(&f, WAIT_S * 1000);
+	test_bytes_go_round(&f);
+	test_zeroes_and_flush(&f);
+	test_request_errors(&f);
+	test_refused_writes(&f);
+	test_broken_streams(&f);
+	test_pipelined_then_disc(&f);
+	test_answers_before_it_waits(&f);
+	test_drip(&f);
+	test_connections_at_once(&f);
+	tear_down(&f);
+	test_client_that_never_reads();
+	return 0;
+}
