@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a path can hold a device's backup: checked before anything is attached.
+
+The backup is the one copy that survives the loss of every donor, and it is written under memory
+pressure. So it must be on a real disk (memory and network file systems can lose it, or need the
+memory that swapping is to free), and its blocks must be its own from the start (a copy-on-write
+file system allocates on every write).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from infiniswap.errors import BackupError
+from infiniswap.system.files import PROC, SYS, try_read_text
+from infiniswap.system.mounts import mount_of, mounts_of_device
+from infiniswap.system.swap import active_areas
+from infiniswap.units import MIB, format_size, format_size_short
+
+BACKUP_DIRECTORY = Path("/var/lib/infiniswap")
+FREE_RESERVE_BYTES = 64 * MIB
+"""Left free on the file system beside a new backup."""
+
+_MEND = "Name a file on a local disk (ext4 or xfs), or a block device, with --backup."
+
+_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
+_NETWORK = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "ceph", "afs", "gfs2", "ocfs2"}
+    | {"lustre", "beegfs", "glusterfs", "orangefs", "pvfs2", "coda"}
+)
+_COPY_ON_WRITE = frozenset({"btrfs", "zfs", "bcachefs", "nilfs2", "f2fs"})
+_LAYERED = frozenset({"overlay", "aufs", "unionfs", "ecryptfs"})
+_READ_ONLY = frozenset({"squashfs", "iso9660", "erofs", "cramfs", "udf"})
+_PSEUDO = frozenset({"proc", "sysfs", "cgroup", "cgroup2", "debugfs", "tracefs", "devpts", "bpf"})
+
+
+@dataclass(frozen=True, slots=True)
+class BackupTarget:
+    """A path that passed.
+
+    Attributes:
+        path: without links.
+        is_block_device: else a regular file, which may not exist yet.
+        exists: whether it does.
+    """
+
+    path: Path
+    is_block_device: bool
+    exists: bool
+
+
+def default_backup_path(name: str) -> Path:
+    """Where the backup of device `name` is when nothing else was said."""
+    return BACKUP_DIRECTORY / f"{name}.backup"
+
+
+def refusal_of_file_system(fs_type: str) -> str | None:
+    """Why a file on a file system of this type cannot be a backup; None when it can."""
+    if fs_type in _MEMORY:
+        return f"it lies in memory ({fs_type}), the very memory that swapping is to free"
+    if fs_type in _NETWORK:
+        return f"it lies on a network file system ({fs_type}), which may be lost with the donors"
+    if fs_type in _COPY_ON_WRITE:
+        return (
+            f"it lies on a copy-on-write file system ({fs_type}), which needs memory and new "
+            "blocks for every write"
+        )
+    if fs_type in _LAYERED:
+        return f"it lies on a layered file system ({fs_type}), as a container's own files do"
+    if fs_type == "fuseblk" or fs_type.split(".")[0] == "fuse":
+        return f"it lies on a file system served by another process ({fs_type})"
+    if fs_type in _READ_ONLY:
+        return f"it lies on a read-only file system ({fs_type})"
+    if fs_type in _PSEUDO:
+        return f"it lies on a file system that holds no files of ours ({fs_type})"
+    return None
+
+
+def check_backup(
+    path: Path, size_bytes: int, *, proc: Path = PROC, sys: Path = SYS
+) -> BackupTarget:
+    """Checks that `path` can back a device of `size_bytes`.
+
+    Nothing is created. The answer can be outdated by the time it is used; the engine's own open,
+    lock and preallocation are what counts in the end.
+
+    Raises:
+        BackupError: it cannot; says why and what to do.
+        NotPermittedError, SystemCallError: /proc could not be read.
+    """
+    resolved = Path(os.path.realpath(path))
+    try:
+        attributes = os.stat(resolved)
+    except FileNotFoundError:
+        _check_file(resolved, None, size_bytes, proc)
+        return BackupTarget(resolved, is_block_device=False, exists=False)
+    except OSError as error:
+        raise _from_oserror(error, resolved) from error
+    if stat.S_ISBLK(attributes.st_mode):
+        _check_block_device(resolved, attributes, size_bytes, proc, sys)
+        return BackupTarget(resolved, is_block_device=True, exists=True)
+    if not stat.S_ISREG(attributes.st_mode):
+        raise BackupError(
+            "it is neither a regular file nor a block device", where=str(resolved), mend=_MEND
+        )
+    _check_file(resolved, attributes, size_bytes, proc)
+    return BackupTarget(resolved, is_block_device=False, exists=True)
+
+
+def _from_oserror(error: OSError, path: Path) -> BackupError:
+    reason = os.strerror(error.errno or errno.EIO)
+    return BackupError(f"the backup cannot be used: {reason}", where=str(path), mend=_MEND)
+
+
+def _check_file(path: Path, existing: os.stat_result | None, size_bytes: int, proc: Path) -> None:
+    directory = path.parent
+    if not directory.is_dir():
+        raise BackupError(
+            "its directory does not exist",
+            where=str(path),
+            mend=f"Make it (mkdir -p {directory}), or name another with --backup.",
+        )
+    mount = mount_of(path if existing else directory, proc=proc)
+    reason = refusal_of_file_system(mount.fs_type)
+    if reason is not None:
+        raise BackupError(reason, where=str(path), mend=_MEND)
+    if mount.read_only:
+        raise BackupError(
+            f"the file system at {mount.mount_point} is mounted read-only",
+            where=str(path),
+            mend=f"Remount it (mount -o remount,rw {mount.mount_point}), or name another file "
+            "with --backup.",
+        )
+    if not os.access(path if existing else directory, os.W_OK):
+        raise BackupError(
+            "this user may not write there",
+            where=str(path),
+            mend="Run it as root, or name another file with --backup.",
+        )
+    _check_not_swap(path, existing, proc)
+    _check_space(path, existing, size_bytes)
+
+
+def _check_space(path: Path, existing: os.stat_result | None, size_bytes: int) -> None:
+    try:
+        space = os.statvfs(path.parent)
+    except OSError as error:
+        raise _from_oserror(error, path) from error
+    have_bytes = existing.st_blocks * 512 if existing else 0
+    free_bytes = space.f_bavail * space.f_frsize
+    if have_bytes >= size_bytes:
+        return
+    needed_bytes = size_bytes - have_bytes + FREE_RESERVE_BYTES
+    if free_bytes < needed_bytes:
+        raise BackupError(
+            f"the backup needs {format_size_short(needed_bytes)} and only "
+            f"{format_size_short(free_bytes)} are free on its file system",
+            where=str(path),
+            mend="Free space there, name another file with --backup, or ask for a smaller device.",
+        )
+
+
+def _check_not_swap(path: Path, existing: os.stat_result | None, proc: Path) -> None:
+    if existing is None:
+        return
+    for area in active_areas(proc=proc):
+        try:
+            other = os.stat(area.path)
+        except OSError:
+            continue
+        same_device = stat.S_ISBLK(existing.st_mode) and other.st_rdev == existing.st_rdev
+        same_file = (other.st_dev, other.st_ino) == (existing.st_dev, existing.st_ino)
+        if same_file or (same_device and stat.S_ISBLK(other.st_mode)):
+            raise BackupError(
+                "it is an active swap area itself",
+                where=str(path),
+                mend=f"Remove it from there first: swapoff {area.path}.",
+            )
+
+
+def _check_block_device(
+    path: Path, attributes: os.stat_result, size_bytes: int, proc: Path, sys: Path
+) -> None:
+    device = f"{os.major(attributes.st_rdev)}:{os.minor(attributes.st_rdev)}"
+    directory = sys / "dev" / "block" / device
+    numbers = [device]
+    if directory.is_dir():
+        # Partitions: a whole disk is in use when one of them is.
+        texts = (try_read_text(entry / "dev") for entry in sorted(directory.iterdir()))
+        numbers += [text.strip() for text in texts if text is not None]
+    for number in numbers:
+        for mount in mounts_of_device(number, proc=proc):
+            raise BackupError(
+                f"the device is mounted at {mount.mount_point}",
+                where=str(path),
+                mend=f"Unmount it (umount {mount.mount_point}), or name another device; its "
+                "contents would be overwritten.",
+            )
+    _check_not_swap(path, attributes, proc)
+    if (try_read_text(directory / "ro") or "0").strip() == "1":
+        raise BackupError("the device is read-only", where=str(path), mend=_MEND)
+    have_bytes = int(try_read_text(directory / "size") or "0") * 512
+    if have_bytes < size_bytes:
+        raise BackupError(
+            f"the device has {format_size_short(have_bytes)}, the backup needs "
+            f"{format_size_short(size_bytes)}",
+            where=str(path),
+            mend=f"Name a larger one, or ask for a device of {format_size(have_bytes)} or less.",
+        )
+    _check_free_for_us(path)
+
+
+def _check_free_for_us(path: Path) -> None:
+    """O_EXCL on a block device fails while the kernel itself uses it: RAID, LVM, a partition."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise BackupError(
+                "the device is in use (mounted elsewhere, or part of RAID, LVM or encryption)",
+                where=str(path),
+                mend="See what uses it with lsblk, or name another device.",
+            ) from error
+        raise _from_oserror(error, path) from error
+    os.close(descriptor)

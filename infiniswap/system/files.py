@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading and writing the small text files of /proc, /sys and cgroups."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from infiniswap.errors import SystemCallError, from_oserror
+
+PROC = Path("/proc")
+SYS = Path("/sys")
+
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+def read_text(path: Path, what: str) -> str:
+    """The file's text.
+
+    Args:
+        path: the file.
+        what: what is being done, for the error: "cannot read the memory limit".
+
+    Raises:
+        NotPermittedError, SystemCallError: the kernel's refusal.
+    """
+    try:
+        return path.read_text(errors="surrogateescape")
+    except OSError as error:
+        raise from_oserror(what, error, where=str(path)) from error
+
+
+def try_read_text(path: Path) -> str | None:
+    """The file's text, or None when it is absent or cannot be read."""
+    try:
+        return path.read_text(errors="surrogateescape")
+    except OSError:
+        return None
+
+
+def read_int(path: Path, what: str) -> int:
+    """The file's one number.
+
+    Raises:
+        NotPermittedError, SystemCallError: unreadable, or no number.
+    """
+    text = read_text(path, what)
+    try:
+        return int(text)
+    except ValueError:
+        raise SystemCallError(
+            f"{what}: {text.strip()!r} is not a number", where=str(path)
+        ) from None
+
+
+def write_text(path: Path, text: str, what: str) -> None:
+    """Writes the text in one write to a file that exists.
+
+    Raises:
+        NotPermittedError, SystemCallError: the kernel's refusal.
+    """
+    try:
+        with path.open("w") as file:
+            file.write(text)
+    except OSError as error:
+        raise from_oserror(what, error, where=str(path)) from error
+
+
+def try_write_text(path: Path, text: str) -> bool:
+    """As write_text; False instead of an error."""
+    try:
+        with path.open("w") as file:
+            file.write(text)
+    except OSError:
+        return False
+    return True
+
+
+def unescape(text: str) -> str:
+    """Undoes the octal escapes (`\\040`) with which the kernel writes paths in tables."""
+    return _ESCAPE.sub(lambda match: chr(int(match.group(1), 8)), text)
+
+
+def parse_key_values(text: str) -> dict[str, int]:
+    """Lines of `name number` (memory.stat, memory.events, ...); other lines are left out."""
+    values: dict[str, int] = {}
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) == 2 and re.fullmatch(r"-?[0-9]+", fields[1], re.ASCII):
+            values[fields[0]] = int(fields[1])
+    return values

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loop devices with direct I/O: the block device over the fuse front end's file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from infiniswap.errors import ConflictError, NotFoundError, SystemCallError, UnavailableError
+from infiniswap.system.files import SYS, try_read_text, try_write_text
+from infiniswap.system.process import run_command
+from infiniswap.units import PAGE_BYTES
+
+ATTACH_TRIES_MAX = 5
+DETACH_S_MAX = 10.0
+
+QUEUE_SETTINGS = (
+    # Half of what the front end takes at once (csrc/frontend/fuse.c): even a request whose memory
+    # is not page aligned, so that it touches twice the pages, is then not cut in mid-page.
+    ("max_sectors_kb", "128"),
+    ("scheduler", "none"),  # there is no head to move; sorting only adds latency
+    ("rotational", "0"),  # swap then gives each processor a cluster of its own
+    ("nr_requests", "128"),
+    ("read_ahead_kb", "128"),  # for file systems; swap has its own
+    ("add_random", "0"),
+)
+"""What `tune` writes to /sys/block/loopN/queue, with why."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopDevice:
+    """An attached loop device.
+
+    Attributes:
+        number: N of /dev/loopN.
+        backing: the file as the kernel names it now.
+        deleted: that file has been removed since.
+        direct_io: requests go past the page cache.
+        autoclear: it detaches itself once nobody has it open.
+    """
+
+    number: int
+    backing: str
+    deleted: bool
+    direct_io: bool
+    autoclear: bool
+
+    @property
+    def path(self) -> Path:
+        """The device node."""
+        return Path(f"/dev/loop{self.number}")
+
+
+_DELETED = " (deleted)"
+
+
+def _loop_number(name: str) -> int | None:
+    match = re.fullmatch(r"loop([0-9]+)", name, re.ASCII)
+    return int(match.group(1)) if match else None
+
+
+def loop_device(number: int, *, sys: Path = SYS) -> LoopDevice | None:
+    """What loop device `number` is attached to, None when to nothing."""
+    directory = sys / "block" / f"loop{number}" / "loop"
+    backing = try_read_text(directory / "backing_file")
+    if backing is None:
+        return None
+    backing = backing.removesuffix("\n")
+    return LoopDevice(
+        number=number,
+        backing=backing.removesuffix(_DELETED),
+        deleted=backing.endswith(_DELETED),
+        direct_io=(try_read_text(directory / "dio") or "").strip() == "1",
+        autoclear=(try_read_text(directory / "autoclear") or "").strip() == "1",
+    )
+
+
+def attached(*, sys: Path = SYS) -> tuple[LoopDevice, ...]:
+    """Every attached loop device, by number."""
+    numbers: list[int] = []
+    with contextlib.suppress(OSError):
+        numbers = [
+            number
+            for entry in (sys / "block").iterdir()
+            if (number := _loop_number(entry.name)) is not None
+        ]
+    devices = (loop_device(number, sys=sys) for number in sorted(numbers))
+    return tuple(device for device in devices if device is not None)
+
+
+def find_by_backing(backing: Path, *, sys: Path = SYS) -> tuple[LoopDevice, ...]:
+    """Loop devices on the file at `backing`. (Of a file system that was unmounted lazily the
+    kernel only knows the path inside it, so such a device is not found by its old path.)"""
+    wanted = os.path.realpath(backing)
+    return tuple(device for device in attached(sys=sys) if device.backing == wanted)
+
+
+def attach(backing: Path, *, sector_bytes: int = PAGE_BYTES, sys: Path = SYS) -> LoopDevice:
+    """Attaches a free loop device to the file, with direct I/O.
+
+    Raises:
+        UnavailableError: no loop devices, or the file cannot do direct I/O.
+        SystemCallError, DeadlineError: losetup failed.
+    """
+    argv = ["losetup", "--find", "--show", "--direct-io=on", "--sector-size", str(sector_bytes)]
+    for attempt in range(1, ATTACH_TRIES_MAX + 1):
+        try:
+            output = run_command([*argv, str(backing)]).strip()
+            break
+        except SystemCallError as error:
+            # Somebody else may have taken the device that losetup had found free.
+            taken = "busy" in error.what or "temporarily unavailable" in error.what
+            if not taken or attempt == ATTACH_TRIES_MAX:
+                raise _explain(error) from error
+            time.sleep(0.05 * attempt)
+    number = _loop_number(Path(output).name)
+    device = None if number is None else loop_device(number, sys=sys)
+    if device is None:
+        raise SystemCallError(f"losetup named {output!r}, which is not attached to anything")
+    if not device.direct_io:
+        detach(device, sys=sys)
+        raise UnavailableError(
+            "the loop device does not do direct I/O on this file; pages would be kept twice, and "
+            "writing them out could need the memory that it is to free",
+            where=str(backing),
+        )
+    return device
+
+
+def _explain(error: SystemCallError) -> UnavailableError | SystemCallError:
+    if "cannot find an unused loop device" in error.what or "No such file" in error.what:
+        return UnavailableError(
+            error.what,
+            mend="Load the loop driver (modprobe loop); in a container, pass /dev/loop-control "
+            "and some /dev/loopN in.",
+        )
+    return error
+
+
+def detach(device: LoopDevice, *, timeout_s: float = DETACH_S_MAX, sys: Path = SYS) -> None:
+    """Detaches the device and verifies it: with somebody else holding it open, the kernel only
+    promises to detach it later. Nothing to do when it is attached to something else by now.
+
+    Raises:
+        ConflictError: it is still in use.
+        SystemCallError, DeadlineError: losetup failed.
+    """
+
+    def still_there() -> bool:
+        now = loop_device(device.number, sys=sys)
+        return now is not None and now.backing == device.backing
+
+    if not still_there():
+        return
+    deadline = time.monotonic() + timeout_s
+    try:
+        run_command(["losetup", "--detach", str(device.path)], timeout_s=timeout_s)
+    except SystemCallError:
+        if still_there():
+            raise
+    while still_there():
+        if time.monotonic() >= deadline:
+            raise ConflictError(
+                "the loop device is still in use and detaches when it no longer is",
+                where=str(device.path),
+                mend=f"See who has it: grep {device.path} /proc/swaps /proc/mounts; "
+                f"fuser -v {device.path}.",
+            )
+        time.sleep(0.02)
+
+
+def tune(device: LoopDevice, *, sys: Path = SYS) -> tuple[str, ...]:
+    """Best effort: writes QUEUE_SETTINGS. Returns the names of those the kernel refused."""
+    queue = sys / "block" / f"loop{device.number}" / "queue"
+    return tuple(name for name, value in QUEUE_SETTINGS if not try_write_text(queue / name, value))
+
+
+def size_bytes(device: LoopDevice, *, sys: Path = SYS) -> int:
+    """The device's size.
+
+    Raises:
+        NotFoundError: no such device.
+    """
+    text = try_read_text(sys / "block" / f"loop{device.number}" / "size")
+    if text is None:
+        raise NotFoundError("there is no such loop device", where=str(device.path))
+    return int(text) * 512

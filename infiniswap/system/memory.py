@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory this host, or this container, has and has left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from infiniswap.errors import SystemCallError, UnavailableError
+from infiniswap.system.files import PROC, parse_key_values, read_int, read_text, try_read_text
+from infiniswap.system.mounts import Mount, mounts
+
+UNLIMITED_BYTES = 1 << 62
+"""Version 1 writes "no limit" as a number just below 2^63."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory that can be used here.
+
+    Attributes:
+        total_bytes: all there is, or may be used.
+        available_bytes: how much more can be used without swapping.
+        limited_by: what sets the figures: "host", or the path of a memory cgroup.
+    """
+
+    total_bytes: int
+    available_bytes: int
+    limited_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupMemory:
+    """Figures of one memory cgroup, its children included; None where the kernel has none.
+
+    Attributes:
+        limit_bytes: None without a limit.
+        usage_bytes: anonymous memory, file cache, kernel memory.
+        peak_bytes: the highest usage so far.
+        anon_bytes: anonymous memory in RAM.
+        file_bytes: file cache that can be dropped or written back (not shared memory).
+        swap_bytes: what of it is swapped out.
+        oom_kills: processes killed since it was made.
+    """
+
+    limit_bytes: int | None
+    usage_bytes: int
+    peak_bytes: int | None
+    anon_bytes: int
+    file_bytes: int
+    swap_bytes: int | None
+    oom_kills: int | None
+
+    @property
+    def available_bytes(self) -> int | None:
+        """What more fits below the limit, None without one."""
+        if self.limit_bytes is None:
+            return None
+        return max(0, self.limit_bytes - self.usage_bytes + min(self.file_bytes, self.usage_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryHierarchy:
+    """Where memory cgroups are on this host.
+
+    Attributes:
+        version: 1 or 2.
+        mount_point: the highest cgroup that is visible here.
+        own: the cgroup of the process asked for.
+    """
+
+    version: int
+    mount_point: Path
+    own: Path
+
+
+# -------------------------------------------------------------------------- host
+
+
+def parse_meminfo(text: str) -> dict[str, int]:
+    """Bytes by name from /proc/meminfo; lines without a number are left out."""
+    values: dict[str, int] = {}
+    for line in text.splitlines():
+        name, colon, rest = line.partition(":")
+        fields = rest.split()
+        if not colon or not fields or not fields[0].isdecimal():
+            continue
+        factor = 1024 if fields[1:] == ["kB"] else 1
+        values[name] = int(fields[0]) * factor
+    return values
+
+
+def machine_memory(*, proc: Path = PROC) -> Memory:
+    """The whole machine's memory, whatever cgroup the caller is in.
+
+    Raises:
+        NotPermittedError, SystemCallError: /proc could not be read.
+    """
+    path = proc / "meminfo"
+    values = parse_meminfo(read_text(path, "cannot read the memory figures"))
+    try:
+        return Memory(values["MemTotal"], values["MemAvailable"], "host")
+    except KeyError as error:
+        raise SystemCallError(
+            f"no {error.args[0]} in the memory figures", where=str(path)
+        ) from None
+
+
+def host_memory(*, proc: Path = PROC, pid: int | None = None) -> Memory:
+    """Memory that a process may use: the least of the machine's and of its cgroups'.
+
+    MemAvailable knows nothing of a container's limit, and a limit nothing of the machine's other
+    users, so both count. A cgroup's file cache counts as available, as it does in MemAvailable.
+
+    Args:
+        proc: root of the proc file system.
+        pid: the process, None for the caller.
+
+    Raises:
+        NotPermittedError, SystemCallError: /proc or a cgroup could not be read.
+    """
+    memory = machine_memory(proc=proc)
+    total, available, limited_by = memory.total_bytes, memory.available_bytes, memory.limited_by
+    try:
+        hierarchy = memory_hierarchy(proc=proc, pid=pid)
+    except UnavailableError:
+        return memory
+    for path in chain(hierarchy):
+        cgroup = cgroup_memory(path, hierarchy.version)
+        if cgroup.limit_bytes is not None and cgroup.limit_bytes < total:
+            total, limited_by = cgroup.limit_bytes, str(path)
+        if cgroup.available_bytes is not None:
+            available = min(available, cgroup.available_bytes)
+    return Memory(total, min(available, total), limited_by)
+
+
+# ----------------------------------------------------------------------- cgroups
+
+
+def parse_process_cgroups(text: str) -> dict[str, str]:
+    """Path by controller from /proc/PID/cgroup; version 2's is under ""."""
+    paths: dict[str, str] = {}
+    for line in text.splitlines():
+        fields = line.split(":", 2)
+        if len(fields) == 3:
+            for controller in fields[1].split(","):
+                paths[controller] = fields[2]
+    return paths
+
+
+def _visible(mount: Mount, path: str) -> Path:
+    """The directory of cgroup `path`; in a container whose own cgroup is what is mounted, the
+    path may start above what is visible, and then the mount point stands for it."""
+    point = Path(mount.mount_point)
+    root = mount.root.rstrip("/")
+    if path != root and not path.startswith(root + "/"):
+        return point
+    parts = [part for part in path[len(root) :].split("/") if part]
+    if ".." in parts:
+        return point
+    own = point.joinpath(*parts)
+    return own if own.is_dir() else point
+
+
+def memory_hierarchy(*, proc: Path = PROC, pid: int | None = None) -> MemoryHierarchy:
+    """Where memory is accounted: version 2, or version 1 where 2 has no memory controller.
+
+    Raises:
+        UnavailableError: this kernel accounts memory in neither.
+        NotPermittedError, SystemCallError: /proc could not be read.
+    """
+    who = "self" if pid is None else str(pid)
+    text = read_text(proc / who / "cgroup", "cannot read the process's cgroups")
+    paths = parse_process_cgroups(text)
+    table = mounts(proc=proc)
+    for mount in table:
+        if mount.fs_type == "cgroup2" and "" in paths:
+            controllers = try_read_text(Path(mount.mount_point) / "cgroup.controllers") or ""
+            if "memory" in controllers.split():
+                return MemoryHierarchy(2, Path(mount.mount_point), _visible(mount, paths[""]))
+    for mount in table:
+        if mount.fs_type == "cgroup" and "memory" in mount.super_options and "memory" in paths:
+            return MemoryHierarchy(1, Path(mount.mount_point), _visible(mount, paths["memory"]))
+    raise UnavailableError(
+        "no memory cgroups here: neither version 2 with a memory controller nor version 1 is "
+        "mounted",
+        mend="Boot with cgroup_enable=memory, or mount the memory controller.",
+    )
+
+
+def chain(hierarchy: MemoryHierarchy) -> Iterator[Path]:
+    """The process's own cgroup and those above it, as far as visible."""
+    path = hierarchy.own
+    while True:
+        yield path
+        if path in (hierarchy.mount_point, path.parent):
+            return
+        path = path.parent
+
+
+def _limit_v2(path: Path) -> int | None:
+    text = (try_read_text(path) or "max").strip()  # the root cgroup has no such file
+    return int(text) if text.isdecimal() else None
+
+
+def _usage_v2_root(stat: dict[str, int]) -> int:
+    return sum(stat.get(name, 0) for name in ("anon", "file", "kernel", "sock"))
+
+
+def _optional_int(path: Path) -> int | None:
+    text = (try_read_text(path) or "").strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _memory_v2(path: Path) -> CgroupMemory:
+    stat = parse_key_values(read_text(path / "memory.stat", "cannot read the memory figures"))
+    events = parse_key_values(try_read_text(path / "memory.events") or "")
+    usage = _optional_int(path / "memory.current")
+    return CgroupMemory(
+        limit_bytes=_limit_v2(path / "memory.max"),
+        usage_bytes=_usage_v2_root(stat) if usage is None else usage,
+        peak_bytes=_optional_int(path / "memory.peak"),
+        anon_bytes=stat.get("anon", 0),
+        file_bytes=stat.get("inactive_file", 0) + stat.get("active_file", 0),
+        swap_bytes=_optional_int(path / "memory.swap.current"),
+        oom_kills=events.get("oom_kill"),
+    )
+
+
+def _memory_v1(path: Path) -> CgroupMemory:
+    stat = parse_key_values(read_text(path / "memory.stat", "cannot read the memory figures"))
+    control = parse_key_values(try_read_text(path / "memory.oom_control") or "")
+    limit = read_int(path / "memory.limit_in_bytes", "cannot read the memory limit")
+    return CgroupMemory(
+        limit_bytes=None if limit >= UNLIMITED_BYTES else limit,
+        usage_bytes=read_int(path / "memory.usage_in_bytes", "cannot read the memory usage"),
+        peak_bytes=_optional_int(path / "memory.max_usage_in_bytes"),
+        anon_bytes=stat.get("total_rss", 0),
+        file_bytes=stat.get("total_inactive_file", 0) + stat.get("total_active_file", 0),
+        swap_bytes=stat.get("total_swap"),
+        oom_kills=control.get("oom_kill"),
+    )
+
+
+def cgroup_memory(path: Path, version: int) -> CgroupMemory:
+    """Figures of the memory cgroup whose directory is `path`.
+
+    Raises:
+        NotPermittedError, SystemCallError: not a memory cgroup, or gone.
+    """
+    return _memory_v2(path) if version == 2 else _memory_v1(path)

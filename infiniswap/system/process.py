@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes: running commands, pidfds, and what makes a process safe to serve swap.
+
+No function forks with Python code in the child: `subprocess` uses vfork when there is no
+`preexec_fn`, so a large locked process neither copies its page tables nor needs the memory twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infiniswap.errors import (
+    DeadlineError,
+    NotFoundError,
+    SystemCallError,
+    UnavailableError,
+    from_oserror,
+)
+from infiniswap.system.files import PROC, parse_key_values, read_text, try_read_text
+
+COMMAND_S_MAX = 30.0
+"""How long a command of the system may take unless the caller says otherwise, seconds."""
+
+CHILD_KILL_S_MAX = 5.0
+
+PF_IO_FLUSHER = 0x0008_0000
+"""Bit of `flags` in /proc/PID/task/TID/stat that PR_SET_IO_FLUSHER sets (PF_MEMALLOC_NOIO)."""
+
+PAGE_THREAD_PREFIX = "isw-"
+"""Names of the C library's threads, all of which are on the page path, start with this."""
+
+OOM_SCORE_ADJ_NEVER = -1000
+
+_PR_SET_IO_FLUSHER = 57
+_MCL_CURRENT = 1
+_MCL_FUTURE = 2
+
+_PACKAGES = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "losetup": "mount",
+    "mkswap": "util-linux",
+    "nsenter": "util-linux",
+    "swapon": "mount",
+    "swapoff": "mount",
+}
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+# ---------------------------------------------------------------------- commands
+
+
+def command_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Environment for system commands: messages in English, sbin directories on the PATH."""
+    env = dict(os.environ if base is None else base)
+    env["LC_ALL"] = "C"
+    parts = [part for part in env.get("PATH", "").split(":") if part]
+    for directory in ("/usr/sbin", "/usr/bin", "/sbin", "/bin"):
+        if directory not in parts:
+            parts.append(directory)
+    env["PATH"] = ":".join(parts)
+    return env
+
+
+def run_command(argv: Sequence[str], *, timeout_s: float = COMMAND_S_MAX, mend: str = "") -> str:
+    """Runs a command without a shell and returns its standard output.
+
+    Args:
+        argv: the command.
+        timeout_s: seconds after which it is killed.
+        mend: remedy to name when it fails.
+
+    Raises:
+        UnavailableError: no such command; names the Debian package.
+        SystemCallError: it ended with an error; the text holds its standard error.
+        DeadlineError: it took too long.
+    """
+    text = " ".join(argv)
+    try:
+        child = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=command_environment(),
+        )
+    except FileNotFoundError as error:
+        package = _PACKAGES.get(argv[0])
+        raise UnavailableError(
+            f"the command `{argv[0]}` is not installed",
+            mend=f"Install it: apt install {package}." if package else "Install it.",
+        ) from error
+    except OSError as error:
+        raise from_oserror(f"cannot run `{argv[0]}`", error, mend=mend) from error
+    try:
+        stdout, stderr = child.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        ended = _kill_child(child)
+        more = "" if ended else f" and cannot be killed (process {child.pid} waits in the kernel)"
+        raise DeadlineError(f"`{text}` did not end within {timeout_s:g} s{more}", mend=mend) from (
+            error
+        )
+    if child.returncode != 0:
+        reason = stderr.strip() or stdout.strip() or f"exit code {child.returncode}"
+        raise SystemCallError(f"`{text}` failed: {reason}", mend=mend)
+    return stdout
+
+
+def _kill_child(child: subprocess.Popen[str]) -> bool:
+    """Kills and reaps. False when it did not end: it waits for something in the kernel, and
+    waiting for it here would only make two that hang."""
+    child.kill()
+    try:
+        child.communicate(timeout=CHILD_KILL_S_MAX)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------------ pidfds
+
+
+def pidfd_open(pid: int) -> int:
+    """A descriptor for the process; it cannot come to mean another one. The caller closes it.
+
+    Raises:
+        NotFoundError: no such process.
+        SystemCallError: the kernel's refusal.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError as error:
+        raise NotFoundError(f"there is no process {pid}") from error
+    except OSError as error:
+        raise from_oserror(f"cannot watch process {pid}", error) from error
+
+
+def pidfd_ended(pidfd: int, timeout_s: float = 0.0) -> bool:
+    """Whether the process has ended, waiting at most `timeout_s` seconds for it."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(max(0, int(timeout_s * 1000))))
+
+
+def pidfd_signal(pidfd: int, number: signal.Signals) -> bool:
+    """Sends a signal; False when the process is gone.
+
+    Raises:
+        NotPermittedError, SystemCallError: the kernel's refusal.
+    """
+    try:
+        signal.pidfd_send_signal(pidfd, number)
+    except ProcessLookupError:
+        return False
+    except OSError as error:
+        raise from_oserror(f"cannot send {number.name}", error) from error
+    return True
+
+
+def end_process(pid: int, *, term_s: float, kill_s: float = 5.0) -> bool:
+    """SIGTERM, then after `term_s` seconds SIGKILL. True when the process is gone.
+
+    A child of the caller counts as gone when it is a zombie; the caller still waits for it.
+    """
+    try:
+        pidfd = pidfd_open(pid)
+    except NotFoundError:
+        return True
+    try:
+        for number, wait_s in ((signal.SIGTERM, term_s), (signal.SIGKILL, kill_s)):
+            if not pidfd_signal(pidfd, number) or pidfd_ended(pidfd, wait_s):
+                return True
+        return False
+    finally:
+        os.close(pidfd)
+
+
+# ------------------------------------------------------------------- swap safety
+
+
+@dataclass(frozen=True, slots=True)
+class Degraded:
+    """Something that should be and is not, though the process can go on without it.
+
+    Attributes:
+        name: short and stable, for `status --json`: "memory-lock", "oom-score", "io-flusher".
+        reason: what happened, one sentence.
+        mend: the remedy.
+    """
+
+    name: str
+    reason: str
+    mend: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason.rstrip('.')}. {self.mend}"
+
+
+_MEND_CAPABILITY = "Run it as root with CAP_SYS_RESOURCE (the shipped systemd unit has it)."
+
+
+def lock_memory() -> Degraded | None:
+    """mlockall(MCL_CURRENT | MCL_FUTURE): nothing of this process is ever paged out.
+
+    To be called when threads, buffers and connections exist, as all that comes later is locked
+    when it is mapped, and a refusal then would be an allocation failure.
+    """
+    if _libc().mlockall(_MCL_CURRENT | _MCL_FUTURE) == 0:
+        return None
+    reason = os.strerror(ctypes.get_errno())
+    return Degraded(
+        "memory-lock",
+        f"the process's memory could not be locked ({reason}); it may have to be paged in "
+        "to page in",
+        "Run it as root, or raise the memlock limit (ulimit -l).",
+    )
+
+
+def set_oom_score_adj(value: int, pid: int | None = None, *, proc: Path = PROC) -> Degraded | None:
+    """How readily the kernel kills the process when memory runs out: -1000 never, 1000 first."""
+    path = proc / ("self" if pid is None else str(pid)) / "oom_score_adj"
+    try:
+        path.write_text(f"{value}\n")
+    except OSError as error:
+        reason = os.strerror(error.errno or errno.EIO)
+        return Degraded(
+            "oom-score",
+            f"oom_score_adj could not be set to {value} ({reason}); the kernel may kill the "
+            "process that serves the swap space",
+            _MEND_CAPABILITY,
+        )
+    return None
+
+
+def set_io_flusher() -> Degraded | None:
+    """PR_SET_IO_FLUSHER on the calling thread (the C library does it on its own threads)."""
+    if _libc().prctl(_PR_SET_IO_FLUSHER, 1, 0, 0, 0) == 0:
+        return None
+    reason = os.strerror(ctypes.get_errno())
+    return Degraded(
+        "io-flusher",
+        f"threads could not be marked as I/O flushers ({reason}); under global memory pressure "
+        "they may wait for the very writes they have to make",
+        _MEND_CAPABILITY,
+    )
+
+
+def make_swap_safe() -> tuple[Degraded, ...]:
+    """All of the above for this process and thread; returns what was refused."""
+    outcomes = (set_oom_score_adj(OOM_SCORE_ADJ_NEVER), set_io_flusher(), lock_memory())
+    return tuple(outcome for outcome in outcomes if outcome is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadSafety:
+    """One thread: its name, and whether PR_SET_IO_FLUSHER is in force."""
+
+    tid: int
+    name: str
+    io_flusher: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SwapSafety:
+    """What /proc says of a process that serves swap.
+
+    Attributes:
+        pid: the process.
+        locked_bytes: VmLck.
+        resident_bytes: VmRSS.
+        oom_score_adj: -1000 is wanted.
+        threads: every thread.
+        degraded: what is not as it should be; empty is good.
+    """
+
+    pid: int
+    locked_bytes: int
+    resident_bytes: int
+    oom_score_adj: int
+    threads: tuple[ThreadSafety, ...]
+    degraded: tuple[Degraded, ...]
+
+
+def parse_thread_stat(text: str) -> tuple[str, int]:
+    """Name and flags from the text of /proc/PID/task/TID/stat.
+
+    Raises:
+        SystemCallError: not such a text.
+    """
+    # The name may hold spaces and parentheses, so the last one counts.
+    start, end = text.find("("), text.rfind(")")
+    fields = text[end + 1 :].split()
+    if not 0 < start < end or len(fields) < 7 or not fields[6].isdecimal():
+        raise SystemCallError("not the text of a thread's stat file")
+    return text[start + 1 : end], int(fields[6])
+
+
+def _status_kib(text: str, key: str) -> int:
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        fields = rest.split()
+        if name == key and fields and fields[0].isdecimal():
+            return int(fields[0])
+    return 0
+
+
+def _threads(task: Path) -> tuple[ThreadSafety, ...]:
+    threads: list[ThreadSafety] = []
+    with contextlib.suppress(OSError):
+        for directory in sorted(task.iterdir()):
+            text = try_read_text(directory / "stat")
+            if text is None:  # ended meanwhile
+                continue
+            name, flags = parse_thread_stat(text)
+            threads.append(ThreadSafety(int(directory.name), name, bool(flags & PF_IO_FLUSHER)))
+    return tuple(threads)
+
+
+def swap_safety_report(pid: int, *, proc: Path = PROC) -> SwapSafety:
+    """Reads back whether a process keeps the rules for serving swap.
+
+    Raises:
+        NotFoundError: no such process.
+        NotPermittedError, SystemCallError: /proc could not be read.
+    """
+    directory = proc / str(pid)
+    if not directory.is_dir():
+        raise NotFoundError(f"there is no process {pid}")
+    status = read_text(directory / "status", "cannot read the process's memory figures")
+    locked_bytes = _status_kib(status, "VmLck") * 1024
+    resident_bytes = _status_kib(status, "VmRSS") * 1024
+    score = int(read_text(directory / "oom_score_adj", "cannot read the OOM score"))
+    threads = _threads(directory / "task")
+    degraded: list[Degraded] = []
+    if locked_bytes == 0:
+        degraded.append(
+            Degraded("memory-lock", f"process {pid} has no memory locked", _MEND_CAPABILITY)
+        )
+    if score != OOM_SCORE_ADJ_NEVER:
+        degraded.append(
+            Degraded(
+                "oom-score",
+                f"oom_score_adj of process {pid} is {score}, not {OOM_SCORE_ADJ_NEVER}: the "
+                "kernel may kill it when memory runs out",
+                _MEND_CAPABILITY,
+            )
+        )
+    plain = [
+        thread.name
+        for thread in threads
+        if thread.name.startswith(PAGE_THREAD_PREFIX) and not thread.io_flusher
+    ]
+    if plain:
+        degraded.append(
+            Degraded(
+                "io-flusher",
+                f"threads of process {pid} are not marked as I/O flushers: {', '.join(plain)}",
+                _MEND_CAPABILITY,
+            )
+        )
+    return SwapSafety(pid, locked_bytes, resident_bytes, score, threads, tuple(degraded))
+
+
+def start_time(pid: int, *, proc: Path = PROC) -> int | None:
+    """Start time of a process in clock ticks since boot; with the pid it names a process for
+    good. None when there is no such process."""
+    text = try_read_text(proc / str(pid) / "stat")
+    if text is None:
+        return None
+    fields = text[text.rfind(")") + 1 :].split()
+    return int(fields[19]) if len(fields) > 19 else None
+
+
+def thread_count(pid: int, *, proc: Path = PROC) -> int:
+    """Threads of a process, 0 when there is no such process."""
+    text = try_read_text(proc / str(pid) / "status")
+    if text is None:
+        return 0
+    return parse_key_values(text.replace(":", " ")).get("Threads", 0)
