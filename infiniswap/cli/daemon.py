@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     import logging
 
     from infiniswap.donor import daemon
+    from infiniswap.donor.memory import memory_source
     from infiniswap.engine.native import NativeStore
-    from infiniswap.system.memory import memory_source
 
     config = configuration.load(args.config, overrides(args))
     configuration.check_listen_secret(config.daemon.listen, config.secret())

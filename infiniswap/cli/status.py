@@ -67,9 +67,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-async def ask(
-    addresses: Iterable[HostPort], secret: bytes | None, wait_s: float
-) -> list[DonorRow]:
+async def ask(addresses: Iterable[HostPort], secret: bytes | None, wait_s: float) -> list[DonorRow]:
     """Asks every donor at once; takes no longer than `wait_s` seconds."""
     from infiniswap.control.client import ClientConfig, fetch_status
 

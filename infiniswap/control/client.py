@@ -39,6 +39,9 @@ AnswerT = TypeVar("AnswerT", bound=Struct)
 BODY_BYTES_MAX: Final = 64 << 20
 """Longest HTTP body accepted."""
 
+_FAILED_CLOSE_S: Final = 0.5
+"""How long a peer that failed the handshake may take to agree to the close."""
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -237,13 +240,13 @@ async def connect(
         SlabSizeMismatchError: the donor lends slabs of another size.
     """
     http = _http_session()
+    ws: aiohttp.ClientWebSocketResponse | None = None
     try:
         async with _errors_explained(address, config.connect_s):
             ws = await http.ws_connect(
                 f"http://{address}{m.SESSION_PATH}",
                 protocols=(m.SUBPROTOCOL,),
                 max_msg_size=m.MESSAGE_BYTES_MAX,
-                autoclose=True,
                 compress=0,
             )
             if ws.protocol != m.SUBPROTOCOL:
@@ -251,16 +254,12 @@ async def connect(
             welcome = await _handshake(ws, address, identity, config)
             if slab_bytes is not None and welcome.slab_bytes != slab_bytes:
                 await send(ws, m.Goodbye(reason=m.GOODBYE_DONE), config.send_s)
-                await close(ws, config.send_s)
-                raise SlabSizeMismatchError(
-                    f"the donor lends slabs of {format_size(welcome.slab_bytes)}, "
-                    f"this device uses {format_size(slab_bytes)}",
-                    where=f"donor {address}",
-                    mend="Set the same slab size on both (--slab or `slab` in the configuration).",
-                )
+                raise _slab_mismatch(address, welcome.slab_bytes, slab_bytes)
         channel = _open_channel(ws, address, welcome, config, handler)
         return Session(address, welcome, channel, config, http, handler)
     except BaseException:
+        if ws is not None:
+            await close(ws, _FAILED_CLOSE_S)
         await http.close()
         raise
 
@@ -521,6 +520,14 @@ def _version_mismatch(address: HostPort, detail: str) -> ProtocolMismatchError:
         f"no common protocol version: {detail}; here: {ours}",
         where=f"donor {address}",
         mend="Install the same release of Infiniswap on both hosts.",
+    )
+
+
+def _slab_mismatch(address: HostPort, theirs: int, ours: int) -> SlabSizeMismatchError:
+    return SlabSizeMismatchError(
+        f"the donor lends slabs of {format_size(theirs)}, this device uses {format_size(ours)}",
+        where=f"donor {address}",
+        mend="Set the same slab size on both (--slab or `slab` in the configuration).",
     )
 
 

@@ -192,7 +192,7 @@ class ControlServer:
             ConflictError: the port is in use.
             SystemCallError: the address cannot be listened on.
         """
-        app = web.Application(middlewares=[web.middleware(self._guard)], client_max_size=4096)
+        app = web.Application(middlewares=[self._guard], client_max_size=4096)
         app.router.add_get(m.SESSION_PATH, self._session)
         app.router.add_get(m.STATUS_PATH, self._status)
         app.router.add_get(m.VERSION_PATH, self._version)
@@ -292,6 +292,7 @@ class ControlServer:
 
     # ------------------------------------------------------------------------ HTTP
 
+    @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Middleware: marks the connection as used; keeps web pages out."""
         self._active.add(request.protocol)

@@ -145,6 +145,7 @@ async def serve(
     memory: MemorySource,
     *,
     stop_s: float = STOP_S,
+    handshake_s: float = 5.0,
 ) -> AsyncIterator[Donor]:
     """Runs a donor for as long as the block lasts.
 
@@ -153,6 +154,7 @@ async def serve(
         store_factory: makes the slab pool.
         memory: figures.
         stop_s: how long stopping waits for consumers.
+        handshake_s: see ServerConfig.
 
     Raises:
         ConfigError: the configuration cannot work on this host.
@@ -179,7 +181,7 @@ async def serve(
                 executor,
                 clock,
             )
-            server = ControlServer(service, _server_config(config, secret, stop_s))
+            server = ControlServer(service, _server_config(config, secret, stop_s, handshake_s))
             service.server_counters = server.counters
             service.data_port = _listen_data(store, daemon.listen.host, daemon.data_port)
             service.control_port = await server.start(daemon.listen)
@@ -276,10 +278,12 @@ def _service_config(config: Config, limits: HeadroomConfig, authenticated: bool)
     )
 
 
-def _server_config(config: Config, secret: bytes | None, stop_s: float) -> ServerConfig:
+def _server_config(
+    config: Config, secret: bytes | None, stop_s: float, handshake_s: float
+) -> ServerConfig:
     cluster = config.cluster
     limits = Limits(heartbeat_s=cluster.heartbeat_s, missed_max=cluster.heartbeats_missed_max)
-    return ServerConfig(secret=secret, limits=limits, stop_s=stop_s)
+    return ServerConfig(secret=secret, limits=limits, handshake_s=handshake_s, stop_s=stop_s)
 
 
 def _listen_data(store: Store, host: str, port: int) -> int:

@@ -24,9 +24,7 @@ def test_candidates_are_e_plus_at_most_e_mapped_slabs(
     assert len(asked) == min(len(mapped), bound if evict > 0 else 0)
 
 
-@given(
-    SLABS, st.dictionaries(st.integers(0, 50), st.floats(0, 1e9)), st.integers(-1, 60)
-)
+@given(SLABS, st.dictionaries(st.integers(0, 50), st.floats(0, 1e9)), st.integers(-1, 60))
 def test_victims_are_the_least_active_of_those_asked(
     asked: set[int], activity: dict[int, float], evict: int
 ) -> None:

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory figures for the pool: the whole host's (or container's), or those of one cgroup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from infiniswap.donor.harvest import MemoryFigures, MemorySource
+from infiniswap.errors import ConfigError, UnavailableError
+from infiniswap.system.memory import cgroup_memory, host_memory, memory_hierarchy
+
+
+class HostMemory:
+    """What this process may use: the machine's memory, or less inside a container."""
+
+    def __init__(self) -> None:
+        self._name = "host"
+
+    @property
+    def name(self) -> str:
+        """What limits the figures: "host", or the path of a cgroup."""
+        return self._name
+
+    def read(self) -> MemoryFigures:
+        """Blocking. Raises InfiniswapError."""
+        memory = host_memory()
+        self._name = memory.limited_by[:128]
+        return MemoryFigures(memory.total_bytes, memory.available_bytes)
+
+
+class CgroupMemory:
+    """The memory of one cgroup, which must have a limit; never more than the host has left.
+
+    The daemon belongs into that cgroup (or below it), so that its slabs are counted there.
+
+    Args:
+        path: directory of the cgroup.
+        version: of the cgroup hierarchy, 1 or 2.
+    """
+
+    def __init__(self, path: Path, version: int) -> None:
+        self._path = path
+        self._version = version
+
+    @property
+    def name(self) -> str:
+        """The path, its end if it is long."""
+        return str(self._path)[-128:]
+
+    def read(self) -> MemoryFigures:
+        """Blocking. Raises InfiniswapError; ConfigError when the cgroup has no limit."""
+        cgroup = cgroup_memory(self._path, self._version)
+        available = cgroup.available_bytes
+        if cgroup.limit_bytes is None or available is None:
+            raise ConfigError(
+                "this memory cgroup has no limit",
+                where=f"--memory-cgroup {self._path}",
+                mend="Set one, or leave the option out to use the host's figures.",
+            )
+        host = host_memory()
+        return MemoryFigures(
+            min(cgroup.limit_bytes, host.total_bytes), min(available, host.available_bytes)
+        )
+
+
+def memory_source(cgroup: Path | None) -> MemorySource:
+    """The figures to use.
+
+    Args:
+        cgroup: a memory cgroup, as a directory or as /proc/PID/cgroup writes it; None: the host.
+
+    Raises:
+        ConfigError: there is no such memory cgroup.
+        UnavailableError: this kernel has none at all.
+    """
+    if cgroup is None:
+        return HostMemory()
+    try:
+        hierarchy = memory_hierarchy()
+    except UnavailableError as error:
+        error.where = f"--memory-cgroup {cgroup}"
+        raise
+    below = hierarchy.mount_point / str(cgroup).lstrip("/")
+    for path in (cgroup, below):
+        if (path / "memory.stat").exists():
+            return CgroupMemory(path, hierarchy.version)
+    raise ConfigError(
+        "no such memory cgroup",
+        where=f"--memory-cgroup {cgroup}",
+        mend=f"Give a directory below {hierarchy.mount_point}.",
+    )

@@ -1,0 +1,710 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions between the real client and the real server on loopback; the store is a fake."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from infiniswap import config as configuration
+from infiniswap.control import auth
+from infiniswap.control import messages as m
+from infiniswap.control.channel import LOST, Ended
+from infiniswap.control.client import (
+    ClientConfig,
+    Identity,
+    Session,
+    connect,
+    fetch_status,
+    fetch_version,
+)
+from infiniswap.donor.daemon import Donor, serve
+from infiniswap.engine.protocol import StoreConfig
+from infiniswap.errors import (
+    ConfigError,
+    ConflictError,
+    InfiniswapError,
+    NoDonorError,
+    ProtocolMismatchError,
+    RequestRefusedError,
+    SessionLostError,
+    SlabSizeMismatchError,
+    WrongSecretError,
+)
+from infiniswap.testing.memory import FakeMemory
+from infiniswap.testing.relay import LossyLink
+from infiniswap.testing.store import FakeStore
+from infiniswap.units import GIB, MIB, HostPort
+
+WAIT_S = 20.0
+SECRET = b"a secret of the test cluster"
+IDENTITY = Identity("00000000-0000-0000-0000-00000000000a", "swap0", "consumer")
+
+
+class World:
+    """A donor under test."""
+
+    def __init__(self, donor: Donor, store: FakeStore, memory: FakeMemory) -> None:
+        self.donor = donor
+        self.store = store
+        self.memory = memory
+        self.address = HostPort("127.0.0.1", donor.ports.control_port)
+
+    async def session(self, handler: Handler | None = None, **changes: Any) -> Session:
+        config = ClientConfig(**{"request_s": WAIT_S, "connect_s": WAIT_S, **changes})
+        return await connect(self.address, IDENTITY, config, handler or Handler())
+
+
+class Handler:
+    """Records what the donor asks."""
+
+    def __init__(self) -> None:
+        self.evicted: list[tuple[int, int, int]] = []
+        self.drains: list[bool] = []
+        self.ends: list[Ended] = []
+        self.answer_evict = asyncio.Event()
+        self.answer_evict.set()
+
+    async def evict(self, lease: int, slot: int, generation: int, deadline_s: float) -> None:
+        await self.answer_evict.wait()
+        self.evicted.append((lease, slot, generation))
+
+    async def activity(self, lease: int) -> Mapping[int, float]:
+        return {0: 12.5}
+
+    def draining(self, draining: bool) -> None:
+        self.drains.append(draining)
+
+    def ended(self, ended: Ended) -> None:
+        self.ends.append(ended)
+
+
+def settings(**overrides: object) -> configuration.Config:
+    keys: dict[str, object] = {
+        "daemon.listen": "127.0.0.1:0",
+        "daemon.data_port": 0,
+        "daemon.slab": "1M",
+        "daemon.pool": "8M",
+        "daemon.headroom": "1M",
+        "daemon.lease_grace_s": 0.3,
+        "cluster.heartbeat_s": 0.05,
+        "cluster.heartbeats_missed_max": 20,
+        "policy.period_s": 0.05,
+    }
+    keys |= {key.replace("__", "."): value for key, value in overrides.items()}
+    return configuration.load(Path("/dev/null"), keys, {})
+
+
+@contextlib.asynccontextmanager
+async def world(*, handshake_s: float = WAIT_S, **overrides: object) -> AsyncIterator[World]:
+    memory = FakeMemory(GIB)
+    made: list[FakeStore] = []
+
+    def factory(config: StoreConfig) -> FakeStore:
+        store = FakeStore(config)
+        memory.store = store
+        made.append(store)
+        return store
+
+    config = settings(**overrides)
+    async with serve(config, factory, memory, stop_s=2.0, handshake_s=handshake_s) as donor:
+        yield World(donor, made[0], memory)
+    assert made[0].closed
+
+
+@pytest.fixture
+def secret_file(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.touch(0o600)
+    path.write_bytes(SECRET)
+    return path
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 - the fakes tell nobody
+            await asyncio.sleep(0.01)
+
+
+async def refusal(request: Awaitable[object]) -> str:
+    with pytest.raises(RequestRefusedError) as caught:
+        await request
+    return caught.value.reason
+
+
+# ------------------------------------------------------------------------ the good way
+
+
+async def test_a_session_leases_maps_and_gives_back() -> None:
+    async with world() as w, await w.session() as session:
+        assert session.welcome.slab_bytes == MIB
+        assert session.data_address == HostPort("127.0.0.1", w.donor.ports.data_port)
+        memory = await session.memory()
+        assert memory.can_map == 8
+        assert 0.0 <= memory.used_share <= 1.0
+        lease = await session.lease(4)
+        assert lease.export_bytes == 4 * MIB
+        assert lease.token == w.store.token(lease.lease)
+        first, second = await session.map(lease.lease, 17), await session.map(lease.lease, 3)
+        assert {first.slot, second.slot} == {0, 1}
+        await session.unmap(lease.lease, first.slot, first.generation)
+        reason = await refusal(session.unmap(lease.lease, first.slot, first.generation))
+        assert reason == m.REFUSED_STALE
+        await session.release(lease.lease)
+        assert await refusal(session.map(lease.lease, 1)) == m.REFUSED_UNKNOWN_LEASE
+        await until(lambda: w.store.stats()["slabs_mapped"] == 0)
+
+
+async def test_a_repeated_map_gives_the_same_slot() -> None:
+    async with world() as w, await w.session() as session:
+        lease = await session.lease(4)
+        first = await session.map(lease.lease, 5)
+        again = await session.map(lease.lease, 5)
+        assert (first.slot, first.generation) == (again.slot, again.generation)
+        assert w.store.stats()["slabs_mapped"] == 1
+
+
+async def test_maps_beyond_the_free_slabs_allocate_up_to_the_pool() -> None:
+    async with world(daemon__preallocate_slabs=0) as w, await w.session() as session:
+        lease = await session.lease(16)
+        for slab in range(8):
+            await session.map(lease.lease, slab)
+        assert (await session.memory()).can_map == 0
+        assert await refusal(session.map(lease.lease, 8)) == m.REFUSED_NO_MEMORY
+
+
+async def test_a_host_that_gives_no_memory_refuses_the_map() -> None:
+    async with world(daemon__preallocate_slabs=0) as w, await w.session() as session:
+        w.store.refuse_memory = True
+        lease = await session.lease(1)
+        assert await refusal(session.map(lease.lease, 0)) == m.REFUSED_NO_MEMORY
+
+
+async def test_no_more_slots_than_leased() -> None:
+    async with world() as w, await w.session() as session:
+        lease = await session.lease(1)
+        await session.map(lease.lease, 0)
+        assert await refusal(session.map(lease.lease, 1)) == m.REFUSED_QUOTA
+
+
+async def test_no_more_leases_than_allowed() -> None:
+    async with world(daemon__leases_max=1) as w, await w.session() as session:
+        await session.lease(1)
+        assert await refusal(session.lease(1)) == m.REFUSED_QUOTA
+
+
+async def test_another_session_cannot_touch_a_lease() -> None:
+    async with world() as w, await w.session() as mine, await w.session() as other:
+        lease = await mine.lease(1)
+        slot = await mine.map(lease.lease, 0)
+        for request in (
+            other.map(lease.lease, 1),
+            other.unmap(lease.lease, slot.slot, slot.generation),
+            other.release(lease.lease),
+            other.renew(lease.lease, "0" * 32, lease.epoch),
+        ):
+            assert await refusal(request) == m.REFUSED_UNKNOWN_LEASE
+
+
+# --------------------------------------------------------------- lost sessions, leases
+
+
+async def test_a_lease_is_reclaimed_within_its_grace_and_the_old_token_is_dead() -> None:
+    async with world(daemon__lease_grace_s=30) as w:
+        first = await w.session()
+        lease = await first.lease(4)
+        slot = await first.map(lease.lease, 9)
+        await first.close()
+        async with await w.session() as second:
+            assert second.welcome.incarnation == first.welcome.incarnation
+            renewed = await second.renew(lease.lease, lease.reclaim, lease.epoch)
+            assert renewed.epoch == lease.epoch + 1
+            assert renewed.token != lease.token
+            assert renewed.token == w.store.token(lease.lease)
+            assert renewed.slots == [m.SlotInfo(slot.slot, slot.generation, 9)]
+            await second.map(lease.lease, 10)
+
+
+async def test_a_renewal_that_cannot_fence_grants_nothing() -> None:
+    async with world(daemon__lease_grace_s=30) as w:
+        first = await w.session()
+        lease = await first.lease(1)
+        await first.close()
+        async with await w.session() as second:
+            w.store.renewals_blocked = True
+            request = second.renew(lease.lease, lease.reclaim, lease.epoch)
+            assert await refusal(request) == m.REFUSED_BUSY
+            w.store.renewals_blocked = False
+            assert (await second.renew(lease.lease, lease.reclaim, lease.epoch)).token
+
+
+async def test_the_end_of_the_grace_period_frees_the_slabs() -> None:
+    async with world() as w:
+        session = await w.session()
+        lease = await session.lease(4)
+        await session.map(lease.lease, 0)
+        await session.close()
+        await until(lambda: w.store.stats()["leases"] == 0)
+        assert w.store.stats()["slabs_mapped"] == 0
+        async with await w.session() as late:
+            reason = await refusal(late.renew(lease.lease, lease.reclaim, lease.epoch))
+            assert reason == m.REFUSED_UNKNOWN_LEASE
+
+
+async def test_a_data_connection_keeps_the_lease_without_a_session() -> None:
+    async with world(daemon__lease_grace_s=0.0) as w:
+        session = await w.session()
+        lease = await session.lease(4)
+        w.store.set_connections(lease.lease, 1)
+        await until(lambda: w.donor.service.status().leases[0].connections == 1)
+        await session.close()
+        await asyncio.sleep(0.3)
+        assert w.store.stats()["leases"] == 1
+        w.store.set_connections(lease.lease, 0)
+        await until(lambda: w.store.stats()["leases"] == 0)
+
+
+async def test_a_silent_peer_loses_its_session_but_not_at_once_its_lease() -> None:
+    async with world(daemon__lease_grace_s=30, cluster__heartbeats_missed_max=4) as w:
+        async with LossyLink(w.address) as link:
+            handler = Handler()
+            config = ClientConfig(send_s=0.5)
+            session = await connect(link.address, IDENTITY, config, handler)
+            lease = await session.lease(1)
+            link.stall()
+            ended = await asyncio.wait_for(session.wait_ended(), WAIT_S)
+            assert ended.reason == m.GOODBYE_SILENCE
+            await until(lambda: not w.donor.server.sessions)
+            assert w.store.stats()["leases"] == 1
+            with pytest.raises(SessionLostError):
+                await session.memory()
+            link.resume()
+            await session.close()
+        async with await w.session() as again:
+            await again.renew(lease.lease, lease.reclaim, lease.epoch)
+
+
+async def test_a_cut_connection_ends_the_session_and_what_waits_on_it() -> None:
+    async with world() as w, LossyLink(w.address) as link:
+        handler = Handler()
+        session = await connect(link.address, IDENTITY, ClientConfig(), handler)
+        link.stall()
+        waiting = asyncio.create_task(session.memory())
+        await asyncio.sleep(0.05)
+        link.cut()
+        with pytest.raises(SessionLostError):
+            await waiting
+        await session.close()
+        assert [ended.reason for ended in handler.ends] == [LOST]
+
+
+# ------------------------------------------------------------- what the donor asks for
+
+
+async def test_an_eviction_waits_for_done() -> None:
+    async with world() as w:
+        handler = Handler()
+        handler.answer_evict.clear()
+        async with await w.session(handler) as session:
+            lease = await session.lease(2)
+            slot = await session.map(lease.lease, 0)
+            eviction = asyncio.create_task(w.donor.service.evict(lease.lease, slot.slot, 20_000))
+            await asyncio.sleep(0.1)
+            assert w.store.stats()["slabs_mapped"] == 1
+            handler.answer_evict.set()
+            await eviction
+            assert handler.evicted == [(lease.lease, slot.slot, slot.generation)]
+            assert w.store.stats()["slabs_mapped"] == 0
+
+
+async def test_an_eviction_is_forced_after_its_deadline() -> None:
+    async with world() as w:
+        handler = Handler()
+        handler.answer_evict.clear()
+        async with await w.session(handler) as session:
+            lease = await session.lease(2)
+            slot = await session.map(lease.lease, 0)
+            await w.donor.service.evict(lease.lease, slot.slot, 100)
+            assert w.store.stats()["slabs_mapped"] == 0
+            handler.answer_evict.set()
+
+
+async def test_activity_is_asked_and_answered() -> None:
+    async with world() as w, await w.session():
+        await until(lambda: bool(w.donor.server.sessions))
+        assert await w.donor.server.sessions[0].activity(1, WAIT_S) == {0: 12.5}
+
+
+async def test_a_draining_donor_says_so_and_takes_nothing_on() -> None:
+    async with world() as w:
+        handler = Handler()
+        async with await w.session(handler) as session:
+            lease = await session.lease(2)
+            await w.donor.service.drain(True)
+            assert (await session.memory()).can_map == 0
+            assert handler.drains == [True]
+            assert await refusal(session.map(lease.lease, 0)) == m.REFUSED_DRAINING
+            assert await refusal(session.lease(1)) == m.REFUSED_DRAINING
+            await w.donor.service.drain(False)
+            await session.map(lease.lease, 0)
+
+
+async def test_a_stopping_donor_says_goodbye() -> None:
+    handler = Handler()
+    async with world() as w:
+        session = await w.session(handler)
+        address = w.address
+    assert handler.ends[0].reason == m.GOODBYE_SHUTDOWN
+    assert handler.ends[0].by_peer
+    await session.close()
+    with pytest.raises(NoDonorError, match="refused"):
+        await connect(address, IDENTITY, ClientConfig(), Handler())
+
+
+# --------------------------------------------------------------------- the pool's loop
+
+
+async def test_a_short_host_gets_its_free_slabs_back_and_never_mapped_ones() -> None:
+    async with world(daemon__preallocate_slabs=4) as w, await w.session() as session:
+        lease = await session.lease(2)
+        await session.map(lease.lease, 0)
+        await until(lambda: w.store.stats()["slabs_free"] == 4)
+        w.memory.others_bytes = GIB
+        await until(lambda: w.store.stats()["slabs_free"] == 0)
+        await until(lambda: w.donor.harvester.counters["evictions_wanted"] > 0)
+        assert w.store.stats()["slabs_mapped"] == 1
+        w.memory.others_bytes = 0
+        await until(lambda: w.store.stats()["slabs_free"] == 4)
+
+
+async def test_returned_slabs_are_scrubbed() -> None:
+    async with world() as w, await w.session() as session:
+        lease = await session.lease(1)
+        for _ in range(12):
+            slot = await session.map(lease.lease, 0)
+            await session.unmap(lease.lease, slot.slot, slot.generation)
+        await until(lambda: w.store.stats()["slabs_dirty"] == 0)
+
+
+async def test_unreadable_figures_do_not_stop_the_daemon() -> None:
+    async with world() as w, await w.session() as session:
+        w.memory.broken = True
+        await until(lambda: w.donor.harvester.counters["harvest_errors"] > 2)
+        assert await refusal(session.memory()) == m.REFUSED_ERROR
+        w.memory.broken = False
+        assert (await session.memory()).can_map == 8
+
+
+# --------------------------------------------------------------------- bad neighbours
+
+
+async def test_the_same_secret_opens_a_session(secret_file: Path) -> None:
+    async with world(cluster__secret_file=secret_file) as w:
+        async with await w.session(secret=SECRET) as session:
+            assert (await session.memory()).can_map == 8
+        status = await fetch_status(w.address, ClientConfig(secret=SECRET))
+        assert status.authenticated
+
+
+async def test_wrong_secrets_are_refused(secret_file: Path) -> None:
+    async with world(cluster__secret_file=secret_file) as w:
+        for secret, text in ((b"quite another secret", "differ"), (None, "none is configured")):
+            with pytest.raises(WrongSecretError, match=text):
+                await w.session(secret=secret)
+            with pytest.raises(WrongSecretError):
+                await fetch_status(w.address, ClientConfig(secret=secret))
+        assert (await fetch_version(w.address, ClientConfig())).product == "infiniswap"
+    async with world() as w:
+        with pytest.raises(WrongSecretError, match="the donor has none"):
+            await w.session(secret=SECRET)
+
+
+@contextlib.asynccontextmanager
+async def raw(w: World) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+    async with (
+        asyncio.timeout(WAIT_S),
+        aiohttp.ClientSession() as http,
+        http.ws_connect(f"http://{w.address}{m.SESSION_PATH}", protocols=(m.SUBPROTOCOL,)) as ws,
+    ):
+        yield ws
+
+
+def hello(**changes: Any) -> m.Hello:
+    fields = {
+        "versions": [1],
+        "device_id": IDENTITY.device_id,
+        "device_name": "raw",
+        "host_name": "raw",
+        "nonce": secrets.token_hex(32),
+    }
+    return m.Hello(**{**fields, **changes})
+
+
+async def say(ws: aiohttp.ClientWebSocketResponse, message: Any) -> Any:
+    await ws.send_str(m.encode(message).decode())
+    return m.decode_to_consumer(await ws.receive_str())
+
+
+async def test_a_reflected_proof_is_refused(secret_file: Path) -> None:
+    async with world(cluster__secret_file=secret_file) as w, raw(w) as ws:
+        challenge = await say(ws, hello())
+        answer = await say(ws, m.Auth(proof=challenge.proof))
+        assert (type(answer), answer.reason) == (m.Goodbye, m.GOODBYE_SECRET)
+        assert w.donor.server.counters["secret_errors"] == 1
+
+
+async def test_a_replayed_proof_is_refused(secret_file: Path) -> None:
+    async with world(cluster__secret_file=secret_file) as w:
+        first = hello()
+        async with raw(w) as ws:
+            challenge = await say(ws, first)
+            transcript = auth.Transcript(
+                1, (1,), (1,), first.device_id, first.nonce, challenge.nonce
+            )
+            proof = auth.consumer_proof(SECRET, transcript)
+            assert isinstance(await say(ws, m.Auth(proof=proof)), m.Welcome)
+        async with raw(w) as ws:
+            await say(ws, first)
+            assert isinstance(await say(ws, m.Auth(proof=proof)), m.Goodbye)
+
+
+async def test_a_replayed_http_proof_is_refused(secret_file: Path) -> None:
+    async with world(cluster__secret_file=secret_file) as w, aiohttp.ClientSession() as http:
+        url = f"http://{w.address}"
+        async with http.get(url + m.NONCE_PATH) as response:
+            nonce = (await response.json())["nonce"]
+        headers = {"Authorization": auth.http_authorization(SECRET, "GET", m.STATUS_PATH, nonce)}
+        statuses = []
+        for path in (m.STATUS_PATH, m.STATUS_PATH, m.OPENAPI_PATH):
+            async with http.get(url + path, headers=headers) as response:
+                statuses.append(response.status)
+        assert statuses == [200, 401, 401]
+
+
+async def test_an_unproven_peer_gets_no_further_than_the_handshake(secret_file: Path) -> None:
+    async with world(cluster__secret_file=secret_file) as w:
+        async with raw(w) as ws:
+            answer = await say(ws, m.LeaseRequest(id=1, slots_max=1))
+            assert answer.reason == m.GOODBYE_PROTOCOL
+        async with raw(w) as ws:
+            await say(ws, hello())
+            answer = await say(ws, m.LeaseRequest(id=1, slots_max=1))
+            assert answer.reason == m.GOODBYE_PROTOCOL
+        assert w.store.stats()["leases"] == 0
+
+
+async def test_an_old_version_is_told_which_ones_are_spoken() -> None:
+    async with world() as w, raw(w) as ws:
+        answer = await say(ws, hello(versions=[0, 77]))
+        assert answer.reason == m.GOODBYE_VERSION
+        assert "1" in answer.detail
+
+
+async def test_a_client_meets_a_donor_of_another_version() -> None:
+    async def serve_ws(request: aiohttp.web.BaseRequest) -> aiohttp.web.StreamResponse:
+        ws = aiohttp.web.WebSocketResponse(protocols=(m.SUBPROTOCOL,))
+        await ws.prepare(request)
+        await ws.receive()
+        detail = "this donor speaks protocol 9, not 1"
+        goodbye = m.Goodbye(reason=m.GOODBYE_VERSION, detail=detail)
+        await ws.send_str(m.encode(goodbye).decode())
+        return ws
+
+    server = aiohttp.web.Server(serve_ws)
+    listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+    address = HostPort("127.0.0.1", listener.sockets[0].getsockname()[1])
+    with pytest.raises(ProtocolMismatchError, match="protocol 9") as caught:
+        await connect(address, IDENTITY, ClientConfig(), Handler())
+    assert "same release" in caught.value.mend
+    listener.close()
+    await server.shutdown(1.0)
+
+
+async def test_another_slab_size_is_refused_before_anything_is_leased() -> None:
+    async with world() as w:
+        with pytest.raises(SlabSizeMismatchError, match=r"1M.*1G"):
+            await connect(w.address, IDENTITY, ClientConfig(), Handler(), slab_bytes=GIB)
+        assert w.store.stats()["leases"] == 0
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "nonsense",
+        "[]",
+        '{"type":"lease","id":1,"slots_max":99999999}',
+        '{"type":"hello","versions":[1]}',
+        b"binary",
+        "x" * (m.MESSAGE_BYTES_MAX + 1),
+    ],
+    ids=["text", "list", "bounds", "hello", "binary", "oversize"],
+)
+async def test_malformed_messages_close_the_session_and_are_counted(frame: str | bytes) -> None:
+    async with world() as w:
+        async with raw(w) as ws:
+            await say(ws, hello())
+            assert isinstance(await say(ws, m.Auth(proof="")), m.Welcome)
+            with contextlib.suppress(ConnectionError):
+                if isinstance(frame, str):
+                    await ws.send_str(frame)
+                else:
+                    await ws.send_bytes(frame)
+            async for received in ws:
+                if received.type is not aiohttp.WSMsgType.TEXT:
+                    break
+            await until(lambda: w.donor.server.counters["protocol_errors"] == 1)
+        async with await w.session() as session:
+            await session.memory()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x00" * 64,
+        b"NBDMAGICIHAVEOPT\x00\x03\x00\x00\x00\x03",
+        b"GET / HTTP/1.1\r\n" + b"A" * 70_000,
+        b"POST /v1/session HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + secrets.token_bytes(500),
+        b"GET /v1/session HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n",
+    ],
+    ids=["zeros", "nbd", "long", "post", "tls", "half"],
+)
+async def test_garbage_on_the_control_port_harms_nobody(garbage: bytes) -> None:
+    async with world() as w, await w.session() as session, asyncio.timeout(WAIT_S):
+        reader, writer = await asyncio.open_connection(w.address.host, w.address.port)
+        writer.write(garbage)
+        with contextlib.suppress(ConnectionError):
+            if writer.can_write_eof():
+                writer.write_eof()
+            await reader.read()
+        writer.close()
+        await session.memory()
+
+
+async def test_a_web_page_cannot_use_the_loopback_port() -> None:
+    async with world() as w, aiohttp.ClientSession() as http:
+        headers = {"Origin": "http://evil.example"}
+        for path in (m.STATUS_PATH, m.SESSION_PATH):
+            async with http.get(f"http://{w.address}{path}", headers=headers) as response:
+                assert response.status == 403
+
+
+async def test_an_idle_connection_is_closed() -> None:
+    async with world(handshake_s=0.1) as w, asyncio.timeout(WAIT_S):
+        reader, writer = await asyncio.open_connection(w.address.host, w.address.port)
+        assert await reader.read() == b""
+        writer.close()
+        async with raw(w) as ws:
+            message = await ws.receive_str()
+            assert json.loads(message)["reason"] == m.GOODBYE_SILENCE
+
+
+# -------------------------------------------------------- what is no donor, told apart
+
+
+async def error_of(address: HostPort, **changes: Any) -> InfiniswapError:
+    config = ClientConfig(**{"connect_s": 0.5, **changes})
+    errors = []
+    for attempt in (connect(address, IDENTITY, config, Handler()), fetch_status(address, config)):
+        with pytest.raises(InfiniswapError) as caught:
+            await attempt
+        errors.append(caught.value)
+    assert type(errors[0]) is type(errors[1])
+    assert str(address) in errors[0].where
+    assert errors[0].mend
+    return errors[0]
+
+
+async def test_nothing_listens_there() -> None:
+    listener = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    listener.close()
+    await listener.wait_closed()
+    error = await error_of(HostPort("127.0.0.1", port))
+    assert isinstance(error, NoDonorError)
+    assert "refused" in error.what
+
+
+async def test_an_unknown_name() -> None:
+    error = await error_of(HostPort("no-such-host.invalid", 9400), connect_s=10.0)
+    assert isinstance(error, NoDonorError)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (b"", ProtocolMismatchError),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", ProtocolMismatchError),
+        (b"NBDMAGICIHAVEOPT\x00\x03", ProtocolMismatchError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", ProtocolMismatchError),
+        (b"HTTP/1.1 302 Found\r\nLocation: /x\r\nContent-Length: 0\r\n\r\n", ProtocolMismatchError),
+        (None, NoDonorError),
+    ],
+    ids=["closes", "ssh", "nbd", "http", "redirect", "silent"],
+)
+async def test_another_protocol_on_the_port(
+    answer: bytes | None, kind: type[InfiniswapError]
+) -> None:
+    ends: list[asyncio.Task[Any] | None] = []
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends.append(asyncio.current_task())
+        with contextlib.suppress(ConnectionError):
+            if answer is None:
+                await reader.read()
+            else:
+                await reader.read(1)
+                writer.write(answer)
+                await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+
+    async with await asyncio.start_server(speak, "127.0.0.1", 0) as listener:
+        error = await error_of(HostPort("127.0.0.1", listener.sockets[0].getsockname()[1]))
+        assert type(error) is kind
+        await asyncio.wait([task for task in ends if task is not None])
+
+
+# ----------------------------------------------------------------------------- start-up
+
+
+async def test_the_port_is_in_use() -> None:
+    async with world() as w:
+        with pytest.raises(ConflictError, match="in use"):
+            async with world(daemon__listen=str(w.address)):
+                pass
+
+
+async def test_other_addresses_need_a_secret() -> None:
+    with pytest.raises(ConfigError, match="cluster secret"):
+        async with world(daemon__listen="0.0.0.0:0"):
+            pass
+
+
+async def test_a_host_too_small_for_one_slab_is_told_so() -> None:
+    with pytest.raises(ConfigError, match="no room for a slab"):
+        async with world(daemon__slab="4G", daemon__pool="auto"):
+            pass
+
+
+async def test_status_shows_leases_and_no_secrets() -> None:
+    async with world() as w, await w.session() as session:
+        lease = await session.lease(2)
+        await session.map(lease.lease, 0)
+        status = await fetch_status(w.address, ClientConfig())
+        assert status.control_port == w.address.port
+        assert [(entry.device_name, entry.slots_mapped) for entry in status.leases] == [
+            ("swap0", 1)
+        ]
+        assert status.pool.slabs_mapped == 1
+        text = m.encode(status).decode()
+        assert lease.token not in text
+        assert lease.reclaim not in text
