@@ -183,13 +183,12 @@ static int receive(struct iswi_tcp *tcp)
 	return 0;
 }
 
-/* Deadlines grow along the FIFO, so its first transfer speaks for all; slots have no order. */
+/* What waits in the FIFO is younger than what is in the slots: looking at these is enough. */
 static int check_deadlines(struct iswi_tcp *tcp, uint64_t now_ns)
 {
-	bool missed;
+	bool missed = false;
 
 	pthread_mutex_lock(&tcp->lock);
-	missed = tcp->pending_first != NULL && tcp->pending_first->deadline_ns <= now_ns;
 	for (uint32_t i = 0; i < tcp->depth && !missed; i++)
 		missed = tcp->slot[i].xfer != NULL && tcp->slot[i].xfer->deadline_ns <= now_ns;
 	pthread_mutex_unlock(&tcp->lock);

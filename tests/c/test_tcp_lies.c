@@ -105,6 +105,20 @@ static void reply_twice(int fd, void *arg)
 	server_drain(fd);
 }
 
+/* The slot is in use again, but not under that cookie. */
+static void reply_stale(int fd, void *arg)
+{
+	struct nbd_request first, second;
+
+	(void)arg;
+	if (server_handshake(fd) && server_request(fd, &first)) {
+		server_reply(fd, first.cookie, NBD_EIO);
+		if (server_request(fd, &second))
+			server_reply(fd, first.cookie, NBD_EIO);
+	}
+	server_drain(fd);
+}
+
 static void wrong_magic(int fd, void *arg)
 {
 	struct nbd_request request;
@@ -296,6 +310,45 @@ static void check_early_reply(uint32_t nbd_error, int error)
 	free(data);
 }
 
+/* Two answers to a write that is not even sent. */
+static void answer_early_twice(int fd, void *arg)
+{
+	struct nbd_request request;
+
+	(void)arg;
+	if (server_handshake(fd) && server_request(fd, &request)) {
+		server_reply(fd, request.cookie, NBD_EIO);
+		server_reply(fd, request.cookie, 0);
+		usleep(100000);
+	}
+	server_drain(fd);
+}
+
+static void check_early_reply_twice(void)
+{
+	static struct setup setup;
+	uint32_t length = 4u << 20;
+	char *data = calloc(1, length);
+
+	setup_start(&setup, answer_early_twice, NULL);
+	CHECK(data != NULL);
+	op_init(&setup.op[0], &setup.client, ISWI_XFER_WRITE, 0, data, length);
+	CHECK_EQ(op_run(&setup.op[0]), -EPROTO);
+	CHECK_EQ(client_wait_down(&setup.client), -EPROTO);
+	setup_end(&setup);
+	free(data);
+}
+
+static void check_stale_reply(void)
+{
+	static struct setup setup;
+
+	setup_start(&setup, reply_stale, NULL);
+	CHECK_EQ(op_run(&setup.op[0]), -EIO);
+	CHECK_EQ(op_run(&setup.op[1]), -EPROTO);
+	setup_end(&setup);
+}
+
 /* ---------------------------------------------------------------- deadlines */
 
 struct silent {
@@ -362,6 +415,8 @@ int main(void)
 	check_any_order();
 	check_early_reply(0, 0);
 	check_early_reply(NBD_ENOSPC, -ENOSPC);
+	check_early_reply_twice();
+	check_stale_reply();
 	check_deadline(ISWI_XFER_READ);
 	check_deadline(ISWI_XFER_WRITE);
 	expect_down(unknown_cookie, OPS - 1, -EPROTO);
