@@ -10,6 +10,7 @@ set -eu
 
 PYTHON=${PYTHON:-python3}
 VENV=${VENV:-.venv}
+PATH=$PATH:/usr/sbin:/sbin
 
 say() { echo "setup: $*"; }
 have() { command -v "$1" >/dev/null 2>&1; }
@@ -43,7 +44,9 @@ have nbdsh || want python3-libnbd
 have qemu-io || want qemu-utils
 have fio || want fio
 have ip || want iproute2
-have mkfs.ext4 || [ -x /sbin/mkfs.ext4 ] || want e2fsprogs
+have mkfs.ext4 || want e2fsprogs
+have modprobe || want kmod
+have losetup || want mount
 have clang-format || want clang-format
 
 if [ -n "$needed$wanted" ]; then

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What CI must have, one test each, and how tests/conftest.py treats what is missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.requires_root
+def test_ci_runs_as_root() -> None:
+    pass
+
+
+@pytest.mark.requires_native
+def test_ci_has_the_c_extension() -> None:
+    pass
+
+
+@pytest.mark.requires_fuse
+def test_ci_has_fuse() -> None:
+    pass
+
+
+@pytest.mark.requires_loop
+def test_ci_has_loop_devices() -> None:
+    pass
+
+
+@pytest.mark.requires_memcg
+def test_ci_has_a_memory_cgroup() -> None:
+    pass
+
+
+@pytest.mark.requires_swap
+def test_ci_has_swap() -> None:
+    pass
+
+
+@pytest.mark.requires_netns
+def test_ci_has_network_namespaces() -> None:
+    pass
+
+
+@pytest.mark.requires_tool("nbdinfo", "nbdcopy", "nbdsh", "qemu-io", "fio", "mkfs.ext4")
+def test_ci_has_the_userspace_clients() -> None:
+    pass
+
+
+_SAMPLE = """
+import pytest
+
+@pytest.mark.requires_tool("no-such-tool-here")
+def test_with_a_need():
+    raise AssertionError("must not run")
+
+def test_without_a_need():
+    pass
+"""
+
+
+def _outcome(tmp_path: Path, project_root: Path, ci: str) -> tuple[int, str]:
+    conftest = (project_root / "tests" / "conftest.py").read_text()
+    (tmp_path / "conftest.py").write_text(conftest)
+    (tmp_path / "test_sample.py").write_text(_SAMPLE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "INFINISWAP_CI": ci},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stdout
+
+
+def test_what_is_missing_is_skipped_by_name(tmp_path: Path, project_root: Path) -> None:
+    code, output = _outcome(tmp_path, project_root, ci="")
+    assert code == 0, output
+    assert "1 passed, 1 skipped" in output
+    assert "needs no-such-tool-here" in output
+
+
+def test_in_ci_what_is_missing_fails(tmp_path: Path, project_root: Path) -> None:
+    code, output = _outcome(tmp_path, project_root, ci="1")
+    assert code == 1, output
+    assert "1 passed, 1 error" in output
+    assert "CI must have it: needs no-such-tool-here" in output
