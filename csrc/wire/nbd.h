@@ -13,17 +13,17 @@
 #include <string.h>
 
 /* ---- handshake */
-#define NBD_MAGIC                 0x4e42444d41474943ull /* "NBDMAGIC" */
-#define NBD_OPTION_MAGIC          0x49484156454f5054ull /* "IHAVEOPT" */
-#define NBD_OLDSTYLE_MAGIC        0x0000420281861253ull
-#define NBD_OPTION_REPLY_MAGIC    0x0003e889045565a9ull
-#define NBD_GREETING_BYTES        18 /* magic, option magic, u16 flags */
-#define NBD_OPTION_HEADER_BYTES   16 /* option magic, u32 option, u32 length */
-#define NBD_OPTION_REPLY_BYTES    20 /* reply magic, u32 option, u32 type, u32 length */
-#define NBD_NAME_BYTES_MAX        4096
+#define NBD_MAGIC               0x4e42444d41474943ull /* "NBDMAGIC" */
+#define NBD_OPTION_MAGIC        0x49484156454f5054ull /* "IHAVEOPT" */
+#define NBD_OLDSTYLE_MAGIC      0x0000420281861253ull
+#define NBD_OPTION_REPLY_MAGIC  0x0003e889045565a9ull
+#define NBD_GREETING_BYTES      18 /* magic, option magic, u16 flags */
+#define NBD_OPTION_HEADER_BYTES 16 /* option magic, u32 option, u32 length */
+#define NBD_OPTION_REPLY_BYTES  20 /* reply magic, u32 option, u32 type, u32 length */
+#define NBD_NAME_BYTES_MAX      4096
 
-#define NBD_FLAG_FIXED_NEWSTYLE   0x1 /* handshake flags, and the same bits for the client's */
-#define NBD_FLAG_NO_ZEROES        0x2
+#define NBD_FLAG_FIXED_NEWSTYLE 0x1 /* handshake flags, and the same bits for the client's */
+#define NBD_FLAG_NO_ZEROES      0x2
 
 #define NBD_OPT_EXPORT_NAME       1u
 #define NBD_OPT_ABORT             2u
@@ -36,20 +36,20 @@
 #define NBD_OPT_SET_META_CONTEXT  10u
 #define NBD_OPT_EXTENDED_HEADERS  11u
 
-#define NBD_REP_ACK               1u
-#define NBD_REP_SERVER            2u
-#define NBD_REP_INFO              3u
-#define NBD_REP_META_CONTEXT      4u
-#define NBD_REP_FLAG_ERROR        0x80000000u
-#define NBD_REP_ERR_UNSUP         0x80000001u
-#define NBD_REP_ERR_POLICY        0x80000002u
-#define NBD_REP_ERR_INVALID       0x80000003u
-#define NBD_REP_ERR_PLATFORM      0x80000004u
-#define NBD_REP_ERR_TLS_REQD      0x80000005u
-#define NBD_REP_ERR_UNKNOWN       0x80000006u
-#define NBD_REP_ERR_SHUTDOWN      0x80000007u
+#define NBD_REP_ACK                 1u
+#define NBD_REP_SERVER              2u
+#define NBD_REP_INFO                3u
+#define NBD_REP_META_CONTEXT        4u
+#define NBD_REP_FLAG_ERROR          0x80000000u
+#define NBD_REP_ERR_UNSUP           0x80000001u
+#define NBD_REP_ERR_POLICY          0x80000002u
+#define NBD_REP_ERR_INVALID         0x80000003u
+#define NBD_REP_ERR_PLATFORM        0x80000004u
+#define NBD_REP_ERR_TLS_REQD        0x80000005u
+#define NBD_REP_ERR_UNKNOWN         0x80000006u
+#define NBD_REP_ERR_SHUTDOWN        0x80000007u
 #define NBD_REP_ERR_BLOCK_SIZE_REQD 0x80000008u
-#define NBD_REP_ERR_TOO_BIG       0x80000009u
+#define NBD_REP_ERR_TOO_BIG         0x80000009u
 
 #define NBD_INFO_EXPORT           0u
 #define NBD_INFO_NAME             1u
@@ -71,33 +71,33 @@
 #define NBD_FLAG_SEND_FAST_ZERO    0x800
 
 /* ---- transmission */
-#define NBD_REQUEST_MAGIC          0x25609513u
-#define NBD_SIMPLE_REPLY_MAGIC     0x67446698u
-#define NBD_REQUEST_BYTES          28 /* magic, u16 flags, u16 command, cookie, offset, u32 length */
-#define NBD_SIMPLE_REPLY_BYTES     16 /* magic, u32 error, cookie */
+#define NBD_REQUEST_MAGIC      0x25609513u
+#define NBD_SIMPLE_REPLY_MAGIC 0x67446698u
+#define NBD_REQUEST_BYTES      28 /* magic, u16 flags, u16 command, cookie, offset, u32 length */
+#define NBD_SIMPLE_REPLY_BYTES 16 /* magic, u32 error, cookie */
 
-#define NBD_CMD_READ               0u
-#define NBD_CMD_WRITE              1u
-#define NBD_CMD_DISC               2u
-#define NBD_CMD_FLUSH              3u
-#define NBD_CMD_TRIM               4u
-#define NBD_CMD_CACHE              5u
-#define NBD_CMD_WRITE_ZEROES       6u
-#define NBD_CMD_BLOCK_STATUS       7u
+#define NBD_CMD_READ         0u
+#define NBD_CMD_WRITE        1u
+#define NBD_CMD_DISC         2u
+#define NBD_CMD_FLUSH        3u
+#define NBD_CMD_TRIM         4u
+#define NBD_CMD_CACHE        5u
+#define NBD_CMD_WRITE_ZEROES 6u
+#define NBD_CMD_BLOCK_STATUS 7u
 
-#define NBD_CMD_FLAG_FUA           0x1
-#define NBD_CMD_FLAG_NO_HOLE       0x2
-#define NBD_CMD_FLAG_DF            0x4
-#define NBD_CMD_FLAG_FAST_ZERO     0x10
+#define NBD_CMD_FLAG_FUA       0x1
+#define NBD_CMD_FLAG_NO_HOLE   0x2
+#define NBD_CMD_FLAG_DF        0x4
+#define NBD_CMD_FLAG_FAST_ZERO 0x10
 
-#define NBD_EPERM                  1u
-#define NBD_EIO                    5u
-#define NBD_ENOMEM                 12u
-#define NBD_EINVAL                 22u
-#define NBD_ENOSPC                 28u
-#define NBD_EOVERFLOW              75u
-#define NBD_ENOTSUP                95u
-#define NBD_ESHUTDOWN              108u
+#define NBD_EPERM     1u
+#define NBD_EIO       5u
+#define NBD_ENOMEM    12u
+#define NBD_EINVAL    22u
+#define NBD_ENOSPC    28u
+#define NBD_EOVERFLOW 75u
+#define NBD_ENOTSUP   95u
+#define NBD_ESHUTDOWN 108u
 
 struct nbd_request {
 	uint16_t flags;
