@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from infiniswap import config as configuration
 from infiniswap.discovery.static import StaticDiscovery
 from infiniswap.errors import InfiniswapError
-from infiniswap.units import HostPort, format_size_short
+from infiniswap.units import HostPort, format_size, format_size_short
 
 if TYPE_CHECKING:
     from infiniswap.control.messages import Status
@@ -39,6 +39,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--secret-file", metavar="FILE", help="the cluster secret")
 
 
+_PIPE_COLUMNS = 200
+
+
 @dataclass(frozen=True, slots=True)
 class DonorRow:
     """What came of asking one donor: a status, or the reason why there is none."""
@@ -58,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     rows = asyncio.run(ask(addresses, config.secret(), config.cluster.ask_s))
     if guessed:
         rows = [row for row in rows if row.status is not None]
-    devices = local_devices(config.device.run_dir)
+    devices = local_devices(config.device.run_dir, config.device.backup_dir)
     if args.json:
         json.dump(as_json(rows, devices), sys.stdout, indent=2)
         print()
@@ -85,13 +88,14 @@ async def ask(addresses: Iterable[HostPort], secret: bytes | None, wait_s: float
     return [task.result() for task in asked]
 
 
-def local_devices(run_dir: Path) -> Sequence[Mapping[str, Any]]:
+def local_devices(run_dir: Path, backup_dir: Path) -> Sequence[Mapping[str, Any]]:
     """This host's devices as their run directory records them; none in a build without them."""
     try:
         module = importlib.import_module("infiniswap.device.rundir")
     except ModuleNotFoundError:
         return ()
-    devices: Sequence[Mapping[str, Any]] = module.local_devices(run_dir)
+    listing = getattr(module, "local_devices", None)
+    devices: Sequence[Mapping[str, Any]] = listing(run_dir, backup_dir) if listing else ()
     return devices
 
 
@@ -116,7 +120,10 @@ def as_json(rows: Iterable[DonorRow], devices: Iterable[Mapping[str, Any]]) -> d
 def _print_tables(rows: Sequence[DonorRow], devices: Sequence[Mapping[str, Any]]) -> None:
     from rich.console import Console
 
-    console = Console(soft_wrap=False)
+    console = Console()
+    if not console.is_terminal:
+        # Into a file or a pipe: nothing folded, so that it can be searched.
+        console = Console(width=_PIPE_COLUMNS)
     if rows:
         console.print(_donor_table(rows))
     else:
@@ -124,6 +131,7 @@ def _print_tables(rows: Sequence[DonorRow], devices: Sequence[Mapping[str, Any]]
             "No donor is named, and none runs here. Give --donors HOST[:PORT],... or set `peers` "
             "under [cluster].",
             markup=False,
+            highlight=False,
         )
     leases = [(row, lease) for row in rows if row.status for lease in row.status.leases]
     if leases:
@@ -132,19 +140,18 @@ def _print_tables(rows: Sequence[DonorRow], devices: Sequence[Mapping[str, Any]]
         console.print(_device_table(devices))
     for row in rows:
         if row.status is None:
-            console.print(f"{row.address}: {row.error}", style="red", markup=False)
+            console.print(f"{row.address}: {row.error}", style="red", markup=False, highlight=False)
 
 
 def _donor_table(rows: Sequence[DonorRow]) -> Any:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title="donors", title_justify="left")
-    table.add_column("address")
-    table.add_column("name")
-    table.add_column("state")
-    for heading in ("slab", "lent", "free", "can lend", "memory used", "headroom", "errors"):
-        table.add_column(heading, justify="right")
+    table = _table("donors")
+    table.add_column("address", no_wrap=True)
+    table.add_column("name", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    for heading in ("slab", "lent", "can lend", "memory used", "errors"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         if row.status is None:
             table.add_row(str(row.address), "", Text("unreachable", style="red"))
@@ -155,15 +162,20 @@ def _donor_table(rows: Sequence[DonorRow]) -> Any:
             str(row.address),
             Text(status.donor_name),
             Text("draining", style="yellow") if status.draining else Text("serving"),
-            format_size_short(slab_bytes),
+            format_size(slab_bytes),
             format_size_short(pool.slabs_mapped * slab_bytes),
-            format_size_short(pool.slabs_free * slab_bytes),
             format_size_short(pool.can_map * slab_bytes),
             f"{status.memory.used_share:.0%} of {format_size_short(status.memory.total_bytes)}",
-            format_size_short(status.memory.headroom_bytes),
             str(_errors(status)),
         )
     return table
+
+
+def _table(title: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
 
 def _errors(status: Status) -> int:
@@ -175,10 +187,9 @@ def _errors(status: Status) -> int:
 
 
 def _lease_table(leases: Sequence[tuple[DonorRow, Any]]) -> Any:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title="leases", title_justify="left")
+    table = _table("leases")
     for heading in ("donor", "device", "host", "state"):
         table.add_column(heading)
     for heading in ("slabs", "connections", "read", "written"):
@@ -199,11 +210,10 @@ def _lease_table(leases: Sequence[tuple[DonorRow, Any]]) -> Any:
 
 
 def _device_table(devices: Sequence[Mapping[str, Any]]) -> Any:
-    from rich.table import Table
     from rich.text import Text
 
     columns = list(dict.fromkeys(key for device in devices for key in device))
-    table = Table(title="devices on this host", title_justify="left")
+    table = _table("devices on this host")
     for column in columns:
         table.add_column(column.replace("_", " "))
     for device in devices:

@@ -33,7 +33,13 @@ from infiniswap.control.server import ControlServer, ServerConfig
 from infiniswap.donor.harvest import Harvester, MemoryFigures, MemorySource
 from infiniswap.donor.service import DonorIdentity, DonorService, ServiceConfig
 from infiniswap.engine.protocol import Store, StoreConfig
-from infiniswap.errors import ConfigError, ConflictError, EngineError, from_oserror
+from infiniswap.errors import (
+    ConfigError,
+    ConflictError,
+    EngineError,
+    SystemCallError,
+    from_oserror,
+)
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy, pool_bytes_auto
 from infiniswap.units import HostPort, format_size, format_size_short
 
@@ -297,7 +303,12 @@ def _listen_data(store: Store, host: str, port: int) -> int:
                 mend="Another daemon may be running; see `infiniswap status`, or give another "
                 "port with --data-port.",
             ) from error
-        raise
+        raise SystemCallError(
+            error.what,
+            where=f"data port {HostPort(host, port)}",
+            mend="Give an address of this host and a port that this user may use.",
+            code=error.code,
+        ) from error
 
 
 def _log_start(config: Config, ports: Ports, limits: HeadroomConfig, secret: bool) -> None:
