@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`infiniswap device`: start, list, show, stop, restart, remove."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import uuid
+from typing import Any
+
+from infiniswap import config as configuration
+from infiniswap.device import client, launch, rundir
+from infiniswap.device.api import DeviceStatus, Ready
+from infiniswap.device.service import delete_kept
+from infiniswap.device.spec import (
+    DeviceSpec,
+    check_backup_choice,
+    check_name,
+    check_size,
+)
+from infiniswap.errors import ConflictError, NotPermittedError, UsageError
+from infiniswap.units import (
+    format_size,
+    format_size_short,
+    parse_host_ports,
+    parse_page_size,
+)
+
+
+def add_parser(subparsers: Any) -> None:
+    """Registers the command."""
+    parser = subparsers.add_parser(
+        "device",
+        help="start, look at and stop devices",
+        description="A device is a block device whose pages lie in the memory of donors. Each has "
+        "a process of its own.",
+        allow_abbrev=False,
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    _add_start(actions)
+    for name, text in (
+        ("list", "every device: running, and stopped with its contents kept"),
+        ("show", "one device in full"),
+        ("stop", "swapoff, detach and end it; the contents are kept"),
+        ("restart", "stop, then start with the same settings"),
+        ("remove", "stop it and delete its contents"),
+    ):
+        action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+        action.add_argument("--config", metavar="FILE", help="configuration file")
+        if name != "list":
+            action.add_argument("name", metavar="NAME")
+        if name in ("list", "show"):
+            action.add_argument("--json", action="store_true", help="for programs")
+
+
+def _add_start(actions: Any) -> None:
+    start = actions.add_parser(
+        "start",
+        help="start a device",
+        description="Starts a device, or one again that was stopped.",
+        allow_abbrev=False,
+    )
+    start.add_argument("name", metavar="NAME")
+    start.add_argument("--config", metavar="FILE", help="configuration file")
+    start.add_argument("--size", metavar="SIZE", help="of the device, for example 8G")
+    add_device_options(start)
+    start.add_argument("--swap", action="store_true", help="use it as swap space")
+    start.add_argument(
+        "--priority", type=int, metavar="N", help="of the swap area (default: above all others)"
+    )
+    start.add_argument(
+        "--foreground", action="store_true", help="stay in this shell; Ctrl-C stops the device"
+    )
+
+
+def add_device_options(parser: argparse.ArgumentParser) -> None:
+    """Options that `run` has, too."""
+    parser.add_argument("--donors", metavar="H[:P],...", help="control addresses of the donors")
+    parser.add_argument(
+        "--frontend",
+        choices=("auto", "ublk", "nbd", "fuse", "nbd-socket"),
+        help="how the kernel sees it (default: the first that works)",
+    )
+    parser.add_argument(
+        "--backup",
+        metavar="PATH|none",
+        help="local copy of all pages: a file or block device (default: a file of the device's "
+        "name in the backup directory)",
+    )
+    parser.add_argument(
+        "--allow-data-loss", action="store_true", help="confirms --backup none with swap"
+    )
+    parser.add_argument("--transport", choices=("auto", "rdma", "tcp"), help="how pages travel")
+    parser.add_argument("--slab", metavar="SIZE", help="slab size, as on the donors (default 1G)")
+    parser.add_argument("--staging", metavar="SIZE", help="buffers for pages on their way (64M)")
+
+
+def load_config(args: argparse.Namespace) -> configuration.Config:
+    """Configuration with the flags of add_device_options on top."""
+    from pathlib import Path
+
+    donors = getattr(args, "donors", None)
+    overrides: dict[str, object] = {
+        "device.frontend": getattr(args, "frontend", None),
+        "device.transport": getattr(args, "transport", None),
+        "device.slab": getattr(args, "slab", None),
+        "device.staging": getattr(args, "staging", None),
+        "cluster.peers": None if donors is None else parse_host_ports(donors),
+    }
+    path = getattr(args, "config", None)
+    return configuration.load(None if path is None else Path(path), overrides)
+
+
+def make_spec(
+    args: argparse.Namespace,
+    config: configuration.Config,
+    *,
+    name: str,
+    size_bytes: int,
+    swap: bool,
+    ephemeral: bool = False,
+    owner_pid: int | None = None,
+) -> DeviceSpec:
+    """A spec from flags and configuration.
+
+    Raises:
+        UsageError: they do not go together.
+    """
+    paths = rundir.paths_of(name, config.device.run_dir, config.device.backup_dir)
+    check_size(size_bytes, config.device.slab_bytes)
+    backup = None if args.backup == "none" else (args.backup or str(paths.backup))
+    check_backup_choice(backup, swap, args.allow_data_loss)
+    if config.device.transport == "rdma":
+        raise UsageError("this release has no RDMA transport", mend="Use --transport tcp or auto.")
+    priority = getattr(args, "priority", None)
+    if priority is not None and not 0 <= priority <= 32_767:
+        raise UsageError(f"--priority {priority} is out of range", mend="It is 0 to 32767.")
+    secret = config.cluster.secret_file
+    config.secret()  # a mistake there is told before anything is attached
+    return DeviceSpec(
+        name=check_name(name),
+        device_id=str(uuid.uuid4()),
+        size_bytes=size_bytes,
+        slab_bytes=config.device.slab_bytes,
+        donors=config.cluster.peers,
+        frontend=config.device.frontend,
+        transport="tcp",
+        backup=None if backup is None else os.path.abspath(backup),
+        backup_owned=args.backup is None,
+        swap=swap,
+        priority=priority if priority is not None else config.device.priority,
+        ephemeral=ephemeral,
+        owner_pid=owner_pid,
+        secret_file=None if secret is None else str(secret),
+        config=config.device,
+        policy=config.policy,
+        ask_s=config.cluster.ask_s,
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Does it."""
+    return _ACTIONS[args.action](args)
+
+
+def _paths(args: argparse.Namespace, config: configuration.Config) -> rundir.DevicePaths:
+    return rundir.paths_of(args.name, config.device.run_dir, config.device.backup_dir)
+
+
+def _start(args: argparse.Namespace) -> int:
+    config = load_config(args)
+    paths = _paths(args, config)
+    if rundir.is_running(paths):
+        raise ConflictError(
+            f"a device named {args.name} is running already",
+            where=str(paths.run),
+            mend=f"Choose another name, or stop it: infiniswap device stop {args.name}.",
+        )
+    spec = _kept_or_new(args, config, paths)
+    prepare_backup_dir(spec, paths)
+    ready = launch.start(spec, paths, foreground=args.foreground)
+    report_ready(spec, ready)
+    return launch.wait(args.name) if args.foreground else 0
+
+
+def _kept_or_new(
+    args: argparse.Namespace, config: configuration.Config, paths: rundir.DevicePaths
+) -> DeviceSpec:
+    kept = rundir.read_record(paths.kept)
+    if args.size is None:
+        if kept is None:
+            raise UsageError(
+                f"--size is missing: no device named {args.name} was stopped with its contents kept",
+                mend="Give the size of the new device, for example --size 8G.",
+            )
+        return dataclasses_replace(kept, donors=config.cluster.peers or kept.donors)
+    size_bytes = parse_page_size(args.size)
+    if kept is not None:
+        raise ConflictError(
+            f"a stopped device named {args.name} ({format_size(kept.size_bytes)}) keeps its contents",
+            where=str(paths.kept),
+            mend=f"Start it without --size, or delete it: infiniswap device remove {args.name}.",
+        )
+    return make_spec(args, config, name=args.name, size_bytes=size_bytes, swap=args.swap)
+
+
+def dataclasses_replace(spec: DeviceSpec, **changes: Any) -> DeviceSpec:
+    """As dataclasses.replace, for a msgspec struct."""
+    import msgspec
+
+    return msgspec.structs.replace(spec, **changes)
+
+
+def prepare_backup_dir(spec: DeviceSpec, paths: rundir.DevicePaths) -> None:
+    """The default backup directory is ours to make; any other is the user's.
+
+    Raises:
+        NotPermittedError: it cannot be made.
+    """
+    if spec.backup_owned and spec.backup is not None:
+        try:
+            paths.store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise NotPermittedError(
+                f"cannot create the backup directory: {error.strerror}",
+                where=str(paths.store),
+                mend="Run it as root, or name another place with --backup.",
+            ) from error
+
+
+def report_ready(spec: DeviceSpec, ready: Ready) -> None:
+    """What a user wants to know of a new device."""
+    swap = ", swapping" if spec.swap else ""
+    print(
+        f"device {spec.name}: {format_size(spec.size_bytes)} at {ready.path} "
+        f"(front end {ready.frontend}: {ready.why}){swap}"
+    )
+    for warning in ready.warnings:
+        print(f"infiniswap: warning: {warning}", file=sys.stderr)
+
+
+def _list(args: argparse.Namespace) -> int:
+    config = load_config(args)
+    run_dir, backup_dir = config.device.run_dir, config.device.backup_dir
+    running = []
+    for name in rundir.running_names(run_dir):
+        try:
+            running.append(client.status(rundir.paths_of(name, run_dir, backup_dir)))
+        except ConflictError:
+            continue  # starting or stopping at this moment
+    stopped = rundir.stopped_names(run_dir, backup_dir)
+    if args.json:
+        _print_json({"running": running, "stopped": stopped})
+        return 0
+    _print_table(running, stopped)
+    return 0
+
+
+def _print_json(value: object) -> None:
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def _print_table(running: list[DeviceStatus], stopped: list[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    if not running and not stopped:
+        print("no devices; `infiniswap device start NAME --size SIZE --donors HOST` makes one")
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("NAME", "STATE", "SIZE", "PATH", "SLABS MAPPED", "SWAP USED", "FROM DONORS"):
+        table.add_column(heading)
+    for device in running:
+        share = "-" if device.remote_share is None else f"{device.remote_share:.0%}"
+        swap = format_size_short(device.swap.used_bytes) if device.swap.active else "-"
+        mapped, total = device.slabs["mapped"], sum(device.slabs.values())
+        table.add_row(
+            device.name,
+            device.state if not device.alarms else f"{device.state} (!)",
+            format_size(device.size_bytes),
+            device.path,
+            f"{mapped} of {total}",
+            swap,
+            share,
+        )
+    for name in stopped:
+        table.add_row(name, "stopped", "-", "-", "-", "-", "-")
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _show(args: argparse.Namespace) -> int:
+    config = load_config(args)
+    paths = rundir.require_running(
+        args.name, config.device.run_dir, config.device.backup_dir
+    )
+    status = client.status(paths)
+    if args.json:
+        _print_json(status)
+        return 0
+    for label, value in describe(status):
+        print(f"{label + ':':<16}{value}")
+    return 0
+
+
+def describe(status: DeviceStatus) -> list[tuple[str, str]]:
+    """Rows of `device show`."""
+    stats = status.stats
+    share = "no page-in yet" if status.remote_share is None else f"{status.remote_share:.1%}"
+    page = 4096
+    swap = "no"
+    if status.swap.active:
+        swap = (
+            f"priority {status.swap.priority}, {format_size_short(status.swap.used_bytes)} in use"
+        )
+    rows = [
+        ("name", f"{status.name} ({status.device_id})"),
+        ("state", f"{status.state}, process {status.pid}, up {status.uptime_s:.0f} s"),
+        ("size", f"{format_size(status.size_bytes)}, slabs of {format_size(status.slab_bytes)}"),
+        ("path", f"{status.path} ({status.frontend})"),
+        ("backup", status.backup or "none"),
+        ("swap", swap),
+        ("slabs", ", ".join(f"{count} {state}" for state, count in status.slabs.items() if count)),
+        (
+            "page-in",
+            f"{format_size_short(stats['pages_in'] * page)}: "
+            f"donors {format_size_short(stats['pages_in_remote'] * page)}, "
+            f"staging {format_size_short(stats['pages_in_staging'] * page)}, "
+            f"backup {format_size_short(stats['pages_in_backup'] * page)}, "
+            f"zeros {format_size_short(stats['pages_in_zero'] * page)}",
+        ),
+        ("from donors", share),
+        ("page-out", format_size_short(stats["pages_out"] * page)),
+        ("page-in time", f"p50 {status.page_in_us_p50:.0f} µs, p99 {status.page_in_us_p99:.0f} µs"),
+        (
+            "backup reads",
+            f"no donor {stats['fallback_unmapped']}, donor away {stats['fallback_suspended']}, "
+            f"not there yet {stats['fallback_invalid']}, donor failed {stats['fallback_error']} "
+            "(pages)",
+        ),
+        (
+            "staging",
+            f"{stats['staging_pages_used']} of {stats['staging_pages']} pages, "
+            f"{stats['staging_waits']} waits",
+        ),
+    ]
+    for donor in status.donors:
+        detail = f" ({donor.detail})" if donor.detail else ""
+        rows.append(
+            ("donor", f"{donor.address} {donor.name}: {donor.state}, {donor.slabs} slabs{detail}")
+        )
+    rows += [("degraded", item) for item in status.degraded]
+    rows += [("ALARM", item) for item in status.alarms]
+    return rows
+
+
+def _stop(args: argparse.Namespace) -> int:
+    config = load_config(args)
+    paths = rundir.require_running(
+        args.name, config.device.run_dir, config.device.backup_dir
+    )
+    client.stop(paths, remove=False)
+    print(f"device {args.name}: stopped")
+    return 0
+
+
+def _restart(args: argparse.Namespace) -> int:
+    config = load_config(args)
+    paths = rundir.require_running(
+        args.name, config.device.run_dir, config.device.backup_dir
+    )
+    spec = rundir.read_record(paths.record)
+    if spec is None or spec.ephemeral:
+        raise ConflictError(
+            "this device belongs to an `infiniswap run`, which would lose its memory",
+            where=f"device {args.name}",
+        )
+    client.stop(paths, remove=False)
+    kept = rundir.read_record(paths.kept) or spec
+    report_ready(kept, launch.start(kept, paths))
+    return 0
+
+
+def _remove(args: argparse.Namespace) -> int:
+    config = load_config(args)
+    paths = _paths(args, config)
+    if rundir.is_running(paths):
+        client.stop(paths, remove=True)
+    else:
+        kept = rundir.read_record(paths.kept)
+        if kept is None:
+            rundir.require_running(args.name, config.device.run_dir, config.device.backup_dir)
+        else:
+            delete_kept(paths, kept)
+    print(f"device {args.name}: removed")
+    return 0
+
+
+_ACTIONS = {
+    "start": _start,
+    "list": _list,
+    "show": _show,
+    "stop": _stop,
+    "restart": _restart,
+    "remove": _remove,
+}
+

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m infiniswap.device SPEC_FD READY_FD`: the device process, started by launch.py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+
+import msgspec
+
+from infiniswap.device.api import Ready
+from infiniswap.device.service import prepare_process, serve
+from infiniswap.device.spec import decode_spec
+from infiniswap.errors import InfiniswapError
+
+
+def main(argv: list[str]) -> int:
+    """Returns the exit code."""
+    spec_fd, ready_fd = int(argv[1]), int(argv[2])
+    with os.fdopen(spec_fd, "rb") as file:
+        spec = decode_spec(file.read(), "spec of the starter")
+    prepare_process()
+
+    def tell(ready: Ready) -> None:
+        nonlocal ready_fd
+        if ready_fd >= 0:
+            with contextlib.suppress(OSError):  # the starter is gone: its pidfd says the rest
+                os.write(ready_fd, msgspec.json.encode(ready) + b"\n")
+            os.close(ready_fd)
+            ready_fd = -1
+
+    try:
+        return asyncio.run(serve(spec, tell))
+    except InfiniswapError as error:
+        tell(Ready(ok=False, error=str(error), exit_code=error.exit_code))
+        return error.exit_code
+    finally:
+        if ready_fd >= 0:
+            os.close(ready_fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

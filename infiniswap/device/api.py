@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a device process and the commands say to each other on its Unix socket (HTTP, JSON)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+DEVICE_PATH: Final = "/v1/device"
+RUNS_PATH: Final = "/v1/runs"
+STOP_PATH: Final = "/v1/stop"
+
+
+class DonorRow(Struct, frozen=True, kw_only=True):
+    """One donor as the device sees it.
+
+    `state`: idle (no lease), mapped, suspended (unreachable, may come back), backing off.
+    """
+
+    address: str
+    name: str
+    state: str
+    detail: str
+    slabs: int
+    read_pages: int
+    write_pages: int
+    errors: int
+
+
+class SwapRow(Struct, frozen=True, kw_only=True):
+    """The device as swap space."""
+
+    active: bool
+    priority: int | None
+    used_bytes: int
+
+
+class DeviceStatus(Struct, frozen=True, kw_only=True):
+    """Everything that can be known of a running device.
+
+    Attributes:
+        slabs: count by state: unmapped, mapped, suspended, draining.
+        stats: totals since the start, in pages unless the name says otherwise.
+        remote_share: of the page-ins that were not zeros, how many donors served; None: no such.
+        degraded: swap-safety measures that this host refused.
+        alarms: what an administrator should act on now.
+        runs: pids of the `run` commands that use it.
+    """
+
+    name: str
+    device_id: str
+    pid: int
+    uptime_s: float
+    size_bytes: int
+    slab_bytes: int
+    frontend: str
+    path: str
+    backup: str | None
+    swap: SwapRow
+    ephemeral: bool
+    state: str
+    slabs: dict[str, int]
+    donors: list[DonorRow]
+    stats: dict[str, int]
+    remote_share: float | None
+    page_in_us_p50: float
+    page_in_us_p99: float
+    degraded: list[str]
+    alarms: list[str]
+    runs: list[int]
+
+
+class JoinRequest(Struct, frozen=True, kw_only=True):
+    """A `run` that uses the device: the device watches its pid, and ends its cgroup with it."""
+
+    pid: int
+    cgroup: str
+
+
+class StopRequest(Struct, frozen=True, kw_only=True):
+    """`remove`: contents and all."""
+
+    remove: bool = False
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """`error` is empty when it was done."""
+
+    error: str = ""
+    exit_code: int = 0
+
+
+class Ready(Struct, frozen=True, kw_only=True):
+    """First line a device process writes to its starter: it serves, or why it does not."""
+
+    ok: bool
+    error: str = ""
+    exit_code: int = 0
+    path: str = ""
+    frontend: str = ""
+    why: str = ""
+    warnings: list[str] = []

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks a running device over its Unix socket. Blocking; for commands, not for event loops."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from infiniswap.device.api import (
+    DEVICE_PATH,
+    RUNS_PATH,
+    STOP_PATH,
+    Answer,
+    DeviceStatus,
+    JoinRequest,
+    StopRequest,
+)
+from infiniswap.device.rundir import DevicePaths
+from infiniswap.errors import ConflictError, InfiniswapError, NotPermittedError
+
+ASK_S = 5.0
+STOP_S = 3600.0
+"""A swapoff reads everything back in."""
+
+BodyT = TypeVar("BodyT")
+
+
+class DeviceError(InfiniswapError):
+    """What the device process answered; carries its exit code."""
+
+    def __init__(self, what: str, exit_code: int) -> None:
+        super().__init__(what)
+        self.exit_code = exit_code  # type: ignore[misc]
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connects to the socket instead of a host."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def _ask(
+    paths: DevicePaths, method: str, path: str, body: Struct | None, kind: type[BodyT], wait_s: float
+) -> BodyT:
+    connection = _UnixConnection(paths.socket, wait_s)
+    try:
+        payload = None if body is None else msgspec.json.encode(body)
+        connection.request(method, path, payload, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        data = response.read()
+        if response.status != 200:
+            answer = msgspec.json.decode(data, type=Answer)
+            raise DeviceError(answer.error, answer.exit_code)
+        return msgspec.json.decode(data, type=kind)
+    except PermissionError as error:
+        raise NotPermittedError(
+            "only root may talk to devices", where=str(paths.socket), mend="Run it with sudo."
+        ) from error
+    except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
+        raise ConflictError(
+            f"the device process does not answer ({error or type(error).__name__})",
+            where=str(paths.socket),
+            mend=f"It may be starting or stopping; its log is {paths.log}.",
+        ) from error
+    finally:
+        connection.close()
+
+
+def status(paths: DevicePaths) -> DeviceStatus:
+    """Everything the device tells of itself.
+
+    Raises:
+        ConflictError: it does not answer.
+        NotPermittedError: not root.
+    """
+    return _ask(paths, "GET", DEVICE_PATH, None, DeviceStatus, ASK_S)
+
+
+def join(paths: DevicePaths, pid: int, cgroup: str) -> None:
+    """Registers a `run`, again with its cgroup once it has one.
+
+    Raises:
+        DeviceError: refused. Others: see status.
+    """
+    _ask(paths, "POST", RUNS_PATH, JoinRequest(pid=pid, cgroup=cgroup), Answer, ASK_S)
+
+
+def stop(paths: DevicePaths, *, remove: bool) -> None:
+    """Stops the device; returns when it has stopped.
+
+    Raises:
+        DeviceError: it is still in use. Others: see status.
+    """
+    _ask(paths, "POST", STOP_PATH, StopRequest(remove=remove), Answer, STOP_S)

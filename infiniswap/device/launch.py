@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts device processes: from a shell in the background, or in the foreground."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from infiniswap.device.api import Ready
+from infiniswap.device.client import DeviceError
+from infiniswap.device.rundir import DevicePaths
+from infiniswap.device.spec import DeviceSpec, encode_spec
+from infiniswap.errors import DeadlineError, SystemCallError, from_oserror
+
+START_S_MAX = 120.0
+"""Reserving the backup of a large device takes its time on a slow disk."""
+
+_READY_BYTES_MAX = 64 * 1024
+
+
+def device_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Environment of a device process: one malloc arena, as each would be locked."""
+    return {**(os.environ if base is None else base), "MALLOC_ARENA_MAX": "1"}
+
+
+def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> Ready:
+    """Starts a device process and waits until it serves.
+
+    Args:
+        foreground: keep standard error; the caller then waits for `foreground_wait`.
+
+    Raises:
+        DeviceError: it could not start; carries the reason and the exit code.
+        DeadlineError: it does not answer; it has been ended.
+    """
+    try:
+        paths.run.mkdir(mode=0o755, parents=True, exist_ok=True)
+        log = sys.stderr.fileno() if foreground else _open_log(paths)
+    except OSError as error:
+        raise from_oserror("cannot create the run directory", error, where=str(paths.run)) from error
+    ready_read, ready_write = os.pipe()
+    with tempfile.TemporaryFile() as spec_file:
+        spec_file.write(encode_spec(spec))
+        spec_file.seek(0)
+        try:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "infiniswap.device",
+                    str(spec_file.fileno()),
+                    str(ready_write),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(spec_file.fileno(), ready_write),
+                start_new_session=True,
+                cwd="/",
+                env=device_environment(),
+            )
+        except OSError as error:
+            os.close(ready_read)
+            raise SystemCallError(f"cannot start the device process: {error.strerror}") from error
+        finally:
+            os.close(ready_write)
+            if not foreground:
+                os.close(log)
+    with os.fdopen(ready_read, "rb", buffering=0) as pipe:
+        ready = _wait_ready(pipe.fileno())
+    if ready is None or not ready.ok:
+        _end(process)
+    if ready is None:
+        raise DeadlineError(
+            "the device process ended or did not answer while it started",
+            where=f"device {spec.name}",
+            mend=f"See {paths.log}." if paths.log.exists() else "",
+        )
+    if not ready.ok:
+        raise DeviceError(ready.error, ready.exit_code)
+    _CHILDREN[paths.name] = process
+    return ready
+
+
+# Not state that anything depends on: it only keeps Popen objects from being collected, which
+# would warn that a child still runs - as it is meant to.
+_CHILDREN: dict[str, subprocess.Popen[bytes]] = {}
+
+
+def wait(name: str) -> int:
+    """Waits for a device process started by this one; returns its exit code."""
+    return _CHILDREN.pop(name).wait()
+
+
+def _open_log(paths: DevicePaths) -> int:
+    return os.open(paths.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def _wait_ready(pipe: int) -> Ready | None:
+    """The first line, or None at its end or after START_S_MAX."""
+    end_s = time.monotonic() + START_S_MAX
+    data = b""
+    while b"\n" not in data and len(data) < _READY_BYTES_MAX:
+        left_s = end_s - time.monotonic()
+        if left_s <= 0 or not select.select([pipe], [], [], left_s)[0]:
+            return None
+        chunk = os.read(pipe, 65536)
+        if not chunk:
+            return None
+        data += chunk
+    try:
+        return msgspec.json.decode(data.split(b"\n")[0], type=Ready)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One donor, as a device knows it: session, lease, connections, and how they are recovered.
+
+    idle ──map──▶ mapped ──connections or session lost──▶ suspended ──back in time──▶ mapped
+     ▲                │ last slab given back                  │ not back in time, or another
+     └────────────────┴───────────────◀───────────────────────┘ incarnation: given up
+
+While suspended the engine reads from staging and backup and clears the bit of whatever is
+written, so a reclaimed slab needs no copying: what is still valid there is right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+from infiniswap.control import messages as m
+from infiniswap.control.channel import Ended
+from infiniswap.control.client import ClientConfig, Identity, Session, connect
+from infiniswap.engine.protocol import Engine, RemoteConfig
+from infiniswap.errors import InfiniswapError, RequestRefusedError
+from infiniswap.policy.placement import MemoryUse
+from infiniswap.units import HostPort
+
+log = logging.getLogger(__name__)
+
+_RETRY_S_FIRST = 0.05
+_RETRY_S_MAX = 0.5
+_DRAIN_S_MAX = 30.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkConfig:
+    """What links need to know of the device."""
+
+    identity: Identity
+    client: ClientConfig
+    slab_bytes: int
+    slab_count: int
+    queues: int
+    connect_ms: int
+    request_ms: int
+    suspend_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The lease a link holds."""
+
+    lease: int
+    reclaim: str
+    epoch: int
+    token: str
+    export_bytes: int
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a slab is: slot and generation on the donor."""
+
+    slot: int
+    generation: int
+
+
+class Slabs(Protocol):
+    """What a link asks of the device's slab bookkeeping (the mapper)."""
+
+    def drained(self, slab: int, generation: int) -> asyncio.Future[None]:
+        """Resolves when the engine reports the slab's drain."""
+
+    def activity(self, slab: int) -> float:
+        """Page I/O per second."""
+
+    def lost(self, slab: int) -> None:
+        """The slab has no donor any more, not by our choice: worth another one at once."""
+
+
+class DonorLink:
+    """One donor. Everything runs on the event loop; blocking engine calls go to `executor`."""
+
+    def __init__(
+        self,
+        address: HostPort,
+        engine: Engine,
+        slabs: Slabs,
+        config: LinkConfig,
+        executor: Executor,
+    ) -> None:
+        self.address = address
+        self.name = ""
+        self.remote: int | None = None
+        self.mapped: dict[int, Place] = {}  # by slab
+        self.detail = ""
+        self.is_draining = False
+        self._engine = engine
+        self._slabs = slabs
+        self._config = config
+        self._executor = executor
+        self._session: Session | None = None
+        self._lease: Lease | None = None
+        self._lock = asyncio.Lock()  # session, lease and remote change under it
+        self._down_s: float | None = None  # when the connections were lost
+        self._recovery: asyncio.Task[None] | None = None
+        self._closing = False
+        self._bad_pages = 0
+
+    @property
+    def state(self) -> str:
+        """For tables: idle, mapped, suspended."""
+        if self._recovery is not None:
+            return "suspended"
+        return "mapped" if self.mapped else "idle"
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a slab may be placed here now."""
+        return self._recovery is None and not self.is_draining and not self._closing
+
+    async def _blocking(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+    # -------------------------------------------------------------------- sessions
+
+    async def _open(self) -> Session:
+        """The open session, or a new one. Under the lock."""
+        if self._session is not None and self._session.ended is None:
+            return self._session
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+        session = await connect(
+            self.address,
+            self._config.identity,
+            self._config.client,
+            self,
+            slab_bytes=self._config.slab_bytes,
+        )
+        self._session = session
+        self.name = session.welcome.donor_name
+        self.is_draining = session.welcome.draining
+        return session
+
+    async def ask(self) -> MemoryUse:
+        """The donor's memory use, now.
+
+        Raises:
+            InfiniswapError: it could not be asked.
+        """
+        async with self._lock:
+            session = await self._open()
+        answer = await session.memory()
+        return MemoryUse(answer.used_share, 0 if self.is_draining else answer.can_map)
+
+    async def let_go(self) -> None:
+        """Ends a session that was opened only to ask."""
+        async with self._lock:
+            if self._lease is None and self._session is not None and self._recovery is None:
+                session, self._session = self._session, None
+                await session.close()
+
+    # ---------------------------------------------------------------------- slabs
+
+    async def map(self, slab: int) -> None:
+        """Puts a slab there and tells the engine.
+
+        Raises:
+            InfiniswapError: refused, or unreachable. Nothing has changed then.
+        """
+        async with self._lock:
+            session = await self._open()
+            lease = await self._ensure_lease(session)
+            remote = await self._ensure_remote(lease)
+            answer = await session.map(lease.lease, slab)
+            try:
+                self._engine.slab_map(slab, remote, answer.slot, answer.generation)
+            except InfiniswapError:
+                # The remote went down meanwhile: the slot is given back with the lease.
+                with contextlib.suppress(InfiniswapError):
+                    await session.unmap(lease.lease, answer.slot, answer.generation)
+                raise
+            self.mapped[slab] = Place(answer.slot, answer.generation)
+
+    async def _ensure_lease(self, session: Session) -> Lease:
+        if self._lease is None:
+            answer = await session.lease(self._config.slab_count)
+            self._lease = Lease(
+                lease=answer.lease,
+                reclaim=answer.reclaim,
+                epoch=answer.epoch,
+                token=answer.token,
+                export_bytes=answer.export_bytes,
+                incarnation=session.welcome.incarnation,
+            )
+        return self._lease
+
+    def _remote_config(self, lease: Lease) -> RemoteConfig:
+        assert self._session is not None
+        data = self._session.data_address
+        return RemoteConfig(
+            host=data.host,
+            port=data.port,
+            token=lease.token,
+            export_bytes=lease.export_bytes,
+            queues=self._config.queues,
+            connect_ms_max=self._config.connect_ms,
+            request_ms_max=self._config.request_ms,
+        )
+
+    async def _ensure_remote(self, lease: Lease) -> int:
+        if self.remote is None:
+            config = self._remote_config(lease)
+            self.remote = await self._blocking(lambda: self._engine.remote_connect(config))
+            self._bad_pages = 0
+            log.info("donor %s: connected (%s)", self.address, self.name)
+        return self.remote
+
+    async def unmap(self, slab: int, reason: str) -> None:
+        """Takes a slab off the donor: drain, then DONE. Returns when both are done."""
+        place = self.mapped.get(slab)
+        if place is None:
+            return
+        drained = self._slabs.drained(slab, place.generation)
+        self._engine.slab_unmap(slab, place.generation)
+        async with asyncio.timeout(_DRAIN_S_MAX):
+            await drained
+        self.mapped.pop(slab, None)
+        log.info("slab %d: off donor %s (%s)", slab, self.address, reason)
+        session, lease = self._session, self._lease
+        if session is not None and session.ended is None and lease is not None:
+            # A refusal means that the donor has taken it already.
+            with contextlib.suppress(RequestRefusedError):
+                await session.unmap(lease.lease, place.slot, place.generation)
+
+    # ----------------------------------------------- what the donor asks (SessionHandler)
+
+    async def evict(self, lease: int, slot: int, generation: int, deadline_s: float) -> None:
+        """The donor takes a slab back; DONE is the return."""
+        if self._lease is None or self._lease.lease != lease:
+            return
+        for slab, place in list(self.mapped.items()):
+            if (place.slot, place.generation) != (slot, generation):
+                continue
+            drained = self._slabs.drained(slab, generation)
+            self._engine.slab_unmap(slab, generation)
+            async with asyncio.timeout(max(deadline_s, 0.1)):
+                await drained
+            self.mapped.pop(slab, None)
+            self._slabs.lost(slab)
+            log.info("slab %d: evicted by donor %s", slab, self.address)
+
+    async def activity(self, lease: int) -> Mapping[int, float]:
+        """Page I/O per second by slot."""
+        if self._lease is None or self._lease.lease != lease:
+            return {}
+        return {place.slot: self._slabs.activity(slab) for slab, place in self.mapped.items()}
+
+    def draining(self, draining: bool) -> None:
+        """The donor takes no more slabs on."""
+        self.is_draining = draining
+
+    def ended(self, ended: Ended) -> None:
+        """The session has ended."""
+        if self._closing or self._lease is None:
+            return
+        log.warning("donor %s: session ended (%s %s)", self.address, ended.reason, ended.detail)
+        self.detail = f"session ended: {ended.reason}"
+        if ended.by_peer and ended.reason == m.GOODBYE_SHUTDOWN:
+            self._down_s = 0.0  # it will not be back: no time to wait
+        self._recover()
+
+    # ------------------------------------------------------------------- recovery
+
+    def connections_down(self, code: int) -> None:
+        """ISW_EVENT_REMOTE_DOWN: the engine has suspended the slabs there."""
+        if self._closing or self.remote is None:
+            return
+        if self._down_s is None:
+            self._down_s = asyncio.get_running_loop().time()
+        self.detail = "connections lost"
+        if self._recovery is None:
+            log.warning(
+                "donor %s: connections lost (code %d); %d slabs suspended, pages come from the "
+                "backup",
+                self.address,
+                code,
+                len(self.mapped),
+            )
+        self._recover()
+
+    def bad_page(self, page: int, bad_pages_max: int) -> None:
+        """A page's bytes were not those that were written there."""
+        self._bad_pages += 1
+        if self._bad_pages == 1:
+            log.error("donor %s: page %d came back with other bytes", self.address, page)
+        if self._bad_pages == bad_pages_max and self.remote is not None:
+            log.error("donor %s: %d bad pages; it is given up", self.address, self._bad_pages)
+            self._down_s = 0.0
+            self._engine.remote_shutdown(self.remote)
+
+    def _recover(self) -> None:
+        if self._recovery is None:
+            self._recovery = asyncio.create_task(
+                self._run_recovery(), name=f"recover donor {self.address}"
+            )
+
+    async def _run_recovery(self) -> None:
+        try:
+            async with self._lock:
+                if not await self._reclaim():
+                    await self._give_up()
+        except Exception:
+            log.exception("donor %s: recovery failed", self.address)
+        finally:
+            self._recovery = None
+            self._down_s = None
+
+    async def _reclaim(self) -> bool:
+        """Tries to get the same lease back while there is time; True when it has."""
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        retry_s = _RETRY_S_FIRST
+        while not self._closing:
+            # As long as the data connections work, a missing session costs nothing.
+            since_s = self._down_s
+            if since_s is not None and loop.time() > max(since_s, 0.0) + self._config.suspend_s:
+                self.detail = "did not come back in time"
+                return False
+            try:
+                async with asyncio.timeout(max(0.2, self._config.suspend_s)):
+                    return await self._reclaim_once()
+            except (RequestRefusedError, LeaseGoneError) as error:
+                self.detail = f"lease gone: {error}"
+                return False
+            except (InfiniswapError, TimeoutError) as error:
+                self.detail = str(error) or "no answer"
+            if loop.time() - started_s > 60.0 and self._down_s is None:
+                started_s = loop.time()
+                log.warning("donor %s: no session, pages still flow: %s", self.address, self.detail)
+            await asyncio.sleep(retry_s)
+            retry_s = min(retry_s * 2, _RETRY_S_MAX)
+        return False
+
+    async def _reclaim_once(self) -> bool:
+        lease, remote = self._lease, self.remote
+        if lease is None or remote is None:
+            raise LeaseGoneError("no lease to reclaim")
+        session = await self._open()
+        if session.welcome.incarnation != lease.incarnation:
+            raise LeaseGoneError("the daemon was started anew")
+        # The old connections must be dead before the donor is asked to fence them; a healthy
+        # set is suspended for that moment.
+        self._engine.remote_shutdown(remote)
+        answer = await session.renew(lease.lease, lease.reclaim, lease.epoch)
+        lease = replace(lease, token=answer.token, epoch=answer.epoch)
+        self._lease = lease
+        config = self._remote_config(lease)
+        await self._blocking(lambda: self._engine.remote_reconnect(remote, config))
+        there = {(info.slot, info.generation) for info in answer.slots}
+        for slab, place in list(self.mapped.items()):
+            if (place.slot, place.generation) in there:
+                self._engine.slab_resume(slab, place.generation)
+            else:
+                await self._abandon(slab)
+        known = {(place.slot, place.generation) for place in self.mapped.values()}
+        for slot, generation in there - known:
+            await session.unmap(lease.lease, slot, generation)
+        log.info(
+            "donor %s: back with the same lease, %d slabs resumed", self.address, len(self.mapped)
+        )
+        self.detail = ""
+        return True
+
+    async def _abandon(self, slab: int) -> None:
+        """The slab's copy there is gone; nothing to tell the donor."""
+        place = self.mapped[slab]
+        drained = self._slabs.drained(slab, place.generation)
+        self._engine.slab_unmap(slab, place.generation)
+        async with asyncio.timeout(_DRAIN_S_MAX):
+            await drained
+        self.mapped.pop(slab, None)
+        self._slabs.lost(slab)
+
+    async def _give_up(self) -> None:
+        """Gives the lease up explicitly, so that the donor can never count as its former self."""
+        remote, lease, count = self.remote, self._lease, len(self.mapped)
+        if remote is not None:
+            with contextlib.suppress(InfiniswapError):
+                self._engine.remote_shutdown(remote)
+        for slab in list(self.mapped):
+            await self._abandon(slab)
+        self.remote, self._lease = None, None
+        if remote is not None:
+            await self._blocking(lambda: self._engine.remote_destroy(remote))
+        log.warning("donor %s: given up (%s), %d slabs unmapped", self.address, self.detail, count)
+        session, self._session = self._session, None
+        if session is not None:
+            if session.ended is None and lease is not None:
+                with contextlib.suppress(InfiniswapError):
+                    await session.release(lease.lease)
+            await session.close()
+
+    async def close(self) -> None:
+        """Gives everything back, in bounded time. Front ends are gone by now."""
+        self._closing = True
+        if self._recovery is not None:
+            self._recovery.cancel()
+            await asyncio.wait({self._recovery})
+        async with self._lock:
+            for slab in list(self.mapped):
+                with contextlib.suppress(InfiniswapError, TimeoutError):
+                    await self._abandon(slab)
+            session, lease = self._session, self._lease
+            if session is not None:
+                if session.ended is None and lease is not None:
+                    with contextlib.suppress(InfiniswapError):
+                        await session.release(lease.lease)
+                await session.close()
+            self._session = self._lease = None
+
+
+class LeaseGoneError(InfiniswapError):
+    """The lease cannot be reclaimed: the donor has forgotten it."""

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which slab goes to which donor, and when: late binding, two choices, remapping.
+
+The engine never waits for any of this: a write to a slab that is not mapped goes to the backup.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+from infiniswap.device.links import DonorLink
+from infiniswap.engine.protocol import Engine, Event, EventKind, SlabInfo, SlabState
+from infiniswap.errors import InfiniswapError, RequestRefusedError
+from infiniswap.policy.activity import ActivityConfig, ActivityTracker
+from infiniswap.policy.placement import Ask, Choose, DonorBook, MemoryUse, Placement
+
+log = logging.getLogger(__name__)
+
+# How often the counters are looked at: soon after I/O begins, rarely when there is none.
+_TICK_S_BUSY = 0.1
+_TICK_S_IDLE = 0.25
+_BAD_PAGES_MAX = 16
+_EMPTY_S_MAX = 30.0
+
+
+class SlabMapper:
+    """Keeps hot slabs mapped. Everything runs on the event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        slab_count: int,
+        activity: ActivityConfig,
+        choices: int,
+        rng: Random,
+        now_s: float,
+    ) -> None:
+        self.links: list[DonorLink] = []
+        self.alarms: dict[str, str] = {}
+        self._engine = engine
+        self._choices = choices
+        self._rng = rng
+        self._tracker = ActivityTracker(slab_count, activity, now_s)
+        self._book: DonorBook[DonorLink] = DonorBook()
+        self._drains: dict[tuple[int, int], asyncio.Future[None]] = {}
+        self._urgent: set[int] = set()
+        self._empty_since_s: dict[int, float] = {}
+        self._wake = asyncio.Event()
+        self._pages_seen = 0
+
+    # --------------------------------------------------------------- for the links
+
+    def drained(self, slab: int, generation: int) -> asyncio.Future[None]:
+        """Resolves when the engine reports the slab's drain. Ask before unmapping."""
+        future = self._drains.get((slab, generation))
+        if future is None:
+            future = asyncio.get_running_loop().create_future()
+            self._drains[slab, generation] = future
+        return future
+
+    def activity(self, slab: int) -> float:
+        """Page I/O per second."""
+        return self._tracker.activity(slab)
+
+    def lost(self, slab: int) -> None:
+        """A slab that was hot enough for a donor has lost it: another one at once."""
+        self._urgent.add(slab)
+        self._wake.set()
+
+    # ---------------------------------------------------------------------- events
+
+    def take_events(self) -> None:
+        """Drains the engine's events; called when its eventfd is readable."""
+        while events := self._engine.events():
+            for event in events:
+                self._take(event)
+
+    def _take(self, event: Event) -> None:
+        match event.kind:
+            case EventKind.SLAB_DRAINED:
+                future = self._drains.pop((event.slab, event.generation), None)
+                if future is not None and not future.done():
+                    future.set_result(None)
+            case EventKind.REMOTE_DOWN:
+                for link in self.links:
+                    if link.remote == event.remote:
+                        link.connections_down(event.code)
+                        self._book.unreachable(link, asyncio.get_running_loop().time())
+            case EventKind.SLAB_ERROR:
+                self._donor_refused(event)
+            case EventKind.BAD_PAGE:
+                self._bad_page(event)
+            case EventKind.BACKUP_FAILING:
+                self.alarms["backup"] = f"the backup refuses writes (code {event.code})"
+                log.error("%s; pages stay in staging, writes are retried", self.alarms["backup"])
+            case EventKind.BACKUP_RECOVERED:
+                self.alarms.pop("backup", None)
+                log.warning("the backup takes writes again")
+            case EventKind.OVERFLOW:
+                self._resync()
+            case EventKind.FRONTEND_DOWN:
+                self.alarms["frontend"] = f"the front end has ended (code {event.code})"
+                log.error("%s", self.alarms["frontend"])
+
+    def _link_of(self, slab: int) -> DonorLink | None:
+        return next((link for link in self.links if slab in link.mapped), None)
+
+    def _donor_refused(self, event: Event) -> None:
+        link = self._link_of(event.slab)
+        if link is None or link.mapped[event.slab].generation != event.generation:
+            return
+        log.warning(
+            "slab %d: donor %s refuses it (code %d)", event.slab, link.address, event.code
+        )
+        self._spawn(self._unmap(link, event.slab, "refused"), f"unmap slab {event.slab}")
+
+    async def _unmap(self, link: DonorLink, slab: int, reason: str) -> None:
+        try:
+            await link.unmap(slab, reason)
+        except (InfiniswapError, TimeoutError) as error:
+            log.warning("slab %d: cannot be taken off donor %s: %s", slab, link.address, error)
+        else:
+            self.lost(slab)
+
+    def _bad_page(self, event: Event) -> None:
+        if not event.code:
+            self.alarms["backup-data"] = (
+                f"page {event.value} came back from the backup with other bytes"
+            )
+            log.error("%s", self.alarms["backup-data"])
+            return
+        link = self._link_of(event.slab)
+        if link is not None:
+            link.bad_page(event.value, _BAD_PAGES_MAX)
+
+    def _resync(self) -> None:
+        """Events were dropped: whatever they said is read from the state instead."""
+        slabs = self._engine.slabs()
+        for (slab, generation), future in list(self._drains.items()):
+            info = slabs[slab]
+            if info.state is SlabState.UNMAPPED or info.generation != generation:
+                del self._drains[slab, generation]
+                if not future.done():
+                    future.set_result(None)
+        down = {info.remote for info in self._engine.remotes() if info.state == "down"}
+        for link in self.links:
+            if link.remote in down:
+                link.connections_down(0)
+
+    # ------------------------------------------------------------------------ loop
+
+    def _spawn(self, work: object, name: str) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[arg-type]
+        task.set_name(name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def run(self) -> None:
+        """The control loop; runs until cancelled."""
+        self._tasks: set[asyncio.Future[object]] = set()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._engine.eventfd, self.take_events)
+        try:
+            while True:
+                slabs = self._engine.slabs()
+                totals = [slab.page_ins + slab.page_outs for slab in slabs]
+                self._tracker.tick(loop.time(), totals)
+                is_busy = sum(totals) != self._pages_seen
+                self._pages_seen = sum(totals)
+                await self._map_hot(slabs)
+                await self._give_back_empty(slabs)
+                self._wake.clear()
+                try:
+                    async with asyncio.timeout(_TICK_S_BUSY if is_busy else _TICK_S_IDLE):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            loop.remove_reader(self._engine.eventfd)
+            for task in list(self._tasks):
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    async def _map_hot(self, slabs: Sequence[SlabInfo]) -> None:
+        unmapped = [n for n, slab in enumerate(slabs) if slab.state is SlabState.UNMAPPED]
+        urgent = [slab for slab in unmapped if slab in self._urgent]
+        hot = [slab for slab in self._tracker.hottest(unmapped) if slab not in self._urgent]
+        for slab in urgent + hot:
+            if not await self.place(slab):
+                break  # nobody has room: the next slab would fare no better
+            self._urgent.discard(slab)
+        self._urgent &= set(unmapped)
+
+    async def place(self, slab: int) -> bool:
+        """Finds a donor for a slab and maps it; False when none has room now."""
+        now_s = asyncio.get_running_loop().time()
+        usable = [link for link in self.links if link.is_usable]
+        eligible = self._book.eligible(usable, now_s)
+        holding = [link for link in self.links if link.mapped]
+        placement = Placement(eligible, holding, self._rng, self._choices)
+        asked: set[DonorLink] = set()
+        try:
+            while True:
+                step = placement.next()
+                if isinstance(step, Ask):
+                    asked.update(step.donors)
+                    answers = await asyncio.gather(*(self._ask(link) for link in step.donors))
+                    for link, use in zip(step.donors, answers, strict=True):
+                        placement.answered(link, use)
+                elif isinstance(step, Choose):
+                    if await self._map(slab, step.donor):
+                        return True
+                    placement.refused(step.donor)
+                else:
+                    return False
+        finally:
+            for link in asked:
+                await link.let_go()
+
+    async def _ask(self, link: DonorLink) -> MemoryUse | None:
+        now_s = asyncio.get_running_loop().time()
+        try:
+            use = await link.ask()
+        except InfiniswapError as error:
+            link.detail = str(error)
+            self._book.unreachable(link, now_s)
+            return None
+        link.detail = ""
+        if use.slabs_mappable:
+            self._book.good(link)
+        else:
+            link.detail = "no room"
+            self._book.full(link, now_s)
+        return use
+
+    async def _map(self, slab: int, link: DonorLink) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        try:
+            await link.map(slab)
+        except RequestRefusedError as error:
+            link.detail = str(error)
+            self._book.full(link, now_s)
+            return False
+        except InfiniswapError as error:
+            link.detail = str(error)
+            log.warning("slab %d: cannot be mapped to donor %s: %s", slab, link.address, error)
+            self._book.unreachable(link, now_s)
+            return False
+        log.info("slab %d: mapped to donor %s", slab, link.address)
+        return True
+
+    async def _give_back_empty(self, slabs: Sequence[SlabInfo]) -> None:
+        """A slab whose pages were all freed (discard) and which rests is somebody else's."""
+        now_s = asyncio.get_running_loop().time()
+        for number, slab in enumerate(slabs):
+            rests = (
+                slab.state is SlabState.MAPPED
+                and not slab.remote_valid_pages
+                and self._tracker.activity(number) < 1.0
+            )
+            if not rests:
+                self._empty_since_s.pop(number, None)
+            elif now_s - self._empty_since_s.setdefault(number, now_s) > _EMPTY_S_MAX:
+                link = self._link_of(number)
+                if link is not None and link.is_usable:
+                    await self._unmap_empty(link, number)
+
+    async def _unmap_empty(self, link: DonorLink, slab: int) -> None:
+        try:
+            await link.unmap(slab, "empty")
+        except (InfiniswapError, TimeoutError) as error:
+            log.warning("slab %d: cannot be given back: %s", slab, error)
+
+    def slab_states(self) -> dict[str, int]:
+        """Count of slabs by state, every state present."""
+        counts = Counter(slab.state for slab in self._engine.slabs())
+        return {state.name.lower(): counts.get(state, 0) for state in SlabState}

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where devices are recorded, so that any shell finds them.
+
+Running: `RUN_DIR/NAME/` with `device.json` (what is running), `control.sock` (asks it), `lock`
+(held by the living process: that, not a pid, says whether it runs), `mnt/` (the fuse mount) and
+`log`. Stopped with its contents kept: `BACKUP_DIR/NAME.device` (the spec) beside `NAME.backup` and
+`NAME.tables`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from infiniswap.device.spec import DeviceSpec, check_name, decode_spec, encode_spec
+from infiniswap.errors import ConflictError, NotFoundError, from_oserror
+
+DEFAULT_RUN_DIR = Path("/run/infiniswap")
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePaths:
+    """Every path of one device."""
+
+    name: str
+    run: Path
+    store: Path
+
+    @property
+    def lock(self) -> Path:
+        """Held by the device process as long as it lives."""
+        return self.run / "lock"
+
+    @property
+    def record(self) -> Path:
+        """The spec of the running device."""
+        return self.run / "device.json"
+
+    @property
+    def socket(self) -> Path:
+        """Unix socket of the device's own control API."""
+        return self.run / "control.sock"
+
+    @property
+    def nbd_socket(self) -> Path:
+        """Unix socket of the nbd-socket front end."""
+        return self.run / "nbd.sock"
+
+    @property
+    def mount(self) -> Path:
+        """Mount point of the fuse front end."""
+        return self.run / "mnt"
+
+    @property
+    def log(self) -> Path:
+        """What a device process in the background writes."""
+        return self.run / "log"
+
+    @property
+    def kept(self) -> Path:
+        """The spec of a stopped device whose contents are kept."""
+        return self.store / f"{self.name}.device"
+
+    @property
+    def tables(self) -> Path:
+        """Which pages the backup of a stopped device holds."""
+        return self.store / f"{self.name}.tables"
+
+    @property
+    def backup(self) -> Path:
+        """The default backup."""
+        return self.store / f"{self.name}.backup"
+
+
+def paths_of(name: str, run_dir: Path, backup_dir: Path) -> DevicePaths:
+    """Raises UsageError for a name that cannot be one."""
+    return DevicePaths(check_name(name), run_dir / name, backup_dir)
+
+
+def take_lock(paths: DevicePaths) -> int:
+    """Creates the device's run directory and takes its lock; the descriptor must stay open.
+
+    Raises:
+        ConflictError: a device of that name runs.
+        NotPermittedError, SystemCallError: the directory cannot be made.
+    """
+    try:
+        paths.run.mkdir(mode=0o755, parents=True, exist_ok=True)
+        lock = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise from_oserror("cannot create the run directory", error, where=str(paths.run)) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        if error.errno != errno.EWOULDBLOCK:
+            raise from_oserror("cannot lock", error, where=str(paths.lock)) from error
+        raise ConflictError(
+            f"a device named {paths.name} is running already",
+            where=str(paths.run),
+            mend=f"Choose another name, or stop it: infiniswap device stop {paths.name}.",
+        ) from error
+    return lock
+
+
+def is_running(paths: DevicePaths) -> bool:
+    """Whether a device process holds the lock."""
+    try:
+        lock = os.open(paths.lock, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def write_record(path: Path, spec: DeviceSpec) -> None:
+    """Writes a spec so that there is a whole one or none.
+
+    Raises:
+        NotPermittedError, SystemCallError: the file cannot be written.
+    """
+    temporary = path.with_suffix(path.suffix + ".new")
+    try:
+        temporary.write_bytes(encode_spec(spec))
+        temporary.replace(path)
+    except OSError as error:
+        raise from_oserror("cannot record the device", error, where=str(path)) from error
+
+
+def read_record(path: Path) -> DeviceSpec | None:
+    """The spec in a file; None when there is no such file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise from_oserror("cannot read the device's record", error, where=str(path)) from error
+    return decode_spec(data, str(path))
+
+
+def running_names(run_dir: Path) -> list[str]:
+    """Names of the running devices, sorted."""
+    try:
+        entries = sorted(entry.name for entry in run_dir.iterdir() if entry.is_dir())
+    except OSError:
+        return []
+    return [name for name in entries if is_running(DevicePaths(name, run_dir / name, run_dir))]
+
+
+def stopped_names(run_dir: Path, backup_dir: Path) -> list[str]:
+    """Names of the devices that are stopped with their contents kept, sorted."""
+    running = set(running_names(run_dir))
+    try:
+        kept = sorted(path.stem for path in backup_dir.glob("*.device"))
+    except OSError:
+        return []
+    return [name for name in kept if name not in running]
+
+
+def require_running(name: str, run_dir: Path, backup_dir: Path) -> DevicePaths:
+    """Paths of a running device.
+
+    Raises:
+        NotFoundError: there is none; says whether it is stopped.
+    """
+    paths = paths_of(name, run_dir, backup_dir)
+    if is_running(paths):
+        return paths
+    if paths.kept.exists():
+        raise NotFoundError(
+            f"the device {name} is stopped",
+            where=str(run_dir),
+            mend=f"Start it again with `infiniswap device start {name}`, or delete it with "
+            f"`infiniswap device remove {name}`.",
+        )
+    known = ", ".join(running_names(run_dir)) or "none"
+    raise NotFoundError(
+        f"no device named {name} is running",
+        where=str(run_dir),
+        mend=f"Running devices: {known}. `infiniswap device list` shows all.",
+    )
+
+
+def clear(paths: DevicePaths) -> None:
+    """Removes the run directory of a device that has ended; what cannot be removed stays."""
+    for path in (paths.record, paths.socket, paths.nbd_socket, paths.log, paths.lock):
+        path.unlink(missing_ok=True)
+    for directory in (paths.mount, paths.run):
+        try:
+            directory.rmdir()
+        except OSError:
+            continue

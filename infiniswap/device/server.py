@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device's own control API: HTTP on a Unix socket that only root may open."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from infiniswap.device.api import (
+    DEVICE_PATH,
+    RUNS_PATH,
+    STOP_PATH,
+    Answer,
+    JoinRequest,
+    StopRequest,
+)
+from infiniswap.device.service import DeviceService
+from infiniswap.errors import InfiniswapError, UsageError
+
+log = logging.getLogger(__name__)
+
+_BODY_BYTES_MAX = 64 * 1024
+
+BodyT = TypeVar("BodyT")
+
+
+def _json(body: object, status: int = 200) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(body), status=status, content_type="application/json"
+    )
+
+
+async def _body(request: web.Request, kind: type[BodyT]) -> BodyT:
+    try:
+        return msgspec.json.decode(await request.read(), type=kind)
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"not a request of this API ({error})") from None
+
+
+def _handler(
+    call: Callable[[web.Request], Awaitable[object]],
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
+        try:
+            return _json(await call(request))
+        except InfiniswapError as error:
+            return _json(Answer(error=str(error), exit_code=error.exit_code), 409)
+
+    return handle
+
+
+@contextlib.asynccontextmanager
+async def control_socket(service: DeviceService) -> AsyncIterator[None]:
+    """Serves the socket while the context is open."""
+
+    async def status(_request: web.Request) -> object:
+        return service.status()
+
+    async def join(request: web.Request) -> object:
+        body = await _body(request, JoinRequest)
+        service.runs.join(body.pid, body.cgroup)
+        return Answer()
+
+    async def stop(request: web.Request) -> object:
+        body = await _body(request, StopRequest)
+        log.info("asked to %s", "remove" if body.remove else "stop")
+        await service.stop(remove=body.remove or service.spec.ephemeral)
+        return Answer()
+
+    app = web.Application(client_max_size=_BODY_BYTES_MAX)
+    app.router.add_get(DEVICE_PATH, _handler(status))
+    app.router.add_post(RUNS_PATH, _handler(join))
+    app.router.add_post(STOP_PATH, _handler(stop))
+    runner = web.AppRunner(app, access_log=None, handle_signals=False)
+    await runner.setup()
+    path = service.paths.socket
+    path.unlink(missing_ok=True)
+    # The directory is searchable by all; the socket is what must not be.
+    previous = os.umask(0o177)
+    try:
+        await web.UnixSite(runner, str(path)).start()
+    finally:
+        os.umask(previous)
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+        path.unlink(missing_ok=True)

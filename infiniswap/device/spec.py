@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a device is: everything its process must know, checked before anything is attached."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from infiniswap.config import DeviceConfig, PolicyConfig
+from infiniswap.errors import ConfigError, UsageError
+from infiniswap.units import PAGE_BYTES, HostPort, format_size
+
+NAME_LENGTH_MAX: Final = 32
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
+
+Positive = Annotated[int, Meta(gt=0)]
+
+
+class DeviceSpec(Struct, frozen=True, kw_only=True):
+    """A device as it was asked for; sizes in bytes.
+
+    Attributes:
+        device_id: UUID, the same over restarts.
+        donors: control addresses.
+        backup: file or block device; None is `--backup none`.
+        backup_owned: the file was made by us, `remove` deletes it.
+        swap: is to be used as swap space.
+        priority: of the swap area; None: above every active one.
+        ephemeral: ends with the last `run` that uses it, contents and all.
+        owner_pid: of the `run` that starts it, None otherwise.
+        secret_file: None without one.
+    """
+
+    name: str
+    device_id: str
+    size_bytes: Positive
+    slab_bytes: Positive
+    donors: tuple[HostPort, ...]
+    frontend: str
+    transport: str
+    backup: str | None
+    backup_owned: bool
+    swap: bool
+    priority: int | None
+    ephemeral: bool
+    owner_pid: int | None
+    secret_file: str | None
+    config: DeviceConfig
+    policy: PolicyConfig
+    ask_s: float
+
+    @property
+    def slab_count(self) -> int:
+        """Slabs of the device; the last may be cut short."""
+        return -(-self.size_bytes // self.slab_bytes)
+
+
+def check_name(name: str) -> str:
+    """A device name: it becomes part of file names.
+
+    Raises:
+        UsageError: it cannot be one.
+    """
+    if len(name) > NAME_LENGTH_MAX or not _NAME.match(name):
+        raise UsageError(
+            f"{name!r} cannot be a device name",
+            mend=f"Use up to {NAME_LENGTH_MAX} letters, digits, `_`, `-` and `.`, beginning with "
+            "a letter or digit.",
+        )
+    return name
+
+
+def check_size(size_bytes: int, slab_bytes: int) -> None:
+    """Refuses sizes that no engine could serve.
+
+    Raises:
+        UsageError: not a multiple of a page, or more slabs than a lease may have.
+    """
+    if size_bytes <= 0 or size_bytes % PAGE_BYTES:
+        raise UsageError(
+            f"device size {size_bytes} is not a multiple of a page ({PAGE_BYTES} bytes)",
+            mend="Write for example --size 4G.",
+        )
+    slabs = -(-size_bytes // slab_bytes)
+    if slabs > 16_384:
+        raise UsageError(
+            f"a device of {format_size(size_bytes)} has {slabs} slabs of "
+            f"{format_size(slab_bytes)}; 16384 are possible",
+            mend="Use a smaller device, or larger slabs on all hosts.",
+        )
+
+
+def check_backup_choice(backup: str | None, swap: bool, allow_data_loss: bool) -> None:
+    """`--backup none` loses data with a donor; for swap that kills programs.
+
+    Raises:
+        UsageError: it was not confirmed.
+    """
+    if backup is None and swap and not allow_data_loss:
+        raise UsageError(
+            "--backup none with swap: when a donor is lost, so are the programs whose memory it "
+            "held",
+            mend="Leave --backup out (a file on the local disk is the default), or confirm with "
+            "--allow-data-loss.",
+        )
+
+
+def _encode_hook(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"cannot encode {type(value).__name__}")
+
+
+def _decode_hook(kind: type, value: object) -> object:
+    if kind is Path:
+        return Path(str(value))
+    raise NotImplementedError(f"cannot decode {kind.__name__}")
+
+
+def encode_spec(spec: DeviceSpec) -> bytes:
+    """As JSON."""
+    return msgspec.json.encode(spec, enc_hook=_encode_hook)
+
+
+def decode_spec(data: bytes, where: str) -> DeviceSpec:
+    """Reads what encode_spec wrote.
+
+    Raises:
+        ConfigError: damaged, or written by another release.
+    """
+    try:
+        return msgspec.json.decode(data, type=DeviceSpec, dec_hook=_decode_hook)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(
+            f"the record of this device cannot be read ({error})",
+            where=where,
+            mend="It was written by another release or is damaged; remove the file once no "
+            "device of that name runs.",
+        ) from error
