@@ -14,6 +14,12 @@ SYS = Path("/sys")
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
+def _read(path: Path) -> str:
+    # Paths in these files can hold any byte but NUL, carriage returns too.
+    with path.open(errors="surrogateescape", newline="") as file:
+        return file.read()
+
+
 def read_text(path: Path, what: str) -> str:
     """The file's text.
 
@@ -25,7 +31,7 @@ def read_text(path: Path, what: str) -> str:
         NotPermittedError, SystemCallError: the kernel's refusal.
     """
     try:
-        return path.read_text(errors="surrogateescape")
+        return _read(path)
     except OSError as error:
         raise from_oserror(what, error, where=str(path)) from error
 
@@ -33,7 +39,7 @@ def read_text(path: Path, what: str) -> str:
 def try_read_text(path: Path) -> str | None:
     """The file's text, or None when it is absent or cannot be read."""
     try:
-        return path.read_text(errors="surrogateescape")
+        return _read(path)
     except OSError:
         return None
 

@@ -141,7 +141,7 @@ def host_memory(*, proc: Path = PROC, pid: int | None = None) -> Memory:
 def parse_process_cgroups(text: str) -> dict[str, str]:
     """Path by controller from /proc/PID/cgroup; version 2's is under ""."""
     paths: dict[str, str] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         fields = line.split(":", 2)
         if len(fields) == 3:
             for controller in fields[1].split(","):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ SWAPOFF_RESERVE_BYTES = 64 * MIB
 CGROUPS_LOOKED_AT_MAX = 20_000
 
 _DELETED = " (deleted)"
+_NUMBER = re.compile("-?[0-9]{1,20}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,11 @@ def parse_swaps(text: str) -> tuple[SwapArea, ...]:
     """Areas from /proc/swaps; lines that are not of its form are left out."""
     areas: list[SwapArea] = []
     for line in text.split("\n"):
-        # The kernel escapes blanks in the path, so the fields are what stands between them.
-        fields = line.split()
+        # The kernel escapes these blanks in the path; what else counts as blank to Python may
+        # be part of it.
+        fields = re.split("[ \t]+", line.rstrip(" \t"))
         numbers = fields[2:5]
-        if len(fields) != 5 or not all(number.lstrip("-").isdecimal() for number in numbers):
+        if len(fields) != 5 or not all(_NUMBER.fullmatch(number) for number in numbers):
             continue
         path = unescape(fields[0])
         deleted = path.endswith(_DELETED)

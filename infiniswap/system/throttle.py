@@ -16,7 +16,6 @@ from pathlib import Path
 from infiniswap.errors import InfiniswapError, UnavailableError, UsageError
 from infiniswap.system.files import PROC, read_text, write_text
 from infiniswap.system.mounts import mounts
-from infiniswap.units import MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class IoLimits:
     write_requests_per_s: int | None = None
 
 
-CLOUD_VOLUME = IoLimits(125 * MIB, 125 * MIB, 3000, 3000)
+CLOUD_VOLUME = IoLimits(125_000_000, 125_000_000, 3000, 3000)
 """A common cloud volume."""
 
 _NAMES_V1 = ("read_bps", "write_bps", "read_iops", "write_iops")

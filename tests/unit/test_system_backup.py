@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a backup may lie: every refusal names the thing and the remedy."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from infiniswap.errors import BackupError
+from infiniswap.system import backup
+from infiniswap.units import MIB, PIB
+
+
+class Host:
+    """A file system of some type at `tmp_path`, as /proc tells of it."""
+
+    def __init__(self, tmp_path: Path, fs_type: str = "ext4", options: str = "rw") -> None:
+        self.proc, self.disk = tmp_path / "proc", tmp_path / "disk"
+        (self.proc / "self").mkdir(parents=True)
+        self.disk.mkdir()
+        (self.proc / "self" / "mountinfo").write_text(
+            "1 0 254:0 / / rw - ext4 /dev/vda rw\n"
+            f"2 1 9:9 / {self.disk} {options} - {fs_type} x rw\n"
+        )
+        self.swaps()
+
+    def swaps(self, *paths: Path) -> None:
+        lines = [f"{path} file 8 0 3" for path in paths]
+        (self.proc / "swaps").write_text("\n".join(["Filename Type Size Used Priority", *lines]))
+
+    def check(self, path: Path, size_bytes: int = MIB) -> backup.BackupTarget:
+        return backup.check_backup(path, size_bytes, proc=self.proc)
+
+
+@pytest.mark.parametrize("fs_type", ["ext4", "xfs", "ext3", "vfat", "jfs"])
+def test_a_local_disk_is_accepted(tmp_path: Path, fs_type: str) -> None:
+    host = Host(tmp_path, fs_type)
+    path = host.disk / "x.backup"
+    assert host.check(path) == backup.BackupTarget(path, is_block_device=False, exists=False)
+    path.write_bytes(b"old")
+    assert host.check(path).exists
+    assert path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(
+    ("fs_type", "why"),
+    [
+        ("tmpfs", "memory"),
+        ("ramfs", "memory"),
+        ("nfs4", "network"),
+        ("cifs", "network"),
+        ("9p", "network"),
+        ("ceph", "network"),
+        ("virtiofs", "network"),
+        ("fuse.sshfs", "another process"),
+        ("fuse", "another process"),
+        ("fuseblk", "another process"),
+        ("overlay", "layered"),
+        ("btrfs", "copy-on-write"),
+        ("zfs", "copy-on-write"),
+        ("bcachefs", "copy-on-write"),
+        ("squashfs", "read-only"),
+        ("sysfs", "no files of ours"),
+    ],
+)
+def test_other_file_systems_are_refused(tmp_path: Path, fs_type: str, why: str) -> None:
+    host = Host(tmp_path, fs_type)
+    with pytest.raises(BackupError, match=why) as caught:
+        host.check(host.disk / "x.backup")
+    assert fs_type in str(caught.value)
+    assert str(host.disk) in str(caught.value)
+    assert "--backup" in str(caught.value)
+
+
+def test_a_link_to_a_refused_file_system_is_refused(tmp_path: Path) -> None:
+    host = Host(tmp_path, "tmpfs")
+    (tmp_path / "link").symlink_to(host.disk / "x")
+    with pytest.raises(BackupError, match="memory"):
+        host.check(tmp_path / "link")
+
+
+def test_a_full_disk_is_refused_with_both_figures(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    with pytest.raises(BackupError, match=r"needs .*8.*PiB and only .* are free"):
+        host.check(host.disk / "x", 8192 * PIB)
+
+
+def test_what_the_file_has_already_is_not_needed_again(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    path = host.disk / "x"
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 2 * MIB)
+    assert host.check(path, 2 * MIB).exists
+
+
+def test_a_read_only_file_system_is_refused(tmp_path: Path) -> None:
+    host = Host(tmp_path, options="ro,relatime")
+    with pytest.raises(BackupError, match="read-only") as caught:
+        host.check(host.disk / "x")
+    assert "remount" in str(caught.value)
+
+
+def test_things_that_are_no_files_are_refused(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    for path in (host.disk, Path("/dev/null")):
+        with pytest.raises(BackupError, match="neither a regular file nor a block device"):
+            host.check(path)
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    with pytest.raises(BackupError, match="mkdir -p"):
+        host.check(host.disk / "absent" / "x")
+    (host.disk / "file").write_text("")
+    with pytest.raises(BackupError):
+        host.check(host.disk / "file" / "x")
+
+
+def test_an_active_swap_file_is_refused(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    path, other = host.disk / "swap", host.disk / "other"
+    path.write_text("")
+    other.write_text("")
+    host.swaps(path, host.disk / "gone")
+    with pytest.raises(BackupError, match="swapoff"):
+        host.check(path)
+    host.check(other)
+    os.link(path, host.disk / "same")
+    with pytest.raises(BackupError, match="swapoff"):
+        host.check(host.disk / "same")
+
+
+@pytest.mark.requires_unprivileged
+def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.disk.chmod(0o500)
+    with pytest.raises(BackupError, match="may not write"):
+        host.check(host.disk / "x")
+
+
+def test_the_default_is_named_after_the_device() -> None:
+    assert backup.default_backup_path("d1") == Path("/var/lib/infiniswap/d1.backup")

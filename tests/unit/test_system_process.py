@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands, pidfds, and the report on what makes a process safe to serve swap."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infiniswap.errors import DeadlineError, NotFoundError, SystemCallError, UnavailableError
+from infiniswap.system import process
+
+PYTHON = sys.executable
+
+
+def test_a_commands_output_is_returned() -> None:
+    assert process.run_command([PYTHON, "-c", "print('out')"]) == "out\n"
+
+
+def test_a_failed_commands_own_words_are_in_the_error() -> None:
+    script = "import sys; print('no such luck', file=sys.stderr); sys.exit(3)"
+    with pytest.raises(SystemCallError, match="no such luck"):
+        process.run_command([PYTHON, "-c", script])
+    with pytest.raises(SystemCallError, match="exit code 3"):
+        process.run_command([PYTHON, "-c", "import sys; sys.exit(3)"])
+
+
+def test_a_missing_command_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "command_environment", lambda: {"PATH": "/nonexistent"})
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(UnavailableError, match="apt install mount"):
+        process.run_command(["losetup", "-a"])
+
+
+def test_a_command_that_takes_too_long_is_killed(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    script = (
+        f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid()))\ntime.sleep(99)"
+    )
+    with pytest.raises(DeadlineError, match="did not end within"):
+        process.run_command([PYTHON, "-c", script], timeout_s=2)
+    if pid_file.exists():
+        with pytest.raises(NotFoundError):
+            process.pidfd_open(int(pid_file.read_text()))
+
+
+def test_commands_speak_english_and_find_sbin() -> None:
+    env = process.command_environment({"PATH": "/opt/bin", "LC_ALL": "de_DE.UTF-8"})
+    assert env["LC_ALL"] == "C"
+    assert env["PATH"].split(":")[0] == "/opt/bin"
+    assert {"/usr/sbin", "/sbin"} < set(env["PATH"].split(":"))
+
+
+def test_a_pidfd_tells_when_its_process_ends() -> None:
+    child = subprocess.Popen([PYTHON, "-c", "input()"], stdin=subprocess.PIPE)
+    pidfd = process.pidfd_open(child.pid)
+    try:
+        assert not process.pidfd_ended(pidfd)
+        assert process.pidfd_signal(pidfd, signal.SIGKILL)
+        assert process.pidfd_ended(pidfd, timeout_s=30)
+        assert child.wait() == -signal.SIGKILL
+        assert not process.pidfd_signal(pidfd, signal.SIGKILL)
+    finally:
+        os.close(pidfd)
+        child.communicate()
+
+
+def test_end_process_kills_what_ignores_sigterm() -> None:
+    script = "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); input()"
+    child = subprocess.Popen(
+        [PYTHON, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "up\n"
+    assert process.end_process(child.pid, term_s=0.05)
+    assert child.wait() == -signal.SIGKILL
+    assert process.end_process(child.pid, term_s=0)
+    child.communicate()
+
+
+@given(
+    name=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=15),
+    flags=st.integers(0, 2**32 - 1),
+)
+def test_a_threads_name_can_hold_anything(name: str, flags: int) -> None:
+    text = f"42 ({name}) S 1 1 1 0 -1 {flags} 0 0 0 0"
+    assert process.parse_thread_stat(text) == (name, flags)
+
+
+@given(st.text())
+def test_a_stat_file_of_another_form_is_an_error_not_a_crash(text: str) -> None:
+    with contextlib.suppress(SystemCallError):
+        process.parse_thread_stat(text)
+
+
+def _fake_process(proc: Path, *, locked_kib: int, score: int, threads: dict[str, int]) -> None:
+    directory = proc / "77"
+    (directory / "task").mkdir(parents=True)
+    (directory / "status").write_text(
+        f"Name:\tx\nVmLck:\t{locked_kib:8} kB\nVmRSS:\t    4000 kB\nThreads:\t{len(threads)}\n"
+    )
+    (directory / "oom_score_adj").write_text(f"{score}\n")
+    for tid, (name, flags) in enumerate(threads.items(), start=77):
+        (directory / "task" / str(tid)).mkdir()
+        text = f"{tid} ({name}) S 1 1 1 0 -1 {flags} 0 0"
+        (directory / "task" / str(tid) / "stat").write_text(text)
+
+
+def test_a_safe_process_has_nothing_degraded(tmp_path: Path) -> None:
+    flags = process.PF_IO_FLUSHER | 0x40
+    _fake_process(tmp_path, locked_kib=64, score=-1000, threads={"python": 0, "isw-fuse": flags})
+    report = process.swap_safety_report(77, proc=tmp_path)
+    assert report.degraded == ()
+    assert report.locked_bytes == 64 * 1024
+    assert report.resident_bytes == 4000 * 1024
+    assert [(thread.name, thread.io_flusher) for thread in report.threads] == [
+        ("python", False),
+        ("isw-fuse", True),
+    ]
+    assert process.thread_count(77, proc=tmp_path) == 2
+
+
+def test_every_missing_safeguard_is_named(tmp_path: Path) -> None:
+    _fake_process(tmp_path, locked_kib=0, score=0, threads={"python": 0, "isw-a b": 0x40})
+    report = process.swap_safety_report(77, proc=tmp_path)
+    assert [item.name for item in report.degraded] == ["memory-lock", "oom-score", "io-flusher"]
+    assert "isw-a b" in report.degraded[2].reason
+    assert all(item.mend for item in report.degraded)
+
+
+def test_no_such_process(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="78"):
+        process.swap_safety_report(78, proc=tmp_path)
+    assert process.start_time(78, proc=tmp_path) is None
+    assert process.thread_count(78, proc=tmp_path) == 0
+
+
+def test_a_refused_oom_score_is_a_named_degraded_state(tmp_path: Path) -> None:
+    degraded = process.set_oom_score_adj(-1000, 5, proc=tmp_path)
+    assert degraded is not None
+    assert degraded.name == "oom-score"
+    assert "-1000" in str(degraded)
+
+
+def test_the_start_time_names_a_process() -> None:
+    child = subprocess.Popen([PYTHON, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        mine, childs = process.start_time(os.getpid()), process.start_time(child.pid)
+        assert mine is not None
+        assert childs is not None
+        assert mine <= childs
+    finally:
+        child.communicate()
+
+
+@pytest.mark.parametrize("what", ["lock", "flusher"])
+def test_safeguards_take_hold_or_are_named(what: str) -> None:
+    """In a child, so that the test process itself stays as it is."""
+    script = (
+        "import os\n"
+        "from infiniswap.system import process\n"
+        f"refused = process.{'lock_memory' if what == 'lock' else 'set_io_flusher'}()\n"
+        "report = process.swap_safety_report(os.getpid())\n"
+        "print(refused is None, report.locked_bytes > 0, report.threads[0].io_flusher)\n"
+    )
+    out = process.run_command([PYTHON, "-c", script]).split()
+    assert out[0] == out[1 if what == "lock" else 2]

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Swap areas: the kernel's table, priorities, and whether swapoff fits in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infiniswap.errors import ConflictError, UsageError
+from infiniswap.system import swap
+from infiniswap.system.memory import CgroupMemory, Memory
+from infiniswap.units import GIB, MIB
+
+HEADER = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
+
+
+def _area(path: str, priority: int, used: int = 0) -> swap.SwapArea:
+    return swap.SwapArea(path, "partition", GIB, used, priority)
+
+
+def test_a_table_of_the_kernel() -> None:
+    text = (
+        HEADER + "/dev/vda2                               partition\t2097148\t\t1024\t\t-2\n"
+        "/swap\\040file\\134x                        file\t\t1024\t\t0\t\t5\n"
+        "/old\\040(deleted)                          file\t\t8\t\t8\t\t32767\n"
+    )
+    partition, file, deleted = swap.parse_swaps(text)
+    assert partition == swap.SwapArea("/dev/vda2", "partition", 2097148 * 1024, MIB, -2)
+    assert file.path == "/swap file\\x"
+    assert not file.deleted
+    assert (deleted.path, deleted.deleted, deleted.priority) == ("/old", True, 32767)
+    assert swap.parse_swaps(HEADER) == ()
+
+
+PATHS = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1
+).filter(lambda path: not path.endswith(" (deleted)"))
+
+
+@given(st.lists(st.tuples(PATHS, st.integers(0, 2**40), st.integers(-(2**15), 2**15 - 1))))
+def test_every_area_comes_back(areas: list[tuple[str, int, int]]) -> None:
+    def escape(path: str) -> str:
+        return "".join(f"\\{ord(char):03o}" if char in " \t\n\\" else char for char in path)
+
+    text = HEADER + "".join(
+        f"/{escape(path)} file {size} 0 {priority}\n" for path, size, priority in areas
+    )
+    got = [(area.path, area.size_bytes, area.priority) for area in swap.parse_swaps(text)]
+    assert got == [("/" + path, size * 1024, priority) for path, size, priority in areas]
+
+
+@given(st.text())
+def test_any_text_is_parsed_without_an_exception(text: str) -> None:
+    swap.parse_swaps(text)
+
+
+def test_an_area_is_found_through_a_link(tmp_path: Path) -> None:
+    target, link = tmp_path / "a b", tmp_path / "link"
+    target.write_bytes(b"")
+    link.symlink_to(target)
+    name = str(target).replace(" ", "\\040")
+    (tmp_path / "swaps").write_text(f"{HEADER}{name} file 8 4 3\n")
+    area = swap.find_area(link, proc=tmp_path)
+    assert area is not None
+    assert swap.used_bytes(link, proc=tmp_path) == 4096
+    assert swap.find_area(tmp_path / "other", proc=tmp_path) is None
+    assert swap.used_bytes(tmp_path / "other", proc=tmp_path) == 0
+
+
+@given(st.lists(st.integers(-(2**15), swap.PRIORITY_MAX - 1)))
+def test_our_priority_is_above_every_other(priorities: list[int]) -> None:
+    ours = swap.priority_above([_area(f"/{n}", p) for n, p in enumerate(priorities)])
+    assert all(priority < ours for priority in priorities)
+    assert 0 <= ours <= swap.PRIORITY_MAX
+
+
+def test_our_own_area_does_not_count() -> None:
+    areas = [_area("/ours", swap.PRIORITY_MAX), _area("/other", 7)]
+    assert swap.priority_above(areas, path=Path("/ours")) == swap.PRIORITY_DEFAULT
+
+
+def test_the_highest_priority_being_taken_is_an_error_that_names_it() -> None:
+    with pytest.raises(ConflictError, match=r"/dev/zram0.*swapoff /dev/zram0"):
+        swap.priority_above([_area("/dev/zram0", swap.PRIORITY_MAX)])
+
+
+def test_a_second_swapon_is_refused_before_anything_is_run(tmp_path: Path) -> None:
+    (tmp_path / "swaps").write_text(f"{HEADER}/dev/loop9 partition 8 4 3\n")
+    with pytest.raises(ConflictError, match=r"/dev/loop9.*already"):
+        swap.swapon(Path("/dev/loop9"), priority=5, discard=True, proc=tmp_path)
+
+
+def test_wrong_priorities_and_labels() -> None:
+    for priority in (-1, swap.PRIORITY_MAX + 1):
+        with pytest.raises(UsageError):
+            swap.swapon(Path("/absent"), priority=priority, discard=False)
+    for label in ("", "x" * (swap.LABEL_CHARS_MAX + 1)):
+        with pytest.raises(UsageError):
+            swap.mkswap(Path("/absent"), label=label)
+
+
+def test_swapoff_of_what_is_not_active_does_nothing(tmp_path: Path) -> None:
+    (tmp_path / "swaps").write_text(HEADER)
+    swap.swapoff(Path("/absent"), timeout_s=1, proc=tmp_path)
+
+
+def _cgroup(limit: int | None, usage: int, swapped: int | None, file: int = 0) -> CgroupMemory:
+    return CgroupMemory(limit, usage, None, usage - file, file, swapped, 0)
+
+
+ROOMY = Memory(16 * GIB, 8 * GIB, "host")
+
+
+def test_swapoff_fits_where_there_is_room() -> None:
+    cgroups = [("/job", _cgroup(2 * GIB, GIB, GIB)), ("/free", _cgroup(None, GIB, 9 * GIB))]
+    assert swap.judge_swapoff(GIB, ROOMY, cgroups).fits
+    assert swap.judge_swapoff(0, Memory(GIB, 0, "host"), []).fits
+
+
+def test_swapoff_needs_memory_on_the_host() -> None:
+    fit = swap.judge_swapoff(8 * GIB, ROOMY, [])
+    assert not fit.fits
+    assert "8.00 GiB" in fit.reason
+
+
+def test_swapoff_needs_room_in_the_owning_cgroup() -> None:
+    fit = swap.judge_swapoff(GIB, ROOMY, [("/job", _cgroup(2 * GIB, 2 * GIB, GIB))])
+    assert not fit.fits
+    assert "/job" in fit.reason
+    file_cache = _cgroup(2 * GIB, 2 * GIB, GIB, file=GIB)
+    assert swap.judge_swapoff(GIB, ROOMY, [("/job", file_cache)]).fits
+
+
+def test_only_what_lies_in_this_area_comes_back() -> None:
+    """The cgroup has 4 GiB swapped out, but this area holds 1 GiB in all."""
+    cgroup = _cgroup(6 * GIB, 4 * GIB, 4 * GIB)
+    assert swap.judge_swapoff(GIB, ROOMY, [("/job", cgroup)]).fits
+
+
+def test_an_inactive_area_always_fits(tmp_path: Path) -> None:
+    (tmp_path / "swaps").write_text(HEADER)
+    assert swap.swapoff_fits(Path("/absent"), proc=tmp_path).fits
