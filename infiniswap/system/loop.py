@@ -121,6 +121,11 @@ def attach(backing: Path, *, sector_bytes: int = PAGE_BYTES, sys: Path = SYS) ->
     device = None if number is None else loop_device(number, sys=sys)
     if device is None:
         raise SystemCallError(f"losetup named {output!r}, which is not attached to anything")
+    try:
+        _make_writable(device, sys)
+    except BaseException:
+        detach(device, sys=sys)
+        raise
     if not device.direct_io:
         detach(device, sys=sys)
         raise UnavailableError(
@@ -129,6 +134,13 @@ def attach(backing: Path, *, sector_bytes: int = PAGE_BYTES, sys: Path = SYS) ->
             where=str(backing),
         )
     return device
+
+
+def _make_writable(device: LoopDevice, sys: Path) -> None:
+    """Undoes a `blockdev --setro` of an earlier user: it outlives the attachment."""
+    ro = sys / "block" / f"loop{device.number}" / "ro"
+    if (try_read_text(ro) or "0").strip() == "1":
+        run_command(["blockdev", "--setrw", str(device.path)])
 
 
 def _explain(error: SystemCallError) -> UnavailableError | SystemCallError:

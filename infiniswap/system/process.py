@@ -45,6 +45,7 @@ _MCL_CURRENT = 1
 _MCL_FUTURE = 2
 
 _PACKAGES = {
+    "blockdev": "util-linux",
     "ip": "iproute2",
     "tc": "iproute2",
     "losetup": "mount",

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loop devices and swap areas of the real kernel, over a plain file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infiniswap.errors import BackupError, ConflictError
+from infiniswap.system import backup, loop, mounts, swap, throttle
+from infiniswap.system.files import read_text
+from infiniswap.system.process import run_command
+from infiniswap.units import MIB
+
+pytestmark = [pytest.mark.requires_loop, pytest.mark.requires_tool("losetup")]
+
+SIZE_BYTES = 32 * MIB
+
+
+@pytest.fixture
+def backing(tmp_path: Path) -> Path:
+    path = tmp_path / "backing file"
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, SIZE_BYTES)
+    if mounts.mount_of(path).fs_type in ("tmpfs", "overlay"):
+        pytest.skip("needs a temporary directory on a disk (direct I/O)")
+    return path
+
+
+@pytest.fixture
+def device(backing: Path) -> Iterator[loop.LoopDevice]:
+    attached = loop.attach(backing)
+    try:
+        yield attached
+    finally:
+        swap.swapoff(attached.path, timeout_s=30)
+        loop.detach(attached)
+
+
+def _queue(device: loop.LoopDevice, name: str) -> str:
+    return (Path("/sys/block") / device.path.name / "queue" / name).read_text().strip()
+
+
+def test_it_is_attached_with_direct_io_and_pages_as_sectors(
+    device: loop.LoopDevice, backing: Path
+) -> None:
+    assert device.direct_io
+    assert not device.autoclear
+    assert device.backing == str(backing)
+    assert loop.size_bytes(device) == SIZE_BYTES
+    assert _queue(device, "logical_block_size") == "4096"
+    assert loop.find_by_backing(backing) == (device,)
+
+
+def test_the_queue_is_tuned(device: loop.LoopDevice) -> None:
+    refused = loop.tune(device)
+    for name, value in loop.QUEUE_SETTINGS:
+        if name not in refused:
+            assert _queue(device, name) == value or f"[{value}]" in _queue(device, name)
+    # The first is what keeps requests within the front end's limit: it must never be refused.
+    assert "max_sectors_kb" not in refused
+
+
+def test_detaching_twice_is_fine(backing: Path) -> None:
+    device = loop.attach(backing)
+    loop.detach(device)
+    assert loop.find_by_backing(backing) == ()
+    loop.detach(device)
+
+
+def test_a_device_that_somebody_has_open_is_a_conflict(device: loop.LoopDevice) -> None:
+    descriptor = os.open(device.path, os.O_RDONLY)
+    try:
+        with pytest.raises(ConflictError, match=r"in use"):
+            loop.detach(device, timeout_s=0.3)
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.requires_swap
+def test_a_swap_area_from_beginning_to_end(device: loop.LoopDevice) -> None:
+    swap.mkswap(device.path, label="isw-test")
+    priority = swap.priority_above(swap.active_areas())
+    swap.swapon(device.path, priority=priority, discard=True)
+    area = swap.find_area(device.path)
+    assert area is not None
+    assert area.priority == priority
+    assert area.size_bytes == SIZE_BYTES - 4096
+    assert all(other.priority < priority for other in swap.active_areas() if other != area)
+    assert swap.swapoff_fits(device.path).fits
+    with pytest.raises(ConflictError, match="already"):
+        swap.swapon(device.path, priority=priority, discard=False)
+    with pytest.raises(BackupError, match="swapoff"):
+        backup.check_backup(device.path, SIZE_BYTES)
+    swap.swapoff(device.path, timeout_s=30)
+    assert swap.find_area(device.path) is None
+
+
+def test_a_block_device_as_backup(device: loop.LoopDevice, tmp_path: Path) -> None:
+    target = backup.check_backup(device.path, SIZE_BYTES)
+    assert target.is_block_device
+    with pytest.raises(BackupError, match=r"the device has 32\.0 MiB"):
+        backup.check_backup(device.path, SIZE_BYTES + 4096)
+    link = tmp_path / "link"
+    link.symlink_to(device.path)
+    assert backup.check_backup(link, SIZE_BYTES).path == device.path
+
+
+@pytest.mark.requires_tool("mkfs.ext4")
+def test_a_mounted_block_device_is_no_backup(device: loop.LoopDevice, tmp_path: Path) -> None:
+    run_command(["mkfs.ext4", "-q", str(device.path)])
+    point = tmp_path / "mnt"
+    point.mkdir()
+    run_command(["mount", str(device.path), str(point)])
+    try:
+        with pytest.raises(BackupError, match="is mounted at") as caught:
+            backup.check_backup(device.path, SIZE_BYTES)
+        assert str(point) in str(caught.value)
+        with pytest.raises(BackupError, match=r"needs .* and only"):
+            backup.check_backup(point / "file", SIZE_BYTES)
+    finally:
+        mounts.unmount(point, lazy=True)
+
+
+def test_a_read_only_block_device_is_no_backup(device: loop.LoopDevice) -> None:
+    run_command(["blockdev", "--setro", str(device.path)])
+    try:
+        with pytest.raises(BackupError, match="read-only"):
+            backup.check_backup(device.path, SIZE_BYTES)
+    finally:
+        run_command(["blockdev", "--setrw", str(device.path)])
+
+
+def test_what_an_earlier_user_left_read_only_is_writable_again(backing: Path) -> None:
+    before = loop.attach(backing)
+    run_command(["blockdev", "--setro", str(before.path)])
+    loop.detach(before)
+    device = loop.attach(backing)
+    try:
+        os.close(os.open(device.path, os.O_RDWR))
+        with device.path.open("r+b") as file:
+            file.write(b"x")
+    finally:
+        loop.detach(device)
+        run_command(["blockdev", "--setrw", str(before.path)])
+
+
+def test_a_throttled_device_is_slower_by_the_kernels_own_account(
+    device: loop.LoopDevice,
+) -> None:
+    """The limit is read back from the kernel, and is gone afterwards; speed is not timed."""
+    root = throttle.blkio_root()
+    if root is None:
+        pytest.skip("needs the block I/O controller of cgroup version 1")
+    number = os.stat(device.path).st_rdev
+    name = f"{os.major(number)}:{os.minor(number)}"
+    limits = throttle.IoLimits(MIB, 2 * MIB, 300, 400)
+    assert throttle.get_limits_v1(root, name) == throttle.IoLimits()
+    with throttle.throttled(name, limits):
+        assert throttle.get_limits_v1(root, name) == limits
+        subprocess.run(
+            ["dd", f"if={device.path}", "of=/dev/null", "bs=64k", "count=4", "iflag=direct"],
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+    assert throttle.get_limits_v1(root, name) == throttle.IoLimits()
+    assert name not in read_text(root / "blkio.throttle.read_bps_device", "read")
