@@ -148,10 +148,10 @@ def _donor_table(rows: Sequence[DonorRow]) -> Any:
 
     table = _table("donors")
     table.add_column("address", no_wrap=True)
-    table.add_column("name", overflow="fold")
+    table.add_column("name", overflow="fold", min_width=8)
     table.add_column("state", no_wrap=True)
     for heading in ("slab", "lent", "can lend", "memory used", "errors"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right", no_wrap=heading != "memory used")
     for row in rows:
         if row.status is None:
             table.add_row(str(row.address), "", Text("unreachable", style="red"))

@@ -309,6 +309,10 @@ class Channel:
             answer = m.RefusedAnswer(id=request.id, reason=error.reason, detail=error.what[:512])
         except InfiniswapError as error:
             answer = m.RefusedAnswer(id=request.id, reason=m.REFUSED_ERROR, detail=str(error)[:512])
+        except TimeoutError:
+            answer = m.RefusedAnswer(
+                id=request.id, reason=m.REFUSED_BUSY, detail="it was not done in time"
+            )
         except Exception:
             # A fault of ours must not take the sessions of others down with it.
             log.exception("%s from %s failed", type(request).__name__, self._peer)

@@ -9,11 +9,8 @@ protocol on the port, another secret, another version, another slab size.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
 import secrets
-import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
@@ -24,14 +21,18 @@ from msgspec import Struct
 from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Channel, Ended, Limits, close, receive, send
+from infiniswap.control.explain import (
+    errors_explained,
+    not_a_daemon,
+    slab_mismatch,
+    version_mismatch,
+    wrong_secret,
+)
 from infiniswap.errors import (
-    InfiniswapError,
     NoDonorError,
     ProtocolMismatchError,
-    SlabSizeMismatchError,
-    WrongSecretError,
 )
-from infiniswap.units import HostPort, format_size
+from infiniswap.units import HostPort
 
 BodyT = TypeVar("BodyT")
 AnswerT = TypeVar("AnswerT", bound=Struct)
@@ -162,7 +163,10 @@ class Session:
         return await self._channel.wait_ended()
 
     async def close(self) -> None:
-        """Says goodbye and closes, in bounded time. Idempotent. Leases enter their grace."""
+        """Says goodbye and closes, in bounded time. Idempotent. Leases enter their grace.
+
+        Not from within a SessionHandler's coroutines: it waits for them.
+        """
         self._channel.end(m.GOODBYE_DONE)
         await asyncio.wait({self._task})
         await self._http.close()
@@ -242,7 +246,7 @@ async def connect(
     http = _http_session()
     ws: aiohttp.ClientWebSocketResponse | None = None
     try:
-        async with _errors_explained(address, config.connect_s):
+        async with errors_explained(address, config.connect_s):
             ws = await http.ws_connect(
                 f"http://{address}{m.SESSION_PATH}",
                 protocols=(m.SUBPROTOCOL,),
@@ -250,11 +254,11 @@ async def connect(
                 compress=0,
             )
             if ws.protocol != m.SUBPROTOCOL:
-                raise _not_a_daemon(address, "a WebSocket server of another kind answered")
+                raise not_a_daemon(address, "a WebSocket server of another kind answered")
             welcome = await _handshake(ws, address, identity, config)
             if slab_bytes is not None and welcome.slab_bytes != slab_bytes:
                 await send(ws, m.Goodbye(reason=m.GOODBYE_DONE), config.send_s)
-                raise _slab_mismatch(address, welcome.slab_bytes, slab_bytes)
+                raise slab_mismatch(address, welcome.slab_bytes, slab_bytes)
         channel = _open_channel(ws, address, welcome, config, handler)
         return Session(address, welcome, channel, config, http, handler)
     except BaseException:
@@ -314,14 +318,14 @@ async def _handshake(
     hello = m.Hello(
         versions=list(m.VERSIONS),
         device_id=identity.device_id,
-        device_name=identity.device_name,
-        host_name=identity.host_name,
+        device_name=m.clean_name(identity.device_name, "unnamed"),
+        host_name=m.clean_name(identity.host_name, "unnamed"),
         nonce=nonce,
     )
     await send(ws, hello, config.send_s)
     challenge = await _expect(ws, address, m.Challenge)
     if challenge.version != m.choose_version(m.VERSIONS, challenge.versions):
-        raise _version_mismatch(address, ", ".join(map(str, challenge.versions)))
+        raise version_mismatch(address, ", ".join(map(str, challenge.versions)))
     transcript = auth.Transcript(
         version=challenge.version,
         versions_consumer=m.VERSIONS,
@@ -333,7 +337,7 @@ async def _handshake(
     problem = _secret_problem(config.secret, challenge.proof, transcript)
     if problem:
         await send(ws, m.Goodbye(reason=m.GOODBYE_SECRET, detail=problem), config.send_s)
-        raise _wrong_secret(address, problem)
+        raise wrong_secret(address, problem)
     proof = "" if config.secret is None else auth.consumer_proof(config.secret, transcript)
     await send(ws, m.Auth(proof=proof), config.send_s)
     return await _expect(ws, address, m.Welcome)
@@ -369,9 +373,9 @@ async def _expect(
         )
     detail = message.detail or message.reason
     if message.reason == m.GOODBYE_SECRET:
-        raise _wrong_secret(address, detail)
+        raise wrong_secret(address, detail)
     if message.reason == m.GOODBYE_VERSION:
-        raise _version_mismatch(address, detail)
+        raise version_mismatch(address, detail)
     if message.reason == m.GOODBYE_PROTOCOL:
         raise ProtocolMismatchError(
             f"the donor did not understand the handshake ({detail})", where=f"donor {address}"
@@ -392,12 +396,12 @@ async def fetch_status(address: HostPort, config: ClientConfig) -> m.Status:
     Raises:
         NoDonorError, ProtocolMismatchError, WrongSecretError: as for `connect`.
     """
-    async with _errors_explained(address, config.connect_s), _http_session() as http:
+    async with errors_explained(address, config.connect_s), _http_session() as http:
         headers: dict[str, str] = {}
         nonce = await _get(http, address, m.NONCE_PATH, m.NonceInfo, headers)
         if nonce.required:
             if config.secret is None:
-                raise _wrong_secret(
+                raise wrong_secret(
                     address, "the donor asks for a cluster secret, and none is configured here"
                 )
             headers["Authorization"] = auth.http_authorization(
@@ -412,7 +416,7 @@ async def fetch_version(address: HostPort, config: ClientConfig) -> m.VersionInf
     Raises:
         NoDonorError, ProtocolMismatchError: as for `connect`.
     """
-    async with _errors_explained(address, config.connect_s), _http_session() as http:
+    async with errors_explained(address, config.connect_s), _http_session() as http:
         return await _get(http, address, m.VERSION_PATH, m.VersionInfo, {})
 
 
@@ -429,15 +433,15 @@ async def _get(
         async for chunk in response.content.iter_any():
             body += chunk
             if len(body) > BODY_BYTES_MAX:
-                raise _not_a_daemon(address, f"an answer of more than {BODY_BYTES_MAX} bytes")
+                raise not_a_daemon(address, f"an answer of more than {BODY_BYTES_MAX} bytes")
         if response.status == 401:
-            raise _wrong_secret(address, "the cluster secrets differ")
+            raise wrong_secret(address, "the cluster secrets differ")
         if response.status != 200:
-            raise _not_a_daemon(address, f"HTTP status {response.status}")
+            raise not_a_daemon(address, f"HTTP status {response.status}")
     try:
         return m.decode_body(bytes(body), kind)
     except ProtocolMismatchError as error:
-        raise _not_a_daemon(address, error.what) from None
+        raise not_a_daemon(address, error.what) from None
 
 
 def _http_session() -> aiohttp.ClientSession:
@@ -446,94 +450,4 @@ def _http_session() -> aiohttp.ClientSession:
         connector=aiohttp.TCPConnector(limit=2, force_close=True),
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
-    )
-
-
-# ---------------------------------------------------------------------------- errors
-
-
-@contextlib.asynccontextmanager
-async def _errors_explained(address: HostPort, wait_s: float) -> AsyncIterator[None]:
-    """Bounds the block and turns what aiohttp raises into errors for people."""
-    try:
-        async with asyncio.timeout(wait_s):
-            yield
-    except InfiniswapError as error:
-        if not error.where:
-            error.where = f"donor {address}"
-        raise
-    except TimeoutError:
-        raise NoDonorError(
-            f"no answer within {wait_s:g} s",
-            where=f"donor {address}",
-            mend=f"Check the address, that the host is up, and that its firewall lets TCP port "
-            f"{address.port} in.",
-        ) from None
-    except aiohttp.ClientConnectorError as error:
-        raise _cannot_connect(address, error.os_error) from error
-    except aiohttp.WSServerHandshakeError as error:
-        raise _not_a_daemon(address, f"HTTP status {error.status}") from error
-    except aiohttp.ServerDisconnectedError as error:
-        raise _not_a_daemon(address, "the connection was closed without an answer") from error
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise _not_a_daemon(address, "the answer is not HTTP") from error
-
-
-def _cannot_connect(address: HostPort, error: OSError) -> NoDonorError:
-    where = f"donor {address}"
-    if isinstance(error, socket.gaierror):
-        return NoDonorError(
-            f"the host name cannot be resolved ({error.strerror})",
-            where=where,
-            mend="Check the spelling, or give the address in numbers.",
-        )
-    if error.errno == errno.ECONNREFUSED:
-        return NoDonorError(
-            "connection refused: nothing listens there",
-            where=where,
-            mend="Start `infiniswap daemon` there, with --listen on an address that this host "
-            "can reach (the default is loopback only), and check the port.",
-        )
-    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
-        return NoDonorError(
-            "there is no route to that host",
-            where=where,
-            mend="Check the address and the network of both hosts.",
-        )
-    return NoDonorError(
-        f"cannot connect: {error.strerror or error}", where=where, mend="Check the address."
-    )
-
-
-def _not_a_daemon(address: HostPort, detail: str) -> ProtocolMismatchError:
-    return ProtocolMismatchError(
-        f"what listens there is no Infiniswap control port ({detail})",
-        where=f"donor {address}",
-        mend="Give the control port (9400 by default), not the data port or that of another "
-        "service.",
-    )
-
-
-def _version_mismatch(address: HostPort, detail: str) -> ProtocolMismatchError:
-    ours = ", ".join(map(str, m.VERSIONS))
-    return ProtocolMismatchError(
-        f"no common protocol version: {detail}; here: {ours}",
-        where=f"donor {address}",
-        mend="Install the same release of Infiniswap on both hosts.",
-    )
-
-
-def _slab_mismatch(address: HostPort, theirs: int, ours: int) -> SlabSizeMismatchError:
-    return SlabSizeMismatchError(
-        f"the donor lends slabs of {format_size(theirs)}, this device uses {format_size(ours)}",
-        where=f"donor {address}",
-        mend="Set the same slab size on both (--slab or `slab` in the configuration).",
-    )
-
-
-def _wrong_secret(address: HostPort, detail: str) -> WrongSecretError:
-    return WrongSecretError(
-        detail,
-        where=f"donor {address}",
-        mend="Copy the same secret file to every host and name it in [cluster] secret_file.",
     )

@@ -493,6 +493,12 @@ def _decode(decoder: Any, frame: bytes | str) -> Any:
         raise ProtocolMismatchError(f"not a message of this protocol ({error})") from None
 
 
+def clean_name(text: str, otherwise: str) -> str:
+    """The text as a Name: control characters replaced, cut to length; `otherwise` when empty."""
+    cleaned = "".join(c if c.isprintable() else "?" for c in text)[:128]
+    return cleaned or otherwise
+
+
 def choose_version(ours: Iterable[int], theirs: Iterable[int]) -> int | None:
     """The highest version that both name, None when there is none."""
     return max(set(ours) & set(theirs), default=None)

@@ -16,7 +16,7 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -26,6 +26,7 @@ from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Channel, Ended, Limits, close, receive, send
 from infiniswap.control.openapi import document
+from infiniswap.control.service import ServerSession, Service
 from infiniswap.errors import ConflictError, ProtocolMismatchError, SystemCallError
 from infiniswap.units import HostPort
 
@@ -55,82 +56,6 @@ class ServerConfig:
     handshakes_max: int = 64
     sessions_max: int = 1024
     stop_s: float = 5.0
-
-
-class ServerSession:
-    """A consumer's open session, as the service sees it."""
-
-    def __init__(self, number: int, hello: m.Hello, address: str, version: int) -> None:
-        self.number = number
-        self.device_id = hello.device_id
-        self.device_name = hello.device_name
-        self.host_name = hello.host_name
-        self.address = address
-        self.version = version
-        self._channel: Channel | None = None
-
-    def __str__(self) -> str:
-        return f"device {self.device_name} of {self.host_name} ({self.address})"
-
-    @property
-    def channel(self) -> Channel:
-        """For requests to the consumer."""
-        assert self._channel is not None, "set before the service sees the session"
-        return self._channel
-
-    def attach(self, channel: Channel) -> None:
-        """Binds the channel, once."""
-        self._channel = channel
-
-    async def evict(self, lease: int, slot: int, generation: int, deadline_ms: int) -> None:
-        """Asks the consumer to give a slab up; returns when it has.
-
-        Raises:
-            DeadlineError, SessionLostError, RequestRefusedError: it has not.
-        """
-        await self.channel.request(
-            lambda request_id: m.EvictRequest(
-                id=request_id,
-                lease=lease,
-                slot=slot,
-                generation=generation,
-                deadline_ms=deadline_ms,
-            ),
-            m.EvictAnswer,
-            deadline_ms / 1000,
-        )
-
-    async def activity(self, lease: int, wait_s: float) -> dict[int, float]:
-        """Page I/O per second by slot.
-
-        Raises:
-            DeadlineError, SessionLostError, RequestRefusedError: the consumer did not say.
-        """
-        answer = await self.channel.request(
-            lambda request_id: m.ActivityRequest(id=request_id, lease=lease),
-            m.ActivityAnswer,
-            wait_s,
-        )
-        return {entry.slot: entry.pages_per_s for entry in answer.slots}
-
-
-class Service(Protocol):
-    """What the server needs from the donor. Nothing here may block the event loop."""
-
-    def welcome(self, version: int) -> m.Welcome:
-        """The last message of a good handshake."""
-
-    def status(self) -> m.Status:
-        """For GET /v1/status."""
-
-    def session_opened(self, session: ServerSession) -> None:
-        """A consumer proved itself."""
-
-    def session_closed(self, session: ServerSession, ended: Ended) -> None:
-        """Called once for each opened session."""
-
-    async def handle(self, session: ServerSession, request: Any) -> msgspec.Struct:
-        """Carries a ConsumerRequest out; raises RequestRefusedError to refuse it."""
 
 
 class _Refuse(asyncio.Protocol):
@@ -172,6 +97,7 @@ class ControlServer:
         self._session_next = 0
         self._handshakes = 0
         self._stopping = False
+        self._stranger_logged_s = float("-inf")
         self._first_seen_s: dict[Any, float] = {}
         self._active: set[Any] = set()
         self._runner: web.AppRunner | None = None
@@ -453,7 +379,7 @@ class ControlServer:
         answer = m.decode_to_donor(frame)
         if isinstance(answer, m.Goodbye):
             self.counters[f"handshakes_ended_{answer.reason}"[:80]] += 1
-            log.warning("%s broke the handshake off: %s", address, _said(answer))
+            self._log_stranger("%s broke the handshake off: %s", address, _said(answer))
             return None
         if not isinstance(answer, m.Auth):
             raise ProtocolMismatchError("the second message is not an auth")
@@ -467,11 +393,20 @@ class ControlServer:
         self._session_next += 1
         return ServerSession(self._session_next, hello, address, version)
 
+    def _log_stranger(self, text: str, *args: object) -> None:
+        """Logs what a peer without a session did, at most once a second: it could fill the disk."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._stranger_logged_s >= 1.0:
+            self._stranger_logged_s = now_s
+            log.warning(text, *args)
+        else:
+            self.counters["log_lines_suppressed"] += 1
+
     async def _turn_away(
         self, ws: web.WebSocketResponse, reason: str, detail: str, address: str
     ) -> None:
         self.counters["sessions_refused"] += 1
-        log.warning("refused a session from %s: %s", address, detail or reason)
+        self._log_stranger("refused a session from %s: %s", address, detail or reason)
         goodbye = m.Goodbye(reason=reason, detail=detail[:512])
         await send(ws, goodbye, self._config.limits.send_s)
 

@@ -104,7 +104,9 @@ def make_identity(name: str, listen: HostPort) -> DonorIdentity:
         network = os.stat("/proc/self/ns/net").st_ino
     seed = f"infiniswap donor {machine} {host_name} {network} {listen}"
     donor_id = uuid.uuid5(uuid.NAMESPACE_OID, seed) if listen.port else uuid.uuid4()
-    return DonorIdentity(str(donor_id), (name or host_name)[:128], secrets.token_hex(16))
+    return DonorIdentity(
+        str(donor_id), m.clean_name(name, m.clean_name(host_name, "unnamed")), secrets.token_hex(16)
+    )
 
 
 class Donor:

@@ -9,6 +9,7 @@ even when the session that asked for it is gone, because store and lease table m
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import secrets
@@ -23,7 +24,7 @@ from msgspec import Struct
 from infiniswap import __version__
 from infiniswap.control import messages as m
 from infiniswap.control.channel import LOST, Ended
-from infiniswap.control.server import ServerSession
+from infiniswap.control.service import ServerSession
 from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.leases import Lease, LeaseTable, Owner
 from infiniswap.engine.protocol import Store
@@ -78,7 +79,7 @@ class ServiceConfig:
 
 
 class DonorService:
-    """The donor behind the control API (infiniswap.control.server.Service).
+    """The donor behind the control API (infiniswap.control.service.Service).
 
     Args:
         identity: who this is.
@@ -326,15 +327,21 @@ class DonorService:
     async def watch(self, period_s: float) -> None:
         """Looks after the leases until cancelled."""
         while True:
-            await self.expire()
+            try:
+                await self.expire()
+            except InfiniswapError as error:
+                # One lease that cannot be ended must not keep all others alive.
+                self.counters["lease_errors"] += 1
+                log.error("looking after the leases: %s", error)
             await asyncio.sleep(period_s)
 
     async def expire(self) -> None:
         """Ends every lease whose device has been away for too long."""
-        counts = [
-            (lease.lease, self._store.lease_stats(lease.lease).connections)
-            for lease in self._table.leases()
-        ]
+        counts = []
+        for lease in self._table.leases():
+            # A lease that is being released is gone from the store before it is from the table.
+            with contextlib.suppress(EngineError):
+                counts.append((lease.lease, self._store.lease_stats(lease.lease).connections))
         for lease in self._table.observe(counts, self._clock()):
             self.counters["leases_expired"] += 1
             why = "expired: its device did not come back"
@@ -342,9 +349,11 @@ class DonorService:
 
     async def _destroy(self, lease: Lease, why: str) -> None:
         slots = len(lease.slots)
-        await self._off_loop(lambda: self._store.lease_destroy(lease.lease))
-        self._table.remove(lease.lease)
-        self._locks.pop(lease.lease, None)
+        try:
+            await self._off_loop(lambda: self._store.lease_destroy(lease.lease))
+        finally:
+            self._table.remove(lease.lease)
+            self._locks.pop(lease.lease, None)
         log.info(
             "lease %d of device %s of %s %s; %d slabs are free again",
             lease.lease,

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from infiniswap.engine.protocol import Lease, LeaseStats, MappedSlot, StoreConfig
 from infiniswap.errors import EngineError
 
+_WAIT_S = 60.0
+
 
 @dataclass(slots=True)
 class _Lease:
@@ -27,6 +29,7 @@ class FakeStore:
     Attributes:
         refuse_memory: while true, preallocate fails as on a host without memory.
         renewals_blocked: while true, renewals time out as with a connection that does not drain.
+        destroyed: lease_destroy returns only while this is set (it is, at first).
         closed: whether close was called.
     """
 
@@ -34,6 +37,8 @@ class FakeStore:
         self.config = config
         self.refuse_memory = False
         self.renewals_blocked = False
+        self.destroyed = threading.Event()
+        self.destroyed.set()
         self.closed = False
         self._lock = threading.Lock()
         self._free = 0
@@ -113,6 +118,7 @@ class FakeStore:
         with self._lock:
             self._dirty += len(self._find(lease).slots)
             del self._leases[lease]
+        self.destroyed.wait(_WAIT_S)
 
     def lease_stats(self, lease: int) -> LeaseStats:
         """Counters of a lease."""

@@ -201,6 +201,21 @@ async def test_no_more_leases_than_allowed() -> None:
         assert await refusal(session.lease(1)) == m.REFUSED_QUOTA
 
 
+async def test_a_release_that_takes_long_disturbs_nobody() -> None:
+    async with world() as w, await w.session() as session:
+        lease, other = await session.lease(1), await session.lease(1)
+        w.store.destroyed.clear()
+        release = asyncio.create_task(session.release(lease.lease))
+        await until(lambda: w.store.stats()["leases"] == 1)
+        # Several rounds of the loop that looks after the leases, one of which is half gone.
+        await asyncio.sleep(0.3)
+        await session.map(other.lease, 0)
+        assert w.donor.service.counters["lease_errors"] == 0
+        w.store.destroyed.set()
+        await release
+        assert len((await fetch_status(w.address, ClientConfig())).leases) == 1
+
+
 async def test_another_session_cannot_touch_a_lease() -> None:
     async with world() as w, await w.session() as mine, await w.session() as other:
         lease = await mine.lease(1)

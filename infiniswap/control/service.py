@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the server and the donor behind it know of each other."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from infiniswap.control import messages as m
+from infiniswap.control.channel import Channel, Ended
+
+
+class ServerSession:
+    """A consumer's open session, as the service sees it."""
+
+    def __init__(self, number: int, hello: m.Hello, address: str, version: int) -> None:
+        self.number = number
+        self.device_id = hello.device_id
+        self.device_name = hello.device_name
+        self.host_name = hello.host_name
+        self.address = address
+        self.version = version
+        self._channel: Channel | None = None
+
+    def __str__(self) -> str:
+        return f"device {self.device_name} of {self.host_name} ({self.address})"
+
+    @property
+    def channel(self) -> Channel:
+        """For requests to the consumer."""
+        assert self._channel is not None, "set before the service sees the session"
+        return self._channel
+
+    def attach(self, channel: Channel) -> None:
+        """Binds the channel, once."""
+        self._channel = channel
+
+    async def evict(self, lease: int, slot: int, generation: int, deadline_ms: int) -> None:
+        """Asks the consumer to give a slab up; returns when it has.
+
+        Raises:
+            DeadlineError, SessionLostError, RequestRefusedError: it has not.
+        """
+        await self.channel.request(
+            lambda request_id: m.EvictRequest(
+                id=request_id,
+                lease=lease,
+                slot=slot,
+                generation=generation,
+                deadline_ms=deadline_ms,
+            ),
+            m.EvictAnswer,
+            deadline_ms / 1000,
+        )
+
+    async def activity(self, lease: int, wait_s: float) -> dict[int, float]:
+        """Page I/O per second by slot.
+
+        Raises:
+            DeadlineError, SessionLostError, RequestRefusedError: the consumer did not say.
+        """
+        answer = await self.channel.request(
+            lambda request_id: m.ActivityRequest(id=request_id, lease=lease),
+            m.ActivityAnswer,
+            wait_s,
+        )
+        return {entry.slot: entry.pages_per_s for entry in answer.slots}
+
+
+class Service(Protocol):
+    """What the server needs from the donor. Nothing here may block the event loop."""
+
+    def welcome(self, version: int) -> m.Welcome:
+        """The last message of a good handshake."""
+
+    def status(self) -> m.Status:
+        """For GET /v1/status."""
+
+    def session_opened(self, session: ServerSession) -> None:
+        """A consumer proved itself."""
+
+    def session_closed(self, session: ServerSession, ended: Ended) -> None:
+        """Called once for each opened session."""
+
+    async def handle(self, session: ServerSession, request: Any) -> msgspec.Struct:
+        """Carries a ConsumerRequest out; raises RequestRefusedError to refuse it."""
