@@ -97,7 +97,7 @@ static bool safe_elsewhere(const struct isw_engine *e, uint64_t page)
 
 uint32_t iswi_entry_collect(struct isw_engine *e, struct iswi_entry *entry)
 {
-	uint32_t *link = &entry->newest, given = 0;
+	uint32_t *link = &entry->newest, given = 0, free_slots = ISWI_NONE;
 	uint32_t newest = iswi_entry_newest(e, entry);
 
 	while (*link != ISWI_NONE) {
@@ -109,12 +109,20 @@ uint32_t iswi_entry_collect(struct isw_engine *e, struct iswi_entry *entry)
 			continue;
 		}
 		*link = use->older;
+		use->older = free_slots;
+		free_slots = i;
 		e->slots[i].page = UINT64_MAX;
-		iswi_staging_give(e, i);
 		given++;
 	}
+	/* The entry first: whoever takes the last free buffer must find an entry for it. */
 	if (entry->newest == ISWI_NONE && !entry->remote_busy && entry->backup_state == ISWI_B_IDLE)
 		entry_free(e, entry);
+	while (free_slots != ISWI_NONE) {
+		uint32_t i = free_slots;
+
+		free_slots = e->slot_uses[i].older;
+		iswi_staging_give(e, i);
+	}
 	return given;
 }
 
