@@ -192,7 +192,7 @@ enum iswi_remote_state {
 struct iswi_remote {
 	struct isw_engine *engine;
 	atomic_int state;    /* seq_cst, pairs with the slabs' words: see fence in remote.c */
-	atomic_bool broken; /* a queue went down; set before state is looked at */
+	atomic_bool broken;  /* a queue went down; set before state is looked at */
 	atomic_uint fencing; /* threads that still shut queues down; seq_cst */
 	uint32_t queues_count;
 	struct iswi_queue *queues[ISWI_REMOTE_QUEUES_MAX];
@@ -364,7 +364,7 @@ void iswi_remote_submit(struct isw_engine *e, struct iswi_op *first);
  * A transfer has ended: counts its error and gives its use of the slab back. The slab may be
  * mapped elsewhere after that.
  */
-void iswi_remote_ended(struct isw_engine *e, struct iswi_op *op, int error);
+void iswi_remote_ended(struct isw_engine *e, const struct iswi_op *op, int error);
 /* Reserves a remote number in CHANGING state: a new one, or `remote` itself when it is DOWN. */
 int iswi_remote_reserve(struct isw_engine *e, uint32_t *remote);
 /* Waits until the old queues are unused, then destroys them. -ETIMEDOUT. */

@@ -211,7 +211,7 @@ static uint8_t mismatch(struct isw_engine *e, const struct iswi_op *op, uint64_t
 }
 
 /* Checks what arrived, page by page; reads anew what cannot be believed. */
-static void verify(struct isw_engine *e, struct iswi_op *op, bool remote)
+static void verify(struct isw_engine *e, const struct iswi_op *op, bool remote)
 {
 	uint64_t good = 0;
 
@@ -235,28 +235,31 @@ static void remote_read_done(struct iswi_xfer *xfer, int error)
 {
 	struct iswi_op *op = ISWI_CONTAINER(xfer, struct iswi_op, xfer);
 	struct isw_engine *e = op->engine;
-	struct iswi_req *req = op->req;
+	struct iswi_op ended = *op;
 
-	iswi_remote_ended(e, op, error);
-	if (error)
-		read_pages(e, req, op->page, op->page + op->pages, op->tried | ISWI_TRIED_REMOTE);
-	else
-		verify(e, op, true);
+	/* Given back before its pages are read anew: there is one for each page, no more. */
 	iswi_op_give(e, op);
-	iswi_req_put(e, req);
+	iswi_remote_ended(e, &ended, error);
+	if (error)
+		read_pages(e, ended.req, ended.page, ended.page + ended.pages,
+			   ended.tried | ISWI_TRIED_REMOTE);
+	else
+		verify(e, &ended, true);
+	iswi_req_put(e, ended.req);
 }
 
 void iswi_read_backup_done(struct iswi_op *op, int error)
 {
 	struct isw_engine *e = op->engine;
-	struct iswi_req *req = op->req;
+	struct iswi_op ended = *op;
 
+	iswi_op_give(e, op); /* see remote_read_done */
 	if (error) {
 		iswi_count(&e->count.backup_errors, 1);
-		read_pages(e, req, op->page, op->page + op->pages, op->tried | ISWI_TRIED_BACKUP);
+		read_pages(e, ended.req, ended.page, ended.page + ended.pages,
+			   ended.tried | ISWI_TRIED_BACKUP);
 	} else {
-		verify(e, op, false);
+		verify(e, &ended, false);
 	}
-	iswi_op_give(e, op);
-	iswi_req_put(e, req);
+	iswi_req_put(e, ended.req);
 }

@@ -246,7 +246,7 @@ void iswi_remote_submit(struct isw_engine *e, struct iswi_op *first)
 	}
 }
 
-void iswi_remote_ended(struct isw_engine *e, struct iswi_op *op, int error)
+void iswi_remote_ended(struct isw_engine *e, const struct iswi_op *op, int error)
 {
 	struct iswi_slab *s = &e->slabs[op->slab];
 

@@ -242,12 +242,15 @@ static struct iswi_op *resend(struct isw_engine *e, struct iswi_entry *entry)
 /* Any thread: a remote write has ended. */
 static void write_done(struct iswi_xfer *xfer, int error)
 {
-	struct iswi_op *op = ISWI_CONTAINER(xfer, struct iswi_op, xfer);
+	struct iswi_op *taken = ISWI_CONTAINER(xfer, struct iswi_op, xfer), ended = *taken;
+	const struct iswi_op *op = &ended;
 	struct isw_engine *e = op->engine;
 	struct iswi_req *done_list = NULL;
 	struct batch again = {0};
 	uint32_t given = 0;
 
+	/* Given back before its buffers are: there is one for each buffer, no more. */
+	iswi_op_give(e, taken);
 	if (!error)
 		iswi_count(&e->count.pages_out_remote, op->pages);
 	for (uint32_t i = 0; i < op->pages; i++) {
@@ -279,7 +282,6 @@ static void write_done(struct iswi_xfer *xfer, int error)
 	if (again.first)
 		iswi_remote_submit(e, again.first);
 	iswi_remote_ended(e, op, error);
-	iswi_op_give(e, op);
 	iswi_req_finish_list(e, done_list);
 	if (given)
 		iswi_write_kick(e);
