@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The rules of reading: one function each, every event ordered by hand. */
+#include "engine_fixture.h"
+
+/* Page 1 on the donor and on the disk, nothing staged. */
+static struct world *with_page_1(void)
+{
+	struct world *w = world_mapped(0);
+
+	write_settled(w, 1, 1, 100);
+	CHECK(is_remote_valid(w, 1) && is_backup_current(w, 1));
+	return w;
+}
+
+static void reads_prefer_staging(void)
+{
+	struct world *w = world_mapped(0);
+	uint32_t id;
+
+	put(w, 1, 1, 100);
+	put(w, 1, 1, 200);
+	id = get(w, 1, 1);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(w->got[id][0], 200);
+	CHECK_EQ(sent_for(w, 0, 1, ISWI_XFER_READ), 0);
+	/* Also when the donor has it: staged is nearer. */
+	remotes_settle(w);
+	CHECK(is_remote_valid(w, 1));
+	id = get(w, 1, 1);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(w->got[id][0], 200);
+	CHECK_EQ(stats_of(w).pages_in_staging, 2);
+	world_end(w);
+}
+
+static void then_the_donor_then_the_backup(void)
+{
+	struct world *w = with_page_1();
+	uint32_t id = get(w, 1, 1);
+
+	CHECK_EQ(sent_for(w, 0, 1, ISWI_XFER_READ), 1);
+	CHECK_EQ(step(w, ISW_STEP_BACKUP_TAKE, 1, 0), 0);
+	settle(w);
+	CHECK_EQ(w->got[id][0], 100);
+	CHECK_EQ(stats_of(w).pages_in_remote, 1);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).generation), 0);
+	id = get(w, 1, 1);
+	CHECK_EQ(sent(w, 0), 0);
+	DISK_TAKE_READ(w);
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->got[id][0], 100);
+	CHECK_EQ(stats_of(w).pages_in_backup, 1);
+	world_end(w);
+}
+
+static void pages_never_written_are_zeros(void)
+{
+	struct world *w = world_mapped(0);
+	uint32_t id = get(w, 5, 8);
+
+	CHECK_EQ(w->error[id], 0); /* at once: neither donor nor disk is asked */
+	for (uint32_t i = 0; i < 8; i++)
+		CHECK_EQ(w->got[id][i], 0);
+	CHECK_EQ(stats_of(w).pages_in_zero, 8);
+	world_end(w);
+}
+
+static void one_request_gathers_every_source(void)
+{
+	struct world *w = world_mapped(0);
+	uint32_t id;
+
+	write_settled(w, 1, 1, 101); /* donor */
+	put(w, 3, 1, 104);
+	REFUSE(w, 0, 0); /* backup only */
+	settle(w);
+	put(w, 4, 2, 105); /* staged */
+	id = get(w, 0, 8);
+	CHECK_EQ(w->error[id], PENDING);
+	settle(w);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(w->got[id][0], 0);
+	CHECK_EQ(w->got[id][1], 101);
+	CHECK_EQ(w->got[id][2], 0);
+	CHECK_EQ(w->got[id][3], 104);
+	CHECK_EQ(w->got[id][4], 105);
+	CHECK_EQ(w->got[id][5], 106);
+	CHECK_EQ(w->got[id][6], 0);
+	CHECK_EQ(stats_of(w).pages_in_zero, 4);
+	CHECK_EQ(stats_of(w).pages_in_staging, 2);
+	CHECK_EQ(stats_of(w).pages_in_remote, 1);
+	CHECK_EQ(stats_of(w).pages_in_backup, 1);
+	CHECK_EQ(stats_of(w).pages_in, 8);
+	world_end(w);
+}
+
+static void fallbacks_are_counted_by_their_reason(void)
+{
+	struct world *w = with_page_1();
+
+	BREAK(w, 0);
+	CHECK_EQ(read_settled(w, 1), 100);
+	CHECK_EQ(stats_of(w).fallback_suspended, 1);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).generation), 0);
+	CHECK_EQ(read_settled(w, 1), 100);
+	CHECK_EQ(stats_of(w).fallback_unmapped, 1);
+	reconnect(w, 0);
+	map(w, 0, 0);
+	CHECK_EQ(read_settled(w, 1), 100);
+	CHECK_EQ(stats_of(w).fallback_invalid, 1);
+	CHECK_EQ(stats_of(w).fallback_error, 0);
+	world_end(w);
+}
+
+static void a_write_that_passes_a_read_spoils_nothing(void)
+{
+	struct world *w = with_page_1();
+	uint32_t id = get(w, 1, 1);
+
+	APPLY(w, 0, 0); /* the read has the old bytes */
+	put(w, 1, 1, 200);
+	REPLY(w, 0, 0);
+	/* Either would be right; what is not is a page that fits no checksum. */
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(w->got[id][0], 200);
+	CHECK_EQ(stats_of(w).crc_errors_remote, 0);
+	CHECK_EQ(w->events[ISW_EVENT_BAD_PAGE], 0);
+	settle(w);
+	CHECK(is_remote_valid(w, 1));
+	world_end(w);
+}
+
+static void a_backup_read_that_a_write_passed_is_not_blamed(void)
+{
+	struct world *w = world_new(0);
+	uint32_t id;
+
+	write_settled(w, 1, 1, 100);
+	id = get(w, 1, 1);
+	DISK_TAKE_READ(w);
+	put(w, 1, 1, 200);
+	CHECK_EQ(step(w, ISW_STEP_BACKUP_DONE, 0, 0), 1);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(w->got[id][0], 200);
+	CHECK_EQ(stats_of(w).crc_errors_backup, 0);
+	world_end(w);
+}
+
+static void garbage_from_a_donor_does_not_pass_for_a_page(void)
+{
+	struct world *w = with_page_1();
+	uint32_t id = get(w, 1, 1);
+
+	CORRUPT(w, 0, 0);
+	CHECK_EQ(w->error[id], PENDING);
+	CORRUPT(w, 0, 0); /* asked again, wrong again */
+	CHECK_EQ(w->error[id], PENDING);
+	CHECK_EQ(stats_of(w).crc_errors_remote, 1);
+	CHECK_EQ(w->events[ISW_EVENT_BAD_PAGE], 1);
+	CHECK_EQ(w->last[ISW_EVENT_BAD_PAGE].slab, 0);
+	CHECK_EQ(w->last[ISW_EVENT_BAD_PAGE].value, 1);
+	CHECK(!is_remote_valid(w, 1));
+	DISK_TAKE_READ(w);
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(w->got[id][0], 100);
+	CHECK_EQ(stats_of(w).fallback_error, 1);
+	CHECK_EQ(stats_of(w).pages_in_remote, 0);
+	id = get(w, 1, 1);
+	CHECK_EQ(sent(w, 0), 0); /* not believed again */
+	world_end(w);
+}
+
+static void garbage_in_one_page_costs_only_that_page(void)
+{
+	struct world *w = world_mapped(0);
+	uint32_t id;
+
+	write_settled(w, 0, 8, 100);
+	id = get(w, 0, 8);
+	CORRUPT(w, 0, 0); /* in the middle: page 4 */
+	CHECK_EQ(sent(w, 0), 1);
+	CHECK_EQ(sent_for(w, 0, 4, ISWI_XFER_READ), 1);
+	CORRUPT(w, 0, 0);
+	settle(w);
+	CHECK_EQ(w->error[id], 0);
+	for (uint32_t i = 0; i < 8; i++) {
+		CHECK_EQ(w->got[id][i], 100 + i);
+		CHECK_EQ(is_remote_valid(w, i), i != 4);
+	}
+	CHECK_EQ(stats_of(w).pages_in_remote, 7);
+	CHECK_EQ(stats_of(w).pages_in_backup, 1);
+	world_end(w);
+}
+
+static void the_only_copy_gone_bad_is_an_error_never_zeros(void)
+{
+	struct world *w = world_mapped(ISW_ENGINE_NO_BACKUP);
+	uint32_t id;
+
+	write_settled(w, 1, 1, 100);
+	for (int i = 0; i < 2; i++) {
+		id = get(w, 1, 1);
+		CORRUPT(w, 0, 0);
+		CORRUPT(w, 0, 0);
+		CHECK_EQ(w->error[id], -EIO);
+	}
+	CHECK_EQ(stats_of(w).crc_errors_remote, 2);
+	CHECK_EQ(w->events[ISW_EVENT_BAD_PAGE], 2);
+	/* It may have been the way and not the copy. */
+	CHECK_EQ(read_settled(w, 1), 100);
+	world_end(w);
+}
+
+static void garbage_on_the_disk_is_an_error_never_zeros(void)
+{
+	struct world *w = world_new(0);
+
+	write_settled(w, 1, 1, 100);
+	w->e->sim->disk[ISW_PAGE_BYTES + 99] ^= 1;
+	for (int i = 1; i <= 2; i++) {
+		CHECK_EQ(read_settled(w, 1), -EIO);
+		CHECK_EQ(stats_of(w).crc_errors_backup, i);
+	}
+	CHECK_EQ(w->events[ISW_EVENT_BAD_PAGE], 2);
+	w->e->sim->disk[ISW_PAGE_BYTES + 99] ^= 1;
+	CHECK_EQ(read_settled(w, 1), 100);
+	world_end(w);
+}
+
+static void garbage_on_the_disk_does_not_matter_while_a_donor_has_the_page(void)
+{
+	struct world *w = with_page_1();
+
+	memset(w->e->sim->disk, 0x55, PAGES * ISW_PAGE_BYTES);
+	CHECK_EQ(read_settled(w, 1), 100);
+	world_end(w);
+}
+
+static void a_failed_remote_read_goes_to_the_backup(void)
+{
+	struct world *w = with_page_1();
+	uint32_t id = get(w, 1, 1);
+
+	REFUSE(w, 0, 0);
+	CHECK_EQ(w->error[id], PENDING);
+	DISK_TAKE_READ(w);
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(w->got[id][0], 100);
+	CHECK_EQ(stats_of(w).fallback_error, 1);
+	CHECK_EQ(w->events[ISW_EVENT_SLAB_ERROR], 1);
+	world_end(w);
+}
+
+static void a_read_in_flight_when_the_donor_dies_goes_to_the_backup(void)
+{
+	struct world *w = with_page_1();
+	uint32_t id = get(w, 1, 1);
+
+	BREAK(w, 0);
+	CHECK_EQ(w->error[id], PENDING);
+	DISK_TAKE_READ(w);
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(w->got[id][0], 100);
+	CHECK_EQ(w->events[ISW_EVENT_SLAB_ERROR], 0);
+	CHECK_EQ(w->events[ISW_EVENT_REMOTE_DOWN], 1);
+	world_end(w);
+}
+
+static void when_every_copy_fails_it_is_an_error(void)
+{
+	struct world *w = with_page_1();
+	uint32_t id, fine;
+
+	write_settled(w, 2, 1, 200);
+	id = get(w, 1, 1);
+	fine = get(w, 2, 1);
+	REFUSE(w, 0, 0);
+	DISK_TAKE_READ(w);
+	DISK_FAIL(w, 0);
+	CHECK_EQ(w->error[id], -EIO);
+	CHECK_EQ(w->error[fine], PENDING);
+	settle(w);
+	CHECK_EQ(w->got[fine][0], 200);
+	/* The next read tries both again. */
+	CHECK_EQ(read_settled(w, 1), 100);
+	CHECK_EQ(stats_of(w).requests_failed, 1);
+	world_end(w);
+}
+
+static void a_failed_backup_read_asks_the_donor(void)
+{
+	struct world *w = with_page_1();
+	uint32_t id;
+
+	BREAK(w, 0);
+	id = get(w, 1, 1);
+	DISK_TAKE_READ(w);
+	reconnect(w, 0);
+	resume(w, 0);
+	DISK_FAIL(w, 0);
+	CHECK_EQ(w->error[id], PENDING); /* no error while any copy exists */
+	CHECK_EQ(sent_for(w, 0, 1, ISWI_XFER_READ), 1);
+	REPLY(w, 0, 0);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(w->got[id][0], 100);
+	world_end(w);
+}
+
+static void a_page_is_read_anew_when_staging_overtook_it(void)
+{
+	struct world *w = with_page_1();
+	uint32_t id = get(w, 1, 1);
+
+	put(w, 1, 1, 200);
+	REFUSE(w, 0, 0); /* the read; meanwhile the page is staged */
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(w->got[id][0], 200);
+	world_end(w);
+}
+
+/* Each buffer in a slow remote write, each request a read: no transfer may be missing. */
+static void reads_are_tried_anew_with_every_transfer_in_use(void)
+{
+	struct isw_engine_config config = world_config(0);
+	struct world *w;
+	uint32_t id;
+
+	config.requests_max = 1;
+	config.request_bytes_max = ISW_PAGE_BYTES;
+	w = world_of(&config);
+	remote_new(w);
+	for (uint32_t slab = 0; slab < 3; slab++)
+		map(w, slab, 0);
+	write_settled(w, 16, 1, 100);
+	for (uint32_t page = 0; page < STAGING; page++) {
+		put(w, page, 1, 200 + page);
+		disk_settle(w);
+	}
+	CHECK_EQ(sent(w, 0), STAGING);
+	id = get(w, 16, 1);
+	CHECK_EQ(sent(w, 0), STAGING + 1);
+	REFUSE(w, 0, STAGING);
+	DISK_TAKE_READ(w);
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(w->got[id][0], 100);
+	world_end(w);
+}
+
+int main(void)
+{
+	reads_prefer_staging();
+	then_the_donor_then_the_backup();
+	pages_never_written_are_zeros();
+	one_request_gathers_every_source();
+	fallbacks_are_counted_by_their_reason();
+	a_write_that_passes_a_read_spoils_nothing();
+	a_backup_read_that_a_write_passed_is_not_blamed();
+	garbage_from_a_donor_does_not_pass_for_a_page();
+	garbage_in_one_page_costs_only_that_page();
+	the_only_copy_gone_bad_is_an_error_never_zeros();
+	garbage_on_the_disk_is_an_error_never_zeros();
+	garbage_on_the_disk_does_not_matter_while_a_donor_has_the_page();
+	a_failed_remote_read_goes_to_the_backup();
+	a_read_in_flight_when_the_donor_dies_goes_to_the_backup();
+	when_every_copy_fails_it_is_an_error();
+	a_failed_backup_read_asks_the_donor();
+	a_page_is_read_anew_when_staging_overtook_it();
+	reads_are_tried_anew_with_every_transfer_in_use();
+	return 0;
+}
