@@ -92,6 +92,7 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
         "--allow-data-loss", action="store_true", help="confirms --backup none with swap"
     )
     parser.add_argument("--transport", choices=("auto", "rdma", "tcp"), help="how pages travel")
+    parser.add_argument("--secret-file", metavar="FILE", help="the cluster secret (mode 0600)")
     parser.add_argument("--slab", metavar="SIZE", help="slab size, as on the donors (default 1G)")
     parser.add_argument("--staging", metavar="SIZE", help="buffers for pages on their way (64M)")
 
@@ -106,6 +107,7 @@ def load_config(args: argparse.Namespace) -> configuration.Config:
         "device.transport": getattr(args, "transport", None),
         "device.slab": getattr(args, "slab", None),
         "device.staging": getattr(args, "staging", None),
+        "cluster.secret_file": getattr(args, "secret_file", None),
         "cluster.peers": None if donors is None else parse_host_ports(donors),
     }
     path = getattr(args, "config", None)
@@ -191,14 +193,14 @@ def _kept_or_new(
     if args.size is None:
         if kept is None:
             raise UsageError(
-                f"--size is missing: no device named {args.name} was stopped with its contents kept",
+                f"--size is missing: there is no stopped device named {args.name}",
                 mend="Give the size of the new device, for example --size 8G.",
             )
         return dataclasses_replace(kept, donors=config.cluster.peers or kept.donors)
     size_bytes = parse_page_size(args.size)
     if kept is not None:
         raise ConflictError(
-            f"a stopped device named {args.name} ({format_size(kept.size_bytes)}) keeps its contents",
+            f"a stopped device named {args.name} keeps its contents",
             where=str(paths.kept),
             mend=f"Start it without --size, or delete it: infiniswap device remove {args.name}.",
         )
@@ -293,9 +295,7 @@ def _print_table(running: list[DeviceStatus], stopped: list[str]) -> None:
 
 def _show(args: argparse.Namespace) -> int:
     config = load_config(args)
-    paths = rundir.require_running(
-        args.name, config.device.run_dir, config.device.backup_dir
-    )
+    paths = rundir.require_running(args.name, config.device.run_dir, config.device.backup_dir)
     status = client.status(paths)
     if args.json:
         _print_json(status)
@@ -358,9 +358,7 @@ def describe(status: DeviceStatus) -> list[tuple[str, str]]:
 
 def _stop(args: argparse.Namespace) -> int:
     config = load_config(args)
-    paths = rundir.require_running(
-        args.name, config.device.run_dir, config.device.backup_dir
-    )
+    paths = rundir.require_running(args.name, config.device.run_dir, config.device.backup_dir)
     client.stop(paths, remove=False)
     print(f"device {args.name}: stopped")
     return 0
@@ -368,9 +366,7 @@ def _stop(args: argparse.Namespace) -> int:
 
 def _restart(args: argparse.Namespace) -> int:
     config = load_config(args)
-    paths = rundir.require_running(
-        args.name, config.device.run_dir, config.device.backup_dir
-    )
+    paths = rundir.require_running(args.name, config.device.run_dir, config.device.backup_dir)
     spec = rundir.read_record(paths.record)
     if spec is None or spec.ephemeral:
         raise ConflictError(
@@ -406,4 +402,3 @@ _ACTIONS = {
     "restart": _restart,
     "remove": _remove,
 }
-

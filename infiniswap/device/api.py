@@ -9,6 +9,7 @@ from msgspec import Struct
 
 DEVICE_PATH: Final = "/v1/device"
 RUNS_PATH: Final = "/v1/runs"
+LEAVE_PATH: Final = "/v1/leave"
 STOP_PATH: Final = "/v1/stop"
 
 
@@ -76,6 +77,12 @@ class JoinRequest(Struct, frozen=True, kw_only=True):
 
     pid: int
     cgroup: str
+
+
+class LeaveRequest(Struct, frozen=True, kw_only=True):
+    """A `run` has ended in order; the answer comes when a device nobody uses any more is gone."""
+
+    pid: int
 
 
 class StopRequest(Struct, frozen=True, kw_only=True):

@@ -13,11 +13,13 @@ from msgspec import Struct
 
 from infiniswap.device.api import (
     DEVICE_PATH,
+    LEAVE_PATH,
     RUNS_PATH,
     STOP_PATH,
     Answer,
     DeviceStatus,
     JoinRequest,
+    LeaveRequest,
     StopRequest,
 )
 from infiniswap.device.rundir import DevicePaths
@@ -51,7 +53,12 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _ask(
-    paths: DevicePaths, method: str, path: str, body: Struct | None, kind: type[BodyT], wait_s: float
+    paths: DevicePaths,
+    method: str,
+    path: str,
+    body: Struct | None,
+    kind: type[BodyT],
+    wait_s: float,
 ) -> BodyT:
     connection = _UnixConnection(paths.socket, wait_s)
     try:
@@ -94,6 +101,15 @@ def join(paths: DevicePaths, pid: int, cgroup: str) -> None:
         DeviceError: refused. Others: see status.
     """
     _ask(paths, "POST", RUNS_PATH, JoinRequest(pid=pid, cgroup=cgroup), Answer, ASK_S)
+
+
+def leave(paths: DevicePaths, pid: int) -> None:
+    """Ends a `run`; returns when a device that nobody uses any more has stopped.
+
+    Raises:
+        DeviceError: it cannot be stopped. Others: see status.
+    """
+    _ask(paths, "POST", LEAVE_PATH, LeaveRequest(pid=pid), Answer, STOP_S)
 
 
 def stop(paths: DevicePaths, *, remove: bool) -> None:

@@ -44,7 +44,9 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
         paths.run.mkdir(mode=0o755, parents=True, exist_ok=True)
         log = sys.stderr.fileno() if foreground else _open_log(paths)
     except OSError as error:
-        raise from_oserror("cannot create the run directory", error, where=str(paths.run)) from error
+        raise from_oserror(
+            "cannot create the run directory", error, where=str(paths.run)
+        ) from error
     ready_read, ready_write = os.pipe()
     with tempfile.TemporaryFile() as spec_file:
         spec_file.write(encode_spec(spec))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from random import Random
 
 from infiniswap.device.links import DonorLink
@@ -51,6 +51,7 @@ class SlabMapper:
         self._empty_since_s: dict[int, float] = {}
         self._wake = asyncio.Event()
         self._pages_seen = 0
+        self._tasks: set[asyncio.Task[None]] = set()
 
     # --------------------------------------------------------------- for the links
 
@@ -113,9 +114,7 @@ class SlabMapper:
         link = self._link_of(event.slab)
         if link is None or link.mapped[event.slab].generation != event.generation:
             return
-        log.warning(
-            "slab %d: donor %s refuses it (code %d)", event.slab, link.address, event.code
-        )
+        log.warning("slab %d: donor %s refuses it (code %d)", event.slab, link.address, event.code)
         self._spawn(self._unmap(link, event.slab, "refused"), f"unmap slab {event.slab}")
 
     async def _unmap(self, link: DonorLink, slab: int, reason: str) -> None:
@@ -153,15 +152,13 @@ class SlabMapper:
 
     # ------------------------------------------------------------------------ loop
 
-    def _spawn(self, work: object, name: str) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[arg-type]
-        task.set_name(name)
+    def _spawn(self, work: Coroutine[object, object, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def run(self) -> None:
         """The control loop; runs until cancelled."""
-        self._tasks: set[asyncio.Future[object]] = set()
         loop = asyncio.get_running_loop()
         loop.add_reader(self._engine.eventfd, self.take_events)
         try:

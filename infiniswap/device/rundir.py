@@ -91,7 +91,9 @@ def take_lock(paths: DevicePaths) -> int:
         paths.run.mkdir(mode=0o755, parents=True, exist_ok=True)
         lock = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise from_oserror("cannot create the run directory", error, where=str(paths.run)) from error
+        raise from_oserror(
+            "cannot create the run directory", error, where=str(paths.run)
+        ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

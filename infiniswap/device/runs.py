@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap.errors import InfiniswapError, UsageError
-from infiniswap.system.cgroup import RUN_PREFIX, MemoryCgroup, find_run_cgroups
+from infiniswap.system.cgroup import RUN_PREFIX, MemoryCgroup, find_run_cgroups, run_cgroup_name
 from infiniswap.system.process import pidfd_open
 
 log = logging.getLogger(__name__)
@@ -69,10 +69,19 @@ class Runs:
         self._runs[pid] = run
         asyncio.get_running_loop().add_reader(run.pidfd, self._ended, pid)
 
-    def _ended(self, pid: int) -> None:
-        run = self._runs.pop(pid)
+    def leave(self, pid: int) -> None:
+        """A run has ended in order and left nothing behind."""
+        run = self._runs.pop(pid, None)
+        if run is not None:
+            self._forget(run)
+
+    def _forget(self, run: _Run) -> None:
         asyncio.get_running_loop().remove_reader(run.pidfd)
         os.close(run.pidfd)
+
+    def _ended(self, pid: int) -> None:
+        run = self._runs.pop(pid)
+        self._forget(run)
         task = asyncio.create_task(self._clean(run), name=f"clean up after run {pid}")
         self._cleaning.add(task)
         task.add_done_callback(self._cleaned)
@@ -82,9 +91,11 @@ class Runs:
         self._changed()
 
     async def _clean(self, run: _Run) -> None:
-        if run.cgroup is None:
-            return
-        cgroup = next((c for c in find_run_cgroups() if c.path == run.cgroup), None)
+        # By name, too: it may have died between making its cgroup and telling us.
+        name = run_cgroup_name(str(run.pid))
+        cgroup = next(
+            (c for c in find_run_cgroups() if c.path == run.cgroup or c.name == name), None
+        )
         if cgroup is None:
             return
         log.warning("run %d has ended without cleaning up; its job is ended", run.pid)
@@ -96,8 +107,7 @@ class Runs:
     async def close(self) -> None:
         """Stops watching; waits for clean-ups under way."""
         for run in self._runs.values():
-            asyncio.get_running_loop().remove_reader(run.pidfd)
-            os.close(run.pidfd)
+            self._forget(run)
         self._runs.clear()
         if self._cleaning:
             await asyncio.wait(self._cleaning)

@@ -14,10 +14,12 @@ from aiohttp import web
 
 from infiniswap.device.api import (
     DEVICE_PATH,
+    LEAVE_PATH,
     RUNS_PATH,
     STOP_PATH,
     Answer,
     JoinRequest,
+    LeaveRequest,
     StopRequest,
 )
 from infiniswap.device.service import DeviceService
@@ -64,7 +66,12 @@ async def control_socket(service: DeviceService) -> AsyncIterator[None]:
 
     async def join(request: web.Request) -> object:
         body = await _body(request, JoinRequest)
-        service.runs.join(body.pid, body.cgroup)
+        service.join(body.pid, body.cgroup)
+        return Answer()
+
+    async def leave(request: web.Request) -> object:
+        body = await _body(request, LeaveRequest)
+        await service.leave(body.pid)
         return Answer()
 
     async def stop(request: web.Request) -> object:
@@ -76,6 +83,7 @@ async def control_socket(service: DeviceService) -> AsyncIterator[None]:
     app = web.Application(client_max_size=_BODY_BYTES_MAX)
     app.router.add_get(DEVICE_PATH, _handler(status))
     app.router.add_post(RUNS_PATH, _handler(join))
+    app.router.add_post(LEAVE_PATH, _handler(leave))
     app.router.add_post(STOP_PATH, _handler(stop))
     runner = web.AppRunner(app, access_log=None, handle_signals=False)
     await runner.setup()

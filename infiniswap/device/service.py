@@ -273,7 +273,8 @@ class DeviceService:
                 await self._blocking(attachment.detach_device)
         await self._close_engine()
         if self.spec.backup_owned and self.spec.backup is not None and not self._kept():
-            Path(self.spec.backup).unlink(missing_ok=True)
+            backup = Path(self.spec.backup)
+            await self._blocking(lambda: backup.unlink(missing_ok=True))
         await self.runs.close()
         rundir.clear(self._paths)
         self._unlock()
@@ -304,6 +305,31 @@ class DeviceService:
 
     # ------------------------------------------------------------------------- stop
 
+    def join(self, pid: int, cgroup: str) -> None:
+        """A `run` uses the device from now on.
+
+        Raises:
+            ConflictError: it is being stopped.
+            NotFoundError, UsageError: see Runs.join.
+        """
+        if self.state != "serving":
+            raise ConflictError(f"the device is {self.state}", where=f"device {self.spec.name}")
+        self.runs.join(pid, cgroup)
+
+    async def leave(self, pid: int) -> None:
+        """A `run` has ended; the last one of an ephemeral device stops it.
+
+        Raises:
+            InfiniswapError: it cannot be stopped now; it will be tried again.
+        """
+        self.runs.leave(pid)
+        if self.spec.ephemeral and self.runs.idle:
+            try:
+                await self.stop(remove=True)
+            except InfiniswapError:
+                self._run_gone()
+                raise
+
     def _run_gone(self) -> None:
         if self.spec.ephemeral and self.runs.idle and self._stopping is None:
             self._stopping = asyncio.create_task(self._stop_alone(), name="stop")
@@ -327,12 +353,13 @@ class DeviceService:
         async with self._stop_lock:
             if self.stopped.is_set():
                 return
-            attachment, engine = self._attachment, self._engine
-            assert attachment is not None and engine is not None
+            attachment = self._attachment
+            assert attachment is not None
             self.state = "stopping"
             try:
                 await self._blocking(attachment.detach_swap)
                 await self._blocking(attachment.check_unused)
+                # The point of no return for a `run` that comes now: it starts a device anew.
                 await self._blocking(attachment.detach_device)
             except InfiniswapError:
                 self.state = "serving"
@@ -483,5 +510,3 @@ def prepare_process() -> None:
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(message)s",
     )
-
-
