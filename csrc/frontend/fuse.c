@@ -121,7 +121,7 @@ static void *session_thread(void *arg)
 	while (!err) {
 		if (!slot)
 			slot = iswi_fuse_slot_take(fe);
-		got = slot ? receive(fe, slot) : -ECANCELED;
+		got = receive(fe, slot);
 		err = got < 0 ? (int)got : dispatch(fe, &slot, (size_t)got);
 	}
 	if (slot)
@@ -286,10 +286,7 @@ static void fe_stop(struct iswi_fuse *fe)
 {
 	uint64_t one = 1;
 
-	pthread_mutex_lock(&fe->lock);
 	atomic_store_explicit(&fe->stopping, true, memory_order_release);
-	pthread_cond_broadcast(&fe->changed);
-	pthread_mutex_unlock(&fe->lock);
 	if (write(fe->wake_fd, &one, sizeof(one)) < 0) {
 		/* Only a full counter could fail, and then it is readable all the same. */
 	}

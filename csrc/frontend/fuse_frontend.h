@@ -61,7 +61,10 @@ struct iswi_fuse {
 
 /* Makes the buffers. Freed with munmap(memory). */
 int iswi_fuse_slots_init(struct iswi_fuse *fe);
-/* Waits for a free buffer; NULL when stopping. While it waits, requests queue in the kernel. */
+/*
+ * Waits for a free buffer, which comes when the engine ends a request. Meanwhile further requests
+ * queue in the kernel.
+ */
 struct iswi_fuse_slot *iswi_fuse_slot_take(struct iswi_fuse *fe);
 /* The caller must not touch the front end afterwards: destroy may be waiting for this slot. */
 void iswi_fuse_slot_put(struct iswi_fuse_slot *slot);

@@ -45,13 +45,11 @@ struct iswi_fuse_slot *iswi_fuse_slot_take(struct iswi_fuse *fe)
 	struct iswi_fuse_slot *slot;
 
 	pthread_mutex_lock(&fe->lock);
-	while (!fe->free && !atomic_load_explicit(&fe->stopping, memory_order_acquire))
+	while (!fe->free)
 		pthread_cond_wait(&fe->changed, &fe->lock);
 	slot = fe->free;
-	if (slot) {
-		fe->free = slot->next;
-		fe->slots_free--;
-	}
+	fe->free = slot->next;
+	fe->slots_free--;
 	pthread_mutex_unlock(&fe->lock);
 	return slot;
 }
