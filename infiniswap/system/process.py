@@ -98,6 +98,9 @@ def run_command(argv: Sequence[str], *, timeout_s: float = COMMAND_S_MAX, mend: 
             text=True,
             errors="replace",
             env=command_environment(),
+            # Ctrl-C goes to the terminal's whole process group; a swapoff half-way must not end
+            # because of it.
+            start_new_session=True,
         )
     except FileNotFoundError as error:
         package = _PACKAGES.get(argv[0])
@@ -248,7 +251,10 @@ def set_oom_score_adj(value: int, pid: int | None = None, *, proc: Path = PROC) 
 
 
 def set_io_flusher() -> Degraded | None:
-    """PR_SET_IO_FLUSHER on the calling thread (the C library does it on its own threads)."""
+    """PR_SET_IO_FLUSHER on the calling thread (the C library does it on its own threads).
+
+    Threads and children that it starts afterwards inherit it, as they do the OOM score.
+    """
     if _libc().prctl(_PR_SET_IO_FLUSHER, 1, 0, 0, 0) == 0:
         return None
     reason = os.strerror(ctypes.get_errno())

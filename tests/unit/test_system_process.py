@@ -51,6 +51,11 @@ def test_a_command_that_takes_too_long_is_killed(tmp_path: Path) -> None:
             process.pidfd_open(int(pid_file.read_text()))
 
 
+def test_the_terminals_signals_do_not_reach_commands() -> None:
+    group = process.run_command([PYTHON, "-c", "import os; print(os.getsid(0) == os.getpid())"])
+    assert group == "True\n"
+
+
 def test_commands_speak_english_and_find_sbin() -> None:
     env = process.command_environment({"PATH": "/opt/bin", "LC_ALL": "de_DE.UTF-8"})
     assert env["LC_ALL"] == "C"
