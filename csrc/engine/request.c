@@ -63,7 +63,8 @@ void iswi_req_finish_list(struct isw_engine *e, struct iswi_req *list)
 {
 	while (list) {
 		struct iswi_req *req = list;
-		bool durable = req->flags & ISWI_REQ_FUA && req->op != ISWI_FLUSH;
+		bool durable = req->flags & ISWI_REQ_FUA && req->op != ISWI_FLUSH &&
+			       req->op != ISWI_READ; /* O_DSYNC sets it on these, too */
 
 		list = req->next;
 		req->next = NULL;
