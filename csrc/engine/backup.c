@@ -66,6 +66,14 @@ static void unlink_failed(struct isw_engine *e, struct iswi_entry *entry)
 	b->failed_count--;
 }
 
+/* Whether the last backup write of the page failed and none has replaced it since. */
+static void set_ailing(struct iswi_backup *b, struct iswi_entry *entry, bool ailing)
+{
+	if (entry->backup_ailing != ailing)
+		b->ailing_count += ailing ? 1 : -1ull;
+	entry->backup_ailing = ailing;
+}
+
 /* ------------------------------------------------------------------------ flush */
 
 /*
@@ -137,6 +145,8 @@ static void sync_done(struct isw_engine *e, int error)
 	struct iswi_backup *b = &e->backup;
 	struct iswi_req *list;
 
+	if (error)
+		iswi_count(&e->count.backup_errors, 1);
 	pthread_mutex_lock(&b->lock);
 	list = b->flush_now;
 	b->flush_now = NULL;
@@ -188,6 +198,7 @@ void iswi_backup_cancel(struct isw_engine *e, struct iswi_entry *entry)
 		unlink_failed(e, entry);
 	if (entry->backup_state == ISWI_B_QUEUED || entry->backup_state == ISWI_B_FAILED) {
 		entry->backup_state = ISWI_B_IDLE;
+		set_ailing(b, entry, false);
 		outstanding_less(b, entry->flush_epoch);
 	}
 	pthread_mutex_unlock(&b->lock);
@@ -342,6 +353,7 @@ static void page_written(struct isw_engine *e, struct iswi_entry *entry, uint32_
 	if (!error && newest_staged && entry->version == version)
 		iswi_backup_current_set(e, entry->page);
 	pthread_mutex_lock(&b->lock);
+	set_ailing(b, entry, error && newest_staged);
 	if (!newest_staged || (!error && entry->version == version)) {
 		entry->backup_state = ISWI_B_IDLE;
 		outstanding_less(b, entry->flush_epoch);
@@ -376,7 +388,7 @@ static struct iswi_req *judge(struct isw_engine *e, int error)
 		b->alarm = true;
 		b->retry_ns = e->clock->now_ns(e->clock->ctx) + ISWI_BACKUP_RETRY_NS;
 		flushes = flush_give_up(b);
-	} else if (b->alarm && b->failed_head == ISWI_NONE) {
+	} else if (b->alarm && !b->ailing_count) {
 		b->alarm = false;
 		event.kind = ISW_EVENT_BACKUP_RECOVERED;
 	}
@@ -432,20 +444,26 @@ void iswi_backup_done(struct isw_engine *e, struct iswi_job *job, int error)
 bool iswi_backup_retry(struct isw_engine *e)
 {
 	struct iswi_backup *b = &e->backup;
-	uint32_t index;
+	uint64_t retry_ns;
 	bool any;
 
+	pthread_mutex_lock(&b->lock);
+	retry_ns = b->retry_ns;
+	pthread_mutex_unlock(&b->lock);
 	/* State changes want the shard lock, which comes before ours: page by page. */
 	for (any = false;; any = true) {
 		struct iswi_shard *shard;
 		struct iswi_entry *entry;
-		uint64_t page;
+		uint64_t page = 0;
+		bool last;
 
 		pthread_mutex_lock(&b->lock);
-		index = b->failed_head;
-		page = index == ISWI_NONE ? 0 : e->entries[index].page;
+		/* Another write has failed by now: the next try is a while later. */
+		last = b->failed_head == ISWI_NONE || b->retry_ns != retry_ns;
+		if (!last)
+			page = e->entries[b->failed_head].page;
 		pthread_mutex_unlock(&b->lock);
-		if (index == ISWI_NONE)
+		if (last)
 			return any;
 		shard = iswi_shard_of(e, page);
 		pthread_mutex_lock(&shard->lock);
@@ -455,7 +473,7 @@ bool iswi_backup_retry(struct isw_engine *e)
 			unlink_failed(e, entry);
 			entry->backup_state = ISWI_B_QUEUED;
 			entry->again_epoch = ISWI_NO_EPOCH;
-			link_tail(e, index);
+			link_tail(e, (uint32_t)(entry - e->entries));
 			pthread_mutex_unlock(&b->lock);
 		}
 		pthread_mutex_unlock(&shard->lock);
@@ -474,28 +492,36 @@ bool iswi_backup_hopeless(struct isw_engine *e)
 
 /* ---------------------------------------------------------------------- threads */
 
-/* Waits for work; false: stop. */
+static bool retry_due(struct isw_engine *e)
+{
+	struct iswi_backup *b = &e->backup;
+
+	return b->failed_head != ISWI_NONE && e->clock->now_ns(e->clock->ctx) >= b->retry_ns;
+}
+
+/* Waits for work; false: stop, and nothing is queued. */
 static bool wait_writer(struct isw_engine *e)
 {
 	struct iswi_backup *b = &e->backup;
-	bool retry = false, go;
+	bool retry, go;
 
 	pthread_mutex_lock(&b->lock);
-	while (!b->stop && !retry && b->queue_head == ISWI_NONE &&
+	/* Looked at before the queue, which may never be empty on a busy device. */
+	while (!(retry = retry_due(e)) && !b->stop && b->queue_head == ISWI_NONE &&
 	       b->flush_state != ISWI_FLUSH_READY) {
-		if (b->failed_head == ISWI_NONE) {
-			pthread_cond_wait(&b->write_cond, &b->lock);
-			continue;
-		}
 		struct timespec until = {
 			.tv_sec = (time_t)(b->retry_ns / 1000000000ull),
 			.tv_nsec = (long)(b->retry_ns % 1000000000ull),
 		};
-		retry = pthread_cond_timedwait(&b->write_cond, &b->lock, &until) == ETIMEDOUT;
+
+		if (b->failed_head == ISWI_NONE)
+			pthread_cond_wait(&b->write_cond, &b->lock);
+		else
+			pthread_cond_timedwait(&b->write_cond, &b->lock, &until);
 	}
-	go = !b->stop;
+	go = !b->stop || b->queue_head != ISWI_NONE;
 	pthread_mutex_unlock(&b->lock);
-	if (retry)
+	if (go && retry)
 		iswi_backup_retry(e);
 	return go;
 }
@@ -519,7 +545,7 @@ static void *writer(void *arg)
 	struct iswi_job job;
 
 	while (wait_writer(e))
-		while (iswi_backup_take(e, false, &job))
+		if (iswi_backup_take(e, false, &job))
 			iswi_backup_done(e, &job, iswi_backup_run(e, &job));
 	return NULL;
 }

@@ -204,7 +204,7 @@ void isw_engine_stats(isw_engine *e, struct isw_engine_stats *out)
 	out->staging_pages_used = staging_used(e);
 	out->events_dropped = iswi_counted(&e->events.dropped);
 	pthread_mutex_lock(&e->backup.lock);
-	out->backup_failing = e->backup.failed_count;
+	out->backup_failing = e->backup.ailing_count;
 	pthread_mutex_unlock(&e->backup.lock);
 	for (uint32_t i = 0; i < ISW_LATENCY_BUCKETS; i++) {
 		out->read_latency[i] = iswi_counted(&e->read_latency.bucket[i]);

@@ -104,6 +104,7 @@ struct iswi_entry {
 	uint8_t backup_state;
 	uint8_t flush_epoch; /* which epoch counts this page while it is not IDLE */
 	uint8_t again_epoch; /* while BUSY: the epoch of the first newer version */
+	bool backup_ailing;  /* backup lock */
 	bool remote_busy;
 	bool remote_wanted; /* newer data waits for the write in flight */
 };
@@ -168,6 +169,7 @@ struct iswi_backup {
 	uint32_t queue_head, queue_tail; /* entries QUEUED */
 	uint32_t failed_head;            /* entries FAILED */
 	uint64_t failed_count;
+	uint64_t ailing_count; /* pages that failed and were not written since */
 	uint64_t retry_ns;
 	bool alarm; /* BACKUP_FAILING was reported, BACKUP_RECOVERED not yet */
 	struct iswi_op *read_head, **read_tail;
