@@ -89,8 +89,8 @@ static inline void reap(struct world *w)
 		CHECK_EQ(w->error[done.id], PENDING); /* done exactly once */
 		w->error[done.id] = done.error;
 		w->done_order[w->done_count++] = (uint32_t)done.id;
-		for (uint32_t i = 0; done.op == ISW_SIM_READ && i < done.length / ISW_PAGE_BYTES;
-		     i++) {
+		for (uint32_t i = 0;
+		     (done.op & 0xff) == ISW_SIM_READ && i < done.length / ISW_PAGE_BYTES; i++) {
 			const uint64_t *words = (uint64_t *)(data + i * ISW_PAGE_BYTES);
 
 			w->got[done.id][i] = words[0];

@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* FLUSH, forced unit access, and a backup that fails. */
+#include "engine_fixture.h"
+
+static uint32_t put_fua(struct world *w, uint64_t page, uint64_t value)
+{
+	return submit(w, ISW_SIM_WRITE | ISW_SIM_FUA, page, 1, value);
+}
+
+/* Jobs that the disk has under way, of one kind. */
+static uint32_t under_way(const struct world *w, enum iswi_job_kind kind)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < w->e->sim->jobs_count; i++)
+		n += w->e->sim->jobs[i].kind == kind;
+	return n;
+}
+
+/* ------------------------------------------------------------------------ flush */
+
+static void a_flush_waits_for_completed_writes_and_for_the_sync(void)
+{
+	struct world *w = world_mapped(0);
+	uint32_t id = put(w, 1, 1, 100), done;
+
+	REPLY(w, 0, 0);
+	CHECK_EQ(w->error[id], 0); /* complete, and not on the disk */
+	done = flush(w);
+	CHECK_EQ(w->error[done], PENDING);
+	DISK_TAKE(w);
+	CHECK_EQ(under_way(w, ISWI_JOB_WRITE), 1);
+	DISK_NOTHING(w); /* no sync before the data */
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->error[done], PENDING);
+	DISK_TAKE(w);
+	CHECK_EQ(under_way(w, ISWI_JOB_SYNC), 1);
+	CHECK_EQ(w->error[done], PENDING);
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->error[done], 0);
+	CHECK_EQ(disk_value(w, 1), 100);
+	world_end(w);
+}
+
+static void a_flush_of_a_clean_device_still_syncs(void)
+{
+	struct world *w = world_new(0);
+	uint32_t id;
+
+	write_settled(w, 1, 1, 100);
+	id = flush(w);
+	CHECK_EQ(w->error[id], PENDING);
+	DISK_TAKE(w);
+	CHECK_EQ(under_way(w, ISWI_JOB_SYNC), 1);
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->error[id], 0);
+	world_end(w);
+}
+
+static void a_flush_waits_for_what_was_rewritten_while_busy(void)
+{
+	struct world *w = world_mapped(0);
+	uint32_t id, done;
+
+	put(w, 1, 1, 100);
+	DISK_TAKE(w);
+	id = put(w, 1, 1, 200); /* while the first is being written */
+	remotes_settle(w);
+	CHECK_EQ(w->error[id], 0);
+	done = flush(w);
+	DISK_DONE(w, 0);
+	DISK_TAKE(w);
+	CHECK_EQ(under_way(w, ISWI_JOB_SYNC), 0);
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->error[done], PENDING);
+	DISK_TAKE(w);
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->error[done], 0);
+	CHECK_EQ(disk_value(w, 1), 200);
+	world_end(w);
+}
+
+static void a_flush_does_not_wait_for_later_writes(void)
+{
+	struct world *w = world_mapped(0);
+	uint32_t done, busy, other;
+
+	put(w, 1, 1, 100);
+	DISK_TAKE(w);
+	done = flush(w);
+	/* A page without end rewritten must not hold a flush for ever. */
+	busy = put(w, 1, 1, 200);
+	other = put(w, 9, 1, 300);
+	DISK_DONE(w, 0);
+	DISK_TAKE(w);
+	CHECK_EQ(under_way(w, ISWI_JOB_SYNC), 1);
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->error[done], 0);
+	CHECK_EQ(w->error[busy], PENDING);
+	CHECK_EQ(w->error[other], PENDING);
+	world_end(w);
+}
+
+static void a_flush_during_a_flush_has_its_own_round(void)
+{
+	struct world *w = world_mapped(0);
+	uint32_t first, second, third;
+
+	put(w, 1, 1, 100);
+	remotes_settle(w);
+	first = flush(w);
+	put(w, 2, 1, 200);
+	remotes_settle(w);
+	second = flush(w);
+	DISK_TAKE(w); /* pages 1 and 2 as one write */
+	DISK_DONE(w, 0);
+	DISK_TAKE(w);
+	CHECK_EQ(under_way(w, ISWI_JOB_SYNC), 1);
+	put(w, 3, 1, 300);
+	remotes_settle(w);
+	third = flush(w);
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->error[first], 0);
+	/* The sync under way began before the third flush: it proves nothing for it. */
+	CHECK_EQ(w->error[second], PENDING);
+	CHECK_EQ(w->error[third], PENDING);
+	DISK_TAKE(w);
+	CHECK_EQ(under_way(w, ISWI_JOB_WRITE), 1);
+	DISK_DONE(w, 0);
+	DISK_TAKE(w);
+	CHECK_EQ(under_way(w, ISWI_JOB_SYNC), 1);
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->error[second], 0);
+	CHECK_EQ(w->error[third], 0);
+	CHECK_EQ(disk_value(w, 3), 300);
+	world_end(w);
+}
+
+static void forced_unit_access_is_done_when_synced(void)
+{
+	struct world *w = world_mapped(0);
+	uint32_t id = put_fua(w, 1, 100);
+
+	REPLY(w, 0, 0);
+	CHECK_EQ(w->error[id], PENDING);
+	DISK_TAKE(w);
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->error[id], PENDING);
+	DISK_TAKE(w);
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(disk_value(w, 1), 100);
+	world_end(w);
+}
+
+static void a_failed_sync_fails_the_flush_and_is_counted(void)
+{
+	struct world *w = world_new(0);
+	uint32_t id = flush(w);
+
+	DISK_TAKE(w);
+	DISK_FAIL(w, 0);
+	CHECK_EQ(w->error[id], -EIO);
+	CHECK_EQ(stats_of(w).backup_errors, 1);
+	id = flush(w);
+	settle(w);
+	CHECK_EQ(w->error[id], 0);
+	world_end(w);
+}
+
+/* --------------------------------------------------------------- a failing backup */
+
+static void flushes_fail_while_the_backup_fails_and_do_not_hang(void)
+{
+	struct world *w = world_mapped(0);
+	uint32_t waiting, next, fua, later;
+
+	put(w, 1, 1, 100);
+	remotes_settle(w);
+	waiting = flush(w);
+	next = flush(w);
+	fua = put_fua(w, 5, 200);
+	REPLY(w, 0, 0);
+	DISK_TAKE(w);
+	DISK_FAIL(w, 0);
+	CHECK_EQ(w->error[waiting], -EIO);
+	CHECK_EQ(w->error[next], -EIO);
+	later = flush(w);
+	CHECK_EQ(w->error[later], -EIO);
+	settle(w);
+	CHECK(w->error[fua] != PENDING);
+	/* Then it recovers, and so do flushes. */
+	later = flush(w);
+	settle(w);
+	CHECK_EQ(w->error[later], 0);
+	CHECK_EQ(disk_value(w, 1), 100);
+	world_end(w);
+}
+
+static void what_the_backup_refuses_stays_staged(void)
+{
+	struct world *w = world_mapped(0);
+	uint32_t id = put(w, 1, 1, 100);
+
+	REPLY(w, 0, 0);
+	DISK_TAKE(w);
+	DISK_FAIL(w, 0); /* half of it landed over what was there */
+	CHECK_EQ(disk_value(w, 1), TORN);
+	CHECK(!is_backup_current(w, 1));
+	CHECK_EQ(stats_of(w).staging_pages_used, 1);
+	BREAK(w, 0);
+	id = get(w, 1, 1);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(w->got[id][0], 100);
+	DISK_NOTHING(w); /* not before its time */
+	CHECK_EQ(step(w, ISW_STEP_BACKUP_RETRY, 0, 0), 1);
+	DISK_TAKE(w);
+	DISK_DONE(w, 0);
+	CHECK_EQ(disk_value(w, 1), 100);
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK_EQ(read_settled(w, 1), 100);
+	world_end(w);
+}
+
+static void a_write_with_neither_copy_waits_for_the_backup(void)
+{
+	struct world *w = world_mapped(0);
+	uint32_t id = put(w, 1, 1, 100);
+
+	DISK_TAKE(w);
+	DISK_FAIL(w, 0);
+	REFUSE(w, 0, 0);
+	CHECK_EQ(w->error[id], PENDING);
+	settle(w);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(read_settled(w, 1), 100);
+	world_end(w);
+}
+
+static void the_alarm_is_raised_once_and_taken_back_once(void)
+{
+	struct world *w = world_new(0);
+
+	put(w, 1, 1, 100);
+	put(w, 9, 1, 200);
+	DISK_TAKE(w);
+	DISK_TAKE(w);
+	DISK_FAIL(w, 0);
+	CHECK_EQ(w->events[ISW_EVENT_BACKUP_FAILING], 1);
+	CHECK_EQ(w->last[ISW_EVENT_BACKUP_FAILING].code, -EIO);
+	CHECK_EQ(stats_of(w).backup_failing, 1);
+	CHECK_EQ(stats_of(w).backup_errors, 1);
+	DISK_DONE(w, 0); /* another page succeeds: one still waits */
+	CHECK_EQ(w->events[ISW_EVENT_BACKUP_RECOVERED], 0);
+	CHECK_EQ(step(w, ISW_STEP_BACKUP_RETRY, 0, 0), 1);
+	DISK_TAKE(w);
+	DISK_FAIL(w, 0);
+	CHECK_EQ(w->events[ISW_EVENT_BACKUP_FAILING], 1);
+	CHECK_EQ(stats_of(w).backup_errors, 2);
+	CHECK_EQ(step(w, ISW_STEP_BACKUP_RETRY, 0, 0), 1);
+	DISK_TAKE(w);
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->events[ISW_EVENT_BACKUP_RECOVERED], 1);
+	CHECK_EQ(w->events[ISW_EVENT_BACKUP_FAILING], 1);
+	CHECK_EQ(stats_of(w).backup_failing, 0);
+	world_end(w);
+}
+
+static void it_has_not_recovered_while_a_retry_is_under_way(void)
+{
+	struct world *w = world_new(0);
+
+	put(w, 1, 1, 100); /* this sector is bad; all others are good */
+	DISK_TAKE(w);
+	DISK_FAIL(w, 0);
+	for (int i = 0; i < 3; i++) {
+		put(w, 9, 1, 200);
+		DISK_TAKE(w);
+		CHECK_EQ(step(w, ISW_STEP_BACKUP_RETRY, 0, 0), 1);
+		DISK_TAKE(w);
+		DISK_DONE(w, 0); /* page 9, while page 1 is neither failed nor written */
+		CHECK_EQ(w->events[ISW_EVENT_BACKUP_RECOVERED], 0);
+		DISK_FAIL(w, 0);
+	}
+	CHECK_EQ(w->events[ISW_EVENT_BACKUP_FAILING], 1);
+	settle(w);
+	CHECK_EQ(w->events[ISW_EVENT_BACKUP_RECOVERED], 1);
+	world_end(w);
+}
+
+static void reads_do_not_ask_whether_the_backup_fails(void)
+{
+	struct world *w = world_new(0);
+	uint32_t id;
+
+	write_settled(w, 2, 1, 200);
+	put(w, 1, 1, 100);
+	DISK_TAKE(w);
+	DISK_FAIL(w, 0);
+	/* A file opened with O_DSYNC has its reads marked as well. */
+	id = submit(w, ISW_SIM_READ | ISW_SIM_FUA, 1, 2, 0);
+	DISK_TAKE_READ(w);
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(w->got[id][0], 100);
+	CHECK_EQ(w->got[id][1], 200);
+	world_end(w);
+}
+
+static void data_newer_than_what_failed_is_what_gets_written(void)
+{
+	struct world *w = world_new(0);
+	uint32_t first = put(w, 1, 1, 100), second, third;
+
+	DISK_TAKE(w);
+	second = put(w, 1, 1, 200);
+	DISK_FAIL(w, 0);
+	third = put(w, 1, 1, 300);
+	DISK_NOTHING(w);
+	CHECK_EQ(step(w, ISW_STEP_BACKUP_RETRY, 0, 0), 1);
+	DISK_TAKE(w);
+	DISK_DONE(w, 0);
+	CHECK_EQ(disk_value(w, 1), 300);
+	CHECK(is_backup_current(w, 1));
+	CHECK_EQ(w->error[first], 0);
+	CHECK_EQ(w->error[second], 0);
+	CHECK_EQ(w->error[third], 0);
+	world_end(w);
+}
+
+static void fail_all(struct world *w)
+{
+	while (step(w, ISW_STEP_BACKUP_TAKE, 0, 0))
+		DISK_FAIL(w, 0);
+}
+
+static void with_a_hopeless_backup_writes_are_refused(void)
+{
+	struct world *w = world_new(0);
+	uint32_t staged, partly, refused, id;
+
+	staged = put(w, 0, 8, 100);
+	put(w, 8, 4, 200);
+	partly = put(w, 16, 8, 300); /* four find a buffer */
+	refused = put(w, 24, 1, 400);
+	CHECK_EQ(w->error[refused], PENDING);
+	fail_all(w);
+	CHECK_EQ(w->error[refused], -EIO);
+	id = put(w, 24, 1, 500);
+	CHECK_EQ(w->error[id], -EIO); /* and so is whoever comes later, at once */
+	id = get(w, 0, 8);
+	CHECK_EQ(w->error[id], 0); /* reads go on from staging */
+	CHECK_EQ(w->got[id][7], 107);
+	CHECK_EQ(w->error[staged], PENDING);
+	settle(w);
+	CHECK_EQ(w->error[staged], 0);
+	CHECK_EQ(w->error[partly], -EIO);
+	CHECK_EQ(read_settled(w, 24), 0);
+	CHECK_EQ(read_settled(w, 0), 100);
+	write_settled(w, 24, 1, 600);
+	world_end(w);
+}
+
+int main(void)
+{
+	a_flush_waits_for_completed_writes_and_for_the_sync();
+	a_flush_of_a_clean_device_still_syncs();
+	a_flush_waits_for_what_was_rewritten_while_busy();
+	a_flush_does_not_wait_for_later_writes();
+	a_flush_during_a_flush_has_its_own_round();
+	forced_unit_access_is_done_when_synced();
+	a_failed_sync_fails_the_flush_and_is_counted();
+	flushes_fail_while_the_backup_fails_and_do_not_hang();
+	what_the_backup_refuses_stays_staged();
+	a_write_with_neither_copy_waits_for_the_backup();
+	the_alarm_is_raised_once_and_taken_back_once();
+	it_has_not_recovered_while_a_retry_is_under_way();
+	reads_do_not_ask_whether_the_backup_fails();
+	data_newer_than_what_failed_is_what_gets_written();
+	with_a_hopeless_backup_writes_are_refused();
+	return 0;
+}

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* TRIM and WRITE_ZEROES: what was there may not come back. */
+#include "engine_fixture.h"
+
+static void trimmed_pages_are_zeros_wherever_they_were(void)
+{
+	static const uint32_t ops[] = {ISW_SIM_TRIM, ISW_SIM_ZERO};
+
+	for (int i = 0; i < 2; i++) {
+		struct world *w = world_mapped(0);
+		uint32_t id;
+
+		write_settled(w, 1, 4, 100); /* donor and disk */
+		write_settled(w, 9, 2, 200); /* disk */
+		put(w, 4, 1, 300);           /* staged */
+		id = submit(w, ops[i], 2, 8, 0);
+		CHECK_EQ(w->error[id], 0); /* at once: no copy of zeros is needed */
+		id = get(w, 1, 8);
+		settle(w);
+		CHECK_EQ(w->got[id][0], 100);
+		for (uint32_t k = 1; k < 8; k++)
+			CHECK_EQ(w->got[id][k], 0);
+		CHECK_EQ(read_settled(w, 9), 0);
+		CHECK_EQ(read_settled(w, 10), 201);
+		CHECK_EQ(slab_of(w, 0).remote_valid_pages, 1);
+		world_end(w);
+	}
+}
+
+static void trim_cancels_staging_and_the_queued_backup(void)
+{
+	struct world *w = world_new(0);
+	uint32_t id = put(w, 1, 2, 100);
+
+	trim(w, 1, 1);
+	CHECK_EQ(stats_of(w).staging_pages_used, 1);
+	DISK_TAKE(w);
+	CHECK_EQ(w->e->sim->jobs[0].page, 2);
+	CHECK_EQ(w->e->sim->jobs[0].pages, 1);
+	DISK_NOTHING(w);
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(read_settled(w, 1), 0);
+	CHECK_EQ(read_settled(w, 2), 101);
+	world_end(w);
+}
+
+static void trim_completes_the_writes_it_makes_void(void)
+{
+	struct world *w = world_mapped(0);
+	uint32_t first = put(w, 1, 1, 100), second = put(w, 1, 1, 200), wide = put(w, 2, 2, 300);
+
+	trim(w, 1, 2);
+	CHECK_EQ(w->error[first], 0);
+	CHECK_EQ(w->error[second], 0);
+	CHECK_EQ(w->error[wide], PENDING); /* page 3 is safe nowhere yet */
+	settle(w);
+	CHECK_EQ(w->error[wide], 0);
+	CHECK_EQ(read_settled(w, 3), 301);
+	world_end(w);
+}
+
+static void a_late_acknowledgement_does_not_resurrect(void)
+{
+	struct world *w = world_mapped(0);
+
+	put(w, 1, 1, 100);
+	put(w, 1, 1, 200);
+	trim(w, 1, 1);
+	REPLY(w, 0, 0);
+	CHECK_EQ(sent(w, 0), 0); /* the second is not sent any more */
+	CHECK(!is_remote_valid(w, 1));
+	CHECK_EQ(donor_value(w, 0, 1), 100);
+	CHECK_EQ(read_settled(w, 1), 0);
+	world_end(w);
+}
+
+static void a_late_backup_write_does_not_resurrect(void)
+{
+	struct world *w = world_new(0);
+
+	put(w, 1, 1, 100);
+	DISK_TAKE(w);
+	trim(w, 1, 1);
+	CHECK_EQ(stats_of(w).staging_pages_used, 1); /* the disk still reads from it */
+	DISK_DONE(w, 0);
+	CHECK_EQ(disk_value(w, 1), 100);
+	CHECK(!is_backup_current(w, 1));
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK_EQ(read_settled(w, 1), 0);
+	world_end(w);
+}
+
+static void a_write_after_a_trim_waits_for_what_is_in_flight(void)
+{
+	struct world *w = world_mapped(0);
+	uint32_t id;
+
+	put(w, 1, 1, 100);
+	DISK_TAKE(w);
+	trim(w, 1, 1);
+	id = put(w, 1, 1, 200);
+	CHECK_EQ(sent_for(w, 0, 1, ISWI_XFER_WRITE), 1);
+	DISK_NOTHING(w);
+	REPLY(w, 0, 0);
+	CHECK(!is_remote_valid(w, 1));
+	CHECK_EQ(w->error[id], PENDING); /* that was the older one */
+	CHECK_EQ(sent_for(w, 0, 1, ISWI_XFER_WRITE), 1);
+	DISK_DONE(w, 0);
+	CHECK(!is_backup_current(w, 1));
+	CHECK_EQ(w->error[id], PENDING);
+	settle(w);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(donor_value(w, 0, 1), 200);
+	CHECK_EQ(disk_value(w, 1), 200);
+	CHECK_EQ(read_settled(w, 1), 200);
+	world_end(w);
+}
+
+static void trim_frees_buffers_for_writes_that_wait(void)
+{
+	struct world *w = world_new(0);
+	uint32_t id;
+
+	put(w, 0, 8, 100);
+	put(w, 8, 8, 200);
+	id = put(w, 16, 2, 300);
+	CHECK_EQ(stats_of(w).staging_waits, 1);
+	trim(w, 0, 2);
+	CHECK_EQ(stats_of(w).staging_pages_used, STAGING);
+	settle(w);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(read_settled(w, 17), 301);
+	CHECK_EQ(read_settled(w, 0), 0);
+	world_end(w);
+}
+
+static void trim_of_a_page_whose_backup_failed_ends_the_failure(void)
+{
+	struct world *w = world_new(0);
+	uint32_t id = put(w, 1, 1, 100);
+
+	DISK_TAKE(w);
+	DISK_FAIL(w, 0);
+	CHECK_EQ(stats_of(w).backup_failing, 1);
+	trim(w, 1, 1);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(stats_of(w).backup_failing, 0);
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK_EQ(step(w, ISW_STEP_BACKUP_RETRY, 0, 0), 0);
+	id = flush(w);
+	settle(w);
+	CHECK_EQ(w->error[id], 0);
+	world_end(w);
+}
+
+static void a_backup_write_that_fails_after_a_trim_fails_nobody(void)
+{
+	struct world *w = world_new(0);
+
+	put(w, 1, 1, 100);
+	DISK_TAKE(w);
+	trim(w, 1, 1);
+	DISK_FAIL(w, 0);
+	CHECK_EQ(stats_of(w).backup_failing, 0);
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK_EQ(read_settled(w, 1), 0);
+	world_end(w);
+}
+
+static void a_read_in_flight_at_a_trim_sees_old_bytes_or_zeros(void)
+{
+	struct world *w = world_mapped(0);
+	uint32_t id;
+
+	write_settled(w, 1, 1, 100);
+	id = get(w, 1, 1);
+	trim(w, 1, 1);
+	REPLY(w, 0, 0);
+	CHECK_EQ(w->error[id], 0);
+	CHECK(w->got[id][0] == 100 || w->got[id][0] == 0);
+	CHECK_EQ(read_settled(w, 1), 0);
+	world_end(w);
+}
+
+static void a_large_trim_reaches_every_page(void)
+{
+	struct isw_engine_config config = world_config(0);
+	struct world *w;
+	uint32_t id;
+
+	/* More than a word of the bitmaps, its ends inside of one. */
+	config.size_bytes = 500ull * ISW_PAGE_BYTES;
+	config.slab_bytes = 500ull * ISW_PAGE_BYTES;
+	w = world_of(&config);
+	for (uint32_t page = 0; page < 500; page += 7)
+		write_settled(w, page, 1, 1000 + page);
+	id = trim(w, 8, 476);
+	CHECK_EQ(w->error[id], 0);
+	for (uint32_t page = 0; page < 500; page += 7)
+		CHECK_EQ(read_settled(w, page), page < 8 || page >= 484 ? 1000 + page : 0);
+	isw_engine_destroy(w->e);
+	free(w);
+}
+
+int main(void)
+{
+	trimmed_pages_are_zeros_wherever_they_were();
+	trim_cancels_staging_and_the_queued_backup();
+	trim_completes_the_writes_it_makes_void();
+	a_late_acknowledgement_does_not_resurrect();
+	a_late_backup_write_does_not_resurrect();
+	a_write_after_a_trim_waits_for_what_is_in_flight();
+	trim_frees_buffers_for_writes_that_wait();
+	trim_of_a_page_whose_backup_failed_ends_the_failure();
+	a_backup_write_that_fails_after_a_trim_fails_nobody();
+	a_read_in_flight_at_a_trim_sees_old_bytes_or_zeros();
+	a_large_trim_reaches_every_page();
+	return 0;
+}
