@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     rows = asyncio.run(ask(addresses, config.secret(), config.cluster.ask_s))
     if guessed:
         rows = [row for row in rows if row.status is not None]
+    from infiniswap.device.listing import local_devices
+
     devices = local_devices(config.device.run_dir, config.device.backup_dir)
     if args.json:
         json.dump(as_json(rows, devices), sys.stdout, indent=2)
@@ -86,17 +87,6 @@ async def ask(addresses: Iterable[HostPort], secret: bytes | None, wait_s: float
     async with asyncio.TaskGroup() as tasks:
         asked = [tasks.create_task(one(a), name=f"status of {a}") for a in addresses]
     return [task.result() for task in asked]
-
-
-def local_devices(run_dir: Path, backup_dir: Path) -> Sequence[Mapping[str, Any]]:
-    """This host's devices as their run directory records them; none in a build without them."""
-    try:
-        module = importlib.import_module("infiniswap.device.rundir")
-    except ModuleNotFoundError:
-        return ()
-    listing = getattr(module, "local_devices", None)
-    devices: Sequence[Mapping[str, Any]] = listing(run_dir, backup_dir) if listing else ()
-    return devices
 
 
 def as_json(rows: Iterable[DonorRow], devices: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -215,7 +205,7 @@ def _device_table(devices: Sequence[Mapping[str, Any]]) -> Any:
     columns = list(dict.fromkeys(key for device in devices for key in device))
     table = _table("devices on this host")
     for column in columns:
-        table.add_column(column.replace("_", " "))
+        table.add_column(column.removesuffix("_bytes").replace("_", " "))
     for device in devices:
         table.add_row(*(Text(_cell(column, device.get(column))) for column in columns))
     return table

@@ -38,7 +38,7 @@ class CgroupMemory:
         limit_bytes: None without a limit.
         usage_bytes: anonymous memory, file cache, kernel memory.
         peak_bytes: the highest usage so far.
-        anon_bytes: anonymous memory in RAM.
+        anon_bytes: anonymous and shared memory in RAM: what can only go to swap.
         file_bytes: file cache that can be dropped or written back (not shared memory).
         swap_bytes: what of it is swapped out.
         oom_kills: processes killed since it was made.
@@ -221,7 +221,7 @@ def _memory_v2(path: Path) -> CgroupMemory:
         limit_bytes=_limit_v2(path / "memory.max"),
         usage_bytes=_usage_v2_root(stat) if usage is None else usage,
         peak_bytes=_optional_int(path / "memory.peak"),
-        anon_bytes=stat.get("anon", 0),
+        anon_bytes=stat.get("anon", 0) + stat.get("shmem", 0),
         file_bytes=stat.get("inactive_file", 0) + stat.get("active_file", 0),
         swap_bytes=_optional_int(path / "memory.swap.current"),
         oom_kills=events.get("oom_kill"),
@@ -236,7 +236,7 @@ def _memory_v1(path: Path) -> CgroupMemory:
         limit_bytes=None if limit >= UNLIMITED_BYTES else limit,
         usage_bytes=read_int(path / "memory.usage_in_bytes", "cannot read the memory usage"),
         peak_bytes=_optional_int(path / "memory.max_usage_in_bytes"),
-        anon_bytes=stat.get("total_rss", 0),
+        anon_bytes=stat.get("total_rss", 0) + stat.get("total_shmem", 0),
         file_bytes=stat.get("total_inactive_file", 0) + stat.get("total_active_file", 0),
         swap_bytes=stat.get("total_swap"),
         oom_kills=control.get("oom_kill"),
