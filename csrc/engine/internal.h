@@ -193,10 +193,10 @@ enum iswi_remote_state {
 
 struct iswi_remote {
 	struct isw_engine *engine;
-	atomic_int state;    /* seq_cst, pairs with the slabs' words: see fence in remote.c */
-	atomic_bool broken;  /* a queue went down; set before state is looked at */
-	atomic_uint fencing; /* threads that still shut queues down; seq_cst */
-	uint32_t queues_count;
+	atomic_int state;         /* seq_cst, pairs with the slabs' words: see fence in remote.c */
+	atomic_bool broken;       /* a queue went down; set before state is looked at */
+	atomic_uint fencing;      /* threads that still shut queues down; seq_cst */
+	atomic_uint queues_count; /* like queues: published by state, looked at for status */
 	struct iswi_queue *queues[ISWI_REMOTE_QUEUES_MAX];
 	struct iswi_queue_events events;
 	atomic_uint_fast64_t read_pages, write_pages, errors; /* relaxed statistics */

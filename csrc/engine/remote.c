@@ -48,16 +48,31 @@ static void clear_remote_bits(struct isw_engine *e, uint32_t slab)
 	}
 }
 
+/*
+ * The slab's last user is gone - or was, when the caller looked: since then the slab may have been
+ * unmapped, mapped and be draining again, with users.
+ */
 static void finish_drain(struct isw_engine *e, uint32_t slab)
 {
 	struct iswi_slab *s = &e->slabs[slab];
-	uint_fast64_t word = atomic_load(&s->word);
-	uint64_t generation = s->generation;
+	uint64_t generation;
+	uint_fast64_t word;
 
-	if (iswi_word_state(word) != ISW_SLAB_DRAINING ||
-	    !atomic_compare_exchange_strong(&s->word, &word, with_state(word, SLAB_CLEARING)))
-		return; /* another thread does it */
+	for (;;) {
+		word = atomic_load(&s->word);
+		if (iswi_word_state(word) != ISW_SLAB_DRAINING ||
+		    !atomic_compare_exchange_strong(&s->word, &word,
+						    with_state(word, SLAB_CLEARING)))
+			return; /* another thread does it */
+		if (!atomic_load(&s->in_flight))
+			break;
+		atomic_store(&s->word, word);
+		if (atomic_load(&s->in_flight))
+			return; /* the last of them does it */
+	}
 	clear_remote_bits(e, slab);
+	/* Before UNMAPPED, after which it may be another mapping's. */
+	generation = s->generation;
 	atomic_store(&s->word, with_state(word, ISW_SLAB_UNMAPPED));
 	iswi_events_put(&e->events, &(struct isw_event){
 					    .kind = ISW_EVENT_SLAB_DRAINED,
@@ -216,7 +231,9 @@ int isw_engine_slabs(isw_engine *e, uint32_t first, uint32_t max, struct isw_sla
 
 static struct iswi_queue *queue_of(const struct iswi_remote *r, const struct iswi_op *op)
 {
-	return r->queues[op->page / ISWI_STRIPE_PAGES % r->queues_count];
+	uint32_t count = atomic_load_explicit(&r->queues_count, memory_order_relaxed);
+
+	return r->queues[op->page / ISWI_STRIPE_PAGES % count];
 }
 
 void iswi_remote_submit(struct isw_engine *e, struct iswi_op *first)
@@ -511,20 +528,33 @@ int isw_engine_remotes(isw_engine *e, uint32_t max, struct isw_remote_info *remo
 
 		remotes_out[n] = (struct isw_remote_info){
 			.state = state == ISWI_REMOTE_CHANGING ? ISWI_REMOTE_DOWN : (uint32_t)state,
-			.queues = r->queues_count,
+			.queues = atomic_load_explicit(&r->queues_count, memory_order_relaxed),
 			.read_pages = iswi_counted(&r->read_pages),
 			.write_pages = iswi_counted(&r->write_pages),
 			.errors = iswi_counted(&r->errors),
 		};
+	}
+	for (uint32_t i = 0; i < e->slabs_count; i++) {
+		struct iswi_slab *s = &e->slabs[i];
+		uint32_t remote = atomic_load_explicit(&s->remote, memory_order_relaxed);
+
+		if (remote < n && iswi_word_state(atomic_load(&s->word)) != ISW_SLAB_UNMAPPED)
+			remotes_out[remote].in_flight += atomic_load(&s->in_flight);
 	}
 	return (int)n;
 }
 
 void iswi_remote_stop_all(struct isw_engine *e)
 {
+	const struct timespec tick = {.tv_nsec = 1000000};
+
 	for (uint32_t i = 0; i < e->config.remotes_max; i++) {
 		struct iswi_remote *r = &e->remotes[i];
 
+		/* A queue that breaks just now shuts the others down: not while they are freed. */
+		iswi_remote_fence(e, i, -ESHUTDOWN);
+		while (atomic_load(&r->fencing))
+			nanosleep(&tick, NULL);
 		for (uint32_t q = 0; q < r->queues_count; q++)
 			r->queues[q]->ops->destroy(r->queues[q]);
 		r->queues_count = 0;
