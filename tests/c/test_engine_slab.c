@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Mapping, unmapping, suspending: who may use a donor, and from when to when. */
+#include "engine_fixture.h"
+
+static uint64_t generation_of(const struct world *w, uint32_t slab)
+{
+	return slab_of(w, slab).generation;
+}
+
+static int unmap(struct world *w, uint32_t slab)
+{
+	int code = isw_slab_unmap(w->e, slab, generation_of(w, slab));
+
+	reap(w);
+	return code;
+}
+
+static void drained_only_after_the_last_transfer(void)
+{
+	struct world *w = world_mapped(0);
+	uint32_t read;
+
+	write_settled(w, 1, 1, 100);
+	put(w, 2, 1, 200);
+	put(w, 5, 1, 500);
+	read = get(w, 1, 1);
+	CHECK_EQ(slab_of(w, 0).in_flight, 3);
+	CHECK_EQ(unmap(w, 0), 0);
+	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_DRAINING);
+	for (uint32_t left = 3; left; left--) {
+		CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 0);
+		CHECK_EQ(slab_of(w, 0).in_flight, left);
+		if (left == 2)
+			REFUSE(w, 0, 0); /* however it ends */
+		else
+			REPLY(w, 0, 0);
+	}
+	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 1);
+	CHECK_EQ(w->last[ISW_EVENT_SLAB_DRAINED].slab, 0);
+	CHECK_EQ(w->last[ISW_EVENT_SLAB_DRAINED].generation, w->generations);
+	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_UNMAPPED);
+	CHECK_EQ(slab_of(w, 0).remote, ISW_NO_REMOTE);
+	CHECK_EQ(slab_of(w, 0).remote_valid_pages, 0);
+	settle(w);
+	CHECK_EQ(w->got[read][0], 100);
+	CHECK_EQ(read_settled(w, 2), 200);
+	world_end(w);
+}
+
+static void an_idle_slab_is_drained_at_once(void)
+{
+	struct world *w = world_mapped(0);
+
+	write_settled(w, 1, 1, 100);
+	CHECK_EQ(unmap(w, 0), 0);
+	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 1);
+	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_UNMAPPED);
+	CHECK(!is_remote_valid(w, 1));
+	world_end(w);
+}
+
+static void nothing_new_is_sent_to_a_draining_slab(void)
+{
+	struct world *w = world_mapped(0);
+	uint32_t newer, read;
+
+	write_settled(w, 3, 1, 300);
+	put(w, 1, 1, 100);
+	newer = put(w, 1, 1, 101); /* waits for the first to end, then must not be sent */
+	CHECK_EQ(unmap(w, 0), 0);
+	put(w, 2, 1, 200);
+	read = get(w, 3, 1);
+	CHECK_EQ(sent(w, 0), 1);
+	REPLY(w, 0, 0);
+	CHECK_EQ(sent(w, 0), 0);
+	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 1);
+	CHECK_EQ(w->error[newer], PENDING);
+	settle(w);
+	CHECK_EQ(w->error[newer], 0);
+	CHECK_EQ(w->got[read][0], 300);
+	CHECK_EQ(read_settled(w, 1), 101);
+	world_end(w);
+}
+
+static void another_mappings_bits_are_not_believed(void)
+{
+	struct world *w = world_mapped(0);
+
+	write_settled(w, 1, 1, 100);
+	CHECK_EQ(unmap(w, 0), 0);
+	CHECK_EQ(step(w, ISW_STEP_REMOTE_WIPE, 0, 0), 1);
+	map(w, 0, 0);
+	CHECK_EQ(read_settled(w, 1), 100);
+	CHECK_EQ(stats_of(w).pages_in_remote, 0);
+	CHECK_EQ(stats_of(w).crc_errors_remote, 0);
+	/* In its new place it gets valid by a write. */
+	write_settled(w, 1, 1, 200);
+	CHECK(is_remote_valid(w, 1));
+	world_end(w);
+}
+
+static void unmap_names_the_generation_it_means(void)
+{
+	struct world *w = world_mapped(0);
+	uint64_t generation = generation_of(w, 0);
+
+	CHECK_EQ(isw_slab_unmap(w->e, 0, generation + 1), -ESTALE);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, generation - 1), -ESTALE);
+	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_MAPPED);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, generation), 0);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, generation), -EINVAL); /* not twice */
+	CHECK_EQ(isw_slab_unmap(w->e, SLABS, generation), -EINVAL);
+	CHECK_EQ(isw_slab_map(w->e, SLABS, 0, 0, 9), -EINVAL);
+	CHECK_EQ(isw_slab_map(w->e, 0, 99, 0, 9), -EINVAL);
+	world_end(w);
+}
+
+static void a_slab_has_one_mapping(void)
+{
+	struct world *w = world_mapped(0);
+
+	CHECK_EQ(isw_slab_map(w->e, 0, 0, 1, 9), -EBUSY);
+	put(w, 1, 1, 100);
+	CHECK_EQ(unmap(w, 0), 0);
+	CHECK_EQ(isw_slab_map(w->e, 0, 0, 1, 9), -EBUSY); /* still draining */
+	BREAK(w, 0);
+	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_UNMAPPED); /* a broken connection ends it, too */
+	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 1);
+	world_end(w);
+}
+
+static void no_slab_is_mapped_to_a_donor_that_is_down(void)
+{
+	struct world *w = world_mapped(0);
+
+	CHECK_EQ(isw_slab_map(w->e, 1, 1, 1, 9), -ENOTCONN); /* never connected */
+	BREAK(w, 0);
+	CHECK_EQ(isw_slab_map(w->e, 1, 0, 1, 9), -ENOTCONN);
+	CHECK_EQ(slab_of(w, 1).state, ISW_SLAB_UNMAPPED);
+	CHECK_EQ(isw_slab_resume(w->e, 0, generation_of(w, 0)), -ENOTCONN);
+	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_SUSPENDED);
+	reconnect(w, 0);
+	CHECK_EQ(isw_slab_resume(w->e, 0, generation_of(w, 0) + 1), -ESTALE);
+	CHECK_EQ(isw_slab_resume(w->e, 1, 0), -EINVAL);
+	resume(w, 0);
+	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_MAPPED);
+	CHECK_EQ(isw_slab_resume(w->e, 0, generation_of(w, 0)), -EINVAL);
+	world_end(w);
+}
+
+static void a_broken_donor_suspends_its_slabs_and_no_others(void)
+{
+	struct world *w = world_mapped(0);
+
+	CHECK_EQ(remote_new(w), 1);
+	map(w, 1, 1);
+	map(w, 2, 0);
+	BREAK(w, 0);
+	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_SUSPENDED);
+	CHECK_EQ(slab_of(w, 1).state, ISW_SLAB_MAPPED);
+	CHECK_EQ(slab_of(w, 2).state, ISW_SLAB_SUSPENDED);
+	CHECK_EQ(slab_of(w, 3).state, ISW_SLAB_UNMAPPED);
+	CHECK_EQ(w->events[ISW_EVENT_REMOTE_DOWN], 1);
+	CHECK_EQ(w->last[ISW_EVENT_REMOTE_DOWN].remote, 0);
+	CHECK_EQ(w->last[ISW_EVENT_REMOTE_DOWN].code, -ECONNRESET);
+	world_end(w);
+}
+
+static void a_shutdown_on_purpose_is_like_a_break(void)
+{
+	struct world *w = world_mapped(0);
+	uint32_t id = put(w, 1, 1, 100);
+
+	CHECK_EQ(isw_remote_shutdown(w->e, 0), 0);
+	reap(w);
+	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_SUSPENDED);
+	CHECK_EQ(slab_of(w, 0).in_flight, 0);
+	CHECK_EQ(w->events[ISW_EVENT_REMOTE_DOWN], 1);
+	CHECK_EQ(w->events[ISW_EVENT_SLAB_ERROR], 0); /* it is the way, not the slab */
+	CHECK_EQ(isw_remote_shutdown(w->e, 0), 0);
+	reap(w);
+	CHECK_EQ(w->events[ISW_EVENT_REMOTE_DOWN], 1);
+	settle(w);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(isw_remote_shutdown(w->e, 99), -EINVAL);
+	world_end(w);
+}
+
+static void a_suspended_slab_is_unmapped_like_any(void)
+{
+	struct world *w = world_mapped(0);
+
+	write_settled(w, 1, 1, 100);
+	BREAK(w, 0);
+	CHECK(is_remote_valid(w, 1)); /* kept, in case the donor comes back ... */
+	CHECK_EQ(unmap(w, 0), 0);
+	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 1);
+	CHECK(!is_remote_valid(w, 1)); /* ... and given up here */
+	CHECK_EQ(read_settled(w, 1), 100);
+	world_end(w);
+}
+
+static void a_remote_is_destroyed_when_nothing_is_mapped_there(void)
+{
+	struct world *w = world_mapped(0);
+	struct isw_remote_info info[2];
+
+	CHECK_EQ(isw_remote_destroy(w->e, 0), -EBUSY);
+	CHECK_EQ(isw_engine_remotes(w->e, 2, info), 2);
+	CHECK_EQ(info[0].state, 1);
+	CHECK_EQ(info[0].queues, 2);
+	CHECK_EQ(info[1].state, 0);
+	BREAK(w, 0);
+	CHECK_EQ(isw_remote_destroy(w->e, 0), -EBUSY); /* suspended there */
+	CHECK_EQ(unmap(w, 0), 0);
+	CHECK_EQ(isw_remote_destroy(w->e, 0), 0);
+	CHECK_EQ(isw_engine_remotes(w->e, 1, info), 1);
+	CHECK_EQ(info[0].state, 0);
+	CHECK_EQ(isw_remote_destroy(w->e, 0), -EBUSY); /* there is none */
+	CHECK_EQ(isw_remote_destroy(w->e, 99), -EINVAL);
+	world_end(w);
+}
+
+static void what_is_in_flight_at_a_donor_is_shown(void)
+{
+	struct world *w = world_mapped(0);
+	struct isw_remote_info info;
+
+	put(w, 1, 2, 100);
+	put(w, 5, 1, 100);
+	CHECK_EQ(isw_engine_remotes(w->e, 1, &info), 1);
+	CHECK_EQ(info.in_flight, 2);
+	CHECK_EQ(info.write_pages, 3);
+	remotes_settle(w);
+	CHECK_EQ(isw_engine_remotes(w->e, 1, &info), 1);
+	CHECK_EQ(info.in_flight, 0);
+	world_end(w);
+}
+
+/* A donor that dies exactly when a slab is mapped to it, from inside what its death ends. */
+struct map_inside {
+	struct iswi_req req;
+	struct world *w;
+	int code;
+};
+
+static void map_when_done(struct iswi_req *req, int error)
+{
+	struct map_inside *inside = ISWI_CONTAINER(req, struct map_inside, req);
+
+	CHECK_EQ(error, -EIO);
+	inside->code = isw_slab_map(inside->w->e, 1, 0, 1, 99);
+}
+
+static void a_donor_that_dies_is_down_before_its_transfers_end(void)
+{
+	struct world *w = world_mapped(ISW_ENGINE_NO_BACKUP);
+	static unsigned char data[ISW_PAGE_BYTES];
+	struct map_inside inside = {.w = w, .code = 1};
+
+	inside.req.op = ISWI_WRITE;
+	inside.req.length = ISW_PAGE_BYTES;
+	inside.req.data = data;
+	inside.req.done = map_when_done;
+	iswi_engine_submit(w->e, &inside.req);
+	BREAK(w, 0);
+	CHECK_EQ(inside.code, -ENOTCONN);
+	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_SUSPENDED);
+	CHECK_EQ(slab_of(w, 1).state, ISW_SLAB_UNMAPPED);
+	world_end(w);
+}
+
+static void ignore_submit(struct iswi_queue *queue, struct iswi_xfer *first)
+{
+	(void)queue;
+	first->done(first, -ESHUTDOWN);
+}
+
+static void ignore(struct iswi_queue *queue)
+{
+	(void)queue;
+}
+
+/* A connection that broke before its remote was UP could not suspend anything. */
+static void a_connection_that_breaks_during_connect_is_noticed(void)
+{
+	static const struct iswi_transport_ops ops = {"test", ignore_submit, ignore, ignore};
+	struct iswi_queue queue = {&ops}, *queues[] = {&queue};
+	struct world *w = world_mapped(0);
+	struct iswi_remote *r = &w->e->remotes[0];
+	uint32_t remote = 0;
+
+	BREAK(w, 0);
+	CHECK_EQ(iswi_remote_reserve(w->e, &remote), 0);
+	CHECK_EQ(iswi_remote_retire(w->e, 0), 0);
+	r->events.down(r->events.ctx, -ECONNRESET); /* the new queue, at once */
+	reap(w);
+	CHECK_EQ(w->events[ISW_EVENT_REMOTE_DOWN], 1);
+	iswi_remote_set(w->e, 0, queues, 1, ISWI_REMOTE_UP);
+	reap(w);
+	CHECK_EQ(w->events[ISW_EVENT_REMOTE_DOWN], 2);
+	CHECK_EQ(isw_slab_resume(w->e, 0, generation_of(w, 0)), -ENOTCONN);
+	reconnect(w, 0); /* and is forgotten with its queue */
+	resume(w, 0);
+	write_settled(w, 1, 1, 100);
+	CHECK(is_remote_valid(w, 1));
+	world_end(w);
+}
+
+int main(void)
+{
+	drained_only_after_the_last_transfer();
+	an_idle_slab_is_drained_at_once();
+	nothing_new_is_sent_to_a_draining_slab();
+	another_mappings_bits_are_not_believed();
+	unmap_names_the_generation_it_means();
+	a_slab_has_one_mapping();
+	no_slab_is_mapped_to_a_donor_that_is_down();
+	a_broken_donor_suspends_its_slabs_and_no_others();
+	a_shutdown_on_purpose_is_like_a_break();
+	a_suspended_slab_is_unmapped_like_any();
+	a_remote_is_destroyed_when_nothing_is_mapped_there();
+	what_is_in_flight_at_a_donor_is_shown();
+	a_donor_that_dies_is_down_before_its_transfers_end();
+	a_connection_that_breaks_during_connect_is_noticed();
+	return 0;
+}
