@@ -23,7 +23,7 @@ from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
 from infiniswap.control.client import ClientConfig, Identity, Session, connect
 from infiniswap.engine.protocol import Engine, RemoteConfig
-from infiniswap.errors import InfiniswapError, RequestRefusedError
+from infiniswap.errors import DeadlineError, InfiniswapError, RequestRefusedError
 from infiniswap.policy.placement import MemoryUse
 from infiniswap.units import HostPort
 
@@ -178,7 +178,13 @@ class DonorLink:
             session = await self._open()
             lease = await self._ensure_lease(session)
             remote = await self._ensure_remote(lease)
-            answer = await session.map(lease.lease, slab)
+            try:
+                answer = await session.map(lease.lease, slab)
+            except DeadlineError:
+                # The slab may be mapped there without our knowing. A renewal tells, and gives
+                # back what is not ours; it needs a new session.
+                await session.close()
+                raise
             try:
                 self._engine.slab_map(slab, remote, answer.slot, answer.generation)
             except InfiniswapError:
