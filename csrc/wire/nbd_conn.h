@@ -38,7 +38,6 @@ struct iswi_nbd_tx {
 	bool sending;       /* somebody owns the fields below `batch` */
 	bool handed_over;   /* ... and it is the waiting thread */
 	bool ending;
-	atomic_bool broken; /* the client is gone: answers are dropped. Relaxed, a hint only */
 
 	struct iswi_nbd_request *batch;
 	unsigned iov_count;
@@ -46,6 +45,11 @@ struct iswi_nbd_tx {
 	struct iovec iov[2 * BATCH_REPLIES];
 	unsigned char heads[BATCH_REPLIES][NBD_SIMPLE_REPLY_BYTES];
 	pthread_t waiter;
+	/*
+	 * The client is gone: answers are dropped. Relaxed, a hint only. Not beside the fields under
+	 * the lock, of which a compiler may load several at once.
+	 */
+	atomic_bool broken;
 };
 
 struct iswi_nbd_conn {
