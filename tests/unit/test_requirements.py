@@ -64,14 +64,15 @@ def test_without_a_need():
 
 
 def _outcome(tmp_path: Path, project_root: Path, ci: str) -> tuple[int, str]:
-    conftest = (project_root / "tests" / "conftest.py").read_text()
+    tests = project_root / "tests"
+    conftest = (tests / "conftest.py").read_text()
     (tmp_path / "conftest.py").write_text(conftest)
     (tmp_path / "test_sample.py").write_text(_SAMPLE)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", str(tmp_path)],
         cwd=tmp_path,
-        env={**os.environ, "INFINISWAP_CI": ci},
+        env={**os.environ, "INFINISWAP_CI": ci, "PYTHONPATH": str(tests)},
         check=False,
         capture_output=True,
         text=True,
