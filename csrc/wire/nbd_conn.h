@@ -46,8 +46,8 @@ struct iswi_nbd_tx {
 	unsigned char heads[BATCH_REPLIES][NBD_SIMPLE_REPLY_BYTES];
 	pthread_t waiter;
 	/*
-	 * The client is gone: answers are dropped. Relaxed, a hint only. Not beside the fields under
-	 * the lock, of which a compiler may load several at once.
+	 * The client is gone: answers are dropped. Relaxed, a hint only. Not beside the fields
+	 * under the lock, of which a compiler may load several at once.
 	 */
 	atomic_bool broken;
 };
