@@ -3,7 +3,7 @@
 """Checks that imports and includes point one way, and a few other rules of the house.
 
 Python: errors → units → config → policy, control → engine, system → discovery → donor, device →
-cli; each may import what stands before it, and itself. `policy/` and the message code are pure: no
+demo → cli; each may import what stands before it, and itself. `policy/` and the message code are pure: no
 clock, no I/O, no randomness of their own. `testing/` is shipped for tests and imported by nothing
 else.
 
@@ -32,9 +32,10 @@ PYTHON_RANKS = {
     "discovery": 5,
     "donor": 6,
     "device": 6,
-    "cli": 7,
-    "testing": 7,
-    "__main__": 8,
+    "demo": 7,
+    "cli": 8,
+    "testing": 8,
+    "__main__": 9,
 }
 PURE_PARTS = ("policy/", "control/messages")
 IMPURE_MODULES = {"asyncio", "socket", "os", "time", "random", "threading", "subprocess"}

@@ -40,6 +40,7 @@ def test_this_tree_keeps_the_rules(layers: ModuleType, project_root: Path) -> No
         ("device/process.py", "def f():\n    import infiniswap.cli.main"),
         ("engine/native.py", "from infiniswap.system import cgroup"),
         ("cli/main.py", "from infiniswap.testing import fakes"),
+        ("device/process.py", "from infiniswap.demo import job"),
     ],
 )
 def test_a_wrong_import_is_found(layers: ModuleType, relative: str, text: str) -> None:
