@@ -239,6 +239,35 @@ static struct iswi_op *resend(struct isw_engine *e, struct iswi_entry *entry)
 	return op;
 }
 
+/*
+ * Is the slab still where this op went? SUSPENDED will do: an acknowledgement that came along with
+ * the break of another connection is one.
+ */
+static bool same_mapping(const struct isw_engine *e, const struct iswi_op *op)
+{
+	uint64_t word = atomic_load(&e->slabs[op->slab].word);
+
+	return word >> 8 == op->word >> 8 && (iswi_word_state(word) == ISW_SLAB_MAPPED ||
+					      iswi_word_state(word) == ISW_SLAB_SUSPENDED);
+}
+
+/*
+ * Under the shard lock, without a backup: when no write of the page is in flight and no donor has
+ * its newest version, no event will ever come that makes it safe. It is lost with its slab.
+ */
+static void give_up_stranded(struct isw_engine *e, struct iswi_entry *entry,
+			     struct iswi_req **done_list)
+{
+	if (entry->remote_busy || iswi_bit(e->remote_valid, entry->page) ||
+	    iswi_entry_newest(e, entry) == ISWI_NONE)
+		return;
+	for (uint32_t i = entry->newest; i != ISWI_NONE; i = e->slot_uses[i].older)
+		if (e->slot_uses[i].req)
+			iswi_req_fail(e->slot_uses[i].req, -EIO);
+	iswi_entry_safe(e, entry, entry->version, done_list);
+	iswi_lost_set(e, entry->page);
+}
+
 /* Any thread: a remote write has ended. */
 static void write_done(struct iswi_xfer *xfer, int error)
 {
@@ -265,17 +294,13 @@ static void write_done(struct iswi_xfer *xfer, int error)
 		e->slot_uses[slot].refs--;
 		if (!error) {
 			iswi_entry_safe(e, entry, e->slots[slot].version, &done_list);
-			if (entry->version == e->slots[slot].version &&
-			    atomic_load(&e->slabs[op->slab].word) == op->word)
+			if (entry->version == e->slots[slot].version && same_mapping(e, op))
 				iswi_remote_valid_set(e, op->page + i);
-		} else if (!e->has_backup && e->slot_uses[slot].req) {
-			iswi_req_fail(e->slot_uses[slot].req, -EIO);
-			iswi_entry_safe(e, entry, e->slots[slot].version, &done_list);
-			if (entry->version == e->slots[slot].version)
-				iswi_lost_set(e, op->page + i);
 		}
 		if (entry->remote_wanted && (next = resend(e, entry)))
 			batch_add(&again, next);
+		if (!e->has_backup)
+			give_up_stranded(e, entry, &done_list);
 		given += iswi_entry_collect(e, entry);
 		pthread_mutex_unlock(&shard->lock);
 	}
