@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Without a backup: what is lost is an error, never zeros; what is not lost goes on. */
+#include "engine_fixture.h"
+
+static struct world *world_lossy(void)
+{
+	return world_mapped(ISW_ENGINE_NO_BACKUP);
+}
+
+static void writes_need_a_donor(void)
+{
+	struct world *w = world_lossy();
+	uint32_t id = put(w, 8, 1, 100); /* slab 1 has none */
+
+	CHECK_EQ(w->error[id], -EIO);
+	CHECK_EQ(read_settled(w, 8), 0); /* never written: zeros */
+	id = put(w, 7, 2, 200);
+	CHECK_EQ(w->error[id], PENDING);
+	REPLY(w, 0, 0);
+	CHECK_EQ(w->error[id], -EIO); /* the half that has one is written all the same */
+	CHECK_EQ(read_settled(w, 7), 200);
+	world_end(w);
+}
+
+static void staging_is_given_back_on_the_acknowledgement(void)
+{
+	struct world *w = world_lossy();
+	uint32_t id = put(w, 1, 1, 100);
+
+	CHECK_EQ(w->error[id], PENDING);
+	REPLY(w, 0, 0);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK_EQ(read_settled(w, 1), 100);
+	world_end(w);
+}
+
+static void a_refused_write_fails_and_its_page_is_lost(void)
+{
+	struct world *w = world_lossy();
+	uint32_t id;
+
+	write_settled(w, 1, 1, 100);
+	id = put(w, 1, 1, 200);
+	REFUSE(w, 0, 0);
+	CHECK_EQ(w->error[id], -EIO);
+	/* Neither the old bytes nor zeros. */
+	CHECK_EQ(read_settled(w, 1), -EIO);
+	CHECK_EQ(read_settled(w, 1), -EIO);
+	write_settled(w, 1, 1, 300);
+	CHECK_EQ(read_settled(w, 1), 300);
+	trim(w, 1, 1);
+	CHECK_EQ(read_settled(w, 1), 0);
+	world_end(w);
+}
+
+static void unmapping_loses_pages_and_says_so(void)
+{
+	struct world *w = world_lossy();
+
+	write_settled(w, 1, 2, 100);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).generation), 0);
+	CHECK_EQ(read_settled(w, 1), -EIO);
+	CHECK_EQ(read_settled(w, 3), 0);
+	map(w, 0, 0);
+	CHECK_EQ(read_settled(w, 1), -EIO); /* a new place does not bring it back */
+	write_settled(w, 1, 1, 200);
+	CHECK_EQ(read_settled(w, 1), 200);
+	CHECK_EQ(read_settled(w, 2), -EIO);
+	trim(w, 2, 1);
+	CHECK_EQ(read_settled(w, 2), 0);
+	world_end(w);
+}
+
+static void a_break_keeps_what_the_donor_has(void)
+{
+	struct world *w = world_lossy();
+	uint32_t id;
+
+	write_settled(w, 1, 1, 100);
+	write_settled(w, 2, 1, 200);
+	id = put(w, 2, 1, 201);
+	BREAK(w, 0);
+	CHECK_EQ(w->error[id], -EIO);
+	reconnect(w, 0);
+	resume(w, 0);
+	CHECK_EQ(read_settled(w, 1), 100);
+	CHECK_EQ(read_settled(w, 2), -EIO); /* nobody knows what is there now */
+	write_settled(w, 2, 1, 300);
+	CHECK_EQ(read_settled(w, 2), 300);
+	world_end(w);
+}
+
+static void a_write_that_waits_for_a_transfer_ends_with_the_donor(void)
+{
+	struct world *w = world_lossy();
+	uint32_t first = put(w, 1, 1, 100), second = put(w, 1, 1, 200), third;
+
+	third = put(w, 1, 1, 300);
+	BREAK(w, 0);
+	CHECK_EQ(w->error[first], -EIO);
+	CHECK_EQ(w->error[second], -EIO); /* it can be sent nowhere, and must not hang */
+	CHECK_EQ(w->error[third], -EIO);
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK_EQ(read_settled(w, 1), -EIO);
+	reconnect(w, 0);
+	resume(w, 0);
+	write_settled(w, 1, 1, 400);
+	CHECK_EQ(read_settled(w, 1), 400);
+	world_end(w);
+}
+
+static void a_write_that_waits_for_a_transfer_ends_with_the_mapping(void)
+{
+	struct world *w = world_lossy();
+	uint32_t first = put(w, 1, 1, 100), second = put(w, 1, 1, 200);
+
+	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).generation), 0);
+	REPLY(w, 0, 0);
+	CHECK_EQ(w->error[first], 0);
+	CHECK_EQ(w->error[second], -EIO);
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 1);
+	CHECK_EQ(read_settled(w, 1), -EIO);
+	world_end(w);
+}
+
+static void a_write_acknowledged_while_draining_is_lost_with_the_slab(void)
+{
+	struct world *w = world_lossy();
+	uint32_t id = put(w, 1, 1, 100);
+
+	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).generation), 0);
+	REPLY(w, 0, 0);
+	CHECK_EQ(w->error[id], 0);
+	/* Its buffer must not stay for ever: buffers are few. */
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK_EQ(read_settled(w, 1), -EIO);
+	world_end(w);
+}
+
+static void a_flush_has_nothing_to_wait_for(void)
+{
+	struct world *w = world_lossy();
+	uint32_t id = flush(w);
+
+	CHECK_EQ(w->error[id], 0);
+	id = submit(w, ISW_SIM_WRITE | ISW_SIM_FUA, 1, 1, 100);
+	REPLY(w, 0, 0);
+	CHECK_EQ(w->error[id], 0);
+	world_end(w);
+}
+
+static void writes_wait_for_buffers_and_go_on(void)
+{
+	struct world *w = world_lossy();
+	uint32_t id;
+
+	map(w, 1, 0);
+	map(w, 2, 0);
+	put(w, 0, 8, 100);
+	put(w, 8, 8, 200);
+	id = put(w, 16, 4, 300);
+	CHECK_EQ(stats_of(w).staging_waits, 1);
+	REPLY(w, 0, 0);
+	CHECK_EQ(w->error[id], PENDING);
+	settle(w);
+	CHECK_EQ(w->error[id], 0);
+	/* And when the donor dies instead, they fail instead of waiting. */
+	put(w, 0, 8, 100);
+	put(w, 8, 8, 200);
+	id = put(w, 16, 4, 300);
+	BREAK(w, 0);
+	CHECK_EQ(w->error[id], -EIO);
+	world_end(w);
+}
+
+/* A donor of our own: it keeps what it is given, and is silent. */
+struct quiet {
+	struct iswi_queue base;
+	struct iswi_xfer *got;
+};
+
+static void quiet_submit(struct iswi_queue *queue, struct iswi_xfer *first)
+{
+	((struct quiet *)queue)->got = first;
+}
+
+static void quiet_ignore(struct iswi_queue *queue)
+{
+	(void)queue;
+}
+
+static const struct iswi_transport_ops quiet_ops = {"quiet", quiet_submit, quiet_ignore,
+						    quiet_ignore};
+
+static void an_acknowledgement_counts_that_meets_the_break(void)
+{
+	struct world *w = world_new(ISW_ENGINE_NO_BACKUP);
+	struct quiet quiet = {.base.ops = &quiet_ops};
+	struct iswi_queue *queues[] = {&quiet.base};
+	uint32_t remote = ISW_NO_REMOTE, id;
+
+	CHECK_EQ(iswi_remote_reserve(w->e, &remote), 0);
+	iswi_remote_set(w->e, remote, queues, 1, ISWI_REMOTE_UP);
+	map(w, 0, remote);
+	id = put(w, 1, 1, 100);
+	CHECK(quiet.got);
+	/* Another connection breaks; this one's thread is just busy with the reply. */
+	iswi_remote_fence(w->e, remote, -ECONNRESET);
+	quiet.got->done(quiet.got, 0);
+	reap(w);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_SUSPENDED);
+	CHECK(is_remote_valid(w, 1)); /* it is there, and will be after the resume */
+	world_end(w);
+}
+
+int main(void)
+{
+	writes_need_a_donor();
+	staging_is_given_back_on_the_acknowledgement();
+	a_refused_write_fails_and_its_page_is_lost();
+	unmapping_loses_pages_and_says_so();
+	a_break_keeps_what_the_donor_has();
+	a_write_that_waits_for_a_transfer_ends_with_the_donor();
+	a_write_that_waits_for_a_transfer_ends_with_the_mapping();
+	a_write_acknowledged_while_draining_is_lost_with_the_slab();
+	an_acknowledgement_counts_that_meets_the_break();
+	a_flush_has_nothing_to_wait_for();
+	writes_wait_for_buffers_and_go_on();
+	return 0;
+}
