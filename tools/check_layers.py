@@ -3,9 +3,9 @@
 """Checks that imports and includes point one way, and a few other rules of the house.
 
 Python: errors → units → config → policy, control → engine, system → discovery → donor, device →
-demo → cli; each may import what stands before it, and itself. `policy/` and the message code are pure: no
-clock, no I/O, no randomness of their own. `testing/` is shipped for tests and imported by nothing
-else.
+demo → cli; each may import what stands before it, and itself. `policy/` and the message code are
+pure: no clock, no I/O, no randomness of their own. `testing/` is shipped for tests and imported by
+nothing else.
 
 C: util → wire → transport, store → engine → frontend → api; of the engine a front end sees only
 engine/request.h, and never a transport's header.
