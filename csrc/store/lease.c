@@ -327,6 +327,7 @@ int isw_store_unmap(isw_store *store, uint64_t id, uint32_t number, uint64_t gen
 	struct iswi_lease *lease;
 	struct iswi_slot *slot;
 	int waited = 0, err;
+	bool held;
 
 	pthread_mutex_lock(&store->lock);
 	lease = iswi_lease_find(store, id);
@@ -335,9 +336,13 @@ int isw_store_unmap(isw_store *store, uint64_t id, uint32_t number, uint64_t gen
 		goto out_unlock;
 	slot = &lease->slots[number];
 	lease_enter(lease);
-	while (atomic_load(&slot->refs) > 0 && waited == 0)
+	/*
+	 * Once zero is enough, and is looked at once: refs may rise again for a moment, by
+	 * requests that find the fence.
+	 */
+	while ((held = atomic_load(&slot->refs) > 0) && waited == 0)
 		waited = pthread_cond_timedwait(&store->changed, &store->lock, &deadline);
-	if (atomic_load(&slot->refs) > 0) {
+	if (held) {
 		/* Asked long enough. A connection that was shut ends, and its requests with it. */
 		iswi_lease_shut(lease);
 		while (atomic_load(&slot->refs) > 0)

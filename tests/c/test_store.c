@@ -311,25 +311,6 @@ static void test_renew(struct fixture *f)
 	CHECK_EQ(isw_store_scrub(f->store), 0);
 }
 
-/* No time to wait at all: granted only if nobody was connected; else neither token works. */
-static void test_renew_in_no_time(struct fixture *f)
-{
-	struct leased leased = lease_slots(f, 1);
-	char token[ISW_TOKEN_TEXT_BYTES];
-	int fd = open_export(f->port, leased.token), again, err;
-
-	err = isw_store_lease_renew(f->store, leased.lease, 0, token);
-	CHECK(err == 0 || err == -ETIMEDOUT);
-	again = dial(f->port);
-	CHECK_EQ(try_open(again, leased.token), NBD_REP_ERR_UNKNOWN);
-	close(again);
-	close(fd);
-	CHECK_EQ(isw_store_lease_renew(f->store, leased.lease, WAIT_S * 1000, token), 0);
-	fd = open_export(f->port, token);
-	close(fd);
-	CHECK_EQ(isw_store_lease_destroy(f->store, leased.lease), 0);
-}
-
 int main(void)
 {
 	struct fixture f;
@@ -346,7 +327,6 @@ int main(void)
 	test_who_may_connect(&f);
 	test_no_bytes_left_behind(&f);
 	test_renew(&f);
-	test_renew_in_no_time(&f);
 	CHECK_EQ(stats_of(&f).slabs_free, SLABS);
 	CHECK_EQ(stats_of(&f).protocol_errors, 0);
 	tear_down(&f);

@@ -303,6 +303,116 @@ static void test_no_late_write_after_renew(void)
 	tear_down(&f);
 }
 
+/*
+ * A connection busy zeroing a large slab cannot end at once. A renewal that does not wait for it
+ * grants nothing: from then on the old token is dead and there is no new one, until a renewal
+ * that has seen it end.
+ */
+static void test_renewal_that_cannot_wait(void)
+{
+	const uint32_t bytes = 64u << 20;
+	char token[ISW_TOKEN_TEXT_BYTES];
+	struct fixture f;
+	struct leased leased;
+	struct mapped mapped;
+	int err = 0, late;
+
+	set_up(&f, bytes, 1);
+	leased = lease_slots(&f, 1);
+	mapped = map_slab(&f, leased.lease);
+	/* The scheduler may give it the time after all, but not every time. */
+	for (unsigned attempt = 0; attempt < 20 && err == 0; attempt++) {
+		int busy = open_export(f.port, leased.token);
+
+		for (unsigned i = 0; i < 32; i++)
+			CHECK(say_request(busy, NBD_CMD_WRITE_ZEROES, 0, i, 0, bytes));
+		WAIT_FOR(holders(&f, leased.lease, mapped) == 1);
+		strcpy(token, leased.token);
+		err = isw_store_lease_renew(f.store, leased.lease, 0, leased.token);
+		close(busy);
+	}
+	CHECK_EQ(err, -ETIMEDOUT);
+	CHECK(strcmp(token, leased.token) == 0);
+	late = dial(f.port);
+	CHECK_EQ(try_open(late, token), NBD_REP_ERR_UNKNOWN);
+	CHECK_EQ(isw_store_lease_renew(f.store, leased.lease, WAIT_S * 1000, token), 0);
+	CHECK_EQ(ask_export(late, NBD_OPT_GO, leased.token, NULL), NBD_REP_ERR_UNKNOWN);
+	CHECK_EQ(ask_export(late, NBD_OPT_GO, token, NULL), NBD_REP_ACK);
+	close(late);
+	tear_down(&f);
+}
+
+/* ---- the fence alone, as fast as it goes: the windows are a few instructions wide */
+
+#define DIRECT_ROUNDS 20000u
+#define TAKEN_AWAY    0xdeadu
+
+struct holder {
+	struct iswi_nbd_export export;
+	atomic_bool *ending;
+	atomic_uint held, refused; /* relaxed: shows that both were tried */
+	pthread_t thread;
+};
+
+static void *holder_main(void *opaque)
+{
+	struct holder *h = opaque;
+
+	while (!atomic_load(h->ending)) {
+		struct iswi_nbd_hold hold;
+
+		if (iswi_store_backend.hold(&h->export, 0, ISW_PAGE_BYTES, &hold) != 0) {
+			atomic_fetch_add(&h->refused, 1);
+			continue;
+		}
+		CHECK(atomic_load((atomic_uint *)hold.memory) != TAKEN_AWAY);
+		iswi_store_backend.release(&h->export, &hold);
+		atomic_fetch_add(&h->held, 1);
+	}
+	return NULL;
+}
+
+/* No connection, no socket: what a request holds is not taken away under it. */
+static void test_fence_alone(void)
+{
+	struct holder holders[2] = {0};
+	atomic_bool ending = false;
+	struct leased leased;
+	struct fixture f;
+	char nobody; /* stands for a connection. Were one shut without need, it would show */
+
+	set_up(&f, ISW_PAGE_BYTES, 1);
+	leased = lease_slots(&f, 1);
+	for (unsigned i = 0; i < ISWI_ARRAY_LEN(holders); i++) {
+		holders[i].ending = &ending;
+		CHECK_EQ(iswi_store_backend.open(f.store, leased.token, ISWI_TOKEN_BYTES,
+						 (struct iswi_nbd_conn *)&nobody,
+						 &holders[i].export),
+			 0);
+		CHECK_EQ(iswi_thread_start(&holders[i].thread, "holder", holder_main, &holders[i]),
+			 0);
+	}
+	for (unsigned i = 0; i < DIRECT_ROUNDS; i++) {
+		struct mapped mapped = map_slab(&f, leased.lease);
+
+		CHECK_EQ(unmap_slab(&f, leased.lease, mapped, WAIT_S * 1000), 0);
+		atomic_store((atomic_uint *)f.store->slabs[0].mem.base, TAKEN_AWAY);
+		CHECK_EQ(isw_store_scrub(f.store), 0);
+	}
+	for (unsigned i = 0; i < ISWI_ARRAY_LEN(holders); i++)
+		WAIT_FOR(atomic_load(&holders[i].refused) > 0);
+	map_slab(&f, leased.lease);
+	for (unsigned i = 0; i < ISWI_ARRAY_LEN(holders); i++)
+		WAIT_FOR(atomic_load(&holders[i].held) > 0);
+	atomic_store(&ending, true);
+	for (unsigned i = 0; i < ISWI_ARRAY_LEN(holders); i++) {
+		pthread_join(holders[i].thread, NULL);
+		iswi_store_backend.close(f.store, &holders[i].export,
+					 (struct iswi_nbd_conn *)&nobody);
+	}
+	tear_down(&f);
+}
+
 /* ---- everything at once */
 
 #define HAMMER_SLABS  3u
@@ -460,6 +570,8 @@ int main(void)
 	test_write_under_way_is_waited_for();
 	test_destroy_during_unmap();
 	test_no_late_write_after_renew();
+	test_renewal_that_cannot_wait();
+	test_fence_alone();
 	test_tenants_never_meet();
 	return 0;
 }
