@@ -106,6 +106,7 @@ int isw_engine_save_tables(isw_engine *e, const char *path, struct isw_error *er
 static int read_tables(struct isw_engine *e, int fd)
 {
 	struct tables_header header, expected;
+	char more;
 	int code = iswi_read_full(fd, &header, sizeof(header));
 
 	if (!code && header.magic != TABLES_MAGIC)
@@ -117,6 +118,8 @@ static int read_tables(struct isw_engine *e, int fd)
 		code = iswi_read_full(fd, e->backup_current, bits_bytes(e));
 	if (!code)
 		code = iswi_read_full(fd, e->crc, e->pages * sizeof(uint32_t));
+	if (!code && iswi_read_full(fd, &more, 1) != -ENODATA)
+		code = -EBADMSG;
 	if (code)
 		return code == -ENODATA ? -EBADMSG : code;
 	expected = make_header(e);
@@ -125,8 +128,11 @@ static int read_tables(struct isw_engine *e, int fd)
 
 int isw_engine_load_tables(isw_engine *e, const char *path, struct isw_error *error)
 {
-	int fd = open(path, O_RDONLY | O_CLOEXEC), code;
+	int fd, code;
 
+	if (!e->has_backup)
+		return iswi_error(error, -EINVAL, "a device without backup has no page tables");
+	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
 		return iswi_error(error, -errno, "cannot open the page tables %s: %s", path,
 				  strerror(errno));
