@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a request or a configuration may not be, and that answers come exactly once. */
+#include "engine_fixture.h"
+
+struct asked {
+	struct iswi_req req;
+	int answers, error;
+};
+
+static void answered(struct iswi_req *req, int error)
+{
+	struct asked *asked = ISWI_CONTAINER(req, struct asked, req);
+
+	asked->answers++;
+	asked->error = error;
+}
+
+static int ask(struct world *w, enum iswi_req_op op, uint64_t offset, uint64_t length, void *data)
+{
+	struct asked asked = {
+		.req = {.op = op, .offset = offset, .length = length, .data = data},
+	};
+
+	asked.req.done = answered;
+	iswi_engine_submit(w->e, &asked.req);
+	CHECK_EQ(asked.answers, 1); /* wrong ones are answered at once */
+	return asked.error;
+}
+
+static void unaligned_requests_are_refused(void)
+{
+	static _Alignas(ISW_PAGE_BYTES) unsigned char data[3 * ISW_PAGE_BYTES];
+	struct world *w = world_new(0);
+
+	for (enum iswi_req_op op = ISWI_READ; op <= ISWI_ZERO; op++) {
+		CHECK_EQ(ask(w, op, 512, ISW_PAGE_BYTES, data), -EINVAL);
+		CHECK_EQ(ask(w, op, 0, ISW_PAGE_BYTES - 1, data), -EINVAL);
+		CHECK_EQ(ask(w, op, ISW_PAGE_BYTES, ISW_PAGE_BYTES + 512, data), -EINVAL);
+	}
+	CHECK_EQ(ask(w, ISWI_READ, 0, ISW_PAGE_BYTES, data + 512), -EINVAL);
+	CHECK_EQ(stats_of(w).requests_failed, 13);
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	world_end(w);
+}
+
+static void requests_past_the_end_are_refused(void)
+{
+	static _Alignas(ISW_PAGE_BYTES) unsigned char data[2 * ISW_PAGE_BYTES];
+	struct world *w = world_new(0);
+	uint64_t end = PAGES * ISW_PAGE_BYTES, page = ISW_PAGE_BYTES;
+
+	for (enum iswi_req_op op = ISWI_READ; op <= ISWI_ZERO; op++) {
+		CHECK_EQ(ask(w, op, end, page, data), -ENOSPC);
+		CHECK_EQ(ask(w, op, end - page, 2 * page, data), -ENOSPC);
+		CHECK_EQ(ask(w, op, UINT64_MAX - page + 1, page, data), -ENOSPC);
+		CHECK_EQ(ask(w, op, page, UINT64_MAX - page + 1, data), -ENOSPC);
+	}
+	CHECK_EQ(ask(w, ISWI_TRIM, 0, end, NULL), 0);
+	CHECK_EQ(ask(w, ISWI_READ, end - page, page, data), 0);
+	world_end(w);
+}
+
+static void requests_larger_than_agreed_are_refused(void)
+{
+	static _Alignas(
+		ISW_PAGE_BYTES) unsigned char data[(REQUEST_PAGES_MAX + 1) * ISW_PAGE_BYTES];
+	struct world *w = world_new(0);
+
+	CHECK_EQ(ask(w, ISWI_READ, 0, sizeof(data), data), -EINVAL);
+	CHECK_EQ(ask(w, ISWI_WRITE, 0, sizeof(data), data), -EINVAL);
+	CHECK_EQ(ask(w, ISWI_TRIM, 0, sizeof(data), NULL), 0);
+	CHECK_EQ(ask(w, ISWI_ZERO, 0, sizeof(data), NULL), 0);
+	world_end(w);
+}
+
+static void empty_requests_are_done(void)
+{
+	struct world *w = world_new(0);
+
+	for (enum iswi_req_op op = ISWI_READ; op <= ISWI_ZERO; op++) {
+		CHECK_EQ(ask(w, op, ISW_PAGE_BYTES, 0, NULL), 0);
+		CHECK_EQ(ask(w, op, PAGES * ISW_PAGE_BYTES, 0, NULL), 0);
+	}
+	world_end(w);
+}
+
+static void one_request_too_many_is_refused(void)
+{
+	struct isw_engine_config config = world_config(0);
+	struct world *w;
+	uint32_t ids[4], id;
+
+	config.requests_max = 4;
+	w = world_of(&config);
+	for (uint32_t i = 0; i < 4; i++)
+		ids[i] = put(w, i, 1, 100 + i);
+	CHECK_EQ(stats_of(w).requests_in_flight, 4);
+	id = put(w, 9, 1, 900);
+	CHECK_EQ(w->error[id], -EBUSY);
+	id = get(w, 9, 1);
+	CHECK_EQ(w->error[id], -EBUSY);
+	id = flush(w);
+	CHECK_EQ(w->error[id], -EBUSY);
+	CHECK_EQ(stats_of(w).requests_in_flight, 4); /* those refused do not count */
+	settle(w);
+	for (uint32_t i = 0; i < 4; i++)
+		CHECK_EQ(w->error[ids[i]], 0);
+	CHECK_EQ(read_settled(w, 9), 0);
+	write_settled(w, 9, 1, 901);
+	world_end(w);
+}
+
+static void a_write_larger_than_all_buffers_is_done_in_pieces(void)
+{
+	struct isw_engine_config config = world_config(0);
+	static unsigned char data[PAGES * ISW_PAGE_BYTES];
+	struct world *w;
+	struct asked asked = {
+		.req = {.op = ISWI_WRITE, .length = sizeof(data), .data = data},
+	};
+
+	config.request_bytes_max = sizeof(data);
+	w = world_of(&config);
+	for (uint32_t page = 0; page < PAGES; page++)
+		for (uint32_t i = 0; i < ISW_PAGE_BYTES / 8; i++)
+			((uint64_t *)(data + page * ISW_PAGE_BYTES))[i] = 100 + page;
+	asked.req.done = answered;
+	iswi_engine_submit(w->e, &asked.req);
+	CHECK_EQ(asked.answers, 0);
+	CHECK_EQ(stats_of(w).staging_pages_used, STAGING);
+	CHECK_EQ(stats_of(w).staging_waits, 1);
+	settle(w);
+	CHECK_EQ(asked.answers, 1);
+	CHECK_EQ(asked.error, 0);
+	for (uint32_t page = 0; page < PAGES; page++)
+		CHECK_EQ(read_settled(w, page), 100 + page);
+	world_end(w);
+}
+
+/* A front end that asks for the next page as soon as it has one. */
+struct chain {
+	struct iswi_req req;
+	struct world *w;
+	uint32_t left;
+};
+
+static void ask_again(struct iswi_req *req, int error)
+{
+	struct chain *chain = ISWI_CONTAINER(req, struct chain, req);
+
+	CHECK_EQ(error, 0);
+	if (--chain->left) {
+		req->offset = (req->offset + ISW_PAGE_BYTES) % (PAGES * ISW_PAGE_BYTES);
+		iswi_engine_submit(chain->w->e, req);
+	}
+}
+
+static void done_may_submit_again(void)
+{
+	static const enum iswi_req_op ops[] = {ISWI_WRITE, ISWI_READ, ISWI_FLUSH, ISWI_TRIM};
+	static _Alignas(ISW_PAGE_BYTES) unsigned char data[ISW_PAGE_BYTES];
+	struct world *w = world_mapped(0);
+
+	for (uint32_t i = 0; i < 4; i++) {
+		struct chain chains[20];
+
+		/* More than there are buffers, so that writes go on from inside of others' ends. */
+		for (uint32_t k = 0; k < 20; k++) {
+			chains[k] = (struct chain){.w = w, .left = 10};
+			chains[k].req.op = ops[i];
+			chains[k].req.length = ops[i] == ISWI_FLUSH ? 0 : ISW_PAGE_BYTES;
+			chains[k].req.offset = (k + i) % PAGES * ISW_PAGE_BYTES;
+			chains[k].req.data = data;
+			chains[k].req.done = ask_again;
+			iswi_engine_submit(w->e, &chains[k].req);
+		}
+		settle(w);
+		for (uint32_t k = 0; k < 20; k++)
+			CHECK_EQ(chains[k].left, 0);
+	}
+	world_end(w);
+}
+
+static void impossible_configurations_are_refused(void)
+{
+	static const struct {
+		uint64_t size_bytes, slab_bytes;
+		uint32_t staging, request, requests, remotes, write;
+	} wrong[] = {
+		{0, 4096, 16, 4096, 1, 1, 4096},          {4097, 4096, 16, 4096, 1, 1, 4096},
+		{8192, 0, 16, 4096, 1, 1, 4096},          {8192, 4095, 16, 4096, 1, 1, 4096},
+		{1ull << 40, 4096, 16, 4096, 1, 1, 4096}, {8192, 4096, 15, 4096, 1, 1, 4096},
+		{8192, 4096, 16, 0, 1, 1, 4096},          {8192, 4096, 16, 5000, 1, 1, 4096},
+		{8192, 4096, 16, 64u << 20, 1, 1, 4096},  {8192, 4096, 16, 4096, 0, 1, 4096},
+		{8192, 4096, 16, 4096, 1, 0, 4096},       {8192, 4096, 16, 4096, 1, 1, 4095},
+	};
+
+	for (uint32_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		struct isw_engine_config config = {
+			.size_bytes = wrong[i].size_bytes,
+			.slab_bytes = wrong[i].slab_bytes,
+			.staging_pages = wrong[i].staging,
+			.request_bytes_max = wrong[i].request,
+			.requests_max = wrong[i].requests,
+			.remotes_max = wrong[i].remotes,
+			.backup_write_bytes_max = wrong[i].write,
+			.flags = ISW_ENGINE_STEPPED,
+		};
+		struct isw_error error = {0};
+		isw_engine *e = NULL;
+
+		CHECK_EQ(isw_sim_create(&config, &e, &error), -EINVAL);
+		CHECK_EQ(error.code, -EINVAL);
+		CHECK(error.text[0]);
+		CHECK(!e);
+	}
+	isw_engine_destroy(NULL);
+}
+
+int main(void)
+{
+	unaligned_requests_are_refused();
+	requests_past_the_end_are_refused();
+	requests_larger_than_agreed_are_refused();
+	empty_requests_are_done();
+	one_request_too_many_is_refused();
+	a_write_larger_than_all_buffers_is_done_in_pieces();
+	done_may_submit_again();
+	impossible_configurations_are_refused();
+	return 0;
+}

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Settling, and the page tables of a stopped device. */
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "engine_fixture.h"
+
+#define HEADER_BYTES 32u
+#define TABLE_BYTES  (HEADER_BYTES + 4u + PAGES * 4u)
+
+static char path[4096];
+
+/* A stopped device: pages 1 and 2 of slab 0 and page 9; page 3 was trimmed. */
+static struct world *with_contents(void)
+{
+	struct world *w = world_mapped(0);
+
+	write_settled(w, 1, 3, 100);
+	write_settled(w, 9, 1, 900);
+	trim(w, 3, 1);
+	return w;
+}
+
+static struct world *restarted(const struct world *before)
+{
+	struct world *w = world_new(0);
+
+	memcpy(w->e->sim->disk, before->e->sim->disk, PAGES * ISW_PAGE_BYTES);
+	return w;
+}
+
+static void settling_waits_for_the_backup(void)
+{
+	struct world *w = world_mapped(0);
+
+	CHECK_EQ(isw_engine_settle(w->e, 0), 0);
+	put(w, 1, 1, 100);
+	CHECK_EQ(isw_engine_settle(w->e, 20), -ETIMEDOUT);
+	remotes_settle(w);
+	CHECK_EQ(isw_engine_settle(w->e, 20), -ETIMEDOUT); /* the donor alone is not enough */
+	CHECK_EQ(isw_engine_save_tables(w->e, path, NULL), -EBUSY);
+	disk_settle(w);
+	CHECK_EQ(isw_engine_settle(w->e, 0), 0);
+	world_end(w);
+}
+
+static void saved_tables_bring_the_contents_back(void)
+{
+	struct world *before = with_contents(), *w = restarted(before);
+	struct stat st;
+
+	CHECK_EQ(isw_engine_save_tables(before->e, path, NULL), 0);
+	CHECK_EQ(stat(path, &st), 0);
+	CHECK_EQ(st.st_size, TABLE_BYTES);
+	CHECK_EQ(st.st_mode & 077, 0);
+	CHECK_EQ(isw_engine_load_tables(w->e, path, NULL), 0);
+	CHECK_EQ(read_settled(w, 1), 100);
+	CHECK_EQ(read_settled(w, 2), 101);
+	CHECK_EQ(read_settled(w, 9), 900);
+	CHECK_EQ(read_settled(w, 3), 0);
+	CHECK_EQ(read_settled(w, 10), 0);
+	/* The checksums came along: a disk that changed meanwhile is found out. */
+	w->e->sim->disk[ISW_PAGE_BYTES + 7] ^= 1;
+	CHECK_EQ(read_settled(w, 1), -EIO);
+	CHECK_EQ(stats_of(w).crc_errors_backup, 1);
+	world_end(before);
+	world_end(w);
+}
+
+static void saving_replaces_an_older_file_whole(void)
+{
+	struct world *w = with_contents();
+	char temporary[sizeof(path) + 8];
+
+	snprintf(temporary, sizeof(temporary), "%s.new", path);
+	write_settled(w, 10, 1, 1000);
+	CHECK_EQ(isw_engine_save_tables(w->e, path, NULL), 0);
+	CHECK(access(temporary, F_OK) < 0);
+	CHECK_EQ(isw_engine_save_tables(w->e, "/nowhere/at/all", NULL), -ENOENT);
+	CHECK_EQ(mkdir(temporary, 0700), 0); /* in the way: the old file stays good */
+	CHECK_EQ(isw_engine_save_tables(w->e, path, NULL), -EISDIR);
+	CHECK_EQ(rmdir(temporary), 0);
+	CHECK_EQ(isw_engine_load_tables(w->e, path, NULL), 0);
+	world_end(w);
+}
+
+static void nothing_is_served_of(const struct world *before, const char *what)
+{
+	struct world *w = restarted(before);
+	struct isw_error error = {0};
+	int code = isw_engine_load_tables(w->e, path, &error);
+
+	if (code != -EBADMSG || !strstr(error.text, path)) {
+		fprintf(stderr, "%s: %d, '%s'\n", what, code, error.text);
+		exit(1);
+	}
+	for (uint32_t page = 0; page < PAGES; page++)
+		CHECK(!is_backup_current(w, page));
+	CHECK_EQ(stats_of(w).crc_errors_backup, 0);
+	world_end(w);
+}
+
+static void patch(int fd, off_t at, unsigned char mask)
+{
+	unsigned char byte;
+
+	CHECK_EQ(pread(fd, &byte, 1, at), 1);
+	byte ^= mask;
+	CHECK_EQ(pwrite(fd, &byte, 1, at), 1);
+}
+
+static void a_damaged_file_is_refused(void)
+{
+	struct world *before = with_contents();
+	char what[64];
+	int fd;
+
+	CHECK_EQ(isw_engine_save_tables(before->e, path, NULL), 0);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	CHECK(fd >= 0);
+	for (uint32_t at = 0; at < TABLE_BYTES; at++) {
+		patch(fd, at, (unsigned char)(1u << at % 8));
+		snprintf(what, sizeof(what), "byte %u changed", at);
+		nothing_is_served_of(before, what);
+		patch(fd, at, (unsigned char)(1u << at % 8));
+	}
+	for (int length = TABLE_BYTES - 1; length >= 0; length -= 5) {
+		CHECK_EQ(ftruncate(fd, length), 0);
+		snprintf(what, sizeof(what), "cut to %d bytes", length);
+		nothing_is_served_of(before, what);
+	}
+	close(fd);
+	world_end(before);
+}
+
+static void longer_files_are_refused(void)
+{
+	struct world *before = with_contents();
+	int fd;
+
+	CHECK_EQ(isw_engine_save_tables(before->e, path, NULL), 0);
+	fd = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
+	CHECK(fd >= 0);
+	CHECK_EQ(write(fd, "x", 1), 1);
+	close(fd);
+	nothing_is_served_of(before, "one byte longer");
+	world_end(before);
+}
+
+static void another_devices_tables_are_refused(void)
+{
+	struct isw_engine_config config = world_config(0);
+	struct world *before = with_contents(), *other;
+
+	CHECK_EQ(isw_engine_save_tables(before->e, path, NULL), 0);
+	config.size_bytes -= ISW_PAGE_BYTES;
+	other = world_of(&config);
+	CHECK_EQ(isw_engine_load_tables(other->e, path, NULL), -EBADMSG);
+	CHECK_EQ(isw_engine_load_tables(other->e, "/nowhere/at/all", NULL), -ENOENT);
+	isw_engine_destroy(other->e);
+	free(other);
+	world_end(before);
+}
+
+static void without_a_backup_there_are_no_tables(void)
+{
+	struct world *before = with_contents(), *w = world_new(ISW_ENGINE_NO_BACKUP);
+
+	CHECK_EQ(isw_engine_save_tables(before->e, path, NULL), 0);
+	CHECK_EQ(isw_engine_save_tables(w->e, path, NULL), -EBUSY);
+	CHECK_EQ(isw_engine_load_tables(w->e, path, NULL), -EINVAL);
+	CHECK_EQ(isw_engine_settle(w->e, 0), 0);
+	world_end(before);
+	world_end(w);
+}
+
+int main(void)
+{
+	const char *directory = getenv("TMPDIR");
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/isw-tables-XXXXXX", directory ? directory : "/tmp");
+	fd = mkstemp(path);
+	CHECK(fd >= 0);
+	close(fd);
+	settling_waits_for_the_backup();
+	saved_tables_bring_the_contents_back();
+	saving_replaces_an_older_file_whole();
+	a_damaged_file_is_refused();
+	longer_files_are_refused();
+	another_devices_tables_are_refused();
+	without_a_backup_there_are_no_tables();
+	unlink(path);
+	return 0;
+}
