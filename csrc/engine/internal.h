@@ -131,6 +131,7 @@ struct iswi_op {
 	uint32_t pages;
 	uint32_t slab;
 	uint32_t slot; /* writes: first of `pages` consecutive staging buffers */
+	uint32_t crc;  /* reads: the first page's checksum when they began */
 	uint8_t tried;
 	struct iswi_op *next; /* free list or backup read queue */
 };

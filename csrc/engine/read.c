@@ -15,6 +15,7 @@ struct run {
 	enum source source;
 	uint64_t page;
 	uint32_t pages;
+	uint32_t crc; /* of its first page */
 };
 
 struct cursor {
@@ -74,6 +75,7 @@ static void emit_transfer(struct isw_engine *e, struct cursor *at, const struct 
 	op->slab = at->slab;
 	op->word = at->word;
 	op->tried = at->tried;
+	op->crc = run->crc;
 	op->xfer.buf = place_of(at->req, run->page);
 	if (run->source == FROM_BACKUP) {
 		count_fallback(e, at, run->pages);
@@ -131,7 +133,7 @@ static void read_group(struct isw_engine *e, struct cursor *at, uint64_t page, u
 		if (open->source != source ||
 		    (source == FROM_REMOTE && page % ISWI_STRIPE_PAGES == 0)) {
 			ended[ended_count++] = *open;
-			*open = (struct run){source, page, 0};
+			*open = (struct run){source, page, 0, e->crc[page]};
 		}
 		open->pages++;
 	}
@@ -192,7 +194,8 @@ static uint8_t mismatch(struct isw_engine *e, const struct iswi_op *op, uint64_t
 	if (!(op->tried & ISWI_RETRIED))
 		return op->tried | ISWI_RETRIED;
 	pthread_mutex_lock(&shard->lock);
-	believed = iswi_bit(bits, page) && !iswi_entry_find(e, page);
+	/* A page read anew goes alone: op->crc is its own, of when it was asked for. */
+	believed = iswi_bit(bits, page) && !iswi_entry_find(e, page) && e->crc[page] == op->crc;
 	/* Kept when it is the only copy: then each read says error, never zeros. */
 	if (believed && remote && e->has_backup && iswi_bit(e->backup_current, page))
 		iswi_remote_valid_clear(e, page);

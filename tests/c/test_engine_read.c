@@ -146,6 +146,30 @@ static void a_backup_read_that_a_write_passed_is_not_blamed(void)
 	world_end(w);
 }
 
+/* Writes that come and are everywhere while a read of what was before is on its way. */
+static void a_page_rewritten_during_each_read_is_not_blamed_on_anyone(void)
+{
+	struct world *w = with_page_1();
+	uint32_t id = get(w, 1, 1);
+
+	for (uint32_t round = 0; round < 3; round++) {
+		APPLY(w, 0, 0);
+		put(w, 1, 1, 200 + round);
+		REPLY(w, 0, 1);
+		disk_settle(w);
+		CHECK_EQ(stats_of(w).staging_pages_used, 0);
+		REPLY(w, 0, 0);
+		CHECK_EQ(w->error[id], PENDING);
+		CHECK_EQ(stats_of(w).crc_errors_remote, 0);
+	}
+	REPLY(w, 0, 0);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(w->got[id][0], 202);
+	CHECK_EQ(w->events[ISW_EVENT_BAD_PAGE], 0);
+	CHECK(is_remote_valid(w, 1));
+	world_end(w);
+}
+
 static void garbage_from_a_donor_does_not_pass_for_a_page(void)
 {
 	struct world *w = with_page_1();
@@ -359,6 +383,7 @@ int main(void)
 	fallbacks_are_counted_by_their_reason();
 	a_write_that_passes_a_read_spoils_nothing();
 	a_backup_read_that_a_write_passed_is_not_blamed();
+	a_page_rewritten_during_each_read_is_not_blamed_on_anyone();
 	garbage_from_a_donor_does_not_pass_for_a_page();
 	garbage_in_one_page_costs_only_that_page();
 	the_only_copy_gone_bad_is_an_error_never_zeros();
