@@ -7,19 +7,19 @@ import argparse
 import os
 import sys
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from infiniswap import config as configuration
-from infiniswap.device import client, launch, rundir
+from infiniswap.device import attach, client, contents, launch, rundir
 from infiniswap.device.api import DeviceStatus, Ready
-from infiniswap.device.service import delete_kept
 from infiniswap.device.spec import (
     DeviceSpec,
     check_backup_choice,
     check_name,
     check_size,
 )
-from infiniswap.errors import ConflictError, NotPermittedError, UsageError
+from infiniswap.errors import ConflictError, InfiniswapError, NotPermittedError, UsageError
 from infiniswap.units import (
     format_size,
     format_size_short,
@@ -71,6 +71,11 @@ def _add_start(actions: Any) -> None:
     )
     start.add_argument(
         "--foreground", action="store_true", help="stay in this shell; Ctrl-C stops the device"
+    )
+    start.add_argument(
+        "--discard-contents",
+        action="store_true",
+        help="begin with zeros, whatever the stopped device of this name held",
     )
 
 
@@ -131,13 +136,10 @@ def make_spec(
     """
     paths = rundir.paths_of(name, config.device.run_dir, config.device.backup_dir)
     check_size(size_bytes, config.device.slab_bytes)
-    backup = None if args.backup == "none" else (args.backup or str(paths.backup))
+    backup = backup_path(args.backup, paths)
     check_backup_choice(backup, swap, args.allow_data_loss)
-    if config.device.transport == "rdma":
-        raise UsageError("this release has no RDMA transport", mend="Use --transport tcp or auto.")
-    priority = getattr(args, "priority", None)
-    if priority is not None and not 0 <= priority <= 32_767:
-        raise UsageError(f"--priority {priority} is out of range", mend="It is 0 to 32767.")
+    check_transport(config)
+    priority = checked_priority(getattr(args, "priority", None))
     secret = config.cluster.secret_file
     config.secret()  # a mistake there is told before anything is attached
     return DeviceSpec(
@@ -148,8 +150,8 @@ def make_spec(
         donors=config.cluster.peers,
         frontend=config.device.frontend,
         transport="tcp",
-        backup=None if backup is None else os.path.abspath(backup),
-        backup_owned=args.backup is None,
+        backup=backup,
+        backup_owned=args.backup is None or (backup is not None and not os.path.exists(backup)),
         swap=swap,
         priority=priority if priority is not None else config.device.priority,
         ephemeral=ephemeral,
@@ -158,6 +160,7 @@ def make_spec(
         config=config.device,
         policy=config.policy,
         ask_s=config.cluster.ask_s,
+        discard_contents=getattr(args, "discard_contents", False),
     )
 
 
@@ -182,45 +185,113 @@ def _start(args: argparse.Namespace) -> int:
     spec = _kept_or_new(args, config, paths)
     prepare_backup_dir(spec, paths)
     ready = launch.start(spec, paths, foreground=args.foreground)
+    if args.foreground:
+        return launch.wait(args.name, lambda: report_ready(spec, ready))
     report_ready(spec, ready)
-    return launch.wait(args.name) if args.foreground else 0
+    return 0
 
 
 def _kept_or_new(
     args: argparse.Namespace, config: configuration.Config, paths: rundir.DevicePaths
 ) -> DeviceSpec:
     kept = rundir.read_record(paths.kept)
-    if args.size is None:
-        if kept is None:
-            raise UsageError(
-                f"--size is missing: there is no stopped device named {args.name}",
-                mend="Give the size of the new device, for example --size 8G.",
-            )
-        return dataclasses_replace(kept, donors=config.cluster.peers or kept.donors)
-    size_bytes = parse_page_size(args.size)
+    size_bytes = None if args.size is None else parse_page_size(args.size)
     if kept is not None:
-        raise ConflictError(
-            f"a stopped device named {args.name} keeps its contents",
-            where=str(paths.kept),
-            mend=f"Start it without --size, or delete it: infiniswap device remove {args.name}.",
+        return _again(args, config, paths, kept, size_bytes)
+    if size_bytes is None:
+        raise UsageError(
+            f"--size is missing: no stopped device has the name {args.name}",
+            mend="Give the size of the new device, for example --size 8G.",
         )
     return make_spec(args, config, name=args.name, size_bytes=size_bytes, swap=args.swap)
 
 
-def dataclasses_replace(spec: DeviceSpec, **changes: Any) -> DeviceSpec:
-    """As dataclasses.replace, for a msgspec struct."""
+def _again(
+    args: argparse.Namespace,
+    config: configuration.Config,
+    paths: rundir.DevicePaths,
+    kept: DeviceSpec,
+    size_bytes: int | None,
+) -> DeviceSpec:
+    """The spec of a stopped device; flags may change what its contents do not depend on.
+
+    Raises:
+        ConflictError: they would change more.
+    """
+    import dataclasses
+
     import msgspec
 
-    return msgspec.structs.replace(spec, **changes)
+    mend = (
+        "Leave that out to start it as it was, or delete it first: infiniswap device remove "
+        f"{kept.name}."
+    )
+    stopped = f"the stopped device {kept.name}"
+    if size_bytes is not None and size_bytes != kept.size_bytes:
+        raise ConflictError(
+            f"{stopped} has {format_size(kept.size_bytes)}, not {format_size(size_bytes)}",
+            where=str(paths.kept),
+            mend=mend,
+        )
+    if args.swap and not kept.swap:
+        raise ConflictError(
+            f"{stopped} is no swap space; --swap would overwrite its contents",
+            where=str(paths.kept),
+            mend=mend,
+        )
+    if args.backup is not None and backup_path(args.backup, paths) != kept.backup:
+        raise ConflictError(
+            f"the backup of {stopped} is {kept.backup or 'none'}", where=str(paths.kept), mend=mend
+        )
+    check_transport(config)
+    secret = config.cluster.secret_file
+    config.secret()
+    return msgspec.structs.replace(
+        kept,
+        donors=config.cluster.peers or kept.donors,
+        slab_bytes=kept.slab_bytes if args.slab is None else config.device.slab_bytes,
+        frontend=kept.frontend if args.frontend is None else config.device.frontend,
+        priority=kept.priority if args.priority is None else checked_priority(args.priority),
+        secret_file=kept.secret_file if secret is None else str(secret),
+        config=dataclasses.replace(
+            config.device,
+            staging_bytes=(
+                kept.config.staging_bytes if args.staging is None else config.device.staging_bytes
+            ),
+        ),
+        policy=config.policy,
+        ask_s=config.cluster.ask_s,
+        discard_contents=bool(args.discard_contents),
+    )
+
+
+def backup_path(argument: str | None, paths: rundir.DevicePaths) -> str | None:
+    """What --backup means: a path, None for `none`, the default file when it was not given."""
+    if argument == "none":
+        return None
+    return os.path.abspath(argument) if argument else str(paths.backup)
+
+
+def check_transport(config: configuration.Config) -> None:
+    """Raises UsageError for a transport that this release has not."""
+    if config.device.transport == "rdma":
+        raise UsageError("this release has no RDMA transport", mend="Use --transport tcp or auto.")
+
+
+def checked_priority(priority: int | None) -> int | None:
+    """Raises UsageError for a priority that no swap area can have."""
+    if priority is not None and not 0 <= priority <= 32_767:
+        raise UsageError(f"--priority {priority} is out of range", mend="It is 0 to 32767.")
+    return priority
 
 
 def prepare_backup_dir(spec: DeviceSpec, paths: rundir.DevicePaths) -> None:
-    """The default backup directory is ours to make; any other is the user's.
+    """The directory of records and default backups is ours to make.
 
     Raises:
         NotPermittedError: it cannot be made.
     """
-    if spec.backup_owned and spec.backup is not None:
+    if contents.keeps_record(spec) or spec.backup == str(paths.backup):
         try:
             paths.store.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -252,11 +323,24 @@ def _list(args: argparse.Namespace) -> int:
         except ConflictError:
             continue  # starting or stopping at this moment
     stopped = rundir.stopped_names(run_dir, backup_dir)
+    died = rundir.died_names(run_dir)
+    lost = [name for name in stopped if _is_lost(rundir.paths_of(name, run_dir, backup_dir))]
     if args.json:
-        _print_json({"running": running, "stopped": stopped})
+        _print_json({"running": running, "stopped": stopped, "died": died, "lost": lost})
         return 0
-    _print_table(running, stopped)
+    states = dict.fromkeys(stopped, "stopped")
+    states |= dict.fromkeys(lost, "contents lost")
+    states |= dict.fromkeys(died, "died")
+    _print_table(running, states)
     return 0
+
+
+def _is_lost(paths: rundir.DevicePaths) -> bool:
+    try:
+        kept = rundir.read_record(paths.kept)
+    except InfiniswapError:
+        return True  # a damaged record: `start` says how to mend it
+    return kept is not None and contents.are_lost(paths, kept)
 
 
 def _print_json(value: object) -> None:
@@ -265,11 +349,11 @@ def _print_json(value: object) -> None:
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
-def _print_table(running: list[DeviceStatus], stopped: list[str]) -> None:
+def _print_table(running: list[DeviceStatus], others: Mapping[str, str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    if not running and not stopped:
+    if not running and not others:
         print("no devices; `infiniswap device start NAME --size SIZE --donors HOST` makes one")
         return
     table = Table(box=None, pad_edge=False)
@@ -288,8 +372,8 @@ def _print_table(running: list[DeviceStatus], stopped: list[str]) -> None:
             swap,
             share,
         )
-    for name in stopped:
-        table.add_row(name, "stopped", "-", "-", "-", "-", "-")
+    for name, state in sorted(others.items()):
+        table.add_row(name, state, "-", "-", "-", "-", "-")
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
@@ -374,8 +458,10 @@ def _restart(args: argparse.Namespace) -> int:
             where=f"device {args.name}",
         )
     client.stop(paths, remove=False)
-    kept = rundir.read_record(paths.kept) or spec
-    report_ready(kept, launch.start(kept, paths))
+    kept = rundir.read_record(paths.kept)
+    assert kept is not None  # or it would have refused to stop
+    again = _again(argparse.Namespace(**_NO_FLAGS), config, paths, kept, None)
+    report_ready(again, launch.start(again, paths))
     return 0
 
 
@@ -385,14 +471,28 @@ def _remove(args: argparse.Namespace) -> int:
     if rundir.is_running(paths):
         client.stop(paths, remove=True)
     else:
-        kept = rundir.read_record(paths.kept)
-        if kept is None:
+        spec = rundir.read_record(paths.kept) or rundir.read_record(paths.record)
+        if spec is None:
             rundir.require_running(args.name, config.device.run_dir, config.device.backup_dir)
         else:
-            delete_kept(paths, kept)
+            _remove_stopped(paths, spec)
     print(f"device {args.name}: removed")
     return 0
 
+
+def _remove_stopped(paths: rundir.DevicePaths, spec: DeviceSpec) -> None:
+    lock = rundir.take_lock(paths)
+    try:
+        attach.clear_leftovers(paths)
+        contents.delete(paths, spec)
+        rundir.clear(paths)
+    finally:
+        os.close(lock)
+
+
+_NO_FLAGS = dict.fromkeys(
+    ("backup", "discard_contents", "frontend", "priority", "slab", "staging", "swap")
+)
 
 _ACTIONS = {
     "start": _start,

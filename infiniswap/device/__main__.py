@@ -23,13 +23,15 @@ def main(argv: list[str]) -> int:
         spec = decode_spec(file.read(), "spec of the starter")
     prepare_process()
 
-    def tell(ready: Ready) -> None:
+    def tell(ready: Ready) -> bool:
         nonlocal ready_fd
-        if ready_fd >= 0:
-            with contextlib.suppress(OSError):  # the starter is gone: its pidfd says the rest
-                os.write(ready_fd, msgspec.json.encode(ready) + b"\n")
-            os.close(ready_fd)
-            ready_fd = -1
+        told, fd = False, ready_fd
+        ready_fd = -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):  # the starter is gone
+                told = os.write(fd, msgspec.json.encode(ready) + b"\n") > 0
+            os.close(fd)
+        return told
 
     try:
         return asyncio.run(serve(spec, tell))

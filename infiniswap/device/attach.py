@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import stat
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,12 +29,16 @@ from infiniswap.errors import (
     UsageError,
 )
 from infiniswap.system import loop, mounts, swap
+from infiniswap.system.files import try_read_text
 
 log = logging.getLogger(__name__)
 
 LINK_DIR = Path("/dev/infiniswap")
 _SWAPOFF_S_MAX = 3600.0
 _LABEL_CHARS = 15
+_BRIEF_USE_S = 2.0
+_PROCESSES_NAMED_MAX = 5
+_LOOP_MAJOR = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +118,10 @@ class Attachment:
             InfiniswapError: the step that failed.
         """
         try:
+            clear_leftovers(self.paths)
             if self.choice.frontend == "nbd-socket":
-                self.paths.nbd_socket.unlink(missing_ok=True)
                 self.frontend = engine.frontend_nbd_socket(str(self.paths.nbd_socket))
                 return
-            clear_leftovers(self.paths)
             self.paths.mount.mkdir(mode=0o700, exist_ok=True)
             self.frontend = engine.frontend_fuse(str(self.paths.mount))
             self.mounted = True
@@ -186,24 +191,43 @@ class Attachment:
         self.priority = None
 
     def check_unused(self) -> None:
-        """Refuses to detach a device that somebody has mounted or uses as swap.
+        """Refuses to detach a device that somebody has mounted, has open, or uses as swap.
+
+        The kernel would not refuse: it detaches a loop device later, when the last user is gone.
 
         Raises:
             ConflictError: who uses it.
         """
         if self.loop is None:
             return
+        where = f"device {self.spec.name}"
         status = self.loop.path.stat()
         number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
         users = [str(mount.mount_point) for mount in mounts.mounts_of_device(number)]
         if users:
             raise ConflictError(
                 f"it is mounted at {', '.join(users)}",
-                where=f"device {self.spec.name}",
+                where=where,
                 mend=f"Unmount it: umount {users[0]}.",
             )
         if swap.find_area(self.loop.path) is not None:
-            raise ConflictError("it is in use as swap space", where=f"device {self.spec.name}")
+            raise ConflictError("it is in use as swap space", where=where)
+        end_s = time.monotonic() + _BRIEF_USE_S
+        while opened := processes_with_open(status.st_rdev):
+            if time.monotonic() >= end_s:
+                raise ConflictError(
+                    f"it is open in {', '.join(opened)}", where=where, mend="End that first."
+                )
+            time.sleep(0.05)  # something that only had a look, as udev does
+        try:
+            os.close(os.open(self.loop.path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
+        except OSError as error:
+            raise ConflictError(
+                f"the kernel uses it ({error.strerror}): mounted in a container, or part of LVM, "
+                "RAID or encryption",
+                where=where,
+                mend=f"See what it is with lsblk {self.loop.path}.",
+            ) from error
 
     def detach_device(self) -> None:
         """Loop device, then front end and mount.
@@ -211,21 +235,56 @@ class Attachment:
         Raises:
             ConflictError: the loop device is in use; everything below it stays.
         """
-        if self.link is not None:
-            self.link.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                LINK_DIR.rmdir()
-            self.link = None
         if self.loop is not None:
             loop.detach(self.loop)
             self.loop = None
+        if self.link is not None:
+            _remove_link(self.spec.name)
+            self.link = None
         if self.frontend is not None:
             self.frontend.close()
             self.frontend = None
+            self.paths.nbd_socket.unlink(missing_ok=True)
         if self.mounted:
             self.mounted = False
             with contextlib.suppress(OSError):
                 self.paths.mount.rmdir()
+
+
+def processes_with_open(device: int) -> list[str]:
+    """Processes, this one left out, that have a block device open: `name (pid)`, a few of them.
+
+    Args:
+        device: its number, as st_rdev has it.
+    """
+    found: list[str] = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal() or int(process.name) == os.getpid():
+            continue
+        try:
+            opened = any(_is_device(entry, device) for entry in (process / "fd").iterdir())
+        except OSError:
+            continue  # it has ended, or is not ours to look at
+        if opened:
+            name = (try_read_text(process / "comm") or "?").strip()
+            found.append(f"{name} ({process.name})")
+            if len(found) >= _PROCESSES_NAMED_MAX:
+                break
+    return found
+
+
+def _is_device(path: Path, device: int) -> bool:
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return stat.S_ISBLK(status.st_mode) and status.st_rdev == device
+
+
+def _remove_link(name: str) -> None:
+    with contextlib.suppress(OSError):
+        (LINK_DIR / name).unlink(missing_ok=True)
+        LINK_DIR.rmdir()
 
 
 def clear_leftovers(paths: DevicePaths) -> None:
@@ -235,8 +294,10 @@ def clear_leftovers(paths: DevicePaths) -> None:
         ConflictError: its loop device is still in use (as swap space whose contents are gone, or
             mounted): only the user can end that.
     """
+    paths.nbd_socket.unlink(missing_ok=True)
+    mount_point = os.path.join(os.path.realpath(paths.run), paths.mount.name)
     for mount in mounts.infiniswap_mounts():
-        if mount.mount_point != str(paths.mount):
+        if mount.mount_point != mount_point:
             continue
         for device in loop.find_by_backing(paths.mount / "disk"):
             if swap.find_area(device.path) is not None:
@@ -246,7 +307,9 @@ def clear_leftovers(paths: DevicePaths) -> None:
                     mend="End the programs whose memory is there, then `swapoff` it, or restart "
                     "the host.",
                 )
+            _check_unmounted(device, paths.name)
             loop.detach(device)
+            _remove_link(paths.name)
         log.warning("%s: mount of an earlier process removed", paths.mount)
         try:
             mounts.unmount(paths.mount, lazy=True)
@@ -255,3 +318,13 @@ def clear_leftovers(paths: DevicePaths) -> None:
                 f"a mount of an earlier process cannot be removed: {error.what}",
                 where=str(paths.mount),
             ) from error
+
+
+def _check_unmounted(device: loop.LoopDevice, name: str) -> None:
+    for mount in mounts.mounts_of_device(f"{_LOOP_MAJOR}:{device.number}"):
+        raise ConflictError(
+            f"{device.path}, of an earlier process of this device that died, is mounted at "
+            f"{mount.mount_point}",
+            where=f"device {name}",
+            mend=f"Unmount it: umount {mount.mount_point}.",
+        )

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import os
 import socket
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,10 +28,13 @@ from infiniswap.device.api import (
 )
 from infiniswap.device.rundir import DevicePaths
 from infiniswap.errors import ConflictError, InfiniswapError, NotPermittedError
+from infiniswap.system.process import pidfd_ended
 
 ASK_S = 5.0
 STOP_S = 3600.0
 """A swapoff reads everything back in."""
+END_S = 10.0
+"""For the end of a process that has stopped its device."""
 
 BodyT = TypeVar("BodyT")
 
@@ -59,11 +66,14 @@ def _ask(
     body: Struct | None,
     kind: type[BodyT],
     wait_s: float,
+    on_asked: Callable[[socket.socket], None] | None = None,
 ) -> BodyT:
     connection = _UnixConnection(paths.socket, wait_s)
     try:
         payload = None if body is None else msgspec.json.encode(body)
         connection.request(method, path, payload, {"Content-Type": "application/json"})
+        if on_asked is not None:
+            on_asked(connection.sock)
         response = connection.getresponse()
         data = response.read()
         if response.status != 200:
@@ -113,9 +123,23 @@ def leave(paths: DevicePaths, pid: int) -> None:
 
 
 def stop(paths: DevicePaths, *, remove: bool) -> None:
-    """Stops the device; returns when it has stopped.
+    """Stops the device; returns when its process has ended.
 
     Raises:
         DeviceError: it is still in use. Others: see status.
     """
-    _ask(paths, "POST", STOP_PATH, StopRequest(remove=remove), Answer, STOP_S)
+    pidfd = -1
+
+    def watch(sock: socket.socket) -> None:
+        nonlocal pidfd
+        peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        with contextlib.suppress(OSError):  # it has ended already
+            pidfd = os.pidfd_open(struct.unpack("3i", peer)[0])
+
+    try:
+        _ask(paths, "POST", STOP_PATH, StopRequest(remove=remove), Answer, STOP_S, watch)
+        if pidfd >= 0:
+            pidfd_ended(pidfd, END_S)
+    finally:
+        if pidfd >= 0:
+            os.close(pidfd)

@@ -15,11 +15,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from infiniswap.device import rundir
 from infiniswap.device.rundir import DevicePaths
 from infiniswap.device.spec import DeviceSpec
 from infiniswap.engine.protocol import Engine
-from infiniswap.errors import BackupError, EngineError, from_oserror
+from infiniswap.errors import BackupError, ConflictError, EngineError, from_oserror
 
 SETTLE_MS_MAX = 120_000
 
@@ -44,7 +46,14 @@ def check(paths: DevicePaths, spec: DeviceSpec) -> None:
 
     Raises:
         BackupError: they are lost, or the backup has gone.
+        ConflictError: a `run` would overwrite them.
     """
+    if spec.ephemeral and paths.kept.exists():
+        raise ConflictError(
+            f"a stopped device has the name {spec.name}, which `infiniswap run` needs",
+            where=str(paths.kept),
+            mend=f"Delete it: infiniswap device remove {spec.name}.",
+        )
     if spec.discard_contents or not keeps_contents(spec) or not paths.kept.exists():
         return
     again = (
@@ -93,7 +102,7 @@ def begin(paths: DevicePaths, spec: DeviceSpec) -> None:
     """
     if not keeps_record(spec):
         return
-    rundir.write_record(paths.kept, spec)
+    rundir.write_record(paths.kept, msgspec.structs.replace(spec, discard_contents=False))
     _durably(paths, lambda: paths.tables.unlink(missing_ok=True))
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
+from infiniswap.device import rundir
 from infiniswap.device.api import Ready
 from infiniswap.device.client import DeviceError
 from infiniswap.device.rundir import DevicePaths
@@ -70,13 +72,18 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
             )
         except OSError as error:
             os.close(ready_read)
+            rundir.clear(paths)
             raise SystemCallError(f"cannot start the device process: {error.strerror}") from error
         finally:
             os.close(ready_write)
             if not foreground:
                 os.close(log)
     with os.fdopen(ready_read, "rb", buffering=0) as pipe:
-        ready = _wait_ready(pipe.fileno())
+        try:
+            ready = _wait_ready(pipe.fileno())
+        except BaseException:
+            _end(process)  # Ctrl-C: it undoes what it has done
+            raise
     if ready is None or not ready.ok:
         _end(process)
     if ready is None:
@@ -96,9 +103,28 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
 _CHILDREN: dict[str, subprocess.Popen[bytes]] = {}
 
 
-def wait(name: str) -> int:
-    """Waits for a device process started by this one; returns its exit code."""
-    return _CHILDREN.pop(name).wait()
+def wait(name: str, waiting: Callable[[], None]) -> int:
+    """Waits for a device process started by this one; returns its exit code.
+
+    Args:
+        name: of the device.
+        waiting: called once, when signals no longer end this process.
+
+    Signals that mean "end" are passed on. It has a session of its own and so does not get those
+    of the terminal by itself: it may have to refuse, and must outlive a first Ctrl-C then.
+    """
+    process = _CHILDREN.pop(name)
+    ending = (signal.SIGINT, signal.SIGTERM)
+    previous = {
+        number: signal.signal(number, lambda *_: process.send_signal(signal.SIGTERM))
+        for number in ending
+    }
+    try:
+        waiting()
+        return process.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _open_log(paths: DevicePaths) -> int:

@@ -12,13 +12,25 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap.device.spec import DeviceSpec, check_name, decode_spec, encode_spec
-from infiniswap.errors import ConflictError, NotFoundError, from_oserror
+from infiniswap.errors import (
+    ConflictError,
+    NotFoundError,
+    NotPermittedError,
+    UsageError,
+    from_oserror,
+)
 
 DEFAULT_RUN_DIR = Path("/run/infiniswap")
+SOCKET_PATH_BYTES_MAX = 107
+"""The kernel's limit."""
+
+_LOCK_TRIES = 20
+_LOCK_RETRY_S = 0.025
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +88,19 @@ class DevicePaths:
 
 
 def paths_of(name: str, run_dir: Path, backup_dir: Path) -> DevicePaths:
-    """Raises UsageError for a name that cannot be one."""
-    return DevicePaths(check_name(name), run_dir / name, backup_dir)
+    """Paths of a device, running or not.
+
+    Raises:
+        UsageError: a name that cannot be one, or a run directory whose path is too long.
+    """
+    paths = DevicePaths(check_name(name), run_dir / name, backup_dir)
+    if len(os.fsencode(paths.socket)) > SOCKET_PATH_BYTES_MAX:
+        raise UsageError(
+            f"the path of the device's socket would be longer than {SOCKET_PATH_BYTES_MAX} bytes",
+            where=str(paths.socket),
+            mend="Use a shorter name, or a shorter device.run_dir.",
+        )
+    return paths
 
 
 def take_lock(paths: DevicePaths) -> int:
@@ -87,6 +110,19 @@ def take_lock(paths: DevicePaths) -> int:
         ConflictError: a device of that name runs.
         NotPermittedError, SystemCallError: the directory cannot be made.
     """
+    for _ in range(_LOCK_TRIES):
+        lock = _try_lock(paths)
+        if lock is not None:
+            return lock
+        time.sleep(_LOCK_RETRY_S)  # somebody may only be looking whether it is held
+    raise ConflictError(
+        f"a device named {paths.name} is running already",
+        where=str(paths.run),
+        mend=f"Choose another name, or stop it: infiniswap device stop {paths.name}.",
+    )
+
+
+def _try_lock(paths: DevicePaths) -> int | None:
     try:
         paths.run.mkdir(mode=0o755, parents=True, exist_ok=True)
         lock = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -96,22 +132,33 @@ def take_lock(paths: DevicePaths) -> int:
         ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Whoever held it before may have removed the file: a lock on that one is worth nothing.
+        if os.path.samestat(os.fstat(lock), os.stat(paths.lock)):
+            return lock
+    except FileNotFoundError:
+        pass
     except OSError as error:
-        os.close(lock)
         if error.errno != errno.EWOULDBLOCK:
+            os.close(lock)
             raise from_oserror("cannot lock", error, where=str(paths.lock)) from error
-        raise ConflictError(
-            f"a device named {paths.name} is running already",
-            where=str(paths.run),
-            mend=f"Choose another name, or stop it: infiniswap device stop {paths.name}.",
-        ) from error
-    return lock
+    os.close(lock)
+    return None
 
 
 def is_running(paths: DevicePaths) -> bool:
-    """Whether a device process holds the lock."""
+    """Whether a device process holds the lock.
+
+    Raises:
+        NotPermittedError: the device is another user's.
+    """
     try:
         lock = os.open(paths.lock, os.O_RDWR | os.O_CLOEXEC)
+    except PermissionError as error:
+        raise NotPermittedError(
+            "only the user who has started a device may look at it",
+            where=str(paths.run),
+            mend="Run it with sudo.",
+        ) from error
     except OSError:
         return False
     try:
@@ -154,11 +201,31 @@ def read_record(path: Path) -> DeviceSpec | None:
 
 def running_names(run_dir: Path) -> list[str]:
     """Names of the running devices, sorted."""
+    return [name for name, runs in _names(run_dir) if runs]
+
+
+def died_names(run_dir: Path) -> list[str]:
+    """Names of the devices whose process has ended without stopping them, sorted."""
+    return [
+        name
+        for name, runs in _names(run_dir)
+        if not runs and DevicePaths(name, run_dir / name, run_dir).record.exists()
+    ]
+
+
+def _names(run_dir: Path) -> list[tuple[str, bool]]:
     try:
         entries = sorted(entry.name for entry in run_dir.iterdir() if entry.is_dir())
     except OSError:
         return []
-    return [name for name in entries if is_running(DevicePaths(name, run_dir / name, run_dir))]
+    return [(name, _seems_running(DevicePaths(name, run_dir / name, run_dir))) for name in entries]
+
+
+def _seems_running(paths: DevicePaths) -> bool:
+    try:
+        return is_running(paths)
+    except NotPermittedError:
+        return True  # asking it will say why it cannot be asked
 
 
 def stopped_names(run_dir: Path, backup_dir: Path) -> list[str]:
@@ -180,6 +247,13 @@ def require_running(name: str, run_dir: Path, backup_dir: Path) -> DevicePaths:
     paths = paths_of(name, run_dir, backup_dir)
     if is_running(paths):
         return paths
+    if paths.record.exists():
+        raise NotFoundError(
+            f"the process of device {name} has died",
+            where=str(paths.run),
+            mend=f"See {paths.log}. `infiniswap device start {name}` starts it again, "
+            f"`infiniswap device remove {name}` takes away what it left behind.",
+        )
     if paths.kept.exists():
         raise NotFoundError(
             f"the device {name} is stopped",

@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
+from infiniswap.device import contents
 from infiniswap.device.api import (
     DEVICE_PATH,
     LEAVE_PATH,
@@ -23,7 +24,7 @@ from infiniswap.device.api import (
     StopRequest,
 )
 from infiniswap.device.service import DeviceService
-from infiniswap.errors import InfiniswapError, UsageError
+from infiniswap.errors import ConflictError, InfiniswapError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,13 @@ async def control_socket(service: DeviceService) -> AsyncIterator[None]:
     async def stop(request: web.Request) -> object:
         body = await _body(request, StopRequest)
         log.info("asked to %s", "remove" if body.remove else "stop")
+        spec = service.spec
+        if not (body.remove or spec.ephemeral or contents.keeps_record(spec)):
+            raise ConflictError(
+                "it has no backup, so stopping it would lose its contents",
+                where=f"device {spec.name}",
+                mend=f"If that is meant: infiniswap device remove {spec.name}.",
+            )
         await service.stop(remove=body.remove or service.spec.ephemeral)
         return Answer()
 

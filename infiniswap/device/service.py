@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device process: starts everything in order, serves, stops everything in the reverse order.
 
-Start: lock, donors asked, backup checked, engine, kernel device, memory locked, swap. Whatever
-fails undoes what stood before it. Stop: swapoff, verify, detach, settle, tables saved, leases
-given back. A stop that is refused (swapped-out data does not fit into memory) changes nothing.
+Start: lock, contents checked, donors asked, backup checked, engine, kernel device, memory locked,
+swap. Whatever fails, or a signal, undoes what stood before it. Stop: swapoff, verify, detach,
+settle, tables saved, leases given back. A stop that is refused (swapped-out data does not fit into
+memory) changes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import TypeVar
 
 from infiniswap.config import read_secret
 from infiniswap.control.client import ClientConfig, Identity, QuietHandler, connect
-from infiniswap.device import rundir
+from infiniswap.device import contents, rundir
 from infiniswap.device.api import DeviceStatus, DonorRow, Ready, SwapRow
 from infiniswap.device.attach import Attachment, choose_frontend
 from infiniswap.device.links import DonorLink, LinkConfig
@@ -34,6 +35,7 @@ from infiniswap.device.runs import Runs
 from infiniswap.device.spec import DeviceSpec
 from infiniswap.engine.protocol import Engine, EngineConfig
 from infiniswap.errors import (
+    BackupError,
     ConflictError,
     InfiniswapError,
     MemoryLimitError,
@@ -48,7 +50,6 @@ log = logging.getLogger(__name__)
 
 _EXECUTOR_THREADS = 4
 _THREAD_STACK_BYTES = 512 * 1024
-_SETTLE_MS_MAX = 120_000
 
 T = TypeVar("T")
 
@@ -69,7 +70,9 @@ class DeviceService:
         self._mapper: SlabMapper | None = None
         self._degraded: list[str] = []
         self._stop_lock = asyncio.Lock()
-        self._remove = spec.ephemeral
+        self._was_kept = False  # it is started again, after a stop
+        self._begun = False  # its contents may have changed
+        self._start_task: asyncio.Task[object] | None = None
         self._lock_fd = -1
         self._mapper_task: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -81,7 +84,15 @@ class DeviceService:
         return self._paths
 
     async def _blocking(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+        future = asyncio.get_running_loop().run_in_executor(self._executor, call)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # The call cannot be stopped, and what undoes it must not run beside it.
+            await asyncio.wait({future})
+            if not future.cancelled():
+                future.exception()  # seen
+            raise
 
     # ------------------------------------------------------------------------ start
 
@@ -92,29 +103,36 @@ class DeviceService:
             InfiniswapError: what could not be done; nothing stays attached.
         """
         spec = self.spec
-        choice = choose_frontend(spec.frontend, spec.swap)
+        self._start_task = asyncio.current_task()
         self._lock_fd = rundir.take_lock(self._paths)
         try:
+            choice = choose_frontend(spec.frontend, spec.swap)
             # Watched from the first moment: a `run` that dies during this start is noticed.
             if spec.owner_pid is not None:
                 self.runs.join(spec.owner_pid, "")
+            self._was_kept = self._paths.kept.exists()
+            contents.check(self._paths, spec)
             client = self._client_config()
             await self._check_donors(client)
-            self._engine = await self._blocking(self._make_engine)
+            await self._blocking(self._make_engine)
             self._start_mapper(client)
             if spec.backup is None:
                 await self._map_everything()
             attachment = Attachment(spec, self._paths, choice)
             self._attachment = attachment
             engine = self._engine
+            assert engine is not None
+            rundir.write_record(self._paths.record, spec)
+            self._begun = True
+            await self._blocking(lambda: contents.begin(self._paths, spec))
             await self._blocking(lambda: attachment.attach_device(engine))
             self._make_safe(choice.frontend)
             if spec.swap:
                 await self._blocking(attachment.attach_swap)
-            rundir.write_record(self._paths.record, spec)
         except BaseException:
             await self._undo_start()
             raise
+        self._start_task = None
         self.state = "serving"
         self.warnings += attachment.warnings
         return Ready(
@@ -169,13 +187,13 @@ class DeviceService:
         await session.close()
         return None
 
-    def _make_engine(self) -> Engine:
+    def _make_engine(self) -> None:
         from infiniswap.engine.native import NativeEngine
 
         spec, config = self.spec, self.spec.config
         if spec.backup is not None:
-            check_backup(Path(spec.backup), spec.size_bytes)
-        engine = NativeEngine(
+            self._check_backup(Path(spec.backup))
+        self._engine = NativeEngine(
             EngineConfig(
                 size_bytes=spec.size_bytes,
                 slab_bytes=spec.slab_bytes,
@@ -189,21 +207,18 @@ class DeviceService:
             ),
             spec.backup,
         )
-        try:
-            self._load_contents(engine)
-        except BaseException:
-            engine.close()
-            raise
-        return engine
+        contents.load(self._engine, self._paths, spec)
 
-    def _load_contents(self, engine: Engine) -> None:
-        """What a stopped device kept. From here on only a clean stop makes it valid again."""
-        tables = self._paths.tables
-        if self.spec.ephemeral or not tables.exists():
+    def _check_backup(self, path: Path) -> None:
+        target = check_backup(path, self.spec.size_bytes)
+        is_ours = self.spec.backup_owned or self._was_kept
+        if is_ours or target.is_block_device or not target.exists or not path.stat().st_size:
             return
-        if not self.spec.swap:  # swap space is made anew: its old contents mean nothing
-            engine.load_tables(str(tables))
-        tables.unlink()
+        raise BackupError(
+            "the file exists and is not empty; as a backup it would be overwritten",
+            where=str(path),
+            mend="Delete it, or name another file with --backup.",
+        )
 
     def _start_mapper(self, client: ClientConfig) -> None:
         assert self._engine is not None
@@ -271,16 +286,19 @@ class DeviceService:
                 await self._blocking(attachment.detach_swap)
             with contextlib.suppress(InfiniswapError):
                 await self._blocking(attachment.detach_device)
+        engine = self._engine
+        if self._was_kept and self._begun and engine is not None:
+            try:
+                await self._blocking(lambda: contents.save(engine, self._paths, self.spec))
+            except InfiniswapError as error:
+                log.error("the contents could not be kept: %s", error)
         await self._close_engine()
-        if self.spec.backup_owned and self.spec.backup is not None and not self._kept():
-            backup = Path(self.spec.backup)
-            await self._blocking(lambda: backup.unlink(missing_ok=True))
+        if not self._was_kept:
+            with contextlib.suppress(InfiniswapError):
+                contents.delete(self._paths, self.spec)
         await self.runs.close()
         rundir.clear(self._paths)
         self._unlock()
-
-    def _kept(self) -> bool:
-        return self._paths.kept.exists()
 
     def _unlock(self) -> None:
         if self._lock_fd >= 0:
@@ -344,21 +362,38 @@ class DeviceService:
                 await asyncio.sleep(2.0)
         self._stopping = None
 
+    def interrupt_start(self) -> bool:
+        """Makes a start that is under way undo itself; False when there is none."""
+        if self._start_task is None:
+            return False
+        self._start_task.cancel()
+        return True
+
+    @property
+    def was_kept(self) -> bool:
+        """Whether it was started again after a stop."""
+        return self._was_kept
+
     async def stop(self, *, remove: bool) -> None:
         """Swapoff, verify, detach, settle, save.
 
         Raises:
+            BackupError: it has stopped, and its contents could not be kept.
             InfiniswapError: it is still in use, and goes on serving.
         """
         async with self._stop_lock:
             if self.stopped.is_set():
                 return
-            attachment = self._attachment
+            attachment, engine = self._attachment, self._engine
             assert attachment is not None
+            assert engine is not None
             self.state = "stopping"
             try:
                 await self._blocking(attachment.detach_swap)
                 await self._blocking(attachment.check_unused)
+                if not remove and contents.keeps_contents(self.spec):
+                    # While it can still be refused: a backup that fails is no place to stop at.
+                    await self._blocking(lambda: engine.settle(contents.SETTLE_MS_MAX))
                 # The point of no return for a `run` that comes now: it starts a device anew.
                 await self._blocking(attachment.detach_device)
             except InfiniswapError:
@@ -369,21 +404,29 @@ class DeviceService:
     async def _finish(self, remove: bool) -> None:
         assert self._engine is not None
         spec, engine = self.spec, self._engine
-        if not remove and spec.backup is not None:
-            try:
-                await self._blocking(lambda: engine.settle(_SETTLE_MS_MAX))
-                await self._blocking(lambda: engine.save_tables(str(self._paths.tables)))
-                rundir.write_record(self._paths.kept, spec)
-            except InfiniswapError as error:
-                log.error("the contents could not be kept: %s", error)
+        failure: InfiniswapError | None = None
+        try:
+            if not remove:
+                await self._blocking(lambda: contents.save(engine, self._paths, spec))
+        except InfiniswapError as error:
+            log.error("the contents could not be kept: %s", error)
+            failure = error
         await self._close_engine()
-        if remove:
-            delete_kept(self._paths, spec)
+        try:
+            if remove:
+                contents.delete(self._paths, spec)
+        except InfiniswapError as error:
+            failure = error
         await self.runs.close()
         rundir.clear(self._paths)
         self._unlock()
         self.state = "stopped"
         self.stopped.set()
+        if failure is not None:
+            raise BackupError(
+                f"the device {spec.name} has stopped, but its contents could not be "
+                f"{'deleted' if remove else 'kept'}: {failure}"
+            ) from failure
 
     # ----------------------------------------------------------------------- status
 
@@ -440,14 +483,6 @@ class DeviceService:
         )
 
 
-def delete_kept(paths: rundir.DevicePaths, spec: DeviceSpec) -> None:
-    """Deletes the contents of a device that does not run."""
-    for path in (paths.tables, paths.kept):
-        path.unlink(missing_ok=True)
-    if spec.backup_owned and spec.backup is not None:
-        Path(spec.backup).unlink(missing_ok=True)
-
-
 @contextlib.asynccontextmanager
 async def _signals(service: DeviceService) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
@@ -456,11 +491,14 @@ async def _signals(service: DeviceService) -> AsyncIterator[None]:
     async def stop(name: str) -> None:
         log.info("%s: stopping", name)
         try:
-            await service.stop(remove=service.spec.ephemeral)
+            await service.stop(remove=not contents.keeps_record(service.spec))
         except InfiniswapError as error:
             log.error("not stopped: %s", error)
 
     def on_signal(number: signal.Signals) -> None:
+        if service.interrupt_start():
+            log.info("%s: the start is undone", number.name)
+            return
         task = asyncio.create_task(stop(number.name), name=number.name)
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -476,11 +514,11 @@ async def _signals(service: DeviceService) -> AsyncIterator[None]:
             loop.remove_signal_handler(number)
 
 
-async def serve(spec: DeviceSpec, ready: Callable[[Ready], None]) -> int:
+async def serve(spec: DeviceSpec, ready: Callable[[Ready], bool]) -> int:
     """Runs a device until it is stopped.
 
     Args:
-        ready: called once, when it serves.
+        ready: called once, when it serves; False when whoever asked for it is gone.
 
     Raises:
         InfiniswapError: it could not be started.
@@ -489,15 +527,23 @@ async def serve(spec: DeviceSpec, ready: Callable[[Ready], None]) -> int:
 
     service = DeviceService(spec)
     async with _signals(service):
-        answer = await service.start()
+        try:
+            answer = await service.start()
+        except asyncio.CancelledError:
+            raise InfiniswapError("the start was interrupted; nothing stays attached") from None
+        new = not service.was_kept or not contents.keeps_record(spec)
         try:
             async with control_socket(service):
-                ready(answer)
-                log.info("device %s serves %s", spec.name, answer.path)
+                if ready(answer):
+                    log.info("device %s serves %s", spec.name, answer.path)
+                else:
+                    # Nobody knows of it, as if the start had been interrupted a moment earlier.
+                    log.warning("device %s: its starter has gone; it is stopped again", spec.name)
+                    await service.stop(remove=new)
                 await service.stopped.wait()
         except BaseException:
             if not service.stopped.is_set():
-                await service.stop(remove=spec.ephemeral)
+                await service.stop(remove=new)
             raise
     return 0
 

@@ -33,6 +33,7 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
         ephemeral: ends with the last `run` that uses it, contents and all.
         owner_pid: of the `run` that starts it, None otherwise.
         secret_file: None without one.
+        discard_contents: begin with zeros whatever was kept; never recorded.
     """
 
     name: str
@@ -52,6 +53,7 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
     config: DeviceConfig
     policy: PolicyConfig
     ask_s: float
+    discard_contents: bool = False
 
     @property
     def slab_count(self) -> int:
