@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small cluster on loopback for tests: donors' daemons and devices as real processes.
+
+Fixtures: `cluster` (one per test) and `shared_cluster` (one per module, two donors). Both end
+what they started through the product's own commands, so each test also proves that a device can
+be removed; then they look for anything left in the kernel, take it away, and fail if there was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infiniswap.errors import InfiniswapError
+from infiniswap.system import loop, mounts, swap
+from infiniswap.units import MIB
+
+WAIT_S = 60.0
+"""Bound of every wait for something that must happen; never reached on success."""
+
+SLAB = 8 * MIB
+LINK_DIR = Path("/dev/infiniswap")
+
+_DISK = {"tmpfs", "ramfs", "overlay", "9p", "btrfs", "zfs"}
+
+
+def disk_directory() -> Path:
+    """A new directory on a file system that can hold a backup; skips where there is none."""
+    for base in (os.environ.get("INFINISWAP_TEST_DISK"), "/var/tmp", tempfile.gettempdir()):
+        if base and mounts.mount_of(Path(base)).fs_type not in _DISK:
+            # Short: a Unix socket's path has 107 characters at most.
+            return Path(tempfile.mkdtemp(prefix="isw-", dir=base))
+    pytest.skip("needs a directory on a local disk (INFINISWAP_TEST_DISK)")
+
+
+def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Ours without the user's Infiniswap settings, plus `changes`."""
+    clean = {name: value for name, value in os.environ.items() if "INFINISWAP" not in name}
+    return {**clean, **(changes or {})}
+
+
+def until(condition: Callable[[], Any], what: str, wait_s: float = WAIT_S) -> Any:
+    """Waits until `condition` is true and returns its value."""
+    end_s = time.monotonic() + wait_s
+    while not (value := condition()):
+        assert time.monotonic() < end_s, f"waited {wait_s:g} s in vain for: {what}"
+        time.sleep(0.02)
+    return value
+
+
+class Donor:
+    """A daemon's process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, ports: dict[str, int]) -> None:
+        self.process = process
+        self._log = log
+        self.control: int = ports["control_port"]
+        self.data: int = ports["data_port"]
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of its control API."""
+        return f"127.0.0.1:{self.control}"
+
+    @property
+    def log(self) -> str:
+        """What it has written."""
+        return self._log.read_text()
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends it, without waiting for anything."""
+        self.process.send_signal(number)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Sends it and waits for the end; returns the exit code."""
+        self.process.send_signal(signal.SIGCONT)
+        self.process.send_signal(number)
+        return self.process.wait(WAIT_S)
+
+
+class Cluster:
+    """Daemons and devices with directories of their own.
+
+    Attributes:
+        root: on a local disk.
+        env: of every command; change it before starting something.
+        donors: every daemon started, dead ones too.
+    """
+
+    def __init__(self) -> None:
+        self.root = disk_directory()
+        self.run_dir = self.root / "run"
+        self.backup_dir = self.root / "backup"
+        self.env = environment(
+            {
+                "INFINISWAP_DEVICE_RUN_DIR": str(self.run_dir),
+                "INFINISWAP_DEVICE_BACKUP_DIR": str(self.backup_dir),
+                "INFINISWAP_DEVICE_SLAB": str(SLAB),
+                "INFINISWAP_DEVICE_STAGING": str(8 * MIB),
+                "INFINISWAP_POLICY_HOT_PAGES_PER_S": "1",
+                "INFINISWAP_POLICY_PERIOD_S": "0.2",
+            }
+        )
+        self.donors: list[Donor] = []
+        self._names = 0
+        self._prefix = f"t{secrets.token_hex(3)}"
+        self._foreign_loops = {device.number for device in loop.attached()}
+
+    # --------------------------------------------------------------------- donors
+
+    def donor(self, *args: str, port: int = 0, pool: str = "256M") -> Donor:
+        """Starts a daemon and waits until it serves."""
+        number = len(self.donors)
+        ready, log = self.root / f"donor{number}.ready", self.root / f"donor{number}.log"
+        ready.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "infiniswap", "daemon"]
+        command += ["--listen", f"127.0.0.1:{port}", "--data-port", "0", "--ready-file", str(ready)]
+        command += ["--slab", str(SLAB), "--pool", pool, "--headroom", "16M", *args]
+        with log.open("w") as output:
+            process = subprocess.Popen(command, env=self.env, stdout=output, stderr=output)
+
+        def ports() -> Any:
+            assert process.poll() is None, log.read_text()
+            return json.loads(ready.read_text()) if ready.exists() else None
+
+        donor = Donor(process, log, until(ports, "a daemon that serves"))
+        self.donors.append(donor)
+        return donor
+
+    @property
+    def addresses(self) -> str:
+        """For --donors: every daemon that was started."""
+        return ",".join(donor.address for donor in self.donors)
+
+    # -------------------------------------------------------------------- devices
+
+    def name(self) -> str:
+        """A device name that nobody else uses."""
+        self._names += 1
+        return f"{self._prefix}{self._names}"
+
+    def cli(self, *args: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        """Runs `infiniswap ARGS`; `changes` to the environment."""
+        return subprocess.run(
+            [sys.executable, "-m", "infiniswap", *args],
+            env={**self.env, **changes},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S * 2,
+            check=False,
+        )
+
+    def ok(self, *args: str, **changes: str) -> str:
+        """As cli, must succeed; returns the standard output."""
+        done = self.cli(*args, **changes)
+        assert done.returncode == 0, f"{args}: {done.returncode}\n{done.stdout}{done.stderr}"
+        assert "Traceback" not in done.stderr
+        return done.stdout
+
+    def start(self, *args: str, name: str = "", size: str = "128M", **changes: str) -> Device:
+        """Starts a device with every donor."""
+        name = name or self.name()
+        command = ["device", "start", name, "--donors", self.addresses, *args]
+        self.ok(*command, *(["--size", size] if size else []), **changes)
+        return Device(self, name)
+
+    def names(self) -> list[str]:
+        """Names of devices that have a run directory."""
+        with contextlib.suppress(OSError):
+            return sorted(entry.name for entry in self.run_dir.iterdir())
+        return []
+
+    # ------------------------------------------------------------------- clean-up
+
+    def close(self) -> None:
+        """Ends everything; fails for what had to be ended by force."""
+        problems = self._remove_devices()
+        for donor in self.donors:
+            if donor.process.poll() is None and donor.end() != 0:
+                problems.append(f"a daemon ended badly:\n{donor.log}")
+            if "Traceback" in donor.log:
+                problems.append(f"a daemon's log:\n{donor.log}")
+        problems += self.take_leftovers()
+        shutil.rmtree(self.root, ignore_errors=True)
+        assert not problems, "\n".join(problems)
+
+    def _remove_devices(self) -> list[str]:
+        problems = []
+        for name in self.names():
+            with contextlib.suppress(OSError):
+                log = (self.run_dir / name / "log").read_text()
+                if "Traceback" in log:
+                    problems.append(f"log of {name}:\n{log}")
+            done = self.cli("device", "remove", name)
+            if done.returncode:
+                problems.append(f"cannot remove {name}: {done.stderr}")
+        return problems
+
+    def processes(self) -> dict[int, str]:
+        """Processes of ours but for living daemons: pid to command line."""
+        own = {donor.process.pid for donor in self.donors if donor.process.poll() is None}
+        mark = f"INFINISWAP_DEVICE_RUN_DIR={self.run_dir}".encode()
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdecimal() or int(entry.name) in own:
+                continue
+            with contextlib.suppress(OSError):
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                    found[int(entry.name)] = command.decode(errors="replace").strip()
+        return found
+
+    def loops(self) -> list[loop.LoopDevice]:
+        """Loop devices attached since the start, on files of ours."""
+        return [
+            device
+            for device in loop.attached()
+            if device.number not in self._foreign_loops
+            and (device.backing.startswith(str(self.root)) or device.backing == "/disk")
+        ]
+
+    def leftovers(self) -> list[str]:
+        """What is attached, mounted, linked or running that is ours; nothing is touched."""
+        found = [f"process {pid}: {command}" for pid, command in self.processes().items()]
+        paths = {device.path for device in self.loops()}
+        found += [f"loop device {device}" for device in self.loops()]
+        found += [
+            f"mount {mount.mount_point}"
+            for mount in mounts.mounts()
+            if mount.mount_point.startswith(str(self.root))
+        ]
+        found += [f"swap {area}" for area in swap.active_areas() if Path(area.path) in paths]
+        with contextlib.suppress(OSError):
+            links = [link for link in LINK_DIR.iterdir() if link.name.startswith(self._prefix)]
+            found += [f"link {link}" for link in links]
+        found += [f"run directory of {name}" for name in self.names()]
+        return found
+
+    def take_leftovers(self) -> list[str]:
+        """Takes away by force what leftovers() finds, and returns it."""
+        found = self.leftovers()
+        for device in self.loops():
+            if swap.find_area(device.path):
+                with contextlib.suppress(InfiniswapError):
+                    swap.swapoff(device.path, timeout_s=WAIT_S)
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        until(lambda: not self.processes(), "killed processes to end")
+        for mount in reversed(mounts.mounts()):
+            if mount.device in {f"7:{device.number}" for device in self.loops()}:
+                with contextlib.suppress(InfiniswapError):
+                    mounts.unmount(Path(mount.mount_point), lazy=True)
+        for device in self.loops():
+            with contextlib.suppress(InfiniswapError):
+                loop.detach(device)
+        for mount in reversed(mounts.mounts()):
+            if mount.mount_point.startswith(str(self.root)):
+                with contextlib.suppress(InfiniswapError):
+                    mounts.unmount(Path(mount.mount_point), lazy=True)
+        with contextlib.suppress(OSError):
+            for link in LINK_DIR.iterdir():
+                if link.name.startswith(self._prefix):
+                    link.unlink()
+        for name in self.names():
+            shutil.rmtree(self.run_dir / name, ignore_errors=True)
+        return found
+
+
+class Device:
+    """A device that was started."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.run = cluster.run_dir / name
+        self.backup = cluster.backup_dir / f"{name}.backup"
+
+    @property
+    def status(self) -> Any:
+        """`device show --json`."""
+        return json.loads(self.cluster.ok("device", "show", self.name, "--json"))
+
+    @property
+    def path(self) -> Path:
+        """The block device, by its link."""
+        return LINK_DIR / self.name
+
+    @property
+    def log(self) -> str:
+        """What its process has written; empty once it has ended in order."""
+        with contextlib.suppress(OSError):
+            return (self.run / "log").read_text()
+        return ""
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return int(self.status["pid"])
+
+    def command(self, action: str) -> subprocess.CompletedProcess[str]:
+        """`device ACTION NAME`."""
+        return self.cluster.cli("device", action, self.name)
+
+    def stop(self) -> None:
+        """Must succeed."""
+        self.cluster.ok("device", "stop", self.name)
+
+    def remove(self) -> None:
+        """Must succeed."""
+        self.cluster.ok("device", "remove", self.name)
+
+    def send(self, number: signal.Signals) -> int:
+        """Sends it to the device process; returns its pid."""
+        pid = self.pid
+        os.kill(pid, number)
+        return pid
+
+    def kill(self) -> None:
+        """kill -9, and waits until the process is gone."""
+        pid = self.send(signal.SIGKILL)
+        wait_ended(pid)
+
+
+def wait_ended(pid: int, wait_s: float = WAIT_S) -> None:
+    """Waits for the end of a process that is no child of ours."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        import select
+
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        assert poll.poll(wait_s * 1000), f"process {pid} has not ended after {wait_s:g} s"
+    finally:
+        os.close(pidfd)
+
+
+def run(*argv: str | Path, **changes: str) -> str:
+    """Runs a command of the system, which must succeed; returns its standard output."""
+    # Programs in Python of the distribution must find its interpreter, not that of the tests.
+    path = f"/usr/sbin:/usr/bin:/sbin:/bin:{os.environ.get('PATH', '')}"
+    done = subprocess.run(
+        [str(arg) for arg in argv],
+        env=environment({"LC_ALL": "C", "PATH": path, **changes}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S * 2,
+        check=False,
+    )
+    assert done.returncode == 0, f"{argv}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A cluster of the test's own, without donors."""
+    own = Cluster()
+    try:
+        yield own
+    finally:
+        own.close()
+
+
+@pytest.fixture(scope="module")
+def module_cluster() -> Iterator[Cluster]:
+    own = Cluster()
+    try:
+        own.donor()
+        own.donor()
+        yield own
+    finally:
+        own.close()
+
+
+@pytest.fixture
+def shared_cluster(module_cluster: Cluster) -> Iterator[Cluster]:
+    """The module's cluster with two donors; what a test leaves behind fails that test."""
+    yield module_cluster
+    problems = module_cluster._remove_devices() + module_cluster.take_leftovers()
+    for donor in module_cluster.donors:
+        assert donor.process.poll() is None, donor.log
+    assert not problems, "\n".join(problems)

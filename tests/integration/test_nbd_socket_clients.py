@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device without the kernel: real NBD clients on the nbd-socket front end, pages on donors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, Device, run, until
+
+from infiniswap.units import MIB
+
+pytestmark = pytest.mark.requires_native
+
+SIZE = 64 * MIB
+
+
+class Export:
+    """A running device and its URI."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.socket = device.run / "nbd.sock"
+        self.uri = f"nbd+unix:///?socket={self.socket}"
+
+
+@pytest.fixture
+def export(shared_cluster: Cluster) -> Iterator[Export]:
+    device = shared_cluster.start("--frontend", "nbd-socket", size="64M")
+    yield Export(device)
+    assert "Traceback" not in device.log
+
+
+def pages_on_donors(device: Device) -> int:
+    return sum(row["write_pages"] for row in device.status["donors"])
+
+
+@pytest.mark.requires_tool("nbdinfo")
+def test_nbdinfo_describes_it(export: Export) -> None:
+    (described,) = json.loads(run("nbdinfo", "--json", export.uri))["exports"]
+    assert described["export-size"] == SIZE
+    assert not described["is_read_only"]
+    for ability in ("can_flush", "can_trim", "can_zero", "can_multi_conn", "can_fua"):
+        assert described[ability] is True, ability
+
+
+@pytest.mark.requires_tool("nbdcopy")
+def test_nbdcopy_brings_back_what_it_has_copied_in(export: Export, tmp_path: Path) -> None:
+    original, back = tmp_path / "in", tmp_path / "out"
+    original.write_bytes(os.urandom(SIZE // 2) + bytes(SIZE // 4) + os.urandom(SIZE // 4))
+    run("nbdcopy", "--flush", original, export.uri)
+    # By then slabs have been mapped while pages were on their way; both copies must be right.
+    run("nbdcopy", export.uri, back)
+    assert back.read_bytes() == original.read_bytes()
+    run("nbdcopy", original, export.uri)
+    until(lambda: pages_on_donors(export.device), "pages on donors")
+    run("nbdcopy", export.uri, back)
+    assert back.read_bytes() == original.read_bytes()
+    assert export.device.status["stats"]["requests_failed"] == 0
+
+
+@pytest.mark.requires_tool("nbdsh")
+def test_nbdsh_trims_zeroes_and_meets_its_limits(export: Export) -> None:
+    run("nbdsh", "-u", export.uri, "-c", NBDSH)
+
+
+NBDSH = f"""
+size = {SIZE}
+assert h.get_size() == size
+assert not any(h.pread(1 << 20, 0)), "a new device reads zeros"
+h.pwrite(b"a" * 16384, 4096)
+h.pwrite(b"b" * 4096, 8192)
+h.pwrite(b"e" * 4096, size - 4096)
+assert h.pread(16384, 4096) == b"a" * 4096 + b"b" * 4096 + b"a" * 8192
+h.trim(4096, 4096)
+assert h.pread(8192, 4096) == bytes(4096) + b"b" * 4096
+h.zero(4096, 8192)
+assert h.pread(8192, 8192) == bytes(4096) + b"a" * 4096
+h.flush()
+assert h.pread(4096, size - 4096) == b"e" * 4096
+def refused(call, *args):
+    try:
+        call(*args)
+    except nbd.Error as error:
+        assert error.errno in ("EINVAL", "ENOSPC", "ERANGE"), (call, args, error.errno)
+    else:
+        raise AssertionError((call, args))
+h.set_strict_mode(0)
+refused(h.pread, 4096, size)
+refused(h.pread, 8192, size - 4096)
+refused(h.pwrite, b"x" * 4096, size)
+refused(h.pwrite, b"x" * 8192, size - 4096)
+refused(h.trim, 8192, size - 4096)
+assert h.pread(4096, size - 4096) == b"e" * 4096
+"""
+
+
+@pytest.mark.requires_tool("qemu-io")
+def test_qemu_io_verifies_patterns(export: Export) -> None:
+    commands = []
+    # Unaligned ends, a slab border in the middle, then zeros over part of it.
+    for pattern, offset, length in ((1, 0, MIB), (2, 8 * MIB - 65536, 131072), (3, 40 * MIB, 4096)):
+        commands += [
+            f"write -P {pattern} {offset} {length}",
+            f"read -P {pattern} {offset} {length}",
+        ]
+    commands += [f"write -z {8 * MIB - 4096} 8192", f"read -P 0 {8 * MIB - 4096} 8192"]
+    commands += [f"read -P 2 {8 * MIB - 65536} 61440", f"read -P 2 {8 * MIB + 4096} 61440"]
+    commands += [f"discard 0 {MIB}", f"read -P 0 0 {MIB}", "flush"]
+    arguments = [argument for command in commands for argument in ("-c", command)]
+    output = run("qemu-io", "-f", "raw", *arguments, export.uri)
+    # qemu-io tells a wrong pattern in words and then still ends with 0.
+    assert "failed" not in output.lower(), output
+
+
+@pytest.mark.requires_tool("fio")
+def test_fio_verifies_what_it_wrote(export: Export, tmp_path: Path) -> None:
+    run(
+        "fio",
+        "--name=verify",
+        "--ioengine=nbd",
+        f"--uri={export.uri}",
+        "--rw=randwrite",
+        "--bssplit=4k/60:64k/30:256k/10",
+        "--iodepth=16",
+        "--size=32m",
+        "--io_size=96m",
+        "--verify=crc32c",
+        "--verify_fatal=1",
+        "--randrepeat=0",
+        f"--aux-path={tmp_path}",
+        "--verify_state_save=0",
+    )
+    stats = export.device.status["stats"]
+    assert stats["requests_failed"] == 0
+    assert stats["crc_errors_remote"] == stats["crc_errors_backup"] == 0
+
+
+@pytest.mark.requires_tool("nbdsh")
+def test_contents_outlive_a_stop_and_a_start(export: Export) -> None:
+    device = export.device
+    run("nbdsh", "-u", export.uri, "-c", "h.pwrite(b'kept' * 1024, 20 << 20)")
+    device.stop()
+    assert not export.socket.exists()
+    device.cluster.ok("device", "start", device.name, "--frontend", "nbd-socket")
+    run("nbdsh", "-u", export.uri, "-c", "assert h.pread(4096, 20 << 20) == b'kept' * 1024")
+
+
+@pytest.mark.requires_tool("nbdsh")
+def test_it_needs_no_root(cluster: Cluster) -> None:
+    # Another user may have no access to the interpreter of the tests; in a user namespace all
+    # that is ours stays ours, but we are not root.
+    command = ["unshare", "--user", "--map-user=65534", "--map-group=65534"]
+    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs user namespaces")
+    cluster.donor()
+    name = cluster.name()
+    command += [sys.executable, "-m", "infiniswap", "device"]
+    common = ["--frontend", "nbd-socket", "--donors", cluster.addresses]
+    run(*command, "start", name, "--size", "16M", *common, **cluster.env)
+    uri = f"nbd+unix:///?socket={cluster.run_dir / name / 'nbd.sock'}"
+    run(
+        "nbdsh", "-u", uri, "-c", "h.pwrite(b'x' * 4096, 0); assert h.pread(4096, 0) == b'x' * 4096"
+    )
+    run(*command, "remove", name, **cluster.env)
