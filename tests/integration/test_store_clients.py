@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A donor's data port and the NBD clients of the world."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import run
+from lent_store import LentStore, lent_store
+
+from infiniswap.units import MIB
+
+pytestmark = pytest.mark.requires_native
+
+
+@pytest.fixture
+def lent() -> Iterator[LentStore]:
+    with lent_store() as store:
+        yield store
+        assert store.store.stats()["protocol_errors"] == 0
+
+
+@pytest.mark.requires_tool("nbdinfo")
+def test_nbdinfo_describes_a_lease(lent: LentStore) -> None:
+    (described,) = json.loads(run("nbdinfo", "--json", lent.uri))["exports"]
+    assert described["export-size"] == lent.slab_bytes * lent.slots
+    assert described["is_read_only"] is False
+    for ability in ("can_flush", "can_trim", "can_zero", "can_multi_conn", "can_fua"):
+        assert described[ability] is True, ability
+    assert described["block_size_preferred"] == 4096
+
+
+@pytest.mark.requires_tool("nbdinfo")
+def test_nbdinfo_lists_no_lease(lent: LentStore) -> None:
+    listed = json.loads(run("nbdinfo", "--json", "--list", f"nbd://127.0.0.1:{lent.port}"))
+    assert listed["exports"] == []
+
+
+@pytest.mark.requires_tool("nbdsh")
+def test_a_wrong_token_is_refused(lent: LentStore) -> None:
+    wrong = ("0" if lent.token[0] != "0" else "1") + lent.token[1:]
+    script = f"""
+for name in ({wrong!r}, "", "disk", {lent.token[:-1]!r}, {lent.token!r} + "0"):
+    try:
+        nbd.NBD().connect_uri("nbd://127.0.0.1:{lent.port}/" + name)
+    except nbd.Error:
+        continue
+    raise AssertionError(name)
+"""
+    run("nbdsh", "-c", script)
+    assert lent.store.stats()["connections_refused"] >= 5
+
+
+@pytest.mark.requires_tool("nbdcopy", "nbdsh")
+def test_nbdcopy_brings_back_what_it_has_copied_in(lent: LentStore, tmp_path: Path) -> None:
+    # A lease whose every slot is mapped, for nbdcopy copies exports as a whole.
+    for mapped in lent.mapped:
+        lent.store.unmap(lent.lease, mapped.slot, mapped.generation, 1000)
+        lent.store.scrub()
+    full = lent.store.lease_create(4)
+    for _ in range(4):
+        assert lent.store.map(full.lease) is not None
+    uri = f"nbd://127.0.0.1:{lent.port}/{full.token}"
+    original, back = tmp_path / "in", tmp_path / "out"
+    original.write_bytes(os.urandom(12 * MIB) + bytes(4 * MIB) + os.urandom(16 * MIB))
+    run("nbdcopy", "--flush", "--connections=4", "--requests=16", original, uri)
+    run("nbdcopy", "--connections=4", uri, back)
+    assert back.read_bytes() == original.read_bytes()
+    stats = lent.store.lease_stats(full.lease)
+    assert stats.read_bytes >= 32 * MIB
+
+
+@pytest.mark.requires_tool("nbdsh")
+def test_nbdsh_meets_slots_and_limits(lent: LentStore) -> None:
+    script = f"""
+slab, slots = {lent.slab_bytes}, {lent.slots}
+h.set_strict_mode(0)
+def refused(errno, call, *args):
+    try:
+        call(*args)
+    except nbd.Error as error:
+        assert error.errno == errno, (call, args, error.errno)
+    else:
+        raise AssertionError((call, args))
+h.pwrite(b"a" * 8192, slab - 8192)
+h.pwrite(b"b" * 4096, slab)
+assert h.pread(8192, slab - 8192) == b"a" * 8192
+refused("EINVAL", h.pread, 8192, slab - 4096)
+refused("EINVAL", h.pwrite, b"x" * 8192, slab - 4096)
+empty = slab * (slots - 1)
+refused("EIO", h.pread, 4096, empty)
+refused("EIO", h.pwrite, b"x" * 4096, empty)
+refused("EINVAL", h.pread, 4096, slab * slots)
+refused("ENOSPC", h.pwrite, b"x" * 4096, slab * slots)
+h.pwrite(b"odd", 5)
+assert h.pread(5, 4) == bytes(1) + b"odd" + bytes(1)
+h.trim(4096, slab - 8192)
+h.zero(1, slab)
+assert h.pread(8192, slab - 8192) == bytes(4096) + b"a" * 4096
+assert h.pread(4096, slab) == bytes(1) + b"b" * 4095
+h.flush()
+other = nbd.NBD()
+other.connect_uri({lent.uri!r})
+other.pwrite(b"c" * 4096, 2 * slab, nbd.CMD_FLAG_FUA)
+assert h.pread(4096, 2 * slab) == b"c" * 4096
+"""
+    run("nbdsh", "-u", lent.uri, "-c", script)
+    assert lent.store.stats()["request_errors"] == 6
+
+
+@pytest.mark.requires_tool("qemu-io")
+def test_qemu_io_verifies_patterns(lent: LentStore) -> None:
+    commands = []
+    for pattern, offset, length in ((1, 0, MIB), (2, 3 * MIB + 512, 65536), (3, 9 * MIB, 4096)):
+        commands += [
+            f"write -P {pattern} {offset} {length}",
+            f"read -P {pattern} {offset} {length}",
+        ]
+    commands += [f"write -z 0 {MIB}", f"read -P 0 0 {MIB}", f"discard {3 * MIB} 131072"]
+    commands += [f"read -P 0 {3 * MIB} 131072", "flush", f"read -P 3 {9 * MIB} 4096"]
+    arguments = [argument for command in commands for argument in ("-c", command)]
+    output = run("qemu-io", "-f", "raw", *arguments, lent.uri)
+    # qemu-io tells a wrong pattern in words and then still ends with 0.
+    assert "failed" not in output.lower(), output
+
+
+@pytest.mark.requires_tool("fio")
+@pytest.mark.parametrize("block", ["4k", "64k"])
+def test_fio_verifies_what_it_wrote(lent: LentStore, tmp_path: Path, block: str) -> None:
+    run(
+        "fio",
+        "--name=verify",
+        "--ioengine=nbd",
+        f"--uri={lent.uri}",
+        "--rw=randwrite",
+        f"--bs={block}",
+        "--iodepth=32",
+        f"--size={lent.size_bytes}",
+        "--verify=crc32c",
+        "--verify_fatal=1",
+        f"--aux-path={tmp_path}",
+        "--verify_state_save=0",
+    )
+    stats = lent.store.stats()
+    assert stats["request_errors"] == 0
+    assert stats["write_bytes"] == stats["read_bytes"] == lent.size_bytes

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A donor's store alone, without a daemon: for tests that speak NBD to it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from infiniswap.engine.protocol import MappedSlot, Store, StoreConfig
+from infiniswap.units import MIB
+
+WAIT_S = 60.0
+"""Bound of every wait for an answer; never reached on success."""
+
+
+@dataclass(slots=True)
+class LentStore:
+    """A store with one lease; all but its last slot are mapped."""
+
+    store: Store
+    slab_bytes: int
+    slots: int
+    port: int
+    lease: int
+    token: str
+    mapped: list[MappedSlot] = field(default_factory=list)
+
+    @property
+    def uri(self) -> str:
+        return f"nbd://127.0.0.1:{self.port}/{self.token}"
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the part that is mapped: the slots from 0 on."""
+        return self.slab_bytes * len(self.mapped)
+
+    def dial(self) -> socket.socket:
+        """A connection without a word said."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S)
+
+
+@contextlib.contextmanager
+def lent_store(
+    *, slab_bytes: int = 8 * MIB, slots: int = 5, handshake_ms_max: int = 60_000
+) -> Iterator[LentStore]:
+    """Runs a store on a free port of the loopback, with `slots` - 1 slabs in it."""
+    from infiniswap.engine.native import NativeStore
+
+    config = StoreConfig(
+        slab_bytes, slabs_max=slots - 1, leases_max=4, handshake_ms_max=handshake_ms_max
+    )
+    store = NativeStore(config)
+    try:
+        for _ in range(slots - 1):
+            store.preallocate()
+        port = store.listen("127.0.0.1", 0)
+        lease = store.lease_create(slots)
+        lent = LentStore(store, slab_bytes, slots, port, lease.lease, lease.token)
+        for _ in range(slots - 1):
+            mapped = store.map(lease.lease)
+            assert mapped is not None
+            lent.mapped.append(mapped)
+        assert [mapped.slot for mapped in lent.mapped] == list(range(slots - 1))
+        yield lent
+    finally:
+        store.close()
