@@ -254,9 +254,10 @@ async def _lendable_bytes(config: configuration.Config) -> int:
     rows = await ask(config.cluster.peers, config.secret(), config.cluster.ask_s)
     found = [row.status for row in rows if row.status is not None]
     if not found:
-        raise NoDonorError(
-            "none of the donors can be reached: " + "; ".join(row.error for row in rows)
-        )
+        failures = [row.failure for row in rows if row.failure is not None]
+        if len(failures) == 1:
+            raise failures[0]
+        raise NoDonorError("none of the donors can be reached: " + "; ".join(map(str, failures)))
     return sum(status.pool.can_map * status.slab_bytes for status in found)
 
 

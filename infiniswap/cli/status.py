@@ -48,6 +48,7 @@ class DonorRow:
     address: HostPort
     status: Status | None
     error: str
+    failure: InfiniswapError | None = None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,7 +83,7 @@ async def ask(addresses: Iterable[HostPort], secret: bytes | None, wait_s: float
             return DonorRow(address, await fetch_status(address, client), "")
         except InfiniswapError as error:
             mend = f". {error.mend}" if error.mend else ""
-            return DonorRow(address, None, error.what + mend)
+            return DonorRow(address, None, error.what + mend, error)
 
     async with asyncio.TaskGroup() as tasks:
         asked = [tasks.create_task(one(a), name=f"status of {a}") for a in addresses]

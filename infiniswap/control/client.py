@@ -22,6 +22,7 @@ from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Channel, Ended, Limits, close, receive, send
 from infiniswap.control.explain import (
+    cannot_connect,
     errors_explained,
     not_a_daemon,
     slab_mismatch,
@@ -170,6 +171,23 @@ class Session:
         self._channel.end(m.GOODBYE_DONE)
         await asyncio.wait({self._task})
         await self._http.close()
+
+    async def check_data_port(self) -> None:
+        """Connects to the data port and leaves again: a firewall that lets only the control port
+        in is found out here, not when pages want to go there.
+
+        Raises:
+            NoDonorError: nothing there, or no answer.
+        """
+        address = self.data_address
+        async with errors_explained(address, self._config.connect_s):
+            try:
+                _, writer = await asyncio.open_connection(address.host, address.port)
+            except TimeoutError:
+                raise
+            except OSError as error:
+                raise cannot_connect(address, error) from error
+            writer.close()
 
     async def memory(self) -> m.MemoryAnswer:
         """The donor's memory use, now."""

@@ -184,7 +184,12 @@ class DeviceService:
             )
         except InfiniswapError as error:
             return error
-        await session.close()
+        try:
+            await session.check_data_port()
+        except InfiniswapError as error:
+            return error
+        finally:
+            await session.close()
         return None
 
     def _make_engine(self) -> None:
