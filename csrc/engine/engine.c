@@ -79,6 +79,7 @@ int iswi_engine_make(const struct isw_engine_config *config, struct isw_engine *
 	code = iswi_memory_create(e, error);
 	if (code)
 		goto err_memory;
+	iswi_remote_init(e);
 	*engine_out = e;
 	return 0;
 

@@ -368,6 +368,8 @@ void iswi_remote_submit(struct isw_engine *e, struct iswi_op *first);
  * mapped elsewhere after that.
  */
 void iswi_remote_ended(struct isw_engine *e, const struct iswi_op *op, int error);
+/* Once, before any remote is reserved. */
+void iswi_remote_init(struct isw_engine *e);
 /* Reserves a remote number in CHANGING state: a new one, or `remote` itself when it is DOWN. */
 int iswi_remote_reserve(struct isw_engine *e, uint32_t *remote);
 /* Waits until the old queues are unused, then destroys them. -ETIMEDOUT. */

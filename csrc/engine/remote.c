@@ -330,6 +330,14 @@ static void queue_down(void *ctx, int error)
 	iswi_remote_fence(r->engine, (uint32_t)(r - r->engine->remotes), error);
 }
 
+void iswi_remote_init(struct isw_engine *e)
+{
+	for (uint32_t i = 0; i < e->config.remotes_max; i++) {
+		e->remotes[i].engine = e;
+		e->remotes[i].events = (struct iswi_queue_events){queue_down, &e->remotes[i]};
+	}
+}
+
 static bool remote_in_use(struct isw_engine *e, uint32_t remote, bool only_transfers)
 {
 	for (uint32_t i = 0; i < e->slabs_count; i++) {
@@ -362,8 +370,6 @@ int iswi_remote_reserve(struct isw_engine *e, uint32_t *remote)
 	for (uint32_t i = first; i < end && code; i++) {
 		if (atomic_load(&e->remotes[i].state) != wanted)
 			continue;
-		e->remotes[i].engine = e;
-		e->remotes[i].events = (struct iswi_queue_events){queue_down, &e->remotes[i]};
 		atomic_store(&e->remotes[i].state, ISWI_REMOTE_CHANGING);
 		*remote = i;
 		code = 0;
