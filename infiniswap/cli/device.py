@@ -407,6 +407,7 @@ def describe(status: DeviceStatus) -> list[tuple[str, str]]:
         ("backup", status.backup or "none"),
         ("swap", swap),
         ("slabs", ", ".join(f"{count} {state}" for state, count in status.slabs.items() if count)),
+        ("on donors", format_size_short(status.pages_on_donors * page)),
         (
             "page-in",
             f"{format_size_short(stats['pages_in'] * page)}: "

@@ -42,6 +42,7 @@ class DeviceStatus(Struct, frozen=True, kw_only=True):
 
     Attributes:
         slabs: count by state: unmapped, mapped, suspended, draining.
+        pages_on_donors: how many have a valid copy there now.
         stats: totals since the start, in pages unless the name says otherwise.
         remote_share: of the page-ins that were not zeros, how many donors served; None: no such.
         degraded: swap-safety measures that this host refused.
@@ -62,6 +63,7 @@ class DeviceStatus(Struct, frozen=True, kw_only=True):
     ephemeral: bool
     state: str
     slabs: dict[str, int]
+    pages_on_donors: int
     donors: list[DonorRow]
     stats: dict[str, int]
     remote_share: float | None
@@ -73,10 +75,9 @@ class DeviceStatus(Struct, frozen=True, kw_only=True):
 
 
 class JoinRequest(Struct, frozen=True, kw_only=True):
-    """A `run` that uses the device: the device watches its pid, and ends its cgroup with it."""
+    """A `run` that uses the device: the device watches it, and ends its job with it."""
 
     pid: int
-    cgroup: str
 
 
 class LeaveRequest(Struct, frozen=True, kw_only=True):

@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 
 _EXECUTOR_THREADS = 4
 _THREAD_STACK_BYTES = 512 * 1024
+_STOP_PAUSE_S_MIN = 1.0
+_STOP_PAUSE_S_MAX = 15.0
 
 T = TypeVar("T")
 
@@ -109,7 +111,7 @@ class DeviceService:
             choice = choose_frontend(spec.frontend, spec.swap)
             # Watched from the first moment: a `run` that dies during this start is noticed.
             if spec.owner_pid is not None:
-                self.runs.join(spec.owner_pid, "")
+                self.runs.join(spec.owner_pid)
             self._was_kept = self._paths.kept.exists()
             contents.check(self._paths, spec)
             client = self._client_config()
@@ -328,16 +330,16 @@ class DeviceService:
 
     # ------------------------------------------------------------------------- stop
 
-    def join(self, pid: int, cgroup: str) -> None:
+    def join(self, pid: int) -> None:
         """A `run` uses the device from now on.
 
         Raises:
             ConflictError: it is being stopped.
-            NotFoundError, UsageError: see Runs.join.
+            NotFoundError: there is no such run.
         """
         if self.state != "serving":
             raise ConflictError(f"the device is {self.state}", where=f"device {self.spec.name}")
-        self.runs.join(pid, cgroup)
+        self.runs.join(pid)
 
     async def leave(self, pid: int) -> None:
         """A `run` has ended; the last one of an ephemeral device stops it.
@@ -348,30 +350,36 @@ class DeviceService:
         self.runs.leave(pid)
         if self.spec.ephemeral and self.runs.idle:
             try:
-                await self.stop(remove=True)
+                await self.stop(remove=True, unless_used=True)
             except InfiniswapError:
                 self._run_gone()
                 raise
 
     def _run_gone(self) -> None:
-        if self.spec.ephemeral and self.runs.idle and self._stopping is None:
+        if not self.spec.ephemeral or not self.runs.idle or self.interrupt_start():
+            return
+        if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop_alone(), name="stop")
 
     async def _stop_alone(self) -> None:
         """Stops a device that nobody uses any more; tried again until it works."""
+        pause_s = _STOP_PAUSE_S_MIN
         while not self.stopped.is_set() and self.runs.idle:
             try:
-                await self.stop(remove=True)
+                await self.stop(remove=True, unless_used=True)
             except InfiniswapError as error:
                 log.error("the device cannot be stopped yet: %s", error)
-                await asyncio.sleep(2.0)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _STOP_PAUSE_S_MAX)
         self._stopping = None
 
     def interrupt_start(self) -> bool:
         """Makes a start that is under way undo itself; False when there is none."""
-        if self._start_task is None:
+        if self.state != "starting":
             return False
-        self._start_task.cancel()
+        if self._start_task is not None:
+            self._start_task.cancel()
+            self._start_task = None  # undoing must not be interrupted in its turn
         return True
 
     @property
@@ -379,15 +387,19 @@ class DeviceService:
         """Whether it was started again after a stop."""
         return self._was_kept
 
-    async def stop(self, *, remove: bool) -> None:
+    async def stop(self, *, remove: bool, unless_used: bool = False) -> None:
         """Swapoff, verify, detach, settle, save.
+
+        Args:
+            remove: the contents, too.
+            unless_used: do nothing when a `run` uses it.
 
         Raises:
             BackupError: it has stopped, and its contents could not be kept.
             InfiniswapError: it is still in use, and goes on serving.
         """
         async with self._stop_lock:
-            if self.stopped.is_set():
+            if self.stopped.is_set() or (unless_used and not self.runs.idle):
                 return
             attachment, engine = self._attachment, self._engine
             assert attachment is not None
@@ -477,6 +489,7 @@ class DeviceService:
             ephemeral=self.spec.ephemeral,
             state=self.state,
             slabs=mapper.slab_states(),
+            pages_on_donors=sum(slab.remote_valid_pages for slab in engine.slabs()),
             donors=donors,
             stats=stats,
             remote_share=stats["pages_in_remote"] / served if served else None,
