@@ -22,8 +22,14 @@ from typing import Protocol, TypeVar
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
 from infiniswap.control.client import ClientConfig, Identity, Session, connect
-from infiniswap.engine.protocol import Engine, RemoteConfig
-from infiniswap.errors import DeadlineError, InfiniswapError, RequestRefusedError
+from infiniswap.engine.protocol import Engine, RemoteConfig, SlabState
+from infiniswap.errors import (
+    DeadlineError,
+    EngineError,
+    InfiniswapError,
+    NoDonorError,
+    RequestRefusedError,
+)
 from infiniswap.policy.placement import MemoryUse
 from infiniswap.units import HostPort
 
@@ -114,8 +120,8 @@ class DonorLink:
 
     @property
     def state(self) -> str:
-        """For tables: idle, mapped, suspended."""
-        if self._recovery is not None:
+        """For tables: idle, mapped, suspended. Without a session alone pages still flow."""
+        if self._recovery is not None and self._down_s is not None:
             return "suspended"
         return "mapped" if self.mapped else "idle"
 
@@ -154,6 +160,9 @@ class DonorLink:
         Raises:
             InfiniswapError: it could not be asked.
         """
+        if not self.is_usable:
+            # A recovery holds the lock for as long as it takes.
+            raise NoDonorError("it is being recovered", where=f"donor {self.address}")
         async with self._lock:
             session = await self._open()
         answer = await session.memory()
@@ -161,6 +170,8 @@ class DonorLink:
 
     async def let_go(self) -> None:
         """Ends a session that was opened only to ask."""
+        if self._recovery is not None:
+            return
         async with self._lock:
             if self._lease is None and self._session is not None and self._recovery is None:
                 session, self._session = self._session, None
@@ -174,6 +185,8 @@ class DonorLink:
         Raises:
             InfiniswapError: refused, or unreachable. Nothing has changed then.
         """
+        if not self.is_usable:
+            raise NoDonorError("it is being recovered", where=f"donor {self.address}")
         async with self._lock:
             session = await self._open()
             lease = await self._ensure_lease(session)
@@ -233,17 +246,39 @@ class DonorLink:
         place = self.mapped.get(slab)
         if place is None:
             return
-        drained = self._slabs.drained(slab, place.generation)
-        self._engine.slab_unmap(slab, place.generation)
-        async with asyncio.timeout(_DRAIN_S_MAX):
-            await drained
-        self.mapped.pop(slab, None)
+        await self._drain(slab, place, _DRAIN_S_MAX)
         log.info("slab %d: off donor %s (%s)", slab, self.address, reason)
         session, lease = self._session, self._lease
         if session is not None and session.ended is None and lease is not None:
             # A refusal means that the donor has taken it already.
             with contextlib.suppress(RequestRefusedError):
                 await session.unmap(lease.lease, place.slot, place.generation)
+
+    async def _drain(self, slab: int, place: Place, wait_s: float) -> None:
+        """Unmaps the slab in the engine and forgets it. Whoever else asks for the same waits for
+        the same drain.
+
+        Raises:
+            TimeoutError: requests are still in flight there.
+        """
+        drained = self._slabs.drained(slab, place.generation)
+        try:
+            self._engine.slab_unmap(slab, place.generation)
+        except EngineError:
+            # Draining by another's wish, or drained already: then no event will come.
+            info = self._engine.slabs()[slab]
+            if info.state is SlabState.UNMAPPED or info.generation != place.generation:
+                self._forget(slab, place)
+                return
+        # Not asyncio.timeout: that would cancel the future for all who wait for it.
+        done, _ = await asyncio.wait({drained}, timeout=wait_s)
+        if not done:
+            raise TimeoutError(f"slab {slab} has requests in flight")
+        self._forget(slab, place)
+
+    def _forget(self, slab: int, place: Place) -> None:
+        if self.mapped.get(slab) == place:
+            del self.mapped[slab]
 
     # ----------------------------------------------- what the donor asks (SessionHandler)
 
@@ -254,11 +289,7 @@ class DonorLink:
         for slab, place in list(self.mapped.items()):
             if (place.slot, place.generation) != (slot, generation):
                 continue
-            drained = self._slabs.drained(slab, generation)
-            self._engine.slab_unmap(slab, generation)
-            async with asyncio.timeout(max(deadline_s, 0.1)):
-                await drained
-            self.mapped.pop(slab, None)
+            await self._drain(slab, place, max(deadline_s, 0.1))
             self._slabs.lost(slab)
             log.info("slab %d: evicted by donor %s", slab, self.address)
 
@@ -286,8 +317,8 @@ class DonorLink:
 
     def connections_down(self, code: int) -> None:
         """ISW_EVENT_REMOTE_DOWN: the engine has suspended the slabs there."""
-        if self._closing or self.remote is None:
-            return
+        if self._closing or not self._is_down():
+            return  # news of connections that a recovery has replaced since
         if self._down_s is None:
             self._down_s = asyncio.get_running_loop().time()
         self.detail = "connections lost"
@@ -300,6 +331,14 @@ class DonorLink:
                 len(self.mapped),
             )
         self._recover()
+
+    def _has_session(self) -> bool:
+        return self._session is not None and self._session.ended is None
+
+    def _is_down(self) -> bool:
+        return any(
+            info.remote == self.remote and info.state == "down" for info in self._engine.remotes()
+        )
 
     def bad_page(self, page: int, bad_pages_max: int) -> None:
         """A page's bytes were not those that were written there."""
@@ -323,10 +362,17 @@ class DonorLink:
                 if not await self._reclaim():
                     await self._give_up()
         except Exception:
-            log.exception("donor %s: recovery failed", self.address)
+            log.exception("donor %s: recovery failed; it is tried again", self.address)
+            await asyncio.sleep(_RETRY_S_MAX)
         finally:
             self._recovery = None
             self._down_s = None
+            # Both may have been lost again while nobody was listening.
+            if not self._closing and self._is_down():
+                self._down_s = asyncio.get_running_loop().time()
+                self._recover()
+            elif not self._closing and self._lease is not None and not self._has_session():
+                self._recover()
 
     async def _reclaim(self) -> bool:
         """Tries to get the same lease back while there is time; True when it has."""
@@ -386,12 +432,7 @@ class DonorLink:
 
     async def _abandon(self, slab: int) -> None:
         """The slab's copy there is gone; nothing to tell the donor."""
-        place = self.mapped[slab]
-        drained = self._slabs.drained(slab, place.generation)
-        self._engine.slab_unmap(slab, place.generation)
-        async with asyncio.timeout(_DRAIN_S_MAX):
-            await drained
-        self.mapped.pop(slab, None)
+        await self._drain(slab, self.mapped[slab], _DRAIN_S_MAX)
         self._slabs.lost(slab)
 
     async def _give_up(self) -> None:
@@ -402,9 +443,9 @@ class DonorLink:
                 self._engine.remote_shutdown(remote)
         for slab in list(self.mapped):
             await self._abandon(slab)
-        self.remote, self._lease = None, None
         if remote is not None:
             await self._blocking(lambda: self._engine.remote_destroy(remote))
+        self.remote, self._lease = None, None
         log.warning("donor %s: given up (%s), %d slabs unmapped", self.address, self.detail, count)
         session, self._session = self._session, None
         if session is not None:
