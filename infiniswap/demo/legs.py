@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job, once each way: without a limit, with infiniswap, with disk swap."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infiniswap.demo import data, leftovers
+from infiniswap.demo.children import Child, mortal, placed, python_module
+from infiniswap.demo.donors import Donors
+from infiniswap.demo.interrupts import Interrupts
+from infiniswap.demo.leftovers import Record
+from infiniswap.demo.results import DISK, INFINISWAP, UNLIMITED, Leg
+from infiniswap.demo.volume import Volume
+from infiniswap.errors import MemoryLimitError, SystemCallError, from_oserror
+from infiniswap.system import loop, swap
+from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
+from infiniswap.system.files import SYS, parse_key_values, read_text, try_read_text
+from infiniswap.units import format_size
+
+JOB = Path(__file__).with_name("job.py")
+_SAMPLE_S = 0.02
+_LEG_S_MAX = 900.0
+_RUN_END_S = 120.0
+_SECTOR_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What the legs have in common.
+
+    Attributes:
+        record: names.
+        interrupts: to hold signals with.
+        source: the data.
+        config: configuration file of everything of ours.
+        device_bytes: size of the swap device, with infiniswap and on the disk.
+        slab_bytes: as the donors lend.
+    """
+
+    record: Record
+    interrupts: Interrupts
+    source: Path
+    config: Path
+    device_bytes: int
+    slab_bytes: int
+
+    def command(self, leg: str) -> list[str]:
+        """The job itself; the same in every leg but for its output directory."""
+        return [sys.executable, str(JOB), str(self.source), str(self.target(leg))]
+
+    def target(self, leg: str) -> Path:
+        """Where the job of a leg writes."""
+        return self.record.work / f"output-{leg}"
+
+    def log(self, leg: str) -> Path:
+        """What the job of a leg printed."""
+        return self.record.work / f"{leg}.log"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How a job went."""
+
+    elapsed_s: float
+    anon_peak_bytes: int
+
+
+def anonymous_bytes(cgroup: MemoryCgroup) -> int:
+    """Anonymous memory of a cgroup, in RAM and swapped out. A page that is in RAM while its swap
+    slot is still kept counts once.
+
+    Raises:
+        NotPermittedError, SystemCallError: the cgroup is gone.
+    """
+    memory = cgroup.memory()
+    stat = parse_key_values(try_read_text(cgroup.path / "memory.stat") or "")
+    both = stat.get("total_swapcached" if cgroup.version == 1 else "swapcached", 0)
+    return memory.anon_bytes + max(0, (memory.swap_bytes or 0) - both)
+
+
+def digests(directory: Path) -> dict[str, str]:
+    """SHA-256 of every file, by name.
+
+    Raises:
+        SystemCallError, NotPermittedError: unreadable.
+    """
+    found = {}
+    try:
+        for path in sorted(directory.iterdir()):
+            with path.open("rb") as file:
+                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise from_oserror("cannot read a job's output", error, where=str(directory)) from error
+    return found
+
+
+def _make_cgroup(stage: Stage, leg: str, limit_bytes: int) -> MemoryCgroup:
+    with stage.interrupts.hold():  # swept by its name
+        return create_memory_cgroup(stage.record.cgroup_name(leg), limit_bytes)
+
+
+def _run_in(stage: Stage, leg: str, cgroup: MemoryCgroup, cgroups: Sequence[Path]) -> Measured:
+    """Runs the job in a memory cgroup, which is removed at the end."""
+    data.forget_cached_pages(data.files(stage.source))
+    command = placed(stage.command(leg), cgroups)
+    peak_bytes = 0
+
+    def sample() -> None:
+        nonlocal peak_bytes
+        peak_bytes = max(peak_bytes, anonymous_bytes(cgroup))
+
+    start_s = time.monotonic()
+    child = Child(f"the {leg} job", mortal(command, signal.SIGKILL), stage.log(leg))
+    try:
+        code = child.wait(_LEG_S_MAX, sample, _SAMPLE_S)
+        elapsed_s = time.monotonic() - start_s
+        if code and cgroup.memory().oom_kills:
+            raise MemoryLimitError(
+                f"the {leg} job was killed for lack of memory",
+                mend="End other programs, and see dmesg.",
+            )
+        child.check(code)
+    finally:
+        with stage.interrupts.hold():
+            child.end(1.0)
+            cgroup.kill()
+            cgroup.remove()
+    return Measured(elapsed_s, peak_bytes)
+
+
+def unlimited(stage: Stage) -> Leg:
+    """The job with all the memory it wants; what it takes decides the limit of the others."""
+    cgroup = _make_cgroup(stage, UNLIMITED, leftovers.NO_LIMIT_BYTES)
+    measured = _run_in(stage, UNLIMITED, cgroup, [cgroup.path])
+    return Leg(
+        name=UNLIMITED,
+        title="enough memory",
+        elapsed_s=measured.elapsed_s,
+        limit_bytes=None,
+        anon_peak_bytes=measured.anon_peak_bytes,
+        page_in_bytes=0,
+        page_out_bytes=0,
+        output=digests(stage.target(UNLIMITED)),
+    )
+
+
+def with_infiniswap(
+    stage: Stage,
+    limit_bytes: int,
+    donors: Donors,
+    disk: Volume,
+) -> Leg:
+    """The job under `infiniswap run`, as anybody would call it.
+
+    Raises:
+        InfiniswapError: it failed; says what it printed.
+    """
+    data.forget_cached_pages(data.files(stage.source))
+    summary_path = stage.record.work / "summary.json"
+    argv = python_module(
+        *("run", "--config", str(stage.config), "--local", format_size(limit_bytes)),
+        *("--size", format_size(stage.device_bytes), "--slab", format_size(stage.slab_bytes)),
+        *("--donors", ",".join(str(address) for address in donors.addresses)),
+        *("--backup", str(disk.device.path), "--quiet", "--summary-json", str(summary_path), "--"),
+        *stage.command(INFINISWAP),
+    )
+    command = mortal(placed(argv, disk.io_cgroups), signal.SIGTERM)
+    child = Child("infiniswap run", command, stage.log(INFINISWAP))
+    try:
+        child.check(child.wait(_LEG_S_MAX, lambda: None, 0.1))
+    finally:
+        with stage.interrupts.hold():
+            child.end(_RUN_END_S)
+    summary = _read_summary(summary_path)
+    return Leg(
+        name=INFINISWAP,
+        title="infiniswap",
+        elapsed_s=summary["elapsed_s"],
+        limit_bytes=limit_bytes,
+        anon_peak_bytes=int(summary["anon_peak_bytes"]),
+        page_in_bytes=int(summary["page_in_bytes"]),
+        page_out_bytes=int(summary["page_out_bytes"]),
+        page_in_us_p50=summary["page_in_us_p50"],
+        page_in_us_p99=summary["page_in_us_p99"],
+        output=digests(stage.target(INFINISWAP)),
+    )
+
+
+_SUMMARY_KEYS = (
+    "elapsed_s",
+    "anon_peak_bytes",
+    "page_in_bytes",
+    "page_out_bytes",
+    "page_in_us_p50",
+    "page_in_us_p99",
+)
+
+
+def _read_summary(path: Path) -> dict[str, float]:
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        return {key: summary[key] for key in _SUMMARY_KEYS}
+    except (OSError, ValueError, KeyError) as error:
+        raise SystemCallError(
+            f"`infiniswap run` left no usable summary ({error})", where=str(path)
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class DiskIo:
+    """Totals of a block device."""
+
+    reads: int
+    read_bytes: int
+    read_ms: int
+    write_bytes: int
+
+
+def parse_disk_stat(text: str) -> DiskIo:
+    """From the text of /sys/block/NAME/stat.
+
+    Raises:
+        SystemCallError: not such a text.
+    """
+    try:
+        numbers = [int(field) for field in text.split()]
+        reads, _, read_sectors, read_ms, _, _, write_sectors = numbers[:7]
+    except ValueError:
+        raise SystemCallError(f"{text.strip()!r} are no disk statistics") from None
+    return DiskIo(reads, read_sectors * _SECTOR_BYTES, read_ms, write_sectors * _SECTOR_BYTES)
+
+
+def _disk_io(device: loop.LoopDevice) -> DiskIo:
+    path = SYS / "block" / device.path.name / "stat"
+    return parse_disk_stat(read_text(path, "cannot read the disk statistics"))
+
+
+def with_disk(stage: Stage, limit_bytes: int, disk: Volume) -> Leg:
+    """The job with swap on the disk volume.
+
+    Raises:
+        InfiniswapError: it failed; says what it printed.
+    """
+    interrupts = stage.interrupts
+    try:
+        with interrupts.hold():
+            upper = loop.attach(disk.device.path)
+            loop.tune(upper)
+            swap.mkswap(upper.path, label="isw-demo")
+            priority = swap.priority_above(swap.active_areas())
+            swap.swapon(upper.path, priority=priority, discard=False)
+        cgroup = _make_cgroup(stage, DISK, limit_bytes)
+        disk.enter(cgroup)
+        before = _disk_io(upper)
+        measured = _run_in(stage, DISK, cgroup, disk.job_cgroups(cgroup))
+        after = _disk_io(upper)
+    finally:
+        with interrupts.hold():
+            leftovers.release_swap(disk.device)
+    reads = after.reads - before.reads
+    return Leg(
+        name=DISK,
+        title="disk swap" if disk.not_limited else "cloud disk swap",
+        elapsed_s=measured.elapsed_s,
+        limit_bytes=limit_bytes,
+        anon_peak_bytes=measured.anon_peak_bytes,
+        page_in_bytes=after.read_bytes - before.read_bytes,
+        page_out_bytes=after.write_bytes - before.write_bytes,
+        page_in_us_mean=(after.read_ms - before.read_ms) * 1000 / reads if reads else None,
+        output=digests(stage.target(DISK)),
+    )

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the demo needs of a host: looked at before anything is made."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from infiniswap.demo import data
+from infiniswap.errors import (
+    MemoryLimitError,
+    NotFoundError,
+    NotPermittedError,
+    SystemCallError,
+    UnavailableError,
+)
+from infiniswap.system.memory import host_memory, memory_hierarchy
+from infiniswap.system.process import command_environment
+from infiniswap.units import GIB, format_size_short
+
+DISK_BYTES_MIN = 3 * GIB
+"""The volume, the data and three outputs."""
+MEMORY_BYTES_MIN = 3 * GIB
+"""The job without a limit, and what the donors keep ready."""
+
+_TOOLS = {
+    "ip": "iproute2",
+    "losetup": "mount",
+    "mkswap": "util-linux",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "swapoff": "mount",
+    "swapon": "mount",
+}
+
+
+def check(parent: Path) -> None:
+    """Refuses a host that cannot run the demo.
+
+    Args:
+        parent: where the work directory will be.
+
+    Raises:
+        NotPermittedError: not root.
+        UnavailableError: something is not installed, or the kernel lacks it.
+        NotFoundError: no such directory.
+        MemoryLimitError: not enough memory.
+        SystemCallError: not enough disk space.
+    """
+    if os.geteuid() != 0:
+        raise NotPermittedError(
+            "the demo makes swap space, network namespaces and memory cgroups, which needs root",
+            mend="Run it with sudo: sudo infiniswap demo (from a checkout: sudo make demo).",
+        )
+    check_packages(importlib.util.find_spec, data.generator)
+    check_tools(_TOOLS)
+    check_kernel()
+    check_disk(parent, shutil.disk_usage)
+    available_bytes = host_memory().available_bytes
+    if available_bytes < MEMORY_BYTES_MIN:
+        raise MemoryLimitError(
+            f"the demo needs {format_size_short(MEMORY_BYTES_MIN)} of free memory, and "
+            f"{format_size_short(available_bytes)} are available",
+            mend="End other programs, or use a larger machine.",
+        )
+
+
+def check_packages(
+    find: Callable[[str], object | None], find_generator: Callable[[], str | None]
+) -> None:
+    """Raises UnavailableError unless the `demo` extra is installed."""
+    missing = [name for name in ("pandas", "pyarrow") if find(name) is None]
+    if find_generator() is None:
+        missing.append("tpchgen-cli")
+    if missing:
+        raise UnavailableError(
+            f"not installed: {', '.join(missing)}", mend="Install: pip install 'infiniswap[demo]'."
+        )
+
+
+def check_tools(tools: Iterable[str]) -> None:
+    """Raises UnavailableError unless every system command is there."""
+    path = command_environment()["PATH"]
+    missing = [name for name in tools if shutil.which(name, path=path) is None]
+    if missing:
+        packages = sorted({_TOOLS.get(name, name) for name in missing})
+        raise UnavailableError(
+            f"not installed: {', '.join(missing)}",
+            mend=f"Install: apt install {' '.join(packages)}.",
+        )
+
+
+def check_kernel() -> None:
+    """Raises UnavailableError unless the kernel and the build have what the demo uses."""
+    from infiniswap.engine.native import library_features
+
+    if "fuse" not in library_features():
+        raise UnavailableError(
+            "this build has no fuse front end",
+            mend="Install libfuse3-dev and pkg-config, and install infiniswap again.",
+        )
+    needed = {
+        "/dev/fuse": "Load it: modprobe fuse.",
+        "/dev/loop-control": "Load it: modprobe loop.",
+        "/proc/swaps": "Use a kernel with CONFIG_SWAP.",
+        "/proc/self/ns/net": "Use a kernel with CONFIG_NET_NS.",
+    }
+    for path, mend in needed.items():
+        if not Path(path).exists():
+            raise UnavailableError(f"this host has no {path}", mend=mend)
+    memory_hierarchy()
+
+
+def check_disk(parent: Path, usage: Callable[[Path], object]) -> None:
+    """Raises NotFoundError or SystemCallError unless `parent` has room."""
+    if not parent.is_dir():
+        raise NotFoundError(
+            "there is no such directory", where=str(parent), mend="Name another with --dir."
+        )
+    free_bytes = int(getattr(usage(parent), "free"))  # noqa: B009 - shutil's tuple has no public name
+    if free_bytes < DISK_BYTES_MIN:
+        raise SystemCallError(
+            f"the demo needs {format_size_short(DISK_BYTES_MIN)} of disk space, and "
+            f"{format_size_short(free_bytes)} are free",
+            where=str(parent),
+            mend="Free some, or name another directory with --dir.",
+        )

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the three jobs did, as a table and as JSON, and whether it is what it has to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from infiniswap.demo.donors import Served
+from infiniswap.units import GIB, MIB, format_size_short
+
+UNLIMITED = "unlimited"
+INFINISWAP = "infiniswap"
+DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One run of the job; None where there is no such figure.
+
+    Attributes:
+        name: UNLIMITED, INFINISWAP or DISK.
+        title: for the table.
+        elapsed_s: of the job alone.
+        limit_bytes: of its memory.
+        anon_peak_bytes: highest anonymous memory, in RAM and swapped out.
+        page_in_bytes: read from the swap area.
+        page_out_bytes: written to the swap area.
+        page_in_us_p50: of page-ins, at the front end.
+        page_in_us_p99: likewise.
+        page_in_us_mean: mean time of a read request on the disk.
+        output: SHA-256 of each output file, by name.
+    """
+
+    name: str
+    title: str
+    elapsed_s: float
+    limit_bytes: int | None
+    anon_peak_bytes: int
+    page_in_bytes: int
+    page_out_bytes: int
+    output: dict[str, str]
+    page_in_us_p50: float | None = None
+    page_in_us_p99: float | None = None
+    page_in_us_mean: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """What makes the demo one: below these nothing has been shown."""
+
+    anon_peak_bytes: int = 768 * MIB
+    paged_bytes: int = GIB // 4
+    donors_share: float = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Everything.
+
+    Attributes:
+        scale: TPC-H scale factor.
+        legs: in the order they ran.
+        donors: what each donor served in the infiniswap leg, by its own counters.
+        throttle: "" when the disk was as slow as a cloud volume, else why it was not.
+        disk_reads_per_s: 4 KiB reads per second that the probe got from the disk.
+        disk_writes_per_s: likewise.
+        total_s: of all, with making the data.
+    """
+
+    scale: str
+    legs: tuple[Leg, ...]
+    donors: tuple[Served, ...]
+    throttle: str
+    disk_reads_per_s: float
+    disk_writes_per_s: float
+    total_s: float
+    floors: Floors = field(default_factory=Floors)
+
+    def leg(self, name: str) -> Leg:
+        """The leg of that name."""
+        return next(leg for leg in self.legs if leg.name == name)
+
+    @property
+    def donors_read_bytes(self) -> int:
+        """What the donors sent."""
+        return sum(donor.read_bytes for donor in self.donors)
+
+    @property
+    def donors_share(self) -> float | None:
+        """Part of the page-in bytes that donors served; None when nothing was paged in."""
+        paged_in = self.leg(INFINISWAP).page_in_bytes
+        return self.donors_read_bytes / paged_in if paged_in else None
+
+
+def failures(results: Results) -> list[str]:
+    """What is not as it has to be; empty is success."""
+    found = []
+    floors = results.floors
+    reference = results.leg(UNLIMITED)
+    for leg in results.legs:
+        differing = sorted(
+            name
+            for name in reference.output.keys() | leg.output.keys()
+            if reference.output.get(name) != leg.output.get(name)
+        )
+        if differing:
+            found.append(f"the output of the {leg.name} job differs: {', '.join(differing)}")
+    if not reference.output:
+        found.append("the jobs wrote nothing")
+    if reference.anon_peak_bytes < floors.anon_peak_bytes:
+        found.append(
+            f"the job's anonymous memory peaked at {format_size_short(reference.anon_peak_bytes)},"
+            f" below {format_size_short(floors.anon_peak_bytes)}"
+        )
+    paged = results.leg(INFINISWAP)
+    for way, count_bytes in (("out", paged.page_out_bytes), ("in", paged.page_in_bytes)):
+        if count_bytes < floors.paged_bytes:
+            found.append(
+                f"only {format_size_short(count_bytes)} were paged {way} with infiniswap, not "
+                f"{format_size_short(floors.paged_bytes)}"
+            )
+    share = results.donors_share
+    if share is not None and share < floors.donors_share:
+        found.append(
+            f"the donors served {share:.1%} of the page-in bytes, not {floors.donors_share:.0%}"
+        )
+    return found
+
+
+def as_json(results: Results, failed: Sequence[str]) -> dict[str, Any]:
+    """The whole as plain data."""
+    return {
+        "ok": not failed,
+        "failures": list(failed),
+        "donors_share": results.donors_share,
+        **asdict(results),
+    }
+
+
+def table(results: Results) -> Any:
+    """A table for `rich`."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    made.add_column("job", no_wrap=True)
+    for heading in ("memory", "time", "slowdown", "anonymous peak", "paged out", "paged in"):
+        made.add_column(heading, justify="right", no_wrap=heading != "anonymous peak")
+    made.add_column("from donors", justify="right")
+    made.add_column("page-in time", justify="right", no_wrap=True)
+    base_s = results.leg(UNLIMITED).elapsed_s
+    for leg in results.legs:
+        made.add_row(*cells(leg, base_s, results.donors_share))
+    return made
+
+
+def cells(leg: Leg, base_s: float, donors_share: float | None) -> tuple[str, ...]:
+    """One row of the table."""
+    paged = leg.limit_bytes is not None
+    share = donors_share if leg.name == INFINISWAP else None
+    return (
+        leg.title,
+        format_size_short(leg.limit_bytes) if leg.limit_bytes is not None else "no limit",
+        f"{leg.elapsed_s:.1f} s",
+        f"{leg.elapsed_s / base_s:.2f} x" if base_s else "-",
+        format_size_short(leg.anon_peak_bytes),
+        format_size_short(leg.page_out_bytes) if paged else "-",
+        format_size_short(leg.page_in_bytes) if paged else "-",
+        f"{share:.1%}" if share is not None else "-",
+        _times(leg),
+    )
+
+
+def _times(leg: Leg) -> str:
+    if leg.page_in_us_p50 is not None and leg.page_in_us_p99 is not None:
+        p50, p99 = format_us(leg.page_in_us_p50), format_us(leg.page_in_us_p99)
+        return f"p50 {p50}, p99 {p99}"
+    if leg.page_in_us_mean is not None:
+        return f"mean {format_us(leg.page_in_us_mean)}"
+    return "-"
+
+
+def format_us(time_us: float) -> str:
+    """A time with about three digits."""
+    if time_us < 999.5:
+        return f"{time_us:.0f} µs"
+    return f"{time_us / 1000:.3g} ms"

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo, step by step."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from infiniswap.demo import data, leftovers, legs, requirements, results, volume
+from infiniswap.demo.donors import HOSTS, Donors, Served, free_network, write_secret
+from infiniswap.demo.interrupts import Interrupted, Interrupts
+from infiniswap.demo.leftovers import Record
+from infiniswap.errors import ConflictError, SystemCallError, from_oserror
+from infiniswap.system import loop
+from infiniswap.system.netns import NetworkNamespaces
+from infiniswap.units import GIB, MIB, format_size, format_size_short, round_up
+
+SCALE = "0.7"
+"""TPC-H scale factor: the job then peaks at about 1.2 GiB of anonymous memory."""
+DEVICE_BYTES = 2 * GIB
+SLAB_BYTES = 256 * MIB
+"""Smaller than the default of 1G, so that what is swapped out spreads over both donors."""
+POOL_BYTES = GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user may choose.
+
+    Attributes:
+        parent: where the work directory is made.
+        keep: keep the data for the next demo.
+    """
+
+    parent: Path = leftovers.WORK_DIR
+    keep: bool = False
+
+
+class Progress:
+    """Says what happens, with the time since the start."""
+
+    def __init__(self) -> None:
+        self._start_s = time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._start_s
+
+    def say(self, text: str) -> None:
+        """One line."""
+        print(f"[{self.elapsed_s:5.1f} s] {text}", flush=True)
+
+
+def run(options: Options) -> results.Results:
+    """Runs the demo; nothing of it is left whatever happens.
+
+    Raises:
+        InfiniswapError: a step failed. Whether the results are as they have to be is the caller's
+            to check.
+    """
+    progress = Progress()
+    requirements.check(options.parent)
+    with Interrupts() as interrupts, leftovers.only_one():
+        for old in leftovers.stale():
+            progress.say(f"removing what an earlier demo left behind ({old.demo_id})")
+            with interrupts.hold():
+                _swept(old)
+        record = leftovers.new_record(options.parent)
+        with _everything_undone(record, interrupts, progress):
+            return _run(options, record, interrupts, progress)
+
+
+def _swept(record: Record) -> None:
+    failures = leftovers.sweep(record)
+    if failures:
+        raise ConflictError(
+            f"not all of the demo could be removed: {'; '.join(failures)}",
+            mend="Mend that, and run `infiniswap demo` again: it starts with removing the rest.",
+        )
+
+
+@contextlib.contextmanager
+def _everything_undone(
+    record: Record, interrupts: Interrupts, progress: Progress
+) -> Iterator[None]:
+    try:
+        yield
+    except Interrupted:
+        progress.say("interrupted")
+        raise
+    finally:
+        with interrupts.hold():
+            progress.say("removing all that was made")
+            failed = sys.exc_info()[1] is not None
+            failures = leftovers.sweep(record)
+            for failure in failures:
+                print(f"infiniswap: not removed: {failure}", file=sys.stderr)
+        if failures and not failed:
+            raise SystemCallError(f"not all could be removed: {'; '.join(failures)}")
+
+
+def _run(
+    options: Options, record: Record, interrupts: Interrupts, progress: Progress
+) -> results.Results:
+    with interrupts.hold():
+        leftovers.save(record)
+        _make_work(record)
+    source = _prepare_data(options, record, progress)
+    config = _write_config(record)
+    stage = legs.Stage(record, interrupts, source, config, DEVICE_BYTES, SLAB_BYTES)
+
+    progress.say("job 1 of 3: as much memory as it wants")
+    first = legs.unlimited(stage)
+    progress.say(
+        f"  {first.elapsed_s:.1f} s, anonymous memory peaked at "
+        f"{format_size_short(first.anon_peak_bytes)}"
+    )
+    limit_bytes = round_up(first.anon_peak_bytes // 2, MIB)
+
+    disk, speed = _make_volume(record, interrupts, progress)
+    second, served = _infiniswap_leg(stage, limit_bytes, disk, progress)
+
+    what = "this machine's disk" if disk.not_limited else "the cloud volume"
+    progress.say(f"job 3 of 3: {format_size(limit_bytes)} of memory, swap on {what}")
+    third = legs.with_disk(stage, limit_bytes, disk)
+    _say_leg(progress, third)
+    return results.Results(
+        scale=SCALE,
+        legs=(first, second, third),
+        donors=served,
+        throttle=disk.not_limited,
+        disk_reads_per_s=speed.reads_per_s,
+        disk_writes_per_s=speed.writes_per_s,
+        total_s=progress.elapsed_s,
+    )
+
+
+def _make_work(record: Record) -> None:
+    try:
+        record.work.mkdir(mode=0o700)
+    except OSError as error:
+        raise from_oserror(
+            "cannot make the work directory",
+            error,
+            where=record.work_dir,
+            mend="Name another place with --dir.",
+        ) from error
+
+
+def _prepare_data(options: Options, record: Record, progress: Progress) -> Path:
+    cached = data.cache_dir(SCALE)
+    if data.is_complete(cached):
+        progress.say(f"TPC-H data, scale factor {SCALE}: {cached}")
+        return cached
+    progress.say(f"making TPC-H data, scale factor {SCALE} (tpchgen-cli)")
+    made = record.work / "data"
+    data.generate(made, SCALE)
+    size_bytes = sum(path.stat().st_size for path in data.files(made))
+    progress.say(f"  {', '.join(data.TABLES)}: {format_size_short(size_bytes)} of Parquet")
+    if not options.keep:
+        return made
+    kept = data.keep(made, SCALE)
+    progress.say(f"  kept for the next demo: {kept}")
+    return kept
+
+
+def _write_config(record: Record) -> Path:
+    """Configuration of everything of ours in the demo, in place of this host's own."""
+    secret = record.work / "secret"
+    write_secret(secret)
+    slab = format_size(SLAB_BYTES)
+    path = record.work / "infiniswap.toml"
+    try:
+        path.write_text(
+            f'[cluster]\nsecret_file = "{secret}"\n'
+            f'[daemon]\nslab = "{slab}"\n'
+            f'[device]\nslab = "{slab}"\nrun_dir = "{record.devices}"\n'
+            f'backup_dir = "{record.work}"\n',
+            encoding="utf-8",
+        )
+    except OSError as error:
+        raise from_oserror("cannot write the configuration", error, where=str(path)) from error
+    return path
+
+
+def _make_volume(
+    record: Record, interrupts: Interrupts, progress: Progress
+) -> tuple[volume.Volume, volume.Speed]:
+    progress.say("making a disk volume as slow as a common cloud volume: 3000 requests/s, 125 MB/s")
+    with interrupts.hold():
+        volume.make_image(record.image, DEVICE_BYTES)
+        device = loop.attach(record.image)
+        loop.tune(device)
+        disk = volume.Volume(device, record)
+    speed = volume.measure(device, disk.io_cgroups, record.work)
+    if not disk.not_limited:
+        disk.not_limited = volume.too_fast(speed)
+    progress.say(
+        f"  measured: {speed.reads_per_s:.0f} reads/s, {speed.writes_per_s:.0f} writes/s of 4 KiB"
+    )
+    if disk.not_limited:
+        progress.say(
+            f"  NOT as slow as a cloud volume: {disk.not_limited}. Job 3 swaps to this machine's "
+            "disk as fast as it is, and infiniswap's backup lies there too"
+        )
+    return disk, speed
+
+
+def _infiniswap_leg(
+    stage: legs.Stage, limit_bytes: int, disk: volume.Volume, progress: Progress
+) -> tuple[results.Leg, tuple[Served, ...]]:
+    progress.say(
+        f"starting {len(HOSTS)} donors, each a daemon in a network namespace, lending up to "
+        f"{format_size_short(POOL_BYTES)}"
+    )
+    interrupts, work = stage.interrupts, stage.record.work
+    network = NetworkNamespaces(HOSTS, network=free_network(), root=True)
+    prefix = network.namespace(HOSTS[0]).removesuffix(f"-{HOSTS[0]}")
+    donors: Donors | None = None
+    try:
+        with interrupts.hold():
+            leftovers.save(replace(stage.record, namespaces=prefix))
+            network.__enter__()
+            donors = Donors(network, work, stage.config, work / "secret", POOL_BYTES)
+            donors.start()
+        donors.await_ready()
+        before = donors.served()
+        progress.say(
+            f"job 2 of 3: infiniswap run --local {format_size(limit_bytes)} --donors "
+            f"{','.join(str(address) for address in donors.addresses)} --backup "
+            f"{disk.device.path} -- python job.py"
+        )
+        leg = legs.with_infiniswap(stage, limit_bytes, donors, disk)
+        served = tuple(
+            Served(now.name, now.read_bytes - was.read_bytes, now.write_bytes - was.write_bytes)
+            for now, was in zip(donors.served(), before, strict=True)
+        )
+    finally:
+        with interrupts.hold():
+            if donors is not None:
+                donors.stop()
+            network.close()
+            leftovers.save(stage.record)
+    _say_leg(progress, leg)
+    progress.say(
+        "  by the donors' own counters they served "
+        + ", ".join(f"{format_size_short(donor.read_bytes)} ({donor.name})" for donor in served)
+    )
+    return leg, served
+
+
+def _say_leg(progress: Progress, leg: results.Leg) -> None:
+    progress.say(
+        f"  {leg.elapsed_s:.1f} s, {format_size_short(leg.page_out_bytes)} paged out, "
+        f"{format_size_short(leg.page_in_bytes)} in"
+    )
