@@ -9,6 +9,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -57,10 +58,13 @@ static inline int dial_buffered(uint16_t port, int receive_bytes)
 		.sin_port = htons(port),
 		.sin_addr.s_addr = htonl(INADDR_LOOPBACK),
 	};
+	const int on = 1;
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
 	CHECK(fd >= 0);
 	bound_waits(fd);
+	/* Headers and payloads are said one by one; none may wait for the last one's ACK. */
+	CHECK_EQ(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)), 0);
 	if (receive_bytes > 0)
 		CHECK_EQ(setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &receive_bytes,
 				    sizeof(receive_bytes)),
