@@ -116,16 +116,30 @@ static int claim_space(int fd, const char *path, uint64_t bytes, struct isw_erro
 	return 0;
 }
 
+/*
+ * A file system that runs out of space in the middle leaves what it had reserved so far: a full
+ * disk. old_bytes: the file's length before, negative when there was none.
+ */
+static void unclaim_space(int fd, const char *path, off_t old_bytes)
+{
+	if (old_bytes < 0)
+		unlink(path);
+	else if (ftruncate(fd, old_bytes) < 0)
+		return; /* not a regular file, or nothing can be done */
+}
+
 int iswi_backup_file_open(const char *path, uint64_t bytes, void **ctx_out, struct isw_error *error)
 {
 	struct backup_file *file = malloc(sizeof(*file));
 	struct stat st;
 	/* O_EXCL on a block device: not while it is mounted or swap. */
 	int flags = O_RDWR | O_DIRECT | O_CLOEXEC, code;
+	bool exists;
 
 	if (!file)
 		return iswi_error(error, -ENOMEM, "no memory for the backup");
-	flags |= stat(path, &st) == 0 && S_ISBLK(st.st_mode) ? O_EXCL : O_CREAT;
+	exists = stat(path, &st) == 0;
+	flags |= exists && S_ISBLK(st.st_mode) ? O_EXCL : O_CREAT;
 	file->fd = open(path, flags, 0600);
 	if (file->fd < 0) {
 		code = iswi_error(error, -errno,
@@ -140,8 +154,10 @@ int iswi_backup_file_open(const char *path, uint64_t bytes, void **ctx_out, stru
 		goto err_close;
 	}
 	code = claim_space(file->fd, path, bytes, error);
-	if (code)
+	if (code) {
+		unclaim_space(file->fd, path, exists ? st.st_size : -1);
 		goto err_close;
+	}
 	*ctx_out = file;
 	return 0;
 
