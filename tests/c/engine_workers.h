@@ -25,7 +25,8 @@
 /* What the workers have in common. */
 struct crowd {
 	isw_engine *engine;
-	uint64_t pages;
+	uint64_t pages;   /* of the device; the rest is left alone */
+	bool flushes;     /* also flush, and force writes out */
 	atomic_bool stop; /* relaxed: joining orders the rest */
 	/* Newest value of a shared page whose write each worker has seen complete; relaxed. */
 	atomic_uint_fast64_t completed[WORKERS][SHARED_PAGES];
@@ -187,7 +188,7 @@ static void submit(struct worker *w, struct slot *slot, enum iswi_req_op op, uin
 		slot->req.offset = page * ISW_PAGE_BYTES;
 		slot->req.length = pages * ISW_PAGE_BYTES;
 	}
-	if (op == ISWI_WRITE && !below(&w->random, 300))
+	if (w->crowd->flushes && op == ISWI_WRITE && !below(&w->random, 300))
 		slot->req.flags = ISWI_REQ_FUA;
 	for (uint32_t i = 0; op != ISWI_FLUSH && i < pages; i++) {
 		w->page_busy[page + i] = true;
@@ -211,7 +212,7 @@ static void random_request(struct worker *w, struct slot *slot)
 	uint64_t first = shared ? 0 : w->first, end = shared ? SHARED_PAGES : w->end, page;
 	uint32_t pages = below(&w->random, 3) ? 1 : 1 + below(&w->random, RUN_PAGES);
 
-	if (!below(&w->random, 1000)) {
+	if (w->crowd->flushes && !below(&w->random, 1000)) {
 		submit(w, slot, ISWI_FLUSH, 0, 0);
 		return;
 	}
@@ -266,11 +267,13 @@ static void worker_start(struct crowd *crowd, uint32_t number, uint64_t seed)
 	CHECK_EQ(iswi_thread_start(&w->thread, "worker", work, w), 0);
 }
 
-static void crowd_start(struct crowd *crowd, isw_engine *engine, uint64_t seed)
+static void crowd_start(struct crowd *crowd, isw_engine *engine, uint64_t seed, uint64_t pages,
+			bool flushes)
 {
 	memset(crowd, 0, sizeof(*crowd));
 	crowd->engine = engine;
-	crowd->pages = iswi_engine_size_bytes(engine) / ISW_PAGE_BYTES;
+	crowd->pages = pages;
+	crowd->flushes = flushes;
 	CHECK(crowd->pages <= PAGES_MAX);
 	crowd->workers = calloc(WORKERS, sizeof(*crowd->workers));
 	CHECK(crowd->workers);

@@ -322,7 +322,7 @@ static void run(uint32_t run_ms, uint64_t seed, bool in_memory)
 		use_memory(w->engine);
 	for (uint32_t i = 0; i < DONORS; i++)
 		donor_start(w, &w->donors[i]);
-	crowd_start(&crowd, w->engine, seed);
+	crowd_start(&crowd, w->engine, seed, PAGES, true);
 	while (iswi_now_ns() < end_ns)
 		control(w);
 	crowd_stop(&crowd);

@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The backup's own threads and file: errors, retries, merging, the lock, the space. */
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "engine/internal.h"
+#include "engine_workers.h"
+
+#define PAGES  512u
+#define BAD_AT 300u /* a bad sector's page */
+
+static char path[4096];
+
+static struct isw_engine_config config(void)
+{
+	return (struct isw_engine_config){
+		.size_bytes = PAGES * ISW_PAGE_BYTES,
+		.slab_bytes = 64 * ISW_PAGE_BYTES,
+		.staging_pages = 64,
+		.request_bytes_max = RUN_PAGES * ISW_PAGE_BYTES,
+		.requests_max = 32,
+		.remotes_max = 1,
+		.backup_write_bytes_max = 16 * ISW_PAGE_BYTES,
+		.backup_writers = 2,
+		.backup_readers = 1,
+	};
+}
+
+static isw_engine *open_engine(void)
+{
+	const struct isw_engine_config c = config();
+	struct isw_error error = {0};
+	isw_engine *e = NULL;
+
+	if (isw_engine_create(&c, path, &e, &error)) {
+		fprintf(stderr, "%s\n", error.text);
+		exit(1);
+	}
+	return e;
+}
+
+/* ------------------------------------------------------------- one request at a time */
+
+struct asked {
+	struct iswi_req req;
+	pthread_mutex_t lock;
+	pthread_cond_t cond;
+	bool ended;
+	int error;
+	_Alignas(ISW_PAGE_BYTES) unsigned char data[ISW_PAGE_BYTES];
+};
+
+static void asked_done(struct iswi_req *req, int error)
+{
+	struct asked *a = ISWI_CONTAINER(req, struct asked, req);
+
+	pthread_mutex_lock(&a->lock);
+	a->ended = true;
+	a->error = error;
+	pthread_cond_signal(&a->cond);
+	pthread_mutex_unlock(&a->lock);
+}
+
+static void ask(isw_engine *e, struct asked *a, enum iswi_req_op op, uint64_t page, uint64_t value)
+{
+	a->req = (struct iswi_req){.op = op, .data = a->data, .done = asked_done};
+	if (op != ISWI_FLUSH) {
+		a->req.offset = page * ISW_PAGE_BYTES;
+		a->req.length = ISW_PAGE_BYTES;
+	}
+	pthread_mutex_init(&a->lock, NULL);
+	pthread_cond_init(&a->cond, NULL);
+	a->ended = false;
+	for (uint32_t i = 0; op == ISWI_WRITE && i < ISW_PAGE_BYTES; i += 8)
+		memcpy(a->data + i, &value, 8);
+	iswi_engine_submit(e, &a->req);
+}
+
+static int answer(struct asked *a)
+{
+	struct timespec until;
+	int code = 0;
+
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += WAIT_MS / 1000;
+	pthread_mutex_lock(&a->lock);
+	while (!a->ended && !code)
+		code = pthread_cond_timedwait(&a->cond, &a->lock, &until);
+	pthread_mutex_unlock(&a->lock);
+	CHECK_EQ(code, 0);
+	pthread_cond_destroy(&a->cond);
+	pthread_mutex_destroy(&a->lock);
+	return a->error;
+}
+
+static int do_one(isw_engine *e, enum iswi_req_op op, uint64_t page, uint64_t value)
+{
+	struct asked a;
+
+	ask(e, &a, op, page, value);
+	return answer(&a);
+}
+
+static uint64_t read_one(isw_engine *e, uint64_t page)
+{
+	struct asked a;
+	uint64_t value;
+
+	ask(e, &a, ISWI_READ, page, 0);
+	CHECK_EQ(answer(&a), 0);
+	memcpy(&value, a.data, sizeof(value));
+	return value;
+}
+
+/* ------------------------------------------------------------------ a failing disk */
+
+struct bad_disk {
+	const struct iswi_backup_ops *ops;
+	void *ctx;
+	atomic_bool bad; /* relaxed: a switch */
+	bool all, slow;
+	atomic_uint_fast64_t tries, writes, pages;
+};
+
+static int bad_write(void *ctx, const struct iovec *iov, int iov_count, uint64_t offset)
+{
+	struct bad_disk *d = ctx;
+	uint64_t first = offset / ISW_PAGE_BYTES;
+
+	iswi_count(&d->writes, 1);
+	iswi_count(&d->pages, (uint64_t)iov_count);
+	if (d->slow)
+		pause_ms(1);
+	if ((d->all || (first <= BAD_AT && BAD_AT < first + (uint64_t)iov_count)) &&
+	    atomic_load_explicit(&d->bad, memory_order_relaxed)) {
+		iswi_count(&d->tries, 1);
+		return -EIO;
+	}
+	return d->ops->write(d->ctx, iov, iov_count, offset);
+}
+
+static int bad_read(void *ctx, void *buf, uint32_t bytes, uint64_t offset)
+{
+	struct bad_disk *d = ctx;
+
+	return d->ops->read(d->ctx, buf, bytes, offset);
+}
+
+static int bad_sync(void *ctx)
+{
+	struct bad_disk *d = ctx;
+
+	return d->ops->sync(d->ctx);
+}
+
+static void bad_destroy(void *ctx)
+{
+	struct bad_disk *d = ctx;
+
+	d->ops->destroy(d->ctx);
+}
+
+static const struct iswi_backup_ops bad_ops = {"bad", bad_write, bad_read, bad_sync, bad_destroy};
+
+/* Before the first request: the threads look at the backup only when there is work. */
+static void make_bad(isw_engine *e, struct bad_disk *d)
+{
+	*d = (struct bad_disk){.ops = e->backup.ops, .ctx = e->backup.ctx};
+	atomic_store_explicit(&d->bad, true, memory_order_relaxed);
+	e->backup.ctx = d;
+	e->backup.ops = &bad_ops;
+}
+
+static void wait_event(isw_engine *e, uint32_t kind)
+{
+	uint64_t end_ns = iswi_now_ns() + WAIT_MS * 1000000ull;
+	struct isw_event event;
+
+	while (!isw_engine_events(e, &event, 1)) {
+		CHECK(iswi_now_ns() < end_ns);
+		pause_ms(2);
+	}
+	CHECK_EQ(event.kind, kind);
+}
+
+static void a_bad_sector_is_retried_until_it_is_good(void)
+{
+	isw_engine *e = open_engine();
+	struct isw_engine_stats stats;
+	struct bad_disk disk;
+	struct asked stuck;
+
+	make_bad(e, &disk);
+	CHECK_EQ(do_one(e, ISWI_WRITE, 1, 100), 0);
+	ask(e, &stuck, ISWI_WRITE, BAD_AT, 200);
+	wait_event(e, ISW_EVENT_BACKUP_FAILING);
+	isw_engine_stats(e, &stats);
+	CHECK_EQ(stats.backup_failing, 1);
+	CHECK_EQ(stats.requests_in_flight, 1);
+	CHECK_EQ(do_one(e, ISWI_FLUSH, 0, 0), -EIO);
+	CHECK_EQ(do_one(e, ISWI_WRITE, 1, 101), 0); /* the rest goes on */
+	CHECK_EQ(read_one(e, BAD_AT), 200);
+	CHECK_EQ(isw_engine_settle(e, 20), -ETIMEDOUT);
+	atomic_store_explicit(&disk.bad, false, memory_order_relaxed);
+	wait_event(e, ISW_EVENT_BACKUP_RECOVERED);
+	CHECK_EQ(answer(&stuck), 0);
+	CHECK_EQ(do_one(e, ISWI_FLUSH, 0, 0), 0);
+	CHECK_EQ(isw_engine_settle(e, WAIT_MS), 0);
+	CHECK_EQ(read_one(e, BAD_AT), 200);
+	CHECK_EQ(read_one(e, 1), 101);
+	isw_engine_destroy(e);
+}
+
+/* Workers whose writes hardly ever leave the queue empty. */
+static void retries_come_due_and_are_paced_on_a_busy_disk(void)
+{
+	static struct crowd crowd;
+	isw_engine *e = open_engine();
+	uint64_t began_ns = iswi_now_ns(), seconds;
+	struct bad_disk disk;
+	struct asked stuck;
+
+	make_bad(e, &disk);
+	disk.slow = true;
+	ask(e, &stuck, ISWI_WRITE, BAD_AT, 200);
+	wait_event(e, ISW_EVENT_BACKUP_FAILING);
+	crowd_start(&crowd, e, 1, BAD_AT - 50, false);
+	while (iswi_counted(&disk.tries) < 3) {
+		CHECK(iswi_now_ns() - began_ns < WAIT_MS * 1000000ull);
+		pause_ms(20);
+	}
+	/* One a second; the first may be followed by another at once. */
+	seconds = (iswi_now_ns() - began_ns) / 1000000000ull;
+	CHECK(iswi_counted(&disk.tries) <= seconds + 3);
+	atomic_store_explicit(&disk.bad, false, memory_order_relaxed);
+	wait_event(e, ISW_EVENT_BACKUP_RECOVERED);
+	CHECK_EQ(answer(&stuck), 0);
+	crowd_stop(&crowd);
+	crowd_check(&crowd);
+	/* Writes were merged: a write a page would wear a cloud disk out. */
+	CHECK(iswi_counted(&disk.writes) < iswi_counted(&disk.pages));
+	crowd_free(&crowd);
+	isw_engine_destroy(e);
+}
+
+static void failing_at_once_is_not_retried_at_once(void)
+{
+	isw_engine *e = open_engine();
+	struct bad_disk disk;
+	struct asked stuck[3];
+	uint64_t began_ns = iswi_now_ns(), seconds, tries;
+
+	/* Two writers, each failing what the other has just queued anew, would never pause. */
+	make_bad(e, &disk);
+	disk.all = true;
+	for (uint32_t i = 0; i < 3; i++)
+		ask(e, &stuck[i], ISWI_WRITE, 100 + 10 * i, i);
+	while (iswi_counted(&disk.tries) < 9) {
+		CHECK(iswi_now_ns() - began_ns < WAIT_MS * 1000000ull);
+		pause_ms(20);
+	}
+	tries = iswi_counted(&disk.tries);
+	seconds = (iswi_now_ns() - began_ns) / 1000000000ull;
+	CHECK(tries <= 6 * (seconds + 2));
+	atomic_store_explicit(&disk.bad, false, memory_order_relaxed);
+	for (uint32_t i = 0; i < 3; i++)
+		CHECK_EQ(answer(&stuck[i]), 0);
+	isw_engine_destroy(e);
+}
+
+/* --------------------------------------------------------------------- the file */
+
+static void contents_outlive_the_engine(void)
+{
+	isw_engine *e = open_engine();
+	char tables[sizeof(path) + 8];
+	struct asked a;
+
+	snprintf(tables, sizeof(tables), "%s.tables", path);
+	for (uint64_t page = 0; page < PAGES; page += 3)
+		CHECK_EQ(do_one(e, ISWI_WRITE, page, 1000 + page), 0);
+	ask(e, &a, ISWI_TRIM, 3, 0);
+	CHECK_EQ(answer(&a), 0);
+	CHECK_EQ(isw_engine_settle(e, WAIT_MS), 0);
+	CHECK_EQ(isw_engine_save_tables(e, tables, NULL), 0);
+	isw_engine_destroy(e);
+	e = open_engine();
+	CHECK_EQ(isw_engine_load_tables(e, tables, NULL), 0);
+	for (uint64_t page = 0; page < PAGES; page++)
+		CHECK_EQ(read_one(e, page), page % 3 || page == 3 ? 0 : 1000 + page);
+	isw_engine_destroy(e);
+	unlink(tables);
+}
+
+static void a_backup_has_one_owner(void)
+{
+	const struct isw_engine_config c = config();
+	isw_engine *e = open_engine(), *second = NULL;
+	struct isw_error error = {0};
+
+	CHECK_EQ(isw_engine_create(&c, path, &second, &error), -EWOULDBLOCK);
+	CHECK(strstr(error.text, path));
+	CHECK(!second);
+	CHECK_EQ(do_one(e, ISWI_WRITE, 1, 100), 0); /* the first is not disturbed */
+	isw_engine_destroy(e);
+	e = open_engine();
+	isw_engine_destroy(e);
+}
+
+static void its_space_is_reserved_and_nobody_else_may_read_it(void)
+{
+	isw_engine *e;
+	struct stat st;
+
+	unlink(path);
+	e = open_engine();
+	CHECK_EQ(stat(path, &st), 0);
+	CHECK_EQ(st.st_size, PAGES * ISW_PAGE_BYTES);
+	CHECK((uint64_t)st.st_blocks * 512 >= PAGES * ISW_PAGE_BYTES);
+	CHECK_EQ(st.st_mode & 077, 0);
+	isw_engine_destroy(e);
+}
+
+static void a_backup_that_cannot_be_had_leaves_nothing_behind(void)
+{
+	const struct isw_engine_config c = config();
+	struct isw_error error = {0};
+	isw_engine *e = NULL;
+	struct stat before, after;
+	void *ctx;
+
+	/* More than any file system can hold in one file. */
+	CHECK_EQ(stat(path, &before), 0);
+	CHECK(iswi_backup_file_open(path, INT64_MAX / 2, &ctx, &error) < 0);
+	CHECK(strstr(error.text, path));
+	CHECK_EQ(stat(path, &after), 0);
+	CHECK_EQ(after.st_size, before.st_size);
+	CHECK_EQ(after.st_blocks, before.st_blocks);
+	unlink(path);
+	CHECK(iswi_backup_file_open(path, INT64_MAX / 2, &ctx, &error) < 0);
+	CHECK(access(path, F_OK) < 0);
+	CHECK_EQ(isw_engine_create(&c, "/nowhere/at/all", &e, &error), -ENOENT);
+	CHECK_EQ(isw_engine_create(&c, "/", &e, &error), -EISDIR);
+	CHECK_EQ(isw_engine_create(&c, NULL, &e, &error), -EINVAL);
+	CHECK(!e);
+}
+
+static void wrong_numbers_of_threads_are_refused(void)
+{
+	static const uint32_t wrong[][2] = {{0, 1}, {1, 0}, {8, 9}};
+	isw_engine *e = NULL;
+
+	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(wrong); i++) {
+		struct isw_engine_config c = config();
+
+		c.backup_writers = wrong[i][0];
+		c.backup_readers = wrong[i][1];
+		CHECK_EQ(isw_engine_create(&c, path, &e, NULL), -EINVAL);
+	}
+	CHECK(access(path, F_OK) < 0);
+}
+
+static bool takes_direct_io(const char *directory)
+{
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/isw-disk-%d.backup", directory, (int)getpid());
+	fd = open(path, O_RDWR | O_CREAT | O_DIRECT | O_CLOEXEC, 0600);
+	unlink(path);
+	if (fd >= 0)
+		close(fd);
+	return fd >= 0;
+}
+
+int main(void)
+{
+	const char *tmp = getenv("TMPDIR");
+
+	if (!takes_direct_io(".") && !takes_direct_io(tmp ? tmp : "/tmp") &&
+	    !takes_direct_io("/var/tmp"))
+		SKIP("no directory here takes direct I/O");
+	a_bad_sector_is_retried_until_it_is_good();
+	retries_come_due_and_are_paced_on_a_busy_disk();
+	failing_at_once_is_not_retried_at_once();
+	contents_outlive_the_engine();
+	a_backup_has_one_owner();
+	its_space_is_reserved_and_nobody_else_may_read_it();
+	a_backup_that_cannot_be_had_leaves_nothing_behind();
+	wrong_numbers_of_threads_are_refused();
+	unlink(path);
+	return 0;
+}
