@@ -1,31 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`infiniswap run`: an unmodified job with far more memory than its limit."""
+"""`infiniswap run`: an unmodified job with far more memory than its limit.
+
+This process prepares and reports. Undoing is the device process's part, which watches this one:
+so there is no moment at which being killed leaves anything behind.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import shutil
-import sys
+import signal
+import stat
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 from infiniswap import config as configuration
 from infiniswap.cli.device import (
     add_device_options,
+    backup_path,
     load_config,
     make_spec,
     prepare_backup_dir,
 )
-from infiniswap.device import client, job, launch, rundir
+from infiniswap.device import client, job, launch, lost, rundir, runs, usage
 from infiniswap.device.api import DeviceStatus
-from infiniswap.device.spec import NAME_LENGTH_MAX
 from infiniswap.errors import (
     ConflictError,
+    DeadlineError,
     InfiniswapError,
     MemoryLimitError,
     NoDonorError,
@@ -33,22 +42,22 @@ from infiniswap.errors import (
     UsageError,
 )
 from infiniswap.system import swap
-from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup, run_cgroup_name
-from infiniswap.units import (
-    MIB,
-    PAGE_BYTES,
-    format_size,
-    format_size_short,
-    parse_page_size,
-)
+from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
+from infiniswap.units import MIB, format_size, format_size_short, parse_page_size
 
 SHARED_NAME: Final = "run"
 """Name of the device that `run` makes, and that further ones join."""
 
+KILLED: Final = 128 + signal.SIGKILL
+
 _LOCAL_BYTES_MIN = 16 * MIB
 _DISK_SHARE = 0.8
 _LOCAL_TIMES = 4
-_JOIN_TRIES = 50
+_JOIN_PAUSE_S = 0.2
+_JOIN_S_MAX = launch.START_S_MAX + 10.0
+_WAIT_TOLD_S = 3.0
+_END_S_MAX = 10.0
+_LIVE_S = 1.0
 
 
 def add_parser(subparsers: Any) -> None:
@@ -58,7 +67,8 @@ def add_parser(subparsers: Any) -> None:
         help="run a command with more memory than its limit",
         description="Runs COMMAND with at most --local of this host's memory; what does not fit "
         "is paged to donors. Its signals and exit code are passed through. Everything is undone "
-        "when it ends, however it ends.",
+        "when it ends, however it ends. Needs root; under sudo COMMAND runs as the user who "
+        "called it.",
         allow_abbrev=False,
     )
     parser.add_argument("--local", required=True, metavar="SIZE", help="memory limit of the job")
@@ -71,41 +81,40 @@ def add_parser(subparsers: Any) -> None:
     )
     add_device_options(parser)
     parser.add_argument("--config", metavar="FILE", help="configuration file")
-    parser.add_argument("--quiet", action="store_true", help="no live line and no summary")
+    parser.add_argument("--quiet", action="store_true", help="no notes, live line and summary")
     parser.add_argument("--summary-json", metavar="FILE", help="write the summary there")
     parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="[--] COMMAND...")
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What `run` tells at the end; pages are counted as bytes.
-
-    `page_in_*` are the device's, so with several runs on one device they are those of all.
-    """
-
-    command: str
-    exit_code: int
-    elapsed_s: float
-    local_bytes: int
-    anon_peak_bytes: int
-    oom_kills: int
-    page_in_bytes: int
-    page_out_bytes: int
-    page_in_remote_bytes: int
-    page_in_staging_bytes: int
-    page_in_backup_bytes: int
-    remote_share: float | None
-    page_in_us_p50: float
-    page_in_us_p99: float
-    other_swap_bytes: int
-    device: str
-    shared: bool
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the job; returns its exit code."""
     command = args.command_line[1:] if args.command_line[:1] == ["--"] else args.command_line
-    if not command:
+    local_bytes = _check(args, command)
+    if os.geteuid() != 0:
+        raise NotPermittedError(
+            "`infiniswap run` sets up swap space and a memory limit, which needs root",
+            mend=f"Run it with sudo: sudo infiniswap run --local {args.local} ... - the command "
+            "itself then runs as you.",
+        )
+    user = job.invoking_user(os.environ)
+    job.check_command(command, user)
+    config = load_config(args)
+    if user is not None and not args.quiet:
+        _say(f"the command runs as {user.name}, who called sudo")
+    try:
+        with _ending_signals_raise(), _summary_file(args.summary_json, user) as summary_file:
+            return _run_with_device(_Run(args, command, user, local_bytes, summary_file), config)
+    except _EndingSignal as error:
+        return 128 + error.number
+
+
+def _check(args: argparse.Namespace, command: list[str]) -> int:
+    """The local limit in bytes.
+
+    Raises:
+        UsageError: arguments that make no sense.
+    """
+    if not command or not command[0]:
         raise UsageError(
             "there is no command to run",
             mend="For example: infiniswap run --local 4G --donors HOST -- python prep.py",
@@ -116,77 +125,221 @@ def run(args: argparse.Namespace) -> int:
             f"--local {args.local} is too little for any program",
             mend=f"Give at least {format_size(_LOCAL_BYTES_MIN)}.",
         )
-    if os.geteuid() != 0:
-        raise NotPermittedError(
-            "`infiniswap run` sets up swap space and a memory limit, which needs root",
-            mend=f"Run it with sudo: sudo infiniswap run --local {args.local} ... - the command "
-            "itself then runs as you.",
-        )
-    user = job.invoking_user(os.environ)
-    config = load_config(args)
-    paths, shared = _get_device(args, config, local_bytes)
-    try:
-        return _run_on(args, command, user, local_bytes, paths, shared)
-    finally:
-        try:
-            client.leave(paths, os.getpid())
-        except InfiniswapError as error:
-            _say(f"the device is still there: {error}")
+    if args.size is not None:
+        parse_page_size(args.size)
+    if args.device is not None:
+        for name in ("donors", "frontend", "backup", "transport", "slab", "staging"):
+            if getattr(args, name) is not None:
+                raise UsageError(
+                    f"--{name} does not go with --device: that device has its own",
+                    mend="Leave out one of the two.",
+                )
+    return local_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What was asked for."""
+
+    args: argparse.Namespace
+    command: list[str]
+    user: job.User | None
+    local_bytes: int
+    summary_file: _SummaryFile | None
 
 
 def _say(text: str) -> None:
-    print(f"infiniswap: {text}", file=sys.stderr, flush=True)
+    """A line on standard error, and never an exception: a terminal or pipe that has gone must not
+    change the exit code."""
+    _put(f"infiniswap: {text}\n")
+
+
+def _put(text: str) -> None:
+    # Not by way of sys.stderr, which keeps what it could not write, and fails with it at exit.
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode(errors="replace"))
+
+
+class _EndingSignal(BaseException):
+    """SIGTERM or SIGHUP while there is no job to hand it on to."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def _raise_ending_signal(number: int, _frame: FrameType | None) -> None:
+    raise _EndingSignal(number)
+
+
+@contextlib.contextmanager
+def _ending_signals_raise() -> Iterator[None]:
+    previous = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            previous[number] = signal.signal(number, _raise_ending_signal)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class _SummaryFile:
+    """The file of --summary-json, opened before anything is set up, so that a mistake is told
+    then."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.written = False
+
+    def write(self, summary: dict[str, object]) -> None:
+        """Writes it; a full disk is told, and does not change the exit code."""
+        data = (json.dumps(summary, indent=2) + "\n").encode()
+        try:
+            if stat.S_ISREG(os.fstat(self._fd).st_mode):
+                os.ftruncate(self._fd, 0)
+            with os.fdopen(os.dup(self._fd), "wb") as file:
+                file.write(data)
+            self.written = True
+        except OSError as error:
+            _say(f"the summary could not be written: {error.strerror}")
+
+
+@contextlib.contextmanager
+def _summary_file(name: str | None, user: job.User | None) -> Iterator[_SummaryFile | None]:
+    if name is None:
+        yield None
+        return
+    with job.acting_as(user):
+        is_new = not os.path.lexists(name)
+        try:
+            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY, 0o666)
+        except OSError as error:
+            raise UsageError(
+                f"--summary-json cannot be written: {error.strerror}",
+                where=name,
+                mend="Name a file in a directory that you may write to.",
+            ) from error
+    file = _SummaryFile(fd)
+    try:
+        yield file
+    finally:
+        os.close(fd)
+        if is_new and not file.written:
+            with contextlib.suppress(OSError), job.acting_as(user):
+                os.unlink(name)
 
 
 # --------------------------------------------------------------------------- device
 
 
-def _get_device(
-    args: argparse.Namespace, config: configuration.Config, local_bytes: int
-) -> tuple[rundir.DevicePaths, bool]:
-    """The device to page to, joined; True when it is shared with others."""
+def _run_with_device(this: _Run, config: configuration.Config) -> int:
+    paths, joined = _get_device(this, config)
+    watch: lost.Watch | None = None
+    try:
+        before = client.status(paths)
+        watch = lost.Watch(before.pid, before.path)
+        if not this.args.quiet:
+            for line in usage.describe_areas(swap.active_areas(), before.path):
+                _say(line)
+        return _run_on(this, paths, before, watch, joined)
+    finally:
+        try:
+            _leave(paths, watch)
+        finally:
+            if watch is not None:
+                watch.close()
+
+
+def _leave(paths: rundir.DevicePaths, watch: lost.Watch | None) -> None:
+    """Says goodbye to the device, which ends with its last run."""
+    if watch is not None and watch.lost():
+        _clear_lost(paths)
+        return
+    try:
+        client.leave(paths, os.getpid())
+    except InfiniswapError as error:
+        if watch is None or not watch.ended():
+            _say(f"the swap device cannot be removed yet: {error} It is tried again and again.")
+        return
+    except (KeyboardInterrupt, _EndingSignal):
+        _say("the swap device is removed in the background")
+        raise
+    if watch is not None and not rundir.is_running(paths):
+        watch.ended(_END_S_MAX)
+
+
+def _clear_lost(paths: rundir.DevicePaths) -> None:
+    try:
+        lost.clear(paths)
+    except ConflictError as error:
+        if not rundir.is_running(paths):  # else another run is doing it
+            _say(f"not everything could be cleaned up: {error}")
+    except InfiniswapError as error:
+        _say(f"not everything could be cleaned up: {error}")
+
+
+def _get_device(this: _Run, config: configuration.Config) -> tuple[rundir.DevicePaths, bool]:
+    """The device to page to, joined; True when it was there before."""
     run_dir, backup_dir = config.device.run_dir, config.device.backup_dir
-    if args.device is not None:
-        paths = rundir.require_running(args.device, run_dir, backup_dir)
-        if not client.status(paths).swap.active:
-            raise ConflictError(
-                "it is not in use as swap space",
-                where=f"device {args.device}",
-                mend=f"Start it with --swap: infiniswap device start {args.device} --swap ...",
-            )
-        client.join(paths, os.getpid(), "")
+    if this.args.device is not None:
+        paths = rundir.require_running(this.args.device, run_dir, backup_dir)
+        _join(paths)
         return paths, True
     paths = rundir.paths_of(SHARED_NAME, run_dir, backup_dir)
-    for _ in range(_JOIN_TRIES):
-        if rundir.is_running(paths):
-            try:
-                client.join(paths, os.getpid(), "")
-            except InfiniswapError:
-                time.sleep(0.2)  # starting or stopping at this moment
-                continue
-            if args.size is not None and not args.quiet:
-                _say("another run's device is in use already; it is shared, --size has no effect")
+    started_s, told = time.monotonic(), False
+    while time.monotonic() - started_s < _JOIN_S_MAX:
+        if not rundir.is_running(paths):
+            if _start_device(this, config, paths):
+                return paths, False
+        elif _try_join(paths):
+            if this.args.size is not None and not this.args.quiet:
+                _say("the device of another run is in use already; --size has no effect")
             return paths, True
-        if _start_device(args, config, local_bytes, paths):
-            return paths, False
+        elif not told and time.monotonic() - started_s > _WAIT_TOLD_S:
+            _say("waiting for the device of another run, which is starting or stopping")
+            told = True
+        time.sleep(_JOIN_PAUSE_S)
     raise ConflictError(
-        "the device of another run neither serves nor ends",
+        f"the device of another run has neither served nor ended for {_JOIN_S_MAX:.0f} s",
         where=str(paths.run),
         mend=f"See {paths.log}.",
     )
 
 
-def _start_device(
-    args: argparse.Namespace,
-    config: configuration.Config,
-    local_bytes: int,
-    paths: rundir.DevicePaths,
-) -> bool:
+def _join(paths: rundir.DevicePaths) -> None:
+    """Raises ConflictError when it is no swap space; others: see client.join."""
+    status = client.status(paths)
+    if not status.swap.active:
+        raise UsageError(
+            "it is not in use as swap space",
+            where=f"device {status.name}",
+            mend="Use one that was started with `infiniswap device start NAME --swap ...`, or "
+            "leave --device out: `run` then makes its own.",
+        )
+    client.join(paths, os.getpid())
+
+
+def _try_join(paths: rundir.DevicePaths) -> bool:
+    """False when it is starting or stopping at this moment."""
+    try:
+        _join(paths)
+    except InfiniswapError as error:
+        if error.exit_code != ConflictError.exit_code:
+            raise
+        return False
+    return True
+
+
+def _start_device(this: _Run, config: configuration.Config, paths: rundir.DevicePaths) -> bool:
     """False when another run was faster."""
-    size_bytes = (
-        _choose_size(config, local_bytes) if args.size is None else parse_page_size(args.size)
-    )
-    assert len(SHARED_NAME) <= NAME_LENGTH_MAX
+    args = this.args
+    backup = backup_path(args.backup, paths)
+    if args.size is None:
+        size_bytes = _choose_size(config, this.local_bytes, backup, quiet=args.quiet)
+    else:
+        size_bytes = parse_page_size(args.size)
     spec = make_spec(
         args,
         config,
@@ -196,10 +349,19 @@ def _start_device(
         ephemeral=True,
         owner_pid=os.getpid(),
     )
+    try:
+        lost.clear(paths)  # of a device that was killed together with its runs
+    except ConflictError:
+        if rundir.is_running(paths):
+            return False
+        raise
     prepare_backup_dir(spec, paths)
-    others = list(swap.active_areas())
     try:
         ready = launch.start(spec, paths)
+    except DeadlineError:
+        with contextlib.suppress(ConflictError):
+            lost.clear(paths, spec)
+        raise
     except client.DeviceError as error:
         if error.exit_code == ConflictError.exit_code and rundir.is_running(paths):
             return False
@@ -211,35 +373,48 @@ def _start_device(
         )
         for warning in ready.warnings:
             _say(f"warning: {warning}")
-        for area in others:
-            _say(
-                f"note: swap is host-wide; {area.path} (priority {area.priority}) is used when "
-                "ours is full"
-            )
     return True
 
 
-def _choose_size(config: configuration.Config, local_bytes: int) -> int:
+def _choose_size(
+    config: configuration.Config, local_bytes: int, backup: str | None, *, quiet: bool
+) -> int:
     """min(4 x local, what donors can lend, 80 % of free disk), in whole MiB."""
-    lendable_bytes = asyncio.run(_lendable_bytes(config))
-    backup_dir = config.device.backup_dir
-    while not backup_dir.exists():
-        backup_dir = backup_dir.parent
-    disk_bytes = int(shutil.disk_usage(backup_dir).free * _DISK_SHARE)
     choices = {
         f"{_LOCAL_TIMES} x --local": _LOCAL_TIMES * local_bytes,
-        "what the donors can lend": lendable_bytes,
-        f"{_DISK_SHARE:.0%} of the free disk at {backup_dir}": disk_bytes,
+        "what the donors can lend": asyncio.run(_lendable_bytes(config)),
+        **_disk_choice(backup),
     }
-    why = min(choices, key=lambda name: choices[name])
-    size_bytes = choices[why] // MIB * MIB
-    if size_bytes < MIB:
+    size_bytes, why = usage.choose_size(choices)
+    if size_bytes == 0:
         raise MemoryLimitError(
-            f"there is no room for a swap device: {why} is {format_size_short(choices[why])}",
-            mend="Give --size, add donors, or free disk space.",
+            f"there is no room for a swap device: {why} comes to {format_size_short(choices[why])}",
+            mend="Give --size, name more donors, or free disk space.",
         )
-    _say(f"device size {format_size_short(size_bytes)} ({why})")
+    if not quiet:
+        _say(f"device size {format_size_short(size_bytes)}: {why}")
     return size_bytes
+
+
+def _disk_choice(backup: str | None) -> dict[str, int]:
+    """How much the place of the backup can take."""
+    if backup is None:
+        return {}
+    path = Path(backup)
+    try:
+        if path.is_block_device():
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return {f"the size of {path}": os.lseek(fd, 0, os.SEEK_END)}
+            finally:
+                os.close(fd)
+        directory = path.parent
+        while not directory.exists():
+            directory = directory.parent
+        free_bytes = shutil.disk_usage(directory).free
+    except OSError:
+        return {}  # the device says what is wrong with it
+    return {f"{_DISK_SHARE:.0%} of the free disk at {directory}": int(free_bytes * _DISK_SHARE)}
 
 
 async def _lendable_bytes(config: configuration.Config) -> int:
@@ -257,7 +432,9 @@ async def _lendable_bytes(config: configuration.Config) -> int:
         failures = [row.failure for row in rows if row.failure is not None]
         if len(failures) == 1:
             raise failures[0]
-        raise NoDonorError("none of the donors can be reached: " + "; ".join(map(str, failures)))
+        raise NoDonorError(
+            "none of the donors can be reached: " + "; ".join(row.error for row in rows)
+        )
     return sum(status.pool.can_map * status.slab_bytes for status in found)
 
 
@@ -265,153 +442,139 @@ async def _lendable_bytes(config: configuration.Config) -> int:
 
 
 def _run_on(
-    args: argparse.Namespace,
-    command: list[str],
-    user: job.User | None,
-    local_bytes: int,
+    this: _Run,
     paths: rundir.DevicePaths,
-    shared: bool,
+    before: DeviceStatus,
+    watch: lost.Watch,
+    joined: bool,
 ) -> int:
-    before = client.status(paths)
-    others_before_bytes = _other_swap_bytes(before)
-    cgroup = create_memory_cgroup(run_cgroup_name(str(os.getpid())), local_bytes)
+    cgroup = create_memory_cgroup(runs.cgroup_name(os.getpid()), this.local_bytes)
     try:
-        client.join(paths, os.getpid(), str(cgroup.path))
-        with job.block_signals():
-            started_s = time.monotonic()
-            process = job.start(command, cgroup, user)
-            live = _LiveLine(paths, cgroup, local_bytes, enabled=not args.quiet)
-            result = job.wait(process, cgroup, started_s, live.tick)
-            live.clear()
-            left = cgroup.pids()
-            if left:
-                _say(f"the command left {len(left)} processes behind; they are ended")
-        after = client.status(paths)
-        summary = _summarize(
-            command, local_bytes, result, before, after, others_before_bytes, shared
-        )
+        sampler = usage.Sampler(cgroup, before.path)
+        with job.block_signals() as signals:
+            result, after = _run_job(this, paths, cgroup, signals, sampler, watch)
     finally:
-        cgroup.kill()
-        cgroup.remove()
-    if result.oom_kills:
-        _explain_oom(after, local_bytes, result)
-    if not args.quiet:
-        _print_summary(summary)
-    if args.summary_json:
-        Path(args.summary_json).write_text(json.dumps(asdict(summary), indent=2) + "\n")
+        runs.end_job(cgroup)
+    if after is None:
+        return result.exit_code
+    shared = joined or len(after.runs) > 1
+    summary = usage.summarize(
+        this.command[0], result, sampler, this.local_bytes, before, after, shared=shared
+    )
+    if summary.oom_kills:
+        _say(usage.describe_oom(summary, after.size_bytes))
+    if not this.args.quiet:
+        for line in usage.describe(summary):
+            _say(line)
+    if this.summary_file is not None:
+        this.summary_file.write(asdict(summary))
     return result.exit_code
 
 
-def _other_swap_bytes(status: DeviceStatus) -> int:
-    own = os.path.realpath(status.path)
-    return sum(area.used_bytes for area in swap.active_areas() if str(area.path) != own)
+def _run_job(
+    this: _Run,
+    paths: rundir.DevicePaths,
+    cgroup: MemoryCgroup,
+    signals: job.Signals,
+    sampler: usage.Sampler,
+    watch: lost.Watch,
+) -> tuple[job.JobResult, DeviceStatus | None]:
+    """The device's last status is None when it has gone."""
+    live = _LiveLine(paths, sampler, this.local_bytes, enabled=not this.args.quiet)
+    started_s = time.monotonic()
+
+    def tick() -> None:
+        sampler.sample()
+        if watch.ended():
+            _check_device(watch)
+        else:
+            live.tick()
+
+    process = job.start(this.command, cgroup, this.user, signals)
+    try:
+        result = job.wait(process, cgroup, signals, tick)
+    except lost.DeviceLostError as error:
+        live.clear()
+        _say(str(error))
+        cgroup.kill()
+        process.wait()
+        return job.JobResult(KILLED, time.monotonic() - started_s), None
+    finally:
+        live.clear()
+    sampler.sample()
+    if left := cgroup.pids():
+        if not this.args.quiet:
+            _say(f"the command left {len(left)} process(es) behind; they are ended")
+        cgroup.kill()
+    try:
+        return result, client.status(paths)
+    except InfiniswapError as error:
+        if watch.lost():
+            _say(str(_lost_error()))
+        elif watch.ended():
+            _say("the swap device was stopped while the command ran; there is no summary")
+        else:
+            _say(f"there is no summary: {error}")
+        return result, None
 
 
-def _summarize(
-    command: list[str],
-    local_bytes: int,
-    result: job.JobResult,
-    before: DeviceStatus,
-    after: DeviceStatus,
-    others_before_bytes: int,
-    shared: bool,
-) -> Summary:
-    def grown(key: str) -> int:
-        return (after.stats[key] - before.stats[key]) * PAGE_BYTES
+def _check_device(watch: lost.Watch) -> None:
+    if watch.lost():
+        raise _lost_error()
 
-    remote, staging = grown("pages_in_remote"), grown("pages_in_staging")
-    backup = grown("pages_in_backup")
-    served = remote + staging + backup
-    return Summary(
-        command=command[0],
-        exit_code=result.exit_code,
-        elapsed_s=round(result.elapsed_s, 3),
-        local_bytes=local_bytes,
-        anon_peak_bytes=result.anon_peak_bytes,
-        oom_kills=result.oom_kills,
-        page_in_bytes=grown("pages_in"),
-        page_out_bytes=grown("pages_out"),
-        page_in_remote_bytes=remote,
-        page_in_staging_bytes=staging,
-        page_in_backup_bytes=backup,
-        remote_share=remote / served if served else None,
-        page_in_us_p50=after.page_in_us_p50,
-        page_in_us_p99=after.page_in_us_p99,
-        other_swap_bytes=max(0, _other_swap_bytes(after) - others_before_bytes),
-        device=after.path,
-        shared=shared,
+
+def _lost_error() -> lost.DeviceLostError:
+    return lost.DeviceLostError(
+        "the process of the swap device has died, and with it what was swapped out: the command "
+        "cannot go on and is ended"
     )
-
-
-def _explain_oom(after: DeviceStatus, local_bytes: int, result: job.JobResult) -> None:
-    full = after.swap.used_bytes > 0.95 * after.size_bytes
-    _say(
-        f"the kernel killed {result.oom_kills} process(es) of the job: "
-        + (
-            f"the swap device of {format_size_short(after.size_bytes)} is full. Give a larger "
-            "--size."
-            if full
-            else f"its limit of {format_size_short(local_bytes)} (--local) ran out and nothing "
-            "more could be paged out in time. Give a larger --local."
-        )
-    )
-
-
-def _print_summary(s: Summary) -> None:
-    served = s.page_in_remote_bytes + s.page_in_staging_bytes + s.page_in_backup_bytes
-
-    def share(part: int) -> str:
-        return f"{part / served:.1%}" if served else "-"
-
-    _say(
-        f"{s.command}: exit code {s.exit_code} after {s.elapsed_s:.1f} s, peak memory "
-        f"{format_size_short(s.anon_peak_bytes)} with {format_size_short(s.local_bytes)} local"
-    )
-    _say(
-        f"paged out {format_size_short(s.page_out_bytes)}, in {format_size_short(s.page_in_bytes)}"
-        f" (donors {share(s.page_in_remote_bytes)}, staging {share(s.page_in_staging_bytes)}, "
-        f"disk {share(s.page_in_backup_bytes)}); page-in p50 {s.page_in_us_p50:.0f} µs, "
-        f"p99 {s.page_in_us_p99:.0f} µs" + (" (shared device)" if s.shared else "")
-    )
-    if s.other_swap_bytes:
-        _say(f"{format_size_short(s.other_swap_bytes)} went to other swap areas of this host")
 
 
 class _LiveLine:
     """One line on a terminal, rewritten once a second."""
 
     def __init__(
-        self, paths: rundir.DevicePaths, cgroup: MemoryCgroup, local_bytes: int, *, enabled: bool
+        self,
+        paths: rundir.DevicePaths,
+        sampler: usage.Sampler,
+        local_bytes: int,
+        *,
+        enabled: bool,
     ) -> None:
         self._paths = paths
-        self._cgroup = cgroup
+        self._sampler = sampler
         self._local_bytes = local_bytes
-        self._enabled = enabled and sys.stderr.isatty()
-        self._next_s = time.monotonic() + 1.0
+        self._enabled = enabled and os.isatty(2)
+        self._next_s = time.monotonic() + _LIVE_S
         self._shown = False
 
     def tick(self) -> None:
         """Called often; shows at most once a second."""
-        if not self._enabled or time.monotonic() < self._next_s:
+        memory = self._sampler.memory
+        if not self._enabled or memory is None or time.monotonic() < self._next_s:
             return
-        self._next_s = time.monotonic() + 1.0
+        self._next_s = time.monotonic() + _LIVE_S
+        if not _is_foreground():
+            return
         try:
-            status = client.status(self._paths)
-        except InfiniswapError:
+            status = client.status(self._paths, wait_s=_LIVE_S / 2)
+            columns = os.get_terminal_size(2).columns or 80
+        except (InfiniswapError, OSError):
             return
-        memory = self._cgroup.memory()
-        share = "" if status.remote_share is None else f", {status.remote_share:.0%} from donors"
-        text = (
-            f"infiniswap: {format_size_short(memory.anon_bytes)} of "
-            f"{format_size_short(self._local_bytes)} local, "
-            f"{format_size_short(memory.swap_bytes or 0)} paged out, page-in "
-            f"{format_size_short(status.stats['pages_in'] * PAGE_BYTES)}{share}"
-        )
-        columns = shutil.get_terminal_size().columns
-        print(f"\r\x1b[K{text[: columns - 1]}", end="", file=sys.stderr, flush=True)
+        text = "infiniswap: " + usage.describe_progress(memory, self._local_bytes, status)
+        _put(f"\r\x1b[K{text[: columns - 1]}")
         self._shown = True
 
     def clear(self) -> None:
         """Takes the line away."""
-        if self._shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        if self._shown and _is_foreground():
+            _put("\r\x1b[K")
+        self._shown = False
+
+
+def _is_foreground() -> bool:
+    """Whether the terminal is ours to write to: a job in the background (Ctrl-Z, bg) keeps off."""
+    try:
+        return os.tcgetpgrp(2) == os.getpgrp()
+    except OSError:
+        return True  # not our controlling terminal

@@ -11,7 +11,7 @@ import sys
 import msgspec
 
 from infiniswap.device.api import Ready
-from infiniswap.device.service import prepare_process, serve
+from infiniswap.device.serve import prepare_process, serve
 from infiniswap.device.spec import decode_spec
 from infiniswap.errors import InfiniswapError
 

@@ -94,23 +94,23 @@ def _ask(
         connection.close()
 
 
-def status(paths: DevicePaths) -> DeviceStatus:
-    """Everything the device tells of itself.
+def status(paths: DevicePaths, *, wait_s: float = ASK_S) -> DeviceStatus:
+    """Everything the device tells of itself, within `wait_s` seconds.
 
     Raises:
         ConflictError: it does not answer.
         NotPermittedError: not root.
     """
-    return _ask(paths, "GET", DEVICE_PATH, None, DeviceStatus, ASK_S)
+    return _ask(paths, "GET", DEVICE_PATH, None, DeviceStatus, wait_s)
 
 
-def join(paths: DevicePaths, pid: int, cgroup: str) -> None:
-    """Registers a `run`, again with its cgroup once it has one.
+def join(paths: DevicePaths, pid: int) -> None:
+    """Registers a `run`.
 
     Raises:
         DeviceError: refused. Others: see status.
     """
-    _ask(paths, "POST", RUNS_PATH, JoinRequest(pid=pid, cgroup=cgroup), Answer, ASK_S)
+    _ask(paths, "POST", RUNS_PATH, JoinRequest(pid=pid), Answer, ASK_S)
 
 
 def leave(paths: DevicePaths, pid: int) -> None:

@@ -2,7 +2,8 @@
 """The `run` commands that use a device, watched by pidfd.
 
 Whatever ends a `run` - its job, Ctrl-C, kill -9, its terminal - the device learns it from the
-kernel, ends what is left in the job's cgroup and removes it.
+kernel, ends what is left in the job's cgroup and removes it. A run's cgroup is found by its name
+alone, so it makes no difference how far the run had come.
 """
 
 from __future__ import annotations
@@ -13,32 +14,91 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from pathlib import Path
 
-from infiniswap.errors import InfiniswapError, UsageError
+from infiniswap.errors import InfiniswapError, NotFoundError
 from infiniswap.system.cgroup import RUN_PREFIX, MemoryCgroup, find_run_cgroups, run_cgroup_name
-from infiniswap.system.process import pidfd_open
+from infiniswap.system.process import pidfd_ended, pidfd_open, start_time
 
 log = logging.getLogger(__name__)
 
+CLEAN_TRIES = 60
+"""Each takes up to 20 s, when processes wait in the kernel, and a pause of CLEAN_PAUSE_S."""
 
-@dataclass(slots=True)
+CLEAN_PAUSE_S = 1.0
+
+
+def cgroup_name(pid: int) -> str:
+    """Name of the cgroup of the living `run` with this pid; no other run ever has it.
+
+    Raises:
+        NotFoundError: no such process.
+    """
+    started = start_time(pid)
+    if started is None:
+        raise NotFoundError(f"there is no process {pid}")
+    return run_cgroup_name(f"{pid}-{started}")
+
+
+def abandoned_cgroups() -> tuple[MemoryCgroup, ...]:
+    """Those of runs that have ended.
+
+    Raises:
+        UnavailableError: no memory cgroups on this host.
+        NotPermittedError, SystemCallError: /proc could not be read.
+    """
+    return tuple(cgroup for cgroup in find_run_cgroups() if not _has_owner(cgroup.name))
+
+
+def _has_owner(name: str) -> bool:
+    pid, _, started = name.removeprefix(RUN_PREFIX).partition("-")
+    if not pid.isdecimal() or str(start_time(int(pid))) != started:
+        return False
+    try:
+        pidfd = pidfd_open(int(pid))
+    except NotFoundError:
+        return False
+    try:
+        return not pidfd_ended(pidfd)  # a zombie has a start time, too
+    finally:
+        os.close(pidfd)
+
+
+def end_job(cgroup: MemoryCgroup) -> None:
+    """SIGKILL to what is left in a job's cgroup, then removes that.
+
+    Raises:
+        DeadlineError: something does not die.
+        ConflictError, NotPermittedError, SystemCallError: it cannot be removed.
+    """
+    cgroup.kill()
+    cgroup.remove()
+
+
+@dataclass(frozen=True, slots=True)
 class _Run:
     pid: int
     pidfd: int
-    cgroup: Path | None
+    cgroup_name: str
 
 
 class Runs:
     """Everything runs on the event loop; cgroups are emptied in `executor`.
 
     Args:
+        executor: for calls that block.
         changed: called after a run has gone and its cgroup has been removed.
+        find: every job cgroup there is.
     """
 
-    def __init__(self, executor: Executor, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        changed: Callable[[], None],
+        find: Callable[[], tuple[MemoryCgroup, ...]] = find_run_cgroups,
+    ) -> None:
         self._executor = executor
         self._changed = changed
+        self._find = find
         self._runs: dict[int, _Run] = {}
         self._cleaning: set[asyncio.Task[None]] = set()
 
@@ -51,23 +111,25 @@ class Runs:
         """No run, and none being cleaned up after."""
         return not self._runs and not self._cleaning
 
-    def join(self, pid: int, cgroup: str) -> None:
-        """Begins to watch a run; again with a cgroup once it has one.
+    def join(self, pid: int) -> None:
+        """Begins to watch a run; nothing new when it is watched already.
 
         Raises:
             NotFoundError: no such process.
-            UsageError: the cgroup is none of ours.
         """
-        path = Path(cgroup) if cgroup else None
-        if path is not None and not path.name.startswith(RUN_PREFIX):
-            raise UsageError(f"{cgroup} is no cgroup of a run")
         known = self._runs.get(pid)
-        if known is not None:
-            known.cgroup = path or known.cgroup
+        if known is not None and not pidfd_ended(known.pidfd):
             return
-        run = _Run(pid, pidfd_open(pid), path)
+        pidfd = pidfd_open(pid)
+        try:
+            run = _Run(pid, pidfd, cgroup_name(pid))
+        except NotFoundError:
+            os.close(pidfd)
+            raise
+        if known is not None:  # another process of the same number, before we were told of its end
+            self._ended(pid)
         self._runs[pid] = run
-        asyncio.get_running_loop().add_reader(run.pidfd, self._ended, pid)
+        asyncio.get_running_loop().add_reader(pidfd, self._ended, pid)
 
     def leave(self, pid: int) -> None:
         """A run has ended in order and left nothing behind."""
@@ -88,21 +150,25 @@ class Runs:
 
     def _cleaned(self, task: asyncio.Task[None]) -> None:
         self._cleaning.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("cleaning up after a run failed", exc_info=error)
         self._changed()
 
     async def _clean(self, run: _Run) -> None:
-        # By name, too: it may have died between making its cgroup and telling us.
-        name = run_cgroup_name(str(run.pid))
-        cgroup = next(
-            (c for c in find_run_cgroups() if c.path == run.cgroup or c.name == name), None
-        )
-        if cgroup is None:
-            return
-        log.warning("run %d has ended without cleaning up; its job is ended", run.pid)
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._executor, _remove, cgroup)
-        except InfiniswapError as error:
-            log.error("the job's cgroup cannot be removed: %s", error)
+        log.warning("run %d has ended without cleaning up; it is done now", run.pid)
+        loop = asyncio.get_running_loop()
+        for _ in range(CLEAN_TRIES):
+            try:
+                await loop.run_in_executor(self._executor, self._end_job, run)
+                return
+            except InfiniswapError as error:
+                log.error("the job of run %d cannot be ended yet: %s", run.pid, error)
+            await asyncio.sleep(CLEAN_PAUSE_S)
+
+    def _end_job(self, run: _Run) -> None:
+        for cgroup in self._find():
+            if cgroup.name == run.cgroup_name:
+                end_job(cgroup)
 
     async def close(self) -> None:
         """Stops watching; waits for clean-ups under way."""
@@ -111,8 +177,3 @@ class Runs:
         self._runs.clear()
         if self._cleaning:
             await asyncio.wait(self._cleaning)
-
-
-def _remove(cgroup: MemoryCgroup) -> None:
-    cgroup.kill()
-    cgroup.remove()

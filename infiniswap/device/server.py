@@ -67,7 +67,7 @@ async def control_socket(service: DeviceService) -> AsyncIterator[None]:
 
     async def join(request: web.Request) -> object:
         body = await _body(request, JoinRequest)
-        service.join(body.pid, body.cgroup)
+        service.join(body.pid)
         return Answer()
 
     async def leave(request: web.Request) -> object:

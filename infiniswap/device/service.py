@@ -14,12 +14,9 @@ import contextlib
 import logging
 import os
 import random
-import signal
 import socket
-import sys
-import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -49,7 +46,6 @@ from infiniswap.units import PAGE_BYTES, HostPort
 log = logging.getLogger(__name__)
 
 _EXECUTOR_THREADS = 4
-_THREAD_STACK_BYTES = 512 * 1024
 _STOP_PAUSE_S_MIN = 1.0
 _STOP_PAUSE_S_MAX = 15.0
 
@@ -75,6 +71,7 @@ class DeviceService:
         self._was_kept = False  # it is started again, after a stop
         self._begun = False  # its contents may have changed
         self._start_task: asyncio.Task[object] | None = None
+        self._interrupted = False
         self._lock_fd = -1
         self._mapper_task: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -135,7 +132,6 @@ class DeviceService:
             await self._undo_start()
             raise
         self._start_task = None
-        self.state = "serving"
         self.warnings += attachment.warnings
         return Ready(
             ok=True,
@@ -286,11 +282,16 @@ class DeviceService:
             )
         self.warnings += self._degraded
 
+    def begin(self) -> bool:
+        """From here on it can be joined and stopped; False: the start was interrupted, stop it."""
+        self.state = "serving"
+        return not self._interrupted
+
     async def _undo_start(self) -> None:
+        self._start_task = None  # undoing is not interrupted in its turn
         attachment = self._attachment
         if attachment is not None:
-            with contextlib.suppress(InfiniswapError):
-                await self._blocking(attachment.detach_swap)
+            await self._undo_swap(attachment)
             with contextlib.suppress(InfiniswapError):
                 await self._blocking(attachment.detach_device)
         engine = self._engine
@@ -306,6 +307,16 @@ class DeviceService:
         await self.runs.close()
         rundir.clear(self._paths)
         self._unlock()
+
+    async def _undo_swap(self, attachment: Attachment) -> None:
+        # Whatever is swapped out there already is lost when this process ends: no giving up.
+        while True:
+            try:
+                await self._blocking(attachment.detach_swap)
+                return
+            except InfiniswapError as error:
+                log.error("the start cannot be undone yet: %s", error)
+            await asyncio.sleep(_STOP_PAUSE_S_MIN)
 
     def _unlock(self) -> None:
         if self._lock_fd >= 0:
@@ -377,9 +388,10 @@ class DeviceService:
         """Makes a start that is under way undo itself; False when there is none."""
         if self.state != "starting":
             return False
+        self._interrupted = True
         if self._start_task is not None:
             self._start_task.cancel()
-            self._start_task = None  # undoing must not be interrupted in its turn
+            self._start_task = None
         return True
 
     @property
@@ -499,78 +511,3 @@ class DeviceService:
             alarms=list(mapper.alarms.values()),
             runs=self.runs.pids(),
         )
-
-
-@contextlib.asynccontextmanager
-async def _signals(service: DeviceService) -> AsyncIterator[None]:
-    loop = asyncio.get_running_loop()
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def stop(name: str) -> None:
-        log.info("%s: stopping", name)
-        try:
-            await service.stop(remove=not contents.keeps_record(service.spec))
-        except InfiniswapError as error:
-            log.error("not stopped: %s", error)
-
-    def on_signal(number: signal.Signals) -> None:
-        if service.interrupt_start():
-            log.info("%s: the start is undone", number.name)
-            return
-        task = asyncio.create_task(stop(number.name), name=number.name)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
-    # A terminal that closes is no reason to take swap space away.
-    loop.add_signal_handler(signal.SIGHUP, lambda: log.info("SIGHUP: nothing to reload"))
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.remove_signal_handler(number)
-
-
-async def serve(spec: DeviceSpec, ready: Callable[[Ready], bool]) -> int:
-    """Runs a device until it is stopped.
-
-    Args:
-        ready: called once, when it serves; False when whoever asked for it is gone.
-
-    Raises:
-        InfiniswapError: it could not be started.
-    """
-    from infiniswap.device.server import control_socket
-
-    service = DeviceService(spec)
-    async with _signals(service):
-        try:
-            answer = await service.start()
-        except asyncio.CancelledError:
-            raise InfiniswapError("the start was interrupted; nothing stays attached") from None
-        new = not service.was_kept or not contents.keeps_record(spec)
-        try:
-            async with control_socket(service):
-                if ready(answer):
-                    log.info("device %s serves %s", spec.name, answer.path)
-                else:
-                    # Nobody knows of it, as if the start had been interrupted a moment earlier.
-                    log.warning("device %s: its starter has gone; it is stopped again", spec.name)
-                    await service.stop(remove=new)
-                await service.stopped.wait()
-        except BaseException:
-            if not service.stopped.is_set():
-                await service.stop(remove=new)
-            raise
-    return 0
-
-
-def prepare_process() -> None:
-    """Before any thread exists: small stacks, as all of them will be locked."""
-    threading.stack_size(_THREAD_STACK_BYTES)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
-    )

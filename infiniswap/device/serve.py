@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a device process: start, serve until stopped, and what signals mean meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+
+from infiniswap.device import contents
+from infiniswap.device.api import Ready
+from infiniswap.device.server import control_socket
+from infiniswap.device.service import DeviceService
+from infiniswap.device.spec import DeviceSpec
+from infiniswap.errors import InfiniswapError
+
+log = logging.getLogger(__name__)
+
+_THREAD_STACK_BYTES = 512 * 1024
+_STOP_PAUSE_S = 1.0
+
+
+@contextlib.asynccontextmanager
+async def _signals(service: DeviceService) -> AsyncIterator[None]:
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def stop(name: str) -> None:
+        log.info("%s: stopping", name)
+        try:
+            await service.stop(remove=not contents.keeps_record(service.spec))
+        except InfiniswapError as error:
+            log.error("not stopped: %s", error)
+
+    def on_signal(number: signal.Signals) -> None:
+        if service.interrupt_start():
+            log.info("%s: the start is undone", number.name)
+            return
+        task = asyncio.create_task(stop(number.name), name=number.name)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    # A terminal that closes is no reason to take swap space away.
+    loop.add_signal_handler(signal.SIGHUP, lambda: log.info("SIGHUP: nothing to reload"))
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+
+
+async def serve(spec: DeviceSpec, ready: Callable[[Ready], bool]) -> int:
+    """Runs a device until it is stopped.
+
+    Args:
+        ready: called once, when it serves; False when whoever asked for it is gone.
+
+    Raises:
+        InfiniswapError: it could not be started.
+    """
+    service = DeviceService(spec)
+    async with _signals(service):
+        try:
+            answer = await service.start()
+        except asyncio.CancelledError:
+            raise InfiniswapError("the start was interrupted; nothing stays attached") from None
+        new = not service.was_kept or not contents.keeps_record(spec)
+        try:
+            async with control_socket(service):
+                if service.begin() and ready(answer):
+                    log.info("device %s serves %s", spec.name, answer.path)
+                else:
+                    # Nobody knows of it, as if the start had been interrupted a moment earlier.
+                    log.warning("device %s: its starter has gone; it is stopped again", spec.name)
+                    try:
+                        await service.stop(remove=new)
+                    except InfiniswapError as error:
+                        log.error("it goes on serving: %s", error)
+                await service.stopped.wait()
+        except BaseException:
+            # Ending with the device attached would lose what is swapped out there.
+            while not service.stopped.is_set():
+                try:
+                    await service.stop(remove=new)
+                except InfiniswapError as error:
+                    log.error("it cannot be stopped yet: %s", error)
+                    await asyncio.sleep(_STOP_PAUSE_S)
+            raise
+    return 0
+
+
+def prepare_process() -> None:
+    """Before any thread exists: small stacks, as all of them will be locked."""
+    threading.stack_size(_THREAD_STACK_BYTES)
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+    )
