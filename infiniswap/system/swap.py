@@ -212,17 +212,21 @@ def used_bytes(path: Path, *, proc: Path = PROC) -> int:
 
 
 def judge_swapoff(
-    area_used_bytes: int, memory: Memory, cgroups: Iterable[tuple[str, CgroupMemory]]
+    area_used_bytes: int,
+    memory: Memory,
+    cgroups: Iterable[tuple[str, CgroupMemory]],
+    elsewhere_bytes: int = 0,
 ) -> Fit:
     """Whether `area_used_bytes` can be read back in.
 
     A page read back is charged to the cgroup that owns it, whoever asked for it; so each limited
     cgroup must have room for all that it has in swap (which of it lies in this area the kernel
-    does not tell), and the host for the whole.
+    does not tell), and the host for the whole. Where other swap areas have room for all of it
+    (`elsewhere_bytes`), the kernel makes that room by itself.
     """
-    if area_used_bytes == 0:
-        return Fit(True)
     needed = area_used_bytes + SWAPOFF_RESERVE_BYTES
+    if area_used_bytes == 0 or elsewhere_bytes >= needed:
+        return Fit(True)
     if memory.available_bytes < needed:
         return Fit(
             False,
@@ -271,4 +275,10 @@ def swapoff_fits(path: Path, *, proc: Path = PROC) -> Fit:
     area_used_bytes = used_bytes(path, proc=proc)
     if area_used_bytes == 0:
         return Fit(True)
-    return judge_swapoff(area_used_bytes, machine_memory(proc=proc), _limited_cgroups(proc))
+    own = find_area(path, proc=proc)
+    elsewhere_bytes = sum(
+        area.size_bytes - area.used_bytes for area in active_areas(proc=proc) if area != own
+    )
+    return judge_swapoff(
+        area_used_bytes, machine_memory(proc=proc), _limited_cgroups(proc), elsewhere_bytes
+    )

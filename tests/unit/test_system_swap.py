@@ -143,3 +143,10 @@ def test_only_what_lies_in_this_area_comes_back() -> None:
 def test_an_inactive_area_always_fits(tmp_path: Path) -> None:
     (tmp_path / "swaps").write_text(HEADER)
     assert swap.swapoff_fits(Path("/absent"), proc=tmp_path).fits
+
+
+def test_room_in_other_swap_areas_makes_a_full_cgroup_no_obstacle() -> None:
+    cgroups = [("/job", _cgroup(2 * GIB, 2 * GIB, GIB))]
+    assert not swap.judge_swapoff(GIB, ROOMY, cgroups, GIB // 2).fits
+    assert not swap.judge_swapoff(GIB, ROOMY, cgroups, GIB).fits  # nothing to spare
+    assert swap.judge_swapoff(GIB, ROOMY, cgroups, 2 * GIB).fits
