@@ -17,11 +17,13 @@ INFINISWAP_CI=1 a missing need is a failure, so that CI cannot pass by leaving t
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -152,6 +154,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if IN_CI and mark.name not in _NOT_IN_CI:
             pytest.fail(f"CI must have it: {reason}", pytrace=False)
         pytest.skip(reason)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Swap belongs to the whole host: in two test runs at once, each would find the other's pages
+    in its swap areas. So tests that swap wait for those of other runs."""
+    if item.get_closest_marker("requires_swap") is None or _missing("requires_swap", ()):
+        return (yield)
+    path = Path(tempfile.gettempdir()) / "infiniswap-tests-swap.lock"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return (yield)
 
 
 @pytest.fixture(scope="session")
