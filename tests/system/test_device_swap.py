@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job that knows every byte of its memory, swapping to a device while donors and processes die.
+
+The job (pagecheck.c) lives in a memory cgroup a third of its size; only it is under pressure.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cluster import WAIT_S, Cluster, Device, run, until, wait_ended
+
+from infiniswap.system import swap
+from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
+from infiniswap.units import MIB
+
+pytestmark = [
+    pytest.mark.requires_native,
+    pytest.mark.requires_root,
+    pytest.mark.requires_fuse,
+    pytest.mark.requires_loop,
+    pytest.mark.requires_memcg,
+    pytest.mark.requires_swap,
+    pytest.mark.requires_tool("cc"),
+]
+
+JOB_MIB = 48
+LIMIT_MIB = 16
+
+
+@pytest.fixture(scope="module")
+def pagecheck(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = Path(__file__).parent / "pagecheck.c"
+    binary = tmp_path_factory.mktemp("pagecheck") / "pagecheck"
+    compiler = shutil.which("cc") or "cc"
+    run(compiler, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-o", binary, source)
+    return binary
+
+
+class Job:
+    """pagecheck in a cgroup of its own."""
+
+    def __init__(self, binary: Path, log: Path, rounds: int) -> None:
+        self.cgroup: MemoryCgroup = create_memory_cgroup(
+            f"isw-test-{secrets.token_hex(4)}", LIMIT_MIB * MIB
+        )
+        self._log = log
+        seed = secrets.randbelow(1 << 31)
+        script = 'read go; exec "$0" "$@"'
+        with log.open("w") as output:
+            self.process = subprocess.Popen(
+                ["sh", "-c", script, str(binary), str(JOB_MIB), str(seed), str(rounds)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+            )
+        self.cgroup.add(self.process.pid)
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.close()
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def rounds(self) -> int:
+        return self.log.count("round")
+
+    def reach(self, text: str) -> None:
+        def reached() -> bool:
+            assert "wrong" not in self.log, self.log
+            assert self.process.poll() is None or text in self.log, self.log
+            return text in self.log
+
+        until(reached, f"{text!r} of the job")
+
+    def more_rounds(self, count: int = 1) -> None:
+        """Lets it verify everything `count` times more, all of it from now on."""
+        self.reach(f"round {self.rounds + count + 1}\n")
+
+    def rest(self) -> None:
+        """It verifies everything once more and then touches nothing."""
+        self.process.send_signal(signal.SIGUSR1)
+        self.reach("resting")
+
+    def finish(self) -> None:
+        """Ends it; every page must be right."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self.process.wait(WAIT_S)
+        assert f"ok {JOB_MIB * 256}" in self.log, self.log
+        assert self.process.returncode == 0
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(WAIT_S)
+        self.cgroup.remove()
+
+
+StartJob = Callable[[int], Job]
+
+
+@pytest.fixture
+def job(pagecheck: Path, cluster: Cluster) -> Iterator[StartJob]:
+    started: list[Job] = []
+
+    def start(rounds: int) -> Job:
+        started.append(Job(pagecheck, cluster.root / f"job{len(started)}", rounds))
+        return started[-1]
+
+    yield start
+    # Before the cluster's end, as a device that is in use cannot be removed.
+    for one in started:
+        one.close()
+
+
+@pytest.fixture
+def swapping(cluster: Cluster) -> Device:
+    """A swap device with two donors that answers losses quickly."""
+    cluster.donor()
+    cluster.donor()
+    cluster.env["INFINISWAP_DEVICE_REQUEST_MS"] = "400"
+    cluster.env["INFINISWAP_DEVICE_CONNECT_MS"] = "1000"
+    return cluster.start("--swap", size="192M")
+
+
+def slabs_at(device: Device, number: int) -> int:
+    address = device.cluster.donors[number].address
+    (row,) = [row for row in device.status["donors"] if row["address"] == address]
+    return int(row["slabs"])
+
+
+def both_donors_hold_slabs(device: Device) -> None:
+    until(lambda: slabs_at(device, 0) and slabs_at(device, 1), "slabs on both donors")
+
+
+def all_right(device: Device) -> None:
+    stats = device.status["stats"]
+    for counter in ("requests_failed", "crc_errors_remote", "crc_errors_backup", "backup_errors"):
+        assert stats[counter] == 0, (counter, stats[counter])
+
+
+def test_every_page_comes_back(swapping: Device, job: StartJob) -> None:
+    work = job(2)
+    work.reach("filled")
+    until(lambda: swapping.status["swap"]["used_bytes"] >= (JOB_MIB - LIMIT_MIB) * MIB, "swapping")
+    both_donors_hold_slabs(swapping)
+    work.finish()
+    status = swapping.status
+    all_right(swapping)
+    assert status["stats"]["pages_in_remote"] > 1000
+    assert status["remote_share"] > 0.5
+    assert status["page_in_us_p99"] > 0
+    # What the job no longer has, the donors do not keep: discard is on.
+    until(lambda: swapping.status["stats"]["trim_requests"], "discards")
+    swapping.stop()
+
+
+def test_a_killed_donor_costs_no_page(swapping: Device, job: StartJob) -> None:
+    work = job(0)
+    work.reach("filled")
+    both_donors_hold_slabs(swapping)
+    swapping.cluster.donors[0].end(signal.SIGKILL)
+    work.more_rounds()
+    until(lambda: slabs_at(swapping, 0) == 0, "the end of the dead donor's slabs")
+    until(lambda: not swapping.status["slabs"]["suspended"], "nothing suspended")
+    work.more_rounds()
+    work.finish()
+    all_right(swapping)
+    # Never silent: counted, and said.
+    stats = swapping.status["stats"]
+    assert stats["remote_errors"] > 0
+    assert sum(stats[key] for key in stats if key.startswith("fallback_")) > 0
+    assert "given up" in swapping.log
+
+
+def test_two_killed_donors_cost_no_page_and_new_ones_are_used(
+    swapping: Device, job: StartJob
+) -> None:
+    work = job(0)
+    work.reach("filled")
+    both_donors_hold_slabs(swapping)
+    cluster = swapping.cluster
+    ports = [donor.control for donor in cluster.donors]
+    for donor in cluster.donors:
+        donor.send(signal.SIGKILL)
+    for donor in cluster.donors:
+        donor.end(signal.SIGKILL)
+    work.more_rounds()
+    until(lambda: swapping.status["slabs"]["mapped"] == 0, "no slab mapped")
+    assert swapping.status["stats"]["pages_in_backup"] > 0
+    # Restarted daemons are other donors at known addresses; nothing of the old ones is trusted.
+    for port in ports:
+        cluster.donor(port=port)
+    until(lambda: swapping.status["slabs"]["mapped"], "slabs on restarted donors")
+    before = swapping.status["stats"]["pages_in_remote"]
+    work.more_rounds()
+    until(lambda: swapping.status["stats"]["pages_in_remote"] > before, "pages from donors")
+    work.finish()
+    all_right(swapping)
+
+
+def test_a_donor_that_pauses_is_suspended_and_comes_back(swapping: Device, job: StartJob) -> None:
+    work = job(0)
+    work.reach("filled")
+    both_donors_hold_slabs(swapping)
+    donor = swapping.cluster.donors[0]
+    held = slabs_at(swapping, 0)
+    donor.send(signal.SIGSTOP)
+    try:
+        suspended = until(lambda: swapping.status["slabs"]["suspended"], "suspended slabs")
+    finally:
+        donor.send(signal.SIGCONT)
+    assert suspended <= held + 1
+    until(lambda: "back with the same lease" in swapping.log, "the same lease again")
+    until(lambda: not swapping.status["slabs"]["suspended"], "nothing suspended")
+    assert "given up" not in swapping.log
+    work.more_rounds()
+    work.finish()
+    all_right(swapping)
+    assert slabs_at(swapping, 0) >= 1
+
+
+def test_a_donor_that_stays_away_is_replaced_and_may_return(
+    swapping: Device, job: StartJob
+) -> None:
+    work = job(0)
+    work.reach("filled")
+    both_donors_hold_slabs(swapping)
+    donor = swapping.cluster.donors[0]
+    donor.send(signal.SIGSTOP)
+    try:
+        until(lambda: "given up" in swapping.log, "the donor to be given up")
+        until(lambda: slabs_at(swapping, 0) == 0, "no slab there")
+        work.more_rounds()
+    finally:
+        donor.send(signal.SIGCONT)
+    # Whatever it still had in its socket buffers from before must harm nobody now.
+    until(lambda: slabs_at(swapping, 0) or "mapped to donor" in swapping.log, "a second life")
+    work.more_rounds()
+    work.finish()
+    all_right(swapping)
+
+
+def test_a_donor_that_leaves_in_order_costs_no_page(swapping: Device, job: StartJob) -> None:
+    work = job(0)
+    work.reach("filled")
+    both_donors_hold_slabs(swapping)
+    assert swapping.cluster.donors[0].end() == 0
+    until(lambda: slabs_at(swapping, 0) == 0, "no slab there")
+    work.more_rounds()
+    work.finish()
+    all_right(swapping)
+    assert "shutdown" in swapping.log
+
+
+def test_a_device_in_use_refuses_to_stop_until_there_is_room(
+    swapping: Device, job: StartJob
+) -> None:
+    work = job(0)
+    work.reach("filled")
+    until(lambda: swapping.status["swap"]["used_bytes"] >= (JOB_MIB - LIMIT_MIB) * MIB, "swapping")
+    for action in ("stop", "remove"):
+        done = swapping.command(action)
+        assert done.returncode == 13, done.stderr
+        assert work.cgroup.name in done.stderr
+        assert "does not fit" in done.stderr
+    pid = swapping.send(signal.SIGTERM)
+    until(lambda: "not stopped" in swapping.log, "the refusal in the log")
+    status = swapping.status
+    assert (status["pid"], status["state"], status["swap"]["active"]) == (pid, "serving", True)
+    work.more_rounds()
+    # Now there is room; the job goes on meanwhile and loses nothing.
+    work.cgroup.set_limit(4 * JOB_MIB * MIB)
+    path = status["path"]
+    swapping.send(signal.SIGTERM)
+    wait_ended(pid)
+    assert swap.find_area(Path(path)) is None
+    assert swapping.cluster.leftovers() == []
+    work.finish()
+
+
+def test_stop_brings_back_what_a_resting_job_has_swapped_out(
+    swapping: Device, job: StartJob
+) -> None:
+    work = job(0)
+    work.reach("filled")
+    both_donors_hold_slabs(swapping)
+    work.rest()
+    # The donor dies first, so that swapoff itself meets its loss.
+    swapping.cluster.donors[1].end(signal.SIGKILL)
+    work.cgroup.set_limit(4 * JOB_MIB * MIB)
+    swapping.stop()
+    assert swapping.cluster.leftovers() == []
+    work.finish()
+
+
+def test_after_the_death_of_its_process_a_swap_device_can_be_started_again(
+    swapping: Device, job: StartJob
+) -> None:
+    cluster, name = swapping.cluster, swapping.name
+    work = job(0)
+    work.reach("filled")
+    path = Path(swapping.status["path"])
+    swapping.kill()
+    # Its memory is gone, so the job cannot go on; but nothing may hang.
+    work.process.wait(WAIT_S)
+    assert work.process.returncode != 0
+    assert "wrong" not in work.log
+    assert name in cluster.ok("device", "list")
+    done = cluster.cli("device", "show", name)
+    assert done.returncode == 11
+    assert "died" in done.stderr
+    done = cluster.cli("device", "start", name)
+    if swap.find_area(path) is not None:
+        assert done.returncode == 9, done.stderr
+        assert "swapoff" in done.stderr
+        run("swapoff", path)
+        done = cluster.cli("device", "start", name)
+    assert done.returncode == 0, done.stderr
+    assert swapping.status["swap"]["active"]
+    second = job(1)
+    second.reach("filled")
+    second.finish()
+    assert os.path.realpath(swapping.path) == swapping.status["path"]
