@@ -320,3 +320,11 @@ def test_every_configuration_key_is_described_with_its_default() -> None:
     assert tuple(expected) == configuration.known_keys()
     assert described == expected
     assert list(described) == list(expected), "not in the order of config.py"
+
+
+def test_changes_are_named_by_their_kind() -> None:
+    for path in (ROOT / "changes.d").iterdir():
+        name = path.name
+        assert name == "README.md" or re.fullmatch(
+            r"[\w-]+\.(added|changed|fixed|removed|security)\.md", name
+        ), name
