@@ -177,22 +177,31 @@ def check_command(command: Sequence[str], user: User | None) -> None:
 
     Raises:
         CommandNotFoundError: there is no such file on the PATH, or at all.
+        CommandNotExecutableError: there is one, and nobody may execute it.
     """
     path = (os.environ if user is None else user.environment).get("PATH", os.defpath)
-    name = command[0]
     with acting_as(user):
-        exists = (
-            os.path.lexists(name)
-            if os.path.dirname(name)
-            else shutil.which(name, mode=os.F_OK, path=path) is not None
-        )
-    if not exists:
-        raise _not_found(name)
+        if shutil.which(command[0], path=path) is not None:
+            return
+        found = shutil.which(command[0], mode=os.F_OK, path=path)
+        is_directory = bool(os.path.dirname(command[0])) and os.path.isdir(command[0])
+    if is_directory:
+        raise _not_executable(command[0], "it is a directory")
+    if found is None:
+        raise _not_found(command[0])
+    raise _not_executable(command[0], "Permission denied")
 
 
 def _not_found(name: str) -> CommandNotFoundError:
     return CommandNotFoundError(
         f"there is no command {name!r}", mend="Check the spelling and the PATH."
+    )
+
+
+def _not_executable(name: str, reason: str | None) -> CommandNotExecutableError:
+    return CommandNotExecutableError(
+        f"{name!r} cannot be executed: {reason}",
+        mend="Check its permissions, and that it is a program or begins with `#!`.",
     )
 
 
@@ -319,10 +328,7 @@ def start(
             ) from error
         raise _not_found(command[0]) from error
     except OSError as error:
-        raise CommandNotExecutableError(
-            f"{command[0]!r} cannot be executed: {error.strerror}",
-            mend="Check its permissions, and that it is a program or begins with `#!`.",
-        ) from error
+        raise _not_executable(command[0], error.strerror) from error
     except (ValueError, subprocess.SubprocessError) as error:
         os.set_blocking(reason_read, False)
         with contextlib.suppress(BlockingIOError):
