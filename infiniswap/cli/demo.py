@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
         except OSError as error:
             raise from_oserror("cannot write the results", error, where=str(args.json)) from error
     Console(width=None if sys.stdout.isatty() else 160).print(results.table(found))
-    if found.throttle:
-        print(f"The disk was not as slow as a cloud volume: {found.throttle}.")
+    for remark in results.remarks(found):
+        print(remark)
     if failed:
         raise CheckFailedError(
             "; ".join(failed),

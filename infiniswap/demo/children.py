@@ -22,14 +22,16 @@ _PLACE = 'while [ "$1" != -- ]; do echo $$ >"$1" || exit 125; shift; done; shift
 
 def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of every child: no configuration of this host's own installation, no trace
-    of sudo (all three jobs run as root), one thread per numeric library."""
+    of sudo (all three jobs run as root), one thread per numeric library. Arrow takes its memory
+    from malloc: its own pool gives freed memory back some time later, so that the peak, and with
+    it the limit, would depend on how busy the machine is."""
     env = command_environment(base)
     for name in list(env):
         if name.startswith(("INFINISWAP_", "SUDO_")):
             del env[name]
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         env[name] = "1"
-    env["PYTHONHASHSEED"] = "0"
+    env["ARROW_DEFAULT_MEMORY_POOL"] = "system"
     return env
 
 
@@ -42,6 +44,15 @@ def placed(argv: Sequence[str], cgroups: Sequence[Path]) -> list[str]:
 def mortal(argv: Sequence[str], number: signal.Signals) -> list[str]:
     """The command that gets this signal when the demo dies."""
     return ["setpriv", "--pdeathsig", number.name.removeprefix("SIG"), "--", *argv]
+
+
+def log_tail(path: Path) -> str:
+    """The last lines of a file as one, "" when there is none."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return " | ".join(lines[-_LOG_LINES:])
 
 
 class Child:
@@ -77,11 +88,7 @@ class Child:
 
     def log_tail(self) -> str:
         """The last lines that it printed, for an error message."""
-        try:
-            lines = self._log.read_text(errors="replace").strip().splitlines()
-        except OSError:
-            return ""
-        return " | ".join(lines[-_LOG_LINES:])
+        return log_tail(self._log)
 
     def wait(self, timeout_s: float, tick: Callable[[], None], period_s: float) -> int:
         """Waits for its end, calling `tick` every `period_s` seconds.

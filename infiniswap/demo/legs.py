@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap.demo import data, leftovers
-from infiniswap.demo.children import Child, mortal, placed, python_module
+from infiniswap.demo.children import Child, log_tail, mortal, placed, python_module
 from infiniswap.demo.donors import Donors
 from infiniswap.demo.interrupts import Interrupts
 from infiniswap.demo.leftovers import Record
 from infiniswap.demo.results import DISK, INFINISWAP, UNLIMITED, Leg
 from infiniswap.demo.volume import Volume
-from infiniswap.errors import MemoryLimitError, SystemCallError, from_oserror
+from infiniswap.errors import InfiniswapError, MemoryLimitError, SystemCallError, from_oserror
 from infiniswap.system import loop, swap
 from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
 from infiniswap.system.files import SYS, parse_key_values, read_text, try_read_text
@@ -71,6 +71,17 @@ class Measured:
 
     elapsed_s: float
     anon_peak_bytes: int
+    other_swap_bytes: int
+
+
+def other_swap_bytes(own: loop.LoopDevice | None) -> int:
+    """What is in all swap areas but the leg's own: swap is host-wide.
+
+    Raises:
+        NotPermittedError, SystemCallError: /proc could not be read.
+    """
+    path = None if own is None else str(own.path)
+    return sum(area.used_bytes for area in swap.active_areas() if area.path != path)
 
 
 def anonymous_bytes(cgroup: MemoryCgroup) -> int:
@@ -107,15 +118,23 @@ def _make_cgroup(stage: Stage, leg: str, limit_bytes: int) -> MemoryCgroup:
         return create_memory_cgroup(stage.record.cgroup_name(leg), limit_bytes)
 
 
-def _run_in(stage: Stage, leg: str, cgroup: MemoryCgroup, cgroups: Sequence[Path]) -> Measured:
+def _run_in(
+    stage: Stage,
+    leg: str,
+    cgroup: MemoryCgroup,
+    cgroups: Sequence[Path],
+    area: loop.LoopDevice | None = None,
+) -> Measured:
     """Runs the job in a memory cgroup, which is removed at the end."""
     data.forget_cached_pages(data.files(stage.source))
     command = placed(stage.command(leg), cgroups)
-    peak_bytes = 0
+    peak_bytes = others_bytes = 0
+    others_before_bytes = other_swap_bytes(area)
 
     def sample() -> None:
-        nonlocal peak_bytes
+        nonlocal peak_bytes, others_bytes
         peak_bytes = max(peak_bytes, anonymous_bytes(cgroup))
+        others_bytes = max(others_bytes, other_swap_bytes(area) - others_before_bytes)
 
     start_s = time.monotonic()
     child = Child(f"the {leg} job", mortal(command, signal.SIGKILL), stage.log(leg))
@@ -133,7 +152,7 @@ def _run_in(stage: Stage, leg: str, cgroup: MemoryCgroup, cgroups: Sequence[Path
             child.end(1.0)
             cgroup.kill()
             cgroup.remove()
-    return Measured(elapsed_s, peak_bytes)
+    return Measured(elapsed_s, peak_bytes, others_bytes)
 
 
 def unlimited(stage: Stage) -> Leg:
@@ -148,6 +167,7 @@ def unlimited(stage: Stage) -> Leg:
         anon_peak_bytes=measured.anon_peak_bytes,
         page_in_bytes=0,
         page_out_bytes=0,
+        other_swap_bytes=measured.other_swap_bytes,
         output=digests(stage.target(UNLIMITED)),
     )
 
@@ -176,6 +196,8 @@ def with_infiniswap(
     child = Child("infiniswap run", command, stage.log(INFINISWAP))
     try:
         child.check(child.wait(_LEG_S_MAX, lambda: None, 0.1))
+    except InfiniswapError as error:
+        raise _with_device_log(error, stage.record) from error
     finally:
         with stage.interrupts.hold():
             child.end(_RUN_END_S)
@@ -190,8 +212,16 @@ def with_infiniswap(
         page_out_bytes=int(summary["page_out_bytes"]),
         page_in_us_p50=summary["page_in_us_p50"],
         page_in_us_p99=summary["page_in_us_p99"],
+        other_swap_bytes=int(summary["other_swap_bytes"]),
         output=digests(stage.target(INFINISWAP)),
     )
+
+
+def _with_device_log(error: InfiniswapError, record: Record) -> InfiniswapError:
+    """The error with what the device's process logged last, as the log is removed, too."""
+    said = [log_tail(path) for path in sorted(record.devices.glob("*/log"))]
+    text = "; the device said: ".join([error.what, *filter(None, said)])
+    return SystemCallError(text, where=error.where, mend=error.mend)
 
 
 _SUMMARY_KEYS = (
@@ -201,6 +231,7 @@ _SUMMARY_KEYS = (
     "page_out_bytes",
     "page_in_us_p50",
     "page_in_us_p99",
+    "other_swap_bytes",
 )
 
 
@@ -260,7 +291,7 @@ def with_disk(stage: Stage, limit_bytes: int, disk: Volume) -> Leg:
         cgroup = _make_cgroup(stage, DISK, limit_bytes)
         disk.enter(cgroup)
         before = _disk_io(upper)
-        measured = _run_in(stage, DISK, cgroup, disk.job_cgroups(cgroup))
+        measured = _run_in(stage, DISK, cgroup, disk.job_cgroups(cgroup), upper)
         after = _disk_io(upper)
     finally:
         with interrupts.hold():
@@ -274,6 +305,7 @@ def with_disk(stage: Stage, limit_bytes: int, disk: Volume) -> Leg:
         anon_peak_bytes=measured.anon_peak_bytes,
         page_in_bytes=after.read_bytes - before.read_bytes,
         page_out_bytes=after.write_bytes - before.write_bytes,
+        other_swap_bytes=measured.other_swap_bytes,
         page_in_us_mean=(after.read_ms - before.read_ms) * 1000 / reads if reads else None,
         output=digests(stage.target(DISK)),
     )

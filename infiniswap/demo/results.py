@@ -30,6 +30,7 @@ class Leg:
         page_in_us_p50: of page-ins, at the front end.
         page_in_us_p99: likewise.
         page_in_us_mean: mean time of a read request on the disk.
+        other_swap_bytes: what the host's other swap areas took meanwhile, this job's or not.
         output: SHA-256 of each output file, by name.
     """
 
@@ -44,6 +45,7 @@ class Leg:
     page_in_us_p50: float | None = None
     page_in_us_p99: float | None = None
     page_in_us_mean: float | None = None
+    other_swap_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +131,26 @@ def failures(results: Results) -> list[str]:
     return found
 
 
+def remarks(results: Results) -> list[str]:
+    """What a reader of the table must know."""
+    found = []
+    if results.throttle:
+        found.append(f"The disk was not as slow as a cloud volume: {results.throttle}.")
+    for leg in results.legs:
+        if leg.other_swap_bytes >= MIB:
+            found.append(
+                f"During the {leg.name} job {format_size_short(leg.other_swap_bytes)} went to "
+                "other swap areas of this host; swap is host-wide, so some may be the job's."
+            )
+    return found
+
+
 def as_json(results: Results, failed: Sequence[str]) -> dict[str, Any]:
     """The whole as plain data."""
     return {
         "ok": not failed,
         "failures": list(failed),
+        "remarks": remarks(results),
         "donors_share": results.donors_share,
         **asdict(results),
     }

@@ -19,8 +19,8 @@ from infiniswap.system import loop
 from infiniswap.system.netns import NetworkNamespaces
 from infiniswap.units import GIB, MIB, format_size, format_size_short, round_up
 
-SCALE = "0.7"
-"""TPC-H scale factor: the job then peaks at about 1.2 GiB of anonymous memory."""
+SCALE = "0.9"
+"""TPC-H scale factor: the job then peaks at about 1.3 GiB of anonymous memory."""
 DEVICE_BYTES = 2 * GIB
 SLAB_BYTES = 256 * MIB
 """Smaller than the default of 1G, so that what is swapped out spreads over both donors."""
@@ -34,10 +34,12 @@ class Options:
     Attributes:
         parent: where the work directory is made.
         keep: keep the data for the next demo.
+        scale: TPC-H scale factor.
     """
 
     parent: Path = leftovers.WORK_DIR
     keep: bool = False
+    scale: str = SCALE
 
 
 class Progress:
@@ -130,7 +132,7 @@ def _run(
     third = legs.with_disk(stage, limit_bytes, disk)
     _say_leg(progress, third)
     return results.Results(
-        scale=SCALE,
+        scale=options.scale,
         legs=(first, second, third),
         donors=served,
         throttle=disk.not_limited,
@@ -153,18 +155,18 @@ def _make_work(record: Record) -> None:
 
 
 def _prepare_data(options: Options, record: Record, progress: Progress) -> Path:
-    cached = data.cache_dir(SCALE)
+    cached = data.cache_dir(options.scale)
     if data.is_complete(cached):
-        progress.say(f"TPC-H data, scale factor {SCALE}: {cached}")
+        progress.say(f"TPC-H data, scale factor {options.scale}: {cached}")
         return cached
-    progress.say(f"making TPC-H data, scale factor {SCALE} (tpchgen-cli)")
+    progress.say(f"making TPC-H data, scale factor {options.scale} (tpchgen-cli)")
     made = record.work / "data"
-    data.generate(made, SCALE)
+    data.generate(made, options.scale)
     size_bytes = sum(path.stat().st_size for path in data.files(made))
     progress.say(f"  {', '.join(data.TABLES)}: {format_size_short(size_bytes)} of Parquet")
     if not options.keep:
         return made
-    kept = data.keep(made, SCALE)
+    kept = data.keep(made, options.scale)
     progress.say(f"  kept for the next demo: {kept}")
     return kept
 
