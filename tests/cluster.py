@@ -117,7 +117,7 @@ class Cluster:
         self.donors: list[Donor] = []
         self._names = 0
         self._prefix = f"t{secrets.token_hex(3)}"
-        self._foreign_loops = {device.number for device in loop.attached()}
+        self.foreign_loops = {(device.number, device.backing) for device in loop.attached()}
 
     # --------------------------------------------------------------------- donors
 
@@ -229,7 +229,7 @@ class Cluster:
         return [
             device
             for device in loop.attached()
-            if device.number not in self._foreign_loops
+            if (device.number, device.backing) not in self.foreign_loops
             and (device.backing.startswith(str(self.root)) or device.backing == "/disk")
         ]
 

@@ -473,7 +473,7 @@ def _remove(args: argparse.Namespace) -> int:
         client.stop(paths, remove=True)
     else:
         spec = rundir.read_record(paths.kept) or rundir.read_record(paths.record)
-        if spec is None:
+        if spec is None and not paths.run.exists():
             rundir.require_running(args.name, config.device.run_dir, config.device.backup_dir)
         else:
             _remove_stopped(paths, spec)
@@ -481,11 +481,13 @@ def _remove(args: argparse.Namespace) -> int:
     return 0
 
 
-def _remove_stopped(paths: rundir.DevicePaths, spec: DeviceSpec) -> None:
+def _remove_stopped(paths: rundir.DevicePaths, spec: DeviceSpec | None) -> None:
+    """Without a spec: a device whose process died when it had just begun to start."""
     lock = rundir.take_lock(paths)
     try:
         attach.clear_leftovers(paths)
-        contents.delete(paths, spec)
+        if spec is not None:
+            contents.delete(paths, spec)
         rundir.clear(paths)
     finally:
         os.close(lock)

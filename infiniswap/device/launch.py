@@ -82,7 +82,9 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
         try:
             ready = _wait_ready(pipe.fileno())
         except BaseException:
-            _end(process)  # Ctrl-C: it undoes what it has done
+            _end(process)  # Ctrl-C: it undoes what it has done ...
+            if not paths.record.exists():
+                rundir.clear(paths)  # ... unless it had no time to begin
             raise
     if ready is None or not ready.ok:
         _end(process)
