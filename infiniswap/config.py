@@ -134,10 +134,10 @@ class DeviceConfig:
     request_bytes: int = _size(MIB, low=PAGE_BYTES, high=32 * MIB)
     """Largest request, in bytes."""
     requests_max: int = _int(128, low=1, high=4096)
-    backup_write_bytes: int = _size(MIB, low=PAGE_BYTES, high=32 * MIB)
+    backup_write_bytes: int = _size(MIB, low=PAGE_BYTES, high=MIB)
     """Largest merged backup write, in bytes."""
-    backup_writers: int = _int(2, low=1, high=64)
-    backup_readers: int = _int(4, low=1, high=64)
+    backup_writers: int = _int(2, low=1, high=8)
+    backup_readers: int = _int(4, low=1, high=8)
     queues: int = _int(2, low=1, high=16)
     """Connections per donor."""
     connect_ms: int = _int(3_000, low=10, high=60_000)
