@@ -29,7 +29,8 @@ struct iswi_req {
 	void *data;      /* READ: aligned to ISW_PAGE_BYTES, filled; WRITE: any alignment */
 	/*
 	 * Exactly once, on any thread (also inside submit), no engine lock held; error is 0 or a
-	 * negative errno. It must not wait: it runs on the threads that move pages.
+	 * negative errno. It must not wait: it runs on the threads that move pages. It may submit,
+	 * but what ends inside submit then nests, so not again and again on these small stacks.
 	 */
 	void (*done)(struct iswi_req *req, int error);
 

@@ -361,6 +361,25 @@ static void with_a_hopeless_backup_writes_are_refused(void)
 	world_end(w);
 }
 
+static void a_bad_page_alone_refuses_nobody(void)
+{
+	struct world *w = world_new(0);
+	uint32_t stuck = put(w, 31, 1, 100), id;
+
+	DISK_TAKE(w);
+	DISK_FAIL(w, 0);
+	put(w, 0, 8, 200);
+	put(w, 8, 7, 300);
+	id = put(w, 16, 1, 400); /* there will be buffers: it waits */
+	CHECK_EQ(w->error[id], PENDING);
+	disk_settle(w);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(w->error[stuck], PENDING);
+	settle(w);
+	CHECK_EQ(w->error[stuck], 0);
+	world_end(w);
+}
+
 int main(void)
 {
 	a_flush_waits_for_completed_writes_and_for_the_sync();
@@ -378,5 +397,6 @@ int main(void)
 	reads_do_not_ask_whether_the_backup_fails();
 	data_newer_than_what_failed_is_what_gets_written();
 	with_a_hopeless_backup_writes_are_refused();
+	a_bad_page_alone_refuses_nobody();
 	return 0;
 }

@@ -155,6 +155,50 @@ static void ask_again(struct iswi_req *req, int error)
 	}
 }
 
+/* Its end frees a buffer; before the one who waits for it gets it, this asks for one, too. */
+struct pusher {
+	struct iswi_req req, next;
+	struct world *w;
+};
+
+static void ignored(struct iswi_req *req, int error)
+{
+	(void)req;
+	CHECK_EQ(error, 0);
+}
+
+static void push_in(struct iswi_req *req, int error)
+{
+	struct pusher *pusher = ISWI_CONTAINER(req, struct pusher, req);
+
+	CHECK_EQ(error, 0);
+	iswi_engine_submit(pusher->w->e, &pusher->next);
+}
+
+static void a_later_write_does_not_overtake_a_waiting_one(void)
+{
+	static unsigned char zeros[ISW_PAGE_BYTES];
+	struct world *w = world_new(0);
+	struct pusher pusher = {.w = w};
+	uint32_t id;
+
+	pusher.req = (struct iswi_req){
+		.op = ISWI_WRITE, .length = ISW_PAGE_BYTES, .data = zeros, .done = push_in};
+	pusher.next = pusher.req;
+	pusher.next.offset = 16 * ISW_PAGE_BYTES;
+	pusher.next.done = ignored;
+	iswi_engine_submit(w->e, &pusher.req);
+	put(w, 1, 8, 100);
+	put(w, 9, 7, 200);
+	id = put(w, 16, 1, 300); /* waits */
+	DISK_TAKE(w);
+	DISK_DONE(w, 0);
+	settle(w);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(read_settled(w, 16), 0); /* the pusher's, which came last */
+	world_end(w);
+}
+
 static void done_may_submit_again(void)
 {
 	static const enum iswi_req_op ops[] = {ISWI_WRITE, ISWI_READ, ISWI_FLUSH, ISWI_TRIM};
@@ -225,6 +269,7 @@ int main(void)
 	empty_requests_are_done();
 	one_request_too_many_is_refused();
 	a_write_larger_than_all_buffers_is_done_in_pieces();
+	a_later_write_does_not_overtake_a_waiting_one();
 	done_may_submit_again();
 	impossible_configurations_are_refused();
 	return 0;
