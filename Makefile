@@ -6,17 +6,19 @@ JOBS ?= 2
 VENV := .venv
 RUN := $(VENV)/bin
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
-C_SOURCES := $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null | sort)
+C_SOURCES := $(shell find csrc tests/c tools/bench/c -name '*.[ch]' 2>/dev/null | sort)
 C_BUILD := CMakeLists.txt $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null)
 
-.PHONY: help setup demo test check lint asan tsan format clean
+.PHONY: help setup demo test bench check lint asan tsan format clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    set up, then two donors, a device and a real job on this machine (as root)"
 	@echo "make test    set up, then every test that can run here; says which cannot"
 	@echo "make check   what CI runs: lint, then test"
+	@echo "make bench   comparisons with floor, peers and disks; BENCH_ARGS=--help (docs/benchmarks.md)"
 	@echo "make asan    C tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make tsan    C tests under ThreadSanitizer"
 	@echo "make setup   only the set-up: system packages (as root), $(VENV)/, build/"
@@ -64,6 +66,10 @@ test: setup
 
 demo: setup
 	@$(RUN)/infiniswap demo
+
+# Builds its own C programs, in build/bench.
+bench: setup
+	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench $(BENCH_ARGS)
 
 asan: setup build/asan/.stamp
 	@$(RUN)/python -m pytest -rs tests/c -k asan $(PYTEST_ARGS)

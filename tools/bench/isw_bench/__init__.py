@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Comparisons of Infiniswap with its floor, its peers and disks: `make bench`.
+
+Every comparison runs us and the other side by turns in one run, round by round, because only the
+ratio of two neighbours means something on a machine that does other things as well.
+
+`stats` and `results` are pure; `scope` names what a run makes and takes it away again; `children`
+runs programs; one module per comparison (`donor`, `engine`, `swap`, `demo`, `process`).
+"""

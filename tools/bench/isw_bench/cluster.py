@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Donors and a device of the product itself, on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from msgspec import to_builtins
+
+from infiniswap.device import client, rundir
+from infiniswap.errors import InfiniswapError
+from infiniswap.units import format_size
+from isw_bench.bench import START_S, Bench
+from isw_bench.children import Child
+
+NAME = "bench"
+_STOP_S = 60.0
+
+
+def _environment(bench: Bench) -> dict[str, str]:
+    """Everything of this run in its own directory; slabs are mapped at the first page."""
+    return {
+        "INFINISWAP_DEVICE_RUN_DIR": str(bench.work / "run"),
+        "INFINISWAP_DEVICE_BACKUP_DIR": str(bench.work / "backup"),
+        "INFINISWAP_POLICY_HOT_PAGES_PER_S": "1",
+    }
+
+
+def _infiniswap(*args: str) -> list[str]:
+    return [sys.executable, "-m", "infiniswap", *args]
+
+
+@contextlib.contextmanager
+def donors(
+    bench: Bench, count: int, slab_bytes: int, pool_bytes: int
+) -> Iterator[dict[str, Child]]:
+    """Daemons, by control address."""
+    found: dict[str, Child] = {}
+    with contextlib.ExitStack() as stack:
+        for number in range(1, count + 1):
+            ready = bench.work / f"daemon{number}.ready"
+            argv = _infiniswap("daemon", "--listen", "127.0.0.1:0", "--data-port", "0")
+            argv += ["--ready-file", str(ready), "--slab", format_size(slab_bytes)]
+            argv += ["--pool", format_size(pool_bytes), "--headroom", "64M"]
+            child = stack.enter_context(
+                bench.running(f"daemon {number}", argv, changes=_environment(bench))
+            )
+            port = bench.until(partial(_port, child, ready), "a daemon to serve")
+            found[f"127.0.0.1:{port}"] = child
+        yield found
+
+
+def _port(child: Child, ready: Path) -> Any:
+    if not child.is_running:
+        raise child.failed("ended")
+    return json.loads(ready.read_text())["control_port"] if ready.exists() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A running device process."""
+
+    path: Path
+    pid: int
+    size_bytes: int
+    slab_bytes: int
+    paths: rundir.DevicePaths
+
+    def status(self) -> dict[str, Any]:
+        """What `device show --json` shows."""
+        shown: dict[str, Any] = to_builtins(client.status(self.paths))
+        return shown
+
+
+@contextlib.contextmanager
+def device(
+    bench: Bench,
+    addresses: Mapping[str, Child] | Sequence[str],
+    size_bytes: int,
+    slab_bytes: int,
+    *options: str,
+) -> Iterator[Device]:
+    """A device on these donors; `options` go to `device start`."""
+    (bench.work / "backup").mkdir(exist_ok=True)
+    paths = rundir.paths_of(NAME, bench.work / "run", bench.work / "backup")
+    argv = _infiniswap("device", "start", NAME, "--foreground", "--size", format_size(size_bytes))
+    argv += ["--slab", format_size(slab_bytes), "--donors", ",".join(addresses), *options]
+    with bench.running("device", argv, changes=_environment(bench)) as child:
+
+        def serving() -> Any:
+            if not child.is_running:
+                raise child.failed("ended")
+            try:
+                return client.status(paths)
+            except InfiniswapError:
+                return None
+
+        status = bench.until(serving, "the device to serve", START_S)
+        yield Device(Path(status.path).resolve(), status.pid, size_bytes, slab_bytes, paths)

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run makes on this machine, and how it is taken away again, whatever happens.
+
+A run has a mark. Its directory carries it in its name and every process in its environment; loop
+devices, mounts and swap areas lie on files of the directory. So what a killed run left behind is
+found without a record of it, and the next run takes it away with the steps with which each run
+ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+from infiniswap.errors import InfiniswapError
+from infiniswap.system import loop, swap
+from infiniswap.system.cgroup import MemoryCgroup
+from infiniswap.system.files import PROC, SYS
+from infiniswap.system.memory import memory_hierarchy
+from infiniswap.system.mounts import mounts
+from infiniswap.system.process import run_command
+from infiniswap.system.throttle import IoLimits, blkio_root, set_limits_v1
+from isw_bench.children import MARK
+
+PREFIX = "isw-bench-"
+WORK_DIR = Path("/var/tmp")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TERM_S = 15.0
+_SWAPOFF_S = 120.0
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asked for the end."""
+
+
+class Interrupts:
+    """Turns signals into Interrupted, but not while something is being made or taken away."""
+
+    def __init__(self) -> None:
+        self._held = 0
+        self._pending = False
+
+    def __enter__(self) -> Interrupts:
+        self._before = [signal.signal(number, self._arrived) for number in _SIGNALS]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in zip(_SIGNALS, self._before, strict=True):
+            signal.signal(number, handler)
+
+    def _arrived(self, _number: int, _frame: FrameType | None) -> None:
+        if not self._held:
+            raise Interrupted
+        self._pending = True
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """A signal that arrives in the block takes effect at its end."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+        if self._pending and not self._held:
+            self._pending = False
+            raise Interrupted
+
+
+class Scope:
+    """The life of one run. Enter it before anything is made.
+
+    Attributes:
+        mark: of this run.
+        work: its directory, on a disk.
+        interrupts: to hold signals with.
+    """
+
+    def __init__(self, parent: Path = WORK_DIR) -> None:
+        self.mark = secrets.token_hex(4)
+        self.work = parent / f"{PREFIX}{self.mark}"
+        self.interrupts = Interrupts()
+        self._lock = -1
+
+    def __enter__(self) -> Scope:
+        self.interrupts.__enter__()
+        try:
+            for stale in stale_directories(self.work.parent):
+                sweep(stale)
+            with self.interrupts.hold():
+                self.work.mkdir(mode=0o700)
+                self._lock = _lock(self.work)
+        except BaseException:
+            self.interrupts.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        failures: list[str] = []
+        try:
+            with self.interrupts.hold():  # a second Ctrl-C must not leave half of it behind
+                failures = sweep(self.work)
+        finally:
+            if self._lock >= 0:
+                os.close(self._lock)
+            self.interrupts.__exit__()
+            for failure in failures:
+                print(f"bench: left behind: {failure}", flush=True)
+
+
+def _lock(directory: Path) -> int:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def stale_directories(parent: Path) -> list[Path]:
+    """Directories of runs whose process is gone: nobody holds their lock."""
+    found = []
+    for path in sorted(parent.glob(PREFIX + "*")):
+        try:
+            if path.is_symlink() or path.stat().st_uid != os.geteuid():
+                continue
+            os.close(_lock(path))
+        except OSError:
+            continue
+        found.append(path)
+    return found
+
+
+# ----------------------------------------------------------------------- taking away
+
+
+def sweep(work: Path) -> list[str]:
+    """Takes away whatever of a run is there, in an order in which nothing is pulled from under
+    another; goes on past failures and returns them, one text each."""
+    mark = work.name.removeprefix(PREFIX)
+    steps: list[tuple[str, Callable[[], None]]] = [
+        ("cgroups", lambda: _remove_cgroups(mark)),
+        ("swap areas", lambda: _swapoff(work)),
+        ("loop devices", lambda: _detach(work)),
+        ("zram devices", lambda: remove_zram(work)),
+        ("processes", lambda: _end_processes(mark)),
+        # Again: what a process of the run still held, and made on its way out.
+        ("loop devices", lambda: _detach(work)),
+        ("mounts", lambda: _unmount(work)),
+    ]
+    failures = []
+    for what, step in steps:
+        try:
+            step()
+        except (InfiniswapError, OSError) as error:
+            failures.append(f"{what} of {work}: {error}")
+    if not failures:
+        shutil.rmtree(work, ignore_errors=True)
+    return failures
+
+
+def _remove_cgroups(mark: str) -> None:
+    hierarchy = memory_hierarchy()
+    for path in hierarchy.mount_point.glob(f"{PREFIX}{mark}*"):
+        cgroup = MemoryCgroup(path, hierarchy.version)
+        cgroup.kill()
+        cgroup.remove()
+
+
+def _loops(work: Path) -> list[loop.LoopDevice]:
+    """Loop devices on files below the directory and on each other, the uppermost first."""
+    found: list[loop.LoopDevice] = []
+    below = {str(work)}
+    devices = list(loop.attached())
+    while True:
+        new = [
+            device
+            for device in devices
+            if device not in found
+            and any(device.backing == base or _is_under(device.backing, base) for base in below)
+        ]
+        if not new:
+            return found
+        found = new + found
+        below |= {str(device.path) for device in new}
+
+
+def _is_under(path: str, base: str) -> bool:
+    return path.startswith(base.rstrip("/") + "/")
+
+
+def zram_numbers(work: Path) -> list[int]:
+    """zram devices that the run has made: it keeps an empty file named after each."""
+    return [int(path.name.removeprefix("zram")) for path in work.glob("zram[0-9]*")]
+
+
+def _swapoff(work: Path) -> None:
+    own = {str(device.path) for device in _loops(work)}
+    own |= {f"/dev/zram{number}" for number in zram_numbers(work)}
+    for area in swap.active_areas():
+        if area.path in own or _is_under(area.path, str(work)):
+            swap.swapoff(Path(area.path), timeout_s=_SWAPOFF_S)
+
+
+def _detach(work: Path) -> None:
+    root = blkio_root()
+    for device in _loops(work):
+        if root is not None:  # the kernel keeps limits for the next user of the number
+            status = device.path.stat()
+            number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+            set_limits_v1(root, number, IoLimits())
+        loop.detach(device)
+
+
+def remove_zram(work: Path) -> None:
+    """Removes the run's zram devices, which nothing may be using."""
+    for number in zram_numbers(work):
+        if (SYS / "block" / f"zram{number}").exists():
+            (SYS / "class/zram-control/hot_remove").write_text(str(number))
+        (work / f"zram{number}").unlink(missing_ok=True)
+
+
+def marked_processes(mark: str) -> list[int]:
+    """Processes that carry the mark, but this one."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for entry in PROC.iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def _end_processes(mark: str) -> None:
+    for number, wait_s in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _TERM_S)):
+        pids = marked_processes(mark)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        end_s = time.monotonic() + wait_s
+        while marked_processes(mark):
+            if time.monotonic() >= end_s:
+                break
+            time.sleep(0.05)
+        else:
+            return
+    raise OSError(f"processes that cannot be killed: {marked_processes(mark)}")
+
+
+def _unmount(work: Path) -> None:
+    points = [mount.mount_point for mount in mounts() if _is_under(mount.mount_point, str(work))]
+    for point in reversed(points):
+        run_command(["umount", "--lazy", point])
