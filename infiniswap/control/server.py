@@ -25,6 +25,7 @@ from infiniswap import __version__
 from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Channel, Ended, Limits, close, receive, send
+from infiniswap.control.gate import Gate
 from infiniswap.control.openapi import document
 from infiniswap.control.service import ServerSession, Service
 from infiniswap.errors import ConflictError, ProtocolMismatchError, SystemCallError
@@ -44,7 +45,9 @@ class ServerConfig:
         limits: of each session.
         handshake_s: how long a peer may take for its first request and for the handshake.
         connections_max: TCP connections at once.
+        connections_per_host_max: of one address.
         handshakes_max: sessions at once that have not proved themselves yet.
+        handshakes_per_host_max: of one address.
         sessions_max: open sessions at once.
         stop_s: how long stopping waits for sessions to close.
     """
@@ -53,16 +56,11 @@ class ServerConfig:
     limits: Limits = Limits()
     handshake_s: float = 5.0
     connections_max: int = 2048
+    connections_per_host_max: int = 128
     handshakes_max: int = 64
+    handshakes_per_host_max: int = 16
     sessions_max: int = 1024
     stop_s: float = 5.0
-
-
-class _Refuse(asyncio.Protocol):
-    """Turns a surplus connection away."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
 
 
 class _HttpLog(logging.Handler):
@@ -95,11 +93,17 @@ class ControlServer:
         self._nonces = auth.NonceStore()
         self._sessions: dict[int, ServerSession] = {}
         self._session_next = 0
-        self._handshakes = 0
+        self._handshakes: Counter[str] = Counter()  # by host
         self._stopping = False
         self._stranger_logged_s = float("-inf")
         self._first_seen_s: dict[Any, float] = {}
         self._active: set[Any] = set()
+        self._gate = Gate(
+            self._protocol,
+            config.connections_max,
+            config.connections_per_host_max,
+            self.counters,
+        )
         self._runner: web.AppRunner | None = None
         self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.Task[None] | None = None
@@ -166,7 +170,7 @@ class ControlServer:
     async def _listen(self, address: HostPort) -> int:
         loop = asyncio.get_running_loop()
         try:
-            first = await loop.create_server(self._protocol, address.host, address.port)
+            first = await loop.create_server(self._gate, address.host, address.port)
         except socket.gaierror as error:
             raise SystemCallError(
                 f"the address cannot be resolved ({error.strerror})",
@@ -190,13 +194,9 @@ class ControlServer:
         self._servers.append(first)
         return int(first.sockets[0].getsockname()[1])
 
-    def _protocol(self) -> asyncio.Protocol:
-        assert self._runner is not None
-        server = self._runner.server
-        if server is None or len(server.connections) >= self._config.connections_max:
-            self.counters["connections_refused"] += 1
-            return _Refuse()
-        return server()
+    def _protocol(self) -> asyncio.Protocol | None:
+        server = None if self._runner is None else self._runner.server
+        return None if server is None else server()
 
     async def _sweep(self) -> None:
         """Closes connections that never asked for anything."""
@@ -318,7 +318,7 @@ class ControlServer:
     async def _handshake_bounded(
         self, ws: web.WebSocketResponse, address: str
     ) -> ServerSession | None:
-        with self._handshake_place() as free:
+        with self._handshake_place(address) as free:
             if not free or len(self._sessions) >= self._config.sessions_max:
                 await self._turn_away(ws, m.GOODBYE_BUSY, "too many sessions", address)
                 return None
@@ -336,12 +336,18 @@ class ControlServer:
             return None
 
     @contextlib.contextmanager
-    def _handshake_place(self) -> Iterator[bool]:
-        self._handshakes += 1
+    def _handshake_place(self, address: str) -> Iterator[bool]:
+        host = address.rpartition(":")[0]
+        self._handshakes[host] += 1
         try:
-            yield self._handshakes <= self._config.handshakes_max
+            yield (
+                self._handshakes.total() <= self._config.handshakes_max
+                and self._handshakes[host] <= self._config.handshakes_per_host_max
+            )
         finally:
-            self._handshakes -= 1
+            self._handshakes[host] -= 1
+            if not self._handshakes[host]:
+                del self._handshakes[host]
 
     async def _handshake(self, ws: web.WebSocketResponse, address: str) -> ServerSession | None:
         frame = await receive(ws, m.HELLO_BYTES_MAX)
