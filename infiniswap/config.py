@@ -111,6 +111,8 @@ class DaemonConfig:
     leases_max: int = _int(256, low=1, high=65_536)
     connections_max: int = _int(1024, low=1, high=65_536)
     connections_per_lease_max: int = _int(32, low=1, high=1024)
+    connections_per_host_max: int = _int(128, low=1, high=65_536)
+    """Of one address, at each of the two ports."""
     lease_grace_s: float = _float(10.0, low=0.0, high=3600.0)
     """How long a lease without session and connections waits for its device to come back."""
     name: str = _text("")

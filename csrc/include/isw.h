@@ -72,8 +72,13 @@ struct isw_store_config {
 	uint32_t leases_max;
 	uint32_t connections_max; /* all leases together */
 	uint32_t connections_per_lease_max;
-	uint32_t handshake_ms_max; /* a connection must reach GO within this */
-	uint32_t send_ms_max; /* a reply that moves no byte for this long ends the connection */
+	uint32_t connections_per_host_max; /* of one address; 0: connections_max alone holds */
+	uint32_t handshake_ms_max;         /* a connection must reach GO within this */
+	/*
+	 * A reply that moves no byte for this long ends the connection, and so does a request that
+	 * is not there entirely this long after it began. Between requests it may be silent.
+	 */
+	uint32_t send_ms_max;
 };
 
 struct isw_store_stats {

@@ -50,6 +50,7 @@ static int create_server(isw_store *store, struct isw_error *error)
 		.backend = &iswi_store_backend,
 		.ctx = store,
 		.connections_max = store->config.connections_max,
+		.connections_per_host_max = store->config.connections_per_host_max,
 		.handshake_ms_max = store->config.handshake_ms_max,
 		.send_ms_max = store->config.send_ms_max,
 	};

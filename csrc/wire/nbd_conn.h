@@ -10,6 +10,7 @@
 
 #define RX_BYTES      65536u /* received ahead of what is being served */
 #define BATCH_REPLIES 64u    /* answered with one gathered send */
+#define PEER_BYTES    16u    /* an address */
 
 /* Answers collected by the connection's thread, sent together; memory-backed exports only. */
 struct iswi_nbd_batch {
@@ -63,7 +64,9 @@ struct iswi_nbd_conn {
 	 */
 	atomic_bool closing;
 	bool no_zeroes;
-	uint64_t handshake_end_ns; /* 0: no deadline */
+	/* The client's address, an IPv4 one mapped to IPv6; zeros on a Unix socket. */
+	unsigned char peer[PEER_BYTES];
+	uint64_t handshake_end_ns; /* 0: past GO */
 	struct iswi_nbd_export export;
 	union {
 		struct iswi_nbd_batch batch;
@@ -97,8 +100,15 @@ struct iswi_nbd_server {
 	atomic_uint_fast64_t protocol_errors;
 };
 
-/* ---- nbd_server.c. Takes fd: served in a thread of its own, or closed and counted. */
-void iswi_nbd_server_add(struct iswi_nbd_server *server, int fd);
+/*
+ * ---- nbd_server.c. Takes fd: served in a thread of its own, or closed and counted. peer:
+ * PEER_BYTES, copied; NULL on a Unix socket.
+ */
+void iswi_nbd_server_add(struct iswi_nbd_server *server, int fd, const unsigned char *peer);
+/* For a new connection, which the caller has allocated. */
+void iswi_nbd_conn_init(struct iswi_nbd_conn *conn, struct iswi_nbd_server *server, int fd);
+/* Shakes hands and serves until the connection ends; fd stays open. */
+void iswi_nbd_conn_run(struct iswi_nbd_conn *conn);
 
 /* ---- nbd_listen.c. Ends and joins the listeners. */
 void iswi_nbd_server_unlisten(struct iswi_nbd_server *server);

@@ -20,28 +20,43 @@ int iswi_nbd_set_timeout(int fd, int option, uint64_t ns)
 	return setsockopt(fd, SOL_SOCKET, option, &timeout, sizeof(timeout)) == 0 ? 0 : -errno;
 }
 
-/* Before GO each wait ends at the handshake's deadline; after it an idle client may wait. */
-static int arm_deadline(struct iswi_nbd_conn *conn)
+/*
+ * Before GO each wait ends at the handshake's deadline. After it a client may be silent for ever
+ * between requests; one that has begun a request gets send_ms_max to bring the rest, or else a
+ * byte now and then would hold a slab for as long as it likes. Looked at before each wait, which
+ * itself takes at most send_ms_max: the request ends after twice that at the latest.
+ */
+static int arm_deadline(struct iswi_nbd_conn *conn, uint64_t *request_end_ns)
 {
 	uint64_t now_ns;
 
-	if (conn->handshake_end_ns == 0)
+	if (conn->handshake_end_ns == 0 && request_end_ns == NULL)
 		return 0;
 	now_ns = iswi_now_ns();
+	if (conn->handshake_end_ns == 0) {
+		if (*request_end_ns == 0)
+			*request_end_ns =
+				now_ns + (uint64_t)conn->server->config.send_ms_max * 1000000u;
+		return now_ns < *request_end_ns ? 0 : -EPROTO;
+	}
 	if (now_ns >= conn->handshake_end_ns)
 		return -ETIMEDOUT;
 	return iswi_nbd_set_timeout(conn->fd, SO_RCVTIMEO, conn->handshake_end_ns - now_ns);
 }
 
-/* One receive: returns the bytes got, at least one, or -errno. */
-static ssize_t receive(struct iswi_nbd_conn *conn, struct iovec *iov, unsigned iov_count)
+/*
+ * One receive: returns the bytes got, at least one, or -errno. request_end_ns: of the request
+ * that has begun, 0 at its first receive; NULL: none has.
+ */
+static ssize_t receive(struct iswi_nbd_conn *conn, struct iovec *iov, unsigned iov_count,
+		       uint64_t *request_end_ns)
 {
 	struct msghdr message = {.msg_iov = iov, .msg_iovlen = iov_count};
 	ssize_t got;
 	int err;
 
 	for (;;) {
-		err = arm_deadline(conn);
+		err = arm_deadline(conn, request_end_ns);
 		if (err != 0)
 			return err;
 		got = recvmsg(conn->fd, &message, 0);
@@ -49,16 +64,19 @@ static ssize_t receive(struct iswi_nbd_conn *conn, struct iovec *iov, unsigned i
 			return got;
 		if (got == 0)
 			return -ENODATA;
-		if (errno == EAGAIN || errno == EWOULDBLOCK)
+		if ((errno == EAGAIN || errno == EWOULDBLOCK) && conn->handshake_end_ns != 0)
 			return -ETIMEDOUT;
-		if (errno != EINTR)
+		if (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK)
 			return -errno;
 	}
 }
 
 int iswi_nbd_rx_need(struct iswi_nbd_conn *conn, size_t bytes)
 {
+	uint64_t end_ns = 0;
+
 	while (iswi_nbd_rx_available(conn) < bytes) {
+		const bool begun = iswi_nbd_rx_available(conn) > 0;
 		struct iovec iov;
 		ssize_t got;
 
@@ -69,7 +87,7 @@ int iswi_nbd_rx_need(struct iswi_nbd_conn *conn, size_t bytes)
 		}
 		iov.iov_base = conn->rx + conn->rx_tail;
 		iov.iov_len = RX_BYTES - conn->rx_tail;
-		got = receive(conn, &iov, 1);
+		got = receive(conn, &iov, 1, begun ? &end_ns : NULL);
 		if (got < 0)
 			return (int)got;
 		conn->rx_tail += (size_t)got;
@@ -92,6 +110,7 @@ int iswi_nbd_rx_copy(struct iswi_nbd_conn *conn, void *data, size_t bytes)
 {
 	char *at = data;
 	size_t taken = take_buffered(conn, at, bytes);
+	uint64_t end_ns = 0;
 
 	at += taken;
 	bytes -= taken;
@@ -102,7 +121,7 @@ int iswi_nbd_rx_copy(struct iswi_nbd_conn *conn, void *data, size_t bytes)
 			{.iov_base = at, .iov_len = bytes},
 			{.iov_base = conn->rx, .iov_len = RX_BYTES},
 		};
-		ssize_t got = receive(conn, iov, 2);
+		ssize_t got = receive(conn, iov, 2, &end_ns);
 
 		if (got < 0)
 			return (int)got;
@@ -118,15 +137,18 @@ int iswi_nbd_rx_copy(struct iswi_nbd_conn *conn, void *data, size_t bytes)
 
 int iswi_nbd_rx_skip(struct iswi_nbd_conn *conn, size_t bytes)
 {
-	while (bytes > 0) {
-		int err;
+	uint64_t end_ns = 0;
 
+	bytes -= take_buffered(conn, NULL, bytes);
+	while (bytes > 0) {
+		struct iovec iov = {.iov_base = conn->rx, .iov_len = RX_BYTES};
+		ssize_t got = receive(conn, &iov, 1, &end_ns);
+
+		if (got < 0)
+			return (int)got;
+		conn->rx_head = 0;
+		conn->rx_tail = (size_t)got;
 		bytes -= take_buffered(conn, NULL, bytes);
-		if (bytes == 0)
-			break;
-		err = iswi_nbd_rx_need(conn, 1);
-		if (err != 0)
-			return err;
 	}
 	return 0;
 }

@@ -38,15 +38,38 @@ static void pause_accepting(struct iswi_nbd_listener *listener)
 	poll(&pollfd, 1, ACCEPT_RETRY_MS);
 }
 
+/* false: no address that tells hosts apart. */
+static bool peer_of(const struct sockaddr_storage *address, unsigned char *peer)
+{
+	const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)address;
+	const struct sockaddr_in *in = (const struct sockaddr_in *)address;
+
+	if (address->ss_family == AF_INET6) {
+		memcpy(peer, &in6->sin6_addr, PEER_BYTES);
+		return true;
+	}
+	if (address->ss_family != AF_INET)
+		return false;
+	/* As a socket that listens for both would show it. */
+	memset(peer, 0, 10);
+	memset(peer + 10, 0xff, 2);
+	memcpy(peer + 12, &in->sin_addr, 4);
+	return true;
+}
+
 static void *listener_main(void *opaque)
 {
 	struct iswi_nbd_listener *listener = opaque;
 
 	while (wait_for_client(listener)) {
-		int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC);
+		struct sockaddr_storage address = {0};
+		socklen_t bytes = sizeof(address);
+		unsigned char peer[PEER_BYTES];
+		int fd = accept4(listener->fd, (struct sockaddr *)&address, &bytes, SOCK_CLOEXEC);
 
 		if (fd >= 0)
-			iswi_nbd_server_add(listener->server, fd);
+			iswi_nbd_server_add(listener->server, fd,
+					    peer_of(&address, peer) ? peer : NULL);
 		else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
 			pause_accepting(listener);
 	}

@@ -29,23 +29,30 @@ static void count_end(struct iswi_nbd_server *server, int err, bool served)
 		iswi_count(&server->protocol_errors, 1);
 }
 
-static void *conn_main(void *opaque)
+void iswi_nbd_conn_run(struct iswi_nbd_conn *conn)
 {
-	struct iswi_nbd_conn *conn = opaque;
 	struct iswi_nbd_server *server = conn->server;
-	bool served = false;
-	int err;
+	int err = iswi_nbd_handshake(conn);
+	const bool served = err == 0;
 
-	err = iswi_nbd_handshake(conn);
-	if (err == 0) {
-		served = true;
+	if (served) {
 		conn->handshake_end_ns = 0;
-		err = iswi_nbd_set_timeout(conn->fd, SO_RCVTIMEO, 0);
+		/* For a request half there; between requests a client may be silent for ever. */
+		err = iswi_nbd_set_timeout(conn->fd, SO_RCVTIMEO,
+					   (uint64_t)server->config.send_ms_max * 1000000u);
 		if (err == 0)
 			err = iswi_nbd_serve(conn);
 		server->config.backend->close(server->config.ctx, &conn->export, conn);
 	}
 	count_end(server, err, served);
+}
+
+static void *conn_main(void *opaque)
+{
+	struct iswi_nbd_conn *conn = opaque;
+	struct iswi_nbd_server *server = conn->server;
+
+	iswi_nbd_conn_run(conn);
 	pthread_mutex_lock(&server->lock);
 	close(conn->fd);
 	conn->fd = -1;
@@ -89,12 +96,25 @@ static struct iswi_nbd_conn **find_place(struct iswi_nbd_server *server)
 	return NULL;
 }
 
-static struct iswi_nbd_conn *make_conn(struct iswi_nbd_server *server, int fd)
+/* server->lock held. */
+static bool host_is_full(const struct iswi_nbd_server *server, const unsigned char *peer)
 {
-	struct iswi_nbd_conn *conn = malloc(sizeof(*conn));
+	uint32_t count = 0;
 
-	if (conn == NULL)
-		return NULL;
+	if (peer == NULL || server->config.connections_per_host_max == 0)
+		return false;
+	for (uint32_t i = 0; i < server->config.connections_max; i++) {
+		const struct iswi_nbd_conn *conn = server->conns[i];
+
+		if (conn != NULL && !conn->ended && memcmp(conn->peer, peer, PEER_BYTES) == 0)
+			count++;
+	}
+	return count >= server->config.connections_per_host_max;
+}
+
+void iswi_nbd_conn_init(struct iswi_nbd_conn *conn, struct iswi_nbd_server *server, int fd)
+{
+	/* Not all of it: what is received first lands in rx, what is sent first in the union. */
 	memset(conn, 0, offsetof(struct iswi_nbd_conn, batch));
 	conn->rx_head = conn->rx_tail = 0;
 	conn->server = server;
@@ -102,20 +122,21 @@ static struct iswi_nbd_conn *make_conn(struct iswi_nbd_server *server, int fd)
 	atomic_init(&conn->closing, false);
 	conn->handshake_end_ns =
 		iswi_now_ns() + (uint64_t)server->config.handshake_ms_max * 1000000u;
-	return conn;
 }
 
-/* Takes fd. */
-void iswi_nbd_server_add(struct iswi_nbd_server *server, int fd)
+void iswi_nbd_server_add(struct iswi_nbd_server *server, int fd, const unsigned char *peer)
 {
 	struct iswi_nbd_conn **place, *conn;
 
 	set_options(server, fd);
 	pthread_mutex_lock(&server->lock);
-	place = find_place(server);
-	conn = place != NULL ? make_conn(server, fd) : NULL;
+	place = host_is_full(server, peer) ? NULL : find_place(server);
+	conn = place != NULL ? malloc(sizeof(*conn)) : NULL;
 	if (conn == NULL)
 		goto err_refused;
+	iswi_nbd_conn_init(conn, server, fd);
+	if (peer != NULL)
+		memcpy(conn->peer, peer, PEER_BYTES);
 	/* Started under the lock: the thread cannot end before conn->thread is written. */
 	if (iswi_thread_start(&conn->thread, "isw-nbd-conn", conn_main, conn) != 0)
 		goto err_conn;

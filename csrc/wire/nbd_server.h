@@ -108,8 +108,13 @@ struct iswi_nbd_server_config {
 	const struct iswi_nbd_backend *backend; /* borrowed */
 	void *ctx;
 	uint32_t connections_max;
-	uint32_t handshake_ms_max; /* from accept to GO */
-	uint32_t send_ms_max;      /* an answer that moves no byte for this long */
+	uint32_t connections_per_host_max; /* of one address; 0: only the limit of all. TCP */
+	uint32_t handshake_ms_max;         /* from accept to GO */
+	/*
+	 * An answer that moves no byte for this long; a request, header and payload, that is not
+	 * there entirely this long after its first byte.
+	 */
+	uint32_t send_ms_max;
 };
 
 struct iswi_nbd_server_stats {

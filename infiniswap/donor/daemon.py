@@ -270,6 +270,7 @@ def _store_config(config: Config, limits: HeadroomConfig) -> StoreConfig:
         leases_max=daemon.leases_max,
         connections_max=daemon.connections_max,
         connections_per_lease_max=daemon.connections_per_lease_max,
+        connections_per_host_max=daemon.connections_per_host_max,
     )
 
 
@@ -291,7 +292,13 @@ def _server_config(
 ) -> ServerConfig:
     cluster = config.cluster
     limits = Limits(heartbeat_s=cluster.heartbeat_s, missed_max=cluster.heartbeats_missed_max)
-    return ServerConfig(secret=secret, limits=limits, handshake_s=handshake_s, stop_s=stop_s)
+    return ServerConfig(
+        secret=secret,
+        limits=limits,
+        handshake_s=handshake_s,
+        connections_per_host_max=config.daemon.connections_per_host_max,
+        stop_s=stop_s,
+    )
 
 
 def _listen_data(store: Store, host: str, port: int) -> int:

@@ -84,6 +84,7 @@ class StoreConfig:
     leases_max: int = 256
     connections_max: int = 1024
     connections_per_lease_max: int = 32
+    connections_per_host_max: int = 128
     handshake_ms_max: int = 5_000
     send_ms_max: int = 30_000
 
