@@ -16,7 +16,7 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
@@ -32,6 +32,9 @@ from infiniswap.errors import ConflictError, ProtocolMismatchError, SystemCallEr
 from infiniswap.units import HostPort
 
 log = logging.getLogger(__name__)
+
+CONNECTIONS_MAX: Final = 2048
+"""TCP connections at once, unless configured otherwise."""
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -55,7 +58,7 @@ class ServerConfig:
     secret: bytes | None = None
     limits: Limits = Limits()
     handshake_s: float = 5.0
-    connections_max: int = 2048
+    connections_max: int = CONNECTIONS_MAX
     connections_per_host_max: int = 128
     handshakes_max: int = 64
     handshakes_per_host_max: int = 16
