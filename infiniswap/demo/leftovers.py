@@ -26,6 +26,7 @@ from infiniswap.errors import (
     ConflictError,
     DeadlineError,
     InfiniswapError,
+    UnavailableError,
     from_oserror,
 )
 from infiniswap.system import loop, netns, swap
@@ -198,7 +199,10 @@ def sweep(record: Record, run_dir: Path = RUN_DIR) -> list[str]:
 
 
 def _remove_cgroups(record: Record) -> None:
-    hierarchy = memory_hierarchy()
+    try:
+        hierarchy = memory_hierarchy()
+    except UnavailableError:
+        return
     for path in sorted(hierarchy.mount_point.glob(record.cgroup_name("*"))):
         cgroup = MemoryCgroup(path, hierarchy.version)
         cgroup.kill()

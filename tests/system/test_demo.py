@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`infiniswap demo` as a user runs it, and what is left when it is ended in the middle."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from infiniswap.demo import data, leftovers
+from infiniswap.demo.leftovers import PREFIX, RUN_DIR, WORK_DIR
+from infiniswap.device.rundir import running_names
+from infiniswap.system import loop, netns, swap
+from infiniswap.system.memory import memory_hierarchy
+from infiniswap.system.throttle import blkio_root
+from infiniswap.units import GIB, MIB
+
+pytestmark = [
+    pytest.mark.requires_native,
+    pytest.mark.requires_root,
+    pytest.mark.requires_fuse,
+    pytest.mark.requires_loop,
+    pytest.mark.requires_memcg,
+    pytest.mark.requires_netns,
+    pytest.mark.requires_swap,
+    pytest.mark.requires_tool("setpriv", "nsenter"),
+]
+if importlib.util.find_spec("pandas") is None or data.generator() is None:
+    pytest.skip("needs the demo extra", allow_module_level=True)
+
+WAIT_S = 150.0
+SMALL = """
+from infiniswap.demo import runner
+runner.run(runner.Options(scale="0.1"))
+"""
+"""A demo of a ninth of the size: below its floors, which only the command checks."""
+
+
+def until(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> None:
+    end_s = time.monotonic() + wait_s
+    while not condition():
+        assert time.monotonic() < end_s, f"not within {wait_s:g} s: {what}"
+        time.sleep(0.05)
+
+
+def demo_processes() -> list[str]:
+    """Command lines of all that a demo starts, of which each names its work directory."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            line = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if PREFIX in line and int(directory.name) != os.getpid():
+                found.append(line)
+    return found
+
+
+def demo_loops() -> list[loop.LoopDevice]:
+    """The volume, what lies on it, and the demo's device."""
+    attached = loop.attached()
+    paths = {str(device.path) for device in attached if f"/{PREFIX}" in device.backing}
+    return [
+        device
+        for device in attached
+        if f"/{PREFIX}" in device.backing
+        or device.backing.startswith(str(RUN_DIR))
+        or device.backing in paths
+    ]
+
+
+def left() -> dict[str, object]:
+    """All that a demo has made and not taken away; empty values only when there is nothing."""
+    root = blkio_root()
+    limits = [] if root is None else sorted(root.glob("blkio.throttle.*_device"))
+    return {
+        "loops": demo_loops(),
+        "cgroups": list(memory_hierarchy().mount_point.glob(PREFIX + "*")),
+        "directories": list(WORK_DIR.glob(PREFIX + "*")),
+        "run": RUN_DIR.exists(),
+        "processes": demo_processes(),
+        "devices": running_names(RUN_DIR / "devices"),
+        "limits": [path.read_text() for path in limits if path.read_text().strip()],
+    }
+
+
+def assert_nothing_left(before: set[str]) -> None:
+    assert not any(left().values()), left()
+    # Other tests' namespaces may come and go.
+    until(lambda: set(netns.namespaces()) <= before, "namespaces removed", 30.0)
+
+
+@pytest.fixture
+def namespaces_before() -> Iterator[set[str]]:
+    """Namespaces before the demo. Sweeps what a failed test leaves."""
+    assert not any(left().values()), left()
+    yield set(netns.namespaces())
+    with leftovers.only_one():
+        for record in leftovers.stale():
+            leftovers.sweep(record)
+
+
+@pytest.mark.timeout(900)
+def test_the_demo_shows_what_it_promises(
+    tmp_path: Path, namespaces_before: set[str], in_ci: bool
+) -> None:
+    areas_before = {area.path for area in swap.active_areas()}
+    report = tmp_path / "results.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "infiniswap", "demo", "--json", str(report)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(report.read_text())
+    assert found["ok"] is True
+    unlimited, paged, disk = found["legs"]
+    assert unlimited["anon_peak_bytes"] >= 768 * MIB
+    assert paged["limit_bytes"] <= unlimited["anon_peak_bytes"] // 2 + MIB
+    assert disk["limit_bytes"] == paged["limit_bytes"]
+    assert min(paged["page_in_bytes"], paged["page_out_bytes"]) >= GIB // 4
+    assert unlimited["output"] == paged["output"] == disk["output"]
+    assert len(unlimited["output"]) == 3
+    served = sum(donor["read_bytes"] for donor in found["donors"])
+    assert served >= 0.8 * paged["page_in_bytes"]
+    assert all(donor["write_bytes"] > 0 for donor in found["donors"])
+    assert disk["page_in_bytes"] > 0
+    assert disk["page_out_bytes"] > 0
+    if blkio_root() is not None:
+        assert found["throttle"] == ""
+    assert "The three outputs are identical." in done.stdout
+    assert {area.path for area in swap.active_areas()} - areas_before == set()
+    assert_nothing_left(namespaces_before)
+
+
+def leg_runs(leg: str) -> bool:
+    """Whether the job of this leg has its memory limit by now."""
+    top = memory_hierarchy().mount_point
+    if leg == "infiniswap":
+        own = [line for line in demo_processes() if "job.py" in line and " run " not in line]
+        return bool(running_names(RUN_DIR / "devices")) and bool(own)
+    return any((path / "cgroup.procs").read_text() for path in top.glob(f"{PREFIX}*-{leg}"))
+
+
+def start_small(leg: str, log: Path) -> subprocess.Popen[bytes]:
+    """Starts a small demo and returns when it is in the middle of this leg."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SMALL], stdout=output, stderr=subprocess.STDOUT
+        )
+    line = {"infiniswap": "job 2 of 3", "disk": "job 3 of 3", "unlimited": "job 1 of 3"}[leg]
+
+    def reached() -> bool:
+        assert process.poll() is None, log.read_text()
+        with contextlib.suppress(OSError):
+            return line in log.read_text() and leg_runs(leg)
+        return False
+
+    try:
+        until(reached, f"the {leg} leg")
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return process
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("leg", "number"),
+    [("unlimited", signal.SIGHUP), ("infiniswap", signal.SIGINT), ("disk", signal.SIGTERM)],
+)
+def test_a_demo_that_is_interrupted_leaves_nothing(
+    tmp_path: Path, namespaces_before: set[str], leg: str, number: signal.Signals
+) -> None:
+    log = tmp_path / "log"
+    process = start_small(leg, log)
+    process.send_signal(number)
+    assert process.wait(WAIT_S) == 128 + number, log.read_text()
+    assert "interrupted" in log.read_text()
+    assert_nothing_left(namespaces_before)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("leg", ["infiniswap", "disk"])
+def test_what_a_killed_demo_left_is_removed_by_the_next(
+    tmp_path: Path, namespaces_before: set[str], leg: str
+) -> None:
+    process = start_small(leg, tmp_path / "log")
+    process.kill()
+    process.wait()
+    assert any(left().values())
+    # The next one, interrupted as soon as it has begun.
+    log = tmp_path / "next"
+    again = start_small("unlimited", log)
+    assert "removing what an earlier demo left behind" in log.read_text()
+    again.send_signal(signal.SIGINT)
+    assert again.wait(WAIT_S) == 128 + signal.SIGINT, log.read_text()
+    assert_nothing_left(namespaces_before)
+
+
+def test_a_second_demo_is_refused(tmp_path: Path) -> None:
+    with leftovers.only_one():
+        done = subprocess.run(
+            [sys.executable, "-m", "infiniswap", "demo"],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+        )
+    assert done.returncode == 9
+    assert "another demo is running" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "infiniswap", "demo", "--dir", str(tmp_path / "absent")],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert done.returncode == 11
+    assert "--dir" in done.stderr
+    assert not RUN_DIR.exists()

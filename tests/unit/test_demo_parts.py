@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo's smaller parts: host checks, networks, children, signals, disk figures."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from infiniswap.demo import children, data, donors, legs, requirements, volume
+from infiniswap.demo.interrupts import Interrupted, Interrupts
+from infiniswap.errors import (
+    DeadlineError,
+    NotFoundError,
+    NotPermittedError,
+    SystemCallError,
+    UnavailableError,
+)
+from infiniswap.units import GIB
+
+# ------------------------------------------------------------------------- requirements
+
+
+def test_missing_packages_are_named_with_the_remedy() -> None:
+    with pytest.raises(UnavailableError) as caught:
+        requirements.check_packages(lambda name: None, lambda: None)
+    assert "pandas, pyarrow, tpchgen-cli" in str(caught.value)
+    assert "pip install 'infiniswap[demo]'" in str(caught.value)
+    requirements.check_packages(lambda name: object(), lambda: "/bin/tpchgen-cli")
+
+
+def test_missing_tools_are_named_with_their_package() -> None:
+    with pytest.raises(UnavailableError) as caught:
+        requirements.check_tools(["sh", "no-such-tool"])
+    assert "no-such-tool" in str(caught.value)
+    assert "apt install" in str(caught.value)
+    requirements.check_tools(["sh"])
+
+
+def test_a_full_disk_and_a_missing_directory_are_told(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="--dir"):
+        requirements.check_disk(tmp_path / "absent", lambda path: None)
+    with pytest.raises(SystemCallError, match="--dir"):
+        requirements.check_disk(tmp_path, lambda path: SimpleNamespace(free=GIB))
+    requirements.check_disk(tmp_path, lambda path: SimpleNamespace(free=4 * GIB))
+
+
+@pytest.mark.requires_unprivileged
+def test_not_root_is_told_first(tmp_path: Path) -> None:
+    with pytest.raises(NotPermittedError, match="sudo infiniswap demo"):
+        requirements.check(tmp_path)
+
+
+# ----------------------------------------------------------------------------- networks
+
+ROUTES = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+eth0\t00000000\t0101A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0
+eth0\t0001A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
+br0\t0000D50A\t00000000\t0001\t0\t0\t0\t00FEFFFF\t0\t0\t0
+"""
+
+
+def proc_with(tmp_path: Path, routes: str) -> Path:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/route").write_text(routes)
+    return tmp_path
+
+
+def test_a_network_without_a_route_is_taken(tmp_path: Path) -> None:
+    assert donors.free_network(proc=proc_with(tmp_path, ROUTES)) == "10.213.2.0/24"
+
+
+def test_the_default_route_leads_nowhere_in_particular() -> None:
+    assert [str(network) for network in donors.routed_networks(ROUTES)] == [
+        "192.168.1.0/24",
+        "10.213.0.0/23",
+    ]
+    assert donors.routed_networks("header\nnot a route\n") == []
+
+
+def test_no_network_left_is_told(tmp_path: Path) -> None:
+    everything = ROUTES + "br1\t0000D50A\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0\n"
+    with pytest.raises(UnavailableError):
+        donors.free_network(proc=proc_with(tmp_path, everything))
+
+
+def test_the_secret_is_for_its_owner_only_and_fresh(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    donors.write_secret(first)
+    donors.write_secret(second)
+    assert first.stat().st_mode & 0o777 == 0o600
+    assert first.read_text() != second.read_text()
+    with pytest.raises(SystemCallError):
+        donors.write_secret(first)
+
+
+# ----------------------------------------------------------------------------- children
+
+
+def test_children_know_nothing_of_this_installation_or_of_sudo() -> None:
+    env = children.environment(
+        {"INFINISWAP_DEVICE_SLAB": "1G", "SUDO_UID": "1000", "HOME": "/root", "PATH": "/bin"}
+    )
+    assert "INFINISWAP_DEVICE_SLAB" not in env
+    assert "SUDO_UID" not in env
+    assert env["HOME"] == "/root"
+
+
+def test_a_placed_child_enters_its_cgroups_before_its_program_starts(tmp_path: Path) -> None:
+    for name in ("one", "two words"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cgroup.procs").touch()
+    command = children.placed(
+        ["sh", "-c", 'echo "$$ $*"', "x", "a b", "--"], [tmp_path / "one", tmp_path / "two words"]
+    )
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    pid, _, rest = done.stdout.strip().partition(" ")
+    assert rest == "a b --"
+    assert (tmp_path / "one/cgroup.procs").read_text().strip() == pid
+    assert (tmp_path / "two words/cgroup.procs").read_text().strip() == pid
+
+
+def test_a_child_that_cannot_be_placed_does_not_start(tmp_path: Path) -> None:
+    command = children.placed(["touch", str(tmp_path / "started")], [tmp_path / "absent"])
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 125
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_failed_child_is_told_with_its_last_words(tmp_path: Path) -> None:
+    child = children.Child("the job", ["sh", "-c", "echo why; exit 3"], tmp_path / "log")
+    code = child.wait(30, lambda: None, 0.01)
+    with pytest.raises(SystemCallError, match="the job ended with exit code 3; it last said: why"):
+        child.check(code)
+    child.end(1.0)
+
+
+def test_a_killed_child_is_told_as_such(tmp_path: Path) -> None:
+    child = children.Child("the job", ["sh", "-c", "kill -9 $$"], tmp_path / "log")
+    code = child.wait(30, lambda: None, 0.01)
+    with pytest.raises(SystemCallError, match="killed by signal 9"):
+        child.check(code)
+
+
+def test_waiting_is_bounded_samples_and_ending_is_sure(tmp_path: Path) -> None:
+    stubborn = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"]
+    child = children.Child("the job", stubborn, tmp_path / "log")
+    samples: list[int] = []
+    while "ready" not in child.log_tail():
+        os.sched_yield()
+    with pytest.raises(DeadlineError, match="the job did not end"):
+        child.wait(0.05, lambda: samples.append(1), 0.01)
+    assert samples
+    child.end(0.01)
+    assert child.exit_code == -signal.SIGKILL
+    child.end(0.01)
+
+
+def test_no_such_program_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SystemCallError, match="cannot start the job"):
+        children.Child("the job", ["/absent/program"], tmp_path / "log")
+
+
+# --------------------------------------------------------------------------- interrupts
+
+
+def test_a_signal_raises_with_the_shells_exit_code() -> None:
+    with Interrupts(), pytest.raises(Interrupted) as caught:
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert caught.value.code == 128 + signal.SIGTERM
+
+
+def test_a_held_signal_waits_for_the_end_of_the_block() -> None:
+    steps = []
+
+    def held_twice(interrupts: Interrupts) -> None:
+        with interrupts.hold():
+            with interrupts.hold():
+                os.kill(os.getpid(), signal.SIGINT)
+            steps.append("finished")
+
+    with Interrupts() as interrupts, pytest.raises(Interrupted):
+        held_twice(interrupts)
+    assert steps == ["finished"]
+
+
+def test_further_signals_do_not_disturb_the_undoing() -> None:
+    steps = []
+
+    def interrupted(interrupts: Interrupts) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+            with interrupts.hold():
+                os.kill(os.getpid(), signal.SIGTERM)
+            steps.append("undone")
+
+    with Interrupts() as interrupts, pytest.raises(Interrupted):
+        interrupted(interrupts)
+    assert steps == ["undone"]
+
+
+def test_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Interrupts():
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+# --------------------------------------------------------------------------- disk, data
+
+
+def test_a_disk_that_is_slow_enough_passes() -> None:
+    assert volume.too_fast(volume.Speed(2999.0, 3010.0)) == ""
+    assert volume.too_fast(volume.Speed(200.0, 180.0)) == ""
+
+
+@pytest.mark.parametrize("speed", [volume.Speed(60_000.0, 3000.0), volume.Speed(3000.0, 9000.0)])
+def test_a_disk_that_the_kernel_does_not_slow_down_is_found_out(speed: volume.Speed) -> None:
+    assert "does not keep the limit" in volume.too_fast(speed)
+
+
+def test_disk_statistics_are_read_in_bytes() -> None:
+    text = "  146137  80856 3041592  190846  95887 123564 4019040 492536  1  89844  726319\n"
+    found = legs.parse_disk_stat(text)
+    assert found == legs.DiskIo(146_137, 3_041_592 * 512, 190_846, 4_019_040 * 512)
+    for bad in ("", "1 2 3", "a b c d e f g"):
+        with pytest.raises(SystemCallError):
+            legs.parse_disk_stat(bad)
+
+
+def test_a_data_set_counts_only_when_it_is_whole(tmp_path: Path) -> None:
+    assert not data.is_complete(tmp_path)
+    for path in data.files(tmp_path):
+        assert not data.is_complete(tmp_path)
+        path.touch()
+    assert data.is_complete(tmp_path)
+
+
+def test_digests_tell_files_apart(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    (tmp_path / "b").write_text("2")
+    found = legs.digests(tmp_path)
+    assert list(found) == ["a", "b"]
+    assert found["a"] != found["b"]
+    with pytest.raises(SystemCallError):
+        legs.digests(tmp_path / "absent")
+
+
+def test_a_page_in_ram_and_in_swap_counts_once(tmp_path: Path) -> None:
+    from infiniswap.system.cgroup import MemoryCgroup
+
+    (tmp_path / "memory.stat").write_text("anon 1000\nswapcached 300\n")
+    (tmp_path / "memory.swap.current").write_text("500\n")
+    (tmp_path / "memory.current").write_text("1500\n")
+    assert legs.anonymous_bytes(MemoryCgroup(tmp_path, 2)) == 1200

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo's judgement, its table and its JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from infiniswap.demo import results
+from infiniswap.demo.donors import Served
+from infiniswap.demo.results import DISK, INFINISWAP, UNLIMITED, Leg, Results
+from infiniswap.units import GIB, MIB
+
+OUTPUT = {"lines.parquet": "aa", "totals.parquet": "bb"}
+
+
+def leg(name: str, **changes: object) -> Leg:
+    limited = name != UNLIMITED
+    made = Leg(
+        name=name,
+        title=f"the {name} one",
+        elapsed_s=20.0 if not limited else 30.0,
+        limit_bytes=640 * MIB if limited else None,
+        anon_peak_bytes=1280 * MIB,
+        page_in_bytes=800 * MIB if limited else 0,
+        page_out_bytes=900 * MIB if limited else 0,
+        output=OUTPUT,
+        page_in_us_p50=49.0 if name == INFINISWAP else None,
+        page_in_us_p99=3408.0 if name == INFINISWAP else None,
+        page_in_us_mean=424.4 if name == DISK else None,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def demo(**changes: object) -> Results:
+    made = Results(
+        scale="1",
+        legs=(leg(UNLIMITED), leg(INFINISWAP), leg(DISK)),
+        donors=(Served("donor-1", 400 * MIB, 500 * MIB), Served("donor-2", 380 * MIB, 420 * MIB)),
+        throttle="",
+        disk_reads_per_s=3000.0,
+        disk_writes_per_s=3001.0,
+        total_s=150.0,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def with_leg(changed: Leg) -> Results:
+    base = demo()
+    return replace(
+        base, legs=tuple(changed if old.name == changed.name else old for old in base.legs)
+    )
+
+
+def test_a_demo_above_its_floors_passes() -> None:
+    assert results.failures(demo()) == []
+
+
+def test_the_floors_themselves_pass() -> None:
+    at_floor = replace(
+        demo(),
+        legs=(
+            leg(UNLIMITED, anon_peak_bytes=768 * MIB),
+            leg(INFINISWAP, page_in_bytes=GIB // 4, page_out_bytes=GIB // 4),
+            leg(DISK),
+        ),
+        donors=(Served("donor-1", GIB // 5, 0), Served("donor-2", 1, 0)),
+    )
+    assert results.failures(at_floor) == []
+
+
+@pytest.mark.parametrize("name", [INFINISWAP, DISK])
+def test_another_output_fails_and_names_the_file(name: str) -> None:
+    failed = results.failures(with_leg(leg(name, output={**OUTPUT, "totals.parquet": "cc"})))
+    assert len(failed) == 1
+    assert name in failed[0]
+    assert "totals.parquet" in failed[0]
+    assert "lines.parquet" not in failed[0]
+
+
+@pytest.mark.parametrize("output", [{"lines.parquet": "aa"}, {**OUTPUT, "more.parquet": "dd"}, {}])
+def test_a_file_more_or_less_fails(output: dict[str, str]) -> None:
+    assert len(results.failures(with_leg(leg(INFINISWAP, output=output)))) == 1
+
+
+def test_jobs_that_write_nothing_fail_though_all_are_equal() -> None:
+    legs = tuple(leg(name, output={}) for name in (UNLIMITED, INFINISWAP, DISK))
+    assert results.failures(demo(legs=legs)) == ["the jobs wrote nothing"]
+
+
+def test_a_small_peak_fails() -> None:
+    failed = results.failures(with_leg(leg(UNLIMITED, anon_peak_bytes=768 * MIB - 1)))
+    assert len(failed) == 1
+    assert "peaked" in failed[0]
+
+
+@pytest.mark.parametrize(("field", "word"), [("page_in_bytes", "in"), ("page_out_bytes", "out")])
+def test_too_little_paging_fails(field: str, word: str) -> None:
+    small = with_leg(leg(INFINISWAP, **{field: 255 * MIB}))
+    failed = results.failures(replace(small, donors=(Served("donor-1", 255 * MIB, 0),)))
+    if word == "out":
+        failed = [text for text in failed if "donors" not in text]
+    assert len(failed) == 1
+    assert f"paged {word} with infiniswap" in failed[0]
+
+
+def test_too_little_from_donors_fails() -> None:
+    failed = results.failures(demo(donors=(Served("donor-1", 639 * MIB, 0),)))
+    assert len(failed) == 1
+    assert "79.9%" in failed[0]
+
+
+def test_no_page_in_at_all_fails_once() -> None:
+    failed = results.failures(with_leg(leg(INFINISWAP, page_in_bytes=0)))
+    assert len(failed) == 1
+    assert "paged in" in failed[0]
+
+
+def test_the_disk_leg_has_no_floor() -> None:
+    assert results.failures(with_leg(leg(DISK, page_in_bytes=0, page_out_bytes=0))) == []
+
+
+def test_the_table_has_every_figure() -> None:
+    out = io.StringIO()
+    Console(file=out, width=160).print(results.table(demo()))
+    rows = {line.split("  ")[0].strip(): line for line in out.getvalue().splitlines()}
+    first = rows["the unlimited one"]
+    assert "no limit" in first
+    assert "1.00 x" in first
+    second = rows["the infiniswap one"]
+    for figure in ("30.0 s", "1.50 x", "1.25 GiB", "900 MiB", "800 MiB", "97.5%"):
+        assert figure in second
+    assert "p50 49 µs, p99 3.41 ms" in second
+    third = rows["the disk one"]
+    assert "mean 424 µs" in third
+    assert "%" not in third
+
+
+def test_what_a_reader_must_know_is_said() -> None:
+    assert results.remarks(demo()) == []
+    assert "no limits" in results.remarks(demo(throttle="no limits here"))[0]
+    elsewhere = with_leg(leg(INFINISWAP, other_swap_bytes=5 * MIB))
+    assert "5.00 MiB" in results.remarks(elsewhere)[0]
+
+
+def test_json_holds_all_and_the_judgement() -> None:
+    data = json.loads(json.dumps(results.as_json(demo(), ["bad"])))
+    assert data["ok"] is False
+    assert data["failures"] == ["bad"]
+    assert data["donors_share"] == pytest.approx(0.975)
+    assert [entry["name"] for entry in data["legs"]] == [UNLIMITED, INFINISWAP, DISK]
+    assert data["legs"][1]["page_out_bytes"] == 900 * MIB
+    assert data["donors"][0] == {
+        "name": "donor-1",
+        "read_bytes": 400 * MIB,
+        "write_bytes": 500 * MIB,
+    }
+    assert data["floors"]["donors_share"] == 0.8
+    assert results.as_json(demo(), [])["ok"] is True
+
+
+@pytest.mark.parametrize(
+    ("time_us", "text"),
+    [(0.4, "0 µs"), (49.2, "49 µs"), (999.4, "999 µs"), (999.6, "1 ms"), (3408.0, "3.41 ms")],
+)
+def test_times_for_people(time_us: float, text: str) -> None:
+    assert results.format_us(time_us) == text
