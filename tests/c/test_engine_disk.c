@@ -10,6 +10,7 @@
 
 #define PAGES  512u
 #define BAD_AT 300u /* a bad sector's page */
+#define STUCK  24u
 
 static char path[4096];
 
@@ -249,23 +250,23 @@ static void failing_at_once_is_not_retried_at_once(void)
 {
 	isw_engine *e = open_engine();
 	struct bad_disk disk;
-	struct asked stuck[3];
+	struct asked stuck[STUCK];
 	uint64_t began_ns = iswi_now_ns(), seconds, tries;
 
 	/* Two writers, each failing what the other has just queued anew, would never pause. */
 	make_bad(e, &disk);
 	disk.all = true;
-	for (uint32_t i = 0; i < 3; i++)
-		ask(e, &stuck[i], ISWI_WRITE, 100 + 10 * i, i);
-	while (iswi_counted(&disk.tries) < 9) {
+	for (uint32_t i = 0; i < STUCK; i++)
+		ask(e, &stuck[i], ISWI_WRITE, 2 * i, i);
+	while (iswi_counted(&disk.tries) < 3 * STUCK) {
 		CHECK(iswi_now_ns() - began_ns < WAIT_MS * 1000000ull);
 		pause_ms(20);
 	}
 	tries = iswi_counted(&disk.tries);
 	seconds = (iswi_now_ns() - began_ns) / 1000000000ull;
-	CHECK(tries <= 6 * (seconds + 2));
+	CHECK(tries <= 2 * STUCK * (seconds + 2));
 	atomic_store_explicit(&disk.bad, false, memory_order_relaxed);
-	for (uint32_t i = 0; i < 3; i++)
+	for (uint32_t i = 0; i < STUCK; i++)
 		CHECK_EQ(answer(&stuck[i]), 0);
 	isw_engine_destroy(e);
 }

@@ -80,6 +80,32 @@ static void a_flush_waits_for_what_was_rewritten_while_busy(void)
 	world_end(w);
 }
 
+/* The first version that came while the page was busy decides, not the last. */
+static void a_flush_waits_though_the_page_is_written_once_more(void)
+{
+	struct world *w = world_mapped(0);
+	uint32_t first, second, done;
+
+	first = put(w, 1, 1, 100);
+	DISK_TAKE(w);
+	second = put(w, 1, 1, 200);
+	remotes_settle(w);
+	CHECK_EQ(w->error[first], 0);
+	CHECK_EQ(w->error[second], 0);
+	done = flush(w);
+	put(w, 1, 1, 300);
+	DISK_DONE(w, 0);
+	DISK_TAKE(w);
+	CHECK_EQ(under_way(w, ISWI_JOB_SYNC), 0);
+	DISK_DONE(w, 0);
+	DISK_TAKE(w);
+	CHECK_EQ(under_way(w, ISWI_JOB_SYNC), 1);
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->error[done], 0);
+	CHECK_EQ(disk_value(w, 1), 300);
+	world_end(w);
+}
+
 static void a_flush_does_not_wait_for_later_writes(void)
 {
 	struct world *w = world_mapped(0);
@@ -385,6 +411,7 @@ int main(void)
 	a_flush_waits_for_completed_writes_and_for_the_sync();
 	a_flush_of_a_clean_device_still_syncs();
 	a_flush_waits_for_what_was_rewritten_while_busy();
+	a_flush_waits_though_the_page_is_written_once_more();
 	a_flush_does_not_wait_for_later_writes();
 	a_flush_during_a_flush_has_its_own_round();
 	forced_unit_access_is_done_when_synced();

@@ -4,12 +4,13 @@
  * resumed just as its donor goes down, and the last user of a slab that is being unmapped.
  */
 #include <sched.h>
+#include <time.h>
 
 #include "engine_fixture.h"
 #include "util/util.h"
 
 #define RUN_NS 1000000000ull
-#define USERS  3u
+#define USERS  2u
 
 /* A donor that swallows everything: only slabs and remotes matter here. */
 static void no_submit(struct iswi_queue *queue, struct iswi_xfer *first)
@@ -88,10 +89,12 @@ static void one_round(struct meeting *m, unsigned int *round)
 	struct isw_slab_info slabs[2];
 
 	meet(m, round);
-	for (uint32_t i = 0; i < m->rounds % 64; i++) /* not always at the same moment */
+	for (uint32_t i = 0; i < m->rounds / 2 % 64; i++) /* not always at the same moment */
 		atomic_signal_fence(memory_order_seq_cst);
-	isw_slab_map(m->e, 0, m->remote, 0, m->rounds);
-	isw_slab_resume(m->e, 1, 1);
+	if (m->rounds % 2)
+		isw_slab_map(m->e, 0, m->remote, 0, m->rounds);
+	else
+		isw_slab_resume(m->e, 1, 1);
 	meet(m, round);
 	CHECK_EQ(isw_engine_slabs(m->e, 0, 2, slabs), 2);
 	CHECK(slabs[0].state == ISW_SLAB_UNMAPPED || slabs[0].state == ISW_SLAB_SUSPENDED);
@@ -101,9 +104,7 @@ static void one_round(struct meeting *m, unsigned int *round)
 	forget_events(m->e);
 	meet(m, round);
 	meet(m, round);
-	/* Up again: the second slab is resumed half the time, to be suspended or resumed again. */
-	if (m->rounds++ % 2)
-		CHECK_EQ(isw_slab_resume(m->e, 1, 1), 0);
+	m->rounds++;
 }
 
 static void a_slab_is_never_mapped_to_a_donor_that_went_down(void)
@@ -127,6 +128,68 @@ static void a_slab_is_never_mapped_to_a_donor_that_went_down(void)
 	world_end(w);
 }
 
+/* ------------------------------------------- reconnecting while somebody still submits */
+
+/* A connection on which a submitter is slow; meanwhile its remote goes down and comes back. */
+struct slow_queue {
+	struct iswi_queue base;
+	isw_engine *e;
+	pthread_t thread;
+	atomic_bool in_submit; /* seq_cst */
+	atomic_uint destroyed;
+};
+
+static void *come_back(void *arg)
+{
+	struct slow_queue *queue = arg;
+	uint32_t remote = 0;
+
+	CHECK_EQ(iswi_remote_reserve(queue->e, &remote), 0);
+	CHECK_EQ(iswi_remote_retire(queue->e, remote), 0);
+	connect_none(queue->e, remote);
+	return NULL;
+}
+
+static void slow_submit(struct iswi_queue *base, struct iswi_xfer *first)
+{
+	struct slow_queue *queue = (struct slow_queue *)base;
+	const struct timespec while_ = {.tv_nsec = 20000000};
+
+	atomic_store(&queue->in_submit, true);
+	iswi_remote_fence(queue->e, 0, -ECONNRESET);
+	CHECK_EQ(iswi_thread_start(&queue->thread, "come-back", come_back, queue), 0);
+	first->done(first, -ECONNRESET); /* the transfer has ended, its submitter has not */
+	nanosleep(&while_, NULL);
+	atomic_store(&queue->in_submit, false);
+}
+
+static void slow_destroy(struct iswi_queue *base)
+{
+	struct slow_queue *queue = (struct slow_queue *)base;
+
+	CHECK(!atomic_load(&queue->in_submit));
+	atomic_fetch_add(&queue->destroyed, 1);
+}
+
+static void a_connection_is_not_freed_under_a_submitter(void)
+{
+	static const struct iswi_transport_ops ops = {"slow", slow_submit, no_op, slow_destroy};
+	struct world *w = world_new(0);
+	struct slow_queue queue = {.base = {&ops}, .e = w->e};
+	struct iswi_queue *queues[] = {&queue.base};
+	uint32_t remote = ISW_NO_REMOTE, id;
+
+	CHECK_EQ(iswi_remote_reserve(w->e, &remote), 0);
+	iswi_remote_set(w->e, remote, queues, 1, ISWI_REMOTE_UP);
+	map(w, 0, remote);
+	id = put(w, 1, 1, 100);
+	pthread_join(queue.thread, NULL);
+	CHECK_EQ(atomic_load(&queue.destroyed), 1);
+	disk_settle(w);
+	CHECK_EQ(w->error[id], 0);
+	world_end(w);
+}
+
 /* -------------------------------------------------------- unmapping a slab in use */
 
 struct users {
@@ -139,17 +202,32 @@ struct users {
 static void *user(void *arg)
 {
 	struct users *u = arg;
-	uint64_t word;
+	uint64_t word, i = 0;
 
 	while (!atomic_load(&u->stop)) {
-		if (!iswi_slab_get(u->e, 0, &word))
+		if (!iswi_slab_get(u->e, 0, &word)) {
+			sched_yield();
 			continue;
+		}
 		atomic_fetch_add(&u->holders, 1);
 		iswi_count(&u->held, 1);
+		/* While a slab is held, its next mapping must not end. */
+		if (++i % 16 == 0)
+			sched_yield();
 		atomic_fetch_sub(&u->holders, 1);
 		iswi_slab_put(u->e, 0);
 	}
 	return NULL;
+}
+
+/* Until somebody has come in, mostly. */
+static void let_in(struct users *u, uint64_t generation)
+{
+	uint64_t before = iswi_counted(&u->held);
+
+	for (uint32_t i = 0; generation % 8 && i < 9999 && iswi_counted(&u->held) == before; i++)
+		if (i % 512 == 511)
+			sched_yield();
 }
 
 static void wait_drained(struct users *u, uint64_t generation)
@@ -181,8 +259,7 @@ static void drained_is_told_once_and_after_the_last_user(void)
 		CHECK_EQ(iswi_thread_start(&threads[i], "user", user, &u), 0);
 	while (iswi_now_ns() < end_ns) {
 		CHECK_EQ(isw_slab_map(w->e, 0, remote, 0, ++generation), 0);
-		for (uint64_t i = 0; i < generation % 512; i++)
-			atomic_signal_fence(memory_order_seq_cst);
+		let_in(&u, generation);
 		CHECK_EQ(isw_slab_unmap(w->e, 0, generation), 0);
 		wait_drained(&u, generation);
 	}
@@ -198,6 +275,7 @@ static void drained_is_told_once_and_after_the_last_user(void)
 int main(void)
 {
 	a_slab_is_never_mapped_to_a_donor_that_went_down();
+	a_connection_is_not_freed_under_a_submitter();
 	drained_is_told_once_and_after_the_last_user();
 	return 0;
 }
