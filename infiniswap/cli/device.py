@@ -316,21 +316,30 @@ def report_ready(spec: DeviceSpec, ready: Ready) -> None:
 def _list(args: argparse.Namespace) -> int:
     config = load_config(args)
     run_dir, backup_dir = config.device.run_dir, config.device.backup_dir
-    running = []
+    running, silent = [], []
     for name in rundir.running_names(run_dir):
         try:
             running.append(client.status(rundir.paths_of(name, run_dir, backup_dir)))
         except ConflictError:
-            continue  # starting or stopping at this moment
+            silent.append(name)  # starting or stopping at this moment, or hanging
     stopped = rundir.stopped_names(run_dir, backup_dir)
     died = rundir.died_names(run_dir)
     lost = [name for name in stopped if _is_lost(rundir.paths_of(name, run_dir, backup_dir))]
     if args.json:
-        _print_json({"running": running, "stopped": stopped, "died": died, "lost": lost})
+        _print_json(
+            {
+                "running": running,
+                "silent": silent,
+                "stopped": stopped,
+                "died": died,
+                "lost": lost,
+            }
+        )
         return 0
     states = dict.fromkeys(stopped, "stopped")
     states |= dict.fromkeys(lost, "contents lost")
     states |= dict.fromkeys(died, "died")
+    states |= dict.fromkeys(silent, "no answer")
     _print_table(running, states)
     return 0
 

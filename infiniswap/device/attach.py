@@ -39,6 +39,7 @@ _LABEL_CHARS = 15
 _BRIEF_USE_S = 2.0
 _PROCESSES_NAMED_MAX = 5
 _LOOP_MAJOR = 7
+_BACKING_UNMOUNTED = "/disk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +237,7 @@ class Attachment:
             ConflictError: the loop device is in use; everything below it stays.
         """
         if self.loop is not None:
-            loop.detach(self.loop)
+            loop.detach(_as_named_now(self.loop))
             self.loop = None
         if self.link is not None:
             _remove_link(self.spec.name)
@@ -281,6 +282,12 @@ def _is_device(path: Path, device: int) -> bool:
     return stat.S_ISBLK(status.st_mode) and status.st_rdev == device
 
 
+def _as_named_now(device: loop.LoopDevice) -> loop.LoopDevice:
+    """When somebody has unmounted the front end lazily, the kernel only knows the path in it."""
+    now = loop.loop_device(device.number)
+    return now if now is not None and now.backing == _BACKING_UNMOUNTED else device
+
+
 def _remove_link(name: str) -> None:
     with contextlib.suppress(OSError):
         (LINK_DIR / name).unlink(missing_ok=True)
@@ -295,21 +302,21 @@ def clear_leftovers(paths: DevicePaths) -> None:
             mounted): only the user can end that.
     """
     paths.nbd_socket.unlink(missing_ok=True)
+    for device in _leftover_loops(paths):
+        if swap.find_area(device.path) is not None:
+            raise ConflictError(
+                f"{device.path} is swap space of an earlier process of this device that died",
+                where=f"device {paths.name}",
+                mend="End the programs whose memory is there, then `swapoff` it, or restart the "
+                "host.",
+            )
+        _check_unmounted(device, paths.name)
+        loop.detach(device)
+        _remove_link(paths.name)
     mount_point = os.path.join(os.path.realpath(paths.run), paths.mount.name)
     for mount in mounts.infiniswap_mounts():
         if mount.mount_point != mount_point:
             continue
-        for device in loop.find_by_backing(paths.mount / "disk"):
-            if swap.find_area(device.path) is not None:
-                raise ConflictError(
-                    f"{device.path} is swap space of an earlier process of this device that died",
-                    where=f"device {paths.name}",
-                    mend="End the programs whose memory is there, then `swapoff` it, or restart "
-                    "the host.",
-                )
-            _check_unmounted(device, paths.name)
-            loop.detach(device)
-            _remove_link(paths.name)
         log.warning("%s: mount of an earlier process removed", paths.mount)
         try:
             mounts.unmount(paths.mount, lazy=True)
@@ -318,6 +325,17 @@ def clear_leftovers(paths: DevicePaths) -> None:
                 f"a mount of an earlier process cannot be removed: {error.what}",
                 where=str(paths.mount),
             ) from error
+
+
+def _leftover_loops(paths: DevicePaths) -> list[loop.LoopDevice]:
+    found = list(loop.find_by_backing(paths.mount / "disk"))
+    linked = os.path.realpath(LINK_DIR / paths.name)
+    found += [
+        device
+        for device in loop.attached()
+        if str(device.path) == linked and device.backing == _BACKING_UNMOUNTED
+    ]
+    return found
 
 
 def _check_unmounted(device: loop.LoopDevice, name: str) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -19,7 +20,7 @@ from infiniswap.device.api import Ready
 from infiniswap.device.client import DeviceError
 from infiniswap.device.rundir import DevicePaths
 from infiniswap.device.spec import DeviceSpec, encode_spec
-from infiniswap.errors import DeadlineError, SystemCallError, from_oserror
+from infiniswap.errors import DeadlineError, InfiniswapError, SystemCallError
 
 START_S_MAX = 120.0
 """Reserving the backup of a large device takes its time on a slow disk."""
@@ -42,13 +43,6 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
         DeviceError: it could not start; carries the reason and the exit code.
         DeadlineError: it does not answer; it has been ended.
     """
-    try:
-        paths.run.mkdir(mode=0o755, parents=True, exist_ok=True)
-        log = sys.stderr.fileno() if foreground else _open_log(paths)
-    except OSError as error:
-        raise from_oserror(
-            "cannot create the run directory", error, where=str(paths.run)
-        ) from error
     ready_read, ready_write = os.pipe()
     with tempfile.TemporaryFile() as spec_file:
         spec_file.write(encode_spec(spec))
@@ -61,10 +55,12 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
                     "infiniswap.device",
                     str(spec_file.fileno()),
                     str(ready_write),
+                    "foreground" if foreground else "background",
                 ],
+                # It makes its run directory and writes its log there as soon as it has the lock:
+                # what we made, nobody would take away if we were killed now.
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=2,
                 pass_fds=(spec_file.fileno(), ready_write),
                 start_new_session=True,
                 cwd="/",
@@ -72,19 +68,15 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
             )
         except OSError as error:
             os.close(ready_read)
-            rundir.clear(paths)
             raise SystemCallError(f"cannot start the device process: {error.strerror}") from error
         finally:
             os.close(ready_write)
-            if not foreground:
-                os.close(log)
     with os.fdopen(ready_read, "rb", buffering=0) as pipe:
         try:
             ready = _wait_ready(pipe.fileno())
         except BaseException:
             _end(process)  # Ctrl-C: it undoes what it has done ...
-            if not paths.record.exists():
-                rundir.clear(paths)  # ... unless it had no time to begin
+            _clear_unused(paths)  # ... unless it had no time to begin
             raise
     if ready is None or not ready.ok:
         _end(process)
@@ -129,8 +121,13 @@ def wait(name: str, waiting: Callable[[], None]) -> int:
             signal.signal(number, handler)
 
 
-def _open_log(paths: DevicePaths) -> int:
-    return os.open(paths.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+def _clear_unused(paths: DevicePaths) -> None:
+    if not paths.run.exists() or paths.record.exists():
+        return
+    with contextlib.suppress(InfiniswapError):  # another device of that name is starting
+        lock = rundir.take_lock(paths)
+        rundir.clear(paths)
+        os.close(lock)
 
 
 def _wait_ready(pipe: int) -> Ready | None:

@@ -54,6 +54,7 @@ class LinkConfig:
     connect_ms: int
     request_ms: int
     suspend_s: float
+    has_backup: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,9 @@ class Slabs(Protocol):
 
     def lost(self, slab: int) -> None:
         """The slab has no donor any more, not by our choice: worth another one at once."""
+
+    def pages_lost(self, pages: int) -> None:
+        """So many pages had no other copy."""
 
 
 class DonorLink:
@@ -262,8 +266,11 @@ class DonorLink:
             TimeoutError: requests are still in flight there.
         """
         drained = self._slabs.drained(slab, place.generation)
+        pages = 0 if self._config.has_backup else self._engine.slabs()[slab].remote_valid_pages
         try:
             self._engine.slab_unmap(slab, place.generation)
+            if pages and not self._closing:
+                self._slabs.pages_lost(pages)
         except EngineError:
             # Draining by another's wish, or drained already: then no event will come.
             info = self._engine.slabs()[slab]
@@ -324,11 +331,11 @@ class DonorLink:
         self.detail = "connections lost"
         if self._recovery is None:
             log.warning(
-                "donor %s: connections lost (code %d); %d slabs suspended, pages come from the "
-                "backup",
+                "donor %s: connections lost (code %d); %d slabs suspended%s",
                 self.address,
                 code,
                 len(self.mapped),
+                ", pages come from the backup" if self._config.has_backup else "",
             )
         self._recover()
 

@@ -41,6 +41,8 @@ class SlabMapper:
     ) -> None:
         self.links: list[DonorLink] = []
         self.alarms: dict[str, str] = {}
+        self.is_eager = False
+        """Without a backup an unmapped slab could take no page: every slab is kept mapped."""
         self._engine = engine
         self._choices = choices
         self._rng = rng
@@ -49,6 +51,7 @@ class SlabMapper:
         self._drains: dict[tuple[int, int], asyncio.Future[None]] = {}
         self._urgent: set[int] = set()
         self._empty_since_s: dict[int, float] = {}
+        self._pages_lost = 0
         self._wake = asyncio.Event()
         self._pages_seen = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -71,6 +74,14 @@ class SlabMapper:
         """A slab that was hot enough for a donor has lost it: another one at once."""
         self._urgent.add(slab)
         self._wake.set()
+
+    def pages_lost(self, pages: int) -> None:
+        """So many had no other copy. Reading one is an error from now on, never zeros."""
+        self._pages_lost += pages
+        self.alarms["lost-pages"] = (
+            f"{self._pages_lost} pages are lost with donors that are gone, as there is no backup"
+        )
+        log.error("%s", self.alarms["lost-pages"])
 
     # ---------------------------------------------------------------------- events
 
@@ -185,13 +196,24 @@ class SlabMapper:
 
     async def _map_hot(self, slabs: Sequence[SlabInfo]) -> None:
         unmapped = [n for n, slab in enumerate(slabs) if slab.state is SlabState.UNMAPPED]
-        urgent = [slab for slab in unmapped if slab in self._urgent]
-        hot = [slab for slab in self._tracker.hottest(unmapped) if slab not in self._urgent]
+        # Before anything is waited for: what is lost meanwhile must still be urgent next time.
+        self._urgent -= {n for n, slab in enumerate(slabs) if slab.state is SlabState.MAPPED}
+        urgent = [slab for slab in unmapped if self.is_eager or slab in self._urgent]
+        known = set(urgent)
+        hot = [slab for slab in self._tracker.hottest(unmapped) if slab not in known]
         for slab in urgent + hot:
             if not await self.place(slab):
-                break  # nobody has room: the next slab would fare no better
+                self._homeless(len(urgent))
+                return  # nobody has room: the next slab would fare no better
             self._urgent.discard(slab)
-        self._urgent &= set(unmapped)
+        self.alarms.pop("no-donor", None)
+
+    def _homeless(self, count: int) -> None:
+        if self.is_eager and "no-donor" not in self.alarms:
+            self.alarms["no-donor"] = (
+                f"{count} slabs have neither a donor nor a backup: writes to them wait"
+            )
+            log.error("%s", self.alarms["no-donor"])
 
     async def place(self, slab: int) -> bool:
         """Finds a donor for a slab and maps it; False when none has room now."""
@@ -256,7 +278,8 @@ class SlabMapper:
         now_s = asyncio.get_running_loop().time()
         for number, slab in enumerate(slabs):
             rests = (
-                slab.state is SlabState.MAPPED
+                not self.is_eager
+                and slab.state is SlabState.MAPPED
                 and not slab.remote_valid_pages
                 and self._tracker.activity(number) < 1.0
             )

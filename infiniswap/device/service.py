@@ -55,8 +55,9 @@ T = TypeVar("T")
 class DeviceService:
     """One device. Made and run by `serve`; methods run on the event loop."""
 
-    def __init__(self, spec: DeviceSpec) -> None:
+    def __init__(self, spec: DeviceSpec, *, own_log: bool = False) -> None:
         self.spec = spec
+        self._own_log = own_log
         self.state = "starting"
         self.stopped = asyncio.Event()
         self.warnings: list[str] = []
@@ -105,6 +106,8 @@ class DeviceService:
         self._start_task = asyncio.current_task()
         self._lock_fd = rundir.take_lock(self._paths)
         try:
+            if self._own_log:
+                rundir.write_log(self._paths)
             choice = choose_frontend(spec.frontend, spec.swap)
             # Watched from the first moment: a `run` that dies during this start is noticed.
             if spec.owner_pid is not None:
@@ -244,6 +247,7 @@ class DeviceService:
             connect_ms=spec.config.connect_ms,
             request_ms=spec.config.request_ms,
             suspend_s=policy.suspend_s,
+            has_backup=spec.backup is not None,
         )
         self._mapper.links = [
             DonorLink(donor, self._engine, self._mapper, link_config, self._executor)
@@ -264,6 +268,7 @@ class DeviceService:
     async def _map_everything(self) -> None:
         """Without a backup a page has nowhere else to go: no late binding."""
         assert self._mapper is not None
+        # Before is_eager, as two must not place one slab.
         for slab in range(self.spec.slab_count):
             if not await self._mapper.place(slab):
                 raise MemoryLimitError(
@@ -271,6 +276,7 @@ class DeviceService:
                     "backup all of them need a donor",
                     mend="Use a smaller --size, more donors, or a backup.",
                 )
+        self._mapper.is_eager = True
 
     def _make_safe(self, frontend: str) -> None:
         """Locks memory and so on; what this host refuses is named in `status`."""
