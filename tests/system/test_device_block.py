@@ -318,3 +318,93 @@ def test_foreground_stops_with_ctrl_c(shared_cluster: Cluster) -> None:
     listed = json.loads(shared_cluster.ok("device", "list", "--json"))
     assert name in listed["stopped"]
     shared_cluster.ok("device", "remove", name)
+
+
+def test_without_a_backup_a_lost_page_is_an_error_never_zeros(cluster: Cluster) -> None:
+    cluster.donor()
+    cluster.donor()
+    device = cluster.start("--backup", "none", size="64M")
+    assert device.status["slabs"]["mapped"] == 8
+    write_pattern(device, 7, 0, 64 * MIB)
+    done = device.command("stop")
+    assert done.returncode == 9
+    assert "device remove" in done.stderr
+    on_donors = {row["address"]: row["slabs"] for row in device.status["donors"]}
+    dead = cluster.donors[0]
+    dead.end(signal.SIGKILL)
+    # Every slab has a donor again, also those that nobody uses now.
+    until(lambda: device.status["slabs"]["mapped"] == 8, "all slabs on the other donor")
+    alarms = " ".join(device.status["alarms"])
+    assert f"{on_donors[dead.address] * 2048} pages are lost" in alarms
+    run("blockdev", "--flushbufs", device.path)
+    lost = 0
+    for offset in range(0, 64 * MIB, 8 * MIB):
+        try:
+            check_pattern(device, 7, offset, 4096)
+        except OSError:
+            lost += 1
+    assert lost == on_donors[dead.address]
+    # What is written anew is right again.
+    write_pattern(device, 8, 0, 64 * MIB)
+    check_pattern(device, 8, 0, 64 * MIB)
+    device.remove()
+
+
+def test_donors_without_room_leave_pages_on_the_backup(cluster: Cluster) -> None:
+    cluster.donor(pool="16M")
+    device = cluster.start(size="64M")
+    write_pattern(device, 9, 0, 64 * MIB)
+    until(lambda: "no room" in device.status["donors"][0]["detail"], "a full donor")
+    assert device.status["slabs"]["mapped"] == 2
+    write_pattern(device, 10, 0, 64 * MIB)
+    check_pattern(device, 10, 0, 64 * MIB)
+    # Room that comes later is used: the pool of the same donor, started anew.
+    port = cluster.donors[0].control
+    assert cluster.donors[0].end() == 0
+    cluster.donor(port=port)
+    until(lambda: device.status["slabs"]["mapped"] == 0, "the old slabs to be given up")
+
+    def mapped_while_busy() -> bool:
+        write_pattern(device, 11, 0, 64 * MIB)
+        return bool(device.status["slabs"]["mapped"] > 2)
+
+    until(mapped_while_busy, "more slabs than before")
+    check_pattern(device, 11, 0, 64 * MIB)
+
+
+def test_a_front_end_that_somebody_has_unmounted(shared_cluster: Cluster) -> None:
+    device = shared_cluster.start(size="16M")
+    write_pattern(device, 12, 0)
+    run("umount", "--lazy", device.run / "mnt")
+    check_pattern(device, 12, 0)
+    device.stop()
+    assert shared_cluster.leftovers() == []
+    shared_cluster.ok("device", "start", device.name)
+    check_pattern(device, 12, 0)
+    run("umount", "--lazy", device.run / "mnt")
+    device.kill()
+    device.remove()
+    assert shared_cluster.leftovers() == []
+
+
+def test_only_one_of_many_starts_wins(shared_cluster: Cluster) -> None:
+    name = shared_cluster.name()
+    command = [sys.executable, "-m", "infiniswap", "device", "start", name, "--size", "16M"]
+    command += ["--donors", shared_cluster.addresses]
+    processes = [
+        subprocess.Popen(
+            command,
+            env=shared_cluster.env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    outputs = [process.communicate(timeout=WAIT_S)[1] for process in processes]
+    codes = sorted(process.returncode for process in processes)
+    assert codes == [0, 9, 9], outputs
+    device = Device(shared_cluster, name)
+    assert device.status["state"] == "serving"
+    write_pattern(device, 13, 0)
+    check_pattern(device, 13, 0)

@@ -126,6 +126,7 @@ def job(pagecheck: Path, cluster: Cluster) -> Iterator[StartJob]:
 @pytest.fixture
 def swapping(cluster: Cluster) -> Device:
     """A swap device with two donors that answers losses quickly."""
+    cluster.env["INFINISWAP_CLUSTER_HEARTBEAT_S"] = "0.4"
     cluster.donor()
     cluster.donor()
     cluster.env["INFINISWAP_DEVICE_REQUEST_MS"] = "400"
@@ -261,6 +262,27 @@ def test_a_donor_that_leaves_in_order_costs_no_page(swapping: Device, job: Start
     work.finish()
     all_right(swapping)
     assert "shutdown" in swapping.log
+
+
+def test_a_device_process_that_pauses_loses_nothing(
+    cluster: Cluster, swapping: Device, job: StartJob
+) -> None:
+    work = job(0)
+    work.reach("filled")
+    both_donors_hold_slabs(swapping)
+    pid = swapping.send(signal.SIGSTOP)
+    try:
+        # The donors hear nothing for longer than they bear; only their sessions may end of it,
+        # as the connections for pages stand.
+        for donor in cluster.donors:
+            until(lambda donor=donor: "lost" in donor.log, "the end of a session")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    work.more_rounds()
+    until(lambda: swapping.status["slabs"]["mapped"], "mapped slabs")
+    until(lambda: not swapping.status["slabs"]["suspended"], "nothing suspended")
+    work.finish()
+    all_right(swapping)
 
 
 def test_a_device_in_use_refuses_to_stop_until_there_is_room(
