@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from infiniswap.errors import ProtocolMismatchError
 
@@ -61,8 +61,15 @@ Hex128: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Hex256: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Proof: TypeAlias = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")]
 """HMAC-SHA256 in hex; empty where no secret is configured."""
-Name: TypeAlias = Annotated[str, Meta(max_length=128, pattern=r"^[^\x00-\x1f\x7f]+\Z")]
-"""For tables and log lines, which it must not be able to forge: no control characters."""
+Name: TypeAlias = Annotated[
+    str,
+    Meta(
+        max_length=128,
+        pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+\Z",
+    ),
+]
+"""For tables and log lines, which it must not be able to forge: no control characters, no line or
+paragraph separators, nothing that turns the direction of what follows."""
 Text: TypeAlias = Annotated[str, Meta(max_length=512)]
 Versions: TypeAlias = Annotated[
     list[Annotated[int, Meta(ge=0, le=65_535)]], Meta(min_length=1, max_length=16)
@@ -487,16 +494,29 @@ def decode_body(body: bytes, kind: type[BodyT]) -> BodyT:
 
 def _decode(decoder: Any, frame: bytes | str) -> Any:
     try:
-        return decoder.decode(frame)
+        message = decoder.decode(frame)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        # The text of a DecodeError names the field, never the peer's bytes.
-        raise ProtocolMismatchError(f"not a message of this protocol ({error})") from None
+        # It may quote the peer's bytes (an unknown `type`), and ends up in the log.
+        why = clean_text(str(error))
+        raise ProtocolMismatchError(f"not a message of this protocol ({why})") from None
+    # Whatever is said for people ends up in logs and on terminals: cleaned here, once.
+    if isinstance(message, Goodbye | RefusedAnswer):
+        return structs.replace(
+            message, reason=clean_text(message.reason), detail=clean_text(message.detail)
+        )
+    if isinstance(message, HttpError):
+        return HttpError(error=clean_text(message.error))
+    return message
+
+
+def clean_text(text: str) -> str:
+    """The text with what cannot be printed replaced, at most 512 characters."""
+    return "".join(c if c.isprintable() else "?" for c in text[:512])
 
 
 def clean_name(text: str, otherwise: str) -> str:
-    """The text as a Name: control characters replaced, cut to length; `otherwise` when empty."""
-    cleaned = "".join(c if c.isprintable() else "?" for c in text)[:128]
-    return cleaned or otherwise
+    """The text as a Name: cleaned, cut to length; `otherwise` when empty."""
+    return clean_text(text)[:128] or otherwise
 
 
 def choose_version(ours: Iterable[int], theirs: Iterable[int]) -> int | None:

@@ -45,7 +45,7 @@ def from_info(info: Any) -> st.SearchStrategy[Any]:
                     lambda s: bool(s) or "?" in info.pattern
                 )
             return st.text(
-                st.characters(codec="utf-8"),
+                st.characters(codec="utf-8", exclude_categories=("C", "Z")),
                 min_size=info.min_length or 0,
                 max_size=info.max_length,
             )
@@ -181,3 +181,28 @@ def test_the_openapi_document_names_every_message() -> None:
 
     for reference in references(parsed):
         assert reference.removeprefix("#/components/schemas/") in parsed["components"]["schemas"]
+
+
+@pytest.mark.parametrize("forged", ["\n", "\x1b[2J", "\x9b", "\u2028", "\u202e"])
+def test_a_peer_cannot_forge_log_lines(forged: str) -> None:
+    said = json.dumps({"type": f"x{forged}ERROR all is lost"})
+    for decode in (m.decode_to_donor, m.decode_to_consumer):
+        with pytest.raises(ProtocolMismatchError) as caught:
+            decode(said)
+        assert forged not in caught.value.what
+    goodbye = {"type": "goodbye", "reason": f"x{forged}", "detail": f"x{forged}"}
+    parting = m.decode_to_consumer(json.dumps(goodbye))
+    assert isinstance(parting, m.Goodbye)
+    assert forged not in parting.reason + parting.detail
+    for field in ("device_name", "host_name"):
+        hello = {
+            "type": "hello",
+            "versions": [1],
+            "device_id": "00000000-0000-0000-0000-00000000000a",
+            "device_name": "swap0",
+            "host_name": "host",
+            "nonce": "0" * 64,
+        }
+        m.decode_to_donor(json.dumps(hello))
+        with pytest.raises(ProtocolMismatchError):
+            m.decode_to_donor(json.dumps({**hello, field: f"x{forged}y"}))
