@@ -54,8 +54,13 @@ class Progress:
         return time.monotonic() - self._start_s
 
     def say(self, text: str) -> None:
-        """One line."""
+        """One line. Raises BrokenPipeError when nobody reads any more, which ends the demo."""
         print(f"[{self.elapsed_s:5.1f} s] {text}", flush=True)
+
+    def try_say(self, text: str) -> None:
+        """One line, for times at which nothing may be raised."""
+        with contextlib.suppress(OSError):
+            self.say(text)
 
 
 def run(options: Options) -> results.Results:
@@ -93,15 +98,16 @@ def _everything_undone(
     try:
         yield
     except Interrupted:
-        progress.say("interrupted")
+        progress.try_say("interrupted")
         raise
     finally:
         with interrupts.hold():
-            progress.say("removing all that was made")
             failed = sys.exc_info()[1] is not None
+            progress.try_say("removing all that was made")
             failures = leftovers.sweep(record)
             for failure in failures:
-                print(f"infiniswap: not removed: {failure}", file=sys.stderr)
+                with contextlib.suppress(OSError):
+                    print(f"infiniswap: not removed: {failure}", file=sys.stderr)
         if failures and not failed:
             raise SystemCallError(f"not all could be removed: {'; '.join(failures)}")
 
