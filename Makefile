@@ -6,12 +6,13 @@ JOBS ?= 2
 VENV := .venv
 RUN := $(VENV)/bin
 PYTEST_ARGS ?=
+FUZZ_SECONDS ?= 60
 BENCH_ARGS ?=
 
-C_SOURCES := $(shell find csrc tests/c tools/bench/c -name '*.[ch]' 2>/dev/null | sort)
+C_SOURCES := $(shell find csrc tests/c tests/fuzz tools/bench/c -name '*.[ch]' 2>/dev/null | sort)
 C_BUILD := CMakeLists.txt $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null)
 
-.PHONY: help setup demo test bench check lint asan tsan format clean
+.PHONY: help setup demo test bench check lint asan tsan fuzz format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -21,6 +22,7 @@ help:
 	@echo "make bench   comparisons with floor, peers and disks; BENCH_ARGS=--help (docs/benchmarks.md)"
 	@echo "make asan    C tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make tsan    C tests under ThreadSanitizer"
+	@echo "make fuzz    every fuzzer for FUZZ_SECONDS ($(FUZZ_SECONDS)); findings in build/fuzz/"
 	@echo "make setup   only the set-up: system packages (as root), $(VENV)/, build/"
 	@echo "make format  rewrites Python and C to the project's style"
 	@echo "make clean   removes what set-up made, but not system packages"
@@ -76,6 +78,12 @@ asan: setup build/asan/.stamp
 
 tsan: setup build/tsan/.stamp
 	@$(RUN)/python -m pytest -rs tests/c -k tsan $(PYTEST_ARGS)
+
+# Without atheris the fuzzer of the Python parts runs on hypothesis.
+fuzz: setup
+	@$(RUN)/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
+		--only-binary=:all: "atheris>=2.3,<4" || echo "fuzz: no atheris for this Python"
+	@$(RUN)/python tests/fuzz/fuzzers.py --seconds $(FUZZ_SECONDS)
 
 lint: setup
 	$(RUN)/ruff check infiniswap tools tests

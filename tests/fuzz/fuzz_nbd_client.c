@@ -5,7 +5,7 @@
  * answered here (linked with --wrap). What follows the handshake: fuzz_nbd_reply.c.
  *
  * Input: a byte (how the bytes are cut, how they end), then what the other end says.
- * Built and run by tests/fuzz/run.py.
+ * Built and run by tests/fuzz/fuzzers.py.
  */
 #define _GNU_SOURCE 1
 #include <errno.h>

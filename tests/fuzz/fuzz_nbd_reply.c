@@ -4,16 +4,10 @@
  * once, no byte lands outside the buffers of the READs in flight, and the parser either goes on
  * or reports -EPROTO. No sockets and no threads: the parser is sans I/O.
  *
- * Build and run:
- *
- *	clang -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
- *		-Icsrc -Icsrc/include tests/fuzz/fuzz_nbd_reply.c \
- *		csrc/transport/tcp*.c csrc/util/[a-z]*.c -o fuzz_nbd_reply
- *	./fuzz_nbd_reply -max_total_time=60
- *
  * The input is a list of steps of two bytes: submit a transfer, deliver raw bytes of the input, a
  * reply header with the cookie of a transfer (no fuzzer would guess one) or zeros as payload, or
  * let the sender finish.
+ * Built and run by tests/fuzz/fuzzers.py.
  */
 #define _GNU_SOURCE 1
 #include <errno.h>

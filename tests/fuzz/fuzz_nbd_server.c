@@ -8,7 +8,7 @@
  * client's, holds and requests all come back, the neighbour's bytes stay as they were.
  *
  * Input: a byte of choices (see enum), a seed of sizes, then what the client says.
- * Built and run by tests/fuzz/run.py.
+ * Built and run by tests/fuzz/fuzzers.py.
  */
 #define _GNU_SOURCE 1
 #include <errno.h>
