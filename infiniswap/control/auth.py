@@ -31,6 +31,8 @@ _DONOR: Final = b"infiniswap control donor"
 _CONSUMER: Final = b"infiniswap control consumer"
 _HTTP: Final = b"infiniswap control http"
 
+_HEX_DIGITS: Final = frozenset("0123456789abcdef")
+
 HTTP_SCHEME: Final = "Infiniswap"
 """Name in the Authorization header."""
 
@@ -110,9 +112,13 @@ def parse_http_authorization(header: str) -> tuple[str, str] | None:
     """Nonce and proof of an Authorization header; None when it is not of this scheme."""
     scheme, _, rest = header.partition(" ")
     nonce, colon, proof = rest.strip().partition(":")
-    if scheme != HTTP_SCHEME or not colon or len(nonce) != 64 or len(proof) != 64:
+    if scheme != HTTP_SCHEME or not colon or not _is_hex256(nonce) or not _is_hex256(proof):
         return None
     return nonce, proof
+
+
+def _is_hex256(text: str) -> bool:
+    return len(text) == 64 and _HEX_DIGITS.issuperset(text)
 
 
 class NonceStore:

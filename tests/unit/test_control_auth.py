@@ -80,6 +80,13 @@ def test_an_authorization_header_round_trips() -> None:
     )
 
 
+@pytest.mark.parametrize("digit", ["\udc9d", "é", "F", "g", " "])
+def test_proofs_and_nonces_are_hexadecimal(digit: str) -> None:
+    # Headers come with bytes that are no UTF-8 as lone surrogates.
+    for nonce, proof in (("0" * 64, digit + "0" * 63), ("0" * 63 + digit, "0" * 64)):
+        assert auth.parse_http_authorization(f"Infiniswap {nonce}:{proof}") is None
+
+
 def test_a_nonce_is_good_once_and_not_for_ever() -> None:
     store = auth.NonceStore(life_s=30.0)
     store.add("a", 0.0)
