@@ -72,7 +72,7 @@ class Runner:
         argv = [sys.executable, "-m", "infiniswap", "run", "--local", local]
         if self.device is not None:
             argv += ["--device", self.device.name]
-        elif "--donors" not in options:
+        elif not {"--donors", "--device"} & set(options):
             argv += ["--donors", self.cluster.addresses]
         return [*argv, *options, "--", *command]
 

@@ -96,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
             mend=f"Run it with sudo: sudo infiniswap run --local {args.local} ... - the command "
             "itself then runs as you.",
         )
+    _open_standard_streams()
     user = job.invoking_user(os.environ)
     job.check_command(command, user)
     config = load_config(args)
@@ -146,6 +147,13 @@ class _Run:
     user: job.User | None
     local_bytes: int
     summary_file: _SummaryFile | None
+
+
+def _open_standard_streams() -> None:
+    """Where they are closed (`2>&-`), a file of ours would take their numbers."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 def _say(text: str) -> None:
@@ -254,20 +262,21 @@ def _run_with_device(this: _Run, config: configuration.Config) -> int:
 
 def _leave(paths: rundir.DevicePaths, watch: lost.Watch | None) -> None:
     """Says goodbye to the device, which ends with its last run."""
-    if watch is not None and watch.lost():
-        _clear_lost(paths)
-        return
     try:
         client.leave(paths, os.getpid())
+    except client.DeviceError as error:
+        _say(f"the swap device cannot be removed yet: {error} It is tried again and again.")
     except InfiniswapError as error:
-        if watch is None or not watch.ended():
-            _say(f"the swap device cannot be removed yet: {error} It is tried again and again.")
-        return
+        if watch is None or not watch.ended(_END_S_MAX):
+            _say(f"the swap device may still be there: {error}")
+        elif watch.lost():
+            _clear_lost(paths)
     except (KeyboardInterrupt, _EndingSignal):
         _say("the swap device is removed in the background")
         raise
-    if watch is not None and not rundir.is_running(paths):
-        watch.ended(_END_S_MAX)
+    else:
+        if watch is not None and not rundir.is_running(paths):
+            watch.ended(_END_S_MAX)
 
 
 def _clear_lost(paths: rundir.DevicePaths) -> None:
@@ -509,6 +518,8 @@ def _run_job(
     try:
         return result, client.status(paths)
     except InfiniswapError as error:
+        if not isinstance(error, client.DeviceError):
+            watch.ended(_END_S_MAX)  # it no longer answers, so it should be about to end
         if watch.lost():
             _say(str(_lost_error()))
         elif watch.ended():

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m infiniswap.device SPEC_FD READY_FD`: the device process, started by launch.py."""
+"""The device process, started by launch.py.
+
+    python -m infiniswap.device SPEC_FD READY_FD foreground|background
+
+In the background it writes to a log of its own from the moment on at which it has its lock.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,7 @@ from infiniswap.errors import InfiniswapError
 
 def main(argv: list[str]) -> int:
     """Returns the exit code."""
-    spec_fd, ready_fd = int(argv[1]), int(argv[2])
+    spec_fd, ready_fd, in_background = int(argv[1]), int(argv[2]), argv[3] == "background"
     with os.fdopen(spec_fd, "rb") as file:
         spec = decode_spec(file.read(), "spec of the starter")
     prepare_process()
@@ -34,7 +39,7 @@ def main(argv: list[str]) -> int:
         return told
 
     try:
-        return asyncio.run(serve(spec, tell))
+        return asyncio.run(serve(spec, tell, own_log=in_background))
     except InfiniswapError as error:
         tell(Ready(ok=False, error=str(error), exit_code=error.exit_code))
         return error.exit_code

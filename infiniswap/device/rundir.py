@@ -269,6 +269,23 @@ def require_running(name: str, run_dir: Path, backup_dir: Path) -> DevicePaths:
     )
 
 
+def write_log(paths: DevicePaths) -> None:
+    """Turns this process's standard output and error into the device's log.
+
+    Raises:
+        NotPermittedError, SystemCallError: it cannot be written.
+    """
+    try:
+        log = os.open(paths.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            for stream in (1, 2):
+                os.dup2(log, stream)
+        finally:
+            os.close(log)
+    except OSError as error:
+        raise from_oserror("cannot write the device's log", error, where=str(paths.log)) from error
+
+
 def clear(paths: DevicePaths) -> None:
     """Removes the run directory of a device that has ended; what cannot be removed stays."""
     for path in (paths.record, paths.socket, paths.nbd_socket, paths.log, paths.lock):

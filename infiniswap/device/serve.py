@@ -55,16 +55,18 @@ async def _signals(service: DeviceService) -> AsyncIterator[None]:
             loop.remove_signal_handler(number)
 
 
-async def serve(spec: DeviceSpec, ready: Callable[[Ready], bool]) -> int:
+async def serve(spec: DeviceSpec, ready: Callable[[Ready], bool], *, own_log: bool) -> int:
     """Runs a device until it is stopped.
 
     Args:
+        spec: the device.
         ready: called once, when it serves; False when whoever asked for it is gone.
+        own_log: write to the log in the run directory instead of standard error.
 
     Raises:
         InfiniswapError: it could not be started.
     """
-    service = DeviceService(spec)
+    service = DeviceService(spec, own_log=own_log)
     async with _signals(service):
         try:
             answer = await service.start()

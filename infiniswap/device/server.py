@@ -79,6 +79,12 @@ async def control_socket(service: DeviceService) -> AsyncIterator[None]:
         body = await _body(request, StopRequest)
         log.info("asked to %s", "remove" if body.remove else "stop")
         spec = service.spec
+        if pids := service.runs.pids():
+            raise ConflictError(
+                "`infiniswap run` uses it: process " + ", ".join(str(pid) for pid in pids),
+                where=f"device {spec.name}",
+                mend="End that first.",
+            )
         if not (body.remove or spec.ephemeral or contents.keeps_record(spec)):
             raise ConflictError(
                 "it has no backup, so stopping it would lose its contents",
