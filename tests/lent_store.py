@@ -36,21 +36,33 @@ class LentStore:
         """Of the part that is mapped: the slots from 0 on."""
         return self.slab_bytes * len(self.mapped)
 
-    def dial(self) -> socket.socket:
-        """A connection without a word said."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S)
+    def dial(self, host: str = "127.0.0.1") -> socket.socket:
+        """A connection without a word said, from that address of the loopback."""
+        return socket.create_connection(("127.0.0.1", self.port), WAIT_S, (host, 0))
 
 
 @contextlib.contextmanager
 def lent_store(
-    *, slab_bytes: int = 8 * MIB, slots: int = 5, handshake_ms_max: int = 60_000
+    *,
+    slab_bytes: int = 8 * MIB,
+    slots: int = 5,
+    handshake_ms_max: int = 60_000,
+    **limits: int,
 ) -> Iterator[LentStore]:
-    """Runs a store on a free port of the loopback, with `slots` - 1 slabs in it."""
+    """Runs a store on a free port of the loopback, with `slots` - 1 slabs in it.
+
+    Args:
+        limits: other fields of StoreConfig.
+    """
     from infiniswap.engine.native import NativeStore
 
-    config = StoreConfig(
-        slab_bytes, slabs_max=slots - 1, leases_max=4, handshake_ms_max=handshake_ms_max
-    )
+    limits = {
+        "slabs_max": slots - 1,
+        "leases_max": 4,
+        "handshake_ms_max": handshake_ms_max,
+        **limits,
+    }
+    config = StoreConfig(slab_bytes, **limits)
     store = NativeStore(config)
     try:
         for _ in range(slots - 1):

@@ -14,18 +14,29 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lent_store import WAIT_S, LentStore, lent_store
+from nbd_bytes import (
+    ABORT,
+    ACK,
+    DISC,
+    EINVAL,
+    FLAGS,
+    GO,
+    GREETING,
+    LIST,
+    READ,
+    REPLY_MAGIC,
+    REQUEST_MAGIC,
+    TRIM,
+    WRITE,
+    open_export,
+    option,
+    receive,
+    reply,
+    request,
+    say,
+)
 
 pytestmark = pytest.mark.requires_native
-
-GREETING = struct.pack(">QQH", 0x4E42444D41474943, 0x49484156454F5054, 3)
-FLAGS = struct.pack(">I", 3)
-OPTION_MAGIC = 0x49484156454F5054
-REPLY_MAGIC = 0x3E889045565A9
-REQUEST_MAGIC = 0x25609513
-ABORT, LIST, GO = 2, 3, 7
-READ, WRITE, DISC, FLUSH, TRIM = 0, 1, 2, 3, 4
-ACK = 1
-EINVAL = 22
 
 
 @pytest.fixture(scope="module")
@@ -34,61 +45,11 @@ def lent() -> Iterator[LentStore]:
         yield store
 
 
-def receive(client: socket.socket, length: int) -> bytes:
-    """Exactly that many bytes; fewer at the end of the stream."""
-    parts = bytearray()
-    with contextlib.suppress(ConnectionError):
-        while len(parts) < length and (part := client.recv(length - len(parts))):
-            parts += part
-    return bytes(parts)
-
-
-def say(client: socket.socket, data: bytes) -> None:
-    """The other end may close before it has heard all of it."""
-    with contextlib.suppress(ConnectionError):
-        client.sendall(data)
-
-
-def option(number: int, payload: bytes = b"", length: int | None = None) -> bytes:
-    size = len(payload) if length is None else length
-    return struct.pack(">QII", OPTION_MAGIC, number, size) + payload
-
-
-def go(token: str, infos: int = 0) -> bytes:
-    name = token.encode()
-    return option(GO, struct.pack(">I", len(name)) + name + struct.pack(">H", infos))
-
-
-def request(
-    command: int,
-    offset: int = 0,
-    length: int = 0,
-    *,
-    flags: int = 0,
-    cookie: int = 1,
-    magic: int = REQUEST_MAGIC,
-) -> bytes:
-    return struct.pack(">IHHQQI", magic, flags, command, cookie, offset, length)
-
-
 def opened(lent: LentStore) -> socket.socket:
     """A connection past GO."""
     client = lent.dial()
-    assert receive(client, len(GREETING)) == GREETING
-    client.sendall(FLAGS + go(lent.token))
-    while True:
-        _, _, kind, length = struct.unpack(">QIII", receive(client, 20))
-        receive(client, length)
-        if kind == ACK:
-            return client
-        assert kind == 3, f"refused: {kind:#x}"
-
-
-def reply(client: socket.socket) -> tuple[int, int]:
-    """Error and cookie of the next reply."""
-    magic, error, cookie = struct.unpack(">IIQ", receive(client, 16))
-    assert magic == 0x67446698
-    return error, cookie
+    assert open_export(client, lent.token) == ACK
+    return client
 
 
 def still_serves(lent: LentStore) -> None:
