@@ -202,18 +202,37 @@ static void control(struct world *w)
 
 /* ------------------------------------------------------------- a backup in memory */
 
+/* A read may meet a write of the same page, as on a disk; the lock is a sector's atomicity. */
+struct memory {
+	pthread_mutex_t lock;
+	char bytes[PAGES * ISW_PAGE_BYTES];
+};
+
+static void memory_copy(struct memory *memory, void *to, const void *from)
+{
+	pthread_mutex_lock(&memory->lock);
+	memcpy(to, from, ISW_PAGE_BYTES);
+	pthread_mutex_unlock(&memory->lock);
+}
+
 static int memory_write(void *ctx, const struct iovec *iov, int iov_count, uint64_t offset)
 {
+	struct memory *memory = ctx;
+
 	for (int i = 0; i < iov_count; i++) {
-		memcpy((char *)ctx + offset, iov[i].iov_base, iov[i].iov_len);
-		offset += iov[i].iov_len;
+		CHECK_EQ(iov[i].iov_len, ISW_PAGE_BYTES);
+		memory_copy(memory, memory->bytes + offset, iov[i].iov_base);
+		offset += ISW_PAGE_BYTES;
 	}
 	return 0;
 }
 
 static int memory_read(void *ctx, void *buf, uint32_t bytes, uint64_t offset)
 {
-	memcpy(buf, (char *)ctx + offset, bytes);
+	struct memory *memory = ctx;
+
+	for (uint32_t i = 0; i < bytes; i += ISW_PAGE_BYTES)
+		memory_copy(memory, (char *)buf + i, memory->bytes + offset + i);
 	return 0;
 }
 
@@ -223,8 +242,16 @@ static int memory_sync(void *ctx)
 	return 0;
 }
 
+static void memory_destroy(void *ctx)
+{
+	struct memory *memory = ctx;
+
+	pthread_mutex_destroy(&memory->lock);
+	free(memory);
+}
+
 static const struct iswi_backup_ops memory_ops = {"memory", memory_write, memory_read, memory_sync,
-						  free};
+						  memory_destroy};
 
 /* ------------------------------------------------------------------------- runs */
 
@@ -263,9 +290,12 @@ static bool engine_start(struct world *w, uint32_t staging)
 /* Before the first request: the threads look at the backup only when there is work. */
 static void use_memory(isw_engine *e)
 {
+	struct memory *memory = calloc(1, sizeof(*memory));
+
+	CHECK(memory);
+	pthread_mutex_init(&memory->lock, NULL);
 	e->backup.ops->destroy(e->backup.ctx);
-	e->backup.ctx = malloc(PAGES * ISW_PAGE_BYTES);
-	CHECK(e->backup.ctx);
+	e->backup.ctx = memory;
 	e->backup.ops = &memory_ops;
 }
 
