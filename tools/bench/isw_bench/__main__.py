@@ -19,7 +19,7 @@ from infiniswap.units import PAGE_BYTES, parse_page_size
 from isw_bench import demo, donor, engine, machine, plot, process, results, swapping
 from isw_bench.bench import Bench, Settings, SkipError, build_programs
 from isw_bench.results import Comparison
-from isw_bench.scope import WORK_DIR, Scope
+from isw_bench.scope import WORK_DIR, Interrupted, Scope
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPARISONS: dict[str, Any] = {
@@ -49,6 +49,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--device-size", default="4G", help="of the device whose memory is read")
     parser.add_argument("--idle-seconds", type=float, default=20.0, help="watched per round (20)")
     parser.add_argument("--demo-args", default="", help="options for `infiniswap demo`")
+    parser.add_argument(
+        "--quiet",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="before each measurement wait (60 s at most) until others use no more than this "
+        "share of the processors (1: do not wait)",
+    )
     output = ROOT / "build" / "bench-results"
     parser.add_argument("--output", type=Path, default=output, help=f"directory ({output})")
     parser.add_argument(
@@ -77,6 +85,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         idle_s=args.idle_seconds,
         process_bytes=parse_page_size(args.device_size),
         demo_args=tuple(shlex.split(args.demo_args)),
+        quiet_share=args.quiet,
     )
     if settings.rounds < 1 or settings.seconds <= 0 or settings.idle_s <= 0:
         raise UsageError("--rounds, --seconds and --idle-seconds must be positive")
@@ -102,6 +111,14 @@ def run_one(bench: Bench, key: str) -> Comparison:
     except SkipError as error:
         return Comparison(key, module.TITLE, skipped=str(error))
     return replace(found, commands=bench.commands, elapsed_s=time.monotonic() - start_s)
+
+
+def was_interrupted(error: BaseException) -> bool:
+    """Whether it came up while the end after a signal was under way."""
+    cause = error.__context__
+    while cause is not None and not isinstance(cause, Interrupted):
+        cause = cause.__context__
+    return cause is not None
 
 
 def report(comparisons: Sequence[Comparison], about: dict[str, Any], output: Path) -> None:
@@ -155,6 +172,8 @@ def _run(args: argparse.Namespace) -> int:
             try:
                 found.append(run_one(bench, key))
             except InfiniswapError as error:
+                if was_interrupted(error):
+                    raise Interrupted(str(error)) from error
                 failed = f"{key}: {error}"
                 found.append(Comparison(key, COMPARISONS[key].TITLE, skipped=f"failed: {error}"))
     about["load_after"] = machine.load()
@@ -174,8 +193,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InfiniswapError as error:
         print(f"bench: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("bench: interrupted; everything was taken away again", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"bench: interrupted{f' ({error})' if str(error) else ''}", file=sys.stderr)
         return _INTERRUPTED
 
 

@@ -19,7 +19,7 @@ from infiniswap.units import MIB
 from isw_bench.bench import START_S, Bench, SkipError, nbdkit_memory
 from isw_bench.cluster import Device, device, donors
 from isw_bench.machine import find
-from isw_bench.scope import remove_zram
+from isw_bench.scope import note_loop, remove_zram
 
 OURS, NBDFUSE, FLOOR = "infiniswap", "nbdfuse", "FUSE floor"
 DISK, CLOUD, ZRAM = "disk", "cloud volume", "zram"
@@ -64,6 +64,7 @@ def _looped(bench: Bench, backing: Path) -> Iterator[loop.LoopDevice]:
     """A loop device as the product makes it."""
     with bench.scope.interrupts.hold():
         upper = loop.attach(backing)
+        note_loop(bench.work, upper)
     try:
         loop.tune(upper)
         yield upper

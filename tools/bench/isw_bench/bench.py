@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from infiniswap.errors import DeadlineError, SystemCallError
+from isw_bench import machine
 from isw_bench.children import Child, output_of
 from isw_bench.scope import Scope
 
 START_S = 60.0
 _BUILD_S = 900.0
+_QUIET_S_MAX = 60.0
+_LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class Settings:
         idle_s: how long to watch idle processes.
         process_bytes: size of the device whose memory is looked at.
         demo_args: options for `infiniswap demo`.
+        quiet_share: before each measurement wait until the processors are busy with other things
+            for at most this share of their time; 1 does not wait.
     """
 
     rounds: int
@@ -47,6 +52,7 @@ class Settings:
     idle_s: float
     process_bytes: int
     demo_args: tuple[str, ...]
+    quiet_share: float = 1.0
 
 
 class SkipError(Exception):
@@ -84,6 +90,13 @@ class Bench:
         for number in range(1, self.settings.rounds + 1):
             self.say(f"{title}: round {number} of {self.settings.rounds}")
             yield number
+
+    def await_quiet(self) -> None:
+        """Waits for a quiet moment, for a while: on a machine that others use as well."""
+        end_s = time.monotonic() + _QUIET_S_MAX
+        while self.settings.quiet_share < 1.0 and time.monotonic() < end_s:
+            if machine.busy_share(_LOOK_S) <= self.settings.quiet_share:
+                return
 
     def program(self, name: str) -> str:
         """A program of tools/bench/c.

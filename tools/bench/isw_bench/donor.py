@@ -33,6 +33,7 @@ def run(bench: Bench) -> Comparison:
             fio(bench, server, rw="write", block_bytes=_FILL_BLOCK_BYTES, depth=4, fill=True)
         for _ in bench.rounds("donor"):
             for block_bytes, depth in _JOBS:
+                bench.await_quiet()
                 for server in (ours, theirs):
                     _measure(bench, samples, server, block_bytes, depth)
     return Comparison(KEY, TITLE, figures(samples), samples.values, notes=_NOTES)

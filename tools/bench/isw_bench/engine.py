@@ -35,8 +35,11 @@ def run(bench: Bench) -> Comparison:
     with our_donor(bench, size_bytes) as ours, nbdkit_memory(bench, size_bytes) as theirs:
         fio(bench, theirs, rw="write", block_bytes=256 << 10, depth=4, fill=True)
         for _ in bench.rounds("engine"):
+            bench.await_quiet()
             _floors(bench, samples)
-            for op, depth in (("read", 1), ("write", 1), ("read", _DEPTH), ("write", _DEPTH)):
+            # What is compared with each other stands close together.
+            for op, depth in (("read", 1), ("write", 1), ("write", _DEPTH), ("read", _DEPTH)):
+                bench.await_quiet()
                 _load(bench, samples, OURS, ours, op, depth)
                 _load(bench, samples, ON_NBDKIT, theirs, op, depth)
             _fio(bench, samples, theirs)
@@ -60,9 +63,9 @@ def _ms(bench: Bench) -> str:
 def _floors(bench: Bench, samples: Samples) -> None:
     page_request = [str(_HEADER_BYTES), str(PAGE_BYTES + _REPLY_BYTES)]
     for side, (request, reply), receiver in (
-        (FLOOR, page_request, "0"),
-        (FLOOR_HOP, page_request, "1"),
         (FLOOR_WRITE, [str(PAGE_BYTES + _HEADER_BYTES), str(_REPLY_BYTES)], "0"),
+        (FLOOR_HOP, page_request, "1"),
+        (FLOOR, page_request, "0"),
     ):
         argv = [bench.program("pingpong"), "--ms", _ms(bench), "--receiver", receiver]
         argv += ["--request-bytes", request, "--reply-bytes", reply]

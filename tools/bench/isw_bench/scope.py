@@ -2,19 +2,22 @@
 """What a run makes on this machine, and how it is taken away again, whatever happens.
 
 A run has a mark. Its directory carries it in its name and every process in its environment; loop
-devices, mounts and swap areas lie on files of the directory. So what a killed run left behind is
-found without a record of it, and the next run takes it away with the steps with which each run
-ends.
+devices, mounts and swap areas lie on files of the directory. A file system that was unmounted under
+its loop device no longer has its path, so the directory also keeps a note of each loop device. So
+the next run finds what a killed one has left behind, and takes it away with the steps with which
+each run ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
 import shutil
 import signal
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +26,7 @@ from types import FrameType
 from infiniswap.errors import InfiniswapError
 from infiniswap.system import loop, swap
 from infiniswap.system.cgroup import MemoryCgroup
-from infiniswap.system.files import PROC, SYS
+from infiniswap.system.files import PROC, SYS, try_read_text
 from infiniswap.system.memory import memory_hierarchy
 from infiniswap.system.mounts import mounts
 from infiniswap.system.process import run_command
@@ -35,6 +38,8 @@ WORK_DIR = Path("/var/tmp")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TERM_S = 15.0
 _SWAPOFF_S = 120.0
+_LOOP_GET_STATUS64 = 0x4C05
+_LOOP_INFO_BYTES = 232  # struct loop_info64 of linux/loop.h
 
 
 class Interrupted(KeyboardInterrupt):
@@ -171,6 +176,37 @@ def _remove_cgroups(mark: str) -> None:
         cgroup.remove()
 
 
+def _identity(device: loop.LoopDevice) -> str:
+    """Numbers of the device and inode of the file that the loop device is attached to.
+
+    Raises:
+        OSError: to nothing, or its file system has lost its server.
+    """
+    descriptor = os.open(device.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        info = bytearray(_LOOP_INFO_BYTES)
+        fcntl.ioctl(descriptor, _LOOP_GET_STATUS64, info)
+    finally:
+        os.close(descriptor)
+    return "{} {}".format(*struct.unpack_from("=QQ", info))
+
+
+def note_loop(work: Path, device: loop.LoopDevice) -> None:
+    """Remembers that the device is the run's. Signals are held."""
+    note = f"{_identity(device)}\n{Path(device.backing).name}"
+    (work / device.path.name).write_text(note)
+
+
+def _is_noted(work: Path, device: loop.LoopDevice) -> bool:
+    identity, _, name = (try_read_text(work / device.path.name) or "").partition("\n")
+    if not identity or name != Path(device.backing).name:
+        return False
+    try:
+        return identity == _identity(device)
+    except OSError as error:
+        return error.errno == errno.ENOTCONN  # nobody can tell any more whose file it was
+
+
 def _loops(work: Path) -> list[loop.LoopDevice]:
     """Loop devices on files below the directory and on each other, the uppermost first."""
     found: list[loop.LoopDevice] = []
@@ -181,12 +217,22 @@ def _loops(work: Path) -> list[loop.LoopDevice]:
             device
             for device in devices
             if device not in found
-            and any(device.backing == base or _is_under(device.backing, base) for base in below)
+            and (
+                any(device.backing == base or _is_under(device.backing, base) for base in below)
+                or _is_noted(work, device)
+            )
         ]
         if not new:
-            return found
-        found = new + found
+            break
+        found += new
         below |= {str(device.path) for device in new}
+    return sorted(found, key=lambda device: _height(device, found), reverse=True)
+
+
+def _height(device: loop.LoopDevice, devices: list[loop.LoopDevice]) -> int:
+    """How many of the devices it stands on."""
+    lower = [other for other in devices if str(other.path) == device.backing]
+    return 1 + _height(lower[0], devices) if lower else 0
 
 
 def _is_under(path: str, base: str) -> bool:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Any
 
 from infiniswap.errors import SystemCallError
@@ -21,6 +22,8 @@ KEY = "swap"
 TITLE = "Swap faults: a job with twice the memory of its limit"
 
 _FILL_S = 300.0
+_TRIES = 4
+_PAUSE_S = 5.0
 _SWAPPED_MIN = 0.8
 """Of what cannot be in memory: below it another swap area has got the pages."""
 
@@ -44,7 +47,7 @@ def run(bench: Bench) -> Comparison:
                 notes.append(f"{name} was left out: {error}.")
         for _ in bench.rounds("swap"):
             for area in ready:
-                samples.add(area.name, **measure(bench, area))
+                samples.add(area.name, **_measure_undisturbed(bench, area))
     return Comparison(
         KEY, TITLE, figures(samples), samples.values, notes=[*_notes(bench, samples), *notes]
     )
@@ -68,11 +71,28 @@ def _notes(bench: Bench, samples: Samples) -> list[str]:
     return notes
 
 
+class ElsewhereError(SystemCallError):
+    """Another swap area of this host has got the pages."""
+
+
+def _measure_undisturbed(bench: Bench, area: Area) -> dict[str, float]:
+    """Tries again when somebody else's swap area came in between."""
+    for _ in range(_TRIES - 1):
+        bench.await_quiet()
+        try:
+            return measure(bench, area)
+        except ElsewhereError as error:
+            bench.say(f"swap: again: {error.what}")
+            time.sleep(_PAUSE_S)
+    return measure(bench, area)
+
+
 def measure(bench: Bench, area: Area) -> dict[str, float]:
     """One round on one area.
 
     Raises:
-        SystemCallError: the pages went elsewhere, or a program failed.
+        ElsewhereError: the pages went elsewhere.
+        SystemCallError: a program failed.
     """
     with bench.scope.interrupts.hold():
         cgroup = create_memory_cgroup(
@@ -116,7 +136,7 @@ def _run_job(bench: Bench, area: Area, cgroup: MemoryCgroup) -> Any:
         swapped_bytes = swap.used_bytes(area.path)
         expected_bytes = settings.swap_bytes - settings.swap_limit_bytes
         if swapped_bytes < _SWAPPED_MIN * expected_bytes:
-            raise SystemCallError(
+            raise ElsewhereError(
                 f"only {format_size_short(swapped_bytes)} went to the swap area of {area.name}, "
                 f"not {format_size_short(expected_bytes)}",
                 mend="Another swap area of this host is preferred to ours: see /proc/swaps.",
