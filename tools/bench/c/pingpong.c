@@ -4,16 +4,19 @@
  * NBD read of a page takes, and do nothing else.
  *
  *     isw-bench-pingpong [--ms N] [--request-bytes 28] [--reply-bytes 4112]
- *                        [--receiver 0|1]
+ *                        [--receiver 0|1] [--poll 0|1] [--spin-us N]
  *
  * --receiver 1: the client receives on a thread of its own, as the engine does, and wakes the
  * thread that sends. "done" is then what the receiver sees, "round" what the sender sees.
+ * --poll 1: the client waits in poll(2) before it receives. --spin-us: it first looks for so long
+ * without waiting. Both show what a way of waiting costs, apart from all else.
  */
 #define _GNU_SOURCE 1
 #include <errno.h>
 #include <linux/futex.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/socket.h>
@@ -28,6 +31,8 @@
 struct client {
 	int fd;
 	uint32_t request_bytes, reply_bytes;
+	bool polls;
+	uint64_t spin_ns;
 	uint64_t end_ns;
 	struct bench_samples done, round;
 	/* With a receiver: 0 none, 1 a reply has come. seq_cst, a futex. */
@@ -49,6 +54,26 @@ static int receive_all(int fd, unsigned char *buffer, uint32_t bytes)
 			got += (uint32_t)n;
 	}
 	return 0;
+}
+
+/* As the client was told to wait. */
+static void wait_for_reply(const struct client *c)
+{
+	struct pollfd fd = {.fd = c->fd, .events = POLLIN};
+	uint64_t start_ns = c->spin_ns ? iswi_now_ns() : 0;
+	unsigned char byte;
+
+	while (c->spin_ns && iswi_now_ns() - start_ns < c->spin_ns)
+		if (recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0)
+			return;
+	if (c->polls)
+		poll(&fd, 1, -1);
+}
+
+static int receive_reply(struct client *c)
+{
+	wait_for_reply(c);
+	return receive_all(c->fd, c->buffer, c->reply_bytes);
 }
 
 static void send_all(int fd, const unsigned char *buffer, uint32_t bytes)
@@ -91,7 +116,7 @@ static void run_alone(struct client *c)
 		uint64_t start_ns = now_ns;
 
 		send_all(c->fd, c->buffer, c->request_bytes);
-		if (receive_all(c->fd, c->buffer, c->reply_bytes))
+		if (receive_reply(c))
 			bench_die("the other side ended");
 		now_ns = iswi_now_ns();
 		bench_samples_add(&c->done, now_ns - start_ns);
@@ -102,7 +127,7 @@ static void *receiver(void *arg)
 {
 	struct client *c = arg;
 
-	while (receive_all(c->fd, c->buffer, c->reply_bytes) == 0) {
+	while (receive_reply(c) == 0) {
 		c->arrived_ns = iswi_now_ns();
 		atomic_store(&c->arrived, 1);
 		syscall(SYS_futex, &c->arrived, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
@@ -168,6 +193,8 @@ int main(int argc, char **argv)
 	pid_t child;
 
 	bench_die_with_parent();
+	c.polls = bench_number(argc, argv, "poll", 0);
+	c.spin_ns = bench_number(argc, argv, "spin-us", 0) * 1000;
 	c.request_bytes = (uint32_t)bench_number(argc, argv, "request-bytes", 28);
 	c.reply_bytes = (uint32_t)bench_number(argc, argv, "reply-bytes", 4112);
 	if (!c.request_bytes || !c.reply_bytes || c.request_bytes > BYTES_MAX ||
