@@ -46,7 +46,8 @@ class ServerConfig:
     Attributes:
         secret: the cluster secret; None: nobody has to prove anything.
         limits: of each session.
-        handshake_s: how long a peer may take for its first request and for the handshake.
+        handshake_s: how long a peer may take for its first request and for the handshake; for any
+            other request three times that.
         connections_max: TCP connections at once.
         connections_per_host_max: of one address.
         handshakes_max: sessions at once that have not proved themselves yet.
@@ -135,7 +136,8 @@ class ControlServer:
             app,
             access_log=None,
             logger=self._http_logger(),
-            keepalive_timeout=15.0,
+            keepalive_timeout=3 * self._config.handshake_s,
+            lingering_time=self._config.handshake_s,
             shutdown_timeout=self._config.stop_s,
         )
         await self._runner.setup()
@@ -283,7 +285,7 @@ class ControlServer:
         address = _peer_name(request)
         session = await self._handshake_bounded(ws, address)
         if session is None:
-            await close(ws, self._config.limits.send_s)
+            await close(ws, min(self._config.limits.send_s, self._config.handshake_s))
             return ws
         await self._serve(ws, session)
         return ws

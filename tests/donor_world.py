@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A donor in this process, over a fake store, for tests of the control API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from infiniswap import config as configuration
+from infiniswap.control import messages as m
+from infiniswap.control.channel import Ended
+from infiniswap.control.client import ClientConfig, Identity, Session, connect
+from infiniswap.donor.daemon import Donor, serve
+from infiniswap.engine.protocol import StoreConfig
+from infiniswap.errors import RequestRefusedError
+from infiniswap.testing.memory import FakeMemory
+from infiniswap.testing.store import FakeStore
+from infiniswap.units import GIB, HostPort
+
+WAIT_S = 20.0
+SECRET = b"a secret of the test cluster"
+IDENTITY = Identity("00000000-0000-0000-0000-00000000000a", "swap0", "consumer")
+
+
+class World:
+    """A donor under test."""
+
+    def __init__(self, donor: Donor, store: FakeStore, memory: FakeMemory) -> None:
+        self.donor = donor
+        self.store = store
+        self.memory = memory
+        self.address = HostPort("127.0.0.1", donor.ports.control_port)
+
+    async def session(self, handler: Handler | None = None, **changes: Any) -> Session:
+        config = ClientConfig(**{"request_s": WAIT_S, "connect_s": WAIT_S, **changes})
+        return await connect(self.address, IDENTITY, config, handler or Handler())
+
+
+class Handler:
+    """Records what the donor asks."""
+
+    def __init__(self) -> None:
+        self.evicted: list[tuple[int, int, int]] = []
+        self.drains: list[bool] = []
+        self.ends: list[Ended] = []
+        self.answer_evict = asyncio.Event()
+        self.answer_evict.set()
+
+    async def evict(self, lease: int, slot: int, generation: int, deadline_s: float) -> None:
+        await self.answer_evict.wait()
+        self.evicted.append((lease, slot, generation))
+
+    async def activity(self, lease: int) -> Mapping[int, float]:
+        return {0: 12.5}
+
+    def draining(self, draining: bool) -> None:
+        self.drains.append(draining)
+
+    def ended(self, ended: Ended) -> None:
+        self.ends.append(ended)
+
+
+def settings(**overrides: object) -> configuration.Config:
+    keys: dict[str, object] = {
+        "daemon.listen": "127.0.0.1:0",
+        "daemon.data_port": 0,
+        "daemon.slab": "1M",
+        "daemon.pool": "8M",
+        "daemon.headroom": "1M",
+        "daemon.lease_grace_s": 0.3,
+        "cluster.heartbeat_s": 0.05,
+        "cluster.heartbeats_missed_max": 20,
+        "policy.period_s": 0.05,
+    }
+    keys |= {key.replace("__", "."): value for key, value in overrides.items()}
+    return configuration.load(Path("/dev/null"), keys, {})
+
+
+@contextlib.asynccontextmanager
+async def world(*, handshake_s: float = WAIT_S, **overrides: object) -> AsyncIterator[World]:
+    memory = FakeMemory(GIB)
+    made: list[FakeStore] = []
+
+    def factory(config: StoreConfig) -> FakeStore:
+        store = FakeStore(config)
+        memory.store = store
+        made.append(store)
+        return store
+
+    config = settings(**overrides)
+    async with serve(config, factory, memory, stop_s=2.0, handshake_s=handshake_s) as donor:
+        yield World(donor, made[0], memory)
+    assert made[0].closed
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 - the fakes tell nobody
+            await asyncio.sleep(0.01)
+
+
+async def refusal(request: Awaitable[object]) -> str:
+    with pytest.raises(RequestRefusedError) as caught:
+        await request
+    return caught.value.reason
+
+
+@contextlib.asynccontextmanager
+async def raw(w: World) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+    async with (
+        asyncio.timeout(WAIT_S),
+        aiohttp.ClientSession() as http,
+        http.ws_connect(f"http://{w.address}{m.SESSION_PATH}", protocols=(m.SUBPROTOCOL,)) as ws,
+    ):
+        yield ws
+
+
+def hello(**changes: Any) -> m.Hello:
+    fields = {
+        "versions": [1],
+        "device_id": IDENTITY.device_id,
+        "device_name": "raw",
+        "host_name": "raw",
+        "nonce": secrets.token_hex(32),
+    }
+    return m.Hello(**{**fields, **changes})
+
+
+async def say(ws: aiohttp.ClientWebSocketResponse, message: Any) -> Any:
+    await ws.send_str(m.encode(message).decode())
+    return m.decode_to_consumer(await ws.receive_str())

@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A donor's control port against peers that want its time, its places or somebody else's lease.
+
+Malformed messages one by one: test_control_session.py, tests/fuzz/fuzz_control.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import os
+import secrets
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from donor_world import SECRET, WAIT_S, World, hello, raw, refusal, say, until, world
+
+from infiniswap.control import auth
+from infiniswap.control import messages as m
+from infiniswap.control.client import ClientConfig, fetch_status
+
+SHORT_S = 0.2
+"""A deadline that tests wait for."""
+
+OPENING = (
+    f"GET {m.SESSION_PATH} HTTP/1.1\r\nHost: donor\r\nUpgrade: websocket\r\n"
+    "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    f"Sec-WebSocket-Key: {base64.b64encode(b'0123456789abcdef').decode()}\r\n"
+    f"Sec-WebSocket-Protocol: {m.SUBPROTOCOL}\r\n\r\n"
+).encode()
+
+
+@pytest.fixture
+def secret_file(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.touch(0o600)
+    path.write_bytes(SECRET)
+    return path
+
+
+@contextlib.asynccontextmanager
+async def dialled(
+    w: World, host: str = "127.0.0.1"
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection without a word said, from that address of the loopback."""
+    reader, writer = await asyncio.open_connection(
+        w.address.host, w.address.port, local_addr=(host, 0)
+    )
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def ended(reader: asyncio.StreamReader) -> bytes:
+    """What the other end said before it closed."""
+    said = b""
+    with contextlib.suppress(ConnectionError):
+        while part := await reader.read(65_536):
+            said += part
+    return said
+
+
+async def dribble(w: World, begin: bytes, endless: bytes) -> bool:
+    """Says `begin`, then a byte now and then; True when the other end closed."""
+    async with dialled(w) as (reader, writer):
+        writer.write(begin)
+        closing = asyncio.create_task(ended(reader))
+        for byte in itertools.cycle(endless):
+            await asyncio.wait({closing}, timeout=SHORT_S / 20)
+            if closing.done():
+                return True
+            writer.write(bytes([byte]))
+        return False
+
+
+def frame(
+    payload: bytes, *, opcode: int = 1, final: bool = True, length: int | None = None
+) -> bytes:
+    """A WebSocket frame as a client sends it, perhaps with a length that is not its own."""
+    size = len(payload) if length is None else length
+    head = bytes([opcode | (0x80 if final else 0)])
+    if size < 126:
+        head += bytes([0x80 | size])
+    elif size < 1 << 16:
+        head += struct.pack(">BH", 0x80 | 126, size)
+    else:
+        head += struct.pack(">BQ", 0x80 | 127, size)
+    return head + bytes(4) + payload  # a mask of zeros
+
+
+# ------------------------------------------------------------------------------ patience
+
+
+@pytest.mark.parametrize(
+    ("begin", "endless"),
+    [
+        (b"", b"GET / HTTP/1.1\r\n"),
+        (b"GET / HTTP/1.1\r\n", b"X-Header: x\r\n"),
+        (b"GET /v1/version HTTP/1.1\r\nHost: x\r\nContent-Length: 4000\r\n\r\n", b"x"),
+        (b"GET /v1/version HTTP/1.1\r\nHost: x\r\n\r\n", b"GET / HTTP/1.1\r\nX: x\r\n"),
+        (OPENING, frame(m.encode(hello()))[:2] + b"x"),
+        (OPENING + frame(m.encode(hello())), frame(b"x" * 4000)),
+        (OPENING, frame(b"x", opcode=9)),
+        (OPENING, frame(b"x", final=False)),
+    ],
+    ids=[
+        "a request line",
+        "headers",
+        "a body",
+        "the second request",
+        "a hello",
+        "an auth",
+        "pings",
+        "fragments",
+    ],
+)
+async def test_a_peer_that_dribbles_is_shown_the_door(begin: bytes, endless: bytes) -> None:
+    async with world(handshake_s=SHORT_S) as w, asyncio.timeout(WAIT_S):
+        assert await dribble(w, begin, endless)
+        assert not w.donor.server.sessions
+        async with await w.session() as session:
+            await session.memory()
+
+
+async def test_a_session_that_dribbles_counts_as_silent() -> None:
+    async with (
+        world(cluster__heartbeats_missed_max=4) as w,
+        asyncio.timeout(WAIT_S),
+        dialled(w) as (reader, writer),
+    ):
+        writer.write(OPENING + frame(m.encode(hello())) + frame(m.encode(m.Auth(proof=""))))
+        await until(lambda: bool(w.donor.server.sessions))
+        closing = asyncio.create_task(ended(reader))
+        while w.donor.server.sessions:
+            # WebSocket pings and halves of messages are no heartbeat.
+            writer.write(frame(b"x", opcode=9) if secrets.randbelow(2) else b"")
+            await asyncio.sleep(0.01)
+        assert m.GOODBYE_SILENCE.encode() in await closing
+
+
+async def test_a_peer_that_never_reads_is_left() -> None:
+    async with (
+        world(cluster__heartbeats_missed_max=100) as w,
+        asyncio.timeout(WAIT_S),
+        dialled(w) as (_reader, writer),
+    ):
+        writer.write(OPENING + frame(m.encode(hello())) + frame(m.encode(m.Auth(proof=""))))
+        await until(lambda: bool(w.donor.server.sessions))
+        transport = writer.transport
+        assert isinstance(transport, asyncio.ReadTransport)
+        transport.pause_reading()
+        # Each wants a pong, until no more fit in between.
+        pings = frame(m.encode(m.Ping(id=1))) * 1000
+        while w.donor.server.sessions and not writer.is_closing():
+            writer.write(pings)
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                async with asyncio.timeout(0.1):
+                    await writer.drain()
+        await until(lambda: not w.donor.server.sessions)
+        async with await w.session() as session:
+            await session.memory()
+
+
+# ------------------------------------------------------------------------------ quantity
+
+
+async def test_a_thousand_connections_of_one_host_take_its_places_only() -> None:
+    most = 16
+    async with (
+        world(daemon__connections_per_host_max=most) as w,
+        asyncio.timeout(WAIT_S),
+        contextlib.AsyncExitStack() as held,
+    ):
+        reads = []
+        for _ in range(1000):
+            reader, _writer = await held.enter_async_context(dialled(w))
+            reads.append(asyncio.create_task(ended(reader)))
+        await until(lambda: sum(task.done() for task in reads) == 1000 - most)
+        assert w.donor.server.counters["connections_refused"] == 1000 - most
+        # Other hosts do not notice.
+        async with dialled(w, "127.0.0.2") as (reader, writer):
+            writer.write(b"GET /v1/version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert b"200 OK" in await ended(reader)
+        await held.aclose()
+        await asyncio.wait(reads)
+        await until(lambda: not w.donor.server._gate._by_host)
+        async with await w.session() as session:
+            await session.memory()
+
+
+async def test_all_hosts_together_have_a_limit_too() -> None:
+    from infiniswap.control.gate import Gate
+
+    made = []
+
+    def make() -> asyncio.Protocol:
+        made.append(asyncio.Protocol())
+        return made[-1]
+
+    counters: dict[str, int] = {"connections_refused": 0}
+    gate = Gate(make, 10, 4, counters)  # type: ignore[arg-type]
+    entered = [host for host, _ in itertools.product("abcd", range(5)) if gate.enter(host)]
+    assert entered == ["a"] * 4 + ["b"] * 4 + ["c"] * 2
+    assert counters["connections_refused"] == 10
+    for host in entered:
+        gate.leave(host)
+    assert not gate._by_host
+    assert gate.enter("d")
+
+
+async def test_unproven_sessions_are_bounded_in_number_and_time(secret_file: Path) -> None:
+    async with (
+        world(cluster__secret_file=secret_file, handshake_s=2.0) as w,
+        asyncio.timeout(WAIT_S),
+        contextlib.AsyncExitStack() as held,
+    ):
+        most = w.donor.server._config.handshakes_per_host_max
+        waiting = [await held.enter_async_context(raw(w)) for _ in range(most)]
+        for ws in waiting:
+            assert isinstance(await say(ws, hello()), m.Challenge)
+        async with raw(w) as surplus:
+            goodbye = m.decode_to_consumer(await surplus.receive_str())
+            assert isinstance(goodbye, m.Goodbye)
+            assert goodbye.reason == m.GOODBYE_BUSY
+        # Another host is let in.
+        connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+        async with aiohttp.ClientSession(connector=connector) as http:
+            url = f"http://{w.address}{m.SESSION_PATH}"
+            async with http.ws_connect(url, protocols=(m.SUBPROTOCOL,)) as ws:
+                assert isinstance(await say(ws, hello()), m.Challenge)
+        for ws in waiting:
+            goodbye = m.decode_to_consumer(await ws.receive_str())
+            assert isinstance(goodbye, m.Goodbye)
+            assert goodbye.reason == m.GOODBYE_SILENCE
+        async with await w.session(secret=SECRET) as session:
+            await session.memory()
+        assert not w.donor.server._handshakes
+
+
+async def test_a_flood_of_requests_is_answered_busy_not_queued() -> None:
+    async with world(cluster__heartbeats_missed_max=100) as w, raw(w) as ws:
+        await say(ws, hello())
+        assert isinstance(await say(ws, m.Auth(proof="")), m.Welcome)
+        w.store.destroyed.clear()  # a release takes until it is set
+        lease = await say(ws, m.LeaseRequest(id=1, slots_max=1))
+        assert isinstance(lease, m.LeaseAnswer)
+        for number in range(500):
+            request = m.ReleaseRequest(id=number + 2, lease=lease.lease)
+            await ws.send_str(m.encode(request).decode())
+        reasons: list[str] = []
+        while len(reasons) < 499:
+            answer = m.decode_to_consumer(await ws.receive_str())
+            if isinstance(answer, m.RefusedAnswer):
+                reasons.append(answer.reason)
+            if len(reasons) == 500 - w.donor.server._config.limits.handling_max:
+                w.store.destroyed.set()
+        # One was carried out; those that could wait for it found the lease gone.
+        assert reasons.count(m.REFUSED_BUSY) == 500 - w.donor.server._config.limits.handling_max
+        assert set(reasons) == {m.REFUSED_BUSY, m.REFUSED_UNKNOWN_LEASE}
+
+
+# ---------------------------------------------------------------------------------- size
+
+
+@pytest.mark.parametrize("proven", [False, True], ids=["stranger", "session"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        frame(b"x" * (m.MESSAGE_BYTES_MAX + 1)),
+        frame(b"x" * 100, length=2**63 - 1),
+        frame(b"x" * 100, length=2**63),
+        frame(b"x" * 100, length=2**40),
+        frame(b"x" * 200_000, final=False) + frame(b"x" * 200_000, opcode=0, final=False) * 5,
+        frame(b'{"type":' * 100_000),
+        frame(b"[" * 500_000),
+        frame(b"\xff\xfe" * 100),
+        frame(b"x", opcode=2),
+        frame(b"x", opcode=3),
+        frame(b"x" * 200, opcode=9),
+        b"\xff" * 500,
+        os.urandom(5000),
+    ],
+    ids=[
+        "oversize",
+        "2^63-1",
+        "2^63",
+        "2^40",
+        "fragments",
+        "deep objects",
+        "deep lists",
+        "no text",
+        "binary",
+        "reserved opcode",
+        "long ping",
+        "ones",
+        "noise",
+    ],
+)
+async def test_frames_that_no_peer_sends_end_the_session_alone(said: bytes, proven: bool) -> None:
+    async with world(handshake_s=1.0) as w, await w.session() as good, asyncio.timeout(WAIT_S):
+        async with dialled(w) as (reader, writer):
+            writer.write(OPENING)
+            if proven:
+                writer.write(frame(m.encode(hello())) + frame(m.encode(m.Auth(proof=""))))
+                await until(lambda: len(w.donor.server.sessions) == 2)
+            writer.write(said)
+            await ended(reader)
+            await until(lambda: len(w.donor.server.sessions) == 1)
+        await good.memory()
+
+
+async def test_a_stranger_may_say_little() -> None:
+    async with world() as w, raw(w) as ws:
+        oversize = m.encode(hello())[:-1] + b',"x":"' + b"x" * m.HELLO_BYTES_MAX + b'"}'
+        await ws.send_str(oversize.decode())
+        goodbye = m.decode_to_consumer(await ws.receive_str())
+        assert isinstance(goodbye, m.Goodbye)
+        assert goodbye.reason == m.GOODBYE_PROTOCOL
+
+
+# --------------------------------------------------------------------- others' leases
+
+
+async def test_no_request_reaches_anothers_lease() -> None:
+    async with world(daemon__lease_grace_s=30) as w, await w.session() as owner:
+        lease = await owner.lease(2)
+        slot = await owner.map(lease.lease, 0)
+        async with await w.session() as other:
+            own = await other.lease(1)
+            for number in (lease.lease, 0, own.lease + 1, 2**53 - 1):
+                for request in (
+                    other.map(number, 0),
+                    other.unmap(number, slot.slot, slot.generation),
+                    other.renew(number, "0" * 32, lease.epoch),
+                    other.renew(number, own.reclaim, lease.epoch),
+                    other.release(number),
+                ):
+                    assert await refusal(request) == m.REFUSED_UNKNOWN_LEASE
+            # With what a renewal needs, but an epoch that is not the last.
+            stale = other.renew(lease.lease, lease.reclaim, lease.epoch + 1)
+            assert await refusal(stale) != ""
+        again = await owner.map(lease.lease, 0)
+        assert (again.slot, again.generation) == (slot.slot, slot.generation)
+        assert w.store.token(lease.lease) == lease.token
+
+
+async def test_a_replayed_request_does_nothing_twice() -> None:
+    async with world() as w, await w.session() as session:
+        lease = await session.lease(2)
+        first = await session.map(lease.lease, 0)
+        await session.unmap(lease.lease, first.slot, first.generation)
+        second = await session.map(lease.lease, 1)
+        # The slot may be the same one, the generation never is.
+        assert second.generation != first.generation
+        replayed = session.unmap(lease.lease, first.slot, first.generation)
+        assert await refusal(replayed) == m.REFUSED_STALE
+        assert w.store.stats()["slabs_mapped"] == 1
+        await session.release(lease.lease)
+        assert await refusal(session.release(lease.lease)) == m.REFUSED_UNKNOWN_LEASE
+
+
+async def test_a_recorded_session_opens_no_second_one(secret_file: Path) -> None:
+    async with world(cluster__secret_file=secret_file, daemon__lease_grace_s=30) as w:
+        first = hello()
+        async with raw(w) as ws:
+            challenge = await say(ws, first)
+            transcript = auth.Transcript(
+                1, (1,), (1,), first.device_id, first.nonce, challenge.nonce
+            )
+            proof = m.Auth(proof=auth.consumer_proof(SECRET, transcript))
+            assert isinstance(await say(ws, proof), m.Welcome)
+            lease = await say(ws, m.LeaseRequest(id=1, slots_max=1))
+        async with raw(w) as ws:
+            assert isinstance(await say(ws, first), m.Challenge)
+            assert isinstance(await say(ws, proof), m.Goodbye)
+        assert w.store.token(lease.lease) == lease.token
+
+
+async def test_answers_that_nobody_asked_for_do_nothing() -> None:
+    async with world() as w, raw(w) as ws:
+        await say(ws, hello())
+        assert isinstance(await say(ws, m.Auth(proof="")), m.Welcome)
+        for number in (0, 1, 2**53 - 1):
+            for answer in (
+                m.EvictAnswer(id=number),
+                m.ActivityAnswer(id=number, slots=[]),
+                m.RefusedAnswer(id=number, reason="x"),
+                m.Pong(id=number),
+            ):
+                await ws.send_str(m.encode(answer).decode())
+        assert isinstance(await say(ws, m.MemoryRequest(id=9)), m.MemoryAnswer)
+
+
+async def test_what_a_consumer_says_of_its_activity_is_only_believed_of_its_own_slots() -> None:
+    async with world() as w, raw(w) as ws:
+        await say(ws, hello())
+        assert isinstance(await say(ws, m.Auth(proof="")), m.Welcome)
+        asked = asyncio.create_task(w.donor.server.sessions[0].activity(1, 1.0))
+        request = m.decode_to_consumer(await ws.receive_str())
+        while not isinstance(request, m.ActivityRequest):
+            request = m.decode_to_consumer(await ws.receive_str())
+        slots = [m.SlotActivity(slot=n % m.SLOTS_MAX, pages_per_s=1e12) for n in range(10_000)]
+        await ws.send_str(m.encode(m.ActivityAnswer(id=request.id, slots=slots)).decode())
+        assert len(await asked) == 10_000
+
+
+async def test_the_status_survives_it_all(secret_file: Path) -> None:
+    async with world(cluster__secret_file=secret_file) as w, aiohttp.ClientSession() as http:
+        url = f"http://{w.address}{m.STATUS_PATH}"
+        for header in ("", "Infiniswap", "Infiniswap x:y", "Basic eDp5", "Infiniswap " + "0" * 129):
+            async with http.get(url, headers={"Authorization": header}) as response:
+                assert response.status == 401
+        # Nonces that strangers ask for push out the oldest, and no more.
+        for _ in range(1100):
+            async with http.get(f"http://{w.address}{m.NONCE_PATH}") as response:
+                assert response.status == 200
+        assert (await fetch_status(w.address, ClientConfig(secret=SECRET))).sessions == 0
