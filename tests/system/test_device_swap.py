@@ -275,7 +275,7 @@ def test_a_device_process_that_pauses_loses_nothing(
         # The donors hear nothing for longer than they bear; only their sessions may end of it,
         # as the connections for pages stand.
         for donor in cluster.donors:
-            until(lambda donor=donor: "lost" in donor.log, "the end of a session")
+            until(lambda donor=donor: "waits for it" in donor.log, "the end of a session")
     finally:
         os.kill(pid, signal.SIGCONT)
     work.more_rounds()
@@ -288,6 +288,8 @@ def test_a_device_process_that_pauses_loses_nothing(
 def test_a_device_in_use_refuses_to_stop_until_there_is_room(
     swapping: Device, job: StartJob
 ) -> None:
+    if len(swap.active_areas()) > 1:
+        pytest.skip("needs a host without swap of its own, which would take the pages over")
     work = job(0)
     work.reach("filled")
     until(lambda: swapping.status["swap"]["used_bytes"] >= (JOB_MIB - LIMIT_MIB) * MIB, "swapping")
