@@ -19,7 +19,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +253,9 @@ class Terminal:
 
     def read(self, wait_s: float = 0.1) -> bool:
         """Takes what has been written; False once nobody has the terminal open."""
+        if self._primary < 0:
+            time.sleep(wait_s)
+            return False
         if not select.select([self._primary], [], [], wait_s)[0]:
             return True
         try:
@@ -275,10 +278,10 @@ class Terminal:
         end_s = time.monotonic() + WAIT_S
         while self.process.poll() is None:
             assert time.monotonic() < end_s, self.text
-            if not self.read():
-                time.sleep(0.02)
-        while self.read(0.0) and select.select([self._primary], [], [], 0.0)[0]:
-            pass
+            self.read()
+        length = -1
+        while self.read(0.0) and len(self.text) != length:
+            length = len(self.text)
         return self.process.returncode
 
     def hang_up(self) -> None:
@@ -293,6 +296,22 @@ class Terminal:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(WAIT_S)
+
+
+StartTerminal = Callable[..., Terminal]
+
+
+@pytest.fixture
+def terminal() -> Iterator[StartTerminal]:
+    """Opens terminals, and closes them: terminal(argv, runner, NAME=value)."""
+    with contextlib.ExitStack() as stack:
+
+        def start(argv: list[str], runner: Runner, **more: str) -> Terminal:
+            one = Terminal(argv, {**runner.cluster.env, **more})
+            stack.callback(one.close)
+            return one
+
+        yield start
 
 
 def other_area(root: Path, mib: int = 16, priority: int = 7) -> contextlib.ExitStack:
@@ -312,11 +331,13 @@ def other_area(root: Path, mib: int = 16, priority: int = 7) -> contextlib.ExitS
 __all__ = [
     "LOCAL",
     "Runner",
+    "StartTerminal",
     "Terminal",
     "declared_device",
     "device_runner",
     "other_area",
     "runner",
+    "terminal",
     "touch",
     "wait_ended",
 ]

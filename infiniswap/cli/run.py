@@ -573,7 +573,8 @@ class _LiveLine:
         except (InfiniswapError, OSError):
             return
         text = "infiniswap: " + usage.describe_progress(memory, self._local_bytes, status)
-        _put(f"\r\x1b[K{text[: columns - 1]}")
+        # What the job writes to the terminal comes right behind it.
+        _put(f"\r\x1b[K{text[: columns - 3]}  ")
         self._shown = True
 
     def clear(self) -> None:
