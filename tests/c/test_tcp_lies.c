@@ -327,7 +327,8 @@ static void answer_early_twice(int fd, void *arg)
 static void check_early_reply_twice(void)
 {
 	static struct setup setup;
-	uint32_t length = 4u << 20;
+	/* More than both sockets can hold: it cannot leave while the server sleeps. */
+	uint32_t length = 24u << 20;
 	char *data = calloc(1, length);
 
 	setup_start(&setup, answer_early_twice, NULL);
