@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose environment a job gets, and which cgroup is whose; tests/system has the real jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from infiniswap.device import job, runs
+from infiniswap.errors import NotFoundError, SystemCallError, UsageError
+from infiniswap.system.cgroup import RUN_PREFIX, MemoryCgroup
+
+# --------------------------------------------------------------------- environment
+
+
+def test_the_shells_environment_wins_over_what_sudo_made_of_it() -> None:
+    shell = {"PATH": "/own:/bin", "HOME": "/home/a", "EDITOR": "ed", "LANG": "C"}
+    sudo = {"PATH": "/sbin", "HOME": "/root", "USER": "root", "LANG": "C", "SUDO_UID": "7"}
+    assert job.job_environment(sudo, shell) == shell
+
+
+def test_what_was_set_after_sudo_wins_over_the_shell() -> None:
+    shell = {"PATH": "/bin", "MODE": "slow"}
+    sudo = {"PATH": "/sbin", "MODE": "fast", "NEW": "1", "SUDO_COMMAND": "x"}
+    assert job.job_environment(sudo, shell) == {"PATH": "/bin", "MODE": "fast", "NEW": "1"}
+
+
+def test_without_sudos_process_our_own_environment_has_to_do() -> None:
+    sudo = {"PATH": "/sbin", "HOME": "/root", "USER": "root", "A": "b", "SUDO_UID": "7"}
+    assert job.job_environment(sudo, None) == {"PATH": "/sbin", "A": "b"}
+    assert job.job_environment({}, None) == {"PATH": os.defpath}
+
+
+@pytest.mark.parametrize("environ", [{}, {"SUDO_UID": ""}, {"SUDO_UID": "0"}])
+def test_without_sudo_nobody_is_dropped_to(environ: dict[str, str]) -> None:
+    assert job.invoking_user(environ) is None
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "4000000001", "99999999999999999999", "1 2"])
+def test_a_user_that_does_not_exist(text: str) -> None:
+    with pytest.raises(UsageError, match="SUDO_UID"):
+        job.invoking_user({"SUDO_UID": text})
+
+
+def process(proc: Path, pid: int, comm: str, parent: int, environ: bytes = b"") -> None:
+    directory = proc / str(pid)
+    directory.mkdir(parents=True)
+    (directory / "comm").write_text(f"{comm}\n")
+    (directory / "stat").write_text(f"{pid} ({comm}) S {parent} 1 1 0 -1 0 0 0\n")
+    (directory / "environ").write_bytes(environ)
+
+
+def test_the_outer_one_of_two_sudo_processes_has_the_shells_environment(tmp_path: Path) -> None:
+    """With a pseudo-terminal sudo puts a monitor between itself and the command."""
+    process(tmp_path, os.getppid(), "timeout (x) y", 900)
+    process(tmp_path, 900, "sudo", 901, b"A=monitor\0")
+    process(tmp_path, 901, "sudo", 902, b"A=shell\0PATH=/own\0EMPTY=\0B=\xff\0junk\0")
+    process(tmp_path, 902, "bash", 903)
+    process(tmp_path, 903, "sudo", 1, b"A=another\0")
+    entry = pwd.getpwnam("nobody")
+    user = job.invoking_user({"SUDO_UID": str(entry.pw_uid)}, proc=tmp_path)
+    assert user is not None
+    assert (user.name, user.uid, user.gid) == (entry.pw_name, entry.pw_uid, entry.pw_gid)
+    assert entry.pw_gid in user.groups
+    assert user.environment["A"] == "shell"
+    assert user.environment["PATH"] == "/own"
+    assert user.environment["EMPTY"] == ""
+    assert os.fsencode(user.environment["B"]) == b"\xff"
+    assert user.environment["HOME"] == entry.pw_dir
+    assert user.environment["LOGNAME"] == entry.pw_name
+    assert "junk" not in user.environment
+
+
+def test_a_sudo_that_has_gone_is_no_error(tmp_path: Path) -> None:
+    entry = pwd.getpwnam("nobody")
+    user = job.invoking_user({"SUDO_UID": str(entry.pw_uid), "A": "b"}, proc=tmp_path)
+    assert user is not None
+    assert user.environment["A"] == "b"
+
+
+# ------------------------------------------------------------------------- command
+
+
+def test_commands_are_looked_for_before_anything_is_set_up(tmp_path: Path) -> None:
+    job.check_command(["sh"], None)
+    job.check_command([sys.executable], None)
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    for name, kind in (
+        ("no-such-command-xyz", job.CommandNotFoundError),
+        (str(tmp_path / "nothing"), job.CommandNotFoundError),
+        (str(plain), job.CommandNotExecutableError),
+        (str(tmp_path), job.CommandNotExecutableError),
+    ):
+        with pytest.raises(kind):
+            job.check_command([name], None)
+
+
+def test_exit_codes_are_those_of_shells() -> None:
+    assert job.CommandNotFoundError.exit_code == 127
+    assert job.CommandNotExecutableError.exit_code == 126
+
+
+def test_signals_are_blocked_and_what_was_for_the_job_is_dropped() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with job.block_signals() as signals:
+        assert signals.mask == before
+        assert signal.SIGTERM in signals.taken
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.SIGTERM in signal.sigpending()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+def test_an_ignored_signal_is_left_ignored() -> None:
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with job.block_signals() as signals:
+            assert signal.SIGHUP not in signals.taken
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+
+
+def test_a_job_that_cannot_enter_its_cgroup_says_why(tmp_path: Path) -> None:
+    cgroup = MemoryCgroup(tmp_path / "gone", 2)
+    with job.block_signals() as signals, pytest.raises(SystemCallError, match="No such file"):
+        job.start(["true"], cgroup, None, signals)
+
+
+def test_a_job_is_waited_for_with_its_code(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.procs").write_text("")
+    cgroup = MemoryCgroup(tmp_path, 2)
+    ticks: list[None] = []
+    with job.block_signals() as signals:
+        process = job.start(["sh", "-c", "exit 7"], cgroup, None, signals)
+        result = job.wait(process, cgroup, signals, lambda: ticks.append(None))
+    assert result.exit_code == 7
+    assert result.elapsed_s > 0
+    assert ticks
+
+
+# ---------------------------------------------------------------------------- runs
+
+
+def test_a_runs_cgroup_has_a_name_that_no_other_run_ever_has() -> None:
+    name = runs.cgroup_name(os.getpid())
+    assert name == runs.cgroup_name(os.getpid())
+    assert name.startswith(f"{RUN_PREFIX}{os.getpid()}-")
+    with pytest.raises(NotFoundError):
+        runs.cgroup_name(1 << 22)
+
+
+def test_cgroups_of_runs_that_have_ended_are_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.Popen(["true"], stdin=subprocess.PIPE)
+    zombie = subprocess.Popen(["sh", "-c", "read line"], stdin=subprocess.PIPE)
+    own, dying = runs.cgroup_name(os.getpid()), runs.cgroup_name(zombie.pid)
+    ended.communicate()
+    names = [own, dying, f"{RUN_PREFIX}{os.getpid()}-1", f"{RUN_PREFIX}x", RUN_PREFIX]
+    found = tuple(MemoryCgroup(Path("/no") / name, 1) for name in names)
+    monkeypatch.setattr(runs, "find_run_cgroups", lambda: found)
+
+    def abandoned() -> list[str]:
+        return [cgroup.name for cgroup in runs.abandoned_cgroups()]
+
+    assert abandoned() == names[2:]
+    pidfd = os.pidfd_open(zombie.pid)
+    assert zombie.stdin is not None
+    zombie.stdin.close()
+    assert runs.pidfd_ended(pidfd, 60.0)  # ended, and nobody has waited for it yet
+    assert abandoned() == names[1:]
+    zombie.wait()
+    os.close(pidfd)
+
+
+def sleeper() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sleep", "1000"])
+
+
+class FakeCgroup(MemoryCgroup):
+    """Counts how often it is ended; fails the first `failures` times."""
+
+    ended: list[str] = []  # noqa: RUF012
+    failures = 0
+
+    def kill(self, *, timeout_s: float = 10.0) -> None:
+        FakeCgroup.ended.append(self.name)
+        if len(FakeCgroup.ended) <= FakeCgroup.failures:
+            raise SystemCallError("not yet")
+
+    def remove(self, *, timeout_s: float = 10.0) -> None:
+        pass
+
+
+@pytest.mark.parametrize("failures", [0, 2])
+async def test_the_job_of_a_killed_run_is_ended_and_nobody_elses(
+    monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    monkeypatch.setattr(FakeCgroup, "ended", [])
+    monkeypatch.setattr(FakeCgroup, "failures", failures)
+    monkeypatch.setattr(runs, "CLEAN_PAUSE_S", 0.001)
+    processes = [sleeper(), sleeper()]
+    names = [runs.cgroup_name(process.pid) for process in processes]
+    cgroups = tuple(FakeCgroup(Path("/no") / name, 1) for name in [*names, f"{RUN_PREFIX}1-1"])
+    changed = asyncio.Event()
+    with ThreadPoolExecutor(1) as executor:
+        watched = runs.Runs(executor, changed.set, lambda: cgroups)
+        try:
+            assert watched.idle
+            for process in processes:
+                watched.join(process.pid)
+                watched.join(process.pid)  # again, which is nothing new
+            assert watched.pids() == sorted(process.pid for process in processes)
+            processes[0].kill()
+            await asyncio.wait_for(changed.wait(), 60)
+            assert FakeCgroup.ended == [names[0]] * (failures + 1)
+            assert watched.pids() == [processes[1].pid]
+            assert not watched.idle
+            watched.leave(processes[1].pid)
+            watched.leave(processes[1].pid)
+            assert watched.idle
+            assert len(FakeCgroup.ended) == failures + 1  # it has left in order
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+            await watched.close()
+
+
+async def test_a_run_that_does_not_exist_cannot_join() -> None:
+    with ThreadPoolExecutor(1) as executor:
+        watched = runs.Runs(executor, lambda: None, tuple)
+        with pytest.raises(NotFoundError):
+            watched.join(1 << 22)
+        assert watched.idle
+
+
+async def test_closing_waits_for_a_clean_up_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeCgroup, "ended", [])
+    process = sleeper()
+    cgroup = FakeCgroup(Path("/no") / runs.cgroup_name(process.pid), 1)
+    with ThreadPoolExecutor(1) as executor:
+        watched = runs.Runs(executor, lambda: None, lambda: (cgroup,))
+        watched.join(process.pid)
+        process.kill()
+        process.wait()
+        await asyncio.sleep(0)  # the loop looks at its descriptors
+        await asyncio.sleep(0)
+        assert not watched.pids()
+        await watched.close()
+        assert FakeCgroup.ended == [cgroup.name]

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `run` measures and says, on made-up cgroups and swap areas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infiniswap.device import usage
+from infiniswap.device.api import DeviceStatus, SwapRow
+from infiniswap.device.job import JobResult
+from infiniswap.system.cgroup import MemoryCgroup
+from infiniswap.system.swap import SwapArea
+from infiniswap.units import GIB, MIB
+
+OURS = "/dev/ours"
+LOCAL = 64 * MIB
+
+
+class Host:
+    """A version 1 cgroup in a directory, and a list of areas."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.areas = [SwapArea(OURS, "partition", 256 * MIB, 0, 100)]
+        self.set()
+
+    def set(self, anon: int = 0, swapped: int = 0, both_peak: int = 0, oom_kills: int = 0) -> None:
+        files = {
+            "memory.stat": f"total_rss {anon}\ntotal_swap {swapped}\n",
+            "memory.oom_control": f"oom_kill {oom_kills}\n",
+            "memory.limit_in_bytes": f"{LOCAL}\n",
+            "memory.usage_in_bytes": f"{anon}\n",
+            "memory.max_usage_in_bytes": f"{anon}\n",
+            "memory.memsw.max_usage_in_bytes": f"{both_peak}\n",
+        }
+        for name, text in files.items():
+            (self.path / name).write_text(text)
+
+    def use(self, path: str, used: int) -> None:
+        self.areas = [
+            SwapArea(area.path, area.kind, area.size_bytes, used, area.priority)
+            if area.path == path
+            else area
+            for area in self.areas
+        ]
+
+    def sampler(self) -> usage.Sampler:
+        return usage.Sampler(MemoryCgroup(self.path, 1), OURS, lambda: self.areas)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_peaks_are_the_highest_of_all_samples(host: Host) -> None:
+    sampler = host.sampler()
+    for anon, swapped in ((10, 0), (60, 30), (50, 45), (0, 0)):
+        host.set(anon * MIB, swapped * MIB)
+        sampler.sample()
+    assert sampler.peaks.anon == 95 * MIB
+    assert sampler.peaks.swap == 45 * MIB
+    assert sampler.peaks.local == 60 * MIB
+    assert not sampler.was_swap_full()
+
+
+def test_a_cgroup_that_has_gone_keeps_the_last_figures(host: Host) -> None:
+    sampler = host.sampler()
+    host.set(10 * MIB)
+    sampler.sample()
+    (host.path / "memory.stat").unlink()
+    sampler.sample()
+    assert sampler.peaks.anon == 10 * MIB
+
+
+def test_full_swap_is_seen_in_a_sample(host: Host) -> None:
+    sampler = host.sampler()
+    host.use(OURS, 255 * MIB)
+    sampler.sample()
+    host.use(OURS, 0)
+    sampler.sample()
+    assert sampler.was_swap_full()
+
+
+def test_full_swap_is_seen_in_the_kernels_mark_when_no_sample_saw_it(host: Host) -> None:
+    sampler = host.sampler()
+    host.set(both_peak=LOCAL + 250 * MIB)
+    sampler.sample()
+    assert sampler.was_swap_full()
+
+
+def test_swap_is_not_full_while_another_area_has_room(host: Host) -> None:
+    host.areas.append(SwapArea("/dev/other", "partition", GIB, 0, 5))
+    sampler = host.sampler()
+    host.use(OURS, 256 * MIB)
+    host.set(both_peak=LOCAL + 256 * MIB)
+    sampler.sample()
+    assert not sampler.was_swap_full()
+
+
+def test_version_2_counts_pages_that_found_no_swap(tmp_path: Path) -> None:
+    (tmp_path / "memory.stat").write_text("anon 4096\n")
+    (tmp_path / "memory.swap.events").write_text("high 0\nmax 0\nfail 3\n")
+    (tmp_path / "memory.swap.peak").write_text("8192\n")
+    area = SwapArea(OURS, "partition", GIB, 0, 100)
+    sampler = usage.Sampler(MemoryCgroup(tmp_path, 2), OURS, lambda: [area])
+    sampler.sample()
+    assert sampler.peaks.swap_failures == 3
+    assert sampler.peaks.swap == 8192
+    assert sampler.was_swap_full()
+
+
+def test_what_went_elsewhere_is_never_more_than_the_job_has_swapped_out(host: Host) -> None:
+    host.areas.append(SwapArea("/dev/other", "partition", GIB, 7 * MIB, 5))
+    sampler = host.sampler()
+    host.use("/dev/other", 107 * MIB)  # 100 MiB more, of all the host's programs
+    host.set(swapped=40 * MIB)
+    sampler.sample()
+    assert sampler.peaks.others == 40 * MIB
+    host.use("/dev/other", 27 * MIB)
+    host.set(swapped=200 * MIB)
+    sampler.sample()
+    assert sampler.peaks.others == 40 * MIB
+    host.use("/dev/other", 0)
+    sampler.sample()
+    assert sampler.peaks.others == 40 * MIB
+
+
+# ------------------------------------------------------------------------- summary
+
+
+def status(**stats: int) -> DeviceStatus:
+    names = ("pages_in", "pages_out", "pages_in_remote", "pages_in_staging", "pages_in_backup")
+    return DeviceStatus(
+        name="run",
+        device_id="id",
+        pid=1,
+        uptime_s=1.0,
+        size_bytes=256 * MIB,
+        slab_bytes=MIB,
+        frontend="fuse",
+        path=OURS,
+        backup=None,
+        swap=SwapRow(active=True, priority=100, used_bytes=0),
+        ephemeral=True,
+        state="serving",
+        slabs={},
+        pages_on_donors=0,
+        donors=[],
+        stats=dict.fromkeys(names, 10) | stats,
+        remote_share=None,
+        page_in_us_p50=100.4,
+        page_in_us_p99=2000.0,
+        degraded=[],
+        alarms=[],
+        runs=[1],
+    )
+
+
+def summary(host: Host, after: DeviceStatus, exit_code: int = 0) -> usage.Summary:
+    sampler = host.sampler()
+    sampler.sample()
+    result = JobResult(exit_code, 1.25)
+    return usage.summarize("job", result, sampler, LOCAL, status(), after, shared=False)
+
+
+def test_only_what_was_paged_meanwhile_counts(host: Host) -> None:
+    found = summary(host, status(pages_in=110, pages_in_remote=85, pages_in_backup=35))
+    assert found.page_in_bytes == 100 * 4096
+    assert found.page_in_remote_bytes == 75 * 4096
+    assert found.page_in_backup_bytes == 25 * 4096
+    assert found.page_out_bytes == 0
+    assert found.remote_share == 0.75
+    assert found.command == "job"
+    text = "\n".join(usage.describe(found))
+    assert "donors 75.0%, staging 0.0%, disk 25.0%" in text
+    assert "p50 100 µs, p99 2000 µs" in text
+    assert "other swap areas" not in text
+
+
+def test_without_paging_no_shares_are_claimed(host: Host) -> None:
+    found = summary(host, status())
+    assert found.remote_share is None
+    assert usage.describe(found)[1:] == ["nothing was paged out"]
+    found = summary(host, status(pages_out=20))
+    assert usage.describe(found)[1:] == ["paged out 40.0 KiB, in 0 B"]
+
+
+def test_the_limit_that_ran_out(host: Host) -> None:
+    host.set(oom_kills=1, both_peak=LOCAL)
+    found = summary(host, status(), 137)
+    assert (found.oom_kills, found.limit) == (1, "local")
+    text = usage.describe_oom(found, 256 * MIB)
+    assert "killed 1 process of the job" in text
+    assert "local memory of 64.0 MiB (--local) ran out" in text
+    host.set(oom_kills=2, both_peak=LOCAL + 256 * MIB)
+    found = summary(host, status(), 137)
+    assert found.limit == "device"
+    text = usage.describe_oom(found, 256 * MIB)
+    assert "killed 2 processes of the job" in text
+    assert "the whole swap device of 256 MiB. Give a larger --size." in text
+
+
+@pytest.mark.parametrize(
+    ("priority", "when"),
+    [(99, "when ours is full"), (100, "in turn with ours"), (101, "before ours")],
+)
+def test_other_areas_are_named_with_their_turn(host: Host, priority: int, when: str) -> None:
+    other = SwapArea("/dev/other", "partition", GIB, MIB, priority)
+    (line,) = usage.describe_areas([*host.areas, other], OURS)
+    assert "/dev/other" in line
+    assert when in line
+    assert usage.describe_areas(host.areas, OURS) == []
+
+
+# ---------------------------------------------------------------------------- size
+
+
+def test_the_least_choice_sets_the_size() -> None:
+    assert usage.choose_size({"a": 5 * MIB, "b": 3 * MIB + 7, "c": 4 * MIB}) == (3 * MIB, "b")
+    assert usage.choose_size({"a": 5 * MIB}) == (5 * MIB, "a")
+    assert usage.choose_size({"a": MIB - 1, "b": GIB}) == (0, "a")
+
+
+@given(st.dictionaries(st.text(), st.integers(0, 1 << 60), min_size=1))
+def test_no_choice_is_exceeded_and_only_whole_mebibytes_are_given(choices: dict[str, int]) -> None:
+    size_bytes, why = usage.choose_size(choices)
+    assert why in choices
+    assert size_bytes % MIB == 0
+    assert all(size_bytes <= value for value in choices.values())
+    assert choices[why] - size_bytes < MIB
