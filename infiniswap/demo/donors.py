@@ -17,7 +17,7 @@ from infiniswap.demo.children import Child, mortal, python_module
 from infiniswap.errors import DeadlineError, InfiniswapError, UnavailableError, from_oserror
 from infiniswap.system.files import PROC, read_text
 from infiniswap.system.netns import NetworkNamespaces
-from infiniswap.units import CONTROL_PORT, HostPort, format_size
+from infiniswap.units import CONTROL_PORT, HostPort, format_size, format_size_short
 
 HOSTS = ("donor-1", "donor-2")
 _START_S_MAX = 60.0
@@ -126,28 +126,34 @@ class Donors:
 
         Raises:
             SystemCallError: one ended; says what it printed.
-            DeadlineError: one does not answer.
+            DeadlineError: one does not answer, or has no slab.
         """
         end_s = time.monotonic() + _START_S_MAX
         for host, address in zip(HOSTS, self.addresses, strict=True):
-            child = self._children[host]
-            ready = self._work / f"{host}.ready"
-            while not (ready.exists() and self._has_slabs(address)):
-                code = child.exit_code
-                if code is not None:
-                    child.check(code or 1)
+            while problem := self._not_ready(host, address):
                 if time.monotonic() >= end_s:
                     raise DeadlineError(
-                        f"{host} did not serve within {_START_S_MAX:g} s; it last said: "
-                        f"{child.log_tail() or 'nothing'}"
+                        f"{host} did not serve within {_START_S_MAX:g} s ({problem}); it last "
+                        f"said: {self._children[host].log_tail() or 'nothing'}"
                     )
                 time.sleep(0.1)
 
-    def _has_slabs(self, address: HostPort) -> bool:
+    def _not_ready(self, host: str, address: HostPort) -> str:
+        """Why a donor cannot lend yet, "" when it can."""
+        child = self._children[host]
+        code = child.exit_code
+        if code is not None:
+            child.check(code or 1)
+        if not (self._work / f"{host}.ready").exists():
+            return "it is starting"
         try:
-            return asyncio.run(fetch_status(address, self._client)).pool.slabs_free > 0
-        except InfiniswapError:
-            return False
+            status = asyncio.run(fetch_status(address, self._client))
+        except InfiniswapError as error:
+            return str(error)
+        if status.pool.slabs_free:
+            return ""
+        available = format_size_short(status.memory.available_bytes)
+        return f"it has no free slab, with {available} of memory available"
 
     def served(self) -> list[Served]:
         """Each donor's counters now, asked of the donor itself.
