@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 import time
@@ -56,6 +57,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="SHARE",
         help="before each measurement wait (60 s at most) until others use no more than this "
         "share of the processors (1: do not wait)",
+    )
+    parser.add_argument(
+        "--nice",
+        type=int,
+        default=0,
+        metavar="N",
+        help="priority of everything that is measured; negative on a machine that others use",
     )
     output = ROOT / "build" / "bench-results"
     parser.add_argument("--output", type=Path, default=output, help=f"directory ({output})")
@@ -166,6 +174,7 @@ def _run(args: argparse.Namespace) -> int:
     }
     found: list[Comparison] = []
     failed = ""
+    os.nice(args.nice)
     with Scope(args.work) as scope:
         bench = Bench(settings, scope, ROOT, args.build.resolve())
         for key in args.comparisons or COMPARISONS:

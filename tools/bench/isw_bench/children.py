@@ -21,6 +21,8 @@ from infiniswap.system.process import command_environment
 MARK = "ISW_BENCH_RUN"
 """Environment variable: the run that a process belongs to."""
 
+_AUTOGROUP = "/proc/self/autogroup"
+_RAISE = f'echo "$1" 2>/dev/null >{_AUTOGROUP}; shift; exec "$@"'
 _TERM_S = 20.0
 _KILL_S = 10.0
 _LOG_LINES = 8
@@ -199,8 +201,14 @@ class Child:
 
 
 def mortal_command(argv: Sequence[str], number: signal.Signals) -> list[str]:
-    """The command that gets this signal when the process that starts it dies."""
-    return ["setpriv", "--pdeathsig", number.name.removeprefix("SIG"), "--", *argv]
+    """The command that gets this signal when the process that starts it dies, with our priority
+    also among sessions: where the kernel groups processes by session, `nice` alone only counts
+    within one."""
+    mortal = ["setpriv", "--pdeathsig", number.name.removeprefix("SIG"), "--", *argv]
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
+    if priority and os.path.exists(_AUTOGROUP):
+        return ["sh", "-c", _RAISE, "sh", str(priority), *mortal]
+    return mortal
 
 
 def output_of(
