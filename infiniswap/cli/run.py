@@ -521,7 +521,7 @@ def _run_job(
         if not isinstance(error, client.DeviceError):
             watch.ended(_END_S_MAX)  # it no longer answers, so it should be about to end
         if watch.lost():
-            _say(str(_lost_error()))
+            _say("the process of the swap device has died, and with it what was swapped out")
         elif watch.ended():
             _say("the swap device was stopped while the command ran; there is no summary")
         else:
@@ -531,14 +531,10 @@ def _run_job(
 
 def _check_device(watch: lost.Watch) -> None:
     if watch.lost():
-        raise _lost_error()
-
-
-def _lost_error() -> lost.DeviceLostError:
-    return lost.DeviceLostError(
-        "the process of the swap device has died, and with it what was swapped out: the command "
-        "cannot go on and is ended"
-    )
+        raise lost.DeviceLostError(
+            "the process of the swap device has died, and with it what was swapped out: the "
+            "command cannot go on and is ended"
+        )
 
 
 class _LiveLine:
