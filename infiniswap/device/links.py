@@ -31,6 +31,7 @@ from infiniswap.errors import (
     RequestRefusedError,
 )
 from infiniswap.policy.placement import MemoryUse
+from infiniswap.policy.trust import Trust
 from infiniswap.units import HostPort
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,9 @@ class Slabs(Protocol):
     def lost(self, slab: int) -> None:
         """The slab has no donor any more, not by our choice: worth another one at once."""
 
+    def distrusted(self, link: DonorLink, why: str) -> None:
+        """The donor is given up for what it did: no slab there for a while."""
+
     def pages_lost(self, pages: int) -> None:
         """So many pages had no other copy."""
 
@@ -120,7 +124,7 @@ class DonorLink:
         self._down_s: float | None = None  # when the connections were lost
         self._recovery: asyncio.Task[None] | None = None
         self._closing = False
-        self._bad_pages = 0
+        self._trust = Trust()
 
     @property
     def state(self) -> str:
@@ -241,7 +245,6 @@ class DonorLink:
         if self.remote is None:
             config = self._remote_config(lease)
             self.remote = await self._blocking(lambda: self._engine.remote_connect(config))
-            self._bad_pages = 0
             log.info("donor %s: connected (%s)", self.address, self.name)
         return self.remote
 
@@ -330,6 +333,7 @@ class DonorLink:
             self._down_s = asyncio.get_running_loop().time()
         self.detail = "connections lost"
         if self._recovery is None:
+            self._judge(self._trust.lost(asyncio.get_running_loop().time(), code))
             log.warning(
                 "donor %s: connections lost (code %d); %d slabs suspended%s",
                 self.address,
@@ -347,15 +351,24 @@ class DonorLink:
             info.remote == self.remote and info.state == "down" for info in self._engine.remotes()
         )
 
-    def bad_page(self, page: int, bad_pages_max: int) -> None:
+    def bad_page(self, page: int) -> None:
         """A page's bytes were not those that were written there."""
-        self._bad_pages += 1
-        if self._bad_pages == 1:
+        why = self._trust.bad_page()
+        if self._trust.bad_pages == 1:
             log.error("donor %s: page %d came back with other bytes", self.address, page)
-        if self._bad_pages == bad_pages_max and self.remote is not None:
-            log.error("donor %s: %d bad pages; it is given up", self.address, self._bad_pages)
+        self._judge(why)
+
+    def refused(self) -> None:
+        """It refuses requests for a slab that it had taken on."""
+        self._judge(self._trust.refused(asyncio.get_running_loop().time()))
+
+    def _judge(self, why: str) -> None:
+        # Without a backup it has the only copies: whatever still comes back is better than none.
+        if why and self._config.has_backup:
             self._down_s = 0.0
-            self._engine.remote_shutdown(self.remote)
+            self._slabs.distrusted(self, why)
+            if self.remote is not None:
+                self._engine.remote_shutdown(self.remote)
 
     def _recover(self) -> None:
         if self._recovery is None:
@@ -431,6 +444,7 @@ class DonorLink:
         known = {(place.slot, place.generation) for place in self.mapped.values()}
         for slot, generation in there - known:
             await session.unmap(lease.lease, slot, generation)
+        self._trust.recovered(asyncio.get_running_loop().time())
         log.info(
             "donor %s: back with the same lease, %d slabs resumed", self.address, len(self.mapped)
         )
@@ -453,6 +467,7 @@ class DonorLink:
         if remote is not None:
             await self._blocking(lambda: self._engine.remote_destroy(remote))
         self.remote, self._lease = None, None
+        self._trust.given_up()
         log.warning("donor %s: given up (%s), %d slabs unmapped", self.address, self.detail, count)
         session, self._session = self._session, None
         if session is not None:

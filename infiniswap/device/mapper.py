@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 # How often the counters are looked at: soon after I/O begins, rarely when there is none.
 _TICK_S_BUSY = 0.1
 _TICK_S_IDLE = 0.25
-_BAD_PAGES_MAX = 16
 _EMPTY_S_MAX = 30.0
 
 
@@ -83,6 +82,14 @@ class SlabMapper:
         )
         log.error("%s", self.alarms["lost-pages"])
 
+    def distrusted(self, link: DonorLink, why: str) -> None:
+        """A donor is given up for what it did."""
+        wait_s = self._book.distrusted(link, asyncio.get_running_loop().time())
+        self.alarms[f"donor {link.address}"] = (
+            f"donor {link.address} was given up for {wait_s:.0f} s: {why}"
+        )
+        log.error("%s", self.alarms[f"donor {link.address}"])
+
     # ---------------------------------------------------------------------- events
 
     def take_events(self) -> None:
@@ -126,6 +133,8 @@ class SlabMapper:
         if link is None or link.mapped[event.slab].generation != event.generation:
             return
         log.warning("slab %d: donor %s refuses it (code %d)", event.slab, link.address, event.code)
+        self._book.full(link, asyncio.get_running_loop().time())
+        link.refused()
         self._spawn(self._unmap(link, event.slab, "refused"), f"unmap slab {event.slab}")
 
     async def _unmap(self, link: DonorLink, slab: int, reason: str) -> None:
@@ -145,7 +154,7 @@ class SlabMapper:
             return
         link = self._link_of(event.slab)
         if link is not None:
-            link.bad_page(event.value, _BAD_PAGES_MAX)
+            link.bad_page(event.value)
 
     def _resync(self) -> None:
         """Events were dropped: whatever they said is read from the state instead."""
@@ -271,6 +280,7 @@ class SlabMapper:
             self._book.unreachable(link, now_s)
             return False
         log.info("slab %d: mapped to donor %s", slab, link.address)
+        self.alarms.pop(f"donor {link.address}", None)
         return True
 
     async def _give_back_empty(self, slabs: Sequence[SlabInfo]) -> None:

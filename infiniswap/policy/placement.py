@@ -140,11 +140,15 @@ class BackoffConfig:
         unreachable_s: after the first failure; doubles with every further one in a row.
         unreachable_s_max: upper bound of that.
         full_s: after an answer without room.
+        distrust_s: after it was given up for what it did; doubles with every further time.
+        distrust_s_max: upper bound of that; after so long without a further time it is forgiven.
     """
 
     unreachable_s: float = 1.0
     unreachable_s_max: float = 30.0
     full_s: float = 2.0
+    distrust_s: float = 10.0
+    distrust_s_max: float = 3600.0
 
 
 class DonorBook(Generic[Donor]):
@@ -158,6 +162,21 @@ class DonorBook(Generic[Donor]):
         self._config = config or BackoffConfig()
         self._retry_s: dict[Donor, float] = {}
         self._failures: dict[Donor, int] = {}
+        self._distrusted: dict[Donor, tuple[int, float]] = {}  # how often, when last
+
+    def distrusted(self, donor: Donor, now_s: float) -> float:
+        """A donor was given up for what it did; returns for how long, in seconds."""
+        config = self._config
+        times, last_s = self._distrusted.get(donor, (0, now_s))
+        times = 0 if now_s - last_s > config.distrust_s_max else times
+        self._distrusted[donor] = (times + 1, now_s)
+        wait_s = min(config.distrust_s * 2.0 ** min(times, 32), config.distrust_s_max)
+        self._wait_until(donor, now_s + wait_s)
+        return wait_s
+
+    def _wait_until(self, donor: Donor, retry_s: float) -> None:
+        # A later reason to wait does not shorten an earlier one.
+        self._retry_s[donor] = max(retry_s, self._retry_s.get(donor, retry_s))
 
     def unreachable(self, donor: Donor, now_s: float) -> None:
         """A donor did not answer, or its session ended."""
@@ -165,12 +184,12 @@ class DonorBook(Generic[Donor]):
         self._failures[donor] = failures + 1
         # The exponent is bounded so that a donor away for weeks cannot overflow it.
         wait_s = self._config.unreachable_s * 2.0 ** min(failures, 32)
-        self._retry_s[donor] = now_s + min(wait_s, self._config.unreachable_s_max)
+        self._wait_until(donor, now_s + min(wait_s, self._config.unreachable_s_max))
 
     def full(self, donor: Donor, now_s: float) -> None:
         """A donor answered that it has no room, refused a slab, or is draining."""
         self._failures.pop(donor, None)
-        self._retry_s[donor] = now_s + self._config.full_s
+        self._wait_until(donor, now_s + self._config.full_s)
 
     def good(self, donor: Donor) -> None:
         """A donor answered and has room: nothing against asking it again at once."""
@@ -180,6 +199,7 @@ class DonorBook(Generic[Donor]):
     def forget(self, donor: Donor) -> None:
         """The donor is no longer configured."""
         self.good(donor)
+        self._distrusted.pop(donor, None)
 
     def eligible(self, donors: Iterable[Donor], now_s: float) -> list[Donor]:
         """Those of the given donors that may be asked now, in the given order."""

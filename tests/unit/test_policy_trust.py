@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""infiniswap.policy.trust, and what DonorBook makes of it."""
+
+from __future__ import annotations
+
+from errno import ECONNRESET, EPROTO, ETIMEDOUT
+
+import pytest
+
+from infiniswap.policy.placement import BackoffConfig, DonorBook
+from infiniswap.policy.trust import Trust, TrustConfig
+
+
+def test_a_broken_protocol_is_enough() -> None:
+    assert "protocol" in Trust().lost(0.0, -EPROTO)
+
+
+@pytest.mark.parametrize("code", [-ECONNRESET, -ETIMEDOUT])
+def test_connections_lost_right_after_each_recovery_count(code: int) -> None:
+    trust = Trust(TrustConfig(flap_s=5.0, flaps_max=3))
+    assert not trust.lost(0.0, code)
+    for now_s in (1.0, 3.0):
+        trust.recovered(now_s)
+        assert not trust.lost(now_s + 1.0, code)
+    trust.recovered(5.0)
+    assert trust.lost(6.0, code)
+
+
+def test_a_loss_now_and_then_does_not() -> None:
+    trust = Trust(TrustConfig(flap_s=5.0, flaps_max=2))
+    for now_s in range(0, 1000, 10):
+        assert not trust.lost(float(now_s), -ECONNRESET)
+        trust.recovered(now_s + 1.0)
+
+
+def test_one_loss_counts_once() -> None:
+    trust = Trust(TrustConfig(flap_s=5.0, flaps_max=2))
+    trust.recovered(0.0)
+    for _ in range(10):
+        assert not trust.lost(1.0, -ECONNRESET)
+
+
+def test_refusals_count_for_a_while() -> None:
+    trust = Trust(TrustConfig(refusals_max=3, refusal_s=60.0))
+    assert not trust.refused(0.0)
+    assert not trust.refused(50.0)
+    assert not trust.refused(70.0)  # the first is forgotten
+    assert trust.refused(80.0)
+
+
+def test_bad_pages_end_it_once() -> None:
+    trust = Trust(TrustConfig(bad_pages_max=3))
+    assert [bool(trust.bad_page()) for _ in range(5)] == [False, False, True, False, False]
+    trust.given_up()
+    assert [bool(trust.bad_page()) for _ in range(3)] == [False, False, True]
+
+
+def test_distrust_lasts_longer_each_time_and_is_forgiven() -> None:
+    config = BackoffConfig(distrust_s=10.0, distrust_s_max=100.0)
+    book: DonorBook[str] = DonorBook(config)
+    now_s = 0.0
+    for wait_s in (10.0, 20.0, 40.0, 80.0, 100.0, 100.0):
+        assert book.distrusted("liar", now_s) == wait_s
+        # Nothing that happens meanwhile shortens it.
+        book.full("liar", now_s)
+        book.unreachable("liar", now_s)
+        assert not book.eligible(["liar"], now_s + wait_s - 1)
+        now_s += wait_s
+        assert book.eligible(["liar"], now_s)
+        book.good("liar")
+    assert book.distrusted("liar", now_s + 101.0) == 10.0
+
+
+def test_a_donor_that_is_no_longer_configured_is_forgotten() -> None:
+    book: DonorBook[str] = DonorBook()
+    book.distrusted("liar", 0.0)
+    book.forget("liar")
+    assert book.eligible(["liar"], 0.0)
+    assert book.distrusted("liar", 0.0) == BackoffConfig().distrust_s
