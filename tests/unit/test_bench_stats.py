@@ -75,6 +75,12 @@ def test_an_advantage_says_how_many_times_better() -> None:
     assert plot.advantages(lower) == plot.advantages(higher) == (2.0, 2.0, 2.0)
 
 
+def test_the_best_rounds_are_compared_apart_from_the_pairs() -> None:
+    lower = Figure("x", "s", [3.0, 9.0], [9.0, 2.0], "peer")
+    higher = Figure("x", "MB/s", [3.0, 9.0], [6.0, 2.0], "peer", better="higher")
+    assert (lower.best_ratio, higher.best_ratio) == (1.5, 1.5)
+
+
 def test_the_quartiles_of_an_advantage_change_places() -> None:
     figure = Figure("x", "s", [1.0, 2.0, 4.0], [4.0, 4.0, 4.0], "peer")
     median, low, high = plot.advantages(figure)
@@ -104,7 +110,7 @@ def test_results_are_json_and_markdown() -> None:
     assert data["comparisons"]["key"]["samples"] == {"a": {"x": [1, 2]}, "b": {"x": [2, 4]}}
     assert data["comparisons"]["other"]["skipped"] == "needs root"
     text = results.markdown([done, skipped])
-    assert "| x, s | 1.50 | b: 3.00 | 0.500 | ≤ 1 | pass |" in text
+    assert "| x, s | 1.50 | b: 3.00 | 0.500 | 0.500 | ≤ 1 | pass |" in text
     assert "Not run: needs root" in text
 
 

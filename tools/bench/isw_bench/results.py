@@ -64,6 +64,12 @@ class Figure:
         return spread(pair_ratios(self.ours, self.theirs))
 
     @property
+    def best_ratio(self) -> float:
+        """Each side's best round: what is left where others have disturbed the rest."""
+        best = max if self.better == "higher" else min
+        return pair_ratios([best(self.ours)], [best(self.theirs)])[0]
+
+    @property
     def verdict(self) -> str:
         """ "pass", "miss", or "" without a target."""
         if self.target is None:
@@ -134,6 +140,7 @@ def figure_json(figure: Figure) -> dict[str, Any]:
         "ours": {"name": figure.our_name, **_spread_json(spread(figure.ours))},
         "theirs": {"name": figure.their_name, **_spread_json(spread(figure.theirs))},
         "ratio": _spread_json(ratio),
+        "best_ratio": figure.best_ratio if math.isfinite(figure.best_ratio) else None,
         "target": None if figure.target is None else str(figure.target),
         "verdict": figure.verdict,
     }
@@ -191,7 +198,7 @@ def format_spread(values: Spread) -> str:
     return f"{format_value(values.median)} [{format_value(values.q1)}-{format_value(values.q3)}]"
 
 
-HEADINGS = ("figure", "ours", "other side", "ratio [IQR]", "target", "")
+HEADINGS = ("figure", "ours", "other side", "ratio [IQR]", "best", "target", "")
 
 
 def cells(figure: Figure) -> tuple[str, ...]:
@@ -201,6 +208,7 @@ def cells(figure: Figure) -> tuple[str, ...]:
         format_value(spread(figure.ours).median),
         f"{figure.their_name}: {format_value(spread(figure.theirs).median)}",
         format_spread(figure.ratio),
+        format_value(figure.best_ratio),
         "" if figure.target is None else str(figure.target),
         figure.verdict,
     )
@@ -216,7 +224,7 @@ def markdown(comparisons: Sequence[Comparison]) -> str:
             continue
         lines += [
             "| " + " | ".join(HEADINGS) + " |",
-            "| --- | ---: | ---: | ---: | --- | --- |",
+            "| --- | ---: | ---: | ---: | ---: | --- | --- |",
             *("| " + " | ".join(cells(figure)) + " |" for figure in comparison.figures),
             "",
         ]
