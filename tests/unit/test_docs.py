@@ -56,6 +56,7 @@ def _sources() -> str:
     files = [
         *(ROOT / "csrc").rglob("*.[ch]"),
         *(ROOT / "tests/c").glob("*.[ch]"),
+        *(ROOT / "tests/integration").glob("*.py"),
         *(ROOT / "infiniswap").rglob("*.py"),
         *(ROOT / "tools").glob("*"),
         ROOT / "Makefile",
