@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
+from infiniswap.control.messages import clean_text
 from infiniswap.device import contents
 from infiniswap.device.api import (
     DEVICE_PATH,
@@ -42,8 +43,8 @@ def _json(body: object, status: int = 200) -> web.Response:
 async def _body(request: web.Request, kind: type[BodyT]) -> BodyT:
     try:
         return msgspec.json.decode(await request.read(), type=kind)
-    except msgspec.MsgspecError as error:
-        raise UsageError(f"not a request of this API ({error})") from None
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise UsageError(f"not a request of this API ({clean_text(str(error))})") from None
 
 
 def _handler(

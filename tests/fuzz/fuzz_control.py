@@ -166,6 +166,8 @@ def as_json(made: Any, source: Bytes) -> bytes:
     encoded = bytearray(json.dumps(made, ensure_ascii=source.below(2) == 1), "utf-8", "replace")
     for _ in range(source.below(32) // 28):
         encoded[source.below(len(encoded))] = source.below(256)
+    if source.below(64) == 1:
+        return b'{"deep":' + (b"[" if source.below(2) else b'{"x":') * 50_000
     if source.below(32) == 1:
         del encoded[source.below(len(encoded)) :]
     return bytes(encoded)
