@@ -273,6 +273,13 @@ class Terminal:
             assert self.text.count(wanted) >= count or alive, f"no {wanted!r}:\n{self.text}"
             assert time.monotonic() < end_s, f"no {wanted!r}:\n{self.text}"
 
+    def line(self, beginning: str) -> str:
+        """Waits for a whole line that begins so; returns the rest of it."""
+        self.expect(beginning)
+        while "\n" not in (rest := self.text.rpartition(beginning)[2]):
+            assert self.read(WAIT_S), self.text
+        return rest.splitlines()[0].strip()
+
     def wait(self) -> int:
         """The exit code, with everything it writes until then."""
         end_s = time.monotonic() + WAIT_S

@@ -27,14 +27,12 @@ counts = []
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     signal.signal(number, lambda number, frame: counts.append(signal.Signals(number).name))
 print("ready", os.getpid(), flush=True)
+open(os.environ["ISW_TEST_OUT"] + ".ready", "w").close()
 while not counts:
     time.sleep(0.01)
 time.sleep(0.5)  # for one too many
-try:
-    print(counts, flush=True)
-except OSError:
-    pass
-open(os.environ["ISW_TEST_OUT"], "w").write(",".join(counts))
+with open(os.environ["ISW_TEST_OUT"], "w") as file:
+    file.write(",".join(counts))
 raise SystemExit(7)
 """
 
@@ -112,8 +110,7 @@ def test_ctrl_z_and_fg(device_runner: Runner, terminal: StartTerminal) -> None:
     script = 'echo rea""dy $$; read line; echo "got <$line>"; exit 9'
     argv = device_runner.argv("sh", "-c", script)
     window.type(" ".join(f"'{part}'" for part in argv) + "\n")
-    window.expect("ready ")
-    pid = int(window.text.rpartition("ready ")[2].split()[0])
+    pid = int(window.line("ready "))
     window.type("\x1a")
     window.expect("Stopped")
     assert stopped(pid)
@@ -151,8 +148,7 @@ def test_in_the_background_the_terminal_is_left_alone(
 def test_a_closed_window_ends_the_job(device_runner: Runner, terminal: StartTerminal) -> None:
     """The terminal tells only the leader of the session: here `run` itself."""
     window = terminal(device_runner.argv("sh", "-c", "echo ready $$; sleep 1000"), device_runner)
-    window.expect("ready")
-    pid = int(window.text.rpartition("ready ")[2].split()[0])
+    pid = int(window.line("ready "))
     window.hang_up()
     wait_ended(pid)
     assert window.wait() == 128 + signal.SIGHUP
@@ -163,7 +159,8 @@ def test_a_job_hears_of_the_closed_window_once(
 ) -> None:
     argv = device_runner.argv(sys.executable, "-c", COUNT)
     window = terminal(argv, device_runner, ISW_TEST_OUT=str(out))
-    window.expect("ready")
+    # Not by what it writes: the terminal may have that before the write has returned.
+    until(Path(f"{out}.ready").exists, "the job")
     window.hang_up()
     assert window.wait() == 7
     assert out.read_text() == "SIGHUP"
