@@ -22,7 +22,6 @@ import functools
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -162,8 +161,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     in its swap areas. So tests that swap wait for those of other runs."""
     if item.get_closest_marker("requires_swap") is None or _missing("requires_swap", ()):
         return (yield)
-    path = Path(tempfile.gettempdir()) / "infiniswap-tests-swap.lock"
-    with path.open("w") as file:
+    # One place for all of them, whatever TMPDIR says; tests that swap are root's.
+    with Path("/run/infiniswap-tests-swap.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         return (yield)
 
