@@ -24,6 +24,7 @@ from infiniswap.control.channel import Channel, Ended, Limits, close, receive, s
 from infiniswap.control.explain import (
     cannot_connect,
     errors_explained,
+    full,
     not_a_daemon,
     slab_mismatch,
     version_mismatch,
@@ -454,6 +455,8 @@ async def _get(
                 raise not_a_daemon(address, f"an answer of more than {BODY_BYTES_MAX} bytes")
         if response.status == 401:
             raise wrong_secret(address, "the cluster secrets differ")
+        if response.status == 503:
+            raise full(address)
         if response.status != 200:
             raise not_a_daemon(address, f"HTTP status {response.status}")
     try:

@@ -42,9 +42,13 @@ async def errors_explained(address: HostPort, wait_s: float) -> AsyncIterator[No
     except aiohttp.ClientConnectorError as error:
         raise cannot_connect(address, error.os_error) from error
     except aiohttp.WSServerHandshakeError as error:
+        if error.status == 503:
+            raise full(address) from error
         raise not_a_daemon(address, f"HTTP status {error.status}") from error
     except aiohttp.ServerDisconnectedError as error:
         raise not_a_daemon(address, "the connection was closed without an answer") from error
+    except ConnectionResetError as error:
+        raise not_a_daemon(address, "the connection was reset") from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise not_a_daemon(address, "the answer is not HTTP") from error
 
@@ -73,6 +77,15 @@ def cannot_connect(address: HostPort, error: OSError) -> NoDonorError:
         )
     return NoDonorError(
         f"cannot connect: {error.strerror or error}", where=where, mend="Check the address."
+    )
+
+
+def full(address: HostPort) -> NoDonorError:
+    """A donor turned a surplus connection away."""
+    return NoDonorError(
+        "it has as many connections as it takes, or as it takes from this host",
+        where=f"donor {address}",
+        mend="See what connects from here, or raise daemon.connections_per_host_max there.",
     )
 
 

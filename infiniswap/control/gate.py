@@ -9,6 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from typing import Final
+
+REFUSAL: Final = (
+    b"HTTP/1.1 503 Too many connections\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+)
+"""All that a surplus connection gets, whatever it may ask."""
 
 
 class Gate:
@@ -74,7 +80,8 @@ class _Counted(asyncio.Protocol):
         self._inner = self._gate.enter(self._host)
         if self._inner is None:
             assert isinstance(transport, asyncio.Transport)
-            transport.abort()
+            transport.write(REFUSAL)
+            transport.close()
         else:
             self._inner.connection_made(transport)
 

@@ -18,11 +18,13 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from descriptors import files_allowed
 from donor_world import SECRET, WAIT_S, World, hello, raw, refusal, say, until, world
 
 from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.client import ClientConfig, fetch_status
+from infiniswap.errors import InfiniswapError
 
 SHORT_S = 0.2
 """A deadline that tests wait for."""
@@ -177,12 +179,18 @@ async def test_a_thousand_connections_of_one_host_take_its_places_only() -> None
         asyncio.timeout(WAIT_S),
         contextlib.AsyncExitStack() as held,
     ):
+        held.enter_context(files_allowed(4096))
         reads = []
         for _ in range(1000):
             reader, _writer = await held.enter_async_context(dialled(w))
             reads.append(asyncio.create_task(ended(reader)))
         await until(lambda: sum(task.done() for task in reads) == 1000 - most)
         assert w.donor.server.counters["connections_refused"] == 1000 - most
+        # Who is kept out is told why.
+        for attempt in (w.session(), fetch_status(w.address, ClientConfig(connect_s=WAIT_S))):
+            with pytest.raises(InfiniswapError) as caught:
+                await attempt
+            assert "connections_per_host_max" in caught.value.mend or "reset" in caught.value.what
         # Other hosts do not notice.
         async with dialled(w, "127.0.0.2") as (reader, writer):
             writer.write(b"GET /v1/version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")

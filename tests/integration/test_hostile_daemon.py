@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon's process under many connections at both its ports."""
+
+from __future__ import annotations
+
+import json
+import socket
+from contextlib import ExitStack
+
+import pytest
+from cluster import WAIT_S, Cluster, Donor, until
+from descriptors import files_allowed
+from nbd_bytes import GREETING, receive
+
+pytestmark = pytest.mark.requires_native
+
+
+def dial(port: int, host: str) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), WAIT_S, (host, 0))
+
+
+def reachable(cluster: Cluster, donor: Donor) -> bool:
+    status = json.loads(cluster.ok("status", "--json", "--donors", donor.address))
+    return bool(status["donors"][0]["reachable"])
+
+
+def test_it_allows_itself_as_many_files_as_connections(cluster: Cluster) -> None:
+    with files_allowed(128):
+        donor = cluster.donor()
+    with files_allowed(4096), ExitStack() as held:
+        for host in ("127.0.0.1", "127.0.0.2", "127.0.0.3"):
+            for _ in range(60):
+                held.enter_context(dial(donor.control, host))
+                client = held.enter_context(dial(donor.data, host))
+                assert receive(client, len(GREETING)) == GREETING
+        until(lambda: reachable(cluster, donor), "an answer to status")
+
+
+def test_thousands_of_connections_of_one_host_keep_no_other_out(cluster: Cluster) -> None:
+    donor = cluster.donor()
+    most = 128  # connections_per_host_max
+    with files_allowed(8192), ExitStack() as held:
+        for port in (donor.data, donor.control):
+            for _ in range(2000):
+                client = dial(port, "127.0.0.1")
+                client.settimeout(0.001)
+                held.callback(client.close)
+        served = 0
+        for _ in range(most + 10):
+            client = held.enter_context(dial(donor.data, "127.0.0.2"))
+            served += receive(client, len(GREETING)) == GREETING
+        assert served == most
+    until(lambda: reachable(cluster, donor), "the end of connections that said nothing")
+    device = cluster.start("--frontend", "nbd-socket", size="16M")
+    device.remove()
