@@ -79,8 +79,6 @@ def demo_loops() -> list[loop.LoopDevice]:
 
 def left() -> dict[str, object]:
     """All that a demo has made and not taken away; empty values only when there is nothing."""
-    root = blkio_root()
-    limits = [] if root is None else sorted(root.glob("blkio.throttle.*_device"))
     return {
         "loops": demo_loops(),
         "cgroups": list(memory_hierarchy().mount_point.glob(PREFIX + "*")),
@@ -88,31 +86,36 @@ def left() -> dict[str, object]:
         "run": RUN_DIR.exists(),
         "processes": demo_processes(),
         "devices": running_names(RUN_DIR / "devices"),
-        "limits": [path.read_text() for path in limits if path.read_text().strip()],
     }
+
+
+def host_state() -> set[str]:
+    """What names nobody, so that it can only be compared: namespaces, and limits of devices."""
+    root = blkio_root()
+    files = [] if root is None else sorted(root.glob("blkio.throttle.*_device"))
+    limits = {f"{path.name} {line}" for path in files for line in path.read_text().splitlines()}
+    return limits | set(netns.namespaces())
 
 
 def assert_nothing_left(before: set[str]) -> None:
     assert not any(left().values()), left()
-    # Other tests' namespaces may come and go.
-    until(lambda: set(netns.namespaces()) <= before, "namespaces removed", 30.0)
+    # Somebody else's may come and go.
+    until(lambda: host_state() <= before, f"the host as before: {host_state() - before}", 30.0)
 
 
 @pytest.fixture
-def namespaces_before() -> Iterator[set[str]]:
-    """Namespaces before the demo. Waits for a demo that somebody else runs here, and sweeps what
-    a failed test leaves."""
+def host_before() -> Iterator[set[str]]:
+    """The host's state before the demo. Waits for a demo that somebody else runs here, and sweeps
+    what a failed test leaves."""
     until(lambda: not any(left().values()), "nothing of an earlier demo is left", 2 * WAIT_S)
-    yield set(netns.namespaces())
+    yield host_state()
     with contextlib.suppress(ConflictError), leftovers.only_one():
         for record in leftovers.stale():
             leftovers.sweep(record)
 
 
 @pytest.mark.timeout(900)
-def test_the_demo_shows_what_it_promises(
-    tmp_path: Path, namespaces_before: set[str], in_ci: bool
-) -> None:
+def test_the_demo_shows_what_it_promises(tmp_path: Path, host_before: set[str]) -> None:
     areas_before = {area.path for area in swap.active_areas()}
     report = tmp_path / "results.json"
     done = subprocess.run(
@@ -142,7 +145,7 @@ def test_the_demo_shows_what_it_promises(
         assert found["throttle"] == ""
     assert "The three outputs are identical." in done.stdout
     assert {area.path for area in swap.active_areas()} - areas_before == set()
-    assert_nothing_left(namespaces_before)
+    assert_nothing_left(host_before)
 
 
 def leg_runs(leg: str) -> bool:
@@ -183,20 +186,20 @@ def start_small(leg: str, log: Path) -> subprocess.Popen[bytes]:
     [("unlimited", signal.SIGHUP), ("infiniswap", signal.SIGINT), ("disk", signal.SIGTERM)],
 )
 def test_a_demo_that_is_interrupted_leaves_nothing(
-    tmp_path: Path, namespaces_before: set[str], leg: str, number: signal.Signals
+    tmp_path: Path, host_before: set[str], leg: str, number: signal.Signals
 ) -> None:
     log = tmp_path / "log"
     process = start_small(leg, log)
     process.send_signal(number)
     assert process.wait(WAIT_S) == 128 + number, log.read_text()
     assert "interrupted" in log.read_text()
-    assert_nothing_left(namespaces_before)
+    assert_nothing_left(host_before)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("leg", ["infiniswap", "disk"])
 def test_what_a_killed_demo_left_is_removed_by_the_next(
-    tmp_path: Path, namespaces_before: set[str], leg: str
+    tmp_path: Path, host_before: set[str], leg: str
 ) -> None:
     process = start_small(leg, tmp_path / "log")
     process.kill()
@@ -208,11 +211,11 @@ def test_what_a_killed_demo_left_is_removed_by_the_next(
     assert "removing what an earlier demo left behind" in log.read_text()
     again.send_signal(signal.SIGINT)
     assert again.wait(WAIT_S) == 128 + signal.SIGINT, log.read_text()
-    assert_nothing_left(namespaces_before)
+    assert_nothing_left(host_before)
 
 
 @pytest.mark.timeout(600)
-def test_a_demo_that_nobody_reads_any_more_leaves_nothing(namespaces_before: set[str]) -> None:
+def test_a_demo_that_nobody_reads_any_more_leaves_nothing(host_before: set[str]) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", SMALL], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
@@ -220,7 +223,7 @@ def test_a_demo_that_nobody_reads_any_more_leaves_nothing(namespaces_before: set
     assert process.stdout.readline()
     process.stdout.close()
     assert process.wait(WAIT_S) != 0
-    assert_nothing_left(namespaces_before)
+    assert_nothing_left(host_before)
 
 
 def test_a_second_demo_is_refused(tmp_path: Path) -> None:
