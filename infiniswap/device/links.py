@@ -139,7 +139,14 @@ class DonorLink:
         return self._recovery is None and not self.is_draining and not self._closing
 
     async def _blocking(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+        work = asyncio.get_running_loop().run_in_executor(self._executor, call)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            # It goes on all the same, and nobody must find a remote that is half connected.
+            await asyncio.wait({work})
+            work.exception()  # seen: otherwise it is logged
+            raise
 
     # -------------------------------------------------------------------- sessions
 
