@@ -21,6 +21,7 @@ import fcntl
 import functools
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,6 +37,11 @@ _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sb
 # No deadline: a slow machine must not fail a test. No database: runs leave nothing in the tree.
 settings.register_profile("infiniswap", deadline=None, database=None, print_blob=True)
 settings.load_profile("infiniswap")
+
+
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    # Under nohup: unlike being ignored, a handler is not inherited by the commands under test.
+    signal.signal(signal.SIGHUP, lambda _number, _frame: None)
 
 
 def _root() -> str:
