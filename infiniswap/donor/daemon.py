@@ -14,7 +14,6 @@ import errno
 import json
 import logging
 import os
-import resource
 import secrets
 import signal
 import socket
@@ -31,6 +30,7 @@ from infiniswap.config import Config, check_listen_secret
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits
 from infiniswap.control.server import CONNECTIONS_MAX, ControlServer, ServerConfig
+from infiniswap.donor import descriptors
 from infiniswap.donor.harvest import Harvester, MemoryFigures, MemorySource
 from infiniswap.donor.service import DonorIdentity, DonorService, ServiceConfig
 from infiniswap.engine.protocol import Store, StoreConfig
@@ -52,8 +52,6 @@ STOP_S = 5.0
 """How long a stop waits for consumers to leave the data port."""
 
 _WORKERS = 4
-_OTHER_DESCRIPTORS = 128
-"""Beside connections: listeners, log, wake-ups, the interpreter's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +234,9 @@ async def run(
     Raises:
         See serve.
     """
-    _allow_descriptors(config.daemon.connections_max + CONNECTIONS_MAX)
+    descriptors.allow(config.daemon.connections_max + CONNECTIONS_MAX)
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(descriptors.ShortageLog())
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
@@ -264,25 +263,6 @@ async def _stop(server: ControlServer, service: DonorService, store: Store, stop
     if left:
         log.warning("%d data connections are cut", left)
     await service.finish()
-
-
-def _allow_descriptors(connections: int) -> None:
-    """Raises the limit on open files as far as allowed, so that the configured limits on
-    connections are what refuses them: short of descriptors, nobody at all is accepted."""
-    wanted = connections + _OTHER_DESCRIPTORS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed < wanted:
-        log.warning(
-            "only %d files may be open, %d connections may want %d; raise the limit "
-            "(LimitNOFILE=%d in the unit, or ulimit -Hn)",
-            allowed,
-            connections,
-            wanted,
-            wanted,
-        )
 
 
 def _store_config(config: Config, limits: HeadroomConfig) -> StoreConfig:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import socket
 from contextlib import ExitStack
 
@@ -53,3 +54,15 @@ def test_thousands_of_connections_of_one_host_keep_no_other_out(cluster: Cluster
     until(lambda: reachable(cluster, donor), "the end of connections that said nothing")
     device = cluster.start("--frontend", "nbd-socket", size="16M")
     device.remove()
+
+
+def test_short_of_files_it_says_so_once_and_goes_on(cluster: Cluster) -> None:
+    donor = cluster.donor()
+    resource.prlimit(donor.process.pid, resource.RLIMIT_NOFILE, (60, 60))
+    with ExitStack() as held:
+        for _ in range(100):
+            held.enter_context(dial(donor.control, "127.0.0.1"))
+        until(lambda: "no more files can be opened" in donor.log, "the line in the log")
+    until(lambda: reachable(cluster, donor), "an answer to status")
+    assert donor.log.count("no more files can be opened") == 1
+    assert "Traceback" not in donor.log

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Open files of a daemon: as many as its connections may want, and one line when they run out."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+_OTHERS = 128
+"""Beside connections: listeners, log, wake-ups, the interpreter's own."""
+
+_AGAIN_S = 60.0
+
+
+def allow(connections: int) -> None:
+    """Raises the limit on open files as far as allowed, so that the configured limits on
+    connections are what refuses them: short of descriptors, nobody at all is accepted."""
+    wanted = connections + _OTHERS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        log.warning(
+            "only %d files may be open, %d connections may want %d; raise the limit "
+            "(LimitNOFILE=%d in the unit, or ulimit -Hn)",
+            allowed,
+            connections,
+            wanted,
+            wanted,
+        )
+
+
+class ShortageLog:
+    """The event loop's exception handler.
+
+    When no file can be opened, asyncio reports every connection it cannot accept, with a
+    traceback each, and tries again a second later: strangers could fill the log so. Said here is
+    one line a minute. Everything else is left to the loop's own handler.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._said_s = float("-inf")
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+            return
+        now_s = self._clock()
+        if now_s - self._said_s < _AGAIN_S:
+            return
+        self._said_s = now_s
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        whose = f"{soft} are allowed" if error.errno == errno.EMFILE else "the whole host's limit"
+        log.error(
+            "no more files can be opened (%s), so new connections to the control port wait; "
+            "raise LimitNOFILE in the unit, or ulimit -Hn",
+            whose,
+        )
