@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that imports and includes point one way, and a few other rules of the house.
 
-Python: errors → units → config → policy, control → engine, system → discovery → donor, device →
-demo → cli; each may import what stands before it, and itself. `policy/` and the message code are
-pure: no clock, no I/O, no randomness of their own. `testing/` is shipped for tests and imported by
-nothing else.
+Python: errors → units → secret → config → policy, control → engine, system → discovery → donor,
+device → demo → cli; each may import what stands before it, and itself. `policy/` and the message
+code are pure: no clock, no I/O, no randomness of their own. `testing/` is shipped for tests and
+imported by nothing else.
 
 C: util → wire → transport, store → engine → frontend → api; of the engine a front end sees only
 engine/request.h, and never a transport's header.
@@ -24,18 +24,19 @@ from pathlib import Path
 PYTHON_RANKS = {
     "errors": 0,
     "units": 1,
-    "config": 2,
-    "policy": 3,
-    "control": 3,
-    "engine": 4,
-    "system": 4,
-    "discovery": 5,
-    "donor": 6,
-    "device": 6,
-    "demo": 7,
-    "cli": 8,
-    "testing": 8,
-    "__main__": 9,
+    "secret": 2,
+    "config": 3,
+    "policy": 4,
+    "control": 4,
+    "engine": 5,
+    "system": 5,
+    "discovery": 6,
+    "donor": 7,
+    "device": 7,
+    "demo": 8,
+    "cli": 9,
+    "testing": 9,
+    "__main__": 10,
 }
 PURE_PARTS = ("policy/", "control/messages")
 IMPURE_MODULES = {"asyncio", "socket", "os", "time", "random", "threading", "subprocess"}

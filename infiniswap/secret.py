@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cluster secret: where it is needed, and reading it only from a file that is safe."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from infiniswap.errors import ConfigError
+from infiniswap.units import HostPort, is_loopback
+
+SECRET_BYTES_MIN: Final = 16
+SECRET_BYTES_MAX: Final = 4096
+
+
+def check_listen_secret(listen: HostPort, secret: bytes | None) -> None:
+    """Refuses to serve other hosts without a cluster secret.
+
+    Raises:
+        ConfigError: `listen` is no loopback address and there is no secret.
+    """
+    if secret is None and not is_loopback(listen.host):
+        raise ConfigError(
+            "listening on an address that other hosts can reach needs a cluster secret",
+            where=f"daemon.listen {listen}",
+            mend="Make one with `(umask 077; head -c 32 /dev/urandom | base64 > "
+            "/etc/infiniswap/secret)`, copy it to every host and name it in [cluster] "
+            "secret_file, or listen on 127.0.0.1.",
+        )
+
+
+def read_secret(path: Path) -> bytes:
+    """The cluster secret; white space around it is not part of it.
+
+    Raises:
+        ConfigError: unreadable, open to other users, owned by another user, shorter than
+            SECRET_BYTES_MIN.
+    """
+    where = str(path)
+    try:
+        # NONBLOCK: opening a FIFO must not wait for a writer.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the cluster secret: {error.strerror}",
+            where=where,
+            mend="Create it (mode 0600) or correct [cluster] secret_file.",
+        ) from error
+    try:
+        status = os.fstat(fd)
+        secret = b""
+        if stat.S_ISREG(status.st_mode):
+            secret = os.read(fd, SECRET_BYTES_MAX + 1).strip()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the cluster secret: {error.strerror}", where=where
+        ) from error
+    finally:
+        os.close(fd)
+    _check_secret_owner(path, status)
+    if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
+        raise ConfigError(
+            f"the cluster secret has {len(secret)} bytes"
+            if len(secret) <= SECRET_BYTES_MAX
+            else f"the cluster secret has more than {SECRET_BYTES_MAX} bytes",
+            where=where,
+            mend=f"It needs {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX}, for example from "
+            "`head -c 32 /dev/urandom | base64`.",
+        )
+    return secret
+
+
+def _check_secret_owner(path: Path, status: os.stat_result) -> None:
+    where = str(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(
+            "the cluster secret is not a regular file",
+            where=where,
+            mend="Correct [cluster] secret_file.",
+        )
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o177:
+        raise ConfigError(
+            f"the cluster secret has mode {mode:04o}, so other users may read or change it",
+            where=where,
+            mend=f"Run: chmod 600 {path} - and replace it if somebody else may have read it.",
+        )
+    if status.st_uid not in (0, os.geteuid()):
+        raise ConfigError(
+            f"the cluster secret belongs to another user ({status.st_uid})",
+            where=where,
+            mend=f"Run: chown root {path}",
+        )
