@@ -10,6 +10,7 @@ INFINISWAP_CI=1 a missing need is a failure, so that CI cannot pass by leaving t
     @pytest.mark.requires_memcg
     @pytest.mark.requires_netns
     @pytest.mark.requires_swap
+    @pytest.mark.requires_idle_states  # that /dev/cpu_dma_latency can rule out
     @pytest.mark.requires_tool("fio", "nbdinfo")
     @pytest.mark.requires_native       # the C extension is built
     @pytest.mark.requires_unprivileged # must not be root
@@ -110,6 +111,16 @@ def _swap() -> str:
     return _tools("mkswap", "swapon", "swapoff")
 
 
+def _idle_states() -> str:
+    if _root():
+        return _root()
+    from infiniswap.system.wakeup import idle_host
+
+    if not _opens("/dev/cpu_dma_latency"):
+        return "needs /dev/cpu_dma_latency"
+    return "" if idle_host().latency_us is not None else "needs a cpuidle driver"
+
+
 def _native() -> str:
     try:
         import infiniswap.engine.native  # noqa: F401
@@ -132,9 +143,10 @@ _PROBES: dict[str, Callable[[], str]] = {
     "requires_netns": _netns,
     "requires_swap": _swap,
     "requires_native": _native,
+    "requires_idle_states": _idle_states,
 }
-_NOT_IN_CI = frozenset({"requires_unprivileged"})
-"""What CI, which runs as root, cannot have: always a skip."""
+_NOT_IN_CI = frozenset({"requires_unprivileged", "requires_idle_states"})
+"""What CI, which runs as root, cannot have, or has only on some machines: always a skip."""
 
 
 @functools.cache

@@ -445,6 +445,7 @@ def describe(status: DeviceStatus) -> list[tuple[str, str]]:
         rows.append(
             ("donor", f"{donor.address} {donor.name}: {donor.state}, {donor.slabs} slabs{detail}")
         )
+    rows.append(("processors", "kept awake" if status.awake else "may sleep"))
     rows += [("degraded", item) for item in status.degraded]
     rows += [("ALARM", item) for item in status.alarms]
     return rows

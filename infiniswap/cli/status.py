@@ -215,6 +215,8 @@ def _device_table(devices: Sequence[Mapping[str, Any]]) -> Any:
 def _cell(column: str, value: Any) -> str:
     if value is None:
         return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if column.endswith("_bytes") and isinstance(value, int):
         return format_size_short(value)
     return str(value)

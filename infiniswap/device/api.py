@@ -45,9 +45,10 @@ class DeviceStatus(Struct, frozen=True, kw_only=True):
         pages_on_donors: how many have a valid copy there now.
         stats: totals since the start, in pages unless the name says otherwise.
         remote_share: of the page-ins that were not zeros, how many donors served; None: no such.
-        degraded: swap-safety measures that this host refused.
+        degraded: what this host refused: swap-safety measures, processors kept awake.
         alarms: what an administrator should act on now.
         runs: pids of the `run` commands that use it.
+        awake: whether it keeps processors awake now; a device of release 0.1 does not tell.
     """
 
     name: str
@@ -72,6 +73,7 @@ class DeviceStatus(Struct, frozen=True, kw_only=True):
     degraded: list[str]
     alarms: list[str]
     runs: list[int]
+    awake: bool = False
 
 
 class JoinRequest(Struct, frozen=True, kw_only=True):

@@ -24,10 +24,11 @@ from typing import TypeVar
 from infiniswap.config import read_secret
 from infiniswap.control.client import ClientConfig, Identity, QuietHandler, connect
 from infiniswap.device import contents, rundir
-from infiniswap.device.api import DeviceStatus, DonorRow, Ready, SwapRow
+from infiniswap.device.api import DeviceStatus, Ready
 from infiniswap.device.attach import Attachment, choose_frontend
 from infiniswap.device.links import DonorLink, LinkConfig
 from infiniswap.device.mapper import SlabMapper
+from infiniswap.device.report import device_status
 from infiniswap.device.runs import Runs
 from infiniswap.device.spec import DeviceSpec
 from infiniswap.engine.protocol import Engine, EngineConfig
@@ -41,6 +42,7 @@ from infiniswap.errors import (
 from infiniswap.policy.activity import ActivityConfig
 from infiniswap.system.backup import check_backup
 from infiniswap.system.process import make_swap_safe
+from infiniswap.system.wakeful import Waker
 from infiniswap.units import PAGE_BYTES, HostPort
 
 log = logging.getLogger(__name__)
@@ -75,6 +77,8 @@ class DeviceService:
         self._interrupted = False
         self._lock_fd = -1
         self._mapper_task: asyncio.Task[None] | None = None
+        self._waker: Waker | None = None
+        self._waker_task: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self.runs = Runs(self._executor, self._run_gone)
 
@@ -118,6 +122,7 @@ class DeviceService:
             await self._check_donors(client)
             await self._blocking(self._make_engine)
             self._start_mapper(client)
+            self._start_waker()
             if spec.backup is None:
                 await self._map_everything()
             attachment = Attachment(spec, self._paths, choice)
@@ -265,6 +270,12 @@ class DeviceService:
                 log.exception("the mapper failed; it is started again")
                 await asyncio.sleep(1.0)
 
+    def _start_waker(self) -> None:
+        engine = self._engine
+        assert engine is not None
+        self._waker = Waker(lambda: engine.stats()["pages_in"], self.spec.config.keep_awake)
+        self._waker_task = asyncio.create_task(self._waker.run(), name="waker")
+
     async def _map_everything(self) -> None:
         """Without a backup a page has nowhere else to go: no late binding."""
         assert self._mapper is not None
@@ -287,6 +298,8 @@ class DeviceService:
                 "pressure on the whole host it may have to wait for memory"
             )
         self.warnings += self._degraded
+        if self._waker is not None and self._waker.problem is not None:
+            self.warnings.append(str(self._waker.problem))
 
     def begin(self) -> bool:
         """From here on it can be joined and stopped; False: the start was interrupted, stop it."""
@@ -330,10 +343,12 @@ class DeviceService:
             self._lock_fd = -1
 
     async def _close_engine(self) -> None:
-        if self._mapper_task is not None:
-            self._mapper_task.cancel()
-            await asyncio.wait({self._mapper_task})
-            self._mapper_task = None
+        loops = {task for task in (self._mapper_task, self._waker_task) if task is not None}
+        for task in loops:
+            task.cancel()
+        if loops:
+            await asyncio.wait(loops)
+        self._mapper_task = self._waker_task = None
         engine = self._engine
         if self._mapper is not None and engine is not None:
             # Drains are still reported while the links give their slabs back.
@@ -470,50 +485,15 @@ class DeviceService:
         engine, mapper, attachment = self._engine, self._mapper, self._attachment
         if engine is None or mapper is None or attachment is None:
             raise ConflictError(f"the device {self.spec.name} is {self.state}")
-        stats = engine.stats()
-        p50_us, p99_us = engine.latency_us("read", (0.5, 0.99))
-        served = stats["pages_in_remote"] + stats["pages_in_staging"] + stats["pages_in_backup"]
-        remotes = {info.remote: info for info in engine.remotes()}
-        donors = []
-        for link in mapper.links:
-            info = remotes.get(link.remote) if link.remote is not None else None
-            donors.append(
-                DonorRow(
-                    address=str(link.address),
-                    name=link.name,
-                    state=link.state,
-                    detail=link.detail,
-                    slabs=len(link.mapped),
-                    read_pages=info.read_pages if info else 0,
-                    write_pages=info.write_pages if info else 0,
-                    errors=info.errors if info else 0,
-                )
-            )
-        return DeviceStatus(
-            name=self.spec.name,
-            device_id=self.spec.device_id,
-            pid=os.getpid(),
-            uptime_s=round(time.monotonic() - self._started_s, 1),
-            size_bytes=self.spec.size_bytes,
-            slab_bytes=self.spec.slab_bytes,
-            frontend=attachment.choice.frontend,
-            path=attachment.path,
-            backup=self.spec.backup,
-            swap=SwapRow(
-                active=attachment.swap_active,
-                priority=attachment.priority,
-                used_bytes=attachment.swap_used_bytes(),
-            ),
-            ephemeral=self.spec.ephemeral,
+        problem = self._waker.problem if self._waker else None
+        return device_status(
+            self.spec,
+            engine,
+            mapper,
+            attachment,
             state=self.state,
-            slabs=mapper.slab_states(),
-            pages_on_donors=sum(slab.remote_valid_pages for slab in engine.slabs()),
-            donors=donors,
-            stats=stats,
-            remote_share=stats["pages_in_remote"] / served if served else None,
-            page_in_us_p50=p50_us,
-            page_in_us_p99=p99_us,
-            degraded=self._degraded,
-            alarms=list(mapper.alarms.values()),
+            uptime_s=time.monotonic() - self._started_s,
+            degraded=self._degraded + ([str(problem)] if problem else []),
+            awake=self._waker is not None and self._waker.awake,
             runs=self.runs.pids(),
         )

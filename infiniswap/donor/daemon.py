@@ -42,7 +42,8 @@ from infiniswap.errors import (
     from_oserror,
 )
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy, pool_bytes_auto
-from infiniswap.units import HostPort, format_size, format_size_short
+from infiniswap.system.wakeful import Waker
+from infiniswap.units import PAGE_BYTES, HostPort, format_size, format_size_short
 
 log = logging.getLogger(__name__)
 
@@ -198,9 +199,11 @@ async def serve(
             try:
                 _log_start(config, ports, limits, secret is not None)
                 donor = Donor(ports, service, server, harvester)
+                waker = Waker(lambda: store.stats()["read_bytes"] // PAGE_BYTES, daemon.keep_awake)
                 tasks = (
                     asyncio.create_task(harvester.run(), name="harvest"),
                     asyncio.create_task(service.watch(config.policy.period_s), name="leases"),
+                    asyncio.create_task(waker.run(), name="waker"),
                 )
                 for task in tasks:
                     task.add_done_callback(donor.task_done)

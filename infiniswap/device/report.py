@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a running device tells of itself: every figure of its parts, put together."""
+
+from __future__ import annotations
+
+import os
+
+from infiniswap.device.api import DeviceStatus, DonorRow, SwapRow
+from infiniswap.device.attach import Attachment
+from infiniswap.device.mapper import SlabMapper
+from infiniswap.device.spec import DeviceSpec
+from infiniswap.engine.protocol import Engine
+
+
+def device_status(
+    spec: DeviceSpec,
+    engine: Engine,
+    mapper: SlabMapper,
+    attachment: Attachment,
+    *,
+    state: str,
+    uptime_s: float,
+    degraded: list[str],
+    awake: bool,
+    runs: list[int],
+) -> DeviceStatus:
+    """The status; does not wait. What the last five are: see DeviceStatus."""
+    stats = engine.stats()
+    p50_us, p99_us = engine.latency_us("read", (0.5, 0.99))
+    served = stats["pages_in_remote"] + stats["pages_in_staging"] + stats["pages_in_backup"]
+    return DeviceStatus(
+        name=spec.name,
+        device_id=spec.device_id,
+        pid=os.getpid(),
+        uptime_s=round(uptime_s, 1),
+        size_bytes=spec.size_bytes,
+        slab_bytes=spec.slab_bytes,
+        frontend=attachment.choice.frontend,
+        path=attachment.path,
+        backup=spec.backup,
+        swap=SwapRow(
+            active=attachment.swap_active,
+            priority=attachment.priority,
+            used_bytes=attachment.swap_used_bytes(),
+        ),
+        ephemeral=spec.ephemeral,
+        state=state,
+        slabs=mapper.slab_states(),
+        pages_on_donors=sum(slab.remote_valid_pages for slab in engine.slabs()),
+        donors=_donor_rows(engine, mapper),
+        stats=stats,
+        remote_share=stats["pages_in_remote"] / served if served else None,
+        page_in_us_p50=p50_us,
+        page_in_us_p99=p99_us,
+        degraded=degraded,
+        alarms=list(mapper.alarms.values()),
+        runs=runs,
+        awake=awake,
+    )
+
+
+def _donor_rows(engine: Engine, mapper: SlabMapper) -> list[DonorRow]:
+    remotes = {info.remote: info for info in engine.remotes()}
+    rows = []
+    for link in mapper.links:
+        info = remotes.get(link.remote) if link.remote is not None else None
+        rows.append(
+            DonorRow(
+                address=str(link.address),
+                name=link.name,
+                state=link.state,
+                detail=link.detail,
+                slabs=len(link.mapped),
+                read_pages=info.read_pages if info else 0,
+                write_pages=info.write_pages if info else 0,
+                errors=info.errors if info else 0,
+            )
+        )
+    return rows

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What waking a processor costs on this host, and asking the kernel to keep processors awake.
+
+A process that writes a number of microseconds (a 32-bit integer) to /dev/cpu_dma_latency asks for
+idle states that can be left within that time. The request lasts as long as the file is open, so it
+ends with the process, however that ends (Documentation/power/pm_qos_interface.rst). What the idle
+states of a host are: Documentation/admin-guide/pm/cpuidle.rst.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from infiniswap.system.files import PROC, SYS, try_read_text
+from infiniswap.system.process import Degraded
+
+REQUEST_PATH: Final = Path("/dev/cpu_dma_latency")
+HALTPOLL: Final = "haltpoll"
+
+_NO_DRIVER = ("", "none")
+_POLL = "POLL"
+_STATES_MAX = 10  # CPUIDLE_STATE_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class IdleState:
+    """One idle state of the first processor; `latency_us` is the time to leave it."""
+
+    name: str
+    latency_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class IdleHost:
+    """How this host's processors idle.
+
+    Attributes:
+        driver: of cpuidle: "intel_idle", "haltpoll", ...; "" where there is none.
+        governor: what chooses among the states.
+        states: from the shallowest; POLL, where there is one, does not sleep at all.
+        is_guest: whether this is a virtual machine, where sleeping means leaving it.
+    """
+
+    driver: str
+    governor: str
+    states: tuple[IdleState, ...]
+    is_guest: bool
+
+    @property
+    def sleeping(self) -> tuple[IdleState, ...]:
+        """The states in which a processor sleeps."""
+        return tuple(state for state in self.states if state.name != _POLL)
+
+    @property
+    def latency_us(self) -> int | None:
+        """What to ask for; None where the kernel would not heed it.
+
+        In a guest whose only way to sleep is to halt, every sleep is a trip to the hypervisor, and
+        one that the states' figures do not tell: 0, which lets processors poll. Elsewhere the
+        shallowest sleep and nothing deeper; never 0, which would forbid that one, too.
+        """
+        if not self.driver:
+            return None
+        sleeping = self.sleeping
+        if self.driver == HALTPOLL or (self.is_guest and len(sleeping) <= 1):
+            return 0
+        if not sleeping:
+            return None
+        return max(1, min(state.latency_us for state in sleeping))
+
+
+def idle_host(*, proc: Path = PROC, sys: Path = SYS) -> IdleHost:
+    """How the processors of this host idle; what cannot be read counts as not there."""
+    cpuidle = sys / "devices/system/cpu/cpuidle"
+    driver = (try_read_text(cpuidle / "current_driver") or "").strip()
+    governor = (
+        try_read_text(cpuidle / "current_governor")
+        or try_read_text(cpuidle / "current_governor_ro")
+        or ""
+    )
+    states = []
+    for number in range(_STATES_MAX):
+        directory = sys / f"devices/system/cpu/cpu0/cpuidle/state{number}"
+        name = try_read_text(directory / "name")
+        latency = (try_read_text(directory / "latency") or "").strip()
+        if name is None or not latency.isdecimal():
+            break
+        states.append(IdleState(name.strip(), int(latency)))
+    flags = re.search(r"^flags\s*:(.*)$", try_read_text(proc / "cpuinfo") or "", re.MULTILINE)
+    return IdleHost(
+        driver="" if driver in _NO_DRIVER else driver,
+        governor=governor.strip(),
+        states=tuple(states),
+        is_guest=flags is not None and "hypervisor" in flags[1].split(),
+    )
+
+
+class CpuLatencyRequest:
+    """This process's request. Not thread-safe; close it.
+
+    Args:
+        path: the kernel's file.
+    """
+
+    def __init__(self, path: Path = REQUEST_PATH) -> None:
+        self._path = path
+        self._fd = -1
+        self._latency_us: int | None = None
+        self._problem: Degraded | None = None
+
+    @property
+    def held(self) -> int | None:
+        """Microseconds asked for now; None: nothing."""
+        return self._latency_us
+
+    @property
+    def problem(self) -> Degraded | None:
+        """Why the last attempt failed; None when it did not."""
+        return self._problem
+
+    def check(self) -> Degraded | None:
+        """Whether a request could be held; makes none."""
+        if self._fd < 0:
+            try:
+                os.close(os.open(self._path, os.O_WRONLY | os.O_CLOEXEC))
+                self._problem = None
+            except OSError as error:
+                self._problem = self._refused(error)
+        return self._problem
+
+    def hold(self, latency_us: int) -> Degraded | None:
+        """Asks for at most `latency_us` to wake up, or goes on asking; never raises.
+
+        It takes microseconds and waits for nobody, so it may be called on an event loop.
+        """
+        if self._latency_us == latency_us:
+            return None
+        try:
+            if self._fd < 0:
+                self._fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+            os.write(self._fd, struct.pack("=i", latency_us))
+        except OSError as error:
+            self.release()
+            self._problem = self._refused(error)
+            return self._problem
+        self._latency_us = latency_us
+        self._problem = None
+        return None
+
+    def release(self) -> None:
+        """Asks for nothing any more."""
+        fd, self._fd, self._latency_us = self._fd, -1, None
+        if fd >= 0:
+            os.close(fd)
+
+    def close(self) -> None:
+        """As release; for the end."""
+        self.release()
+
+    def _refused(self, error: OSError) -> Degraded:
+        mend = "Run it as root."
+        if isinstance(error, FileNotFoundError):
+            mend = (
+                f"In a container, pass it in (docker: --device {self._path}); elsewhere the kernel "
+                "lacks it."
+            )
+        return Degraded(
+            "keep-awake",
+            f"processors cannot be kept awake while pages come in ({self._path}: "
+            f"{error.strerror}); each page-in may wait for several to wake up",
+            f'{mend} keep_awake = "off" does without.',
+        )

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""infiniswap.system.wakeup and wakeful, on made-up hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from pathlib import Path
+
+import pytest
+
+from infiniswap.system.wakeful import Waker
+from infiniswap.system.wakeup import CpuLatencyRequest, IdleHost, IdleState, idle_host
+
+POLL = IdleState("POLL", 0)
+
+
+def host(root: Path, driver: str, *states: tuple[str, int], flags: str = "fpu") -> IdleHost:
+    cpuidle = root / "sys/devices/system/cpu/cpuidle"
+    cpuidle.mkdir(parents=True)
+    (cpuidle / "current_driver").write_text(f"{driver}\n")
+    (cpuidle / "current_governor_ro").write_text("menu\n")
+    for number, (name, latency_us) in enumerate(states):
+        state = root / f"sys/devices/system/cpu/cpu0/cpuidle/state{number}"
+        state.mkdir(parents=True)
+        (state / "name").write_text(f"{name}\n")
+        (state / "latency").write_text(f"{latency_us}\n")
+    (root / "proc").mkdir()
+    (root / "proc/cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
+    return idle_host(proc=root / "proc", sys=root / "sys")
+
+
+def test_a_guest_that_halts_is_asked_not_to_sleep(tmp_path: Path) -> None:
+    found = host(tmp_path, "haltpoll", ("POLL", 0), ("haltpoll idle", 1), flags="fpu hypervisor")
+    assert found == IdleHost("haltpoll", "menu", (POLL, IdleState("haltpoll idle", 1)), True)
+    assert found.latency_us == 0
+
+
+def test_bare_metal_keeps_its_shallowest_sleep(tmp_path: Path) -> None:
+    found = host(
+        tmp_path, "intel_idle", ("POLL", 0), ("C1", 2), ("C1E", 10), ("C6", 133), flags="fpu vmx"
+    )
+    assert found.latency_us == 2
+
+
+@pytest.mark.parametrize(
+    ("idle", "latency_us"),
+    [
+        (IdleHost("", "menu", (), True), None),
+        (IdleHost("acpi_idle", "menu", (), False), None),
+        (IdleHost("acpi_idle", "menu", (POLL, IdleState("C1", 0)), False), 1),
+        (IdleHost("acpi_idle", "menu", (POLL, IdleState("C1", 1)), True), 0),
+        (IdleHost("intel_idle", "menu", (POLL, IdleState("C1", 2), IdleState("C6", 99)), True), 2),
+        (IdleHost("psci_idle", "menu", (IdleState("WFI", 1), IdleState("off", 900)), False), 1),
+    ],
+)
+def test_what_is_asked_for(idle: IdleHost, latency_us: int | None) -> None:
+    assert idle.latency_us == latency_us
+
+
+def test_a_host_without_idle_driver_is_asked_nothing(tmp_path: Path) -> None:
+    assert host(tmp_path, "none").latency_us is None
+    assert idle_host(proc=tmp_path / "no", sys=tmp_path / "no").latency_us is None
+
+
+def test_a_request_is_the_open_file(tmp_path: Path) -> None:
+    path = tmp_path / "cpu_dma_latency"
+    path.touch()
+    request = CpuLatencyRequest(path)
+    assert request.hold(0) is None
+    assert request.held == 0
+    assert request.hold(0) is None
+    assert path.read_bytes() == struct.pack("=i", 0), "written once"
+    request.release()
+    assert request.held is None
+    request.close()
+
+
+def test_a_missing_file_is_a_named_reason_and_no_exception(tmp_path: Path) -> None:
+    request = CpuLatencyRequest(tmp_path / "none")
+    problem = request.hold(0)
+    assert problem is not None
+    assert problem == request.problem
+    assert problem.name == "keep-awake"
+    assert "No such file" in problem.reason
+    assert "--device" in problem.mend
+    assert request.held is None
+    (tmp_path / "none").touch()
+    assert request.check() is None
+    assert request.problem is None
+
+
+def waker(path: Path, pages: list[int], mode: str = "auto", latency_us: int | None = 0) -> Waker:
+    request = CpuLatencyRequest(path)
+    return Waker(lambda: pages[0], mode, request=request, latency_us=lambda: latency_us)
+
+
+def test_it_holds_while_pages_come_and_lets_go(tmp_path: Path) -> None:
+    path, pages = tmp_path / "latency", [0]
+    path.touch()
+    awake = waker(path, pages)
+    awake.tick(0.0)
+    assert not awake.awake
+    pages[0] = 1000
+    awake.tick(0.25)
+    assert awake.awake
+    awake.tick(1.25)
+    assert awake.awake
+    awake.tick(1.5)
+    assert not awake.awake
+
+
+@pytest.mark.parametrize(("mode", "latency_us"), [("off", 0), ("auto", None)])
+def test_off_or_without_use_nothing_is_opened_nor_missed(
+    tmp_path: Path, mode: str, latency_us: int | None
+) -> None:
+    pages = [0]
+    asleep = waker(tmp_path / "none", pages, mode, latency_us)
+    asleep.tick(0.0)
+    pages[0] = 10_000
+    asleep.tick(1.0)
+    assert not asleep.awake
+    assert asleep.problem is None
+
+
+def test_a_refusal_is_known_from_the_start_and_tried_again_rarely(tmp_path: Path) -> None:
+    path, pages = tmp_path / "none", [0]
+    awake = waker(path, pages)
+    assert awake.problem is not None
+    tries = 0
+    for tick in range(200):
+        pages[0] += 1000
+        awake.tick(tick * 0.25)
+        if tick == 2:
+            path.touch()
+        tries += awake.awake
+    assert tries == 0
+    for tick in range(200, 300):
+        pages[0] += 1000
+        awake.tick(tick * 0.25)
+    assert awake.awake
+    assert awake.problem is None
+    awake.tick(1000.0)
+
+
+async def test_its_end_lets_go(tmp_path: Path) -> None:
+    path, pages = tmp_path / "latency", [0]
+    path.touch()
+    awake = waker(path, pages)
+    task = asyncio.create_task(awake.run(), name="waker")
+    async with asyncio.timeout(30):
+        while not awake.awake:
+            pages[0] += 100_000
+            await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.wait({task})
+    assert not awake.awake
+
+
+async def test_with_nothing_to_do_it_waits_for_its_end(tmp_path: Path) -> None:
+    task = asyncio.create_task(waker(tmp_path / "none", [0], "off").run(), name="waker")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not task.done()
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
