@@ -319,9 +319,10 @@ void iswi_req_fail(struct iswi_req *req, int error);
 void iswi_req_finish_list(struct isw_engine *e, struct iswi_req *list);
 
 /* read.c, write.c, trim.c */
-void iswi_read(struct isw_engine *e, struct iswi_req *req);
+/* plug: of the thread that submits the request, NULL when there is none or it goes on later. */
+void iswi_read(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plug);
 void iswi_read_backup_done(struct iswi_op *op, int error);
-void iswi_write(struct isw_engine *e, struct iswi_req *req);
+void iswi_write(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plug);
 /* Staging buffers became free, or the backup began to fail: goes on with waiting writes. */
 void iswi_write_kick(struct isw_engine *e);
 void iswi_zero(struct isw_engine *e, struct iswi_req *req);
@@ -361,8 +362,11 @@ bool iswi_slab_get(struct isw_engine *e, uint32_t slab, uint64_t *word_out);
 /* One more use, by whoever holds one already. */
 void iswi_slab_get_more(struct isw_engine *e, uint32_t slab);
 void iswi_slab_put(struct isw_engine *e, uint32_t slab);
-/* Sends a chain of ops of one slab (linked through xfer.next), each holding a use of it. */
+/* Sends a chain of ops (linked through xfer.next), each holding a use of its slab. */
 void iswi_remote_submit(struct isw_engine *e, struct iswi_op *first);
+/* The same at unplug, or at once when plug is NULL. */
+void iswi_remote_send(struct isw_engine *e, struct iswi_op *first, struct iswi_op *last,
+		      struct iswi_plug *plug);
 /*
  * A transfer has ended: counts its error and gives its use of the slab back. The slab may be
  * mapped elsewhere after that.

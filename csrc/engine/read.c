@@ -144,7 +144,7 @@ static void read_group(struct isw_engine *e, struct cursor *at, uint64_t page, u
 
 /* Reads pages of one slab; the caller holds the request's guard or an op of it. */
 static void read_pages(struct isw_engine *e, struct iswi_req *req, uint64_t page, uint64_t end,
-		       uint8_t tried)
+		       uint8_t tried, struct iswi_plug *plug)
 {
 	struct cursor at = {.req = req, .slab = (uint32_t)(page / e->slab_pages), .tried = tried};
 	struct run open = {.source = FROM_NOWHERE};
@@ -158,12 +158,12 @@ static void read_pages(struct isw_engine *e, struct iswi_req *req, uint64_t page
 	}
 	emit(e, &at, &open);
 	if (at.first)
-		iswi_remote_submit(e, at.first);
+		iswi_remote_send(e, at.first, at.last, plug);
 	if (at.mapped)
 		iswi_slab_put(e, at.slab);
 }
 
-void iswi_read(struct isw_engine *e, struct iswi_req *req)
+void iswi_read(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plug)
 {
 	uint64_t page = req->offset / ISW_PAGE_BYTES;
 	uint64_t end = page + req->length / ISW_PAGE_BYTES;
@@ -174,7 +174,7 @@ void iswi_read(struct isw_engine *e, struct iswi_req *req)
 		uint64_t stop = ISWI_MIN((slab + 1) * e->slab_pages, end);
 
 		iswi_count(&e->slabs[slab].page_ins, stop - page);
-		read_pages(e, req, page, stop, 0);
+		read_pages(e, req, page, stop, 0, plug);
 		page = stop;
 	}
 	iswi_req_put(e, req);
@@ -213,23 +213,39 @@ static uint8_t mismatch(struct isw_engine *e, const struct iswi_op *op, uint64_t
 	return (op->tried | source) & (uint8_t)~ISWI_RETRIED;
 }
 
+/* Of pages of one group: a bit for each whose bytes do not match its checksum. */
+static uint32_t wrong_pages(struct isw_engine *e, const struct iswi_op *op, uint64_t page,
+			    uint32_t count)
+{
+	struct iswi_shard *shard = iswi_shard_of(e, page);
+	uint32_t crc[ISWI_GROUP_PAGES], wrong = 0;
+
+	iswi_crc32c_pages(place_of(op->req, page), count, crc);
+	pthread_mutex_lock(&shard->lock);
+	for (uint32_t i = 0; i < count; i++)
+		wrong |= (uint32_t)(e->crc[page + i] != crc[i]) << i;
+	pthread_mutex_unlock(&shard->lock);
+	return wrong;
+}
+
 /* Checks what arrived, page by page; reads anew what cannot be believed. */
 static void verify(struct isw_engine *e, const struct iswi_op *op, bool remote)
 {
-	uint64_t good = 0;
+	uint64_t page = op->page, end = op->page + op->pages, good = op->pages;
 
-	for (uint64_t page = op->page; page < op->page + op->pages; page++) {
-		uint32_t crc = iswi_crc32c(place_of(op->req, page), ISW_PAGE_BYTES);
-		struct iswi_shard *shard = iswi_shard_of(e, page);
-		bool same;
+	while (page < end) {
+		uint64_t group_end = (page / ISWI_GROUP_PAGES + 1) * ISWI_GROUP_PAGES;
+		uint32_t count = (uint32_t)(ISWI_MIN(group_end, end) - page);
+		uint32_t wrong = wrong_pages(e, op, page, count);
 
-		pthread_mutex_lock(&shard->lock);
-		same = e->crc[page] == crc;
-		pthread_mutex_unlock(&shard->lock);
-		if (same)
-			good++;
-		else
-			read_pages(e, op->req, page, page + 1, mismatch(e, op, page, remote));
+		for (uint32_t i = 0; wrong; i++, wrong >>= 1) {
+			if (!(wrong & 1))
+				continue;
+			good--;
+			read_pages(e, op->req, page + i, page + i + 1,
+				   mismatch(e, op, page + i, remote), NULL);
+		}
+		page += count;
 	}
 	iswi_count(remote ? &e->count.pages_in_remote : &e->count.pages_in_backup, good);
 }
@@ -245,7 +261,7 @@ static void remote_read_done(struct iswi_xfer *xfer, int error)
 	iswi_remote_ended(e, &ended, error);
 	if (error)
 		read_pages(e, ended.req, ended.page, ended.page + ended.pages,
-			   ended.tried | ISWI_TRIED_REMOTE);
+			   ended.tried | ISWI_TRIED_REMOTE, NULL);
 	else
 		verify(e, &ended, true);
 	iswi_req_put(e, ended.req);
@@ -260,7 +276,7 @@ void iswi_read_backup_done(struct iswi_op *op, int error)
 	if (error) {
 		iswi_count(&e->count.backup_errors, 1);
 		read_pages(e, ended.req, ended.page, ended.page + ended.pages,
-			   ended.tried | ISWI_TRIED_BACKUP);
+			   ended.tried | ISWI_TRIED_BACKUP, NULL);
 	} else {
 		verify(e, &ended, false);
 	}

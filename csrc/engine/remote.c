@@ -229,38 +229,57 @@ int isw_engine_slabs(isw_engine *e, uint32_t first, uint32_t max, struct isw_sla
 
 /* ------------------------------------------------------------------------ traffic */
 
-static struct iswi_queue *queue_of(const struct iswi_remote *r, const struct iswi_op *op)
+/* The op's connection, and where its pages lie there. */
+static struct iswi_queue *address(struct isw_engine *e, struct iswi_op *op)
 {
+	const struct iswi_slab *s = &e->slabs[op->slab];
+	struct iswi_remote *r = &e->remotes[atomic_load_explicit(&s->remote, memory_order_relaxed)];
 	uint32_t count = atomic_load_explicit(&r->queues_count, memory_order_relaxed);
 
+	op->xfer.length = op->pages * ISW_PAGE_BYTES;
+	op->xfer.offset =
+		atomic_load_explicit(&s->slot, memory_order_relaxed) * e->config.slab_bytes +
+		op->page % e->slab_pages * ISW_PAGE_BYTES;
+	iswi_count(op->xfer.kind == ISWI_XFER_READ ? &r->read_pages : &r->write_pages, op->pages);
 	return r->queues[op->page / ISWI_STRIPE_PAGES % count];
+}
+
+static struct iswi_op *next_op(const struct iswi_op *op)
+{
+	return op->xfer.next ? ISWI_CONTAINER(op->xfer.next, struct iswi_op, xfer) : NULL;
 }
 
 void iswi_remote_submit(struct isw_engine *e, struct iswi_op *first)
 {
-	struct iswi_slab *s = &e->slabs[first->slab];
-	struct iswi_remote *r = &e->remotes[atomic_load_explicit(&s->remote, memory_order_relaxed)];
-	uint64_t base = atomic_load_explicit(&s->slot, memory_order_relaxed) * e->config.slab_bytes;
-	struct iswi_op *op = first;
+	struct iswi_queue *queue = address(e, first);
 
-	while (op) {
-		struct iswi_queue *queue = queue_of(r, op);
-		struct iswi_op *chain = op, *last;
+	/* Consecutive ops of one queue go as one batch. */
+	while (first) {
+		struct iswi_op *last = first, *next;
+		struct iswi_queue *next_queue = NULL;
 
-		/* Consecutive ops of one queue go as one batch. */
-		do {
-			last = op;
-			op->xfer.length = op->pages * ISW_PAGE_BYTES;
-			op->xfer.offset = base + op->page % e->slab_pages * ISW_PAGE_BYTES;
-			iswi_count(op->xfer.kind == ISWI_XFER_READ ? &r->read_pages
-								   : &r->write_pages,
-				   op->pages);
-			op = op->xfer.next ? ISWI_CONTAINER(op->xfer.next, struct iswi_op, xfer)
-					   : NULL;
-		} while (op && queue_of(r, op) == queue);
+		while ((next = next_op(last)) && (next_queue = address(e, next)) == queue)
+			last = next;
 		last->xfer.next = NULL;
-		queue->ops->submit(queue, &chain->xfer);
+		queue->ops->submit(queue, &first->xfer);
+		first = next;
+		queue = next_queue;
 	}
+}
+
+void iswi_remote_send(struct isw_engine *e, struct iswi_op *first, struct iswi_op *last,
+		      struct iswi_plug *plug)
+{
+	if (!plug) {
+		iswi_remote_submit(e, first);
+		return;
+	}
+	if (plug->last)
+		plug->last->xfer.next = &first->xfer;
+	else
+		plug->first = first;
+	plug->last = last;
+	plug->count++;
 }
 
 void iswi_remote_ended(struct isw_engine *e, const struct iswi_op *op, int error)

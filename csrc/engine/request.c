@@ -4,6 +4,9 @@
 
 #include "engine/internal.h"
 
+/* As many as a transport sends at once, or nearly: holding back more would gain nothing. */
+#define PLUG_OPS_MAX 32u
+
 uint64_t iswi_engine_size_bytes(const isw_engine *engine)
 {
 	return engine->config.size_bytes;
@@ -92,17 +95,20 @@ void iswi_req_put(struct isw_engine *e, struct iswi_req *req)
 	}
 }
 
-void iswi_engine_submit(isw_engine *e, struct iswi_req *req)
+static void submit(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plug)
 {
 	int code = check(e, req);
+	uint64_t others;
 
 	req->next = NULL;
 	req->start_ns = e->clock->now_ns(e->clock->ctx);
 	atomic_init(&req->error, code);
 	atomic_init(&req->pending, 1);
-	if (atomic_fetch_add_explicit(&e->count.in_flight, 1, memory_order_acquire) >=
-	    e->config.requests_max)
+	others = atomic_fetch_add_explicit(&e->count.in_flight, 1, memory_order_acquire);
+	if (others >= e->config.requests_max)
 		code = -EBUSY;
+	if (!others)
+		plug = NULL;
 	if (code || (!req->length && req->op != ISWI_FLUSH)) {
 		atomic_init(&req->error, code);
 		iswi_req_put(e, req);
@@ -111,11 +117,11 @@ void iswi_engine_submit(isw_engine *e, struct iswi_req *req)
 	switch (req->op) {
 	case ISWI_READ:
 		iswi_count(&e->count.read_requests, 1);
-		iswi_read(e, req);
+		iswi_read(e, req, plug);
 		break;
 	case ISWI_WRITE:
 		iswi_count(&e->count.write_requests, 1);
-		iswi_write(e, req);
+		iswi_write(e, req, plug);
 		break;
 	case ISWI_TRIM:
 		iswi_count(&e->count.trim_requests, 1);
@@ -130,4 +136,25 @@ void iswi_engine_submit(isw_engine *e, struct iswi_req *req)
 		iswi_flush(e, req);
 		break;
 	}
+}
+
+void iswi_engine_submit(isw_engine *e, struct iswi_req *req)
+{
+	submit(e, req, NULL);
+}
+
+void iswi_engine_submit_plugged(isw_engine *e, struct iswi_req *req, struct iswi_plug *plug)
+{
+	submit(e, req, plug);
+	if (plug->count >= PLUG_OPS_MAX)
+		iswi_engine_unplug(e, plug);
+}
+
+void iswi_engine_unplug(isw_engine *e, struct iswi_plug *plug)
+{
+	struct iswi_op *first = plug->first;
+
+	*plug = (struct iswi_plug){0};
+	if (first)
+		iswi_remote_submit(e, first);
 }

@@ -8,6 +8,7 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "isw.h"
@@ -43,11 +44,33 @@ struct iswi_req {
 };
 
 /*
+ * Transfers held back while more requests are at hand, so that all of them leave in one send. A
+ * front end's thread has one, zeroed, and unplugs it before it waits for anything.
+ */
+struct iswi_op;
+struct iswi_plug {
+	struct iswi_op *first, *last;
+	uint32_t count;
+};
+
+/*
  * Any thread; never waits. A write that finds no free staging buffer is kept and goes on later:
  * its data must stay in place until done in any case. -EBUSY through done when more than
  * requests_max are in flight.
  */
 void iswi_engine_submit(isw_engine *engine, struct iswi_req *req);
+/*
+ * The same, with its transfers held back in plug, unless nothing else is in flight: a lone
+ * request does not wait for company. The request may have ended before this returns, or not begin
+ * before unplug.
+ */
+void iswi_engine_submit_plugged(isw_engine *engine, struct iswi_req *req, struct iswi_plug *plug);
+/* Sends what is held back. */
+void iswi_engine_unplug(isw_engine *engine, struct iswi_plug *plug);
+static inline bool iswi_plug_is_empty(const struct iswi_plug *plug)
+{
+	return plug->first == NULL;
+}
 
 uint64_t iswi_engine_size_bytes(const isw_engine *engine);
 uint32_t iswi_engine_request_bytes_max(const isw_engine *engine);

@@ -10,6 +10,8 @@
 
 #include "engine/internal.h"
 
+#define COPY_PAGES 4u
+
 /* Ops of one slab that are to be sent together. */
 struct batch {
 	struct iswi_op *first, *last;
@@ -110,11 +112,28 @@ static void refuse_rest(struct iswi_req *req)
 	req->cursor = end;
 }
 
+/* Few at a time, so that their bytes are still in the cache when they are summed up. */
+static void copy_pages(struct isw_engine *e, uint32_t slot, uint32_t count, const char *from)
+{
+	while (count) {
+		uint32_t crc[COPY_PAGES], n = ISWI_MIN(count, COPY_PAGES);
+		unsigned char *to = e->staging + (uint64_t)slot * ISW_PAGE_BYTES;
+
+		memcpy(to, from, (size_t)n * ISW_PAGE_BYTES);
+		iswi_crc32c_pages(to, n, crc);
+		for (uint32_t i = 0; i < n; i++)
+			e->slots[slot + i].crc = crc[i];
+		slot += n;
+		count -= n;
+		from += (size_t)n * ISW_PAGE_BYTES;
+	}
+}
+
 /*
  * Stages as much of the request as there are buffers for; true when all of it is. Called for a
  * request by one thread at a time.
  */
-static bool stage_request(struct isw_engine *e, struct iswi_req *req)
+static bool stage_request(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plug)
 {
 	uint64_t first = req->offset / ISW_PAGE_BYTES;
 	uint64_t end = first + req->length / ISW_PAGE_BYTES;
@@ -136,19 +155,13 @@ static bool stage_request(struct isw_engine *e, struct iswi_req *req)
 				iswi_slab_put(e, slab);
 			break;
 		}
-		for (uint32_t i = 0; i < count; i++) {
-			unsigned char *to = e->staging + (uint64_t)(slot + i) * ISW_PAGE_BYTES;
-
-			memcpy(to, (char *)req->data + (page + i - first) * ISW_PAGE_BYTES,
-			       ISW_PAGE_BYTES);
-			e->slots[slot + i].crc = iswi_crc32c(to, ISW_PAGE_BYTES);
-		}
+		copy_pages(e, slot, count, (char *)req->data + (page - first) * ISW_PAGE_BYTES);
 		given += stage_run(e, req, page, slot, count, mapped ? &word : NULL, &batch);
 		req->cursor += count;
 		iswi_count(&e->slabs[slab].page_outs, count);
 		iswi_count(&e->count.pages_out, count);
 		if (batch.first)
-			iswi_remote_submit(e, batch.first);
+			iswi_remote_send(e, batch.first, batch.last, plug);
 		if (mapped)
 			iswi_slab_put(e, slab);
 	}
@@ -172,7 +185,7 @@ void iswi_write_kick(struct isw_engine *e)
 		e->waiting.busy = true;
 		e->waiting.again = false;
 		pthread_mutex_unlock(&e->waiting.lock);
-		staged = stage_request(e, req);
+		staged = stage_request(e, req, NULL);
 		if (!staged && iswi_backup_hopeless(e)) {
 			/*
 			 * The backup fails for so many pages that no buffer will become free. The
@@ -197,7 +210,7 @@ void iswi_write_kick(struct isw_engine *e)
 	pthread_mutex_unlock(&e->waiting.lock);
 }
 
-void iswi_write(struct isw_engine *e, struct iswi_req *req)
+void iswi_write(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plug)
 {
 	uint32_t pages = (uint32_t)(req->length / ISW_PAGE_BYTES);
 	bool queue;
@@ -207,7 +220,7 @@ void iswi_write(struct isw_engine *e, struct iswi_req *req)
 	pthread_mutex_lock(&e->waiting.lock);
 	queue = e->waiting.head; /* others wait already: behind them */
 	pthread_mutex_unlock(&e->waiting.lock);
-	if (!queue && stage_request(e, req)) {
+	if (!queue && stage_request(e, req, plug)) {
 		iswi_req_put(e, req);
 		return;
 	}

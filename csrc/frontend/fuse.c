@@ -67,10 +67,12 @@ static ssize_t receive(struct iswi_fuse *fe, struct iswi_fuse_slot *slot)
 			return got;
 		if (got >= 0)
 			return -EIO;
-		if (errno == EAGAIN)
+		if (errno == EAGAIN) {
+			iswi_engine_unplug(fe->engine, &fe->plug);
 			wait_readable(fe);
-		else if (errno != EINTR && errno != ENOENT) /* ENOENT: aborted before we read */
+		} else if (errno != EINTR && errno != ENOENT) { /* ENOENT: aborted before we read */
 			return -errno;
+		}
 	}
 	return -ECANCELED;
 }
@@ -100,6 +102,7 @@ static int dispatch(struct iswi_fuse *fe, struct iswi_fuse_slot **slot, size_t b
 	case ISWI_FUSE_ANSWERED:
 		break;
 	case ISWI_FUSE_NOT_OURS:
+		iswi_engine_unplug(fe->engine, &fe->plug);
 		fuse_session_process_buf(fe->session, &message);
 		if (fuse_session_exited(fe->session))
 			return -EPROTO; /* libfuse could not agree with the kernel */
@@ -124,6 +127,7 @@ static void *session_thread(void *arg)
 		got = receive(fe, slot);
 		err = got < 0 ? (int)got : dispatch(fe, &slot, (size_t)got);
 	}
+	iswi_engine_unplug(fe->engine, &fe->plug);
 	if (slot)
 		iswi_fuse_slot_put(slot);
 	phase = set_phase(fe, ISWI_FUSE_ENDED);

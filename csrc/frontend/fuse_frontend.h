@@ -40,6 +40,7 @@ struct iswi_fuse {
 	int fd;      /* borrowed from session; non-blocking */
 	int wake_fd; /* eventfd: readable once stopping */
 	pthread_t thread;
+	struct iswi_plug plug; /* the session thread's own */
 	/* fe_stop stores (release); the session thread loads (acquire) before each receive. */
 	atomic_bool stopping;
 

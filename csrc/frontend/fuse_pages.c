@@ -45,8 +45,15 @@ struct iswi_fuse_slot *iswi_fuse_slot_take(struct iswi_fuse *fe)
 	struct iswi_fuse_slot *slot;
 
 	pthread_mutex_lock(&fe->lock);
-	while (!fe->free)
-		pthread_cond_wait(&fe->changed, &fe->lock);
+	while (!fe->free) {
+		if (iswi_plug_is_empty(&fe->plug)) {
+			pthread_cond_wait(&fe->changed, &fe->lock);
+			continue;
+		}
+		pthread_mutex_unlock(&fe->lock);
+		iswi_engine_unplug(fe->engine, &fe->plug);
+		pthread_mutex_lock(&fe->lock);
+	}
 	slot = fe->free;
 	fe->free = slot->next;
 	fe->slots_free--;
@@ -299,7 +306,7 @@ enum iswi_fuse_handled iswi_fuse_handle(struct iswi_fuse *fe, struct iswi_fuse_s
 		return ISWI_FUSE_NOT_OURS;
 	next = parse_disk_request(fe, slot, bytes);
 	if (next == SUBMIT) {
-		iswi_engine_submit(fe->engine, &slot->req);
+		iswi_engine_submit_plugged(fe->engine, &slot->req, &fe->plug);
 		return ISWI_FUSE_TAKEN;
 	}
 	if (next < 0)

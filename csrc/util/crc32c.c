@@ -55,6 +55,30 @@ update_sse42(uint32_t crc, const unsigned char *data, size_t bytes)
 		crc = __builtin_ia32_crc32qi(crc, *data++);
 	return crc;
 }
+
+/* The instruction takes three cycles and may begin at each: four pages at once cost one's time. */
+__attribute__((target("sse4.2"))) static void four_pages_sse42(const unsigned char *data,
+							       uint32_t *crc_out)
+{
+	const size_t words = ISW_PAGE_BYTES / sizeof(uint64_t);
+	uint64_t a = 0xffffffffu, b = a, c = a, d = a;
+	uint64_t word[4];
+
+	for (size_t i = 0; i < words; i++, data += sizeof(uint64_t)) {
+		memcpy(&word[0], data, sizeof(uint64_t));
+		memcpy(&word[1], data + ISW_PAGE_BYTES, sizeof(uint64_t));
+		memcpy(&word[2], data + 2 * ISW_PAGE_BYTES, sizeof(uint64_t));
+		memcpy(&word[3], data + 3 * ISW_PAGE_BYTES, sizeof(uint64_t));
+		a = __builtin_ia32_crc32di(a, word[0]);
+		b = __builtin_ia32_crc32di(b, word[1]);
+		c = __builtin_ia32_crc32di(c, word[2]);
+		d = __builtin_ia32_crc32di(d, word[3]);
+	}
+	crc_out[0] = ~(uint32_t)a;
+	crc_out[1] = ~(uint32_t)b;
+	crc_out[2] = ~(uint32_t)c;
+	crc_out[3] = ~(uint32_t)d;
+}
 #endif
 
 uint32_t iswi_crc32c_table(const void *data, size_t bytes)
@@ -69,4 +93,17 @@ uint32_t iswi_crc32c(const void *data, size_t bytes)
 		return ~update_sse42(0xffffffffu, data, bytes);
 #endif
 	return iswi_crc32c_table(data, bytes);
+}
+
+void iswi_crc32c_pages(const void *data, uint32_t pages, uint32_t *crc_out)
+{
+	const unsigned char *page = data;
+
+#if defined(__x86_64__)
+	if (__builtin_cpu_supports("sse4.2"))
+		for (; pages >= 4; pages -= 4, page += 4 * ISW_PAGE_BYTES, crc_out += 4)
+			four_pages_sse42(page, crc_out);
+#endif
+	for (; pages > 0; pages--, page += ISW_PAGE_BYTES)
+		*crc_out++ = iswi_crc32c(page, ISW_PAGE_BYTES);
 }

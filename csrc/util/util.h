@@ -50,6 +50,8 @@ int iswi_thread_start(pthread_t *thread_out, const char *name, void *(*run)(void
 uint32_t iswi_crc32c(const void *data, size_t bytes);
 /* The same without the CPU's help: what iswi_crc32c falls back to, and is tested against. */
 uint32_t iswi_crc32c_table(const void *data, size_t bytes);
+/* Of each of so many consecutive pages. */
+void iswi_crc32c_pages(const void *data, uint32_t pages, uint32_t *crc_out);
 
 /* Whole buffer or nothing: 0, or -errno, or -ENODATA at the end of the stream. */
 int iswi_read_full(int fd, void *data, size_t bytes);

@@ -37,6 +37,24 @@ static void test_table_agrees(void)
 	CHECK_EQ(iswi_crc32c(data, 4096), iswi_crc32c_table(data, 4096));
 }
 
+static void test_pages_at_once(void)
+{
+	static unsigned char data[11 * 4096];
+	uint32_t crc[12], state = 7;
+
+	for (unsigned i = 0; i < sizeof(data); i++) {
+		state = state * 1664525u + 1013904223u;
+		data[i] = (unsigned char)(state >> 24);
+	}
+	for (uint32_t pages = 0; pages <= 11; pages++) {
+		memset(crc, 0, sizeof(crc));
+		iswi_crc32c_pages(data, pages, crc);
+		for (uint32_t i = 0; i < pages; i++)
+			CHECK_EQ(crc[i], iswi_crc32c_table(data + i * 4096, 4096));
+		CHECK_EQ(crc[pages], 0);
+	}
+}
+
 static void test_one_bit_matters(void)
 {
 	static unsigned char page[4096];
@@ -53,6 +71,7 @@ int main(void)
 {
 	test_published_values();
 	test_table_agrees();
+	test_pages_at_once();
 	test_one_bit_matters();
 	return 0;
 }

@@ -126,6 +126,28 @@ void iswi_engine_submit(isw_engine *engine, struct iswi_req *req)
 		finish(engine, req);
 }
 
+void iswi_engine_submit_plugged(isw_engine *engine, struct iswi_req *req, struct iswi_plug *plug)
+{
+	(void)engine;
+	/* Held back for good unless the front end unplugs. */
+	plug->count++;
+	req->next = (void *)plug->first;
+	plug->first = (void *)req;
+}
+
+void iswi_engine_unplug(isw_engine *engine, struct iswi_plug *plug)
+{
+	struct iswi_req *req = (struct iswi_req *)(void *)plug->first;
+
+	*plug = (struct iswi_plug){0};
+	while (req) {
+		struct iswi_req *next = req->next;
+
+		iswi_engine_submit(engine, req);
+		req = next;
+	}
+}
+
 static void *worker(void *arg)
 {
 	isw_engine *engine = arg;

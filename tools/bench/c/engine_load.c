@@ -41,6 +41,7 @@ struct worker {
 	struct item *items;
 	uint32_t depth;
 	uint64_t random;
+	struct iswi_plug plug;
 	struct bench_samples done, round;
 	/* Pushed by whoever completes; taken whole by the worker. seq_cst, against sleeping. */
 	_Atomic(struct item *) arrived;
@@ -135,7 +136,7 @@ static bool submit(struct worker *w, struct item *item)
 	if (load->op == ISWI_WRITE)
 		mark(item);
 	item->start_ns = iswi_now_ns();
-	iswi_engine_submit(load->engine, &item->req);
+	iswi_engine_submit_plugged(load->engine, &item->req, &w->plug);
 	return true;
 }
 
@@ -146,6 +147,7 @@ static void *worker_run(void *arg)
 
 	for (uint32_t i = 0; i < w->depth; i++)
 		in_flight += submit(w, &w->items[i]);
+	iswi_engine_unplug(w->load->engine, &w->plug);
 	while (in_flight) {
 		struct item *item = wait_arrived(w);
 
@@ -162,6 +164,7 @@ static void *worker_run(void *arg)
 			in_flight -= !submit(w, item);
 			item = next;
 		}
+		iswi_engine_unplug(w->load->engine, &w->plug);
 	}
 	return NULL;
 }

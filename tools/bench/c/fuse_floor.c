@@ -56,6 +56,18 @@ void iswi_engine_submit(isw_engine *engine, struct iswi_req *req)
 	req->done(req, 0);
 }
 
+void iswi_engine_submit_plugged(isw_engine *engine, struct iswi_req *req, struct iswi_plug *plug)
+{
+	(void)plug;
+	iswi_engine_submit(engine, req);
+}
+
+void iswi_engine_unplug(isw_engine *engine, struct iswi_plug *plug)
+{
+	(void)engine;
+	(void)plug;
+}
+
 int main(int argc, char **argv)
 {
 	const char *mountpoint = bench_option(argc, argv, "mountpoint", NULL);
