@@ -11,14 +11,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from cluster import Cluster
 
 from infiniswap import config as configuration
-from infiniswap.cli import doctor
+from infiniswap.cli import doctor, findings_swap
+from infiniswap.cli.findings import WARN
+
+COMMAND = (sys.executable, "-m", "infiniswap", "doctor")
 
 
 def run_doctor(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "infiniswap", "doctor", *args],
+        [*COMMAND, *args],
         capture_output=True,
         text=True,
         timeout=60,
@@ -35,7 +39,7 @@ def test_json_names_every_check_with_a_known_state() -> None:
     assert {finding["state"] for finding in findings} <= {"ok", "degraded", "missing"}
     unable = [f for f in findings if f["state"] == "missing"]
     assert done.returncode == (5 if unable else 0), unable
-    assert all(finding["mend"] for finding in unable)
+    assert all(finding["mend"] for finding in findings if finding["state"] != "ok")
 
 
 def test_an_unreachable_donor_is_a_finding_with_its_remedy() -> None:
@@ -55,14 +59,68 @@ def test_a_backup_directory_in_memory_is_found() -> None:
 
 
 def test_a_check_that_fails_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> object:
+    def broken(_: object) -> object:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(doctor, "_swap_areas", broken)
+    monkeypatch.setattr(findings_swap, "areas", broken)
     config = configuration.load(Path("/dev/null"), environ={})
     findings = list(doctor.examine(config))
-    assert [f for f in findings if f.name == "swap" and f.state == doctor.WARN]
+    assert [f for f in findings if f.name == "swap" and f.state == WARN]
     assert [f for f in findings if f.name == "donors"]
+
+
+def test_a_mistake_in_the_configuration_hides_nothing() -> None:
+    done = run_doctor("--json", INFINISWAP_DAEMON_POOOL="1G")
+    findings = json.loads(done.stdout)
+    assert findings[0]["name"] == "configuration"
+    assert findings[0]["state"] == "missing"
+    assert "INFINISWAP_DAEMON_POOL" in findings[0]["mend"]
+    assert {"host", "backup", "donors"} <= {finding["name"] for finding in findings}
+    assert done.returncode == 5
+
+
+@pytest.mark.requires_root
+@pytest.mark.requires_tool("setpriv")
+def test_any_user_may_ask() -> None:
+    done = subprocess.run(
+        ["setpriv", "--reuid", "65534", "--clear-groups", *COMMAND, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if "No module named" in done.stderr or "Permission denied" in done.stderr:
+        pytest.skip("needs a checkout that other users may read")
+    assert done.stderr == ""
+    findings = json.loads(done.stdout)
+    assert next(f for f in findings if f["name"] == "root")["mend"] == "sudo infiniswap doctor"
+    assert all(finding["mend"] for finding in findings if finding["state"] != "ok")
+    assert done.returncode == 5
+
+
+@pytest.mark.requires_native
+@pytest.mark.requires_root
+@pytest.mark.requires_fuse
+@pytest.mark.requires_loop
+def test_a_device_that_died_is_named_with_the_command_that_works(cluster: Cluster) -> None:
+    cluster.donor()
+    device = cluster.start(size="32M")
+
+    def found() -> list[tuple[str, str]]:
+        done = cluster.cli("doctor", "--json", "--donors", cluster.addresses)
+        return [
+            (finding["what"], finding["mend"])
+            for finding in json.loads(done.stdout)
+            if finding["name"] == "leftovers" and device.name in finding["what"]
+        ]
+
+    assert not found()
+    device.kill()
+    ((what, mend),) = found()
+    assert "has died" in what
+    assert f"infiniswap device remove {device.name}" in mend
+    device.remove()
+    assert not found()
 
 
 def test_nothing_is_changed_by_it(tmp_path: Path) -> None:

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Findings about the host itself: rights, kernel, limits, how its processors sleep."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from infiniswap.cli.findings import Finding, degraded, good, missing
+from infiniswap.config import Config
+from infiniswap.system.files import PROC, SYS, read_text, try_read_text
+from infiniswap.system.memory import host_memory, machine_memory, memory_hierarchy, parse_meminfo
+from infiniswap.system.wakeup import HALTPOLL, CpuLatencyRequest, IdleHost, idle_host
+from infiniswap.units import MIB, format_size_short
+
+_CAP_SYS_RESOURCE: Final = 24
+_OTHER_FILES: Final = 128
+"""As infiniswap.donor.descriptors counts them."""
+_DEEP_US: Final = 20
+"""A sleep that takes longer to end costs a good part of a page-in."""
+
+
+def number(path: Path) -> int | None:
+    """The one number in a file of the kernel; None where there is no such file."""
+    text = (try_read_text(path) or "").strip()
+    return int(text) if text.removeprefix("-").isdecimal() else None
+
+
+def host(*, proc: Path = PROC) -> Iterator[Finding]:
+    """Kernel, processors, memory."""
+    memory = host_memory(proc=proc)
+    yield good(
+        "host",
+        f"Linux {platform.release()}, {os.cpu_count()} processors, "
+        f"{format_size_short(memory.available_bytes)} of {format_size_short(memory.total_bytes)} "
+        f"available (limited by {memory.limited_by})",
+    )
+
+
+def root() -> Iterator[Finding]:
+    """Whether we may do what it takes."""
+    if os.geteuid() == 0:
+        yield good("root", "running as root")
+    else:
+        yield missing(
+            "root",
+            "not root: devices, swap and memory limits cannot be set up",
+            "sudo infiniswap doctor",
+        )
+
+
+def library() -> Iterator[Finding]:
+    """The C library and what it was built with."""
+    try:
+        from infiniswap.engine.native import library_features
+    except ImportError as error:
+        yield missing("library", f"the C library is not built ({error})", "make setup")
+        return
+    built = library_features()
+    yield good("library", "the C library is built")
+    for name, package, needed in (
+        ("fuse", "libfuse3-dev", True),
+        ("uring", "liburing-dev", False),
+    ):
+        if name not in built:
+            finding = missing if needed else degraded
+            yield finding(
+                f"build-{name}",
+                f"this build has no {name}",
+                f"apt install {package} && make setup",
+            )
+
+
+def front_ends(*, root: Path = Path("/")) -> Iterator[Finding]:
+    """What block devices can be made with."""
+    for name, path in (("fuse", "dev/fuse"), ("loop", "dev/loop-control")):
+        if (root / path).exists():
+            yield good(name, f"/{path} is there")
+        else:
+            yield missing(
+                name,
+                f"/{path} is missing",
+                f"modprobe {name} (in a container: pass the device in, --device /{path})",
+            )
+    for name, path in (("ublk", "dev/ublk-control"), ("nbd", "sys/block/nbd0")):
+        has = "has" if (root / path).exists() else "does not show"
+        yield good(name, f"the kernel {has} {name} (/{path}), which this release does not use")
+
+
+def memory_cgroup(*, proc: Path = PROC) -> Iterator[Finding]:
+    """What limits a job's memory."""
+    hierarchy = memory_hierarchy(proc=proc)
+    yield good("memory-cgroup", f"version {hierarchy.version} at {hierarchy.mount_point}")
+    if hierarchy.version == 1 and not (hierarchy.own / "memory.memsw.usage_in_bytes").exists():
+        yield degraded(
+            "swap-accounting",
+            "the kernel does not account swap to cgroups; peaks are reported without it",
+            "boot with swapaccount=1",
+        )
+
+
+def rights(*, proc: Path = PROC) -> Iterator[Finding]:
+    """What makes a device process safe to serve swap."""
+    capabilities = 0
+    for line in (try_read_text(proc / "self/status") or "").splitlines():
+        if line.startswith("CapEff:"):
+            capabilities = int(line.split()[1], 16)
+    if capabilities >> _CAP_SYS_RESOURCE & 1:
+        yield good("cap-sys-resource", "threads can be I/O flushers, oom score can be set")
+    else:
+        yield degraded(
+            "cap-sys-resource",
+            "no CAP_SYS_RESOURCE: page-path threads cannot be marked as I/O flushers and the "
+            "device process can be killed when memory runs out",
+            "run as root outside of restricted containers (docker: --cap-add SYS_RESOURCE)",
+        )
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if os.geteuid() == 0 or hard == resource.RLIM_INFINITY or hard >= 256 * MIB:
+        yield good("memory-lock", "memory can be locked")
+    else:
+        yield degraded(
+            "memory-lock",
+            f"at most {format_size_short(hard)} can be locked (now {format_size_short(soft)})",
+            "ulimit -Hl unlimited as root (for good: memlock in /etc/security/limits.conf, "
+            "LimitMEMLOCK=infinity in a unit)",
+        )
+
+
+def open_files(config: Config) -> Iterator[Finding]:
+    """Whether a donor's connections would find file descriptors."""
+    from infiniswap.control.server import CONNECTIONS_MAX
+
+    wanted = config.daemon.connections_max + CONNECTIONS_MAX + _OTHER_FILES
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard == resource.RLIM_INFINITY or hard >= wanted:
+        yield good("open-files", f"a donor's connections may open {wanted} files")
+        return
+    yield degraded(
+        "open-files",
+        f"only {hard} files may be open, where a donor's connections (daemon.connections_max = "
+        f"{config.daemon.connections_max}) may want {wanted}",
+        f"ulimit -Hn {wanted} as root, or LimitNOFILE={wanted} in the daemon's unit",
+    )
+
+
+def io_uring(*, proc: Path = PROC) -> Iterator[Finding]:
+    """For information."""
+    state = number(proc / "sys/kernel/io_uring_disabled")
+    text = {1: "is only for the group kernel.io_uring_group", 2: "is turned off"}
+    what = "is allowed" if state is None else text.get(state, "is allowed")
+    yield good("io-uring", f"{what} (kernel.io_uring_disabled); this release does without it")
+
+
+def overcommit(*, proc: Path = PROC) -> Iterator[Finding]:
+    """Strict accounting refuses what a job would like to have, swap space or not."""
+    if number(proc / "sys/vm/overcommit_memory") != 2:
+        yield good("overcommit", "programs may reserve memory freely (vm.overcommit_memory)")
+        return
+    figures = parse_meminfo(read_text(proc / "meminfo", "cannot read the memory figures"))
+    room = max(0, figures.get("CommitLimit", 0) - figures.get("Committed_AS", 0))
+    what = (
+        f"the kernel accounts strictly (vm.overcommit_memory = 2): {format_size_short(room)} can "
+        "still be reserved, plus the size of a swap device"
+    )
+    if room >= machine_memory(proc=proc).total_bytes // 2:
+        yield good("overcommit", what)
+    else:
+        yield degraded(
+            "overcommit",
+            f"{what}. Jobs that reserve more fail though pages are free",
+            "sysctl -w vm.overcommit_memory=0",
+        )
+
+
+# ------------------------------------------------------------------ sleeping processors
+
+
+def idle(
+    config: Config,
+    *,
+    proc: Path = PROC,
+    sys: Path = SYS,
+    request: CpuLatencyRequest | None = None,
+) -> Iterator[Finding]:
+    """What a wake-up costs, and what is done about it."""
+    found = idle_host(proc=proc, sys=sys)
+    latency_us = found.latency_us
+    if latency_us is None:
+        if found.is_guest and not found.driver:
+            yield degraded(
+                "idle",
+                "a virtual machine without idle driver: each wake-up of a processor is a trip to "
+                "the hypervisor (about 50 µs, four to a page-in), and keep_awake cannot help",
+                "modprobe cpuidle_haltpoll force=1",
+            )
+        else:
+            yield good("idle", "processors have no idle states that could be asked for")
+        return
+    how = _how_it_sleeps(found)
+    if config.device.keep_awake == "off":
+        yield good("idle", f"{how}; device.keep_awake is off, so page-ins wait for that")
+    elif problem := (request or CpuLatencyRequest()).check():
+        yield degraded("idle", f"{how}; {problem.reason}", problem.mend)
+    else:
+        yield good("idle", f"{how}; devices ask for {latency_us} µs at most while pages come in")
+    yield from _idle_donor(config, found, sys)
+
+
+def _how_it_sleeps(found: IdleHost) -> str:
+    states = ", ".join(f"{state.name} {state.latency_us} µs" for state in found.states)
+    where = "virtual machine, " if found.is_guest else ""
+    return f"{where}idle driver {found.driver}, governor {found.governor or 'unknown'} ({states})"
+
+
+def _idle_donor(config: Config, found: IdleHost, sys: Path) -> Iterator[Finding]:
+    """Only where this host's configuration makes it a donor for others."""
+    if config.daemon.listen.is_loopback:
+        return
+    if config.daemon.keep_awake == "auto":
+        yield good("idle-donor", "the daemon keeps processors awake while consumers read")
+        return
+    mend = 'keep_awake = "auto" under [daemon], then restart the daemon'
+    if found.driver == HALTPOLL:
+        polls_ns = number(sys / "module/haltpoll/parameters/guest_halt_poll_ns")
+        if polls_ns:
+            yield good("idle-donor", f"processors poll for up to {polls_ns} ns before they halt")
+            return
+        mend += "; or: echo 200000 > /sys/module/haltpoll/parameters/guest_halt_poll_ns"
+    elif max(state.latency_us for state in found.sleeping) < _DEEP_US:
+        yield good("idle-donor", "processors wake up quickly")
+        return
+    yield degraded(
+        "idle-donor",
+        "consumers of this host's memory wait for its processors to wake up (daemon.keep_awake is "
+        "off, as it is this host that would pay)",
+        mend,
+    )

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Findings about swapping: how the kernel does it, and what else it would swap to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from infiniswap.cli.findings import Finding, degraded, good, missing
+from infiniswap.cli.findings_host import number
+from infiniswap.config import Config
+from infiniswap.device import leftovers
+from infiniswap.errors import UnavailableError
+from infiniswap.system.files import PROC, SYS, try_read_text
+from infiniswap.system.memory import memory_hierarchy
+from infiniswap.system.swap import PRIORITY_DEFAULT, PRIORITY_MAX, SwapArea, active_areas
+from infiniswap.units import format_size_short
+
+
+def settings(*, proc: Path = PROC, sys: Path = SYS) -> Iterator[Finding]:
+    """The kernel's settings for paging."""
+    yield from _swappiness(proc)
+    cluster = number(proc / "sys/vm/page-cluster")
+    if cluster is None:
+        pass
+    elif cluster == 0:
+        yield degraded(
+            "page-cluster",
+            "vm.page-cluster is 0: the kernel reads one page per fault and nothing ahead, so "
+            "reading back in sequence is several times slower",
+            "sysctl -w vm.page-cluster=3",
+        )
+    elif cluster > 5:
+        yield degraded(
+            "page-cluster",
+            f"vm.page-cluster is {cluster}: each fault reads {1 << cluster} pages, most of which "
+            "nobody wants",
+            "sysctl -w vm.page-cluster=3",
+        )
+    else:
+        yield good("page-cluster", f"up to {1 << cluster} pages per fault (vm.page-cluster)")
+    yield from _zswap(sys)
+
+
+def _swappiness(proc: Path) -> Iterator[Finding]:
+    swappiness = number(proc / "sys/vm/swappiness")
+    if swappiness is None:
+        yield missing("swappiness", "this kernel has no swap", "use one with CONFIG_SWAP")
+        return
+    if swappiness:
+        yield good("swappiness", f"vm.swappiness is {swappiness}")
+        return
+    try:
+        version = memory_hierarchy(proc=proc).version
+    except UnavailableError:
+        version = 0
+    mend = "sysctl -w vm.swappiness=60"
+    if version == 1:
+        yield degraded(
+            "swappiness",
+            "vm.swappiness is 0: `infiniswap run` sets its own, but other programs are hardly "
+            "swapped to a device, and those in memory cgroups never",
+            mend,
+        )
+    else:
+        yield missing(
+            "swappiness",
+            "vm.swappiness is 0: the kernel never swaps out what has a memory limit; jobs are "
+            "killed at their limit instead",
+            mend,
+        )
+
+
+def _zswap(sys: Path) -> Iterator[Finding]:
+    parameters = sys / "module/zswap/parameters"
+    if (try_read_text(parameters / "enabled") or "N").strip() not in ("Y", "1"):
+        yield good("zswap", "off")
+        return
+    share = number(parameters / "max_pool_percent")
+    yield degraded(
+        "zswap",
+        "on: pages are compressed into this host's own memory first (up to "
+        f"{'20' if share is None else share} % of it) and reach donors only when that is full; "
+        "figures of devices do not show those pages",
+        f"echo N > {parameters / 'enabled'}",
+    )
+
+
+def areas(config: Config, *, proc: Path = PROC, sys: Path = SYS) -> Iterator[Finding]:
+    """Active swap areas, against the priority that a device would get."""
+    found = active_areas(proc=proc)
+    ours = leftovers.devices_of_areas(found, config.device.run_dir, sys=sys)
+    if not set(found) - set(ours):
+        yield good("swap", "no other swap area is active")
+    for area in found:
+        in_use = f"priority {area.priority}, {format_size_short(area.used_bytes)} in use"
+        owner = ours.get(area)
+        if owner is None:
+            yield _other(area, in_use, config.device.priority)
+        elif owner.alive:
+            yield good("swap", f"{area.path}: device {owner.name}, {in_use}")
+        else:
+            yield missing(
+                "swap",
+                f"{area.path}: {in_use}, but the process of device {owner.name} has died: what is "
+                "swapped out there is lost, and programs that touch it are killed",
+                f"end those programs, then: swapoff {area.path} && {owner.mend}",
+            )
+
+
+def _other(area: SwapArea, in_use: str, priority: int | None) -> Finding:
+    text = f"{area.path}: {in_use}"
+    lower = f"swapoff {area.path} && swapon -p 10 {area.path}"
+    if area.priority >= PRIORITY_MAX:
+        return degraded("swap", f"{text}; nothing can come before it", lower)
+    if priority is not None and area.priority >= priority:
+        when = "in turn with" if area.priority == priority else "before"
+        return degraded(
+            "swap",
+            f"{text}; it is used {when} devices, whose priority is {priority} (device.priority)",
+            f'priority = "auto" under [device], or: {lower}',
+        )
+    ahead = max(PRIORITY_DEFAULT, area.priority + 1) if priority is None else priority
+    return good("swap", f"{text}; devices come before it, with priority {ahead} or higher")

@@ -1,0 +1,492 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of `infiniswap doctor`, one by one, on hosts made of files."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from infiniswap import config as configuration
+from infiniswap.cli import findings_cluster, findings_host, findings_swap
+from infiniswap.cli.findings import MISSING, OK, WARN, Finding, guarded
+from infiniswap.cli.status import DonorRow
+from infiniswap.config import Config
+from infiniswap.control import messages as m
+from infiniswap.device import leftovers
+from infiniswap.errors import BackupError, NoDonorError, SystemCallError
+from infiniswap.system.loop import LoopDevice
+from infiniswap.system.wakeup import CpuLatencyRequest
+from infiniswap.units import GIB, HostPort
+
+SWAPS = "Filename\tType\tSize\tUsed\tPriority\n"
+
+
+def config(**keys: object) -> Config:
+    return configuration.load(
+        Path("/dev/null"), {key.replace("__", "."): value for key, value in keys.items()}, {}
+    )
+
+
+class Host:
+    """A /proc and a /sys to write into."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.proc, self.sys = root / "proc", root / "sys"
+        self.write("proc/swaps", SWAPS)
+        self.write("proc/meminfo", "MemTotal: 1048576 kB\nMemAvailable: 524288 kB\n")
+        self.write("proc/self/mountinfo", "")
+        self.write("proc/self/cgroup", "")
+
+    def write(self, path: str, text: object) -> None:
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(f"{text}\n")
+
+    def settings(self) -> dict[str, Finding]:
+        return {f.name: f for f in findings_swap.settings(proc=self.proc, sys=self.sys)}
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def one(findings: Iterable[Finding], name: str = "") -> Finding:
+    """The only one (of that name); one that is not good tells how to mend it."""
+    (found,) = [finding for finding in findings if not name or finding.name == name]
+    assert found.mend or found.state == OK
+    return found
+
+
+# ------------------------------------------------------------------------------ failures
+
+
+def test_a_check_that_fails_is_a_finding_with_a_next_step() -> None:
+    def broken(error: Exception) -> Any:
+        def check() -> Any:
+            raise error
+
+        return check
+
+    found = one(guarded("x", broken(BackupError("no room", where="/a", mend="Buy a disk."))))
+    assert found == Finding("x", MISSING, "/a: no room", "Buy a disk.")
+    assert one(guarded("x", broken(SystemCallError("what")))).state == MISSING
+    assert one(guarded("x", broken(OSError(5, "Input/output error")))).state == WARN
+
+
+# -------------------------------------------------------------------------------- paging
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "name", "state", "mend"),
+    [
+        ("proc/sys/vm/swappiness", 60, "swappiness", OK, ""),
+        ("proc/sys/vm/swappiness", 0, "swappiness", MISSING, "vm.swappiness=60"),
+        ("proc/sys/vm/page-cluster", 3, "page-cluster", OK, ""),
+        ("proc/sys/vm/page-cluster", 0, "page-cluster", WARN, "vm.page-cluster=3"),
+        ("proc/sys/vm/page-cluster", 8, "page-cluster", WARN, "vm.page-cluster=3"),
+        ("sys/module/zswap/parameters/enabled", "N", "zswap", OK, ""),
+        ("sys/module/zswap/parameters/enabled", "Y", "zswap", WARN, "echo N >"),
+    ],
+)
+def test_settings_of_the_kernel(
+    host: Host, path: str, value: object, name: str, state: str, mend: str
+) -> None:
+    host.write("proc/sys/vm/swappiness", 60)
+    host.write(path, value)
+    found = one([host.settings()[name]])
+    assert found.state == state
+    assert mend in found.mend
+
+
+def test_swappiness_0_is_not_the_end_where_jobs_have_their_own(host: Host) -> None:
+    host.write("proc/sys/vm/swappiness", 0)
+    host.write(
+        "proc/self/mountinfo",
+        f"30 20 0:26 / {host.root}/cg rw - cgroup cgroup rw,memory",
+    )
+    host.write("proc/self/cgroup", "5:memory:/")
+    (host.root / "cg").mkdir()
+    assert one([host.settings()["swappiness"]]).state == WARN
+
+
+def areas(host: Host, made: Config, *lines: str) -> list[Finding]:
+    host.write("proc/swaps", SWAPS + "".join(f"{line}\n" for line in lines))
+    return list(findings_swap.areas(made, proc=host.proc, sys=host.sys))
+
+
+def test_no_swap_area_is_good(host: Host) -> None:
+    assert one(areas(host, Config())).state == OK
+
+
+@pytest.mark.parametrize(
+    ("priority", "configured", "state", "words"),
+    [
+        (-2, None, OK, "with priority 100"),
+        (100, None, OK, "with priority 101"),
+        (32767, None, WARN, "nothing can come before it"),
+        (10, 20, OK, "with priority 20"),
+        (20, 20, WARN, "in turn with"),
+        (30, 20, WARN, "before devices"),
+    ],
+)
+def test_other_areas_against_the_priority_of_devices(
+    host: Host, priority: int, configured: int | None, state: str, words: str
+) -> None:
+    made = config(device__priority=configured)
+    found = one(areas(host, made, f"/dev/sda2 partition 1024 0 {priority}"))
+    assert found.state == state
+    assert words in found.what
+    assert (state == OK) == (not found.mend)
+
+
+def device_area(host: Host, name: str) -> Config:
+    """A swap area on /dev/loop7, whose file is on the mount of a device."""
+    run = host.root / "run" / name
+    run.mkdir(parents=True)
+    (run / "lock").touch()
+    (run / "device.json").touch()
+    host.write("sys/block/loop7/loop/backing_file", f"{run}/mnt/disk")
+    return config(device__run_dir=str(host.root / "run"))
+
+
+def test_a_living_devices_area_is_no_other_swap(host: Host) -> None:
+    made = device_area(host, "d1")
+    with (host.root / "run/d1/lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = areas(host, made, "/dev/loop7 partition 1024 0 100")
+        assert [f.state for f in found] == [OK, OK]
+        assert "device d1" in found[1].what
+
+
+def test_swap_whose_process_died_is_named_with_its_end(host: Host) -> None:
+    made = device_area(host, "d1")
+    found = areas(host, made, "/dev/loop7 partition 1024 512 100")[1]
+    assert found.state == MISSING
+    assert "swapoff /dev/loop7 && infiniswap device remove d1" in found.mend
+
+
+# ------------------------------------------------------------------------------ the host
+
+
+def idle_host(host: Host, driver: str, latency_us: int = 1, flags: str = "hypervisor") -> None:
+    host.write("sys/devices/system/cpu/cpuidle/current_driver", driver)
+    host.write("proc/cpuinfo", f"flags : fpu {flags}")
+    for number, (name, us) in enumerate((("POLL", 0), ("C1", 1), ("C6", latency_us))):
+        host.write(f"sys/devices/system/cpu/cpu0/cpuidle/state{number}/name", name)
+        host.write(f"sys/devices/system/cpu/cpu0/cpuidle/state{number}/latency", us)
+
+
+def idle(host: Host, made: Config, there: bool = True) -> list[Finding]:
+    path = host.root / "cpu_dma_latency"
+    if there:
+        path.touch()
+    request = CpuLatencyRequest(path)
+    return list(findings_host.idle(made, proc=host.proc, sys=host.sys, request=request))
+
+
+LISTENS = config(daemon__listen="10.0.0.1")
+"""Of a host that lends to others."""
+
+
+def test_what_wake_ups_cost(host: Host) -> None:
+    idle_host(host, "haltpoll")
+    found = one(idle(host, Config()))
+    assert found.state == OK
+    assert "at most" in found.what
+    assert "page-ins wait" in one(idle(host, config(device__keep_awake="off"))).what
+
+
+def test_a_host_that_refuses_it_is_told(host: Host) -> None:
+    idle_host(host, "haltpoll")
+    found = one(idle(host, Config(), there=False))
+    assert found.state == WARN
+    assert "--device" in found.mend
+
+
+def test_a_guest_without_idle_driver_is_told(host: Host) -> None:
+    idle_host(host, "none")
+    found = one(idle(host, Config()))
+    assert found.state == WARN
+    assert "cpuidle_haltpoll" in found.mend
+
+
+def test_real_processors_without_driver_are_left_alone(host: Host) -> None:
+    idle_host(host, "none", flags="vmx")
+    assert one(idle(host, Config())).state == OK
+
+
+@pytest.mark.parametrize(
+    ("driver", "latency_us", "polls_ns", "state", "mend"),
+    [
+        ("haltpoll", 1, 0, WARN, "guest_halt_poll_ns"),
+        ("haltpoll", 1, 200_000, OK, ""),
+        ("intel_idle", 133, 0, WARN, 'keep_awake = "auto" under [daemon]'),
+        ("intel_idle", 10, 0, OK, ""),
+    ],
+)
+def test_a_donor_that_makes_consumers_wait(
+    host: Host, driver: str, latency_us: int, polls_ns: int, state: str, mend: str
+) -> None:
+    idle_host(host, driver, latency_us, flags="vmx")
+    host.write("sys/module/haltpoll/parameters/guest_halt_poll_ns", polls_ns)
+    found = one(idle(host, LISTENS), "idle-donor")
+    assert found.state == state
+    assert mend in found.mend
+    told = config(daemon__listen="10.0.0.1", daemon__keep_awake="auto")
+    assert one(idle(host, told), "idle-donor").state == OK
+
+
+@pytest.mark.parametrize(
+    ("mode", "committed_kib", "state"), [(0, 0, OK), (2, 0, OK), (2, 900_000, WARN)]
+)
+def test_strict_accounting_without_room(
+    host: Host, mode: int, committed_kib: int, state: str
+) -> None:
+    host.write("proc/sys/vm/overcommit_memory", mode)
+    host.write(
+        "proc/meminfo",
+        "MemTotal: 1048576 kB\nMemAvailable: 1 kB\nCommitLimit: 1000000 kB\n"
+        f"Committed_AS: {committed_kib} kB",
+    )
+    found = one(findings_host.overcommit(proc=host.proc))
+    assert found.state == state
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [("0", "is allowed"), ("1", "group"), ("2", "turned off"), ("", "allowed")]
+)
+def test_io_uring_is_information_only(host: Host, value: str, words: str) -> None:
+    host.write("proc/sys/kernel/io_uring_disabled", value)
+    found = one(findings_host.io_uring(proc=host.proc))
+    assert found.state == OK
+    assert words in found.what
+
+
+def test_open_files_against_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    assert one(findings_host.open_files(Config())).state == OK
+    found = one(findings_host.open_files(config(daemon__connections_max=4000)))
+    assert found.state == WARN
+    assert "LimitNOFILE=6176" in found.mend
+
+
+def test_front_ends_that_are_missing(host: Host) -> None:
+    found = {f.name: one([f]) for f in findings_host.front_ends(root=host.root)}
+    assert found["fuse"].state == found["loop"].state == MISSING
+    assert found["ublk"].state == found["nbd"].state == OK
+    host.write("dev/fuse", "")
+    assert one(findings_host.front_ends(root=host.root), "fuse").state == OK
+
+
+def test_no_capability_is_named(host: Host) -> None:
+    host.write("proc/self/status", "CapEff:\t0000000000000000")
+    assert one(findings_host.rights(proc=host.proc), "cap-sys-resource").state == WARN
+    host.write("proc/self/status", "CapEff:\t000001ffffffffff")
+    assert one(findings_host.rights(proc=host.proc), "cap-sys-resource").state == OK
+
+
+# --------------------------------------------------------------------------- the cluster
+
+
+def test_the_secret_where_the_daemon_would_listen(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+
+    def found(**keys: object) -> Finding:
+        made = config(cluster__secret_file=str(path) if path.exists() else None, **keys)
+        return one(guarded("secret", lambda: findings_cluster.secret(made)))
+
+    assert found().state == OK
+    assert "head -c 32 /dev/urandom" in found(daemon__listen="10.0.0.1").mend
+    path.write_text("0123456789abcdef")
+    path.chmod(0o644)
+    assert "chmod 600" in found(daemon__listen="10.0.0.1").mend
+    path.chmod(0o600)
+    assert found(daemon__listen="10.0.0.1").state == OK
+
+
+def donor_status(
+    *, slab_bytes: int = GIB, draining: bool = False, can_map: int = 4, slabs_unpinned: int = 0
+) -> m.Status:
+    pool = dict.fromkeys(m.PoolStatus.__struct_fields__, 0)
+    memory = dict.fromkeys(m.MemoryStatus.__struct_fields__, 0)
+    return m.Status(
+        donor_id="",
+        donor_name="d",
+        incarnation="",
+        software="",
+        versions=(1, 1),
+        uptime_s=1.0,
+        slab_bytes=slab_bytes,
+        control_port=1,
+        data_port=2,
+        authenticated=True,
+        draining=draining,
+        sessions=0,
+        pool=m.PoolStatus(**pool | {"can_map": can_map, "slabs_unpinned": slabs_unpinned}),
+        memory=m.MemoryStatus(**{**memory, "source": "host"}),
+        leases=[],
+        counters={},
+    )
+
+
+def donors(monkeypatch: pytest.MonkeyPatch, made: Config, row: DonorRow) -> list[Finding]:
+    async def ask(*_: object) -> list[DonorRow]:
+        return [row]
+
+    monkeypatch.setattr(findings_cluster, "ask", ask)
+    return list(findings_cluster.donors(made))
+
+
+ADDRESS = HostPort("10.0.0.2", 9400)
+PEERS = config(cluster__peers="10.0.0.2")
+
+
+def test_no_donor_is_configured() -> None:
+    assert "--donors" in one(findings_cluster.donors(Config())).mend
+
+
+def test_a_donor_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = NoDonorError("no answer", mend="Start it.")
+    found = one(donors(monkeypatch, PEERS, DonorRow(ADDRESS, None, "text", failure)))
+    assert found == Finding("donors", WARN, "10.0.0.2:9400: no answer", "Start it.")
+    bare = one(donors(monkeypatch, PEERS, DonorRow(ADDRESS, None, "text", NoDonorError("x"))))
+    assert "log" in bare.mend
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "mend"),
+    [
+        ({}, OK, ""),
+        ({"slab_bytes": GIB // 4}, WARN, 'slab = "256M" under [device]'),
+        ({"draining": True}, WARN, "another donor"),
+        ({"can_map": 0}, WARN, "--headroom"),
+    ],
+)
+def test_a_donor_that_lends_less_than_it_could(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], state: str, mend: str
+) -> None:
+    found = one(donors(monkeypatch, PEERS, DonorRow(ADDRESS, donor_status(**changes), "")))
+    assert found.state == state
+    assert mend in found.mend
+
+
+def test_slabs_that_may_be_swapped_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = DonorRow(ADDRESS, donor_status(slabs_unpinned=2), "")
+    good, unpinned = donors(monkeypatch, PEERS, row)
+    assert good.state == OK
+    assert "LimitMEMLOCK" in one([unpinned]).mend
+
+
+# ----------------------------------------------------------------------- devices, leftovers
+
+
+def devices(monkeypatch: pytest.MonkeyPatch, **row: object) -> Finding:
+    monkeypatch.setattr(findings_cluster, "local_devices", lambda *_: [{"name": "d1", **row}])
+    return one(findings_cluster.devices(Config()))
+
+
+@pytest.mark.parametrize(
+    ("alarm", "mend"),
+    [
+        ("the backup refuses writes (code 28)", "df -h /var/lib/infiniswap"),
+        ("donor a was given up for 10 s: wrong bytes", "infiniswap status"),
+        ("the front end has ended (code 5)", "infiniswap device restart d1"),
+        ("3 slabs have neither a donor nor a backup: writes to them wait", "more donors"),
+        ("7 pages are lost with donors that are gone, as there is no backup", "device remove d1"),
+        ("page 3 came back from the backup with other bytes", "dmesg"),
+        ("something new", "infiniswap device show d1"),
+    ],
+)
+def test_each_alarm_has_a_next_step(monkeypatch: pytest.MonkeyPatch, alarm: str, mend: str) -> None:
+    found = devices(monkeypatch, state="serving", alarms=alarm)
+    assert found.state == WARN
+    assert mend in found.mend
+
+
+def test_the_words_of_alarms_are_those_of_the_device(project_root: Path) -> None:
+    text = (project_root / "infiniswap/device/mapper.py").read_text()
+    for words, _ in findings_cluster._ALARMS:
+        assert words in text, words
+
+
+def test_devices_that_serve_stop_or_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert devices(monkeypatch, state="serving", alarms="").state == OK
+    assert devices(monkeypatch, state="stopped").state == OK
+    assert devices(monkeypatch, state="no answer: it hangs").state == WARN
+
+
+def left(host: Host, monkeypatch: pytest.MonkeyPatch) -> list[leftovers.Leftover]:
+    monkeypatch.setattr(leftovers, "abandoned_cgroups", tuple)
+    links = host.root / "links"
+    links.mkdir(exist_ok=True)
+    found = leftovers.find(host.root / "run", proc=host.proc, sys=host.sys, link_dir=links)
+    return list(found)
+
+
+def test_a_dead_device_is_told_once(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert left(host, monkeypatch) == []
+    device_area(host, "d1")
+    mount = f"{host.root}/run/d1/mnt"
+    host.write("proc/self/mountinfo", f"30 20 0:26 / {mount} rw - fuse.infiniswap i rw")
+    (found,) = left(host, monkeypatch)
+    assert "infiniswap device remove d1" in found.mend
+
+
+def test_what_has_no_record_is_taken_away_by_hand(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount = f"{host.root}/elsewhere/d1/mnt"
+    host.write("proc/self/mountinfo", f"30 20 0:26 / {mount} rw - fuse.infiniswap i rw")
+    (host.root / "elsewhere/d1").mkdir(parents=True)
+    (host.root / "elsewhere/d1/lock").touch()
+    host.write("sys/block/loop7/loop/backing_file", f"{mount}/disk")
+    host.write("sys/block/loop8/loop/backing_file", "/home/somebody/mnt/disk")
+    (host.root / "links").mkdir()
+    (host.root / "links/d9").symlink_to(host.root / "gone")
+    assert [item.mend for item in left(host, monkeypatch)] == [
+        f"umount -l {mount}",
+        "swapoff /dev/loop7; losetup -d /dev/loop7",
+        f"rm {host.root}/links/d9",
+    ]
+
+
+def test_an_unmounted_device_is_known_by_its_link(host: Host) -> None:
+    links = host.root / "links"
+    links.mkdir()
+    (links / "d1").symlink_to("/dev/loop7")
+    device = LoopDevice(7, "/disk", False, False, False)
+    owner = leftovers.owner_of(device, host.root / "run", links)
+    assert owner == leftovers.Owner("d1", False, "infiniswap device remove d1")
+    assert (
+        leftovers.owner_of(LoopDevice(6, "/disk", False, False, False), host.root / "run", links)
+        is None
+    )
+
+
+def test_a_killed_demo_is_found_and_a_running_one_is_not(host: Host) -> None:
+    run_dir = host.root / "demo"
+    work = host.root / "infiniswap-demo-01234567"
+    host.write(
+        "demo/record.json",
+        msgspec.json.encode(
+            {"demo_id": "01234567", "work_dir": str(work), "namespaces": ""}
+        ).decode(),
+    )
+    (run_dir / "lock").touch()
+    found = [f for f in findings_cluster._demos(run_dir) if str(work) in f.what]
+    assert one(found).mend.startswith("infiniswap demo")
+    lock = os.open(run_dir / "lock", os.O_RDWR)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert list(findings_cluster._demos(run_dir)) == []
+    finally:
+        os.close(lock)
