@@ -139,6 +139,8 @@ int isw_sim_remote_reconnect(isw_engine *e, uint32_t remote)
 	if (!donor)
 		return -EINVAL;
 	queues = e->remotes[remote].queues_count;
+	/* The front end's thread would do so while retire waits. */
+	iswi_engine_unplug(e, &e->sim->plug);
 	code = iswi_remote_reserve(e, &remote);
 	if (!code)
 		code = iswi_remote_retire(e, remote);
@@ -189,7 +191,10 @@ int isw_sim_submit(isw_engine *e, uint32_t op, uint64_t offset, uint64_t length,
 		else
 			memset(sim_req->req.data, 0xa5, length); /* not zeros by chance */
 	}
-	iswi_engine_submit(e, &sim_req->req);
+	if (op & ISW_SIM_PLUG)
+		iswi_engine_submit_plugged(e, &sim_req->req, &e->sim->plug);
+	else
+		iswi_engine_submit(e, &sim_req->req);
 	return 0;
 }
 
@@ -344,6 +349,11 @@ int isw_engine_step(isw_engine *e, uint32_t step, uint32_t r, uint32_t n)
 		return step_backup_end(e, n, -EIO);
 	case ISW_STEP_BACKUP_RETRY:
 		return iswi_backup_retry(e);
+	case ISW_STEP_UNPLUG:
+		if (iswi_plug_is_empty(&sim->plug))
+			return 0;
+		iswi_engine_unplug(e, &sim->plug);
+		return 1;
 	default:
 		return step_remote(e, step, r, n);
 	}

@@ -16,6 +16,7 @@
  *   BACKUP_DONE     job n reaches the disk and is reported
  *   BACKUP_FAIL     job n fails; of a write, half the bytes have landed
  *   BACKUP_RETRY    the time to retry failed pages has come
+ *   UNPLUG          the front end's thread has no more requests at hand
  *
  * Nothing else is simulated: every handler is the one that threads run.
  */
@@ -74,6 +75,7 @@ struct iswi_sim {
 	struct iswi_job jobs[ISWI_SIM_JOBS];
 	uint32_t jobs_count;
 	uint64_t ids;
+	struct iswi_plug plug;
 	struct iswi_sim_req *done, **done_tail;
 };
 

@@ -325,6 +325,7 @@ void isw_frontend_destroy(isw_frontend *frontend);
 #define ISW_SIM_ZERO  4
 #define ISW_SIM_FLUSH 5
 #define ISW_SIM_FUA   0x100
+#define ISW_SIM_PLUG  0x200 /* its transfers may be held back until ISW_STEP_UNPLUG */
 
 struct isw_sim_request {
 	uint64_t id;
@@ -358,6 +359,7 @@ int isw_sim_remote_reconnect(isw_engine *engine, uint32_t remote);
 #define ISW_STEP_BACKUP_DONE    10 /* backup transfer n ends */
 #define ISW_STEP_BACKUP_FAIL    11 /* ... with an error */
 #define ISW_STEP_BACKUP_RETRY   12 /* failed pages are queued again */
+#define ISW_STEP_UNPLUG         13 /* what is held back is sent */
 
 /*
  * Runs one step. r: remote; n: which of those pending (modulo their count). Returns 1 when

@@ -255,6 +255,7 @@ UNUSED_OK static void disk_settle(struct world *w)
 UNUSED_OK static void settle(struct world *w)
 {
 	for (int i = 0; i < 100; i++) {
+		step(w, ISW_STEP_UNPLUG, 0, 0);
 		remotes_settle(w);
 		disk_settle(w);
 	}

@@ -216,6 +216,9 @@ static void submit(struct world *w, uint32_t op, uint32_t page, uint32_t pages)
 	}
 	r->open = true;
 	w->open++;
+	/* Half of the seeds have a front end that holds transfers back. */
+	if (w->seed % 2 && below(w, 2))
+		op |= ISW_SIM_PLUG;
 	code = isw_sim_submit(w->engine, op, (uint64_t)page * ISW_PAGE_BYTES,
 			      (uint64_t)pages * ISW_PAGE_BYTES, w->buffer, &r->id);
 	if (code)
@@ -323,13 +326,14 @@ static void random_step(struct world *w, bool faults)
 {
 	static const uint32_t good[] = {ISW_STEP_REMOTE_APPLY, ISW_STEP_REMOTE_REPLY,
 					ISW_STEP_REMOTE_REPLY, ISW_STEP_BACKUP_TAKE,
-					ISW_STEP_BACKUP_DONE,  ISW_STEP_BACKUP_RETRY};
+					ISW_STEP_BACKUP_DONE,  ISW_STEP_BACKUP_RETRY,
+					ISW_STEP_UNPLUG};
 	static const uint32_t bad[] = {ISW_STEP_REMOTE_FAIL,    ISW_STEP_REMOTE_TEAR,
 				       ISW_STEP_REMOTE_CORRUPT, ISW_STEP_REMOTE_DOWN,
 				       ISW_STEP_REMOTE_LATE,    ISW_STEP_REMOTE_LATE,
 				       ISW_STEP_BACKUP_FAIL};
 	bool inject = faults && below(w, 8) == 0;
-	uint32_t step = inject ? bad[below(w, 7)] : good[below(w, 6)];
+	uint32_t step = inject ? bad[below(w, 7)] : good[below(w, 7)];
 	uint32_t r = below(w, DONORS), n = (uint32_t)(draw(w) >> 40);
 
 	if (step == ISW_STEP_BACKUP_TAKE)
@@ -354,6 +358,7 @@ static void settle(struct world *w)
 	struct isw_engine_stats stats;
 
 	for (uint32_t round = 0;; round++) {
+		isw_engine_step(w->engine, ISW_STEP_UNPLUG, 0, 0);
 		for (uint32_t donor = 0; donor < DONORS; donor++)
 			while (isw_engine_step(w->engine, ISW_STEP_REMOTE_REPLY, w->remotes[donor],
 					       0) > 0)
