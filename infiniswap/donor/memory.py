@@ -3,11 +3,23 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from infiniswap.donor.harvest import MemoryFigures, MemorySource
-from infiniswap.errors import ConfigError, UnavailableError
-from infiniswap.system.memory import cgroup_memory, host_memory, memory_hierarchy
+from infiniswap.errors import ConfigError, InfiniswapError, UnavailableError
+from infiniswap.system.memory import (
+    Memory,
+    MemoryHierarchy,
+    cgroup_memory,
+    host_memory,
+    machine_memory,
+    memory_hierarchy,
+)
+
+_HIERARCHY_S = 60.0
+"""How long to believe where this process's cgroups are: the figures are read every second, and a
+daemon is hardly ever moved."""
 
 
 class HostMemory:
@@ -15,6 +27,8 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._name = "host"
+        self._hierarchy: MemoryHierarchy | None = None
+        self._found_s = float("-inf")
 
     @property
     def name(self) -> str:
@@ -23,9 +37,25 @@ class HostMemory:
 
     def read(self) -> MemoryFigures:
         """Blocking. Raises InfiniswapError."""
-        memory = host_memory()
+        now_s = time.monotonic()
+        if now_s - self._found_s >= _HIERARCHY_S:
+            self._found_s = now_s
+            try:
+                self._hierarchy = memory_hierarchy()
+            except UnavailableError:
+                self._hierarchy = None
+        try:
+            memory = self._figures()
+        except InfiniswapError:
+            self._found_s = float("-inf")  # moved, perhaps: looked for again next time
+            raise
         self._name = memory.limited_by[:128]
         return MemoryFigures(memory.total_bytes, memory.available_bytes)
+
+    def _figures(self) -> Memory:
+        if self._hierarchy is None:
+            return machine_memory()
+        return host_memory(hierarchy=self._hierarchy)
 
 
 class CgroupMemory:

@@ -107,7 +107,9 @@ def machine_memory(*, proc: Path = PROC) -> Memory:
         ) from None
 
 
-def host_memory(*, proc: Path = PROC, pid: int | None = None) -> Memory:
+def host_memory(
+    *, proc: Path = PROC, pid: int | None = None, hierarchy: MemoryHierarchy | None = None
+) -> Memory:
     """Memory that a process may use: the least of the machine's and of its cgroups'.
 
     MemAvailable knows nothing of a container's limit, and a limit nothing of the machine's other
@@ -116,6 +118,7 @@ def host_memory(*, proc: Path = PROC, pid: int | None = None) -> Memory:
     Args:
         proc: root of the proc file system.
         pid: the process, None for the caller.
+        hierarchy: of that process, when the caller knows it already.
 
     Raises:
         NotPermittedError, SystemCallError: /proc or a cgroup could not be read.
@@ -123,10 +126,13 @@ def host_memory(*, proc: Path = PROC, pid: int | None = None) -> Memory:
     memory = machine_memory(proc=proc)
     total, available, limited_by = memory.total_bytes, memory.available_bytes, memory.limited_by
     try:
-        hierarchy = memory_hierarchy(proc=proc, pid=pid)
+        hierarchy = hierarchy or memory_hierarchy(proc=proc, pid=pid)
     except UnavailableError:
         return memory
     for path in chain(hierarchy):
+        # Most have no limit, and then nothing else of them matters.
+        if _limit_bytes(path, hierarchy.version) is None:
+            continue
         cgroup = cgroup_memory(path, hierarchy.version)
         if cgroup.limit_bytes is not None and cgroup.limit_bytes < total:
             total, limited_by = cgroup.limit_bytes, str(path)
@@ -199,6 +205,15 @@ def chain(hierarchy: MemoryHierarchy) -> Iterator[Path]:
         path = path.parent
 
 
+def _limit_bytes(path: Path, version: int) -> int | None:
+    return _limit_v2(path / "memory.max") if version == 2 else _limit_v1(path)
+
+
+def _limit_v1(path: Path) -> int | None:
+    limit = read_int(path / "memory.limit_in_bytes", "cannot read the memory limit")
+    return None if limit >= UNLIMITED_BYTES else limit
+
+
 def _limit_v2(path: Path) -> int | None:
     text = (try_read_text(path) or "max").strip()  # the root cgroup has no such file
     return int(text) if text.isdecimal() else None
@@ -231,9 +246,8 @@ def _memory_v2(path: Path) -> CgroupMemory:
 def _memory_v1(path: Path) -> CgroupMemory:
     stat = parse_key_values(read_text(path / "memory.stat", "cannot read the memory figures"))
     control = parse_key_values(try_read_text(path / "memory.oom_control") or "")
-    limit = read_int(path / "memory.limit_in_bytes", "cannot read the memory limit")
     return CgroupMemory(
-        limit_bytes=None if limit >= UNLIMITED_BYTES else limit,
+        limit_bytes=_limit_v1(path),
         usage_bytes=read_int(path / "memory.usage_in_bytes", "cannot read the memory usage"),
         peak_bytes=_optional_int(path / "memory.max_usage_in_bytes"),
         anon_bytes=stat.get("total_rss", 0) + stat.get("total_shmem", 0),
