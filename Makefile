@@ -57,11 +57,11 @@ build/c/.stamp: $(VENV)/.stamp-venv $(C_BUILD)
 
 build/asan/.stamp: $(VENV)/.stamp-venv $(C_BUILD)
 	@mkdir -p build
-	$(call c_build,build/asan,-DISW_SANITIZE=address)
+	$(call c_build,build/asan,-DISW_SANITIZE=address -DISW_BENCH=ON)
 
 build/tsan/.stamp: $(VENV)/.stamp-venv $(C_BUILD)
 	@mkdir -p build
-	$(call c_build,build/tsan,-DISW_SANITIZE=thread)
+	$(call c_build,build/tsan,-DISW_SANITIZE=thread -DISW_BENCH=ON)
 
 test: setup
 	@$(RUN)/python -m pytest -rs $(PYTEST_ARGS)

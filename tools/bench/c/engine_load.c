@@ -288,6 +288,8 @@ static void print(const struct load *load, double took_s, double own_cpu_s, doub
 	printf(", ");
 	bench_samples_print(&round, "round_us");
 	printf("}\n");
+	free(done.ns);
+	free(round.ns);
 }
 
 int main(int argc, char **argv)

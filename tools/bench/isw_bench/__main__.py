@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from infiniswap.errors import InfiniswapError, UsageError
+from infiniswap.system.wakeup import CpuLatencyRequest, idle_host
 from infiniswap.units import PAGE_BYTES, parse_page_size
 from isw_bench import demo, donor, engine, machine, plot, process, results, swapping
 from isw_bench.bench import Bench, Settings, SkipError, build_programs
@@ -26,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[3]
 COMPARISONS: dict[str, Any] = {
     module.KEY: module for module in (donor, engine, swapping, process, demo)
 }
+_TIMED = frozenset({donor.KEY, engine.KEY, swapping.KEY})
 _INTERRUPTED = 130
 _WATCH_S = 2.0
 """How long to look how busy the machine is with other things."""
@@ -57,6 +60,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="SHARE",
         help="before each measurement wait (60 s at most) until others use no more than this "
         "share of the processors (1: do not wait)",
+    )
+    parser.add_argument(
+        "--idle",
+        choices=("awake", "host"),
+        default="awake",
+        help="donor, engine and swap: keep processors awake for both sides alike (awake), or let "
+        "them idle as this host does, where only a device of ours keeps them awake (host)",
     )
     parser.add_argument(
         "--nice",
@@ -109,16 +119,38 @@ def settings_of(args: argparse.Namespace) -> Settings:
     return settings
 
 
-def run_one(bench: Bench, key: str) -> Comparison:
+def run_one(bench: Bench, key: str, awake: bool) -> Comparison:
     """One comparison. What it needs and this machine has not makes it skipped, not failed."""
     module = COMPARISONS[key]
     bench.commands = {}
     start_s = time.monotonic()
-    try:
-        found: Comparison = module.run(bench)
-    except SkipError as error:
-        return Comparison(key, module.TITLE, skipped=str(error))
+    with processors_awake(awake and key in _TIMED) as note:
+        try:
+            found: Comparison = module.run(bench)
+        except SkipError as error:
+            return Comparison(key, module.TITLE, skipped=str(error))
+    if key in _TIMED:
+        found = replace(found, notes=[*found.notes, note])
     return replace(found, commands=bench.commands, elapsed_s=time.monotonic() - start_s)
+
+
+@contextlib.contextmanager
+def processors_awake(wanted: bool) -> Iterator[str]:
+    """For both sides alike, so that they are compared and not what a wake-up costs here; yields
+    what to say about it."""
+    request = CpuLatencyRequest()
+    latency_us = idle_host().latency_us if wanted else None
+    try:
+        if not wanted:
+            yield "Processors idled as this host lets them, but for what a device of ours asks for."
+        elif latency_us is None:
+            yield "This host's processors cannot be kept from sleeping."
+        elif problem := request.hold(latency_us):
+            yield f"Not kept awake: {problem}."
+        else:
+            yield f"Processors were kept awake for all sides (/dev/cpu_dma_latency: {latency_us})."
+    finally:
+        request.close()
 
 
 def was_interrupted(error: BaseException) -> bool:
@@ -179,7 +211,7 @@ def _run(args: argparse.Namespace) -> int:
         bench = Bench(settings, scope, ROOT, args.build.resolve())
         for key in args.comparisons or COMPARISONS:
             try:
-                found.append(run_one(bench, key))
+                found.append(run_one(bench, key, args.idle == "awake"))
             except InfiniswapError as error:
                 if was_interrupted(error):
                     raise Interrupted(str(error)) from error
