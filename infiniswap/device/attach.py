@@ -155,7 +155,7 @@ class Attachment:
         """
         assert self.loop is not None
         path = self.loop.path
-        swap.mkswap(path, label=f"isw-{self.spec.name}"[:_LABEL_CHARS])
+        swap.mkswap(path, label=f"{swap.SWAP_LABEL_PREFIX}{self.spec.name}"[:_LABEL_CHARS])
         priority = self.spec.priority
         if priority is None:
             priority = swap.priority_above(swap.active_areas())

@@ -40,7 +40,7 @@ from infiniswap.errors import (
     NoDonorError,
 )
 from infiniswap.policy.activity import ActivityConfig
-from infiniswap.system.backup import check_backup
+from infiniswap.system.backup import check_backup, check_has_no_data
 from infiniswap.system.process import make_swap_safe
 from infiniswap.system.wakeful import Waker
 from infiniswap.units import PAGE_BYTES, HostPort
@@ -223,6 +223,8 @@ class DeviceService:
     def _check_backup(self, path: Path) -> None:
         target = check_backup(path, self.spec.size_bytes)
         is_ours = self.spec.backup_owned or self._was_kept
+        if target.is_block_device and not is_ours:
+            check_has_no_data(target.path)
         if is_ours or target.is_block_device or not target.exists or not path.stat().st_size:
             return
         raise BackupError(

@@ -12,19 +12,22 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from infiniswap.errors import BackupError
+from infiniswap.errors import BackupError, DeadlineError
 from infiniswap.system.files import PROC, SYS, try_read_text
 from infiniswap.system.mounts import mount_of, mounts_of_device
-from infiniswap.system.swap import active_areas
+from infiniswap.system.process import command_environment
+from infiniswap.system.swap import SWAP_LABEL_PREFIX, active_areas
 from infiniswap.units import MIB, format_size, format_size_short
 
 BACKUP_DIRECTORY = Path("/var/lib/infiniswap")
 FREE_RESERVE_BYTES = 64 * MIB
 """Left free on the file system beside a new backup."""
 
+_BLKID_AMBIVALENT = 8
 _MEND = "Name a file on a local disk (ext4 or xfs), or a block device, with --backup."
 
 _MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
@@ -109,6 +112,47 @@ def check_backup(
         )
     _check_file(resolved, attributes, size_bytes, proc)
     return BackupTarget(resolved, is_block_device=False, exists=True)
+
+
+def check_has_no_data(path: Path, *, timeout_s: float = 30.0) -> None:
+    """Checks that a block device holds nothing that others know by its first bytes: a file
+    system, a partition table, RAID, LVM, encryption, somebody's swap space. What an earlier device
+    of ours left there does not count. Without `blkid` (util-linux) nothing is checked.
+
+    Raises:
+        BackupError: it holds something; as a backup it would be overwritten.
+        DeadlineError: the device does not answer.
+    """
+    argv = ["blkid", "--probe", "--output", "export", str(path)]
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=command_environment(),
+            timeout=timeout_s,
+            check=False,
+        )
+    except FileNotFoundError:
+        return
+    except subprocess.TimeoutExpired as error:
+        raise DeadlineError(
+            f"reading its first bytes took more than {timeout_s:.0f} s", where=str(path), mend=_MEND
+        ) from error
+    found = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    kind = found.get("TYPE") or found.get("PTTYPE")
+    if done.returncode == _BLKID_AMBIVALENT:
+        kind = "more than one file system or table"
+    if kind is None or (kind == "swap" and found.get("LABEL", "").startswith(SWAP_LABEL_PREFIX)):
+        return
+    what = f"a partition table ({kind})" if "TYPE" not in found and "PTTYPE" in found else kind
+    raise BackupError(
+        f"the device holds {what}, which a backup would overwrite",
+        where=str(path),
+        mend=f"Name another one. If nothing on it is needed any more: wipefs --all {path}.",
+    )
 
 
 def _from_oserror(error: OSError, path: Path) -> BackupError:

@@ -32,6 +32,8 @@ PRIORITY_DEFAULT = 100
 """Ours where no active area has a higher one: leaves room on both sides."""
 
 LABEL_CHARS_MAX = 15
+SWAP_LABEL_PREFIX = "isw-"
+"""Labels of swap areas on our devices begin so; the device's name follows."""
 SWAPOFF_RESERVE_BYTES = 64 * MIB
 """Kept free beyond what is swapped in, as the host goes on living meanwhile."""
 

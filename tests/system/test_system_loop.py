@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,6 +125,27 @@ def test_a_mounted_block_device_is_no_backup(device: loop.LoopDevice, tmp_path: 
             backup.check_backup(point / "file", SIZE_BYTES)
     finally:
         mounts.unmount(point, lazy=True)
+
+
+@pytest.mark.requires_tool("mkfs.ext4", "blkid", "wipefs")
+def test_a_block_device_with_data_is_no_backup(device: loop.LoopDevice) -> None:
+    backup.check_has_no_data(device.path)
+    run_command(["mkfs.ext4", "-q", str(device.path)])
+    with pytest.raises(BackupError, match=r"holds ext4.*wipefs --all"):
+        backup.check_has_no_data(device.path)
+    run_command(["wipefs", "--all", str(device.path)])
+    backup.check_has_no_data(device.path)
+    entry = struct.pack("<B3sB3sII", 0, b"\0" * 3, 0x83, b"\0" * 3, 2048, 4096)
+    device.path.write_bytes(bytes(446) + entry + bytes(48) + b"\x55\xaa")
+    with pytest.raises(BackupError, match=r"partition table \(dos\)"):
+        backup.check_has_no_data(device.path)
+    run_command(["wipefs", "--all", str(device.path)])
+    swap.mkswap(device.path, label="home")
+    with pytest.raises(BackupError, match="holds swap"):
+        backup.check_has_no_data(device.path)
+    # What our own swap devices leave on their backups.
+    swap.mkswap(device.path, label="isw-name")
+    backup.check_has_no_data(device.path)
 
 
 def test_a_read_only_block_device_is_no_backup(device: loop.LoopDevice) -> None:
