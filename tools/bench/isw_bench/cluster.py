@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,15 +93,19 @@ def device(
     paths = rundir.paths_of(NAME, bench.work / "run", bench.work / "backup")
     argv = _infiniswap("device", "start", NAME, "--foreground", "--size", format_size(size_bytes))
     argv += ["--slab", format_size(slab_bytes), "--donors", ",".join(addresses), *options]
-    with bench.running("device", argv, changes=_environment(bench)) as child:
+    try:
+        with bench.running("device", argv, changes=_environment(bench)) as child:
 
-        def serving() -> Any:
-            if not child.is_running:
-                raise child.failed("ended")
-            try:
-                return client.status(paths)
-            except InfiniswapError:
-                return None
+            def serving() -> Any:
+                if not child.is_running:
+                    raise child.failed("ended")
+                try:
+                    return client.status(paths)
+                except InfiniswapError:
+                    return None
 
-        status = bench.until(serving, "the device to serve", START_S)
-        yield Device(Path(status.path).resolve(), status.pid, size_bytes, slab_bytes, paths)
+            status = bench.until(serving, "the device to serve", START_S)
+            yield Device(Path(status.path).resolve(), status.pid, size_bytes, slab_bytes, paths)
+    finally:
+        # A device that was stopped keeps its size and contents; the next one here is another.
+        shutil.rmtree(bench.work / "backup")
