@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def draw(comparisons: Sequence[Comparison], path: Path, caption: str) -> bool:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.xaxis.set_minor_formatter(lambda value, _: "")
     axes.grid(axis="x", which="both", linewidth=0.3)
-    axes.set_title(caption, fontsize=9)
+    axes.set_title(textwrap.fill(caption, 64), fontsize=9)
     figure.savefig(path, dpi=_DPI)
     pyplot.close(figure)
     return True
