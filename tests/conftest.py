@@ -40,9 +40,11 @@ settings.register_profile("infiniswap", deadline=None, database=None, print_blob
 settings.load_profile("infiniswap")
 
 
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    # Under nohup: unlike being ignored, a handler is not inherited by the commands under test.
-    signal.signal(signal.SIGHUP, lambda _number, _frame: None)
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        # Under nohup, or in the background of a shell. Unlike being ignored, a handler is not
+        # inherited by the commands under test.
+        signal.signal(_number, lambda _number, _frame: None)
 
 
 def _root() -> str:

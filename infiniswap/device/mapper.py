@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 # How often the counters are looked at: soon after I/O begins, rarely when there is none.
 _TICK_S_BUSY = 0.1
 _TICK_S_IDLE = 0.25
+_SKIPPED_MAX = 3  # idle ticks on which the slabs are not looked at: every second they are
 _EMPTY_S_MAX = 30.0
 
 
@@ -53,6 +54,7 @@ class SlabMapper:
         self._pages_lost = 0
         self._wake = asyncio.Event()
         self._pages_seen = 0
+        self._totals = [0] * slab_count
         self._tasks: set[asyncio.Task[None]] = set()
 
     # --------------------------------------------------------------- for the links
@@ -181,16 +183,21 @@ class SlabMapper:
         """The control loop; runs until cancelled."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._engine.eventfd, self.take_events)
+        skipped = 0
         try:
             while True:
-                slabs = self._engine.slabs()
-                totals = [slab.page_ins + slab.page_outs for slab in slabs]
-                self._tracker.tick(loop.time(), totals)
-                is_busy = sum(totals) != self._pages_seen
-                self._pages_seen = sum(totals)
-                await self._map_hot(slabs)
-                await self._give_back_empty(slabs)
-                self._wake.clear()
+                pages = sum(self._engine.pages_moved())
+                is_busy = pages != self._pages_seen
+                self._pages_seen = pages
+                waiting = self._urgent or self.is_eager or self._wake.is_set()
+                if is_busy or waiting or skipped == _SKIPPED_MAX:
+                    skipped = 0
+                    self._wake.clear()
+                    await self._look_at_slabs()
+                else:
+                    # Nothing has moved: the slabs, of which there may be many, need no look.
+                    skipped += 1
+                    self._tracker.tick(loop.time(), self._totals)
                 try:
                     async with asyncio.timeout(_TICK_S_BUSY if is_busy else _TICK_S_IDLE):
                         await self._wake.wait()
@@ -202,6 +209,13 @@ class SlabMapper:
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks)
+
+    async def _look_at_slabs(self) -> None:
+        slabs = self._engine.slabs()
+        self._totals = [slab.page_ins + slab.page_outs for slab in slabs]
+        self._tracker.tick(asyncio.get_running_loop().time(), self._totals)
+        await self._map_hot(slabs)
+        await self._give_back_empty(slabs)
 
     async def _map_hot(self, slabs: Sequence[SlabInfo]) -> None:
         unmapped = [n for n, slab in enumerate(slabs) if slab.state is SlabState.UNMAPPED]

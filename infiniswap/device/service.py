@@ -275,7 +275,7 @@ class DeviceService:
     def _start_waker(self) -> None:
         engine = self._engine
         assert engine is not None
-        self._waker = Waker(lambda: engine.stats()["pages_in"], self.spec.config.keep_awake)
+        self._waker = Waker(lambda: engine.pages_moved()[0], self.spec.config.keep_awake)
         self._waker_task = asyncio.create_task(self._waker.run(), name="waker")
 
     async def _map_everything(self) -> None:

@@ -213,6 +213,11 @@ class NativeEngine:
             lib.isw_engine_stats(engine, stats)
         return stats
 
+    def pages_moved(self) -> tuple[int, int]:
+        """Any thread, never waits. Page-ins and page-outs since the start."""
+        stats = self._stats()
+        return stats.pages_in, stats.pages_out
+
     def stats(self) -> dict[str, int]:
         """Any thread, never waits."""
         return struct_ints(self._stats()[0])

@@ -213,6 +213,9 @@ class Engine(Protocol):
     def slab_resume(self, slab: int, generation: int) -> None: ...
     def slabs(self) -> Sequence[SlabInfo]: ...
     def remotes(self) -> Sequence[RemoteInfo]: ...
+    def pages_moved(self) -> tuple[int, int]:
+        """Page-ins and page-outs since the start: what to look at often."""
+
     def stats(self) -> dict[str, int]:
         """Every scalar field of struct isw_engine_stats by name."""
 
