@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from infiniswap.demo import leftovers as demo_leftovers
 from infiniswap.device import leftovers
 from infiniswap.device.listing import local_devices
 from infiniswap.system.backup import check_backup
+from infiniswap.system.files import is_locked
 from infiniswap.units import MIB, format_size, format_size_short
 
 _FREE_SHARE_MIN: Final = 0.05
@@ -154,7 +154,7 @@ def left_behind(config: Config) -> Iterator[Finding]:
 
 
 def _demos(run_dir: Path) -> Iterator[Finding]:
-    if _is_locked(run_dir / "lock"):
+    if _is_held(run_dir / "lock"):
         return  # one is running
     for record in demo_leftovers.stale(run_dir):
         yield degraded(
@@ -165,15 +165,12 @@ def _demos(run_dir: Path) -> Iterator[Finding]:
         )
 
 
-def _is_locked(path: Path) -> bool:
+def _is_held(path: Path) -> bool:
     try:
         lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
+        return is_locked(lock)
     finally:
         os.close(lock)
-    return False

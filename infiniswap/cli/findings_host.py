@@ -18,8 +18,6 @@ from infiniswap.system.wakeup import HALTPOLL, CpuLatencyRequest, IdleHost, idle
 from infiniswap.units import MIB, format_size_short
 
 _CAP_SYS_RESOURCE: Final = 24
-_OTHER_FILES: Final = 128
-"""As infiniswap.donor.descriptors counts them."""
 _DEEP_US: Final = 20
 """A sleep that takes longer to end costs a good part of a page-in."""
 
@@ -133,8 +131,9 @@ def rights(*, proc: Path = PROC) -> Iterator[Finding]:
 def open_files(config: Config) -> Iterator[Finding]:
     """Whether a donor's connections would find file descriptors."""
     from infiniswap.control.server import CONNECTIONS_MAX
+    from infiniswap.donor.descriptors import wanted_for
 
-    wanted = config.daemon.connections_max + CONNECTIONS_MAX + _OTHER_FILES
+    wanted = wanted_for(config.daemon.connections_max + CONNECTIONS_MAX)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard == resource.RLIM_INFINITY or hard >= wanted:
         yield good("open-files", f"a donor's connections may open {wanted} files")

@@ -13,7 +13,7 @@ from infiniswap.device import leftovers
 from infiniswap.errors import UnavailableError
 from infiniswap.system.files import PROC, SYS, try_read_text
 from infiniswap.system.memory import memory_hierarchy
-from infiniswap.system.swap import PRIORITY_DEFAULT, PRIORITY_MAX, SwapArea, active_areas
+from infiniswap.system.swap import PRIORITY_MAX, SwapArea, active_areas, priority_above
 from infiniswap.units import format_size_short
 
 
@@ -120,5 +120,5 @@ def _other(area: SwapArea, in_use: str, priority: int | None) -> Finding:
             f"{text}; it is used {when} devices, whose priority is {priority} (device.priority)",
             f'priority = "auto" under [device], or: {lower}',
         )
-    ahead = max(PRIORITY_DEFAULT, area.priority + 1) if priority is None else priority
+    ahead = priority_above([area]) if priority is None else priority
     return good("swap", f"{text}; devices come before it, with priority {ahead} or higher")

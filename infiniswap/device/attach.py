@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 
 LINK_DIR = Path("/dev/infiniswap")
 _SWAPOFF_S_MAX = 3600.0
-_LABEL_CHARS = 15
 _BRIEF_USE_S = 2.0
 _PROCESSES_NAMED_MAX = 5
 _LOOP_MAJOR = 7
-_BACKING_UNMOUNTED = "/disk"
+BACKING_UNMOUNTED = "/disk"
+"""What the kernel names the backing file once its mount is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Attachment:
         """
         assert self.loop is not None
         path = self.loop.path
-        swap.mkswap(path, label=f"{swap.SWAP_LABEL_PREFIX}{self.spec.name}"[:_LABEL_CHARS])
+        swap.mkswap(path, label=f"{swap.SWAP_LABEL_PREFIX}{self.spec.name}"[: swap.LABEL_CHARS_MAX])
         priority = self.spec.priority
         if priority is None:
             priority = swap.priority_above(swap.active_areas())
@@ -285,7 +285,7 @@ def _is_device(path: Path, device: int) -> bool:
 def _as_named_now(device: loop.LoopDevice) -> loop.LoopDevice:
     """When somebody has unmounted the front end lazily, the kernel only knows the path in it."""
     now = loop.loop_device(device.number)
-    return now if now is not None and now.backing == _BACKING_UNMOUNTED else device
+    return now if now is not None and now.backing == BACKING_UNMOUNTED else device
 
 
 def _remove_link(name: str) -> None:
@@ -333,7 +333,7 @@ def _leftover_loops(paths: DevicePaths) -> list[loop.LoopDevice]:
     found += [
         device
         for device in loop.attached()
-        if str(device.path) == linked and device.backing == _BACKING_UNMOUNTED
+        if str(device.path) == linked and device.backing == BACKING_UNMOUNTED
     ]
     return found
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from infiniswap.device.attach import LINK_DIR
+from infiniswap.device.attach import BACKING_UNMOUNTED, LINK_DIR
 from infiniswap.device.rundir import DevicePaths, died_names, is_running
 from infiniswap.device.runs import abandoned_cgroups
 from infiniswap.errors import NotPermittedError, UnavailableError
@@ -20,8 +20,6 @@ from infiniswap.system import loop, mounts
 from infiniswap.system.files import PROC, SYS
 from infiniswap.system.swap import SwapArea
 
-_UNMOUNTED = "/disk"
-"""What the kernel names the backing file once its mount is gone."""
 _MOUNTED = "/mnt/disk"
 
 
@@ -55,7 +53,7 @@ def owner_of(device: loop.LoopDevice, run_dir: Path, link_dir: Path = LINK_DIR) 
         run = Path(device.backing.removesuffix(_MOUNTED))
         if (run / "lock").exists() or (run / "device.json").exists():
             return Owner(run.name, _runs(run), _mend(run, run_dir, device))
-    if device.backing != _UNMOUNTED:
+    if device.backing != BACKING_UNMOUNTED:
         return None
     with contextlib.suppress(OSError):
         for link in sorted(link_dir.iterdir()):

@@ -24,6 +24,7 @@ from infiniswap.errors import (
     UsageError,
     from_oserror,
 )
+from infiniswap.system.files import is_locked
 
 DEFAULT_RUN_DIR = Path("/run/infiniswap")
 SOCKET_PATH_BYTES_MAX = 107
@@ -162,12 +163,9 @@ def is_running(paths: DevicePaths) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
+        return is_locked(lock)
     finally:
         os.close(lock)
-    return False
 
 
 def write_record(path: Path, spec: DeviceSpec) -> None:

@@ -19,10 +19,15 @@ _OTHERS = 128
 _AGAIN_S = 60.0
 
 
+def wanted_for(connections: int) -> int:
+    """Files that a daemon with so many connections may have open."""
+    return connections + _OTHERS
+
+
 def allow(connections: int) -> None:
     """Raises the limit on open files as far as allowed, so that the configured limits on
     connections are what refuses them: short of descriptors, nobody at all is accepted."""
-    wanted = connections + _OTHERS
+    wanted = wanted_for(connections)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 from pathlib import Path
 
@@ -34,6 +35,18 @@ def read_text(path: Path, what: str) -> str:
         return _read(path)
     except OSError as error:
         raise from_oserror(what, error, where=str(path)) from error
+
+
+def is_locked(descriptor: int) -> bool:
+    """Whether another open file holds an exclusive flock on this file.
+
+    Does not wait. Where none does, the caller's has a shared one until it is closed.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False
 
 
 def try_read_text(path: Path) -> str | None:

@@ -3,23 +3,17 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import sanitizers
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _PROGRAMS = sorted(path.stem for path in Path(__file__).parent.glob("test_*.c"))
 _SKIPPED = 77
 _TIME_S_MAX = 280
 _BUILDS = {"c": "make setup", "asan": "make asan", "tsan": "make tsan"}
-_SANITIZER_ENV = {
-    "ASAN_OPTIONS": "detect_leaks=1",
-    "UBSAN_OPTIONS": "print_stacktrace=1",
-    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
-}
 
 
 @pytest.mark.parametrize("program", _PROGRAMS)
@@ -30,17 +24,12 @@ def test_c_program(build: str, program: str, in_ci: bool, tmp_path: Path) -> Non
     if build != "c" and not in_ci and not binary.exists():
         pytest.skip(f"no {build} build: {_BUILDS[build]}")
     assert binary.exists(), f"not built: run `{_BUILDS[build]}`"
-    command = [str(binary)]
-    if build == "tsan" and (setarch := shutil.which("setarch")):
-        # ThreadSanitizer wants its shadow where a large address space randomisation may put
-        # something else.
-        command = [setarch, "-R", *command]
     done = subprocess.run(
-        command,
+        sanitizers.command(build, [str(binary)]),
         check=False,
         capture_output=True,
         cwd=tmp_path,
-        env={**os.environ, **_SANITIZER_ENV},
+        env=sanitizers.ENV,
         timeout=_TIME_S_MAX,
     )
     output = (done.stdout + done.stderr).decode(errors="replace")

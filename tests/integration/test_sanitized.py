@@ -9,25 +9,19 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sanitizers
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _BUILDS = {"asan": "make asan", "tsan": "make tsan"}
 _WAIT_S = 240
 _SLAB_BYTES = 4 << 20
 _SLOTS = 2
-_ENV = {
-    **os.environ,
-    "ASAN_OPTIONS": "detect_leaks=1",
-    "UBSAN_OPTIONS": "print_stacktrace=1",
-    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
-}
 
 
 class World:
@@ -35,15 +29,13 @@ class World:
 
     def __init__(self, directory: Path, build: str) -> None:
         self._directory = directory
-        setarch = shutil.which("setarch")
-        # ThreadSanitizer's shadow memory and a large address space randomisation may collide.
-        self._before = [setarch, "-R"] if build == "tsan" and setarch else []
+        self._build = build
         self.donor = subprocess.Popen(
-            [*self._before, str(directory / "isw-bench-donor"), *self._size],
+            sanitizers.command(build, [str(directory / "isw-bench-donor"), *self._size]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=_ENV,
+            env=sanitizers.ENV,
         )
         assert self.donor.stdout is not None
         line = self.donor.stdout.readline()
@@ -56,14 +48,14 @@ class World:
 
     def load(self, *args: str) -> Any:
         """Fills the device, then runs the load for a while."""
-        argv = [*self._before, str(self._directory / "isw-bench-engine-load"), *self._size]
+        argv = [str(self._directory / "isw-bench-engine-load"), *self._size]
         argv += ["--port", str(self._told["port"]), "--token", self._told["token"]]
         done = subprocess.run(
-            [*argv, "--ms", "1500", *args],
+            sanitizers.command(self._build, [*argv, "--ms", "1500", *args]),
             check=False,
             capture_output=True,
             text=True,
-            env=_ENV,
+            env=sanitizers.ENV,
             timeout=_WAIT_S,
         )
         assert done.returncode == 0, done.stderr[-8000:]
