@@ -75,7 +75,13 @@ class Sampler:
         self.memory: CgroupMemory | None = None
 
     def sample(self) -> None:
-        """Takes the figures of now into `peaks`; keeps the last ones where they cannot be read."""
+        """Takes the figures of now into `peaks`; keeps the last ones where they cannot be read.
+
+        Reading them does the job good, too: Linux balances a cgroup's lists of pages by sums that
+        are up to four seconds old unless somebody reads them, and in a cgroup of a few tens of MiB
+        its inactive list may be empty by then, which ends in a kill with swap left
+        (mm/vmscan.c: inactive_is_low; seen with 6.18 and 16 MiB).
+        """
         try:
             memory, areas = self._cgroup.memory(), tuple(self._areas())
         except InfiniswapError:

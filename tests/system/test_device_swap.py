@@ -11,6 +11,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -52,6 +53,8 @@ class Job:
             f"isw-test-{secrets.token_hex(4)}", LIMIT_MIB * MIB
         )
         self._log = log
+        self._ended = threading.Event()
+        self._reader = threading.Thread(target=self._keep_statistics_fresh)
         seed = secrets.randbelow(1 << 31)
         script = 'read go; exec "$0" "$@"'
         with log.open("w") as output:
@@ -65,6 +68,18 @@ class Job:
         assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
         self.process.stdin.close()
+        self._reader.start()
+
+    def _keep_statistics_fresh(self) -> None:
+        """Reading its figures makes the kernel sum up what each processor has counted.
+
+        Linux 6.18 decides by those sums, up to four seconds old, whether the active list is to be
+        shortened (mm/vmscan.c: inactive_is_low). A cgroup this small without file pages turns all
+        of its memory over in less, its inactive list runs empty, and the kernel kills the job
+        although swap has room. `infiniswap run` reads them several times a second anyway.
+        """
+        while not self._ended.wait(0.05):
+            self.cgroup.memory()
 
     @property
     def log(self) -> str:
@@ -103,6 +118,8 @@ class Job:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(WAIT_S)
+        self._ended.set()
+        self._reader.join()
         self.cgroup.remove()
 
 

@@ -185,7 +185,9 @@ def test_a_declared_device_stays(runner: Runner) -> None:
     done = runner.popen("sh", "-c", "exit 3", options=("--device", device.name))
     done.communicate(timeout=WAIT_S)
     assert done.returncode == 3
-    killed = runner.popen("sh", "-c", "echo ready; sleep 1000", options=("--device", device.name))
+    killed = runner.popen(
+        "sh", "-c", "echo ready; exec sleep 1000", options=("--device", device.name)
+    )
     ready(killed)
     cgroup = runner.cgroup(killed)
     stop = runner.cluster.cli("device", "stop", device.name)
@@ -242,7 +244,7 @@ def alive(pid: int) -> bool:
 def test_a_run_killed_together_with_its_job_leaves_nothing(runner: Runner) -> None:
     """As a machine-wide `kill -9 -1` or an impatient user does."""
     process = runner.popen(
-        "sh", "-c", "echo ready; sleep 1000", options=SIZE, start_new_session=True
+        "sh", "-c", "echo ready; exec sleep 1000", options=SIZE, start_new_session=True
     )
     ready(process)
     os.killpg(process.pid, signal.SIGKILL)

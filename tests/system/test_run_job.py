@@ -219,7 +219,7 @@ def test_processes_left_in_the_background_are_ended(device_runner: Runner) -> No
 
 
 def test_the_job_is_limited_and_run_is_not(device_runner: Runner) -> None:
-    process = device_runner.popen("sh", "-c", "echo ready $$; sleep 1000", local="20M")
+    process = device_runner.popen("sh", "-c", "echo ready $$; exec sleep 1000", local="20M")
     pid = ready(process)
     cgroup = device_runner.cgroup(process)
     assert cgroup.memory().limit_bytes == 20 * MIB

@@ -59,7 +59,9 @@ def test_a_key_reaches_the_job_exactly_once(
 def test_ctrl_c_ends_a_job_that_does_not_care(
     device_runner: Runner, terminal: StartTerminal
 ) -> None:
-    window = terminal(device_runner.argv("sh", "-c", "echo ready; sleep 1000"), device_runner)
+    # `exec`: dash forgets a signal that comes while it forks.
+    script = "echo ready; exec sleep 1000"
+    window = terminal(device_runner.argv("sh", "-c", script), device_runner)
     window.expect("ready")
     window.type("\x03")
     assert window.wait() == 128 + signal.SIGINT
@@ -147,7 +149,9 @@ def test_in_the_background_the_terminal_is_left_alone(
 
 def test_a_closed_window_ends_the_job(device_runner: Runner, terminal: StartTerminal) -> None:
     """The terminal tells only the leader of the session: here `run` itself."""
-    window = terminal(device_runner.argv("sh", "-c", "echo ready $$; sleep 1000"), device_runner)
+    window = terminal(
+        device_runner.argv("sh", "-c", "echo ready $$; exec sleep 1000"), device_runner
+    )
     pid = int(window.line("ready "))
     window.hang_up()
     wait_ended(pid)
