@@ -278,8 +278,11 @@ def swapoff_fits(path: Path, *, proc: Path = PROC) -> Fit:
     if area_used_bytes == 0:
         return Fit(True)
     own = find_area(path, proc=proc)
+    # By its path: what is used changes between two looks.
     elsewhere_bytes = sum(
-        area.size_bytes - area.used_bytes for area in active_areas(proc=proc) if area != own
+        area.size_bytes - area.used_bytes
+        for area in active_areas(proc=proc)
+        if own is None or area.path != own.path
     )
     return judge_swapoff(
         area_used_bytes, machine_memory(proc=proc), _limited_cgroups(proc), elsewhere_bytes

@@ -150,3 +150,21 @@ def test_room_in_other_swap_areas_makes_a_full_cgroup_no_obstacle() -> None:
     assert not swap.judge_swapoff(GIB, ROOMY, cgroups, GIB // 2).fits
     assert not swap.judge_swapoff(GIB, ROOMY, cgroups, GIB).fits  # nothing to spare
     assert swap.judge_swapoff(GIB, ROOMY, cgroups, 2 * GIB).fits
+
+
+def test_an_area_that_is_being_used_is_not_taken_for_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its figures change between two looks; its own free space is no room for its pages."""
+    used = iter(range(40 * MIB, 80 * MIB, MIB))
+
+    def areas(*, proc: Path = swap.PROC) -> list[swap.SwapArea]:
+        return [swap.SwapArea("/dev/loop9", "partition", 192 * MIB, next(used), 5)]
+
+    job = CgroupMemory(16 * MIB, 16 * MIB, None, 16 * MIB, 0, 40 * MIB, None)
+    monkeypatch.setattr(swap, "active_areas", areas)
+    monkeypatch.setattr(swap, "machine_memory", lambda *, proc: Memory(GIB, GIB, "host"))
+    monkeypatch.setattr(swap, "_limited_cgroups", lambda proc: [("/job", job)])
+    fit = swap.swapoff_fits(Path("/dev/loop9"))
+    assert not fit.fits
+    assert "/job" in fit.reason
