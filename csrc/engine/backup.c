@@ -207,11 +207,12 @@ void iswi_backup_cancel(struct isw_engine *e, struct iswi_entry *entry)
 void iswi_backup_read(struct isw_engine *e, struct iswi_op *op)
 {
 	struct iswi_backup *b = &e->backup;
+	struct iswi_op ***tail = op->copy ? &b->copy_tail : &b->read_tail;
 
 	op->next = NULL;
 	pthread_mutex_lock(&b->lock);
-	*b->read_tail = op;
-	b->read_tail = &op->next;
+	**tail = op;
+	*tail = &op->next;
 	pthread_cond_signal(&b->read_cond);
 	pthread_mutex_unlock(&b->lock);
 }
@@ -266,6 +267,12 @@ static void extend(struct isw_engine *e, struct iswi_job *job, uint32_t first_sl
 	}
 }
 
+/* Under the backup lock. */
+static bool may_copy(const struct iswi_backup *b)
+{
+	return b->copy_head && !b->copy_busy;
+}
+
 static bool take_read(struct isw_engine *e, struct iswi_job *job)
 {
 	struct iswi_backup *b = &e->backup;
@@ -277,6 +284,12 @@ static bool take_read(struct isw_engine *e, struct iswi_job *job)
 		b->read_head = op->next;
 		if (!b->read_head)
 			b->read_tail = &b->read_head;
+	} else if (may_copy(b)) {
+		op = b->copy_head;
+		b->copy_busy = true;
+		b->copy_head = op->next;
+		if (!b->copy_head)
+			b->copy_tail = &b->copy_head;
 	}
 	pthread_mutex_unlock(&b->lock);
 	if (!op)
@@ -426,6 +439,18 @@ static void write_done(struct isw_engine *e, struct iswi_job *job, int error)
 		iswi_write_kick(e);
 }
 
+static void copy_done(struct isw_engine *e, struct iswi_op *op, int error)
+{
+	struct iswi_backup *b = &e->backup;
+
+	iswi_copy_read_done(op, error);
+	pthread_mutex_lock(&b->lock);
+	b->copy_busy = false;
+	if (b->copy_head)
+		pthread_cond_signal(&b->read_cond);
+	pthread_mutex_unlock(&b->lock);
+}
+
 void iswi_backup_done(struct isw_engine *e, struct iswi_job *job, int error)
 {
 	switch (job->kind) {
@@ -436,7 +461,10 @@ void iswi_backup_done(struct isw_engine *e, struct iswi_job *job, int error)
 		sync_done(e, error);
 		break;
 	case ISWI_JOB_READ:
-		iswi_read_backup_done(job->op, error);
+		if (job->op->copy)
+			copy_done(e, job->op, error);
+		else
+			iswi_read_backup_done(job->op, error);
 		break;
 	}
 }
@@ -482,12 +510,15 @@ bool iswi_backup_retry(struct isw_engine *e)
 
 bool iswi_backup_hopeless(struct isw_engine *e)
 {
+	uint32_t used, copies;
 	bool hopeless;
 
 	pthread_mutex_lock(&e->backup.lock);
 	hopeless = e->backup.failed_count > e->config.staging_pages / 2;
 	pthread_mutex_unlock(&e->backup.lock);
-	return hopeless;
+	/* What copies have comes back soon, and the last of them kicks. */
+	iswi_staging_count(e, &used, &copies);
+	return hopeless && !copies;
 }
 
 /* ---------------------------------------------------------------------- threads */
@@ -532,7 +563,7 @@ static bool wait_reader(struct isw_engine *e)
 	bool go;
 
 	pthread_mutex_lock(&b->lock);
-	while (!b->stop && !b->read_head)
+	while (!b->stop && !b->read_head && !may_copy(b))
 		pthread_cond_wait(&b->read_cond, &b->lock);
 	go = !b->stop;
 	pthread_mutex_unlock(&b->lock);

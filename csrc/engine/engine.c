@@ -49,6 +49,7 @@ static void init_backup(struct isw_engine *e)
 	pthread_condattr_destroy(&attr);
 	b->queue_head = b->queue_tail = b->failed_head = ISWI_NONE;
 	b->read_tail = &b->read_head;
+	b->copy_tail = &b->copy_head;
 }
 
 /* Everything but the backup's storage and threads. */
@@ -145,22 +146,16 @@ int isw_engine_events(isw_engine *e, struct isw_event *events_out, uint32_t max)
 	return iswi_events_take(&e->events, events_out, max);
 }
 
-static uint64_t staging_used(struct isw_engine *e)
-{
-	uint64_t used;
-
-	pthread_mutex_lock(&e->staging_alloc.lock);
-	used = e->staging_alloc.used;
-	pthread_mutex_unlock(&e->staging_alloc.lock);
-	return used;
-}
-
 int isw_engine_settle(isw_engine *e, uint32_t wait_ms_max)
 {
 	const struct timespec tick = {.tv_nsec = 5000000};
+	uint32_t used, copies;
 
 	/* A staged page is one that the backup lacks, or that is still being sent (R1). */
-	for (uint32_t waited_ms = 0; staging_used(e); waited_ms += 5) {
+	for (uint32_t waited_ms = 0;; waited_ms += 5) {
+		iswi_staging_count(e, &used, &copies);
+		if (used == copies)
+			break;
 		if (waited_ms >= wait_ms_max)
 			return -ETIMEDOUT;
 		nanosleep(&tick, NULL);
@@ -171,6 +166,7 @@ int isw_engine_settle(isw_engine *e, uint32_t wait_ms_max)
 void isw_engine_stats(isw_engine *e, struct isw_engine_stats *out)
 {
 	struct iswi_counters *c = &e->count;
+	uint32_t used, copies;
 
 	memset(out, 0, sizeof(*out));
 #define COPY(field) out->field = iswi_counted(&c->field)
@@ -199,10 +195,13 @@ void isw_engine_stats(isw_engine *e, struct isw_engine_stats *out)
 	COPY(crc_errors_backup);
 	COPY(backup_errors);
 	COPY(staging_waits);
+	COPY(pages_copied);
+	COPY(pages_copy_dropped);
 #undef COPY
 	out->requests_in_flight = iswi_counted(&c->in_flight);
 	out->staging_pages = e->config.staging_pages;
-	out->staging_pages_used = staging_used(e);
+	iswi_staging_count(e, &used, &copies);
+	out->staging_pages_used = used;
 	out->events_dropped = iswi_counted(&e->events.dropped);
 	pthread_mutex_lock(&e->backup.lock);
 	out->backup_failing = e->backup.ailing_count;

@@ -16,6 +16,9 @@
  *      the backup, in its own or a newer version.
  *  R5  A slab's remote is used only between slab_get and slab_put; DRAINED is reported, and the
  *      queues of a remote are replaced, only when no such use is left.
+ *  R6  A copy (copy.c) begins only on a page without an entry, and is of version 0: any write or
+ *      zeroing outdates it. Its buffer is nobody's to read before its bytes were verified; then it
+ *      is staged, and sent under the rules of a write.
  *
  * Locks, outermost first (never two of one kind):
  *   isw_engine.control    remotes and slab mapping, control thread only, may block
@@ -44,6 +47,8 @@
 #define ISWI_NO_EPOCH         0xff
 #define ISWI_BACKUP_BATCH_MAX 256u
 #define ISWI_BACKUP_RETRY_NS  1000000000ull
+/* Pages being copied to donors at once: what a fault's read may find before it on a connection. */
+#define ISWI_COPY_PAGES_MAX 256u
 
 /* ---------------------------------------------------------------- shared arena */
 
@@ -85,6 +90,7 @@ struct iswi_slot_use {
 	struct iswi_req *req; /* not yet told that this page is safe */
 	uint32_t older;       /* next slot of the same page, ISWI_NONE at the end */
 	uint16_t refs;        /* transfers that read from the buffer */
+	bool copy;            /* holds nothing but a copy; staging lock when it is given back */
 };
 
 enum iswi_backup_state {
@@ -94,12 +100,12 @@ enum iswi_backup_state {
 	ISWI_B_FAILED  /* in the list of those to retry */
 };
 
-/* A page with a write in flight or staged. Lives while it has a slot or a transfer. */
+/* A page with a write or copy in flight or staged. Lives while it has a slot or a transfer. */
 struct iswi_entry {
 	uint64_t page;
 	uint32_t hash_next;
-	uint32_t newest; /* slot list, newest first; its head may be older than version (zeroed) */
-	uint32_t version;
+	uint32_t newest;  /* slot list, newest first; its head may be older than version (zeroed) */
+	uint32_t version; /* 0: nobody has written it since a copy made the entry */
 	uint32_t backup_prev, backup_next; /* queue or failed list; backup lock */
 	uint8_t backup_state;
 	uint8_t flush_epoch; /* which epoch counts this page while it is not IDLE */
@@ -107,6 +113,7 @@ struct iswi_entry {
 	bool backup_ailing;  /* backup lock */
 	bool remote_busy;
 	bool remote_wanted; /* newer data waits for the write in flight */
+	bool copying;       /* a copy is being read; its buffer is not in the slot list yet */
 };
 
 struct iswi_shard {
@@ -130,9 +137,10 @@ struct iswi_op {
 	uint64_t word; /* the slab's, when the op was made */
 	uint32_t pages;
 	uint32_t slab;
-	uint32_t slot; /* writes: first of `pages` consecutive staging buffers */
+	uint32_t slot; /* writes, copies: first of `pages` consecutive staging buffers */
 	uint32_t crc;  /* reads: the first page's checksum when they began */
 	uint8_t tried;
+	bool copy;            /* of copy.c: a read of the backup without a request, then a write */
 	struct iswi_op *next; /* free list or backup read queue */
 };
 
@@ -173,7 +181,9 @@ struct iswi_backup {
 	uint64_t ailing_count; /* pages that failed and were not written since */
 	uint64_t retry_ns;
 	bool alarm; /* BACKUP_FAILING was reported, BACKUP_RECOVERED not yet */
-	struct iswi_op *read_head, **read_tail;
+	struct iswi_op *read_head, **read_tail; /* for requests: before all copies */
+	struct iswi_op *copy_head, **copy_tail;
+	bool copy_busy; /* one reader reads for a copy: the others are free for faults */
 	/* Flush: epochs as in iswi_flush_submit. */
 	uint64_t outstanding[2];
 	uint8_t epoch;
@@ -209,7 +219,8 @@ struct iswi_counters {
 		pages_in_staging, pages_in_backup, pages_in_zero, pages_out, pages_out_remote,
 		pages_out_backup, pages_out_superseded, backup_write_requests, fallback_unmapped,
 		fallback_suspended, fallback_invalid, fallback_error, remote_errors,
-		crc_errors_remote, crc_errors_backup, backup_errors, staging_waits;
+		crc_errors_remote, crc_errors_backup, backup_errors, staging_waits, pages_copied,
+		pages_copy_dropped;
 };
 
 struct iswi_sim;
@@ -238,6 +249,7 @@ struct isw_engine {
 		pthread_mutex_t lock;
 		uint64_t *free_bits;
 		uint32_t words, cursor, used;
+		uint32_t copies; /* of those used */
 	} staging_alloc;
 
 	struct {
@@ -270,7 +282,11 @@ int iswi_memory_create(struct isw_engine *e, struct isw_error *error);
 void iswi_memory_destroy(struct isw_engine *e);
 /* Up to `want` consecutive free buffers; returns how many (0: none), the first in *slot_out. */
 uint32_t iswi_staging_take(struct isw_engine *e, uint32_t want, uint32_t *slot_out);
+/* The same for a copy: none beyond its share, so that at least half of all stay free. */
+uint32_t iswi_staging_take_copy(struct isw_engine *e, uint32_t want, uint32_t *slot_out);
 void iswi_staging_give(struct isw_engine *e, uint32_t slot);
+/* How many are in use, and how many of these by copies, which hold nothing that could be lost. */
+void iswi_staging_count(struct isw_engine *e, uint32_t *used_out, uint32_t *copies_out);
 struct iswi_op *iswi_op_take(struct isw_engine *e);
 void iswi_op_give(struct isw_engine *e, struct iswi_op *op);
 
@@ -323,9 +339,17 @@ void iswi_req_finish_list(struct isw_engine *e, struct iswi_req *list);
 void iswi_read(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plug);
 void iswi_read_backup_done(struct iswi_op *op, int error);
 void iswi_write(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plug);
+/*
+ * A remote write of one staged page, by a holder of a use of its slab; it may be grown by the pages
+ * that follow in the device and in staging. For each, remote_busy is set and the buffer held.
+ */
+struct iswi_op *iswi_write_op(struct isw_engine *e, uint64_t page, uint32_t slot, uint64_t word);
 /* Staging buffers became free, or the backup began to fail: goes on with waiting writes. */
 void iswi_write_kick(struct isw_engine *e);
 void iswi_zero(struct isw_engine *e, struct iswi_req *req);
+
+/* copy.c */
+void iswi_copy_read_done(struct iswi_op *op, int error);
 
 /* backup.c: the queue and its two handlers, which threads (or steps) call in turn */
 int iswi_backup_start(struct isw_engine *e, struct isw_error *error);

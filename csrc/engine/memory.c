@@ -86,7 +86,7 @@ static int map_volatile(struct isw_engine *e, struct isw_error *error)
 {
 	uint32_t staging = e->config.staging_pages;
 	uint64_t request_pages = e->config.request_bytes_max / ISW_PAGE_BYTES;
-	/* Each write op holds a staging buffer, each read op a page of a request. */
+	/* Each write or copy op holds a staging buffer, each read op a page of a request. */
 	uint64_t ops = staging + e->config.requests_max * request_pages;
 	uint64_t end = 0, shards_at, uses_at, entries_at, bits_at, ops_at, remotes_at;
 	unsigned char *base;
@@ -191,12 +191,11 @@ static bool next_free(const struct isw_engine *e, uint32_t from, uint32_t *at_ou
 	return false;
 }
 
-/* Next fit: buffers given back early lie behind the cursor and have time to form runs. */
-uint32_t iswi_staging_take(struct isw_engine *e, uint32_t want, uint32_t *slot_out)
+/* Under the lock. Next fit: buffers given back early lie behind the cursor and may form runs. */
+static uint32_t take_run(struct isw_engine *e, uint32_t want, uint32_t *slot_out)
 {
 	uint32_t at = 0, n = 0;
 
-	pthread_mutex_lock(&e->staging_alloc.lock);
 	if (next_free(e, e->staging_alloc.cursor, &at) || next_free(e, 0, &at)) {
 		n = free_run(e, at, want);
 		for (uint32_t i = at; i < at + n; i++)
@@ -204,8 +203,32 @@ uint32_t iswi_staging_take(struct isw_engine *e, uint32_t want, uint32_t *slot_o
 		e->staging_alloc.cursor = at + n < e->config.staging_pages ? at + n : 0;
 		e->staging_alloc.used += n;
 	}
-	pthread_mutex_unlock(&e->staging_alloc.lock);
 	*slot_out = at;
+	return n;
+}
+
+uint32_t iswi_staging_take(struct isw_engine *e, uint32_t want, uint32_t *slot_out)
+{
+	uint32_t n;
+
+	pthread_mutex_lock(&e->staging_alloc.lock);
+	n = take_run(e, want, slot_out);
+	pthread_mutex_unlock(&e->staging_alloc.lock);
+	return n;
+}
+
+uint32_t iswi_staging_take_copy(struct isw_engine *e, uint32_t want, uint32_t *slot_out)
+{
+	uint32_t half = e->config.staging_pages / 2, n = 0;
+
+	pthread_mutex_lock(&e->staging_alloc.lock);
+	want = ISWI_MIN(want, ISWI_COPY_PAGES_MAX - e->staging_alloc.copies);
+	if (want && e->staging_alloc.used < half)
+		n = take_run(e, ISWI_MIN(want, half - e->staging_alloc.used), slot_out);
+	for (uint32_t i = 0; i < n; i++)
+		e->slot_uses[*slot_out + i].copy = true;
+	e->staging_alloc.copies += n;
+	pthread_mutex_unlock(&e->staging_alloc.lock);
 	return n;
 }
 
@@ -214,6 +237,17 @@ void iswi_staging_give(struct isw_engine *e, uint32_t slot)
 	pthread_mutex_lock(&e->staging_alloc.lock);
 	e->staging_alloc.free_bits[slot / 64] |= 1ull << slot % 64;
 	e->staging_alloc.used--;
+	if (e->slot_uses[slot].copy)
+		e->staging_alloc.copies--;
+	e->slot_uses[slot].copy = false;
+	pthread_mutex_unlock(&e->staging_alloc.lock);
+}
+
+void iswi_staging_count(struct isw_engine *e, uint32_t *used_out, uint32_t *copies_out)
+{
+	pthread_mutex_lock(&e->staging_alloc.lock);
+	*used_out = e->staging_alloc.used;
+	*copies_out = e->staging_alloc.copies;
 	pthread_mutex_unlock(&e->staging_alloc.lock);
 }
 
@@ -229,6 +263,7 @@ struct iswi_op *iswi_op_take(struct isw_engine *e)
 	op->xfer.next = NULL;
 	op->req = NULL;
 	op->tried = 0;
+	op->copy = false;
 	return op;
 }
 

@@ -115,7 +115,8 @@ uint32_t iswi_entry_collect(struct isw_engine *e, struct iswi_entry *entry)
 		given++;
 	}
 	/* The entry first: whoever takes the last free buffer must find an entry for it. */
-	if (entry->newest == ISWI_NONE && !entry->remote_busy && entry->backup_state == ISWI_B_IDLE)
+	if (entry->newest == ISWI_NONE && !entry->remote_busy && !entry->copying &&
+	    entry->backup_state == ISWI_B_IDLE)
 		entry_free(e, entry);
 	while (free_slots != ISWI_NONE) {
 		uint32_t i = free_slots;

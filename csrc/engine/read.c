@@ -189,13 +189,15 @@ static uint8_t mismatch(struct isw_engine *e, const struct iswi_op *op, uint64_t
 	struct iswi_shard *shard = iswi_shard_of(e, page);
 	uint8_t source = remote ? ISWI_TRIED_REMOTE : ISWI_TRIED_BACKUP;
 	uint32_t *bits = remote ? e->remote_valid : e->backup_current;
+	struct iswi_entry *entry;
 	bool believed;
 
 	if (!(op->tried & ISWI_RETRIED))
 		return op->tried | ISWI_RETRIED;
 	pthread_mutex_lock(&shard->lock);
+	entry = iswi_entry_find(e, page);
 	/* A page read anew goes alone: op->crc is its own, of when it was asked for. */
-	believed = iswi_bit(bits, page) && !iswi_entry_find(e, page) && e->crc[page] == op->crc;
+	believed = iswi_bit(bits, page) && (!entry || !entry->version) && e->crc[page] == op->crc;
 	/* Kept when it is the only copy: then each read says error, never zeros. */
 	if (believed && remote && e->has_backup && iswi_bit(e->backup_current, page))
 		iswi_remote_valid_clear(e, page);

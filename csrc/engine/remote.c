@@ -578,7 +578,8 @@ void iswi_remote_stop_all(struct isw_engine *e)
 
 		/* A queue that breaks just now shuts the others down: not while they are freed. */
 		iswi_remote_fence(e, i, -ESHUTDOWN);
-		while (atomic_load(&r->fencing))
+		/* A backup reader may be sending a copy; a simulated one is not at it now. */
+		while (atomic_load(&r->fencing) || (!e->sim && remote_in_use(e, i, true)))
 			nanosleep(&tick, NULL);
 		for (uint32_t q = 0; q < r->queues_count; q++)
 			r->queues[q]->ops->destroy(r->queues[q]);

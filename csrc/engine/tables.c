@@ -81,13 +81,11 @@ static int write_tables(const struct isw_engine *e, const char *path)
 int isw_engine_save_tables(isw_engine *e, const char *path, struct isw_error *error)
 {
 	char temporary[4096];
-	bool staged;
+	uint32_t used, copies;
 	int code;
 
-	pthread_mutex_lock(&e->staging_alloc.lock);
-	staged = e->staging_alloc.used;
-	pthread_mutex_unlock(&e->staging_alloc.lock);
-	if (staged || !e->has_backup)
+	iswi_staging_count(e, &used, &copies);
+	if (used != copies || !e->has_backup)
 		return iswi_error(error, -EBUSY,
 				  "the backup does not hold every page; the device must settle "
 				  "before its tables are saved");

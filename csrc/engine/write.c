@@ -28,8 +28,7 @@ static void batch_add(struct batch *batch, struct iswi_op *op)
 
 static void write_done(struct iswi_xfer *xfer, int error);
 
-/* A remote write of one page; grows by the pages that follow it in the device and in staging. */
-static struct iswi_op *write_op(struct isw_engine *e, uint64_t page, uint32_t slot, uint64_t word)
+struct iswi_op *iswi_write_op(struct isw_engine *e, uint64_t page, uint32_t slot, uint64_t word)
 {
 	struct iswi_op *op = iswi_op_take(e);
 
@@ -94,7 +93,7 @@ static uint32_t stage_run(struct isw_engine *e, struct iswi_req *req, uint64_t p
 		} else if (op && (page + i) % ISWI_STRIPE_PAGES) {
 			op->pages++;
 		} else {
-			op = write_op(e, page + i, slot + i, *word);
+			op = iswi_write_op(e, page + i, slot + i, *word);
 			batch_add(batch, op);
 		}
 	}
@@ -246,7 +245,7 @@ static struct iswi_op *resend(struct isw_engine *e, struct iswi_entry *entry)
 		return NULL;
 	entry->remote_busy = true;
 	e->slot_uses[slot].refs++;
-	op = write_op(e, entry->page, slot, word);
+	op = iswi_write_op(e, entry->page, slot, word);
 	/* Not the last use: the op holds one, and the ended op still holds its own. */
 	iswi_slab_put(e, slab);
 	return op;
@@ -293,23 +292,27 @@ static void write_done(struct iswi_xfer *xfer, int error)
 
 	/* Given back before its buffers are: there is one for each buffer, no more. */
 	iswi_op_give(e, taken);
-	if (!error)
+	if (!error && !op->copy)
 		iswi_count(&e->count.pages_out_remote, op->pages);
 	for (uint32_t i = 0; i < op->pages; i++) {
 		struct iswi_shard *shard = iswi_shard_of(e, op->page + i);
 		uint32_t slot = op->slot + i;
 		struct iswi_entry *entry;
 		struct iswi_op *next;
+		bool valid;
 
 		pthread_mutex_lock(&shard->lock);
 		entry = iswi_entry_find(e, op->page + i); /* there: it holds our slot */
 		entry->remote_busy = false;
 		e->slot_uses[slot].refs--;
-		if (!error) {
+		if (!error)
 			iswi_entry_safe(e, entry, e->slots[slot].version, &done_list);
-			if (entry->version == e->slots[slot].version && same_mapping(e, op))
-				iswi_remote_valid_set(e, op->page + i);
-		}
+		valid = !error && entry->version == e->slots[slot].version && same_mapping(e, op);
+		if (valid)
+			iswi_remote_valid_set(e, op->page + i);
+		if (op->copy)
+			iswi_count(valid ? &e->count.pages_copied : &e->count.pages_copy_dropped,
+				   1);
 		if (entry->remote_wanted && (next = resend(e, entry)))
 			batch_add(&again, next);
 		if (!e->has_backup)

@@ -116,7 +116,10 @@ int isw_store_listen(isw_store *store, const char *host, uint16_t port, uint16_t
 
 /* Blocking, any thread: adds one zeroed, pinned slab to the free pool. -ENOSPC at slabs_max. */
 int isw_store_preallocate(isw_store *store, struct isw_error *error);
-/* Blocking, any thread: gives one free slab back to the host. -ENOENT when none is free. */
+/*
+ * Blocking, any thread: gives one slab that nobody has back to the host, a dirty one before a free
+ * one. -ENOENT when there is neither.
+ */
 int isw_store_release_free(isw_store *store);
 /* Blocking, any thread: zeroes one dirty slab into the free pool. -ENOENT when none is dirty. */
 int isw_store_scrub(isw_store *store);
@@ -223,6 +226,19 @@ int isw_slab_unmap(isw_engine *engine, uint32_t slab, uint64_t generation);
 /* SUSPENDED → MAPPED, after isw_remote_reconnect on a lease whose epoch was renewed. */
 int isw_slab_resume(isw_engine *engine, uint32_t slab, uint64_t generation);
 
+/*
+ * Begins to copy pages that the backup has and the slab's donor lacks to the donor: at most
+ * pages_max, from page `first` of the slab on. Any thread, never waits: the copies go on in the
+ * background, each ends as one of pages_copied or pages_copy_dropped. Returns how many were begun,
+ * also 0, fewer than asked for while copies have their share: 256 pages, and staging buffers only
+ * as long as half of all are free. *next_out: the page to go on with, the pages of a slab at its
+ * end. Pages with a write under way are passed over: one more pass finds those that its donor did
+ * not get. -ESTALE: the slab is not MAPPED, or has another generation (*next_out is left alone).
+ * Without a backup there is nothing to copy.
+ */
+int isw_slab_fill(isw_engine *engine, uint32_t slab, uint64_t generation, uint32_t first,
+		  uint32_t pages_max, uint32_t *next_out);
+
 struct isw_slab_info {
 	uint32_t state;
 	uint32_t remote; /* ISW_NO_REMOTE when unmapped */
@@ -276,7 +292,9 @@ struct isw_engine_stats {
 	uint64_t backup_failing; /* pages that wait for a retry */
 	uint64_t staging_pages;
 	uint64_t staging_pages_used;
-	uint64_t staging_waits; /* writes that had to wait for a free staging buffer */
+	uint64_t staging_waits;      /* writes that had to wait for a free staging buffer */
+	uint64_t pages_copied;       /* by isw_slab_fill: acknowledged by a donor */
+	uint64_t pages_copy_dropped; /* begun there, but overtaken by a write or failed */
 	uint64_t events_dropped;
 	/* Request latency at the front end, log-linear: see isw_latency_bucket_ns. */
 	uint64_t read_latency[256];

@@ -170,6 +170,13 @@ class NativeEngine:
             result = lib.isw_slab_resume(engine, slab, generation)
         check(result, f"cannot resume slab {slab}")
 
+    def slab_fill(self, slab: int, generation: int, first: int, pages_max: int) -> tuple[int, int]:
+        """Any thread, never waits. Pages begun, and where to go on. EngineError ESTALE."""
+        following = ffi.new("uint32_t *")
+        with self._use() as engine:
+            result = lib.isw_slab_fill(engine, slab, generation, first, pages_max, following)
+        return check(result, f"cannot fill slab {slab}"), int(following[0])
+
     def slabs(self) -> Sequence[SlabInfo]:
         """Any thread, never waits. All slabs, by number."""
         infos: list[SlabInfo] = []

@@ -125,7 +125,7 @@ class Store(Protocol):
         """Blocking. Adds one zeroed, pinned slab to the free pool."""
 
     def release_free(self) -> bool:
-        """Blocking. Gives one free slab back to the host; False when there is none."""
+        """Blocking. Gives a dirty or else a free slab back to the host; False: there is none."""
 
     def scrub(self) -> bool:
         """Blocking. Zeroes one dirty slab into the free pool; False when there is none."""
@@ -211,6 +211,15 @@ class Engine(Protocol):
         """Ends with SLAB_DRAINED."""
 
     def slab_resume(self, slab: int, generation: int) -> None: ...
+    def slab_fill(self, slab: int, generation: int, first: int, pages_max: int) -> tuple[int, int]:
+        """Begins to copy what the backup has and the donor lacks to the donor, in the background.
+
+        At most `pages_max` pages, from page `first` of the slab on, fewer where copies have their
+        share of the staging buffers. Returns how many were begun and the page to go on with, the
+        slab's number of pages at its end. Pages being written are passed over. ESTALE: the slab
+        is not mapped, or has another generation.
+        """
+
     def slabs(self) -> Sequence[SlabInfo]: ...
     def remotes(self) -> Sequence[RemoteInfo]: ...
     def pages_moved(self) -> tuple[int, int]:

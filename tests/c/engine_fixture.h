@@ -329,7 +329,8 @@ UNUSED_OK static void world_end(struct world *w)
 	stats = stats_of(w);
 	CHECK_EQ(stats.requests_in_flight, 0);
 	CHECK_EQ(stats.staging_pages_used, 0);
-	for (uint32_t i = 0; i < SLABS; i++)
+	CHECK_EQ(w->e->staging_alloc.copies, 0);
+	for (uint32_t i = 0; i < w->e->slabs_count; i++)
 		CHECK_EQ(slab_of(w, i).in_flight, 0);
 	for (uint32_t i = w->e->entries_free; i != ISWI_NONE; i = w->e->entries[i].hash_next)
 		entries++;

@@ -54,7 +54,7 @@ struct world {
 	uint64_t generations;
 	bool backup_reads_fail;
 	_Alignas(8) unsigned char buffer[REQUEST_PAGES_MAX * ISW_PAGE_BYTES];
-	uint64_t reads_checked, done, corrupted;
+	uint64_t reads_checked, done, corrupted, copies;
 };
 
 static uint64_t draw(struct world *w) /* xorshift64* */
@@ -271,6 +271,24 @@ static void map_slab(struct world *w, uint32_t slab)
 	w->donor_of[slab] = donor;
 }
 
+/* What the donor lacks of a part of it. */
+static void fill_slab(struct world *w, uint32_t slab)
+{
+	struct isw_slab_info info = slab_info(w, slab);
+	uint32_t first = below(w, SLAB_PAGES), pages_max = 1 + below(w, SLAB_PAGES), next = 0;
+	int begun = isw_slab_fill(w->engine, slab, info.generation, first, pages_max, &next);
+
+	if (info.state != ISW_SLAB_MAPPED) {
+		if (begun != -ESTALE)
+			fail(w, "a slab without a donor was filled", slab, info.state);
+		return;
+	}
+	if (begun < 0 || begun > (int)pages_max || next < first + (uint32_t)begun ||
+	    next > SLAB_PAGES)
+		fail(w, "a fill went wrong", (uint64_t)begun, next);
+	w->copies += (uint64_t)begun;
+}
+
 static void take_events(struct world *w)
 {
 	struct isw_event event;
@@ -295,12 +313,16 @@ static void control(struct world *w)
 	uint32_t slab = below(w, SLABS), donor = below(w, DONORS);
 	struct isw_slab_info info = slab_info(w, slab);
 
-	switch (below(w, 5)) {
+	switch (below(w, 7)) {
 	case 0:
 	case 1:
 		map_slab(w, slab);
 		break;
 	case 2:
+	case 3:
+		fill_slab(w, slab);
+		break;
+	case 4:
 		if ((info.state == ISW_SLAB_MAPPED && below(w, 4) == 0) ||
 		    info.state == ISW_SLAB_SUSPENDED)
 			isw_slab_unmap(w->engine, slab, info.generation);
@@ -377,9 +399,29 @@ static void settle(struct world *w)
 			fail(w, "requests or staged pages that never end", w->open,
 			     stats.staging_pages_used);
 	}
+	if (stats.pages_copied + stats.pages_copy_dropped != w->copies)
+		fail(w, "copies without an end", w->copies,
+		     stats.pages_copied + stats.pages_copy_dropped);
 	if (stats.requests_in_flight || stats.backup_failing)
 		fail(w, "something is left in flight", stats.requests_in_flight,
 		     stats.backup_failing);
+}
+
+/* The backup has everything and the donors have nothing: there is much to copy. */
+static void change_donors(struct world *w)
+{
+	settle(w);
+	for (uint32_t slab = 0; slab < SLABS; slab++) {
+		struct isw_slab_info info = slab_info(w, slab);
+
+		if (info.state == ISW_SLAB_MAPPED || info.state == ISW_SLAB_SUSPENDED)
+			isw_slab_unmap(w->engine, slab, info.generation);
+	}
+	take_events(w);
+	for (uint32_t slab = 0; slab < SLABS; slab++) {
+		map_slab(w, slab);
+		fill_slab(w, slab);
+	}
 }
 
 static void read_all(struct world *w)
@@ -392,14 +434,15 @@ static void read_all(struct world *w)
 	settle(w);
 }
 
-static void run(uint64_t seed)
+static void run(uint64_t seed, uint64_t *copied, uint64_t *dropped)
 {
 	static struct world world;
 	struct world *w = &world;
+	bool copies = seed % 5 > 2;
 	struct isw_engine_config config = {
 		.size_bytes = PAGES * ISW_PAGE_BYTES,
 		.slab_bytes = SLAB_PAGES * ISW_PAGE_BYTES,
-		.staging_pages = 16,
+		.staging_pages = copies ? 64 : 16, /* copies leave half of them free */
 		.request_bytes_max = REQUEST_PAGES_MAX * ISW_PAGE_BYTES,
 		.requests_max = REQUESTS_MAX,
 		.remotes_max = DONORS,
@@ -426,6 +469,8 @@ static void run(uint64_t seed)
 	for (uint32_t i = 0; i < STEPS; i++) {
 		uint32_t what = below(w, 10);
 
+		if (copies && i && i % (STEPS / 4) == 0)
+			change_donors(w);
 		if (what < 3)
 			random_request(w);
 		else if (what < 4)
@@ -451,15 +496,20 @@ static void run(uint64_t seed)
 	if (w->reads_checked < PAGES)
 		fail(w, "too little was checked", w->reads_checked, 0);
 	isw_engine_destroy(w->engine);
+	*copied += stats.pages_copied;
+	*dropped += stats.pages_copy_dropped;
 }
 
 int main(int argc, char **argv)
 {
 	uint64_t seeds = argc > 1 ? strtoull(argv[1], NULL, 10) : 1000;
 	uint64_t first = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+	uint64_t copied = 0, dropped = 0;
 
 	for (uint64_t seed = first; seed < first + seeds; seed++)
-		run(seed);
-	printf("%llu seeds from %llu\n", (unsigned long long)seeds, (unsigned long long)first);
+		run(seed, &copied, &dropped);
+	printf("%llu seeds from %llu; %llu pages copied, %llu copies dropped\n",
+	       (unsigned long long)seeds, (unsigned long long)first, (unsigned long long)copied,
+	       (unsigned long long)dropped);
 	return 0;
 }

@@ -38,6 +38,7 @@ struct world {
 	struct place places[PLACES];
 	uint64_t control_random;
 	uint32_t mappings, maps, unmaps, breaks, resumes;
+	uint64_t copies;
 };
 
 /* ---------------------------------------------------- what Python and a daemon do */
@@ -105,6 +106,16 @@ static void map_slab(struct world *w, uint32_t slab)
 		return;
 	CHECK_EQ(isw_store_unmap(d->store, d->lease, place->slot, place->generation, 0), 0);
 	CHECK_EQ(isw_store_scrub(d->store), 0);
+}
+
+static void fill_slab(struct world *w, uint32_t slab, uint64_t generation)
+{
+	uint32_t next;
+	int begun = isw_slab_fill(w->engine, slab, generation,
+				  below(&w->control_random, SLAB_PAGES), SLAB_PAGES, &next);
+
+	CHECK(begun >= 0 || begun == -ESTALE);
+	w->copies += begun > 0 ? (uint64_t)begun : 0;
 }
 
 /* DONE: only now the donor may have its memory back. */
@@ -190,6 +201,7 @@ static void control(struct world *w)
 		CHECK_EQ(isw_slab_unmap(w->engine, slab, info.generation), 0);
 	else if (what == 39)
 		break_donor(w, &w->donors[below(&w->control_random, DONORS)]);
+	fill_slab(w, slab, slab_of(w, slab).generation);
 	for (uint32_t i = 0; i < DONORS; i++)
 		if (w->donors[i].down && what > 30)
 			come_back(w, &w->donors[i]);
@@ -308,23 +320,40 @@ static void *end_stores(void *arg)
 	return NULL;
 }
 
+/* Settling does not wait for copies. */
+static void end_copies(struct world *w)
+{
+	struct isw_engine_stats stats;
+
+	for (uint32_t i = 0;; i++) {
+		isw_engine_stats(w->engine, &stats);
+		if (stats.pages_copied + stats.pages_copy_dropped == w->copies)
+			return;
+		CHECK(i < WAIT_MS);
+		pause_ms(1);
+	}
+}
+
 static void check_end(struct world *w, struct crowd *crowd)
 {
 	struct isw_engine_stats stats;
 	uint64_t checked;
 
 	CHECK_EQ(isw_engine_settle(w->engine, WAIT_MS), 0);
+	end_copies(w);
+	CHECK_EQ(isw_engine_settle(w->engine, 0), 0);
 	/* Every donor gone: all that is left is the backup, and it is enough. */
 	for (uint32_t i = 0; i < DONORS; i++)
 		CHECK_EQ(isw_remote_shutdown(w->engine, w->donors[i].remote), 0);
 	checked = crowd_check(crowd);
 	isw_engine_stats(w->engine, &stats);
 	printf("%llu pages checked: %llu from donors, %llu staged, %llu from the backup; "
-	       "%llu waits; %u maps, %u unmaps, %u breaks, %u resumes\n",
+	       "%llu waits; %u maps, %u unmaps, %u breaks, %u resumes; %llu of %llu copied\n",
 	       (unsigned long long)checked, (unsigned long long)stats.pages_in_remote,
 	       (unsigned long long)stats.pages_in_staging,
 	       (unsigned long long)stats.pages_in_backup, (unsigned long long)stats.staging_waits,
-	       w->maps, w->unmaps, w->breaks, w->resumes);
+	       w->maps, w->unmaps, w->breaks, w->resumes, (unsigned long long)stats.pages_copied,
+	       (unsigned long long)w->copies);
 	CHECK_EQ(stats.requests_failed, 0);
 	CHECK_EQ(stats.requests_in_flight, 0);
 	CHECK_EQ(stats.staging_pages_used, 0);
@@ -361,9 +390,15 @@ static void run(uint32_t run_ms, uint64_t seed, bool in_memory)
 		if (w->donors[i].down)
 			come_back(w, &w->donors[i]);
 	check_end(w, &crowd);
-	/* Both ends are taken down at once. */
+	/* Both ends are taken down at once, in the middle of copies. */
 	for (uint32_t i = 0; i < DONORS; i++)
 		come_back(w, &w->donors[i]);
+	take_events(w);
+	for (uint32_t i = 0; i < SLABS; i++) {
+		if (slab_of(w, i).state == ISW_SLAB_UNMAPPED)
+			map_slab(w, i);
+		fill_slab(w, i, slab_of(w, i).generation);
+	}
 	CHECK_EQ(iswi_thread_start(&ender, "ender", end_stores, w), 0);
 	isw_engine_destroy(w->engine);
 	pthread_join(ender, NULL);

@@ -388,6 +388,40 @@ def test_the_stepped_engine_moves_a_page_out_and_back(sim: SimEngine, native: An
     assert not sim.step(step("ISW_STEP_REMOTE_REPLY"))
 
 
+def test_a_new_donor_is_filled_from_the_backup(sim: SimEngine, native: Any) -> None:
+    step = native.constant
+    pages = SLAB_BYTES // PAGE_BYTES
+    data = bytes(range(256)) * 16 * 3
+
+    def settle() -> None:
+        while any(
+            sim.step(step(kind), remote)
+            for kind, remote in (
+                ("ISW_STEP_BACKUP_TAKE", 0),
+                ("ISW_STEP_BACKUP_TAKE", 1),
+                ("ISW_STEP_BACKUP_DONE", 0),
+            )
+        ):
+            pass
+
+    sim.submit(step("ISW_SIM_WRITE"), PAGE_BYTES, 3 * PAGE_BYTES, data)
+    settle()
+    assert sim.reap() is not None
+    with pytest.raises(EngineError) as caught:
+        sim.slab_fill(0, 1, 0, 1)
+    assert caught.value.code == errno.ESTALE
+    sim.slab_map(0, sim.remote(1, 4), 0, 7)
+    assert sim.slab_fill(0, 7, 0, 2) == (2, 3)
+    assert sim.slab_fill(0, 7, 3, 100) == (1, pages)
+    settle()
+    assert sim.step(step("ISW_STEP_REMOTE_REPLY"))
+    assert sim.step(step("ISW_STEP_REMOTE_REPLY"))
+    stats = sim.stats()
+    assert (stats["pages_copied"], stats["pages_copy_dropped"]) == (3, 0)
+    assert sim.slabs()[0].remote_valid_pages == 3
+    assert sim.slab_fill(0, 7, 0, 100) == (0, pages)
+
+
 def test_too_little_data_is_refused_before_c_reads_it(sim: SimEngine, native: Any) -> None:
     with pytest.raises(ValueError, match="request of 4096"):
         sim.submit(native.constant("ISW_SIM_WRITE"), 0, PAGE_BYTES, b"short")

@@ -1,0 +1,697 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Copies of what the backup holds to a slab's new donor: they bring every page there, and give way
+ * to whatever else happens to it.
+ */
+#include <unistd.h>
+
+#include "engine_fixture.h"
+
+/* From page `first` of slab 0 on, of the mapping the slab has now. */
+static int fill_from(struct world *w, uint32_t first, uint32_t pages_max, uint32_t *next)
+{
+	return isw_slab_fill(w->e, 0, slab_of(w, 0).generation, first, pages_max, next);
+}
+
+static void fill(struct world *w, uint32_t first, uint32_t pages)
+{
+	uint32_t next;
+
+	CHECK_EQ(fill_from(w, first, pages, &next), (int)pages);
+}
+
+static void unmap(struct world *w)
+{
+	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).generation), 0);
+	reap(w);
+}
+
+/* `pages` pages of slab 0, page i holding 10 + i, are on the backup; its donor has none. */
+static struct world *world_behind(uint32_t pages)
+{
+	struct world *w = world_new(0);
+
+	if (pages)
+		write_settled(w, 0, pages, 10);
+	CHECK_EQ(remote_new(w), 0);
+	map(w, 0, 0);
+	return w;
+}
+
+/* The two moments at which something can come between. */
+enum stage { READING, WRITING, STAGES };
+
+/* Page 0 is being copied. */
+static struct world *world_copying(enum stage stage)
+{
+	struct world *w = world_behind(1);
+
+	fill(w, 0, 1);
+	DISK_TAKE_READ(w);
+	if (stage == READING)
+		return w;
+	DISK_DONE(w, 0);
+	CHECK_EQ(sent_for(w, 0, 0, ISWI_XFER_WRITE), 1);
+	return w;
+}
+
+static void copy_goes_on(struct world *w, enum stage stage)
+{
+	if (stage == READING)
+		DISK_DONE(w, 0); /* the only job under way */
+	else
+		REPLY(w, 0, 0); /* the first sent */
+}
+
+static void is_dropped(struct world *w)
+{
+	CHECK_EQ(stats_of(w).pages_copied, 0);
+	CHECK_EQ(stats_of(w).pages_copy_dropped, 1);
+}
+
+/* ------------------------------------------------------------------ what is copied */
+
+static void what_the_donor_lacks_is_copied(void)
+{
+	struct world *w = world_behind(SLAB_PAGES);
+	struct isw_slab_info before;
+	uint64_t sent_before;
+	uint32_t next;
+
+	trim(w, 3, 1);               /* nobody has it */
+	write_settled(w, 5, 1, 500); /* the donor has it */
+	before = slab_of(w, 0);
+	sent_before = stats_of(w).pages_out_remote;
+	CHECK_EQ(fill_from(w, 0, 100, &next), 6);
+	CHECK_EQ(next, SLAB_PAGES);
+	CHECK_EQ(stats_of(w).staging_pages_used, 6);
+	settle(w);
+	CHECK_EQ(stats_of(w).pages_copied, 6);
+	CHECK_EQ(stats_of(w).pages_copy_dropped, 0);
+	for (uint64_t page = 0; page < SLAB_PAGES; page++) {
+		CHECK_EQ(is_remote_valid(w, page), page != 3);
+		CHECK_EQ(is_backup_current(w, page), page != 3);
+		CHECK_EQ(donor_value(w, 0, page), page == 3 ? 0 : page == 5 ? 500 : 10 + page);
+	}
+	/* It is no activity of the device's users. */
+	CHECK_EQ(slab_of(w, 0).page_ins, before.page_ins);
+	CHECK_EQ(slab_of(w, 0).page_outs, before.page_outs);
+	CHECK_EQ(stats_of(w).pages_out_remote, sent_before);
+	/* Again: there is nothing left. */
+	CHECK_EQ(fill_from(w, 0, 100, &next), 0);
+	CHECK_EQ(next, SLAB_PAGES);
+	CHECK_EQ(read_settled(w, 0), 10);
+	CHECK_EQ(stats_of(w).pages_in_remote, 1);
+	CHECK_EQ(stats_of(w).pages_in_backup, 0);
+	world_end(w);
+}
+
+static void a_run_is_one_read_and_one_write(void)
+{
+	struct world *w = world_behind(6);
+
+	fill(w, 1, 5);
+	DISK_TAKE_READ(w);
+	CHECK_EQ(w->e->sim->jobs[0].op->pages, 5);
+	DISK_DONE(w, 0);
+	CHECK_EQ(sent(w, 0), 1);
+	CHECK_EQ(w->e->sim->donors[0]->pending[0].xfer->length, 5 * ISW_PAGE_BYTES);
+	REPLY(w, 0, 0);
+	CHECK_EQ(stats_of(w).pages_copied, 5);
+	CHECK(!is_remote_valid(w, 0));
+	world_end(w);
+}
+
+static void as_many_as_asked_for_and_on_from_there(void)
+{
+	struct world *w = world_behind(SLAB_PAGES);
+	uint32_t next = 0;
+
+	CHECK_EQ(fill_from(w, 0, 0, &next), 0);
+	CHECK_EQ(next, 0);
+	CHECK_EQ(fill_from(w, next, 3, &next), 3);
+	CHECK_EQ(next, 3);
+	CHECK_EQ(fill_from(w, 1, 3, &next), 3); /* those under way are passed over */
+	CHECK_EQ(next, 6);
+	CHECK_EQ(fill_from(w, next, 3, &next), 2);
+	CHECK_EQ(next, SLAB_PAGES);
+	CHECK_EQ(fill_from(w, next, 3, &next), 0);
+	CHECK_EQ(next, SLAB_PAGES);
+	CHECK_EQ(fill_from(w, UINT32_MAX, UINT32_MAX, &next), 0);
+	CHECK_EQ(next, SLAB_PAGES);
+	settle(w);
+	CHECK_EQ(stats_of(w).pages_copied, SLAB_PAGES);
+	world_end(w);
+}
+
+static void only_the_slabs_own_mapping_is_filled(void)
+{
+	struct world *w = world_behind(2);
+	uint64_t generation = slab_of(w, 0).generation;
+	uint32_t next;
+
+	CHECK_EQ(isw_slab_fill(w->e, 0, generation + 1, 0, 9, &next), -ESTALE);
+	CHECK_EQ(isw_slab_fill(w->e, 1, generation, 0, 9, &next), -ESTALE);
+	CHECK_EQ(isw_slab_fill(w->e, SLABS, generation, 0, 9, &next), -EINVAL);
+	BREAK(w, 0);
+	CHECK_EQ(isw_slab_fill(w->e, 0, generation, 0, 9, &next), -ESTALE);
+	unmap(w);
+	CHECK_EQ(isw_slab_fill(w->e, 0, generation, 0, 9, &next), -ESTALE);
+	CHECK_EQ(slab_of(w, 0).in_flight, 0);
+	world_end(w);
+}
+
+static void without_a_backup_there_is_nothing_to_copy(void)
+{
+	struct world *w = world_mapped(ISW_ENGINE_NO_BACKUP);
+	uint32_t next;
+
+	write_settled(w, 0, 2, 10);
+	unmap(w); /* both pages are lost, which the bits of the backup tell */
+	map(w, 0, 0);
+	CHECK_EQ(fill_from(w, 0, 9, &next), 0);
+	CHECK_EQ(next, SLAB_PAGES);
+	world_end(w);
+}
+
+static void the_last_slab_may_be_short(void)
+{
+	struct isw_engine_config config = world_config(0);
+	struct world *w;
+	uint32_t next;
+
+	config.size_bytes -= 5 * ISW_PAGE_BYTES;
+	w = world_of(&config);
+	write_settled(w, PAGES - SLAB_PAGES, 3, 70);
+	CHECK_EQ(remote_new(w), 0);
+	map(w, SLABS - 1, 0);
+	CHECK_EQ(isw_slab_fill(w->e, SLABS - 1, w->generations, 0, 9, &next), 3);
+	CHECK_EQ(next, SLAB_PAGES);
+	settle(w);
+	CHECK_EQ(donor_value(w, 0, PAGES - SLAB_PAGES + 2), 72);
+	CHECK_EQ(stats_of(w).pages_copied, 3);
+	world_end(w);
+}
+
+/* ---------------------------------------------------------------- others go first */
+
+static void reads_go_before_copies(void)
+{
+	struct world *w = world_behind(4);
+	uint32_t next, id;
+
+	CHECK_EQ(fill_from(w, 0, 1, &next), 1);
+	CHECK_EQ(fill_from(w, 2, 1, &next), 1);
+	id = get(w, 1, 1);
+	DISK_TAKE_READ(w);
+	CHECK(!w->e->sim->jobs[0].op->copy);
+	DISK_TAKE_READ(w);
+	CHECK(w->e->sim->jobs[1].op->copy);
+	/* One reader at most is at copies. */
+	CHECK_EQ(step(w, ISW_STEP_BACKUP_TAKE, 1, 0), 0);
+	get(w, 3, 1);
+	DISK_TAKE_READ(w);
+	CHECK(!w->e->sim->jobs[2].op->copy);
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->got[id][0], 11);
+	settle(w);
+	CHECK_EQ(stats_of(w).pages_copied, 2);
+	world_end(w);
+}
+
+static void copies_leave_half_of_the_buffers_free(void)
+{
+	struct isw_engine_config config = world_config(0);
+	struct world *w;
+	uint32_t next;
+
+	config.slab_bytes = PAGES * ISW_PAGE_BYTES;
+	w = world_of(&config);
+	for (uint64_t page = 0; page < PAGES; page += 8)
+		write_settled(w, page, 8, 10 + page);
+	CHECK_EQ(remote_new(w), 0);
+	map(w, 0, 0);
+	CHECK_EQ(fill_from(w, 3, 100, &next), STAGING / 2);
+	CHECK_EQ(next, 3 + STAGING / 2);
+	CHECK_EQ(fill_from(w, next, 100, &next), 0);
+	CHECK_EQ(next, 3 + STAGING / 2);
+	settle(w);
+	put(w, 0, 6, 600); /* has six buffers until the backup has them */
+	CHECK_EQ(fill_from(w, next, 100, &next), 2);
+	CHECK_EQ(next, 5 + STAGING / 2);
+	settle(w);
+	while (next < PAGES) {
+		CHECK(fill_from(w, next, 100, &next) > 0);
+		settle(w);
+	}
+	CHECK_EQ(fill_from(w, 0, 100, &next), 0);
+	CHECK_EQ(slab_of(w, 0).remote_valid_pages, PAGES);
+	CHECK_EQ(stats_of(w).pages_copied, PAGES - 3); /* the first three were written */
+	world_end(w);
+}
+
+static void copies_under_way_are_bounded(void)
+{
+	struct isw_engine_config config = world_config(0);
+	uint32_t pages = 3 * ISWI_COPY_PAGES_MAX, begun = 0, next = 0;
+	struct world *w;
+
+	config.size_bytes = config.slab_bytes = pages * ISW_PAGE_BYTES;
+	config.staging_pages = 2 * pages;
+	config.backup_write_bytes_max = 1 << 20;
+	w = world_of(&config);
+	for (uint64_t page = 0; page < pages; page += 8)
+		write_settled(w, page, 8, page);
+	CHECK_EQ(isw_sim_remote(w->e, 2, 1, &next), 0);
+	map(w, 0, 0);
+	CHECK_EQ(fill_from(w, 0, UINT32_MAX, &next), (int)ISWI_COPY_PAGES_MAX);
+	CHECK_EQ(next, ISWI_COPY_PAGES_MAX);
+	CHECK_EQ(fill_from(w, next, 1, &next), 0);
+	DISK_TAKE_READ(w);
+	CHECK(w->e->sim->jobs[0].op->pages <= 32); /* nor does one take the disk for long */
+	DISK_DONE(w, 0);
+	CHECK_EQ(fill_from(w, next, 1, &next), 0); /* read, but not yet written */
+	REPLY(w, 0, 0);
+	CHECK_EQ(fill_from(w, next, UINT32_MAX, &next), 32);
+	while (next < pages) {
+		disk_settle(w);
+		remotes_settle(w);
+		begun = (uint32_t)fill_from(w, next, UINT32_MAX, &next);
+		CHECK(begun && begun <= ISWI_COPY_PAGES_MAX);
+	}
+	settle(w);
+	CHECK_EQ(stats_of(w).pages_copied, pages);
+	for (uint64_t page = 0; page < pages; page++)
+		CHECK_EQ(donor_value(w, 0, page), page);
+	world_end(w);
+}
+
+/* A write that found no buffer goes on as soon as a copy gives some back, however it ends. */
+static void writes_go_on_with_the_buffers_of_copies(void)
+{
+	for (int way = 0; way < 3; way++) {
+		struct world *w = world_behind(SLAB_PAGES);
+		uint32_t id;
+
+		fill(w, 0, SLAB_PAGES);
+		put(w, SLAB_PAGES, 8, 100);
+		id = put(w, 2 * SLAB_PAGES, 8, 200);
+		CHECK_EQ(stats_of(w).staging_waits, 1);
+		CHECK_EQ(stats_of(w).pages_out, SLAB_PAGES + 8);
+		DISK_TAKE_READ(w);
+		if (way == 0) {
+			DISK_FAIL(w, 0);
+		} else {
+			DISK_DONE(w, 0);
+			if (way == 1)
+				REPLY(w, 0, 0);
+			else
+				REFUSE(w, 0, 0);
+		}
+		CHECK_EQ(stats_of(w).pages_out, SLAB_PAGES + 16);
+		settle(w);
+		CHECK_EQ(w->error[id], 0);
+		CHECK_EQ(read_settled(w, 2 * SLAB_PAGES), 200);
+		world_end(w);
+	}
+}
+
+/* Half of the buffers hold what cannot be written; the rest, which copies have, comes back. */
+static void a_write_is_not_refused_while_copies_hold_buffers(void)
+{
+	struct world *w = world_behind(4);
+	uint32_t id;
+
+	fill(w, 0, 4);
+	put(w, SLAB_PAGES, 8, 100);
+	put(w, 2 * SLAB_PAGES, 1, 200);
+	for (int i = 0; i < 3; i++) { /* 4, 4 and 1 pages */
+		DISK_TAKE(w);
+		DISK_FAIL(w, 0);
+	}
+	id = put(w, 3 * SLAB_PAGES, 4, 300); /* three buffers are left */
+	CHECK_EQ(w->error[id], PENDING);
+	DISK_TAKE_READ(w);
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->error[id], PENDING);
+	REPLY(w, 0, 0);
+	settle(w);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(read_settled(w, 3 * SLAB_PAGES + 3), 303);
+	world_end(w);
+}
+
+/* ------------------------------------------------------------------ reads meanwhile */
+
+static void a_read_meets_a_copy(void)
+{
+	struct world *w = world_copying(READING);
+	uint32_t id = get(w, 0, 1);
+
+	/* Its buffer holds nothing yet: from the backup. */
+	CHECK_EQ(w->error[id], PENDING);
+	DISK_TAKE_READ(w);
+	DISK_DONE(w, 1);
+	CHECK_EQ(w->got[id][0], 10);
+	CHECK_EQ(stats_of(w).pages_in_backup, 1);
+	DISK_DONE(w, 0);
+	id = get(w, 0, 1);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(w->got[id][0], 10);
+	CHECK_EQ(stats_of(w).pages_in_staging, 1);
+	REPLY(w, 0, 0);
+	CHECK_EQ(read_settled(w, 0), 10);
+	CHECK_EQ(stats_of(w).pages_in_remote, 1);
+	world_end(w);
+}
+
+static void a_read_that_fails_is_answered_from_the_copy(void)
+{
+	struct world *w = world_copying(READING);
+	uint32_t id = get(w, 0, 1);
+
+	DISK_TAKE_READ(w);
+	DISK_DONE(w, 0);
+	DISK_FAIL(w, 0);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(w->got[id][0], 10);
+	world_end(w);
+}
+
+/* ----------------------------------------------------------- what comes between wins */
+
+static void a_write_wins(enum stage stage)
+{
+	struct world *w = world_copying(stage);
+	uint32_t id = put(w, 0, 1, 99);
+
+	/* Its own transfer waits only for one that is on its way to the donor. */
+	CHECK_EQ(sent_for(w, 0, 0, ISWI_XFER_WRITE), 1);
+	copy_goes_on(w, stage);
+	is_dropped(w);
+	CHECK(!is_remote_valid(w, 0));
+	CHECK_EQ(w->error[id], PENDING);
+	CHECK_EQ(sent_for(w, 0, 0, ISWI_XFER_WRITE), 1);
+	REPLY(w, 0, 0);
+	CHECK_EQ(w->error[id], 0);
+	CHECK(is_remote_valid(w, 0));
+	CHECK_EQ(donor_value(w, 0, 0), 99);
+	settle(w);
+	CHECK_EQ(disk_value(w, 0), 99);
+	CHECK_EQ(read_settled(w, 0), 99);
+	is_dropped(w);
+	world_end(w);
+}
+
+/* Nothing of the write is left to be seen when the copy goes on, but for the page's version. */
+static void a_write_that_is_all_over_wins(void)
+{
+	struct world *w = world_copying(READING);
+	uint32_t id = put(w, 0, 1, 99);
+
+	REPLY(w, 0, 0);
+	DISK_TAKE(w);
+	DISK_DONE(w, 1);
+	CHECK_EQ(w->error[id], 0);
+	CHECK(is_remote_valid(w, 0) && is_backup_current(w, 0));
+	CHECK_EQ(stats_of(w).staging_pages_used, 1); /* the copy's */
+	DISK_DONE(w, 0);
+	is_dropped(w);
+	CHECK_EQ(sent(w, 0), 0);
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK_EQ(donor_value(w, 0, 0), 99);
+	CHECK_EQ(read_settled(w, 0), 99);
+	world_end(w);
+}
+
+/* The same bytes, so that no checksum tells, and a donor that refused them. */
+static void a_write_of_the_same_bytes_wins(void)
+{
+	struct world *w = world_copying(READING);
+
+	put(w, 0, 1, 10);
+	REFUSE(w, 0, 0);
+	DISK_DONE(w, 0);
+	is_dropped(w);
+	CHECK_EQ(sent(w, 0), 0);
+	settle(w);
+	CHECK(!is_remote_valid(w, 0));
+	CHECK_EQ(read_settled(w, 0), 10);
+	world_end(w);
+}
+
+static void zeros_win(enum stage stage, uint32_t op)
+{
+	struct world *w = world_copying(stage);
+	uint32_t id = submit(w, op, 0, 1, 0);
+
+	CHECK_EQ(w->error[id], 0);
+	copy_goes_on(w, stage);
+	is_dropped(w);
+	CHECK(!is_remote_valid(w, 0) && !is_backup_current(w, 0));
+	CHECK_EQ(read_settled(w, 0), 0);
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	world_end(w);
+}
+
+static void a_write_after_zeros_wins(enum stage stage)
+{
+	struct world *w = world_copying(stage);
+
+	trim(w, 0, 1);
+	put(w, 0, 1, 99);
+	CHECK_EQ(sent_for(w, 0, 0, ISWI_XFER_WRITE), 1);
+	copy_goes_on(w, stage);
+	is_dropped(w);
+	CHECK(!is_remote_valid(w, 0));
+	settle(w);
+	CHECK_EQ(donor_value(w, 0, 0), 99);
+	CHECK_EQ(disk_value(w, 0), 99);
+	CHECK_EQ(read_settled(w, 0), 99);
+	world_end(w);
+}
+
+/* A few pages of a run are overtaken, the others are copied. */
+static void the_rest_of_a_run_is_copied(void)
+{
+	struct world *w = world_behind(6);
+
+	fill(w, 0, 6);
+	DISK_TAKE_READ(w);
+	trim(w, 1, 1);
+	CHECK_EQ(stats_of(w).pages_copy_dropped, 0);
+	DISK_DONE(w, 0);
+	CHECK_EQ(sent(w, 0), 2);
+	put(w, 4, 1, 99);
+	settle(w);
+	CHECK_EQ(stats_of(w).pages_copied, 4);
+	CHECK_EQ(stats_of(w).pages_copy_dropped, 2);
+	for (uint64_t page = 0; page < 6; page++) {
+		CHECK_EQ(is_remote_valid(w, page), page != 1);
+		CHECK_EQ(read_settled(w, page), page == 1 ? 0 : page == 4 ? 99 : 10 + page);
+	}
+	world_end(w);
+}
+
+/* ------------------------------------------------------------- the donor is taken away */
+
+static void an_unmapped_slab_is_drained(enum stage stage)
+{
+	struct world *w = world_copying(stage);
+
+	unmap(w);
+	/* The donor does not wait for our disk. */
+	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], stage == READING);
+	copy_goes_on(w, stage);
+	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 1);
+	is_dropped(w);
+	CHECK_EQ(sent(w, 0), 0);
+	CHECK(!is_remote_valid(w, 0));
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK_EQ(read_settled(w, 0), 10);
+	world_end(w);
+}
+
+/* The next mapping is another donor's business: its own copies are asked for. */
+static void a_copy_does_not_follow_its_slab(void)
+{
+	struct world *w = world_copying(READING);
+
+	CHECK_EQ(remote_new(w), 1);
+	unmap(w);
+	map(w, 0, 1);
+	DISK_DONE(w, 0);
+	is_dropped(w);
+	CHECK_EQ(sent(w, 0), 0);
+	CHECK_EQ(sent(w, 1), 0);
+	fill(w, 0, 1);
+	settle(w);
+	CHECK_EQ(donor_value(w, 1, 0), 10);
+	CHECK(is_remote_valid(w, 0));
+	world_end(w);
+}
+
+static void a_donor_goes_down(enum stage stage)
+{
+	struct world *w = world_copying(stage);
+
+	BREAK(w, 0);
+	if (stage == READING)
+		DISK_DONE(w, 0);
+	is_dropped(w);
+	CHECK(!is_remote_valid(w, 0));
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK_EQ(slab_of(w, 0).in_flight, 0);
+	CHECK_EQ(read_settled(w, 0), 10);
+	reconnect(w, 0);
+	resume(w, 0);
+	fill(w, 0, 1);
+	settle(w);
+	CHECK(is_remote_valid(w, 0));
+	CHECK_EQ(donor_value(w, 0, 0), 10);
+	world_end(w);
+}
+
+static void a_refused_copy_is_reported(void)
+{
+	struct world *w = world_copying(WRITING);
+
+	REFUSE(w, 0, 0);
+	is_dropped(w);
+	CHECK_EQ(w->events[ISW_EVENT_SLAB_ERROR], 1);
+	CHECK_EQ(stats_of(w).remote_errors, 1);
+	CHECK(!is_remote_valid(w, 0));
+	CHECK_EQ(read_settled(w, 0), 10);
+	world_end(w);
+}
+
+/* ---------------------------------------------------------------- the backup is bad */
+
+static void wrong_bytes_are_not_copied(void)
+{
+	struct world *w = world_behind(3);
+
+	w->e->sim->disk[ISW_PAGE_BYTES + 7] ^= 1;
+	fill(w, 0, 3);
+	settle(w);
+	CHECK_EQ(stats_of(w).pages_copied, 2);
+	CHECK_EQ(stats_of(w).pages_copy_dropped, 1);
+	CHECK_EQ(stats_of(w).crc_errors_backup, 1);
+	CHECK(is_remote_valid(w, 0) && !is_remote_valid(w, 1) && is_remote_valid(w, 2));
+	CHECK_EQ(donor_value(w, 0, 1), 0);
+	/* A read judges, and finds it well where the copy only met a bad moment. */
+	CHECK(is_backup_current(w, 1));
+	CHECK_EQ(w->events[ISW_EVENT_BAD_PAGE], 0);
+	w->e->sim->disk[ISW_PAGE_BYTES + 7] ^= 1;
+	CHECK_EQ(read_settled(w, 1), 11);
+	world_end(w);
+}
+
+/* A read of a page that rots is answered, not repeated for as long as the copy takes. */
+static void a_bad_page_is_judged_while_a_copy_reads_it(void)
+{
+	struct world *w = world_copying(READING);
+	uint32_t id = get(w, 0, 1);
+
+	w->e->sim->disk[7] ^= 1;
+	for (int i = 0; i < 2; i++) {
+		DISK_TAKE_READ(w);
+		DISK_DONE(w, 1);
+	}
+	CHECK_EQ(w->error[id], -EIO);
+	CHECK_EQ(w->events[ISW_EVENT_BAD_PAGE], 1);
+	world_end(w);
+}
+
+static void a_failed_read_copies_nothing(void)
+{
+	struct world *w = world_copying(READING);
+
+	DISK_FAIL(w, 0);
+	is_dropped(w);
+	CHECK_EQ(stats_of(w).backup_errors, 1);
+	CHECK_EQ(stats_of(w).crc_errors_backup, 0); /* nothing was looked at */
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK(is_backup_current(w, 0) && !is_remote_valid(w, 0));
+	CHECK_EQ(w->events[ISW_EVENT_BACKUP_FAILING], 0);
+	fill(w, 0, 1);
+	settle(w);
+	CHECK(is_remote_valid(w, 0));
+	world_end(w);
+}
+
+/* ------------------------------------------------------------------- nothing to save */
+
+static void a_copy_is_nothing_to_wait_for(enum stage stage)
+{
+	struct world *w = world_copying(stage);
+	struct isw_error error = {0};
+	char path[64];
+	uint32_t id;
+
+	snprintf(path, sizeof(path), "isw-copy-%d.tables", (int)getpid());
+	CHECK_EQ(isw_engine_settle(w->e, 0), 0);
+	CHECK_EQ(isw_engine_save_tables(w->e, path, &error), 0);
+	unlink(path);
+	id = flush(w);
+	DISK_TAKE(w);
+	DISK_DONE(w, stage == READING); /* the sync */
+	CHECK_EQ(w->error[id], 0);
+	/* What is written meanwhile is. */
+	put(w, 0, 1, 99);
+	CHECK_EQ(isw_engine_settle(w->e, 0), -ETIMEDOUT);
+	CHECK_EQ(isw_engine_save_tables(w->e, path, &error), -EBUSY);
+	settle(w);
+	CHECK_EQ(isw_engine_settle(w->e, 0), 0);
+	world_end(w);
+}
+
+static void an_engine_may_end_in_the_middle_of_it(enum stage stage)
+{
+	struct world *w = world_behind(5);
+	uint32_t next;
+
+	fill(w, 0, 2);
+	DISK_TAKE_READ(w);
+	if (stage == WRITING)
+		DISK_DONE(w, 0);
+	CHECK_EQ(fill_from(w, 3, 9, &next), 2); /* not even begun to be read */
+	isw_engine_destroy(w->e);
+	free(w);
+}
+
+int main(void)
+{
+	what_the_donor_lacks_is_copied();
+	a_run_is_one_read_and_one_write();
+	as_many_as_asked_for_and_on_from_there();
+	only_the_slabs_own_mapping_is_filled();
+	without_a_backup_there_is_nothing_to_copy();
+	the_last_slab_may_be_short();
+	reads_go_before_copies();
+	copies_leave_half_of_the_buffers_free();
+	copies_under_way_are_bounded();
+	writes_go_on_with_the_buffers_of_copies();
+	a_write_is_not_refused_while_copies_hold_buffers();
+	a_read_meets_a_copy();
+	a_read_that_fails_is_answered_from_the_copy();
+	a_write_that_is_all_over_wins();
+	a_write_of_the_same_bytes_wins();
+	the_rest_of_a_run_is_copied();
+	a_copy_does_not_follow_its_slab();
+	a_refused_copy_is_reported();
+	wrong_bytes_are_not_copied();
+	a_bad_page_is_judged_while_a_copy_reads_it();
+	a_failed_read_copies_nothing();
+	for (enum stage stage = 0; stage < STAGES; stage++) {
+		a_write_wins(stage);
+		zeros_win(stage, ISW_SIM_TRIM);
+		zeros_win(stage, ISW_SIM_ZERO);
+		a_write_after_zeros_wins(stage);
+		an_unmapped_slab_is_drained(stage);
+		a_donor_goes_down(stage);
+		a_copy_is_nothing_to_wait_for(stage);
+		an_engine_may_end_in_the_middle_of_it(stage);
+	}
+	return 0;
+}
