@@ -110,8 +110,14 @@ class DaemonConfig:
     connections_per_lease_max: int = _int(32, low=1, high=1024)
     connections_per_host_max: int = _int(128, low=1, high=65_536)
     """Of one address, at each of the two ports."""
+    evict_deadline_s: float = _float(1.0, low=0.01, high=60.0)
+    """How long a consumer may take to give an evicted slab up; then it is fenced without."""
+    consumer_share_max: float = _float(0.5, low=0.0, high=1.0, above=True)
+    """Of the pool, what one consumer may keep while another one needs memory."""
     lease_grace_s: float = _float(10.0, low=0.0, high=3600.0)
     """How long a lease without session and connections waits for its device to come back."""
+    state_dir: Path = _path(Path("/var/lib/infiniswap"))
+    """Where it is kept that this donor is drained."""
     name: str = _text("")
     """How this donor is called in tables; empty: the host's name."""
     keep_awake: str = _choice("off", "auto", "off")
@@ -141,6 +147,8 @@ class DeviceConfig:
     backup_readers: int = _int(4, low=1, high=8)
     queues: int = _int(2, low=1, high=16)
     """Connections per donor."""
+    refill_pages_per_s: float = _float(4096.0, low=0.0, high=1e9)
+    """Pages copied from the backup to a slab's new donor, in the background; 0: none."""
     connect_ms: int = _int(3_000, low=10, high=60_000)
     request_ms: int = _int(2_000, low=10, high=60_000)
     """Past it a donor counts as unreachable."""
@@ -179,10 +187,11 @@ class PolicyConfig:
     """Donors asked per placement."""
     headroom_fraction: float = _float(0.125, low=0.0, high=0.9)
     """Of all memory, where daemon.headroom is auto (8 GiB of 64)."""
-    evict_slabs: int = _int(1, low=1, high=1024)
-    """E: mapped slabs evicted at once."""
-    evict_extra_slabs: int = _int(1, low=0, high=1024)
-    """E′, at most E: slabs asked for their activity beyond E."""
+    evict_slabs_max: int = _int(16, low=1, high=1024)
+    """E at most. What is missing decides how many mapped slabs are evicted; more than this need
+    further batches."""
+    evict_extra_slabs: int | None = _int(None, low=0, high=1024, auto=True)
+    """E′, at most E: slabs asked for their activity beyond E; auto: as many as E."""
     suspend_s: float = _float(2.0, low=0.0, high=600.0)
     """How long an unreachable donor may come back before its slabs are given up."""
 
@@ -447,7 +456,7 @@ def _convert_addresses(value: object, default_port: int) -> tuple[HostPort, ...]
 
 def _check_together(config: Config) -> None:
     """What no single key can tell."""
-    daemon, device, policy = config.daemon, config.device, config.policy
+    daemon, device = config.daemon, config.device
     if daemon.pool_bytes is not None and daemon.pool_bytes < daemon.slab_bytes:
         raise ConfigError(
             f"daemon.pool ({format_size(daemon.pool_bytes)}) is smaller than one slab "
@@ -457,11 +466,6 @@ def _check_together(config: Config) -> None:
     if daemon.connections_per_lease_max > daemon.connections_max:
         raise ConfigError(
             "daemon.connections_per_lease_max is above daemon.connections_max",
-            mend="Lower the first or raise the second.",
-        )
-    if policy.evict_extra_slabs > policy.evict_slabs:
-        raise ConfigError(
-            "policy.evict_extra_slabs is above policy.evict_slabs",
             mend="Lower the first or raise the second.",
         )
     for key, value in (
@@ -474,9 +478,9 @@ def _check_together(config: Config) -> None:
                 f"({format_size(device.staging_bytes)})",
                 mend=f"Raise device.staging to {format_size(2 * value)} or more.",
             )
-    for key in ("backup_dir", "run_dir"):
-        if getattr(device, key) is None:
-            raise ConfigError(f"device.{key} is empty", mend="Give an absolute path.")
+    for section, key in (("device", "backup_dir"), ("device", "run_dir"), ("daemon", "state_dir")):
+        if getattr(getattr(config, section), key) is None:
+            raise ConfigError(f"{section}.{key} is empty", mend="Give an absolute path.")
 
 
 __all__ = [

@@ -108,6 +108,7 @@ class Cluster:
             {
                 "INFINISWAP_DEVICE_RUN_DIR": str(self.run_dir),
                 "INFINISWAP_DEVICE_BACKUP_DIR": str(self.backup_dir),
+                "INFINISWAP_DAEMON_STATE_DIR": str(self.root / "state"),
                 "INFINISWAP_DEVICE_SLAB": str(SLAB),
                 "INFINISWAP_DEVICE_STAGING": str(8 * MIB),
                 "INFINISWAP_POLICY_HOT_PAGES_PER_S": "1",

@@ -30,7 +30,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ("cluster", "runs")
+pytest_plugins = ("cluster", "pagejob", "runs")
 
 IN_CI = os.environ.get("INFINISWAP_CI", "") not in ("", "0")
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])

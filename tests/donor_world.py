@@ -38,9 +38,11 @@ class World:
         self.memory = memory
         self.address = HostPort("127.0.0.1", donor.ports.control_port)
 
-    async def session(self, handler: Handler | None = None, **changes: Any) -> Session:
+    async def session(
+        self, handler: Handler | None = None, identity: Identity = IDENTITY, **changes: Any
+    ) -> Session:
         config = ClientConfig(**{"request_s": WAIT_S, "connect_s": WAIT_S, **changes})
-        return await connect(self.address, IDENTITY, config, handler or Handler())
+        return await connect(self.address, identity, config, handler or Handler())
 
 
 class Handler:
@@ -52,13 +54,17 @@ class Handler:
         self.ends: list[Ended] = []
         self.answer_evict = asyncio.Event()
         self.answer_evict.set()
+        self.rates: Mapping[int, float] = {0: 12.5}
+        self.has_backup = True
 
     async def evict(self, lease: int, slot: int, generation: int, deadline_s: float) -> None:
+        if not self.has_backup:
+            raise RequestRefusedError("the only copy", reason=m.REFUSED_ONLY_COPY)
         await self.answer_evict.wait()
         self.evicted.append((lease, slot, generation))
 
     async def activity(self, lease: int) -> Mapping[int, float]:
-        return {0: 12.5}
+        return self.rates
 
     def draining(self, draining: bool) -> None:
         self.drains.append(draining)

@@ -168,8 +168,11 @@ int isw_store_preallocate(isw_store *store, struct isw_error *error)
 
 int isw_store_release_free(isw_store *store)
 {
-	struct iswi_store_slab *slab = claim(store, ISWI_SLAB_FREE, ISWI_SLAB_FREEING);
+	/* A dirty one first: the host that waits for its memory need not wait for the zeroing. */
+	struct iswi_store_slab *slab = claim(store, ISWI_SLAB_DIRTY, ISWI_SLAB_FREEING);
 
+	if (slab == NULL)
+		slab = claim(store, ISWI_SLAB_FREE, ISWI_SLAB_FREEING);
 	if (slab == NULL)
 		return -ENOENT;
 	iswi_slab_mem_free(&slab->mem);

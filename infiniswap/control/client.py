@@ -415,18 +415,34 @@ async def fetch_status(address: HostPort, config: ClientConfig) -> m.Status:
     Raises:
         NoDonorError, ProtocolMismatchError, WrongSecretError: as for `connect`.
     """
+    return await _fetch_proved(address, config, "GET", m.STATUS_PATH, m.Status)
+
+
+async def set_draining(address: HostPort, config: ClientConfig, draining: bool) -> m.DrainInfo:
+    """Tells a donor to give every slab back, or to lend again.
+
+    Raises:
+        NoDonorError, ProtocolMismatchError, WrongSecretError: as for `connect`.
+    """
+    path = m.DRAIN_PATH if draining else m.UNDRAIN_PATH
+    return await _fetch_proved(address, config, "POST", path, m.DrainInfo)
+
+
+async def _fetch_proved(
+    address: HostPort, config: ClientConfig, method: str, path: str, kind: type[BodyT]
+) -> BodyT:
     async with errors_explained(address, config.connect_s), _http_session() as http:
         headers: dict[str, str] = {}
-        nonce = await _get(http, address, m.NONCE_PATH, m.NonceInfo, headers)
+        nonce = await _fetch(http, address, "GET", m.NONCE_PATH, m.NonceInfo, headers)
         if nonce.required:
             if config.secret is None:
                 raise wrong_secret(
                     address, "the donor asks for a cluster secret, and none is configured here"
                 )
             headers["Authorization"] = auth.http_authorization(
-                config.secret, "GET", m.STATUS_PATH, nonce.nonce
+                config.secret, method, path, nonce.nonce
             )
-        return await _get(http, address, m.STATUS_PATH, m.Status, headers)
+        return await _fetch(http, address, method, path, kind, headers)
 
 
 async def fetch_version(address: HostPort, config: ClientConfig) -> m.VersionInfo:
@@ -436,18 +452,19 @@ async def fetch_version(address: HostPort, config: ClientConfig) -> m.VersionInf
         NoDonorError, ProtocolMismatchError: as for `connect`.
     """
     async with errors_explained(address, config.connect_s), _http_session() as http:
-        return await _get(http, address, m.VERSION_PATH, m.VersionInfo, {})
+        return await _fetch(http, address, "GET", m.VERSION_PATH, m.VersionInfo, {})
 
 
-async def _get(
+async def _fetch(
     http: aiohttp.ClientSession,
     address: HostPort,
+    method: str,
     path: str,
     kind: type[BodyT],
     headers: Mapping[str, str],
 ) -> BodyT:
     url = f"http://{address}{path}"
-    async with http.get(url, headers=headers, allow_redirects=False) as response:
+    async with http.request(method, url, headers=headers, allow_redirects=False) as response:
         body = bytearray()
         async for chunk in response.content.iter_any():
             body += chunk

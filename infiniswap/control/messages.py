@@ -41,6 +41,8 @@ STATUS_PATH: Final = "/v1/status"
 VERSION_PATH: Final = "/v1/version"
 OPENAPI_PATH: Final = "/v1/openapi.json"
 NONCE_PATH: Final = "/v1/nonce"
+DRAIN_PATH: Final = "/v1/drain"
+UNDRAIN_PATH: Final = "/v1/undrain"
 SUBPROTOCOL: Final = "infiniswap"
 """WebSocket subprotocol: tells a daemon apart from any other WebSocket server."""
 
@@ -291,6 +293,8 @@ REFUSED_QUOTA: Final = "quota"
 REFUSED_UNKNOWN_LEASE: Final = "unknown_lease"
 REFUSED_STALE: Final = "stale"
 REFUSED_BUSY: Final = "busy"
+REFUSED_ONLY_COPY: Final = "only_copy"
+"""To an eviction: the slab's pages are nowhere else."""
 REFUSED_ERROR: Final = "error"
 REFUSED_REASONS: Final = (
     REFUSED_NO_MEMORY,
@@ -299,6 +303,7 @@ REFUSED_REASONS: Final = (
     REFUSED_UNKNOWN_LEASE,
     REFUSED_STALE,
     REFUSED_BUSY,
+    REFUSED_ONLY_COPY,
     REFUSED_ERROR,
 )
 
@@ -364,7 +369,8 @@ class PoolStatus(Struct, frozen=True, kw_only=True):
 
 
 class MemoryStatus(Struct, frozen=True, kw_only=True):
-    """The donor's memory, bytes. `others_bytes` is the average use of all but the pool."""
+    """The donor's memory, bytes. `others_bytes` is the average use of all but the pool, and
+    `cache_bytes` page cache that counts as used, as it is read again and again."""
 
     source: Name
     total_bytes: U53
@@ -372,6 +378,7 @@ class MemoryStatus(Struct, frozen=True, kw_only=True):
     headroom_bytes: U53
     others_bytes: U53
     used_share: Share
+    cache_bytes: U53 = 0
 
 
 class LeaseStatus(Struct, frozen=True, kw_only=True):
@@ -411,6 +418,14 @@ class Status(Struct, frozen=True, kw_only=True):
     memory: MemoryStatus
     leases: list[LeaseStatus]
     counters: dict[str, int]
+
+
+class DrainInfo(Struct, frozen=True, kw_only=True):
+    """Answer to a drain or undrain. `warning` is empty when it also survives a restart."""
+
+    draining: bool
+    slabs_mapped: Count
+    warning: Text = ""
 
 
 class VersionInfo(Struct, frozen=True, kw_only=True):

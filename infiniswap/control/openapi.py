@@ -9,7 +9,7 @@ import msgspec
 
 from infiniswap.control import messages as m
 
-_HTTP_TYPES: Final = (m.Status, m.VersionInfo, m.NonceInfo, m.HttpError)
+_HTTP_TYPES: Final = (m.Status, m.DrainInfo, m.VersionInfo, m.NonceInfo, m.HttpError)
 _SESSION_TYPES: Final = tuple(dict.fromkeys((*get_args(m.ToDonor), *get_args(m.ToConsumer))))
 
 
@@ -34,6 +34,8 @@ def document(software: str) -> dict[str, Any]:
         },
         "paths": {
             m.STATUS_PATH: _get("The donor's state", reference[m.Status], reference),
+            m.DRAIN_PATH: _post("Takes every slab back, lends none", reference),
+            m.UNDRAIN_PATH: _post("Lends again", reference),
             m.VERSION_PATH: _get("Who answers here", reference[m.VersionInfo], None),
             m.NONCE_PATH: _get("A nonce for one request", reference[m.NonceInfo], None),
             m.OPENAPI_PATH: _get("This document", {"type": "object"}, reference),
@@ -90,3 +92,8 @@ def _get(
             "content": {"application/json": {"schema": protected[m.HttpError]}},
         }
     return {"get": operation}
+
+
+def _post(summary: str, reference: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+    """A request without a body; the proof covers method and path."""
+    return {"post": _get(summary, reference[m.DrainInfo], reference)["get"]}

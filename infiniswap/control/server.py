@@ -129,6 +129,8 @@ class ControlServer:
         app = web.Application(middlewares=[self._guard], client_max_size=4096)
         app.router.add_get(m.SESSION_PATH, self._session)
         app.router.add_get(m.STATUS_PATH, self._status)
+        app.router.add_post(m.DRAIN_PATH, self._drain)
+        app.router.add_post(m.UNDRAIN_PATH, self._drain)
         app.router.add_get(m.VERSION_PATH, self._version)
         app.router.add_get(m.NONCE_PATH, self._nonce)
         app.router.add_get(m.OPENAPI_PATH, self._openapi)
@@ -251,6 +253,14 @@ class ControlServer:
         if not self._authorized(request):
             return _error(401, "the proof of the cluster secret is missing or wrong")
         return _json(self._service.status())
+
+    async def _drain(self, request: web.Request) -> web.StreamResponse:
+        """Two paths and no body: the proof covers all that is asked for."""
+        if not self._authorized(request):
+            return _error(401, "the proof of the cluster secret is missing or wrong")
+        draining = request.path == m.DRAIN_PATH
+        log.warning("%s asks for %s", _peer_name(request), "drain" if draining else "undrain")
+        return _json(await self._service.set_draining(draining))
 
     async def _openapi(self, request: web.Request) -> web.StreamResponse:
         if not self._authorized(request):

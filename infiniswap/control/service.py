@@ -77,6 +77,9 @@ class Service(Protocol):
     def status(self) -> m.Status:
         """For GET /v1/status."""
 
+    async def set_draining(self, draining: bool) -> m.DrainInfo:
+        """For POST /v1/drain and /v1/undrain."""
+
     def session_opened(self, session: ServerSession) -> None:
         """A consumer proved itself."""
 

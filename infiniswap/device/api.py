@@ -49,6 +49,7 @@ class DeviceStatus(Struct, frozen=True, kw_only=True):
         alarms: what an administrator should act on now.
         runs: pids of the `run` commands that use it.
         awake: whether it keeps processors awake now; a device of release 0.1 does not tell.
+        evictions: slabs that donors have taken back, since the start.
     """
 
     name: str
@@ -74,6 +75,7 @@ class DeviceStatus(Struct, frozen=True, kw_only=True):
     alarms: list[str]
     runs: list[int]
     awake: bool = False
+    evictions: int = 0
 
 
 class JoinRequest(Struct, frozen=True, kw_only=True):

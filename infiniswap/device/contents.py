@@ -22,6 +22,7 @@ from infiniswap.device.rundir import DevicePaths
 from infiniswap.device.spec import DeviceSpec
 from infiniswap.engine.protocol import Engine
 from infiniswap.errors import BackupError, ConflictError, EngineError, from_oserror
+from infiniswap.system.files import sync_directory
 
 SETTLE_MS_MAX = 120_000
 
@@ -141,11 +142,7 @@ def _durably(paths: DevicePaths, call: Callable[[], None]) -> None:
     """
     try:
         call()
-        directory = os.open(paths.store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(paths.store)
     except OSError as error:
         raise from_oserror(
             "cannot record the state of the contents", error, where=str(paths.store)

@@ -90,6 +90,12 @@ class Slabs(Protocol):
     def lost(self, slab: int) -> None:
         """The slab has no donor any more, not by our choice: worth another one at once."""
 
+    def arrived(self, slab: int) -> None:
+        """The slab has a donor, or has it back; what it lacks may be copied there."""
+
+    def evicted(self, link: DonorLink, slab: int) -> None:
+        """The donor has taken the slab back: worth another donor at once, this one later."""
+
     def distrusted(self, link: DonorLink, why: str) -> None:
         """The donor is given up for what it did: no slab there for a while."""
 
@@ -221,6 +227,7 @@ class DonorLink:
                     await session.unmap(lease.lease, answer.slot, answer.generation)
                 raise
             self.mapped[slab] = Place(answer.slot, answer.generation)
+            self._slabs.arrived(slab)
 
     async def _ensure_lease(self, session: Session) -> Lease:
         if self._lease is None:
@@ -300,14 +307,23 @@ class DonorLink:
     # ----------------------------------------------- what the donor asks (SessionHandler)
 
     async def evict(self, lease: int, slot: int, generation: int, deadline_s: float) -> None:
-        """The donor takes a slab back; DONE is the return."""
+        """The donor takes a slab back; DONE is the return.
+
+        Raises:
+            RequestRefusedError: without a backup its pages are nowhere else.
+        """
         if self._lease is None or self._lease.lease != lease:
             return
+        if not self._config.has_backup:
+            raise RequestRefusedError(
+                "the device has no backup, so these pages are nowhere else",
+                reason=m.REFUSED_ONLY_COPY,
+            )
         for slab, place in list(self.mapped.items()):
             if (place.slot, place.generation) != (slot, generation):
                 continue
             await self._drain(slab, place, max(deadline_s, 0.1))
-            self._slabs.lost(slab)
+            self._slabs.evicted(self, slab)
             log.info("slab %d: evicted by donor %s", slab, self.address)
 
     async def activity(self, lease: int) -> Mapping[int, float]:
@@ -446,6 +462,7 @@ class DonorLink:
         for slab, place in list(self.mapped.items()):
             if (place.slot, place.generation) in there:
                 self._engine.slab_resume(slab, place.generation)
+                self._slabs.arrived(slab)
             else:
                 await self._abandon(slab)
         known = {(place.slot, place.generation) for place in self.mapped.values()}

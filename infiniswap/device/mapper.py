@@ -14,13 +14,15 @@ from random import Random
 
 from infiniswap.device.links import DonorLink
 from infiniswap.engine.protocol import Engine, Event, EventKind, SlabInfo, SlabState
-from infiniswap.errors import InfiniswapError, RequestRefusedError
+from infiniswap.errors import EngineError, InfiniswapError, RequestRefusedError
 from infiniswap.policy.activity import ActivityConfig, ActivityTracker
 from infiniswap.policy.placement import Ask, Choose, DonorBook, MemoryUse, Placement
+from infiniswap.policy.refill import Refill
 
 log = logging.getLogger(__name__)
 
 # How often the counters are looked at: soon after I/O begins, rarely when there is none.
+_TICK_S_REFILL = 0.05  # the engine takes a bounded number of copies at a time
 _TICK_S_BUSY = 0.1
 _TICK_S_IDLE = 0.25
 _SKIPPED_MAX = 3  # idle ticks on which the slabs are not looked at: every second they are
@@ -38,15 +40,20 @@ class SlabMapper:
         choices: int,
         rng: Random,
         now_s: float,
+        refill: Refill,
+        slab_pages: int,
     ) -> None:
         self.links: list[DonorLink] = []
         self.alarms: dict[str, str] = {}
+        self.evictions = 0
         self.is_eager = False
         """Without a backup an unmapped slab could take no page: every slab is kept mapped."""
         self._engine = engine
         self._choices = choices
         self._rng = rng
         self._tracker = ActivityTracker(slab_count, activity, now_s)
+        self._refill = refill
+        self._slab_pages = slab_pages
         self._book: DonorBook[DonorLink] = DonorBook()
         self._drains: dict[tuple[int, int], asyncio.Future[None]] = {}
         self._urgent: set[int] = set()
@@ -75,6 +82,17 @@ class SlabMapper:
         """A slab that was hot enough for a donor has lost it: another one at once."""
         self._urgent.add(slab)
         self._wake.set()
+
+    def arrived(self, slab: int) -> None:
+        """A slab has got a donor: what it lacks is copied there from the backup."""
+        self._refill.begin(slab)
+        self._wake.set()
+
+    def evicted(self, link: DonorLink, slab: int) -> None:
+        """A donor has taken a slab back: it is short of memory itself."""
+        self.evictions += 1
+        self._book.full(link, asyncio.get_running_loop().time())
+        self.lost(slab)
 
     def pages_lost(self, pages: int) -> None:
         """So many had no other copy. Reading one is an error from now on, never zeros."""
@@ -198,8 +216,12 @@ class SlabMapper:
                     # Nothing has moved: the slabs, of which there may be many, need no look.
                     skipped += 1
                     self._tracker.tick(loop.time(), self._totals)
+                if self._refill:
+                    self._refill.step(
+                        loop.time(), self._tracker.activity, self._copy, self._slab_pages
+                    )
                 try:
-                    async with asyncio.timeout(_TICK_S_BUSY if is_busy else _TICK_S_IDLE):
+                    async with asyncio.timeout(self._pause_s(is_busy)):
                         await self._wake.wait()
                 except TimeoutError:
                     pass
@@ -209,6 +231,20 @@ class SlabMapper:
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks)
+
+    def _pause_s(self, is_busy: bool) -> float:
+        if self._refill:
+            return _TICK_S_REFILL
+        return _TICK_S_BUSY if is_busy else _TICK_S_IDLE
+
+    def _copy(self, slab: int, first: int, pages_max: int) -> tuple[int, int] | None:
+        link = self._link_of(slab)
+        if link is None:
+            return None
+        try:
+            return self._engine.slab_fill(slab, link.mapped[slab].generation, first, pages_max)
+        except EngineError:
+            return None  # suspended or being unmapped; when it is back it is begun anew
 
     async def _look_at_slabs(self) -> None:
         slabs = self._engine.slabs()

@@ -56,6 +56,7 @@ def device_status(
         alarms=list(mapper.alarms.values()),
         runs=runs,
         awake=awake,
+        evictions=mapper.evictions,
     )
 
 

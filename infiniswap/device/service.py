@@ -40,6 +40,7 @@ from infiniswap.errors import (
     NoDonorError,
 )
 from infiniswap.policy.activity import ActivityConfig
+from infiniswap.policy.refill import Refill
 from infiniswap.system.backup import check_backup, check_has_no_data
 from infiniswap.system.process import make_swap_safe
 from infiniswap.system.wakeful import Waker
@@ -244,6 +245,8 @@ class DeviceService:
             policy.choices,
             random.Random(),
             loop.time(),
+            Refill(0.0 if spec.backup is None else spec.config.refill_pages_per_s, loop.time()),
+            spec.slab_bytes // PAGE_BYTES,
         )
         link_config = LinkConfig(
             identity=self._identity(),

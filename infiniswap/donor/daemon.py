@@ -31,6 +31,7 @@ from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits
 from infiniswap.control.server import CONNECTIONS_MAX, ControlServer, ServerConfig
 from infiniswap.donor import descriptors
+from infiniswap.donor.evict import EvictionConfig
 from infiniswap.donor.harvest import Harvester, MemoryFigures, MemorySource
 from infiniswap.donor.service import DonorIdentity, DonorService, ServiceConfig
 from infiniswap.engine.protocol import Store, StoreConfig
@@ -38,10 +39,12 @@ from infiniswap.errors import (
     ConfigError,
     ConflictError,
     EngineError,
+    InfiniswapError,
     SystemCallError,
     from_oserror,
 )
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy, pool_bytes_auto
+from infiniswap.system.pressure import PressureTrigger
 from infiniswap.system.wakeful import Waker
 from infiniswap.units import PAGE_BYTES, HostPort, format_size, format_size_short
 
@@ -193,6 +196,8 @@ async def serve(
             )
             server = ControlServer(service, _server_config(config, secret, stop_s, handshake_s))
             service.server_counters = server.counters
+            harvester.evict = service.evictor.evict
+            service.drain.restore()
             service.data_port = _listen_data(store, daemon.listen.host, daemon.data_port)
             service.control_port = await server.start(daemon.listen)
             ports = Ports(service.control_port, service.data_port)
@@ -200,10 +205,12 @@ async def serve(
                 _log_start(config, ports, limits, secret is not None)
                 donor = Donor(ports, service, server, harvester)
                 waker = Waker(lambda: store.stats()["read_bytes"] // PAGE_BYTES, daemon.keep_awake)
+                stop_pressure = _watch_pressure(harvester)
                 tasks = (
                     asyncio.create_task(harvester.run(), name="harvest"),
                     asyncio.create_task(service.watch(config.policy.period_s), name="leases"),
                     asyncio.create_task(waker.run(), name="waker"),
+                    asyncio.create_task(service.drain.run(), name="drain"),
                 )
                 for task in tasks:
                     task.add_done_callback(donor.task_done)
@@ -213,6 +220,7 @@ async def serve(
                     for task in tasks:
                         task.cancel()
                     await asyncio.wait(tasks)
+                    stop_pressure()
             finally:
                 await _stop(server, service, store, stop_s)
         finally:
@@ -256,6 +264,28 @@ async def run(
             loop.remove_signal_handler(number)
 
 
+def _watch_pressure(harvester: Harvester) -> Callable[[], None]:
+    """The kernel's own word when somebody waits for memory, beside the samples; returns what ends
+    it. Where it gives none the samples alone have to do."""
+    try:
+        trigger = PressureTrigger()
+    except InfiniswapError as error:
+        log.debug("no word of memory pressure from the kernel: %s", error)
+        return lambda: None
+    loop = asyncio.get_running_loop()
+
+    def fired() -> None:
+        if trigger.take():
+            harvester.nudge()
+
+    def stop() -> None:
+        loop.remove_reader(trigger.fileno())
+        trigger.close()
+
+    loop.add_reader(trigger.fileno(), fired)
+    return stop
+
+
 async def _stop(server: ControlServer, service: DonorService, store: Store, stop_s: float) -> None:
     await server.stop(m.GOODBYE_SHUTDOWN, "the daemon is stopping")
     end_s = time.monotonic() + stop_s
@@ -290,6 +320,14 @@ def _service_config(config: Config, limits: HeadroomConfig, authenticated: bool)
         heartbeat_s=cluster.heartbeat_s,
         silence_s=cluster.heartbeat_s * cluster.heartbeats_missed_max,
         authenticated=authenticated,
+        eviction=EvictionConfig(
+            slabs_max=config.policy.evict_slabs_max,
+            extra=config.policy.evict_extra_slabs,
+            deadline_s=config.daemon.evict_deadline_s,
+        ),
+        consumer_share_max=config.daemon.consumer_share_max,
+        state_dir=config.daemon.state_dir,
+        listen_port=config.daemon.listen.port,
     )
 
 

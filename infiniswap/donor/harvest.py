@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the slab pool in step with the host's memory.
 
-Once per period: read the memory figures, zero what consumers gave back, then grow or shrink the
-free part of the pool as `HeadroomPolicy` says. Everything that touches slab memory blocks for up
-to half a second per slab, so it runs in a small thread pool, one slab at a time under one lock,
-and the figures are read again before the next.
+The figures are read once per period, and up to twenty times a second while memory is short or
+nearly so (infiniswap.policy.sampling). What a reading calls for happens at once: slabs that nobody
+has are given back in the same tick, mapped ones are taken back by batch eviction beside it. Making
+and zeroing slabs takes up to half a second each and never stands in the way of that: it goes on
+beside the ticks, one slab at a time, and the figures are read again before the next.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from infiniswap.engine.protocol import Store
 from infiniswap.errors import EngineError, InfiniswapError
+from infiniswap.policy.cache import CacheUse
 from infiniswap.policy.headroom import HeadroomPolicy, PoolState
+from infiniswap.policy.sampling import SamplingConfig, sample_s
 from infiniswap.units import format_size_short
 
 log = logging.getLogger(__name__)
@@ -28,6 +32,13 @@ ResultT = TypeVar("ResultT")
 
 _RETRY_S = 10.0
 """After the host refused memory for a slab."""
+
+_SAMPLE_S_MIN = 0.05
+_ALERT_S = 2.0
+"""How long the figures are read often after a hint; the kernel gives one per two seconds."""
+
+_EVICT_RETRY_S = 1.0
+"""After a batch that brought nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +49,35 @@ class MemoryFigures:
     available_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class CacheFigures:
+    """Its page cache, in bytes.
+
+    Attributes:
+        file_bytes: what could be dropped, now.
+        refault_bytes: read again soon after it had been dropped, since the start.
+    """
+
+    file_bytes: int
+    refault_bytes: int
+
+
 class MemorySource(Protocol):
-    """Where the figures come from."""
+    """Where the figures come from. Methods block (shortly): for a worker thread."""
 
     @property
     def name(self) -> str:
         """For status: "host", or the path of a cgroup."""
 
     def read(self) -> MemoryFigures:
-        """Blocking, for a worker thread. Raises InfiniswapError."""
+        """Raises InfiniswapError."""
+
+    def cache(self) -> CacheFigures | None:
+        """None where this kernel does not count refaults. Raises InfiniswapError."""
+
+
+Evict = Callable[[int], Awaitable[int]]
+"""Takes so many mapped slabs back; returns how many it got. Bounded in time."""
 
 
 class Harvester:
@@ -76,13 +107,22 @@ class Harvester:
         self._executor = executor
         self._clock = clock
         self._period_s = period_s
-        self._lock = asyncio.Lock()
+        self._sampling = SamplingConfig(min(_SAMPLE_S_MIN, period_s), period_s)
+        self._cache = CacheUse()
+        self._cache_read_s = float("-inf")
+        self._wake = asyncio.Event()
+        self._alert_until_s = float("-inf")
+        self._lock = asyncio.Lock()  # one slab made or zeroed at a time
+        self._upkeep: asyncio.Task[None] | None = None
+        self._eviction: asyncio.Task[None] | None = None
+        self._evict_after_s = float("-inf")
         self._figures = MemoryFigures(0, 0)
         self._read_s = float("-inf")
         self._refused_until_s = float("-inf")
         self._short = False
         self._blind = False
         self._unpinned_told = False
+        self.evict: Evict | None = None
         self.counters: Counter[str] = Counter()
 
     @property
@@ -99,6 +139,16 @@ class Harvester:
     def figures(self) -> MemoryFigures:
         """The newest figures; zeros before the first reading."""
         return self._figures
+
+    @property
+    def cache_bytes(self) -> int:
+        """Page cache that is in use, as it is being read again and again."""
+        return self._cache.used_bytes
+
+    @property
+    def is_short(self) -> bool:
+        """Whether mapped slabs have to be taken back."""
+        return self._short
 
     def pool(self) -> PoolState:
         """The pool, now."""
@@ -127,50 +177,122 @@ class Harvester:
         figures = await self._off_loop(self._memory.read)
         self._figures = figures
         self._read_s = self._clock()
-        self._policy.observe(
-            self._read_s, figures.total_bytes, figures.available_bytes, self.pool()
-        )
+        # Cache in use is memory in use.
+        available_bytes = max(0, figures.available_bytes - self._cache.used_bytes)
+        self._policy.observe(self._read_s, figures.total_bytes, available_bytes, self.pool())
+
+    def nudge(self) -> None:
+        """Something hints at a shortage: the figures are read now, and often for a while."""
+        self._alert_until_s = self._clock() + _ALERT_S
+        self._wake.set()
 
     async def run(self) -> None:
         """Ticks until cancelled."""
-        while True:
-            try:
-                await self.tick()
-            except InfiniswapError as error:
-                # Without figures the pool keeps its size; growing blindly could hurt the host.
-                self.counters["harvest_errors"] += 1
-                if not self._blind:
-                    log.error("memory cannot be harvested: %s", error)
-                self._blind = True
-            else:
-                if self._blind:
-                    log.info("memory can be harvested again")
-                self._blind = False
-            await asyncio.sleep(self._period_s)
+        try:
+            while True:
+                self._wake.clear()
+                try:
+                    await self.tick()
+                except InfiniswapError as error:
+                    # Without figures the pool keeps its size; growing blindly could hurt the host.
+                    self.counters["harvest_errors"] += 1
+                    if not self._blind:
+                        log.error("memory cannot be harvested: %s", error)
+                    self._blind = True
+                else:
+                    if self._blind:
+                        log.info("memory can be harvested again")
+                    self._blind = False
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._pause_s()):
+                        await self._wake.wait()
+        finally:
+            await self._end_tasks()
+
+    def _pause_s(self) -> float:
+        if self._clock() < self._alert_until_s:
+            return self._sampling.sample_s_min
+        return sample_s(self._sampling, self._policy.slack_bytes, self.pool().total)
 
     async def tick(self) -> None:
-        """One round: read, scrub, then grow or shrink by as much as fits into one period."""
-        end_s = self._clock() + self._period_s
+        """One round: read, give back what must be, and see to the rest beside the ticks."""
+        await self._look_at_cache()
         await self.refresh(0.0)
-        while self.pool().dirty and await self._scrub():
-            pass
-        released = 0
+        released, before_bytes = 0, self._figures.available_bytes
         while (plan := self._policy.plan(self.pool())).release and await self._release():
             released += 1
             await self.refresh(0.0)
         if released:
-            size = format_size_short(released * self._policy.config.slab_bytes)
-            log.info("gave %d free slabs (%s) back to this host", released, size)
-        while plan.grow and self._clock() < end_s and await self._grow():
-            await self.refresh(0.0)
-            plan = self._policy.plan(self.pool())
+            log.info(
+                "gave %d slabs (%s) back to this host: available %s, was %s",
+                released,
+                format_size_short(released * self._policy.config.slab_bytes),
+                format_size_short(self._figures.available_bytes),
+                format_size_short(before_bytes),
+            )
+        if plan.evict:
+            self._begin_eviction(plan.evict)
+        elif not plan.release and self._upkeep is None and (plan.grow or self.pool().dirty):
+            self._upkeep = asyncio.create_task(self._keep_up(), name="upkeep")
         self._report(plan.evict)
+
+    async def _look_at_cache(self) -> None:
+        if self._clock() - self._cache_read_s < self._period_s:
+            return
+        figures = await self._off_loop(self._memory.cache)
+        self._cache_read_s = self._clock()
+        if figures is None:
+            return
+        was = self._cache.used_bytes
+        used = self._cache.observe(self._cache_read_s, figures.refault_bytes, figures.file_bytes)
+        if used and not was:
+            log.info("%s of page cache count as used: they are read again", format_size_short(used))
+
+    # ----------------------------------------------------------- beside the ticks
+
+    async def _keep_up(self) -> None:
+        """Zeroes what came back, then makes slabs, as long as there is memory for them."""
+        try:
+            while self.pool().dirty and not self._short and await self._scrub():
+                pass
+            while not self._short and self._policy.plan(self.pool()).grow and await self._grow():
+                await self.refresh(0.0)
+        except InfiniswapError as error:
+            log.debug("upkeep: %s", error)  # the next tick meets the same error, and says it
+        finally:
+            self._upkeep = None
+
+    def _begin_eviction(self, count: int) -> None:
+        if self.evict is None or self._eviction is not None or self._clock() < self._evict_after_s:
+            return
+        self._eviction = asyncio.create_task(self._run_eviction(self.evict, count), name="eviction")
+
+    async def _run_eviction(self, evict: Evict, count: int) -> None:
+        try:
+            if not await evict(count):
+                # Nobody could give one up; asking on and on would help nobody.
+                self._evict_after_s = self._clock() + _EVICT_RETRY_S
+        except InfiniswapError as error:
+            log.error("eviction: %s", error)
+            self._evict_after_s = self._clock() + _EVICT_RETRY_S
+        finally:
+            self._eviction = None
+            self._wake.set()  # what came back is given to the host at once
+
+    async def _end_tasks(self) -> None:
+        tasks = {task for task in (self._upkeep, self._eviction) if task is not None}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def prepare(self) -> bool:
         """Makes one more slab free, for a consumer that waits; False when there is no memory."""
         await self.refresh()
         if self.pool().free:
             return True
+        if self._policy.plan(self.pool()).release:
+            return False  # the host needs what there is
         if self.pool().dirty and await self._scrub():
             return True
         return self.slabs_mappable() > 0 and await self._grow()
@@ -180,8 +302,8 @@ class Harvester:
             return await self._off_loop(self._store.scrub)
 
     async def _release(self) -> bool:
-        async with self._lock:
-            done = await self._off_loop(self._store.release_free)
+        # Not under the lock: whoever makes or zeroes a slab meanwhile has it for half a second.
+        done = await self._off_loop(self._store.release_free)
         self.counters["slabs_released"] += done
         return done
 
@@ -206,8 +328,9 @@ class Harvester:
     def _report(self, evict: int) -> None:
         """Says once when the host gets short of memory, and when that is over."""
         if evict and not self._short:
+            self.counters["shortages"] += 1
             log.warning(
-                "this host is short of memory: %d lent slabs should be taken back "
+                "this host is short of memory: %d lent slabs are taken back "
                 "(available %s, headroom %s)",
                 evict,
                 format_size_short(self._figures.available_bytes),
@@ -216,7 +339,6 @@ class Harvester:
         elif self._short and not evict:
             log.info("this host has its headroom again")
         self._short = bool(evict)
-        self.counters["evictions_wanted"] += evict
         unpinned = self._store.stats()["slabs_unpinned"]
         if unpinned and not self._unpinned_told:
             self._unpinned_told = True

@@ -6,13 +6,16 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from infiniswap.donor.harvest import MemoryFigures, MemorySource
+from infiniswap.donor.harvest import CacheFigures, MemoryFigures, MemorySource
 from infiniswap.errors import ConfigError, InfiniswapError, UnavailableError
 from infiniswap.system.memory import (
+    Cache,
     Memory,
     MemoryHierarchy,
+    cgroup_cache,
     cgroup_memory,
     host_memory,
+    machine_cache,
     machine_memory,
     memory_hierarchy,
 )
@@ -27,6 +30,7 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._name = "host"
+        self._limit: Path | None = None
         self._hierarchy: MemoryHierarchy | None = None
         self._found_s = float("-inf")
 
@@ -50,7 +54,14 @@ class HostMemory:
             self._found_s = float("-inf")  # moved, perhaps: looked for again next time
             raise
         self._name = memory.limited_by[:128]
+        self._limit = None if memory.limited_by == "host" else Path(memory.limited_by)
         return MemoryFigures(memory.total_bytes, memory.available_bytes)
+
+    def cache(self) -> CacheFigures | None:
+        """Blocking. Raises InfiniswapError. Of whatever limits the figures."""
+        if self._limit is not None and self._hierarchy is not None:
+            return _cache_figures(cgroup_cache(self._limit, self._hierarchy.version))
+        return _cache_figures(machine_cache())
 
     def _figures(self) -> Memory:
         if self._hierarchy is None:
@@ -91,6 +102,14 @@ class CgroupMemory:
         return MemoryFigures(
             min(cgroup.limit_bytes, host.total_bytes), min(available, host.available_bytes)
         )
+
+    def cache(self) -> CacheFigures | None:
+        """Blocking. Raises InfiniswapError."""
+        return _cache_figures(cgroup_cache(self._path, self._version))
+
+
+def _cache_figures(cache: Cache | None) -> CacheFigures | None:
+    return None if cache is None else CacheFigures(cache.file_bytes, cache.refault_bytes)
 
 
 def memory_source(cgroup: Path | None) -> MemorySource:

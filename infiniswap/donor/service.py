@@ -16,7 +16,9 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -25,10 +27,13 @@ from infiniswap import __version__
 from infiniswap.control import messages as m
 from infiniswap.control.channel import LOST, Ended
 from infiniswap.control.service import ServerSession
+from infiniswap.donor.drain import Drain, drain_path
+from infiniswap.donor.evict import EvictionConfig, Evictor, MappedSlab
 from infiniswap.donor.harvest import Harvester
-from infiniswap.donor.leases import Lease, LeaseTable, Owner
+from infiniswap.donor.leases import Lease, LeaseState, LeaseTable, Owner
+from infiniswap.donor.quota import Quota
 from infiniswap.engine.protocol import Store
-from infiniswap.errors import EngineError, InfiniswapError, RequestRefusedError
+from infiniswap.errors import EngineError, InfiniswapError, NotFoundError, RequestRefusedError
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +68,10 @@ class ServiceConfig:
         silence_s: told to consumers.
         authenticated: whether a cluster secret is in force.
         fence_ms: how long a renewal or unmap waits for requests under way.
+        eviction: bounds of a batch eviction.
+        consumer_share_max: of the pool, what one consumer may keep while others need memory.
+        state_dir: for what outlives the daemon; None: nothing does.
+        listen_port: of the control API as configured; 0: another after each start.
         prepare_s: how long a map request waits for a slab to be allocated. Shorter than the
             consumer waits for its answer, so that it gets one.
     """
@@ -75,6 +84,10 @@ class ServiceConfig:
     silence_s: float = 5.0
     authenticated: bool = False
     fence_ms: int = 5_000
+    eviction: EvictionConfig = field(default_factory=EvictionConfig)
+    consumer_share_max: float = 0.5
+    state_dir: Path | None = None
+    listen_port: int = 0
     prepare_s: float = 1.5
 
 
@@ -110,11 +123,15 @@ class DonorService:
         self._locks: dict[int, asyncio.Lock] = {}
         self._sessions: dict[int, ServerSession] = {}
         self._under_way: set[asyncio.Future[Any]] = set()
-        self._draining = False
         self.control_port = 0
         self.data_port = 0
         self.counters: Counter[str] = Counter()
         self.server_counters: Counter[str] = Counter()
+        self.evictor = Evictor(self, config.eviction, Random(), clock, self.counters)
+        slabs_max = config.pool_bytes // config.slab_bytes
+        path = drain_path(config.state_dir, identity.donor_id, config.listen_port)
+        self.drain = Drain(self.evictor, lambda: len(self.mapped()), self._tell_draining, path)
+        self._quota = Quota(self._table, self.evictor, slabs_max, config.consumer_share_max)
 
     # --------------------------------------------------------------------- sessions
 
@@ -130,7 +147,7 @@ class DonorService:
             grace_ms=round(self._config.grace_s * 1000),
             heartbeat_ms=round(self._config.heartbeat_s * 1000),
             silence_ms=round(self._config.silence_s * 1000),
-            draining=self._draining,
+            draining=self.drain.is_active,
         )
 
     def session_opened(self, session: ServerSession) -> None:
@@ -157,10 +174,16 @@ class DonorService:
             f"; lease {numbers} waits for it" if leases else "",
         )
 
-    async def drain(self, draining: bool) -> None:
-        """Takes no more slabs on (or does again), and tells every consumer."""
-        self._draining = draining
-        log.info("draining" if draining else "no longer draining")
+    async def set_draining(self, draining: bool) -> m.DrainInfo:
+        """See Service."""
+        warning = await self.drain.set(draining)
+        return m.DrainInfo(
+            draining=self.drain.is_active,
+            slabs_mapped=len(self.mapped()),
+            warning=m.clean_text(warning),
+        )
+
+    async def _tell_draining(self, draining: bool) -> None:
         await asyncio.gather(
             *(
                 session.channel.notify(m.DrainNotice(draining=draining))
@@ -173,7 +196,7 @@ class DonorService:
         self.counters[f"requests_{type(request).__struct_config__.tag}"] += 1
         match request:
             case m.MemoryRequest():
-                return await self._memory(request)
+                return await self._memory(session, request)
             case m.LeaseRequest():
                 return await self._lease(session, request)
             case m.MapRequest():
@@ -194,13 +217,14 @@ class DonorService:
 
     # --------------------------------------------------------------------- requests
 
-    async def _memory(self, request: m.MemoryRequest) -> m.MemoryAnswer:
+    async def _memory(self, session: ServerSession, request: m.MemoryRequest) -> m.MemoryAnswer:
         await self._harvester.refresh()
+        can_map = self._harvester.slabs_mappable() or self._quota.reclaimable(session.host_name)
         return m.MemoryAnswer(
             id=request.id,
             used_share=self._harvester.used_share(),
             free_slabs=self._harvester.pool().free,
-            can_map=0 if self._draining else self._harvester.slabs_mappable(),
+            can_map=0 if self.drain.is_active or self._harvester.is_short else can_map,
         )
 
     async def _lease(self, session: ServerSession, request: m.LeaseRequest) -> m.LeaseAnswer:
@@ -238,7 +262,7 @@ class DonorService:
             )
         made = self._store.map(lease.lease)
         if made is None:
-            await self._prepare()
+            await self._prepare(session)
             # The lease may have gone while a slab was made.
             self._table.owned(request.lease, session.number)
             made = self._store.map(lease.lease)
@@ -249,8 +273,14 @@ class DonorService:
         log.debug("%s: slab %d is in slot %d", session, request.slab, made.slot)
         return m.MapAnswer(id=request.id, slot=made.slot, generation=made.generation)
 
-    async def _prepare(self) -> None:
-        task = self._track(asyncio.ensure_future(self._harvester.prepare()))
+    async def _prepare(self, session: ServerSession) -> None:
+        async def prepare() -> None:
+            if await self._harvester.prepare() or self._harvester.is_short:
+                return
+            if await self._quota.make_room(session.host_name):
+                await self._harvester.prepare()
+
+        task = self._track(asyncio.ensure_future(prepare()))
         # A slab that comes too late for this request is there for the next.
         await asyncio.wait({task}, timeout=self._config.prepare_s)
 
@@ -299,28 +329,70 @@ class DonorService:
         await self._destroy(lease, "released")
         return m.OkAnswer(id=request.id)
 
-    async def evict(self, lease: int, slot: int, deadline_ms: int) -> None:
+    # --------------------------------------------------------- eviction (evict.Slabs)
+
+    def mapped(self) -> list[MappedSlab]:
+        """Every slab that is lent."""
+        return [
+            (lease.lease, slot)
+            for lease in self._table.leases()
+            if lease.state is not LeaseState.EXPIRED
+            for slot in lease.slots
+        ]
+
+    async def activity(self, lease: int, wait_s: float) -> dict[int, float]:
+        """Page I/O per second by slot, as the owner of the lease says.
+
+        Raises:
+            InfiniswapError: it did not say.
+        """
+        session = self._session_of(lease)
+        if session is None:
+            raise NotFoundError(f"the device of lease {lease} is not connected")
+        return await session.activity(lease, wait_s)
+
+    async def evict(self, lease: int, slot: int, deadline_ms: int) -> bool:
         """Takes a slab back: asks its owner for DONE, past the deadline fences it without.
+
+        Returns:
+            False when the owner keeps it, as it holds the only copy.
 
         Raises:
             EngineError: the store could not.
         """
-        async with self._lock(lease):
-            entry = self._table.get(lease)
-            info = entry.slots.get(slot) if entry else None
-            if entry is None or info is None:
-                return
-            session = self._sessions.get(entry.session or 0)
-            wait_ms = 0
-            if session is not None:
-                try:
-                    await session.evict(lease, slot, info.generation, deadline_ms)
-                    wait_ms = self._config.fence_ms
-                except InfiniswapError as error:
-                    log.warning("%s did not give slab %d up: %s", session, info.slab, error)
-            await self._off_loop(lambda: self._store.unmap(lease, slot, info.generation, wait_ms))
-            self._table.unmapped(lease, slot)
-            self.counters["evictions"] += 1
+        entry = self._table.get(lease)
+        info = entry.slots.get(slot) if entry else None
+        if info is None:
+            return True
+        session = self._session_of(lease)
+        wait_ms = 0
+        if session is not None:
+            try:
+                await session.evict(lease, slot, info.generation, deadline_ms)
+                wait_ms = self._config.fence_ms
+            except RequestRefusedError as error:
+                if error.reason == m.REFUSED_ONLY_COPY:
+                    self.counters["evictions_refused"] += 1
+                    log.warning("%s keeps slab %d: %s", session, info.slab, error)
+                    return False
+                log.warning("%s did not give slab %d up: %s", session, info.slab, error)
+            except InfiniswapError as error:
+                log.warning("%s did not give slab %d up: %s", session, info.slab, error)
+        await self._whole(self._fence(lease, info, wait_ms), lease)
+        return True
+
+    async def _fence(self, lease: int, info: m.SlotInfo, wait_ms: int) -> None:
+        entry = self._table.get(lease)
+        if entry is None or entry.slots.get(info.slot) != info:
+            return  # given back in the meantime
+        await self._off_loop(lambda: self._store.unmap(lease, info.slot, info.generation, wait_ms))
+        self._table.unmapped(lease, info.slot)
+        self.counters["evictions"] += 1
+        self.counters["evictions_forced"] += not wait_ms
+
+    def _session_of(self, lease: int) -> ServerSession | None:
+        entry = self._table.get(lease)
+        return self._sessions.get(entry.session or 0) if entry else None
 
     # ----------------------------------------------------------------------- expiry
 
@@ -381,7 +453,7 @@ class DonorService:
             control_port=self.control_port,
             data_port=self.data_port,
             authenticated=self._config.authenticated,
-            draining=self._draining,
+            draining=self.drain.is_active,
             sessions=len(self._sessions),
             pool=m.PoolStatus(
                 limit_bytes=self._config.pool_bytes,
@@ -390,7 +462,7 @@ class DonorService:
                 slabs_mapped=stats["slabs_mapped"],
                 slabs_dirty=stats["slabs_dirty"],
                 slabs_unpinned=stats["slabs_unpinned"],
-                can_map=0 if self._draining else self._harvester.slabs_mappable(),
+                can_map=0 if self.drain.is_active else self._harvester.slabs_mappable(),
             ),
             memory=m.MemoryStatus(
                 source=self._harvester.source,
@@ -399,6 +471,7 @@ class DonorService:
                 headroom_bytes=policy.config.headroom_bytes,
                 others_bytes=policy.others_bytes,
                 used_share=self._harvester.used_share(),
+                cache_bytes=self._harvester.cache_bytes,
             ),
             leases=[self._lease_status(lease) for lease in self._table.leases()],
             counters={
@@ -434,7 +507,7 @@ class DonorService:
     # ---------------------------------------------------------------------- helpers
 
     def _refuse_if_draining(self) -> None:
-        if self._draining:
+        if self.drain.is_active:
             raise RequestRefusedError("this donor is being drained", reason=m.REFUSED_DRAINING)
 
     def _lock(self, lease: int) -> asyncio.Lock:

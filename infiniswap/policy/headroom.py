@@ -7,6 +7,10 @@ applications. It follows the memory use of everything else on the host with
 free it allocates slabs ahead of demand, which hides the time of allocation from consumers; with
 less it gives free slabs back first, then evicts mapped ones.
 
+Two things are ours. What an application has taken suddenly does not wait for the average: once
+half of the headroom is gone, mapped slabs are evicted by the newest figures. And page cache that is
+being read again and again counts as used (infiniswap.policy.cache).
+
 Ours reads MemAvailable, not MemFree: page cache that the kernel would drop is not in use.
 """
 
@@ -94,6 +98,10 @@ class HarvestPlan:
     evict: int
 
 
+URGENT_FRACTION = 0.5
+"""Below this part of the headroom the average is not waited for."""
+
+
 class HeadroomPolicy:
     """Follows the host's memory and says what to do with the pool.
 
@@ -106,6 +114,7 @@ class HeadroomPolicy:
         self._others = Ewma(config.beta, config.period_s)
         self._others_now_bytes = 0
         self._total_bytes = 0
+        self._mapped = 0
 
     @property
     def config(self) -> HeadroomConfig:
@@ -116,6 +125,14 @@ class HeadroomPolicy:
     def others_bytes(self) -> int:
         """Average memory use of everything but the pool, bytes; 0 before the first tick."""
         return int(self._others.value or 0.0)
+
+    @property
+    def slack_bytes(self) -> int:
+        """How much more the host may take before mapped slabs are evicted at once; by the newest
+        figures, with free slabs counted as given back already."""
+        return self._room_bytes(
+            self._others_now_bytes, self._mapped, int(self._config.headroom_bytes * URGENT_FRACTION)
+        )
 
     def observe(
         self, now_s: float, total_bytes: int, available_bytes: int, pool: PoolState
@@ -130,6 +147,7 @@ class HeadroomPolicy:
         """
         used_bytes = max(0, total_bytes - available_bytes)
         self._total_bytes = max(0, total_bytes)
+        self._mapped = pool.mapped
         self._others_now_bytes = max(0, used_bytes - pool.total * self._config.slab_bytes)
         self._others.update(now_s, self._others_now_bytes)
 
@@ -147,19 +165,25 @@ class HeadroomPolicy:
         """What to do with the pool now; nothing before the first measurement.
 
         Growing and releasing heed the higher of average and newest use: both cost little and
-        should not wait for the average. Eviction, which costs consumers, heeds the average alone.
+        should not wait for the average. Eviction, which costs consumers, heeds the average, unless
+        the newest figures leave less than URGENT_FRACTION of the headroom: then those.
         """
         if self._others.value is None:
             return HarvestPlan(0, 0, 0)
-        slab_bytes = self._config.slab_bytes
-        average_bytes = self._room_bytes(self.others_bytes, pool)
-        cautious_bytes = self._room_bytes(max(self.others_bytes, self._others_now_bytes), pool)
+        slab_bytes, headroom_bytes = self._config.slab_bytes, self._config.headroom_bytes
         over = max(0, pool.total - self._config.slabs_max)
         unmapped = pool.free + pool.dirty
+        highest_bytes = max(self.others_bytes, self._others_now_bytes)
+        cautious_bytes = self._room_bytes(highest_bytes, pool.total, headroom_bytes)
         if cautious_bytes < 0 or over:
             release = min(unmapped, max(over, -(cautious_bytes // slab_bytes)))
-            missing_bytes = -average_bytes - release * slab_bytes
-            evict = max(-(-missing_bytes // slab_bytes), over - release, 0)
+            left = pool.total - release
+            urgent_bytes = int(headroom_bytes * URGENT_FRACTION)
+            if self._room_bytes(self._others_now_bytes, left, urgent_bytes) < 0:
+                room_bytes = self._room_bytes(highest_bytes, left, headroom_bytes)
+            else:
+                room_bytes = self._room_bytes(self.others_bytes, left, headroom_bytes)
+            evict = max(-(room_bytes // slab_bytes), over - release, 0)
             return HarvestPlan(0, release, min(pool.mapped, evict))
         spare = self._free_slabs_over(pool)
         if spare:
@@ -171,11 +195,12 @@ class HeadroomPolicy:
         if self._others.value is None:
             return pool.free
         cautious = max(self.others_bytes, self._others_now_bytes)
-        return pool.free + self._fitting(self._room_bytes(cautious, pool), pool)
+        room_bytes = self._room_bytes(cautious, pool.total, self._config.headroom_bytes)
+        return pool.free + self._fitting(room_bytes, pool)
 
-    def _room_bytes(self, others_bytes: int, pool: PoolState) -> int:
-        pool_bytes = pool.total * self._config.slab_bytes
-        return self._total_bytes - self._config.headroom_bytes - others_bytes - pool_bytes
+    def _room_bytes(self, others_bytes: int, slabs: int, headroom_bytes: int) -> int:
+        pool_bytes = slabs * self._config.slab_bytes
+        return self._total_bytes - headroom_bytes - others_bytes - pool_bytes
 
     def _fitting(self, room_bytes: int, pool: PoolState) -> int:
         fitting = (room_bytes - self._config.hysteresis_bytes) // self._config.slab_bytes

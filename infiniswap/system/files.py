@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 from pathlib import Path
 
@@ -108,3 +109,12 @@ def parse_key_values(text: str) -> dict[str, int]:
         if len(fields) == 2 and re.fullmatch(r"-?[0-9]+", fields[1], re.ASCII):
             values[fields[0]] = int(fields[1])
     return values
+
+
+def sync_directory(path: Path) -> None:
+    """Makes what was created or removed in a directory survive a loss of power. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -10,6 +10,7 @@ from pathlib import Path
 from infiniswap.errors import SystemCallError, UnavailableError
 from infiniswap.system.files import PROC, parse_key_values, read_int, read_text, try_read_text
 from infiniswap.system.mounts import Mount, mounts
+from infiniswap.units import PAGE_BYTES
 
 UNLIMITED_BYTES = 1 << 62
 """Version 1 writes "no limit" as a number just below 2^63."""
@@ -61,6 +62,19 @@ class CgroupMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class Cache:
+    """Page cache of the host or of one cgroup, in bytes.
+
+    Attributes:
+        file_bytes: what could be dropped or written back.
+        refault_bytes: pages read again soon after they had been dropped, since the start.
+    """
+
+    file_bytes: int
+    refault_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryHierarchy:
     """Where memory cgroups are on this host.
 
@@ -105,6 +119,35 @@ def machine_memory(*, proc: Path = PROC) -> Memory:
         raise SystemCallError(
             f"no {error.args[0]} in the memory figures", where=str(path)
         ) from None
+
+
+def machine_cache(*, proc: Path = PROC) -> Cache | None:
+    """The whole machine's page cache; None where the kernel does not count refaults of files.
+
+    Raises:
+        NotPermittedError, SystemCallError: /proc could not be read.
+    """
+    counters = parse_key_values(read_text(proc / "vmstat", "cannot read the memory counters"))
+    refaults = counters.get("workingset_refault_file")  # Linux 5.9
+    if refaults is None:
+        return None
+    file_pages = counters.get("nr_inactive_file", 0) + counters.get("nr_active_file", 0)
+    return Cache(file_pages * PAGE_BYTES, refaults * PAGE_BYTES)
+
+
+def cgroup_cache(path: Path, version: int) -> Cache | None:
+    """The same of the memory cgroup whose directory is `path`.
+
+    Raises:
+        NotPermittedError, SystemCallError: not a memory cgroup, or gone.
+    """
+    stat = parse_key_values(read_text(path / "memory.stat", "cannot read the memory figures"))
+    prefix = "" if version == 2 else "total_"
+    refaults = stat.get(f"{prefix}workingset_refault_file")
+    if refaults is None:
+        return None
+    file_bytes = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
+    return Cache(file_bytes, refaults * PAGE_BYTES)
 
 
 def host_memory(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from infiniswap.donor.harvest import MemoryFigures
+from infiniswap.donor.harvest import CacheFigures, MemoryFigures
 from infiniswap.errors import SystemCallError
 
 
@@ -21,6 +21,9 @@ class FakeMemory:
         self.others_bytes = others_bytes
         self.store = store
         self.broken = False
+        self.reads = 0
+        self.file_bytes = 0
+        self.refault_bytes = 0
 
     @property
     def name(self) -> str:
@@ -29,8 +32,13 @@ class FakeMemory:
 
     def read(self) -> MemoryFigures:
         """The figures; SystemCallError while `broken`."""
+        self.reads += 1
         if self.broken:
             raise SystemCallError("cannot read the memory figures", where="fake")
         pool_bytes = int(getattr(self.store, "pool_bytes", 0))
         used_bytes = self.others_bytes + pool_bytes
         return MemoryFigures(self.total_bytes, max(0, self.total_bytes - used_bytes))
+
+    def cache(self) -> CacheFigures:
+        """The figures that the test sets: `file_bytes` is part of what is available."""
+        return CacheFigures(self.file_bytes, self.refault_bytes)

@@ -77,8 +77,11 @@ class FakeStore:
             self._free += 1
 
     def release_free(self) -> bool:
-        """Drops a free slab."""
+        """Drops a dirty slab, or else a free one."""
         with self._lock:
+            if self._dirty:
+                self._dirty -= 1
+                return True
             found = self._free > 0
             self._free -= found
             return found

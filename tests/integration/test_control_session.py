@@ -279,12 +279,12 @@ async def test_a_draining_donor_says_so_and_takes_nothing_on() -> None:
         handler = Handler()
         async with await w.session(handler) as session:
             lease = await session.lease(2)
-            await w.donor.service.drain(True)
+            await w.donor.service.set_draining(True)
             assert (await session.memory()).can_map == 0
             assert handler.drains == [True]
             assert await refusal(session.map(lease.lease, 0)) == m.REFUSED_DRAINING
             assert await refusal(session.lease(1)) == m.REFUSED_DRAINING
-            await w.donor.service.drain(False)
+            await w.donor.service.set_draining(False)
             await session.map(lease.lease, 0)
 
 
@@ -301,19 +301,6 @@ async def test_a_stopping_donor_says_goodbye() -> None:
 
 
 # --------------------------------------------------------------------- the pool's loop
-
-
-async def test_a_short_host_gets_its_free_slabs_back_and_never_mapped_ones() -> None:
-    async with world(daemon__preallocate_slabs=4) as w, await w.session() as session:
-        lease = await session.lease(2)
-        await session.map(lease.lease, 0)
-        await until(lambda: w.store.stats()["slabs_free"] == 4)
-        w.memory.others_bytes = GIB
-        await until(lambda: w.store.stats()["slabs_free"] == 0)
-        await until(lambda: w.donor.harvester.counters["evictions_wanted"] > 0)
-        assert w.store.stats()["slabs_mapped"] == 1
-        w.memory.others_bytes = 0
-        await until(lambda: w.store.stats()["slabs_free"] == 4)
 
 
 async def test_returned_slabs_are_scrubbed() -> None:

@@ -137,7 +137,7 @@ def provoke(w: World, frame: Json, background: list[asyncio.Task[Any]]) -> None:
         case "evict":
             work = service.evict(frame["lease"], frame["slot"], frame["deadline_ms"])
         case "drain":
-            work = service.drain(frame["draining"])
+            work = service.set_draining(frame["draining"])
         case _:
             return
     background.append(asyncio.create_task(work))

@@ -58,6 +58,20 @@ def test_a_spike_releases_free_slabs_but_evicts_nothing() -> None:
     assert plan.evict == 0
 
 
+def test_what_is_taken_suddenly_and_deeply_does_not_wait_for_the_average() -> None:
+    pool = PoolState(free=2, dirty=0, mapped=10)
+    # 60 GiB of others leave nothing: two free slabs go, and what the full headroom still lacks.
+    assert after([30 * GIB] * 20 + [60 * GIB], pool) == HarvestPlan(0, 2, 10)
+    assert after([30 * GIB] * 20 + [51 * GIB], pool) == HarvestPlan(0, 2, 5)
+
+
+def test_the_slack_is_what_is_left_before_that() -> None:
+    policy = HeadroomPolicy(CONFIG)
+    pool = PoolState(free=5, dirty=1, mapped=10)
+    policy.observe(0.0, HOST, HOST - 20 * GIB - 16 * GIB, pool)
+    assert policy.slack_bytes == (64 - 4 - 20 - 10) * GIB
+
+
 def test_noise_below_the_hysteresis_changes_nothing() -> None:
     config = replace(CONFIG, hysteresis_bytes=GIB // 2)
     policy = HeadroomPolicy(config)

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infiniswap.donor import memory as donor_memory
 from infiniswap.errors import SystemCallError, UnavailableError
 from infiniswap.system import memory
 from infiniswap.units import GIB, MIB
@@ -163,3 +165,47 @@ def test_meminfo_comes_back_in_bytes(values: dict[str, int]) -> None:
 def test_this_machine() -> None:
     got = memory.host_memory()
     assert 0 < got.available_bytes <= got.total_bytes
+
+
+def test_refaults_of_the_machine(tmp_path: Path) -> None:
+    (tmp_path / "vmstat").write_text(
+        "nr_inactive_file 5\nnr_active_file 7\nworkingset_refault_anon 9\n"
+        "workingset_refault_file 3\n"
+    )
+    assert memory.machine_cache(proc=tmp_path) == memory.Cache(12 * 4096, 3 * 4096)
+    (tmp_path / "vmstat").write_text("nr_inactive_file 5\nworkingset_refault 3\n")
+    assert memory.machine_cache(proc=tmp_path) is None  # before Linux 5.9
+
+
+def test_refaults_of_a_cgroup(tmp_path: Path, version: int) -> None:
+    prefix = "" if version == 2 else "total_"
+    (tmp_path / "memory.stat").write_text(
+        f"{prefix}inactive_file 8192\n{prefix}active_file 4096\n{prefix}workingset_refault_file 2\n"
+    )
+    assert memory.cgroup_cache(tmp_path, version) == memory.Cache(12288, 8192)
+    (tmp_path / "memory.stat").write_text(f"{prefix}inactive_file 8192\n")
+    assert memory.cgroup_cache(tmp_path, version) is None
+    with pytest.raises(SystemCallError):
+        memory.cgroup_cache(tmp_path / "gone", version)
+
+
+@pytest.mark.parametrize("limit", [None, GIB])
+def test_a_donor_in_a_container_looks_at_the_containers_cache(
+    tmp_path: Path, version: int, limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(tmp_path, version=version, own="/box")
+    host.cgroup(".", limit=None, usage=2 * MIB)
+    box = host.cgroup("box", limit=limit, usage=MIB)
+    prefix = "" if version == 2 else "total_"
+    with (box / "memory.stat").open("a") as stat:
+        stat.write(f"{prefix}active_file 4096\n{prefix}workingset_refault_file 2\n")
+    (host.proc / "vmstat").write_text("nr_active_file 100\nworkingset_refault_file 50\n")
+    for name in ("memory_hierarchy", "host_memory", "machine_cache"):
+        monkeypatch.setattr(
+            donor_memory, name, functools.partial(getattr(memory, name), proc=host.proc)
+        )
+    source = donor_memory.HostMemory()
+    source.read()
+    cache = source.cache()
+    assert cache is not None
+    assert cache.refault_bytes == (50 if limit is None else 2) * 4096

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`infiniswap donor drain|undrain`: empties a donor before maintenance, and ends that."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infiniswap import config as configuration
+from infiniswap.errors import DeadlineError, NoDonorError
+from infiniswap.units import HostPort, format_size_short, parse_host_port
+
+if TYPE_CHECKING:
+    from infiniswap.control.client import ClientConfig
+    from infiniswap.control.messages import Status
+
+_POLL_S = 0.5
+_STUCK_S = 30.0
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds the parser of `donor`."""
+    parser = subparsers.add_parser(
+        "donor", help="drain a donor before maintenance, or end that", allow_abbrev=False
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    drain = actions.add_parser(
+        "drain",
+        help="take every slab back and lend none",
+        description="The donor asks every consumer to give its slabs up, and lends no more until "
+        "`undrain`, also after a restart. Consumers move to other donors as far as those have "
+        "room; until then their pages come from their backups. Interrupting the command does not "
+        "end the drain.",
+        allow_abbrev=False,
+    )
+    drain.add_argument(
+        "--no-wait", action="store_true", help="do not wait until the last slab is back"
+    )
+    undrain = actions.add_parser(
+        "undrain", help="lend again", description="Ends a drain.", allow_abbrev=False
+    )
+    for action in (drain, undrain):
+        action.add_argument("host", metavar="HOST[:PORT]", help="the donor's control address")
+        action.add_argument("--config", type=Path, metavar="FILE", help="configuration file (TOML)")
+        action.add_argument("--secret-file", metavar="FILE", help="the cluster secret")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Drains or undrains; returns when that is done."""
+    from infiniswap.control.client import ClientConfig
+
+    config = configuration.load(args.config, {"cluster.secret_file": args.secret_file})
+    address = parse_host_port(args.host)
+    client = ClientConfig(secret=config.secret(), connect_s=config.cluster.ask_s)
+    if args.action == "undrain":
+        asyncio.run(_undrain(address, client))
+    else:
+        asyncio.run(_drain(address, client, wait=not args.no_wait))
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+async def _undrain(address: HostPort, client: ClientConfig) -> None:
+    from infiniswap.control.client import set_draining
+
+    info = await set_draining(address, client, False)
+    _warn(info.warning)
+    _say(f"{address} lends again")
+
+
+def _warn(warning: str) -> None:
+    if warning:
+        print(f"infiniswap: warning: {warning}", file=sys.stderr)
+
+
+async def _drain(address: HostPort, client: ClientConfig, *, wait: bool) -> None:
+    from infiniswap.control.client import set_draining
+
+    info = await set_draining(address, client, True)
+    _warn(info.warning)
+    if not wait:
+        _say(f"{address} drains: {info.slabs_mapped} slabs are still lent")
+        return
+    try:
+        await _wait_empty(address, client, info.slabs_mapped)
+    except asyncio.CancelledError:
+        print("infiniswap: the donor goes on draining; `undrain` ends it", file=sys.stderr)
+        raise
+
+
+async def _wait_empty(address: HostPort, client: ClientConfig, slabs: int) -> None:
+    loop = asyncio.get_running_loop()
+    with _progress(str(address), slabs) as show:
+        fewest, moved_s = slabs, loop.time()
+        async for status in _statuses(address, client):
+            left = status.pool.slabs_mapped
+            if not status.draining:
+                raise NoDonorError("somebody has ended the drain", where=f"donor {address}")
+            # One that was being mapped when the drain began may still appear.
+            slabs = max(slabs, left)
+            show(slabs - left, slabs)
+            if not left:
+                break
+            if left < fewest:
+                fewest, moved_s = left, loop.time()
+            elif loop.time() - moved_s > _STUCK_S:
+                raise _stuck(address, status)
+    returned = format_size_short(slabs * status.slab_bytes)
+    _say(f"{address} is drained: {slabs} slabs ({returned}) were given back; it lends none now")
+
+
+async def _statuses(address: HostPort, client: ClientConfig) -> AsyncIterator[Status]:
+    """Until the caller has seen enough; a daemon that restarts meanwhile is waited for."""
+    from infiniswap.control.client import fetch_status
+
+    loop = asyncio.get_running_loop()
+    heard_s = loop.time()
+    while True:
+        try:
+            status = await fetch_status(address, client)
+        except NoDonorError:
+            if loop.time() - heard_s > _STUCK_S:
+                raise
+        else:
+            heard_s = loop.time()
+            yield status
+        await asyncio.sleep(_POLL_S)
+
+
+def _stuck(address: HostPort, status: Status) -> DeadlineError:
+    held = [
+        f"{lease.slots_mapped} of device {lease.device_name} on {lease.host_name}"
+        for lease in status.leases
+        if lease.slots_mapped
+    ]
+    return DeadlineError(
+        f"slabs that could not be taken back within {_STUCK_S:.0f} s: {'; '.join(held)}",
+        where=f"donor {address}",
+        mend="A device without a backup keeps slabs whose pages are nowhere else: stop it, or give "
+        "it a backup. The donor goes on draining; `infiniswap donor undrain` ends it.",
+    )
+
+
+@contextlib.contextmanager
+def _progress(name: str, slabs: int) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, nothing into a file."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _done, _slabs: None
+        return
+    with Progress(
+        TextColumn("draining {task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("slabs"),
+        console=console,
+        transient=True,
+    ) as bar:
+        task = bar.add_task(name, total=slabs)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

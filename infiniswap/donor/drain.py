@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draining: a donor gives every slab back and lends none, until it is told to again.
+
+The wish outlives the daemon (a host that is rebooted for maintenance comes back drained): it is a
+file in the state directory, there while the donor drains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from infiniswap.donor.evict import Evictor
+from infiniswap.errors import InfiniswapError, SystemCallError, from_oserror
+from infiniswap.system.files import sync_directory
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+_BATCH = 1024
+"""More than the evictor takes at once, which bounds it."""
+
+
+class Drain:
+    """The wish and what carries it out.
+
+    Args:
+        evictor: takes slabs back.
+        mapped: how many slabs are lent.
+        told: tells the consumers.
+        path: of the file that keeps the wish; None: it ends with the daemon.
+    """
+
+    def __init__(
+        self,
+        evictor: Evictor,
+        mapped: Callable[[], int],
+        told: Callable[[bool], Awaitable[None]],
+        path: Path | None,
+    ) -> None:
+        self._evictor = evictor
+        self._mapped = mapped
+        self._told = told
+        self._path = path
+        self._active = asyncio.Event()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the donor drains."""
+        return self._active.is_set()
+
+    def restore(self) -> None:
+        """Takes up what was wished before a restart."""
+        if self._path is not None and self._path.exists():
+            log.warning(
+                "still draining, as before the restart (`infiniswap donor undrain` ends it)"
+            )
+            self._active.set()
+
+    async def set(self, active: bool) -> str:
+        """Begins or ends draining at once; returns why it may not survive a restart, or ""."""
+        warning = ""
+        try:
+            self._keep(active)
+        except InfiniswapError as error:
+            warning = str(error)
+            log.error("%s", warning)
+        if active != self.is_active:
+            log.info("draining" if active else "no longer draining")
+            (self._active.set if active else self._active.clear)()
+            await self._told(active)
+        return warning
+
+    def _keep(self, active: bool) -> None:
+        if self._path is None:
+            if active:
+                raise SystemCallError(
+                    "a daemon with a port of the system's choice is another one after a restart: "
+                    "it will not be draining then",
+                )
+            return
+        try:
+            if active:
+                self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                self._path.touch(0o644)
+            else:
+                self._path.unlink(missing_ok=True)
+            if self._path.parent.exists():
+                sync_directory(self._path.parent)
+        except OSError as error:
+            raise from_oserror(
+                "whether this donor drains does not survive a restart", error, where=str(self._path)
+            ) from error
+
+    async def run(self) -> None:
+        """Takes slabs back while the donor drains; until cancelled."""
+        while True:
+            await self._active.wait()
+            taken = 0
+            if self._mapped():
+                try:
+                    taken = await self._evictor.evict(_BATCH)
+                except InfiniswapError as error:
+                    log.error("draining: %s", error)
+            if not taken:
+                await asyncio.sleep(_RETRY_S)
+
+
+def drain_path(state_dir: Path | None, donor_id: str, port: int) -> Path | None:
+    """The file of a donor; None where the next daemon could not know that it is its own."""
+    return state_dir / f"{donor_id}.drain" if state_dir is not None and port else None

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch eviction: takes mapped slabs back from their consumers.
+
+    donor                                   consumers
+    activity? (owners of E + E' slabs)  ->
+                                        <-  page I/O per second by slot
+    EVICT (the E least active)          ->
+                                            no new request, those under way end
+                                        <-  DONE
+    fence, wait for references, release
+
+Each step is bounded. Who does not say how active its slabs are counts as busiest; who does not
+answer EVICT in time loses the slab all the same: it is fenced, requests that come later fail, and
+the consumer reads its backup. Who answers that it holds the only copy keeps the slab: taking it
+would lose data, and there is no hurry that is worth that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol, TypeAlias
+
+from infiniswap.errors import InfiniswapError
+from infiniswap.policy.eviction import candidates, victims
+
+log = logging.getLogger(__name__)
+
+MappedSlab: TypeAlias = tuple[int, int]
+"""Lease and slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionConfig:
+    """Bounds of a batch.
+
+    Attributes:
+        slabs_max: E at most; the next batch follows.
+        extra: E', slabs asked for their activity beyond E; None: as many as E.
+        activity_s: how long owners may take to say how active their slabs are.
+        deadline_s: how long a consumer may take to give a slab up.
+        refused_s: how long a slab whose owner holds no other copy is left alone.
+    """
+
+    slabs_max: int = 16
+    extra: int | None = None
+    activity_s: float = 0.2
+    deadline_s: float = 1.0
+    refused_s: float = 10.0
+
+
+class Slabs(Protocol):
+    """What the donor's service does for it."""
+
+    def mapped(self) -> list[MappedSlab]:
+        """Every slab that is lent."""
+
+    async def activity(self, lease: int, wait_s: float) -> dict[int, float]:
+        """Page I/O per second by slot. Raises InfiniswapError: the owner did not say."""
+
+    async def evict(self, lease: int, slot: int, deadline_ms: int) -> bool:
+        """False: its owner keeps it. Raises EngineError."""
+
+
+class Evictor:
+    """Chooses slabs and takes them back.
+
+    Args:
+        slabs: leases and sessions.
+        config: bounds.
+        rng: source of randomness.
+        clock: seconds, monotonic.
+        counters: where `eviction_batches` and so on are counted.
+    """
+
+    def __init__(
+        self,
+        slabs: Slabs,
+        config: EvictionConfig,
+        rng: Random,
+        clock: Callable[[], float],
+        counters: Counter[str],
+    ) -> None:
+        self._slabs = slabs
+        self._config = config
+        self._rng = rng
+        self._clock = clock
+        self._counters = counters
+        self._refused_until_s: dict[MappedSlab, float] = {}
+
+    async def evict(self, count: int, among: Iterable[MappedSlab] | None = None) -> int:
+        """Takes slabs back, the least active of a random choice.
+
+        Args:
+            count: E, at most `slabs_max` at once.
+            among: the only ones that may be taken; None: all.
+
+        Returns:
+            How many came back.
+        """
+        now_s = self._clock()
+        self._refused_until_s = {k: s for k, s in self._refused_until_s.items() if s > now_s}
+        mapped = self._slabs.mapped()
+        allowed = set(mapped if among is None else among) - set(self._refused_until_s)
+        count = min(count, self._config.slabs_max)
+        asked = candidates(
+            [slab for slab in mapped if slab in allowed], count, self._rng, self._config.extra
+        )
+        if not asked:
+            return 0
+        self._counters["eviction_batches"] += 1
+        chosen = victims(asked, await self._activity(asked), count)
+        done = await asyncio.gather(*(self._take(slab) for slab in chosen))
+        log.info("evicted %d of %d slabs, of %d asked for", sum(done), len(chosen), len(asked))
+        return sum(done)
+
+    async def _activity(self, asked: list[MappedSlab]) -> dict[MappedSlab, float]:
+        if len(asked) == 1:
+            return {}  # nothing to choose from
+        leases = sorted({lease for lease, _ in asked})
+        answers = await asyncio.gather(*(self._ask(lease) for lease in leases))
+        return {
+            (lease, slot): rate
+            for lease, answer in zip(leases, answers, strict=True)
+            for slot, rate in answer.items()
+        }
+
+    async def _ask(self, lease: int) -> dict[int, float]:
+        try:
+            return await self._slabs.activity(lease, self._config.activity_s)
+        except InfiniswapError as error:
+            self._counters["activity_unanswered"] += 1
+            log.debug("lease %d does not say how active it is: %s", lease, error)
+            return {}
+
+    async def _take(self, slab: MappedSlab) -> bool:
+        lease, slot = slab
+        try:
+            taken = await self._slabs.evict(lease, slot, round(self._config.deadline_s * 1000))
+        except InfiniswapError as error:
+            log.error("slot %d of lease %d cannot be taken back: %s", slot, lease, error)
+            return False
+        if not taken:
+            self._refused_until_s[slab] = self._clock() + self._config.refused_s
+        return taken

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One consumer may not keep all that a donor lends while another one needs memory."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from infiniswap.donor.evict import Evictor
+from infiniswap.donor.leases import LeaseState, LeaseTable
+from infiniswap.policy.quota import over_quota
+
+log = logging.getLogger(__name__)
+
+
+class Quota:
+    """Shares of the pool. A consumer is a host, whatever number of devices it has.
+
+    Args:
+        table: leases.
+        evictor: takes slabs back.
+        slabs_max: of the whole pool.
+        share_max: see infiniswap.policy.quota.
+    """
+
+    def __init__(
+        self, table: LeaseTable, evictor: Evictor, slabs_max: int, share_max: float
+    ) -> None:
+        self._table = table
+        self._evictor = evictor
+        self._slabs_max = slabs_max
+        self._share_max = share_max
+
+    def reclaimable(self, host_name: str) -> int:
+        """Slabs of others that would be taken back for this consumer."""
+        return sum(self._over(host_name).values())
+
+    async def make_room(self, host_name: str) -> bool:
+        """Takes one slab of a consumer that has more than its share; False: nobody has."""
+        over = self._over(host_name)
+        slabs = [
+            (lease.lease, slot)
+            for lease in self._table.leases()
+            if lease.owner.host_name in over and lease.state is not LeaseState.EXPIRED
+            for slot in lease.slots
+        ]
+        if not slabs or not await self._evictor.evict(1, among=slabs):
+            return False
+        log.info("a slab of %s was taken back for %s", " or ".join(sorted(over)), host_name)
+        return True
+
+    def _over(self, host_name: str) -> dict[str, int]:
+        held: Counter[str] = Counter()
+        for lease in self._table.leases():
+            held[lease.owner.host_name] += len(lease.slots)
+        return over_quota(held, host_name, self._slabs_max, self._share_max)

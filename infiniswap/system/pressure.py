@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pressure stall information: the kernel says when tasks had to wait for memory.
+
+https://docs.kernel.org/accounting/psi.html: a threshold written to /proc/pressure/memory makes that
+descriptor signal POLLPRI when tasks were stalled for so long within the window. Without
+CAP_SYS_RESOURCE the window has to be a multiple of two seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from pathlib import Path
+
+from infiniswap.errors import UnavailableError
+from infiniswap.system.files import PROC
+
+_STALL_US = 20_000
+_WINDOW_US = 2_000_000
+
+
+class PressureTrigger:
+    """Becomes readable when somebody on this host has waited for memory.
+
+    Args:
+        stall_us: so long in sum.
+        window_us: within this time.
+        proc: root of the proc file system.
+
+    Raises:
+        UnavailableError: this kernel has no PSI, or does not grant a trigger.
+    """
+
+    def __init__(
+        self, stall_us: int = _STALL_US, window_us: int = _WINDOW_US, *, proc: Path = PROC
+    ) -> None:
+        path = proc / "pressure" / "memory"
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise UnavailableError(
+                f"no pressure figures: {error.strerror}", where=str(path)
+            ) from error
+        try:
+            os.write(self._file, f"some {stall_us} {window_us}\0".encode())
+            # Event loops watch for readable descriptors only; an epoll one is, with an event in it.
+            self._poll = select.epoll(flags=select.EPOLL_CLOEXEC)
+            self._poll.register(self._file, select.EPOLLPRI)
+        except OSError as error:
+            os.close(self._file)
+            raise UnavailableError(
+                f"no pressure trigger: {error.strerror}", where=str(path)
+            ) from error
+
+    def fileno(self) -> int:
+        """Readable when it has fired; watched by an event loop."""
+        return self._poll.fileno()
+
+    def take(self) -> bool:
+        """Whether it has fired since the last call. Never blocks."""
+        return any(events & select.EPOLLPRI for _, events in self._poll.poll(0))
+
+    def close(self) -> None:
+        """Gives the trigger back. Idempotent."""
+        with contextlib.suppress(ValueError):
+            self._poll.close()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draining a donor: in this process, then with the command on real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cluster import WAIT_S, Cluster, Donor
+from cluster import until as wait_until
+from donor_world import SECRET, Handler, refusal, until, world
+
+from infiniswap.control import messages as m
+from infiniswap.control.client import ClientConfig, fetch_status, set_draining
+from infiniswap.errors import WrongSecretError
+
+
+async def test_every_slab_comes_back_and_none_is_lent_until_undrain() -> None:
+    async with world() as w:
+        handler = Handler()
+        async with await w.session(handler) as session:
+            lease = await session.lease(8)
+            for slab in range(5):
+                await session.map(lease.lease, slab)
+            info = await set_draining(w.address, ClientConfig(), True)
+            assert info.draining
+            await until(lambda: w.store.stats()["slabs_mapped"] == 0)
+            assert len(handler.evicted) == 5
+            assert handler.drains == [True]
+            assert await refusal(session.map(lease.lease, 0)) == m.REFUSED_DRAINING
+            assert not (await set_draining(w.address, ClientConfig(), False)).draining
+            await session.map(lease.lease, 0)
+            assert handler.drains == [True, False]
+
+
+async def test_a_consumer_without_a_backup_keeps_its_slab_and_the_others_go() -> None:
+    async with world() as w:
+        fragile = Handler()
+        fragile.has_backup = False
+        async with await w.session(fragile) as session, await w.session() as other:
+            for borrower in (session, other):
+                lease = await borrower.lease(1)
+                await borrower.map(lease.lease, 0)
+            await set_draining(w.address, ClientConfig(), True)
+            await until(lambda: w.store.stats()["slabs_mapped"] == 1)
+            fragile.has_backup = True
+            # It is asked again when it may have changed its mind: see EvictionConfig.refused_s.
+            assert w.donor.service.counters["evictions_refused"] >= 1
+
+
+async def test_a_wish_that_is_not_authorized_is_refused(tmp_path: Path) -> None:
+    secret_file = tmp_path / "secret"
+    secret_file.touch(0o600)
+    secret_file.write_bytes(SECRET)
+    async with world(cluster__secret_file=secret_file) as w:
+        for secret in (None, b"quite another secret"):
+            with pytest.raises(WrongSecretError):
+                await set_draining(w.address, ClientConfig(secret=secret), True)
+        assert not w.donor.service.drain.is_active
+        assert (await set_draining(w.address, ClientConfig(secret=SECRET), True)).draining
+
+
+async def test_where_it_cannot_be_kept_the_answer_says_so(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    async with world(daemon__state_dir=blocked) as w:  # its port is the system's choice
+        info = await set_draining(w.address, ClientConfig(), True)
+        assert info.draining
+        assert "after a restart" in info.warning
+        assert (await fetch_status(w.address, ClientConfig())).draining
+
+
+pytestmark = pytest.mark.requires_native
+
+
+def donor_with_slabs(cluster: Cluster) -> Donor:
+    """A donor whose port stays its own, with a device that has slabs there."""
+    donor = cluster.donor()
+    port = donor.control
+    donor.end()
+    return cluster.donor(port=port)
+
+
+def hold(donor: Donor, count: int, has_backup: bool) -> asyncio.Task[None]:
+    async def work() -> None:
+        from infiniswap.control.client import Identity, connect
+        from infiniswap.units import parse_host_port
+
+        handler = Handler()
+        handler.has_backup = has_backup
+        identity = Identity("00000000-0000-0000-0000-00000000000c", "swap7", "consumer")
+        address = parse_host_port(donor.address)
+        async with await connect(address, identity, ClientConfig(), handler) as session:
+            lease = await session.lease(8)
+            for slab in range(count):
+                await session.map(lease.lease, slab)
+            await session.wait_ended()
+
+    return asyncio.create_task(work())
+
+
+def drain_command(cluster: Cluster, donor: Donor) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "infiniswap", "donor", "drain", donor.address],
+        env=cluster.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+async def command(cluster: Cluster, *args: str) -> subprocess.CompletedProcess[str]:
+    return await asyncio.to_thread(cluster.cli, "donor", *args)
+
+
+async def mapped(donor: Donor) -> int:
+    from infiniswap.units import parse_host_port
+
+    status = await fetch_status(parse_host_port(donor.address), ClientConfig())
+    return status.pool.slabs_mapped
+
+
+async def until_mapped(donor: Donor, count: int) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while await mapped(donor) != count:  # noqa: ASYNC110 - another process changes it
+            await asyncio.sleep(0.05)
+
+
+async def test_the_command_waits_until_it_is_done_and_a_restart_forgets_nothing(
+    cluster: Cluster,
+) -> None:
+    donor = await asyncio.to_thread(donor_with_slabs, cluster)
+    holder = hold(donor, 3, True)
+    await until_mapped(donor, 3)
+    done = await command(cluster, "drain", donor.address)
+    assert done.returncode == 0, done.stderr
+    assert "is drained: 3 slabs (24.0 MiB)" in done.stdout
+    assert await mapped(donor) == 0
+    await asyncio.to_thread(donor.end)
+    await holder
+    restarted = await asyncio.to_thread(cluster.donor, port=donor.control)
+    assert "still draining" in restarted.log
+    assert "draining" in cluster.ok("status", "--donors", restarted.address)
+    done = await command(cluster, "undrain", restarted.address)
+    assert (done.returncode, done.stdout) == (0, f"{restarted.address} lends again\n")
+    await asyncio.to_thread(restarted.end)
+    again = await asyncio.to_thread(cluster.donor, port=donor.control)
+    assert "still draining" not in again.log
+
+
+async def test_an_interrupted_command_does_not_end_the_drain(cluster: Cluster) -> None:
+    donor = await asyncio.to_thread(cluster.donor)
+    holder = hold(donor, 2, False)
+    await until_mapped(donor, 2)
+    process = drain_command(cluster, donor)
+    await asyncio.to_thread(wait_until, lambda: "asks for drain" in donor.log, "the drain")
+    # Until it waits for the slabs.
+    await asyncio.to_thread(wait_until, lambda: "keeps slab" in donor.log, "a refusal")
+    process.send_signal(signal.SIGINT)
+    _, said = await asyncio.to_thread(process.communicate, timeout=WAIT_S)
+    assert process.returncode == 130
+    assert "goes on draining" in said
+    assert "Traceback" not in said
+    done = await command(cluster, "drain", "--no-wait", donor.address)
+    assert (done.returncode, done.stdout) == (
+        0,
+        f"{donor.address} drains: 2 slabs are still lent\n",
+    )
+    await command(cluster, "undrain", donor.address)
+    await asyncio.to_thread(donor.end)
+    await holder
+
+
+def test_mistakes_are_one_clear_error(cluster: Cluster) -> None:
+    for args, code, text in (
+        (("drain", "127.0.0.1:1"), 6, "127.0.0.1:1"),
+        (("drain", "no such host!"), 2, "HOST:PORT"),
+        (("drain",), 2, "HOST"),
+        (("empty", "127.0.0.1"), 2, "empty"),
+    ):
+        done = cluster.cli("donor", *args)
+        assert (done.returncode, text in done.stderr) == (code, True), done.stderr
+        assert "Traceback" not in done.stderr

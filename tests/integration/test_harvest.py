@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Harvest and eviction with a whole donor: figures in, slabs out, consumers asked over sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from donor_world import Handler, World, until, world
+
+from infiniswap.control import messages as m
+from infiniswap.control.client import Identity, Session
+from infiniswap.units import GIB, MIB
+
+A = Identity("00000000-0000-0000-0000-0000000000aa", "swap0", "host-a")
+B = Identity("00000000-0000-0000-0000-0000000000bb", "swap0", "host-b")
+POOL = 8
+
+
+@contextlib.asynccontextmanager
+async def borrowing(
+    w: World, identity: Identity, slabs: int, handler: Handler | None = None
+) -> AsyncIterator[tuple[Session, m.LeaseAnswer]]:
+    """A consumer with so many slabs."""
+    async with await w.session(handler, identity) as session:
+        lease = await session.lease(64)
+        for slab in range(slabs):
+            await session.map(lease.lease, slab)
+        yield session, lease
+
+
+@contextlib.contextmanager
+def holding(handler: Handler) -> Iterator[None]:
+    """The consumer does not answer evictions; afterwards it does (a session waits for that)."""
+    handler.answer_evict.clear()
+    try:
+        yield
+    finally:
+        handler.answer_evict.set()
+
+
+def leave(w: World, slabs: int) -> None:
+    """Others take all memory but the headroom and so many slabs."""
+    headroom_bytes = w.donor.harvester.policy.config.headroom_bytes
+    w.memory.others_bytes = GIB - slabs * MIB - headroom_bytes
+
+
+def held(w: World, identity: Identity) -> int:
+    leases = w.donor.service.status().leases
+    return sum(lease.slots_mapped for lease in leases if lease.host_name == identity.host_name)
+
+
+def mapped(w: World) -> int:
+    return w.store.stats()["slabs_mapped"]
+
+
+async def test_a_sudden_shortage_takes_free_slabs_then_as_many_as_are_missing() -> None:
+    async with world(daemon__preallocate_slabs=2) as w, borrowing(w, A, 5):
+        await until(lambda: w.store.stats()["slabs_free"] == 2)
+        leave(w, 6)
+        await until(lambda: w.store.stats()["slabs_free"] == 1)
+        assert mapped(w) == 5
+        leave(w, 2)
+        await until(lambda: mapped(w) == 2 and w.store.pool_bytes == 2 * MIB)
+        assert w.donor.harvester.counters["slabs_released"] == 5
+        # The host has its headroom again, so nothing more is taken.
+        await asyncio.sleep(0.3)
+        assert mapped(w) == 2
+        w.memory.others_bytes = 0
+        await until(lambda: w.store.stats()["slabs_free"] == 2)
+
+
+async def test_the_busy_consumer_is_spared() -> None:
+    # So much headroom that the whole of what is missing can be seen at once.
+    async with world(daemon__headroom="8M") as w:
+        busy, idle = Handler(), Handler()
+        busy.rates = dict.fromkeys(range(4), 900.0)
+        idle.rates = dict.fromkeys(range(4), 1.0)
+        async with borrowing(w, A, 4, busy), borrowing(w, B, 4, idle):
+            leave(w, 3)
+            await until(lambda: mapped(w) == 3)
+            assert (held(w, A), held(w, B)) == (3, 0)
+            assert len(idle.evicted) == 4
+
+
+async def test_a_consumer_that_does_not_answer_loses_its_slab_and_holds_up_nobody() -> None:
+    async with world(daemon__evict_deadline_s=0.2) as w:
+        hung, well = Handler(), Handler()
+        async with borrowing(w, A, 3, hung), borrowing(w, B, 3, well):
+            with holding(hung):
+                leave(w, 0)
+                await until(lambda: mapped(w) == 0)
+                assert w.donor.service.counters["evictions_forced"] == 3
+                assert len(well.evicted) == 3
+
+
+async def test_done_that_comes_too_late_changes_nothing() -> None:
+    """By then the slot may hold another generation, which is somebody else's."""
+    async with world(daemon__evict_deadline_s=0.1) as w:
+        hung = Handler()
+        async with borrowing(w, A, 1, hung) as (session, lease):
+            with holding(hung):
+                leave(w, 0)
+                await until(lambda: mapped(w) == 0)
+                w.memory.others_bytes = 0
+                await until(lambda: w.store.stats()["slabs_free"] > 0)
+                slot = await session.map(lease.lease, 0)
+            await until(lambda: bool(hung.evicted))
+            assert hung.evicted[0][2] != slot.generation
+            assert mapped(w) == 1
+            await session.memory()
+
+
+async def test_a_slab_that_is_the_only_copy_stays() -> None:
+    async with world() as w:
+        fragile, well = Handler(), Handler()
+        fragile.has_backup = False
+        async with borrowing(w, A, 3, fragile), borrowing(w, B, 3, well):
+            leave(w, 0)
+            await until(lambda: held(w, B) == 0)
+            await until(lambda: w.donor.service.counters["evictions_refused"] >= 3)
+            assert held(w, A) == 3
+
+
+async def test_a_lease_whose_device_is_away_is_taken_without_asking() -> None:
+    async with world(daemon__lease_grace_s=30.0) as w:
+        async with borrowing(w, A, 2):
+            pass
+        await until(lambda: not w.donor.server.sessions)
+        assert mapped(w) == 2
+        leave(w, 0)
+        await until(lambda: mapped(w) == 0)
+
+
+async def test_a_newcomer_gets_its_share_of_a_full_pool() -> None:
+    async with (
+        world() as w,
+        borrowing(w, A, POOL) as (first, _),
+        borrowing(w, B, 0) as (second, newer),
+    ):
+        assert (await second.memory()).can_map == POOL // 2
+        for slab in range(POOL // 2):
+            await second.map(newer.lease, slab)
+        assert (held(w, A), held(w, B)) == (POOL // 2, POOL // 2)
+        # Neither can take more from the other.
+        assert (await second.memory()).can_map == 0
+        assert (await first.memory()).can_map == 0
+
+
+async def test_alone_a_consumer_may_have_the_whole_pool() -> None:
+    async with world() as w, borrowing(w, A, POOL):
+        assert held(w, A) == POOL
+
+
+async def test_cache_that_is_read_again_counts_as_used() -> None:
+    async with world(daemon__preallocate_slabs=2) as w, borrowing(w, A, 6):
+        await until(lambda: w.store.stats()["slabs_free"] == 2)
+        # All memory but pool and headroom is page cache, which is available as long as it rests.
+        w.memory.file_bytes = GIB - 9 * MIB
+        await asyncio.sleep(0.3)
+        assert w.store.stats()["slabs_free"] == 2
+        # Two slabs' worth of it is read again.
+        w.memory.refault_bytes += 2 * MIB
+        await until(lambda: w.store.stats()["slabs_free"] == 0)
+        assert w.donor.service.status().memory.cache_bytes == GIB - 7 * MIB
+        assert mapped(w) == 6
+        # That was not enough: with what comes next mapped ones have to go.
+        w.memory.file_bytes += 2 * MIB
+        w.memory.refault_bytes += 4 * MIB
+        await until(lambda: mapped(w) < 6)
+
+
+async def test_a_hint_of_pressure_reads_the_figures_at_once() -> None:
+    async with world(policy__period_s=60.0) as w:
+        await until(lambda: w.memory.reads > 0)
+        await asyncio.sleep(0.3)
+        reads = w.memory.reads
+        w.donor.harvester.nudge()
+        await until(lambda: w.memory.reads > reads + 2)
+
+
+async def test_figures_that_cannot_be_true_do_no_harm() -> None:
+    async with world() as w, borrowing(w, A, 1) as (session, _):
+        for total, others in ((GIB, -5 * GIB), (0, 0), (-GIB, GIB)):
+            w.memory.total_bytes, w.memory.others_bytes = total, others
+            reads = w.memory.reads
+            await until(lambda reads=reads: w.memory.reads > reads + 2)  # type: ignore[misc]
+            answer = await session.memory()
+            assert 0.0 <= answer.used_share <= 1.0
+        w.memory.total_bytes, w.memory.others_bytes = GIB, 0
+        await until(lambda: w.store.stats()["slabs_free"] > 0)
+
+
+@pytest.mark.parametrize("evicted", [1, 3])
+async def test_releasing_the_lease_in_the_middle_of_an_eviction_is_no_error(evicted: int) -> None:
+    async with world() as w:
+        handler = Handler()
+        async with borrowing(w, A, evicted, handler) as (session, lease):
+            with holding(handler):
+                leave(w, 0)
+                await until(lambda: w.donor.service.counters["eviction_batches"] > 0)
+                await session.release(lease.lease)
+            await until(lambda: mapped(w) == 0)
+            await session.memory()
+        assert w.donor.harvester.counters["harvest_errors"] == 0

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job that knows every byte of its memory (tests/system/pagecheck.c), in too small a cgroup.
+
+What it swaps out and back in is verified, again and again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cluster import WAIT_S, Cluster, run, until
+
+from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
+from infiniswap.units import MIB
+
+JOB_MIB = 48
+LIMIT_MIB = 16
+
+
+@pytest.fixture(scope="module")
+def pagecheck(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = Path(__file__).parent / "system" / "pagecheck.c"
+    binary = tmp_path_factory.mktemp("pagecheck") / "pagecheck"
+    compiler = shutil.which("cc") or "cc"
+    run(compiler, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-o", binary, source)
+    return binary
+
+
+class Job:
+    """pagecheck in a cgroup of its own."""
+
+    def __init__(self, binary: Path, log: Path, rounds: int) -> None:
+        self.cgroup: MemoryCgroup = create_memory_cgroup(
+            f"isw-test-{secrets.token_hex(4)}", LIMIT_MIB * MIB
+        )
+        self._log = log
+        self._ended = threading.Event()
+        self._reader = threading.Thread(target=self._keep_statistics_fresh)
+        seed = secrets.randbelow(1 << 31)
+        script = 'read go; exec "$0" "$@"'
+        with log.open("w") as output:
+            self.process = subprocess.Popen(
+                ["sh", "-c", script, str(binary), str(JOB_MIB), str(seed), str(rounds)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+            )
+        self.cgroup.add(self.process.pid)
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.close()
+        self._reader.start()
+
+    def _keep_statistics_fresh(self) -> None:
+        """Reading its figures makes the kernel sum up what each processor has counted.
+
+        Linux 6.18 decides by those sums, up to four seconds old, whether the active list is to be
+        shortened (mm/vmscan.c: inactive_is_low). A cgroup this small without file pages turns all
+        of its memory over in less, its inactive list runs empty, and the kernel kills the job
+        although swap has room. `infiniswap run` reads them several times a second anyway.
+        """
+        while not self._ended.wait(0.05):
+            self.cgroup.memory()
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def rounds(self) -> int:
+        return self.log.count("round")
+
+    def reach(self, text: str) -> None:
+        def reached() -> bool:
+            assert "wrong" not in self.log, self.log
+            assert self.process.poll() is None or text in self.log, self.log
+            return text in self.log
+
+        until(reached, f"{text!r} of the job")
+
+    def more_rounds(self, count: int = 1) -> None:
+        """Lets it verify everything `count` times more, all of it from now on."""
+        self.reach(f"round {self.rounds + count + 1}\n")
+
+    def rest(self) -> None:
+        """It verifies everything once more and then touches nothing."""
+        self.process.send_signal(signal.SIGUSR1)
+        self.reach("resting")
+
+    def finish(self) -> None:
+        """Ends it; every page must be right."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self.process.wait(WAIT_S)
+        assert f"ok {JOB_MIB * 256}" in self.log, self.log
+        assert self.process.returncode == 0
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(WAIT_S)
+        self._ended.set()
+        self._reader.join()
+        self.cgroup.remove()
+
+
+StartJob = Callable[[int], Job]
+
+
+@pytest.fixture
+def job(pagecheck: Path, cluster: Cluster) -> Iterator[StartJob]:
+    started: list[Job] = []
+
+    def start(rounds: int) -> Job:
+        started.append(Job(pagecheck, cluster.root / f"job{len(started)}", rounds))
+        return started[-1]
+
+    yield start
+    # Before the cluster's end, as a device that is in use cannot be removed.
+    for one in started:
+        one.close()

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""infiniswap.donor.evict: which slabs go, and what consumers may and may not do to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from random import Random
+
+from infiniswap.donor.evict import EvictionConfig, Evictor, MappedSlab
+from infiniswap.errors import DeadlineError, EngineError, RequestRefusedError
+
+
+class Slabs:
+    """Leases 1 and 2 with slots; `rates` is what their owners say, None: nothing."""
+
+    def __init__(self, rates: Mapping[int, Mapping[int, float] | None]) -> None:
+        self.rates = dict(rates)
+        self.slabs = [(lease, slot) for lease in (1, 2) for slot in range(4)]
+        self.kept: set[MappedSlab] = set()
+        self.broken: set[MappedSlab] = set()
+        self.taken: list[MappedSlab] = []
+        self.asked: list[int] = []
+
+    def mapped(self) -> list[MappedSlab]:
+        return list(self.slabs)
+
+    async def activity(self, lease: int, wait_s: float) -> dict[int, float]:
+        self.asked.append(lease)
+        rates = self.rates[lease]
+        if rates is None:
+            raise DeadlineError("no answer")
+        return dict(rates)
+
+    async def evict(self, lease: int, slot: int, deadline_ms: int) -> bool:
+        if (lease, slot) in self.broken:
+            raise EngineError("no")
+        if (lease, slot) in self.kept:
+            return False
+        self.taken.append((lease, slot))
+        self.slabs.remove((lease, slot))
+        return True
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def evictor(slabs: Slabs, clock: Clock | None = None, **config: object) -> Evictor:
+    settings = EvictionConfig(**config)  # type: ignore[arg-type]
+    return Evictor(slabs, settings, Random(1), clock or Clock(), Counter())
+
+
+BUSY = dict.fromkeys(range(4), 500.0)
+IDLE = dict.fromkeys(range(4), 1.0)
+
+
+async def test_the_least_active_of_those_asked_go() -> None:
+    slabs = Slabs({1: BUSY, 2: IDLE})
+    assert await evictor(slabs).evict(4) == 4  # E' = E: all eight are asked for
+    assert {lease for lease, _ in slabs.taken} == {2}
+
+
+async def test_a_consumer_that_does_not_say_counts_as_busiest() -> None:
+    slabs = Slabs({1: BUSY, 2: None})
+    assert await evictor(slabs).evict(4) == 4
+    assert {lease for lease, _ in slabs.taken} == {1}
+
+
+async def test_a_batch_is_bounded_and_asks_no_more_than_e_and_e_prime() -> None:
+    slabs = Slabs({1: BUSY, 2: IDLE})
+    assert await evictor(slabs, slabs_max=3, extra=0).evict(8) == 3
+    assert len(slabs.taken) == 3
+
+
+async def test_one_slab_alone_needs_no_question() -> None:
+    slabs = Slabs({1: BUSY, 2: IDLE})
+    slabs.slabs = [(1, 0)]
+    assert await evictor(slabs).evict(5) == 1
+    assert slabs.asked == []
+    assert await evictor(slabs).evict(5) == 0
+
+
+async def test_a_slab_without_another_copy_is_left_alone_for_a_while() -> None:
+    clock = Clock()
+    slabs = Slabs({1: IDLE, 2: IDLE})
+    slabs.kept = {(1, slot) for slot in range(4)}
+    batches = evictor(slabs, clock)
+    assert await batches.evict(8) == 4
+    assert await batches.evict(8) == 0
+    slabs.kept = set()
+    assert await batches.evict(8) == 0  # not asked again so soon
+    clock.now_s += 60.0
+    assert await batches.evict(8) == 4
+
+
+async def test_one_that_cannot_be_taken_does_not_stop_the_others() -> None:
+    slabs = Slabs({1: IDLE, 2: IDLE})
+    slabs.broken = {(1, 0), (2, 3)}
+    assert await evictor(slabs).evict(8) == 6
+
+
+async def test_only_those_named_are_taken() -> None:
+    slabs = Slabs({1: IDLE, 2: IDLE})
+    assert await evictor(slabs).evict(8, among=[(1, 2), (9, 9)]) == 1
+    assert slabs.taken == [(1, 2)]
+
+
+async def test_a_refusal_to_answer_is_an_unknown_activity() -> None:
+    class Refusing(Slabs):
+        async def activity(self, lease: int, wait_s: float) -> dict[int, float]:
+            raise RequestRefusedError("no", reason="busy")
+
+    slabs = Refusing({})
+    assert await evictor(slabs).evict(2) == 2
