@@ -8,11 +8,12 @@ RUN := $(VENV)/bin
 PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 60
 BENCH_ARGS ?=
+MUTATIONS ?=
 
 C_SOURCES := $(shell find csrc tests/c tests/fuzz tools/bench/c -name '*.[ch]' 2>/dev/null | sort)
 C_BUILD := CMakeLists.txt $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null)
 
-.PHONY: help setup demo test bench check lint asan tsan fuzz format clean
+.PHONY: help setup demo test bench check lint asan tsan fuzz mutations format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -20,6 +21,7 @@ help:
 	@echo "make test    set up, then every test that can run here; says which cannot"
 	@echo "make check   what CI runs: lint, then test"
 	@echo "make bench   comparisons with floor, peers and disks; BENCH_ARGS=--help (docs/benchmarks.md)"
+	@echo "make mutations  breaks the C library rule by rule and looks which test notices"
 	@echo "make asan    C tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make tsan    C tests under ThreadSanitizer"
 	@echo "make fuzz    every fuzzer for FUZZ_SECONDS ($(FUZZ_SECONDS)); findings in build/fuzz/"
@@ -72,6 +74,9 @@ demo: setup
 # Builds its own C programs, in build/bench.
 bench: setup
 	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench $(BENCH_ARGS)
+
+mutations: setup
+	@$(RUN)/python tools/mutations.py $(MUTATIONS)
 
 asan: setup build/asan/.stamp
 	@$(RUN)/python -m pytest -rs tests/c -k asan $(PYTEST_ARGS)

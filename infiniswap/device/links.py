@@ -142,7 +142,9 @@ class DonorLink:
     @property
     def is_usable(self) -> bool:
         """Whether a slab may be placed here now."""
-        return self._recovery is None and not self.is_draining and not self._closing
+        # Without a session nobody would tell us that it drains no more: then it is asked.
+        draining = self.is_draining and self._has_session()
+        return self._recovery is None and not draining and not self._closing
 
     async def _blocking(self, call: Callable[[], T]) -> T:
         work = asyncio.get_running_loop().run_in_executor(self._executor, call)

@@ -7,7 +7,9 @@ import asyncio
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from cluster import WAIT_S, Cluster, Donor
@@ -15,8 +17,10 @@ from cluster import until as wait_until
 from donor_world import SECRET, Handler, refusal, until, world
 
 from infiniswap.control import messages as m
-from infiniswap.control.client import ClientConfig, fetch_status, set_draining
+from infiniswap.control.client import ClientConfig, Identity, fetch_status, set_draining
+from infiniswap.device.links import DonorLink, LinkConfig
 from infiniswap.errors import WrongSecretError
+from infiniswap.units import MIB
 
 
 async def test_every_slab_comes_back_and_none_is_lent_until_undrain() -> None:
@@ -72,6 +76,34 @@ async def test_where_it_cannot_be_kept_the_answer_says_so(tmp_path: Path) -> Non
         assert info.draining
         assert "after a restart" in info.warning
         assert (await fetch_status(w.address, ClientConfig())).draining
+
+
+async def test_a_device_that_has_no_slab_there_finds_out_that_the_drain_is_over() -> None:
+    nothing = cast(Any, None)
+    async with world() as w:
+        identity = Identity("00000000-0000-0000-0000-00000000000d", "swap9", "consumer")
+        config = LinkConfig(
+            identity=identity,
+            client=ClientConfig(),
+            slab_bytes=MIB,
+            slab_count=4,
+            queues=1,
+            connect_ms=1000,
+            request_ms=1000,
+            suspend_s=1.0,
+            has_backup=True,
+        )
+        with ThreadPoolExecutor(1) as executor:
+            link = DonorLink(w.address, nothing, nothing, config, executor)
+            await set_draining(w.address, ClientConfig(), True)
+            assert (await link.ask()).slabs_mappable == 0
+            assert not link.is_usable
+            await link.let_go()
+            await set_draining(w.address, ClientConfig(), False)
+            # Nobody is left who could tell it, so it has to be worth asking.
+            assert link.is_usable
+            assert (await link.ask()).slabs_mappable > 0
+            await link.close()
 
 
 pytestmark = pytest.mark.requires_native
