@@ -10,9 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from infiniswap.device.links import DonorLink
-from infiniswap.errors import EngineError
-from infiniswap.units import HostPort
+from infiniswap.control.messages import REFUSED_ONLY_COPY
+from infiniswap.device.links import DonorLink, Lease, LinkConfig, Place
+from infiniswap.errors import EngineError, RequestRefusedError
+from infiniswap.units import MIB, HostPort
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -33,3 +34,26 @@ async def test_a_cancelled_call_into_the_engine_is_waited_for(fails: bool) -> No
             await asyncio.wait_for(link._blocking(reconnect), 0.05)
         # Whoever gives the donor up now finds the engine at rest.
         assert ended.is_set()
+
+
+async def test_a_slab_that_is_the_only_copy_is_not_given_up() -> None:
+    nothing = cast(Any, None)
+    config = LinkConfig(
+        identity=nothing,
+        client=nothing,
+        slab_bytes=MIB,
+        slab_count=1,
+        queues=1,
+        connect_ms=1,
+        request_ms=1,
+        suspend_s=1.0,
+        has_backup=False,
+    )
+    link = DonorLink(HostPort("127.0.0.1", 1), nothing, nothing, config, nothing)
+    link._lease = Lease(7, "", 1, "", MIB, "")
+    link.mapped = {0: Place(3, 9)}
+    with pytest.raises(RequestRefusedError) as caught:
+        await link.evict(7, 3, 9, 1.0)
+    assert caught.value.reason == REFUSED_ONLY_COPY
+    assert link.mapped == {0: Place(3, 9)}
+    await link.evict(8, 3, 9, 1.0)  # another lease's: nothing to give up
