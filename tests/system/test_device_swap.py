@@ -12,20 +12,12 @@ from pathlib import Path
 
 import pytest
 from cluster import WAIT_S, Cluster, Device, run, until, wait_ended
-from pagejob import JOB_MIB, LIMIT_MIB, Job, StartJob
+from pagejob import JOB_MIB, LIMIT_MIB, NEEDS, Job, StartJob
 
 from infiniswap.system import swap
 from infiniswap.units import MIB
 
-pytestmark = [
-    pytest.mark.requires_native,
-    pytest.mark.requires_root,
-    pytest.mark.requires_fuse,
-    pytest.mark.requires_loop,
-    pytest.mark.requires_memcg,
-    pytest.mark.requires_swap,
-    pytest.mark.requires_tool("cc"),
-]
+pytestmark = NEEDS
 
 
 @pytest.fixture

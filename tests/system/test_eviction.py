@@ -15,20 +15,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from cluster import SLAB, WAIT_S, Cluster, Donor, until
-from pagejob import StartJob
+from pagejob import NEEDS, StartJob
 
 from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
 from infiniswap.units import MIB
 
-pytestmark = [
-    pytest.mark.requires_native,
-    pytest.mark.requires_root,
-    pytest.mark.requires_fuse,
-    pytest.mark.requires_loop,
-    pytest.mark.requires_memcg,
-    pytest.mark.requires_swap,
-    pytest.mark.requires_tool("cc"),
-]
+pytestmark = NEEDS
 
 HOST_MIB = 320
 HEADROOM_MIB = 96

@@ -17,18 +17,9 @@ from random import Random
 
 import pytest
 from cluster import Cluster, Device, Donor, until
-from pagejob import Job, StartJob
+from pagejob import NEEDS, Job, StartJob
 
-pytestmark = [
-    pytest.mark.requires_native,
-    pytest.mark.requires_root,
-    pytest.mark.requires_fuse,
-    pytest.mark.requires_loop,
-    pytest.mark.requires_memcg,
-    pytest.mark.requires_swap,
-    pytest.mark.requires_tool("cc"),
-    pytest.mark.timeout(3600),
-]
+pytestmark = [*NEEDS, pytest.mark.timeout(3600)]
 
 FAULTS = int(os.environ.get("INFINISWAP_TEST_FAULTS", "12"))
 SEED = int(os.environ.get("INFINISWAP_TEST_SEED", secrets.randbelow(1 << 32)))
