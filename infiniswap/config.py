@@ -152,6 +152,9 @@ class DeviceConfig:
     connect_ms: int = _int(3_000, low=10, high=60_000)
     request_ms: int = _int(2_000, low=10, high=60_000)
     """Past it a donor counts as unreachable."""
+    hedge_ms: int = _int(10, low=0, high=60_000)
+    """A donor that takes longer than this, and four times longer than of late, is not waited for:
+    the page is read from the backup, too. 0: it is."""
     priority: int | None = _int(None, low=0, high=32_767, auto=True)
     """Of the swap area; auto: above every active one."""
     keep_awake: str = _choice("auto", "auto", "off")

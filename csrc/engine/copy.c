@@ -49,7 +49,7 @@ static struct run claim(struct isw_engine *e, uint64_t page, uint64_t stop, uint
 		page++;
 	}
 	if (run.wanted)
-		run.pages = iswi_staging_take_copy(e, run.wanted, &run.slot);
+		run.pages = iswi_staging_take_spare(e, run.wanted, ISWI_COPY_PAGES_MAX, &run.slot);
 	for (uint32_t i = 0; i < run.pages; i++)
 		iswi_entry_make(e, run.page + i)->copying = true;
 	pthread_mutex_unlock(&shard->lock);

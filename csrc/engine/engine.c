@@ -197,6 +197,9 @@ void isw_engine_stats(isw_engine *e, struct isw_engine_stats *out)
 	COPY(staging_waits);
 	COPY(pages_copied);
 	COPY(pages_copy_dropped);
+	COPY(fallback_slow);
+	COPY(hedged_reads);
+	COPY(hedged_wins);
 #undef COPY
 	out->requests_in_flight = iswi_counted(&c->in_flight);
 	out->staging_pages = e->config.staging_pages;

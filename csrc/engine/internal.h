@@ -19,6 +19,12 @@
  *  R6  A copy (copy.c) begins only on a page without an entry, and is of version 0: any write or
  *      zeroing outdates it. Its buffer is nobody's to read before its bytes were verified; then it
  *      is staged, and sent under the rules of a write.
+ *  R7  A hedged read (hedge.c) has two legs, each with staging buffers of its own: from the moment
+ *      there are two, neither writes into the request. The first that ended with verified bytes
+ *      copies them there and is the request's end; the other one then looks at nothing of it. When
+ *      both ended badly the last one goes on for the request. Buffers and ops of both are given
+ *      back when both have ended, by completion events only; the donor's leg keeps its use of the
+ *      slab until its own (R5).
  *
  * Locks, outermost first (never two of one kind):
  *   isw_engine.control    remotes and slab mapping, control thread only, may block
@@ -49,6 +55,8 @@
 #define ISWI_BACKUP_RETRY_NS  1000000000ull
 /* Pages being copied to donors at once: what a fault's read may find before it on a connection. */
 #define ISWI_COPY_PAGES_MAX 256u
+/* A donor that owes this many hedged reads is not asked for what the backup has. */
+#define ISWI_HEDGES_MAX 8u
 
 /* ---------------------------------------------------------------- shared arena */
 
@@ -90,7 +98,7 @@ struct iswi_slot_use {
 	struct iswi_req *req; /* not yet told that this page is safe */
 	uint32_t older;       /* next slot of the same page, ISWI_NONE at the end */
 	uint16_t refs;        /* transfers that read from the buffer */
-	bool copy;            /* holds nothing but a copy; staging lock when it is given back */
+	bool copy;            /* of a copy or hedged read; staging lock when it is given back */
 };
 
 enum iswi_backup_state {
@@ -127,6 +135,14 @@ struct iswi_shard {
 #define ISWI_TRIED_REMOTE 0x1 /* the donor has failed this read */
 #define ISWI_TRIED_BACKUP 0x2
 #define ISWI_RETRIED      0x4 /* bytes and checksum differed once: a write may have passed by */
+#define ISWI_HEDGED       0x8 /* was hedged, in vain: it is not again */
+
+/* Of a hedged read: what became of its legs. */
+#define ISWI_HEDGE_WON         0x1 /* one of them answers the request, or has */
+#define ISWI_HEDGE_REMOTE_END  0x2
+#define ISWI_HEDGE_BACKUP_END  0x4
+#define ISWI_HEDGE_REMOTE_FAIL 0x8 /* ended with an error */
+#define ISWI_HEDGE_BACKUP_FAIL 0x10
 
 /* One transfer to or from a donor, or a read of the backup: a run of pages of one slab. */
 struct iswi_op {
@@ -142,6 +158,8 @@ struct iswi_op {
 	uint8_t tried;
 	bool copy;            /* of copy.c: a read of the backup without a request, then a write */
 	struct iswi_op *next; /* free list or backup read queue */
+	struct iswi_op *twin; /* of a hedged read: the other leg */
+	atomic_uint hedge;    /* ISWI_HEDGE_*, in the donor's leg; seq_cst: orders the legs' ends */
 };
 
 /* --------------------------------------------------------------------- backup */
@@ -211,6 +229,9 @@ struct iswi_remote {
 	struct iswi_queue *queues[ISWI_REMOTE_QUEUES_MAX];
 	struct iswi_queue_events events;
 	atomic_uint_fast64_t read_pages, write_pages, errors; /* relaxed statistics */
+	/* Relaxed: a guess, to which each queue's thread contributes; a lost one does no harm. */
+	atomic_uint_fast64_t read_tail_ns, tail_raised_ns;
+	atomic_uint hedges; /* hedged reads it has not answered yet; relaxed: a guess for others */
 };
 
 struct iswi_counters {
@@ -220,7 +241,7 @@ struct iswi_counters {
 		pages_out_backup, pages_out_superseded, backup_write_requests, fallback_unmapped,
 		fallback_suspended, fallback_invalid, fallback_error, remote_errors,
 		crc_errors_remote, crc_errors_backup, backup_errors, staging_waits, pages_copied,
-		pages_copy_dropped;
+		pages_copy_dropped, fallback_slow, hedged_reads, hedged_wins;
 };
 
 struct iswi_sim;
@@ -249,7 +270,7 @@ struct isw_engine {
 		pthread_mutex_t lock;
 		uint64_t *free_bits;
 		uint32_t words, cursor, used;
-		uint32_t copies; /* of those used */
+		uint32_t copies; /* of those used, by copies and hedged reads */
 	} staging_alloc;
 
 	struct {
@@ -282,10 +303,14 @@ int iswi_memory_create(struct isw_engine *e, struct isw_error *error);
 void iswi_memory_destroy(struct isw_engine *e);
 /* Up to `want` consecutive free buffers; returns how many (0: none), the first in *slot_out. */
 uint32_t iswi_staging_take(struct isw_engine *e, uint32_t want, uint32_t *slot_out);
-/* The same for a copy: none beyond its share, so that at least half of all stay free. */
-uint32_t iswi_staging_take_copy(struct isw_engine *e, uint32_t want, uint32_t *slot_out);
+/*
+ * The same for a copy or a hedged read: none when these have spare_max already, and only so many
+ * that at least half of all stay free.
+ */
+uint32_t iswi_staging_take_spare(struct isw_engine *e, uint32_t want, uint32_t spare_max,
+				 uint32_t *slot_out);
 void iswi_staging_give(struct isw_engine *e, uint32_t slot);
-/* How many are in use, and how many of these by copies, which hold nothing that could be lost. */
+/* How many are in use, and of these by copies and hedged reads, which nobody would miss. */
 void iswi_staging_count(struct isw_engine *e, uint32_t *used_out, uint32_t *copies_out);
 struct iswi_op *iswi_op_take(struct isw_engine *e);
 void iswi_op_give(struct isw_engine *e, struct iswi_op *op);
@@ -347,6 +372,25 @@ struct iswi_op *iswi_write_op(struct isw_engine *e, uint64_t page, uint32_t slot
 /* Staging buffers became free, or the backup began to fail: goes on with waiting writes. */
 void iswi_write_kick(struct isw_engine *e);
 void iswi_zero(struct isw_engine *e, struct iswi_req *req);
+
+/* Of consecutive pages of one group: a bit for each whose bytes do not match its checksum. */
+uint32_t iswi_read_wrong(struct isw_engine *e, const unsigned char *data, uint64_t page,
+			 uint32_t count);
+/* Reads pages of one slab for a request, again, by who holds one of its pending. */
+void iswi_read_again(struct isw_engine *e, struct iswi_req *req, uint64_t page, uint64_t end,
+		     uint8_t tried);
+
+/* hedge.c */
+/* After how long a read of this remote is slow, in microseconds; 0: it never is. */
+uint32_t iswi_hedge_after_us(const struct isw_engine *e, const struct iswi_remote *r);
+/* A read of this remote was answered. */
+void iswi_hedge_note(struct iswi_remote *r, uint64_t submitted_ns, uint64_t now_ns);
+/* It owes so many answers that reads had better pass it by. */
+bool iswi_hedge_avoid(const struct iswi_remote *r);
+/* A transfer's slow. */
+void iswi_hedge_slow(struct iswi_xfer *xfer, uint32_t received);
+/* A leg has ended; of the donor's the use of the slab was given back. */
+void iswi_hedge_ended(struct iswi_op *op, bool remote, int error);
 
 /* copy.c */
 void iswi_copy_read_done(struct iswi_op *op, int error);

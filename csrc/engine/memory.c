@@ -86,7 +86,7 @@ static int map_volatile(struct isw_engine *e, struct isw_error *error)
 {
 	uint32_t staging = e->config.staging_pages;
 	uint64_t request_pages = e->config.request_bytes_max / ISW_PAGE_BYTES;
-	/* Each write or copy op holds a staging buffer, each read op a page of a request. */
+	/* Each write, copy or leg holds a staging buffer, each other read a page of a request. */
 	uint64_t ops = staging + e->config.requests_max * request_pages;
 	uint64_t end = 0, shards_at, uses_at, entries_at, bits_at, ops_at, remotes_at;
 	unsigned char *base;
@@ -217,12 +217,15 @@ uint32_t iswi_staging_take(struct isw_engine *e, uint32_t want, uint32_t *slot_o
 	return n;
 }
 
-uint32_t iswi_staging_take_copy(struct isw_engine *e, uint32_t want, uint32_t *slot_out)
+uint32_t iswi_staging_take_spare(struct isw_engine *e, uint32_t want, uint32_t spare_max,
+				 uint32_t *slot_out)
 {
 	uint32_t half = e->config.staging_pages / 2, n = 0;
 
 	pthread_mutex_lock(&e->staging_alloc.lock);
-	want = ISWI_MIN(want, ISWI_COPY_PAGES_MAX - e->staging_alloc.copies);
+	want = e->staging_alloc.copies < spare_max
+		       ? ISWI_MIN(want, spare_max - e->staging_alloc.copies)
+		       : 0;
 	if (want && e->staging_alloc.used < half)
 		n = take_run(e, ISWI_MIN(want, half - e->staging_alloc.used), slot_out);
 	for (uint32_t i = 0; i < n; i++)
@@ -264,6 +267,8 @@ struct iswi_op *iswi_op_take(struct isw_engine *e)
 	op->req = NULL;
 	op->tried = 0;
 	op->copy = false;
+	op->twin = NULL;
+	op->xfer.slow_us = 0;
 	return op;
 }
 

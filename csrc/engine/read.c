@@ -9,7 +9,15 @@
 
 #include "engine/internal.h"
 
-enum source { FROM_NOWHERE, FROM_STAGING, FROM_ZEROS, FROM_REMOTE, FROM_BACKUP, FAILED };
+enum source {
+	FROM_NOWHERE,
+	FROM_STAGING,
+	FROM_ZEROS,
+	FROM_REMOTE,
+	FROM_BACKUP,
+	PAST_REMOTE, /* from the backup although the donor has it */
+	FAILED
+};
 
 struct run {
 	enum source source;
@@ -23,6 +31,7 @@ struct cursor {
 	uint32_t slab;
 	uint64_t word;
 	bool mapped;   /* a use of the slab is held */
+	bool avoid;    /* its donor keeps others waiting */
 	uint8_t tried; /* ISWI_TRIED_* */
 	struct iswi_op *first, *last;
 };
@@ -41,18 +50,25 @@ static enum source choose(struct isw_engine *e, uint64_t page, const struct curs
 	*slot_out = entry ? iswi_entry_newest(e, entry) : ISWI_NONE;
 	if (*slot_out != ISWI_NONE)
 		return FROM_STAGING;
-	if (iswi_bit(e->remote_valid, page) && at->mapped && !(at->tried & ISWI_TRIED_REMOTE))
+	if (iswi_bit(e->remote_valid, page) && at->mapped && !(at->tried & ISWI_TRIED_REMOTE)) {
+		if (at->avoid && iswi_bit(e->backup_current, page) &&
+		    !(at->tried & ISWI_TRIED_BACKUP))
+			return PAST_REMOTE;
 		return FROM_REMOTE;
+	}
 	if (iswi_bit(e->backup_current, page))
 		return e->has_backup && !(at->tried & ISWI_TRIED_BACKUP) ? FROM_BACKUP : FAILED;
 	return iswi_bit(e->remote_valid, page) ? FAILED : FROM_ZEROS;
 }
 
-static void count_fallback(struct isw_engine *e, const struct cursor *at, uint32_t pages)
+static void count_fallback(struct isw_engine *e, const struct cursor *at, const struct run *run)
 {
 	uint32_t state = iswi_word_state(atomic_load(&e->slabs[at->slab].word));
+	uint32_t pages = run->pages;
 
-	if (at->tried & ISWI_TRIED_REMOTE)
+	if (run->source == PAST_REMOTE)
+		iswi_count(&e->count.fallback_slow, pages);
+	else if (at->tried & ISWI_TRIED_REMOTE)
 		iswi_count(&e->count.fallback_error, pages);
 	else if (at->mapped)
 		iswi_count(&e->count.fallback_invalid, pages);
@@ -60,6 +76,14 @@ static void count_fallback(struct isw_engine *e, const struct cursor *at, uint32
 		iswi_count(&e->count.fallback_suspended, pages);
 	else
 		iswi_count(&e->count.fallback_unmapped, pages);
+}
+
+/* By who holds a use of the slab. */
+static const struct iswi_remote *remote_of(const struct isw_engine *e, const struct cursor *at)
+{
+	const struct iswi_slab *s = &e->slabs[at->slab];
+
+	return &e->remotes[atomic_load_explicit(&s->remote, memory_order_relaxed)];
 }
 
 static void remote_read_done(struct iswi_xfer *xfer, int error);
@@ -77,13 +101,17 @@ static void emit_transfer(struct isw_engine *e, struct cursor *at, const struct 
 	op->tried = at->tried;
 	op->crc = run->crc;
 	op->xfer.buf = place_of(at->req, run->page);
-	if (run->source == FROM_BACKUP) {
-		count_fallback(e, at, run->pages);
+	if (run->source != FROM_REMOTE) {
+		count_fallback(e, at, run);
 		iswi_backup_read(e, op);
 		return;
 	}
 	op->xfer.kind = ISWI_XFER_READ;
 	op->xfer.done = remote_read_done;
+	op->xfer.slow = iswi_hedge_slow;
+	/* Once: what goes wrong after that is read anew without a second leg. */
+	if (!at->tried)
+		op->xfer.slow_us = iswi_hedge_after_us(e, remote_of(e, at));
 	iswi_slab_get_more(e, at->slab);
 	if (at->last)
 		at->last->xfer.next = &op->xfer;
@@ -109,6 +137,7 @@ static void emit(struct isw_engine *e, struct cursor *at, const struct run *run)
 		return;
 	case FROM_REMOTE:
 	case FROM_BACKUP:
+	case PAST_REMOTE:
 		emit_transfer(e, at, run);
 	}
 }
@@ -150,6 +179,7 @@ static void read_pages(struct isw_engine *e, struct iswi_req *req, uint64_t page
 	struct run open = {.source = FROM_NOWHERE};
 
 	at.mapped = iswi_slab_get(e, at.slab, &at.word);
+	at.avoid = at.mapped && e->has_backup && iswi_hedge_avoid(remote_of(e, &at));
 	while (page < end) {
 		uint64_t group_end = (page / ISWI_GROUP_PAGES + 1) * ISWI_GROUP_PAGES;
 
@@ -161,6 +191,12 @@ static void read_pages(struct isw_engine *e, struct iswi_req *req, uint64_t page
 		iswi_remote_send(e, at.first, at.last, plug);
 	if (at.mapped)
 		iswi_slab_put(e, at.slab);
+}
+
+void iswi_read_again(struct isw_engine *e, struct iswi_req *req, uint64_t page, uint64_t end,
+		     uint8_t tried)
+{
+	read_pages(e, req, page, end, tried, NULL);
 }
 
 void iswi_read(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plug)
@@ -215,14 +251,13 @@ static uint8_t mismatch(struct isw_engine *e, const struct iswi_op *op, uint64_t
 	return (op->tried | source) & (uint8_t)~ISWI_RETRIED;
 }
 
-/* Of pages of one group: a bit for each whose bytes do not match its checksum. */
-static uint32_t wrong_pages(struct isw_engine *e, const struct iswi_op *op, uint64_t page,
-			    uint32_t count)
+uint32_t iswi_read_wrong(struct isw_engine *e, const unsigned char *data, uint64_t page,
+			 uint32_t count)
 {
 	struct iswi_shard *shard = iswi_shard_of(e, page);
 	uint32_t crc[ISWI_GROUP_PAGES], wrong = 0;
 
-	iswi_crc32c_pages(place_of(op->req, page), count, crc);
+	iswi_crc32c_pages(data, count, crc);
 	pthread_mutex_lock(&shard->lock);
 	for (uint32_t i = 0; i < count; i++)
 		wrong |= (uint32_t)(e->crc[page + i] != crc[i]) << i;
@@ -238,7 +273,7 @@ static void verify(struct isw_engine *e, const struct iswi_op *op, bool remote)
 	while (page < end) {
 		uint64_t group_end = (page / ISWI_GROUP_PAGES + 1) * ISWI_GROUP_PAGES;
 		uint32_t count = (uint32_t)(ISWI_MIN(group_end, end) - page);
-		uint32_t wrong = wrong_pages(e, op, page, count);
+		uint32_t wrong = iswi_read_wrong(e, place_of(op->req, page), page, count);
 
 		for (uint32_t i = 0; wrong; i++, wrong >>= 1) {
 			if (!(wrong & 1))
@@ -256,8 +291,14 @@ static void remote_read_done(struct iswi_xfer *xfer, int error)
 {
 	struct iswi_op *op = ISWI_CONTAINER(xfer, struct iswi_op, xfer);
 	struct isw_engine *e = op->engine;
-	struct iswi_op ended = *op;
+	struct iswi_op ended;
 
+	if (op->twin) {
+		iswi_remote_ended(e, op, error);
+		iswi_hedge_ended(op, true, error);
+		return;
+	}
+	ended = *op;
 	/* Given back before its pages are read anew: there is one for each page, no more. */
 	iswi_op_give(e, op);
 	iswi_remote_ended(e, &ended, error);
@@ -272,8 +313,13 @@ static void remote_read_done(struct iswi_xfer *xfer, int error)
 void iswi_read_backup_done(struct iswi_op *op, int error)
 {
 	struct isw_engine *e = op->engine;
-	struct iswi_op ended = *op;
+	struct iswi_op ended;
 
+	if (op->twin) {
+		iswi_hedge_ended(op, false, error);
+		return;
+	}
+	ended = *op;
 	iswi_op_give(e, op); /* see remote_read_done */
 	if (error) {
 		iswi_count(&e->count.backup_errors, 1);

@@ -285,11 +285,13 @@ void iswi_remote_send(struct isw_engine *e, struct iswi_op *first, struct iswi_o
 void iswi_remote_ended(struct isw_engine *e, const struct iswi_op *op, int error)
 {
 	struct iswi_slab *s = &e->slabs[op->slab];
+	struct iswi_remote *r = &e->remotes[atomic_load_explicit(&s->remote, memory_order_relaxed)];
 
+	if (op->twin)
+		atomic_fetch_sub_explicit(&r->hedges, 1, memory_order_relaxed);
+	if (!error && op->xfer.kind == ISWI_XFER_READ)
+		iswi_hedge_note(r, op->xfer.submitted_ns, e->clock->now_ns(e->clock->ctx));
 	if (error) {
-		struct iswi_remote *r =
-			&e->remotes[atomic_load_explicit(&s->remote, memory_order_relaxed)];
-
 		iswi_count(&e->count.remote_errors, 1);
 		iswi_count(&r->errors, 1);
 		/* The donor refuses this slab; a broken connection is reported once, by fence. */
@@ -390,6 +392,8 @@ int iswi_remote_reserve(struct isw_engine *e, uint32_t *remote)
 		if (atomic_load(&e->remotes[i].state) != wanted)
 			continue;
 		atomic_store(&e->remotes[i].state, ISWI_REMOTE_CHANGING);
+		if (wanted == ISWI_REMOTE_UNUSED) /* it may become another donor */
+			atomic_store_explicit(&e->remotes[i].read_tail_ns, 0, memory_order_relaxed);
 		*remote = i;
 		code = 0;
 	}
@@ -557,6 +561,7 @@ int isw_engine_remotes(isw_engine *e, uint32_t max, struct isw_remote_info *remo
 			.read_pages = iswi_counted(&r->read_pages),
 			.write_pages = iswi_counted(&r->write_pages),
 			.errors = iswi_counted(&r->errors),
+			.read_tail_ns = iswi_counted(&r->read_tail_ns),
 		};
 	}
 	for (uint32_t i = 0; i < e->slabs_count; i++) {

@@ -30,6 +30,7 @@ static void sim_submit(struct iswi_queue *queue, struct iswi_xfer *first)
 		struct iswi_xfer *x = first;
 
 		first = x->next;
+		x->submitted_ns = donor->engine->clock->now_ns(donor->engine->clock->ctx);
 		if (x->offset + x->length > donor->bytes)
 			x->done(x, -EINVAL);
 		else if (donor->down || donor->pending_count == ISWI_SIM_TRANSFERS)
@@ -237,6 +238,13 @@ static int step_transfer(struct iswi_sim_donor *donor, uint32_t step, uint32_t n
 		if (donor->pending[n].applied)
 			return 0;
 		apply(donor, &donor->pending[n]);
+		return 1;
+	}
+	if (step == ISW_STEP_REMOTE_SLOW) {
+		if (x->kind != ISWI_XFER_READ || !x->slow_us)
+			return 0;
+		x->slow_us = 0;
+		x->slow(x, donor->pending[n].applied ? x->length : 0);
 		return 1;
 	}
 	if (step == ISW_STEP_REMOTE_TEAR) {

@@ -9,7 +9,8 @@
  *   REMOTE_CORRUPT  a read is answered with wrong bytes, as if they were right
  *   REMOTE_TEAR     half of a write lands, then the connections break
  *   REMOTE_DOWN     the connections break. Writes that had not landed may still do so ...
- *   REMOTE_LATE     ... which is this, until the remote is reconnected: a reconnect stands for a
+ *   REMOTE_SLOW     a read has taken so long that the transport tells; its bytes may be there, or
+ * not REMOTE_LATE     ... which is this, until the remote is reconnected: a reconnect stands for a
  *                   lease whose old epoch the donor has fenced and drained
  *   REMOTE_WIPE     slot n of the donor is zeroed (a fresh slab)
  *   BACKUP_TAKE     r = 0: a writer takes its next job, r = 1: a reader does

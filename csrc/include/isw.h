@@ -168,6 +168,12 @@ struct isw_engine_config {
 	uint32_t backup_write_bytes_max;
 	uint32_t backup_writers; /* threads */
 	uint32_t backup_readers;
+	/*
+	 * A READ that a donor has not answered is also read from the backup, where that has its
+	 * pages, once it takes much longer than that donor's reads of late did, and this long at
+	 * least. 0: it waits for its donor.
+	 */
+	uint32_t hedge_us_min;
 	uint32_t flags;
 };
 
@@ -260,6 +266,8 @@ struct isw_remote_info {
 	uint64_t write_pages;
 	uint64_t errors;
 	uint64_t in_flight;
+	uint64_t
+		read_tail_ns; /* about 99 of 100 reads of late were answered within this; 0: none */
 };
 int isw_engine_remotes(isw_engine *engine, uint32_t max, struct isw_remote_info *remotes_out);
 
@@ -285,6 +293,7 @@ struct isw_engine_stats {
 	uint64_t fallback_suspended;    /* ... its donor was unreachable */
 	uint64_t fallback_invalid;      /* ... slab mapped, page not (yet) remote-valid */
 	uint64_t fallback_error;        /* ... the donor failed or its bytes did */
+	uint64_t fallback_slow;         /* ... the donor took too long, or keeps others waiting */
 	uint64_t remote_errors;
 	uint64_t crc_errors_remote;
 	uint64_t crc_errors_backup;
@@ -295,6 +304,8 @@ struct isw_engine_stats {
 	uint64_t staging_waits;      /* writes that had to wait for a free staging buffer */
 	uint64_t pages_copied;       /* by isw_slab_fill: acknowledged by a donor */
 	uint64_t pages_copy_dropped; /* begun there, but overtaken by a write or failed */
+	uint64_t hedged_reads;       /* transfers that were slow and read from the backup too ... */
+	uint64_t hedged_wins;        /* ... which was faster */
 	uint64_t events_dropped;
 	/* Request latency at the front end, log-linear: see isw_latency_bucket_ns. */
 	uint64_t read_latency[256];
@@ -378,6 +389,7 @@ int isw_sim_remote_reconnect(isw_engine *engine, uint32_t remote);
 #define ISW_STEP_BACKUP_FAIL    11 /* ... with an error */
 #define ISW_STEP_BACKUP_RETRY   12 /* failed pages are queued again */
 #define ISW_STEP_UNPLUG         13 /* what is held back is sent */
+#define ISW_STEP_REMOTE_SLOW    14 /* transfer n of remote r has taken too long */
 
 /*
  * Runs one step. r: remote; n: which of those pending (modulo their count). Returns 1 when

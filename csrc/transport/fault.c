@@ -204,6 +204,14 @@ static void below_down(void *ctx, int error)
 	}
 }
 
+static void below_slow(struct iswi_xfer *below, uint32_t received)
+{
+	struct held *held = ISWI_CONTAINER(below, struct held, below);
+
+	held->xfer->slow(held->xfer, received);
+	below->buf = held->xfer->buf;
+}
+
 /* ---------------------------------------------------------------- from above */
 
 static bool rule_matches(const struct iswi_fault_rule *rule, const struct iswi_xfer *xfer)
@@ -290,6 +298,9 @@ static void fault_submit(struct iswi_queue *queue, struct iswi_xfer *xfer)
 		held->below.length = xfer->length;
 		held->below.buf = xfer->buf;
 		held->below.done = below_done;
+		held->below.slow = below_slow;
+		held->below.slow_us = xfer->slow_us;
+		xfer->submitted_ns = iswi_now_ns();
 		judge(fault, held);
 		if (admit(fault, held)) {
 			*link = &held->below;

@@ -14,6 +14,7 @@
 #include "transport/tcp_internal.h"
 
 #define NS_PER_MS 1000000ull
+#define NS_PER_US 1000ull
 
 /* A donor that is gone is noticed on an idle connection within about half a minute. */
 #define KEEPALIVE_IDLE_S     15
@@ -60,11 +61,20 @@ void iswi_tcp_fail(struct iswi_tcp *tcp, int error)
 
 /* ---------------------------------------------------------------- any thread */
 
-/* Transfers that must not go on the wire are chained to *bad_out, the rest is stamped. */
-static void chain_check(struct iswi_tcp *tcp, struct iswi_xfer *xfer, struct iswi_xfer **good_first,
-			struct iswi_xfer **good_last, struct iswi_xfer **bad_out)
+static bool minds(const struct iswi_xfer *xfer)
 {
-	uint64_t deadline_ns = tcp->clock->now_ns(tcp->clock->ctx) + tcp->request_ns_max;
+	return xfer->kind == ISWI_XFER_READ && xfer->slow_us != 0;
+}
+
+/*
+ * Transfers that must not go on the wire are chained to *bad_out, the rest is stamped. Returns the
+ * time when one of these minds being slow, else 0.
+ */
+static uint64_t chain_check(struct iswi_tcp *tcp, struct iswi_xfer *xfer,
+			    struct iswi_xfer **good_first, struct iswi_xfer **good_last,
+			    struct iswi_xfer **bad_out)
+{
+	uint64_t now_ns = tcp->clock->now_ns(tcp->clock->ctx), watched_ns = 0;
 
 	*good_first = NULL;
 	*good_last = NULL;
@@ -78,7 +88,10 @@ static void chain_check(struct iswi_tcp *tcp, struct iswi_xfer *xfer, struct isw
 			xfer->next = *bad_out;
 			*bad_out = xfer;
 		} else {
-			xfer->deadline_ns = deadline_ns;
+			xfer->submitted_ns = now_ns;
+			xfer->deadline_ns = now_ns + tcp->request_ns_max;
+			if (minds(xfer))
+				watched_ns = now_ns;
 			xfer->next = NULL;
 			if (*good_last == NULL)
 				*good_first = xfer;
@@ -88,19 +101,26 @@ static void chain_check(struct iswi_tcp *tcp, struct iswi_xfer *xfer, struct isw
 		}
 		xfer = next;
 	}
+	return watched_ns;
 }
 
 static void tcp_submit(struct iswi_queue *queue, struct iswi_xfer *first)
 {
 	struct iswi_tcp *tcp = ISWI_CONTAINER(queue, struct iswi_tcp, base);
 	struct iswi_xfer *last, *bad;
-	bool sender, down;
+	bool sender, down, wake;
+	uint64_t watched_ns;
 
-	chain_check(tcp, first, &first, &last, &bad);
+	watched_ns = chain_check(tcp, first, &first, &last, &bad);
 	if (first != NULL) {
 		pthread_mutex_lock(&tcp->lock);
 		down = tcp->state == TCP_DOWN;
 		sender = false;
+		wake = watched_ns != 0 && tcp->dozing;
+		if (watched_ns != 0) {
+			tcp->watched_ns = watched_ns;
+			tcp->dozing = false;
+		}
 		if (!down) {
 			iswi_tcp_enqueue(tcp, first, last);
 			sender = iswi_tcp_claim_sender(tcp);
@@ -110,6 +130,8 @@ static void tcp_submit(struct iswi_queue *queue, struct iswi_xfer *first)
 		pthread_mutex_unlock(&tcp->lock);
 		if (sender)
 			iswi_tcp_send(tcp, false);
+		if (wake && !down)
+			iswi_tcp_wake(tcp);
 		if (down) {
 			end_chain(first, -ESHUTDOWN);
 		} else {
@@ -195,13 +217,48 @@ static int check_deadlines(struct iswi_tcp *tcp, uint64_t now_ns)
 	return missed ? -ETIMEDOUT : 0;
 }
 
-static int tick(struct iswi_tcp *tcp, bool timed_out)
+/* Lock held. Marks the transfer as asked when it has become slow. It may be younger than now_ns. */
+static bool became_slow(struct iswi_xfer *xfer, uint64_t now_ns)
+{
+	if (xfer == NULL || !minds(xfer) || now_ns < xfer->submitted_ns + xfer->slow_us * NS_PER_US)
+		return false;
+	xfer->slow_us = 0;
+	return true;
+}
+
+/*
+ * What is in a slot or in the FIFO is ended by this thread only, so it is there still when the lock
+ * is not. More than a batch: the rest at the next tick.
+ */
+static void call_slow(struct iswi_tcp *tcp, uint64_t now_ns)
+{
+	struct iswi_xfer *slow[TCP_BATCH];
+	uint32_t count = 0;
+
+	pthread_mutex_lock(&tcp->lock);
+	for (uint32_t i = 0; i < tcp->depth && count < TCP_BATCH; i++)
+		if (became_slow(tcp->slot[i].xfer, now_ns))
+			slow[count++] = tcp->slot[i].xfer;
+	for (struct iswi_xfer *xfer = tcp->pending_first; xfer != NULL && count < TCP_BATCH;
+	     xfer = xfer->next)
+		if (became_slow(xfer, now_ns))
+			slow[count++] = xfer;
+		else if (minds(xfer))
+			break; /* those behind it are younger */
+	pthread_mutex_unlock(&tcp->lock);
+	for (uint32_t i = 0; i < count; i++)
+		slow[i]->slow(slow[i], slow[i] == tcp->rx.xfer ? tcp->rx.filled : 0);
+}
+
+static int tick(struct iswi_tcp *tcp, uint32_t tick_ms, bool timed_out)
 {
 	uint64_t now_ns = tcp->clock->now_ns(tcp->clock->ctx);
 
-	if (!timed_out && now_ns - tcp->ticked_ns < TCP_TICK_MS * NS_PER_MS)
+	tcp->now_ns = now_ns;
+	if (!timed_out && now_ns - tcp->ticked_ns < tick_ms * NS_PER_MS)
 		return 0;
 	tcp->ticked_ns = now_ns;
+	call_slow(tcp, now_ns);
 	return check_deadlines(tcp, now_ns);
 }
 
@@ -209,8 +266,9 @@ static int tick(struct iswi_tcp *tcp, bool timed_out)
  * Waits for something to do and does it. An idle connection wakes up seldom, but not later than a
  * request submitted meanwhile could miss its deadline.
  */
-static int receiver_round(struct iswi_tcp *tcp, bool idle, bool blocked)
+static int receiver_round(struct iswi_tcp *tcp, bool idle, bool watched, bool blocked)
 {
+	int tick_ms = watched ? TCP_WATCH_MS : TCP_TICK_MS;
 	int idle_ms = (int)ISWI_MIN((uint64_t)TCP_IDLE_MS,
 				    ISWI_MAX(tcp->request_ns_max / NS_PER_MS, TCP_TICK_MS));
 	struct pollfd fds[2] = {
@@ -219,7 +277,7 @@ static int receiver_round(struct iswi_tcp *tcp, bool idle, bool blocked)
 	};
 	int n, err = 0;
 
-	n = poll(fds, 2, idle ? idle_ms : TCP_TICK_MS);
+	n = poll(fds, 2, idle && !watched ? idle_ms : tick_ms);
 	if (n < 0)
 		return errno == EINTR ? 0 : -errno;
 	if (fds[1].revents != 0) {
@@ -236,7 +294,7 @@ static int receiver_round(struct iswi_tcp *tcp, bool idle, bool blocked)
 	}
 	if ((fds[0].revents & ~POLLOUT) != 0)
 		err = receive(tcp);
-	return err < 0 ? err : tick(tcp, n == 0);
+	return err < 0 ? err : tick(tcp, (uint32_t)tick_ms, n == 0);
 }
 
 /* FAILING → DOWN. Polite only when nothing is under way, and only by our own wish. */
@@ -286,7 +344,7 @@ static void *receiver_main(void *arg)
 	struct iswi_tcp *tcp = arg;
 
 	for (;;) {
-		bool up, sender, idle, blocked;
+		bool up, sender, idle, watched, blocked;
 		int err;
 
 		pthread_mutex_lock(&tcp->lock);
@@ -294,6 +352,9 @@ static void *receiver_main(void *arg)
 		/* Replies made room for transfers that wait. */
 		sender = iswi_tcp_claim_sender(tcp);
 		idle = tcp->in_flight == 0 && tcp->pending_first == NULL;
+		watched = tcp->watched_ns != 0 &&
+			  tcp->watched_ns + TCP_LINGER_MS * NS_PER_MS > tcp->now_ns;
+		tcp->dozing = !watched;
 		blocked = tcp->blocked;
 		pthread_mutex_unlock(&tcp->lock);
 		if (!up)
@@ -302,7 +363,7 @@ static void *receiver_main(void *arg)
 			iswi_tcp_send(tcp, true);
 			continue;
 		}
-		err = receiver_round(tcp, idle, blocked);
+		err = receiver_round(tcp, idle, watched, blocked);
 		if (err < 0) {
 			pthread_mutex_lock(&tcp->lock);
 			iswi_tcp_fail(tcp, err);
@@ -401,7 +462,7 @@ int iswi_tcp_connect(const struct iswi_tcp_config *config, const struct iswi_que
 	tcp->request_ns_max = config->request_ms_max * NS_PER_MS;
 	if (config->clock != NULL)
 		tcp->clock = config->clock;
-	tcp->ticked_ns = tcp->clock->now_ns(tcp->clock->ctx);
+	tcp->now_ns = tcp->ticked_ns = tcp->clock->now_ns(tcp->clock->ctx);
 
 	err = iswi_tcp_dial(config, deadline_ns, &tcp->fd, error);
 	if (err < 0)

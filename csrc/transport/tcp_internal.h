@@ -10,6 +10,8 @@
  * it hand that role to the receiver thread (`blocked`). Only the receiver thread reads the socket
  * and writes into READ buffers. When something fails, whoever notices sets FAILING, after which
  * nothing is sent; the receiver thread alone goes from there to DOWN and ends every transfer.
+ * So a READ that is queued or in a slot stays there while the receiver thread does something else,
+ * and its buf is that thread's alone: there it calls `slow`, between two receives.
  *
  * One lock, a leaf: no callback and no system call that could wait runs under it.
  */
@@ -32,6 +34,8 @@
 #define TCP_RECV_ROUNDS 16  /* receives before the tick is looked at again */
 #define TCP_TICK_MS     100 /* how late a missed deadline is noticed */
 #define TCP_IDLE_MS     1000
+#define TCP_WATCH_MS    5   /* how late a slow READ is noticed ... */
+#define TCP_LINGER_MS   100 /* ... while one that minds was submitted no longer ago than this */
 #define TCP_RX_BYTES    16384
 
 enum tcp_state {
@@ -92,7 +96,7 @@ struct iswi_tcp {
 	int fd;
 	int wake_fd;
 	pthread_t thread;
-	uint64_t ticked_ns; /* receiver thread */
+	uint64_t now_ns, ticked_ns; /* receiver thread; now_ns: of its last look at the clock */
 
 	pthread_mutex_t lock;
 	/* Everything down to the next gap is under lock. */
@@ -104,7 +108,9 @@ struct iswi_tcp {
 	bool blocked;   /* ... the receiver thread, which waits for room in the socket */
 	struct iswi_xfer *pending_first, *pending_last;
 	uint32_t free_slot;
-	uint32_t in_flight; /* slots in use */
+	uint32_t in_flight;  /* slots in use */
+	uint64_t watched_ns; /* when the last READ that minds being slow was submitted, or 0 */
+	bool dozing;         /* the receiver thread sleeps for longer than such a READ could bear */
 	struct tcp_slot *slot;
 
 	struct tcp_batch batch;

@@ -25,9 +25,19 @@ struct iswi_xfer {
 	uint32_t length; /* bytes, a multiple of ISW_PAGE_BYTES */
 	uint64_t offset; /* in the export */
 	void *buf;
-	uint64_t deadline_ns; /* set by the transport at submit */
+	uint64_t submitted_ns; /* these two are set by the transport at submit */
+	uint64_t deadline_ns;
 	/* Exactly once, on any thread, maybe inside submit; error: 0 or -errno. */
 	void (*done)(struct iswi_xfer *xfer, int error);
+	/*
+	 * Of a READ with slow_us not 0: called at most once, when it has taken about that long, by
+	 * a transport that can keep this promise: nobody touches buf, and done does not run, until
+	 * slow returns. So slow may put another buffer in the place of buf, to which it has first
+	 * copied the `received` bytes that are in buf already; the transport then never touches
+	 * the old one again. It may submit. A transport may also never call it.
+	 */
+	void (*slow)(struct iswi_xfer *xfer, uint32_t received);
+	uint32_t slow_us;
 };
 
 struct iswi_queue;

@@ -431,8 +431,8 @@ def describe(status: DeviceStatus) -> list[tuple[str, str]]:
         (
             "backup reads",
             f"no donor {stats['fallback_unmapped']}, donor away {stats['fallback_suspended']}, "
-            f"not there yet {stats['fallback_invalid']}, donor failed {stats['fallback_error']} "
-            "(pages)",
+            f"not there yet {stats['fallback_invalid']}, donor failed {stats['fallback_error']}, "
+            f"donor slow {stats.get('fallback_slow', 0)} (pages)",
         ),
         (
             "staging",

@@ -215,6 +215,7 @@ class DeviceService:
                 backup_write_bytes_max=config.backup_write_bytes,
                 backup_writers=config.backup_writers,
                 backup_readers=config.backup_readers,
+                hedge_us_min=config.hedge_ms * 1000,
                 no_backup=spec.backup is None,
             ),
             spec.backup,

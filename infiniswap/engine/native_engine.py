@@ -209,6 +209,7 @@ class NativeEngine:
                 write_pages=item.write_pages,
                 errors=item.errors,
                 in_flight=item.in_flight,
+                read_tail_ns=item.read_tail_ns,
             )
             for number, item in enumerate(scratch[0:count])
             if item.state in _REMOTE_STATES

@@ -73,6 +73,7 @@ class RemoteInfo:
     write_pages: int
     errors: int
     in_flight: int
+    read_tail_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,7 @@ class EngineConfig:
     backup_write_bytes_max: int = 1 << 20
     backup_writers: int = 2
     backup_readers: int = 4
+    hedge_us_min: int = 10_000
     no_backup: bool = False
     stepped: bool = False
 

@@ -52,7 +52,7 @@ struct world {
 	uint32_t slot_of[SLABS], donor_of[SLABS];
 	bool taken[DONORS][SLOTS];
 	uint64_t generations;
-	bool backup_reads_fail;
+	bool backup_reads_fail, hedges;
 	_Alignas(8) unsigned char buffer[REQUEST_PAGES_MAX * ISW_PAGE_BYTES];
 	uint64_t reads_checked, done, corrupted, copies;
 };
@@ -349,13 +349,13 @@ static void random_step(struct world *w, bool faults)
 	static const uint32_t good[] = {ISW_STEP_REMOTE_APPLY, ISW_STEP_REMOTE_REPLY,
 					ISW_STEP_REMOTE_REPLY, ISW_STEP_BACKUP_TAKE,
 					ISW_STEP_BACKUP_DONE,  ISW_STEP_BACKUP_RETRY,
-					ISW_STEP_UNPLUG};
+					ISW_STEP_UNPLUG,       ISW_STEP_REMOTE_SLOW};
 	static const uint32_t bad[] = {ISW_STEP_REMOTE_FAIL,    ISW_STEP_REMOTE_TEAR,
 				       ISW_STEP_REMOTE_CORRUPT, ISW_STEP_REMOTE_DOWN,
 				       ISW_STEP_REMOTE_LATE,    ISW_STEP_REMOTE_LATE,
 				       ISW_STEP_BACKUP_FAIL};
 	bool inject = faults && below(w, 8) == 0;
-	uint32_t step = inject ? bad[below(w, 7)] : good[below(w, 7)];
+	uint32_t step = inject ? bad[below(w, 7)] : good[below(w, w->hedges ? 8 : 7)];
 	uint32_t r = below(w, DONORS), n = (uint32_t)(draw(w) >> 40);
 
 	if (step == ISW_STEP_BACKUP_TAKE)
@@ -402,6 +402,13 @@ static void settle(struct world *w)
 	if (stats.pages_copied + stats.pages_copy_dropped != w->copies)
 		fail(w, "copies without an end", w->copies,
 		     stats.pages_copied + stats.pages_copy_dropped);
+	for (uint32_t i = 0; i < DONORS; i++)
+		if (atomic_load(&w->engine->remotes[i].hedges))
+			fail(w, "a donor owes hedged reads for good", i, 0);
+	if (stats.pages_in != stats.pages_in_remote + stats.pages_in_backup +
+				      stats.pages_in_staging + stats.pages_in_zero &&
+	    !stats.requests_failed)
+		fail(w, "a page was counted twice or not at all", stats.pages_in, 0);
 	if (stats.requests_in_flight || stats.backup_failing)
 		fail(w, "something is left in flight", stats.requests_in_flight,
 		     stats.backup_failing);
@@ -424,6 +431,26 @@ static void change_donors(struct world *w)
 	}
 }
 
+/* Donors and backup have everything, and reads are under way: there is much to hedge. */
+static void read_much(struct world *w)
+{
+	settle(w);
+	for (uint32_t slab = 0; slab < SLABS; slab++) {
+		map_slab(w, slab);
+		fill_slab(w, slab);
+	}
+	settle(w);
+	for (uint32_t i = 0; i < REQUESTS_MAX / 2; i++) {
+		uint32_t page = below(w, PAGES), pages = 1 + below(w, 4);
+
+		submit(w, ISW_SIM_READ, page, page + pages > PAGES ? PAGES - page : pages);
+		isw_engine_step(w->engine, ISW_STEP_UNPLUG, 0, 0);
+		if (below(w, 2))
+			isw_engine_step(w->engine, ISW_STEP_REMOTE_SLOW, below(w, DONORS),
+					below(w, REQUESTS_MAX));
+	}
+}
+
 static void read_all(struct world *w)
 {
 	for (uint32_t page = 0; page < PAGES; page += REQUEST_PAGES_MAX) {
@@ -434,19 +461,25 @@ static void read_all(struct world *w)
 	settle(w);
 }
 
-static void run(uint64_t seed, uint64_t *copied, uint64_t *dropped)
+/* What all seeds did together. */
+struct totals {
+	uint64_t copied, dropped, hedged, hedges_won, passed_by;
+};
+
+static void run(uint64_t seed, struct totals *totals)
 {
 	static struct world world;
 	struct world *w = &world;
-	bool copies = seed % 5 > 2;
+	bool copies = seed % 5 > 2, hedges = seed % 7 > 2;
 	struct isw_engine_config config = {
 		.size_bytes = PAGES * ISW_PAGE_BYTES,
 		.slab_bytes = SLAB_PAGES * ISW_PAGE_BYTES,
-		.staging_pages = copies ? 64 : 16, /* copies leave half of them free */
+		.staging_pages = copies || hedges ? 64 : 16, /* they leave half of them free */
 		.request_bytes_max = REQUEST_PAGES_MAX * ISW_PAGE_BYTES,
 		.requests_max = REQUESTS_MAX,
 		.remotes_max = DONORS,
 		.backup_write_bytes_max = 4 * ISW_PAGE_BYTES,
+		.hedge_us_min = hedges,
 		.flags = ISW_ENGINE_STEPPED,
 	};
 	struct isw_engine_stats stats;
@@ -455,6 +488,7 @@ static void run(uint64_t seed, uint64_t *copied, uint64_t *dropped)
 
 	memset(w, 0, sizeof(*w));
 	w->seed = seed;
+	w->hedges = hedges;
 	w->random = seed * 0x9e3779b97f4a7c15ull + 1;
 	if (isw_sim_create(&config, &w->engine, &error))
 		fail(w, error.text, 0, 0);
@@ -471,6 +505,8 @@ static void run(uint64_t seed, uint64_t *copied, uint64_t *dropped)
 
 		if (copies && i && i % (STEPS / 4) == 0)
 			change_donors(w);
+		if (hedges && i % (STEPS / 8) == STEPS / 16)
+			read_much(w);
 		if (what < 3)
 			random_request(w);
 		else if (what < 4)
@@ -496,20 +532,26 @@ static void run(uint64_t seed, uint64_t *copied, uint64_t *dropped)
 	if (w->reads_checked < PAGES)
 		fail(w, "too little was checked", w->reads_checked, 0);
 	isw_engine_destroy(w->engine);
-	*copied += stats.pages_copied;
-	*dropped += stats.pages_copy_dropped;
+	totals->copied += stats.pages_copied;
+	totals->dropped += stats.pages_copy_dropped;
+	totals->hedged += stats.hedged_reads;
+	totals->hedges_won += stats.hedged_wins;
+	totals->passed_by += stats.fallback_slow;
 }
 
 int main(int argc, char **argv)
 {
 	uint64_t seeds = argc > 1 ? strtoull(argv[1], NULL, 10) : 1000;
 	uint64_t first = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-	uint64_t copied = 0, dropped = 0;
+	struct totals totals = {0};
 
 	for (uint64_t seed = first; seed < first + seeds; seed++)
-		run(seed, &copied, &dropped);
-	printf("%llu seeds from %llu; %llu pages copied, %llu copies dropped\n",
-	       (unsigned long long)seeds, (unsigned long long)first, (unsigned long long)copied,
-	       (unsigned long long)dropped);
+		run(seed, &totals);
+	printf("%llu seeds from %llu; %llu pages copied, %llu copies dropped; %llu reads hedged, "
+	       "%llu by the backup, %llu pages from there\n",
+	       (unsigned long long)seeds, (unsigned long long)first,
+	       (unsigned long long)totals.copied, (unsigned long long)totals.dropped,
+	       (unsigned long long)totals.hedged, (unsigned long long)totals.hedges_won,
+	       (unsigned long long)totals.passed_by);
 	return 0;
 }

@@ -283,6 +283,7 @@ static bool engine_start(struct world *w, uint32_t staging)
 		.backup_write_bytes_max = 32 * ISW_PAGE_BYTES,
 		.backup_writers = 2,
 		.backup_readers = 2,
+		.hedge_us_min = 1, /* whatever takes more than four times the tail */
 	};
 	struct isw_error error = {0};
 
@@ -348,12 +349,14 @@ static void check_end(struct world *w, struct crowd *crowd)
 	checked = crowd_check(crowd);
 	isw_engine_stats(w->engine, &stats);
 	printf("%llu pages checked: %llu from donors, %llu staged, %llu from the backup; "
-	       "%llu waits; %u maps, %u unmaps, %u breaks, %u resumes; %llu of %llu copied\n",
+	       "%llu waits; %u maps, %u unmaps, %u breaks, %u resumes; %llu of %llu copied; "
+	       "%llu hedged, %llu by the backup\n",
 	       (unsigned long long)checked, (unsigned long long)stats.pages_in_remote,
 	       (unsigned long long)stats.pages_in_staging,
 	       (unsigned long long)stats.pages_in_backup, (unsigned long long)stats.staging_waits,
 	       w->maps, w->unmaps, w->breaks, w->resumes, (unsigned long long)stats.pages_copied,
-	       (unsigned long long)w->copies);
+	       (unsigned long long)w->copies, (unsigned long long)stats.hedged_reads,
+	       (unsigned long long)stats.hedged_wins);
 	CHECK_EQ(stats.requests_failed, 0);
 	CHECK_EQ(stats.requests_in_flight, 0);
 	CHECK_EQ(stats.staging_pages_used, 0);

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Hedged reads: a donor that hangs must not hold a fault for the whole of its deadline. A read that
+ * takes much longer than those that this donor answered of late gets a second leg, from the backup,
+ * and the first of the two that ends well is its end (R7).
+ *
+ * The connection's receiver thread notices (xfer.slow), and it alone writes into a read's buffer,
+ * so it can turn the donor's leg from the request's memory to a staging buffer there and then.
+ * After that nobody has to be stopped: a reply that comes late, or never, or half, meets a buffer
+ * that is held until the donor's leg has ended, and the request is long gone.
+ *
+ * How long is long: read_tail_ns follows about the 99th percentile. An answer above it raises it
+ * by 1/8 at most, one below lowers it by 1/1024, so it stays where one answer in 129 is above. All
+ * those that were waited for at the same time raise it once: after a donor hung for seconds, what
+ * it then answers at once does not hide that the next hang is one.
+ */
+#include <string.h>
+
+#include "engine/internal.h"
+
+#define TAIL_FACTOR         4u
+#define TAIL_RAISE          8u
+#define TAIL_LOWER          1024u
+#define TAIL_NS_FIRST       1000000u /* of the first answer, which may have waited for anything */
+#define AFTER_MIN_TIMES_MAX 50u /* no donor is waited for longer than hedge_us_min times this */
+/* Buffers of copies and hedges together: 16 pages in each of 32 reads, both legs. */
+#define HEDGE_PAGES_MAX 1024u
+
+#define BOTH_ENDED (ISWI_HEDGE_REMOTE_END | ISWI_HEDGE_BACKUP_END)
+
+/* ------------------------------------------------------------------ what is slow */
+
+uint32_t iswi_hedge_after_us(const struct isw_engine *e, const struct iswi_remote *r)
+{
+	uint64_t min_us = e->config.hedge_us_min;
+	uint64_t us = iswi_counted(&r->read_tail_ns) * TAIL_FACTOR / 1000;
+
+	if (!min_us || !e->has_backup)
+		return 0;
+	us = ISWI_MIN(ISWI_MAX(us, min_us), min_us * AFTER_MIN_TIMES_MAX);
+	return (uint32_t)ISWI_MIN(us, UINT32_MAX);
+}
+
+void iswi_hedge_note(struct iswi_remote *r, uint64_t submitted_ns, uint64_t now_ns)
+{
+	uint64_t took_ns = ISWI_MAX(now_ns - submitted_ns, 1);
+	uint64_t tail = iswi_counted(&r->read_tail_ns);
+
+	if (!tail) {
+		tail = ISWI_MIN(took_ns, TAIL_NS_FIRST);
+	} else if (took_ns <= tail) {
+		tail = ISWI_MAX(took_ns, tail - tail / TAIL_LOWER);
+	} else if (submitted_ns >= iswi_counted(&r->tail_raised_ns)) {
+		tail = ISWI_MIN(took_ns, tail + tail / TAIL_RAISE + 1);
+		atomic_store_explicit(&r->tail_raised_ns, now_ns, memory_order_relaxed);
+	}
+	atomic_store_explicit(&r->read_tail_ns, tail, memory_order_relaxed);
+}
+
+/*
+ * The reads it owes are what asks it whether it is back: their answers come before any other's, or
+ * their deadline does and it is down.
+ */
+bool iswi_hedge_avoid(const struct iswi_remote *r)
+{
+	return atomic_load_explicit(&r->hedges, memory_order_relaxed) >= ISWI_HEDGES_MAX;
+}
+
+/* --------------------------------------------------------------- the second leg */
+
+static unsigned char *leg_data(const struct isw_engine *e, const struct iswi_op *leg)
+{
+	return e->staging + (uint64_t)leg->slot * ISW_PAGE_BYTES;
+}
+
+/* Every page is on the backup and none is staged. */
+static bool on_backup(struct isw_engine *e, uint64_t page, uint64_t end)
+{
+	bool all = true;
+
+	while (page < end && all) {
+		uint64_t stop = (page / ISWI_GROUP_PAGES + 1) * ISWI_GROUP_PAGES;
+		struct iswi_shard *shard = iswi_shard_of(e, page);
+
+		pthread_mutex_lock(&shard->lock);
+		for (; page < ISWI_MIN(stop, end) && all; page++) {
+			const struct iswi_entry *entry = iswi_entry_find(e, page);
+
+			all = iswi_bit(e->backup_current, page) &&
+			      (!entry || iswi_entry_newest(e, entry) == ISWI_NONE);
+		}
+		pthread_mutex_unlock(&shard->lock);
+	}
+	return all;
+}
+
+static void give_buffers(struct isw_engine *e, uint32_t slot, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++)
+		iswi_staging_give(e, slot + i);
+}
+
+/* A buffer for each leg, or none at all. */
+static bool take_buffers(struct isw_engine *e, uint32_t pages, uint32_t *slot, uint32_t *twin_slot)
+{
+	uint32_t n = iswi_staging_take_spare(e, pages, HEDGE_PAGES_MAX, slot);
+	uint32_t m = n < pages ? 0 : iswi_staging_take_spare(e, pages, HEDGE_PAGES_MAX, twin_slot);
+
+	if (n == pages && m == pages)
+		return true;
+	give_buffers(e, *slot, n);
+	give_buffers(e, *twin_slot, m);
+	if (n)
+		iswi_write_kick(e);
+	return false;
+}
+
+/* Receiver thread: until this returns nobody writes into xfer->buf, nor ends the transfer. */
+void iswi_hedge_slow(struct iswi_xfer *xfer, uint32_t received)
+{
+	struct iswi_op *op = ISWI_CONTAINER(xfer, struct iswi_op, xfer), *leg;
+	struct isw_engine *e = op->engine;
+	struct iswi_slab *s = &e->slabs[op->slab]; /* op holds a use of it */
+	uint32_t slot = 0, twin_slot = 0;
+
+	if (!on_backup(e, op->page, op->page + op->pages) ||
+	    !take_buffers(e, op->pages, &slot, &twin_slot))
+		return;
+	leg = iswi_op_take(e);
+	leg->req = op->req;
+	leg->page = op->page;
+	leg->pages = op->pages;
+	leg->slab = op->slab;
+	leg->slot = twin_slot;
+	leg->xfer.buf = leg_data(e, leg);
+	leg->twin = op;
+	op->slot = slot;
+	op->twin = leg;
+	atomic_init(&op->hedge, 0);
+	memcpy(leg_data(e, op), xfer->buf, received);
+	xfer->buf = leg_data(e, op);
+	atomic_fetch_add_explicit(
+		&e->remotes[atomic_load_explicit(&s->remote, memory_order_relaxed)].hedges, 1,
+		memory_order_relaxed);
+	iswi_count(&e->count.hedged_reads, 1);
+	/* From here on the request may end at any time. */
+	iswi_backup_read(e, leg);
+}
+
+/* ------------------------------------------------------------------ the legs' ends */
+
+static bool verified(struct isw_engine *e, const struct iswi_op *leg)
+{
+	uint64_t page = leg->page, end = leg->page + leg->pages;
+	const unsigned char *data = leg_data(e, leg);
+	bool good = true;
+
+	while (page < end && good) {
+		uint64_t stop = ISWI_MIN((page / ISWI_GROUP_PAGES + 1) * ISWI_GROUP_PAGES, end);
+
+		good = !iswi_read_wrong(e, data + (page - leg->page) * ISW_PAGE_BYTES, page,
+					(uint32_t)(stop - page));
+		page = stop;
+	}
+	return good;
+}
+
+/* The request gets this leg's bytes. */
+static void answer(struct isw_engine *e, const struct iswi_op *leg, bool remote)
+{
+	struct iswi_req *req = leg->req;
+
+	memcpy((unsigned char *)req->data + (leg->page * ISW_PAGE_BYTES - req->offset),
+	       leg_data(e, leg), (size_t)leg->pages * ISW_PAGE_BYTES);
+	if (remote) {
+		iswi_count(&e->count.pages_in_remote, leg->pages);
+	} else {
+		iswi_count(&e->count.pages_in_backup, leg->pages);
+		iswi_count(&e->count.fallback_slow, leg->pages);
+		iswi_count(&e->count.hedged_wins, 1);
+	}
+}
+
+/* Both legs have ended: nobody else looks at them. */
+static void release(struct isw_engine *e, struct iswi_op *a, struct iswi_op *b)
+{
+	uint32_t a_slot = a->slot, b_slot = b->slot, pages = a->pages;
+
+	/* Before their buffers are: there is one for each buffer, no more. */
+	iswi_op_give(e, a);
+	iswi_op_give(e, b);
+	give_buffers(e, a_slot, pages);
+	give_buffers(e, b_slot, pages);
+}
+
+void iswi_hedge_ended(struct iswi_op *op, bool remote, int error)
+{
+	struct isw_engine *e = op->engine;
+	struct iswi_op *twin = op->twin;
+	struct iswi_req *req = op->req;
+	uint64_t page = op->page, end = op->page + op->pages;
+	atomic_uint *hedge = remote ? &op->hedge : &twin->hedge;
+	uint32_t bits = remote ? ISWI_HEDGE_REMOTE_END : ISWI_HEDGE_BACKUP_END, state;
+	bool won;
+
+	if (error)
+		bits |= remote ? ISWI_HEDGE_REMOTE_FAIL : ISWI_HEDGE_BACKUP_FAIL;
+	if (error && !remote)
+		iswi_count(&e->count.backup_errors, 1);
+	won = !error && !(atomic_load(hedge) & ISWI_HEDGE_WON) && verified(e, op) &&
+	      !(atomic_fetch_or(hedge, ISWI_HEDGE_WON) & ISWI_HEDGE_WON);
+	if (won)
+		answer(e, op, remote); /* before the twin may give our buffer back */
+	state = atomic_fetch_or(hedge, bits) | bits;
+	if ((state & BOTH_ENDED) == BOTH_ENDED) {
+		release(e, op, twin);
+		if (!(state & ISWI_HEDGE_WON)) {
+			uint8_t tried = ISWI_HEDGED;
+
+			if (state & ISWI_HEDGE_REMOTE_FAIL)
+				tried |= ISWI_TRIED_REMOTE;
+			if (state & ISWI_HEDGE_BACKUP_FAIL)
+				tried |= ISWI_TRIED_BACKUP;
+			iswi_read_again(e, req, page, end, tried);
+			won = true;
+		}
+		iswi_write_kick(e);
+	}
+	if (won)
+		iswi_req_put(e, req);
+}

@@ -1,0 +1,708 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Hedged reads: a read whose donor takes too long is answered by the backup, or by the donor if it
+ * is faster after all; and whoever comes second touches nothing.
+ */
+#include "engine_fixture.h"
+
+#define POISON  0x77
+#define HEDGE_N 64u /* staging buffers: half of them for both legs of 16 pages */
+
+#define SLOW(w, r, n)     CHECK_EQ(step(w, ISW_STEP_REMOTE_SLOW, r, n), 1)
+#define NOT_SLOW(w, r, n) CHECK_EQ(step(w, ISW_STEP_REMOTE_SLOW, r, n), 0)
+
+static struct isw_engine_config hedge_config(uint32_t flags)
+{
+	struct isw_engine_config config = world_config(flags);
+
+	config.staging_pages = HEDGE_N;
+	config.hedge_us_min = 5000;
+	return config;
+}
+
+/* `pages` pages of slab 0, page i holding 10 + i, are on donor 0 and on the backup. */
+static struct world *world_hedging(uint32_t pages)
+{
+	struct isw_engine_config config = hedge_config(0);
+	struct world *w = world_of(&config);
+
+	CHECK_EQ(remote_new(w), 0);
+	map(w, 0, 0);
+	write_settled(w, 0, pages, 10);
+	return w;
+}
+
+/* ------------------------------------- a read into memory that the test can look at later */
+
+struct own {
+	struct iswi_req req;
+	bool done;
+	int error;
+	_Alignas(ISW_PAGE_BYTES) unsigned char data[REQUEST_PAGES_MAX * ISW_PAGE_BYTES];
+};
+
+static void own_done(struct iswi_req *req, int error)
+{
+	struct own *own = ISWI_CONTAINER(req, struct own, req);
+
+	CHECK(!own->done);
+	own->done = true;
+	own->error = error;
+}
+
+static struct own *own_read(struct world *w, uint64_t page, uint32_t pages)
+{
+	struct own *own = aligned_alloc(ISW_PAGE_BYTES, sizeof(*own));
+
+	CHECK(own);
+	memset(own, 0, sizeof(*own));
+	memset(own->data, 0xa5, sizeof(own->data));
+	own->req = (struct iswi_req){
+		.op = ISWI_READ,
+		.offset = page * ISW_PAGE_BYTES,
+		.length = pages * ISW_PAGE_BYTES,
+		.data = own->data,
+		.done = own_done,
+	};
+	iswi_engine_submit(w->e, &own->req);
+	return own;
+}
+
+/* It is done with these bytes; from now on its memory is somebody else's. */
+static void own_is(struct own *own, uint64_t value)
+{
+	uint64_t pages = own->req.length / ISW_PAGE_BYTES;
+
+	CHECK(own->done);
+	CHECK_EQ(own->error, 0);
+	for (uint64_t i = 0; i < pages; i++)
+		CHECK_EQ(value_at(own->data + i * ISW_PAGE_BYTES), value + i);
+	memset(own->data, POISON, sizeof(own->data));
+	memset(&own->req, POISON, sizeof(own->req));
+}
+
+static void own_end(struct world *w, struct own *own)
+{
+	world_end(w);
+	for (uint64_t i = 0; i < sizeof(own->data); i++)
+		CHECK_EQ(own->data[i], POISON);
+	for (uint64_t i = 0; i < sizeof(own->req); i++)
+		CHECK_EQ(((unsigned char *)&own->req)[i], POISON);
+	free(own);
+}
+
+static void hedges_are(const struct world *w, uint64_t reads, uint64_t wins)
+{
+	CHECK_EQ(stats_of(w).hedged_reads, reads);
+	CHECK_EQ(stats_of(w).hedged_wins, wins);
+}
+
+/* Every page came from exactly one place. */
+static void sources_are(const struct world *w, uint64_t remote, uint64_t backup, uint64_t staging)
+{
+	const struct isw_engine_stats stats = stats_of(w);
+
+	CHECK_EQ(stats.pages_in_remote, remote);
+	CHECK_EQ(stats.pages_in_backup, backup);
+	CHECK_EQ(stats.pages_in_staging, staging);
+	CHECK_EQ(stats.pages_in, remote + backup + staging + stats.pages_in_zero);
+	CHECK_EQ(stats.fallback_slow + stats.fallback_error + stats.fallback_suspended +
+			 stats.fallback_invalid + stats.fallback_unmapped,
+		 backup);
+}
+
+/* ------------------------------------------------------------------- who is first */
+
+static void the_backup_answers_for_a_silent_donor(void)
+{
+	struct world *w = world_hedging(4);
+	struct own *own = own_read(w, 0, 4);
+
+	SLOW(w, 0, 0);
+	NOT_SLOW(w, 0, 0); /* once */
+	hedges_are(w, 1, 0);
+	DISK_TAKE_READ(w);
+	CHECK(!own->done);
+	DISK_DONE(w, 0);
+	own_is(own, 10);
+	hedges_are(w, 1, 1);
+	sources_are(w, 0, 4, 0);
+	CHECK_EQ(stats_of(w).fallback_slow, 4);
+	/* The donor may write into its buffers for as long as it has not answered. */
+	CHECK_EQ(slab_of(w, 0).in_flight, 1);
+	CHECK_EQ(stats_of(w).staging_pages_used, 8);
+	REPLY(w, 0, 0);
+	CHECK_EQ(slab_of(w, 0).in_flight, 0);
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK_EQ(stats_of(w).requests_failed, 0);
+	own_end(w, own);
+}
+
+static void the_donor_answers_when_it_is_first(void)
+{
+	struct world *w = world_hedging(4);
+	struct own *own = own_read(w, 0, 4);
+
+	SLOW(w, 0, 0);
+	DISK_TAKE_READ(w);
+	REPLY(w, 0, 0);
+	own_is(own, 10);
+	hedges_are(w, 1, 0);
+	sources_are(w, 4, 0, 0);
+	CHECK_EQ(slab_of(w, 0).in_flight, 0);
+	/* The disk may, too. */
+	CHECK_EQ(stats_of(w).staging_pages_used, 8);
+	DISK_DONE(w, 0);
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	hedges_are(w, 1, 0);
+	own_end(w, own);
+}
+
+static void bytes_that_were_there_already_are_kept(void)
+{
+	struct world *w = world_hedging(4);
+	struct own *own = own_read(w, 0, 4);
+
+	APPLY(w, 0, 0); /* all of the payload has arrived, its end was not noticed */
+	SLOW(w, 0, 0);
+	REPLY(w, 0, 0);
+	own_is(own, 10);
+	sources_are(w, 4, 0, 0);
+	own_end(w, own);
+}
+
+static void other_parts_of_the_request_are_not_waited_for_twice(void)
+{
+	struct world *w = world_hedging(4);
+	struct own *own;
+
+	CHECK_EQ(put(w, 1, 1, 11) != 0, 1); /* staged: two transfers, around it */
+	own = own_read(w, 0, 4);
+	CHECK_EQ(sent_for(w, 0, 0, ISWI_XFER_READ), 1);
+	CHECK_EQ(sent_for(w, 0, 2, ISWI_XFER_READ), 1);
+	SLOW(w, 0, 1);
+	CHECK_EQ(step(w, ISW_STEP_BACKUP_TAKE, 1, 0), 1);
+	DISK_DONE(w, 0);
+	CHECK(!own->done);
+	SLOW(w, 0, 2);
+	CHECK_EQ(step(w, ISW_STEP_BACKUP_TAKE, 1, 0), 1);
+	DISK_DONE(w, 0);
+	own_is(own, 10);
+	hedges_are(w, 2, 2);
+	sources_are(w, 0, 3, 1);
+	own_end(w, own);
+}
+
+/* ------------------------------------------------------------- writes that pass by */
+
+/* Both legs carry old bytes, and the newer ones are staged. */
+static void a_write_passes_by(bool donor_first)
+{
+	struct world *w = world_hedging(2);
+	struct own *own = own_read(w, 0, 1);
+
+	SLOW(w, 0, 0);
+	APPLY(w, 0, 0);
+	put(w, 0, 1, 500);
+	DISK_TAKE_READ(w);
+	if (donor_first)
+		REPLY(w, 0, 0);
+	else
+		DISK_DONE(w, 0);
+	CHECK(!own->done);
+	if (donor_first)
+		DISK_DONE(w, 0);
+	else
+		REPLY(w, 0, 0);
+	own_is(own, 500);
+	sources_are(w, 0, 0, 1);
+	CHECK_EQ(stats_of(w).crc_errors_remote + stats_of(w).crc_errors_backup, 0);
+	settle(w);
+	CHECK_EQ(read_settled(w, 0), 500);
+	own_end(w, own);
+}
+
+/* The donor's leg is older than the page, the backup's is not. */
+static void a_write_passes_by_to_its_end(void)
+{
+	struct world *w = world_hedging(2);
+	struct own *own = own_read(w, 0, 1);
+
+	SLOW(w, 0, 0);
+	APPLY(w, 0, 0);
+	write_settled(w, 1, 1, 99);
+	own_is(own, 10); /* settled */
+	own_end(w, own);
+
+	w = world_hedging(2);
+	own = own_read(w, 0, 1);
+	SLOW(w, 0, 0);
+	APPLY(w, 0, 0);
+	put(w, 0, 1, 500);
+	REPLY(w, 0, 1); /* the write */
+	DISK_TAKE(w);
+	DISK_DONE(w, 0);
+	CHECK(is_backup_current(w, 0) && is_remote_valid(w, 0));
+	REPLY(w, 0, 0);
+	CHECK(!own->done);
+	DISK_TAKE_READ(w);
+	DISK_DONE(w, 0);
+	own_is(own, 500);
+	hedges_are(w, 1, 1);
+	own_end(w, own);
+}
+
+static void a_trim_passes_by(void)
+{
+	struct world *w = world_hedging(2);
+	struct own *own = own_read(w, 0, 1);
+
+	SLOW(w, 0, 0);
+	trim(w, 0, 1);
+	DISK_TAKE_READ(w);
+	DISK_DONE(w, 0);
+	own_is(own, 10); /* it was asked for before */
+	CHECK_EQ(read_settled(w, 0), 0);
+	own_end(w, own);
+}
+
+/* ------------------------------------------------------------------------- failures */
+
+static void the_donor_goes_down(bool disk_first)
+{
+	struct world *w = world_hedging(2);
+	struct own *own = own_read(w, 0, 2);
+
+	SLOW(w, 0, 0);
+	DISK_TAKE_READ(w);
+	if (disk_first)
+		DISK_DONE(w, 0);
+	BREAK(w, 0);
+	CHECK_EQ(own->done, disk_first);
+	if (!disk_first)
+		DISK_DONE(w, 0);
+	own_is(own, 10);
+	hedges_are(w, 1, 1);
+	CHECK_EQ(slab_of(w, 0).in_flight, 0);
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK_EQ(w->e->remotes[0].hedges, 0);
+	reconnect(w, 0);
+	resume(w, 0);
+	CHECK_EQ(read_settled(w, 0), 10);
+	own_end(w, own);
+}
+
+static void the_backup_fails(bool disk_first)
+{
+	struct world *w = world_hedging(2);
+	struct own *own = own_read(w, 0, 2);
+
+	SLOW(w, 0, 0);
+	DISK_TAKE_READ(w);
+	if (!disk_first)
+		REPLY(w, 0, 0);
+	DISK_FAIL(w, 0);
+	CHECK_EQ(own->done, !disk_first);
+	if (disk_first)
+		REPLY(w, 0, 0);
+	own_is(own, 10);
+	hedges_are(w, 1, 0);
+	CHECK_EQ(stats_of(w).backup_errors, 1);
+	own_end(w, own);
+}
+
+/* Neither is asked a second time: there is nobody left to ask. */
+static void both_fail(bool disk_first)
+{
+	struct world *w = world_hedging(2);
+	struct own *own = own_read(w, 0, 2);
+
+	SLOW(w, 0, 0);
+	DISK_TAKE_READ(w);
+	if (disk_first)
+		DISK_FAIL(w, 0);
+	REFUSE(w, 0, 0);
+	if (!disk_first)
+		DISK_FAIL(w, 0);
+	CHECK(own->done);
+	CHECK_EQ(own->error, -EIO);
+	CHECK_EQ(sent(w, 0), 0);
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	free(own);
+	world_end(w);
+}
+
+static void wrong_bytes_do_not_win(void)
+{
+	struct world *w = world_hedging(2);
+	struct own *own = own_read(w, 0, 2);
+
+	/* The donor's. */
+	SLOW(w, 0, 0);
+	CORRUPT(w, 0, 0);
+	CHECK(!own->done);
+	DISK_TAKE_READ(w);
+	DISK_DONE(w, 0);
+	own_is(own, 10);
+	own_end(w, own);
+
+	/* The backup's. */
+	w = world_hedging(2);
+	own = own_read(w, 0, 2);
+	SLOW(w, 0, 0);
+	DISK_TAKE_READ(w);
+	w->e->sim->disk[ISW_PAGE_BYTES + 9] ^= 1;
+	DISK_DONE(w, 0);
+	CHECK(!own->done);
+	REPLY(w, 0, 0);
+	own_is(own, 10);
+	sources_are(w, 2, 0, 0);
+	own_end(w, own);
+}
+
+/* Then the page is read anew, by the rules of any other read, and not hedged again. */
+static void wrong_bytes_of_both_are_read_anew(void)
+{
+	struct world *w = world_hedging(2);
+	struct own *own = own_read(w, 0, 2);
+
+	SLOW(w, 0, 0);
+	DISK_TAKE_READ(w);
+	w->e->sim->disk[9] ^= 1;
+	DISK_DONE(w, 0);
+	CORRUPT(w, 0, 0);
+	CHECK(!own->done);
+	CHECK_EQ(sent(w, 0), 1);
+	NOT_SLOW(w, 0, 0);
+	REPLY(w, 0, 0);
+	own_is(own, 10);
+	hedges_are(w, 1, 0);
+	sources_are(w, 2, 0, 0);
+	own_end(w, own);
+}
+
+/* --------------------------------------------------------------- when there is none */
+
+/* The read waits for its donor, and the transfer is still into the request. */
+static void is_not_hedged(struct world *w, uint64_t page, uint32_t pages, uint64_t value)
+{
+	struct own *own = own_read(w, page, pages);
+	uint32_t n = sent(w, 0) - 1, used = (uint32_t)stats_of(w).staging_pages_used;
+
+	step(w, ISW_STEP_REMOTE_SLOW, 0, n);
+	hedges_are(w, 0, 0);
+	CHECK_EQ(stats_of(w).staging_pages_used, used);
+	CHECK(w->e->sim->donors[0]->pending[n].xfer->buf == own->data);
+	REPLY(w, 0, n);
+	own_is(own, value);
+	own_end(w, own);
+}
+
+static void none_when_a_page_is_staged(void)
+{
+	struct world *w = world_hedging(2);
+	struct own *own = own_read(w, 0, 2);
+
+	put(w, 1, 1, 11);
+	DISK_TAKE(w);
+	DISK_DONE(w, 0);
+	CHECK(is_backup_current(w, 1)); /* the donor has not got it yet */
+	SLOW(w, 0, 0);                  /* asked, in vain */
+	hedges_are(w, 0, 0);
+	REPLY(w, 0, 0);
+	own_is(own, 10);
+	own_end(w, own);
+}
+
+static void none_when_a_page_is_not_on_the_backup(void)
+{
+	struct world *w = world_hedging(2);
+
+	iswi_backup_current_clear(w->e, 1);
+	is_not_hedged(w, 0, 2, 10);
+}
+
+static void none_without_a_backup(void)
+{
+	struct isw_engine_config config = hedge_config(ISW_ENGINE_NO_BACKUP);
+	struct world *w = world_of(&config);
+
+	CHECK_EQ(remote_new(w), 0);
+	map(w, 0, 0);
+	write_settled(w, 0, 2, 10);
+	is_not_hedged(w, 0, 2, 10);
+}
+
+static void none_when_it_is_off(void)
+{
+	struct world *w = world_mapped(0);
+
+	write_settled(w, 0, 2, 10);
+	is_not_hedged(w, 0, 2, 10);
+}
+
+/* Half of all buffers are never taken, and one leg alone does not begin. */
+static void none_without_buffers(void)
+{
+	/* What others leave of the share: enough for a part of one leg, or for one and a half. */
+	static const uint32_t left[] = {1, 3};
+
+	for (uint32_t k = 0; k < 2; k++) {
+		struct world *w = world_hedging(2);
+		uint32_t slot, others = HEDGE_N / 2 - left[k];
+		struct own *own;
+
+		CHECK_EQ(iswi_staging_take_spare(w->e, others, HEDGE_N, &slot), others);
+		own = own_read(w, 0, 2);
+		SLOW(w, 0, 0);
+		hedges_are(w, 0, 0);
+		CHECK_EQ(stats_of(w).staging_pages_used, others);
+		REPLY(w, 0, 0);
+		own_is(own, 10);
+		for (uint32_t i = 0; i < others; i++)
+			iswi_staging_give(w->e, slot + i);
+		own_end(w, own);
+	}
+}
+
+/* ------------------------------------------------------------------ others meanwhile */
+
+static void unmap_waits_for_the_donors_leg(void)
+{
+	struct world *w = world_hedging(2);
+	struct own *own = own_read(w, 0, 2);
+
+	SLOW(w, 0, 0);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).generation), 0);
+	DISK_TAKE_READ(w);
+	DISK_DONE(w, 0);
+	own_is(own, 10);
+	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 0);
+	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_DRAINING);
+	REPLY(w, 0, 0);
+	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 1);
+	CHECK_EQ(read_settled(w, 0), 10);
+	own_end(w, own);
+}
+
+static void unmap_does_not_wait_for_the_backups_leg(void)
+{
+	struct world *w = world_hedging(2);
+	struct own *own = own_read(w, 0, 2);
+
+	SLOW(w, 0, 0);
+	REPLY(w, 0, 0);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).generation), 0);
+	reap(w);
+	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 1);
+	own_is(own, 10);
+	own_end(w, own);
+}
+
+static void a_write_that_waits_gets_the_buffers(void)
+{
+	struct world *w = world_hedging(8);
+	struct own *own = own_read(w, 0, 8);
+	uint32_t id;
+
+	SLOW(w, 0, 0); /* 16 buffers */
+	for (uint32_t i = 0; i < 6; i++)
+		put(w, 8 + 8 * (i % 3), 8, 100 * i);
+	id = put(w, 8, 8, 900);
+	CHECK_EQ(stats_of(w).staging_pages_used, HEDGE_N);
+	CHECK_EQ(stats_of(w).staging_waits, 1);
+	DISK_TAKE_READ(w);
+	DISK_DONE(w, 0);
+	own_is(own, 10);
+	CHECK_EQ(stats_of(w).staging_waits, 1);
+	CHECK_EQ(stats_of(w).staging_pages_used, HEDGE_N);
+	CHECK_EQ(w->e->staging_alloc.copies, 16);
+	CHECK(w->e->waiting.head != NULL);
+	REPLY(w, 0, 0);
+	CHECK_EQ(w->e->staging_alloc.copies, 0);
+	CHECK(w->e->waiting.head == NULL);
+	settle(w);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(read_settled(w, 8), 900);
+	own_end(w, own);
+}
+
+static void legs_are_not_waited_for_by_settle(void)
+{
+	struct world *w = world_hedging(2);
+	struct own *own = own_read(w, 0, 2);
+
+	SLOW(w, 0, 0);
+	CHECK_EQ(isw_engine_settle(w->e, 0), 0);
+	settle(w);
+	own_is(own, 10);
+	own_end(w, own);
+}
+
+/* The owner of the memory destroys the engine while the donor's leg is still out. */
+static void the_engine_ends_meanwhile(bool disk_first)
+{
+	struct world *w = world_hedging(2);
+	struct own *own = own_read(w, 0, 2);
+
+	SLOW(w, 0, 0);
+	DISK_TAKE_READ(w);
+	if (disk_first)
+		DISK_DONE(w, 0);
+	else
+		REPLY(w, 0, 0);
+	own_is(own, 10);
+	isw_engine_destroy(w->e);
+	free(w);
+	for (uint64_t i = 0; i < sizeof(own->data); i++)
+		CHECK_EQ(own->data[i], POISON);
+	free(own);
+}
+
+/* ------------------------------------------------------------- a donor that is silent */
+
+static void a_silent_donor_is_passed_by_until_it_answers(void)
+{
+	struct world *w = world_hedging(4);
+	uint32_t id;
+
+	for (uint32_t i = 0; i < ISWI_HEDGES_MAX; i++) {
+		id = get(w, 0, 1);
+		CHECK_EQ(sent(w, 0), i + 1);
+		SLOW(w, 0, i);
+		DISK_TAKE_READ(w);
+		DISK_DONE(w, 0);
+		CHECK_EQ(w->error[id], 0);
+		CHECK_EQ(w->got[id][0], 10);
+	}
+	hedges_are(w, ISWI_HEDGES_MAX, ISWI_HEDGES_MAX);
+	/* Straight from the backup, but for the page that it lacks. */
+	iswi_backup_current_clear(w->e, 1);
+	id = get(w, 0, 3);
+	CHECK_EQ(sent(w, 0), ISWI_HEDGES_MAX + 1);
+	CHECK_EQ(sent_for(w, 0, 1, ISWI_XFER_READ), 1);
+	DISK_TAKE_READ(w);
+	DISK_TAKE_READ(w);
+	DISK_DONE(w, 0);
+	DISK_DONE(w, 0);
+	REPLY(w, 0, ISWI_HEDGES_MAX);
+	CHECK_EQ(w->error[id], 0);
+	for (uint64_t i = 0; i < 3; i++)
+		CHECK_EQ(w->got[id][i], 10 + i);
+	CHECK_EQ(stats_of(w).fallback_slow, ISWI_HEDGES_MAX + 2);
+	hedges_are(w, ISWI_HEDGES_MAX, ISWI_HEDGES_MAX);
+	/* The disk fails: the donor is asked after all. */
+	id = get(w, 0, 1);
+	DISK_TAKE_READ(w);
+	DISK_FAIL(w, 0);
+	CHECK_EQ(sent(w, 0), ISWI_HEDGES_MAX + 1);
+	CHECK_EQ(w->error[id], PENDING);
+	/* One answer of those it owes. */
+	REPLY(w, 0, 0);
+	get(w, 3, 1);
+	CHECK_EQ(sent_for(w, 0, 3, ISWI_XFER_READ), 1);
+	settle(w);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(w->e->remotes[0].hedges, 0);
+	world_end(w);
+}
+
+static uint64_t tail_of(struct world *w)
+{
+	struct isw_remote_info info[4];
+
+	CHECK_EQ(isw_engine_remotes(w->e, 4, info), 4);
+	return info[0].read_tail_ns;
+}
+
+/* One answer in `rare` takes that long, the others 100 us; one after the other. */
+static void answers(struct iswi_remote *r, uint64_t *now_ns, uint32_t count, uint32_t rare,
+		    uint64_t rare_ns)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		uint64_t submitted_ns = *now_ns;
+
+		*now_ns += i % rare ? 100000 : rare_ns;
+		iswi_hedge_note(r, submitted_ns, *now_ns);
+	}
+}
+
+static void the_tail_follows_the_donor(void)
+{
+	struct world *w = world_hedging(1);
+	struct iswi_remote *r = &w->e->remotes[0];
+	uint64_t now_ns = 1, hung_ns, before;
+
+	CHECK_EQ(tail_of(w), 0);
+	CHECK_EQ(iswi_hedge_after_us(w->e, r), 5000); /* the least */
+	/* One answer in 50 takes 20 ms: that is this donor's tail. */
+	answers(r, &now_ns, 20000, 50, 20000000);
+	CHECK(tail_of(w) > 15000000 && tail_of(w) <= 20000000);
+	CHECK(iswi_hedge_after_us(w->e, r) > 60000 && iswi_hedge_after_us(w->e, r) <= 80000);
+	/* One in 1000 is not. */
+	answers(r, &now_ns, 20000, 1000, 20000000);
+	before = tail_of(w);
+	CHECK(before < 500000);
+	/* Nor is what comes all at once after a hang. */
+	hung_ns = now_ns;
+	now_ns += 1900000000;
+	for (uint32_t i = 0; i < 100; i++)
+		iswi_hedge_note(r, hung_ns + i, now_ns + i);
+	CHECK(tail_of(w) > before && tail_of(w) < before + before / 4);
+	/* There is an end to the waiting. */
+	answers(r, &now_ns, 1000, 1, 1900000000);
+	CHECK_EQ(tail_of(w), 1900000000);
+	CHECK_EQ(iswi_hedge_after_us(w->e, r), 250000);
+	/* Real reads are noted, writes and errors are not. */
+	atomic_store(&r->read_tail_ns, 0);
+	write_settled(w, 0, 1, 10);
+	get(w, 0, 1);
+	REFUSE(w, 0, 0);
+	settle(w);
+	CHECK_EQ(tail_of(w), 0);
+	CHECK_EQ(read_settled(w, 0), 10);
+	CHECK(tail_of(w) > 0);
+	/* The next donor of that number begins anew. */
+	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).generation), 0);
+	CHECK_EQ(isw_remote_destroy(w->e, 0), 0);
+	reap(w);
+	free(w->e->sim->donors[0]->memory);
+	free(w->e->sim->donors[0]);
+	CHECK_EQ(remote_new(w), 0);
+	CHECK_EQ(tail_of(w), 0);
+	world_end(w);
+}
+
+int main(void)
+{
+	the_backup_answers_for_a_silent_donor();
+	the_donor_answers_when_it_is_first();
+	bytes_that_were_there_already_are_kept();
+	other_parts_of_the_request_are_not_waited_for_twice();
+	a_write_passes_by(true);
+	a_write_passes_by(false);
+	a_write_passes_by_to_its_end();
+	a_trim_passes_by();
+	the_donor_goes_down(true);
+	the_donor_goes_down(false);
+	the_backup_fails(true);
+	the_backup_fails(false);
+	both_fail(true);
+	both_fail(false);
+	wrong_bytes_do_not_win();
+	wrong_bytes_of_both_are_read_anew();
+	none_when_a_page_is_staged();
+	none_when_a_page_is_not_on_the_backup();
+	none_without_a_backup();
+	none_when_it_is_off();
+	none_without_buffers();
+	unmap_waits_for_the_donors_leg();
+	unmap_does_not_wait_for_the_backups_leg();
+	a_write_that_waits_gets_the_buffers();
+	legs_are_not_waited_for_by_settle();
+	the_engine_ends_meanwhile(true);
+	the_engine_ends_meanwhile(false);
+	a_silent_donor_is_passed_by_until_it_answers();
+	the_tail_follows_the_donor();
+	return 0;
+}

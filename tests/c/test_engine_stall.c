@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The whole of it, with threads, a real backup file and a donor behind a link that stands still
+ * again and again, for longer than a fault may take and less long than a request's deadline: reads
+ * are answered from the backup meanwhile, every byte is right, and the donor is not given up.
+ */
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "engine/internal.h"
+#include "tcp_fixture.h"
+
+#define SLAB_PAGES  256u
+#define RUN_PAGES   8u
+#define STALLS      5u
+#define READERS     2u
+#define HEDGE_US    5000u
+#define DEADLINE_MS (2000u * WAIT_S)
+
+/* ---------------------------------------------- the link, one connection to the donor */
+
+struct link {
+	struct server server;
+	uint16_t donor_port;
+	atomic_bool still; /* relaxed: soon is enough */
+};
+
+static void link_run(int fd, void *arg)
+{
+	struct link *link = arg;
+	struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = htons(link->donor_port)};
+	int donor = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	struct pollfd fds[2] = {{.fd = fd, .events = POLLIN}, {.fd = donor, .events = POLLIN}};
+	static char bytes[10000]; /* cuts through the middle of pages */
+
+	in.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	CHECK_EQ(connect(donor, (struct sockaddr *)&in, sizeof(in)), 0);
+	for (;;) {
+		if (atomic_load_explicit(&link->still, memory_order_relaxed)) {
+			usleep(1000);
+			continue;
+		}
+		CHECK(poll(fds, 2, 10) >= 0);
+		for (uint32_t i = 0; i < 2; i++) {
+			ssize_t n = fds[i].revents ? recv(fds[i].fd, bytes, sizeof(bytes), 0) : 1;
+
+			if (n <= 0 ||
+			    (fds[i].revents && !server_put(fds[1 - i].fd, bytes, (size_t)n))) {
+				close(donor);
+				return;
+			}
+		}
+	}
+}
+
+/* ------------------------------------------------------------------------- requests */
+
+struct request {
+	struct iswi_req req;
+	pthread_mutex_t lock;
+	pthread_cond_t cond;
+	bool ended;
+	int error;
+};
+
+static void request_done(struct iswi_req *req, int error)
+{
+	struct request *r = ISWI_CONTAINER(req, struct request, req);
+
+	pthread_mutex_lock(&r->lock);
+	r->ended = true;
+	r->error = error;
+	pthread_cond_signal(&r->cond);
+	pthread_mutex_unlock(&r->lock);
+}
+
+static void request_run(isw_engine *e, enum iswi_req_op op, uint64_t page, void *data)
+{
+	struct request r = {.lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER};
+
+	r.req = (struct iswi_req){
+		.op = op,
+		.offset = page * ISW_PAGE_BYTES,
+		.length = RUN_PAGES * ISW_PAGE_BYTES,
+		.data = data,
+		.done = request_done,
+	};
+	iswi_engine_submit(e, &r.req);
+	pthread_mutex_lock(&r.lock);
+	while (!r.ended)
+		pthread_cond_wait(&r.cond, &r.lock);
+	pthread_mutex_unlock(&r.lock);
+	CHECK_EQ(r.error, 0);
+}
+
+static uint64_t value_of(uint64_t page, uint32_t word)
+{
+	return (page + 1) << 20 | word;
+}
+
+static void *buffer_new(void)
+{
+	void *data = aligned_alloc(ISW_PAGE_BYTES, RUN_PAGES * ISW_PAGE_BYTES);
+
+	CHECK(data);
+	return data;
+}
+
+static void write_all(isw_engine *e)
+{
+	uint64_t *data = buffer_new();
+
+	for (uint64_t page = 0; page < SLAB_PAGES; page += RUN_PAGES) {
+		for (uint32_t i = 0; i < RUN_PAGES * ISW_PAGE_BYTES / 8; i++)
+			data[i] = value_of(page, i);
+		request_run(e, ISWI_WRITE, page, data);
+	}
+	free(data);
+	CHECK_EQ(isw_engine_settle(e, WAIT_S * 1000), 0);
+}
+
+struct reader {
+	isw_engine *engine;
+	pthread_t thread;
+	atomic_bool *stop;
+	uint64_t slowest_ns;
+};
+
+static void *reader_main(void *arg)
+{
+	struct reader *reader = arg;
+	uint64_t *data = buffer_new();
+
+	for (uint64_t page = 0; !atomic_load_explicit(reader->stop, memory_order_relaxed);
+	     page = (page + RUN_PAGES) % SLAB_PAGES) {
+		uint64_t start_ns = iswi_now_ns();
+
+		/* A leg that comes late would write into what the next read has. */
+		memset(data, 0xa5, RUN_PAGES * ISW_PAGE_BYTES);
+		request_run(reader->engine, ISWI_READ, page, data);
+		reader->slowest_ns = ISWI_MAX(reader->slowest_ns, iswi_now_ns() - start_ns);
+		for (uint32_t i = 0; i < RUN_PAGES * ISW_PAGE_BYTES / 8; i++)
+			CHECK_EQ(data[i], value_of(page, i));
+	}
+	free(data);
+	return NULL;
+}
+
+/* ---------------------------------------------------------------------------- world */
+
+/* Its backup file has no name any more. */
+static isw_engine *engine_start(void)
+{
+	char path[4096];
+	const char *directories[] = {".", getenv("TMPDIR"), "/var/tmp", "/tmp"};
+	const struct isw_engine_config config = {
+		.size_bytes = SLAB_PAGES * ISW_PAGE_BYTES,
+		.slab_bytes = SLAB_PAGES * ISW_PAGE_BYTES,
+		.staging_pages = 1024,
+		.request_bytes_max = RUN_PAGES * ISW_PAGE_BYTES,
+		.requests_max = READERS + 1,
+		.remotes_max = 1,
+		.backup_write_bytes_max = 32 * ISW_PAGE_BYTES,
+		.backup_writers = 1,
+		.backup_readers = 2,
+		.hedge_us_min = HEDGE_US,
+	};
+	struct isw_error error = {0};
+	isw_engine *e;
+
+	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(directories); i++) {
+		int code;
+
+		if (!directories[i])
+			continue;
+		snprintf(path, sizeof(path), "%s/isw-stall-%d.backup", directories[i],
+			 (int)getpid());
+		code = isw_engine_create(&config, path, &e, &error);
+		unlink(path);
+		if (!code)
+			return e;
+	}
+	SKIP("no directory here takes direct I/O");
+}
+
+static isw_store *donor_start(isw_engine *e, struct link *link)
+{
+	const struct isw_store_config config = {
+		.slab_bytes = SLAB_PAGES * ISW_PAGE_BYTES,
+		.slabs_max = 1,
+		.leases_max = 1,
+		.connections_max = 1,
+		.connections_per_lease_max = 1,
+		.handshake_ms_max = WAIT_S * 1000,
+		.send_ms_max = WAIT_S * 1000,
+	};
+	char token[ISW_TOKEN_TEXT_BYTES];
+	struct isw_remote_config remote = {
+		.host = "127.0.0.1",
+		.token = token,
+		.queues = 1,
+		.connect_ms_max = WAIT_S * 1000,
+		.request_ms_max = DEADLINE_MS,
+		.export_bytes = config.slab_bytes,
+	};
+	struct isw_error error = {0};
+	uint64_t lease, generation;
+	uint32_t number, slot;
+	isw_store *store;
+
+	CHECK_EQ(isw_store_create(&config, &store, &error), 0);
+	CHECK_EQ(isw_store_listen(store, "127.0.0.1", 0, &link->donor_port, &error), 0);
+	CHECK_EQ(isw_store_preallocate(store, &error), 0);
+	CHECK_EQ(isw_store_lease_create(store, 1, token, &lease, &error), 0);
+	CHECK_EQ(isw_store_map(store, lease, &slot, &generation), 0);
+	server_start(&link->server, link_run, link);
+	remote.port = link->server.port;
+	CHECK_EQ(isw_remote_connect(e, &remote, &number, &error), 0);
+	CHECK_EQ(isw_slab_map(e, 0, number, slot, generation), 0);
+	return store;
+}
+
+/* The donor owes nothing, and is asked again. */
+static void wait_answered(isw_engine *e)
+{
+	struct isw_engine_stats before, now;
+
+	isw_engine_stats(e, &before);
+	for (uint32_t i = 0; i < WAIT_S * 1000; i++) {
+		isw_engine_stats(e, &now);
+		if (!atomic_load(&e->remotes[0].hedges) &&
+		    now.pages_in_remote > before.pages_in_remote)
+			return;
+		usleep(1000);
+	}
+	CHECK(!"the donor is not asked again");
+}
+
+static void wait_wins(isw_engine *e, uint64_t before)
+{
+	struct isw_engine_stats now;
+
+	for (uint32_t i = 0; i < WAIT_S * 1000; i++) {
+		isw_engine_stats(e, &now);
+		if (now.hedged_wins > before)
+			return;
+		usleep(1000);
+	}
+	CHECK(!"reads wait for a donor that is silent");
+}
+
+int main(void)
+{
+	static struct link link;
+	isw_engine *e = engine_start();
+	isw_store *store = donor_start(e, &link);
+	struct reader readers[READERS] = {0};
+	struct isw_engine_stats before, after;
+	struct isw_remote_info remote;
+	atomic_bool stop = false;
+
+	write_all(e);
+	for (uint32_t i = 0; i < READERS; i++) {
+		readers[i] = (struct reader){.engine = e, .stop = &stop};
+		CHECK_EQ(pthread_create(&readers[i].thread, NULL, reader_main, &readers[i]), 0);
+	}
+	for (uint32_t i = 0; i < STALLS; i++) {
+		usleep(100000);
+		wait_answered(e);
+		isw_engine_stats(e, &before);
+		atomic_store_explicit(&link.still, true, memory_order_relaxed);
+		usleep(300000);
+		wait_wins(e, before.hedged_wins);
+		atomic_store_explicit(&link.still, false, memory_order_relaxed);
+	}
+	wait_answered(e);
+	atomic_store_explicit(&stop, true, memory_order_relaxed);
+	for (uint32_t i = 0; i < READERS; i++) {
+		CHECK_EQ(pthread_join(readers[i].thread, NULL), 0);
+		CHECK(readers[i].slowest_ns < DEADLINE_MS * 1000000ull / 2);
+	}
+	CHECK_EQ(isw_engine_remotes(e, 1, &remote), 1);
+	CHECK_EQ(remote.state, 1);
+	isw_engine_stats(e, &after);
+	printf("%llu reads hedged, %llu by the backup; %llu pages from the donor, %llu from the "
+	       "backup; the slowest took %llu and %llu us, the tail is %llu us\n",
+	       (unsigned long long)after.hedged_reads, (unsigned long long)after.hedged_wins,
+	       (unsigned long long)after.pages_in_remote, (unsigned long long)after.pages_in_backup,
+	       (unsigned long long)readers[0].slowest_ns / 1000,
+	       (unsigned long long)readers[1].slowest_ns / 1000,
+	       (unsigned long long)remote.read_tail_ns / 1000);
+	CHECK_EQ(after.requests_failed, 0);
+	CHECK_EQ(after.crc_errors_remote + after.crc_errors_backup, 0);
+	isw_engine_destroy(e);
+	server_join(&link.server);
+	isw_store_destroy(store);
+	return 0;
+}

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * READs that a stalling donor does not answer in time: the submitter is told soon, may put another
+ * buffer in place, and then nothing touches the first one any more.
+ */
+#include <dirent.h>
+
+#include "tcp_fixture.h"
+
+#define SLOW_US 20000
+#define LENGTH  (16u * ISW_PAGE_BYTES)
+#define OLD     0x11
+#define NEW     0x22
+#define DATA    0x33
+
+struct read {
+	struct op op; /* first */
+	char *swap;   /* the buffer to be put in place, or NULL */
+	/* Under the client's lock. */
+	uint32_t slow;
+	uint32_t received;
+	uint64_t slow_ns; /* after submit */
+};
+
+static char old_bytes[4][LENGTH], new_bytes[4][LENGTH];
+static pthread_mutex_t gate_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t gate_changed = PTHREAD_COND_INITIALIZER;
+static bool gate_open;
+
+static void gate_set(bool open)
+{
+	pthread_mutex_lock(&gate_lock);
+	gate_open = open;
+	pthread_cond_broadcast(&gate_changed);
+	pthread_mutex_unlock(&gate_lock);
+}
+
+static void gate_wait(void)
+{
+	pthread_mutex_lock(&gate_lock);
+	while (!gate_open)
+		pthread_cond_wait(&gate_changed, &gate_lock);
+	pthread_mutex_unlock(&gate_lock);
+}
+
+/* Answers reads with DATA, `ahead` bytes of the payload before the gate opens (-1: nothing). */
+static void stalling_server(int fd, void *arg)
+{
+	static char data[LENGTH];
+	int ahead = *(int *)arg;
+	struct nbd_request request;
+
+	memset(data, DATA, sizeof(data));
+	if (!server_handshake(fd))
+		return;
+	while (server_request(fd, &request)) {
+		CHECK(request.length <= LENGTH);
+		if (ahead < 0)
+			gate_wait();
+		if (!server_reply(fd, request.cookie, 0))
+			return;
+		if (ahead >= 0) {
+			if (!server_put(fd, data, (size_t)ahead))
+				return;
+			gate_wait();
+		}
+		if (!server_put(fd, data, request.length - (size_t)ISWI_MAX(ahead, 0)))
+			return;
+	}
+}
+
+static void read_slow(struct iswi_xfer *xfer, uint32_t received)
+{
+	struct read *read = ISWI_CONTAINER(xfer, struct read, op.xfer);
+	struct client *client = read->op.client;
+
+	if (read->swap != NULL) {
+		memcpy(read->swap, xfer->buf, received);
+		xfer->buf = read->swap;
+	}
+	pthread_mutex_lock(&client->lock);
+	read->slow++;
+	read->received = received;
+	read->slow_ns = iswi_now_ns() - xfer->submitted_ns;
+	pthread_cond_broadcast(&client->changed);
+	pthread_mutex_unlock(&client->lock);
+}
+
+static void read_start(struct read *read, struct client *client, uint32_t number, uint32_t slow_us,
+		       bool swap)
+{
+	memset(read, 0, sizeof(*read));
+	memset(old_bytes[number], OLD, LENGTH);
+	memset(new_bytes[number], NEW, LENGTH);
+	op_init(&read->op, client, ISWI_XFER_READ, 0, old_bytes[number], LENGTH);
+	read->op.xfer.slow = read_slow;
+	read->op.xfer.slow_us = slow_us;
+	read->swap = swap ? new_bytes[number] : NULL;
+	op_submit(&read->op);
+}
+
+static void holds(const char *bytes, size_t from, size_t to, int value)
+{
+	for (size_t i = from; i < to; i++)
+		CHECK_EQ(bytes[i], value);
+}
+
+static void start(struct server *server, struct client *client, int *ahead, uint32_t depth)
+{
+	struct iswi_tcp_config config;
+
+	gate_set(false);
+	server_start(server, stalling_server, ahead);
+	config = client_config(server->port);
+	config.depth = depth;
+	client_connect(client, &config);
+}
+
+static void end(struct server *server, struct client *client)
+{
+	gate_set(true);
+	client_destroy(client);
+	server_join(server);
+}
+
+/* Late answers go to the new buffers; also that of a READ which is queued and not sent. */
+static void check_swapped(uint32_t depth)
+{
+	int ahead = -1;
+	struct server server;
+	struct client client;
+	struct read read[3];
+
+	start(&server, &client, &ahead, depth);
+	for (uint32_t i = 0; i < 3; i++)
+		read_start(&read[i], &client, i, SLOW_US, i != 1);
+	for (uint32_t i = 0; i < 3; i++) {
+		client_wait(&client, &read[i].slow, 1);
+		CHECK(read[i].slow_ns >= SLOW_US * 1000ull);
+		CHECK_EQ(read[i].received, 0);
+	}
+	/* Somebody else's by now. */
+	memset(old_bytes[0], OLD + 1, LENGTH);
+	memset(old_bytes[2], OLD + 1, LENGTH);
+	gate_set(true);
+	client_wait_ended(&client, 3);
+	for (uint32_t i = 0; i < 3; i++) {
+		CHECK_EQ(read[i].op.error, 0);
+		CHECK_EQ(read[i].slow, 1);
+		holds(old_bytes[i], 0, LENGTH, i == 1 ? DATA : OLD + 1);
+		holds(new_bytes[i], 0, LENGTH, i == 1 ? NEW : DATA);
+	}
+	end(&server, &client);
+}
+
+/* The connection stalls in the middle of a payload. */
+static void check_half_received(int ahead)
+{
+	struct server server;
+	struct client client;
+	struct read read;
+
+	start(&server, &client, &ahead, 16);
+	read_start(&read, &client, 0, SLOW_US, true);
+	client_wait(&client, &read.slow, 1);
+	CHECK_EQ(read.received, ahead);
+	holds(new_bytes[0], 0, (size_t)ahead, DATA);
+	holds(new_bytes[0], (size_t)ahead, LENGTH, NEW);
+	memset(old_bytes[0], OLD + 1, LENGTH);
+	gate_set(true);
+	client_wait_ended(&client, 1);
+	CHECK_EQ(read.op.error, 0);
+	holds(new_bytes[0], 0, LENGTH, DATA);
+	holds(old_bytes[0], 0, LENGTH, OLD + 1);
+	end(&server, &client);
+}
+
+/* Nobody asks for the time of those that do not mind, or are answered. */
+static void check_not_told(void)
+{
+	int ahead = -1;
+	struct server server;
+	struct client client;
+	struct read minds, does_not, quick;
+
+	start(&server, &client, &ahead, 16);
+	gate_set(true);
+	read_start(&quick, &client, 0, 10000000, true);
+	client_wait_ended(&client, 1);
+	gate_set(false);
+	read_start(&does_not, &client, 1, 0, true);
+	read_start(&minds, &client, 2, SLOW_US, true);
+	client_wait(&client, &minds.slow, 1);
+	gate_set(true);
+	client_wait_ended(&client, 3);
+	CHECK_EQ(quick.slow, 0);
+	CHECK_EQ(does_not.slow, 0);
+	holds(old_bytes[0], 0, LENGTH, DATA);
+	holds(old_bytes[1], 0, LENGTH, DATA);
+	end(&server, &client);
+}
+
+/* Also on a connection that has been idle, whose thread sleeps for long. */
+static void check_soon(void)
+{
+	int ahead = -1;
+	struct server server;
+	struct client client;
+	uint64_t best_ns = UINT64_MAX;
+
+	start(&server, &client, &ahead, 16);
+	for (uint32_t i = 0; i < 5; i++) {
+		struct read read;
+		uint64_t took_ns;
+
+		usleep(300000);
+		gate_set(false);
+		read_start(&read, &client, 0, SLOW_US, true);
+		client_wait(&client, &read.slow, 1);
+		took_ns = read.slow_ns;
+		gate_set(true);
+		client_wait_ended(&client, i + 1);
+		best_ns = ISWI_MIN(best_ns, took_ns);
+	}
+	CHECK(best_ns < 5 * SLOW_US * 1000ull);
+	end(&server, &client);
+}
+
+/* The receiver thread looked at the clock, and then a READ was submitted. */
+static uint64_t late_now_ns(void *ctx)
+{
+	bool submitter = pthread_equal(pthread_self(), *(pthread_t *)ctx) != 0;
+
+	return iswi_now_ns() - (submitter ? 0 : 1000000000ull);
+}
+
+static void check_younger_than_the_clock(void)
+{
+	int ahead = -1;
+	pthread_t self = pthread_self();
+	struct iswi_clock clock = {.now_ns = late_now_ns, .ctx = &self};
+	struct iswi_tcp_config config;
+	struct server server;
+	struct client client;
+	struct read read;
+
+	gate_set(false);
+	server_start(&server, stalling_server, &ahead);
+	config = client_config(server.port);
+	config.clock = &clock;
+	client_connect(&client, &config);
+	read_start(&read, &client, 0, SLOW_US, true);
+	usleep(10 * SLOW_US);
+	pthread_mutex_lock(&client.lock);
+	CHECK_EQ(read.slow, 0);
+	pthread_mutex_unlock(&client.lock);
+	gate_set(true);
+	client_wait_ended(&client, 1);
+	holds(old_bytes[0], 0, LENGTH, DATA);
+	end(&server, &client);
+}
+
+/* How often the connection's thread has slept. */
+static uint64_t sleeps(void)
+{
+	DIR *tasks = opendir("/proc/self/task");
+	uint64_t count = 0;
+	struct dirent *task;
+
+	CHECK(tasks != NULL);
+	while ((task = readdir(tasks)) != NULL) {
+		char path[300], line[200];
+		bool ours = false;
+		FILE *file;
+
+		snprintf(path, sizeof(path), "/proc/self/task/%s/status", task->d_name);
+		file = fopen(path, "r");
+		while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
+			ours |= strcmp(line, "Name:\tisw-test\n") == 0;
+			if (ours && strncmp(line, "voluntary_ctxt_switches:", 24) == 0)
+				count += strtoull(line + 24, NULL, 10);
+		}
+		if (file != NULL)
+			fclose(file);
+	}
+	closedir(tasks);
+	return count;
+}
+
+static void check_idle_wakes_nobody(void)
+{
+	int ahead = 0;
+	struct server server;
+	struct client client;
+	struct read read;
+	uint64_t before;
+
+	start(&server, &client, &ahead, 16);
+	gate_set(true);
+	read_start(&read, &client, 0, SLOW_US, true);
+	client_wait_ended(&client, 1);
+	usleep(300000);
+	before = sleeps();
+	CHECK(before > 0);
+	usleep(700000);
+	CHECK(sleeps() - before <= 2); /* a tick of 5 ms would make it 140 */
+	end(&server, &client);
+}
+
+/* The donor never answers: the transfer ends with the connection, and only then. */
+static void check_down(void)
+{
+	int ahead = 5000;
+	struct server server;
+	struct client client;
+	struct read read[2];
+
+	start(&server, &client, &ahead, 16);
+	for (uint32_t i = 0; i < 2; i++)
+		read_start(&read[i], &client, i, SLOW_US, true);
+	for (uint32_t i = 0; i < 2; i++)
+		client_wait(&client, &read[i].slow, 1);
+	CHECK_EQ(client.ended, 0);
+	client.queue->ops->shutdown(client.queue);
+	client_wait_ended(&client, 2);
+	for (uint32_t i = 0; i < 2; i++) {
+		CHECK_EQ(read[i].op.error, -ESHUTDOWN);
+		holds(old_bytes[i], 5000, LENGTH, OLD);
+	}
+	end(&server, &client);
+}
+
+int main(void)
+{
+	check_swapped(16);
+	check_swapped(1);
+	check_half_received(5000);
+	check_half_received(40000);
+	check_half_received(0);
+	check_not_told();
+	check_soon();
+	check_younger_than_the_clock();
+	check_idle_wakes_nobody();
+	check_down();
+	return 0;
+}
