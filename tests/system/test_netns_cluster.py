@@ -1,0 +1,434 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tools/netns-cluster: a cluster on one machine, what can be done to it, and that nothing stays."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import WAIT_S, run, until
+from netns_cluster import cluster as clusters
+from netns_cluster import leftovers, memory, network, record
+from netns_cluster.cluster import Cluster
+from netns_cluster.plan import HostPlan, Plan
+from runs import touch
+
+from infiniswap.errors import ConflictError, MemoryLimitError, NotFoundError, UsageError
+from infiniswap.units import CONTROL_PORT, MIB
+
+pytestmark = [
+    pytest.mark.requires_native,
+    pytest.mark.requires_root,
+    pytest.mark.requires_memcg,
+    pytest.mark.requires_netns,
+    pytest.mark.requires_tool("ip", "tc", "nsenter", "setsid", "nbdcopy"),
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOL = str(ROOT / "tools" / "netns-cluster")
+SLAB = 8 * MIB
+HOST_MEMORY = 256 * MIB
+HEADROOM = 48 * MIB
+DEVICE_MIB = 48
+SETTINGS = {
+    "policy.period_s": "0.2",
+    "policy.hot_pages_per_s": "1.0",
+    "daemon.lease_grace_s": "2.0",
+}
+
+
+def unused_name() -> str:
+    """Of a cluster."""
+    return f"t{secrets.token_hex(3)}"
+
+
+def processes_of(name: str) -> list[str]:
+    """Command lines of all that has this cluster's configuration, and of what is in its hosts."""
+    mark = f"INFINISWAP_CONFIG={record.state_directory(name)}/".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_bytes().decode())
+    return found
+
+
+def left_of(name: str) -> list[str]:
+    """Everything that is there and would not be without the cluster."""
+    found = [f"process {one}" for one in processes_of(name)]
+    found += [f"namespace {one}" for one in network.all_namespaces(name)]
+    found += [
+        f"path {path}"
+        for path in (
+            memory.cluster_cgroup(name).path,
+            record.state_directory(name),
+            record.work_directory(name),
+            record.STATE_DIR / f"{name}.lock",
+        )
+        if path.exists()
+    ]
+    return found
+
+
+def links() -> set[str]:
+    """Network interfaces of the machine itself."""
+    return set(os.listdir("/sys/class/net"))
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Cluster]:
+    """Three hosts; a test leaves them as it found them."""
+    name = unused_name()
+    host = HostPlan(HOST_MEMORY, "auto", "")
+    before = links()
+    try:
+        plan = Plan(name, (host, host, host), SLAB, str(HEADROOM), SETTINGS, keep=True)
+        yield clusters.up(plan)
+    finally:
+        clusters.down(name)
+    assert not left_of(name)
+    assert links() == before
+
+
+class Device:
+    """A device of h1's that programs reach by a socket."""
+
+    def __init__(self, cluster: Cluster, *args: str) -> None:
+        self.cluster = cluster
+        self.name = f"d{secrets.token_hex(3)}"
+        self.socket = cluster.directory("h1") / "devices" / self.name / "nbd.sock"
+        self.uri = f"nbd+unix:///?socket={self.socket}"
+        self.data = b"".join(secrets.token_bytes(MIB) for _ in range(DEVICE_MIB))
+        size = ("--size", f"{DEVICE_MIB}M", "--frontend", "nbd-socket")
+        self.infiniswap("device", "start", self.name, *size, *args)
+
+    def infiniswap(self, *args: str) -> str:
+        """`infiniswap ARGS` on h1, must succeed."""
+        command = self.cluster.command("h1", ["infiniswap", *args], cgroup=False)
+        done = subprocess.run(
+            command,
+            env=self.cluster.environment("h1"),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{args}: {done.stderr}"
+        return done.stdout
+
+    def fill(self, file: Path) -> None:
+        """Writes all of it."""
+        file.write_bytes(self.data)
+        run("nbdcopy", file, self.uri)
+
+    def verify(self, file: Path) -> None:
+        """All of it is still there."""
+        run("nbdcopy", self.uri, file)
+        assert file.read_bytes() == self.data
+
+    @property
+    def status(self) -> Any:
+        """`device show --json`."""
+        return json.loads(self.infiniswap("device", "show", self.name, "--json"))
+
+    def slabs(self) -> dict[str, int]:
+        """How many each donor has, by its name."""
+        return {donor["name"]: donor["slabs"] for donor in self.status["donors"]}
+
+
+@contextlib.contextmanager
+def device(cluster: Cluster, *args: str) -> Iterator[Device]:
+    """A device for a while."""
+    made = Device(cluster, *args)
+    try:
+        yield made
+    finally:
+        made.infiniswap("device", "remove", made.name)
+
+
+def slabs_mapped(cluster: Cluster, host: str) -> int:
+    """What the daemon itself says; -1 while it says nothing."""
+    status = cluster.state(host).status
+    return status.pool.slabs_mapped if status is not None else -1
+
+
+def connect_s(cluster: Cluster, source: str, target: str, timeout_s: float = 5.0) -> float:
+    """How long a connection from host to host takes."""
+    address = (cluster.record.host(target).address, CONTROL_PORT)
+
+    def connect() -> float:
+        start_s = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            socket.create_connection(address, timeout_s).close()
+        return time.monotonic() - start_s
+
+    return network.call_inside(cluster.name, source, connect)
+
+
+def test_hosts_are_apart_and_see_their_own_memory(three: Cluster) -> None:
+    states = three.states()
+    assert [one.host.name for one in states] == ["h1", "h2", "h3"]
+    for one in states:
+        assert one.daemon == "serving"
+        assert one.status is not None
+        assert one.status.memory.total_bytes == HOST_MEMORY
+    # The machine that they are on does not even have a way there.
+    assert states[0].host.address.rpartition(".")[0] not in run(
+        "ip", "route", "show", "table", "all"
+    )
+    command = three.command("h2", ["cat", "/proc/self/cgroup"])
+    assert f"/{record.PREFIX}{three.name}/h2/jobs" in run(*command)
+    command = three.command("h2", ["cat", "/proc/self/cgroup"], cgroup=False)
+    assert f"{record.PREFIX}{three.name}" not in run(*command)
+
+
+def test_a_cut_host_loses_its_slabs_to_another_and_no_page(three: Cluster, tmp_path: Path) -> None:
+    with device(three) as one:
+        one.fill(tmp_path / "data")
+        until(lambda: one.status["slabs"]["unmapped"] == 0, "every slab on a donor")
+        assert min(one.slabs()["h2"], one.slabs()["h3"]) > 0
+        assert slabs_mapped(three, "h2") == one.slabs()["h2"]
+        one.verify(tmp_path / "back")
+        assert one.status["stats"]["pages_in_remote"] > 0
+
+        three.cut("h2")
+        three.cut("h2")
+        try:
+            # Swallowed, not refused; and h2's own people still reach their daemon.
+            assert connect_s(three, "h1", "h2", 0.5) >= 0.5
+            assert three.state("h2").daemon == "serving"
+            one.verify(tmp_path / "back")
+            until(lambda: one.slabs()["h3"] == DEVICE_MIB * MIB // SLAB, "every slab on h3")
+            one.verify(tmp_path / "back")
+        finally:
+            three.heal("h2")
+        three.heal("h2")
+        assert connect_s(three, "h1", "h2") < 4.0
+        until(lambda: slabs_mapped(three, "h2") == 0, "h2 to hear that its slabs are not wanted")
+        one.verify(tmp_path / "back")
+        assert one.status["stats"]["requests_failed"] == 0
+
+
+def test_a_frozen_and_a_killed_daemon_lose_no_page(three: Cluster, tmp_path: Path) -> None:
+    with device(three) as one:
+        one.fill(tmp_path / "data")
+        until(lambda: one.status["slabs"]["unmapped"] == 0, "every slab on a donor")
+        three.freeze("h2")
+        three.freeze("h2")
+        assert three.state("h2").daemon == "frozen"
+        one.verify(tmp_path / "back")
+        three.thaw("h2")
+        until(lambda: three.state("h2").daemon == "serving", "h2 to go on")
+
+        three.kill("h3")
+        three.kill("h3")
+        assert three.state("h3").daemon == "dead"
+        with pytest.raises(ConflictError, match="is dead"):
+            three.freeze("h3")
+        one.verify(tmp_path / "back")
+        before = three.record.host("h3").daemon
+        three.restart("h3")
+        assert three.state("h3").daemon == "serving"
+        assert three.record.host("h3").daemon != before
+        until(lambda: one.status["slabs"]["mapped"] == DEVICE_MIB * MIB // SLAB, "slabs mapped")
+        one.verify(tmp_path / "back")
+        assert one.status["stats"]["requests_failed"] == 0
+
+
+def test_a_squeezed_host_gets_its_memory_back(three: Cluster, tmp_path: Path) -> None:
+    with device(three, "--donors", three.record.host("h3").address) as one:
+        one.fill(tmp_path / "data")
+        until(lambda: one.status["slabs"]["unmapped"] == 0, "every slab on h3")
+        lent = slabs_mapped(three, "h3")
+        assert lent == DEVICE_MIB * MIB // SLAB
+        state = three.state("h3")
+        assert state.status is not None
+        assert state.memory.available_bytes is not None
+        free_bytes = state.status.pool.slabs_free * SLAB
+        # What is left, the free slabs, and half of those that are lent: short by the latter.
+        take = state.memory.available_bytes - HEADROOM + free_bytes + lent // 2 * SLAB
+        three.squeeze("h3", take)
+        three.squeeze("h3", take)
+        until(lambda: 0 <= slabs_mapped(three, "h3") < lent, "slabs that come back")
+
+        def has_headroom() -> bool:
+            available = three.state("h3").memory.available_bytes
+            return available is not None and available >= HEADROOM - SLAB
+
+        until(has_headroom, "the host's headroom")
+        one.verify(tmp_path / "back")
+        three.release("h3")
+        three.release("h3")
+        until(lambda: slabs_mapped(three, "h3") == lent, "slabs that are lent again")
+        one.verify(tmp_path / "back")
+    assert three.state("h3").daemon == "serving"
+    with pytest.raises(MemoryLimitError, match="ran out"):
+        three.squeeze("h3", HOST_MEMORY - 4 * MIB)
+    assert three.state("h3").host.squeezer is None
+    three.restart("h3")  # should the kernel have chosen it after all
+
+
+def test_a_delay_goes_either_way_and_off_again(three: Cluster, tmp_path: Path) -> None:
+    three.delay("h2", 150.0)
+    try:
+        # One round trip; a second when the address has to be asked for.
+        assert 0.3 <= connect_s(three, "h1", "h2") < 2.0
+        assert connect_s(three, "h1", "h3") < 0.3
+        three.delay("h2", 1.0)
+        donor = ("--donors", three.record.host("h2").address)
+        with device(three, *donor) as one:
+            one.fill(tmp_path / "data")
+            until(lambda: one.status["slabs"]["unmapped"] == 0, "every slab on h2")
+            until(lambda: one.status["pages_on_donors"] == DEVICE_MIB * 256, "every page on h2")
+            one.verify(tmp_path / "back")
+            stats = one.status["stats"]
+            assert stats["pages_in_remote"] > 0
+            assert stats["crc_errors_remote"] == stats["requests_failed"] == 0
+            three.cut("h2")  # a relay lives through that
+            three.heal("h2")
+            one.verify(tmp_path / "back")
+    finally:
+        three.heal("h2")
+    assert three.state("h2").host.relay is None
+    assert connect_s(three, "h1", "h2") < 0.3
+
+
+@pytest.mark.requires_fuse
+@pytest.mark.requires_loop
+@pytest.mark.requires_swap
+def test_a_job_on_a_host_swaps_to_the_others(three: Cluster) -> None:
+    argv = ["infiniswap", "run", "--local", "32M", "--size", "128M", "--", *touch(64)]
+    done = subprocess.run(
+        three.command("h1", argv, cgroup=False),
+        env=three.environment("h1"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "round 0" in done.stdout
+    assert "paged out" in done.stderr
+
+
+# ------------------------------------------------------------------------- the command
+
+
+def tool(*args: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command."""
+    return subprocess.run(
+        [sys.executable, TOOL, *args],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=2 * WAIT_S,
+        check=False,
+    )
+
+
+@contextlib.contextmanager
+def foreground(name: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`up` with two hosts, as in a terminal."""
+    argv = [sys.executable, TOOL, "up", "--name", name, "--hosts", "2", "--memory", "128M"]
+    argv += ["--slab", "8M", "--link", "h2=100mbit"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(argv, stdout=output, stderr=output, start_new_session=True)
+    try:
+
+        def is_up() -> bool:
+            assert process.poll() is None, log.read_text()
+            return "To go on" in log.read_text()
+
+        until(is_up, "the cluster to be up")
+        yield process
+    finally:
+        process.kill()
+        process.wait(WAIT_S)
+
+
+def test_nothing_stays_however_it_ends(tmp_path: Path) -> None:
+    name, log, before = unused_name(), tmp_path / "log", links()
+    option = ("--name", name)
+    try:
+        with foreground(name, log) as process:
+            text = log.read_text()
+            assert "h2" in text
+            assert "100mbit" in text
+            process.send_signal(signal.SIGKILL)
+            process.wait(WAIT_S)
+        assert left_of(name), "a killed command leaves things behind, else this tests nothing"
+
+        with foreground(name, log) as process:  # takes that away first
+            exec_h1 = ("exec", *option, "h1", "--")
+            done = tool(*exec_h1, "sh", "-c", "exit 7")
+            assert done.returncode == 7
+            start = ("infiniswap", "device", "start", "left", "--size", "16M")
+            done = tool(*exec_h1, *start, "--frontend", "nbd-socket")
+            assert done.returncode == 0, done.stderr
+            assert tool("delay", *option, "h1", "5ms").returncode == 0
+            assert tool("freeze", *option, "h2").returncode == 0
+            assert tool("cut", *option, "h2").returncode == 0
+            sleeper = subprocess.Popen([sys.executable, TOOL, *exec_h1, "sleep", "600"])
+            jobs = memory.host_cgroup(name, "h1").path / memory.JOBS / "cgroup.procs"
+            until(lambda: str(sleeper.pid) in jobs.read_text().split(), "the job on h1")
+            status = {
+                one["name"]: one for one in json.loads(tool("status", *option, "--json").stdout)
+            }
+            assert status["h1"]["delay_ms"] == 5.0
+            assert status["h2"]["daemon"] == "frozen"
+            assert status["h2"]["cut"]
+            process.send_signal(signal.SIGKILL)
+            process.wait(WAIT_S)
+        done = tool("down", *option)
+        assert done.returncode == 0, done.stderr
+        sleeper.wait(WAIT_S)
+        assert not left_of(name)
+
+        with foreground(name, log) as process:
+            done = tool("up", *option)
+            assert done.returncode == ConflictError.exit_code
+            assert "down --name" in done.stderr
+            process.send_signal(signal.SIGINT)
+            assert process.wait(WAIT_S) == 0, log.read_text()
+        assert not left_of(name)
+        done = tool("status", *option)
+        assert done.returncode == NotFoundError.exit_code
+        assert tool("down", *option).returncode == 0
+    finally:
+        leftovers.sweep(name)
+    assert links() == before
+
+
+def test_mistakes_are_told_and_make_nothing() -> None:
+    name = unused_name()
+    for args, code, text in (
+        (("up", "--name", "Large"), UsageError.exit_code, "cannot name a cluster"),
+        (("up", "--memory", "9T"), MemoryLimitError.exit_code, "more than this machine has"),
+        (("up", "--memory", "8M"), UsageError.exit_code, "at least 96M"),
+        (("up", "--link", "fast"), UsageError.exit_code, "is no speed of a link"),
+        (("up", "--memory", "h7=1G"), UsageError.exit_code, "the hosts are h1 to h3"),
+        (("up", "--set", "policy.nope=1"), 3, "unknown key policy.nope"),
+        (("cut", "h1"), NotFoundError.exit_code, "there is no cluster"),
+        (("delay", "h1", "soon"), UsageError.exit_code, "is no delay"),
+        (("exec", "h1"), UsageError.exit_code, "no command"),
+        (("mend", "h1"), UsageError.exit_code, "invalid choice"),
+    ):
+        named = args if "--name" in args else (args[0], "--name", name, *args[1:])
+        done = tool(*named)
+        assert done.returncode == code, (args, done.stderr)
+        assert text in done.stderr, (args, done.stderr)
+        assert "Traceback" not in done.stderr
+    assert not left_of(name)
