@@ -137,7 +137,8 @@ def provoke(w: World, frame: Json, background: list[asyncio.Task[Any]]) -> None:
         case "evict":
             work = service.evict(frame["lease"], frame["slot"], frame["deadline_ms"])
         case "drain":
-            work = service.set_draining(frame["draining"])
+            # The notice alone: a drain would also take the slabs back, which was not recorded.
+            work = service._tell_draining(frame["draining"])
         case _:
             return
     background.append(asyncio.create_task(work))
