@@ -34,6 +34,16 @@ WAIT_S = 60.0
 SLAB = 8 * MIB
 LINK_DIR = Path("/dev/infiniswap")
 
+NEEDS_SWAP = [
+    pytest.mark.requires_native,
+    pytest.mark.requires_root,
+    pytest.mark.requires_fuse,
+    pytest.mark.requires_loop,
+    pytest.mark.requires_memcg,
+    pytest.mark.requires_swap,
+]
+"""What a test needs in which something swaps to a device."""
+
 _DISK = {"tmpfs", "ramfs", "overlay", "9p", "btrfs", "zfs"}
 
 

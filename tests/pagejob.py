@@ -15,21 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster import WAIT_S, Cluster, run, until
+from cluster import NEEDS_SWAP, WAIT_S, Cluster, run, until
 
 from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
 from infiniswap.units import MIB
 
-NEEDS = [
-    pytest.mark.requires_native,
-    pytest.mark.requires_root,
-    pytest.mark.requires_fuse,
-    pytest.mark.requires_loop,
-    pytest.mark.requires_memcg,
-    pytest.mark.requires_swap,
-    pytest.mark.requires_tool("cc"),
-]
-"""What a test needs in which a job swaps to a device."""
+NEEDS = [*NEEDS_SWAP, pytest.mark.requires_tool("cc")]
+"""What a test with such a job needs."""
 
 JOB_MIB = 48
 LIMIT_MIB = 16

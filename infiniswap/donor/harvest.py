@@ -24,6 +24,7 @@ from infiniswap.errors import EngineError, InfiniswapError
 from infiniswap.policy.cache import CacheUse
 from infiniswap.policy.headroom import HeadroomPolicy, PoolState
 from infiniswap.policy.sampling import SamplingConfig, sample_s
+from infiniswap.system.memory import Cache
 from infiniswap.units import format_size_short
 
 log = logging.getLogger(__name__)
@@ -49,19 +50,6 @@ class MemoryFigures:
     available_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class CacheFigures:
-    """Its page cache, in bytes.
-
-    Attributes:
-        file_bytes: what could be dropped, now.
-        refault_bytes: read again soon after it had been dropped, since the start.
-    """
-
-    file_bytes: int
-    refault_bytes: int
-
-
 class MemorySource(Protocol):
     """Where the figures come from. Methods block (shortly): for a worker thread."""
 
@@ -72,7 +60,7 @@ class MemorySource(Protocol):
     def read(self) -> MemoryFigures:
         """Raises InfiniswapError."""
 
-    def cache(self) -> CacheFigures | None:
+    def cache(self) -> Cache | None:
         """None where this kernel does not count refaults. Raises InfiniswapError."""
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from infiniswap.donor.harvest import CacheFigures, MemoryFigures, MemorySource
+from infiniswap.donor.harvest import MemoryFigures, MemorySource
 from infiniswap.errors import ConfigError, InfiniswapError, UnavailableError
 from infiniswap.system.memory import (
     Cache,
@@ -57,11 +57,11 @@ class HostMemory:
         self._limit = None if memory.limited_by == "host" else Path(memory.limited_by)
         return MemoryFigures(memory.total_bytes, memory.available_bytes)
 
-    def cache(self) -> CacheFigures | None:
+    def cache(self) -> Cache | None:
         """Blocking. Raises InfiniswapError. Of whatever limits the figures."""
         if self._limit is not None and self._hierarchy is not None:
-            return _cache_figures(cgroup_cache(self._limit, self._hierarchy.version))
-        return _cache_figures(machine_cache())
+            return cgroup_cache(self._limit, self._hierarchy.version)
+        return machine_cache()
 
     def _figures(self) -> Memory:
         if self._hierarchy is None:
@@ -103,13 +103,9 @@ class CgroupMemory:
             min(cgroup.limit_bytes, host.total_bytes), min(available, host.available_bytes)
         )
 
-    def cache(self) -> CacheFigures | None:
+    def cache(self) -> Cache | None:
         """Blocking. Raises InfiniswapError."""
-        return _cache_figures(cgroup_cache(self._path, self._version))
-
-
-def _cache_figures(cache: Cache | None) -> CacheFigures | None:
-    return None if cache is None else CacheFigures(cache.file_bytes, cache.refault_bytes)
+        return cgroup_cache(self._path, self._version)
 
 
 def memory_source(cgroup: Path | None) -> MemorySource:

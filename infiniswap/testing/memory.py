@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from infiniswap.donor.harvest import CacheFigures, MemoryFigures
+from infiniswap.donor.harvest import MemoryFigures
 from infiniswap.errors import SystemCallError
+from infiniswap.system.memory import Cache
 
 
 class FakeMemory:
@@ -39,6 +40,6 @@ class FakeMemory:
         used_bytes = self.others_bytes + pool_bytes
         return MemoryFigures(self.total_bytes, max(0, self.total_bytes - used_bytes))
 
-    def cache(self) -> CacheFigures:
+    def cache(self) -> Cache:
         """The figures that the test sets: `file_bytes` is part of what is available."""
-        return CacheFigures(self.file_bytes, self.refault_bytes)
+        return Cache(self.file_bytes, self.refault_bytes)

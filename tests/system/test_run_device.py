@@ -13,21 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster import WAIT_S, Cluster, until, wait_ended
+from cluster import NEEDS_SWAP, WAIT_S, Cluster, until, wait_ended
 from runs import Runner, StartTerminal, other_area, touch
 
 from infiniswap.system import loop, mounts, swap
 from infiniswap.system.cgroup import create_memory_cgroup
 from infiniswap.units import MIB
 
-pytestmark = [
-    pytest.mark.requires_native,
-    pytest.mark.requires_root,
-    pytest.mark.requires_fuse,
-    pytest.mark.requires_loop,
-    pytest.mark.requires_memcg,
-    pytest.mark.requires_swap,
-]
+pytestmark = NEEDS_SWAP
 
 SIZE = ("--size", "64M")
 FOREVER = 1 << 30

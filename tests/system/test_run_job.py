@@ -12,19 +12,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import WAIT_S, until
+from cluster import NEEDS_SWAP, WAIT_S, until
 from runs import Runner, touch
 
 from infiniswap.units import MIB
 
-pytestmark = [
-    pytest.mark.requires_native,
-    pytest.mark.requires_root,
-    pytest.mark.requires_fuse,
-    pytest.mark.requires_loop,
-    pytest.mark.requires_memcg,
-    pytest.mark.requires_swap,
-]
+pytestmark = NEEDS_SWAP
 
 COUNT_SIGNALS = """
 import os, signal, sys, time

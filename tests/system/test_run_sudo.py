@@ -12,17 +12,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cluster import WAIT_S
+from cluster import NEEDS_SWAP, WAIT_S
 from runs import Runner, StartTerminal
 
-pytestmark = [
-    pytest.mark.requires_native,
-    pytest.mark.requires_root,
-    pytest.mark.requires_fuse,
-    pytest.mark.requires_loop,
-    pytest.mark.requires_memcg,
-    pytest.mark.requires_swap,
-]
+pytestmark = NEEDS_SWAP
 
 USER = "nobody"
 

@@ -8,18 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import until, wait_ended
+from cluster import NEEDS_SWAP, until, wait_ended
 from runs import Runner, StartTerminal, touch
 
-pytestmark = [
-    pytest.mark.requires_native,
-    pytest.mark.requires_root,
-    pytest.mark.requires_fuse,
-    pytest.mark.requires_loop,
-    pytest.mark.requires_memcg,
-    pytest.mark.requires_swap,
-    pytest.mark.requires_tool("setsid"),
-]
+pytestmark = [*NEEDS_SWAP, pytest.mark.requires_tool("setsid")]
 
 COUNT = """
 import os, signal, time
