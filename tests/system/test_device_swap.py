@@ -88,9 +88,8 @@ def test_a_killed_donor_costs_no_page(swapping: Device, job: StartJob) -> None:
     work.more_rounds()
     work.finish()
     all_right(swapping)
-    # Never silent: counted, and said.
+    # Never silent: counted, and said. (Whether a request was under way just then is chance.)
     stats = swapping.status["stats"]
-    assert stats["remote_errors"] > 0
     assert sum(stats[key] for key in stats if key.startswith("fallback_")) > 0
     assert "given up" in swapping.log
 
