@@ -196,6 +196,7 @@ void isw_engine_stats(isw_engine *e, struct isw_engine_stats *out)
 	COPY(backup_errors);
 	COPY(staging_waits);
 	COPY(pages_copied);
+	COPY(pages_migrated);
 	COPY(pages_copy_dropped);
 	COPY(fallback_slow);
 	COPY(hedged_reads);

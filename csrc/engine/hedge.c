@@ -120,7 +120,6 @@ void iswi_hedge_slow(struct iswi_xfer *xfer, uint32_t received)
 {
 	struct iswi_op *op = ISWI_CONTAINER(xfer, struct iswi_op, xfer), *leg;
 	struct isw_engine *e = op->engine;
-	struct iswi_slab *s = &e->slabs[op->slab]; /* op holds a use of it */
 	uint32_t slot = 0, twin_slot = 0;
 
 	if (!on_backup(e, op->page, op->page + op->pages) ||
@@ -139,9 +138,8 @@ void iswi_hedge_slow(struct iswi_xfer *xfer, uint32_t received)
 	atomic_init(&op->hedge, 0);
 	memcpy(leg_data(e, op), xfer->buf, received);
 	xfer->buf = leg_data(e, op);
-	atomic_fetch_add_explicit(
-		&e->remotes[atomic_load_explicit(&s->remote, memory_order_relaxed)].hedges, 1,
-		memory_order_relaxed);
+	atomic_fetch_add_explicit(&iswi_remote_of(e, op->slab, op->place)->hedges, 1,
+				  memory_order_relaxed);
 	iswi_count(&e->count.hedged_reads, 1);
 	/* From here on the request may end at any time. */
 	iswi_backup_read(e, leg);

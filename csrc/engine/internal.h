@@ -14,7 +14,7 @@
  *      for the end of both and supersedes what is queued.
  *  R4  A request is done when each of its pages is safe: acknowledged while still staged, or on
  *      the backup, in its own or a newer version.
- *  R5  A slab's remote is used only between slab_get and slab_put; DRAINED is reported, and the
+ *  R5  A slab's place is used only between a get and a put of it; DRAINED is reported, and the
  *      queues of a remote are replaced, only when no such use is left.
  *  R6  A copy (copy.c) begins only on a page without an entry, and is of version 0: any write or
  *      zeroing outdates it. Its buffer is nobody's to read before its bytes were verified; then it
@@ -24,7 +24,10 @@
  *      copies them there and is the request's end; the other one then looks at nothing of it. When
  *      both ended badly the last one goes on for the request. Buffers and ops of both are given
  *      back when both have ended, by completion events only; the donor's leg keeps its use of the
- *      slab until its own (R5).
+ *      slab's place until its own (R5).
+ *  R8  A slab that migrates has two places. Writes go to its current one, where a page was valid
+ *      last says at_place, and only an acknowledgement moves it. A place becomes current before
+ *      anybody looks whether the other one is still written to.
  *
  * Locks, outermost first (never two of one kind):
  *   isw_engine.control    remotes and slab mapping, control thread only, may block
@@ -69,18 +72,28 @@ struct iswi_arena_header {
 	uint32_t version;
 	uint32_t staging_pages;
 	uint64_t bytes, size_bytes, slab_bytes;
-	uint64_t slabs_offset, remote_valid_offset, backup_current_offset, crc_offset;
+	uint64_t slabs_offset, remote_valid_offset, at_place_offset, backup_current_offset;
+	uint64_t crc_offset;
 	uint64_t slots_offset, staging_offset;
 };
 
-/* One slab. in_flight pairs with word: raised before word is read (slab_get). */
-struct iswi_slab {
+/* A slot of a donor's. in_flight pairs with word: raised before word is read (place_get). */
+struct iswi_place {
 	atomic_uint_fast64_t word;      /* state in the low 8 bits, mapping number above; seq_cst */
-	atomic_uint_fast64_t in_flight; /* uses of the remote; seq_cst against word */
+	atomic_uint_fast64_t in_flight; /* uses; seq_cst against word */
 	/* Written while UNMAPPED; read while a use is held, or under the control lock. */
 	uint64_t generation;
 	atomic_uint remote, slot; /* relaxed: published by word */
 	atomic_uint reported;     /* ISW_EVENT_SLAB_ERROR was sent for this mapping; relaxed */
+};
+
+/*
+ * One slab: where it is, and while it migrates, where it was. Of a slab that does not, the place
+ * that is not current is UNMAPPED.
+ */
+struct iswi_slab {
+	struct iswi_place places[2];
+	atomic_uint current;                                          /* where writes go; seq_cst */
 	atomic_uint_fast64_t page_ins, page_outs, remote_valid_pages; /* relaxed statistics */
 };
 
@@ -92,6 +105,12 @@ struct iswi_slot {
 };
 
 /* ------------------------------------------------------------------ page state */
+
+/* A use of a slab's place: whoever has one may send there. */
+struct iswi_use {
+	uint64_t word;
+	uint32_t place;
+};
 
 /* What only the running process knows of a staging buffer. Under its page's shard lock. */
 struct iswi_slot_use {
@@ -150,13 +169,18 @@ struct iswi_op {
 	struct isw_engine *engine;
 	struct iswi_req *req; /* reads */
 	uint64_t page;
-	uint64_t word; /* the slab's, when the op was made */
+	/* The place's, when the op was made; of a copy's read the place's where it shall go. */
+	uint64_t word;
 	uint32_t pages;
 	uint32_t slab;
+	uint8_t place; /* of which it holds a use, or of a copy's read of the backup, where it goes
+			*/
 	uint32_t slot; /* writes, copies: first of `pages` consecutive staging buffers */
 	uint32_t crc;  /* reads: the first page's checksum when they began */
+	uint32_t remote; /* where it was sent */
 	uint8_t tried;
-	bool copy;            /* of copy.c: a read of the backup without a request, then a write */
+	bool copy;            /* of copy.c: a read without a request, then a write */
+	bool pull;            /* a copy from the slab's other place */
 	struct iswi_op *next; /* free list or backup read queue */
 	struct iswi_op *twin; /* of a hedged read: the other leg */
 	atomic_uint hedge;    /* ISWI_HEDGE_*, in the donor's leg; seq_cst: orders the legs' ends */
@@ -241,7 +265,8 @@ struct iswi_counters {
 		pages_out_backup, pages_out_superseded, backup_write_requests, fallback_unmapped,
 		fallback_suspended, fallback_invalid, fallback_error, remote_errors,
 		crc_errors_remote, crc_errors_backup, backup_errors, staging_waits, pages_copied,
-		pages_copy_dropped, fallback_slow, hedged_reads, hedged_wins;
+		pages_copy_dropped, pages_migrated, copies_begun, fallback_slow, hedged_reads,
+		hedged_wins;
 };
 
 struct iswi_sim;
@@ -256,6 +281,7 @@ struct isw_engine {
 	struct iswi_arena_header *arena;
 	struct iswi_slab *slabs;
 	uint32_t *remote_valid, *backup_current; /* one word a group; shard lock */
+	uint32_t *at_place;                      /* of a remote-valid page: at which one it is */
 	uint32_t *crc;                           /* of the newest version; shard lock */
 	struct iswi_slot *slots;
 	unsigned char *staging;
@@ -287,7 +313,8 @@ struct isw_engine {
 	struct iswi_backup backup;
 	pthread_mutex_t control;
 	struct iswi_remote *remotes;
-	uint64_t mappings; /* numbers slab words; control lock */
+	uint64_t mappings;         /* numbers places' words; control lock */
+	atomic_uint_fast64_t pull; /* slab that is pulled, next group of it below: see copy.c */
 	struct iswi_events events;
 	struct iswi_counters count;
 	struct iswi_latency read_latency, write_latency;
@@ -342,7 +369,11 @@ static inline void iswi_lost_set(struct isw_engine *e, uint64_t page)
 {
 	e->backup_current[page / ISWI_GROUP_PAGES] |= 1u << page % ISWI_GROUP_PAGES;
 }
-void iswi_remote_valid_set(struct isw_engine *e, uint64_t page);
+static inline uint32_t iswi_place_at(const struct isw_engine *e, uint64_t page)
+{
+	return iswi_bit(e->at_place, page);
+}
+void iswi_remote_valid_set(struct isw_engine *e, uint64_t page, uint32_t place);
 void iswi_remote_valid_clear(struct isw_engine *e, uint64_t page);
 static inline void iswi_backup_current_set(struct isw_engine *e, uint64_t page)
 {
@@ -365,10 +396,11 @@ void iswi_read(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plu
 void iswi_read_backup_done(struct iswi_op *op, int error);
 void iswi_write(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plug);
 /*
- * A remote write of one staged page, by a holder of a use of its slab; it may be grown by the pages
- * that follow in the device and in staging. For each, remote_busy is set and the buffer held.
+ * A remote write of one staged page, by a holder of that use; it may be grown by the pages that
+ * follow in the device and in staging. For each, remote_busy is set and the buffer held.
  */
-struct iswi_op *iswi_write_op(struct isw_engine *e, uint64_t page, uint32_t slot, uint64_t word);
+struct iswi_op *iswi_write_op(struct isw_engine *e, uint64_t page, uint32_t slot,
+			      const struct iswi_use *use);
 /* Staging buffers became free, or the backup began to fail: goes on with waiting writes. */
 void iswi_write_kick(struct isw_engine *e);
 void iswi_zero(struct isw_engine *e, struct iswi_req *req);
@@ -393,7 +425,16 @@ void iswi_hedge_slow(struct iswi_xfer *xfer, uint32_t received);
 void iswi_hedge_ended(struct iswi_op *op, bool remote, int error);
 
 /* copy.c */
+static inline void iswi_copy_count(struct isw_engine *e, bool pull, bool arrived)
+{
+	if (!arrived)
+		iswi_count(&e->count.pages_copy_dropped, 1);
+	else
+		iswi_count(pull ? &e->count.pages_migrated : &e->count.pages_copied, 1);
+}
 void iswi_copy_read_done(struct iswi_op *op, int error);
+/* A copy of a slab's other place has ended: goes on with the next, by whoever holds no lock. */
+void iswi_pull_on(struct isw_engine *e);
 
 /* backup.c: the queue and its two handlers, which threads (or steps) call in turn */
 int iswi_backup_start(struct isw_engine *e, struct isw_error *error);
@@ -417,27 +458,49 @@ extern const struct iswi_backup_ops iswi_backup_file_ops;
 int iswi_backup_file_open(const char *path, uint64_t bytes, void **ctx_out,
 			  struct isw_error *error);
 
-/* remote.c: slabs and remotes */
+/* slab.c */
 static inline uint32_t iswi_word_state(uint64_t word)
 {
 	return word & 0xff;
 }
+static inline struct iswi_place *iswi_place(const struct isw_engine *e, uint32_t slab,
+					    uint32_t place)
+{
+	return &e->slabs[slab].places[place];
+}
+/* By who holds a use of it. */
+static inline struct iswi_remote *iswi_remote_of(const struct isw_engine *e, uint32_t slab,
+						 uint32_t place)
+{
+	return &e->remotes[atomic_load_explicit(&iswi_place(e, slab, place)->remote,
+						memory_order_relaxed)];
+}
 /*
- * Raises the slab's in_flight and says whether it is MAPPED (*word_out is then its word). When it
- * is not, in_flight is lowered again.
+ * Raises the place's in_flight and says whether it is MAPPED (*word_out is then its word). When it
+ * is not, in_flight is lowered again. Never under a shard lock: the last put clears page bits.
  */
-bool iswi_slab_get(struct isw_engine *e, uint32_t slab, uint64_t *word_out);
+bool iswi_place_get(struct isw_engine *e, uint32_t slab, uint32_t place, uint64_t *word_out);
+/* The same under any lock, but in_flight stays raised, also when the place is not MAPPED. */
+bool iswi_place_hold(struct isw_engine *e, uint32_t slab, uint32_t place, uint64_t *word_out);
 /* One more use, by whoever holds one already. */
-void iswi_slab_get_more(struct isw_engine *e, uint32_t slab);
-void iswi_slab_put(struct isw_engine *e, uint32_t slab);
-/* Sends a chain of ops (linked through xfer.next), each holding a use of its slab. */
+void iswi_place_get_more(struct isw_engine *e, uint32_t slab, uint32_t place);
+void iswi_place_put(struct isw_engine *e, uint32_t slab, uint32_t place);
+/* A use of the slab's current place, where writes go; false when that is not MAPPED. */
+bool iswi_slab_get(struct isw_engine *e, uint32_t slab, struct iswi_use *use_out);
+/* ISW_NO_REMOTE while it is UNMAPPED. */
+uint32_t iswi_place_remote(const struct iswi_place *p);
+/* Every place of a remote that is down already: those MAPPED are SUSPENDED from now on. */
+void iswi_places_suspend(struct isw_engine *e, uint32_t remote);
+
+/* remote.c */
+/* Sends a chain of ops (linked through xfer.next), each holding a use of its place. */
 void iswi_remote_submit(struct isw_engine *e, struct iswi_op *first);
 /* The same at unplug, or at once when plug is NULL. */
 void iswi_remote_send(struct isw_engine *e, struct iswi_op *first, struct iswi_op *last,
 		      struct iswi_plug *plug);
 /*
- * A transfer has ended: counts its error and gives its use of the slab back. The slab may be
- * mapped elsewhere after that.
+ * A transfer has ended: counts its error and gives its use of the place back. That may be another
+ * donor's slot after that.
  */
 void iswi_remote_ended(struct isw_engine *e, const struct iswi_op *op, int error);
 /* Once, before any remote is reserved. */

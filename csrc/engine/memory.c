@@ -37,6 +37,7 @@ static void plan_arena(const struct isw_engine *e, struct iswi_arena_header *hea
 	header->slab_bytes = e->config.slab_bytes;
 	header->slabs_offset = place(&end, e->slabs_count * sizeof(struct iswi_slab));
 	header->remote_valid_offset = place(&end, groups * sizeof(uint32_t));
+	header->at_place_offset = place(&end, groups * sizeof(uint32_t));
 	header->backup_current_offset = place(&end, groups * sizeof(uint32_t));
 	header->crc_offset = place(&end, e->pages * sizeof(uint32_t));
 	header->slots_offset = place(&end, e->config.staging_pages * sizeof(struct iswi_slot));
@@ -67,6 +68,7 @@ static int map_arena(struct isw_engine *e, struct isw_error *error)
 	*e->arena = header;
 	e->slabs = (struct iswi_slab *)(base + header.slabs_offset);
 	e->remote_valid = (uint32_t *)(base + header.remote_valid_offset);
+	e->at_place = (uint32_t *)(base + header.at_place_offset);
 	e->backup_current = (uint32_t *)(base + header.backup_current_offset);
 	e->crc = (uint32_t *)(base + header.crc_offset);
 	e->slots = (struct iswi_slot *)(base + header.slots_offset);
@@ -142,7 +144,8 @@ int iswi_memory_create(struct isw_engine *e, struct isw_error *error)
 	}
 	e->entries_free = 0;
 	for (uint32_t i = 0; i < e->slabs_count; i++)
-		e->slabs[i].remote = ISW_NO_REMOTE;
+		for (uint32_t place = 0; place < 2; place++)
+			atomic_init(&e->slabs[i].places[place].remote, ISW_NO_REMOTE);
 	pthread_mutex_init(&e->entries_lock, NULL);
 	pthread_mutex_init(&e->staging_alloc.lock, NULL);
 	pthread_mutex_init(&e->ops_lock, NULL);
@@ -267,6 +270,7 @@ struct iswi_op *iswi_op_take(struct isw_engine *e)
 	op->req = NULL;
 	op->tried = 0;
 	op->copy = false;
+	op->pull = false;
 	op->twin = NULL;
 	op->xfer.slow_us = 0;
 	return op;

@@ -127,11 +127,18 @@ uint32_t iswi_entry_collect(struct isw_engine *e, struct iswi_entry *entry)
 	return given;
 }
 
-void iswi_remote_valid_set(struct isw_engine *e, uint64_t page)
+void iswi_remote_valid_set(struct isw_engine *e, uint64_t page, uint32_t place)
 {
+	uint32_t *at_place = &e->at_place[page / ISWI_GROUP_PAGES];
+	uint32_t bit = 1u << page % ISWI_GROUP_PAGES;
+
+	*at_place = place ? *at_place | bit : *at_place & ~bit;
+	/* A copy of it was under way while its old place was given up. */
+	if (!e->has_backup)
+		iswi_backup_current_clear(e, page);
 	if (iswi_bit(e->remote_valid, page))
 		return;
-	e->remote_valid[page / ISWI_GROUP_PAGES] |= 1u << page % ISWI_GROUP_PAGES;
+	e->remote_valid[page / ISWI_GROUP_PAGES] |= bit;
 	iswi_count(&e->slabs[page / e->slab_pages].remote_valid_pages, 1);
 }
 

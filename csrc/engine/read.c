@@ -16,6 +16,7 @@ enum source {
 	FROM_REMOTE,
 	FROM_BACKUP,
 	PAST_REMOTE, /* from the backup although the donor has it */
+	AGAIN,       /* its place was mapped only after we had looked */
 	FAILED
 };
 
@@ -23,16 +24,17 @@ struct run {
 	enum source source;
 	uint64_t page;
 	uint32_t pages;
-	uint32_t crc; /* of its first page */
+	uint32_t place; /* FROM_REMOTE: of the slab */
+	uint32_t crc;   /* of its first page */
 };
 
 struct cursor {
 	struct iswi_req *req;
 	uint32_t slab;
-	uint64_t word;
-	bool mapped;   /* a use of the slab is held */
-	bool avoid;    /* its donor keeps others waiting */
-	uint8_t tried; /* ISWI_TRIED_* */
+	uint64_t word[2]; /* of the slab's places */
+	bool mapped[2];   /* a use of that place is held */
+	bool avoid[2];    /* its donor keeps others waiting */
+	uint8_t tried;    /* ISWI_TRIED_* */
 	struct iswi_op *first, *last;
 };
 
@@ -46,44 +48,42 @@ static enum source choose(struct isw_engine *e, uint64_t page, const struct curs
 			  uint32_t *slot_out)
 {
 	struct iswi_entry *entry = iswi_entry_find(e, page);
+	bool remote = iswi_bit(e->remote_valid, page) && !(at->tried & ISWI_TRIED_REMOTE);
+	uint32_t place = iswi_place_at(e, page);
 
 	*slot_out = entry ? iswi_entry_newest(e, entry) : ISWI_NONE;
 	if (*slot_out != ISWI_NONE)
 		return FROM_STAGING;
-	if (iswi_bit(e->remote_valid, page) && at->mapped && !(at->tried & ISWI_TRIED_REMOTE)) {
-		if (at->avoid && iswi_bit(e->backup_current, page) &&
+	if (remote && at->mapped[place]) {
+		if (at->avoid[place] && iswi_bit(e->backup_current, page) &&
 		    !(at->tried & ISWI_TRIED_BACKUP))
 			return PAST_REMOTE;
 		return FROM_REMOTE;
 	}
-	if (iswi_bit(e->backup_current, page))
-		return e->has_backup && !(at->tried & ISWI_TRIED_BACKUP) ? FROM_BACKUP : FAILED;
-	return iswi_bit(e->remote_valid, page) ? FAILED : FROM_ZEROS;
+	if (iswi_bit(e->backup_current, page) && e->has_backup)
+		return at->tried & ISWI_TRIED_BACKUP ? FAILED : FROM_BACKUP;
+	if (remote &&
+	    iswi_word_state(atomic_load(&iswi_place(e, at->slab, place)->word)) == ISW_SLAB_MAPPED)
+		return AGAIN;
+	return iswi_bit(e->remote_valid, page) || iswi_bit(e->backup_current, page) ? FAILED
+										    : FROM_ZEROS;
 }
 
 static void count_fallback(struct isw_engine *e, const struct cursor *at, const struct run *run)
 {
-	uint32_t state = iswi_word_state(atomic_load(&e->slabs[at->slab].word));
-	uint32_t pages = run->pages;
+	uint32_t current = atomic_load(&e->slabs[at->slab].current), pages = run->pages;
+	uint32_t state = iswi_word_state(atomic_load(&iswi_place(e, at->slab, current)->word));
 
 	if (run->source == PAST_REMOTE)
 		iswi_count(&e->count.fallback_slow, pages);
 	else if (at->tried & ISWI_TRIED_REMOTE)
 		iswi_count(&e->count.fallback_error, pages);
-	else if (at->mapped)
+	else if (at->mapped[current])
 		iswi_count(&e->count.fallback_invalid, pages);
 	else if (state == ISW_SLAB_SUSPENDED)
 		iswi_count(&e->count.fallback_suspended, pages);
 	else
 		iswi_count(&e->count.fallback_unmapped, pages);
-}
-
-/* By who holds a use of the slab. */
-static const struct iswi_remote *remote_of(const struct isw_engine *e, const struct cursor *at)
-{
-	const struct iswi_slab *s = &e->slabs[at->slab];
-
-	return &e->remotes[atomic_load_explicit(&s->remote, memory_order_relaxed)];
 }
 
 static void remote_read_done(struct iswi_xfer *xfer, int error);
@@ -97,7 +97,6 @@ static void emit_transfer(struct isw_engine *e, struct cursor *at, const struct 
 	op->page = run->page;
 	op->pages = run->pages;
 	op->slab = at->slab;
-	op->word = at->word;
 	op->tried = at->tried;
 	op->crc = run->crc;
 	op->xfer.buf = place_of(at->req, run->page);
@@ -106,13 +105,15 @@ static void emit_transfer(struct isw_engine *e, struct cursor *at, const struct 
 		iswi_backup_read(e, op);
 		return;
 	}
+	op->place = (uint8_t)run->place;
+	op->word = at->word[run->place];
 	op->xfer.kind = ISWI_XFER_READ;
 	op->xfer.done = remote_read_done;
 	op->xfer.slow = iswi_hedge_slow;
 	/* Once: what goes wrong after that is read anew without a second leg. */
 	if (!at->tried)
-		op->xfer.slow_us = iswi_hedge_after_us(e, remote_of(e, at));
-	iswi_slab_get_more(e, at->slab);
+		op->xfer.slow_us = iswi_hedge_after_us(e, iswi_remote_of(e, at->slab, run->place));
+	iswi_place_get_more(e, at->slab, run->place);
 	if (at->last)
 		at->last->xfer.next = &op->xfer;
 	else
@@ -131,6 +132,10 @@ static void emit(struct isw_engine *e, struct cursor *at, const struct run *run)
 	case FROM_ZEROS:
 		memset(place_of(at->req, run->page), 0, (size_t)run->pages * ISW_PAGE_BYTES);
 		iswi_count(&e->count.pages_in_zero, run->pages);
+		return;
+	case AGAIN:
+		/* Whoever reads holds one of the request's pending. */
+		iswi_read_again(e, at->req, run->page, run->page + run->pages, at->tried);
 		return;
 	case FAILED:
 		iswi_req_fail(at->req, -EIO);
@@ -160,9 +165,15 @@ static void read_group(struct isw_engine *e, struct cursor *at, uint64_t page, u
 			memcpy(place_of(at->req, page),
 			       e->staging + (uint64_t)slot * ISW_PAGE_BYTES, ISW_PAGE_BYTES);
 		if (open->source != source ||
-		    (source == FROM_REMOTE && page % ISWI_STRIPE_PAGES == 0)) {
+		    (source == FROM_REMOTE &&
+		     (page % ISWI_STRIPE_PAGES == 0 || open->place != iswi_place_at(e, page)))) {
 			ended[ended_count++] = *open;
-			*open = (struct run){source, page, 0, e->crc[page]};
+			*open = (struct run){
+				.source = source,
+				.page = page,
+				.place = iswi_place_at(e, page),
+				.crc = e->crc[page],
+			};
 		}
 		open->pages++;
 	}
@@ -178,8 +189,11 @@ static void read_pages(struct isw_engine *e, struct iswi_req *req, uint64_t page
 	struct cursor at = {.req = req, .slab = (uint32_t)(page / e->slab_pages), .tried = tried};
 	struct run open = {.source = FROM_NOWHERE};
 
-	at.mapped = iswi_slab_get(e, at.slab, &at.word);
-	at.avoid = at.mapped && e->has_backup && iswi_hedge_avoid(remote_of(e, &at));
+	for (uint32_t place = 0; place < 2; place++) {
+		at.mapped[place] = iswi_place_get(e, at.slab, place, &at.word[place]);
+		at.avoid[place] = at.mapped[place] && e->has_backup &&
+				  iswi_hedge_avoid(iswi_remote_of(e, at.slab, place));
+	}
 	while (page < end) {
 		uint64_t group_end = (page / ISWI_GROUP_PAGES + 1) * ISWI_GROUP_PAGES;
 
@@ -189,8 +203,9 @@ static void read_pages(struct isw_engine *e, struct iswi_req *req, uint64_t page
 	emit(e, &at, &open);
 	if (at.first)
 		iswi_remote_send(e, at.first, at.last, plug);
-	if (at.mapped)
-		iswi_slab_put(e, at.slab);
+	for (uint32_t place = 0; place < 2; place++)
+		if (at.mapped[place])
+			iswi_place_put(e, at.slab, place);
 }
 
 void iswi_read_again(struct isw_engine *e, struct iswi_req *req, uint64_t page, uint64_t end,
@@ -233,7 +248,8 @@ static uint8_t mismatch(struct isw_engine *e, const struct iswi_op *op, uint64_t
 	pthread_mutex_lock(&shard->lock);
 	entry = iswi_entry_find(e, page);
 	/* A page read anew goes alone: op->crc is its own, of when it was asked for. */
-	believed = iswi_bit(bits, page) && (!entry || !entry->version) && e->crc[page] == op->crc;
+	believed = iswi_bit(bits, page) && (!remote || iswi_place_at(e, page) == op->place) &&
+		   (!entry || !entry->version) && e->crc[page] == op->crc;
 	/* Kept when it is the only copy: then each read says error, never zeros. */
 	if (believed && remote && e->has_backup && iswi_bit(e->backup_current, page))
 		iswi_remote_valid_clear(e, page);
@@ -244,6 +260,7 @@ static uint8_t mismatch(struct isw_engine *e, const struct iswi_op *op, uint64_t
 	iswi_events_put(&e->events, &(struct isw_event){
 					    .kind = ISW_EVENT_BAD_PAGE,
 					    .slab = op->slab,
+					    .remote = remote ? op->remote : ISW_NO_REMOTE,
 					    .code = remote ? 1 : 0,
 					    .value = page,
 				    });

@@ -1,244 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Slabs and remotes: who may use which donor, and from when to when.
- *
- * A slab's word holds its state and the number of its mapping; in_flight counts its users. A user
- * raises the count first and looks at the word second; whoever changes the word looks at the
- * count after it. Both are seq_cst, so one of the two sees the other, and DRAINED is reported
- * only when no user is left and none can come.
- *
- *   UNMAPPED ──map──▶ MAPPED ──remote down──▶ SUSPENDED ──resume──▶ MAPPED
- *       ▲               │ unmap                  │ unmap
- *       └── (bits) ◀─ DRAINING ◀─────────────────┘
- */
+/* Remotes: the connections to each donor, what goes over them, and their ends. */
 #include <errno.h>
 #include <time.h>
 
 #include "engine/internal.h"
 
-/* Between DRAINING and UNMAPPED: one thread clears the slab's bits. */
-#define SLAB_CLEARING 5u
-
 #define RETIRE_WAIT_MS 10000u
-
-static uint64_t with_state(uint64_t word, uint32_t state)
-{
-	return (word & ~0xffull) | state;
-}
-
-/* ------------------------------------------------------------------------- slabs */
-
-/* The donor's copy is gone: nothing of this slab may be read there again. */
-static void clear_remote_bits(struct isw_engine *e, uint32_t slab)
-{
-	uint64_t page = slab * e->slab_pages;
-	uint64_t end = ISWI_MIN(page + e->slab_pages, e->pages);
-
-	while (page < end) {
-		uint64_t stop = (page / ISWI_GROUP_PAGES + 1) * ISWI_GROUP_PAGES;
-		struct iswi_shard *shard = iswi_shard_of(e, page);
-
-		pthread_mutex_lock(&shard->lock);
-		for (; page < ISWI_MIN(stop, end); page++) {
-			if (!e->has_backup && iswi_bit(e->remote_valid, page))
-				iswi_lost_set(e, page);
-			iswi_remote_valid_clear(e, page);
-		}
-		pthread_mutex_unlock(&shard->lock);
-	}
-}
-
-/*
- * The slab's last user is gone - or was, when the caller looked: since then the slab may have been
- * unmapped, mapped and be draining again, with users.
- */
-static void finish_drain(struct isw_engine *e, uint32_t slab)
-{
-	struct iswi_slab *s = &e->slabs[slab];
-	uint64_t generation;
-	uint_fast64_t word;
-
-	for (;;) {
-		word = atomic_load(&s->word);
-		if (iswi_word_state(word) != ISW_SLAB_DRAINING ||
-		    !atomic_compare_exchange_strong(&s->word, &word,
-						    with_state(word, SLAB_CLEARING)))
-			return; /* another thread does it */
-		if (!atomic_load(&s->in_flight))
-			break;
-		atomic_store(&s->word, word);
-		if (atomic_load(&s->in_flight))
-			return; /* the last of them does it */
-	}
-	clear_remote_bits(e, slab);
-	/* Before UNMAPPED, after which it may be another mapping's. */
-	generation = s->generation;
-	atomic_store(&s->word, with_state(word, ISW_SLAB_UNMAPPED));
-	iswi_events_put(&e->events, &(struct isw_event){
-					    .kind = ISW_EVENT_SLAB_DRAINED,
-					    .slab = slab,
-					    .generation = generation,
-				    });
-}
-
-bool iswi_slab_get(struct isw_engine *e, uint32_t slab, uint64_t *word_out)
-{
-	struct iswi_slab *s = &e->slabs[slab];
-
-	/* A look before the count keeps slabs without a donor free of shared writes. */
-	if (iswi_word_state(atomic_load(&s->word)) != ISW_SLAB_MAPPED)
-		return false;
-	atomic_fetch_add(&s->in_flight, 1);
-	*word_out = atomic_load(&s->word);
-	if (iswi_word_state(*word_out) == ISW_SLAB_MAPPED)
-		return true;
-	iswi_slab_put(e, slab);
-	return false;
-}
-
-void iswi_slab_get_more(struct isw_engine *e, uint32_t slab)
-{
-	atomic_fetch_add(&e->slabs[slab].in_flight, 1);
-}
-
-void iswi_slab_put(struct isw_engine *e, uint32_t slab)
-{
-	struct iswi_slab *s = &e->slabs[slab];
-
-	if (atomic_fetch_sub(&s->in_flight, 1) == 1 &&
-	    iswi_word_state(atomic_load(&s->word)) == ISW_SLAB_DRAINING)
-		finish_drain(e, slab);
-}
-
-/* After a slab became MAPPED: its remote may have gone down just before (see fence). */
-static void suspend_if_down(struct isw_engine *e, uint32_t slab)
-{
-	struct iswi_slab *s = &e->slabs[slab];
-	uint_fast64_t word = atomic_load(&s->word);
-	uint32_t remote = atomic_load_explicit(&s->remote, memory_order_relaxed);
-
-	if (iswi_word_state(word) == ISW_SLAB_MAPPED &&
-	    atomic_load(&e->remotes[remote].state) != ISWI_REMOTE_UP)
-		atomic_compare_exchange_strong(&s->word, &word,
-					       with_state(word, ISW_SLAB_SUSPENDED));
-}
-
-int isw_slab_map(isw_engine *e, uint32_t slab, uint32_t remote, uint32_t slot, uint64_t generation)
-{
-	struct iswi_slab *s;
-	int code = 0;
-
-	if (slab >= e->slabs_count || remote >= e->config.remotes_max)
-		return -EINVAL;
-	s = &e->slabs[slab];
-	pthread_mutex_lock(&e->control);
-	if (iswi_word_state(atomic_load(&s->word)) != ISW_SLAB_UNMAPPED) {
-		code = -EBUSY;
-	} else if (atomic_load(&e->remotes[remote].state) != ISWI_REMOTE_UP) {
-		code = -ENOTCONN;
-	} else {
-		s->generation = generation;
-		atomic_store_explicit(&s->remote, remote, memory_order_relaxed);
-		atomic_store_explicit(&s->slot, slot, memory_order_relaxed);
-		atomic_store_explicit(&s->reported, 0, memory_order_relaxed);
-		atomic_store(&s->word, ++e->mappings << 8 | ISW_SLAB_MAPPED);
-		suspend_if_down(e, slab);
-	}
-	pthread_mutex_unlock(&e->control);
-	return code;
-}
-
-int isw_slab_unmap(isw_engine *e, uint32_t slab, uint64_t generation)
-{
-	struct iswi_slab *s;
-	uint_fast64_t word;
-	int code = 0;
-
-	if (slab >= e->slabs_count)
-		return -EINVAL;
-	s = &e->slabs[slab];
-	pthread_mutex_lock(&e->control);
-	word = atomic_load(&s->word);
-	do {
-		uint32_t state = iswi_word_state(word);
-
-		if (state != ISW_SLAB_MAPPED && state != ISW_SLAB_SUSPENDED)
-			code = -EINVAL;
-		else if (s->generation != generation)
-			code = -ESTALE;
-	} while (!code && !atomic_compare_exchange_weak(&s->word, &word,
-							with_state(word, ISW_SLAB_DRAINING)));
-	pthread_mutex_unlock(&e->control);
-	if (!code && !atomic_load(&s->in_flight))
-		finish_drain(e, slab);
-	return code;
-}
-
-int isw_slab_resume(isw_engine *e, uint32_t slab, uint64_t generation)
-{
-	struct iswi_slab *s;
-	uint_fast64_t word;
-	uint32_t remote;
-	int code = 0;
-
-	if (slab >= e->slabs_count)
-		return -EINVAL;
-	s = &e->slabs[slab];
-	pthread_mutex_lock(&e->control);
-	word = atomic_load(&s->word);
-	remote = atomic_load_explicit(&s->remote, memory_order_relaxed);
-	if (iswi_word_state(word) != ISW_SLAB_SUSPENDED)
-		code = -EINVAL;
-	else if (s->generation != generation)
-		code = -ESTALE;
-	else if (atomic_load(&e->remotes[remote].state) != ISWI_REMOTE_UP)
-		code = -ENOTCONN;
-	else
-		atomic_store(&s->word, with_state(word, ISW_SLAB_MAPPED));
-	if (!code)
-		suspend_if_down(e, slab);
-	pthread_mutex_unlock(&e->control);
-	return code;
-}
-
-int isw_engine_slabs(isw_engine *e, uint32_t first, uint32_t max, struct isw_slab_info *slabs_out)
-{
-	uint32_t n = 0;
-
-	pthread_mutex_lock(&e->control);
-	for (uint32_t i = first; i < e->slabs_count && n < max; i++, n++) {
-		struct iswi_slab *s = &e->slabs[i];
-		uint32_t state = iswi_word_state(atomic_load(&s->word));
-		bool unmapped = state == ISW_SLAB_UNMAPPED;
-
-		slabs_out[n] = (struct isw_slab_info){
-			.state = state == SLAB_CLEARING ? ISW_SLAB_DRAINING : state,
-			.remote = unmapped ? ISW_NO_REMOTE
-					   : atomic_load_explicit(&s->remote, memory_order_relaxed),
-			.slot = atomic_load_explicit(&s->slot, memory_order_relaxed),
-			.in_flight = (uint32_t)atomic_load(&s->in_flight),
-			.generation = s->generation,
-			.page_ins = iswi_counted(&s->page_ins),
-			.page_outs = iswi_counted(&s->page_outs),
-			.remote_valid_pages = iswi_counted(&s->remote_valid_pages),
-		};
-	}
-	pthread_mutex_unlock(&e->control);
-	return (int)n;
-}
 
 /* ------------------------------------------------------------------------ traffic */
 
 /* The op's connection, and where its pages lie there. */
 static struct iswi_queue *address(struct isw_engine *e, struct iswi_op *op)
 {
-	const struct iswi_slab *s = &e->slabs[op->slab];
-	struct iswi_remote *r = &e->remotes[atomic_load_explicit(&s->remote, memory_order_relaxed)];
+	const struct iswi_place *p = iswi_place(e, op->slab, op->place);
+	struct iswi_remote *r = iswi_remote_of(e, op->slab, op->place);
 	uint32_t count = atomic_load_explicit(&r->queues_count, memory_order_relaxed);
 
+	op->remote = (uint32_t)(r - e->remotes);
 	op->xfer.length = op->pages * ISW_PAGE_BYTES;
 	op->xfer.offset =
-		atomic_load_explicit(&s->slot, memory_order_relaxed) * e->config.slab_bytes +
+		atomic_load_explicit(&p->slot, memory_order_relaxed) * e->config.slab_bytes +
 		op->page % e->slab_pages * ISW_PAGE_BYTES;
 	iswi_count(op->xfer.kind == ISWI_XFER_READ ? &r->read_pages : &r->write_pages, op->pages);
 	return r->queues[op->page / ISWI_STRIPE_PAGES % count];
@@ -284,8 +65,8 @@ void iswi_remote_send(struct isw_engine *e, struct iswi_op *first, struct iswi_o
 
 void iswi_remote_ended(struct isw_engine *e, const struct iswi_op *op, int error)
 {
-	struct iswi_slab *s = &e->slabs[op->slab];
-	struct iswi_remote *r = &e->remotes[atomic_load_explicit(&s->remote, memory_order_relaxed)];
+	struct iswi_place *p = iswi_place(e, op->slab, op->place);
+	struct iswi_remote *r = iswi_remote_of(e, op->slab, op->place);
 
 	if (op->twin)
 		atomic_fetch_sub_explicit(&r->hedges, 1, memory_order_relaxed);
@@ -296,21 +77,22 @@ void iswi_remote_ended(struct isw_engine *e, const struct iswi_op *op, int error
 		iswi_count(&r->errors, 1);
 		/* The donor refuses this slab; a broken connection is reported once, by fence. */
 		if (atomic_load(&r->state) == ISWI_REMOTE_UP &&
-		    !atomic_exchange_explicit(&s->reported, 1, memory_order_relaxed))
+		    !atomic_exchange_explicit(&p->reported, 1, memory_order_relaxed))
 			iswi_events_put(&e->events, &(struct isw_event){
 							    .kind = ISW_EVENT_SLAB_ERROR,
 							    .code = error,
 							    .slab = op->slab,
-							    .generation = s->generation,
+							    .remote = (uint32_t)(r - e->remotes),
+							    .generation = p->generation,
 						    });
 	}
-	iswi_slab_put(e, op->slab);
+	iswi_place_put(e, op->slab, op->place);
 }
 
 /* ------------------------------------------------------------------------ remotes */
 
 /*
- * state before the slabs' words; map and resume do it the other way round. So a slab mapped while
+ * state before the places' words; map and resume do it the other way round. So a place mapped while
  * its remote goes down is suspended by one of the two.
  */
 void iswi_remote_fence(struct isw_engine *e, uint32_t remote, int error)
@@ -323,15 +105,7 @@ void iswi_remote_fence(struct isw_engine *e, uint32_t remote, int error)
 		atomic_fetch_sub(&r->fencing, 1);
 		return;
 	}
-	for (uint32_t i = 0; i < e->slabs_count; i++) {
-		struct iswi_slab *s = &e->slabs[i];
-		uint_fast64_t word = atomic_load(&s->word);
-
-		if (iswi_word_state(word) == ISW_SLAB_MAPPED &&
-		    atomic_load_explicit(&s->remote, memory_order_relaxed) == remote)
-			atomic_compare_exchange_strong(&s->word, &word,
-						       with_state(word, ISW_SLAB_SUSPENDED));
-	}
+	iswi_places_suspend(e, remote);
 	for (uint32_t i = 0; i < r->queues_count; i++)
 		r->queues[i]->ops->shutdown(r->queues[i]);
 	iswi_events_put(&e->events, &(struct isw_event){
@@ -361,14 +135,11 @@ void iswi_remote_init(struct isw_engine *e)
 
 static bool remote_in_use(struct isw_engine *e, uint32_t remote, bool only_transfers)
 {
-	for (uint32_t i = 0; i < e->slabs_count; i++) {
-		struct iswi_slab *s = &e->slabs[i];
-		uint32_t state = iswi_word_state(atomic_load(&s->word));
+	for (uint32_t i = 0; i < 2 * e->slabs_count; i++) {
+		struct iswi_place *p = iswi_place(e, i / 2, i % 2);
 
-		if (state == ISW_SLAB_UNMAPPED ||
-		    atomic_load_explicit(&s->remote, memory_order_relaxed) != remote)
-			continue;
-		if (!only_transfers || atomic_load(&s->in_flight))
+		if (iswi_place_remote(p) == remote &&
+		    (!only_transfers || atomic_load(&p->in_flight)))
 			return true;
 	}
 	return false;
@@ -564,12 +335,12 @@ int isw_engine_remotes(isw_engine *e, uint32_t max, struct isw_remote_info *remo
 			.read_tail_ns = iswi_counted(&r->read_tail_ns),
 		};
 	}
-	for (uint32_t i = 0; i < e->slabs_count; i++) {
-		struct iswi_slab *s = &e->slabs[i];
-		uint32_t remote = atomic_load_explicit(&s->remote, memory_order_relaxed);
+	for (uint32_t i = 0; i < 2 * e->slabs_count; i++) {
+		struct iswi_place *p = iswi_place(e, i / 2, i % 2);
+		uint32_t remote = iswi_place_remote(p);
 
-		if (remote < n && iswi_word_state(atomic_load(&s->word)) != ISW_SLAB_UNMAPPED)
-			remotes_out[remote].in_flight += atomic_load(&s->in_flight);
+		if (remote < n)
+			remotes_out[remote].in_flight += atomic_load(&p->in_flight);
 	}
 	return (int)n;
 }

@@ -28,19 +28,21 @@ static void batch_add(struct batch *batch, struct iswi_op *op)
 
 static void write_done(struct iswi_xfer *xfer, int error);
 
-struct iswi_op *iswi_write_op(struct isw_engine *e, uint64_t page, uint32_t slot, uint64_t word)
+struct iswi_op *iswi_write_op(struct isw_engine *e, uint64_t page, uint32_t slot,
+			      const struct iswi_use *use)
 {
 	struct iswi_op *op = iswi_op_take(e);
 
 	op->page = page;
 	op->pages = 1;
 	op->slab = (uint32_t)(page / e->slab_pages);
-	op->word = word;
+	op->word = use->word;
+	op->place = (uint8_t)use->place;
 	op->slot = slot;
 	op->xfer.kind = ISWI_XFER_WRITE;
 	op->xfer.buf = e->staging + (uint64_t)slot * ISW_PAGE_BYTES;
 	op->xfer.done = write_done;
-	iswi_slab_get_more(e, op->slab);
+	iswi_place_get_more(e, op->slab, op->place);
 	return op;
 }
 
@@ -66,7 +68,7 @@ static struct iswi_entry *stage_page(struct isw_engine *e, uint64_t page, uint32
 
 /* Stages `count` pages already copied to consecutive slots; fills `batch` with what to send. */
 static uint32_t stage_run(struct isw_engine *e, struct iswi_req *req, uint64_t page, uint32_t slot,
-			  uint32_t count, const uint64_t *word, struct batch *batch)
+			  uint32_t count, const struct iswi_use *use, struct batch *batch)
 {
 	struct iswi_op *op = NULL;
 	uint32_t given = 0;
@@ -78,9 +80,9 @@ static uint32_t stage_run(struct isw_engine *e, struct iswi_req *req, uint64_t p
 
 		pthread_mutex_lock(&shard->lock);
 		entry = stage_page(e, page + i, slot + i, req);
-		if (word && entry->remote_busy) {
+		if (use && entry->remote_busy) {
 			entry->remote_wanted = true;
-		} else if (word) {
+		} else if (use) {
 			send = true;
 			entry->remote_busy = true;
 			e->slot_uses[slot + i].refs++;
@@ -93,7 +95,7 @@ static uint32_t stage_run(struct isw_engine *e, struct iswi_req *req, uint64_t p
 		} else if (op && (page + i) % ISWI_STRIPE_PAGES) {
 			op->pages++;
 		} else {
-			op = iswi_write_op(e, page + i, slot + i, *word);
+			op = iswi_write_op(e, page + i, slot + i, use);
 			batch_add(batch, op);
 		}
 	}
@@ -140,9 +142,10 @@ static bool stage_request(struct isw_engine *e, struct iswi_req *req, struct isw
 
 	while (req->cursor < end) {
 		uint32_t slab = (uint32_t)(req->cursor / e->slab_pages), slot, count;
-		uint64_t slab_end = (slab + 1ull) * e->slab_pages, page = req->cursor, word;
+		uint64_t slab_end = (slab + 1ull) * e->slab_pages, page = req->cursor;
 		struct batch batch = {0};
-		bool mapped = iswi_slab_get(e, slab, &word);
+		struct iswi_use use;
+		bool mapped = iswi_slab_get(e, slab, &use);
 
 		if (!mapped && !e->has_backup) { /* nowhere to put it */
 			refuse_rest(req);
@@ -151,18 +154,18 @@ static bool stage_request(struct isw_engine *e, struct iswi_req *req, struct isw
 		count = iswi_staging_take(e, (uint32_t)(ISWI_MIN(end, slab_end) - page), &slot);
 		if (!count) {
 			if (mapped)
-				iswi_slab_put(e, slab);
+				iswi_place_put(e, slab, use.place);
 			break;
 		}
 		copy_pages(e, slot, count, (char *)req->data + (page - first) * ISW_PAGE_BYTES);
-		given += stage_run(e, req, page, slot, count, mapped ? &word : NULL, &batch);
+		given += stage_run(e, req, page, slot, count, mapped ? &use : NULL, &batch);
 		req->cursor += count;
 		iswi_count(&e->slabs[slab].page_outs, count);
 		iswi_count(&e->count.pages_out, count);
 		if (batch.first)
 			iswi_remote_send(e, batch.first, batch.last, plug);
 		if (mapped)
-			iswi_slab_put(e, slab);
+			iswi_place_put(e, slab, use.place);
 	}
 	if (given)
 		iswi_write_kick(e);
@@ -232,32 +235,39 @@ void iswi_write(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *pl
 	iswi_write_kick(e); /* a buffer may have become free in between */
 }
 
-/* Under the shard lock: an op for the newest version of a page whose older write has ended. */
-static struct iswi_op *resend(struct isw_engine *e, struct iswi_entry *entry)
+/*
+ * Under the shard lock: an op for the newest version of a page whose older write has ended. Uses
+ * that are to be put when the lock is not held are counted in `owed`, by place.
+ */
+static struct iswi_op *resend(struct isw_engine *e, struct iswi_entry *entry, uint32_t owed[2])
 {
 	uint32_t slab = (uint32_t)(entry->page / e->slab_pages), slot;
-	struct iswi_op *op;
-	uint64_t word;
+	struct iswi_use use;
+	bool mapped;
 
 	entry->remote_wanted = false;
 	slot = iswi_entry_newest(e, entry);
-	if (slot == ISWI_NONE || !iswi_slab_get(e, slab, &word))
+	if (slot == ISWI_NONE)
+		return NULL;
+	do { /* as in iswi_slab_get */
+		use.place = atomic_load(&e->slabs[slab].current);
+		mapped = iswi_place_hold(e, slab, use.place, &use.word);
+		owed[use.place]++;
+	} while (atomic_load(&e->slabs[slab].current) != use.place);
+	if (!mapped)
 		return NULL;
 	entry->remote_busy = true;
 	e->slot_uses[slot].refs++;
-	op = iswi_write_op(e, entry->page, slot, word);
-	/* Not the last use: the op holds one, and the ended op still holds its own. */
-	iswi_slab_put(e, slab);
-	return op;
+	return iswi_write_op(e, entry->page, slot, &use);
 }
 
 /*
- * Is the slab still where this op went? SUSPENDED will do: an acknowledgement that came along with
- * the break of another connection is one.
+ * Is the place still the one this op went to? SUSPENDED will do: an acknowledgement that came along
+ * with the break of another connection is one.
  */
 static bool same_mapping(const struct isw_engine *e, const struct iswi_op *op)
 {
-	uint64_t word = atomic_load(&e->slabs[op->slab].word);
+	uint64_t word = atomic_load(&iswi_place(e, op->slab, op->place)->word);
 
 	return word >> 8 == op->word >> 8 && (iswi_word_state(word) == ISW_SLAB_MAPPED ||
 					      iswi_word_state(word) == ISW_SLAB_SUSPENDED);
@@ -288,7 +298,7 @@ static void write_done(struct iswi_xfer *xfer, int error)
 	struct isw_engine *e = op->engine;
 	struct iswi_req *done_list = NULL;
 	struct batch again = {0};
-	uint32_t given = 0;
+	uint32_t given = 0, owed[2] = {0};
 
 	/* Given back before its buffers are: there is one for each buffer, no more. */
 	iswi_op_give(e, taken);
@@ -309,11 +319,10 @@ static void write_done(struct iswi_xfer *xfer, int error)
 			iswi_entry_safe(e, entry, e->slots[slot].version, &done_list);
 		valid = !error && entry->version == e->slots[slot].version && same_mapping(e, op);
 		if (valid)
-			iswi_remote_valid_set(e, op->page + i);
+			iswi_remote_valid_set(e, op->page + i, op->place);
 		if (op->copy)
-			iswi_count(valid ? &e->count.pages_copied : &e->count.pages_copy_dropped,
-				   1);
-		if (entry->remote_wanted && (next = resend(e, entry)))
+			iswi_copy_count(e, op->pull, valid);
+		if (entry->remote_wanted && (next = resend(e, entry, owed)))
 			batch_add(&again, next);
 		if (!e->has_backup)
 			give_up_stranded(e, entry, &done_list);
@@ -322,8 +331,13 @@ static void write_done(struct iswi_xfer *xfer, int error)
 	}
 	if (again.first)
 		iswi_remote_submit(e, again.first);
+	for (uint32_t place = 0; place < 2; place++)
+		while (owed[place]--)
+			iswi_place_put(e, op->slab, place);
 	iswi_remote_ended(e, op, error);
 	iswi_req_finish_list(e, done_list);
 	if (given)
 		iswi_write_kick(e);
+	if (op->pull)
+		iswi_pull_on(e);
 }

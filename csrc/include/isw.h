@@ -45,11 +45,11 @@ const char *isw_version(void);
  */
 #define ISW_EVENT_OVERFLOW         1
 #define ISW_EVENT_REMOTE_DOWN      2 /* remote, code: slabs there are now SUSPENDED */
-#define ISW_EVENT_SLAB_DRAINED     3 /* slab, generation: unmapped, no request in flight */
-#define ISW_EVENT_SLAB_ERROR       4 /* slab, generation, code: the donor refused a request */
+#define ISW_EVENT_SLAB_DRAINED     3 /* slab, remote, generation: unmapped, nothing in flight */
+#define ISW_EVENT_SLAB_ERROR       4 /* ... and code: the donor refused a request */
 #define ISW_EVENT_BACKUP_FAILING   5 /* code: a backup write failed; staging is kept, retried */
 #define ISW_EVENT_BACKUP_RECOVERED 6
-#define ISW_EVENT_BAD_PAGE         7 /* slab, value = page: remote bytes failed their CRC */
+#define ISW_EVENT_BAD_PAGE         7 /* slab, value = page, code: wrong bytes, of remote if code is 1 */
 #define ISW_EVENT_FRONTEND_DOWN    8 /* code: the front end ended by itself */
 
 struct isw_event {
@@ -228,9 +228,32 @@ int isw_slab_map(isw_engine *engine, uint32_t slab, uint32_t remote, uint32_t sl
  * From MAPPED or SUSPENDED: nothing more is sent there, the requests in flight end, its
  * remote-valid bits are cleared, then ISW_EVENT_SLAB_DRAINED. -ESTALE: another generation.
  */
-int isw_slab_unmap(isw_engine *engine, uint32_t slab, uint64_t generation);
+int isw_slab_unmap(isw_engine *engine, uint32_t slab, uint32_t remote, uint64_t generation);
 /* SUSPENDED → MAPPED, after isw_remote_reconnect on a lease whose epoch was renewed. */
-int isw_slab_resume(isw_engine *engine, uint32_t slab, uint64_t generation);
+int isw_slab_resume(isw_engine *engine, uint32_t slab, uint32_t remote, uint64_t generation);
+
+/*
+ * A slab migrates: it is mapped to one more donor, the source, where it was until now, keeps what
+ * it has, and each page is read where it was valid last. Writes go to the new one. The source may
+ * be unmapped at any time; then what is still only there is left to the backup. -EBUSY: it migrates
+ * already; -EINVAL: it is neither MAPPED nor SUSPENDED.
+ */
+int isw_slab_migrate(isw_engine *engine, uint32_t slab, uint32_t remote, uint32_t slot,
+		     uint64_t generation);
+/*
+ * Copies what is valid at a slab's source to where the slab is now, in the background, as fast as
+ * the copies' share of the staging buffers allows, one slab of the engine at a time. To be called
+ * again from time to time: copies that found no buffer do not go on by themselves. `again`: from
+ * the slab's first page, for what a pass has left over. Any thread, never waits. Returns 1, or 0
+ * when the pass has come to the slab's end. -ESTALE: not MAPPED at both ends.
+ */
+int isw_slab_pull(isw_engine *engine, uint32_t slab, uint64_t generation, uint32_t again);
+/*
+ * How many pages are valid at that donor. Returns 0, or 1 while that may still become more: the
+ * slab is written there, or requests are in flight. -ESTALE: it is not there.
+ */
+int isw_slab_pages_at(isw_engine *engine, uint32_t slab, uint32_t remote, uint64_t generation,
+		      uint32_t *pages_out);
 
 /*
  * Begins to copy pages that the backup has and the slab's donor lacks to the donor: at most
@@ -251,6 +274,11 @@ struct isw_slab_info {
 	uint32_t slot;
 	uint32_t in_flight;
 	uint64_t generation;
+	/* While it migrates: where it comes from; else UNMAPPED. */
+	uint32_t source_state;
+	uint32_t source_remote;
+	uint32_t source_in_flight;
+	uint64_t source_generation;
 	uint64_t page_ins; /* since the start, for the activity average */
 	uint64_t page_outs;
 	uint64_t remote_valid_pages;
@@ -303,7 +331,8 @@ struct isw_engine_stats {
 	uint64_t staging_pages_used;
 	uint64_t staging_waits;      /* writes that had to wait for a free staging buffer */
 	uint64_t pages_copied;       /* by isw_slab_fill: acknowledged by a donor */
-	uint64_t pages_copy_dropped; /* begun there, but overtaken by a write or failed */
+	uint64_t pages_migrated;     /* by isw_slab_pull */
+	uint64_t pages_copy_dropped; /* begun by either, but overtaken by a write or failed */
 	uint64_t hedged_reads;       /* transfers that were slow and read from the backup too ... */
 	uint64_t hedged_wins;        /* ... which was faster */
 	uint64_t events_dropped;

@@ -284,10 +284,11 @@ class DonorLink:
         Raises:
             TimeoutError: requests are still in flight there.
         """
+        assert self.remote is not None, "a slab that is mapped has a remote"
         drained = self._slabs.drained(slab, place.generation)
         pages = 0 if self._config.has_backup else self._engine.slabs()[slab].remote_valid_pages
         try:
-            self._engine.slab_unmap(slab, place.generation)
+            self._engine.slab_unmap(slab, self.remote, place.generation)
             if pages and not self._closing:
                 self._slabs.pages_lost(pages)
         except EngineError:
@@ -463,7 +464,7 @@ class DonorLink:
         there = {(info.slot, info.generation) for info in answer.slots}
         for slab, place in list(self.mapped.items()):
             if (place.slot, place.generation) in there:
-                self._engine.slab_resume(slab, place.generation)
+                self._engine.slab_resume(slab, remote, place.generation)
                 self._slabs.arrived(slab)
             else:
                 await self._abandon(slab)

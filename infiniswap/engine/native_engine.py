@@ -158,17 +158,36 @@ class NativeEngine:
             result = lib.isw_slab_map(engine, slab, remote, slot, generation)
         check(result, f"cannot map slab {slab} to remote {remote}")
 
-    def slab_unmap(self, slab: int, generation: int) -> None:
+    def slab_unmap(self, slab: int, remote: int, generation: int) -> None:
         """Any thread, never waits; SLAB_DRAINED follows. EngineError ESTALE."""
         with self._use() as engine:
-            result = lib.isw_slab_unmap(engine, slab, generation)
+            result = lib.isw_slab_unmap(engine, slab, remote, generation)
         check(result, f"cannot unmap slab {slab}")
 
-    def slab_resume(self, slab: int, generation: int) -> None:
+    def slab_resume(self, slab: int, remote: int, generation: int) -> None:
         """Any thread, never waits. From SUSPENDED, after remote_reconnect."""
         with self._use() as engine:
-            result = lib.isw_slab_resume(engine, slab, generation)
+            result = lib.isw_slab_resume(engine, slab, remote, generation)
         check(result, f"cannot resume slab {slab}")
+
+    def slab_migrate(self, slab: int, remote: int, slot: int, generation: int) -> None:
+        """Any thread, never waits. EngineError EBUSY, EINVAL, ENOTCONN."""
+        with self._use() as engine:
+            result = lib.isw_slab_migrate(engine, slab, remote, slot, generation)
+        check(result, f"cannot migrate slab {slab} to remote {remote}")
+
+    def slab_pull(self, slab: int, generation: int, again: bool) -> bool:
+        """Any thread, never waits. EngineError ESTALE."""
+        with self._use() as engine:
+            result = lib.isw_slab_pull(engine, slab, generation, again)
+        return bool(check(result, f"cannot pull slab {slab}"))
+
+    def slab_pages_at(self, slab: int, remote: int, generation: int) -> tuple[int, bool]:
+        """Any thread; looks at every page of the slab. EngineError ESTALE."""
+        pages = ffi.new("uint32_t *")
+        with self._use() as engine:
+            result = lib.isw_slab_pages_at(engine, slab, remote, generation, pages)
+        return int(pages[0]), bool(check(result, f"cannot count the pages of slab {slab}"))
 
     def slab_fill(self, slab: int, generation: int, first: int, pages_max: int) -> tuple[int, int]:
         """Any thread, never waits. Pages begun, and where to go on. EngineError ESTALE."""
@@ -176,6 +195,15 @@ class NativeEngine:
         with self._use() as engine:
             result = lib.isw_slab_fill(engine, slab, generation, first, pages_max, following)
         return check(result, f"cannot fill slab {slab}"), int(following[0])
+
+    def slab(self, slab: int) -> SlabInfo:
+        """Any thread, never waits. One slab."""
+        info = ffi.new("struct isw_slab_info *")
+        with self._use() as engine:
+            count = check(lib.isw_engine_slabs(engine, slab, 1, info), f"cannot see slab {slab}")
+        if not count:
+            raise EngineError(f"there is no slab {slab}", code=errno.EINVAL)
+        return _slab_info(info)
 
     def slabs(self) -> Sequence[SlabInfo]:
         """Any thread, never waits. All slabs, by number."""
@@ -376,6 +404,10 @@ def _slab_info(item: Any) -> SlabInfo:
         slot=item.slot,
         in_flight=item.in_flight,
         generation=item.generation,
+        source_state=SlabState(item.source_state),
+        source_remote=None if item.source_remote == lib.ISW_NO_REMOTE else item.source_remote,
+        source_in_flight=item.source_in_flight,
+        source_generation=item.source_generation,
         page_ins=item.page_ins,
         page_outs=item.page_outs,
         remote_valid_pages=item.remote_valid_pages,

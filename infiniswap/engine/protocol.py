@@ -50,13 +50,20 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class SlabInfo:
-    """One slab of a device; counters are totals since the start, in pages."""
+    """One slab of a device; counters are totals since the start, in pages.
+
+    `source_*`: while it migrates, where it comes from; else unmapped.
+    """
 
     state: SlabState
     remote: int | None
     slot: int
     in_flight: int
     generation: int
+    source_state: SlabState
+    source_remote: int | None
+    source_in_flight: int
+    source_generation: int
     page_ins: int
     page_outs: int
     remote_valid_pages: int
@@ -209,10 +216,27 @@ class Engine(Protocol):
         """Blocking. Only when no slab is mapped there."""
 
     def slab_map(self, slab: int, remote: int, slot: int, generation: int) -> None: ...
-    def slab_unmap(self, slab: int, generation: int) -> None:
+    def slab_unmap(self, slab: int, remote: int, generation: int) -> None:
         """Ends with SLAB_DRAINED."""
 
-    def slab_resume(self, slab: int, generation: int) -> None: ...
+    def slab_resume(self, slab: int, remote: int, generation: int) -> None: ...
+    def slab_migrate(self, slab: int, remote: int, slot: int, generation: int) -> None:
+        """Maps a slab that is mapped to one more donor, where it shall go.
+
+        Where it was is its source: pages are read there until they are written or pulled.
+        EBUSY: it has a source already. EINVAL: it is not mapped.
+        """
+
+    def slab_pull(self, slab: int, generation: int, again: bool) -> bool:
+        """Copies pages from a slab's source, in the background, as fast as that goes.
+
+        One slab at a time. To be called from time to time; `again`: from the slab's first page on.
+        False when it has come to the last. ESTALE: not mapped at both ends.
+        """
+
+    def slab_pages_at(self, slab: int, remote: int, generation: int) -> tuple[int, bool]:
+        """How many pages are valid at a donor, and whether that may still become more."""
+
     def slab_fill(self, slab: int, generation: int, first: int, pages_max: int) -> tuple[int, int]:
         """Begins to copy what the backup has and the donor lacks to the donor, in the background.
 
@@ -222,6 +246,7 @@ class Engine(Protocol):
         is not mapped, or has another generation.
         """
 
+    def slab(self, slab: int) -> SlabInfo: ...
     def slabs(self) -> Sequence[SlabInfo]: ...
     def remotes(self) -> Sequence[RemoteInfo]: ...
     def pages_moved(self) -> tuple[int, int]:

@@ -306,7 +306,8 @@ UNUSED_OK static void reconnect(struct world *w, uint32_t remote)
 
 UNUSED_OK static void resume(struct world *w, uint32_t slab)
 {
-	CHECK_EQ(isw_slab_resume(w->e, slab, slab_of(w, slab).generation), 0);
+	CHECK_EQ(isw_slab_resume(w->e, slab, slab_of(w, slab).remote, slab_of(w, slab).generation),
+		 0);
 }
 
 /* A world with slab 0 on a donor, number 0. */

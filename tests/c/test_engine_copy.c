@@ -22,7 +22,7 @@ static void fill(struct world *w, uint32_t first, uint32_t pages)
 
 static void unmap(struct world *w)
 {
-	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).generation), 0);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
 	reap(w);
 }
 

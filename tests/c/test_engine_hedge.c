@@ -473,7 +473,7 @@ static void unmap_waits_for_the_donors_leg(void)
 	struct own *own = own_read(w, 0, 2);
 
 	SLOW(w, 0, 0);
-	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).generation), 0);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
 	DISK_TAKE_READ(w);
 	DISK_DONE(w, 0);
 	own_is(own, 10);
@@ -492,7 +492,7 @@ static void unmap_does_not_wait_for_the_backups_leg(void)
 
 	SLOW(w, 0, 0);
 	REPLY(w, 0, 0);
-	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).generation), 0);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
 	reap(w);
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 1);
 	own_is(own, 10);
@@ -663,7 +663,7 @@ static void the_tail_follows_the_donor(void)
 	CHECK_EQ(read_settled(w, 0), 10);
 	CHECK(tail_of(w) > 0);
 	/* The next donor of that number begins anew. */
-	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).generation), 0);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
 	CHECK_EQ(isw_remote_destroy(w->e, 0), 0);
 	reap(w);
 	free(w->e->sim->donors[0]->memory);

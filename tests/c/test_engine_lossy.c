@@ -59,7 +59,7 @@ static void unmapping_loses_pages_and_says_so(void)
 	struct world *w = world_lossy();
 
 	write_settled(w, 1, 2, 100);
-	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).generation), 0);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
 	CHECK_EQ(read_settled(w, 1), -EIO);
 	CHECK_EQ(read_settled(w, 3), 0);
 	map(w, 0, 0);
@@ -115,7 +115,7 @@ static void a_write_that_waits_for_a_transfer_ends_with_the_mapping(void)
 	struct world *w = world_lossy();
 	uint32_t first = put(w, 1, 1, 100), second = put(w, 1, 1, 200);
 
-	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).generation), 0);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
 	REPLY(w, 0, 0);
 	CHECK_EQ(w->error[first], 0);
 	CHECK_EQ(w->error[second], -EIO);
@@ -130,7 +130,7 @@ static void a_write_acknowledged_while_draining_is_lost_with_the_slab(void)
 	struct world *w = world_lossy();
 	uint32_t id = put(w, 1, 1, 100);
 
-	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).generation), 0);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
 	REPLY(w, 0, 0);
 	CHECK_EQ(w->error[id], 0);
 	/* Its buffer must not stay for ever: buffers are few. */

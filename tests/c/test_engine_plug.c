@@ -126,7 +126,7 @@ static void held_transfers_hold_their_slab(void)
 	write_settled(w, 0, 4, 10);
 	get(w, 0, 1);
 	get_plugged(w, 1, 1);
-	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).generation), 0);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
 	REPLY(w, 0, 0);
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 0);
 	unplug(w);

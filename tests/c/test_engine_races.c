@@ -94,13 +94,13 @@ static void one_round(struct meeting *m, unsigned int *round)
 	if (m->rounds % 2)
 		isw_slab_map(m->e, 0, m->remote, 0, m->rounds);
 	else
-		isw_slab_resume(m->e, 1, 1);
+		isw_slab_resume(m->e, 1, m->remote, 1);
 	meet(m, round);
 	CHECK_EQ(isw_engine_slabs(m->e, 0, 2, slabs), 2);
 	CHECK(slabs[0].state == ISW_SLAB_UNMAPPED || slabs[0].state == ISW_SLAB_SUSPENDED);
 	CHECK_EQ(slabs[1].state, ISW_SLAB_SUSPENDED);
 	if (slabs[0].state == ISW_SLAB_SUSPENDED)
-		CHECK_EQ(isw_slab_unmap(m->e, 0, m->rounds), 0);
+		CHECK_EQ(isw_slab_unmap(m->e, 0, m->remote, m->rounds), 0);
 	forget_events(m->e);
 	meet(m, round);
 	meet(m, round);
@@ -202,10 +202,11 @@ struct users {
 static void *user(void *arg)
 {
 	struct users *u = arg;
-	uint64_t word, i = 0;
+	struct iswi_use use;
+	uint64_t i = 0;
 
 	while (!atomic_load(&u->stop)) {
-		if (!iswi_slab_get(u->e, 0, &word)) {
+		if (!iswi_slab_get(u->e, 0, &use)) {
 			sched_yield();
 			continue;
 		}
@@ -215,7 +216,7 @@ static void *user(void *arg)
 		if (++i % 16 == 0)
 			sched_yield();
 		atomic_fetch_sub(&u->holders, 1);
-		iswi_slab_put(u->e, 0);
+		iswi_place_put(u->e, 0, use.place);
 	}
 	return NULL;
 }
@@ -260,7 +261,7 @@ static void drained_is_told_once_and_after_the_last_user(void)
 	while (iswi_now_ns() < end_ns) {
 		CHECK_EQ(isw_slab_map(w->e, 0, remote, 0, ++generation), 0);
 		let_in(&u, generation);
-		CHECK_EQ(isw_slab_unmap(w->e, 0, generation), 0);
+		CHECK_EQ(isw_slab_unmap(w->e, 0, remote, generation), 0);
 		wait_drained(&u, generation);
 	}
 	atomic_store(&u.stop, true);

@@ -43,7 +43,7 @@ static void then_the_donor_then_the_backup(void)
 	settle(w);
 	CHECK_EQ(w->got[id][0], 100);
 	CHECK_EQ(stats_of(w).pages_in_remote, 1);
-	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).generation), 0);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
 	id = get(w, 1, 1);
 	CHECK_EQ(sent(w, 0), 0);
 	DISK_TAKE_READ(w);
@@ -101,7 +101,7 @@ static void fallbacks_are_counted_by_their_reason(void)
 	BREAK(w, 0);
 	CHECK_EQ(read_settled(w, 1), 100);
 	CHECK_EQ(stats_of(w).fallback_suspended, 1);
-	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).generation), 0);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
 	CHECK_EQ(read_settled(w, 1), 100);
 	CHECK_EQ(stats_of(w).fallback_unmapped, 1);
 	reconnect(w, 0);

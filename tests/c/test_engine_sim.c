@@ -49,12 +49,16 @@ struct world {
 	uint32_t open;
 	uint32_t remotes[DONORS];
 	bool down[DONORS];
-	uint32_t slot_of[SLABS], donor_of[SLABS];
+	/* Of each slab where it is, and where it comes from: generation 0 is nowhere. */
+	struct where {
+		uint64_t generation;
+		uint32_t slot, donor;
+	} where[SLABS][2];
 	bool taken[DONORS][SLOTS];
 	uint64_t generations;
-	bool backup_reads_fail, hedges;
+	bool backup_reads_fail, hedges, migrates;
 	_Alignas(8) unsigned char buffer[REQUEST_PAGES_MAX * ISW_PAGE_BYTES];
-	uint64_t reads_checked, done, corrupted, copies;
+	uint64_t reads_checked, done, corrupted, copies, moved;
 };
 
 static uint64_t draw(struct world *w) /* xorshift64* */
@@ -256,19 +260,65 @@ static struct isw_slab_info slab_info(struct world *w, uint32_t slab)
 	return info;
 }
 
+static struct where *find(struct world *w, uint32_t slab, uint64_t generation)
+{
+	for (uint32_t i = 0; i < 2; i++)
+		if (w->where[slab][i].generation == generation)
+			return &w->where[slab][i];
+	fail(w, "a slab is where nobody put it", slab, generation);
+	return NULL;
+}
+
+/* To a donor, or to one more. */
 static void map_slab(struct world *w, uint32_t slab)
 {
 	uint32_t donor = below(w, DONORS), slot = below(w, SLOTS);
+	struct isw_slab_info info = slab_info(w, slab);
+	bool unmapped = info.state == ISW_SLAB_UNMAPPED;
+	uint64_t generation = ++w->generations;
+	int code;
 
-	if (slab_info(w, slab).state != ISW_SLAB_UNMAPPED || w->down[donor] ||
-	    w->taken[donor][slot])
+	if (w->down[donor] || w->taken[donor][slot] || info.state == ISW_SLAB_DRAINING ||
+	    (!unmapped && (!w->migrates || info.source_state != ISW_SLAB_UNMAPPED)))
 		return;
 	isw_engine_step(w->engine, ISW_STEP_REMOTE_WIPE, w->remotes[donor], slot);
-	if (isw_slab_map(w->engine, slab, w->remotes[donor], slot, ++w->generations))
+	code = unmapped ? isw_slab_map(w->engine, slab, w->remotes[donor], slot, generation)
+			: isw_slab_migrate(w->engine, slab, w->remotes[donor], slot, generation);
+	if (code)
 		fail(w, "map failed", slab, donor);
 	w->taken[donor][slot] = true;
-	w->slot_of[slab] = slot;
-	w->donor_of[slab] = donor;
+	*find(w, slab, 0) = (struct where){generation, slot, donor};
+}
+
+/* The source of a migration: done with it, sometimes before everything is copied. */
+static void leave_source(struct world *w, uint32_t slab)
+{
+	struct isw_slab_info info = slab_info(w, slab);
+	uint32_t pages = 0;
+	int code;
+
+	if (info.source_state != ISW_SLAB_MAPPED && info.source_state != ISW_SLAB_SUSPENDED)
+		return;
+	code = isw_slab_pages_at(w->engine, slab, info.source_remote, info.source_generation,
+				 &pages);
+	if (code < 0 || pages > SLAB_PAGES)
+		fail(w, "the source is not known", slab, info.source_generation);
+	if (code == 0 && pages == 0)
+		w->moved++;
+	else if (below(w, 4))
+		return;
+	if (isw_slab_unmap(w->engine, slab, info.source_remote, info.source_generation))
+		fail(w, "the source cannot be left", slab, info.source_generation);
+}
+
+static void pull_slab(struct world *w, uint32_t slab)
+{
+	struct isw_slab_info info = slab_info(w, slab);
+	int code = isw_slab_pull(w->engine, slab, info.generation, below(w, 2));
+	bool both = info.state == ISW_SLAB_MAPPED && info.source_state == ISW_SLAB_MAPPED;
+
+	if (both ? code < 0 : code != -ESTALE)
+		fail(w, "a pull went wrong", slab, (uint64_t)-code);
 }
 
 /* What the donor lacks of a part of it. */
@@ -298,12 +348,20 @@ static void take_events(struct world *w)
 			w->down[event.remote] = true; /* remotes are numbered from 0 in order */
 		if (event.kind == ISW_EVENT_SLAB_DRAINED) {
 			/* DONE: the donor gives the slot's memory to somebody else. */
-			if (slab_info(w, event.slab).in_flight)
-				fail(w, "DONE with requests in flight", event.slab, 0);
-			isw_engine_step(w->engine, ISW_STEP_REMOTE_WIPE,
-					w->remotes[w->donor_of[event.slab]],
-					w->slot_of[event.slab]);
-			w->taken[w->donor_of[event.slab]][w->slot_of[event.slab]] = false;
+			struct where *where = find(w, event.slab, event.generation);
+
+			for (uint32_t i = 0; i < 2; i++) {
+				struct iswi_place *place = iswi_place(w->engine, event.slab, i);
+
+				if (place->generation == event.generation &&
+				    atomic_load(&place->in_flight))
+					fail(w, "DONE with requests in flight", event.slab, 0);
+			}
+			if (event.remote != w->remotes[where->donor])
+				fail(w, "DONE to another donor", event.slab, event.remote);
+			isw_engine_step(w->engine, ISW_STEP_REMOTE_WIPE, event.remote, where->slot);
+			w->taken[where->donor][where->slot] = false;
+			*where = (struct where){0};
 		}
 	}
 }
@@ -313,10 +371,17 @@ static void control(struct world *w)
 	uint32_t slab = below(w, SLABS), donor = below(w, DONORS);
 	struct isw_slab_info info = slab_info(w, slab);
 
-	switch (below(w, 7)) {
+	switch (below(w, w->migrates ? 10 : 7)) {
 	case 0:
 	case 1:
+	case 7:
 		map_slab(w, slab);
+		break;
+	case 8:
+		pull_slab(w, slab);
+		break;
+	case 9:
+		leave_source(w, slab);
 		break;
 	case 2:
 	case 3:
@@ -325,7 +390,7 @@ static void control(struct world *w)
 	case 4:
 		if ((info.state == ISW_SLAB_MAPPED && below(w, 4) == 0) ||
 		    info.state == ISW_SLAB_SUSPENDED)
-			isw_slab_unmap(w->engine, slab, info.generation);
+			isw_slab_unmap(w->engine, slab, info.remote, info.generation);
 		break;
 	default:
 		if (!w->down[donor])
@@ -336,7 +401,11 @@ static void control(struct world *w)
 		for (uint32_t i = 0; i < SLABS; i++) {
 			info = slab_info(w, i);
 			if (info.state == ISW_SLAB_SUSPENDED && info.remote == w->remotes[donor])
-				isw_slab_resume(w->engine, i, info.generation);
+				isw_slab_resume(w->engine, i, info.remote, info.generation);
+			if (info.source_state == ISW_SLAB_SUSPENDED &&
+			    info.source_remote == w->remotes[donor])
+				isw_slab_resume(w->engine, i, info.source_remote,
+						info.source_generation);
 		}
 	}
 	take_events(w);
@@ -378,6 +447,7 @@ static void random_step(struct world *w, bool faults)
 static void settle(struct world *w)
 {
 	struct isw_engine_stats stats;
+	uint64_t ended;
 
 	for (uint32_t round = 0;; round++) {
 		isw_engine_step(w->engine, ISW_STEP_UNPLUG, 0, 0);
@@ -399,9 +469,9 @@ static void settle(struct world *w)
 			fail(w, "requests or staged pages that never end", w->open,
 			     stats.staging_pages_used);
 	}
-	if (stats.pages_copied + stats.pages_copy_dropped != w->copies)
-		fail(w, "copies without an end", w->copies,
-		     stats.pages_copied + stats.pages_copy_dropped);
+	ended = stats.pages_copied + stats.pages_migrated + stats.pages_copy_dropped;
+	if (ended != iswi_counted(&w->engine->count.copies_begun) || ended < w->copies)
+		fail(w, "copies without an end", w->copies, ended);
 	for (uint32_t i = 0; i < DONORS; i++)
 		if (atomic_load(&w->engine->remotes[i].hedges))
 			fail(w, "a donor owes hedged reads for good", i, 0);
@@ -422,7 +492,7 @@ static void change_donors(struct world *w)
 		struct isw_slab_info info = slab_info(w, slab);
 
 		if (info.state == ISW_SLAB_MAPPED || info.state == ISW_SLAB_SUSPENDED)
-			isw_slab_unmap(w->engine, slab, info.generation);
+			isw_slab_unmap(w->engine, slab, info.remote, info.generation);
 	}
 	take_events(w);
 	for (uint32_t slab = 0; slab < SLABS; slab++) {
@@ -451,6 +521,25 @@ static void read_much(struct world *w)
 	}
 }
 
+/* A slab after the other moves as a whole, while it is used. */
+static void migrate_all(struct world *w)
+{
+	for (uint32_t slab = 0; slab < SLABS; slab++) {
+		map_slab(w, slab);
+		map_slab(w, slab);
+		pull_slab(w, slab);
+		for (uint32_t i = 0; i < 16; i++) {
+			if (below(w, 3) == 0)
+				random_request(w);
+			random_step(w, false);
+		}
+		if (below(w, 2))
+			settle(w);
+		leave_source(w, slab);
+	}
+	take_events(w);
+}
+
 static void read_all(struct world *w)
 {
 	for (uint32_t page = 0; page < PAGES; page += REQUEST_PAGES_MAX) {
@@ -463,18 +552,19 @@ static void read_all(struct world *w)
 
 /* What all seeds did together. */
 struct totals {
-	uint64_t copied, dropped, hedged, hedges_won, passed_by;
+	uint64_t copied, migrated, moved, dropped, hedged, hedges_won, passed_by;
 };
 
 static void run(uint64_t seed, struct totals *totals)
 {
 	static struct world world;
 	struct world *w = &world;
-	bool copies = seed % 5 > 2, hedges = seed % 7 > 2;
+	bool copies = seed % 5 > 2, hedges = seed % 7 > 2, migrates = seed % 11 > 3;
 	struct isw_engine_config config = {
 		.size_bytes = PAGES * ISW_PAGE_BYTES,
 		.slab_bytes = SLAB_PAGES * ISW_PAGE_BYTES,
-		.staging_pages = copies || hedges ? 64 : 16, /* they leave half of them free */
+		/* They leave half of them free. */
+		.staging_pages = copies || hedges || migrates ? 64 : 16,
 		.request_bytes_max = REQUEST_PAGES_MAX * ISW_PAGE_BYTES,
 		.requests_max = REQUESTS_MAX,
 		.remotes_max = DONORS,
@@ -489,6 +579,7 @@ static void run(uint64_t seed, struct totals *totals)
 	memset(w, 0, sizeof(*w));
 	w->seed = seed;
 	w->hedges = hedges;
+	w->migrates = migrates;
 	w->random = seed * 0x9e3779b97f4a7c15ull + 1;
 	if (isw_sim_create(&config, &w->engine, &error))
 		fail(w, error.text, 0, 0);
@@ -507,6 +598,8 @@ static void run(uint64_t seed, struct totals *totals)
 			change_donors(w);
 		if (hedges && i % (STEPS / 8) == STEPS / 16)
 			read_much(w);
+		if (migrates && i % (STEPS / 8) == STEPS / 32)
+			migrate_all(w);
 		if (what < 3)
 			random_request(w);
 		else if (what < 4)
@@ -533,6 +626,8 @@ static void run(uint64_t seed, struct totals *totals)
 		fail(w, "too little was checked", w->reads_checked, 0);
 	isw_engine_destroy(w->engine);
 	totals->copied += stats.pages_copied;
+	totals->migrated += stats.pages_migrated;
+	totals->moved += w->moved;
 	totals->dropped += stats.pages_copy_dropped;
 	totals->hedged += stats.hedged_reads;
 	totals->hedges_won += stats.hedged_wins;
@@ -547,10 +642,11 @@ int main(int argc, char **argv)
 
 	for (uint64_t seed = first; seed < first + seeds; seed++)
 		run(seed, &totals);
-	printf("%llu seeds from %llu; %llu pages copied, %llu copies dropped; %llu reads hedged, "
-	       "%llu by the backup, %llu pages from there\n",
+	printf("%llu seeds from %llu; %llu pages copied, %llu migrated, %llu copies dropped, %llu "
+	       "slabs moved; %llu reads hedged, %llu by the backup, %llu pages from there\n",
 	       (unsigned long long)seeds, (unsigned long long)first,
-	       (unsigned long long)totals.copied, (unsigned long long)totals.dropped,
+	       (unsigned long long)totals.copied, (unsigned long long)totals.migrated,
+	       (unsigned long long)totals.dropped, (unsigned long long)totals.moved,
 	       (unsigned long long)totals.hedged, (unsigned long long)totals.hedges_won,
 	       (unsigned long long)totals.passed_by);
 	return 0;

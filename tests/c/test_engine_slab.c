@@ -9,7 +9,7 @@ static uint64_t generation_of(const struct world *w, uint32_t slab)
 
 static int unmap(struct world *w, uint32_t slab)
 {
-	int code = isw_slab_unmap(w->e, slab, generation_of(w, slab));
+	int code = isw_slab_unmap(w->e, slab, slab_of(w, slab).remote, generation_of(w, slab));
 
 	reap(w);
 	return code;
@@ -104,12 +104,12 @@ static void unmap_names_the_generation_it_means(void)
 	struct world *w = world_mapped(0);
 	uint64_t generation = generation_of(w, 0);
 
-	CHECK_EQ(isw_slab_unmap(w->e, 0, generation + 1), -ESTALE);
-	CHECK_EQ(isw_slab_unmap(w->e, 0, generation - 1), -ESTALE);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, 0, generation + 1), -ESTALE);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, 0, generation - 1), -ESTALE);
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_MAPPED);
-	CHECK_EQ(isw_slab_unmap(w->e, 0, generation), 0);
-	CHECK_EQ(isw_slab_unmap(w->e, 0, generation), -EINVAL); /* not twice */
-	CHECK_EQ(isw_slab_unmap(w->e, SLABS, generation), -EINVAL);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, 0, generation), 0);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, 0, generation), -EINVAL); /* not twice */
+	CHECK_EQ(isw_slab_unmap(w->e, SLABS, 0, generation), -EINVAL);
 	CHECK_EQ(isw_slab_map(w->e, SLABS, 0, 0, 9), -EINVAL);
 	CHECK_EQ(isw_slab_map(w->e, 0, 99, 0, 9), -EINVAL);
 	world_end(w);
@@ -137,14 +137,14 @@ static void no_slab_is_mapped_to_a_donor_that_is_down(void)
 	BREAK(w, 0);
 	CHECK_EQ(isw_slab_map(w->e, 1, 0, 1, 9), -ENOTCONN);
 	CHECK_EQ(slab_of(w, 1).state, ISW_SLAB_UNMAPPED);
-	CHECK_EQ(isw_slab_resume(w->e, 0, generation_of(w, 0)), -ENOTCONN);
+	CHECK_EQ(isw_slab_resume(w->e, 0, 0, generation_of(w, 0)), -ENOTCONN);
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_SUSPENDED);
 	reconnect(w, 0);
-	CHECK_EQ(isw_slab_resume(w->e, 0, generation_of(w, 0) + 1), -ESTALE);
-	CHECK_EQ(isw_slab_resume(w->e, 1, 0), -EINVAL);
+	CHECK_EQ(isw_slab_resume(w->e, 0, 0, generation_of(w, 0) + 1), -ESTALE);
+	CHECK_EQ(isw_slab_resume(w->e, 1, 0, 0), -ESTALE);
 	resume(w, 0);
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_MAPPED);
-	CHECK_EQ(isw_slab_resume(w->e, 0, generation_of(w, 0)), -EINVAL);
+	CHECK_EQ(isw_slab_resume(w->e, 0, 0, generation_of(w, 0)), -EINVAL);
 	world_end(w);
 }
 
@@ -299,7 +299,7 @@ static void a_connection_that_breaks_during_connect_is_noticed(void)
 	iswi_remote_set(w->e, 0, queues, 1, ISWI_REMOTE_UP);
 	reap(w);
 	CHECK_EQ(w->events[ISW_EVENT_REMOTE_DOWN], 2);
-	CHECK_EQ(isw_slab_resume(w->e, 0, generation_of(w, 0)), -ENOTCONN);
+	CHECK_EQ(isw_slab_resume(w->e, 0, 0, generation_of(w, 0)), -ENOTCONN);
 	reconnect(w, 0); /* and is forgotten with its queue */
 	resume(w, 0);
 	write_settled(w, 1, 1, 100);

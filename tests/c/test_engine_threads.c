@@ -150,10 +150,10 @@ static void come_back(struct world *w, struct donor *d)
 		if (info.state != ISW_SLAB_SUSPENDED || info.remote != d->remote)
 			continue;
 		if (!below(&w->control_random, 4)) {
-			CHECK_EQ(isw_slab_unmap(w->engine, i, info.generation), 0);
+			CHECK_EQ(isw_slab_unmap(w->engine, i, info.remote, info.generation), 0);
 			continue;
 		}
-		code = isw_slab_resume(w->engine, i, info.generation);
+		code = isw_slab_resume(w->engine, i, info.remote, info.generation);
 		CHECK(code == 0 || code == -ENOTCONN);
 		w->resumes += !code;
 	}
@@ -198,7 +198,7 @@ static void control(struct world *w)
 	if (info.state == ISW_SLAB_UNMAPPED && what < 30)
 		map_slab(w, slab);
 	else if (info.state == ISW_SLAB_MAPPED && what < 8)
-		CHECK_EQ(isw_slab_unmap(w->engine, slab, info.generation), 0);
+		CHECK_EQ(isw_slab_unmap(w->engine, slab, info.remote, info.generation), 0);
 	else if (what == 39)
 		break_donor(w, &w->donors[below(&w->control_random, DONORS)]);
 	fill_slab(w, slab, slab_of(w, slab).generation);

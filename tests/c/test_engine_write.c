@@ -135,7 +135,7 @@ static void an_older_mappings_ack_does_not_set_remote_valid(void)
 
 	put(w, 1, 1, 100);
 	put(w, 2, 1, 101);
-	CHECK_EQ(isw_slab_unmap(w->e, 0, generation), 0);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, 0, generation), 0);
 	REPLY(w, 0, 0);
 	/* The other one keeps the slab DRAINING: nothing has cleared bits in the meantime. */
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_DRAINING);

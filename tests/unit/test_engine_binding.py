@@ -261,7 +261,7 @@ def test_misuse_has_its_errno(engine: NativeEngine) -> None:
     with pytest.raises(EngineError):
         engine.slab_map(99, 0, 0, 1)
     with pytest.raises(EngineError):
-        engine.slab_unmap(0, 7)
+        engine.slab_unmap(0, 0, 7)
     with pytest.raises(EngineError):
         engine.remote_shutdown(9999)
 
@@ -282,10 +282,10 @@ def test_store_and_engine_talk(store: NativeStore, engine: NativeEngine) -> None
     assert caught.value.code == errno.EBUSY
     (info,) = engine.remotes()
     assert (info.remote, info.state, info.queues) == (remote, "up", config.queues)
-    engine.slab_unmap(1, slot.generation)
+    engine.slab_unmap(1, remote, slot.generation)
     (event,) = engine.events()
-    assert (event.kind, event.slab, event.generation) == (
-        EventKind.SLAB_DRAINED, 1, slot.generation,
+    assert (event.kind, event.slab, event.remote, event.generation) == (
+        EventKind.SLAB_DRAINED, 1, remote, slot.generation,
     )  # fmt: skip
     engine.remote_destroy(remote)
 
@@ -420,6 +420,41 @@ def test_a_new_donor_is_filled_from_the_backup(sim: SimEngine, native: Any) -> N
     assert (stats["pages_copied"], stats["pages_copy_dropped"]) == (3, 0)
     assert sim.slabs()[0].remote_valid_pages == 3
     assert sim.slab_fill(0, 7, 0, 100) == (0, pages)
+
+
+def test_a_slab_migrates(sim: SimEngine, native: Any) -> None:
+    step = native.constant
+    data = bytes(range(256)) * (3 * PAGE_BYTES // 256)
+
+    def answer(remote: int) -> None:
+        while sim.step(step("ISW_STEP_REMOTE_REPLY"), remote):
+            pass
+
+    old, new = sim.remote(1, 4), sim.remote(1, 4)
+    sim.slab_map(0, old, 1, 7)
+    sim.submit(step("ISW_SIM_WRITE"), PAGE_BYTES, 3 * PAGE_BYTES, data)
+    answer(old)
+    while sim.step(step("ISW_STEP_BACKUP_TAKE")) or sim.step(step("ISW_STEP_BACKUP_DONE")):
+        pass  # until then they are staged, and whoever writes them brings them to their place
+    assert sim.slab_pages_at(0, old, 7) == (3, True)
+    with pytest.raises(EngineError) as caught:
+        sim.slab_pull(0, 7, True)
+    assert caught.value.code == errno.ESTALE
+    sim.slab_migrate(0, new, 2, 7)  # generations are each donor's own
+    info = sim.slab(0)
+    assert (info.state, info.remote, info.generation) == (SlabState.MAPPED, new, 7)
+    assert (info.source_state, info.source_remote, info.source_generation) == (
+        SlabState.MAPPED, old, 7,
+    )  # fmt: skip
+    assert not sim.slab_pull(0, 7, True)
+    answer(old)
+    answer(new)
+    assert sim.slab_pages_at(0, old, 7) == (0, False)
+    assert sim.slab_pages_at(0, new, 7) == (3, True)
+    assert sim.stats()["pages_migrated"] == 3
+    sim.slab_unmap(0, old, 7)
+    assert [(event.kind, event.remote) for event in sim.events()] == [(EventKind.SLAB_DRAINED, old)]
+    assert sim.slab(0).source_state is SlabState.UNMAPPED
 
 
 def test_too_little_data_is_refused_before_c_reads_it(sim: SimEngine, native: Any) -> None:
