@@ -112,6 +112,10 @@ class DaemonConfig:
     """Of one address, at each of the two ports."""
     evict_deadline_s: float = _float(1.0, low=0.01, high=60.0)
     """How long a consumer may take to give an evicted slab up; then it is fenced without."""
+    evict_move_s: float = _float(3.0, low=0.0, high=600.0)
+    """How long before that it may copy the slab to another donor, when there is no hurry."""
+    drain_move_s: float = _float(60.0, low=0.0, high=3600.0)
+    """The same when this donor is drained."""
     consumer_share_max: float = _float(0.5, low=0.0, high=1.0, above=True)
     """Of the pool, what one consumer may keep while another one needs memory."""
     lease_grace_s: float = _float(10.0, low=0.0, high=3600.0)

@@ -50,6 +50,7 @@ class Handler:
 
     def __init__(self) -> None:
         self.evicted: list[tuple[int, int, int]] = []
+        self.move_s: list[float] = []
         self.drains: list[bool] = []
         self.ends: list[Ended] = []
         self.answer_evict = asyncio.Event()
@@ -57,7 +58,10 @@ class Handler:
         self.rates: Mapping[int, float] = {0: 12.5}
         self.has_backup = True
 
-    async def evict(self, lease: int, slot: int, generation: int, deadline_s: float) -> None:
+    async def evict(
+        self, lease: int, slot: int, generation: int, deadline_s: float, move_s: float
+    ) -> None:
+        self.move_s.append(move_s)
         if not self.has_backup:
             raise RequestRefusedError("the only copy", reason=m.REFUSED_ONLY_COPY)
         await self.answer_evict.wait()

@@ -83,10 +83,13 @@ class ClientConfig:
 class SessionHandler(Protocol):
     """What a session asks of the consumer. Called on the event loop."""
 
-    async def evict(self, lease: int, slot: int, generation: int, deadline_s: float) -> None:
+    async def evict(
+        self, lease: int, slot: int, generation: int, deadline_s: float, move_s: float
+    ) -> None:
         """Stops using the slab; returns when nothing is in flight there any more (DONE).
 
-        Past `deadline_s` seconds the donor takes it anyway.
+        Past `deadline_s` seconds the donor takes it anyway. The slab's pages may be copied
+        elsewhere before, for `move_s` seconds at most. It may be asked for again meanwhile.
         """
 
     async def activity(self, lease: int) -> Mapping[int, float]:
@@ -102,7 +105,9 @@ class SessionHandler(Protocol):
 class QuietHandler:
     """A SessionHandler for sessions that only ask: refuses nothing, knows nothing."""
 
-    async def evict(self, lease: int, slot: int, generation: int, deadline_s: float) -> None:
+    async def evict(
+        self, lease: int, slot: int, generation: int, deadline_s: float, move_s: float
+    ) -> None:
         """Nothing is ever in use."""
 
     async def activity(self, lease: int) -> Mapping[int, float]:
@@ -297,7 +302,11 @@ def _open_channel(
     async def handle(request: Any) -> Struct:
         if isinstance(request, m.EvictRequest):
             await handler.evict(
-                request.lease, request.slot, request.generation, request.deadline_ms / 1000
+                request.lease,
+                request.slot,
+                request.generation,
+                request.deadline_ms / 1000,
+                min(request.move_ms, request.deadline_ms) / 1000,
             )
             return m.EvictAnswer(id=request.id)
         slots = await handler.activity(request.lease)

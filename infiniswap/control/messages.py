@@ -311,13 +311,18 @@ REFUSED_REASONS: Final = (
 
 
 class EvictRequest(_Message, frozen=True, tag="evict"):
-    """The donor takes a slab back; past `deadline_ms` it does so without the consumer."""
+    """The donor takes a slab back; past `deadline_ms` it does so without the consumer.
+
+    For the first `move_ms` of these the consumer may go on reading it, to copy it elsewhere. The
+    donor may ask again for the same slab, in more of a hurry; the shortest time counts.
+    """
 
     id: U53
     lease: U53
     slot: Slot
     generation: U53
     deadline_ms: Count
+    move_ms: Count = 0
 
 
 class EvictAnswer(_Message, frozen=True, tag="evict_done"):

@@ -36,8 +36,17 @@ class ServerSession:
         """Binds the channel, once."""
         self._channel = channel
 
-    async def evict(self, lease: int, slot: int, generation: int, deadline_ms: int) -> None:
+    async def evict(
+        self, lease: int, slot: int, generation: int, deadline_ms: int, move_ms: int = 0
+    ) -> None:
         """Asks the consumer to give a slab up; returns when it has.
+
+        Args:
+            lease: whose slab.
+            slot: where.
+            generation: of the slot.
+            deadline_ms: how long that may take in all.
+            move_ms: how much of that may be spent on copying the slab elsewhere.
 
         Raises:
             DeadlineError, SessionLostError, RequestRefusedError: it has not.
@@ -49,6 +58,7 @@ class ServerSession:
                 slot=slot,
                 generation=generation,
                 deadline_ms=deadline_ms,
+                move_ms=move_ms,
             ),
             m.EvictAnswer,
             deadline_ms / 1000,

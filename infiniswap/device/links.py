@@ -22,7 +22,7 @@ from typing import Protocol, TypeVar
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
 from infiniswap.control.client import ClientConfig, Identity, Session, connect
-from infiniswap.engine.protocol import Engine, RemoteConfig, SlabState
+from infiniswap.engine.protocol import Engine, RemoteConfig
 from infiniswap.errors import (
     DeadlineError,
     EngineError,
@@ -81,7 +81,7 @@ class Place:
 class Slabs(Protocol):
     """What a link asks of the device's slab bookkeeping (the mapper)."""
 
-    def drained(self, slab: int, generation: int) -> asyncio.Future[None]:
+    def drained(self, slab: int, remote: int, generation: int) -> asyncio.Future[None]:
         """Resolves when the engine reports the slab's drain."""
 
     def activity(self, slab: int) -> float:
@@ -92,6 +92,13 @@ class Slabs(Protocol):
 
     def arrived(self, slab: int) -> None:
         """The slab has a donor, or has it back; what it lacks may be copied there."""
+
+    async def move(self, link: DonorLink, slab: int, wait_s: float) -> bool:
+        """Copies a slab from this donor to another one, for so long at most.
+
+        Returns:
+            Whether every page is there.
+        """
 
     def evicted(self, link: DonorLink, slab: int) -> None:
         """The donor has taken the slab back: worth another donor at once, this one later."""
@@ -202,8 +209,8 @@ class DonorLink:
 
     # ---------------------------------------------------------------------- slabs
 
-    async def map(self, slab: int) -> None:
-        """Puts a slab there and tells the engine.
+    async def map(self, slab: int, *, migrates: bool = False) -> None:
+        """Puts a slab there and tells the engine; one that migrates stays where it is as well.
 
         Raises:
             InfiniswapError: refused, or unreachable. Nothing has changed then.
@@ -222,7 +229,8 @@ class DonorLink:
                 await session.close()
                 raise
             try:
-                self._engine.slab_map(slab, remote, answer.slot, answer.generation)
+                put = self._engine.slab_migrate if migrates else self._engine.slab_map
+                put(slab, remote, answer.slot, answer.generation)
             except InfiniswapError:
                 # The remote went down meanwhile: the slot is given back with the lease.
                 with contextlib.suppress(InfiniswapError):
@@ -277,39 +285,47 @@ class DonorLink:
             with contextlib.suppress(RequestRefusedError):
                 await session.unmap(lease.lease, place.slot, place.generation)
 
-    async def _drain(self, slab: int, place: Place, wait_s: float) -> None:
+    async def _drain(self, slab: int, place: Place, wait_s: float) -> bool:
         """Unmaps the slab in the engine and forgets it. Whoever else asks for the same waits for
-        the same drain.
+        the same drain; returns False to all but one of them.
 
         Raises:
             TimeoutError: requests are still in flight there.
         """
-        assert self.remote is not None, "a slab that is mapped has a remote"
-        drained = self._slabs.drained(slab, place.generation)
-        pages = 0 if self._config.has_backup else self._engine.slabs()[slab].remote_valid_pages
+        remote = self.remote
+        assert remote is not None, "a slab that is mapped has a remote"
+        drained = self._slabs.drained(slab, remote, place.generation)
         try:
-            self._engine.slab_unmap(slab, self.remote, place.generation)
+            pages = self._only_copies(slab, remote, place)
+            self._engine.slab_unmap(slab, remote, place.generation)
             if pages and not self._closing:
                 self._slabs.pages_lost(pages)
         except EngineError:
             # Draining by another's wish, or drained already: then no event will come.
-            info = self._engine.slabs()[slab]
-            if info.state is SlabState.UNMAPPED or info.generation != place.generation:
-                self._forget(slab, place)
-                return
+            if not self._engine.slab(slab).is_at(remote, place.generation):
+                return self._forget(slab, place)
         # Not asyncio.timeout: that would cancel the future for all who wait for it.
         done, _ = await asyncio.wait({drained}, timeout=wait_s)
         if not done:
             raise TimeoutError(f"slab {slab} has requests in flight")
-        self._forget(slab, place)
+        return self._forget(slab, place)
 
-    def _forget(self, slab: int, place: Place) -> None:
-        if self.mapped.get(slab) == place:
-            del self.mapped[slab]
+    def _only_copies(self, slab: int, remote: int, place: Place) -> int:
+        if self._config.has_backup:
+            return 0
+        return self._engine.slab_pages_at(slab, remote, place.generation)[0]
+
+    def _forget(self, slab: int, place: Place) -> bool:
+        if self.mapped.get(slab) != place:
+            return False
+        del self.mapped[slab]
+        return True
 
     # ----------------------------------------------- what the donor asks (SessionHandler)
 
-    async def evict(self, lease: int, slot: int, generation: int, deadline_s: float) -> None:
+    async def evict(
+        self, lease: int, slot: int, generation: int, deadline_s: float, move_s: float
+    ) -> None:
         """The donor takes a slab back; DONE is the return.
 
         Raises:
@@ -317,17 +333,22 @@ class DonorLink:
         """
         if self._lease is None or self._lease.lease != lease:
             return
-        if not self._config.has_backup:
-            raise RequestRefusedError(
-                "the device has no backup, so these pages are nowhere else",
-                reason=m.REFUSED_ONLY_COPY,
-            )
         for slab, place in list(self.mapped.items()):
             if (place.slot, place.generation) != (slot, generation):
                 continue
-            await self._drain(slab, place, max(deadline_s, 0.1))
-            self._slabs.evicted(self, slab)
-            log.info("slab %d: evicted by donor %s", slab, self.address)
+            moved = await self._slabs.move(self, slab, move_s)
+            if not moved and not self._config.has_backup:
+                raise RequestRefusedError(
+                    "the device has no backup, so these pages are nowhere else",
+                    reason=m.REFUSED_ONLY_COPY,
+                )
+            # Asked for again, it may have gone meanwhile, even come back.
+            if self.mapped.get(slab) == place and await self._drain(
+                slab, place, max(deadline_s - move_s, 0.1)
+            ):
+                self._slabs.evicted(self, slab)
+                how = "every page was copied first" if moved else "read from the backup"
+                log.info("slab %d: evicted by donor %s (%s)", slab, self.address, how)
 
     async def activity(self, lease: int) -> Mapping[int, float]:
         """Page I/O per second by slot."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from random import Random
 
 from infiniswap.device.links import DonorLink
@@ -25,8 +26,21 @@ log = logging.getLogger(__name__)
 _TICK_S_REFILL = 0.05  # the engine takes a bounded number of copies at a time
 _TICK_S_BUSY = 0.1
 _TICK_S_IDLE = 0.25
+_TICK_S_PULL = 0.01  # a pull goes on by itself; this sees to what did not
 _SKIPPED_MAX = 3  # idle ticks on which the slabs are not looked at: every second they are
 _EMPTY_S_MAX = 30.0
+
+
+@dataclass(slots=True)
+class Move:
+    """A slab on its way from one donor to another."""
+
+    link: DonorLink
+    task: asyncio.Task[None] | None = None
+    waiting: int = 0
+    is_over: bool = False
+    """Out of time."""
+    is_whole: bool = False
 
 
 class SlabMapper:
@@ -55,7 +69,9 @@ class SlabMapper:
         self._refill = refill
         self._slab_pages = slab_pages
         self._book: DonorBook[DonorLink] = DonorBook()
-        self._drains: dict[tuple[int, int], asyncio.Future[None]] = {}
+        self._drains: dict[tuple[int, int, int], asyncio.Future[None]] = {}
+        self._moves: dict[int, Move] = {}  # by slab
+        self._pulling = asyncio.Lock()  # the engine pulls one slab at a time
         self._urgent: set[int] = set()
         self._empty_since_s: dict[int, float] = {}
         self._pages_lost = 0
@@ -66,12 +82,12 @@ class SlabMapper:
 
     # --------------------------------------------------------------- for the links
 
-    def drained(self, slab: int, generation: int) -> asyncio.Future[None]:
+    def drained(self, slab: int, remote: int, generation: int) -> asyncio.Future[None]:
         """Resolves when the engine reports the slab's drain. Ask before unmapping."""
-        future = self._drains.get((slab, generation))
+        future = self._drains.get((slab, remote, generation))
         if future is None:
             future = asyncio.get_running_loop().create_future()
-            self._drains[slab, generation] = future
+            self._drains[slab, remote, generation] = future
         return future
 
     def activity(self, slab: int) -> float:
@@ -93,6 +109,7 @@ class SlabMapper:
         self.evictions += 1
         self._book.full(link, asyncio.get_running_loop().time())
         self.lost(slab)
+        self.arrived(slab)  # where it was moved to, for what had no time to be copied
 
     def pages_lost(self, pages: int) -> None:
         """So many had no other copy. Reading one is an error from now on, never zeros."""
@@ -121,7 +138,7 @@ class SlabMapper:
     def _take(self, event: Event) -> None:
         match event.kind:
             case EventKind.SLAB_DRAINED:
-                future = self._drains.pop((event.slab, event.generation), None)
+                future = self._drains.pop((event.slab, event.remote, event.generation), None)
                 if future is not None and not future.done():
                     future.set_result(None)
             case EventKind.REMOTE_DOWN:
@@ -145,11 +162,17 @@ class SlabMapper:
                 self.alarms["frontend"] = f"the front end has ended (code {event.code})"
                 log.error("%s", self.alarms["frontend"])
 
+    def _link_at(self, remote: int | None, slab: int) -> DonorLink | None:
+        return next(
+            (link for link in self.links if link.remote == remote and slab in link.mapped), None
+        )
+
     def _link_of(self, slab: int) -> DonorLink | None:
-        return next((link for link in self.links if slab in link.mapped), None)
+        """Where it is, not where it comes from."""
+        return self._link_at(self._engine.slab(slab).remote, slab)
 
     def _donor_refused(self, event: Event) -> None:
-        link = self._link_of(event.slab)
+        link = self._link_at(event.remote, event.slab)
         if link is None or link.mapped[event.slab].generation != event.generation:
             return
         log.warning("slab %d: donor %s refuses it (code %d)", event.slab, link.address, event.code)
@@ -172,17 +195,16 @@ class SlabMapper:
             )
             log.error("%s", self.alarms["backup-data"])
             return
-        link = self._link_of(event.slab)
+        link = self._link_at(event.remote, event.slab)
         if link is not None:
             link.bad_page(event.value)
 
     def _resync(self) -> None:
         """Events were dropped: whatever they said is read from the state instead."""
         slabs = self._engine.slabs()
-        for (slab, generation), future in list(self._drains.items()):
-            info = slabs[slab]
-            if info.state is SlabState.UNMAPPED or info.generation != generation:
-                del self._drains[slab, generation]
+        for (slab, remote, generation), future in list(self._drains.items()):
+            if not slabs[slab].is_at(remote, generation):
+                del self._drains[slab, remote, generation]
                 if not future.done():
                     future.set_result(None)
         down = {info.remote for info in self._engine.remotes() if info.state == "down"}
@@ -192,10 +214,11 @@ class SlabMapper:
 
     # ------------------------------------------------------------------------ loop
 
-    def _spawn(self, work: Coroutine[object, object, None], name: str) -> None:
+    def _spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def run(self) -> None:
         """The control loop; runs until cancelled."""
@@ -252,6 +275,7 @@ class SlabMapper:
         self._tracker.tick(asyncio.get_running_loop().time(), self._totals)
         await self._map_hot(slabs)
         await self._give_back_empty(slabs)
+        self._finish_moves(slabs)
 
     async def _map_hot(self, slabs: Sequence[SlabInfo]) -> None:
         unmapped = [n for n, slab in enumerate(slabs) if slab.state is SlabState.UNMAPPED]
@@ -274,10 +298,10 @@ class SlabMapper:
             )
             log.error("%s", self.alarms["no-donor"])
 
-    async def place(self, slab: int) -> bool:
+    async def place(self, slab: int, *, migrates: bool = False) -> bool:
         """Finds a donor for a slab and maps it; False when none has room now."""
         now_s = asyncio.get_running_loop().time()
-        usable = [link for link in self.links if link.is_usable]
+        usable = [link for link in self.links if link.is_usable and slab not in link.mapped]
         eligible = self._book.eligible(usable, now_s)
         holding = [link for link in self.links if link.mapped]
         placement = Placement(eligible, holding, self._rng, self._choices)
@@ -291,7 +315,7 @@ class SlabMapper:
                     for link, use in zip(step.donors, answers, strict=True):
                         placement.answered(link, use)
                 elif isinstance(step, Choose):
-                    if await self._map(slab, step.donor):
+                    if await self._map(slab, step.donor, migrates):
                         return True
                     placement.refused(step.donor)
                 else:
@@ -316,10 +340,10 @@ class SlabMapper:
             self._book.full(link, now_s)
         return use
 
-    async def _map(self, slab: int, link: DonorLink) -> bool:
+    async def _map(self, slab: int, link: DonorLink, migrates: bool) -> bool:
         now_s = asyncio.get_running_loop().time()
         try:
-            await link.map(slab)
+            await link.map(slab, migrates=migrates)
         except RequestRefusedError as error:
             link.detail = str(error)
             self._book.full(link, now_s)
@@ -329,7 +353,9 @@ class SlabMapper:
             log.warning("slab %d: cannot be mapped to donor %s: %s", slab, link.address, error)
             self._book.unreachable(link, now_s)
             return False
-        log.info("slab %d: mapped to donor %s", slab, link.address)
+        log.info(
+            "slab %d: %s donor %s", slab, "moves to" if migrates else "mapped to", link.address
+        )
         self.alarms.pop(f"donor {link.address}", None)
         return True
 
@@ -340,6 +366,7 @@ class SlabMapper:
             rests = (
                 not self.is_eager
                 and slab.state is SlabState.MAPPED
+                and not slab.is_migrating
                 and not slab.remote_valid_pages
                 and self._tracker.activity(number) < 1.0
             )
@@ -355,6 +382,88 @@ class SlabMapper:
             await link.unmap(slab, "empty")
         except (InfiniswapError, TimeoutError) as error:
             log.warning("slab %d: cannot be given back: %s", slab, error)
+
+    # ------------------------------------------------------------------- migration
+
+    async def move(self, link: DonorLink, slab: int, wait_s: float) -> bool:
+        """Copies a slab from a donor that wants it back to another one, for so long at most.
+
+        With a backup a move that has run out of time ends there. Without one it goes on until
+        every page is copied, and then gives the slab back.
+
+        Returns:
+            Whether every page is there.
+        """
+        move = self._moves.get(slab)
+        if move is None:
+            if not wait_s and not self.is_eager:
+                return False
+            self._book.full(link, asyncio.get_running_loop().time())
+            move = self._moves[slab] = Move(link)
+            move.task = self._spawn(self._run_move(move, slab), f"move slab {slab}")
+        if move.link is not link or move.task is None:
+            return False  # it has not even come from elsewhere
+        move.waiting += 1
+        try:
+            await asyncio.wait({move.task}, timeout=wait_s)
+        finally:
+            move.waiting -= 1
+        # Not cancelled: the donor that it goes to must be told of what becomes of it.
+        move.is_over = not self.is_eager
+        return move.is_whole
+
+    def _finish_moves(self, slabs: Sequence[SlabInfo]) -> None:
+        """A donor whose session ended while it waited does not take its slab back any more."""
+        for number, slab in enumerate(slabs):
+            if slab.source_state is not SlabState.MAPPED or number in self._moves:
+                continue
+            link = self._link_at(slab.source_remote, number)
+            if link is not None and link.is_usable:
+                move = self._moves[number] = Move(link)
+                move.task = self._spawn(self._run_move(move, number), f"move slab {number}")
+
+    async def _run_move(self, move: Move, slab: int) -> None:
+        try:
+            info = self._engine.slab(slab)
+            is_here = info.remote == move.link.remote
+            if is_here and (info.is_migrating or not await self.place(slab, migrates=True)):
+                return
+            # Its slab may have been taken meanwhile and found another donor, which is now left.
+            source = self._link_at(self._engine.slab(slab).source_remote, slab)
+            if source is None:
+                return
+            async with self._pulling:
+                is_whole = await self._pull(source, slab, move)
+            if source is move.link:
+                move.is_whole = is_whole
+            if source is not move.link or (is_whole and not move.waiting):
+                await self._unmap(source, slab, "moved")
+        except InfiniswapError as error:
+            log.warning("slab %d: cannot be moved: %s", slab, error)
+        finally:
+            del self._moves[slab]
+
+    async def _pull(self, source: DonorLink, slab: int, move: Move) -> bool:
+        """Until nothing is left there, or the move is over; True when nothing is."""
+        again = True
+        while slab in source.mapped:
+            info = self._engine.slab(slab)
+            if info.source_remote != source.remote or info.source_remote is None:
+                break
+            if move.is_over:
+                return False
+            try:
+                if again:
+                    pages, grows = self._engine.slab_pages_at(
+                        slab, info.source_remote, info.source_generation
+                    )
+                    if not pages and not grows:
+                        return True
+                again = not self._engine.slab_pull(slab, info.generation, again)
+            except EngineError:
+                again = True  # one end is suspended, or the new one was lost: it may come back
+            await asyncio.sleep(_TICK_S_PULL)
+        return False
 
     def slab_states(self) -> dict[str, int]:
         """Count of slabs by state, every state present."""

@@ -196,7 +196,7 @@ async def serve(
             )
             server = ControlServer(service, _server_config(config, secret, stop_s, handshake_s))
             service.server_counters = server.counters
-            harvester.evict = service.evictor.evict
+            harvester.evict = service.evict_some
             service.drain.restore()
             service.data_port = _listen_data(store, daemon.listen.host, daemon.data_port)
             service.control_port = await server.start(daemon.listen)
@@ -324,7 +324,9 @@ def _service_config(config: Config, limits: HeadroomConfig, authenticated: bool)
             slabs_max=config.policy.evict_slabs_max,
             extra=config.policy.evict_extra_slabs,
             deadline_s=config.daemon.evict_deadline_s,
+            move_s=config.daemon.evict_move_s,
         ),
+        drain_move_s=config.daemon.drain_move_s,
         consumer_share_max=config.daemon.consumer_share_max,
         state_dir=config.daemon.state_dir,
         listen_port=config.daemon.listen.port,

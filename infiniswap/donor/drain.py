@@ -19,8 +19,8 @@ from infiniswap.system.files import sync_directory
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
-_BATCH = 1024
-"""More than the evictor takes at once, which bounds it."""
+_BATCH = 4
+"""Few enough for each to be moved within its time over a slow network."""
 
 
 class Drain:
@@ -31,6 +31,7 @@ class Drain:
         mapped: how many slabs are lent.
         told: tells the consumers.
         path: of the file that keeps the wish; None: it ends with the daemon.
+        move_s: how long a consumer may take to copy a slab to another donor.
     """
 
     def __init__(
@@ -39,11 +40,13 @@ class Drain:
         mapped: Callable[[], int],
         told: Callable[[bool], Awaitable[None]],
         path: Path | None,
+        move_s: float,
     ) -> None:
         self._evictor = evictor
         self._mapped = mapped
         self._told = told
         self._path = path
+        self._move_s = move_s
         self._active = asyncio.Event()
 
     @property
@@ -101,7 +104,7 @@ class Drain:
             taken = 0
             if self._mapped():
                 try:
-                    taken = await self._evictor.evict(_BATCH)
+                    taken = await self._evictor.evict(_BATCH, move_s=self._move_s)
                 except InfiniswapError as error:
                     log.error("draining: %s", error)
             if not taken:

@@ -5,6 +5,7 @@
     activity? (owners of E + E' slabs)  ->
                                         <-  page I/O per second by slot
     EVICT (the E least active)          ->
+                                            without hurry: copies it to another donor
                                             no new request, those under way end
                                         <-  DONE
     fence, wait for references, release
@@ -13,6 +14,9 @@ Each step is bounded. Who does not say how active its slabs are counts as busies
 answer EVICT in time loses the slab all the same: it is fenced, requests that come later fail, and
 the consumer reads its backup. Who answers that it holds the only copy keeps the slab: taking it
 would lose data, and there is no hurry that is worth that.
+
+A batch in a hurry takes first what another one is waiting for to be copied: its owner is asked
+once more, and copies no longer.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ class EvictionConfig:
         extra: E', slabs asked for their activity beyond E; None: as many as E.
         activity_s: how long owners may take to say how active their slabs are.
         deadline_s: how long a consumer may take to give a slab up.
+        move_s: how long before that it may copy the slab to another donor.
         refused_s: how long a slab whose owner holds no other copy is left alone.
     """
 
@@ -50,6 +55,7 @@ class EvictionConfig:
     extra: int | None = None
     activity_s: float = 0.2
     deadline_s: float = 1.0
+    move_s: float = 3.0
     refused_s: float = 10.0
 
 
@@ -62,7 +68,7 @@ class Slabs(Protocol):
     async def activity(self, lease: int, wait_s: float) -> dict[int, float]:
         """Page I/O per second by slot. Raises InfiniswapError: the owner did not say."""
 
-    async def evict(self, lease: int, slot: int, deadline_ms: int) -> bool:
+    async def evict(self, lease: int, slot: int, deadline_ms: int, move_ms: int = 0) -> bool:
         """False: its owner keeps it. Raises EngineError."""
 
 
@@ -91,13 +97,22 @@ class Evictor:
         self._clock = clock
         self._counters = counters
         self._refused_until_s: dict[MappedSlab, float] = {}
+        self._moving: set[MappedSlab] = set()
 
-    async def evict(self, count: int, among: Iterable[MappedSlab] | None = None) -> int:
+    async def evict(
+        self,
+        count: int,
+        among: Iterable[MappedSlab] | None = None,
+        *,
+        move_s: float = 0.0,
+    ) -> int:
         """Takes slabs back, the least active of a random choice.
 
         Args:
             count: E, at most `slabs_max` at once.
             among: the only ones that may be taken; None: all.
+            move_s: how long a consumer may copy its slab to another donor first; 0: the donor is
+                in a hurry.
 
         Returns:
             How many came back.
@@ -107,19 +122,35 @@ class Evictor:
         mapped = self._slabs.mapped()
         allowed = set(mapped if among is None else among) - set(self._refused_until_s)
         count = min(count, self._config.slabs_max)
+        # Chosen before, and not given up yet: their time to be copied is over.
+        hurried = [] if move_s else [slab for slab in mapped if slab in self._moving & allowed]
+        del hurried[count:]
+        allowed -= self._moving
         asked = candidates(
-            [slab for slab in mapped if slab in allowed], count, self._rng, self._config.extra
+            [slab for slab in mapped if slab in allowed],
+            count - len(hurried),
+            self._rng,
+            self._config.extra,
         )
-        if not asked:
+        if not asked and not hurried:
             return 0
         self._counters["eviction_batches"] += 1
-        chosen = victims(asked, await self._activity(asked), count)
-        done = await asyncio.gather(*(self._take(slab) for slab in chosen))
-        log.info("evicted %d of %d slabs, of %d asked for", sum(done), len(chosen), len(asked))
+        activity = await self._activity(asked)
+        asked = [slab for slab in asked if slab not in self._moving]  # by another batch, meanwhile
+        chosen = victims(asked, activity, count - len(hurried))
+        if move_s:
+            self._moving.update(chosen)
+        done = await asyncio.gather(*(self._take(slab, move_s) for slab in hurried + chosen))
+        log.info(
+            "evicted %d of %d slabs, of %d asked for",
+            sum(done),
+            len(hurried) + len(chosen),
+            len(hurried) + len(asked),
+        )
         return sum(done)
 
     async def _activity(self, asked: list[MappedSlab]) -> dict[MappedSlab, float]:
-        if len(asked) == 1:
+        if len(asked) <= 1:
             return {}  # nothing to choose from
         leases = sorted({lease for lease, _ in asked})
         answers = await asyncio.gather(*(self._ask(lease) for lease in leases))
@@ -137,13 +168,18 @@ class Evictor:
             log.debug("lease %d does not say how active it is: %s", lease, error)
             return {}
 
-    async def _take(self, slab: MappedSlab) -> bool:
+    async def _take(self, slab: MappedSlab, move_s: float) -> bool:
         lease, slot = slab
         try:
-            taken = await self._slabs.evict(lease, slot, round(self._config.deadline_s * 1000))
+            taken = await self._slabs.evict(
+                lease, slot, round(self._config.deadline_s * 1000), round(move_s * 1000)
+            )
         except InfiniswapError as error:
             log.error("slot %d of lease %d cannot be taken back: %s", slot, lease, error)
             return False
+        finally:
+            if move_s:
+                self._moving.discard(slab)
         if not taken:
             self._refused_until_s[slab] = self._clock() + self._config.refused_s
         return taken

@@ -64,8 +64,16 @@ class MemorySource(Protocol):
         """None where this kernel does not count refaults. Raises InfiniswapError."""
 
 
-Evict = Callable[[int], Awaitable[int]]
-"""Takes so many mapped slabs back; returns how many it got. Bounded in time."""
+Evict = Callable[[int, bool], Awaitable[int]]
+"""Takes so many mapped slabs back, urgently or not; returns how many it got. Bounded in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Slabs that are being evicted."""
+
+    urgent: bool
+    count: int
 
 
 class Harvester:
@@ -102,8 +110,8 @@ class Harvester:
         self._alert_until_s = float("-inf")
         self._lock = asyncio.Lock()  # one slab made or zeroed at a time
         self._upkeep: asyncio.Task[None] | None = None
-        self._eviction: asyncio.Task[None] | None = None
-        self._evict_after_s = float("-inf")
+        self._evictions: dict[asyncio.Task[None], _Batch] = {}
+        self._evict_after_s = {False: float("-inf"), True: float("-inf")}
         self._figures = MemoryFigures(0, 0)
         self._read_s = float("-inf")
         self._refused_until_s = float("-inf")
@@ -219,7 +227,7 @@ class Harvester:
                 format_size_short(before_bytes),
             )
         if plan.evict:
-            self._begin_eviction(plan.evict)
+            self._begin_eviction(plan.evict, plan.urgent)
         elif not plan.release and self._upkeep is None and (plan.grow or self.pool().dirty):
             self._upkeep = asyncio.create_task(self._keep_up(), name="upkeep")
         self._report(plan.evict)
@@ -250,25 +258,33 @@ class Harvester:
         finally:
             self._upkeep = None
 
-    def _begin_eviction(self, count: int) -> None:
-        if self.evict is None or self._eviction is not None or self._clock() < self._evict_after_s:
+    def _begin_eviction(self, count: int, urgent: bool) -> None:
+        # A batch in a hurry does not wait for those that have time, but hurries them.
+        hurries = [batch for batch in self._evictions.values() if batch.urgent]
+        if not urgent:
+            count -= sum(batch.count for batch in self._evictions.values())
+        if self.evict is None or hurries or count <= 0:
             return
-        self._eviction = asyncio.create_task(self._run_eviction(self.evict, count), name="eviction")
+        if self._clock() < self._evict_after_s[urgent]:
+            return
+        batch = _Batch(urgent, count)
+        task = asyncio.create_task(self._run_eviction(self.evict, batch), name="eviction")
+        self._evictions[task] = batch
+        task.add_done_callback(self._evictions.pop)
 
-    async def _run_eviction(self, evict: Evict, count: int) -> None:
+    async def _run_eviction(self, evict: Evict, batch: _Batch) -> None:
         try:
-            if not await evict(count):
+            if not await evict(batch.count, batch.urgent):
                 # Nobody could give one up; asking on and on would help nobody.
-                self._evict_after_s = self._clock() + _EVICT_RETRY_S
+                self._evict_after_s[batch.urgent] = self._clock() + _EVICT_RETRY_S
         except InfiniswapError as error:
             log.error("eviction: %s", error)
-            self._evict_after_s = self._clock() + _EVICT_RETRY_S
+            self._evict_after_s[batch.urgent] = self._clock() + _EVICT_RETRY_S
         finally:
-            self._eviction = None
             self._wake.set()  # what came back is given to the host at once
 
     async def _end_tasks(self) -> None:
-        tasks = {task for task in (self._upkeep, self._eviction) if task is not None}
+        tasks = {*self._evictions, *([self._upkeep] if self._upkeep else ())}
         for task in tasks:
             task.cancel()
         if tasks:

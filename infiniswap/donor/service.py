@@ -85,6 +85,7 @@ class ServiceConfig:
     authenticated: bool = False
     fence_ms: int = 5_000
     eviction: EvictionConfig = field(default_factory=EvictionConfig)
+    drain_move_s: float = 60.0
     consumer_share_max: float = 0.5
     state_dir: Path | None = None
     listen_port: int = 0
@@ -130,7 +131,13 @@ class DonorService:
         self.evictor = Evictor(self, config.eviction, Random(), clock, self.counters)
         slabs_max = config.pool_bytes // config.slab_bytes
         path = drain_path(config.state_dir, identity.donor_id, config.listen_port)
-        self.drain = Drain(self.evictor, lambda: len(self.mapped()), self._tell_draining, path)
+        self.drain = Drain(
+            self.evictor,
+            lambda: len(self.mapped()),
+            self._tell_draining,
+            path,
+            config.drain_move_s,
+        )
         self._quota = Quota(self._table, self.evictor, slabs_max, config.consumer_share_max)
 
     # --------------------------------------------------------------------- sessions
@@ -329,6 +336,11 @@ class DonorService:
         await self._destroy(lease, "released")
         return m.OkAnswer(id=request.id)
 
+    async def evict_some(self, count: int, urgent: bool) -> int:
+        """For the harvester: takes slabs back; returns how many came."""
+        move_s = 0.0 if urgent else self._config.eviction.move_s
+        return await self.evictor.evict(count, move_s=move_s)
+
     # --------------------------------------------------------- eviction (evict.Slabs)
 
     def mapped(self) -> list[MappedSlab]:
@@ -351,8 +363,10 @@ class DonorService:
             raise NotFoundError(f"the device of lease {lease} is not connected")
         return await session.activity(lease, wait_s)
 
-    async def evict(self, lease: int, slot: int, deadline_ms: int) -> bool:
+    async def evict(self, lease: int, slot: int, deadline_ms: int, move_ms: int = 0) -> bool:
         """Takes a slab back: asks its owner for DONE, past the deadline fences it without.
+
+        Its owner may copy it elsewhere before, for `move_ms` more.
 
         Returns:
             False when the owner keeps it, as it holds the only copy.
@@ -368,7 +382,7 @@ class DonorService:
         wait_ms = 0
         if session is not None:
             try:
-                await session.evict(lease, slot, info.generation, deadline_ms)
+                await session.evict(lease, slot, info.generation, deadline_ms + move_ms, move_ms)
                 wait_ms = self._config.fence_ms
             except RequestRefusedError as error:
                 if error.reason == m.REFUSED_ONLY_COPY:

@@ -68,6 +68,18 @@ class SlabInfo:
     page_outs: int
     remote_valid_pages: int
 
+    @property
+    def is_migrating(self) -> bool:
+        """Whether it has a source."""
+        return self.source_state is not SlabState.UNMAPPED
+
+    def is_at(self, remote: int, generation: int) -> bool:
+        """Whether it is there, comes from there, or is being taken off there."""
+        return (self.remote, self.generation) == (remote, generation) or (
+            self.source_remote,
+            self.source_generation,
+        ) == (remote, generation)
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteInfo:

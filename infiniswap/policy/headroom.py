@@ -91,11 +91,13 @@ class HarvestPlan:
         grow: free slabs to allocate.
         release: free or dirty slabs to give back to the host; never more than there are.
         evict: mapped slabs to take back (the paper's E).
+        urgent: no time for their consumers to copy them elsewhere first.
     """
 
     grow: int
     release: int
     evict: int
+    urgent: bool = False
 
 
 URGENT_FRACTION = 0.5
@@ -179,12 +181,12 @@ class HeadroomPolicy:
             release = min(unmapped, max(over, -(cautious_bytes // slab_bytes)))
             left = pool.total - release
             urgent_bytes = int(headroom_bytes * URGENT_FRACTION)
-            if self._room_bytes(self._others_now_bytes, left, urgent_bytes) < 0:
-                room_bytes = self._room_bytes(highest_bytes, left, headroom_bytes)
-            else:
-                room_bytes = self._room_bytes(self.others_bytes, left, headroom_bytes)
-            evict = max(-(room_bytes // slab_bytes), over - release, 0)
-            return HarvestPlan(0, release, min(pool.mapped, evict))
+            urgent = self._room_bytes(self._others_now_bytes, left, urgent_bytes) < 0
+            room_bytes = self._room_bytes(
+                highest_bytes if urgent else self.others_bytes, left, headroom_bytes
+            )
+            evict = min(pool.mapped, max(-(room_bytes // slab_bytes), over - release, 0))
+            return HarvestPlan(0, release, evict, urgent and evict > 0)
         spare = self._free_slabs_over(pool)
         if spare:
             return HarvestPlan(0, spare, 0)

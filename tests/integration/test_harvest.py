@@ -96,6 +96,39 @@ async def test_a_consumer_that_does_not_answer_loses_its_slab_and_holds_up_nobod
                 assert len(well.evicted) == 3
 
 
+class Moving(Handler):
+    """Copies its slabs for as long as it may, and until it is asked to hurry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hurried: dict[int, asyncio.Event] = {}
+
+    async def evict(
+        self, lease: int, slot: int, generation: int, deadline_s: float, move_s: float
+    ) -> None:
+        hurried = self.hurried.setdefault(slot, asyncio.Event())
+        if not move_s:
+            hurried.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(move_s):
+                await hurried.wait()
+        await super().evict(lease, slot, generation, deadline_s, move_s)
+
+
+async def test_there_is_time_to_move_a_slab_until_the_host_is_in_a_hurry() -> None:
+    async with world(daemon__headroom="8M", daemon__evict_move_s=300.0) as w:
+        moving = Moving()
+        async with borrowing(w, A, 6, moving):
+            leave(w, 4)  # less than the headroom, more than half of it
+            await until(lambda: len(moving.hurried) == 2)
+            assert mapped(w) == 6
+            leave(w, -4)
+            await until(lambda: mapped(w) == 0)
+            assert w.donor.service.counters["evictions_forced"] == 0
+            assert sum(move_s > 0.0 for move_s in moving.move_s) == 2
+            assert len(moving.evicted) == 8  # two of them were asked for twice
+
+
 async def test_done_that_comes_too_late_changes_nothing() -> None:
     """By then the slot may hold another generation, which is somebody else's."""
     async with world(daemon__evict_deadline_s=0.1) as w:

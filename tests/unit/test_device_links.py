@@ -36,6 +36,11 @@ async def test_a_cancelled_call_into_the_engine_is_waited_for(fails: bool) -> No
         assert ended.is_set()
 
 
+class Unmoved:
+    async def move(self, link: DonorLink, slab: int, wait_s: float) -> bool:
+        return False
+
+
 async def test_a_slab_that_is_the_only_copy_is_not_given_up() -> None:
     nothing = cast(Any, None)
     config = LinkConfig(
@@ -49,11 +54,11 @@ async def test_a_slab_that_is_the_only_copy_is_not_given_up() -> None:
         suspend_s=1.0,
         has_backup=False,
     )
-    link = DonorLink(HostPort("127.0.0.1", 1), nothing, nothing, config, nothing)
+    link = DonorLink(HostPort("127.0.0.1", 1), nothing, cast(Any, Unmoved()), config, nothing)
     link._lease = Lease(7, "", 1, "", MIB, "")
     link.mapped = {0: Place(3, 9)}
     with pytest.raises(RequestRefusedError) as caught:
-        await link.evict(7, 3, 9, 1.0)
+        await link.evict(7, 3, 9, 1.0, 0.0)
     assert caught.value.reason == REFUSED_ONLY_COPY
     assert link.mapped == {0: Place(3, 9)}
-    await link.evict(8, 3, 9, 1.0)  # another lease's: nothing to give up
+    await link.evict(8, 3, 9, 1.0, 0.0)  # another lease's: nothing to give up

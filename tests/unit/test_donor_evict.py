@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from random import Random
@@ -21,9 +22,15 @@ class Slabs:
         self.broken: set[MappedSlab] = set()
         self.taken: list[MappedSlab] = []
         self.asked: list[int] = []
+        self.move_ms: list[int] = []
+        self.hurry: dict[MappedSlab, asyncio.Future[None]] = {}
 
     def mapped(self) -> list[MappedSlab]:
         return list(self.slabs)
+
+    async def all_move(self, count: int) -> None:
+        while len(self.hurry) < count:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
 
     async def activity(self, lease: int, wait_s: float) -> dict[int, float]:
         self.asked.append(lease)
@@ -32,13 +39,19 @@ class Slabs:
             raise DeadlineError("no answer")
         return dict(rates)
 
-    async def evict(self, lease: int, slot: int, deadline_ms: int) -> bool:
+    async def evict(self, lease: int, slot: int, deadline_ms: int, move_ms: int = 0) -> bool:
+        self.move_ms.append(move_ms)
+        if move_ms and (lease, slot) not in self.kept:
+            await asyncio.wait({self.hurry.setdefault((lease, slot), asyncio.Future())})
+        elif (lease, slot) in self.hurry:
+            self.hurry[lease, slot].set_result(None)
         if (lease, slot) in self.broken:
             raise EngineError("no")
         if (lease, slot) in self.kept:
             return False
-        self.taken.append((lease, slot))
-        self.slabs.remove((lease, slot))
+        if (lease, slot) in self.slabs:
+            self.taken.append((lease, slot))
+            self.slabs.remove((lease, slot))
         return True
 
 
@@ -101,6 +114,34 @@ async def test_one_that_cannot_be_taken_does_not_stop_the_others() -> None:
     slabs = Slabs({1: IDLE, 2: IDLE})
     slabs.broken = {(1, 0), (2, 3)}
     assert await evictor(slabs).evict(8) == 6
+
+
+async def test_a_batch_in_a_hurry_takes_what_is_being_moved_first() -> None:
+    slabs = Slabs({1: IDLE, 2: BUSY})
+    batches = evictor(slabs)
+    gentle = asyncio.create_task(batches.evict(2, move_s=60.0))
+    async with asyncio.timeout(30):
+        await slabs.all_move(2)
+        moving = set(slabs.hurry)
+        # One is hurried; two, and another one, when three are needed.
+        assert await batches.evict(1) == 1
+        assert set(slabs.taken) <= moving
+        assert await batches.evict(2) == 2
+        assert await gentle == 2
+    assert moving < set(slabs.taken)
+    assert len(slabs.taken) == 3
+    assert slabs.move_ms.count(60_000) == 2
+
+
+async def test_what_is_being_moved_is_not_chosen_again() -> None:
+    slabs = Slabs({1: IDLE, 2: IDLE})
+    batches = evictor(slabs, extra=8)
+    first = asyncio.create_task(batches.evict(5, move_s=60.0))
+    second = asyncio.create_task(batches.evict(5, move_s=60.0))
+    async with asyncio.timeout(30):
+        await slabs.all_move(8)
+        assert await batches.evict(8) == 8
+        assert (await first, await second) == (5, 3)
 
 
 async def test_only_those_named_are_taken() -> None:

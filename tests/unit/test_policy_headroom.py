@@ -61,8 +61,8 @@ def test_a_spike_releases_free_slabs_but_evicts_nothing() -> None:
 def test_what_is_taken_suddenly_and_deeply_does_not_wait_for_the_average() -> None:
     pool = PoolState(free=2, dirty=0, mapped=10)
     # 60 GiB of others leave nothing: two free slabs go, and what the full headroom still lacks.
-    assert after([30 * GIB] * 20 + [60 * GIB], pool) == HarvestPlan(0, 2, 10)
-    assert after([30 * GIB] * 20 + [51 * GIB], pool) == HarvestPlan(0, 2, 5)
+    assert after([30 * GIB] * 20 + [60 * GIB], pool) == HarvestPlan(0, 2, 10, urgent=True)
+    assert after([30 * GIB] * 20 + [51 * GIB], pool) == HarvestPlan(0, 2, 5, urgent=True)
 
 
 def test_the_slack_is_what_is_left_before_that() -> None:

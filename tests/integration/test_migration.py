@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A donor gives its slabs back and their pages go to another one: real daemons, a real engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from cluster import SLAB, WAIT_S, Cluster, Donor, until
+
+from infiniswap.units import MIB, PAGE_BYTES
+
+pytestmark = [pytest.mark.requires_native, pytest.mark.requires_tool("nbdcopy")]
+
+SIZE = 32 * MIB
+SLABS = SIZE // SLAB
+
+
+class Filled:
+    """A device whose slabs all are at the first of two donors, with every page."""
+
+    def __init__(self, cluster: Cluster, directory: Path, *args: str) -> None:
+        self.cluster = cluster
+        self.leaving, self.other = cluster.donor(), cluster.donor()
+        cluster.ok("donor", "drain", self.other.address)
+        self.device = cluster.start(
+            *("--frontend", "nbd-socket", *args),
+            size=str(SIZE),
+            INFINISWAP_DEVICE_HEDGE_MS="0",  # what is read from the backup shall mean something
+        )
+        self._original, self._back = directory / "original", directory / "back"
+        self._original.write_bytes(os.urandom(SIZE))
+
+        def mapped() -> bool:
+            self._nbdcopy("--flush", self._original, self._uri)
+            return self.slabs_at(self.leaving) == SLABS
+
+        until(mapped, "slabs that are mapped")
+        until(
+            lambda: self.device.status["pages_on_donors"] == SIZE // PAGE_BYTES,
+            "pages that are all there",
+        )
+
+    @property
+    def _uri(self) -> str:
+        return f"nbd+unix:///?socket={self.device.run}/nbd.sock"
+
+    def _nbdcopy(self, *args: object) -> None:
+        command = ["nbdcopy", *map(str, args)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+        assert done.returncode == 0, done.stderr
+
+    def slabs_at(self, donor: Donor) -> int:
+        rows = self.device.status["donors"]
+        return int(next(row["slabs"] for row in rows if row["address"] == donor.address))
+
+    def drain(self, donor: Donor) -> None:
+        self.cluster.ok("donor", "drain", donor.address)
+
+    def undrain(self, donor: Donor) -> None:
+        self.cluster.ok("donor", "undrain", donor.address)
+        until(lambda: "no longer draining" in donor.log, "a donor that lends again")
+
+    def read_back(self) -> dict[str, int]:
+        """Reads everything, checks it, and returns what that added to the counters."""
+        before = self.device.status["stats"]
+        self._nbdcopy(self._uri, self._back)
+        assert self._back.read_bytes() == self._original.read_bytes()
+        after = self.device.status["stats"]
+        return {key: after[key] - before[key] for key in after}
+
+
+@pytest.mark.parametrize("backup", [True, False])
+def test_after_a_drain_everything_is_read_from_the_other_donor(
+    cluster: Cluster, tmp_path: Path, backup: bool
+) -> None:
+    filled = Filled(cluster, tmp_path, *([] if backup else ["--backup", "none"]))
+    filled.undrain(filled.other)
+    filled.drain(filled.leaving)
+    assert filled.slabs_at(filled.leaving) == 0
+    assert filled.slabs_at(filled.other) == SLABS
+    counted = filled.read_back()
+    assert counted["pages_in_backup"] == counted["requests_failed"] == 0
+    status = filled.device.status
+    assert status["stats"]["pages_migrated"] == SIZE // PAGE_BYTES
+    assert not any("lost" in alarm for alarm in status["alarms"])
+    # The drained one holds nothing of it any more: it may go.
+    assert filled.leaving.end() == 0
+    assert filled.read_back()["pages_in_backup"] == 0
+
+
+def test_without_room_elsewhere_the_pages_come_from_the_backup(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    filled = Filled(cluster, tmp_path)
+    filled.drain(filled.leaving)
+    assert filled.slabs_at(filled.leaving) == filled.slabs_at(filled.other) == 0
+    assert filled.read_back()["pages_in_backup"] == SIZE // PAGE_BYTES
+
+
+def test_without_room_and_without_a_backup_the_slabs_stay_until_there_is_room(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    filled = Filled(cluster, tmp_path, "--backup", "none")
+    cluster.ok("donor", "drain", "--no-wait", filled.leaving.address)
+    until(lambda: "nowhere else" in filled.leaving.log, "a refusal")
+    assert filled.slabs_at(filled.leaving) == SLABS
+    filled.undrain(filled.other)
+    until(lambda: filled.slabs_at(filled.leaving) == 0, "slabs that have moved")
+    assert filled.read_back()["requests_failed"] == 0
+
+
+def test_a_donor_that_dies_while_its_slabs_move_costs_no_page(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    filled = Filled(cluster, tmp_path)
+    filled.undrain(filled.other)
+    cluster.ok("donor", "drain", "--no-wait", filled.leaving.address)
+    until(lambda: "moves to" in filled.device.log, "a slab that moves")
+    filled.leaving.end(signal.SIGKILL)
+    until(lambda: filled.slabs_at(filled.leaving) == 0, "the end of the dead donor's slabs")
+    counted = filled.read_back()
+    assert counted["requests_failed"] == 0
