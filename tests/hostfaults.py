@@ -92,6 +92,9 @@ class Chaos:
         self.count += 1
         self._say(str(fault))
         self._serving(fault.host)
+        daemon = self._cluster.record.host(fault.host).daemon
+        assert daemon is not None
+        assert daemon.state, f"the daemon of {fault.host} has died by itself"
         for kind in fault.kinds:
             self._do(kind, fault)
         self._undo.push(fault)

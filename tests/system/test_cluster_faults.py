@@ -245,7 +245,8 @@ def loop_of(number: str) -> tuple[str, str]:
 def test_random_faults_in_a_cluster_cost_no_byte(
     nine: Cluster, pagecheck: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print(f"INFINISWAP_TEST_SEED={SEED}", flush=True)
+    with capsys.disabled():
+        print(f"\nINFINISWAP_TEST_SEED={SEED}", flush=True)
     with contextlib.ExitStack() as stack:
         world = World(nine, pagecheck, tmp_path, stack)
         named = [LINK_DIR / device.name for device in world.devices]
