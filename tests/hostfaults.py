@@ -49,7 +49,6 @@ class Chaos:
         self._undo = Undo()
         self._booting: set[str] = set()
         self._zero_s = 0.0
-        self.said: list[str] = []
         self.count = 0
 
     def run(self, count: int | None, budget_s: float) -> None:
@@ -72,7 +71,7 @@ class Chaos:
             self._sleep_until(fault.end_s)
             for kind in reversed(fault.kinds):
                 self._end(kind, fault.host)
-            self._say(f"  end of fault {fault.number}: {fault.host}")
+            print(f"  end of fault {fault.number}: {fault.host}", flush=True)
 
     def _sleep_until(self, plan_s: float) -> None:
         """Whoever is late stays late: pauses and lengths of the plan are kept."""
@@ -82,15 +81,11 @@ class Chaos:
             self._check()
         self._zero_s -= left_s
 
-    def _say(self, text: str) -> None:
-        self.said.append(text)
-        print(text, flush=True)
-
     # ----------------------------------------------------------------------- faults
 
     def _begin(self, fault: Fault) -> None:
         self.count += 1
-        self._say(str(fault))
+        print(str(fault), flush=True)
         self._serving(fault.host)
         daemon = self._cluster.record.host(fault.host).daemon
         assert daemon is not None
@@ -161,4 +156,4 @@ class Chaos:
             self._cluster.squeeze(name, possible - status.memory.headroom_bytes)
         except MemoryLimitError:
             # The host's applications were faster than the daemon: bad for them, not for pages.
-            self._say(f"  {name} had not that much memory soon enough")
+            print(f"  {name} had not that much memory soon enough", flush=True)

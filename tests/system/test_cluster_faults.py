@@ -243,9 +243,10 @@ def loop_of(number: str) -> tuple[str, str]:
 
 
 def test_random_faults_in_a_cluster_cost_no_byte(
-    nine: Cluster, pagecheck: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    nine: Cluster, pagecheck: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    with capsys.disabled():
+    # Always to be seen. Not by capsys, which would keep all the rest to itself even with -s.
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         print(f"\nINFINISWAP_TEST_SEED={SEED}", flush=True)
     with contextlib.ExitStack() as stack:
         world = World(nine, pagecheck, tmp_path, stack)
@@ -261,10 +262,8 @@ def test_random_faults_in_a_cluster_cost_no_byte(
             until(world.remapped, "every slab in use on a donor", REMAPPED_S_MAX)
             ends(world)
         except BaseException:
-            with capsys.disabled():
-                print(f"\nINFINISWAP_TEST_SEED={SEED} INFINISWAP_TEST_FAULTS={chaos.count}")
-                print("\n".join(chaos.said))
-                print(world.tails())
+            print(f"failed: INFINISWAP_TEST_SEED={SEED} INFINISWAP_TEST_FAULTS={chaos.count}")
+            print(world.tails())
             raise
     print(f"{chaos.count} faults in {took_s:.0f} s, seed {SEED}")
     assert not attached(nine.name, loops)
