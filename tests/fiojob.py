@@ -62,9 +62,13 @@ class Fio:
         """Fails once fio has found anything wrong."""
         assert not self.error, self.error
 
+    def stop(self) -> None:
+        """Begins no further pass; does not wait."""
+        self._stopping.set()
+
     def finish(self) -> None:
         """Lets it end its pass, and verifies everything once more."""
-        self._stopping.set()
+        self.stop()
         self._thread.join()
         self.check()
         assert self.passes, "fio has not come to the end of its first pass"

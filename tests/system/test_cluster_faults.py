@@ -271,6 +271,8 @@ def test_random_faults_in_a_cluster_cost_no_byte(
 
 def ends(world: World) -> None:
     """Every page is verified once more, everything ends in order, and nobody complains."""
+    for fio in world.fios:
+        fio.stop()
     world.job.more_rounds()
     for fio in world.fios:
         fio.finish()
