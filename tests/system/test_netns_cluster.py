@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import signal
 import socket
@@ -22,6 +21,7 @@ from netns_cluster import cluster as clusters
 from netns_cluster import leftovers, memory, network, record
 from netns_cluster.cluster import Cluster
 from netns_cluster.plan import HostPlan, Plan
+from netns_left import left_of, links, unused_name
 from runs import touch
 
 from infiniswap.errors import ConflictError, MemoryLimitError, NotFoundError, UsageError
@@ -46,44 +46,6 @@ SETTINGS = {
     "policy.hot_pages_per_s": "1.0",
     "daemon.lease_grace_s": "2.0",
 }
-
-
-def unused_name() -> str:
-    """Of a cluster."""
-    return f"t{secrets.token_hex(3)}"
-
-
-def processes_of(name: str) -> list[str]:
-    """Command lines of all that has this cluster's configuration, and of what is in its hosts."""
-    mark = f"INFINISWAP_CONFIG={record.state_directory(name)}/".encode()
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if mark in (entry / "environ").read_bytes():
-                found.append((entry / "cmdline").read_bytes().decode())
-    return found
-
-
-def left_of(name: str) -> list[str]:
-    """Everything that is there and would not be without the cluster."""
-    found = [f"process {one}" for one in processes_of(name)]
-    found += [f"namespace {one}" for one in network.all_namespaces(name)]
-    found += [
-        f"path {path}"
-        for path in (
-            memory.cluster_cgroup(name).path,
-            record.state_directory(name),
-            record.work_directory(name),
-            record.STATE_DIR / f"{name}.lock",
-        )
-        if path.exists()
-    ]
-    return found
-
-
-def links() -> set[str]:
-    """Network interfaces of the machine itself."""
-    return set(os.listdir("/sys/class/net"))
 
 
 @pytest.fixture(scope="module")

@@ -392,8 +392,12 @@ class Cluster:
         with record.locked(self.name):
             self._end(self.record.host(name).daemon, signal.SIGKILL)
 
-    def restart(self, name: str) -> None:
+    def restart(self, name: str, *, wait: bool = True) -> None:
         """Ends a host's daemon in order, if it runs, and starts it again.
+
+        Args:
+            name: of the host.
+            wait: until it serves; without, `await_serving` does that.
 
         Raises:
             NotFoundError: no such cluster or host.
@@ -405,7 +409,12 @@ class Cluster:
             self._end(host.daemon, signal.SIGTERM)
             self._start_daemon(host)
             record.save(whole)
-            self._await_daemon(host)
+        if wait:
+            self.await_serving(name)
+
+    def await_serving(self, name: str) -> None:
+        """Waits until a daemon that was started serves. Raises as `restart`."""
+        self._await_daemon(self.record.host(name))
 
     def _end(self, process: Process | None, number: signal.Signals) -> None:
         if process is None:
