@@ -76,6 +76,7 @@ def looped(bench: Bench, backing: Path) -> Iterator[loop.LoopDevice]:
 def image(bench: Bench, name: str) -> Path:
     """A file of an area's size whose blocks are reserved."""
     path = bench.work / name
+    path.unlink(missing_ok=True)
     with path.open("xb") as file:
         file.truncate(bench.settings.swap_device_bytes)
         os.posix_fallocate(file.fileno(), 0, bench.settings.swap_device_bytes)
@@ -92,16 +93,22 @@ def ours(bench: Bench) -> Iterator[Area]:
         donors(bench, 2, slab_bytes, bench.settings.swap_device_bytes) as addresses,
         device(bench, addresses, bench.settings.swap_device_bytes, slab_bytes) as own,
     ):
-        map_all(bench, own)
-        swap.mkswap(own.path, label=_LABEL)
+        yield area_of(bench, own)
 
-        def settle() -> None:
-            _await_idle(bench, own.path.name)
-            bench.until(
-                lambda: own.status()["stats"]["staging_pages_used"] == 0, "the backup to be written"
-            )
 
-        yield Area(OURS, own.path, settle, lambda: _page_ins(own))
+def area_of(bench: Bench, own: Device) -> Area:
+    """A device of ours as a swap area; first every slab is mapped. May be called again, when
+    nothing is swapped out there."""
+    map_all(bench, own)
+    swap.mkswap(own.path, label=_LABEL)
+
+    def settle() -> None:
+        _await_idle(bench, own.path.name)
+        bench.until(
+            lambda: own.status()["stats"]["staging_pages_used"] == 0, "the backup to be written"
+        )
+
+    return Area(OURS, own.path, settle, lambda: _page_ins(own))
 
 
 def map_all(bench: Bench, own: Device) -> None:
@@ -181,6 +188,13 @@ def limited_disk(bench: Bench) -> Iterator[loop.LoopDevice]:
         number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
         with throttled(number, CLOUD_VOLUME):
             yield lower
+
+
+@contextlib.contextmanager
+def whole_disk(bench: Bench) -> Iterator[loop.LoopDevice]:
+    """This machine's disk, in the same way."""
+    with looped(bench, image(bench, "whole.img")) as lower:
+        yield lower
 
 
 @contextlib.contextmanager
