@@ -11,7 +11,7 @@ from infiniswap.errors import UsageError
 from infiniswap.units import MIB, parse_page_size
 from isw_bench import runner
 from isw_bench.bench import Settings
-from isw_bench.faults import death, draw, eviction, peak, times
+from isw_bench.faults import cache, death, draw, eviction, host, peak, times
 from isw_bench.runner import Suite
 
 _SECONDS_MIN = 2.0
@@ -19,8 +19,8 @@ _HOST_BYTES_MIN = 256 * MIB
 
 SUITE = Suite(
     target="bench-faults",
-    comparisons={module.KEY: module for module in (eviction, death, peak, times)},
-    timed=frozenset({eviction.KEY, death.KEY, peak.KEY, times.KEY}),
+    comparisons={module.KEY: module for module in (eviction, death, peak, host, cache, times)},
+    timed=frozenset({eviction.KEY, death.KEY, peak.KEY, host.KEY, times.KEY}),
     peers={"redis-benchmark": "redis-tools"},
     draw=draw.draw,
 )

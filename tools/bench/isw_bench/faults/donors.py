@@ -48,6 +48,7 @@ class Donors:
         self._started += 1
         settings = self._bench.settings
         ready = self._bench.work / f"daemon{self._started}.ready"
+        ready.unlink(missing_ok=True)  # of donors before these
         # Any half of them could hold all of the device.
         pool = format_size(settings.swap_device_bytes // 2)
         argv = cluster.daemon_argv(

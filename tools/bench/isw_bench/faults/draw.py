@@ -11,7 +11,7 @@ from typing import Any
 
 from isw_bench import plot
 from isw_bench.faults.timeline import Run, moving, per_s
-from isw_bench.results import Comparison, TimeLine
+from isw_bench.results import Comparison, Figure, TimeLine
 
 _COLUMNS = 2
 _INCHES_WIDE = 11.0
@@ -30,6 +30,15 @@ def panels(comparisons: Sequence[Comparison]) -> dict[str, list[TimeLine]]:
     return found
 
 
+def labelled(comparisons: Sequence[Comparison]) -> list[tuple[str, Figure]]:
+    """What is drawn as bars."""
+    return [
+        (f"{comparison.key}: {label}", figure)
+        for comparison in comparisons
+        for label, figure in plot.bars([comparison])
+    ]
+
+
 def shares(line: TimeLine, level_per_s: float) -> tuple[list[float], list[float]]:
     """Seconds, and throughput as a share of a level: each point is the mean of the time before."""
     run = Run(line.slice_s, [round(value) for value in line.values])
@@ -45,7 +54,7 @@ def draw(comparisons: Sequence[Comparison], path: Path, caption: str) -> bool:
         import matplotlib
     except ImportError:
         return False
-    bars, lines = plot.bars(comparisons), panels(comparisons)
+    bars, lines = labelled(comparisons), panels(comparisons)
     if not bars:
         return False
     matplotlib.use("Agg")
@@ -61,6 +70,8 @@ def draw(comparisons: Sequence[Comparison], path: Path, caption: str) -> bool:
     )
     axes = figure.add_subplot(grid[0, :])
     plot.draw_bars(axes, bars)
+    axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}")
+    axes.tick_params(axis="x", which="both", labelsize=7)
     axes.set_title(textwrap.fill(caption, 100), fontsize=9)
     for place, (name, own) in enumerate(lines.items()):
         _draw_panel(figure.add_subplot(grid[1 + place // _COLUMNS, place % _COLUMNS]), name, own)
