@@ -24,7 +24,7 @@ BACKUPS: tuple[tuple[str, Any], ...] = (
 
 SLICE_S = 0.1
 _FILL_S_MAX = 300.0
-_REST_S_MAX = 20.0
+_REST_S_MAX = 60.0
 _REST_S = 0.6
 
 
