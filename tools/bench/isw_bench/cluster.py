@@ -17,12 +17,13 @@ from msgspec import to_builtins
 
 from infiniswap.device import client, rundir
 from infiniswap.errors import InfiniswapError
+from infiniswap.system.files import PROC
 from infiniswap.units import format_size
 from isw_bench.bench import START_S, Bench
 from isw_bench.children import Child
 
 NAME = "bench"
-_STOP_S = 60.0
+_END_S = 60.0
 
 
 def environment(bench: Bench) -> dict[str, str]:
@@ -120,6 +121,8 @@ def device(
 
             status = bench.until(serving, "the device to serve", START_S)
             yield Device(Path(status.path).resolve(), status.pid, size_bytes, slab_bytes, paths)
+        # Its starter may have lost patience; what lies below must not go before it has.
+        bench.until(lambda: not (PROC / str(status.pid)).exists(), "the device to end", _END_S)
     finally:
         # A device that was stopped keeps its size and contents; the next one here is another.
         shutil.rmtree(bench.work / "backup")

@@ -72,6 +72,7 @@ def draw(comparisons: Sequence[Comparison], path: Path, caption: str) -> bool:
     plot.draw_bars(axes, bars)
     axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}")
     axes.tick_params(axis="x", which="both", labelsize=7)
+    axes.set_ylim(len(bars) - 0.3, -0.9)
     axes.set_title(textwrap.fill(caption, 100), fontsize=9)
     for place, (name, own) in enumerate(lines.items()):
         _draw_panel(figure.add_subplot(grid[1 + place // _COLUMNS, place % _COLUMNS]), name, own)
@@ -99,6 +100,6 @@ def _draw_panel(axes: Any, name: str, lines: Sequence[TimeLine]) -> None:
     axes.set_ylim(bottom=0)
     axes.tick_params(labelsize=7)
     axes.set_xlabel("s", fontsize=7)
-    axes.set_ylabel(f"of {sides[0]}'s mean", fontsize=7)
+    axes.set_ylabel(f"share of the mean of\n“{sides[0]}”", fontsize=7)
     axes.grid(linewidth=0.3)
     axes.legend(fontsize=7, loc="lower right")
