@@ -107,6 +107,7 @@ def device(
     argv = [sys.executable, "-m", module, "device", "start", NAME, "--foreground"]
     argv += ["--size", format_size(size_bytes)]
     argv += ["--slab", format_size(slab_bytes), "--donors", ",".join(addresses), *options]
+    pid = 0
     try:
         own = {**environment(bench), **(changes or {})}
         with bench.running("device", argv, changes=own) as child:
@@ -120,9 +121,10 @@ def device(
                     return None
 
             status = bench.until(serving, "the device to serve", START_S)
-            yield Device(Path(status.path).resolve(), status.pid, size_bytes, slab_bytes, paths)
-        # Its starter may have lost patience; what lies below must not go before it has.
-        bench.until(lambda: not (PROC / str(status.pid)).exists(), "the device to end", _END_S)
+            pid = status.pid
+            yield Device(Path(status.path).resolve(), pid, size_bytes, slab_bytes, paths)
     finally:
+        # Its starter may have lost patience; what lies below must not go before it has.
+        bench.until(lambda: not (pid and (PROC / str(pid)).exists()), "the device to end", _END_S)
         # A device that was stopped keeps its size and contents; the next one here is another.
         shutil.rmtree(bench.work / "backup")
