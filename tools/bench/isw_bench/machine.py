@@ -105,6 +105,7 @@ def describe(root: Path) -> dict[str, Any]:
             "nbdkit": _first_line(["nbdkit", "--version"]),
             "nbdfuse": _first_line(["nbdfuse", "--version"]),
             "fio": _first_line(["fio", "--version"]),
+            "redis": _first_line(["redis-benchmark", "--version"]),
             "cc": _first_line(["cc", "--version"]),
         },
     }
