@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--rounds", type=int, default=3, help="of each comparison (3)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of one run of a job (8)")
+    parser.add_argument("--seconds", type=float, default=7.0, help="of one run of a job (7)")
     parser.add_argument("--job-size", default="256M", help="what the consumer's job fills (256M)")
     parser.add_argument("--job-limit", default="128M", help="its memory limit (128M)")
     parser.add_argument("--device-size", default="384M", help="of the consumer's device (384M)")

@@ -19,6 +19,8 @@ _PANEL_INCHES = 2.4
 _SMOOTH_S = 0.3
 _COLOURS = ("#9aa5b1", "#b3261e")
 _DPI = 100
+_NARROW = 20.0
+"""Ends of the axis closer than this factor leave room for a number at each line."""
 
 
 def panels(comparisons: Sequence[Comparison]) -> dict[str, list[TimeLine]]:
@@ -70,7 +72,9 @@ def draw(comparisons: Sequence[Comparison], path: Path, caption: str) -> bool:
     )
     axes = figure.add_subplot(grid[0, :])
     plot.draw_bars(axes, bars)
-    axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}")
+    low, high = axes.get_xlim()
+    told = "2345678" if high < _NARROW * low else "25"
+    axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in told else "")
     axes.tick_params(axis="x", which="both", labelsize=7)
     axes.set_ylim(len(bars) - 0.3, -0.9)
     axes.set_title(textwrap.fill(caption, 100), fontsize=9)
