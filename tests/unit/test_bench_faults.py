@@ -64,6 +64,12 @@ def test_a_fault_that_nobody_noticed_is_recovered_from_at_once() -> None:
     assert timeline.recovered_s(steps((8.0, 1000)), 2.0, 1000.0) == 0.0
 
 
+def test_a_dip_that_comes_late_is_not_overlooked() -> None:
+    run = steps((2.0, 1000), (1.5, 1000), (2.0, 100), (4.5, 1000))
+    assert timeline.recovered_s(run, 2.0, 1000.0) == pytest.approx(3.4)
+    assert timeline.recovered_s(run, 9.9, 1000.0) == pytest.approx(0.1)  # no whole second is left
+
+
 def test_a_job_that_does_not_recover_shows_what_was_left_of_the_run() -> None:
     run = steps((2.0, 1000), (6.0, 800))
     assert timeline.recovered_s(run, 2.0, 1000.0) == pytest.approx(6.0)

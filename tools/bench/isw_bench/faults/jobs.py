@@ -161,5 +161,6 @@ def recovery_note(samples: Samples, backup: str) -> str:
     lost = sorted(samples.of(fault_side(backup), "work_lost_s"))
     return (
         f"Work lost (backup: {backup}): {lost[0]:.2f} to {lost[-1]:.2f} s of an undisturbed job. "
-        f"Recovered: the first second at {RECOVERED_SHARE:.0%} of the undisturbed run's level."
+        f"Recovered: the first second after the worst one "
+        f"at {RECOVERED_SHARE:.0%} of the undisturbed run's level."
     )

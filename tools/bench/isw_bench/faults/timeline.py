@@ -57,11 +57,18 @@ def lowest_per_s(run: Run, begin_s: float = 0.0) -> float:
 
 
 def recovered_s(run: Run, fault_s: float, level_per_s: float) -> float:
-    """Seconds from a fault until a whole window reaches RECOVERED_SHARE of a level; all that is
-    left of the run where none does."""
-    first = round(fault_s / run.slice_s)
-    for place, value in enumerate(moving(run)[first:]):
-        if value >= RECOVERED_SHARE * level_per_s:
+    """Seconds from a fault until, after the worst window that followed, a whole window reaches
+    RECOVERED_SHARE of a level; 0 where not even the worst was below it, all that is left of the
+    run where none is back. (The worst may come late: a donor is waited for first.)"""
+    windows = moving(run)[round(fault_s / run.slice_s) :]
+    wanted_per_s = RECOVERED_SHARE * level_per_s
+    if not windows:
+        return left_s(run, fault_s)
+    worst = windows.index(min(windows))
+    if windows[worst] >= wanted_per_s:
+        return 0.0
+    for place in range(worst, len(windows)):
+        if windows[place] >= wanted_per_s:
             return place * run.slice_s
     return left_s(run, fault_s)
 
