@@ -13,7 +13,7 @@ MUTATIONS ?=
 C_SOURCES := $(shell find csrc tests/c tests/fuzz tools/bench/c -name '*.[ch]' 2>/dev/null | sort)
 C_BUILD := CMakeLists.txt $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null)
 
-.PHONY: help setup demo test bench check lint asan tsan fuzz mutations format clean
+.PHONY: help setup demo test bench bench-faults check lint asan tsan fuzz mutations format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make test    set up, then every test that can run here; says which cannot"
 	@echo "make check   what CI runs: lint, then test"
 	@echo "make bench   comparisons with floor, peers and disks; BENCH_ARGS=--help (docs/benchmarks.md)"
+	@echo "make bench-faults  what evictions and dying donors cost; BENCH_ARGS=--help"
 	@echo "make mutations  breaks the C library rule by rule and looks which test notices"
 	@echo "make asan    C tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make tsan    C tests under ThreadSanitizer"
@@ -74,6 +75,9 @@ demo: setup
 # Builds its own C programs, in build/bench.
 bench: setup
 	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench $(BENCH_ARGS)
+
+bench-faults: setup
+	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench.faults $(BENCH_ARGS)
 
 mutations: setup
 	@$(RUN)/python tools/mutations.py $(MUTATIONS)

@@ -11,42 +11,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from isw_bench import scope
 
-from infiniswap.system import loop, mounts, swap
+from infiniswap.system import loop
 
 pytestmark = [pytest.mark.requires_root, pytest.mark.requires_native, pytest.mark.timeout(900)]
 
 LITTLE = ("--rounds", "2", "--seconds", "0.1", "--donor-size", "16M", "--no-install")
 LITTLE_SWAP = ("--swap-size", "96M", "--swap-limit", "48M", "--swap-device", "128M")
 LITTLE_IDLE = ("--idle-seconds", "0.5", "--device-size", "128M")
-
-
-@pytest.fixture(scope="session")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs, built once."""
-    return tmp_path_factory.mktemp("bench-build")
-
-
-@pytest.fixture
-def work() -> Iterator[Path]:
-    """A directory on disk for runs; nothing may be in it at the end."""
-    directory = Path(f"/var/tmp/isw-bench-test-{os.getpid()}")
-    directory.mkdir()
-    yield directory
-    left = sorted(directory.iterdir())
-    for path in left:
-        scope.sweep(path)
-    directory.rmdir()
-    assert not left
-    assert not [device for device in loop.attached() if str(directory) in device.backing]
-    assert not [mount for mount in mounts.mounts() if str(directory) in mount.mount_point]
-    assert not [area for area in swap.active_areas() if str(directory) in area.path]
 
 
 def command(root: Path, build: Path, work: Path, *args: str) -> list[str]:

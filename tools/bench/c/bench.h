@@ -139,6 +139,29 @@ BENCH_UNUSED_OK static double bench_cpu_of(uint64_t pid)
 	return bench_clock_s(clock);
 }
 
+/* --------------------------------------------------------------------------- jobs */
+
+/* Moves this process into a memory cgroup. */
+BENCH_UNUSED_OK static void bench_enter(const char *cgroup)
+{
+	char path[4096];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/cgroup.procs", cgroup);
+	file = fopen(path, "w");
+	if (!file || fprintf(file, "%d\n", getpid()) < 0 || fclose(file))
+		bench_die("%s: cannot be entered", cgroup);
+}
+
+/* Of this thread. */
+BENCH_UNUSED_OK static uint64_t bench_major_faults(void)
+{
+	struct rusage usage;
+
+	getrusage(RUSAGE_THREAD, &usage);
+	return (uint64_t)usage.ru_majflt;
+}
+
 /* ------------------------------------------------------------------------- chance */
 
 static inline uint64_t bench_random(uint64_t *state)

@@ -26,25 +26,6 @@ struct job {
 	double sweep_s, fill_s, touch_s;
 };
 
-static void enter(const char *cgroup)
-{
-	char path[4096];
-	FILE *file;
-
-	snprintf(path, sizeof(path), "%s/cgroup.procs", cgroup);
-	file = fopen(path, "w");
-	if (!file || fprintf(file, "%d\n", getpid()) < 0 || fclose(file))
-		bench_die("%s: cannot be entered", cgroup);
-}
-
-static uint64_t major_faults(void)
-{
-	struct rusage usage;
-
-	getrusage(RUSAGE_THREAD, &usage);
-	return (uint64_t)usage.ru_majflt;
-}
-
 static volatile unsigned char *place(const struct job *job, uint64_t page)
 {
 	return job->memory + page * ISW_PAGE_BYTES;
@@ -73,7 +54,7 @@ static void check(const struct job *job, uint64_t page)
 
 static void sweep(struct job *job, uint64_t ms)
 {
-	uint64_t faults = major_faults(), start_ns = iswi_now_ns(), now_ns = start_ns;
+	uint64_t faults = bench_major_faults(), start_ns = iswi_now_ns(), now_ns = start_ns;
 	uint64_t page;
 
 	for (page = 0; page < job->pages; page++) {
@@ -86,12 +67,12 @@ static void sweep(struct job *job, uint64_t ms)
 	}
 	job->sweep_s = (double)(iswi_now_ns() - start_ns) / 1e9;
 	job->sweep_pages = page;
-	job->sweep_faults = major_faults() - faults;
+	job->sweep_faults = bench_major_faults() - faults;
 }
 
 static void touch(struct job *job, uint64_t ms, uint64_t touches_max)
 {
-	uint64_t random = 0x2545f4914f6cdd1dull, faults = major_faults();
+	uint64_t random = 0x2545f4914f6cdd1dull, faults = bench_major_faults();
 	uint64_t start_ns = iswi_now_ns(), now_ns = start_ns;
 
 	for (uint64_t i = 0; i < touches_max && now_ns - start_ns < ms * 1000000; i++) {
@@ -103,7 +84,7 @@ static void touch(struct job *job, uint64_t ms, uint64_t touches_max)
 		took_ns = now_ns - before_ns;
 		bench_samples_add(&job->touches, took_ns);
 		if (took_ns > LOOK_NS) {
-			uint64_t faults_now = major_faults();
+			uint64_t faults_now = bench_major_faults();
 
 			if (faults_now != faults)
 				bench_samples_add(&job->faults, took_ns);
@@ -136,7 +117,7 @@ int main(int argc, char **argv)
 	bench_die_with_parent();
 	if (!cgroup || !job.pages)
 		bench_die("--cgroup and --bytes are needed");
-	enter(cgroup);
+	bench_enter(cgroup);
 	bench_samples_init(&job.faults, SAMPLES_MAX);
 	bench_samples_init(&job.touches, SAMPLES_MAX);
 	/* What is measured must not be swapped out itself. */

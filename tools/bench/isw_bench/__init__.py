@@ -5,5 +5,6 @@ Every comparison runs us and the other side by turns in one run, round by round,
 ratio of two neighbours means something on a machine that does other things as well.
 
 `stats` and `results` are pure; `scope` names what a run makes and takes it away again; `children`
-runs programs; one module per comparison (`donor`, `engine`, `swap`, `demo`, `process`).
+runs programs; `runner` is what command lines share; one module per comparison (`donor`, `engine`,
+`swap`, `demo`, `process`). What faults cost is in `faults`.
 """

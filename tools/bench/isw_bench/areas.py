@@ -60,7 +60,7 @@ def _await_idle(bench: Bench, block_device: str) -> None:
 
 
 @contextlib.contextmanager
-def _looped(bench: Bench, backing: Path) -> Iterator[loop.LoopDevice]:
+def looped(bench: Bench, backing: Path) -> Iterator[loop.LoopDevice]:
     """A loop device as the product makes it."""
     with bench.scope.interrupts.hold():
         upper = loop.attach(backing)
@@ -73,8 +73,10 @@ def _looped(bench: Bench, backing: Path) -> Iterator[loop.LoopDevice]:
             loop.detach(upper)
 
 
-def _image(bench: Bench, name: str) -> Path:
+def image(bench: Bench, name: str) -> Path:
+    """A file of an area's size whose blocks are reserved."""
     path = bench.work / name
+    path.unlink(missing_ok=True)
     with path.open("xb") as file:
         file.truncate(bench.settings.swap_device_bytes)
         os.posix_fallocate(file.fileno(), 0, bench.settings.swap_device_bytes)
@@ -91,19 +93,25 @@ def ours(bench: Bench) -> Iterator[Area]:
         donors(bench, 2, slab_bytes, bench.settings.swap_device_bytes) as addresses,
         device(bench, addresses, bench.settings.swap_device_bytes, slab_bytes) as own,
     ):
-        _map_all(bench, own)
-        swap.mkswap(own.path, label=_LABEL)
-
-        def settle() -> None:
-            _await_idle(bench, own.path.name)
-            bench.until(
-                lambda: own.status()["stats"]["staging_pages_used"] == 0, "the backup to be written"
-            )
-
-        yield Area(OURS, own.path, settle, lambda: _page_ins(own))
+        yield area_of(bench, own)
 
 
-def _map_all(bench: Bench, own: Device) -> None:
+def area_of(bench: Bench, own: Device) -> Area:
+    """A device of ours as a swap area; first every slab is mapped. May be called again, when
+    nothing is swapped out there."""
+    map_all(bench, own)
+    swap.mkswap(own.path, label=_LABEL)
+
+    def settle() -> None:
+        _await_idle(bench, own.path.name)
+        bench.until(
+            lambda: own.status()["stats"]["staging_pages_used"] == 0, "the backup to be written"
+        )
+
+    return Area(OURS, own.path, settle, lambda: _page_ins(own))
+
+
+def map_all(bench: Bench, own: Device) -> None:
     """Slabs get a donor when they are used, so all of it is written until they have one."""
     argv = ["dd", "if=/dev/zero", f"of={own.path}", "bs=1M", "oflag=direct", "status=none"]
     argv += [f"count={own.size_bytes // MIB}"]
@@ -145,7 +153,7 @@ def nbdfuse(bench: Bench) -> Iterator[Area]:
                 return disk.exists()
 
             bench.until(serves, "nbdfuse to serve")
-            with _looped(bench, disk) as upper:
+            with looped(bench, disk) as upper:
                 yield _made(bench, NBDFUSE, upper.path)
 
 
@@ -158,35 +166,49 @@ def floor(bench: Bench) -> Iterator[Area]:
     argv += ["--size-bytes", str(bench.settings.swap_device_bytes)]
     with bench.running("FUSE floor", argv, ends_on_eof=True) as child:
         disk = Path(child.answer(START_S)["disk"])
-        with _looped(bench, disk) as upper:
+        with looped(bench, disk) as upper:
             yield _made(bench, FLOOR, upper.path)
 
 
 @contextlib.contextmanager
 def disk(bench: Bench) -> Iterator[Area]:
     """A swap file on this machine's disk."""
-    path = _image(bench, "disk.img")
+    path = image(bench, "disk.img")
     yield _made(bench, DISK, path)
 
 
 @contextlib.contextmanager
-def cloud(bench: Bench) -> Iterator[Area]:
-    """The disk as slow as a common cloud volume. The kernel lets swap-out pass a limit on the
-    swap device itself, so the swap area is a loop device over the limited one."""
+def limited_disk(bench: Bench) -> Iterator[loop.LoopDevice]:
+    """The disk as slow as a common cloud volume."""
     root = blkio_root()
     if root is None:
         raise SkipError("the block I/O controller of cgroup version 1 is not there")
-    with _looped(bench, _image(bench, "cloud.img")) as lower:
+    with looped(bench, image(bench, "cloud.img")) as lower:
         status = lower.path.stat()
         number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
-        with throttled(number, CLOUD_VOLUME), _looped(bench, lower.path) as upper:
-            swap.mkswap(upper.path, label=_LABEL)
+        with throttled(number, CLOUD_VOLUME):
+            yield lower
 
-            def settle() -> None:
-                for name in (upper.path.name, lower.path.name):
-                    _await_idle(bench, name)
 
-            yield Area(CLOUD, upper.path, settle)
+@contextlib.contextmanager
+def whole_disk(bench: Bench) -> Iterator[loop.LoopDevice]:
+    """This machine's disk, in the same way."""
+    with looped(bench, image(bench, "whole.img")) as lower:
+        yield lower
+
+
+@contextlib.contextmanager
+def cloud(bench: Bench) -> Iterator[Area]:
+    """Swap on the limited disk. The kernel lets swap-out pass a limit on the swap device itself,
+    so the swap area is a loop device over the limited one."""
+    with limited_disk(bench) as lower, looped(bench, lower.path) as upper:
+        swap.mkswap(upper.path, label=_LABEL)
+
+        def settle() -> None:
+            for name in (upper.path.name, lower.path.name):
+                _await_idle(bench, name)
+
+        yield Area(CLOUD, upper.path, settle)
 
 
 @contextlib.contextmanager

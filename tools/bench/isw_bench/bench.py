@@ -41,18 +41,22 @@ class Settings:
         demo_args: options for `infiniswap demo`.
         quiet_share: before each measurement wait until the processors are busy with other things
             for at most this share of their time; 1 does not wait.
+        slab_bytes: of `make bench-faults`.
+        host_bytes: memory of a donor's host there.
     """
 
     rounds: int
     seconds: float
-    donor_bytes: int
     swap_bytes: int
     swap_limit_bytes: int
     swap_device_bytes: int
-    idle_s: float
-    process_bytes: int
-    demo_args: tuple[str, ...]
+    donor_bytes: int = 0
+    idle_s: float = 0.0
+    process_bytes: int = 0
+    demo_args: tuple[str, ...] = ()
     quiet_share: float = 1.0
+    slab_bytes: int = 0
+    host_bytes: int = 0
 
 
 class SkipError(Exception):

@@ -17,25 +17,35 @@ from msgspec import to_builtins
 
 from infiniswap.device import client, rundir
 from infiniswap.errors import InfiniswapError
+from infiniswap.system.files import PROC
 from infiniswap.units import format_size
 from isw_bench.bench import START_S, Bench
 from isw_bench.children import Child
 
 NAME = "bench"
-_STOP_S = 60.0
+_END_S = 60.0
 
 
-def _environment(bench: Bench) -> dict[str, str]:
+def environment(bench: Bench) -> dict[str, str]:
     """Everything of this run in its own directory; slabs are mapped at the first page."""
     return {
+        "PYTHONPATH": str(bench.root / "tools" / "bench"),
         "INFINISWAP_DEVICE_RUN_DIR": str(bench.work / "run"),
         "INFINISWAP_DEVICE_BACKUP_DIR": str(bench.work / "backup"),
         "INFINISWAP_POLICY_HOT_PAGES_PER_S": "1",
     }
 
 
-def _infiniswap(*args: str) -> list[str]:
-    return [sys.executable, "-m", "infiniswap", *args]
+def daemon_argv(
+    ready: Path,
+    slab_bytes: int,
+    *options: str,
+    listen: str = "127.0.0.1:0",
+    module: str = "infiniswap",
+) -> list[str]:
+    """A daemon on loopback; `module` is run with the arguments of `infiniswap`."""
+    argv = [sys.executable, "-m", module, "daemon", "--listen", listen, "--data-port", "0"]
+    return [*argv, "--ready-file", str(ready), "--slab", format_size(slab_bytes), *options]
 
 
 @contextlib.contextmanager
@@ -47,18 +57,18 @@ def donors(
     with contextlib.ExitStack() as stack:
         for number in range(1, count + 1):
             ready = bench.work / f"daemon{number}.ready"
-            argv = _infiniswap("daemon", "--listen", "127.0.0.1:0", "--data-port", "0")
-            argv += ["--ready-file", str(ready), "--slab", format_size(slab_bytes)]
-            argv += ["--pool", format_size(pool_bytes), "--headroom", "64M"]
+            pool = ("--pool", format_size(pool_bytes), "--headroom", "64M")
+            argv = daemon_argv(ready, slab_bytes, *pool)
             child = stack.enter_context(
-                bench.running(f"daemon {number}", argv, changes=_environment(bench))
+                bench.running(f"daemon {number}", argv, changes=environment(bench))
             )
-            port = bench.until(partial(_port, child, ready), "a daemon to serve")
+            port = bench.until(partial(control_port, child, ready), "a daemon to serve")
             found[f"127.0.0.1:{port}"] = child
         yield found
 
 
-def _port(child: Child, ready: Path) -> Any:
+def control_port(child: Child, ready: Path) -> Any:
+    """Of a daemon, None until it serves. Raises SystemCallError when it has ended."""
     if not child.is_running:
         raise child.failed("ended")
     return json.loads(ready.read_text())["control_port"] if ready.exists() else None
@@ -87,14 +97,20 @@ def device(
     size_bytes: int,
     slab_bytes: int,
     *options: str,
+    module: str = "infiniswap",
+    changes: Mapping[str, str] | None = None,
 ) -> Iterator[Device]:
-    """A device on these donors; `options` go to `device start`."""
+    """A device on these donors; `options` go to `device start`, `module` is run with them, with
+    `changes` to its environment."""
     (bench.work / "backup").mkdir(exist_ok=True)
     paths = rundir.paths_of(NAME, bench.work / "run", bench.work / "backup")
-    argv = _infiniswap("device", "start", NAME, "--foreground", "--size", format_size(size_bytes))
+    argv = [sys.executable, "-m", module, "device", "start", NAME, "--foreground"]
+    argv += ["--size", format_size(size_bytes)]
     argv += ["--slab", format_size(slab_bytes), "--donors", ",".join(addresses), *options]
+    pid = 0
     try:
-        with bench.running("device", argv, changes=_environment(bench)) as child:
+        own = {**environment(bench), **(changes or {})}
+        with bench.running("device", argv, changes=own) as child:
 
             def serving() -> Any:
                 if not child.is_running:
@@ -105,7 +121,10 @@ def device(
                     return None
 
             status = bench.until(serving, "the device to serve", START_S)
-            yield Device(Path(status.path).resolve(), status.pid, size_bytes, slab_bytes, paths)
+            pid = status.pid
+            yield Device(Path(status.path).resolve(), pid, size_bytes, slab_bytes, paths)
     finally:
+        # Its starter may have lost patience; what lies below must not go before it has.
+        bench.until(lambda: not (pid and (PROC / str(pid)).exists()), "the device to end", _END_S)
         # A device that was stopped keeps its size and contents; the next one here is another.
         shutil.rmtree(bench.work / "backup")

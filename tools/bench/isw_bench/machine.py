@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,13 @@ def find(program: str) -> str | None:
     return shutil.which(program, path=command_environment()["PATH"])
 
 
-def install_peers() -> list[str]:
-    """Installs what is missing, as root on Debian. Returns what is still missing."""
-    missing = sorted({package for program, package in PEERS.items() if find(program) is None})
+def install_peers(peers: Mapping[str, str]) -> list[str]:
+    """Installs what is missing, as root on Debian. Returns what is still missing.
+
+    Args:
+        peers: packages by a program of theirs.
+    """
+    missing = sorted({package for program, package in peers.items() if find(program) is None})
     if missing and os.geteuid() == 0 and find("apt-get"):
         print(f"bench: installing {' '.join(missing)}", flush=True)
         env = {**command_environment(), "DEBIAN_FRONTEND": "noninteractive"}
@@ -40,7 +45,7 @@ def install_peers() -> list[str]:
             subprocess.run(
                 argv, env=env, stdout=subprocess.DEVNULL, check=False, timeout=_INSTALL_S
             )
-    return sorted({package for program, package in PEERS.items() if find(program) is None})
+    return sorted({package for program, package in peers.items() if find(program) is None})
 
 
 def _first_line(argv: list[str]) -> str:
@@ -100,6 +105,7 @@ def describe(root: Path) -> dict[str, Any]:
             "nbdkit": _first_line(["nbdkit", "--version"]),
             "nbdfuse": _first_line(["nbdfuse", "--version"]),
             "fio": _first_line(["fio", "--version"]),
+            "redis": _first_line(["redis-benchmark", "--version"]),
             "cc": _first_line(["cc", "--version"]),
         },
     }

@@ -50,6 +50,15 @@ def draw(comparisons: Sequence[Comparison], path: Path, caption: str) -> bool:
     figure, axes = pyplot.subplots(
         figsize=(_INCHES_WIDE, 1.4 + _INCHES_PER_LINE * len(lines)), layout="constrained"
     )
+    draw_bars(axes, lines)
+    axes.set_title(textwrap.fill(caption, 64), fontsize=9)
+    figure.savefig(path, dpi=_DPI)
+    pyplot.close(figure)
+    return True
+
+
+def draw_bars(axes: Any, lines: Sequence[tuple[str, Figure]]) -> None:
+    """The figures, one below the other."""
     for place, (_, line) in enumerate(lines):
         _draw_line(axes, place, line)
     axes.set_yticks(range(len(lines)), [label for label, _ in lines], fontsize=8)
@@ -60,10 +69,6 @@ def draw(comparisons: Sequence[Comparison], path: Path, caption: str) -> bool:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.xaxis.set_minor_formatter(lambda value, _: "")
     axes.grid(axis="x", which="both", linewidth=0.3)
-    axes.set_title(textwrap.fill(caption, 64), fontsize=9)
-    figure.savefig(path, dpi=_DPI)
-    pyplot.close(figure)
-    return True
 
 
 def _draw_line(axes: Any, place: int, line: Figure) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from isw_bench.stats import Spread, pair_ratios, spread
@@ -86,6 +86,25 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeLine:
+    """What one run got done, slice by slice.
+
+    Attributes:
+        panel: lines of one picture.
+        side: who; the last one of a panel is what the picture is about.
+        slice_s: length of a slice, in seconds.
+        values: one per slice.
+        events: seconds since the first slice at which something was done to it.
+    """
+
+    panel: str
+    side: str
+    slice_s: float
+    values: Sequence[float]
+    events: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """Everything one comparison gave.
 
@@ -98,6 +117,7 @@ class Comparison:
         commands: what was run, by label.
         skipped: why it could not run; empty when it ran.
         elapsed_s: how long it took.
+        lines: time lines, in the order of the runs.
     """
 
     key: str
@@ -108,6 +128,7 @@ class Comparison:
     commands: dict[str, str] = field(default_factory=dict)
     skipped: str = ""
     elapsed_s: float = 0.0
+    lines: Sequence[TimeLine] = ()
 
 
 class Samples:
@@ -172,6 +193,7 @@ def as_json(comparisons: Sequence[Comparison], about: dict[str, Any]) -> dict[st
                 "notes": list(comparison.notes),
                 "commands": comparison.commands,
                 "samples": comparison.samples,
+                "lines": [asdict(line) for line in comparison.lines],
             }
             for comparison in comparisons
         },

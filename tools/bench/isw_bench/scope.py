@@ -145,7 +145,7 @@ def stale_directories(parent: Path) -> list[Path]:
 
 def sweep(work: Path) -> list[str]:
     """Takes away whatever of a run is there, in an order in which nothing is pulled from under
-    another; goes on past failures and returns them, one text each."""
+    another; goes on past failures and returns those that stayed, one text each."""
     mark = work.name.removeprefix(PREFIX)
     steps: list[tuple[str, Callable[[], None]]] = [
         ("cgroups", lambda: _remove_cgroups(mark)),
@@ -157,15 +157,16 @@ def sweep(work: Path) -> list[str]:
         ("loop devices", lambda: _detach(work)),
         ("mounts", lambda: _unmount(work)),
     ]
-    failures = []
+    failures: dict[str, str] = {}
     for what, step in steps:
+        failures.pop(what, None)
         try:
             step()
         except (InfiniswapError, OSError) as error:
-            failures.append(f"{what} of {work}: {error}")
+            failures[what] = f"{what} of {work}: {error}"
     if not failures:
         shutil.rmtree(work, ignore_errors=True)
-    return failures
+    return list(failures.values())
 
 
 def _remove_cgroups(mark: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from infiniswap.errors import SystemCallError
@@ -87,13 +88,10 @@ def _measure_undisturbed(bench: Bench, area: Area) -> dict[str, float]:
     return measure(bench, area)
 
 
-def measure(bench: Bench, area: Area) -> dict[str, float]:
-    """One round on one area.
-
-    Raises:
-        ElsewhereError: the pages went elsewhere.
-        SystemCallError: a program failed.
-    """
+@contextlib.contextmanager
+def swapped_on(bench: Bench, area: Area) -> Iterator[MemoryCgroup]:
+    """The cgroup of a job that swaps to this area. At the end the job is killed, as nothing of it
+    is needed any more."""
     with bench.scope.interrupts.hold():
         cgroup = create_memory_cgroup(
             f"{PREFIX}{bench.scope.mark}", bench.settings.swap_limit_bytes
@@ -102,14 +100,25 @@ def measure(bench: Bench, area: Area) -> dict[str, float]:
         with bench.scope.interrupts.hold():
             priority = swap.priority_above(swap.active_areas())
             swap.swapon(area.path, priority=priority, discard=False)
-        before = area.counters()
-        told = _run_job(bench, area, cgroup)
-        after = area.counters()
+        yield cgroup
     finally:
         with bench.scope.interrupts.hold():
             cgroup.kill()
             swap.swapoff(area.path, timeout_s=_FILL_S)
             cgroup.remove()
+
+
+def measure(bench: Bench, area: Area) -> dict[str, float]:
+    """One round on one area.
+
+    Raises:
+        ElsewhereError: the pages went elsewhere.
+        SystemCallError: a program failed.
+    """
+    with swapped_on(bench, area) as cgroup:
+        before = area.counters()
+        told = _run_job(bench, area, cgroup)
+        after = area.counters()
     measured = {
         "fault_p50_us": told["fault_us"]["p50"],
         "fault_p99_us": told["fault_us"]["p99"],
@@ -133,17 +142,22 @@ def _run_job(bench: Bench, area: Area, cgroup: MemoryCgroup) -> Any:
     argv += ["--bytes", str(settings.swap_bytes), "--sweep-ms", ms, "--touch-ms", ms]
     with bench.running(f"job on {area.name}", argv) as child:
         child.line(_FILL_S)
-        swapped_bytes = swap.used_bytes(area.path)
-        expected_bytes = settings.swap_bytes - settings.swap_limit_bytes
-        if swapped_bytes < _SWAPPED_MIN * expected_bytes:
-            raise ElsewhereError(
-                f"only {format_size_short(swapped_bytes)} went to the swap area of {area.name}, "
-                f"not {format_size_short(expected_bytes)}",
-                mend="Another swap area of this host is preferred to ours: see /proc/swaps.",
-            )
+        check_swapped(bench, area)
         area.settle()
         child.tell("")
         return child.answer(_FILL_S)
+
+
+def check_swapped(bench: Bench, area: Area) -> None:
+    """Raises ElsewhereError when what cannot be in memory is not on this area."""
+    swapped_bytes = swap.used_bytes(area.path)
+    expected_bytes = bench.settings.swap_bytes - bench.settings.swap_limit_bytes
+    if swapped_bytes < _SWAPPED_MIN * expected_bytes:
+        raise ElsewhereError(
+            f"only {format_size_short(swapped_bytes)} went to the swap area of {area.name}, "
+            f"not {format_size_short(expected_bytes)}",
+            mend="Another swap area of this host is preferred to ours: see /proc/swaps.",
+        )
 
 
 def figures(samples: Samples) -> list[Figure]:

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`infiniswap device start` that times every slab it maps.
+
+    ISW_BENCH_TIMES=FILE python -m isw_bench.faults.timed_device device start NAME OPTIONS
+
+The device's own process, but that `SlabMapper.place`, which is all of it from the wish for a donor
+to the slab being mapped, writes a line of JSON to the file for each slab that found one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from infiniswap.cli import device as command
+from infiniswap.cli.main import build_parser
+from infiniswap.device import rundir
+from infiniswap.device.mapper import SlabMapper
+from infiniswap.device.serve import prepare_process, serve
+from infiniswap.units import parse_page_size
+
+VARIABLE = "ISW_BENCH_TIMES"
+
+
+class TimedMapper(SlabMapper):
+    """Tells how long it took."""
+
+    async def place(self, slab: int) -> bool:
+        """See SlabMapper."""
+        holding = [link for link in self.links if link.mapped]
+        start_s = time.monotonic()
+        mapped = await super().place(slab)
+        if mapped:
+            took_ms = (time.monotonic() - start_s) * 1e3
+            is_first = len([link for link in self.links if link.mapped]) > len(holding)
+            _note({"map_ms": took_ms, "is_first": is_first})
+        return mapped
+
+
+def _note(told: dict[str, Any]) -> None:
+    with open(os.environ[VARIABLE], "a", encoding="ascii") as file:
+        file.write(json.dumps(told) + "\n")
+
+
+def main(argv: list[str]) -> int:
+    """Runs the device; returns its exit code."""
+    from infiniswap.device import service
+
+    vars(service)["SlabMapper"] = TimedMapper
+    args = build_parser("device").parse_args(argv)
+    config = command.load_config(args)
+    size_bytes = parse_page_size(args.size)
+    spec = command.make_spec(args, config, name=args.name, size_bytes=size_bytes, swap=args.swap)
+    paths = rundir.paths_of(args.name, config.device.run_dir, config.device.backup_dir)
+    command.prepare_backup_dir(spec, paths)
+    prepare_process()
+    return asyncio.run(serve(spec, lambda ready: ready.ok, own_log=False))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every command line of benchmarks does: runs comparisons within a scope, and reports."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from infiniswap.errors import InfiniswapError, UsageError
+from infiniswap.system.wakeup import CpuLatencyRequest, idle_host
+from isw_bench import machine, plot, results
+from isw_bench.bench import Bench, Settings, SkipError, build_programs
+from isw_bench.results import Comparison
+from isw_bench.scope import WORK_DIR, Interrupted, Scope
+
+ROOT = Path(__file__).resolve().parents[3]
+_INTERRUPTED = 130
+_WATCH_S = 2.0
+"""How long to look how busy the machine is with other things."""
+
+Draw = Callable[[Sequence[Comparison], Path, str], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A set of comparisons with one command line.
+
+    Attributes:
+        target: of make.
+        comparisons: modules (KEY, TITLE, run) by key, in their order.
+        timed: keys for which processors are kept awake.
+        peers: packages by program, see machine.install_peers.
+        draw: makes the plot.
+    """
+
+    target: str
+    comparisons: Mapping[str, Any]
+    timed: Collection[str]
+    peers: Mapping[str, str]
+    draw: Draw = plot.draw
+
+
+def add_options(parser: argparse.ArgumentParser, suite: Suite, output: Path) -> None:
+    """The options that all have."""
+    parser.add_argument(
+        "comparisons",
+        nargs="*",
+        metavar="NAME",
+        help=f"{', '.join(suite.comparisons)} (default: all)",
+    )
+    parser.add_argument(
+        "--quiet",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="before each measurement wait (60 s at most) until others use no more than this "
+        "share of the processors (1: do not wait)",
+    )
+    parser.add_argument(
+        "--idle",
+        choices=("awake", "host"),
+        default="awake",
+        help="where times count: keep processors awake for both sides alike (awake), or let them "
+        "idle as this host does, where only a device of ours keeps them awake (host)",
+    )
+    parser.add_argument(
+        "--nice",
+        type=int,
+        default=0,
+        metavar="N",
+        help="priority of everything that is measured; negative on a machine that others use",
+    )
+    parser.add_argument("--output", type=Path, default=output, help=f"directory ({output})")
+    parser.add_argument(
+        "--build", type=Path, default=ROOT / "build" / "bench", help="where to build the programs"
+    )
+    parser.add_argument(
+        "--work", type=Path, default=WORK_DIR, help="disk directory for a run's files"
+    )
+    parser.add_argument("--no-install", action="store_true", help="do not install missing peers")
+
+
+def check_names(args: argparse.Namespace, suite: Suite) -> None:
+    """Raises UsageError for a comparison that does not exist."""
+    unknown = [name for name in args.comparisons if name not in suite.comparisons]
+    if unknown:
+        raise UsageError(f"there is no comparison {unknown[0]!r}: {', '.join(suite.comparisons)}")
+
+
+def run_one(bench: Bench, suite: Suite, key: str, awake: bool) -> Comparison:
+    """One comparison. What it needs and this machine has not makes it skipped, not failed."""
+    module = suite.comparisons[key]
+    bench.commands = {}
+    start_s = time.monotonic()
+    with processors_awake(awake and key in suite.timed) as note:
+        try:
+            found: Comparison = module.run(bench)
+        except SkipError as error:
+            return Comparison(key, module.TITLE, skipped=str(error))
+    if key in suite.timed:
+        found = replace(found, notes=[*found.notes, note])
+    return replace(found, commands=bench.commands, elapsed_s=time.monotonic() - start_s)
+
+
+@contextlib.contextmanager
+def processors_awake(wanted: bool) -> Iterator[str]:
+    """For both sides alike, so that they are compared and not what a wake-up costs here; yields
+    what to say about it."""
+    request = CpuLatencyRequest()
+    latency_us = idle_host().latency_us if wanted else None
+    try:
+        if not wanted:
+            yield "Processors idled as this host lets them, but for what a device of ours asks for."
+        elif latency_us is None:
+            yield "This host's processors cannot be kept from sleeping."
+        elif problem := request.hold(latency_us):
+            yield f"Not kept awake: {problem}."
+        else:
+            yield f"Processors were kept awake for all sides (/dev/cpu_dma_latency: {latency_us})."
+    finally:
+        request.close()
+
+
+def was_interrupted(error: BaseException) -> bool:
+    """Whether it came up while the end after a signal was under way."""
+    cause = error.__context__
+    while cause is not None and not isinstance(cause, Interrupted):
+        cause = cause.__context__
+    return cause is not None
+
+
+def report(
+    comparisons: Sequence[Comparison], about: dict[str, Any], output: Path, draw: Draw
+) -> None:
+    """Prints the tables and writes results.json, results.md and results.png."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    for comparison in comparisons:
+        table = Table(*results.HEADINGS, title=comparison.title, title_justify="left")
+        for figure in comparison.figures:
+            table.add_row(*results.cells(figure))
+        if comparison.skipped:
+            console.print(f"{comparison.title}: not run: {comparison.skipped}", markup=False)
+        else:
+            console.print(table)
+        for note in comparison.notes:
+            console.print(f"  {note}", markup=False)
+    output.mkdir(parents=True, exist_ok=True)
+    data = results.as_json(comparisons, about)
+    (output / "results.json").write_text(json.dumps(data, indent=2) + "\n")
+    (output / "results.md").write_text(results.markdown(comparisons))
+    made = ["results.json", "results.md"]
+    caption = f"{about['machine']['processor']}, {about['machine']['processors']} processors"
+    if draw(comparisons, output / "results.png", caption):
+        made.append("results.png")
+    print(f"bench: wrote {', '.join(made)} in {output}")
+
+
+def run_suite(suite: Suite, args: argparse.Namespace, settings: Settings) -> int:
+    """Runs what was asked for; returns the exit code."""
+    if not args.no_install:
+        missing = machine.install_peers(suite.peers)
+        if missing:
+            print(f"bench: missing, so some comparisons are left out: {', '.join(missing)}")
+    print("bench: building the programs", flush=True)
+    build_programs(ROOT, args.build)
+    about: dict[str, Any] = {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["make", suite.target, f"BENCH_ARGS={shlex.join(sys.argv[1:])}"]),
+        "settings": asdict(settings),
+        **machine.describe(ROOT),
+        "load_before": machine.load(),
+        "busy_before": machine.busy_share(_WATCH_S),
+    }
+    found: list[Comparison] = []
+    failed = ""
+    os.nice(args.nice)
+    with Scope(args.work) as scope:
+        bench = Bench(settings, scope, ROOT, args.build.resolve())
+        for key in args.comparisons or suite.comparisons:
+            try:
+                found.append(run_one(bench, suite, key, args.idle == "awake"))
+            except InfiniswapError as error:
+                if was_interrupted(error):
+                    raise Interrupted(str(error)) from error
+                failed = f"{key}: {error}"
+                found.append(
+                    Comparison(key, suite.comparisons[key].TITLE, skipped=f"failed: {error}")
+                )
+    about["load_after"] = machine.load()
+    about["busy_after"] = machine.busy_share(_WATCH_S)
+    report(found, about, args.output, suite.draw)
+    if failed:
+        print(f"bench: {failed}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """Runs it; what users may do wrong, and Ctrl-C, become a line and an exit code."""
+    try:
+        return command()
+    except InfiniswapError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt as error:
+        print(f"bench: interrupted{f' ({error})' if str(error) else ''}", file=sys.stderr)
+        return _INTERRUPTED
