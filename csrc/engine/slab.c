@@ -309,6 +309,8 @@ int isw_slab_pages_at(isw_engine *e, uint32_t slab, uint32_t remote, uint64_t ge
 		return -EINVAL;
 	pthread_mutex_lock(&e->control);
 	p = find_place(e, slab, remote, generation, &place);
+	if (p && iswi_word_state(atomic_load(&p->word)) == ISW_SLAB_UNMAPPED)
+		p = NULL;
 	if (p)
 		in_use =
 			atomic_load(&p->in_flight) || atomic_load(&e->slabs[slab].current) == place;
