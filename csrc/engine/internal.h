@@ -151,10 +151,15 @@ struct iswi_shard {
 
 /* ------------------------------------------------------------------- transfers */
 
-#define ISWI_TRIED_REMOTE 0x1 /* the donor has failed this read */
-#define ISWI_TRIED_BACKUP 0x2
-#define ISWI_RETRIED      0x4 /* bytes and checksum differed once: a write may have passed by */
-#define ISWI_HEDGED       0x8 /* was hedged, in vain: it is not again */
+#define ISWI_TRIED_REMOTE 0x3 /* a donor has failed this read: a bit for each place */
+#define ISWI_TRIED_BACKUP 0x4
+#define ISWI_RETRIED      0x8  /* bytes and checksum differed once: a write may have passed by */
+#define ISWI_HEDGED       0x10 /* was hedged, in vain: it is not again */
+
+static inline uint8_t iswi_tried_place(uint32_t place)
+{
+	return (uint8_t)(1u << place);
+}
 
 /* Of a hedged read: what became of its legs. */
 #define ISWI_HEDGE_WON         0x1 /* one of them answers the request, or has */
