@@ -91,7 +91,6 @@ static void read_run(struct isw_engine *e, const struct run *run, uint32_t from,
 	op->slot = run->slot;
 	op->xfer.buf = e->staging + (uint64_t)run->slot * ISW_PAGE_BYTES;
 	if (from == BACKUP) {
-		op->place = (uint8_t)to->place;
 		iswi_backup_read(e, op);
 		return;
 	}
@@ -182,13 +181,14 @@ static bool copy_on(struct isw_engine *e, const struct iswi_op *read, int error)
 {
 	struct iswi_op *op = NULL, *first = NULL, *last = NULL;
 	struct iswi_shard *shard = iswi_shard_of(e, read->page);
-	struct iswi_use to = {.place = read->pull ? !read->place : read->place};
+	struct iswi_use to;
 	uint32_t crc[ISWI_GROUP_PAGES], given = 0;
 	bool mapped;
 
 	if (!error)
 		iswi_crc32c_pages(read->xfer.buf, read->pages, crc);
-	mapped = iswi_place_get(e, read->slab, to.place, &to.word);
+	/* The slab may have migrated since: then it is not where writes go any more (R8). */
+	mapped = iswi_slab_get(e, read->slab, &to);
 	pthread_mutex_lock(&shard->lock);
 	for (uint32_t i = 0; i < read->pages; i++) {
 		struct iswi_entry *entry = iswi_entry_find(e, read->page + i); /* copying */
