@@ -308,6 +308,15 @@ void iswi_pull_on(struct isw_engine *e)
 	}
 }
 
+void iswi_pull_anew(struct isw_engine *e, uint32_t slab)
+{
+	uint_fast64_t next = atomic_load(&e->pull);
+
+	while (next >> 32 == slab &&
+	       !atomic_compare_exchange_weak(&e->pull, &next, (uint64_t)slab << 32))
+		;
+}
+
 int isw_slab_pull(isw_engine *e, uint32_t slab, uint64_t generation, uint32_t again)
 {
 	uint_fast64_t next = atomic_load(&e->pull);

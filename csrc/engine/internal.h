@@ -439,6 +439,8 @@ static inline void iswi_copy_count(struct isw_engine *e, bool pull, bool arrived
 void iswi_copy_read_done(struct iswi_op *op, int error);
 /* A copy of a slab's other place has ended: goes on with the next, by whoever holds no lock. */
 void iswi_pull_on(struct isw_engine *e);
+/* The slab has a new place: the pass that may have been made is none to it. */
+void iswi_pull_anew(struct isw_engine *e, uint32_t slab);
 
 /* backup.c: the queue and its two handlers, which threads (or steps) call in turn */
 int iswi_backup_start(struct isw_engine *e, struct isw_error *error);
