@@ -274,10 +274,10 @@ static bool pull_group(struct isw_engine *e, uint32_t slab, uint32_t group)
 			struct run run = claim(e, !to.place, page, stop, (uint32_t)(stop - page));
 
 			page = run.page + run.pages;
-			if (run.pages)
-				read_run(e, &run, !to.place, &to);
 			begun |= run.pages;
-			if (run.pages < run.wanted) { /* the copies' share is used up */
+			if (run.pages) {
+				read_run(e, &run, !to.place, &to);
+			} else if (run.wanted) { /* the copies' share is used up */
 				ends = true;
 				break;
 			}
