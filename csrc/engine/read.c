@@ -60,8 +60,8 @@ static enum source choose(struct isw_engine *e, uint64_t page, const struct curs
 			return PAST_REMOTE;
 		return FROM_REMOTE;
 	}
-	if (iswi_bit(e->backup_current, page) && e->has_backup)
-		return at->tried & ISWI_TRIED_BACKUP ? FAILED : FROM_BACKUP;
+	if (iswi_bit(e->backup_current, page) && e->has_backup && !(at->tried & ISWI_TRIED_BACKUP))
+		return FROM_BACKUP;
 	if (remote &&
 	    iswi_word_state(atomic_load(&iswi_place(e, at->slab, place)->word)) == ISW_SLAB_MAPPED)
 		return AGAIN;

@@ -3,6 +3,8 @@
  * Slabs that migrate: each page is where it was valid last, writes go to the new place, and a pull
  * brings the rest there while everything else goes on. One order of events per test.
  */
+#include <pthread.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "engine_fixture.h"
@@ -1481,6 +1483,109 @@ static void an_engine_may_end_in_the_middle_of_it(enum stage stage)
 	free(w);
 }
 
+/* --------------------------------------------------------- a reader that is interrupted */
+
+/*
+ * A thread that is held after it has looked where the slab is, before it looks where a page is: by
+ * the lock of the group before that page's.
+ */
+struct held {
+	struct world *w;
+	uint64_t page, id;
+	pthread_t thread;
+};
+
+static void *held_read(void *arg)
+{
+	struct held *held = arg;
+
+	CHECK_EQ(isw_sim_submit(held->w->e, ISW_SIM_READ, held->page * ISW_PAGE_BYTES,
+				2 * ISW_PAGE_BYTES, NULL, &held->id),
+		 0);
+	return NULL;
+}
+
+static void *held_disk_error(void *arg)
+{
+	CHECK_EQ(isw_engine_step(((struct held *)arg)->w->e, ISW_STEP_BACKUP_FAIL, 0, 0), 1);
+	return NULL;
+}
+
+static void hold(struct held *held, void *(*run)(void *))
+{
+	const struct timespec tick = {.tv_nsec = 100000};
+
+	pthread_mutex_lock(&iswi_shard_of(held->w->e, held->page)->lock);
+	CHECK_EQ(pthread_create(&held->thread, NULL, run, held), 0);
+	while (!slab_of(held->w, 0).in_flight)
+		nanosleep(&tick, NULL);
+}
+
+static void let_go(struct held *held)
+{
+	pthread_mutex_unlock(&iswi_shard_of(held->w->e, held->page)->lock);
+	CHECK_EQ(pthread_join(held->thread, NULL), 0);
+	reap(held->w);
+}
+
+/* Slab 0 has two groups, its pages' border lies before page 32. */
+static struct world *world_of_groups(uint32_t flags)
+{
+	struct isw_engine_config config = world_config(flags);
+
+	config.size_bytes = config.slab_bytes = 2 * ISWI_GROUP_PAGES * ISW_PAGE_BYTES;
+	return world_of_three(&config);
+}
+
+/* It saw the slab at its old place only, and its page is at the new one. */
+static void a_place_that_is_mapped_since_is_looked_at(void)
+{
+	struct world *w = world_of_groups(ISW_ENGINE_NO_BACKUP);
+	struct held held = {.w = w, .page = 31};
+
+	map(w, 0, SOURCE);
+	write_settled(w, 31, 2, 31);
+	hold(&held, held_read);
+	migrate(w, 0, TARGET);
+	put(w, 32, 1, 132);
+	REPLY(w, TARGET, 0);
+	CHECK(is_at(w, 31, SOURCE) && is_at(w, 32, TARGET));
+	let_go(&held);
+	settle(w);
+	CHECK_EQ(w->error[held.id], 0);
+	CHECK_EQ(w->got[held.id][0], 31);
+	CHECK_EQ(w->got[held.id][1], 132);
+	moving_end(w);
+}
+
+/* The same when the backup has failed it: the donor is the last that has it. */
+static void a_place_that_is_mapped_since_is_looked_at_after_the_backup(void)
+{
+	struct world *w = world_of_groups(0);
+	struct held held = {.w = w, .page = 31};
+	uint32_t id, next;
+
+	write_settled(w, 31, 2, 31);
+	map(w, 0, SOURCE);
+	id = get(w, 31, 2);
+	DISK_TAKE_READ(w);
+	put(w, 31, 1, 131); /* is read where it is staged; page 32 matters */
+	REPLY(w, SOURCE, 0);
+	hold(&held, held_disk_error);
+	migrate(w, 0, TARGET);
+	CHECK_EQ(isw_slab_fill(w->e, 0, slab_of(w, 0).generation, 32, 1, &next), 1);
+	DISK_TAKE_READ(w);
+	DISK_DONE(w, 0);
+	REPLY(w, TARGET, 0);
+	CHECK(is_at(w, 32, TARGET));
+	let_go(&held);
+	settle(w);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(w->got[id][0], 131);
+	CHECK_EQ(w->got[id][1], 32);
+	moving_end(w);
+}
+
 /* -------------------------------------------------------------------- without a backup */
 
 static void a_complete_pull_loses_nothing(void)
@@ -1711,6 +1816,8 @@ int main(void)
 	writes_go_on_with_the_buffers_of_a_pull();
 	a_read_of_the_source_is_hedged();
 	a_source_that_hangs_is_passed_by();
+	a_place_that_is_mapped_since_is_looked_at();
+	a_place_that_is_mapped_since_is_looked_at_after_the_backup();
 	a_complete_pull_loses_nothing();
 	what_is_still_at_the_source_is_lost_with_it();
 	a_page_that_does_not_arrive_is_lost(false);
