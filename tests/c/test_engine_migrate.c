@@ -1654,7 +1654,47 @@ static void a_page_under_way_is_not_lost_with_the_source(enum stage stage)
 	moving_end(w);
 }
 
-/* ... unless it does not arrive. Then it is lost, and says so, and holds no buffer. */
+/* Whatever becomes of its place: the bytes are still here, and there is another donor. */
+static void a_write_that_the_source_has_not_got_goes_to_the_target(int way)
+{
+	struct world *w = world_writing(ISW_ENGINE_NO_BACKUP);
+	uint32_t id = (uint32_t)w->e->sim->ids; /* the write */
+
+	if (way == 0) {
+		BREAK(w, SOURCE);
+	} else if (way == 1) {
+		REFUSE(w, SOURCE, 0);
+	} else {
+		leave(w);
+		REPLY(w, SOURCE, 0); /* it has got it, but is leaving */
+		drained(w, SOURCE, 1);
+	}
+	CHECK_EQ(sent_for(w, TARGET, 0, ISWI_XFER_WRITE), 1);
+	CHECK_EQ(read_settled(w, 0), 20);
+	CHECK_EQ(w->error[id], 0);
+	CHECK(is_at(w, 0, TARGET));
+	CHECK_EQ(read_settled(w, 0), 20);
+	moving_end(w);
+}
+
+/* Once: a write that both have failed has failed. */
+static void a_write_that_both_have_failed_has_failed(void)
+{
+	struct world *w = world_writing(ISW_ENGINE_NO_BACKUP);
+	uint32_t id = (uint32_t)w->e->sim->ids;
+
+	REFUSE(w, SOURCE, 0);
+	CHECK_EQ(w->error[id], PENDING);
+	REFUSE(w, TARGET, 0);
+	CHECK_EQ(w->error[id], -EIO);
+	CHECK_EQ(sent(w, SOURCE) + sent(w, TARGET), 0);
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK_EQ(read_settled(w, 0), -EIO);
+	CHECK_EQ(read_settled(w, 1), 11);
+	moving_end(w);
+}
+
+/* The copy under way was the last, and does not arrive: lost, which is said, and costs no buffer. */
 static void a_page_that_does_not_arrive_is_lost(bool breaks)
 {
 	struct world *w = world_pulling(ISW_ENGINE_NO_BACKUP, WRITING, 2);
@@ -1823,6 +1863,9 @@ int main(void)
 	a_page_that_does_not_arrive_is_lost(false);
 	a_page_that_does_not_arrive_is_lost(true);
 	a_break_of_the_source_keeps_what_it_has();
+	for (int way = 0; way < 3; way++)
+		a_write_that_the_source_has_not_got_goes_to_the_target(way);
+	a_write_that_both_have_failed_has_failed();
 	an_acknowledgement_counts_that_meets_the_break();
 	for (enum stage stage = 0; stage < STAGES; stage++) {
 		a_write_wins(stage);
