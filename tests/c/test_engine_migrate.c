@@ -1477,8 +1477,6 @@ static void an_engine_may_end_in_the_middle_of_it(enum stage stage)
 {
 	struct world *w = world_pulling(0, stage, 3);
 
-	get(w, 4, 2);
-	put(w, 1, 1, 20);
 	isw_engine_destroy(w->e);
 	free(w);
 }
@@ -1694,7 +1692,8 @@ static void a_write_that_both_have_failed_has_failed(void)
 	moving_end(w);
 }
 
-/* The copy under way was the last, and does not arrive: lost, which is said, and costs no buffer. */
+/* The copy under way was the last, and does not arrive: lost, which is said, and costs no buffer.
+ */
 static void a_page_that_does_not_arrive_is_lost(bool breaks)
 {
 	struct world *w = world_pulling(ISW_ENGINE_NO_BACKUP, WRITING, 2);
