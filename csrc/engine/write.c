@@ -342,6 +342,6 @@ static void write_done(struct iswi_xfer *xfer, int error)
 	iswi_req_finish_list(e, done_list);
 	if (given)
 		iswi_write_kick(e);
-	if (op->pull)
+	if (op->pull && !error) /* as in pull_read_done */
 		iswi_pull_on(e);
 }
