@@ -956,6 +956,26 @@ static void a_source_is_drained_after_its_last_transfer(void)
 	moving_end(w);
 }
 
+/* Nothing new is sent there, nor is what is under way begun anew. */
+static void a_pull_does_not_go_on_at_a_source_that_drains(void)
+{
+	struct world *w = world_large(512, 64);
+
+	CHECK_EQ(pull(w), 1);
+	get(w, 511, 1); /* keeps it in use */
+	leave(w);
+	REPLY(w, SOURCE, 0);
+	REPLY(w, TARGET, 0);
+	migrated(w, 32, 0);
+	not_drained(w);
+	CHECK_EQ(sent(w, SOURCE), 1);
+	CHECK_EQ(pull(w), -ESTALE);
+	REPLY(w, SOURCE, 0);
+	drained(w, SOURCE, 1);
+	CHECK_EQ(slab_of(w, 0).remote_valid_pages, 32);
+	moving_end(w);
+}
+
 /* ----------------------------------------------------------------- the target is bad */
 
 static void a_target_that_refuses_has_nothing(void)
@@ -1762,11 +1782,16 @@ static void a_break_of_the_source_keeps_what_it_has(void)
 struct quiet {
 	struct iswi_queue base;
 	struct iswi_xfer *got;
+	struct world *w;
+	uint32_t source_state; /* of slab 0, when it was given that */
 };
 
 static void quiet_submit(struct iswi_queue *queue, struct iswi_xfer *first)
 {
-	((struct quiet *)queue)->got = first;
+	struct quiet *quiet = (struct quiet *)queue;
+
+	quiet->got = first;
+	quiet->source_state = slab_of(quiet->w, 0).source_state;
 }
 
 static void quiet_ignore(struct iswi_queue *queue)
@@ -1777,21 +1802,31 @@ static void quiet_ignore(struct iswi_queue *queue)
 static const struct iswi_transport_ops quiet_ops = {"quiet", quiet_submit, quiet_ignore,
 						    quiet_ignore};
 
+/* Page 0 is being pulled from donor 0 to the quiet one. */
+static struct world *world_quiet(struct quiet *quiet, uint32_t *remote)
+{
+	struct world *w = world_new(ISW_ENGINE_NO_BACKUP);
+	struct iswi_queue *queues[] = {&quiet->base};
+
+	*quiet = (struct quiet){.base.ops = &quiet_ops, .w = w};
+	*remote = ISW_NO_REMOTE;
+	CHECK_EQ(remote_new(w), SOURCE);
+	CHECK_EQ(iswi_remote_reserve(w->e, remote), 0);
+	iswi_remote_set(w->e, *remote, queues, 1, ISWI_REMOTE_UP);
+	map(w, 0, SOURCE);
+	write_settled(w, 0, 1, 10);
+	migrate(w, 0, *remote);
+	CHECK_EQ(pull(w), 0);
+	return w;
+}
+
 /* A pulled page arrives together with the break of another connection of the target's. */
 static void an_acknowledgement_counts_that_meets_the_break(void)
 {
-	struct world *w = world_new(ISW_ENGINE_NO_BACKUP);
-	struct quiet quiet = {.base.ops = &quiet_ops};
-	struct iswi_queue *queues[] = {&quiet.base};
-	uint32_t remote = ISW_NO_REMOTE;
+	struct quiet quiet;
+	uint32_t remote;
+	struct world *w = world_quiet(&quiet, &remote);
 
-	CHECK_EQ(remote_new(w), SOURCE);
-	CHECK_EQ(iswi_remote_reserve(w->e, &remote), 0);
-	iswi_remote_set(w->e, remote, queues, 1, ISWI_REMOTE_UP);
-	map(w, 0, SOURCE);
-	write_settled(w, 0, 1, 10);
-	migrate(w, 0, remote);
-	CHECK_EQ(pull(w), 0);
 	REPLY(w, SOURCE, 0);
 	CHECK(quiet.got);
 	iswi_remote_fence(w->e, remote, -ECONNRESET);
@@ -1800,6 +1835,22 @@ static void an_acknowledgement_counts_that_meets_the_break(void)
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_SUSPENDED);
 	CHECK(is_at(w, 0, remote)); /* it is there, and will be after the resume */
 	source_is(w, 0, 0);
+	moving_end(w);
+}
+
+/* Or somebody would find it neither there nor here. */
+static void a_page_is_staged_before_its_place_is_given_up(void)
+{
+	struct quiet quiet;
+	uint32_t remote;
+	struct world *w = world_quiet(&quiet, &remote);
+
+	leave(w);
+	REPLY(w, SOURCE, 0);
+	CHECK_EQ(quiet.source_state, ISW_SLAB_DRAINING);
+	CHECK_EQ(slab_of(w, 0).source_state, ISW_SLAB_UNMAPPED);
+	quiet.got->done(quiet.got, 0);
+	CHECK(is_at(w, 0, remote));
 	moving_end(w);
 }
 
@@ -1835,6 +1886,7 @@ int main(void)
 	wrong_bytes_are_not_pulled();
 	a_source_that_broke_is_given_up();
 	a_source_is_drained_after_its_last_transfer();
+	a_pull_does_not_go_on_at_a_source_that_drains();
 	a_target_that_refuses_has_nothing();
 	a_torn_page_is_not_pulled();
 	a_target_that_is_lost();
@@ -1869,6 +1921,7 @@ int main(void)
 		a_write_that_the_source_has_not_got_goes_to_the_target(way);
 	a_write_that_both_have_failed_has_failed();
 	an_acknowledgement_counts_that_meets_the_break();
+	a_page_is_staged_before_its_place_is_given_up();
 	for (enum stage stage = 0; stage < STAGES; stage++) {
 		a_write_wins(stage);
 		zeros_win(stage, ISW_SIM_TRIM);
