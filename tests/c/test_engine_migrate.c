@@ -1670,6 +1670,7 @@ static void a_page_under_way_is_not_lost_with_the_source(enum stage stage)
 	REPLY(w, TARGET, 0);
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK(is_at(w, 0, TARGET) && is_at(w, 1, TARGET));
+	CHECK(!is_backup_current(w, 0)); /* which would mean lost */
 	CHECK_EQ(read_settled(w, 0), 10);
 	CHECK_EQ(read_settled(w, 1), 11);
 	CHECK_EQ(stats_of(w).pages_in_remote, 2);
