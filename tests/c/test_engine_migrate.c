@@ -293,6 +293,11 @@ static void two_donors_may_have_the_same_generation(void)
 	CHECK_EQ(isw_slab_migrate(w->e, 0, SOURCE, 0, 7), 0);
 	CHECK_EQ(isw_slab_unmap(w->e, 0, TARGET, 7), 0);
 	CHECK_EQ(isw_slab_migrate(w->e, 0, SOURCE, 1, 7), 0);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, SOURCE, 7), 0);
+	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_UNMAPPED);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, SOURCE, 7), 0);
+	CHECK_EQ(slab_of(w, 0).source_state, ISW_SLAB_UNMAPPED);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, SOURCE, 7), -EINVAL);
 	moving_end(w);
 }
 
@@ -987,6 +992,7 @@ static void a_target_that_refuses_has_nothing(void)
 	CHECK(is_at(w, 0, SOURCE) && is_at(w, 1, SOURCE));
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_ERROR], 1);
 	CHECK_EQ(w->last[ISW_EVENT_SLAB_ERROR].remote, TARGET);
+	CHECK_EQ(w->last[ISW_EVENT_SLAB_ERROR].generation, 2);
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(read_settled(w, 1), 11);
 	CHECK_EQ(stats_of(w).pages_in_remote, 1);
@@ -1608,6 +1614,68 @@ static void a_place_that_is_mapped_since_is_looked_at_after_the_backup(void)
 	moving_end(w);
 }
 
+/* ------------------------------------------------------------ writers and a migration */
+
+#define MIGRATIONS 20000u
+
+struct writers {
+	struct world *w;
+	atomic_bool stop;
+	atomic_bool left[2]; /* places of slab 0 that writes have left for good; seq_cst */
+	atomic_uint wrong;
+};
+
+/* What a write does, but for writing. */
+static void *write_nothing(void *arg)
+{
+	struct writers *writers = arg;
+	struct isw_engine *e = writers->w->e;
+	struct iswi_use use;
+
+	while (!atomic_load(&writers->stop)) {
+		if (!iswi_slab_get(e, 0, &use))
+			continue;
+		if (atomic_load(&writers->left[use.place]))
+			atomic_fetch_add(&writers->wrong, 1);
+		iswi_place_put(e, 0, use.place);
+	}
+	return NULL;
+}
+
+/*
+ * R8, of real threads: whoever has made another place current and has then seen the old one unused
+ * has seen the last of its writes.
+ */
+static void no_write_begins_at_a_place_that_was_left(void)
+{
+	struct world *w = world_moving(0, 0);
+	struct writers writers = {.w = w};
+	pthread_t threads[2];
+
+	leave(w);
+	for (int i = 0; i < 2; i++)
+		CHECK_EQ(pthread_create(&threads[i], NULL, write_nothing, &writers), 0);
+	for (uint32_t i = 0; i < MIGRATIONS; i++) {
+		uint32_t old = atomic_load(&w->e->slabs[0].current);
+
+		atomic_store(&writers.left[!old], false);
+		migrate(w, 0, i % 2 ? TARGET : SOURCE);
+		while (atomic_load(&iswi_place(w->e, 0, old)->in_flight))
+			;
+		atomic_store(&writers.left[old], true);
+		leave(w);
+		while (slab_of(w, 0).source_state != ISW_SLAB_UNMAPPED)
+			;
+	}
+	atomic_store(&writers.stop, true);
+	for (int i = 0; i < 2; i++)
+		CHECK_EQ(pthread_join(threads[i], NULL), 0);
+	reap(w);
+	CHECK_EQ(atomic_load(&writers.wrong), 0);
+	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], MIGRATIONS + 1);
+	moving_end(w);
+}
+
 /* -------------------------------------------------------------------- without a backup */
 
 static void a_complete_pull_loses_nothing(void)
@@ -1913,6 +1981,7 @@ int main(void)
 	a_source_that_hangs_is_passed_by();
 	a_place_that_is_mapped_since_is_looked_at();
 	a_place_that_is_mapped_since_is_looked_at_after_the_backup();
+	no_write_begins_at_a_place_that_was_left();
 	a_complete_pull_loses_nothing();
 	what_is_still_at_the_source_is_lost_with_it();
 	a_page_that_does_not_arrive_is_lost(false);
