@@ -301,6 +301,34 @@ static void two_donors_may_have_the_same_generation(void)
 	moving_end(w);
 }
 
+static void each_place_has_its_own_slot(void)
+{
+	struct world *w = world_new(0);
+
+	for (uint32_t remote = SOURCE; remote <= TARGET; remote++)
+		CHECK_EQ(remote_new(w), remote);
+	CHECK_EQ(isw_slab_map(w->e, 0, SOURCE, 3, 1), 0);
+	write_settled(w, 0, 3, 10);
+	put(w, 0, 1, 20);
+	CHECK_EQ(isw_slab_migrate(w->e, 0, TARGET, 2, 2), 0);
+	settle(w);
+	put(w, 1, 1, 31);
+	settle(w);
+	CHECK_EQ(donor_value(w, SOURCE, 3 * SLAB_PAGES), 20);
+	CHECK_EQ(donor_value(w, TARGET, 2 * SLAB_PAGES + 1), 31);
+	CHECK_EQ(read_settled(w, 0), 20);
+	CHECK_EQ(read_settled(w, 1), 31);
+	CHECK_EQ(read_settled(w, 2), 12);
+	CHECK_EQ(pull(w), 0);
+	settle(w);
+	source_is(w, 0, 0);
+	CHECK_EQ(donor_value(w, TARGET, 2 * SLAB_PAGES), 20);
+	CHECK_EQ(donor_value(w, TARGET, 2 * SLAB_PAGES + 2), 12);
+	CHECK_EQ(stats_of(w).crc_errors_remote, 0);
+	CHECK_EQ(stats_of(w).pages_in_remote, 3);
+	moving_end(w);
+}
+
 /* ------------------------------------------------------------------------- reads */
 
 static void a_page_is_read_where_it_is(void)
@@ -1929,6 +1957,7 @@ int main(void)
 	only_a_slab_that_is_somewhere_migrates();
 	a_donor_that_is_down_is_no_target();
 	two_donors_may_have_the_same_generation();
+	each_place_has_its_own_slot();
 	a_page_is_read_where_it_is();
 	a_source_that_refuses_is_passed_by();
 	a_source_that_lies_is_not_believed();
