@@ -4,6 +4,7 @@
  * brings the rest there while everything else goes on. One order of events per test.
  */
 #include <pthread.h>
+#include <sched.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -1240,6 +1241,7 @@ static void the_slab_next_to_it_is_left_alone(void)
 	migrated(w, SLAB_PAGES, 0);
 	for (uint64_t page = 0; page < PAGES; page++)
 		CHECK(is_at(w, page, page / SLAB_PAGES == 2 ? TARGET : SOURCE));
+	source_is(w, SLAB_PAGES, 0);
 	CHECK_EQ(leave_slab(w, 2), 0);
 	for (uint64_t page = 0; page < PAGES; page++)
 		CHECK(is_at(w, page, page / SLAB_PAGES == 2 ? TARGET : SOURCE));
@@ -1645,6 +1647,7 @@ static void a_place_that_is_mapped_since_is_looked_at_after_the_backup(void)
 /* ------------------------------------------------------------ writers and a migration */
 
 #define MIGRATIONS 20000u
+#define MIGRATE_NS 1000000000ull
 
 struct writers {
 	struct world *w;
@@ -1678,19 +1681,22 @@ static void no_write_begins_at_a_place_that_was_left(void)
 {
 	struct world *w = world_moving(0, 0);
 	struct writers writers = {.w = w};
+	uint64_t end_ns = iswi_now_ns() + MIGRATE_NS;
+	uint32_t migrations = 0;
 	pthread_t threads[2];
 
 	leave(w);
 	for (int i = 0; i < 2; i++)
 		CHECK_EQ(pthread_create(&threads[i], NULL, write_nothing, &writers), 0);
-	for (uint32_t i = 0; i < MIGRATIONS; i++) {
+	while (migrations < MIGRATIONS && iswi_now_ns() < end_ns) {
 		uint32_t old = atomic_load(&w->e->slabs[0].current);
 
 		atomic_store(&writers.left[!old], false);
-		migrate(w, 0, i % 2 ? TARGET : SOURCE);
+		migrate(w, 0, migrations++ % 2 ? TARGET : SOURCE);
 		while (atomic_load(&iswi_place(w->e, 0, old)->in_flight))
 			;
 		atomic_store(&writers.left[old], true);
+		sched_yield(); /* for one that had looked before */
 		leave(w);
 		while (slab_of(w, 0).source_state != ISW_SLAB_UNMAPPED)
 			;
@@ -1700,7 +1706,7 @@ static void no_write_begins_at_a_place_that_was_left(void)
 		CHECK_EQ(pthread_join(threads[i], NULL), 0);
 	reap(w);
 	CHECK_EQ(atomic_load(&writers.wrong), 0);
-	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], MIGRATIONS + 1);
+	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], migrations + 1);
 	moving_end(w);
 }
 
