@@ -91,7 +91,6 @@ static void read_run(struct isw_engine *e, const struct run *run, uint32_t from,
 	op->slot = run->slot;
 	op->xfer.buf = e->staging + (uint64_t)run->slot * ISW_PAGE_BYTES;
 	if (from == BACKUP) {
-		op->place = (uint8_t)to->place;
 		iswi_backup_read(e, op);
 		return;
 	}
@@ -182,13 +181,14 @@ static bool copy_on(struct isw_engine *e, const struct iswi_op *read, int error)
 {
 	struct iswi_op *op = NULL, *first = NULL, *last = NULL;
 	struct iswi_shard *shard = iswi_shard_of(e, read->page);
-	struct iswi_use to = {.place = read->pull ? !read->place : read->place};
+	struct iswi_use to;
 	uint32_t crc[ISWI_GROUP_PAGES], given = 0;
 	bool mapped;
 
 	if (!error)
 		iswi_crc32c_pages(read->xfer.buf, read->pages, crc);
-	mapped = iswi_place_get(e, read->slab, to.place, &to.word);
+	/* The slab may have migrated since: then it is not where writes go any more (R8). */
+	mapped = iswi_slab_get(e, read->slab, &to);
 	pthread_mutex_lock(&shard->lock);
 	for (uint32_t i = 0; i < read->pages; i++) {
 		struct iswi_entry *entry = iswi_entry_find(e, read->page + i); /* copying */
@@ -274,10 +274,10 @@ static bool pull_group(struct isw_engine *e, uint32_t slab, uint32_t group)
 			struct run run = claim(e, !to.place, page, stop, (uint32_t)(stop - page));
 
 			page = run.page + run.pages;
-			if (run.pages)
-				read_run(e, &run, !to.place, &to);
 			begun |= run.pages;
-			if (run.pages < run.wanted) { /* the copies' share is used up */
+			if (run.pages) {
+				read_run(e, &run, !to.place, &to);
+			} else if (run.wanted) { /* the copies' share is used up */
 				ends = true;
 				break;
 			}
@@ -306,6 +306,15 @@ void iswi_pull_on(struct isw_engine *e)
 		    pull_group(e, slab, group))
 			return;
 	}
+}
+
+void iswi_pull_anew(struct isw_engine *e, uint32_t slab)
+{
+	uint_fast64_t next = atomic_load(&e->pull);
+
+	while (next >> 32 == slab &&
+	       !atomic_compare_exchange_weak(&e->pull, &next, (uint64_t)slab << 32))
+		;
 }
 
 int isw_slab_pull(isw_engine *e, uint32_t slab, uint64_t generation, uint32_t again)

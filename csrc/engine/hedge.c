@@ -197,6 +197,7 @@ void iswi_hedge_ended(struct iswi_op *op, bool remote, int error)
 	struct iswi_op *twin = op->twin;
 	struct iswi_req *req = op->req;
 	uint64_t page = op->page, end = op->page + op->pages;
+	uint32_t place = remote ? op->place : twin->place;
 	atomic_uint *hedge = remote ? &op->hedge : &twin->hedge;
 	uint32_t bits = remote ? ISWI_HEDGE_REMOTE_END : ISWI_HEDGE_BACKUP_END, state;
 	bool won;
@@ -216,7 +217,7 @@ void iswi_hedge_ended(struct iswi_op *op, bool remote, int error)
 			uint8_t tried = ISWI_HEDGED;
 
 			if (state & ISWI_HEDGE_REMOTE_FAIL)
-				tried |= ISWI_TRIED_REMOTE;
+				tried |= iswi_tried_place(place);
 			if (state & ISWI_HEDGE_BACKUP_FAIL)
 				tried |= ISWI_TRIED_BACKUP;
 			iswi_read_again(e, req, page, end, tried);

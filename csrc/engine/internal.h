@@ -151,10 +151,15 @@ struct iswi_shard {
 
 /* ------------------------------------------------------------------- transfers */
 
-#define ISWI_TRIED_REMOTE 0x1 /* the donor has failed this read */
-#define ISWI_TRIED_BACKUP 0x2
-#define ISWI_RETRIED      0x4 /* bytes and checksum differed once: a write may have passed by */
-#define ISWI_HEDGED       0x8 /* was hedged, in vain: it is not again */
+#define ISWI_TRIED_REMOTE 0x3 /* a donor has failed this read: a bit for each place */
+#define ISWI_TRIED_BACKUP 0x4
+#define ISWI_RETRIED      0x8  /* bytes and checksum differed once: a write may have passed by */
+#define ISWI_HEDGED       0x10 /* was hedged, in vain: it is not again */
+
+static inline uint8_t iswi_tried_place(uint32_t place)
+{
+	return (uint8_t)(1u << place);
+}
 
 /* Of a hedged read: what became of its legs. */
 #define ISWI_HEDGE_WON         0x1 /* one of them answers the request, or has */
@@ -173,10 +178,9 @@ struct iswi_op {
 	uint64_t word;
 	uint32_t pages;
 	uint32_t slab;
-	uint8_t place; /* of which it holds a use, or of a copy's read of the backup, where it goes
-			*/
-	uint32_t slot; /* writes, copies: first of `pages` consecutive staging buffers */
-	uint32_t crc;  /* reads: the first page's checksum when they began */
+	uint8_t place;   /* of which it holds a use */
+	uint32_t slot;   /* writes, copies: first of `pages` consecutive staging buffers */
+	uint32_t crc;    /* reads: the first page's checksum when they began */
 	uint32_t remote; /* where it was sent */
 	uint8_t tried;
 	bool copy;            /* of copy.c: a read without a request, then a write */
@@ -435,6 +439,8 @@ static inline void iswi_copy_count(struct isw_engine *e, bool pull, bool arrived
 void iswi_copy_read_done(struct iswi_op *op, int error);
 /* A copy of a slab's other place has ended: goes on with the next, by whoever holds no lock. */
 void iswi_pull_on(struct isw_engine *e);
+/* The slab has a new place: the pass that may have been made is none to it. */
+void iswi_pull_anew(struct isw_engine *e, uint32_t slab);
 
 /* backup.c: the queue and its two handlers, which threads (or steps) call in turn */
 int iswi_backup_start(struct isw_engine *e, struct isw_error *error);

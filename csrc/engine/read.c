@@ -48,8 +48,8 @@ static enum source choose(struct isw_engine *e, uint64_t page, const struct curs
 			  uint32_t *slot_out)
 {
 	struct iswi_entry *entry = iswi_entry_find(e, page);
-	bool remote = iswi_bit(e->remote_valid, page) && !(at->tried & ISWI_TRIED_REMOTE);
 	uint32_t place = iswi_place_at(e, page);
+	bool remote = iswi_bit(e->remote_valid, page) && !(at->tried & iswi_tried_place(place));
 
 	*slot_out = entry ? iswi_entry_newest(e, entry) : ISWI_NONE;
 	if (*slot_out != ISWI_NONE)
@@ -60,8 +60,8 @@ static enum source choose(struct isw_engine *e, uint64_t page, const struct curs
 			return PAST_REMOTE;
 		return FROM_REMOTE;
 	}
-	if (iswi_bit(e->backup_current, page) && e->has_backup)
-		return at->tried & ISWI_TRIED_BACKUP ? FAILED : FROM_BACKUP;
+	if (iswi_bit(e->backup_current, page) && e->has_backup && !(at->tried & ISWI_TRIED_BACKUP))
+		return FROM_BACKUP;
 	if (remote &&
 	    iswi_word_state(atomic_load(&iswi_place(e, at->slab, place)->word)) == ISW_SLAB_MAPPED)
 		return AGAIN;
@@ -238,7 +238,7 @@ void iswi_read(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plu
 static uint8_t mismatch(struct isw_engine *e, const struct iswi_op *op, uint64_t page, bool remote)
 {
 	struct iswi_shard *shard = iswi_shard_of(e, page);
-	uint8_t source = remote ? ISWI_TRIED_REMOTE : ISWI_TRIED_BACKUP;
+	uint8_t source = remote ? iswi_tried_place(op->place) : ISWI_TRIED_BACKUP;
 	uint32_t *bits = remote ? e->remote_valid : e->backup_current;
 	struct iswi_entry *entry;
 	bool believed;
@@ -321,7 +321,7 @@ static void remote_read_done(struct iswi_xfer *xfer, int error)
 	iswi_remote_ended(e, &ended, error);
 	if (error)
 		read_pages(e, ended.req, ended.page, ended.page + ended.pages,
-			   ended.tried | ISWI_TRIED_REMOTE, NULL);
+			   ended.tried | iswi_tried_place(ended.place), NULL);
 	else
 		verify(e, &ended, true);
 	iswi_req_put(e, ended.req);

@@ -184,6 +184,8 @@ int isw_slab_map(isw_engine *e, uint32_t slab, uint32_t remote, uint32_t slot, u
 	pthread_mutex_lock(&e->control);
 	code = map_place(e, iswi_place(e, slab, atomic_load(&e->slabs[slab].current)), remote, slot,
 			 generation);
+	if (!code)
+		iswi_pull_anew(e, slab);
 	pthread_mutex_unlock(&e->control);
 	return code;
 }
@@ -203,8 +205,10 @@ int isw_slab_migrate(isw_engine *e, uint32_t slab, uint32_t remote, uint32_t slo
 		code = -EINVAL;
 	else
 		code = map_place(e, iswi_place(e, slab, !current), remote, slot, generation);
-	if (!code)
+	if (!code) {
 		atomic_store(&e->slabs[slab].current, !current);
+		iswi_pull_anew(e, slab);
+	}
 	pthread_mutex_unlock(&e->control);
 	return code;
 }
@@ -309,6 +313,8 @@ int isw_slab_pages_at(isw_engine *e, uint32_t slab, uint32_t remote, uint64_t ge
 		return -EINVAL;
 	pthread_mutex_lock(&e->control);
 	p = find_place(e, slab, remote, generation, &place);
+	if (p && iswi_word_state(atomic_load(&p->word)) == ISW_SLAB_UNMAPPED)
+		p = NULL;
 	if (p)
 		in_use =
 			atomic_load(&p->in_flight) || atomic_load(&e->slabs[slab].current) == place;

@@ -296,6 +296,7 @@ static void write_done(struct iswi_xfer *xfer, int error)
 	struct iswi_op *taken = ISWI_CONTAINER(xfer, struct iswi_op, xfer), ended = *taken;
 	const struct iswi_op *op = &ended;
 	struct isw_engine *e = op->engine;
+	const atomic_uint *current = &e->slabs[op->slab].current;
 	struct iswi_req *done_list = NULL;
 	struct batch again = {0};
 	uint32_t given = 0, owed[2] = {0};
@@ -322,6 +323,9 @@ static void write_done(struct iswi_xfer *xfer, int error)
 			iswi_remote_valid_set(e, op->page + i, op->place);
 		if (op->copy)
 			iswi_copy_count(e, op->pull, valid);
+		/* What the source of a migration has not got may be had where the slab is now. */
+		if (!e->has_backup && !valid && atomic_load(current) != op->place)
+			entry->remote_wanted = true;
 		if (entry->remote_wanted && (next = resend(e, entry, owed)))
 			batch_add(&again, next);
 		if (!e->has_backup)
@@ -338,6 +342,6 @@ static void write_done(struct iswi_xfer *xfer, int error)
 	iswi_req_finish_list(e, done_list);
 	if (given)
 		iswi_write_kick(e);
-	if (op->pull)
+	if (op->pull && !error) /* as in pull_read_done */
 		iswi_pull_on(e);
 }

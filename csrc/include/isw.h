@@ -244,8 +244,10 @@ int isw_slab_migrate(isw_engine *engine, uint32_t slab, uint32_t remote, uint32_
  * Copies what is valid at a slab's source to where the slab is now, in the background, as fast as
  * the copies' share of the staging buffers allows, one slab of the engine at a time. To be called
  * again from time to time: copies that found no buffer do not go on by themselves. `again`: from
- * the slab's first page, for what a pass has left over. Any thread, never waits. Returns 1, or 0
- * when the pass has come to the slab's end. -ESTALE: not MAPPED at both ends.
+ * the slab's first page, for what a pass has left over; the first pass to a new place begins there
+ * anyway. It stops when a donor refuses. Any thread, never waits. Returns 1, or 0 when the pass has
+ * come to the slab's end: isw_slab_pages_at says whether it left anything. -ESTALE: not MAPPED at
+ * both ends.
  */
 int isw_slab_pull(isw_engine *engine, uint32_t slab, uint64_t generation, uint32_t again);
 /*

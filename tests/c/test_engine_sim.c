@@ -56,7 +56,7 @@ struct world {
 	} where[SLABS][2];
 	bool taken[DONORS][SLOTS];
 	uint64_t generations;
-	bool backup_reads_fail, hedges, migrates;
+	bool backup_reads_fail, hedges, migrates, lossless;
 	_Alignas(8) unsigned char buffer[REQUEST_PAGES_MAX * ISW_PAGE_BYTES];
 	uint64_t reads_checked, done, corrupted, copies, moved;
 };
@@ -177,14 +177,16 @@ static void reap(struct world *w)
 				     (uint64_t)-done.error);
 			break;
 		case ISW_SIM_FLUSH:
-			if (!done.error)
+			if (!done.error && !w->lossless)
 				check_flush(w, r);
 			break;
 		default:
+			if (done.error && w->lossless)
+				fail(w, "a write failed", r->page, (uint64_t)-done.error);
 			/* A write that failed may show at any later time: it never completes. */
 			if (!done.error)
 				complete_version(w, r);
-			if (!done.error && r->op & ISW_SIM_FUA)
+			if (!done.error && r->op & ISW_SIM_FUA && !w->lossless)
 				check_flush(w, r);
 		}
 	}
@@ -305,7 +307,7 @@ static void leave_source(struct world *w, uint32_t slab)
 		fail(w, "the source is not known", slab, info.source_generation);
 	if (code == 0 && pages == 0)
 		w->moved++;
-	else if (below(w, 4))
+	else if (w->lossless || below(w, 4))
 		return;
 	if (isw_slab_unmap(w->engine, slab, info.source_remote, info.source_generation))
 		fail(w, "the source cannot be left", slab, info.source_generation);
@@ -552,8 +554,105 @@ static void read_all(struct world *w)
 
 /* What all seeds did together. */
 struct totals {
-	uint64_t copied, migrated, moved, dropped, hedged, hedges_won, passed_by;
+	uint64_t copied, migrated, moved, moved_lossless, dropped, hedged, hedges_won, passed_by;
 };
+
+static void start(struct world *w, uint64_t seed, const struct isw_engine_config *config)
+{
+	struct isw_error error = {0};
+
+	memset(w, 0, sizeof(*w));
+	w->seed = seed;
+	w->random = seed * 0x9e3779b97f4a7c15ull + 1;
+	w->lossless = config->flags & ISW_ENGINE_NO_BACKUP;
+	if (isw_sim_create(config, &w->engine, &error))
+		fail(w, error.text, 0, 0);
+	for (uint32_t i = 0; i < PAGES; i++) {
+		add_version(w, i, 0);
+		w->pages[i].versions[0].completed = 0;
+	}
+	for (uint32_t i = 0; i < DONORS; i++)
+		if (isw_sim_remote(w->engine, 1 + below(w, 3), SLOTS, &w->remotes[i]) ||
+		    w->remotes[i] != i)
+			fail(w, "no remote", i, 0);
+}
+
+/* Of a copy: nobody has asked for it, and what it was to bring is where it was. */
+static void fail_a_copy(struct world *w)
+{
+	uint32_t r = below(w, DONORS), kind = below(w, 2);
+	const struct iswi_sim_donor *donor = w->engine->sim->donors[r];
+
+	for (uint32_t n = 0; n < donor->pending_count; n++) {
+		const struct iswi_xfer *xfer = donor->pending[n].xfer;
+
+		if (!ISWI_CONTAINER(xfer, struct iswi_op, xfer)->copy)
+			continue;
+		if (kind && xfer->kind == ISWI_XFER_READ)
+			w->corrupted++;
+		isw_engine_step(w->engine, kind ? ISW_STEP_REMOTE_CORRUPT : ISW_STEP_REMOTE_FAIL, r,
+				n);
+		break;
+	}
+	take_events(w);
+	reap(w);
+}
+
+/*
+ * Without a backup, and without a fault but to copies: slabs migrate in any order of events, and
+ * each source is left as soon as it is said to have nothing. Not a page may be lost, nor a request
+ * fail.
+ */
+static void run_lossless(uint64_t seed, struct totals *totals)
+{
+	static struct world world;
+	struct world *w = &world;
+	const struct isw_engine_config config = {
+		.size_bytes = PAGES * ISW_PAGE_BYTES,
+		.slab_bytes = SLAB_PAGES * ISW_PAGE_BYTES,
+		.staging_pages = seed % 3 ? 64 : 16,
+		.request_bytes_max = REQUEST_PAGES_MAX * ISW_PAGE_BYTES,
+		.requests_max = REQUESTS_MAX,
+		.remotes_max = DONORS,
+		.backup_write_bytes_max = 4 * ISW_PAGE_BYTES,
+		.flags = ISW_ENGINE_STEPPED | ISW_ENGINE_NO_BACKUP,
+	};
+	struct isw_engine_stats stats;
+
+	start(w, seed, &config);
+	w->migrates = true;
+	for (uint32_t slab = 0; slab < SLABS; slab++)
+		while (slab_info(w, slab).state == ISW_SLAB_UNMAPPED)
+			map_slab(w, slab);
+	for (uint32_t i = 0; i < STEPS; i++) {
+		uint32_t what = below(w, 10), slab = below(w, SLABS);
+
+		if (what < 3)
+			random_request(w);
+		else if (what == 3)
+			map_slab(w, slab);
+		else if (what == 4)
+			pull_slab(w, slab);
+		else if (what == 5)
+			leave_source(w, slab);
+		else if (what == 6)
+			fail_a_copy(w);
+		else
+			random_step(w, false);
+		take_events(w);
+		if (i % (STEPS / 4) == STEPS / 8)
+			migrate_all(w);
+	}
+	settle(w);
+	read_all(w);
+	isw_engine_stats(w->engine, &stats);
+	if (stats.requests_failed || (stats.crc_errors_remote && !w->corrupted))
+		fail(w, "something failed", stats.requests_failed, stats.crc_errors_remote);
+	isw_engine_destroy(w->engine);
+	totals->migrated += stats.pages_migrated;
+	totals->moved_lossless += w->moved;
+	totals->dropped += stats.pages_copy_dropped;
+}
 
 static void run(uint64_t seed, struct totals *totals)
 {
@@ -573,24 +672,11 @@ static void run(uint64_t seed, struct totals *totals)
 		.flags = ISW_ENGINE_STEPPED,
 	};
 	struct isw_engine_stats stats;
-	struct isw_error error = {0};
 	bool faults = seed % 4 != 0;
 
-	memset(w, 0, sizeof(*w));
-	w->seed = seed;
+	start(w, seed, &config);
 	w->hedges = hedges;
 	w->migrates = migrates;
-	w->random = seed * 0x9e3779b97f4a7c15ull + 1;
-	if (isw_sim_create(&config, &w->engine, &error))
-		fail(w, error.text, 0, 0);
-	for (uint32_t i = 0; i < PAGES; i++) {
-		add_version(w, i, 0);
-		w->pages[i].versions[0].completed = 0;
-	}
-	for (uint32_t i = 0; i < DONORS; i++)
-		if (isw_sim_remote(w->engine, 1 + below(w, 3), SLOTS, &w->remotes[i]) ||
-		    w->remotes[i] != i)
-			fail(w, "no remote", i, 0);
 	for (uint32_t i = 0; i < STEPS; i++) {
 		uint32_t what = below(w, 10);
 
@@ -640,14 +726,18 @@ int main(int argc, char **argv)
 	uint64_t first = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
 	struct totals totals = {0};
 
-	for (uint64_t seed = first; seed < first + seeds; seed++)
+	for (uint64_t seed = first; seed < first + seeds; seed++) {
 		run(seed, &totals);
+		if (seed % 4 == 0)
+			run_lossless(seed, &totals);
+	}
 	printf("%llu seeds from %llu; %llu pages copied, %llu migrated, %llu copies dropped, %llu "
-	       "slabs moved; %llu reads hedged, %llu by the backup, %llu pages from there\n",
+	       "slabs moved, %llu without a backup; %llu reads hedged, %llu by the backup, %llu "
+	       "pages from there\n",
 	       (unsigned long long)seeds, (unsigned long long)first,
 	       (unsigned long long)totals.copied, (unsigned long long)totals.migrated,
 	       (unsigned long long)totals.dropped, (unsigned long long)totals.moved,
-	       (unsigned long long)totals.hedged, (unsigned long long)totals.hedges_won,
-	       (unsigned long long)totals.passed_by);
+	       (unsigned long long)totals.moved_lossless, (unsigned long long)totals.hedged,
+	       (unsigned long long)totals.hedges_won, (unsigned long long)totals.passed_by);
 	return 0;
 }

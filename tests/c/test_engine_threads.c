@@ -2,7 +2,8 @@
 /*
  * The threaded engine, with its real backup file, TCP transport and donor stores, all in this
  * process: several threads read, write and zero verified pages, while a control thread maps,
- * unmaps, breaks, renews and resumes whatever it can. Every byte must be right at every moment.
+ * migrates, unmaps, breaks, renews and resumes whatever it can. Every byte must be right at every
+ * moment.
  * A second run has a backup in memory and the fewest staging buffers: the disk's pace hides races.
  *
  *     test_engine_threads [MILLISECONDS [SEED]]
@@ -37,8 +38,7 @@ struct world {
 	struct donor donors[DONORS];
 	struct place places[PLACES];
 	uint64_t control_random;
-	uint32_t mappings, maps, unmaps, breaks, resumes;
-	uint64_t copies;
+	uint32_t mappings, maps, migrations, moves, unmaps, breaks, resumes;
 };
 
 /* ---------------------------------------------------- what Python and a daemon do */
@@ -81,14 +81,15 @@ static void donor_start(struct world *w, struct donor *d)
 
 	CHECK_EQ(isw_store_create(&config, &d->store, &error), 0);
 	CHECK_EQ(isw_store_listen(d->store, "127.0.0.1", 0, &d->port, &error), 0);
-	for (uint32_t i = 0; i < SLABS / 2; i++)
+	for (uint32_t i = 0; i < SLABS * 3 / 4; i++)
 		CHECK_EQ(isw_store_preallocate(d->store, &error), 0);
 	CHECK_EQ(isw_store_lease_create(d->store, SLABS, token, &d->lease, &error), 0);
 	remote = remote_config(d, token);
 	CHECK_EQ(isw_remote_connect(w->engine, &remote, &d->remote, &error), 0);
 }
 
-static void map_slab(struct world *w, uint32_t slab)
+/* To a donor; a slab that is somewhere already, to one more. */
+static void map_slab(struct world *w, uint32_t slab, bool migrate)
 {
 	uint32_t number = below(&w->control_random, DONORS);
 	struct donor *d = &w->donors[number];
@@ -99,9 +100,11 @@ static void map_slab(struct world *w, uint32_t slab)
 	if (isw_store_map(d->store, d->lease, &place->slot, &place->generation))
 		return; /* full */
 	place->donor = number;
-	code = isw_slab_map(w->engine, slab, d->remote, place->slot, w->mappings++);
+	code = migrate ? isw_slab_migrate(w->engine, slab, d->remote, place->slot, w->mappings++)
+		       : isw_slab_map(w->engine, slab, d->remote, place->slot, w->mappings++);
 	CHECK(code == 0 || code == -ENOTCONN);
-	w->maps += !code;
+	w->maps += !code && !migrate;
+	w->migrations += !code && migrate;
 	if (!code)
 		return;
 	CHECK_EQ(isw_store_unmap(d->store, d->lease, place->slot, place->generation, 0), 0);
@@ -115,7 +118,38 @@ static void fill_slab(struct world *w, uint32_t slab, uint64_t generation)
 				  below(&w->control_random, SLAB_PAGES), SLAB_PAGES, &next);
 
 	CHECK(begun >= 0 || begun == -ESTALE);
-	w->copies += begun > 0 ? (uint64_t)begun : 0;
+}
+
+/* Whatever is still there is left to the backup. */
+static void leave_source(struct world *w, uint32_t slab)
+{
+	struct isw_slab_info info = slab_of(w, slab);
+
+	if (info.source_state == ISW_SLAB_MAPPED || info.source_state == ISW_SLAB_SUSPENDED)
+		CHECK_EQ(
+			isw_slab_unmap(w->engine, slab, info.source_remote, info.source_generation),
+			0);
+}
+
+/* Goes on with a migration: pulls what is left, leaves the source when nothing is, or before. */
+static void move_slab(struct world *w, uint32_t slab)
+{
+	struct isw_slab_info info = slab_of(w, slab);
+	uint32_t pages;
+	int code;
+
+	if (info.source_state != ISW_SLAB_MAPPED && info.source_state != ISW_SLAB_SUSPENDED)
+		return;
+	code = isw_slab_pull(w->engine, slab, info.generation, below(&w->control_random, 2));
+	CHECK(code >= 0 || code == -ESTALE);
+	code = isw_slab_pages_at(w->engine, slab, info.source_remote, info.source_generation,
+				 &pages);
+	CHECK(code >= 0 && pages <= SLAB_PAGES);
+	if (code == 0 && pages == 0)
+		w->moves++;
+	else if (below(&w->control_random, 8))
+		return;
+	leave_source(w, slab);
 }
 
 /* DONE: only now the donor may have its memory back. */
@@ -147,6 +181,11 @@ static void come_back(struct world *w, struct donor *d)
 	for (uint32_t i = 0; i < SLABS; i++) {
 		struct isw_slab_info info = slab_of(w, i);
 
+		if (info.source_state == ISW_SLAB_SUSPENDED && info.source_remote == d->remote) {
+			code = isw_slab_resume(w->engine, i, info.source_remote,
+					       info.source_generation);
+			CHECK(code == 0 || code == -ENOTCONN);
+		}
 		if (info.state != ISW_SLAB_SUSPENDED || info.remote != d->remote)
 			continue;
 		if (!below(&w->control_random, 4)) {
@@ -196,12 +235,18 @@ static void control(struct world *w)
 	struct isw_engine_stats stats;
 
 	if (info.state == ISW_SLAB_UNMAPPED && what < 30)
-		map_slab(w, slab);
+		map_slab(w, slab, false);
+	else if (info.state == ISW_SLAB_MAPPED && info.source_state == ISW_SLAB_UNMAPPED &&
+		 what >= 8 && what < 24)
+		map_slab(w, slab, true);
 	else if (info.state == ISW_SLAB_MAPPED && what < 8)
 		CHECK_EQ(isw_slab_unmap(w->engine, slab, info.remote, info.generation), 0);
 	else if (what == 39)
 		break_donor(w, &w->donors[below(&w->control_random, DONORS)]);
 	fill_slab(w, slab, slab_of(w, slab).generation);
+	for (uint32_t i = 0; i < SLABS; i++)
+		if (!below(&w->control_random, 3))
+			move_slab(w, i);
 	for (uint32_t i = 0; i < DONORS; i++)
 		if (w->donors[i].down && what > 30)
 			come_back(w, &w->donors[i]);
@@ -321,14 +366,22 @@ static void *end_stores(void *arg)
 	return NULL;
 }
 
-/* Settling does not wait for copies. */
+/* Settling does not wait for copies. Those of a slab without a source begin no other ones. */
 static void end_copies(struct world *w)
 {
 	struct isw_engine_stats stats;
+	uint32_t sources;
 
 	for (uint32_t i = 0;; i++) {
+		sources = 0;
+		for (uint32_t slab = 0; slab < SLABS; slab++) {
+			leave_source(w, slab);
+			sources += slab_of(w, slab).source_state != ISW_SLAB_UNMAPPED;
+		}
 		isw_engine_stats(w->engine, &stats);
-		if (stats.pages_copied + stats.pages_copy_dropped == w->copies)
+		if (!sources &&
+		    stats.pages_copied + stats.pages_migrated + stats.pages_copy_dropped ==
+			    iswi_counted(&w->engine->count.copies_begun))
 			return;
 		CHECK(i < WAIT_MS);
 		pause_ms(1);
@@ -349,13 +402,15 @@ static void check_end(struct world *w, struct crowd *crowd)
 	checked = crowd_check(crowd);
 	isw_engine_stats(w->engine, &stats);
 	printf("%llu pages checked: %llu from donors, %llu staged, %llu from the backup; "
-	       "%llu waits; %u maps, %u unmaps, %u breaks, %u resumes; %llu of %llu copied; "
+	       "%llu waits; %u maps, %u migrations, %u of them complete, %u unmaps, %u breaks, "
+	       "%u resumes; %llu copied, %llu migrated, %llu dropped; "
 	       "%llu hedged, %llu by the backup\n",
 	       (unsigned long long)checked, (unsigned long long)stats.pages_in_remote,
 	       (unsigned long long)stats.pages_in_staging,
 	       (unsigned long long)stats.pages_in_backup, (unsigned long long)stats.staging_waits,
-	       w->maps, w->unmaps, w->breaks, w->resumes, (unsigned long long)stats.pages_copied,
-	       (unsigned long long)w->copies, (unsigned long long)stats.hedged_reads,
+	       w->maps, w->migrations, w->moves, w->unmaps, w->breaks, w->resumes,
+	       (unsigned long long)stats.pages_copied, (unsigned long long)stats.pages_migrated,
+	       (unsigned long long)stats.pages_copy_dropped, (unsigned long long)stats.hedged_reads,
 	       (unsigned long long)stats.hedged_wins);
 	CHECK_EQ(stats.requests_failed, 0);
 	CHECK_EQ(stats.requests_in_flight, 0);
@@ -366,6 +421,7 @@ static void check_end(struct world *w, struct crowd *crowd)
 	/* The run was what it is meant to be. */
 	CHECK(stats.pages_in_remote && stats.pages_in_backup && stats.pages_in_staging);
 	CHECK(stats.staging_waits && w->maps && w->unmaps && w->breaks && w->resumes);
+	CHECK(w->migrations && stats.pages_migrated);
 }
 
 static void run(uint32_t run_ms, uint64_t seed, bool in_memory)
@@ -399,8 +455,12 @@ static void run(uint32_t run_ms, uint64_t seed, bool in_memory)
 	take_events(w);
 	for (uint32_t i = 0; i < SLABS; i++) {
 		if (slab_of(w, i).state == ISW_SLAB_UNMAPPED)
-			map_slab(w, i);
+			map_slab(w, i, false);
 		fill_slab(w, i, slab_of(w, i).generation);
+		if (slab_of(w, i).state == ISW_SLAB_MAPPED) {
+			map_slab(w, i, true);
+			move_slab(w, i);
+		}
 	}
 	CHECK_EQ(iswi_thread_start(&ender, "ender", end_stores, w), 0);
 	isw_engine_destroy(w->engine);

@@ -1,0 +1,845 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Pulling a slab from its source to where it is now: brings every page, gives way to whatever else
+ * happens to it, and loses nothing when either donor fails.
+ */
+#include <unistd.h>
+
+#include "migrate_fixture.h"
+
+/* ------------------------------------------------------------------------ pulling */
+
+static void a_pull_brings_everything(void)
+{
+	struct world *w = world_moving(0, SLAB_PAGES);
+	struct isw_slab_info before;
+	uint64_t sent_before;
+
+	trim(w, 3, 1);
+	write_settled(w, 5, 1, 500);
+	before = slab_of(w, 0);
+	sent_before = stats_of(w).pages_out_remote;
+	source_is(w, 6, 0);
+	CHECK_EQ(pull(w), 0);
+	source_is(w, 6, 1);
+	CHECK_EQ(stats_of(w).staging_pages_used, 6);
+	settle(w);
+	migrated(w, 6, 0);
+	source_is(w, 0, 0);
+	for (uint64_t page = 0; page < SLAB_PAGES; page++) {
+		CHECK_EQ(is_at(w, page, TARGET), page != 3);
+		CHECK_EQ(donor_value(w, TARGET, page), page == 3 ? 0 : page == 5 ? 500 : 10 + page);
+	}
+	/* It is no activity of the device's users. */
+	CHECK_EQ(slab_of(w, 0).page_ins, before.page_ins);
+	CHECK_EQ(slab_of(w, 0).page_outs, before.page_outs);
+	CHECK_EQ(stats_of(w).pages_out_remote, sent_before);
+	CHECK_EQ(slab_of(w, 0).remote_valid_pages, 7);
+	/* Again: there is nothing left. */
+	CHECK_EQ(pull_slab(w, 0, 1), 0);
+	CHECK_EQ(sent(w, SOURCE), 0);
+	leave(w);
+	drained(w, SOURCE, 1);
+	CHECK_EQ(step(w, ISW_STEP_REMOTE_WIPE, SOURCE, 0), 1);
+	for (uint64_t page = 0; page < SLAB_PAGES; page++)
+		CHECK_EQ(read_settled(w, page), page == 3 ? 0 : page == 5 ? 500 : 10 + page);
+	CHECK_EQ(stats_of(w).pages_in_backup, 0);
+	moving_end(w);
+}
+
+static void only_a_slab_at_both_ends_is_pulled(void)
+{
+	struct world *w = world_moving(0, 2);
+	uint64_t generation = slab_of(w, 0).generation;
+
+	CHECK_EQ(isw_slab_pull(w->e, SLABS, generation, 0), -EINVAL);
+	CHECK_EQ(isw_slab_pull(w->e, 0, generation + 1, 0), -ESTALE);
+	CHECK_EQ(isw_slab_pull(w->e, 0, 1, 0), -ESTALE); /* its source's */
+	CHECK_EQ(isw_slab_pull(w->e, 1, generation, 0), -ESTALE);
+	map(w, 1, TARGET);
+	CHECK_EQ(pull_slab(w, 1, 0), -ESTALE); /* does not migrate */
+	BREAK(w, SOURCE);
+	CHECK_EQ(pull(w), -ESTALE);
+	reconnect(w, SOURCE);
+	CHECK_EQ(pull(w), -ESTALE);
+	resume_source(w);
+	BREAK(w, TARGET);
+	CHECK_EQ(pull(w), -ESTALE);
+	reconnect(w, TARGET);
+	resume(w, 0);
+	get(w, 0, 1);
+	leave(w);
+	CHECK_EQ(slab_of(w, 0).source_state, ISW_SLAB_DRAINING);
+	CHECK_EQ(pull(w), -ESTALE);
+	settle(w);
+	CHECK_EQ(pull(w), -ESTALE);
+	CHECK_EQ(slab_of(w, 0).in_flight + slab_of(w, 0).source_in_flight, 0);
+	moving_end(w);
+}
+
+static void a_pulled_page_is_at_the_source_until_the_acknowledgement(void)
+{
+	struct world *w = world_pulling(0, READING, 2);
+	uint32_t id = get(w, 0, 1);
+
+	/* Its buffer holds nothing yet. */
+	CHECK_EQ(w->error[id], PENDING);
+	CHECK_EQ(sent_for(w, SOURCE, 0, ISWI_XFER_READ), 2);
+	REPLY(w, SOURCE, 1);
+	CHECK_EQ(w->got[id][0], 10);
+	REPLY(w, SOURCE, 0);
+	CHECK(is_at(w, 0, SOURCE) && is_at(w, 1, SOURCE));
+	source_is(w, 2, 0);
+	id = get(w, 0, 2);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(w->got[id][1], 11);
+	CHECK_EQ(stats_of(w).pages_in_staging, 2);
+	APPLY(w, TARGET, 0);
+	CHECK(is_at(w, 0, SOURCE) && is_at(w, 1, SOURCE));
+	REPLY(w, TARGET, 0);
+	CHECK(is_at(w, 0, TARGET) && is_at(w, 1, TARGET));
+	source_is(w, 0, 0);
+	migrated(w, 2, 0);
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	moving_end(w);
+}
+
+static void a_page_with_a_write_in_flight_is_passed_over(void)
+{
+	struct world *w = world_writing(0); /* page 0, at the source */
+
+	CHECK_EQ(pull(w), 0);
+	CHECK_EQ(sent_for(w, SOURCE, 0, ISWI_XFER_READ), 0);
+	CHECK_EQ(sent_for(w, SOURCE, 1, ISWI_XFER_READ), 1);
+	settle(w);
+	migrated(w, 1, 0);
+	source_is(w, 1, 0);
+	/* A second pass finds it. */
+	CHECK_EQ(pull(w), 0);
+	CHECK_EQ(sent(w, SOURCE), 0);
+	CHECK_EQ(pull_slab(w, 0, 1), 0);
+	settle(w);
+	migrated(w, 2, 0);
+	source_is(w, 0, 0);
+	CHECK_EQ(donor_value(w, TARGET, 0), 20);
+	moving_end(w);
+}
+
+static void a_page_is_pulled_once(void)
+{
+	struct world *w = world_pulling(0, READING, 3);
+
+	for (int i = 0; i < 3; i++)
+		CHECK_EQ(pull_slab(w, 0, 1), 0);
+	CHECK_EQ(sent(w, SOURCE), 1);
+	REPLY(w, SOURCE, 0);
+	CHECK_EQ(pull_slab(w, 0, 1), 0);
+	CHECK_EQ(sent(w, SOURCE), 0);
+	CHECK_EQ(sent(w, TARGET), 1);
+	settle(w);
+	migrated(w, 3, 0);
+	moving_end(w);
+}
+
+/* ----------------------------------------------------------- what comes between wins */
+
+static void a_write_wins(enum stage stage)
+{
+	struct world *w = world_pulling(0, stage, 1);
+	uint32_t id = put(w, 0, 1, 99);
+
+	/* Its own transfer waits only for one that is on its way there. */
+	CHECK_EQ(sent_for(w, TARGET, 0, ISWI_XFER_WRITE), 1);
+	CHECK(!is_remote_valid(w, 0));
+	source_is(w, 0, stage == READING);
+	pull_goes_on(w, stage);
+	migrated(w, 0, 1);
+	CHECK(!is_remote_valid(w, 0));
+	CHECK_EQ(w->error[id], PENDING);
+	CHECK_EQ(sent_for(w, TARGET, 0, ISWI_XFER_WRITE), 1);
+	REPLY(w, TARGET, 0);
+	CHECK_EQ(w->error[id], 0);
+	CHECK(is_at(w, 0, TARGET));
+	CHECK_EQ(donor_value(w, TARGET, 0), 99);
+	source_is(w, 0, 0);
+	CHECK_EQ(read_settled(w, 0), 99);
+	moving_end(w);
+}
+
+/* Nothing of the write is left to be seen when the pull goes on, but for the page's version. */
+static void a_write_that_is_all_over_wins(void)
+{
+	struct world *w = world_pulling(0, READING, 1);
+	uint32_t id = put(w, 0, 1, 99);
+
+	REPLY(w, TARGET, 0);
+	DISK_TAKE(w);
+	DISK_DONE(w, 0);
+	CHECK_EQ(w->error[id], 0);
+	CHECK(is_at(w, 0, TARGET));
+	REPLY(w, SOURCE, 0);
+	migrated(w, 0, 1);
+	CHECK_EQ(sent(w, TARGET), 0);
+	CHECK_EQ(donor_value(w, TARGET, 0), 99);
+	CHECK_EQ(read_settled(w, 0), 99);
+	moving_end(w);
+}
+
+/* The same bytes, so that no checksum tells, and a donor that refused them. */
+static void a_write_of_the_same_bytes_wins(void)
+{
+	struct world *w = world_pulling(0, READING, 1);
+
+	put(w, 0, 1, 10);
+	REFUSE(w, TARGET, 0);
+	REPLY(w, SOURCE, 0);
+	migrated(w, 0, 1);
+	CHECK_EQ(sent(w, TARGET), 0);
+	settle(w);
+	CHECK(!is_remote_valid(w, 0));
+	CHECK_EQ(read_settled(w, 0), 10);
+	moving_end(w);
+}
+
+static void zeros_win(enum stage stage, uint32_t op)
+{
+	struct world *w = world_pulling(0, stage, 1);
+	uint32_t id = submit(w, op, 0, 1, 0);
+
+	CHECK_EQ(w->error[id], 0);
+	source_is(w, 0, stage == READING);
+	pull_goes_on(w, stage);
+	migrated(w, 0, 1);
+	CHECK(!is_remote_valid(w, 0) && !is_backup_current(w, 0));
+	source_is(w, 0, 0);
+	CHECK_EQ(read_settled(w, 0), 0);
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	moving_end(w);
+}
+
+static void a_write_after_zeros_wins(enum stage stage)
+{
+	struct world *w = world_pulling(0, stage, 1);
+
+	trim(w, 0, 1);
+	put(w, 0, 1, 99);
+	CHECK_EQ(sent_for(w, TARGET, 0, ISWI_XFER_WRITE), 1);
+	pull_goes_on(w, stage);
+	migrated(w, 0, 1);
+	CHECK(!is_remote_valid(w, 0));
+	settle(w);
+	CHECK_EQ(donor_value(w, TARGET, 0), 99);
+	CHECK_EQ(read_settled(w, 0), 99);
+	moving_end(w);
+}
+
+static void the_rest_of_a_run_is_pulled(void)
+{
+	struct world *w = world_pulling(0, READING, 6);
+
+	trim(w, 1, 1);
+	REPLY(w, SOURCE, 0);
+	CHECK_EQ(sent(w, TARGET), 2);
+	put(w, 4, 1, 99);
+	settle(w);
+	migrated(w, 4, 2);
+	for (uint64_t page = 0; page < 6; page++) {
+		CHECK_EQ(is_at(w, page, TARGET), page != 1);
+		CHECK_EQ(read_settled(w, page), page == 1 ? 0 : page == 4 ? 99 : 10 + page);
+	}
+	source_is(w, 0, 0);
+	moving_end(w);
+}
+
+/* ----------------------------------------------------------------- the source is bad */
+
+static void a_source_that_refuses_keeps_its_pages(void)
+{
+	struct world *w = world_pulling(0, READING, 3);
+
+	REFUSE(w, SOURCE, 0);
+	migrated(w, 0, 3);
+	CHECK_EQ(w->events[ISW_EVENT_SLAB_ERROR], 1);
+	CHECK_EQ(w->last[ISW_EVENT_SLAB_ERROR].remote, SOURCE);
+	CHECK_EQ(sent(w, SOURCE) + sent(w, TARGET), 0);
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK_EQ(stats_of(w).crc_errors_remote, 0); /* nothing was looked at */
+	source_is(w, 3, 0);
+	CHECK_EQ(read_settled(w, 2), 12);
+	CHECK_EQ(stats_of(w).pages_in_remote, 1);
+	CHECK_EQ(pull_slab(w, 0, 1), 0);
+	settle(w);
+	migrated(w, 3, 3);
+	moving_end(w);
+}
+
+/* A donor that refuses, either of them, is not asked for all the rest. */
+static void a_pull_ends_with_its_errors(enum stage stage)
+{
+	struct world *w = world_large(512, 64);
+
+	CHECK_EQ(pull(w), 1);
+	CHECK_EQ(sent(w, SOURCE), 1);
+	if (stage == WRITING)
+		REPLY(w, SOURCE, 0);
+	REFUSE(w, stage == READING ? SOURCE : TARGET, 0);
+	CHECK_EQ(sent(w, SOURCE) + sent(w, TARGET), 0);
+	migrated(w, 0, 32);
+	source_is(w, 512, 0);
+	pull_slab(w, 0, 1); /* until it is told to */
+	CHECK_EQ(sent(w, SOURCE), 1);
+	moving_end(w);
+}
+
+static void wrong_bytes_are_not_pulled(void)
+{
+	struct world *w = world_moving(0, 3);
+	unsigned char *byte = w->e->sim->donors[SOURCE]->memory + ISW_PAGE_BYTES + 7;
+
+	*byte ^= 1;
+	CHECK_EQ(pull(w), 0);
+	settle(w);
+	migrated(w, 2, 1);
+	CHECK_EQ(stats_of(w).crc_errors_remote, 1);
+	CHECK_EQ(stats_of(w).crc_errors_backup, 0);
+	CHECK(is_at(w, 0, TARGET) && is_at(w, 1, SOURCE) && is_at(w, 2, TARGET));
+	CHECK_EQ(donor_value(w, TARGET, 1), 0);
+	source_is(w, 1, 0);
+	/* A read judges, and finds it well where the pull only met a bad moment. */
+	CHECK_EQ(w->events[ISW_EVENT_BAD_PAGE], 0);
+	*byte ^= 1;
+	CHECK_EQ(read_settled(w, 1), 11);
+	CHECK_EQ(pull_slab(w, 0, 1), 0);
+	CORRUPT(w, SOURCE, 0);
+	CHECK_EQ(sent(w, TARGET), 0);
+	CHECK(is_at(w, 1, SOURCE));
+	CHECK_EQ(pull_slab(w, 0, 1), 0);
+	settle(w);
+	CHECK(is_at(w, 1, TARGET));
+	moving_end(w);
+}
+
+static void a_source_that_breaks(enum stage stage)
+{
+	struct world *w = world_pulling(0, stage, 2);
+
+	BREAK(w, SOURCE);
+	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_MAPPED);
+	CHECK_EQ(slab_of(w, 0).source_state, ISW_SLAB_SUSPENDED);
+	if (stage == READING) {
+		migrated(w, 0, 2);
+		source_is(w, 2, 0); /* bits are kept */
+		CHECK_EQ(read_settled(w, 0), 10);
+		CHECK_EQ(stats_of(w).pages_in_backup, 1);
+		reconnect(w, SOURCE);
+		CHECK_EQ(slab_of(w, 0).source_state, ISW_SLAB_SUSPENDED);
+		resume_source(w);
+		CHECK_EQ(read_settled(w, 0), 10);
+		CHECK_EQ(stats_of(w).pages_in_backup, 1);
+		CHECK_EQ(pull_slab(w, 0, 1), 0);
+		settle(w);
+		migrated(w, 2, 2);
+	} else {
+		/* What was read is pulled all the same. */
+		REPLY(w, TARGET, 0);
+		migrated(w, 2, 0);
+	}
+	CHECK(is_at(w, 0, TARGET) && is_at(w, 1, TARGET));
+	source_is(w, 0, 0);
+	moving_end(w);
+}
+
+static void a_source_that_broke_is_given_up(void)
+{
+	struct world *w = world_moving(0, 2);
+
+	write_settled(w, 1, 1, 21);
+	CHECK_EQ(pull(w), 0);
+	CHECK_EQ(sent(w, SOURCE), 1);
+	BREAK(w, SOURCE);
+	leave(w);
+	drained(w, SOURCE, 1);
+	CHECK_EQ(slab_of(w, 0).source_state, ISW_SLAB_UNMAPPED);
+	CHECK_EQ(slab_of(w, 0).remote_valid_pages, 1);
+	CHECK_EQ(read_settled(w, 0), 10);
+	CHECK_EQ(stats_of(w).pages_in_backup, 1);
+	CHECK_EQ(read_settled(w, 1), 21);
+	CHECK_EQ(stats_of(w).pages_in_backup, 1);
+	moving_end(w);
+}
+
+static void a_source_is_drained_after_its_last_transfer(void)
+{
+	struct world *w = world_pulling(0, READING, 2);
+	uint32_t read = get(w, 1, 1);
+
+	put(w, 4, 1, 400); /* the target's own business */
+	CHECK_EQ(slab_of(w, 0).source_in_flight, 2);
+	leave(w);
+	CHECK_EQ(slab_of(w, 0).source_state, ISW_SLAB_DRAINING);
+	get(w, 1, 1); /* nothing new is sent there */
+	CHECK_EQ(sent(w, SOURCE), 2);
+	not_drained(w);
+	REPLY(w, SOURCE, 0);
+	not_drained(w);
+	/* The pull goes on: what was read is staged, and none the worse for that. */
+	CHECK_EQ(sent_for(w, TARGET, 0, ISWI_XFER_WRITE), 1);
+	REPLY(w, SOURCE, 0);
+	drained(w, SOURCE, 1);
+	CHECK_EQ(w->got[read][0], 11);
+	CHECK_EQ(slab_of(w, 0).in_flight, 2);
+	settle(w);
+	migrated(w, 2, 0);
+	CHECK(is_at(w, 0, TARGET) && is_at(w, 1, TARGET) && is_at(w, 4, TARGET));
+	drained(w, SOURCE, 1);
+	moving_end(w);
+}
+
+/* Nothing new is sent there, nor is what is under way begun anew. */
+static void a_pull_does_not_go_on_at_a_source_that_drains(void)
+{
+	struct world *w = world_large(512, 64);
+
+	CHECK_EQ(pull(w), 1);
+	get(w, 511, 1); /* keeps it in use */
+	leave(w);
+	REPLY(w, SOURCE, 0);
+	REPLY(w, TARGET, 0);
+	migrated(w, 32, 0);
+	not_drained(w);
+	CHECK_EQ(sent(w, SOURCE), 1);
+	CHECK_EQ(pull(w), -ESTALE);
+	REPLY(w, SOURCE, 0);
+	drained(w, SOURCE, 1);
+	CHECK_EQ(slab_of(w, 0).remote_valid_pages, 32);
+	moving_end(w);
+}
+
+/* ----------------------------------------------------------------- the target is bad */
+
+static void a_target_that_refuses_has_nothing(void)
+{
+	struct world *w = world_pulling(0, WRITING, 2);
+
+	REFUSE(w, TARGET, 0);
+	migrated(w, 0, 2);
+	CHECK(is_at(w, 0, SOURCE) && is_at(w, 1, SOURCE));
+	CHECK_EQ(w->events[ISW_EVENT_SLAB_ERROR], 1);
+	CHECK_EQ(w->last[ISW_EVENT_SLAB_ERROR].remote, TARGET);
+	CHECK_EQ(w->last[ISW_EVENT_SLAB_ERROR].generation, 2);
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK_EQ(read_settled(w, 1), 11);
+	CHECK_EQ(stats_of(w).pages_in_remote, 1);
+	moving_end(w);
+}
+
+static void a_torn_page_is_not_pulled(void)
+{
+	struct world *w = world_pulling(0, WRITING, 1);
+
+	CHECK_EQ(step(w, ISW_STEP_REMOTE_TEAR, TARGET, 0), 1);
+	CHECK_EQ(donor_value(w, TARGET, 0), TORN);
+	migrated(w, 0, 1);
+	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_SUSPENDED);
+	CHECK(is_at(w, 0, SOURCE));
+	CHECK_EQ(read_settled(w, 0), 10);
+	reconnect(w, TARGET);
+	resume(w, 0);
+	CHECK(is_at(w, 0, SOURCE));
+	CHECK_EQ(pull_slab(w, 0, 1), 0);
+	settle(w);
+	migrated(w, 1, 1);
+	CHECK(is_at(w, 0, TARGET));
+	CHECK_EQ(read_settled(w, 0), 10);
+	CHECK_EQ(stats_of(w).pages_in_remote, 2);
+	CHECK_EQ(stats_of(w).crc_errors_remote, 0);
+	moving_end(w);
+}
+
+/* Then the slab is nowhere, but for its source; and goes on to a third donor. */
+static void a_target_that_is_lost(void)
+{
+	struct world *w = world_moving(0, 2);
+	uint64_t generation = slab_of(w, 0).generation;
+	uint32_t id;
+
+	write_settled(w, 4, 1, 400);
+	BREAK(w, TARGET);
+	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_SUSPENDED);
+	CHECK_EQ(read_settled(w, 4), 400);
+	CHECK_EQ(stats_of(w).pages_in_backup, 1);
+	unmap(w);
+	drained(w, TARGET, generation);
+	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_UNMAPPED);
+	CHECK_EQ(slab_of(w, 0).source_state, ISW_SLAB_MAPPED);
+	CHECK(!is_remote_valid(w, 4));
+	CHECK_EQ(read_settled(w, 0), 10);
+	CHECK_EQ(stats_of(w).pages_in_remote, 1);
+	id = put(w, 5, 1, 500); /* the source gets nothing new */
+	CHECK_EQ(sent(w, SOURCE), 0);
+	settle(w);
+	CHECK_EQ(w->error[id], 0);
+	CHECK(!is_remote_valid(w, 5));
+	map(w, 0, THIRD);
+	write_settled(w, 6, 1, 600);
+	CHECK(is_at(w, 6, THIRD));
+	moving_end(w);
+}
+
+/* The same in the middle of a pull, which finds another donor where it was to go. */
+static void a_pull_does_not_follow_its_slab(enum stage stage)
+{
+	struct world *w = world_pulling(0, stage, 2);
+	uint64_t generation = slab_of(w, 0).generation;
+
+	BREAK(w, TARGET);
+	unmap(w);
+	drained(w, TARGET, generation);
+	CHECK(is_at(w, 0, SOURCE) && is_at(w, 1, SOURCE));
+	CHECK_EQ(try_migrate(w, 0, THIRD), -EINVAL); /* from where to where? */
+	map(w, 0, THIRD);
+	CHECK_EQ(slab_of(w, 0).source_state, ISW_SLAB_MAPPED);
+	if (stage == READING)
+		REPLY(w, SOURCE, 0);
+	migrated(w, 0, 2);
+	CHECK_EQ(sent(w, THIRD), 0);
+	CHECK_EQ(read_settled(w, 0), 10);
+	CHECK_EQ(stats_of(w).pages_in_remote, 1);
+	CHECK_EQ(pull_slab(w, 0, 1), 0);
+	settle(w);
+	migrated(w, 2, 2);
+	CHECK(is_at(w, 0, THIRD) && is_at(w, 1, THIRD));
+	CHECK_EQ(donor_value(w, THIRD, 1), 11);
+	leave(w);
+	CHECK_EQ(read_settled(w, 1), 11);
+	CHECK_EQ(stats_of(w).pages_in_remote, 2);
+	moving_end(w);
+}
+
+static void each_place_has_its_own_bits(bool source_first)
+{
+	struct world *w = world_moving(0, 4);
+
+	write_settled(w, 1, 2, 21);
+	if (source_first)
+		leave(w);
+	else
+		unmap(w);
+	for (uint64_t page = 0; page < 4; page++) {
+		bool moved = page == 1 || page == 2;
+
+		CHECK_EQ(is_at(w, page, moved ? TARGET : SOURCE), moved == source_first);
+		CHECK_EQ(read_settled(w, page), (moved ? 20 : 10) + page);
+	}
+	CHECK_EQ(slab_of(w, 0).remote_valid_pages, 2);
+	CHECK_EQ(stats_of(w).pages_in_remote, 2);
+	if (source_first)
+		unmap(w);
+	else
+		leave(w);
+	CHECK_EQ(slab_of(w, 0).remote_valid_pages, 0);
+	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 2);
+	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_UNMAPPED);
+	/* A slab that is nowhere is mapped as ever. */
+	map(w, 0, THIRD);
+	write_settled(w, 0, 1, 30);
+	CHECK(is_at(w, 0, THIRD));
+	moving_end(w);
+}
+
+/* ----------------------------------------------------- slabs, groups, and their borders */
+
+static void the_slab_next_to_it_is_left_alone(void)
+{
+	struct world *w = world_moving(0, SLAB_PAGES);
+
+	for (uint32_t slab = 1; slab < 4; slab++) {
+		map(w, slab, SOURCE);
+		write_settled(w, slab * SLAB_PAGES, SLAB_PAGES, 100 * slab);
+		migrate(w, slab, TARGET);
+	}
+	CHECK_EQ(pull_slab(w, 2, 0), 0);
+	settle(w);
+	migrated(w, SLAB_PAGES, 0);
+	for (uint64_t page = 0; page < PAGES; page++)
+		CHECK(is_at(w, page, page / SLAB_PAGES == 2 ? TARGET : SOURCE));
+	source_is(w, SLAB_PAGES, 0);
+	CHECK_EQ(leave_slab(w, 2), 0);
+	for (uint64_t page = 0; page < PAGES; page++)
+		CHECK(is_at(w, page, page / SLAB_PAGES == 2 ? TARGET : SOURCE));
+	CHECK_EQ(read_settled(w, 2 * SLAB_PAGES + 7), 207);
+	CHECK_EQ(read_settled(w, 3 * SLAB_PAGES), 300);
+	moving_end(w);
+}
+
+/* One pull for all, which does one slab after the other. */
+static void slabs_are_pulled_in_turn(void)
+{
+	struct world *w = world_moving(0, SLAB_PAGES);
+
+	map(w, 1, SOURCE);
+	write_settled(w, SLAB_PAGES, SLAB_PAGES, 100);
+	migrate(w, 1, TARGET);
+	CHECK_EQ(pull(w), 0);
+	CHECK_EQ(stats_of(w).staging_pages_used, 8); /* the copies' share */
+	CHECK_EQ(pull_slab(w, 1, 0), 0);
+	CHECK_EQ(stats_of(w).staging_pages_used, 8);
+	settle(w);
+	migrated(w, SLAB_PAGES, 0);
+	CHECK_EQ(pull_slab(w, 1, 0), 0); /* the pass is over ... */
+	CHECK_EQ(sent(w, SOURCE), 0);
+	CHECK_EQ(pull_slab(w, 1, 1), 0); /* ... but not the last */
+	settle(w);
+	migrated(w, 2 * SLAB_PAGES, 0);
+	CHECK_EQ(donor_value(w, TARGET, SLAB_PAGES + 5), 105);
+	/* Back to the first, for what may be left there. */
+	CHECK_EQ(pull(w), 0);
+	CHECK_EQ(sent(w, SOURCE), 0);
+	moving_end(w);
+}
+
+static void a_slab_that_migrates_again_is_pulled_from_its_start(void)
+{
+	struct world *w = world_moving(0, 3);
+
+	CHECK_EQ(pull(w), 0);
+	settle(w);
+	leave(w);
+	migrate(w, 0, THIRD);
+	CHECK_EQ(pull(w), 0); /* nobody said `again`: this pass is the first */
+	CHECK_EQ(sent(w, TARGET), 1);
+	settle(w);
+	migrated(w, 6, 0);
+	CHECK(is_at(w, 0, THIRD) && is_at(w, 2, THIRD));
+	moving_end(w);
+}
+
+/* Slabs that begin and end within a group of the bitmaps, and a last one cut short. */
+static void every_page_of_any_slab_is_pulled(uint32_t slab_pages)
+{
+	struct isw_engine_config config = world_config(0);
+	uint32_t pages = SLABS * slab_pages - slab_pages / 2;
+	struct world *w;
+
+	config.slab_bytes = slab_pages * ISW_PAGE_BYTES;
+	config.size_bytes = pages * ISW_PAGE_BYTES;
+	config.staging_pages = 4 * slab_pages + 16;
+	w = world_of_three(&config);
+	for (uint32_t slab = 0; slab < SLABS; slab++)
+		map(w, slab, SOURCE);
+	for (uint64_t page = 0; page < pages; page++)
+		write_settled(w, page, 1, 10 + page);
+	for (uint32_t slab = 0; slab < SLABS; slab++)
+		migrate(w, slab, TARGET);
+	for (uint32_t slab = 0; slab < SLABS; slab++) {
+		uint32_t end = (slab + 1) * slab_pages;
+
+		end = end < pages ? end : pages;
+		CHECK_EQ(pull_slab(w, slab, 0), 0);
+		settle(w);
+		migrated(w, end, 0);
+		CHECK_EQ(leave_slab(w, slab), 0);
+		for (uint64_t page = 0; page < pages; page++)
+			CHECK(is_at(w, page, page < end ? TARGET : SOURCE));
+	}
+	for (uint64_t page = 0; page < pages; page++)
+		CHECK_EQ(donor_value(w, TARGET, page), 10 + page);
+	moving_end(w);
+}
+
+/* ------------------------------------------------------------- the copies' share, used up */
+
+static void a_pull_sets_its_own_pace(void)
+{
+	struct world *w = world_large(1024, 1024);
+	uint32_t under_way = 0;
+
+	CHECK_EQ(pull(w), 1);
+	CHECK_EQ(sent(w, SOURCE), 8);
+	for (uint32_t i = 0; i < 8; i++)
+		CHECK_EQ(w->e->sim->donors[SOURCE]->pending[i].xfer->length, 32 * ISW_PAGE_BYTES);
+	CHECK_EQ(stats_of(w).staging_pages_used, ISWI_COPY_PAGES_MAX);
+	/* Each that has arrived begins another one; nobody calls. */
+	while (sent(w, SOURCE) + sent(w, TARGET)) {
+		if (sent(w, SOURCE))
+			REPLY(w, SOURCE, 0);
+		else
+			REPLY(w, TARGET, 0);
+		under_way = stats_of(w).staging_pages_used;
+		CHECK(under_way <= ISWI_COPY_PAGES_MAX);
+	}
+	migrated(w, 1024, 0);
+	source_is(w, 0, 0);
+	CHECK_EQ(pull(w), 0);
+	moving_end(w);
+}
+
+/* Pages that cannot be pulled just now do not end it for the others. */
+static void a_pull_goes_on_past_what_it_drops(void)
+{
+	struct world *w = world_large(1024, 1024);
+
+	CHECK_EQ(pull(w), 1);
+	trim(w, 0, 256); /* all that is under way */
+	settle(w);
+	migrated(w, 1024 - 256, 256);
+	source_is(w, 0, 0);
+	moving_end(w);
+}
+
+static void a_second_pass_finds_what_the_first_left(void)
+{
+	struct world *w = world_large(512, 64);
+	uint32_t passes = 0;
+
+	CHECK_EQ(pull(w), 1);
+	CHECK_EQ(stats_of(w).staging_pages_used, 32);
+	CHECK_EQ(sent(w, SOURCE), 1);
+	settle(w);
+	CHECK(stats_of(w).pages_migrated >= 64 && stats_of(w).pages_migrated < 512);
+	CHECK_EQ(pull(w), 0); /* it has come to the end by itself */
+	CHECK_EQ(sent(w, SOURCE), 0);
+	while (stats_of(w).pages_migrated < 512) {
+		pull_slab(w, 0, 1);
+		settle(w);
+		CHECK(passes++ < 8);
+	}
+	migrated(w, 512, 0);
+	source_is(w, 0, 0);
+	for (uint64_t page = 0; page < 512; page++)
+		CHECK_EQ(donor_value(w, TARGET, page), 10 + page);
+	moving_end(w);
+}
+
+static void a_pull_without_buffers_goes_on_when_asked_again(void)
+{
+	struct world *w = world_large(512, 64);
+	uint32_t calls = 0;
+
+	for (uint64_t page = 0; page < 32; page += 8)
+		put(w, page, 8, 1000 + page); /* half of the buffers */
+	CHECK_EQ(pull(w), 1);
+	CHECK_EQ(sent(w, SOURCE), 0);
+	settle(w);
+	migrated(w, 0, 0); /* not by itself */
+	CHECK_EQ(pull(w), 0);
+	CHECK_EQ(sent(w, SOURCE), 1);
+	settle(w);
+	CHECK(stats_of(w).pages_migrated > 0);
+	while (stats_of(w).pages_migrated < 512 - 32) {
+		pull_slab(w, 0, 1);
+		settle(w);
+		CHECK(calls++ < 8);
+	}
+	migrated(w, 512 - 32, 0); /* the rest was written to the target */
+	source_is(w, 0, 0);
+	CHECK_EQ(read_settled(w, 31), 1031);
+	moving_end(w);
+}
+
+/* A write that found no buffer goes on as soon as a pull gives some back, however it ends. */
+static void writes_go_on_with_the_buffers_of_a_pull(void)
+{
+	for (int way = 0; way < 3; way++) {
+		struct world *w = world_pulling(0, READING, SLAB_PAGES);
+		uint32_t id;
+
+		put(w, SLAB_PAGES, 8, 100);
+		id = put(w, 2 * SLAB_PAGES, 8, 200);
+		CHECK_EQ(stats_of(w).staging_waits, 1);
+		if (way == 0) {
+			REFUSE(w, SOURCE, 0);
+		} else {
+			REPLY(w, SOURCE, 0);
+			if (way == 1)
+				REPLY(w, TARGET, 0);
+			else
+				REFUSE(w, TARGET, 0);
+		}
+		CHECK_EQ(stats_of(w).pages_out, SLAB_PAGES + 16);
+		settle(w);
+		CHECK_EQ(w->error[id], 0);
+		CHECK_EQ(read_settled(w, 2 * SLAB_PAGES), 200);
+		moving_end(w);
+	}
+}
+
+/* ------------------------------------------------------------- flushes, and the end */
+
+static void a_pull_is_nothing_to_wait_for(enum stage stage)
+{
+	struct world *w = world_pulling(0, stage, 1);
+	struct isw_error error = {0};
+	char path[64];
+	uint32_t id;
+
+	snprintf(path, sizeof(path), "isw-migrate-%d.tables", (int)getpid());
+	CHECK_EQ(isw_engine_settle(w->e, 0), 0);
+	CHECK_EQ(isw_engine_save_tables(w->e, path, &error), 0);
+	unlink(path);
+	id = flush(w);
+	DISK_TAKE(w);
+	DISK_DONE(w, 0); /* the sync */
+	CHECK_EQ(w->error[id], 0);
+	/* What is written meanwhile is. */
+	put(w, 0, 1, 99);
+	CHECK_EQ(isw_engine_settle(w->e, 0), -ETIMEDOUT);
+	settle(w);
+	CHECK_EQ(isw_engine_settle(w->e, 0), 0);
+	moving_end(w);
+}
+
+static void an_engine_may_end_in_the_middle_of_it(enum stage stage)
+{
+	struct world *w = world_pulling(0, stage, 3);
+
+	isw_engine_destroy(w->e);
+	free(w);
+}
+
+int main(void)
+{
+	a_pull_brings_everything();
+	only_a_slab_at_both_ends_is_pulled();
+	a_pulled_page_is_at_the_source_until_the_acknowledgement();
+	a_page_with_a_write_in_flight_is_passed_over();
+	a_page_is_pulled_once();
+	a_write_that_is_all_over_wins();
+	a_write_of_the_same_bytes_wins();
+	the_rest_of_a_run_is_pulled();
+	a_source_that_refuses_keeps_its_pages();
+	wrong_bytes_are_not_pulled();
+	a_source_that_broke_is_given_up();
+	a_source_is_drained_after_its_last_transfer();
+	a_pull_does_not_go_on_at_a_source_that_drains();
+	a_target_that_refuses_has_nothing();
+	a_torn_page_is_not_pulled();
+	a_target_that_is_lost();
+	each_place_has_its_own_bits(true);
+	each_place_has_its_own_bits(false);
+	the_slab_next_to_it_is_left_alone();
+	slabs_are_pulled_in_turn();
+	a_slab_that_migrates_again_is_pulled_from_its_start();
+	every_page_of_any_slab_is_pulled(4);
+	every_page_of_any_slab_is_pulled(20);
+	every_page_of_any_slab_is_pulled(32);
+	every_page_of_any_slab_is_pulled(48);
+	every_page_of_any_slab_is_pulled(100);
+	a_pull_sets_its_own_pace();
+	a_pull_goes_on_past_what_it_drops();
+	a_second_pass_finds_what_the_first_left();
+	a_pull_without_buffers_goes_on_when_asked_again();
+	writes_go_on_with_the_buffers_of_a_pull();
+	for (enum stage stage = 0; stage < STAGES; stage++) {
+		a_write_wins(stage);
+		zeros_win(stage, ISW_SIM_TRIM);
+		zeros_win(stage, ISW_SIM_ZERO);
+		a_write_after_zeros_wins(stage);
+		a_source_that_breaks(stage);
+		a_pull_ends_with_its_errors(stage);
+		a_pull_does_not_follow_its_slab(stage);
+		a_pull_is_nothing_to_wait_for(stage);
+		an_engine_may_end_in_the_middle_of_it(stage);
+	}
+	return 0;
+}
