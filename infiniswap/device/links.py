@@ -284,7 +284,6 @@ class DonorLink:
         Raises:
             TimeoutError: requests are still in flight there.
         """
-        drained = self._slabs.drained(slab, place.generation)
         pages = 0 if self._config.has_backup else self._engine.slabs()[slab].remote_valid_pages
         try:
             self._engine.slab_unmap(slab, place.generation)
@@ -296,6 +295,9 @@ class DonorLink:
             if info.state is SlabState.UNMAPPED or info.generation != place.generation:
                 self._forget(slab, place)
                 return
+        # Its event comes by the loop, so not before this. Asked for any sooner, nobody would end
+        # the future of a slab that is drained already.
+        drained = self._slabs.drained(slab, place.generation)
         # Not asyncio.timeout: that would cancel the future for all who wait for it.
         done, _ = await asyncio.wait({drained}, timeout=wait_s)
         if not done:
