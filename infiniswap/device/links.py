@@ -301,6 +301,8 @@ class DonorLink:
         # Not asyncio.timeout: that would cancel the future for all who wait for it.
         done, _ = await asyncio.wait({drained}, timeout=wait_s)
         if not done:
+            # It ends all the same, and then the slab is here no more: it may have another donor.
+            drained.add_done_callback(lambda _drained: self._forget(slab, place))
             raise TimeoutError(f"slab {slab} has requests in flight")
         self._forget(slab, place)
 
@@ -326,8 +328,10 @@ class DonorLink:
         for slab, place in list(self.mapped.items()):
             if (place.slot, place.generation) != (slot, generation):
                 continue
-            await self._drain(slab, place, max(deadline_s, 0.1))
-            self._slabs.evicted(self, slab)
+            try:
+                await self._drain(slab, place, max(deadline_s, 0.1))
+            finally:
+                self._slabs.evicted(self, slab)  # past the deadline the donor takes it anyway
             log.info("slab %d: evicted by donor %s", slab, self.address)
 
     async def activity(self, lease: int) -> Mapping[int, float]:
