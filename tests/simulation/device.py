@@ -68,6 +68,7 @@ class SimDevice:
         rng: what happens.
         number: names it.
         slabs, slab_pages: its size; the last slab is cut short.
+        has_backup: otherwise every slab is kept mapped, and pages are lost with their donors.
         donors: addresses.
         dial: see CoupledEngine.
         stalled: whether a connection carries nothing now.
@@ -82,6 +83,7 @@ class SimDevice:
         number: int,
         slabs: int,
         slab_pages: int,
+        has_backup: bool,
         donors: list[HostPort],
         dial: Dial,
         stalled: Callable[[Connection], bool],
@@ -90,6 +92,7 @@ class SimDevice:
         self.name = f"device{number}"
         self.host: Host = loop.host(self.name)
         self.slabs = slabs
+        self.has_backup = has_backup
         self.engine_stopped = False
         """Its C threads stand still."""
         self.faults = True
@@ -102,11 +105,13 @@ class SimDevice:
         self._number = number
         self._values = 0
         self._clock = 0
+        self._network = network
         self._stalled = stalled
         self._failed = failed
         slab_bytes = slab_pages * PAGE_BYTES
         self.pages = Pages(slabs * slab_pages - 3)
         self.engine = CoupledEngine(
+            self.name,
             EngineConfig(
                 size_bytes=self.pages.count * PAGE_BYTES,
                 slab_bytes=slab_bytes,
@@ -116,6 +121,7 @@ class SimDevice:
                 remotes_max=8,
                 backup_write_bytes_max=4 * PAGE_BYTES,
                 hedge_us_min=rng.choice((0, 1)),
+                no_backup=not has_backup,
                 stepped=True,
             ),
             dial,
@@ -137,7 +143,7 @@ class SimDevice:
             connect_ms=1000,
             request_ms=round(REQUEST_S * 1000),
             suspend_s=SUSPEND_S,
-            has_backup=True,
+            has_backup=has_backup,
         )
         self.host.run(self._start, donors, slab_pages)
 
@@ -149,9 +155,10 @@ class SimDevice:
             2,
             Random(self._rng.getrandbits(64)),
             self._loop.time(),
-            Refill(self._rng.choice((0.0, 500.0)), self._loop.time()),
+            Refill(self._rng.choice((0.0, 500.0)) if self.has_backup else 0.0, self._loop.time()),
             slab_pages,
         )
+        self.mapper.is_eager = not self.has_backup
         executor: Any = None
         self.mapper.links = [
             Link(donor, self.engine, self.mapper, self._config, executor) for donor in donors
@@ -170,6 +177,18 @@ class SimDevice:
         self._loop.add_reader(self._fd, self.mapper.take_events)
         await asyncio.gather(*(link.close() for link in self.mapper.links))
         self._loop.remove_reader(self._fd)
+
+    def kill(self) -> None:
+        """No more of it, from one moment to the next. The engine can still be looked at."""
+        if self.host.dead:
+            return
+        for link in self.mapper.links:
+            link._closing = True  # or a recovery that is cancelled begins anew
+        self._network.host_died(self.host, False)
+        self.disconnect()
+        self._loop.kill(self.host)
+        self.disconnect()  # what a thread has connected meanwhile
+        self.requests.clear()
 
     def disconnect(self) -> None:
         """As the end of the process does it."""
@@ -229,6 +248,7 @@ class SimDevice:
         self._loop.note(f"{self.name}: {request.op} {request.page} {done.error}")
         if done.error:
             is_borne = request.disk_failed if request.op == lib.ISW_SIM_READ else self.disk_failed
+            is_borne |= not self.has_backup
             if not is_borne:
                 self._failed(f"{self.name}: {request} failed ({done.error}) with a backup")
             return

@@ -19,7 +19,7 @@ from infiniswap.testing.memory import FakeMemory
 from infiniswap.units import GIB, HostPort
 from simulation.loop import Host, SimLoop, SimTask
 from simulation.network import End, Network
-from simulation.store import SimStore, Unmapping
+from simulation.store import Mapping, SimStore, Unmapping
 
 CONTROL_PORT = 9400
 DATA_PORT = 9401
@@ -40,7 +40,7 @@ class SimDonor:
         number: names it.
         slab_bytes, slabs_max: of its pool.
         state_dir: for the wish to drain.
-        unmapping: see SimStore.
+        unmapping, mapping: see SimStore.
         failed: told when a loop of the daemon ends by itself.
     """
 
@@ -54,6 +54,7 @@ class SimDonor:
         slabs_max: int,
         state_dir: Path | None,
         unmapping: Unmapping,
+        mapping: Mapping,
         failed: Callable[[str], None],
     ) -> None:
         self.name = f"donor{number}"
@@ -71,7 +72,7 @@ class SimDonor:
         self._slab_bytes = slab_bytes
         self._slabs_max = slabs_max
         self._state_dir = state_dir
-        self._unmapping = unmapping
+        self._checks = (unmapping, mapping)
         self._failed = failed
         self._sessions: set[SimTask] = set()
         self._loops: list[SimTask] = []
@@ -86,7 +87,7 @@ class SimDonor:
         self.is_up, self.is_silent = True, False
         self._network.host_back(self.name)
         self.store = SimStore(
-            self._slab_bytes, PRETENDED_BYTES, self._slabs_max, self._rng, self._unmapping
+            self._slab_bytes, PRETENDED_BYTES, self._slabs_max, self._rng, *self._checks
         )
         self.store.renewals_fail_share = self.renewals_fail_share
         self.memory.store = self.store

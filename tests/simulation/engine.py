@@ -78,6 +78,7 @@ class CoupledEngine(SimEngine):
     """A SimEngine whose remotes are what the device connects.
 
     Args:
+        name: of the device.
         config: shape.
         dial: finds the store.
         broken: told when the device's end of a connection is closed.
@@ -86,6 +87,7 @@ class CoupledEngine(SimEngine):
 
     def __init__(
         self,
+        name: str,
         config: EngineConfig,
         dial: Dial,
         broken: Callable[[Connection], None],
@@ -94,6 +96,7 @@ class CoupledEngine(SimEngine):
         super().__init__(config)
         with super()._use() as pointer:
             self._raw = _Raw(pointer)
+        self.name = name
         self._dial = dial
         self._broken = broken
         self.closed = closed

@@ -41,6 +41,7 @@ class Faults:
             self.restart,
             self.freeze_donor,
             self.freeze_device,
+            self.kill_device,
             self.evict,
             self.evict,
             self.drain,
@@ -190,6 +191,10 @@ class Faults:
             self._world.loop.wake(device.host)
 
         self._for(("freeze", device.name), thaw)
+
+    def kill_device(self) -> None:
+        """A device's process is gone; another one takes its place at once, under its name."""
+        self._world.replace_device(self._rng.randrange(len(self._world.devices)))
 
     # ---------------------------------------------------------------------- memory
 

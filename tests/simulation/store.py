@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 Unmapping = Callable[["StoreLease", int, int, bool], None]
 """Lease, slot, generation, whether by force: what the checker wants to see before it happens."""
 
+Mapping = Callable[["StoreLease", int], None]
+"""Lease and slot: likewise."""
+
 
 @dataclass(slots=True)
 class Slot:
@@ -55,6 +58,7 @@ class SimStore:
         slabs_max: of the pool.
         rng: tokens, and which renewals find connections that do not drain.
         unmapping: told before a slot is emptied.
+        mapping: told before a slot is filled.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class SimStore:
         slabs_max: int,
         rng: Random,
         unmapping: Unmapping,
+        mapping: Mapping,
     ) -> None:
         self.slab_bytes = slab_bytes
         self.slabs_max = slabs_max
@@ -74,6 +79,7 @@ class SimStore:
         self._rng = rng
         self._pretended_bytes = pretended_bytes
         self._unmapping = unmapping
+        self._mapping = mapping
         self._free: list[Any] = []
         self._dirty: list[Any] = []
         self._last_lease = 0
@@ -185,6 +191,7 @@ class SimStore:
         slot = next((number for number in numbers if number not in entry.slots), None)
         if slot is None:
             raise EngineError("no empty slot", code=errno.ENOSPC)
+        self._mapping(entry, slot)
         memory = self._free.pop()
         if bytes(ffi.buffer(memory)) != self._zeros:
             raise AssertionError("a slab that is not zeroed is lent")

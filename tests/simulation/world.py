@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 from infiniswap.engine.binding import lib
-from infiniswap.engine.protocol import RemoteConfig, SlabState
+from infiniswap.engine.protocol import RemoteConfig, SlabInfo, SlabState
 from infiniswap.errors import EngineError
 from infiniswap.units import PAGE_BYTES
 from simulation.device import REQUEST_PAGES_MAX, SimDevice
@@ -68,6 +68,8 @@ class World:
         self.stalled_pairs: set[tuple[str, str]] = set()
         self.steps = 0
         self._is_loud = is_loud
+        self._engine_share = 0.0
+        self._gone: list[SimDevice] = []
         self.loop = SimLoop(Random(self.rng.getrandbits(64)), self._loop_failed)
         self.network = Network(self.loop, Random(self.rng.getrandbits(64)))
         self.donors: list[SimDonor] = []
@@ -102,7 +104,10 @@ class World:
         slabs = rng.randrange(3, 7)
         self.network.duplicate_share = rng.choice((0.0, 0.0, 0.02, 0.2))
         self.network.delay_s_max = rng.choice((0.0005, 0.005, 0.05))
+        # Fewer steps of the engine per message: more requests are under way when one arrives.
+        self._engine_share = rng.choice((0.03, 0.15))
         devices = rng.choice((1, 2))
+        has_backup = rng.random() < 0.8
         for number in range(rng.choice((2, 3))):
             directory = None
             if self._state_dir is not None:
@@ -114,27 +119,37 @@ class World:
                     Random(rng.getrandbits(64)),
                     number,
                     SLAB_PAGES * PAGE_BYTES,
-                    rng.randrange(3, slabs * devices + 2),
+                    rng.randrange(3 if has_backup else slabs * devices, slabs * devices + 2),
                     directory,
                     self._unmapping,
+                    self._mapping,
                     self.failed,
                 )
             )
         for number in range(1, devices + 1):
-            self.devices.append(
-                SimDevice(
-                    self.loop,
-                    self.network,
-                    Random(rng.getrandbits(64)),
-                    number,
-                    slabs,
-                    SLAB_PAGES,
-                    [donor.address for donor in self.donors],
-                    lambda config, number=number: self._dial(number, config),
-                    self._is_stalled,
-                    self.failed,
-                )
-            )
+            self.devices.append(self._device(number, slabs, has_backup))
+
+    def _device(self, number: int, slabs: int, has_backup: bool) -> SimDevice:
+        return SimDevice(
+            self.loop,
+            self.network,
+            Random(self.rng.getrandbits(64)),
+            number,
+            slabs,
+            SLAB_PAGES,
+            has_backup,
+            [donor.address for donor in self.donors],
+            lambda config: self._dial(number, config),
+            self._is_stalled,
+            self.failed,
+        )
+
+    def replace_device(self, number: int) -> None:
+        """A device's process is killed, and started again with nothing of before."""
+        old = self.devices[number]
+        old.kill()
+        self._gone.append(old)
+        self.devices[number] = self._device(number + 1, old.slabs, old.has_backup)
 
     def _donor_of(self, name: str) -> SimDonor:
         return next(donor for donor in self.donors if donor.name == name)
@@ -157,29 +172,39 @@ class World:
         )
 
     def _is_stalled(self, connection: Connection) -> bool:
-        device = next(d for d in self.devices if d.engine is connection.engine)
-        return self._is_parted(device.name, self._donor_of(connection.donor))
+        return self._is_parted(connection.engine.name, self._donor_of(connection.donor))
 
     # -------------------------------------------------------------------- checking
 
+    def _users(self, lease: StoreLease, slot: int) -> list[tuple[SimDevice, int, SlabInfo]]:
+        """The slabs that engines have in a slot, however far that is from the truth."""
+        return [
+            (device, number, info)
+            for device in self.devices
+            for connection in device.engine.live()
+            if connection.lease is lease
+            for number, info in enumerate(device.engine.slabs())
+            if info.state is not SlabState.UNMAPPED
+            and (info.remote, info.slot) == (connection.remote, slot)
+        ]
+
     def _unmapping(self, lease: StoreLease, slot: int, generation: int, forced: bool) -> None:
         """DONE means that the engine uses the slot no more, and says so of the right one."""
-        if forced:
-            return
-        for device in self.devices:
-            for connection in device.engine.live():
-                if connection.lease is not lease:
-                    continue
-                for number, info in enumerate(device.engine.slabs()):
-                    if (
-                        info.state is not SlabState.UNMAPPED
-                        and (info.remote, info.slot) == (connection.remote, slot)
-                        and info.generation == generation
-                    ):
-                        self.failed(
-                            f"DONE for slot {slot} generation {generation} of "
-                            f"{connection.donor}, where {device.name} has slab {number}: {info}"
-                        )
+        for device, number, info in [] if forced else self._users(lease, slot):
+            if info.generation == generation:
+                self.failed(
+                    f"DONE for slot {slot} generation {generation} of lease {lease.number}, "
+                    f"where {device.name} has slab {number}: {info}"
+                )
+
+    def _mapping(self, lease: StoreLease, slot: int) -> None:
+        """What is still on its way to a slot must not meet another slab there."""
+        for device, number, info in self._users(lease, slot):
+            if info.in_flight:
+                self.failed(
+                    f"slot {slot} of lease {lease.number} is used again while {device.name} has "
+                    f"requests for slab {number} under way there: {info}"
+                )
 
     # ------------------------------------------------------------------ what happens
 
@@ -188,12 +213,13 @@ class World:
         self.steps += 1
         loop, rng = self.loop, self.rng
         draw = rng.random()
-        if draw < 0.15:
+        engine_share = self._engine_share
+        if draw < engine_share:
             device = rng.choice(self.devices)
             if not device.engine_stopped:
                 for _ in range(4):
                     device.step()
-        elif draw < 0.15 + io_share:
+        elif draw < engine_share + io_share:
             device = rng.choice(self.devices)
             if not device.engine_stopped:
                 device.submit()
@@ -384,11 +410,8 @@ class World:
             if donor.is_up:
                 donor.crash(silently=False)
         for device in self.devices:
-            if not device.host.dead:
-                for link in device.mapper.links:
-                    link._closing = True  # or a recovery that is cancelled begins anew
-                self.network.host_died(device.host, False)
-                self.loop.kill(device.host)
+            device.kill()
+        for device in self.devices + self._gone:
             device.engine.close()
         self.loop.kill(self.loop.world)
         del self.problems[problems:]  # of a world that has failed already
