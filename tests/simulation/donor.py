@@ -76,20 +76,22 @@ class SimDonor:
         self._failed = failed
         self._sessions: set[SimTask] = set()
         self._loops: list[SimTask] = []
-        self.renewals_fail_share = 0.0
+        self._reuses_at_once = rng.random() < 0.5
         self.start()
 
     # ------------------------------------------------------------------------ life
 
     def start(self) -> None:
-        """A new daemon: another incarnation, nothing lent."""
+        """A new daemon: another incarnation, nothing lent. Unless there is one."""
+        if self.is_up:
+            return
         self.host: Host = self._loop.host(self.name)
         self.is_up, self.is_silent = True, False
         self._network.host_back(self.name)
         self.store = SimStore(
             self._slab_bytes, PRETENDED_BYTES, self._slabs_max, self._rng, *self._checks
         )
-        self.store.renewals_fail_share = self.renewals_fail_share
+        self.store.reuses_at_once = self._reuses_at_once
         self.memory.store = self.store
         self.host.run(self._start)
         self._network.listen(str(self.address), self.host, self._serve)

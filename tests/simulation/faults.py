@@ -33,6 +33,7 @@ class Faults:
         kinds: list[Callable[[], None]] = [
             self.cut_session,
             self.cut_data,
+            self.flap,
             self.partition,
             self.partition,
             self.stall_data,
@@ -103,11 +104,29 @@ class Faults:
 
     def cut_data(self) -> None:
         """Data connections break."""
-        device, donor = self._device(), self._donor()
+        self._cut_data(self._device(), self._donor())
+
+    @staticmethod
+    def _cut_data(device: SimDevice, donor: SimDonor) -> None:
         for connection in device.engine.live():
             if connection.donor == donor.name:
                 device.remote_step(lib.ISW_STEP_REMOTE_DOWN, connection)
         device.settle_events()
+
+    def flap(self) -> None:
+        """Connections between two hosts break again and again."""
+        device, donor = self._device(), self._donor()
+        after_s = 0.0
+        for _ in range(self._rng.randrange(3, 12)):
+            after_s += self._rng.expovariate(50.0)
+            cut_data = self._rng.random() < 0.7
+            self._later(after_s, lambda cut_data=cut_data: self._flap(device, donor, cut_data))
+
+    def _flap(self, device: SimDevice, donor: SimDonor, cut_data: bool) -> None:
+        if not cut_data:
+            self._world.network.cut_sessions(device.name, donor.name)
+        elif not device.host.dead:
+            self._cut_data(device, donor)
 
     def partition(self) -> None:
         """Nothing goes through between two hosts, or between one donor and everybody."""

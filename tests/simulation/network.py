@@ -24,6 +24,8 @@ from simulation.loop import Host, SimFuture, SimLoop
 
 _TYPE = re.compile(r'"type":"(\w+)"')
 _TWICE = frozenset(("map", "unmap", "evict", "activity", "memory", "drain", "ping", "pong"))
+_TWICE_LATE = frozenset(("unmap", "evict"))
+"""They name a generation: the second time may come when the slot has been used again."""
 _CLOSED = WSMessage(WSMsgType.CLOSED, None, None)
 _CLOSING = WSMessage(WSMsgType.CLOSING, None, None)
 _FAREWELL = "farewell"
@@ -200,7 +202,11 @@ class Network:
         kind = _TYPE.search(text)
         is_borne = kind is not None and kind.group(1) in _TWICE
         if is_borne and self._rng.random() < self.duplicate_share:
-            self._deliver_later(end, text)
+            if kind is not None and kind.group(1) in _TWICE_LATE:
+                later_s = self._rng.choice((0.001, 0.1, 0.5, 2.0))
+                self.loop.world.run(self.loop.call_later, later_s, self._deliver, end, text)
+            else:
+                self._deliver_later(end, text)
 
     def _deliver_later(self, end: End, text: str) -> None:
         end._arrival_s = max(end._arrival_s, self.loop.now_s + self._delay_s())

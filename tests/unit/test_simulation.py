@@ -18,7 +18,7 @@ from simulation.world import SimulationError, World
 SEEDS = int(os.environ.get("INFINISWAP_TEST_SEEDS", "320"))
 SEED = os.environ.get("INFINISWAP_TEST_SEED")
 PARTS = 8
-KINDS = 14
+KINDS = 15
 """Of faults."""
 
 
