@@ -503,10 +503,12 @@ class DonorLink:
         log.warning("donor %s: given up (%s), %d slabs unmapped", self.address, self.detail, count)
         session, self._session = self._session, None
         if session is not None:
-            if session.ended is None and lease is not None:
-                with contextlib.suppress(InfiniswapError):
-                    await session.release(lease.lease)
-            await session.close()
+            try:
+                if session.ended is None and lease is not None:
+                    with contextlib.suppress(InfiniswapError):
+                        await session.release(lease.lease)
+            finally:
+                await session.close()  # nobody else knows of it when the device closes meanwhile
 
     async def close(self) -> None:
         """Gives everything back, in bounded time. Front ends are gone by now."""
