@@ -36,6 +36,7 @@ _GOOD = (
     lib.ISW_STEP_REMOTE_REPLY,
     lib.ISW_STEP_REMOTE_REPLY,
     lib.ISW_STEP_REMOTE_SLOW,
+    lib.ISW_STEP_REMOTE_LATE,  # nothing, if the donor has closed what was there before
 )
 _BAD = (lib.ISW_STEP_REMOTE_FAIL, lib.ISW_STEP_REMOTE_TEAR, lib.ISW_STEP_REMOTE_DOWN)
 _WRITES = (lib.ISW_SIM_WRITE, lib.ISW_SIM_TRIM, lib.ISW_SIM_ZERO)

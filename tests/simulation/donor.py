@@ -76,7 +76,6 @@ class SimDonor:
         self._failed = failed
         self._sessions: set[SimTask] = set()
         self._loops: list[SimTask] = []
-        self._reuses_at_once = rng.random() < 0.5
         self.start()
 
     # ------------------------------------------------------------------------ life
@@ -91,7 +90,6 @@ class SimDonor:
         self.store = SimStore(
             self._slab_bytes, PRETENDED_BYTES, self._slabs_max, self._rng, *self._checks
         )
-        self.store.reuses_at_once = self._reuses_at_once
         self.memory.store = self.store
         self.host.run(self._start)
         self._network.listen(str(self.address), self.host, self._serve)

@@ -74,7 +74,6 @@ class SimStore:
         self.slabs_max = slabs_max
         self.renewals_fail_share = 0.0
         self.refuse_memory = False
-        self.reuses_at_once = False
         self.closed = False
         self.leases: dict[int, StoreLease] = {}
         self._rng = rng
@@ -198,7 +197,7 @@ class SimStore:
             raise AssertionError("a slab that is not zeroed is lent")
         self._last_generation += 1
         entry.slots[slot] = Slot(self._last_generation, memory)
-        entry.slot_next = 0 if self.reuses_at_once else (slot + 1) % entry.slots_max
+        entry.slot_next = (slot + 1) % entry.slots_max
         for connection in entry.connections:
             connection.lay(slot, memory)
         return MappedSlot(slot, self._last_generation)

@@ -268,8 +268,8 @@ class World:
                 self._check()
         finally:
             logger.removeHandler(watch)
-            logger.level, logger.propagate = before
             logger.setLevel(before[0])
+            logger.propagate = before[1]
             with self.loop:
                 self._tear_down()
         return self.loop.trace
@@ -364,6 +364,9 @@ class World:
             if linked != there:
                 return f"{device.name}: links say {linked}, the engine says {there}"
         for donor in self.donors:
+            for lease in donor.service._table.leases():
+                if lease.session is None:
+                    return f"{donor.name}: lease {lease.lease} has no session"
             table = {
                 (lease.lease, slot, info.slab)
                 for lease in donor.service._table.leases()

@@ -6,6 +6,7 @@ INFINISWAP_TEST_SEEDS says how many seeds, INFINISWAP_TEST_SEED runs one and tel
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -15,7 +16,10 @@ import pytest
 from simulation.model import Pages, page_bytes
 from simulation.world import SimulationError, World
 
-SEEDS = int(os.environ.get("INFINISWAP_TEST_SEEDS", "320"))
+# A daemon that is killed leaves calls behind that had not begun.
+pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+
+SEEDS = int(os.environ.get("INFINISWAP_TEST_SEEDS", "400"))
 SEED = os.environ.get("INFINISWAP_TEST_SEED")
 PARTS = 8
 KINDS = 15
@@ -32,6 +36,7 @@ def run(seed: int, state_dir: Path, is_loud: bool = False) -> World:
             "python -m pytest tests/unit/test_simulation.py",
             pytrace=False,
         )
+    gc.collect()  # what a seed has left is said here, and not in another test
     return world
 
 
@@ -48,7 +53,7 @@ def test_the_invariants_hold_whatever_happens(part: int, tmp_path: Path) -> None
         world = run(seed, tmp_path, is_loud=SEED is not None)
         happened |= set(world.faults.counts)
         assert sum(device.reads for device in world.devices)
-    if len(seeds(part)) >= 40:
+    if len(seeds(part)) >= 50:
         assert len(happened) == KINDS, happened  # each fault, in each part
 
 
