@@ -36,7 +36,6 @@ _GOOD = (
     lib.ISW_STEP_REMOTE_REPLY,
     lib.ISW_STEP_REMOTE_REPLY,
     lib.ISW_STEP_REMOTE_SLOW,
-    lib.ISW_STEP_REMOTE_LATE,  # nothing, if the donor has closed what was there before
 )
 _BAD = (lib.ISW_STEP_REMOTE_FAIL, lib.ISW_STEP_REMOTE_TEAR, lib.ISW_STEP_REMOTE_DOWN)
 _WRITES = (lib.ISW_SIM_WRITE, lib.ISW_SIM_TRIM, lib.ISW_SIM_ZERO)
@@ -296,13 +295,16 @@ class SimDevice:
             return
         connection.stalled_s = None
         if connection.is_broken:
-            if not connection.is_closed:
+            if not connection.is_closed and rng.random() < 0.2:
                 self.engine.step(lib.ISW_STEP_REMOTE_LATE, remote, n)
             return
         if connection.is_closed:
             step = rng.choice((lib.ISW_STEP_REMOTE_REPLY, lib.ISW_STEP_REMOTE_DOWN))
         elif self.faults and rng.random() < 0.002:
             step = rng.choice(_BAD)
+        elif rng.random() < 0.01:
+            # Of the connection before this one: there are none if the donor has closed it.
+            step = lib.ISW_STEP_REMOTE_LATE
         else:
             step = rng.choice(_GOOD)
         self.remote_step(step, connection, n)
