@@ -46,6 +46,8 @@ class StoreLease:
     epoch: int = 1
     slots: dict[int, Slot] = field(default_factory=dict)
     slot_next: int = 0
+    forced: set[int] = field(default_factory=set)
+    """Slots that were taken back without their device's word, ever."""
     connections: list[Connection] = field(default_factory=list)
 
 
@@ -208,6 +210,8 @@ class SimStore:
         if slot not in entry.slots or entry.slots[slot].generation != generation:
             raise EngineError("another generation", code=errno.ESTALE)
         self._unmapping(entry, slot, generation, not wait_ms_max)
+        if not wait_ms_max:
+            entry.forced.add(slot)
         self._empty(entry, slot)
 
     def _empty(self, entry: StoreLease, slot: int) -> None:
