@@ -485,7 +485,9 @@ class DonorLink:
 
     async def _abandon(self, slab: int) -> None:
         """The slab's copy there is gone; nothing to tell the donor."""
-        await self._drain(slab, self.mapped[slab], _DRAIN_S_MAX)
+        place = self.mapped.get(slab)
+        if place is not None:  # an eviction's drain may have ended meanwhile
+            await self._drain(slab, place, _DRAIN_S_MAX)
         self._slabs.lost(slab)
 
     async def _give_up(self) -> None:
