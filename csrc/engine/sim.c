@@ -9,17 +9,32 @@
 
 /* ------------------------------------------------------------------------ donors */
 
+/* Where a request's bytes lie now; NULL: its slot is empty. None reaches over a slab's border. */
+static unsigned char *place(const struct iswi_sim_donor *donor, uint64_t offset)
+{
+	uint64_t slab_bytes = donor->engine->config.slab_bytes;
+	unsigned char *slot;
+
+	if (!donor->slots)
+		return donor->memory + offset;
+	slot = donor->slots[offset / slab_bytes];
+	return slot ? slot + offset % slab_bytes : NULL;
+}
+
 static void apply(struct iswi_sim_donor *donor, struct iswi_sim_transfer *t)
 {
 	struct iswi_xfer *x = t->xfer;
+	unsigned char *bytes = place(donor, x->offset);
 
 	if (t->applied)
 		return;
 	t->applied = true;
-	if (x->kind == ISWI_XFER_WRITE)
-		memcpy(donor->memory + x->offset, x->buf, x->length);
+	if (!bytes)
+		t->error = -EIO;
+	else if (x->kind == ISWI_XFER_WRITE)
+		memcpy(bytes, x->buf, x->length);
 	else
-		memcpy(x->buf, donor->memory + x->offset, x->length);
+		memcpy(x->buf, bytes, x->length);
 }
 
 static void sim_submit(struct iswi_queue *queue, struct iswi_xfer *first)
@@ -37,7 +52,7 @@ static void sim_submit(struct iswi_queue *queue, struct iswi_xfer *first)
 			x->done(x, -ESHUTDOWN);
 		else
 			donor->pending[donor->pending_count++] =
-				(struct iswi_sim_transfer){x, false};
+				(struct iswi_sim_transfer){x, false, 0};
 	}
 }
 
@@ -45,7 +60,7 @@ static void keep_late(struct iswi_sim_donor *donor, const struct iswi_sim_transf
 {
 	struct iswi_sim_late *late;
 
-	if (t->applied || t->xfer->kind != ISWI_XFER_WRITE ||
+	if (t->applied || donor->fenced || t->xfer->kind != ISWI_XFER_WRITE ||
 	    donor->late_count == ISWI_SIM_TRANSFERS)
 		return;
 	late = &donor->late[donor->late_count++];
@@ -100,9 +115,25 @@ static int make_queues(struct iswi_sim_donor *donor, uint32_t count)
 		queue->donor = donor;
 		queues[i] = &queue->base;
 	}
-	donor->down = false;
+	donor->down = donor->fenced = false;
 	iswi_remote_set(donor->engine, donor->remote, queues, count, ISWI_REMOTE_UP);
 	return 0;
+}
+
+static void forget_late(struct iswi_sim_donor *donor)
+{
+	while (donor->late_count)
+		free(donor->late[--donor->late_count].bytes);
+}
+
+static void free_donor(struct iswi_sim_donor *donor)
+{
+	if (!donor)
+		return;
+	forget_late(donor);
+	free(donor->slots);
+	free(donor->memory);
+	free(donor);
 }
 
 int isw_sim_remote(isw_engine *e, uint32_t queues, uint32_t slots, uint32_t *remote_out)
@@ -120,20 +151,54 @@ int isw_sim_remote(isw_engine *e, uint32_t queues, uint32_t slots, uint32_t *rem
 	donor->remote = remote;
 	donor->bytes = slots * e->config.slab_bytes;
 	donor->memory = calloc(1, donor->bytes);
+	free_donor(e->sim->donors[remote]); /* a number used again, after isw_remote_destroy */
 	e->sim->donors[remote] = donor;
 	*remote_out = remote;
 	return make_queues(donor, queues);
 }
 
-static void forget_late(struct iswi_sim_donor *donor)
+static struct iswi_sim_donor *find_donor(isw_engine *e, uint32_t remote)
 {
-	while (donor->late_count)
-		free(donor->late[--donor->late_count].bytes);
+	return e->sim && remote < ISWI_SIM_REMOTES ? e->sim->donors[remote] : NULL;
+}
+
+int isw_sim_slot(isw_engine *e, uint32_t remote, uint32_t slot, void *memory)
+{
+	struct iswi_sim_donor *donor = find_donor(e, remote);
+	uint64_t slots;
+
+	if (!donor)
+		return -EINVAL;
+	slots = donor->bytes / e->config.slab_bytes;
+	if (slot >= slots)
+		return -EINVAL;
+	if (!donor->slots)
+		donor->slots = calloc(slots, sizeof(*donor->slots));
+	donor->slots[slot] = memory;
+	return 0;
+}
+
+int isw_sim_fence(isw_engine *e, uint32_t remote)
+{
+	struct iswi_sim_donor *donor = find_donor(e, remote);
+
+	if (!donor)
+		return -EINVAL;
+	forget_late(donor);
+	donor->fenced = true;
+	return 0;
+}
+
+int isw_sim_pending(isw_engine *e, uint32_t remote)
+{
+	struct iswi_sim_donor *donor = find_donor(e, remote);
+
+	return donor ? (int)donor->pending_count : -EINVAL;
 }
 
 int isw_sim_remote_reconnect(isw_engine *e, uint32_t remote)
 {
-	struct iswi_sim_donor *donor = remote < ISWI_SIM_REMOTES ? e->sim->donors[remote] : NULL;
+	struct iswi_sim_donor *donor = find_donor(e, remote);
 	uint32_t queues;
 	int code;
 
@@ -147,7 +212,8 @@ int isw_sim_remote_reconnect(isw_engine *e, uint32_t remote)
 		code = iswi_remote_retire(e, remote);
 	if (code)
 		return code;
-	forget_late(donor);
+	if (!donor->slots)
+		forget_late(donor);
 	return make_queues(donor, queues);
 }
 
@@ -234,6 +300,9 @@ static int step_transfer(struct iswi_sim_donor *donor, uint32_t step, uint32_t n
 		return 0;
 	n %= donor->pending_count;
 	x = donor->pending[n].xfer;
+	/* Of a closed connection nothing arrives but answers that were on their way. */
+	if (donor->fenced && !donor->pending[n].applied && step != ISW_STEP_REMOTE_SLOW)
+		return 0;
 	if (step == ISW_STEP_REMOTE_APPLY) {
 		if (donor->pending[n].applied)
 			return 0;
@@ -250,7 +319,8 @@ static int step_transfer(struct iswi_sim_donor *donor, uint32_t step, uint32_t n
 	if (step == ISW_STEP_REMOTE_TEAR) {
 		if (x->kind != ISWI_XFER_WRITE || donor->pending[n].applied)
 			return 0;
-		memcpy(donor->memory + x->offset, x->buf, x->length / 2 + 512);
+		if (place(donor, x->offset))
+			memcpy(place(donor, x->offset), x->buf, x->length / 2 + 512);
 		break_connections(donor, -ECONNRESET);
 		return 1;
 	}
@@ -264,13 +334,13 @@ static int step_transfer(struct iswi_sim_donor *donor, uint32_t step, uint32_t n
 	donor->pending_count--;
 	if (step == ISW_STEP_REMOTE_CORRUPT)
 		((unsigned char *)x->buf)[x->length / 2] ^= 0x40;
-	x->done(x, step == ISW_STEP_REMOTE_FAIL ? -EIO : 0);
+	x->done(x, step == ISW_STEP_REMOTE_FAIL ? -EIO : t.error);
 	return 1;
 }
 
 static int step_remote(struct isw_engine *e, uint32_t step, uint32_t r, uint32_t n)
 {
-	struct iswi_sim_donor *donor = r < ISWI_SIM_REMOTES ? e->sim->donors[r] : NULL;
+	struct iswi_sim_donor *donor = find_donor(e, r);
 	struct iswi_sim_late *late;
 
 	if (!donor)
@@ -285,12 +355,13 @@ static int step_remote(struct isw_engine *e, uint32_t step, uint32_t r, uint32_t
 		if (!donor->late_count)
 			return 0;
 		late = &donor->late[n % donor->late_count];
-		memcpy(donor->memory + late->offset, late->bytes, late->length);
+		if (place(donor, late->offset)) /* else the donor refuses it */
+			memcpy(place(donor, late->offset), late->bytes, late->length);
 		free(late->bytes);
 		*late = donor->late[--donor->late_count];
 		return 1;
 	case ISW_STEP_REMOTE_WIPE:
-		if ((n + 1ull) * e->config.slab_bytes > donor->bytes)
+		if (donor->slots || (n + 1ull) * e->config.slab_bytes > donor->bytes)
 			return -EINVAL;
 		memset(donor->memory + n * e->config.slab_bytes, 0, e->config.slab_bytes);
 		return 1;
@@ -410,15 +481,8 @@ void iswi_sim_destroy(struct isw_engine *e)
 		;
 	while (isw_sim_reap(e, &done, NULL, 0))
 		;
-	for (uint32_t i = 0; i < ISWI_SIM_REMOTES; i++) {
-		struct iswi_sim_donor *donor = sim->donors[i];
-
-		if (!donor)
-			continue;
-		forget_late(donor);
-		free(donor->memory);
-		free(donor);
-	}
+	for (uint32_t i = 0; i < ISWI_SIM_REMOTES; i++)
+		free_donor(sim->donors[i]);
 	free(sim->disk);
 	free(sim);
 }

@@ -19,6 +19,10 @@
  *   BACKUP_RETRY    the time to retry failed pages has come
  *   UNPLUG          the front end's thread has no more requests at hand
  *
+ * A donor's memory is its own, or a store's outside (isw_sim_slot): then what the store says of a
+ * slot when a request takes effect decides, and a reconnect fences nothing - the store has to have
+ * done so (isw_sim_fence), or late writes go on landing.
+ *
  * Nothing else is simulated: every handler is the one that threads run.
  */
 #ifndef ISWI_SIM_H
@@ -33,6 +37,7 @@
 struct iswi_sim_transfer {
 	struct iswi_xfer *xfer;
 	bool applied;
+	int error; /* the donor's answer, once applied */
 };
 
 /* A write whose connection broke before it landed. */
@@ -46,12 +51,14 @@ struct iswi_sim_donor {
 	struct isw_engine *engine;
 	uint32_t remote;
 	unsigned char *memory;
+	unsigned char **slots; /* NULL, or where each slot lies outside */
 	uint64_t bytes;
 	struct iswi_sim_transfer pending[ISWI_SIM_TRANSFERS];
 	uint32_t pending_count;
 	struct iswi_sim_late late[ISWI_SIM_TRANSFERS];
 	uint32_t late_count;
 	bool down;
+	bool fenced; /* the donor's end of the connections is closed */
 };
 
 struct iswi_sim_queue {

@@ -405,6 +405,18 @@ int isw_sim_reap(isw_engine *engine, struct isw_sim_request *done_out, void *dat
 		 uint64_t data_bytes);
 int isw_sim_remote(isw_engine *engine, uint32_t queues, uint32_t slots, uint32_t *remote_out);
 int isw_sim_remote_reconnect(isw_engine *engine, uint32_t remote);
+/*
+ * Lays a slot of a simulated donor into a store outside: memory is borrowed and as long as a slab;
+ * NULL: the slot is empty, its requests are refused. With the first call all others are empty.
+ */
+int isw_sim_slot(isw_engine *engine, uint32_t remote, uint32_t slot, void *memory);
+/*
+ * The donor closes its end: what was sent and has not taken effect never will. The engine hears of
+ * it with ISW_STEP_REMOTE_DOWN.
+ */
+int isw_sim_fence(isw_engine *engine, uint32_t remote);
+/* Transfers under way to a simulated donor. */
+int isw_sim_pending(isw_engine *engine, uint32_t remote);
 
 /* What can happen next. */
 #define ISW_STEP_REMOTE_APPLY   1  /* transfer n of remote r takes effect on the donor */

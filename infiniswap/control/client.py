@@ -71,6 +71,7 @@ class ClientConfig:
         request_s: for the answer to one request.
         renew_s: for the answer to a renewal: the donor drains old connections first.
         send_s: for one message to leave.
+        http: what sessions are opened over; None: aiohttp over TCP.
     """
 
     secret: bytes | None = None
@@ -78,6 +79,7 @@ class ClientConfig:
     request_s: float = 2.0
     renew_s: float = 10.0
     send_s: float = 5.0
+    http: Callable[[], aiohttp.ClientSession] | None = None
 
 
 class SessionHandler(Protocol):
@@ -267,7 +269,7 @@ async def connect(
         WrongSecretError: the ends do not share a secret.
         SlabSizeMismatchError: the donor lends slabs of another size.
     """
-    http = _http_session()
+    http = (config.http or _http_session)()
     ws: aiohttp.ClientWebSocketResponse | None = None
     try:
         async with errors_explained(address, config.connect_s):

@@ -24,7 +24,7 @@ from aiohttp import web
 from infiniswap import __version__
 from infiniswap.control import auth
 from infiniswap.control import messages as m
-from infiniswap.control.channel import Channel, Ended, Limits, close, receive, send
+from infiniswap.control.channel import Channel, Ended, Limits, WebSocket, close, receive, send
 from infiniswap.control.gate import Gate
 from infiniswap.control.openapi import document
 from infiniswap.control.service import ServerSession, Service
@@ -292,15 +292,23 @@ class ControlServer:
         if m.SUBPROTOCOL not in [name.strip() for name in offered.split(",")]:
             return _error(400, f"not a WebSocket request for the protocol {m.SUBPROTOCOL!r}")
         await ws.prepare(request)
-        address = _peer_name(request)
+        await self.converse(ws, _peer_name(request))
+        return ws
+
+    async def converse(self, ws: WebSocket, address: str) -> None:
+        """Handshake and session over an open connection; returns when they have ended.
+
+        Args:
+            ws: the connection.
+            address: of the peer, HOST:PORT.
+        """
         session = await self._handshake_bounded(ws, address)
         if session is None:
             await close(ws, min(self._config.limits.send_s, self._config.handshake_s))
-            return ws
-        await self._serve(ws, session)
-        return ws
+        else:
+            await self._serve(ws, session)
 
-    async def _serve(self, ws: web.WebSocketResponse, session: ServerSession) -> None:
+    async def _serve(self, ws: WebSocket, session: ServerSession) -> None:
         async def handle(request: Any) -> msgspec.Struct:
             return await self._service.handle(session, request)
 
@@ -330,9 +338,7 @@ class ControlServer:
             channel.end(m.GOODBYE_SHUTDOWN)
         await channel.run(closed)
 
-    async def _handshake_bounded(
-        self, ws: web.WebSocketResponse, address: str
-    ) -> ServerSession | None:
+    async def _handshake_bounded(self, ws: WebSocket, address: str) -> ServerSession | None:
         with self._handshake_place(address) as free:
             if not free or len(self._sessions) >= self._config.sessions_max:
                 await self._turn_away(ws, m.GOODBYE_BUSY, "too many sessions", address)
@@ -364,7 +370,7 @@ class ControlServer:
             if not self._handshakes[host]:
                 del self._handshakes[host]
 
-    async def _handshake(self, ws: web.WebSocketResponse, address: str) -> ServerSession | None:
+    async def _handshake(self, ws: WebSocket, address: str) -> ServerSession | None:
         frame = await receive(ws, m.HELLO_BYTES_MAX)
         if frame is None:
             return None
@@ -423,9 +429,7 @@ class ControlServer:
         else:
             self.counters["log_lines_suppressed"] += 1
 
-    async def _turn_away(
-        self, ws: web.WebSocketResponse, reason: str, detail: str, address: str
-    ) -> None:
+    async def _turn_away(self, ws: WebSocket, reason: str, detail: str, address: str) -> None:
         self.counters["sessions_refused"] += 1
         self._log_stranger("refused a session from %s: %s", address, detail or reason)
         goodbye = m.Goodbye(reason=reason, detail=detail[:512])

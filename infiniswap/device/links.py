@@ -294,7 +294,6 @@ class DonorLink:
         """
         remote = self.remote
         assert remote is not None, "a slab that is mapped has a remote"
-        drained = self._slabs.drained(slab, remote, place.generation)
         try:
             pages = self._only_copies(slab, remote, place)
             self._engine.slab_unmap(slab, remote, place.generation)
@@ -304,9 +303,14 @@ class DonorLink:
             # Draining by another's wish, or drained already: then no event will come.
             if not self._engine.slab(slab).is_at(remote, place.generation):
                 return self._forget(slab, place)
+        # Its event comes by the loop, so not before this. Asked for any sooner, nobody would end
+        # the future of a slab that is drained already.
+        drained = self._slabs.drained(slab, remote, place.generation)
         # Not asyncio.timeout: that would cancel the future for all who wait for it.
         done, _ = await asyncio.wait({drained}, timeout=wait_s)
         if not done:
+            # It ends all the same, and then the slab is here no more: it may have another donor.
+            drained.add_done_callback(lambda _drained: self._forget(slab, place))
             raise TimeoutError(f"slab {slab} has requests in flight")
         return self._forget(slab, place)
 
@@ -342,10 +346,14 @@ class DonorLink:
                     "the device has no backup, so these pages are nowhere else",
                     reason=m.REFUSED_ONLY_COPY,
                 )
-            # Asked for again, it may have gone meanwhile, even come back.
-            if self.mapped.get(slab) == place and await self._drain(
-                slab, place, max(deadline_s - move_s, 0.1)
-            ):
+            if self.mapped.get(slab) != place:
+                continue  # asked for again, it has gone meanwhile, or even come back
+            try:
+                is_first = await self._drain(slab, place, max(deadline_s - move_s, 0.1))
+            except TimeoutError:
+                self._slabs.evicted(self, slab)  # past the deadline the donor takes it anyway
+                raise
+            if is_first:
                 self._slabs.evicted(self, slab)
                 how = "every page was copied first" if moved else "read from the backup"
                 log.info("slab %d: evicted by donor %s (%s)", slab, self.address, how)
@@ -501,7 +509,9 @@ class DonorLink:
 
     async def _abandon(self, slab: int) -> None:
         """The slab's copy there is gone; nothing to tell the donor."""
-        await self._drain(slab, self.mapped[slab], _DRAIN_S_MAX)
+        place = self.mapped.get(slab)
+        if place is not None:  # an eviction's drain may have ended meanwhile
+            await self._drain(slab, place, _DRAIN_S_MAX)
         self._slabs.lost(slab)
 
     async def _give_up(self) -> None:
@@ -519,10 +529,12 @@ class DonorLink:
         log.warning("donor %s: given up (%s), %d slabs unmapped", self.address, self.detail, count)
         session, self._session = self._session, None
         if session is not None:
-            if session.ended is None and lease is not None:
-                with contextlib.suppress(InfiniswapError):
-                    await session.release(lease.lease)
-            await session.close()
+            try:
+                if session.ended is None and lease is not None:
+                    with contextlib.suppress(InfiniswapError):
+                        await session.release(lease.lease)
+            finally:
+                await session.close()  # nobody else knows of it when the device closes meanwhile
 
     async def close(self) -> None:
         """Gives everything back, in bounded time. Front ends are gone by now."""

@@ -102,6 +102,7 @@ class DonorService:
         harvester: memory.
         executor: for blocking calls.
         clock: seconds, monotonic.
+        rng: chooses which slabs may be evicted; None: a source of its own.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class DonorService:
         harvester: Harvester,
         executor: Executor,
         clock: Callable[[], float],
+        rng: Random | None = None,
     ) -> None:
         self._identity = identity
         self._config = config
@@ -128,7 +130,7 @@ class DonorService:
         self.data_port = 0
         self.counters: Counter[str] = Counter()
         self.server_counters: Counter[str] = Counter()
-        self.evictor = Evictor(self, config.eviction, Random(), clock, self.counters)
+        self.evictor = Evictor(self, config.eviction, rng or Random(), clock, self.counters)
         slabs_max = config.pool_bytes // config.slab_bytes
         path = drain_path(config.state_dir, identity.donor_id, config.listen_port)
         self.drain = Drain(

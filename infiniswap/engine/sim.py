@@ -77,6 +77,22 @@ class SimEngine(NativeEngine):
         with self._use() as engine:
             check(lib.isw_sim_remote_reconnect(engine, remote), "cannot reconnect")
 
+    def slot(self, remote: int, slot: int, memory: Any) -> None:
+        """Lays a donor's slot into memory outside, which the caller keeps; None: it is empty."""
+        pointer = ffi.NULL if memory is None else memory
+        with self._use() as engine:
+            check(lib.isw_sim_slot(engine, remote, slot, pointer), "cannot lay out the slot")
+
+    def fence(self, remote: int) -> None:
+        """The donor closes its end: nothing more takes effect there; a step DOWN tells us."""
+        with self._use() as engine:
+            check(lib.isw_sim_fence(engine, remote), "cannot fence")
+
+    def pending(self, remote: int) -> int:
+        """Transfers under way to a donor."""
+        with self._use() as engine:
+            return check(lib.isw_sim_pending(engine, remote), "no such remote")
+
     def step(self, kind: int, remote: int = 0, n: int = 0) -> bool:
         """Runs one step (ISW_STEP_*); False when nothing of that kind was pending."""
         with self._use() as engine:

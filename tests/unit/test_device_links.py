@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -62,3 +63,39 @@ async def test_a_slab_that_is_the_only_copy_is_not_given_up() -> None:
     assert caught.value.reason == REFUSED_ONLY_COPY
     assert link.mapped == {0: Place(3, 9)}
     await link.evict(8, 3, 9, 1.0, 0.0)  # another lease's: nothing to give up
+
+
+class _Slabs:
+    """A mapper that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.end = asyncio.get_running_loop().create_future()
+        self.lost: list[int] = []
+
+    def drained(self, slab: int, remote: int, generation: int) -> asyncio.Future[None]:
+        return self.end
+
+    async def move(self, link: DonorLink, slab: int, wait_s: float) -> bool:
+        return False
+
+    def evicted(self, link: DonorLink, slab: int) -> None:
+        self.lost.append(slab)
+
+
+async def test_a_slab_evicted_past_the_deadline_is_not_the_donors_for_good() -> None:
+    nothing = cast(Any, None)
+    engine = SimpleNamespace(slab_unmap=lambda slab, remote, generation: None)
+    config = SimpleNamespace(has_backup=True)
+    slabs = _Slabs()
+    address = HostPort("127.0.0.1", 1)
+    link = DonorLink(address, cast(Any, engine), cast(Any, slabs), cast(Any, config), nothing)
+    link._lease = Lease(7, "", 1, "", MIB, "")
+    link.remote = 0
+    link.mapped = {0: Place(3, 9)}
+    with pytest.raises(TimeoutError):
+        await link.evict(7, 3, 9, 0.0, 0.0)
+    assert slabs.lost == [0]  # the donor takes it anyway: another one is looked for
+    assert link.mapped  # requests are in flight there
+    slabs.end.set_result(None)
+    await asyncio.sleep(0)
+    assert not link.mapped

@@ -3,8 +3,8 @@
 
     python -m isw_bench.faults.evicting_donor daemon OPTIONS
 
-Its own evictor does it, as it would for a host in need; the host's memory has no part in it.
-Answers a line of JSON: `slabs` it got, `evict_ms` from the wish to the memory being free, `ask_ms`
+Its own evictor does it, as it would for a host in need; the host's memory has no part in it. A line
+`hurry` leaves its owner no time to copy it to another donor first, any other one does. Answers a line of JSON: `slabs` it got, `evict_ms` from the wish to the memory being free, `ask_ms`
 of one question to the owner alone, which is a round trip of the control session, `left` slabs that
 are still lent.
 """
@@ -29,7 +29,7 @@ from infiniswap.engine.native import NativeStore
 _ASK_S_MAX = 1.0
 
 
-async def evict_one(donor: Donor) -> dict[str, float]:
+async def evict_one(donor: Donor, urgent: bool) -> dict[str, float]:
     """Takes one slab back, and times that."""
     mapped = donor.service.mapped()
     if not mapped:
@@ -37,7 +37,7 @@ async def evict_one(donor: Donor) -> dict[str, float]:
     start_s = time.monotonic()
     await donor.service.activity(mapped[0][0], _ASK_S_MAX)
     asked_s = time.monotonic()
-    slabs = await donor.service.evictor.evict(1)
+    slabs = await donor.service.evict_some(1, urgent)
     return {
         "slabs": slabs,
         "evict_ms": (time.monotonic() - asked_s) * 1e3,
@@ -51,8 +51,8 @@ async def listen(donor: Donor, stop: asyncio.Event) -> None:
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    while await reader.readline():
-        print(json.dumps(await evict_one(donor)), flush=True)
+    while line := await reader.readline():
+        print(json.dumps(await evict_one(donor, line.strip() == b"hurry")), flush=True)
     stop.set()
 
 

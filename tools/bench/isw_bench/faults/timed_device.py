@@ -29,11 +29,11 @@ VARIABLE = "ISW_BENCH_TIMES"
 class TimedMapper(SlabMapper):
     """Tells how long it took."""
 
-    async def place(self, slab: int) -> bool:
+    async def place(self, slab: int, *, migrates: bool = False) -> bool:
         """See SlabMapper."""
         holding = [link for link in self.links if link.mapped]
         start_s = time.monotonic()
-        mapped = await super().place(slab)
+        mapped = await super().place(slab, migrates=migrates)
         if mapped:
             took_ms = (time.monotonic() - start_s) * 1e3
             is_first = len([link for link in self.links if link.mapped]) > len(holding)

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated device: the compiled engine, the mapper and the links, and a program that pages."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from infiniswap.control.client import ClientConfig, Identity
+from infiniswap.device.links import DonorLink, LinkConfig
+from infiniswap.device.mapper import SlabMapper
+from infiniswap.engine.binding import lib
+from infiniswap.engine.protocol import EngineConfig
+from infiniswap.engine.sim import SimDone
+from infiniswap.policy.activity import ActivityConfig
+from infiniswap.policy.refill import Refill
+from infiniswap.units import PAGE_BYTES, HostPort
+from simulation.donor import SECRET
+from simulation.engine import Connection, CoupledEngine, Dial
+from simulation.loop import Host, SimLoop
+from simulation.model import Pages, Version, page_bytes
+from simulation.network import Network
+
+REQUEST_PAGES_MAX = 8
+REQUESTS_MAX = 12
+REQUEST_S = 1.0
+SUSPEND_S = 1.0
+
+_GOOD = (
+    lib.ISW_STEP_REMOTE_APPLY,
+    lib.ISW_STEP_REMOTE_REPLY,
+    lib.ISW_STEP_REMOTE_REPLY,
+    lib.ISW_STEP_REMOTE_REPLY,
+    lib.ISW_STEP_REMOTE_SLOW,
+)
+_BAD = (lib.ISW_STEP_REMOTE_FAIL, lib.ISW_STEP_REMOTE_TEAR, lib.ISW_STEP_REMOTE_DOWN)
+_WRITES = (lib.ISW_SIM_WRITE, lib.ISW_SIM_TRIM, lib.ISW_SIM_ZERO)
+
+
+class Link(DonorLink):
+    """Hashed by its donor's name: the order of sets must not depend on addresses."""
+
+    def __hash__(self) -> int:
+        return sum(self.address.host.encode())
+
+
+@dataclass(slots=True)
+class Request:
+    """One that the engine has not answered."""
+
+    op: int
+    page: int
+    pages: int
+    submitted: float
+    versions: list[Version] = field(default_factory=list)
+    disk_failed: bool = False
+
+
+class SimDevice:
+    """One device's process.
+
+    Args:
+        loop, network: the world.
+        rng: what happens.
+        number: names it.
+        slabs, slab_pages: its size; the last slab is cut short.
+        has_backup: otherwise every slab is kept mapped, and pages are lost with their donors.
+        donors: addresses.
+        dial: see CoupledEngine.
+        stalled: whether a connection carries nothing now.
+        failed: told what is wrong.
+    """
+
+    def __init__(
+        self,
+        loop: SimLoop,
+        network: Network,
+        rng: Random,
+        number: int,
+        slabs: int,
+        slab_pages: int,
+        has_backup: bool,
+        donors: list[HostPort],
+        dial: Dial,
+        stalled: Callable[[Connection], bool],
+        failed: Callable[[str], None],
+    ) -> None:
+        self.name = f"device{number}"
+        self.host: Host = loop.host(self.name)
+        self.slabs = slabs
+        self.has_backup = has_backup
+        self.engine_stopped = False
+        """Its C threads stand still."""
+        self.faults = True
+        self.disk_fails = False
+        self.disk_failed = False
+        self.requests: dict[int, Request] = {}
+        self.reads = 0
+        self._loop = loop
+        self._rng = rng
+        self._number = number
+        self._values = 0
+        self._clock = 0
+        self._network = network
+        self._stalled = stalled
+        self._failed = failed
+        slab_bytes = slab_pages * PAGE_BYTES
+        self.pages = Pages(slabs * slab_pages - 3)
+        self.engine = CoupledEngine(
+            self.name,
+            EngineConfig(
+                size_bytes=self.pages.count * PAGE_BYTES,
+                slab_bytes=slab_bytes,
+                staging_pages=64,
+                request_bytes_max=REQUEST_PAGES_MAX * PAGE_BYTES,
+                requests_max=REQUESTS_MAX,
+                remotes_max=8,
+                backup_write_bytes_max=4 * PAGE_BYTES,
+                hedge_us_min=rng.choice((0, 1)),
+                no_backup=not has_backup,
+                stepped=True,
+            ),
+            dial,
+            self._broken,
+            lambda connection: None,
+        )
+        self._fd = self.engine.eventfd
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
+        client = ClientConfig(
+            secret=SECRET, connect_s=1.0, renew_s=4.0, send_s=2.0, http=network.client(self.host)
+        )
+        self._config = LinkConfig(
+            identity=Identity(f"00000000-0000-0000-0000-{number:012x}", self.name, self.name),
+            client=client,
+            slab_bytes=slab_bytes,
+            slab_count=slabs,
+            queues=rng.choice((1, 2)),
+            connect_ms=1000,
+            request_ms=round(REQUEST_S * 1000),
+            suspend_s=SUSPEND_S,
+            has_backup=has_backup,
+        )
+        self.host.run(self._start, donors, slab_pages)
+
+    def _start(self, donors: list[HostPort], slab_pages: int) -> None:
+        self.mapper = SlabMapper(
+            self.engine,
+            self.slabs,
+            ActivityConfig(alpha=0.5, period_s=0.5, hot_pages_per_s=2.0),
+            2,
+            Random(self._rng.getrandbits(64)),
+            self._loop.time(),
+            Refill(self._rng.choice((0.0, 500.0)) if self.has_backup else 0.0, self._loop.time()),
+            slab_pages,
+        )
+        self.mapper.is_eager = not self.has_backup
+        executor: Any = None
+        self.mapper.links = [
+            Link(donor, self.engine, self.mapper, self._config, executor) for donor in donors
+        ]
+        self._task = self._loop.create_task(self.mapper.run(), name="mapper")
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: Any) -> None:
+        if not task.cancelled():
+            self._failed(f"{self.name}: the mapper ended: {task.exception()!r}")
+
+    async def close(self) -> None:
+        """As DeviceService does it."""
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        self._loop.add_reader(self._fd, self.mapper.take_events)
+        await asyncio.gather(*(link.close() for link in self.mapper.links))
+        self._loop.remove_reader(self._fd)
+
+    def kill(self) -> None:
+        """No more of it, from one moment to the next. The engine can still be looked at."""
+        if self.host.dead:
+            return
+        for link in self.mapper.links:
+            link._closing = True  # or a recovery that is cancelled begins anew
+        self._network.host_died(self.host, False)
+        self.disconnect()
+        self._loop.kill(self.host)
+        self.disconnect()  # what a thread has connected meanwhile
+        self.requests.clear()
+
+    def disconnect(self) -> None:
+        """As the end of the process does it."""
+        for connection in self.engine.live():
+            self.remote_step(lib.ISW_STEP_REMOTE_DOWN, connection)
+        self.settle_events()
+
+    # -------------------------------------------------------------------- requests
+
+    def submit(self) -> None:
+        """One random request."""
+        rng = self._rng
+        if len(self.requests) >= REQUESTS_MAX:
+            return
+        op = rng.choice(
+            (lib.ISW_SIM_READ,) * 8
+            + (lib.ISW_SIM_WRITE,) * 8
+            + (lib.ISW_SIM_TRIM, lib.ISW_SIM_ZERO, lib.ISW_SIM_FLUSH)
+        )
+        page = rng.randrange(self.pages.count)
+        pages = min(rng.choice((1, 1, 2, REQUEST_PAGES_MAX)), self.pages.count - page)
+        self.request(op, page, 0 if op == lib.ISW_SIM_FLUSH else pages)
+
+    def request(self, op: int, page: int, pages: int) -> None:
+        """One request."""
+        self._clock += 1
+        request = Request(op, page, pages, self._clock)
+        data = b""
+        if op in _WRITES:
+            if op == lib.ISW_SIM_WRITE:
+                self._values += 1
+            value = self._number << 32 | self._values if op == lib.ISW_SIM_WRITE else 0
+            data = page_bytes(value) * pages
+            request.versions = [
+                self.pages.written(page + i, value, self._clock) for i in range(pages)
+            ]
+        flags = 0
+        if self._number % 2 and self._rng.random() < 0.3:
+            flags = lib.ISW_SIM_PLUG
+        number = self.engine.submit(op | flags, page * PAGE_BYTES, pages * PAGE_BYTES, data or None)
+        self.requests[number] = request
+        self.settle_events()
+
+    def settle_events(self) -> None:
+        """Takes what is done, and tells the loop when the engine has events."""
+        while (done := self.engine.reap()) is not None:
+            self._done(done)
+        if self._poll.poll(0):
+            self._loop.readable(self._fd)
+
+    def _done(self, done: SimDone) -> None:
+        self._clock += 1
+        request = self.requests.pop(done.id, None)
+        if request is None:
+            self._failed(f"{self.name}: request {done.id} was answered twice")
+            return
+        self._loop.note(f"{self.name}: {request.op} {request.page} {done.error}")
+        if done.error:
+            is_borne = request.disk_failed if request.op == lib.ISW_SIM_READ else self.disk_failed
+            is_borne |= not self.has_backup
+            if not is_borne:
+                self._failed(f"{self.name}: {request} failed ({done.error}) with a backup")
+            return
+        for version in request.versions:
+            version.completed = self._clock
+        if request.op == lib.ISW_SIM_READ:
+            self.reads += request.pages
+            wrong = self.pages.wrong(request.page, done.data, request.submitted)
+            if wrong:
+                self._failed(f"{self.name}: {wrong}")
+
+    # ----------------------------------------------------------------------- steps
+
+    def step(self) -> None:
+        """One step of the engine, its disk or its connections."""
+        rng = self._rng
+        connections = self.engine.live()
+        kind = rng.randrange(3 + 2 * len(connections))
+        if kind < 3:
+            self._disk_step(kind)
+        else:
+            self._remote_step(connections[(kind - 3) // 2])
+        self.settle_events()
+
+    def _disk_step(self, kind: int) -> None:
+        if kind == 0:
+            self.engine.step(lib.ISW_STEP_BACKUP_TAKE, self._rng.randrange(2))
+        elif kind == 1:
+            failing = self.disk_fails and self._rng.random() < 0.3
+            self.disk_failed |= failing
+            if failing:  # whose it is nobody here can tell
+                for request in self.requests.values():
+                    request.disk_failed = True
+            step = lib.ISW_STEP_BACKUP_FAIL if failing else lib.ISW_STEP_BACKUP_DONE
+            self.engine.step(step, 0, self._rng.randrange(16))
+        else:
+            self.engine.step(self._rng.choice((lib.ISW_STEP_UNPLUG, lib.ISW_STEP_BACKUP_RETRY)))
+
+    def _remote_step(self, connection: Connection) -> None:
+        rng, remote = self._rng, connection.remote
+        n = rng.randrange(64)
+        if self._stalled(connection):
+            self._wait_for(connection)
+            return
+        connection.stalled_s = None
+        if connection.is_broken:
+            if not connection.is_closed and rng.random() < 0.2:
+                self.engine.step(lib.ISW_STEP_REMOTE_LATE, remote, n)
+            return
+        if connection.is_closed:
+            step = rng.choice((lib.ISW_STEP_REMOTE_REPLY, lib.ISW_STEP_REMOTE_DOWN))
+        elif self.faults and rng.random() < 0.002:
+            step = rng.choice(_BAD)
+        elif rng.random() < 0.01:
+            # Of the connection before this one: there are none if the donor has closed it.
+            step = lib.ISW_STEP_REMOTE_LATE
+        else:
+            step = rng.choice(_GOOD)
+        self.remote_step(step, connection, n)
+
+    def remote_step(self, step: int, connection: Connection, n: int = 0) -> None:
+        """One step of a connection."""
+        did = self.engine.step(step, connection.remote, n)
+        if did and step in (lib.ISW_STEP_REMOTE_DOWN, lib.ISW_STEP_REMOTE_TEAR):
+            self.engine.remote_broken(connection.remote)
+
+    def _wait_for(self, connection: Connection) -> None:
+        """Nothing arrives; requests have a deadline all the same."""
+        if connection.is_broken or not self.engine.pending(connection.remote):
+            connection.stalled_s = None
+        elif connection.stalled_s is None:
+            connection.stalled_s = self._loop.now_s
+        elif self._loop.now_s - connection.stalled_s > REQUEST_S:
+            self.remote_step(lib.ISW_STEP_REMOTE_DOWN, connection)
+        elif self._rng.random() < 0.1:
+            self.engine.step(lib.ISW_STEP_REMOTE_SLOW, connection.remote, self._rng.randrange(64))
+
+    def _broken(self, connection: Connection) -> None:
+        """The donor notices, when its threads get to it."""
+        delay_s = self._rng.choice((0.0, 0.001, 0.01, 1.0))
+        self._loop.world.run(self._loop.call_later, delay_s, self._notice, connection)
+
+    def _notice(self, connection: Connection) -> None:
+        if connection.is_closed:
+            return
+        if self._stalled(connection):
+            self._loop.world.run(self._loop.call_later, 0.3, self._notice, connection)
+        else:
+            connection.gone()

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated donor: the daemon's own parts over a simulated store, network and memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from infiniswap.control.channel import Limits
+from infiniswap.control.server import ControlServer, ServerConfig
+from infiniswap.donor.evict import EvictionConfig
+from infiniswap.donor.harvest import Harvester
+from infiniswap.donor.service import DonorIdentity, DonorService, ServiceConfig
+from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
+from infiniswap.testing.memory import FakeMemory
+from infiniswap.units import GIB, HostPort
+from simulation.loop import Host, SimLoop, SimTask
+from simulation.network import End, Network
+from simulation.store import Mapping, SimStore, Unmapping
+
+CONTROL_PORT = 9400
+DATA_PORT = 9401
+SECRET = b"a secret of the simulated cluster"
+HEARTBEAT_S = 0.5
+MISSED_MAX = 5
+GRACE_S = 4.0
+PRETENDED_BYTES = 16 * GIB
+"""Of a slab, for the policy: it looks at a host with little memory twenty times a second."""
+
+
+class SimDonor:
+    """One donor's machine; its daemon can be crashed, stopped and started again.
+
+    Args:
+        loop, network: the world.
+        rng: what the donor itself draws.
+        number: names it.
+        slab_bytes, slabs_max: of its pool.
+        state_dir: for the wish to drain.
+        unmapping, mapping: see SimStore.
+        failed: told when a loop of the daemon ends by itself.
+    """
+
+    def __init__(
+        self,
+        loop: SimLoop,
+        network: Network,
+        rng: Random,
+        number: int,
+        slab_bytes: int,
+        slabs_max: int,
+        state_dir: Path | None,
+        unmapping: Unmapping,
+        mapping: Mapping,
+        failed: Callable[[str], None],
+    ) -> None:
+        self.name = f"donor{number}"
+        self.address = HostPort(self.name, CONTROL_PORT)
+        self._donor_id = f"00000000-0000-0000-0001-{number:012x}"
+        self.memory = FakeMemory((slabs_max + 6) * PRETENDED_BYTES)
+        self.is_up = False
+        self.is_silent = False
+        """Down, and nobody tells those who ask."""
+        self.threads_frozen = False
+        """Its C threads stand still, too."""
+        self._loop = loop
+        self._network = network
+        self._rng = rng
+        self._slab_bytes = slab_bytes
+        self._slabs_max = slabs_max
+        self._state_dir = state_dir
+        self._checks = (unmapping, mapping)
+        self._failed = failed
+        self._sessions: set[SimTask] = set()
+        self._loops: list[SimTask] = []
+        self.start()
+
+    # ------------------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """A new daemon: another incarnation, nothing lent. Unless there is one."""
+        if self.is_up:
+            return
+        self.host: Host = self._loop.host(self.name)
+        self.is_up, self.is_silent = True, False
+        self._network.host_back(self.name)
+        self.store = SimStore(
+            self._slab_bytes, PRETENDED_BYTES, self._slabs_max, self._rng, *self._checks
+        )
+        self.memory.store = self.store
+        self.host.run(self._start)
+        self._network.listen(str(self.address), self.host, self._serve)
+
+    def _start(self) -> None:
+        policy = HeadroomPolicy(
+            HeadroomConfig(
+                slab_bytes=PRETENDED_BYTES,
+                headroom_bytes=4 * PRETENDED_BYTES,
+                pool_bytes_max=self._slabs_max * PRETENDED_BYTES,
+                hysteresis_bytes=PRETENDED_BYTES // 4,
+                free_slabs_max=1,
+            )
+        )
+        clock = self.host.time
+        executor: Any = None
+        harvester = Harvester(self.store, policy, self.memory, executor, clock)
+        self.harvester = harvester
+        self.service = DonorService(
+            DonorIdentity(self._donor_id, self.name, f"{self._rng.getrandbits(128):032x}"),
+            ServiceConfig(
+                slab_bytes=self._slab_bytes,
+                pool_bytes=self._slabs_max * self._slab_bytes,
+                grace_s=GRACE_S,
+                heartbeat_s=HEARTBEAT_S,
+                silence_s=HEARTBEAT_S * MISSED_MAX,
+                authenticated=True,
+                fence_ms=2000,
+                eviction=EvictionConfig(slabs_max=4, deadline_s=1.0, refused_s=3.0),
+                state_dir=self._state_dir,
+                listen_port=CONTROL_PORT,
+            ),
+            self.store,
+            harvester,
+            executor,
+            clock,
+            Random(self._rng.getrandbits(64)),
+        )
+        limits = Limits(heartbeat_s=HEARTBEAT_S, missed_max=MISSED_MAX, send_s=2.0)
+        self.server = ControlServer(
+            self.service, ServerConfig(secret=SECRET, limits=limits, handshake_s=2.0)
+        )
+        harvester.evict = self.service.evictor.evict
+        self.service.drain.restore()
+        self.service.data_port = DATA_PORT
+        self.service.control_port = CONTROL_PORT
+        self._loops = [
+            self._loop.create_task(harvester.run(), name="harvest"),
+            self._loop.create_task(self.service.watch(1.0), name="leases"),
+            self._loop.create_task(self.service.drain.run(), name="drain"),
+        ]
+        for task in self._loops:
+            task.add_done_callback(self._loop_ended)
+
+    def _loop_ended(self, task: Any) -> None:
+        if not task.cancelled():
+            self._failed(f"{self.name}: {task.get_name()} ended: {task.exception()!r}")
+
+    async def _serve(self, end: End, address: str) -> None:
+        task: Any = asyncio.current_task()
+        self._sessions.add(task)
+        try:
+            await self.server.converse(end, address)  # type: ignore[arg-type]
+        finally:
+            self._sessions.discard(task)
+
+    def crash(self, silently: bool) -> None:
+        """No more of it, from one moment to the next."""
+        self.is_up, self.is_silent = False, silently
+        self._network.host_died(self.host, silently)
+        if not silently:
+            self._network.silence(str(self.address))
+        self.store.close()
+        self._sessions.clear()
+        self._loop.kill(self.host)
+
+    def stop(self) -> SimTask:
+        """As on SIGTERM; the task ends when the daemon has."""
+        return self.host.spawn(self._stop(), "stop")
+
+    async def _stop(self) -> None:
+        for task in self._loops:
+            task.cancel()
+        await asyncio.wait(self._loops)
+        self._network.silence(str(self.address))
+        await self.server.stop()
+        if self._sessions:
+            await asyncio.wait(self._sessions, timeout=5.0)
+        await self.service.finish()
+        self.store.close()
+        self._loop.world.run(self._loop.call_soon, self._stopped)
+
+    def _stopped(self) -> None:
+        if self.is_up:
+            self.is_up = False
+            self._network.host_died(self.host, False)
+            self._loop.kill(self.host)
+
+    def set_draining(self, draining: bool) -> None:
+        """As `infiniswap donor drain`."""
+        self.host.spawn(self.service.set_draining(draining), "set draining")

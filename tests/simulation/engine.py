@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled engine, stepped, with connections to the stores of simulated donors."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Any
+
+from infiniswap.engine.binding import lib
+from infiniswap.engine.protocol import EngineConfig, RemoteConfig
+from infiniswap.engine.sim import SimEngine
+from infiniswap.errors import EngineError
+from simulation.store import SimStore, StoreLease
+
+
+class Connection:
+    """The connections of one remote to one lease. They break and are fenced together.
+
+    Attributes:
+        lease: that they are bound to.
+        is_current: the engine's remote has not been connected anew since.
+        is_broken: the device's end is closed. What was sent may still land ...
+        is_closed: ... unless the donor's end is closed.
+    """
+
+    def __init__(self, engine: CoupledEngine, donor: str, remote: int) -> None:
+        self.engine = engine
+        self.donor = donor
+        self.remote = remote
+        self.store: SimStore | None = None
+        self.lease: StoreLease | None = None
+        self.is_current = True
+        self.is_broken = False
+        self.is_closed = False
+        self.stalled_s: float | None = None
+
+    def lay(self, slot: int, memory: Any) -> None:
+        """What the donor's slot is from now on."""
+        if self.is_current and not self.is_closed:
+            self.engine.slot(self.remote, slot, memory)
+
+    def closed_by_donor(self) -> None:
+        """Nothing that was sent takes effect any more."""
+        self.is_closed = True
+        if self.is_current:
+            self.engine.fence(self.remote)
+            self.engine.closed(self)
+
+    def gone(self) -> None:
+        """The donor has noticed that the device's end is closed: all that was sent has landed."""
+        if self.lease is not None and self in self.lease.connections:
+            self.lease.connections.remove(self)
+        if not self.is_closed:
+            self.is_closed = True
+            if self.is_current:
+                self.engine.fence(self.remote)
+
+
+Dial = Callable[[RemoteConfig], SimStore]
+"""The store that answers at an address. Raises EngineError."""
+
+
+class _Raw:
+    """The engine's pointer as a context, for calls from the only thread."""
+
+    def __init__(self, pointer: Any) -> None:
+        self._pointer = pointer
+
+    def __enter__(self) -> Any:
+        return self._pointer
+
+    def __exit__(self, *_exc: object) -> None:
+        pass
+
+
+class CoupledEngine(SimEngine):
+    """A SimEngine whose remotes are what the device connects.
+
+    Args:
+        name: of the device.
+        config: shape.
+        dial: finds the store.
+        broken: told when the device's end of a connection is closed.
+        closed: told when the donor's end is.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: EngineConfig,
+        dial: Dial,
+        broken: Callable[[Connection], None],
+        closed: Callable[[Connection], None],
+    ) -> None:
+        super().__init__(config)
+        with super()._use() as pointer:
+            self._raw = _Raw(pointer)
+        self.name = name
+        self._dial = dial
+        self._broken = broken
+        self.closed = closed
+        self.connections: dict[int, Connection] = {}
+
+    def _use(self) -> Any:
+        # There is one thread: what else counts calls under way costs more than the calls.
+        return self._raw if hasattr(self, "_raw") else super()._use()
+
+    def remote_connect(self, config: RemoteConfig) -> int:
+        """See Engine."""
+        store = self._dial(config)
+        if not any(entry.token == config.token for entry in store.leases.values()):
+            raise EngineError("no such export", code=errno.ENOENT)
+        remote = self.remote(config.queues, config.export_bytes // store.slab_bytes)
+        self._bind(Connection(self, config.host, remote), store, config.token)
+        return remote
+
+    def remote_reconnect(self, remote: int, config: RemoteConfig) -> None:
+        """See Engine."""
+        store = self._dial(config)
+        if not any(entry.token == config.token for entry in store.leases.values()):
+            raise EngineError("no such export", code=errno.ENOENT)
+        self.step(lib.ISW_STEP_UNPLUG)
+        self.sim_reconnect(remote)
+        self._bind(Connection(self, config.host, remote), store, config.token)
+
+    def _bind(self, connection: Connection, store: SimStore, token: str) -> None:
+        old = self.connections.get(connection.remote)
+        if old is not None:
+            old.is_current = False
+        self.connections[connection.remote] = connection
+        connection.store = store
+        connection.lease = store.bind(connection, token)
+
+    def remote_shutdown(self, remote: int) -> None:
+        """See Engine."""
+        super().remote_shutdown(remote)
+        self.remote_broken(remote)
+
+    def remote_destroy(self, remote: int) -> None:
+        """See Engine."""
+        super().remote_destroy(remote)
+        self.remote_broken(remote)
+        self.connections.pop(remote).is_current = False
+
+    def remote_broken(self, remote: int) -> None:
+        """The device's end is closed."""
+        connection = self.connections.get(remote)
+        if connection is not None and not connection.is_broken:
+            connection.is_broken = True
+            self._broken(connection)
+
+    def live(self) -> list[Connection]:
+        """Connections by remote."""
+        return list(self.connections.values())

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong in a simulated world. Each fault undoes itself after a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from infiniswap.engine.binding import lib
+
+if TYPE_CHECKING:
+    from simulation.device import SimDevice
+    from simulation.donor import SimDonor
+    from simulation.world import World
+
+HOUR_S = 3600.0
+
+
+class Faults:
+    """Draws faults until it is told to end them all.
+
+    Args:
+        world: that they happen in.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = world.rng
+        self._undo: dict[object, Callable[[], None]] = {}
+        self.counts: dict[str, int] = {}
+        self.is_over = False
+        self._numbers = 0
+        kinds: list[Callable[[], None]] = [
+            self.cut_session,
+            self.cut_data,
+            self.flap,
+            self.partition,
+            self.partition,
+            self.stall_data,
+            self.crash,
+            self.crash,
+            self.restart,
+            self.freeze_donor,
+            self.freeze_device,
+            self.kill_device,
+            self.evict,
+            self.evict,
+            self.drain,
+            self.squeeze,
+            self.disk,
+            self.refuse,
+        ]
+        # Few kinds per seed: what is rare together with everything else is then common.
+        self._kinds = self._rng.sample(kinds, self._rng.randrange(2, len(kinds)))
+
+    def begin(self) -> None:
+        """From now on, every second or so."""
+        self._later(self._rng.expovariate(1.0), self._next)
+
+    def _next(self) -> None:
+        if not self.is_over:
+            kind = self._rng.choice(self._kinds)
+            self.counts[kind.__name__] = self.counts.get(kind.__name__, 0) + 1
+            self._world.loop.note(kind.__name__)
+            self._world.say(kind.__name__)
+            kind()
+            self.begin()
+
+    def _later(self, after_s: float, call: Callable[[], None]) -> None:
+        self._world.loop.world.run(self._world.loop.call_later, after_s, call)
+
+    def _for(self, key: object, undo: Callable[[], None], s: float | None = None) -> None:
+        """Undoes it after a while, or at the end."""
+        self._numbers += 1
+        key = (key, self._numbers)  # the same may happen twice at a time
+        self._undo[key] = undo
+        after_s = s or self._rng.choice((0.05, 0.5, 1.5, 3.0, 6.0))
+        self._later(after_s, lambda: self._end(key, undo))
+
+    def _end(self, key: object, undo: Callable[[], None]) -> None:
+        if self._undo.get(key) is undo:
+            del self._undo[key]
+            self._world.loop.note(f"end of {key}")
+            self._world.say(f"end of {key}")
+            undo()
+
+    def end_all(self) -> None:
+        """The world is whole again."""
+        self.is_over = True
+        for key, undo in list(self._undo.items()):
+            self._end(key, undo)
+
+    def _donor(self) -> SimDonor:
+        return self._rng.choice(self._world.donors)
+
+    def _device(self) -> SimDevice:
+        return self._rng.choice(self._world.devices)
+
+    # --------------------------------------------------------------------- network
+
+    def cut_session(self) -> None:
+        """A control connection breaks."""
+        self._world.network.cut_sessions(self._device().name, self._donor().name)
+
+    def cut_data(self) -> None:
+        """Data connections break."""
+        self._cut_data(self._device(), self._donor())
+
+    @staticmethod
+    def _cut_data(device: SimDevice, donor: SimDonor) -> None:
+        for connection in device.engine.live():
+            if connection.donor == donor.name:
+                device.remote_step(lib.ISW_STEP_REMOTE_DOWN, connection)
+        device.settle_events()
+
+    def flap(self) -> None:
+        """Connections between two hosts break again and again."""
+        device, donor = self._device(), self._donor()
+        after_s = 0.0
+        for _ in range(self._rng.randrange(3, 12)):
+            after_s += self._rng.expovariate(50.0)
+            cut_data = self._rng.random() < 0.7
+            self._later(after_s, lambda cut_data=cut_data: self._flap(device, donor, cut_data))
+
+    def _flap(self, device: SimDevice, donor: SimDonor, cut_data: bool) -> None:
+        if not cut_data:
+            self._world.network.cut_sessions(device.name, donor.name)
+        elif not device.host.dead:
+            self._cut_data(device, donor)
+
+    def partition(self) -> None:
+        """Nothing goes through between two hosts, or between one donor and everybody."""
+        donor, network = self._donor(), self._world.network
+        devices = self._world.devices if self._rng.random() < 0.3 else [self._device()]
+        for device in devices:
+            network.partition(device.name, donor.name)
+
+        def heal() -> None:
+            for device in devices:
+                network.heal(device.name, donor.name)
+
+        self._for(("partition", donor.name), heal)
+
+    def stall_data(self) -> None:
+        """Pages do not get through; messages do."""
+        pair = (self._device().name, self._donor().name)
+        self._world.stalled_pairs.add(pair)
+        self._for(("stall", pair), lambda: self._world.stalled_pairs.discard(pair))
+
+    # ------------------------------------------------------------------- processes
+
+    def crash(self) -> None:
+        """A donor is gone at once, with or without its host; later it is back, and empty."""
+        donor = self._donor()
+        if donor.is_up:
+            donor.crash(silently=self._rng.random() < 0.5)
+            self._for(("crash", donor.name), donor.start)
+
+    def restart(self) -> None:
+        """A donor's daemon is stopped, and started again."""
+        donor = self._donor()
+        if donor.is_up and not donor.host.frozen:
+            task = donor.stop()
+
+            def again() -> None:
+                if donor.is_up:
+                    if not task.done():
+                        self._for(("crash", donor.name), again, 1.0)
+                    return
+                donor.start()
+
+            self._for(("crash", donor.name), again)
+
+    def _clock_jump(self, since_s: float) -> float:
+        """What a clock that was not looked at shows then: it ran, it stood, or it ran for longer
+        than the others can be asked to wait in a test."""
+        passed_s = self._world.loop.now_s - since_s
+        return self._rng.choice((0.0, -passed_s, HOUR_S))
+
+    def freeze_donor(self) -> None:
+        """A donor's interpreter, or its whole process, does not run."""
+        donor, since_s = self._donor(), self._world.loop.now_s
+        if not donor.is_up or donor.host.frozen:
+            return
+        host = donor.host
+        host.frozen = True
+        donor.threads_frozen = self._rng.random() < 0.5
+
+        def thaw() -> None:
+            donor.threads_frozen = False
+            if not host.dead:
+                host.skew_s += self._clock_jump(since_s)
+                host.frozen = False
+                self._world.loop.wake(host)
+
+        self._for(("freeze", donor.name), thaw)
+
+    def freeze_device(self) -> None:
+        """Likewise a device."""
+        device, since_s = self._device(), self._world.loop.now_s
+        if device.host.frozen:
+            return
+        device.host.frozen = True
+        device.engine_stopped = self._rng.random() < 0.5
+
+        def thaw() -> None:
+            device.engine_stopped = False
+            device.host.skew_s += self._clock_jump(since_s)
+            device.host.frozen = False
+            self._world.loop.wake(device.host)
+
+        self._for(("freeze", device.name), thaw)
+
+    def kill_device(self) -> None:
+        """A device's process is gone; another one takes its place at once, under its name."""
+        self._world.replace_device(self._rng.randrange(len(self._world.devices)))
+
+    # ---------------------------------------------------------------------- memory
+
+    def evict(self) -> None:
+        """A donor takes slabs back."""
+        donor = self._donor()
+        if donor.is_up:
+            count = self._rng.randrange(1, 4)
+            move_s = self._rng.choice([0.0, 0.0, 0.3, 5.0])
+            donor.host.spawn(donor.service.evictor.evict(count, move_s=move_s), "evict")
+
+    def drain(self) -> None:
+        """An administrator drains a donor."""
+        donor = self._donor()
+        if donor.is_up:
+            donor.set_draining(True)
+
+            def undrain() -> None:
+                if donor.is_up:
+                    donor.set_draining(False)
+                else:
+                    self._for(("drain", donor.name), undrain, 1.0)
+
+            self._for(("drain", donor.name), undrain)
+
+    def squeeze(self) -> None:
+        """A donor's host needs its memory."""
+        donor = self._donor()
+        donor.memory.others_bytes = round(donor.memory.total_bytes * self._rng.uniform(0.3, 1.0))
+
+        def release() -> None:
+            donor.memory.others_bytes = 0
+
+        self._for(("squeeze", donor.name), release)
+
+    def refuse(self) -> None:
+        """A donor's host gives no memory, its old connections do not drain."""
+        donor = self._donor()
+        donor.store.refuse_memory = True
+        donor.store.renewals_fail_share = 0.5
+        store = donor.store
+
+        def mend() -> None:
+            store.refuse_memory = False
+            store.renewals_fail_share = 0.0
+
+        self._for(("refuse", donor.name), mend)
+
+    def disk(self) -> None:
+        """A device's backup refuses writes and reads."""
+        device = self._device()
+        device.disk_fails = True
+
+        def mend() -> None:
+            device.disk_fails = False
+
+        self._for(("disk", device.name), mend)

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A donor's store for the simulation: the rules of csrc/store, over memory that engines reach.
+
+Connections of simulated engines (`simulation.engine`) are bound to a lease; a slot's memory is laid
+into each of them when it is mapped and taken out when it is fenced. What a donor's table says and
+what a device can read or write are therefore one thing.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from infiniswap.engine.binding import ffi
+from infiniswap.engine.protocol import Lease, LeaseStats, MappedSlot
+from infiniswap.errors import EngineError
+
+if TYPE_CHECKING:
+    from simulation.engine import Connection
+
+Unmapping = Callable[["StoreLease", int, int, bool], None]
+"""Lease, slot, generation, whether by force: what the checker wants to see before it happens."""
+
+Mapping = Callable[["StoreLease", int], None]
+"""Lease and slot: likewise."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """A mapped slot."""
+
+    generation: int
+    memory: Any
+
+
+@dataclass(slots=True)
+class StoreLease:
+    """A lease and the connections bound to it."""
+
+    number: int
+    slots_max: int
+    token: str
+    epoch: int = 1
+    slots: dict[int, Slot] = field(default_factory=dict)
+    slot_next: int = 0
+    forced: set[int] = field(default_factory=set)
+    """Slots that were taken back without their device's word, ever."""
+    connections: list[Connection] = field(default_factory=list)
+
+
+class SimStore:
+    """infiniswap.engine.protocol.Store.
+
+    Args:
+        slab_bytes: size of a slab.
+        pretended_bytes: likewise, for those who look at the host's memory.
+        slabs_max: of the pool.
+        rng: tokens, and which renewals find connections that do not drain.
+        unmapping: told before a slot is emptied.
+        mapping: told before a slot is filled.
+    """
+
+    def __init__(
+        self,
+        slab_bytes: int,
+        pretended_bytes: int,
+        slabs_max: int,
+        rng: Random,
+        unmapping: Unmapping,
+        mapping: Mapping,
+    ) -> None:
+        self.slab_bytes = slab_bytes
+        self.slabs_max = slabs_max
+        self.renewals_fail_share = 0.0
+        self.refuse_memory = False
+        self.closed = False
+        self.leases: dict[int, StoreLease] = {}
+        self._rng = rng
+        self._pretended_bytes = pretended_bytes
+        self._unmapping = unmapping
+        self._mapping = mapping
+        self._free: list[Any] = []
+        self._dirty: list[Any] = []
+        self._last_lease = 0
+        self._last_generation = 0
+        self._zeros = bytes(slab_bytes)
+
+    @property
+    def pool_bytes(self) -> int:
+        """Memory of all slabs."""
+        return self._total() * self._pretended_bytes
+
+    def _total(self) -> int:
+        return len(self._free) + len(self._dirty) + sum(len(e.slots) for e in self.leases.values())
+
+    def _find(self, lease: int) -> StoreLease:
+        if lease not in self.leases:
+            raise EngineError(f"no lease {lease}", code=errno.ENOENT)
+        return self.leases[lease]
+
+    # ------------------------------------------------------------------------ pool
+
+    def listen(self, host: str, port: int) -> int:
+        """Connections come by themselves."""
+        return port
+
+    def preallocate(self) -> None:
+        """One more free slab."""
+        if self.refuse_memory:
+            raise EngineError("no memory", code=errno.ENOMEM)
+        if self._total() >= self.slabs_max:
+            raise EngineError("the pool is full", code=errno.ENOSPC)
+        self._free.append(ffi.new("uint8_t[]", self.slab_bytes))
+
+    def release_free(self) -> bool:
+        """A dirty slab, or else a free one, to the host."""
+        if not self._dirty and not self._free:
+            return False
+        (self._dirty or self._free).pop()
+        return True
+
+    def scrub(self) -> bool:
+        """Zeroes a dirty slab."""
+        if not self._dirty:
+            return False
+        memory = self._dirty.pop()
+        ffi.memmove(memory, self._zeros, self.slab_bytes)
+        self._free.append(memory)
+        return True
+
+    def stats(self) -> dict[str, int]:
+        """Those fields of isw_store_stats that the donor looks at."""
+        return {
+            "slabs_free": len(self._free),
+            "slabs_mapped": sum(len(entry.slots) for entry in self.leases.values()),
+            "slabs_dirty": len(self._dirty),
+            "slabs_unpinned": 0,
+            "connections": sum(len(entry.connections) for entry in self.leases.values()),
+        }
+
+    # ---------------------------------------------------------------------- leases
+
+    def _token(self) -> str:
+        return f"{self._rng.getrandbits(128):032x}"
+
+    def lease_create(self, slots_max: int) -> Lease:
+        """A new lease."""
+        self._last_lease += 1
+        entry = StoreLease(self._last_lease, slots_max, self._token())
+        self.leases[entry.number] = entry
+        return Lease(entry.number, entry.token)
+
+    def lease_renew(self, lease: int, wait_ms_max: int) -> str:
+        """Closes the old connections, then makes a fresh token."""
+        entry = self._find(lease)
+        if self._rng.random() < self.renewals_fail_share:
+            raise EngineError("connections are still open", code=errno.ETIMEDOUT)
+        self._cut(entry)
+        entry.epoch += 1
+        entry.token = self._token()
+        return entry.token
+
+    def lease_destroy(self, lease: int) -> None:
+        """Closes the connections; every slab is dirty."""
+        entry = self._find(lease)
+        self._cut(entry)
+        for slot in list(entry.slots):
+            self._empty(entry, slot)
+        del self.leases[lease]
+
+    def lease_stats(self, lease: int) -> LeaseStats:
+        """Counters."""
+        entry = self._find(lease)
+        count = len(entry.connections)
+        return LeaseStats(entry.epoch, entry.slots_max, len(entry.slots), count, 0, 0)
+
+    def _cut(self, entry: StoreLease) -> None:
+        for connection in entry.connections:
+            connection.closed_by_donor()
+        entry.connections = []
+
+    # ----------------------------------------------------------------------- slots
+
+    def map(self, lease: int) -> MappedSlot | None:
+        """A free slab into an empty slot; reuse comes as late as it can."""
+        entry = self._find(lease)
+        if not self._free:
+            return None
+        numbers = ((entry.slot_next + i) % entry.slots_max for i in range(entry.slots_max))
+        slot = next((number for number in numbers if number not in entry.slots), None)
+        if slot is None:
+            raise EngineError("no empty slot", code=errno.ENOSPC)
+        self._mapping(entry, slot)
+        memory = self._free.pop()
+        if bytes(ffi.buffer(memory)) != self._zeros:
+            raise AssertionError("a slab that is not zeroed is lent")
+        self._last_generation += 1
+        entry.slots[slot] = Slot(self._last_generation, memory)
+        entry.slot_next = (slot + 1) % entry.slots_max
+        for connection in entry.connections:
+            connection.lay(slot, memory)
+        return MappedSlot(slot, self._last_generation)
+
+    def unmap(self, lease: int, slot: int, generation: int, wait_ms_max: int) -> None:
+        """Fences a slot. Requests that took effect have their bytes; others are refused."""
+        entry = self._find(lease)
+        if slot not in entry.slots or entry.slots[slot].generation != generation:
+            raise EngineError("another generation", code=errno.ESTALE)
+        self._unmapping(entry, slot, generation, not wait_ms_max)
+        if not wait_ms_max:
+            entry.forced.add(slot)
+        self._empty(entry, slot)
+
+    def _empty(self, entry: StoreLease, slot: int) -> None:
+        for connection in entry.connections:
+            connection.lay(slot, None)
+        self._dirty.append(entry.slots.pop(slot).memory)
+
+    # ----------------------------------------------------------------- connections
+
+    def bind(self, connection: Connection, token: str) -> StoreLease:
+        """A connection that names a token.
+
+        Raises:
+            EngineError: there is no such export.
+        """
+        entry = next((e for e in self.leases.values() if e.token == token), None)
+        if entry is None or self.closed:
+            raise EngineError("no such export", code=errno.ENOENT)
+        entry.connections.append(connection)
+        for slot in range(entry.slots_max):
+            connection.lay(slot, entry.slots[slot].memory if slot in entry.slots else None)
+        return entry
+
+    def close(self) -> None:
+        """The memory is gone."""
+        self.closed = True
+        for entry in self.leases.values():
+            self._cut(entry)
+        self.leases.clear()
+        self._free.clear()
+        self._dirty.clear()

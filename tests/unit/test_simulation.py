@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices and donors under a seeded scheduler; see tests/simulation/.
+
+INFINISWAP_TEST_SEEDS says how many seeds, INFINISWAP_TEST_SEED runs one and tells what happens.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from simulation.model import Pages, page_bytes
+from simulation.world import SimulationError, World
+
+# A daemon that is killed leaves calls behind that had not begun.
+pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+
+SEEDS = int(os.environ.get("INFINISWAP_TEST_SEEDS", "400"))
+SEED = os.environ.get("INFINISWAP_TEST_SEED")
+PARTS = 8
+KINDS = 15
+"""Of faults."""
+
+
+def run(seed: int, state_dir: Path, is_loud: bool = False) -> World:
+    world = World(seed, state_dir, is_loud)
+    try:
+        world.run()
+    except SimulationError as error:
+        pytest.fail(
+            f"{error}\nAgain, with a log: INFINISWAP_TEST_SEED={seed} "
+            "python -m pytest tests/unit/test_simulation.py",
+            pytrace=False,
+        )
+    gc.collect()  # what a seed has left is said here, and not in another test
+    return world
+
+
+def seeds(part: int) -> list[int]:
+    if SEED is not None:
+        return [int(SEED)] if part == 0 else []
+    return list(range(part + 1, SEEDS + 1, PARTS))
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_the_invariants_hold_whatever_happens(part: int, tmp_path: Path) -> None:
+    happened: set[str] = set()
+    for seed in seeds(part):
+        world = run(seed, tmp_path, is_loud=SEED is not None)
+        happened |= set(world.faults.counts)
+        assert sum(device.reads for device in world.devices)
+    if len(seeds(part)) >= 50:
+        assert len(happened) == KINDS, happened  # each fault, in each part
+
+
+def test_a_seed_replays_exactly(tmp_path: Path, project_root: Path) -> None:
+    """In this process twice, and in another one whose addresses and hashes differ."""
+    some = (3, 4, 5, 6)
+    first, second = ([run(seed, tmp_path).loop.trace for seed in some] for _ in range(2))
+    assert first == second
+    program = (
+        "import sys; from pathlib import Path; from simulation.world import World\n"
+        "for seed in sys.argv[2:]: print(World(int(seed), Path(sys.argv[1])).run())"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), *map(str, some)],
+        env={**os.environ, "PYTHONPATH": str(project_root / "tests"), "PYTHONHASHSEED": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert [int(line) for line in other.stdout.split()] == first
+
+
+def test_another_seed_is_another_world(tmp_path: Path) -> None:
+    assert run(3, tmp_path).loop.trace != run(4, tmp_path).loop.trace
+
+
+def test_the_model_tells_old_torn_and_foreign_bytes() -> None:
+    pages = Pages(2)
+    pages.written(0, 7, 1.0).completed = 2.0
+    pages.written(0, 8, 3.0)
+    assert not pages.wrong(0, page_bytes(7), since=4.0)  # the other one is under way
+    assert not pages.wrong(0, page_bytes(8), since=4.0)
+    assert "holds 0" in pages.wrong(0, page_bytes(0), since=4.0)
+    assert "holds 9" in pages.wrong(0, page_bytes(9), since=4.0)
+    assert "torn" in pages.wrong(0, page_bytes(7)[:2048] + page_bytes(8)[:2048], since=4.0)
+    assert not pages.wrong(1, page_bytes(0), since=4.0)
