@@ -81,13 +81,13 @@ class Donors:
         self.children[address].end()
         self.children |= [self._serving(self._start(address))]
 
-    def evict(self) -> dict[str, float]:
+    def evict(self, *, urgent: bool = False) -> dict[str, float]:
         """One slab is taken back, by each donor in its turn (EVICTING ones only); what it says,
         see evicting_donor; empty when nobody holds a slab."""
         for _ in range(COUNT):
             child = list(self.children.values())[self._next]
             self._next = (self._next + 1) % COUNT
-            child.tell("evict")
+            child.tell("hurry" if urgent else "evict")
             told: dict[str, float] = child.answer(_EVICT_S_MAX)
             if told["slabs"]:
                 return told
