@@ -4,9 +4,10 @@
     python -m isw_bench.faults.evicting_donor daemon OPTIONS
 
 Its own evictor does it, as it would for a host in need; the host's memory has no part in it. A line
-`hurry` leaves its owner no time to copy it to another donor first, any other one does. Answers a line of JSON: `slabs` it got, `evict_ms` from the wish to the memory being free, `ask_ms`
-of one question to the owner alone, which is a round trip of the control session, `left` slabs that
-are still lent.
+`hurry` leaves its owner no time to copy it to another donor first, any other one does. Answers a
+line of JSON: `slabs` it got, `evict_ms` from the wish to the memory being free, `ask_ms` of one
+question to the owner alone, which is a round trip of the control session, `left` slabs that are
+still lent.
 """
 
 from __future__ import annotations

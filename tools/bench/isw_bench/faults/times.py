@@ -50,7 +50,8 @@ _NOTES = (
     "Map: from the wish for a donor to the slab being in use: two donors asked, the better one "
     "asked for the slab; the first slab of a donor also makes the lease and its connections.",
     "Evict: from the donor's wish to its memory being free: the owners of two slabs asked how "
-    "active they are, EVICT without time to copy the slab, DONE, the slot fenced. No job ran meanwhile.",
+    "active they are, EVICT without time to copy the slab, DONE, the slot fenced. No job ran "
+    "meanwhile.",
     "A control round trip is one question of the donor to the device and its answer, in the same "
     "processes: most of either is made of those. The paper's figures are of its own machines.",
 )
