@@ -44,6 +44,7 @@ NEEDS_SWAP = [
 ]
 """What a test needs in which something swaps to a device."""
 
+_ASKING = {("status",), ("donor",)}
 _DISK = {"tmpfs", "ramfs", "overlay", "9p", "btrfs", "zfs"}
 
 
@@ -132,12 +133,14 @@ class Cluster:
 
     # --------------------------------------------------------------------- donors
 
-    def donor(self, *args: str, port: int = 0, pool: str = "256M") -> Donor:
-        """Starts a daemon and waits until it serves."""
+    def donor(
+        self, *args: str, port: int = 0, pool: str = "256M", prefix: tuple[str, ...] = ()
+    ) -> Donor:
+        """Starts a daemon and waits until it serves; `prefix` is a command that executes it."""
         number = len(self.donors)
         ready, log = self.root / f"donor{number}.ready", self.root / f"donor{number}.log"
         ready.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "infiniswap", "daemon"]
+        command = [*prefix, sys.executable, "-m", "infiniswap", "daemon"]
         command += ["--listen", f"127.0.0.1:{port}", "--data-port", "0", "--ready-file", str(ready)]
         command += ["--slab", str(SLAB), "--pool", pool, "--headroom", "16M", *args]
         with log.open("w") as output:
@@ -150,6 +153,24 @@ class Cluster:
         donor = Donor(process, log, until(ports, "a daemon that serves"))
         self.donors.append(donor)
         return donor
+
+    def successor(self, donor: Donor) -> Donor:
+        """Starts another daemon on the port of one that has ended.
+
+        That port was the system's choice: for a moment a connection of anybody's may have it.
+        """
+
+        def started() -> Donor | None:
+            try:
+                return self.donor(port=donor.control)
+            except AssertionError as error:
+                if "the port is in use" not in str(error):
+                    raise
+                return None
+
+        found = until(started, f"port {donor.control} to be free")
+        assert isinstance(found, Donor)
+        return found
 
     @property
     def addresses(self) -> str:
@@ -165,9 +186,11 @@ class Cluster:
 
     def cli(self, *args: str, **changes: str) -> subprocess.CompletedProcess[str]:
         """Runs `infiniswap ARGS`; `changes` to the environment."""
+        # Who only asks has patience with donors. Devices have not: they must notice dead ones.
+        patient = {"INFINISWAP_CLUSTER_ASK_S": "30"} if args[:1] in _ASKING else {}
         return subprocess.run(
             [sys.executable, "-m", "infiniswap", *args],
-            env={**self.env, **changes},
+            env={**self.env, **patient, **changes},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

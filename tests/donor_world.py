@@ -24,7 +24,7 @@ from infiniswap.testing.memory import FakeMemory
 from infiniswap.testing.store import FakeStore
 from infiniswap.units import GIB, HostPort
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 SECRET = b"a secret of the test cluster"
 IDENTITY = Identity("00000000-0000-0000-0000-00000000000a", "swap0", "consumer")
 
@@ -139,6 +139,14 @@ def hello(**changes: Any) -> m.Hello:
     return m.Hello(**{**fields, **changes})
 
 
+async def hear(ws: aiohttp.ClientWebSocketResponse) -> Any:
+    """The next message but for heartbeats, which come whenever one is due."""
+    while isinstance(message := m.decode_to_consumer(await ws.receive_str()), m.Ping):
+        pass
+    return message
+
+
 async def say(ws: aiohttp.ClientWebSocketResponse, message: Any) -> Any:
+    """Says it and returns the answer."""
     await ws.send_str(m.encode(message).decode())
-    return m.decode_to_consumer(await ws.receive_str())
+    return await hear(ws)
