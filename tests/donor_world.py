@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,12 @@ def settings(**overrides: object) -> configuration.Config:
 
 
 @contextlib.asynccontextmanager
-async def world(*, handshake_s: float = WAIT_S, **overrides: object) -> AsyncIterator[World]:
+async def world(
+    *,
+    handshake_s: float = WAIT_S,
+    clock: Callable[[], float] = time.monotonic,
+    **overrides: object,
+) -> AsyncIterator[World]:
     memory = FakeMemory(GIB)
     made: list[FakeStore] = []
 
@@ -101,7 +107,8 @@ async def world(*, handshake_s: float = WAIT_S, **overrides: object) -> AsyncIte
         return store
 
     config = settings(**overrides)
-    async with serve(config, factory, memory, stop_s=2.0, handshake_s=handshake_s) as donor:
+    made_so = serve(config, factory, memory, stop_s=2.0, handshake_s=handshake_s, clock=clock)
+    async with made_so as donor:
         yield World(donor, made[0], memory)
     assert made[0].closed
 
