@@ -87,6 +87,9 @@ def counting(cluster: Cluster) -> Iterator[Callable[[int], Counted]]:
     )
     if built.returncode:
         pytest.skip(f"needs glibc ({built.stderr[-200:]})")
+    # A connection that is made anew while it is counted would be allocated: nobody is given up.
+    cluster.env["INFINISWAP_DEVICE_REQUEST_MS"] = "60000"
+    cluster.env["INFINISWAP_CLUSTER_HEARTBEATS_MISSED_MAX"] = "100"
     cluster.env["LD_PRELOAD"] = str(library)
     cluster.env["INFINISWAP_TEST_ALLOCATIONS"] = str(directory)
     opened: list[Counted] = []
