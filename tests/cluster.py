@@ -129,6 +129,7 @@ class Cluster:
         self.donors: list[Donor] = []
         self._names = 0
         self._prefix = f"t{secrets.token_hex(3)}"
+        self._loops_seen: set[Path] = set()
         self.foreign_loops = {(device.number, device.backing) for device in loop.attached()}
 
     # --------------------------------------------------------------------- donors
@@ -260,12 +261,23 @@ class Cluster:
 
     def loops(self) -> list[loop.LoopDevice]:
         """Loop devices attached since the start, on files of ours."""
-        return [
+        found = [
             device
             for device in loop.attached()
             if (device.number, device.backing) not in self.foreign_loops
-            and (device.backing.startswith(str(self.root)) or device.backing == "/disk")
+            # Once the file system is unmounted lazily, or seen from another mount namespace than
+            # its own, which may be somebody else's, only the path inside it is known.
+            and (
+                device.backing.startswith(str(self.root))
+                or (device.backing == "/disk" and device.path in self._loops_seen)
+            )
         ]
+        self._loops_seen = {device.path for device in found}
+        return found
+
+    def saw_loop(self, path: Path) -> None:
+        """This one is of a device of ours."""
+        self._loops_seen.add(path)
 
     def leftovers(self) -> list[str]:
         """What is attached, mounted, linked or running that is ours; nothing is touched."""
@@ -332,7 +344,9 @@ class Device:
     @property
     def path(self) -> Path:
         """The block device, by its link."""
-        return LINK_DIR / self.name
+        link = LINK_DIR / self.name
+        self.cluster.saw_loop(link.resolve())
+        return link
 
     @property
     def log(self) -> str:

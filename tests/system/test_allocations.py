@@ -24,7 +24,11 @@ from nbd_bytes import ACK, DISC, READ, WRITE, open_export, receive, reply, reque
 
 from infiniswap.units import MIB
 
-pytestmark = [pytest.mark.requires_native, pytest.mark.requires_tool("cc")]
+pytestmark = [
+    pytest.mark.requires_native,
+    pytest.mark.requires_tool("cc"),
+    pytest.mark.timeout(900),  # page by page, by this process
+]
 
 SIZE = 32 * MIB
 PAGE = 4096
@@ -119,7 +123,7 @@ def assert_nothing_allocated(
         warm_up()
         return bool(device.status["slabs"]["mapped"] == SIZE // SLAB)
 
-    until(all_mapped, "every slab on a donor")
+    until(all_mapped, "every slab on a donor", 5 * WAIT_S)
     warm_up()
     stats = device.status["stats"]
     before = {name: counted.ours for name, counted in processes.items()}
