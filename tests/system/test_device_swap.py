@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster import WAIT_S, Cluster, Device, run, until, wait_ended
@@ -135,17 +136,24 @@ def test_a_donor_that_pauses_is_suspended_and_comes_back(
     work = job(0)
     work.reach("filled")
     both_donors_hold_slabs(swapping)
+    # Only a donor that is asked for something can be missed.
+    until(lambda: share_of_a_round(swapping, work) > 0.9, "pages from donors", 2 * WAIT_S)
     donor = swapping.cluster.donors[0]
 
+    seen: list[Any] = []
+
     def just_its_slabs_are() -> bool:
+        assert work.process.poll() is None, work.log
         assert "given up" not in swapping.log, swapping.log
-        status = swapping.status
+        seen[:] = [status := swapping.status]
         (row,) = [row for row in status["donors"] if row["address"] == donor.address]
         return 0 < row["slabs"] == status["slabs"]["suspended"]
 
     donor.send(signal.SIGSTOP)
     try:
         until(just_its_slabs_are, "its slabs to be suspended, and no others")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{seen}\n{swapping.log}") from None
     finally:
         donor.send(signal.SIGCONT)
     until(lambda: "back with the same lease" in swapping.log, "the same lease again")
