@@ -44,6 +44,7 @@ NEEDS_SWAP = [
 ]
 """What a test needs in which something swaps to a device."""
 
+_ASKING = {("status",), ("donor",)}
 _DISK = {"tmpfs", "ramfs", "overlay", "9p", "btrfs", "zfs"}
 
 
@@ -128,16 +129,19 @@ class Cluster:
         self.donors: list[Donor] = []
         self._names = 0
         self._prefix = f"t{secrets.token_hex(3)}"
+        self._loops_seen: set[Path] = set()
         self.foreign_loops = {(device.number, device.backing) for device in loop.attached()}
 
     # --------------------------------------------------------------------- donors
 
-    def donor(self, *args: str, port: int = 0, pool: str = "256M") -> Donor:
-        """Starts a daemon and waits until it serves."""
+    def donor(
+        self, *args: str, port: int = 0, pool: str = "256M", prefix: tuple[str, ...] = ()
+    ) -> Donor:
+        """Starts a daemon and waits until it serves; `prefix` is a command that executes it."""
         number = len(self.donors)
         ready, log = self.root / f"donor{number}.ready", self.root / f"donor{number}.log"
         ready.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "infiniswap", "daemon"]
+        command = [*prefix, sys.executable, "-m", "infiniswap", "daemon"]
         command += ["--listen", f"127.0.0.1:{port}", "--data-port", "0", "--ready-file", str(ready)]
         command += ["--slab", str(SLAB), "--pool", pool, "--headroom", "16M", *args]
         with log.open("w") as output:
@@ -150,6 +154,24 @@ class Cluster:
         donor = Donor(process, log, until(ports, "a daemon that serves"))
         self.donors.append(donor)
         return donor
+
+    def successor(self, donor: Donor) -> Donor:
+        """Starts another daemon on the port of one that has ended.
+
+        That port was the system's choice: for a moment a connection of anybody's may have it.
+        """
+
+        def started() -> Donor | None:
+            try:
+                return self.donor(port=donor.control)
+            except AssertionError as error:
+                if "the port is in use" not in str(error):
+                    raise
+                return None
+
+        found = until(started, f"port {donor.control} to be free")
+        assert isinstance(found, Donor)
+        return found
 
     @property
     def addresses(self) -> str:
@@ -165,9 +187,11 @@ class Cluster:
 
     def cli(self, *args: str, **changes: str) -> subprocess.CompletedProcess[str]:
         """Runs `infiniswap ARGS`; `changes` to the environment."""
+        # Who only asks has patience with donors. Devices have not: they must notice dead ones.
+        patient = {"INFINISWAP_CLUSTER_ASK_S": "30"} if args[:1] in _ASKING else {}
         return subprocess.run(
             [sys.executable, "-m", "infiniswap", *args],
-            env={**self.env, **changes},
+            env={**self.env, **patient, **changes},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -237,12 +261,23 @@ class Cluster:
 
     def loops(self) -> list[loop.LoopDevice]:
         """Loop devices attached since the start, on files of ours."""
-        return [
+        found = [
             device
             for device in loop.attached()
             if (device.number, device.backing) not in self.foreign_loops
-            and (device.backing.startswith(str(self.root)) or device.backing == "/disk")
+            # Once the file system is unmounted lazily, or seen from another mount namespace than
+            # its own, which may be somebody else's, only the path inside it is known.
+            and (
+                device.backing.startswith(str(self.root))
+                or (device.backing == "/disk" and device.path in self._loops_seen)
+            )
         ]
+        self._loops_seen = {device.path for device in found}
+        return found
+
+    def saw_loop(self, path: Path) -> None:
+        """This one is of a device of ours."""
+        self._loops_seen.add(path)
 
     def leftovers(self) -> list[str]:
         """What is attached, mounted, linked or running that is ours; nothing is touched."""
@@ -309,7 +344,9 @@ class Device:
     @property
     def path(self) -> Path:
         """The block device, by its link."""
-        return LINK_DIR / self.name
+        link = LINK_DIR / self.name
+        self.cluster.saw_loop(link.resolve())
+        return link
 
     @property
     def log(self) -> str:

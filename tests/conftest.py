@@ -28,15 +28,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ("cluster", "pagejob", "runs")
 
 IN_CI = os.environ.get("INFINISWAP_CI", "") not in ("", "0")
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
-# No deadline: a slow machine must not fail a test. No database: runs leave nothing in the tree.
-settings.register_profile("infiniswap", deadline=None, database=None, print_blob=True)
+# No deadline and no look at the clock: a slow machine must not fail a test. No database: runs leave
+# nothing in the tree.
+settings.register_profile(
+    "infiniswap",
+    deadline=None,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("infiniswap")
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from infiniswap.testing.memory import FakeMemory
 from infiniswap.testing.store import FakeStore
 from infiniswap.units import GIB, HostPort
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 SECRET = b"a secret of the test cluster"
 IDENTITY = Identity("00000000-0000-0000-0000-00000000000a", "swap0", "consumer")
 
@@ -94,7 +95,12 @@ def settings(**overrides: object) -> configuration.Config:
 
 
 @contextlib.asynccontextmanager
-async def world(*, handshake_s: float = WAIT_S, **overrides: object) -> AsyncIterator[World]:
+async def world(
+    *,
+    handshake_s: float = WAIT_S,
+    clock: Callable[[], float] = time.monotonic,
+    **overrides: object,
+) -> AsyncIterator[World]:
     memory = FakeMemory(GIB)
     made: list[FakeStore] = []
 
@@ -105,7 +111,8 @@ async def world(*, handshake_s: float = WAIT_S, **overrides: object) -> AsyncIte
         return store
 
     config = settings(**overrides)
-    async with serve(config, factory, memory, stop_s=2.0, handshake_s=handshake_s) as donor:
+    made_so = serve(config, factory, memory, stop_s=2.0, handshake_s=handshake_s, clock=clock)
+    async with made_so as donor:
         yield World(donor, made[0], memory)
     assert made[0].closed
 
@@ -143,6 +150,14 @@ def hello(**changes: Any) -> m.Hello:
     return m.Hello(**{**fields, **changes})
 
 
+async def hear(ws: aiohttp.ClientWebSocketResponse) -> Any:
+    """The next message but for heartbeats, which come whenever one is due."""
+    while isinstance(message := m.decode_to_consumer(await ws.receive_str()), m.Ping):
+        pass
+    return message
+
+
 async def say(ws: aiohttp.ClientWebSocketResponse, message: Any) -> Any:
+    """Says it and returns the answer."""
     await ws.send_str(m.encode(message).decode())
-    return m.decode_to_consumer(await ws.receive_str())
+    return await hear(ws)

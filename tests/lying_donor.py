@@ -143,7 +143,7 @@ def one_bit(answer: Answer) -> None:
 
 
 def late(answer: Answer) -> None:
-    time.sleep(0.6)
+    time.sleep(1.2)
     answer.say()
 
 
@@ -303,7 +303,7 @@ def lying_donor(slab_bytes: int, slabs: int) -> Iterator[LyingDonor]:
     thread = threading.Thread(target=asyncio.run, args=(run(),))
     thread.start()
     try:
-        assert ready.wait(30)
+        assert ready.wait(60)
         yield LyingDonor(made[0], f"127.0.0.1:{ports[0]}")
     finally:
         stop.set()

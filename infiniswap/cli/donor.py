@@ -84,15 +84,19 @@ def _warn(warning: str) -> None:
 async def _drain(address: HostPort, client: ClientConfig, *, wait: bool) -> None:
     from infiniswap.control.client import set_draining
 
-    info = await set_draining(address, client, True)
-    _warn(info.warning)
-    if not wait:
-        _say(f"{address} drains: {info.slabs_mapped} slabs are still lent")
-        return
+    told = False
     try:
-        await _wait_empty(address, client, info.slabs_mapped)
+        info = await set_draining(address, client, True)
+        told = True
+        _warn(info.warning)
+        if wait:
+            await _wait_empty(address, client, info.slabs_mapped)
+        else:
+            _say(f"{address} drains: {info.slabs_mapped} slabs are still lent")
     except asyncio.CancelledError:
-        print("infiniswap: the donor goes on draining; `undrain` ends it", file=sys.stderr)
+        # Interrupted while it was told, it may have heard so or not.
+        state = "goes on draining" if told else "may drain by now"
+        print(f"infiniswap: the donor {state}; `undrain` ends it", file=sys.stderr)
         raise
 
 

@@ -138,6 +138,7 @@ class Channel:
         notice: takes messages that have no answer (DrainNotice). Must not raise.
         peer: address or name of the peer, for messages.
         limits: bounds.
+        unawaited: takes answers that nobody waits for (any more). Must not raise.
     """
 
     def __init__(
@@ -149,11 +150,13 @@ class Channel:
         notice: Callable[[Struct], None],
         peer: str,
         limits: Limits,
+        unawaited: Callable[[Struct], None] = lambda answer: None,
     ) -> None:
         self._ws = ws
         self._decode = decode
         self._handle = handle
         self._notice = notice
+        self._unawaited = unawaited
         self._peer = peer
         self._limits = limits
         self._ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
@@ -289,9 +292,10 @@ class Channel:
             self._notice(message)
         elif isinstance(message, ANSWERS):
             future = self._pending.get(message.id)
-            # An answer that nobody waits for any more came after its deadline.
             if future is not None and not future.done():
                 future.set_result(message)
+            else:  # it came after its deadline, twice, or unasked
+                self._unawaited(message)
         elif isinstance(message, REQUESTS):
             if self._handling >= self._limits.handling_max:
                 await self.notify(m.RefusedAnswer(id=message.id, reason=m.REFUSED_BUSY))

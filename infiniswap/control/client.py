@@ -9,6 +9,7 @@ protocol on the port, another secret, another version, another slab size.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ from infiniswap.units import HostPort
 
 BodyT = TypeVar("BodyT")
 AnswerT = TypeVar("AnswerT", bound=Struct)
+
+log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX: Final = 64 << 20
 """Longest HTTP body accepted."""
@@ -240,8 +243,13 @@ class Session:
         return await self._channel.request(make, answer, wait_s or self._config.request_s)
 
     async def _run(self, handler: SessionHandler) -> None:
+        def ended(ended: Ended) -> None:
+            if ended.reason == m.GOODBYE_PROTOCOL and not ended.by_peer:
+                log.warning("donor %s: %s; the session is ended", self.address, ended.detail)
+            handler.ended(ended)
+
         try:
-            await self._channel.run(handler.ended)
+            await self._channel.run(ended)
         finally:
             await self._http.close()
 

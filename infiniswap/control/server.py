@@ -28,7 +28,12 @@ from infiniswap.control.channel import Channel, Ended, Limits, WebSocket, close,
 from infiniswap.control.gate import Gate
 from infiniswap.control.openapi import document
 from infiniswap.control.service import ServerSession, Service
-from infiniswap.errors import ConflictError, ProtocolMismatchError, SystemCallError
+from infiniswap.errors import (
+    ConflictError,
+    ProtocolMismatchError,
+    RequestRefusedError,
+    SystemCallError,
+)
 from infiniswap.units import HostPort
 
 log = logging.getLogger(__name__)
@@ -99,7 +104,7 @@ class ControlServer:
         self._session_next = 0
         self._handshakes: Counter[str] = Counter()  # by host
         self._stopping = False
-        self._stranger_logged_s = float("-inf")
+        self._peer_logged_s = float("-inf")
         self._first_seen_s: dict[Any, float] = {}
         self._active: set[Any] = set()
         self._gate = Gate(
@@ -310,7 +315,16 @@ class ControlServer:
 
     async def _serve(self, ws: WebSocket, session: ServerSession) -> None:
         async def handle(request: Any) -> msgspec.Struct:
-            return await self._service.handle(session, request)
+            try:
+                return await self._service.handle(session, request)
+            except RequestRefusedError as error:
+                self._refused(session, request, error)
+                raise
+
+        def unawaited(answer: msgspec.Struct) -> None:
+            self.counters["answers_unawaited"] += 1
+            kind = type(answer).__name__
+            self._log_bounded("%s: a %s that nobody waits for: late, or replayed", session, kind)
 
         channel = Channel(
             ws,
@@ -319,6 +333,7 @@ class ControlServer:
             notice=lambda message: None,
             peer=str(session),
             limits=self._config.limits,
+            unawaited=unawaited,
         )
         session.attach(channel)
 
@@ -406,7 +421,7 @@ class ControlServer:
         answer = m.decode_to_donor(frame)
         if isinstance(answer, m.Goodbye):
             self.counters[f"handshakes_ended_{answer.reason}"[:80]] += 1
-            self._log_stranger("%s broke the handshake off: %s", address, _said(answer))
+            self._log_bounded("%s broke the handshake off: %s", address, _said(answer))
             return None
         if not isinstance(answer, m.Auth):
             raise ProtocolMismatchError("the second message is not an auth")
@@ -420,18 +435,24 @@ class ControlServer:
         self._session_next += 1
         return ServerSession(self._session_next, hello, address, version)
 
-    def _log_stranger(self, text: str, *args: object) -> None:
-        """Logs what a peer without a session did, at most once a second: it could fill the disk."""
+    def _refused(self, session: ServerSession, request: Any, error: RequestRefusedError) -> None:
+        """Counts it, and tells of what no consumer asks for that knows its leases."""
+        self.counters[f"requests_refused_{error.reason}"[:80]] += 1
+        if error.reason in (m.REFUSED_UNKNOWN_LEASE, m.REFUSED_STALE):
+            self._log_bounded("refused a %s of %s: %s", type(request).__name__, session, error.what)
+
+    def _log_bounded(self, text: str, *args: object) -> None:
+        """Logs what a peer did, at most once a second: it could fill the disk."""
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._stranger_logged_s >= 1.0:
-            self._stranger_logged_s = now_s
+        if now_s - self._peer_logged_s >= 1.0:
+            self._peer_logged_s = now_s
             log.warning(text, *args)
         else:
             self.counters["log_lines_suppressed"] += 1
 
     async def _turn_away(self, ws: WebSocket, reason: str, detail: str, address: str) -> None:
         self.counters["sessions_refused"] += 1
-        self._log_stranger("refused a session from %s: %s", address, detail or reason)
+        self._log_bounded("refused a session from %s: %s", address, detail or reason)
         goodbye = m.Goodbye(reason=reason, detail=detail[:512])
         await send(ws, goodbye, self._config.limits.send_s)
 

@@ -44,6 +44,7 @@ from infiniswap.errors import (
     from_oserror,
 )
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy, pool_bytes_auto
+from infiniswap.system.clock import SteadyClock
 from infiniswap.system.pressure import PressureTrigger
 from infiniswap.system.wakeful import Waker
 from infiniswap.units import PAGE_BYTES, HostPort, format_size, format_size_short
@@ -159,6 +160,7 @@ async def serve(
     *,
     stop_s: float = STOP_S,
     handshake_s: float = 5.0,
+    clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Donor]:
     """Runs a donor for as long as the block lasts.
 
@@ -168,6 +170,7 @@ async def serve(
         memory: figures.
         stop_s: how long stopping waits for consumers.
         handshake_s: see ServerConfig.
+        clock: seconds; it should be monotonic.
 
     Raises:
         ConfigError: the configuration cannot work on this host.
@@ -177,22 +180,23 @@ async def serve(
     daemon = config.daemon
     secret = config.secret()
     check_listen_secret(daemon.listen, secret)
-    clock = time.monotonic
+    steady = SteadyClock(clock)
     with ThreadPoolExecutor(_WORKERS, "donor") as executor:
         loop = asyncio.get_running_loop()
         limits = pool_limits(config, await loop.run_in_executor(executor, memory.read))
         store = store_factory(_store_config(config, limits))
         try:
             harvester = Harvester(
-                store, HeadroomPolicy(limits), memory, executor, clock, config.policy.period_s
+                store, HeadroomPolicy(limits), memory, executor, steady, config.policy.period_s
             )
+            steady.counters = harvester.counters
             service = DonorService(
                 make_identity(daemon.name, daemon.listen),
                 _service_config(config, limits, secret is not None),
                 store,
                 harvester,
                 executor,
-                clock,
+                steady,
             )
             server = ControlServer(service, _server_config(config, secret, stop_s, handshake_s))
             service.server_counters = server.counters

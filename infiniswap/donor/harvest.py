@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from infiniswap.engine.protocol import Store
-from infiniswap.errors import EngineError, InfiniswapError
+from infiniswap.errors import EngineError, InfiniswapError, SystemCallError
 from infiniswap.policy.cache import CacheUse
 from infiniswap.policy.headroom import HeadroomPolicy, PoolState
 from infiniswap.policy.sampling import SamplingConfig, sample_s
@@ -166,11 +166,20 @@ class Harvester:
         """Reads the figures again unless they are younger than that.
 
         Raises:
-            InfiniswapError: they cannot be read.
+            InfiniswapError: they cannot be read, or cannot be true.
         """
         if self._clock() - self._read_s <= age_s_max:
             return
         figures = await self._off_loop(self._memory.read)
+        if not 0 <= figures.available_bytes <= figures.total_bytes or not figures.total_bytes:
+            # Lending by them could take what is not there.
+            self.counters["figures_refused"] += 1
+            raise SystemCallError(
+                f"memory figures that cannot be true: {figures.available_bytes} bytes available "
+                f"of {figures.total_bytes}",
+                where=self._memory.name,
+                mend="What is lent stays, no further slab is made. Look at where they come from.",
+            )
         self._figures = figures
         self._read_s = self._clock()
         # Cache in use is memory in use.

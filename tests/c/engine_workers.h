@@ -20,7 +20,7 @@
 #define PAGES_MAX    1024u
 #define DEPTH        6u
 #define RUN_PAGES    8u
-#define WAIT_MS      20000u
+#define WAIT_MS      60000u
 
 /* What the workers have in common. */
 struct crowd {

@@ -26,7 +26,7 @@
 
 #define UNUSED __attribute__((unused))
 #ifndef WAIT_S
-#define WAIT_S 30 /* a bound for what ends at once unless something is broken */
+#define WAIT_S 60 /* a bound for what ends at once unless something is broken */
 #endif
 #define EXPORT_BYTES (16u << 20)
 #define TOKEN        "0123456789abcdef0123456789abcdef"

@@ -209,7 +209,8 @@ static void check_soon(void)
 	uint64_t best_ns = UINT64_MAX;
 
 	start(&server, &client, &ahead, 16);
-	for (uint32_t i = 0; i < 5; i++) {
+	/* One is enough: a busy machine may let any of them wait, but not a hundred in a row. */
+	for (uint32_t i = 0; i < 100 && best_ns >= 5 * SLOW_US * 1000ull; i++) {
 		struct read read;
 		uint64_t took_ns;
 

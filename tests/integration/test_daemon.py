@@ -33,7 +33,7 @@ from infiniswap.units import MIB, HostPort
 
 pytestmark = pytest.mark.requires_native
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 IDENTITY = Identity("00000000-0000-0000-0000-00000000000b", "swap0", "consumer")
 
 
@@ -283,12 +283,17 @@ async def test_a_killed_daemon_is_noticed_and_its_successor_is_another(
         assert session.welcome.incarnation != before.incarnation
 
 
-async def test_a_stopped_process_keeps_its_sessions_when_it_goes_on(daemon: Daemon) -> None:
+async def test_a_stopped_process_keeps_its_sessions_when_it_goes_on(
+    start: Callable[..., Daemon], configuration_file: Path
+) -> None:
+    with configuration_file.open("a") as file:  # its last section is that of the cluster
+        file.write("heartbeats_missed_max = 100\n")
+    daemon = await asyncio.to_thread(start)
     async with await daemon.session() as session:
         lease = await session.lease(1)
         daemon.process.send_signal(signal.SIGSTOP)
         try:
-            # Shorter than the silence that the other end bears, longer than the heartbeat.
+            # Much shorter than the silence that the other end bears, longer than the heartbeat.
             await asyncio.sleep(0.6)
         finally:
             daemon.process.send_signal(signal.SIGCONT)

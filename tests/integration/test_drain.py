@@ -112,9 +112,8 @@ pytestmark = pytest.mark.requires_native
 def donor_with_slabs(cluster: Cluster) -> Donor:
     """A donor whose port stays its own, with a device that has slabs there."""
     donor = cluster.donor()
-    port = donor.control
     donor.end()
-    return cluster.donor(port=port)
+    return cluster.successor(donor)
 
 
 def hold(donor: Donor, count: int, has_backup: bool) -> asyncio.Task[None]:
@@ -174,13 +173,13 @@ async def test_the_command_waits_until_it_is_done_and_a_restart_forgets_nothing(
     assert await mapped(donor) == 0
     await asyncio.to_thread(donor.end)
     await holder
-    restarted = await asyncio.to_thread(cluster.donor, port=donor.control)
+    restarted = await asyncio.to_thread(cluster.successor, donor)
     assert "still draining" in restarted.log
     assert "draining" in cluster.ok("status", "--donors", restarted.address)
     done = await command(cluster, "undrain", restarted.address)
     assert (done.returncode, done.stdout) == (0, f"{restarted.address} lends again\n")
     await asyncio.to_thread(restarted.end)
-    again = await asyncio.to_thread(cluster.donor, port=donor.control)
+    again = await asyncio.to_thread(cluster.successor, restarted)
     assert "still draining" not in again.log
 
 
@@ -190,12 +189,12 @@ async def test_an_interrupted_command_does_not_end_the_drain(cluster: Cluster) -
     await until_mapped(donor, 2)
     process = drain_command(cluster, donor)
     await asyncio.to_thread(wait_until, lambda: "asks for drain" in donor.log, "the drain")
-    # Until it waits for the slabs.
     await asyncio.to_thread(wait_until, lambda: "keeps slab" in donor.log, "a refusal")
     process.send_signal(signal.SIGINT)
     _, said = await asyncio.to_thread(process.communicate, timeout=WAIT_S)
     assert process.returncode == 130
-    assert "goes on draining" in said
+    # The one or the other: the donor may have refused before the command had heard its answer.
+    assert "goes on draining; `undrain` ends it" in said or "may drain by now; `undrain`" in said
     assert "Traceback" not in said
     done = await command(cluster, "drain", "--no-wait", donor.address)
     assert (done.returncode, done.stdout) == (

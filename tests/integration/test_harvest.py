@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from donor_world import Handler, World, until, world
+from donor_world import Handler, World, refusal, until, world
 
 from infiniswap.control import messages as m
 from infiniswap.control.client import Identity, Session
@@ -86,7 +86,8 @@ async def test_the_busy_consumer_is_spared() -> None:
 
 
 async def test_a_consumer_that_does_not_answer_loses_its_slab_and_holds_up_nobody() -> None:
-    async with world(daemon__evict_deadline_s=0.2) as w:
+    # Long enough for the one that answers, on any machine.
+    async with world(daemon__evict_deadline_s=1.0) as w:
         hung, well = Handler(), Handler()
         async with borrowing(w, A, 3, hung), borrowing(w, B, 3, well):
             with holding(hung):
@@ -214,16 +215,32 @@ async def test_a_hint_of_pressure_reads_the_figures_at_once() -> None:
         await until(lambda: w.memory.reads > reads + 2)
 
 
-async def test_figures_that_cannot_be_true_do_no_harm() -> None:
-    async with world() as w, borrowing(w, A, 1) as (session, _):
-        for total, others in ((GIB, -5 * GIB), (0, 0), (-GIB, GIB)):
-            w.memory.total_bytes, w.memory.others_bytes = total, others
-            reads = w.memory.reads
-            await until(lambda reads=reads: w.memory.reads > reads + 2)  # type: ignore[misc]
-            answer = await session.memory()
-            assert 0.0 <= answer.used_share <= 1.0
+@pytest.mark.parametrize(
+    ("total", "others"),
+    [(GIB, -5 * GIB), (0, 0), (-GIB, GIB)],
+    ids=["more than there is", "nothing", "negative"],
+)
+async def test_figures_that_cannot_be_true_are_refused_and_counted(
+    total: int, others: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with world() as w, borrowing(w, A, 1) as (session, lease):
+        await until(lambda: w.store.stats()["slabs_free"] == 2)
+        w.memory.total_bytes, w.memory.others_bytes = total, others
+        counters = w.donor.harvester.counters
+        await until(lambda: counters["figures_refused"] > 2 and counters["harvest_errors"] > 2)
+        assert caplog.text.count("memory figures that cannot be true") == 1
+        assert await refusal(session.memory()) == m.REFUSED_ERROR
+        # What is lent stays, what is free can still be had, and no more is made.
+        assert mapped(w) == 1
+        await session.map(lease.lease, 1)
+        errors = counters["harvest_errors"]
+        await until(lambda: counters["harvest_errors"] > errors + 2)
+        assert (mapped(w), w.store.stats()["slabs_free"]) == (2, 1)
         w.memory.total_bytes, w.memory.others_bytes = GIB, 0
-        await until(lambda: w.store.stats()["slabs_free"] > 0)
+        await until(lambda: w.store.stats()["slabs_free"] == 2)
+        await until(lambda: "memory can be harvested again" in caplog.text)
+        assert 0.0 <= (await session.memory()).used_share <= 1.0
 
 
 @pytest.mark.parametrize("evicted", [1, 3])

@@ -19,15 +19,15 @@ from pathlib import Path
 import aiohttp
 import pytest
 from descriptors import files_allowed
-from donor_world import SECRET, WAIT_S, World, hello, raw, refusal, say, until, world
+from donor_world import SECRET, WAIT_S, World, hear, hello, raw, refusal, say, until, world
 
 from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.client import ClientConfig, fetch_status
 from infiniswap.errors import InfiniswapError
 
-SHORT_S = 0.2
-"""A deadline that tests wait for."""
+SHORT_S = 0.5
+"""A deadline that tests wait for, and that good neighbours keep on a slow machine, too."""
 
 OPENING = (
     f"GET {m.SESSION_PATH} HTTP/1.1\r\nHost: donor\r\nUpgrade: websocket\r\n"
@@ -224,7 +224,7 @@ async def test_all_hosts_together_have_a_limit_too() -> None:
 
 async def test_unproven_sessions_are_bounded_in_number_and_time(secret_file: Path) -> None:
     async with (
-        world(cluster__secret_file=secret_file, handshake_s=2.0) as w,
+        world(cluster__secret_file=secret_file, handshake_s=5.0) as w,
         asyncio.timeout(WAIT_S),
         contextlib.AsyncExitStack() as held,
     ):
@@ -409,10 +409,9 @@ async def test_what_a_consumer_says_of_its_activity_is_only_believed_of_its_own_
     async with world() as w, raw(w) as ws:
         await say(ws, hello())
         assert isinstance(await say(ws, m.Auth(proof="")), m.Welcome)
-        asked = asyncio.create_task(w.donor.server.sessions[0].activity(1, 1.0))
-        request = m.decode_to_consumer(await ws.receive_str())
-        while not isinstance(request, m.ActivityRequest):
-            request = m.decode_to_consumer(await ws.receive_str())
+        asked = asyncio.create_task(w.donor.server.sessions[0].activity(1, WAIT_S))
+        request = await hear(ws)
+        assert isinstance(request, m.ActivityRequest)
         slots = [m.SlotActivity(slot=n % m.SLOTS_MAX, pages_per_s=1e12) for n in range(10_000)]
         await ws.send_str(m.encode(m.ActivityAnswer(id=request.id, slots=slots)).decode())
         assert len(await asked) == 10_000

@@ -64,7 +64,7 @@ class Pages:
 
 
 def start(cluster: Cluster, liar: LyingDonor) -> Device:
-    cluster.env["INFINISWAP_DEVICE_REQUEST_MS"] = "250"
+    cluster.env["INFINISWAP_DEVICE_REQUEST_MS"] = "500"
     cluster.env["INFINISWAP_POLICY_SUSPEND_S"] = "0.3"
     name = cluster.name()
     cluster.ok(

@@ -83,8 +83,12 @@ def test_a_device_holds_the_request_while_pages_come_in(shared_cluster: Cluster)
     assert device.status["awake"] is False
     with page_ins(device):
         until(awake_is(device, True), "a request in force")
-        assert device.status["awake"] is True
-        assert "kept awake" in shared_cluster.ok("device", "show", device.name)
+        # Each until it says so: starved of its processor the reader may pause meanwhile.
+        until(lambda: device.status["awake"] is True, "the status to tell")
+        until(
+            lambda: "kept awake" in shared_cluster.ok("device", "show", device.name),
+            "the table to tell",
+        )
     until(awake_is(device, False), "no request any more")
     assert device.status["awake"] is False
     assert not any(item.startswith("keep-awake") for item in device.status["degraded"])

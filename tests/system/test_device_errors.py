@@ -473,11 +473,11 @@ def test_a_dead_device_that_is_still_mounted(shared_cluster: Cluster) -> None:
 # ------------------------------------------------------------------------ interrupted starts
 
 
-def launch(cluster: Cluster, *args: str) -> tuple[subprocess.Popen[str], str]:
+def launch(cluster: Cluster, *args: str, **changes: str) -> tuple[subprocess.Popen[str], str]:
     command = new(cluster, *args)
     process = subprocess.Popen(
         [sys.executable, "-m", "infiniswap", "device", *command],
-        env=cluster.env,
+        env={**cluster.env, **changes},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -520,7 +520,6 @@ def test_a_starter_that_dies_at_any_moment_leaves_nothing_or_a_device(
     shared_cluster: Cluster,
 ) -> None:
     before = sorted(shared_cluster.backup_dir.glob("*"))
-    outcomes = set()
     for number, delay_s in (
         (signal.SIGKILL, 0.0),
         (signal.SIGINT, 0.05),
@@ -543,14 +542,39 @@ def test_a_starter_that_dies_at_any_moment_leaves_nothing_or_a_device(
         assert "Traceback" not in stderr
         # The starter may have been told of success and died before it could say so.
         served = until(lambda name=name: settled(shared_cluster, name), "the start's outcome")
-        outcomes.add(served)
         if served == "served":
             shared_cluster.ok("device", "remove", name)
         else:
             assert process.returncode != 0
         only_daemons(shared_cluster)
         assert sorted(shared_cluster.backup_dir.glob("*")) == before
-    assert "undone" in outcomes
+
+
+@pytest.mark.requires_swap
+def test_a_starter_killed_while_its_device_is_attached_leaves_nothing(
+    shared_cluster: Cluster, tmp_path: Path
+) -> None:
+    before = sorted(shared_cluster.backup_dir.glob("*"))
+    begun, go_on = tmp_path / "begun", tmp_path / "go-on"
+    # The last step but one waits until it may go on; the loop device and the mount are there.
+    mkswap = tmp_path / "mkswap"
+    mkswap.write_text(
+        f"#!/bin/sh\ntouch {begun}\nwhile ! [ -e {go_on} ]; do sleep 0.05; done\n"
+        'PATH=/usr/sbin:/usr/bin:/sbin:/bin exec mkswap "$@"\n'
+    )
+    mkswap.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ.get('PATH', '')}"}
+    process, name = launch(shared_cluster, "--swap", **path)
+    try:
+        until(begun.exists, "the swap area's turn")
+        assert shared_cluster.loops()
+    finally:
+        process.kill()
+        process.communicate(timeout=WAIT_S)
+        go_on.touch()
+    only_daemons(shared_cluster)
+    assert sorted(shared_cluster.backup_dir.glob("*")) == before
+    assert name not in shared_cluster.ok("device", "list")
 
 
 def test_a_device_process_killed_while_it_starts(shared_cluster: Cluster) -> None:

@@ -26,17 +26,19 @@ HOST_MIB = 320
 HEADROOM_MIB = 96
 
 TAKE = """
-import sys, time
-input()
+import time
+print("ready", flush=True)
 held = []
-for _ in range(int(sys.argv[1])):  # a MiB at a time; no host fills its headroom in a blink
+for _ in range(int(input())):  # a MiB at a time; no host fills its headroom in a blink
     held.append(b"x" * 1048576)
     time.sleep(0.004)
 print("taken", flush=True)
 input()
 """
+JOIN = ("sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"')
+"""Command that executes another as a part of that host from its first page on."""
 
-StartDonor = Callable[[], Donor]
+StartProgram = Callable[[Callable[[], int]], subprocess.Popen[str]]
 
 
 @pytest.fixture
@@ -51,28 +53,28 @@ def host() -> Iterator[MemoryCgroup]:
 @pytest.fixture
 def squeezed(host: MemoryCgroup, cluster: Cluster) -> Donor:
     """A donor on that host."""
-    donor = cluster.donor("--memory-cgroup", str(host.path), "--headroom", f"{HEADROOM_MIB}M")
-    host.add(donor.process.pid)
-    return donor
+    flags = ("--memory-cgroup", str(host.path), "--headroom", f"{HEADROOM_MIB}M")
+    return cluster.donor(*flags, prefix=(*JOIN, str(host.path)))
 
 
 @pytest.fixture
-def application(host: MemoryCgroup) -> Iterator[Callable[[int], subprocess.Popen[str]]]:
-    """Starts a program on that host that takes so many MiB within a second or so."""
+def application(host: MemoryCgroup) -> Iterator[StartProgram]:
+    """Starts a program on that host that takes memory within a second or so: as many MiB as the
+    function says once the program itself is there."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(mib: int) -> subprocess.Popen[str]:
+    def start(mib: Callable[[], int]) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", TAKE, str(mib)],
+            [*JOIN, str(host.path), sys.executable, "-c", TAKE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         started.append(process)
-        host.add(process.pid)
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write("\n")
+        assert process.stdout.readline() == "ready\n"
+        process.stdin.write(f"{mib()}\n")
         process.stdin.flush()
         assert process.stdout.readline() == "taken\n"
         return process
@@ -83,38 +85,56 @@ def application(host: MemoryCgroup) -> Iterator[Callable[[int], subprocess.Popen
         process.communicate(timeout=WAIT_S)
 
 
-def slabs_mapped(cluster: Cluster, donor: Donor) -> int:
+def pool(cluster: Cluster, donor: Donor) -> dict[str, int]:
     text = cluster.ok("status", "--json", "--donors", donor.address)
-    return int(json.loads(text)["donors"][0]["status"]["pool"]["slabs_mapped"])
+    found: dict[str, int] = json.loads(text)["donors"][0]["status"]["pool"]
+    return found
+
+
+def slabs_mapped(cluster: Cluster, donor: Donor) -> int:
+    return pool(cluster, donor)["slabs_mapped"]
+
+
+def available_mib(host: MemoryCgroup) -> int:
+    """As the kernel counts it, not as the daemon thinks."""
+    available = host.memory().available_bytes
+    assert available is not None
+    return available // MIB
 
 
 def test_a_host_in_need_gets_its_memory_and_the_job_every_byte(
     cluster: Cluster,
     host: MemoryCgroup,
     squeezed: Donor,
-    application: Callable[[int], subprocess.Popen[str]],
+    application: StartProgram,
     job: StartJob,
 ) -> None:
     device = cluster.start("--swap", size="128M")
     work = job(0)
     work.reach("filled")
     work.more_rounds()
-    until(lambda: slabs_mapped(cluster, squeezed) >= 4, "lent slabs")
-    lent = slabs_mapped(cluster, squeezed)
+    until(lambda: slabs_mapped(cluster, squeezed) >= 5, "lent slabs")
+    lent = 0
 
-    # More than is left beside what is lent, so some of it has to come back.
-    taken_mib = HOST_MIB - HEADROOM_MIB // 4 - lent * SLAB // MIB - 40
-    program = application(taken_mib)
+    def too_much() -> int:
+        """The headroom is whole again when free slabs and some of those that are lent are gone."""
+        nonlocal lent
+
+        def steady() -> tuple[dict[str, int], int] | None:
+            slabs, available = pool(cluster, squeezed), available_mib(host)
+            return (slabs, available) if slabs == pool(cluster, squeezed) else None
+
+        slabs, available = until(steady, "slabs that nobody is about to map")
+        lent = slabs["slabs_mapped"]
+        others = slabs["slabs_free"] + slabs["slabs_dirty"]
+        # Less than the headroom, so that not the daemon's speed decides whether all is used up.
+        missing = min(others + lent - 2, HEADROOM_MIB * 2 // 3 * MIB // SLAB)
+        return available - HEADROOM_MIB + missing * SLAB // MIB
+
+    program = application(too_much)
     until(lambda: slabs_mapped(cluster, squeezed) < lent, "slabs that came back")
     fewest = slabs_mapped(cluster, squeezed)
-
-    def has_headroom() -> bool:
-        memory = host.memory()
-        assert memory.available_bytes is not None
-        return memory.available_bytes >= HEADROOM_MIB * MIB
-
-    # As the kernel counts it, not as the daemon thinks.
-    until(has_headroom, "the host's headroom")
+    until(lambda: available_mib(host) >= HEADROOM_MIB, "the host's headroom")
     assert program.poll() is None
     assert host.memory().oom_kills == 0
     work.more_rounds()

@@ -51,14 +51,14 @@ class Chaos:
         donor = self.donors[number]
         self.thaw(number)
         donor.end(signal.SIGKILL)
-        self._start(number, donor.control)
+        self.donors[number] = self.cluster.successor(donor)
 
     def restart(self, number: int) -> None:
         """In order."""
         donor = self.donors[number]
         self.thaw(number)
         assert donor.end() == 0, donor.log
-        self._start(number, donor.control)
+        self.donors[number] = self.cluster.successor(donor)
 
     def pause(self, number: int) -> None:
         """It does not answer: for less or more than it takes to give it up."""
@@ -92,15 +92,6 @@ class Chaos:
             self.thaw(number)
         for number in list(self.drained):
             self.drain(number)
-
-    def _start(self, number: int, port: int) -> None:
-        def started() -> Donor | None:
-            try:
-                return self.cluster.donor(port=port)
-            except AssertionError:  # connections of the old one may still hold the port
-                return None
-
-        self.donors[number] = until(started, "a donor on the old port")
 
 
 def well(device: Device) -> bool:

@@ -41,6 +41,8 @@ SLAB = 8 * MIB
 HOST_MEMORY = 256 * MIB
 HEADROOM = 48 * MIB
 DEVICE_MIB = 48
+SLABS = DEVICE_MIB * MIB // SLAB
+PAGES = DEVICE_MIB * 256
 SETTINGS = {
     "policy.period_s": "0.2",
     "policy.hot_pages_per_s": "1.0",
@@ -84,7 +86,7 @@ class Device:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=WAIT_S,
+            timeout=2 * WAIT_S,
             check=False,
         )
         assert done.returncode == 0, f"{args}: {done.stderr}"
@@ -94,6 +96,16 @@ class Device:
         """Writes all of it."""
         file.write_bytes(self.data)
         run("nbdcopy", file, self.uri)
+
+    def until_mapped(self, file: Path, where: str = "donors") -> None:
+        """Until every slab and every page is on a donor; those that are not yet are kept busy."""
+
+        def all_there() -> bool:
+            self.verify(file)
+            status = self.status
+            return status["slabs"]["mapped"] == SLABS and status["pages_on_donors"] == PAGES
+
+        until(all_there, f"every slab on {where}")
 
     def verify(self, file: Path) -> None:
         """All of it is still there."""
@@ -159,11 +171,12 @@ def test_hosts_are_apart_and_see_their_own_memory(three: Cluster) -> None:
 def test_a_cut_host_loses_its_slabs_to_another_and_no_page(three: Cluster, tmp_path: Path) -> None:
     with device(three) as one:
         one.fill(tmp_path / "data")
-        until(lambda: one.status["slabs"]["unmapped"] == 0, "every slab on a donor")
+        one.until_mapped(tmp_path / "back")
         assert min(one.slabs()["h2"], one.slabs()["h3"]) > 0
-        assert slabs_mapped(three, "h2") == one.slabs()["h2"]
+        until(lambda: slabs_mapped(three, "h2") == one.slabs()["h2"], "h2 to say the same")
+        before = one.status["stats"]["pages_in_remote"]
         one.verify(tmp_path / "back")
-        assert one.status["stats"]["pages_in_remote"] > 0
+        assert one.status["stats"]["pages_in_remote"] > before
 
         three.cut("h2")
         three.cut("h2")
@@ -172,12 +185,13 @@ def test_a_cut_host_loses_its_slabs_to_another_and_no_page(three: Cluster, tmp_p
             assert connect_s(three, "h1", "h2", 0.5) >= 0.5
             assert three.state("h2").daemon == "serving"
             one.verify(tmp_path / "back")
-            until(lambda: one.slabs()["h3"] == DEVICE_MIB * MIB // SLAB, "every slab on h3")
+            one.until_mapped(tmp_path / "back", "h3")
+            assert one.slabs()["h3"] == SLABS
             one.verify(tmp_path / "back")
         finally:
             three.heal("h2")
         three.heal("h2")
-        assert connect_s(three, "h1", "h2") < 4.0
+        until(lambda: connect_s(three, "h1", "h2") < 4.0, "h2 to be reached again")
         until(lambda: slabs_mapped(three, "h2") == 0, "h2 to hear that its slabs are not wanted")
         one.verify(tmp_path / "back")
         assert one.status["stats"]["requests_failed"] == 0
@@ -186,7 +200,7 @@ def test_a_cut_host_loses_its_slabs_to_another_and_no_page(three: Cluster, tmp_p
 def test_a_frozen_and_a_killed_daemon_lose_no_page(three: Cluster, tmp_path: Path) -> None:
     with device(three) as one:
         one.fill(tmp_path / "data")
-        until(lambda: one.status["slabs"]["unmapped"] == 0, "every slab on a donor")
+        one.until_mapped(tmp_path / "back")
         three.freeze("h2")
         three.freeze("h2")
         assert three.state("h2").daemon == "frozen"
@@ -204,17 +218,16 @@ def test_a_frozen_and_a_killed_daemon_lose_no_page(three: Cluster, tmp_path: Pat
         three.restart("h3")
         assert three.state("h3").daemon == "serving"
         assert three.record.host("h3").daemon != before
-        until(lambda: one.status["slabs"]["mapped"] == DEVICE_MIB * MIB // SLAB, "slabs mapped")
-        one.verify(tmp_path / "back")
+        one.until_mapped(tmp_path / "back")
         assert one.status["stats"]["requests_failed"] == 0
 
 
 def test_a_squeezed_host_gets_its_memory_back(three: Cluster, tmp_path: Path) -> None:
     with device(three, "--donors", three.record.host("h3").address) as one:
         one.fill(tmp_path / "data")
-        until(lambda: one.status["slabs"]["unmapped"] == 0, "every slab on h3")
-        lent = slabs_mapped(three, "h3")
-        assert lent == DEVICE_MIB * MIB // SLAB
+        one.until_mapped(tmp_path / "back", "h3")
+        lent = SLABS
+        until(lambda: slabs_mapped(three, "h3") == lent, "h3 to say the same")
         state = three.state("h3")
         assert state.status is not None
         assert state.memory.available_bytes is not None
@@ -233,8 +246,7 @@ def test_a_squeezed_host_gets_its_memory_back(three: Cluster, tmp_path: Path) ->
         one.verify(tmp_path / "back")
         three.release("h3")
         three.release("h3")
-        until(lambda: slabs_mapped(three, "h3") == lent, "slabs that are lent again")
-        one.verify(tmp_path / "back")
+        one.until_mapped(tmp_path / "back", "h3 again")
     assert three.state("h3").daemon == "serving"
     with pytest.raises(MemoryLimitError, match="ran out"):
         three.squeeze("h3", HOST_MEMORY - 4 * MIB)
@@ -245,15 +257,15 @@ def test_a_squeezed_host_gets_its_memory_back(three: Cluster, tmp_path: Path) ->
 def test_a_delay_goes_either_way_and_off_again(three: Cluster, tmp_path: Path) -> None:
     three.delay("h2", 150.0)
     try:
-        # One round trip; a second when the address has to be asked for.
-        assert 0.3 <= connect_s(three, "h1", "h2") < 2.0
-        assert connect_s(three, "h1", "h3") < 0.3
+        # One round trip at least; more when the address has to be asked for, or when this process
+        # waits for its turn, so that only the best of several says anything about the other ways.
+        assert connect_s(three, "h1", "h2") >= 0.3
+        until(lambda: connect_s(three, "h1", "h3") < 0.3, "a connection without a delay")
         three.delay("h2", 1.0)
         donor = ("--donors", three.record.host("h2").address)
         with device(three, *donor) as one:
             one.fill(tmp_path / "data")
-            until(lambda: one.status["slabs"]["unmapped"] == 0, "every slab on h2")
-            until(lambda: one.status["pages_on_donors"] == DEVICE_MIB * 256, "every page on h2")
+            one.until_mapped(tmp_path / "back", "h2")
             one.verify(tmp_path / "back")
             stats = one.status["stats"]
             assert stats["pages_in_remote"] > 0
@@ -264,7 +276,7 @@ def test_a_delay_goes_either_way_and_off_again(three: Cluster, tmp_path: Path) -
     finally:
         three.heal("h2")
     assert three.state("h2").host.relay is None
-    assert connect_s(three, "h1", "h2") < 0.3
+    until(lambda: connect_s(three, "h1", "h2") < 0.3, "a connection without a delay")
 
 
 @pytest.mark.requires_fuse
@@ -278,7 +290,7 @@ def test_a_job_on_a_host_swaps_to_the_others(three: Cluster) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=WAIT_S,
+        timeout=2 * WAIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

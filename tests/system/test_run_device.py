@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster import NEEDS_SWAP, WAIT_S, Cluster, until, wait_ended
+from cluster import NEEDS_SWAP, SLAB, WAIT_S, Cluster, until, wait_ended
 from runs import Runner, StartTerminal, other_area, touch
 
 from infiniswap.system import loop, mounts, swap
@@ -84,9 +85,17 @@ def test_a_run_makes_its_device_and_takes_it_away(runner: Runner) -> None:
     assert status["path"] in said
 
 
+def lendable_bytes(cluster: Cluster) -> int:
+    """What the donors would lend now."""
+    status = json.loads(cluster.ok("status", "--json", "--donors", cluster.addresses))
+    return sum(int(row["status"]["pool"]["can_map"]) * SLAB for row in status["donors"])
+
+
 def test_the_size_is_chosen_and_printed(runner: Runner) -> None:
     done = runner("true", local="16M")
     assert "device size 64.0 MiB: 4 x --local" in done.stderr.decode()
+    # Once what the last device had there is free again.
+    until(lambda: lendable_bytes(runner.cluster) == 512 * MIB, "two whole pools")
     done = runner("true", local="512M")
     assert re.search("device size 512 MiB: what the donors can lend", done.stderr.decode())
 
@@ -218,8 +227,7 @@ def test_a_killed_run_leaves_nothing(runner: Runner) -> None:
     process = runner.popen("sh", "-c", script, "sh", *touch(48, FOREVER), options=SIZE, local="24M")
     ready(process, b"round 0\n")
     cgroup = runner.cgroup(process)
-    pids = cgroup.pids()
-    assert len(pids) >= 4
+    pids = until(lambda: (found := cgroup.pids()) and len(found) >= 4 and found, "the job's others")
     process.kill()
     runner.nothing_left()
     assert not cgroup.path.exists()

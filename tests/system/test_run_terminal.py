@@ -66,6 +66,7 @@ def test_the_live_line_shows_memory_and_is_taken_away(
     argv = device_runner.argv(*touch(48, 1 << 30), local="32M")
     window = terminal(argv, device_runner)
     window.expect("of 32.0 MiB local", count=2)
+    window.expect("page-in", count=2)  # the whole of it
     lines = [part for part in window.text.split("\r") if "MiB local" in part]
     assert all(part.startswith("\x1b[Kinfiniswap: ") for part in lines), window.text
     assert all(len(part) <= len("\x1b[K") + 119 + len("round 9\n") for part in lines)
@@ -107,7 +108,7 @@ def test_ctrl_z_and_fg(device_runner: Runner, terminal: StartTerminal) -> None:
     pid = int(window.line("ready "))
     window.type("\x1a")
     window.expect("Stopped")
-    assert stopped(pid)
+    until(lambda: stopped(pid), "the job to be stopped")
     window.type("echo still the shell\n")
     window.expect("still the shell", count=2)
     window.type("fg\n")

@@ -75,7 +75,7 @@ def test_a_jobs_memory_is_seen_and_its_end_too(job: cgroup.MemoryCgroup) -> None
         with pytest.raises(ConflictError, match="1 processes"):
             job.remove(timeout_s=0.1)
         job.kill()
-        assert child.wait(timeout=30) == -signal.SIGKILL
+        assert child.wait(timeout=60) == -signal.SIGKILL
     assert job.pids() == ()
     peak = job.memory().peak_bytes
     assert peak is None or peak >= 30 * MIB
@@ -100,7 +100,7 @@ def test_children_and_inner_cgroups_are_killed_too(job: cgroup.MemoryCgroup) -> 
             inner.add(pids[-1])
         assert set(job.pids()) == set(pids)
         job.kill()
-        child.wait(timeout=30)
+        child.wait(timeout=60)
     job.remove()
     assert not job.path.exists()
 

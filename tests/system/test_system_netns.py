@@ -54,15 +54,15 @@ def listener(net: NetworkNamespaces) -> Iterator[None]:
         child.communicate()
 
 
-def _connect(net: NetworkNamespaces, timeout_s: float = 20) -> str:
+def _connect(net: NetworkNamespaces, timeout_s: float = 60) -> str:
     script = [sys.executable, "-c", CONNECT, net.address("donor"), str(timeout_s)]
-    return run_command(net.command("consumer", script), timeout_s=60)
+    return run_command(net.command("consumer", script), timeout_s=120)
 
 
 @pytest.mark.usefixtures("listener")
 def test_hosts_reach_each_other_and_are_reached_from_the_root(net: NetworkNamespaces) -> None:
     assert _connect(net) == "hello\n"
-    with socket.create_connection((net.address("donor"), 7000), timeout=20) as conn:
+    with socket.create_connection((net.address("donor"), 7000), timeout=60) as conn:
         assert conn.recv(5) == b"hello"
 
 

@@ -273,7 +273,7 @@ STALLED_JOB = """
 import pathlib, sys, time
 data = bytearray(b"x") * (96 << 20)
 pathlib.Path(sys.argv[1]).touch()
-end_s = time.monotonic() + 60
+end_s = time.monotonic() + 200
 while not pathlib.Path(sys.argv[2]).exists() and time.monotonic() < end_s:
     data.count(b"y")
     data[::4096] = b"x" * (96 << 8)

@@ -173,7 +173,7 @@ def test_limits_that_make_no_sense_are_refused(native: Any) -> None:
 
 def test_listening_gives_the_bound_port_and_a_taken_one_is_named(store: NativeStore) -> None:
     port = store.listen("127.0.0.1", 0)
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
         assert client.recv(8) == b"NBDMAGIC"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -336,7 +336,7 @@ def test_the_engine_closes_its_front_ends_first(engine: NativeEngine, tmp_path: 
     path = tmp_path / "s"
     frontend = engine.frontend_nbd_socket(str(path))
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(10)
+        client.settimeout(60)
         client.connect(str(path))
         assert client.recv(8) == b"NBDMAGIC"
     engine.close()
