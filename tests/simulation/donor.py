@@ -132,7 +132,7 @@ class SimDonor:
         self.server = ControlServer(
             self.service, ServerConfig(secret=SECRET, limits=limits, handshake_s=2.0)
         )
-        harvester.evict = self.service.evictor.evict
+        harvester.evict = self.service.evict_some
         self.service.drain.restore()
         self.service.data_port = DATA_PORT
         self.service.control_port = CONTROL_PORT
