@@ -354,6 +354,7 @@ int isw_engine_slabs(isw_engine *e, uint32_t first, uint32_t max, struct isw_sla
 			.generation = p->generation,
 			.source_state = place_state(source),
 			.source_remote = iswi_place_remote(source),
+			.source_slot = atomic_load_explicit(&source->slot, memory_order_relaxed),
 			.source_in_flight = (uint32_t)atomic_load(&source->in_flight),
 			.source_generation = source->generation,
 			.page_ins = iswi_counted(&s->page_ins),

@@ -139,12 +139,17 @@ int isw_store_lease_renew(isw_store *store, uint64_t lease, uint32_t wait_ms_max
 int isw_store_lease_destroy(isw_store *store, uint64_t lease);
 int isw_store_lease_stats(isw_store *store, uint64_t lease, struct isw_lease_stats *stats_out);
 
-/* Puts a free slab into an empty slot. -ENOENT: no free slab; -ENOSPC: no empty slot. */
+/*
+ * Puts a free slab into an empty slot. -ENOENT: no free slab; -ENOSPC: no empty slot; -EAGAIN: none
+ * but those taken by force (see unmap): the lease's connections are shut down, which frees them.
+ */
 int isw_store_map(isw_store *store, uint64_t lease, uint32_t *slot_out, uint64_t *generation_out);
 /*
  * Fences one slot and waits for the requests that hold it (after DONE there are none); past
  * wait_ms_max the lease's connections are shut down, which ends them. The slab becomes dirty.
- * -ESTALE: the slot holds another generation.
+ * wait_ms_max 0: by force, its owner has not said DONE, so requests for it may still be on their
+ * way: the slot is not used again before the connections of now have ended. -ESTALE: the slot holds
+ * another generation.
  */
 int isw_store_unmap(isw_store *store, uint64_t lease, uint32_t slot, uint64_t generation,
 		    uint32_t wait_ms_max);
@@ -279,6 +284,7 @@ struct isw_slab_info {
 	/* While it migrates: where it comes from; else UNMAPPED. */
 	uint32_t source_state;
 	uint32_t source_remote;
+	uint32_t source_slot;
 	uint32_t source_in_flight;
 	uint64_t source_generation;
 	uint64_t page_ins; /* since the start, for the activity average */

@@ -44,6 +44,7 @@ static void describe(const struct iswi_lease *lease, struct iswi_nbd_export *exp
 static void bind_conn(struct iswi_lease *lease, struct iswi_store_conn *bound)
 {
 	bound->lease = lease;
+	bound->number = ++lease->conn_last;
 	bound->next = lease->conns;
 	bound->link = &lease->conns;
 	if (bound->next != NULL)

@@ -254,14 +254,23 @@ static uint32_t find_free_slab(const isw_store *store)
 	return slab;
 }
 
-static uint32_t find_empty_slot(const struct iswi_lease *lease)
+/* slots_max: there is none; *barred_out: but for old connections there would be. */
+static uint32_t find_empty_slot(const struct iswi_lease *lease, bool *barred_out)
 {
-	for (uint32_t i = 0; i < lease->slots_max; i++) {
-		uint32_t slot = (lease->slot_next + i) % lease->slots_max;
-		uint64_t word = atomic_load(&lease->slots[slot].word);
+	uint64_t oldest = lease->conn_last + 1;
 
-		if ((word & ISWI_SLOT_STATE_MASK) == ISWI_SLOT_EMPTY)
-			return slot;
+	for (const struct iswi_store_conn *bound = lease->conns; bound != NULL; bound = bound->next)
+		oldest = ISWI_MIN(oldest, bound->number);
+	*barred_out = false;
+	for (uint32_t i = 0; i < lease->slots_max; i++) {
+		uint32_t number = (lease->slot_next + i) % lease->slots_max;
+		const struct iswi_slot *slot = &lease->slots[number];
+
+		if ((atomic_load(&slot->word) & ISWI_SLOT_STATE_MASK) != ISWI_SLOT_EMPTY)
+			continue;
+		if (slot->barred < oldest)
+			return number;
+		*barred_out = true;
 	}
 	return lease->slots_max;
 }
@@ -272,15 +281,18 @@ int isw_store_map(isw_store *store, uint64_t id, uint32_t *slot_out, uint64_t *g
 	struct iswi_slot *slot;
 	uint32_t slab, number;
 	int err = -ENOENT;
+	bool barred;
 
 	pthread_mutex_lock(&store->lock);
 	lease = iswi_lease_find(store, id);
 	slab = find_free_slab(store);
 	if (lease == NULL || slab == store->config.slabs_max)
 		goto out_unlock;
-	number = find_empty_slot(lease);
+	number = find_empty_slot(lease, &barred);
 	if (number == lease->slots_max) {
-		err = -ENOSPC;
+		err = barred ? -EAGAIN : -ENOSPC;
+		if (barred)
+			iswi_lease_shut(lease); /* the device comes back with others */
 		goto out_unlock;
 	}
 	slot = &lease->slots[number];
@@ -348,6 +360,8 @@ int isw_store_unmap(isw_store *store, uint64_t id, uint32_t number, uint64_t gen
 		while (atomic_load(&slot->refs) > 0)
 			pthread_cond_wait(&store->changed, &store->lock);
 	}
+	if (held || wait_ms_max == 0)
+		slot->barred = lease->conn_last;
 	iswi_slot_empty(lease, slot);
 	lease_leave(lease);
 out_unlock:

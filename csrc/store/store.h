@@ -9,6 +9,10 @@
  * word AFTER; unmap changes the word FIRST and waits for refs to be zero AFTER; all four are
  * sequentially consistent. So either the request sees the fence and lets go, or unmap sees the
  * request and waits. Only then does the slot's memory become somebody else's.
+ *
+ * The slot itself is a name for another slab of the same device then. A request that was sent
+ * before the fence and arrives after that would meet that slab. After DONE there is none; a slot
+ * that was taken without it stays empty until the connections that could bring one have ended.
  */
 #ifndef ISWI_STORE_H
 #define ISWI_STORE_H
@@ -50,13 +54,16 @@ struct iswi_slot {
 	/* Requests that use memory, or are about to find out that they may not. Pair: word. */
 	atomic_uint_fast32_t refs;
 	uint32_t slab;
-	char *memory; /* changed only while no request can hold the slot */
+	char *memory;    /* changed only while no request can hold the slot */
+	uint64_t barred; /* empty, but not to be used before connections up to this number are gone
+			  */
 };
 
 /* One connection bound to a lease. */
 struct iswi_store_conn {
 	struct iswi_lease *lease;
 	struct iswi_nbd_conn *conn;
+	uint64_t number; /* of the lease's, in their order, from 1 */
 	struct iswi_store_conn *next;
 	struct iswi_store_conn **link; /* what points here */
 };
@@ -74,6 +81,7 @@ struct iswi_lease {
 	uint32_t slots_mapped;
 	uint32_t slot_next; /* where to look for an empty slot: reuse comes as late as it can */
 	uint32_t conn_count;
+	uint64_t conn_last;
 	struct iswi_store_conn *conns;
 	struct iswi_nbd_counters counters;
 	struct iswi_slot slots[];

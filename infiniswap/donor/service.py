@@ -32,7 +32,7 @@ from infiniswap.donor.evict import EvictionConfig, Evictor, MappedSlab
 from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.leases import Lease, LeaseState, LeaseTable, Owner
 from infiniswap.donor.quota import Quota
-from infiniswap.engine.protocol import Store
+from infiniswap.engine.protocol import MappedSlot, Store
 from infiniswap.errors import EngineError, InfiniswapError, NotFoundError, RequestRefusedError
 
 log = logging.getLogger(__name__)
@@ -269,18 +269,29 @@ class DonorService:
                 f"all {lease.slots_max} slots of lease {lease.lease} are in use",
                 reason=m.REFUSED_QUOTA,
             )
-        made = self._store.map(lease.lease)
+        made = self._put(lease)
         if made is None:
             await self._prepare(session)
             # The lease may have gone while a slab was made.
             self._table.owned(request.lease, session.number)
-            made = self._store.map(lease.lease)
+            made = self._put(lease)
         if made is None:
             self.counters["maps_refused"] += 1
             raise RequestRefusedError("no memory to lend now", reason=m.REFUSED_NO_MEMORY)
         self._table.mapped(lease.lease, m.SlotInfo(made.slot, made.generation, request.slab))
         log.debug("%s: slab %d is in slot %d", session, request.slab, made.slot)
         return m.MapAnswer(id=request.id, slot=made.slot, generation=made.generation)
+
+    def _put(self, lease: Lease) -> MappedSlot | None:
+        try:
+            return self._store.map(lease.lease)
+        except EngineError as error:
+            if error.code != errno.EAGAIN:
+                raise
+            raise RequestRefusedError(
+                "slots that were taken by force wait for the end of old connections",
+                reason=m.REFUSED_BUSY,
+            ) from error
 
     async def _prepare(self, session: ServerSession) -> None:
         async def prepare() -> None:

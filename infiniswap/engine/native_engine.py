@@ -406,6 +406,7 @@ def _slab_info(item: Any) -> SlabInfo:
         generation=item.generation,
         source_state=SlabState(item.source_state),
         source_remote=None if item.source_remote == lib.ISW_NO_REMOTE else item.source_remote,
+        source_slot=item.source_slot,
         source_in_flight=item.source_in_flight,
         source_generation=item.source_generation,
         page_ins=item.page_ins,

@@ -98,7 +98,8 @@ class NativeStore:
         return LeaseStats(**struct_ints(stats[0]))
 
     def map(self, lease: int) -> MappedSlot | None:
-        """Any thread. None when no slab is free; EngineError ENOSPC when no slot is empty."""
+        """Any thread. None when no slab is free. EngineError ENOSPC when no slot is empty, EAGAIN
+        when those that are wait for old connections to end."""
         slot = ffi.new("uint32_t *")
         generation = ffi.new("uint64_t *")
         with self._use() as store:

@@ -62,6 +62,7 @@ class SlabInfo:
     generation: int
     source_state: SlabState
     source_remote: int | None
+    source_slot: int
     source_in_flight: int
     source_generation: int
     page_ins: int
@@ -159,10 +160,14 @@ class Store(Protocol):
 
     def lease_stats(self, lease: int) -> LeaseStats: ...
     def map(self, lease: int) -> MappedSlot | None:
-        """Puts a free slab into an empty slot; None when no slab is free."""
+        """Puts a free slab into an empty slot; None when no slab is free.
+
+        EngineError EAGAIN: the empty slots were taken by force, and wait until the lease's old
+        connections have ended.
+        """
 
     def unmap(self, lease: int, slot: int, generation: int, wait_ms_max: int) -> None:
-        """Blocking. Fences the slot and waits for the requests that hold it."""
+        """Blocking. Fences the slot and waits for the requests that hold it; 0: by force."""
 
     def stats(self) -> dict[str, int]:
         """Every field of struct isw_store_stats by name."""

@@ -46,8 +46,8 @@ class StoreLease:
     epoch: int = 1
     slots: dict[int, Slot] = field(default_factory=dict)
     slot_next: int = 0
-    forced: set[int] = field(default_factory=set)
-    """Slots that were taken back without their device's word, ever."""
+    forced: dict[int, list[Connection]] = field(default_factory=dict)
+    """Slots that were taken back without their device's word, and who was connected then."""
     connections: list[Connection] = field(default_factory=list)
 
 
@@ -190,9 +190,14 @@ class SimStore:
         if not self._free:
             return None
         numbers = ((entry.slot_next + i) % entry.slots_max for i in range(entry.slots_max))
-        slot = next((number for number in numbers if number not in entry.slots), None)
+        empty = [number for number in numbers if number not in entry.slots]
+        slot = next((number for number in empty if not self._is_barred(entry, number)), None)
+        if slot is None and empty:
+            self._cut(entry)
+            raise EngineError("slots wait for the end of old connections", code=errno.EAGAIN)
         if slot is None:
             raise EngineError("no empty slot", code=errno.ENOSPC)
+        entry.forced.pop(slot, None)
         self._mapping(entry, slot)
         memory = self._free.pop()
         if bytes(ffi.buffer(memory)) != self._zeros:
@@ -204,6 +209,11 @@ class SimStore:
             connection.lay(slot, memory)
         return MappedSlot(slot, self._last_generation)
 
+    @staticmethod
+    def _is_barred(entry: StoreLease, slot: int) -> bool:
+        # Requests for the slab that was there may still come by these.
+        return any(old in entry.connections for old in entry.forced.get(slot, ()))
+
     def unmap(self, lease: int, slot: int, generation: int, wait_ms_max: int) -> None:
         """Fences a slot. Requests that took effect have their bytes; others are refused."""
         entry = self._find(lease)
@@ -211,7 +221,7 @@ class SimStore:
             raise EngineError("another generation", code=errno.ESTALE)
         self._unmapping(entry, slot, generation, not wait_ms_max)
         if not wait_ms_max:
-            entry.forced.add(slot)
+            entry.forced[slot] = list(entry.connections)
         self._empty(entry, slot)
 
     def _empty(self, entry: StoreLease, slot: int) -> None:

@@ -49,12 +49,15 @@ def seeds(part: int) -> list[int]:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_the_invariants_hold_whatever_happens(part: int, tmp_path: Path) -> None:
     happened: set[str] = set()
+    migrated = 0
     for seed in seeds(part):
         world = run(seed, tmp_path, is_loud=SEED is not None)
         happened |= set(world.faults.counts)
+        migrated += world.pages_migrated
         assert sum(device.reads for device in world.devices)
     if len(seeds(part)) >= 50:
         assert len(happened) == KINDS, happened  # each fault, in each part
+        assert migrated
 
 
 def test_a_seed_replays_exactly(tmp_path: Path, project_root: Path) -> None:
