@@ -137,6 +137,7 @@ class DonorLink:
         self._down_s: float | None = None  # when the connections were lost
         self._recovery: asyncio.Task[None] | None = None
         self._closing = False
+        self._arriving: asyncio.Future[None] | None = None  # a map answer is awaited
         self._trust = Trust()
 
     @property
@@ -221,23 +222,38 @@ class DonorLink:
             session = await self._open()
             lease = await self._ensure_lease(session)
             remote = await self._ensure_remote(lease)
+            if slab in self.mapped:
+                # Asked for it again the donor would name the same slot again.
+                raise NoDonorError(f"it has slab {slab} already", where=f"donor {self.address}")
+            self._arriving = asyncio.get_running_loop().create_future()
             try:
                 answer = await session.map(lease.lease, slab)
+                self._put(slab, remote, Place(answer.slot, answer.generation), migrates)
             except DeadlineError:
                 # The slab may be mapped there without our knowing. A renewal tells, and gives
                 # back what is not ours; it needs a new session.
+                self._arrived()
                 await session.close()
                 raise
-            try:
-                put = self._engine.slab_migrate if migrates else self._engine.slab_map
-                put(slab, remote, answer.slot, answer.generation)
-            except InfiniswapError:
+            except EngineError:
                 # The remote went down meanwhile: the slot is given back with the lease.
+                self._arrived()
                 with contextlib.suppress(InfiniswapError):
                     await session.unmap(lease.lease, answer.slot, answer.generation)
                 raise
-            self.mapped[slab] = Place(answer.slot, answer.generation)
+            finally:
+                self._arrived()
             self._slabs.arrived(slab)
+
+    def _put(self, slab: int, remote: int, place: Place, migrates: bool) -> None:
+        put = self._engine.slab_migrate if migrates else self._engine.slab_map
+        put(slab, remote, place.slot, place.generation)
+        self.mapped[slab] = place
+
+    def _arrived(self) -> None:
+        if self._arriving is not None and not self._arriving.done():
+            self._arriving.set_result(None)
+        self._arriving = None
 
     async def _ensure_lease(self, session: Session) -> Lease:
         if self._lease is None:
@@ -337,9 +353,10 @@ class DonorLink:
         """
         if self._lease is None or self._lease.lease != lease:
             return
-        for slab, place in list(self.mapped.items()):
-            if (place.slot, place.generation) != (slot, generation):
-                continue
+        if not self._slabs_in(slot, generation) and self._arriving is not None:
+            # The map answer that names it may be here, and whoever waits for that has not run yet.
+            await asyncio.wait({self._arriving}, timeout=deadline_s)
+        for slab, place in self._slabs_in(slot, generation):
             moved = await self._slabs.move(self, slab, move_s)
             if not moved and not self._config.has_backup:
                 raise RequestRefusedError(
@@ -357,6 +374,9 @@ class DonorLink:
                 self._slabs.evicted(self, slab)
                 how = "every page was copied first" if moved else "read from the backup"
                 log.info("slab %d: evicted by donor %s (%s)", slab, self.address, how)
+
+    def _slabs_in(self, slot: int, generation: int) -> list[tuple[int, Place]]:
+        return [item for item in self.mapped.items() if item[1] == Place(slot, generation)]
 
     async def activity(self, lease: int) -> Mapping[int, float]:
         """Page I/O per second by slot."""

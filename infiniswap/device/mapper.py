@@ -27,6 +27,7 @@ _TICK_S_REFILL = 0.05  # the engine takes a bounded number of copies at a time
 _TICK_S_BUSY = 0.1
 _TICK_S_IDLE = 0.25
 _TICK_S_PULL = 0.01  # a pull goes on by itself; this sees to what did not
+_PLACE_S_MAX = 2.5  # a donor without room is not asked again for two seconds
 _SKIPPED_MAX = 3  # idle ticks on which the slabs are not looked at: every second they are
 _EMPTY_S_MAX = 30.0
 
@@ -71,6 +72,7 @@ class SlabMapper:
         self._book: DonorBook[DonorLink] = DonorBook()
         self._drains: dict[tuple[int, int, int], asyncio.Future[None]] = {}
         self._moves: dict[int, Move] = {}  # by slab
+        self._placing: set[int] = set()
         self._pulling = asyncio.Lock()  # the engine pulls one slab at a time
         self._urgent: set[int] = set()
         self._empty_since_s: dict[int, float] = {}
@@ -285,6 +287,8 @@ class SlabMapper:
         known = set(urgent)
         hot = [slab for slab in self._tracker.hottest(unmapped) if slab not in known]
         for slab in urgent + hot:
+            if slab in self._placing:
+                continue  # by a move that has been overtaken; once more when that has ended
             if not await self.place(slab):
                 self._homeless(len(urgent))
                 return  # nobody has room: the next slab would fare no better
@@ -300,6 +304,15 @@ class SlabMapper:
 
     async def place(self, slab: int, *, migrates: bool = False) -> bool:
         """Finds a donor for a slab and maps it; False when none has room now."""
+        if slab in self._placing:
+            return False
+        self._placing.add(slab)
+        try:
+            return await self._place(slab, migrates)
+        finally:
+            self._placing.discard(slab)
+
+    async def _place(self, slab: int, migrates: bool) -> bool:
         now_s = asyncio.get_running_loop().time()
         usable = [link for link in self.links if link.is_usable and slab not in link.mapped]
         eligible = self._book.eligible(usable, now_s)
@@ -426,7 +439,7 @@ class SlabMapper:
         try:
             info = self._engine.slab(slab)
             is_here = info.remote == move.link.remote
-            if is_here and (info.is_migrating or not await self.place(slab, migrates=True)):
+            if is_here and (info.is_migrating or not await self._place_move(move, slab)):
                 return
             # Its slab may have been taken meanwhile and found another donor, which is now left.
             source = self._link_at(self._engine.slab(slab).source_remote, slab)
@@ -442,6 +455,20 @@ class SlabMapper:
             log.warning("slab %d: cannot be moved: %s", slab, error)
         finally:
             del self._moves[slab]
+
+    async def _place_move(self, move: Move, slab: int) -> bool:
+        """As place(), and once more where a donor that is not to be asked just now may have room:
+        it is worth a moment, else every page of the slab is read from the disk."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + _PLACE_S_MAX
+        while True:
+            others = [link for link in self.links if link is not move.link and link.is_usable]
+            retry_s = self._book.retry_s(others, loop.time())
+            if await self.place(slab, migrates=True):
+                return True
+            if retry_s is None or retry_s > end_s or move.is_over:
+                return False
+            await asyncio.sleep(max(0.0, retry_s - loop.time()) + _TICK_S_PULL)
 
     async def _pull(self, source: DonorLink, slab: int, move: Move) -> bool:
         """Until nothing is left there, or the move is over; True when nothing is."""
