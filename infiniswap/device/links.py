@@ -159,8 +159,11 @@ class DonorLink:
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
-            # It goes on all the same, and nobody must find a remote that is half connected.
-            await asyncio.wait({work})
+            # It goes on all the same, and nobody must find a remote that is half connected: it is
+            # waited for, however often we are told to end. It is bounded.
+            while not work.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait({work})
             work.exception()  # seen: otherwise it is logged
             raise
 
