@@ -85,6 +85,10 @@ class ClientConfig:
     http: Callable[[], aiohttp.ClientSession] | None = None
 
 
+_EVICTIONS_MAX = 4096
+"""At once, each for as long as its slab is copied elsewhere. One too many is taken by force."""
+
+
 class SessionHandler(Protocol):
     """What a session asks of the consumer. Called on the event loop."""
 
@@ -335,6 +339,7 @@ def _open_channel(
         heartbeat_s=heartbeat_s,
         missed_max=max(1, round(welcome.silence_ms / 1000 / heartbeat_s)),
         send_s=config.send_s,
+        handling_max=_EVICTIONS_MAX,
     )
     return Channel(
         ws,

@@ -29,6 +29,7 @@ from infiniswap.errors import (
     InfiniswapError,
     NoDonorError,
     RequestRefusedError,
+    SessionLostError,
 )
 from infiniswap.policy.placement import MemoryUse
 from infiniswap.policy.trust import Trust
@@ -39,6 +40,9 @@ log = logging.getLogger(__name__)
 _RETRY_S_FIRST = 0.05
 _RETRY_S_MAX = 0.5
 _DRAIN_S_MAX = 30.0
+_SPARE_SLOTS = 16
+"""Of a lease. One whose slab was taken by force is not used again while old connections live;
+without another one the donor would have to cut all of them."""
 
 T = TypeVar("T")
 
@@ -260,7 +264,8 @@ class DonorLink:
 
     async def _ensure_lease(self, session: Session) -> Lease:
         if self._lease is None:
-            answer = await session.lease(self._config.slab_count)
+            slots_max = min(self._config.slab_count + _SPARE_SLOTS, m.SLOTS_MAX)
+            answer = await session.lease(slots_max)
             self._lease = Lease(
                 lease=answer.lease,
                 reclaim=answer.reclaim,
@@ -360,7 +365,7 @@ class DonorLink:
             # The map answer that names it may be here, and whoever waits for that has not run yet.
             await asyncio.wait({self._arriving}, timeout=deadline_s)
         for slab, place in self._slabs_in(slot, generation):
-            moved = await self._slabs.move(self, slab, move_s)
+            moved = await self._move(slab, move_s)
             if not moved and not self._config.has_backup:
                 raise RequestRefusedError(
                     "the device has no backup, so these pages are nowhere else",
@@ -377,6 +382,24 @@ class DonorLink:
                 self._slabs.evicted(self, slab)
                 how = "every page was copied first" if moved else "read from the backup"
                 log.info("slab %d: evicted by donor %s (%s)", slab, self.address, how)
+
+    async def _move(self, slab: int, move_s: float) -> bool:
+        """As Slabs.move, but not longer than there is somebody to answer: whoever recovers the
+        session waits for us. The slab moves on all the same."""
+        session = self._session
+        if session is None:
+            return await self._slabs.move(self, slab, move_s)
+        move = asyncio.create_task(self._slabs.move(self, slab, move_s))
+        ended = asyncio.create_task(session.wait_ended())
+        try:
+            await asyncio.wait({move, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if move.done():
+                return move.result()
+            raise SessionLostError("the session ended", where=f"donor {self.address}")
+        finally:
+            for task in (move, ended):
+                task.cancel()
+            await asyncio.wait({move, ended})
 
     def _slabs_in(self, slot: int, generation: int) -> list[tuple[int, Place]]:
         return [item for item in self.mapped.items() if item[1] == Place(slot, generation)]

@@ -27,6 +27,8 @@ _TICK_S_REFILL = 0.05  # the engine takes a bounded number of copies at a time
 _TICK_S_BUSY = 0.1
 _TICK_S_IDLE = 0.25
 _TICK_S_PULL = 0.01  # a pull goes on by itself; this sees to what did not
+_PULL_RETRY_S = 1.0
+_PULLS_FUTILE_MAX = 100  # a second's worth
 _PLACE_S_MAX = 2.5  # a donor without room is not asked again for two seconds
 _SKIPPED_MAX = 3  # idle ticks on which the slabs are not looked at: every second they are
 _EMPTY_S_MAX = 30.0
@@ -73,7 +75,7 @@ class SlabMapper:
         self._drains: dict[tuple[int, int, int], asyncio.Future[None]] = {}
         self._moves: dict[int, Move] = {}  # by slab
         self._placing: set[int] = set()
-        self._pulling = asyncio.Lock()  # the engine pulls one slab at a time
+        self._is_pulling = False  # the engine pulls one slab at a time
         self._urgent: set[int] = set()
         self._empty_since_s: dict[int, float] = {}
         self._pages_lost = 0
@@ -330,6 +332,8 @@ class SlabMapper:
                 elif isinstance(step, Choose):
                     if await self._map(slab, step.donor, migrates):
                         return True
+                    if migrates and self._engine.slab(slab).state is SlabState.UNMAPPED:
+                        return False
                     placement.refused(step.donor)
                 else:
                     return False
@@ -363,6 +367,9 @@ class SlabMapper:
             return False
         except InfiniswapError as error:
             link.detail = str(error)
+            if migrates and self._engine.slab(slab).state is SlabState.UNMAPPED:
+                log.info("slab %d: it was taken before it could move", slab)
+                return False  # no fault of that donor's
             log.warning("slab %d: cannot be mapped to donor %s: %s", slab, link.address, error)
             self._book.unreachable(link, now_s)
             return False
@@ -445,11 +452,16 @@ class SlabMapper:
             source = self._link_at(self._engine.slab(slab).source_remote, slab)
             if source is None:
                 return
-            async with self._pulling:
+            is_whole = await self._pull(source, slab, move)
+            while self.is_eager and not is_whole and self._is_source(source, slab):
+                await asyncio.sleep(_PULL_RETRY_S)
                 is_whole = await self._pull(source, slab, move)
             if source is move.link:
                 move.is_whole = is_whole
-            if source is not move.link or (is_whole and not move.waiting):
+                is_done = is_whole and not move.waiting
+            else:
+                is_done = is_whole or not self.is_eager
+            if is_done:
                 await self._unmap(source, slab, "moved")
         except InfiniswapError as error:
             log.warning("slab %d: cannot be moved: %s", slab, error)
@@ -469,16 +481,36 @@ class SlabMapper:
             if retry_s is None or retry_s > end_s or move.is_over:
                 return False
             await asyncio.sleep(max(0.0, retry_s - loop.time()) + _TICK_S_PULL)
+            if move.is_over or slab not in move.link.mapped:
+                return False
+
+    def _is_source(self, source: DonorLink, slab: int) -> bool:
+        remote = self._engine.slab(slab).source_remote
+        return slab in source.mapped and remote is not None and remote == source.remote
 
     async def _pull(self, source: DonorLink, slab: int, move: Move) -> bool:
-        """Until nothing is left there, or the move is over; True when nothing is."""
-        again = True
-        while slab in source.mapped:
+        """In its turn, until nothing is left there, nothing more comes, or the move is over.
+
+        Returns:
+            Whether nothing is left.
+        """
+        while self._is_pulling and not move.is_over and self._is_source(source, slab):  # noqa: ASYNC110
+            await asyncio.sleep(_TICK_S_PULL)
+        if self._is_pulling:
+            return False
+        self._is_pulling = True
+        try:
+            return await self._pull_now(source, slab, move)
+        finally:
+            self._is_pulling = False
+
+    async def _pull_now(self, source: DonorLink, slab: int, move: Move) -> bool:
+        again, fewest_pages, futile = True, self._slab_pages + 1, 0
+        # What does not come (a page that is not what it was, one that the backup refuses) must not
+        # keep other slabs from moving.
+        while not move.is_over and futile < _PULLS_FUTILE_MAX and self._is_source(source, slab):
             info = self._engine.slab(slab)
-            if info.source_remote != source.remote or info.source_remote is None:
-                break
-            if move.is_over:
-                return False
+            assert info.source_remote is not None
             try:
                 if again:
                     pages, grows = self._engine.slab_pages_at(
@@ -486,6 +518,8 @@ class SlabMapper:
                     )
                     if not pages and not grows:
                         return True
+                    futile = 0 if pages < fewest_pages else futile + 1
+                    fewest_pages = min(fewest_pages, pages)
                 again = not self._engine.slab_pull(slab, info.generation, again)
             except EngineError:
                 again = True  # one end is suspended, or the new one was lost: it may come back

@@ -33,7 +33,13 @@ from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.leases import Lease, LeaseState, LeaseTable, Owner
 from infiniswap.donor.quota import Quota
 from infiniswap.engine.protocol import MappedSlot, Store
-from infiniswap.errors import EngineError, InfiniswapError, NotFoundError, RequestRefusedError
+from infiniswap.errors import (
+    EngineError,
+    InfiniswapError,
+    NotFoundError,
+    RequestRefusedError,
+    SessionLostError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -382,7 +388,8 @@ class DonorService:
         Its owner may copy it elsewhere before, for `move_ms` more.
 
         Returns:
-            False when the owner keeps it, as it holds the only copy.
+            False when the owner keeps it: it holds the only copy, or it cannot be asked and there
+            is no hurry.
 
         Raises:
             EngineError: the store could not.
@@ -393,6 +400,8 @@ class DonorService:
             return True
         session = self._session_of(lease)
         wait_ms = 0
+        if session is None and move_ms and entry and entry.state is LeaseState.ACTIVE:
+            return False  # no hurry: its device pages on, and will be back and asked again
         if session is not None:
             try:
                 await session.evict(lease, slot, info.generation, deadline_ms + move_ms, move_ms)
@@ -405,6 +414,8 @@ class DonorService:
                 log.warning("%s did not give slab %d up: %s", session, info.slab, error)
             except InfiniswapError as error:
                 log.warning("%s did not give slab %d up: %s", session, info.slab, error)
+                if move_ms and isinstance(error, SessionLostError):
+                    return False  # likewise; it goes on copying
         await self._whole(self._fence(lease, info, wait_ms), lease)
         return True
 

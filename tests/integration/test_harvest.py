@@ -130,6 +130,32 @@ async def test_there_is_time_to_move_a_slab_until_the_host_is_in_a_hurry() -> No
             assert len(moving.evicted) == 8  # two of them were asked for twice
 
 
+async def test_a_session_that_ends_while_slabs_move_costs_none_of_them() -> None:
+    """The device goes on copying them: without a backup they would be lost."""
+    async with world(daemon__headroom="8M", daemon__evict_move_s=300.0) as w:
+        moving = Moving()
+        session = await w.session(moving, A)
+        lease = await session.lease(64)
+        for slab in range(3):
+            await session.map(lease.lease, slab)
+        w.store.set_connections(lease.lease, 1)  # pages flow
+        leave(w, 1)
+        await until(lambda: len(moving.hurried) == 2)
+        for hurried in moving.hurried.values():
+            hurried.set()  # its handlers must end for the session to
+        moving.answer_evict.clear()
+        closing = asyncio.create_task(session.close())
+        await until(lambda: not w.donor.server.sessions)
+        moving.answer_evict.set()
+        await closing
+        await asyncio.sleep(0.3)
+        assert mapped(w) == 3
+        # Nobody is asked, and nothing taken, until the host is in a hurry.
+        leave(w, -7)
+        await until(lambda: mapped(w) == 0)
+        assert w.donor.service.counters["evictions_forced"] == 3
+
+
 async def test_done_that_comes_too_late_changes_nothing() -> None:
     """By then the slot may hold another generation, which is somebody else's."""
     async with world(daemon__evict_deadline_s=0.1) as w:

@@ -13,7 +13,7 @@ import pytest
 
 from infiniswap.control.messages import REFUSED_ONLY_COPY
 from infiniswap.device.links import DonorLink, Lease, LinkConfig, Place
-from infiniswap.errors import EngineError, RequestRefusedError
+from infiniswap.errors import EngineError, RequestRefusedError, SessionLostError
 from infiniswap.units import MIB, HostPort
 
 
@@ -80,6 +80,39 @@ class _Slabs:
 
     def evicted(self, link: DonorLink, slab: int) -> None:
         self.lost.append(slab)
+
+
+async def test_an_eviction_does_not_outlive_its_session() -> None:
+    """Whoever recovers the session waits for it, and the slab moves on all the same."""
+    nothing = cast(Any, None)
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    class Moving(Unmoved):
+        cancelled = False
+
+        async def move(self, link: DonorLink, slab: int, wait_s: float) -> bool:
+            try:
+                await asyncio.sleep(wait_s)
+            except asyncio.CancelledError:
+                self.cancelled = True
+                raise
+            return True
+
+    async def wait_ended() -> None:
+        await asyncio.shield(ended)
+
+    slabs, config = Moving(), SimpleNamespace(has_backup=False)
+    address = HostPort("127.0.0.1", 1)
+    link = DonorLink(address, nothing, cast(Any, slabs), cast(Any, config), nothing)
+    link._lease = Lease(7, "", 1, "", MIB, "")
+    link._session = cast(Any, SimpleNamespace(wait_ended=wait_ended))
+    link.mapped = {0: Place(3, 9)}
+    loop.call_later(0.05, ended.set_result, None)
+    with pytest.raises(SessionLostError):
+        await asyncio.wait_for(link.evict(7, 3, 9, 900.0, 800.0), 60)
+    assert slabs.cancelled
+    assert link.mapped  # it moves on; at its end it is given back
 
 
 async def test_a_slab_evicted_past_the_deadline_is_not_the_donors_for_good() -> None:
