@@ -16,12 +16,13 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
-from infiniswap.control.client import ClientConfig, Identity, Session, connect
+from infiniswap.control.client import Session, connect
+from infiniswap.device.link_types import Lease, LinkConfig, Place, Slabs
 from infiniswap.engine.protocol import Engine, RemoteConfig
 from infiniswap.errors import (
     DeadlineError,
@@ -45,73 +46,6 @@ _SPARE_SLOTS = 16
 without another one the donor would have to cut all of them."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class LinkConfig:
-    """What links need to know of the device."""
-
-    identity: Identity
-    client: ClientConfig
-    slab_bytes: int
-    slab_count: int
-    queues: int
-    connect_ms: int
-    request_ms: int
-    suspend_s: float
-    has_backup: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """The lease a link holds."""
-
-    lease: int
-    reclaim: str
-    epoch: int
-    token: str
-    export_bytes: int
-    incarnation: str
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a slab is: slot and generation on the donor."""
-
-    slot: int
-    generation: int
-
-
-class Slabs(Protocol):
-    """What a link asks of the device's slab bookkeeping (the mapper)."""
-
-    def drained(self, slab: int, remote: int, generation: int) -> asyncio.Future[None]:
-        """Resolves when the engine reports the slab's drain."""
-
-    def activity(self, slab: int) -> float:
-        """Page I/O per second."""
-
-    def lost(self, slab: int) -> None:
-        """The slab has no donor any more, not by our choice: worth another one at once."""
-
-    def arrived(self, slab: int) -> None:
-        """The slab has a donor, or has it back; what it lacks may be copied there."""
-
-    async def move(self, link: DonorLink, slab: int, wait_s: float) -> bool:
-        """Copies a slab from this donor to another one, for so long at most.
-
-        Returns:
-            Whether every page is there.
-        """
-
-    def evicted(self, link: DonorLink, slab: int) -> None:
-        """The donor has taken the slab back: worth another donor at once, this one later."""
-
-    def distrusted(self, link: DonorLink, why: str) -> None:
-        """The donor is given up for what it did: no slab there for a while."""
-
-    def pages_lost(self, pages: int) -> None:
-        """So many pages had no other copy."""
 
 
 class DonorLink:

@@ -26,7 +26,8 @@ from infiniswap.control.client import ClientConfig, Identity, QuietHandler, conn
 from infiniswap.device import contents, rundir
 from infiniswap.device.api import DeviceStatus, Ready
 from infiniswap.device.attach import Attachment, choose_frontend
-from infiniswap.device.links import DonorLink, LinkConfig
+from infiniswap.device.link_types import LinkConfig
+from infiniswap.device.links import DonorLink
 from infiniswap.device.mapper import SlabMapper
 from infiniswap.device.report import device_status
 from infiniswap.device.runs import Runs

@@ -11,7 +11,8 @@ from random import Random
 from typing import Any
 
 from infiniswap.control.client import ClientConfig, Identity
-from infiniswap.device.links import DonorLink, LinkConfig
+from infiniswap.device.link_types import LinkConfig
+from infiniswap.device.links import DonorLink
 from infiniswap.device.mapper import SlabMapper
 from infiniswap.engine.binding import lib
 from infiniswap.engine.protocol import EngineConfig

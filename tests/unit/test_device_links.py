@@ -12,7 +12,8 @@ from typing import Any, cast
 import pytest
 
 from infiniswap.control.messages import REFUSED_ONLY_COPY
-from infiniswap.device.links import DonorLink, Lease, LinkConfig, Place
+from infiniswap.device.link_types import Lease, LinkConfig, Place
+from infiniswap.device.links import DonorLink
 from infiniswap.errors import EngineError, RequestRefusedError, SessionLostError
 from infiniswap.units import MIB, HostPort
 
