@@ -388,6 +388,8 @@ static void end_copies(struct world *w)
 	}
 }
 
+static uint64_t pages_migrated; /* by all runs */
+
 static void check_end(struct world *w, struct crowd *crowd)
 {
 	struct isw_engine_stats stats;
@@ -421,7 +423,8 @@ static void check_end(struct world *w, struct crowd *crowd)
 	/* The run was what it is meant to be. */
 	CHECK(stats.pages_in_remote && stats.pages_in_backup && stats.pages_in_staging);
 	CHECK(stats.staging_waits && w->maps && w->unmaps && w->breaks && w->resumes);
-	CHECK(w->migrations && stats.pages_migrated);
+	CHECK(w->migrations);
+	pages_migrated += stats.pages_migrated;
 }
 
 static void run(uint32_t run_ms, uint64_t seed, bool in_memory)
@@ -478,5 +481,9 @@ int main(int argc, char **argv)
 	fflush(stdout);
 	run(run_ms, seed, false);
 	run(run_ms, seed, true);
+	/* A slow disk may keep every page staged for as long as its slab migrates. */
+	for (uint32_t i = 1; !pages_migrated && i < 20; i++)
+		run(run_ms, seed + i, true);
+	CHECK(pages_migrated);
 	return 0;
 }
