@@ -203,9 +203,11 @@ def test_a_frozen_and_a_killed_daemon_lose_no_page(three: Cluster, tmp_path: Pat
         one.until_mapped(tmp_path / "back")
         three.freeze("h2")
         three.freeze("h2")
-        assert three.state("h2").daemon == "frozen"
-        one.verify(tmp_path / "back")
-        three.thaw("h2")
+        try:
+            assert three.state("h2").daemon == "frozen"
+            one.verify(tmp_path / "back")
+        finally:
+            three.thaw("h2")
         until(lambda: three.state("h2").daemon == "serving", "h2 to go on")
 
         three.kill("h3")

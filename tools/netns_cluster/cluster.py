@@ -53,6 +53,7 @@ while True:
     signal.pause()
 """
 _SQUEEZE_S_MAX = 120.0
+_STOPPED_S_MAX = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,13 +368,17 @@ class Cluster:
             NotFoundError: no such cluster or host.
             ConflictError: the daemon is dead.
         """
-        self._send(host, signal.SIGSTOP)
+        daemon = self._send(host, signal.SIGSTOP)
+        # The signal is there at once; each of its threads stops at its next step.
+        end_s = time.monotonic() + _STOPPED_S_MAX
+        while daemon.state not in ("T", "") and time.monotonic() < end_s:
+            time.sleep(0.01)
 
     def thaw(self, host: str) -> None:
         """Lets a frozen daemon go on. Raises as `freeze`."""
         self._send(host, signal.SIGCONT)
 
-    def _send(self, name: str, number: signal.Signals) -> None:
+    def _send(self, name: str, number: signal.Signals) -> Process:
         with record.locked(self.name):
             host = self.record.host(name)
             if host.daemon is None or not host.daemon.send(number):
@@ -381,6 +386,7 @@ class Cluster:
                     f"the daemon of {name} is dead",
                     mend=f"Start it: tools/netns-cluster restart --name {self.name} {name}.",
                 )
+            return host.daemon
 
     def kill(self, name: str) -> None:
         """Kills a host's daemon (SIGKILL); a dead one stays dead.
