@@ -81,9 +81,14 @@ def measure(
 
 def figures(samples: Samples) -> list[Figure]:
     """The table."""
+    return table(samples, paper.LOST_WITH_DONOR)
+
+
+def table(samples: Samples, lost: float) -> list[Figure]:
+    """The figures of a donor's death, beside a share of throughput that the paper lost by it."""
     found = []
     for name, _ in consumers.BACKUPS:
-        target = at_least(1.0 - paper.LOST_WITH_DONOR)
+        target = at_least(1.0 - lost)
         found.append(jobs.throughput(samples, name, "throughput over the job", target))
         found.append(jobs.worst_round(samples, name, 1.0 - paper.LOST_WITH_DONOR_MAX))
         found.append(jobs.lowest(samples, name))

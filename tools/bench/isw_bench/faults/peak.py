@@ -7,7 +7,7 @@ from isw_bench.bench import Bench, require_root
 from isw_bench.faults import consumer as consumers
 from isw_bench.faults import death, jobs, paper
 from isw_bench.faults.consumer import Clock, Consumer
-from isw_bench.results import Comparison, Figure, Samples, TimeLine, at_least
+from isw_bench.results import Comparison, Figure, Samples, TimeLine
 
 KEY = "peak"
 TITLE = "Peak: a job whose most active donor is killed at the job's peak"
@@ -50,14 +50,7 @@ def _pages(consumer: Consumer) -> dict[str, int]:
 
 def figures(samples: Samples) -> list[Figure]:
     """The table."""
-    found = []
-    for name, _ in consumers.BACKUPS:
-        target = at_least(1.0 - paper.LOST_WITH_DONOR_MAX)
-        found.append(jobs.throughput(samples, name, "throughput over the job", target))
-        found.append(jobs.worst_round(samples, name, 1.0 - paper.LOST_WITH_DONOR_MAX))
-        found.append(jobs.lowest(samples, name))
-        found.append(jobs.recovery(samples, name))
-    return found
+    return death.table(samples, paper.LOST_WITH_DONOR_MAX)
 
 
 def notes(bench: Bench, samples: Samples) -> list[str]:
