@@ -166,35 +166,27 @@ class DonorLink:
             if slab in self.mapped:
                 # Asked for it again the donor would name the same slot again.
                 raise NoDonorError(f"it has slab {slab} already", where=f"donor {self.address}")
-            self._arriving = asyncio.get_running_loop().create_future()
+            put = self._engine.slab_migrate if migrates else self._engine.slab_map
+            arriving = self._arriving = asyncio.get_running_loop().create_future()
             try:
-                answer = await session.map(lease.lease, slab)
-                self._put(slab, remote, Place(answer.slot, answer.generation), migrates)
+                try:
+                    answer = await session.map(lease.lease, slab)
+                    put(slab, remote, answer.slot, answer.generation)
+                    self.mapped[slab] = Place(answer.slot, answer.generation)
+                finally:  # before anything below that waits for the handlers of evictions
+                    self._arriving = None
+                    arriving.set_result(None)
             except DeadlineError:
                 # The slab may be mapped there without our knowing. A renewal tells, and gives
                 # back what is not ours; it needs a new session.
-                self._arrived()
                 await session.close()
                 raise
             except EngineError:
                 # The remote went down meanwhile: the slot is given back with the lease.
-                self._arrived()
                 with contextlib.suppress(InfiniswapError):
                     await session.unmap(lease.lease, answer.slot, answer.generation)
                 raise
-            finally:
-                self._arrived()
             self._slabs.arrived(slab)
-
-    def _put(self, slab: int, remote: int, place: Place, migrates: bool) -> None:
-        put = self._engine.slab_migrate if migrates else self._engine.slab_map
-        put(slab, remote, place.slot, place.generation)
-        self.mapped[slab] = place
-
-    def _arrived(self) -> None:
-        if self._arriving is not None and not self._arriving.done():
-            self._arriving.set_result(None)
-        self._arriving = None
 
     async def _ensure_lease(self, session: Session) -> Lease:
         if self._lease is None:
