@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from infiniswap import config as configuration
-from infiniswap.device import attach, client, contents, launch, rundir
+from infiniswap.device import client, contents, frontends, launch, rundir
 from infiniswap.device.api import DeviceStatus, Ready
 from infiniswap.device.spec import (
     DeviceSpec,
@@ -495,7 +495,7 @@ def _remove_stopped(paths: rundir.DevicePaths, spec: DeviceSpec | None) -> None:
     """Without a spec: a device whose process died when it had just begun to start."""
     lock = rundir.take_lock(paths)
     try:
-        attach.clear_leftovers(paths)
+        frontends.clear_leftovers(paths)
         if spec is not None:
             contents.delete(paths, spec)
         rundir.clear(paths)

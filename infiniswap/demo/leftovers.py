@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from infiniswap.device import rundir
-from infiniswap.device.attach import clear_leftovers
+from infiniswap.device.frontends import clear_leftovers
 from infiniswap.errors import (
     ConflictError,
     DeadlineError,

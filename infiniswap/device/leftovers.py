@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from infiniswap.device.attach import BACKING_UNMOUNTED, LINK_DIR
-from infiniswap.device.rundir import DevicePaths, died_names, is_running
+from infiniswap.device.frontends.fuse import BACKING_UNMOUNTED
+from infiniswap.device.rundir import LINK_DIR, DevicePaths, died_names, is_running
 from infiniswap.device.runs import abandoned_cgroups
 from infiniswap.errors import NotPermittedError, UnavailableError
 from infiniswap.system import loop, mounts

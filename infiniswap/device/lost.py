@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from infiniswap.device import attach, contents, rundir
+from infiniswap.device import contents, frontends, rundir
 from infiniswap.device.rundir import DevicePaths
 from infiniswap.device.runs import abandoned_cgroups, end_job
 from infiniswap.device.spec import DeviceSpec
@@ -78,7 +78,7 @@ def clear(paths: DevicePaths, spec: DeviceSpec | None = None) -> None:
             end_job(cgroup)
         for device in loop.find_by_backing(paths.mount / "disk"):
             swap.swapoff(device.path, timeout_s=_SWAPOFF_S_MAX)
-        attach.clear_leftovers(paths)
+        frontends.clear_leftovers(paths)
         contents.delete(paths, spec)
         rundir.clear(paths)
     finally:

@@ -9,6 +9,7 @@ Running: `RUN_DIR/NAME/` with `device.json` (what is running), `control.sock` (a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -27,6 +28,9 @@ from infiniswap.errors import (
 from infiniswap.system.files import is_locked
 
 DEFAULT_RUN_DIR = Path("/run/infiniswap")
+LINK_DIR = Path("/dev/infiniswap")
+"""Where each device has a link to its block device."""
+
 SOCKET_PATH_BYTES_MAX = 107
 """The kernel's limit."""
 
@@ -293,3 +297,10 @@ def clear(paths: DevicePaths) -> None:
             directory.rmdir()
         except OSError:
             continue
+
+
+def remove_link(name: str) -> None:
+    """Removes a device's link in LINK_DIR, and that directory after the last one."""
+    with contextlib.suppress(OSError):
+        (LINK_DIR / name).unlink(missing_ok=True)
+        LINK_DIR.rmdir()

@@ -23,9 +23,9 @@ from typing import TypeVar
 
 from infiniswap.config import read_secret
 from infiniswap.control.client import ClientConfig, Identity, QuietHandler, connect
-from infiniswap.device import contents, rundir
+from infiniswap.device import contents, frontends, rundir
 from infiniswap.device.api import DeviceStatus, Ready
-from infiniswap.device.attach import Attachment, choose_frontend
+from infiniswap.device.attach import Attachment
 from infiniswap.device.link_types import LinkConfig
 from infiniswap.device.links import DonorLink
 from infiniswap.device.mapper import SlabMapper
@@ -114,7 +114,7 @@ class DeviceService:
         try:
             if self._own_log:
                 rundir.write_log(self._paths)
-            choice = choose_frontend(spec.frontend, spec.swap)
+            choice = frontends.choose(spec.frontend, spec.swap)
             # Watched from the first moment: a `run` that dies during this start is noticed.
             if spec.owner_pid is not None:
                 self.runs.join(spec.owner_pid)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fuse: a file system of ours with one file, `disk`, and a loop device on that."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+
+from infiniswap.device.rundir import LINK_DIR, DevicePaths
+from infiniswap.engine.protocol import Engine, Frontend
+from infiniswap.errors import ConflictError, InfiniswapError, UnavailableError
+from infiniswap.system import loop, mounts, swap
+
+log = logging.getLogger(__name__)
+
+BACKING_UNMOUNTED = "/disk"
+"""What the kernel names the backing file once its mount is gone."""
+
+_LOOP_MAJOR = 7
+
+
+def check() -> None:
+    """Whether this host has what it takes.
+
+    Raises:
+        UnavailableError: what is missing, and how to mend it.
+    """
+    for needed, mend in (
+        ("/dev/fuse", "Load it: modprobe fuse."),
+        ("/dev/loop-control", "Load it: modprobe loop."),
+    ):
+        if not Path(needed).exists():
+            raise UnavailableError(f"this host has no {needed}", mend=mend)
+
+
+class FuseLoop:
+    """A KernelDevice. Each field is set once that step stands."""
+
+    def __init__(self, paths: DevicePaths) -> None:
+        self._paths = paths
+        self._frontend: Frontend | None = None
+        self._mounted = False
+        self._loop: loop.LoopDevice | None = None
+
+    @property
+    def block_device(self) -> Path | None:
+        """The loop device."""
+        return None if self._loop is None else self._loop.path
+
+    @property
+    def path(self) -> str:
+        """The loop device; the mount until there is one."""
+        return str(self._paths.mount if self._loop is None else self._loop.path)
+
+    def attach(self, engine: Engine) -> None:
+        """Mount, then loop device."""
+        self._paths.mount.mkdir(mode=0o700, exist_ok=True)
+        self._frontend = engine.frontend_fuse(str(self._paths.mount))
+        self._mounted = True
+        self._loop = loop.attach(self._paths.mount / "disk")
+        refused = loop.tune(self._loop)
+        if refused:
+            log.info("loop device: the kernel refused to set %s", ", ".join(refused))
+
+    def detach(self) -> None:
+        """Loop device, then mount.
+
+        Raises:
+            ConflictError: the loop device is in use.
+        """
+        if self._loop is not None:
+            loop.detach(_as_named_now(self._loop))
+            self._loop = None
+        if self._frontend is not None:
+            self._frontend.close()
+            self._frontend = None
+        if self._mounted:
+            self._mounted = False
+            with contextlib.suppress(OSError):
+                self._paths.mount.rmdir()
+
+
+def _as_named_now(device: loop.LoopDevice) -> loop.LoopDevice:
+    """When somebody has unmounted the front end lazily, the kernel only knows the path in it."""
+    now = loop.loop_device(device.number)
+    return now if now is not None and now.backing == BACKING_UNMOUNTED else device
+
+
+def clear_leftovers(paths: DevicePaths) -> None:
+    """Takes away what a killed process of this device left attached.
+
+    Raises:
+        ConflictError: its loop device is still in use (as swap space whose contents are gone, or
+            mounted): only the user can end that.
+    """
+    for device in _leftover_loops(paths):
+        if swap.find_area(device.path) is not None:
+            raise ConflictError(
+                f"{device.path} is swap space of an earlier process of this device that died",
+                where=f"device {paths.name}",
+                mend="End the programs whose memory is there, then `swapoff` it, or restart the "
+                "host.",
+            )
+        _check_unmounted(device, paths.name)
+        loop.detach(device)
+    mount_point = os.path.join(os.path.realpath(paths.run), paths.mount.name)
+    for mount in mounts.infiniswap_mounts():
+        if mount.mount_point != mount_point:
+            continue
+        log.warning("%s: mount of an earlier process removed", paths.mount)
+        try:
+            mounts.unmount(paths.mount, lazy=True)
+        except InfiniswapError as error:
+            raise ConflictError(
+                f"a mount of an earlier process cannot be removed: {error.what}",
+                where=str(paths.mount),
+            ) from error
+
+
+def _leftover_loops(paths: DevicePaths) -> list[loop.LoopDevice]:
+    found = list(loop.find_by_backing(paths.mount / "disk"))
+    linked = os.path.realpath(LINK_DIR / paths.name)
+    found += [
+        device
+        for device in loop.attached()
+        if str(device.path) == linked and device.backing == BACKING_UNMOUNTED
+    ]
+    return found
+
+
+def _check_unmounted(device: loop.LoopDevice, name: str) -> None:
+    for mount in mounts.mounts_of_device(f"{_LOOP_MAJOR}:{device.number}"):
+        raise ConflictError(
+            f"{device.path}, of an earlier process of this device that died, is mounted at "
+            f"{mount.mount_point}",
+            where=f"device {name}",
+            mend=f"Unmount it: umount {mount.mount_point}.",
+        )
