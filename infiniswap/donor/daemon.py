@@ -46,6 +46,7 @@ from infiniswap.errors import (
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy, pool_bytes_auto
 from infiniswap.system.clock import SteadyClock
 from infiniswap.system.pressure import PressureTrigger
+from infiniswap.system.process import be_nice
 from infiniswap.system.wakeful import Waker
 from infiniswap.units import PAGE_BYTES, HostPort, format_size, format_size_short
 
@@ -181,13 +182,22 @@ async def serve(
     secret = config.secret()
     check_listen_secret(daemon.listen, secret)
     steady = SteadyClock(clock)
-    with ThreadPoolExecutor(_WORKERS, "donor") as executor:
+    with (
+        ThreadPoolExecutor(_WORKERS, "donor") as executor,
+        ThreadPoolExecutor(1, "spare", be_nice) as background,
+    ):
         loop = asyncio.get_running_loop()
         limits = pool_limits(config, await loop.run_in_executor(executor, memory.read))
         store = store_factory(_store_config(config, limits))
         try:
             harvester = Harvester(
-                store, HeadroomPolicy(limits), memory, executor, steady, config.policy.period_s
+                store,
+                HeadroomPolicy(limits),
+                memory,
+                executor,
+                steady,
+                config.policy.period_s,
+                background,
             )
             steady.counters = harvester.counters
             service = DonorService(

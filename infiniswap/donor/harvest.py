@@ -86,6 +86,7 @@ class Harvester:
         executor: a few threads for blocking calls.
         clock: seconds, monotonic.
         period_s: distance of ticks.
+        background: for what nobody waits for; None: the executor.
     """
 
     def __init__(
@@ -96,11 +97,13 @@ class Harvester:
         executor: Executor,
         clock: Callable[[], float],
         period_s: float = 1.0,
+        background: Executor | None = None,
     ) -> None:
         self._store = store
         self._policy = policy
         self._memory = memory
         self._executor = executor
+        self._background = background or executor
         self._clock = clock
         self._period_s = period_s
         self._sampling = SamplingConfig(min(_SAMPLE_S_MIN, period_s), period_s)
@@ -258,9 +261,12 @@ class Harvester:
     async def _keep_up(self) -> None:
         """Zeroes what came back, then makes slabs, as long as there is memory for them."""
         try:
-            while self.pool().dirty and not self._short and await self._scrub():
+            spare = self._background
+            while self.pool().dirty and not self._short and await self._scrub(spare):
                 pass
-            while not self._short and self._policy.plan(self.pool()).grow and await self._grow():
+            while not self._short and self._policy.plan(self.pool()).grow:
+                if not await self._grow(spare):
+                    break
                 await self.refresh(0.0)
         except InfiniswapError as error:
             log.debug("upkeep: %s", error)  # the next tick meets the same error, and says it
@@ -306,13 +312,13 @@ class Harvester:
             return True
         if self._policy.plan(self.pool()).release:
             return False  # the host needs what there is
-        if self.pool().dirty and await self._scrub():
+        if self.pool().dirty and await self._scrub(self._executor):
             return True
-        return self.slabs_mappable() > 0 and await self._grow()
+        return self.slabs_mappable() > 0 and await self._grow(self._executor)
 
-    async def _scrub(self) -> bool:
+    async def _scrub(self, executor: Executor) -> bool:
         async with self._lock:
-            return await self._off_loop(self._store.scrub)
+            return await self._off_loop(self._store.scrub, executor)
 
     async def _release(self) -> bool:
         # Not under the lock: whoever makes or zeroes a slab meanwhile has it for half a second.
@@ -320,12 +326,12 @@ class Harvester:
         self.counters["slabs_released"] += done
         return done
 
-    async def _grow(self) -> bool:
+    async def _grow(self, executor: Executor) -> bool:
         async with self._lock:
             if self.slabs_mappable() <= self.pool().free:
                 return False
             try:
-                await self._off_loop(self._store.preallocate)
+                await self._off_loop(self._store.preallocate, executor)
             except EngineError as error:
                 self._refused_until_s = self._clock() + _RETRY_S
                 self.counters["slabs_refused"] += 1
@@ -334,9 +340,11 @@ class Harvester:
         self.counters["slabs_allocated"] += 1
         return True
 
-    async def _off_loop(self, call: Callable[[], ResultT]) -> ResultT:
+    async def _off_loop(
+        self, call: Callable[[], ResultT], executor: Executor | None = None
+    ) -> ResultT:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, call)
+        return await loop.run_in_executor(executor or self._executor, call)
 
     def _report(self, evict: int) -> None:
         """Says once when the host gets short of memory, and when that is over."""

@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ PAGE_THREAD_PREFIX = "isw-"
 
 OOM_SCORE_ADJ_NEVER = -1000
 
+_NICE = 10
 _PR_SET_IO_FLUSHER = 57
 _MCL_CURRENT = 1
 _MCL_FUTURE = 2
@@ -264,6 +266,13 @@ def set_io_flusher() -> Degraded | None:
         "they may wait for the very writes they have to make",
         _MEND_CAPABILITY,
     )
+
+
+def be_nice() -> None:
+    """The calling thread gives way to whatever else the host has to do (Linux: nice is a
+    thread's). What nobody waits for runs in such threads: a host must not feel that it lends."""
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICE)
 
 
 def make_swap_safe() -> tuple[Degraded, ...]:

@@ -165,6 +165,16 @@ async def test_pages_go_to_a_leased_slab_and_back(daemon: Daemon) -> None:
 
 
 @pytest.mark.requires_tool("nbdsh")
+async def test_what_nobody_waits_for_gives_way_to_the_host(daemon: Daemon) -> None:
+    def nice() -> list[int]:
+        tasks = (Path("/proc") / str(daemon.process.pid) / "task").iterdir()
+        return sorted(os.getpriority(os.PRIO_PROCESS, int(task.name)) for task in tasks)
+
+    own = os.getpriority(os.PRIO_PROCESS, daemon.process.pid)
+    await until(lambda: len(nice()) > 1 and nice()[-1] > own)
+    assert nice().count(own) == len(nice()) - 1  # consumers and the host wait for all others
+
+
 async def test_a_slab_comes_back_zeroed(daemon: Daemon) -> None:
     async with await daemon.session() as session:
         for _ in range(20):  # more often than there are slabs
