@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import lzma
 import os
-import platform
 import re
 import shutil
 import tempfile

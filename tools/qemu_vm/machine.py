@@ -26,7 +26,7 @@ from typing import BinaryIO
 
 from infiniswap.errors import DeadlineError, SystemCallError
 from qemu_vm import accel, cache, commands, initrd, kernels, qemu
-from qemu_vm.plan import Plan
+from qemu_vm.plan import Plan, check_host
 
 _TICK_S = 0.05
 _END_S = 60.0
@@ -108,7 +108,7 @@ def run(plan: Plan) -> int:
         SystemCallError: a guest did not come up, panicked or its QEMU ended.
         DeadlineError: a guest did not come up, or the command not end, in its time.
     """
-    commands.find("qemu-system-x86_64")
+    check_host()
     kernel = kernels.get(plan.kernel)
     ram_disk = initrd.get(kernel)
     plan = dataclasses.replace(plan, accel=accel.choose(plan.accel, kernel, ram_disk))

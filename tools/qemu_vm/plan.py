@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infiniswap.errors import UsageError
+from infiniswap.errors import UnavailableError, UsageError
 from infiniswap.units import GIB, MIB
+from qemu_vm import commands
 
 HOSTS_MAX = 8
 MEMORY_MIN = 256 * MIB
@@ -95,3 +97,11 @@ def environment(given: Sequence[str], environ: Mapping[str, str]) -> dict[str, s
             raise UsageError(f"--env {name}: there is no such variable")
         env[name] = value if equals else environ[name]
     return env
+
+
+def check_host() -> None:
+    """Raises UnavailableError where machines cannot be had: another architecture, no QEMU."""
+    if platform.machine() != "x86_64":
+        raise UnavailableError(f"virtual machines need x86_64, and this is {platform.machine()}")
+    for program in ("qemu-system-x86_64", "busybox", "mkfs.ext4", "setpriv"):
+        commands.find(program)
