@@ -33,24 +33,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from guestrun import remote
-from hypothesis import HealthCheck, settings
+from guestrun import IN_GUEST, remote
 from runmode import FULL, IN_CI
 
 pytest_plugins = ("cluster", "pagejob", "runs")
 
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
-# No deadline and no look at the clock: a slow machine must not fail a test. No database: runs leave
-# nothing in the tree.
-settings.register_profile(
-    "infiniswap",
-    deadline=None,
-    database=None,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("infiniswap")
+if not IN_GUEST:  # where no test draws anything, and importing it takes many seconds
+    from hypothesis import HealthCheck, settings
+
+    # No deadline and no look at the clock: a slow machine must not fail a test. No database: runs
+    # leave nothing in the tree.
+    settings.register_profile(
+        "infiniswap",
+        deadline=None,
+        database=None,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("infiniswap")
 
 
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
@@ -170,6 +172,8 @@ def _missing(marker: str, args: tuple[str, ...]) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "kernels(*names): the guest's, one test for each")
+    config.addinivalue_line("markers", "machine(hosts, memory, cpus): what the guest must be")
     config.addinivalue_line("markers", "full: only in full runs (INFINISWAP_TEST_FULL=1)")
     config.addinivalue_line("markers", "requires_tool(*names): skipped unless all are on PATH")
     for name in _PROBES:

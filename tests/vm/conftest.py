@@ -15,8 +15,6 @@ _RUNS = pytest.StashKey[GuestRuns]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "kernels(*names): the guest's, one test for each")
-    config.addinivalue_line("markers", "machine(hosts, memory, cpus): what the guest must be")
     if IN_GUEST:
         config.pluginmanager.register(_Writer(config))
 

@@ -83,10 +83,6 @@ def get(name: str) -> Kernel:
 
 
 def _make(name: str, inner: Path) -> None:
-    if platform.machine() != "x86_64":
-        raise UnavailableError(
-            f"virtual machines are made on x86_64 only, not {platform.machine()}"
-        )
     with tempfile.TemporaryDirectory(prefix="infiniswap-vm-") as work:
         package = _fetch(name, Path(work))
         unpacked = Path(work) / "unpacked"
