@@ -106,6 +106,11 @@ def test_a_plan_of_usual_size_is_good() -> None:
     check(Plan(("true",), "6.12", hosts=8, memory_bytes=GIB, disk_bytes=64 * MIB))
 
 
+def test_a_directory_that_guests_cannot_see_is_told() -> None:
+    with pytest.raises(UsageError, match="/var/tmp/checkout: a guest has a /var/tmp of its own"):
+        check(Plan(("true",), "6.12", directory=Path("/var/tmp/checkout")))
+
+
 # ------------------------------------------------------------------------------ cache
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from guestrun import ROOT
-from qemu_vm import cache, kernels, plan
+from qemu_vm import kernels, plan
 
 from infiniswap.errors import InfiniswapError, SystemCallError
 
@@ -45,10 +46,6 @@ def _qemu_of(parent: int) -> list[int]:
     return [int(child) for child in children]
 
 
-def _runs() -> set[str]:
-    return set(os.listdir(cache.directory() / "runs"))
-
-
 def test_status_and_both_streams_come_out(tmp_path: Path) -> None:
     script = "echo out; echo err >&2; echo kept >/run/vm/share/f; echo x >tests/no-such; exit 7"
     argv = [TOOL, "--share", str(tmp_path), "--", "sh", "-c", script]
@@ -59,22 +56,23 @@ def test_status_and_both_streams_come_out(tmp_path: Path) -> None:
 
 
 def test_output_streams_and_a_killed_one_leaves_no_qemu() -> None:
-    before = _runs() if (cache.directory() / "runs").is_dir() else set()
     argv = [TOOL, "--", "sh", "-c", "echo ready; sleep 3600"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as tool:
         assert tool.stdout is not None
         try:
             assert tool.stdout.readline() == b"ready\n"
             (child,) = _qemu_of(tool.pid)
-            assert b"qemu-system" in Path(f"/proc/{child}/cmdline").read_bytes()
-            (mine,) = _runs() - before
+            line = Path(f"/proc/{child}/cmdline").read_text()
+            assert "qemu-system" in line
+            mine = Path(re.search(r"path=([^,\0]*/runs/[^,\0]*),", line)[1])
+            assert mine.is_dir()
         finally:
             tool.kill()
         tool.wait(WAIT_S)
     _until(lambda: not Path(f"/proc/{child}").exists())
     # What is left is a directory, and any next call removes it.
     subprocess.run([TOOL, "--", "true"], check=True, timeout=WAIT_S)
-    assert mine not in _runs()
+    assert not mine.exists()
 
 
 def test_an_ended_one_takes_everything_along() -> None:

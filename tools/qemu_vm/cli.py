@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--share", type=Path, metavar="DIR", help="a directory of this host for /run/vm/share")
     add("--env", action="append", default=[], metavar="NAME[=VALUE]", help="for the command")
     add("--timeout", type=float, default=1800.0, metavar="S", help="for the command (1800)")
-    add("--boot-timeout", type=float, default=300.0, metavar="S", help="until it starts (300)")
+    add("--boot-timeout", type=float, default=600.0, metavar="S", help="until it starts (600)")
     add("--accel", choices=accel.CHOICES, default="", help="KVM where it is usable (auto)")
     add("words", nargs="*", metavar="-- COMMAND...", help=argparse.SUPPRESS)
     return parser

@@ -15,6 +15,7 @@ from qemu_vm import commands
 HOSTS_MAX = 8
 MEMORY_MIN = 256 * MIB
 _NETWORK = "10.88.0"
+_HIDDEN = ("/dev", "/proc", "/run", "/sys", "/var/tmp")
 _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TERM")
 _PASSED_PREFIX = "INFINISWAP_"
 _NOT_PASSED = ("INFINISWAP_VM_CACHE", "INFINISWAP_VM_MIRROR", "INFINISWAP_VM_ACCEL")
@@ -49,7 +50,7 @@ class Plan:
     share: Path | None = None
     accel: str = "auto"
     timeout_s: float | None = None
-    boot_s: float = 300.0
+    boot_s: float = 600.0
     env: Mapping[str, str] = field(default_factory=dict)
     directory: Path = Path("/")
     terminal: bool = False
@@ -72,6 +73,13 @@ def check(plan: Plan) -> None:
         raise UsageError("a machine needs 256M of memory at least")
     if plan.terminal and plan.hosts > 1:
         raise UsageError("a shell is in one machine")
+    hidden = next((top for top in _HIDDEN if plan.directory.is_relative_to(top)), None)
+    if hidden is not None:
+        raise UsageError(
+            f"a guest has a {hidden} of its own, so it cannot see that directory",
+            where=str(plan.directory),
+            mend="Run it from a directory elsewhere; the checkout has to be elsewhere, too.",
+        )
     if plan.share is not None and not plan.share.is_dir():
         raise UsageError("no such directory", where=str(plan.share))
 
