@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from qemu_vm import kernels, plan
+from qemu_vm import commands, kernels, plan
 
 from infiniswap.errors import InfiniswapError
 
@@ -124,7 +124,11 @@ class Guest:
         argv += ["-o", f"timeout={TEST_S_MAX}", *nodeids]
         self._log = (self._share / "log").open("w+b")
         self._process = subprocess.Popen(
-            argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
+            commands.dying_with_us(*argv),
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
         )
 
     def reports(self, nodeid: str) -> list[pytest.TestReport]:

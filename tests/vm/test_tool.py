@@ -95,14 +95,16 @@ def test_a_panic_is_told_with_what_the_kernel_said() -> None:
 
 
 def test_machines_reach_each_other_by_name() -> None:
-    script = "for h in h1 h2 h3; do ping -c 1 -w 60 $h >/dev/null || exit 1; done; vm-barrier end"
+    script = "vm-barrier up || exit 9"
+    script += "; for h in h1 h2 h3; do ping -c 1 -w 60 $h >/dev/null || exit 1; done"
+    script += "; vm-barrier end || exit 9"
     argv = [TOOL, "--hosts", "3", "--memory", "384M", "--", "/run/vm/busybox", "sh", "-c"]
     script += '; echo "I am $INFINISWAP_VM_HOST"; [ $INFINISWAP_VM_HOST != h2 ] || exit 5'
     done = subprocess.run(
         [*argv, script], check=False, capture_output=True, text=True, timeout=WAIT_S
     )
-    assert sorted(done.stdout.splitlines()) == [f"h{n}: I am h{n}" for n in (1, 2, 3)]
     assert done.returncode == 5, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"h{n}: I am h{n}" for n in (1, 2, 3)]
 
 
 _SAMPLE = """
