@@ -13,12 +13,13 @@ MUTATIONS ?=
 C_SOURCES := $(shell find csrc tests/c tests/fuzz tools/bench/c -name '*.[ch]' 2>/dev/null | sort)
 C_BUILD := CMakeLists.txt $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null)
 
-.PHONY: help setup demo test bench bench-faults check lint asan tsan fuzz mutations format clean
+.PHONY: help setup demo test test-full bench bench-faults check lint asan tsan fuzz mutations format clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    set up, then two donors, a device and a real job on this machine (as root)"
 	@echo "make test    set up, then every test that can run here; says which cannot"
+	@echo "make test-full  the same with every kernel and all counts; takes much longer"
 	@echo "make check   what CI runs: lint, then test"
 	@echo "make bench   comparisons with floor, peers and disks; BENCH_ARGS=--help (docs/benchmarks.md)"
 	@echo "make bench-faults  what evictions and dying donors cost; BENCH_ARGS=--help"
@@ -68,6 +69,9 @@ build/tsan/.stamp: $(VENV)/.stamp-venv $(C_BUILD)
 
 test: setup
 	@$(RUN)/python -m pytest -rs $(PYTEST_ARGS)
+
+test-full: setup
+	@INFINISWAP_TEST_FULL=1 $(RUN)/python -m pytest -rs $(PYTEST_ARGS)
 
 demo: setup
 	@$(RUN)/infiniswap demo

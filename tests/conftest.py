@@ -14,6 +14,11 @@ INFINISWAP_CI=1 a missing need is a failure, so that CI cannot pass by leaving t
     @pytest.mark.requires_tool("fio", "nbdinfo")
     @pytest.mark.requires_native       # the C extension is built
     @pytest.mark.requires_unprivileged # must not be root
+
+With INFINISWAP_TEST_FULL=1 (make test-full) everything runs as often as is ever asked for:
+
+    @pytest.mark.full                  # only then
+    def test_kills(count): ... count(5, 20)   # 5 times, then 20 times
 """
 
 from __future__ import annotations
@@ -28,23 +33,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from guestrun import IN_GUEST, remote
+from runmode import FULL, IN_CI
 
 pytest_plugins = ("cluster", "pagejob", "runs")
 
-IN_CI = os.environ.get("INFINISWAP_CI", "") not in ("", "0")
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
-# No deadline and no look at the clock: a slow machine must not fail a test. No database: runs leave
-# nothing in the tree.
-settings.register_profile(
-    "infiniswap",
-    deadline=None,
-    database=None,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("infiniswap")
+if not IN_GUEST:  # where no test draws anything, and importing it takes many seconds
+    from hypothesis import HealthCheck, settings
+
+    # No deadline and no look at the clock: a slow machine must not fail a test. No database: runs
+    # leave nothing in the tree.
+    settings.register_profile(
+        "infiniswap",
+        deadline=None,
+        database=None,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("infiniswap")
 
 
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
@@ -164,6 +172,9 @@ def _missing(marker: str, args: tuple[str, ...]) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "kernels(*names): the guest's, one test for each")
+    config.addinivalue_line("markers", "machine(hosts, memory, cpus): what the guest must be")
+    config.addinivalue_line("markers", "full: only in full runs (INFINISWAP_TEST_FULL=1)")
     config.addinivalue_line("markers", "requires_tool(*names): skipped unless all are on PATH")
     for name in _PROBES:
         config.addinivalue_line("markers", f"{name}: skipped, by name, where that is missing")
@@ -171,6 +182,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("full") and not FULL:
+        pytest.skip("only in full runs (make test-full)")
     for mark in item.iter_markers():
         if mark.name != "requires_tool" and mark.name not in _PROBES:
             continue
@@ -186,7 +199,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Swap belongs to the whole host: in two test runs at once, each would find the other's pages
     in its swap areas. So tests that swap wait for those of other runs."""
-    if item.get_closest_marker("requires_swap") is None or _missing("requires_swap", ()):
+    if item.get_closest_marker("requires_swap") is None or remote(item):
+        return (yield)  # a guest has swap of its own
+    if _missing("requires_swap", ()):
         return (yield)
     # One place for all of them, whatever TMPDIR says; tests that swap are root's.
     with Path("/run/infiniswap-tests-swap.lock").open("w") as file:
@@ -198,6 +213,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def in_ci() -> bool:
     """Whether what is missing must fail (INFINISWAP_CI=1)."""
     return IN_CI
+
+
+@pytest.fixture(scope="session")
+def count() -> Callable[[int, int], int]:
+    """How often to do something: `count(usually, in_full_runs)`."""
+    return lambda usual, full: full if FULL else usual
 
 
 @pytest.fixture(scope="session")

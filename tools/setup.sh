@@ -43,11 +43,15 @@ have nbdinfo && have nbdcopy || want libnbd-bin
 have nbdsh || want python3-libnbd
 have qemu-io || want qemu-utils
 have fio || want fio
-have ip || want iproute2
+have ip && have tc || want iproute2
 have mkfs.ext4 || want e2fsprogs
 have modprobe || want kmod
 have losetup || want mount
 have clang-format || want clang-format
+# Virtual machines (docs/vm.md).
+have qemu-system-x86_64 || want qemu-system-x86
+have busybox || want busybox-static
+have nbd-client || want nbd-client
 
 if [ -n "$needed$wanted" ]; then
 	if have apt-get && [ "$(id -u)" = 0 ]; then

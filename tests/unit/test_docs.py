@@ -57,6 +57,7 @@ def _sources() -> str:
         *(ROOT / "csrc").rglob("*.[ch]"),
         *(ROOT / "tests/c").glob("*.[ch]"),
         *(ROOT / "tests/integration").glob("*.py"),
+        *(ROOT / "tests/vm").rglob("*.py"),
         *(ROOT / "infiniswap").rglob("*.py"),
         *(ROOT / "tools").glob("*"),
         ROOT / "Makefile",

@@ -46,6 +46,11 @@ def test_ci_has_network_namespaces() -> None:
     pass
 
 
+@pytest.mark.requires_tool("qemu-system-x86_64", "busybox", "nbd-client")
+def test_ci_has_what_virtual_machines_need() -> None:
+    pass
+
+
 @pytest.mark.requires_tool("nbdinfo", "nbdcopy", "nbdsh", "qemu-io", "fio", "mkfs.ext4")
 def test_ci_has_the_userspace_clients() -> None:
     pass
@@ -72,7 +77,7 @@ def _outcome(tmp_path: Path, project_root: Path, ci: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", str(tmp_path)],
         cwd=tmp_path,
-        env={**os.environ, "INFINISWAP_CI": ci, "PYTHONPATH": str(tests)},
+        env={**os.environ, "INFINISWAP_CI": ci, "PYTHONPATH": f"{tests}:{project_root}/tools"},
         check=False,
         capture_output=True,
         text=True,

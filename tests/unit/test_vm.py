@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tools/vm: its arguments, QEMU's command line, the cache and what is read of packages."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from guestrun import Kind, kernels_of
+from qemu_vm import accel, cache, commands, kernels, machine, qemu
+from qemu_vm.cli import main, split
+from qemu_vm.kernels import Kernel
+from qemu_vm.plan import Plan, check, environment
+
+from infiniswap.errors import NotFoundError, SystemCallError, UnavailableError, UsageError
+from infiniswap.units import GIB, MIB
+
+KERNEL = Kernel("6.12", "6.12.1-amd64", Path("/c/vmlinux"), Path("/c"))
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFINISWAP_VM_CACHE", str(tmp_path / "cache"))
+
+
+# -------------------------------------------------------------------------- arguments
+
+
+def test_the_command_starts_after_the_first_two_dashes() -> None:
+    assert split(["--hosts", "2", "--", "sh", "--", "x"]) == (["--hosts", "2"], ["sh", "--", "x"])
+    assert split(["shell"]) == (["shell"], [])
+
+
+@pytest.mark.parametrize(
+    ("argv", "word"),
+    [
+        ([], "no command"),
+        (["uname"], "after --"),
+        (["shell", "--", "uname"], "after --"),
+        (["--kernel", "5.0", "--", "true"], "invalid choice"),
+        (["--hosts", "9", "--", "true"], "1 to 8"),
+        (["--memory", "1M", "--", "true"], "256M"),
+        (["--share", "/no/such/place", "--", "true"], "no such directory"),
+        (["--hosts", "2", "shell"], "one machine"),
+        (["--env", "NO_SUCH_VARIABLE", "--", "true"], "no such variable"),
+    ],
+)
+def test_wrong_arguments_are_told(
+    argv: list[str], word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == UsageError.exit_code
+    assert word in capsys.readouterr().err
+
+
+def test_few_variables_reach_the_guest() -> None:
+    environ = {"PATH": "/bin", "SECRET": "x", "INFINISWAP_CI": "1", "A": "b"}
+    environ["INFINISWAP_VM_CACHE"] = "/c"
+    found = environment(["A", "B=c=d"], environ)
+    assert found == {"PATH": "/bin", "INFINISWAP_CI": "1", "A": "b", "B": "c=d"}
+
+
+def test_the_accelerator_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(accel.VARIABLE, "tcg")
+    assert accel.wanted("") == "tcg"
+    assert accel.wanted("kvm") == "kvm"
+    monkeypatch.setenv(accel.VARIABLE, "fast")
+    with pytest.raises(UsageError, match="fast"):
+        accel.wanted("")
+
+
+# ----------------------------------------------------------------------- command line
+
+
+def _line(plan: Plan, name: str = "h1", links: tuple[int, ...] = ()) -> list[str]:
+    channels = qemu.Channels(10, 11, 12, 13, links)
+    return qemu.command_line(plan, name, KERNEL, Path("/c/initrd"), Path("/r,un"), channels)
+
+
+def test_the_host_s_root_is_shared_read_only() -> None:
+    line = " ".join(_line(Plan(("true",), "6.12", accel="tcg")))
+    assert "path=/,mount_tag=root,security_model=none,multidevs=remap,readonly=on" in line
+    assert "path=/r,,un,mount_tag=host,security_model=none,multidevs=remap -virtfs" in line
+    assert "-accel tcg,thread=multi" in line
+    assert "netdev" not in line
+    assert "file=/proc/self/fd/13," in line
+
+
+def test_machines_are_on_a_hub_in_the_first_one() -> None:
+    plan = Plan(("true",), "6.12", hosts=3)
+    first = _line(plan, "h1", (20, 21))
+    assert [word for word in first if "addr.str" in word] == [
+        "stream,id=link0,addr.type=fd,addr.str=20",
+        "stream,id=link1,addr.type=fd,addr.str=21",
+    ]
+    third = _line(plan, "h3", (22,))
+    assert "stream,id=card,addr.type=fd,addr.str=22" in third
+    assert "virtio-net-pci,netdev=card,mac=52:54:00:88:00:03" in third
+    assert qemu.settings(plan, "h3")["hosts"] == "h1=10.88.0.1 h2=10.88.0.2 h3=10.88.0.3"
+
+
+def test_a_plan_of_usual_size_is_good() -> None:
+    check(Plan(("true",), "6.12", hosts=8, memory_bytes=GIB, disk_bytes=64 * MIB))
+
+
+def test_a_directory_that_guests_cannot_see_is_told() -> None:
+    with pytest.raises(UsageError, match="/var/tmp/checkout: a guest has a /var/tmp of its own"):
+        check(Plan(("true",), "6.12", directory=Path("/var/tmp/checkout")))
+
+
+# ------------------------------------------------------------------------------ cache
+
+
+def test_an_entry_is_made_once_and_again_for_another_key() -> None:
+    made: list[Path] = []
+
+    def make(inner: Path) -> None:
+        made.append(inner)
+        (inner / "x").write_text(str(len(made)))
+
+    first = cache.entry("thing", cache.key("a"), make)
+    assert cache.entry("thing", cache.key("a"), make) == first
+    other = cache.entry("thing", cache.key("b"), make)
+    assert (first / "x").read_text() == "1"
+    assert (other / "x").read_text() == "2"
+    assert cache.clean() > 0
+    assert not first.exists()
+
+
+def test_an_entry_that_cannot_be_made_leaves_nothing() -> None:
+    def make(inner: Path) -> None:
+        (inner / "x").touch()
+        raise SystemCallError("no")
+
+    with pytest.raises(SystemCallError):
+        cache.entry("thing", "k", make)
+    assert [path.name for path in cache.directory().iterdir()] == [".thing.lock"]
+
+
+def test_an_entry_unused_for_long_goes() -> None:
+    old = cache.entry("thing", "a", lambda inner: None)
+    os.utime(old, (0, 0))
+    cache.entry("thing", "b", lambda inner: None)
+    assert not old.exists()
+
+
+def test_keys_tell_parts_apart() -> None:
+    assert cache.key("ab", "c") != cache.key("a", "bc")
+
+
+def test_a_killed_run_s_directory_is_removed() -> None:
+    left = cache.directory() / "runs" / "left"
+    left.mkdir(parents=True)
+    with machine._directory() as mine:
+        assert not left.exists()
+        machine.sweep()
+        assert mine.is_dir()
+    assert not mine.exists()
+
+
+def test_a_damaged_kernel_is_told() -> None:
+    digest = cache.key(kernels._RECIPE, "6.12", kernels.SUITES["6.12"])
+    cache.entry("kernel-6.12", digest, lambda inner: None)
+    with pytest.raises(NotFoundError, match=r"damaged.*tools/vm clean"):
+        kernels.get("6.12")
+
+
+# --------------------------------------------------------------------------- packages
+
+
+def test_the_package_of_the_asked_version_is_taken() -> None:
+    listed = "linux-image-amd64\n  Depends: linux-image-6.12.9+deb12-amd64\n"
+    assert kernels.current("6.12", listed) == "linux-image-6.12.9+deb12-amd64"
+    with pytest.raises(NotFoundError, match=r"6\.12\.9"):
+        kernels.current("6.1", listed)
+    with pytest.raises(NotFoundError, match="no kernel"):
+        kernels.current("6.12", "")
+
+
+def _bzimage(payload: bytes) -> bytes:
+    image = bytearray(3 * 512)
+    image[0x1F1] = 2
+    image[0x202:0x206] = b"HdrS"
+    image[0x248:0x24C] = (16).to_bytes(4, "little")
+    image[0x24C:0x250] = len(payload).to_bytes(4, "little")
+    return bytes(image) + bytes(16) + payload + b"rest"
+
+
+def test_the_kernel_in_a_boot_image_is_found() -> None:
+    plain = b"\x7fELF" + bytes(1000)
+    assert kernels.uncompressed(_bzimage(lzma.compress(plain) + b"size")) == plain
+    assert kernels.uncompressed(_bzimage(lzma.compress(b"other"))) is None
+    assert kernels.uncompressed(_bzimage(b"\xfd7zXZ broken")) is None
+    assert kernels.uncompressed(b"\x7fELF" + bytes(1000)) is None
+
+
+def test_a_mirror_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFINISWAP_VM_MIRROR", "file:///debian")
+    assert kernels.mirror() == "file:///debian"
+
+
+@pytest.mark.requires_tool("apt-config")
+def test_apt_works_on_files_of_its_own(tmp_path: Path) -> None:
+    config = kernels.configuration(tmp_path, "file:///debian", "bookworm")
+    dump = subprocess.run(
+        ["apt-config", "dump"],
+        env={**os.environ, "APT_CONFIG": str(config)},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert f'Dir::State::lists "{tmp_path}/lists";' in dump
+    assert f'Dir::Cache "{tmp_path}/cache";' in dump
+    assert 'Dir::Etc::sourceparts "/dev/null";' in dump
+    assert "Post-Invoke" not in dump
+
+
+@pytest.mark.requires_tool("apt-get")
+def test_an_unreachable_mirror_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("INFINISWAP_VM_MIRROR", f"file://{tmp_path}/none")
+    with pytest.raises(SystemCallError, match=r"cannot fetch kernel 6\.12.*INFINISWAP_VM_MIRROR"):
+        kernels.get("6.12")
+
+
+def test_a_program_that_is_missing_is_told_with_its_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(commands, "_PATH", "/nowhere")
+    with pytest.raises(UnavailableError, match="apt-get install qemu-system-x86"):
+        commands.find("qemu-system-x86_64")
+
+
+# ------------------------------------------------------------------------------ tests
+
+
+def test_other_kernels_are_for_full_runs() -> None:
+    marker = pytest.mark.kernels("6.12", "6.1").mark
+    assert kernels_of(marker, full=False) == ["6.12"]
+    assert kernels_of(marker, full=True) == ["6.12", "6.1"]
+    assert kernels_of(None, full=True) == ["6.12"]
+    with pytest.raises(ValueError, match=r"5\.0"):
+        kernels_of(pytest.mark.kernels("5.0").mark, full=False)
+
+
+def test_tests_of_one_kind_share_a_machine() -> None:
+    assert Kind("6.12") == Kind("6.12", hosts=1)
+    assert Kind("6.12") != Kind("6.1")
+
+
+def test_lines_of_several_machines_are_told_apart(tmp_path: Path) -> None:
+    one = machine.Machine("h2", tmp_path)
+    assert one.lines(b"a\nb", 1) == b"h2: a\n"
+    assert one.lines(b"c\n", 1) == b"h2: bc\n"
+    assert one.lines(b"end", 1) == b""
+    assert one.lines(b"", 1) == b"h2: end"
+
+
+def test_a_message_starts_where_it_went_wrong(tmp_path: Path) -> None:
+    one = machine.Machine("h1", tmp_path)
+    one.keep(b"fine\r\n" * 100 + b"Kernel panic - not syncing\r\n" + b"x\r\n" * 100)
+    assert one.told().startswith("Kernel panic - not syncing\nx\n")
+
+
+def test_help_names_every_option() -> None:
+    tool = str(Path(__file__).resolve().parents[2] / "tools" / "vm")
+    done = subprocess.run([sys.executable, tool, "--help"], check=True, capture_output=True)
+    for word in (b"shell", b"build", b"clean", b"--hosts", b"--kernel", b"--share"):
+        assert word in done.stdout

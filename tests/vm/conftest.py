@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests in virtual machines (docs/vm.md). What is in guest/ runs in them, as root:
+
+@pytest.mark.kernels("6.12", "6.1")               # the default alone without; others in full runs
+@pytest.mark.machine(memory="2G", hosts=2)        # what else the machine must be
+"""
+
+from __future__ import annotations
+
+import pytest
+from guestrun import IN_GUEST, GuestRuns, kernels_of, remote, write_report
+from runmode import FULL, IN_CI
+
+_RUNS = pytest.StashKey[GuestRuns]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if IN_GUEST:
+        config.pluginmanager.register(_Writer(config))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "vm_kernel" in metafunc.fixturenames:
+        marker = metafunc.definition.get_closest_marker("kernels")
+        metafunc.parametrize("vm_kernel", kernels_of(marker, full=FULL), indirect=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if remote(item):
+            # Its bound holds in the guest; here the first one waits for a boot as well.
+            item.add_marker(pytest.mark.timeout(0), append=False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    if not remote(item):
+        return None
+    runs = item.session.stash.setdefault(_RUNS, GuestRuns(item.config, IN_CI))
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in runs.reports(item):
+        report.location = item.location
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if runs := session.stash.get(_RUNS, None):
+        runs.close()
+
+
+class _Writer:
+    """Tells the pytest outside what has come of each test."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        hook = self._config.hook.pytest_report_to_serializable
+        write_report(hook(config=self._config, report=report))
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        write_report({"finished": nodeid})
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            write_report({"broken": f"{report.nodeid}: {report.longreprtext}"})

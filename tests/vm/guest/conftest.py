@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the tests that run in virtual machines."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="session")
+def vm_kernel(request: pytest.FixtureRequest) -> str:
+    """The kernel this runs on, as tools/vm names it; by it the test's id ends in [6.12]."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def vm_host() -> str:
+    """This machine's name: h1, h2, ..."""
+    return os.environ["INFINISWAP_VM_HOST"]
+
+
+@pytest.fixture
+def barrier() -> Callable[[str], None]:
+    """Waits until every machine of the test has called it with the same word."""
+
+    def wait(word: str, bound_s: int = 600) -> None:
+        subprocess.run(["vm-barrier", word, str(bound_s)], check=True, timeout=bound_s + 60)
+
+    return wait
+
+
+@pytest.fixture
+def modules() -> Callable[..., None]:
+    """Loads kernel modules."""
+
+    def load(*names: str) -> None:
+        subprocess.run(["modprobe", "-a", *names], check=True, timeout=120)
+
+    return load
