@@ -312,7 +312,8 @@ async def run(
 def _open_home(config: Config, limits: HeadroomConfig, identity: DonorIdentity) -> Home | NoHome:
     """Blocking. Where there is one: entered, with the incarnation to go by."""
     if not config.daemon.listen.port:
-        return NoHome("with a port of the system's choice it is another donor after a restart")
+        reason = "with a port of the system's choice it is another donor after a restart"
+        return NoHome(reason, is_chosen=True)
     pool_bytes = limits.slabs_max * limits.slab_bytes
     home = open_home(config.daemon.run_dir, identity.donor_id, pool_bytes)
     if isinstance(home, Home):
@@ -338,8 +339,10 @@ def _make_store(
 
 def _restore(service: DonorService, store: Store, home: Home | NoHome, now_s: float) -> None:
     if isinstance(home, NoHome):
-        service.degraded.append(f"a restart of the daemon loses what is lent: {home.reason}")
-        log.info("%s", service.degraded[-1])
+        sentence = f"a restart of the daemon loses what is lent: {home.reason}"
+        log.log(logging.INFO if home.is_chosen else logging.WARNING, "%s", sentence)
+        if not home.is_chosen:
+            service.degraded.append(sentence)
         return
     for note in store.notes():
         log.warning("removed from %s: %s", home.slabs, note)

@@ -40,9 +40,15 @@ _RECORDS_BYTES = 64 * MIB
 
 @dataclass(frozen=True, slots=True)
 class NoHome:
-    """Slabs end with the daemon, and why."""
+    """Slabs end with the daemon, and why.
+
+    Attributes:
+        reason: for the log.
+        is_chosen: by the configuration; otherwise the host lacks something.
+    """
 
     reason: str
+    is_chosen: bool = False
 
 
 class Home:
@@ -151,7 +157,7 @@ def open_home(run_dir: Path | None, donor_id: str, pool_bytes: int) -> Home | No
         ConflictError: another daemon has it.
     """
     if run_dir is None:
-        return NoHome("daemon.run_dir is empty")
+        return NoHome("daemon.run_dir is empty", is_chosen=True)
     path = run_dir / donor_id
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
