@@ -204,7 +204,7 @@ async def serve(
         store = await loop.run_in_executor(
             executor, lambda: _make_store(store_factory, config, limits, home)
         )
-        keeps = True  # unless told otherwise: what ends by a fault is started again
+        keeps = True  # what lies there, until it is known
         try:
             harvester = Harvester(
                 store,
@@ -226,6 +226,7 @@ async def serve(
                 records=home.records if isinstance(home, Home) else None,
             )
             _restore(service, store, home, steady())
+            keeps = bool(service.mapped())
             server = ControlServer(service, _server_config(config, secret, stop_s, handshake_s))
             service.server_counters = server.counters
             harvester.evict = service.evict_some
@@ -246,10 +247,11 @@ async def serve(
                 )
                 for task in tasks:
                     task.add_done_callback(donor.task_done)
-                pin = asyncio.create_task(_pin(store, executor), name="pin")
+                pin = asyncio.create_task(_pin(store, background), name="pin")
                 try:
                     yield donor
                 finally:
+                    # What ends by a fault is started again, as what gets a SIGTERM may be.
                     keeps = (
                         isinstance(home, Home) and not donor.gives_back and bool(service.mapped())
                     )
