@@ -122,6 +122,8 @@ class DaemonConfig:
     """How long a lease without session and connections waits for its device to come back."""
     state_dir: Path = _path(Path("/var/lib/infiniswap"))
     """Where it is kept that this donor is drained."""
+    run_dir: Path | None = _path(Path("/run/infiniswapd"))
+    """Where slabs lie, so that a restarted daemon serves them again; empty: they end with it."""
     name: str = _text("")
     """How this donor is called in tables; empty: the host's name."""
     keep_awake: str = _choice("off", "auto", "off")

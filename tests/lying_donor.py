@@ -214,10 +214,10 @@ class LyingStore(FakeStore):
         self._thread.start()
         return int(self._server.server_address[1])
 
-    def map(self, lease: int) -> Any:
+    def map(self, lease: int, slab: int = 0) -> Any:
         """Counted."""
         self.counters["maps"] += 1
-        return super().map(lease)
+        return super().map(lease, slab)
 
     def close(self) -> None:
         """Ends the data port, too."""

@@ -79,6 +79,11 @@ struct isw_store_config {
 	 * is not there entirely this long after it began. Between requests it may be silent.
 	 */
 	uint32_t send_ms_max;
+	/*
+	 * Directory of a tmpfs that keeps the slabs when this process is gone; the store has it to
+	 * itself. NULL: slabs are anonymous memory and end with the process. Copied.
+	 */
+	const char *slab_dir;
 };
 
 struct isw_store_stats {
@@ -108,7 +113,10 @@ struct isw_lease_stats {
 
 int isw_store_create(const struct isw_store_config *config, isw_store **store_out,
 		     struct isw_error *error);
-/* Closes every connection, waits for their threads, releases all memory. */
+/*
+ * Closes every connection, waits for their threads, releases all memory; what lies in slab_dir
+ * stays there as it is.
+ */
 void isw_store_destroy(isw_store *store);
 /* Listens on host:port (port 0: any free one) and starts serving; *port_out is the bound port. */
 int isw_store_listen(isw_store *store, const char *host, uint16_t port, uint16_t *port_out,
@@ -123,10 +131,35 @@ int isw_store_preallocate(isw_store *store, struct isw_error *error);
 int isw_store_release_free(isw_store *store);
 /* Blocking, any thread: zeroes one dirty slab into the free pool. -ENOENT when none is dirty. */
 int isw_store_scrub(isw_store *store);
+/* Blocking, any thread: pins one slab that was found in slab_dir. -ENOENT when all have been. */
+int isw_store_pin(isw_store *store);
+
+/*
+ * What create found in slab_dir. Free and dirty slabs are in the pool at once. Those of a lease
+ * come back with it when lease_restore names it; those of all other leases become dirty by
+ * `restored`, which is called once, when every lease has been named.
+ */
+/* A file that was removed and not served, and why: index 0, 1, ...; -ENOENT past the last. */
+int isw_store_note(isw_store *store, uint32_t index, struct isw_error *note_out);
+/*
+ * The lease with its slabs. Nobody can connect before it is renewed, for nobody has its token.
+ * -EINVAL: a number that was never given out; -EEXIST; -ENOSPC: leases_max; -ENOMEM.
+ */
+int isw_store_lease_restore(isw_store *store, uint64_t lease, uint32_t slots_max, uint64_t epoch);
+void isw_store_restored(isw_store *store);
+
+struct isw_slot_info {
+	uint64_t generation;
+	uint32_t slot;
+	uint32_t tag; /* as given to isw_store_map */
+};
+/* The first mapped slot from `slot` on. -ENOENT: none, or no such lease. */
+int isw_store_lease_slot(isw_store *store, uint64_t lease, uint32_t slot,
+			 struct isw_slot_info *info_out);
 
 /*
  * A lease is one export: slots_max slab slots, all empty, reachable under the token. lease_out is
- * never reused during the store's life.
+ * never reused during the life of the store or, with slab_dir, of that directory.
  */
 int isw_store_lease_create(isw_store *store, uint32_t slots_max, char *token_out,
 			   uint64_t *lease_out, struct isw_error *error);
@@ -140,10 +173,12 @@ int isw_store_lease_destroy(isw_store *store, uint64_t lease);
 int isw_store_lease_stats(isw_store *store, uint64_t lease, struct isw_lease_stats *stats_out);
 
 /*
- * Puts a free slab into an empty slot. -ENOENT: no free slab; -ENOSPC: no empty slot; -EAGAIN: none
- * but those taken by force (see unmap): the lease's connections are shut down, which frees them.
+ * Puts a free slab into an empty slot; tag is the caller's, kept with it. -ENOENT: no free slab;
+ * -ENOSPC: no empty slot; -EAGAIN: none but those taken by force (see unmap): the lease's
+ * connections are shut down, which frees them.
  */
-int isw_store_map(isw_store *store, uint64_t lease, uint32_t *slot_out, uint64_t *generation_out);
+int isw_store_map(isw_store *store, uint64_t lease, uint32_t tag, uint32_t *slot_out,
+		  uint64_t *generation_out);
 /*
  * Fences one slot and waits for the requests that hold it (after DONE there are none); past
  * wait_ms_max the lease's connections are shut down, which ends them. The slab becomes dirty.

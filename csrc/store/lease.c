@@ -29,7 +29,7 @@ void iswi_slot_empty(struct iswi_lease *lease, struct iswi_slot *slot)
 {
 	uint64_t word = atomic_load(&slot->word);
 
-	lease->store->slabs[slot->slab].state = ISWI_SLAB_DIRTY;
+	iswi_slab_retire(lease->store, &lease->store->slabs[slot->slab]);
 	slot->memory = NULL;
 	atomic_store(&slot->word, (word & ~(uint64_t)ISWI_SLOT_STATE_MASK) | ISWI_SLOT_EMPTY);
 	lease->slots_mapped--;
@@ -77,7 +77,7 @@ static void lease_leave(struct iswi_lease *lease)
 	pthread_cond_broadcast(&lease->store->changed);
 }
 
-static struct iswi_lease *lease_alloc(isw_store *store, uint32_t slots_max)
+struct iswi_lease *iswi_lease_alloc(isw_store *store, uint32_t slots_max)
 {
 	struct iswi_lease *lease;
 	size_t bytes = sizeof(*lease) + slots_max * sizeof(struct iswi_slot);
@@ -96,15 +96,12 @@ static struct iswi_lease *lease_alloc(isw_store *store, uint32_t slots_max)
 	return lease;
 }
 
-/* store->lock held. false: leases_max are there. */
-static bool lease_insert(isw_store *store, struct iswi_lease *lease)
+bool iswi_lease_insert(isw_store *store, struct iswi_lease *lease)
 {
 	for (uint32_t i = 0; i < store->config.leases_max; i++) {
 		if (store->leases[i] != NULL)
 			continue;
 		store->leases[i] = lease;
-		lease->id = ++store->lease_last;
-		lease->open = true;
 		return true;
 	}
 	return false;
@@ -123,13 +120,12 @@ int isw_store_lease_create(isw_store *store, uint32_t slots_max, char *token_out
 			   uint64_t *lease_out, struct isw_error *error)
 {
 	struct iswi_lease *lease;
-	bool inserted;
 	int err;
 
 	if (slots_max == 0 || slots_max > ISWI_STORE_SLOTS_MAX)
 		return iswi_error(error, -EINVAL, "a lease of %u slots: 1 to %u are possible",
 				  slots_max, ISWI_STORE_SLOTS_MAX);
-	lease = lease_alloc(store, slots_max);
+	lease = iswi_lease_alloc(store, slots_max);
 	if (lease == NULL)
 		return iswi_error(error, -ENOMEM, "no memory for a lease of %u slots", slots_max);
 	err = make_token(lease->token);
@@ -140,14 +136,18 @@ int isw_store_lease_create(isw_store *store, uint32_t slots_max, char *token_out
 	/* Copied before others can see, and end, the lease. */
 	memcpy(token_out, lease->token, ISW_TOKEN_TEXT_BYTES);
 	pthread_mutex_lock(&store->lock);
-	inserted = lease_insert(store, lease);
-	if (inserted)
-		*lease_out = lease->id;
+	err = iswi_store_number(store, &store->lease_last, &lease->id);
+	if (err == 0 && !iswi_lease_insert(store, lease))
+		err = -ENOSPC;
+	lease->open = err == 0;
+	*lease_out = lease->id;
 	pthread_mutex_unlock(&store->lock);
-	if (inserted)
+	if (err == 0)
 		return 0;
 	free(lease);
-	return iswi_error(error, -ENOSPC, "this donor has all the %u leases it may have",
+	if (err != -ENOSPC)
+		return iswi_error(error, err, "no number for a lease: %s", strerror(-err));
+	return iswi_error(error, err, "this donor has all the %u leases it may have",
 			  store->config.leases_max);
 }
 
@@ -244,12 +244,12 @@ int isw_store_lease_stats(isw_store *store, uint64_t id, struct isw_lease_stats 
 	return err;
 }
 
-/* store->lock held. slabs_max or slots_max: there is none. */
+/* store->lock held. slabs_size: there is none. */
 static uint32_t find_free_slab(const isw_store *store)
 {
 	uint32_t slab = 0;
 
-	while (slab < store->config.slabs_max && store->slabs[slab].state != ISWI_SLAB_FREE)
+	while (slab < store->slabs_size && store->slabs[slab].state != ISWI_SLAB_FREE)
 		slab++;
 	return slab;
 }
@@ -275,38 +275,53 @@ static uint32_t find_empty_slot(const struct iswi_lease *lease, bool *barred_out
 	return lease->slots_max;
 }
 
-int isw_store_map(isw_store *store, uint64_t id, uint32_t *slot_out, uint64_t *generation_out)
+/* store->lock held. Says in the slab's name whose it is. */
+static int commit_mapped(isw_store *store, uint32_t slab, struct iswi_slab_name *to)
 {
+	int err = iswi_store_number(store, &store->generation_last, &to->generation);
+
+	to->serial = store->slabs[slab].name.serial;
+	to->kind = ISWI_SLAB_FILE_MAPPED;
+	return err != 0 ? err : iswi_slab_dir_rename(&store->dir, &store->slabs[slab].name, to);
+}
+
+int isw_store_map(isw_store *store, uint64_t id, uint32_t tag, uint32_t *slot_out,
+		  uint64_t *generation_out)
+{
+	struct iswi_slab_name name = {.lease = id, .tag = tag};
 	struct iswi_lease *lease;
 	struct iswi_slot *slot;
-	uint32_t slab, number;
+	uint32_t slab;
 	int err = -ENOENT;
 	bool barred;
 
 	pthread_mutex_lock(&store->lock);
 	lease = iswi_lease_find(store, id);
 	slab = find_free_slab(store);
-	if (lease == NULL || slab == store->config.slabs_max)
+	if (lease == NULL || slab == store->slabs_size)
 		goto out_unlock;
-	number = find_empty_slot(lease, &barred);
-	if (number == lease->slots_max) {
+	name.slot = find_empty_slot(lease, &barred);
+	if (name.slot == lease->slots_max) {
 		err = barred ? -EAGAIN : -ENOSPC;
 		if (barred)
 			iswi_lease_shut(lease); /* the device comes back with others */
 		goto out_unlock;
 	}
-	slot = &lease->slots[number];
+	err = commit_mapped(store, slab, &name);
+	if (err != 0)
+		goto out_unlock;
+	slot = &lease->slots[name.slot];
 	store->slabs[slab].state = ISWI_SLAB_MAPPED;
 	slot->slab = slab;
+	slot->tag = tag;
 	slot->memory = store->slabs[slab].mem.base;
-	*slot_out = number;
-	*generation_out = ++store->generation_last;
+	*slot_out = name.slot;
+	*generation_out = name.generation;
 	/* Last: who sees it mapped sees the memory. Pair: the load in export_hold. */
 	atomic_store(&slot->word,
-		     (*generation_out << ISWI_SLOT_STATE_BITS) | (uint64_t)ISWI_SLOT_MAPPED);
+		     (name.generation << ISWI_SLOT_STATE_BITS) | (uint64_t)ISWI_SLOT_MAPPED);
 	lease->slots_mapped++;
-	lease->slot_next = (number + 1) % lease->slots_max;
-	err = 0;
+	lease->slot_next = (name.slot + 1) % lease->slots_max;
 out_unlock:
 	pthread_mutex_unlock(&store->lock);
 	return err;

@@ -3,6 +3,7 @@
 #include "store/slab_mem.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -32,28 +33,75 @@ static int reserve(uint64_t bytes, char **base_out)
 	return 0;
 }
 
-int iswi_slab_mem_make(struct iswi_slab_mem *mem, uint64_t bytes)
+static int map(int fd, uint64_t bytes, char **base_out)
 {
 	char *base = NULL;
 	int err = reserve(bytes, &base);
 
 	if (err != 0)
 		return err;
+	/* Put into the place reserved for it, which is aligned. */
+	if (fd >= 0 && mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) ==
+			       MAP_FAILED) {
+		err = -errno;
+		munmap(base, bytes);
+		return err;
+	}
 	/* Advice only: fewer TLB misses, and a forked child would double what is pinned. */
 	madvise(base, bytes, MADV_HUGEPAGE);
 	madvise(base, bytes, MADV_DONTFORK);
-	mem->pinned = mlock(base, bytes) == 0;
-	if (!mem->pinned && madvise(base, bytes, MADV_POPULATE_WRITE) != 0) {
-		err = -errno;
-		if (err != -EINVAL) { /* EINVAL: the kernel does not know the advice */
-			munmap(base, bytes);
-			return err;
-		}
-		memset(base, 0, bytes);
-	}
-	mem->base = base;
-	mem->bytes = bytes;
+	*base_out = base;
 	return 0;
+}
+
+/* So that every page is there: a file system that is full says so now, not by a signal later. */
+static int populate(char *base, int fd, uint64_t bytes)
+{
+	if (madvise(base, bytes, MADV_POPULATE_WRITE) == 0)
+		return 0;
+	if (errno != EINVAL) /* EINVAL: the kernel does not know the advice */
+		return errno == EFAULT ? -ENOMEM : -errno;
+	if (fd >= 0)
+		return -posix_fallocate(fd, 0, (off_t)bytes);
+	memset(base, 0, bytes);
+	return 0;
+}
+
+int iswi_slab_mem_make(struct iswi_slab_mem *mem, int fd, uint64_t bytes)
+{
+	char *base = NULL;
+	int err = map(fd, bytes, &base);
+
+	if (err != 0)
+		return err;
+	*mem = (struct iswi_slab_mem){.base = base, .bytes = bytes};
+	/* Pinning makes anonymous pages present by itself, and knows no full file system. */
+	if (fd < 0)
+		mem->pinned = iswi_slab_mem_pin(mem);
+	if (mem->pinned)
+		return 0;
+	err = populate(base, fd, bytes);
+	if (err != 0) {
+		iswi_slab_mem_free(mem);
+		return err;
+	}
+	mem->pinned = fd >= 0 && iswi_slab_mem_pin(mem);
+	return 0;
+}
+
+int iswi_slab_mem_open(struct iswi_slab_mem *mem, int fd, uint64_t bytes)
+{
+	char *base = NULL;
+	int err = map(fd, bytes, &base);
+
+	if (err == 0)
+		*mem = (struct iswi_slab_mem){.base = base, .bytes = bytes};
+	return err;
+}
+
+bool iswi_slab_mem_pin(const struct iswi_slab_mem *mem)
+{
+	return mlock(mem->base, mem->bytes) == 0;
 }
 
 void iswi_slab_mem_zero(struct iswi_slab_mem *mem)

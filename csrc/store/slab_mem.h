@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where a slab's bytes lie: anonymous private memory. The only place that knows; slabs kept in
- * files, to survive a restart of the daemon, would change this and nothing else.
+ * Where a slab's bytes lie: anonymous private memory, or a file of a tmpfs that outlives the
+ * process (slab_dir.h). The only place that knows.
  */
 #ifndef ISWI_SLAB_MEM_H
 #define ISWI_SLAB_MEM_H
@@ -15,11 +15,18 @@ struct iswi_slab_mem {
 	bool pinned; /* false: mlock was refused, the host may swap it out */
 };
 
-/* Blocks while the host finds the memory: zeroed, present, and pinned where that is allowed. */
-int iswi_slab_mem_make(struct iswi_slab_mem *mem, uint64_t bytes);
+/*
+ * Blocks while the host finds the memory: zeroed, present, and pinned where that is allowed. fd: an
+ * empty file of that size, or -1 for anonymous memory; it is not needed afterwards.
+ */
+int iswi_slab_mem_make(struct iswi_slab_mem *mem, int fd, uint64_t bytes);
+/* A slab of before, with its contents; not pinned. */
+int iswi_slab_mem_open(struct iswi_slab_mem *mem, int fd, uint64_t bytes);
+/* Blocks. false: refused. */
+bool iswi_slab_mem_pin(const struct iswi_slab_mem *mem);
 /* Blocks: overwrites all of it with zeros. */
 void iswi_slab_mem_zero(struct iswi_slab_mem *mem);
-/* Gives it back to the host. */
+/* Gives it back to the host, once no file has it. */
 void iswi_slab_mem_free(struct iswi_slab_mem *mem);
 
 #endif

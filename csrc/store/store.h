@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The donor store's inside. pool.c: slabs and the store itself. lease.c: leases and their slots.
- * export.c: what the NBD server asks.
+ * export.c: what the NBD server asks. restore.c: what a predecessor left in the directory of slabs.
  *
  * A slab goes round: made (zeroed) → free → mapped in a lease's slot → dirty → zeroed → free.
  *
@@ -17,6 +17,7 @@
 #ifndef ISWI_STORE_H
 #define ISWI_STORE_H
 
+#include "store/slab_dir.h"
 #include "store/slab_mem.h"
 #include "util/util.h"
 #include "wire/nbd_server.h"
@@ -25,6 +26,7 @@
 #define ISWI_STORE_SLOTS_MAX  65536u /* of one lease */
 #define ISWI_STORE_LEASES_MAX 65536u
 #define ISWI_TOKEN_BYTES      32u /* 128 bits in hexadecimal */
+#define ISWI_STORE_NOTES_MAX  16u
 
 enum iswi_slab_state {
 	ISWI_SLAB_NONE, /* no memory */
@@ -34,11 +36,15 @@ enum iswi_slab_state {
 	ISWI_SLAB_DIRTY,
 	ISWI_SLAB_ZEROING,
 	ISWI_SLAB_FREEING,
+	ISWI_SLAB_ORPHAN, /* of a predecessor's lease that is not restored (yet) */
 };
 
 struct iswi_store_slab {
 	struct iswi_slab_mem mem;
 	enum iswi_slab_state state;
+	struct iswi_slab_name name;
+	bool pinning;    /* its memory must not go */
+	bool pin_failed; /* once is enough */
 };
 
 /* A slot's word: its generation above, its state in the lowest bits. */
@@ -54,6 +60,7 @@ struct iswi_slot {
 	/* Requests that use memory, or are about to find out that they may not. Pair: word. */
 	atomic_uint_fast32_t refs;
 	uint32_t slab;
+	uint32_t tag;
 	char *memory;    /* changed only while no request can hold the slot */
 	uint64_t barred; /* empty, but not to be used before connections up to this number are gone
 			  */
@@ -90,7 +97,8 @@ struct iswi_lease {
 /*
  * Locks, in the order in which they are taken:
  *   1. lock: everything here, in leases, and slot words for writing. Never held while memory is
- *      made, zeroed or freed, nor while anything is received or sent.
+ *      made, zeroed or freed, nor while anything is received or sent; held while a slab's file is
+ *      renamed, which on a tmpfs waits for nothing.
  *   2. the server's own (inside iswi_nbd_server_*).
  * iswi_nbd_conn_shutdown takes none and is called with lock held: that a connection is in its
  * lease's list is what keeps it alive.
@@ -101,15 +109,35 @@ struct isw_store {
 	/* Broadcast: a fenced slot's refs reached 0, a connection left, users changed. */
 	pthread_cond_t changed;
 	struct iswi_nbd_server *server;
-	struct iswi_store_slab *slabs;
+	struct iswi_slab_dir dir;
+	struct iswi_store_slab *slabs; /* slabs_size places: slabs_max, or what was found */
+	uint32_t slabs_size;
 	struct iswi_lease **leases; /* leases_max places */
 	uint64_t lease_last;
-	uint64_t generation_last; /* of any slot: none is ever repeated */
+	uint64_t generation_last; /* of any slot: none is ever repeated, by a successor neither */
+	uint64_t serial_last;
+	struct isw_error notes[ISWI_STORE_NOTES_MAX];
+	uint32_t note_count; /* all; those past the last are not kept */
 };
 
 extern const struct iswi_nbd_backend iswi_store_backend;
 
-/* ---- lease.c, store->lock held */
+/* ---- pool.c */
+/* store->lock held, or nobody else there: the next of *last, one that was never used. */
+int iswi_store_number(struct isw_store *store, uint64_t *last, uint64_t *number_out);
+/* store->lock held: nobody reaches the slab's memory any more. */
+void iswi_slab_retire(struct isw_store *store, struct iswi_store_slab *slab);
+
+/* ---- restore.c */
+/* Takes over what is in store->dir, and allocates store->slabs. Nobody else knows the store yet. */
+int iswi_store_restore(struct isw_store *store, struct isw_error *error);
+
+/* ---- lease.c */
+/* A lease that nobody can connect to. NULL: no memory. */
+struct iswi_lease *iswi_lease_alloc(struct isw_store *store, uint32_t slots_max);
+/* store->lock held from here on. */
+/* false: leases_max are there. */
+bool iswi_lease_insert(struct isw_store *store, struct iswi_lease *lease);
 struct iswi_lease *iswi_lease_find(struct isw_store *store, uint64_t id);
 /* Shuts each of its connections down; their threads end on their own. */
 void iswi_lease_shut(struct iswi_lease *lease);

@@ -9,7 +9,7 @@ from typing import Any
 
 from infiniswap import config as configuration
 from infiniswap.errors import UsageError
-from infiniswap.units import CONTROL_PORT, parse_host_port
+from infiniswap.units import CONTROL_PORT, format_size_short, parse_host_port
 
 
 def add_parser(subparsers: Any) -> None:
@@ -54,6 +54,18 @@ def add_parser(subparsers: Any) -> None:
         metavar="PATH",
         help="write the ports as JSON here when serving, remove it at the end",
     )
+    parser.add_argument(
+        "--release",
+        action="store_true",
+        help="run no daemon; give back the memory that daemons which do not run any more have left",
+    )
+    parser.add_argument(
+        "--after",
+        type=float,
+        metavar="SECONDS",
+        help="with --release: only if none has come for it by then",
+    )
+    parser.add_argument("--donor", metavar="ID", help="with --release: of this donor only")
     parser.add_argument("--verbose", action="store_true", help="log every slab that moves")
 
 
@@ -62,6 +74,10 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
     import logging
 
+    if args.release:
+        return release(args)
+    if args.after is not None or args.donor is not None:
+        raise UsageError("--after and --donor need --release")
     from infiniswap.donor import daemon
     from infiniswap.donor.memory import memory_source
     from infiniswap.engine.native import NativeStore
@@ -75,6 +91,24 @@ def run(args: argparse.Namespace) -> int:
     )
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     asyncio.run(daemon.run(config, NativeStore, memory, args.ready_file))
+    return 0
+
+
+def release(args: argparse.Namespace) -> int:
+    """Gives back what dead daemons have left."""
+    import time
+
+    from infiniswap.donor import home
+
+    run_dir = configuration.load(args.config, {}).daemon.run_dir
+    found = [] if run_dir is None else home.leftovers(run_dir)
+    if args.donor is not None:
+        found = [leftover for leftover in found if leftover.path.name == args.donor]
+    if found and args.after is not None:
+        time.sleep(max(0.0, args.after))
+    for leftover in found:
+        if home.release(leftover):
+            print(f"{leftover.path}: {format_size_short(leftover.used_bytes)} given back")
     return 0
 
 

@@ -132,6 +132,9 @@ def _print_tables(rows: Sequence[DonorRow], devices: Sequence[Mapping[str, Any]]
     for row in rows:
         if row.status is None:
             console.print(f"{row.address}: {row.error}", style="red", markup=False, highlight=False)
+            continue
+        for sentence in row.status.degraded:
+            console.print(f"{row.address}: {sentence}", markup=False, highlight=False)
 
 
 def _donor_table(rows: Sequence[DonorRow]) -> Any:

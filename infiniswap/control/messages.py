@@ -113,8 +113,9 @@ class Auth(_Message, frozen=True, tag="auth"):
 class Welcome(_Message, frozen=True, tag="welcome"):
     """The session is open.
 
-    `incarnation` is new with every start of the daemon: when it changed, every lease and all
-    memory of before is gone. Pages are served at `data_port` of the host that was dialled.
+    `incarnation` is new with every start of a daemon that finds no slabs of before: when it
+    changed, every lease and all memory of before is gone. Pages are served at `data_port` of the
+    host that was dialled.
     """
 
     version: Count
@@ -141,6 +142,9 @@ class Goodbye(_Message, frozen=True, tag="goodbye"):
 
 
 GOODBYE_SHUTDOWN: Final = "shutdown"
+GOODBYE_RESTART: Final = "restart"
+"""Of a daemon: it will be back at once, with the same leases. Unlike "shutdown" no reason to give
+them up."""
 GOODBYE_VERSION: Final = "version"
 GOODBYE_SECRET: Final = "secret"
 GOODBYE_PROTOCOL: Final = "protocol"
@@ -150,6 +154,7 @@ GOODBYE_DONE: Final = "done"
 GOODBYE_ERROR: Final = "error"
 GOODBYE_REASONS: Final = (
     GOODBYE_SHUTDOWN,
+    GOODBYE_RESTART,
     GOODBYE_VERSION,
     GOODBYE_SECRET,
     GOODBYE_PROTOCOL,
@@ -418,6 +423,8 @@ class Status(Struct, frozen=True, kw_only=True):
     data_port: Port
     authenticated: bool
     draining: bool
+    degraded: list[Text] = []
+    """What this donor lacks on its host, sentences; older daemons say nothing of it."""
     sessions: Count
     pool: PoolStatus
     memory: MemoryStatus

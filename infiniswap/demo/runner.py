@@ -186,7 +186,7 @@ def _write_config(record: Record) -> Path:
     try:
         path.write_text(
             f'[cluster]\nsecret_file = "{secret}"\n'
-            f'[daemon]\nslab = "{slab}"\n'
+            f'[daemon]\nslab = "{slab}"\nrun_dir = ""\n'
             f'[device]\nslab = "{slab}"\nrun_dir = "{record.devices}"\n'
             f'backup_dir = "{record.work}"\n',
             encoding="utf-8",

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`infiniswap daemon`: puts store, pool, leases and control API together and runs them.
 
-Start: figures, store, data port, control port, then the ready file. Stop (SIGTERM, SIGINT): goodbye
-to every session, a bounded wait for consumers to leave the data port, then everything is closed.
-A consumer loses nothing by a stop: its backup has every page.
+Start: figures, the home of slabs and records (infiniswap.donor.home), store, data port, control
+port, then the ready file. Stop: goodbye to every session, a bounded wait for consumers to leave the
+data port, then everything is closed and the memory returned. A consumer loses nothing by a stop:
+its backup has every page.
+
+SIGTERM with slabs lent and a home to keep them means a restart: consumers are told so, connections
+are cut, and everything stays where it is for the successor. A daemon that is killed leaves the
+same. Where no successor comes within the grace period of leases, `infiniswap daemon --release`,
+which a stopping daemon leaves behind, gives the memory back.
 """
 
 from __future__ import annotations
@@ -20,8 +26,8 @@ import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +39,7 @@ from infiniswap.control.server import CONNECTIONS_MAX, ControlServer, ServerConf
 from infiniswap.donor import descriptors
 from infiniswap.donor.evict import EvictionConfig
 from infiniswap.donor.harvest import Harvester, MemoryFigures, MemorySource
+from infiniswap.donor.home import Home, NoHome, leave_release, open_home
 from infiniswap.donor.service import DonorIdentity, DonorService, ServiceConfig
 from infiniswap.engine.protocol import Store, StoreConfig
 from infiniswap.errors import (
@@ -124,6 +131,7 @@ class Donor:
         service: leases and status.
         server: the control API.
         harvester: the pool.
+        gives_back: whether stopping returns the memory even where a successor could have it.
     """
 
     def __init__(
@@ -133,6 +141,7 @@ class Donor:
         self.service = service
         self.server = server
         self.harvester = harvester
+        self.gives_back = False
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def task_done(self, task: asyncio.Task[None]) -> None:
@@ -188,7 +197,14 @@ async def serve(
     ):
         loop = asyncio.get_running_loop()
         limits = pool_limits(config, await loop.run_in_executor(executor, memory.read))
-        store = store_factory(_store_config(config, limits))
+        identity = make_identity(daemon.name, daemon.listen)
+        home = await loop.run_in_executor(executor, lambda: _open_home(config, limits, identity))
+        if isinstance(home, Home):
+            identity = replace(identity, incarnation=home.incarnation)
+        store = await loop.run_in_executor(
+            executor, lambda: _make_store(store_factory, config, limits, home)
+        )
+        keeps = True  # what lies there, until it is known
         try:
             harvester = Harvester(
                 store,
@@ -201,13 +217,16 @@ async def serve(
             )
             steady.counters = harvester.counters
             service = DonorService(
-                make_identity(daemon.name, daemon.listen),
+                identity,
                 _service_config(config, limits, secret is not None),
                 store,
                 harvester,
                 executor,
                 steady,
+                records=home.records if isinstance(home, Home) else None,
             )
+            _restore(service, store, home, steady())
+            keeps = bool(service.mapped())
             server = ControlServer(service, _server_config(config, secret, stop_s, handshake_s))
             service.server_counters = server.counters
             harvester.evict = service.evict_some
@@ -228,17 +247,24 @@ async def serve(
                 )
                 for task in tasks:
                     task.add_done_callback(donor.task_done)
+                pin = asyncio.create_task(_pin(store, background), name="pin")
                 try:
                     yield donor
                 finally:
-                    for task in tasks:
+                    # What ends by a fault is started again, as what gets a SIGTERM may be.
+                    keeps = (
+                        isinstance(home, Home) and not donor.gives_back and bool(service.mapped())
+                    )
+                    for task in (*tasks, pin):
                         task.cancel()
-                    await asyncio.wait(tasks)
+                    await asyncio.wait((*tasks, pin))
                     stop_pressure()
             finally:
-                await _stop(server, service, store, stop_s)
+                await _stop(server, service, store, stop_s, keeps)
         finally:
             await loop.run_in_executor(executor, store.close)
+            if isinstance(home, Home):
+                await loop.run_in_executor(executor, lambda: _leave(home, config, keeps))
     log.info("stopped")
 
 
@@ -248,7 +274,7 @@ async def run(
     memory: MemorySource,
     ready_file: Path | None = None,
 ) -> None:
-    """Runs a donor until SIGTERM or SIGINT.
+    """Runs a donor until SIGTERM (a successor may have what is lent) or SIGINT (it may not).
 
     Args:
         config: the configuration.
@@ -263,19 +289,99 @@ async def run(
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(descriptors.ShortageLog())
     stopped = asyncio.Event()
+    numbers: list[int] = []
+
+    def stop(number: int) -> None:
+        numbers.append(number)
+        stopped.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
+        loop.add_signal_handler(number, stop, number)
     try:
         async with serve(config, store_factory, memory) as donor:
             if ready_file is not None:
                 _write_ready(ready_file, donor.ports)
             await donor.wait(stopped)
+            donor.gives_back = signal.SIGINT in numbers
             log.info("stopping")
     finally:
         if ready_file is not None:
             _remove_ready(ready_file)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+def _open_home(config: Config, limits: HeadroomConfig, identity: DonorIdentity) -> Home | NoHome:
+    """Blocking. Where there is one: entered, with the incarnation to go by."""
+    if not config.daemon.listen.port:
+        reason = "with a port of the system's choice it is another donor after a restart"
+        return NoHome(reason, is_chosen=True)
+    pool_bytes = limits.slabs_max * limits.slab_bytes
+    home = open_home(config.daemon.run_dir, identity.donor_id, pool_bytes)
+    if isinstance(home, Home):
+        try:
+            home.enter(identity.donor_id, limits.slab_bytes, identity.incarnation)
+        except BaseException:
+            home.close()
+            raise
+    return home
+
+
+def _make_store(
+    factory: StoreFactory, config: Config, limits: HeadroomConfig, home: Home | NoHome
+) -> Store:
+    """Blocking, where many slabs are found."""
+    try:
+        return factory(_store_config(config, limits, home))
+    except BaseException:
+        if isinstance(home, Home):
+            home.close()
+        raise
+
+
+def _restore(service: DonorService, store: Store, home: Home | NoHome, now_s: float) -> None:
+    if isinstance(home, NoHome):
+        sentence = f"a restart of the daemon loses what is lent: {home.reason}"
+        log.log(logging.INFO if home.is_chosen else logging.WARNING, "%s", sentence)
+        if not home.is_chosen:
+            service.degraded.append(sentence)
+        return
+    for note in store.notes():
+        log.warning("removed from %s: %s", home.slabs, note)
+    service.keeping.restore(home.records.load(), store, now_s)
+    if "noswap" in home.missing_options:
+        service.degraded.append(
+            "this kernel (before 6.4) may swap slabs out while no daemon runs that has them locked"
+        )
+        log.warning("%s", service.degraded[-1])
+
+
+async def _pin(store: Store, executor: Executor) -> None:
+    """What a predecessor has left is pinned beside serving it: consumers wait for that."""
+    loop = asyncio.get_running_loop()
+    try:
+        while await loop.run_in_executor(executor, store.pin):
+            pass
+    except InfiniswapError as error:
+        log.warning("%s", error)
+
+
+def _leave(home: Home, config: Config, keeps: bool) -> None:
+    """Blocking. The end of a daemon that has a home."""
+    try:
+        if not keeps:
+            home.remove()
+            return
+        home.close()
+        log.info(
+            "what is lent stays in %s for a restarted daemon; `infiniswap daemon --release` gives "
+            "it back, which happens by itself after %g s",
+            home.path,
+            config.daemon.lease_grace_s,
+        )
+        leave_release(home.path, config.daemon.lease_grace_s)
+    except InfiniswapError as error:
+        log.error("%s", error)
 
 
 def _watch_pressure(harvester: Harvester) -> Callable[[], None]:
@@ -300,7 +406,14 @@ def _watch_pressure(harvester: Harvester) -> Callable[[], None]:
     return stop
 
 
-async def _stop(server: ControlServer, service: DonorService, store: Store, stop_s: float) -> None:
+async def _stop(
+    server: ControlServer, service: DonorService, store: Store, stop_s: float, keeps: bool
+) -> None:
+    if keeps:
+        # Consumers go on without this donor for a moment; the sooner it is over the better.
+        await server.stop(m.GOODBYE_RESTART, "the daemon is restarted")
+        await service.finish()
+        return
     await server.stop(m.GOODBYE_SHUTDOWN, "the daemon is stopping")
     end_s = time.monotonic() + stop_s
     left = store.stats()["connections"]
@@ -312,7 +425,7 @@ async def _stop(server: ControlServer, service: DonorService, store: Store, stop
     await service.finish()
 
 
-def _store_config(config: Config, limits: HeadroomConfig) -> StoreConfig:
+def _store_config(config: Config, limits: HeadroomConfig, home: Home | NoHome) -> StoreConfig:
     daemon = config.daemon
     return StoreConfig(
         slab_bytes=daemon.slab_bytes,
@@ -321,6 +434,7 @@ def _store_config(config: Config, limits: HeadroomConfig) -> StoreConfig:
         connections_max=daemon.connections_max,
         connections_per_lease_max=daemon.connections_per_lease_max,
         connections_per_host_max=daemon.connections_per_host_max,
+        slab_dir=str(home.slabs) if isinstance(home, Home) else None,
     )
 
 

@@ -126,6 +126,25 @@ class LeaseTable:
         self._settle(entry, now_s)
         return entry
 
+    def restore(
+        self,
+        lease: int,
+        owner: Owner,
+        slots_max: int,
+        reclaim: str,
+        epoch: int,
+        slots: Iterable[m.SlotInfo],
+        now_s: float,
+    ) -> Lease:
+        """Enters a lease of the daemon's predecessor: its device has a whole grace period anew.
+
+        Raises:
+            ValueError: that number is taken.
+        """
+        entry = self.grant(lease, owner, 0, slots_max, reclaim, epoch, now_s)
+        entry.slots = {slot.slot: slot for slot in slots}
+        return entry
+
     def owned(self, lease: int, session: int) -> Lease:
         """The lease, for a request of the session that owns it.
 

@@ -30,8 +30,10 @@ from infiniswap.control.service import ServerSession
 from infiniswap.donor.drain import Drain, drain_path
 from infiniswap.donor.evict import EvictionConfig, Evictor, MappedSlab
 from infiniswap.donor.harvest import Harvester
+from infiniswap.donor.keeping import Keeping
 from infiniswap.donor.leases import Lease, LeaseState, LeaseTable, Owner
 from infiniswap.donor.quota import Quota
+from infiniswap.donor.records import LeaseRecords
 from infiniswap.engine.protocol import MappedSlot, Store
 from infiniswap.errors import (
     EngineError,
@@ -53,7 +55,7 @@ class DonorIdentity:
     Attributes:
         donor_id: UUID, the same over restarts.
         name: for tables.
-        incarnation: 128 bits in hex, new with every start.
+        incarnation: 128 bits in hex, new with every start that finds no slabs of before.
     """
 
     donor_id: str
@@ -109,6 +111,7 @@ class DonorService:
         executor: for blocking calls.
         clock: seconds, monotonic.
         rng: chooses which slabs may be evicted; None: a source of its own.
+        records: where leases are written down for a successor; None: they end with this one.
     """
 
     def __init__(
@@ -120,6 +123,7 @@ class DonorService:
         executor: Executor,
         clock: Callable[[], float],
         rng: Random | None = None,
+        records: LeaseRecords | None = None,
     ) -> None:
         self._identity = identity
         self._config = config
@@ -134,6 +138,7 @@ class DonorService:
         self._under_way: set[asyncio.Future[Any]] = set()
         self.control_port = 0
         self.data_port = 0
+        self.degraded: list[str] = []
         self.counters: Counter[str] = Counter()
         self.server_counters: Counter[str] = Counter()
         self.evictor = Evictor(self, config.eviction, rng or Random(), clock, self.counters)
@@ -146,6 +151,7 @@ class DonorService:
             path,
             config.drain_move_s,
         )
+        self.keeping = Keeping(self._table, records, self._off_loop, self.counters)
         self._quota = Quota(self._table, self.evictor, slabs_max, config.consumer_share_max)
 
     # --------------------------------------------------------------------- sessions
@@ -252,6 +258,9 @@ class DonorService:
         self._table.grant(
             made.lease, owner, session.number, request.slots_max, reclaim, epoch, self._clock()
         )
+        lease = self._table.get(made.lease)
+        assert lease is not None
+        await self._whole(self.keeping.write_down(lease), made.lease)
         log.info("lease %d granted to %s", made.lease, session)
         return m.LeaseAnswer(
             id=request.id,
@@ -275,12 +284,12 @@ class DonorService:
                 f"all {lease.slots_max} slots of lease {lease.lease} are in use",
                 reason=m.REFUSED_QUOTA,
             )
-        made = self._put(lease)
+        made = self._put(lease, request.slab)
         if made is None:
             await self._prepare(session)
             # The lease may have gone while a slab was made.
             self._table.owned(request.lease, session.number)
-            made = self._put(lease)
+            made = self._put(lease, request.slab)
         if made is None:
             self.counters["maps_refused"] += 1
             raise RequestRefusedError("no memory to lend now", reason=m.REFUSED_NO_MEMORY)
@@ -288,9 +297,9 @@ class DonorService:
         log.debug("%s: slab %d is in slot %d", session, request.slab, made.slot)
         return m.MapAnswer(id=request.id, slot=made.slot, generation=made.generation)
 
-    def _put(self, lease: Lease) -> MappedSlot | None:
+    def _put(self, lease: Lease, slab: int) -> MappedSlot | None:
         try:
-            return self._store.map(lease.lease)
+            return self._store.map(lease.lease, slab)
         except EngineError as error:
             if error.code != errno.EAGAIN:
                 raise
@@ -344,6 +353,8 @@ class DonorService:
             raise
         epoch = self._store.lease_stats(lease.lease).epoch
         self._table.renewed(lease.lease, epoch)
+        # Before the device hears of the epoch: it may know none that is later than what is written.
+        await self.keeping.write_down(lease)
         log.info("lease %d reclaimed by %s (epoch %d)", lease.lease, session, epoch)
         return m.RenewAnswer(
             id=request.id, token=token, epoch=epoch, slots=list(lease.slots.values())
@@ -459,6 +470,8 @@ class DonorService:
 
     async def _destroy(self, lease: Lease, why: str) -> None:
         slots = len(lease.slots)
+        # First: what is half gone must not come back.
+        await self.keeping.strike_out(lease)
         try:
             await self._off_loop(lambda: self._store.lease_destroy(lease.lease))
         finally:
@@ -492,6 +505,7 @@ class DonorService:
             data_port=self.data_port,
             authenticated=self._config.authenticated,
             draining=self.drain.is_active,
+            degraded=self.degraded,
             sessions=len(self._sessions),
             pool=m.PoolStatus(
                 limit_bytes=self._config.pool_bytes,

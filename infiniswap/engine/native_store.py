@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import os
 import sys
 from typing import Any, Self
 
 from infiniswap.engine.binding import Handle, check, ffi, lib, struct_ints, warn_unclosed
-from infiniswap.engine.protocol import Lease, LeaseStats, MappedSlot, StoreConfig
+from infiniswap.engine.protocol import Lease, LeaseStats, MappedSlot, RestoredSlot, StoreConfig
 
 
 class NativeStore:
@@ -23,7 +24,11 @@ class NativeStore:
         self._handle: Handle | None = None
         error = ffi.new("struct isw_error *")
         out = ffi.new("isw_store **")
-        c_config = ffi.new("struct isw_store_config *", dataclasses.asdict(config))
+        slab_dir = ffi.NULL
+        if config.slab_dir is not None:
+            slab_dir = ffi.new("char[]", os.fsencode(config.slab_dir))
+        fields = {**dataclasses.asdict(config), "slab_dir": slab_dir}
+        c_config = ffi.new("struct isw_store_config *", fields)
         check(lib.isw_store_create(c_config, out, error), "cannot create the slab store", error)
         self._handle = Handle("slab store", out[0], lib.isw_store_destroy)
 
@@ -56,6 +61,37 @@ class NativeStore:
         """Blocking, worker thread. False when no slab is dirty."""
         with self._use() as store:
             return self._found(lib.isw_store_scrub(store), "cannot zero a slab")
+
+    def pin(self) -> bool:
+        """Blocking, worker thread. False when every slab has been pinned, or cannot be."""
+        with self._use() as store:
+            return self._found(lib.isw_store_pin(store), "cannot pin a slab")
+
+    def notes(self) -> list[str]:
+        """Any thread. What was found in the directory of slabs and removed, and why."""
+        note = ffi.new("struct isw_error *")
+        texts: list[str] = []
+        with self._use() as store:
+            while lib.isw_store_note(store, len(texts), note) == 0:
+                texts.append(ffi.string(note.text).decode(errors="replace"))
+        return texts
+
+    def lease_restore(self, lease: int, slots_max: int, epoch: int) -> list[RestoredSlot]:
+        """Any thread. EngineError: no such number was given out, or too many leases."""
+        info, slots = ffi.new("struct isw_slot_info *"), []
+        with self._use() as store:
+            result = lib.isw_store_lease_restore(store, lease, slots_max, epoch)
+            check(result, f"cannot restore lease {lease}")
+            after = 0
+            while lib.isw_store_lease_slot(store, lease, after, info) == 0:
+                slots.append(RestoredSlot(int(info.slot), int(info.generation), int(info.tag)))
+                after = int(info.slot) + 1
+        return slots
+
+    def restored(self) -> None:
+        """Any thread. Slabs of leases that were not restored become dirty."""
+        with self._use() as store:
+            lib.isw_store_restored(store)
 
     @staticmethod
     def _found(result: int, what: str) -> bool:
@@ -97,13 +133,16 @@ class NativeStore:
         check(result, f"no figures of lease {lease}")
         return LeaseStats(**struct_ints(stats[0]))
 
-    def map(self, lease: int) -> MappedSlot | None:
-        """Any thread. None when no slab is free. EngineError ENOSPC when no slot is empty, EAGAIN
-        when those that are wait for old connections to end."""
+    def map(self, lease: int, slab: int = 0) -> MappedSlot | None:
+        """Any thread. None when no slab is free; `slab` is kept with it, see lease_restore.
+
+        EngineError ENOSPC when no slot is empty, EAGAIN when those that are wait for old
+        connections to end.
+        """
         slot = ffi.new("uint32_t *")
         generation = ffi.new("uint64_t *")
         with self._use() as store:
-            result = lib.isw_store_map(store, lease, slot, generation)
+            result = lib.isw_store_map(store, lease, slab, slot, generation)
         if result == -errno.ENOENT:
             return None
         check(result, f"cannot map a slab into lease {lease}")
@@ -123,7 +162,8 @@ class NativeStore:
         return struct_ints(stats[0])
 
     def close(self) -> None:
-        """Blocking, worker thread, idempotent. Closes every connection, frees every slab."""
+        """Blocking, worker thread, idempotent. Closes every connection, frees every slab that
+        lies in no file."""
         if self._handle is not None:
             self._handle.close()
 

@@ -108,6 +108,8 @@ class StoreConfig:
     connections_per_host_max: int = 128
     handshake_ms_max: int = 5_000
     send_ms_max: int = 30_000
+    slab_dir: str | None = None
+    """A tmpfs that keeps slabs when the process is gone; None: they end with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,15 @@ class MappedSlot:
 
     slot: int
     generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredSlot:
+    """A slab that was found in its slot."""
+
+    slot: int
+    generation: int
+    slab: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +162,18 @@ class Store(Protocol):
     def scrub(self) -> bool:
         """Blocking. Zeroes one dirty slab into the free pool; False when there is none."""
 
+    def pin(self) -> bool:
+        """Blocking. Pins one slab of a predecessor's; False when all have been."""
+
+    def notes(self) -> Sequence[str]:
+        """What was found in the directory of slabs and removed, and why."""
+
+    def lease_restore(self, lease: int, slots_max: int, epoch: int) -> Sequence[RestoredSlot]:
+        """A predecessor's lease with the slabs that were found. It has to be renewed."""
+
+    def restored(self) -> None:
+        """Every lease has been named: slabs of others are nobody's."""
+
     def lease_create(self, slots_max: int) -> Lease: ...
     def lease_renew(self, lease: int, wait_ms_max: int) -> str:
         """Blocking. Fences the old connections and returns a fresh token."""
@@ -159,8 +182,10 @@ class Store(Protocol):
         """Blocking. Fences and releases every slot."""
 
     def lease_stats(self, lease: int) -> LeaseStats: ...
-    def map(self, lease: int) -> MappedSlot | None:
+    def map(self, lease: int, slab: int) -> MappedSlot | None:
         """Puts a free slab into an empty slot; None when no slab is free.
+
+        `slab`: the device's own number, kept with it.
 
         EngineError EAGAIN: the empty slots were taken by force, and wait until the lease's old
         connections have ended.

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mounted file systems: which one a path lies on, and unmounting."""
+"""Mounted file systems: which one a path lies on, mounting a tmpfs, and unmounting."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,14 @@ from infiniswap.system.files import PROC, read_text, unescape
 FUSE_TYPE = "fuse.infiniswap"
 """File system type of the fuse front end's mounts."""
 
+TMPFS_OPTIONS = ("huge=advise", "noswap")
+"""Of a tmpfs for slabs, as far as the kernel knows them: huge pages for mappings that ask for them
+(needs transparent huge pages), and no page of it is ever swapped out (Linux 6.4)."""
+
+_MS_NOSUID = 2
+_MS_NODEV = 4
+_MS_NOEXEC = 8
+_MS_REMOUNT = 32
 _MNT_DETACH = 2
 _UMOUNT_NOFOLLOW = 8
 
@@ -105,6 +114,55 @@ def mounts_of_device(device: str, *, proc: Path = PROC) -> tuple[Mount, ...]:
 def infiniswap_mounts(*, proc: Path = PROC) -> tuple[Mount, ...]:
     """Mounts of the fuse front end."""
     return tuple(mount for mount in mounts(proc=proc) if mount.fs_type == FUSE_TYPE)
+
+
+def _mount(source: str, point: Path, fs_type: str, flags: int, options: str) -> int:
+    """mount(2), without a child process; 0 or the error's number."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    arguments = (source.encode(), os.fsencode(point), fs_type.encode())
+    result = libc.mount(*arguments, ctypes.c_ulong(flags), options.encode())
+    return 0 if result == 0 else ctypes.get_errno()
+
+
+def mount_tmpfs(mount_point: Path, size_bytes: int, *, mode: int) -> tuple[str, ...]:
+    """Mounts a tmpfs with TMPFS_OPTIONS.
+
+    Returns:
+        Those that this kernel does not know.
+
+    Raises:
+        NotPermittedError, SystemCallError: the kernel's refusal.
+    """
+    basic = f"size={size_bytes},mode={mode:o}"
+    code = 0
+    # From all to none; of two, each on its own.
+    for missing in ((), ("noswap",), ("huge=advise",), TMPFS_OPTIONS):
+        wanted = [option for option in TMPFS_OPTIONS if option not in missing]
+        flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+        code = _mount("infiniswap", mount_point, "tmpfs", flags, ",".join([basic, *wanted]))
+        if code == 0:
+            return missing
+        if code != errno.EINVAL:
+            break
+    raise from_oserror(
+        "cannot mount a tmpfs", OSError(code, os.strerror(code)), where=str(mount_point)
+    )
+
+
+def resize_tmpfs(mount_point: Path, size_bytes: int) -> None:
+    """Changes how much a tmpfs may hold.
+
+    Raises:
+        NotPermittedError, SystemCallError: the kernel's refusal (EINVAL: it holds more).
+    """
+    flags = _MS_REMOUNT | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+    code = _mount("infiniswap", mount_point, "tmpfs", flags, f"size={size_bytes}")
+    if code != 0:
+        raise from_oserror(
+            "cannot change the size of the tmpfs",
+            OSError(code, os.strerror(code)),
+            where=str(mount_point),
+        )
 
 
 def unmount(mount_point: Path, *, lazy: bool = False) -> None:

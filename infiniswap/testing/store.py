@@ -8,7 +8,7 @@ import secrets
 import threading
 from dataclasses import dataclass, field
 
-from infiniswap.engine.protocol import Lease, LeaseStats, MappedSlot, StoreConfig
+from infiniswap.engine.protocol import Lease, LeaseStats, MappedSlot, RestoredSlot, StoreConfig
 from infiniswap.errors import EngineError
 
 _WAIT_S = 60.0
@@ -94,6 +94,24 @@ class FakeStore:
             self._free += found
             return found
 
+    def pin(self) -> bool:
+        """There is nothing to pin."""
+        return False
+
+    def notes(self) -> list[str]:
+        """Nothing is found."""
+        return []
+
+    def lease_restore(self, lease: int, slots_max: int, epoch: int) -> list[RestoredSlot]:
+        """A lease of before; its slabs are gone."""
+        with self._lock:
+            self._leases[lease] = _Lease(slots_max, secrets.token_hex(16), epoch)
+            self._next_lease = max(self._next_lease, lease + 1)
+            return []
+
+    def restored(self) -> None:
+        """Nothing is left over."""
+
     def lease_create(self, slots_max: int) -> Lease:
         """A new lease."""
         with self._lock:
@@ -136,7 +154,7 @@ class FakeStore:
                 write_bytes=0,
             )
 
-    def map(self, lease: int) -> MappedSlot | None:
+    def map(self, lease: int, slab: int = 0) -> MappedSlot | None:
         """Moves a free slab into an empty slot."""
         with self._lock:
             entry = self._find(lease)

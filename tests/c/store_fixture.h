@@ -79,7 +79,7 @@ static inline struct mapped map_slab(const struct fixture *f, uint64_t lease)
 {
 	struct mapped mapped;
 
-	CHECK_EQ(isw_store_map(f->store, lease, &mapped.slot, &mapped.generation), 0);
+	CHECK_EQ(isw_store_map(f->store, lease, 0, &mapped.slot, &mapped.generation), 0);
 	return mapped;
 }
 

@@ -213,7 +213,7 @@ static isw_store *donor_start(isw_engine *e, struct link *link)
 	CHECK_EQ(isw_store_listen(store, "127.0.0.1", 0, &link->donor_port, &error), 0);
 	CHECK_EQ(isw_store_preallocate(store, &error), 0);
 	CHECK_EQ(isw_store_lease_create(store, 1, token, &lease, &error), 0);
-	CHECK_EQ(isw_store_map(store, lease, &slot, &generation), 0);
+	CHECK_EQ(isw_store_map(store, lease, 0, &slot, &generation), 0);
 	server_start(&link->server, link_run, link);
 	remote.port = link->server.port;
 	CHECK_EQ(isw_remote_connect(e, &remote, &number, &error), 0);

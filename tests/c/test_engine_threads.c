@@ -97,7 +97,7 @@ static void map_slab(struct world *w, uint32_t slab, bool migrate)
 	int code;
 
 	CHECK(w->mappings < PLACES);
-	if (isw_store_map(d->store, d->lease, &place->slot, &place->generation))
+	if (isw_store_map(d->store, d->lease, 0, &place->slot, &place->generation))
 		return; /* full */
 	place->donor = number;
 	code = migrate ? isw_slab_migrate(w->engine, slab, d->remote, place->slot, w->mappings++)

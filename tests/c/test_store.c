@@ -97,7 +97,7 @@ static void test_map_and_unmap(struct fixture *f)
 			CHECK(mapped[i].generation > mapped[k].generation);
 		}
 	}
-	CHECK_EQ(isw_store_map(f->store, leased.lease, &slot, &generation), -ENOENT);
+	CHECK_EQ(isw_store_map(f->store, leased.lease, 0, &slot, &generation), -ENOENT);
 	CHECK_EQ(isw_store_unmap(f->store, leased.lease, mapped[0].slot, mapped[0].generation + 1,
 				 0),
 		 -ESTALE);
@@ -107,7 +107,7 @@ static void test_map_and_unmap(struct fixture *f)
 	CHECK_EQ(unmap_slab(f, leased.lease, mapped[0], 0), -ESTALE);
 	CHECK_EQ(stats_of(f).slabs_dirty, 1);
 	/* Dirty is not free. */
-	CHECK_EQ(isw_store_map(f->store, leased.lease, &slot, &generation), -ENOENT);
+	CHECK_EQ(isw_store_map(f->store, leased.lease, 0, &slot, &generation), -ENOENT);
 	CHECK_EQ(isw_store_scrub(f->store), 0);
 	CHECK_EQ(stats_of(f).slabs_free, 1);
 	mapped[0] = map_slab(f, leased.lease);
@@ -127,7 +127,7 @@ static void test_slots_run_out(struct fixture *f)
 	uint64_t generation;
 	uint32_t slot;
 
-	CHECK_EQ(isw_store_map(f->store, leased.lease, &slot, &generation), -ENOSPC);
+	CHECK_EQ(isw_store_map(f->store, leased.lease, 0, &slot, &generation), -ENOSPC);
 	CHECK_EQ(unmap_slab(f, leased.lease, mapped, 0), 0);
 	CHECK_EQ(isw_store_scrub(f->store), 0);
 	CHECK_EQ(isw_store_lease_destroy(f->store, leased.lease), 0);

@@ -201,12 +201,12 @@ static void test_slot_taken_by_force_waits_for_old_connections(void)
 	CHECK_EQ(isw_store_scrub(f.store), 0);
 	CHECK_EQ(isw_store_scrub(f.store), 0);
 	/* Nothing else is left: the old connections are sent away for it, all of them. */
-	CHECK_EQ(isw_store_map(f.store, leased.lease, &again.slot, &again.generation), -EAGAIN);
+	CHECK_EQ(isw_store_map(f.store, leased.lease, 0, &again.slot, &again.generation), -EAGAIN);
 	hear_close(old);
 	close(old);
 	hear_close(second);
 	close(second);
-	WAIT_FOR(isw_store_map(f.store, leased.lease, &again.slot, &again.generation) == 0);
+	WAIT_FOR(isw_store_map(f.store, leased.lease, 0, &again.slot, &again.generation) == 0);
 	CHECK_EQ(again.slot, forced.slot);
 	tear_down(&f);
 }
@@ -552,7 +552,8 @@ static void landlord_step(struct landlord *l, uint32_t *random)
 			 0);
 		mapped->generation = 0;
 	} else {
-		err = isw_store_map(l->f.store, leased->lease, &mapped->slot, &mapped->generation);
+		err = isw_store_map(l->f.store, leased->lease, 0, &mapped->slot,
+				    &mapped->generation);
 		CHECK(err == 0 || err == -ENOENT || err == -EAGAIN);
 		if (err != 0)
 			mapped->generation = 0;

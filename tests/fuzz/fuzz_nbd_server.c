@@ -377,7 +377,7 @@ static struct iswi_lease *make_lease(uint32_t slots, uint32_t mapped)
 
 	MUST(isw_store_lease_create(fuzz.store, slots, token, &lease, NULL) == 0);
 	for (uint32_t i = 0; i < mapped; i++)
-		MUST(isw_store_map(fuzz.store, lease, &slot, &generation) == 0);
+		MUST(isw_store_map(fuzz.store, lease, 0, &slot, &generation) == 0);
 	return iswi_lease_find(fuzz.store, lease);
 }
 

@@ -9,17 +9,19 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits
 from infiniswap.control.server import ControlServer, ServerConfig
 from infiniswap.donor.evict import EvictionConfig
 from infiniswap.donor.harvest import Harvester
+from infiniswap.donor.records import LeaseRecord
 from infiniswap.donor.service import DonorIdentity, DonorService, ServiceConfig
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
 from infiniswap.testing.memory import FakeMemory
 from infiniswap.units import GIB, HostPort
 from simulation.loop import Host, SimLoop, SimTask
 from simulation.network import End, Network
-from simulation.store import Mapping, SimStore, Unmapping
+from simulation.store import Files, Mapping, SimStore, Unmapping
 
 CONTROL_PORT = 9400
 DATA_PORT = 9401
@@ -29,6 +31,21 @@ MISSED_MAX = 5
 GRACE_S = 4.0
 PRETENDED_BYTES = 16 * GIB
 """Of a slab, for the policy: it looks at a host with little memory twenty times a second."""
+
+
+class SimRecords:
+    """What a donor writes down; in its host's memory, as its slabs are."""
+
+    def __init__(self) -> None:
+        self.leases: dict[int, LeaseRecord] = {}
+
+    def save(self, record: LeaseRecord) -> None:
+        """See LeaseRecords."""
+        self.leases[record.lease] = record
+
+    def remove(self, lease: int) -> None:
+        """See LeaseRecords."""
+        self.leases.pop(lease, None)
 
 
 class SimDonor:
@@ -76,19 +93,28 @@ class SimDonor:
         self._failed = failed
         self._sessions: set[SimTask] = set()
         self._loops: list[SimTask] = []
+        self._left: tuple[str, Files, SimRecords] | None = None
         self.start()
 
     # ------------------------------------------------------------------------ life
 
     def start(self) -> None:
-        """A new daemon: another incarnation, nothing lent. Unless there is one."""
+        """A new daemon, unless there is one: the former one's successor if that has left its slabs,
+        otherwise of another incarnation, with nothing lent."""
         if self.is_up:
             return
+        incarnation, files, records = self._left or (
+            f"{self._rng.getrandbits(128):032x}",
+            Files(),
+            SimRecords(),
+        )
+        self._left = None
+        self._incarnation, self._records = incarnation, records
         self.host: Host = self._loop.host(self.name)
         self.is_up, self.is_silent = True, False
         self._network.host_back(self.name)
         self.store = SimStore(
-            self._slab_bytes, PRETENDED_BYTES, self._slabs_max, self._rng, *self._checks
+            self._slab_bytes, PRETENDED_BYTES, self._slabs_max, self._rng, *self._checks, files
         )
         self.memory.store = self.store
         self.host.run(self._start)
@@ -109,7 +135,7 @@ class SimDonor:
         harvester = Harvester(self.store, policy, self.memory, executor, clock)
         self.harvester = harvester
         self.service = DonorService(
-            DonorIdentity(self._donor_id, self.name, f"{self._rng.getrandbits(128):032x}"),
+            DonorIdentity(self._donor_id, self.name, self._incarnation),
             ServiceConfig(
                 slab_bytes=self._slab_bytes,
                 pool_bytes=self._slabs_max * self._slab_bytes,
@@ -127,7 +153,10 @@ class SimDonor:
             executor,
             clock,
             Random(self._rng.getrandbits(64)),
+            self._records,
         )
+        kept = sorted(self._records.leases.values(), key=lambda record: record.lease)
+        self.service.keeping.restore(kept, self.store, clock())
         limits = Limits(heartbeat_s=HEARTBEAT_S, missed_max=MISSED_MAX, send_s=2.0)
         self.server = ControlServer(
             self.service, ServerConfig(secret=SECRET, limits=limits, handshake_s=2.0)
@@ -156,8 +185,13 @@ class SimDonor:
         finally:
             self._sessions.discard(task)
 
-    def crash(self, silently: bool) -> None:
-        """No more of it, from one moment to the next."""
+    def crash(self, silently: bool, keeps: bool = False) -> None:
+        """No more of it, from one moment to the next.
+
+        keeps: its slabs and records are there for the next one.
+        """
+        if keeps:
+            self._left = self._incarnation, self.store.files(), self._records
         self.is_up, self.is_silent = False, silently
         self._network.host_died(self.host, silently)
         if not silently:
@@ -166,19 +200,24 @@ class SimDonor:
         self._sessions.clear()
         self._loop.kill(self.host)
 
-    def stop(self) -> SimTask:
-        """As on SIGTERM; the task ends when the daemon has."""
-        return self.host.spawn(self._stop(), "stop")
+    def stop(self, keeps: bool = False) -> SimTask:
+        """As on SIGINT, or with `keeps` on SIGTERM; the task ends when the daemon has."""
+        return self.host.spawn(self._stop(keeps), "stop")
 
-    async def _stop(self) -> None:
+    async def _stop(self, keeps: bool) -> None:
         for task in self._loops:
             task.cancel()
         await asyncio.wait(self._loops)
         self._network.silence(str(self.address))
-        await self.server.stop()
+        if keeps:
+            await self.server.stop(m.GOODBYE_RESTART, "restarted")
+        else:
+            await self.server.stop()
         if self._sessions:
             await asyncio.wait(self._sessions, timeout=5.0)
         await self.service.finish()
+        if keeps and self.is_up:
+            self._left = self._incarnation, self.store.files(), self._records
         self.store.close()
         self._loop.world.run(self._loop.call_soon, self._stopped)
 

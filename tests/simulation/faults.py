@@ -40,6 +40,9 @@ class Faults:
             self.crash,
             self.crash,
             self.restart,
+            self.crash_and_keep,
+            self.crash_and_keep,
+            self.restart_and_keep,
             self.freeze_donor,
             self.freeze_device,
             self.kill_device,
@@ -156,18 +159,32 @@ class Faults:
             donor.crash(silently=self._rng.random() < 0.5)
             self._for(("crash", donor.name), donor.start)
 
+    def crash_and_keep(self) -> None:
+        """A donor's daemon is killed; the next one finds its slabs, and what was written down."""
+        donor = self._donor()
+        if donor.is_up:
+            donor.crash(silently=False, keeps=True)
+            self._for(("crash", donor.name), donor.start)
+
     def restart(self) -> None:
         """A donor's daemon is stopped, and started again."""
+        self._restart(keeps=False)
+
+    def restart_and_keep(self) -> None:
+        """Likewise, with its slabs."""
+        self._restart(keeps=True)
+
+    def _restart(self, keeps: bool) -> None:
         donor = self._donor()
         if donor.is_up and not donor.host.frozen:
-            task = donor.stop()
+            host = donor.host
+            donor.stop(keeps)
 
             def again() -> None:
-                if donor.is_up:
-                    if not task.done():
-                        self._for(("crash", donor.name), again, 1.0)
-                    return
-                donor.start()
+                if donor.is_up and donor.host is host:  # still stopping
+                    self._for(("crash", donor.name), again, 1.0)
+                else:
+                    donor.start()
 
             self._for(("crash", donor.name), again)
 

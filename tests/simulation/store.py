@@ -15,7 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from infiniswap.engine.binding import ffi
-from infiniswap.engine.protocol import Lease, LeaseStats, MappedSlot
+from infiniswap.engine.protocol import Lease, LeaseStats, MappedSlot, RestoredSlot
 from infiniswap.errors import EngineError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class Slot:
 
     generation: int
     memory: Any
+    slab: int = 0
 
 
 @dataclass(slots=True)
@@ -51,6 +52,17 @@ class StoreLease:
     connections: list[Connection] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class Files:
+    """What lies in a directory of slabs when its daemon is dead."""
+
+    mapped: dict[int, dict[int, Slot]] = field(default_factory=dict)
+    free: list[Any] = field(default_factory=list)
+    dirty: list[Any] = field(default_factory=list)
+    last_lease: int = 0
+    last_generation: int = 0
+
+
 class SimStore:
     """infiniswap.engine.protocol.Store.
 
@@ -61,6 +73,7 @@ class SimStore:
         rng: tokens, and which renewals find connections that do not drain.
         unmapping: told before a slot is emptied.
         mapping: told before a slot is filled.
+        files: what a predecessor has left.
     """
 
     def __init__(
@@ -71,6 +84,7 @@ class SimStore:
         rng: Random,
         unmapping: Unmapping,
         mapping: Mapping,
+        files: Files | None = None,
     ) -> None:
         self.slab_bytes = slab_bytes
         self.slabs_max = slabs_max
@@ -82,10 +96,12 @@ class SimStore:
         self._pretended_bytes = pretended_bytes
         self._unmapping = unmapping
         self._mapping = mapping
-        self._free: list[Any] = []
-        self._dirty: list[Any] = []
-        self._last_lease = 0
-        self._last_generation = 0
+        files = files or Files()
+        self._free: list[Any] = list(files.free)
+        self._dirty: list[Any] = list(files.dirty)
+        self._orphans = dict(files.mapped)
+        self._last_lease = files.last_lease
+        self._last_generation = files.last_generation
         self._zeros = bytes(slab_bytes)
 
     @property
@@ -94,7 +110,9 @@ class SimStore:
         return self._total() * self._pretended_bytes
 
     def _total(self) -> int:
-        return len(self._free) + len(self._dirty) + sum(len(e.slots) for e in self.leases.values())
+        mapped = sum(len(entry.slots) for entry in self.leases.values())
+        orphans = sum(len(slots) for slots in self._orphans.values())
+        return len(self._free) + len(self._dirty) + mapped + orphans
 
     def _find(self, lease: int) -> StoreLease:
         if lease not in self.leases:
@@ -141,6 +159,40 @@ class SimStore:
             "connections": sum(len(entry.connections) for entry in self.leases.values()),
         }
 
+    # --------------------------------------------------------------------- restart
+
+    def files(self) -> Files:
+        """What a successor finds if this one dies now. Numbers go on in leaps."""
+        mapped = {number: dict(entry.slots) for number, entry in self.leases.items()}
+        return Files(
+            mapped,
+            list(self._free),
+            list(self._dirty),
+            self._last_lease + 1024,
+            self._last_generation + 1024,
+        )
+
+    def pin(self) -> bool:
+        """There is nothing to pin."""
+        return False
+
+    def notes(self) -> list[str]:
+        """Nobody but donors has their files."""
+        return []
+
+    def lease_restore(self, lease: int, slots_max: int, epoch: int) -> list[RestoredSlot]:
+        """A lease of before; its token is no one's."""
+        entry = StoreLease(lease, slots_max, "", epoch)
+        self.leases[lease] = entry
+        entry.slots = self._orphans.pop(lease, {})
+        return [RestoredSlot(n, slot.generation, slot.slab) for n, slot in entry.slots.items()]
+
+    def restored(self) -> None:
+        """Slabs of leases that nobody has named are nobody's."""
+        for slots in self._orphans.values():
+            self._dirty += [slot.memory for slot in slots.values()]
+        self._orphans.clear()
+
     # ---------------------------------------------------------------------- leases
 
     def _token(self) -> str:
@@ -184,7 +236,7 @@ class SimStore:
 
     # ----------------------------------------------------------------------- slots
 
-    def map(self, lease: int) -> MappedSlot | None:
+    def map(self, lease: int, slab: int) -> MappedSlot | None:
         """A free slab into an empty slot; reuse comes as late as it can."""
         entry = self._find(lease)
         if not self._free:
@@ -203,7 +255,7 @@ class SimStore:
         if bytes(ffi.buffer(memory)) != self._zeros:
             raise AssertionError("a slab that is not zeroed is lent")
         self._last_generation += 1
-        entry.slots[slot] = Slot(self._last_generation, memory)
+        entry.slots[slot] = Slot(self._last_generation, memory, slab)
         entry.slot_next = (slot + 1) % entry.slots_max
         for connection in entry.connections:
             connection.lay(slot, memory)

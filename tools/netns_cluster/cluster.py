@@ -213,6 +213,8 @@ class Cluster:
                 "headroom": f'"{whole.headroom}"',
                 "slab": f'"{whole.slab_bytes}"',
                 "state_dir": f'"{self.directory(host.name)}"',
+                # A mount of one process here, not of a host: a killed daemon loses what it lends.
+                "run_dir": '""',
             },
             "device": {
                 "slab": f'"{whole.slab_bytes}"',

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where slabs and records lie between two daemons: a tmpfs of the daemon's own.
+
+    RUN_DIR/DONOR_ID/             the mount; held with flock by the daemon that runs
+                    donor.json    whose it is (infiniswap.donor.records)
+                    leases/       one record per lease
+                    slabs/        one file per slab (csrc/store/slab_dir.h)
+
+Its own mount, because of its options: a size that is the pool's, huge pages where they are asked
+for, and no swapping, which nothing else prevents while no daemon runs that has the slabs locked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from infiniswap.donor.records import FORMAT, DonorRecord, FileRecords
+from infiniswap.errors import ConflictError, InfiniswapError, from_oserror
+from infiniswap.system import mounts
+from infiniswap.system.files import PROC, read_text
+from infiniswap.units import MIB
+
+log = logging.getLogger(__name__)
+
+LOCK_WAIT_S = 5.0
+"""How long a predecessor that is just ending is waited for."""
+
+_RECORDS_BYTES = 64 * MIB
+"""Beside the pool, for records and the file system's own needs; taken only where used."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoHome:
+    """Slabs end with the daemon, and why.
+
+    Attributes:
+        reason: for the log.
+        is_chosen: by the configuration; otherwise the host lacks something.
+    """
+
+    reason: str
+    is_chosen: bool = False
+
+
+class Home:
+    """The directory of a daemon, held until `close`. Methods block, for a worker thread.
+
+    Attributes:
+        path: of the mount.
+        records: what is written down there.
+        missing_options: of the mount, which this kernel does not know.
+        incarnation: once entered, the one to go by: the predecessor's if its slabs are taken over.
+    """
+
+    def __init__(self, path: Path, descriptor: int, missing_options: tuple[str, ...]) -> None:
+        self.path = path
+        self.records = FileRecords(path)
+        self.missing_options = missing_options
+        self.incarnation = ""
+        self._descriptor = descriptor
+
+    @property
+    def slabs(self) -> Path:
+        """For the store."""
+        return self.path / "slabs"
+
+    def enter(self, donor_id: str, slab_bytes: int, incarnation: str) -> None:
+        """Takes over what is there, if it is this donor's, or begins anew.
+
+        Raises:
+            InfiniswapError: it cannot be written there.
+        """
+        boot_id = read_text(PROC / "sys/kernel/random/boot_id", "cannot read the boot id").strip()
+        own = DonorRecord(FORMAT, donor_id, incarnation, slab_bytes, boot_id)
+        found = self.records.donor()
+        reason = _not_own(found, own)
+        if found is None or reason:
+            if any(self.path.iterdir()):
+                log.warning("what lies in %s is not served: %s", self.path, reason)
+            # First: what is half removed must not pass for the former daemon's.
+            self.records.remove_donor()
+            self._empty()
+        else:
+            own = DonorRecord(FORMAT, donor_id, found.incarnation, slab_bytes, boot_id)
+        try:
+            self.slabs.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise from_oserror("cannot make a directory", error, where=str(self.slabs)) from error
+        # Written anew even if it says the same: whoever waits to clean up sees a successor by it.
+        self.records.save_donor(own)
+        self.incarnation = own.incarnation
+
+    def _empty(self) -> None:
+        for entry in self.path.iterdir():
+            try:
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
+            except OSError as error:
+                raise from_oserror("cannot be removed", error, where=str(entry)) from error
+
+    def close(self) -> None:
+        """Leaves everything there for a successor."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def remove(self) -> None:
+        """Gives the memory back and takes the directory away. Raises InfiniswapError."""
+        self.records.remove_donor()
+        self._empty()
+        if _own_mount(self.path) is not None:
+            # Lazily: our own lock is a use.
+            mounts.unmount(self.path, lazy=True)
+        self.close()
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+        with contextlib.suppress(OSError):  # other daemons have theirs there
+            self.path.parent.rmdir()
+
+
+def _not_own(found: DonorRecord | None, own: DonorRecord) -> str:
+    if found is None:
+        return "there is no record of the daemon that had it"
+    for name, what in (
+        ("format", "another version wrote it"),
+        ("boot_id", "it is of another boot"),
+        ("donor_id", "it is another donor's"),
+        ("slab_bytes", "the size of slabs was another one"),
+    ):
+        if getattr(found, name) != getattr(own, name):
+            return what
+    return ""
+
+
+def _own_mount(path: Path) -> mounts.Mount | None:
+    """The tmpfs that is mounted at the path itself."""
+    mount = mounts.mount_of(path)
+    is_own = mount.fs_type == "tmpfs" and mount.mount_point == os.path.realpath(path)
+    return mount if is_own else None
+
+
+def open_home(run_dir: Path | None, donor_id: str, pool_bytes: int) -> Home | NoHome:
+    """The home of that donor, mounted and locked; or why there is none.
+
+    Raises:
+        ConflictError: another daemon has it.
+    """
+    if run_dir is None:
+        return NoHome("daemon.run_dir is empty", is_chosen=True)
+    path = run_dir / donor_id
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        missing = _mount(path, pool_bytes + _RECORDS_BYTES)
+    except (OSError, InfiniswapError) as error:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        return NoHome(f"no tmpfs can be mounted at {path} ({error})")
+    return Home(path, _lock(path, LOCK_WAIT_S), missing)
+
+
+def _mount(path: Path, size_bytes: int) -> tuple[str, ...]:
+    mount = _own_mount(path)
+    if mount is None:
+        return mounts.mount_tmpfs(path, size_bytes, mode=0o700)
+    status = path.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise ConflictError("the tmpfs there is open to other users", where=str(path))
+    try:
+        mounts.resize_tmpfs(path, size_bytes)
+    except InfiniswapError as error:
+        # More is lent than the pool may have now: that comes back bit by bit.
+        log.warning("%s", error)
+    return tuple(option for option in mounts.TMPFS_OPTIONS if option not in mount.super_options)
+
+
+def _try_lock(path: Path) -> int | None:
+    """A descriptor that holds it; None: another one does, or it has just been removed."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        here, held = path.stat(), os.fstat(descriptor)
+        if (here.st_dev, here.st_ino) == (held.st_dev, held.st_ino):
+            return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _lock(path: Path, wait_s: float) -> int:
+    end_s = time.monotonic() + wait_s
+    while True:
+        try:
+            descriptor = _try_lock(path)
+        except OSError as error:
+            raise from_oserror("cannot be opened", error, where=str(path)) from error
+        if descriptor is not None:
+            return descriptor
+        if time.monotonic() > end_s:
+            raise ConflictError(
+                "the address is in use: another daemon has it, and its slabs",
+                where=str(path),
+                mend="Give another address with --listen, or end that daemon.",
+            )
+        time.sleep(0.05)
+
+
+# ------------------------------------------------------------------- of daemons that are gone
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What a daemon has left that does not run.
+
+    Attributes:
+        path: where.
+        used_bytes: memory.
+        started_ns: names the daemon: another value means that another one has been there since.
+    """
+
+    path: Path
+    used_bytes: int
+    started_ns: int
+
+
+def leftovers(run_dir: Path) -> list[Leftover]:
+    """Homes that no daemon has now. Raises InfiniswapError."""
+    return [found for path in _homes(run_dir) if (found := _look(path)) is not None]
+
+
+def _homes(run_dir: Path) -> Iterator[Path]:
+    with contextlib.suppress(OSError):
+        yield from sorted(path for path in run_dir.iterdir() if path.is_dir())
+
+
+def _look(path: Path) -> Leftover | None:
+    try:
+        descriptor = _try_lock(path)
+        if descriptor is None:
+            return None
+        os.close(descriptor)
+        started_ns = 0
+        with contextlib.suppress(OSError):
+            started_ns = (path / "donor.json").stat().st_mtime_ns
+        if _own_mount(path) is None:
+            return None
+        room = os.statvfs(path)
+        return Leftover(path, (room.f_blocks - room.f_bfree) * room.f_frsize, started_ns)
+    except (OSError, InfiniswapError):
+        return None
+
+
+def leave_release(path: Path, after_s: float) -> None:
+    """Leaves a process behind that gives a home back unless a daemon comes for it.
+
+    Where a service manager ends all of a service's processes this is to be one of its units.
+    """
+    command = [sys.executable, "-m", "infiniswap", "daemon", "--release"]
+    command += ["--after", f"{after_s:g}", "--donor", path.name]
+    # Our own settings are not its: another configuration file could name another directory.
+    environment = {name: text for name, text in os.environ.items() if "INFINISWAP" not in name}
+    environment["INFINISWAP_DAEMON_RUN_DIR"] = str(path.parent)
+    nothing = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
+    try:
+        os.posix_spawn(
+            command[0], command, environment, file_actions=nothing, setsid=True, setsigmask=()
+        )
+    except OSError as error:
+        raise from_oserror(
+            "nothing gives the memory back by itself", error, where=str(path)
+        ) from error
+
+
+def release(leftover: Leftover) -> bool:
+    """Gives the memory of a daemon back that does not run; False: one has come meanwhile.
+
+    Raises:
+        InfiniswapError: it cannot be removed.
+    """
+    now = _look(leftover.path)
+    try:
+        descriptor = _try_lock(leftover.path)
+    except OSError:
+        return False
+    if descriptor is None:
+        return False
+    if now is None or now.started_ns != leftover.started_ns:
+        os.close(descriptor)
+        return False
+    home = Home(leftover.path, descriptor, ())
+    try:
+        home.remove()
+    finally:
+        home.close()
+    return True

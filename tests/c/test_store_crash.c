@@ -1,0 +1,434 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A store in a directory is stopped dead before and after every step that changes a file, and in
+ * the middle of zeroing; its successor is compared with what the dead one had promised. The steps
+ * are the system calls themselves (the linker's --wrap, see CMakeLists.txt).
+ */
+#define _GNU_SOURCE 1
+#include <dirent.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "store/store.h"
+#include "store_fixture.h"
+
+#define SLAB_BYTES   8192u
+#define SLABS        4u
+#define LEASES       3u
+#define SLOTS        3u
+#define OPERATIONS   100u
+#define MAPPINGS_MAX 128u
+#define STOPPED      42
+#define SEEDS        8u
+
+enum promise {
+	NOTHING,
+	BEGUN,    /* the call that makes it has not returned */
+	KEPT,     /* it has */
+	ENDING,   /* the call that ends it has not returned */
+	GIVEN_UP, /* it has */
+};
+
+struct mapping {
+	enum promise promise;
+	uint64_t lease;
+	uint32_t slot;
+	uint32_t tag;
+	uint64_t generation;
+};
+
+struct lease_promise {
+	enum promise promise;
+	uint64_t lease;
+};
+
+/* What the child has promised; shared with its parent, which outlives it. */
+static struct model {
+	uint32_t stop_at; /* counts down; 0: never */
+	uint64_t generation_last;
+	uint64_t lease_last;
+	struct lease_promise leases[MAPPINGS_MAX];
+	uint32_t lease_count;
+	struct mapping mappings[MAPPINGS_MAX];
+	uint32_t mapping_count;
+} * model;
+
+static char directory[] = "/dev/shm/isw-store-crash-XXXXXX";
+
+int __real_renameat(int from_fd, const char *from, int to_fd, const char *to);
+int __real_unlinkat(int fd, const char *name, int flags);
+int __real_ftruncate(int fd, off_t bytes);
+void __real_iswi_slab_mem_zero(struct iswi_slab_mem *mem);
+int __wrap_renameat(int from_fd, const char *from, int to_fd, const char *to);
+int __wrap_unlinkat(int fd, const char *name, int flags);
+int __wrap_ftruncate(int fd, off_t bytes);
+void __wrap_iswi_slab_mem_zero(struct iswi_slab_mem *mem);
+
+static void step(void)
+{
+	if (model->stop_at != 0 && --model->stop_at == 0)
+		_exit(STOPPED);
+}
+
+int __wrap_renameat(int from_fd, const char *from, int to_fd, const char *to)
+{
+	int result;
+
+	step();
+	result = __real_renameat(from_fd, from, to_fd, to);
+	step();
+	return result;
+}
+
+int __wrap_unlinkat(int fd, const char *name, int flags)
+{
+	int result;
+
+	step();
+	result = __real_unlinkat(fd, name, flags);
+	step();
+	return result;
+}
+
+int __wrap_ftruncate(int fd, off_t bytes)
+{
+	int result;
+
+	step();
+	result = __real_ftruncate(fd, bytes);
+	step();
+	return result;
+}
+
+void __wrap_iswi_slab_mem_zero(struct iswi_slab_mem *mem)
+{
+	step();
+	memset(mem->base, 0, mem->bytes / 2);
+	step();
+	__real_iswi_slab_mem_zero(mem);
+	step();
+}
+
+static uint32_t draw(uint32_t *seed, uint32_t below)
+{
+	*seed = *seed * 1664525u + 1013904223u;
+	return (*seed >> 8) % below;
+}
+
+static unsigned char pattern_of(uint64_t generation)
+{
+	return (unsigned char)(1 + generation % 255);
+}
+
+static bool is_filled(const void *memory, unsigned char with)
+{
+	const unsigned char *bytes = memory;
+
+	for (uint32_t i = 0; i < SLAB_BYTES; i++)
+		if (bytes[i] != with)
+			return false;
+	return true;
+}
+
+static struct iswi_slot *slot_of(isw_store *store, uint64_t lease, uint32_t slot)
+{
+	struct iswi_lease *found = iswi_lease_find(store, lease);
+
+	CHECK(found != NULL);
+	return &found->slots[slot];
+}
+
+static isw_store *open_store(void)
+{
+	struct isw_store_config config = config_of(SLAB_BYTES, SLABS);
+	struct isw_error error;
+	isw_store *store;
+
+	config.slab_dir = directory;
+	if (isw_store_create(&config, &store, &error) != 0) {
+		fprintf(stderr, "%s\n", error.text);
+		exit(1);
+	}
+	return store;
+}
+
+/* As the daemon does, whose own note of a lease goes before the lease does. */
+static void restore_leases(isw_store *store)
+{
+	for (uint32_t i = 0; i < model->lease_count; i++)
+		if (model->leases[i].promise == KEPT)
+			CHECK_EQ(isw_store_lease_restore(store, model->leases[i].lease, SLOTS, 1),
+				 0);
+}
+
+/* ------------------------------------------------------- the one that is stopped */
+
+static void make_lease(isw_store *store)
+{
+	struct lease_promise *promise = &model->leases[model->lease_count];
+	char token[ISW_TOKEN_TEXT_BYTES];
+
+	if (isw_store_lease_create(store, SLOTS, token, &promise->lease, NULL) != 0)
+		return;
+	model->lease_last = promise->lease;
+	promise->promise = KEPT;
+	model->lease_count++;
+}
+
+static void end_lease(isw_store *store, uint32_t number)
+{
+	struct lease_promise *promise = &model->leases[number];
+
+	if (promise->promise != KEPT)
+		return;
+	promise->promise = ENDING;
+	for (uint32_t i = 0; i < model->mapping_count; i++)
+		if (model->mappings[i].lease == promise->lease &&
+		    model->mappings[i].promise == KEPT)
+			model->mappings[i].promise = ENDING;
+	CHECK_EQ(isw_store_lease_destroy(store, promise->lease), 0);
+	promise->promise = GIVEN_UP;
+	for (uint32_t i = 0; i < model->mapping_count; i++)
+		if (model->mappings[i].lease == promise->lease)
+			model->mappings[i].promise = GIVEN_UP;
+}
+
+static void map_one(isw_store *store, uint32_t number, uint32_t tag)
+{
+	struct mapping *mapping = &model->mappings[model->mapping_count];
+	void *memory;
+
+	if (model->leases[number].promise != KEPT || model->mapping_count == MAPPINGS_MAX)
+		return;
+	*mapping = (struct mapping){.lease = model->leases[number].lease, .tag = tag};
+	mapping->promise = BEGUN;
+	model->mapping_count++;
+	if (isw_store_map(store, mapping->lease, tag, &mapping->slot, &mapping->generation) != 0) {
+		model->mapping_count--;
+		return;
+	}
+	CHECK(mapping->generation > model->generation_last);
+	model->generation_last = mapping->generation;
+	memory = slot_of(store, mapping->lease, mapping->slot)->memory;
+	CHECK(is_filled(memory, 0));
+	memset(memory, pattern_of(mapping->generation), SLAB_BYTES);
+	mapping->promise = KEPT;
+}
+
+static void unmap_one(isw_store *store, uint32_t number, uint32_t wait_ms_max)
+{
+	struct mapping *mapping = &model->mappings[number];
+
+	if (mapping->promise != KEPT)
+		return;
+	mapping->promise = ENDING;
+	CHECK_EQ(isw_store_unmap(store, mapping->lease, mapping->slot, mapping->generation,
+				 wait_ms_max),
+		 0);
+	mapping->promise = GIVEN_UP;
+}
+
+static isw_store *restart(isw_store *store)
+{
+	isw_store_destroy(store);
+	store = open_store();
+	restore_leases(store);
+	isw_store_restored(store);
+	return store;
+}
+
+static void live(uint32_t seed)
+{
+	isw_store *store = open_store();
+
+	isw_store_restored(store);
+	make_lease(store);
+	for (uint32_t i = 0; i < OPERATIONS; i++) {
+		uint32_t one = draw(&seed, 64), lease = one % model->lease_count;
+
+		switch (draw(&seed, 10)) {
+		case 0:
+			if (model->lease_count < LEASES * 2)
+				make_lease(store);
+			break;
+		case 1:
+			if (draw(&seed, 3) == 0)
+				end_lease(store, lease);
+			break;
+		case 2:
+		case 3:
+			isw_store_preallocate(store, NULL);
+			break;
+		case 4:
+		case 5:
+			map_one(store, lease, one);
+			break;
+		case 6:
+			if (model->mapping_count > 0)
+				unmap_one(store, one % model->mapping_count, one % 2 * 1000);
+			break;
+		case 7:
+			isw_store_scrub(store);
+			break;
+		case 8:
+			if (draw(&seed, 2) == 0)
+				isw_store_release_free(store);
+			break;
+		default:
+			if (draw(&seed, 3) == 0)
+				store = restart(store);
+		}
+	}
+	isw_store_destroy(store);
+}
+
+/* --------------------------------------------------------------- the successor */
+
+static const struct mapping *promised(uint64_t lease, const struct isw_slot_info *info)
+{
+	for (uint32_t i = 0; i < model->mapping_count; i++) {
+		const struct mapping *mapping = &model->mappings[i];
+
+		if (mapping->lease == lease && mapping->generation == info->generation &&
+		    mapping->slot == info->slot && mapping->tag == info->tag)
+			return mapping;
+	}
+	return NULL;
+}
+
+/* What is there was promised, or was just being promised; returns how many of the first. */
+static uint32_t check_lease(isw_store *store, uint64_t lease)
+{
+	struct isw_slot_info info;
+	uint32_t kept = 0;
+
+	for (uint32_t slot = 0; isw_store_lease_slot(store, lease, slot, &info) == 0;
+	     slot = info.slot + 1) {
+		const struct mapping *mapping = promised(lease, &info);
+		const void *memory = slot_of(store, lease, info.slot)->memory;
+
+		if (mapping == NULL || mapping->promise == BEGUN) {
+			/* Its device was not told: it gives it back. */
+			CHECK(info.generation > model->generation_last);
+			CHECK(is_filled(memory, 0));
+			continue;
+		}
+		CHECK(mapping->promise == KEPT || mapping->promise == ENDING);
+		CHECK(is_filled(memory, pattern_of(info.generation)));
+		kept += mapping->promise == KEPT;
+	}
+	return kept;
+}
+
+static void check_slabs(isw_store *store)
+{
+	for (uint32_t i = 0; i < store->slabs_size; i++)
+		if (store->slabs[i].state == ISWI_SLAB_FREE)
+			CHECK(is_filled(store->slabs[i].mem.base, 0));
+}
+
+/* All that can be made new: every number is above every old one, every byte is zero. */
+static void check_new(isw_store *store)
+{
+	char token[ISW_TOKEN_TEXT_BYTES];
+	uint64_t lease, generation;
+	uint32_t slot;
+
+	while (isw_store_scrub(store) == 0)
+		;
+	while (isw_store_preallocate(store, NULL) == 0)
+		;
+	for (uint32_t i = 0; i < model->lease_count; i++)
+		if (model->leases[i].promise == KEPT) {
+			CHECK_EQ(isw_store_lease_destroy(store, model->leases[i].lease), 0);
+			break;
+		}
+	if (isw_store_lease_create(store, SLABS, token, &lease, NULL) != 0)
+		return;
+	CHECK(lease > model->lease_last);
+	while (isw_store_map(store, lease, 0, &slot, &generation) == 0) {
+		CHECK(generation > model->generation_last);
+		CHECK(is_filled(slot_of(store, lease, slot)->memory, 0));
+	}
+}
+
+static void succeed(void)
+{
+	uint32_t kept = 0, wanted = 0;
+	isw_store *store = open_store();
+	struct isw_error note;
+
+	CHECK_EQ(isw_store_note(store, 0, &note), -ENOENT);
+	restore_leases(store);
+	isw_store_restored(store);
+	for (uint32_t i = 0; i < model->lease_count; i++)
+		if (model->leases[i].promise == KEPT)
+			kept += check_lease(store, model->leases[i].lease);
+	for (uint32_t i = 0; i < model->mapping_count; i++)
+		wanted += model->mappings[i].promise == KEPT;
+	CHECK_EQ(kept, wanted);
+	check_slabs(store);
+	check_new(store);
+	isw_store_destroy(store);
+}
+
+static void empty_directory(void)
+{
+	DIR *dir = opendir(directory);
+	const struct dirent *entry;
+
+	CHECK(dir != NULL);
+	while ((entry = readdir(dir)) != NULL)
+		if (entry->d_name[0] != '.')
+			CHECK_EQ(__real_unlinkat(dirfd(dir), entry->d_name, 0), 0);
+	closedir(dir);
+}
+
+/* false: it came to its end before that step. */
+static bool stop_at(uint32_t seed, uint32_t at)
+{
+	int status;
+	pid_t child;
+
+	memset(model, 0, sizeof(*model));
+	model->stop_at = at;
+	fflush(NULL);
+	child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		live(seed);
+		_exit(0);
+	}
+	CHECK_EQ(waitpid(child, &status, 0), child);
+	CHECK(WIFEXITED(status));
+	CHECK(WEXITSTATUS(status) == STOPPED || WEXITSTATUS(status) == 0);
+	model->stop_at = 0;
+	succeed();
+	empty_directory();
+	return WEXITSTATUS(status) == STOPPED;
+}
+
+int main(int argc, char **argv)
+{
+	uint32_t first = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 1, steps = 0;
+
+	model = mmap(NULL, sizeof(*model), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+		     0);
+	CHECK(model != MAP_FAILED);
+	if (mkdtemp(directory) == NULL)
+		SKIP("no directory can be made in /dev/shm");
+	for (uint32_t seed = first; seed < first + SEEDS; seed++) {
+		uint32_t at = 1;
+
+		while (stop_at(seed, at))
+			at++;
+		steps += at;
+	}
+	rmdir(directory);
+	fprintf(stderr, "stopped at %u steps\n", steps);
+	return 0;
+}
