@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generic netlink, as much of it as a request with an answer takes.
 
-Why not a library: docs/adr/0014-own-generic-netlink.md. The formats are those of
+Why not a library: docs/adr/0016-own-generic-netlink.md. The formats are those of
 <linux/netlink.h> and <linux/genetlink.h>; numbers are in the host's order, attributes are padded to
 four bytes.
 """
