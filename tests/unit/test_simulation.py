@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:R
 SEEDS = int(os.environ.get("INFINISWAP_TEST_SEEDS", "400"))
 SEED = os.environ.get("INFINISWAP_TEST_SEED")
 PARTS = 8
-KINDS = 15
+KINDS = 17
 """Of faults."""
 
 
