@@ -9,14 +9,11 @@
 #ifndef ISW_TEST_ENGINE_DEATHS_H
 #define ISW_TEST_ENGINE_DEATHS_H
 
-#if defined(ISW_CRASH_POINTS) && !defined(__SANITIZE_THREAD__) /* which minds the locks it held */
-#define IN_ANY_STORE true
-#else
-#define IN_ANY_STORE false
-#endif
-#ifdef ISW_CRASH_POINTS
+#if defined(ISW_CRASH_POINTS) && !defined(__SANITIZE_THREAD__)
+#define IN_ANY_STORE   true
 #define SEEDS_OF_LOOKS 52u /* even ones: in these it does not die of it */
-#else
+#else /* ThreadSanitizer minds locks that the dead hold, and there is one thread anyway */
+#define IN_ANY_STORE   false
 #define SEEDS_OF_LOOKS UINT64_MAX
 #endif
 /* Of a run without arguments: looking behind every store takes as long as a hundred seeds. */
