@@ -41,7 +41,7 @@ int main(int argc, char **argv)
 		uint32_t slot;
 
 		/* Slots are taken from 0 up: the export has no hole. */
-		if (isw_store_map(store, lease, &slot, &generation) || slot != i)
+		if (isw_store_map(store, lease, i, &slot, &generation) || slot != i)
 			bench_die("slot %u was not mapped", i);
 	}
 	printf("{\"port\": %u, \"token\": \"%s\", \"slab_bytes\": %llu, \"slots\": %u}\n", port,
