@@ -21,6 +21,7 @@ from infiniswap.engine.binding import (
     text_of,
     warn_unclosed,
 )
+from infiniswap.engine.native_ublk import ublk_error
 from infiniswap.engine.protocol import (
     EngineConfig,
     Event,
@@ -56,6 +57,32 @@ class NativeFrontend:
         """Blocking, worker thread, idempotent."""
         self._handle.close()
         self._engine._forget(self)
+
+
+class NativeUblk(NativeFrontend):
+    """A ublk block device, served or prepared to be taken over."""
+
+    def __init__(self, engine: NativeEngine, pointer: Any, device_id: int) -> None:
+        super().__init__(engine, "ublk front end", pointer)
+        self._device_id = device_id
+
+    @property
+    def device_id(self) -> int:
+        """N of /dev/ublkbN."""
+        return self._device_id
+
+    def take_over(self, wait_ms_max: int) -> None:
+        """Blocking, worker thread; at most `wait_ms_max` for the predecessor's end.
+
+        Raises:
+            ConflictError: it still lives; to be called again.
+            EngineError: anything else; the device stays as it is.
+        """
+        error = ffi.new("struct isw_error *")
+        with self._handle.use() as frontend:
+            result = lib.isw_frontend_ublk_take_over(frontend, wait_ms_max, error)
+        if result < 0:
+            raise ublk_error(-result, error, f"/dev/ublkb{self._device_id}")
 
 
 class NativeEngine:
@@ -303,7 +330,9 @@ class NativeEngine:
         with self._use() as engine:
             result = lib.isw_frontend_fuse(engine, os.fsencode(mountpoint), out, error)
             if result >= 0:
-                return self._adopt("fuse front end", out[0])
+                frontend = NativeFrontend(self, "fuse front end", out[0])
+                self._adopt(frontend)
+                return frontend
         text = f"cannot mount the fuse front end: {text_of(error, -result)}"
         if -result == errno.ENOSYS:
             raise UnavailableError(
@@ -322,15 +351,51 @@ class NativeEngine:
         with self._use() as engine:
             result = lib.isw_frontend_nbd_socket(engine, os.fsencode(path), out, error)
             if result >= 0:
-                return self._adopt("nbd-socket front end", out[0])
+                frontend = NativeFrontend(self, "nbd-socket front end", out[0])
+                self._adopt(frontend)
+                return frontend
         check(result, f"cannot serve NBD on {path}", error)
         raise AssertionError("unreachable")
 
-    def _adopt(self, name: str, pointer: Any) -> NativeFrontend:
-        frontend = NativeFrontend(self, name, pointer)
+    def frontend_ublk(self, queues: int = 0) -> NativeUblk:
+        """Blocking, worker thread.
+
+        Raises:
+            UnavailableError: this build or this host has no ublk.
+            NotPermittedError: it needs root.
+            EngineError: anything else, such as the limit of devices.
+        """
+        error = ffi.new("struct isw_error *")
+        out = ffi.new("isw_frontend **")
+        number = ffi.new("uint32_t *")
+        with self._use() as engine:
+            result = lib.isw_frontend_ublk(engine, queues, number, out, error)
+            if result >= 0:
+                frontend = NativeUblk(self, out[0], int(number[0]))
+                self._adopt(frontend)
+                return frontend
+        raise ublk_error(-result, error)
+
+    def frontend_ublk_prepare(self, device_id: int) -> NativeUblk:
+        """Blocking, worker thread.
+
+        Raises:
+            UnavailableError, NotPermittedError: as for `frontend_ublk`.
+            EngineError: there is no such device (ENODEV), or not one for this engine (EINVAL).
+        """
+        error = ffi.new("struct isw_error *")
+        out = ffi.new("isw_frontend **")
+        with self._use() as engine:
+            result = lib.isw_frontend_ublk_prepare(engine, device_id, out, error)
+            if result >= 0:
+                frontend = NativeUblk(self, out[0], device_id)
+                self._adopt(frontend)
+                return frontend
+        raise ublk_error(-result, error, f"/dev/ublkb{device_id}")
+
+    def _adopt(self, frontend: NativeFrontend) -> None:
         with self._lock:
             self._frontends.append(frontend)
-        return frontend
 
     def _forget(self, frontend: NativeFrontend) -> None:
         with self._lock:
