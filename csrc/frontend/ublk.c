@@ -38,16 +38,14 @@
 #define QUEUES_MAX      4u
 #define QUEUE_DEPTH_MIN 8u
 #define RECOVERY_FLAGS  (UBLK_F_USER_RECOVERY | UBLK_F_USER_RECOVERY_REISSUE)
-/* Kept by the kernel with the device, and of no meaning to it: "infiswap". */
-#define OURS 0x696e666973776170ull
 /* Flags of a device with another way of moving data than ours. */
 #define FOREIGN_FLAGS                                                                              \
 	(UBLK_F_SUPPORT_ZERO_COPY | UBLK_F_NEED_GET_DATA | UBLK_F_UNPRIVILEGED_DEV |               \
 	 UBLK_F_USER_COPY | UBLK_F_ZONED)
 
 struct ublk {
-	isw_frontend base; /* first */
-	isw_engine *engine;
+	isw_frontend base;  /* first */
+	isw_engine *engine; /* NULL: everything fails */
 	struct iswi_ublk_control control;
 	struct ublksrv_ctrl_dev_info info;
 	bool owned;    /* destroy removes the device: it is ours, not a predecessor's */
@@ -65,7 +63,8 @@ static void queue_down(void *ctx, int error)
 {
 	struct ublk *fe = ctx;
 
-	if (!atomic_exchange_explicit(&fe->ending, true, memory_order_acq_rel))
+	if (!atomic_exchange_explicit(&fe->ending, true, memory_order_acq_rel) &&
+	    fe->engine != NULL)
 		iswi_engine_frontend_down(fe->engine, error);
 }
 
@@ -157,7 +156,7 @@ static int fetch(struct ublk *fe, struct isw_error *error)
 
 /* ------------------------------------------------------------------ a new device */
 
-static void set_shape(struct ublk *fe, uint32_t queues)
+static void set_shape(struct ublk *fe, uint32_t queues, uint64_t identity)
 {
 	const uint32_t requests = iswi_engine_requests_max(fe->engine);
 	uint32_t bytes = ISWI_MIN(iswi_engine_request_bytes_max(fe->engine), REQUEST_BYTES_MAX);
@@ -172,7 +171,7 @@ static void set_shape(struct ublk *fe, uint32_t queues)
 		.dev_id = UINT32_MAX,
 		.ublksrv_pid = -1,
 		.flags = RECOVERY_FLAGS | UBLK_F_CMD_IOCTL_ENCODE,
-		.ublksrv_flags = OURS,
+		.ublksrv_flags = identity, /* kept by the kernel, of no meaning to it */
 	};
 }
 
@@ -279,7 +278,7 @@ static int explain_queues(int code, struct isw_error *error)
 	return iswi_error(error, code, "the ublk front end's queues: %s", strerror(-code));
 }
 
-int isw_frontend_ublk(isw_engine *engine, uint32_t queues, uint32_t *dev_id_out,
+int isw_frontend_ublk(isw_engine *engine, uint32_t queues, uint64_t identity, uint32_t *dev_id_out,
 		      isw_frontend **frontend_out, struct isw_error *error)
 {
 	struct ublk *fe;
@@ -289,7 +288,7 @@ int isw_frontend_ublk(isw_engine *engine, uint32_t queues, uint32_t *dev_id_out,
 	err = fe_create(engine, &fe, error);
 	if (err != 0)
 		return err;
-	set_shape(fe, queues);
+	set_shape(fe, queues, identity);
 	err = add_device(fe, error); /* which may lower the number of queues */
 	if (err != 0)
 		goto err_fe;
@@ -334,19 +333,30 @@ static uint64_t size_of(struct iswi_ublk_control *control, uint32_t dev_id)
 	return params.basic.dev_sectors * SECTOR_BYTES;
 }
 
-/* Size, buffers and flags have to be such as this engine would have made them. */
+static int check_identity(const struct ublksrv_ctrl_dev_info *info, uint64_t identity,
+			  struct isw_error *error)
+{
+	if (info->ublksrv_flags != identity)
+		return iswi_error(error, -ESTALE,
+				  "ublk device %u is not this device's: somebody "
+				  "else made it",
+				  info->dev_id);
+	if ((info->flags & RECOVERY_FLAGS) != RECOVERY_FLAGS || (info->flags & FOREIGN_FLAGS) != 0)
+		return iswi_error(
+			error, -EINVAL,
+			"ublk device %u cannot be taken over: it was made with other flags "
+			"(%#llx)",
+			info->dev_id, (unsigned long long)info->flags);
+	return 0;
+}
+
+/* Size and buffers have to be such as this engine can serve. */
 static int check_shape(struct ublk *fe, struct isw_error *error)
 {
 	const struct ublksrv_ctrl_dev_info *info = &fe->info;
 	const uint64_t requests = (uint64_t)info->nr_hw_queues * info->queue_depth;
 	const uint64_t size_bytes = size_of(&fe->control, info->dev_id);
 
-	if (info->ublksrv_flags != OURS || (info->flags & RECOVERY_FLAGS) != RECOVERY_FLAGS ||
-	    (info->flags & FOREIGN_FLAGS) != 0)
-		return iswi_error(error, -EINVAL,
-				  "ublk device %u was not made by infiniswap (flags %#llx): it "
-				  "cannot be taken over",
-				  info->dev_id, (unsigned long long)info->flags);
 	if (size_bytes != iswi_engine_size_bytes(fe->engine))
 		return iswi_error(error, -EINVAL,
 				  "ublk device %u has %llu bytes where this device has %llu: it "
@@ -364,8 +374,8 @@ static int check_shape(struct ublk *fe, struct isw_error *error)
 	return 0;
 }
 
-int isw_frontend_ublk_prepare(isw_engine *engine, uint32_t dev_id, isw_frontend **frontend_out,
-			      struct isw_error *error)
+static int prepare(isw_engine *engine, uint32_t dev_id, uint64_t identity,
+		   isw_frontend **frontend_out, struct isw_error *error)
 {
 	struct ublk *fe;
 	int err;
@@ -379,7 +389,9 @@ int isw_frontend_ublk_prepare(isw_engine *engine, uint32_t dev_id, isw_frontend 
 		explain_info(err, dev_id, error);
 		goto err_fe;
 	}
-	err = check_shape(fe, error);
+	err = check_identity(&fe->info, identity, error);
+	if (err == 0 && engine != NULL)
+		err = check_shape(fe, error);
 	if (err != 0)
 		goto err_fe;
 	err = make_queues(fe);
@@ -395,6 +407,12 @@ err_fe:
 	return err;
 }
 
+int isw_frontend_ublk_prepare(isw_engine *engine, uint32_t dev_id, uint64_t identity,
+			      isw_frontend **frontend_out, struct isw_error *error)
+{
+	return prepare(engine, dev_id, identity, frontend_out, error);
+}
+
 /* Numbers are used again: is it still the device that we prepared for? */
 static int check_same(struct ublk *fe, struct isw_error *error)
 {
@@ -403,8 +421,9 @@ static int check_same(struct ublk *fe, struct isw_error *error)
 
 	if (err != 0)
 		return explain_info(err, fe->info.dev_id, error);
-	if (now.ublksrv_flags != OURS || now.ublksrv_pid != fe->info.ublksrv_pid ||
-	    now.nr_hw_queues != fe->info.nr_hw_queues || now.queue_depth != fe->info.queue_depth ||
+	if (now.ublksrv_flags != fe->info.ublksrv_flags ||
+	    now.ublksrv_pid != fe->info.ublksrv_pid || now.nr_hw_queues != fe->info.nr_hw_queues ||
+	    now.queue_depth != fe->info.queue_depth ||
 	    now.max_io_buf_bytes != fe->info.max_io_buf_bytes || now.flags != fe->info.flags)
 		return iswi_error(error, -ESTALE,
 				  "ublk device %u is not the one that was to be taken over: "
@@ -467,6 +486,24 @@ int isw_frontend_ublk_take_over(isw_frontend *frontend, uint32_t wait_ms_max,
 
 /* ----------------------------------------------------------------- without an engine */
 
+int isw_ublk_fail(uint32_t dev_id, uint64_t identity, uint32_t wait_ms_max,
+		  isw_frontend **frontend_out, struct isw_error *error)
+{
+	isw_frontend *frontend;
+	int err = prepare(NULL, dev_id, identity, &frontend, error);
+
+	*frontend_out = NULL;
+	if (err != 0)
+		return err;
+	err = isw_frontend_ublk_take_over(frontend, wait_ms_max, error);
+	if (err != 0) {
+		isw_frontend_destroy(frontend);
+		return err;
+	}
+	*frontend_out = frontend;
+	return 0;
+}
+
 int isw_ublk_check(struct isw_error *error)
 {
 	struct iswi_ublk_control control;
@@ -494,6 +531,7 @@ int isw_ublk_info(uint32_t dev_id, struct isw_ublk_info *info_out, struct isw_er
 			.request_bytes_max = info.max_io_buf_bytes,
 			.server_pid = info.ublksrv_pid,
 			.size_bytes = size_of(&control, dev_id),
+			.identity = info.ublksrv_flags,
 		};
 	else
 		explain_info(err, dev_id, error);
@@ -501,7 +539,7 @@ int isw_ublk_info(uint32_t dev_id, struct isw_ublk_info *info_out, struct isw_er
 	return err;
 }
 
-static int remove_device(struct iswi_ublk_control *control, uint32_t dev_id,
+static int remove_device(struct iswi_ublk_control *control, uint32_t dev_id, uint64_t identity,
 			 struct isw_error *error)
 {
 	struct ublksrv_ctrl_dev_info info;
@@ -509,8 +547,10 @@ static int remove_device(struct iswi_ublk_control *control, uint32_t dev_id,
 
 	if (err != 0)
 		return explain_info(err, dev_id, error);
-	if (info.ublksrv_flags != OURS)
-		return iswi_error(error, -EPERM, "ublk device %u was not made by infiniswap",
+	if (info.ublksrv_flags != identity)
+		return iswi_error(error, -ESTALE,
+				  "ublk device %u is not this device's: somebody "
+				  "else made it",
 				  dev_id);
 	if (info.state == UBLK_S_DEV_LIVE)
 		return iswi_error(error, -EBUSY, "ublk device %u is served by process %d", dev_id,
@@ -523,14 +563,14 @@ static int remove_device(struct iswi_ublk_control *control, uint32_t dev_id,
 				     strerror(-err));
 }
 
-int isw_ublk_remove(uint32_t dev_id, struct isw_error *error)
+int isw_ublk_remove(uint32_t dev_id, uint64_t identity, struct isw_error *error)
 {
 	struct iswi_ublk_control control;
 	int err = iswi_ublk_control_open(&control, error);
 
 	if (err != 0)
 		return err;
-	err = remove_device(&control, dev_id, error);
+	err = remove_device(&control, dev_id, identity, error);
 	iswi_ublk_control_close(&control);
 	return err;
 }

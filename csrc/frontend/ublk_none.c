@@ -14,21 +14,23 @@ static int missing(struct isw_error *error)
 		"install liburing-dev, linux-libc-dev and pkg-config, then install again");
 }
 
-int isw_frontend_ublk(isw_engine *engine, uint32_t queues, uint32_t *dev_id_out,
+int isw_frontend_ublk(isw_engine *engine, uint32_t queues, uint64_t identity, uint32_t *dev_id_out,
 		      isw_frontend **frontend_out, struct isw_error *error)
 {
 	(void)engine;
 	(void)queues;
+	(void)identity;
 	(void)dev_id_out;
 	*frontend_out = NULL;
 	return missing(error);
 }
 
-int isw_frontend_ublk_prepare(isw_engine *engine, uint32_t dev_id, isw_frontend **frontend_out,
-			      struct isw_error *error)
+int isw_frontend_ublk_prepare(isw_engine *engine, uint32_t dev_id, uint64_t identity,
+			      isw_frontend **frontend_out, struct isw_error *error)
 {
 	(void)engine;
 	(void)dev_id;
+	(void)identity;
 	*frontend_out = NULL;
 	return missing(error);
 }
@@ -53,8 +55,19 @@ int isw_ublk_info(uint32_t dev_id, struct isw_ublk_info *info_out, struct isw_er
 	return missing(error);
 }
 
-int isw_ublk_remove(uint32_t dev_id, struct isw_error *error)
+int isw_ublk_fail(uint32_t dev_id, uint64_t identity, uint32_t wait_ms_max,
+		  isw_frontend **frontend_out, struct isw_error *error)
 {
 	(void)dev_id;
+	(void)identity;
+	(void)wait_ms_max;
+	*frontend_out = NULL;
+	return missing(error);
+}
+
+int isw_ublk_remove(uint32_t dev_id, uint64_t identity, struct isw_error *error)
+{
+	(void)dev_id;
+	(void)identity;
 	return missing(error);
 }

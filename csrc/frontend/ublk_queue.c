@@ -119,6 +119,8 @@ static void take_request(struct iswi_ublk_queue *queue, struct iswi_ublk_tag *ta
 	int err = iswi_ublk_parse(&queue->descs[tag->number], tag);
 
 	queue->busy++;
+	if (err == 0 && queue->engine == NULL)
+		err = -EIO;
 	if (err != 0)
 		request_done(&tag->req, err);
 	else
@@ -167,7 +169,8 @@ static void take_completions(struct iswi_ublk_queue *queue)
 			queue->live--; /* UBLK_IO_RES_ABORT, or refused: the device has ended */
 	}
 	io_uring_cq_advance(&queue->ring, count);
-	iswi_engine_unplug(queue->engine, &queue->plug);
+	if (!iswi_plug_is_empty(&queue->plug))
+		iswi_engine_unplug(queue->engine, &queue->plug);
 }
 
 /*

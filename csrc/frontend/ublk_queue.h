@@ -23,7 +23,7 @@ enum iswi_ublk_phase {
 };
 
 struct iswi_ublk_queue {
-	isw_engine *engine;
+	isw_engine *engine; /* NULL: every request is answered with EIO */
 	uint16_t number;
 	uint16_t depth;
 	uint32_t request_bytes;

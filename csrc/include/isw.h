@@ -378,17 +378,20 @@ int isw_frontend_nbd_socket(isw_engine *engine, const char *socket_path,
 			    isw_frontend **frontend_out, struct isw_error *error);
 
 /*
- * A ublk block device, /dev/ublkb*dev_id_out; queues 0: chosen. -ENOSYS without liburing. The
- * device outlives this process when that dies: requests wait for a successor.
+ * A ublk block device, /dev/ublkb*dev_id_out. -ENOSYS without liburing. The device outlives this
+ * process when that dies: requests wait for a successor. queues 0: chosen. identity: a number of
+ * the caller's that the kernel keeps with the device, by which it is known later, as the kernel
+ * uses device numbers again.
  */
-int isw_frontend_ublk(isw_engine *engine, uint32_t queues, uint32_t *dev_id_out,
+int isw_frontend_ublk(isw_engine *engine, uint32_t queues, uint64_t identity, uint32_t *dev_id_out,
 		      isw_frontend **frontend_out, struct isw_error *error);
 /*
  * For a successor, while its predecessor still serves: makes everything that needs memory, and
- * looks whether the device is one for this engine (-EINVAL, -ENODEV). Nothing is served.
+ * looks whether the device is one for this engine (-EINVAL), there (-ENODEV) and the one meant
+ * (-ESTALE). Nothing is served.
  */
-int isw_frontend_ublk_prepare(isw_engine *engine, uint32_t dev_id, isw_frontend **frontend_out,
-			      struct isw_error *error);
+int isw_frontend_ublk_prepare(isw_engine *engine, uint32_t dev_id, uint64_t identity,
+			      isw_frontend **frontend_out, struct isw_error *error);
 /*
  * Once the predecessor is dead: takes the device over and serves, what it had accepted and not
  * answered included. Blocking. -EBUSY: after wait_ms_max it is still not dead; to be called again.
@@ -411,14 +414,22 @@ struct isw_ublk_info {
 	uint32_t request_bytes_max;
 	int32_t server_pid; /* of the last process that served it, -1: none */
 	uint64_t size_bytes;
+	uint64_t identity; /* whatever its maker gave */
 };
 /* -ENODEV: there is no such device. */
 int isw_ublk_info(uint32_t dev_id, struct isw_ublk_info *info_out, struct isw_error *error);
 /*
- * Removes a device whose process is dead; what waits for it is failed, so look before whether it
- * is in use. -EBUSY: it is being served; -EPERM: somebody else made it. Blocking.
+ * For a device whose contents are lost with its process: serves it with an error for everything, so
+ * that swapoff and umount come to their end; waits for that process's end. isw_frontend_destroy
+ * then removes it. (Removing it at once would leave swap space that nothing can take out of use.)
  */
-int isw_ublk_remove(uint32_t dev_id, struct isw_error *error);
+int isw_ublk_fail(uint32_t dev_id, uint64_t identity, uint32_t wait_ms_max,
+		  isw_frontend **frontend_out, struct isw_error *error);
+/*
+ * Removes a device whose process is dead; what waits for it is failed, so look before whether it
+ * is in use. -EBUSY: it is being served; -ESTALE: it has another identity. Blocking.
+ */
+int isw_ublk_remove(uint32_t dev_id, uint64_t identity, struct isw_error *error);
 
 /* Ends all requests, unmounts, unlinks or removes, joins the threads. */
 void isw_frontend_destroy(isw_frontend *frontend);

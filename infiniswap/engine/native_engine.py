@@ -357,7 +357,7 @@ class NativeEngine:
         check(result, f"cannot serve NBD on {path}", error)
         raise AssertionError("unreachable")
 
-    def frontend_ublk(self, queues: int = 0) -> NativeUblk:
+    def frontend_ublk(self, identity: int, queues: int = 0) -> NativeUblk:
         """Blocking, worker thread.
 
         Raises:
@@ -369,24 +369,25 @@ class NativeEngine:
         out = ffi.new("isw_frontend **")
         number = ffi.new("uint32_t *")
         with self._use() as engine:
-            result = lib.isw_frontend_ublk(engine, queues, number, out, error)
+            result = lib.isw_frontend_ublk(engine, queues, identity, number, out, error)
             if result >= 0:
                 frontend = NativeUblk(self, out[0], int(number[0]))
                 self._adopt(frontend)
                 return frontend
         raise ublk_error(-result, error)
 
-    def frontend_ublk_prepare(self, device_id: int) -> NativeUblk:
+    def frontend_ublk_prepare(self, device_id: int, identity: int) -> NativeUblk:
         """Blocking, worker thread.
 
         Raises:
             UnavailableError, NotPermittedError: as for `frontend_ublk`.
-            EngineError: there is no such device (ENODEV), or not one for this engine (EINVAL).
+            EngineError: there is no such device (ENODEV), or not one for this engine
+                (EINVAL), or it was made by somebody else (ESTALE).
         """
         error = ffi.new("struct isw_error *")
         out = ffi.new("isw_frontend **")
         with self._use() as engine:
-            result = lib.isw_frontend_ublk_prepare(engine, device_id, out, error)
+            result = lib.isw_frontend_ublk_prepare(engine, device_id, identity, out, error)
             if result >= 0:
                 frontend = NativeUblk(self, out[0], device_id)
                 self._adopt(frontend)

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import errno
-from typing import Any
+from typing import Any, Self
 
-from infiniswap.engine.binding import ffi, lib, struct_ints, text_of
+from infiniswap.engine.binding import Handle, ffi, lib, struct_ints, text_of
 from infiniswap.engine.protocol import UblkShape
 from infiniswap.errors import (
     ConflictError,
@@ -69,17 +69,44 @@ def ublk_shape(device_id: int) -> UblkShape | None:
     raise ublk_error(-result, error)
 
 
-def ublk_remove(device_id: int) -> None:
+class FailingUblk:
+    """A device whose contents are lost, served with an error for everything: then `swapoff` ends.
+
+    A context manager; at its end the device is removed.
+
+    Raises:
+        ConflictError: its process lives.
+        InfiniswapError: as for `ublk_remove`.
+    """
+
+    def __init__(self, device_id: int, identity: int, wait_ms_max: int) -> None:
+        error = ffi.new("struct isw_error *")
+        out = ffi.new("isw_frontend **")
+        result = lib.isw_ublk_fail(device_id, identity, wait_ms_max, out, error)
+        if -result == errno.ENODEV:
+            raise NotFoundError(text_of(error, -result))
+        if result < 0:
+            raise ublk_error(-result, error, f"/dev/ublkb{device_id}")
+        self._handle = Handle("failing ublk device", out[0], lib.isw_frontend_destroy)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._handle.close()
+
+
+def ublk_remove(device_id: int, identity: int) -> None:
     """Removes a device whose process is dead. Blocking. What waits for it is failed.
 
     Raises:
         NotFoundError: there is no such device.
         ConflictError: a process serves it.
-        NotPermittedError: it is none of ours, or removing needs root.
-        EngineError: the kernel's refusal.
+        NotPermittedError: removing needs root.
+        EngineError: it has another identity (ESTALE), or the kernel's refusal.
     """
     error = ffi.new("struct isw_error *")
-    result = lib.isw_ublk_remove(device_id, error)
+    result = lib.isw_ublk_remove(device_id, identity, error)
     if -result == errno.ENODEV:
         raise NotFoundError(text_of(error, -result))
     if result < 0:

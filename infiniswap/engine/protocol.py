@@ -221,6 +221,7 @@ class UblkShape:
     Attributes:
         live: a process serves it; else nobody does, and what is asked of it waits.
         server_pid: the last process that served it, -1: none.
+        identity: what it was made with.
     """
 
     live: bool
@@ -229,6 +230,7 @@ class UblkShape:
     request_bytes_max: int
     server_pid: int
     size_bytes: int
+    identity: int
 
 
 class UblkFrontend(Frontend, Protocol):
@@ -317,10 +319,13 @@ class Engine(Protocol):
         """Blocking. Mounts; the device's bytes are the file `disk` there."""
 
     def frontend_nbd_socket(self, path: str) -> Frontend: ...
-    def frontend_ublk(self, queues: int = 0) -> UblkFrontend:
-        """Blocking. Makes a ublk block device; 0 queues: as many as suit the host."""
+    def frontend_ublk(self, identity: int, queues: int = 0) -> UblkFrontend:
+        """Blocking. Makes a ublk block device; 0 queues: as many as suit the host.
 
-    def frontend_ublk_prepare(self, device_id: int) -> UblkFrontend:
+        The kernel keeps `identity`, 64 bits, with the device: its numbers are used again.
+        """
+
+    def frontend_ublk_prepare(self, device_id: int, identity: int) -> UblkFrontend:
         """Blocking. For a successor: all but `take_over`, while the predecessor still serves."""
 
     def close(self) -> None:

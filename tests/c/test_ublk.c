@@ -25,9 +25,9 @@ int main(void)
 	CHECK_EQ(isw_features() & ISW_FEATURE_UBLK, 0);
 	CHECK_EQ(isw_ublk_check(&error), -ENOSYS);
 	CHECK(strstr(error.text, "liburing-dev") != NULL);
-	CHECK_EQ(isw_frontend_ublk(NULL, 0, &dev_id, &frontend, &error), -ENOSYS);
+	CHECK_EQ(isw_frontend_ublk(NULL, 0, 1, &dev_id, &frontend, &error), -ENOSYS);
 	CHECK(frontend == NULL);
-	CHECK_EQ(isw_ublk_remove(0, &error), -ENOSYS);
+	CHECK_EQ(isw_ublk_remove(0, 1, &error), -ENOSYS);
 	return 0;
 }
 
@@ -190,7 +190,7 @@ static void a_host_without_the_driver_is_told_what_to_do(void)
 	CHECK_EQ(err, -ENODEV);
 	CHECK(strstr(error.text, "modprobe ublk_drv") != NULL ||
 	      strstr(error.text, "Linux 6.5") != NULL);
-	CHECK_EQ(isw_ublk_remove(0, &error), -ENODEV);
+	CHECK_EQ(isw_ublk_remove(0, 1, &error), -ENODEV);
 }
 
 int main(void)

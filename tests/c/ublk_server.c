@@ -5,6 +5,7 @@
  *
  *     ublk_server FILE MIB new          prints "device N", serves until SIGTERM, removes the device
  *     ublk_server FILE MIB standby N    prints "prepared"; on a line from stdin takes device N over
+ *     ublk_server FILE MIB remove-by-force N    as an administrator's own tool may do
  *
  * Requests end on threads of their own, some in another order than they came, some inside submit,
  * as with the engine. What was answered is in FILE, whenever the process dies.
@@ -20,11 +21,13 @@
 #include <unistd.h>
 
 #include "engine/request.h"
+#include "frontend/ublk_control.h"
 
 #define WORKERS      3u
 #define REQUESTS_MAX 64u
 /* Of so many requests one ends inside submit. */
 #define AT_ONCE_EACH 8u
+#define IDENTITY     0x7465737475626c6bull
 
 struct isw_engine {
 	char *memory;
@@ -158,7 +161,7 @@ static isw_frontend *serve_new(isw_engine *engine)
 	struct isw_error error = {0};
 	isw_frontend *frontend;
 	uint32_t device;
-	int err = isw_frontend_ublk(engine, 0, &device, &frontend, &error);
+	int err = isw_frontend_ublk(engine, 0, IDENTITY, &device, &frontend, &error);
 
 	if (err != 0)
 		fail("new", err, &error);
@@ -171,7 +174,7 @@ static isw_frontend *serve_after(isw_engine *engine, uint32_t device)
 	struct isw_error error = {0};
 	isw_frontend *frontend;
 	char line[16];
-	int err = isw_frontend_ublk_prepare(engine, device, &frontend, &error);
+	int err = isw_frontend_ublk_prepare(engine, device, IDENTITY, &frontend, &error);
 
 	if (err != 0)
 		fail("prepare", err, &error);
@@ -189,6 +192,22 @@ static isw_frontend *serve_after(isw_engine *engine, uint32_t device)
 	return frontend;
 }
 
+/* isw_ublk_remove would refuse. */
+static int remove_by_force(uint32_t device)
+{
+	struct isw_error error = {0};
+	struct iswi_ublk_control control;
+	int err = iswi_ublk_control_open(&control, &error);
+
+	if (err != 0)
+		fail("control", err, &error);
+	err = iswi_ublk_stop(&control, device);
+	if (err == 0)
+		err = iswi_ublk_del(&control, device);
+	iswi_ublk_control_close(&control);
+	return err == 0 ? 0 : 1;
+}
+
 int main(int argc, char **argv)
 {
 	isw_frontend *frontend;
@@ -198,6 +217,8 @@ int main(int argc, char **argv)
 
 	if (argc < 4)
 		fail("usage: ublk_server FILE MIB new|standby N", -EINVAL, NULL);
+	if (strcmp(argv[3], "remove-by-force") == 0)
+		return remove_by_force(argc < 5 ? 0 : (uint32_t)strtoul(argv[4], NULL, 10));
 	sigemptyset(&ends);
 	sigaddset(&ends, SIGTERM);
 	pthread_sigmask(SIG_BLOCK, &ends, NULL);
