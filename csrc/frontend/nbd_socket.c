@@ -45,6 +45,7 @@ struct nbd_socket {
 	pthread_cond_t changed;
 	struct socket_request *free;
 	bool for_kernel;
+	uint32_t request_bytes_max;
 	atomic_uint connections; /* relaxed; for_kernel: those that serve */
 };
 
@@ -61,7 +62,7 @@ static int socket_open(void *ctx, const char *name, size_t name_bytes, struct is
 	export_out->block_bytes_min = ISW_PAGE_BYTES;
 	export_out->block_bytes_preferred = ISW_PAGE_BYTES;
 	export_out->block_bytes_max =
-		ISWI_MIN(iswi_engine_request_bytes_max(socket->engine), ISWI_NBD_PAYLOAD_BYTES_MAX);
+		ISWI_MIN(socket->request_bytes_max, ISWI_NBD_PAYLOAD_BYTES_MAX);
 	export_out->handle = socket;
 	return 0;
 }
@@ -154,13 +155,16 @@ static const struct iswi_nbd_backend socket_backend = {
 
 static int make_requests(struct nbd_socket *socket)
 {
-	const size_t each = iswi_engine_request_bytes_max(socket->engine);
-	uint32_t count = ISWI_MAX(BUFFER_BYTES_MAX / (uint32_t)each, REQUESTS_MIN);
+	const size_t each = socket->request_bytes_max;
+	/* More would only be refused by the engine. */
+	uint32_t count = iswi_engine_requests_max(socket->engine);
 	void *buffers;
 	int err;
 
-	/* More would only be refused by the engine. */
-	count = ISWI_MIN(count, iswi_engine_requests_max(socket->engine));
+	/* Clients of a socket that anybody may have opened get a bounded lot; the kernel gets all.
+	 */
+	if (!socket->for_kernel)
+		count = ISWI_MIN(count, ISWI_MAX(BUFFER_BYTES_MAX / (uint32_t)each, REQUESTS_MIN));
 	socket->requests = calloc(count, sizeof(*socket->requests));
 	if (socket->requests == NULL)
 		return -ENOMEM;
@@ -209,7 +213,8 @@ static const struct iswi_frontend_ops kernel_ops = {
 	.destroy = socket_destroy,
 };
 
-static int socket_alloc(isw_engine *engine, struct nbd_socket **socket_out)
+static int socket_alloc(isw_engine *engine, bool for_kernel, uint32_t request_bytes_max,
+			struct nbd_socket **socket_out)
 {
 	struct nbd_socket *socket = calloc(1, sizeof(*socket));
 	int err;
@@ -217,6 +222,9 @@ static int socket_alloc(isw_engine *engine, struct nbd_socket **socket_out)
 	if (socket == NULL)
 		return -ENOMEM;
 	socket->engine = engine;
+	socket->for_kernel = for_kernel;
+	socket->request_bytes_max =
+		ISWI_MIN(request_bytes_max, iswi_engine_request_bytes_max(engine));
 	err = -pthread_mutex_init(&socket->lock, NULL);
 	if (err != 0)
 		goto err_socket;
@@ -238,8 +246,8 @@ err_socket:
 	return err;
 }
 
-static int socket_create(isw_engine *engine, bool for_kernel, struct nbd_socket **socket_out,
-			 struct isw_error *error)
+static int socket_create(isw_engine *engine, bool for_kernel, uint32_t request_bytes_max,
+			 struct nbd_socket **socket_out, struct isw_error *error)
 {
 	struct iswi_nbd_server_config config = {
 		.backend = &socket_backend,
@@ -249,13 +257,12 @@ static int socket_create(isw_engine *engine, bool for_kernel, struct nbd_socket 
 		.send_ms_max = SEND_MS_MAX,
 	};
 	struct nbd_socket *socket;
-	int err = socket_alloc(engine, &socket);
+	int err = socket_alloc(engine, for_kernel, request_bytes_max, &socket);
 
 	if (err != 0)
 		return iswi_error(error, err, "the front end could not be set up: %s",
 				  strerror(-err));
 	socket->frontend.ops = for_kernel ? &kernel_ops : &socket_ops;
-	socket->for_kernel = for_kernel;
 	config.ctx = socket;
 	err = iswi_nbd_server_create(&config, &socket->server, error);
 	if (err != 0) {
@@ -270,7 +277,7 @@ int isw_frontend_nbd_socket(isw_engine *engine, const char *socket_path,
 			    isw_frontend **frontend_out, struct isw_error *error)
 {
 	struct nbd_socket *socket;
-	int err = socket_create(engine, false, &socket, error);
+	int err = socket_create(engine, false, UINT32_MAX, &socket, error);
 
 	if (err != 0)
 		return err;
@@ -283,10 +290,11 @@ int isw_frontend_nbd_socket(isw_engine *engine, const char *socket_path,
 	return 0;
 }
 
-int isw_frontend_nbd(isw_engine *engine, isw_frontend **frontend_out, struct isw_error *error)
+int isw_frontend_nbd(isw_engine *engine, uint32_t request_bytes_max, isw_frontend **frontend_out,
+		     struct isw_error *error)
 {
 	struct nbd_socket *socket;
-	int err = socket_create(engine, true, &socket, error);
+	int err = socket_create(engine, true, request_bytes_max, &socket, error);
 
 	if (err == 0)
 		*frontend_out = &socket->frontend;

@@ -378,9 +378,11 @@ int isw_frontend_nbd_socket(isw_engine *engine, const char *socket_path,
 			    isw_frontend **frontend_out, struct isw_error *error);
 /*
  * Serves NBD to the kernel's client, on sockets given one by one. Any thread. When one ends:
- * ISW_EVENT_CONNECTION_LOST.
+ * ISW_EVENT_CONNECTION_LOST. Requests of more than request_bytes_max are refused; there are buffers
+ * for requests_max of them.
  */
-int isw_frontend_nbd(isw_engine *engine, isw_frontend **frontend_out, struct isw_error *error);
+int isw_frontend_nbd(isw_engine *engine, uint32_t request_bytes_max, isw_frontend **frontend_out,
+		     struct isw_error *error);
 /* fd: a stream socket in transmission, whose other end the kernel has; duplicated. */
 int isw_frontend_nbd_serve(isw_frontend *frontend, int fd, struct isw_error *error);
 /* How many of them have not ended. */

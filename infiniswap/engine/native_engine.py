@@ -58,6 +58,32 @@ class NativeFrontend:
         self._engine._forget(self)
 
 
+class NativeNbdFrontend(NativeFrontend):
+    """The front end nbd."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the device."""
+        return self._engine.config.size_bytes
+
+    @property
+    def requests_max(self) -> int:
+        """In flight, on all sockets together."""
+        return self._engine.config.requests_max
+
+    def serve(self, descriptor: int) -> None:
+        """Any thread; makes a copy of the descriptor."""
+        error = ffi.new("struct isw_error *")
+        with self._handle.use() as frontend:
+            result = lib.isw_frontend_nbd_serve(frontend, descriptor, error)
+        check(result, "cannot serve the kernel's connection", error)
+
+    def connections(self) -> int:
+        """Any thread, never waits."""
+        with self._handle.use() as frontend:
+            return int(lib.isw_frontend_nbd_connections(frontend))
+
+
 class NativeEngine:
     """isw_engine: one device's page path.
 
@@ -326,11 +352,27 @@ class NativeEngine:
         check(result, f"cannot serve NBD on {path}", error)
         raise AssertionError("unreachable")
 
+    def frontend_nbd(self, request_bytes_max: int) -> NativeNbdFrontend:
+        """Any thread, never waits."""
+        error = ffi.new("struct isw_error *")
+        out = ffi.new("isw_frontend **")
+        with self._use() as engine:
+            result = lib.isw_frontend_nbd(engine, request_bytes_max, out, error)
+            if result >= 0:
+                frontend = NativeNbdFrontend(self, "nbd front end", out[0])
+                self._remember(frontend)
+                return frontend
+        check(result, "cannot make the nbd front end", error)
+        raise AssertionError("unreachable")
+
     def _adopt(self, name: str, pointer: Any) -> NativeFrontend:
         frontend = NativeFrontend(self, name, pointer)
+        self._remember(frontend)
+        return frontend
+
+    def _remember(self, frontend: NativeFrontend) -> None:
         with self._lock:
             self._frontends.append(frontend)
-        return frontend
 
     def _forget(self, frontend: NativeFrontend) -> None:
         with self._lock:

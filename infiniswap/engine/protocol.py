@@ -25,6 +25,7 @@ class EventKind(enum.IntEnum):
     BACKUP_RECOVERED = 6
     BAD_PAGE = 7
     FRONTEND_DOWN = 8
+    CONNECTION_LOST = 9
 
 
 class SlabState(enum.IntEnum):
@@ -214,6 +215,24 @@ class Frontend(Protocol):
         """Blocking, idempotent."""
 
 
+class NbdFrontend(Frontend, Protocol):
+    """The front end nbd: serves sockets whose other ends the kernel has."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the device."""
+
+    @property
+    def requests_max(self) -> int:
+        """How many can be in flight, on all sockets together."""
+
+    def serve(self, descriptor: int) -> None:
+        """Serves a socket in transmission, of which it makes a copy."""
+
+    def connections(self) -> int:
+        """How many have not ended; CONNECTION_LOST is reported when one does."""
+
+
 class Engine(Protocol):
     """One device's page path (isw_engine)."""
 
@@ -284,5 +303,8 @@ class Engine(Protocol):
         """Blocking. Mounts; the device's bytes are the file `disk` there."""
 
     def frontend_nbd_socket(self, path: str) -> Frontend: ...
+    def frontend_nbd(self, request_bytes_max: int) -> NbdFrontend:
+        """Without a socket yet. Larger requests are refused."""
+
     def close(self) -> None:
         """Blocking, idempotent. Front ends first."""

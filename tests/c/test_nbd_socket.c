@@ -330,7 +330,7 @@ static void test_sockets_that_are_given(struct fixture *f)
 	bound_waits(first[0]);
 	bound_waits(second[0]);
 	CHECK_EQ(isw_frontend_nbd_serve(f->frontend, first[1], &error), -EINVAL);
-	CHECK_EQ(isw_frontend_nbd(&f->engine, &frontend, &error), 0);
+	CHECK_EQ(isw_frontend_nbd(&f->engine, ISW_PAGE_BYTES, &frontend, &error), 0);
 	CHECK_EQ(isw_frontend_nbd_serve(frontend, first[1], &error), 0);
 	CHECK_EQ(isw_frontend_nbd_serve(frontend, second[1], &error), 0);
 	CHECK_EQ(isw_frontend_nbd_serve(frontend, -1, &error), -EBADF);
@@ -339,6 +339,8 @@ static void test_sockets_that_are_given(struct fixture *f)
 	CHECK_EQ(isw_frontend_nbd_connections(frontend), 2);
 	CHECK_EQ(do_write(first[0], 0, block, sizeof(block)), 0);
 	CHECK_EQ(do_read(second[0], 0, block, sizeof(block)), 0);
+	CHECK(say_request(second[0], NBD_CMD_READ, 0, 3, 0, 2 * ISW_PAGE_BYTES));
+	CHECK_EQ(hear_reply(second[0], 3, NULL, 0), NBD_EINVAL);
 	CHECK_EQ(connections_lost(f), 0);
 	close(first[0]);
 	WAIT_FOR(connections_lost(f) == 1);

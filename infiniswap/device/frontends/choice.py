@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
-from infiniswap.device.frontends import fuse, nbd_socket
+from infiniswap.device.frontends import fuse, nbd, nbd_socket
 from infiniswap.device.frontends.base import KernelDevice
 from infiniswap.device.frontends.fuse import FuseLoop
+from infiniswap.device.frontends.nbd import NbdKernel
 from infiniswap.device.frontends.nbd_socket import NbdSocket
 from infiniswap.device.rundir import DevicePaths, remove_link
-from infiniswap.errors import NotPermittedError, UnavailableError, UsageError
+from infiniswap.errors import InfiniswapError, NotPermittedError, UnavailableError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ def choose(asked: str, swap_wanted: bool) -> Choice:
         UsageError: nbd-socket with swap.
         NotPermittedError: not root.
     """
-    if asked in ("ublk", "nbd"):
+    if asked == "ublk":
         raise UnavailableError(
             f"this release has no {asked} front end",
             mend="Use --frontend fuse (or auto).",
@@ -47,14 +49,34 @@ def choose(asked: str, swap_wanted: bool) -> Choice:
             "a block device needs root",
             mend="Run it with sudo, or use --frontend nbd-socket for a device without the kernel.",
         )
-    fuse.check()
-    why = "asked for" if asked == "fuse" else "the only kernel front end of this release"
-    return Choice("fuse", why)
+    if asked == "nbd":
+        nbd.check()
+        return Choice("nbd", "asked for")
+    if asked == "fuse":
+        fuse.check()
+        return Choice("fuse", "asked for")
+    return _best()
+
+
+def _best() -> Choice:
+    """The first of those that this host has."""
+    try:
+        nbd.check()
+    except InfiniswapError as error:
+        fuse.check()
+        return Choice("fuse", f"no nbd here: {error.what}")
+    return Choice("nbd", "the kernel has it")
 
 
 def kernel_device(frontend: str, paths: DevicePaths) -> KernelDevice:
     """The front end of that name, not attached yet."""
-    return NbdSocket(paths) if frontend == "nbd-socket" else FuseLoop(paths)
+    match frontend:
+        case "nbd-socket":
+            return NbdSocket(paths)
+        case "nbd":
+            return NbdKernel(paths)
+        case _:
+            return FuseLoop(paths)
 
 
 def clear_leftovers(paths: DevicePaths) -> None:
@@ -64,5 +86,12 @@ def clear_leftovers(paths: DevicePaths) -> None:
         ConflictError: it is still in use: only the user can end that.
     """
     nbd_socket.clear_leftovers(paths)
+    nbd.clear_leftovers(paths)
     fuse.clear_leftovers(paths)
     remove_link(paths.name)
+
+
+def give_up(paths: DevicePaths) -> tuple[Path, ...]:
+    """The block devices that a killed process of this device left, for `swapoff`; what waits for
+    that process fails from now on."""
+    return (*nbd.give_up(paths), *fuse.give_up(paths))
