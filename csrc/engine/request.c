@@ -30,6 +30,11 @@ void iswi_engine_frontend_down(isw_engine *engine, int error)
 					 });
 }
 
+void iswi_engine_connection_lost(isw_engine *engine)
+{
+	iswi_events_put(&engine->events, &(struct isw_event){.kind = ISW_EVENT_CONNECTION_LOST});
+}
+
 static int check(const struct isw_engine *e, const struct iswi_req *req)
 {
 	if (req->op == ISWI_FLUSH)

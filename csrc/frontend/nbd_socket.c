@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The front end without a kernel device: NBD on a Unix socket, for qemu, fio, nbdcopy and tests.
+ * The front ends that speak NBD. nbd-socket: on a Unix socket, for qemu, fio, nbdcopy and tests.
+ * nbd: with the kernel's client, on sockets that somebody else gives to both.
  * The server core receives and answers; this file lends it request buffers and passes requests
  * to the engine. All buffers are made before the socket is: when all are in use, a connection's
- * thread waits for one, and with it the client.
+ * thread waits for one, and with it the client. (The kernel's client is told not to have more
+ * requests under way than there are: reads never wait behind writes that wait.)
  */
+#define _GNU_SOURCE 1
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,9 +20,11 @@
 #include "wire/nbd.h"
 #include "wire/nbd_server.h"
 
-#define CONNECTIONS_MAX  16u
-#define HANDSHAKE_MS_MAX 5000u
-#define SEND_MS_MAX      30000u
+#define CONNECTIONS_MAX 16u
+/* Some at a time, and their dead predecessors whose requests have not ended yet. */
+#define KERNEL_CONNECTIONS_MAX 64u
+#define HANDSHAKE_MS_MAX       5000u
+#define SEND_MS_MAX            30000u
 /* All request buffers together; at least REQUESTS_MIN of them, whatever their size. */
 #define BUFFER_BYTES_MAX (64u << 20)
 #define REQUESTS_MIN     4u
@@ -38,6 +44,9 @@ struct nbd_socket {
 	pthread_mutex_t lock; /* free; nothing is called with it held */
 	pthread_cond_t changed;
 	struct socket_request *free;
+	bool for_kernel;
+	uint32_t request_bytes_max;
+	atomic_uint connections; /* relaxed; for_kernel: those that serve */
 };
 
 static int socket_open(void *ctx, const char *name, size_t name_bytes, struct iswi_nbd_conn *conn,
@@ -46,23 +55,28 @@ static int socket_open(void *ctx, const char *name, size_t name_bytes, struct is
 	struct nbd_socket *socket = ctx;
 
 	(void)name;
-	(void)conn;
 	if (name_bytes != 0) /* there is one device here, the default export */
 		return -ENOENT;
+	(void)conn;
 	export_out->size_bytes = iswi_engine_size_bytes(socket->engine);
 	export_out->block_bytes_min = ISW_PAGE_BYTES;
 	export_out->block_bytes_preferred = ISW_PAGE_BYTES;
 	export_out->block_bytes_max =
-		ISWI_MIN(iswi_engine_request_bytes_max(socket->engine), ISWI_NBD_PAYLOAD_BYTES_MAX);
+		ISWI_MIN(socket->request_bytes_max, ISWI_NBD_PAYLOAD_BYTES_MAX);
 	export_out->handle = socket;
 	return 0;
 }
 
 static void socket_close(void *ctx, struct iswi_nbd_export *export, struct iswi_nbd_conn *conn)
 {
-	(void)ctx;
+	struct nbd_socket *socket = ctx;
+
 	(void)export;
 	(void)conn;
+	if (!socket->for_kernel)
+		return;
+	atomic_fetch_sub_explicit(&socket->connections, 1, memory_order_relaxed);
+	iswi_engine_connection_lost(socket->engine);
 }
 
 static struct iswi_nbd_request *socket_take(struct iswi_nbd_export *export)
@@ -141,13 +155,16 @@ static const struct iswi_nbd_backend socket_backend = {
 
 static int make_requests(struct nbd_socket *socket)
 {
-	const size_t each = iswi_engine_request_bytes_max(socket->engine);
-	uint32_t count = ISWI_MAX(BUFFER_BYTES_MAX / (uint32_t)each, REQUESTS_MIN);
+	const size_t each = socket->request_bytes_max;
+	/* More would only be refused by the engine. */
+	uint32_t count = iswi_engine_requests_max(socket->engine);
 	void *buffers;
 	int err;
 
-	/* More would only be refused by the engine. */
-	count = ISWI_MIN(count, iswi_engine_requests_max(socket->engine));
+	/* Clients of a socket that anybody may have opened get a bounded lot; the kernel gets all.
+	 */
+	if (!socket->for_kernel)
+		count = ISWI_MIN(count, ISWI_MAX(BUFFER_BYTES_MAX / (uint32_t)each, REQUESTS_MIN));
 	socket->requests = calloc(count, sizeof(*socket->requests));
 	if (socket->requests == NULL)
 		return -ENOMEM;
@@ -191,15 +208,23 @@ static const struct iswi_frontend_ops socket_ops = {
 	.destroy = socket_destroy,
 };
 
-static int socket_alloc(isw_engine *engine, struct nbd_socket **socket_out)
+static const struct iswi_frontend_ops kernel_ops = {
+	.name = "nbd",
+	.destroy = socket_destroy,
+};
+
+static int socket_alloc(isw_engine *engine, bool for_kernel, uint32_t request_bytes_max,
+			struct nbd_socket **socket_out)
 {
 	struct nbd_socket *socket = calloc(1, sizeof(*socket));
 	int err;
 
 	if (socket == NULL)
 		return -ENOMEM;
-	socket->frontend.ops = &socket_ops;
 	socket->engine = engine;
+	socket->for_kernel = for_kernel;
+	socket->request_bytes_max =
+		ISWI_MIN(request_bytes_max, iswi_engine_request_bytes_max(engine));
 	err = -pthread_mutex_init(&socket->lock, NULL);
 	if (err != 0)
 		goto err_socket;
@@ -221,34 +246,83 @@ err_socket:
 	return err;
 }
 
-int isw_frontend_nbd_socket(isw_engine *engine, const char *socket_path,
-			    isw_frontend **frontend_out, struct isw_error *error)
+static int socket_create(isw_engine *engine, bool for_kernel, uint32_t request_bytes_max,
+			 struct nbd_socket **socket_out, struct isw_error *error)
 {
 	struct iswi_nbd_server_config config = {
 		.backend = &socket_backend,
-		.connections_max = CONNECTIONS_MAX,
+		.connections_max = for_kernel ? KERNEL_CONNECTIONS_MAX : CONNECTIONS_MAX,
 		.handshake_ms_max = HANDSHAKE_MS_MAX,
+		.fenced = for_kernel,
 		.send_ms_max = SEND_MS_MAX,
 	};
 	struct nbd_socket *socket;
-	int err = socket_alloc(engine, &socket);
+	int err = socket_alloc(engine, for_kernel, request_bytes_max, &socket);
 
 	if (err != 0)
-		return iswi_error(error, err, "the front end nbd-socket could not be set up: %s",
+		return iswi_error(error, err, "the front end could not be set up: %s",
 				  strerror(-err));
+	socket->frontend.ops = for_kernel ? &kernel_ops : &socket_ops;
 	config.ctx = socket;
 	err = iswi_nbd_server_create(&config, &socket->server, error);
+	if (err != 0) {
+		socket_free(socket);
+		return err;
+	}
+	*socket_out = socket;
+	return 0;
+}
+
+int isw_frontend_nbd_socket(isw_engine *engine, const char *socket_path,
+			    isw_frontend **frontend_out, struct isw_error *error)
+{
+	struct nbd_socket *socket;
+	int err = socket_create(engine, false, UINT32_MAX, &socket, error);
+
 	if (err != 0)
-		goto err_socket;
+		return err;
 	err = iswi_nbd_server_listen_unix(socket->server, socket_path, error);
-	if (err != 0)
-		goto err_server;
+	if (err != 0) {
+		socket_destroy(&socket->frontend);
+		return err;
+	}
 	*frontend_out = &socket->frontend;
 	return 0;
+}
 
-err_server:
-	iswi_nbd_server_destroy(socket->server);
-err_socket:
-	socket_free(socket);
+int isw_frontend_nbd(isw_engine *engine, uint32_t request_bytes_max, isw_frontend **frontend_out,
+		     struct isw_error *error)
+{
+	struct nbd_socket *socket;
+	int err = socket_create(engine, true, request_bytes_max, &socket, error);
+
+	if (err == 0)
+		*frontend_out = &socket->frontend;
 	return err;
+}
+
+int isw_frontend_nbd_serve(isw_frontend *frontend, int fd, struct isw_error *error)
+{
+	struct nbd_socket *socket = ISWI_CONTAINER(frontend, struct nbd_socket, frontend);
+	int own, err;
+
+	if (frontend->ops != &kernel_ops)
+		return iswi_error(error, -EINVAL, "this front end takes no sockets");
+	own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	if (own < 0)
+		return iswi_error(error, -errno, "the socket cannot be served: %s",
+				  strerror(errno));
+	/* Counted here: who asks next must not take it for one that is lost. */
+	atomic_fetch_add_explicit(&socket->connections, 1, memory_order_relaxed);
+	err = iswi_nbd_server_adopt(socket->server, own, error);
+	if (err != 0)
+		atomic_fetch_sub_explicit(&socket->connections, 1, memory_order_relaxed);
+	return err;
+}
+
+uint32_t isw_frontend_nbd_connections(isw_frontend *frontend)
+{
+	struct nbd_socket *socket = ISWI_CONTAINER(frontend, struct nbd_socket, frontend);
+
+	return atomic_load_explicit(&socket->connections, memory_order_relaxed);
 }

@@ -52,6 +52,7 @@ const char *isw_version(void);
 #define ISW_EVENT_BACKUP_RECOVERED 6
 #define ISW_EVENT_BAD_PAGE         7 /* slab, value = page, code: wrong bytes, of remote if code is 1 */
 #define ISW_EVENT_FRONTEND_DOWN    8 /* code: the front end ended by itself */
+#define ISW_EVENT_CONNECTION_LOST  9 /* of the front end nbd: see isw_frontend_nbd_connections */
 
 struct isw_event {
 	uint32_t kind;
@@ -376,6 +377,17 @@ int isw_frontend_fuse(isw_engine *engine, const char *mountpoint, isw_frontend *
 /* Serves NBD on a Unix socket (default export). */
 int isw_frontend_nbd_socket(isw_engine *engine, const char *socket_path,
 			    isw_frontend **frontend_out, struct isw_error *error);
+/*
+ * Serves NBD to the kernel's client, on sockets given one by one. Any thread. When one ends:
+ * ISW_EVENT_CONNECTION_LOST. Requests of more than request_bytes_max are refused; there are buffers
+ * for requests_max of them.
+ */
+int isw_frontend_nbd(isw_engine *engine, uint32_t request_bytes_max, isw_frontend **frontend_out,
+		     struct isw_error *error);
+/* fd: a stream socket in transmission, whose other end the kernel has; duplicated. */
+int isw_frontend_nbd_serve(isw_frontend *frontend, int fd, struct isw_error *error);
+/* How many of them have not ended. */
+uint32_t isw_frontend_nbd_connections(isw_frontend *frontend);
 
 /*
  * A ublk block device, /dev/ublkb*dev_id_out. -ENOSYS without liburing. The device outlives this

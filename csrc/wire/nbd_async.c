@@ -244,10 +244,12 @@ static int serve_one(struct iswi_nbd_conn *conn, const struct nbd_request *wire)
 		untake(conn, request);
 		return err;
 	}
-	if (error != 0)
+	if (error != 0) {
 		iswi_nbd_complete(request, error);
-	else
-		conn->server->config.backend->submit(&conn->export, request);
+	} else if (!iswi_nbd_fence_submit(conn, request)) {
+		untake(conn, request);
+		return -ESHUTDOWN;
+	}
 	return 0;
 }
 
@@ -262,9 +264,12 @@ static int tx_init(struct iswi_nbd_conn *conn)
 	err = -pthread_mutex_init(&tx->lock, NULL);
 	if (err != 0)
 		return err;
-	err = -pthread_cond_init(&tx->changed, NULL);
+	err = -pthread_mutex_init(&tx->gate, NULL);
 	if (err != 0)
 		goto err_lock;
+	err = -pthread_cond_init(&tx->changed, NULL);
+	if (err != 0)
+		goto err_gate;
 	err = iswi_thread_start(&tx->waiter, "isw-nbd-send", waiter_main, conn);
 	if (err != 0)
 		goto err_cond;
@@ -272,6 +277,8 @@ static int tx_init(struct iswi_nbd_conn *conn)
 
 err_cond:
 	pthread_cond_destroy(&tx->changed);
+err_gate:
+	pthread_mutex_destroy(&tx->gate);
 err_lock:
 	pthread_mutex_destroy(&tx->lock);
 	return err;
@@ -289,6 +296,7 @@ static void tx_fini(struct iswi_nbd_conn *conn)
 	pthread_mutex_unlock(&tx->lock);
 	pthread_join(tx->waiter, NULL);
 	pthread_cond_destroy(&tx->changed);
+	pthread_mutex_destroy(&tx->gate);
 	pthread_mutex_destroy(&tx->lock);
 }
 
@@ -299,6 +307,7 @@ int iswi_nbd_async_serve(struct iswi_nbd_conn *conn)
 
 	if (err != 0)
 		return err;
+	iswi_nbd_fence_join(conn);
 	do {
 		err = iswi_nbd_rx_need(conn, NBD_REQUEST_BYTES);
 		if (err == 0)
@@ -306,6 +315,7 @@ int iswi_nbd_async_serve(struct iswi_nbd_conn *conn)
 		if (err == 0)
 			err = serve_one(conn, &request);
 	} while (err == 0);
+	iswi_nbd_fence_leave(conn);
 	tx_fini(conn);
 	return err;
 }

@@ -47,6 +47,12 @@ struct iswi_nbd_tx {
 	unsigned char heads[BATCH_REPLIES][NBD_SIMPLE_REPLY_BYTES];
 	pthread_t waiter;
 	/*
+	 * Held while a request is submitted, and by whoever finds this connection dead: see
+	 * nbd_fence.c. Taken before `lock`.
+	 */
+	pthread_mutex_t gate;
+	bool shut; /* gate: nothing of this connection is submitted any more */
+	/*
 	 * The client is gone: answers are dropped. Relaxed, a hint only. Not beside the fields
 	 * under the lock, of which a compiler may load several at once.
 	 */
@@ -64,6 +70,11 @@ struct iswi_nbd_conn {
 	 */
 	atomic_bool closing;
 	bool no_zeroes;
+	bool in_transmission; /* it came without a handshake to shake */
+	/* What was received so far, in receives; and when the others were last looked at. */
+	uint64_t received;
+	uint64_t looked;
+	struct iswi_nbd_conn *fence_next; /* server->fence_lock */
 	/* The client's address, an IPv4 one mapped to IPv6; zeros on a Unix socket. */
 	unsigned char peer[PEER_BYTES];
 	uint64_t handshake_end_ns; /* 0: past GO */
@@ -79,7 +90,8 @@ struct iswi_nbd_conn {
 
 /*
  * Locks: `lock` is taken last of all; nothing is called with it held. A backend's locks and
- * iswi_nbd_tx.lock are never held together with it.
+ * iswi_nbd_tx.lock are never held together with it. fence_lock comes before the gates, a gate
+ * before what submitting takes; nobody holds a gate and asks for fence_lock.
  */
 struct iswi_nbd_server {
 	struct iswi_nbd_server_config config;
@@ -94,6 +106,9 @@ struct iswi_nbd_server {
 		char *path; /* of a Unix socket, to unlink */
 	} listeners[ISWI_NBD_LISTENERS_MAX];
 	uint32_t listener_count;
+	/* Those of a fenced server that serve requests; taken before a connection's gate. */
+	pthread_mutex_t fence_lock;
+	struct iswi_nbd_conn *fence_members;
 	struct iswi_nbd_counters counters;
 	atomic_uint_fast64_t connections_refused; /* relaxed: statistics, like the next two */
 	atomic_uint_fast64_t request_errors;
@@ -133,6 +148,14 @@ static inline size_t iswi_nbd_rx_available(const struct iswi_nbd_conn *conn)
 
 /* ---- nbd_handshake.c: 0 when conn->export is open and requests follow. */
 int iswi_nbd_handshake(struct iswi_nbd_conn *conn);
+
+/* ---- nbd_fence.c */
+
+/* Around the serving of requests; conn->tx is there. */
+void iswi_nbd_fence_join(struct iswi_nbd_conn *conn);
+void iswi_nbd_fence_leave(struct iswi_nbd_conn *conn);
+/* Submits the request; false: the connection was found dead, and the request was not. */
+bool iswi_nbd_fence_submit(struct iswi_nbd_conn *conn, struct iswi_nbd_request *request);
 
 /* ---- nbd_request.c */
 

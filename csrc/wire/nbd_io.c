@@ -60,8 +60,10 @@ static ssize_t receive(struct iswi_nbd_conn *conn, struct iovec *iov, unsigned i
 		if (err != 0)
 			return err;
 		got = recvmsg(conn->fd, &message, 0);
-		if (got > 0)
+		if (got > 0) {
+			conn->received++;
 			return got;
+		}
 		if (got == 0)
 			return -ENODATA;
 		if ((errno == EAGAIN || errno == EWOULDBLOCK) && conn->handshake_end_ns != 0)

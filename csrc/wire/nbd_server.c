@@ -29,10 +29,17 @@ static void count_end(struct iswi_nbd_server *server, int err, bool served)
 		iswi_count(&server->protocol_errors, 1);
 }
 
+static int open_default(struct iswi_nbd_conn *conn)
+{
+	const struct iswi_nbd_server_config *config = &conn->server->config;
+
+	return config->backend->open(config->ctx, "", 0, conn, &conn->export);
+}
+
 void iswi_nbd_conn_run(struct iswi_nbd_conn *conn)
 {
 	struct iswi_nbd_server *server = conn->server;
-	int err = iswi_nbd_handshake(conn);
+	int err = conn->in_transmission ? open_default(conn) : iswi_nbd_handshake(conn);
 	const bool served = err == 0;
 
 	if (served) {
@@ -124,26 +131,34 @@ void iswi_nbd_conn_init(struct iswi_nbd_conn *conn, struct iswi_nbd_server *serv
 		iswi_now_ns() + (uint64_t)server->config.handshake_ms_max * 1000000u;
 }
 
-void iswi_nbd_server_add(struct iswi_nbd_server *server, int fd, const unsigned char *peer)
+/* Takes fd, when it fails, too. */
+static int add_conn(struct iswi_nbd_server *server, int fd, const unsigned char *peer,
+		    bool in_transmission)
 {
 	struct iswi_nbd_conn **place, *conn;
+	int err = -EMFILE;
 
 	set_options(server, fd);
 	pthread_mutex_lock(&server->lock);
 	place = host_is_full(server, peer) ? NULL : find_place(server);
-	conn = place != NULL ? malloc(sizeof(*conn)) : NULL;
+	if (place == NULL)
+		goto err_refused;
+	err = -ENOMEM;
+	conn = malloc(sizeof(*conn));
 	if (conn == NULL)
 		goto err_refused;
 	iswi_nbd_conn_init(conn, server, fd);
+	conn->in_transmission = in_transmission;
 	if (peer != NULL)
 		memcpy(conn->peer, peer, PEER_BYTES);
 	/* Started under the lock: the thread cannot end before conn->thread is written. */
-	if (iswi_thread_start(&conn->thread, "isw-nbd-conn", conn_main, conn) != 0)
+	err = iswi_thread_start(&conn->thread, "isw-nbd-conn", conn_main, conn);
+	if (err != 0)
 		goto err_conn;
 	*place = conn;
 	server->conn_count++;
 	pthread_mutex_unlock(&server->lock);
-	return;
+	return 0;
 
 err_conn:
 	free(conn);
@@ -151,6 +166,22 @@ err_refused:
 	pthread_mutex_unlock(&server->lock);
 	iswi_count(&server->connections_refused, 1);
 	close(fd);
+	return err;
+}
+
+void iswi_nbd_server_add(struct iswi_nbd_server *server, int fd, const unsigned char *peer)
+{
+	add_conn(server, fd, peer, false);
+}
+
+int iswi_nbd_server_adopt(struct iswi_nbd_server *server, int fd, struct isw_error *error)
+{
+	int err = add_conn(server, fd, NULL, true);
+
+	if (err != 0)
+		return iswi_error(error, err, "a connection could not be served: %s",
+				  strerror(-err));
+	return 0;
 }
 
 int iswi_nbd_server_create(const struct iswi_nbd_server_config *config,
@@ -178,9 +209,14 @@ int iswi_nbd_server_create(const struct iswi_nbd_server_config *config,
 	err = -pthread_mutex_init(&server->lock, NULL);
 	if (err != 0)
 		goto err_stop_fd;
+	err = -pthread_mutex_init(&server->fence_lock, NULL);
+	if (err != 0)
+		goto err_lock;
 	*server_out = server;
 	return 0;
 
+err_lock:
+	pthread_mutex_destroy(&server->lock);
 err_stop_fd:
 	close(server->stop_fd);
 err_conns:
@@ -207,6 +243,7 @@ void iswi_nbd_server_destroy(struct iswi_nbd_server *server)
 		pthread_join(server->conns[i]->thread, NULL);
 		free(server->conns[i]);
 	}
+	pthread_mutex_destroy(&server->fence_lock);
 	pthread_mutex_destroy(&server->lock);
 	close(server->stop_fd);
 	free(server->conns);

@@ -98,7 +98,10 @@ struct iswi_nbd_backend {
 
 	/* May block until a request is given back. Never fails. */
 	struct iswi_nbd_request *(*take)(struct iswi_nbd_export *export);
-	/* Does not block. iswi_nbd_complete follows exactly once, on any thread. */
+	/*
+	 * Does not block; called under the connection's gate. iswi_nbd_complete follows exactly
+	 * once, on any thread. Of two requests for one page the one submitted later wins.
+	 */
 	void (*submit)(struct iswi_nbd_export *export, struct iswi_nbd_request *request);
 	/* Any thread, does not block: the answer was sent or dropped. */
 	void (*give)(struct iswi_nbd_export *export, struct iswi_nbd_request *request);
@@ -110,6 +113,12 @@ struct iswi_nbd_server_config {
 	uint32_t connections_max;
 	uint32_t connections_per_host_max; /* of one address; 0: only the limit of all. TCP */
 	uint32_t handshake_ms_max;         /* from accept to GO */
+	/*
+	 * The client sends what was in flight on a connection that it has shut down again, on
+	 * another one: then nothing of the first may be submitted any more. For asynchronous
+	 * exports.
+	 */
+	bool fenced;
 	/*
 	 * An answer that moves no byte for this long; a request, header and payload, that is not
 	 * there entirely this long after its first byte.
@@ -136,6 +145,11 @@ int iswi_nbd_server_listen_tcp(struct iswi_nbd_server *server, const char *host,
 /* A socket left behind by a dead process is replaced; a live one is -EADDRINUSE. Mode 0600. */
 int iswi_nbd_server_listen_unix(struct iswi_nbd_server *server, const char *path,
 				struct isw_error *error);
+/*
+ * Control thread: serves the default export to a client that is in transmission already. Takes fd,
+ * a stream socket, also when it fails.
+ */
+int iswi_nbd_server_adopt(struct iswi_nbd_server *server, int fd, struct isw_error *error);
 /*
  * Control thread, blocks: accepts no more, shuts every connection down, joins every thread,
  * frees. NULL is fine.

@@ -16,7 +16,7 @@ from infiniswap.device.rundir import DevicePaths
 from infiniswap.device.runs import abandoned_cgroups, end_job
 from infiniswap.device.spec import DeviceSpec
 from infiniswap.errors import InfiniswapError, NotFoundError
-from infiniswap.system import loop, swap
+from infiniswap.system import swap
 from infiniswap.system.process import pidfd_ended, pidfd_open
 
 _SWAPOFF_S_MAX = 60.0
@@ -76,8 +76,9 @@ def clear(paths: DevicePaths, spec: DeviceSpec | None = None) -> None:
     try:
         for cgroup in abandoned_cgroups():
             end_job(cgroup)
-        for device in loop.find_by_backing(paths.mount / "disk"):
-            swap.swapoff(device.path, timeout_s=_SWAPOFF_S_MAX)
+        for path in frontends.give_up(paths):
+            if swap.find_area(path) is not None:
+                swap.swapoff(path, timeout_s=_SWAPOFF_S_MAX)
         frontends.clear_leftovers(paths)
         contents.delete(paths, spec)
         rundir.clear(paths)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -63,6 +63,8 @@ class SlabMapper:
         self.links: list[DonorLink] = []
         self.alarms: dict[str, str] = {}
         self.evictions = 0
+        self.on_connection_lost: Callable[[], None] = lambda: None
+        """Called when a connection of the front end may have ended."""
         self.is_eager = False
         """Without a backup an unmapped slab could take no page: every slab is kept mapped."""
         self._engine = engine
@@ -162,6 +164,9 @@ class SlabMapper:
                 log.warning("the backup takes writes again")
             case EventKind.OVERFLOW:
                 self._resync()
+                self.on_connection_lost()
+            case EventKind.CONNECTION_LOST:
+                self.on_connection_lost()
             case EventKind.FRONTEND_DOWN:
                 self.alarms["frontend"] = f"the front end has ended (code {event.code})"
                 log.error("%s", self.alarms["frontend"])

@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 _EXECUTOR_THREADS = 4
 _STOP_PAUSE_S_MIN = 1.0
 _STOP_PAUSE_S_MAX = 15.0
+_REPAIR_PAUSE_S_MIN = 0.5
+_REPAIR_PAUSE_S_MAX = 60.0
 
 T = TypeVar("T")
 
@@ -81,6 +83,8 @@ class DeviceService:
         self._mapper_task: asyncio.Task[None] | None = None
         self._waker: Waker | None = None
         self._waker_task: asyncio.Task[None] | None = None
+        self._connection_lost = asyncio.Event()
+        self._repair_task: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self.runs = Runs(self._executor, self._run_gone)
 
@@ -135,6 +139,7 @@ class DeviceService:
             self._begun = True
             await self._blocking(lambda: contents.begin(self._paths, spec))
             await self._blocking(lambda: attachment.attach_device(engine))
+            self._start_repairs(attachment)
             self._make_safe(choice.frontend)
             if spec.swap:
                 await self._blocking(attachment.attach_swap)
@@ -277,6 +282,31 @@ class DeviceService:
                 log.exception("the mapper failed; it is started again")
                 await asyncio.sleep(1.0)
 
+    def _start_repairs(self, attachment: Attachment) -> None:
+        assert self._mapper is not None
+        self._mapper.on_connection_lost = self._connection_lost.set
+        self._connection_lost.set()  # one may be lost already
+        self._repair_task = asyncio.create_task(self._repair(attachment), name="repair")
+
+    async def _repair(self, attachment: Attachment) -> None:
+        assert self._mapper is not None
+        alarms = self._mapper.alarms
+        pause_s = _REPAIR_PAUSE_S_MIN
+        while True:
+            await self._connection_lost.wait()
+            self._connection_lost.clear()
+            try:
+                await self._blocking(attachment.kernel.repair)
+            except InfiniswapError as error:
+                alarms["connections"] = f"the kernel's connections are not complete: {error}"
+                log.error("%s", alarms["connections"])
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _REPAIR_PAUSE_S_MAX)
+                self._connection_lost.set()
+                continue
+            alarms.pop("connections", None)
+            pause_s = _REPAIR_PAUSE_S_MIN
+
     def _start_waker(self) -> None:
         engine = self._engine
         assert engine is not None
@@ -350,12 +380,13 @@ class DeviceService:
             self._lock_fd = -1
 
     async def _close_engine(self) -> None:
-        loops = {task for task in (self._mapper_task, self._waker_task) if task is not None}
+        all_loops = (self._repair_task, self._mapper_task, self._waker_task)
+        loops = {task for task in all_loops if task is not None}
         for task in loops:
             task.cancel()
         if loops:
             await asyncio.wait(loops)
-        self._mapper_task = self._waker_task = None
+        self._repair_task = self._mapper_task = self._waker_task = None
         engine = self._engine
         if self._mapper is not None and engine is not None:
             # Drains are still reported while the links give their slabs back.

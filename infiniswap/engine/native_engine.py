@@ -85,6 +85,32 @@ class NativeUblk(NativeFrontend):
             raise ublk_error(-result, error, f"/dev/ublkb{self._device_id}")
 
 
+class NativeNbdFrontend(NativeFrontend):
+    """The front end nbd."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the device."""
+        return self._engine.config.size_bytes
+
+    @property
+    def requests_max(self) -> int:
+        """In flight, on all sockets together."""
+        return self._engine.config.requests_max
+
+    def serve(self, descriptor: int) -> None:
+        """Any thread; makes a copy of the descriptor."""
+        error = ffi.new("struct isw_error *")
+        with self._handle.use() as frontend:
+            result = lib.isw_frontend_nbd_serve(frontend, descriptor, error)
+        check(result, "cannot serve the kernel's connection", error)
+
+    def connections(self) -> int:
+        """Any thread, never waits."""
+        with self._handle.use() as frontend:
+            return int(lib.isw_frontend_nbd_connections(frontend))
+
+
 class NativeEngine:
     """isw_engine: one device's page path.
 
@@ -330,9 +356,7 @@ class NativeEngine:
         with self._use() as engine:
             result = lib.isw_frontend_fuse(engine, os.fsencode(mountpoint), out, error)
             if result >= 0:
-                frontend = NativeFrontend(self, "fuse front end", out[0])
-                self._adopt(frontend)
-                return frontend
+                return self._adopt("fuse front end", out[0])
         text = f"cannot mount the fuse front end: {text_of(error, -result)}"
         if -result == errno.ENOSYS:
             raise UnavailableError(
@@ -351,9 +375,7 @@ class NativeEngine:
         with self._use() as engine:
             result = lib.isw_frontend_nbd_socket(engine, os.fsencode(path), out, error)
             if result >= 0:
-                frontend = NativeFrontend(self, "nbd-socket front end", out[0])
-                self._adopt(frontend)
-                return frontend
+                return self._adopt("nbd-socket front end", out[0])
         check(result, f"cannot serve NBD on {path}", error)
         raise AssertionError("unreachable")
 
@@ -372,7 +394,7 @@ class NativeEngine:
             result = lib.isw_frontend_ublk(engine, queues, identity, number, out, error)
             if result >= 0:
                 frontend = NativeUblk(self, out[0], int(number[0]))
-                self._adopt(frontend)
+                self._remember(frontend)
                 return frontend
         raise ublk_error(-result, error)
 
@@ -390,11 +412,29 @@ class NativeEngine:
             result = lib.isw_frontend_ublk_prepare(engine, device_id, identity, out, error)
             if result >= 0:
                 frontend = NativeUblk(self, out[0], device_id)
-                self._adopt(frontend)
+                self._remember(frontend)
                 return frontend
         raise ublk_error(-result, error, f"/dev/ublkb{device_id}")
 
-    def _adopt(self, frontend: NativeFrontend) -> None:
+    def frontend_nbd(self, request_bytes_max: int) -> NativeNbdFrontend:
+        """Any thread, never waits."""
+        error = ffi.new("struct isw_error *")
+        out = ffi.new("isw_frontend **")
+        with self._use() as engine:
+            result = lib.isw_frontend_nbd(engine, request_bytes_max, out, error)
+            if result >= 0:
+                frontend = NativeNbdFrontend(self, "nbd front end", out[0])
+                self._remember(frontend)
+                return frontend
+        check(result, "cannot make the nbd front end", error)
+        raise AssertionError("unreachable")
+
+    def _adopt(self, name: str, pointer: Any) -> NativeFrontend:
+        frontend = NativeFrontend(self, name, pointer)
+        self._remember(frontend)
+        return frontend
+
+    def _remember(self, frontend: NativeFrontend) -> None:
         with self._lock:
             self._frontends.append(frontend)
 

@@ -25,6 +25,7 @@ class EventKind(enum.IntEnum):
     BACKUP_RECOVERED = 6
     BAD_PAGE = 7
     FRONTEND_DOWN = 8
+    CONNECTION_LOST = 9
 
 
 class SlabState(enum.IntEnum):
@@ -249,6 +250,24 @@ class UblkFrontend(Frontend, Protocol):
         """
 
 
+class NbdFrontend(Frontend, Protocol):
+    """The front end nbd: serves sockets whose other ends the kernel has."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the device."""
+
+    @property
+    def requests_max(self) -> int:
+        """How many can be in flight, on all sockets together."""
+
+    def serve(self, descriptor: int) -> None:
+        """Serves a socket in transmission, of which it makes a copy."""
+
+    def connections(self) -> int:
+        """How many have not ended; CONNECTION_LOST is reported when one does."""
+
+
 class Engine(Protocol):
     """One device's page path (isw_engine)."""
 
@@ -327,6 +346,9 @@ class Engine(Protocol):
 
     def frontend_ublk_prepare(self, device_id: int, identity: int) -> UblkFrontend:
         """Blocking. For a successor: all but `take_over`, while the predecessor still serves."""
+
+    def frontend_nbd(self, request_bytes_max: int) -> NbdFrontend:
+        """Without a socket yet. Larger requests are refused."""
 
     def close(self) -> None:
         """Blocking, idempotent. Front ends first."""

@@ -20,6 +20,7 @@ struct isw_engine {
 	struct iswi_req *queue;
 	uint32_t in_flight, most_in_flight;
 	bool held_back, stop;
+	unsigned connections_lost;
 	struct iswi_req last; /* as it was submitted */
 	int fail_with;
 };
@@ -47,6 +48,13 @@ void iswi_engine_frontend_down(isw_engine *engine, int error)
 	(void)engine;
 	(void)error;
 	CHECK(!"the socket does not end by itself");
+}
+
+void iswi_engine_connection_lost(isw_engine *engine)
+{
+	pthread_mutex_lock(&engine->lock);
+	engine->connections_lost++;
+	pthread_mutex_unlock(&engine->lock);
 }
 
 void iswi_engine_submit(isw_engine *engine, struct iswi_req *req)
@@ -299,6 +307,50 @@ static void test_bad_paths(struct fixture *f)
 	CHECK_EQ(isw_frontend_nbd_socket(&f->engine, f->path, &frontend, &error), -EADDRINUSE);
 }
 
+static unsigned connections_lost(struct fixture *f)
+{
+	unsigned lost;
+
+	pthread_mutex_lock(&f->engine.lock);
+	lost = f->engine.connections_lost;
+	pthread_mutex_unlock(&f->engine.lock);
+	return lost;
+}
+
+/* The front end for the kernel: sockets in transmission, counted; one that ends is reported. */
+static void test_sockets_that_are_given(struct fixture *f)
+{
+	char block[ISW_PAGE_BYTES] = {0};
+	struct isw_error error;
+	isw_frontend *frontend;
+	int first[2], second[2];
+
+	CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, first), 0);
+	CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, second), 0);
+	bound_waits(first[0]);
+	bound_waits(second[0]);
+	CHECK_EQ(isw_frontend_nbd_serve(f->frontend, first[1], &error), -EINVAL);
+	CHECK_EQ(isw_frontend_nbd(&f->engine, ISW_PAGE_BYTES, &frontend, &error), 0);
+	CHECK_EQ(isw_frontend_nbd_serve(frontend, first[1], &error), 0);
+	CHECK_EQ(isw_frontend_nbd_serve(frontend, second[1], &error), 0);
+	CHECK_EQ(isw_frontend_nbd_serve(frontend, -1, &error), -EBADF);
+	close(first[1]); /* it has one of its own */
+	close(second[1]);
+	CHECK_EQ(isw_frontend_nbd_connections(frontend), 2);
+	CHECK_EQ(do_write(first[0], 0, block, sizeof(block)), 0);
+	CHECK_EQ(do_read(second[0], 0, block, sizeof(block)), 0);
+	CHECK(say_request(second[0], NBD_CMD_READ, 0, 3, 0, 2 * ISW_PAGE_BYTES));
+	CHECK_EQ(hear_reply(second[0], 3, NULL, 0), NBD_EINVAL);
+	CHECK_EQ(connections_lost(f), 0);
+	close(first[0]);
+	WAIT_FOR(connections_lost(f) == 1);
+	CHECK_EQ(isw_frontend_nbd_connections(frontend), 1);
+	CHECK_EQ(do_read(second[0], 0, block, sizeof(block)), 0);
+	isw_frontend_destroy(frontend);
+	hear_close(second[0]);
+	close(second[0]);
+}
+
 int main(void)
 {
 	static struct fixture f;
@@ -309,6 +361,7 @@ int main(void)
 	test_what_reaches_the_engine(&f);
 	test_more_requests_than_buffers(&f);
 	test_bad_paths(&f);
+	test_sockets_that_are_given(&f);
 	test_end_waits_for_the_engine(&f);
 	tear_down(&f);
 	return 0;

@@ -7,6 +7,12 @@ which there are.
 """
 
 from infiniswap.device.frontends.base import KernelDevice
-from infiniswap.device.frontends.choice import Choice, choose, clear_leftovers, kernel_device
+from infiniswap.device.frontends.choice import (
+    Choice,
+    choose,
+    clear_leftovers,
+    give_up,
+    kernel_device,
+)
 
-__all__ = ["Choice", "KernelDevice", "choose", "clear_leftovers", "kernel_device"]
+__all__ = ["Choice", "KernelDevice", "choose", "clear_leftovers", "give_up", "kernel_device"]

@@ -29,6 +29,13 @@ class KernelDevice(Protocol):
             InfiniswapError: the step that failed.
         """
 
+    def repair(self) -> None:
+        """After CONNECTION_LOST, and whenever events were lost: mends what can be mended.
+
+        Raises:
+            InfiniswapError: not now; to be tried again.
+        """
+
     def detach(self) -> None:
         """Takes the block device away, then what is below it. Idempotent.
 

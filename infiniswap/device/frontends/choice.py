@@ -4,14 +4,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
-from infiniswap.device.frontends import fuse, nbd_socket
+from infiniswap.device.frontends import fuse, nbd, nbd_socket, ublk
 from infiniswap.device.frontends.base import KernelDevice
 from infiniswap.device.frontends.fuse import FuseLoop
+from infiniswap.device.frontends.nbd import NbdKernel
 from infiniswap.device.frontends.nbd_socket import NbdSocket
+from infiniswap.device.frontends.ublk import UblkKernel
 from infiniswap.device.rundir import DevicePaths, remove_link
-from infiniswap.errors import NotPermittedError, UnavailableError, UsageError
+from infiniswap.errors import InfiniswapError, NotPermittedError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +35,6 @@ def choose(asked: str, swap_wanted: bool) -> Choice:
         UsageError: nbd-socket with swap.
         NotPermittedError: not root.
     """
-    if asked in ("ublk", "nbd"):
-        raise UnavailableError(
-            f"this release has no {asked} front end",
-            mend="Use --frontend fuse (or auto).",
-        )
     if asked == "nbd-socket":
         if swap_wanted:
             raise UsageError(
@@ -47,14 +47,46 @@ def choose(asked: str, swap_wanted: bool) -> Choice:
             "a block device needs root",
             mend="Run it with sudo, or use --frontend nbd-socket for a device without the kernel.",
         )
-    fuse.check()
-    why = "asked for" if asked == "fuse" else "the only kernel front end of this release"
-    return Choice("fuse", why)
+    if asked in _CHECKS:
+        _CHECKS[asked]()
+        return Choice(asked, "asked for")
+    return _best()
+
+
+_CHECKS: Final[Mapping[str, Callable[[], None]]] = {
+    "ublk": ublk.check,
+    "nbd": nbd.check,
+    "fuse": fuse.check,
+}
+"""Those of the kernel, the best first: ublk is fastest, fuse promises least under pressure."""
+
+
+def _best() -> Choice:
+    """The first of those that this host has."""
+    lacks: list[str] = []
+    *others, last = _CHECKS
+    for name in others:
+        try:
+            _CHECKS[name]()
+        except InfiniswapError as error:
+            lacks.append(f"no {name}: {error.what}")
+        else:
+            return Choice(name, "; ".join(lacks) or "the kernel has it, and it is the fastest")
+    _CHECKS[last]()
+    return Choice(last, "; ".join(lacks))
 
 
 def kernel_device(frontend: str, paths: DevicePaths) -> KernelDevice:
     """The front end of that name, not attached yet."""
-    return NbdSocket(paths) if frontend == "nbd-socket" else FuseLoop(paths)
+    match frontend:
+        case "nbd-socket":
+            return NbdSocket(paths)
+        case "ublk":
+            return UblkKernel(paths)
+        case "nbd":
+            return NbdKernel(paths)
+        case _:
+            return FuseLoop(paths)
 
 
 def clear_leftovers(paths: DevicePaths) -> None:
@@ -64,5 +96,13 @@ def clear_leftovers(paths: DevicePaths) -> None:
         ConflictError: it is still in use: only the user can end that.
     """
     nbd_socket.clear_leftovers(paths)
+    ublk.clear_leftovers(paths)
+    nbd.clear_leftovers(paths)
     fuse.clear_leftovers(paths)
     remove_link(paths.name)
+
+
+def give_up(paths: DevicePaths) -> tuple[Path, ...]:
+    """The block devices that a killed process of this device left, for `swapoff`; what waits for
+    that process fails from now on."""
+    return (*ublk.give_up(paths), *nbd.give_up(paths), *fuse.give_up(paths))

@@ -64,6 +64,9 @@ class FuseLoop:
         if refused:
             log.info("loop device: the kernel refused to set %s", ", ".join(refused))
 
+    def repair(self) -> None:
+        """There is one connection to the kernel, which lasts."""
+
     def detach(self) -> None:
         """Loop device, then mount.
 
@@ -117,6 +120,11 @@ def clear_leftovers(paths: DevicePaths) -> None:
                 f"a mount of an earlier process cannot be removed: {error.what}",
                 where=str(paths.mount),
             ) from error
+
+
+def give_up(paths: DevicePaths) -> tuple[Path, ...]:
+    """The block devices that a process of this device left: without it their requests fail."""
+    return tuple(device.path for device in loop.find_by_backing(paths.mount / "disk"))
 
 
 def _leftover_loops(paths: DevicePaths) -> list[loop.LoopDevice]:

@@ -30,6 +30,9 @@ class NbdSocket:
         """Listens on the socket."""
         self._frontend = engine.frontend_nbd_socket(str(self._socket))
 
+    def repair(self) -> None:
+        """Clients come and go as they like."""
+
     def detach(self) -> None:
         """Ends the connections."""
         if self._frontend is not None:

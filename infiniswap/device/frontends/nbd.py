@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nbd: the kernel's own nbd client, several connections to the engine's NBD server.
+
+A connection is a socket pair: one end goes to the kernel, the other to the engine, and neither has
+a name, so nobody else can get at it. When the kernel loses patience with a connection it shuts it
+down and sends what was in flight on another; `repair` then replaces it. When the process dies, the
+requests wait in the kernel until a successor's `adopt` has brought new sockets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+from infiniswap.device.rundir import DevicePaths
+from infiniswap.engine.protocol import Engine, NbdFrontend
+from infiniswap.errors import (
+    ConflictError,
+    DeadlineError,
+    NotFoundError,
+    from_oserror,
+)
+from infiniswap.system import mounts, nbd, swap
+from infiniswap.system.genl import GenericNetlink
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS_MAX: Final = 4
+_REQUESTS_MIN: Final = 4
+"""Fewer for one connection are not accepted by the kernel."""
+
+_SOCKET_BYTES: Final = 1 << 20
+_TAKEN_S_MAX: Final = 30.0
+_TAKEN_PAUSE_S: Final = 0.02
+_CALM_S: Final = 600.0
+_IDENTIFIER_PREFIX: Final = "infiniswap:"
+
+
+def check() -> None:
+    """Whether this host has what it takes.
+
+    Raises:
+        UnavailableError: what is missing, and how to mend it.
+    """
+    with GenericNetlink() as link:
+        nbd.find_family(link)
+
+
+def connections_for(requests_max: int) -> int:
+    """How many connections a device has: one for each processor, as long as there are requests."""
+    return max(1, min(CONNECTIONS_MAX, os.cpu_count() or 1, requests_max // _REQUESTS_MIN))
+
+
+def identifier_of(paths: DevicePaths, connections: int) -> str:
+    """What the kernel knows a device by: a successor learns the number of connections from it."""
+    return f"{_IDENTIFIER_PREFIX}{connections}:{os.path.realpath(paths.run)}"
+
+
+def find_left(paths: DevicePaths) -> tuple[tuple[nbd.NbdDevice, int], ...]:
+    """The kernel's devices with this one's identifier, and their numbers of connections."""
+    found = []
+    for device in nbd.devices():
+        if not device.identifier.startswith(_IDENTIFIER_PREFIX):
+            continue
+        count, _, run = device.identifier.removeprefix(_IDENTIFIER_PREFIX).partition(":")
+        if count.isdecimal() and run == os.path.realpath(paths.run):
+            found.append((device, int(count)))
+    return tuple(found)
+
+
+class NbdKernel:
+    """A KernelDevice. Each field is set once that step stands."""
+
+    def __init__(self, paths: DevicePaths) -> None:
+        self._paths = paths
+        self._lock = threading.Lock()  # repair and detach come from different threads
+        self._frontend: NbdFrontend | None = None
+        self._index: int | None = None
+        self._connections = 0
+        self._identifier = ""
+        self._timeout_s = nbd.REQUEST_TIMEOUT_S
+        self._repaired_s = 0.0
+
+    @property
+    def block_device(self) -> Path | None:
+        """The nbd device."""
+        return None if self._index is None else Path(f"/dev/nbd{self._index}")
+
+    @property
+    def path(self) -> str:
+        """The nbd device; what is to become one until there is one."""
+        return "/dev/nbd" if self._index is None else f"/dev/nbd{self._index}"
+
+    # ----------------------------------------------------------------------- attach
+
+    def attach(self, engine: Engine) -> None:
+        """Engine's end first: the kernel reads while it connects."""
+        frontend = self._begin(engine, None)
+        with contextlib.ExitStack() as stack:
+            kernel_ends = [
+                stack.enter_context(self._serve_one(frontend)) for _ in range(self._connections)
+            ]
+            with GenericNetlink() as link:
+                self._index = nbd.connect(
+                    link,
+                    [end.fileno() for end in kernel_ends],
+                    size_bytes=frontend.size_bytes,
+                    identifier=self._identifier,
+                )
+        self._tune(frontend)
+
+    def adopt(self, engine: Engine) -> None:
+        """Takes over the device that a process which has died left in the kernel.
+
+        What waits there goes on as soon as the first connection stands; what was in flight is sent
+        again when its time is over (`nbd.REQUEST_TIMEOUT_S`). The engine has the predecessor's
+        contents, and none of its writes can still land: it holds the backup's lock, and the
+        leases are fenced.
+
+        Raises:
+            NotFoundError: there is none.
+            ConflictError: it is of another size, or more than one.
+            InfiniswapError: the kernel's refusal.
+        """
+        left = find_left(self._paths)
+        if not left:
+            raise NotFoundError(
+                "there is no nbd device of an earlier process", where=f"device {self._paths.name}"
+            )
+        if len(left) > 1:
+            listed = ", ".join(str(device.path) for device, _ in left)
+            raise ConflictError(
+                f"several nbd devices are of this one: {listed}",
+                where=f"device {self._paths.name}",
+                mend="Free those that are not in use: nbd-client -d /dev/nbdN.",
+            )
+        device, connections = left[0]
+        frontend = self._begin(engine, connections)
+        if device.size_bytes != frontend.size_bytes:
+            raise ConflictError(
+                f"{device.path} has {device.size_bytes} bytes, the device {frontend.size_bytes}",
+                where=f"device {self._paths.name}",
+                mend="Start it with the size it had.",
+            )
+        self._index = device.index
+        with GenericNetlink() as link:
+            for _ in range(connections):
+                self._replace_one(link, frontend)
+        self._tune(frontend)
+
+    def _begin(self, engine: Engine, connections: int | None) -> NbdFrontend:
+        frontend = engine.frontend_nbd(nbd.REQUEST_BYTES_MAX)
+        self._frontend = frontend
+        self._connections = connections or connections_for(frontend.requests_max)
+        self._identifier = identifier_of(self._paths, self._connections)
+        return frontend
+
+    def _tune(self, frontend: NbdFrontend) -> None:
+        assert self._index is not None
+        # Together no more than there are buffers: a read never waits behind writes that wait.
+        requests = max(_REQUESTS_MIN, frontend.requests_max // self._connections)
+        refused = nbd.tune(self._index, requests)
+        if refused:
+            log.info("nbd device: the kernel refused to set %s", ", ".join(refused))
+
+    def _serve_one(self, frontend: NbdFrontend) -> socket.socket:
+        """A connection that the engine serves; returns the kernel's end."""
+        engine_end, kernel_end = _socket_pair()
+        try:
+            with engine_end:
+                frontend.serve(engine_end.fileno())
+        except BaseException:
+            kernel_end.close()
+            raise
+        return kernel_end
+
+    # ----------------------------------------------------------------------- repair
+
+    def repair(self) -> None:
+        """Replaces connections that have ended while this process lives.
+
+        A living process that was too slow would be too slow again: the kernel's patience is
+        doubled each time, until nothing has happened for a while.
+
+        Raises:
+            InfiniswapError: the kernel takes no new ones; it is to be tried again.
+        """
+        with self._lock:
+            frontend = self._frontend
+            if frontend is None or self._index is None:
+                return
+            missing = self._connections - frontend.connections()
+            if missing <= 0:
+                return
+            now_s = time.monotonic()
+            calm = now_s - self._repaired_s > _CALM_S
+            self._timeout_s = min(
+                2 * (nbd.REQUEST_TIMEOUT_S if calm else self._timeout_s),
+                nbd.REQUEST_TIMEOUT_S_MAX,
+            )
+            self._repaired_s = now_s
+            log.warning(
+                "the kernel gave up %d of %d connections of %s, as an answer took too long; they "
+                "are replaced, and answers may now take %d s",
+                missing,
+                self._connections,
+                self.path,
+                self._timeout_s,
+            )
+            with GenericNetlink() as link:
+                for _ in range(missing):
+                    self._replace_one(link, frontend)
+
+    def _replace_one(self, link: GenericNetlink, frontend: NbdFrontend) -> None:
+        """The kernel notices a little later than we that a connection is dead, and drops a socket
+        that it has no use for: tried until one is taken."""
+        assert self._index is not None
+        end_s = time.monotonic() + _TAKEN_S_MAX
+        while True:
+            engine_end, kernel_end = _socket_pair()
+            with engine_end:
+                with kernel_end:
+                    nbd.reconnect(
+                        link,
+                        self._index,
+                        kernel_end.fileno(),
+                        identifier=self._identifier,
+                        timeout_s=self._timeout_s,
+                    )
+                if not _hung_up(engine_end):
+                    frontend.serve(engine_end.fileno())
+                    return
+            if time.monotonic() >= end_s:
+                raise DeadlineError(
+                    "the kernel takes no new connection, as it has no dead one",
+                    where=self.path,
+                    mend="See whether another process serves it; dmesg tells what nbd does.",
+                )
+            time.sleep(_TAKEN_PAUSE_S)
+
+    # ----------------------------------------------------------------------- detach
+
+    def detach(self) -> None:
+        """Nobody can begin to use it meanwhile: it is held exclusively until it is gone.
+
+        Raises:
+            ConflictError: it is in use; everything stays.
+        """
+        with self._lock:
+            if self._index is not None:
+                _free(self._index, where=f"device {self._paths.name}")
+                self._index = None
+            if self._frontend is not None:
+                self._frontend.close()
+                self._frontend = None
+
+
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    try:
+        pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        raise from_oserror("cannot make a connection for the kernel", error) from error
+    for end in pair:  # a request, or an answer, fits in as a whole
+        with contextlib.suppress(OSError):
+            end.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SOCKET_BYTES)
+    return pair
+
+
+_SO_SNDBUFFORCE: Final = 32
+
+
+def _hung_up(end: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(end.fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+def _free(index: int, *, where: str) -> None:
+    device = nbd.device(index)
+    if device is None:
+        return  # an administrator was faster
+    try:
+        holder = os.open(device.path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConflictError(
+            f"{device.path} is in use ({error.strerror})",
+            where=where,
+            mend=f"See by whom: lsblk {device.path}; fuser -v {device.path}.",
+        ) from error
+    try:
+        with GenericNetlink() as link:
+            nbd.disconnect(link, index)
+    finally:
+        os.close(holder)
+    try:
+        nbd.wait_free(index)
+    except DeadlineError as error:
+        log.warning("%s", error)  # open for reading only, and it reads nothing any more
+
+
+def clear_leftovers(paths: DevicePaths) -> None:
+    """Takes away what a killed process of this device left attached.
+
+    Raises:
+        ConflictError: it is still in use (as swap space whose contents are gone, or mounted):
+            only the user can end that.
+    """
+    for device, _ in find_left(paths):
+        if swap.find_area(device.path) is not None:
+            raise ConflictError(
+                f"{device.path} is swap space of an earlier process of this device that died",
+                where=f"device {paths.name}",
+                mend=f"End the programs whose memory is there, then `nbd-client -d {device.path}` "
+                "and `swapoff` it, or restart the host.",
+            )
+        with contextlib.suppress(OSError):
+            number = device.path.stat().st_rdev
+            for mount in mounts.mounts_of_device(f"{os.major(number)}:{os.minor(number)}"):
+                raise ConflictError(
+                    f"{device.path}, of an earlier process of this device that died, is mounted "
+                    f"at {mount.mount_point}",
+                    where=f"device {paths.name}",
+                    mend=f"Unmount it: umount -l {mount.mount_point}.",
+                )
+        log.warning("%s: nbd device of an earlier process removed", device.path)
+        _free(device.index, where=f"device {paths.name}")
+
+
+def give_up(paths: DevicePaths) -> tuple[Path, ...]:
+    """Lets everything fail that waits for a process of this device: nobody will come.
+
+    Returns:
+        The block devices, which can now be taken out of use.
+    """
+    left = find_left(paths)
+    if left:
+        with GenericNetlink() as link:
+            for device, _ in left:
+                nbd.disconnect(link, device.index)
+    return tuple(device.path for device, _ in left)
