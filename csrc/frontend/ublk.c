@@ -8,7 +8,7 @@
  * per request for the same copy.)
  *
  * With user recovery the device stays when we die: requests wait, those that we had are issued
- * again, and a successor that has prepared itself takes the device over (docs/ublk.md).
+ * again, and a successor that has prepared itself takes the device over (docs/frontends.md).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -367,7 +367,7 @@ static int check_shape(struct ublk *fe, struct isw_error *error)
 	    info->max_io_buf_bytes > iswi_engine_request_bytes_max(fe->engine))
 		return iswi_error(error, -EINVAL,
 				  "ublk device %u has %u queues of %u requests of %u bytes: more "
-				  "than device.requests_max and device.request_bytes of now allow; "
+				  "than device.requests_max and device.request of now allow; "
 				  "set both as they were when it was started",
 				  info->dev_id, info->nr_hw_queues, info->queue_depth,
 				  info->max_io_buf_bytes);

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from infiniswap.errors import SystemCallError
+from infiniswap.errors import InfiniswapError
 from infiniswap.system.files import SYS, try_read_text, try_write_text
 from infiniswap.system.process import run_command
 
@@ -62,7 +62,7 @@ def load_driver(*, control: Path = CONTROL) -> bool:
     Loading it takes no memory worth naming and changes nothing for anybody else.
     """
     if not has_driver(control=control) and os.geteuid() == 0:
-        with contextlib.suppress(SystemCallError, OSError):
+        with contextlib.suppress(InfiniswapError):
             run_command(["modprobe", "--quiet", _MODULE])
     return has_driver(control=control)
 

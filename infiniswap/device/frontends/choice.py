@@ -47,13 +47,13 @@ def choose(asked: str, swap_wanted: bool) -> Choice:
             "a block device needs root",
             mend="Run it with sudo, or use --frontend nbd-socket for a device without the kernel.",
         )
-    if asked in _CHECKS:
-        _CHECKS[asked]()
+    if asked in CHECKS:
+        CHECKS[asked]()
         return Choice(asked, "asked for")
-    return _best()
+    return best(CHECKS)
 
 
-_CHECKS: Final[Mapping[str, Callable[[], None]]] = {
+CHECKS: Final[Mapping[str, Callable[[], None]]] = {
     "ublk": ublk.check,
     "nbd": nbd.check,
     "fuse": fuse.check,
@@ -61,18 +61,25 @@ _CHECKS: Final[Mapping[str, Callable[[], None]]] = {
 """Those of the kernel, the best first: ublk is fastest, fuse promises least under pressure."""
 
 
-def _best() -> Choice:
-    """The first of those that this host has."""
+def best(checks: Mapping[str, Callable[[], None]]) -> Choice:
+    """The first front end that this host has.
+
+    Args:
+        checks: by name, the best first; each raises what is missing.
+
+    Raises:
+        InfiniswapError: what the last one lacks, when there is none.
+    """
     lacks: list[str] = []
-    *others, last = _CHECKS
+    *others, last = checks
     for name in others:
         try:
-            _CHECKS[name]()
+            checks[name]()
         except InfiniswapError as error:
             lacks.append(f"no {name}: {error.what}")
         else:
-            return Choice(name, "; ".join(lacks) or "the kernel has it, and it is the fastest")
-    _CHECKS[last]()
+            return Choice(name, "; ".join(lacks) or "the fastest, and the kernel has it")
+    checks[last]()
     return Choice(last, "; ".join(lacks))
 
 
