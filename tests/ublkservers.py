@@ -79,14 +79,14 @@ class Server:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-        self._close()
+        self.close()
 
     def end(self) -> None:
         self.process.terminate()
         assert self.process.wait(WAIT_S) == 0
-        self._close()
+        self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 stream.close()
@@ -106,13 +106,14 @@ class Succession:
         self.active.process.send_signal(signal.SIGKILL)
         self.standby.go()  # at once: it waits itself for the predecessor's end
         self.active.process.wait()
-        self.active._close()
+        self.active.close()
         self.active = self.standby
         self.standby = Server(self.mib, "standby", self.active.device_id)
 
     def end(self) -> None:
         self.standby.process.stdin.close()  # type: ignore[union-attr]
         assert self.standby.process.wait(WAIT_S) == 0
+        self.standby.close()
         self.active.end()
         _STATE.unlink()
 
