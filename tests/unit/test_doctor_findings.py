@@ -275,7 +275,7 @@ def test_without_ublk_there_are_other_front_ends(host: Host) -> None:
     found = one(findings_host.ublk_devices(check=refused, sys=host.sys, proc=host.proc))
     assert found.state == WARN
     assert "nbd or fuse" in found.what
-    assert found.mend == "modprobe ublk_drv"
+    assert "modprobe ublk_drv" in found.mend
 
 
 def test_the_limit_of_ublk_devices(host: Host) -> None:
