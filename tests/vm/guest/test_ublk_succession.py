@@ -78,17 +78,17 @@ def test_swap_survives_its_servers_deaths(tmp_path: Path) -> None:
     program = tmp_path / "pagecheck"
     run("cc", "-O2", "-o", program, ROOT / "tests/system/pagecheck.c")
     cgroup = Path("/sys/fs/cgroup/ublk-test")
-    with succession(96) as devices:
+    with succession(64) as devices:
         run("mkswap", devices.path)
         run("swapon", "-d", "-p", 10, devices.path)
         cgroup.mkdir()
-        (cgroup / "memory.max").write_text(str(32 * MIB))
+        (cgroup / "memory.max").write_text(str(16 * MIB))
 
         def enter() -> None:
             (cgroup / "cgroup.procs").write_text(str(os.getpid()))
 
         job = subprocess.Popen(
-            [str(program), "80", "7", "0"],
+            [str(program), "48", "7", "0"],
             stdout=subprocess.PIPE,
             text=True,
             preexec_fn=enter,
