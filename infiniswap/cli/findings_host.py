@@ -12,6 +12,8 @@ from typing import Final
 
 from infiniswap.cli.findings import Finding, degraded, good, missing
 from infiniswap.config import Config
+from infiniswap.device.frontends import nbd
+from infiniswap.errors import InfiniswapError
 from infiniswap.system.files import PROC, SYS, read_text, try_read_text
 from infiniswap.system.memory import host_memory, machine_memory, memory_hierarchy, parse_meminfo
 from infiniswap.system.wakeup import HALTPOLL, CpuLatencyRequest, IdleHost, idle_host
@@ -84,9 +86,20 @@ def front_ends(*, root: Path = Path("/")) -> Iterator[Finding]:
                 f"/{path} is missing",
                 f"modprobe {name} (in a container: pass the device in, --device /{path})",
             )
-    for name, path in (("ublk", "dev/ublk-control"), ("nbd", "sys/block/nbd0")):
-        has = "has" if (root / path).exists() else "does not show"
-        yield good(name, f"the kernel {has} {name} (/{path}), which this release does not use")
+    yield _nbd()
+    has = "has" if (root / "dev/ublk-control").exists() else "does not show"
+    yield good(
+        "ublk", f"the kernel {has} ublk (/dev/ublk-control), which this release does not use"
+    )
+
+
+def _nbd() -> Finding:
+    """Not missing when it is not there: fuse takes its place."""
+    try:
+        nbd.check()
+    except InfiniswapError as error:
+        return degraded("nbd", f"no front end nbd: {error.what}", error.mend)
+    return good("nbd", "the kernel's nbd driver can be used")
 
 
 def memory_cgroup(*, proc: Path = PROC) -> Iterator[Finding]:
