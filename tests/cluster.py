@@ -25,11 +25,13 @@ from typing import Any
 import pytest
 
 from infiniswap.errors import InfiniswapError
-from infiniswap.system import loop, mounts, swap
+from infiniswap.system import loop, mounts, nbd, swap
+from infiniswap.system.genl import GenericNetlink
 from infiniswap.units import MIB
 
-WAIT_S = 60.0
-"""Bound of every wait for something that must happen; never reached on success."""
+WAIT_S = 600.0 if os.environ.get("INFINISWAP_VM") else 60.0
+"""Bound of every wait for something that must happen; never reached on success. (A virtual machine
+without KVM takes minutes for what takes seconds.)"""
 
 SLAB = 8 * MIB
 LINK_DIR = Path("/dev/infiniswap")
@@ -284,6 +286,7 @@ class Cluster:
         found = [f"process {pid}: {command}" for pid, command in self.processes().items()]
         paths = {device.path for device in self.loops()}
         found += [f"loop device {device}" for device in self.loops()]
+        found += [f"nbd device {device}" for device in self.nbds()]
         found += [
             f"mount {mount.mount_point}"
             for mount in mounts.mounts()
@@ -296,6 +299,10 @@ class Cluster:
         found += [f"run directory of {name}" for name in self.names()]
         return found
 
+    def nbds(self) -> list[nbd.NbdDevice]:
+        """nbd devices of processes of this cluster."""
+        return [device for device in nbd.devices() if f":{self.root}/" in device.identifier]
+
     def take_leftovers(self) -> list[str]:
         """Takes away by force what leftovers() finds, and returns it."""
         found = self.leftovers()
@@ -307,6 +314,13 @@ class Cluster:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         until(lambda: not self.processes(), "killed processes to end")
+        for left in self.nbds():
+            with contextlib.suppress(InfiniswapError):
+                # First, so that what waits for a dead process fails and swapoff can end.
+                with GenericNetlink() as link:
+                    nbd.disconnect(link, left.index)
+                if swap.find_area(left.path):
+                    swap.swapoff(left.path, timeout_s=WAIT_S)
         for mount in reversed(mounts.mounts()):
             if mount.device in {f"7:{device.number}" for device in self.loops()}:
                 with contextlib.suppress(InfiniswapError):

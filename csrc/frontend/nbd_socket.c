@@ -67,16 +67,26 @@ static int socket_open(void *ctx, const char *name, size_t name_bytes, struct is
 	return 0;
 }
 
-static void socket_close(void *ctx, struct iswi_nbd_export *export, struct iswi_nbd_conn *conn)
+/*
+ * The kernel is to be given another connection at once, not when a disk that hangs has let go of
+ * what this one has under way.
+ */
+static void socket_ending(void *ctx, struct iswi_nbd_export *export)
 {
 	struct nbd_socket *socket = ctx;
 
 	(void)export;
-	(void)conn;
 	if (!socket->for_kernel)
 		return;
 	atomic_fetch_sub_explicit(&socket->connections, 1, memory_order_relaxed);
 	iswi_engine_connection_lost(socket->engine);
+}
+
+static void socket_close(void *ctx, struct iswi_nbd_export *export, struct iswi_nbd_conn *conn)
+{
+	(void)ctx;
+	(void)export;
+	(void)conn;
 }
 
 static struct iswi_nbd_request *socket_take(struct iswi_nbd_export *export)
@@ -147,6 +157,7 @@ static void socket_submit(struct iswi_nbd_export *export, struct iswi_nbd_reques
 static const struct iswi_nbd_backend socket_backend = {
 	.listed = "",
 	.open = socket_open,
+	.ending = socket_ending,
 	.close = socket_close,
 	.take = socket_take,
 	.submit = socket_submit,

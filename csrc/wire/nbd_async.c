@@ -300,13 +300,23 @@ static void tx_fini(struct iswi_nbd_conn *conn)
 	pthread_mutex_destroy(&tx->lock);
 }
 
+static void tell_ending(struct iswi_nbd_conn *conn)
+{
+	const struct iswi_nbd_server_config *config = &conn->server->config;
+
+	if (config->backend->ending != NULL)
+		config->backend->ending(config->ctx, &conn->export);
+}
+
 int iswi_nbd_async_serve(struct iswi_nbd_conn *conn)
 {
 	struct nbd_request request;
 	int err = tx_init(conn);
 
-	if (err != 0)
+	if (err != 0) {
+		tell_ending(conn);
 		return err;
+	}
 	iswi_nbd_fence_join(conn);
 	do {
 		err = iswi_nbd_rx_need(conn, NBD_REQUEST_BYTES);
@@ -316,6 +326,7 @@ int iswi_nbd_async_serve(struct iswi_nbd_conn *conn)
 			err = serve_one(conn, &request);
 	} while (err == 0);
 	iswi_nbd_fence_leave(conn);
+	tell_ending(conn);
 	tx_fini(conn);
 	return err;
 }

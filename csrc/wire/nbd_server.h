@@ -84,6 +84,11 @@ struct iswi_nbd_backend {
 	 */
 	int (*open)(void *ctx, const char *name, size_t name_bytes, struct iswi_nbd_conn *conn,
 		    struct iswi_nbd_export *export_out);
+	/*
+	 * Optional, of asynchronous exports; does not block: nothing is received on the connection
+	 * any more. close follows when the requests under way have ended, which may take long.
+	 */
+	void (*ending)(void *ctx, struct iswi_nbd_export *export);
 	/* Required, may block: every request and hold of the connection has ended. */
 	void (*close)(void *ctx, struct iswi_nbd_export *export, struct iswi_nbd_conn *conn);
 

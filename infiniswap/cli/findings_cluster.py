@@ -28,8 +28,9 @@ _ALARMS: Final = (
     ("neither a donor nor a backup", "infiniswap status (start more donors, or raise their pool)"),
     ("are lost with donors", "end the programs that use it, then: infiniswap device remove {name}"),
     ("front end has ended", "infiniswap device restart {name}"),
+    ("connections are not complete", "dmesg | grep nbd (new ones are tried by themselves)"),
 )
-"""Words of an alarm (infiniswap.device.mapper) and what to do about it."""
+"""Words of an alarm (infiniswap.device.mapper, .service) and what to do about it."""
 
 
 def backup(config: Config) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from typing import Final
 
 from infiniswap.cli.findings import Finding, degraded, good, missing
 from infiniswap.config import Config
+from infiniswap.device.frontends import nbd
 from infiniswap.errors import InfiniswapError
 from infiniswap.system import ublk
 from infiniswap.system.files import PROC, SYS, read_text, try_read_text
@@ -86,8 +87,7 @@ def front_ends(*, root: Path = Path("/")) -> Iterator[Finding]:
                 f"/{path} is missing",
                 f"modprobe {name} (in a container: pass the device in, --device /{path})",
             )
-    has = "has" if (root / "sys/block/nbd0").exists() else "does not show"
-    yield good("nbd", f"the kernel {has} nbd (/sys/block/nbd0), which this release does not use")
+    yield _nbd()
 
 
 def ublk_devices(
@@ -124,6 +124,15 @@ def ublk_devices(
         )
     else:
         yield good("ublk", text)
+
+
+def _nbd() -> Finding:
+    """Not missing when it is not there: fuse takes its place."""
+    try:
+        nbd.check()
+    except InfiniswapError as error:
+        return degraded("nbd", f"no front end nbd: {error.what}", error.mend)
+    return good("nbd", "the kernel's nbd driver can be used")
 
 
 def memory_cgroup(*, proc: Path = PROC) -> Iterator[Finding]:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap.device.frontends.fuse import BACKING_UNMOUNTED
+from infiniswap.device.frontends.nbd import run_of
 from infiniswap.device.frontends.ublk import identity_of, is_ours
 from infiniswap.device.rundir import LINK_DIR, DevicePaths, died_names, is_running
 from infiniswap.device.runs import abandoned_cgroups
 from infiniswap.engine.native_ublk import ublk_shape
 from infiniswap.errors import NotPermittedError, UnavailableError
-from infiniswap.system import loop, mounts, ublk
+from infiniswap.system import loop, mounts, nbd, ublk
 from infiniswap.system.files import PROC, SYS
 from infiniswap.system.swap import SwapArea
 
@@ -71,18 +72,26 @@ def _mend(run: Path, run_dir: Path, device: loop.LoopDevice) -> str:
     return f"losetup -d {device.path}"
 
 
+def owner_of_nbd(device: nbd.NbdDevice, run_dir: Path) -> Owner | None:
+    """Whose nbd device it is, None when it is none of ours."""
+    run = run_of(device)
+    if run is None:
+        return None
+    ours = os.path.realpath(run.parent) == os.path.realpath(run_dir)
+    mend = f"infiniswap device remove {run.name}" if ours else f"nbd-client -d {device.path}"
+    return Owner(run.name, _runs(run), mend)
+
+
 def devices_of_areas(
     areas: Iterable[SwapArea], run_dir: Path, *, sys: Path = SYS, link_dir: Path = LINK_DIR
 ) -> dict[SwapArea, Owner]:
     """Which of the swap areas are devices of ours."""
-    attached = {str(device.path): device for device in loop.attached(sys=sys)}
-    found = {}
-    for area in areas:
-        device = attached.get(area.path)
-        owner = owner_of(device, run_dir, link_dir) if device is not None else None
-        if owner is not None:
-            found[area] = owner
-    return found
+    owners = {
+        str(device.path): owner_of(device, run_dir, link_dir) for device in loop.attached(sys=sys)
+    }
+    owners |= {str(device.path): owner_of_nbd(device, run_dir) for device in nbd.devices(sys=sys)}
+    found = {area: owners.get(area.path) for area in areas}
+    return {area: owner for area, owner in found.items() if owner is not None}
 
 
 def find(
@@ -110,6 +119,14 @@ def find(
             yield Leftover(
                 f"{device.path}: a loop device of {owner.name}, which no process serves",
                 f"swapoff {device.path}; losetup -d {device.path}",
+            )
+    for left in nbd.devices(sys=sys):
+        owner = owner_of_nbd(left, run_dir)
+        if owner is not None and not owner.alive and owner.name not in died:
+            yield Leftover(
+                f"{left.path}: an nbd device of {owner.name}, which no process serves",
+                # In this order: what waits for the process fails, so that swapoff can end.
+                f"nbd-client -d {left.path}; swapoff {left.path}",
             )
     yield from _ublk_devices(run_dir, died, sys)
     yield from _links(link_dir)

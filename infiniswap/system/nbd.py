@@ -158,7 +158,9 @@ def _sockets(descriptors: Sequence[int]) -> bytes:
     return genl.nested(_SOCKETS, *items)
 
 
-def connect(link: Link, descriptors: Sequence[int], *, size_bytes: int, identifier: str) -> int:
+def connect(
+    link: Link, descriptors: Sequence[int], *, size_bytes: int, identifier: str, sys: Path = SYS
+) -> int:
     """Makes a free device of these sockets, one connection each, and returns its index.
 
     The kernel keeps the sockets; the caller's descriptors may be closed afterwards.
@@ -168,7 +170,7 @@ def connect(link: Link, descriptors: Sequence[int], *, size_bytes: int, identifi
         NotPermittedError: not root where it matters.
         SystemCallError: another refusal; the kernel's log says more.
     """
-    family = find_family(link)
+    family = find_family(link, sys=sys)
     try:
         answers = link.ask(
             family,

@@ -342,9 +342,15 @@ static void test_sockets_that_are_given(struct fixture *f)
 	CHECK(say_request(second[0], NBD_CMD_READ, 0, 3, 0, 2 * ISW_PAGE_BYTES));
 	CHECK_EQ(hear_reply(second[0], 3, NULL, 0), NBD_EINVAL);
 	CHECK_EQ(connections_lost(f), 0);
+	/* Reported when it ends, not when the last of its requests has. */
+	hold_back(f, true);
+	CHECK(say_request(first[0], NBD_CMD_READ, 0, 4, 0, ISW_PAGE_BYTES));
+	WAIT_FOR(in_flight(f) == 1);
 	close(first[0]);
 	WAIT_FOR(connections_lost(f) == 1);
+	CHECK_EQ(in_flight(f), 1);
 	CHECK_EQ(isw_frontend_nbd_connections(frontend), 1);
+	hold_back(f, false);
 	CHECK_EQ(do_read(second[0], 0, block, sizeof(block)), 0);
 	isw_frontend_destroy(frontend);
 	hear_close(second[0]);

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import select
 import socket
 import threading
@@ -40,7 +41,7 @@ _SOCKET_BYTES: Final = 1 << 20
 _TAKEN_S_MAX: Final = 30.0
 _TAKEN_PAUSE_S: Final = 0.02
 _CALM_S: Final = 600.0
-_IDENTIFIER_PREFIX: Final = "infiniswap:"
+_IDENTIFIER: Final = re.compile(r"infiniswap:(?P<connections>[1-9][0-9]?):(?P<run>/.+)", re.DOTALL)
 
 
 def check() -> None:
@@ -60,19 +61,23 @@ def connections_for(requests_max: int) -> int:
 
 def identifier_of(paths: DevicePaths, connections: int) -> str:
     """What the kernel knows a device by: a successor learns the number of connections from it."""
-    return f"{_IDENTIFIER_PREFIX}{connections}:{os.path.realpath(paths.run)}"
+    return f"infiniswap:{connections}:{os.path.realpath(paths.run)}"
 
 
 def find_left(paths: DevicePaths) -> tuple[tuple[nbd.NbdDevice, int], ...]:
     """The kernel's devices with this one's identifier, and their numbers of connections."""
-    found = []
-    for device in nbd.devices():
-        if not device.identifier.startswith(_IDENTIFIER_PREFIX):
-            continue
-        count, _, run = device.identifier.removeprefix(_IDENTIFIER_PREFIX).partition(":")
-        if count.isdecimal() and run == os.path.realpath(paths.run):
-            found.append((device, int(count)))
-    return tuple(found)
+    wanted = os.path.realpath(paths.run)
+    return tuple(
+        (device, int(match["connections"]))
+        for device in nbd.devices()
+        if (match := _IDENTIFIER.fullmatch(device.identifier)) and match["run"] == wanted
+    )
+
+
+def run_of(device: nbd.NbdDevice) -> Path | None:
+    """The run directory of the device process that made it, None when it is none of ours."""
+    match = _IDENTIFIER.fullmatch(device.identifier)
+    return Path(match["run"]) if match else None
 
 
 class NbdKernel:

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device process whose contents outlive it: a file behind the front end nbd.
+
+    nbdfile.py attach|adopt RUN_DIR FILE
+
+Writes "ready PATH" when it serves, and serves until it is killed; SIGTERM detaches. It stands in
+for the engine where the question is what the kernel does when a process dies: an answered write is
+in the file, which is memory of nobody's, and nothing else is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from infiniswap.device.frontends.nbd import NbdKernel
+from infiniswap.device.rundir import DevicePaths
+from infiniswap.system.process import make_swap_safe
+from infiniswap.units import PAGE_BYTES
+
+_REQUEST = struct.Struct(">IHH8sQI")
+_REPLY = struct.Struct(">II8s")
+_REPLY_MAGIC = 0x67446698
+_READ, _WRITE, _DISC, _FLUSH, _TRIM, _ZEROES = 0, 1, 2, 3, 4, 6
+
+
+class FileDisk:
+    """An engine, as far as the front end needs one, and its frontend."""
+
+    requests_max = 128
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self.size_bytes = os.fstat(self._fd).st_size
+        self._live = 0
+        self._lock = threading.Lock()
+
+    def frontend_nbd(self, request_bytes_max: int) -> FileDisk:
+        assert request_bytes_max >= PAGE_BYTES
+        return self
+
+    def serve(self, descriptor: int) -> None:
+        with self._lock:
+            self._live += 1
+        connection = socket.socket(fileno=os.dup(descriptor))
+        threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def connections(self) -> int:
+        with self._lock:
+            return self._live
+
+    def close(self) -> None:
+        """The kernel has ended the connections."""
+
+    def _serve(self, connection: socket.socket) -> None:
+        stream = connection.makefile("rb")
+        try:
+            while header := stream.read(_REQUEST.size):
+                _magic, _flags, command, cookie, offset, length = _REQUEST.unpack(header)
+                data = b""
+                if command == _DISC:
+                    break
+                if command == _READ:
+                    data = os.pread(self._fd, length, offset)
+                elif command == _WRITE:
+                    os.pwrite(self._fd, stream.read(length), offset)
+                elif command in (_TRIM, _ZEROES):
+                    for at in range(offset, offset + length, 1 << 20):
+                        os.pwrite(self._fd, bytes(min(1 << 20, offset + length - at)), at)
+                connection.sendall(_REPLY.pack(_REPLY_MAGIC, 0, cookie) + data)
+        except (OSError, struct.error):
+            pass  # the kernel has shut it down
+        finally:
+            stream.close()
+            connection.close()
+            with self._lock:
+                self._live -= 1
+
+
+def main(how: str, run: str, file: str) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    disk: Any = FileDisk(Path(file))
+    device = NbdKernel(DevicePaths(Path(run).name, Path(run), Path(run)))
+    if how == "adopt":
+        device.adopt(disk)
+    else:
+        device.attach(disk)
+    make_swap_safe()
+    print("ready", device.path, flush=True)
+    signal.sigwait([signal.SIGTERM])
+    device.detach()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
