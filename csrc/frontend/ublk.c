@@ -432,6 +432,22 @@ static int check_same(struct ublk *fe, struct isw_error *error)
 	return 0;
 }
 
+/*
+ * Linux 6.12 says that a device is quiesced a moment before its worker cancels the commands of the
+ * dead process, and has no way to wait for that (ublk_quiesce_work_fn). Commands fetched in between
+ * are cancelled, too, and the new queues end at once: seen. So the worker gets time.
+ */
+static void let_cancel(struct ublk *fe, uint64_t until_ns)
+{
+	const struct timespec tick = {.tv_nsec = 2000000}, settled = {.tv_nsec = 50000000};
+	struct ublksrv_ctrl_dev_info now;
+
+	while (iswi_ublk_get_info(&fe->control, fe->info.dev_id, &now) == 0 &&
+	       now.state == UBLK_S_DEV_LIVE && iswi_now_ns() < until_ns)
+		nanosleep(&tick, NULL);
+	nanosleep(&settled, NULL);
+}
+
 /* Until the kernel has ended what the dead predecessor left: its rings, and requests under way. */
 static int start_recovery(struct ublk *fe, uint32_t wait_ms_max, struct isw_error *error)
 {
@@ -440,6 +456,7 @@ static int start_recovery(struct ublk *fe, uint32_t wait_ms_max, struct isw_erro
 	struct ublksrv_ctrl_dev_info now = {.ublksrv_pid = -1};
 	int err;
 
+	let_cancel(fe, until_ns);
 	while ((err = iswi_ublk_start_recovery(&fe->control, fe->info.dev_id)) == -EBUSY) {
 		if (iswi_now_ns() > until_ns)
 			break;
