@@ -16,6 +16,9 @@ uint32_t isw_features(void)
 #ifdef ISW_HAVE_URING
 	features |= ISW_FEATURE_URING;
 #endif
+#ifdef ISW_HAVE_UBLK
+	features |= ISW_FEATURE_UBLK;
+#endif
 	return features;
 }
 

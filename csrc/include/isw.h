@@ -32,6 +32,7 @@ struct isw_error {
 
 #define ISW_FEATURE_FUSE  0x1
 #define ISW_FEATURE_URING 0x2
+#define ISW_FEATURE_UBLK  0x4
 
 /* Which optional parts this build has: a mask of ISW_FEATURE_*. */
 uint32_t isw_features(void);
@@ -473,7 +474,62 @@ int isw_frontend_nbd(isw_engine *engine, uint32_t request_bytes_max, isw_fronten
 int isw_frontend_nbd_serve(isw_frontend *frontend, int fd, struct isw_error *error);
 /* How many of them have not ended. */
 uint32_t isw_frontend_nbd_connections(isw_frontend *frontend);
-/* Ends all requests, unmounts or unlinks, joins the threads. */
+
+/*
+ * A ublk block device, /dev/ublkb*dev_id_out. -ENOSYS without liburing. The device outlives this
+ * process when that dies: requests wait for a successor. queues 0: chosen. identity: a number of
+ * the caller's that the kernel keeps with the device, by which it is known later, as the kernel
+ * uses device numbers again.
+ */
+int isw_frontend_ublk(isw_engine *engine, uint32_t queues, uint64_t identity, uint32_t *dev_id_out,
+		      isw_frontend **frontend_out, struct isw_error *error);
+/*
+ * For a successor, while its predecessor still serves: makes everything that needs memory, and
+ * looks whether the device is one for this engine (-EINVAL), there (-ENODEV) and the one meant
+ * (-ESTALE). Nothing is served.
+ */
+int isw_frontend_ublk_prepare(isw_engine *engine, uint32_t dev_id, uint64_t identity,
+			      isw_frontend **frontend_out, struct isw_error *error);
+/*
+ * Once the predecessor is dead: takes the device over and serves, what it had accepted and not
+ * answered included. Blocking. -EBUSY: after wait_ms_max it is still not dead; to be called again.
+ * After any other error the front end can only be destroyed, which leaves the device as it is.
+ */
+int isw_frontend_ublk_take_over(isw_frontend *frontend, uint32_t wait_ms_max,
+				struct isw_error *error);
+
+/* Says whether this host can have ublk devices, and in error why not. */
+int isw_ublk_check(struct isw_error *error);
+
+#define ISW_UBLK_DEAD     0 /* not started, or ended */
+#define ISW_UBLK_LIVE     1
+#define ISW_UBLK_QUIESCED 2 /* its process is dead; requests wait */
+
+struct isw_ublk_info {
+	uint32_t state;
+	uint32_t queues;
+	uint32_t queue_depth;
+	uint32_t request_bytes_max;
+	int32_t server_pid; /* of the last process that served it, -1: none */
+	uint64_t size_bytes;
+	uint64_t identity; /* whatever its maker gave */
+};
+/* -ENODEV: there is no such device. */
+int isw_ublk_info(uint32_t dev_id, struct isw_ublk_info *info_out, struct isw_error *error);
+/*
+ * For a device whose contents are lost with its process: serves it with an error for everything, so
+ * that swapoff and umount come to their end; waits for that process's end. isw_frontend_destroy
+ * then removes it. (Removing it at once would leave swap space that nothing can take out of use.)
+ */
+int isw_ublk_fail(uint32_t dev_id, uint64_t identity, uint32_t wait_ms_max,
+		  isw_frontend **frontend_out, struct isw_error *error);
+/*
+ * Removes a device whose process is dead; what waits for it is failed, so look before whether it
+ * is in use. -EBUSY: it is being served; -ESTALE: it has another identity. Blocking.
+ */
+int isw_ublk_remove(uint32_t dev_id, uint64_t identity, struct isw_error *error);
+
+/* Ends all requests, unmounts, unlinks or removes, joins the threads. */
 void isw_frontend_destroy(isw_frontend *frontend);
 
 /* -------------------------------------------------------- tests: stepped engine */

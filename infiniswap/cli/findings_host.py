@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import platform
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,7 @@ from infiniswap.cli.findings import Finding, degraded, good, missing
 from infiniswap.config import Config
 from infiniswap.device.frontends import nbd
 from infiniswap.errors import InfiniswapError
+from infiniswap.system import ublk
 from infiniswap.system.files import PROC, SYS, read_text, try_read_text
 from infiniswap.system.memory import host_memory, machine_memory, memory_hierarchy, parse_meminfo
 from infiniswap.system.wakeup import HALTPOLL, CpuLatencyRequest, IdleHost, idle_host
@@ -64,7 +65,7 @@ def library() -> Iterator[Finding]:
     yield good("library", "the C library is built")
     for name, package, needed in (
         ("fuse", "libfuse3-dev", True),
-        ("uring", "liburing-dev", False),
+        ("ublk", "liburing-dev linux-libc-dev", False),
     ):
         if name not in built:
             finding = missing if needed else degraded
@@ -87,10 +88,42 @@ def front_ends(*, root: Path = Path("/")) -> Iterator[Finding]:
                 f"modprobe {name} (in a container: pass the device in, --device /{path})",
             )
     yield _nbd()
-    has = "has" if (root / "dev/ublk-control").exists() else "does not show"
-    yield good(
-        "ublk", f"the kernel {has} ublk (/dev/ublk-control), which this release does not use"
-    )
+
+
+def ublk_devices(
+    *, check: Callable[[], None] | None = None, sys: Path = SYS, proc: Path = PROC
+) -> Iterator[Finding]:
+    """The best front end; without it there are others. Loads no module: that is for a start."""
+    from infiniswap.engine.native_ublk import ublk_check
+
+    state = number(proc / "sys/kernel/io_uring_disabled") or 0
+    if state != 0:
+        yield degraded(
+            "ublk",
+            f"io_uring is not for everybody here (kernel.io_uring_disabled = {state}), and ublk "
+            "devices need it: devices get the front end nbd or fuse",
+            "sysctl -w kernel.io_uring_disabled=0",
+        )
+        return
+    try:
+        (check or ublk_check)()
+    except InfiniswapError as error:
+        yield degraded(
+            "ublk",
+            f"no ublk devices: {error.what}; devices get the front end nbd or fuse",
+            error.mend if ublk.has_driver() else "modprobe ublk_drv (Linux 6.5 or later)",
+        )
+        return
+    used, limit = len(ublk.numbers(sys=sys)), ublk.limit(sys=sys)
+    text = f"there are ublk devices ({used} now)"
+    if limit is not None and used >= limit:
+        yield degraded(
+            "ublk",
+            f"{text}, which is all that the driver may allow",
+            f"echo {used + 16} > /sys/{ublk.LIMIT}",
+        )
+    else:
+        yield good("ublk", text)
 
 
 def _nbd() -> Finding:
@@ -157,14 +190,6 @@ def open_files(config: Config) -> Iterator[Finding]:
         f"{config.daemon.connections_max}) may want {wanted}",
         f"ulimit -Hn {wanted} as root, or LimitNOFILE={wanted} in the daemon's unit",
     )
-
-
-def io_uring(*, proc: Path = PROC) -> Iterator[Finding]:
-    """For information."""
-    state = number(proc / "sys/kernel/io_uring_disabled")
-    text = {1: "is only for the group kernel.io_uring_group", 2: "is turned off"}
-    what = "is allowed" if state is None else text.get(state, "is allowed")
-    yield good("io-uring", f"{what} (kernel.io_uring_disabled); this release does without it")
 
 
 def overcommit(*, proc: Path = PROC) -> Iterator[Finding]:

@@ -14,10 +14,12 @@ from pathlib import Path
 
 from infiniswap.device.frontends.fuse import BACKING_UNMOUNTED
 from infiniswap.device.frontends.nbd import run_of
+from infiniswap.device.frontends.ublk import identity_of, is_ours
 from infiniswap.device.rundir import LINK_DIR, DevicePaths, died_names, is_running
 from infiniswap.device.runs import abandoned_cgroups
+from infiniswap.engine.native_ublk import ublk_shape
 from infiniswap.errors import NotPermittedError, UnavailableError
-from infiniswap.system import loop, mounts, nbd
+from infiniswap.system import loop, mounts, nbd, ublk
 from infiniswap.system.files import PROC, SYS
 from infiniswap.system.swap import SwapArea
 
@@ -126,8 +128,27 @@ def find(
                 # In this order: what waits for the process fails, so that swapoff can end.
                 f"nbd-client -d {left.path}; swapoff {left.path}",
             )
+    yield from _ublk_devices(run_dir, died, sys)
     yield from _links(link_dir)
     yield from _cgroups()
+
+
+def _ublk_devices(run_dir: Path, died: Iterable[str], sys: Path) -> Iterator[Leftover]:
+    """Those of devices that died are named above, with their device."""
+    known = {identity_of(DevicePaths(name, run_dir / name, run_dir)) for name in died}
+    for number in ublk.numbers(sys=sys):
+        try:
+            shape = ublk_shape(number)
+        except (UnavailableError, NotPermittedError):
+            return
+        if shape is None or shape.live or not is_ours(shape.identity) or shape.identity in known:
+            continue
+        yield Leftover(
+            f"{ublk.block_path(number)}: a ublk device of infiniswap that no process serves (the "
+            f"last was {shape.server_pid})",
+            "start the device again with the run directory that it had (device.run_dir), or "
+            "restart the host",
+        )
 
 
 def _links(link_dir: Path) -> Iterator[Leftover]:

@@ -35,9 +35,13 @@ def library_version() -> str:
 
 
 def library_features() -> frozenset[str]:
-    """Optional parts this build has: "fuse", "uring"."""
+    """Optional parts this build has: "fuse", "uring", "ublk"."""
     mask = lib.isw_features()
-    known = {"fuse": lib.ISW_FEATURE_FUSE, "uring": lib.ISW_FEATURE_URING}
+    known = {
+        "fuse": lib.ISW_FEATURE_FUSE,
+        "uring": lib.ISW_FEATURE_URING,
+        "ublk": lib.ISW_FEATURE_UBLK,
+    }
     return frozenset(name for name, bit in known.items() if mask & bit)
 
 

@@ -21,6 +21,7 @@ from infiniswap.engine.binding import (
     text_of,
     warn_unclosed,
 )
+from infiniswap.engine.native_ublk import ublk_error
 from infiniswap.engine.protocol import (
     EngineConfig,
     Event,
@@ -57,6 +58,32 @@ class NativeFrontend:
         """Blocking, worker thread, idempotent."""
         self._handle.close()
         self._engine._forget(self)
+
+
+class NativeUblk(NativeFrontend):
+    """A ublk block device, served or prepared to be taken over."""
+
+    def __init__(self, engine: NativeEngine, pointer: Any, device_id: int) -> None:
+        super().__init__(engine, "ublk front end", pointer)
+        self._device_id = device_id
+
+    @property
+    def device_id(self) -> int:
+        """N of /dev/ublkbN."""
+        return self._device_id
+
+    def take_over(self, wait_ms_max: int) -> None:
+        """Blocking, worker thread; at most `wait_ms_max` for the predecessor's end.
+
+        Raises:
+            ConflictError: it still lives; to be called again.
+            EngineError: anything else; the device stays as it is.
+        """
+        error = ffi.new("struct isw_error *")
+        with self._handle.use() as frontend:
+            result = lib.isw_frontend_ublk_take_over(frontend, wait_ms_max, error)
+        if result < 0:
+            raise ublk_error(-result, error, f"/dev/ublkb{self._device_id}")
 
 
 class NativeNbdFrontend(NativeFrontend):
@@ -380,6 +407,43 @@ class NativeEngine:
                 return self._adopt("nbd-socket front end", out[0])
         check(result, f"cannot serve NBD on {path}", error)
         raise AssertionError("unreachable")
+
+    def frontend_ublk(self, identity: int, queues: int = 0) -> NativeUblk:
+        """Blocking, worker thread.
+
+        Raises:
+            UnavailableError: this build or this host has no ublk.
+            NotPermittedError: it needs root.
+            EngineError: anything else, such as the limit of devices.
+        """
+        error = ffi.new("struct isw_error *")
+        out = ffi.new("isw_frontend **")
+        number = ffi.new("uint32_t *")
+        with self._use() as engine:
+            result = lib.isw_frontend_ublk(engine, queues, identity, number, out, error)
+            if result >= 0:
+                frontend = NativeUblk(self, out[0], int(number[0]))
+                self._remember(frontend)
+                return frontend
+        raise ublk_error(-result, error)
+
+    def frontend_ublk_prepare(self, device_id: int, identity: int) -> NativeUblk:
+        """Blocking, worker thread.
+
+        Raises:
+            UnavailableError, NotPermittedError: as for `frontend_ublk`.
+            EngineError: there is no such device (ENODEV), or not one for this engine
+                (EINVAL), or it was made by somebody else (ESTALE).
+        """
+        error = ffi.new("struct isw_error *")
+        out = ffi.new("isw_frontend **")
+        with self._use() as engine:
+            result = lib.isw_frontend_ublk_prepare(engine, device_id, identity, out, error)
+            if result >= 0:
+                frontend = NativeUblk(self, out[0], device_id)
+                self._remember(frontend)
+                return frontend
+        raise ublk_error(-result, error, f"/dev/ublkb{device_id}")
 
     def frontend_nbd(self, request_bytes_max: int) -> NativeNbdFrontend:
         """Any thread, never waits."""

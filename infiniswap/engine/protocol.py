@@ -260,6 +260,41 @@ class Frontend(Protocol):
         """Blocking, idempotent."""
 
 
+@dataclass(frozen=True, slots=True)
+class UblkShape:
+    """What the kernel knows of a ublk device (struct isw_ublk_info).
+
+    Attributes:
+        live: a process serves it; else nobody does, and what is asked of it waits.
+        server_pid: the last process that served it, -1: none.
+        identity: what it was made with.
+    """
+
+    live: bool
+    queues: int
+    queue_depth: int
+    request_bytes_max: int
+    server_pid: int
+    size_bytes: int
+    identity: int
+
+
+class UblkFrontend(Frontend, Protocol):
+    """A ublk block device; close() removes it, unless it was only prepared."""
+
+    @property
+    def device_id(self) -> int:
+        """N of /dev/ublkbN."""
+
+    def take_over(self, wait_ms_max: int) -> None:
+        """Blocking. Serves the device of a predecessor that is dead.
+
+        Raises:
+            ConflictError: it is not dead yet; to be called again.
+            EngineError: anything else: only close() is left, which leaves the device alone.
+        """
+
+
 class NbdFrontend(Frontend, Protocol):
     """The front end nbd: serves sockets whose other ends the kernel has."""
 
@@ -364,6 +399,15 @@ class Engine(Protocol):
         """Blocking. Mounts; the device's bytes are the file `disk` there."""
 
     def frontend_nbd_socket(self, path: str) -> Frontend: ...
+    def frontend_ublk(self, identity: int, queues: int = 0) -> UblkFrontend:
+        """Blocking. Makes a ublk block device; 0 queues: as many as suit the host.
+
+        The kernel keeps `identity`, 64 bits, with the device: its numbers are used again.
+        """
+
+    def frontend_ublk_prepare(self, device_id: int, identity: int) -> UblkFrontend:
+        """Blocking. For a successor: all but `take_over`, while the predecessor still serves."""
+
     def frontend_nbd(self, request_bytes_max: int) -> NbdFrontend:
         """Without a socket yet. Larger requests are refused."""
 

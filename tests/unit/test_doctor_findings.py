@@ -20,7 +20,7 @@ from infiniswap.cli.status import DonorRow
 from infiniswap.config import Config
 from infiniswap.control import messages as m
 from infiniswap.device import leftovers
-from infiniswap.errors import BackupError, NoDonorError, SystemCallError
+from infiniswap.errors import BackupError, NoDonorError, SystemCallError, UnavailableError
 from infiniswap.system.loop import LoopDevice
 from infiniswap.system.swap import SwapArea
 from infiniswap.system.wakeup import CpuLatencyRequest
@@ -262,14 +262,29 @@ def test_strict_accounting_without_room(
     assert found.state == state
 
 
-@pytest.mark.parametrize(
-    ("value", "words"), [("0", "is allowed"), ("1", "group"), ("2", "turned off"), ("", "allowed")]
-)
-def test_io_uring_is_information_only(host: Host, value: str, words: str) -> None:
-    host.write("proc/sys/kernel/io_uring_disabled", value)
-    found = one(findings_host.io_uring(proc=host.proc))
-    assert found.state == OK
-    assert words in found.what
+def test_ublk_needs_io_uring(host: Host) -> None:
+    host.write("proc/sys/kernel/io_uring_disabled", "2")
+    found = one(findings_host.ublk_devices(check=lambda: None, sys=host.sys, proc=host.proc))
+    assert found.state == WARN
+    assert "io_uring_disabled=0" in found.mend
+
+
+def test_without_ublk_there_are_other_front_ends(host: Host) -> None:
+    def refused() -> None:
+        raise UnavailableError("there is no /dev/ublk-control", mend="modprobe ublk_drv")
+
+    found = one(findings_host.ublk_devices(check=refused, sys=host.sys, proc=host.proc))
+    assert found.state == WARN
+    assert "nbd or fuse" in found.what
+    assert "modprobe ublk_drv" in found.mend
+
+
+def test_the_limit_of_ublk_devices(host: Host) -> None:
+    host.write("sys/module/ublk_drv/parameters/ublks_max", "2\n")
+    for number, state in ((0, OK), (1, WARN)):
+        host.write(f"sys/class/ublk-char/ublkc{number}/dev", "")
+        found = one(findings_host.ublk_devices(check=lambda: None, sys=host.sys, proc=host.proc))
+        assert found.state == state
 
 
 def test_open_files_against_connections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +298,6 @@ def test_open_files_against_connections(monkeypatch: pytest.MonkeyPatch) -> None
 def test_front_ends_that_are_missing(host: Host) -> None:
     found = {f.name: one([f]) for f in findings_host.front_ends(root=host.root)}
     assert found["fuse"].state == found["loop"].state == MISSING
-    assert found["ublk"].state == OK
     assert found["nbd"].state in (OK, WARN)  # this kernel's own
     host.write("dev/fuse", "")
     assert one(findings_host.front_ends(root=host.root), "fuse").state == OK

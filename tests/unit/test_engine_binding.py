@@ -75,7 +75,7 @@ def sim(native: Any) -> Iterator[SimEngine]:
 
 def test_library_and_package_are_of_one_version(native: Any) -> None:
     assert native.library_version() == infiniswap.__version__
-    assert native.library_features() <= {"fuse", "uring"}
+    assert native.library_features() <= {"fuse", "uring", "ublk"}
 
 
 def test_enums_and_records_match_the_header(project_root: Path) -> None:

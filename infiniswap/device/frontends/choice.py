@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from infiniswap.device.frontends import fuse, nbd, nbd_socket
+from infiniswap.device.frontends import fuse, nbd, nbd_socket, ublk
 from infiniswap.device.frontends.base import KernelDevice
 from infiniswap.device.frontends.fuse import FuseLoop
 from infiniswap.device.frontends.nbd import NbdKernel
 from infiniswap.device.frontends.nbd_socket import NbdSocket
+from infiniswap.device.frontends.ublk import UblkKernel
 from infiniswap.device.rundir import DevicePaths, remove_link
-from infiniswap.errors import InfiniswapError, NotPermittedError, UnavailableError, UsageError
+from infiniswap.errors import InfiniswapError, NotPermittedError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +35,6 @@ def choose(asked: str, swap_wanted: bool) -> Choice:
         UsageError: nbd-socket with swap.
         NotPermittedError: not root.
     """
-    if asked == "ublk":
-        raise UnavailableError(
-            f"this release has no {asked} front end",
-            mend="Use --frontend fuse (or auto).",
-        )
     if asked == "nbd-socket":
         if swap_wanted:
             raise UsageError(
@@ -49,23 +47,40 @@ def choose(asked: str, swap_wanted: bool) -> Choice:
             "a block device needs root",
             mend="Run it with sudo, or use --frontend nbd-socket for a device without the kernel.",
         )
-    if asked == "nbd":
-        nbd.check()
-        return Choice("nbd", "asked for")
-    if asked == "fuse":
-        fuse.check()
-        return Choice("fuse", "asked for")
-    return _best()
+    if asked in CHECKS:
+        CHECKS[asked]()
+        return Choice(asked, "asked for")
+    return best(CHECKS)
 
 
-def _best() -> Choice:
-    """The first of those that this host has."""
-    try:
-        nbd.check()
-    except InfiniswapError as error:
-        fuse.check()
-        return Choice("fuse", f"no nbd here: {error.what}")
-    return Choice("nbd", "the kernel has it")
+CHECKS: Final[Mapping[str, Callable[[], None]]] = {
+    "ublk": ublk.check,
+    "nbd": nbd.check,
+    "fuse": fuse.check,
+}
+"""Those of the kernel, the best first: ublk is fastest, fuse promises least under pressure."""
+
+
+def best(checks: Mapping[str, Callable[[], None]]) -> Choice:
+    """The first front end that this host has.
+
+    Args:
+        checks: by name, the best first; each raises what is missing.
+
+    Raises:
+        InfiniswapError: what the last one lacks, when there is none.
+    """
+    lacks: list[str] = []
+    *others, last = checks
+    for name in others:
+        try:
+            checks[name]()
+        except InfiniswapError as error:
+            lacks.append(f"no {name}: {error.what}")
+        else:
+            return Choice(name, "; ".join(lacks) or "the fastest, and the kernel has it")
+    checks[last]()
+    return Choice(last, "; ".join(lacks))
 
 
 def kernel_device(frontend: str, paths: DevicePaths) -> KernelDevice:
@@ -73,6 +88,8 @@ def kernel_device(frontend: str, paths: DevicePaths) -> KernelDevice:
     match frontend:
         case "nbd-socket":
             return NbdSocket(paths)
+        case "ublk":
+            return UblkKernel(paths)
         case "nbd":
             return NbdKernel(paths)
         case _:
@@ -86,6 +103,7 @@ def clear_leftovers(paths: DevicePaths) -> None:
         ConflictError: it is still in use: only the user can end that.
     """
     nbd_socket.clear_leftovers(paths)
+    ublk.clear_leftovers(paths)
     nbd.clear_leftovers(paths)
     fuse.clear_leftovers(paths)
     remove_link(paths.name)
@@ -94,4 +112,4 @@ def clear_leftovers(paths: DevicePaths) -> None:
 def give_up(paths: DevicePaths) -> tuple[Path, ...]:
     """The block devices that a killed process of this device left, for `swapoff`; what waits for
     that process fails from now on."""
-    return (*nbd.give_up(paths), *fuse.give_up(paths))
+    return (*ublk.give_up(paths), *nbd.give_up(paths), *fuse.give_up(paths))

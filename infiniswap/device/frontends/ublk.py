@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ublk: the kernel's user space block devices.
+
+A device outlives its process: when that dies, requests wait in the kernel, and a successor that has
+prepared itself takes the device over (`prepare`, `take_over`). It is known by an identity that the
+kernel keeps with it, never by its number, which the kernel gives to others once it is free.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from infiniswap.device.rundir import DevicePaths
+from infiniswap.engine.native_ublk import FailingUblk, ublk_check, ublk_remove, ublk_shape
+from infiniswap.engine.protocol import Engine, UblkFrontend
+from infiniswap.errors import (
+    ConflictError,
+    NotFoundError,
+    NotPermittedError,
+    UnavailableError,
+)
+from infiniswap.system import mounts, swap, ublk
+
+log = logging.getLogger(__name__)
+
+_OURS: Final = 0x6973_7770 << 32
+"""The upper half of every identity of ours: "iswp"."""
+
+_NOTICED_S_MAX: Final = 10.0
+_NOTICED_PAUSE_S: Final = 0.02
+_TAKE_OVER_MS_MAX: Final = 30_000
+_SWAPOFF_S_MAX: Final = 60.0
+
+
+def check() -> None:
+    """Whether this host has what it takes; loads the kernel's module where it is not loaded.
+
+    Raises:
+        UnavailableError: what is missing, and how to mend it.
+        NotPermittedError: it needs root.
+    """
+    ublk.load_driver()
+    ublk_check()
+
+
+def identity_of(paths: DevicePaths) -> int:
+    """What the kernel knows a device by: 64 bits, the upper half says that it is one of ours."""
+    digest = hashlib.blake2b(os.fsencode(os.path.realpath(paths.run)), digest_size=4).digest()
+    return _OURS | int.from_bytes(digest, "big")
+
+
+def is_ours(identity: int) -> bool:
+    """Whether that is the identity of a device of infiniswap's."""
+    return identity & ~0xFFFF_FFFF == _OURS
+
+
+def find_left(paths: DevicePaths) -> tuple[int, ...]:
+    """Numbers of the kernel's devices with this one's identity."""
+    identity = identity_of(paths)
+    return tuple(number for number in ublk.numbers() if _identity(number) == identity)
+
+
+def _identity(number: int) -> int | None:
+    try:
+        shape = ublk_shape(number)
+    except (UnavailableError, NotPermittedError):
+        return None
+    return None if shape is None else shape.identity
+
+
+class UblkKernel:
+    """A KernelDevice."""
+
+    def __init__(self, paths: DevicePaths) -> None:
+        self._paths = paths
+        self._frontend: UblkFrontend | None = None
+        self._serving = False
+
+    @property
+    def block_device(self) -> Path | None:
+        """The ublk device."""
+        if self._frontend is None or not self._serving:
+            return None
+        return ublk.block_path(self._frontend.device_id)
+
+    @property
+    def path(self) -> str:
+        """The ublk device; what is to become one until there is one."""
+        device = self.block_device
+        return "/dev/ublkb" if device is None else str(device)
+
+    def attach(self, engine: Engine) -> None:
+        """Makes the device."""
+        self._frontend = engine.frontend_ublk(identity_of(self._paths))
+        self._serving = True
+        self._tune()
+
+    def prepare(self, engine: Engine) -> None:
+        """For a standby, while the predecessor serves: all that needs memory.
+
+        Raises:
+            NotFoundError: the predecessor has no device.
+            InfiniswapError: it is not one for this engine.
+        """
+        left = find_left(self._paths)
+        if not left:
+            raise NotFoundError(
+                "there is no ublk device of an earlier process", where=f"device {self._paths.name}"
+            )
+        self._frontend = engine.frontend_ublk_prepare(left[0], identity_of(self._paths))
+
+    def take_over(self) -> None:
+        """After `prepare`, once the predecessor is dead: what waits is served.
+
+        Raises:
+            ConflictError: it is not dead; the device stays its.
+            EngineError: the kernel's refusal; the device stays as it is.
+        """
+        assert self._frontend is not None
+        self._frontend.take_over(_TAKE_OVER_MS_MAX)
+        self._serving = True
+
+    def adopt(self, engine: Engine) -> None:
+        """Takes over the device that a process which has died left in the kernel.
+
+        Raises:
+            NotFoundError: there is none.
+            InfiniswapError: it is not one for this engine, or the kernel's refusal.
+        """
+        self.prepare(engine)
+        self.take_over()
+
+    def _tune(self) -> None:
+        assert self._frontend is not None
+        refused = ublk.tune(self._frontend.device_id)
+        if refused:
+            log.info("ublk device: the kernel refused to set %s", ", ".join(refused))
+
+    def repair(self) -> None:
+        """There is nothing that breaks on its own."""
+
+    def detach(self) -> None:
+        """Ends the device. (The kernel would not refuse, whoever uses it.)
+
+        Raises:
+            ConflictError: it is in use; everything stays.
+        """
+        device = self.block_device
+        if device is not None:
+            _check_not_held(device, where=f"device {self._paths.name}")
+        if self._frontend is not None:
+            self._frontend.close()
+            self._frontend = None
+            self._serving = False
+
+
+def _check_not_held(device: Path, *, where: str) -> None:
+    try:
+        os.close(os.open(device, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return  # an administrator was faster
+    except OSError as error:
+        raise ConflictError(
+            f"{device} is in use ({error.strerror})",
+            where=where,
+            mend=f"See by whom: lsblk {device}; fuser -v {device}.",
+        ) from error
+
+
+def clear_leftovers(paths: DevicePaths) -> None:
+    """Takes away what a killed process of this device left.
+
+    Raises:
+        ConflictError: it is still in use (as swap space whose contents are gone, or mounted):
+            only the user can end that.
+    """
+    for number in find_left(paths):
+        _check_unused(ublk.block_path(number), paths.name)
+        log.warning("%s: ublk device of an earlier process removed", ublk.block_path(number))
+        _remove(number, identity_of(paths))
+
+
+def _check_unused(device: Path, name: str) -> None:
+    if swap.find_area(device) is not None:
+        raise ConflictError(
+            f"{device} is swap space of an earlier process of this device that died",
+            where=f"device {name}",
+            mend="End the programs whose memory is there, and restart the host: without its "
+            "process `swapoff` of it waits for ever.",
+        )
+    try:
+        number = device.stat().st_rdev
+    except OSError:
+        return  # the block device is gone, only its other half is left
+    for mount in mounts.mounts_of_device(f"{os.major(number)}:{os.minor(number)}"):
+        raise ConflictError(
+            f"{device}, of an earlier process of this device that died, is mounted at "
+            f"{mount.mount_point}",
+            where=f"device {name}",
+            mend=f"Unmount it: umount -l {mount.mount_point}.",
+        )
+
+
+def _remove(number: int, identity: int) -> None:
+    """The kernel takes a moment to notice that a process has died."""
+    end_s = time.monotonic() + _NOTICED_S_MAX
+    while True:
+        try:
+            ublk_remove(number, identity)
+        except NotFoundError:
+            return
+        except ConflictError:
+            if time.monotonic() >= end_s:
+                raise
+            time.sleep(_NOTICED_PAUSE_S)
+        else:
+            return
+
+
+def give_up(paths: DevicePaths) -> tuple[Path, ...]:
+    """Lets everything fail that waits for a process of this device: nobody will come.
+
+    Swap space there is taken out of use meanwhile, as nothing could once the device is gone.
+
+    Returns:
+        The block devices that are still to be taken out of use: none.
+
+    Raises:
+        InfiniswapError: swapoff was refused; the device is removed all the same.
+    """
+    for number in find_left(paths):
+        with FailingUblk(number, identity_of(paths), _TAKE_OVER_MS_MAX):
+            device = ublk.block_path(number)
+            if swap.find_area(device) is not None:
+                swap.swapoff(device, timeout_s=_SWAPOFF_S_MAX)
+    return ()

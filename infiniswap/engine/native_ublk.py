@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""isw_ublk_* and the front end of ublk devices; threads: see `infiniswap.engine.native`."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any, Self
+
+from infiniswap.engine.binding import Handle, ffi, lib, struct_ints, text_of
+from infiniswap.engine.protocol import UblkShape
+from infiniswap.errors import (
+    ConflictError,
+    EngineError,
+    InfiniswapError,
+    NotFoundError,
+    NotPermittedError,
+    UnavailableError,
+)
+
+_BUILD_MEND = "Install liburing-dev and build again, or use --frontend nbd or fuse."
+_HOST_MEND = "Use --frontend nbd or fuse where that cannot be had; see `infiniswap doctor`."
+
+
+def ublk_error(code: int, error: Any, where: str = "") -> InfiniswapError:
+    """The error class for what a function of ublk has returned."""
+    text = text_of(error, code)
+    if code == errno.ENOSYS:
+        return UnavailableError(text, where=where, mend=_BUILD_MEND)
+    if code in (errno.EPERM, errno.EACCES):
+        return NotPermittedError(text, where=where, mend="Run it as root, with CAP_SYS_ADMIN.")
+    if code == errno.EBUSY:
+        return ConflictError(text, where=where, mend="Stop that process first.")
+    return EngineError(text, where=where, code=code)
+
+
+def ublk_check() -> None:
+    """Whether this build and this host can have ublk devices. Blocking for milliseconds.
+
+    Raises:
+        UnavailableError: what is missing, and how to mend it.
+        NotPermittedError: only root can.
+    """
+    error = ffi.new("struct isw_error *")
+    result = lib.isw_ublk_check(error)
+    if result >= 0:
+        return
+    failure = ublk_error(-result, error)
+    if isinstance(failure, EngineError):
+        raise UnavailableError(failure.what, mend=_HOST_MEND)
+    raise failure
+
+
+def ublk_shape(device_id: int) -> UblkShape | None:
+    """What the kernel knows of a ublk device; None when there is none of that number.
+
+    Raises:
+        UnavailableError, NotPermittedError: no ublk here.
+        EngineError: the kernel did not say.
+    """
+    error = ffi.new("struct isw_error *")
+    info = ffi.new("struct isw_ublk_info *")
+    result = lib.isw_ublk_info(device_id, info, error)
+    if result >= 0:
+        known = struct_ints(info[0])
+        return UblkShape(live=known.pop("state") == lib.ISW_UBLK_LIVE, **known)
+    if -result == errno.ENODEV:
+        ublk_check()  # which raises when it is the driver that is not there
+        return None
+    raise ublk_error(-result, error)
+
+
+class FailingUblk:
+    """A device whose contents are lost, served with an error for everything: then `swapoff` ends.
+
+    A context manager; at its end the device is removed.
+
+    Raises:
+        ConflictError: its process lives.
+        InfiniswapError: as for `ublk_remove`.
+    """
+
+    def __init__(self, device_id: int, identity: int, wait_ms_max: int) -> None:
+        error = ffi.new("struct isw_error *")
+        out = ffi.new("isw_frontend **")
+        result = lib.isw_ublk_fail(device_id, identity, wait_ms_max, out, error)
+        if -result == errno.ENODEV:
+            raise NotFoundError(text_of(error, -result))
+        if result < 0:
+            raise ublk_error(-result, error, f"/dev/ublkb{device_id}")
+        self._handle = Handle("failing ublk device", out[0], lib.isw_frontend_destroy)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._handle.close()
+
+
+def ublk_remove(device_id: int, identity: int) -> None:
+    """Removes a device whose process is dead. Blocking. What waits for it is failed.
+
+    Raises:
+        NotFoundError: there is no such device.
+        ConflictError: a process serves it.
+        NotPermittedError: removing needs root.
+        EngineError: it has another identity (ESTALE), or the kernel's refusal.
+    """
+    error = ffi.new("struct isw_error *")
+    result = lib.isw_ublk_remove(device_id, identity, error)
+    if -result == errno.ENODEV:
+        raise NotFoundError(text_of(error, -result))
+    if result < 0:
+        raise ublk_error(-result, error, f"/dev/ublkb{device_id}")

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ublk devices as the kernel shows them in /sys and /dev: their numbers, their queue settings."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from infiniswap.errors import InfiniswapError
+from infiniswap.system.files import SYS, try_read_text, try_write_text
+from infiniswap.system.process import run_command
+
+CONTROL: Final = Path("/dev/ublk-control")
+LIMIT: Final = Path("module/ublk_drv/parameters/ublks_max")
+_MODULE: Final = "ublk_drv"
+_CHAR_DEVICES: Final = Path("class/ublk-char")
+_NODE: Final = re.compile(r"ublkc([0-9]+)", re.ASCII)
+
+QUEUE_SETTINGS: Final = (
+    ("scheduler", "none"),  # there is no head to move; sorting only adds latency
+    ("add_random", "0"),
+)
+"""What `tune` writes to /sys/block/ublkbN/queue, with why; all else the driver is told (ublk.c)."""
+
+_MODE: Final = 0o600
+"""The bytes are those of everybody's memory: for root only, as /dev/mem is."""
+
+
+def block_path(number: int) -> Path:
+    """The block device."""
+    return Path(f"/dev/ublkb{number}")
+
+
+def char_path(number: int) -> Path:
+    """The device by which its process serves it."""
+    return Path(f"/dev/ublkc{number}")
+
+
+def numbers(*, sys: Path = SYS) -> tuple[int, ...]:
+    """Every ublk device, anybody's, also those that nobody serves any more."""
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in (sys / _CHAR_DEVICES).iterdir():
+            match = _NODE.fullmatch(entry.name)
+            if match is not None:
+                found.append(int(match.group(1)))
+    return tuple(sorted(found))
+
+
+def has_driver(*, control: Path = CONTROL) -> bool:
+    """Whether the kernel's driver is there."""
+    return control.exists()
+
+
+def load_driver(*, control: Path = CONTROL) -> bool:
+    """Loads the kernel's module where that is not done; whether the driver is there then.
+
+    Loading it takes no memory worth naming and changes nothing for anybody else.
+    """
+    if not has_driver(control=control) and os.geteuid() == 0:
+        with contextlib.suppress(InfiniswapError):
+            run_command(["modprobe", "--quiet", _MODULE])
+    return has_driver(control=control)
+
+
+def tune(number: int, *, sys: Path = SYS) -> tuple[str, ...]:
+    """Queue settings and who may open the nodes.
+
+    Returns:
+        Names of what the kernel refused.
+    """
+    queue = sys / "block" / f"ublkb{number}" / "queue"
+    refused = [
+        name for name, value in QUEUE_SETTINGS if not try_write_text(queue / name, value + "\n")
+    ]
+    return (*refused, *_protect((block_path(number), char_path(number))))
+
+
+def _protect(nodes: tuple[Path, ...]) -> Iterator[str]:
+    for node in nodes:
+        try:
+            os.chmod(node, _MODE)
+            os.chown(node, 0, 0)
+        except OSError:
+            yield str(node)
+
+
+def limit(*, sys: Path = SYS) -> int | None:
+    """How many devices the driver allows (newer ones: only those of users other than root)."""
+    text = (try_read_text(sys / LIMIT) or "").strip()
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The ublk front end over a file in memory instead of an engine: what it does with the kernel, on
+ * its own. Not a test but the server of tests/vm/test_ublk.py, which kills it:
+ *
+ *     ublk_server FILE MIB new          prints "device N", serves until SIGTERM, removes the device
+ *     ublk_server FILE MIB standby N    prints "prepared"; on a line from stdin takes device N over
+ *     ublk_server FILE MIB remove-by-force N    as an administrator's own tool may do
+ *
+ * Requests end on threads of their own, some in another order than they came, some inside submit,
+ * as with the engine. What was answered is in FILE, whenever the process dies.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "engine/request.h"
+#include "frontend/ublk_control.h"
+
+#define WORKERS      3u
+#define REQUESTS_MAX 64u
+/* Of so many requests one ends inside submit. */
+#define AT_ONCE_EACH 8u
+#define IDENTITY     0x7465737475626c6bull
+
+struct isw_engine {
+	char *memory;
+	uint64_t bytes;
+	pthread_mutex_t lock; /* guards the next two */
+	pthread_cond_t changed;
+	struct iswi_req *waiting;
+	uint32_t submitted;
+	atomic_bool down;
+};
+
+static void fail(const char *what, int code, const struct isw_error *error)
+{
+	fprintf(stderr, "%s: %s %s\n", what, strerror(-code), error != NULL ? error->text : "");
+	exit(1);
+}
+
+/* ------------------------------------------------------- in place of the engine */
+
+uint64_t iswi_engine_size_bytes(const isw_engine *engine)
+{
+	return engine->bytes;
+}
+
+uint32_t iswi_engine_request_bytes_max(const isw_engine *engine)
+{
+	(void)engine;
+	return 1u << 20;
+}
+
+uint32_t iswi_engine_requests_max(const isw_engine *engine)
+{
+	(void)engine;
+	return REQUESTS_MAX;
+}
+
+void iswi_engine_frontend_down(isw_engine *engine, int error)
+{
+	fprintf(stderr, "down: %s\n", strerror(-error));
+	atomic_store(&engine->down, true);
+}
+
+static void finish(isw_engine *engine, struct iswi_req *req)
+{
+	int err = 0;
+
+	if (req->op != ISWI_FLUSH &&
+	    (req->offset % ISW_PAGE_BYTES || req->length % ISW_PAGE_BYTES ||
+	     req->offset + req->length > engine->bytes))
+		err = -EINVAL;
+	else if (req->op == ISWI_READ)
+		memcpy(req->data, engine->memory + req->offset, req->length);
+	else if (req->op == ISWI_WRITE)
+		memcpy(engine->memory + req->offset, req->data, req->length);
+	else
+		memset(engine->memory + req->offset, 0, req->length);
+	req->done(req, err);
+}
+
+void iswi_engine_submit_plugged(isw_engine *engine, struct iswi_req *req, struct iswi_plug *plug)
+{
+	bool at_once;
+
+	(void)plug;
+	pthread_mutex_lock(&engine->lock);
+	at_once = engine->submitted++ % AT_ONCE_EACH == 0;
+	if (!at_once) {
+		req->next = engine->waiting; /* the newest first: another order than they came in */
+		engine->waiting = req;
+		pthread_cond_signal(&engine->changed);
+	}
+	pthread_mutex_unlock(&engine->lock);
+	if (at_once)
+		finish(engine, req);
+}
+
+void iswi_engine_unplug(isw_engine *engine, struct iswi_plug *plug)
+{
+	(void)engine;
+	(void)plug;
+}
+
+static void *worker(void *arg)
+{
+	isw_engine *engine = arg;
+
+	for (;;) {
+		struct iswi_req *req;
+
+		pthread_mutex_lock(&engine->lock);
+		while (engine->waiting == NULL)
+			pthread_cond_wait(&engine->changed, &engine->lock);
+		req = engine->waiting;
+		engine->waiting = req->next;
+		pthread_mutex_unlock(&engine->lock);
+		finish(engine, req);
+	}
+	return NULL;
+}
+
+static isw_engine *open_engine(const char *path, uint64_t bytes)
+{
+	isw_engine *engine = calloc(1, sizeof(*engine));
+	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	pthread_t thread;
+
+	if (engine == NULL || fd < 0 || ftruncate(fd, (off_t)bytes) != 0)
+		fail(path, -errno, NULL);
+	engine->bytes = bytes;
+	engine->memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (engine->memory == MAP_FAILED)
+		fail(path, -errno, NULL);
+	pthread_mutex_init(&engine->lock, NULL);
+	pthread_cond_init(&engine->changed, NULL);
+	for (uint32_t i = 0; i < WORKERS; i++)
+		if (pthread_create(&thread, NULL, worker, engine) != 0)
+			fail("threads", -errno, NULL);
+	return engine;
+}
+
+/* ------------------------------------------------------------------------ serving */
+
+static void say(const char *what, uint32_t number)
+{
+	printf("%s %u\n", what, number);
+	fflush(stdout);
+}
+
+static isw_frontend *serve_new(isw_engine *engine)
+{
+	struct isw_error error = {0};
+	isw_frontend *frontend;
+	uint32_t device;
+	int err = isw_frontend_ublk(engine, 0, IDENTITY, &device, &frontend, &error);
+
+	if (err != 0)
+		fail("new", err, &error);
+	say("device", device);
+	return frontend;
+}
+
+static isw_frontend *serve_after(isw_engine *engine, uint32_t device)
+{
+	struct isw_error error = {0};
+	isw_frontend *frontend;
+	char line[16];
+	int err = isw_frontend_ublk_prepare(engine, device, IDENTITY, &frontend, &error);
+
+	if (err != 0)
+		fail("prepare", err, &error);
+	if (mlockall(MCL_CURRENT | MCL_FUTURE) != 0)
+		fail("mlockall", -errno, NULL);
+	say("prepared", device);
+	if (fgets(line, sizeof(line), stdin) == NULL) {
+		isw_frontend_destroy(frontend); /* not needed: the device stays */
+		exit(0);
+	}
+	err = isw_frontend_ublk_take_over(frontend, 60000, &error);
+	if (err != 0)
+		fail("take over", err, &error);
+	say("serving", device);
+	return frontend;
+}
+
+/* isw_ublk_remove would refuse. */
+static int remove_by_force(uint32_t device)
+{
+	struct isw_error error = {0};
+	struct iswi_ublk_control control;
+	int err = iswi_ublk_control_open(&control, &error);
+
+	if (err != 0)
+		fail("control", err, &error);
+	err = iswi_ublk_stop(&control, device);
+	if (err == 0)
+		err = iswi_ublk_del(&control, device);
+	iswi_ublk_control_close(&control);
+	return err == 0 ? 0 : 1;
+}
+
+int main(int argc, char **argv)
+{
+	isw_frontend *frontend;
+	isw_engine *engine;
+	sigset_t ends;
+	int got;
+
+	if (argc < 4)
+		fail("usage: ublk_server FILE MIB new|standby N", -EINVAL, NULL);
+	if (strcmp(argv[3], "remove-by-force") == 0)
+		return remove_by_force(argc < 5 ? 0 : (uint32_t)strtoul(argv[4], NULL, 10));
+	sigemptyset(&ends);
+	sigaddset(&ends, SIGTERM);
+	pthread_sigmask(SIG_BLOCK, &ends, NULL);
+	engine = open_engine(argv[1], strtoull(argv[2], NULL, 10) << 20);
+	frontend = argc == 4 ? serve_new(engine)
+			     : serve_after(engine, (uint32_t)strtoul(argv[4], NULL, 10));
+	sigwait(&ends, &got);
+	isw_frontend_destroy(frontend);
+	say(atomic_load(&engine->down) ? "down" : "removed", 0);
+	return 0;
+}

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of ublk devices needs no kernel that has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infiniswap.device.frontends import choice
+from infiniswap.device.frontends import ublk as frontend
+from infiniswap.device.rundir import DevicePaths
+from infiniswap.errors import UnavailableError
+from infiniswap.system import ublk
+
+
+def test_devices_are_found_by_their_char_devices(tmp_path: Path) -> None:
+    assert ublk.numbers(sys=tmp_path) == ()
+    for name in ("ublkc10", "ublkc2", "ublkcx", "loop0"):
+        (tmp_path / "class/ublk-char" / name).mkdir(parents=True)
+    assert ublk.numbers(sys=tmp_path) == (2, 10)
+
+
+@pytest.mark.parametrize(("text", "limit"), [("64\n", 64), ("", None), ("many", None)])
+def test_the_drivers_limit(tmp_path: Path, text: str, limit: int | None) -> None:
+    assert ublk.limit(sys=tmp_path) is None
+    (tmp_path / ublk.LIMIT).parent.mkdir(parents=True)
+    (tmp_path / ublk.LIMIT).write_text(text)
+    assert ublk.limit(sys=tmp_path) == limit
+
+
+def paths(run: Path) -> DevicePaths:
+    return DevicePaths(run.name, run, run)
+
+
+def test_a_device_is_known_by_its_run_directory(tmp_path: Path) -> None:
+    one, other = (frontend.identity_of(paths(tmp_path / name)) for name in ("a", "b"))
+    assert one != other
+    assert frontend.is_ours(one)
+    assert frontend.is_ours(other)
+    assert one < 1 << 64
+    (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
+    assert frontend.identity_of(paths(tmp_path / "link/a")) == one
+    assert not frontend.is_ours(0)
+    assert not frontend.is_ours(1)
+
+
+def refused(name: str) -> None:
+    raise UnavailableError(f"nothing of {name}")
+
+
+@pytest.mark.parametrize(
+    ("have", "taken", "why"),
+    [
+        ({"ublk", "nbd", "fuse"}, "ublk", "fastest"),
+        ({"nbd", "fuse"}, "nbd", "no ublk: nothing of ublk"),
+        ({"fuse"}, "fuse", "no ublk: nothing of ublk; no nbd: nothing of nbd"),
+    ],
+)
+def test_auto_takes_the_best_and_says_why(have: set[str], taken: str, why: str) -> None:
+    checks = {
+        name: (lambda: None) if name in have else (lambda name=name: refused(name))
+        for name in ("ublk", "nbd", "fuse")
+    }
+    chosen = choice.best(checks)
+    assert chosen.frontend == taken
+    assert why in chosen.why
+
+
+def test_with_none_the_last_one_says_what_is_missing() -> None:
+    with pytest.raises(UnavailableError, match="nothing of fuse"):
+        choice.best({name: lambda name=name: refused(name) for name in ("ublk", "nbd", "fuse")})
+
+
+def test_the_order_is_ublk_nbd_fuse() -> None:
+    assert list(choice.CHECKS) == ["ublk", "nbd", "fuse"]

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ublk front end over a real engine whose backup is a file."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ublkservers import SERVER, Server, nodes, run, wait_for
+
+from infiniswap.engine.native import NativeEngine
+from infiniswap.engine.native_engine import NativeUblk
+from infiniswap.engine.native_ublk import ublk_check, ublk_remove, ublk_shape
+from infiniswap.engine.protocol import EngineConfig, EventKind
+from infiniswap.errors import ConflictError, EngineError, NotFoundError
+from infiniswap.units import KIB, MIB
+
+DISK = Path("/var/tmp")
+SIZE = 256 * MIB
+CONFIG = EngineConfig(size_bytes=SIZE, slab_bytes=64 * MIB, staging_pages=4096)
+IO_FLUSHER = 0x80000
+IDENTITY = 0x1234_5678_9ABC_DEF0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def driver() -> None:
+    run("modprobe", "ublk_drv")
+    ublk_check()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    wait_for("no device is left behind", lambda: not nodes())
+    wrong = [line for line in run("dmesg").splitlines() if "WARNING" in line or "BUG:" in line]
+    assert not wrong, run("dmesg")[-8000:]
+
+
+@pytest.fixture
+def engine() -> Iterator[NativeEngine]:
+    backup = DISK / "backup"
+    with NativeEngine(CONFIG, str(backup)) as made:
+        yield made
+    backup.unlink()
+
+
+@pytest.fixture
+def device(engine: NativeEngine) -> Iterator[NativeUblk]:
+    frontend = engine.frontend_ublk(IDENTITY)
+    yield frontend
+    frontend.close()
+
+
+def node(frontend: NativeUblk) -> str:
+    return f"/dev/ublkb{frontend.device_id}"
+
+
+def queue_setting(path: str, name: str) -> str:
+    return Path(f"/sys/block/{Path(path).name}/queue/{name}").read_text().strip()
+
+
+def fio(path: str, name: str, *options: str) -> str:
+    return run(
+        "fio", f"--name={name}", f"--filename={path}", "--direct=1", "--ioengine=libaio",
+        "--verify=crc32c", "--verify_fatal=1", "--group_reporting", *options,
+    )  # fmt: skip
+
+
+def test_the_kernel_takes_it_for_what_it_is(device: NativeUblk) -> None:
+    path = node(device)
+    wanted = {
+        "rotational": "0",
+        "logical_block_size": "4096",
+        "physical_block_size": "4096",
+        "discard_granularity": "4096",
+        "write_cache": "write back",
+        "fua": "1",
+        "max_sectors_kb": "256",
+    }
+    assert {name: queue_setting(path, name) for name in wanted} == wanted
+    assert int(queue_setting(path, "discard_max_bytes")) >= MIB
+    assert int(queue_setting(path, "write_zeroes_max_bytes")) >= MIB
+    assert int(run("blockdev", "--getsize64", path)) == SIZE
+    shape = ublk_shape(device.device_id)
+    assert shape is not None
+    assert shape.live
+    assert shape.server_pid == os.getpid()
+    assert shape.size_bytes == SIZE
+    assert shape.identity == IDENTITY
+    assert shape.queues * shape.queue_depth <= CONFIG.requests_max
+
+
+def test_queue_threads_are_io_flushers(device: NativeUblk) -> None:
+    found = 0
+    for task in Path("/proc/self/task").iterdir():
+        if not (task / "comm").read_text().startswith("isw-ublk"):
+            continue
+        flags = int((task / "stat").read_text().rsplit(")", 1)[1].split()[6])
+        assert flags & IO_FLUSHER, (task / "comm").read_text()
+        found += 1
+    shape = ublk_shape(device.device_id)
+    assert shape is not None
+    assert found == shape.queues
+
+
+@pytest.mark.parametrize("block_kib", [4, 8, 16, 32, 64, 128, 256, 512, 1024])
+def test_what_is_written_is_read(device: NativeUblk, block_kib: int) -> None:
+    mib = min(64, max(8, block_kib // 2))
+    fio(
+        node(device), "verify", "--rw=randwrite", f"--bs={block_kib}k", f"--size={mib}m",
+        "--iodepth=16",
+    )  # fmt: skip
+
+
+def test_requests_of_all_sizes_at_once(device: NativeUblk, engine: NativeEngine) -> None:
+    fio(
+        node(device), "mixed", "--rw=randrw", "--bsrange=4k-1m", "--size=64m", "--iodepth=32",
+        "--numjobs=2", "--offset_increment=64m",
+    )  # fmt: skip
+    assert engine.stats()["requests_failed"] == 0
+
+
+def test_a_file_system_lives_on_it(device: NativeUblk, tmp_path: Path) -> None:
+    path = node(device)
+    run("mkfs.ext4", "-q", path)
+    run("mount", "-o", "discard", path, tmp_path)
+    try:
+        fio(
+            str(tmp_path / "file"), "stress", "--rw=randrw", "--bs=4k", "--size=16m",
+            "--iodepth=8", "--fsync=64",
+        )  # fmt: skip
+        for number in range(200):
+            (tmp_path / f"f{number}").write_bytes(os.urandom(20_000))
+        for number in range(0, 200, 2):
+            (tmp_path / f"f{number}").unlink()
+        run("fstrim", tmp_path)
+    finally:
+        run("umount", tmp_path)
+    run("e2fsck", "-f", "-n", path)
+
+
+def test_discarded_and_zeroed_pages_are_zeros(device: NativeUblk, engine: NativeEngine) -> None:
+    path = node(device)
+    run("dd", "if=/dev/urandom", f"of={path}", "bs=1M", "count=16", "oflag=direct")
+    run("blkdiscard", "-o", 0, "-l", 4 * MIB, path)
+    run("blkdiscard", "--zeroout", "-o", 4 * MIB, "-l", 4 * MIB, path)
+    run("cmp", "-n", 8 * MIB, path, "/dev/zero")
+    assert "differ" in run("cmp", "-n", 12 * MIB, path, "/dev/zero", check=False)
+    stats = engine.stats()
+    assert stats["trim_requests"] >= 1
+    assert stats["zero_requests"] >= 1
+
+
+def written(fd: int, offset: int, seed: int) -> bytes:
+    data = seed.to_bytes(8, "little") * (64 * KIB // 8)
+    assert os.pwrite(fd, data, offset) == len(data)
+    return data
+
+
+def test_after_a_flush_the_bytes_are_on_the_backup(
+    device: NativeUblk, engine: NativeEngine
+) -> None:
+    fd = os.open(node(device), os.O_RDWR)
+    try:
+        data = written(fd, 8 * MIB, 7)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    assert engine.stats()["flush_requests"] >= 1
+    with (DISK / "backup").open("rb") as backup:
+        backup.seek(8 * MIB)
+        assert backup.read(len(data)) == data
+
+
+def test_forced_unit_access_waits_for_the_backup(device: NativeUblk) -> None:
+    buffer = DISK / "fua"
+    buffer.write_bytes(os.urandom(64 * KIB))
+    run("dd", f"if={buffer}", f"of={node(device)}", "bs=64k", "count=1", "oflag=direct,dsync")
+    with (DISK / "backup").open("rb") as backup:
+        assert backup.read(64 * KIB) == buffer.read_bytes()
+    buffer.unlink()
+
+
+def test_it_is_made_and_removed_fifty_times(engine: NativeEngine) -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    threads = threads_now()
+    for _ in range(50):
+        frontend = engine.frontend_ublk(IDENTITY)
+        assert nodes()
+        frontend.close()
+        assert not nodes()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    # The kernel ends its own workers for closed rings a moment later.
+    wait_for("as many threads as before", lambda: threads_now() <= threads)
+
+
+def threads_now() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def is_readable(fd: int) -> bool:
+    """A device that has ended is of no length, or refuses."""
+    try:
+        return bool(os.pread(fd, 1, 128 * MIB))
+    except OSError:
+        return False
+
+
+def test_removal_does_not_wait_for_who_has_it_open(engine: NativeEngine) -> None:
+    frontend = engine.frontend_ublk(IDENTITY)
+    fd = os.open(node(frontend), os.O_RDONLY)
+    frontend.close()
+    assert not is_readable(fd)
+    os.close(fd)
+    wait_for("the device is gone", lambda: not nodes())
+
+
+def test_a_device_taken_away_by_somebody_else_is_reported(engine: NativeEngine) -> None:
+    """As an administrator's own tool may do."""
+    frontend = engine.frontend_ublk(IDENTITY)
+    events: list[EventKind] = []
+
+    def down() -> bool:
+        events.extend(event.kind for event in engine.events())
+        return EventKind.FRONTEND_DOWN in events
+
+    with pytest.raises(ConflictError, match=f"process {os.getpid()}"):
+        ublk_remove(frontend.device_id, IDENTITY)
+    assert not down()
+    run(SERVER, "/dev/shm/x", 1, "remove-by-force", frontend.device_id)
+    wait_for("the event", down)
+    frontend.close()
+
+
+def test_what_is_not_there_is_said(engine: NativeEngine) -> None:
+    assert ublk_shape(33) is None
+    with pytest.raises(NotFoundError):
+        ublk_remove(33, IDENTITY)
+    with pytest.raises(EngineError) as caught:
+        engine.frontend_ublk_prepare(33, IDENTITY)
+    assert caught.value.code == errno.ENODEV
+
+
+def test_a_strangers_device_is_left_alone(engine: NativeEngine) -> None:
+    server = Server(SIZE // MIB, "new")
+    for attempt in (
+        lambda: engine.frontend_ublk_prepare(server.device_id, IDENTITY),
+        lambda: ublk_remove(server.device_id, IDENTITY),
+    ):
+        with pytest.raises(EngineError) as caught:
+            attempt()
+        assert caught.value.code == errno.ESTALE
+    server.end()

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices with the front end ublk, as users have them: donors, swap, stop, a process that dies."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, run, until
+from pagejob import StartJob
+from ublkservers import nodes
+
+from infiniswap.device.frontends.ublk import find_left, give_up
+from infiniswap.device.rundir import DevicePaths
+from infiniswap.system import swap
+
+
+@pytest.fixture(autouse=True, scope="module")
+def driver() -> None:
+    run("modprobe", "ublk_drv")
+
+
+def test_auto_takes_it(cluster: Cluster) -> None:
+    cluster.donor()
+    device = cluster.start()
+    assert device.status["frontend"] == "ublk"
+    node = device.path.resolve()
+    assert node.name.startswith("ublkb")
+    for path in (node, Path(str(node).replace("ublkb", "ublkc"))):
+        status = path.stat()
+        assert stat.S_IMODE(status.st_mode) == 0o600
+        assert status.st_uid == 0
+    assert "there are ublk devices (1 now)" in cluster.cli("doctor").stdout
+    run("mkfs.ext4", "-q", str(node))
+    mount = cluster.root / "mounted"
+    mount.mkdir()
+    run("mount", str(node), str(mount))
+    refused = device.command("stop")
+    assert refused.returncode != 0
+    assert f"mounted at {mount}" in refused.stderr
+    assert device.status["state"] == "serving"
+    run("umount", str(mount))
+    device.stop()
+    assert not nodes()
+    assert not device.path.is_symlink()
+
+
+def test_a_job_swaps_on_it(cluster: Cluster, job: StartJob) -> None:
+    cluster.donor()
+    device = cluster.start("--frontend", "ublk", "--swap")
+    working = job(0)
+    working.reach("filled")
+    working.more_rounds(1)
+    until(lambda: device.status["stats"]["pages_in"] > 0, "page-ins")
+    working.finish()
+    stats = device.status["stats"]
+    assert stats["requests_failed"] == 0
+    assert stats["pages_out"] > 0
+    device.stop()
+    assert not nodes()
+
+
+def test_what_a_killed_process_left_is_taken_away(cluster: Cluster) -> None:
+    cluster.donor()
+    device = cluster.start("--frontend", "ublk")
+    paths = DevicePaths(device.name, device.run, cluster.backup_dir)
+    device.kill()
+    assert len(find_left(paths)) == 1
+    device.remove()
+    assert not find_left(paths)
+    assert not nodes()
+
+
+def test_swap_space_of_a_killed_process_is_not_taken_away_silently(cluster: Cluster) -> None:
+    cluster.donor()
+    device = cluster.start("--frontend", "ublk", "--swap")
+    paths = DevicePaths(device.name, device.run, cluster.backup_dir)
+    node = device.path.resolve()
+    device.kill()
+    refused = device.command("remove")
+    assert refused.returncode != 0
+    assert "is swap space of an earlier process" in refused.stderr
+    assert swap.find_area(node) is not None
+    assert give_up(paths) == ()
+    assert swap.find_area(node) is None
+    assert not nodes()
+    device.remove()
+    assert not os.path.lexists(device.path)

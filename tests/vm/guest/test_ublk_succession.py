@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ublk devices whose servers die: what was accepted is done, by a successor, or said to be lost.
+
+The servers keep their bytes in shared memory (tests/c/ublk_server.c), so that what was answered is
+there for the next one; the device's own state is tested elsewhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ublkservers import (
+    ROOT,
+    SERVERS,
+    WAIT_S,
+    Server,
+    kill_while,
+    nodes,
+    run,
+    shape_of,
+    succession,
+    wait_for,
+)
+
+from infiniswap.engine.native import NativeEngine
+from infiniswap.engine.native_ublk import FailingUblk, ublk_check, ublk_remove
+from infiniswap.engine.protocol import EngineConfig
+from infiniswap.errors import ConflictError, EngineError
+from infiniswap.units import GIB, MIB, PAGE_BYTES
+
+DISK = Path("/var/tmp")
+KILLS = int(os.environ.get("INFINISWAP_VM_KILLS", "5"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def driver() -> None:
+    run("modprobe", "ublk_drv")
+    ublk_check()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    wait_for("no device is left behind", lambda: not nodes())
+    wrong = [line for line in run("dmesg").splitlines() if "WARNING" in line or "BUG:" in line]
+    assert not wrong, run("dmesg")[-8000:]
+
+
+def test_no_request_fails_and_no_byte_is_lost_when_servers_are_killed() -> None:
+    with succession(128) as devices:
+        job = subprocess.Popen(
+            [
+                "fio", "--name=kill", f"--filename={devices.path}", "--direct=1",
+                "--ioengine=libaio", "--verify=crc32c", "--verify_fatal=1", "--rw=randwrite",
+                "--bsrange=4k-256k", "--size=120m", "--iodepth=16", "--loops=100",
+                "--verify_backlog=64", "--time_based", "--runtime=600",
+            ],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        kill_while(job, devices, KILLS)
+        job.send_signal(signal.SIGINT)
+        output, _ = job.communicate(timeout=WAIT_S)
+        assert "err= 0" in output, output
+        assert "verify:" not in output, output
+        assert re.search(r"\bIO error|Input/output", output) is None, output
+
+
+def test_swap_survives_its_servers_deaths(tmp_path: Path) -> None:
+    """Only the job swaps: whoever gives a successor its turn must not wait for the dead one."""
+    program = tmp_path / "pagecheck"
+    run("cc", "-O2", "-o", program, ROOT / "tests/system/pagecheck.c")
+    cgroup = Path("/sys/fs/cgroup/ublk-test")
+    with succession(64) as devices:
+        run("mkswap", devices.path)
+        run("swapon", "-d", "-p", 10, devices.path)
+        cgroup.mkdir()
+        (cgroup / "memory.max").write_text(str(16 * MIB))
+
+        def enter() -> None:
+            (cgroup / "cgroup.procs").write_text(str(os.getpid()))
+
+        job = subprocess.Popen(
+            [str(program), "48", "7", "0"],
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=enter,
+        )
+        assert job.stdout is not None
+        try:
+            assert job.stdout.readline() == "filled\n"
+            kill_while(job, devices, KILLS)
+            assert job.stdout.readline().startswith("round")
+            job.terminate()
+            output = job.communicate(timeout=WAIT_S)[0]
+            assert job.returncode == 0, output
+            assert "wrong" not in output
+        finally:
+            job.kill()
+            job.wait()
+            run("swapoff", devices.path)
+            cgroup.rmdir()
+
+
+def test_a_device_without_a_server_waits_and_can_be_removed() -> None:
+    server = Server(64, "new")
+    path = f"/dev/ublkb{server.device_id}"
+    data = os.urandom(PAGE_BYTES)
+    fd = os.open(path, os.O_RDWR | os.O_DSYNC)
+    os.pwrite(fd, data, 0)
+    server.kill()
+    wait_for("the kernel has noticed", lambda: not shape_of(server.device_id).live)
+    got: list[object] = []
+
+    def read() -> None:
+        try:
+            got.append(os.pread(fd, PAGE_BYTES, 32 * MIB))
+        except OSError as error:
+            got.append(error.errno)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    ublk_remove(server.device_id, SERVERS)
+    reader.join(WAIT_S)
+    assert got == [errno.EIO]
+    os.close(fd)
+    wait_for("the device is gone", lambda: not nodes())
+
+
+def test_a_living_predecessor_is_not_robbed() -> None:
+    config = EngineConfig(size_bytes=64 * MIB, slab_bytes=64 * MIB, staging_pages=64)
+    server = Server(64, "new")
+    backup = DISK / "successor"
+    with NativeEngine(config, str(backup)) as engine:
+        frontend = engine.frontend_ublk_prepare(server.device_id, SERVERS)
+        with pytest.raises(ConflictError, match=f"served by process {server.process.pid}"):
+            frontend.take_over(200)
+        frontend.close()
+    assert shape_of(server.device_id).live
+    backup.unlink()
+    server.end()
+
+
+@pytest.mark.parametrize(
+    ("size", "requests", "what"),
+    [(32 * MIB, 128, "bytes where this device has"), (64 * MIB, 16, "requests_max")],
+)
+def test_a_device_of_another_shape_is_refused(size: int, requests: int, what: str) -> None:
+    config = EngineConfig(
+        size_bytes=size, slab_bytes=32 * MIB, staging_pages=64, requests_max=requests
+    )
+    server = Server(64, "new")
+    backup = DISK / "successor"
+    with NativeEngine(config, str(backup)) as engine:
+        with pytest.raises(EngineError, match=what) as caught:
+            engine.frontend_ublk_prepare(server.device_id, SERVERS)
+        assert caught.value.code == errno.EINVAL
+    backup.unlink()
+    server.end()
+
+
+def test_a_number_that_was_given_again_is_not_taken() -> None:
+    first = Server(64, "new")
+    standby = Server(64, "standby", first.device_id)
+    first.end()
+    second = Server(64, "new")
+    assert second.device_id == first.device_id
+    assert standby.process.stdin is not None
+    standby.process.stdin.write("go\n")
+    standby.process.stdin.flush()
+    assert standby.process.wait(WAIT_S) == 1
+    assert shape_of(second.device_id).live
+    standby.close()
+    second.end()
+
+
+def test_lost_swap_space_can_be_taken_out_of_use() -> None:
+    """Its pages are gone with the server; what is asked for is that the host goes on without."""
+    server = Server(64, "new")
+    path = f"/dev/ublkb{server.device_id}"
+    run("mkswap", path)
+    run("swapon", path)
+    server.kill()
+    with FailingUblk(server.device_id, SERVERS, 60_000):
+        run("swapoff", path)
+    assert path not in Path("/proc/swaps").read_text()
+
+
+def test_large_devices_are_made() -> None:
+    server = Server(8 * GIB // MIB, "new")
+    assert int(run("blockdev", "--getsize64", f"/dev/ublkb{server.device_id}")) == 8 * GIB
+    server.end()
+    Path("/dev/shm/ublk-state").unlink()
