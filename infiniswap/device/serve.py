@@ -40,6 +40,8 @@ async def _signals(service: DeviceService) -> AsyncIterator[None]:
         if service.interrupt_start():
             log.info("%s: the start is undone", number.name)
             return
+        if tasks:  # whoever insists is served by the one under way
+            return
         task = asyncio.create_task(stop(number.name), name=number.name)
         tasks.add(task)
         task.add_done_callback(tasks.discard)
