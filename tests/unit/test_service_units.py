@@ -82,6 +82,10 @@ def test_a_device_stops_before_the_network_and_at_shutdown() -> None:
     assert "DefaultDependencies" not in found  # they are what ends it at a shutdown
 
 
+def test_what_a_daemon_leaves_to_give_its_memory_back_is_not_ended() -> None:
+    assert settings(DAEMON_UNIT)["KillMode"] == ["process"]
+
+
 def test_the_daemon_is_watched() -> None:
     found = settings(DAEMON_UNIT)
     assert int(found["WatchdogSec"][0]) >= 30
