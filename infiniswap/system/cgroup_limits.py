@@ -45,28 +45,40 @@ def memory_allowed_bytes(pid: int, *, proc: Path = PROC) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def check_leaves_no_limit(pid: int, stays: Path, *, proc: Path = PROC) -> None:
+def check_leaves_no_limit(
+    pid: int, stays: Path, *, carries_tasks: bool = False, proc: Path = PROC
+) -> int | None:
     """Looks at the cgroups that a process is in and would leave.
 
     Args:
         pid: the process.
         stays: the lowest cgroup that it is in and would stay in.
+        carries_tasks: a limit on tasks is no obstacle, as the new cgroup gets it.
         proc: root of the proc file system.
+
+    Returns:
+        The least limit on tasks that would be left behind; None: there is none.
 
     Raises:
         NotPermittedError: one of them has a limit other than on memory.
         UnavailableError, SystemCallError: the cgroups cannot be read.
     """
     hierarchy = memory_hierarchy(proc=proc, pid=pid)
+    tasks: list[int] = []
     for path in left(hierarchy, stays):
         for name in _V2_OTHERS if hierarchy.version == 2 else _V1_OTHERS:
             value = (try_read_text(path / name) or "").strip()
-            if _is_limit(value):
-                raise NotPermittedError(
-                    f"this process is under a limit ({name}: {value}) that its job would escape",
-                    where=str(path),
-                    mend="Start it from where there is no such limit, or have it run by root.",
-                )
+            if not _is_limit(value):
+                continue
+            if carries_tasks and name == "pids.max":
+                tasks.append(int(value))
+                continue
+            raise NotPermittedError(
+                f"this process is under a limit ({name}: {value}) that its job would escape",
+                where=str(path),
+                mend="Start it from where there is no such limit, or have it run by root.",
+            )
+    return min(tasks, default=None)
 
 
 def left(hierarchy: MemoryHierarchy, stays: Path) -> tuple[Path, ...]:

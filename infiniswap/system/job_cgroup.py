@@ -139,11 +139,15 @@ def create_job_cgroup(
     hierarchy = memory_hierarchy(proc=proc, pid=member_pid)
     by_systemd = hierarchy.version == 2 and systemd.has_bus()
     parent = _slice_of(hierarchy) if by_systemd and member_pid is not None else None
+    tasks = None
     if member_pid is not None:
-        check_leaves_no_limit(member_pid, parent or hierarchy.mount_point, proc=proc)
+        stays = parent or hierarchy.mount_point
+        tasks = check_leaves_no_limit(member_pid, stays, carries_tasks=by_systemd, proc=proc)
     if not by_systemd:
         return create_memory_cgroup(name, limit_bytes, proc=proc)
-    return _create_slice(name, limit_bytes, hierarchy.mount_point, parent)
+    return _create_slice(
+        slice_name(name, parent), limit_bytes, parent or hierarchy.mount_point, tasks
+    )
 
 
 def _slice_of(hierarchy: MemoryHierarchy) -> Path | None:
@@ -162,14 +166,14 @@ def slice_name(name: str, parent: Path | None) -> str:
     return own if parent is None else f"{parent.name.removesuffix('.slice')}-{own}"
 
 
-def _create_slice(name: str, limit_bytes: int, top: Path, parent: Path | None) -> SliceCgroup:
-    unit = slice_name(name, parent)
-    cgroup = SliceCgroup((parent or top) / unit, 2)
+def _create_slice(unit: str, limit_bytes: int, parent: Path, tasks: int | None) -> SliceCgroup:
+    cgroup = SliceCgroup(parent / unit, 2)
     _start_unit(
         unit,
         f"MemoryMax t {limit_bytes}",
         "MemoryAccounting b true",
         "CollectMode s inactive-or-failed",
+        *(() if tasks is None else (f"TasksMax t {tasks}",)),
     )
     try:
         limit = cgroup.path / "memory.max"

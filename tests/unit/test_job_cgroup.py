@@ -149,7 +149,7 @@ def test_a_systemd_that_does_nothing(
 @pytest.mark.parametrize(
     ("file", "value"),
     [
-        ("pids.max", "100"),
+        ("memory.swap.max", "0"),
         ("cpu.max", "50000 100000"),
         ("io.max", "8:0 rbps=1"),
         ("cpuset.cpus", "0"),
@@ -162,6 +162,14 @@ def test_a_job_must_not_escape_a_limit(tree: Tree, notes: Notes, file: str, valu
     assert notes.commands == []
     # Root may: it could do so without us.
     create_job_cgroup(NAME, MIB, proc=tree.proc)
+
+
+def test_a_limit_on_tasks_goes_with_the_job(tree: Tree, notes: Notes) -> None:
+    """Every service has one by default, and so have programs of a desktop session."""
+    (tree.own / "pids.max").write_text("100\n")
+    create_job_cgroup(NAME, MIB, member_pid=PID, proc=tree.proc)
+    asked = notes.commands[0]
+    assert asked[asked.index("TasksMax") + 1 :][:2] == ["t", "100"]
 
 
 def test_limits_that_stay_in_force_and_those_that_are_none(tree: Tree, notes: Notes) -> None:
