@@ -165,6 +165,8 @@ class DeviceConfig:
     """Of the swap area; auto: above every active one."""
     keep_awake: str = _choice("auto", "auto", "off")
     """Processors that stay awake while pages come in (infiniswap.system.wakeup)."""
+    group: str = _text("infiniswap")
+    """Whose members may run jobs on a declared device without root; empty: nobody's."""
 
 
 @dataclass(frozen=True, slots=True)

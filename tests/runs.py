@@ -28,7 +28,8 @@ from cluster import LINK_DIR, WAIT_S, Cluster, Device, until, wait_ended
 
 from infiniswap.device.runs import abandoned_cgroups
 from infiniswap.system import loop, swap
-from infiniswap.system.cgroup import MemoryCgroup, find_run_cgroups
+from infiniswap.system.cgroup import MemoryCgroup
+from infiniswap.system.job_cgroup import find_job_cgroups
 
 LOCAL = "32M"
 
@@ -115,7 +116,7 @@ class Runner:
 
         def find() -> MemoryCgroup | None:
             assert process.poll() is None, process.communicate()[1]
-            for cgroup in find_run_cgroups():
+            for cgroup in find_job_cgroups():
                 if f"-{process.pid}-" in cgroup.name and cgroup.pids():
                     return cgroup
             return None
@@ -143,7 +144,7 @@ class Runner:
         pids = {process.pid for process in self.running}
         found = [
             f"cgroup {cgroup.name}: {cgroup.pids()}"
-            for cgroup in find_run_cgroups()
+            for cgroup in find_job_cgroups()
             if int(cgroup.name.split("-")[2]) in pids
         ]
         if self.device is None:

@@ -20,6 +20,7 @@ from infiniswap.device.spec import (
     check_size,
 )
 from infiniswap.errors import ConflictError, InfiniswapError, NotPermittedError, UsageError
+from infiniswap.system.notify import Notifier
 from infiniswap.units import (
     format_size,
     format_size_short,
@@ -186,7 +187,13 @@ def _start(args: argparse.Namespace) -> int:
     prepare_backup_dir(spec, paths)
     ready = launch.start(spec, paths, foreground=args.foreground)
     if args.foreground:
-        return launch.wait(args.name, lambda: report_ready(spec, ready))
+        manager = Notifier()
+
+        def waiting() -> None:
+            report_ready(spec, ready)
+            manager.ready(f"{format_size(spec.size_bytes)} at {ready.path}")
+
+        return launch.wait(args.name, waiting, manager)
     report_ready(spec, ready)
     return 0
 

@@ -30,7 +30,8 @@ from infiniswap.cli.device import (
     make_spec,
     prepare_backup_dir,
 )
-from infiniswap.device import client, job, launch, lost, rundir, runs, usage
+from infiniswap.cli.run_output import LiveLine, say
+from infiniswap.device import client, job, launch, lost, member, rundir, runs, usage
 from infiniswap.device.api import DeviceStatus
 from infiniswap.errors import (
     ConflictError,
@@ -42,7 +43,8 @@ from infiniswap.errors import (
     UsageError,
 )
 from infiniswap.system import swap
-from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
+from infiniswap.system.cgroup import MemoryCgroup
+from infiniswap.system.job_cgroup import create_job_cgroup
 from infiniswap.units import MIB, format_size, format_size_short, parse_page_size
 
 SHARED_NAME: Final = "run"
@@ -57,7 +59,6 @@ _JOIN_PAUSE_S = 0.2
 _JOIN_S_MAX = launch.START_S_MAX + 10.0
 _WAIT_TOLD_S = 3.0
 _END_S_MAX = 10.0
-_LIVE_S = 1.0
 
 
 def add_parser(subparsers: Any) -> None:
@@ -68,7 +69,7 @@ def add_parser(subparsers: Any) -> None:
         description="Runs COMMAND with at most --local of this host's memory; what does not fit "
         "is paged to donors. Its signals and exit code are passed through. Everything is undone "
         "when it ends, however it ends. Needs root; under sudo COMMAND runs as the user who "
-        "called it.",
+        "called it. Members of the group infiniswap need no root with --device.",
         allow_abbrev=False,
     )
     parser.add_argument("--local", required=True, metavar="SIZE", help="memory limit of the job")
@@ -90,21 +91,24 @@ def run(args: argparse.Namespace) -> int:
     """Runs the job; returns its exit code."""
     command = args.command_line[1:] if args.command_line[:1] == ["--"] else args.command_line
     local_bytes = _check(args, command)
-    if os.geteuid() != 0:
+    is_member = os.geteuid() != 0
+    if is_member and args.device is None:
         raise NotPermittedError(
             "`infiniswap run` sets up swap space and a memory limit, which needs root",
             mend=f"Run it with sudo: sudo infiniswap run --local {args.local} ... - the command "
-            "itself then runs as you.",
+            "itself then runs as you. Without root it needs a device that an administrator has "
+            "started: --device NAME.",
         )
     _open_standard_streams()
-    user = job.invoking_user(os.environ)
+    user = None if is_member else job.invoking_user(os.environ)
     job.check_command(command, user)
     config = load_config(args)
     if user is not None and not args.quiet:
-        _say(f"the command runs as {user.name}, who called sudo")
+        say(f"the command runs as {user.name}, who called sudo")
     try:
         with _ending_signals_raise(), _summary_file(args.summary_json, user) as summary_file:
-            return _run_with_device(_Run(args, command, user, local_bytes, summary_file), config)
+            this = _Run(args, command, user, is_member, local_bytes, summary_file)
+            return _run_with_device(this, config)
     except _EndingSignal as error:
         return 128 + error.number
 
@@ -140,11 +144,16 @@ def _check(args: argparse.Namespace, command: list[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What was asked for."""
+    """What was asked for.
+
+    Attributes:
+        is_member: not root, so that the device does what needs root.
+    """
 
     args: argparse.Namespace
     command: list[str]
     user: job.User | None
+    is_member: bool
     local_bytes: int
     summary_file: _SummaryFile | None
 
@@ -154,18 +163,6 @@ def _open_standard_streams() -> None:
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
-
-
-def _say(text: str) -> None:
-    """A line on standard error, and never an exception: a terminal or pipe that has gone must not
-    change the exit code."""
-    _put(f"infiniswap: {text}\n")
-
-
-def _put(text: str) -> None:
-    # Not by way of sys.stderr, which keeps what it could not write, and fails with it at exit.
-    with contextlib.suppress(OSError):
-        os.write(2, text.encode(errors="replace"))
 
 
 class _EndingSignal(BaseException):
@@ -211,7 +208,7 @@ class _SummaryFile:
                 file.write(data)
             self.written = True
         except OSError as error:
-            _say(f"the summary could not be written: {error.strerror}")
+            say(f"the summary could not be written: {error.strerror}")
 
 
 @contextlib.contextmanager
@@ -250,11 +247,12 @@ def _run_with_device(this: _Run, config: configuration.Config) -> int:
         watch = lost.Watch(before.pid, before.path)
         if not this.args.quiet:
             for line in usage.describe_areas(swap.active_areas(), before.path):
-                _say(line)
+                say(line)
         return _run_on(this, paths, before, watch, joined)
     finally:
         try:
-            _leave(paths, watch)
+            if not this.is_member:  # whose cgroup's end is the end of the run
+                _leave(paths, watch)
         finally:
             if watch is not None:
                 watch.close()
@@ -265,14 +263,14 @@ def _leave(paths: rundir.DevicePaths, watch: lost.Watch | None) -> None:
     try:
         client.leave(paths, os.getpid())
     except client.DeviceError as error:
-        _say(f"the swap device cannot be removed yet: {error} It is tried again and again.")
+        say(f"the swap device cannot be removed yet: {error} It is tried again and again.")
     except InfiniswapError as error:
         if watch is None or not watch.ended(_END_S_MAX):
-            _say(f"the swap device may still be there: {error}")
+            say(f"the swap device may still be there: {error}")
         elif watch.lost():
             _clear_lost(paths)
     except (KeyboardInterrupt, _EndingSignal):
-        _say("the swap device is removed in the background")
+        say("the swap device is removed in the background")
         raise
     else:
         if watch is not None and not rundir.is_running(paths):
@@ -284,14 +282,18 @@ def _clear_lost(paths: rundir.DevicePaths) -> None:
         lost.clear(paths)
     except ConflictError as error:
         if not rundir.is_running(paths):  # else another run is doing it
-            _say(f"not everything could be cleaned up: {error}")
+            say(f"not everything could be cleaned up: {error}")
     except InfiniswapError as error:
-        _say(f"not everything could be cleaned up: {error}")
+        say(f"not everything could be cleaned up: {error}")
 
 
 def _get_device(this: _Run, config: configuration.Config) -> tuple[rundir.DevicePaths, bool]:
     """The device to page to, joined; True when it was there before."""
     run_dir, backup_dir = config.device.run_dir, config.device.backup_dir
+    if this.is_member:
+        paths = rundir.paths_of(this.args.device, run_dir, backup_dir)
+        member.status(paths)  # says what is amiss; it is joined together with the cgroup
+        return paths, True
     if this.args.device is not None:
         paths = rundir.require_running(this.args.device, run_dir, backup_dir)
         _join(paths)
@@ -304,10 +306,10 @@ def _get_device(this: _Run, config: configuration.Config) -> tuple[rundir.Device
                 return paths, False
         elif _try_join(paths):
             if this.args.size is not None and not this.args.quiet:
-                _say("the device of another run is in use already; --size has no effect")
+                say("the device of another run is in use already; --size has no effect")
             return paths, True
         elif not told and time.monotonic() - started_s > _WAIT_TOLD_S:
-            _say("waiting for the device of another run, which is starting or stopping")
+            say("waiting for the device of another run, which is starting or stopping")
             told = True
         time.sleep(_JOIN_PAUSE_S)
     raise ConflictError(
@@ -376,12 +378,12 @@ def _start_device(this: _Run, config: configuration.Config, paths: rundir.Device
             return False
         raise
     if not args.quiet:
-        _say(
+        say(
             f"{format_size(size_bytes)} of swap at {ready.path}, donors "
             + ", ".join(str(donor) for donor in config.cluster.peers)
         )
         for warning in ready.warnings:
-            _say(f"warning: {warning}")
+            say(f"warning: {warning}")
     return True
 
 
@@ -401,7 +403,7 @@ def _choose_size(
             mend="Give --size, name more donors, or free disk space.",
         )
     if not quiet:
-        _say(f"device size {format_size_short(size_bytes)}: {why}")
+        say(f"device size {format_size_short(size_bytes)}: {why}")
     return size_bytes
 
 
@@ -450,6 +452,12 @@ async def _lendable_bytes(config: configuration.Config) -> int:
 # ------------------------------------------------------------------------------ job
 
 
+def _make_cgroup(this: _Run, paths: rundir.DevicePaths) -> MemoryCgroup:
+    if this.is_member:
+        return member.begin(paths, this.local_bytes)
+    return create_job_cgroup(runs.cgroup_name(os.getpid()), this.local_bytes)
+
+
 def _run_on(
     this: _Run,
     paths: rundir.DevicePaths,
@@ -457,7 +465,7 @@ def _run_on(
     watch: lost.Watch,
     joined: bool,
 ) -> int:
-    cgroup = create_memory_cgroup(runs.cgroup_name(os.getpid()), this.local_bytes)
+    cgroup = _make_cgroup(this, paths)
     try:
         sampler = usage.Sampler(cgroup, before.path)
         with job.block_signals() as signals:
@@ -471,10 +479,10 @@ def _run_on(
         this.command[0], result, sampler, this.local_bytes, before, after, shared=shared
     )
     if summary.oom_kills:
-        _say(usage.describe_oom(summary, after.size_bytes))
+        say(usage.describe_oom(summary, after.size_bytes))
     if not this.args.quiet:
         for line in usage.describe(summary):
-            _say(line)
+            say(line)
     if this.summary_file is not None:
         this.summary_file.write(asdict(summary))
     return result.exit_code
@@ -489,7 +497,7 @@ def _run_job(
     watch: lost.Watch,
 ) -> tuple[job.JobResult, DeviceStatus | None]:
     """The device's last status is None when it has gone."""
-    live = _LiveLine(paths, sampler, this.local_bytes, enabled=not this.args.quiet)
+    live = LiveLine(paths, sampler, this.local_bytes, enabled=not this.args.quiet)
     started_s = time.monotonic()
 
     def tick() -> None:
@@ -504,7 +512,7 @@ def _run_job(
         result = job.wait(process, cgroup, signals, tick)
     except lost.DeviceLostError as error:
         live.clear()
-        _say(str(error))
+        say(str(error))
         cgroup.kill()
         process.wait()
         return job.JobResult(KILLED, time.monotonic() - started_s), None
@@ -513,7 +521,7 @@ def _run_job(
     sampler.sample()
     if left := cgroup.pids():
         if not this.args.quiet:
-            _say(f"the command left {len(left)} process(es) behind; they are ended")
+            say(f"the command left {len(left)} process(es) behind; they are ended")
         cgroup.kill()
     try:
         return result, client.status(paths)
@@ -521,11 +529,11 @@ def _run_job(
         if not isinstance(error, client.DeviceError):
             watch.ended(_END_S_MAX)  # it no longer answers, so it should be about to end
         if watch.lost():
-            _say("the process of the swap device has died, and with it what was swapped out")
+            say("the process of the swap device has died, and with it what was swapped out")
         elif watch.ended():
-            _say("the swap device was stopped while the command ran; there is no summary")
+            say("the swap device was stopped while the command ran; there is no summary")
         else:
-            _say(f"there is no summary: {error}")
+            say(f"there is no summary: {error}")
         return result, None
 
 
@@ -535,54 +543,3 @@ def _check_device(watch: lost.Watch) -> None:
             "the process of the swap device has died, and with it what was swapped out: the "
             "command cannot go on and is ended"
         )
-
-
-class _LiveLine:
-    """One line on a terminal, rewritten once a second."""
-
-    def __init__(
-        self,
-        paths: rundir.DevicePaths,
-        sampler: usage.Sampler,
-        local_bytes: int,
-        *,
-        enabled: bool,
-    ) -> None:
-        self._paths = paths
-        self._sampler = sampler
-        self._local_bytes = local_bytes
-        self._enabled = enabled and os.isatty(2)
-        self._next_s = time.monotonic() + _LIVE_S
-        self._shown = False
-
-    def tick(self) -> None:
-        """Called often; shows at most once a second."""
-        memory = self._sampler.memory
-        if not self._enabled or memory is None or time.monotonic() < self._next_s:
-            return
-        self._next_s = time.monotonic() + _LIVE_S
-        if not _is_foreground():
-            return
-        try:
-            status = client.status(self._paths, wait_s=_LIVE_S / 2)
-            columns = os.get_terminal_size(2).columns or 80
-        except (InfiniswapError, OSError):
-            return
-        text = "infiniswap: " + usage.describe_progress(memory, self._local_bytes, status)
-        # What the job writes to the terminal comes right behind it.
-        _put(f"\r\x1b[K{text[: columns - 3]}  ")
-        self._shown = True
-
-    def clear(self) -> None:
-        """Takes the line away."""
-        if self._shown and _is_foreground():
-            _put("\r\x1b[K")
-        self._shown = False
-
-
-def _is_foreground() -> bool:
-    """Whether the terminal is ours to write to: a job in the background (Ctrl-Z, bg) keeps off."""
-    try:
-        return os.tcgetpgrp(2) == os.getpgrp()
-    except OSError:
-        return True  # not our controlling terminal

@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
+from infiniswap.device import member
 from infiniswap.device.api import (
     DEVICE_PATH,
     LEAVE_PATH,
@@ -97,10 +98,14 @@ def _ask(
 def status(paths: DevicePaths, *, wait_s: float = ASK_S) -> DeviceStatus:
     """Everything the device tells of itself, within `wait_s` seconds.
 
+    Members of the device's group may ask, too.
+
     Raises:
         ConflictError: it does not answer.
-        NotPermittedError: not root.
+        NotPermittedError: neither root nor a member.
     """
+    if os.geteuid() != 0 and paths.member_socket.exists():
+        return member.status(paths, wait_s=wait_s)
     return _ask(paths, "GET", DEVICE_PATH, None, DeviceStatus, wait_s)
 
 

@@ -21,16 +21,22 @@ from infiniswap.device.client import DeviceError
 from infiniswap.device.rundir import DevicePaths
 from infiniswap.device.spec import DeviceSpec, encode_spec
 from infiniswap.errors import DeadlineError, InfiniswapError, SystemCallError
+from infiniswap.system import notify
+from infiniswap.system.notify import Notifier
 
 START_S_MAX = 120.0
 """Reserving the backup of a large device takes its time on a slow disk."""
 
 _READY_BYTES_MAX = 64 * 1024
+_INSIST_S = 2.0
 
 
 def device_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Environment of a device process: one malloc arena, as each would be locked."""
-    return {**(os.environ if base is None else base), "MALLOC_ARENA_MAX": "1"}
+    """Environment of a device process: one malloc arena, as each would be locked, and no service
+    manager, which listens to its starter only."""
+    environment = {**(os.environ if base is None else base), "MALLOC_ARENA_MAX": "1"}
+    notify.forget(environment)
+    return environment
 
 
 def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> Ready:
@@ -97,26 +103,35 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
 _CHILDREN: dict[str, subprocess.Popen[bytes]] = {}
 
 
-def wait(name: str, waiting: Callable[[], None]) -> int:
+def wait(name: str, waiting: Callable[[], None], manager: Notifier) -> int:
     """Waits for a device process started by this one; returns its exit code.
 
     Args:
         name: of the device.
         waiting: called once, when signals no longer end this process.
+        manager: the service manager that has started us, if one has.
 
     Signals that mean "end" are passed on. It has a session of its own and so does not get those
-    of the terminal by itself: it may have to refuse, and must outlive a first Ctrl-C then.
+    of the terminal by itself: it may have to refuse, and must outlive a first Ctrl-C then. A
+    service manager does not hear a refusal, and asks only once; so it is asked again in its name
+    until the programs that use the device have ended, as they do when a host shuts down.
     """
     process = _CHILDREN.pop(name)
-    ending = (signal.SIGINT, signal.SIGTERM)
-    previous = {
-        number: signal.signal(number, lambda *_: process.send_signal(signal.SIGTERM))
-        for number in ending
-    }
+
+    def ask(*_: object) -> None:
+        process.send_signal(signal.SIGTERM)
+        if manager.managed:
+            manager.stopping("waiting until nothing is swapped out")
+            signal.setitimer(signal.ITIMER_REAL, _INSIST_S)
+
+    asking = (signal.SIGINT, signal.SIGTERM, *((signal.SIGALRM,) if manager.managed else ()))
+    previous = {number: signal.signal(number, ask) for number in asking}
     try:
         waiting()
         return process.wait()
     finally:
+        if manager.managed:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number, handler in previous.items():
             signal.signal(number, handler)
 

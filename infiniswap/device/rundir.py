@@ -62,6 +62,11 @@ class DevicePaths:
         return self.run / "control.sock"
 
     @property
+    def member_socket(self) -> Path:
+        """Unix socket for members of the group."""
+        return self.run / "members.sock"
+
+    @property
     def nbd_socket(self) -> Path:
         """Unix socket of the nbd-socket front end."""
         return self.run / "nbd.sock"
@@ -290,7 +295,8 @@ def write_log(paths: DevicePaths) -> None:
 
 def clear(paths: DevicePaths) -> None:
     """Removes the run directory of a device that has ended; what cannot be removed stays."""
-    for path in (paths.record, paths.socket, paths.nbd_socket, paths.log, paths.lock):
+    sockets = (paths.socket, paths.member_socket, paths.nbd_socket)
+    for path in (paths.record, *sockets, paths.log, paths.lock):
         path.unlink(missing_ok=True)
     for directory in (paths.mount, paths.run):
         try:

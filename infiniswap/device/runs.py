@@ -16,7 +16,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from infiniswap.errors import InfiniswapError, NotFoundError
-from infiniswap.system.cgroup import RUN_PREFIX, MemoryCgroup, find_run_cgroups, run_cgroup_name
+from infiniswap.system.cgroup import RUN_PREFIX, MemoryCgroup, run_cgroup_name
+from infiniswap.system.job_cgroup import find_job_cgroups
 from infiniswap.system.process import pidfd_ended, pidfd_open, start_time
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ def abandoned_cgroups() -> tuple[MemoryCgroup, ...]:
         UnavailableError: no memory cgroups on this host.
         NotPermittedError, SystemCallError: /proc could not be read.
     """
-    return tuple(cgroup for cgroup in find_run_cgroups() if not _has_owner(cgroup.name))
+    return tuple(cgroup for cgroup in find_job_cgroups() if not _has_owner(cgroup.name))
 
 
 def _has_owner(name: str) -> bool:
@@ -94,7 +95,7 @@ class Runs:
         self,
         executor: Executor,
         changed: Callable[[], None],
-        find: Callable[[], tuple[MemoryCgroup, ...]] = find_run_cgroups,
+        find: Callable[[], tuple[MemoryCgroup, ...]] = find_job_cgroups,
     ) -> None:
         self._executor = executor
         self._changed = changed

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 
 from infiniswap.device import contents
 from infiniswap.device.api import Ready
+from infiniswap.device.members import member_socket
 from infiniswap.device.server import control_socket
 from infiniswap.device.service import DeviceService
 from infiniswap.device.spec import DeviceSpec
@@ -39,6 +40,8 @@ async def _signals(service: DeviceService) -> AsyncIterator[None]:
     def on_signal(number: signal.Signals) -> None:
         if service.interrupt_start():
             log.info("%s: the start is undone", number.name)
+            return
+        if tasks:  # whoever insists is served by the one under way
             return
         task = asyncio.create_task(stop(number.name), name=number.name)
         tasks.add(task)
@@ -74,7 +77,7 @@ async def serve(spec: DeviceSpec, ready: Callable[[Ready], bool], *, own_log: bo
             raise InfiniswapError("the start was interrupted; nothing stays attached") from None
         new = not service.was_kept or not contents.keeps_record(spec)
         try:
-            async with control_socket(service):
+            async with control_socket(service), member_socket(service):
                 if service.begin() and ready(answer):
                     log.info("device %s serves %s", spec.name, answer.path)
                 else:

@@ -17,7 +17,7 @@ import random
 import socket
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -50,6 +50,7 @@ from infiniswap.units import PAGE_BYTES, HostPort
 log = logging.getLogger(__name__)
 
 _EXECUTOR_THREADS = 4
+_JOB_THREADS = 2
 _STOP_PAUSE_S_MIN = 1.0
 _STOP_PAUSE_S_MAX = 15.0
 _REPAIR_PAUSE_S_MIN = 0.5
@@ -86,15 +87,22 @@ class DeviceService:
         self._connection_lost = asyncio.Event()
         self._repair_task: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
-        self.runs = Runs(self._executor, self._run_gone)
+        # A user's job may take its time to die; nothing that serves pages waits behind that.
+        self._jobs_executor = ThreadPoolExecutor(_JOB_THREADS, thread_name_prefix="jobs")
+        self.runs = Runs(self._jobs_executor, self._run_gone)
 
     @property
     def paths(self) -> rundir.DevicePaths:
         """Paths of the device."""
         return self._paths
 
-    async def _blocking(self, call: Callable[[], T]) -> T:
-        future = asyncio.get_running_loop().run_in_executor(self._executor, call)
+    async def on_jobs(self, call: Callable[[], T]) -> T:
+        """Runs a call that blocks and is about jobs, outside of the event loop."""
+        return await self._blocking(call, self._jobs_executor)
+
+    async def _blocking(self, call: Callable[[], T], executor: Executor | None = None) -> T:
+        executor = executor or self._executor
+        future = asyncio.get_running_loop().run_in_executor(executor, call)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:

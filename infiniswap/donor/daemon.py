@@ -52,6 +52,7 @@ from infiniswap.errors import (
 )
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy, pool_bytes_auto
 from infiniswap.system.clock import SteadyClock
+from infiniswap.system.notify import Notifier
 from infiniswap.system.pressure import PressureTrigger
 from infiniswap.system.process import be_nice
 from infiniswap.system.wakeful import Waker
@@ -301,7 +302,14 @@ async def run(
         async with serve(config, store_factory, memory) as donor:
             if ready_file is not None:
                 _write_ready(ready_file, donor.ports)
-            await donor.wait(stopped)
+            notifier = Notifier()
+            notifier.ready(f"serving on ports {donor.ports.control_port}, {donor.ports.data_port}")
+            watchdog = asyncio.create_task(notifier.watchdog(), name="watchdog")
+            try:
+                await donor.wait(stopped)
+            finally:
+                watchdog.cancel()
+                notifier.stopping()
             donor.gives_back = signal.SIGINT in numbers
             log.info("stopping")
     finally:

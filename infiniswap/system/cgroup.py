@@ -28,7 +28,7 @@ from infiniswap.errors import (
 )
 from infiniswap.system.files import PROC, read_text, try_read_text, try_write_text, write_text
 from infiniswap.system.memory import CgroupMemory, cgroup_memory, memory_hierarchy
-from infiniswap.system.process import pidfd_open, pidfd_signal
+from infiniswap.system.process import parent_pid, pidfd_open, pidfd_signal
 from infiniswap.units import PAGE_BYTES
 
 RUN_PREFIX = "infiniswap-run-"
@@ -254,3 +254,17 @@ def find_run_cgroups(*, proc: Path = PROC) -> tuple[MemoryCgroup, ...]:
         for path in sorted(hierarchy.mount_point.glob(RUN_PREFIX + "*"))
         if path.is_dir()
     )
+
+
+def put_where_its_parent_is(pid: int, *, proc: Path = PROC) -> None:
+    """Moves a process to the memory cgroup of its parent, which is where a new one begins.
+
+    Raises:
+        NotFoundError: it, or its parent, has ended.
+        NotPermittedError, SystemCallError: the kernel's refusal.
+    """
+    parent = parent_pid(pid, proc=proc)
+    if parent is None:
+        raise NotFoundError(f"there is no process {pid}")
+    hierarchy = memory_hierarchy(proc=proc, pid=parent)
+    MemoryCgroup(hierarchy.own, hierarchy.version).add(pid)

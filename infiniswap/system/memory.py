@@ -174,7 +174,7 @@ def host_memory(
         return memory
     for path in chain(hierarchy):
         # Most have no limit, and then nothing else of them matters.
-        if _limit_bytes(path, hierarchy.version) is None:
+        if cgroup_limit_bytes(path, hierarchy.version) is None:
             continue
         cgroup = cgroup_memory(path, hierarchy.version)
         if cgroup.limit_bytes is not None and cgroup.limit_bytes < total:
@@ -248,7 +248,12 @@ def chain(hierarchy: MemoryHierarchy) -> Iterator[Path]:
         path = path.parent
 
 
-def _limit_bytes(path: Path, version: int) -> int | None:
+def cgroup_limit_bytes(path: Path, version: int) -> int | None:
+    """The memory limit of one cgroup, whatever those above it have; None without one.
+
+    Raises:
+        NotPermittedError, SystemCallError: not a memory cgroup, or gone.
+    """
     return _limit_v2(path / "memory.max") if version == 2 else _limit_v1(path)
 
 

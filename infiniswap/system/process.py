@@ -401,6 +401,26 @@ def start_time(pid: int, *, proc: Path = PROC) -> int | None:
     return int(fields[19]) if len(fields) > 19 else None
 
 
+def process_uids(pid: int, *, proc: Path = PROC) -> frozenset[int]:
+    """Every user whose rights a process has or could take: real, effective, saved, and of the
+    file system. Empty when there is no such process."""
+    text = try_read_text(proc / str(pid) / "status") or ""
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        if name == "Uid":
+            return frozenset(int(field) for field in rest.split())
+    return frozenset()
+
+
+def parent_pid(pid: int, *, proc: Path = PROC) -> int | None:
+    """Pid of a process's parent; None when there is no such process."""
+    text = try_read_text(proc / str(pid) / "stat")
+    if text is None:
+        return None
+    fields = text[text.rfind(")") + 1 :].split()
+    return int(fields[1]) if len(fields) > 1 else None
+
+
 def thread_count(pid: int, *, proc: Path = PROC) -> int:
     """Threads of a process, 0 when there is no such process."""
     text = try_read_text(proc / str(pid) / "status")

@@ -166,7 +166,7 @@ def test_cgroups_of_runs_that_have_ended_are_abandoned(monkeypatch: pytest.Monke
     ended.communicate()
     names = [own, dying, f"{RUN_PREFIX}{os.getpid()}-1", f"{RUN_PREFIX}x", RUN_PREFIX]
     found = tuple(MemoryCgroup(Path("/no") / name, 1) for name in names)
-    monkeypatch.setattr(runs, "find_run_cgroups", lambda: found)
+    monkeypatch.setattr(runs, "find_job_cgroups", lambda: found)
 
     def abandoned() -> list[str]:
         return [cgroup.name for cgroup in runs.abandoned_cgroups()]

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `infiniswap run` says while its job has the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Final
+
+from infiniswap.device import client, rundir, usage
+from infiniswap.errors import InfiniswapError
+
+_LIVE_S: Final = 1.0
+
+
+def say(text: str) -> None:
+    """A line on standard error, and never an exception: a terminal or pipe that has gone must not
+    change the exit code."""
+    put(f"infiniswap: {text}\n")
+
+
+def put(text: str) -> None:
+    """As say, without a line of its own."""
+    # Not by way of sys.stderr, which keeps what it could not write, and fails with it at exit.
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode(errors="replace"))
+
+
+class LiveLine:
+    """One line on a terminal, rewritten once a second."""
+
+    def __init__(
+        self,
+        paths: rundir.DevicePaths,
+        sampler: usage.Sampler,
+        local_bytes: int,
+        *,
+        enabled: bool,
+    ) -> None:
+        self._paths = paths
+        self._sampler = sampler
+        self._local_bytes = local_bytes
+        self._enabled = enabled and os.isatty(2)
+        self._next_s = time.monotonic() + _LIVE_S
+        self._shown = False
+
+    def tick(self) -> None:
+        """Called often; shows at most once a second."""
+        memory = self._sampler.memory
+        if not self._enabled or memory is None or time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + _LIVE_S
+        if not _is_foreground():
+            return
+        try:
+            status = client.status(self._paths, wait_s=_LIVE_S / 2)
+            columns = os.get_terminal_size(2).columns or 80
+        except (InfiniswapError, OSError):
+            return
+        text = "infiniswap: " + usage.describe_progress(memory, self._local_bytes, status)
+        # What the job writes to the terminal comes right behind it.
+        put(f"\r\x1b[K{text[: columns - 3]}  ")
+        self._shown = True
+
+    def clear(self) -> None:
+        """Takes the line away."""
+        if self._shown and _is_foreground():
+            put("\r\x1b[K")
+        self._shown = False
+
+
+def _is_foreground() -> bool:
+    """Whether the terminal is ours to write to: a job in the background (Ctrl-Z, bg) keeps off."""
+    try:
+        return os.tcgetpgrp(2) == os.getpgrp()
+    except OSError:
+        return True  # not our controlling terminal

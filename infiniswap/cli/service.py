@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`infiniswap service`: systemd units for the daemon and for devices."""
+
+from __future__ import annotations
+
+import argparse
+import grp
+import os
+import pwd
+import sys
+from pathlib import Path
+from typing import Any
+
+from infiniswap.errors import ConflictError, NotPermittedError, UnavailableError, UsageError
+from infiniswap.system import service_units, systemd
+from infiniswap.system.process import run_command
+from infiniswap.system.service_units import DAEMON_UNIT, DEVICE_UNIT, UNITS
+
+GROUP = "infiniswap"
+"""Whose members may use declared devices; made by `install` (device.group names another one)."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Registers the command."""
+    parser = subparsers.add_parser(
+        "service",
+        help="run daemon and devices as systemd services",
+        description="Installs and removes the systemd units infiniswapd.service (the daemon) and "
+        "infiniswap-device@.service (one device, by its name).",
+        allow_abbrev=False,
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    install = actions.add_parser(
+        "install",
+        help="write the units; nothing is started or enabled",
+        description="Writes the units with the paths of this installation, makes the group "
+        "infiniswap, and says what to do next. What is there already is brought up to date.",
+        allow_abbrev=False,
+    )
+    install.add_argument(
+        "--print", action="store_true", dest="show", help="show the units, write nothing"
+    )
+    uninstall = actions.add_parser(
+        "uninstall",
+        help="remove the units",
+        description="Removes the units, the links that enable them, and the group infiniswap if "
+        "it has no member. Refused while one of them runs.",
+        allow_abbrev=False,
+    )
+    for action in (install, uninstall):
+        action.add_argument("--dry-run", action="store_true", help="only say what would be done")
+        action.add_argument(
+            "--root", metavar="DIR", help="work in the system below DIR; systemd is not asked"
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Does it."""
+    root = _root(args)
+    if args.action == "install":
+        return _show() if args.show else _install(args, root)
+    return _uninstall(args, root)
+
+
+def _root(args: argparse.Namespace) -> Path:
+    """Where to work.
+
+    Raises:
+        UsageError: --root is no directory.
+    """
+    if args.root is None:
+        return Path("/")
+    root = Path(args.root)
+    if not root.is_dir():
+        raise UsageError("no such directory", where=f"--root {args.root}", mend="Make it first.")
+    return root.absolute()
+
+
+def command() -> tuple[str, ...]:
+    """What runs `infiniswap` of this very installation, in a virtual environment or not.
+
+    The interpreter's path is left as it is: what a virtual environment's link leads to would run
+    outside of it.
+    """
+    interpreter = Path(sys.executable)
+    script = interpreter.with_name("infiniswap")
+    if os.access(script, os.X_OK):
+        return (str(script),)
+    return (str(interpreter), "-m", "infiniswap")
+
+
+def _show() -> int:
+    for name in UNITS:
+        print(f"# /{service_units.UNIT_DIR / name}")
+        print(service_units.render(name, command()))
+    return 0
+
+
+def _is_host(args: argparse.Namespace) -> bool:
+    """Whether it is about this very host.
+
+    Raises:
+        UnavailableError: it is, and has no systemd.
+        NotPermittedError: it is, and we are not root.
+    """
+    if args.root is not None:
+        return False
+    if not systemd.is_running():
+        raise UnavailableError(
+            "systemd is not the init of this host, so there is nothing to install services into",
+            mend="`infiniswap service install --print` shows the units, `--root DIR` writes them "
+            "into the system below DIR. Without systemd start `infiniswap daemon` and "
+            "`infiniswap device start NAME --foreground` from the init that is there.",
+        )
+    if not args.dry_run and os.geteuid() != 0:
+        raise NotPermittedError(
+            "the units of the host are root's", mend="Run it with sudo, or with --dry-run."
+        )
+    return True
+
+
+# -------------------------------------------------------------------------- install
+
+
+def _install(args: argparse.Namespace, root: Path) -> int:
+    is_host = _is_host(args)
+    files = service_units.plan(root, command())
+    would = "would write" if args.dry_run else "wrote"
+    if not args.dry_run:
+        service_units.write(files)
+    for file in files:
+        print(f"{'unchanged' if file.state == 'unchanged' else would}: {file.path}")
+    if is_host:
+        _prepare_host(dry_run=args.dry_run)
+    else:
+        print(f"the group {GROUP} has to be made there: groupadd --system {GROUP}")
+    _say_next()
+    return 0
+
+
+def _prepare_host(*, dry_run: bool) -> None:
+    missing = not _group_exists()
+    if dry_run:
+        if missing:
+            print(f"would make the group {GROUP}")
+        print("would run: systemctl daemon-reload")
+        return
+    if missing:
+        run_command(["groupadd", "--system", GROUP])
+        print(f"made the group {GROUP}")
+    systemd.reload()
+
+
+def _say_next() -> None:
+    options = service_units.OPTIONS_DIR / "NAME.env"
+    print(
+        "\nNothing has been started or enabled. Next:\n"
+        "  to lend this host's memory:   systemctl enable --now infiniswapd\n"
+        f"  for a device of this host:    write {options} with one line,\n"
+        "                                DEVICE_OPTIONS=--size 8G --donors HOST,... --swap\n"
+        "                                systemctl enable --now infiniswap-device@NAME\n"
+        f"  for users of such a device:   usermod -aG {GROUP} USER\n"
+        "Settings of daemon and devices: /etc/infiniswap/infiniswap.toml"
+    )
+
+
+def _group_exists() -> bool:
+    try:
+        grp.getgrnam(GROUP)
+    except KeyError:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------------ uninstall
+
+
+def _uninstall(args: argparse.Namespace, root: Path) -> int:
+    is_host = _is_host(args)
+    if is_host:
+        _check_inactive()
+    paths = service_units.installed(root)
+    if not args.dry_run:
+        service_units.remove(paths)
+    for path in paths:
+        print(f"{'would remove' if args.dry_run else 'removed'}: {path}")
+    if not paths:
+        print("no units of ours are installed")
+    for path in service_units.drop_ins(root):
+        print(f"left in place, as somebody else has made it: {path}")
+    if is_host and not args.dry_run:
+        systemd.reload()
+    if is_host:
+        _remove_group(dry_run=args.dry_run)
+    return 0
+
+
+def _check_inactive() -> None:
+    """Raises ConflictError, with what to stop, while a unit runs."""
+    states = systemd.units(DAEMON_UNIT, DEVICE_UNIT.replace("@.", "@*."))
+    active = sorted(name for name, state in states.items() if state in systemd.ACTIVE_STATES)
+    if active:
+        raise ConflictError(
+            "these services run: " + ", ".join(active),
+            mend=f"Stop them first: systemctl disable --now {' '.join(active)}.",
+        )
+
+
+def _remove_group(*, dry_run: bool) -> None:
+    try:
+        group = grp.getgrnam(GROUP)
+    except KeyError:
+        return
+    members = [*group.gr_mem, *(u.pw_name for u in pwd.getpwall() if u.pw_gid == group.gr_gid)]
+    if members:
+        print(f"the group {GROUP} is left in place: {', '.join(members)} belong(s) to it")
+    elif dry_run:
+        print(f"would remove the group {GROUP}")
+    else:
+        run_command(["groupdel", GROUP])
+        print(f"removed the group {GROUP}")

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a job's memory cgroup is made, and by whom.
+
+Without systemd, and on version 1, we make it ourselves (infiniswap.system.cgroup). Under systemd
+version 2's hierarchy belongs to that: it is asked, over D-Bus, for a transient slice with the
+limit, and for a transient scope in it when the job's first process enters. A slice of its own,
+not the scope alone, because a scope vanishes with its last process, and with it the figures that
+tell why that ended.
+
+A job of root's goes to the top, so that no limit above runs out before its own. A member's job
+stays in the slice that the member is in, under the limits of that.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from infiniswap.errors import DeadlineError, InfiniswapError, NotFoundError
+from infiniswap.system import systemd
+from infiniswap.system.cgroup import (
+    RUN_PREFIX,
+    MemoryCgroup,
+    create_memory_cgroup,
+    find_run_cgroups,
+)
+from infiniswap.system.cgroup_limits import check_leaves_no_limit
+from infiniswap.system.files import PROC, try_read_text
+from infiniswap.system.memory import MemoryHierarchy, memory_hierarchy
+from infiniswap.system.process import run_command
+
+_SYSTEMD_S_MAX: Final = 20.0
+_POLL_S = 0.02
+_SLICE = re.compile(r"(?:.*-)?infiniswap_run_(\d+)_(\d+)\.slice", re.ASCII)
+_START_UNIT: Final = (
+    "busctl",
+    "call",
+    "org.freedesktop.systemd1",
+    "/org/freedesktop/systemd1",
+    "org.freedesktop.systemd1.Manager",
+    "StartTransientUnit",
+    "ssa(sv)a(sa(sv))",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceCgroup(MemoryCgroup):
+    """A job's cgroup that is a slice of systemd's."""
+
+    @property
+    def name(self) -> str:
+        """What the cgroup would be called without systemd."""
+        match = _SLICE.fullmatch(self.path.name)
+        return self.path.name if match is None else f"{RUN_PREFIX}{match[1]}-{match[2]}"
+
+    def add(self, pid: int) -> None:
+        """Moves a process into it, as MemoryCgroup.add does.
+
+        Raises:
+            NotFoundError: no such process.
+            SystemCallError, DeadlineError: systemd refused, or took too long.
+        """
+        scope = self.path / self.path.name.replace(".slice", ".scope")
+        if scope.is_dir():
+            MemoryCgroup(scope, self.version).add(pid)
+            return
+        _start_unit(
+            scope.name,
+            "Slice s " + self.path.name,
+            f"PIDs au 1 {pid}",
+            # What is delegated systemd does not end when the kernel has killed one process of
+            # it for want of memory; `run` leaves it to the job what to do then.
+            "Delegate b true",
+            "CollectMode s inactive-or-failed",
+        )
+        _await(lambda: pid in self.pids() or not _lives(pid), f"process {pid} in {scope.name}")
+        if pid not in self.pids():
+            raise NotFoundError(f"there is no process {pid}")
+
+    def remove(self, *, timeout_s: float = 10.0) -> None:
+        """Removes it; it must be empty. Nothing to do when it is gone.
+
+        Raises:
+            SystemCallError, DeadlineError: systemd refused, or took too long.
+        """
+        if not self.path.exists():
+            return
+        run_command(["systemctl", "stop", "--quiet", self.path.name], timeout_s=_SYSTEMD_S_MAX)
+        _await(lambda: not self.path.exists(), f"the end of {self.path.name}")
+
+
+def _lives(pid: int) -> bool:
+    return (PROC / str(pid)).exists()
+
+
+def _await(done: Callable[[], bool], what: str) -> None:
+    end_s = time.monotonic() + _SYSTEMD_S_MAX
+    while not done():
+        if time.monotonic() >= end_s:
+            raise DeadlineError(
+                f"systemd has not done it within {_SYSTEMD_S_MAX:g} s: {what}",
+                mend="See journalctl -b, and systemctl list-jobs.",
+            )
+        time.sleep(_POLL_S)
+
+
+def _start_unit(name: str, *properties: str) -> None:
+    """StartTransientUnit; each property as `NAME TYPE VALUES...`."""
+    words = [word for text in properties for word in text.split()]
+    run_command(
+        [*_START_UNIT, name, "fail", str(len(properties)), *words, "0"],
+        timeout_s=_SYSTEMD_S_MAX,
+        mend="systemd makes the cgroups of this host; see journalctl -b.",
+    )
+
+
+# ---------------------------------------------------------------------------- making
+
+
+def create_job_cgroup(
+    name: str, limit_bytes: int, *, member_pid: int | None = None, proc: Path = PROC
+) -> MemoryCgroup:
+    """Makes an empty cgroup for a job, with a memory limit and unlimited swap.
+
+    Args:
+        name: from run_cgroup_name.
+        limit_bytes: of memory.
+        member_pid: the `run` of a member, whose limits must hold for the job, too.
+        proc: root of the proc file system.
+
+    Raises:
+        NotPermittedError: the job would escape a limit of the member's.
+        Others: see create_memory_cgroup.
+    """
+    hierarchy = memory_hierarchy(proc=proc, pid=member_pid)
+    by_systemd = hierarchy.version == 2 and systemd.has_bus()
+    parent = _slice_of(hierarchy) if by_systemd and member_pid is not None else None
+    tasks = None
+    if member_pid is not None:
+        stays = parent or hierarchy.mount_point
+        tasks = check_leaves_no_limit(member_pid, stays, carries_tasks=by_systemd, proc=proc)
+    if not by_systemd:
+        return create_memory_cgroup(name, limit_bytes, proc=proc)
+    return _create_slice(
+        slice_name(name, parent), limit_bytes, parent or hierarchy.mount_point, tasks
+    )
+
+
+def _slice_of(hierarchy: MemoryHierarchy) -> Path | None:
+    """The lowest slice that a process is in; None at the top."""
+    path = hierarchy.own
+    while path != hierarchy.mount_point and path != path.parent:
+        if path.name.endswith(".slice"):
+            return path
+        path = path.parent
+    return None
+
+
+def slice_name(name: str, parent: Path | None) -> str:
+    """A job's slice. In slices' names `-` stands between parent and child, so ours has none."""
+    own = f"infiniswap_run_{name.removeprefix(RUN_PREFIX).replace('-', '_')}.slice"
+    return own if parent is None else f"{parent.name.removesuffix('.slice')}-{own}"
+
+
+def _create_slice(unit: str, limit_bytes: int, parent: Path, tasks: int | None) -> SliceCgroup:
+    cgroup = SliceCgroup(parent / unit, 2)
+    _start_unit(
+        unit,
+        f"MemoryMax t {limit_bytes}",
+        "MemoryAccounting b true",
+        "CollectMode s inactive-or-failed",
+        *(() if tasks is None else (f"TasksMax t {tasks}",)),
+    )
+    try:
+        limit = cgroup.path / "memory.max"
+        _await(lambda: (try_read_text(limit) or "max").strip() != "max", f"{unit} with its limit")
+    except InfiniswapError:
+        run_command(["systemctl", "stop", "--quiet", unit], timeout_s=_SYSTEMD_S_MAX)
+        raise
+    return cgroup
+
+
+# --------------------------------------------------------------------------- finding
+
+
+def find_job_cgroups(*, proc: Path = PROC) -> tuple[MemoryCgroup, ...]:
+    """Every job's cgroup there is, whoever made it.
+
+    Raises:
+        UnavailableError: no memory cgroups on this host.
+        NotPermittedError, SystemCallError: /proc could not be read.
+    """
+    hierarchy = memory_hierarchy(proc=proc)
+    slices = _slices(hierarchy.mount_point) if hierarchy.version == 2 else ()
+    return (*find_run_cgroups(proc=proc), *slices)
+
+
+def _slices(directory: Path) -> tuple[SliceCgroup, ...]:
+    found: list[SliceCgroup] = []
+    for path in sorted(directory.glob("*.slice")):
+        if _SLICE.fullmatch(path.name):
+            found.append(SliceCgroup(path, 2))
+        else:
+            found.extend(_slices(path))
+    return tuple(found)

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""systemd units: what stands in them, and what install and uninstall do below a root."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from infiniswap import errors
+from infiniswap.cli import service
+from infiniswap.cli.main import build_parser, main
+from infiniswap.errors import ConflictError, UsageError
+from infiniswap.system import service_units, systemd
+from infiniswap.system.service_units import DAEMON_UNIT, DEVICE_UNIT, UNIT_DIR, UNITS
+
+COMMAND = ("/opt/isw/bin/infiniswap",)
+
+
+def settings(name: str, command: tuple[str, ...] = COMMAND) -> dict[str, list[str]]:
+    """Values by key, comments left out; a key of several sections does not occur."""
+    found: dict[str, list[str]] = {}
+    for line in service_units.render(name, command).splitlines():
+        if line and line[0] not in "#[":
+            key, equals, value = line.partition("=")
+            assert equals, line
+            found.setdefault(key, []).append(value)
+    return found
+
+
+# ------------------------------------------------------------------------- contents
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_every_unit_is_filled_in_and_marked(name: str) -> None:
+    text = service_units.render(name, COMMAND)
+    assert "@INFINISWAP@" not in text
+    assert "@MARK@" not in text
+    assert text.splitlines()[0] == f"# {service_units.MARK}"
+    found = settings(name)
+    assert found["Type"] == ["notify"]
+    assert found["LimitMEMLOCK"] == ["infinity"]
+    assert found["LimitCORE"] == ["0"]
+    assert found["ExecStart"][0].startswith(COMMAND[0] + " ")
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_nothing_makes_a_mount_name_space(name: str) -> None:
+    """A mount made in one is invisible to the host and gone with the process."""
+    prefixes = ("Protect", "Private", "ReadOnly", "ReadWrite", "Inaccessible", "Bind", "Temporary")
+    assert not [key for key in settings(name) if key.startswith(prefixes)]
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_what_has_an_exit_code_of_its_own_is_meant_by_it(name: str) -> None:
+    codes = {
+        kind.exit_code
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.InfiniswapError)
+    }
+    (prevented,) = settings(name)["RestartPreventExitStatus"]
+    assert {int(code) for code in prevented.split()} <= codes
+    assert str(errors.NoDonorError.exit_code) not in prevented.split()
+
+
+def test_a_device_is_never_killed() -> None:
+    found = settings(DEVICE_UNIT)
+    assert found["KillMode"] == ["mixed"]
+    assert found["SendSIGKILL"] == ["no"]
+    assert found["OOMScoreAdjust"] == ["-1000"]
+    assert "WatchdogSec" not in found
+    assert "FinalKillSignal" not in found
+    assert "KillSignal" not in found  # SIGTERM
+
+
+def test_a_device_stops_before_the_network_and_at_shutdown() -> None:
+    found = settings(DEVICE_UNIT)
+    after = " ".join(found["After"]).split()
+    assert {"network.target", "network-online.target"} <= set(after)
+    assert "DefaultDependencies" not in found  # they are what ends it at a shutdown
+
+
+def test_what_a_daemon_leaves_to_give_its_memory_back_is_not_ended() -> None:
+    assert settings(DAEMON_UNIT)["KillMode"] == ["process"]
+
+
+def test_the_daemon_is_watched() -> None:
+    found = settings(DAEMON_UNIT)
+    assert int(found["WatchdogSec"][0]) >= 30
+    assert found["Restart"] == ["on-failure"]
+
+
+def test_the_command_of_the_device_unit_parses() -> None:
+    (line,) = settings(DEVICE_UNIT)["ExecStart"]
+    options = "--size 8G --donors 10.0.0.2,10.0.0.3 --swap"
+    words = line.replace("%i", "swap0").replace("$DEVICE_OPTIONS", options).split()[1:]
+    args = build_parser("device").parse_args(words)
+    assert (args.action, args.name, args.foreground, args.swap) == ("start", "swap0", True, True)
+    (line,) = settings(DAEMON_UNIT)["ExecStart"]
+    assert build_parser("daemon").parse_args(line.split()[1:]).command == "daemon"
+
+
+@pytest.mark.parametrize(
+    ("word", "wanted"),
+    [
+        ("/usr/bin/infiniswap", "/usr/bin/infiniswap"),
+        ("/opt/50%/x", "/opt/50%%/x"),
+        ("/opt/$HOME/x", "/opt/$$HOME/x"),
+        ("/opt/a b", '"/opt/a b"'),
+        ('/opt/"q"\\', '"/opt/\\"q\\"\\\\"'),
+        ("", '""'),
+    ],
+)
+def test_quoting(word: str, wanted: str) -> None:
+    assert service_units.quote(word) == wanted
+
+
+def test_a_path_with_a_line_break_is_refused() -> None:
+    with pytest.raises(UsageError):
+        service_units.quote("/opt/x\nExecStartPre=/bin/rm")
+
+
+def test_a_program_whose_path_needs_quotes() -> None:
+    (line,) = settings(DAEMON_UNIT, ("/opt/a b/infiniswap",))["ExecStart"]
+    assert line == '/usr/bin/env "/opt/a b/infiniswap" daemon'
+
+
+@pytest.mark.requires_tool("systemd-analyze")
+@pytest.mark.parametrize("directory", ["plain", "with space", "5% & $HOME"])
+def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path, directory: str) -> None:
+    program = tmp_path / directory / "infiniswap"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    files = []
+    for name in (*UNITS, service_units.device_unit("swap0.a-b_c")):
+        template = DEVICE_UNIT if name not in UNITS else name
+        file = tmp_path / name
+        file.write_text(service_units.render(template, (str(program),)))
+        files.append(str(file))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *files],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "infiniswap" in line]
+    assert (done.returncode, said) == (0, []), done.stderr
+
+
+# --------------------------------------------------------------- install, uninstall
+
+
+def call(*words: str) -> int:
+    return main(["service", *words])
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    path = tmp_path / "root"
+    path.mkdir()
+    return path
+
+
+def files_below(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if not path.is_dir() or path.is_symlink())
+
+
+def test_install_writes_the_units_and_says_what_comes_next(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("install", "--root", str(root)) == 0
+    said = capsys.readouterr().out
+    assert files_below(root) == sorted(root / UNIT_DIR / name for name in UNITS)
+    for name in UNITS:
+        path = root / UNIT_DIR / name
+        assert path.stat().st_mode & 0o777 == 0o644
+        assert path.read_text() == service_units.render(name, service.command())
+        assert f"wrote: {path}" in said
+    assert "systemctl enable --now infiniswapd" in said
+    assert "systemctl enable --now infiniswap-device@NAME" in said
+    assert "usermod -aG infiniswap USER" in said
+
+
+def test_install_twice_changes_nothing_and_mends_what_is_old(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call("install", "--root", str(root))
+    path = root / UNIT_DIR / DAEMON_UNIT
+    before = path.stat().st_mtime_ns
+    capsys.readouterr()
+    assert call("install", "--root", str(root)) == 0
+    assert path.stat().st_mtime_ns == before
+    assert f"unchanged: {path}" in capsys.readouterr().out
+    path.write_text(f"# {service_units.MARK}\n[Unit]\n")
+    assert call("install", "--root", str(root)) == 0
+    assert f"wrote: {path}" in capsys.readouterr().out
+    assert path.read_text() == service_units.render(DAEMON_UNIT, service.command())
+
+
+@pytest.mark.parametrize("words", [("install", "--dry-run"), ("install", "--print")])
+def test_what_only_shows_writes_nothing(
+    root: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*words, "--root", str(root)) == 0
+    assert files_below(root) == []
+    assert str(UNIT_DIR / DEVICE_UNIT) in capsys.readouterr().out
+
+
+def test_uninstall_leaves_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call("install", "--root", str(root))
+    directory = root / UNIT_DIR
+    wants = directory / "multi-user.target.wants"
+    wants.mkdir()
+    for name in (DAEMON_UNIT, service_units.device_unit("swap0")):
+        (wants / name).symlink_to(directory / name)
+    other = directory / "network-online.target.wants" / "other.service"
+    other.parent.mkdir()
+    other.symlink_to("/dev/null")
+    assert call("uninstall", "--root", str(root), "--dry-run") == 0
+    assert len(files_below(root)) == 5
+    assert call("uninstall", "--root", str(root)) == 0
+    assert files_below(root) == [other]
+    assert not wants.exists()
+    capsys.readouterr()
+    assert call("uninstall", "--root", str(root)) == 0
+    assert "no units of ours" in capsys.readouterr().out
+
+
+def test_units_and_drop_ins_of_others_stay(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = root / UNIT_DIR
+    directory.mkdir(parents=True)
+    own = directory / DAEMON_UNIT
+    own.write_text("[Unit]\n")
+    drop_in = directory / (DEVICE_UNIT + ".d")
+    drop_in.mkdir()
+    assert call("install", "--root", str(root)) == ConflictError.exit_code
+    assert "systemctl edit" in capsys.readouterr().err
+    assert files_below(root) == [own]
+    assert call("uninstall", "--root", str(root)) == 0
+    assert files_below(root) == [own]
+    assert f"left in place, as somebody else has made it: {drop_in}" in capsys.readouterr().out
+
+
+def test_a_root_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("install", "--root", str(tmp_path / "no")) == UsageError.exit_code
+    assert "no such directory" in capsys.readouterr().err
+
+
+def test_without_systemd_it_says_what_can_be_done_instead(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(systemd, "is_running", lambda: False)
+    for action in ("install", "uninstall"):
+        assert call(action) == errors.UnavailableError.exit_code
+        said = capsys.readouterr().err
+        assert "--print" in said
+        assert "--root DIR" in said
+        assert "--foreground" in said
+
+
+def test_uninstall_is_refused_while_something_runs(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = {
+        "infiniswap-device@a.service": "deactivating",
+        "infiniswap-device@b.service": "failed",
+    }
+    monkeypatch.setattr(systemd, "is_running", lambda: True)
+    monkeypatch.setattr(systemd, "units", lambda *_: states)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(service, "_root", lambda _args: root)
+    assert call("uninstall") == ConflictError.exit_code
+    said = capsys.readouterr().err
+    assert "systemctl disable --now infiniswap-device@a.service" in said
+    assert "@b" not in said
+
+
+def test_the_list_of_units_is_understood() -> None:
+    text = (
+        "  infiniswapd.service           loaded active running Infiniswap donor\n"
+        "● infiniswap-device@a.service   loaded failed failed  Infiniswap device a\n"
+        "infiniswap-device@b.service     loaded inactive dead  Infiniswap device b\n"
+    )
+    assert systemd.parse_units(text) == {
+        "infiniswapd.service": "active",
+        "infiniswap-device@a.service": "failed",
+        "infiniswap-device@b.service": "inactive",
+    }
+
+
+def test_this_very_installation_is_what_the_units_run() -> None:
+    words = service.command()
+    assert os.path.isabs(words[0])
+    done = subprocess.run([*words, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("infiniswap ")

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A systemd of one's own: the first process of new pid, mount and cgroup name spaces.
+
+It runs next to nothing: a D-Bus daemon and one command, with whose exit code it ends. That is
+enough of a host for units, slices, scopes and a shutdown in order.
+
+    python systemd_boot.py COMMAND...
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+CONTROLLERS = "+memory +pids +cpu +io"
+
+SOCKET = """[Unit]
+DefaultDependencies=no
+[Socket]
+ListenStream=/run/dbus/system_bus_socket
+"""
+DAEMON = """[Unit]
+DefaultDependencies=no
+Requires=dbus.socket
+[Service]
+Type=notify
+NotifyAccess=main
+OOMScoreAdjust=-900
+ExecStart=/usr/bin/dbus-daemon --system --address=systemd: --nofork --nopidfile --systemd-activation
+"""
+COMMAND = """[Unit]
+DefaultDependencies=no
+Wants=dbus.service
+After=dbus.service
+SuccessAction=exit-force
+FailureAction=exit-force
+[Service]
+Type=oneshot
+WorkingDirectory={directory}
+EnvironmentFile={environment}
+ExecStart={command}
+StandardOutput=append:{output}
+StandardError=append:{output}
+TimeoutStartSec=infinity
+"""
+INSIDE = """set -e
+until [ -e %(alone)s ]; do sleep 0.1; done
+mount --make-rprivate /
+umount -l /sys/fs/cgroup
+mount -t cgroup2 none /sys/fs/cgroup
+[ ! -d /run/vm ] || { mkdir -p %(keep)s; mount --rbind /run/vm %(keep)s; }
+mount -t tmpfs -o mode=755 none /run
+[ ! -d %(keep)s ] || { mkdir -p /run/vm; mount --rbind %(keep)s /run/vm; }
+mkdir -p /run/systemd/system /run/dbus
+cp %(units)s/* /run/systemd/system/
+export container=infiniswap-test
+exec /lib/systemd/systemd --system --unit=isw-test.service --log-target=console \
+    --log-level=notice --show-status=no --default-standard-output=null
+"""
+
+
+def run(argv: list[str]) -> int:
+    """Runs a command under a systemd; returns its exit code. What it writes goes to ours."""
+    with tempfile.TemporaryDirectory(prefix="isw-systemd-", dir="/tmp") as name:
+        root, units = Path(name), Path(name) / "units"
+        units.mkdir()
+        output, status, environment = root / "output", root / "status", root / "environment"
+        environment.write_text(
+            "".join(f"{key}={shlex.quote(value)}\n" for key, value in os.environ.items())
+        )
+        script = root / "command"
+        script.write_text(f"#!/bin/sh\n{shlex.join(argv)}\necho $? > {status}\n")
+        script.chmod(0o755)
+        (units / "dbus.socket").write_text(SOCKET)
+        (units / "dbus.service").write_text(DAEMON)
+        (units / "isw-test.service").write_text(
+            COMMAND.format(
+                directory=os.getcwd(), environment=environment, command=script, output=output
+            )
+        )
+        own = CGROUP / root.name
+        own.mkdir()
+        try:
+            (CGROUP / "cgroup.subtree_control").write_text(CONTROLLERS)
+            alone = root / "alone"
+            inside = INSIDE % {"units": units, "keep": root / "vm", "alone": alone}
+            enter = 'echo $$ > "$0/cgroup.procs"; exec unshare -mpfC --mount-proc sh -c "$1"'
+            output.touch()
+            follow = subprocess.Popen(["tail", "-qf", str(output)])
+            try:
+                outside = subprocess.Popen(["sh", "-c", enter, str(own), inside])
+                children = Path(f"/proc/{outside.pid}/task/{outside.pid}/children")
+                while outside.poll() is None and not children.read_text().strip():
+                    time.sleep(0.1)
+                # A cgroup with processes in it can have no children with controllers, so the one
+                # that waits for the first process of the name space has to leave.
+                (CGROUP / "cgroup.procs").write_text(str(outside.pid))
+                alone.touch()
+                outside.wait(1200)
+            finally:
+                follow.terminate()
+                follow.wait()
+            return int(status.read_text()) if status.exists() else 99
+        finally:
+            for directory, _, _ in sorted(os.walk(own), reverse=True):
+                os.rmdir(directory)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))
