@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PATCHES = ROOT / "tests" / "mutations"
 
 _SOURCES = ("CMakeLists.txt", "pyproject.toml", "csrc", "tests/c", "tests/fuzz", "tools/bench/c")
-_PROGRAMS = ("test_engine", "test_store", "test_transport", "test_backup")
+_PROGRAMS = ("test_engine", "test_crash", "test_store", "test_transport", "test_backup")
 _SKIPPED = 77
 _TEST_S_MAX = 120.0
 

@@ -6,10 +6,10 @@
 #include <linux/fs.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "engine/internal.h"
@@ -128,8 +128,24 @@ static void unclaim_space(int fd, const char *path, off_t old_bytes)
 		return; /* not a regular file, or nothing can be done */
 }
 
-int iswi_backup_file_open(const char *path, uint64_t bytes, void **ctx_out, struct isw_error *error)
+/* Of a block device the open itself is refused while a killed predecessor's is not gone. */
+static int open_backup(const char *path, int flags, uint32_t wait_ms_max)
 {
+	const struct timespec tick = {.tv_nsec = 5000000};
+	int fd;
+
+	for (uint32_t waited_ms = 0;; waited_ms += 5) {
+		fd = open(path, flags, 0600);
+		if (fd >= 0 || errno != EBUSY || waited_ms >= wait_ms_max)
+			return fd >= 0 ? fd : -errno;
+		nanosleep(&tick, NULL);
+	}
+}
+
+int iswi_backup_file_open(const char *path, uint64_t bytes, bool predecessors, void **ctx_out,
+			  struct isw_error *error)
+{
+	uint32_t wait_ms_max = predecessors ? ISWI_OWNER_WAIT_MS : 0;
 	struct backup_file *file = malloc(sizeof(*file));
 	struct stat st;
 	/* O_EXCL on a block device: not while it is mounted or swap. */
@@ -139,25 +155,37 @@ int iswi_backup_file_open(const char *path, uint64_t bytes, void **ctx_out, stru
 	if (!file)
 		return iswi_error(error, -ENOMEM, "no memory for the backup");
 	exists = stat(path, &st) == 0;
-	flags |= exists && S_ISBLK(st.st_mode) ? O_EXCL : O_CREAT;
-	file->fd = open(path, flags, 0600);
-	if (file->fd < 0) {
-		code = iswi_error(error, -errno,
-				  "cannot open the backup %s for direct I/O: %s; name another "
-				  "place with --backup",
-				  path, strerror(errno));
+	if (exists && S_ISBLK(st.st_mode))
+		flags |= O_EXCL;
+	else if (!predecessors)
+		flags |= O_CREAT;
+	else if (exists && S_ISREG(st.st_mode) && (uint64_t)st.st_size < bytes) {
+		code = iswi_error(error, -EBADMSG,
+				  "the backup %s was cut short to %llu bytes: it is not what the "
+				  "device has written to",
+				  path, (unsigned long long)st.st_size);
 		goto err_free;
 	}
-	if (flock(file->fd, LOCK_EX | LOCK_NB) < 0) {
-		code = iswi_error(error, -errno,
+	file->fd = open_backup(path, flags, wait_ms_max);
+	if (file->fd < 0) {
+		code = iswi_error(error, file->fd,
+				  "cannot open the backup %s for direct I/O: %s; name another "
+				  "place with --backup",
+				  path, strerror(-file->fd));
+		goto err_free;
+	}
+	code = iswi_flock_wait(file->fd, wait_ms_max);
+	if (code) {
+		code = iswi_error(error, code,
 				  "the backup %s belongs to another running device process", path);
 		goto err_close;
 	}
 	code = claim_space(file->fd, path, bytes, error);
-	if (code) {
+	if (code && !predecessors) {
 		unclaim_space(file->fd, path, exists ? st.st_size : -1);
-		goto err_close;
 	}
+	if (code)
+		goto err_close;
 	*ctx_out = file;
 	return 0;
 

@@ -53,11 +53,12 @@ static struct run claim(struct isw_engine *e, uint32_t from, uint64_t page, uint
 	struct iswi_shard *shard = iswi_shard_of(e, page);
 	uint64_t group = page / ISWI_GROUP_PAGES;
 	struct run run = {0};
+	uint32_t valid;
 
 	pthread_mutex_lock(&shard->lock);
 	/* In a slab that is filled already most groups are such. */
-	if (from == BACKUP ? !(e->backup_current[group] & ~e->remote_valid[group])
-			   : !e->remote_valid[group])
+	valid = iswi_kept32(&e->remote_valid[group]);
+	if (from == BACKUP ? !(iswi_kept32(&e->backup_current[group]) & ~valid) : !valid)
 		page = stop;
 	while (page < stop && !lacking(e, page, from))
 		page++;
@@ -108,7 +109,7 @@ static bool get_current(struct isw_engine *e, uint32_t slab, uint64_t generation
 {
 	if (!iswi_slab_get(e, slab, use_out))
 		return false;
-	if (iswi_place(e, slab, use_out->place)->generation == generation)
+	if (iswi_kept64(&iswi_place(e, slab, use_out->place)->generation) == generation)
 		return true;
 	iswi_place_put(e, slab, use_out->place);
 	return false;
@@ -154,7 +155,7 @@ static bool still_good(struct isw_engine *e, const struct iswi_entry *entry, uin
 {
 	if (entry->version)
 		return false;
-	if (e->crc[entry->page] == crc)
+	if (iswi_kept32(&e->crc[entry->page]) == crc)
 		return true;
 	iswi_count(pull ? &e->count.crc_errors_remote : &e->count.crc_errors_backup, 1);
 	return false;
@@ -165,7 +166,9 @@ static void stage(struct isw_engine *e, struct iswi_entry *entry, uint32_t slot,
 {
 	struct iswi_slot_use *use = &e->slot_uses[slot];
 
-	e->slots[slot] = (struct iswi_slot){.page = entry->page, .version = 0, .crc = crc};
+	/* Without its page, so no descriptor (R10): what was copied is where it was. */
+	e->slots[slot].version = 0;
+	e->slots[slot].crc = crc;
 	use->req = NULL;
 	use->older = ISWI_NONE; /* of version 0 there is no older one */
 	use->refs = 1;

@@ -70,6 +70,8 @@ int iswi_engine_make(const struct isw_engine_config *config, struct isw_engine *
 	e->slab_pages = config->slab_bytes / ISW_PAGE_BYTES;
 	e->slabs_count = (uint32_t)((e->pages + e->slab_pages - 1) / e->slab_pages);
 	e->has_backup = !(config->flags & ISW_ENGINE_NO_BACKUP);
+	e->standby = config->flags & ISW_ENGINE_STANDBY;
+	e->state_lock_fd = -1;
 	pthread_mutex_init(&e->control, NULL);
 	init_backup(e);
 	code = iswi_events_init(&e->events);
@@ -100,26 +102,74 @@ int isw_engine_create(const struct isw_engine_config *config, const char *backup
 
 	if (config->flags & ISW_ENGINE_STEPPED)
 		return iswi_error(error, -EINVAL, "a stepped engine is made by isw_sim_create");
-	if (!backup_path != !!(config->flags & ISW_ENGINE_NO_BACKUP))
+	if (!(config->flags & ISW_ENGINE_STANDBY) &&
+	    !backup_path != !!(config->flags & ISW_ENGINE_NO_BACKUP))
 		return iswi_error(error, -EINVAL, "either a backup path or ISW_ENGINE_NO_BACKUP");
 	code = iswi_engine_make(config, &e, error);
 	if (code)
 		return code;
-	if (e->has_backup) {
-		code = iswi_backup_file_open(backup_path, config->size_bytes, &e->backup.ctx,
+	if (e->has_backup && !e->standby) {
+		code = iswi_backup_file_open(backup_path, config->size_bytes, false, &e->backup.ctx,
 					     error);
 		if (code)
 			goto err_engine;
 		e->backup.ops = &iswi_backup_file_ops;
+	}
+	if (e->has_backup) {
 		code = iswi_backup_start(e, error);
 		if (code)
 			goto err_engine;
 	}
+	if (!e->standby)
+		iswi_arena_ready(e);
 	*engine_out = e;
 	return 0;
 
 err_engine:
 	isw_engine_destroy(e);
+	return code;
+}
+
+int isw_engine_take_over(isw_engine *e, const char *backup_path, struct isw_error *error)
+{
+	void *backup = NULL;
+	int code;
+
+	if (!e->standby || e->sim)
+		return iswi_error(error, -EINVAL, "only a standby takes over");
+	if (!backup_path != !e->has_backup)
+		return iswi_error(error, -EINVAL, "either a backup path or ISW_ENGINE_NO_BACKUP");
+	/* Before anything is waited for, and once more when nobody else can change it. */
+	code = iswi_arena_check(e, error);
+	if (code)
+		return code;
+	code = iswi_arena_own(e, ISWI_OWNER_WAIT_MS, error);
+	if (code)
+		return code;
+	if (e->has_backup)
+		code = iswi_backup_file_open(backup_path, e->config.size_bytes, true, &backup,
+					     error);
+	if (code)
+		goto err_disown;
+	code = iswi_arena_check(e, error);
+	if (code)
+		goto err_backup;
+	if (e->has_backup) {
+		pthread_mutex_lock(&e->backup.lock); /* its threads wait already */
+		e->backup.ops = &iswi_backup_file_ops;
+		e->backup.ctx = backup;
+		pthread_mutex_unlock(&e->backup.lock);
+	}
+	code = iswi_recover(e, error);
+	if (!code)
+		return 0;
+	e->backup.ctx = NULL; /* nothing is queued */
+
+err_backup:
+	if (backup)
+		iswi_backup_file_ops.destroy(backup);
+err_disown:
+	iswi_arena_disown(e);
 	return code;
 }
 

@@ -29,6 +29,25 @@
  *      last says at_place, and only an acknowledgement moves it. A place becomes current before
  *      anybody looks whether the other one is still written to.
  *
+ * Rules of the arena, that hold after every single store to it, locks or not: the process may be
+ * killed there, and a successor (recover.c) has nothing else to go by.
+ *  R9  A descriptor is committed by the store of its page, after its bytes, version and checksum.
+ *      A page is what its newest committed descriptor says, or what its bits say if it has none. So
+ *      a version is committed before older ones are cleared, then the bits, then the checksum of
+ *      the page changes; and what makes a version safe elsewhere (R1) is stored before its
+ *      descriptor is cleared.
+ *  R10 Only a page's newest version has a descriptor, but for the moment in which a newer one was
+ *      committed: a superseded or zeroed version loses its own though transfers still hold its
+ *      buffer, or it would come back when the newer one is freed. Buffers of copies and hedged
+ *      reads have none.
+ *  R11 The bit that says where a page is valid is set before the one that said where it was, or
+ *      that it was lost, is cleared; at_place is stored before remote-valid is set.
+ *  R12 A place's word is stored after all else of its mapping, before it becomes current; it says
+ *      UNMAPPED only when no bit names the place any more.
+ *  R13 Arena and backup have one owner, who holds a lock of each that ends with its last thread and
+ *      its last write. Who takes over looks at everything first, and changes nothing when it
+ *      refuses; then each of its own stores keeps these rules, too.
+ *
  * Locks, outermost first (never two of one kind):
  *   isw_engine.control    remotes and slab mapping, control thread only, may block
  *   iswi_shard.lock       entries, versions, page bits and checksums of the shard's pages
@@ -60,21 +79,76 @@
 #define ISWI_COPY_PAGES_MAX 256u
 /* A donor that owes this many hedged reads is not asked for what the backup has. */
 #define ISWI_HEDGES_MAX 8u
+/* For each lock of a predecessor who was killed: its last writes may be on a slow disk. */
+#define ISWI_OWNER_WAIT_MS 10000u
 
 /* ---------------------------------------------------------------- shared arena */
 
 /*
- * Everything that must survive the process one day, and everything a device may address, lies in
- * one mapping addressed by offsets from its start. Recovery only changes what backs it.
+ * What a test build (ISW_CRASH_POINTS) gets told after every store to the arena that a successor
+ * may look at; defined by the test program, which may end the process there.
+ */
+#ifdef ISW_CRASH_POINTS
+void iswi_crash_point(void);
+#else
+static inline void iswi_crash_point(void)
+{
+}
+#endif
+
+/* Stores to the arena, in the order in which they stand: R9 to R12 are made of these. */
+static inline void iswi_keep32(atomic_uint *at, uint32_t value)
+{
+	atomic_store_explicit(at, value, memory_order_release);
+	iswi_crash_point();
+}
+static inline void iswi_keep64(atomic_uint_fast64_t *at, uint64_t value)
+{
+	atomic_store_explicit(at, value, memory_order_release);
+	iswi_crash_point();
+}
+/* What one thread at a time writes, under a lock that the reader holds as well. */
+static inline uint32_t iswi_kept32(const atomic_uint *at)
+{
+	return atomic_load_explicit(at, memory_order_relaxed);
+}
+static inline uint64_t iswi_kept64(const atomic_uint_fast64_t *at)
+{
+	return atomic_load_explicit(at, memory_order_relaxed);
+}
+
+enum iswi_arena_phase {
+	ISWI_ARENA_UNFINISHED, /* being made, or its tables are being loaded */
+	ISWI_ARENA_READY
+};
+
+/*
+ * Everything that must survive the process, and everything a device may address, lies in one
+ * mapping addressed by offsets from its start; the state file, when there is one, backs it.
  */
 struct iswi_arena_header {
 	uint64_t magic;
-	uint32_t version;
-	uint32_t staging_pages;
+	uint32_t
+		version; /* of this layout: changes with every structure below, and what it means */
+	uint32_t header_crc; /* of all before phase, with header_crc 0 */
+	char boot_id[40];
 	uint64_t bytes, size_bytes, slab_bytes;
+	uint32_t staging_pages, remotes_max, no_backup, reserved;
 	uint64_t slabs_offset, remote_valid_offset, at_place_offset, backup_current_offset;
-	uint64_t crc_offset;
+	uint64_t crc_offset, records_offset;
 	uint64_t slots_offset, staging_offset;
+
+	atomic_uint phase;
+};
+
+/* Whose lease a remote is, in Python's words: of the two the newer one that is whole. */
+struct iswi_record {
+	struct iswi_record_copy {
+		atomic_uint sequence; /* 0: being written; stored last */
+		uint32_t length;      /* 0: there is none any more */
+		uint32_t crc;
+		unsigned char data[ISW_RECORD_BYTES_MAX];
+	} copies[2];
 };
 
 /* A slot of a donor's. in_flight pairs with word: raised before word is read (place_get). */
@@ -82,9 +156,9 @@ struct iswi_place {
 	atomic_uint_fast64_t word;      /* state in the low 8 bits, mapping number above; seq_cst */
 	atomic_uint_fast64_t in_flight; /* uses; seq_cst against word */
 	/* Written while UNMAPPED; read while a use is held, or under the control lock. */
-	uint64_t generation;
-	atomic_uint remote, slot; /* relaxed: published by word */
-	atomic_uint reported;     /* ISW_EVENT_SLAB_ERROR was sent for this mapping; relaxed */
+	atomic_uint_fast64_t generation; /* relaxed: published by word */
+	atomic_uint remote, slot;        /* relaxed: published by word */
+	atomic_uint reported; /* ISW_EVENT_SLAB_ERROR was sent for this mapping; relaxed */
 };
 
 /*
@@ -97,12 +171,25 @@ struct iswi_slab {
 	atomic_uint_fast64_t page_ins, page_outs, remote_valid_pages; /* relaxed statistics */
 };
 
-/* Descriptor of one staging buffer. */
+#define ISWI_NO_PAGE UINT64_MAX
+
+/* Descriptor of one staging buffer. A successor believes it only while it names a page. */
 struct iswi_slot {
-	uint64_t page; /* UINT64_MAX: free */
+	atomic_uint_fast64_t page; /* or ISWI_NO_PAGE; stored last, which commits it (R9) */
 	uint32_t version;
 	uint32_t crc;
 };
+
+/* Versions count up and around; those of a page that meet are never far apart. */
+static inline bool iswi_is_newer(uint32_t version, uint32_t than)
+{
+	return (int32_t)(version - than) > 0;
+}
+/* 0 is nobody's: see iswi_entry. */
+static inline uint32_t iswi_version_after(uint32_t version)
+{
+	return version + 1 ? version + 1 : 1;
+}
 
 /* ------------------------------------------------------------------ page state */
 
@@ -283,10 +370,15 @@ struct isw_engine {
 	bool has_backup;
 
 	struct iswi_arena_header *arena;
+	uint64_t arena_bytes;
+	int state_lock_fd; /* its flock says whose the state file is; -1 without one */
+	bool standby;      /* the arena is another process's: it is not even looked at */
+	bool stranded;     /* staged pages may wait for their slab to be mapped; see write.c */
 	struct iswi_slab *slabs;
-	uint32_t *remote_valid, *backup_current; /* one word a group; shard lock */
-	uint32_t *at_place;                      /* of a remote-valid page: at which one it is */
-	uint32_t *crc;                           /* of the newest version; shard lock */
+	atomic_uint *remote_valid, *backup_current; /* one word a group; shard lock */
+	atomic_uint *at_place;                      /* of a remote-valid page: at which one it is */
+	atomic_uint *crc;                           /* of the newest version; shard lock */
+	struct iswi_record *records;                /* one a remote; control lock */
 	struct iswi_slot *slots;
 	unsigned char *staging;
 
@@ -329,7 +421,27 @@ struct isw_engine {
 int iswi_engine_make(const struct isw_engine_config *config, struct isw_engine **engine_out,
 		     struct isw_error *error);
 
-/* memory.c: arena, staging buffers, entries, ops */
+/* state.c: the arena and the file that backs it */
+/* Maps a new arena; of a standby, the one that another process serves from. */
+int iswi_arena_map(struct isw_engine *e, struct isw_error *error);
+void iswi_arena_unmap(struct isw_engine *e);
+/* Another process may take over from this one, from now on. */
+void iswi_arena_ready(struct isw_engine *e);
+/* Makes the state file ours; -EWOULDBLOCK when its owner lives on for wait_ms_max. */
+int iswi_arena_own(struct isw_engine *e, uint32_t wait_ms_max, struct isw_error *error);
+void iswi_arena_disown(struct isw_engine *e);
+/* By a standby: is it whole, of this boot, and what it was when we mapped it? */
+int iswi_arena_check(const struct isw_engine *e, struct isw_error *error);
+
+/* recover.c */
+/* An arena that is ours and ready becomes this engine's state; see there. */
+int iswi_recover(struct isw_engine *e, struct isw_error *error);
+
+/* record.c; under the control lock, or before anybody else knows the engine */
+uint32_t iswi_record_read(const struct isw_engine *e, uint32_t remote, void *data_out);
+void iswi_record_write(struct isw_engine *e, uint32_t remote, const void *data, uint32_t length);
+
+/* memory.c: staging buffers, entries, ops */
 int iswi_memory_create(struct isw_engine *e, struct isw_error *error);
 void iswi_memory_destroy(struct isw_engine *e);
 /* Up to `want` consecutive free buffers; returns how many (0: none), the first in *slot_out. */
@@ -341,6 +453,8 @@ uint32_t iswi_staging_take(struct isw_engine *e, uint32_t want, uint32_t *slot_o
 uint32_t iswi_staging_take_spare(struct isw_engine *e, uint32_t want, uint32_t spare_max,
 				 uint32_t *slot_out);
 void iswi_staging_give(struct isw_engine *e, uint32_t slot);
+/* This very one, which is free, by who has found it in use in the arena. */
+void iswi_staging_claim(struct isw_engine *e, uint32_t slot);
 /* How many are in use, and of these by copies and hedged reads, which nobody would miss. */
 void iswi_staging_count(struct isw_engine *e, uint32_t *used_out, uint32_t *copies_out);
 struct iswi_op *iswi_op_take(struct isw_engine *e);
@@ -358,12 +472,30 @@ uint32_t iswi_entry_newest(const struct isw_engine *e, const struct iswi_entry *
  */
 void iswi_entry_safe(struct isw_engine *e, struct iswi_entry *entry, uint32_t version,
 		     struct iswi_req **done_list);
+/* The descriptor of a version that is superseded, zeroed or safe elsewhere (R9, R10). */
+static inline void iswi_slot_clear(struct isw_engine *e, uint32_t slot)
+{
+	if (iswi_kept64(&e->slots[slot].page) != ISWI_NO_PAGE)
+		iswi_keep64(&e->slots[slot].page, ISWI_NO_PAGE);
+}
 /* Gives back what nobody needs any more; returns how many staging buffers that were. */
 uint32_t iswi_entry_collect(struct isw_engine *e, struct iswi_entry *entry);
 
-static inline bool iswi_bit(const uint32_t *bits, uint64_t page)
+static inline bool iswi_bit(const atomic_uint *bits, uint64_t page)
 {
-	return bits[page / ISWI_GROUP_PAGES] >> (page % ISWI_GROUP_PAGES) & 1;
+	return iswi_kept32(&bits[page / ISWI_GROUP_PAGES]) >> (page % ISWI_GROUP_PAGES) & 1;
+}
+static inline void iswi_bit_set(atomic_uint *bits, uint64_t page)
+{
+	atomic_uint *word = &bits[page / ISWI_GROUP_PAGES];
+
+	iswi_keep32(word, iswi_kept32(word) | 1u << page % ISWI_GROUP_PAGES);
+}
+static inline void iswi_bit_clear(atomic_uint *bits, uint64_t page)
+{
+	atomic_uint *word = &bits[page / ISWI_GROUP_PAGES];
+
+	iswi_keep32(word, iswi_kept32(word) & ~(1u << page % ISWI_GROUP_PAGES));
 }
 /*
  * Without a backup backup_current means "lost": the page had contents that nobody has any more,
@@ -371,7 +503,7 @@ static inline bool iswi_bit(const uint32_t *bits, uint64_t page)
  */
 static inline void iswi_lost_set(struct isw_engine *e, uint64_t page)
 {
-	e->backup_current[page / ISWI_GROUP_PAGES] |= 1u << page % ISWI_GROUP_PAGES;
+	iswi_bit_set(e->backup_current, page);
 }
 static inline uint32_t iswi_place_at(const struct isw_engine *e, uint64_t page)
 {
@@ -381,11 +513,12 @@ void iswi_remote_valid_set(struct isw_engine *e, uint64_t page, uint32_t place);
 void iswi_remote_valid_clear(struct isw_engine *e, uint64_t page);
 static inline void iswi_backup_current_set(struct isw_engine *e, uint64_t page)
 {
-	e->backup_current[page / ISWI_GROUP_PAGES] |= 1u << page % ISWI_GROUP_PAGES;
+	iswi_bit_set(e->backup_current, page);
 }
 static inline void iswi_backup_current_clear(struct isw_engine *e, uint64_t page)
 {
-	e->backup_current[page / ISWI_GROUP_PAGES] &= ~(1u << page % ISWI_GROUP_PAGES);
+	if (iswi_bit(e->backup_current, page))
+		iswi_bit_clear(e->backup_current, page);
 }
 
 /* request.c */
@@ -405,6 +538,10 @@ void iswi_write(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *pl
  */
 struct iswi_op *iswi_write_op(struct isw_engine *e, uint64_t page, uint32_t slot,
 			      const struct iswi_use *use);
+/*
+ * The slab has a place again: what a predecessor left staged and no backup takes is sent there.
+ */
+void iswi_write_stranded(struct isw_engine *e, uint32_t slab);
 /* Staging buffers became free, or the backup began to fail: goes on with waiting writes. */
 void iswi_write_kick(struct isw_engine *e);
 void iswi_zero(struct isw_engine *e, struct iswi_req *req);
@@ -461,8 +598,11 @@ void iswi_flush(struct isw_engine *e, struct iswi_req *req);
 
 /* backup_file.c */
 extern const struct iswi_backup_ops iswi_backup_file_ops;
-int iswi_backup_file_open(const char *path, uint64_t bytes, void **ctx_out,
+/* A predecessor's must be there, and its last writes are waited for. */
+int iswi_backup_file_open(const char *path, uint64_t bytes, bool predecessors, void **ctx_out,
 			  struct isw_error *error);
+/* Tries to get a lock that a killed process may still hold; 0, or -EWOULDBLOCK, or -errno. */
+int iswi_flock_wait(int fd, uint32_t wait_ms_max);
 
 /* slab.c */
 static inline uint32_t iswi_word_state(uint64_t word)
@@ -495,6 +635,9 @@ void iswi_place_put(struct isw_engine *e, uint32_t slab, uint32_t place);
 bool iswi_slab_get(struct isw_engine *e, uint32_t slab, struct iswi_use *use_out);
 /* ISW_NO_REMOTE while it is UNMAPPED. */
 uint32_t iswi_place_remote(const struct iswi_place *p);
+/* By who takes over: no use of any place is left, and none is MAPPED. */
+int iswi_places_check(const struct isw_engine *e, struct isw_error *error);
+void iswi_places_recover(struct isw_engine *e);
 /* Every place of a remote that is down already: those MAPPED are SUSPENDED from now on. */
 void iswi_places_suspend(struct isw_engine *e, uint32_t remote);
 

@@ -8,9 +8,6 @@
 
 #include "engine/internal.h"
 
-#define ARENA_MAGIC   0x314152574b415049ull
-#define ARENA_VERSION 1u
-
 static uint64_t align_page(uint64_t bytes)
 {
 	return (bytes + ISW_PAGE_BYTES - 1) / ISW_PAGE_BYTES * ISW_PAGE_BYTES;
@@ -22,66 +19,6 @@ static uint64_t place(uint64_t *end, uint64_t bytes)
 
 	*end = align_page(offset + bytes);
 	return offset;
-}
-
-static void plan_arena(const struct isw_engine *e, struct iswi_arena_header *header)
-{
-	uint64_t groups = (e->pages + ISWI_GROUP_PAGES - 1) / ISWI_GROUP_PAGES;
-	uint64_t end = align_page(sizeof(*header));
-
-	memset(header, 0, sizeof(*header));
-	header->magic = ARENA_MAGIC;
-	header->version = ARENA_VERSION;
-	header->staging_pages = e->config.staging_pages;
-	header->size_bytes = e->config.size_bytes;
-	header->slab_bytes = e->config.slab_bytes;
-	header->slabs_offset = place(&end, e->slabs_count * sizeof(struct iswi_slab));
-	header->remote_valid_offset = place(&end, groups * sizeof(uint32_t));
-	header->at_place_offset = place(&end, groups * sizeof(uint32_t));
-	header->backup_current_offset = place(&end, groups * sizeof(uint32_t));
-	header->crc_offset = place(&end, e->pages * sizeof(uint32_t));
-	header->slots_offset = place(&end, e->config.staging_pages * sizeof(struct iswi_slot));
-	header->staging_offset = place(&end, (uint64_t)e->config.staging_pages * ISW_PAGE_BYTES);
-	header->bytes = end;
-}
-
-static int map_arena(struct isw_engine *e, struct isw_error *error)
-{
-	struct iswi_arena_header header;
-	unsigned char *base;
-	int fd, code;
-
-	plan_arena(e, &header);
-	fd = memfd_create("infiniswap-arena", MFD_CLOEXEC);
-	if (fd < 0)
-		return iswi_error(error, -errno, "cannot create the device's memory: %s",
-				  strerror(errno));
-	if (ftruncate(fd, (off_t)header.bytes) < 0)
-		goto err_close;
-	base = mmap(NULL, header.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
-	if (base == MAP_FAILED)
-		goto err_close;
-	close(fd);
-	/* A child between fork and exec must not get copies of pages a transfer writes to. */
-	madvise(base, header.bytes, MADV_DONTFORK);
-	e->arena = (struct iswi_arena_header *)base;
-	*e->arena = header;
-	e->slabs = (struct iswi_slab *)(base + header.slabs_offset);
-	e->remote_valid = (uint32_t *)(base + header.remote_valid_offset);
-	e->at_place = (uint32_t *)(base + header.at_place_offset);
-	e->backup_current = (uint32_t *)(base + header.backup_current_offset);
-	e->crc = (uint32_t *)(base + header.crc_offset);
-	e->slots = (struct iswi_slot *)(base + header.slots_offset);
-	e->staging = base + header.staging_offset;
-	return 0;
-
-err_close:
-	code = -errno;
-	close(fd);
-	return iswi_error(error, code,
-			  "cannot get %llu MiB of memory for the device's tables and staging "
-			  "buffers: %s; use a smaller device or less staging",
-			  (unsigned long long)(header.bytes >> 20), strerror(-code));
 }
 
 static int map_volatile(struct isw_engine *e, struct isw_error *error)
@@ -126,7 +63,7 @@ int iswi_memory_create(struct isw_engine *e, struct isw_error *error)
 	uint32_t staging = e->config.staging_pages;
 	int code;
 
-	code = map_arena(e, error);
+	code = iswi_arena_map(e, error);
 	if (code)
 		return code;
 	code = map_volatile(e, error);
@@ -138,14 +75,10 @@ int iswi_memory_create(struct isw_engine *e, struct isw_error *error)
 		memset(e->shards[i].hash, 0xff, sizeof(e->shards[i].hash));
 	}
 	for (uint32_t i = 0; i < staging; i++) {
-		e->slots[i].page = UINT64_MAX;
 		e->entries[i].hash_next = i + 1 < staging ? i + 1 : ISWI_NONE;
 		e->staging_alloc.free_bits[i / 64] |= 1ull << i % 64;
 	}
 	e->entries_free = 0;
-	for (uint32_t i = 0; i < e->slabs_count; i++)
-		for (uint32_t place = 0; place < 2; place++)
-			atomic_init(&e->slabs[i].places[place].remote, ISW_NO_REMOTE);
 	pthread_mutex_init(&e->entries_lock, NULL);
 	pthread_mutex_init(&e->staging_alloc.lock, NULL);
 	pthread_mutex_init(&e->ops_lock, NULL);
@@ -158,8 +91,7 @@ void iswi_memory_destroy(struct isw_engine *e)
 {
 	if (e->volatile_memory)
 		munmap(e->volatile_memory, e->volatile_bytes);
-	if (e->arena)
-		munmap(e->arena, e->arena->bytes);
+	iswi_arena_unmap(e);
 }
 
 /* Length of the run of free buffers that starts at `from`, at most `want`. */
@@ -246,6 +178,14 @@ void iswi_staging_give(struct isw_engine *e, uint32_t slot)
 	if (e->slot_uses[slot].copy)
 		e->staging_alloc.copies--;
 	e->slot_uses[slot].copy = false;
+	pthread_mutex_unlock(&e->staging_alloc.lock);
+}
+
+void iswi_staging_claim(struct isw_engine *e, uint32_t slot)
+{
+	pthread_mutex_lock(&e->staging_alloc.lock);
+	e->staging_alloc.free_bits[slot / 64] &= ~(1ull << slot % 64);
+	e->staging_alloc.used++;
 	pthread_mutex_unlock(&e->staging_alloc.lock);
 }
 

@@ -77,7 +77,7 @@ void iswi_entry_safe(struct isw_engine *e, struct iswi_entry *entry, uint32_t ve
 	for (uint32_t i = entry->newest; i != ISWI_NONE; i = e->slot_uses[i].older) {
 		struct iswi_req *req = e->slot_uses[i].req;
 
-		if (!req || e->slots[i].version > version)
+		if (!req || iswi_is_newer(e->slots[i].version, version))
 			continue;
 		e->slot_uses[i].req = NULL;
 		/* acq_rel: whoever finishes the request sees what each page's thread wrote. */
@@ -111,7 +111,7 @@ uint32_t iswi_entry_collect(struct isw_engine *e, struct iswi_entry *entry)
 		*link = use->older;
 		use->older = free_slots;
 		free_slots = i;
-		e->slots[i].page = UINT64_MAX;
+		iswi_slot_clear(e, i);
 		given++;
 	}
 	/* The entry first: whoever takes the last free buffer must find an entry for it. */
@@ -129,24 +129,27 @@ uint32_t iswi_entry_collect(struct isw_engine *e, struct iswi_entry *entry)
 
 void iswi_remote_valid_set(struct isw_engine *e, uint64_t page, uint32_t place)
 {
-	uint32_t *at_place = &e->at_place[page / ISWI_GROUP_PAGES];
-	uint32_t bit = 1u << page % ISWI_GROUP_PAGES;
-
-	*at_place = place ? *at_place | bit : *at_place & ~bit;
+	/* In this order: see R11. */
+	if (iswi_place_at(e, page) != place) {
+		if (place)
+			iswi_bit_set(e->at_place, page);
+		else
+			iswi_bit_clear(e->at_place, page);
+	}
+	if (!iswi_bit(e->remote_valid, page)) {
+		iswi_bit_set(e->remote_valid, page);
+		iswi_count(&e->slabs[page / e->slab_pages].remote_valid_pages, 1);
+	}
 	/* A copy of it was under way while its old place was given up. */
 	if (!e->has_backup)
 		iswi_backup_current_clear(e, page);
-	if (iswi_bit(e->remote_valid, page))
-		return;
-	e->remote_valid[page / ISWI_GROUP_PAGES] |= bit;
-	iswi_count(&e->slabs[page / e->slab_pages].remote_valid_pages, 1);
 }
 
 void iswi_remote_valid_clear(struct isw_engine *e, uint64_t page)
 {
 	if (!iswi_bit(e->remote_valid, page))
 		return;
-	e->remote_valid[page / ISWI_GROUP_PAGES] &= ~(1u << page % ISWI_GROUP_PAGES);
+	iswi_bit_clear(e->remote_valid, page);
 	atomic_fetch_sub_explicit(&e->slabs[page / e->slab_pages].remote_valid_pages, 1,
 				  memory_order_relaxed);
 }

@@ -172,7 +172,7 @@ static void read_group(struct isw_engine *e, struct cursor *at, uint64_t page, u
 				.source = source,
 				.page = page,
 				.place = iswi_place_at(e, page),
-				.crc = e->crc[page],
+				.crc = iswi_kept32(&e->crc[page]),
 			};
 		}
 		open->pages++;
@@ -239,7 +239,7 @@ static uint8_t mismatch(struct isw_engine *e, const struct iswi_op *op, uint64_t
 {
 	struct iswi_shard *shard = iswi_shard_of(e, page);
 	uint8_t source = remote ? iswi_tried_place(op->place) : ISWI_TRIED_BACKUP;
-	uint32_t *bits = remote ? e->remote_valid : e->backup_current;
+	const atomic_uint *bits = remote ? e->remote_valid : e->backup_current;
 	struct iswi_entry *entry;
 	bool believed;
 
@@ -249,7 +249,7 @@ static uint8_t mismatch(struct isw_engine *e, const struct iswi_op *op, uint64_t
 	entry = iswi_entry_find(e, page);
 	/* A page read anew goes alone: op->crc is its own, of when it was asked for. */
 	believed = iswi_bit(bits, page) && (!remote || iswi_place_at(e, page) == op->place) &&
-		   (!entry || !entry->version) && e->crc[page] == op->crc;
+		   (!entry || !entry->version) && iswi_kept32(&e->crc[page]) == op->crc;
 	/* Kept when it is the only copy: then each read says error, never zeros. */
 	if (believed && remote && e->has_backup && iswi_bit(e->backup_current, page))
 		iswi_remote_valid_clear(e, page);
@@ -277,7 +277,7 @@ uint32_t iswi_read_wrong(struct isw_engine *e, const unsigned char *data, uint64
 	iswi_crc32c_pages(data, count, crc);
 	pthread_mutex_lock(&shard->lock);
 	for (uint32_t i = 0; i < count; i++)
-		wrong |= (uint32_t)(e->crc[page + i] != crc[i]) << i;
+		wrong |= (uint32_t)(iswi_kept32(&e->crc[page + i]) != crc[i]) << i;
 	pthread_mutex_unlock(&shard->lock);
 	return wrong;
 }

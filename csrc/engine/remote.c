@@ -78,13 +78,14 @@ void iswi_remote_ended(struct isw_engine *e, const struct iswi_op *op, int error
 		/* The donor refuses this slab; a broken connection is reported once, by fence. */
 		if (atomic_load(&r->state) == ISWI_REMOTE_UP &&
 		    !atomic_exchange_explicit(&p->reported, 1, memory_order_relaxed))
-			iswi_events_put(&e->events, &(struct isw_event){
-							    .kind = ISW_EVENT_SLAB_ERROR,
-							    .code = error,
-							    .slab = op->slab,
-							    .remote = (uint32_t)(r - e->remotes),
-							    .generation = p->generation,
-						    });
+			iswi_events_put(&e->events,
+					&(struct isw_event){
+						.kind = ISW_EVENT_SLAB_ERROR,
+						.code = error,
+						.slab = op->slab,
+						.remote = (uint32_t)(r - e->remotes),
+						.generation = iswi_kept64(&p->generation),
+					});
 	}
 	iswi_place_put(e, op->slab, op->place);
 }
@@ -159,12 +160,16 @@ int iswi_remote_reserve(struct isw_engine *e, uint32_t *remote)
 		code = -EBUSY;
 	}
 	pthread_mutex_lock(&e->control);
-	for (uint32_t i = first; i < end && code; i++) {
+	if (e->standby)
+		code = -EBUSY;
+	for (uint32_t i = first; i < end && code && !e->standby; i++) {
 		if (atomic_load(&e->remotes[i].state) != wanted)
 			continue;
 		atomic_store(&e->remotes[i].state, ISWI_REMOTE_CHANGING);
-		if (wanted == ISWI_REMOTE_UNUSED) /* it may become another donor */
+		if (wanted == ISWI_REMOTE_UNUSED) { /* it may become another donor */
 			atomic_store_explicit(&e->remotes[i].read_tail_ns, 0, memory_order_relaxed);
+			iswi_record_write(e, i, NULL, 0);
+		}
 		*remote = i;
 		code = 0;
 	}
@@ -314,6 +319,11 @@ int isw_remote_destroy(isw_engine *e, uint32_t remote)
 	if (code)
 		return code;
 	code = iswi_remote_retire(e, remote);
+	if (!code) {
+		pthread_mutex_lock(&e->control);
+		iswi_record_write(e, remote, NULL, 0);
+		pthread_mutex_unlock(&e->control);
+	}
 	iswi_remote_set(e, remote, NULL, 0, code ? ISWI_REMOTE_DOWN : ISWI_REMOTE_UNUSED);
 	return code;
 }
@@ -335,7 +345,7 @@ int isw_engine_remotes(isw_engine *e, uint32_t max, struct isw_remote_info *remo
 			.read_tail_ns = iswi_counted(&r->read_tail_ns),
 		};
 	}
-	for (uint32_t i = 0; i < 2 * e->slabs_count; i++) {
+	for (uint32_t i = 0; i < 2 * e->slabs_count && !e->standby; i++) {
 		struct iswi_place *p = iswi_place(e, i / 2, i % 2);
 		uint32_t remote = iswi_place_remote(p);
 
@@ -349,7 +359,7 @@ void iswi_remote_stop_all(struct isw_engine *e)
 {
 	const struct timespec tick = {.tv_nsec = 1000000};
 
-	for (uint32_t i = 0; i < e->config.remotes_max; i++) {
+	for (uint32_t i = 0; i < e->config.remotes_max && !e->standby; i++) {
 		struct iswi_remote *r = &e->remotes[i];
 
 		/* A queue that breaks just now shuts the others down: not while they are freed. */

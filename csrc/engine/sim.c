@@ -56,16 +56,22 @@ static void sim_submit(struct iswi_queue *queue, struct iswi_xfer *first)
 	}
 }
 
-static void keep_late(struct iswi_sim_donor *donor, const struct iswi_sim_transfer *t)
+static void add_late(struct iswi_sim_donor *donor, uint64_t offset, uint32_t length,
+		     const void *bytes)
 {
 	struct iswi_sim_late *late;
 
-	if (t->applied || donor->fenced || t->xfer->kind != ISWI_XFER_WRITE ||
-	    donor->late_count == ISWI_SIM_TRANSFERS)
+	if (donor->fenced || donor->late_count == ISWI_SIM_TRANSFERS)
 		return;
 	late = &donor->late[donor->late_count++];
-	*late = (struct iswi_sim_late){t->xfer->offset, t->xfer->length, malloc(t->xfer->length)};
-	memcpy(late->bytes, t->xfer->buf, t->xfer->length);
+	*late = (struct iswi_sim_late){offset, length, malloc(length)};
+	memcpy(late->bytes, bytes, length);
+}
+
+static void keep_late(struct iswi_sim_donor *donor, const struct iswi_sim_transfer *t)
+{
+	if (!t->applied && t->xfer->kind == ISWI_XFER_WRITE)
+		add_late(donor, t->xfer->offset, t->xfer->length, t->xfer->buf);
 }
 
 static void break_connections(struct iswi_sim_donor *donor, int error)
@@ -116,6 +122,7 @@ static int make_queues(struct iswi_sim_donor *donor, uint32_t count)
 		queues[i] = &queue->base;
 	}
 	donor->down = donor->fenced = false;
+	donor->queues = count;
 	iswi_remote_set(donor->engine, donor->remote, queues, count, ISWI_REMOTE_UP);
 	return 0;
 }
@@ -204,7 +211,7 @@ int isw_sim_remote_reconnect(isw_engine *e, uint32_t remote)
 
 	if (!donor)
 		return -EINVAL;
-	queues = e->remotes[remote].queues_count;
+	queues = donor->queues;
 	/* The front end's thread would do so while retire waits. */
 	iswi_engine_unplug(e, &e->sim->plug);
 	code = iswi_remote_reserve(e, &remote);
@@ -251,6 +258,11 @@ int isw_sim_submit(isw_engine *e, uint32_t op, uint64_t offset, uint64_t length,
 	sim_req->req.offset = offset;
 	sim_req->req.length = length;
 	sim_req->req.done = sim_done;
+	sim_req->open_next = e->sim->open;
+	sim_req->open_link = &e->sim->open;
+	if (e->sim->open)
+		e->sim->open->open_link = &sim_req->open_next;
+	e->sim->open = sim_req;
 	if (kind == ISW_SIM_READ || kind == ISW_SIM_WRITE) {
 		sim_req->req.data = aligned_alloc(ISW_PAGE_BYTES, length ? length : ISW_PAGE_BYTES);
 		if (kind == ISW_SIM_WRITE)
@@ -263,6 +275,15 @@ int isw_sim_submit(isw_engine *e, uint32_t op, uint64_t offset, uint64_t length,
 	else
 		iswi_engine_submit(e, &sim_req->req);
 	return 0;
+}
+
+static void free_request(struct iswi_sim_req *sim_req)
+{
+	*sim_req->open_link = sim_req->open_next;
+	if (sim_req->open_next)
+		sim_req->open_next->open_link = sim_req->open_link;
+	free(sim_req->req.data);
+	free(sim_req);
 }
 
 int isw_sim_reap(isw_engine *e, struct isw_sim_request *done_out, void *data, uint64_t data_bytes)
@@ -284,8 +305,7 @@ int isw_sim_reap(isw_engine *e, struct isw_sim_request *done_out, void *data, ui
 	};
 	if (done->req.op == ISWI_READ && data)
 		memcpy(data, done->req.data, ISWI_MIN(data_bytes, done->req.length));
-	free(done->req.data);
-	free(done);
+	free_request(done);
 	return 1;
 }
 
@@ -466,8 +486,92 @@ int isw_sim_create(const struct isw_engine_config *config, isw_engine **engine_o
 	e->clock = &sim->clock;
 	e->backup.ops = &sim_backup_ops;
 	e->sim = sim;
+	if (!e->standby)
+		iswi_arena_ready(e);
 	*engine_out = e;
 	return 0;
+}
+
+/* --------------------------------------------------------------------------- death */
+
+static void copy_donor(struct isw_engine *e, const struct iswi_sim_donor *from)
+{
+	uint64_t slots = from->bytes / e->config.slab_bytes;
+	struct iswi_sim_donor *to = calloc(1, sizeof(*to));
+
+	to->engine = e;
+	to->remote = from->remote;
+	to->bytes = from->bytes;
+	to->queues = from->queues;
+	to->fenced = from->fenced;
+	to->down = true;
+	to->memory = malloc(from->bytes);
+	memcpy(to->memory, from->memory, from->bytes);
+	if (from->slots) {
+		to->slots = calloc(slots, sizeof(*to->slots));
+		memcpy(to->slots, from->slots, slots * sizeof(*to->slots));
+	}
+	for (uint32_t i = 0; i < from->late_count; i++)
+		add_late(to, from->late[i].offset, from->late[i].length, from->late[i].bytes);
+	for (uint32_t i = 0; i < from->pending_count; i++)
+		keep_late(to, &from->pending[i]);
+	free_donor(e->sim->donors[to->remote]);
+	e->sim->donors[to->remote] = to;
+}
+
+/* The disk as it is when the lock of the backup is free. */
+static void copy_disk(struct isw_engine *e, struct isw_engine *dead, uint64_t landed)
+{
+	memcpy(e->sim->disk, dead->sim->disk, e->config.size_bytes);
+	for (uint32_t i = 0; i < dead->sim->jobs_count; i++, landed >>= 2) {
+		const struct iswi_job *job = &dead->sim->jobs[i];
+
+		if (job->kind != ISWI_JOB_WRITE || !(landed & 3))
+			continue;
+		for (uint32_t k = 0; k < job->pages; k++) {
+			bool half = (landed & 3) == 1;
+
+			if (half && k > job->pages / 2)
+				break;
+			memcpy(e->sim->disk + (job->page + k) * ISW_PAGE_BYTES,
+			       dead->staging + (uint64_t)job->slots[k] * ISW_PAGE_BYTES,
+			       half && k == job->pages / 2 ? ISW_PAGE_BYTES / 2 : ISW_PAGE_BYTES);
+		}
+	}
+}
+
+int isw_sim_take_over(isw_engine *e, isw_engine *dead, uint64_t landed, struct isw_error *error)
+{
+	int code;
+
+	if (!e->sim || !e->standby || !dead->sim || e->config.size_bytes != dead->config.size_bytes)
+		return iswi_error(error, -EINVAL, "only a stepped standby takes over");
+	code = iswi_arena_check(e, error);
+	if (code)
+		return code;
+	copy_disk(e, dead, landed);
+	for (uint32_t i = 0; i < ISWI_SIM_REMOTES; i++)
+		if (dead->sim->donors[i])
+			copy_donor(e, dead->sim->donors[i]);
+	return iswi_recover(e, error);
+}
+
+void isw_sim_bury(isw_engine *e)
+{
+	struct iswi_sim *sim = e->sim;
+
+	for (uint32_t i = 0; i < e->config.remotes_max; i++)
+		for (uint32_t q = 0; q < e->remotes[i].queues_count; q++)
+			free(e->remotes[i].queues[q]);
+	while (sim->open)
+		free_request(sim->open);
+	for (uint32_t i = 0; i < ISWI_SIM_REMOTES; i++)
+		free_donor(sim->donors[i]);
+	free(sim->disk);
+	free(sim);
+	iswi_memory_destroy(e);
+	iswi_events_fini(&e->events);
+	free(e);
 }
 
 void iswi_sim_destroy(struct isw_engine *e)

@@ -23,6 +23,10 @@
  * slot when a request takes effect decides, and a reconnect fences nothing - the store has to have
  * done so (isw_sim_fence), or late writes go on landing.
  *
+ * A process dies by isw_sim_take_over and isw_sim_bury: no handler of it runs any more, and what it
+ * leaves is its arena. What it had sent may still land, on donors until they are reconnected, and
+ * on the disk before the successor begins (R13).
+ *
  * Nothing else is simulated: every handler is the one that threads run.
  */
 #ifndef ISWI_SIM_H
@@ -57,6 +61,7 @@ struct iswi_sim_donor {
 	uint32_t pending_count;
 	struct iswi_sim_late late[ISWI_SIM_TRANSFERS];
 	uint32_t late_count;
+	uint32_t queues;
 	bool down;
 	bool fenced; /* the donor's end of the connections is closed */
 };
@@ -69,6 +74,7 @@ struct iswi_sim_queue {
 struct iswi_sim_req {
 	struct iswi_req req;
 	struct iswi_sim_req *next;
+	struct iswi_sim_req *open_next, **open_link; /* of those not reaped */
 	uint64_t id;
 	uint32_t op;
 	struct iswi_sim *sim;
@@ -84,7 +90,7 @@ struct iswi_sim {
 	uint32_t jobs_count;
 	uint64_t ids;
 	struct iswi_plug plug;
-	struct iswi_sim_req *done, **done_tail;
+	struct iswi_sim_req *done, **done_tail, *open;
 };
 
 #endif

@@ -26,6 +26,12 @@ static uint64_t with_state(uint64_t word, uint32_t state)
 	return (word & ~0xffull) | state;
 }
 
+static void keep_word(struct iswi_place *p, uint64_t word)
+{
+	atomic_store(&p->word, word);
+	iswi_crash_point();
+}
+
 static uint32_t place_state(const struct iswi_place *p)
 {
 	uint32_t state = iswi_word_state(atomic_load(&p->word));
@@ -84,11 +90,12 @@ static void finish_drain(struct isw_engine *e, uint32_t slab, uint32_t place)
 		if (atomic_load(&p->in_flight))
 			return; /* the last of them does it */
 	}
+	iswi_crash_point();
 	clear_remote_bits(e, slab, place);
 	/* Before UNMAPPED, after which it may be another mapping's. */
-	event.generation = p->generation;
+	event.generation = iswi_kept64(&p->generation);
 	event.remote = atomic_load_explicit(&p->remote, memory_order_relaxed);
-	atomic_store(&p->word, with_state(word, ISW_SLAB_UNMAPPED));
+	keep_word(p, with_state(word, ISW_SLAB_UNMAPPED));
 	iswi_events_put(&e->events, &event);
 }
 
@@ -162,15 +169,15 @@ static void suspend_if_down(struct isw_engine *e, struct iswi_place *p)
 static int map_place(struct isw_engine *e, struct iswi_place *p, uint32_t remote, uint32_t slot,
 		     uint64_t generation)
 {
-	if (iswi_word_state(atomic_load(&p->word)) != ISW_SLAB_UNMAPPED)
+	if (e->standby || iswi_word_state(atomic_load(&p->word)) != ISW_SLAB_UNMAPPED)
 		return -EBUSY;
 	if (atomic_load(&e->remotes[remote].state) != ISWI_REMOTE_UP)
 		return -ENOTCONN;
-	p->generation = generation;
-	atomic_store_explicit(&p->remote, remote, memory_order_relaxed);
-	atomic_store_explicit(&p->slot, slot, memory_order_relaxed);
+	iswi_keep64(&p->generation, generation);
+	iswi_keep32(&p->remote, remote);
+	iswi_keep32(&p->slot, slot);
 	atomic_store_explicit(&p->reported, 0, memory_order_relaxed);
-	atomic_store(&p->word, ++e->mappings << 8 | ISW_SLAB_MAPPED);
+	keep_word(p, ++e->mappings << 8 | ISW_SLAB_MAPPED); /* after its names: R12 */
 	suspend_if_down(e, p);
 	return 0;
 }
@@ -187,6 +194,8 @@ int isw_slab_map(isw_engine *e, uint32_t slab, uint32_t remote, uint32_t slot, u
 	if (!code)
 		iswi_pull_anew(e, slab);
 	pthread_mutex_unlock(&e->control);
+	if (!code)
+		iswi_write_stranded(e, slab);
 	return code;
 }
 
@@ -207,9 +216,12 @@ int isw_slab_migrate(isw_engine *e, uint32_t slab, uint32_t remote, uint32_t slo
 		code = map_place(e, iswi_place(e, slab, !current), remote, slot, generation);
 	if (!code) {
 		atomic_store(&e->slabs[slab].current, !current);
+		iswi_crash_point();
 		iswi_pull_anew(e, slab);
 	}
 	pthread_mutex_unlock(&e->control);
+	if (!code)
+		iswi_write_stranded(e, slab);
 	return code;
 }
 
@@ -225,7 +237,7 @@ static struct iswi_place *find_place(struct isw_engine *e, uint32_t slab, uint32
 		struct iswi_place *p = iswi_place(e, slab, current ^ (i & 1));
 		bool unmapped = iswi_word_state(atomic_load(&p->word)) == ISW_SLAB_UNMAPPED;
 
-		if (unmapped != i / 2 || p->generation != generation ||
+		if (unmapped != i / 2 || iswi_kept64(&p->generation) != generation ||
 		    atomic_load_explicit(&p->remote, memory_order_relaxed) != remote)
 			continue;
 		*place_out = current ^ (i & 1);
@@ -258,6 +270,7 @@ int isw_slab_unmap(isw_engine *e, uint32_t slab, uint32_t remote, uint64_t gener
 			break;
 	}
 	pthread_mutex_unlock(&e->control);
+	iswi_crash_point();
 	if (!code && !atomic_load(&p->in_flight))
 		finish_drain(e, slab, place);
 	return code;
@@ -281,11 +294,49 @@ int isw_slab_resume(isw_engine *e, uint32_t slab, uint32_t remote, uint64_t gene
 	else if (atomic_load(&e->remotes[remote].state) != ISWI_REMOTE_UP)
 		code = -ENOTCONN;
 	else
-		atomic_store(&p->word, with_state(word, ISW_SLAB_MAPPED));
+		keep_word(p, with_state(word, ISW_SLAB_MAPPED));
 	if (!code)
 		suspend_if_down(e, p);
 	pthread_mutex_unlock(&e->control);
+	if (!code)
+		iswi_write_stranded(e, slab);
 	return code;
+}
+
+int iswi_places_check(const struct isw_engine *e, struct isw_error *error)
+{
+	for (uint32_t i = 0; i < 2 * e->slabs_count; i++) {
+		const struct iswi_place *p = iswi_place(e, i / 2, i % 2);
+		uint32_t state = iswi_word_state(iswi_kept64(&p->word));
+		uint32_t current = iswi_kept32(&e->slabs[i / 2].current);
+
+		if (current > 1 || state > SLAB_CLEARING || state == SLAB_CLEARING - 1 ||
+		    (state != ISW_SLAB_UNMAPPED &&
+		     iswi_kept32(&p->remote) >= e->config.remotes_max))
+			return iswi_error(error, -EBADMSG,
+					  "the state file is damaged: slab %u is in state %u at "
+					  "donor %u; nothing was changed",
+					  i / 2, state, iswi_kept32(&p->remote));
+	}
+	return 0;
+}
+
+void iswi_places_recover(struct isw_engine *e)
+{
+	for (uint32_t i = 0; i < 2 * e->slabs_count; i++) {
+		struct iswi_place *p = iswi_place(e, i / 2, i % 2);
+		uint64_t word = iswi_kept64(&p->word);
+
+		atomic_store(&p->in_flight, 0);
+		atomic_store_explicit(&p->reported, 0, memory_order_relaxed);
+		e->mappings = ISWI_MAX(e->mappings, word >> 8);
+		if (iswi_word_state(word) == ISW_SLAB_MAPPED)
+			keep_word(p, with_state(word, ISW_SLAB_SUSPENDED));
+		if (iswi_word_state(word) == SLAB_CLEARING) /* once more, from its beginning */
+			keep_word(p, with_state(word, ISW_SLAB_DRAINING));
+	}
+	for (uint32_t i = 0; i < 2 * e->slabs_count; i++)
+		finish_drain(e, i / 2, i % 2); /* those DRAINING */
 }
 
 void iswi_places_suspend(struct isw_engine *e, uint32_t remote)
@@ -351,12 +402,12 @@ int isw_engine_slabs(isw_engine *e, uint32_t first, uint32_t max, struct isw_sla
 			.remote = iswi_place_remote(p),
 			.slot = atomic_load_explicit(&p->slot, memory_order_relaxed),
 			.in_flight = (uint32_t)atomic_load(&p->in_flight),
-			.generation = p->generation,
+			.generation = iswi_kept64(&p->generation),
 			.source_state = place_state(source),
 			.source_remote = iswi_place_remote(source),
 			.source_slot = atomic_load_explicit(&source->slot, memory_order_relaxed),
 			.source_in_flight = (uint32_t)atomic_load(&source->in_flight),
-			.source_generation = source->generation,
+			.source_generation = iswi_kept64(&source->generation),
 			.page_ins = iswi_counted(&s->page_ins),
 			.page_outs = iswi_counted(&s->page_outs),
 			.remote_valid_pages = iswi_counted(&s->remote_valid_pages),

@@ -128,19 +128,23 @@ int isw_engine_load_tables(isw_engine *e, const char *path, struct isw_error *er
 {
 	int fd, code;
 
-	if (!e->has_backup)
+	if (!e->has_backup || e->standby)
 		return iswi_error(error, -EINVAL, "a device without backup has no page tables");
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
 		return iswi_error(error, -errno, "cannot open the page tables %s: %s", path,
 				  strerror(errno));
+	/* Half-read tables must not be served, by a successor either. */
+	iswi_keep32(&e->arena->phase, ISWI_ARENA_UNFINISHED);
 	code = read_tables(e, fd);
 	close(fd);
+	if (code) {
+		memset(e->backup_current, 0, bits_bytes(e));
+		memset(e->crc, 0, e->pages * sizeof(uint32_t));
+	}
+	iswi_arena_ready(e);
 	if (!code)
 		return 0;
-	/* Half-read tables must not be served. */
-	memset(e->backup_current, 0, bits_bytes(e));
-	memset(e->crc, 0, e->pages * sizeof(uint32_t));
 	return iswi_error(error, code,
 			  code == -EBADMSG ? "%s is damaged or not of this device and size"
 					   : "cannot read %s",

@@ -14,7 +14,10 @@ static uint32_t zero_page(struct isw_engine *e, uint64_t page, struct iswi_req *
 	iswi_backup_current_clear(e, page);
 	if (!entry)
 		return 0;
-	entry->version++;
+	entry->version = iswi_version_after(entry->version);
+	/* Before the answer, however long a transfer holds the buffer (R10). */
+	if (entry->newest != ISWI_NONE)
+		iswi_slot_clear(e, entry->newest);
 	entry->remote_wanted = false;
 	iswi_backup_cancel(e, entry);
 	/* Older writes are over: what they wrote may no longer be read. */
@@ -35,7 +38,8 @@ void iswi_zero(struct isw_engine *e, struct iswi_req *req)
 		struct iswi_shard *shard = iswi_shard_of(e, page);
 
 		pthread_mutex_lock(&shard->lock);
-		if (!shard->entries && !e->remote_valid[group] && !e->backup_current[group])
+		if (!shard->entries && !iswi_kept32(&e->remote_valid[group]) &&
+		    !iswi_kept32(&e->backup_current[group]))
 			page = stop; /* a large TRIM passes mostly over pages that are zeros */
 		for (; page < stop; page++)
 			given += zero_page(e, page, &done_list);

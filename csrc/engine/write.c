@@ -52,15 +52,20 @@ static struct iswi_entry *stage_page(struct isw_engine *e, uint64_t page, uint32
 {
 	struct iswi_entry *entry = iswi_entry_make(e, page);
 
-	entry->version++;
+	entry->version = iswi_version_after(entry->version);
 	e->slots[slot].version = entry->version;
-	e->slots[slot].page = page;
 	e->slot_uses[slot] = (struct iswi_slot_use){.req = req, .older = entry->newest};
+	/* The order of R9: with this store the page is what is staged, whoever asks, ... */
+	iswi_keep64(&e->slots[slot].page, page);
+	/* ... an older version is over, though its buffer may still be sent from (R10), ... */
+	if (entry->newest != ISWI_NONE)
+		iswi_slot_clear(e, entry->newest);
 	entry->newest = slot;
 	/* Before anything is sent: a transfer cut in its middle leaves a torn page there. */
 	iswi_remote_valid_clear(e, page);
 	iswi_backup_current_clear(e, page);
-	e->crc[page] = e->slots[slot].crc;
+	/* ... and what its checksum was no longer matters. */
+	iswi_keep32(&e->crc[page], e->slots[slot].crc);
 	if (e->has_backup)
 		iswi_backup_enqueue(e, entry);
 	return entry;
@@ -124,6 +129,7 @@ static void copy_pages(struct isw_engine *e, uint32_t slot, uint32_t count, cons
 		iswi_crc32c_pages(to, n, crc);
 		for (uint32_t i = 0; i < n; i++)
 			e->slots[slot + i].crc = crc[i];
+		iswi_crash_point();
 		slot += n;
 		count -= n;
 		from += (size_t)n * ISW_PAGE_BYTES;
@@ -259,6 +265,33 @@ static struct iswi_op *resend(struct isw_engine *e, struct iswi_entry *entry, ui
 	entry->remote_busy = true;
 	e->slot_uses[slot].refs++;
 	return iswi_write_op(e, entry->page, slot, &use);
+}
+
+void iswi_write_stranded(struct isw_engine *e, uint32_t slab)
+{
+	uint64_t first = slab * e->slab_pages, end = first + e->slab_pages;
+
+	for (uint32_t i = 0; e->stranded && i < e->config.staging_pages; i++) {
+		uint64_t page = iswi_kept64(&e->slots[i].page);
+		uint32_t owed[2] = {0};
+		struct iswi_op *op = NULL;
+		struct iswi_shard *shard;
+		struct iswi_entry *entry;
+
+		if (page < first || page >= end)
+			continue;
+		shard = iswi_shard_of(e, page);
+		pthread_mutex_lock(&shard->lock);
+		entry = iswi_entry_find(e, page);
+		if (entry && !entry->remote_busy && !iswi_bit(e->remote_valid, page))
+			op = resend(e, entry, owed);
+		pthread_mutex_unlock(&shard->lock);
+		if (op)
+			iswi_remote_submit(e, op);
+		for (uint32_t place = 0; place < 2; place++)
+			while (owed[place]--)
+				iswi_place_put(e, slab, place);
+	}
 }
 
 /*

@@ -21,6 +21,7 @@
 #define ISW_TOKEN_TEXT_BYTES 33
 #define ISW_LATENCY_BUCKETS  256
 #define ISW_NO_REMOTE        0xffffffff
+#define ISW_RECORD_BYTES_MAX 512
 
 struct isw_error {
 	int code;       /* negative errno, 0 when unset */
@@ -162,6 +163,7 @@ typedef struct isw_engine isw_engine;
 
 #define ISW_ENGINE_NO_BACKUP 0x1 /* --backup none: the loss of a donor loses data */
 #define ISW_ENGINE_STEPPED   0x2 /* no threads: the caller drives with isw_engine_step */
+#define ISW_ENGINE_STANDBY   0x4 /* waits for isw_engine_take_over */
 
 struct isw_engine_config {
 	uint64_t size_bytes; /* multiple of ISW_PAGE_BYTES */
@@ -180,15 +182,56 @@ struct isw_engine_config {
 	 */
 	uint32_t hedge_us_min;
 	uint32_t flags;
+	/*
+	 * The state file: borrowed until create returns, and made anew, unless this is a standby.
+	 * It outlives the process, whatever becomes of that; it should be in memory (tmpfs) and
+	 * nobody else's to read. -1: anonymous memory, which ends with the process.
+	 */
+	int32_t state_fd;
 };
 
 /*
  * backup_path: a regular file (created, preallocated) or a block device; NULL with
  * ISW_ENGINE_NO_BACKUP. Takes flock(LOCK_EX) on it before any I/O: -EWOULDBLOCK when another
- * process has it.
+ * process has it, or the state file.
+ *
+ * With ISW_ENGINE_STANDBY (and then without a backup_path) it has memory and threads, but changes
+ * neither the state file nor the backup, which are another process's. Until isw_engine_take_over
+ * only the functions on events, statistics and destroy may be called.
  */
 int isw_engine_create(const struct isw_engine_config *config, const char *backup_path,
 		      isw_engine **engine_out, struct isw_error *error);
+/*
+ * Goes on where the process that had the state file was killed, at whatever instruction. Waits up
+ * to ten seconds each for the locks of state file and backup, which are free when that process's
+ * last thread and its last write have ended: -EWOULDBLOCK. A state file that is not what it should
+ * be is an error as from isw_state_read, and then nothing has changed: the engine is a standby
+ * still.
+ *
+ * After it staged pages are staged and on their way to the backup, every slab that had a donor is
+ * SUSPENDED (but those that were draining, which are drained and reported), and every remote that
+ * has a record or a slab is down: isw_remote_reconnect and isw_slab_resume bring them back, when
+ * the donor has fenced the old connections. Statistics begin at zero. Blocking.
+ */
+int isw_engine_take_over(isw_engine *engine, const char *backup_path, struct isw_error *error);
+
+/* What a state file is of, without an engine. */
+struct isw_state_info {
+	uint64_t size_bytes;
+	uint64_t slab_bytes;
+	uint64_t file_bytes;
+	uint32_t staging_pages;
+	uint32_t remotes_max;
+	uint32_t no_backup;
+	uint32_t version; /* of its layout */
+	uint32_t ready;   /* a standby may take over */
+};
+/*
+ * Looks at a state file's header; nothing changes. -ENODATA: it is empty or zeros; -EBADMSG:
+ * damaged, truncated, or no state file; -EPROTONOSUPPORT: of another version; -ESTALE: of before
+ * the host was booted.
+ */
+int isw_state_read(int32_t fd, struct isw_state_info *info_out, struct isw_error *error);
 /* Every front end must be gone. Requests still in flight on remotes are ended first. */
 void isw_engine_destroy(isw_engine *engine);
 
@@ -219,6 +262,14 @@ int isw_remote_reconnect(isw_engine *engine, uint32_t remote,
 int isw_remote_shutdown(isw_engine *engine, uint32_t remote);
 /* -EBUSY while a slab is mapped or suspended there. */
 int isw_remote_destroy(isw_engine *engine, uint32_t remote);
+/*
+ * A remote's record: whatever a successor needs to know to get its lease back. To be set before a
+ * slab is mapped there; goes with the remote. Whoever is killed while setting it leaves the old one
+ * or the new one. -E2BIG: more than ISW_RECORD_BYTES_MAX.
+ */
+int isw_remote_record_set(isw_engine *engine, uint32_t remote, const void *data, uint32_t bytes);
+/* data_out has room for ISW_RECORD_BYTES_MAX. Returns the record's length, 0 when there is none. */
+int isw_remote_record(isw_engine *engine, uint32_t remote, void *data_out);
 
 /* Slab states. */
 #define ISW_SLAB_UNMAPPED  0
@@ -421,6 +472,16 @@ int isw_sim_slot(isw_engine *engine, uint32_t remote, uint32_t slot, void *memor
  * it with ISW_STEP_REMOTE_DOWN.
  */
 int isw_sim_fence(isw_engine *engine, uint32_t remote);
+/*
+ * The death of a stepped engine's process. `standby` (ISW_ENGINE_STEPPED | ISW_ENGINE_STANDBY) gets
+ * the same donors and disk, or copies of them when `dead` shall go on, and takes over. What was
+ * under way to a donor may still land there until it is reconnected; of each write under way to
+ * the disk all, nothing or half has landed, as the bits of `landed` say, two for each.
+ */
+int isw_sim_take_over(isw_engine *standby, isw_engine *dead, uint64_t landed,
+		      struct isw_error *error);
+/* Frees what a killed process had. Its state file is its successor's, and left alone. */
+void isw_sim_bury(isw_engine *dead);
 /* Transfers under way to a simulated donor. */
 int isw_sim_pending(isw_engine *engine, uint32_t remote);
 

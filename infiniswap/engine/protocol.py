@@ -192,6 +192,8 @@ class EngineConfig:
     hedge_us_min: int = 10_000
     no_backup: bool = False
     stepped: bool = False
+    standby: bool = False
+    state_fd: int = -1
 
 
 @dataclass(frozen=True, slots=True)

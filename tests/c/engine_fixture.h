@@ -49,6 +49,7 @@ static inline struct isw_engine_config world_config(uint32_t flags)
 		.request_bytes_max = REQUEST_PAGES_MAX * ISW_PAGE_BYTES,
 		.requests_max = 64,
 		.remotes_max = 4,
+		.state_fd = -1,
 		.backup_write_bytes_max = 4 * ISW_PAGE_BYTES,
 		.flags = ISW_ENGINE_STEPPED | flags,
 	};

@@ -23,6 +23,7 @@ static struct isw_engine_config config(void)
 		.request_bytes_max = RUN_PAGES * ISW_PAGE_BYTES,
 		.requests_max = 32,
 		.remotes_max = 1,
+		.state_fd = -1,
 		.backup_write_bytes_max = 16 * ISW_PAGE_BYTES,
 		.backup_writers = 2,
 		.backup_readers = 1,
@@ -334,13 +335,13 @@ static void a_backup_that_cannot_be_had_leaves_nothing_behind(void)
 
 	/* More than any file system can hold in one file. */
 	CHECK_EQ(stat(path, &before), 0);
-	CHECK(iswi_backup_file_open(path, INT64_MAX / 2, &ctx, &error) < 0);
+	CHECK(iswi_backup_file_open(path, INT64_MAX / 2, false, &ctx, &error) < 0);
 	CHECK(strstr(error.text, path));
 	CHECK_EQ(stat(path, &after), 0);
 	CHECK_EQ(after.st_size, before.st_size);
 	CHECK_EQ(after.st_blocks, before.st_blocks);
 	unlink(path);
-	CHECK(iswi_backup_file_open(path, INT64_MAX / 2, &ctx, &error) < 0);
+	CHECK(iswi_backup_file_open(path, INT64_MAX / 2, false, &ctx, &error) < 0);
 	CHECK(access(path, F_OK) < 0);
 	CHECK_EQ(isw_engine_create(&c, "/nowhere/at/all", &e, &error), -ENOENT);
 	CHECK_EQ(isw_engine_create(&c, "/", &e, &error), -EISDIR);

@@ -247,6 +247,7 @@ static void impossible_configurations_are_refused(void)
 			.request_bytes_max = wrong[i].request,
 			.requests_max = wrong[i].requests,
 			.remotes_max = wrong[i].remotes,
+			.state_fd = -1,
 			.backup_write_bytes_max = wrong[i].write,
 			.flags = ISW_ENGINE_STEPPED,
 		};

@@ -5,12 +5,17 @@
  * and answered checks every read. A failing seed is printed and replays exactly:
  *
  *     test_engine_sim [SEEDS [FIRST_SEED]]
+ *
+ * The process dies, too, and a successor goes on with what it left (engine_deaths.h).
  */
 #include <errno.h>
+#include <setjmp.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "engine/sim.h"
 #include "isw.h"
@@ -28,6 +33,7 @@
 /* A version of a page: value 0 is zeros, others stand in every 8 bytes of the page. */
 struct version {
 	uint64_t value, submitted, completed;
+	bool maybe; /* of a request that was never answered: its process died */
 };
 
 struct page {
@@ -56,7 +62,12 @@ struct world {
 	} where[SLABS][2];
 	bool taken[DONORS][SLOTS];
 	uint64_t generations;
-	bool backup_reads_fail, hedges, migrates, lossless;
+	bool backup_reads_fail, copies_much, hedges, migrates, lossless;
+	struct isw_engine_config config;
+	int state_fd;
+	uint32_t step, steps, stores_left; /* stores until the process dies; 0: it does not */
+	jmp_buf life;
+	uint64_t deaths, checks;
 	_Alignas(8) unsigned char buffer[REQUEST_PAGES_MAX * ISW_PAGE_BYTES];
 	uint64_t reads_checked, done, corrupted, copies, moved;
 };
@@ -94,7 +105,8 @@ static bool may_read(const struct page *page, uint64_t value, uint64_t read_subm
 			continue;
 		for (uint32_t k = 0; k < page->count && !overwritten; k++)
 			overwritten = page->versions[k].submitted > v->completed &&
-				      page->versions[k].completed < read_submitted;
+				      page->versions[k].completed < read_submitted &&
+				      !page->versions[k].maybe;
 		if (!overwritten)
 			return true;
 	}
@@ -107,7 +119,7 @@ static void add_version(struct world *w, uint32_t page, uint64_t value)
 
 	if (p->count == sizeof(p->versions) / sizeof(p->versions[0]))
 		fail(w, "the model has no room", page, 0);
-	p->versions[p->count++] = (struct version){value, w->time, NEVER};
+	p->versions[p->count++] = (struct version){value, w->time, NEVER, false};
 }
 
 static void complete_version(struct world *w, const struct request *r)
@@ -554,8 +566,11 @@ static void read_all(struct world *w)
 
 /* What all seeds did together. */
 struct totals {
-	uint64_t copied, migrated, moved, moved_lossless, dropped, hedged, hedges_won, passed_by;
+	uint64_t copied, migrated, moved, moved_lossless, dropped, hedged, hedges_won, passed_by,
+		deaths, checks;
 };
+
+#include "engine_deaths.h"
 
 static void start(struct world *w, uint64_t seed, const struct isw_engine_config *config)
 {
@@ -565,7 +580,9 @@ static void start(struct world *w, uint64_t seed, const struct isw_engine_config
 	w->seed = seed;
 	w->random = seed * 0x9e3779b97f4a7c15ull + 1;
 	w->lossless = config->flags & ISW_ENGINE_NO_BACKUP;
-	if (isw_sim_create(config, &w->engine, &error))
+	w->config = *config;
+	w->config.state_fd = w->state_fd = memfd_create("state", MFD_CLOEXEC);
+	if (isw_sim_create(&w->config, &w->engine, &error))
 		fail(w, error.text, 0, 0);
 	for (uint32_t i = 0; i < PAGES; i++) {
 		add_version(w, i, 0);
@@ -573,8 +590,17 @@ static void start(struct world *w, uint64_t seed, const struct isw_engine_config
 	}
 	for (uint32_t i = 0; i < DONORS; i++)
 		if (isw_sim_remote(w->engine, 1 + below(w, 3), SLOTS, &w->remotes[i]) ||
-		    w->remotes[i] != i)
+		    w->remotes[i] != i || isw_remote_record_set(w->engine, i, &i, sizeof(i)))
 			fail(w, "no remote", i, 0);
+}
+
+static void end(struct world *w, struct totals *totals)
+{
+	totals->deaths += w->deaths;
+	totals->checks += w->checks;
+	look_at(NULL);
+	isw_engine_destroy(w->engine);
+	close(w->state_fd);
 }
 
 /* Of a copy: nobody has asked for it, and what it was to bring is where it was. */
@@ -598,10 +624,31 @@ static void fail_a_copy(struct world *w)
 	reap(w);
 }
 
+static void lossless_step(struct world *w)
+{
+	uint32_t what = below(w, 10), slab = below(w, SLABS);
+
+	if (what < 3)
+		random_request(w);
+	else if (what == 3)
+		map_slab(w, slab);
+	else if (what == 4)
+		pull_slab(w, slab);
+	else if (what == 5)
+		leave_source(w, slab);
+	else if (what == 6)
+		fail_a_copy(w);
+	else
+		random_step(w, false);
+	take_events(w);
+	if (w->step % (STEPS / 4) == STEPS / 8)
+		migrate_all(w);
+}
+
 /*
  * Without a backup, and without a fault but to copies: slabs migrate in any order of events, and
  * each source is left as soon as it is said to have nothing. Not a page may be lost, nor a request
- * fail.
+ * fail - not even when the process dies.
  */
 static void run_lossless(uint64_t seed, struct totals *totals)
 {
@@ -614,6 +661,7 @@ static void run_lossless(uint64_t seed, struct totals *totals)
 		.request_bytes_max = REQUEST_PAGES_MAX * ISW_PAGE_BYTES,
 		.requests_max = REQUESTS_MAX,
 		.remotes_max = DONORS,
+		.state_fd = -1,
 		.backup_write_bytes_max = 4 * ISW_PAGE_BYTES,
 		.flags = ISW_ENGINE_STEPPED | ISW_ENGINE_NO_BACKUP,
 	};
@@ -624,34 +672,34 @@ static void run_lossless(uint64_t seed, struct totals *totals)
 	for (uint32_t slab = 0; slab < SLABS; slab++)
 		while (slab_info(w, slab).state == ISW_SLAB_UNMAPPED)
 			map_slab(w, slab);
-	for (uint32_t i = 0; i < STEPS; i++) {
-		uint32_t what = below(w, 10), slab = below(w, SLABS);
-
-		if (what < 3)
-			random_request(w);
-		else if (what == 3)
-			map_slab(w, slab);
-		else if (what == 4)
-			pull_slab(w, slab);
-		else if (what == 5)
-			leave_source(w, slab);
-		else if (what == 6)
-			fail_a_copy(w);
-		else
-			random_step(w, false);
-		take_events(w);
-		if (i % (STEPS / 4) == STEPS / 8)
-			migrate_all(w);
-	}
+	live(w, lossless_step);
 	settle(w);
 	read_all(w);
 	isw_engine_stats(w->engine, &stats);
 	if (stats.requests_failed || (stats.crc_errors_remote && !w->corrupted))
 		fail(w, "something failed", stats.requests_failed, stats.crc_errors_remote);
-	isw_engine_destroy(w->engine);
+	end(w, totals);
 	totals->migrated += stats.pages_migrated;
 	totals->moved_lossless += w->moved;
 	totals->dropped += stats.pages_copy_dropped;
+}
+
+static void step(struct world *w)
+{
+	uint32_t what = below(w, 10), i = w->step;
+
+	if (w->copies_much && i && i % (STEPS / 4) == 0)
+		change_donors(w);
+	if (w->hedges && i % (STEPS / 8) == STEPS / 16)
+		read_much(w);
+	if (w->migrates && i % (STEPS / 8) == STEPS / 32)
+		migrate_all(w);
+	if (what < 3)
+		random_request(w);
+	else if (what < 4)
+		control(w);
+	else
+		random_step(w, w->seed % 4 != 0);
 }
 
 static void run(uint64_t seed, struct totals *totals)
@@ -667,32 +715,18 @@ static void run(uint64_t seed, struct totals *totals)
 		.request_bytes_max = REQUEST_PAGES_MAX * ISW_PAGE_BYTES,
 		.requests_max = REQUESTS_MAX,
 		.remotes_max = DONORS,
+		.state_fd = -1,
 		.backup_write_bytes_max = 4 * ISW_PAGE_BYTES,
 		.hedge_us_min = hedges,
 		.flags = ISW_ENGINE_STEPPED,
 	};
 	struct isw_engine_stats stats;
-	bool faults = seed % 4 != 0;
 
 	start(w, seed, &config);
+	w->copies_much = copies;
 	w->hedges = hedges;
 	w->migrates = migrates;
-	for (uint32_t i = 0; i < STEPS; i++) {
-		uint32_t what = below(w, 10);
-
-		if (copies && i && i % (STEPS / 4) == 0)
-			change_donors(w);
-		if (hedges && i % (STEPS / 8) == STEPS / 16)
-			read_much(w);
-		if (migrates && i % (STEPS / 8) == STEPS / 32)
-			migrate_all(w);
-		if (what < 3)
-			random_request(w);
-		else if (what < 4)
-			control(w);
-		else
-			random_step(w, faults);
-	}
+	live(w, step);
 	settle(w);
 	read_all(w);
 	/* Every donor dies at once: with a backup nothing may be lost. */
@@ -710,7 +744,7 @@ static void run(uint64_t seed, struct totals *totals)
 		     stats.crc_errors_remote, stats.crc_errors_backup);
 	if (w->reads_checked < PAGES)
 		fail(w, "too little was checked", w->reads_checked, 0);
-	isw_engine_destroy(w->engine);
+	end(w, totals);
 	totals->copied += stats.pages_copied;
 	totals->migrated += stats.pages_migrated;
 	totals->moved += w->moved;
@@ -722,7 +756,7 @@ static void run(uint64_t seed, struct totals *totals)
 
 int main(int argc, char **argv)
 {
-	uint64_t seeds = argc > 1 ? strtoull(argv[1], NULL, 10) : 1000;
+	uint64_t seeds = argc > 1 ? strtoull(argv[1], NULL, 10) : SEEDS;
 	uint64_t first = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
 	struct totals totals = {0};
 
@@ -733,11 +767,12 @@ int main(int argc, char **argv)
 	}
 	printf("%llu seeds from %llu; %llu pages copied, %llu migrated, %llu copies dropped, %llu "
 	       "slabs moved, %llu without a backup; %llu reads hedged, %llu by the backup, %llu "
-	       "pages from there\n",
+	       "pages from there; %llu deaths, %llu stores looked behind\n",
 	       (unsigned long long)seeds, (unsigned long long)first,
 	       (unsigned long long)totals.copied, (unsigned long long)totals.migrated,
 	       (unsigned long long)totals.dropped, (unsigned long long)totals.moved,
 	       (unsigned long long)totals.moved_lossless, (unsigned long long)totals.hedged,
-	       (unsigned long long)totals.hedges_won, (unsigned long long)totals.passed_by);
+	       (unsigned long long)totals.hedges_won, (unsigned long long)totals.passed_by,
+	       (unsigned long long)totals.deaths, (unsigned long long)totals.checks);
 	return 0;
 }

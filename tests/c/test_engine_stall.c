@@ -161,6 +161,7 @@ static isw_engine *engine_start(void)
 		.request_bytes_max = RUN_PAGES * ISW_PAGE_BYTES,
 		.requests_max = READERS + 1,
 		.remotes_max = 1,
+		.state_fd = -1,
 		.backup_write_bytes_max = 32 * ISW_PAGE_BYTES,
 		.backup_writers = 1,
 		.backup_readers = 2,

@@ -325,6 +325,7 @@ static bool engine_start(struct world *w, uint32_t staging)
 		.request_bytes_max = RUN_PAGES * ISW_PAGE_BYTES,
 		.requests_max = WORKERS * DEPTH,
 		.remotes_max = DONORS,
+		.state_fd = -1,
 		.backup_write_bytes_max = 32 * ISW_PAGE_BYTES,
 		.backup_writers = 2,
 		.backup_readers = 2,

@@ -101,7 +101,7 @@ def test_enums_and_records_match_the_header(project_root: Path) -> None:
     assert names(StoreConfig) == fields("isw_store_config")
     assert names(LeaseStats) == fields("isw_lease_stats")
     assert names(SlabInfo) == fields("isw_slab_info")
-    assert names(EngineConfig)[:-2] == fields("isw_engine_config")[:-1]
+    assert names(EngineConfig)[:-4] == fields("isw_engine_config")[:-2]
     assert set(names(RemoteConfig)) == set(fields("isw_remote_config"))
 
 

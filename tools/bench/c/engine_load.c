@@ -230,6 +230,7 @@ static isw_engine *connect_engine(int argc, char **argv, uint64_t requests_max)
 		.request_bytes_max = REQUEST_BYTES_MAX,
 		.requests_max = (uint32_t)requests_max,
 		.remotes_max = 1,
+		.state_fd = -1,
 		.backup_write_bytes_max = 1u << 20,
 		.backup_writers = 2,
 		.backup_readers = 4,

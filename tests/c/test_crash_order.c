@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Orders of stores that the simulation meets too seldom, looked at behind each store. */
+#include "state_fixture.h"
+
+static void (*look)(struct world *w);
+static struct world *looked_at;
+static uint32_t looks;
+
+void iswi_crash_point(void)
+{
+	void (*now)(struct world * w) = look;
+
+	if (!now)
+		return;
+	look = NULL; /* not at what looking itself stores */
+	looks++;
+	now(looked_at);
+	look = now;
+}
+
+static void begin(struct world *w, void (*at_each_store)(struct world *w))
+{
+	looks = 0;
+	looked_at = w;
+	look = at_each_store;
+}
+
+static void end(uint32_t at_least)
+{
+	look = NULL;
+	CHECK(looks >= at_least);
+}
+
+static void record_is_old_or_new(struct world *w)
+{
+	struct world *s = successor(w);
+	char record[ISW_RECORD_BYTES_MAX];
+	int bytes = isw_remote_record(s->e, 0, record);
+
+	CHECK((bytes == 5 && !memcmp(record, "older", 5)) ||
+	      (bytes == 6 && !memcmp(record, "newest", 6)));
+	world_end(s);
+}
+
+static void a_record_is_old_or_new_behind_each_store(void)
+{
+	struct world *w = world_mapped(0);
+
+	for (uint32_t i = 0; i < 2; i++) { /* both copies */
+		CHECK_EQ(isw_remote_record_set(w->e, 0, "older", 5), 0);
+		begin(w, record_is_old_or_new);
+		CHECK_EQ(isw_remote_record_set(w->e, 0, "newest", 6), 0);
+		end(3);
+		CHECK_EQ(isw_remote_record_set(w->e, 0, "another", 7), 0);
+	}
+	world_end(w);
+}
+
+static void page_is_lost_or_valid(struct world *w)
+{
+	CHECK(is_remote_valid(w, 1) || is_backup_current(w, 1));
+}
+
+/* A copy of it arrives when the source has been given up. Never may it be zeros. */
+static void a_lost_page_that_arrives_is_never_zeros(void)
+{
+	struct world *w = world_mapped(ISW_ENGINE_NO_BACKUP);
+	uint64_t source = slab_of(w, 0).generation;
+
+	write_settled(w, 1, 1, 10);
+	CHECK_EQ(remote_new(w), 1);
+	CHECK_EQ(isw_slab_migrate(w->e, 0, 1, 0, ++w->generations), 0);
+	CHECK(isw_slab_pull(w->e, 0, w->generations, 1) >= 0);
+	REPLY(w, 0, 0);
+	CHECK_EQ(sent_for(w, 1, 1, ISWI_XFER_WRITE), 1);
+	begin(w, page_is_lost_or_valid);
+	CHECK_EQ(isw_slab_unmap(w->e, 0, 0, source), 0);
+	CHECK(!is_remote_valid(w, 1));
+	REPLY(w, 1, 0);
+	end(3);
+	CHECK(is_remote_valid(w, 1) && !is_backup_current(w, 1));
+	CHECK_EQ(read_settled(w, 1), 10);
+	world_end(w);
+}
+
+static void page_is_old_or_new(struct world *w)
+{
+	struct world *s = successor(w);
+	int64_t value = read_settled(s, 1);
+
+	CHECK(value == 10 || value == 20);
+	bring_back(s, 0);
+	settle(s);
+	CHECK_EQ(read_settled(s, 1), value);
+	CHECK_EQ(stats_of(s).crc_errors_remote + stats_of(s).crc_errors_backup, 0);
+	world_end(s);
+}
+
+static void page_is_new(struct world *w)
+{
+	struct world *s = successor(w);
+
+	CHECK_EQ(read_settled(s, 1), 20);
+	bring_back(s, 0);
+	settle(s);
+	CHECK_EQ(read_settled(s, 1), 20);
+	world_end(s);
+}
+
+/* A page's whole way, with each kind of end, in both orders. */
+static void a_write_is_old_until_answered_and_then_new(void)
+{
+	for (uint32_t order = 0; order < 2; order++) {
+		struct world *w = world_mapped(0);
+		uint32_t id;
+
+		write_settled(w, 1, 1, 10);
+		begin(w, page_is_old_or_new);
+		id = put(w, 1, 1, 20);
+		end(4);
+		begin(w, page_is_new);
+		for (uint32_t i = 0; i < 2; i++) {
+			if (i == order) {
+				REPLY(w, 0, 0);
+			} else {
+				DISK_TAKE(w);
+				DISK_DONE(w, 0);
+			}
+			CHECK_EQ(w->error[id], 0);
+		}
+		end(2);
+		world_end(w);
+	}
+}
+
+int main(void)
+{
+	a_record_is_old_or_new_behind_each_store();
+	a_lost_page_that_arrives_is_never_zeros();
+	a_write_is_old_until_answered_and_then_new();
+	return 0;
+}
