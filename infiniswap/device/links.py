@@ -23,6 +23,7 @@ from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
 from infiniswap.control.client import Session, connect
 from infiniswap.device.link_types import Lease, LinkConfig, Place, Slabs
+from infiniswap.device.records import encode_record
 from infiniswap.engine.protocol import Engine, RemoteConfig
 from infiniswap.errors import (
     DeadlineError,
@@ -218,7 +219,9 @@ class DonorLink:
     async def _ensure_remote(self, lease: Lease) -> int:
         if self.remote is None:
             config = self._remote_config(lease)
-            self.remote = await self._blocking(lambda: self._engine.remote_connect(config))
+            remote = await self._blocking(lambda: self._engine.remote_connect(config))
+            self._engine.remote_record_set(remote, encode_record(self.address, lease))
+            self.remote = remote
             log.info("donor %s: connected (%s)", self.address, self.name)
         return self.remote
 
@@ -352,6 +355,16 @@ class DonorLink:
 
     # ------------------------------------------------------------------- recovery
 
+    def adopt(self, remote: int, lease: Lease, mapped: Mapping[int, Place]) -> None:
+        """A predecessor's lease and slabs, which the engine has SUSPENDED: reclaimed as after any
+        loss of connections, or given up. Before anything else is asked of the link."""
+        assert self.remote is None
+        assert self._lease is None
+        self.remote, self._lease, self.mapped = remote, lease, dict(mapped)
+        self._down_s = asyncio.get_running_loop().time()
+        self.detail = "taken over from a process that ended"
+        self._recover()
+
     def connections_down(self, code: int) -> None:
         """ISW_EVENT_REMOTE_DOWN: the engine has suspended the slabs there."""
         if self._closing or not self._is_down():
@@ -460,6 +473,7 @@ class DonorLink:
         answer = await session.renew(lease.lease, lease.reclaim, lease.epoch)
         lease = replace(lease, token=answer.token, epoch=answer.epoch)
         self._lease = lease
+        self._engine.remote_record_set(remote, encode_record(self.address, lease))
         config = self._remote_config(lease)
         await self._blocking(lambda: self._engine.remote_reconnect(remote, config))
         there = {(info.slot, info.generation) for info in answer.slots}

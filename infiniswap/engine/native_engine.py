@@ -29,6 +29,7 @@ from infiniswap.engine.protocol import (
     RemoteInfo,
     SlabInfo,
     SlabState,
+    StateInfo,
 )
 from infiniswap.errors import (
     BackupError,
@@ -95,6 +96,21 @@ class NativeEngine:
             raise _create_error(-result, text_of(error, -result), backup_path)
         return out[0]
 
+    def take_over(self, backup_path: str | None) -> None:
+        """Blocking, worker thread: at most ten seconds for each of two locks.
+
+        Raises:
+            ConflictError: the process that has the state file or the backup is alive.
+            EngineError: the state file is damaged or of another device, boot or version.
+            BackupError: the backup cannot be used.
+        """
+        error = ffi.new("struct isw_error *")
+        path = ffi.NULL if backup_path is None else os.fsencode(backup_path)
+        with self._use() as engine:
+            result = lib.isw_engine_take_over(engine, path, error)
+        if result < 0:
+            raise _create_error(-result, text_of(error, -result), backup_path)
+
     def _use(self) -> Any:
         assert self._handle is not None
         return self._handle.use()
@@ -141,6 +157,19 @@ class NativeEngine:
             result = lib.isw_remote_reconnect(engine, remote, c_config, error)
         del keep
         check(result, f"cannot reconnect to donor {config.host} port {config.port}", error)
+
+    def remote_record_set(self, remote: int, record: bytes) -> None:
+        """Any thread, never waits for long."""
+        with self._use() as engine:
+            result = lib.isw_remote_record_set(engine, remote, record, len(record))
+        check(result, f"cannot set the record of remote {remote}")
+
+    def remote_record(self, remote: int) -> bytes:
+        """Any thread, never waits for long."""
+        out = ffi.new("unsigned char[]", lib.ISW_RECORD_BYTES_MAX)
+        with self._use() as engine:
+            length = check(lib.isw_remote_record(engine, remote, out), f"no remote {remote}")
+        return bytes(ffi.buffer(out, length))
 
     def remote_shutdown(self, remote: int) -> None:
         """Any thread, never waits; REMOTE_DOWN follows."""
@@ -372,6 +401,31 @@ def engine_config(config: EngineConfig) -> Any:
     return ffi.new("struct isw_engine_config *", {**fields, "flags": flags})
 
 
+def read_state(fd: int) -> StateInfo:
+    """What the state file behind an open descriptor is of; nothing changes.
+
+    Raises:
+        EngineError: it is empty (ENODATA), damaged (EBADMSG), of another version
+            (EPROTONOSUPPORT) or of before this host was booted (ESTALE).
+    """
+    error = ffi.new("struct isw_error *")
+    info = ffi.new("struct isw_state_info *")
+    check(lib.isw_state_read(fd, info, error), "cannot read the state file", error)
+    return StateInfo(
+        size_bytes=info.size_bytes,
+        slab_bytes=info.slab_bytes,
+        file_bytes=info.file_bytes,
+        staging_pages=info.staging_pages,
+        remotes_max=info.remotes_max,
+        no_backup=bool(info.no_backup),
+        version=info.version,
+        ready=bool(info.ready),
+    )
+
+
+_STATE_ERRORS = (errno.EINVAL, errno.ENODATA, errno.EBADMSG, errno.ESTALE, errno.EPROTONOSUPPORT)
+
+
 def _create_error(code: int, text: str, backup_path: str | None) -> InfiniswapError:
     """The error class for a failed isw_engine_create."""
     where = backup_path or ""
@@ -385,7 +439,7 @@ def _create_error(code: int, text: str, backup_path: str | None) -> InfiniswapEr
             where="the device's buffers and tables",
             mend="Make the device or device.staging smaller, or free some memory.",
         )
-    if code == errno.EINVAL or backup_path is None:
+    if code in _STATE_ERRORS or backup_path is None:
         return EngineError(text, where=where, code=code)
     return BackupError(text, where=where, mend="Give another place with --backup.")
 

@@ -178,7 +178,11 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Shape of a device's engine (struct isw_engine_config)."""
+    """Shape of a device's engine (struct isw_engine_config).
+
+    `state_fd`: open state file, which outlives the process; -1: anonymous memory, which does not.
+    `standby`: made without a backup, for `take_over`.
+    """
 
     size_bytes: int
     slab_bytes: int
@@ -194,6 +198,20 @@ class EngineConfig:
     stepped: bool = False
     standby: bool = False
     state_fd: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StateInfo:
+    """What a state file is of (struct isw_state_info)."""
+
+    size_bytes: int
+    slab_bytes: int
+    file_bytes: int
+    staging_pages: int
+    remotes_max: int
+    no_backup: bool
+    version: int
+    ready: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +242,24 @@ class Engine(Protocol):
     def events(self) -> Sequence[Event]:
         """Takes what has been reported; empty when nothing was."""
 
+    def take_over(self, backup_path: str | None) -> None:
+        """Blocking. A standby goes on where the process that had the state file was killed.
+
+        After it remotes are down and mapped slabs SUSPENDED; drains that were under way are
+        reported. It stays a standby when it fails.
+        """
+
     def remote_connect(self, config: RemoteConfig) -> int:
         """Blocking. Returns the remote's number."""
+
+    def remote_record_set(self, remote: int, record: bytes) -> None:
+        """What a successor must know of a remote, at most 512 bytes: it has this or the last one.
+
+        To be set before a slab is mapped there.
+        """
+
+    def remote_record(self, remote: int) -> bytes:
+        """The remote's record; empty when there is none."""
 
     def remote_reconnect(self, remote: int, config: RemoteConfig) -> None:
         """Blocking. After REMOTE_DOWN and a renewed lease."""

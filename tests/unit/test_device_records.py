@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""infiniswap.device.records and recovery: what a successor makes of a predecessor's remotes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from infiniswap.device.link_types import Lease, Place
+from infiniswap.device.records import decode_record, encode_record
+from infiniswap.device.recovery import adopt
+from infiniswap.units import HostPort
+
+_LEASE = Lease(7, "ab" * 16, 3, "cd" * 16, 1 << 40, "ef" * 16)
+_ADDRESS = HostPort("donor.example", 9400)
+
+
+def test_a_record_has_all_but_the_token() -> None:
+    known = decode_record(encode_record(_ADDRESS, _LEASE))
+    assert known is not None
+    address, lease = known
+    assert address == _ADDRESS
+    assert lease == Lease(7, "ab" * 16, 3, "", 1 << 40, "ef" * 16)
+
+
+def test_the_longest_record_fits() -> None:
+    lease = Lease(2**64 - 1, "ab" * 16, 2**64 - 1, "", 2**64 - 1, "ef" * 16)
+    assert len(encode_record(HostPort("h" * 255, 65535), lease)) <= 512
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"\x91\x01", encode_record(_ADDRESS, _LEASE)[:-3]])
+def test_what_is_no_record_is_nobodys(data: bytes) -> None:
+    assert decode_record(data) is None
+
+
+def _slab(remote: int | None, source: int | None = None) -> Any:
+    return SimpleNamespace(
+        remote=remote,
+        slot=1,
+        generation=11,
+        source_remote=source,
+        source_slot=2,
+        source_generation=22,
+    )
+
+
+class _Engine:
+    def __init__(self, records: dict[int, bytes], slabs: list[Any]) -> None:
+        self.records, self._slabs = records, slabs
+        self.calls: list[tuple[Any, ...]] = []
+
+    def slabs(self) -> list[Any]:
+        return self._slabs
+
+    def remotes(self) -> list[Any]:
+        return [SimpleNamespace(remote=number, state="down") for number in self.records]
+
+    def remote_record(self, remote: int) -> bytes:
+        return self.records[remote]
+
+    def slab_unmap(self, *args: int) -> None:
+        self.calls.append(("unmap", *args))
+
+    def remote_destroy(self, remote: int) -> None:
+        self.calls.append(("destroy", remote))
+
+
+class _Link:
+    def __init__(self, address: HostPort) -> None:
+        self.address = address
+        self.adopted: tuple[Any, ...] = ()
+
+    def adopt(self, remote: int, lease: Lease, mapped: dict[int, Place]) -> None:
+        self.adopted = (remote, lease.lease, mapped)
+
+
+def _adopt(engine: _Engine, links: list[_Link]) -> list[int]:
+    lost: list[int] = []
+    mapper = SimpleNamespace(links=links, lost=lost.append)
+    adopt(cast(Any, engine), cast(Any, mapper), cast(Any, _Link))
+    return lost
+
+
+def test_each_remote_finds_its_link_and_a_slab_may_be_at_two() -> None:
+    other = HostPort("other", 1)
+    engine = _Engine(
+        {0: encode_record(_ADDRESS, _LEASE), 3: encode_record(other, _LEASE)},
+        [_slab(0), _slab(None), _slab(3, source=0)],
+    )
+    links = [_Link(_ADDRESS)]
+    assert _adopt(engine, links) == []
+    assert links[0].adopted == (0, 7, {0: Place(1, 11), 2: Place(2, 22)})
+    assert links[1].address == other  # not named any more: it gets a link all the same
+    assert links[1].adopted == (3, 7, {2: Place(1, 11)})
+    assert not engine.calls
+
+
+def test_a_remote_without_a_record_is_given_up() -> None:
+    engine = _Engine({2: b"garbage"}, [_slab(None), _slab(2)])
+    assert _adopt(engine, []) == [1]
+    assert engine.calls == [("unmap", 1, 2, 11), ("destroy", 2)]
