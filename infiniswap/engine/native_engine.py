@@ -53,6 +53,23 @@ class NativeFrontend:
         self._engine = engine  # keeps the engine alive longer than the front end
         self._handle = Handle(name, pointer, lib.isw_frontend_destroy)
 
+    def handover(self) -> tuple[int, bytes]:
+        """Any thread. Connection and first message; EngineError EOPNOTSUPP."""
+        error = ffi.new("struct isw_error *")
+        fd = ffi.new("int32_t *")
+        init = ffi.new("char[]", lib.ISW_FUSE_INIT_BYTES_MAX)
+        with self._handle.use() as frontend:
+            result = lib.isw_frontend_fuse_handover(frontend, fd, init, error)
+        count = check(result, "nobody could take the front end over", error)
+        return int(fd[0]), bytes(ffi.buffer(init, count))
+
+    def take_over(self, connection: int) -> None:
+        """Blocking, worker thread; takes the descriptor. EngineError EPROTO, ENODEV."""
+        error = ffi.new("struct isw_error *")
+        with self._handle.use() as frontend:
+            result = lib.isw_frontend_fuse_take_over(frontend, connection, error)
+        check(result, "cannot take the fuse front end over", error)
+
     def close(self) -> None:
         """Blocking, worker thread, idempotent."""
         self._handle.close()
@@ -343,6 +360,19 @@ class NativeEngine:
         if -result in (errno.EPERM, errno.EACCES):
             raise NotPermittedError(text, where=mountpoint, mend="Run it as root.")
         raise EngineError(text, where=mountpoint, code=-result)
+
+    def frontend_fuse_prepare(self, mountpoint: str, init: bytes) -> NativeFrontend:
+        """Blocking, worker thread. EngineError EOPNOTSUPP, ENOMEM."""
+        error = ffi.new("struct isw_error *")
+        out = ffi.new("isw_frontend **")
+        with self._use() as engine:
+            result = lib.isw_frontend_fuse_prepare(
+                engine, os.fsencode(mountpoint), init, len(init), out, error
+            )
+            if result >= 0:
+                return self._adopt("fuse front end", out[0])
+        check(result, "cannot prepare the fuse front end", error)
+        raise AssertionError("unreachable")
 
     def frontend_nbd_socket(self, path: str) -> NativeFrontend:
         """Any thread; binds and returns."""
