@@ -163,6 +163,8 @@ class DeviceConfig:
     """Of the swap area; auto: above every active one."""
     keep_awake: str = _choice("auto", "auto", "off")
     """Processors that stay awake while pages come in (infiniswap.system.wakeup)."""
+    standby: str = _choice("on", "on", "off")
+    """A second process waits, started and locked, and takes over when the device's process dies."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,25 +12,53 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import msgspec
 
-from infiniswap.device import rundir
+from infiniswap.device import client, rundir
 from infiniswap.device.api import Ready
 from infiniswap.device.client import DeviceError
 from infiniswap.device.rundir import DevicePaths
 from infiniswap.device.spec import DeviceSpec, encode_spec
-from infiniswap.errors import DeadlineError, InfiniswapError, SystemCallError
+from infiniswap.errors import DeadlineError, InfiniswapError, SystemCallError, UnavailableError
 
 START_S_MAX = 120.0
 """Reserving the backup of a large device takes its time on a slow disk."""
 
 _READY_BYTES_MAX = 64 * 1024
+_ORPHAN_PAUSE_S = 0.5
 
 
 def device_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     """Environment of a device process: one malloc arena, as each would be locked."""
     return {**(os.environ if base is None else base), "MALLOC_ARENA_MAX": "1"}
+
+
+def holder_program() -> Path:
+    """The holder, which lies beside the C extension.
+
+    Raises:
+        UnavailableError: it is not installed.
+    """
+    from infiniswap.engine.binding import extension_path
+
+    program = extension_path().parent.parent / "device" / "infiniswap-holder"
+    if not os.access(program, os.X_OK):
+        raise UnavailableError(
+            "the program that restarts devices is not installed",
+            where=str(program),
+            mend='Install the package again; or do without: standby = "off" under [device].',
+        )
+    return program
+
+
+def _command(spec: DeviceSpec, spec_fd: int, ready_fd: int, *, foreground: bool) -> list[str]:
+    mode = "foreground" if foreground else "background"
+    device = [sys.executable, "-m", "infiniswap.device", mode]
+    if spec.config.standby == "off":
+        return [*device, "alone", str(spec_fd), str(ready_fd)]
+    return [str(holder_program()), str(spec_fd), str(ready_fd), *device]
 
 
 def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> Ready:
@@ -49,14 +77,7 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
         spec_file.seek(0)
         try:
             process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "infiniswap.device",
-                    str(spec_file.fileno()),
-                    str(ready_write),
-                    "foreground" if foreground else "background",
-                ],
+                _command(spec, spec_file.fileno(), ready_write, foreground=foreground),
                 # It makes its run directory and writes its log there as soon as it has the lock:
                 # what we made, nobody would take away if we were killed now.
                 stdin=subprocess.DEVNULL,
@@ -97,25 +118,33 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
 _CHILDREN: dict[str, subprocess.Popen[bytes]] = {}
 
 
-def wait(name: str, waiting: Callable[[], None]) -> int:
-    """Waits for a device process started by this one; returns its exit code.
+def wait(paths: DevicePaths, waiting: Callable[[], None]) -> int:
+    """Waits for the end of a device that this process has started; returns its exit code.
 
     Args:
-        name: of the device.
+        paths: of the device.
         waiting: called once, when signals no longer end this process.
 
     Signals that mean "end" are passed on. It has a session of its own and so does not get those
     of the terminal by itself: it may have to refuse, and must outlive a first Ctrl-C then.
     """
-    process = _CHILDREN.pop(name)
+    process = _CHILDREN.pop(paths.name)
+
+    def end(*_: object) -> None:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            return
+        with contextlib.suppress(InfiniswapError, OSError):  # its holder is gone
+            os.kill(client.status(paths).pid, signal.SIGTERM)
+
     ending = (signal.SIGINT, signal.SIGTERM)
-    previous = {
-        number: signal.signal(number, lambda *_: process.send_signal(signal.SIGTERM))
-        for number in ending
-    }
+    previous = {number: signal.signal(number, end) for number in ending}
     try:
         waiting()
-        return process.wait()
+        code = process.wait()
+        while code < 0 and rundir.is_running(paths):
+            time.sleep(_ORPHAN_PAUSE_S)  # the holder was killed; the device goes on without it
+        return code
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
