@@ -16,8 +16,8 @@
 #define STANDBY_NS (180 * SECOND_NS)
 /* The successor waits for its predecessor's last writes, and those for a slow disk. */
 #define TAKE_OVER_NS (300 * SECOND_NS)
-/* Who has served this long did not die of how it began. */
-#define STEADY_NS       (10 * SECOND_NS)
+/* Who has served this long did not die of how it began; starting the next one takes as long. */
+#define STEADY_NS       SECOND_NS
 #define BACK_OFF_NS     (SECOND_NS / 10)
 #define BACK_OFF_NS_MAX (10 * SECOND_NS)
 /* A standby of code that cannot take over: somebody may install other code. */
