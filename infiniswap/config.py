@@ -167,6 +167,8 @@ class DeviceConfig:
     """Processors that stay awake while pages come in (infiniswap.system.wakeup)."""
     group: str = _text("infiniswap")
     """Whose members may run jobs on a declared device without root; empty: nobody's."""
+    standby: str = _choice("on", "on", "off")
+    """A second process waits, started and locked, and takes over when the device's process dies."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,8 @@ class Cluster:
                 "INFINISWAP_DAEMON_STATE_DIR": str(self.root / "state"),
                 "INFINISWAP_DAEMON_RUN_DIR": str(self.root / "donors"),
                 "INFINISWAP_DEVICE_SLAB": str(SLAB),
+                # A second interpreter per device; tests of take-overs turn it on.
+                "INFINISWAP_DEVICE_STANDBY": "off",
                 "INFINISWAP_DEVICE_STAGING": str(8 * MIB),
                 "INFINISWAP_POLICY_HOT_PAGES_PER_S": "1",
                 "INFINISWAP_POLICY_PERIOD_S": "0.2",
@@ -403,10 +405,50 @@ class Device:
         os.kill(pid, number)
         return pid
 
+    def wait_standby(self) -> Any:
+        """Waits until a death would be followed by a take-over; returns the status."""
+
+        def ready() -> Any:
+            status = self.status
+            return status if status["succession"]["standby"] == "ready" else None
+
+        return until(ready, "a standby")
+
+    def wait_take_over(self, count: int) -> Any:
+        """Waits until so many take-overs were made; returns the status."""
+
+        def done() -> Any:
+            shown = self.cluster.cli("device", "show", self.name, "--json")
+            status = json.loads(shown.stdout) if shown.returncode == 0 else None
+            return status if status and status["succession"]["take_overs"] >= count else None
+
+        return until(done, f"take-over {count}")
+
+    def processes(self) -> dict[str, int]:
+        """Pids of holder, active process and standby, the last one once it is ready."""
+
+        def found() -> dict[str, int] | None:
+            status = self.wait_standby()
+            holder, active = status["succession"]["holder_pid"], status["pid"]
+            others = [pid for pid in children(holder) if pid != active]
+            if len(others) != 1:
+                return None  # one has just died
+            return {"holder": holder, "active": active, "standby": others[0]}
+
+        pids = until(found, "holder, active process and standby")
+        assert isinstance(pids, dict)
+        return pids
+
     def kill(self) -> None:
         """kill -9, and waits until the process is gone."""
         pid = self.send(signal.SIGKILL)
         wait_ended(pid)
+
+
+def children(pid: int) -> list[int]:
+    """Pids of a process's children."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
 
 
 def wait_ended(pid: int, wait_s: float = WAIT_S) -> None:

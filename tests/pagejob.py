@@ -23,6 +23,9 @@ from infiniswap.units import MIB
 NEEDS = [*NEEDS_SWAP, pytest.mark.requires_tool("cc")]
 """What a test with such a job needs."""
 
+ROUND_S_MAX = 4 * WAIT_S
+"""A round is tens of thousands of page-ins, on a machine that may have other things to do."""
+
 JOB_MIB = 48
 LIMIT_MIB = 16
 
@@ -86,7 +89,7 @@ class Job:
             assert self.process.poll() is None or text in self.log, self.log
             return text in self.log
 
-        until(reached, f"{text!r} of the job")
+        until(reached, f"{text!r} of the job", ROUND_S_MAX)
 
     def more_rounds(self, count: int = 1) -> None:
         """Lets it verify everything `count` times more, all of it from now on."""

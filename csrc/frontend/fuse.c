@@ -7,6 +7,10 @@
  * handling a request allocates, so page requests never reach it: our one thread reads /dev/fuse
  * into buffers made beforehand and fuse_pages.c handles READ, WRITE, FSYNC and FALLOCATE. Their
  * answers are written by the engine's threads, in any order.
+ *
+ * A mount outlives its process as long as somebody has a copy of the connection's descriptor. A
+ * successor lets libfuse see the kernel's first message once more, does not send its answer, and
+ * has the kernel ask again what was not answered (FUSE_NOTIFY_RESEND).
  */
 #define FUSE_USE_VERSION 34
 
@@ -20,14 +24,24 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "frontend/fuse_frontend.h"
 #include "util/util.h"
 
 #define DISK_NAME "disk"
+/* Linux 6.9; older headers lack both. */
+#define NOTIFY_RESEND 7 /* FUSE_NOTIFY_RESEND */
+#ifndef FUSE_INIT_EXT
+#define FUSE_INIT_EXT (1 << 30)
+#endif
+#define FLAGS2_HAS_RESEND (1u << 7) /* FUSE_HAS_RESEND >> 32 */
+/* fuse_session_custom_io() */
+#define CAN_ADOPT (FUSE_VERSION >= FUSE_MAKE_VERSION(3, 13))
 /*
  * Largest READ and WRITE asked of the kernel. Every buffer has this size and all of them are
  * locked in memory, and swap asks for far less, so more would only cost.
@@ -103,6 +117,10 @@ static int dispatch(struct iswi_fuse *fe, struct iswi_fuse_slot **slot, size_t b
 		break;
 	case ISWI_FUSE_NOT_OURS:
 		iswi_engine_unplug(fe->engine, &fe->plug);
+		if (opcode == FUSE_INIT && bytes <= sizeof(fe->init)) {
+			memcpy(fe->init, message.mem, bytes);
+			fe->init_bytes = bytes;
+		}
 		fuse_session_process_buf(fe->session, &message);
 		if (fuse_session_exited(fe->session))
 			return -EPROTO; /* libfuse could not agree with the kernel */
@@ -131,7 +149,8 @@ static void *session_thread(void *arg)
 	if (slot)
 		iswi_fuse_slot_put(slot);
 	phase = set_phase(fe, ISWI_FUSE_ENDED);
-	if (phase == ISWI_FUSE_SERVING && err != -ECANCELED)
+	if (phase == ISWI_FUSE_SERVING && err != -ECANCELED &&
+	    !atomic_load_explicit(&fe->leaving, memory_order_relaxed))
 		iswi_engine_frontend_down(fe->engine, err);
 	return NULL;
 }
@@ -281,6 +300,7 @@ static void fe_free(struct iswi_fuse *fe)
 		munmap(fe->memory, fe->slot_bytes * fe->slots_max);
 	if (fe->wake_fd >= 0)
 		close(fe->wake_fd);
+	free(fe->mountpoint);
 	pthread_cond_destroy(&fe->changed);
 	pthread_mutex_destroy(&fe->lock);
 	free(fe);
@@ -305,13 +325,22 @@ static void fe_destroy(isw_frontend *frontend)
 {
 	struct iswi_fuse *fe = ISWI_CONTAINER(frontend, struct iswi_fuse, base);
 
-	fe_stop(fe);
+	/*
+	 * While we still answer: closing our descriptor ends nothing as long as somebody else has a
+	 * copy, and unmounting a file system that nobody serves could wait for ever. Lazy: somebody
+	 * may have the file open.
+	 */
+	if (fe->started) {
+		atomic_store_explicit(&fe->leaving, true, memory_order_relaxed);
+		(void)umount2(fe->mountpoint, MNT_DETACH | UMOUNT_NOFOLLOW);
+		fe_stop(fe);
+	}
 	fe_free(fe);
 }
 
 static const struct iswi_frontend_ops frontend_ops = {.name = "fuse", .destroy = fe_destroy};
 
-static int fe_create(isw_engine *engine, struct iswi_fuse **fe_out)
+static int fe_create(isw_engine *engine, const char *mountpoint, struct iswi_fuse **fe_out)
 {
 	pthread_condattr_t attr;
 	struct iswi_fuse *fe = calloc(1, sizeof(*fe));
@@ -321,6 +350,7 @@ static int fe_create(isw_engine *engine, struct iswi_fuse **fe_out)
 		return -ENOMEM;
 	fe->base.ops = &frontend_ops;
 	fe->engine = engine;
+	fe->mountpoint = strdup(mountpoint);
 	fe->fd = -1;
 	fe->size_bytes = iswi_engine_size_bytes(engine);
 	fe->request_bytes = ISWI_MIN(iswi_engine_request_bytes_max(engine), REQUEST_BYTES_MAX);
@@ -334,7 +364,7 @@ static int fe_create(isw_engine *engine, struct iswi_fuse **fe_out)
 	pthread_cond_init(&fe->changed, &attr);
 	pthread_condattr_destroy(&attr);
 	fe->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	err = fe->wake_fd < 0 ? -errno : 0;
+	err = fe->wake_fd < 0 ? -errno : fe->mountpoint ? 0 : -ENOMEM;
 	if (!err && (fe->request_bytes == 0 || fe->slots_max == 0))
 		err = -EINVAL;
 	if (!err)
@@ -428,7 +458,7 @@ int isw_frontend_fuse(isw_engine *engine, const char *mountpoint, isw_frontend *
 	int err;
 
 	*frontend_out = NULL;
-	err = fe_create(engine, &fe);
+	err = fe_create(engine, mountpoint, &fe);
 	if (err)
 		return iswi_error(error, err, "the FUSE front end's buffers: %s", strerror(-err));
 	err = fe_mount(fe, mountpoint, error);
@@ -445,6 +475,7 @@ int isw_frontend_fuse(isw_engine *engine, const char *mountpoint, isw_frontend *
 			   mountpoint, strerror(-err));
 		goto err_stop;
 	}
+	fe->started = true;
 	*frontend_out = &fe->base;
 	return 0;
 
@@ -454,3 +485,158 @@ err_free:
 	fe_free(fe);
 	return err;
 }
+
+/* ------------------------------------------------------------------- succession */
+
+static bool has_resend(const struct iswi_fuse *fe)
+{
+	const struct fuse_init_in *init = (const void *)(fe->init + sizeof(struct fuse_in_header));
+
+	return fe->init_bytes >= sizeof(struct fuse_in_header) + sizeof(*init) &&
+	       init->flags & FUSE_INIT_EXT && init->flags2 & FLAGS2_HAS_RESEND;
+}
+
+int isw_frontend_fuse_handover(isw_frontend *frontend, int32_t *fd_out, void *init_out,
+			       struct isw_error *error)
+{
+	struct iswi_fuse *fe = ISWI_CONTAINER(frontend, struct iswi_fuse, base);
+
+	*fd_out = -1;
+	if (frontend->ops != &frontend_ops)
+		return iswi_error(error, -EINVAL, "not a FUSE front end");
+	if (!CAN_ADOPT)
+		return iswi_error(error, -EOPNOTSUPP,
+				  "libfuse is older than 3.13, so no other process can take the "
+				  "connection to the kernel over");
+	if (!has_resend(fe))
+		return iswi_error(error, -EOPNOTSUPP,
+				  "this kernel cannot ask again what a dead process has not "
+				  "answered (FUSE_NOTIFY_RESEND, Linux 6.9)");
+	memcpy(init_out, fe->init, fe->init_bytes);
+	*fd_out = fe->fd;
+	return (int)fe->init_bytes;
+}
+
+#if CAN_ADOPT
+static ssize_t answer(int fd, struct iovec *parts, int count, void *userdata)
+{
+	const struct iswi_fuse *fe = userdata;
+	ssize_t bytes = 0;
+
+	if (!fe->replaying)
+		return writev(fd, parts, count);
+	for (int i = 0; i < count; i++)
+		bytes += (ssize_t)parts[i].iov_len;
+	return bytes;
+}
+
+static ssize_t never_read(int fd, void *data, size_t bytes, void *userdata)
+{
+	(void)fd;
+	(void)data;
+	(void)bytes;
+	(void)userdata;
+	errno = ENOSYS;
+	return -1;
+}
+
+/* libfuse believes that it has just mounted. Our thread does not run yet. */
+static int fe_replay(struct iswi_fuse *fe, struct isw_error *error)
+{
+	struct fuse_buf message = {.size = fe->init_bytes, .mem = fe->init};
+
+	fe->replaying = true;
+	fuse_session_process_buf(fe->session, &message);
+	fe->replaying = false;
+	if (fuse_session_exited(fe->session))
+		return iswi_error(error, -EPROTO,
+				  "libfuse does not accept what the kernel had said to the "
+				  "predecessor");
+	set_phase(fe, ISWI_FUSE_SERVING);
+	return 0;
+}
+
+static int ask_again(const struct iswi_fuse *fe)
+{
+	struct fuse_out_header head = {.len = sizeof(head), .error = NOTIFY_RESEND};
+
+	return write(fe->fd, &head, sizeof(head)) == (ssize_t)sizeof(head) ? 0 : -errno;
+}
+
+int isw_frontend_fuse_prepare(isw_engine *engine, const char *mountpoint, const void *init,
+			      uint32_t init_bytes, isw_frontend **frontend_out,
+			      struct isw_error *error)
+{
+	char options[32];
+	char *argv[] = {"infiniswap", "-o", options};
+	struct fuse_args args = FUSE_ARGS_INIT(3, argv);
+	struct iswi_fuse *fe;
+	int err;
+
+	*frontend_out = NULL;
+	err = fe_create(engine, mountpoint, &fe);
+	if (err)
+		return iswi_error(error, err, "the FUSE front end's buffers: %s", strerror(-err));
+	if (init_bytes > sizeof(fe->init)) {
+		fe_free(fe);
+		return iswi_error(error, -EINVAL, "the kernel's first message is too long");
+	}
+	memcpy(fe->init, init, init_bytes);
+	fe->init_bytes = init_bytes;
+	snprintf(options, sizeof(options), "max_read=%u", fe->request_bytes);
+	fe->session = fuse_session_new(&args, &session_ops, sizeof(session_ops), fe);
+	fuse_opt_free_args(&args);
+	if (!fe->session) {
+		fe_free(fe);
+		return iswi_error(error, -ENOMEM, "libfuse could not make a session");
+	}
+	*frontend_out = &fe->base;
+	return 0;
+}
+
+int isw_frontend_fuse_take_over(isw_frontend *frontend, int32_t fd, struct isw_error *error)
+{
+	static const struct fuse_custom_io io = {.writev = answer, .read = never_read};
+	struct iswi_fuse *fe = ISWI_CONTAINER(frontend, struct iswi_fuse, base);
+	int err;
+
+	if (frontend->ops != &frontend_ops || fe->fd >= 0 ||
+	    fuse_session_custom_io(fe->session, &io, fd) != 0) {
+		close(fd);
+		return iswi_error(error, -EINVAL, "not a FUSE front end that was prepared");
+	}
+	fe->fd = fd; /* the session's from here on */
+	err = fe_replay(fe, error);
+	if (err)
+		return err;
+	err = iswi_thread_start(&fe->thread, "isw-fuse", session_thread, fe);
+	if (err)
+		return iswi_error(error, err, "the FUSE front end's thread: %s", strerror(-err));
+	fe->started = true;
+	err = ask_again(fe);
+	if (err)
+		return iswi_error(error, err,
+				  "the kernel does not ask again what was not answered: %s",
+				  strerror(-err));
+	return 0;
+}
+#else
+int isw_frontend_fuse_prepare(isw_engine *engine, const char *mountpoint, const void *init,
+			      uint32_t init_bytes, isw_frontend **frontend_out,
+			      struct isw_error *error)
+{
+	(void)engine;
+	(void)mountpoint;
+	(void)init;
+	(void)init_bytes;
+	*frontend_out = NULL;
+	return iswi_error(error, -EOPNOTSUPP, "libfuse is older than 3.13");
+}
+
+int isw_frontend_fuse_take_over(isw_frontend *frontend, int32_t fd, struct isw_error *error)
+{
+	(void)frontend;
+	close(fd);
+	return iswi_error(error, -EOPNOTSUPP, "libfuse is older than 3.13");
+}
+#endif

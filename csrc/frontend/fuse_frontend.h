@@ -37,12 +37,21 @@ struct iswi_fuse {
 	isw_frontend base;
 	isw_engine *engine; /* borrowed */
 	struct fuse_session *session;
+	char *mountpoint;
 	int fd;      /* borrowed from session; non-blocking */
 	int wake_fd; /* eventfd: readable once stopping */
 	pthread_t thread;
 	struct iswi_plug plug; /* the session thread's own */
 	/* fe_stop stores (release); the session thread loads (acquire) before each receive. */
 	atomic_bool stopping;
+	/* Relaxed: it only says that the end of the connection is no news. */
+	atomic_bool leaving;
+
+	/* The kernel's first message; written before the phase is SERVING, read after. */
+	char init[ISW_FUSE_INIT_BYTES_MAX];
+	size_t init_bytes;
+	bool started;   /* the thread runs; control threads only */
+	bool replaying; /* its answer, which the kernel has had already, is not sent */
 
 	uint64_t size_bytes;
 	uint32_t request_bytes; /* largest READ and WRITE */

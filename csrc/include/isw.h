@@ -460,6 +460,28 @@ typedef struct isw_frontend isw_frontend;
 /* Mounts a FUSE file system with one file, `disk`, at mountpoint. -ENOSYS without libfuse3. */
 int isw_frontend_fuse(isw_engine *engine, const char *mountpoint, isw_frontend **frontend_out,
 		      struct isw_error *error);
+/* Bytes of the kernel's first message that a successor may need. */
+#define ISW_FUSE_INIT_BYTES_MAX 256
+/*
+ * What a successor of a fuse front end needs: the connection's descriptor (the front end's; copies
+ * keep the mount alive while nobody serves it) and the kernel's first message, of which init_out
+ * takes ISW_FUSE_INIT_BYTES_MAX bytes. Returns that message's length. -EOPNOTSUPP with the reason:
+ * this kernel or libfuse cannot hand a connection on.
+ */
+int isw_frontend_fuse_handover(isw_frontend *frontend, int32_t *fd_out, void *init_out,
+			       struct isw_error *error);
+/*
+ * In place of isw_frontend_fuse, for a successor, while its predecessor still serves: makes all
+ * that needs memory. Nothing is served, and destroy leaves the mount as it is.
+ */
+int isw_frontend_fuse_prepare(isw_engine *engine, const char *mountpoint, const void *init,
+			      uint32_t init_bytes, isw_frontend **frontend_out,
+			      struct isw_error *error);
+/*
+ * Once the predecessor is dead: serves its mount. Takes fd, also when it fails; the front end can
+ * only be destroyed then. What the predecessor had not answered the kernel asks again.
+ */
+int isw_frontend_fuse_take_over(isw_frontend *frontend, int32_t fd, struct isw_error *error);
 /* Serves NBD on a Unix socket (default export). */
 int isw_frontend_nbd_socket(isw_engine *engine, const char *socket_path,
 			    isw_frontend **frontend_out, struct isw_error *error);

@@ -12,7 +12,7 @@ from typing import Any
 
 from infiniswap import config as configuration
 from infiniswap.device import client, contents, frontends, launch, rundir
-from infiniswap.device.api import DeviceStatus, Ready
+from infiniswap.device.api import DeviceStatus, Ready, SuccessionRow
 from infiniswap.device.spec import (
     DeviceSpec,
     check_backup_choice,
@@ -44,7 +44,7 @@ def add_parser(subparsers: Any) -> None:
         ("list", "every device: running, and stopped with its contents kept"),
         ("show", "one device in full"),
         ("stop", "swapoff, detach and end it; the contents are kept"),
-        ("restart", "stop, then start with the same settings"),
+        ("restart", "replace its process by one of the code that is installed now"),
         ("remove", "stop it and delete its contents"),
     ):
         action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
@@ -193,7 +193,7 @@ def _start(args: argparse.Namespace) -> int:
             report_ready(spec, ready)
             manager.ready(f"{format_size(spec.size_bytes)} at {ready.path}")
 
-        return launch.wait(args.name, waiting, manager)
+        return launch.wait(paths, waiting, manager)
     report_ready(spec, ready)
     return 0
 
@@ -453,9 +453,18 @@ def describe(status: DeviceStatus) -> list[tuple[str, str]]:
             ("donor", f"{donor.address} {donor.name}: {donor.state}, {donor.slabs} slabs{detail}")
         )
     rows.append(("processors", "kept awake" if status.awake else "may sleep"))
+    if (succession := status.succession) is not None:
+        rows.append(("standby", _describe_succession(succession)))
     rows += [("degraded", item) for item in status.degraded]
     rows += [("ALARM", item) for item in status.alarms]
     return rows
+
+
+def _describe_succession(row: SuccessionRow) -> str:
+    if not row.take_overs:
+        return row.standby
+    times = "one take-over" if row.take_overs == 1 else f"{row.take_overs} take-overs"
+    return f"{row.standby}; {times}, the last ({row.reason}) with a pause of {row.pause_ms:.0f} ms"
 
 
 def _stop(args: argparse.Namespace) -> int:
@@ -469,10 +478,27 @@ def _stop(args: argparse.Namespace) -> int:
 def _restart(args: argparse.Namespace) -> int:
     config = load_config(args)
     paths = rundir.require_running(args.name, config.device.run_dir, config.device.backup_dir)
+    before = client.status(paths)
+    if before.succession is None:
+        return _stop_and_start(args, config, paths)
+    after = client.restart(paths)
+    assert after.succession is not None
+    print(
+        f"device {args.name}: restarted, process {before.pid} → {after.pid}, pause "
+        f"{after.succession.pause_ms:.0f} ms"
+    )
+    return 0
+
+
+def _stop_and_start(
+    args: argparse.Namespace, config: configuration.Config, paths: rundir.DevicePaths
+) -> int:
+    """For a device without a standby."""
     spec = rundir.read_record(paths.record)
     if spec is None or spec.ephemeral:
         raise ConflictError(
-            "this device belongs to an `infiniswap run`, which would lose its memory",
+            "this device belongs to an `infiniswap run`, which would lose its memory, as it has "
+            "no standby",
             where=f"device {args.name}",
         )
     client.stop(paths, remove=False)

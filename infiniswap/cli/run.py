@@ -244,7 +244,7 @@ def _run_with_device(this: _Run, config: configuration.Config) -> int:
     watch: lost.Watch | None = None
     try:
         before = client.status(paths)
-        watch = lost.Watch(before.pid, before.path)
+        watch = lost.Watch(paths, before)
         if not this.args.quiet:
             for line in usage.describe_areas(swap.active_areas(), before.path):
                 say(line)
@@ -524,7 +524,7 @@ def _run_job(
             say(f"the command left {len(left)} process(es) behind; they are ended")
         cgroup.kill()
     try:
-        return result, client.status(paths)
+        return result, client.status_patiently(paths)
     except InfiniswapError as error:
         if not isinstance(error, client.DeviceError):
             watch.ended(_END_S_MAX)  # it no longer answers, so it should be about to end

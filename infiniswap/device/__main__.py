@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device process, started by launch.py.
+"""The device process, started by launch.py or by the holder.
 
-    python -m infiniswap.device SPEC_FD READY_FD foreground|background
+    python -m infiniswap.device foreground|background active|standby
+    python -m infiniswap.device foreground|background alone SPEC_FD READY_FD
+
+`active` is the first process of a device with a holder, `standby` one that waits for its turn;
+their descriptors have fixed numbers (csrc/holder/holder.h). `alone` is a device's only process.
 
 In the background it writes to a log of its own from the moment on at which it has its lock.
 """
@@ -10,24 +14,54 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import logging
 import os
 import sys
+from typing import NoReturn
 
 import msgspec
 
 from infiniswap.device.api import Ready
-from infiniswap.device.serve import prepare_process, serve
-from infiniswap.device.spec import decode_spec
-from infiniswap.errors import InfiniswapError
+from infiniswap.device.holder import (
+    READY_FD,
+    SOCKET_FD,
+    SPEC,
+    SPEC_FD,
+    STATE,
+    Holder,
+    HolderGoneError,
+    read_all,
+)
+from infiniswap.device.serve import prepare_process, serve, succeed
+from infiniswap.device.service import DeviceService
+from infiniswap.device.spec import DeviceSpec, decode_spec
+from infiniswap.device.succession import HopelessError, read_kept
+from infiniswap.errors import InfiniswapError, SystemCallError
+
+log = logging.getLogger("infiniswap.device")
 
 
 def main(argv: list[str]) -> int:
     """Returns the exit code."""
-    spec_fd, ready_fd, in_background = int(argv[1]), int(argv[2]), argv[3] == "background"
-    with os.fdopen(spec_fd, "rb") as file:
-        spec = decode_spec(file.read(), "spec of the starter")
+    in_background, role = argv[1] == "background", argv[2]
     prepare_process()
+    if role == "standby":
+        os.close(SPEC_FD)  # of the first process; the holder has a newer one
+        return _stand_by(Holder(SOCKET_FD))
+    if role == "active":
+        holder = Holder(SOCKET_FD)
+        spec = decode_spec(read_all(SPEC_FD), "spec of the starter")
+        os.close(SPEC_FD)
+        code = _start(spec, READY_FD, in_background=in_background, holder=holder)
+        holder.ended(code)
+        return code
+    with os.fdopen(int(argv[3]), "rb") as file:
+        spec = decode_spec(file.read(), "spec of the starter")
+    return _start(spec, int(argv[4]), in_background=in_background, holder=None)
 
+
+def _start(spec: DeviceSpec, ready_fd: int, *, in_background: bool, holder: Holder | None) -> int:
     def tell(ready: Ready) -> bool:
         nonlocal ready_fd
         told, fd = False, ready_fd
@@ -39,13 +73,61 @@ def main(argv: list[str]) -> int:
         return told
 
     try:
-        return asyncio.run(serve(spec, tell, own_log=in_background))
+        return asyncio.run(serve(spec, tell, own_log=in_background, holder=holder))
     except InfiniswapError as error:
         tell(Ready(ok=False, error=str(error), exit_code=error.exit_code))
         return error.exit_code
     finally:
         if ready_fd >= 0:
             os.close(ready_fd)
+
+
+def _stand_by(holder: Holder) -> int:
+    """Waits, with everything made and locked that can be, and then takes over."""
+    try:
+        service = _prepare(holder)
+        with asyncio.Runner() as runner:
+            runner.get_loop()
+            gc.collect()
+            gc.freeze()  # what exists now lives as long as the process
+            holder.ready()
+            turn = holder.wait_turn()
+            known = set(sys.modules)
+            code = runner.run(succeed(service, turn))
+            if late := set(sys.modules) - known:
+                log.info("loaded after the take-over: %s", " ".join(sorted(late)))
+    except HolderGoneError:
+        return 0  # the device has ended, or its holder
+    except HopelessError as error:
+        log.error("%s", error)
+        holder.hopeless(str(error))
+        _vanish(error.exit_code)
+    except InfiniswapError as error:
+        log.error("%s", error)
+        holder.refused(str(error))
+        _vanish(error.exit_code)
+    holder.ended(code)
+    return code
+
+
+def _prepare(holder: Holder) -> DeviceService:
+    descriptors = holder.wait_prepared()
+    try:
+        if SPEC not in descriptors or STATE not in descriptors:
+            raise SystemCallError("the device has left nothing to take over")
+        spec, note = read_kept(read_all(descriptors[SPEC]))
+        service = DeviceService(spec, holder=holder)
+        service.prepare(descriptors[STATE], note)
+        return service
+    finally:
+        for fd in descriptors.values():
+            os.close(fd)
+
+
+def _vanish(code: int) -> NoReturn:
+    """Without undoing anything: whoever comes next goes on from here."""
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ DEVICE_PATH: Final = "/v1/device"
 RUNS_PATH: Final = "/v1/runs"
 LEAVE_PATH: Final = "/v1/leave"
 STOP_PATH: Final = "/v1/stop"
+RESTART_PATH: Final = "/v1/restart"
 
 
 class DonorRow(Struct, frozen=True, kw_only=True):
@@ -37,6 +38,24 @@ class SwapRow(Struct, frozen=True, kw_only=True):
     used_bytes: int
 
 
+class SuccessionRow(Struct, frozen=True, kw_only=True):
+    """Who would take over, and who has.
+
+    Attributes:
+        holder_pid: of the process that would say so; None: nobody would.
+        standby: "ready", "starting", or why there is none.
+        take_overs: since the device was started.
+        reason: why the last predecessor ended: killed, crashed, exited, restart; empty: none has.
+        pause_ms: from its end until the device served again.
+    """
+
+    holder_pid: int | None
+    standby: str
+    take_overs: int
+    reason: str
+    pause_ms: float
+
+
 class DeviceStatus(Struct, frozen=True, kw_only=True):
     """Everything that can be known of a running device.
 
@@ -50,6 +69,7 @@ class DeviceStatus(Struct, frozen=True, kw_only=True):
         runs: pids of the `run` commands that use it.
         awake: whether it keeps processors awake now; a device of release 0.1 does not tell.
         evictions: slabs that donors have taken back, since the start.
+        succession: None for a device without a standby.
     """
 
     name: str
@@ -76,6 +96,7 @@ class DeviceStatus(Struct, frozen=True, kw_only=True):
     runs: list[int]
     awake: bool = False
     evictions: int = 0
+    succession: SuccessionRow | None = None
 
 
 class JoinRequest(Struct, frozen=True, kw_only=True):
@@ -96,11 +117,17 @@ class StopRequest(Struct, frozen=True, kw_only=True):
     remove: bool = False
 
 
+class RestartRequest(Struct, frozen=True, kw_only=True):
+    """Replaces the device's process; the answer comes when its successor is ready."""
+
+
 class Answer(Struct, frozen=True, kw_only=True):
-    """`error` is empty when it was done."""
+    """`error` is empty when it was done; `holder_pid` is told by a device that has stopped, and
+    ends after the device's process."""
 
     error: str = ""
     exit_code: int = 0
+    holder_pid: int | None = None
 
 
 class Ready(Struct, frozen=True, kw_only=True):

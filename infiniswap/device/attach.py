@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,6 +67,26 @@ class Attachment:
         except BaseException:
             self.detach_device()
             raise
+
+    def adopt_device(self, descriptors: Mapping[str, int]) -> None:
+        """Takes over what a predecessor has attached, as it is.
+
+        Raises:
+            NotFoundError: nothing is left of it.
+            InfiniswapError: the step that failed; everything stays for another try.
+        """
+        self.kernel.adopt(descriptors)
+        device = self.kernel.block_device
+        if device is None:
+            return
+        link = LINK_DIR / self.spec.name
+        if link.is_symlink():
+            self.link = link
+        # By its name alone: other areas' files are none of our business now.
+        areas = swap.active_areas()
+        area = next((area for area in areas if area.path == str(device)), None)
+        self.swap_active = area is not None
+        self.priority = None if area is None else area.priority
 
     def _make_link(self) -> None:
         device = self.kernel.block_device

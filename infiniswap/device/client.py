@@ -8,6 +8,7 @@ import http.client
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -19,16 +20,18 @@ from infiniswap.device import member
 from infiniswap.device.api import (
     DEVICE_PATH,
     LEAVE_PATH,
+    RESTART_PATH,
     RUNS_PATH,
     STOP_PATH,
     Answer,
     DeviceStatus,
     JoinRequest,
     LeaveRequest,
+    RestartRequest,
     StopRequest,
 )
-from infiniswap.device.rundir import DevicePaths
-from infiniswap.errors import ConflictError, InfiniswapError, NotPermittedError
+from infiniswap.device.rundir import DevicePaths, is_running
+from infiniswap.errors import ConflictError, DeadlineError, InfiniswapError, NotPermittedError
 from infiniswap.system.process import pidfd_ended
 
 ASK_S = 5.0
@@ -36,6 +39,11 @@ STOP_S = 3600.0
 """A swapoff reads everything back in."""
 END_S = 10.0
 """For the end of a process that has stopped its device."""
+RESTART_S = 300.0
+"""A new interpreter has to be started and locked."""
+TAKE_OVER_S = 30.0
+"""How long a successor may take until it answers."""
+_PAUSE_S = 0.05
 
 BodyT = TypeVar("BodyT")
 
@@ -109,6 +117,46 @@ def status(paths: DevicePaths, *, wait_s: float = ASK_S) -> DeviceStatus:
     return _ask(paths, "GET", DEVICE_PATH, None, DeviceStatus, wait_s)
 
 
+def status_patiently(paths: DevicePaths, *, wait_s: float = TAKE_OVER_S) -> DeviceStatus:
+    """As status; a device whose process has just died is given time for its take-over.
+
+    Raises:
+        ConflictError: it does not answer, and does not run or has had `wait_s` seconds.
+        NotPermittedError: not root.
+    """
+    end_s = time.monotonic() + wait_s
+    while True:
+        try:
+            return status(paths)
+        except ConflictError:
+            if time.monotonic() >= end_s or not is_running(paths):
+                raise
+        time.sleep(_PAUSE_S)
+
+
+def restart(paths: DevicePaths) -> DeviceStatus:
+    """Has the device's process replaced by one of the code that is installed now.
+
+    Returns:
+        The status that the new process gives.
+
+    Raises:
+        DeviceError: refused; nothing has changed. Others: see status.
+        DeadlineError: the new process does not answer.
+    """
+    before = status(paths)
+    _ask(paths, "POST", RESTART_PATH, RestartRequest(), Answer, RESTART_S)
+    end_s = time.monotonic() + RESTART_S
+    while time.monotonic() < end_s:
+        after = status_patiently(paths, wait_s=RESTART_S)
+        if after.pid != before.pid:
+            return after
+        time.sleep(_PAUSE_S)
+    raise DeadlineError(
+        "the new process has not taken over", where=str(paths.run), mend=f"See {paths.log}."
+    )
+
+
 def join(paths: DevicePaths, pid: int) -> None:
     """Registers a `run`.
 
@@ -124,7 +172,12 @@ def leave(paths: DevicePaths, pid: int) -> None:
     Raises:
         DeviceError: it cannot be stopped. Others: see status.
     """
-    _ask(paths, "POST", LEAVE_PATH, LeaveRequest(pid=pid), Answer, STOP_S)
+    request = LeaveRequest(pid=pid)
+    try:
+        _ask(paths, "POST", LEAVE_PATH, request, Answer, STOP_S)
+    except ConflictError:
+        status_patiently(paths)  # its process may just have died, and another one taken over
+        _ask(paths, "POST", LEAVE_PATH, request, Answer, STOP_S)
 
 
 def stop(paths: DevicePaths, *, remove: bool) -> None:
@@ -133,18 +186,23 @@ def stop(paths: DevicePaths, *, remove: bool) -> None:
     Raises:
         DeviceError: it is still in use. Others: see status.
     """
-    pidfd = -1
+    pidfds: list[int] = []
 
-    def watch(sock: socket.socket) -> None:
-        nonlocal pidfd
-        peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    def watch(pid: int) -> None:
         with contextlib.suppress(OSError):  # it has ended already
-            pidfd = os.pidfd_open(struct.unpack("3i", peer)[0])
+            pidfds.append(os.pidfd_open(pid))
+
+    def watch_peer(sock: socket.socket) -> None:
+        peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        watch(struct.unpack("3i", peer)[0])
 
     try:
-        _ask(paths, "POST", STOP_PATH, StopRequest(remove=remove), Answer, STOP_S, watch)
-        if pidfd >= 0:
+        request = StopRequest(remove=remove)
+        answer = _ask(paths, "POST", STOP_PATH, request, Answer, STOP_S, watch_peer)
+        if answer.holder_pid is not None:
+            watch(answer.holder_pid)
+        for pidfd in pidfds:
             pidfd_ended(pidfd, END_S)
     finally:
-        if pidfd >= 0:
+        for pidfd in pidfds:
             os.close(pidfd)

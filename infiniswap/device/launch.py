@@ -12,15 +12,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import msgspec
 
-from infiniswap.device import rundir
+from infiniswap.device import client, rundir
 from infiniswap.device.api import Ready
 from infiniswap.device.client import DeviceError
 from infiniswap.device.rundir import DevicePaths
 from infiniswap.device.spec import DeviceSpec, encode_spec
-from infiniswap.errors import DeadlineError, InfiniswapError, SystemCallError
+from infiniswap.errors import DeadlineError, InfiniswapError, SystemCallError, UnavailableError
 from infiniswap.system import notify
 from infiniswap.system.notify import Notifier
 
@@ -29,6 +30,7 @@ START_S_MAX = 120.0
 
 _READY_BYTES_MAX = 64 * 1024
 _INSIST_S = 2.0
+_ORPHAN_PAUSE_S = 0.5
 
 
 def device_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -37,6 +39,32 @@ def device_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     environment = {**(os.environ if base is None else base), "MALLOC_ARENA_MAX": "1"}
     notify.forget(environment)
     return environment
+
+
+def holder_program() -> Path:
+    """The holder, which lies beside the C extension.
+
+    Raises:
+        UnavailableError: it is not installed.
+    """
+    from infiniswap.engine.binding import extension_path
+
+    program = extension_path().parent.parent / "device" / "infiniswap-holder"
+    if not os.access(program, os.X_OK):
+        raise UnavailableError(
+            "the program that restarts devices is not installed",
+            where=str(program),
+            mend='Install the package again; or do without: standby = "off" under [device].',
+        )
+    return program
+
+
+def _command(spec: DeviceSpec, spec_fd: int, ready_fd: int, *, foreground: bool) -> list[str]:
+    mode = "foreground" if foreground else "background"
+    device = [sys.executable, "-m", "infiniswap.device", mode]
+    if spec.config.standby == "off":
+        return [*device, "alone", str(spec_fd), str(ready_fd)]
+    return [str(holder_program()), str(spec_fd), str(ready_fd), *device]
 
 
 def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> Ready:
@@ -55,14 +83,7 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
         spec_file.seek(0)
         try:
             process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "infiniswap.device",
-                    str(spec_file.fileno()),
-                    str(ready_write),
-                    "foreground" if foreground else "background",
-                ],
+                _command(spec, spec_file.fileno(), ready_write, foreground=foreground),
                 # It makes its run directory and writes its log there as soon as it has the lock:
                 # what we made, nobody would take away if we were killed now.
                 stdin=subprocess.DEVNULL,
@@ -103,11 +124,11 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
 _CHILDREN: dict[str, subprocess.Popen[bytes]] = {}
 
 
-def wait(name: str, waiting: Callable[[], None], manager: Notifier) -> int:
-    """Waits for a device process started by this one; returns its exit code.
+def wait(paths: DevicePaths, waiting: Callable[[], None], manager: Notifier) -> int:
+    """Waits for the end of a device that this process has started; returns its exit code.
 
     Args:
-        name: of the device.
+        paths: of the device.
         waiting: called once, when signals no longer end this process.
         manager: the service manager that has started us, if one has.
 
@@ -116,10 +137,17 @@ def wait(name: str, waiting: Callable[[], None], manager: Notifier) -> int:
     service manager does not hear a refusal, and asks only once; so it is asked again in its name
     until the programs that use the device have ended, as they do when a host shuts down.
     """
-    process = _CHILDREN.pop(name)
+    process = _CHILDREN.pop(paths.name)
+
+    def end() -> None:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            return
+        with contextlib.suppress(InfiniswapError, OSError):  # its holder is gone
+            os.kill(client.status(paths).pid, signal.SIGTERM)
 
     def ask(*_: object) -> None:
-        process.send_signal(signal.SIGTERM)
+        end()
         if manager.managed:
             manager.stopping("waiting until nothing is swapped out")
             signal.setitimer(signal.ITIMER_REAL, _INSIST_S)
@@ -128,7 +156,10 @@ def wait(name: str, waiting: Callable[[], None], manager: Notifier) -> int:
     previous = {number: signal.signal(number, ask) for number in asking}
     try:
         waiting()
-        return process.wait()
+        code = process.wait()
+        while code < 0 and rundir.is_running(paths):
+            time.sleep(_ORPHAN_PAUSE_S)  # the holder was killed; the device goes on without it
+        return code
     finally:
         if manager.managed:
             signal.setitimer(signal.ITIMER_REAL, 0.0)

@@ -225,6 +225,11 @@ class DonorLink:
             log.info("donor %s: connected (%s)", self.address, self.name)
         return self.remote
 
+    async def settled(self) -> None:
+        """Returns when no recovery is under way."""
+        if self._recovery is not None:
+            await asyncio.wait({self._recovery})
+
     async def unmap(self, slab: int, reason: str) -> None:
         """Takes a slab off the donor: drain, then DONE. Returns when both are done."""
         place = self.mapped.get(slab)

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from infiniswap.device import contents, frontends, rundir
+from infiniswap.device.api import DeviceStatus
 from infiniswap.device.rundir import DevicePaths
 from infiniswap.device.runs import abandoned_cgroups, end_job
 from infiniswap.device.spec import DeviceSpec
@@ -27,23 +28,28 @@ class DeviceLostError(InfiniswapError):
 
 
 class Watch:
-    """Tells whether a device's process lives.
+    """Tells whether a device lives: its process, or somebody who will take over from that.
 
     Args:
-        pid: of the process.
-        path: its block device.
+        paths: of the device.
+        status: what it has told.
     """
 
-    def __init__(self, pid: int, path: str) -> None:
-        self._path = Path(path)
-        try:
-            self._pidfd = pidfd_open(pid)
-        except NotFoundError:
-            self._pidfd = -1
+    def __init__(self, paths: DevicePaths, status: DeviceStatus) -> None:
+        self._paths = paths
+        self._path = Path(status.path)
+        holder_pid = status.succession.holder_pid if status.succession else None
+        # The one that goes last comes last.
+        self._pidfds = [_pidfd(pid) for pid in (status.pid, holder_pid) if pid is not None]
 
     def ended(self, wait_s: float = 0.0) -> bool:
-        """Whether the process has ended, waiting at most `wait_s` seconds for it."""
-        return self._pidfd < 0 or pidfd_ended(self._pidfd, wait_s)
+        """Whether no process of it is left, waiting at most `wait_s` seconds for it."""
+        last = self._pidfds[-1] if self._pidfds else -1
+        if last >= 0 and not pidfd_ended(last, wait_s):
+            return False
+        # Those we know have ended. A successor, or a process that has outlived its holder, has the
+        # lock.
+        return not rundir.is_running(self._paths)
 
     def lost(self) -> bool:
         """Whether it has died; False also after an orderly stop, which ends the swap area first."""
@@ -51,9 +57,17 @@ class Watch:
 
     def close(self) -> None:
         """Idempotent."""
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
+        for pidfd in self._pidfds:
+            if pidfd >= 0:
+                os.close(pidfd)
+        self._pidfds = []
+
+
+def _pidfd(pid: int) -> int:
+    try:
+        return pidfd_open(pid)
+    except NotFoundError:
+        return -1
 
 
 def clear(paths: DevicePaths, spec: DeviceSpec | None = None) -> None:

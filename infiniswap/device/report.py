@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from infiniswap.device.api import DeviceStatus, DonorRow, SwapRow
+from infiniswap.device.api import DeviceStatus, DonorRow, SuccessionRow, SwapRow
 from infiniswap.device.attach import Attachment
 from infiniswap.device.mapper import SlabMapper
 from infiniswap.device.spec import DeviceSpec
@@ -23,8 +23,9 @@ def device_status(
     degraded: list[str],
     awake: bool,
     runs: list[int],
+    succession: SuccessionRow | None,
 ) -> DeviceStatus:
-    """The status; does not wait. What the last five are: see DeviceStatus."""
+    """The status; does not wait. What the last six are: see DeviceStatus."""
     stats = engine.stats()
     p50_us, p99_us = engine.latency_us("read", (0.5, 0.99))
     served = stats["pages_in_remote"] + stats["pages_in_staging"] + stats["pages_in_backup"]
@@ -57,6 +58,7 @@ def device_status(
         runs=runs,
         awake=awake,
         evictions=mapper.evictions,
+        succession=succession,
     )
 
 

@@ -2,9 +2,9 @@
 """Where devices are recorded, so that any shell finds them.
 
 Running: `RUN_DIR/NAME/` with `device.json` (what is running), `control.sock` (asks it), `lock`
-(held by the living process: that, not a pid, says whether it runs), `mnt/` (the fuse mount) and
-`log`. Stopped with its contents kept: `BACKUP_DIR/NAME.device` (the spec) beside `NAME.backup` and
-`NAME.tables`.
+(held by the living process and its holder: that, not a pid, says whether it runs), `state` (what a
+successor takes over), `runs/` (who uses it), `mnt/` (the fuse mount) and `log`. Stopped with its
+contents kept: `BACKUP_DIR/NAME.device` (the spec) beside `NAME.backup` and `NAME.tables`.
 """
 
 from __future__ import annotations
@@ -80,6 +80,16 @@ class DevicePaths:
     def log(self) -> Path:
         """What a device process in the background writes."""
         return self.run / "log"
+
+    @property
+    def state(self) -> Path:
+        """The engine's state, which a successor takes over; in memory."""
+        return self.run / "state"
+
+    @property
+    def runs(self) -> Path:
+        """An empty file for each `run` that uses the device."""
+        return self.run / "runs"
 
     @property
     def kept(self) -> Path:
@@ -295,10 +305,13 @@ def write_log(paths: DevicePaths) -> None:
 
 def clear(paths: DevicePaths) -> None:
     """Removes the run directory of a device that has ended; what cannot be removed stays."""
-    sockets = (paths.socket, paths.member_socket, paths.nbd_socket)
-    for path in (paths.record, *sockets, paths.log, paths.lock):
+    sockets = [paths.socket, paths.member_socket, paths.nbd_socket]
+    files = [paths.record, *sockets, paths.state, paths.log, paths.lock]
+    with contextlib.suppress(OSError):
+        files += list(paths.runs.iterdir())
+    for path in files:
         path.unlink(missing_ok=True)
-    for directory in (paths.mount, paths.run):
+    for directory in (paths.runs, paths.mount, paths.run):
         try:
             directory.rmdir()
         except OSError:

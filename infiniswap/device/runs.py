@@ -9,11 +9,13 @@ alone, so it makes no difference how far the run had come.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from pathlib import Path
 
 from infiniswap.errors import InfiniswapError, NotFoundError
 from infiniswap.system.cgroup import RUN_PREFIX, MemoryCgroup, run_cgroup_name
@@ -38,6 +40,14 @@ def cgroup_name(pid: int) -> str:
     if started is None:
         raise NotFoundError(f"there is no process {pid}")
     return run_cgroup_name(f"{pid}-{started}")
+
+
+def cgroup_name_or_none(pid: int) -> str | None:
+    """As cgroup_name, None when there is no such process."""
+    try:
+        return cgroup_name(pid)
+    except NotFoundError:
+        return None
 
 
 def abandoned_cgroups() -> tuple[MemoryCgroup, ...]:
@@ -81,6 +91,11 @@ class _Run:
     pidfd: int
     cgroup_name: str
 
+    @property
+    def name(self) -> str:
+        """Names it for good: pid and start."""
+        return self.cgroup_name.removeprefix(RUN_PREFIX)
+
 
 class Runs:
     """Everything runs on the event loop; cgroups are emptied in `executor`.
@@ -89,6 +104,8 @@ class Runs:
         executor: for calls that block.
         changed: called after a run has gone and its cgroup has been removed.
         find: every job cgroup there is.
+        directory: where a successor finds which runs there are; None: nowhere. Their names say it
+            all, and names are in the kernel's memory: no file is read while pages cannot be.
     """
 
     def __init__(
@@ -96,10 +113,12 @@ class Runs:
         executor: Executor,
         changed: Callable[[], None],
         find: Callable[[], tuple[MemoryCgroup, ...]] = find_job_cgroups,
+        directory: Path | None = None,
     ) -> None:
         self._executor = executor
         self._changed = changed
         self._find = find
+        self._directory = directory
         self._runs: dict[int, _Run] = {}
         self._cleaning: set[asyncio.Task[None]] = set()
 
@@ -129,14 +148,55 @@ class Runs:
             raise
         if known is not None:  # another process of the same number, before we were told of its end
             self._ended(pid)
-        self._runs[pid] = run
-        asyncio.get_running_loop().add_reader(pidfd, self._ended, pid)
+        self._watch(run)
+        self._note(run)
+
+    def _watch(self, run: _Run) -> None:
+        self._runs[run.pid] = run
+        asyncio.get_running_loop().add_reader(run.pidfd, self._ended, run.pid)
+
+    def _note(self, run: _Run) -> None:
+        if self._directory is None:
+            return
+        try:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            (self._directory / run.name).touch(mode=0o600)
+        except OSError as error:
+            log.error("a successor would not know of run %d: %s", run.pid, error.strerror)
+
+    def _strike(self, run: _Run) -> None:
+        if self._directory is not None:
+            with contextlib.suppress(OSError):
+                (self._directory / run.name).unlink()
+
+    def adopt(self) -> None:
+        """Watches the runs that a predecessor watched; cleans up after those that have ended."""
+        if self._directory is None:
+            return
+        with contextlib.suppress(OSError):
+            for name in sorted(entry.name for entry in self._directory.iterdir()):
+                self._adopt(name)
+
+    def _adopt(self, name: str) -> None:
+        pid = int(name.partition("-")[0])
+        try:
+            pidfd = pidfd_open(pid)
+        except NotFoundError:
+            pidfd = -1
+        run = _Run(pid, pidfd, run_cgroup_name(name))
+        if pidfd >= 0 and cgroup_name_or_none(pid) == run.cgroup_name:
+            self._watch(run)
+            return
+        if pidfd >= 0:
+            os.close(pidfd)
+        self._clean_up(run)
 
     def leave(self, pid: int) -> None:
         """A run has ended in order and left nothing behind."""
         run = self._runs.pop(pid, None)
         if run is not None:
             self._forget(run)
+            self._strike(run)
 
     def _forget(self, run: _Run) -> None:
         asyncio.get_running_loop().remove_reader(run.pidfd)
@@ -145,7 +205,10 @@ class Runs:
     def _ended(self, pid: int) -> None:
         run = self._runs.pop(pid)
         self._forget(run)
-        task = asyncio.create_task(self._clean(run), name=f"clean up after run {pid}")
+        self._clean_up(run)
+
+    def _clean_up(self, run: _Run) -> None:
+        task = asyncio.create_task(self._clean(run), name=f"clean up after run {run.pid}")
         self._cleaning.add(task)
         task.add_done_callback(self._cleaned)
 
@@ -161,6 +224,7 @@ class Runs:
         for _ in range(CLEAN_TRIES):
             try:
                 await loop.run_in_executor(self._executor, self._end_job, run)
+                self._strike(run)
                 return
             except InfiniswapError as error:
                 log.error("the job of run %d cannot be ended yet: %s", run.pid, error)

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 
 from infiniswap.device import contents
 from infiniswap.device.api import Ready
+from infiniswap.device.holder import Holder, TakeOver
 from infiniswap.device.members import member_socket
 from infiniswap.device.server import control_socket
 from infiniswap.device.service import DeviceService
@@ -58,46 +59,78 @@ async def _signals(service: DeviceService) -> AsyncIterator[None]:
             loop.remove_signal_handler(number)
 
 
-async def serve(spec: DeviceSpec, ready: Callable[[Ready], bool], *, own_log: bool) -> int:
+async def serve(
+    spec: DeviceSpec,
+    ready: Callable[[Ready], bool],
+    *,
+    own_log: bool,
+    holder: Holder | None = None,
+) -> int:
     """Runs a device until it is stopped.
 
     Args:
         spec: the device.
         ready: called once, when it serves; False when whoever asked for it is gone.
         own_log: write to the log in the run directory instead of standard error.
+        holder: None: nobody would take over from this process.
 
     Raises:
         InfiniswapError: it could not be started.
     """
-    service = DeviceService(spec, own_log=own_log)
+    service = DeviceService(spec, own_log=own_log, holder=holder)
     async with _signals(service):
         try:
             answer = await service.start()
         except asyncio.CancelledError:
             raise InfiniswapError("the start was interrupted; nothing stays attached") from None
         new = not service.was_kept or not contents.keeps_record(spec)
-        try:
-            async with control_socket(service), member_socket(service):
-                if service.begin() and ready(answer):
-                    log.info("device %s serves %s", spec.name, answer.path)
-                else:
-                    # Nobody knows of it, as if the start had been interrupted a moment earlier.
-                    log.warning("device %s: its starter has gone; it is stopped again", spec.name)
-                    try:
-                        await service.stop(remove=new)
-                    except InfiniswapError as error:
-                        log.error("it goes on serving: %s", error)
-                await service.stopped.wait()
-        except BaseException:
-            # Ending with the device attached would lose what is swapped out there.
-            while not service.stopped.is_set():
+        async with _not_lost(service, remove=new), control_socket(service), member_socket(service):
+            if service.begin() and ready(answer):
+                log.info("device %s serves %s", spec.name, answer.path)
+            else:
+                # Nobody knows of it, as if the start had been interrupted a moment earlier.
+                log.warning("device %s: its starter has gone; it is stopped again", spec.name)
                 try:
                     await service.stop(remove=new)
                 except InfiniswapError as error:
-                    log.error("it cannot be stopped yet: %s", error)
-                    await asyncio.sleep(_STOP_PAUSE_S)
-            raise
+                    log.error("it goes on serving: %s", error)
+            await service.stopped.wait()
     return 0
+
+
+async def succeed(service: DeviceService, turn: TakeOver) -> int:
+    """Takes a device over from a predecessor and runs it until it is stopped.
+
+    Raises:
+        HopelessError: nobody can take it over.
+        InfiniswapError: this process could not; the next one may.
+    """
+    async with _signals(service):
+        await service.take_over(turn)
+        remove = not contents.keeps_record(service.spec)
+        async with (
+            _not_lost(service, remove=remove),
+            control_socket(service),
+            member_socket(service),
+        ):
+            service.begin()
+            await service.stopped.wait()
+    return 0
+
+
+@contextlib.asynccontextmanager
+async def _not_lost(service: DeviceService, *, remove: bool) -> AsyncIterator[None]:
+    """Ending with the device attached would lose what is swapped out there: it is stopped first."""
+    try:
+        yield
+    except BaseException:
+        while not service.stopped.is_set():
+            try:
+                await service.stop(remove=remove)
+            except InfiniswapError as error:
+                log.error("it cannot be stopped yet: %s", error)
+                await asyncio.sleep(_STOP_PAUSE_S)
+        raise
 
 
 def prepare_process() -> None:

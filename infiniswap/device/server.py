@@ -17,11 +17,13 @@ from infiniswap.device import contents
 from infiniswap.device.api import (
     DEVICE_PATH,
     LEAVE_PATH,
+    RESTART_PATH,
     RUNS_PATH,
     STOP_PATH,
     Answer,
     JoinRequest,
     LeaveRequest,
+    RestartRequest,
     StopRequest,
 )
 from infiniswap.device.service import DeviceService
@@ -93,13 +95,27 @@ async def control_socket(service: DeviceService) -> AsyncIterator[None]:
                 mend=f"If that is meant: infiniswap device remove {spec.name}.",
             )
         await service.stop(remove=body.remove or service.spec.ephemeral)
-        return Answer()
+        return Answer(holder_pid=service.holder.pid)
+
+    async def restart(request: web.Request) -> web.Response:
+        try:
+            await _body(request, RestartRequest)
+            log.info("asked to restart")
+            await service.renew()
+        except InfiniswapError as error:
+            return _json(Answer(error=str(error), exit_code=error.exit_code), 409)
+        response = _json(Answer())
+        await response.prepare(request)
+        await response.write_eof()  # whoever has asked must hear it before this process ends
+        service.holder.yield_now()
+        return response
 
     app = web.Application(client_max_size=_BODY_BYTES_MAX)
     app.router.add_get(DEVICE_PATH, _handler(status))
     app.router.add_post(RUNS_PATH, _handler(join))
     app.router.add_post(LEAVE_PATH, _handler(leave))
     app.router.add_post(STOP_PATH, _handler(stop))
+    app.router.add_post(RESTART_PATH, restart)
     runner = web.AppRunner(app, access_log=None, handle_signals=False)
     await runner.setup()
     path = service.paths.socket

@@ -5,6 +5,9 @@ Start: lock, contents checked, donors asked, backup checked, engine, kernel devi
 swap. Whatever fails, or a signal, undoes what stood before it. Stop: swapoff, verify, detach,
 settle, tables saved, leases given back. A stop that is refused (swapped-out data does not fit into
 memory) changes nothing.
+
+A successor (`prepare`, `take_over`) begins in the middle: its engine goes on with its
+predecessor's state, its front end with what is attached, its links with their leases.
 """
 
 from __future__ import annotations
@@ -22,23 +25,33 @@ from pathlib import Path
 from typing import TypeVar
 
 from infiniswap.config import read_secret
-from infiniswap.control.client import ClientConfig, Identity, QuietHandler, connect
-from infiniswap.device import contents, frontends, rundir
+from infiniswap.control.client import ClientConfig, Identity
+from infiniswap.device import contents, frontends, recovery, rundir
 from infiniswap.device.api import DeviceStatus, Ready
 from infiniswap.device.attach import Attachment
+from infiniswap.device.holder import LOCK, LOG, SPEC, STATE, Holder, TakeOver
 from infiniswap.device.link_types import LinkConfig
 from infiniswap.device.links import DonorLink
 from infiniswap.device.mapper import SlabMapper
+from infiniswap.device.probe import check_donors
+from infiniswap.device.repairs import Repairs
 from infiniswap.device.report import device_status
 from infiniswap.device.runs import Runs
 from infiniswap.device.spec import DeviceSpec
+from infiniswap.device.succession import (
+    Succession,
+    adopt,
+    check_state,
+    reopen,
+    take_state,
+    warm_up,
+)
 from infiniswap.engine.protocol import Engine, EngineConfig
 from infiniswap.errors import (
     BackupError,
     ConflictError,
     InfiniswapError,
     MemoryLimitError,
-    NoDonorError,
 )
 from infiniswap.policy.activity import ActivityConfig
 from infiniswap.policy.refill import Refill
@@ -53,8 +66,6 @@ _EXECUTOR_THREADS = 4
 _JOB_THREADS = 2
 _STOP_PAUSE_S_MIN = 1.0
 _STOP_PAUSE_S_MAX = 15.0
-_REPAIR_PAUSE_S_MIN = 0.5
-_REPAIR_PAUSE_S_MAX = 60.0
 
 T = TypeVar("T")
 
@@ -62,8 +73,12 @@ T = TypeVar("T")
 class DeviceService:
     """One device. Made and run by `serve`; methods run on the event loop."""
 
-    def __init__(self, spec: DeviceSpec, *, own_log: bool = False) -> None:
+    def __init__(
+        self, spec: DeviceSpec, *, own_log: bool = False, holder: Holder | None = None
+    ) -> None:
         self.spec = spec
+        self.holder = holder or Holder()
+        self._succession = Succession(self.holder)
         self._own_log = own_log
         self.state = "starting"
         self.stopped = asyncio.Event()
@@ -74,9 +89,11 @@ class DeviceService:
         self._engine: Engine | None = None
         self._attachment: Attachment | None = None
         self._mapper: SlabMapper | None = None
+        self._link_config: LinkConfig | None = None
         self._degraded: list[str] = []
         self._stop_lock = asyncio.Lock()
         self._was_kept = False  # it is started again, after a stop
+        self._client: ClientConfig | None = None
         self._begun = False  # its contents may have changed
         self._start_task: asyncio.Task[object] | None = None
         self._interrupted = False
@@ -84,12 +101,11 @@ class DeviceService:
         self._mapper_task: asyncio.Task[None] | None = None
         self._waker: Waker | None = None
         self._waker_task: asyncio.Task[None] | None = None
-        self._connection_lost = asyncio.Event()
         self._repair_task: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         # A user's job may take its time to die; nothing that serves pages waits behind that.
         self._jobs_executor = ThreadPoolExecutor(_JOB_THREADS, thread_name_prefix="jobs")
-        self.runs = Runs(self._jobs_executor, self._run_gone)
+        self.runs = Runs(self._jobs_executor, self._run_gone, directory=self._paths.runs)
 
     @property
     def paths(self) -> rundir.DevicePaths:
@@ -122,10 +138,13 @@ class DeviceService:
         """
         spec = self.spec
         self._start_task = asyncio.current_task()
+        self.holder.listen(self._holder_gone)
         self._lock_fd = rundir.take_lock(self._paths)
         try:
+            self._succession.keep_lock(self._lock_fd)
             if self._own_log:
                 rundir.write_log(self._paths)
+                self.holder.keep(LOG, 2)
             choice = frontends.choose(spec.frontend, spec.swap)
             # Watched from the first moment: a `run` that dies during this start is noticed.
             if spec.owner_pid is not None:
@@ -133,7 +152,7 @@ class DeviceService:
             self._was_kept = self._paths.kept.exists()
             contents.check(self._paths, spec)
             client = self._client_config()
-            await self._check_donors(client)
+            self.warnings += await check_donors(spec, self._identity(), client)
             await self._blocking(self._make_engine)
             self._start_mapper(client)
             self._start_waker()
@@ -148,6 +167,7 @@ class DeviceService:
             await self._blocking(lambda: contents.begin(self._paths, spec))
             await self._blocking(lambda: attachment.attach_device(engine))
             self._start_repairs(attachment)
+            self._succession.keep_device(spec, attachment)
             self._make_safe(choice.frontend)
             if spec.swap:
                 await self._blocking(attachment.attach_swap)
@@ -164,6 +184,73 @@ class DeviceService:
             warnings=self.warnings,
         )
 
+    def _holder_gone(self) -> None:
+        if self.interrupt_start():
+            log.error("the start is undone")
+
+    # -------------------------------------------------------------------- succession
+
+    def prepare(self, state_fd: int, note: bytes) -> None:
+        """As standby: everything that can be made before its turn, so that nothing has to be later.
+        Blocking; there is no event loop yet.
+
+        Raises:
+            InfiniswapError: this code cannot take the device over.
+        """
+        self._client = self._client_config()  # reads the secret
+        state = reopen(state_fd)
+        try:
+            check_state(state, self.spec)
+            self._engine = self._new_engine(state, standby=True)
+        finally:
+            os.close(state)
+        choice = frontends.Choice(self.spec.frontend, "taken over")
+        self._attachment = Attachment(self.spec, self._paths, choice)
+        self._attachment.kernel.prepare(self._engine, note)
+        warm_up(self._executor, _EXECUTOR_THREADS)
+        self._degraded = [str(outcome) for outcome in make_swap_safe()]
+
+    async def take_over(self, turn: TakeOver) -> None:
+        """In the predecessor's place.
+
+        Raises:
+            HopelessError: nobody could.
+            InfiniswapError: this process could not; nothing is lost by that.
+        """
+        self._succession.begin(turn)
+        self.holder.listen(self._holder_gone)
+        descriptors = dict(turn.descriptors)
+        self._lock_fd = descriptors.pop(LOCK, -1)
+        for name in (SPEC, STATE):
+            os.close(descriptors.pop(name))
+        self._begun = True
+        spec, engine, attachment = self.spec, self._engine, self._attachment
+        assert engine is not None
+        assert attachment is not None
+        assert self._client is not None
+        await self._blocking(lambda: take_state(engine, spec.backup))
+        self._start_mapper(self._client)
+        assert self._mapper is not None
+        recovery.adopt(engine, self._mapper, self._make_link)
+        if spec.backup is None:
+            # What is suspended could be read from nowhere else.
+            await asyncio.gather(*(link.settled() for link in self._mapper.links))
+        await self._blocking(lambda: adopt(attachment, descriptors))
+        self._succession.done()
+        self._start_repairs(attachment)
+        self._start_waker()
+        self.runs.adopt()
+
+    async def renew(self) -> None:
+        """A standby of the code that is installed now, ready to take over.
+
+        Raises:
+            ConflictError: the device does not serve, or there can be none; nothing has changed.
+        """
+        if self.state != "serving":
+            raise ConflictError(f"the device is {self.state}", where=f"device {self.spec.name}")
+        await self.holder.renew()
+
     def _client_config(self) -> ClientConfig:
         path = self.spec.secret_file
         secret = None if path is None else read_secret(Path(path))
@@ -172,54 +259,23 @@ class DeviceService:
     def _identity(self) -> Identity:
         return Identity(self.spec.device_id, self.spec.name, socket.gethostname())
 
-    async def _check_donors(self, client: ClientConfig) -> None:
-        """At least one must answer, and none may be of the wrong kind: a mistake is told now."""
-        donors = self.spec.donors
-        if not donors:
-            raise NoDonorError(
-                "no donor is named",
-                mend="Give --donors HOST[:PORT],... or set `peers` under [cluster] in the "
-                "configuration.",
-            )
-        results = await asyncio.gather(*(self._probe(donor, client) for donor in donors))
-        problems = [problem for problem in results if problem is not None]
-        for problem in problems:
-            if not isinstance(problem, NoDonorError):
-                raise problem
-        if len(problems) == len(donors):
-            if len(problems) == 1:
-                raise problems[0]
-            raise NoDonorError(
-                "none of the donors can be reached: " + "; ".join(str(p) for p in problems)
-            )
-        self.warnings += [f"{problem}" for problem in problems]
-
-    async def _probe(self, donor: HostPort, client: ClientConfig) -> InfiniswapError | None:
-        try:
-            session = await connect(
-                donor,
-                self._identity(),
-                client,
-                QuietHandler(),
-                slab_bytes=self.spec.slab_bytes,
-            )
-        except InfiniswapError as error:
-            return error
-        try:
-            await session.check_data_port()
-        except InfiniswapError as error:
-            return error
-        finally:
-            await session.close()
-        return None
-
     def _make_engine(self) -> None:
+        if self.spec.backup is not None:
+            self._check_backup(Path(self.spec.backup))
+        state = self._succession.make_state(self._paths)
+        try:
+            self._engine = self._new_engine(state)
+            self._succession.keep_state(state)
+        finally:
+            if state >= 0:
+                os.close(state)
+        contents.load(self._engine, self._paths, self.spec)
+
+    def _new_engine(self, state_fd: int, *, standby: bool = False) -> Engine:
         from infiniswap.engine.native import NativeEngine
 
         spec, config = self.spec, self.spec.config
-        if spec.backup is not None:
-            self._check_backup(Path(spec.backup))
-        self._engine = NativeEngine(
+        return NativeEngine(
             EngineConfig(
                 size_bytes=spec.size_bytes,
                 slab_bytes=spec.slab_bytes,
@@ -231,10 +287,11 @@ class DeviceService:
                 backup_readers=config.backup_readers,
                 hedge_us_min=config.hedge_ms * 1000,
                 no_backup=spec.backup is None,
+                state_fd=state_fd,
+                standby=standby,
             ),
-            spec.backup,
+            None if standby else spec.backup,
         )
-        contents.load(self._engine, self._paths, spec)
 
     def _check_backup(self, path: Path) -> None:
         target = check_backup(path, self.spec.size_bytes)
@@ -263,7 +320,7 @@ class DeviceService:
             Refill(0.0 if spec.backup is None else spec.config.refill_pages_per_s, loop.time()),
             spec.slab_bytes // PAGE_BYTES,
         )
-        link_config = LinkConfig(
+        self._link_config = LinkConfig(
             identity=self._identity(),
             client=client,
             slab_bytes=spec.slab_bytes,
@@ -274,11 +331,14 @@ class DeviceService:
             suspend_s=policy.suspend_s,
             has_backup=spec.backup is not None,
         )
-        self._mapper.links = [
-            DonorLink(donor, self._engine, self._mapper, link_config, self._executor)
-            for donor in spec.donors
-        ]
+        self._mapper.links = [self._make_link(donor) for donor in spec.donors]
         self._mapper_task = asyncio.create_task(self._run_mapper(), name="mapper")
+
+    def _make_link(self, donor: HostPort) -> DonorLink:
+        assert self._engine is not None
+        assert self._mapper is not None
+        assert self._link_config is not None
+        return DonorLink(donor, self._engine, self._mapper, self._link_config, self._executor)
 
     async def _run_mapper(self) -> None:
         assert self._mapper is not None
@@ -292,28 +352,9 @@ class DeviceService:
 
     def _start_repairs(self, attachment: Attachment) -> None:
         assert self._mapper is not None
-        self._mapper.on_connection_lost = self._connection_lost.set
-        self._connection_lost.set()  # one may be lost already
-        self._repair_task = asyncio.create_task(self._repair(attachment), name="repair")
-
-    async def _repair(self, attachment: Attachment) -> None:
-        assert self._mapper is not None
-        alarms = self._mapper.alarms
-        pause_s = _REPAIR_PAUSE_S_MIN
-        while True:
-            await self._connection_lost.wait()
-            self._connection_lost.clear()
-            try:
-                await self._blocking(attachment.kernel.repair)
-            except InfiniswapError as error:
-                alarms["connections"] = f"the kernel's connections are not complete: {error}"
-                log.error("%s", alarms["connections"])
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _REPAIR_PAUSE_S_MAX)
-                self._connection_lost.set()
-                continue
-            alarms.pop("connections", None)
-            pause_s = _REPAIR_PAUSE_S_MIN
+        repairs = Repairs(attachment.kernel.repair, self._blocking, self._mapper.alarms)
+        self._mapper.on_connection_lost = repairs.needed
+        self._repair_task = asyncio.create_task(repairs.run(), name="repair")
 
     def _start_waker(self) -> None:
         engine = self._engine
@@ -349,7 +390,12 @@ class DeviceService:
     def begin(self) -> bool:
         """From here on it can be joined and stopped; False: the start was interrupted, stop it."""
         self.state = "serving"
-        return not self._interrupted
+        if self._interrupted:
+            return False
+        self.holder.serving()
+        if self._succession.is_successor:
+            self._run_gone()  # the last one may have gone while nobody watched
+        return True
 
     async def _undo_start(self) -> None:
         self._start_task = None  # undoing is not interrupted in its turn
@@ -491,9 +537,11 @@ class DeviceService:
                     # While it can still be refused: a backup that fails is no place to stop at.
                     await self._blocking(lambda: engine.settle(contents.SETTLE_MS_MAX))
                 # The point of no return for a `run` that comes now: it starts a device anew.
+                self.holder.ending()
                 await self._blocking(attachment.detach_device)
             except InfiniswapError:
                 self.state = "serving"
+                self.holder.serving()
                 raise
             await self._finish(remove)
 
@@ -539,7 +587,10 @@ class DeviceService:
             attachment,
             state=self.state,
             uptime_s=time.monotonic() - self._started_s,
-            degraded=self._degraded + ([str(problem)] if problem else []),
+            degraded=self._degraded
+            + ([str(problem)] if problem else [])
+            + self._succession.degraded(),
             awake=self._waker is not None and self._waker.awake,
             runs=self.runs.pids(),
+            succession=self._succession.row(),
         )

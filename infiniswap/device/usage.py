@@ -197,8 +197,11 @@ def summarize(
 ) -> Summary:
     """Puts everything together; `before` and `after` are the device's around the job."""
 
+    # A successor counts from zero: what its predecessor had counted since `before` is not known.
+    same = _take_overs(after) == _take_overs(before)
+
     def grown(key: str) -> int:
-        return (after.stats[key] - before.stats[key]) * PAGE_BYTES
+        return (after.stats[key] - (before.stats[key] if same else 0)) * PAGE_BYTES
 
     peaks = sampler.peaks
     remote, staging = grown("pages_in_remote"), grown("pages_in_staging")
@@ -229,6 +232,10 @@ def summarize(
         device=after.path,
         shared=shared,
     )
+
+
+def _take_overs(status: DeviceStatus) -> int:
+    return 0 if status.succession is None else status.succession.take_overs
 
 
 def describe_oom(summary: Summary, size_bytes: int) -> str:

@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from infiniswap.errors import EngineError, UnavailableError
@@ -26,6 +27,11 @@ except ImportError as error:
 
 ffi: Final[Any] = _isw.ffi
 lib: Final[Any] = _isw.lib
+
+
+def extension_path() -> Path:
+    """Where the C extension lies."""
+    return Path(_isw.__file__)
 
 
 def library_version() -> str:

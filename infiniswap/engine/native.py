@@ -14,7 +14,8 @@ A handle that is dropped without `close()` raises ResourceWarning and is then cl
 from __future__ import annotations
 
 from infiniswap.engine.binding import constant, library_features, library_version
-from infiniswap.engine.native_engine import NativeEngine, NativeFrontend
+from infiniswap.engine.native_engine import NativeEngine
+from infiniswap.engine.native_frontend import NativeFrontend
 from infiniswap.engine.native_store import NativeStore
 from infiniswap.engine.sim import SimDone, SimEngine
 

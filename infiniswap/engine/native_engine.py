@@ -21,6 +21,7 @@ from infiniswap.engine.binding import (
     text_of,
     warn_unclosed,
 )
+from infiniswap.engine.native_frontend import NativeFrontend, NativeNbdFrontend, NativeUblk
 from infiniswap.engine.native_ublk import ublk_error
 from infiniswap.engine.protocol import (
     EngineConfig,
@@ -45,71 +46,6 @@ from infiniswap.errors import (
 _EVENTS_MAX = 256
 _SLABS_PER_CALL = 4096
 _REMOTE_STATES = {1: "up", 2: "down"}
-
-
-class NativeFrontend:
-    """A running front end. Made by NativeEngine, which also closes it when it is closed first."""
-
-    def __init__(self, engine: NativeEngine, name: str, pointer: Any) -> None:
-        self._engine = engine  # keeps the engine alive longer than the front end
-        self._handle = Handle(name, pointer, lib.isw_frontend_destroy)
-
-    def close(self) -> None:
-        """Blocking, worker thread, idempotent."""
-        self._handle.close()
-        self._engine._forget(self)
-
-
-class NativeUblk(NativeFrontend):
-    """A ublk block device, served or prepared to be taken over."""
-
-    def __init__(self, engine: NativeEngine, pointer: Any, device_id: int) -> None:
-        super().__init__(engine, "ublk front end", pointer)
-        self._device_id = device_id
-
-    @property
-    def device_id(self) -> int:
-        """N of /dev/ublkbN."""
-        return self._device_id
-
-    def take_over(self, wait_ms_max: int) -> None:
-        """Blocking, worker thread; at most `wait_ms_max` for the predecessor's end.
-
-        Raises:
-            ConflictError: it still lives; to be called again.
-            EngineError: anything else; the device stays as it is.
-        """
-        error = ffi.new("struct isw_error *")
-        with self._handle.use() as frontend:
-            result = lib.isw_frontend_ublk_take_over(frontend, wait_ms_max, error)
-        if result < 0:
-            raise ublk_error(-result, error, f"/dev/ublkb{self._device_id}")
-
-
-class NativeNbdFrontend(NativeFrontend):
-    """The front end nbd."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the device."""
-        return self._engine.config.size_bytes
-
-    @property
-    def requests_max(self) -> int:
-        """In flight, on all sockets together."""
-        return self._engine.config.requests_max
-
-    def serve(self, descriptor: int) -> None:
-        """Any thread; makes a copy of the descriptor."""
-        error = ffi.new("struct isw_error *")
-        with self._handle.use() as frontend:
-            result = lib.isw_frontend_nbd_serve(frontend, descriptor, error)
-        check(result, "cannot serve the kernel's connection", error)
-
-    def connections(self) -> int:
-        """Any thread, never waits."""
-        with self._handle.use() as frontend:
-            return int(lib.isw_frontend_nbd_connections(frontend))
 
 
 class NativeEngine:
@@ -396,6 +332,19 @@ class NativeEngine:
         if -result in (errno.EPERM, errno.EACCES):
             raise NotPermittedError(text, where=mountpoint, mend="Run it as root.")
         raise EngineError(text, where=mountpoint, code=-result)
+
+    def frontend_fuse_prepare(self, mountpoint: str, init: bytes) -> NativeFrontend:
+        """Blocking, worker thread. EngineError EOPNOTSUPP, ENOMEM."""
+        error = ffi.new("struct isw_error *")
+        out = ffi.new("isw_frontend **")
+        with self._use() as engine:
+            result = lib.isw_frontend_fuse_prepare(
+                engine, os.fsencode(mountpoint), init, len(init), out, error
+            )
+            if result >= 0:
+                return self._adopt("fuse front end", out[0])
+        check(result, "cannot prepare the fuse front end", error)
+        raise AssertionError("unreachable")
 
     def frontend_nbd_socket(self, path: str) -> NativeFrontend:
         """Any thread; binds and returns."""

@@ -256,6 +256,14 @@ class RemoteConfig:
 class Frontend(Protocol):
     """A running front end; close() ends it."""
 
+    def handover(self) -> tuple[int, bytes]:
+        """Of a fuse front end: its connection's descriptor, which stays its own, and the kernel's
+        first message. EngineError with the reason when nobody could take it over."""
+
+    def take_over(self, connection: int) -> None:
+        """Blocking. Of a fuse front end that was prepared: serves its predecessor's mount. Takes
+        the descriptor."""
+
     def close(self) -> None:
         """Blocking, idempotent."""
 
@@ -397,6 +405,9 @@ class Engine(Protocol):
     def load_tables(self, path: str) -> None: ...
     def frontend_fuse(self, mountpoint: str) -> Frontend:
         """Blocking. Mounts; the device's bytes are the file `disk` there."""
+
+    def frontend_fuse_prepare(self, mountpoint: str, init: bytes) -> Frontend:
+        """Blocking. For a successor: all that needs memory; `take_over` then serves the mount."""
 
     def frontend_nbd_socket(self, path: str) -> Frontend: ...
     def frontend_ublk(self, identity: int, queues: int = 0) -> UblkFrontend:

@@ -81,7 +81,7 @@ def test_what_cannot_be_attached_leaves_nothing(paths: DevicePaths, tmp_path: Pa
         device.detach()
         assert len(os.listdir("/proc/self/fd")) == before
         with pytest.raises(NotFoundError, match="no nbd device of an earlier process"):
-            device.adopt(engine)
+            device.prepare(engine, b"")
 
 
 @pytest.mark.requires_native

@@ -6,7 +6,7 @@ A front end knows its own part of the kernel and nothing of swap, links or the d
 which there are.
 """
 
-from infiniswap.device.frontends.base import KernelDevice
+from infiniswap.device.frontends.base import Handover, KernelDevice
 from infiniswap.device.frontends.choice import (
     Choice,
     choose,
@@ -15,4 +15,12 @@ from infiniswap.device.frontends.choice import (
     kernel_device,
 )
 
-__all__ = ["Choice", "KernelDevice", "choose", "clear_leftovers", "give_up", "kernel_device"]
+__all__ = [
+    "Choice",
+    "Handover",
+    "KernelDevice",
+    "choose",
+    "clear_leftovers",
+    "give_up",
+    "kernel_device",
+]

@@ -3,10 +3,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from infiniswap.engine.protocol import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What a front end leaves its successor.
+
+    Attributes:
+        descriptors: by name (`[a-z0-9-]`, at most 23 characters); the holder keeps copies.
+        note: whatever else it must know; a standby has it in its locked memory from the start.
+    """
+
+    descriptors: Mapping[str, int] = field(default_factory=dict)
+    note: bytes = b""
 
 
 class KernelDevice(Protocol):
@@ -34,6 +49,38 @@ class KernelDevice(Protocol):
 
         Raises:
             InfiniswapError: not now; to be tried again.
+        """
+
+    def handover(self) -> Handover:
+        """What a successor needs of this process. Asked once, after `attach` or `adopt`.
+
+        Raises:
+            UnavailableError: nobody could take over on this host, and why.
+        """
+
+    def prepare(self, engine: Engine, note: bytes) -> None:
+        """In a standby, while its predecessor serves: makes what `adopt` would need memory for.
+
+        Args:
+            engine: a standby, too.
+            note: the predecessor's.
+
+        Raises:
+            InfiniswapError: this process could never take over.
+        """
+
+    def adopt(self, descriptors: Mapping[str, int]) -> None:
+        """In a successor, after `prepare`: takes over what its predecessor left attached.
+
+        Opens and reads as little as it can: what lies on this device cannot be read yet. Nothing
+        is detached when it fails, as another successor may fare better. The engine serves already.
+
+        Args:
+            descriptors: copies of the predecessor's, now ours to close.
+
+        Raises:
+            NotFoundError: nothing is left that could be taken over, by anybody.
+            InfiniswapError: the step that failed.
         """
 
     def detach(self) -> None:

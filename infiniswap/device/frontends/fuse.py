@@ -6,11 +6,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
+from infiniswap.device.frontends.base import Handover
 from infiniswap.device.rundir import LINK_DIR, DevicePaths
 from infiniswap.engine.protocol import Engine, Frontend
-from infiniswap.errors import ConflictError, InfiniswapError, UnavailableError
+from infiniswap.errors import (
+    ConflictError,
+    EngineError,
+    InfiniswapError,
+    NotFoundError,
+    UnavailableError,
+)
 from infiniswap.system import loop, mounts, swap
 
 log = logging.getLogger(__name__)
@@ -19,6 +27,7 @@ BACKING_UNMOUNTED = "/disk"
 """What the kernel names the backing file once its mount is gone."""
 
 _LOOP_MAJOR = 7
+_CONNECTION = "fuse"
 
 
 def check() -> None:
@@ -67,6 +76,46 @@ class FuseLoop:
     def repair(self) -> None:
         """There is one connection to the kernel, which lasts."""
 
+    def handover(self) -> Handover:
+        """The connection to the kernel: with its last copy the mount dies.
+
+        Raises:
+            UnavailableError: this kernel or libfuse cannot hand it on.
+        """
+        assert self._frontend is not None
+        try:
+            connection, init = self._frontend.handover()
+        except EngineError as error:
+            raise UnavailableError(error.what) from error
+        return Handover({_CONNECTION: connection}, _note(self._loop, init))
+
+    def prepare(self, engine: Engine, note: bytes) -> None:
+        """Buffers and libfuse's session."""
+        self._loop, init = _read_note(note)
+        self._frontend = engine.frontend_fuse_prepare(str(self._paths.mount), init)
+
+    def adopt(self, descriptors: Mapping[str, int]) -> None:
+        """The same connection; mount, loop device and swap stay as they are.
+
+        Raises:
+            NotFoundError: the connection or the loop device is gone.
+        """
+        assert self._frontend is not None
+        connection = descriptors.get(_CONNECTION)
+        # Not by the path of its file: whoever looks at that waits for us.
+        now = None if self._loop is None else loop.loop_device(self._loop.number)
+        if connection is None or now is None or not self._is_ours(now):
+            raise NotFoundError(
+                "its loop device, or the FUSE connection below that, is gone",
+                where=f"device {self._paths.name}",
+            )
+        self._mounted = True
+        self._frontend.take_over(connection)
+
+    def _is_ours(self, device: loop.LoopDevice) -> bool:
+        mount = os.path.join(os.path.realpath(self._paths.run), self._paths.mount.name)
+        return device.backing in (f"{mount}/disk", BACKING_UNMOUNTED)
+
     def detach(self) -> None:
         """Loop device, then mount.
 
@@ -83,6 +132,19 @@ class FuseLoop:
             self._mounted = False
             with contextlib.suppress(OSError):
                 self._paths.mount.rmdir()
+
+
+def _note(device: loop.LoopDevice | None, init: bytes) -> bytes:
+    """For the successor: the loop device's number, and the kernel's first message."""
+    assert device is not None
+    return f"{device.number}:{device.backing}\n".encode() + init
+
+
+def _read_note(note: bytes) -> tuple[loop.LoopDevice, bytes]:
+    head, _, init = note.partition(b"\n")
+    number, _, backing = head.decode().partition(":")
+    device = loop.LoopDevice(int(number), backing, deleted=False, direct_io=True, autoclear=False)
+    return device, init
 
 
 def _as_named_now(device: loop.LoopDevice) -> loop.LoopDevice:

@@ -17,9 +17,11 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from infiniswap.device.frontends.base import Handover
 from infiniswap.device.rundir import DevicePaths
 from infiniswap.engine.protocol import Engine, NbdFrontend
 from infiniswap.errors import (
@@ -121,19 +123,28 @@ class NbdKernel:
                 )
         self._tune(frontend)
 
-    def adopt(self, engine: Engine) -> None:
-        """Takes over the device that a process which has died left in the kernel.
+    def handover(self) -> Handover:
+        """Nothing: the kernel keeps the device, and what it was made with."""
+        return Handover()
 
-        What waits there goes on as soon as the first connection stands; what was in flight is sent
-        again when its time is over (`nbd.REQUEST_TIMEOUT_S`). The engine has the predecessor's
-        contents, and none of its writes can still land: it holds the backup's lock, and the
-        leases are fenced.
+    def prepare(self, engine: Engine, note: bytes) -> None:
+        """Buffers and threads.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: the predecessor has no device.
             ConflictError: it is of another size, or more than one.
-            InfiniswapError: the kernel's refusal.
         """
+        del note
+        device, connections = self._find_one()
+        frontend = self._begin(engine, connections)
+        if device.size_bytes != frontend.size_bytes:
+            raise ConflictError(
+                f"{device.path} has {device.size_bytes} bytes, the device {frontend.size_bytes}",
+                where=f"device {self._paths.name}",
+                mend="Start it with the size it had.",
+            )
+
+    def _find_one(self) -> tuple[nbd.NbdDevice, int]:
         left = find_left(self._paths)
         if not left:
             raise NotFoundError(
@@ -146,14 +157,24 @@ class NbdKernel:
                 where=f"device {self._paths.name}",
                 mend="Free those that are not in use: nbd-client -d /dev/nbdN.",
             )
-        device, connections = left[0]
-        frontend = self._begin(engine, connections)
-        if device.size_bytes != frontend.size_bytes:
-            raise ConflictError(
-                f"{device.path} has {device.size_bytes} bytes, the device {frontend.size_bytes}",
-                where=f"device {self._paths.name}",
-                mend="Start it with the size it had.",
-            )
+        return left[0]
+
+    def adopt(self, descriptors: Mapping[str, int]) -> None:
+        """Takes over the device that a process which has died left in the kernel.
+
+        What waits there goes on as soon as the first connection stands; what was in flight is sent
+        again when its time is over (`nbd.REQUEST_TIMEOUT_S`). The engine has the predecessor's
+        contents, and none of its writes can still land: it holds the backup's lock, and the
+        leases are fenced.
+
+        Raises:
+            NotFoundError: there is none any more.
+            InfiniswapError: the kernel's refusal.
+        """
+        del descriptors
+        frontend = self._frontend
+        assert frontend is not None
+        device, connections = self._find_one()
         self._index = device.index
         with GenericNetlink() as link:
             for _ in range(connections):

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+from infiniswap.device.frontends.base import Handover
 from infiniswap.device.rundir import DevicePaths
 from infiniswap.engine.protocol import Engine, Frontend
 
@@ -15,6 +17,7 @@ class NbdSocket:
     def __init__(self, paths: DevicePaths) -> None:
         self._socket = paths.nbd_socket
         self._frontend: Frontend | None = None
+        self._engine: Engine | None = None  # of a standby
 
     @property
     def block_device(self) -> Path | None:
@@ -32,6 +35,22 @@ class NbdSocket:
 
     def repair(self) -> None:
         """Clients come and go as they like."""
+
+    def handover(self) -> Handover:
+        """Nothing: clients connect again."""
+        return Handover()
+
+    def prepare(self, engine: Engine, note: bytes) -> None:
+        """Nothing to make."""
+        del note
+        self._engine = engine
+
+    def adopt(self, descriptors: Mapping[str, int]) -> None:
+        """A new socket at the old place."""
+        del descriptors
+        assert self._engine is not None
+        self._socket.unlink(missing_ok=True)
+        self.attach(self._engine)
 
     def detach(self) -> None:
         """Ends the connections."""

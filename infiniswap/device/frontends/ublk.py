@@ -12,9 +12,11 @@ import hashlib
 import logging
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from infiniswap.device.frontends.base import Handover
 from infiniswap.device.rundir import DevicePaths
 from infiniswap.engine.native_ublk import FailingUblk, ublk_check, ublk_remove, ublk_shape
 from infiniswap.engine.protocol import Engine, UblkFrontend
@@ -100,13 +102,18 @@ class UblkKernel:
         self._serving = True
         self._tune()
 
-    def prepare(self, engine: Engine) -> None:
+    def handover(self) -> Handover:
+        """Nothing: the kernel keeps the device, and what it was made with."""
+        return Handover()
+
+    def prepare(self, engine: Engine, note: bytes = b"") -> None:
         """For a standby, while the predecessor serves: all that needs memory.
 
         Raises:
             NotFoundError: the predecessor has no device.
             InfiniswapError: it is not one for this engine.
         """
+        del note
         left = find_left(self._paths)
         if not left:
             raise NotFoundError(
@@ -114,26 +121,17 @@ class UblkKernel:
             )
         self._frontend = engine.frontend_ublk_prepare(left[0], identity_of(self._paths))
 
-    def take_over(self) -> None:
-        """After `prepare`, once the predecessor is dead: what waits is served.
+    def adopt(self, descriptors: Mapping[str, int]) -> None:
+        """Once the predecessor is dead: what waits is served.
 
         Raises:
             ConflictError: it is not dead; the device stays its.
             EngineError: the kernel's refusal; the device stays as it is.
         """
+        del descriptors
         assert self._frontend is not None
         self._frontend.take_over(_TAKE_OVER_MS_MAX)
         self._serving = True
-
-    def adopt(self, engine: Engine) -> None:
-        """Takes over the device that a process which has died left in the kernel.
-
-        Raises:
-            NotFoundError: there is none.
-            InfiniswapError: it is not one for this engine, or the kernel's refusal.
-        """
-        self.prepare(engine)
-        self.take_over()
 
     def _tune(self) -> None:
         assert self._frontend is not None

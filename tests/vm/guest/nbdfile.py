@@ -88,7 +88,8 @@ def main(how: str, run: str, file: str) -> None:
     disk: Any = FileDisk(Path(file))
     device = NbdKernel(DevicePaths(Path(run).name, Path(run), Path(run)))
     if how == "adopt":
-        device.adopt(disk)
+        device.prepare(disk, b"")
+        device.adopt({})
     else:
         device.attach(disk)
     make_swap_safe()

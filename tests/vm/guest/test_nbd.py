@@ -195,7 +195,7 @@ def test_a_strangers_device_is_left_alone(engine: NativeEngine, paths: DevicePat
         try:
             device = NbdKernel(paths)
             with pytest.raises(NotFoundError):
-                device.adopt(engine)
+                device.prepare(engine, b"")
             with pytest.raises(SystemCallError):
                 nbd.reconnect(link, index, ours.fileno(), identifier="another", timeout_s=5)
             device.attach(engine)

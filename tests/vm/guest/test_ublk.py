@@ -12,7 +12,7 @@ import pytest
 from ublkservers import SERVER, Server, nodes, run, wait_for
 
 from infiniswap.engine.native import NativeEngine
-from infiniswap.engine.native_engine import NativeUblk
+from infiniswap.engine.native_frontend import NativeUblk
 from infiniswap.engine.native_ublk import ublk_check, ublk_remove, ublk_shape
 from infiniswap.engine.protocol import EngineConfig, EventKind
 from infiniswap.errors import ConflictError, EngineError, NotFoundError

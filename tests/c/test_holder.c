@@ -1,0 +1,468 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The holder with toy children: this program is started again by it, as the device's process and as
+ * standby, and does what the test has written into a file for each start.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "holder/holder.h"
+
+#define WAIT_MS 60000
+
+/* ------------------------------------------------------------------ toy children */
+
+static void say_with(const char *text, int fd)
+{
+	union {
+		char bytes[CMSG_SPACE(sizeof(int))];
+		struct cmsghdr align;
+	} control = {.bytes = {0}};
+	struct iovec part = {.iov_base = (void *)text, .iov_len = strlen(text)};
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+
+	if (fd >= 0) {
+		struct cmsghdr *head;
+
+		message.msg_control = control.bytes;
+		message.msg_controllen = sizeof(control.bytes);
+		head = CMSG_FIRSTHDR(&message);
+		head->cmsg_level = SOL_SOCKET;
+		head->cmsg_type = SCM_RIGHTS;
+		head->cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(head), &fd, sizeof(int));
+	}
+	CHECK(sendmsg(ISWI_HOLD_SOCKET_FD, &message, MSG_NOSIGNAL) > 0);
+}
+
+static void say(const char *text)
+{
+	say_with(text, -1);
+}
+
+/* Returns how many descriptors came along; 0 bytes of text at the end of the holder. */
+static uint32_t hear(char *text_out, size_t bytes, int *fds_out)
+{
+	union {
+		char bytes[CMSG_SPACE(ISWI_HOLD_KEPT_MAX * sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	struct iovec part = {.iov_base = text_out, .iov_len = bytes - 1};
+	struct msghdr message = {.msg_iov = &part,
+				 .msg_iovlen = 1,
+				 .msg_control = control.bytes,
+				 .msg_controllen = sizeof(control.bytes)};
+	ssize_t got = recvmsg(ISWI_HOLD_SOCKET_FD, &message, 0);
+	struct cmsghdr *head = got > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+	uint32_t count = 0;
+
+	text_out[got > 0 ? got : 0] = '\0';
+	if (head) {
+		count = (uint32_t)((head->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+		memcpy(fds_out, CMSG_DATA(head), count * sizeof(int));
+	}
+	return count;
+}
+
+/* The test's pipe, which every child inherits as its standard output. */
+static void report(const char *text)
+{
+	char line[256];
+
+	snprintf(line, sizeof(line), "%d %s\n", (int)getpid(), text);
+	CHECK(write(STDOUT_FILENO, line, strlen(line)) == (ssize_t)strlen(line));
+}
+
+static int memory_file(const char *content)
+{
+	int fd = memfd_create("toy", MFD_CLOEXEC);
+
+	CHECK(fd >= 0);
+	CHECK_EQ(pwrite(fd, content, strlen(content), 0), strlen(content));
+	return fd;
+}
+
+/* Serves until it is killed; on SIGTERM it ends as it should. */
+static volatile sig_atomic_t asked_to_end;
+
+static void on_term(int number)
+{
+	(void)number;
+	asked_to_end = 1;
+}
+
+static int serve(const char *mode)
+{
+	char text[ISWI_HOLD_TEXT_MAX];
+	int fds[ISWI_HOLD_KEPT_MAX];
+	struct sigaction action = {.sa_handler = on_term};
+
+	sigaction(SIGTERM, &action, NULL);
+	report("serving");
+	say("serving");
+	if (strcmp(mode, "renew") == 0)
+		say("renew");
+	while (!asked_to_end) {
+		struct pollfd pollfd = {.fd = ISWI_HOLD_SOCKET_FD, .events = POLLIN};
+
+		if (poll(&pollfd, 1, -1) != 1)
+			continue;
+		hear(text, sizeof(text), fds);
+		if (text[0] == '\0') {
+			report("alone");
+			while (!asked_to_end)
+				pause();
+			return 0;
+		}
+		report(text);
+		if (strcmp(text, "renewed") == 0)
+			say("yield");
+	}
+	say("ending");
+	say("ended 7");
+	return 7;
+}
+
+static int active(const char *mode)
+{
+	int state;
+
+	CHECK(fcntl(ISWI_HOLD_SPEC_FD, F_GETFD) >= 0);
+	CHECK(fcntl(ISWI_HOLD_READY_FD, F_GETFD) >= 0);
+	if (strcmp(mode, "fails") == 0)
+		return 9;
+	state = memory_file("state of the device");
+	say_with("keep state", state);
+	close(state);
+	say_with("keep spec", memory_file("spec"));
+	say_with("keep fuse", memory_file("connection"));
+	say_with("keep gone", memory_file("nobody wants it"));
+	say("drop gone");
+	return serve(mode);
+}
+
+static void check_handed(const char *names, const int *fds, uint32_t count)
+{
+	char content[64] = {0};
+
+	CHECK_EQ(count, 3);
+	CHECK(strcmp(names, "state,spec,fuse") == 0);
+	CHECK(pread(fds[0], content, sizeof(content) - 1, 0) > 0);
+	CHECK(strcmp(content, "state of the device") == 0);
+	memset(content, 0, sizeof(content));
+	CHECK(pread(fds[2], content, sizeof(content) - 1, 0) > 0);
+	CHECK(strcmp(content, "connection") == 0);
+}
+
+static int standby(const char *mode)
+{
+	char text[ISWI_HOLD_TEXT_MAX], reason[32], names[256], line[128];
+	unsigned long long count, died_ns;
+	int fds[ISWI_HOLD_KEPT_MAX];
+
+	CHECK(fcntl(ISWI_HOLD_READY_FD, F_GETFD) < 0);
+	CHECK_EQ(hear(text, sizeof(text), fds), 2);
+	CHECK(strcmp(text, "prepare state,spec") == 0);
+	if (strcmp(mode, "refuses") == 0) {
+		say("refused it is of another version");
+		return 3;
+	}
+	report("standby");
+	say("standby");
+	{
+		uint32_t handed = hear(text, sizeof(text), fds);
+
+		if (text[0] == '\0')
+			return 0; /* the holder has gone */
+		CHECK_EQ(sscanf(text, "take-over %llu %llu %31s %255s", &count, &died_ns, reason,
+				names),
+			 4);
+		check_handed(names, fds, handed);
+	}
+	snprintf(line, sizeof(line), "take-over %llu %s", count, reason);
+	report(line);
+	if (strcmp(mode, "hopeless") == 0) {
+		say("hopeless the state is damaged");
+		return 5;
+	}
+	if (strcmp(mode, "dies-once") == 0 && count == 1)
+		abort();
+	return serve("serves");
+}
+
+/* -------------------------------------------------------------------------- tests */
+
+struct held {
+	pid_t pid;
+	FILE *reports;
+	char line[256];
+};
+
+static void start_holder(struct held *held, const char *mode)
+{
+	static char spec_fd[12], ready_fd[12], self[512];
+	ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
+	int pipes[2], spec = memfd_create("spec", 0), ready = memfd_create("ready", 0);
+
+	CHECK(length > 0);
+	CHECK(pipe(pipes) == 0);
+	snprintf(spec_fd, sizeof(spec_fd), "%d", spec);
+	snprintf(ready_fd, sizeof(ready_fd), "%d", ready);
+	held->pid = fork();
+	CHECK(held->pid >= 0);
+	if (held->pid == 0) {
+		dup2(pipes[1], STDOUT_FILENO);
+		close(pipes[0]);
+		close(pipes[1]);
+		execl(ISW_HOLDER_PROGRAM, "infiniswap-holder", spec_fd, ready_fd, self, mode, NULL);
+		_exit(99);
+	}
+	close(pipes[1]);
+	close(spec);
+	close(ready);
+	held->reports = fdopen(pipes[0], "r");
+	CHECK(held->reports != NULL);
+	/* What poll() says is what there is. */
+	setvbuf(held->reports, NULL, _IONBF, 0);
+}
+
+/* Waits for a report that ends with this text; returns who made it. */
+static pid_t expect(struct held *held, const char *text)
+{
+	for (;;) {
+		struct pollfd pollfd = {.fd = fileno(held->reports), .events = POLLIN};
+		size_t length;
+
+		CHECK(poll(&pollfd, 1, WAIT_MS) == 1);
+		if (!fgets(held->line, sizeof(held->line), held->reports)) {
+			fprintf(stderr, "no report of %s\n", text);
+			exit(1);
+		}
+		held->line[strcspn(held->line, "\n")] = '\0';
+		length = strlen(held->line);
+		if (length > strlen(text) && strcmp(held->line + length - strlen(text), text) == 0)
+			return (pid_t)atoi(held->line);
+	}
+}
+
+static int exit_code(struct held *held)
+{
+	int status;
+
+	CHECK_EQ(waitpid(held->pid, &status, 0), held->pid);
+	fclose(held->reports);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static void an_orderly_end_ends_all(void)
+{
+	struct held held;
+	pid_t waiting;
+
+	start_holder(&held, "serves");
+	expect(&held, "serving");
+	waiting = expect(&held, "standby");
+	CHECK(kill(held.pid, SIGTERM) == 0);
+	CHECK_EQ(exit_code(&held), 7);
+	CHECK(kill(waiting, 0) != 0 && errno == ESRCH);
+}
+
+static void a_start_that_fails_is_the_end(void)
+{
+	struct held held;
+
+	start_holder(&held, "fails");
+	CHECK_EQ(exit_code(&held), 9);
+}
+
+static void each_death_is_followed_by_a_take_over(void)
+{
+	struct held held;
+	pid_t serving;
+
+	start_holder(&held, "serves");
+	serving = expect(&held, "serving");
+	for (int i = 1; i <= 5; i++) {
+		pid_t waiting = expect(&held, "standby");
+		char text[32];
+
+		CHECK(kill(serving, SIGKILL) == 0);
+		snprintf(text, sizeof(text), "take-over %d killed", i);
+		serving = expect(&held, text);
+		CHECK_EQ(serving, waiting);
+		expect(&held, "serving");
+	}
+	CHECK(kill(held.pid, SIGTERM) == 0);
+	CHECK_EQ(exit_code(&held), 7);
+}
+
+static void a_standby_that_dies_is_replaced(void)
+{
+	struct held held;
+	pid_t serving, waiting;
+
+	start_holder(&held, "serves");
+	serving = expect(&held, "serving");
+	waiting = expect(&held, "standby");
+	expect(&held, "standby ready");
+	CHECK(kill(waiting, SIGKILL) == 0);
+	CHECK_EQ(expect(&held, "it has died; another one is started"), serving);
+	CHECK(expect(&held, "standby") != waiting);
+	CHECK(kill(held.pid, SIGTERM) == 0);
+	CHECK_EQ(exit_code(&held), 7);
+}
+
+static void both_killed_at_once_a_new_one_takes_over(void)
+{
+	struct held held;
+	pid_t serving, waiting, next;
+
+	start_holder(&held, "serves");
+	serving = expect(&held, "serving");
+	waiting = expect(&held, "standby");
+	/* The holder finds both dead. */
+	CHECK(kill(held.pid, SIGSTOP) == 0);
+	CHECK(kill(waiting, SIGKILL) == 0);
+	CHECK(kill(serving, SIGKILL) == 0);
+	CHECK(kill(held.pid, SIGCONT) == 0);
+	next = expect(&held, "standby");
+	CHECK(next != waiting);
+	CHECK_EQ(expect(&held, "take-over 1 killed"), next);
+	expect(&held, "serving");
+	CHECK(kill(held.pid, SIGTERM) == 0);
+	CHECK_EQ(exit_code(&held), 7);
+}
+
+static void a_signal_while_nobody_serves_is_not_forgotten(void)
+{
+	struct held held;
+	pid_t serving, waiting;
+
+	start_holder(&held, "serves");
+	serving = expect(&held, "serving");
+	waiting = expect(&held, "standby");
+	CHECK(kill(waiting, SIGSTOP) == 0);
+	CHECK(kill(serving, SIGKILL) == 0);
+	/* Told to take over, and not able to: that is when it comes. */
+	while (kill(serving, 0) == 0)
+		(void)poll(NULL, 0, 1);
+	CHECK(kill(held.pid, SIGTERM) == 0);
+	CHECK(kill(waiting, SIGCONT) == 0);
+	CHECK_EQ(exit_code(&held), 7);
+}
+
+static void who_dies_while_taking_over_is_followed_by_the_next(void)
+{
+	struct held held;
+	pid_t first;
+
+	start_holder(&held, "dies-once");
+	first = expect(&held, "serving");
+	expect(&held, "standby");
+	CHECK(kill(first, SIGKILL) == 0);
+	first = expect(&held, "take-over 1 killed");
+	CHECK(expect(&held, "take-over 2 killed") != first);
+	expect(&held, "serving");
+	CHECK(kill(held.pid, SIGTERM) == 0);
+	CHECK_EQ(exit_code(&held), 7);
+}
+
+static void what_cannot_take_over_says_why(void)
+{
+	struct held held;
+	pid_t serving;
+
+	start_holder(&held, "refuses");
+	serving = expect(&held, "serving");
+	CHECK_EQ(expect(&held, "standby none it is of another version"), serving);
+	CHECK(kill(held.pid, SIGTERM) == 0);
+	CHECK_EQ(exit_code(&held), 7);
+}
+
+static void a_hopeless_device_ends(void)
+{
+	struct held held;
+	pid_t serving;
+
+	start_holder(&held, "hopeless");
+	serving = expect(&held, "serving");
+	expect(&held, "standby");
+	CHECK(kill(serving, SIGKILL) == 0);
+	CHECK_EQ(exit_code(&held), 5);
+}
+
+static void a_restart_is_a_new_standby_and_a_death(void)
+{
+	struct held held;
+	pid_t serving, next;
+
+	start_holder(&held, "renew");
+	serving = expect(&held, "serving");
+	next = expect(&held, "take-over 1 restart");
+	CHECK(next != serving);
+	expect(&held, "serving");
+	CHECK(kill(held.pid, SIGTERM) == 0);
+	CHECK_EQ(exit_code(&held), 7);
+}
+
+static void who_serves_outlives_the_holder(void)
+{
+	struct held held;
+	pid_t serving, waiting;
+
+	start_holder(&held, "serves");
+	serving = expect(&held, "serving");
+	waiting = expect(&held, "standby");
+	CHECK(kill(held.pid, SIGKILL) == 0);
+	CHECK_EQ(expect(&held, "alone"), serving);
+	CHECK(kill(serving, 0) == 0);
+	/* The pipe's end is the end of both; the standby goes by itself. */
+	while (kill(waiting, 0) == 0)
+		(void)poll(NULL, 0, 1);
+	CHECK(kill(serving, SIGTERM) == 0);
+	CHECK_EQ(exit_code(&held), 128 + SIGKILL);
+}
+
+static void wrong_arguments_are_told(void)
+{
+	pid_t pid = fork();
+	int status;
+
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		execl(ISW_HOLDER_PROGRAM, "infiniswap-holder", NULL);
+		_exit(99);
+	}
+	CHECK_EQ(waitpid(pid, &status, 0), pid);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 2);
+}
+
+int main(int argc, char **argv)
+{
+	if (argc == 3)
+		return strcmp(argv[2], "active") == 0 ? active(argv[1]) : standby(argv[1]);
+	an_orderly_end_ends_all();
+	a_start_that_fails_is_the_end();
+	each_death_is_followed_by_a_take_over();
+	a_standby_that_dies_is_replaced();
+	both_killed_at_once_a_new_one_takes_over();
+	a_signal_while_nobody_serves_is_not_forgotten();
+	who_dies_while_taking_over_is_followed_by_the_next();
+	what_cannot_take_over_says_why();
+	a_hopeless_device_ends();
+	a_restart_is_a_new_standby_and_a_death();
+	who_serves_outlives_the_holder();
+	wrong_arguments_are_told();
+	return 0;
+}

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a device process and its holder say to each other, and what a successor finds."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from infiniswap.device.holder import Holder, HolderGoneError, read_all
+from infiniswap.device.runs import Runs, cgroup_name
+from infiniswap.errors import ConflictError, SystemCallError
+from infiniswap.system.cgroup import RUN_PREFIX
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Holder, socket.socket]]:
+    """A device's end, and the holder's."""
+    theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    holder = Holder(ours.detach())
+    yield holder, theirs
+    theirs.close()
+    holder.close()
+
+
+def _said(theirs: socket.socket) -> tuple[str, list[int]]:
+    data, descriptors, _, _ = socket.recv_fds(theirs, 4096, 8)
+    return data.decode(), descriptors
+
+
+def _hand(theirs: socket.socket, text: str, descriptors: list[int]) -> None:
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+    theirs.sendmsg([text.encode()], rights if descriptors else [])
+
+
+def test_descriptors_travel_with_their_names(pair: tuple[Holder, socket.socket]) -> None:
+    holder, theirs = pair
+    holder.keep_bytes("spec", b"what the device is")
+    text, (fd,) = _said(theirs)
+    assert text == "keep spec"
+    assert read_all(fd) == b"what the device is"
+    _hand(theirs, "prepare spec", [fd])
+    os.close(fd)
+    prepared = holder.wait_prepared()
+    assert read_all(prepared["spec"]) == b"what the device is"
+    os.close(prepared["spec"])
+
+
+def test_a_turn_says_why_and_when(pair: tuple[Holder, socket.socket]) -> None:
+    holder, theirs = pair
+    with open(os.devnull) as null:
+        _hand(theirs, "take-over 3 1234567 crashed lock,fuse", [null.fileno(), null.fileno()])
+    turn = holder.wait_turn()
+    assert (turn.count, turn.died_ns, turn.reason) == (3, 1_234_567, "crashed")
+    assert list(turn.descriptors) == ["lock", "fuse"]
+    for fd in turn.descriptors.values():
+        os.close(fd)
+
+
+@pytest.mark.parametrize("text", ["take-over 1 2 killed a,b", "prepare -", "nonsense"])
+def test_what_does_not_fit_is_an_error(pair: tuple[Holder, socket.socket], text: str) -> None:
+    holder, theirs = pair
+    _hand(theirs, text, [])
+    with pytest.raises(SystemCallError, match="holder"):
+        holder.wait_turn()
+
+
+def test_the_end_of_the_holder_is_the_end_of_waiting(pair: tuple[Holder, socket.socket]) -> None:
+    holder, theirs = pair
+    theirs.close()
+    with pytest.raises(HolderGoneError):
+        holder.wait_turn()
+
+
+def test_without_a_holder_nothing_is_said() -> None:
+    holder = Holder()
+    holder.serving()
+    holder.keep("lock", 0)
+    assert not holder.present
+    assert holder.degraded == ""
+
+
+async def test_a_restart_waits_for_the_new_standby(pair: tuple[Holder, socket.socket]) -> None:
+    holder, theirs = pair
+    holder.listen(lambda: None)
+    renewal = asyncio.create_task(holder.renew())
+    await asyncio.sleep(0)
+    assert _said(theirs)[0] == "renew"
+    with pytest.raises(ConflictError, match="under way"):
+        await holder.renew()
+    _hand(theirs, "standby ready", [])
+    _hand(theirs, "renewed", [])
+    await renewal
+    assert holder.standby == "ready"
+    assert holder.degraded == ""
+    holder.close()
+
+
+async def test_what_the_new_code_cannot_do_is_told(pair: tuple[Holder, socket.socket]) -> None:
+    holder, theirs = pair
+    holder.listen(lambda: None)
+    renewal = asyncio.create_task(holder.renew())
+    await asyncio.sleep(0)
+    _hand(theirs, "standby none it has died", [])
+    _hand(theirs, "refused the state file has version 2", [])
+    with pytest.raises(ConflictError, match="cannot be restarted: the state file has version 2"):
+        await renewal
+    assert holder.degraded.startswith("standby: ")
+    holder.close()
+
+
+async def test_a_holder_that_dies_is_noticed(pair: tuple[Holder, socket.socket]) -> None:
+    holder, theirs = pair
+    gone = asyncio.Event()
+    holder.listen(gone.set)
+    renewal = asyncio.create_task(holder.renew())
+    await asyncio.sleep(0)
+    theirs.close()
+    async with asyncio.timeout(10):
+        await gone.wait()
+    with pytest.raises(ConflictError):
+        await renewal
+    assert holder.degraded.startswith("holder: ")
+    holder.serving()  # no error: there is nobody to tell
+
+
+# ----------------------------------------------------------------------- what is found
+
+
+@pytest.fixture
+def two_processes() -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
+    argv = [sys.executable, "-c", "input()"]
+    with (
+        subprocess.Popen(argv, stdin=subprocess.PIPE) as first,
+        subprocess.Popen(argv, stdin=subprocess.PIPE) as second,
+    ):
+        yield first, second
+        for process in (first, second):
+            process.kill()
+
+
+async def test_a_successor_knows_the_runs(
+    tmp_path: Path, two_processes: tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]
+) -> None:
+    living, ended = two_processes
+    with ThreadPoolExecutor(1) as executor:
+        before = Runs(executor, lambda: None, lambda: (), tmp_path / "runs")
+        before.join(living.pid)
+        before.join(ended.pid)
+        name = cgroup_name(living.pid).removeprefix(RUN_PREFIX)
+        # Its process dies, and with that one of the runs.
+        await before.close()
+        ended.kill()
+        ended.wait()
+        changed = asyncio.Event()
+        after = Runs(executor, changed.set, lambda: (), tmp_path / "runs")
+        after.adopt()
+        assert after.pids() == [living.pid]
+        async with asyncio.timeout(30):
+            await changed.wait()  # cleaned up after the one that has ended
+        assert [entry.name for entry in (tmp_path / "runs").iterdir()] == [name]
+        after.leave(living.pid)
+        assert list((tmp_path / "runs").iterdir()) == []
+        await after.close()
