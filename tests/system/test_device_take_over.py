@@ -17,6 +17,7 @@ import pytest
 from cluster import NEEDS_SWAP, WAIT_S, Cluster, Device, until, wait_ended
 from pagejob import NEEDS, Job
 from runs import Runner, touch
+from takeovers import kill_again_and_again
 
 from infiniswap.system.loop import attached
 from infiniswap.system.process import swap_safety_report
@@ -257,15 +258,7 @@ def _mark(*marks: Any) -> Callable[[Any], Any]:
 def test_no_page_is_wrong_after_each_kill(busy: tuple[Device, Job]) -> None:
     device, work = busy
     loops = {entry.path for entry in attached()}
-    pauses = []
-    for kill in range(1, KILLS + 1):
-        processes = device.processes()
-        os.kill(processes["active"], signal.SIGKILL)
-        status = device.wait_take_over(kill)
-        pauses.append(status["succession"]["pause_ms"])
-        assert status["swap"]["active"]
-        work.more_rounds()
-    print("pauses in ms:", *pauses)
+    print("pauses in ms:", *kill_again_and_again(device, work, KILLS))
     assert {entry.path for entry in attached()} == loops
     until(lambda: device.status["slabs"]["mapped"] > 0, "slabs on donors")
 

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernel block devices that outlive their process: jobs swap on them meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from cluster import Cluster, run
+from pagejob import StartJob
+from takeovers import kill_again_and_again
+
+from infiniswap.system.process import swap_safety_report
+
+MODULES = {"nbd": "nbd", "ublk": "ublk_drv"}
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("frontend", ["ublk", "nbd"])
+def test_no_page_is_wrong_after_each_kill(
+    frontend: str, cluster: Cluster, job: StartJob, count: Callable[[int, int], int]
+) -> None:
+    run("modprobe", MODULES[frontend])
+    cluster.env["INFINISWAP_DEVICE_STANDBY"] = "on"
+    cluster.donor()
+    cluster.donor()
+    device = cluster.start("--frontend", frontend, "--swap")
+    node = device.path.resolve()
+    work = job(10_000)
+    work.more_rounds()
+    print("pauses in ms:", *kill_again_and_again(device, work, count(5, 20)))
+    work.finish()
+    status = device.status
+    assert device.path.resolve() == node
+    assert status["stats"]["requests_failed"] == 0
+    assert status["slabs"]["mapped"] > 0
+    for pid in device.processes().values():  # what a virtual machine's root may do is not refused
+        report = swap_safety_report(pid)
+        assert report.degraded == (), report
+    device.stop()
+    assert not device.path.is_symlink()
