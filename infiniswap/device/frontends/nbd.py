@@ -120,6 +120,7 @@ class NbdKernel:
                     identifier=self._identifier,
                 )
         self._tune(frontend)
+        nbd.read_partitions(self._index)
 
     def adopt(self, engine: Engine) -> None:
         """Takes over the device that a process which has died left in the kernel.

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device process whose contents outlive it: a file behind the front end nbd.
+"""Device processes whose contents outlive them: a file behind the front end nbd.
 
-    nbdfile.py attach|adopt RUN_DIR FILE
+    nbdfile.py RUN_DIR FILE
 
-Writes "ready PATH" when it serves, and serves until it is killed; SIGTERM detaches. It stands in
-for the engine where the question is what the kernel does when a process dies: an answered write is
-in the file, which is memory of nobody's, and nothing else is kept.
+For each line that it reads, "attach" or "adopt", a child is forked (an interpreter takes many
+seconds to start in a virtual machine) that writes "ready PID PATH" when it serves, and serves until
+it is killed; SIGTERM detaches. After "wait" the next child has ended: "ended PID". The children
+stand in for the engine where the question is what the kernel does when a process dies: an answered
+write is in the file, which is memory of nobody's, and nothing else is kept.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import socket
 import struct
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -83,18 +86,31 @@ class FileDisk:
                 self._live -= 1
 
 
-def main(how: str, run: str, file: str) -> None:
+def serve(how: str, run: Path, file: Path) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    disk: Any = FileDisk(Path(file))
-    device = NbdKernel(DevicePaths(Path(run).name, Path(run), Path(run)))
+    disk: Any = FileDisk(file)
+    device = NbdKernel(DevicePaths(run.name, run, run))
     if how == "adopt":
         device.adopt(disk)
     else:
         device.attach(disk)
     make_swap_safe()
-    print("ready", device.path, flush=True)
+    print("ready", os.getpid(), device.path, flush=True)
     signal.sigwait([signal.SIGTERM])
     device.detach()
+
+
+def main(run: str, file: str) -> None:
+    for line in sys.stdin:
+        if line == "wait\n":
+            print("ended", os.wait()[0], flush=True)
+        elif os.fork() == 0:
+            try:
+                serve(line.strip(), Path(run), Path(file))
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
 
 
 if __name__ == "__main__":
