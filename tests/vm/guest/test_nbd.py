@@ -179,7 +179,7 @@ def swapping(servers: Servers, paths: DevicePaths) -> Iterator[Servers]:
     servers.start("attach")
     ((left, _),) = find_left(paths)
     swap.mkswap(left.path, label="nbd")
-    swap.swapon(left.path, priority=10, discard=True)
+    swap.swapon(left.path, priority=10, discard=True, timeout_s=WAIT_S)
     yield servers
     swap.swapoff(left.path, timeout_s=WAIT_S)
 
