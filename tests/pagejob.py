@@ -30,7 +30,7 @@ JOB_MIB = 48
 LIMIT_MIB = 16
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pagecheck(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = Path(__file__).parent / "system" / "pagecheck.c"
     binary = tmp_path_factory.mktemp("pagecheck") / "pagecheck"

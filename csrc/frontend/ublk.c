@@ -434,18 +434,26 @@ static int check_same(struct ublk *fe, struct isw_error *error)
 
 /*
  * Linux 6.12 says that a device is quiesced a moment before its worker cancels the commands of the
- * dead process, and has no way to wait for that (ublk_quiesce_work_fn). Commands fetched in between
- * are cancelled, too, and the new queues end at once: seen. So the worker gets time.
+ * dead process, and starts that worker once for each of its queues (ublk_quiesce_work_fn). What is
+ * fetched before the last one has ended is cancelled, too, at any time later: seen. The workers are
+ * on the system's work queue, so it is waited for; where that is not possible they get time.
  */
-static void let_cancel(struct ublk *fe, uint64_t until_ns)
+static void let_cancel(struct ublk *fe)
 {
-	const struct timespec tick = {.tv_nsec = 2000000}, settled = {.tv_nsec = 50000000};
+	const struct timespec long_enough = {.tv_nsec = 50000000};
+
+	if (iswi_ublk_settle(&fe->control) != 0)
+		nanosleep(&long_enough, NULL);
+}
+
+static void wait_quiesced(struct ublk *fe, uint64_t until_ns)
+{
+	const struct timespec tick = {.tv_nsec = 2000000};
 	struct ublksrv_ctrl_dev_info now;
 
 	while (iswi_ublk_get_info(&fe->control, fe->info.dev_id, &now) == 0 &&
 	       now.state == UBLK_S_DEV_LIVE && iswi_now_ns() < until_ns)
 		nanosleep(&tick, NULL);
-	nanosleep(&settled, NULL);
 }
 
 /* Until the kernel has ended what the dead predecessor left: its rings, and requests under way. */
@@ -456,14 +464,17 @@ static int start_recovery(struct ublk *fe, uint32_t wait_ms_max, struct isw_erro
 	struct ublksrv_ctrl_dev_info now = {.ublksrv_pid = -1};
 	int err;
 
-	let_cancel(fe, until_ns);
+	wait_quiesced(fe, until_ns);
+	let_cancel(fe); /* it must not find our commands where the dead one's were */
 	while ((err = iswi_ublk_start_recovery(&fe->control, fe->info.dev_id)) == -EBUSY) {
 		if (iswi_now_ns() > until_ns)
 			break;
 		nanosleep(&tick, NULL);
 	}
-	if (err == 0)
+	if (err == 0) {
+		let_cancel(fe); /* the dead one's rings are closed: no further worker is started */
 		return 0;
+	}
 	if (err == -ENODEV)
 		return explain_info(err, fe->info.dev_id, error);
 	iswi_ublk_get_info(&fe->control, fe->info.dev_id, &now);

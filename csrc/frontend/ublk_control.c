@@ -11,11 +11,15 @@
 #include "util/util.h"
 
 #define CONTROL_PATH "/dev/ublk-control"
+/* To read it makes the kernel run something on every processor's system work queue, and wait. */
+#define SETTLE_PATH "/proc/sys/vm/stat_refresh"
 /* Starting reads the partition table through our own queues, from a disk that may be slow. */
 #define START_SECONDS_MAX 60
 /* Until the kernel has let go of what a closed ring held, which takes milliseconds. */
 #define DEL_SECONDS_MAX 5
-#define NO_LIMIT        0
+/* Where memory is short the kernel may need us before it has a worker for it. */
+#define SETTLE_SECONDS_MAX 1
+#define NO_LIMIT           0
 #define FEATURES_NEEDED                                                                            \
 	(UBLK_F_USER_RECOVERY | UBLK_F_USER_RECOVERY_REISSUE | UBLK_F_CMD_IOCTL_ENCODE)
 
@@ -53,30 +57,45 @@ static int wait_answer(struct iswi_ublk_control *control, unsigned int seconds_m
 	}
 }
 
-static int run(struct iswi_ublk_control *control, const struct command *command)
+static struct io_uring_sqe *next_sqe(struct iswi_ublk_control *control)
 {
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&control->ring);
-	struct ublksrv_ctrl_cmd *cmd;
+
+	/* 128 bytes: liburing clears only the first half. */
+	if (sqe != NULL)
+		memset(sqe, 0, 2 * sizeof(*sqe));
+	return sqe;
+}
+
+static int submit(struct iswi_ublk_control *control, struct io_uring_sqe *sqe,
+		  unsigned int seconds_max)
+{
 	int result;
+
+	io_uring_sqe_set_data64(sqe, ++control->sequence);
+	do
+		result = io_uring_submit(&control->ring);
+	while (result == -EINTR || result == -EAGAIN);
+	return result < 0 ? result : wait_answer(control, seconds_max);
+}
+
+static int run(struct iswi_ublk_control *control, const struct command *command)
+{
+	struct io_uring_sqe *sqe = next_sqe(control);
+	struct ublksrv_ctrl_cmd *cmd;
 
 	if (sqe == NULL)
 		return -EBUSY;
-	/* 128 bytes: liburing clears only the first half. */
-	memset(sqe, 0, 2 * sizeof(*sqe));
 	sqe->opcode = IORING_OP_URING_CMD;
 	sqe->fd = control->fd;
 	sqe->cmd_op = command->op;
-	io_uring_sqe_set_data64(sqe, ++control->sequence);
 	cmd = (struct ublksrv_ctrl_cmd *)sqe->cmd;
 	cmd->dev_id = command->dev_id;
 	cmd->queue_id = UINT16_MAX;
 	cmd->addr = (uintptr_t)command->buffer;
 	cmd->len = command->bytes;
 	cmd->data[0] = command->data;
-	do
-		result = io_uring_submit(&control->ring);
-	while (result == -EINTR || result == -EAGAIN);
-	return result < 0 ? result : wait_answer(control, command->seconds_max);
+	return submit(control, sqe, command->seconds_max);
 }
 
 int iswi_ublk_add(struct iswi_ublk_control *control, struct ublksrv_ctrl_dev_info *info)
@@ -130,6 +149,21 @@ int iswi_ublk_start_recovery(struct iswi_ublk_control *control, uint32_t dev_id)
 	return run(control, &(struct command){.op = UBLK_U_CMD_START_USER_RECOVERY,
 					      .dev_id = dev_id,
 					      .seconds_max = START_SECONDS_MAX});
+}
+
+int iswi_ublk_settle(struct iswi_ublk_control *control)
+{
+	struct io_uring_sqe *sqe;
+	int result;
+
+	if (control->settle_fd < 0)
+		return -ENOENT;
+	sqe = next_sqe(control);
+	if (sqe == NULL)
+		return -EBUSY;
+	io_uring_prep_read(sqe, control->settle_fd, &control->settle_byte, 1, 0);
+	result = submit(control, sqe, SETTLE_SECONDS_MAX);
+	return result < 0 ? result : 0;
 }
 
 int iswi_ublk_end_recovery(struct iswi_ublk_control *control, uint32_t dev_id)
@@ -226,6 +260,7 @@ int iswi_ublk_control_open(struct iswi_ublk_control *control, struct isw_error *
 	err = check_features(control, error);
 	if (err != 0)
 		goto err_ring;
+	control->settle_fd = open(SETTLE_PATH, O_RDONLY | O_CLOEXEC); /* can be done without */
 	return 0;
 
 err_ring:
@@ -239,6 +274,9 @@ err_fd:
 void iswi_ublk_control_close(struct iswi_ublk_control *control)
 {
 	io_uring_queue_exit(&control->ring);
+	if (control->settle_fd >= 0)
+		close(control->settle_fd);
 	close(control->fd);
+	control->settle_fd = -1;
 	control->fd = -1;
 }

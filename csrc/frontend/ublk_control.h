@@ -12,6 +12,8 @@
 struct iswi_ublk_control {
 	struct io_uring ring;
 	int fd;
+	int settle_fd;     /* for iswi_ublk_settle, or -1 */
+	char settle_byte;  /* never written: what is read has no bytes */
 	uint64_t sequence; /* of the last command */
 	uint64_t features; /* UBLK_F_*: what this kernel's driver knows */
 };
@@ -35,6 +37,11 @@ int iswi_ublk_get_params(struct iswi_ublk_control *control, uint32_t dev_id,
 int iswi_ublk_start(struct iswi_ublk_control *control, uint32_t dev_id);
 int iswi_ublk_start_recovery(struct iswi_ublk_control *control, uint32_t dev_id);
 int iswi_ublk_end_recovery(struct iswi_ublk_control *control, uint32_t dev_id);
+/*
+ * Waits until what the driver had put on the system's work queue before this call has been done.
+ * 0, or why that is not known: nobody could be asked (-ENOENT), or it takes long (-ETIMEDOUT).
+ */
+int iswi_ublk_settle(struct iswi_ublk_control *control);
 /*
  * Ends the block device. Waits without a limit for requests in progress: only while queues serve
  * it, or when nobody does.

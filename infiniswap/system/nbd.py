@@ -22,6 +22,7 @@ from infiniswap.errors import (
     NotPermittedError,
     SystemCallError,
     UnavailableError,
+    from_oserror,
 )
 from infiniswap.system import genl
 from infiniswap.system.files import PROC, SYS, try_read_text, try_write_text
@@ -200,6 +201,21 @@ def connect(
             if kind == _INDEX:
                 return genl.number_of(value)
     raise SystemCallError("the kernel made an nbd device and did not say which")
+
+
+def read_partitions(index: int) -> None:
+    """Opens a new device once, as the kernel reads a partition table in the first open.
+
+    Later that could be the open of somebody who wants to take away what a dead process has left:
+    it would wait for an answer, and everybody who opens the device with it.
+
+    Raises:
+        SystemCallError: it cannot be opened.
+    """
+    try:
+        os.close(os.open(f"/dev/nbd{index}", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        raise from_oserror(f"cannot open /dev/nbd{index}", error) from error
 
 
 def reconnect(link: Link, index: int, descriptor: int, *, identifier: str, timeout_s: int) -> None:

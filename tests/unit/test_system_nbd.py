@@ -194,3 +194,8 @@ def test_waiting_for_a_device_that_somebody_has_open(tmp_path: Path) -> None:
     _device(tmp_path, 1, sectors=8, identifier="x")
     with pytest.raises(DeadlineError, match="fuser -v /dev/nbd1"):
         nbd.wait_free(1, timeout_s=0, sys=tmp_path)
+
+
+def test_a_new_device_that_cannot_be_opened_is_said() -> None:
+    with pytest.raises(SystemCallError, match="/dev/nbd99999"):
+        nbd.read_partitions(99999)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/vm itself, and that what happens in a guest is told outside."""
+"""tools/vm itself, and that what happens in a guest is told outside.
+
+Each test boots machines of its own, so what the others nearly say as well is for full runs.
+"""
 
 from __future__ import annotations
 
@@ -75,6 +78,7 @@ def test_output_streams_and_a_killed_one_leaves_no_qemu() -> None:
     assert not mine.exists()
 
 
+@pytest.mark.full
 def test_an_ended_one_takes_everything_along() -> None:
     argv = [TOOL, "--", "sh", "-c", "echo ready; sleep 3600"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as tool:
@@ -86,6 +90,7 @@ def test_an_ended_one_takes_everything_along() -> None:
     assert not Path(f"/proc/{child}").exists()
 
 
+@pytest.mark.full
 def test_a_panic_is_told_with_what_the_kernel_said() -> None:
     argv = [TOOL, "--", "sh", "-c", "echo c >/proc/sysrq-trigger; sleep 600"]
     done = subprocess.run(argv, check=False, capture_output=True, timeout=WAIT_S)
@@ -94,6 +99,7 @@ def test_a_panic_is_told_with_what_the_kernel_said() -> None:
     assert b"sysrq" in done.stderr
 
 
+@pytest.mark.full
 def test_machines_reach_each_other_by_name() -> None:
     script = "vm-barrier up || exit 9"
     script += "; for h in h1 h2 h3; do ping -c 1 -w 60 $h >/dev/null || exit 1; done"

@@ -122,6 +122,7 @@ class NbdKernel:
                     identifier=self._identifier,
                 )
         self._tune(frontend)
+        nbd.read_partitions(self._index)
 
     def handover(self) -> Handover:
         """Nothing: the kernel keeps the device, and what it was made with."""

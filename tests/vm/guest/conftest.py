@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+from cluster import Cluster
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -30,6 +31,17 @@ def barrier() -> Callable[[str], None]:
         subprocess.run(["vm-barrier", word, str(bound_s)], check=True, timeout=bound_s + 60)
 
     return wait
+
+
+@pytest.fixture(scope="session")
+def module_cluster() -> Iterator[Cluster]:
+    """One for all modules, and one donor: each process costs many seconds here."""
+    own = Cluster()
+    try:
+        own.donor()
+        yield own
+    finally:
+        own.close()
 
 
 @pytest.fixture

@@ -1,32 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device process whose contents outlive it: a file behind the front end nbd.
+"""Device processes whose contents outlive them: a file behind the front end nbd.
 
-    nbdfile.py attach|adopt RUN_DIR FILE
+    nbdfile.py RUN_DIR FILE
 
-Writes "ready PATH" when it serves, and serves until it is killed; SIGTERM detaches. It stands in
-for the engine where the question is what the kernel does when a process dies: an answered write is
-in the file, which is memory of nobody's, and nothing else is kept.
+For each line that it reads, "attach" or "adopt", a child is forked (an interpreter takes many
+seconds to start in a virtual machine) that writes "ready PID PATH" when it serves, and serves until
+it is killed; SIGTERM detaches. After "wait" the next child has ended: "ended PID". The children
+stand in for the engine where the question is what the kernel does when a process dies: an answered
+write is in the file, which is memory of nobody's, and nothing else is kept.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import signal
 import socket
 import struct
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
 from infiniswap.device.frontends.nbd import NbdKernel
 from infiniswap.device.rundir import DevicePaths
+from infiniswap.errors import InfiniswapError
 from infiniswap.system.process import make_swap_safe
 from infiniswap.units import PAGE_BYTES
 
 _REQUEST = struct.Struct(">IHH8sQI")
 _REPLY = struct.Struct(">II8s")
 _REPLY_MAGIC = 0x67446698
+_LIBC, _OFFSET = ctypes.CDLL(None, use_errno=True), ctypes.c_longlong
+_PUNCH = 1 | 2  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
+_REPAIR_S = 0.5
 _READ, _WRITE, _DISC, _FLUSH, _TRIM, _ZEROES = 0, 1, 2, 3, 4, 6
 
 
@@ -71,8 +80,7 @@ class FileDisk:
                 elif command == _WRITE:
                     os.pwrite(self._fd, stream.read(length), offset)
                 elif command in (_TRIM, _ZEROES):
-                    for at in range(offset, offset + length, 1 << 20):
-                        os.pwrite(self._fd, bytes(min(1 << 20, offset + length - at)), at)
+                    self._punch(offset, length)
                 connection.sendall(_REPLY.pack(_REPLY_MAGIC, 0, cookie) + data)
         except (OSError, struct.error):
             pass  # the kernel has shut it down
@@ -82,20 +90,39 @@ class FileDisk:
             with self._lock:
                 self._live -= 1
 
+    def _punch(self, offset: int, length: int) -> None:
+        """At once, however much it is: the kernel's patience with an answer is short."""
+        assert _LIBC.fallocate(self._fd, _PUNCH, _OFFSET(offset), _OFFSET(length)) == 0
 
-def main(how: str, run: str, file: str) -> None:
+
+def serve(how: str, run: Path, file: Path) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    disk: Any = FileDisk(Path(file))
-    device = NbdKernel(DevicePaths(Path(run).name, Path(run), Path(run)))
+    disk: Any = FileDisk(file)
+    device = NbdKernel(DevicePaths(run.name, run, run))
     if how == "adopt":
         device.prepare(disk, b"")
         device.adopt({})
     else:
         device.attach(disk)
     make_swap_safe()
-    print("ready", device.path, flush=True)
-    signal.sigwait([signal.SIGTERM])
+    print("ready", os.getpid(), device.path, flush=True)
+    while signal.sigtimedwait([signal.SIGTERM], _REPAIR_S) is None:
+        with contextlib.suppress(InfiniswapError):
+            device.repair()  # on a machine that is too slow for the kernel's patience
     device.detach()
+
+
+def main(run: str, file: str) -> None:
+    for line in sys.stdin:
+        if line == "wait\n":
+            print("ended", os.wait()[0], flush=True)
+        elif os.fork() == 0:
+            try:
+                serve(line.strip(), Path(run), Path(file))
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
 
 
 if __name__ == "__main__":

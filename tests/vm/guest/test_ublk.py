@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -62,9 +62,9 @@ def queue_setting(path: str, name: str) -> str:
     return Path(f"/sys/block/{Path(path).name}/queue/{name}").read_text().strip()
 
 
-def fio(path: str, name: str, *options: str) -> str:
+def fio(path: str, *options: str) -> str:
     return run(
-        "fio", f"--name={name}", f"--filename={path}", "--direct=1", "--ioengine=libaio",
+        "fio", "--name=global", f"--filename={path}", "--direct=1", "--ioengine=libaio",
         "--verify=crc32c", "--verify_fatal=1", "--group_reporting", *options,
     )  # fmt: skip
 
@@ -106,19 +106,19 @@ def test_queue_threads_are_io_flushers(device: NativeUblk) -> None:
     assert found == shape.queues
 
 
-@pytest.mark.parametrize("block_kib", [4, 8, 16, 32, 64, 128, 256, 512, 1024])
-def test_what_is_written_is_read(device: NativeUblk, block_kib: int) -> None:
-    mib = min(64, max(8, block_kib // 2))
-    fio(
-        node(device), "verify", "--rw=randwrite", f"--bs={block_kib}k", f"--size={mib}m",
-        "--iodepth=16",
-    )  # fmt: skip
+def test_what_is_written_is_read(device: NativeUblk) -> None:
+    """In blocks of every size."""
+    jobs = []
+    for kib in (4, 8, 16, 32, 64, 128, 256, 512, 1024):
+        jobs += [f"--name={kib}k", "--stonewall", "--rw=randwrite", f"--bs={kib}k", "--iodepth=16"]
+        jobs += [f"--size={max(4096, 8 * kib)}k"]
+    fio(node(device), *jobs)
 
 
 def test_requests_of_all_sizes_at_once(device: NativeUblk, engine: NativeEngine) -> None:
     fio(
-        node(device), "mixed", "--rw=randrw", "--bsrange=4k-1m", "--size=64m", "--iodepth=32",
-        "--numjobs=2", "--offset_increment=64m",
+        node(device), "--name=mixed", "--rw=randrw", "--bsrange=4k-1m", "--size=64m",
+        "--iodepth=32", "--numjobs=2", "--offset_increment=64m",
     )  # fmt: skip
     assert engine.stats()["requests_failed"] == 0
 
@@ -129,7 +129,7 @@ def test_a_file_system_lives_on_it(device: NativeUblk, tmp_path: Path) -> None:
     run("mount", "-o", "discard", path, tmp_path)
     try:
         fio(
-            str(tmp_path / "file"), "stress", "--rw=randrw", "--bs=4k", "--size=16m",
+            str(tmp_path / "file"), "--name=stress", "--rw=randrw", "--bs=4k", "--size=16m",
             "--iodepth=8", "--fsync=64",
         )  # fmt: skip
         for number in range(200):
@@ -184,10 +184,12 @@ def test_forced_unit_access_waits_for_the_backup(device: NativeUblk) -> None:
     buffer.unlink()
 
 
-def test_it_is_made_and_removed_fifty_times(engine: NativeEngine) -> None:
+def test_it_is_made_and_removed_again_and_again(
+    engine: NativeEngine, count: Callable[[int, int], int]
+) -> None:
     descriptors = len(os.listdir("/proc/self/fd"))
     threads = threads_now()
-    for _ in range(50):
+    for _ in range(count(10, 50)):
         frontend = engine.frontend_ublk(IDENTITY)
         assert nodes()
         frontend.close()

@@ -22,9 +22,8 @@ def driver() -> None:
     run("modprobe", "ublk_drv")
 
 
-def test_auto_takes_it(cluster: Cluster) -> None:
-    cluster.donor()
-    device = cluster.start()
+def test_auto_takes_it(shared_cluster: Cluster) -> None:
+    device = shared_cluster.start()
     assert device.status["frontend"] == "ublk"
     node = device.path.resolve()
     assert node.name.startswith("ublkb")
@@ -32,9 +31,9 @@ def test_auto_takes_it(cluster: Cluster) -> None:
         status = path.stat()
         assert stat.S_IMODE(status.st_mode) == 0o600
         assert status.st_uid == 0
-    assert "there are ublk devices (1 now)" in cluster.cli("doctor").stdout
+    assert "there are ublk devices (1 now)" in shared_cluster.cli("doctor").stdout
     run("mkfs.ext4", "-q", str(node))
-    mount = cluster.root / "mounted"
+    mount = shared_cluster.root / "mounted"
     mount.mkdir()
     run("mount", str(node), str(mount))
     refused = device.command("stop")
@@ -47,9 +46,8 @@ def test_auto_takes_it(cluster: Cluster) -> None:
     assert not device.path.is_symlink()
 
 
-def test_a_job_swaps_on_it(cluster: Cluster, job: StartJob) -> None:
-    cluster.donor()
-    device = cluster.start("--frontend", "ublk", "--swap")
+def test_a_job_swaps_on_it(shared_cluster: Cluster, job: StartJob) -> None:
+    device = shared_cluster.start("--frontend", "ublk", "--swap")
     working = job(0)
     working.reach("filled")
     working.more_rounds(1)
@@ -62,10 +60,10 @@ def test_a_job_swaps_on_it(cluster: Cluster, job: StartJob) -> None:
     assert not nodes()
 
 
-def test_what_a_killed_process_left_is_taken_away(cluster: Cluster) -> None:
-    cluster.donor()
-    device = cluster.start("--frontend", "ublk")
-    paths = DevicePaths(device.name, device.run, cluster.backup_dir)
+@pytest.mark.full
+def test_what_a_killed_process_left_is_taken_away(shared_cluster: Cluster) -> None:
+    device = shared_cluster.start("--frontend", "ublk")
+    paths = DevicePaths(device.name, device.run, shared_cluster.backup_dir)
     device.kill()
     assert len(find_left(paths)) == 1
     device.remove()
@@ -73,10 +71,9 @@ def test_what_a_killed_process_left_is_taken_away(cluster: Cluster) -> None:
     assert not nodes()
 
 
-def test_swap_space_of_a_killed_process_is_not_taken_away_silently(cluster: Cluster) -> None:
-    cluster.donor()
-    device = cluster.start("--frontend", "ublk", "--swap")
-    paths = DevicePaths(device.name, device.run, cluster.backup_dir)
+def test_swap_space_of_a_killed_process_is_not_taken_away_silently(shared_cluster: Cluster) -> None:
+    device = shared_cluster.start("--frontend", "ublk", "--swap")
+    paths = DevicePaths(device.name, device.run, shared_cluster.backup_dir)
     node = device.path.resolve()
     device.kill()
     refused = device.command("remove")

@@ -13,12 +13,11 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from ublkservers import (
-    ROOT,
     SERVERS,
     WAIT_S,
     Server,
@@ -37,7 +36,6 @@ from infiniswap.errors import ConflictError, EngineError
 from infiniswap.units import GIB, MIB, PAGE_BYTES
 
 DISK = Path("/var/tmp")
-KILLS = int(os.environ.get("INFINISWAP_VM_KILLS", "5"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,7 +52,9 @@ def nothing_left() -> Iterator[None]:
     assert not wrong, run("dmesg")[-8000:]
 
 
-def test_no_request_fails_and_no_byte_is_lost_when_servers_are_killed() -> None:
+def test_no_request_fails_and_no_byte_is_lost_when_servers_are_killed(
+    count: Callable[[int, int], int],
+) -> None:
     with succession(128) as devices:
         job = subprocess.Popen(
             [
@@ -65,7 +65,7 @@ def test_no_request_fails_and_no_byte_is_lost_when_servers_are_killed() -> None:
             ],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-        kill_while(job, devices, KILLS)
+        kill_while(job, devices, count(5, 20))
         job.send_signal(signal.SIGINT)
         output, _ = job.communicate(timeout=WAIT_S)
         assert "err= 0" in output, output
@@ -73,10 +73,10 @@ def test_no_request_fails_and_no_byte_is_lost_when_servers_are_killed() -> None:
         assert re.search(r"\bIO error|Input/output", output) is None, output
 
 
-def test_swap_survives_its_servers_deaths(tmp_path: Path) -> None:
+def test_swap_survives_its_servers_deaths(
+    pagecheck: Path, count: Callable[[int, int], int]
+) -> None:
     """Only the job swaps: whoever gives a successor its turn must not wait for the dead one."""
-    program = tmp_path / "pagecheck"
-    run("cc", "-O2", "-o", program, ROOT / "tests/system/pagecheck.c")
     cgroup = Path("/sys/fs/cgroup/ublk-test")
     with succession(64) as devices:
         run("mkswap", devices.path)
@@ -88,7 +88,7 @@ def test_swap_survives_its_servers_deaths(tmp_path: Path) -> None:
             (cgroup / "cgroup.procs").write_text(str(os.getpid()))
 
         job = subprocess.Popen(
-            [str(program), "48", "7", "0"],
+            [str(pagecheck), "48", "7", "0"],
             stdout=subprocess.PIPE,
             text=True,
             preexec_fn=enter,
@@ -96,7 +96,7 @@ def test_swap_survives_its_servers_deaths(tmp_path: Path) -> None:
         assert job.stdout is not None
         try:
             assert job.stdout.readline() == "filled\n"
-            kill_while(job, devices, KILLS)
+            kill_while(job, devices, count(5, 20))
             assert job.stdout.readline().startswith("round")
             job.terminate()
             output = job.communicate(timeout=WAIT_S)[0]

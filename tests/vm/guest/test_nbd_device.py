@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices with the front end nbd, as users have them: block sizes, file systems, a slow process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import WAIT_S, Cluster, Device, run, until
+
+from infiniswap.errors import ConflictError
+from infiniswap.system import nbd
+from infiniswap.units import MIB
+
+pytestmark = pytest.mark.kernels("6.12", "6.1")
+
+SIZE = 128 * MIB
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nbd() -> None:
+    run("modprobe", "nbd")
+
+
+@pytest.fixture(scope="module")
+def device(module_cluster: Cluster) -> Iterator[Device]:
+    device = module_cluster.start("--frontend", "nbd")
+    yield device
+    assert "Traceback" not in device.log
+    assert device.status["stats"]["requests_failed"] == 0
+    device.remove()
+    assert not nbd.devices()
+
+
+def fio(path: Path, *options: str) -> None:
+    run(
+        "fio",
+        "--name=global",
+        f"--filename={path}",
+        "--ioengine=libaio",
+        "--direct=1",
+        "--iodepth=32",
+        "--verify=crc32c",
+        "--verify_fatal=1",
+        "--name=verify",
+        *options,
+    )
+
+
+def test_fio_verifies_every_block_size(device: Device) -> None:
+    assert device.status["frontend"] == "nbd"
+    jobs = []
+    for kib in (4, 8, 16, 32, 64, 128, 256, 512, 1024):
+        jobs += ["--stonewall", "--rw=randwrite", f"--bs={kib}k", f"--size={max(2048, 8 * kib)}k"]
+        jobs += [] if kib == 1024 else ["--name=next"]
+    fio(device.path, *jobs)
+
+
+def test_a_file_system_under_stress_is_clean(device: Device, tmp_path: Path) -> None:
+    run("mkfs.ext4", "-q", "-F", device.path)
+    run("mount", "-o", "discard", device.path, tmp_path)
+    try:
+        fio(
+            tmp_path / "file",
+            "--rw=randrw",
+            "--bssplit=4k/60:32k/30:256k/10",
+            "--size=24m",
+            "--numjobs=2",
+            "--offset_increment=24m",  # what one writes the other must not verify
+            "--fsync=16",
+        )
+        for number in range(64):
+            (tmp_path / f"small{number}").write_bytes(os.urandom(7_001 * number + 1))
+        for number in range(0, 64, 2):
+            (tmp_path / f"small{number}").unlink()
+        run("fstrim", tmp_path)
+    finally:
+        run("umount", tmp_path)
+    run("e2fsck", "-f", "-n", device.path)
+
+
+def test_discarded_blocks_are_zeros(device: Device) -> None:
+    before = device.status["stats"]
+    with device.path.open("r+b", buffering=0) as file:
+        file.write(b"\xa5" * MIB)
+        os.fsync(file.fileno())
+    run("blkdiscard", "-o", "0", "-l", str(MIB), device.path)
+    run("blockdev", "--flushbufs", device.path)
+    with device.path.open("rb") as file:
+        assert file.read(MIB) == bytes(MIB)
+    assert device.status["stats"]["trim_requests"] > before["trim_requests"]
+
+
+def test_a_flush_reaches_the_backup(device: Device) -> None:
+    before = device.status["stats"]["flush_requests"]
+    with device.path.open("r+b", buffering=0) as file:
+        file.write(os.urandom(4096))
+        os.fsync(file.fileno())
+    assert device.status["stats"]["flush_requests"] > before
+
+
+def test_the_queue_is_made_for_swap(device: Device) -> None:
+    queue = Path("/sys/block", device.path.resolve().name, "queue")
+    wanted = {
+        "rotational": "0",
+        "logical_block_size": "4096",
+        "max_sectors_kb": "128",
+        "discard_granularity": "4096",
+        "io_timeout": f"{nbd.REQUEST_TIMEOUT_S * 1000}",
+        "write_cache": "write back",
+        "fua": "1",
+    }
+    assert {name: (queue / name).read_text().strip() for name in wanted} == wanted
+    assert Path("/dev/infiniswap", device.name).resolve() == device.path
+
+
+def test_a_device_in_use_is_not_detached(device: Device, tmp_path: Path) -> None:
+    run("mkfs.ext4", "-q", "-F", device.path)
+    run("mount", device.path, tmp_path)
+    refused = device.cluster.cli("device", "stop", device.name)
+    assert refused.returncode == ConflictError.exit_code
+    assert str(tmp_path) in refused.stderr
+    (tmp_path / "still").write_text("here")
+    run("umount", tmp_path)
+    run("e2fsck", "-f", "-n", device.path)
+
+
+def test_a_slow_process_loses_connections_and_no_byte(device: Device) -> None:
+    """Stopped for longer than the kernel waits: what it has received is sent again."""
+    command = ["fio", "--name=v", f"--filename={device.path}", "--ioengine=libaio", "--direct=1"]
+    command += ["--iodepth=32", "--rw=randrw", "--bs=4k", "--size=12m", "--verify=crc32c"]
+    command += ["--verify_fatal=1"]
+    moved = device.status["stats"]["write_requests"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        until(lambda: device.status["stats"]["write_requests"] > moved + 500, "load")
+        os.kill(device.pid, signal.SIGSTOP)
+        try:
+            until(lambda: "timed out" in run("dmesg"), "the kernel's patience to end")
+        finally:
+            os.kill(device.pid, signal.SIGCONT)
+        _, said = process.communicate(timeout=4 * WAIT_S)
+    assert process.returncode == 0, said.decode()
+    until(lambda: "answers may now take" in device.log, "connections that are replaced")
+    status = device.status
+    assert status["stats"]["requests_failed"] == 0
+    assert not status["alarms"]
