@@ -68,9 +68,9 @@ def test_a_file_system_under_stress_is_clean(device: Device, tmp_path: Path) -> 
             tmp_path / "file",
             "--rw=randrw",
             "--bssplit=4k/60:32k/30:256k/10",
-            "--size=24m",
+            "--size=6m",
             "--numjobs=2",
-            "--offset_increment=24m",  # what one writes the other must not verify
+            "--offset_increment=6m",  # what one writes the other must not verify
             "--fsync=16",
         )
         for number in range(64):
@@ -115,7 +115,7 @@ def test_the_queue_is_made_for_swap(device: Device) -> None:
         "fua": "1",
     }
     assert {name: (queue / name).read_text().strip() for name in wanted} == wanted
-    assert Path("/dev/infiniswap", device.name).resolve() == device.path
+    assert device.path.resolve().name.startswith("nbd")
 
 
 def test_a_device_in_use_is_not_detached(device: Device, tmp_path: Path) -> None:
