@@ -138,11 +138,11 @@ def test_a_slow_process_loses_connections_and_no_byte(device: Device) -> None:
     gave_up = run("dmesg").count("timed out")
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         until(lambda: device.status["stats"]["write_requests"] > moved + 500, "load")
-        os.kill(device.pid, signal.SIGSTOP)
+        pid = device.send(signal.SIGSTOP)  # which cannot be asked for while it stands still
         try:
             until(lambda: run("dmesg").count("timed out") > gave_up, "the kernel's patience to end")
         finally:
-            os.kill(device.pid, signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)
         _, said = process.communicate(timeout=4 * WAIT_S)
     assert process.returncode == 0, said.decode()
     until(lambda: "answers may now take" in device.log, "connections that are replaced")
