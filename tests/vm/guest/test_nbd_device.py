@@ -68,9 +68,9 @@ def test_a_file_system_under_stress_is_clean(device: Device, tmp_path: Path) -> 
             tmp_path / "file",
             "--rw=randrw",
             "--bssplit=4k/60:32k/30:256k/10",
-            "--size=24m",
+            "--size=6m",
             "--numjobs=2",
-            "--offset_increment=24m",  # what one writes the other must not verify
+            "--offset_increment=6m",  # what one writes the other must not verify
             "--fsync=16",
         )
         for number in range(64):
@@ -115,7 +115,7 @@ def test_the_queue_is_made_for_swap(device: Device) -> None:
         "fua": "1",
     }
     assert {name: (queue / name).read_text().strip() for name in wanted} == wanted
-    assert Path("/dev/infiniswap", device.name).resolve() == device.path
+    assert device.path.resolve().name.startswith("nbd")
 
 
 def test_a_device_in_use_is_not_detached(device: Device, tmp_path: Path) -> None:
@@ -135,13 +135,14 @@ def test_a_slow_process_loses_connections_and_no_byte(device: Device) -> None:
     command += ["--iodepth=32", "--rw=randrw", "--bs=4k", "--size=12m", "--verify=crc32c"]
     command += ["--verify_fatal=1"]
     moved = device.status["stats"]["write_requests"]
+    gave_up = run("dmesg").count("timed out")
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         until(lambda: device.status["stats"]["write_requests"] > moved + 500, "load")
-        os.kill(device.pid, signal.SIGSTOP)
+        pid = device.send(signal.SIGSTOP)  # which cannot be asked for while it stands still
         try:
-            until(lambda: "timed out" in run("dmesg"), "the kernel's patience to end")
+            until(lambda: run("dmesg").count("timed out") > gave_up, "the kernel's patience to end")
         finally:
-            os.kill(device.pid, signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)
         _, said = process.communicate(timeout=4 * WAIT_S)
     assert process.returncode == 0, said.decode()
     until(lambda: "answers may now take" in device.log, "connections that are replaced")
