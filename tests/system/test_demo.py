@@ -103,15 +103,25 @@ def assert_nothing_left(before: set[str]) -> None:
     until(lambda: host_state() <= before, f"the host as before: {host_state() - before}", 30.0)
 
 
+def sweep_stale() -> bool:
+    """Removes what a killed demo has left; False where one is running."""
+    try:
+        with leftovers.only_one():
+            for record in leftovers.stale():
+                leftovers.sweep(record)
+    except ConflictError:
+        return False
+    return True
+
+
 @pytest.fixture
 def host_before() -> Iterator[set[str]]:
     """The host's state before the demo. Waits for a demo that somebody else runs here, and sweeps
-    what a failed test leaves."""
-    until(lambda: not any(left().values()), "nothing of an earlier demo is left", 2 * WAIT_S)
+    what a killed one or a failed test leaves."""
+    until(sweep_stale, "the end of somebody else's demo")
+    assert not any(left().values()), left()
     yield host_state()
-    with contextlib.suppress(ConflictError), leftovers.only_one():
-        for record in leftovers.stale():
-            leftovers.sweep(record)
+    sweep_stale()
 
 
 @pytest.mark.timeout(1500)
