@@ -13,7 +13,7 @@ MUTATIONS ?=
 C_SOURCES := $(shell find csrc tests/c tests/fuzz tools/bench/c -name '*.[ch]' 2>/dev/null | sort)
 C_BUILD := CMakeLists.txt $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null)
 
-.PHONY: help setup demo test test-full bench bench-faults check lint asan tsan fuzz mutations format clean
+.PHONY: help setup demo test test-full bench bench-faults bench-frontends check lint asan tsan fuzz mutations format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make check   what CI runs: lint, then test"
 	@echo "make bench   comparisons with floor, peers and disks; BENCH_ARGS=--help (docs/benchmarks.md)"
 	@echo "make bench-faults  what evictions and dying donors cost; BENCH_ARGS=--help"
+	@echo "make bench-frontends  ublk, nbd and fuse beside nbdkit, and what a killed device costs"
 	@echo "make mutations  breaks the C library rule by rule and looks which test notices"
 	@echo "make asan    C tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make tsan    C tests under ThreadSanitizer"
@@ -82,6 +83,9 @@ bench: setup
 
 bench-faults: setup
 	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench.faults $(BENCH_ARGS)
+
+bench-frontends: setup
+	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench.frontends $(BENCH_ARGS)
 
 mutations: setup
 	@$(RUN)/python tools/mutations.py $(MUTATIONS)

@@ -5,19 +5,44 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 
-from cluster import Device
+from cluster import Cluster, Device
 from pagejob import Job
 
 
-def kill_again_and_again(device: Device, work: Job, kills: int) -> list[float]:
-    """After each kill the job has read everything back, and changed it; returns the pauses, ms."""
+def kill_again_and_again(
+    device: Device,
+    work: Job,
+    kills: int,
+    meanwhile: Callable[[int], None] | None = None,
+    done: int = 0,
+) -> list[float]:
+    """After each kill the job has read everything back, and changed it; returns the pauses, ms.
+
+    `meanwhile` is called with the kill's number while the device's successor takes over; `done`
+    is how many take-overs there were before.
+    """
     pauses = []
-    for kill in range(1, kills + 1):
+    for kill in range(done + 1, done + kills + 1):
         processes = device.processes()
         os.kill(processes["active"], signal.SIGKILL)
+        if meanwhile is not None:
+            meanwhile(kill)
         status = device.wait_take_over(kill)
         pauses.append(status["succession"]["pause_ms"])
         assert status["swap"]["active"]
         work.more_rounds()
     return pauses
+
+
+def donors_too(cluster: Cluster) -> Callable[[int], None]:
+    """Kills one donor after the other, each of which is restarted at once: a `meanwhile`."""
+    donors = list(cluster.donors)
+
+    def restart(kill: int) -> None:
+        number = kill % len(donors)
+        donors[number].end(signal.SIGKILL)
+        donors[number] = cluster.successor(donors[number])
+
+    return restart

@@ -17,7 +17,7 @@ import pytest
 from cluster import NEEDS_SWAP, WAIT_S, Cluster, Device, until, wait_ended
 from pagejob import NEEDS, Job
 from runs import Runner, touch
-from takeovers import kill_again_and_again
+from takeovers import donors_too, kill_again_and_again
 
 from infiniswap.system.loop import attached
 from infiniswap.system.process import swap_safety_report
@@ -261,6 +261,17 @@ def test_no_page_is_wrong_after_each_kill(busy: tuple[Device, Job]) -> None:
     print("pauses in ms:", *kill_again_and_again(device, work, KILLS))
     assert {entry.path for entry in attached()} == loops
     until(lambda: device.status["slabs"]["mapped"] > 0, "slabs on donors")
+
+
+@_mark(needs_resend, *NEEDS)
+def test_no_page_is_wrong_when_a_donor_dies_with_the_device(
+    busy: tuple[Device, Job], standing: Cluster
+) -> None:
+    device, work = busy
+    kills = KILLS // 5 * 2
+    print("pauses in ms:", *kill_again_and_again(device, work, kills, donors_too(standing)))
+    until(lambda: device.status["slabs"]["mapped"] > 0, "slabs on donors")
+    assert device.status["stats"]["requests_failed"] == 0
 
 
 @_mark(needs_resend, *NEEDS)

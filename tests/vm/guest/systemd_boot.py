@@ -4,7 +4,9 @@
 It runs next to nothing: a D-Bus daemon and one command, with whose exit code it ends. That is
 enough of a host for units, slices, scopes and a shutdown in order.
 
-    python systemd_boot.py COMMAND...
+    python systemd_boot.py [--poweroff] COMMAND...
+
+With --poweroff a command that succeeds is followed by an orderly shutdown; else the end is at once.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ COMMAND = """[Unit]
 DefaultDependencies=no
 Wants=dbus.service
 After=dbus.service
-SuccessAction=exit-force
+SuccessAction={success}
 FailureAction=exit-force
 [Service]
 Type=oneshot
@@ -65,7 +67,7 @@ exec /lib/systemd/systemd --system --unit=isw-test.service --log-target=console 
 """
 
 
-def run(argv: list[str]) -> int:
+def run(argv: list[str], success: str = "exit-force") -> int:
     """Runs a command under a systemd; returns its exit code. What it writes goes to ours."""
     with tempfile.TemporaryDirectory(prefix="isw-systemd-", dir="/tmp") as name:
         root, units = Path(name), Path(name) / "units"
@@ -75,13 +77,18 @@ def run(argv: list[str]) -> int:
             "".join(f"{key}={shlex.quote(value)}\n" for key, value in os.environ.items())
         )
         script = root / "command"
-        script.write_text(f"#!/bin/sh\n{shlex.join(argv)}\necho $? > {status}\n")
+        command = f"{shlex.join(argv)}\ncode=$?\necho $code > {status}\nexit $code\n"
+        script.write_text(f"#!/bin/sh\n{command}")
         script.chmod(0o755)
         (units / "dbus.socket").write_text(SOCKET)
         (units / "dbus.service").write_text(DAEMON)
         (units / "isw-test.service").write_text(
             COMMAND.format(
-                directory=os.getcwd(), environment=environment, command=script, output=output
+                directory=os.getcwd(),
+                environment=environment,
+                command=script,
+                output=output,
+                success=success,
             )
         )
         own = CGROUP / root.name
@@ -104,6 +111,9 @@ def run(argv: list[str]) -> int:
                 alone.touch()
                 outside.wait(1200)
             finally:
+                (own / "cgroup.kill").write_text("1")  # whoever is left when this is interrupted
+                while "populated 1" in (own / "cgroup.events").read_text():
+                    time.sleep(0.1)
                 follow.terminate()
                 follow.wait()
             return int(status.read_text()) if status.exists() else 99
@@ -113,4 +123,6 @@ def run(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "--poweroff":
+        sys.exit(run(sys.argv[2:], success="poweroff"))
     sys.exit(run(sys.argv[1:]))

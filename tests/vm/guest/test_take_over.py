@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from cluster import Cluster, run
 from pagejob import StartJob
-from takeovers import kill_again_and_again
+from takeovers import donors_too, kill_again_and_again
 
 from infiniswap.system.process import swap_safety_report
 
@@ -29,6 +29,12 @@ def test_no_page_is_wrong_after_each_kill(
     work = job(10_000)
     work.more_rounds()
     print("pauses in ms:", *kill_again_and_again(device, work, count(5, 20)))
+    # A donor's restart alone, and with the device's process.
+    restart_donor = donors_too(cluster)
+    restart_donor(0)
+    work.more_rounds()
+    done = device.status["succession"]["take_overs"]
+    kill_again_and_again(device, work, count(1, 10), restart_donor, done=done)
     work.finish()
     status = device.status
     assert device.path.resolve() == node

@@ -23,6 +23,7 @@ from isw_bench.bench import START_S, Bench
 from isw_bench.children import Child
 
 NAME = "bench"
+"""Of the device where there is only one."""
 _END_S = 60.0
 
 
@@ -31,7 +32,6 @@ def environment(bench: Bench) -> dict[str, str]:
     return {
         "PYTHONPATH": str(bench.root / "tools" / "bench"),
         "INFINISWAP_DEVICE_RUN_DIR": str(bench.work / "run"),
-        "INFINISWAP_DEVICE_BACKUP_DIR": str(bench.work / "backup"),
         "INFINISWAP_POLICY_HOT_PAGES_PER_S": "1",
     }
 
@@ -99,18 +99,20 @@ def device(
     *options: str,
     module: str = "infiniswap",
     changes: Mapping[str, str] | None = None,
+    name: str = NAME,
 ) -> Iterator[Device]:
     """A device on these donors; `options` go to `device start`, `module` is run with them, with
     `changes` to its environment."""
-    (bench.work / "backup").mkdir(exist_ok=True)
-    paths = rundir.paths_of(NAME, bench.work / "run", bench.work / "backup")
-    argv = [sys.executable, "-m", module, "device", "start", NAME, "--foreground"]
+    backup = bench.work / f"backup-{name}"
+    backup.mkdir(exist_ok=True)
+    paths = rundir.paths_of(name, bench.work / "run", backup)
+    argv = [sys.executable, "-m", module, "device", "start", name, "--foreground"]
     argv += ["--size", format_size(size_bytes)]
     argv += ["--slab", format_size(slab_bytes), "--donors", ",".join(addresses), *options]
     pid = 0
     try:
-        own = {**environment(bench), **(changes or {})}
-        with bench.running("device", argv, changes=own) as child:
+        own = {**environment(bench), "INFINISWAP_DEVICE_BACKUP_DIR": str(backup)}
+        with bench.running(f"device {name}", argv, changes={**own, **(changes or {})}) as child:
 
             def serving() -> Any:
                 if not child.is_running:
@@ -127,4 +129,4 @@ def device(
         # Its starter may have lost patience; what lies below must not go before it has.
         bench.until(lambda: not (pid and (PROC / str(pid)).exists()), "the device to end", _END_S)
         # A device that was stopped keeps its size and contents; the next one here is another.
-        shutil.rmtree(bench.work / "backup")
+        shutil.rmtree(backup)

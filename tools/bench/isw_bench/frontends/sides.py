@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The block devices that are compared: ours with each front end, and nbdkit behind the kernel's
+nbd client and behind nbdfuse."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from infiniswap.device import client
+from infiniswap.device.frontends.choice import CHECKS
+from infiniswap.errors import InfiniswapError
+from infiniswap.system.files import SYS
+from infiniswap.system.process import run_command
+from infiniswap.units import MIB
+from isw_bench import areas
+from isw_bench.bench import START_S, Bench, SkipError, nbdkit_memory
+from isw_bench.children import Child
+from isw_bench.cluster import Device, device
+from isw_bench.machine import find
+
+NBDKIT, NBDFUSE = "nbdkit, kernel nbd", "nbdkit, nbdfuse"
+SLAB_BYTES = 8 * MIB
+_STAGING = "16M"
+_CONNECTIONS = "2"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A block device and the process behind it.
+
+    Attributes:
+        kill: kill -9 of that process.
+        take_overs: how many successors there were so far; nobody succeeds where it is None.
+    """
+
+    name: str
+    path: Path
+    size_bytes: int
+    kill: Callable[[], None]
+    take_overs: Callable[[], int] | None = None
+
+
+@contextlib.contextmanager
+def ours(
+    bench: Bench, frontend: str, addresses: Mapping[str, Child], standby: bool = False
+) -> Iterator[Side]:
+    """A device of ours, every slab mapped.
+
+    Raises:
+        SkipError: this host has not this front end.
+    """
+    try:
+        CHECKS[frontend]()
+    except InfiniswapError as error:
+        raise SkipError(error.what) from error
+    changes = {
+        "INFINISWAP_DEVICE_STANDBY": "on" if standby else "off",
+        "INFINISWAP_DEVICE_STAGING": _STAGING,
+    }
+    with device(
+        bench, addresses, bench.settings.swap_device_bytes, SLAB_BYTES, "--frontend", frontend,
+        changes=changes, name=frontend,
+    ) as own:  # fmt: skip
+        areas.map_all(bench, own)
+
+        def kill() -> None:
+            os.kill(bench.until(lambda: _with_standby(own), "a standby", START_S), signal.SIGKILL)
+
+        def take_overs() -> int:
+            try:
+                succession = client.status(own.paths).succession
+            except InfiniswapError:
+                return 0  # there is nobody to ask at the moment
+            return succession.take_overs if succession else 0
+
+        counts = take_overs if standby else None
+        yield Side(frontend, own.path, own.size_bytes, kill, counts)
+
+
+def _with_standby(own: Device) -> int:
+    """Pid of the active process while there is a standby, 0 otherwise."""
+    try:
+        status = client.status(own.paths)
+    except InfiniswapError:
+        return 0
+    ready = status.succession is not None and status.succession.standby == "ready"
+    return status.pid if ready else 0
+
+
+@contextlib.contextmanager
+def nbdkit(bench: Bench) -> Iterator[Side]:
+    """`nbdkit memory` over TCP, attached with nbd-client as it comes but for the connections, of
+    which there are as many as ours has.
+
+    Raises:
+        SkipError: something is missing.
+    """
+    require("nbdkit", "nbd-client")
+    free = next(
+        (path for path in sorted((SYS / "block").glob("nbd*")) if not (path / "pid").exists()), None
+    )
+    if free is None:
+        raise SkipError("this kernel has no nbd (modprobe nbd)")
+    node = Path("/dev", free.name)
+    size_bytes = bench.settings.swap_device_bytes
+    with nbdkit_memory(bench, size_bytes, "nbdkit for nbd") as server:
+        argv = ["nbd-client", "127.0.0.1", str(server.port), str(node)]
+        argv += ["-b", "4096", "-C", _CONNECTIONS]
+        bench.run(NBDKIT, argv, START_S)
+        try:
+            bench.until(lambda: int((free / "size").read_text()) > 0, f"{node}")
+            yield Side(NBDKIT, node, size_bytes, lambda: os.kill(server.pid, signal.SIGKILL))
+        finally:
+            with bench.scope.interrupts.hold():
+                run_command(["nbd-client", "-d", str(node)])
+
+
+@contextlib.contextmanager
+def nbdfuse(bench: Bench) -> Iterator[Side]:
+    """`nbdkit memory` over TCP behind `nbdfuse` and a loop device. The one that is killed is
+    nbdfuse.
+
+    Raises:
+        SkipError: something is missing.
+    """
+    require("nbdkit", "nbdfuse")
+    mountpoint = bench.work / "nbdfuse"
+    mountpoint.mkdir(exist_ok=True)
+    size_bytes = bench.settings.swap_device_bytes
+    with nbdkit_memory(bench, size_bytes, "nbdkit for nbdfuse") as server:
+        argv = ["nbdfuse", str(mountpoint), server.uri]
+        with bench.running("nbdfuse", argv) as child:
+            disk = mountpoint / "nbd"
+            bench.until(disk.exists, "nbdfuse to serve")
+            try:
+                with areas.looped(bench, disk) as upper:
+                    yield Side(
+                        NBDFUSE, upper.path, size_bytes, lambda: os.kill(child.pid, signal.SIGKILL)
+                    )
+            finally:
+                with bench.scope.interrupts.hold(), contextlib.suppress(InfiniswapError):
+                    run_command(["umount", "-l", str(mountpoint)])  # where it could not itself
+
+
+def require(*programs: str) -> None:
+    """Raises:
+    SkipError: one of them is not installed.
+    """
+    for program in programs:
+        if find(program) is None:
+            raise SkipError(f"{program} is not installed")
