@@ -9,6 +9,7 @@ be removed; then they look for anything left in the kernel, take it away, and fa
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -40,6 +41,7 @@ without KVM takes minutes for what takes seconds.)"""
 
 SLAB = 8 * MIB
 LINK_DIR = Path("/dev/infiniswap")
+LOCK = "owner"
 
 NEEDS_SWAP = [
     pytest.mark.requires_native,
@@ -55,9 +57,13 @@ _ASKING = {("status",), ("donor",)}
 _DISK = {"tmpfs", "ramfs", "overlay", "9p", "btrfs", "zfs"}
 
 
+def _bases() -> tuple[str | None, ...]:
+    return os.environ.get("INFINISWAP_TEST_DISK"), "/var/tmp", tempfile.gettempdir()
+
+
 def disk_directory() -> Path:
     """A new directory on a file system that can hold a backup; skips where there is none."""
-    for base in (os.environ.get("INFINISWAP_TEST_DISK"), "/var/tmp", tempfile.gettempdir()):
+    for base in _bases():
         if base and mounts.mount_of(Path(base)).fs_type not in _DISK:
             # Short: a Unix socket's path has 107 characters at most.
             return Path(tempfile.mkdtemp(prefix="isw-", dir=base))
@@ -118,8 +124,11 @@ class Cluster:
         donors: every daemon started, dead ones too.
     """
 
-    def __init__(self) -> None:
-        self.root = disk_directory()
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root or disk_directory()
+        # Held while this process lives, so that a later run knows whether it still does.
+        self._lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.run_dir = self.root / "run"
         self.backup_dir = self.root / "backup"
         self.env = environment(
@@ -138,9 +147,11 @@ class Cluster:
         )
         self.donors: list[Donor] = []
         self._names = 0
-        self._prefix = f"t{secrets.token_hex(3)}"
+        self._prefix = os.pread(self._lock, 16, 0).decode() or f"t{secrets.token_hex(3)}"
+        os.pwrite(self._lock, self._prefix.encode(), 0)
         self._loops_seen: set[Path] = set()
-        self.foreign_loops = {(device.number, device.backing) for device in loop.attached()}
+        foreign = loop.attached() if root is None else ()
+        self.foreign_loops = {(device.number, device.backing) for device in foreign}
 
     # --------------------------------------------------------------------- donors
 
@@ -241,8 +252,13 @@ class Cluster:
                 problems.append(f"a daemon's log:\n{donor.log}")
         problems += self._release_donors()
         problems += self.take_leftovers()
-        shutil.rmtree(self.root, ignore_errors=True)
+        self.forget()
         assert not problems, "\n".join(problems)
+
+    def forget(self) -> None:
+        """Its directory goes; nothing of it may be in use any more."""
+        shutil.rmtree(self.root, ignore_errors=True)
+        os.close(self._lock)
 
     def _release_donors(self) -> list[str]:
         """What killed daemons have left is meant to be there; nothing else is."""
@@ -491,6 +507,17 @@ def run(*argv: str | Path, **changes: str) -> str:
     )
     assert done.returncode == 0, f"{argv}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def pytest_sessionstart() -> None:
+    """What a killed run has left attached, swap areas first of all, would be in our way."""
+    owners = {path for base in _bases() if base for path in Path(base).glob(f"isw-*/{LOCK}")}
+    for path in sorted(owners):
+        with contextlib.suppress(BlockingIOError, FileNotFoundError, PermissionError):
+            stale = Cluster(path.parent)  # BlockingIOError: its run is still there
+            for left in stale.take_leftovers():
+                print(f"left by a run that was killed, and removed: {left}")
+            stale.forget()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from infiniswap.config import Config, check_listen_secret
 from infiniswap.demo import leftovers as demo_leftovers
 from infiniswap.device import leftovers
 from infiniswap.device.listing import local_devices
+from infiniswap.donor import home as homes
 from infiniswap.system.backup import check_backup
 from infiniswap.system.files import is_locked
 from infiniswap.units import MIB, format_size, format_size_short
@@ -148,10 +149,21 @@ def left_behind(config: Config) -> Iterator[Finding]:
     found = list(leftovers.find(config.device.run_dir))
     for item in found:
         yield degraded("leftovers", item.what, item.mend)
-    demos = list(_demos(demo_leftovers.RUN_DIR))
-    yield from demos
-    if not found and not demos:
+    others = [*_donors(config.daemon.run_dir), *_demos(demo_leftovers.RUN_DIR)]
+    yield from others
+    if not found and not others:
         yield good("leftovers", "nothing is left of earlier runs")
+
+
+def _donors(run_dir: Path | None) -> Iterator[Finding]:
+    # After a stop in order, too, until the grace period is over: nobody can tell from outside.
+    for home in [] if run_dir is None else homes.leftovers(run_dir):
+        yield degraded(
+            "leftovers",
+            f"{home.path}: {format_size_short(home.used_bytes)} of memory that a daemon has lent "
+            "and that waits for its successor",
+            "infiniswap daemon (goes on with it), or infiniswap daemon --release (gives it back)",
+        )
 
 
 def _demos(run_dir: Path) -> Iterator[Finding]:

@@ -81,6 +81,7 @@ def configuration_file(tmp_path: Path) -> Path:
     path = tmp_path / "infiniswap.toml"
     path.write_text(
         '[daemon]\nslab = "1M"\npool = "16M"\nheadroom = "16M"\nlease_grace_s = 0.5\n'
+        'run_dir = ""\n'
         "[policy]\nperiod_s = 0.1\n[cluster]\nheartbeat_s = 0.2\n"
     )
     return path

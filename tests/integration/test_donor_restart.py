@@ -197,6 +197,10 @@ def test_memory_is_given_back_when_no_daemon_comes_for_it(lent: Lent) -> None:
     cluster.ok("daemon", "--release", "--donor", "another")
     found = home.leftovers(cluster.root / "donors")
     assert [one.used_bytes >= SIZE for one in found] == [True]
+    told = json.loads(cluster.cli("doctor", "--json").stdout)
+    (finding,) = [one for one in told if str(found[0].path) in one["what"]]
+    assert finding["state"] == "degraded"
+    assert "infiniswap daemon --release" in finding["mend"]
     # A daemon has been there since: it is not this one's to release.
     lent.restart(INFINISWAP_DAEMON_LEASE_GRACE_S="0.1")
     until(lambda: lent.slabs("mapped") == SLABS, "slabs that are resumed")
