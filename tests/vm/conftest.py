@@ -15,8 +15,7 @@ _RUNS = pytest.StashKey[GuestRuns]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if IN_GUEST:
-        config.pluginmanager.register(_Writer(config))
+    config.pluginmanager.register(_Writer(config) if IN_GUEST else _Early())
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -37,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     if not remote(item):
         return None
-    runs = item.session.stash.setdefault(_RUNS, GuestRuns(item.config, IN_CI))
+    runs = _runs(item.session)
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in runs.reports(item):
         report.location = item.location
@@ -49,6 +48,24 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if runs := session.stash.get(_RUNS, None):
         runs.close()
+
+
+def _runs(session: pytest.Session) -> GuestRuns:
+    return session.stash.setdefault(_RUNS, GuestRuns(session.config, IN_CI))
+
+
+class _Early:
+    """Boots a machine as soon as tests run that leave a processor idle now and then."""
+
+    _BUSY = ("tests/c/", "tests/fuzz/")
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._session: pytest.Session | None = session
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        if self._session is not None and not nodeid.startswith(self._BUSY):
+            _runs(self._session).start(self._session)
+            self._session = None
 
 
 class _Writer:
