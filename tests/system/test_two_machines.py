@@ -197,7 +197,9 @@ class Machines:
         assert self.cluster.leftovers() == self._daemon_itself()
 
     def _daemon_itself(self) -> list[str]:
-        return [text for text in self.cluster.leftovers() if re.search(r" (daemon|bash) ", text)]
+        """Its processes, and where its slabs lie (docs/adr/0015)."""
+        own = re.compile(rf" (daemon|bash) |^mount {re.escape(str(self.cluster.root))}/donors/")
+        return [text for text in self.cluster.leftovers() if own.search(text)]
 
 
 @pytest.fixture
