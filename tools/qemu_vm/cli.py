@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -85,9 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _build(args)
         if not verb and not command:
             raise UsageError("there is no command to run", mend=f"For example: {_EXAMPLE}.")
-        for number in _ENDING:
-            signal.signal(number, _interrupt)
-        return machine.run(_plan(args, command, terminal=verb == "shell"))
+        with _ending_in_order():
+            return machine.run(_plan(args, command, terminal=verb == "shell"))
     except InfiniswapError as error:
         _report(error)
         return error.exit_code
@@ -102,6 +102,16 @@ class _Interrupted(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
+
+
+@contextlib.contextmanager
+def _ending_in_order() -> Iterator[None]:
+    before = {number: signal.signal(number, _interrupt) for number in _ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
