@@ -6,6 +6,7 @@ What it swaps out and back in is verified, again and again.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shutil
 import signal
@@ -95,6 +96,15 @@ class Job:
     def more_rounds(self, count: int = 1) -> None:
         """Lets it verify everything `count` times more, all of it from now on."""
         self.reach(f"round {self.rounds + count + 1}\n")
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """It leaves the processors to others."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
     def rest(self) -> None:
         """It verifies everything once more and then touches nothing."""

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from cluster import Cluster, Device
+from cluster import IN_GUEST, Cluster, Device, until
 from pagejob import Job
 
 
@@ -25,7 +25,7 @@ def kill_again_and_again(
     """
     pauses = []
     for kill in range(done + 1, done + kills + 1):
-        processes = device.processes()
+        processes = _before_the_kill(device, work)
         os.kill(processes["active"], signal.SIGKILL)
         if meanwhile is not None:
             meanwhile(kill)
@@ -34,6 +34,17 @@ def kill_again_and_again(
         assert status["swap"]["active"]
         work.more_rounds()
     return pauses
+
+
+def _before_the_kill(device: Device, work: Job) -> dict[str, int]:
+    """The device's processes, while pages come and go."""
+    if not IN_GUEST:
+        return device.processes()
+    with work.stopped():  # a standby takes a minute to start there beside a job at full speed
+        processes = device.processes()
+    before = device.status["stats"]["pages_in"]
+    until(lambda: device.status["stats"]["pages_in"] > before, "page-ins")
+    return processes
 
 
 def donors_too(cluster: Cluster) -> Callable[[int], None]:
