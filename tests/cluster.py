@@ -39,6 +39,8 @@ WAIT_S = 600.0 if IN_GUEST else 60.0
 """Bound of every wait for something that must happen; never reached on success. (A virtual machine
 without KVM takes minutes for what takes seconds.)"""
 
+_TICK_S = 0.2 if IN_GUEST else 0.02
+
 SLAB = 8 * MIB
 LINK_DIR = Path("/dev/infiniswap")
 LOCK = "owner"
@@ -81,7 +83,7 @@ def until(condition: Callable[[], Any], what: str, wait_s: float = WAIT_S) -> An
     end_s = time.monotonic() + wait_s
     while not (value := condition()):
         assert time.monotonic() < end_s, f"waited {wait_s:g} s in vain for: {what}"
-        time.sleep(0.02)
+        time.sleep(_TICK_S)
     return value
 
 

@@ -28,8 +28,7 @@ ROUND_S_MAX = 4 * WAIT_S
 """A round is tens of thousands of page-ins, on a machine that may have other things to do."""
 
 # In a virtual machine a page fault takes milliseconds, and there are more interesting things to do.
-JOB_MIB = 28 if IN_GUEST else 48
-LIMIT_MIB = 16
+JOB_MIB, LIMIT_MIB = (20, 12) if IN_GUEST else (48, 16)
 
 
 @pytest.fixture(scope="session")
