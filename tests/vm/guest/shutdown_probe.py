@@ -47,7 +47,7 @@ def settings(frontend: str, directory: Path) -> None:
 
 def main(frontend: str, directory: Path, pagecheck: str) -> None:
     settings(frontend, directory)
-    run("infiniswap", "service", "install")
+    run(sys.executable, "-m", "infiniswap", "service", "install")
     run("systemctl", "start", "infiniswapd.service")
     run("systemctl", "start", f"infiniswap-device@{NAME}.service")
     job = ["systemd-run", "--unit=isw-job", "-p", "MemoryMax=16M", pagecheck, "48", "1", "100000"]
