@@ -5,8 +5,7 @@ Outside: the tests are collected as usual (so -k, -x and node ids work), but ins
 first one a machine is booted that runs pytest with all that are for the same kind of machine. It
 writes each report to a file on the share as soon as it has it; those are passed on, with their
 tracebacks and captured output. When a machine dies, the test that it was at fails with what the
-kernel said, and another one is booted for the rest. Where other tests come first, the first machine
-is booted while they run.
+kernel said, and another one is booted for the rest.
 
 Inside (INFINISWAP_VM is set): the tests simply run. This module then only writes the reports.
 """
@@ -125,8 +124,7 @@ class Guest:
         argv += ["-o", f"timeout={TEST_S_MAX}", *nodeids]
         self._log = (self._share / "log").open("w+b")
         self._process = subprocess.Popen(
-            # The tests outside come first: theirs are the shorter deadlines.
-            commands.dying_with_us("nice", "-n", "19", *argv),
+            commands.dying_with_us(*argv),
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -247,12 +245,6 @@ class GuestRuns:
         reports = self.guest.reports(item.nodeid)
         self.done.add(item.nodeid)
         return reports
-
-    def start(self, session: pytest.Session) -> None:
-        """Boots the machine that is needed first, so that it gets on while other tests run."""
-        first = next((item for item in session.items if remote(item)), None)
-        if first is not None and self.guest is None and not self._missing(kind_of(first)):
-            self._boot(first)
 
     def _boot(self, item: pytest.Item) -> None:
         kind = kind_of(item)

@@ -15,7 +15,8 @@ _RUNS = pytest.StashKey[GuestRuns]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(_Writer(config) if IN_GUEST else _Early())
+    if IN_GUEST:
+        config.pluginmanager.register(_Writer(config))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -52,20 +53,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def _runs(session: pytest.Session) -> GuestRuns:
     return session.stash.setdefault(_RUNS, GuestRuns(session.config, IN_CI))
-
-
-class _Early:
-    """Boots a machine as soon as tests run that leave a processor idle now and then."""
-
-    _BUSY = ("tests/c/", "tests/fuzz/")
-
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._session: pytest.Session | None = session
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        if self._session is not None and not nodeid.startswith(self._BUSY):
-            _runs(self._session).start(self._session)
-            self._session = None
 
 
 class _Writer:
