@@ -26,8 +26,9 @@ def serves(frontend: str, node: Path) -> bool:
 
 
 @pytest.mark.requires_tool("busctl", "dbus-daemon", "unshare")
+@pytest.mark.full
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("frontend", ["nbd", pytest.param("ublk", marks=pytest.mark.full)])
+@pytest.mark.parametrize("frontend", ["nbd", "ublk"])
 def test_the_swap_area_goes_before_its_device(frontend: str, pagecheck: Path) -> None:
     run("modprobe", MODULES[frontend])
     directory = disk_directory()

@@ -15,7 +15,8 @@ from infiniswap.system.process import swap_safety_report
 MODULES = {"nbd": "nbd", "ublk": "ublk_drv"}
 
 
-@pytest.mark.timeout(1500)
+@pytest.mark.full
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("frontend", ["ublk", "nbd"])
 def test_no_page_is_wrong_after_each_kill(
     frontend: str, cluster: Cluster, job: StartJob, count: Callable[[int, int], int]
