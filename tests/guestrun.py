@@ -216,7 +216,8 @@ def report_of(nodeid: str, outcome: str, text: str) -> pytest.TestReport:
     if outcome == "skipped":
         longrepr = (nodeid.partition("::")[0], 0, f"Skipped: {text}")
     location = (nodeid.partition("::")[0], 0, nodeid.partition("::")[2])
-    return pytest.TestReport(nodeid, location, {}, outcome, longrepr, "setup")  # type: ignore[arg-type]
+    when = "setup" if outcome == "skipped" else "call"  # else pytest would call it an error
+    return pytest.TestReport(nodeid, location, {}, outcome, longrepr, when)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
