@@ -130,7 +130,11 @@ class Cluster:
         self.root = root or disk_directory()
         # Held while this process lives, so that a later run knows whether it still does.
         self._lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise
         self.run_dir = self.root / "run"
         self.backup_dir = self.root / "backup"
         self.env = environment(

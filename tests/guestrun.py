@@ -244,19 +244,15 @@ class GuestRuns:
         if self.guest is not None and (self.guest.kind != kind or self.guest.ended):
             self.close()
         if self.guest is None:
-            self._boot(item)
+            nodeids = [
+                one.nodeid
+                for one in item.session.items
+                if remote(one) and one.nodeid not in self.done and kind_of(one) == kind
+            ]
+            self.guest = Guest(kind, nodeids, self.config)
         reports = self.guest.reports(item.nodeid)
         self.done.add(item.nodeid)
         return reports
-
-    def _boot(self, item: pytest.Item) -> None:
-        kind = kind_of(item)
-        nodeids = [
-            one.nodeid
-            for one in item.session.items
-            if remote(one) and one.nodeid not in self.done and kind_of(one) == kind
-        ]
-        self.guest = Guest(kind, nodeids, self.config)
 
     def close(self) -> None:
         """Ends the machine that runs."""

@@ -55,6 +55,17 @@ def touch(mib: int, rounds: int = 1) -> list[str]:
     return [sys.executable, "-c", TOUCH, str(mib), str(rounds), "nohuge"]
 
 
+def ready(process: subprocess.Popen[bytes], wanted: bytes = b"ready\n") -> None:
+    """Waits until the job says so."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line == wanted:
+            return
+    process.wait(WAIT_S)
+    assert process.stderr is not None
+    raise AssertionError(f"the job never was {wanted!r}: {process.stderr.read().decode()}")
+
+
 class Runner:
     """Runs `infiniswap run OPTIONS -- COMMAND`.
 

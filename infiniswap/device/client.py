@@ -7,7 +7,6 @@ import contextlib
 import http.client
 import os
 import socket
-import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +31,7 @@ from infiniswap.device.api import (
 )
 from infiniswap.device.rundir import DevicePaths, is_running
 from infiniswap.errors import ConflictError, DeadlineError, InfiniswapError, NotPermittedError
-from infiniswap.system.process import pidfd_ended
+from infiniswap.system.process import peer_of, pidfd_ended
 
 ASK_S = 5.0
 STOP_S = 3600.0
@@ -193,8 +192,7 @@ def stop(paths: DevicePaths, *, remove: bool) -> None:
             pidfds.append(os.pidfd_open(pid))
 
     def watch_peer(sock: socket.socket) -> None:
-        peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        watch(struct.unpack("3i", peer)[0])
+        watch(peer_of(sock)[0])
 
     try:
         request = StopRequest(remove=remove)

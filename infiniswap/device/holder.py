@@ -13,11 +13,11 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from infiniswap.errors import ConflictError, InfiniswapError, SystemCallError
+from infiniswap.system.process import peer_of
 
 log = logging.getLogger(__name__)
 
@@ -74,10 +74,7 @@ class Holder:
         self._on_gone: Callable[[], None] = lambda: None
         if fd >= 0:
             self._socket = socket.socket(fileno=fd)
-            peer = self._socket.getsockopt(
-                socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
-            )
-            self.pid = struct.unpack("3i", peer)[0]
+            self.pid, _ = peer_of(self._socket)
         self._was_there = self._socket is not None
 
     @property

@@ -21,7 +21,6 @@ import grp
 import logging
 import os
 import socket
-import struct
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -54,7 +53,7 @@ from infiniswap.errors import (
 from infiniswap.system.cgroup import MemoryCgroup, put_where_its_parent_is
 from infiniswap.system.cgroup_limits import memory_allowed_bytes
 from infiniswap.system.job_cgroup import create_job_cgroup
-from infiniswap.system.process import pidfd_ended, pidfd_open, process_uids
+from infiniswap.system.process import peer_of, pidfd_ended, pidfd_open, process_uids
 from infiniswap.units import format_size_short
 
 log = logging.getLogger(__name__)
@@ -265,9 +264,7 @@ class Members:
 
 def _peer(writer: asyncio.StreamWriter) -> Peer:
     sock = writer.get_extra_info("socket")
-    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, _gid = struct.unpack("3i", data)
-    return Peer(pid, uid)
+    return Peer(*peer_of(sock))
 
 
 def group_id(name: str) -> int | None:

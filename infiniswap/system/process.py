@@ -13,6 +13,8 @@ import errno
 import os
 import select
 import signal
+import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
@@ -160,6 +162,15 @@ def pidfd_ended(pidfd: int, timeout_s: float = 0.0) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(max(0, int(timeout_s * 1000))))
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Pid and uid of the process at the other end of a Unix socket, as it was when it connected
+    (SO_PEERCRED, unix(7)): the kernel's word, not the peer's."""
+    credentials = struct.Struct("3i")  # struct ucred
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
+    pid, uid, _gid = credentials.unpack(data)
+    return pid, uid
 
 
 def pidfd_signal(pidfd: int, number: signal.Signals) -> bool:

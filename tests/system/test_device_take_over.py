@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import nbd_bytes
 import pytest
 from cluster import NEEDS_SWAP, WAIT_S, Cluster, Device, until, wait_ended
 from pagejob import NEEDS, Job
-from runs import Runner, touch
+from runs import Runner, ready, touch
 from takeovers import donors_too, kill_again_and_again
 
 from infiniswap.system.loop import attached
@@ -294,17 +293,6 @@ def test_with_both_killed_at_once_the_next_standby_takes_over(busy: tuple[Device
     os.kill(processes["holder"], signal.SIGCONT)
     device.wait_take_over(1)
     work.more_rounds()
-
-
-def ready(process: subprocess.Popen[bytes], wanted: bytes) -> None:
-    """Waits until the job says so."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line == wanted:
-            return
-    process.wait(WAIT_S)
-    assert process.stderr is not None
-    raise AssertionError(f"the job never was {wanted!r}: {process.stderr.read().decode()}")
 
 
 @_mark(needs_resend, *NEEDS_SWAP)

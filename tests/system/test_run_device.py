@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from cluster import NEEDS_SWAP, SLAB, WAIT_S, Cluster, until, wait_ended
-from runs import Runner, StartTerminal, other_area, touch
+from runs import Runner, StartTerminal, other_area, ready, touch
 
 from infiniswap.system import loop, mounts, swap
 from infiniswap.system.cgroup import create_memory_cgroup
@@ -25,17 +25,6 @@ pytestmark = NEEDS_SWAP
 
 SIZE = ("--size", "64M")
 FOREVER = 1 << 30
-
-
-def ready(process: subprocess.Popen[bytes], wanted: bytes = b"ready\n") -> None:
-    """Waits until the job says so."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line == wanted:
-            return
-    process.wait(WAIT_S)
-    assert process.stderr is not None
-    raise AssertionError(f"the job never was {wanted!r}: {process.stderr.read().decode()}")
 
 
 def waiting(runner: Runner, options: tuple[str, ...] = SIZE) -> subprocess.Popen[bytes]:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from simulation.model import Pages, page_bytes
@@ -29,16 +30,20 @@ KINDS = 17
 """Of faults."""
 
 
+def fail(seed: int, error: str) -> NoReturn:
+    pytest.fail(
+        f"{error}\nAgain, with a log: INFINISWAP_TEST_SEED={seed} "
+        "python -m pytest tests/unit/test_simulation.py",
+        pytrace=False,
+    )
+
+
 def run(seed: int, state_dir: Path, is_loud: bool = False) -> World:
     world = World(seed, state_dir, is_loud)
     try:
         world.run()
     except SimulationError as error:
-        pytest.fail(
-            f"{error}\nAgain, with a log: INFINISWAP_TEST_SEED={seed} "
-            "python -m pytest tests/unit/test_simulation.py",
-            pytrace=False,
-        )
+        fail(seed, str(error))
     gc.collect()  # what a seed has left is said here, and not in another test
     return world
 
@@ -79,11 +84,7 @@ def test_the_invariants_hold_whatever_happens(
     assert not done.stderr, done.stderr
     told = json.loads(done.stdout)
     if "error" in told:
-        pytest.fail(
-            f"{told['error']}\nAgain, with a log: INFINISWAP_TEST_SEED={told['seed']} "
-            "python -m pytest tests/unit/test_simulation.py",
-            pytrace=False,
-        )
+        fail(told["seed"], told["error"])
     assert told["seeds"] == len(seeds(part))
     if told["seeds"] >= 50:
         assert len(told["happened"]) == KINDS, told["happened"]  # each fault, in each part
@@ -92,7 +93,8 @@ def test_the_invariants_hold_whatever_happens(
 
 @pytest.mark.skipif(SEED is None, reason="for INFINISWAP_TEST_SEED")
 def test_the_seed_that_was_asked_for(tmp_path: Path) -> None:
-    run(int(SEED or 0), tmp_path, is_loud=True)
+    world = run(int(SEED or 0), tmp_path, is_loud=True)
+    assert sum(device.reads for device in world.devices)
 
 
 def test_a_seed_replays_exactly(tmp_path: Path, project_root: Path) -> None:

@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     if not remote(item):
         return None
-    runs = _runs(item.session)
+    runs = item.session.stash.setdefault(_RUNS, GuestRuns(item.config, IN_CI))
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in runs.reports(item):
         report.location = item.location
@@ -49,10 +49,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if runs := session.stash.get(_RUNS, None):
         runs.close()
-
-
-def _runs(session: pytest.Session) -> GuestRuns:
-    return session.stash.setdefault(_RUNS, GuestRuns(session.config, IN_CI))
 
 
 class _Writer:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cluster import children
 from guestrun import ROOT
 from qemu_vm import kernels, plan
 
@@ -44,11 +45,6 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def _qemu_of(parent: int) -> list[int]:
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [int(child) for child in children]
-
-
 def test_status_and_both_streams_come_out(tmp_path: Path) -> None:
     script = "echo out; echo err >&2; echo kept >/run/vm/share/f; echo x >tests/no-such; exit 7"
     argv = [TOOL, "--share", str(tmp_path), "--", "sh", "-c", script]
@@ -64,7 +60,7 @@ def test_output_streams_and_a_killed_one_leaves_no_qemu() -> None:
         assert tool.stdout is not None
         try:
             assert tool.stdout.readline() == b"ready\n"
-            (child,) = _qemu_of(tool.pid)
+            (child,) = children(tool.pid)
             line = Path(f"/proc/{child}/cmdline").read_text()
             assert "qemu-system" in line
             mine = Path(re.search(r"path=([^,\0]*/runs/[^,\0]*),", line)[1])
@@ -84,7 +80,7 @@ def test_an_ended_one_takes_everything_along() -> None:
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as tool:
         assert tool.stdout is not None
         tool.stdout.readline()
-        (child,) = _qemu_of(tool.pid)
+        (child,) = children(tool.pid)
         tool.send_signal(signal.SIGTERM)
         assert tool.wait(WAIT_S) == 128 + signal.SIGTERM
     assert not Path(f"/proc/{child}").exists()

@@ -52,3 +52,11 @@ def modules() -> Callable[..., None]:
         subprocess.run(["modprobe", "-a", *names], check=True, timeout=120)
 
     return load
+
+
+@pytest.fixture
+def frontend(request: pytest.FixtureRequest, modules: Callable[..., None]) -> str:
+    """The front end a test is for (an indirect parameter); its module is loaded."""
+    name = str(request.param)
+    modules({"nbd": "nbd", "ublk": "ublk_drv"}[name])
+    return name

@@ -18,7 +18,6 @@ from infiniswap.system import swap
 from infiniswap.system.memory import machine_memory
 from infiniswap.units import MIB
 
-MODULES = {"nbd": "nbd", "ublk": "ublk_drv"}
 BEYOND = 96 * MIB
 """What the job needs more than there is."""
 
@@ -57,13 +56,11 @@ def swap_out(pid: int) -> bool:
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("frontend", ["ublk", "nbd"])
+@pytest.mark.parametrize("frontend", ["ublk", "nbd"], indirect=True)
 def test_nobody_that_is_swapped_out_is_needed(
     frontend: str, cluster: Cluster, pagecheck: Path, count: Callable[[int, int], int]
 ) -> None:
-    run("modprobe", MODULES[frontend])
     cluster.env["INFINISWAP_DEVICE_STANDBY"] = "on"
-    cluster.env["INFINISWAP_DEVICE_STAGING"] = "8M"
     cluster.donor(pool="64M")
     device = cluster.start("--frontend", frontend, "--swap", size="384M")
     device.wait_standby()

@@ -15,7 +15,6 @@ from cluster import LINK_DIR, disk_directory, run
 from infiniswap.system import swap
 
 HERE = Path(__file__).parent
-MODULES = {"nbd": "nbd", "ublk": "ublk_drv"}
 BOUND_S = 1200.0
 
 
@@ -28,9 +27,8 @@ def serves(frontend: str, node: Path) -> bool:
 @pytest.mark.requires_tool("busctl", "dbus-daemon", "unshare")
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("frontend", ["nbd", "ublk"])
+@pytest.mark.parametrize("frontend", ["nbd", "ublk"], indirect=True)
 def test_the_swap_area_goes_before_its_device(frontend: str, pagecheck: Path) -> None:
-    run("modprobe", MODULES[frontend])
     directory = disk_directory()
     boot = [sys.executable, str(HERE / "systemd_boot.py"), "--poweroff"]
     boot += [sys.executable, str(HERE / "shutdown_probe.py"), frontend, str(directory)]

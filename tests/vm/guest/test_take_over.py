@@ -6,22 +6,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from cluster import Cluster, run
+from cluster import Cluster
 from pagejob import StartJob
 from takeovers import donors_too, kill_again_and_again
 
 from infiniswap.system.process import swap_safety_report
 
-MODULES = {"nbd": "nbd", "ublk": "ublk_drv"}
-
 
 @pytest.mark.full
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("frontend", ["ublk", "nbd"])
+@pytest.mark.parametrize("frontend", ["ublk", "nbd"], indirect=True)
 def test_no_page_is_wrong_after_each_kill(
     frontend: str, cluster: Cluster, job: StartJob, count: Callable[[int, int], int]
 ) -> None:
-    run("modprobe", MODULES[frontend])
     cluster.env["INFINISWAP_DEVICE_STANDBY"] = "on"
     cluster.donor()
     cluster.donor()

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infiniswap.errors import InfiniswapError
 from infiniswap.system import loop, swap
 from infiniswap.system.files import SYS, try_read_text
 from infiniswap.system.process import run_command
 from infiniswap.system.throttle import CLOUD_VOLUME, blkio_root, throttled
 from infiniswap.units import MIB
-from isw_bench.bench import START_S, Bench, SkipError, nbdkit_memory
+from isw_bench.bench import START_S, Bench, SkipError, nbdkit_memory, require_programs
+from isw_bench.children import Child
 from isw_bench.cluster import Device, device, donors
-from isw_bench.machine import find
 from isw_bench.scope import note_loop, remove_zram
 
 OURS, NBDFUSE, FLOOR = "infiniswap", "nbdfuse", "FUSE floor"
@@ -134,13 +135,16 @@ def _page_ins(own: Device) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def nbdfuse(bench: Bench) -> Iterator[Area]:
-    """`nbdfuse` on `nbdkit memory` over TCP, with the same loop device on top."""
-    for program in ("nbdfuse", "nbdkit"):
-        if find(program) is None:
-            raise SkipError(f"{program} is not installed")
+def nbdfuse_loop(bench: Bench) -> Iterator[tuple[loop.LoopDevice, Child]]:
+    """`nbdfuse` on `nbdkit memory` over TCP, with the same loop device on top; nbdfuse may be
+    killed meanwhile.
+
+    Raises:
+        SkipError: one of them is not installed.
+    """
+    require_programs("nbdfuse", "nbdkit")
     mountpoint = bench.work / "nbdfuse"
-    mountpoint.mkdir()
+    mountpoint.mkdir(exist_ok=True)
     size_bytes = bench.settings.swap_device_bytes
     with nbdkit_memory(bench, size_bytes, "nbdkit for nbdfuse") as server:
         argv = ["nbdfuse", str(mountpoint), server.uri]
@@ -153,8 +157,20 @@ def nbdfuse(bench: Bench) -> Iterator[Area]:
                 return disk.exists()
 
             bench.until(serves, "nbdfuse to serve")
-            with looped(bench, disk) as upper:
-                yield _made(bench, NBDFUSE, upper.path)
+            try:
+                with looped(bench, disk) as upper:
+                    yield upper, child
+            finally:
+                if not child.is_running:  # it cannot unmount what it had mounted
+                    with bench.scope.interrupts.hold(), contextlib.suppress(InfiniswapError):
+                        run_command(["umount", "-l", str(mountpoint)])
+
+
+@contextlib.contextmanager
+def nbdfuse(bench: Bench) -> Iterator[Area]:
+    """Swap on that."""
+    with nbdfuse_loop(bench) as (upper, _):
+        yield _made(bench, NBDFUSE, upper.path)
 
 
 @contextlib.contextmanager

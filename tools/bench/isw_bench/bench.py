@@ -20,6 +20,8 @@ from isw_bench.children import Child, output_of
 from isw_bench.scope import Scope
 
 START_S = 60.0
+RUN_S = 120.0
+"""Of a program that measures."""
 _BUILD_S = 900.0
 _QUIET_S_MAX = 60.0
 _LOOK_S = 0.2
@@ -145,7 +147,7 @@ class Bench:
             with self.scope.interrupts.hold():
                 child.end()
 
-    def json_of(self, label: str, argv: Sequence[str], timeout_s: float = 120.0) -> Any:
+    def json_of(self, label: str, argv: Sequence[str], timeout_s: float = RUN_S) -> Any:
         """Runs a program that prints JSON.
 
         Raises:
@@ -269,19 +271,39 @@ class FioResult:
     p99_us: float
 
 
+@dataclass(frozen=True, slots=True)
+class FioTarget:
+    """Where fio reads and writes; `options` name it and the engine."""
+
+    name: str
+    size_bytes: int
+    options: Sequence[str]
+
+
 def fio(
-    bench: Bench, server: Server, *, rw: str, block_bytes: int, depth: int, fill: bool = False
+    bench: Bench,
+    target: Server | FioTarget,
+    *,
+    rw: str,
+    block_bytes: int,
+    depth: int,
+    fill: bool = False,
+    timeout_s: float = RUN_S,
 ) -> FioResult:
-    """Runs fio's NBD engine against a server: for the set time, or once over all of it."""
-    argv = ["fio", "--name=bench", "--ioengine=nbd", f"--uri={server.uri}", f"--rw={rw}"]
-    argv += [f"--bs={block_bytes}", f"--iodepth={depth}", f"--size={server.size_bytes}"]
+    """Runs fio against an NBD server, or another target: for the set time, or once over all of
+    it."""
+    if isinstance(target, Server):
+        options = ["--ioengine=nbd", f"--uri={target.uri}"]
+        target = FioTarget(target.name, target.size_bytes, options)
+    argv = ["fio", "--name=bench", *target.options, f"--rw={rw}"]
+    argv += [f"--bs={block_bytes}", f"--iodepth={depth}", f"--size={target.size_bytes}"]
     argv += ["--output-format=json", "--randrepeat=1", "--norandommap", "--lat_percentiles=1"]
     if not fill:
         argv += ["--time_based", f"--runtime={round(bench.settings.seconds * 1000)}ms"]
-    label = f"fio {'fill' if fill else f'{block_bytes} bytes, depth {depth}'}, {server.name}"
-    job = bench.json_of(label, argv)["jobs"][0]
+    what = "fill" if fill else f"{rw}, {block_bytes} bytes, depth {depth}"
+    job = bench.json_of(f"fio {what}, {target.name}", argv, timeout_s)["jobs"][0]
     if job["error"]:
-        raise SystemCallError(f"fio ended with error {job['error']} on {server.name}")
+        raise SystemCallError(f"fio ended with error {job['error']} on {target.name}")
     part = job["write" if "write" in rw else "read"]
     percentiles = part["lat_ns"]["percentile"]
     return FioResult(
@@ -291,6 +313,15 @@ def fio(
         p50_us=percentiles["50.000000"] / 1e3,
         p99_us=percentiles["99.000000"] / 1e3,
     )
+
+
+def require_programs(*programs: str) -> None:
+    """Raises:
+    SkipError: one of them is not installed.
+    """
+    for program in programs:
+        if machine.find(program) is None:
+            raise SkipError(f"{program} is not installed")
 
 
 def require_root(what: str) -> None:

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap.device import client
+from infiniswap.device.api import SuccessionRow
 from infiniswap.device.frontends.choice import CHECKS
 from infiniswap.errors import InfiniswapError
 from infiniswap.system.files import SYS
 from infiniswap.system.process import run_command
 from infiniswap.units import MIB
 from isw_bench import areas
-from isw_bench.bench import START_S, Bench, SkipError, nbdkit_memory
+from isw_bench.bench import START_S, Bench, SkipError, nbdkit_memory, require_programs
 from isw_bench.children import Child
-from isw_bench.cluster import Device, device
-from isw_bench.machine import find
+from isw_bench.cluster import device
 
 NBDKIT, NBDFUSE = "nbdkit, kernel nbd", "nbdkit, nbdfuse"
 SLAB_BYTES = 8 * MIB
@@ -68,28 +68,26 @@ def ours(
     ) as own:  # fmt: skip
         areas.map_all(bench, own)
 
+        def succession() -> tuple[int, SuccessionRow] | None:
+            try:
+                status = client.status(own.paths)
+            except InfiniswapError:
+                return None  # there is nobody to ask at the moment
+            return (status.pid, status.succession) if status.succession else None
+
         def kill() -> None:
-            os.kill(bench.until(lambda: _with_standby(own), "a standby", START_S), signal.SIGKILL)
+            def pid() -> int:
+                found = succession()
+                return found[0] if found and found[1].standby == "ready" else 0
+
+            os.kill(bench.until(pid, "a standby", START_S), signal.SIGKILL)
 
         def take_overs() -> int:
-            try:
-                succession = client.status(own.paths).succession
-            except InfiniswapError:
-                return 0  # there is nobody to ask at the moment
-            return succession.take_overs if succession else 0
+            found = succession()
+            return found[1].take_overs if found else 0
 
         counts = take_overs if standby else None
         yield Side(frontend, own.path, own.size_bytes, kill, counts)
-
-
-def _with_standby(own: Device) -> int:
-    """Pid of the active process while there is a standby, 0 otherwise."""
-    try:
-        status = client.status(own.paths)
-    except InfiniswapError:
-        return 0
-    ready = status.succession is not None and status.succession.standby == "ready"
-    return status.pid if ready else 0
 
 
 @contextlib.contextmanager
@@ -100,7 +98,7 @@ def nbdkit(bench: Bench) -> Iterator[Side]:
     Raises:
         SkipError: something is missing.
     """
-    require("nbdkit", "nbd-client")
+    require_programs("nbdkit", "nbd-client")
     free = next(
         (path for path in sorted((SYS / "block").glob("nbd*")) if not (path / "pid").exists()), None
     )
@@ -128,29 +126,6 @@ def nbdfuse(bench: Bench) -> Iterator[Side]:
     Raises:
         SkipError: something is missing.
     """
-    require("nbdkit", "nbdfuse")
-    mountpoint = bench.work / "nbdfuse"
-    mountpoint.mkdir(exist_ok=True)
-    size_bytes = bench.settings.swap_device_bytes
-    with nbdkit_memory(bench, size_bytes, "nbdkit for nbdfuse") as server:
-        argv = ["nbdfuse", str(mountpoint), server.uri]
-        with bench.running("nbdfuse", argv) as child:
-            disk = mountpoint / "nbd"
-            bench.until(disk.exists, "nbdfuse to serve")
-            try:
-                with areas.looped(bench, disk) as upper:
-                    yield Side(
-                        NBDFUSE, upper.path, size_bytes, lambda: os.kill(child.pid, signal.SIGKILL)
-                    )
-            finally:
-                with bench.scope.interrupts.hold(), contextlib.suppress(InfiniswapError):
-                    run_command(["umount", "-l", str(mountpoint)])  # where it could not itself
-
-
-def require(*programs: str) -> None:
-    """Raises:
-    SkipError: one of them is not installed.
-    """
-    for program in programs:
-        if find(program) is None:
-            raise SkipError(f"{program} is not installed")
+    with areas.nbdfuse_loop(bench) as (upper, child):
+        size_bytes = bench.settings.swap_device_bytes
+        yield Side(NBDFUSE, upper.path, size_bytes, lambda: os.kill(child.pid, signal.SIGKILL))

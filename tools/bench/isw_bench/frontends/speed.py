@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
-from infiniswap.errors import SystemCallError
-from infiniswap.units import PAGE_BYTES
-from isw_bench.bench import Bench, SkipError, require_root
+from infiniswap.units import KIB, PAGE_BYTES
+from isw_bench.bench import Bench, FioTarget, SkipError, fio, require_root
 from isw_bench.cluster import donors
 from isw_bench.frontends import sides
 from isw_bench.frontends.sides import Side
@@ -19,6 +17,9 @@ TITLE = "Front ends: pages read and written directly"
 
 OURS = ("ublk", "nbd", "fuse")
 PEERS = (sides.NBDKIT, sides.NBDFUSE)
+
+_RUN_S = 600.0
+_FILL_BYTES = 64 * KIB
 
 JOBS = (
     ("read_us", "randread", 1, "page read, depth 1, p50", "µs"),
@@ -50,12 +51,15 @@ def run(bench: Bench) -> Comparison:
             except SkipError as error:
                 notes.append(f"{name} was left out: {error}.")
         for one in ready:  # what was never written is no page of a peer's memory yet
-            fio(bench, one, "fill", "write", 4)
+            fio(
+                bench, target(one), rw="write", block_bytes=_FILL_BYTES, depth=4, fill=True,
+                timeout_s=_RUN_S,
+            )  # fmt: skip
         for _ in bench.rounds(KEY):
             for key, pattern, depth, _, _ in JOBS:
                 for one in ready:
                     bench.await_quiet()
-                    samples.add(one.name, **{key: fio(bench, one, key, pattern, depth)})
+                    samples.add(one.name, **{key: measure(bench, one, key, pattern, depth)})
     return Comparison(KEY, TITLE, figures(samples), samples.values, notes=notes)
 
 
@@ -66,24 +70,18 @@ _NOTES = (
 )
 
 
-def fio(bench: Bench, side: Side, key: str, pattern: str, depth: int) -> float:
+def target(side: Side) -> FioTarget:
+    """Its block device, past the page cache."""
+    options = ["--ioengine=libaio", "--direct=1", f"--filename={side.path}"]
+    return FioTarget(side.name, side.size_bytes, options)
+
+
+def measure(bench: Bench, side: Side, key: str, pattern: str, depth: int) -> float:
     """Latency in µs (depth 1) or requests a second."""
-    argv = ["fio", "--name=bench", "--ioengine=libaio", "--direct=1", f"--filename={side.path}"]
-    argv += [f"--rw={pattern}", f"--iodepth={depth}", f"--size={side.size_bytes}"]
-    argv += ["--output-format=json", "--norandommap", "--lat_percentiles=1"]
-    if key == "fill":
-        argv += ["--bs=64k"]
-    else:
-        ms = round(bench.settings.seconds * 1000)
-        argv += [f"--bs={PAGE_BYTES}", "--time_based", f"--runtime={ms}ms"]
-    told: Any = bench.json_of(f"fio {key}, {side.name}", argv, 600.0)
-    job = told["jobs"][0]
-    if job["error"]:
-        raise SystemCallError(f"fio ended with error {job['error']} on {side.name}")
-    part = job["write" if "write" in pattern else "read"]
-    if key.endswith("_us"):
-        return float(part["lat_ns"]["percentile"]["50.000000"]) / 1e3
-    return float(part["iops"])
+    found = fio(
+        bench, target(side), rw=pattern, block_bytes=PAGE_BYTES, depth=depth, timeout_s=_RUN_S
+    )
+    return found.p50_us if key.endswith("_us") else found.iops
 
 
 def figures(samples: Samples) -> list[Figure]:
