@@ -14,11 +14,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-import aiohttp
-from aiohttp import web
 from msgspec import Struct
 
 from infiniswap.control import messages as m
+from infiniswap.control.http import aiohttp, web
 from infiniswap.errors import (
     DeadlineError,
     InfiniswapError,

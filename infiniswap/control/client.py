@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
-import aiohttp
 from msgspec import Struct
 
 from infiniswap.control import auth
@@ -31,6 +30,7 @@ from infiniswap.control.explain import (
     version_mismatch,
     wrong_secret,
 )
+from infiniswap.control.http import aiohttp
 from infiniswap.errors import (
     NoDonorError,
     ProtocolMismatchError,

@@ -9,9 +9,8 @@ import errno
 import socket
 from collections.abc import AsyncIterator
 
-import aiohttp
-
 from infiniswap.control import messages as m
+from infiniswap.control.http import aiohttp
 from infiniswap.errors import (
     InfiniswapError,
     NoDonorError,

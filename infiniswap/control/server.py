@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-from aiohttp import web
 
 from infiniswap import __version__
 from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Channel, Ended, Limits, WebSocket, close, receive, send
 from infiniswap.control.gate import Gate
+from infiniswap.control.http import web
 from infiniswap.control.openapi import document
 from infiniswap.control.service import ServerSession, Service
 from infiniswap.errors import (

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
-from aiohttp import web
 
+from infiniswap.control.http import web
 from infiniswap.control.messages import clean_text
 from infiniswap.device import contents
 from infiniswap.device.api import (
