@@ -36,7 +36,7 @@ import pytest
 from guestrun import IN_GUEST, remote
 from runmode import FULL, IN_CI
 
-pytest_plugins = ("cluster", "pagejob", "runs")
+pytest_plugins = ("background", "cluster", "pagejob", "runs")
 
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 

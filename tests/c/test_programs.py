@@ -2,101 +2,82 @@
 """Every C test program (tests/c/test_*.c), plain and under sanitizers: exit 0, 1, or 77 (skip).
 
 They run ahead of the tests that look at them, one for each processor: most use one at most.
+Simulations take longest and have a clock of their own: they run beside the rest of the suite.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import sanitizers
+from background import Background, Job
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _PROGRAMS = sorted(path.stem for path in Path(__file__).parent.glob("test_*.c"))
 _SKIPPED = 77
 _TIME_S_MAX = 280
-_BUILDS = {"c": "make setup", "asan": "make asan", "tsan": "make tsan"}
+_BUILDS = {"tsan": "make tsan", "asan": "make asan", "c": "make setup"}
+"""How each is made; the slowest come first, so that none is left alone at the end."""
 
-_Key = tuple[str, str]
+
+def _is_simulation(program: str) -> bool:
+    return program.endswith("_sim")
 
 
-def _binary(key: _Key) -> Path:
-    build, program = key
+def _binary(build: str, program: str) -> Path:
     return _ROOT / "build" / build / "tests" / program
 
 
-class _Runs:
-    """Programs under way and their results."""
-
-    def __init__(self, keys: list[_Key], work: Path) -> None:
-        self._work = work
-        self._ended = threading.Event()
-        self._pool = ThreadPoolExecutor(os.cpu_count() or 1)
-        self._results: dict[_Key, Future[subprocess.CompletedProcess[bytes]]] = {
-            key: self._pool.submit(self._run, key) for key in keys if _binary(key).exists()
-        }
-
-    def _run(self, key: _Key) -> subprocess.CompletedProcess[bytes]:
-        directory = self._work / "-".join(key)
-        directory.mkdir()
-        command = sanitizers.command(key[0], [str(_binary(key))])
-        with subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=directory,
-            env=sanitizers.ENV,
-        ) as process:
-            for _ in range(_TIME_S_MAX):
-                try:
-                    out, err = process.communicate(timeout=1.0)
-                    return subprocess.CompletedProcess(command, process.returncode, out, err)
-                except subprocess.TimeoutExpired:
-                    if self._ended.is_set():
-                        break
-            process.kill()
-            out, err = process.communicate()
-            said = f"\nkilled after {_TIME_S_MAX} s\n".encode()
-            return subprocess.CompletedProcess(command, process.returncode, out, err + said)
-
-    def result(self, key: _Key) -> subprocess.CompletedProcess[bytes]:
-        """Waits for it."""
-        return self._results[key].result()
-
-    def close(self) -> None:
-        """Ends what nobody has asked for."""
-        self._ended.set()
-        self._pool.shutdown(cancel_futures=True)
+def background_jobs(
+    items: Sequence[pytest.Function], new_directory: Callable[[], Path]
+) -> dict[str, Job]:
+    """The programs that these tests are about, as far as they are built."""
+    jobs = {}
+    for item in items:
+        build, program = item.callspec.params["build"], item.callspec.params["program"]
+        if (binary := _binary(build, program)).exists():
+            argv = sanitizers.command(build, [str(binary)])
+            jobs[f"{build}-{program}"] = Job(argv, new_directory(), _TIME_S_MAX, sanitizers.ENV)
+    return jobs
 
 
 @pytest.fixture(scope="module")
-def runs(
+def programs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[_Runs]:
-    wanted = [
-        (item.callspec.params["build"], item.callspec.params["program"])
+) -> Iterator[Background]:
+    """Those that are no simulations."""
+    items = [
+        item
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.function is test_c_program
     ]
-    own = _Runs(wanted, tmp_path_factory.mktemp("programs"))
-    yield own
-    own.close()
+    jobs = background_jobs(items, lambda: tmp_path_factory.mktemp("program"))
+    running = Background(jobs, hurry=True)
+    yield running
+    running.close()
 
 
-@pytest.mark.parametrize("program", _PROGRAMS)
-@pytest.mark.parametrize("build", _BUILDS)
-def test_c_program(build: str, program: str, in_ci: bool, runs: _Runs) -> None:
-    key = build, program
-    if build != "c" and not in_ci and not _binary(key).exists():
+def _check(build: str, program: str, runs: Background, in_ci: bool) -> None:
+    if build != "c" and not in_ci and not _binary(build, program).exists():
         pytest.skip(f"no {build} build: {_BUILDS[build]}")
-    assert _binary(key).exists(), f"not built: run `{_BUILDS[build]}`"
-    done = runs.result(key)
+    assert _binary(build, program).exists(), f"not built: run `{_BUILDS[build]}`"
+    done = runs.result(f"{build}-{program}")
     output = (done.stdout + done.stderr).decode(errors="replace")
     if done.returncode == _SKIPPED:
         pytest.skip(output.strip().splitlines()[-1] if output.strip() else "no reason given")
     assert done.returncode == 0, f"exit {done.returncode}\n{output[-8000:]}"
+
+
+@pytest.mark.parametrize("program", [name for name in _PROGRAMS if not _is_simulation(name)])
+@pytest.mark.parametrize("build", _BUILDS)
+def test_c_program(build: str, program: str, in_ci: bool, programs: Background) -> None:
+    _check(build, program, programs, in_ci)
+
+
+@pytest.mark.background
+@pytest.mark.parametrize("program", [name for name in _PROGRAMS if _is_simulation(name)])
+@pytest.mark.parametrize("build", _BUILDS)
+def test_c_simulation(build: str, program: str, in_ci: bool, background: Background) -> None:
+    _check(build, program, background, in_ci)

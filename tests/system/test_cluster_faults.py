@@ -3,7 +3,7 @@
 at the end everything is mapped again.
 
 Six hosts lend; of the other three one swaps a job that verifies every page, one runs fio on a
-Unix socket, one on a block device. Without more ado as many faults as begin in 45 s; by hand:
+Unix socket, one on a block device. Without more ado as many faults as begin in 30 s; by hand:
 
     INFINISWAP_TEST_FAULTS=200 make test PYTEST_ARGS="-s tests/system/test_cluster_faults.py"
 
@@ -45,7 +45,7 @@ pytestmark = [
 
 SEED = int(os.environ.get("INFINISWAP_TEST_SEED", secrets.randbelow(1 << 32)))
 FAULTS = int(os.environ.get("INFINISWAP_TEST_FAULTS", "0"))
-BUDGET_S = 45.0
+BUDGET_S = 30.0
 """Where no count is given."""
 
 DONORS = [f"h{number}" for number in range(1, 7)]

@@ -207,7 +207,7 @@ def test_a_demo_that_is_interrupted_leaves_nothing(
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("leg", ["infiniswap", "disk"])
+@pytest.mark.parametrize("leg", ["infiniswap", pytest.param("disk", marks=pytest.mark.full)])
 def test_what_a_killed_demo_left_is_removed_by_the_next(
     tmp_path: Path, host_before: set[str], leg: str
 ) -> None:

@@ -11,12 +11,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from background import Background, Job
 from simulation.model import Pages, page_bytes
 from simulation.world import SimulationError, World
 
@@ -26,6 +26,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:R
 SEEDS = int(os.environ.get("INFINISWAP_TEST_SEEDS", "1000"))
 SEED = os.environ.get("INFINISWAP_TEST_SEED")
 PARTS = 8
+PART_S_MAX = 1200
+TESTS = Path(__file__).resolve().parents[1]
 KINDS = 17
 """Of faults."""
 
@@ -52,36 +54,26 @@ def seeds(part: int) -> list[int]:
     return list(range(part + 1, SEEDS + 1, PARTS))
 
 
-@pytest.fixture(scope="module")
-def parts(
-    tmp_path_factory: pytest.TempPathFactory, project_root: Path
-) -> Iterator[list[Future[subprocess.CompletedProcess[str]]]]:
-    """Each part in an interpreter of its own, as many at once as there are processors."""
-
-    def run_part(part: int) -> subprocess.CompletedProcess[str]:
-        directory = tmp_path_factory.mktemp(f"part{part}")
-        return subprocess.run(
-            [sys.executable, "-m", "simulation", str(directory), *map(str, seeds(part))],
-            env={**os.environ, "PYTHONPATH": str(project_root / "tests")},
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=1200,
-        )
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield [pool.submit(run_part, part) for part in range(PARTS)]
-        pool.shutdown(cancel_futures=True)
+def background_jobs(
+    items: Sequence[pytest.Function], new_directory: Callable[[], Path]
+) -> dict[str, Job]:
+    """Each part in an interpreter of its own."""
+    env = {**os.environ, "PYTHONPATH": str(TESTS)}
+    jobs = {}
+    for item in items:
+        part = item.callspec.params["part"]
+        argv = [sys.executable, "-m", "simulation", str(new_directory()), *map(str, seeds(part))]
+        jobs[f"simulation-{part}"] = Job(argv, TESTS, PART_S_MAX, env)
+    return jobs if SEED is None else {}
 
 
+@pytest.mark.background
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(SEED is not None, reason="one seed was asked for")
 @pytest.mark.parametrize("part", range(PARTS))
-def test_the_invariants_hold_whatever_happens(
-    part: int, parts: list[Future[subprocess.CompletedProcess[str]]]
-) -> None:
-    done = parts[part].result()
-    assert not done.stderr, done.stderr
+def test_the_invariants_hold_whatever_happens(part: int, background: Background) -> None:
+    done = background.result(f"simulation-{part}")
+    assert not done.stderr, done.stderr.decode()
     told = json.loads(done.stdout)
     if "error" in told:
         fail(told["seed"], told["error"])
@@ -97,7 +89,7 @@ def test_the_seed_that_was_asked_for(tmp_path: Path) -> None:
     assert sum(device.reads for device in world.devices)
 
 
-def test_a_seed_replays_exactly(tmp_path: Path, project_root: Path) -> None:
+def test_a_seed_replays_exactly(tmp_path: Path) -> None:
     """In this process twice, and in another one whose addresses and hashes differ."""
     some = (3, 4, 5, 6)
     first, second = ([run(seed, tmp_path).loop.trace for seed in some] for _ in range(2))
@@ -108,7 +100,7 @@ def test_a_seed_replays_exactly(tmp_path: Path, project_root: Path) -> None:
     )
     other = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path), *map(str, some)],
-        env={**os.environ, "PYTHONPATH": str(project_root / "tests"), "PYTHONHASHSEED": "1"},
+        env={**os.environ, "PYTHONPATH": str(TESTS), "PYTHONHASHSEED": "1"},
         check=True,
         capture_output=True,
         text=True,

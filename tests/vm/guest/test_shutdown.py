@@ -25,9 +25,10 @@ def serves(frontend: str, node: Path) -> bool:
 
 
 @pytest.mark.requires_tool("busctl", "dbus-daemon", "unshare")
-@pytest.mark.full
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("frontend", ["nbd", "ublk"], indirect=True)
+@pytest.mark.parametrize(
+    "frontend", ["ublk", pytest.param("nbd", marks=pytest.mark.full)], indirect=True
+)
 def test_the_swap_area_goes_before_its_device(frontend: str, pagecheck: Path) -> None:
     directory = disk_directory()
     boot = [sys.executable, str(HERE / "systemd_boot.py"), "--poweroff"]

@@ -13,7 +13,6 @@ from takeovers import donors_too, kill_again_and_again
 from infiniswap.system.process import swap_safety_report
 
 
-@pytest.mark.full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("frontend", ["ublk", "nbd"], indirect=True)
 def test_no_page_is_wrong_after_each_kill(
