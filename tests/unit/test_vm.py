@@ -264,6 +264,32 @@ def test_a_message_starts_where_it_went_wrong(tmp_path: Path) -> None:
     assert one.told().startswith("Kernel panic - not syncing\nx\n")
 
 
+@pytest.mark.requires_tool("mkfs.ext4", "setpriv")
+def test_a_panic_at_boot_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    boots = []
+
+    def panics(*arguments: object) -> list[str]:
+        channels = arguments[-1]
+        assert isinstance(channels, qemu.Channels)
+        boots.append(channels)
+        script = f"import os; os.write({channels.console}, b'Kernel panic - not syncing')"
+        return [sys.executable, "-c", script]
+
+    monkeypatch.setattr(machine, "check_host", lambda: None)
+    monkeypatch.setattr(machine.kernels, "get", lambda _: KERNEL)
+    monkeypatch.setattr(machine.initrd, "get", lambda _: Path("/initrd"))
+    monkeypatch.setattr(machine.qemu, "command_line", panics)
+    for chosen, times in (("tcg", 3), ("kvm", 1)):
+        monkeypatch.setattr(machine.accel, "choose", lambda *_, chosen=chosen: chosen)
+        with pytest.raises(SystemCallError, match="the kernel of machine h1 panicked"):
+            machine.run(Plan(("true",), "6.12"))
+        assert len(boots) == times
+        assert capfd.readouterr().err.count("booted once more") == times - 1
+        boots.clear()
+
+
 def test_help_names_every_option() -> None:
     tool = str(Path(__file__).resolve().parents[2] / "tools" / "vm")
     done = subprocess.run([sys.executable, tool, "--help"], check=True, capture_output=True)
