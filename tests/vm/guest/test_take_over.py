@@ -25,7 +25,7 @@ def test_no_page_is_wrong_after_each_kill(
     node = device.path.resolve()
     work = job(10_000)
     work.more_rounds()
-    print("pauses in ms:", *kill_again_and_again(device, work, count(5, 20)))
+    print("pauses in ms:", *kill_again_and_again(device, work, count(4, 20)))
     # A donor's restart alone, and with the device's process.
     restart_donor = donors_too(cluster)
     restart_donor(0)
