@@ -109,27 +109,35 @@ def run(argv: list[str], success: str = "exit-force") -> int:
             inside = INSIDE % {"units": units, "keep": root / "vm", "alone": alone}
             enter = 'echo $$ > "$0/cgroup.procs"; exec unshare -mpfC --mount-proc sh -c "$1"'
             output.touch()
-            follow = subprocess.Popen(["tail", "-qf", str(output)])
-            try:
-                outside = subprocess.Popen(["sh", "-c", enter, str(own), inside])
-                children = Path(f"/proc/{outside.pid}/task/{outside.pid}/children")
-                while outside.poll() is None and not children.read_text().strip():
-                    time.sleep(0.1)
-                # A cgroup with processes in it can have no children with controllers, so the one
-                # that waits for the first process of the name space has to leave.
-                (CGROUP / "cgroup.procs").write_text(str(outside.pid))
-                alone.touch()
-                outside.wait(1200)
-            finally:
-                (own / "cgroup.kill").write_text("1")  # whoever is left when this is interrupted
-                while "populated 1" in (own / "cgroup.events").read_text():
-                    time.sleep(0.1)
-                follow.terminate()
-                follow.wait()
+            outside = subprocess.Popen(["sh", "-c", enter, str(own), inside])
+            # It ends by itself, when everything has been written that was before that end.
+            tail = ["tail", "-qf", "-n", "+1", f"--pid={outside.pid}", str(output)]
+            with subprocess.Popen(tail):
+                try:
+                    _wait(outside, alone)
+                finally:
+                    # Whoever is left when this is interrupted.
+                    (own / "cgroup.kill").write_text("1")
+                    while "populated 1" in (own / "cgroup.events").read_text():
+                        time.sleep(0.1)
+                    outside.kill()
+                    outside.wait()
             return int(status.read_text()) if status.exists() else 99
         finally:
             for directory, _, _ in sorted(os.walk(own), reverse=True):
                 os.rmdir(directory)
+
+
+def _wait(outside: subprocess.Popen[bytes], alone: Path) -> None:
+    """Until the first process of the name space has ended."""
+    children = Path(f"/proc/{outside.pid}/task/{outside.pid}/children")
+    while outside.poll() is None and not children.read_text().strip():
+        time.sleep(0.1)
+    # A cgroup with processes in it can have no children with controllers, so the one that waits
+    # for the first process of the name space has to leave.
+    (CGROUP / "cgroup.procs").write_text(str(outside.pid))
+    alone.touch()
+    outside.wait(1200)
 
 
 if __name__ == "__main__":
