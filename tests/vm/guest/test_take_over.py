@@ -27,6 +27,7 @@ def test_no_page_is_wrong_after_each_kill(frontend: str, outlives: Outlives) -> 
     outlives(frontend)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(3600)
 @pytest.mark.kernels("6.12", "6.1")
 @pytest.mark.parametrize("frontend", ["nbd"], indirect=True)
@@ -46,7 +47,7 @@ def kill_all(
     node = device.path.resolve()
     work = job(10_000)
     work.more_rounds()
-    print("pauses in ms:", *kill_again_and_again(device, work, count(4, 20)))
+    print("pauses in ms:", *kill_again_and_again(device, work, count(2, 20)))
     # A donor's restart alone, and with the device's process.
     restart_donor = donors_too(cluster)
     restart_donor(0)

@@ -46,6 +46,7 @@ def test_auto_takes_it(shared_cluster: Cluster) -> None:
     assert not device.path.is_symlink()
 
 
+@pytest.mark.full  # test_take_over does the same, and more
 def test_a_job_swaps_on_it(shared_cluster: Cluster, job: StartJob) -> None:
     device = shared_cluster.start("--frontend", "ublk", "--swap")
     working = job(0)
