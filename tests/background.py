@@ -11,8 +11,8 @@ and it has a function
 
 which returns a `Job` by a name of its choice for each. They are begun before the first test of the
 session, as many at once as there are processors, at a priority that leaves others what they want.
-The marked tests come last; each asks for its results: `background.result(name)`. No job may look
-at a clock: it may stand still for minutes.
+The marked tests come last, when there is nobody left to yield to; each asks for its results:
+`background.result(name)`. No job may look at a clock: it may stand still for minutes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -45,30 +45,24 @@ class Job:
     argv: Sequence[str]
     cwd: Path
     time_s_max: int
-    env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    env: Mapping[str, str]
 
 
 class Background:
     """Jobs under way and their results."""
 
-    def __init__(self, jobs: Mapping[str, Job], *, hurry: bool = False) -> None:
+    def __init__(self, jobs: Mapping[str, Job], *, low: bool) -> None:
+        self._low = _LOW if low else ()
         self._awaited = threading.Event()
         self._ended = threading.Event()
-        self._lock = threading.Lock()
-        self._running: set[int] = set()
-        if hurry:
-            self._awaited.set()
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1)
         self._results: dict[str, Future[Result]] = {
             name: self._pool.submit(self._run, job) for name, job in jobs.items()
         }
 
     def result(self, name: str) -> Result:
-        """Waits for it, and makes all that is left go on at the usual priority."""
-        with self._lock:
-            self._awaited.set()
-            for pid in self._running:
-                _hurry(pid)
+        """Waits for it."""
+        self._awaited.set()
         return self._results[name].result()
 
     def close(self) -> None:
@@ -77,9 +71,8 @@ class Background:
         self._pool.shutdown(cancel_futures=True)
 
     def _run(self, job: Job) -> Result:
-        low = () if self._awaited.is_set() else _LOW
         with subprocess.Popen(
-            [*low, *job.argv],
+            [*self._low, *job.argv],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -87,13 +80,7 @@ class Background:
             env=job.env,
             start_new_session=True,
         ) as process:
-            with self._lock:
-                self._running.add(process.pid)
-            try:
-                return self._wait(job, process)
-            finally:
-                with self._lock:
-                    self._running.remove(process.pid)
+            return self._wait(job, process)
 
     def _wait(self, job: Job, process: subprocess.Popen[bytes]) -> Result:
         waited_s = 0.0
@@ -112,11 +99,6 @@ class Background:
         out, err = process.communicate()
         said = f"\n{why}\n".encode()
         return subprocess.CompletedProcess(job.argv, process.returncode, out, err + said)
-
-
-def _hurry(pid: int) -> None:
-    with contextlib.suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text("0")
 
 
 @pytest.hookimpl(trylast=True)
@@ -142,6 +124,6 @@ def background(
     jobs: dict[str, Job] = {}
     for module, own in groupby(marked, key=lambda item: item.module):
         jobs |= module.background_jobs(list(own), lambda: tmp_path_factory.mktemp("background"))
-    running = Background(jobs, hurry=len(marked) == len(items))
+    running = Background(jobs, low=True)
     yield running
     running.close()

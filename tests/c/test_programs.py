@@ -54,7 +54,7 @@ def programs(
         if isinstance(item, pytest.Function) and item.function is test_c_program
     ]
     jobs = background_jobs(items, lambda: tmp_path_factory.mktemp("program"))
-    running = Background(jobs, hurry=True)
+    running = Background(jobs, low=False)
     yield running
     running.close()
 
