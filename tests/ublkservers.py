@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import signal
 import subprocess
 import time
@@ -19,6 +21,7 @@ SERVERS = 0x7465_7374_7562_6C6B
 """The identity that ublk_server gives its devices."""
 
 WAIT_S = 240.0
+_PIDFD_GETFD = 438
 _STATE = Path("/dev/shm/ublk-state")
 
 
@@ -92,6 +95,19 @@ class Server:
                 stream.close()
 
 
+def rings_of(pid: int) -> list[int]:
+    """Copies of a process's io_urings, as its holder has them, see pidfd_getfd(2)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    process = os.pidfd_open(pid)
+    rings = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        if "io_uring" in os.readlink(link):
+            rings.append(libc.syscall(_PIDFD_GETFD, process, int(link.name), 0))
+            assert rings[-1] >= 0, os.strerror(ctypes.get_errno())
+    os.close(process)
+    return rings
+
+
 class Succession:
     """A device whose server is killed again and again, each with a standby."""
 
@@ -103,9 +119,12 @@ class Succession:
         self.standby = Server(mib, "standby", self.active.device_id)
 
     def kill(self) -> None:
+        rings = rings_of(self.active.process.pid)
         self.active.process.send_signal(signal.SIGKILL)
         self.standby.go()  # at once: it waits itself for the predecessor's end
         self.active.process.wait()
+        for ring in rings:
+            os.close(ring)
         self.active.close()
         self.active = self.standby
         self.standby = Server(self.mib, "standby", self.active.device_id)

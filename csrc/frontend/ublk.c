@@ -512,6 +512,17 @@ int isw_frontend_ublk_take_over(isw_frontend *frontend, uint32_t wait_ms_max,
 	return 0;
 }
 
+int isw_frontend_ublk_rings(isw_frontend *frontend, int32_t *fds_out, uint32_t max)
+{
+	const struct ublk *fe = ISWI_CONTAINER(frontend, struct ublk, base);
+
+	if (frontend->ops != &ublk_ops)
+		return -EINVAL;
+	for (uint16_t i = 0; i < fe->queues_made && i < max; i++)
+		fds_out[i] = fe->queues[i].ring.ring_fd;
+	return fe->queues_made;
+}
+
 /* ----------------------------------------------------------------- without an engine */
 
 int isw_ublk_fail(uint32_t dev_id, uint64_t identity, uint32_t wait_ms_max,

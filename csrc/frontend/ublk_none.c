@@ -43,6 +43,14 @@ int isw_frontend_ublk_take_over(isw_frontend *frontend, uint32_t wait_ms_max,
 	return missing(error);
 }
 
+int isw_frontend_ublk_rings(isw_frontend *frontend, int32_t *fds_out, uint32_t max)
+{
+	(void)frontend;
+	(void)fds_out;
+	(void)max;
+	return -EINVAL;
+}
+
 int isw_ublk_check(struct isw_error *error)
 {
 	return missing(error);

@@ -6,6 +6,7 @@
 #include <spawn.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "holder/holder.h"
@@ -109,7 +110,34 @@ void iswi_child_end(struct iswi_child *child)
 		kill(child->pid, SIGKILL);
 	if (child->sock >= 0)
 		close(child->sock);
+	iswi_rings_close(&child->rings);
 	*child = (struct iswi_child){.sock = -1};
+}
+
+void iswi_child_hold_ring(struct iswi_child *child, int fd)
+{
+	struct iswi_rings *rings = &child->rings;
+	int process = (int)syscall(SYS_pidfd_open, child->pid, 0);
+	int copy = process < 0 ? -1 : (int)syscall(SYS_pidfd_getfd, process, fd, 0);
+	int err = copy < 0 ? -errno : move_up(&copy);
+
+	if (process >= 0)
+		close(process);
+	if (!err && rings->count == ISWI_HOLD_RINGS_MAX)
+		err = -ENOSPC;
+	if (!err)
+		rings->fds[rings->count++] = copy;
+	else if (copy >= 0)
+		close(copy);
+	if (err)
+		rings->error = err;
+}
+
+void iswi_rings_close(struct iswi_rings *rings)
+{
+	for (uint32_t i = 0; i < rings->count; i++)
+		close(rings->fds[i]);
+	rings->count = 0;
 }
 
 void iswi_child_tell(struct iswi_child *child, const char *text, const int *fds, uint32_t count)

@@ -17,8 +17,14 @@
  *   yield         end it at once: the standby takes over; answered only when refused
  *
  * and from a standby: `standby` (it is ready), `refused TEXT` (it can never take over), and when it
- * has been told to take over `serving`, or `hopeless TEXT` (nobody can). To the active process,
- * whenever it changes: `standby ready` or `standby none TEXT`. To a standby:
+ * has been told to take over `serving`, or `hopeless TEXT` (nobody can). From both:
+ *
+ *   ring FD       the sender's descriptor FD, which no socket would carry, is an io_uring: it must
+ *                 not end with the sender (isw_frontend_ublk_rings). Copied at once, closed when
+ *                 all threads of the sender have ended
+ *
+ * To the active process, whenever it changes: `standby ready` or `standby none TEXT`; after its
+ * `serving`, `unheld TEXT` where a ring could not be copied. To a standby:
  *
  *   prepare NAMES                            + `spec` and `state`, as soon as it runs
  *   take-over COUNT DIED_NS REASON NAMES     + all descriptors
@@ -43,9 +49,10 @@
 #define ISWI_HOLD_STATE     "state"                                   /* mapped and locked, too */
 #define ISWI_HOLD_SPEC      "spec"
 #define ISWI_HOLD_LOG       "log" /* standard output and error from then on */
-#define ISWI_HOLD_SOCKET_FD 3     /* in a child: its end of the pair */
-#define ISWI_HOLD_SPEC_FD   4     /* what the device is */
-#define ISWI_HOLD_READY_FD  5     /* where the first process tells its starter; else closed */
+#define ISWI_HOLD_RINGS_MAX 64
+#define ISWI_HOLD_SOCKET_FD 3 /* in a child: its end of the pair */
+#define ISWI_HOLD_SPEC_FD   4 /* what the device is */
+#define ISWI_HOLD_READY_FD  5 /* where the first process tells its starter; else closed */
 
 /* ---- descriptors that are kept (keep.c) */
 
@@ -72,11 +79,18 @@ uint32_t iswi_keep_list(const struct iswi_keep *keep, bool only_early, char *nam
 
 /* ---- processes (child.c) */
 
+struct iswi_rings {
+	int fds[ISWI_HOLD_RINGS_MAX];
+	uint32_t count;
+	int error; /* -errno of one that could not be copied */
+};
+
 struct iswi_child {
 	pid_t pid; /* 0: there is none */
 	int sock;  /* our end, -1 without */
 	bool ready;
 	uint64_t until_ns; /* it is killed when it has not answered by then; 0: nothing awaited */
+	struct iswi_rings rings; /* copies of its */
 };
 
 struct iswi_spawn {
@@ -94,6 +108,9 @@ static inline bool iswi_child_is(const struct iswi_child *child)
 int iswi_child_start(struct iswi_child *child, const struct iswi_spawn *spawn);
 /* SIGKILL, and forgets it: whoever reaps it finds that nobody knows its number. */
 void iswi_child_end(struct iswi_child *child);
+/* Copies a descriptor of its into its rings, or says there why not. */
+void iswi_child_hold_ring(struct iswi_child *child, int fd);
+void iswi_rings_close(struct iswi_rings *rings);
 /* Never blocks; a child that does not listen is not told. */
 void iswi_child_tell(struct iswi_child *child, const char *text, const int *fds, uint32_t count);
 /*

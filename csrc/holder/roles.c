@@ -44,6 +44,14 @@ static void tell_active(struct iswi_holder *holder, const char *before, const ch
 	iswi_child_tell(&holder->active, packet, NULL, 0);
 }
 
+static bool said_ring(struct iswi_child *child, const char *text)
+{
+	if (strncmp(text, "ring ", 5) != 0)
+		return false;
+	iswi_child_hold_ring(child, atoi(text + 5));
+	return true;
+}
+
 static void finish(struct iswi_holder *holder, int exit_code)
 {
 	iswi_child_end(&holder->standby);
@@ -119,6 +127,8 @@ static void hear_waiting(struct iswi_holder *holder, struct iswi_child *child)
 			now_ready(holder, child);
 			return;
 		}
+		if (said_ring(child, text))
+			continue;
 		if (strncmp(text, "refused ", 8) == 0) {
 			if (child == &holder->fresh)
 				fresh_failed(holder, text + 8);
@@ -164,6 +174,8 @@ static void active_died(struct iswi_holder *holder, bool by_signal, int number)
 
 	if (holder->active.sock >= 0)
 		close(holder->active.sock);
+	/* Not sooner: see `ring`. Nor later, as the kernel waits for it before a take-over. */
+	iswi_rings_close(&holder->active.rings);
 	holder->active = (struct iswi_child){.sock = -1};
 	if (holder->ended || (!served && holder->phase != ISWI_HOLD_TAKING_OVER)) {
 		finish(holder, by_signal ? 128 + number : number);
@@ -192,6 +204,8 @@ static void now_serving(struct iswi_holder *holder)
 		holder->served_ns = iswi_now_ns();
 		holder->active.until_ns = 0;
 		holder->reason = NULL;
+		if (holder->active.rings.error)
+			tell_active(holder, "unheld ", strerror(-holder->active.rings.error));
 		if (holder->signal_wanted)
 			kill(holder->active.pid, holder->signal_wanted);
 		holder->signal_wanted = 0;
@@ -245,6 +259,8 @@ static void hear_active(struct iswi_holder *holder)
 		}
 		if (fd >= 0)
 			close(fd);
+		if (said_ring(&holder->active, text))
+			continue;
 		if (strncmp(text, "drop ", 5) == 0) {
 			iswi_keep_drop(&holder->keep, text + 5);
 		} else if (strcmp(text, "serving") == 0) {

@@ -519,6 +519,13 @@ int isw_frontend_ublk_prepare(isw_engine *engine, uint32_t dev_id, uint64_t iden
  */
 int isw_frontend_ublk_take_over(isw_frontend *frontend, uint32_t wait_ms_max,
 				struct isw_error *error);
+/*
+ * Its io_urings, one for each queue, from their making until isw_frontend_destroy: returns how many
+ * there are and writes at most `max`; -EINVAL for another kind of front end. Somebody who outlives
+ * this process should have copies until this process is dead: Linux 6.7 to 6.14.5 free a ring that
+ * dies with its process under requests that were being handed over, and panic (CVE-2025-37906).
+ */
+int isw_frontend_ublk_rings(isw_frontend *frontend, int32_t *fds_out, uint32_t max);
 
 /* Says whether this host can have ublk devices, and in error why not. */
 int isw_ublk_check(struct isw_error *error);

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from infiniswap.errors import ConflictError, InfiniswapError, SystemCallError
@@ -70,6 +70,7 @@ class Holder:
         self.pid: int | None = None
         self.standby = ""
         """"ready", or why there is none; empty: not yet."""
+        self._unheld = ""
         self._renewal: asyncio.Future[None] | None = None
         self._on_gone: Callable[[], None] = lambda: None
         if fd >= 0:
@@ -90,6 +91,12 @@ class Holder:
                 "holder: the process that would start a successor for this one has died; should "
                 "this one die too, what the device holds is lost. Stop the device and start it "
                 "again."
+            )
+        if self._unheld:
+            return (
+                f"holder: it could not copy the rings of this process ({self._unheld}); on Linux "
+                "6.7 to 6.14.5 the kernel may panic if this process is killed. Allow it "
+                "(kernel.yama.ptrace_scope below 2), or use the front end nbd."
             )
         if self.standby not in ("", "ready"):
             return (
@@ -127,6 +134,15 @@ class Holder:
     def drop(self, name: str) -> None:
         """The holder closes it."""
         self._say(f"drop {name}")
+
+    def hold_rings(self, fds: Iterable[int]) -> None:
+        """The holder gets copies of this process's io_urings: they must not end with it.
+
+        Linux 6.7 to 6.14.5 free the ring of a ublk server that is killed under requests that are
+        just being handed over to it, and panic (CVE-2025-37906). No socket carries a ring.
+        """
+        for fd in fds:
+            self._say(f"ring {fd}")
 
     def serving(self) -> None:
         """From here on a death is followed by a take-over."""
@@ -221,6 +237,9 @@ class Holder:
             self.standby = "ready" if rest == "ready" else rest.removeprefix("none ")
             if self.standby != "ready":
                 log.warning("no standby: %s", self.standby)
+        elif word == "unheld":
+            self._unheld = rest
+            log.warning("%s", self.degraded)
         elif self._renewal is not None and not self._renewal.done():
             if word == "renewed":
                 self._renewal.set_result(None)

@@ -207,6 +207,7 @@ class DeviceService:
         choice = frontends.Choice(self.spec.frontend, "taken over")
         self._attachment = Attachment(self.spec, self._paths, choice)
         self._attachment.kernel.prepare(self._engine, note)
+        self.holder.hold_rings(self._attachment.kernel.rings())
         warm_up(self._executor, _EXECUTOR_THREADS)
         self._degraded = [str(outcome) for outcome in make_swap_safe()]
 

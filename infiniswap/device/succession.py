@@ -106,6 +106,7 @@ class Succession:
             self._unavailable = f"standby: nobody can take over from this process: {error}"
             self.holder.close()
             return
+        self.holder.hold_rings(attachment.kernel.rings())
         for name, fd in handover.descriptors.items():
             self.holder.keep(name, fd)
         kept = msgspec.structs.replace(

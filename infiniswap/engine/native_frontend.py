@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from infiniswap.engine.native_engine import NativeEngine
 
 
+_RINGS_MAX = 64
+"""As many as the holder takes."""
+
+
 class NativeFrontend:
     """A running front end. Made by NativeEngine, which also closes it when it is closed first."""
 
@@ -53,6 +57,13 @@ class NativeUblk(NativeFrontend):
     def device_id(self) -> int:
         """N of /dev/ublkbN."""
         return self._device_id
+
+    def rings(self) -> tuple[int, ...]:
+        """Any thread, never waits."""
+        fds = ffi.new("int32_t[]", _RINGS_MAX)
+        with self._handle.use() as frontend:
+            count = lib.isw_frontend_ublk_rings(frontend, fds, _RINGS_MAX)
+        return tuple(int(fd) for fd in fds[0 : min(count, _RINGS_MAX)])
 
     def take_over(self, wait_ms_max: int) -> None:
         """Blocking, worker thread; at most `wait_ms_max` for the predecessor's end.

@@ -294,6 +294,10 @@ class UblkFrontend(Frontend, Protocol):
     def device_id(self) -> int:
         """N of /dev/ublkbN."""
 
+    def rings(self) -> tuple[int, ...]:
+        """Descriptors that somebody who outlives this process should have copies of until it is
+        dead (isw_frontend_ublk_rings). They stay this front end's."""
+
     def take_over(self, wait_ms_max: int) -> None:
         """Blocking. Serves the device of a predecessor that is dead.
 

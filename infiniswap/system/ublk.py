@@ -26,6 +26,7 @@ QUEUE_SETTINGS: Final = (
 )
 """What `tune` writes to /sys/block/ublkbN/queue, with why; all else the driver is told (ublk.c)."""
 
+_REQUESTS: Final = "nr_requests"  # after the scheduler, which sets it
 _MODE: Final = 0o600
 """The bytes are those of everybody's memory: for root only, as /dev/mem is."""
 
@@ -67,16 +68,25 @@ def load_driver(*, control: Path = CONTROL) -> bool:
     return has_driver(control=control)
 
 
-def tune(number: int, *, sys: Path = SYS) -> tuple[str, ...]:
+def tune(number: int, queue_depth: int, *, sys: Path = SYS) -> tuple[str, ...]:
     """Queue settings and who may open the nodes.
+
+    Of each queue one place stays empty: Linux 6.7 to 6.14 notice by the command that waits there
+    that the device's process has died. Where all places are taken by requests they do so by the
+    first request that has taken 30 s (ublk_drv.c: ublk_timeout).
+
+    Args:
+        number: of the device.
+        queue_depth: of its queues, as it was made.
 
     Returns:
         Names of what the kernel refused.
     """
     queue = sys / "block" / f"ublkb{number}" / "queue"
-    refused = [
-        name for name, value in QUEUE_SETTINGS if not try_write_text(queue / name, value + "\n")
-    ]
+    settings = (*QUEUE_SETTINGS, (_REQUESTS, str(queue_depth - 1)))
+    refused = [name for name, value in settings if not try_write_text(queue / name, value + "\n")]
+    if _REQUESTS not in refused and _number_in(queue / _REQUESTS) != queue_depth - 1:
+        refused.append(_REQUESTS)  # the kernel has a minimum of its own
     return (*refused, *_protect((block_path(number), char_path(number))))
 
 
@@ -91,5 +101,9 @@ def _protect(nodes: tuple[Path, ...]) -> Iterator[str]:
 
 def limit(*, sys: Path = SYS) -> int | None:
     """How many devices the driver allows (newer ones: only those of users other than root)."""
-    text = (try_read_text(sys / LIMIT) or "").strip()
+    return _number_in(sys / LIMIT)
+
+
+def _number_in(path: Path) -> int | None:
+    text = (try_read_text(path) or "").strip()
     return int(text) if text.isdecimal() else None

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -96,6 +97,31 @@ static int memory_file(const char *content)
 	return fd;
 }
 
+/*
+ * In place of an io_uring a file that is locked as long as somebody has the open file. Where it is,
+ * the test says in the environment.
+ */
+#define RING "ISW_TEST_RING"
+
+static bool lock_ring(int *fd_out)
+{
+	*fd_out = open(getenv(RING), O_RDWR | O_CLOEXEC);
+	CHECK(*fd_out >= 0);
+	if (flock(*fd_out, LOCK_EX | LOCK_NB) == 0)
+		return true;
+	CHECK_EQ(errno, EWOULDBLOCK);
+	close(*fd_out);
+	return false;
+}
+
+static void say_ring(int fd)
+{
+	char text[32];
+
+	snprintf(text, sizeof(text), "ring %d", fd);
+	say(text);
+}
+
 /* Serves until it is killed; on SIGTERM it ends as it should. */
 static volatile sig_atomic_t asked_to_end;
 
@@ -158,6 +184,14 @@ static int active(const char *mode)
 	say_with("keep fuse", memory_file("connection"));
 	say_with("keep gone", memory_file("nobody wants it"));
 	say("drop gone");
+	if (strcmp(mode, "rings") == 0) {
+		int ring;
+
+		CHECK(lock_ring(&ring));
+		say_ring(ring);
+	} else if (strcmp(mode, "no-ring") == 0) {
+		say_ring(1000);
+	}
 	return serve(mode);
 }
 
@@ -207,6 +241,11 @@ static int standby(const char *mode)
 	}
 	if (strcmp(mode, "dies-once") == 0 && count == 1)
 		abort();
+	if (strcmp(mode, "rings") == 0) {
+		int ring;
+
+		report(lock_ring(&ring) ? "its ring is gone" : "its ring is there");
+	}
 	return serve("serves");
 }
 
@@ -389,6 +428,58 @@ static void who_dies_while_taking_over_is_followed_by_the_next(void)
 	CHECK_EQ(exit_code(&held), 7);
 }
 
+/* Whether all of a process has ended, but for its being waited for. */
+static bool has_ended(pid_t pid)
+{
+	char path[32], state = '?';
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	file = fopen(path, "r");
+	CHECK(file != NULL);
+	CHECK_EQ(fscanf(file, "%*d (%*[^)]) %c", &state), 1);
+	fclose(file);
+	return state == 'Z';
+}
+
+static void a_ring_ends_when_its_process_is_seen_to_have_ended(void)
+{
+	struct held held;
+	char path[] = "/tmp/isw-holder-XXXXXX";
+	int fd = mkstemp(path);
+	pid_t serving;
+
+	CHECK(fd >= 0);
+	CHECK(setenv(RING, path, 1) == 0);
+	start_holder(&held, "rings");
+	serving = expect(&held, "serving");
+	expect(&held, "standby");
+	CHECK(kill(held.pid, SIGSTOP) == 0);
+	CHECK(kill(serving, SIGKILL) == 0);
+	while (!has_ended(serving))
+		(void)poll(NULL, 0, 1);
+	CHECK(flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK);
+	CHECK(kill(held.pid, SIGCONT) == 0);
+	expect(&held, "its ring is gone");
+	expect(&held, "serving");
+	close(fd);
+	unlink(path);
+	CHECK(kill(held.pid, SIGTERM) == 0);
+	CHECK_EQ(exit_code(&held), 7);
+}
+
+static void a_ring_that_cannot_be_held_is_told(void)
+{
+	struct held held;
+
+	start_holder(&held, "no-ring");
+	expect(&held, "serving");
+	expect(&held, "unheld Bad file descriptor");
+	expect(&held, "standby ready");
+	CHECK(kill(held.pid, SIGTERM) == 0);
+	CHECK_EQ(exit_code(&held), 7);
+}
+
 static void what_cannot_take_over_says_why(void)
 {
 	struct held held;
@@ -475,6 +566,8 @@ int main(int argc, char **argv)
 	what_cannot_take_over_says_why();
 	a_hopeless_device_ends();
 	a_restart_is_a_new_standby_and_a_death();
+	a_ring_ends_when_its_process_is_seen_to_have_ended();
+	a_ring_that_cannot_be_held_is_told();
 	who_serves_outlives_the_holder();
 	wrong_arguments_are_told();
 	return 0;

@@ -170,3 +170,17 @@ async def test_a_successor_knows_the_runs(
         after.leave(living.pid)
         assert list((tmp_path / "runs").iterdir()) == []
         await after.close()
+
+
+async def test_rings_are_held_or_it_is_told(
+    pair: tuple[Holder, socket.socket], caplog: pytest.LogCaptureFixture
+) -> None:
+    holder, theirs = pair
+    holder.hold_rings((7, 9))
+    assert [_said(theirs)[0], _said(theirs)[0]] == ["ring 7", "ring 9"]
+    gone = asyncio.Event()
+    holder.listen(gone.set)
+    _hand(theirs, "unheld Operation not permitted", [])
+    theirs.close()
+    await asyncio.wait_for(gone.wait(), 10)
+    assert "could not copy the rings of this process (Operation not permitted)" in caplog.text

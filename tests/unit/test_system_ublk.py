@@ -29,6 +29,27 @@ def test_the_drivers_limit(tmp_path: Path, text: str, limit: int | None) -> None
     assert ublk.limit(sys=tmp_path) == limit
 
 
+def test_of_each_queue_one_place_stays_empty(tmp_path: Path) -> None:
+    queue = tmp_path / "block/ublkb987654/queue"
+    queue.mkdir(parents=True)
+    for name in ("scheduler", "nr_requests"):
+        (queue / name).write_text("as it was\n")
+    nodes = ("/dev/ublkb987654", "/dev/ublkc987654")  # there are none
+    assert ublk.tune(987654, 64, sys=tmp_path) == nodes
+    assert (queue / "nr_requests").read_text() == "63\n"
+    assert (queue / "scheduler").read_text() == "none\n"
+
+
+def test_a_queue_that_stays_as_it_was_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = tmp_path / "block/ublkb987654/queue"
+    queue.mkdir(parents=True)
+    (queue / "nr_requests").write_text("4\n")
+    monkeypatch.setattr(ublk, "try_write_text", lambda path, text: True)  # takes it, and ignores it
+    assert "nr_requests" in ublk.tune(987654, 4, sys=tmp_path)
+
+
 def paths(run: Path) -> DevicePaths:
     return DevicePaths(run.name, run, run)
 

@@ -83,6 +83,10 @@ class KernelDevice(Protocol):
             InfiniswapError: the step that failed.
         """
 
+    def rings(self) -> tuple[int, ...]:
+        """Descriptors of io_urings by which the kernel hands requests to this process: they must
+        not end with it. Asked after `attach` or `prepare`."""
+
     def detach(self) -> None:
         """Takes the block device away, then what is below it. Idempotent.
 

@@ -116,6 +116,10 @@ class FuseLoop:
         mount = os.path.join(os.path.realpath(self._paths.run), self._paths.mount.name)
         return device.backing in (f"{mount}/disk", BACKING_UNMOUNTED)
 
+    def rings(self) -> tuple[int, ...]:
+        """There are none."""
+        return ()
+
     def detach(self) -> None:
         """Loop device, then mount.
 

@@ -274,6 +274,10 @@ class NbdKernel:
 
     # ----------------------------------------------------------------------- detach
 
+    def rings(self) -> tuple[int, ...]:
+        """There are none."""
+        return ()
+
     def detach(self) -> None:
         """Nobody can begin to use it meanwhile: it is held exclusively until it is gone.
 

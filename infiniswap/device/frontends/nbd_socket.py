@@ -52,6 +52,10 @@ class NbdSocket:
         self._socket.unlink(missing_ok=True)
         self.attach(self._engine)
 
+    def rings(self) -> tuple[int, ...]:
+        """There are none."""
+        return ()
+
     def detach(self) -> None:
         """Ends the connections."""
         if self._frontend is not None:

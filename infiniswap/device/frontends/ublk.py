@@ -35,7 +35,10 @@ _OURS: Final = 0x6973_7770 << 32
 
 _NOTICED_S_MAX: Final = 10.0
 _NOTICED_PAUSE_S: Final = 0.02
-_TAKE_OVER_MS_MAX: Final = 30_000
+_TAKE_OVER_MS_MAX: Final = 240_000
+"""Less than the holder gives a successor. Who gives up ends, and the next one may need memory that
+nobody can free without the device."""
+_GIVE_UP_MS_MAX: Final = 30_000
 _SWAPOFF_S_MAX: Final = 60.0
 
 
@@ -133,9 +136,15 @@ class UblkKernel:
         self._frontend.take_over(_TAKE_OVER_MS_MAX)
         self._serving = True
 
+    def rings(self) -> tuple[int, ...]:
+        """One for each queue."""
+        return () if self._frontend is None else self._frontend.rings()
+
     def _tune(self) -> None:
         assert self._frontend is not None
-        refused = ublk.tune(self._frontend.device_id)
+        shape = ublk_shape(self._frontend.device_id)
+        assert shape is not None
+        refused = ublk.tune(self._frontend.device_id, shape.queue_depth)
         if refused:
             log.info("ublk device: the kernel refused to set %s", ", ".join(refused))
 
@@ -232,7 +241,7 @@ def give_up(paths: DevicePaths) -> tuple[Path, ...]:
         InfiniswapError: swapoff was refused; the device is removed all the same.
     """
     for number in find_left(paths):
-        with FailingUblk(number, identity_of(paths), _TAKE_OVER_MS_MAX):
+        with FailingUblk(number, identity_of(paths), _GIVE_UP_MS_MAX):
             device = ublk.block_path(number)
             if swap.find_area(device) is not None:
                 swap.swapoff(device, timeout_s=_SWAPOFF_S_MAX)
