@@ -575,6 +575,7 @@ static void *writer(void *arg)
 	struct isw_engine *e = arg;
 	struct iswi_job job;
 
+	iswi_thread_urgent();
 	while (wait_writer(e))
 		if (iswi_backup_take(e, false, &job))
 			iswi_backup_done(e, &job, iswi_backup_run(e, &job));
@@ -586,6 +587,7 @@ static void *reader(void *arg)
 	struct isw_engine *e = arg;
 	struct iswi_job job;
 
+	iswi_thread_urgent();
 	while (wait_reader(e))
 		while (iswi_backup_take(e, true, &job))
 			iswi_backup_done(e, &job, iswi_backup_run(e, &job));

@@ -139,6 +139,7 @@ static void *session_thread(void *arg)
 	ssize_t got;
 	int err = 0;
 
+	iswi_thread_urgent();
 	while (!err) {
 		if (!slot)
 			slot = iswi_fuse_slot_take(fe);

@@ -243,6 +243,7 @@ static void *queue_thread(void *arg)
 	int err = open_ring(queue);
 
 	queue->thread = pthread_self(); /* the creator may not have stored it yet */
+	iswi_thread_urgent();
 	if (err == 0) {
 		set_phase(queue, ISWI_UBLK_PARKED, 0);
 		if (wait_order(queue)) {

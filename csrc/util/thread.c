@@ -3,6 +3,7 @@
 #include "util/util.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,6 +33,14 @@ static void *thread_main(void *opaque)
 	prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
 	free(start);
 	return run(arg);
+}
+
+void iswi_thread_urgent(void)
+{
+	const struct sched_param lowest = {.sched_priority = 1};
+
+	/* Best effort, and read back, as above. */
+	(void)pthread_setschedparam(pthread_self(), SCHED_RR, &lowest);
 }
 
 /* A thread inherits the mask of its creator: blocked here, a signal never finds our threads. */

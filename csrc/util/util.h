@@ -45,6 +45,13 @@ extern const struct iswi_clock iswi_clock_monotonic;
  * reclaim that waits for it).
  */
 int iswi_thread_start(pthread_t *thread_out, const char *name, void *(*run)(void *), void *arg);
+/*
+ * Makes the calling thread a real-time one of the lowest priority where that is allowed
+ * (CAP_SYS_NICE, RLIMIT_RTPRIO). The kernel lets such threads have half of the memory that it keeps
+ * back from all others (mm/page_alloc.c: ALLOC_MIN_RESERVE): for those by which memory is freed
+ * when there is no other left.
+ */
+void iswi_thread_urgent(void);
 
 /* CRC-32C (Castagnoli). Hardware where there is some. */
 uint32_t iswi_crc32c(const void *data, size_t bytes);

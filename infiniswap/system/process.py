@@ -45,6 +45,10 @@ OOM_SCORE_ADJ_NEVER = -1000
 
 _NICE = 10
 _PR_SET_IO_FLUSHER = 57
+_REALTIME = "realtime"
+_REALTIME_POLICIES = (os.SCHED_FIFO, os.SCHED_RR)
+_URGENT_THREADS = ("isw-backup", "isw-ublk", "isw-fuse")
+"""Those that call iswi_thread_urgent (csrc/util/util.h)."""
 _MCL_CURRENT = 1
 _MCL_FUTURE = 2
 
@@ -214,7 +218,8 @@ class Degraded:
     """Something that should be and is not, though the process can go on without it.
 
     Attributes:
-        name: short and stable, for `status --json`: "memory-lock", "oom-score", "io-flusher".
+        name: short and stable, for `status --json`: "memory-lock", "oom-score", "io-flusher",
+            "realtime".
         reason: what happened, one sentence.
         mend: the remedy.
     """
@@ -287,18 +292,24 @@ def be_nice() -> None:
 
 
 def make_swap_safe() -> tuple[Degraded, ...]:
-    """All of the above for this process and thread; returns what was refused."""
+    """All of the above for this process and thread; returns what was refused, to its page-path
+    threads as well, which ask for themselves."""
     outcomes = (set_oom_score_adj(OOM_SCORE_ADJ_NEVER), set_io_flusher(), lock_memory())
-    return tuple(outcome for outcome in outcomes if outcome is not None)
+    theirs = swap_safety_report(os.getpid()).degraded
+    return (
+        *(outcome for outcome in outcomes if outcome is not None),
+        *(item for item in theirs if item.name == _REALTIME),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadSafety:
-    """One thread: its name, and whether PR_SET_IO_FLUSHER is in force."""
+    """One thread: its name, whether PR_SET_IO_FLUSHER is in force, and a real-time policy."""
 
     tid: int
     name: str
     io_flusher: bool
+    realtime: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,8 +333,8 @@ class SwapSafety:
     degraded: tuple[Degraded, ...]
 
 
-def parse_thread_stat(text: str) -> tuple[str, int]:
-    """Name and flags from the text of /proc/PID/task/TID/stat.
+def parse_thread_stat(text: str) -> tuple[str, int, int]:
+    """Name, flags and scheduling policy from the text of /proc/PID/task/TID/stat.
 
     Raises:
         SystemCallError: not such a text.
@@ -331,9 +342,10 @@ def parse_thread_stat(text: str) -> tuple[str, int]:
     # The name may hold spaces and parentheses, so the last one counts.
     start, end = text.find("("), text.rfind(")")
     fields = text[end + 1 :].split()
-    if not 0 < start < end or len(fields) < 7 or not fields[6].isdecimal():
+    if not 0 < start < end or len(fields) < 39 or not fields[6].isdecimal():
         raise SystemCallError("not the text of a thread's stat file")
-    return text[start + 1 : end], int(fields[6])
+    policy = int(fields[38]) if fields[38].isdecimal() else 0
+    return text[start + 1 : end], int(fields[6]), policy
 
 
 def _status_kib(text: str, key: str) -> int:
@@ -352,8 +364,9 @@ def _threads(task: Path) -> tuple[ThreadSafety, ...]:
             text = try_read_text(directory / "stat")
             if text is None:  # ended meanwhile
                 continue
-            name, flags = parse_thread_stat(text)
-            threads.append(ThreadSafety(int(directory.name), name, bool(flags & PF_IO_FLUSHER)))
+            name, flags, policy = parse_thread_stat(text)
+            flusher, realtime = bool(flags & PF_IO_FLUSHER), policy in _REALTIME_POLICIES
+            threads.append(ThreadSafety(int(directory.name), name, flusher, realtime))
     return tuple(threads)
 
 
@@ -397,6 +410,22 @@ def swap_safety_report(pid: int, *, proc: Path = PROC) -> SwapSafety:
                 "io-flusher",
                 f"threads of process {pid} are not marked as I/O flushers: {', '.join(plain)}",
                 _MEND_CAPABILITY,
+            )
+        )
+    waiting = [
+        thread.name
+        for thread in threads
+        if thread.name.startswith(_URGENT_THREADS) and not thread.realtime
+    ]
+    if waiting:
+        degraded.append(
+            Degraded(
+                _REALTIME,
+                f"threads of process {pid} have no real-time priority: {', '.join(waiting)}; "
+                "without it the kernel gives them none of its last memory, and when all is used "
+                "up they may wait for memory that only they could free",
+                "Run it as root with CAP_SYS_NICE, or with LimitRTPRIO=1, as the shipped systemd "
+                "unit has it.",
             )
         )
     return SwapSafety(pid, locked_bytes, resident_bytes, score, threads, tuple(degraded))

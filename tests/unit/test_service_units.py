@@ -42,6 +42,7 @@ def test_every_unit_is_filled_in_and_marked(name: str) -> None:
     found = settings(name)
     assert found["Type"] == ["notify"]
     assert found["LimitMEMLOCK"] == ["infinity"]
+    assert found.get("LimitRTPRIO") == (["1"] if "device" in name else None)
     assert found["LimitCORE"] == ["0"]
     assert found["ExecStart"][0].startswith(COMMAND[0] + " ")
 

@@ -90,13 +90,18 @@ def test_end_process_kills_what_ignores_sigterm() -> None:
     child.communicate()
 
 
+def stat_text(tid: int, name: str, flags: int, policy: int = os.SCHED_RR) -> str:
+    """Fields as in proc_pid_stat(5): flags is the 9th, policy the 41st."""
+    return f"{tid} ({name}) S 1 1 1 0 -1 {flags} {'0 ' * 31}{policy} 0 0"
+
+
 @given(
     name=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=15),
     flags=st.integers(0, 2**32 - 1),
+    policy=st.integers(0, 7),
 )
-def test_a_threads_name_can_hold_anything(name: str, flags: int) -> None:
-    text = f"42 ({name}) S 1 1 1 0 -1 {flags} 0 0 0 0"
-    assert process.parse_thread_stat(text) == (name, flags)
+def test_a_threads_name_can_hold_anything(name: str, flags: int, policy: int) -> None:
+    assert process.parse_thread_stat(stat_text(42, name, flags, policy)) == (name, flags, policy)
 
 
 @given(st.text())
@@ -105,7 +110,14 @@ def test_a_stat_file_of_another_form_is_an_error_not_a_crash(text: str) -> None:
         process.parse_thread_stat(text)
 
 
-def _fake_process(proc: Path, *, locked_kib: int, score: int, threads: dict[str, int]) -> None:
+def _fake_process(
+    proc: Path,
+    *,
+    locked_kib: int,
+    score: int,
+    threads: dict[str, int],
+    policy: int = os.SCHED_RR,
+) -> None:
     directory = proc / "77"
     (directory / "task").mkdir(parents=True)
     (directory / "status").write_text(
@@ -114,7 +126,7 @@ def _fake_process(proc: Path, *, locked_kib: int, score: int, threads: dict[str,
     (directory / "oom_score_adj").write_text(f"{score}\n")
     for tid, (name, flags) in enumerate(threads.items(), start=77):
         (directory / "task" / str(tid)).mkdir()
-        text = f"{tid} ({name}) S 1 1 1 0 -1 {flags} 0 0"
+        text = stat_text(tid, name, flags, policy)
         (directory / "task" / str(tid) / "stat").write_text(text)
 
 
@@ -130,6 +142,16 @@ def test_a_safe_process_has_nothing_degraded(tmp_path: Path) -> None:
         ("isw-fuse", True),
     ]
     assert process.thread_count(77, proc=tmp_path) == 2
+
+
+def test_threads_that_free_memory_are_realtime(tmp_path: Path) -> None:
+    flags = process.PF_IO_FLUSHER
+    threads = {"python": 0, "isw-remote": flags, "isw-backup-w0": flags, "isw-ublk-0": flags}
+    _fake_process(tmp_path, locked_kib=64, score=-1000, threads=threads, policy=os.SCHED_OTHER)
+    (item,) = process.swap_safety_report(77, proc=tmp_path).degraded
+    assert item.name == "realtime"
+    assert "isw-backup-w0, isw-ublk-0;" in item.reason
+    assert "isw-remote" not in item.reason
 
 
 def test_every_missing_safeguard_is_named(tmp_path: Path) -> None:

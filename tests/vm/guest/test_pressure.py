@@ -82,7 +82,6 @@ def started(argv: list[str], **streams: Any) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-@pytest.mark.full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("frontend", ["ublk", "nbd"], indirect=True)
 def test_nobody_that_is_swapped_out_is_needed(
