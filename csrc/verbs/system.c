@@ -24,11 +24,11 @@
 #define POLL_MAX       32u
 #define POST_MAX       16u
 /*
- * A packet that is not acknowledged is sent again after 4.096 us * 2^15 = 134 ms, seven times: a
- * link that is cut is an error within about a second, and none lasts for ever.
+ * A packet that is not acknowledged is sent again after 4.096 us * 2^15 = 134 ms, six times: a link
+ * that is cut is an error within about a second. Not seven: to soft-RoCE that is for ever.
  */
 #define ACK_TIMEOUT 15
-#define ACK_RETRIES 7
+#define ACK_RETRIES 6
 /* Nobody here sends what needs a receive, so it never happens; 7 would be for ever. */
 #define RNR_RETRIES 3
 #define RNR_TIMER   12
@@ -163,9 +163,7 @@ static int no_devices(int code, struct isw_error *error)
 	char name[ISW_RDMA_NAME_BYTES];
 
 	if (!kernel_device(name, sizeof(name)))
-		return iswi_error(error, -ENODEV,
-				  "this host has no RDMA device; for soft-RoCE: modprobe rdma_rxe; "
-				  "rdma link add rxe0 type rxe netdev INTERFACE");
+		return iswi_error(error, -ENODEV, "this host has no RDMA device");
 	if (access("/sys/class/infiniband_verbs/abi_version", R_OK) != 0)
 		return iswi_error(
 			error, -ENOSYS,
@@ -179,8 +177,12 @@ static int no_devices(int code, struct isw_error *error)
 static int list(struct lib *lib, struct ibv_device ***list_out, int *count_out,
 		struct isw_error *error)
 {
-	int code = load(lib, error);
+	char name[ISW_RDMA_NAME_BYTES];
+	int code;
 
+	if (!kernel_device(name, sizeof(name)))
+		return no_devices(0, error); /* whatever else is missing does not matter */
+	code = load(lib, error);
 	if (code != 0)
 		return code;
 	errno = 0;
