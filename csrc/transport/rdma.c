@@ -375,6 +375,7 @@ int iswi_rdma_connect(struct iswi_queue *queue, const struct isw_rdma_end *peer,
 	code = iswi_verbs_meet(&rdma->choice, rdma->psn, peer, &path, error);
 	if (code != 0)
 		return code;
+	path.give_up_ms = request_ms_max;
 	code = rdma->verbs->qp_connect(rdma->qp, &path);
 	if (code != 0)
 		return iswi_error(error, code, "RDMA device %s cannot connect: %s",

@@ -24,11 +24,13 @@
 #define POLL_MAX       32u
 #define POST_MAX       16u
 /*
- * A packet that is not acknowledged is sent again after 4.096 us * 2^15 = 134 ms, six times: a link
- * that is cut is an error within about a second. Not seven: to soft-RoCE that is for ever.
+ * A packet that is not acknowledged is sent again after 4.096 us * 2^n, six times. Not seven: to
+ * soft-RoCE that is for ever. n is such that it all ends with a request's deadline: sooner a host
+ * that is merely busy would lose its connections. Within 67 ms to half a second.
  */
-#define ACK_TIMEOUT 15
-#define ACK_RETRIES 6
+#define ACK_TIMEOUT_MIN 14
+#define ACK_TIMEOUT_MAX 17
+#define ACK_RETRIES     6
 /* Nobody here sends what needs a receive, so it never happens; 7 would be for ever. */
 #define RNR_RETRIES 3
 #define RNR_TIMER   12
@@ -517,6 +519,16 @@ static enum ibv_mtu mtu_of(uint32_t bytes)
 	return mtu;
 }
 
+static uint8_t ack_timeout(uint32_t give_up_ms)
+{
+	uint8_t n = ACK_TIMEOUT_MIN;
+
+	while (n < ACK_TIMEOUT_MAX &&
+	       (4096ull << (n + 1)) * (ACK_RETRIES + 1) <= give_up_ms * 1000000ull)
+		n++;
+	return n;
+}
+
 static int system_qp_connect(struct iswi_vqp *qp, const struct iswi_verbs_path *path)
 {
 	struct ibv_qp_attr attr = {
@@ -542,7 +554,7 @@ static int system_qp_connect(struct iswi_vqp *qp, const struct iswi_verbs_path *
 		return -code;
 	attr = (struct ibv_qp_attr){
 		.qp_state = IBV_QPS_RTS,
-		.timeout = ACK_TIMEOUT,
+		.timeout = ack_timeout(path->give_up_ms),
 		.retry_cnt = ACK_RETRIES,
 		.rnr_retry = RNR_RETRIES,
 		.sq_psn = path->psn,

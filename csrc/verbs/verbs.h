@@ -63,7 +63,8 @@ struct iswi_verbs_path {
 	uint32_t gid_index;
 	uint32_t psn; /* ours */
 	uint32_t mtu_bytes;
-	uint32_t reads_max; /* READs under way at once, in either direction */
+	uint32_t reads_max;  /* READs under way at once, in either direction */
+	uint32_t give_up_ms; /* about how long without an answer is an error */
 	struct isw_rdma_end peer;
 };
 
