@@ -30,7 +30,8 @@ async def test_a_cancelled_call_into_the_engine_is_waited_for(fails: bool) -> No
 
     nothing = cast(Any, None)
     with ThreadPoolExecutor(1) as executor:
-        link = DonorLink(HostPort("127.0.0.1", 1), nothing, nothing, nothing, executor)
+        config = cast(Any, SimpleNamespace(transport="tcp"))
+        link = DonorLink(HostPort("127.0.0.1", 1), nothing, nothing, config, executor)
         asyncio.get_running_loop().call_later(0.2, going_on.set)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(link._blocking(reconnect), 0.05)
@@ -103,7 +104,7 @@ async def test_an_eviction_does_not_outlive_its_session() -> None:
     async def wait_ended() -> None:
         await asyncio.shield(ended)
 
-    slabs, config = Moving(), SimpleNamespace(has_backup=False)
+    slabs, config = Moving(), SimpleNamespace(has_backup=False, transport="tcp")
     address = HostPort("127.0.0.1", 1)
     link = DonorLink(address, nothing, cast(Any, slabs), cast(Any, config), nothing)
     link._lease = Lease(7, "", 1, "", MIB, "")
@@ -119,7 +120,7 @@ async def test_an_eviction_does_not_outlive_its_session() -> None:
 async def test_a_slab_evicted_past_the_deadline_is_not_the_donors_for_good() -> None:
     nothing = cast(Any, None)
     engine = SimpleNamespace(slab_unmap=lambda slab, remote, generation: None)
-    config = SimpleNamespace(has_backup=True)
+    config = SimpleNamespace(has_backup=True, transport="tcp")
     slabs = _Slabs()
     address = HostPort("127.0.0.1", 1)
     link = DonorLink(address, cast(Any, engine), cast(Any, slabs), cast(Any, config), nothing)
