@@ -29,11 +29,9 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from guestrun import IN_GUEST
+from priority import LOWEST
+from runmode import IN_GUEST
 
-# Most kernels share processors among sessions first, and by nice(2) only within each (sched(7),
-# "The autogroup feature"): a session has a nice value of its own.
-_LOW = ("sh", "-c", '{ echo 19 >/proc/self/autogroup; } 2>/dev/null; exec nice -n 19 "$@"', "low")
 _ENDED_LOOK_S = 1.0
 Result = subprocess.CompletedProcess[bytes]
 
@@ -52,7 +50,7 @@ class Background:
     """Jobs under way and their results."""
 
     def __init__(self, jobs: Mapping[str, Job], *, low: bool) -> None:
-        self._low = _LOW if low else ()
+        self._low = LOWEST if low else ()
         self._awaited = threading.Event()
         self._ended = threading.Event()
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1)

@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from runmode import IN_GUEST
 
 from infiniswap.device import client
 from infiniswap.device.rundir import DevicePaths
@@ -32,8 +33,6 @@ from infiniswap.errors import InfiniswapError
 from infiniswap.system import loop, mounts, nbd, swap
 from infiniswap.system.genl import GenericNetlink
 from infiniswap.units import MIB
-
-IN_GUEST = bool(os.environ.get("INFINISWAP_VM"))
 
 WAIT_S = 600.0 if IN_GUEST else 60.0
 """Bound of every wait for something that must happen; never reached on success. (A virtual machine

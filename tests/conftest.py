@@ -33,8 +33,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from guestrun import IN_GUEST, remote
-from runmode import FULL, IN_CI
+from guestrun import remote
+from runmode import FULL, IN_CI, IN_GUEST
 
 pytest_plugins = ("background", "cluster", "pagejob", "runs")
 

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the tests of tests/vm/guest in virtual machines, and reports each as if it had run here.
 
-Outside: the tests are collected as usual (so -k, -x and node ids work), but instead of running the
-first one a machine is booted that runs pytest with all that are for the same kind of machine. It
-writes each report to a file on the share as soon as it has it; those are passed on, with their
-tracebacks and captured output. When a machine dies, the test that it was at fails with what the
-kernel said, and another one is booted for the rest.
+Outside: the tests are collected as usual (so -k, -x and node ids work), but they run in a machine
+that is booted for all of the same kind. It writes each report to a file on the share as soon as it
+has it; those are passed on, with their tracebacks and captured output, when pytest comes to the
+test. When a machine dies, the test that it was at fails with what the kernel said, and another one
+is booted for the rest.
+
+The first machine runs beside the tests of this host, which wait for disks and peers much of the
+time; it has what they leave of the processors.
 
 Inside (INFINISWAP_VM is set): the tests simply run. This module then only writes the reports.
 """
@@ -21,22 +24,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from priority import LOWEST
 from qemu_vm import commands, kernels, plan
+from runmode import IN_GUEST
 
 from infiniswap.errors import InfiniswapError
 
 ROOT = Path(__file__).resolve().parents[1]
 GUEST_TESTS = ROOT / "tests" / "vm" / "guest"
 REPORTS = "INFINISWAP_VM_REPORTS"
-IN_GUEST = os.environ.get("INFINISWAP_VM", "")
-"""The kernel's name, such as "6.12"; empty outside."""
-
 TEST_S_MAX = 900
 """A test's own bound in a guest, unless its `timeout` marker says otherwise."""
 _RUN_S_MAX = 6 * 3600
@@ -104,9 +106,10 @@ class Guest:
         kind: of the machines.
         nodeids: the tests, in their order.
         config: of this pytest.
+        low: whether others of this session's tests run meanwhile.
     """
 
-    def __init__(self, kind: Kind, nodeids: list[str], config: pytest.Config) -> None:
+    def __init__(self, kind: Kind, nodeids: list[str], config: pytest.Config, *, low: bool) -> None:
         self.kind = kind
         self._config = config
         self._share = Path(tempfile.mkdtemp(prefix="infiniswap-vm-tests-"))
@@ -116,6 +119,8 @@ class Guest:
         self._reports: dict[str, list[tuple[int, pytest.TestReport]]] = {}
         self._finished: dict[str, set[int]] = {}
         self._broken = ""
+        self.is_lost = False
+        """It died at a test; those after that have not run."""
         argv = [str(ROOT / "tools/vm"), "--kernel", kind.kernel, "--hosts", str(kind.hosts)]
         argv += ["--memory", kind.memory, "--share", str(self._share)]
         argv += ["--timeout", str(_RUN_S_MAX), "--env", f"{REPORTS}=/run/vm/share"]
@@ -124,11 +129,12 @@ class Guest:
         argv += ["-o", f"timeout={TEST_S_MAX}", *nodeids]
         self._log = (self._share / "log").open("w+b")
         self._process = subprocess.Popen(
-            commands.dying_with_us(*argv),
+            [*(LOWEST if low else ()), *commands.dying_with_us(*argv)],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
+            start_new_session=True,
         )
 
     def reports(self, nodeid: str) -> list[pytest.TestReport]:
@@ -142,6 +148,7 @@ class Guest:
             if self._has(nodeid):
                 break
             if ended:
+                self.is_lost = True
                 return [self._lost(nodeid)]
             time.sleep(_TICK_S)
         reports = self._reports.get(nodeid, [])
@@ -149,11 +156,6 @@ class Guest:
 
     def _has(self, nodeid: str) -> bool:
         return len(self._finished.get(nodeid, ())) == len(self._files)
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will come from it."""
-        return self._process.poll() is not None
 
     def close(self) -> None:
         """Ends the machines and removes their files."""
@@ -220,44 +222,52 @@ def report_of(nodeid: str, outcome: str, text: str) -> pytest.TestReport:
     return pytest.TestReport(nodeid, location, {}, outcome, longrepr, when)  # type: ignore[arg-type]
 
 
-@dataclass(slots=True)
 class GuestRuns:
     """The guests of one pytest run: one at a time, as each takes a processor and memory.
 
-    Attributes:
+    Args:
+        config: of this pytest.
         in_ci: whether machines must be had.
+        items: all tests of the run. The guest of the first that needs one begins now.
     """
 
-    config: pytest.Config
-    in_ci: bool
-    guest: Guest | None = None
-    done: set[str] = field(default_factory=set)
-    _why_none: dict[str, str] = field(default_factory=dict)
+    def __init__(self, config: pytest.Config, in_ci: bool, items: Sequence[pytest.Item]) -> None:
+        self._config = config
+        self._in_ci = in_ci
+        self._items = [item for item in items if remote(item)]
+        self._guest: Guest | None = None
+        self._done: set[str] = set()
+        self._why_none: dict[str, str] = {}
+        if self._items and not self._missing(kind := kind_of(self._items[0])):
+            self._begin(kind, low=len(self._items) < len(items))
 
     def reports(self, item: pytest.Item) -> list[pytest.TestReport]:
-        """Runs it, and everything after it that is of its kind."""
+        """Waits until it has run; its guest runs everything that is of its kind."""
         kind = kind_of(item)
         if why := self._missing(kind):
-            if self.in_ci:
+            if self._in_ci:
                 return [report_of(item.nodeid, "failed", f"CI must have it: {why}")]
             return [report_of(item.nodeid, "skipped", why)]
-        if self.guest is not None and (self.guest.kind != kind or self.guest.ended):
-            self.close()
-        if self.guest is None:
-            nodeids = [
-                one.nodeid
-                for one in item.session.items
-                if remote(one) and one.nodeid not in self.done and kind_of(one) == kind
-            ]
-            self.guest = Guest(kind, nodeids, self.config)
-        reports = self.guest.reports(item.nodeid)
-        self.done.add(item.nodeid)
+        if self._guest is None or self._guest.kind != kind or self._guest.is_lost:
+            self._begin(kind, low=False)
+        assert self._guest is not None
+        reports = self._guest.reports(item.nodeid)
+        self._done.add(item.nodeid)
         return reports
+
+    def _begin(self, kind: Kind, *, low: bool) -> None:
+        self.close()
+        nodeids = [
+            item.nodeid
+            for item in self._items
+            if item.nodeid not in self._done and kind_of(item) == kind
+        ]
+        self._guest = Guest(kind, nodeids, self._config, low=low)
 
     def close(self) -> None:
         """Ends the machine that runs."""
-        if self.guest is not None:
-            guest, self.guest = self.guest, None
+        if self._guest is not None:
+            guest, self._guest = self._guest, None
             guest.close()
 
     def _missing(self, kind: Kind) -> str:

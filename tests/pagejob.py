@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster import IN_GUEST, NEEDS_SWAP, WAIT_S, Cluster, run, until
+from cluster import NEEDS_SWAP, WAIT_S, Cluster, run, until
+from runmode import IN_GUEST
 
 from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
 from infiniswap.units import MIB

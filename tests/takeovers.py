@@ -8,8 +8,9 @@ import os
 import signal
 from collections.abc import Callable
 
-from cluster import IN_GUEST, Cluster, Device, until
+from cluster import Cluster, Device, until
 from pagejob import Job
+from runmode import IN_GUEST
 
 
 def kill_again_and_again(

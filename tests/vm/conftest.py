@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 import pytest
-from guestrun import IN_GUEST, GuestRuns, kernels_of, remote, write_report
-from runmode import FULL, IN_CI
+from guestrun import GuestRuns, kernels_of, remote, write_report
+from runmode import FULL, IN_CI, IN_GUEST
 
 _RUNS = pytest.StashKey[GuestRuns]()
 
@@ -34,12 +34,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    if not session.config.option.collectonly and not session.testsfailed:
+        session.stash[_RUNS] = GuestRuns(session.config, IN_CI, session.items)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     if not remote(item):
         return None
-    runs = item.session.stash.setdefault(_RUNS, GuestRuns(item.config, IN_CI))
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in runs.reports(item):
+    for report in item.session.stash[_RUNS].reports(item):
         report.location = item.location
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)

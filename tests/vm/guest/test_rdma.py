@@ -57,6 +57,15 @@ def _leads_here() -> str:
     return ""
 
 
+@pytest.fixture(autouse=True)
+def _patient(request: pytest.FixtureRequest) -> None:
+    """Both ends, the network between them and its RDMA run on one or two slow processors."""
+    if "cluster" in request.fixturenames:
+        env = request.getfixturevalue("cluster").env
+        env["INFINISWAP_DEVICE_CONNECT_MS"] = env["INFINISWAP_DEVICE_REQUEST_MS"] = "30000"
+        env["INFINISWAP_POLICY_SUSPEND_S"] = "20"
+
+
 @pytest.fixture
 def donors(cluster: Cluster) -> list[Donor]:
     """Two."""
