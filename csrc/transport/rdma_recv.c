@@ -26,11 +26,11 @@ static void end_chain(struct iswi_xfer *xfer, int error)
 static void complete(struct iswi_rdma *rdma, uint64_t number)
 {
 	struct iswi_xfer *first = NULL, **link = &first;
-	uint64_t head, bounce_head, posted;
+	uint64_t head, posted, bounce_end = 0;
+	bool bounced = false;
 
 	pthread_mutex_lock(&rdma->lock);
 	head = rdma->head;
-	bounce_head = rdma->bounce_head;
 	posted = rdma->posted;
 	pthread_mutex_unlock(&rdma->lock);
 	if (number < head || number >= posted)
@@ -42,7 +42,8 @@ static void complete(struct iswi_rdma *rdma, uint64_t number)
 		if (slot->bounce != NULL) {
 			if (slot->xfer->kind == ISWI_XFER_READ)
 				memcpy(slot->xfer->buf, slot->bounce, slot->xfer->length);
-			bounce_head = slot->bounce_end;
+			bounce_end = slot->bounce_end;
+			bounced = true;
 		}
 		*link = slot->xfer;
 		link = &slot->xfer->next;
@@ -50,7 +51,9 @@ static void complete(struct iswi_rdma *rdma, uint64_t number)
 	*link = NULL;
 	pthread_mutex_lock(&rdma->lock);
 	rdma->head = number + 1;
-	rdma->bounce_head = bounce_head;
+	/* While one of these holds bytes of the bounce ring, that does not begin anew. */
+	if (bounced)
+		rdma->bounce_head = bounce_end;
 	iswi_rdma_post_pending(rdma);
 	pthread_mutex_unlock(&rdma->lock);
 	end_chain(first, 0);
