@@ -107,12 +107,18 @@ void isw_rdma_offer_end(const isw_rdma_offer *offer, uint32_t queue, struct isw_
 	*end_out = offer->ends[queue];
 }
 
+/* When it returns, none of them says any more that it is down. */
+static void destroy_queues(isw_rdma_offer *offer)
+{
+	for (; offer->count; offer->count--)
+		offer->queues[offer->count - 1]->ops->destroy(offer->queues[offer->count - 1]);
+}
+
 void isw_rdma_offer_destroy(isw_rdma_offer *offer)
 {
 	if (!offer)
 		return;
-	while (offer->count--)
-		offer->queues[offer->count]->ops->destroy(offer->queues[offer->count]);
+	destroy_queues(offer);
 	iswi_rdma_places_free(offer->places);
 	free(offer);
 }
@@ -131,8 +137,10 @@ int iswi_rdma_offer_accept(const struct isw_remote_config *config, struct iswi_r
 		code = iswi_rdma_connect(offer->queues[i], &config->rdma_peers[i],
 					 &config->rdma_probe, config->connect_ms_max,
 					 config->request_ms_max, &r->events, error);
-	if (code)
+	if (code) {
+		destroy_queues(offer); /* now: the remote's number may soon be another's */
 		return code;
+	}
 	*count_out = offer->count;
 	memcpy(queues_out, offer->queues, offer->count * sizeof(offer->queues[0]));
 	offer->count = 0;
