@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from infiniswap.control import messages as m
 from infiniswap.control.client import Session
 from infiniswap.device.link_types import Lease, Place
-from infiniswap.engine.protocol import Engine, RdmaPeer, RemoteConfig
+from infiniswap.engine.protocol import Engine, RdmaOffer, RdmaPeer, RemoteConfig
 from infiniswap.errors import EngineError, RequestRefusedError, UnavailableError
 from infiniswap.units import HostPort
 
@@ -132,34 +132,59 @@ class Wire:
         dial: Callable[[RemoteConfig], int],
     ) -> int:
         slots = lease.export_bytes // session.welcome.slab_bytes
+        offers: list[RdmaOffer] = []
+
+        def make() -> RdmaOffer:
+            offers.append(self._engine.rdma_offer(config.host, config.queues, slots))
+            return offers[0]
+
         try:
-            offer = await self._blocking(
-                lambda: self._engine.rdma_offer(config.host, config.queues, slots)
-            )
-        except EngineError as error:
-            raise _NoRdmaError(f"here: {_without_prefix(error)}") from error
-        try:
+            offer = await self._offer(make)
+            answer = await self._ask(session, lease, offer)
             try:
-                answer = await session.rdma(lease.lease, offer.ends)
-            except RequestRefusedError as error:
-                if error.reason != m.REFUSED_NO_RDMA:
-                    raise
-                raise _NoRdmaError(f"at the donor: {_without_prefix(error)}") from error
-            self._check(answer, len(offer.ends), places)
-            peer = RdmaPeer(offer, tuple(answer.ends), answer.probe)
-            try:
-                remote = await self._blocking(lambda: dial(replace(config, rdma=peer)))
-            except EngineError as error:
-                # Its half would wait for us until the lease ends.
+                self._check(answer, len(offer.ends), places)
+                remote = await self._dial(offer, answer, config, dial)
+            except _NoRdmaError:
+                # Its half would wait for us until the lease ends, and refuse to map what it
+                # cannot register.
                 await session.rdma(lease.lease, [])
-                raise _NoRdmaError(error.what) from error
+                raise
         finally:
-            await self._blocking(offer.close)
+            # Also one that was made while we were told to end.
+            for made in offers:
+                await self._blocking(made.close)
         for slot in answer.slots:
             self._engine.remote_slot_key(remote, slot.slot, slot.key)
         self.transport, self.reason = RDMA, ""
         self._connected_s = asyncio.get_running_loop().time()
         return remote
+
+    async def _offer(self, make: Callable[[], RdmaOffer]) -> RdmaOffer:
+        try:
+            return await self._blocking(make)
+        except EngineError as error:
+            raise _NoRdmaError(f"here: {_without_prefix(error)}") from error
+
+    async def _ask(self, session: Session, lease: Lease, offer: RdmaOffer) -> m.RdmaAnswer:
+        try:
+            return await session.rdma(lease.lease, offer.ends)
+        except RequestRefusedError as error:
+            if error.reason != m.REFUSED_NO_RDMA:
+                raise
+            raise _NoRdmaError(f"at the donor: {_without_prefix(error)}") from error
+
+    async def _dial(
+        self,
+        offer: RdmaOffer,
+        answer: m.RdmaAnswer,
+        config: RemoteConfig,
+        dial: Callable[[RemoteConfig], int],
+    ) -> int:
+        peer = RdmaPeer(offer, tuple(answer.ends), answer.probe)
+        try:
+            return await self._blocking(lambda: dial(replace(config, rdma=peer)))
+        except EngineError as error:
+            raise _NoRdmaError(error.what) from error
 
     @staticmethod
     def _check(answer: m.RdmaAnswer, count: int, places: set[Place]) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -152,10 +153,10 @@ async def test_tcp_with_the_reason_where_rdma_cannot_be(world: World, reason: st
     wire = world.wire()
     assert await world.connect(wire, {Place(2, 9)} if world.slots else set()) == 3
     assert (wire.transport, wire.reason, wire.fallbacks) == ("tcp", reason, 1)
-    assert world.dialled[-1] == "tcp"
+    assert world.dialled == (["rdma", "tcp"] if world.dial_error else ["tcp"])
     # What was begun is ended, at both ends.
     assert world.offer.is_closed == (world.asked != [])
-    if world.dial_error is not None:
+    if world.asked and world.there is None:
         assert world.asked == [2, 0]
     # The same wish, when it must be: an error that names a remedy, and no connection.
     world.dialled.clear()
@@ -165,6 +166,19 @@ async def test_tcp_with_the_reason_where_rdma_cannot_be(world: World, reason: st
     assert reason in str(caught.value)
     assert "doctor" in str(caught.value)
     assert "tcp" not in world.dialled
+
+
+async def test_an_offer_that_nobody_waits_for_any_more_is_closed() -> None:
+    async def told_to_end(call: Callable[[], Any]) -> Any:
+        call()
+        raise asyncio.CancelledError
+
+    world = World()
+    wire = Wire("auto", HostPort("127.0.0.1", 1), cast(Any, world), told_to_end)
+    with pytest.raises(asyncio.CancelledError):
+        await world.connect(wire)
+    assert world.offer.is_closed
+    assert world.asked == []
 
 
 async def test_a_lost_session_is_no_reason_for_tcp() -> None:
