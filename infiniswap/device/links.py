@@ -31,6 +31,7 @@ from infiniswap.errors import (
     EngineError,
     InfiniswapError,
     NoDonorError,
+    ProtocolMismatchError,
     RequestRefusedError,
     SessionLostError,
 )
@@ -196,6 +197,13 @@ class DonorLink:
         if self._lease is None:
             slots_max = min(self._config.slab_count + _SPARE_SLOTS, m.SLOTS_MAX)
             answer = await session.lease(slots_max)
+            if answer.export_bytes != slots_max * self._config.slab_bytes:
+                # Both transports take it for the size of what is there.
+                raise ProtocolMismatchError(
+                    f"the donor answered with {answer.export_bytes} bytes to a request for a "
+                    f"lease of {slots_max} slabs",
+                    where=f"donor {self.address}",
+                )
             self._lease = Lease(
                 lease=answer.lease,
                 reclaim=answer.reclaim,

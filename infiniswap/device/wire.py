@@ -142,7 +142,7 @@ class Wire:
             offer = await self._offer(make)
             answer = await self._ask(session, lease, offer)
             try:
-                self._check(answer, len(offer.ends), places)
+                self._check(answer, len(offer.ends), slots, places)
                 remote = await self._dial(offer, answer, config, dial)
             except _NoRdmaError:
                 # Its half would wait for us until the lease ends, and refuse to map what it
@@ -187,10 +187,13 @@ class Wire:
             raise _NoRdmaError(error.what) from error
 
     @staticmethod
-    def _check(answer: m.RdmaAnswer, count: int, places: set[Place]) -> None:
+    def _check(answer: m.RdmaAnswer, count: int, slots: int, places: set[Place]) -> None:
         if len(answer.ends) != count:
             raise _NoRdmaError(f"the donor answered with {len(answer.ends)} ends, not {count}")
         there = {Place(slot.slot, slot.generation) for slot in answer.slots}
+        # The engine would refuse its key when it is connected already.
+        if beyond := [place.slot for place in there if place.slot >= slots]:
+            raise _NoRdmaError(f"the donor named slot {beyond[0]} of a lease of {slots}")
         if missing := len(places - there):
             raise _NoRdmaError(
                 f"the donor could register {len(places) - missing} of our {len(places)} slabs"

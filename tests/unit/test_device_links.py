@@ -11,10 +11,15 @@ from typing import Any, cast
 
 import pytest
 
-from infiniswap.control.messages import REFUSED_ONLY_COPY
+from infiniswap.control.messages import REFUSED_ONLY_COPY, LeaseAnswer
 from infiniswap.device.link_types import Lease, LinkConfig, Place
 from infiniswap.device.links import DonorLink
-from infiniswap.errors import EngineError, RequestRefusedError, SessionLostError
+from infiniswap.errors import (
+    EngineError,
+    ProtocolMismatchError,
+    RequestRefusedError,
+    SessionLostError,
+)
 from infiniswap.units import MIB, HostPort
 
 
@@ -65,6 +70,27 @@ async def test_a_slab_that_is_the_only_copy_is_not_given_up() -> None:
     assert caught.value.reason == REFUSED_ONLY_COPY
     assert link.mapped == {0: Place(3, 9)}
     await link.evict(8, 3, 9, 1.0, 0.0)  # another lease's: nothing to give up
+
+
+@pytest.mark.parametrize("export_bytes", [0, 16 * MIB, 18 * MIB, (1 << 53) - 1])
+async def test_a_lease_of_another_size_than_was_asked_for_is_refused(export_bytes: int) -> None:
+    async def lease(slots_max: int) -> LeaseAnswer:
+        assert slots_max == 17
+        return LeaseAnswer(
+            id=0,
+            lease=7,
+            token="0" * 32,
+            epoch=1,
+            reclaim="1" * 32,
+            export_bytes=export_bytes,
+            grace_ms=1,
+        )
+
+    nothing = cast(Any, None)
+    config = SimpleNamespace(transport="tcp", slab_count=1, slab_bytes=MIB)
+    link = DonorLink(HostPort("127.0.0.1", 1), nothing, nothing, cast(Any, config), nothing)
+    with pytest.raises(ProtocolMismatchError, match="17 slabs"):
+        await link._ensure_lease(cast(Any, SimpleNamespace(lease=lease)))
 
 
 class _Slabs:

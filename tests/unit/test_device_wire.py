@@ -147,6 +147,10 @@ def no_rdma(text: str) -> EngineError:
         (World(dial_error=EngineError("no answer over RDMA", code=110)), "no answer over RDMA"),
         (World(answered_ends=1), "the donor answered with 1 ends, not 2"),
         (World(slots=[m.SlotKey(2, 8, KEY)]), "the donor could register 0 of our 1 slabs"),
+        (
+            World(slots=[m.SlotKey(2, 9, KEY), m.SlotKey(4, 10, KEY)]),
+            "the donor named slot 4 of a lease of 4",
+        ),
     ],
 )
 async def test_tcp_with_the_reason_where_rdma_cannot_be(world: World, reason: str) -> None:
