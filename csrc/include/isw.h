@@ -255,8 +255,8 @@ int isw_store_map(isw_store *store, uint64_t lease, uint32_t tag, uint32_t *slot
  * Fences one slot and waits for the requests that hold it (after DONE there are none); past
  * wait_ms_max the lease's connections are shut down, which ends them. The slab becomes dirty.
  * wait_ms_max 0: by force, its owner has not said DONE, so requests for it may still be on their
- * way: the slot is not used again before the connections of now have ended. -ESTALE: the slot holds
- * another generation.
+ * way: the slot is not used again before the connections of now have ended, and those by RDMA are
+ * ended here. -ESTALE: the slot holds another generation.
  */
 int isw_store_unmap(isw_store *store, uint64_t lease, uint32_t slot, uint64_t generation,
 		    uint32_t wait_ms_max);

@@ -379,7 +379,7 @@ int isw_store_unmap(isw_store *store, uint64_t id, uint32_t number, uint64_t gen
 	slot = &lease->slots[number];
 	lease_enter(lease);
 	pthread_mutex_unlock(&store->lock);
-	err = iswi_slot_rdma_end(lease, number);
+	err = iswi_slot_rdma_end(lease, number, wait_ms_max == 0);
 	pthread_mutex_lock(&store->lock);
 	if (err != 0) { /* it stays fenced, and nobody else's */
 		lease_leave(lease);

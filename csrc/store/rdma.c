@@ -117,16 +117,26 @@ out:
 	return code;
 }
 
-int iswi_slot_rdma_end(struct iswi_lease *lease, uint32_t slot)
+int iswi_slot_rdma_end(struct iswi_lease *lease, uint32_t slot, bool forced)
 {
 	int code = 0;
 
 	pthread_mutex_lock(&lease->rdma_lock);
-	if (lease->rdma != NULL)
-		code = unregister(lease, slot);
-	/* A device that keeps a registration keeps it from nobody when the connections are gone. */
-	if (code != 0)
-		code = end_queue_pairs(lease);
+	if (lease->rdma == NULL)
+		goto out;
+	code = unregister(lease, slot);
+	if (code == 0 && !forced)
+		goto out;
+	/*
+	 * A device that keeps a registration keeps it from nobody when the connections are gone.
+	 * Nor does a request that is still on its way meet the slot's next slab then, whose key a
+	 * device may make the same. The consumer hears it from the TCP connection beside them.
+	 */
+	code = end_queue_pairs(lease);
+	pthread_mutex_lock(&lease->store->lock);
+	iswi_lease_shut(lease);
+	pthread_mutex_unlock(&lease->store->lock);
+out:
 	pthread_mutex_unlock(&lease->rdma_lock);
 	return code;
 }

@@ -162,7 +162,10 @@ void iswi_slot_empty(struct iswi_lease *lease, struct iswi_slot *slot);
  * that it reached may become somebody else's.
  */
 int iswi_lease_rdma_end(struct iswi_lease *lease);
-/* After the slot was fenced: from now on nobody reaches its memory by RDMA. An error: as above. */
-int iswi_slot_rdma_end(struct iswi_lease *lease, uint32_t slot);
+/*
+ * After the slot was fenced: from now on nobody reaches its memory by RDMA. forced: its owner may
+ * still be sending there, so all the lease's connections end. An error: as above.
+ */
+int iswi_slot_rdma_end(struct iswi_lease *lease, uint32_t slot, bool forced);
 
 #endif

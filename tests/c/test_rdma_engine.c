@@ -51,6 +51,31 @@ static void test_a_connect_that_fails_half_way_breaks_nothing_later(void)
 	unlink(backup_path);
 }
 
+/* Nothing is under way there that could run into it. */
+static void test_a_device_hears_at_once_of_a_slab_taken_by_force(void)
+{
+	static struct world world;
+	struct donor *d = &world.donors[0];
+	struct isw_event event;
+	uint64_t generation;
+	uint32_t slot;
+
+	if (!engine_start(&world, 16))
+		SKIP("no directory here takes direct I/O");
+	iswi_engine_verbs_set(world.engine, verbs);
+	donor_start(&world, d);
+	CHECK_EQ(isw_store_map(d->store, d->lease, 0, &slot, &generation), 0);
+	CHECK_EQ(isw_store_unmap(d->store, d->lease, slot, generation, 0), 0);
+	for (uint32_t i = 0; !isw_engine_events(world.engine, &event, 1); i++) {
+		CHECK(i < WAIT_MS);
+		pause_ms(1);
+	}
+	CHECK_EQ(event.kind, ISW_EVENT_REMOTE_DOWN);
+	isw_engine_destroy(world.engine);
+	isw_store_destroy(d->store);
+	unlink(backup_path);
+}
+
 int main(int argc, char **argv)
 {
 	const char *address = getenv("ISW_TEST_RDMA_HOST");
@@ -64,6 +89,7 @@ int main(int argc, char **argv)
 	stub_start();
 	verbs = &stub_verbs;
 	test_a_connect_that_fails_half_way_breaks_nothing_later();
+	test_a_device_hears_at_once_of_a_slab_taken_by_force();
 	STUB_SET(delay_us, 20);
 	code = conform(argc, argv);
 	CHECK(stub.transfers && stub.staged);

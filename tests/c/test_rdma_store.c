@@ -173,8 +173,8 @@ static void test_a_slab_is_reached_until_it_is_unmapped(void)
 	memset(c.page, 0, ISW_PAGE_BYTES);
 	CHECK_EQ(transfer(&c, 1, false, key.address + 3 * ISW_PAGE_BYTES, key.rkey), 0);
 	CHECK_EQ(c.page[ISW_PAGE_BYTES - 1], 0x5a);
-	/* Nobody asked the consumer: the key is dead, and the slab is zeroed for the next. */
-	CHECK_EQ(isw_store_unmap(store, lease, slot, generation, 0), 0);
+	/* Whatever the consumer does: the key is dead, and the slab is zeroed for the next. */
+	CHECK_EQ(isw_store_unmap(store, lease, slot, generation, 100), 0);
 	CHECK_EQ(stats_of(store).rdma_regions, 0);
 	CHECK_EQ(isw_store_scrub(store), 0);
 	CHECK_EQ(transfer(&c, 0, true, key.address, key.rkey), -EACCES);
@@ -274,6 +274,35 @@ static void test_a_renewal_ends_the_connections(void)
 	CHECK_EQ(isw_store_lease_destroy(store, lease), 0);
 	CHECK_EQ(isw_store_rdma_close(store, lease), -ENOENT);
 	CHECK_EQ(stats_of(store).rdma_regions, 0);
+	isw_store_destroy(store);
+}
+
+/* What it has sent before must not meet the slot's next slab, whatever key that gets. */
+static void test_a_slab_taken_by_force_ends_the_connections(void)
+{
+	isw_store *store = store_make(2);
+	uint64_t lease = lease_make(store), generation, taken;
+	struct isw_rdma_key key, other;
+	struct consumer c;
+	uint32_t slot;
+
+	consumer_make(&c);
+	consumer_connect(&c, store, lease);
+	map_slab(store, lease, &generation, &other);
+	slot = map_slab(store, lease, &taken, &key);
+	CHECK_EQ(transfer(&c, 0, false, other.address, other.rkey), 0);
+	CHECK_EQ(isw_store_unmap(store, lease, slot, taken, 0), 0);
+	CHECK_EQ(stats_of(store).rdma_connections, 0);
+	CHECK_EQ(stats_of(store).rdma_regions, 1);
+	CHECK(transfer(&c, 0, true, other.address, other.rkey) < 0);
+	CHECK(transfer(&c, 1, true, key.address, key.rkey) < 0);
+	/* It comes back with others. */
+	consumer_free(&c);
+	consumer_make(&c);
+	consumer_connect(&c, store, lease);
+	CHECK_EQ(isw_store_rdma_key(store, lease, 0, generation, &other, NULL), 0);
+	CHECK_EQ(transfer(&c, 0, false, other.address, other.rkey), 0);
+	consumer_free(&c);
 	isw_store_destroy(store);
 }
 
@@ -464,6 +493,7 @@ int main(void)
 	test_out_of_bounds_and_the_probe_are_refused();
 	test_a_neighbours_key_is_useless();
 	test_a_renewal_ends_the_connections();
+	test_a_slab_taken_by_force_ends_the_connections();
 	test_nonsense_is_refused();
 	test_mapping_registering_and_renewing_at_once();
 	if (rig_on_stub()) {
