@@ -301,7 +301,8 @@ int isw_store_rdma_key(isw_store *store, uint64_t id, uint32_t slot, uint64_t ge
 	if (lease == NULL)
 		return iswi_error(error, -ENOENT, "no such lease");
 	rdma = lease->rdma;
-	if (rdma == NULL) {
+	/* Without queue pairs a slot's registration may be one that could not be ended. */
+	if (rdma == NULL || rdma->qp_count == 0) {
 		code = iswi_error(error, -ENOTCONN, "the lease has no RDMA connections");
 		goto out;
 	}

@@ -296,6 +296,7 @@ static void test_a_slab_taken_by_force_ends_the_connections(void)
 	CHECK_EQ(stats_of(store).rdma_regions, 1);
 	CHECK(transfer(&c, 0, true, other.address, other.rkey) < 0);
 	CHECK(transfer(&c, 1, true, key.address, key.rkey) < 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, 0, generation, &key, NULL), -ENOTCONN);
 	/* It comes back with others. */
 	consumer_free(&c);
 	consumer_make(&c);
@@ -379,6 +380,13 @@ static void test_a_registration_that_stays(void)
 	CHECK_EQ(isw_store_unmap(store, lease, slot, generation, 100), 0);
 	CHECK_EQ(stats_of(store).rdma_connections, 0);
 	CHECK(transfer(&c, 0, true, key.address, key.rkey) < 0);
+	/* Its key is none for the slot's next slab. */
+	for (uint32_t next = SLABS; next != slot;) {
+		CHECK_EQ(isw_store_scrub(store), 0);
+		CHECK_EQ(isw_store_map(store, lease, 0, &next, &generation), 0);
+		CHECK_EQ(isw_store_rdma_key(store, lease, next, generation, &key, NULL), -ENOTCONN);
+		CHECK_EQ(isw_store_unmap(store, lease, next, generation, 100), 0);
+	}
 	STUB_SET(mr_free_error, 0);
 	consumer_free(&c);
 	isw_store_destroy(store);
