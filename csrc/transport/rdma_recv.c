@@ -192,6 +192,8 @@ static void doze(struct iswi_rdma *rdma, int timeout_ms)
 
 	if (poll(fds, 2, timeout_ms) < 0 && errno != EINTR)
 		fail(rdma, -errno);
+	if ((fds[0].revents & (POLLERR | POLLHUP | POLLNVAL)) != 0)
+		fail(rdma, -EIO); /* the device was removed, and would be readable for ever */
 	if (fds[1].revents != 0 && read(rdma->wake_fd, &count, sizeof(count)) < 0 &&
 	    errno != EAGAIN)
 		fail(rdma, -errno);

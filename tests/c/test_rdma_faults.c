@@ -143,6 +143,25 @@ static void test_shutdown_and_destroy_with_much_in_flight(void)
 	STUB_SET(frozen, false);
 }
 
+/* Its descriptor is readable for ever then: nobody must spin on that. */
+static void test_a_device_that_was_removed_ends_an_idle_queue(void)
+{
+	struct rig rig = {.request_ms_max = 100};
+	int ends[2];
+
+	rig_start(&rig);
+	CHECK_EQ(pipe(ends), 0);
+	close(ends[1]);
+	pthread_mutex_lock(&stub.lock);
+	for (uint32_t i = 0; i < STUB_QPS; i++)
+		if (stub.qps[i] != NULL && stub.qps[i]->cq->fd >= 0)
+			CHECK(dup2(ends[0], stub.qps[i]->cq->fd) >= 0);
+	pthread_mutex_unlock(&stub.lock);
+	close(ends[0]);
+	CHECK_EQ(client_wait_down(&rig.client), -EIO);
+	rig_stop(&rig);
+}
+
 /* -------------------------------------------------------------------- slow READs */
 
 static struct {
@@ -316,6 +335,7 @@ int main(void)
 	test_an_error_in_the_middle();
 	test_a_queue_pair_that_stays_does_not_hang_us();
 	test_shutdown_and_destroy_with_much_in_flight();
+	test_a_device_that_was_removed_ends_an_idle_queue();
 	test_a_slow_read_may_get_another_buffer();
 	test_a_peer_that_is_silent();
 	test_a_peer_of_another_connection();
