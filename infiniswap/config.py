@@ -128,6 +128,8 @@ class DaemonConfig:
     """How this donor is called in tables; empty: the host's name."""
     keep_awake: str = _choice("off", "auto", "off")
     """Processors that stay awake while consumers read: they gain, this host pays."""
+    rdma: str = _choice("auto", "auto", "off")
+    """Whether consumers that can may reach the slabs by RDMA; off: by TCP only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ device → demo → cli; each may import what stands before it, and itself. `pol
 code are pure: no clock, no I/O, no randomness of their own. `testing/` is shipped for tests and
 imported by nothing else.
 
-C: util → wire → transport, store → engine → frontend → api; of the engine a front end sees only
-engine/request.h, and never a transport's header. The holder stands on util alone.
+C: util → wire, verbs → transport, store → engine → frontend → api; of the engine a front end sees
+only engine/request.h, and never a transport's header. The holder stands on util alone.
 
 Run it from anywhere; prints each fault as `file:line: text`, exits 1 when there is one.
 """
@@ -42,11 +42,13 @@ PURE_PARTS = ("policy/", "control/messages")
 IMPURE_MODULES = {"asyncio", "socket", "os", "time", "random", "threading", "subprocess"}
 
 C_RANKS = {"util": 0, "wire": 1, "transport": 2, "store": 2, "engine": 3, "frontend": 4, "api": 5}
+C_RANKS |= {"verbs": 1}
 C_RANKS |= {"holder": 1}  # a program of its own, on util alone
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 PYTHON_LINES_MAX = 600
 C_LINES_MAX = 700
+C_PUBLIC_HEADER_LINES_MAX = 800  # there is one for everything: docs/adr/0004-one-header.md
 
 
 def check_python_text(relative: str, text: str) -> Iterator[tuple[int, str]]:
@@ -122,7 +124,8 @@ def check_tree(root: Path) -> list[str]:
     for path in sorted((root / "csrc").rglob("*.[ch]")):
         text = path.read_text(encoding="utf-8")
         add(path, check_c_text(path.relative_to(root / "csrc").as_posix(), text))
-        add(path, _check_common(text, C_LINES_MAX))
+        is_public = path.parent.name == "include"
+        add(path, _check_common(text, C_PUBLIC_HEADER_LINES_MAX if is_public else C_LINES_MAX))
     return faults
 
 

@@ -19,6 +19,9 @@ uint32_t isw_features(void)
 #ifdef ISW_HAVE_UBLK
 	features |= ISW_FEATURE_UBLK;
 #endif
+#ifdef ISW_HAVE_RDMA
+	features |= ISW_FEATURE_RDMA;
+#endif
 	return features;
 }
 

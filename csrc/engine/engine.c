@@ -83,6 +83,7 @@ int iswi_engine_make(const struct isw_engine_config *config, struct isw_engine *
 	if (code)
 		goto err_memory;
 	iswi_remote_init(e);
+	iswi_rdma_init(e);
 	*engine_out = e;
 	return 0;
 
@@ -178,6 +179,7 @@ void isw_engine_destroy(isw_engine *e)
 	if (!e)
 		return;
 	iswi_remote_stop_all(e);
+	iswi_rdma_fini(e);
 	iswi_backup_stop(e);
 	if (e->sim)
 		iswi_sim_destroy(e);

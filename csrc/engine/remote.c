@@ -109,6 +109,8 @@ void iswi_remote_fence(struct isw_engine *e, uint32_t remote, int error)
 	iswi_places_suspend(e, remote);
 	for (uint32_t i = 0; i < r->queues_count; i++)
 		r->queues[i]->ops->shutdown(r->queues[i]);
+	if (r->witness)
+		r->witness->ops->shutdown(r->witness);
 	iswi_events_put(&e->events, &(struct isw_event){
 					    .kind = ISW_EVENT_REMOTE_DOWN,
 					    .code = error,
@@ -177,6 +179,19 @@ int iswi_remote_reserve(struct isw_engine *e, uint32_t *remote)
 	return code;
 }
 
+static void destroy_queues(struct iswi_remote *r)
+{
+	for (uint32_t i = 0; i < r->queues_count; i++)
+		r->queues[i]->ops->destroy(r->queues[i]);
+	r->queues_count = 0;
+	if (r->witness)
+		r->witness->ops->destroy(r->witness);
+	r->witness = NULL;
+	iswi_rdma_places_free(r->places);
+	r->places = NULL;
+	atomic_store_explicit(&r->rdma, false, memory_order_relaxed);
+}
+
 int iswi_remote_retire(struct isw_engine *e, uint32_t remote)
 {
 	struct iswi_remote *r = &e->remotes[remote];
@@ -189,9 +204,7 @@ int iswi_remote_retire(struct isw_engine *e, uint32_t remote)
 			return -ETIMEDOUT;
 		nanosleep(&tick, NULL);
 	}
-	for (uint32_t i = 0; i < r->queues_count; i++)
-		r->queues[i]->ops->destroy(r->queues[i]);
-	r->queues_count = 0;
+	destroy_queues(r);
 	atomic_store(&r->broken, false);
 	return 0;
 }
@@ -229,13 +242,18 @@ static int connect_queues(struct isw_engine *e, uint32_t remote,
 		.request_ms_max = config->request_ms_max,
 		.thread_name = "isw-remote",
 	};
-	uint32_t count;
+	uint32_t count = 0;
 	int code = 0;
 
-	for (count = 0; count < config->queues; count++) {
+	if (config->rdma) {
+		code = iswi_tcp_connect(&tcp, &r->events, &r->witness, error);
+		if (!code)
+			code = iswi_rdma_offer_accept(config, r, queues, &count, error);
+	}
+	while (!config->rdma && !code && count < config->queues) {
 		code = iswi_tcp_connect(&tcp, &r->events, &queues[count], error);
-		if (code)
-			break;
+		if (!code)
+			count++;
 	}
 	if (!code) {
 		iswi_remote_set(e, remote, queues, count, ISWI_REMOTE_UP);
@@ -243,6 +261,7 @@ static int connect_queues(struct isw_engine *e, uint32_t remote,
 	}
 	while (count--)
 		queues[count]->ops->destroy(queues[count]);
+	destroy_queues(r);
 	atomic_store(&r->broken, false);
 	return code;
 }
@@ -262,16 +281,20 @@ int isw_remote_connect(isw_engine *e, const struct isw_remote_config *config, ui
 	int code = check_remote(config, error);
 
 	if (code)
-		return code;
+		goto out;
 	code = iswi_remote_reserve(e, &remote);
-	if (code)
-		return iswi_error(error, code, "the device has %u donors already, its limit",
-				  e->config.remotes_max);
+	if (code) {
+		iswi_error(error, code, "the device has %u donors already, its limit",
+			   e->config.remotes_max);
+		goto out;
+	}
 	code = connect_queues(e, remote, config, error);
 	if (code)
 		iswi_remote_set(e, remote, NULL, 0, ISWI_REMOTE_UNUSED);
 	else
 		*remote_out = remote;
+out:
+	isw_rdma_offer_destroy(config->rdma);
 	return code;
 }
 
@@ -281,10 +304,12 @@ int isw_remote_reconnect(isw_engine *e, uint32_t remote, const struct isw_remote
 	int code = check_remote(config, error);
 
 	if (code)
-		return code;
+		goto out;
 	code = iswi_remote_reserve(e, &remote);
-	if (code)
-		return iswi_error(error, code, "donor %u is not down", remote);
+	if (code) {
+		iswi_error(error, code, "donor %u is not down", remote);
+		goto out;
+	}
 	code = iswi_remote_retire(e, remote);
 	if (code)
 		iswi_error(error, code, "requests to the donor's old connections do not end");
@@ -292,6 +317,8 @@ int isw_remote_reconnect(isw_engine *e, uint32_t remote, const struct isw_remote
 		code = connect_queues(e, remote, config, error);
 	if (code)
 		iswi_remote_set(e, remote, NULL, 0, ISWI_REMOTE_DOWN);
+out:
+	isw_rdma_offer_destroy(config->rdma);
 	return code;
 }
 
@@ -343,6 +370,7 @@ int isw_engine_remotes(isw_engine *e, uint32_t max, struct isw_remote_info *remo
 			.write_pages = iswi_counted(&r->write_pages),
 			.errors = iswi_counted(&r->errors),
 			.read_tail_ns = iswi_counted(&r->read_tail_ns),
+			.rdma = atomic_load_explicit(&r->rdma, memory_order_relaxed),
 		};
 	}
 	for (uint32_t i = 0; i < 2 * e->slabs_count && !e->standby; i++) {
@@ -367,8 +395,6 @@ void iswi_remote_stop_all(struct isw_engine *e)
 		/* A backup reader may be sending a copy; a simulated one is not at it now. */
 		while (atomic_load(&r->fencing) || (!e->sim && remote_in_use(e, i, true)))
 			nanosleep(&tick, NULL);
-		for (uint32_t q = 0; q < r->queues_count; q++)
-			r->queues[q]->ops->destroy(r->queues[q]);
-		r->queues_count = 0;
+		destroy_queues(r);
 	}
 }

@@ -22,6 +22,8 @@
 #define ISW_LATENCY_BUCKETS  256
 #define ISW_NO_REMOTE        0xffffffff
 #define ISW_RECORD_BYTES_MAX 512
+#define ISW_RDMA_NAME_BYTES  64
+#define ISW_RDMA_GIDS_MAX    32
 
 struct isw_error {
 	int code;       /* negative errno, 0 when unset */
@@ -33,6 +35,7 @@ struct isw_error {
 #define ISW_FEATURE_FUSE  0x1
 #define ISW_FEATURE_URING 0x2
 #define ISW_FEATURE_UBLK  0x4
+#define ISW_FEATURE_RDMA  0x8
 
 /* Which optional parts this build has: a mask of ISW_FEATURE_*. */
 uint32_t isw_features(void);
@@ -62,6 +65,68 @@ struct isw_event {
 	uint32_t slab;
 	uint64_t generation;
 	uint64_t value;
+};
+
+/* --------------------------------------------------------------------- RDMA */
+
+#define ISW_RDMA_LINK_OTHER      0
+#define ISW_RDMA_LINK_INFINIBAND 1
+#define ISW_RDMA_LINK_ETHERNET   2 /* RoCE */
+
+#define ISW_RDMA_GID_OTHER   0 /* InfiniBand's own, or RoCE version 1 */
+#define ISW_RDMA_GID_ROCE_V2 1
+
+struct isw_rdma_gid {
+	uint8_t raw[16]; /* of RoCE v2: an address, those of IPv4 mapped to IPv6 */
+	uint32_t index;
+	uint32_t type;
+};
+
+/* A port of an RDMA device, as the host has it. */
+struct isw_rdma_port {
+	char device[64]; /* ISW_RDMA_NAME_BYTES */
+	uint32_t port;
+	uint32_t link;
+	uint32_t active;
+	uint32_t mtu_bytes;
+	uint32_t lid;
+	uint32_t qps_max; /* of the device, as the rest */
+	uint32_t sends_max;
+	uint32_t regions_max;
+	uint32_t reads_max;
+	uint64_t region_bytes_max;
+	uint32_t gids; /* how many follow */
+	struct isw_rdma_gid gid[32];
+};
+
+/*
+ * Every port of this host: fills at most max, returns how many there are. -EOPNOTSUPP: this build
+ * has no RDMA; -ENOENT: libibverbs is not installed; -ENOSYS: the kernel's modules are not loaded.
+ * Blocking.
+ */
+int isw_rdma_ports(struct isw_rdma_port *ports_out, uint32_t max, struct isw_error *error);
+/*
+ * Which of them leads to host, as a device or a donor would choose; *gid_out: of which address.
+ * -ENODEV, -ENETDOWN, -EADDRNOTAVAIL with the reason, or as isw_rdma_ports. Blocking.
+ */
+int isw_rdma_choose(const char *host, struct isw_rdma_port *port_out, struct isw_rdma_gid *gid_out,
+		    struct isw_error *error);
+
+/* One end of a connection, as the other end must know it. */
+struct isw_rdma_end {
+	uint8_t gid[16];
+	uint32_t lid; /* InfiniBand only */
+	uint32_t link;
+	uint32_t mtu_bytes;
+	uint32_t reads_max;
+	uint32_t number; /* of the queue pair */
+	uint32_t psn;
+};
+
+/* Memory that the other end may read, or write as well. */
+struct isw_rdma_key {
+	uint64_t address;
+	uint32_t rkey;
 };
 
 /* -------------------------------------------------------------------- store */
@@ -101,8 +166,11 @@ struct isw_store_stats {
 	uint64_t write_requests;
 	uint64_t read_bytes;
 	uint64_t write_bytes;
-	uint64_t request_errors;  /* well-formed requests answered with an error */
-	uint64_t protocol_errors; /* connections closed for what they sent */
+	uint64_t request_errors;   /* well-formed requests answered with an error */
+	uint64_t protocol_errors;  /* connections closed for what they sent */
+	uint64_t rdma_connections; /* queue pairs */
+	uint64_t rdma_regions;     /* slabs that a consumer reaches by RDMA now */
+	uint64_t rdma_failures;    /* registrations refused by the host or its device */
 };
 
 struct isw_lease_stats {
@@ -110,8 +178,9 @@ struct isw_lease_stats {
 	uint64_t slots_max;
 	uint64_t slots_mapped;
 	uint64_t connections;
-	uint64_t read_bytes;
+	uint64_t read_bytes; /* over TCP, as write_bytes: of RDMA the donor sees nothing */
 	uint64_t write_bytes;
+	uint64_t rdma_connections;
 };
 
 int isw_store_create(const struct isw_store_config *config, isw_store **store_out,
@@ -186,12 +255,34 @@ int isw_store_map(isw_store *store, uint64_t lease, uint32_t tag, uint32_t *slot
  * Fences one slot and waits for the requests that hold it (after DONE there are none); past
  * wait_ms_max the lease's connections are shut down, which ends them. The slab becomes dirty.
  * wait_ms_max 0: by force, its owner has not said DONE, so requests for it may still be on their
- * way: the slot is not used again before the connections of now have ended. -ESTALE: the slot holds
- * another generation.
+ * way: the slot is not used again before the connections of now have ended, and those by RDMA are
+ * ended here. -ESTALE: the slot holds another generation.
  */
 int isw_store_unmap(isw_store *store, uint64_t lease, uint32_t slot, uint64_t generation,
 		    uint32_t wait_ms_max);
 void isw_store_stats(isw_store *store, struct isw_store_stats *stats_out);
+
+/*
+ * RDMA beside a lease's TCP connections, for as long as its epoch: connects a queue pair to each of
+ * the consumer's ends, in place of those of before, and tells its own. probe_out: a page of that
+ * lease's that can only be read. renew, destroy and rdma_close end all that. Blocking. Errors as
+ * isw_rdma_choose, and: -ENOENT: no such lease; -EBUSY: it is being renewed; -EINVAL: what the
+ * consumer says cannot be.
+ */
+#define ISW_RDMA_QUEUES_MAX 16
+int isw_store_rdma_open(isw_store *store, uint64_t lease, const struct isw_rdma_end *peers,
+			uint32_t count, struct isw_rdma_end *ends_out,
+			struct isw_rdma_key *probe_out, struct isw_error *error);
+/* Ends the queue pairs, then every key. -ENOENT. Blocking. */
+int isw_store_rdma_close(isw_store *store, uint64_t lease);
+/*
+ * Registers a mapped slot's slab for its lease alone, or says what it is registered as. The key
+ * dies with unmap, before the slab is anybody else's, and with rdma_close. Blocking. -ENOTCONN:
+ * there is no rdma_open; -ESTALE: the slot holds another generation; -ENOMEM: see
+ * RLIMIT_MEMLOCK.
+ */
+int isw_store_rdma_key(isw_store *store, uint64_t lease, uint32_t slot, uint64_t generation,
+		       struct isw_rdma_key *key_out, struct isw_error *error);
 
 /* ------------------------------------------------------------------- engine */
 
@@ -278,8 +369,20 @@ int isw_engine_eventfd(isw_engine *engine);
 int isw_engine_events(isw_engine *engine, struct isw_event *events_out, uint32_t max);
 
 /*
- * A remote is a set of NBD connections to one lease on one donor. Blocking, bounded by
- * connect_ms_max; not for an event loop's thread.
+ * The consumer's half of RDMA connections to a donor, to be told to it. isw_remote_connect and
+ * isw_remote_reconnect take it, also when they fail; else it is to be destroyed, before the engine
+ * is. slots: of the lease. Errors as isw_rdma_choose, and -ENOMEM: see RLIMIT_MEMLOCK. Blocking.
+ */
+typedef struct isw_rdma_offer isw_rdma_offer;
+int isw_rdma_offer_make(isw_engine *engine, const char *host, uint32_t queues, uint32_t slots,
+			isw_rdma_offer **offer_out, struct isw_error *error);
+void isw_rdma_offer_end(const isw_rdma_offer *offer, uint32_t queue, struct isw_rdma_end *end_out);
+void isw_rdma_offer_destroy(isw_rdma_offer *offer);
+
+/*
+ * A remote is a set of connections to one lease on one donor: NBD, or RDMA and one NBD connection
+ * by which each end sees the other's death. Blocking, bounded by connect_ms_max; not for an event
+ * loop's thread.
  */
 struct isw_remote_config {
 	const char *host; /* copied */
@@ -289,9 +392,16 @@ struct isw_remote_config {
 	uint32_t connect_ms_max;
 	uint32_t request_ms_max; /* per-request deadline; past it the remote is declared down */
 	uint64_t export_bytes;   /* what the donor must announce at least */
+	/* NULL: TCP. Else taken; and what the donor answered, an end for each queue: borrowed. */
+	isw_rdma_offer *rdma;
+	const struct isw_rdma_end *rdma_peers;
+	struct isw_rdma_key rdma_probe;
 };
 int isw_remote_connect(isw_engine *engine, const struct isw_remote_config *config,
 		       uint32_t *remote_out, struct isw_error *error);
+/* Of a remote with RDMA: where a slot's slab lies, before it is mapped or resumed. -ENOTCONN. */
+int isw_remote_slot_key(isw_engine *engine, uint32_t remote, uint32_t slot,
+			const struct isw_rdma_key *key);
 /* After REMOTE_DOWN and a renewed lease: new connections for the same remote. */
 int isw_remote_reconnect(isw_engine *engine, uint32_t remote,
 			 const struct isw_remote_config *config, struct isw_error *error);
@@ -392,6 +502,7 @@ struct isw_remote_info {
 	uint64_t in_flight;
 	uint64_t
 		read_tail_ns; /* about 99 of 100 reads of late were answered within this; 0: none */
+	uint32_t rdma;        /* pages go by RDMA */
 };
 int isw_engine_remotes(isw_engine *engine, uint32_t max, struct isw_remote_info *remotes_out);
 

@@ -89,6 +89,7 @@ struct iswi_lease *iswi_lease_alloc(isw_store *store, uint32_t slots_max)
 	lease->store = store;
 	lease->slots_max = slots_max;
 	lease->epoch = 1;
+	pthread_mutex_init(&lease->rdma_lock, NULL);
 	for (uint32_t i = 0; i < slots_max; i++) {
 		atomic_init(&lease->slots[i].word, ISWI_SLOT_EMPTY);
 		atomic_init(&lease->slots[i].refs, 0);
@@ -184,7 +185,11 @@ int isw_store_lease_renew(isw_store *store, uint64_t id, uint32_t wait_ms_max, c
 	lease->epoch++;
 	lease->open = false; /* nobody comes in any more, and those inside are sent out */
 	iswi_lease_shut(lease);
-	err = wait_unconnected(lease, &deadline);
+	pthread_mutex_unlock(&store->lock);
+	err = iswi_lease_rdma_end(lease);
+	pthread_mutex_lock(&store->lock);
+	if (err == 0)
+		err = wait_unconnected(lease, &deadline);
 	if (err == 0) {
 		memcpy(lease->token, token, sizeof(token));
 		memcpy(token_out, token, sizeof(token));
@@ -200,6 +205,7 @@ out_unlock:
 int isw_store_lease_destroy(isw_store *store, uint64_t id)
 {
 	struct iswi_lease *lease;
+	int err;
 
 	pthread_mutex_lock(&store->lock);
 	lease = iswi_lease_find(store, id);
@@ -213,14 +219,21 @@ int isw_store_lease_destroy(isw_store *store, uint64_t id)
 	pthread_cond_broadcast(&store->changed); /* a renewal gives up */
 	while (lease->conn_count > 0 || lease->users > 0)
 		pthread_cond_wait(&store->changed, &store->lock);
-	/* Without a connection there is no request: no slot needs a fence of its own. */
-	for (uint32_t i = 0; i < lease->slots_max; i++)
+	pthread_mutex_unlock(&store->lock);
+	err = iswi_lease_rdma_end(lease); /* it is dying: nobody else comes to it */
+	pthread_mutex_lock(&store->lock);
+	/*
+	 * Without a connection there is no request: no slot needs a fence of its own. With one that
+	 * its RDMA device does not let go, the slabs are lost to the pool.
+	 */
+	for (uint32_t i = 0; i < lease->slots_max && err == 0; i++)
 		if ((atomic_load(&lease->slots[i].word) & ISWI_SLOT_STATE_MASK) != ISWI_SLOT_EMPTY)
 			iswi_slot_empty(lease, &lease->slots[i]);
 	lease_remove(lease);
 	pthread_mutex_unlock(&store->lock);
-	free(lease);
-	return 0;
+	if (err == 0)
+		free(lease);
+	return err;
 }
 
 int isw_store_lease_stats(isw_store *store, uint64_t id, struct isw_lease_stats *stats_out)
@@ -237,6 +250,8 @@ int isw_store_lease_stats(isw_store *store, uint64_t id, struct isw_lease_stats 
 		stats_out->slots_max = lease->slots_max;
 		stats_out->slots_mapped = lease->slots_mapped;
 		stats_out->connections = lease->conn_count;
+		stats_out->rdma_connections =
+			atomic_load_explicit(&lease->rdma_connections, memory_order_relaxed);
 		stats_out->read_bytes = iswi_counted(&lease->counters.read_bytes);
 		stats_out->write_bytes = iswi_counted(&lease->counters.write_bytes);
 	}
@@ -363,6 +378,13 @@ int isw_store_unmap(isw_store *store, uint64_t id, uint32_t number, uint64_t gen
 		goto out_unlock;
 	slot = &lease->slots[number];
 	lease_enter(lease);
+	pthread_mutex_unlock(&store->lock);
+	err = iswi_slot_rdma_end(lease, number, wait_ms_max == 0);
+	pthread_mutex_lock(&store->lock);
+	if (err != 0) { /* it stays fenced, and nobody else's */
+		lease_leave(lease);
+		goto out_unlock;
+	}
 	/*
 	 * Once zero is enough, and is looked at once: refs may rise again for a moment, by
 	 * requests that find the fence.

@@ -85,6 +85,7 @@ int isw_store_create(const struct isw_store_config *config, isw_store **store_ou
 	store->config = *config;
 	store->config.slab_dir = NULL; /* the caller's, and not needed any more */
 	store->dir.fd = -1;
+	store->verbs = &iswi_verbs_system;
 	store->leases = calloc(config->leases_max, sizeof(struct iswi_lease *));
 	if (store->leases == NULL) {
 		err = iswi_error(error, -ENOMEM, "no memory for the store's tables");
@@ -121,8 +122,11 @@ void isw_store_destroy(isw_store *store)
 		return;
 	/* After this no thread but ours is left in here. */
 	iswi_nbd_server_destroy(store->server);
-	for (uint32_t i = 0; i < store->config.leases_max; i++)
+	for (uint32_t i = 0; i < store->config.leases_max; i++) {
+		if (store->leases[i] != NULL)
+			iswi_lease_rdma_end(store->leases[i]);
 		free(store->leases[i]);
+	}
 	pthread_mutex_destroy(&store->lock);
 	pthread_cond_destroy(&store->changed);
 	free_tables(store);
@@ -335,9 +339,15 @@ void isw_store_stats(isw_store *store, struct isw_store_stats *stats_out)
 	pthread_mutex_lock(&store->lock);
 	for (uint32_t i = 0; i < store->slabs_size; i++)
 		count_slab(&store->slabs[i], stats_out);
-	for (uint32_t i = 0; i < store->config.leases_max; i++)
-		if (store->leases[i] != NULL && !store->leases[i]->dying)
-			stats_out->leases++;
+	for (uint32_t i = 0; i < store->config.leases_max; i++) {
+		if (store->leases[i] == NULL || store->leases[i]->dying)
+			continue;
+		stats_out->leases++;
+		stats_out->rdma_connections += atomic_load_explicit(
+			&store->leases[i]->rdma_connections, memory_order_relaxed);
+	}
+	stats_out->rdma_regions = iswi_counted(&store->rdma_regions);
+	stats_out->rdma_failures = iswi_counted(&store->rdma_failures);
 	pthread_mutex_unlock(&store->lock);
 	iswi_nbd_server_stats(store->server, &served);
 	stats_out->connections = served.connections;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The donor store's inside. pool.c: slabs and the store itself. lease.c: leases and their slots.
- * export.c: what the NBD server asks. restore.c: what a predecessor left in the directory of slabs.
+ * export.c: what the NBD server asks. rdma.c: the same memory by RDMA. restore.c: what a
+ * predecessor left in the directory of slabs.
  *
  * A slab goes round: made (zeroed) → free → mapped in a lease's slot → dirty → zeroed → free.
  *
@@ -20,6 +21,7 @@
 #include "store/slab_dir.h"
 #include "store/slab_mem.h"
 #include "util/util.h"
+#include "verbs/verbs.h"
 #include "wire/nbd_server.h"
 
 #define ISWI_STORE_SLABS_MAX  65536u /* a bound on configuration, not a target */
@@ -75,9 +77,14 @@ struct iswi_store_conn {
 	struct iswi_store_conn **link; /* what points here */
 };
 
+struct iswi_store_rdma; /* rdma.c */
+
 struct iswi_lease {
 	uint64_t id;
 	struct isw_store *store;
+	pthread_mutex_t rdma_lock;
+	struct iswi_store_rdma *rdma; /* under rdma_lock; NULL: there is none */
+	atomic_uint rdma_connections; /* relaxed: a statistic */
 	char token[ISW_TOKEN_TEXT_BYTES];
 	bool open;      /* new connections with the token are welcome */
 	bool renewing;  /* one at a time */
@@ -96,6 +103,8 @@ struct iswi_lease {
 
 /*
  * Locks, in the order in which they are taken:
+ *   0. a lease's rdma_lock: its RDMA connections and keys. Held while memory is registered, by a
+ *      call that counts among the lease's users.
  *   1. lock: everything here, in leases, and slot words for writing. Never held while memory is
  *      made, zeroed or freed, nor while anything is received or sent; held while a slab's file is
  *      renamed, which on a tmpfs waits for nothing.
@@ -109,6 +118,9 @@ struct isw_store {
 	/* Broadcast: a fenced slot's refs reached 0, a connection left, users changed. */
 	pthread_cond_t changed;
 	struct iswi_nbd_server *server;
+	const struct iswi_verbs *verbs;
+	/* Relaxed: statistics. */
+	atomic_uint_fast64_t rdma_regions, rdma_failures;
 	struct iswi_slab_dir dir;
 	struct iswi_store_slab *slabs; /* slabs_size places: slabs_max, or what was found */
 	uint32_t slabs_size;
@@ -143,5 +155,17 @@ struct iswi_lease *iswi_lease_find(struct isw_store *store, uint64_t id);
 void iswi_lease_shut(struct iswi_lease *lease);
 /* No request holds the slot: its slab becomes dirty. */
 void iswi_slot_empty(struct iswi_lease *lease, struct iswi_slot *slot);
+
+/* ---- rdma.c: no lock held; blocking */
+/*
+ * Ends a lease's queue pairs, then every key. An error: some of that is still there, so nothing
+ * that it reached may become somebody else's.
+ */
+int iswi_lease_rdma_end(struct iswi_lease *lease);
+/*
+ * After the slot was fenced: from now on nobody reaches its memory by RDMA. forced: its owner may
+ * still be sending there, so all the lease's connections end. An error: as above.
+ */
+int iswi_slot_rdma_end(struct iswi_lease *lease, uint32_t slot, bool forced);
 
 #endif

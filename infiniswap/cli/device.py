@@ -139,7 +139,6 @@ def make_spec(
     check_size(size_bytes, config.device.slab_bytes)
     backup = backup_path(args.backup, paths)
     check_backup_choice(backup, swap, args.allow_data_loss)
-    check_transport(config)
     priority = checked_priority(getattr(args, "priority", None))
     secret = config.cluster.secret_file
     config.secret()  # a mistake there is told before anything is attached
@@ -150,7 +149,7 @@ def make_spec(
         slab_bytes=config.device.slab_bytes,
         donors=config.cluster.peers,
         frontend=config.device.frontend,
-        transport="tcp",
+        transport=config.device.transport,
         backup=backup,
         backup_owned=args.backup is None or (backup is not None and not os.path.exists(backup)),
         swap=swap,
@@ -250,7 +249,6 @@ def _again(
         raise ConflictError(
             f"the backup of {stopped} is {kept.backup or 'none'}", where=str(paths.kept), mend=mend
         )
-    check_transport(config)
     secret = config.cluster.secret_file
     config.secret()
     return msgspec.structs.replace(
@@ -258,6 +256,7 @@ def _again(
         donors=config.cluster.peers or kept.donors,
         slab_bytes=kept.slab_bytes if args.slab is None else config.device.slab_bytes,
         frontend=kept.frontend if args.frontend is None else config.device.frontend,
+        transport=kept.transport if args.transport is None else config.device.transport,
         priority=kept.priority if args.priority is None else checked_priority(args.priority),
         secret_file=kept.secret_file if secret is None else str(secret),
         config=dataclasses.replace(
@@ -277,12 +276,6 @@ def backup_path(argument: str | None, paths: rundir.DevicePaths) -> str | None:
     if argument == "none":
         return None
     return os.path.abspath(argument) if argument else str(paths.backup)
-
-
-def check_transport(config: configuration.Config) -> None:
-    """Raises UsageError for a transport that this release has not."""
-    if config.device.transport == "rdma":
-        raise UsageError("this release has no RDMA transport", mend="Use --transport tcp or auto.")
 
 
 def checked_priority(priority: int | None) -> int | None:
@@ -449,9 +442,10 @@ def describe(status: DeviceStatus) -> list[tuple[str, str]]:
     ]
     for donor in status.donors:
         detail = f" ({donor.detail})" if donor.detail else ""
-        rows.append(
-            ("donor", f"{donor.address} {donor.name}: {donor.state}, {donor.slabs} slabs{detail}")
-        )
+        wire = f", {donor.transport}" if donor.transport else ""
+        why = f" (no RDMA: {donor.transport_reason})" if donor.transport_reason else ""
+        what = f"{donor.state}, {donor.slabs} slabs{wire}{why}{detail}"
+        rows.append(("donor", f"{donor.address} {donor.name}: {what}"))
     rows.append(("processors", "kept awake" if status.awake else "may sleep"))
     if (succession := status.succession) is not None:
         rows.append(("standby", _describe_succession(succession)))

@@ -87,6 +87,7 @@ def examine(config: configuration.Config) -> Iterator[Finding]:
     # Late: what is imported here is not needed by other commands.
     from infiniswap.cli import findings_cluster as cluster
     from infiniswap.cli import findings_host as host
+    from infiniswap.cli import findings_rdma as rdma
     from infiniswap.cli import findings_swap as swap
 
     checks: tuple[tuple[str, Check], ...] = (
@@ -102,6 +103,7 @@ def examine(config: configuration.Config) -> Iterator[Finding]:
         ("overcommit", host.overcommit),
         ("swap-settings", swap.settings),
         ("swap", lambda: swap.areas(config)),
+        ("rdma", lambda: rdma.rdma(config)),
         ("backup", lambda: cluster.backup(config)),
         ("secret", lambda: cluster.secret(config)),
         ("donors", lambda: cluster.donors(config)),

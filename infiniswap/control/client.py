@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
@@ -232,6 +232,14 @@ class Session:
         return await self._request(
             lambda i: m.RenewRequest(id=i, lease=lease, reclaim=reclaim, epoch=epoch),
             m.RenewAnswer,
+            self._config.renew_s,
+        )
+
+    async def rdma(self, lease: int, ends: Sequence[m.RdmaEnd]) -> m.RdmaAnswer:
+        """RDMA connections to these ends; refused with REFUSED_NO_RDMA where there can be none."""
+        return await self._request(
+            lambda i: m.RdmaRequest(id=i, lease=lease, ends=list(ends)),
+            m.RdmaAnswer,
             self._config.renew_s,
         )
 

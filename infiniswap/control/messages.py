@@ -110,7 +110,7 @@ class Auth(_Message, frozen=True, tag="auth"):
     proof: Proof
 
 
-class Welcome(_Message, frozen=True, tag="welcome"):
+class Welcome(_Message, frozen=True, tag="welcome", omit_defaults=True):
     """The session is open.
 
     `incarnation` is new with every start of a daemon that finds no slabs of before: when it
@@ -129,6 +129,7 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     silence_ms: Count
     """A session that says nothing for this long is ended by either end."""
     draining: bool
+    rdma: bool = False
 
 
 class Goodbye(_Message, frozen=True, tag="goodbye"):
@@ -229,6 +230,33 @@ class ReleaseRequest(_Message, frozen=True, tag="release"):
     lease: U53
 
 
+class RdmaEnd(Struct, frozen=True, array_like=True):
+    """One end of an RDMA connection (struct isw_rdma_end)."""
+
+    gid: Hex128
+    link: Count
+    lid: Count
+    mtu_bytes: Count
+    reads_max: Count
+    number: Count
+    psn: Count
+
+
+class RdmaKey(Struct, frozen=True, array_like=True):
+    """Memory of the donor's that the lease's connections reach (struct isw_rdma_key)."""
+
+    address: U53
+    rkey: Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+
+
+class RdmaRequest(_Message, frozen=True, tag="rdma"):
+    """To a donor with `Welcome.rdma`: asks for connections to these ends, none: for their end."""
+
+    id: U53
+    lease: U53
+    ends: Annotated[list[RdmaEnd], Meta(max_length=16)]
+
+
 # ------------------------------------------------------------------ answers of the donor
 
 
@@ -253,12 +281,13 @@ class LeaseAnswer(_Message, frozen=True, tag="lease_answer"):
     grace_ms: Count
 
 
-class MapAnswer(_Message, frozen=True, tag="map_answer"):
-    """The slab is in this slot."""
+class MapAnswer(_Message, frozen=True, tag="map_answer", omit_defaults=True):
+    """The slab is in this slot; `key` where the lease has RDMA connections."""
 
     id: U53
     slot: Slot
     generation: U53
+    key: RdmaKey | None = None
 
 
 class SlotInfo(Struct, frozen=True, array_like=True):
@@ -276,6 +305,23 @@ class RenewAnswer(_Message, frozen=True, tag="renew_answer"):
     token: Hex128
     epoch: U53
     slots: Annotated[list[SlotInfo], Meta(max_length=SLOTS_MAX)]
+
+
+class SlotKey(Struct, frozen=True, array_like=True):
+    """Where the slab of an occupied slot lies."""
+
+    slot: Slot
+    generation: U53
+    key: RdmaKey
+
+
+class RdmaAnswer(_Message, frozen=True, tag="rdma_answer"):
+    """The donor's ends, in their order; a page to try them with; slots that could be registered."""
+
+    id: U53
+    ends: Annotated[list[RdmaEnd], Meta(max_length=16)]
+    probe: RdmaKey
+    slots: Annotated[list[SlotKey], Meta(max_length=SLOTS_MAX)]
 
 
 class OkAnswer(_Message, frozen=True, tag="ok"):
@@ -300,6 +346,7 @@ REFUSED_STALE: Final = "stale"
 REFUSED_BUSY: Final = "busy"
 REFUSED_ONLY_COPY: Final = "only_copy"
 """To an eviction: the slab's pages are nowhere else."""
+REFUSED_NO_RDMA: Final = "no_rdma"
 REFUSED_ERROR: Final = "error"
 REFUSED_REASONS: Final = (
     REFUSED_NO_MEMORY,
@@ -309,6 +356,7 @@ REFUSED_REASONS: Final = (
     REFUSED_STALE,
     REFUSED_BUSY,
     REFUSED_ONLY_COPY,
+    REFUSED_NO_RDMA,
     REFUSED_ERROR,
 )
 
@@ -463,13 +511,14 @@ class HttpError(Struct, frozen=True, kw_only=True):
 
 # ----------------------------------------------------------------------------- codec
 
-ConsumerRequest: TypeAlias = (
+_ConsumerRequest: TypeAlias = (
     MemoryRequest | LeaseRequest | MapRequest | UnmapRequest | RenewRequest | ReleaseRequest
 )
+ConsumerRequest: TypeAlias = _ConsumerRequest | RdmaRequest
 DonorRequest: TypeAlias = EvictRequest | ActivityRequest
 ConsumerAnswer: TypeAlias = EvictAnswer | ActivityAnswer | RefusedAnswer
 DonorAnswer: TypeAlias = (
-    MemoryAnswer | LeaseAnswer | MapAnswer | RenewAnswer | OkAnswer | RefusedAnswer
+    MemoryAnswer | LeaseAnswer | MapAnswer | RenewAnswer | RdmaAnswer | OkAnswer | RefusedAnswer
 )
 ToDonor: TypeAlias = Hello | Auth | Ping | Pong | Goodbye | ConsumerRequest | ConsumerAnswer
 ToConsumer: TypeAlias = (

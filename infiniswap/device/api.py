@@ -17,6 +17,9 @@ RESTART_PATH: Final = "/v1/restart"
 class DonorRow(Struct, frozen=True, kw_only=True):
     """One donor as the device sees it.
 
+    `transport`: "rdma" or "tcp", empty before the first connection; `transport_reason`: why not
+    RDMA, where that was wished for; `rdma_fallbacks`: how often.
+
     `state`: idle (no lease), mapped, suspended (unreachable, may come back), backing off.
     """
 
@@ -28,6 +31,9 @@ class DonorRow(Struct, frozen=True, kw_only=True):
     read_pages: int
     write_pages: int
     errors: int
+    transport: str = ""
+    transport_reason: str = ""
+    rdma_fallbacks: int = 0
 
 
 class SwapRow(Struct, frozen=True, kw_only=True):

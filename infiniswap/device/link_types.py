@@ -26,6 +26,7 @@ class LinkConfig:
     request_ms: int
     suspend_s: float
     has_backup: bool
+    transport: str = "tcp"
 
 
 @dataclass(frozen=True, slots=True)

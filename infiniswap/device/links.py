@@ -24,12 +24,14 @@ from infiniswap.control.channel import Ended
 from infiniswap.control.client import Session, connect
 from infiniswap.device.link_types import Lease, LinkConfig, Place, Slabs
 from infiniswap.device.records import encode_record
+from infiniswap.device.wire import Wire
 from infiniswap.engine.protocol import Engine, RemoteConfig
 from infiniswap.errors import (
     DeadlineError,
     EngineError,
     InfiniswapError,
     NoDonorError,
+    ProtocolMismatchError,
     RequestRefusedError,
     SessionLostError,
 )
@@ -66,6 +68,7 @@ class DonorLink:
         self.mapped: dict[int, Place] = {}  # by slab
         self.detail = ""
         self.is_draining = False
+        self.wire = Wire(config.transport, address, engine, self._blocking)
         self._engine = engine
         self._slabs = slabs
         self._config = config
@@ -163,7 +166,7 @@ class DonorLink:
         async with self._lock:
             session = await self._open()
             lease = await self._ensure_lease(session)
-            remote = await self._ensure_remote(lease)
+            remote = await self._ensure_remote(session, lease)
             if slab in self.mapped:
                 # Asked for it again the donor would name the same slot again.
                 raise NoDonorError(f"it has slab {slab} already", where=f"donor {self.address}")
@@ -172,6 +175,7 @@ class DonorLink:
             try:
                 try:
                     answer = await session.map(lease.lease, slab)
+                    self.wire.mapped(remote, answer)
                     put(slab, remote, answer.slot, answer.generation)
                     self.mapped[slab] = Place(answer.slot, answer.generation)
                 finally:  # before anything below that waits for the handlers of evictions
@@ -193,6 +197,13 @@ class DonorLink:
         if self._lease is None:
             slots_max = min(self._config.slab_count + _SPARE_SLOTS, m.SLOTS_MAX)
             answer = await session.lease(slots_max)
+            if answer.export_bytes != slots_max * self._config.slab_bytes:
+                # Both transports take it for the size of what is there.
+                raise ProtocolMismatchError(
+                    f"the donor answered with {answer.export_bytes} bytes to a request for a "
+                    f"lease of {slots_max} slabs",
+                    where=f"donor {self.address}",
+                )
             self._lease = Lease(
                 lease=answer.lease,
                 reclaim=answer.reclaim,
@@ -216,13 +227,15 @@ class DonorLink:
             request_ms_max=self._config.request_ms,
         )
 
-    async def _ensure_remote(self, lease: Lease) -> int:
+    async def _ensure_remote(self, session: Session, lease: Lease) -> int:
         if self.remote is None:
             config = self._remote_config(lease)
-            remote = await self._blocking(lambda: self._engine.remote_connect(config))
+            remote = await self.wire.connect(
+                session, lease, config, set(), self._engine.remote_connect
+            )
             self._engine.remote_record_set(remote, encode_record(self.address, lease))
             self.remote = remote
-            log.info("donor %s: connected (%s)", self.address, self.name)
+            log.info("donor %s: connected (%s, %s)", self.address, self.name, self.wire.transport)
         return self.remote
 
     async def settled(self) -> None:
@@ -378,6 +391,7 @@ class DonorLink:
             self._down_s = asyncio.get_running_loop().time()
         self.detail = "connections lost"
         if self._recovery is None:
+            self.wire.lost()
             self._judge(self._trust.lost(asyncio.get_running_loop().time(), code))
             log.warning(
                 "donor %s: connections lost (code %d); %d slabs suspended%s",
@@ -479,18 +493,22 @@ class DonorLink:
         lease = replace(lease, token=answer.token, epoch=answer.epoch)
         self._lease = lease
         self._engine.remote_record_set(remote, encode_record(self.address, lease))
-        config = self._remote_config(lease)
-        await self._blocking(lambda: self._engine.remote_reconnect(remote, config))
-        there = {(info.slot, info.generation) for info in answer.slots}
+        there = {Place(info.slot, info.generation) for info in answer.slots}
+
+        def dial(config: RemoteConfig) -> int:
+            self._engine.remote_reconnect(remote, config)
+            return remote
+
+        config, ours = self._remote_config(lease), set(self.mapped.values()) & there
+        await self.wire.connect(session, lease, config, ours, dial)
         for slab, place in list(self.mapped.items()):
-            if (place.slot, place.generation) in there:
+            if place in there:
                 self._engine.slab_resume(slab, remote, place.generation)
                 self._slabs.arrived(slab)
             else:
                 await self._abandon(slab)
-        known = {(place.slot, place.generation) for place in self.mapped.values()}
-        for slot, generation in there - known:
-            await session.unmap(lease.lease, slot, generation)
+        for place in there - set(self.mapped.values()):
+            await session.unmap(lease.lease, place.slot, place.generation)
         self._trust.recovered(asyncio.get_running_loop().time())
         log.info(
             "donor %s: back with the same lease, %d slabs resumed", self.address, len(self.mapped)

@@ -7,7 +7,8 @@ import asyncio
 
 from infiniswap.control.client import ClientConfig, Identity, QuietHandler, connect
 from infiniswap.device.spec import DeviceSpec
-from infiniswap.errors import InfiniswapError, NoDonorError
+from infiniswap.engine.native_rdma import rdma_choose
+from infiniswap.errors import EngineError, InfiniswapError, NoDonorError, UnavailableError
 from infiniswap.units import HostPort
 
 
@@ -33,6 +34,9 @@ async def check_donors(spec: DeviceSpec, identity: Identity, client: ClientConfi
     for problem in problems:
         if not isinstance(problem, NoDonorError):
             raise problem
+    if spec.transport == "rdma":
+        for donor in donors:
+            await asyncio.to_thread(_check_rdma, donor)
     if len(problems) == len(donors):
         if len(problems) == 1:
             raise problems[0]
@@ -40,6 +44,18 @@ async def check_donors(spec: DeviceSpec, identity: Identity, client: ClientConfi
             "none of the donors can be reached: " + "; ".join(str(p) for p in problems)
         )
     return [f"{problem}" for problem in problems]
+
+
+def _check_rdma(donor: HostPort) -> None:
+    """What is missing here is told at once; the donor's side is tried with the first slab."""
+    try:
+        rdma_choose(donor.host)
+    except EngineError as error:
+        raise UnavailableError(
+            error.what,
+            where=f"--transport rdma, donor {donor}",
+            mend="`infiniswap doctor` lists this host's RDMA devices; or use --transport auto.",
+        ) from error
 
 
 async def _probe(
@@ -50,6 +66,12 @@ async def _probe(
     except InfiniswapError as error:
         return error
     try:
+        if spec.transport == "rdma" and not session.welcome.rdma:
+            return UnavailableError(
+                "it does not offer RDMA",
+                where=f"--transport rdma, donor {donor}",
+                mend='Set daemon.rdma = "auto" there, upgrade it, or use --transport auto.',
+            )
         await session.check_data_port()
     except InfiniswapError as error:
         return error

@@ -77,6 +77,9 @@ def _donor_rows(engine: Engine, mapper: SlabMapper) -> list[DonorRow]:
                 read_pages=info.read_pages if info else 0,
                 write_pages=info.write_pages if info else 0,
                 errors=info.errors if info else 0,
+                transport=link.wire.transport,
+                transport_reason=link.wire.reason,
+                rdma_fallbacks=link.wire.fallbacks,
             )
         )
     return rows

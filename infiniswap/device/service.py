@@ -273,9 +273,11 @@ class DeviceService:
         contents.load(self._engine, self._paths, self.spec)
 
     def _new_engine(self, state_fd: int, *, standby: bool = False) -> Engine:
-        from infiniswap.engine.native import NativeEngine
+        from infiniswap.engine.native import NativeEngine, preload_rdma
 
         spec, config = self.spec, self.spec.config
+        if spec.transport != "tcp":
+            preload_rdma()
         return NativeEngine(
             EngineConfig(
                 size_bytes=spec.size_bytes,
@@ -331,6 +333,7 @@ class DeviceService:
             request_ms=spec.config.request_ms,
             suspend_s=policy.suspend_s,
             has_backup=spec.backup is not None,
+            transport=spec.transport,
         )
         self._mapper.links = [self._make_link(donor) for donor in spec.donors]
         self._mapper_task = asyncio.create_task(self._run_mapper(), name="mapper")

@@ -466,6 +466,7 @@ def _service_config(config: Config, limits: HeadroomConfig, authenticated: bool)
         consumer_share_max=config.daemon.consumer_share_max,
         state_dir=config.daemon.state_dir,
         listen_port=config.daemon.listen.port,
+        rdma=config.daemon.rdma == "auto",
     )
 
 

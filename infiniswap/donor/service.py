@@ -33,6 +33,7 @@ from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.keeping import Keeping
 from infiniswap.donor.leases import Lease, LeaseState, LeaseTable, Owner
 from infiniswap.donor.quota import Quota
+from infiniswap.donor.rdma import DonorRdma
 from infiniswap.donor.records import LeaseRecords
 from infiniswap.engine.protocol import MappedSlot, Store
 from infiniswap.errors import (
@@ -70,8 +71,7 @@ class ServiceConfig:
     Attributes:
         slab_bytes: size of a slab.
         pool_bytes: most memory ever lent.
-        grace_s: see LeaseTable.
-        leases_max: see LeaseTable.
+        grace_s, leases_max: see LeaseTable.
         heartbeat_s: told to consumers.
         silence_s: told to consumers.
         authenticated: whether a cluster secret is in force.
@@ -80,6 +80,7 @@ class ServiceConfig:
         consumer_share_max: of the pool, what one consumer may keep while others need memory.
         state_dir: for what outlives the daemon; None: nothing does.
         listen_port: of the control API as configured; 0: another after each start.
+        rdma: whether RDMA is offered.
         prepare_s: how long a map request waits for a slab to be allocated. Shorter than the
             consumer waits for its answer, so that it gets one.
     """
@@ -97,6 +98,7 @@ class ServiceConfig:
     consumer_share_max: float = 0.5
     state_dir: Path | None = None
     listen_port: int = 0
+    rdma: bool = True
     prepare_s: float = 1.5
 
 
@@ -152,6 +154,7 @@ class DonorService:
             config.drain_move_s,
         )
         self.keeping = Keeping(self._table, records, self._off_loop, self.counters)
+        self.rdma = DonorRdma(store, self._table, self._off_loop, self.counters, config.rdma)
         self._quota = Quota(self._table, self.evictor, slabs_max, config.consumer_share_max)
 
     # --------------------------------------------------------------------- sessions
@@ -169,6 +172,7 @@ class DonorService:
             heartbeat_ms=round(self._config.heartbeat_s * 1000),
             silence_ms=round(self._config.silence_s * 1000),
             draining=self.drain.is_active,
+            rdma=self.rdma.enabled,
         )
 
     def session_opened(self, session: ServerSession) -> None:
@@ -226,6 +230,8 @@ class DonorService:
                 return await self._whole(self._unmap(session, request), request.lease)
             case m.RenewRequest():
                 return await self._whole(self._renew(session, request), request.lease)
+            case m.RdmaRequest():
+                return await self._whole(self.rdma.open(session, request), request.lease)
             case m.ReleaseRequest():
                 return await self._whole(self._release(session, request), request.lease)
             case _:
@@ -277,7 +283,7 @@ class DonorService:
         for slot in lease.slots.values():
             # The answer to an earlier map of the same slab was lost: give it again.
             if slot.slab == request.slab:
-                return m.MapAnswer(id=request.id, slot=slot.slot, generation=slot.generation)
+                return await self.rdma.map_answer(request.id, lease.lease, slot)
         self._refuse_if_draining()
         if len(lease.slots) >= lease.slots_max:
             raise RequestRefusedError(
@@ -293,9 +299,10 @@ class DonorService:
         if made is None:
             self.counters["maps_refused"] += 1
             raise RequestRefusedError("no memory to lend now", reason=m.REFUSED_NO_MEMORY)
-        self._table.mapped(lease.lease, m.SlotInfo(made.slot, made.generation, request.slab))
+        info = m.SlotInfo(made.slot, made.generation, request.slab)
+        self._table.mapped(lease.lease, info)
         log.debug("%s: slab %d is in slot %d", session, request.slab, made.slot)
-        return m.MapAnswer(id=request.id, slot=made.slot, generation=made.generation)
+        return await self.rdma.map_answer(request.id, lease.lease, info)
 
     def _put(self, lease: Lease, slab: int) -> MappedSlot | None:
         try:

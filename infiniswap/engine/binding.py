@@ -41,12 +41,13 @@ def library_version() -> str:
 
 
 def library_features() -> frozenset[str]:
-    """Optional parts this build has: "fuse", "uring", "ublk"."""
+    """Optional parts this build has: "fuse", "uring", "ublk", "rdma"."""
     mask = lib.isw_features()
     known = {
         "fuse": lib.ISW_FEATURE_FUSE,
         "uring": lib.ISW_FEATURE_URING,
         "ublk": lib.ISW_FEATURE_UBLK,
+        "rdma": lib.ISW_FEATURE_RDMA,
     }
     return frozenset(name for name, bit in known.items() if mask & bit)
 

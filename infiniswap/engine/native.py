@@ -16,6 +16,7 @@ from __future__ import annotations
 from infiniswap.engine.binding import constant, library_features, library_version
 from infiniswap.engine.native_engine import NativeEngine
 from infiniswap.engine.native_frontend import NativeFrontend
+from infiniswap.engine.native_rdma import preload_rdma
 from infiniswap.engine.native_store import NativeStore
 from infiniswap.engine.sim import SimDone, SimEngine
 
@@ -28,4 +29,5 @@ __all__ = [
     "constant",
     "library_features",
     "library_version",
+    "preload_rdma",
 ]

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Self
 
+from infiniswap.control.messages import RdmaKey
 from infiniswap.engine.binding import (
     Handle,
     check,
@@ -22,6 +23,7 @@ from infiniswap.engine.binding import (
     warn_unclosed,
 )
 from infiniswap.engine.native_frontend import NativeFrontend, NativeNbdFrontend, NativeUblk
+from infiniswap.engine.native_rdma import NativeRdmaOffer, ends_to_c, key_to_c
 from infiniswap.engine.native_ublk import ublk_error
 from infiniswap.engine.protocol import (
     EngineConfig,
@@ -126,6 +128,21 @@ class NativeEngine:
                 )
                 for item in scratch[0:count]
             ]
+
+    def rdma_offer(self, host: str, queues: int, slots: int) -> NativeRdmaOffer:
+        """Blocking, worker thread. EngineError: no RDMA leads there, and why."""
+        error = ffi.new("struct isw_error *")
+        out = ffi.new("isw_rdma_offer **")
+        with self._use() as engine:
+            result = lib.isw_rdma_offer_make(engine, host.encode(), queues, slots, out, error)
+        check(result, "no RDMA", error)
+        return NativeRdmaOffer(out[0], queues)
+
+    def remote_slot_key(self, remote: int, slot: int, key: RdmaKey) -> None:
+        """Any thread, never waits for long. EngineError ENOTCONN, EINVAL."""
+        with self._use() as engine:
+            result = lib.isw_remote_slot_key(engine, remote, slot, key_to_c(key))
+        check(result, f"cannot set the key of slot {slot} of remote {remote}")
 
     def remote_connect(self, config: RemoteConfig) -> int:
         """Blocking, worker thread; at most `config.connect_ms_max`."""
@@ -256,6 +273,7 @@ class NativeEngine:
                 errors=item.errors,
                 in_flight=item.in_flight,
                 read_tail_ns=item.read_tail_ns,
+                rdma=bool(item.rdma),
             )
             for number, item in enumerate(scratch[0:count])
             if item.state in _REMOTE_STATES
@@ -500,11 +518,22 @@ def _create_error(code: int, text: str, backup_path: str | None) -> InfiniswapEr
 
 
 def _remote_config(config: RemoteConfig) -> tuple[Any, tuple[Any, ...]]:
-    """The C struct, and the strings that it points to: keep them until the call returns."""
+    """The C struct, and what it points to: to be kept until the call returns. Takes the offer."""
     host = ffi.new("char[]", config.host.encode())
     token = ffi.new("char[]", config.token.encode())
-    fields = {**dataclasses.asdict(config), "host": host, "token": token}
-    return ffi.new("struct isw_remote_config *", fields), (host, token)
+    names = ("port", "queues", "connect_ms_max", "request_ms_max", "export_bytes")
+    fields = {name: getattr(config, name) for name in names} | {"host": host, "token": token}
+    if config.rdma is None:
+        return ffi.new("struct isw_remote_config *", fields), (host, token)
+    offer = config.rdma.offer
+    assert isinstance(offer, NativeRdmaOffer)
+    peers = ends_to_c(config.rdma.ends)
+    fields |= {
+        "rdma": offer.take(),
+        "rdma_peers": peers,
+        "rdma_probe": key_to_c(config.rdma.probe)[0],
+    }
+    return ffi.new("struct isw_remote_config *", fields), (host, token, peers)
 
 
 def _slab_info(item: Any) -> SlabInfo:

@@ -7,9 +7,12 @@ import dataclasses
 import errno
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any, Self
 
+from infiniswap.control.messages import RdmaEnd, RdmaKey
 from infiniswap.engine.binding import Handle, check, ffi, lib, struct_ints, warn_unclosed
+from infiniswap.engine.native_rdma import end_from_c, ends_to_c, key_from_c
 from infiniswap.engine.protocol import Lease, LeaseStats, MappedSlot, RestoredSlot, StoreConfig
 
 
@@ -153,6 +156,33 @@ class NativeStore:
         with self._use() as store:
             result = lib.isw_store_unmap(store, lease, slot, generation, wait_ms_max)
         check(result, f"cannot unmap slot {slot} of lease {lease}")
+
+    def rdma_open(self, lease: int, peers: Sequence[RdmaEnd]) -> tuple[Sequence[RdmaEnd], RdmaKey]:
+        """Blocking, worker thread. EngineError: there can be no RDMA, and why."""
+        error = ffi.new("struct isw_error *")
+        ends = ffi.new("struct isw_rdma_end[]", max(1, len(peers)))
+        probe = ffi.new("struct isw_rdma_key *")
+        with self._use() as store:
+            result = lib.isw_store_rdma_open(
+                store, lease, ends_to_c(peers), len(peers), ends, probe, error
+            )
+        check(result, "no RDMA", error)
+        return [end_from_c(ends[i]) for i in range(len(peers))], key_from_c(probe)
+
+    def rdma_close(self, lease: int) -> None:
+        """Blocking, worker thread."""
+        with self._use() as store:
+            result = lib.isw_store_rdma_close(store, lease)
+        check(result, f"cannot end the RDMA connections of lease {lease}")
+
+    def rdma_key(self, lease: int, slot: int, generation: int) -> RdmaKey:
+        """Blocking, worker thread. EngineError ENOTCONN, ESTALE, ENOMEM, ..."""
+        error = ffi.new("struct isw_error *")
+        key = ffi.new("struct isw_rdma_key *")
+        with self._use() as store:
+            result = lib.isw_store_rdma_key(store, lease, slot, generation, key, error)
+        check(result, f"slot {slot} cannot be reached by RDMA", error)
+        return key_from_c(key)
 
     def stats(self) -> dict[str, int]:
         """Any thread, never waits."""

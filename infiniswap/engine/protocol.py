@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from infiniswap.control.messages import RdmaEnd, RdmaKey
+
 
 class EventKind(enum.IntEnum):
     """Kinds of `Event`; the numbers are those of csrc/include/isw.h."""
@@ -95,6 +97,7 @@ class RemoteInfo:
     errors: int
     in_flight: int
     read_tail_ns: int = 0
+    rdma: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,7 @@ class LeaseStats:
     connections: int
     read_bytes: int
     write_bytes: int
+    rdma_connections: int = 0
 
 
 class Store(Protocol):
@@ -195,6 +199,17 @@ class Store(Protocol):
     def unmap(self, lease: int, slot: int, generation: int, wait_ms_max: int) -> None:
         """Blocking. Fences the slot and waits for the requests that hold it; 0: by force."""
 
+    def rdma_open(self, lease: int, peers: Sequence[RdmaEnd]) -> tuple[Sequence[RdmaEnd], RdmaKey]:
+        """Blocking. RDMA connections to these ends until the lease is renewed: ours, and a page
+        that can be read there. EngineError: there can be none, and why."""
+
+    def rdma_close(self, lease: int) -> None:
+        """Blocking. Ends them, and every key."""
+
+    def rdma_key(self, lease: int, slot: int, generation: int) -> RdmaKey:
+        """Blocking. Registers a mapped slot's slab, until it is unmapped. EngineError ENOTCONN:
+        there are no connections; ESTALE; else the host or its device refuses."""
+
     def stats(self) -> dict[str, int]:
         """Every field of struct isw_store_stats by name."""
 
@@ -241,8 +256,54 @@ class StateInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class RdmaGid:
+    """An address of an RDMA port; only those of RoCE v2 are of use to us."""
+
+    index: int
+    address: str
+    is_roce_v2: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaPort:
+    """A port of an RDMA device of this host (struct isw_rdma_port)."""
+
+    device: str
+    port: int
+    link: str
+    is_active: bool
+    mtu_bytes: int
+    regions_max: int
+    connections_max: int
+    gids: tuple[RdmaGid, ...]
+
+
+class RdmaOffer(Protocol):
+    """A device's half of RDMA connections to a donor."""
+
+    @property
+    def ends(self) -> tuple[RdmaEnd, ...]:
+        """What the donor must know of them."""
+
+    def close(self) -> None:
+        """Blocking, idempotent: ends it, unless connections were made of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaPeer:
+    """An offer, and what the donor answered to it."""
+
+    offer: RdmaOffer
+    ends: tuple[RdmaEnd, ...]
+    probe: RdmaKey
+
+
+@dataclass(frozen=True, slots=True)
 class RemoteConfig:
-    """How to reach one lease on one donor (struct isw_remote_config)."""
+    """How to reach one lease on one donor (struct isw_remote_config).
+
+    `rdma`: None: TCP. A connect takes the offer, also when it fails.
+    """
 
     host: str
     port: int
@@ -251,6 +312,7 @@ class RemoteConfig:
     queues: int = 2
     connect_ms_max: int = 3_000
     request_ms_max: int = 2_000
+    rdma: RdmaPeer | None = None
 
 
 class Frontend(Protocol):
@@ -339,6 +401,13 @@ class Engine(Protocol):
         After it remotes are down and mapped slabs SUSPENDED; drains that were under way are
         reported. It stays a standby when it fails.
         """
+
+    def rdma_offer(self, host: str, queues: int, slots: int) -> RdmaOffer:
+        """Blocking. For a donor there, with a lease of so many slots. EngineError: no RDMA leads
+        there, and why."""
+
+    def remote_slot_key(self, remote: int, slot: int, key: RdmaKey) -> None:
+        """Of a remote with RDMA, before a slab is mapped or resumed there. EngineError ENOTCONN."""
 
     def remote_connect(self, config: RemoteConfig) -> int:
         """Blocking. Returns the remote's number."""

@@ -6,8 +6,10 @@ from __future__ import annotations
 import errno
 import secrets
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from infiniswap.control.messages import RdmaEnd, RdmaKey
 from infiniswap.engine.protocol import Lease, LeaseStats, MappedSlot, RestoredSlot, StoreConfig
 from infiniswap.errors import EngineError
 
@@ -20,6 +22,7 @@ class _Lease:
     token: str
     epoch: int = 1
     connections: int = 0
+    rdma: bool = False
     slots: dict[int, int] = field(default_factory=dict)
 
 
@@ -28,6 +31,8 @@ class FakeStore:
 
     Attributes:
         refuse_memory: while true, preallocate fails as on a host without memory.
+        has_rdma: whether this host has an RDMA device; it has not, at first.
+        refuse_registration: while true, no slab can be registered with it.
         renewals_blocked: while true, renewals time out as with a connection that does not drain.
         destroyed: lease_destroy returns only while this is set (it is, at first).
         closed: whether close was called.
@@ -36,6 +41,8 @@ class FakeStore:
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
         self.refuse_memory = False
+        self.has_rdma = False
+        self.refuse_registration = False
         self.renewals_blocked = False
         self.destroyed = threading.Event()
         self.destroyed.set()
@@ -130,6 +137,7 @@ class FakeStore:
             if self.renewals_blocked:
                 raise EngineError("connections are still open", code=errno.ETIMEDOUT)
             entry.connections = 0
+            entry.rdma = False
             entry.epoch += 1
             entry.token = secrets.token_hex(16)
             return entry.token
@@ -176,6 +184,32 @@ class FakeStore:
                 raise EngineError("another generation", code=errno.ESTALE)
             del entry.slots[slot]
             self._dirty += 1
+
+    def rdma_open(self, lease: int, peers: Sequence[RdmaEnd]) -> tuple[Sequence[RdmaEnd], RdmaKey]:
+        """Ends that mirror the peers', or none where the host has no RDMA."""
+        with self._lock:
+            entry = self._find(lease)
+            if not self.has_rdma:
+                raise EngineError("no RDMA: this host has no RDMA device", code=errno.ENODEV)
+            entry.rdma = True
+            return list(peers), RdmaKey(4096, 1)
+
+    def rdma_close(self, lease: int) -> None:
+        """No connections any more."""
+        with self._lock:
+            self._find(lease).rdma = False
+
+    def rdma_key(self, lease: int, slot: int, generation: int) -> RdmaKey:
+        """A key, while there is memory to register."""
+        with self._lock:
+            entry = self._find(lease)
+            if not entry.rdma:
+                raise EngineError("no connections", code=errno.ENOTCONN)
+            if entry.slots.get(slot) != generation:
+                raise EngineError("another generation", code=errno.ESTALE)
+            if self.refuse_registration:
+                raise EngineError("too little memory may be locked", code=errno.ENOMEM)
+            return RdmaKey(4096 * (slot + 1), generation)
 
     def stats(self) -> dict[str, int]:
         """As isw_store_stats."""

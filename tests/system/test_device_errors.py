@@ -70,7 +70,7 @@ def new(cluster: Cluster, *args: str, size: str = "16M", donors: str = "") -> li
         (3, ("slab", "lots"), ["--slab", "lots"]),
         (3, ("slab", "4097"), ["--slab", "4097"]),
         (2, ("99999", "32767"), ["--swap", "--priority", "99999"]),
-        (2, ("RDMA", "tcp"), ["--transport", "rdma"]),
+        (5, ("RDMA", "--transport auto"), ["--transport", "rdma"]),
         (2, ("--backup none", "--allow-data-loss"), ["--swap", "--backup", "none"]),
         (5, ("ublk", "fuse"), ["--frontend", "ublk"]),
         (5, ("nbd", "fuse"), ["--frontend", "nbd"]),

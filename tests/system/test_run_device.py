@@ -490,7 +490,7 @@ def test_what_another_program_has_swapped_out_delays_the_end_and_is_not_lost(
         (("--backup", "/proc/nothing/here", "--size", "64M"), 8, "/proc/nothing"),
         (("--frontend", "nbd-socket", "--size", "64M"), 2, "nbd-socket"),
         (("--frontend", "ublk", "--size", "64M"), 5, "ublk"),
-        (("--transport", "rdma", "--size", "64M"), 2, "RDMA"),
+        (("--transport", "rdma", "--size", "64M"), 5, "RDMA"),
         (("--secret-file", "/no/such/secret", "--size", "64M"), 3, "/no/such/secret"),
         (("--config", "/no/such/file"), 3, "/no/such/file"),
     ],

@@ -53,6 +53,10 @@ def from_info(info: Any) -> st.SearchStrategy[Any]:
             return st.lists(from_info(info.item_type), min_size=info.min_length or 0, max_size=8)
         case msgspec.inspect.StructType():
             return message(info.cls)
+        case msgspec.inspect.UnionType():
+            return st.one_of(*map(from_info, info.types))
+        case msgspec.inspect.NoneType():
+            return st.none()
         case _:
             raise NotImplementedError(info)
 

@@ -11,10 +11,15 @@ from typing import Any, cast
 
 import pytest
 
-from infiniswap.control.messages import REFUSED_ONLY_COPY
+from infiniswap.control.messages import REFUSED_ONLY_COPY, LeaseAnswer
 from infiniswap.device.link_types import Lease, LinkConfig, Place
 from infiniswap.device.links import DonorLink
-from infiniswap.errors import EngineError, RequestRefusedError, SessionLostError
+from infiniswap.errors import (
+    EngineError,
+    ProtocolMismatchError,
+    RequestRefusedError,
+    SessionLostError,
+)
 from infiniswap.units import MIB, HostPort
 
 
@@ -30,7 +35,8 @@ async def test_a_cancelled_call_into_the_engine_is_waited_for(fails: bool) -> No
 
     nothing = cast(Any, None)
     with ThreadPoolExecutor(1) as executor:
-        link = DonorLink(HostPort("127.0.0.1", 1), nothing, nothing, nothing, executor)
+        config = cast(Any, SimpleNamespace(transport="tcp"))
+        link = DonorLink(HostPort("127.0.0.1", 1), nothing, nothing, config, executor)
         asyncio.get_running_loop().call_later(0.2, going_on.set)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(link._blocking(reconnect), 0.05)
@@ -64,6 +70,27 @@ async def test_a_slab_that_is_the_only_copy_is_not_given_up() -> None:
     assert caught.value.reason == REFUSED_ONLY_COPY
     assert link.mapped == {0: Place(3, 9)}
     await link.evict(8, 3, 9, 1.0, 0.0)  # another lease's: nothing to give up
+
+
+@pytest.mark.parametrize("export_bytes", [0, 16 * MIB, 18 * MIB, (1 << 53) - 1])
+async def test_a_lease_of_another_size_than_was_asked_for_is_refused(export_bytes: int) -> None:
+    async def lease(slots_max: int) -> LeaseAnswer:
+        assert slots_max == 17
+        return LeaseAnswer(
+            id=0,
+            lease=7,
+            token="0" * 32,
+            epoch=1,
+            reclaim="1" * 32,
+            export_bytes=export_bytes,
+            grace_ms=1,
+        )
+
+    nothing = cast(Any, None)
+    config = SimpleNamespace(transport="tcp", slab_count=1, slab_bytes=MIB)
+    link = DonorLink(HostPort("127.0.0.1", 1), nothing, nothing, cast(Any, config), nothing)
+    with pytest.raises(ProtocolMismatchError, match="17 slabs"):
+        await link._ensure_lease(cast(Any, SimpleNamespace(lease=lease)))
 
 
 class _Slabs:
@@ -103,7 +130,7 @@ async def test_an_eviction_does_not_outlive_its_session() -> None:
     async def wait_ended() -> None:
         await asyncio.shield(ended)
 
-    slabs, config = Moving(), SimpleNamespace(has_backup=False)
+    slabs, config = Moving(), SimpleNamespace(has_backup=False, transport="tcp")
     address = HostPort("127.0.0.1", 1)
     link = DonorLink(address, nothing, cast(Any, slabs), cast(Any, config), nothing)
     link._lease = Lease(7, "", 1, "", MIB, "")
@@ -119,7 +146,7 @@ async def test_an_eviction_does_not_outlive_its_session() -> None:
 async def test_a_slab_evicted_past_the_deadline_is_not_the_donors_for_good() -> None:
     nothing = cast(Any, None)
     engine = SimpleNamespace(slab_unmap=lambda slab, remote, generation: None)
-    config = SimpleNamespace(has_backup=True)
+    config = SimpleNamespace(has_backup=True, transport="tcp")
     slabs = _Slabs()
     address = HostPort("127.0.0.1", 1)
     link = DonorLink(address, cast(Any, engine), cast(Any, slabs), cast(Any, config), nothing)

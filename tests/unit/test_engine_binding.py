@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import infiniswap
+from infiniswap.control.messages import RdmaEnd, RdmaKey
 from infiniswap.engine import build_cdef
 from infiniswap.engine.protocol import (
     EngineConfig,
@@ -75,7 +77,7 @@ def sim(native: Any) -> Iterator[SimEngine]:
 
 def test_library_and_package_are_of_one_version(native: Any) -> None:
     assert native.library_version() == infiniswap.__version__
-    assert native.library_features() <= {"fuse", "uring", "ublk"}
+    assert native.library_features() <= {"fuse", "uring", "ublk", "rdma"}
 
 
 def test_enums_and_records_match_the_header(project_root: Path) -> None:
@@ -102,7 +104,10 @@ def test_enums_and_records_match_the_header(project_root: Path) -> None:
     assert names(LeaseStats) == fields("isw_lease_stats")
     assert names(SlabInfo) == fields("isw_slab_info")
     assert names(EngineConfig)[:-4] == fields("isw_engine_config")[:-2]
-    assert set(names(RemoteConfig)) == set(fields("isw_remote_config"))
+    remote = {*names(RemoteConfig), *(f"rdma_{name}" for name in ("peers", "probe"))}
+    assert remote == set(fields("isw_remote_config"))
+    for record, struct in ((RdmaEnd, "isw_rdma_end"), (RdmaKey, "isw_rdma_key")):
+        assert {field.name for field in msgspec.structs.fields(record)} == set(fields(struct))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,396 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* RDMA: a device's domain, and a queue's life. See rdma_internal.h first. */
+#define _GNU_SOURCE 1
+#include "transport/rdma.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "transport/rdma_internal.h"
+
+#define NS_PER_MS 1000000ull
+
+/* ------------------------------------------------------------------------- domains */
+
+static int memory_error(int code, const char *what, struct isw_error *error)
+{
+	if (code == -ENOMEM)
+		return iswi_error(error, code,
+				  "%s cannot be registered with the RDMA device: too little memory "
+				  "may be locked (ulimit -l, LimitMEMLOCK=infinity)",
+				  what);
+	return iswi_error(error, code, "%s cannot be registered with the RDMA device: %s", what,
+			  strerror(-code));
+}
+
+int iswi_rdma_domain_open(const struct iswi_verbs *verbs, const char *device, void *memory,
+			  uint64_t bytes, struct iswi_rdma_domain **domain_out,
+			  struct isw_error *error)
+{
+	struct iswi_rdma_domain *domain = calloc(1, sizeof(*domain));
+	struct iswi_verbs_key key = {0};
+	int code;
+
+	if (domain == NULL)
+		return iswi_error(error, -ENOMEM, "no memory for RDMA");
+	domain->verbs = verbs;
+	code = verbs->open(device, &domain->dev, error);
+	if (code != 0)
+		goto err;
+	code = verbs->pd_make(domain->dev, &domain->pd);
+	if (code != 0) {
+		iswi_error(error, code, "RDMA device %s gives no protection domain: %s", device,
+			   strerror(-code));
+		goto err;
+	}
+	if (memory != NULL) {
+		code = verbs->mr_make(domain->pd, memory, bytes, 0, &domain->mr, &key);
+		if (code != 0) {
+			memory_error(code, "the staging memory", error);
+			goto err;
+		}
+		domain->memory = memory;
+		domain->bytes = bytes;
+		domain->lkey = key.local;
+	}
+	*domain_out = domain;
+	return 0;
+err:
+	iswi_rdma_domain_close(domain);
+	return code;
+}
+
+void iswi_rdma_domain_close(struct iswi_rdma_domain *domain)
+{
+	if (domain == NULL)
+		return;
+	if (domain->mr != NULL)
+		domain->verbs->mr_free(domain->mr);
+	if (domain->pd != NULL)
+		domain->verbs->pd_free(domain->pd);
+	if (domain->dev != NULL)
+		domain->verbs->close(domain->dev);
+	free(domain);
+}
+
+/* ---------------------------------------------------------------------- any thread */
+
+static void end_chain(struct iswi_xfer *xfer, int error)
+{
+	while (xfer != NULL) {
+		struct iswi_xfer *next = xfer->next;
+
+		xfer->done(xfer, error);
+		xfer = next;
+	}
+}
+
+/* 0, or why it must not go to the device. */
+static int check(const struct iswi_rdma *rdma, const struct iswi_xfer *xfer)
+{
+	uint64_t address;
+	uint32_t key;
+
+	if (xfer->length == 0 || xfer->length > rdma->bounce_bytes ||
+	    xfer->length > rdma->slab_bytes - xfer->offset % rdma->slab_bytes)
+		return -EINVAL;
+	return iswi_rdma_locate(rdma, xfer, &address, &key) ? 0 : -ENXIO;
+}
+
+struct sorted {
+	struct iswi_xfer *first, *last;    /* to be sent, and stamped */
+	struct iswi_xfer *invalid, *empty; /* to be refused */
+	bool watched;                      /* one of them minds being slow */
+};
+
+static void sort(struct iswi_rdma *rdma, struct iswi_xfer *xfer, uint64_t now_ns,
+		 struct sorted *sorted)
+{
+	*sorted = (struct sorted){0};
+	while (xfer != NULL) {
+		struct iswi_xfer *next = xfer->next, **bad;
+		int code = check(rdma, xfer);
+
+		if (code != 0) {
+			bad = code == -EINVAL ? &sorted->invalid : &sorted->empty;
+			xfer->next = *bad;
+			*bad = xfer;
+		} else {
+			xfer->submitted_ns = now_ns;
+			xfer->deadline_ns = now_ns + rdma->request_ns_max;
+			sorted->watched |= xfer->kind == ISWI_XFER_READ && xfer->slow_us != 0;
+			xfer->next = NULL;
+			if (sorted->last == NULL)
+				sorted->first = xfer;
+			else
+				sorted->last->next = xfer;
+			sorted->last = xfer;
+		}
+		xfer = next;
+	}
+}
+
+static void rdma_submit(struct iswi_queue *queue, struct iswi_xfer *first)
+{
+	struct iswi_rdma *rdma = ISWI_CONTAINER(queue, struct iswi_rdma, base);
+	uint64_t now_ns = rdma->clock->now_ns(rdma->clock->ctx);
+	struct sorted sorted;
+	bool down, wake;
+
+	sort(rdma, first, now_ns, &sorted);
+	if (sorted.first != NULL) {
+		pthread_mutex_lock(&rdma->lock);
+		down = rdma->state == RDMA_DOWN;
+		/* Only the receiver thread sees deadlines: it sleeps long where there are none. */
+		wake = sorted.watched && rdma->dozing;
+		if (sorted.watched) {
+			rdma->watched_ns = now_ns;
+			rdma->dozing = false;
+		}
+		if (!down) {
+			iswi_rdma_enqueue(rdma, sorted.first, sorted.last);
+			iswi_rdma_post_pending(rdma);
+			/* From here on they may be ended: keeps destroy away. */
+			rdma->users++;
+		}
+		pthread_mutex_unlock(&rdma->lock);
+		if (down) {
+			end_chain(sorted.first, -ESHUTDOWN);
+		} else {
+			if (wake)
+				iswi_rdma_wake(rdma);
+			pthread_mutex_lock(&rdma->lock);
+			rdma->users--;
+			if (rdma->state != RDMA_UP)
+				pthread_cond_broadcast(&rdma->quiet);
+			pthread_mutex_unlock(&rdma->lock);
+		}
+	}
+	end_chain(sorted.invalid, -EINVAL);
+	end_chain(sorted.empty, -ENXIO);
+}
+
+static void rdma_shutdown(struct iswi_queue *queue)
+{
+	struct iswi_rdma *rdma = ISWI_CONTAINER(queue, struct iswi_rdma, base);
+
+	pthread_mutex_lock(&rdma->lock);
+	iswi_rdma_fail(rdma, -ESHUTDOWN);
+	pthread_mutex_unlock(&rdma->lock);
+	iswi_rdma_wake(rdma);
+}
+
+static void rdma_free(struct iswi_rdma *rdma)
+{
+	if (rdma->qp != NULL)
+		rdma->verbs->qp_free(rdma->qp);
+	if (rdma->cq != NULL)
+		rdma->verbs->cq_free(rdma->cq);
+	if (rdma->bounce_mr != NULL)
+		rdma->verbs->mr_free(rdma->bounce_mr);
+	if (rdma->bounce != NULL)
+		munmap(rdma->bounce, rdma->bounce_bytes);
+	if (rdma->wake_fd >= 0)
+		close(rdma->wake_fd);
+	pthread_cond_destroy(&rdma->quiet);
+	pthread_mutex_destroy(&rdma->lock);
+	free(rdma->slot);
+	free(rdma);
+}
+
+static void rdma_destroy(struct iswi_queue *queue)
+{
+	struct iswi_rdma *rdma = ISWI_CONTAINER(queue, struct iswi_rdma, base);
+
+	if (rdma->started) {
+		rdma_shutdown(queue);
+		pthread_join(rdma->thread, NULL);
+		/* Every transfer was ended; a submitter may still be on its way out. */
+		pthread_mutex_lock(&rdma->lock);
+		while (rdma->users > 0)
+			pthread_cond_wait(&rdma->quiet, &rdma->lock);
+		pthread_mutex_unlock(&rdma->lock);
+	}
+	rdma_free(rdma);
+}
+
+static const struct iswi_transport_ops rdma_ops = {
+	.name = "rdma",
+	.submit = rdma_submit,
+	.shutdown = rdma_shutdown,
+	.destroy = rdma_destroy,
+};
+
+/* --------------------------------------------------------------- making, connecting */
+
+static int make_bounce(struct iswi_rdma *rdma, uint32_t request_bytes_max, struct isw_error *error)
+{
+	struct iswi_verbs_key key;
+	void *memory;
+	int code;
+
+	rdma->bounce_bytes = ISWI_MAX(RDMA_BOUNCE_BYTES, request_bytes_max);
+	memory = mmap(NULL, rdma->bounce_bytes, PROT_READ | PROT_WRITE,
+		      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	if (memory == MAP_FAILED)
+		return iswi_error(error, -errno, "no memory for an RDMA connection");
+	/* A child between fork and exec must not get copies of pages the device writes to. */
+	madvise(memory, rdma->bounce_bytes, MADV_DONTFORK);
+	rdma->bounce = memory;
+	code = rdma->verbs->mr_make(rdma->domain->pd, memory, rdma->bounce_bytes, 0,
+				    &rdma->bounce_mr, &key);
+	if (code != 0)
+		return memory_error(code, "a connection's memory", error);
+	rdma->bounce_lkey = key.local;
+	return 0;
+}
+
+static int make_queue_pair(struct iswi_rdma *rdma, struct isw_rdma_end *end_out,
+			   struct isw_error *error)
+{
+	const struct iswi_verbs_qp_config config = {
+		.port = rdma->choice.port,
+		.gid_index = rdma->choice.gid_index,
+		.sends_max = rdma->depth,
+	};
+	int code = iswi_verbs_psn(&rdma->psn);
+
+	*end_out = rdma->choice.end;
+	end_out->psn = rdma->psn;
+	/* In an error each transfer completes, asked for or not; and one more is the probe. */
+	if (code == 0)
+		code = rdma->verbs->cq_make(rdma->domain->dev, rdma->depth + 1, &rdma->cq,
+					    &rdma->cq_fd);
+	if (code == 0)
+		code = rdma->verbs->qp_make(rdma->domain->pd, rdma->cq, &config, &rdma->qp,
+					    &end_out->number);
+	if (code != 0)
+		return iswi_error(error, code, "RDMA device %s gives no connection: %s%s",
+				  rdma->choice.device, strerror(-code),
+				  code == -ENOMEM ? " (ulimit -l, LimitMEMLOCK=infinity)" : "");
+	return 0;
+}
+
+int iswi_rdma_make(const struct iswi_rdma_config *config, struct iswi_queue **queue_out,
+		   struct isw_rdma_end *end_out, struct isw_error *error)
+{
+	struct iswi_rdma *rdma;
+	int code;
+
+	if (config->depth == 0 || config->depth > ISWI_RDMA_DEPTH_MAX)
+		return iswi_error(error, -EINVAL, "queue depth %u is not between 1 and %u",
+				  config->depth, ISWI_RDMA_DEPTH_MAX);
+	rdma = calloc(1, sizeof(*rdma));
+	if (rdma == NULL)
+		return iswi_error(error, -ENOMEM, "no memory for an RDMA connection");
+	rdma->base.ops = &rdma_ops;
+	rdma->clock = config->clock != NULL ? config->clock : &iswi_clock_monotonic;
+	rdma->verbs = config->domain->verbs;
+	rdma->domain = config->domain;
+	rdma->places = config->places;
+	rdma->choice = *config->choice;
+	rdma->slab_bytes = config->slab_bytes;
+	rdma->depth = config->depth;
+	snprintf(rdma->thread_name, sizeof(rdma->thread_name), "%s", config->thread_name);
+	pthread_mutex_init(&rdma->lock, NULL);
+	pthread_cond_init(&rdma->quiet, NULL);
+	rdma->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	rdma->slot = calloc(rdma->depth, sizeof(*rdma->slot));
+	if (rdma->wake_fd < 0 || rdma->slot == NULL)
+		code = iswi_error(error, rdma->slot == NULL ? -ENOMEM : -errno,
+				  "no memory or descriptor for an RDMA connection");
+	else
+		code = make_bounce(rdma, config->request_bytes_max, error);
+	if (code == 0)
+		code = make_queue_pair(rdma, end_out, error);
+	if (code != 0) {
+		rdma_free(rdma);
+		return code;
+	}
+	/* With one processor the wait for a device in software would keep that from working. */
+	rdma->spin_ns_max = sysconf(_SC_NPROCESSORS_ONLN) > 1 ? RDMA_SPIN_NS_MAX : 0;
+	rdma->spin_ns = rdma->spin_ns_max / 2;
+	*queue_out = &rdma->base;
+	return 0;
+}
+
+/* One page over the connection: no port, firewall or MTU is in its way. */
+static int probe(struct iswi_rdma *rdma, const struct isw_rdma_key *key, uint64_t deadline_ns,
+		 struct isw_error *error)
+{
+	const struct iswi_verbs_post post = {
+		.signalled = true,
+		.length = ISW_PAGE_BYTES,
+		.local = rdma->bounce,
+		.lkey = rdma->bounce_lkey,
+		.remote = key->address,
+		.rkey = key->rkey,
+	};
+	const struct timespec pause = {.tv_nsec = 200000};
+	struct iswi_verbs_done done;
+	uint32_t one = 1;
+	int code = rdma->verbs->post(rdma->qp, &post, &one);
+
+	if (code != 0)
+		return iswi_error(error, code, "the RDMA connection takes no request: %s",
+				  strerror(-code));
+	while ((code = rdma->verbs->poll(rdma->cq, &done, 1)) == 0) {
+		if (iswi_now_ns() >= deadline_ns)
+			return iswi_error(error, -ETIMEDOUT,
+					  "no answer over RDMA: is UDP port 4791 open, and the MTU "
+					  "the same all the way?");
+		nanosleep(&pause, NULL);
+	}
+	if (code > 0)
+		code = done.error;
+	if (code == -ETIMEDOUT)
+		return iswi_error(
+			error, code,
+			"no answer over RDMA: is UDP port 4791 open, and the MTU the same "
+			"all the way?");
+	if (code != 0)
+		return iswi_error(error, code, "the other end refuses us over RDMA: %s",
+				  strerror(-code));
+	return 0;
+}
+
+int iswi_rdma_connect(struct iswi_queue *queue, const struct isw_rdma_end *peer,
+		      const struct isw_rdma_key *key, uint32_t connect_ms_max,
+		      uint32_t request_ms_max, const struct iswi_queue_events *events,
+		      struct isw_error *error)
+{
+	struct iswi_rdma *rdma = ISWI_CONTAINER(queue, struct iswi_rdma, base);
+	uint64_t deadline_ns = iswi_now_ns() + connect_ms_max * NS_PER_MS;
+	struct iswi_verbs_path path;
+	int code;
+
+	rdma->events = *events;
+	rdma->request_ns_max = request_ms_max * NS_PER_MS;
+	code = iswi_verbs_meet(&rdma->choice, rdma->psn, peer, &path, error);
+	if (code != 0)
+		return code;
+	path.give_up_ms = request_ms_max;
+	code = rdma->verbs->qp_connect(rdma->qp, &path);
+	if (code != 0)
+		return iswi_error(error, code, "RDMA device %s cannot connect: %s",
+				  rdma->choice.device, strerror(-code));
+	code = probe(rdma, key, deadline_ns, error);
+	if (code != 0)
+		return code;
+	rdma->now_ns = rdma->ticked_ns = rdma->clock->now_ns(rdma->clock->ctx);
+	rdma->state = RDMA_UP;
+	code = iswi_thread_start(&rdma->thread, rdma->thread_name, iswi_rdma_receiver, rdma);
+	if (code != 0) {
+		rdma->state = RDMA_MADE;
+		return iswi_error(error, code, "no thread for an RDMA connection: %s",
+				  strerror(-code));
+	}
+	rdma->started = true;
+	return 0;
+}

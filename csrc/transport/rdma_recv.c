@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The receiver thread: completions, time, and the queue's end. See rdma_internal.h first. */
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "transport/rdma_internal.h"
+
+#define NS_PER_MS 1000000ull
+#define NS_PER_US 1000ull
+
+/* Ends each; the queue may be gone as soon as the last one was ended. */
+static void end_chain(struct iswi_xfer *xfer, int error)
+{
+	while (xfer != NULL) {
+		struct iswi_xfer *next = xfer->next;
+
+		xfer->done(xfer, error);
+		xfer = next;
+	}
+}
+
+/* Everything up to this number is done: READs are copied out, then room is given back. */
+static void complete(struct iswi_rdma *rdma, uint64_t number)
+{
+	struct iswi_xfer *first = NULL, **link = &first;
+	uint64_t head, posted, bounce_end = 0;
+	bool bounced = false;
+
+	pthread_mutex_lock(&rdma->lock);
+	head = rdma->head;
+	posted = rdma->posted;
+	pthread_mutex_unlock(&rdma->lock);
+	if (number < head || number >= posted)
+		return; /* no device says that; were it believed, pages would be taken for read */
+	/* Slots of what is posted are this thread's to free, so they stay as they are meanwhile. */
+	for (uint64_t i = head; i <= number; i++) {
+		struct rdma_slot *slot = iswi_rdma_slot(rdma, i);
+
+		if (slot->bounce != NULL) {
+			if (slot->xfer->kind == ISWI_XFER_READ)
+				memcpy(slot->xfer->buf, slot->bounce, slot->xfer->length);
+			bounce_end = slot->bounce_end;
+			bounced = true;
+		}
+		*link = slot->xfer;
+		link = &slot->xfer->next;
+	}
+	*link = NULL;
+	pthread_mutex_lock(&rdma->lock);
+	rdma->head = number + 1;
+	/* While one of these holds bytes of the bounce ring, that does not begin anew. */
+	if (bounced)
+		rdma->bounce_head = bounce_end;
+	iswi_rdma_post_pending(rdma);
+	pthread_mutex_unlock(&rdma->lock);
+	end_chain(first, 0);
+}
+
+static void fail(struct iswi_rdma *rdma, int error)
+{
+	pthread_mutex_lock(&rdma->lock);
+	iswi_rdma_fail(rdma, error);
+	pthread_mutex_unlock(&rdma->lock);
+}
+
+/* Returns how many completions there were. */
+static int reap(struct iswi_rdma *rdma)
+{
+	struct iswi_verbs_done done[RDMA_POLL];
+	int count = rdma->verbs->poll(rdma->cq, done, RDMA_POLL);
+	int last = -1;
+
+	if (count < 0)
+		fail(rdma, count);
+	for (int i = 0; i < count; i++) {
+		if (done[i].error != 0) {
+			if (last >= 0)
+				complete(rdma, done[last].id);
+			fail(rdma, done[i].error);
+			return count;
+		}
+		last = i;
+	}
+	if (last >= 0)
+		complete(rdma, done[last].id);
+	return count;
+}
+
+/* ---------------------------------------------------------------------------- time */
+
+static bool minds(const struct iswi_xfer *xfer)
+{
+	return xfer->kind == ISWI_XFER_READ && xfer->slow_us != 0;
+}
+
+/* Lock held. Marks the transfer as asked when it has become slow. It may be younger than now_ns. */
+static bool became_slow(struct iswi_xfer *xfer, uint64_t now_ns)
+{
+	if (!minds(xfer) || now_ns < xfer->submitted_ns + xfer->slow_us * NS_PER_US)
+		return false;
+	xfer->slow_us = 0;
+	return true;
+}
+
+/* All of them are ended by this thread only, so they are there still when the lock is not. */
+static void call_slow(struct iswi_rdma *rdma, uint64_t now_ns)
+{
+	struct iswi_xfer *slow[RDMA_POLL];
+	uint32_t count = 0;
+
+	pthread_mutex_lock(&rdma->lock);
+	for (uint64_t i = rdma->head; i < rdma->tail && count < RDMA_POLL; i++)
+		if (became_slow(iswi_rdma_slot(rdma, i)->xfer, now_ns))
+			slow[count++] = iswi_rdma_slot(rdma, i)->xfer;
+	for (struct iswi_xfer *xfer = rdma->pending_first; xfer != NULL && count < RDMA_POLL;
+	     xfer = xfer->next)
+		if (became_slow(xfer, now_ns))
+			slow[count++] = xfer;
+		else if (minds(xfer))
+			break; /* those behind it are younger */
+	pthread_mutex_unlock(&rdma->lock);
+	/* Nothing of it is in its buffer yet: it lands elsewhere. */
+	for (uint32_t i = 0; i < count; i++)
+		slow[i]->slow(slow[i], 0);
+}
+
+/* In the order in which they were submitted: the oldest says it for all. */
+static void check_deadline(struct iswi_rdma *rdma, uint64_t now_ns)
+{
+	const struct iswi_xfer *oldest;
+
+	pthread_mutex_lock(&rdma->lock);
+	oldest = rdma->head < rdma->tail ? iswi_rdma_slot(rdma, rdma->head)->xfer
+					 : rdma->pending_first;
+	if (oldest != NULL && oldest->deadline_ns <= now_ns)
+		iswi_rdma_fail(rdma, -ETIMEDOUT);
+	pthread_mutex_unlock(&rdma->lock);
+}
+
+static void tick(struct iswi_rdma *rdma, uint32_t tick_ms, bool timed_out)
+{
+	uint64_t now_ns = rdma->clock->now_ns(rdma->clock->ctx);
+
+	rdma->now_ns = now_ns;
+	if (!timed_out && now_ns - rdma->ticked_ns < tick_ms * NS_PER_MS)
+		return;
+	rdma->ticked_ns = now_ns;
+	call_slow(rdma, now_ns);
+	check_deadline(rdma, now_ns);
+}
+
+/* Whether to look once more before sleeping; learns how long that pays. */
+static bool spin(struct iswi_rdma *rdma, bool busy)
+{
+	uint64_t now_ns;
+
+	if (!busy || rdma->spin_ns_max == 0)
+		return false;
+	now_ns = iswi_now_ns();
+	if (rdma->spin_until_ns == 0)
+		rdma->spin_until_ns = now_ns + rdma->spin_ns;
+	if (now_ns < rdma->spin_until_ns)
+		return true;
+	/* In vain: the device is slower than that, or needs the processor itself. */
+	rdma->spin_ns /= 2;
+	if (rdma->spin_ns < RDMA_SPIN_NS_MIN)
+		rdma->spin_ns = 0;
+	if (++rdma->sleeps % RDMA_SPIN_TRY_EVERY == 0)
+		rdma->spin_ns = rdma->spin_ns_max;
+	rdma->spin_until_ns = 0;
+	return false;
+}
+
+static void found(struct iswi_rdma *rdma)
+{
+	if (rdma->spin_until_ns != 0) /* by looking again */
+		rdma->spin_ns =
+			ISWI_MIN(ISWI_MAX(rdma->spin_ns * 2, RDMA_SPIN_NS_MIN), rdma->spin_ns_max);
+	rdma->spin_until_ns = 0;
+}
+
+static void doze(struct iswi_rdma *rdma, int timeout_ms)
+{
+	struct pollfd fds[2] = {
+		{.fd = rdma->cq_fd, .events = POLLIN},
+		{.fd = rdma->wake_fd, .events = POLLIN},
+	};
+	uint64_t count;
+
+	if (poll(fds, 2, timeout_ms) < 0 && errno != EINTR)
+		fail(rdma, -errno);
+	if ((fds[0].revents & (POLLERR | POLLHUP | POLLNVAL)) != 0)
+		fail(rdma, -EIO); /* the device was removed, and would be readable for ever */
+	if (fds[1].revents != 0 && read(rdma->wake_fd, &count, sizeof(count)) < 0 &&
+	    errno != EAGAIN)
+		fail(rdma, -errno);
+}
+
+/* Waits for something to do and does it. */
+static void receiver_round(struct iswi_rdma *rdma, bool busy, bool watched)
+{
+	uint32_t tick_ms = watched ? RDMA_WATCH_MS : RDMA_TICK_MS;
+	uint32_t idle_ms = (uint32_t)ISWI_MIN(
+		(uint64_t)RDMA_IDLE_MS, ISWI_MAX(rdma->request_ns_max / NS_PER_MS, RDMA_TICK_MS));
+	int code;
+
+	if (reap(rdma) != 0) {
+		found(rdma);
+		tick(rdma, tick_ms, false);
+		return;
+	}
+	if (spin(rdma, busy))
+		return;
+	code = rdma->verbs->arm(rdma->cq);
+	if (code != 0)
+		fail(rdma, code);
+	/* What came before the queue was armed makes nothing readable. */
+	else if (reap(rdma) == 0)
+		doze(rdma, (int)(busy || watched ? tick_ms : idle_ms));
+	tick(rdma, tick_ms, false);
+}
+
+/* ----------------------------------------------------------------------------- end */
+
+/*
+ * Gone, nothing of it touches our buffers any more. A device that will not let it go (none is
+ * known) has flushed it at least, or had the time to: what it could still send are bytes of staging
+ * to a donor that is fenced before its slabs are looked at again.
+ */
+static void end_queue_pair(struct iswi_rdma *rdma)
+{
+	const struct timespec pause = {.tv_nsec = 1000000};
+	struct iswi_verbs_done done[RDMA_POLL];
+	uint64_t flushed = 0;
+
+	if (rdma->verbs->qp_free(rdma->qp) == 0) {
+		rdma->qp = NULL;
+		return;
+	}
+	for (uint32_t ms = 0; ms < RDMA_FLUSH_MS && flushed < rdma->posted; ms++) {
+		int count = rdma->verbs->poll(rdma->cq, done, RDMA_POLL);
+
+		for (int i = 0; i < count; i++)
+			flushed = done[i].id + 1;
+		if (count <= 0)
+			nanosleep(&pause, NULL);
+	}
+}
+
+/* FAILING → DOWN. */
+static void go_down(struct iswi_rdma *rdma)
+{
+	struct iswi_xfer *first;
+	int error;
+
+	pthread_mutex_lock(&rdma->lock);
+	error = rdma->down_error;
+	pthread_mutex_unlock(&rdma->lock);
+	rdma->verbs->qp_fail(rdma->qp);
+	rdma->events.down(rdma->events.ctx, error);
+	end_queue_pair(rdma); /* nobody posts any more: the state is FAILING */
+	pthread_mutex_lock(&rdma->lock);
+	rdma->state = RDMA_DOWN;
+	first = iswi_rdma_take_all(rdma);
+	pthread_mutex_unlock(&rdma->lock);
+	end_chain(first, error);
+}
+
+void *iswi_rdma_receiver(void *arg)
+{
+	struct iswi_rdma *rdma = arg;
+
+	for (;;) {
+		bool up, busy, watched;
+
+		pthread_mutex_lock(&rdma->lock);
+		up = rdma->state == RDMA_UP;
+		busy = rdma->head < rdma->tail || rdma->pending_first != NULL;
+		watched = rdma->watched_ns != 0 &&
+			  rdma->watched_ns + RDMA_LINGER_MS * NS_PER_MS > rdma->now_ns;
+		rdma->dozing = !watched;
+		pthread_mutex_unlock(&rdma->lock);
+		if (!up)
+			break;
+		receiver_round(rdma, busy, watched);
+	}
+	go_down(rdma);
+	return NULL;
+}

@@ -1,0 +1,680 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The host's RDMA devices through libibverbs, which is loaded at run time. Of its header only types
+ * and the inline functions that go through an object's own table are used, so nothing is linked.
+ */
+#define _GNU_SOURCE 1
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <infiniband/verbs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "util/util.h"
+#include "verbs/verbs.h"
+
+#define LIBRARY "libibverbs.so.1"
+#define SYSFS   "/sys/class/infiniband"
+/* A GID table may have a thousand entries; addresses are among the first. */
+#define GIDS_LOOKED_AT 128u
+#define POLL_MAX       32u
+#define POST_MAX       16u
+/*
+ * A packet that is not acknowledged is sent again after 4.096 us * 2^n, six times. Not seven: to
+ * soft-RoCE that is for ever. n is such that it all ends with a request's deadline: sooner a host
+ * that is merely busy would lose its connections. Within 67 ms to half a second.
+ */
+#define ACK_TIMEOUT_MIN 14
+#define ACK_TIMEOUT_MAX 17
+#define ACK_RETRIES     6
+/* Nobody here sends what needs a receive, so it never happens; 7 would be for ever. */
+#define RNR_RETRIES 3
+#define RNR_TIMER   12
+#define HOPS_MAX    64
+
+/* The header makes macros or inline calls of these: the library's own functions are meant. */
+#undef ibv_query_port
+#undef ibv_reg_mr
+
+struct lib {
+	struct ibv_device **(*get_device_list)(int *count);
+	void (*free_device_list)(struct ibv_device **list);
+	const char *(*get_device_name)(struct ibv_device *device);
+	struct ibv_context *(*open_device)(struct ibv_device *device);
+	int (*close_device)(struct ibv_context *context);
+	int (*query_device)(struct ibv_context *context, struct ibv_device_attr *attr);
+	int (*query_port)(struct ibv_context *context, uint8_t port,
+			  struct _compat_ibv_port_attr *attr);
+	struct ibv_pd *(*alloc_pd)(struct ibv_context *context);
+	int (*dealloc_pd)(struct ibv_pd *pd);
+	struct ibv_mr *(*reg_mr)(struct ibv_pd *pd, void *memory, size_t bytes, int access);
+	int (*dereg_mr)(struct ibv_mr *mr);
+	struct ibv_comp_channel *(*create_comp_channel)(struct ibv_context *context);
+	int (*destroy_comp_channel)(struct ibv_comp_channel *channel);
+	struct ibv_cq *(*create_cq)(struct ibv_context *context, int entries, void *ctx,
+				    struct ibv_comp_channel *channel, int vector);
+	int (*destroy_cq)(struct ibv_cq *cq);
+	int (*get_cq_event)(struct ibv_comp_channel *channel, struct ibv_cq **cq, void **ctx);
+	void (*ack_cq_events)(struct ibv_cq *cq, unsigned int count);
+	struct ibv_qp *(*create_qp)(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
+	int (*modify_qp)(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
+	int (*destroy_qp)(struct ibv_qp *qp);
+	const char *(*wc_status_str)(enum ibv_wc_status status);
+};
+
+struct iswi_vdev {
+	struct lib lib;
+	struct ibv_context *context;
+};
+
+struct iswi_vpd {
+	struct iswi_vdev *dev;
+	struct ibv_pd *pd;
+};
+
+struct iswi_vmr {
+	struct iswi_vdev *dev;
+	struct ibv_mr *mr;
+};
+
+struct iswi_vcq {
+	struct iswi_vdev *dev;
+	struct ibv_comp_channel *channel; /* NULL: nobody waits */
+	struct ibv_cq *cq;
+};
+
+struct iswi_vqp {
+	struct iswi_vdev *dev;
+	struct ibv_qp *qp;
+};
+
+/* ------------------------------------------------------------------------ library */
+
+static int load(struct lib *lib, struct isw_error *error)
+{
+	const struct {
+		const char *name;
+		void *function;
+	} wanted[] = {
+		{"ibv_get_device_list", &lib->get_device_list},
+		{"ibv_free_device_list", &lib->free_device_list},
+		{"ibv_get_device_name", &lib->get_device_name},
+		{"ibv_open_device", &lib->open_device},
+		{"ibv_close_device", &lib->close_device},
+		{"ibv_query_device", &lib->query_device},
+		{"ibv_query_port", &lib->query_port},
+		{"ibv_alloc_pd", &lib->alloc_pd},
+		{"ibv_dealloc_pd", &lib->dealloc_pd},
+		{"ibv_reg_mr", &lib->reg_mr},
+		{"ibv_dereg_mr", &lib->dereg_mr},
+		{"ibv_create_comp_channel", &lib->create_comp_channel},
+		{"ibv_destroy_comp_channel", &lib->destroy_comp_channel},
+		{"ibv_create_cq", &lib->create_cq},
+		{"ibv_destroy_cq", &lib->destroy_cq},
+		{"ibv_get_cq_event", &lib->get_cq_event},
+		{"ibv_ack_cq_events", &lib->ack_cq_events},
+		{"ibv_create_qp", &lib->create_qp},
+		{"ibv_modify_qp", &lib->modify_qp},
+		{"ibv_destroy_qp", &lib->destroy_qp},
+		{"ibv_wc_status_str", &lib->wc_status_str},
+	};
+	/* Never unloaded: providers leave things behind. Opened again it is the same one. */
+	void *handle = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+
+	if (handle == NULL)
+		return iswi_error(error, -ENOENT,
+				  "%s is not installed (Debian: apt install libibverbs1 "
+				  "ibverbs-providers)",
+				  LIBRARY);
+	for (size_t i = 0; i < ISWI_ARRAY_LEN(wanted); i++) {
+		void *symbol = dlsym(handle, wanted[i].name);
+
+		if (symbol == NULL)
+			return iswi_error(error, -ENOENT, "%s has no function %s: it is too old",
+					  LIBRARY, wanted[i].name);
+		memcpy(wanted[i].function, &symbol, sizeof(symbol));
+	}
+	return 0;
+}
+
+/* The first entry of the kernel's list of devices. False: there is none. */
+static bool kernel_device(char *name_out, size_t bytes)
+{
+	DIR *directory = opendir(SYSFS);
+	struct dirent *entry;
+	bool found = false;
+
+	if (directory == NULL)
+		return false;
+	while (!found && (entry = readdir(directory)) != NULL) {
+		if (entry->d_name[0] == '.')
+			continue;
+		snprintf(name_out, bytes, "%.*s", (int)bytes - 1, entry->d_name);
+		found = true;
+	}
+	closedir(directory);
+	return found;
+}
+
+static int no_devices(int code, struct isw_error *error)
+{
+	char name[ISW_RDMA_NAME_BYTES];
+
+	if (!kernel_device(name, sizeof(name)))
+		return iswi_error(error, -ENODEV, "this host has no RDMA device");
+	if (access("/sys/class/infiniband_verbs/abi_version", R_OK) != 0)
+		return iswi_error(
+			error, -ENOSYS,
+			"the kernel's module ib_uverbs is not loaded: modprobe ib_uverbs");
+	return iswi_error(error, -ENODEV,
+			  "device %s is of no use to programs (%s): its provider is missing "
+			  "(Debian: apt install ibverbs-providers) or /dev/infiniband is not ours",
+			  name, strerror(code == 0 ? ENODEV : code));
+}
+
+static int list(struct lib *lib, struct ibv_device ***list_out, int *count_out,
+		struct isw_error *error)
+{
+	char name[ISW_RDMA_NAME_BYTES];
+	int code;
+
+	if (!kernel_device(name, sizeof(name)))
+		return no_devices(0, error); /* whatever else is missing does not matter */
+	code = load(lib, error);
+	if (code != 0)
+		return code;
+	errno = 0;
+	*list_out = lib->get_device_list(count_out);
+	if (*list_out != NULL && *count_out > 0)
+		return 0;
+	code = errno;
+	if (*list_out != NULL)
+		lib->free_device_list(*list_out);
+	return no_devices(code, error);
+}
+
+/* -------------------------------------------------------------------------- ports */
+
+/* One line of a file below a port's directory. */
+static bool port_file(const struct isw_rdma_port *port, const char *what, uint32_t index,
+		      char *text_out, size_t bytes)
+{
+	char path[256];
+	ssize_t n;
+	int fd;
+
+	snprintf(path, sizeof(path), SYSFS "/%s/ports/%u/%s/%u", port->device, port->port, what,
+		 index);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return false;
+	n = read(fd, text_out, bytes - 1);
+	close(fd);
+	if (n <= 0)
+		return false;
+	text_out[n] = '\0';
+	text_out[strcspn(text_out, "\n")] = '\0';
+	return true;
+}
+
+static void add_gid(struct isw_rdma_port *port, uint32_t index)
+{
+	static const uint8_t nobody[16];
+	struct isw_rdma_gid *gid = &port->gid[port->gids];
+	unsigned int part[8];
+	char text[64];
+
+	if (!port_file(port, "gids", index, text, sizeof(text)) ||
+	    sscanf(text, "%4x:%4x:%4x:%4x:%4x:%4x:%4x:%4x", &part[0], &part[1], &part[2], &part[3],
+		   &part[4], &part[5], &part[6], &part[7]) != 8)
+		return;
+	for (uint32_t i = 0; i < 8; i++) {
+		gid->raw[2 * i] = (uint8_t)(part[i] >> 8);
+		gid->raw[2 * i + 1] = (uint8_t)part[i];
+	}
+	if (memcmp(gid->raw, nobody, sizeof(nobody)) == 0)
+		return;
+	gid->index = index;
+	gid->type = ISW_RDMA_GID_OTHER;
+	if (port_file(port, "gid_attrs/types", index, text, sizeof(text)) &&
+	    strcmp(text, "RoCE v2") == 0)
+		gid->type = ISW_RDMA_GID_ROCE_V2;
+	port->gids++;
+}
+
+static void describe(struct lib *lib, struct ibv_context *context, const char *name,
+		     const struct ibv_device_attr *device, uint32_t number,
+		     struct isw_rdma_port *out)
+{
+	struct ibv_port_attr attr;
+
+	memset(&attr, 0, sizeof(attr));
+	memset(out, 0, sizeof(*out));
+	snprintf(out->device, sizeof(out->device), "%s", name);
+	out->port = number;
+	out->qps_max = (uint32_t)device->max_qp;
+	out->sends_max = (uint32_t)device->max_qp_wr;
+	out->regions_max = (uint32_t)device->max_mr;
+	out->reads_max = (uint32_t)ISWI_MAX(
+		0, ISWI_MIN(device->max_qp_rd_atom, device->max_qp_init_rd_atom));
+	out->region_bytes_max = device->max_mr_size;
+	if (lib->query_port(context, (uint8_t)number, (struct _compat_ibv_port_attr *)&attr) != 0)
+		return; /* shown as a port that is down */
+	out->active = attr.state == IBV_PORT_ACTIVE;
+	out->mtu_bytes = attr.active_mtu >= IBV_MTU_256 && attr.active_mtu <= IBV_MTU_4096
+				 ? 128u << attr.active_mtu
+				 : 0;
+	out->lid = attr.lid;
+	out->link = attr.link_layer == IBV_LINK_LAYER_ETHERNET ? ISW_RDMA_LINK_ETHERNET
+							       : ISW_RDMA_LINK_INFINIBAND;
+	for (uint32_t i = 0; i < GIDS_LOOKED_AT && i < (uint32_t)attr.gid_tbl_len; i++)
+		if (out->gids < ISW_RDMA_GIDS_MAX)
+			add_gid(out, i);
+}
+
+static int system_ports(struct isw_rdma_port *ports_out, uint32_t max, struct isw_error *error)
+{
+	struct ibv_device **devices;
+	int count, found = 0, code;
+	struct isw_rdma_port scrap;
+	struct lib lib;
+
+	code = list(&lib, &devices, &count, error);
+	if (code != 0)
+		return code;
+	for (int i = 0; i < count; i++) {
+		struct ibv_context *context = lib.open_device(devices[i]);
+		struct ibv_device_attr attr;
+
+		if (context == NULL) {
+			code = errno;
+			continue;
+		}
+		if (lib.query_device(context, &attr) == 0)
+			for (uint32_t n = 1; n <= attr.phys_port_cnt; n++, found++)
+				describe(&lib, context, lib.get_device_name(devices[i]), &attr, n,
+					 (uint32_t)found < max ? &ports_out[found] : &scrap);
+		lib.close_device(context);
+	}
+	lib.free_device_list(devices);
+	if (found == 0)
+		return no_devices(code, error);
+	return found;
+}
+
+/* ----------------------------------------------------------------- control objects */
+
+static int system_open(const char *device, struct iswi_vdev **dev_out, struct isw_error *error)
+{
+	struct iswi_vdev *dev = calloc(1, sizeof(*dev));
+	struct ibv_device **devices;
+	int count, code;
+
+	if (dev == NULL)
+		return iswi_error(error, -ENOMEM, "no memory for RDMA device %s", device);
+	code = list(&dev->lib, &devices, &count, error);
+	if (code != 0) {
+		free(dev);
+		return code;
+	}
+	code = -ENODEV;
+	for (int i = 0; i < count && dev->context == NULL; i++) {
+		if (strcmp(dev->lib.get_device_name(devices[i]), device) != 0)
+			continue;
+		dev->context = dev->lib.open_device(devices[i]);
+		code = dev->context != NULL ? 0 : -(errno != 0 ? errno : ENODEV);
+	}
+	dev->lib.free_device_list(devices);
+	if (code != 0) {
+		free(dev);
+		return iswi_error(error, code, "RDMA device %s cannot be opened: %s", device,
+				  strerror(-code));
+	}
+	*dev_out = dev;
+	return 0;
+}
+
+static void system_close(struct iswi_vdev *dev)
+{
+	dev->lib.close_device(dev->context);
+	free(dev);
+}
+
+static int failed(void)
+{
+	return errno != 0 ? -errno : -EIO;
+}
+
+static int system_pd_make(struct iswi_vdev *dev, struct iswi_vpd **pd_out)
+{
+	struct iswi_vpd *pd = calloc(1, sizeof(*pd));
+	int code;
+
+	if (pd == NULL)
+		return -ENOMEM;
+	pd->dev = dev;
+	errno = 0;
+	pd->pd = dev->lib.alloc_pd(dev->context);
+	if (pd->pd == NULL) {
+		code = failed();
+		free(pd);
+		return code;
+	}
+	*pd_out = pd;
+	return 0;
+}
+
+static void system_pd_free(struct iswi_vpd *pd)
+{
+	pd->dev->lib.dealloc_pd(pd->pd);
+	free(pd);
+}
+
+static int access_flags(unsigned int peer)
+{
+	int flags = IBV_ACCESS_LOCAL_WRITE;
+
+	if ((peer & ISWI_VERBS_PEER_READS) != 0)
+		flags |= IBV_ACCESS_REMOTE_READ;
+	if ((peer & ISWI_VERBS_PEER_WRITES) != 0)
+		flags |= IBV_ACCESS_REMOTE_WRITE;
+	return flags;
+}
+
+static int system_mr_make(struct iswi_vpd *pd, void *memory, uint64_t bytes, unsigned int peer,
+			  struct iswi_vmr **mr_out, struct iswi_verbs_key *key_out)
+{
+	struct iswi_vmr *mr = calloc(1, sizeof(*mr));
+	int code;
+
+	if (mr == NULL)
+		return -ENOMEM;
+	mr->dev = pd->dev;
+	errno = 0;
+	mr->mr = pd->dev->lib.reg_mr(pd->pd, memory, bytes, access_flags(peer));
+	if (mr->mr == NULL) {
+		code = failed();
+		free(mr);
+		return code;
+	}
+	*key_out = (struct iswi_verbs_key){.local = mr->mr->lkey, .remote = mr->mr->rkey};
+	*mr_out = mr;
+	return 0;
+}
+
+static int system_mr_free(struct iswi_vmr *mr)
+{
+	int code = mr->dev->lib.dereg_mr(mr->mr);
+
+	if (code != 0)
+		return -code;
+	free(mr);
+	return 0;
+}
+
+static void system_cq_free(struct iswi_vcq *cq)
+{
+	if (cq->cq != NULL)
+		cq->dev->lib.destroy_cq(cq->cq);
+	if (cq->channel != NULL)
+		cq->dev->lib.destroy_comp_channel(cq->channel);
+	free(cq);
+}
+
+static int system_cq_make(struct iswi_vdev *dev, uint32_t entries, struct iswi_vcq **cq_out,
+			  int *fd_out)
+{
+	struct iswi_vcq *cq = calloc(1, sizeof(*cq));
+	int code = 0;
+
+	if (cq == NULL)
+		return -ENOMEM;
+	cq->dev = dev;
+	errno = 0;
+	if (fd_out != NULL) {
+		cq->channel = dev->lib.create_comp_channel(dev->context);
+		if (cq->channel == NULL || fcntl(cq->channel->fd, F_SETFL,
+						 fcntl(cq->channel->fd, F_GETFL) | O_NONBLOCK) != 0)
+			code = failed();
+	}
+	if (code == 0) {
+		cq->cq = dev->lib.create_cq(dev->context, (int)entries, NULL, cq->channel, 0);
+		if (cq->cq == NULL)
+			code = failed();
+	}
+	if (code != 0) {
+		system_cq_free(cq);
+		return code;
+	}
+	if (fd_out != NULL)
+		*fd_out = cq->channel->fd;
+	*cq_out = cq;
+	return 0;
+}
+
+static int system_qp_free(struct iswi_vqp *qp)
+{
+	int code = qp->dev->lib.destroy_qp(qp->qp);
+
+	if (code != 0)
+		return -code;
+	free(qp);
+	return 0;
+}
+
+static int system_qp_make(struct iswi_vpd *pd, struct iswi_vcq *cq,
+			  const struct iswi_verbs_qp_config *config, struct iswi_vqp **qp_out,
+			  uint32_t *number_out)
+{
+	struct ibv_qp_init_attr init = {
+		.send_cq = cq->cq,
+		.recv_cq = cq->cq,
+		.qp_type = IBV_QPT_RC,
+		.cap = {.max_send_wr = config->sends_max,
+			.max_recv_wr = 1,
+			.max_send_sge = 1,
+			.max_recv_sge = 1},
+	};
+	struct ibv_qp_attr attr = {
+		.qp_state = IBV_QPS_INIT,
+		.port_num = (uint8_t)config->port,
+		.qp_access_flags =
+			(unsigned int)(config->peer == 0 ? 0 : access_flags(config->peer)),
+	};
+	struct iswi_vqp *qp = calloc(1, sizeof(*qp));
+	int code;
+
+	if (qp == NULL)
+		return -ENOMEM;
+	qp->dev = pd->dev;
+	errno = 0;
+	qp->qp = pd->dev->lib.create_qp(pd->pd, &init);
+	if (qp->qp == NULL) {
+		code = failed();
+		free(qp);
+		return code;
+	}
+	code = qp->dev->lib.modify_qp(qp->qp, &attr,
+				      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+					      IBV_QP_ACCESS_FLAGS);
+	if (code != 0) {
+		system_qp_free(qp);
+		return -code;
+	}
+	*number_out = qp->qp->qp_num;
+	*qp_out = qp;
+	return 0;
+}
+
+static enum ibv_mtu mtu_of(uint32_t bytes)
+{
+	enum ibv_mtu mtu = IBV_MTU_256;
+
+	while (mtu < IBV_MTU_4096 && (128u << (mtu + 1)) <= bytes)
+		mtu++;
+	return mtu;
+}
+
+static uint8_t ack_timeout(uint32_t give_up_ms)
+{
+	uint8_t n = ACK_TIMEOUT_MIN;
+
+	while (n < ACK_TIMEOUT_MAX &&
+	       (4096ull << (n + 1)) * (ACK_RETRIES + 1) <= give_up_ms * 1000000ull)
+		n++;
+	return n;
+}
+
+static int system_qp_connect(struct iswi_vqp *qp, const struct iswi_verbs_path *path)
+{
+	struct ibv_qp_attr attr = {
+		.qp_state = IBV_QPS_RTR,
+		.path_mtu = mtu_of(path->mtu_bytes),
+		.dest_qp_num = path->peer.number,
+		.rq_psn = path->peer.psn,
+		.max_dest_rd_atomic = (uint8_t)path->reads_max,
+		.min_rnr_timer = RNR_TIMER,
+		.ah_attr = {.is_global = path->peer.link == ISW_RDMA_LINK_ETHERNET,
+			    .grh = {.sgid_index = (uint8_t)path->gid_index, .hop_limit = HOPS_MAX},
+			    .dlid = (uint16_t)path->peer.lid,
+			    .port_num = (uint8_t)path->port},
+	};
+	int code;
+
+	memcpy(attr.ah_attr.grh.dgid.raw, path->peer.gid, sizeof(path->peer.gid));
+	code = qp->dev->lib.modify_qp(qp->qp, &attr,
+				      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+					      IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+					      IBV_QP_MIN_RNR_TIMER);
+	if (code != 0)
+		return -code;
+	attr = (struct ibv_qp_attr){
+		.qp_state = IBV_QPS_RTS,
+		.timeout = ack_timeout(path->give_up_ms),
+		.retry_cnt = ACK_RETRIES,
+		.rnr_retry = RNR_RETRIES,
+		.sq_psn = path->psn,
+		.max_rd_atomic = (uint8_t)path->reads_max,
+	};
+	return -qp->dev->lib.modify_qp(qp->qp, &attr,
+				       IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+					       IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+					       IBV_QP_MAX_QP_RD_ATOMIC);
+}
+
+/* ----------------------------------------------------------------------- page path */
+
+static int system_qp_fail(struct iswi_vqp *qp)
+{
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+
+	return -qp->dev->lib.modify_qp(qp->qp, &attr, IBV_QP_STATE);
+}
+
+static int post_some(struct iswi_vqp *qp, const struct iswi_verbs_post *posts, uint32_t count,
+		     uint32_t *posted_out)
+{
+	struct ibv_send_wr wr[POST_MAX], *bad = NULL;
+	struct ibv_sge sge[POST_MAX];
+	int code;
+
+	for (uint32_t i = 0; i < count; i++) {
+		sge[i] = (struct ibv_sge){.addr = (uintptr_t)posts[i].local,
+					  .length = posts[i].length,
+					  .lkey = posts[i].lkey};
+		wr[i] = (struct ibv_send_wr){
+			.wr_id = posts[i].id,
+			.next = i + 1 < count ? &wr[i + 1] : NULL,
+			.sg_list = &sge[i],
+			.num_sge = 1,
+			.opcode = posts[i].write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
+			.send_flags = posts[i].signalled ? IBV_SEND_SIGNALED : 0,
+			.wr.rdma = {.remote_addr = posts[i].remote, .rkey = posts[i].rkey},
+		};
+	}
+	code = ibv_post_send(qp->qp, wr, &bad);
+	*posted_out = code == 0 || bad == NULL ? count : (uint32_t)(bad - wr);
+	return -code;
+}
+
+static int system_post(struct iswi_vqp *qp, const struct iswi_verbs_post *posts, uint32_t *count)
+{
+	uint32_t wanted = *count, some;
+	int code = 0;
+
+	for (*count = 0; *count < wanted && code == 0; *count += some)
+		code = post_some(qp, posts + *count, ISWI_MIN(wanted - *count, POST_MAX), &some);
+	return code;
+}
+
+static int status_error(enum ibv_wc_status status)
+{
+	switch (status) {
+	case IBV_WC_SUCCESS:
+		return 0;
+	case IBV_WC_RETRY_EXC_ERR:
+	case IBV_WC_RNR_RETRY_EXC_ERR:
+		return -ETIMEDOUT;
+	case IBV_WC_REM_ACCESS_ERR:
+	case IBV_WC_REM_INV_REQ_ERR:
+		return -EACCES;
+	case IBV_WC_WR_FLUSH_ERR:
+		return -ECANCELED;
+	default:
+		return -EIO;
+	}
+}
+
+static int system_poll(struct iswi_vcq *cq, struct iswi_verbs_done *done_out, uint32_t max)
+{
+	struct ibv_wc wc[POLL_MAX];
+	int count = ibv_poll_cq(cq->cq, (int)ISWI_MIN(max, POLL_MAX), wc);
+
+	if (count < 0)
+		return -EIO;
+	for (int i = 0; i < count; i++) {
+		done_out[i].id = wc[i].wr_id;
+		done_out[i].error = status_error(wc[i].status);
+		done_out[i].text = wc[i].status == IBV_WC_SUCCESS
+					   ? ""
+					   : cq->dev->lib.wc_status_str(wc[i].status);
+	}
+	return count;
+}
+
+static int system_arm(struct iswi_vcq *cq)
+{
+	struct ibv_cq *from;
+	unsigned int events = 0;
+	void *ctx;
+
+	while (cq->dev->lib.get_cq_event(cq->channel, &from, &ctx) == 0)
+		events++;
+	if (events > 0)
+		cq->dev->lib.ack_cq_events(cq->cq, events);
+	return -ibv_req_notify_cq(cq->cq, 0);
+}
+
+const struct iswi_verbs iswi_verbs_system = {
+	.name = "libibverbs",
+	.ports = system_ports,
+	.open = system_open,
+	.close = system_close,
+	.pd_make = system_pd_make,
+	.pd_free = system_pd_free,
+	.mr_make = system_mr_make,
+	.mr_free = system_mr_free,
+	.cq_make = system_cq_make,
+	.cq_free = system_cq_free,
+	.qp_make = system_qp_make,
+	.qp_connect = system_qp_connect,
+	.qp_free = system_qp_free,
+	.qp_fail = system_qp_fail,
+	.post = system_post,
+	.poll = system_poll,
+	.arm = system_arm,
+};

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How pages travel to one donor: by RDMA where both ends can, else by TCP, and why.
+
+Chosen anew for each set of connections, so what is mended is used after the next loss of a
+connection. RDMA is tried with the page that the donor lends for that; then only is it believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+from infiniswap.control import messages as m
+from infiniswap.control.client import Session
+from infiniswap.device.link_types import Lease, Place
+from infiniswap.engine.protocol import Engine, RdmaOffer, RdmaPeer, RemoteConfig
+from infiniswap.errors import EngineError, RequestRefusedError, UnavailableError
+from infiniswap.units import HostPort
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_FLAP_S = 5.0
+_FLAPS_MAX = 2
+_AVOIDED_S = 60.0
+
+RDMA = "rdma"
+TCP = "tcp"
+
+
+class Blocking(Protocol):
+    """Runs a blocking call of the engine on another thread, to its end."""
+
+    def __call__(self, call: Callable[[], T]) -> Awaitable[T]: ...
+
+
+class _NoRdmaError(Exception):
+    """Why RDMA cannot be used now."""
+
+
+class Wire:
+    """The connections to one donor, as far as their kind is concerned.
+
+    Args:
+        wish: "auto", "rdma" or "tcp".
+        address: of the donor, for messages.
+        engine: makes the connections.
+        blocking: for the engine's blocking calls.
+
+    Attributes:
+        transport: "rdma" or "tcp" of the last connections, empty before there were any.
+        reason: why not RDMA; empty with it.
+        fallbacks: how often RDMA was wished for and TCP was used.
+    """
+
+    def __init__(self, wish: str, address: HostPort, engine: Engine, blocking: Blocking) -> None:
+        self.transport = ""
+        self.reason = ""
+        self.fallbacks = 0
+        self._wish = wish
+        self._address = address
+        self._engine = engine
+        self._blocking = blocking
+        self._connected_s = 0.0
+        self._flaps = 0
+        self._avoided_until_s = 0.0
+
+    async def connect(
+        self,
+        session: Session,
+        lease: Lease,
+        config: RemoteConfig,
+        places: set[Place],
+        dial: Callable[[RemoteConfig], int],
+    ) -> int:
+        """Connects to a lease; `config` is how by TCP.
+
+        Args:
+            session: with the donor, which holds the lease.
+            lease: as it was granted just now.
+            config: host, port, token.
+            places: slabs there that must be reached.
+            dial: connects or reconnects in the engine, and returns the remote.
+
+        Returns:
+            The remote's number.
+
+        Raises:
+            UnavailableError: RDMA is wished for and cannot be.
+            InfiniswapError: no connection at all, or the session ended.
+        """
+        if self._wish == TCP:
+            return await self._by_tcp(config, dial, "")
+        now_s = asyncio.get_running_loop().time()
+        try:
+            if not session.welcome.rdma:
+                raise _NoRdmaError("the donor does not offer RDMA")
+            if self._wish != RDMA and now_s < self._avoided_until_s:
+                raise _NoRdmaError("its RDMA connections broke again and again")
+            return await self._by_rdma(session, lease, config, places, dial)
+        except _NoRdmaError as error:
+            why = str(error)
+        if self._wish == RDMA:
+            raise UnavailableError(
+                f"no RDMA: {why}",
+                where=f"donor {self._address}",
+                mend="`infiniswap doctor` on both hosts says what is missing; or use "
+                "--transport auto.",
+            )
+        self.fallbacks += 1
+        if why != self.reason:
+            log.warning("donor %s: pages go over TCP, not RDMA: %s", self._address, why)
+        return await self._by_tcp(config, dial, why)
+
+    async def _by_tcp(
+        self, config: RemoteConfig, dial: Callable[[RemoteConfig], int], why: str
+    ) -> int:
+        remote = await self._blocking(lambda: dial(config))
+        self.transport, self.reason = TCP, why
+        return remote
+
+    async def _by_rdma(
+        self,
+        session: Session,
+        lease: Lease,
+        config: RemoteConfig,
+        places: set[Place],
+        dial: Callable[[RemoteConfig], int],
+    ) -> int:
+        slots = lease.export_bytes // session.welcome.slab_bytes
+        offers: list[RdmaOffer] = []
+
+        def make() -> RdmaOffer:
+            offers.append(self._engine.rdma_offer(config.host, config.queues, slots))
+            return offers[0]
+
+        try:
+            offer = await self._offer(make)
+            answer = await self._ask(session, lease, offer)
+            try:
+                self._check(answer, len(offer.ends), slots, places)
+                remote = await self._dial(offer, answer, config, dial)
+            except _NoRdmaError:
+                # Its half would wait for us until the lease ends, and refuse to map what it
+                # cannot register.
+                await session.rdma(lease.lease, [])
+                raise
+        finally:
+            # Also one that was made while we were told to end.
+            for made in offers:
+                await self._blocking(made.close)
+        for slot in answer.slots:
+            self._engine.remote_slot_key(remote, slot.slot, slot.key)
+        self.transport, self.reason = RDMA, ""
+        self._connected_s = asyncio.get_running_loop().time()
+        return remote
+
+    async def _offer(self, make: Callable[[], RdmaOffer]) -> RdmaOffer:
+        try:
+            return await self._blocking(make)
+        except EngineError as error:
+            raise _NoRdmaError(f"here: {_without_prefix(error)}") from error
+
+    async def _ask(self, session: Session, lease: Lease, offer: RdmaOffer) -> m.RdmaAnswer:
+        try:
+            return await session.rdma(lease.lease, offer.ends)
+        except RequestRefusedError as error:
+            if error.reason != m.REFUSED_NO_RDMA:
+                raise
+            raise _NoRdmaError(f"at the donor: {_without_prefix(error)}") from error
+
+    async def _dial(
+        self,
+        offer: RdmaOffer,
+        answer: m.RdmaAnswer,
+        config: RemoteConfig,
+        dial: Callable[[RemoteConfig], int],
+    ) -> int:
+        peer = RdmaPeer(offer, tuple(answer.ends), answer.probe)
+        try:
+            return await self._blocking(lambda: dial(replace(config, rdma=peer)))
+        except EngineError as error:
+            raise _NoRdmaError(error.what) from error
+
+    @staticmethod
+    def _check(answer: m.RdmaAnswer, count: int, slots: int, places: set[Place]) -> None:
+        if len(answer.ends) != count:
+            raise _NoRdmaError(f"the donor answered with {len(answer.ends)} ends, not {count}")
+        there = {Place(slot.slot, slot.generation) for slot in answer.slots}
+        # The engine would refuse its key when it is connected already.
+        if beyond := [place.slot for place in there if place.slot >= slots]:
+            raise _NoRdmaError(f"the donor named slot {beyond[0]} of a lease of {slots}")
+        if missing := len(places - there):
+            raise _NoRdmaError(
+                f"the donor could register {len(places) - missing} of our {len(places)} slabs"
+            )
+
+    def mapped(self, remote: int, answer: m.MapAnswer) -> None:
+        """A slab was mapped there; before the engine hears of it.
+
+        Raises:
+            EngineError: the donor did not say where it lies, or the connections have gone.
+        """
+        if self.transport != RDMA:
+            return
+        if answer.key is None:
+            raise EngineError("the donor gave no key for the slab, so RDMA cannot reach it")
+        self._engine.remote_slot_key(remote, answer.slot, answer.key)
+
+    def lost(self) -> None:
+        """The connections are lost. RDMA that breaks at once, again, is not taken for a while."""
+        now_s = asyncio.get_running_loop().time()
+        if self.transport != RDMA or now_s - self._connected_s > _FLAP_S:
+            self._flaps = 0
+            return
+        self._flaps += 1
+        if self._flaps >= _FLAPS_MAX:
+            self._flaps = 0
+            self._avoided_until_s = now_s + _AVOIDED_S
+
+
+def _without_prefix(error: EngineError | RequestRefusedError) -> str:
+    return error.what.removeprefix("no RDMA: ")

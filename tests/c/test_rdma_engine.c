@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The threaded engine over RDMA, on the stub: see engine_threads.h. With ISW_TEST_RDMA_HOST on this
+ * host's own devices, from that address of its to itself.
+ *
+ *     test_rdma_engine [MILLISECONDS [SEED]]
+ */
+#include "engine_threads.h"
+#include "verbs_stub.h"
+
+/* The first connection is up, the second gets no answer: then the number is another donor's. */
+static void test_a_connect_that_fails_half_way_breaks_nothing_later(void)
+{
+	static struct world world;
+	struct donor *d = &world.donors[0];
+	char token[ISW_TOKEN_TEXT_BYTES];
+	struct isw_rdma_end peers[QUEUES];
+	struct isw_remote_config remote;
+	struct isw_remote_info info;
+	struct isw_error error = {0};
+	struct isw_event event;
+
+	if (!engine_start(&world, 16))
+		SKIP("no directory here takes direct I/O");
+	iswi_engine_verbs_set(world.engine, verbs);
+	donor_start(&world, d);
+	CHECK_EQ(isw_remote_shutdown(world.engine, d->remote), 0);
+	for (uint32_t again = 0; again < 2; again++) {
+		CHECK_EQ(isw_store_lease_renew(d->store, d->lease, WAIT_MS, token), 0);
+		if (again)
+			CHECK_EQ(isw_remote_destroy(world.engine, d->remote), 0);
+		while (isw_engine_events(world.engine, &event, 1))
+			;
+		remote = remote_config(d, token);
+		exchange(&world, d, &remote, peers);
+		peers[1].number ^= 1u << 19;
+		CHECK_EQ(again ? isw_remote_connect(world.engine, &remote, &d->remote, &error)
+			       : isw_remote_reconnect(world.engine, d->remote, &remote, &error),
+			 -ETIMEDOUT);
+		remote = remote_config(d, token);
+		CHECK_EQ(again ? isw_remote_connect(world.engine, &remote, &d->remote, &error)
+			       : isw_remote_reconnect(world.engine, d->remote, &remote, &error),
+			 0);
+		CHECK_EQ(isw_engine_remotes(world.engine, 1, &info), 1);
+		CHECK_EQ(info.state, ISWI_REMOTE_UP);
+		CHECK_EQ(isw_engine_events(world.engine, &event, 1), 0);
+		CHECK_EQ(isw_remote_shutdown(world.engine, d->remote), 0);
+	}
+	isw_engine_destroy(world.engine);
+	isw_store_destroy(d->store);
+	unlink(backup_path);
+}
+
+/* Nothing is under way there that could run into it. */
+static void test_a_device_hears_at_once_of_a_slab_taken_by_force(void)
+{
+	static struct world world;
+	struct donor *d = &world.donors[0];
+	struct isw_event event;
+	uint64_t generation;
+	uint32_t slot;
+
+	if (!engine_start(&world, 16))
+		SKIP("no directory here takes direct I/O");
+	iswi_engine_verbs_set(world.engine, verbs);
+	donor_start(&world, d);
+	CHECK_EQ(isw_store_map(d->store, d->lease, 0, &slot, &generation), 0);
+	CHECK_EQ(isw_store_unmap(d->store, d->lease, slot, generation, 0), 0);
+	for (uint32_t i = 0; !isw_engine_events(world.engine, &event, 1); i++) {
+		CHECK(i < WAIT_MS);
+		pause_ms(1);
+	}
+	CHECK_EQ(event.kind, ISW_EVENT_REMOTE_DOWN);
+	isw_engine_destroy(world.engine);
+	isw_store_destroy(d->store);
+	unlink(backup_path);
+}
+
+int main(int argc, char **argv)
+{
+	const char *address = getenv("ISW_TEST_RDMA_HOST");
+	int code;
+
+	if (address) {
+		host = address;
+		verbs = &iswi_verbs_system;
+		return conform(argc, argv);
+	}
+	stub_start();
+	verbs = &stub_verbs;
+	test_a_connect_that_fails_half_way_breaks_nothing_later();
+	test_a_device_hears_at_once_of_a_slab_taken_by_force();
+	STUB_SET(delay_us, 20);
+	code = conform(argc, argv);
+	CHECK(stub.transfers && stub.staged);
+	stub_stop();
+	return code;
+}

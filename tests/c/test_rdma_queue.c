@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The RDMA transport at work: right bytes, bounded, in order. On the stub, or, with
+ * ISW_TEST_RDMA_HOST, on this host's own devices.
+ */
+#include "rdma_fixture.h"
+
+#define MANY    300u
+#define WRITERS 4u
+
+static void fill(char *page, uint64_t value)
+{
+	for (uint32_t i = 0; i < ISW_PAGE_BYTES; i += 8)
+		memcpy(page + i, &value, 8);
+}
+
+static bool is_filled(const char *page, uint64_t value)
+{
+	for (uint32_t i = 0; i < ISW_PAGE_BYTES; i += 8)
+		if (memcmp(page + i, &value, 8) != 0)
+			return false;
+	return true;
+}
+
+/* From staging that is registered, and from memory that is not. */
+static void test_pages_go_there_and_back(void)
+{
+	struct rig rig = {0};
+	char *own = rig_pages(2 * ISW_PAGE_BYTES);
+	uint64_t staged;
+	struct op op;
+
+	rig_start(&rig);
+	staged = stub.staged;
+	for (uint32_t i = 0; i < 2; i++) {
+		char *from = i == 0 ? rig.staging + 3 * ISW_PAGE_BYTES : own;
+
+		fill(from, 100 + i);
+		op_init(&op, &rig.client, ISWI_XFER_WRITE, rig_offset(i, 7), from, ISW_PAGE_BYTES);
+		CHECK_EQ(op_run(&op), 0);
+		CHECK(is_filled(rig.memory + rig_offset(i, 7), 100 + i));
+		op_init(&op, &rig.client, ISWI_XFER_READ, rig_offset(i, 7), own + ISW_PAGE_BYTES,
+			ISW_PAGE_BYTES);
+		CHECK_EQ(op_run(&op), 0);
+		CHECK(is_filled(own + ISW_PAGE_BYTES, 100 + i));
+	}
+	/* What is registered is not copied first. */
+	if (rig_on_stub())
+		CHECK_EQ(stub.staged - staged, 1);
+	rig_stop(&rig);
+	free(own);
+}
+
+/* Many more than fit, as one chain; few completions are asked for. */
+static void test_a_long_chain_waits_its_turn(void)
+{
+	static struct op ops[MANY];
+	struct rig rig = {.depth = 32};
+	char *memory = rig_pages(MANY * ISW_PAGE_BYTES);
+	uint64_t completions;
+
+	rig_start(&rig);
+	completions = stub.completions;
+	for (uint32_t round = 0; round < 2; round++) {
+		for (uint32_t i = 0; i < MANY; i++) {
+			char *page = memory + i * ISW_PAGE_BYTES;
+
+			if (round == 0)
+				fill(page, i);
+			else
+				memset(page, 0xee, ISW_PAGE_BYTES);
+			op_init(&ops[i], &rig.client, round ? ISWI_XFER_READ : ISWI_XFER_WRITE,
+				rig_offset(1, i), page, ISW_PAGE_BYTES);
+			if (i > 0)
+				ops[i - 1].xfer.next = &ops[i].xfer;
+		}
+		ops[MANY - 1].xfer.next = NULL;
+		rig.client.queue->ops->submit(rig.client.queue, &ops[0].xfer);
+		client_wait_ended(&rig.client, (round + 1) * MANY);
+		for (uint32_t i = 0; i < MANY; i++) {
+			CHECK_EQ(ops[i].error, 0);
+			CHECK_EQ(ops[i].ended, 1);
+			CHECK(is_filled(memory + i * ISW_PAGE_BYTES, i));
+		}
+	}
+	if (rig_on_stub())
+		CHECK(stub.completions - completions < MANY);
+	rig_stop(&rig);
+	free(memory);
+}
+
+/* Of 1 MiB each: two fill the connection's own memory, in any order of sizes before them. */
+static void test_large_reads_share_the_bounce_memory(void)
+{
+	enum { READS = 24 };
+	static const uint32_t pages[] = {256, 1, 255, 256, 17, 256};
+	static struct op ops[READS];
+	struct rig rig = {.depth = 64};
+	char *memory = rig_pages(READS * (1u << 20));
+
+	rig_start(&rig);
+	for (uint32_t i = 0; i < RIG_SLAB_PAGES; i++)
+		fill(rig.memory + i * ISW_PAGE_BYTES, i);
+	for (uint32_t i = 0; i < READS; i++) {
+		op_init(&ops[i], &rig.client, ISWI_XFER_READ, i * ISW_PAGE_BYTES,
+			memory + i * (1u << 20), pages[i % ISWI_ARRAY_LEN(pages)] * ISW_PAGE_BYTES);
+		op_submit(&ops[i]);
+	}
+	client_wait_ended(&rig.client, READS);
+	for (uint32_t i = 0; i < READS; i++) {
+		CHECK_EQ(ops[i].error, 0);
+		for (uint32_t p = 0; p < ops[i].xfer.length / ISW_PAGE_BYTES; p++)
+			CHECK(is_filled((char *)ops[i].xfer.buf + p * ISW_PAGE_BYTES, i + p));
+	}
+	rig_stop(&rig);
+	free(memory);
+}
+
+static void test_what_cannot_be_is_refused_and_the_rest_is_done(void)
+{
+	static char page[2 * ISW_PAGE_BYTES];
+	struct rig rig = {0};
+	struct op good, no_key, no_slot, border, empty;
+
+	rig_start(&rig);
+	op_init(&good, &rig.client, ISWI_XFER_WRITE, 0, page, ISW_PAGE_BYTES);
+	op_init(&no_key, &rig.client, ISWI_XFER_READ, rig_offset(RIG_SLOTS, 0), page,
+		ISW_PAGE_BYTES);
+	op_init(&no_slot, &rig.client, ISWI_XFER_READ, rig_offset(RIG_SLOTS + 1, 0), page,
+		ISW_PAGE_BYTES);
+	op_init(&border, &rig.client, ISWI_XFER_WRITE, rig_offset(1, 0) - ISW_PAGE_BYTES, page,
+		2 * ISW_PAGE_BYTES);
+	op_init(&empty, &rig.client, ISWI_XFER_READ, 0, page, 0);
+	no_key.xfer.next = &good.xfer;
+	good.xfer.next = &no_slot.xfer;
+	no_slot.xfer.next = &border.xfer;
+	border.xfer.next = &empty.xfer;
+	empty.xfer.next = NULL;
+	rig.client.queue->ops->submit(rig.client.queue, &no_key.xfer);
+	client_wait_ended(&rig.client, 5);
+	CHECK_EQ(good.error, 0);
+	CHECK_EQ(no_key.error, -ENXIO);
+	CHECK_EQ(no_slot.error, -ENXIO);
+	CHECK_EQ(border.error, -EINVAL);
+	CHECK_EQ(empty.error, -EINVAL);
+	CHECK_EQ(rig.client.downs, 0);
+	CHECK_EQ(iswi_rdma_places_set(rig.places, RIG_SLOTS + 1, &rig.probe_key), -EINVAL);
+	rig_stop(&rig);
+}
+
+struct writer {
+	struct rig *rig;
+	uint32_t number;
+	pthread_t thread;
+};
+
+static void *write_and_read(void *arg)
+{
+	struct writer *writer = arg;
+	char *memory = rig_pages(2 * ISW_PAGE_BYTES);
+	/* Its own client: op_run counts what has ended. */
+	struct client client;
+	struct op op;
+
+	client_init(&client);
+	client.queue = writer->rig->client.queue;
+	for (uint32_t i = 0; i < 100; i++) {
+		uint64_t offset = rig_offset(writer->number, i % 5);
+
+		fill(memory, i << 8 | writer->number);
+		op_init(&op, &client, ISWI_XFER_WRITE, offset, memory, ISW_PAGE_BYTES);
+		CHECK_EQ(op_run(&op), 0);
+		op_init(&op, &client, ISWI_XFER_READ, offset, memory + ISW_PAGE_BYTES,
+			ISW_PAGE_BYTES);
+		CHECK_EQ(op_run(&op), 0);
+		CHECK(is_filled(memory + ISW_PAGE_BYTES, i << 8 | writer->number));
+	}
+	free(memory);
+	return NULL;
+}
+
+static void test_many_threads_submit(void)
+{
+	struct writer writers[WRITERS];
+	struct rig rig = {.depth = 3};
+
+	rig_start(&rig);
+	for (uint32_t i = 0; i < WRITERS; i++) {
+		writers[i] = (struct writer){.rig = &rig, .number = i};
+		CHECK_EQ(pthread_create(&writers[i].thread, NULL, write_and_read, &writers[i]), 0);
+	}
+	for (uint32_t i = 0; i < WRITERS; i++)
+		pthread_join(writers[i].thread, NULL);
+	rig_stop(&rig);
+}
+
+/* On an idle queue the receiver sleeps: what ends is noticed all the same. */
+static void test_an_idle_queue_wakes_up(void)
+{
+	static char page[ISW_PAGE_BYTES];
+	struct rig rig = {0};
+	struct op op;
+
+	rig_start(&rig);
+	for (uint32_t i = 0; i < 3; i++) {
+		usleep(30000);
+		op_init(&op, &rig.client, ISWI_XFER_READ, 0, page, sizeof(page));
+		CHECK_EQ(op_run(&op), 0);
+	}
+	rig_stop(&rig);
+}
+
+int main(void)
+{
+	tests_begin();
+	test_pages_go_there_and_back();
+	test_a_long_chain_waits_its_turn();
+	test_large_reads_share_the_bounce_memory();
+	test_what_cannot_be_is_refused_and_the_rest_is_done();
+	test_many_threads_submit();
+	test_an_idle_queue_wakes_up();
+	tests_end();
+	return 0;
+}

@@ -1,0 +1,514 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A lease by RDMA: who reaches which slab, and until when. The consumer is bare verbs that does as
+ * it pleases. On the stub, or, with ISW_TEST_RDMA_HOST, on this host's own devices.
+ */
+#include "rdma_fixture.h"
+
+#define SLAB_BYTES (16u * ISW_PAGE_BYTES)
+#define SLABS      6u
+#define QUEUES     2u
+
+/* A consumer: connections to one lease. */
+struct consumer {
+	struct iswi_verbs_choice choice;
+	struct iswi_vdev *dev;
+	struct iswi_vpd *pd;
+	struct iswi_vcq *cq;
+	struct iswi_vqp *qp[QUEUES];
+	struct isw_rdma_end ends[QUEUES], peers[QUEUES];
+	struct isw_rdma_key probe;
+	struct iswi_vmr *mr;
+	struct iswi_verbs_key key;
+	char *page;
+};
+
+static const struct iswi_verbs *verbs;
+static const char *host;
+
+static isw_store *store_make(uint32_t slabs)
+{
+	const struct isw_store_config config = {
+		.slab_bytes = SLAB_BYTES,
+		.slabs_max = SLABS,
+		.leases_max = 4,
+		.connections_max = 16,
+		.connections_per_lease_max = 16,
+		.handshake_ms_max = 1000,
+		.send_ms_max = 1000,
+	};
+	struct isw_error error = {0};
+	isw_store *store;
+
+	CHECK_EQ(isw_store_create(&config, &store, &error), 0);
+	iswi_store_verbs_set(store, verbs);
+	for (uint32_t i = 0; i < slabs; i++)
+		CHECK_EQ(isw_store_preallocate(store, &error), 0);
+	return store;
+}
+
+static uint64_t lease_make(isw_store *store)
+{
+	char token[ISW_TOKEN_TEXT_BYTES];
+	uint64_t lease;
+
+	CHECK_EQ(isw_store_lease_create(store, SLABS, token, &lease, NULL), 0);
+	return lease;
+}
+
+static void consumer_make(struct consumer *c)
+{
+	struct iswi_verbs_qp_config config = {.sends_max = 4};
+
+	memset(c, 0, sizeof(*c));
+	c->page = rig_pages(ISW_PAGE_BYTES);
+	CHECK_EQ(iswi_verbs_choose(verbs, host, &c->choice, NULL), 0);
+	CHECK_EQ(verbs->open(c->choice.device, &c->dev, NULL), 0);
+	CHECK_EQ(verbs->pd_make(c->dev, &c->pd), 0);
+	CHECK_EQ(verbs->cq_make(c->dev, 16, &c->cq, NULL), 0);
+	CHECK_EQ(verbs->mr_make(c->pd, c->page, ISW_PAGE_BYTES, 0, &c->mr, &c->key), 0);
+	config.port = c->choice.port;
+	config.gid_index = c->choice.gid_index;
+	for (uint32_t i = 0; i < QUEUES; i++) {
+		c->ends[i] = c->choice.end;
+		CHECK_EQ(iswi_verbs_psn(&c->ends[i].psn), 0);
+		CHECK_EQ(verbs->qp_make(c->pd, c->cq, &config, &c->qp[i], &c->ends[i].number), 0);
+	}
+}
+
+static void consumer_connect(struct consumer *c, isw_store *store, uint64_t lease)
+{
+	struct iswi_verbs_path path;
+	struct isw_error error = {0};
+
+	if (isw_store_rdma_open(store, lease, c->ends, QUEUES, c->peers, &c->probe, &error)) {
+		fprintf(stderr, "%s\n", error.text);
+		CHECK(0);
+	}
+	for (uint32_t i = 0; i < QUEUES; i++) {
+		CHECK_EQ(iswi_verbs_meet(&c->choice, c->ends[i].psn, &c->peers[i], &path, &error),
+			 0);
+		CHECK_EQ(verbs->qp_connect(c->qp[i], &path), 0);
+	}
+}
+
+static void consumer_free(struct consumer *c)
+{
+	for (uint32_t i = 0; i < QUEUES; i++)
+		CHECK_EQ(verbs->qp_free(c->qp[i]), 0);
+	CHECK_EQ(verbs->mr_free(c->mr), 0);
+	verbs->cq_free(c->cq);
+	verbs->pd_free(c->pd);
+	verbs->close(c->dev);
+	free(c->page);
+}
+
+static int transfer(struct consumer *c, uint32_t queue, bool write, uint64_t address, uint32_t rkey)
+{
+	const struct iswi_verbs_post post = {
+		.write = write,
+		.signalled = true,
+		.length = ISW_PAGE_BYTES,
+		.local = c->page,
+		.lkey = c->key.local,
+		.remote = address,
+		.rkey = rkey,
+	};
+	struct iswi_verbs_done done;
+	uint32_t one = 1;
+	int count;
+
+	CHECK_EQ(verbs->post(c->qp[queue], &post, &one), 0);
+	for (uint32_t i = 0; (count = verbs->poll(c->cq, &done, 1)) == 0; i++) {
+		CHECK(i < WAIT_S * 10000);
+		usleep(100);
+	}
+	CHECK_EQ(count, 1);
+	return done.error;
+}
+
+static uint32_t map_slab(isw_store *store, uint64_t lease, uint64_t *generation_out,
+			 struct isw_rdma_key *key_out)
+{
+	uint32_t slot;
+
+	CHECK_EQ(isw_store_map(store, lease, 0, &slot, generation_out), 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, *generation_out, key_out, NULL), 0);
+	return slot;
+}
+
+static struct isw_store_stats stats_of(isw_store *store)
+{
+	struct isw_store_stats stats;
+
+	isw_store_stats(store, &stats);
+	return stats;
+}
+
+static void test_a_slab_is_reached_until_it_is_unmapped(void)
+{
+	isw_store *store = store_make(2);
+	uint64_t lease = lease_make(store), generation;
+	struct isw_rdma_key key, again;
+	struct isw_lease_stats stats;
+	struct consumer c;
+	uint32_t slot;
+
+	CHECK_EQ(isw_store_map(store, lease, 0, &slot, &generation), 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, &key, NULL), -ENOTCONN);
+	CHECK_EQ(isw_store_unmap(store, lease, slot, generation, 100), 0);
+	CHECK_EQ(isw_store_scrub(store), 0);
+	consumer_make(&c);
+	consumer_connect(&c, store, lease);
+	CHECK_EQ(isw_store_lease_stats(store, lease, &stats), 0);
+	CHECK_EQ(stats.rdma_connections, QUEUES);
+	slot = map_slab(store, lease, &generation, &key);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, &again, NULL), 0);
+	CHECK_EQ(again.rkey, key.rkey);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation + 1, &again, NULL), -ESTALE);
+	CHECK_EQ(isw_store_rdma_key(store, lease, SLABS, generation, &again, NULL), -ESTALE);
+	CHECK_EQ(stats_of(store).rdma_regions, 1);
+	memset(c.page, 0x5a, ISW_PAGE_BYTES);
+	CHECK_EQ(transfer(&c, 0, true, key.address + 3 * ISW_PAGE_BYTES, key.rkey), 0);
+	memset(c.page, 0, ISW_PAGE_BYTES);
+	CHECK_EQ(transfer(&c, 1, false, key.address + 3 * ISW_PAGE_BYTES, key.rkey), 0);
+	CHECK_EQ(c.page[ISW_PAGE_BYTES - 1], 0x5a);
+	/* Whatever the consumer does: the key is dead, and the slab is zeroed for the next. */
+	CHECK_EQ(isw_store_unmap(store, lease, slot, generation, 100), 0);
+	CHECK_EQ(stats_of(store).rdma_regions, 0);
+	CHECK_EQ(isw_store_scrub(store), 0);
+	CHECK_EQ(transfer(&c, 0, true, key.address, key.rkey), -EACCES);
+	/* A new key for the next use of the very memory. */
+	for (uint32_t i = 0; i < 2; i++) {
+		map_slab(store, lease, &generation, &again);
+		CHECK(again.rkey != key.rkey);
+	}
+	CHECK_EQ(stats_of(store).read_requests + stats_of(store).write_requests, 0);
+	consumer_free(&c);
+	isw_store_destroy(store);
+}
+
+static void test_out_of_bounds_and_the_probe_are_refused(void)
+{
+	isw_store *store = store_make(1);
+	uint64_t lease = lease_make(store), generation;
+	struct isw_rdma_key key;
+	struct consumer c;
+
+	for (uint32_t attack = 0; attack < 4; attack++) {
+		consumer_make(&c);
+		consumer_connect(&c, store, lease);
+		if (attack == 0)
+			map_slab(store, lease, &generation, &key);
+		else
+			CHECK_EQ(isw_store_rdma_key(store, lease, 0, generation, &key, NULL), 0);
+		CHECK_EQ(transfer(&c, 0, false, c.probe.address, c.probe.rkey), 0);
+		if (attack == 0)
+			CHECK_EQ(transfer(&c, 0, true, key.address + SLAB_BYTES - 8, key.rkey),
+				 -EACCES);
+		else if (attack == 1)
+			CHECK_EQ(transfer(&c, 0, false, key.address - 8, key.rkey), -EACCES);
+		else if (attack == 2)
+			CHECK_EQ(transfer(&c, 0, true, c.probe.address, c.probe.rkey), -EACCES);
+		else
+			CHECK_EQ(transfer(&c, 0, false, key.address, key.rkey + 1), -EACCES);
+		/* Only that connection has ended. */
+		CHECK_EQ(transfer(&c, 1, false, key.address, key.rkey), 0);
+		consumer_free(&c);
+		CHECK_EQ(isw_store_rdma_close(store, lease), 0);
+	}
+	isw_store_destroy(store);
+}
+
+static void test_a_neighbours_key_is_useless(void)
+{
+	isw_store *store = store_make(2);
+	uint64_t mine = lease_make(store), other = lease_make(store), generation;
+	struct consumer c, neighbour;
+	struct isw_rdma_key key;
+
+	consumer_make(&c);
+	consumer_make(&neighbour);
+	consumer_connect(&c, store, mine);
+	consumer_connect(&neighbour, store, other);
+	map_slab(store, mine, &generation, &key);
+	CHECK_EQ(transfer(&neighbour, 0, false, key.address, key.rkey), -EACCES);
+	CHECK_EQ(transfer(&neighbour, 1, true, key.address, key.rkey), -EACCES);
+	CHECK_EQ(transfer(&c, 0, false, key.address, key.rkey), 0);
+	for (uint32_t i = 0; i < ISW_PAGE_BYTES; i++)
+		CHECK_EQ(c.page[i], 0);
+	consumer_free(&c);
+	consumer_free(&neighbour);
+	isw_store_destroy(store);
+}
+
+/* The old epoch's connections and keys are dead before the new one is granted. */
+static void test_a_renewal_ends_the_connections(void)
+{
+	isw_store *store = store_make(1);
+	uint64_t lease = lease_make(store), generation;
+	char token[ISW_TOKEN_TEXT_BYTES];
+	struct isw_rdma_key key, fresh;
+	struct consumer c;
+	uint32_t slot;
+
+	consumer_make(&c);
+	consumer_connect(&c, store, lease);
+	slot = map_slab(store, lease, &generation, &key);
+	memset(c.page, 0x77, ISW_PAGE_BYTES);
+	CHECK_EQ(transfer(&c, 0, true, key.address, key.rkey), 0);
+	CHECK_EQ(isw_store_lease_renew(store, lease, 1000, token), 0);
+	CHECK_EQ(stats_of(store).rdma_connections, 0);
+	CHECK_EQ(stats_of(store).rdma_regions, 0);
+	CHECK(transfer(&c, 1, true, key.address, key.rkey) < 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, &fresh, NULL), -ENOTCONN);
+	consumer_free(&c);
+	/* What was there is there for the new epoch, under another key. */
+	consumer_make(&c);
+	consumer_connect(&c, store, lease);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, &fresh, NULL), 0);
+	CHECK(fresh.rkey != key.rkey);
+	CHECK_EQ(transfer(&c, 0, false, fresh.address, fresh.rkey), 0);
+	CHECK_EQ(c.page[0], 0x77);
+	consumer_free(&c);
+	CHECK_EQ(isw_store_lease_destroy(store, lease), 0);
+	CHECK_EQ(isw_store_rdma_close(store, lease), -ENOENT);
+	CHECK_EQ(stats_of(store).rdma_regions, 0);
+	isw_store_destroy(store);
+}
+
+/* What it has sent before must not meet the slot's next slab, whatever key that gets. */
+static void test_a_slab_taken_by_force_ends_the_connections(void)
+{
+	isw_store *store = store_make(2);
+	uint64_t lease = lease_make(store), generation, taken;
+	struct isw_rdma_key key, other;
+	struct consumer c;
+	uint32_t slot;
+
+	consumer_make(&c);
+	consumer_connect(&c, store, lease);
+	map_slab(store, lease, &generation, &other);
+	slot = map_slab(store, lease, &taken, &key);
+	CHECK_EQ(transfer(&c, 0, false, other.address, other.rkey), 0);
+	CHECK_EQ(isw_store_unmap(store, lease, slot, taken, 0), 0);
+	CHECK_EQ(stats_of(store).rdma_connections, 0);
+	CHECK_EQ(stats_of(store).rdma_regions, 1);
+	CHECK(transfer(&c, 0, true, other.address, other.rkey) < 0);
+	CHECK(transfer(&c, 1, true, key.address, key.rkey) < 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, 0, generation, &key, NULL), -ENOTCONN);
+	/* It comes back with others. */
+	consumer_free(&c);
+	consumer_make(&c);
+	consumer_connect(&c, store, lease);
+	CHECK_EQ(isw_store_rdma_key(store, lease, 0, generation, &other, NULL), 0);
+	CHECK_EQ(transfer(&c, 0, false, other.address, other.rkey), 0);
+	consumer_free(&c);
+	isw_store_destroy(store);
+}
+
+static void test_nonsense_is_refused(void)
+{
+	isw_store *store = store_make(1);
+	uint64_t lease = lease_make(store);
+	struct isw_error error = {0};
+	struct isw_rdma_end ends[2];
+	struct isw_rdma_key probe;
+	struct consumer c;
+
+	consumer_make(&c);
+	memcpy(ends, c.ends, sizeof(ends));
+	CHECK_EQ(isw_store_rdma_open(store, lease, ends, 0, c.peers, &probe, &error), -EINVAL);
+	CHECK_EQ(isw_store_rdma_open(store, lease, ends, ISW_RDMA_QUEUES_MAX + 1, c.peers, &probe,
+				     &error),
+		 -EINVAL);
+	CHECK_EQ(isw_store_rdma_open(store, lease + 1, ends, 1, c.peers, &probe, &error), -ENOENT);
+	ends[1].psn = 1u << 30;
+	CHECK_EQ(isw_store_rdma_open(store, lease, ends, 2, c.peers, &probe, &error), -EINVAL);
+	CHECK_EQ(stats_of(store).rdma_connections, 0);
+	CHECK_EQ(isw_store_rdma_close(store, lease), 0);
+	consumer_free(&c);
+	isw_store_destroy(store);
+}
+
+/* ------------------------------------------------------------------- the stub's faults */
+
+static void test_what_could_be_registered_is_lent(void)
+{
+	isw_store *store = store_make(4);
+	uint64_t lease = lease_make(store), generation;
+	struct isw_error error = {0};
+	struct isw_rdma_key key;
+	struct consumer c;
+	uint32_t slot;
+
+	consumer_make(&c);
+	consumer_connect(&c, store, lease);
+	STUB_SET(mr_makes_left, 2);
+	for (uint32_t i = 0; i < 2; i++)
+		map_slab(store, lease, &generation, &key);
+	CHECK_EQ(isw_store_map(store, lease, 0, &slot, &generation), 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, &key, &error), -ENOMEM);
+	CHECK(strstr(error.text, "ulimit -l"));
+	CHECK_EQ(stats_of(store).rdma_failures, 1);
+	CHECK_EQ(stats_of(store).rdma_regions, 2);
+	CHECK_EQ(isw_store_unmap(store, lease, slot, generation, 100), 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, 0, generation - 2, &key, NULL), 0);
+	CHECK_EQ(transfer(&c, 0, true, key.address, key.rkey), 0);
+	/* Nor can a lease be opened then; the daemon goes on. */
+	STUB_SET(mr_makes_left, 0);
+	CHECK_EQ(isw_store_rdma_open(store, lease, c.ends, QUEUES, c.peers, &key, &error), -ENOMEM);
+	CHECK_EQ(stats_of(store).rdma_connections, 0);
+	STUB_SET(mr_makes_left, -1);
+	consumer_free(&c);
+	isw_store_destroy(store);
+}
+
+/* A device that does not end a registration: the connections end instead, and the slab is safe. */
+static void test_a_registration_that_stays(void)
+{
+	isw_store *store = store_make(1);
+	uint64_t lease = lease_make(store), generation;
+	struct isw_rdma_key key;
+	struct consumer c;
+	uint32_t slot;
+
+	consumer_make(&c);
+	consumer_connect(&c, store, lease);
+	slot = map_slab(store, lease, &generation, &key);
+	STUB_SET(mr_free_error, -EBUSY);
+	CHECK_EQ(isw_store_unmap(store, lease, slot, generation, 100), 0);
+	CHECK_EQ(stats_of(store).rdma_connections, 0);
+	CHECK(transfer(&c, 0, true, key.address, key.rkey) < 0);
+	/* Its key is none for the slot's next slab. */
+	for (uint32_t next = SLABS; next != slot;) {
+		CHECK_EQ(isw_store_scrub(store), 0);
+		CHECK_EQ(isw_store_map(store, lease, 0, &next, &generation), 0);
+		CHECK_EQ(isw_store_rdma_key(store, lease, next, generation, &key, NULL), -ENOTCONN);
+		CHECK_EQ(isw_store_unmap(store, lease, next, generation, 100), 0);
+	}
+	STUB_SET(mr_free_error, 0);
+	consumer_free(&c);
+	isw_store_destroy(store);
+}
+
+/* Neither registration nor connections end: then the slab never becomes somebody else's. */
+static void test_a_fence_that_fails_keeps_the_slab(void)
+{
+	isw_store *store = store_make(1);
+	uint64_t lease = lease_make(store), generation;
+	char token[ISW_TOKEN_TEXT_BYTES];
+	struct isw_rdma_key key;
+	struct consumer c;
+	uint32_t slot;
+
+	consumer_make(&c);
+	consumer_connect(&c, store, lease);
+	slot = map_slab(store, lease, &generation, &key);
+	STUB_SET(mr_free_error, -EBUSY);
+	STUB_SET(qp_free_error, -EBUSY);
+	CHECK_EQ(isw_store_unmap(store, lease, slot, generation, 100), -EBUSY);
+	CHECK_EQ(isw_store_lease_renew(store, lease, 100, token), -EBUSY);
+	CHECK_EQ(stats_of(store).slabs_dirty, 0);
+	CHECK_EQ(isw_store_scrub(store), -ENOENT);
+	STUB_SET(mr_free_error, 0);
+	STUB_SET(qp_free_error, 0);
+	CHECK_EQ(isw_store_lease_renew(store, lease, 100, token), 0);
+	consumer_free(&c);
+	isw_store_destroy(store);
+}
+
+struct race {
+	isw_store *store;
+	uint64_t lease;
+	atomic_bool stop;
+	struct consumer *consumer;
+};
+
+/* Registers whatever is mapped, over and over. */
+static void *register_all(void *arg)
+{
+	struct race *race = arg;
+	struct isw_slot_info info;
+	struct isw_rdma_key key;
+
+	while (!atomic_load(&race->stop))
+		for (uint32_t i = 0; isw_store_lease_slot(race->store, race->lease, i, &info) == 0;
+		     i = info.slot + 1) {
+			int code = isw_store_rdma_key(race->store, race->lease, info.slot,
+						      info.generation, &key, NULL);
+
+			CHECK(code == 0 || code == -ESTALE || code == -ENOTCONN);
+		}
+	return NULL;
+}
+
+/* Opens and closes beside it. */
+static void *open_and_close(void *arg)
+{
+	struct race *race = arg;
+	struct isw_rdma_end peers[QUEUES];
+	struct isw_rdma_key probe;
+
+	while (!atomic_load(&race->stop)) {
+		int code = isw_store_rdma_open(race->store, race->lease, race->consumer->ends,
+					       QUEUES, peers, &probe, NULL);
+
+		CHECK(code == 0 || code == -EBUSY);
+		if (code == 0)
+			CHECK_EQ(isw_store_rdma_close(race->store, race->lease), 0);
+	}
+	return NULL;
+}
+
+static void test_mapping_registering_and_renewing_at_once(void)
+{
+	struct race race = {.store = store_make(SLABS)};
+	char token[ISW_TOKEN_TEXT_BYTES];
+	pthread_t threads[2];
+	struct consumer c;
+
+	race.lease = lease_make(race.store);
+	race.consumer = &c;
+	consumer_make(&c);
+	CHECK_EQ(pthread_create(&threads[0], NULL, register_all, &race), 0);
+	CHECK_EQ(pthread_create(&threads[1], NULL, open_and_close, &race), 0);
+	for (uint32_t i = 0; i < 300; i++) {
+		uint64_t generation;
+		uint32_t slot;
+
+		CHECK_EQ(isw_store_map(race.store, race.lease, 0, &slot, &generation), 0);
+		if (i % 7 == 0)
+			CHECK_EQ(isw_store_lease_renew(race.store, race.lease, 1000, token), 0);
+		CHECK_EQ(isw_store_unmap(race.store, race.lease, slot, generation, 100), 0);
+		/* Zeroed while nobody can reach it: a registration that is left would be a race. */
+		CHECK_EQ(isw_store_scrub(race.store), 0);
+	}
+	atomic_store(&race.stop, true);
+	for (uint32_t i = 0; i < 2; i++)
+		pthread_join(threads[i], NULL);
+	CHECK_EQ(stats_of(race.store).rdma_regions, 0);
+	consumer_free(&c);
+	isw_store_destroy(race.store);
+}
+
+int main(void)
+{
+	tests_begin();
+	verbs = rig_on_stub() ? &stub_verbs : &iswi_verbs_system;
+	host = rig_on_stub() ? "127.0.0.1" : getenv("ISW_TEST_RDMA_HOST");
+	test_a_slab_is_reached_until_it_is_unmapped();
+	test_out_of_bounds_and_the_probe_are_refused();
+	test_a_neighbours_key_is_useless();
+	test_a_renewal_ends_the_connections();
+	test_a_slab_taken_by_force_ends_the_connections();
+	test_nonsense_is_refused();
+	test_mapping_registering_and_renewing_at_once();
+	if (rig_on_stub()) {
+		test_what_could_be_registered_is_lent();
+		test_a_registration_that_stays();
+		test_a_fence_that_fails_keeps_the_slab();
+	}
+	tests_end();
+	return 0;
+}

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""infiniswap.device.wire: RDMA where both ends can, else TCP with the reason, never in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from infiniswap.control import messages as m
+from infiniswap.device.link_types import Lease, Place
+from infiniswap.device.wire import Wire
+from infiniswap.engine.protocol import RemoteConfig
+from infiniswap.errors import (
+    EngineError,
+    RequestRefusedError,
+    SessionLostError,
+    UnavailableError,
+)
+from infiniswap.units import MIB, HostPort
+
+END = m.RdmaEnd(
+    gid="00000000000000000000ffff7f000001",
+    link=2,
+    lid=0,
+    mtu_bytes=4096,
+    reads_max=16,
+    number=17,
+    psn=1,
+)
+KEY = m.RdmaKey(4096, 5)
+LEASE = Lease(7, "0" * 32, 1, "1" * 32, 4 * MIB, "2" * 32)
+CONFIG = RemoteConfig(host="127.0.0.1", port=1, token="1" * 32, export_bytes=4 * MIB, queues=2)
+
+
+@dataclass
+class Offer:
+    ends: tuple[m.RdmaEnd, ...] = (END, END)
+    is_closed: bool = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass
+class World:
+    """Both ends of a wire; what is set fails."""
+
+    here: Exception | None = None
+    there: Exception | None = None
+    dial_error: Exception | None = None
+    offered: bool = True
+    answered_ends: int = 2
+    slots: list[m.SlotKey] = field(default_factory=list)
+    offer: Offer = field(default_factory=Offer)
+    dialled: list[str] = field(default_factory=list)
+    keys: list[tuple[int, int]] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
+
+    # As a session.
+    @property
+    def welcome(self) -> Any:
+        return cast(Any, _Welcome(self.offered))
+
+    async def rdma(self, lease: int, ends: Sequence[m.RdmaEnd]) -> m.RdmaAnswer:
+        self.asked.append(len(ends))
+        if self.there is not None:
+            raise self.there
+        return m.RdmaAnswer(
+            id=0, ends=[END] * min(len(ends), self.answered_ends), probe=KEY, slots=self.slots
+        )
+
+    # As an engine.
+    def rdma_offer(self, host: str, queues: int, slots: int) -> Offer:
+        assert (host, queues, slots) == ("127.0.0.1", 2, 4)
+        if self.here is not None:
+            raise self.here
+        return self.offer
+
+    def remote_slot_key(self, remote: int, slot: int, key: m.RdmaKey) -> None:
+        self.keys.append((slot, key.rkey))
+
+    def dial(self, config: RemoteConfig) -> int:
+        self.dialled.append("tcp" if config.rdma is None else "rdma")
+        if config.rdma is not None and self.dial_error is not None:
+            raise self.dial_error
+        return 3
+
+    def wire(self, wish: str = "auto") -> Wire:
+        return Wire(wish, HostPort("127.0.0.1", 1), cast(Any, self), _blocking)
+
+    async def connect(self, wire: Wire, places: set[Place] | None = None) -> int:
+        return await wire.connect(cast(Any, self), LEASE, CONFIG, places or set(), self.dial)
+
+
+@dataclass
+class _Welcome:
+    rdma: bool
+    slab_bytes: int = MIB
+
+
+async def _blocking(call: Callable[[], Any]) -> Any:
+    return call()
+
+
+async def test_rdma_where_both_ends_can() -> None:
+    world = World(slots=[m.SlotKey(2, 9, KEY)])
+    wire = world.wire()
+    assert await world.connect(wire, {Place(2, 9)}) == 3
+    assert (wire.transport, wire.reason, wire.fallbacks) == ("rdma", "", 0)
+    assert world.dialled == ["rdma"]
+    assert world.keys == [(2, 5)]
+    wire.mapped(3, m.MapAnswer(id=0, slot=1, generation=4, key=m.RdmaKey(8192, 6)))
+    assert world.keys[-1] == (1, 6)
+    # A slab without a key could be written nowhere.
+    with pytest.raises(EngineError, match="no key"):
+        wire.mapped(3, m.MapAnswer(id=0, slot=1, generation=4))
+
+
+async def test_nothing_is_tried_where_tcp_is_wished_for() -> None:
+    world = World()
+    wire = world.wire("tcp")
+    await world.connect(wire)
+    assert (wire.transport, wire.reason, wire.fallbacks) == ("tcp", "", 0)
+    assert world.asked == []
+    wire.mapped(3, m.MapAnswer(id=0, slot=1, generation=4))
+    assert world.keys == []
+
+
+def no_rdma(text: str) -> EngineError:
+    return EngineError(f"no RDMA: {text}", code=errno.ENODEV)
+
+
+@pytest.mark.parametrize(
+    ("world", "reason"),
+    [
+        (World(offered=False), "the donor does not offer RDMA"),
+        (World(here=no_rdma("no device")), "here: no device"),
+        (
+            World(there=RequestRefusedError("no RDMA: its port is down", reason=m.REFUSED_NO_RDMA)),
+            "at the donor: its port is down",
+        ),
+        (World(dial_error=EngineError("no answer over RDMA", code=110)), "no answer over RDMA"),
+        (World(answered_ends=1), "the donor answered with 1 ends, not 2"),
+        (World(slots=[m.SlotKey(2, 8, KEY)]), "the donor could register 0 of our 1 slabs"),
+        (
+            World(slots=[m.SlotKey(2, 9, KEY), m.SlotKey(4, 10, KEY)]),
+            "the donor named slot 4 of a lease of 4",
+        ),
+    ],
+)
+async def test_tcp_with_the_reason_where_rdma_cannot_be(world: World, reason: str) -> None:
+    wire = world.wire()
+    assert await world.connect(wire, {Place(2, 9)} if world.slots else set()) == 3
+    assert (wire.transport, wire.reason, wire.fallbacks) == ("tcp", reason, 1)
+    assert world.dialled == (["rdma", "tcp"] if world.dial_error else ["tcp"])
+    # What was begun is ended, at both ends.
+    assert world.offer.is_closed == (world.asked != [])
+    if world.asked and world.there is None:
+        assert world.asked == [2, 0]
+    # The same wish, when it must be: an error that names a remedy, and no connection.
+    world.dialled.clear()
+    strict = world.wire("rdma")
+    with pytest.raises(UnavailableError) as caught:
+        await world.connect(strict, {Place(2, 9)} if world.slots else set())
+    assert reason in str(caught.value)
+    assert "doctor" in str(caught.value)
+    assert "tcp" not in world.dialled
+
+
+async def test_an_offer_that_nobody_waits_for_any_more_is_closed() -> None:
+    async def told_to_end(call: Callable[[], Any]) -> Any:
+        call()
+        raise asyncio.CancelledError
+
+    world = World()
+    wire = Wire("auto", HostPort("127.0.0.1", 1), cast(Any, world), told_to_end)
+    with pytest.raises(asyncio.CancelledError):
+        await world.connect(wire)
+    assert world.offer.is_closed
+    assert world.asked == []
+
+
+async def test_a_lost_session_is_no_reason_for_tcp() -> None:
+    world = World(there=SessionLostError("gone"))
+    with pytest.raises(SessionLostError):
+        await world.connect(world.wire())
+    assert world.dialled == []
+    assert world.offer.is_closed
+    stale = World(there=RequestRefusedError("no such lease", reason=m.REFUSED_UNKNOWN_LEASE))
+    with pytest.raises(RequestRefusedError):
+        await stale.connect(stale.wire())
+    assert stale.dialled == []
+
+
+async def test_rdma_that_breaks_at_once_is_left_alone_for_a_while() -> None:
+    world = World()
+    wire = world.wire()
+    for _ in range(2):
+        await world.connect(wire)
+        assert wire.transport == "rdma"
+        wire.lost()
+    await world.connect(wire)
+    assert wire.transport == "tcp"
+    assert "again and again" in wire.reason
+    # Who wants nothing else gets nothing else.
+    strict = world.wire("rdma")
+    for _ in range(4):
+        await world.connect(strict)
+        strict.lost()
+    assert strict.transport == "rdma"
+
+
+async def test_what_is_mended_is_used_with_the_next_connections() -> None:
+    world = World(here=no_rdma("no device"))
+    wire = world.wire()
+    await world.connect(wire)
+    world.here = None
+    await world.connect(wire)
+    assert (wire.transport, wire.reason, wire.fallbacks) == ("rdma", "", 1)

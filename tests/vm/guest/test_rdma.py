@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages by RDMA, on soft-RoCE: the C programs on real verbs, devices with two donors, and what can
+happen to them meanwhile.
+
+The RDMA device sits on an interface of its own that has the loopback address, too. So it can be
+switched off while TCP goes on, and no other fixture needs to know of it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import WAIT_S, Cluster, Device, Donor, run, until
+from fiojob import Fio
+from pagejob import StartJob
+
+from infiniswap.cli.findings_rdma import rdma as rdma_findings
+from infiniswap.config import load
+from infiniswap.engine.native import NativeEngine, NativeStore
+from infiniswap.engine.native_rdma import rdma_choose, rdma_ports
+from infiniswap.engine.protocol import EngineConfig, RdmaPeer, RemoteConfig, StoreConfig
+from infiniswap.errors import EngineError
+from infiniswap.units import MIB
+
+pytestmark = pytest.mark.timeout(1800)
+
+HOST = "127.0.0.1"
+LINK = "isw-rdma"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _soft_roce() -> Iterator[None]:
+    run("modprobe", "-a", "rdma_rxe", "ib_uverbs", "dummy", "nbd")
+    run("ip", "link", "add", LINK, "type", "dummy")
+    run("ip", "address", "add", f"{HOST}/8", "dev", LINK)
+    run("ip", "link", "set", LINK, "mtu", "4200", "up")
+    run("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", LINK)
+    until(lambda: _leads_here() == "", "a port that leads here")
+    yield
+    run("rdma", "link", "delete", "rxe0")
+    run("ip", "link", "delete", LINK)
+
+
+def _leads_here() -> str:
+    """Why no RDMA leads to HOST; empty when it does."""
+    try:
+        rdma_choose(HOST)
+    except EngineError as error:
+        return error.what
+    return ""
+
+
+@pytest.fixture(autouse=True)
+def _patient(request: pytest.FixtureRequest) -> None:
+    """Both ends, the network between them and its RDMA run on one or two slow processors."""
+    if "cluster" in request.fixturenames:
+        env = request.getfixturevalue("cluster").env
+        env["INFINISWAP_DEVICE_CONNECT_MS"] = env["INFINISWAP_DEVICE_REQUEST_MS"] = "30000"
+        env["INFINISWAP_POLICY_SUSPEND_S"] = "20"
+
+
+@pytest.fixture
+def donors(cluster: Cluster) -> list[Donor]:
+    """Two."""
+    return [cluster.donor(), cluster.donor()]
+
+
+def transports(device: Device) -> dict[str, str]:
+    """By the donors' addresses."""
+    return {row["address"]: row["transport"] for row in device.status["donors"]}
+
+
+def row_of(device: Device, donor: Donor) -> Any:
+    return next(row for row in device.status["donors"] if row["address"] == donor.address)
+
+
+def start_mapped(cluster: Cluster, *args: str, size_mib: int = 64) -> Device:
+    """A device all of whose slabs have a donor."""
+    device = cluster.start("--frontend", "nbd", *args, size=f"{size_mib}M")
+    write(device, size_mib)
+
+    def mapped() -> bool:
+        slabs = device.status["slabs"]
+        if slabs["mapped"] < sum(slabs.values()):
+            write(device, size_mib)
+            return False
+        return True
+
+    until(mapped, "every slab to have a donor")
+    write(device, size_mib)
+    return device
+
+
+def fio(device: Device, *options: str) -> None:
+    command = ["fio", "--name=v", f"--filename={device.path}", "--ioengine=libaio", "--direct=1"]
+    run(*command, *options)
+
+
+def write(device: Device, mib: int) -> None:
+    fio(device, "--rw=write", "--bs=64k", f"--size={mib}m", "--iodepth=8")
+
+
+def verifying(cluster: Cluster, device: Device) -> Fio:
+    target = [f"--filename={device.path}", "--ioengine=libaio", "--direct=1"]
+    return Fio(target, 24, 4, cluster.root)
+
+
+# ------------------------------------------------------------------- the C programs
+
+
+@pytest.mark.parametrize("program", ["queue", "store", "engine", "choose"])
+def test_c_programs_on_real_verbs(program: str, project_root: Path) -> None:
+    binary = project_root / "build/c/tests" / f"test_rdma_{program}"
+    done = subprocess.run(
+        [binary],
+        env={**os.environ, "ISW_TEST_RDMA_HOST": HOST, "TMPDIR": "/var/tmp"},
+        cwd="/var/tmp",
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr
+
+
+# ----------------------------------------------------------------- without processes
+
+
+def test_what_doctor_says() -> None:
+    (port,) = rdma_ports()
+    assert (port.device, port.link, port.is_active) == ("rxe0", "Ethernet", True)
+    assert HOST in [gid.address for gid in port.gids if gid.is_roce_v2]
+    config = load(Path("/dev/null"), {"cluster.peers": HOST}, {})
+    found = {finding.name: finding for finding in rdma_findings(config)}
+    assert HOST in found["rdma"].what
+    assert "rxe0" in found["rdma-donor"].what
+    run("ip", "link", "set", LINK, "down")
+    try:
+        found = {finding.name: finding for finding in rdma_findings(config)}
+        assert "is down" in found["rdma"].what
+        assert "ip link set" in found["rdma"].mend
+        assert "down" in _leads_here()
+    finally:
+        run("ip", "link", "set", LINK, "up")
+    until(lambda: _leads_here() == "", "the port to be up again")
+
+
+def test_connections_come_and_go_and_nothing_is_left(count: Callable[[int, int], int]) -> None:
+    """rdma_rxe itself runs out near a thousand."""
+
+    def held() -> tuple[int, int, int]:
+        ours = Path("/proc/self")
+        queue_pairs = run("rdma", "resource", "show", "qp").count("type RC")
+        return len(list((ours / "fd").iterdir())), len(list((ours / "task").iterdir())), queue_pairs
+
+    store_config = StoreConfig(slab_bytes=MIB, slabs_max=2)
+    engine_config = EngineConfig(size_bytes=MIB, slab_bytes=MIB, no_backup=True, staging_pages=64)
+    with NativeStore(store_config) as store, NativeEngine(engine_config, None) as engine:
+        store.preallocate()
+        port = store.listen(HOST, 0)
+        lease = store.lease_create(2)
+        slot = store.map(lease.lease)
+        assert slot is not None
+        token, before = lease.token, (0, 0, 0)
+        for number in range(count(20, 200)):
+            offer = engine.rdma_offer(HOST, 2, 2)
+            ends, probe = store.rdma_open(lease.lease, offer.ends)
+            config = RemoteConfig(
+                host=HOST,
+                port=port,
+                token=token,
+                export_bytes=2 * MIB,
+                queues=2,
+                connect_ms_max=60_000,
+                rdma=RdmaPeer(offer, tuple(ends), probe),
+            )
+            remote = engine.remote_connect(config)
+            assert engine.remotes()[0].rdma
+            key = store.rdma_key(lease.lease, slot.slot, slot.generation)
+            engine.remote_slot_key(remote, slot.slot, key)
+            if number == 0:
+                gc.collect()
+                before = held()
+                assert before[2] == 4  # both ends of two
+            engine.remote_shutdown(remote)
+            engine.remote_destroy(remote)
+            token = store.lease_renew(lease.lease, 60_000)
+            assert store.stats()["rdma_connections"] == 0
+        after = held()
+        assert after[2] == 0
+        assert after[0] <= before[0]
+        assert after[1] <= before[1]
+
+
+# ------------------------------------------------------------------------- devices
+
+
+def test_a_device_pages_to_two_donors(cluster: Cluster, donors: list[Donor]) -> None:
+    device = start_mapped(cluster, "--transport", "rdma")
+    assert transports(device) == {donor.address: "rdma" for donor in donors}
+    before = {row["address"]: row["read_pages"] for row in device.status["donors"]}
+    sizes = ("--bssplit=4k/50:16k/30:128k/20", "--size=24m", "--iodepth=16")
+    fio(device, "--rw=randwrite", *sizes, "--verify=crc32c", "--verify_fatal=1")
+    for row in device.status["donors"]:
+        assert row["read_pages"] > before[row["address"]]
+        assert row["write_pages"] > 0
+        assert row["errors"] == 0
+    shown = cluster.ok("device", "show", device.name)
+    assert shown.count("slabs, rdma") == 2
+    stats = device.status["stats"]
+    assert stats["crc_errors_remote"] == stats["requests_failed"] == 0
+    device.remove()
+
+
+def _threads_ns(donor: Donor) -> int:
+    """Processor time of the threads of the C library in a donor's process."""
+    total = 0
+    for task in Path("/proc", str(donor.process.pid), "task").iterdir():
+        if (task / "comm").read_text().startswith("isw"):
+            total += int((task / "schedstat").read_text().split()[0])
+    return total
+
+
+def test_the_donors_process_does_nothing_for_a_page(
+    cluster: Cluster, donors: list[Donor], count: Callable[[int, int], int]
+) -> None:
+    pages = count(2_000, 10_000)
+    used: dict[str, int] = {}
+    for transport in ("rdma", "tcp"):
+        device = start_mapped(cluster, "--transport", transport)
+        reads = sum(row["read_pages"] for row in device.status["donors"])
+        before = sum(_threads_ns(donor) for donor in donors)
+        fio(device, "--rw=randread", "--bs=4k", f"--io_size={pages * 4}k", "--size=64m")
+        used[transport] = sum(_threads_ns(donor) for donor in donors) - before
+        reads = sum(row["read_pages"] for row in device.status["donors"]) - reads
+        assert reads >= pages * 0.9
+        device.remove()
+    print(f"processor time of donors' threads for {pages} pages, ns: {used}")
+    assert used["tcp"] > 10_000 * pages
+    assert used["rdma"] < used["tcp"] / 50
+
+
+def test_a_donor_without_rdma_beside_one_with(cluster: Cluster) -> None:
+    with_rdma = cluster.donor()
+    cluster.env["INFINISWAP_DAEMON_RDMA"] = "off"
+    without = cluster.donor()
+    del cluster.env["INFINISWAP_DAEMON_RDMA"]
+    device = start_mapped(cluster)
+    assert transports(device) == {with_rdma.address: "rdma", without.address: "tcp"}
+    row = row_of(device, without)
+    assert row["transport_reason"] == "the donor does not offer RDMA"
+    assert row["rdma_fallbacks"] == 1
+    assert row["transport_reason"] in device.log
+    fio(device, "--rw=randwrite", "--bs=4k", "--size=8m", "--verify=crc32c", "--verify_fatal=1")
+    # Who wants nothing else is told before anything is attached.
+    refused = cluster.cli(
+        "device", "start", cluster.name(), "--size", "64M", "--donors", without.address,
+        "--transport", "rdma",
+    )  # fmt: skip
+    assert refused.returncode == 5
+    assert "does not offer RDMA" in refused.stderr
+    device.remove()
+
+
+def test_a_killed_donor_costs_no_byte(cluster: Cluster, donors: list[Donor]) -> None:
+    device = start_mapped(cluster)
+    load = verifying(cluster, device)
+    try:
+        until(lambda: load.passes >= 1 or load.error, "a pass", WAIT_S * 3)
+        donors[0].end(signal.SIGKILL)
+        until(lambda: row_of(device, donors[0])["slabs"] == 0, "its slabs to be given up")
+        passes = load.passes
+        until(lambda: load.passes > passes or load.error, "another pass", WAIT_S * 3)
+        load.finish()
+    finally:
+        load.close()
+    assert row_of(device, donors[1])["transport"] == "rdma"
+    assert device.status["stats"]["crc_errors_remote"] == 0
+    device.remove()
+
+
+def test_slabs_are_taken_back_under_load(cluster: Cluster, donors: list[Donor]) -> None:
+    device = start_mapped(cluster)
+    load = verifying(cluster, device)
+    try:
+        until(lambda: load.passes >= 1 or load.error, "a pass", WAIT_S * 3)
+        cluster.ok("donor", "drain", donors[0].address)
+        until(lambda: row_of(device, donors[0])["slabs"] == 0, "the donor to be empty")
+        cluster.ok("donor", "undrain", donors[0].address)
+        load.finish()
+    finally:
+        load.close()
+    assert "Traceback" not in donors[0].log
+    assert device.status["stats"]["crc_errors_remote"] == 0
+    assert row_of(device, donors[1])["transport"] == "rdma"
+    device.remove()
+
+
+def test_a_link_that_goes_down_leaves_tcp(cluster: Cluster, donors: list[Donor]) -> None:
+    device = start_mapped(cluster)
+    load = verifying(cluster, device)
+    try:
+        until(lambda: load.passes >= 1 or load.error, "a pass", WAIT_S * 3)
+        run("ip", "link", "set", LINK, "down")
+        until(lambda: set(transports(device).values()) == {"tcp"} or load.error, "TCP to be used")
+        load.check()
+        for donor in donors:
+            row = row_of(device, donor)
+            assert "down" in row["transport_reason"]
+            assert row["rdma_fallbacks"] >= 1
+        load.finish()
+    finally:
+        load.close()
+        run("ip", "link", "set", LINK, "up")
+    assert device.status["stats"]["crc_errors_remote"] == 0
+    device.remove()
+
+
+def test_a_job_swaps_over_rdma(
+    cluster: Cluster, donors: list[Donor], job: StartJob, count: Callable[[int, int], int]
+) -> None:
+    device = cluster.start("--frontend", "nbd", "--transport", "rdma", "--swap")
+    work = job(10_000)
+    work.more_rounds(count(2, 10))
+    work.finish()
+    status = device.status
+    assert {row["transport"] for row in status["donors"] if row["slabs"]} == {"rdma"}
+    assert sum(row["slabs"] for row in status["donors"]) > 0
+    assert status["stats"]["pages_in_remote"] > 0
+    assert status["stats"]["requests_failed"] == status["stats"]["crc_errors_remote"] == 0
+    assert all("Traceback" not in donor.log for donor in donors)
+    device.stop()
