@@ -36,6 +36,7 @@ ANSWERS: Final = (
     m.LeaseAnswer,
     m.MapAnswer,
     m.RenewAnswer,
+    m.RdmaAnswer,
     m.OkAnswer,
     m.RefusedAnswer,
     m.EvictAnswer,
@@ -48,6 +49,7 @@ REQUESTS: Final = (
     m.UnmapRequest,
     m.RenewRequest,
     m.ReleaseRequest,
+    m.RdmaRequest,
     m.EvictRequest,
     m.ActivityRequest,
 )
