@@ -41,6 +41,7 @@ have fusermount3 || want fuse3
 pkg-config --exists liburing 2>/dev/null || want liburing-dev
 # Of libibverbs only headers are needed to build; it is loaded where a host has it.
 echo '#include <infiniband/verbs.h>' | cc -E - >/dev/null 2>&1 || want libibverbs-dev
+[ -e /etc/libibverbs.d/rxe.driver ] || want ibverbs-providers
 have nbdinfo && have nbdcopy || want libnbd-bin
 have nbdsh || want python3-libnbd
 have qemu-io || want qemu-utils

@@ -250,6 +250,7 @@ def test_the_donors_process_does_nothing_for_a_page(
     assert used["rdma"] < used["tcp"] / 50
 
 
+@pytest.mark.full
 def test_a_donor_without_rdma_beside_one_with(cluster: Cluster) -> None:
     with_rdma = cluster.donor()
     cluster.env["INFINISWAP_DAEMON_RDMA"] = "off"
@@ -306,6 +307,7 @@ def test_slabs_are_taken_back_under_load(cluster: Cluster, donors: list[Donor]) 
     device.remove()
 
 
+@pytest.mark.full
 def test_a_link_that_goes_down_leaves_tcp(cluster: Cluster, donors: list[Donor]) -> None:
     device = start_mapped(cluster)
     load = verifying(cluster, device)
