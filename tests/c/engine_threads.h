@@ -93,20 +93,22 @@ static void exchange(struct world *w, struct donor *d, struct isw_remote_config 
 	remote->rdma_peers = peers;
 }
 
-static void tell_key(struct world *w, struct donor *d, uint32_t slot, uint64_t generation)
+/* False: there is no connection that could use the slot. */
+static bool tell_key(struct world *w, struct donor *d, uint32_t slot, uint64_t generation)
 {
 	struct isw_error error = {0};
 	struct isw_rdma_key key;
 	int code;
 
 	if (verbs == NULL)
-		return;
+		return true;
 	code = isw_store_rdma_key(d->store, d->lease, slot, generation, &key, &error);
 	if (code == -ENOTCONN) /* renewed from the donor's side: the engine will hear of it */
-		return;
+		return false;
 	CHECK_EQ(code, 0);
 	code = isw_remote_slot_key(w->engine, d->remote, slot, &key);
 	CHECK(code == 0 || code == -ENOTCONN);
+	return code == 0;
 }
 
 static void donor_start(struct world *w, struct donor *d)
@@ -139,7 +141,7 @@ static void donor_start(struct world *w, struct donor *d)
 
 static void tell_place(struct world *w, struct donor *d, uint64_t mapping)
 {
-	tell_key(w, d, w->places[mapping].slot, w->places[mapping].generation);
+	(void)tell_key(w, d, w->places[mapping].slot, w->places[mapping].generation);
 }
 
 /* To a donor; a slab that is somewhere already, to one more. */
@@ -148,15 +150,18 @@ static void map_slab(struct world *w, uint32_t slab, bool migrate)
 	uint32_t number = below(&w->control_random, DONORS);
 	struct donor *d = &w->donors[number];
 	struct place *place = &w->places[w->mappings];
-	int code;
+	int code = -ENOTCONN;
 
 	CHECK(w->mappings < PLACES);
 	if (isw_store_map(d->store, d->lease, 0, &place->slot, &place->generation))
 		return; /* full */
 	place->donor = number;
-	tell_key(w, d, place->slot, place->generation);
-	code = migrate ? isw_slab_migrate(w->engine, slab, d->remote, place->slot, w->mappings++)
-		       : isw_slab_map(w->engine, slab, d->remote, place->slot, w->mappings++);
+	/* As a device does, which maps nothing without its key. */
+	if (tell_key(w, d, place->slot, place->generation))
+		code = migrate ? isw_slab_migrate(w->engine, slab, d->remote, place->slot,
+						  w->mappings++)
+			       : isw_slab_map(w->engine, slab, d->remote, place->slot,
+					      w->mappings++);
 	CHECK(code == 0 || code == -ENOTCONN);
 	w->maps += !code && !migrate;
 	w->migrations += !code && migrate;
@@ -489,12 +494,25 @@ static void check_end(struct world *w, struct crowd *crowd)
 	pages_migrated += stats.pages_migrated;
 }
 
+/* Whether everything has happened that a run is for. */
+static bool is_full(const struct world *w)
+{
+	struct isw_engine_stats stats;
+
+	isw_engine_stats(w->engine, &stats);
+	return stats.pages_in_remote && stats.pages_in_backup && stats.pages_in_staging &&
+	       stats.staging_waits && w->maps && w->unmaps && w->breaks && w->resumes &&
+	       w->migrations;
+}
+
+/* Longer, up to a minute, where others have the processors. */
 static void run(uint32_t run_ms, uint64_t seed, bool in_memory)
 {
 	static struct world world;
 	static struct crowd crowd;
 	struct world *w = &world;
 	uint64_t end_ns = iswi_now_ns() + run_ms * 1000000ull;
+	uint64_t last_ns = end_ns + 60000000000ull;
 	pthread_t ender;
 
 	memset(w, 0, sizeof(*w));
@@ -508,7 +526,7 @@ static void run(uint32_t run_ms, uint64_t seed, bool in_memory)
 	for (uint32_t i = 0; i < DONORS; i++)
 		donor_start(w, &w->donors[i]);
 	crowd_start(&crowd, w->engine, seed, PAGES, true);
-	while (iswi_now_ns() < end_ns)
+	while (iswi_now_ns() < end_ns || (!is_full(w) && iswi_now_ns() < last_ns))
 		control(w);
 	crowd_stop(&crowd);
 	take_events(w);
