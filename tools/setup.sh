@@ -51,10 +51,18 @@ have mkfs.ext4 || want e2fsprogs
 have modprobe || want kmod
 have losetup || want mount
 have clang-format || want clang-format
+# Fuzzers: libFuzzer is in a package of its own.
+echo 'int LLVMFuzzerTestOneInput(const char *d, long n) { return d == 0 && n; }' |
+	clang -x c -fsanitize=fuzzer,address -o /dev/null - 2>/dev/null || {
+	want clang
+	want libclang-rt-dev
+}
 # Virtual machines (docs/vm.md).
 have qemu-system-x86_64 || want qemu-system-x86
 have busybox || want busybox-static
 have nbd-client || want nbd-client
+# Benchmarks' peer, whose smoke tests belong to the suite.
+have nbdkit || want nbdkit
 
 if [ -n "$needed$wanted" ]; then
 	if have apt-get && [ "$(id -u)" = 0 ]; then
