@@ -62,7 +62,7 @@ class Fuzzer:
 FUZZERS: Final = (
     Fuzzer(
         "nbd_server",
-        ("wire/*.c", "store/*.c", "util/*.c"),
+        ("wire/*.c", "store/*.c", "verbs/choose.c", "verbs/none.c", "util/*.c"),
         ("recvmsg", "sendmsg", "setsockopt", "shutdown", "poll", "pthread_cond_wait"),
         16_384,
     ),

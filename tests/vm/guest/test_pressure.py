@@ -82,6 +82,7 @@ def started(argv: list[str], **streams: Any) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.mark.full  # minutes for each front end
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("frontend", ["ublk", "nbd"], indirect=True)
 def test_nobody_that_is_swapped_out_is_needed(
