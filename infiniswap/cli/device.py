@@ -531,7 +531,7 @@ def _remove_stopped(paths: rundir.DevicePaths, spec: DeviceSpec | None) -> None:
 
 
 _NO_FLAGS = dict.fromkeys(
-    ("backup", "discard_contents", "frontend", "priority", "slab", "staging", "swap")
+    ("backup", "discard_contents", "frontend", "priority", "slab", "staging", "swap", "transport")
 )
 
 _ACTIONS = {
