@@ -51,6 +51,7 @@ SHARED_NAME: Final = "run"
 """Name of the device that `run` makes, and that further ones join."""
 
 KILLED: Final = 128 + signal.SIGKILL
+_UNREADABLE: Final = 128 + signal.SIGBUS
 
 _LOCAL_BYTES_MIN = 16 * MIB
 _DISK_SHARE = 0.8
@@ -528,7 +529,8 @@ def _run_job(
     except InfiniswapError as error:
         if not isinstance(error, client.DeviceError):
             watch.ended(_END_S_MAX)  # it no longer answers, so it should be about to end
-        if watch.lost():
+        # Another run of the same device may have cleared what was left of it before we looked.
+        if watch.lost() or (watch.ended() and result.exit_code in (KILLED, _UNREADABLE)):
             say("the process of the swap device has died, and with it what was swapped out")
         elif watch.ended():
             say("the swap device was stopped while the command ran; there is no summary")

@@ -9,11 +9,12 @@ what a device can read or write are therefore one thing.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from infiniswap.control.messages import RdmaEnd, RdmaKey
 from infiniswap.engine.binding import ffi
 from infiniswap.engine.protocol import Lease, LeaseStats, MappedSlot, RestoredSlot
 from infiniswap.errors import EngineError
@@ -296,6 +297,17 @@ class SimStore:
         for slot in range(entry.slots_max):
             connection.lay(slot, entry.slots[slot].memory if slot in entry.slots else None)
         return entry
+
+    def rdma_open(self, lease: int, peers: Sequence[RdmaEnd]) -> tuple[Sequence[RdmaEnd], RdmaKey]:
+        """Hosts here have no RDMA."""
+        raise EngineError("no RDMA: this host has no RDMA device", code=errno.ENODEV)
+
+    def rdma_close(self, lease: int) -> None:
+        """There was none."""
+
+    def rdma_key(self, lease: int, slot: int, generation: int) -> RdmaKey:
+        """Never: no lease has such connections."""
+        raise EngineError("no connections by RDMA", code=errno.ENOTCONN)
 
     def close(self) -> None:
         """The memory is gone."""
