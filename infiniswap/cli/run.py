@@ -529,8 +529,9 @@ def _run_job(
     except InfiniswapError as error:
         if not isinstance(error, client.DeviceError):
             watch.ended(_END_S_MAX)  # it no longer answers, so it should be about to end
-        # Another run of the same device may have cleared what was left of it before we looked.
-        if watch.lost() or (watch.ended() and result.exit_code in (KILLED, _UNREADABLE)):
+        # Another run of the same device may clear what was left of it, or have done so.
+        unreadable = result.exit_code in (KILLED, _UNREADABLE)
+        if watch.lost() or (unreadable and watch.known_ended()):
             say("the process of the swap device has died, and with it what was swapped out")
         elif watch.ended():
             say("the swap device was stopped while the command ran; there is no summary")

@@ -44,12 +44,14 @@ class Watch:
 
     def ended(self, wait_s: float = 0.0) -> bool:
         """Whether no process of it is left, waiting at most `wait_s` seconds for it."""
+        # A successor, or a process that has outlived its holder, has the lock.
+        return self.known_ended(wait_s) and not rundir.is_running(self._paths)
+
+    def known_ended(self, wait_s: float = 0.0) -> bool:
+        """Whether the processes that it had at first have. (Who clears what is left of it has the
+        lock meanwhile.)"""
         last = self._pidfds[-1] if self._pidfds else -1
-        if last >= 0 and not pidfd_ended(last, wait_s):
-            return False
-        # Those we know have ended. A successor, or a process that has outlived its holder, has the
-        # lock.
-        return not rundir.is_running(self._paths)
+        return last < 0 or pidfd_ended(last, wait_s)
 
     def lost(self) -> bool:
         """Whether it has died; False also after an orderly stop, which ends the swap area first."""
