@@ -72,10 +72,16 @@ class Server:
         self.device_id = int(first[1])
 
     def go(self) -> None:
+        self.ask()
+        self.wait_serving()
+
+    def ask(self) -> None:
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
+
+    def wait_serving(self) -> None:
+        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line == f"serving {self.device_id}\n", line
 
@@ -121,10 +127,11 @@ class Succession:
     def kill(self) -> None:
         rings = rings_of(self.active.process.pid)
         self.active.process.send_signal(signal.SIGKILL)
-        self.standby.go()  # at once: it waits itself for the predecessor's end
+        self.standby.ask()  # at once: it waits itself for the predecessor's end
         self.active.process.wait()
         for ring in rings:
             os.close(ring)
+        self.standby.wait_serving()
         self.active.close()
         self.active = self.standby
         self.standby = Server(self.mib, "standby", self.active.device_id)
