@@ -71,10 +71,6 @@ class Server:
         assert first, f"exit {self.process.wait()}"
         self.device_id = int(first[1])
 
-    def go(self) -> None:
-        self.ask()
-        self.wait_serving()
-
     def ask(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")

@@ -455,6 +455,17 @@ static void end_copies(struct world *w)
 	}
 }
 
+/* Whether everything has happened that a run is for. */
+static bool is_full(const struct world *w)
+{
+	struct isw_engine_stats stats;
+
+	isw_engine_stats(w->engine, &stats);
+	return stats.pages_in_remote && stats.pages_in_backup && stats.pages_in_staging &&
+	       stats.staging_waits && w->maps && w->unmaps && w->breaks && w->resumes &&
+	       w->migrations;
+}
+
 static uint64_t pages_migrated; /* by all runs */
 
 static void check_end(struct world *w, struct crowd *crowd)
@@ -488,21 +499,8 @@ static void check_end(struct world *w, struct crowd *crowd)
 	CHECK_EQ(stats.crc_errors_backup, 0);
 	CHECK_EQ(stats.backup_errors, 0);
 	/* The run was what it is meant to be. */
-	CHECK(stats.pages_in_remote && stats.pages_in_backup && stats.pages_in_staging);
-	CHECK(stats.staging_waits && w->maps && w->unmaps && w->breaks && w->resumes);
-	CHECK(w->migrations);
+	CHECK(is_full(w));
 	pages_migrated += stats.pages_migrated;
-}
-
-/* Whether everything has happened that a run is for. */
-static bool is_full(const struct world *w)
-{
-	struct isw_engine_stats stats;
-
-	isw_engine_stats(w->engine, &stats);
-	return stats.pages_in_remote && stats.pages_in_backup && stats.pages_in_staging &&
-	       stats.staging_waits && w->maps && w->unmaps && w->breaks && w->resumes &&
-	       w->migrations;
 }
 
 /* Longer, up to a minute, where others have the processors. */

@@ -24,6 +24,7 @@ from donor_world import (
     until,
     world,
 )
+from rdma_end import END
 
 from infiniswap.control import auth
 from infiniswap.control import messages as m
@@ -80,24 +81,23 @@ async def test_a_session_leases_maps_and_gives_back() -> None:
 
 
 async def test_rdma_is_asked_for_and_told_over_the_session() -> None:
-    end = m.RdmaEnd("00000000000000000000ffff7f000001", 2, 0, 4096, 16, 17, 1)
     async with world() as w, await w.session() as session:
         assert session.welcome.rdma
         lease = await session.lease(4)
         assert (await session.map(lease.lease, 1)).key is None
-        assert await refusal(session.rdma(lease.lease, [end])) == m.REFUSED_NO_RDMA
+        assert await refusal(session.rdma(lease.lease, [END])) == m.REFUSED_NO_RDMA
         w.store.has_rdma = True
-        answer = await session.rdma(lease.lease, [end, end])
+        answer = await session.rdma(lease.lease, [END, END])
         assert len(answer.ends) == 2
         assert len(answer.slots) == 1
         assert (await session.map(lease.lease, 2)).key is not None
         assert (await session.rdma(lease.lease, [])).ends == []
         assert (await session.map(lease.lease, 3)).key is None
-        assert await refusal(session.rdma(lease.lease + 1, [end])) == m.REFUSED_UNKNOWN_LEASE
+        assert await refusal(session.rdma(lease.lease + 1, [END])) == m.REFUSED_UNKNOWN_LEASE
     async with world(**{"daemon.rdma": "off"}) as w, await w.session() as session:
         assert not session.welcome.rdma
         lease = await session.lease(4)
-        assert await refusal(session.rdma(lease.lease, [end])) == m.REFUSED_NO_RDMA
+        assert await refusal(session.rdma(lease.lease, [END])) == m.REFUSED_NO_RDMA
 
 
 async def test_a_repeated_map_gives_the_same_slot() -> None:

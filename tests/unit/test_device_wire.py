@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
+from rdma_end import END
 
 from infiniswap.control import messages as m
 from infiniswap.device.link_types import Lease, Place
@@ -23,15 +24,6 @@ from infiniswap.errors import (
 )
 from infiniswap.units import MIB, HostPort
 
-END = m.RdmaEnd(
-    gid="00000000000000000000ffff7f000001",
-    link=2,
-    lid=0,
-    mtu_bytes=4096,
-    reads_max=16,
-    number=17,
-    psn=1,
-)
 KEY = m.RdmaKey(4096, 5)
 LEASE = Lease(7, "0" * 32, 1, "1" * 32, 4 * MIB, "2" * 32)
 CONFIG = RemoteConfig(host="127.0.0.1", port=1, token="1" * 32, export_bytes=4 * MIB, queues=2)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from rdma_end import END
 
 from infiniswap.control import messages as m
 from infiniswap.donor.leases import LeaseTable, Owner
@@ -18,15 +19,6 @@ from infiniswap.errors import RequestRefusedError
 from infiniswap.testing.store import FakeStore
 from infiniswap.units import MIB
 
-END = m.RdmaEnd(
-    gid="00000000000000000000ffff7f000001",
-    link=2,
-    lid=0,
-    mtu_bytes=4096,
-    reads_max=16,
-    number=17,
-    psn=1,
-)
 SESSION = cast(Any, SimpleNamespace(number=4))
 
 
