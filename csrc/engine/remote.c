@@ -249,11 +249,12 @@ static int connect_queues(struct isw_engine *e, uint32_t remote,
 		code = iswi_tcp_connect(&tcp, &r->events, &r->witness, error);
 		if (!code)
 			code = iswi_rdma_offer_accept(config, r, queues, &count, error);
-	}
-	while (!config->rdma && !code && count < config->queues) {
-		code = iswi_tcp_connect(&tcp, &r->events, &queues[count], error);
-		if (!code)
-			count++;
+	} else {
+		while (!code && count < config->queues) {
+			code = iswi_tcp_connect(&tcp, &r->events, &queues[count], error);
+			if (!code)
+				count++;
+		}
 	}
 	if (!code) {
 		iswi_remote_set(e, remote, queues, count, ISWI_REMOTE_UP);

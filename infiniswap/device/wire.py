@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol, TypeVar
 
 from infiniswap.control import messages as m
 from infiniswap.control.client import Session
 from infiniswap.device.link_types import Lease, Place
-from infiniswap.engine.protocol import Engine, RdmaOffer, RdmaPeer, RemoteConfig
+from infiniswap.engine.protocol import Engine, OffLoop, RdmaOffer, RdmaPeer, RemoteConfig
 from infiniswap.errors import EngineError, RequestRefusedError, UnavailableError
 from infiniswap.units import HostPort
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _FLAP_S = 5.0
 _FLAPS_MAX = 2
@@ -30,12 +27,6 @@ _AVOIDED_S = 60.0
 
 RDMA = "rdma"
 TCP = "tcp"
-
-
-class Blocking(Protocol):
-    """Runs a blocking call of the engine on another thread, to its end."""
-
-    def __call__(self, call: Callable[[], T]) -> Awaitable[T]: ...
 
 
 class _NoRdmaError(Exception):
@@ -57,7 +48,7 @@ class Wire:
         fallbacks: how often RDMA was wished for and TCP was used.
     """
 
-    def __init__(self, wish: str, address: HostPort, engine: Engine, blocking: Blocking) -> None:
+    def __init__(self, wish: str, address: HostPort, engine: Engine, blocking: OffLoop) -> None:
         self.transport = ""
         self.reason = ""
         self.fallbacks = 0

@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from infiniswap.control import messages as m
 from infiniswap.donor.leases import Lease, LeaseTable, Owner
 from infiniswap.donor.records import LeaseRecord, LeaseRecords
-from infiniswap.engine.protocol import Store
+from infiniswap.engine.protocol import OffLoop, Store
 from infiniswap.errors import EngineError, InfiniswapError
 
 log = logging.getLogger(__name__)
-
-OffLoop = Callable[[Callable[[], None]], Awaitable[None]]
 
 
 class Keeping:

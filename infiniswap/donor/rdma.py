@@ -7,27 +7,17 @@ import contextlib
 import errno
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
 
 from infiniswap.control import messages as m
 from infiniswap.control.service import ServerSession
 from infiniswap.donor.leases import LeaseTable
-from infiniswap.engine.protocol import Store
+from infiniswap.engine.protocol import OffLoop, Store
 from infiniswap.errors import EngineError, RequestRefusedError
 
 log = logging.getLogger(__name__)
 
-ResultT = TypeVar("ResultT")
-
 _FENCE_MS = 1_000
 """For a slab that nobody has heard of yet."""
-
-
-class OffLoop(Protocol):
-    """Runs what blocks on another thread."""
-
-    def __call__(self, call: Callable[[], ResultT]) -> Awaitable[ResultT]: ...
 
 
 class DonorRdma:

@@ -9,11 +9,19 @@ All raise `infiniswap.errors.EngineError` (or a subclass) with the C library's o
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from infiniswap.control.messages import RdmaEnd, RdmaKey
+
+ResultT = TypeVar("ResultT")
+
+
+class OffLoop(Protocol):
+    """Runs a *blocking* call on another thread, to its end."""
+
+    def __call__(self, call: Callable[[], ResultT]) -> Awaitable[ResultT]: ...
 
 
 class EventKind(enum.IntEnum):

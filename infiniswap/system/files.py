@@ -58,6 +58,12 @@ def try_read_text(path: Path) -> str | None:
         return None
 
 
+def try_read_int(path: Path) -> int | None:
+    """The file's one number, or None when it holds something else, is absent or cannot be read."""
+    text = (try_read_text(path) or "").strip()
+    return int(text) if text.isdecimal() else None
+
+
 def read_int(path: Path, what: str) -> int:
     """The file's one number.
 

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap.errors import SystemCallError, UnavailableError
-from infiniswap.system.files import PROC, parse_key_values, read_int, read_text, try_read_text
+from infiniswap.system.files import (
+    PROC,
+    parse_key_values,
+    read_int,
+    read_text,
+    try_read_int,
+    try_read_text,
+)
 from infiniswap.system.mounts import Mount, mounts
 from infiniswap.units import PAGE_BYTES
 
@@ -254,7 +261,8 @@ def cgroup_limit_bytes(path: Path, version: int) -> int | None:
     Raises:
         NotPermittedError, SystemCallError: not a memory cgroup, or gone.
     """
-    return _limit_v2(path / "memory.max") if version == 2 else _limit_v1(path)
+    # The root cgroup of version 2 has no such file.
+    return try_read_int(path / "memory.max") if version == 2 else _limit_v1(path)
 
 
 def _limit_v1(path: Path) -> int | None:
@@ -262,31 +270,21 @@ def _limit_v1(path: Path) -> int | None:
     return None if limit >= UNLIMITED_BYTES else limit
 
 
-def _limit_v2(path: Path) -> int | None:
-    text = (try_read_text(path) or "max").strip()  # the root cgroup has no such file
-    return int(text) if text.isdecimal() else None
-
-
 def _usage_v2_root(stat: dict[str, int]) -> int:
     return sum(stat.get(name, 0) for name in ("anon", "file", "kernel", "sock"))
-
-
-def _optional_int(path: Path) -> int | None:
-    text = (try_read_text(path) or "").strip()
-    return int(text) if text.isdecimal() else None
 
 
 def _memory_v2(path: Path) -> CgroupMemory:
     stat = parse_key_values(read_text(path / "memory.stat", "cannot read the memory figures"))
     events = parse_key_values(try_read_text(path / "memory.events") or "")
-    usage = _optional_int(path / "memory.current")
+    usage = try_read_int(path / "memory.current")
     return CgroupMemory(
-        limit_bytes=_limit_v2(path / "memory.max"),
+        limit_bytes=try_read_int(path / "memory.max"),
         usage_bytes=_usage_v2_root(stat) if usage is None else usage,
-        peak_bytes=_optional_int(path / "memory.peak"),
+        peak_bytes=try_read_int(path / "memory.peak"),
         anon_bytes=stat.get("anon", 0) + stat.get("shmem", 0),
         file_bytes=stat.get("inactive_file", 0) + stat.get("active_file", 0),
-        swap_bytes=_optional_int(path / "memory.swap.current"),
+        swap_bytes=try_read_int(path / "memory.swap.current"),
         oom_kills=events.get("oom_kill"),
     )
 
@@ -297,7 +295,7 @@ def _memory_v1(path: Path) -> CgroupMemory:
     return CgroupMemory(
         limit_bytes=_limit_v1(path),
         usage_bytes=read_int(path / "memory.usage_in_bytes", "cannot read the memory usage"),
-        peak_bytes=_optional_int(path / "memory.max_usage_in_bytes"),
+        peak_bytes=try_read_int(path / "memory.max_usage_in_bytes"),
         anon_bytes=stat.get("total_rss", 0) + stat.get("total_shmem", 0),
         file_bytes=stat.get("total_inactive_file", 0) + stat.get("total_active_file", 0),
         swap_bytes=stat.get("total_swap"),

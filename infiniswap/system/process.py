@@ -45,7 +45,6 @@ OOM_SCORE_ADJ_NEVER = -1000
 
 _NICE = 10
 _PR_SET_IO_FLUSHER = 57
-_REALTIME = "realtime"
 _REALTIME_POLICIES = (os.SCHED_FIFO, os.SCHED_RR)
 _URGENT_THREADS = ("isw-backup", "isw-ublk", "isw-fuse")
 """Those that call iswi_thread_urgent (csrc/util/util.h)."""
@@ -294,12 +293,14 @@ def be_nice() -> None:
 def make_swap_safe() -> tuple[Degraded, ...]:
     """All of the above for this process and thread; returns what was refused, to its page-path
     threads as well, which ask for themselves."""
-    outcomes = (set_oom_score_adj(OOM_SCORE_ADJ_NEVER), set_io_flusher(), lock_memory())
-    theirs = swap_safety_report(os.getpid()).degraded
-    return (
-        *(outcome for outcome in outcomes if outcome is not None),
-        *(item for item in theirs if item.name == _REALTIME),
+    outcomes: tuple[Degraded | None, ...] = (
+        set_oom_score_adj(OOM_SCORE_ADJ_NEVER),
+        set_io_flusher(),
+        lock_memory(),
     )
+    pid = os.getpid()
+    outcomes += (_waiting(pid, _threads(PROC / str(pid) / "task")),)
+    return tuple(outcome for outcome in outcomes if outcome is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +371,24 @@ def _threads(task: Path) -> tuple[ThreadSafety, ...]:
     return tuple(threads)
 
 
+def _waiting(pid: int, threads: tuple[ThreadSafety, ...]) -> Degraded | None:
+    names = [
+        thread.name
+        for thread in threads
+        if thread.name.startswith(_URGENT_THREADS) and not thread.realtime
+    ]
+    if not names:
+        return None
+    return Degraded(
+        "realtime",
+        f"threads of process {pid} have no real-time priority: {', '.join(names)}; without it the "
+        "kernel gives them none of its last memory, and when all is used up they may wait for "
+        "memory that only they could free",
+        "Run it as root with CAP_SYS_NICE, or with LimitRTPRIO=1, as the shipped systemd unit "
+        "has it.",
+    )
+
+
 def swap_safety_report(pid: int, *, proc: Path = PROC) -> SwapSafety:
     """Reads back whether a process keeps the rules for serving swap.
 
@@ -412,22 +431,8 @@ def swap_safety_report(pid: int, *, proc: Path = PROC) -> SwapSafety:
                 _MEND_CAPABILITY,
             )
         )
-    waiting = [
-        thread.name
-        for thread in threads
-        if thread.name.startswith(_URGENT_THREADS) and not thread.realtime
-    ]
-    if waiting:
-        degraded.append(
-            Degraded(
-                _REALTIME,
-                f"threads of process {pid} have no real-time priority: {', '.join(waiting)}; "
-                "without it the kernel gives them none of its last memory, and when all is used "
-                "up they may wait for memory that only they could free",
-                "Run it as root with CAP_SYS_NICE, or with LimitRTPRIO=1, as the shipped systemd "
-                "unit has it.",
-            )
-        )
+    if (waiting := _waiting(pid, threads)) is not None:
+        degraded.append(waiting)
     return SwapSafety(pid, locked_bytes, resident_bytes, score, threads, tuple(degraded))
 
 

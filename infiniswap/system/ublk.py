@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from infiniswap.errors import InfiniswapError
-from infiniswap.system.files import SYS, try_read_text, try_write_text
+from infiniswap.system.files import SYS, try_read_int, try_write_text
 from infiniswap.system.process import run_command
 
 CONTROL: Final = Path("/dev/ublk-control")
@@ -85,7 +85,7 @@ def tune(number: int, queue_depth: int, *, sys: Path = SYS) -> tuple[str, ...]:
     queue = sys / "block" / f"ublkb{number}" / "queue"
     settings = (*QUEUE_SETTINGS, (_REQUESTS, str(queue_depth - 1)))
     refused = [name for name, value in settings if not try_write_text(queue / name, value + "\n")]
-    if _REQUESTS not in refused and _number_in(queue / _REQUESTS) != queue_depth - 1:
+    if _REQUESTS not in refused and try_read_int(queue / _REQUESTS) != queue_depth - 1:
         refused.append(_REQUESTS)  # the kernel has a minimum of its own
     return (*refused, *_protect((block_path(number), char_path(number))))
 
@@ -101,9 +101,4 @@ def _protect(nodes: tuple[Path, ...]) -> Iterator[str]:
 
 def limit(*, sys: Path = SYS) -> int | None:
     """How many devices the driver allows (newer ones: only those of users other than root)."""
-    return _number_in(sys / LIMIT)
-
-
-def _number_in(path: Path) -> int | None:
-    text = (try_read_text(path) or "").strip()
-    return int(text) if text.isdecimal() else None
+    return try_read_int(sys / LIMIT)
