@@ -265,6 +265,7 @@ static int socket_create(isw_engine *engine, bool for_kernel, uint32_t request_b
 		.connections_max = for_kernel ? KERNEL_CONNECTIONS_MAX : CONNECTIONS_MAX,
 		.handshake_ms_max = HANDSHAKE_MS_MAX,
 		.fenced = for_kernel,
+		.urgent = true,
 		.send_ms_max = SEND_MS_MAX,
 	};
 	struct nbd_socket *socket;

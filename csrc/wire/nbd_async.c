@@ -176,6 +176,8 @@ static void *waiter_main(void *opaque)
 	struct iswi_nbd_conn *conn = opaque;
 	struct iswi_nbd_tx *tx = &conn->tx;
 
+	if (conn->server->config.urgent)
+		iswi_thread_urgent();
 	pthread_mutex_lock(&tx->lock);
 	for (;;) {
 		struct pollfd pollfd = {.fd = conn->fd, .events = POLLOUT};

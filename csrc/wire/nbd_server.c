@@ -59,6 +59,8 @@ static void *conn_main(void *opaque)
 	struct iswi_nbd_conn *conn = opaque;
 	struct iswi_nbd_server *server = conn->server;
 
+	if (server->config.urgent)
+		iswi_thread_urgent();
 	iswi_nbd_conn_run(conn);
 	pthread_mutex_lock(&server->lock);
 	close(conn->fd);

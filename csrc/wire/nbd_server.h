@@ -124,6 +124,7 @@ struct iswi_nbd_server_config {
 	 * exports.
 	 */
 	bool fenced;
+	bool urgent; /* who waits for an answer may wait for memory: iswi_thread_urgent() */
 	/*
 	 * An answer that moves no byte for this long; a request, header and payload, that is not
 	 * there entirely this long after its first byte.

@@ -46,7 +46,7 @@ OOM_SCORE_ADJ_NEVER = -1000
 _NICE = 10
 _PR_SET_IO_FLUSHER = 57
 _REALTIME_POLICIES = (os.SCHED_FIFO, os.SCHED_RR)
-_URGENT_THREADS = ("isw-backup", "isw-ublk", "isw-fuse")
+_URGENT_THREADS = ("isw-backup", "isw-ublk", "isw-fuse", "isw-nbd-conn", "isw-nbd-send")
 """Those that call iswi_thread_urgent (csrc/util/util.h)."""
 _MCL_CURRENT = 1
 _MCL_FUTURE = 2

@@ -145,12 +145,12 @@ def test_a_safe_process_has_nothing_degraded(tmp_path: Path) -> None:
 
 
 def test_threads_that_free_memory_are_realtime(tmp_path: Path) -> None:
-    flags = process.PF_IO_FLUSHER
-    threads = {"python": 0, "isw-remote": flags, "isw-backup-w0": flags, "isw-ublk-0": flags}
+    names = ("isw-remote", "isw-backup-w0", "isw-ublk-0", "isw-nbd-conn")
+    threads = {"python": 0, **dict.fromkeys(names, process.PF_IO_FLUSHER)}
     _fake_process(tmp_path, locked_kib=64, score=-1000, threads=threads, policy=os.SCHED_OTHER)
     (item,) = process.swap_safety_report(77, proc=tmp_path).degraded
     assert item.name == "realtime"
-    assert "isw-backup-w0, isw-ublk-0;" in item.reason
+    assert "isw-backup-w0, isw-ublk-0, isw-nbd-conn;" in item.reason
     assert "isw-remote" not in item.reason
 
 
