@@ -378,9 +378,10 @@ static const struct iswi_backup_ops memory_ops = {"memory", memory_write, memory
 
 /* ------------------------------------------------------------------------- runs */
 
-static char backup_path[4096];
-
-/* In the first directory that takes direct I/O; false: none does. */
+/*
+ * With a backup in the first directory that takes direct I/O; false: none does. The file has no
+ * name from then on, so that a test that is killed leaves none.
+ */
 static bool engine_start(struct world *w, uint32_t staging)
 {
 	const char *directories[] = {".", getenv("TMPDIR"), "/var/tmp", "/tmp"};
@@ -398,16 +399,19 @@ static bool engine_start(struct world *w, uint32_t staging)
 		.hedge_us_min = 1, /* whatever takes more than four times the tail */
 	};
 	struct isw_error error = {0};
+	char backup_path[4096];
+	int err;
 
 	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(directories); i++) {
 		if (!directories[i])
 			continue;
 		snprintf(backup_path, sizeof(backup_path), "%s/isw-threads-%d.backup",
 			 directories[i], (int)getpid());
-		if (!isw_engine_create(&config, backup_path, &w->engine, &error))
+		err = isw_engine_create(&config, backup_path, &w->engine, &error);
+		unlink(backup_path);
+		if (err == 0)
 			return true;
 		fprintf(stderr, "%s\n", error.text);
-		unlink(backup_path);
 	}
 	return false;
 }
@@ -549,7 +553,6 @@ static void run(uint32_t run_ms, uint64_t seed, bool in_memory)
 	isw_engine_destroy(w->engine);
 	pthread_join(ender, NULL);
 	crowd_free(&crowd);
-	unlink(backup_path);
 }
 
 /* 1.5 seconds of each unless argv says more. */

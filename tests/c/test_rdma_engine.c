@@ -48,7 +48,6 @@ static void test_a_connect_that_fails_half_way_breaks_nothing_later(void)
 	}
 	isw_engine_destroy(world.engine);
 	isw_store_destroy(d->store);
-	unlink(backup_path);
 }
 
 /* Nothing is under way there that could run into it. */
@@ -73,7 +72,6 @@ static void test_a_device_hears_at_once_of_a_slab_taken_by_force(void)
 	CHECK_EQ(event.kind, ISW_EVENT_REMOTE_DOWN);
 	isw_engine_destroy(world.engine);
 	isw_store_destroy(d->store);
-	unlink(backup_path);
 }
 
 int main(int argc, char **argv)

@@ -22,7 +22,7 @@ from infiniswap.units import MIB
 
 BEYOND = 160 * MIB
 """What the job needs more than there is."""
-LEFT = 128 * MIB
+LEFT = 256 * MIB
 """What there is: with less to read back, there are more kills in the time."""
 PAGES_BETWEEN = 2000
 """So many pages come in between two kills."""
