@@ -14,17 +14,17 @@ environment and in flags. In fields that allow it, "auto" is None here.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
+from infiniswap.config_values import convert, nearest
 from infiniswap.errors import ConfigError, UsageError
 from infiniswap.secret import check_listen_secret, read_secret
+from infiniswap.toml_lines import key_lines
 from infiniswap.units import (
     CONTROL_PORT,
     DATA_PORT,
@@ -34,8 +34,6 @@ from infiniswap.units import (
     SIZE_BYTES_MAX,
     HostPort,
     format_size,
-    parse_host_port,
-    parse_size,
 )
 
 DEFAULT_PATH: Final = Path("/etc/infiniswap/infiniswap.toml")
@@ -106,10 +104,13 @@ class DaemonConfig:
     preallocate_slabs: int = _int(2, low=0, high=1024)
     """Free slabs kept ready: hides the time to allocate and zero one."""
     leases_max: int = _int(256, low=1, high=65_536)
+    """Devices served at once."""
     connections_max: int = _int(1024, low=1, high=65_536)
+    """Data connections at once."""
     connections_per_lease_max: int = _int(32, low=1, high=1024)
+    """Data connections of one device."""
     connections_per_host_max: int = _int(128, low=1, high=65_536)
-    """Of one address, at each of the two ports."""
+    """Connections of one address, at each of the two ports."""
     evict_deadline_s: float = _float(1.0, low=0.01, high=60.0)
     """How long a consumer may take to give an evicted slab up; then it is fenced without."""
     evict_move_s: float = _float(3.0, low=0.0, high=600.0)
@@ -137,29 +138,35 @@ class DeviceConfig:
     """[device]: a consumer's devices."""
 
     frontend: str = _choice("auto", "auto", "ublk", "nbd", "fuse", "nbd-socket")
+    """What the kernel sees; auto: the first of ublk, nbd and fuse that this host has."""
     transport: str = _choice("auto", "auto", "rdma", "tcp")
+    """How pages travel to donors; auto: by RDMA where both ends can, else by TCP."""
     backup_dir: Path = _path(Path("/var/lib/infiniswap"))
     """Where NAME.backup files go."""
     run_dir: Path = _path(Path("/run/infiniswap"))
     """Where running devices are recorded."""
     slab_bytes: int = _size(GIB, low=MIB, high=64 * GIB)
-    """In bytes; as on the donors."""
+    """Unit of mapping, in bytes; as on the donors."""
     staging_bytes: int = _size(64 * MIB, low=MIB, high=64 * GIB)
     """Buffers for pages on their way, in bytes."""
     request_bytes: int = _size(MIB, low=PAGE_BYTES, high=32 * MIB)
     """Largest request, in bytes."""
     requests_max: int = _int(128, low=1, high=4096)
+    """Requests in flight."""
     backup_write_bytes: int = _size(MIB, low=PAGE_BYTES, high=MIB)
     """Largest merged backup write, in bytes."""
     backup_writers: int = _int(2, low=1, high=8)
+    """Threads that write the backup."""
     backup_readers: int = _int(4, low=1, high=8)
+    """Threads that read the backup."""
     queues: int = _int(2, low=1, high=16)
     """Connections per donor."""
     refill_pages_per_s: float = _float(4096.0, low=0.0, high=1e9)
     """Pages copied from the backup to a slab's new donor, in the background; 0: none."""
     connect_ms: int = _int(3_000, low=10, high=60_000)
+    """For a connection to a donor's data port, in milliseconds."""
     request_ms: int = _int(2_000, low=10, high=60_000)
-    """Past it a donor counts as unreachable."""
+    """For a page, in milliseconds; past it the donor counts as unreachable."""
     hedge_ms: int = _int(10, low=0, high=60_000)
     """A donor that takes longer than this, and four times longer than of late, is not waited for:
     the page is read from the backup, too. 0: it is."""
@@ -180,12 +187,15 @@ class ClusterConfig:
     peers: tuple[HostPort, ...] = _addresses(CONTROL_PORT)
     """Control addresses of the donors."""
     discovery: str = _choice("static", "static")
+    """How donors are found: by the list of peers."""
     secret_file: Path | None = _path(None)
     """File of mode 0600 with at least 16 bytes, the same on every host."""
     ask_s: float = _float(2.0, low=0.05, high=60.0)
     """How long a donor may take to answer a question."""
     heartbeat_s: float = _float(1.0, low=0.05, high=60.0)
+    """Distance of heartbeats on a control session, in seconds; the donor's value counts."""
     heartbeats_missed_max: int = _int(5, low=1, high=100)
+    """So many missed heartbeats end the session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +205,9 @@ class PolicyConfig:
     period_s: float = _float(1.0, low=0.01, high=60.0)
     """Of every moving average and of the control loops."""
     activity_alpha: float = _float(0.2, low=0.0, high=1.0, above=True)
+    """Weight of the newest period in a slab's activity."""
     memory_beta: float = _float(0.2, low=0.0, high=1.0, above=True)
+    """Weight of the newest period in a donor's memory use."""
     hot_pages_per_s: float = _float(20.0, low=0.0, high=1e9)
     """An unmapped slab with more page I/O than this is mapped."""
     choices: int = _int(2, low=1, high=16)
@@ -230,23 +242,25 @@ class Config:
         return None if path is None else read_secret(path)
 
 
-_SECTIONS: Final[Mapping[str, type[Any]]] = {
+SECTIONS: Final[Mapping[str, type[Any]]] = {
     "daemon": DaemonConfig,
     "device": DeviceConfig,
     "cluster": ClusterConfig,
     "policy": PolicyConfig,
 }
+"""The sections of the file, and the class of each."""
 
 
-def _key_name(entry: dataclasses.Field[Any]) -> str:
+def key_name(entry: dataclasses.Field[Any]) -> str:
+    """How a field is called in the file."""
     return entry.name.removesuffix("_bytes") if entry.metadata["kind"] == "size" else entry.name
 
 
 def known_keys() -> tuple[str, ...]:
     """Every key as `section.key`, in the order of the classes."""
     return tuple(
-        f"{section}.{_key_name(entry)}"
-        for section, kind in _SECTIONS.items()
+        f"{section}.{key_name(entry)}"
+        for section, kind in SECTIONS.items()
         for entry in dataclasses.fields(kind)
     )
 
@@ -254,6 +268,14 @@ def known_keys() -> tuple[str, ...]:
 def env_name(key: str) -> str:
     """The environment variable of `section.key`."""
     return _ENV_PREFIX + key.replace(".", "_").upper()
+
+
+Refuse = Callable[[ConfigError], None]
+"""Is told of each mistake: raises it, or keeps it and lets the reading go on."""
+
+
+def _raise(error: ConfigError) -> NoReturn:
+    raise error
 
 
 def load(
@@ -271,36 +293,108 @@ def load(
     Raises:
         ConfigError: unreadable file, unknown key, value that cannot work.
     """
-    env = os.environ if environ is None else environ
-    values: dict[str, Any] = {}
-    _add_file(values, path, env)
-    _add_environment(values, env)
-    for key, value in (overrides or {}).items():
-        if value is not None:
-            _add(values, key, value, "command line")
-    config = Config(
-        **{section: _make_section(section, kind, values) for section, kind in _SECTIONS.items()}
-    )
-    _check_together(config)
+    values = _gather(path, overrides, environ, _raise)
+    config = _make(values)
+    for error in _check_together(config):
+        raise error
     return config
 
 
+def check(
+    path: Path | None = None, environ: Mapping[str, str] | None = None
+) -> tuple[Config | None, list[ConfigError]]:
+    """As load, but every mistake is found, not only the first.
+
+    Returns:
+        The configuration, None where a value is wrong (what values mean together is looked at
+        when each of them is right), and the mistakes.
+    """
+    errors: list[ConfigError] = []
+    values = _gather(path, None, environ, errors.append)
+    if errors:
+        return None, errors
+    config = _make(values)
+    return config, list(_check_together(config))
+
+
+def file_path(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Path:
+    """The file that load would read, there or not."""
+    env = os.environ if environ is None else environ
+    return path or Path(env.get("INFINISWAP_CONFIG") or DEFAULT_PATH)
+
+
+def _gather(
+    path: Path | None,
+    overrides: Mapping[str, object] | None,
+    environ: Mapping[str, str] | None,
+    refuse: Refuse,
+) -> dict[str, Any]:
+    env = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    _add_file(values, path, env, refuse)
+    _add_environment(values, env, refuse)
+    for key, value in (overrides or {}).items():
+        if value is not None:
+            _add(values, key, value, "command line", refuse)
+    return values
+
+
+def _make(values: Mapping[str, Any]) -> Config:
+    return Config(
+        **{section: _make_section(section, kind, values) for section, kind in SECTIONS.items()}
+    )
+
+
 def _make_section(section: str, kind: type[Any], values: Mapping[str, Any]) -> Any:
-    fields = {f"{section}.{_key_name(entry)}": entry.name for entry in dataclasses.fields(kind)}
+    fields = {f"{section}.{key_name(entry)}": entry.name for entry in dataclasses.fields(kind)}
     return kind(**{fields[key]: value for key, value in values.items() if key in fields})
 
 
-def _add_file(values: dict[str, Any], path: Path | None, env: Mapping[str, str]) -> None:
-    if path is None and env.get("INFINISWAP_CONFIG"):
-        path = Path(env["INFINISWAP_CONFIG"])
-    required = path is not None
-    path = path or DEFAULT_PATH
+def _add_file(
+    values: dict[str, Any], path: Path | None, env: Mapping[str, str], refuse: Refuse
+) -> None:
+    required = path is not None or bool(env.get("INFINISWAP_CONFIG"))
+    path = file_path(path, env)
+    try:
+        text = _read(path, required=required)
+        table = tomllib.loads(text)
+    except ConfigError as error:
+        refuse(error)
+        return
+    except tomllib.TOMLDecodeError as error:
+        refuse(_not_toml(path, error))
+        return
+    lines = key_lines(text)
+
+    def where(key: str) -> str:
+        return f"{path}, line {lines[key]}" if key in lines else str(path)
+
+    for section, content in table.items():
+        if section not in SECTIONS:
+            what = (
+                f"unknown section [{section}]"
+                if isinstance(content, dict)
+                else f"unknown key {section!r} outside of any section"
+            )
+            mend = nearest(section, tuple(SECTIONS), "section")
+            refuse(ConfigError(what, where=where(section), mend=mend))
+        elif not isinstance(content, dict):
+            what, mend = f"{section!r} is a section, not a key", f"Write [{section}] on a line"
+            refuse(ConfigError(what, where=where(section), mend=f"{mend} of its own."))
+        else:
+            for key, value in content.items():
+                name = f"{section}.{key}"
+                _add(values, name, value, where(name if name in lines else section), refuse)
+
+
+def _read(path: Path, *, required: bool) -> str:
+    """The text of a file; nothing where there is none and none is required."""
     try:
         with path.open("rb") as file:
             raw = file.read(_CONFIG_FILE_BYTES_MAX + 1)
     except FileNotFoundError:
         if not required:
-            return
+            return ""
         raise ConfigError(
             "no such configuration file", where=str(path), mend="Check the path given."
         ) from None
@@ -313,173 +407,55 @@ def _add_file(values: dict[str, Any], path: Path | None, env: Mapping[str, str])
     if len(raw) > _CONFIG_FILE_BYTES_MAX:
         raise ConfigError("larger than 1 MiB: not a configuration file", where=str(path))
     try:
-        table = tomllib.loads(raw.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"not valid TOML: {error}", where=str(path), mend="Correct that line."
-        ) from error
-    for section, content in table.items():
-        if section not in _SECTIONS:
-            raise ConfigError(
-                f"unknown section [{section}]"
-                if isinstance(content, dict)
-                else f"unknown key {section!r} outside of any section",
-                where=str(path),
-                mend=_nearest(section, tuple(_SECTIONS), "section"),
-            )
-        if not isinstance(content, dict):
-            raise ConfigError(
-                f"{section!r} is a section, not a key",
-                where=str(path),
-                mend=f"Write [{section}] on a line of its own.",
-            )
-        for key, value in content.items():
-            _add(values, f"{section}.{key}", value, str(path))
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise _not_toml(path, error) from error
 
 
-def _add_environment(values: dict[str, Any], env: Mapping[str, str]) -> None:
+def _not_toml(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"not valid TOML: {error}", where=str(path), mend="Correct that line.")
+
+
+def _add_environment(values: dict[str, Any], env: Mapping[str, str], refuse: Refuse) -> None:
     names = {env_name(key): key for key in known_keys()}
     for name, value in sorted(env.items()):
         if not name.startswith(_ENV_PREFIX) or name in _ENV_NOT_KEYS:
             continue
         if name.startswith(_ENV_TEST_PREFIX):
             continue
-        if name not in names:
-            raise ConfigError(
-                f"unknown variable {name}",
-                where="environment",
-                mend=_nearest(name, tuple(names), "variable"),
-            )
-        _add(values, names[name], value, f"environment variable {name}")
+        if name in names:
+            _add(values, names[name], value, f"environment variable {name}", refuse)
+        else:
+            mend = nearest(name, tuple(names), "variable")
+            refuse(ConfigError(f"unknown variable {name}", where="environment", mend=mend))
 
 
-def _nearest(wrong: str, known: tuple[str, ...], noun: str) -> str:
-    close = difflib.get_close_matches(wrong, known, n=1, cutoff=0.0)
-    return f"The nearest known {noun} is {close[0]}." if close else f"Remove the {noun}."
-
-
-def _add(values: dict[str, Any], key: str, value: object, origin: str) -> None:
+def _add(values: dict[str, Any], key: str, value: object, origin: str, refuse: Refuse) -> None:
     section, _, name = key.partition(".")
-    kind = _SECTIONS.get(section)
-    entries = {_key_name(entry): entry for entry in dataclasses.fields(kind)} if kind else {}
+    kind = SECTIONS.get(section)
+    entries = {key_name(entry): entry for entry in dataclasses.fields(kind)} if kind else {}
     if name not in entries:
         known = tuple(f"{section}.{entry}" for entry in entries) or known_keys()
-        raise ConfigError(f"unknown key {key}", where=origin, mend=_nearest(key, known, "key"))
+        mend = nearest(key, known, "key")
+        refuse(ConfigError(f"unknown key {key}", where=origin, mend=mend))
+        return
     try:
-        values[key] = _convert(value, entries[name].metadata)
+        values[key] = convert(value, entries[name].metadata)
     except UsageError as error:
-        raise ConfigError(f"{key}: {error.what}", where=origin, mend=error.mend) from error
+        refuse(ConfigError(f"{key}: {error.what}", where=origin, mend=error.mend))
 
 
-def _convert(value: object, meta: Mapping[str, Any]) -> object:
-    """Turns a TOML value, or text, into the field's type.
-
-    Raises:
-        UsageError: it is not of the kind, or out of range.
-    """
-    if meta.get("auto") and value == "auto":
-        return None
-    match meta["kind"]:
-        case "size":
-            return _convert_size(value, meta)
-        case "int" | "float" as kind:
-            return _convert_number(value, meta, kind)
-        case "choice":
-            if value not in meta["choices"]:
-                close = _nearest(str(value), meta["choices"], "value")
-                raise UsageError(f"{value!r} is none of {', '.join(meta['choices'])}", mend=close)
-            return value
-        case "path":
-            return _convert_path(value)
-        case "address":
-            return _convert_address(value, meta["port"])
-        case "addresses":
-            return _convert_addresses(value, meta["port"])
-        case _:
-            if not isinstance(value, str):
-                raise UsageError(f"{value!r} is not text", mend="Put it in quotes.")
-            return value
-
-
-def _convert_size(value: object, meta: Mapping[str, Any]) -> int:
-    if isinstance(value, str):
-        value = parse_size(value)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise UsageError(f"{value!r} is not a size", mend='Write for example "512M" or 4096.')
-    _check_range(value, meta, format_size)
-    if value % meta["multiple"]:
-        raise UsageError(
-            f"{format_size(value)} is not a multiple of {format_size(meta['multiple'])}",
-            mend=f"The page is {PAGE_BYTES} bytes; round it.",
-        )
-    return value
-
-
-def _convert_number(value: object, meta: Mapping[str, Any], kind: str) -> int | float:
-    noun = "a whole number" if kind == "int" else "a number"
-    wrong = UsageError(f"{value!r} is not {noun}", mend=f"Write {noun}, without quotes in TOML.")
-    if isinstance(value, str):
-        try:
-            value = int(value) if kind == "int" else float(value)
-        except ValueError:
-            raise wrong from None
-    if isinstance(value, bool) or not isinstance(value, int if kind == "int" else int | float):
-        raise wrong
-    if isinstance(value, float) and not math.isfinite(value):
-        raise wrong
-    _check_range(value, meta, str)
-    return value if kind == "int" else float(value)
-
-
-def _check_range(value: float, meta: Mapping[str, Any], show: Any) -> None:
-    low, high = meta["low"], meta["high"]
-    if value < low or value > high or (meta.get("above") and value == low):
-        raise UsageError(
-            f"{show(value)} is out of range",
-            mend=f"It must be {'above' if meta.get('above') else 'at least'} {show(low)} and at "
-            f"most {show(high)}.",
-        )
-
-
-def _convert_path(value: object) -> Path | None:
-    if isinstance(value, Path):
-        value = str(value)
-    if not isinstance(value, str):
-        raise UsageError(f"{value!r} is not a path", mend="Put it in quotes.")
-    if value and not value.startswith("/"):
-        raise UsageError(f"{value!r} is not an absolute path", mend="Start it with /.")
-    if "\0" in value:
-        raise UsageError("a path cannot contain a NUL byte", mend="Remove it.")
-    return Path(value) if value else None
-
-
-def _convert_address(value: object, default_port: int) -> HostPort:
-    if isinstance(value, HostPort):
-        return value
-    if not isinstance(value, str):
-        raise UsageError(f"{value!r} is not an address", mend='Write for example "10.0.0.2:9400".')
-    return parse_host_port(value, default_port)
-
-
-def _convert_addresses(value: object, default_port: int) -> tuple[HostPort, ...]:
-    if isinstance(value, str):
-        value = [item for item in value.split(",") if item.strip()]
-    if not isinstance(value, list | tuple):
-        raise UsageError(f"{value!r} is not a list", mend='Write for example ["10.0.0.2:9400"].')
-    return tuple(dict.fromkeys(_convert_address(item, default_port) for item in value))
-
-
-def _check_together(config: Config) -> None:
+def _check_together(config: Config) -> Iterator[ConfigError]:
     """What no single key can tell."""
     daemon, device = config.daemon, config.device
     if daemon.pool_bytes is not None and daemon.pool_bytes < daemon.slab_bytes:
-        raise ConfigError(
+        yield ConfigError(
             f"daemon.pool ({format_size(daemon.pool_bytes)}) is smaller than one slab "
             f"({format_size(daemon.slab_bytes)})",
             mend="Lend at least one slab, or make the slab smaller.",
         )
     if daemon.connections_per_lease_max > daemon.connections_max:
-        raise ConfigError(
+        yield ConfigError(
             "daemon.connections_per_lease_max is above daemon.connections_max",
             mend="Lower the first or raise the second.",
         )
@@ -488,25 +464,29 @@ def _check_together(config: Config) -> None:
         ("backup_write", device.backup_write_bytes),
     ):
         if value > device.staging_bytes // 2:
-            raise ConfigError(
+            yield ConfigError(
                 f"device.{key} ({format_size(value)}) is more than half of device.staging "
                 f"({format_size(device.staging_bytes)})",
                 mend=f"Raise device.staging to {format_size(2 * value)} or more.",
             )
     for section, key in (("device", "backup_dir"), ("device", "run_dir"), ("daemon", "state_dir")):
         if getattr(getattr(config, section), key) is None:
-            raise ConfigError(f"{section}.{key} is empty", mend="Give an absolute path.")
+            yield ConfigError(f"{section}.{key} is empty", mend="Give an absolute path.")
 
 
 __all__ = [
     "DEFAULT_PATH",
+    "SECTIONS",
     "ClusterConfig",
     "Config",
     "DaemonConfig",
     "DeviceConfig",
     "PolicyConfig",
+    "check",
     "check_listen_secret",
     "env_name",
+    "file_path",
+    "key_name",
     "known_keys",
     "load",
     "read_secret",

@@ -19,7 +19,18 @@ from typing import Any, NoReturn, Protocol, cast
 from infiniswap import __version__
 from infiniswap.errors import InfiniswapError, UsageError
 
-COMMANDS = ("daemon", "device", "run", "status", "donor", "doctor", "service", "demo")
+COMMANDS = (
+    "daemon",
+    "device",
+    "run",
+    "status",
+    "donor",
+    "doctor",
+    "init",
+    "config",
+    "service",
+    "demo",
+)
 """Modules of this package, in the order of the help text."""
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it

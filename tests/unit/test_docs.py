@@ -315,8 +315,8 @@ def test_every_configuration_key_is_described_with_its_default() -> None:
                 assert match[3].strip(), line
                 described[f"{section}.{match[1]}"] = match[2].strip(" `")
     expected = {
-        f"{section}.{configuration._key_name(entry)}": _default_text(kind, entry)
-        for section, kind in configuration._SECTIONS.items()
+        f"{section}.{configuration.key_name(entry)}": _default_text(kind, entry)
+        for section, kind in configuration.SECTIONS.items()
         for entry in dataclasses.fields(kind)
     }
     assert tuple(expected) == configuration.known_keys()

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`infiniswap config check`: everything that is wrong with the configuration, at once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from infiniswap import config as configuration
+from infiniswap.errors import ConfigError, InfiniswapError
+
+
+def add_parser(subparsers: Any) -> None:
+    """Registers the command."""
+    parser = subparsers.add_parser(
+        "config",
+        help="check the configuration",
+        description="Looks after the configuration file.",
+        allow_abbrev=False,
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    check = actions.add_parser(
+        "check",
+        help="say everything that is wrong with it; exit code 3 when something is",
+        description="Reads the configuration as daemon and devices would, and says everything "
+        "that is wrong: unknown keys, wrong values, values that do not go together, paths and "
+        "permissions that would make a start fail, and devices declared beside the file "
+        "(devices/NAME.env). Changes nothing. Exit code 3 when something is wrong.",
+        allow_abbrev=False,
+    )
+    check.add_argument(
+        "file",
+        type=Path,
+        nargs="?",
+        metavar="FILE",
+        help=f"the file to check (default: INFINISWAP_CONFIG, or {configuration.DEFAULT_PATH})",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints what is wrong."""
+    from infiniswap.cli.main import report
+
+    path = configuration.file_path(args.file)
+    errors, notes = examine(args.file)
+    for error in errors:
+        report(error)
+    for note in notes:
+        print(f"infiniswap: note: {note}", file=sys.stderr)
+    there = f"{path}" if path.exists() else f"no {path}, so defaults"
+    if errors:
+        mistakes = "one mistake" if len(errors) == 1 else f"{len(errors)} mistakes"
+        print(f"{there}: {mistakes}")
+        return ConfigError.exit_code
+    print(f"{there}: nothing is wrong")
+    return 0
+
+
+def examine(file: Path | None) -> tuple[list[InfiniswapError], list[str]]:
+    """What is wrong, and what else is worth knowing.
+
+    Args:
+        file: as the command line names it.
+    """
+    config, found = configuration.check(file)
+    errors: list[InfiniswapError] = [*found]
+    notes: list[str] = []
+    if config is not None and not found:
+        for problem in _start_problems(config, configuration.file_path(file)):
+            if isinstance(problem, InfiniswapError):
+                errors.append(problem)
+            else:
+                notes.append(problem)
+    return errors, notes
+
+
+def _start_problems(config: configuration.Config, path: Path) -> Iterator[InfiniswapError | str]:
+    # Late: most mistakes are told before any of this is needed.
+    from infiniswap.cli import config_paths, declared
+
+    if os.geteuid() != 0:
+        yield (
+            "paths and permissions were not looked at, as they are for root to use: sudo "
+            "infiniswap config check"
+        )
+        return
+    devices = declared.find(path.parent / "devices")
+    yield from config_paths.problems(config, has_devices=bool(devices))
+    for device in devices:
+        yield from declared.problems(device, path)
+    yield from declared.boot_notes(devices)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paths and permissions of a configuration that would make a start fail."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from infiniswap.config import Config, DeviceConfig, check_listen_secret
+from infiniswap.errors import ConfigError, InfiniswapError
+from infiniswap.system.backup import check_backup
+from infiniswap.units import MIB
+
+PROBE_NAME = ".infiniswap-check.backup"
+"""Of a file that is asked about, and never made."""
+
+
+def existing(path: Path) -> Path:
+    """The path, or the nearest directory above it that is there."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def problems(config: Config, *, has_devices: bool) -> Iterator[InfiniswapError | str]:
+    """Errors, and notes about what matters only to some.
+
+    Args:
+        config: to look at.
+        has_devices: whether devices are declared on this host.
+    """
+    yield from _guard(lambda: check_listen_secret(config.daemon.listen, config.secret()))
+    yield from _guard(lambda: _check_pool(config))
+    for key, directory in (
+        ("daemon.run_dir", config.daemon.run_dir),
+        ("daemon.state_dir", config.daemon.state_dir),
+        ("device.run_dir", config.device.run_dir),
+        ("device.backup_dir", config.device.backup_dir),
+    ):
+        if directory is not None:
+            yield from _guard(lambda key=key, at=directory: check_directory(key, at))  # type: ignore[misc]
+    yield from _backup(config, has_devices)
+
+
+def _guard(check: Callable[[], None]) -> Iterator[InfiniswapError]:
+    try:
+        check()
+    except InfiniswapError as error:
+        yield error
+    except OSError as error:
+        yield ConfigError(f"cannot be looked at: {error.strerror}", where=str(error.filename))
+
+
+def _check_pool(config: Config) -> None:
+    from infiniswap.donor.daemon import pool_limits
+    from infiniswap.donor.memory import memory_source
+
+    pool_limits(config, memory_source(None).read())
+
+
+def check_directory(key: str, path: Path) -> None:
+    """A directory that is there, or can be made.
+
+    Raises:
+        ConfigError: something else stands there, or nothing can be written.
+    """
+    found = existing(path)
+    if not found.is_dir():
+        raise ConfigError(
+            f"{key} ({path}): {found} is not a directory", mend="Move it away, or name another one."
+        )
+    if not os.access(found, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{key} ({path}): nothing can be written in {found}",
+            mend="Name a directory on a file system that is not read-only.",
+        )
+
+
+def _backup(config: Config, has_devices: bool) -> Iterator[InfiniswapError | str]:
+    directory = config.device.backup_dir
+    try:
+        check_backup(existing(directory) / PROBE_NAME, MIB)
+    except InfiniswapError as error:
+        # A host that only lends needs no such place.
+        if has_devices or directory != DeviceConfig().backup_dir:
+            yield ConfigError(
+                f"device.backup_dir ({directory}) cannot hold backups: {error.what}",
+                where=error.where,
+                mend="Name a directory on a local disk (ext4 or xfs).",
+            )
+        else:
+            yield (
+                f"device.backup_dir ({directory}) cannot hold backups ({error.what}): devices of "
+                "this host need --backup, or another directory"
+            )

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices that are declared for systemd: devices/NAME.env beside the configuration file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from infiniswap.errors import ConfigError, InfiniswapError
+from infiniswap.system import service_units
+from infiniswap.system.files import try_read_text
+
+_OPTIONS: Final = "DEVICE_OPTIONS"
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """One file.
+
+    Attributes:
+        path: of the file.
+        options: of `infiniswap device start`.
+        line: where they stand; 0: nowhere.
+        variables: every variable of the file, the options included.
+    """
+
+    path: Path
+    options: tuple[str, ...] = ()
+    line: int = 0
+    variables: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The device's name."""
+        return self.path.stem
+
+
+def find(directory: Path) -> list[Declaration]:
+    """Every declaration in a directory, by name; none where there is no such directory."""
+    return [parse(path) for path in sorted(directory.glob("*.env"))]
+
+
+def parse(path: Path) -> Declaration:
+    """Reads a file as systemd's EnvironmentFile= does: NAME=value lines, `#` and `;` comments."""
+    variables: dict[str, str] = {}
+    line = 0
+    for number, text in enumerate((try_read_text(path) or "").splitlines(), 1):
+        name, equals, value = text.strip().partition("=")
+        if not equals or name.startswith(("#", ";")):
+            continue
+        value = value.strip()
+        if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
+            value = value[1:-1]
+        variables[name.strip()] = value
+        line = number if name.strip() == _OPTIONS else line
+    return Declaration(path, tuple(variables.get(_OPTIONS, "").split()), line, variables)
+
+
+def problems(device: Declaration, config_path: Path) -> Iterator[InfiniswapError]:
+    """What would make its start fail, as far as that can be seen without starting it."""
+    where = f"{device.path}, line {device.line}" if device.line else str(device.path)
+    try:
+        _check(device, config_path)
+    except InfiniswapError as error:
+        yield ConfigError(
+            f"{error.where}: {error.what}" if error.where else error.what,
+            where=where,
+            mend=error.mend,
+        )
+
+
+def _check(device: Declaration, config_path: Path) -> None:
+    from infiniswap.cli.device import load_config, make_spec
+    from infiniswap.cli.main import build_parser
+    from infiniswap.device import rundir
+    from infiniswap.device.spec import check_name
+    from infiniswap.units import parse_page_size
+
+    check_name(device.name)
+    words = ["device", "start", device.name, "--foreground", *device.options]
+    args = build_parser("device").parse_args(words)
+    if args.config is None and config_path.exists():
+        args.config = str(config_path)
+    config = load_config(args)
+    if args.size is not None:
+        size_bytes = parse_page_size(args.size)
+        make_spec(args, config, name=device.name, size_bytes=size_bytes, swap=args.swap)
+        return
+    paths = rundir.paths_of(device.name, config.device.run_dir, config.device.backup_dir)
+    if not paths.kept.exists() and not paths.run.exists():
+        raise ConfigError(
+            "--size is missing, and there is no stopped device of this name",
+            mend=f"Write for example {_OPTIONS}=--size 8G --swap.",
+        )
+
+
+def boot_notes(devices: Sequence[Declaration], root: Path = Path("/")) -> Iterator[str]:
+    """Devices that are declared and do not come up at boot, where units are installed."""
+    if not (root / service_units.UNIT_DIR / service_units.DEVICE_UNIT).exists():
+        return
+    enabled = {link.name for link in service_units.enabling_links(root)}
+    for device in devices:
+        unit = service_units.device_unit(device.name)
+        if unit not in enabled:
+            yield (
+                f"the device {device.name} is declared in {device.path}, and does not come up at "
+                f"boot: systemctl enable {unit.removesuffix('.service')}"
+            )

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`infiniswap init`: writes a commented configuration, fitted to this host."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from infiniswap import config as configuration
+from infiniswap.errors import ConfigError, ConflictError, InfiniswapError, from_oserror
+from infiniswap.units import GIB, MIB, format_size, format_size_short
+
+SECRET_FILE: Final = "secret"
+"""Beside the configuration file."""
+_SLABS_WANTED: Final = 8
+"""A pool of fewer slabs than this is better cut into smaller ones."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Registers the command."""
+    parser = subparsers.add_parser(
+        "init",
+        help="write a commented configuration, fitted to this host",
+        description="Asks this host what it can do (memory, front ends, RDMA, a place for backups) "
+        "and writes a configuration file with every key, its meaning and its default. What has to "
+        "differ from the default here is set, everything else is commented out. An existing file "
+        "is kept unless --force is given.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help=f"the file to write (default: INFINISWAP_CONFIG, or {configuration.DEFAULT_PATH})",
+    )
+    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    parser.add_argument(
+        "--print", action="store_true", dest="show", help="show the file, write nothing"
+    )
+    parser.add_argument(
+        "--donors", metavar="H[:P],...", help="donors to name in it (cluster.peers)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes it."""
+    path = configuration.file_path(args.config).absolute()
+    if not args.show and not args.force and os.path.lexists(path):
+        raise ConflictError(
+            "there is a configuration already",
+            where=str(path),
+            mend="Look at it with `infiniswap config check`; --force replaces it, --print only "
+            "shows what would be written.",
+        )
+    text = compose(path, args.donors)
+    if args.show:
+        print(text, end="")
+        return 0
+    _write(path, text, replace=args.force)
+    print(f"wrote: {path}\n{_next(path)}")
+    return 0
+
+
+def compose(path: Path, donors: str | None = None) -> str:
+    """The file's text, fitted to this host.
+
+    Args:
+        path: where it will lie.
+        donors: comma-separated addresses; None: none to be named.
+
+    Raises:
+        UsageError: an address is none.
+    """
+    from infiniswap.config_text import render, toml_value
+    from infiniswap.units import parse_host_ports
+
+    chosen: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
+    _memory(chosen, found)
+    _backup(chosen, found)
+    secret = path.with_name(SECRET_FILE)
+    if secret.exists():
+        chosen["cluster.secret_file"] = toml_value(secret, {})
+    else:
+        found["cluster.secret_file"] = [
+            f"{secret} is not there yet; whoever lends to or borrows from other hosts needs one."
+        ]
+    if donors is not None:
+        chosen["cluster.peers"] = toml_value(parse_host_ports(donors), {})
+    _capabilities(found)
+    addresses = ", ".join(sorted(_addresses()))
+    if addresses:
+        found["daemon.listen"] = [f"this host's addresses are {addresses}."]
+    head = (
+        f"Configuration of Infiniswap, written by `infiniswap init` on {socket.gethostname()}.",
+        "",
+        "Every key is here. Those with a # before them have their default: take the # away to set",
+        "another value. `infiniswap config check` says whether all is well.",
+    )
+    return render(head, chosen, found)
+
+
+def _memory(chosen: dict[str, str], found: dict[str, list[str]]) -> None:
+    """Whether the default slab fits; a smaller one has to be set for daemon and devices."""
+    from infiniswap.donor.daemon import pool_limits
+    from infiniswap.donor.memory import memory_source
+
+    try:
+        figures = memory_source(None).read()
+    except InfiniswapError as error:
+        found["daemon.pool"] = [f"the memory figures cannot be read: {error}."]
+        return
+    slab_bytes = GIB
+    while True:
+        size = format_size(slab_bytes)
+        config = configuration.load(Path("/dev/null"), {"daemon.slab": size}, {})
+        with contextlib.suppress(ConfigError):
+            limits = pool_limits(config, figures)
+            if limits.slabs_max >= _SLABS_WANTED or slab_bytes <= 4 * MIB:
+                break
+        if slab_bytes <= MIB:
+            found["daemon.pool"] = ["this host has no memory to lend."]
+            return
+        slab_bytes //= 4
+    found["daemon.pool"] = [
+        f"up to {format_size_short(limits.slabs_max * slab_bytes)} of "
+        f"{format_size_short(figures.total_bytes)}."
+    ]
+    found["daemon.headroom"] = [f"{format_size_short(limits.headroom_bytes)}."]
+    if slab_bytes != GIB:
+        chosen["daemon.slab"] = chosen["device.slab"] = f'"{size}"'
+        found["daemon.slab"] = [
+            "smaller than the default, as this host has little memory. Use it on every host."
+        ]
+
+
+def _backup(chosen: dict[str, str], found: dict[str, list[str]]) -> None:
+    """A place for backups, where the default one will not do."""
+    from infiniswap.cli.config_paths import PROBE_NAME, existing
+    from infiniswap.config_text import toml_value
+    from infiniswap.system.backup import check_backup
+
+    default = configuration.DeviceConfig().backup_dir
+    try:
+        check_backup(existing(default) / PROBE_NAME, MIB)
+    except InfiniswapError as error:
+        why = error.what
+    else:
+        free = format_size_short(_free_bytes(existing(default)))
+        found["device.backup_dir"] = [f"{free} free; a backup is as large as its device."]
+        return
+    for mount in _disks():
+        with contextlib.suppress(InfiniswapError):
+            check_backup(mount / PROBE_NAME, MIB)
+            chosen["device.backup_dir"] = toml_value(mount / "infiniswap", {})
+            found["device.backup_dir"] = [
+                f"{default} cannot hold backups ({why}); {format_size_short(_free_bytes(mount))} "
+                "are free in this one."
+            ]
+            return
+    found["device.backup_dir"] = [
+        f"{default} cannot hold backups ({why}), and no mounted disk can. To use devices on this "
+        "host, name a directory on a local disk."
+    ]
+
+
+def _disks() -> Iterable[Path]:
+    """Directories that disks are mounted at, the one with most free space first."""
+    from infiniswap.system.files import PROC, try_read_text
+
+    found = {Path("/var/tmp")}
+    for line in (try_read_text(PROC / "self/mounts") or "").splitlines():
+        source, target = line.split()[:2]
+        target = target.encode().decode("unicode_escape")
+        if source.startswith("/dev/") and not target.startswith(("/boot", "/efi", "/snap")):
+            found.add(Path(target))
+    # A file that is bound over another one is a mount, too.
+    return sorted((path for path in found if path.is_dir()), key=_free_bytes, reverse=True)
+
+
+def _free_bytes(path: Path) -> int:
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return 0
+    return disk.f_bavail * disk.f_frsize
+
+
+def _capabilities(found: dict[str, list[str]]) -> None:
+    """What `infiniswap doctor` finds out about the keys that it concerns."""
+    from infiniswap.cli import findings_host as host
+    from infiniswap.cli import findings_rdma as rdma
+    from infiniswap.cli.findings import OK, Check, guarded
+
+    config = configuration.Config()
+    checks: tuple[tuple[str, str, Check], ...] = (
+        ("device.frontend", "ublk", host.ublk_devices),
+        ("device.frontend", "kernel", host.front_ends),
+        ("device.transport", "rdma", lambda: rdma.rdma(config)),
+        ("device.keep_awake", "idle", lambda: host.idle(config)),
+        ("device", "memory-cgroup", host.memory_cgroup),
+    )
+    for key, name, check in checks:
+        for finding in guarded(name, check):
+            if finding.name == "rdma-memlock":
+                continue
+            mend = "" if finding.state == OK else f" Mend: {finding.mend}"
+            where = f"{finding.name}: " if key in ("device", "device.frontend") else ""
+            text = f"{where}{finding.what.rstrip('.')}.{mend}"
+            found.setdefault(key, []).append(" ".join(text.split()))
+
+
+def _addresses() -> set[str]:
+    """This host's addresses that others may reach."""
+    import psutil
+
+    return {
+        entry.address.partition("%")[0]
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if entry.family in (socket.AF_INET, socket.AF_INET6)
+        and not entry.address.startswith(("127.", "::1", "fe80:"))
+    }
+
+
+def _write(path: Path, text: str, *, replace: bool) -> None:
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.chmod(0o644)
+        if replace:
+            temporary.replace(path)
+        else:
+            os.link(temporary, path)  # fails where something has come up meanwhile
+    except OSError as error:
+        raise from_oserror("cannot write the configuration", error, where=str(path)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _next(path: Path) -> str:
+    steps = [
+        "Next:",
+        f"  look at it:                 {os.environ.get('EDITOR') or 'editor'} {path}",
+        f"  check it:                   infiniswap config check {path}",
+        "  what this host can do:      infiniswap doctor",
+        "  daemon and devices at boot: infiniswap service install",
+    ]
+    return "\n".join(steps)

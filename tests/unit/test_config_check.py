@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`infiniswap config check` and `infiniswap init`."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from infiniswap import config as configuration
+from infiniswap.cli import declared, init
+from infiniswap.cli.main import main
+from infiniswap.errors import ConfigError, ConflictError
+from infiniswap.system import service_units
+
+GOOD = """[daemon]
+run_dir = "{0}/daemon"
+state_dir = "{0}/state"
+[device]
+run_dir = "{0}/run"
+"""
+
+
+@pytest.fixture
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in configuration.known_keys():
+        monkeypatch.delenv(configuration.env_name(key), raising=False)
+    monkeypatch.delenv("INFINISWAP_CONFIG", raising=False)
+
+
+pytestmark = pytest.mark.usefixtures("no_variables")
+
+
+def check(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    path = tmp_path / "infiniswap.toml"
+    path.write_text(text)
+    code = main(["config", "check", str(path)])
+    said = capsys.readouterr()
+    return code, (said.out + said.err).replace(str(path), "FILE")
+
+
+def test_every_mistake_is_named_with_line_and_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFINISWAP_DAEMON_POOOL", "1G")
+    text = '[daemon]\nslb = "1G"\npool = "x"\n\n[deamon]\n[device]\nqueues = 99\n'
+    code, said = check(tmp_path, text, capsys)
+    assert code == ConfigError.exit_code
+    assert "FILE, line 2: unknown key daemon.slb. The nearest known key is daemon.slab." in said
+    assert "FILE, line 3: daemon.pool: 'x' is not a size. Write a number" in said
+    assert "FILE, line 5: unknown section [deamon]. The nearest known section is daemon." in said
+    assert "FILE, line 7: device.queues: 99 is out of range. It must be at least 1" in said
+    assert "environment: unknown variable INFINISWAP_DAEMON_POOOL. The nearest" in said
+    assert "FILE: 5 mistakes" in said
+
+
+def test_values_that_do_not_go_together_are_all_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = '[daemon]\npool = "512M"\nconnections_max = 1\n[device]\nstaging = "1M"\n'
+    code, said = check(tmp_path, text, capsys)
+    assert code == ConfigError.exit_code
+    assert "daemon.pool (512M) is smaller than one slab (1G)" in said
+    assert "daemon.connections_per_lease_max is above daemon.connections_max" in said
+    assert said.count("is more than half of device.staging") == 2
+
+
+@pytest.mark.parametrize("text", ["[daemon", "slab = 1", "\x00"])
+def test_a_file_that_is_none(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = check(tmp_path, text, capsys)
+    assert code == ConfigError.exit_code
+    assert "FILE: one mistake" in said
+
+
+def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check", str(tmp_path / "no.toml")]) == ConfigError.exit_code
+    assert "no such configuration file" in capsys.readouterr().err
+
+
+@pytest.mark.requires_root
+def test_what_would_make_a_start_fail_is_a_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(tmp_path, GOOD.format(tmp_path), capsys)[0] == 0
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef")
+    secret.chmod(0o644)
+    (tmp_path / "file").touch()
+    text = f"""[daemon]
+listen = "10.0.0.2"
+headroom = "1P"
+run_dir = "{tmp_path}/file/daemon"
+[device]
+run_dir = "{tmp_path}/file"
+backup_dir = "/proc/none"
+[cluster]
+secret_file = "{secret}"
+"""
+    code, said = check(tmp_path, text, capsys)
+    assert code == ConfigError.exit_code
+    assert "chmod 600" in said
+    assert "leave no room for a slab" in said
+    assert f"daemon.run_dir ({tmp_path}/file/daemon): {tmp_path}/file is not a directory" in said
+    assert f"device.run_dir ({tmp_path}/file)" in said
+    assert "device.backup_dir (/proc/none) cannot hold backups" in said
+    text = '[daemon]\nlisten = "10.0.0.2"\n' + GOOD.format(tmp_path).replace("[daemon]\n", "")
+    assert "needs a cluster secret" in check(tmp_path, text, capsys)[1]
+
+
+@pytest.mark.requires_root
+def test_declared_devices_are_checked_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "devices"
+    directory.mkdir()
+    for name, text in (
+        ("good", "# swap\nDEVICE_OPTIONS=--size 64M --donors 10.0.0.2 --backup /dev/null --swap\n"),
+        ("option", "\nDEVICE_OPTIONS='--size 64M --speed 9'\n"),
+        ("size", "DEVICE_OPTIONS=--size 1000\n"),
+        ("new", "DEVICE_OPTIONS=--swap\n"),
+        ("bad name", "DEVICE_OPTIONS=--size 64M\n"),
+        ("loss", "DEVICE_OPTIONS=--size 64M --backup none --swap\n"),
+    ):
+        (directory / f"{name}.env").write_text(text)
+    code, said = check(tmp_path, GOOD.format(tmp_path), capsys)
+    assert code == ConfigError.exit_code
+    lines = {
+        path.stem: [line for line in said.splitlines() if str(path) in line]
+        for path in directory.iterdir()
+    }
+    assert lines.pop("good") == []
+    assert "line 2" in lines["option"][0]
+    assert "--speed" in lines["option"][0]
+    assert "is not a multiple of a page" in lines["size"][0]
+    assert "--size is missing" in lines["new"][0]
+    assert "cannot be a device name" in lines["bad name"][0]
+    assert "--allow-data-loss" in lines["loss"][0]
+    assert all(len(found) == 1 for found in lines.values())
+
+
+def test_a_declared_device_that_does_not_come_up_at_boot_is_told(tmp_path: Path) -> None:
+    devices = [declared.Declaration(Path(f"/x/{name}.env")) for name in ("a", "b")]
+    assert list(declared.boot_notes(devices, tmp_path)) == []
+    directory = tmp_path / service_units.UNIT_DIR
+    wants = directory / "multi-user.target.wants"
+    wants.mkdir(parents=True)
+    (directory / service_units.DEVICE_UNIT).touch()
+    (wants / service_units.device_unit("a")).symlink_to(directory / service_units.DEVICE_UNIT)
+    (note,) = declared.boot_notes(devices, tmp_path)
+    assert "systemctl enable infiniswap-device@b" in note
+
+
+# ----------------------------------------------------------------------------- init
+
+
+def test_init_writes_what_check_accepts_and_never_overwrites(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "etc" / "infiniswap.toml"
+    assert main(["init", "--config", str(path), "--donors", "10.0.0.2,10.0.0.3:9"]) == 0
+    assert f"wrote: {path}" in capsys.readouterr().out
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    text = path.read_text()
+    assert 'peers = ["10.0.0.2:9400", "10.0.0.3:9"]' in text
+    for key in configuration.known_keys():
+        assert f"\n{key.partition('.')[2]} = " in text or f"\n#{key.partition('.')[2]} = " in text
+    assert main(["config", "check", str(path)]) == 0, capsys.readouterr()
+    path.write_text("[daemon]\n")
+    assert main(["init", "--config", str(path)]) == ConflictError.exit_code
+    assert "--force" in capsys.readouterr().err
+    assert path.read_text() == "[daemon]\n"
+    assert main(["init", "--config", str(path), "--force"]) == 0
+    assert "[policy]" in path.read_text()
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_init_that_only_shows_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "infiniswap.toml"
+    (tmp_path / init.SECRET_FILE).write_text("0123456789abcdef")
+    assert main(["init", "--config", str(path), "--print"]) == 0
+    assert not path.exists()
+    text = capsys.readouterr().out
+    assert f'\nsecret_file = "{tmp_path}/secret"\n' in text
+    path.write_text(text)
+    assert configuration.load(path, environ={}).cluster.secret_file == tmp_path / "secret"
