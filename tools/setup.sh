@@ -61,6 +61,9 @@ echo 'int LLVMFuzzerTestOneInput(const char *d, long n) { return d == 0 && n; }'
 have qemu-system-x86_64 || want qemu-system-x86
 have busybox || want busybox-static
 have nbd-client || want nbd-client
+# The manual.
+have man || want man-db
+have mandoc || want mandoc
 # Benchmarks' peer, whose smoke tests belong to the suite.
 have nbdkit || want nbdkit
 

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands of the documents, run as they stand, on hosts in network namespaces.
+
+Which blocks, and where, is said by the comment above each (see documents.py):
+
+- donor: the host 10.0.0.2. Its last command may be `infiniswap daemon`, which then runs on until
+  the next block for a donor; where a document has none, a daemon runs that knows the secret.
+- consumer: a host that can reach it; its configuration is empty but for the cluster's secret.
+- here: a shell in the checkout, on no network.
+- cluster: the same, and its `tools/netns-cluster` is a cluster of the test's own.
+
+Each document starts with an empty directory and a donor without leases. Changed are sizes (a G is
+GIB_MIB MiB here), and the directory /etc/infiniswap. `sudo` is a stand-in: the test is root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import NEEDS_SWAP, WAIT_S, Cluster, environment, until
+from documents import ROOT, Block, blocks, documents
+from netns_left import left_of, unused_name
+
+from infiniswap.system.netns import NetworkNamespaces
+
+pytestmark = [
+    *NEEDS_SWAP,
+    pytest.mark.requires_netns,
+    pytest.mark.requires_tool("ip", "nsenter", "tc", "bash", "nbdcopy"),
+]
+
+GIB_MIB = 16
+"""So many MiB are a GiB in these tests."""
+
+RUNNABLE = {
+    path: found
+    for path in documents()
+    if (found := [block for block in blocks(path) if block.kind == "run"])
+}
+
+_DAEMON = re.compile(r"^sudo infiniswap daemon (?!--release).*\n\Z", re.MULTILINE)
+_LENDS = "sudo infiniswap daemon --listen 10.0.0.2:9400 --secret-file /etc/infiniswap/secret\n"
+
+
+class Hosts:
+    """A donor and a consumer, with the addresses that the documents use.
+
+    Attributes:
+        net: the namespaces.
+        cluster: directories, environment and clean-up of devices.
+        work: directory in which commands run.
+    """
+
+    def __init__(self, net: NetworkNamespaces, cluster: Cluster) -> None:
+        self.net = net
+        self.cluster = cluster
+        self.work = cluster.root / "work"
+        self.etc = cluster.root / "etc"
+        self._bin = cluster.root / "bin"
+        self._daemon: subprocess.Popen[bytes] | None = None
+        self._log = cluster.root / "daemon.log"
+        self._cluster_name = ""
+        for directory in (self.work, self.etc, self._bin):
+            directory.mkdir()
+        (self._bin / "sudo").write_text('#!/bin/sh\nexec "$@"\n')
+        (self._bin / "sudo").chmod(0o755)
+        (self.etc / "secret").write_text("a secret of this test, long enough\n")
+        (self.etc / "secret").chmod(0o600)
+        secret_file = f'[cluster]\nsecret_file = "{self.etc}/secret"\n'
+        (self.etc / "infiniswap.toml").write_text(secret_file)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """As of a user who has installed Infiniswap, with small sizes."""
+        env = self.cluster.env
+        return {
+            **env,
+            "PATH": f"{self._bin}:{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
+            "INFINISWAP_CONFIG": str(self.etc / "infiniswap.toml"),
+            "INFINISWAP_DAEMON_SLAB": env["INFINISWAP_DEVICE_SLAB"],
+            "INFINISWAP_DAEMON_POOL": "256M",
+            "INFINISWAP_DAEMON_HEADROOM": "16M",
+            "INFINISWAP_CLUSTER_ASK_S": "30",
+        }
+
+    def run(self, block: Block) -> None:
+        """Runs a block; what it starts that goes on is ended by close()."""
+        if block.mark == "donor":
+            self._lend(self._own(block.body))
+        elif block.mark == "consumer":
+            if self._daemon is None:
+                self._lend(self._own(_LENDS))
+            self._finish(block, self.net.command("consumer", self._shell(self._own(block.body))))
+        elif block.mark == "here":
+            self._finish(block, self._shell(block.body), of_checkout=True)
+        else:
+            self._finish(block, self._shell(self._in_cluster(block.body)), of_checkout=True)
+
+    def _own(self, text: str) -> str:
+        text = text.replace("/etc/infiniswap", str(self.etc))
+        return re.sub(r"(?<![\w.])(\d+)G\b", lambda match: f"{int(match[1]) * GIB_MIB}M", text)
+
+    def _in_cluster(self, text: str) -> str:
+        name = self._cluster_name = self._cluster_name or unused_name()
+        text = text.replace("tools/netns-cluster up", "tools/netns-cluster up --detach")
+        text = re.sub(r"(tools/netns-cluster )(\w+)", rf"\1\2 --name {name}", text)
+        return text.replace("/run/infiniswap-cluster/local/", f"/run/infiniswap-cluster/{name}/")
+
+    def _shell(self, text: str) -> list[str]:
+        return ["bash", "-c", f"set -euo pipefail\n{text}"]
+
+    def _finish(self, block: Block, command: list[str], *, of_checkout: bool = False) -> None:
+        plain = environment({"PATH": self.environment["PATH"]})
+        done = subprocess.run(
+            command,
+            env=plain if of_checkout else self.environment,
+            cwd=ROOT if of_checkout else self.work,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S * 4,
+            check=False,
+        )
+        said = f"{block.where}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+        assert done.returncode == 0, said
+        assert "Traceback" not in done.stderr, said
+
+    def _lend(self, text: str) -> None:
+        """Runs commands on the donor, of which the last is the daemon."""
+        assert _DAEMON.search(text), "its last command has to be the daemon"
+        self.end_daemon()
+        with self._log.open("wb") as output:
+            self._daemon = subprocess.Popen(
+                self.net.command("donor", self._shell(text)),
+                env=self.environment,
+                cwd=self.work,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                process_group=0,
+            )
+
+        def serves() -> bool:
+            assert self._daemon is not None
+            assert self._daemon.poll() is None, self._log.read_text()
+            return "pages 10.0.0.2:9401" in self._log.read_text()
+
+        until(serves, "the daemon to serve")
+
+    def end_daemon(self) -> None:
+        """As Ctrl-C in its shell does, and what it keeps for a successor is given back."""
+        if self._daemon is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._daemon.pid, signal.SIGINT)
+        self._daemon.wait(WAIT_S)
+        self._daemon = None
+        self.cluster.ok("daemon", "--release")
+        assert "Traceback" not in self._log.read_text()
+
+    def close(self) -> None:
+        """Ends daemon and cluster."""
+        try:
+            self.end_daemon()
+        finally:
+            if self._cluster_name:
+                down = [str(ROOT / "tools/netns-cluster"), "down", "--name", self._cluster_name]
+                subprocess.run(down, check=True, capture_output=True, timeout=WAIT_S)
+                assert not left_of(self._cluster_name)
+
+
+@pytest.fixture
+def hosts(cluster: Cluster) -> Iterator[Hosts]:
+    with NetworkNamespaces(["donor", "consumer"], network="10.0.0.0/24") as net:
+        made = Hosts(net, cluster)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@pytest.mark.parametrize("path", RUNNABLE, ids=str)
+def test_the_commands_of_a_document(path: Path, hosts: Hosts) -> None:
+    for block in RUNNABLE[path]:
+        hosts.run(block)
+        assert not hosts.cluster.names(), f"{block.where}: it leaves a device behind"

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every command in the documents is run by a test, or says why not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from documents import ROOT, Block, blocks, documents, parse
+
+HOSTS = {"consumer", "donor", "here", "cluster"}
+"""Where tests/system/test_doc_commands.py runs commands."""
+
+OWN_TEST = {Path("README.md"): "test_two_machines.py"}
+"""Documents whose blocks marked `on` have a test of their own."""
+
+_COMMAND = re.compile(
+    r"^\s*(?:\w+\$ |# |\$ )?(?:sudo |[A-Z_]+=\S+ )*"
+    r"(?:infiniswap|make|tools/\w|systemctl|apt|pip|python3?|podman|docker|systemd-run) \S",
+    re.MULTILINE,
+)
+
+
+def problem(block: Block) -> str:
+    """What is wrong with its mark; empty when nothing is."""
+    if block.language != "sh":
+        is_shown = block.language in ("", "bash", "shell", "console") and (
+            match := _COMMAND.search(block.body)
+        )
+        return f"a command in a block that is not sh: {match[0].strip()}" if is_shown else ""
+    if block.kind == "run":
+        return "" if block.mark in HOSTS else f"no such place to run it: {block.mark}"
+    if block.kind == "on":
+        return "" if block.path in OWN_TEST else "no test runs the blocks of this document"
+    if block.kind == "not run":
+        return "" if len(block.mark) > 10 else "say why it is not run"
+    return "commands without `<!-- run: HOST -->` or `<!-- not run: REASON -->` above them"
+
+
+@pytest.mark.parametrize("path", documents(), ids=str)
+def test_commands_are_run_by_a_test_or_say_why_not(path: Path) -> None:
+    found = [f"{block.where}: {why}" for block in blocks(path) if (why := problem(block))]
+    assert not found, "\n".join(found)
+
+
+def test_tests_of_documents_exist() -> None:
+    for document, name in OWN_TEST.items():
+        assert document.name in (ROOT / "tests/system" / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("```sh\nls\n```\n", "commands without"),
+        ("<!-- run: nowhere -->\n```sh\nls\n```\n", "no such place"),
+        ("<!-- on: donor -->\n```sh\nls\n```\n", "no test runs"),
+        ("<!-- not run: no -->\n```sh\nls\n```\n", "say why"),
+        ("```\nalice$ infiniswap run --local 4G ls\n```\n", "not sh"),
+        ("<!-- run: here -->\n```sh\nls\n```\n", ""),
+        ("```text\n$ infiniswap status\n```\n", ""),
+        ("```\nmade ── .new ──▶ .free\n```\n", ""),
+    ],
+)
+def test_the_check_can_fail(text: str, why: str) -> None:
+    (block,) = parse(Path("x.md"), text)
+    assert why in problem(block)
+    assert bool(why) == bool(problem(block))

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make man`: writes the pages to docs/man/man*/, and removes those that nobody makes any more."""
+
+from __future__ import annotations
+
+import sys
+
+from manuals.pages import SOURCES, PageError, pages
+
+
+def main() -> int:
+    """Returns the exit code."""
+    try:
+        made = {SOURCES / page.path: page.to_roff() for page in pages()}
+    except PageError as error:
+        print(f"man: {error}", file=sys.stderr)
+        return 1
+    for path, text in made.items():
+        path.parent.mkdir(exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            print(f"man: wrote {path}")
+    for path in SOURCES.glob("man[0-9]/*"):
+        if path not in made:
+            path.unlink()
+            print(f"man: removed {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
