@@ -62,7 +62,7 @@ have qemu-system-x86_64 || want qemu-system-x86
 have busybox || want busybox-static
 have nbd-client || want nbd-client
 # The manual.
-have man || want man-db
+have groff || want groff-base
 have mandoc || want mandoc
 # Benchmarks' peer, whose smoke tests belong to the suite.
 have nbdkit || want nbdkit
