@@ -98,6 +98,8 @@ class Hosts:
         elif block.mark == "consumer":
             if self._daemon is None:
                 self._lend(self._own(_LENDS))
+            if "infiniswap init" in block.body:
+                (self.etc / "infiniswap.toml").unlink()
             self._finish(block, self.net.command("consumer", self._shell(self._own(block.body))))
         elif block.mark == "here":
             self._finish(block, self._shell(block.body), of_checkout=True)
