@@ -64,6 +64,7 @@ have nbd-client || want nbd-client
 # The manual.
 have groff || want groff-base
 have mandoc || want mandoc
+have zsh || want zsh
 # Benchmarks' peer, whose smoke tests belong to the suite.
 have nbdkit || want nbdkit
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make man`: writes the pages to docs/man/man*/, and removes those that nobody makes any more."""
+"""`make man`: writes the pages to docs/man/man*/, and removes those that nobody makes any more;
+writes the scripts that complete commands, too."""
 
 from __future__ import annotations
 
 import sys
 
-from manuals.pages import SOURCES, PageError, pages
+from manuals import completion
+from manuals.pages import ROOT, SOURCES, PageError, pages
 
 
 def main() -> int:
@@ -15,8 +17,9 @@ def main() -> int:
     except PageError as error:
         print(f"man: {error}", file=sys.stderr)
         return 1
-    for path, text in made.items():
-        path.parent.mkdir(exist_ok=True)
+    scripts = {ROOT / path: completion.script(shell) for shell, path in completion.FILES.items()}
+    for path, text in (made | scripts).items():
+        path.parent.mkdir(exist_ok=True, parents=True)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             print(f"man: wrote {path}")
