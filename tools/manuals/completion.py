@@ -41,7 +41,7 @@ def script(shell: str) -> str:
     """The script for "bash" or "zsh"."""
     parser = build_parser()
     _mark(parser)
-    text: str = shtab.complete(parser, shell, root_prefix="_infiniswap", preamble=_PREAMBLE)
+    text: str = shtab.complete(parser, shell, root_prefix="_infiniswap", preamble=_PREAMBLE[shell])
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 
@@ -57,13 +57,11 @@ def _mark(parser: argparse.ArgumentParser) -> None:
             action.complete = kind  # type: ignore[attr-defined]
 
 
-def _kind(action: argparse.Action, command: str) -> dict[str, str] | None:
+def _kind(action: argparse.Action, command: str) -> object:
     values = set(str(action.metavar).removeprefix("[").removesuffix("]").split("|"))
     if values & {"FILE", "PATH"}:
-        file: dict[str, str] = shtab.FILE
-        return file
+        return shtab.FILE
     if "DIR" in values:
-        directory: dict[str, str] = shtab.DIRECTORY
-        return directory
+        return shtab.DIRECTORY
     is_device = "NAME" in values and command.split()[1] in ("device", "run")
     return _DEVICE if is_device else None
