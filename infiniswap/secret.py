@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster secret: where it is needed, and reading it only from a file that is safe."""
+"""The cluster secret and the broker's password: where they are needed, and reading them only from
+files that are safe."""
 
 from __future__ import annotations
 
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -38,15 +40,50 @@ def read_secret(path: Path) -> bytes:
         ConfigError: unreadable, open to other users, owned by another user, shorter than
             SECRET_BYTES_MIN.
     """
+    return _read(
+        path,
+        _Kind(
+            "cluster secret",
+            "[cluster] secret_file",
+            SECRET_BYTES_MIN,
+            ", for example from `head -c 32 /dev/urandom | base64`",
+        ),
+    )
+
+
+def read_password(path: Path) -> str:
+    """The password for the broker; white space around it is not part of it.
+
+    Raises:
+        ConfigError: unreadable, open to other users, owned by another user, empty, not text.
+    """
+    raw = _read(path, _Kind("broker's password", "[mqtt] password_file", 1, ""))
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise ConfigError("the broker's password is not text", where=str(path)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What a file holds, and the key that names it."""
+
+    noun: str
+    key: str
+    bytes_min: int
+    source: str
+
+
+def _read(path: Path, kind: _Kind) -> bytes:
     where = str(path)
     try:
         # NONBLOCK: opening a FIFO must not wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise ConfigError(
-            f"cannot read the cluster secret: {error.strerror}",
+            f"cannot read the {kind.noun}: {error.strerror}",
             where=where,
-            mend="Create it (mode 0600) or correct [cluster] secret_file.",
+            mend=f"Create it (mode 0600) or correct {kind.key}.",
         ) from error
     try:
         status = os.fstat(fd)
@@ -54,42 +91,39 @@ def read_secret(path: Path) -> bytes:
         if stat.S_ISREG(status.st_mode):
             secret = os.read(fd, SECRET_BYTES_MAX + 1).strip()
     except OSError as error:
-        raise ConfigError(
-            f"cannot read the cluster secret: {error.strerror}", where=where
-        ) from error
+        raise ConfigError(f"cannot read the {kind.noun}: {error.strerror}", where=where) from error
     finally:
         os.close(fd)
-    _check_secret_owner(path, status)
-    if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
+    _check_owner(path, status, kind)
+    if not kind.bytes_min <= len(secret) <= SECRET_BYTES_MAX:
         raise ConfigError(
-            f"the cluster secret has {len(secret)} bytes"
+            f"the {kind.noun} has {len(secret)} bytes"
             if len(secret) <= SECRET_BYTES_MAX
-            else f"the cluster secret has more than {SECRET_BYTES_MAX} bytes",
+            else f"the {kind.noun} has more than {SECRET_BYTES_MAX} bytes",
             where=where,
-            mend=f"It needs {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX}, for example from "
-            "`head -c 32 /dev/urandom | base64`.",
+            mend=f"It needs {kind.bytes_min} to {SECRET_BYTES_MAX}{kind.source}.",
         )
     return secret
 
 
-def _check_secret_owner(path: Path, status: os.stat_result) -> None:
+def _check_owner(path: Path, status: os.stat_result, kind: _Kind) -> None:
     where = str(path)
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(
-            "the cluster secret is not a regular file",
+            f"the {kind.noun} is not a regular file",
             where=where,
-            mend="Correct [cluster] secret_file.",
+            mend=f"Correct {kind.key}.",
         )
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o177:
         raise ConfigError(
-            f"the cluster secret has mode {mode:04o}, so other users may read or change it",
+            f"the {kind.noun} has mode {mode:04o}, so other users may read or change it",
             where=where,
             mend=f"Run: chmod 600 {path} - and replace it if somebody else may have read it.",
         )
     if status.st_uid not in (0, os.geteuid()):
         raise ConfigError(
-            f"the cluster secret belongs to another user ({status.st_uid})",
+            f"the {kind.noun} belongs to another user ({status.st_uid})",
             where=where,
             mend=f"Run: chown root {path}",
         )
