@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from typing import Any, Final, NoReturn
 
 from infiniswap.config_values import convert, nearest
 from infiniswap.errors import ConfigError, UsageError
+from infiniswap.peers import read_peers
 from infiniswap.secret import check_listen_secret, read_secret
 from infiniswap.toml_lines import key_lines
 from infiniswap.units import (
@@ -79,8 +81,10 @@ def _text(default: str) -> Any:
     return field(default=default, metadata={"kind": "text"})
 
 
-def _address(default: HostPort, default_port: int) -> Any:
-    return field(default=default, metadata={"kind": "address", "port": default_port})
+def _address(default: HostPort | None, default_port: int) -> Any:
+    """Without a default it may be empty."""
+    meta = {"kind": "address", "port": default_port, "optional": default is None}
+    return field(default=default, metadata=meta)
 
 
 def _addresses(default_port: int) -> Any:
@@ -186,8 +190,12 @@ class ClusterConfig:
 
     peers: tuple[HostPort, ...] = _addresses(CONTROL_PORT)
     """Control addresses of the donors."""
-    discovery: str = _choice("static", "static")
-    """How donors are found: by the list of peers."""
+    peers_file: Path | None = _path(None)
+    """More of them, one a line; running devices read it again when it changes."""
+    discovery: str = _choice("static", "static", "mqtt")
+    """mqtt: donors announce themselves on a broker, and devices find them there as well."""
+    name: str = _text("default")
+    """Tells clusters apart that share a broker."""
     secret_file: Path | None = _path(None)
     """File of mode 0600 with at least 16 bytes, the same on every host."""
     ask_s: float = _float(2.0, low=0.05, high=60.0)
@@ -196,6 +204,37 @@ class ClusterConfig:
     """Distance of heartbeats on a control session, in seconds; the donor's value counts."""
     heartbeats_missed_max: int = _int(5, low=1, high=100)
     """So many missed heartbeats end the session."""
+
+
+@dataclass(frozen=True, slots=True)
+class MqttConfig:
+    """[mqtt]: the broker, where cluster.discovery = "mqtt"."""
+
+    broker: HostPort | None = _address(None, 0)
+    """Port 0: 1883, with TLS 8883."""
+    protocol: str = _choice("auto", "auto", "5", "3.1.1")
+    """auto: 5, and 3.1.1 with a broker that refuses it."""
+    username: str = _text("")
+    """Who this host is for the broker; empty: nobody."""
+    password_file: Path | None = _path(None)
+    """File of mode 0600 with the password."""
+    tls: str = _choice("off", "on", "off")
+    """on: the broker must have a certificate that counts."""
+    ca_file: Path | None = _path(None)
+    """Whose certificates count; empty: those that the system trusts."""
+    cert_file: Path | None = _path(None)
+    """This host's own certificate, where the broker asks for one."""
+    key_file: Path | None = _path(None)
+    """Its key."""
+    keepalive_s: int = _int(15, low=2, high=3600)
+    """A host that is silent for one and a half times as long is withdrawn by the broker."""
+    announce_s: float = _float(60.0, low=1.0, high=3600.0)
+    """How often a donor repeats its announcement."""
+    telemetry_s: float = _float(10.0, low=0.0, high=3600.0)
+    """How often a donor publishes its memory figures; 0: never."""
+    advertise: tuple[HostPort, ...] = _addresses(CONTROL_PORT)
+    """Where others reach this donor; empty: daemon.listen, or for a wildcard the address that
+    leads to the broker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +270,7 @@ class Config:
     device: DeviceConfig = field(default_factory=DeviceConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    mqtt: MqttConfig = field(default_factory=MqttConfig)
 
     def secret(self) -> bytes | None:
         """The cluster secret, None where none is configured.
@@ -241,12 +281,23 @@ class Config:
         path = self.cluster.secret_file
         return None if path is None else read_secret(path)
 
+    def peers(self) -> tuple[HostPort, ...]:
+        """The donors that are named: by `cluster.peers`, and by the file as it is now.
+
+        Raises:
+            ConfigError: see read_peers.
+        """
+        path = self.cluster.peers_file
+        found = () if path is None else read_peers(path)
+        return tuple(dict.fromkeys((*self.cluster.peers, *found)))
+
 
 SECTIONS: Final[Mapping[str, type[Any]]] = {
     "daemon": DaemonConfig,
     "device": DeviceConfig,
     "cluster": ClusterConfig,
     "policy": PolicyConfig,
+    "mqtt": MqttConfig,
 }
 """The sections of the file, and the class of each."""
 
@@ -472,6 +523,26 @@ def _check_together(config: Config) -> Iterator[ConfigError]:
     for section, key in (("device", "backup_dir"), ("device", "run_dir"), ("daemon", "state_dir")):
         if getattr(getattr(config, section), key) is None:
             yield ConfigError(f"{section}.{key} is empty", mend="Give an absolute path.")
+    yield from _check_mqtt(config)
+
+
+def _check_mqtt(config: Config) -> Iterator[ConfigError]:
+    mqtt = config.mqtt
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", config.cluster.name):
+        yield ConfigError(
+            f"cluster.name: {config.cluster.name!a} cannot be part of a topic",
+            mend="Use up to 64 letters, digits, `_`, `-` and `.`.",
+        )
+    for key, needed, is_there in (
+        ("broker", 'cluster.discovery = "mqtt"', config.cluster.discovery != "mqtt" or mqtt.broker),
+        ("username", "mqtt.password_file", not mqtt.password_file or mqtt.username),
+        ("key_file", "mqtt.cert_file", not mqtt.cert_file or mqtt.key_file),
+        ("cert_file", "mqtt.key_file", not mqtt.key_file or mqtt.cert_file),
+        ('tls = "on"', "mqtt.ca_file", not mqtt.ca_file or mqtt.tls == "on"),
+        ('tls = "on"', "mqtt.cert_file", not mqtt.cert_file or mqtt.tls == "on"),
+    ):
+        if not is_there:
+            yield ConfigError(f"{needed} needs `{key}` under [mqtt]", mend="Set it.")
 
 
 __all__ = [
@@ -481,6 +552,7 @@ __all__ = [
     "Config",
     "DaemonConfig",
     "DeviceConfig",
+    "MqttConfig",
     "PolicyConfig",
     "check",
     "check_listen_secret",

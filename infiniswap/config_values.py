@@ -39,6 +39,8 @@ def convert(value: object, meta: Mapping[str, Any]) -> object:
             return value
         case "path":
             return _convert_path(value)
+        case "address" if value == "" and meta["optional"]:
+            return None
         case "address":
             return _convert_address(value, meta["port"])
         case "addresses":

@@ -147,7 +147,8 @@ def parse_host_port(text: str, default_port: int = CONTROL_PORT) -> HostPort:
         UsageError: no such form, or a port outside 0..65535.
     """
     stripped = text.strip()
-    mend = f"Write HOST or HOST:PORT, for example 10.0.0.2:{default_port} or [::1]:{default_port}."
+    example = default_port or CONTROL_PORT
+    mend = f"Write HOST or HOST:PORT, for example 10.0.0.2:{example} or [::1]:{example}."
     host, port_text = _split_host_port(stripped, mend)
     if ":" in host:
         try:

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that imports and includes point one way, and a few other rules of the house.
 
-Python: errors → units → secret → config → policy, control → engine, system → discovery → donor,
-device → demo → cli; each may import what stands before it, and itself. `policy/` and the message
-code are pure: no clock, no I/O, no randomness of their own. `testing/` is shipped for tests and
-imported by nothing else.
+Python: errors → units → secret, peers → config → policy, control → engine, system → discovery →
+donor, device → demo → cli; each may import what stands before it, and itself. `policy/` and the
+message code are pure: no clock, no I/O, no randomness of their own. `testing/` is shipped for tests
+and imported by nothing else.
 
 C: util → wire, verbs → transport, store → engine → frontend → api; of the engine a front end sees
 only engine/request.h, and never a transport's header. The holder stands on util alone.
@@ -27,6 +27,7 @@ PYTHON_RANKS = {
     "secret": 2,
     "toml_lines": 2,
     "config_values": 2,
+    "peers": 2,
     "config": 3,
     "config_text": 4,
     "policy": 4,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from infiniswap.config import Config, DeviceConfig, check_listen_secret
 from infiniswap.errors import ConfigError, InfiniswapError
+from infiniswap.secret import read_password
 from infiniswap.system.backup import check_backup
 from infiniswap.units import MIB
 
@@ -41,6 +42,7 @@ def problems(config: Config, *, has_devices: bool) -> Iterator[InfiniswapError |
         if directory is not None:
             yield from _guard(lambda key=key, at=directory: check_directory(key, at))  # type: ignore[misc]
     yield from _backup(config, has_devices)
+    yield from _guard(lambda: check_discovery(config))
 
 
 def _guard(check: Callable[[], None]) -> Iterator[InfiniswapError]:
@@ -57,6 +59,20 @@ def _check_pool(config: Config) -> None:
     from infiniswap.donor.memory import memory_source
 
     pool_limits(config, memory_source(None).read())
+
+
+def check_discovery(config: Config) -> None:
+    """The files that say who exists, or how the broker knows us.
+
+    Raises:
+        ConfigError: one cannot be used.
+    """
+    from infiniswap.discovery.broker import tls_context
+
+    config.peers()
+    if config.mqtt.password_file is not None:
+        read_password(config.mqtt.password_file)
+    tls_context(config.mqtt)
 
 
 def check_directory(key: str, path: Path) -> None:

@@ -19,6 +19,7 @@ from infiniswap.device.spec import (
     check_name,
     check_size,
 )
+from infiniswap.discovery.static import only_these
 from infiniswap.errors import ConflictError, InfiniswapError, NotPermittedError, UsageError
 from infiniswap.system.notify import Notifier
 from infiniswap.units import (
@@ -114,7 +115,7 @@ def load_config(args: argparse.Namespace) -> configuration.Config:
         "device.slab": getattr(args, "slab", None),
         "device.staging": getattr(args, "staging", None),
         "cluster.secret_file": getattr(args, "secret_file", None),
-        "cluster.peers": None if donors is None else parse_host_ports(donors),
+        **only_these(None if donors is None else parse_host_ports(donors)),
     }
     path = getattr(args, "config", None)
     return configuration.load(None if path is None else Path(path), overrides)
@@ -140,14 +141,12 @@ def make_spec(
     backup = backup_path(args.backup, paths)
     check_backup_choice(backup, swap, args.allow_data_loss)
     priority = checked_priority(getattr(args, "priority", None))
-    secret = config.cluster.secret_file
     config.secret()  # a mistake there is told before anything is attached
     return DeviceSpec(
         name=check_name(name),
         device_id=str(uuid.uuid4()),
         size_bytes=size_bytes,
         slab_bytes=config.device.slab_bytes,
-        donors=config.cluster.peers,
         frontend=config.device.frontend,
         transport=config.device.transport,
         backup=backup,
@@ -156,11 +155,12 @@ def make_spec(
         priority=priority if priority is not None else config.device.priority,
         ephemeral=ephemeral,
         owner_pid=owner_pid,
-        secret_file=None if secret is None else str(secret),
+        secret_file=optional_text(config.cluster.secret_file),
         config=config.device,
         policy=config.policy,
         ask_s=config.cluster.ask_s,
         discard_contents=getattr(args, "discard_contents", False),
+        **_sources(config),
     )
 
 
@@ -253,7 +253,7 @@ def _again(
     config.secret()
     return msgspec.structs.replace(
         kept,
-        donors=config.cluster.peers or kept.donors,
+        **_sources_again(config, kept),
         slab_bytes=kept.slab_bytes if args.slab is None else config.device.slab_bytes,
         frontend=kept.frontend if args.frontend is None else config.device.frontend,
         transport=kept.transport if args.transport is None else config.device.transport,
@@ -269,6 +269,36 @@ def _again(
         ask_s=config.cluster.ask_s,
         discard_contents=bool(args.discard_contents),
     )
+
+
+def _sources(config: configuration.Config) -> dict[str, Any]:
+    """How donors are found, as fields of a spec."""
+    return {
+        "donors": config.cluster.peers,
+        "peers_file": optional_text(config.cluster.peers_file),
+        "mqtt": config.mqtt if config.cluster.discovery == "mqtt" else None,
+        "cluster": config.cluster.name,
+    }
+
+
+def _sources_again(config: configuration.Config, kept: DeviceSpec) -> dict[str, Any]:
+    """As configured now, or as before where nothing is."""
+    found = _sources(config)
+    is_given = found["donors"] or found["peers_file"] or found["mqtt"]
+    return found if is_given else {key: getattr(kept, key) for key in found}
+
+
+def named_text(spec: DeviceSpec) -> str:
+    """Where its donors are named, for people."""
+    named = [*map(str, spec.donors), *filter(None, [spec.peers_file])]
+    if spec.mqtt is not None:
+        named.append(f"those at broker {spec.mqtt.broker}")
+    return ", ".join(named)
+
+
+def optional_text(value: object) -> str | None:
+    """As text, unless there is none."""
+    return None if value is None else str(value)
 
 
 def backup_path(argument: str | None, paths: rundir.DevicePaths) -> str | None:

@@ -37,7 +37,9 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the findings."""
-    overrides = {"cluster.peers": args.donors, "cluster.secret_file": args.secret_file}
+    from infiniswap.discovery.static import only_these
+
+    overrides = {**only_these(args.donors), "cluster.secret_file": args.secret_file}
     config, finding = _configuration(args.config, overrides)
     findings = [finding, *examine(config)]
     if args.json:

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from infiniswap.cli import findings_discovery
 from infiniswap.cli.findings import Finding, degraded, good
 from infiniswap.cli.status import DonorRow, ask
 from infiniswap.config import Config, check_listen_secret
 from infiniswap.demo import leftovers as demo_leftovers
 from infiniswap.device import leftovers
 from infiniswap.device.listing import local_devices
+from infiniswap.discovery.find import find
 from infiniswap.donor import home as homes
 from infiniswap.system.backup import check_backup
 from infiniswap.system.files import is_locked
@@ -64,12 +66,15 @@ def secret(config: Config) -> Iterator[Finding]:
 
 
 def donors(config: Config) -> Iterator[Finding]:
-    """Every configured donor."""
-    peers = config.cluster.peers
+    """Every donor that is named or announced."""
+    found = find(config)
+    peers = found.addresses
+    if config.cluster.discovery == "mqtt":
+        yield from findings_discovery.discovery(config, found)
     if not peers:
         yield degraded(
             "donors",
-            "none is configured",
+            "none is configured, and none is found",
             "infiniswap doctor --donors HOST[:PORT],... (for good: `peers` under [cluster])",
         )
         return

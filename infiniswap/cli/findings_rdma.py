@@ -41,7 +41,7 @@ def rdma(config: Config) -> Iterator[Finding]:
     for port in ports:
         yield _port(port)
     yield _locked()
-    for donor in config.cluster.peers:
+    for donor in config.peers():
         yield _way(donor.host)
 
 

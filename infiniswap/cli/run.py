@@ -28,11 +28,13 @@ from infiniswap.cli.device import (
     backup_path,
     load_config,
     make_spec,
+    named_text,
     prepare_backup_dir,
 )
 from infiniswap.cli.run_output import LiveLine, say
 from infiniswap.device import client, job, launch, lost, member, rundir, runs, usage
 from infiniswap.device.api import DeviceStatus
+from infiniswap.discovery.find import find
 from infiniswap.errors import (
     ConflictError,
     DeadlineError,
@@ -45,7 +47,7 @@ from infiniswap.errors import (
 from infiniswap.system import swap
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.job_cgroup import create_job_cgroup
-from infiniswap.units import MIB, format_size, format_size_short, parse_page_size
+from infiniswap.units import MIB, HostPort, format_size, format_size_short, parse_page_size
 
 SHARED_NAME: Final = "run"
 """Name of the device that `run` makes, and that further ones join."""
@@ -379,10 +381,7 @@ def _start_device(this: _Run, config: configuration.Config, paths: rundir.Device
             return False
         raise
     if not args.quiet:
-        say(
-            f"{format_size(size_bytes)} of swap at {ready.path}, donors "
-            + ", ".join(str(donor) for donor in config.cluster.peers)
-        )
+        say(f"{format_size(size_bytes)} of swap at {ready.path}, donors " + named_text(spec))
         for warning in ready.warnings:
             say(f"warning: {warning}")
     return True
@@ -394,7 +393,7 @@ def _choose_size(
     """min(4 x local, what donors can lend, 80 % of free disk), in whole MiB."""
     choices = {
         f"{_LOCAL_TIMES} x --local": _LOCAL_TIMES * local_bytes,
-        "what the donors can lend": asyncio.run(_lendable_bytes(config)),
+        "what the donors can lend": asyncio.run(_lendable_bytes(config, find(config).require())),
         **_disk_choice(backup),
     }
     size_bytes, why = usage.choose_size(choices)
@@ -429,16 +428,10 @@ def _disk_choice(backup: str | None) -> dict[str, int]:
     return {f"{_DISK_SHARE:.0%} of the free disk at {directory}": int(free_bytes * _DISK_SHARE)}
 
 
-async def _lendable_bytes(config: configuration.Config) -> int:
+async def _lendable_bytes(config: configuration.Config, donors: tuple[HostPort, ...]) -> int:
     from infiniswap.cli.status import ask
 
-    if not config.cluster.peers:
-        raise NoDonorError(
-            "no donor is named",
-            mend="Give --donors HOST[:PORT],... or set `peers` under [cluster] in the "
-            "configuration.",
-        )
-    rows = await ask(config.cluster.peers, config.secret(), config.cluster.ask_s)
+    rows = await ask(donors, config.secret(), config.cluster.ask_s)
     found = [row.status for row in rows if row.status is not None]
     if not found:
         failures = [row.failure for row in rows if row.failure is not None]

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infiniswap import config as configuration
-from infiniswap.discovery.static import StaticDiscovery
+from infiniswap.discovery.find import Found, find
+from infiniswap.discovery.static import NO_DONOR_MEND, only_these
 from infiniswap.errors import InfiniswapError
 from infiniswap.units import HostPort, format_size, format_size_short
 
@@ -26,14 +27,14 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "status",
         help="donors, devices, slabs and errors of the cluster",
-        description="Asks every configured donor and shows this host's devices. A donor that "
-        "cannot be reached is a row, not a failure.",
+        description="Asks every donor that is named or announced, and shows this host's devices. "
+        "A donor that cannot be reached is a row, not a failure.",
         allow_abbrev=False,
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (TOML)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--donors", metavar="H:P,...", help="donors to ask (the configuration's peers)"
+        "--donors", metavar="H:P,...", help="donors to ask, and no others (as configured)"
     )
     parser.add_argument("--secret-file", metavar="FILE", help="the cluster secret")
 
@@ -53,23 +54,35 @@ class DonorRow:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the status; 0 also when donors are unreachable."""
-    overrides = {"cluster.peers": args.donors, "cluster.secret_file": args.secret_file}
+    overrides = {**only_these(args.donors), "cluster.secret_file": args.secret_file}
     config = configuration.load(args.config, overrides)
-    addresses = StaticDiscovery(config.cluster.peers or (config.daemon.listen,)).donors()
-    # Nobody named: this host may be a donor. Then silence there is no news.
-    guessed = not config.cluster.peers
-    rows = asyncio.run(ask(addresses, config.secret(), config.cluster.ask_s))
+    found = find(config)
+    # Nobody known: this host may be a donor. Then silence there is no news.
+    guessed = not found.addresses
+    asked = found.addresses or (config.daemon.listen,)
+    rows = asyncio.run(ask(asked, config.secret(), config.cluster.ask_s))
     if guessed:
         rows = [row for row in rows if row.status is not None]
     from infiniswap.device.listing import local_devices
 
     devices = local_devices(config.device.run_dir, config.device.backup_dir)
     if args.json:
-        json.dump(as_json(rows, devices), sys.stdout, indent=2)
+        json.dump({**as_json(rows, devices), "discovery": _discovery(found)}, sys.stdout, indent=2)
         print()
     else:
         _print_tables(rows, devices)
+        for sentence in _discovery(found)["problems"]:
+            print(f"discovery: {sentence}")
     return 0
+
+
+def _discovery(found: Found) -> dict[str, Any]:
+    """What the broker said, as plain data."""
+    return {
+        "announced": [str(donor.address) for donor in found.announced],
+        "problems": [*([str(found.failure)] if found.failure else []), *found.notes],
+        "ignored": dict(found.ignored),
+    }
 
 
 async def ask(addresses: Iterable[HostPort], secret: bytes | None, wait_s: float) -> list[DonorRow]:
@@ -119,8 +132,7 @@ def _print_tables(rows: Sequence[DonorRow], devices: Sequence[Mapping[str, Any]]
         console.print(_donor_table(rows))
     else:
         console.print(
-            "No donor is named, and none runs here. Give --donors HOST[:PORT],... or set `peers` "
-            "under [cluster].",
+            f"No donor is named, and none runs here. {NO_DONOR_MEND}",
             markup=False,
             highlight=False,
         )

@@ -68,6 +68,8 @@ class DonorLink:
         self.mapped: dict[int, Place] = {}  # by slab
         self.detail = ""
         self.is_draining = False
+        self.is_listed = True
+        """Whether it is still among the donors that are known: otherwise it gets no more slabs."""
         self.wire = Wire(config.transport, address, engine, self._blocking)
         self._engine = engine
         self._slabs = slabs
@@ -95,6 +97,17 @@ class DonorLink:
         # Without a session nobody would tell us that it drains no more: then it is asked.
         draining = self.is_draining and self._has_session()
         return self._recovery is None and not draining and not self._closing
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing would be missed if there were no such link."""
+        return (
+            self._lease is None
+            and self._session is None
+            and self._recovery is None
+            and not self.mapped
+            and not self._lock.locked()
+        )
 
     async def _blocking(self, call: Callable[[], T]) -> T:
         work = asyncio.get_running_loop().run_in_executor(self._executor, call)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -19,6 +19,7 @@ from infiniswap.errors import EngineError, InfiniswapError, RequestRefusedError
 from infiniswap.policy.activity import ActivityConfig, ActivityTracker
 from infiniswap.policy.placement import Ask, Choose, DonorBook, MemoryUse, Placement
 from infiniswap.policy.refill import Refill
+from infiniswap.units import HostPort
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ _PULLS_FUTILE_MAX = 100  # a second's worth
 _PLACE_S_MAX = 2.5  # a donor without room is not asked again for two seconds
 _SKIPPED_MAX = 3  # idle ticks on which the slabs are not looked at: every second they are
 _EMPTY_S_MAX = 30.0
+_REMOTES_MAX = 64  # of an engine (EngineConfig)
 
 
 @dataclass(slots=True)
@@ -85,6 +87,39 @@ class SlabMapper:
         self._pages_seen = 0
         self._totals = [0] * slab_count
         self._tasks: set[asyncio.Task[None]] = set()
+
+    # ---------------------------------------------------------------------- donors
+
+    def know(self, donors: Iterable[HostPort], make_link: Callable[[HostPort], DonorLink]) -> None:
+        """Who exists now. Who is not among them any more keeps what it has, and gets nothing more.
+
+        Args:
+            donors: all of them.
+            make_link: for one that is new.
+        """
+        listed = set(donors)
+        known = {link.address for link in self.links}
+        for link in self.links:
+            link.is_listed = link.address in listed
+        new = [make_link(donor) for donor in dict.fromkeys(donors) if donor not in known]
+        self.links += new
+        if not self._placing:  # which may be about to ask it, or to map there
+            for link in [link for link in self.links if not link.is_listed and link.is_idle]:
+                self.links.remove(link)
+                self._book.forget(link)
+                self.alarms.pop(f"donor {link.address}", None)
+        if new:
+            self._wake.set()
+
+    def _lenders(self) -> list[DonorLink]:
+        """Those that may be asked for memory."""
+        # An engine has so many places for donors; who has one already can take more slabs.
+        is_full = sum(link.remote is not None for link in self.links) >= _REMOTES_MAX
+        return [
+            link
+            for link in self.links
+            if link.is_listed and link.is_usable and (link.remote is not None or not is_full)
+        ]
 
     # --------------------------------------------------------------- for the links
 
@@ -321,7 +356,7 @@ class SlabMapper:
 
     async def _place(self, slab: int, migrates: bool) -> bool:
         now_s = asyncio.get_running_loop().time()
-        usable = [link for link in self.links if link.is_usable and slab not in link.mapped]
+        usable = [link for link in self._lenders() if slab not in link.mapped]
         eligible = self._book.eligible(usable, now_s)
         holding = [link for link in self.links if link.mapped]
         placement = Placement(eligible, holding, self._rng, self._choices)
@@ -479,7 +514,7 @@ class SlabMapper:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + _PLACE_S_MAX
         while True:
-            others = [link for link in self.links if link is not move.link and link.is_usable]
+            others = [link for link in self._lenders() if link is not move.link]
             retry_s = self._book.retry_s(others, loop.time())
             if await self.place(slab, migrates=True):
                 return True

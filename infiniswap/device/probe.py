@@ -4,46 +4,80 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import Sequence
+from typing import Protocol
 
 from infiniswap.control.client import ClientConfig, Identity, QuietHandler, connect
 from infiniswap.device.spec import DeviceSpec
+from infiniswap.discovery.static import NO_DONOR_MEND
 from infiniswap.engine.native_rdma import rdma_choose
 from infiniswap.errors import EngineError, InfiniswapError, NoDonorError, UnavailableError
 from infiniswap.units import HostPort
 
+_ANNOUNCED_ASKED_MAX = 8
 
-async def check_donors(spec: DeviceSpec, identity: Identity, client: ClientConfig) -> list[str]:
-    """At least one must answer, at both ports, and none may be of the wrong kind.
+
+class FoundDonors(Protocol):
+    """Who is known: infiniswap.device.finder.Finder."""
+
+    def named(self) -> Sequence[HostPort]:
+        """Donors that somebody has written down."""
+
+    def announced(self) -> Sequence[HostPort]:
+        """Donors that announce themselves."""
+
+    def degraded(self) -> list[str]:
+        """What keeps donors from being found."""
+
+
+async def check_donors(
+    found: FoundDonors, spec: DeviceSpec, identity: Identity, client: ClientConfig
+) -> list[str]:
+    """At least one must answer, at both ports. Those that are named are all asked, and none may be
+    of the wrong kind; of those that are announced, which may be many, a few at random, and only
+    when no named one answers.
 
     Returns:
         What is wrong with those that do not answer.
 
     Raises:
-        NoDonorError: none is named, or none answers.
+        NoDonorError: none is known, or none answers.
         InfiniswapError: what is wrong with one that does.
     """
-    donors = spec.donors
-    if not donors:
-        raise NoDonorError(
-            "no donor is named",
-            mend="Give --donors HOST[:PORT],... or set `peers` under [cluster] in the "
-            "configuration.",
-        )
-    results = await asyncio.gather(*(_probe(donor, spec, identity, client) for donor in donors))
+    named = found.named()
+    results = await asyncio.gather(*(_probe(donor, spec, identity, client) for donor in named))
     problems = [problem for problem in results if problem is not None]
     for problem in problems:
         if not isinstance(problem, NoDonorError):
             raise problem
     if spec.transport == "rdma":
-        for donor in donors:
+        for donor in named:
             await asyncio.to_thread(_check_rdma, donor)
-    if len(problems) == len(donors):
-        if len(problems) == 1:
-            raise problems[0]
-        raise NoDonorError(
+    warnings = [f"{problem}" for problem in problems] + found.degraded()
+    if len(problems) < len(named):
+        return warnings
+    announced = list(found.announced())
+    random.shuffle(announced)
+    for donor in announced[:_ANNOUNCED_ASKED_MAX]:
+        answer = await _probe(donor, spec, identity, client)
+        if answer is None:
+            return warnings
+        problems.append(answer)
+    raise _nobody(problems, found.degraded())
+
+
+def _nobody(problems: list[InfiniswapError], degraded: list[str]) -> InfiniswapError:
+    if len(problems) == 1:
+        return problems[0]
+    if problems:
+        wrong = next((p for p in problems if not isinstance(p, NoDonorError)), None)
+        return wrong or NoDonorError(
             "none of the donors can be reached: " + "; ".join(str(p) for p in problems)
         )
-    return [f"{problem}" for problem in problems]
+    if degraded:
+        return NoDonorError("no donor is known: " + "; ".join(degraded))
+    return NoDonorError("no donor is named or announced", mend=NO_DONOR_MEND)
 
 
 def _check_rdma(donor: HostPort) -> None:

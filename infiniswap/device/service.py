@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import random
 import socket
 import time
 from collections.abc import Callable
@@ -28,7 +27,9 @@ from infiniswap.config import read_secret
 from infiniswap.control.client import ClientConfig, Identity
 from infiniswap.device import contents, frontends, recovery, rundir
 from infiniswap.device.api import DeviceStatus, Ready
+from infiniswap.device.assembly import make_link_config, make_mapper
 from infiniswap.device.attach import Attachment
+from infiniswap.device.finder import Finder
 from infiniswap.device.holder import LOCK, LOG, SPEC, STATE, Holder, TakeOver
 from infiniswap.device.link_types import LinkConfig
 from infiniswap.device.links import DonorLink
@@ -53,8 +54,6 @@ from infiniswap.errors import (
     InfiniswapError,
     MemoryLimitError,
 )
-from infiniswap.policy.activity import ActivityConfig
-from infiniswap.policy.refill import Refill
 from infiniswap.system.backup import check_backup, check_has_no_data
 from infiniswap.system.process import make_swap_safe
 from infiniswap.system.wakeful import Waker
@@ -89,6 +88,7 @@ class DeviceService:
         self._engine: Engine | None = None
         self._attachment: Attachment | None = None
         self._mapper: SlabMapper | None = None
+        self._finder = Finder(spec, self._blocking)
         self._link_config: LinkConfig | None = None
         self._degraded: list[str] = []
         self._stop_lock = asyncio.Lock()
@@ -152,7 +152,8 @@ class DeviceService:
             self._was_kept = self._paths.kept.exists()
             contents.check(self._paths, spec)
             client = self._client_config()
-            self.warnings += await check_donors(spec, self._identity(), client)
+            await self._finder.begin()
+            self.warnings += await check_donors(self._finder, spec, self._identity(), client)
             await self._blocking(self._make_engine)
             self._start_mapper(client)
             self._start_waker()
@@ -311,31 +312,10 @@ class DeviceService:
 
     def _start_mapper(self, client: ClientConfig) -> None:
         assert self._engine is not None
-        spec, policy = self.spec, self.spec.policy
-        loop = asyncio.get_running_loop()
-        self._mapper = SlabMapper(
-            self._engine,
-            spec.slab_count,
-            ActivityConfig(policy.activity_alpha, policy.period_s, policy.hot_pages_per_s),
-            policy.choices,
-            random.Random(),
-            loop.time(),
-            Refill(0.0 if spec.backup is None else spec.config.refill_pages_per_s, loop.time()),
-            spec.slab_bytes // PAGE_BYTES,
-        )
-        self._link_config = LinkConfig(
-            identity=self._identity(),
-            client=client,
-            slab_bytes=spec.slab_bytes,
-            slab_count=spec.slab_count,
-            queues=spec.config.queues,
-            connect_ms=spec.config.connect_ms,
-            request_ms=spec.config.request_ms,
-            suspend_s=policy.suspend_s,
-            has_backup=spec.backup is not None,
-            transport=spec.transport,
-        )
-        self._mapper.links = [self._make_link(donor) for donor in spec.donors]
+        now_s = asyncio.get_running_loop().time()
+        self._mapper = make_mapper(self.spec, self._engine, now_s)
+        self._link_config = make_link_config(self.spec, self._identity(), client)
+        self._finder.start(self._mapper, self._make_link)
         self._mapper_task = asyncio.create_task(self._run_mapper(), name="mapper")
 
     def _make_link(self, donor: HostPort) -> DonorLink:
@@ -438,6 +418,7 @@ class DeviceService:
             self._lock_fd = -1
 
     async def _close_engine(self) -> None:
+        await self._finder.close()
         all_loops = (self._repair_task, self._mapper_task, self._waker_task)
         loops = {task for task in all_loops if task is not None}
         for task in loops:
@@ -593,7 +574,8 @@ class DeviceService:
             uptime_s=time.monotonic() - self._started_s,
             degraded=self._degraded
             + ([str(problem)] if problem else [])
-            + self._succession.degraded(),
+            + self._succession.degraded()
+            + self._finder.degraded(),
             awake=self._waker is not None and self._waker.awake,
             runs=self.runs.pids(),
             succession=self._succession.row(),

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from infiniswap.config import DeviceConfig, PolicyConfig
+from infiniswap.config import DeviceConfig, MqttConfig, PolicyConfig
 from infiniswap.errors import ConfigError, UsageError
 from infiniswap.units import PAGE_BYTES, HostPort, format_size
 
@@ -34,6 +34,9 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
         owner_pid: of the `run` that starts it, None otherwise.
         secret_file: None without one.
         discard_contents: begin with zeros whatever was kept; never recorded.
+        peers_file: of more control addresses, read again when it changes.
+        mqtt: the broker on which donors announce themselves; None: there is none.
+        cluster: name of ours on that broker.
     """
 
     name: str
@@ -54,6 +57,9 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
     policy: PolicyConfig
     ask_s: float
     discard_contents: bool = False
+    peers_file: str | None = None
+    mqtt: MqttConfig | None = None
+    cluster: str = "default"
 
     @property
     def slab_count(self) -> int:

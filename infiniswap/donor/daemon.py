@@ -37,6 +37,7 @@ from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits
 from infiniswap.control.server import CONNECTIONS_MAX, ControlServer, ServerConfig
 from infiniswap.donor import descriptors
+from infiniswap.donor.announce import announce
 from infiniswap.donor.evict import EvictionConfig
 from infiniswap.donor.harvest import Harvester, MemoryFigures, MemorySource
 from infiniswap.donor.home import Home, NoHome, leave_release, open_home
@@ -240,12 +241,17 @@ async def serve(
                 donor = Donor(ports, service, server, harvester)
                 waker = Waker(lambda: store.stats()["read_bytes"] // PAGE_BYTES, daemon.keep_awake)
                 stop_pressure = _watch_pressure(harvester)
-                tasks = (
+                tasks: tuple[asyncio.Task[None], ...] = (
                     asyncio.create_task(harvester.run(), name="harvest"),
                     asyncio.create_task(service.watch(config.policy.period_s), name="leases"),
                     asyncio.create_task(waker.run(), name="waker"),
                     asyncio.create_task(service.drain.run(), name="drain"),
                 )
+                if config.cluster.discovery == "mqtt":
+                    announcing = asyncio.create_task(
+                        announce(config, service, secret), name="announce"
+                    )
+                    tasks = (*tasks, announcing)
                 for task in tasks:
                     task.add_done_callback(donor.task_done)
                 pin = asyncio.create_task(_pin(store, background), name="pin")

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Findings about the broker: whether it can be reached, and what is announced there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from infiniswap.cli.findings import Finding, degraded, good
+from infiniswap.config import Config
+from infiniswap.discovery import broker
+from infiniswap.discovery.find import Found
+from infiniswap.units import format_size
+
+_NAME: Final = "discovery"
+_SHOWN_MAX: Final = 64
+
+_MENDS: Final = {
+    "junk": "see what writes there: mosquitto_sub -v -t 'infiniswap/#' (or its like)",
+    "oversized": "see what writes there: mosquitto_sub -v -t 'infiniswap/#' (or its like)",
+    "schema": "upgrade the older of the two hosts",
+    "protocol": "upgrade the older of the two hosts",
+    "cluster": "the same cluster.name on every host, or another broker",
+    "proof": "copy the cluster secret to that host (cluster.secret_file), and restart its daemon",
+    "loopback": "on that host: daemon.listen with its address, or mqtt.advertise",
+    "bound": "see what writes there, or give each part of the hosts a cluster.name of its own",
+}
+"""By reason (infiniswap.discovery.announcement.REASONS)."""
+
+
+def discovery(config: Config, found: Found) -> Iterator[Finding]:
+    """What the broker has, and what of it does not count."""
+    place = broker.where(config.mqtt)
+    if found.failure is not None:
+        failure = found.failure
+        what = f"{failure.where or place}: {failure.what}"
+        yield degraded(_NAME, what, failure.mend or "see the broker's log")
+    else:
+        yield good(_NAME, f"{place}: {len(found.announced)} donors are announced")
+    for donor in found.announced[:_SHOWN_MAX]:
+        yield good(
+            _NAME,
+            f"{', '.join(donor.addresses)} ({donor.name}): {' and '.join(donor.transports)}, slabs "
+            f"of {format_size(donor.slab_bytes)}, release {donor.software}",
+        )
+    if len(found.announced) > _SHOWN_MAX:
+        yield good(_NAME, f"and {len(found.announced) - _SHOWN_MAX} more")
+    for note in found.notes:
+        what, _, mend = note.partition(". ")
+        yield degraded(_NAME, what, mend)
+    for reason, count in sorted(found.ignored.items()):
+        yield degraded(
+            _NAME,
+            f"{count} ignored, the last of them {found.complaints.get(reason, reason)}",
+            _MENDS.get(reason, "see docs/discovery.md"),
+        )
+    if config.mqtt.username and config.mqtt.tls == "off" and not _is_loopback(config):
+        yield degraded(
+            _NAME,
+            f"{place}: the password for it can be read on the way",
+            'tls = "on" and ca_file under [mqtt], and a port of the broker with TLS',
+        )
+
+
+def _is_loopback(config: Config) -> bool:
+    return broker.address_of(config.mqtt).is_loopback

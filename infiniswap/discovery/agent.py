@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that listens to a broker for a device: `python -m infiniswap.discovery.agent`.
+
+A device's process is locked in memory and must not wait for anything, nor hold what a stranger
+sends. So the MQTT library, its TLS and whatever a broker makes it keep are here, in a process that
+may be swapped out, may run out of its memory limit, and may be killed: the device goes on with the
+donors it knows, and starts another one.
+
+Its order comes as the first line of its standard input, whose end is the end of the device, and so
+its own. It writes a line, a `Report`, after each change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import ipaddress
+import logging
+import os
+import resource
+import socket
+import sys
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import msgspec
+
+from infiniswap.discovery.directory import Directory
+from infiniswap.discovery.listener import Listener
+from infiniswap.discovery.order import NOTES_MAX, ORDER_BYTES_MAX, Order, Report, decode_hook
+from infiniswap.errors import InfiniswapError
+from infiniswap.secret import read_secret
+from infiniswap.units import MIB
+
+log = logging.getLogger("infiniswap.discovery")
+
+MEMORY_BYTES_MAX: Final = 256 * MIB
+_GATHER_S: Final = 0.2
+_OOM_SCORE_ADJ: Final = 500
+_PR_SET_IO_FLUSHER: Final = 57
+
+
+def _become_ordinary() -> None:
+    """What a device's process has, and hands down: this one needs no favour."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE_ADJ), encoding="ascii")
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    ctypes.CDLL(None).prctl(_PR_SET_IO_FLUSHER, 0, 0, 0, 0)
+    # A broker that lies about lengths makes the library hold what comes.
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+
+
+def main() -> int:
+    """Runs until standard input ends."""
+    _become_ordinary()
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+    )
+    line = _order_line()
+    order = msgspec.json.decode(line, type=Order, dec_hook=decode_hook)
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        asyncio.run(_run(order))
+    return 0
+
+
+def _order_line() -> bytes:
+    data = b""
+    while not data.endswith(b"\n") and len(data) < ORDER_BYTES_MAX:
+        chunk = os.read(0, ORDER_BYTES_MAX)
+        if not chunk:
+            sys.exit(0)
+        data += chunk
+    return data
+
+
+async def _run(order: Order) -> None:
+    changed = asyncio.Event()
+    try:
+        secret = None if order.secret_file is None else read_secret(Path(order.secret_file))
+    except InfiniswapError as error:
+        _tell(Report(donors=None, problem=str(error), notes=[], ignored={}))
+        raise SystemExit(error.exit_code) from None
+    broker = order.mqtt.broker
+    directory = Directory(
+        order.cluster,
+        secret,
+        slab_bytes=order.slab_bytes,
+        loopback_ok=broker is not None and broker.is_loopback,
+    )
+    listener = Listener(order.mqtt, order.cluster, directory, Random(), changed.set)
+    asyncio.get_running_loop().add_reader(0, _stop_at_end)
+    listening = asyncio.create_task(listener.run(), name="listener")
+    while not listening.done():
+        await changed.wait()
+        changed.clear()
+        others = [address for address in directory.addresses() if not is_own(address.host)]
+        _tell(
+            Report(
+                donors=[str(address) for address in others] if listener.is_settled else None,
+                problem=listener.problem,
+                notes=directory.conflicts()[:NOTES_MAX],
+                ignored=dict(directory.ignored),
+            )
+        )
+        await asyncio.sleep(_GATHER_S)  # many changes at once are one report
+    await listening
+
+
+def is_own(host: str) -> bool:
+    """Whether this is an address of this host: what its daemon lends is memory that the device's
+    host is short of itself. Loopback is for trying things on one machine, and counts as not."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host == socket.gethostname()
+    if address.is_loopback:
+        return False
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _tell(report: Report) -> None:
+    """Blocks while the device does not read."""
+    data = msgspec.json.encode(report) + b"\n"
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def _stop_at_end() -> None:
+    if not os.read(0, 4096):
+        os._exit(0)  # a thread of the library may be waiting for the broker
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a donor says of itself on a broker, and telling it from everything else that may lie there.
+
+    infiniswap/CLUSTER/donors/DONOR/SESSION   retained: {"schema", "proof", "body": {...}}
+    infiniswap/CLUSTER/memory/DONOR           not retained: memory figures, for people and graphs
+
+A topic of its own for each session (each connection of a daemon to its broker): the will of an
+earlier one, which may come late, cannot withdraw what a later one announces, and two daemons with
+one identity do not overwrite each other.
+
+The proof is an HMAC of the body's bytes under the cluster secret. It keeps whoever may write to the
+broker, but has no secret, from naming hosts. It does not say that a donor is still there; that only
+the donor itself can, in a session of its control API, by a proof of that moment.
+
+Pure: no clock, no I/O.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from infiniswap.control.messages import U53, Count, Name, Proof, Share, Uuid
+from infiniswap.errors import InfiniswapError, UsageError
+from infiniswap.units import HostPort, parse_host_port
+
+SCHEMA: Final = 1
+ANNOUNCEMENT_BYTES_MAX: Final = 4096
+ADDRESSES_MAX: Final = 8
+EVERY_S_MAX: Final = 3600.0
+
+_PURPOSE: Final = b"infiniswap announcement 1\0"
+_TOPIC = re.compile(r"infiniswap/([^/]+)/donors/([0-9a-f-]{36})/([0-9a-f]{16})")
+
+Session = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
+Address = Annotated[str, Meta(min_length=1, max_length=300)]
+
+
+class Announcement(Struct, frozen=True, kw_only=True):
+    """A donor. Unknown fields are ignored, so that later releases may add some.
+
+    Attributes:
+        cluster: `cluster.name`.
+        donor_id: the same over restarts of a daemon.
+        session: of its connection to the broker.
+        addresses: of its control API, the best one first.
+        transports: for pages.
+        protocols: versions of the control API that it speaks.
+        every_s: how often it says this; unheard for three times as long it counts as gone.
+    """
+
+    cluster: Name
+    donor_id: Uuid
+    session: Session
+    name: Name
+    addresses: Annotated[list[Address], Meta(min_length=1, max_length=ADDRESSES_MAX)]
+    transports: Annotated[list[Name], Meta(max_length=8)]
+    slab_bytes: U53
+    protocols: Annotated[list[Count], Meta(max_length=16)]
+    software: Name
+    every_s: Annotated[float, Meta(ge=1.0, le=EVERY_S_MAX)]
+
+    @property
+    def address(self) -> HostPort:
+        """Where to ask it."""
+        return parse_host_port(self.addresses[0])
+
+
+class MemoryFigures(Struct, frozen=True, kw_only=True):
+    """Telemetry: nothing decides by it, as it is old when it arrives. Bytes, or counts of slabs."""
+
+    cluster: Name
+    donor_id: Uuid
+    name: Name
+    used_share: Share
+    total_bytes: U53
+    slab_bytes: U53
+    slabs_mapped: U53
+    slabs_free: U53
+    can_map: U53
+    draining: bool
+    schema: int = SCHEMA
+
+
+class _Envelope(Struct, frozen=True):
+    schema: int
+    body: msgspec.Raw
+    proof: Proof = ""
+
+
+class NotOursError(InfiniswapError):
+    """A message that is no announcement for us.
+
+    Attributes:
+        reason: one of REASONS.
+    """
+
+    def __init__(self, reason: str, what: str) -> None:
+        super().__init__(what)
+        self.reason = reason
+
+
+REASONS: Final = (
+    "junk",
+    "oversized",
+    "schema",
+    "cluster",
+    "proof",
+    "protocol",
+    "slab",
+    "loopback",
+    "bound",
+)
+"""Why a message does not count."""
+
+
+def donor_topic(cluster: str, donor_id: str, session: str) -> str:
+    """Where a donor announces itself; `+` for any."""
+    return f"infiniswap/{cluster}/donors/{donor_id}/{session}"
+
+
+def memory_topic(cluster: str, donor_id: str) -> str:
+    """Where its memory figures go."""
+    return f"infiniswap/{cluster}/memory/{donor_id}"
+
+
+def encode(announcement: Announcement, secret: bytes | None) -> bytes:
+    """The message. At most ANNOUNCEMENT_BYTES_MAX long, as its fields are bounded."""
+    body = msgspec.json.encode(announcement)
+    proof = "" if secret is None else _proof(secret, body)
+    return msgspec.json.encode(_Envelope(SCHEMA, msgspec.Raw(body), proof))
+
+
+def decode(topic: str, payload: bytes, secret: bytes | None, cluster: str) -> Announcement:
+    """Reads and checks a message.
+
+    Args:
+        topic: that it came on.
+        payload: its bytes, not empty.
+        secret: of the cluster; None: proofs are not looked at.
+        cluster: the name that it has to be for.
+
+    Raises:
+        NotOursError: it does not count, and why.
+    """
+    if len(payload) > ANNOUNCEMENT_BYTES_MAX:
+        raise NotOursError(
+            "oversized", f"{len(payload)} bytes; an announcement has {ANNOUNCEMENT_BYTES_MAX} most"
+        )
+    place = _TOPIC.fullmatch(topic)
+    if place is None:
+        raise NotOursError("junk", "the topic is none of a donor's")
+    try:
+        envelope = msgspec.json.decode(payload, type=_Envelope)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise NotOursError("junk", f"no announcement ({_short(error)})") from None
+    if envelope.schema != SCHEMA:
+        raise NotOursError(
+            "schema",
+            f"an announcement of schema {envelope.schema}; this release reads schema {SCHEMA}, so "
+            "one of the two is to be upgraded",
+        )
+    body = bytes(envelope.body)
+    if secret is not None and not hmac.compare_digest(envelope.proof, _proof(secret, body)):
+        raise NotOursError(
+            "proof",
+            "it was made with another cluster secret"
+            if envelope.proof
+            else "it was made without a cluster secret, and one is configured here",
+        )
+    try:
+        found = msgspec.json.decode(body, type=Announcement)
+        for address in found.addresses:
+            parse_host_port(address)
+    except (msgspec.MsgspecError, UnicodeDecodeError, UsageError) as error:
+        raise NotOursError("junk", f"no announcement ({_short(error)})") from None
+    if found.cluster != cluster:
+        raise NotOursError(
+            "cluster", f"it is for the cluster {found.cluster!a}, and this is {cluster!r}"
+        )
+    if place.groups() != (cluster, found.donor_id, found.session):
+        raise NotOursError("junk", "it is another donor's than the topic says")
+    return found
+
+
+def _short(error: Exception) -> str:
+    return ascii(str(error))[1:-1][:120]
+
+
+def _proof(secret: bytes, body: bytes) -> str:
+    return hmac.new(secret, _PURPOSE + body, hashlib.sha256).hexdigest()

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A donor makes itself known on a broker, for as long as its daemon lives.
+
+The announcement is retained, and the will that the broker executes when the daemon vanishes takes
+it away. It is repeated: a broker may have lost what it had retained, and those who listen forget
+whom they do not hear. Whatever goes wrong with the broker is a sentence in the log and in
+`degraded`; the donor goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from infiniswap.config import MqttConfig
+from infiniswap.discovery import broker
+from infiniswap.discovery.announcement import (
+    Announcement,
+    MemoryFigures,
+    NotOursError,
+    decode,
+    donor_topic,
+    encode,
+    memory_topic,
+)
+from infiniswap.discovery.directory import conflict
+from infiniswap.errors import InfiniswapError
+from infiniswap.policy.retry import Backoff, Complaints
+from infiniswap.units import HostPort
+
+if TYPE_CHECKING:
+    from aiomqtt import Client, Message
+
+log = logging.getLogger(__name__)
+
+_RETRY_S_FIRST: Final = 1.0
+_RETRY_S_MAX: Final = 60.0
+_COMPLAIN_S: Final = 600.0
+_ECHO_S_MAX: Final = 10.0
+_AGAIN_S_MIN: Final = 5.0
+_WITHDRAW_S_MAX: Final = 2.0
+_OTHERS_MAX: Final = 16
+_CLEARED_MAX: Final = 64
+
+
+class Announcer:
+    """Announces one donor. Everything runs on the event loop.
+
+    Args:
+        config: the broker.
+        secret: of the cluster.
+        make: the announcement, given this host's address on the way to the broker and a session.
+        memory: figures for telemetry.
+        rng: source of randomness.
+
+    Attributes:
+        problem: why the donor is not announced, in a sentence; empty when it is.
+    """
+
+    def __init__(
+        self,
+        config: MqttConfig,
+        secret: bytes | None,
+        make: Callable[[str, str], Announcement],
+        memory: Callable[[], MemoryFigures],
+        rng: Random,
+    ) -> None:
+        self.problem = ""
+        self._config = config
+        self._secret = secret
+        self._make = make
+        self._memory = memory
+        self._backoff = Backoff(_RETRY_S_FIRST, _RETRY_S_MAX, rng)
+        self._complaints = Complaints(_COMPLAIN_S)
+        self._versions = broker.Versions(config.protocol)
+        self._others: dict[str, tuple[HostPort, float]] = {}  # by session, and when last heard
+        self._conflict = ""
+        self._again = asyncio.Event()
+        self._echoed = asyncio.Event()
+        self._cleared = 0
+
+    def degraded(self) -> list[str]:
+        """What an administrator should know."""
+        now_s = asyncio.get_running_loop().time()
+        live_s = 3.0 * self._config.announce_s
+        self._others = {k: v for k, v in self._others.items() if now_s - v[1] < live_s}
+        if not self._others:
+            self._conflict = ""
+        return [text for text in (self.problem, self._conflict) if text]
+
+    async def run(self) -> None:
+        """Runs until cancelled, and withdraws the announcement then."""
+        while True:
+            try:
+                await self._announced()
+            except broker.BrokerError as error:
+                if error.is_protocol:
+                    self._versions.failed()
+                self._failed(broker.sentence(error))
+            except InfiniswapError as error:
+                self._failed(broker.sentence(error))
+            except Exception as error:
+                log.exception("announcing this donor failed; it is tried again")
+                self._failed(f"{broker.where(self._config)}: {broker.sentence(error)}")
+            await asyncio.sleep(self._backoff.pause_s())
+
+    def _failed(self, reason: str) -> None:
+        self.problem = f"this donor is not announced: {reason}"
+        now_s = asyncio.get_running_loop().time()
+        if self._complaints.due(self.problem, now_s) is not None:
+            log.warning("%s", self.problem)
+
+    async def _announced(self) -> None:
+        context = await asyncio.to_thread(broker.tls_context, self._config)
+        local = await broker.knock(self._config, context)
+        session = secrets.token_hex(8)
+        announcement = self._make(local, session)
+        topic = donor_topic(announcement.cluster, announcement.donor_id, session)
+        message = encode(announcement, self._secret)
+        self._cleared = 0
+        async with broker.connected(
+            self._config, context, f"isw{session}", self._versions.now, withdrawn=topic
+        ) as client:
+            try:
+                await self._serve(client, announcement, topic, message)
+            except asyncio.CancelledError:
+                client.timeout = _WITHDRAW_S_MAX
+                with contextlib.suppress(Exception):
+                    await client.publish(topic, b"", qos=1, retain=True)
+                raise
+
+    async def _serve(
+        self, client: Client, announcement: Announcement, topic: str, message: bytes
+    ) -> None:
+        mine = donor_topic(announcement.cluster, announcement.donor_id, "+")
+        refusal = broker.refused(self._config, await client.subscribe(mine, qos=1))
+        if refusal is not None:
+            raise refusal
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._repeat(client, topic, message), name="announce")
+                tasks.create_task(self._listen(client, announcement, topic), name="announced")
+                tasks.create_task(self._check(announcement), name="announcement echo")
+                if self._config.telemetry_s:
+                    tasks.create_task(self._telemetry(client, announcement), name="telemetry")
+        except ExceptionGroup as group:
+            first = group.exceptions[0]
+            raise first from first.__cause__
+
+    async def _repeat(self, client: Client, topic: str, message: bytes) -> None:
+        while True:
+            self._again.clear()
+            await client.publish(topic, message, qos=1, retain=True)
+            await asyncio.sleep(min(_AGAIN_S_MIN, self._config.announce_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, self._config.announce_s - _AGAIN_S_MIN)):
+                    await self._again.wait()
+
+    async def _check(self, announcement: Announcement) -> None:
+        """A broker may take what it does not let anybody have, and does not say so."""
+        self._echoed.clear()
+        try:
+            async with asyncio.timeout(_ECHO_S_MAX):
+                await self._echoed.wait()
+        except TimeoutError:
+            raise broker.BrokerError(
+                "it takes the announcement and does not give it out",
+                where=broker.where(self._config),
+                mend="Let this user read and write infiniswap/# (the broker's access control "
+                "list).",
+            ) from None
+        self.problem = ""
+        self._backoff.good()
+        log.info(
+            "announced as %s at %s, in the cluster %s",
+            ", ".join(announcement.addresses),
+            broker.where(self._config),
+            announcement.cluster,
+        )
+        if announcement.address.is_loopback and not broker.address_of(self._config).is_loopback:
+            log.warning(
+                "the announced address %s is one that only this host can reach: set "
+                "daemon.listen or mqtt.advertise",
+                announcement.address,
+            )
+
+    async def _telemetry(self, client: Client, announcement: Announcement) -> None:
+        topic = memory_topic(announcement.cluster, announcement.donor_id)
+        while True:
+            await client.publish(topic, msgspec.json.encode(self._memory()))
+            await asyncio.sleep(self._config.telemetry_s)
+
+    async def _listen(self, client: Client, announcement: Announcement, topic: str) -> None:
+        async for message in client.messages:
+            await self._heard(client, announcement, topic, message)
+
+    async def _heard(
+        self, client: Client, announcement: Announcement, topic: str, message: Message
+    ) -> None:
+        """What comes under our own identity: our echo, an earlier session's, or somebody else's."""
+        payload = message.payload
+        if str(message.topic) == topic:
+            if payload:
+                self._echoed.set()
+            else:
+                self._again.set()  # somebody has withdrawn us, and we are here
+            return
+        if not payload:
+            return
+        try:
+            other = decode(str(message.topic), payload, self._secret, announcement.cluster)
+        except NotOursError as error:
+            now_s = asyncio.get_running_loop().time()
+            if (count := self._complaints.due(error.reason, now_s)) is not None:
+                log.warning(
+                    "%s: a message under this donor's identity does not count: %s%s",
+                    broker.where(self._config),
+                    error,
+                    f" ({count} more of that kind were not told)" if count else "",
+                )
+            return
+        if other.addresses == announcement.addresses:
+            # Nobody else can be at our address: an earlier session, whose will was lost.
+            if message.retain and self._cleared < _CLEARED_MAX:
+                self._cleared += 1
+                await client.publish(str(message.topic), b"", qos=1, retain=True)
+        elif not message.retain:  # a retained one may be ours of before this host's address changed
+            self._conflicts(announcement, other)
+
+    def _conflicts(self, announcement: Announcement, other: Announcement) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if other.session not in self._others:
+            if len(self._others) >= _OTHERS_MAX:
+                return
+            self._again.set()  # so that the other one hears of us, too
+        self._others[other.session] = (other.address, now_s)
+        everybody = {announcement.address, *(address for address, _ in self._others.values())}
+        self._conflict = conflict(announcement.donor_id, list(everybody))
+        if self._complaints.due(self._conflict, now_s) is not None:
+            log.warning("%s", self._conflict)

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a device and the process that listens to a broker for it say to each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from infiniswap.config import MqttConfig
+
+ORDER_BYTES_MAX: Final = 64 * 1024
+REPORT_BYTES_MAX: Final = 512 * 1024
+NOTES_MAX: Final = 8
+
+
+class Order(Struct, frozen=True, kw_only=True):
+    """What to listen for."""
+
+    mqtt: MqttConfig
+    cluster: str
+    secret_file: str | None
+    slab_bytes: int
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """What is known now.
+
+    Attributes:
+        donors: control addresses; None until the broker was heard for the first time.
+        problem: as of infiniswap.discovery.listener.Listener.
+        notes: what an administrator should know: identities that are not unique.
+        ignored: messages that did not count, by reason.
+    """
+
+    donors: list[str] | None
+    problem: str
+    notes: list[str]
+    ignored: dict[str, int]
+
+
+def encode_hook(value: object) -> object:
+    """For msgspec: paths as text."""
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"cannot encode {type(value).__name__}")
+
+
+def decode_hook(kind: type, value: object) -> object:
+    """For msgspec: paths from text."""
+    if kind is Path:
+        return Path(str(value))
+    raise NotImplementedError(f"cannot decode {kind.__name__}")

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device's side of infiniswap.discovery.agent: starts it, reads what it tells, starts it again.
+
+Nothing of MQTT is loaded here. What is read is bounded; what is known stays known when the process
+at the other end dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Final
+
+import msgspec
+
+from infiniswap.discovery.order import REPORT_BYTES_MAX, Order, Report, encode_hook
+from infiniswap.discovery.static import union
+from infiniswap.errors import UsageError
+from infiniswap.policy.retry import Backoff
+from infiniswap.units import HostPort, parse_host_port
+
+log = logging.getLogger(__name__)
+
+_RETRY_S_FIRST: Final = 1.0
+_RETRY_S_MAX: Final = 60.0
+_KILL_S_MAX: Final = 5.0
+_REAP_S: Final = 0.01
+
+
+class Watcher:
+    """The donors that a broker announces. Everything runs on the event loop.
+
+    Args:
+        order: for the process that listens.
+        environment: of that process.
+        rng: source of randomness.
+        changed: called after each report.
+
+    Attributes:
+        donors: announced now, as far as is known.
+        problem: why nothing new is heard of; empty when it is.
+        notes: what an administrator should know.
+        ignored: messages that did not count, by reason.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        environment: Mapping[str, str],
+        rng: Random,
+        changed: Callable[[], None],
+    ) -> None:
+        self.donors: tuple[HostPort, ...] = ()
+        self.problem = ""
+        self.notes: list[str] = []
+        self.ignored: dict[str, int] = {}
+        self._order = msgspec.json.encode(order, enc_hook=encode_hook) + b"\n"
+        self._environment = dict(environment)
+        self._backoff = Backoff(_RETRY_S_FIRST, _RETRY_S_MAX, rng)
+        self._changed = changed
+        self._first = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins to listen. Idempotent."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="discovery")
+
+    async def first(self, wait_s: float) -> None:
+        """Until somebody is announced, or something is wrong with the broker; so long at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._first.wait()
+
+    async def close(self) -> None:
+        """Ends the other process. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._listen()
+                reason = "it ended"
+            except Exception as error:
+                log.exception("the process that listens to the broker cannot be used")
+                reason = str(error)
+            self.problem = self.problem or (
+                f"the process that listens to the broker is started again: {reason}"
+            )
+            self._first.set()
+            self._changed()
+            await asyncio.sleep(self._backoff.pause_s())
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        # By vfork, as always here: nothing of a locked process is copied.
+        return subprocess.Popen(
+            [sys.executable, "-m", "infiniswap.discovery.agent"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is the device's to answer
+            cwd="/",
+            env=self._environment,
+        )
+
+    async def _listen(self) -> None:
+        """The life of one such process."""
+        process = self._spawn()
+        transport: asyncio.ReadTransport | None = None
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(self._order)  # far less than a pipe holds
+            process.stdin.flush()
+            reader = asyncio.StreamReader(limit=REPORT_BYTES_MAX)
+            transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(reader), process.stdout
+            )
+            while line := await reader.readline():
+                self._take(line)
+        except BrokenPipeError:
+            pass  # it has ended already
+        finally:
+            if transport is not None:
+                transport.close()
+            await _end(process)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            report = msgspec.json.decode(line, type=Report)
+            donors = None if report.donors is None else union(map(parse_host_port, report.donors))
+        except (msgspec.MsgspecError, UsageError) as error:
+            log.warning("a report about the broker cannot be read: %s", error)
+            return
+        if donors is not None:
+            self._backoff.good()
+            self.donors = donors
+        for note in report.notes:
+            if note not in self.notes:
+                log.warning("%s", note)
+        self.problem, self.notes, self.ignored = report.problem, report.notes, report.ignored
+        if self.problem or self.donors:
+            self._first.set()
+        self._changed()
+
+
+async def _end(process: subprocess.Popen[bytes]) -> None:
+    """It holds nothing that it would have to put in order."""
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    for _ in range(round(_KILL_S_MAX / _REAP_S)):
+        if process.poll() is not None:
+            return
+        await asyncio.sleep(_REAP_S)
