@@ -36,7 +36,7 @@ import pytest
 from guestrun import remote
 from runmode import FULL, IN_CI, IN_GUEST
 
-pytest_plugins = ("background", "cluster", "pagejob", "runs")
+pytest_plugins = ("background", "cluster", "broker", "pagejob", "runs")
 
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 

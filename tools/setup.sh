@@ -67,11 +67,34 @@ have mandoc || want mandoc
 have zsh || want zsh
 # Benchmarks' peer, whose smoke tests belong to the suite.
 have nbdkit || want nbdkit
+# A broker for the tests of discovery; they run its program themselves.
+have mosquitto || want mosquitto
+
+# Debian starts a service as it is installed, unless the host's own policy says no, and at each boot.
+# Somebody who had no broker before must have none after this either.
+POLICY=/usr/sbin/policy-rc.d
+has_our_policy=
+keep_broker_down() {
+	[ ! -e "$POLICY" ] || return 0 # the host has a policy: it is the administrator's
+	has_our_policy=yes
+	printf '%s\n' '#!/bin/sh' '[ "$1" != mosquitto ] || exit 101' >"$POLICY"
+	chmod 755 "$POLICY"
+	trap 'rm -f "$POLICY"' EXIT
+	trap 'exit 1' HUP INT TERM
+}
+disable_broker() {
+	[ -z "$has_our_policy" ] || rm -f "$POLICY"
+	deb-systemd-helper disable mosquitto.service >/dev/null 2>&1 || true
+	update-rc.d mosquitto disable >/dev/null 2>&1 || true
+	[ ! -x "$(command -v systemctl)" ] || systemctl stop mosquitto.service >/dev/null 2>&1 || true
+}
 
 if [ -n "$needed$wanted" ]; then
 	if have apt-get && [ "$(id -u)" = 0 ]; then
 		say "installing system packages:$needed$wanted"
 		export DEBIAN_FRONTEND=noninteractive
+		case "$wanted" in *mosquitto*) no_broker=yes ;; *) no_broker= ;; esac
+		[ -z "$no_broker" ] || keep_broker_down
 		apt-get update -qq || say "apt-get update failed; going on with the lists there are"
 		# One by one after a failure: a single unknown package must not stop the others.
 		# shellcheck disable=SC2086
@@ -81,6 +104,7 @@ if [ -n "$needed$wanted" ]; then
 					say "could not install $package"
 			done
 		}
+		[ -z "$no_broker" ] || disable_broker
 	else
 		[ -z "$needed" ] || say "missing, and needed:$needed"
 		[ -z "$wanted" ] || say "missing (a part or some tests are left out):$wanted"

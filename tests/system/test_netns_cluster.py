@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from broker import Broker
 from cluster import WAIT_S, run, until
 from netns_cluster import cluster as clusters
 from netns_cluster import leftovers, memory, network, record
@@ -408,3 +409,55 @@ def test_mistakes_are_told_and_make_nothing() -> None:
         assert text in done.stderr, (args, done.stderr)
         assert "Traceback" not in done.stderr
     assert not left_of(name)
+
+
+# ------------------------------------------------------------------------ with a broker
+
+
+@pytest.fixture
+def announced() -> Iterator[Cluster]:
+    """Three hosts, of which nobody names another one; h3 is the one with the broker."""
+    name = unused_name()
+    host = HostPlan(HOST_MEMORY, "auto", "")
+    settings = {
+        **SETTINGS,
+        "cluster.peers": "[]",
+        "cluster.discovery": '"mqtt"',
+        "mqtt.broker": f'"{network.address(3)}"',
+        "mqtt.keepalive_s": "2",
+        "mqtt.announce_s": "2.0",
+    }
+    try:
+        yield clusters.up(Plan(name, (host, host, host), SLAB, str(HEADROOM), settings, keep=True))
+    finally:
+        clusters.down(name)
+    assert not left_of(name)
+
+
+@pytest.mark.requires_tool("mosquitto")
+def test_hosts_that_are_cut_off_from_their_broker_go_on(announced: Cluster, tmp_path: Path) -> None:
+    broker = Broker(tmp_path, host=network.address(3), port=1883)
+    inside = tuple(announced.command("h3", [], cgroup=False))
+    try:
+        broker.start(inside)
+        logs = [announced.directory(name) / "daemon.log" for name in ("h1", "h2", "h3")]
+        until(lambda: all("announced as" in log.read_text() for log in logs), "donors")
+        with device(announced) as one:
+            one.fill(tmp_path / "data")
+            one.until_mapped(tmp_path / "back")
+            assert set(one.slabs()) == {"h2", "h3"}  # and not what its own host lends
+            announced.cut("h3")
+            try:
+                one.verify(tmp_path / "back")
+                one.until_mapped(tmp_path / "back", "h2, which nobody can announce now")
+                until(lambda: "broker" in str(one.status["degraded"]), "word of the broker")
+                one.verify(tmp_path / "back")
+                assert one.slabs()["h2"] == SLABS
+            finally:
+                announced.heal("h3")
+            until(lambda: "broker" not in str(one.status["degraded"]), "the broker")
+            until(lambda: set(one.slabs()) >= {"h2", "h3"}, "a donor that announces itself again")
+            one.verify(tmp_path / "back")
+            assert one.status["stats"]["requests_failed"] == 0
+    finally:
+        broker.kill()

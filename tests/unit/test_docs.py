@@ -110,7 +110,7 @@ def _unknown(name: str) -> str:
         return "" if match[1] in _methods() else "no such method"
     if match := re.fullmatch(r"(?:struct )?([A-Za-z]\w*)", name):
         return "" if match[1] in _words() or match[1] in COMMANDS else "no such name"
-    if re.fullmatch(r"(daemon|device|cluster|policy)\.\w+", name):
+    if re.fullmatch(r"(daemon|device|cluster|policy|mqtt)\.\w+", name):
         return "" if name in configuration.known_keys() else "no such configuration key"
     return ""
 

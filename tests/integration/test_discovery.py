@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices that find their donors, in a file that changes and on a real broker: real daemons, a real
+engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from broker import PATH, Broker
+from cluster import SLAB, WAIT_S, Cluster, Device, run, until
+from msgspec.structs import replace
+
+from infiniswap.config import load
+from infiniswap.discovery.announcement import (
+    Announcement,
+    MemoryFigures,
+    encode,
+    memory_topic,
+)
+from infiniswap.discovery.announcer import Announcer
+from infiniswap.discovery.broker import BrokerError, connected
+from infiniswap.discovery.directory import Directory
+from infiniswap.discovery.listener import Listener
+from infiniswap.units import MIB
+
+pytestmark = [pytest.mark.requires_native, pytest.mark.requires_tool("nbdcopy")]
+
+SIZE = 32 * MIB
+SLABS = SIZE // SLAB
+
+
+def announcement(**changes: Any) -> Announcement:
+    """Somebody's."""
+    values: dict[str, Any] = {
+        "cluster": "default",
+        "donor_id": "00000000-0000-0000-0000-0000000000aa",
+        "session": "00000000000000aa",
+        "name": "h1",
+        "addresses": ["127.0.0.1:1"],
+        "transports": ["tcp"],
+        "slab_bytes": SLAB,
+        "protocols": [1],
+        "software": "0.1.0",
+        "every_s": 60.0,
+    }
+    return Announcement(**{**values, **changes})
+
+
+def start(cluster: Cluster, **changes: str) -> Device:
+    """A device that is told of no donor but by its configuration."""
+    name = cluster.name()
+    options = ("--frontend", "nbd-socket", "--size", str(SIZE))
+    cluster.ok("device", "start", name, *options, **changes)
+    return Device(cluster, name)
+
+
+def fill(device: Device, file: Path) -> None:
+    """Writes all of the device."""
+    if not file.exists():
+        file.write_bytes(os.urandom(SIZE))
+    uri = f"nbd+unix:///?socket={device.run}/nbd.sock"
+    command = ["nbdcopy", "--flush", str(file), uri]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def slabs(device: Device) -> dict[str, int]:
+    """How many each donor has, by address."""
+    return {row["address"]: row["slabs"] for row in device.status["donors"]}
+
+
+def troubles(device: Device) -> list[str]:
+    """What keeps it from finding donors; not what this host refuses a device."""
+    degraded = device.status["degraded"]
+    return [text for text in degraded if "peers" in text or "broker" in text]
+
+
+def until_mapped(device: Device, file: Path) -> dict[str, int]:
+    """Until every slab has a donor; returns slabs()."""
+
+    def mapped() -> bool:
+        fill(device, file)
+        return sum(slabs(device).values()) == SLABS
+
+    until(mapped, "slabs that are mapped")
+    return slabs(device)
+
+
+def test_a_file_of_peers_is_read_again_and_a_broken_one_changes_nothing(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    small, other = cluster.donor(pool=str(SLAB)), cluster.donor()
+    peers = cluster.root / "peers"
+    done = cluster.cli("device", "start", "x", "--size", "8M", INFINISWAP_CLUSTER_PEERS_FILE="/no")
+    assert (done.returncode, "/no: cannot read the list" in done.stderr) == (3, True)
+    peers.write_text(f"# the only one\n{small.address}\n")
+    device = start(cluster, INFINISWAP_CLUSTER_PEERS_FILE=str(peers))
+
+    def one_is_mapped() -> bool:
+        fill(device, tmp_path / "data")
+        return slabs(device) == {small.address: 1}
+
+    until(one_is_mapped, "the slab that there is room for")
+    peers.write_text(f"{small.address}\nno address\n{other.address}\n")
+    until(lambda: troubles(device), "word of the broken file")
+    assert "line 2: 'no address' is not an address" in troubles(device)[0]
+    assert slabs(device) == {small.address: 1}
+    table = cluster.ok("device", "show", device.name)
+    assert "line 2" in table
+    # Who is taken off the list keeps what it has.
+    peers.write_text(f"{other.address}\n")
+    assert until_mapped(device, tmp_path / "data") == {small.address: 1, other.address: SLABS - 1}
+    assert not troubles(device)
+    status = cluster.ok("status", INFINISWAP_CLUSTER_PEERS_FILE=str(peers))
+    assert other.address in status
+    assert small.address not in status
+    assert "no address" in device.log
+
+
+@pytest.fixture
+def announced(cluster: Cluster, broker: Broker) -> Cluster:
+    """A cluster whose donors announce themselves."""
+    cluster.env |= {
+        "INFINISWAP_CLUSTER_DISCOVERY": "mqtt",
+        "INFINISWAP_MQTT_BROKER": broker.address,
+        "INFINISWAP_MQTT_ANNOUNCE_S": "5",
+    }
+    return cluster
+
+
+def findings(cluster: Cluster, **changes: str) -> str:
+    """What `infiniswap doctor` says of the broker and of donors."""
+    found = json.loads(cluster.cli("doctor", "--json", **changes).stdout)
+    return "\n".join(
+        f"{finding['state']}: {finding['what']}; {finding['mend']}"
+        for finding in found
+        if finding["name"] in ("discovery", "donors")
+    )
+
+
+def until_degraded(device: Device, words: str) -> None:
+    """Until the device says so in its status."""
+    until(lambda: any(words in sentence for sentence in troubles(device)), words)
+
+
+@pytest.mark.requires_tool("mosquitto")
+def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
+    announced: Cluster, broker: Broker, tmp_path: Path
+) -> None:
+    cluster, data = announced, tmp_path / "data"
+    done = cluster.cli("device", "start", "x", "--size", "8M", "--frontend", "nbd-socket")
+    assert (done.returncode, "no donor is named or announced" in done.stderr) == (6, True)
+    # A broker full of what is no announcement, as anybody who may write to it can make it.
+    junk = "infiniswap/default/donors/00000000-0000-0000-0000-00000000000#/000000000000000#"
+    broker.retain(junk, b"junk", b'{"schema": 2, "body": {}}', b"x" * 9000, b"\xff" * 20)
+    broker.retain("infiniswap/default/donors/#/#", *[os.urandom(64) for _ in range(3000)])
+    other = announcement(cluster="default", addresses=["10.255.255.1:1"], slab_bytes=SLAB)
+    where = f"infiniswap/default/donors/{other.donor_id}/{other.session}"
+    broker.retain(where, encode(replace(other, cluster="elsewhere"), None))
+    small = cluster.donor(pool=str(SLAB))
+    device = start(cluster)
+
+    def one_is_mapped() -> bool:
+        fill(device, data)
+        return slabs(device) == {small.address: 1}
+
+    until(one_is_mapped, "the slab that there is room for")
+    report = findings(cluster)
+    for words in (
+        f"ok: broker {broker.address}: 1 donors are announced",
+        f"ok: {small.address}",
+        "an announcement of schema 2; this release reads schema 1",
+        "9000 bytes; an announcement has 4096 most",
+        "it is for the cluster 'elsewhere'",
+        "the topic is none of a donor's",
+    ):
+        assert words in report
+    # Without a broker: a donor that has slabs keeps them, and a newcomer is not found.
+    broker.kill()
+    second = cluster.donor()
+    until_degraded(device, f"broker {broker.address}: Connection refused")
+    fill(device, data)
+    assert slabs(device) == {small.address: 1}
+    assert "this donor is not announced" in cluster.ok("status", "--donors", second.address)
+    assert "degraded: broker" in findings(cluster)
+    # It comes back without what it had retained: everybody announces himself again.
+    broker.start()
+    assert until_mapped(device, data) == {small.address: 1, second.address: SLABS - 1}
+    assert not troubles(device)
+    # The will of a donor that is killed withdraws it; what another one has is untouched.
+    small.end(signal.SIGKILL)
+    until(lambda: list(slabs(device)) == [second.address], "a donor that is withdrawn")
+    assert until_mapped(device, data) == {second.address: SLABS}
+    # One that stops in order withdraws itself, and the device lives on.
+    second.end(signal.SIGINT)
+    until(lambda: not slabs(device), "a donor that has withdrawn itself")
+    fill(device, data)
+    assert "0 donors are announced" in findings(cluster)
+    # The process that listens is killed: what it told stays known, and another one is started.
+    third = cluster.donor()
+    until_mapped(device, data)
+    (listener,) = [pid for pid, command in cluster.processes().items() if ".agent" in command]
+    assert "aiomqtt" not in Path(f"/proc/{device.pid}/maps").read_text()
+    os.kill(listener, signal.SIGKILL)
+    until_degraded(device, "is started again")
+    assert slabs(device) == {third.address: SLABS}
+    until(lambda: not troubles(device), "another listener")
+    assert slabs(device) == {third.address: SLABS}
+
+
+@pytest.mark.requires_tool("mosquitto", "openssl")
+def test_credentials_and_certificates_are_checked_and_explained(
+    announced: Cluster, tmp_path: Path
+) -> None:
+    cluster, files = announced, tmp_path / "tls"
+    files.mkdir()
+    for name, subject, extra in (
+        ("ca", "/CN=test ca", ["-x509"]),
+        ("server", "/CN=localhost", ["-addext", "subjectAltName=DNS:localhost"]),
+        ("other", "/CN=other ca", ["-x509"]),
+    ):
+        command = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+        command += ["-nodes", "-subj", subject, "-keyout", f"{files}/{name}.key", *extra]
+        run(*command, "-out", f"{files}/{name}.pem", "-days", "9")
+    command = ["openssl", "x509", "-req", "-in", f"{files}/server.pem", "-CA", f"{files}/ca.pem"]
+    command += ["-CAkey", f"{files}/ca.key", "-CAcreateserial", "-copy_extensions", "copy"]
+    run(*command, "-days", "9", "-out", f"{files}/signed.pem")
+    (files / "users").write_text("h1:right\n")
+    program = shutil.which("mosquitto_passwd", path=PATH)
+    assert program is not None
+    run(program, "-U", files / "users")
+    broker = Broker(
+        tmp_path,
+        *(f"certfile {files}/signed.pem", f"keyfile {files}/server.key"),
+        *("allow_anonymous false", f"password_file {files}/users"),
+    )
+    password = files / "password"
+    password.write_text("wrong")
+    password.chmod(0o600)
+    cluster.env |= {
+        "INFINISWAP_MQTT_BROKER": f"localhost:{broker.port}",
+        "INFINISWAP_MQTT_TLS": "on",
+        "INFINISWAP_MQTT_CA_FILE": f"{files}/ca.pem",
+        "INFINISWAP_MQTT_USERNAME": "h1",
+        "INFINISWAP_MQTT_PASSWORD_FILE": str(password),
+    }
+    broker.start()
+    try:
+        donor = cluster.donor()
+        until(lambda: "this donor is not announced" in donor.log, "a donor that is refused")
+        assert "it refuses user 'h1'" in donor.log
+        assert "mqtt.password_file" in donor.log
+        for changes, words in (
+            ({}, "it refuses user 'h1'"),
+            ({"CA_FILE": f"{files}/other.pem"}, "its certificate is not to be trusted"),
+            ({"CA_FILE": f"{files}/none.pem"}, "mqtt.ca_file: cannot be used: No such file"),
+            ({"BROKER": f"127.0.0.1:{broker.port}"}, "its certificate is not to be trusted"),
+            ({"TLS": "off", "CA_FILE": ""}, "broker localhost"),
+            ({"BROKER": donor.address}, "no TLS connection"),
+        ):
+            report = findings(cluster, **{f"INFINISWAP_MQTT_{k}": v for k, v in changes.items()})
+            assert words in report, changes
+            assert "degraded: " in report
+        password.write_text("right")
+        until(lambda: "announced as" in donor.log, "a donor that is announced")
+        assert "1 donors are announced" in findings(cluster)
+    finally:
+        broker.kill()
+
+
+def announcer(broker: Broker, made: Announcement) -> Announcer:
+    keys = {"mqtt.announce_s": 5.0, "mqtt.telemetry_s": 0.5}
+    config = load(Path("/dev/null"), {**keys, "mqtt.broker": broker.address}, {})
+    figures = MemoryFigures(
+        cluster="default",
+        donor_id=made.donor_id,
+        name=made.name,
+        used_share=0.5,
+        total_bytes=1,
+        slab_bytes=1,
+        slabs_mapped=0,
+        slabs_free=0,
+        can_map=0,
+        draining=False,
+    )
+    return Announcer(
+        config.mqtt,
+        None,
+        lambda _local, session: replace(made, session=session),
+        lambda: figures,
+        Random(),
+    )
+
+
+@pytest.mark.requires_tool("mosquitto")
+async def test_two_daemons_with_one_identity_are_told_and_leftovers_are_cleared(
+    broker: Broker,
+) -> None:
+    first = announcement(addresses=["127.0.0.1:1"])
+    second = replace(first, addresses=["127.0.0.1:2"])
+    # What a session has left whose will was lost with a broker.
+    left = f"infiniswap/default/donors/{first.donor_id}/{'0' * 16}"
+    stale = encode(replace(first, session="0" * 16), None)
+    await asyncio.to_thread(broker.retain, left, stale)
+    directory = Directory("default", None, loopback_ok=True)
+    config = load(Path("/dev/null"), {"mqtt.broker": broker.address}, {})
+    listener = Listener(config.mqtt, "default", directory, Random())
+    announcers = [announcer(broker, made) for made in (first, second)]
+    runs = (announcers[0].run(), announcers[1].run(), listener.run())
+    tasks = [asyncio.create_task(run) for run in runs]
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while not all(a.degraded() for a in announcers) or len(directory.donors()) != 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        for each in announcers:
+            (sentence,) = each.degraded()
+            assert "2 daemons have one identity" in sentence
+            assert "127.0.0.1:1, 127.0.0.1:2" in sentence
+        assert directory.conflicts() == announcers[0].degraded()
+        assert all(donor.session != "0" * 16 for donor in directory.donors())
+        # Memory figures: whoever comes later gets the next ones.
+        topic = memory_topic("default", first.donor_id)
+        async with connected(config.mqtt, None, "telemetry", "5") as client:
+            await client.subscribe(topic)
+            async with asyncio.timeout(WAIT_S):
+                message = await anext(client.messages)
+        assert not message.retain
+        assert msgspec.json.decode(message.payload, type=MemoryFigures).used_share == 0.5
+        # One of them stops: the other one stays announced.
+        tasks[0].cancel()
+        async with asyncio.timeout(WAIT_S):
+            while len(directory.donors()) != 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert [str(address) for address in directory.addresses()] == ["127.0.0.1:2"]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def test_an_older_broker_is_spoken_to_in_its_version_and_a_liar_is_explained() -> None:
+    """MQTT 3.1.1: the first byte of CONNACK is 0x20, of SUBACK 0x90; level 5 is refused with 1."""
+    tried = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hello = await reader.read(4096)
+        if hello:  # not one that only knocks
+            tried.append(hello[8])
+            writer.write(b"\x20\x02\x00\x01" if hello[8] == 5 else answer)
+            subscribe = await reader.read(4096)
+            if subscribe and hello[8] == 4:
+                writer.write(b"\x90\x03" + subscribe[2:4] + b"\x00")
+                await reader.read(4096)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    config = load(Path("/dev/null"), {"mqtt.broker": f"127.0.0.1:{port}"}, {})
+    try:
+        answer = b"\x20\x02\x00\x00"
+        await Listener(config.mqtt, "default", Directory("default", None), Random()).once()
+        assert tried == [5, 4]
+        answer = b"\xff" * 64
+        with pytest.raises(BrokerError, match=f"broker 127.0.0.1:{port}"):
+            await Listener(config.mqtt, "default", Directory("default", None), Random()).once()
+    finally:
+        server.close()

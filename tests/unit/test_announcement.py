@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What donors announce, what of it counts, and how often anything is tried or told again."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infiniswap import config as configuration
+from infiniswap.cli.config_paths import check_discovery
+from infiniswap.device.mapper import SlabMapper
+from infiniswap.discovery.agent import is_own
+from infiniswap.discovery.announcement import (
+    ADDRESSES_MAX,
+    ANNOUNCEMENT_BYTES_MAX,
+    REASONS,
+    Announcement,
+    NotOursError,
+    decode,
+    donor_topic,
+    encode,
+)
+from infiniswap.discovery.broker import Versions, address_of
+from infiniswap.discovery.directory import Directory
+from infiniswap.donor.announce import addresses
+from infiniswap.errors import ConfigError
+from infiniswap.policy.activity import ActivityConfig
+from infiniswap.policy.placement import MemoryUse
+from infiniswap.policy.retry import Backoff, Complaints
+from infiniswap.secret import read_password
+from infiniswap.units import GIB, MIB, HostPort
+
+SECRET = b"a secret of the test cluster"
+ID = "00000000-0000-0000-0000-00000000000a"
+
+
+def announcement(number: int = 1, **changes: Any) -> Announcement:
+    values: dict[str, Any] = {
+        "cluster": "default",
+        "donor_id": f"00000000-0000-0000-0000-{number:012x}",
+        "session": f"{number:016x}",
+        "name": f"h{number}",
+        "addresses": [f"10.0.{number // 256}.{number % 256}:9400"],
+        "transports": ["tcp", "rdma"],
+        "slab_bytes": GIB,
+        "protocols": [1],
+        "software": "0.1.0",
+        "every_s": 60.0,
+    }
+    return Announcement(**{**values, **changes})
+
+
+def topic(made: Announcement) -> str:
+    return donor_topic("default", made.donor_id, made.session)
+
+
+names = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=128)
+
+
+@given(
+    name=names,
+    hosts=st.lists(st.ip_addresses().map(str), min_size=1, max_size=ADDRESSES_MAX),
+    slab_bytes=st.integers(0, (1 << 53) - 1),
+    protocols=st.lists(st.integers(0, 1 << 30), max_size=16),
+    every_s=st.floats(1.0, 3600.0),
+    secret=st.none() | st.binary(min_size=16, max_size=64),
+)
+def test_an_announcement_survives_the_journey(
+    name: str, hosts: list[str], secret: bytes | None, **values: Any
+) -> None:
+    made = announcement(name=name, addresses=[str(HostPort(h, 9400)) for h in hosts], **values)
+    message = encode(made, secret)
+    assert len(message) <= ANNOUNCEMENT_BYTES_MAX
+    assert decode(topic(made), message, secret, "default") == made
+    assert decode(topic(made), message, None, "default") == made
+
+
+def test_the_longest_that_a_daemon_may_say_is_not_oversized() -> None:
+    hosts = [f"{'h' * 250}{n}:65535" for n in range(ADDRESSES_MAX)]
+    made = announcement(name="\U0001f40b" * 128, cluster="c" * 64, addresses=hosts)
+    assert len(encode(made, SECRET)) <= ANNOUNCEMENT_BYTES_MAX
+
+
+@given(st.binary(max_size=5000), st.booleans())
+def test_junk_is_told_from_an_announcement(payload: bytes, authenticated: bool) -> None:
+    made = announcement()
+    with pytest.raises(NotOursError) as caught:
+        decode(topic(made), payload, SECRET if authenticated else None, "default")
+    assert caught.value.reason in REASONS
+    assert str(caught.value).isprintable()
+
+
+@given(st.data())
+def test_a_changed_byte_is_not_believed(data: st.DataObject) -> None:
+    made = announcement()
+    message = bytearray(encode(made, SECRET))
+    place = data.draw(st.integers(0, len(message) - 1))
+    message[place] = data.draw(st.integers(0, 255))
+    # Outside of the body a change may say the same, as a blank does for JSON.
+    with contextlib.suppress(NotOursError):
+        assert decode(topic(made), bytes(message), SECRET, "default") == made
+
+
+@pytest.mark.parametrize(
+    ("reason", "where", "message", "words"),
+    [
+        ("oversized", topic(announcement()), b"x" * (ANNOUNCEMENT_BYTES_MAX + 1), "4097 bytes"),
+        ("junk", "infiniswap/default/donors/x/y", b"{}", "the topic is none"),
+        ("junk", topic(announcement()), b"{}", "no announcement"),
+        ("junk", topic(announcement()), b'{"schema":1,"body":7}', "no announcement"),
+        ("schema", topic(announcement()), b'{"schema":2,"body":{}}', "schema 2; this release"),
+        ("cluster", topic(announcement()), encode(announcement(cluster="b"), None), "cluster 'b'"),
+        ("junk", topic(announcement(2)), encode(announcement(), None), "another donor's"),
+        (
+            "junk",
+            topic(announcement()),
+            encode(announcement(addresses=["10.0.0.1:x"]), None),
+            "not a port",
+        ),
+    ],
+)
+def test_why_a_message_does_not_count(reason: str, where: str, message: bytes, words: str) -> None:
+    with pytest.raises(NotOursError, match=words) as caught:
+        decode(where, message, None, "default")
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("made_with", "words"), [(None, "without a cluster secret"), (b"x" * 16, "another cluster")]
+)
+def test_who_has_not_the_secret_announces_nobody(made_with: bytes | None, words: str) -> None:
+    made = announcement()
+    with pytest.raises(NotOursError, match=words) as caught:
+        decode(topic(made), encode(made, made_with), SECRET, "default")
+    assert caught.value.reason == "proof"
+
+
+def take(directory: Directory, made: Announcement, now_s: float = 0.0) -> bool:
+    return directory.take(topic(made), encode(made, SECRET), now_s)
+
+
+def test_a_directory_follows_the_broker() -> None:
+    directory = Directory("default", SECRET, slab_bytes=GIB)
+    first, second = announcement(1), announcement(2)
+    assert take(directory, first)
+    assert take(directory, second)
+    assert not take(directory, first, 1.0)
+    assert directory.addresses() == (HostPort("10.0.0.1", 9400), HostPort("10.0.0.2", 9400))
+    assert directory.take(topic(second), b"", 1.0)
+    assert not directory.take(topic(second), b"", 1.0)
+    assert not directory.take("infiniswap/default/donors/no/body", b"", 1.0)
+    assert directory.donors() == (first,)
+    # What does not count leaves what its topic said before.
+    with pytest.raises(NotOursError):
+        directory.take(topic(first), b"junk", 2.0)
+    assert directory.donors() == (first,)
+
+
+def test_whom_nobody_hears_any_more_is_forgotten_but_not_for_a_broker_that_was_away() -> None:
+    directory = Directory("default", SECRET)
+    take(directory, announcement(every_s=10.0))
+    assert not directory.expire(30.0)
+    directory.connected(1000.0)
+    assert not directory.expire(1030.0)
+    assert directory.expire(1030.1)
+    assert directory.donors() == ()
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes"),
+    [
+        ("slab", {"slab_bytes": MIB}),
+        ("protocol", {"protocols": [2, 3]}),
+        ("loopback", {"addresses": ["127.0.0.1:9400"]}),
+    ],
+)
+def test_donors_of_no_use_are_ignored_and_counted(reason: str, changes: dict[str, Any]) -> None:
+    directory = Directory("default", SECRET, slab_bytes=GIB)
+    with pytest.raises(NotOursError, match="h1") as caught:
+        take(directory, announcement(**changes))
+    assert caught.value.reason == reason
+    assert directory.ignored == {reason: 1}
+    assert directory.donors() == ()
+
+
+def test_a_flood_is_bounded_and_who_is_known_stays() -> None:
+    directory = Directory("default", SECRET, hosts_max=8)
+    for number in range(1, 101):
+        with contextlib.suppress(NotOursError):
+            take(directory, announcement(number))
+    assert [donor.name for donor in directory.donors()] == [f"h{n}" for n in range(1, 9)]
+    assert directory.ignored == {"bound": 92}
+    assert not take(directory, announcement(3), 1.0)
+
+
+def test_two_daemons_with_one_identity_are_told_and_both_used() -> None:
+    directory = Directory("default", SECRET)
+    take(directory, announcement(1))
+    take(directory, announcement(2, donor_id=announcement(1).donor_id))
+    # A restarted daemon is no second one.
+    take(directory, announcement(3, addresses=["10.0.0.1:9400"], donor_id=announcement(1).donor_id))
+    (sentence,) = directory.conflicts()
+    assert "2 daemons have one identity" in sentence
+    assert "10.0.0.1:9400, 10.0.0.2:9400. " in sentence
+    assert len(directory.addresses()) == 2
+
+
+def test_pauses_grow_to_a_bound_and_differ_between_hosts() -> None:
+    backoff = Backoff(1.0, 60.0, Random(1))
+    pauses = [backoff.pause_s() for _ in range(50)]
+    for number, pause_s in enumerate(pauses):
+        longest_s = min(2.0**number, 60.0)
+        assert longest_s / 2 <= pause_s <= longest_s
+    assert pauses != [Backoff(1.0, 60.0, Random(2)).pause_s() for _ in range(50)]
+    backoff.good()
+    assert backoff.pause_s() <= 1.0
+
+
+def test_a_complaint_is_told_at_once_and_then_counted() -> None:
+    complaints = Complaints(60.0, kinds_max=2)
+    assert complaints.due("junk", 0.0) == 0
+    assert complaints.due("junk", 1.0) is None
+    assert complaints.due("junk", 59.0) is None
+    assert complaints.due("schema", 59.0) == 0
+    assert complaints.due("junk", 60.0) == 2
+    assert complaints.due("third", 60.0) == 0  # and the oldest is forgotten
+    assert complaints.due("schema", 60.0) == 0
+
+
+def test_which_version_of_mqtt_is_tried() -> None:
+    either, fixed = Versions("auto"), Versions("3.1.1")
+    tried = []
+    for _ in range(3):
+        tried.append(either.now)
+        either.failed()
+        fixed.failed()
+    assert tried == ["5", "3.1.1", "5"]
+    assert fixed.now == "3.1.1"
+
+
+def load(**values: object) -> configuration.Config:
+    named = {key.replace("__", "."): value for key, value in values.items()}
+    named = {"cluster.discovery": "mqtt", "mqtt.broker": "broker", **named}
+    return configuration.load(Path("/dev/null"), named, {})
+
+
+def test_keys_that_need_others_are_told() -> None:
+    assert address_of(load().mqtt) == HostPort("broker", 1883)
+    assert address_of(load(mqtt__tls="on").mqtt) == HostPort("broker", 8883)
+    assert address_of(load(mqtt__tls="on", mqtt__broker="b:1").mqtt) == HostPort("b", 1)
+    for values, words in (
+        ({"mqtt__broker": None}, 'cluster.discovery = "mqtt" needs `broker`'),
+        ({"mqtt__password_file": "/p"}, "mqtt.password_file needs `username`"),
+        ({"mqtt__cert_file": "/p"}, "mqtt.cert_file needs `key_file`"),
+        ({"mqtt__key_file": "/p"}, "mqtt.key_file needs `cert_file`"),
+        ({"mqtt__ca_file": "/p"}, 'mqtt.ca_file needs `tls = "on"`'),
+        ({"cluster__name": "a/b"}, "cannot be part of a topic"),
+        ({"mqtt__protocol": "4"}, "none of auto, 5, 3.1.1"),
+    ):
+        given = {"mqtt__broker": "broker", **values}
+        with pytest.raises(ConfigError, match=words):
+            load(**given)
+
+
+def test_the_password_is_read_only_from_a_file_that_is_safe(tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    path.write_text(" pa ss \n")
+    path.chmod(0o600)
+    assert read_password(path) == "pa ss"
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match="the broker's password has mode 0640"):
+        read_password(path)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"daemon__listen": "10.0.0.2:9400"}, ["10.0.0.2:7"]),
+        ({"daemon__listen": "0.0.0.0:9400"}, ["10.9.9.9:7"]),
+        ({"daemon__listen": "[::]:9400"}, ["10.9.9.9:7"]),
+        ({"daemon__listen": "h:9400"}, ["h:7"]),
+        ({"mqtt__advertise": "a,b:1"}, ["a:9400", "b:1"]),
+    ],
+)
+def test_where_a_donor_says_it_is(values: dict[str, str], expected: list[str]) -> None:
+    assert [str(found) for found in addresses(load(**values), 7, "10.9.9.9")] == expected
+
+
+def test_a_hosts_own_daemon_is_no_donor_for_it() -> None:
+    assert is_own(socket.gethostname())
+    assert not is_own("127.0.0.1")
+    assert not is_own("::1")
+    assert not is_own("192.0.2.1")  # of nobody (RFC 5737)
+    assert not is_own("another.example")
+
+
+def test_unknown_fields_of_a_later_release_do_no_harm() -> None:
+    body = msgspec.json.decode(msgspec.json.encode(announcement()))
+    message = msgspec.json.encode({"schema": 1, "body": {**body, "colour": "blue"}, "more": 1})
+    assert decode(topic(announcement()), message, None, "default") == announcement()
+
+
+class Link:
+    """A donor that counts how often it is asked."""
+
+    asked = 0
+
+    def __init__(self, address: HostPort) -> None:
+        self.address = address
+        self.is_listed = self.is_usable = True
+        self.remote: int | None = None
+        self.detail = ""
+        self.mapped: dict[int, int] = {}
+
+    async def ask(self) -> MemoryUse:
+        Link.asked += 1
+        return MemoryUse(0.5, 4)
+
+    async def map(self, slab: int, *, migrates: bool) -> None:
+        self.mapped[slab] = 0
+
+    async def let_go(self) -> None: ...
+
+
+async def test_a_hundred_announced_donors_cost_two_queries_a_slab() -> None:
+    nothing = cast(Any, None)
+    mapper = SlabMapper(nothing, 16, ActivityConfig(1.0, 1.0, 1.0), 2, Random(1), 0.0, nothing, 1)
+    mapper.know([HostPort("10.0.0.1", port) for port in range(1, 101)], cast(Any, Link))
+    Link.asked = 0
+    for slab in range(16):
+        assert await mapper.place(slab)
+        assert Link.asked == 2 * (slab + 1)
+
+
+def test_config_check_looks_at_the_files_of_discovery(tmp_path: Path) -> None:
+    peers, password, certificate = (tmp_path / name for name in ("peers", "password", "ca"))
+    keys = {"cluster__peers_file": str(peers), "mqtt__tls": "on", "mqtt__username": "u"}
+    keys |= {"mqtt__password_file": str(password), "mqtt__ca_file": str(certificate)}
+    peers.write_text("no address")
+    with pytest.raises(ConfigError, match="line 1: 'no address'"):
+        check_discovery(load(**keys))
+    peers.write_text("10.0.0.1")
+    with pytest.raises(ConfigError, match="cannot read the broker's password"):
+        check_discovery(load(**keys))
+    password.write_text("word")
+    password.chmod(0o600)
+    certificate.write_text("none")
+    with pytest.raises(ConfigError, match=r"ca: mqtt\.ca_file: cannot be used"):
+        check_discovery(load(**keys))
+    check_discovery(load(**{**keys, "mqtt__ca_file": ""}))

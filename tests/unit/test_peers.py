@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file of peers: what it may hold, and that it is read again when it changes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infiniswap import config as configuration
+from infiniswap.device.mapper import SlabMapper
+from infiniswap.discovery.static import PeersFile, only_these
+from infiniswap.errors import ConfigError
+from infiniswap.peers import PEERS_FILE_BYTES_MAX, PEERS_MAX, parse_peers, read_peers
+from infiniswap.units import HostPort
+
+A, B, C = (HostPort(f"10.0.0.{number}", 9400) for number in (1, 2, 3))
+
+
+def test_a_list_may_have_comments_and_blank_lines() -> None:
+    text = b"# donors\n10.0.0.1\r\n\n  10.0.0.2:9400  # second\n10.0.0.1:9400\n[::1]:7\n"
+    assert parse_peers(text, "f") == (A, B, HostPort("::1", 7))
+    assert parse_peers(b"", "f") == ()
+
+
+@pytest.mark.parametrize(
+    ("raw", "wrong"),
+    [
+        (b"10.0.0.1\n10.0.0.2:x\n", r"f: line 2: '10.0.0.2:x' is not an address. Write HOST"),
+        (b"a b", "line 1"),
+        (b"10.0.0.1\n\xff\xfe", "byte 9 is no UTF-8"),
+        (b"\0", "line 1"),
+        (b"#" * (PEERS_FILE_BYTES_MAX + 1), "larger than 256 KiB"),
+        ("\n".join(f"h{n}" for n in range(PEERS_MAX + 1)).encode(), f"more than {PEERS_MAX} peers"),
+    ],
+)
+def test_what_is_wrong_with_a_list_is_said(raw: bytes, wrong: str) -> None:
+    with pytest.raises(ConfigError, match=wrong):
+        parse_peers(raw, "f")
+
+
+@given(st.binary(max_size=2000))
+def test_junk_is_a_list_or_a_clear_error(raw: bytes) -> None:
+    message = ""
+    try:
+        peers = parse_peers(raw, "f")
+    except ConfigError as error:
+        message = str(error)
+    if message:
+        assert message.startswith("f: ")
+        assert message.isprintable()
+    else:
+        assert parse_peers("\n".join(map(str, peers)).encode(), "f") == peers
+
+
+def test_a_list_must_be_a_readable_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path, wrong in (
+        (tmp_path / "none", "No such file"),
+        (tmp_path, "not a regular file"),
+        (tmp_path / "fifo", "not a regular file"),
+    ):
+        with pytest.raises(ConfigError, match=wrong):
+            read_peers(path)
+
+
+def test_a_changed_list_is_in_force_when_it_rests_and_a_broken_one_never(tmp_path: Path) -> None:
+    path = tmp_path / "peers"
+    path.write_text("10.0.0.1\n")
+    peers = PeersFile(path)
+    peers.load()
+    assert peers.peers == (A,)
+    assert not peers.look()
+    path.write_text("10.0.0.1\n10.0.0.2\n")
+    assert not peers.look()  # somebody may still be writing
+    path.write_text("10.0.0.1\n10.0.0.2\n10.0.0.3\n")
+    assert not peers.look()
+    assert peers.look()
+    assert peers.peers == (A, B, C)
+    assert not peers.look()
+    for broken in ("10.0.0.1\nno address\n", None):
+        path.unlink() if broken is None else path.write_text(broken)
+        peers.look()
+        assert peers.look()
+        assert str(path) in peers.problem
+        assert "3 peers of before" in peers.problem
+        assert peers.peers == (A, B, C)
+        assert not peers.look()
+    path.write_text("10.0.0.2\n")
+    peers.look()
+    assert peers.look()
+    assert (peers.peers, peers.problem) == ((B,), "")
+
+
+def test_a_list_that_was_never_read_is_read_at_the_first_look(tmp_path: Path) -> None:
+    peers = PeersFile(tmp_path / "peers")
+    assert peers.look()
+    assert "No such file" in peers.problem
+    (tmp_path / "peers").write_text("10.0.0.3")
+    peers.look()
+    assert peers.look()
+    assert peers.peers == (C,)
+
+
+def test_the_configuration_adds_the_file_and_named_donors_replace_it(tmp_path: Path) -> None:
+    path = tmp_path / "peers"
+    path.write_text("10.0.0.2\n10.0.0.3\n")
+    values = {"cluster.peers": "10.0.0.1,10.0.0.2", "cluster.peers_file": str(path)}
+    load = configuration.load
+    assert load(Path("/dev/null"), values, {}).peers() == (A, B, C)
+    assert load(Path("/dev/null"), {**values, **only_these("10.0.0.3")}, {}).peers() == (C,)
+    assert only_these(None) == {}
+
+
+class Link:
+    def __init__(self, address: HostPort) -> None:
+        self.address = address
+        self.is_listed = self.is_idle = self.is_usable = True
+        self.remote: int | None = None
+
+
+def test_who_is_not_listed_any_more_keeps_what_it_has_and_gets_nothing_more() -> None:
+    nothing = cast(Any, None)
+    activity = cast(Any, SimpleNamespace(alpha=1.0, period_s=1.0, hot_pages_per_s=1.0))
+    mapper = SlabMapper(nothing, 1, activity, 2, nothing, 0.0, nothing, 1)
+    make = cast(Any, Link)
+    mapper.know((A, B, A), make)
+    assert [link.address for link in mapper.links] == [A, B]
+    first = cast(Any, mapper.links[0])
+    first.is_idle, first.remote = False, 7
+    mapper.know((C,), make)
+    assert [link.address for link in mapper.links] == [A, C]
+    assert [link.address for link in mapper._lenders()] == [C]
+    mapper.know((A, C), make)
+    assert mapper.links[0] is first
+    assert [link.address for link in mapper._lenders()] == [A, C]
+    # A slab is being placed: somebody may be about to ask it.
+    mapper._placing.add(0)
+    mapper.know((A,), make)
+    assert [link.address for link in mapper.links] == [A, C]
+    mapper._placing.clear()
+    mapper.know((A,), make)
+    assert [link.address for link in mapper.links] == [A]
+
+
+def test_more_donors_than_an_engine_has_places_for_are_known_and_64_are_used() -> None:
+    nothing = cast(Any, None)
+    activity = cast(Any, SimpleNamespace(alpha=1.0, period_s=1.0, hot_pages_per_s=1.0))
+    mapper = SlabMapper(nothing, 1, activity, 2, nothing, 0.0, nothing, 1)
+    mapper.know([HostPort("10.0.0.1", port) for port in range(1, 101)], cast(Any, Link))
+    assert len(mapper._lenders()) == 100
+    for number, link in enumerate(mapper.links[:64]):
+        link.remote = number
+    assert mapper._lenders() == mapper.links[:64]
