@@ -92,9 +92,13 @@ class Runner:
         self, *command: str, options: tuple[str, ...] = (), local: str = LOCAL, **more: Any
     ) -> subprocess.Popen[bytes]:
         """Starts one; standard streams are pipes unless told otherwise."""
+        return self.start(self.argv(*command, options=options, local=local), **more)
+
+    def start(self, argv: list[str], **more: Any) -> subprocess.Popen[bytes]:
+        """As popen, by a command line that executes `infiniswap run` in the end."""
         more = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, **more}
         more = {"stderr": subprocess.PIPE, "env": self.cluster.env, **more}
-        process = subprocess.Popen(self.argv(*command, options=options, local=local), **more)
+        process = subprocess.Popen(argv, **more)
         self.running.append(process)
         return process
 
@@ -139,8 +143,8 @@ class Runner:
     @property
     def status(self) -> Any:
         """`device show --json` of the device in use."""
-        name = "run" if self.device is None else self.device.name
-        return json.loads(self.cluster.ok("device", "show", name, "--json"))
+        device = Device(self.cluster, "run") if self.device is None else self.device
+        return device.status
 
     @property
     def log(self) -> str:
@@ -161,7 +165,7 @@ class Runner:
         if self.device is None:
             found += self.cluster.leftovers()
             with contextlib.suppress(OSError):
-                found += [f"backup {path}" for path in self.cluster.backup_dir.iterdir()]
+                found += [f"backup {path}" for path in self.cluster.backup_dir.glob("run.*")]
             # The link is one per host; another suite's device may have that name, too.
             with contextlib.suppress(OSError):
                 if not Path(os.readlink(LINK_DIR / "run")).exists():

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An `infiniswap run` whose job pages, and all that is seen of it; users who start one.
+
+For tests without systemd, and for programs that a systemd of a test's own runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pwd
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from infiniswap.device import client
+from infiniswap.device.rundir import DevicePaths
+from infiniswap.errors import InfiniswapError
+from infiniswap.system.job_cgroup import find_job_cgroups
+from infiniswap.units import MIB
+
+GROUP: Final = "infiniswap"
+LOCAL: Final = "16M"
+JOB_MIB: Final = 24
+SEEN_S_MAX: Final = 600.0
+_TICK_S = 0.1
+
+
+def make_user(name: str, *groups: str) -> int:
+    """A user of this host, as an administrator makes one; returns the number."""
+    with contextlib.suppress(KeyError):
+        return pwd.getpwnam(name).pw_uid
+    subprocess.run(["useradd", "--no-create-home", name], check=True)
+    for group in groups:
+        subprocess.run(["groupadd", "--system", "--force", group], check=True)
+        subprocess.run(["usermod", "-aG", group, name], check=True)
+    return pwd.getpwnam(name).pw_uid
+
+
+def as_user(name: str) -> list[str]:
+    """Begins the command line with which root becomes a user, groups and all."""
+    user = pwd.getpwnam(name)
+    return ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--init-groups"]
+
+
+def run_argv(pagecheck: Path, *options: str) -> list[str]:
+    """`infiniswap run` of a job that goes on until it is told to end."""
+    run = [sys.executable, "-m", "infiniswap", "run", "--local", LOCAL, *options]
+    return [*run, "--", str(pagecheck), str(JOB_MIB), "7", "0"]
+
+
+def watch(process: subprocess.Popen[bytes], paths: DevicePaths) -> dict[str, Any]:
+    """Lets the job of a run page to donors, ends it, and tells what was there and what is left.
+
+    Args:
+        process: the run, with pipes for what it says.
+        paths: of the device that it uses.
+    """
+    seen: dict[str, Any] = {}
+    before = 0
+    with contextlib.suppress(InfiniswapError):  # it may be made by the run
+        before = client.status(paths).stats["pages_in_remote"]
+    end_s = time.monotonic() + SEEN_S_MAX
+    while not seen and process.poll() is None and time.monotonic() < end_s:
+        time.sleep(_TICK_S)
+        with contextlib.suppress(InfiniswapError, OSError):
+            seen = _seen(process.pid, paths, before)
+    process.send_signal(signal.SIGTERM if seen else signal.SIGKILL)
+    stdout, stderr = process.communicate(timeout=SEEN_S_MAX)
+    seen |= {"exit_code": process.returncode, "said": stdout.decode() + stderr.decode()}
+    return seen | {"left": [cgroup.name for cgroup in find_job_cgroups()]}
+
+
+def _seen(pid: int, paths: DevicePaths, before: int) -> dict[str, Any]:
+    """Nothing as long as the job has got no page back from a donor."""
+    cgroups = [found for found in find_job_cgroups() if f"-{pid}-" in found.name]
+    status = client.status(paths)
+    if not cgroups or status.stats["pages_in_remote"] <= before:
+        return {}
+    (cgroup,) = cgroups
+    (job,) = cgroup.pids()
+    return {
+        "cgroup": str(cgroup.path),
+        "below": Path(f"/proc/{job}/cgroup").read_text().strip().rpartition("/")[2],
+        "uid": Path(f"/proc/{job}").stat().st_uid,
+        "limits": {
+            name: (cgroup.path / name).read_text().strip()
+            for name in ("memory.max", "memory.high", "memory.swap.max")
+        },
+        "frontend": status.frontend,
+        "runs": status.runs == [pid],
+    }
+
+
+def check(seen: dict[str, Any], *, uid: int) -> None:
+    """What holds wherever the job's cgroup is and whoever has made it."""
+    assert seen["exit_code"] == 0, seen
+    assert f"ok {JOB_MIB * 256}" in seen["said"], seen
+    assert "Traceback" not in seen["said"], seen
+    assert seen["uid"] == uid
+    limit = str(int(LOCAL.removesuffix("M")) * MIB)
+    assert seen["limits"] == {"memory.max": limit, "memory.high": "max", "memory.swap.max": "max"}
+    assert seen["runs"]
+    assert seen["left"] == []
