@@ -12,6 +12,9 @@ from cluster import Cluster, Device, until
 from pagejob import Job
 from runmode import IN_GUEST
 
+PAGES_BETWEEN = 100
+"""So many pages at least come in before a kill, so that it does not hit a device at rest."""
+
 
 def kill_again_and_again(
     device: Device,
@@ -22,14 +25,16 @@ def kill_again_and_again(
 ) -> list[float]:
     """After each kill the job has read everything back, and changed it; returns the pauses, ms.
 
+    Where reading everything takes minutes it has read some of it: what is wrong stays wrong, so the
+    round after the last kill finds it.
+
     `meanwhile` is called with the kill's number while the device's successor takes over; `done`
     is how many take-overs there were before.
     """
     pauses = []
     for kill in range(done + 1, done + kills + 1):
         processes = _processes(device, work)
-        seen = device.status["stats"]["pages_in"]
-        until(lambda seen=seen: device.status["stats"]["pages_in"] > seen, "page-ins")
+        _more_pages_in(device)
         os.kill(processes["active"], signal.SIGKILL)
         if meanwhile is not None:
             meanwhile(kill)
@@ -37,9 +42,16 @@ def kill_again_and_again(
         pauses.append(status["succession"]["pause_ms"])
         assert status["swap"]["active"]
         _processes(device, work)
-        # What is wrong stays wrong, so where a round takes minutes the next one will find it.
-        work.more_rounds(0 if IN_GUEST else 1)
+        if IN_GUEST:
+            _more_pages_in(device)
+        else:
+            work.more_rounds()
     return pauses
+
+
+def _more_pages_in(device: Device) -> None:
+    seen = device.status["stats"]["pages_in"]
+    until(lambda: device.status["stats"]["pages_in"] > seen + PAGES_BETWEEN, "page-ins")
 
 
 def _processes(device: Device, work: Job) -> dict[str, int]:
