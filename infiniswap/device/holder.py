@@ -16,6 +16,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from infiniswap import events
 from infiniswap.errors import ConflictError, InfiniswapError, SystemCallError
 from infiniswap.system.process import peer_of
 
@@ -236,7 +237,7 @@ class Holder:
         if word == "standby":
             self.standby = "ready" if rest == "ready" else rest.removeprefix("none ")
             if self.standby != "ready":
-                log.warning("no standby: %s", self.standby)
+                log.warning("no standby: %s", self.standby, extra=events.about(events.NO_STANDBY))
         elif word == "unheld":
             self._unheld = rest
             log.warning("%s", self.degraded)
@@ -247,7 +248,10 @@ class Holder:
                 self._renewal.set_exception(ConflictError(f"it cannot be restarted: {rest}"))
 
     def _gone(self) -> None:
-        log.error("the holder has ended; nobody would take over from this process now")
+        log.error(
+            "the holder has ended; nobody would take over from this process now",
+            extra=events.about(events.HOLDER_GONE),
+        )
         self.close()
         if self._renewal is not None and not self._renewal.done():
             self._renewal.set_exception(ConflictError("the holder of this device has ended"))

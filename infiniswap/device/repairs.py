@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 
+from infiniswap import events
 from infiniswap.errors import InfiniswapError
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,9 @@ class Repairs:
                 await self._blocking(self._repair)
             except InfiniswapError as error:
                 self._alarms["connections"] = f"the kernel's connections are not complete: {error}"
-                log.error("%s", self._alarms["connections"])
+                log.error(
+                    "%s", self._alarms["connections"], extra=events.about(events.CONNECTIONS_LOST)
+                )
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_S_MAX)
                 self._lost.set()

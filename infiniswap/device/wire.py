@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from infiniswap import events
 from infiniswap.control import messages as m
 from infiniswap.control.client import Session
 from infiniswap.device.link_types import Lease, Place
@@ -104,7 +105,12 @@ class Wire:
             )
         self.fallbacks += 1
         if why != self.reason:
-            log.warning("donor %s: pages go over TCP, not RDMA: %s", self._address, why)
+            log.warning(
+                "donor %s: pages go over TCP, not RDMA: %s",
+                self._address,
+                why,
+                extra=events.about(events.RDMA_FALLBACK, donor=self._address),
+            )
         return await self._by_tcp(config, dial, why)
 
     async def _by_tcp(

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from infiniswap import events
+
 log = logging.getLogger(__name__)
 
 _OTHERS = 128
@@ -40,6 +42,7 @@ def allow(connections: int) -> None:
             connections,
             wanted,
             wanted,
+            extra=events.about(events.DESCRIPTORS_SHORT),
         )
 
 
@@ -70,4 +73,5 @@ class ShortageLog:
             "no more files can be opened (%s), so new connections to the control port wait; "
             "raise LimitNOFILE in the unit, or ulimit -Hn",
             whose,
+            extra=events.about(events.DESCRIPTORS_SHORT),
         )

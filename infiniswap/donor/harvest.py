@@ -19,6 +19,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from infiniswap import events
 from infiniswap.engine.protocol import Store
 from infiniswap.errors import EngineError, InfiniswapError, SystemCallError
 from infiniswap.policy.cache import CacheUse
@@ -126,7 +127,7 @@ class Harvester:
 
     @property
     def policy(self) -> HeadroomPolicy:
-        """Limits given at the start."""
+        """Limits in force."""
         return self._policy
 
     @property
@@ -205,7 +206,11 @@ class Harvester:
                     # Without figures the pool keeps its size; growing blindly could hurt the host.
                     self.counters["harvest_errors"] += 1
                     if not self._blind:
-                        log.error("memory cannot be harvested: %s", error)
+                        log.error(
+                            "memory cannot be harvested: %s",
+                            error,
+                            extra=events.about(events.MEMORY_UNREADABLE),
+                        )
                     self._blind = True
                 else:
                     if self._blind:
@@ -335,7 +340,11 @@ class Harvester:
             except EngineError as error:
                 self._refused_until_s = self._clock() + _RETRY_S
                 self.counters["slabs_refused"] += 1
-                log.warning("this host gives no memory for another slab: %s", error)
+                log.warning(
+                    "this host gives no memory for another slab: %s",
+                    error,
+                    extra=events.about(events.SLABS_REFUSED),
+                )
                 return False
         self.counters["slabs_allocated"] += 1
         return True
@@ -356,9 +365,10 @@ class Harvester:
                 evict,
                 format_size_short(self._figures.available_bytes),
                 format_size_short(self._policy.config.headroom_bytes),
+                extra=events.about(events.MEMORY_SHORT),
             )
         elif self._short and not evict:
-            log.info("this host has its headroom again")
+            log.info("this host has its headroom again", extra=events.about(events.MEMORY_BACK))
         self._short = bool(evict)
         unpinned = self._store.stats()["slabs_unpinned"]
         if unpinned and not self._unpinned_told:
@@ -367,4 +377,5 @@ class Harvester:
                 "%d slabs are not pinned: this host may swap them out. "
                 "Raise the locked-memory limit (ulimit -l, LimitMEMLOCK=infinity)",
                 unpinned,
+                extra=events.about(events.SLABS_UNPINNED),
             )

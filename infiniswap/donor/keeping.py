@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
+from infiniswap import events
 from infiniswap.control import messages as m
 from infiniswap.donor.leases import Lease, LeaseTable, Owner
 from infiniswap.donor.records import LeaseRecord, LeaseRecords
@@ -44,7 +45,12 @@ class Keeping:
             try:
                 found = store.lease_restore(record.lease, record.slots_max, record.epoch)
             except EngineError as error:
-                log.warning("lease %d is not taken over: %s", record.lease, error)
+                log.warning(
+                    "lease %d is not taken over: %s",
+                    record.lease,
+                    error,
+                    extra=events.about(events.LEASE_NOT_KEPT),
+                )
                 continue
             self._table.restore(
                 record.lease,
@@ -84,7 +90,12 @@ class Keeping:
             await self._off_loop(lambda: records.save(record))
         except InfiniswapError as error:
             self._counters["records_failed"] += 1
-            log.error("lease %d will not survive a restart: %s", lease.lease, error)
+            log.error(
+                "lease %d will not survive a restart: %s",
+                lease.lease,
+                error,
+                extra=events.about(events.LEASE_NOT_KEPT),
+            )
 
     async def strike_out(self, lease: Lease) -> None:
         """The lease ends: it must not come back."""

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from infiniswap import events
+
 log = logging.getLogger(__name__)
 
 AHEAD_S: Final = 300.0
@@ -50,4 +52,4 @@ class SteadyClock:
 
     def _jumped(self, text: str, step_s: float) -> None:
         self.counters["clock_jumps"] += 1
-        log.warning(text, step_s)
+        log.warning(text, step_s, extra=events.about(events.CLOCK_STEPPED))

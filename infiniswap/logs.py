@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where log lines go: to the journal with their fields, or as plain lines to standard error.
+
+The journal's native protocol (systemd, "Native Journal Protocol") is one datagram of `NAME=value`
+lines. A datagram that the journal does not take at once is dropped and counted: a process that
+serves swap space must not wait for one that may be swapped out. Lines of one kind are limited in
+their rate, wherever they go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from infiniswap import events
+
+SOCKET: Final = Path("/run/systemd/journal/socket")
+BURST: Final = 100
+"""Lines of one kind (the same event, else the same words) within WINDOW_S."""
+WINDOW_S: Final = 30.0
+_KINDS_MAX: Final = 512
+_TEXT_BYTES_MAX: Final = 32 * 1024
+"""Of a message: a datagram has to fit into the socket's buffer."""
+_PLAIN: Final = "%(asctime)s %(levelname)s %(message)s"
+
+
+def is_journal(environ: Mapping[str, str] | None = None, fd: int = 2) -> bool:
+    """Whether that descriptor leads to the journal, as JOURNAL_STREAM tells (systemd.exec(5))."""
+    device, _, inode = (
+        (os.environ if environ is None else environ).get("JOURNAL_STREAM", "").partition(":")
+    )
+    if not (device.isdecimal() and inode.isdecimal()):
+        return False
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return False
+    return (status.st_dev, status.st_ino) == (int(device), int(inode))
+
+
+def set_up(identifier: str, level: int = logging.INFO, *, to_journal: bool) -> None:
+    """Sends the log lines of this process where they belong.
+
+    Args:
+        identifier: the journal's SYSLOG_IDENTIFIER.
+        level: of the least important lines.
+        to_journal: by its own protocol; otherwise plain lines to standard error.
+    """
+    root = logging.getLogger()
+    handler: logging.Handler
+    if to_journal:
+        handler = JournalHandler(identifier)
+    else:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(PlainFormatter(_PLAIN))
+    handler.addFilter(RateLimit())
+    root.addHandler(handler)
+    root.setLevel(level)
+
+
+def identify(device: str) -> None:
+    """Every line of this process is about that device from now on."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, JournalHandler):
+            handler.fields["INFINISWAP_DEVICE"] = device
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, str]:
+    """What `events.about` has given to a record."""
+    found = getattr(record, events.FIELD, None)
+    return found if isinstance(found, dict) else {}
+
+
+class PlainFormatter(logging.Formatter):
+    """A line, with the event's id at its end."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See logging.Formatter."""
+        name = fields_of(record).get("INFINISWAP_EVENT")
+        text = super().format(record)
+        if not name:
+            return text
+        head, newline, rest = text.partition("\n")  # a traceback comes after the line
+        return f"{head} [{name}]{newline}{rest}"
+
+
+class RateLimit(logging.Filter):
+    """Lets `burst` lines of each kind pass per `window_s` seconds; the first one after that says
+    how many were left out."""
+
+    def __init__(self, burst: int = BURST, window_s: float = WINDOW_S) -> None:
+        super().__init__()
+        self._burst = burst
+        self._window_s = window_s
+        self._seen: dict[str, list[float]] = {}  # kind: begin of its window, lines, left out
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See logging.Filter. The time is the record's own."""
+        kind = fields_of(record).get("INFINISWAP_EVENT") or str(record.msg)
+        state = self._seen.get(kind)
+        if state is None:
+            if len(self._seen) >= _KINDS_MAX:
+                self._seen.pop(next(iter(self._seen)))
+            state = self._seen[kind] = [record.created, 0, 0]
+        if not 0 <= record.created - state[0] < self._window_s:
+            left_out = int(state[2])
+            state[:] = [record.created, 0, 0]
+            if left_out:
+                record.msg = f"{record.getMessage()} ({left_out} more like it were left out)"
+                record.args = ()
+        state[1] += 1
+        state[2] += state[1] > self._burst
+        return state[1] <= self._burst
+
+
+class JournalHandler(logging.Handler):
+    """Sends each record as one datagram, and never waits.
+
+    Attributes:
+        fields: of every line.
+        lost: lines that the journal did not take, and of which it has not been told.
+    """
+
+    def __init__(self, identifier: str, path: Path = SOCKET) -> None:
+        super().__init__()
+        self.fields = {"SYSLOG_IDENTIFIER": identifier}
+        self.lost = 0
+        self._path = str(path)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket.setblocking(False)
+        self.setFormatter(logging.Formatter("%(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler."""
+        try:
+            fields = {"PRIORITY": _priority(record.levelno), "LOGGER": record.name}
+            message = self.format(record).encode(errors="replace")[:_TEXT_BYTES_MAX]
+            fields |= self.fields | fields_of(record)
+            data = encode({"MESSAGE": message} | {k: v.encode() for k, v in fields.items()})
+        except Exception:
+            self.handleError(record)
+            return
+        if self.lost and self._send(self._about_lost()):
+            self.lost = 0
+        if not self._send(data):
+            self.lost += 1
+
+    def _about_lost(self) -> bytes:
+        fields = {
+            "MESSAGE": f"{self.lost} log lines were lost, as the journal did not take them",
+            "PRIORITY": _priority(logging.WARNING),
+        }
+        fields |= self.fields | events.about(events.LINES_LOST)[events.FIELD]
+        return encode({name: value.encode() for name, value in fields.items()})
+
+    def _send(self, data: bytes) -> bool:
+        try:
+            self._socket.sendto(data, self._path)
+        except OSError:  # full, or journald is just being restarted
+            return False
+        return True
+
+    def close(self) -> None:
+        """See logging.Handler."""
+        with contextlib.suppress(OSError):
+            self._socket.close()
+        super().close()
+
+
+def encode(fields: Mapping[str, bytes]) -> bytes:
+    """A datagram of the journal's native protocol."""
+    parts = []
+    for name, value in fields.items():
+        key = name.encode("ascii")
+        if b"\n" in value:
+            parts += [key, b"\n", struct.pack("<Q", len(value)), value, b"\n"]
+        else:
+            parts += [key, b"=", value, b"\n"]
+    return b"".join(parts)
+
+
+def _priority(level: int) -> str:
+    """syslog's, of Python's."""
+    for least, priority in (
+        (logging.CRITICAL, "2"),
+        (logging.ERROR, "3"),
+        (logging.WARNING, "4"),
+        (logging.INFO, "6"),
+    ):
+        if level >= least:
+            return priority
+    return "7"

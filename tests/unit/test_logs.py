@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Log lines: the journal's protocol, what does not wait, rates, and the table of events."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infiniswap import events, logs
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def record(
+    text: str, *args: object, level: int = logging.WARNING, **fields: object
+) -> logging.LogRecord:
+    return logging.getLogger("isw.test").makeRecord(
+        "isw.test", level, "x.py", 1, text, args, None, extra=fields
+    )
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(tmp_path / "socket"))
+        sock.setblocking(False)
+        yield sock
+
+
+@pytest.fixture
+def handler(tmp_path: Path) -> Iterator[logs.JournalHandler]:
+    found = logs.JournalHandler("infiniswap-test", tmp_path / "socket")
+    yield found
+    found.close()
+
+
+def decode(data: bytes) -> dict[str, str]:
+    """As the journal reads a datagram."""
+    found = {}
+    while data:
+        name, mark, rest = re.split(rb"([=\n])", data, maxsplit=1)
+        if mark == b"=":
+            value, _, data = rest.partition(b"\n")
+        else:
+            (length,) = struct.unpack_from("<Q", rest)
+            value, data = rest[8 : 8 + length], rest[9 + length :]
+        found[name.decode()] = value.decode()
+    return found
+
+
+def test_a_record_is_one_datagram_with_its_fields(
+    journal: socket.socket, handler: logs.JournalHandler
+) -> None:
+    handler.fields["INFINISWAP_DEVICE"] = "swap0"
+    extra = events.about(events.DONOR_GIVEN_UP, donor="10.0.0.2:9400")
+    handler.emit(record("donor %s:\ngiven up", "d", **extra))
+    assert decode(journal.recv(65536)) == {
+        "MESSAGE": "donor d:\ngiven up",
+        "PRIORITY": "4",
+        "LOGGER": "isw.test",
+        "SYSLOG_IDENTIFIER": "infiniswap-test",
+        "INFINISWAP_DEVICE": "swap0",
+        "INFINISWAP_EVENT": "donor-given-up",
+        "MESSAGE_ID": events.DONOR_GIVEN_UP.message_id,
+        "INFINISWAP_DONOR": "10.0.0.2:9400",
+    }
+    handler.emit(record("x" * 1_000_000, level=logging.ERROR))
+    assert decode(journal.recv(65536))["PRIORITY"] == "3"
+
+
+def test_a_full_journal_is_not_waited_for_and_hears_what_it_missed(
+    journal: socket.socket, handler: logs.JournalHandler
+) -> None:
+    sent = 0
+    while not handler.lost:  # its queue is bounded; blocking would never end here
+        handler.emit(record("line %d", sent))
+        sent += 1
+    handler.emit(record("lost, too"))
+    assert handler.lost == 2
+    for number in range(sent - 1):
+        assert decode(journal.recv(65536))["MESSAGE"] == f"line {number}"
+    handler.emit(record("again"))
+    told = decode(journal.recv(65536))
+    assert told["MESSAGE"].startswith("2 log lines were lost")
+    assert told["INFINISWAP_EVENT"] == events.LINES_LOST.name
+    assert decode(journal.recv(65536))["MESSAGE"] == "again"
+    assert handler.lost == 0
+
+
+def test_without_a_journal_nothing_fails(handler: logs.JournalHandler) -> None:
+    handler.emit(record("nobody hears"))
+    assert handler.lost == 1
+
+
+def test_the_journal_is_known_by_its_stream(tmp_path: Path) -> None:
+    with (tmp_path / "stream").open("w") as file:
+        status = os.fstat(file.fileno())
+        name = f"{status.st_dev}:{status.st_ino}"
+        assert logs.is_journal({"JOURNAL_STREAM": name}, file.fileno())
+        assert not logs.is_journal({"JOURNAL_STREAM": name}, 1)
+        for wrong in ("", "1:2", "x", f"{name}0"):
+            assert not logs.is_journal({"JOURNAL_STREAM": wrong}, file.fileno())
+        assert not logs.is_journal({}, file.fileno())
+
+
+def test_a_plain_line_ends_with_the_event() -> None:
+    formatter = logs.PlainFormatter("%(levelname)s %(message)s")
+    assert formatter.format(record("a %d", 1)) == "WARNING a 1"
+    text = formatter.format(record("a\nb", **events.about(events.TAKE_OVER)))
+    assert text == "WARNING a [take-over]\nb"
+
+
+def test_lines_of_one_kind_are_limited_and_counted() -> None:
+    limit = logs.RateLimit(burst=3, window_s=30.0)
+
+    def at(second: float, text: str = "a %s", **extra: object) -> logging.LogRecord:
+        made = record(text, "x", **extra)
+        made.created = second
+        return made
+
+    assert [limit.filter(at(n)) for n in range(5)] == [True, True, True, False, False]
+    assert limit.filter(at(5, "b %s"))
+    late = at(31)
+    assert limit.filter(late)
+    assert late.getMessage() == "a x (2 more like it were left out)"
+    later = at(62)
+    assert limit.filter(later)
+    assert later.getMessage() == "a x"
+    extra = events.about(events.TAKE_OVER)
+    assert [limit.filter(at(n, f"{n} %s", **extra)) for n in range(4)] == [True, True, True, False]
+    assert limit.filter(at(-100, **extra)), "a clock that was set back silences nothing"
+
+
+# ------------------------------------------------------------------------------ table
+
+
+def test_the_table_is_that_of_the_code() -> None:
+    text = (ROOT / "docs/logs.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z-]+)` \| (.*?) \| (.*?) \|$", text, re.MULTILINE)
+    assert rows == [(event.name, event.meaning, event.mend) for event in events.ALL]
+    assert len({event.name for event in events.ALL}) == len(events.ALL)
+
+
+def test_every_event_is_told_by_some_line() -> None:
+    sources = "".join(
+        path.read_text(encoding="utf-8")
+        for path in (ROOT / "infiniswap").rglob("*.py")
+        if path.name != "events.py"
+    )
+    names = {name for name, value in vars(events).items() if isinstance(value, events.Event)}
+    assert names == set(re.findall(r"\bevents\.([A-Z_]+)\b", sources)) & names
