@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import grp
 import os
 import pwd
@@ -11,7 +12,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from infiniswap.errors import ConflictError, NotPermittedError, UnavailableError, UsageError
+from infiniswap import config as configuration
+from infiniswap.cli import leavings
+from infiniswap.device.rundir import running_names
+from infiniswap.errors import (
+    ConfigError,
+    ConflictError,
+    NotPermittedError,
+    UnavailableError,
+    UsageError,
+)
 from infiniswap.system import service_units, systemd
 from infiniswap.system.process import run_command
 from infiniswap.system.service_units import DAEMON_UNIT, DEVICE_UNIT, UNITS
@@ -44,8 +54,14 @@ def add_parser(subparsers: Any) -> None:
         "uninstall",
         help="remove the units",
         description="Removes the units, the links that enable them, and the group infiniswap if "
-        "it has no member. Refused while one of them runs.",
+        "it has no member, and directories of ours that are empty. Refused while one of them "
+        "runs. Settings and devices' contents stay, and are named.",
         allow_abbrev=False,
+    )
+    uninstall.add_argument(
+        "--purge",
+        action="store_true",
+        help="remove settings, secret, declarations and the contents of stopped devices, too",
     )
     for action in (install, uninstall):
         action.add_argument("--dry-run", action="store_true", help="only say what would be done")
@@ -179,6 +195,9 @@ def _uninstall(args: argparse.Namespace, root: Path) -> int:
     is_host = _is_host(args)
     if is_host:
         _check_inactive()
+    config = _configuration(root)
+    if args.purge:
+        _check_no_device_runs(root / config.device.run_dir.relative_to("/"))
     paths = service_units.installed(root)
     if not args.dry_run:
         service_units.remove(paths)
@@ -192,7 +211,40 @@ def _uninstall(args: argparse.Namespace, root: Path) -> int:
         systemd.reload()
     if is_host:
         _remove_group(dry_run=args.dry_run)
+    _clear_up(root, config, args)
     return 0
+
+
+def _configuration(root: Path) -> configuration.Config:
+    """Of the system below the root; where nothing says otherwise, and where it is broken, the
+    defaults."""
+    path = root / configuration.DEFAULT_PATH.relative_to("/")
+    with contextlib.suppress(ConfigError):
+        return configuration.load(path if path.exists() else Path("/dev/null"), environ={})
+    return configuration.Config()
+
+
+def _check_no_device_runs(run_dir: Path) -> None:
+    if names := running_names(run_dir):
+        raise ConflictError(
+            "devices run: " + ", ".join(names),
+            mend="Stop them first: " + "; ".join(f"infiniswap device stop {n}" for n in names),
+        )
+
+
+def _clear_up(root: Path, config: configuration.Config, args: argparse.Namespace) -> None:
+    places = leavings.places(root, config)
+    for place in places:
+        if args.purge:
+            for path in leavings.own_files(place):
+                print(f"{'would remove' if args.dry_run else 'removed'}: {path}")
+        if args.dry_run:
+            continue
+        if args.purge:
+            leavings.purge(place)
+        leavings.tidy(place)
+    for line in leavings.left(places):
+        print(line)
 
 
 def _check_inactive() -> None:

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is left of an installation that was used: nothing but what somebody would miss."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+
+from infiniswap.errors import ConflictError
+from infiniswap.system.service_units import DAEMON_UNIT, UNIT_DIR
+
+pytestmark = pytest.mark.requires_native
+
+
+def tree(root: Path) -> dict[str, tuple[int, bytes]]:
+    """Everything below a directory: mode and contents by path."""
+    found = {}
+    for directory, names, files in os.walk(root):
+        for name in (*names, *files):
+            path = Path(directory, name)
+            contents = b"" if path.is_dir() or path.is_symlink() else path.read_bytes()
+            found[str(path.relative_to(root))] = (path.lstat().st_mode, contents)
+    return found
+
+
+def test_nothing_is_left_of_an_installation_that_was_used(cluster: Cluster) -> None:
+    root = cluster.root / "host"
+    for name in ("etc/systemd/system", "etc/modules-load.d", "etc/sysctl.d", "usr/lib", "run"):
+        (root / name).mkdir(parents=True)
+    (root / "etc/fstab").write_text("# none\n")
+    (root / "var/lib").mkdir(parents=True)
+    before = tree(root)
+
+    cluster.ok("service", "install", "--root", str(root))
+    config = root / "etc/infiniswap/infiniswap.toml"
+    cluster.ok("init", "--config", str(config))
+    (config.parent / "devices").mkdir()
+    wants = root / UNIT_DIR / "multi-user.target.wants"
+    wants.mkdir()
+    (wants / DAEMON_UNIT).symlink_to(root / UNIT_DIR / DAEMON_UNIT)
+    cluster.run_dir, cluster.backup_dir = root / "run/infiniswap", root / "var/lib/infiniswap"
+    cluster.env |= {
+        "INFINISWAP_DEVICE_RUN_DIR": str(cluster.run_dir),
+        "INFINISWAP_DEVICE_BACKUP_DIR": str(cluster.backup_dir),
+        "INFINISWAP_DAEMON_STATE_DIR": str(cluster.backup_dir),
+        "INFINISWAP_DAEMON_RUN_DIR": str(root / "run/infiniswapd"),
+    }
+    donor = cluster.donor()
+    device = cluster.start("--frontend", "nbd-socket", size="16M")
+    (config.parent / "devices" / f"{device.name}.env").write_text("DEVICE_OPTIONS=--swap\n")
+    refused = cluster.cli("service", "uninstall", "--purge", "--root", str(root))
+    assert refused.returncode == ConflictError.exit_code
+    assert f"infiniswap device stop {device.name}" in refused.stderr
+    device.stop()
+    assert donor.end() == 0
+
+    said = cluster.ok("service", "uninstall", "--root", str(root))
+    left = set(tree(root)) - set(before)
+    assert left == {
+        "etc/infiniswap",
+        "etc/infiniswap/infiniswap.toml",
+        "etc/infiniswap/devices",
+        f"etc/infiniswap/devices/{device.name}.env",
+        "var/lib/infiniswap",
+        *(f"var/lib/infiniswap/{device.name}.{kind}" for kind in ("backup", "device", "tables")),
+    }
+    assert f"left in place: {config.parent} (settings" in said
+    assert f"left in place: {cluster.backup_dir} (contents" in said
+
+    would = cluster.ok("service", "uninstall", "--purge", "--dry-run", "--root", str(root))
+    assert f"would remove: {device.backup.name}" in would.replace(f"{cluster.backup_dir}/", "")
+    assert set(tree(root)) - set(before) == left
+    cluster.ok("service", "uninstall", "--purge", "--root", str(root))
+    assert tree(root) == before
