@@ -346,7 +346,7 @@ def load(
     """
     values = _gather(path, overrides, environ, _raise)
     config = _make(values)
-    for error in _check_together(config):
+    for error in check_together(config):
         raise error
     return config
 
@@ -365,7 +365,7 @@ def check(
     if errors:
         return None, errors
     config = _make(values)
-    return config, list(_check_together(config))
+    return config, list(check_together(config))
 
 
 def file_path(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Path:
@@ -496,7 +496,7 @@ def _add(values: dict[str, Any], key: str, value: object, origin: str, refuse: R
         refuse(ConfigError(f"{key}: {error.what}", where=origin, mend=error.mend))
 
 
-def _check_together(config: Config) -> Iterator[ConfigError]:
+def check_together(config: Config) -> Iterator[ConfigError]:
     """What no single key can tell."""
     daemon, device = config.daemon, config.device
     if daemon.pool_bytes is not None and daemon.pool_bytes < daemon.slab_bytes:
@@ -556,6 +556,7 @@ __all__ = [
     "PolicyConfig",
     "check",
     "check_listen_secret",
+    "check_together",
     "env_name",
     "file_path",
     "key_name",

@@ -78,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
         return release(args)
     if args.after is not None or args.donor is not None:
         raise UsageError("--after and --donor need --release")
+    from infiniswap import logs
     from infiniswap.donor import daemon
     from infiniswap.donor.memory import memory_source
     from infiniswap.engine.native import NativeStore
@@ -85,12 +86,17 @@ def run(args: argparse.Namespace) -> int:
     config = configuration.load(args.config, overrides(args))
     configuration.check_listen_secret(config.daemon.listen, config.secret())
     memory = memory_source(args.memory_cgroup)
-    logging.basicConfig(
-        level=logging.DEBUG if args.verbose else logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
+    logs.set_up(
+        "infiniswapd",
+        logging.DEBUG if args.verbose else logging.INFO,
+        to_journal=logs.is_journal(),
     )
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-    asyncio.run(daemon.run(config, NativeStore, memory, args.ready_file))
+
+    def load() -> configuration.Config:
+        return configuration.load(args.config, overrides(args))
+
+    asyncio.run(daemon.run(config, NativeStore, memory, args.ready_file, load))
     return 0
 
 

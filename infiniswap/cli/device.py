@@ -8,6 +8,7 @@ import os
 import sys
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from infiniswap import config as configuration
@@ -18,6 +19,7 @@ from infiniswap.device.spec import (
     check_backup_choice,
     check_name,
     check_size,
+    source_fields,
 )
 from infiniswap.discovery.static import only_these
 from infiniswap.errors import ConflictError, InfiniswapError, NotPermittedError, UsageError
@@ -45,6 +47,7 @@ def add_parser(subparsers: Any) -> None:
         ("list", "every device: running, and stopped with its contents kept"),
         ("show", "one device in full"),
         ("stop", "swapoff, detach and end it; the contents are kept"),
+        ("reload", "take over what can change while it runs from the configuration"),
         ("restart", "replace its process by one of the code that is installed now"),
         ("remove", "stop it and delete its contents"),
     ):
@@ -106,10 +109,13 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
 
 def load_config(args: argparse.Namespace) -> configuration.Config:
     """Configuration with the flags of add_device_options on top."""
-    from pathlib import Path
+    path = getattr(args, "config", None)
+    return configuration.load(None if path is None else Path(path), _overrides(args))
 
+
+def _overrides(args: argparse.Namespace) -> dict[str, object]:
     donors = getattr(args, "donors", None)
-    overrides: dict[str, object] = {
+    return {
         "device.frontend": getattr(args, "frontend", None),
         "device.transport": getattr(args, "transport", None),
         "device.slab": getattr(args, "slab", None),
@@ -117,8 +123,6 @@ def load_config(args: argparse.Namespace) -> configuration.Config:
         "cluster.secret_file": getattr(args, "secret_file", None),
         **only_these(None if donors is None else parse_host_ports(donors)),
     }
-    path = getattr(args, "config", None)
-    return configuration.load(None if path is None else Path(path), overrides)
 
 
 def make_spec(
@@ -161,6 +165,7 @@ def make_spec(
         ask_s=config.cluster.ask_s,
         discard_contents=getattr(args, "discard_contents", False),
         **_sources(config),
+        **source_fields(getattr(args, "config", None), _overrides(args)),
     )
 
 
@@ -251,6 +256,7 @@ def _again(
         )
     secret = config.cluster.secret_file
     config.secret()
+    source = source_fields(args.config, _overrides(args))
     return msgspec.structs.replace(
         kept,
         **_sources_again(config, kept),
@@ -268,6 +274,8 @@ def _again(
         policy=config.policy,
         ask_s=config.cluster.ask_s,
         discard_contents=bool(args.discard_contents),
+        config_file=source["config_file"],
+        flags={**kept.flags, **source["flags"]},
     )
 
 
@@ -499,6 +507,19 @@ def _stop(args: argparse.Namespace) -> int:
     return 0
 
 
+def _reload(args: argparse.Namespace) -> int:
+    config = load_config(args)
+    paths = rundir.require_running(args.name, config.device.run_dir, config.device.backup_dir)
+    answer = client.reload(paths)
+    print(f"device {args.name}: reloaded: {', '.join(answer.applied) or 'nothing has changed'}")
+    if answer.waiting:
+        print(
+            f"infiniswap: these keys wait for a stop and a start: {', '.join(answer.waiting)}",
+            file=sys.stderr,
+        )
+    return 0
+
+
 def _restart(args: argparse.Namespace) -> int:
     config = load_config(args)
     paths = rundir.require_running(args.name, config.device.run_dir, config.device.backup_dir)
@@ -569,6 +590,7 @@ _ACTIONS = {
     "list": _list,
     "show": _show,
     "stop": _stop,
+    "reload": _reload,
     "restart": _restart,
     "remove": _remove,
 }

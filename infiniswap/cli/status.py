@@ -40,6 +40,8 @@ def add_parser(subparsers: Any) -> None:
 
 
 _PIPE_COLUMNS = 200
+_LINES = "degraded"
+"""Of a device: sentences, below the tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,9 @@ def _print_tables(rows: Sequence[DonorRow], devices: Sequence[Mapping[str, Any]]
         console.print(_lease_table(leases))
     if devices:
         console.print(_device_table(devices))
+    for device in devices:
+        for sentence in device.get(_LINES, ()):
+            console.print(f"device {device['name']}: {sentence}", markup=False, highlight=False)
     for row in rows:
         if row.status is None:
             console.print(f"{row.address}: {row.error}", style="red", markup=False, highlight=False)
@@ -218,7 +223,7 @@ def _lease_table(leases: Sequence[tuple[DonorRow, Any]]) -> Any:
 def _device_table(devices: Sequence[Mapping[str, Any]]) -> Any:
     from rich.text import Text
 
-    columns = list(dict.fromkeys(key for device in devices for key in device))
+    columns = list(dict.fromkeys(key for device in devices for key in device if key != _LINES))
     table = _table("devices on this host")
     for column in columns:
         table.add_column(column.removesuffix("_bytes").replace("_", " "))

@@ -45,7 +45,7 @@ log = logging.getLogger("infiniswap.device")
 def main(argv: list[str]) -> int:
     """Returns the exit code."""
     in_background, role = argv[1] == "background", argv[2]
-    prepare_process()
+    prepare_process(own_log=in_background)
     if role == "standby":
         os.close(SPEC_FD)  # of the first process; the holder has a newer one
         return _stand_by(Holder(SOCKET_FD))

@@ -12,6 +12,7 @@ RUNS_PATH: Final = "/v1/runs"
 LEAVE_PATH: Final = "/v1/leave"
 STOP_PATH: Final = "/v1/stop"
 RESTART_PATH: Final = "/v1/restart"
+RELOAD_PATH: Final = "/v1/reload"
 
 
 class DonorRow(Struct, frozen=True, kw_only=True):
@@ -125,6 +126,18 @@ class StopRequest(Struct, frozen=True, kw_only=True):
 
 class RestartRequest(Struct, frozen=True, kw_only=True):
     """Replaces the device's process; the answer comes when its successor is ready."""
+
+
+class ReloadRequest(Struct, frozen=True, kw_only=True):
+    """Reads the configuration again; a mistake in it is the answer's error."""
+
+
+class ReloadAnswer(Struct, frozen=True, kw_only=True):
+    """Keys (`section.key`) that have new values now, and keys whose new values wait for a stop and
+    a start."""
+
+    applied: list[str]
+    waiting: list[str]
 
 
 class Answer(Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from infiniswap.device import member
 from infiniswap.device.api import (
     DEVICE_PATH,
     LEAVE_PATH,
+    RELOAD_PATH,
     RESTART_PATH,
     RUNS_PATH,
     STOP_PATH,
@@ -26,6 +27,8 @@ from infiniswap.device.api import (
     DeviceStatus,
     JoinRequest,
     LeaveRequest,
+    ReloadAnswer,
+    ReloadRequest,
     RestartRequest,
     StopRequest,
 )
@@ -40,6 +43,7 @@ END_S = 10.0
 """For the end of a process that has stopped its device."""
 RESTART_S = 300.0
 """A new interpreter has to be started and locked."""
+RELOAD_S = 30.0
 TAKE_OVER_S = 30.0
 """How long a successor may take until it answers."""
 _PAUSE_S = 0.05
@@ -154,6 +158,15 @@ def restart(paths: DevicePaths) -> DeviceStatus:
     raise DeadlineError(
         "the new process has not taken over", where=str(paths.run), mend=f"See {paths.log}."
     )
+
+
+def reload(paths: DevicePaths) -> ReloadAnswer:
+    """Has the device read its configuration again.
+
+    Raises:
+        DeviceError: there is a mistake in it; nothing has changed. Others: see status.
+    """
+    return _ask(paths, "POST", RELOAD_PATH, ReloadRequest(), ReloadAnswer, RELOAD_S)
 
 
 def join(paths: DevicePaths, pid: int) -> None:

@@ -22,6 +22,7 @@ from infiniswap.device.rundir import DevicePaths
 from infiniswap.device.spec import DeviceSpec
 from infiniswap.engine.protocol import Engine
 from infiniswap.errors import BackupError, ConflictError, EngineError, from_oserror
+from infiniswap.system.backup import check_backup, check_has_no_data
 from infiniswap.system.files import sync_directory
 
 SETTLE_MS_MAX = 120_000
@@ -147,3 +148,24 @@ def _durably(paths: DevicePaths, call: Callable[[], None]) -> None:
         raise from_oserror(
             "cannot record the state of the contents", error, where=str(paths.store)
         ) from error
+
+
+def check_backup_is_ours(spec: DeviceSpec, was_kept: bool) -> None:
+    """Refuses a backup that would overwrite what is not this device's.
+
+    Raises:
+        BackupError: it cannot be one, or somebody else's data is there.
+    """
+    assert spec.backup is not None
+    path = Path(spec.backup)
+    target = check_backup(path, spec.size_bytes)
+    is_ours = spec.backup_owned or was_kept
+    if target.is_block_device and not is_ours:
+        check_has_no_data(target.path)
+    if is_ours or target.is_block_device or not target.exists or not path.stat().st_size:
+        return
+    raise BackupError(
+        "the file exists and is not empty; as a backup it would be overwritten",
+        where=str(path),
+        mend="Delete it, or name another file with --backup.",
+    )

@@ -87,6 +87,13 @@ class Finder:
         if self._file is not None or self._watcher is not None:
             self._task = asyncio.create_task(self._run(mapper, make_link), name="finder")
 
+    def tell(
+        self, spec: DeviceSpec, mapper: SlabMapper, make_link: Callable[[HostPort], DonorLink]
+    ) -> None:
+        """Others are named now; file and broker are as before."""
+        self._spec = spec
+        self._know(mapper, make_link)
+
     async def close(self) -> None:
         """Ends what `begin` and `start` began. Idempotent."""
         task, self._task = self._task, None

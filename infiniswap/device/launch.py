@@ -152,8 +152,14 @@ def wait(paths: DevicePaths, waiting: Callable[[], None], manager: Notifier) -> 
             manager.stopping("waiting until nothing is swapped out")
             signal.setitimer(signal.ITIMER_REAL, _INSIST_S)
 
+    def reload(*_: object) -> None:
+        with contextlib.suppress(InfiniswapError, OSError):  # it is ending
+            os.kill(client.status(paths).pid, signal.SIGHUP)
+
     asking = (signal.SIGINT, signal.SIGTERM, *((signal.SIGALRM,) if manager.managed else ()))
     previous = {number: signal.signal(number, ask) for number in asking}
+    if manager.managed:  # a terminal that closes still ends this process, and not the device
+        previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, reload)
     try:
         waiting()
         code = process.wait()

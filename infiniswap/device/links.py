@@ -19,6 +19,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import TypeVar
 
+from infiniswap import events
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
 from infiniswap.control.client import Session, connect
@@ -73,7 +74,7 @@ class DonorLink:
         self.wire = Wire(config.transport, address, engine, self._blocking)
         self._engine = engine
         self._slabs = slabs
-        self._config = config
+        self.config = config
         self._executor = executor
         self._session: Session | None = None
         self._lease: Lease | None = None
@@ -133,10 +134,10 @@ class DonorLink:
             self._session = None
         session = await connect(
             self.address,
-            self._config.identity,
-            self._config.client,
+            self.config.identity,
+            self.config.client,
             self,
-            slab_bytes=self._config.slab_bytes,
+            slab_bytes=self.config.slab_bytes,
         )
         self._session = session
         self.name = session.welcome.donor_name
@@ -208,9 +209,9 @@ class DonorLink:
 
     async def _ensure_lease(self, session: Session) -> Lease:
         if self._lease is None:
-            slots_max = min(self._config.slab_count + _SPARE_SLOTS, m.SLOTS_MAX)
+            slots_max = min(self.config.slab_count + _SPARE_SLOTS, m.SLOTS_MAX)
             answer = await session.lease(slots_max)
-            if answer.export_bytes != slots_max * self._config.slab_bytes:
+            if answer.export_bytes != slots_max * self.config.slab_bytes:
                 # Both transports take it for the size of what is there.
                 raise ProtocolMismatchError(
                     f"the donor answered with {answer.export_bytes} bytes to a request for a "
@@ -235,9 +236,9 @@ class DonorLink:
             port=data.port,
             token=lease.token,
             export_bytes=lease.export_bytes,
-            queues=self._config.queues,
-            connect_ms_max=self._config.connect_ms,
-            request_ms_max=self._config.request_ms,
+            queues=self.config.queues,
+            connect_ms_max=self.config.connect_ms,
+            request_ms_max=self.config.request_ms,
         )
 
     async def _ensure_remote(self, session: Session, lease: Lease) -> int:
@@ -299,7 +300,7 @@ class DonorLink:
         return self._forget(slab, place)
 
     def _only_copies(self, slab: int, remote: int, place: Place) -> int:
-        if self._config.has_backup:
+        if self.config.has_backup:
             return 0
         return self._engine.slab_pages_at(slab, remote, place.generation)[0]
 
@@ -326,7 +327,7 @@ class DonorLink:
             await asyncio.wait({self._arriving}, timeout=deadline_s)
         for slab, place in self._slabs_in(slot, generation):
             moved = await self._move(slab, move_s)
-            if not moved and not self._config.has_backup:
+            if not moved and not self.config.has_backup:
                 raise RequestRefusedError(
                     "the device has no backup, so these pages are nowhere else",
                     reason=m.REFUSED_ONLY_COPY,
@@ -378,7 +379,13 @@ class DonorLink:
         """The session has ended."""
         if self._closing or self._lease is None:
             return
-        log.warning("donor %s: session ended (%s %s)", self.address, ended.reason, ended.detail)
+        log.warning(
+            "donor %s: session ended (%s %s)",
+            self.address,
+            ended.reason,
+            ended.detail,
+            extra=events.about(events.DONOR_SESSION_LOST, donor=self.address),
+        )
         self.detail = f"session ended: {ended.reason}"
         if ended.by_peer and ended.reason == m.GOODBYE_SHUTDOWN:
             self._down_s = 0.0  # it will not be back: no time to wait
@@ -411,7 +418,7 @@ class DonorLink:
                 self.address,
                 code,
                 len(self.mapped),
-                ", pages come from the backup" if self._config.has_backup else "",
+                ", pages come from the backup" if self.config.has_backup else "",
             )
         self._recover()
 
@@ -427,7 +434,12 @@ class DonorLink:
         """A page's bytes were not those that were written there."""
         why = self._trust.bad_page()
         if self._trust.bad_pages == 1:
-            log.error("donor %s: page %d came back with other bytes", self.address, page)
+            log.error(
+                "donor %s: page %d came back with other bytes",
+                self.address,
+                page,
+                extra=events.about(events.DONOR_DISTRUSTED, donor=self.address),
+            )
         self._judge(why)
 
     def refused(self) -> None:
@@ -436,7 +448,7 @@ class DonorLink:
 
     def _judge(self, why: str) -> None:
         # Without a backup it has the only copies: whatever still comes back is better than none.
-        if why and self._config.has_backup:
+        if why and self.config.has_backup:
             self._down_s = 0.0
             self._slabs.distrusted(self, why)
             if self.remote is not None:
@@ -474,11 +486,11 @@ class DonorLink:
         while not self._closing:
             # As long as the data connections work, a missing session costs nothing.
             since_s = self._down_s
-            if since_s is not None and loop.time() > max(since_s, 0.0) + self._config.suspend_s:
+            if since_s is not None and loop.time() > max(since_s, 0.0) + self.config.suspend_s:
                 self.detail = "did not come back in time"
                 return False
             try:
-                async with asyncio.timeout(max(0.2, self._config.suspend_s)):
+                async with asyncio.timeout(max(0.2, self.config.suspend_s)):
                     return await self._reclaim_once()
             except (RequestRefusedError, LeaseGoneError) as error:
                 self.detail = f"lease gone: {error}"
@@ -548,7 +560,13 @@ class DonorLink:
             await self._blocking(lambda: self._engine.remote_destroy(remote))
         self.remote, self._lease = None, None
         self._trust.given_up()
-        log.warning("donor %s: given up (%s), %d slabs unmapped", self.address, self.detail, count)
+        log.warning(
+            "donor %s: given up (%s), %d slabs unmapped",
+            self.address,
+            self.detail,
+            count,
+            extra=events.about(events.DONOR_GIVEN_UP, donor=self.address),
+        )
         session, self._session = self._session, None
         if session is not None:
             try:

@@ -38,6 +38,7 @@ def local_devices(run_dir: Path, backup_dir: Path) -> list[dict[str, object]]:
                 "awake": status.awake,
                 "errors": sum(stats[key] for key in _ERRORS),
                 "alarms": "; ".join(status.alarms),
+                "degraded": status.degraded,
             }
         )
     rows += [{"name": name, "state": "stopped"} for name in stopped_names(run_dir, backup_dir)]

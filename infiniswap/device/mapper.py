@@ -13,9 +13,14 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from infiniswap import events
 from infiniswap.device.links import DonorLink
 from infiniswap.engine.protocol import Engine, Event, EventKind, SlabInfo, SlabState
-from infiniswap.errors import EngineError, InfiniswapError, RequestRefusedError
+from infiniswap.errors import (
+    EngineError,
+    InfiniswapError,
+    RequestRefusedError,
+)
 from infiniswap.policy.activity import ActivityConfig, ActivityTracker
 from infiniswap.policy.placement import Ask, Choose, DonorBook, MemoryUse, Placement
 from infiniswap.policy.refill import Refill
@@ -121,6 +126,12 @@ class SlabMapper:
             if link.is_listed and link.is_usable and (link.remote is not None or not is_full)
         ]
 
+    def tune(self, activity: ActivityConfig, choices: int, refill_pages_per_s: float) -> None:
+        """Other parameters from now on; see __init__."""
+        self._tracker.tune(activity)
+        self._choices = choices
+        self._refill.set_rate(refill_pages_per_s)
+
     # --------------------------------------------------------------- for the links
 
     def drained(self, slab: int, remote: int, generation: int) -> asyncio.Future[None]:
@@ -158,7 +169,7 @@ class SlabMapper:
         self.alarms["lost-pages"] = (
             f"{self._pages_lost} pages are lost with donors that are gone, as there is no backup"
         )
-        log.error("%s", self.alarms["lost-pages"])
+        log.error("%s", self.alarms["lost-pages"], extra=events.about(events.PAGES_LOST))
 
     def distrusted(self, link: DonorLink, why: str) -> None:
         """A donor is given up for what it did."""
@@ -166,7 +177,11 @@ class SlabMapper:
         self.alarms[f"donor {link.address}"] = (
             f"donor {link.address} was given up for {wait_s:.0f} s: {why}"
         )
-        log.error("%s", self.alarms[f"donor {link.address}"])
+        log.error(
+            "%s",
+            self.alarms[f"donor {link.address}"],
+            extra=events.about(events.DONOR_DISTRUSTED, donor=link.address),
+        )
 
     # ---------------------------------------------------------------------- events
 
@@ -193,10 +208,16 @@ class SlabMapper:
                 self._bad_page(event)
             case EventKind.BACKUP_FAILING:
                 self.alarms["backup"] = f"the backup refuses writes (code {event.code})"
-                log.error("%s; pages stay in staging, writes are retried", self.alarms["backup"])
+                log.error(
+                    "%s; pages stay in staging, writes are retried",
+                    self.alarms["backup"],
+                    extra=events.about(events.BACKUP_FAILING),
+                )
             case EventKind.BACKUP_RECOVERED:
                 self.alarms.pop("backup", None)
-                log.warning("the backup takes writes again")
+                log.warning(
+                    "the backup takes writes again", extra=events.about(events.BACKUP_RECOVERED)
+                )
             case EventKind.OVERFLOW:
                 self._resync()
                 self.on_connection_lost()
@@ -204,7 +225,7 @@ class SlabMapper:
                 self.on_connection_lost()
             case EventKind.FRONTEND_DOWN:
                 self.alarms["frontend"] = f"the front end has ended (code {event.code})"
-                log.error("%s", self.alarms["frontend"])
+                log.error("%s", self.alarms["frontend"], extra=events.about(events.FRONTEND_DOWN))
 
     def _link_at(self, remote: int | None, slab: int) -> DonorLink | None:
         return next(
@@ -237,7 +258,7 @@ class SlabMapper:
             self.alarms["backup-data"] = (
                 f"page {event.value} came back from the backup with other bytes"
             )
-            log.error("%s", self.alarms["backup-data"])
+            log.error("%s", self.alarms["backup-data"], extra=events.about(events.BACKUP_DATA))
             return
         link = self._link_at(event.remote, event.slab)
         if link is not None:
@@ -342,7 +363,7 @@ class SlabMapper:
             self.alarms["no-donor"] = (
                 f"{count} slabs have neither a donor nor a backup: writes to them wait"
             )
-            log.error("%s", self.alarms["no-donor"])
+            log.error("%s", self.alarms["no-donor"], extra=events.about(events.NO_DONOR))
 
     async def place(self, slab: int, *, migrates: bool = False) -> bool:
         """Finds a donor for a slab and maps it; False when none has room now."""

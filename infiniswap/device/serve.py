@@ -7,10 +7,10 @@ import asyncio
 import contextlib
 import logging
 import signal
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 
+from infiniswap import events, logs
 from infiniswap.device import contents
 from infiniswap.device.api import Ready
 from infiniswap.device.holder import Holder, TakeOver
@@ -30,13 +30,14 @@ _STOP_PAUSE_S = 1.0
 async def _signals(service: DeviceService) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
+    reloads: set[asyncio.Task[None]] = set()
 
     async def stop(name: str) -> None:
         log.info("%s: stopping", name)
         try:
             await service.stop(remove=not contents.keeps_record(service.spec))
         except InfiniswapError as error:
-            log.error("not stopped: %s", error)
+            log.error("not stopped: %s", error, extra=events.about(events.NOT_STOPPED))
 
     def on_signal(number: signal.Signals) -> None:
         if service.interrupt_start():
@@ -50,8 +51,20 @@ async def _signals(service: DeviceService) -> AsyncIterator[None]:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    # A terminal that closes is no reason to take swap space away.
-    loop.add_signal_handler(signal.SIGHUP, lambda: log.info("SIGHUP: nothing to reload"))
+
+    async def reload() -> None:
+        try:
+            await service.reload()
+        except InfiniswapError as error:
+            log.error("SIGHUP: not reloaded: %s", error)
+
+    def on_hangup() -> None:
+        task = asyncio.create_task(reload(), name="reload")
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    # Nor is a terminal that closes a reason to take swap space away.
+    loop.add_signal_handler(signal.SIGHUP, on_hangup)
     try:
         yield
     finally:
@@ -77,6 +90,7 @@ async def serve(
     Raises:
         InfiniswapError: it could not be started.
     """
+    logs.identify(spec.name)
     service = DeviceService(spec, own_log=own_log, holder=holder)
     async with _signals(service):
         try:
@@ -93,7 +107,9 @@ async def serve(
                 try:
                     await service.stop(remove=new)
                 except InfiniswapError as error:
-                    log.error("it goes on serving: %s", error)
+                    log.error(
+                        "it goes on serving: %s", error, extra=events.about(events.NOT_STOPPED)
+                    )
             await service.stopped.wait()
     return 0
 
@@ -105,6 +121,7 @@ async def succeed(service: DeviceService, turn: TakeOver) -> int:
         HopelessError: nobody can take it over.
         InfiniswapError: this process could not; the next one may.
     """
+    logs.identify(service.spec.name)
     async with _signals(service):
         await service.take_over(turn)
         remove = not contents.keeps_record(service.spec)
@@ -128,16 +145,18 @@ async def _not_lost(service: DeviceService, *, remove: bool) -> AsyncIterator[No
             try:
                 await service.stop(remove=remove)
             except InfiniswapError as error:
-                log.error("it cannot be stopped yet: %s", error)
+                log.error(
+                    "it cannot be stopped yet: %s", error, extra=events.about(events.NOT_STOPPED)
+                )
                 await asyncio.sleep(_STOP_PAUSE_S)
         raise
 
 
-def prepare_process() -> None:
-    """Before any thread exists: small stacks, as all of them will be locked."""
+def prepare_process(*, own_log: bool) -> None:
+    """Before any thread exists: small stacks, as all of them will be locked.
+
+    Args:
+        own_log: standard error is going to be the log in the run directory.
+    """
     threading.stack_size(_THREAD_STACK_BYTES)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
-    )
+    logs.set_up("infiniswap-device", to_journal=not own_log and logs.is_journal())

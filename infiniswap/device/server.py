@@ -17,12 +17,15 @@ from infiniswap.device import contents
 from infiniswap.device.api import (
     DEVICE_PATH,
     LEAVE_PATH,
+    RELOAD_PATH,
     RESTART_PATH,
     RUNS_PATH,
     STOP_PATH,
     Answer,
     JoinRequest,
     LeaveRequest,
+    ReloadAnswer,
+    ReloadRequest,
     RestartRequest,
     StopRequest,
 )
@@ -110,12 +113,20 @@ async def control_socket(service: DeviceService) -> AsyncIterator[None]:
         service.holder.yield_now()
         return response
 
+    async def reload(request: web.Request) -> object:
+        await _body(request, ReloadRequest)
+        outcome = await service.reload()
+        if outcome.error is not None:
+            raise outcome.error
+        return ReloadAnswer(applied=list(outcome.applied), waiting=list(outcome.waiting))
+
     app = web.Application(client_max_size=_BODY_BYTES_MAX)
     app.router.add_get(DEVICE_PATH, _handler(status))
     app.router.add_post(RUNS_PATH, _handler(join))
     app.router.add_post(LEAVE_PATH, _handler(leave))
     app.router.add_post(STOP_PATH, _handler(stop))
     app.router.add_post(RESTART_PATH, restart)
+    app.router.add_post(RELOAD_PATH, _handler(reload))
     runner = web.AppRunner(app, access_log=None, handle_signals=False)
     await runner.setup()
     path = service.paths.socket

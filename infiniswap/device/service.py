@@ -23,9 +23,11 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from infiniswap import events
 from infiniswap.config import read_secret
+from infiniswap.config_changes import Outcome
 from infiniswap.control.client import ClientConfig, Identity
-from infiniswap.device import contents, frontends, recovery, rundir
+from infiniswap.device import contents, frontends, recovery, reload, rundir
 from infiniswap.device.api import DeviceStatus, Ready
 from infiniswap.device.assembly import make_link_config, make_mapper
 from infiniswap.device.attach import Attachment
@@ -43,6 +45,7 @@ from infiniswap.device.succession import (
     Succession,
     adopt,
     check_state,
+    newest,
     reopen,
     take_state,
     warm_up,
@@ -54,13 +57,14 @@ from infiniswap.errors import (
     InfiniswapError,
     MemoryLimitError,
 )
-from infiniswap.system.backup import check_backup, check_has_no_data
 from infiniswap.system.process import make_swap_safe
 from infiniswap.system.wakeful import Waker
 from infiniswap.units import PAGE_BYTES, HostPort
 
 log = logging.getLogger(__name__)
 
+_NOT_KEPT = events.about(events.CONTENTS_NOT_KEPT)
+_NOT_STOPPED = events.about(events.NOT_STOPPED)
 _EXECUTOR_THREADS = 4
 _JOB_THREADS = 2
 _STOP_PAUSE_S_MIN = 1.0
@@ -91,6 +95,7 @@ class DeviceService:
         self._finder = Finder(spec, self._blocking)
         self._link_config: LinkConfig | None = None
         self._degraded: list[str] = []
+        self._outcome = Outcome()  # of the last reload
         self._stop_lock = asyncio.Lock()
         self._was_kept = False  # it is started again, after a stop
         self._client: ClientConfig | None = None
@@ -199,6 +204,7 @@ class DeviceService:
             InfiniswapError: this code cannot take the device over.
         """
         self._client = self._client_config()  # reads the secret
+        self._succession.note = note
         state = reopen(state_fd)
         try:
             check_state(state, self.spec)
@@ -223,6 +229,7 @@ class DeviceService:
         self.holder.listen(self._holder_gone)
         descriptors = dict(turn.descriptors)
         self._lock_fd = descriptors.pop(LOCK, -1)
+        self.spec = newest(descriptors[SPEC], self.spec)  # changed since it prepared for its turn
         for name in (SPEC, STATE):
             os.close(descriptors.pop(name))
         self._begun = True
@@ -253,6 +260,25 @@ class DeviceService:
             raise ConflictError(f"the device is {self.state}", where=f"device {self.spec.name}")
         await self.holder.renew()
 
+    async def reload(self) -> Outcome:
+        """Takes over what of the configuration can change while it runs.
+
+        Raises:
+            ConflictError: it does not serve.
+        """
+        mapper, attachment = self._mapper, self._attachment
+        if self.state != "serving" or mapper is None or attachment is None:
+            raise ConflictError(f"the device is {self.state}", where=f"device {self.spec.name}")
+        spec, self._outcome = await self._blocking(lambda: reload.plan(self.spec))
+        if self._outcome.applied and self._link_config is not None:
+            self.spec = spec
+            self._link_config = reload.retune(spec, mapper, self._link_config, self._waker)
+            self._finder.tell(spec, mapper, self._make_link)
+            rundir.write_record(self._paths.record, spec)
+            self._succession.keep_spec(spec, attachment)
+        reload.tell(self._outcome)
+        return self._outcome
+
     def _client_config(self) -> ClientConfig:
         path = self.spec.secret_file
         secret = None if path is None else read_secret(Path(path))
@@ -263,7 +289,7 @@ class DeviceService:
 
     def _make_engine(self) -> None:
         if self.spec.backup is not None:
-            self._check_backup(Path(self.spec.backup))
+            contents.check_backup_is_ours(self.spec, self._was_kept)
         state = self._succession.make_state(self._paths)
         try:
             self._engine = self._new_engine(state)
@@ -295,19 +321,6 @@ class DeviceService:
                 standby=standby,
             ),
             None if standby else spec.backup,
-        )
-
-    def _check_backup(self, path: Path) -> None:
-        target = check_backup(path, self.spec.size_bytes)
-        is_ours = self.spec.backup_owned or self._was_kept
-        if target.is_block_device and not is_ours:
-            check_has_no_data(target.path)
-        if is_ours or target.is_block_device or not target.exists or not path.stat().st_size:
-            return
-        raise BackupError(
-            "the file exists and is not empty; as a backup it would be overwritten",
-            where=str(path),
-            mend="Delete it, or name another file with --backup.",
         )
 
     def _start_mapper(self, client: ClientConfig) -> None:
@@ -393,7 +406,7 @@ class DeviceService:
             try:
                 await self._blocking(lambda: contents.save(engine, self._paths, self.spec))
             except InfiniswapError as error:
-                log.error("the contents could not be kept: %s", error)
+                log.error("the contents could not be kept: %s", error, extra=_NOT_KEPT)
         await self._close_engine()
         if not self._was_kept:
             with contextlib.suppress(InfiniswapError):
@@ -477,7 +490,7 @@ class DeviceService:
             try:
                 await self.stop(remove=True, unless_used=True)
             except InfiniswapError as error:
-                log.error("the device cannot be stopped yet: %s", error)
+                log.error("the device cannot be stopped yet: %s", error, extra=_NOT_STOPPED)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _STOP_PAUSE_S_MAX)
         self._stopping = None
@@ -538,7 +551,7 @@ class DeviceService:
             if not remove:
                 await self._blocking(lambda: contents.save(engine, self._paths, spec))
         except InfiniswapError as error:
-            log.error("the contents could not be kept: %s", error)
+            log.error("the contents could not be kept: %s", error, extra=_NOT_KEPT)
             failure = error
         await self._close_engine()
         try:
@@ -574,6 +587,7 @@ class DeviceService:
             uptime_s=time.monotonic() - self._started_s,
             degraded=self._degraded
             + ([str(problem)] if problem else [])
+            + self._outcome.sentences(reload.RESTART)
             + self._succession.degraded()
             + self._finder.degraded(),
             awake=self._waker is not None and self._waker.awake,

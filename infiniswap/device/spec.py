@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Struct
@@ -37,6 +39,9 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
         peers_file: of more control addresses, read again when it changes.
         mqtt: the broker on which donors announce themselves; None: there is none.
         cluster: name of ours on that broker.
+        config_file: as named at the start; None: wherever the configuration is looked for.
+        flags: what came from the command line, `section.key` to text: read again, the
+            configuration gives way to it.
     """
 
     name: str
@@ -60,11 +65,30 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
     peers_file: str | None = None
     mqtt: MqttConfig | None = None
     cluster: str = "default"
+    config_file: str | None = None
+    flags: dict[str, str] = {}
 
     @property
     def slab_count(self) -> int:
         """Slabs of the device; the last may be cut short."""
         return -(-self.size_bytes // self.slab_bytes)
+
+
+def source_fields(config_file: str | None, flags: Mapping[str, object]) -> dict[str, Any]:
+    """Where the configuration comes from, for a device that reads it again: fields of a spec.
+
+    Args:
+        config_file: as named on the command line.
+        flags: of the command line, `section.key` to value; None: not given.
+    """
+    return {
+        "config_file": None if config_file is None else os.path.abspath(config_file),
+        "flags": {
+            key: ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            for key, value in flags.items()
+            if value is not None
+        },
+    }
 
 
 def check_name(name: str) -> str:

@@ -17,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from infiniswap import events
 from infiniswap.device.api import SuccessionRow
 from infiniswap.device.attach import Attachment
-from infiniswap.device.holder import LOCK, SPEC, STATE, Holder, TakeOver
+from infiniswap.device.holder import LOCK, SPEC, STATE, Holder, TakeOver, read_all
 from infiniswap.device.rundir import DevicePaths
 from infiniswap.device.spec import DeviceSpec, decode_spec, encode_spec
 from infiniswap.engine.protocol import Engine
@@ -65,6 +66,8 @@ class Succession:
         self._turn: TakeOver | None = None
         self._pause_ms = 0.0
         self._unavailable = ""
+        self.note: bytes | None = None
+        """Of the front end, for a successor; None: nobody could succeed."""
 
     # ----------------------------------------------------- for whoever comes after us
 
@@ -109,10 +112,17 @@ class Succession:
         self.holder.hold_rings(attachment.kernel.rings())
         for name, fd in handover.descriptors.items():
             self.holder.keep(name, fd)
+        self.note = handover.note
+        self.keep_spec(spec, attachment)
+
+    def keep_spec(self, spec: DeviceSpec, attachment: Attachment) -> None:
+        """The device as it is now."""
+        if self.note is None:
+            return
         kept = msgspec.structs.replace(
             spec, frontend=attachment.choice.frontend, owner_pid=None, discard_contents=False
         )
-        data = msgspec.json.encode(_Kept(msgspec.Raw(encode_spec(kept)), handover.note))
+        data = msgspec.json.encode(_Kept(msgspec.Raw(encode_spec(kept)), self.note))
         self.holder.keep_bytes(SPEC, data)
 
     def keep_lock(self, fd: int) -> None:
@@ -128,13 +138,19 @@ class Succession:
             "take-over %d: the predecessor has ended (%s)",
             turn.count,
             turn.reason,
+            extra=events.about(events.TAKE_OVER),
         )
 
     def done(self) -> None:
         """It serves."""
         assert self._turn is not None
         self._pause_ms = (time.monotonic_ns() - self._turn.died_ns) / 1e6
-        log.warning("take-over %d: done, after %.0f ms", self._turn.count, self._pause_ms)
+        log.warning(
+            "take-over %d: done, after %.0f ms",
+            self._turn.count,
+            self._pause_ms,
+            extra=events.about(events.TAKE_OVER),
+        )
 
     @property
     def is_successor(self) -> bool:
@@ -180,6 +196,15 @@ def read_kept(data: bytes) -> tuple[DeviceSpec, bytes]:
     except msgspec.MsgspecError as error:
         raise ConfigError(f"it cannot be read ({error})", where=where) from error
     return decode_spec(bytes(kept.spec), where), kept.note
+
+
+def newest(fd: int, spec: DeviceSpec) -> DeviceSpec:
+    """The spec that the predecessor kept last; the one that is known where it cannot be read."""
+    try:
+        return read_kept(read_all(fd))[0]
+    except InfiniswapError as error:
+        log.error("%s", error)
+        return spec
 
 
 def reopen(fd: int) -> int:

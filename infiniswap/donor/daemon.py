@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from infiniswap import __version__
+from infiniswap import __version__, events
 from infiniswap.config import Config, check_listen_secret
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits
@@ -41,6 +41,7 @@ from infiniswap.donor.announce import announce
 from infiniswap.donor.evict import EvictionConfig
 from infiniswap.donor.harvest import Harvester, MemoryFigures, MemorySource
 from infiniswap.donor.home import Home, NoHome, leave_release, open_home
+from infiniswap.donor.reload import Reloader
 from infiniswap.donor.service import DonorIdentity, DonorService, ServiceConfig
 from infiniswap.engine.protocol import Store, StoreConfig
 from infiniswap.errors import (
@@ -133,16 +134,23 @@ class Donor:
         service: leases and status.
         server: the control API.
         harvester: the pool.
+        reloader: changes what can change while it runs.
         gives_back: whether stopping returns the memory even where a successor could have it.
     """
 
     def __init__(
-        self, ports: Ports, service: DonorService, server: ControlServer, harvester: Harvester
+        self,
+        ports: Ports,
+        service: DonorService,
+        server: ControlServer,
+        harvester: Harvester,
+        reloader: Reloader,
     ) -> None:
         self.ports = ports
         self.service = service
         self.server = server
         self.harvester = harvester
+        self.reloader = reloader
         self.gives_back = False
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -238,8 +246,9 @@ async def serve(
             ports = Ports(service.control_port, service.data_port)
             try:
                 _log_start(config, ports, limits, secret is not None)
-                donor = Donor(ports, service, server, harvester)
                 waker = Waker(lambda: store.stats()["read_bytes"] // PAGE_BYTES, daemon.keep_awake)
+                reloader = Reloader(config, pool_limits, harvester, service, waker)
+                donor = Donor(ports, service, server, harvester, reloader)
                 stop_pressure = _watch_pressure(harvester)
                 tasks: tuple[asyncio.Task[None], ...] = (
                     asyncio.create_task(harvester.run(), name="harvest"),
@@ -280,6 +289,7 @@ async def run(
     store_factory: StoreFactory,
     memory: MemorySource,
     ready_file: Path | None = None,
+    load: Callable[[], Config] | None = None,
 ) -> None:
     """Runs a donor until SIGTERM (a successor may have what is lent) or SIGINT (it may not).
 
@@ -288,6 +298,7 @@ async def run(
         store_factory: makes the slab pool.
         memory: figures.
         ready_file: gets the ports as JSON when everything is served; removed at the stop.
+        load: reads the configuration anew, at SIGHUP; None: there is nothing to read.
 
     Raises:
         See serve.
@@ -302,6 +313,8 @@ async def run(
         numbers.append(number)
         stopped.set()
 
+    hung_up = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, hung_up.set)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
     try:
@@ -309,20 +322,42 @@ async def run(
             if ready_file is not None:
                 _write_ready(ready_file, donor.ports)
             notifier = Notifier()
-            notifier.ready(f"serving on ports {donor.ports.control_port}, {donor.ports.data_port}")
+            serving = f"serving on ports {donor.ports.control_port}, {donor.ports.data_port}"
+            notifier.ready(serving)
             watchdog = asyncio.create_task(notifier.watchdog(), name="watchdog")
+            reloading = asyncio.create_task(
+                _reload(donor, load or (lambda: config), hung_up, notifier, serving), name="reload"
+            )
+            reloading.add_done_callback(donor.task_done)
             try:
                 await donor.wait(stopped)
             finally:
                 watchdog.cancel()
+                reloading.cancel()
                 notifier.stopping()
             donor.gives_back = signal.SIGINT in numbers
             log.info("stopping")
     finally:
         if ready_file is not None:
             _remove_ready(ready_file)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
+
+
+async def _reload(
+    donor: Donor,
+    load: Callable[[], Config],
+    hung_up: asyncio.Event,
+    notifier: Notifier,
+    serving: str,
+) -> None:
+    """At each SIGHUP, until cancelled."""
+    while True:
+        await hung_up.wait()
+        hung_up.clear()
+        notifier.reloading()
+        outcome = await donor.reloader.reload(load)
+        notifier.ready("; ".join([serving, *outcome.sentences("a restart")]))
 
 
 def _open_home(config: Config, limits: HeadroomConfig, identity: DonorIdentity) -> Home | NoHome:
@@ -356,7 +391,12 @@ def _make_store(
 def _restore(service: DonorService, store: Store, home: Home | NoHome, now_s: float) -> None:
     if isinstance(home, NoHome):
         sentence = f"a restart of the daemon loses what is lent: {home.reason}"
-        log.log(logging.INFO if home.is_chosen else logging.WARNING, "%s", sentence)
+        log.log(
+            logging.INFO if home.is_chosen else logging.WARNING,
+            "%s",
+            sentence,
+            extra=events.about(events.RESTART_LOSES),
+        )
         if not home.is_chosen:
             service.degraded.append(sentence)
         return
@@ -367,7 +407,7 @@ def _restore(service: DonorService, store: Store, home: Home | NoHome, now_s: fl
         service.degraded.append(
             "this kernel (before 6.4) may swap slabs out while no daemon runs that has them locked"
         )
-        log.warning("%s", service.degraded[-1])
+        log.warning("%s", service.degraded[-1], extra=events.about(events.RESTART_LOSES))
 
 
 async def _pin(store: Store, executor: Executor) -> None:
@@ -523,7 +563,8 @@ def _log_start(config: Config, ports: Ports, limits: HeadroomConfig, secret: boo
     if not config.daemon.listen.is_loopback:
         log.warning(
             "plain TCP: lease tokens and pages can be read by whoever sees the packets between "
-            "the hosts; use a network that you trust"
+            "the hosts; use a network that you trust",
+            extra=events.about(events.PLAIN_TCP),
         )
     if not secret:
         log.info("no cluster secret: any user of this host may borrow memory")

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from infiniswap import events
 from infiniswap.donor.evict import Evictor
 from infiniswap.errors import InfiniswapError, SystemCallError, from_oserror
 from infiniswap.system.files import sync_directory
@@ -46,7 +47,7 @@ class Drain:
         self._mapped = mapped
         self._told = told
         self._path = path
-        self._move_s = move_s
+        self.move_s = move_s
         self._active = asyncio.Event()
 
     @property
@@ -58,7 +59,8 @@ class Drain:
         """Takes up what was wished before a restart."""
         if self._path is not None and self._path.exists():
             log.warning(
-                "still draining, as before the restart (`infiniswap donor undrain` ends it)"
+                "still draining, as before the restart (`infiniswap donor undrain` ends it)",
+                extra=events.about(events.DRAINING),
             )
             self._active.set()
 
@@ -71,7 +73,9 @@ class Drain:
             warning = str(error)
             log.error("%s", warning)
         if active != self.is_active:
-            log.info("draining" if active else "no longer draining")
+            log.info(
+                "draining" if active else "no longer draining", extra=events.about(events.DRAINING)
+            )
             (self._active.set if active else self._active.clear)()
             await self._told(active)
         return warning
@@ -104,7 +108,7 @@ class Drain:
             taken = 0
             if self._mapped():
                 try:
-                    taken = await self._evictor.evict(_BATCH, move_s=self._move_s)
+                    taken = await self._evictor.evict(_BATCH, move_s=self.move_s)
                 except InfiniswapError as error:
                     log.error("draining: %s", error)
             if not taken:

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol, TypeAlias
 
+from infiniswap import events
 from infiniswap.errors import InfiniswapError
 from infiniswap.policy.eviction import candidates, victims
 
@@ -92,7 +93,7 @@ class Evictor:
         counters: Counter[str],
     ) -> None:
         self._slabs = slabs
-        self._config = config
+        self.config = config
         self._rng = rng
         self._clock = clock
         self._counters = counters
@@ -121,7 +122,7 @@ class Evictor:
         self._refused_until_s = {k: s for k, s in self._refused_until_s.items() if s > now_s}
         mapped = self._slabs.mapped()
         allowed = set(mapped if among is None else among) - set(self._refused_until_s)
-        count = min(count, self._config.slabs_max)
+        count = min(count, self.config.slabs_max)
         # Chosen before, and not given up yet: their time to be copied is over.
         hurried = [] if move_s else [slab for slab in mapped if slab in self._moving & allowed]
         del hurried[count:]
@@ -130,7 +131,7 @@ class Evictor:
             [slab for slab in mapped if slab in allowed],
             count - len(hurried),
             self._rng,
-            self._config.extra,
+            self.config.extra,
         )
         if not asked and not hurried:
             return 0
@@ -162,7 +163,7 @@ class Evictor:
 
     async def _ask(self, lease: int) -> dict[int, float]:
         try:
-            return await self._slabs.activity(lease, self._config.activity_s)
+            return await self._slabs.activity(lease, self.config.activity_s)
         except InfiniswapError as error:
             self._counters["activity_unanswered"] += 1
             log.debug("lease %d does not say how active it is: %s", lease, error)
@@ -172,14 +173,20 @@ class Evictor:
         lease, slot = slab
         try:
             taken = await self._slabs.evict(
-                lease, slot, round(self._config.deadline_s * 1000), round(move_s * 1000)
+                lease, slot, round(self.config.deadline_s * 1000), round(move_s * 1000)
             )
         except InfiniswapError as error:
-            log.error("slot %d of lease %d cannot be taken back: %s", slot, lease, error)
+            log.error(
+                "slot %d of lease %d cannot be taken back: %s",
+                slot,
+                lease,
+                error,
+                extra=events.about(events.SLAB_KEPT),
+            )
             return False
         finally:
             if move_s:
                 self._moving.discard(slab)
         if not taken:
-            self._refused_until_s[slab] = self._clock() + self._config.refused_s
+            self._refused_until_s[slab] = self._clock() + self.config.refused_s
         return taken

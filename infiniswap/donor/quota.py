@@ -28,8 +28,8 @@ class Quota:
     ) -> None:
         self._table = table
         self._evictor = evictor
-        self._slabs_max = slabs_max
-        self._share_max = share_max
+        self.slabs_max = slabs_max
+        self.share_max = share_max
 
     def reclaimable(self, host_name: str) -> int:
         """Slabs of others that would be taken back for this consumer."""
@@ -53,4 +53,4 @@ class Quota:
         held: Counter[str] = Counter()
         for lease in self._table.leases():
             held[lease.owner.host_name] += len(lease.slots)
-        return over_quota(held, host_name, self._slabs_max, self._share_max)
+        return over_quota(held, host_name, self.slabs_max, self.share_max)

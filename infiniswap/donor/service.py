@@ -128,7 +128,7 @@ class DonorService:
         records: LeaseRecords | None = None,
     ) -> None:
         self._identity = identity
-        self._config = config
+        self.config = config
         self._store = store
         self._harvester = harvester
         self._executor = executor
@@ -155,7 +155,7 @@ class DonorService:
         )
         self.keeping = Keeping(self._table, records, self._off_loop, self.counters)
         self.rdma = DonorRdma(store, self._table, self._off_loop, self.counters, config.rdma)
-        self._quota = Quota(self._table, self.evictor, slabs_max, config.consumer_share_max)
+        self.quota = Quota(self._table, self.evictor, slabs_max, config.consumer_share_max)
 
     # --------------------------------------------------------------------- sessions
 
@@ -166,11 +166,11 @@ class DonorService:
             donor_id=self._identity.donor_id,
             donor_name=self._identity.name,
             incarnation=self._identity.incarnation,
-            slab_bytes=self._config.slab_bytes,
+            slab_bytes=self.config.slab_bytes,
             data_port=self.data_port,
-            grace_ms=round(self._config.grace_s * 1000),
-            heartbeat_ms=round(self._config.heartbeat_s * 1000),
-            silence_ms=round(self._config.silence_s * 1000),
+            grace_ms=round(self.config.grace_s * 1000),
+            heartbeat_ms=round(self.config.heartbeat_s * 1000),
+            silence_ms=round(self.config.silence_s * 1000),
             draining=self.drain.is_active,
             rdma=self.rdma.enabled,
         )
@@ -246,7 +246,7 @@ class DonorService:
 
     async def _memory(self, session: ServerSession, request: m.MemoryRequest) -> m.MemoryAnswer:
         await self._harvester.refresh()
-        can_map = self._harvester.slabs_mappable() or self._quota.reclaimable(session.host_name)
+        can_map = self._harvester.slabs_mappable() or self.quota.reclaimable(session.host_name)
         return m.MemoryAnswer(
             id=request.id,
             used_share=self._harvester.used_share(),
@@ -274,8 +274,8 @@ class DonorService:
             token=made.token,
             epoch=epoch,
             reclaim=reclaim,
-            export_bytes=request.slots_max * self._config.slab_bytes,
-            grace_ms=round(self._config.grace_s * 1000),
+            export_bytes=request.slots_max * self.config.slab_bytes,
+            grace_ms=round(self.config.grace_s * 1000),
         )
 
     async def _map(self, session: ServerSession, request: m.MapRequest) -> m.MapAnswer:
@@ -319,12 +319,12 @@ class DonorService:
         async def prepare() -> None:
             if await self._harvester.prepare() or self._harvester.is_short:
                 return
-            if await self._quota.make_room(session.host_name):
+            if await self.quota.make_room(session.host_name):
                 await self._harvester.prepare()
 
         task = self._track(asyncio.ensure_future(prepare()))
         # A slab that comes too late for this request is there for the next.
-        await asyncio.wait({task}, timeout=self._config.prepare_s)
+        await asyncio.wait({task}, timeout=self.config.prepare_s)
 
     async def _unmap(self, session: ServerSession, request: m.UnmapRequest) -> m.OkAnswer:
         lease = self._table.owned(request.lease, session.number)
@@ -337,7 +337,7 @@ class DonorService:
             )
         await self._off_loop(
             lambda: self._store.unmap(
-                lease.lease, request.slot, request.generation, self._config.fence_ms
+                lease.lease, request.slot, request.generation, self.config.fence_ms
             )
         )
         self._table.unmapped(lease.lease, request.slot)
@@ -350,7 +350,7 @@ class DonorService:
         )
         try:
             token = await self._off_loop(
-                lambda: self._store.lease_renew(lease.lease, self._config.fence_ms)
+                lambda: self._store.lease_renew(lease.lease, self.config.fence_ms)
             )
         except EngineError as error:
             if error.code == errno.ETIMEDOUT:
@@ -375,7 +375,7 @@ class DonorService:
 
     async def evict_some(self, count: int, urgent: bool) -> int:
         """For the harvester: takes slabs back; returns how many came."""
-        move_s = 0.0 if urgent else self._config.eviction.move_s
+        move_s = 0.0 if urgent else self.config.eviction.move_s
         return await self.evictor.evict(count, move_s=move_s)
 
     # --------------------------------------------------------- eviction (evict.Slabs)
@@ -423,7 +423,7 @@ class DonorService:
         if session is not None:
             try:
                 await session.evict(lease, slot, info.generation, deadline_ms + move_ms, move_ms)
-                wait_ms = self._config.fence_ms
+                wait_ms = self.config.fence_ms
             except RequestRefusedError as error:
                 if error.reason == m.REFUSED_ONLY_COPY:
                     self.counters["evictions_refused"] += 1
@@ -507,15 +507,15 @@ class DonorService:
             software=__version__,
             versions=list(m.VERSIONS),
             uptime_s=max(0.0, self._clock() - self._started_s),
-            slab_bytes=self._config.slab_bytes,
+            slab_bytes=self.config.slab_bytes,
             control_port=self.control_port,
             data_port=self.data_port,
-            authenticated=self._config.authenticated,
+            authenticated=self.config.authenticated,
             draining=self.drain.is_active,
             degraded=self.degraded,
             sessions=len(self._sessions),
             pool=m.PoolStatus(
-                limit_bytes=self._config.pool_bytes,
+                limit_bytes=self.config.pool_bytes,
                 slabs_max=policy.config.slabs_max,
                 slabs_free=stats["slabs_free"],
                 slabs_mapped=stats["slabs_mapped"],

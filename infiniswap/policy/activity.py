@@ -56,8 +56,12 @@ class ActivityTracker:
 
     @property
     def config(self) -> ActivityConfig:
-        """Parameters given at the start."""
+        """Parameters in force."""
         return self._config
+
+    def tune(self, config: ActivityConfig) -> None:
+        """Other parameters from now on; the averages stay."""
+        self._config = config
 
     def tick(self, now_s: float, totals: Sequence[int]) -> None:
         """Takes the counters once per period, late or not.

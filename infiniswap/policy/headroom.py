@@ -120,8 +120,18 @@ class HeadroomPolicy:
 
     @property
     def config(self) -> HeadroomConfig:
-        """Limits given at the start."""
+        """Limits in force."""
         return self._config
+
+    def limit(self, config: HeadroomConfig) -> None:
+        """Other limits from now on; weight and period of the average stay.
+
+        Raises:
+            ValueError: another slab size.
+        """
+        if config.slab_bytes != self._config.slab_bytes:
+            raise ValueError("the slab size of a pool cannot change")
+        self._config = config
 
     @property
     def others_bytes(self) -> int:

@@ -42,6 +42,19 @@ class Refill:
         """Those that are being filled."""
         return tuple(self._next)
 
+    def set_rate(self, pages_per_s: float) -> None:
+        """Another rate from now on; 0 ends what is under way.
+
+        Raises:
+            ValueError: below zero.
+        """
+        if pages_per_s < 0.0:
+            raise ValueError(f"a rate of {pages_per_s} pages per second")
+        self._pages_per_s = pages_per_s
+        if not pages_per_s:
+            self._next.clear()
+            self._passes.clear()
+
     def begin(self, slab: int) -> None:
         """A slab has got a donor, or its donor back: from its first page on."""
         if self._pages_per_s > 0.0:

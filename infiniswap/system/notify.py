@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Final
 
@@ -64,6 +65,10 @@ class Notifier:
     def ready(self, status: str) -> None:
         """It serves; `status` is what `systemctl status` shows."""
         self.say("READY=1", f"STATUS={status}")
+
+    def reloading(self) -> None:
+        """It reads its configuration again; `ready` ends that."""
+        self.say("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self, status: str = "stopping") -> None:
         """It is ending on purpose."""

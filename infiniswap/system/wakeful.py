@@ -41,10 +41,22 @@ class Waker:
         self._page_ins = page_ins
         self._policy = Wakefulness(config or WakefulnessConfig())
         self._request = request or CpuLatencyRequest()
-        self._latency_us = latency_us() if mode == "auto" else None
+        self._find_latency_us = latency_us
+        self._latency_us: int | None = None
         self._retry_ticks = 0
+        self._mode = "off"
+        self._changed = asyncio.Event()
+        self.set_mode(mode)
+
+    def set_mode(self, mode: str) -> None:
+        """ "auto" or "off" from now on."""
+        if mode == self._mode:
+            return
+        self._mode = mode
+        self._latency_us = self._find_latency_us() if mode == "auto" else None
         if self._latency_us is not None:
             self._request.check()
+        self._changed.set()
 
     @property
     def awake(self) -> bool:
@@ -59,12 +71,15 @@ class Waker:
     async def run(self) -> None:
         """Ticks until cancelled; then nothing is held any more."""
         loop = asyncio.get_running_loop()
-        if self._latency_us is None:
-            await loop.create_future()
-        if self._request.problem is not None:
-            log.warning("%s", self._request.problem)
         try:
             while True:
+                if self._changed.is_set() and self._request.problem is not None:
+                    log.warning("%s", self._request.problem)
+                self._changed.clear()
+                if self._latency_us is None:
+                    self._request.release()
+                    await self._changed.wait()
+                    continue
                 self.tick(loop.time())
                 await asyncio.sleep(_TICK_S_AWAKE if self.awake else _TICK_S_ASLEEP)
         finally:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import nbd_bytes
 import pytest
 from cluster import NEEDS_SWAP, WAIT_S, Cluster, Device, until, wait_ended
+from nbd_client import ask, connected
 from pagejob import NEEDS, Job
 from runs import Runner, ready, touch
 from takeovers import donors_too, kill_again_and_again
@@ -53,53 +53,20 @@ needs_resend = pytest.mark.skipif(not hands_over(), reason="needs FUSE_NOTIFY_RE
 # ------------------------------------------------------------------------- nbd-socket
 
 
-def _connected(path: Path) -> socket.socket:
-    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    client.settimeout(WAIT_S)
-
-    def connect() -> bool:
-        try:
-            client.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
-            return False
-        return True
-
-    until(connect, f"{path} to be served")
-    nbd_bytes.receive(client, len(nbd_bytes.GREETING))
-    client.sendall(nbd_bytes.FLAGS + nbd_bytes.go(""))
-    while True:
-        _, _, kind, length = nbd_bytes.struct.unpack(">QIII", nbd_bytes.receive(client, 20))
-        nbd_bytes.receive(client, length)
-        if kind == nbd_bytes.ACK:
-            return client
-
-
-def _ask(client: socket.socket, command: int, offset: int, data: bytes | int) -> bytes:
-    length = data if isinstance(data, int) else len(data)
-    client.sendall(nbd_bytes.request(command, offset, length))
-    if isinstance(data, bytes):
-        client.sendall(data)
-    answer = nbd_bytes.receive(client, 16)
-    if len(answer) < 16:
-        raise ConnectionError("it has gone")
-    assert nbd_bytes.struct.unpack(">IIQ", answer)[1] == 0
-    return nbd_bytes.receive(client, length) if isinstance(data, int) else b""
-
-
 def test_what_was_written_is_there_after_each_kill(standing: Cluster) -> None:
     device = standing.start("--frontend", "nbd-socket")
     path = device.run / "nbd.sock"
     for kill in range(1, KILLS + 1):
         processes = device.processes()
-        client = _connected(path)
+        client = connected(path)
         for page in range(64):
-            _ask(client, nbd_bytes.WRITE, page * 1_048_576, bytes([kill, page]) * 2048)
+            ask(client, nbd_bytes.WRITE, page * 1_048_576, bytes([kill, page]) * 2048)
         os.kill(processes["active"], signal.SIGKILL)  # most of it is staged, and nowhere else
         client.close()
         device.wait_take_over(kill)
-        client = _connected(path)
+        client = connected(path)
         for page in range(64):
-            found = _ask(client, nbd_bytes.READ, page * 1_048_576, 4096)
+            found = ask(client, nbd_bytes.READ, page * 1_048_576, 4096)
             assert found == bytes([kill, page]) * 2048
         client.close()
     status = device.wait_standby()
@@ -110,16 +77,16 @@ def test_what_was_written_is_there_after_each_kill(standing: Cluster) -> None:
     assert standing.processes() == {}
     # An orderly stop of a device that was taken over keeps its contents.
     again = standing.start("--frontend", "nbd-socket", name=device.name, size="")
-    client = _connected(path)
-    assert _ask(client, nbd_bytes.READ, 0, 4096) == bytes([KILLS, 0]) * 2048
+    client = connected(path)
+    assert ask(client, nbd_bytes.READ, 0, 4096) == bytes([KILLS, 0]) * 2048
     client.close()
     again.remove()
 
 
 def test_a_restart_keeps_what_was_written(standing: Cluster) -> None:
     device = standing.start("--frontend", "nbd-socket")
-    client = _connected(device.run / "nbd.sock")
-    _ask(client, nbd_bytes.WRITE, 0, b"before" * 2048)
+    client = connected(device.run / "nbd.sock")
+    ask(client, nbd_bytes.WRITE, 0, b"before" * 2048)
     before = device.processes()
     said = standing.ok("device", "restart", device.name)
     client.close()
@@ -128,8 +95,8 @@ def test_a_restart_keeps_what_was_written(standing: Cluster) -> None:
     assert " ms" in said
     assert after["holder"] == before["holder"]
     assert not {after["active"], after["standby"]} & {before["active"], before["standby"]}
-    client = _connected(device.run / "nbd.sock")
-    assert _ask(client, nbd_bytes.READ, 0, 12_288) == b"before" * 2048
+    client = connected(device.run / "nbd.sock")
+    assert ask(client, nbd_bytes.READ, 0, 12_288) == b"before" * 2048
     client.close()
     assert device.status["succession"]["reason"] == "restart"
 

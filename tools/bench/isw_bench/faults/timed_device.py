@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     spec = command.make_spec(args, config, name=args.name, size_bytes=size_bytes, swap=args.swap)
     paths = rundir.paths_of(args.name, config.device.run_dir, config.device.backup_dir)
     command.prepare_backup_dir(spec, paths)
-    prepare_process()
+    prepare_process(own_log=False)
     return asyncio.run(serve(spec, lambda ready: ready.ok, own_log=False))
 
 

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon's configuration, read again while it runs (SIGHUP).
+
+What concerns leases, ports and the store waits for a restart; so does everything while the new
+values do not go together with what stays as it is. A file with a mistake changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from infiniswap import events
+from infiniswap.config import Config, check_listen_secret
+from infiniswap.config_changes import LIVE_DAEMON, Outcome, changed, concerns_daemon, merged
+from infiniswap.donor.evict import EvictionConfig
+from infiniswap.donor.harvest import Harvester, MemoryFigures
+from infiniswap.donor.service import DonorService
+from infiniswap.errors import ConfigError, InfiniswapError
+from infiniswap.policy.headroom import HeadroomConfig
+from infiniswap.system.wakeful import Waker
+
+log = logging.getLogger(__name__)
+
+Limits = Callable[[Config, MemoryFigures], HeadroomConfig]
+"""The limits of the pool on a host with this memory; raises ConfigError."""
+
+
+class Reloader:
+    """The configuration in force, and its change.
+
+    Args:
+        config: the one that the daemon was started with.
+        limits: of the pool.
+        harvester, service, waker: what is changed.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        limits: Limits,
+        harvester: Harvester,
+        service: DonorService,
+        waker: Waker,
+    ) -> None:
+        self._config = config
+        self._limits = limits
+        self._harvester = harvester
+        self._service = service
+        self._waker = waker
+        # The store has room for so many, whatever is wanted later.
+        self._slabs_max = harvester.policy.config.slabs_max
+        self._told: list[str] = []
+
+    async def reload(self, load: Callable[[], Config]) -> Outcome:
+        """Reads the configuration and takes over what can be; never raises for what is in it.
+
+        Args:
+            load: reads it; blocking.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            wanted = await loop.run_in_executor(None, lambda: _load(load))
+            await self._harvester.refresh(0.0)
+            self._limits(wanted, self._harvester.figures)
+            outcome = self._take_over(wanted)
+        except InfiniswapError as error:
+            outcome = Outcome(error=error)
+        sentences = outcome.sentences("a restart of the daemon")
+        if outcome.applied or not sentences:
+            log.info(
+                "reloaded: %s",
+                ", ".join(outcome.applied) or "nothing has changed",
+                extra=events.about(events.RELOADED),
+            )
+        for sentence in sentences:
+            log.log(
+                logging.ERROR if outcome.error else logging.WARNING,
+                "%s",
+                sentence,
+                extra=events.about(
+                    events.CONFIG_BROKEN if outcome.error else events.RESTART_NEEDED
+                ),
+            )
+        self._tell(sentences)
+        return outcome
+
+    def _take_over(self, wanted: Config) -> Outcome:
+        before = self._config
+        try:
+            config = merged(before, wanted, LIVE_DAEMON)
+            limits = self._limits(config, self._harvester.figures)
+        except ConfigError:
+            # Only together with what waits for a restart.
+            return Outcome(waiting=changed(before, wanted, concerns_daemon))
+        is_capped = limits.slabs_max > self._slabs_max
+        if is_capped:
+            limits = replace(limits, pool_bytes_max=self._slabs_max * limits.slab_bytes)
+        self._apply(config, limits)
+        self._config = config
+        waiting = changed(config, wanted, concerns_daemon)
+        if is_capped:
+            waiting = tuple(dict.fromkeys(("daemon.pool", *waiting)))
+        return Outcome(changed(before, config, concerns_daemon), waiting)
+
+    def _apply(self, config: Config, limits: HeadroomConfig) -> None:
+        daemon, policy, service = config.daemon, config.policy, self._service
+        self._harvester.policy.limit(limits)
+        eviction = EvictionConfig(
+            slabs_max=policy.evict_slabs_max,
+            extra=policy.evict_extra_slabs,
+            deadline_s=daemon.evict_deadline_s,
+            move_s=daemon.evict_move_s,
+        )
+        service.config = replace(
+            service.config,
+            pool_bytes=limits.slabs_max * limits.slab_bytes,
+            eviction=eviction,
+            drain_move_s=daemon.drain_move_s,
+            consumer_share_max=daemon.consumer_share_max,
+            rdma=daemon.rdma == "auto",
+        )
+        service.evictor.config = eviction
+        service.drain.move_s = daemon.drain_move_s
+        service.quota.slabs_max = limits.slabs_max
+        service.quota.share_max = daemon.consumer_share_max
+        service.rdma.enabled = daemon.rdma == "auto"
+        self._waker.set_mode(daemon.keep_awake)
+
+    def _tell(self, sentences: list[str]) -> None:
+        degraded = self._service.degraded
+        for sentence in self._told:
+            degraded.remove(sentence)
+        degraded += sentences
+        self._told = sentences
+
+
+def _load(load: Callable[[], Config]) -> Config:
+    config = load()
+    check_listen_secret(config.daemon.listen, config.secret())
+    return config

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client of a device's NBD socket: one request at a time, each of which must succeed."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from pathlib import Path
+
+import nbd_bytes
+from cluster import WAIT_S, until
+
+
+def connected(path: Path, wait_s: float = WAIT_S) -> socket.socket:
+    """A connection that is ready for requests; waits until the socket is served."""
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    client.settimeout(wait_s)
+
+    def connect() -> bool:
+        try:
+            client.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        return True
+
+    until(connect, f"{path} to be served")
+    nbd_bytes.receive(client, len(nbd_bytes.GREETING))
+    client.sendall(nbd_bytes.FLAGS + nbd_bytes.go(""))
+    while True:
+        _, _, kind, length = struct.unpack(">QIII", nbd_bytes.receive(client, 20))
+        nbd_bytes.receive(client, length)
+        if kind == nbd_bytes.ACK:
+            return client
+
+
+def ask(client: socket.socket, command: int, offset: int, data: bytes | int) -> bytes:
+    """Writes bytes, or reads so many and returns them."""
+    length = data if isinstance(data, int) else len(data)
+    client.sendall(nbd_bytes.request(command, offset, length))
+    if isinstance(data, bytes):
+        client.sendall(data)
+    answer = nbd_bytes.receive(client, 16)
+    if len(answer) < 16:
+        raise ConnectionError("it has gone")
+    assert struct.unpack(">IIQ", answer)[1] == 0
+    return nbd_bytes.receive(client, length) if isinstance(data, int) else b""

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a changed configuration is taken over at once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infiniswap import config as configuration
+from infiniswap.config import Config, load
+from infiniswap.config_changes import (
+    LIVE_DAEMON,
+    LIVE_DEVICE,
+    Outcome,
+    changed,
+    concerns_daemon,
+    concerns_device,
+    merged,
+)
+from infiniswap.device import reload
+from infiniswap.device.spec import DeviceSpec, decode_spec, encode_spec, source_fields
+from infiniswap.errors import ConfigError
+from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy, PoolState
+from infiniswap.policy.refill import Refill
+from infiniswap.units import HostPort
+
+
+def made(**keys: Any) -> Config:
+    return load(Path("/dev/null"), {key.replace("__", "."): v for key, v in keys.items()}, {})
+
+
+def test_only_live_keys_are_taken_over_and_the_others_wait() -> None:
+    running = made()
+    wanted = made(daemon__slab="64M", daemon__headroom="1G", device__hedge_ms=1, policy__choices=3)
+    config = merged(running, wanted, LIVE_DAEMON)
+    assert changed(running, config, concerns_daemon) == ("daemon.headroom",)
+    assert changed(config, wanted, concerns_daemon) == ("daemon.slab",)
+    config = merged(running, wanted, LIVE_DEVICE)
+    assert changed(running, config, concerns_device) == ("policy.choices",)
+    assert changed(config, wanted, concerns_device) == ("device.hedge_ms",)
+
+
+def test_values_that_go_together_only_after_a_restart_are_refused() -> None:
+    wanted = made(daemon__slab="64M", daemon__pool="64M")
+    with pytest.raises(ConfigError, match="smaller than one slab"):
+        merged(made(), wanted, LIVE_DAEMON)
+
+
+def test_every_live_key_is_one_that_concerns_its_process() -> None:
+    known = set(configuration.known_keys())
+    assert known >= LIVE_DAEMON
+    assert known >= LIVE_DEVICE
+    assert all(map(concerns_daemon, LIVE_DAEMON))
+    assert all(map(concerns_device, LIVE_DEVICE))
+
+
+def test_the_documentation_lists_the_live_keys() -> None:
+    root = Path(__file__).resolve().parent.parent.parent
+    text = (root / "docs/configuration.md").read_text(encoding="utf-8")
+    section = text[text.index("## Change it while it runs") :].split("\n## ")[0]
+    rows = re.findall(r"^\| (daemon|device) \| (.*) \|$", section, re.MULTILINE)
+    listed = {who: set(re.findall(r"`(\w+\.\w+)`", keys)) for who, keys in rows}
+    assert listed == {"daemon": set(LIVE_DAEMON), "device": set(LIVE_DEVICE)}
+
+
+def test_what_is_said_of_a_reload() -> None:
+    assert Outcome(applied=("a.b",)).sentences("x") == []
+    assert "wait for x: a.b, c.d" in Outcome(waiting=("a.b", "c.d")).sentences("x")[0]
+    (text,) = Outcome(waiting=("a.b",), error=ConfigError("no")).sentences("x")
+    assert text.endswith("nothing has changed: no")
+
+
+def test_a_device_reads_its_configuration_again_and_its_flags_stay(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text('[cluster]\npeers = ["10.0.0.2"]\n[device]\nstaging = "8M"\n')
+    flags = {"device.staging": "16M", "cluster.peers": None}
+    config = load(path, flags, {})
+    spec = DeviceSpec(
+        name="a",
+        device_id="b",
+        size_bytes=4096,
+        slab_bytes=config.device.slab_bytes,
+        donors=config.cluster.peers,
+        frontend="auto",
+        transport="auto",
+        backup=None,
+        backup_owned=False,
+        swap=False,
+        priority=None,
+        ephemeral=False,
+        owner_pid=None,
+        secret_file=None,
+        config=config.device,
+        policy=config.policy,
+        ask_s=config.cluster.ask_s,
+        **source_fields(str(path), flags),
+    )
+    spec = decode_spec(encode_spec(spec), "here")
+    assert reload.plan(spec) == (spec, Outcome())
+    path.write_text('[cluster]\npeers = ["10.0.0.3"]\n[device]\nrequest_ms = 99\nqueues = 1\n')
+    new, outcome = reload.plan(spec)
+    assert outcome == Outcome(("device.request_ms", "cluster.peers"), ("device.queues",))
+    assert new.donors == (HostPort("10.0.0.3", 9400),)
+    assert (new.config.request_ms, new.config.queues) == (99, 2)
+    assert new.config.staging_bytes == 16 << 20
+    path.write_text("")
+    assert reload.plan(spec)[0].donors == spec.donors, "named nowhere is not nobody"
+    path.unlink()
+    same, outcome = reload.plan(spec)
+    assert same is spec
+    assert isinstance(outcome.error, ConfigError)
+
+
+def test_a_pool_with_other_limits_shrinks_to_them() -> None:
+    policy = HeadroomPolicy(HeadroomConfig(10, 100, 200))
+    policy.observe(0.0, 1000, 800, PoolState(5, 0, 5))
+    assert policy.plan(PoolState(5, 0, 5)).grow
+    policy.limit(HeadroomConfig(10, 100, 70))
+    assert policy.plan(PoolState(5, 0, 5)).release == 3
+    with pytest.raises(ValueError, match="slab size"):
+        policy.limit(HeadroomConfig(20, 100, 70))
+
+
+def test_a_refill_whose_rate_becomes_zero_ends() -> None:
+    refill = Refill(10.0, 0.0)
+    refill.begin(1)
+    refill.set_rate(0.0)
+    assert not refill
+    refill.begin(1)
+    assert not refill
+    refill.set_rate(5.0)
+    refill.begin(1)
+    assert refill.slabs == (1,)
