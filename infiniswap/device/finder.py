@@ -37,16 +37,22 @@ class Finder:
     Args:
         spec: names the sources.
         blocking: runs a call that blocks outside of the event loop.
+        make_watcher: makes what listens to the broker; None: as a process of its own.
     """
 
     def __init__(
-        self, spec: DeviceSpec, blocking: Callable[[Callable[[], bool]], Awaitable[bool]]
+        self,
+        spec: DeviceSpec,
+        blocking: Callable[[Callable[[], bool]], Awaitable[bool]],
+        make_watcher: Callable[[DeviceSpec, Callable[[], None]], Watcher] | None = None,
     ) -> None:
         self._spec = spec
         self._blocking = blocking
         self._file = None if spec.peers_file is None else PeersFile(Path(spec.peers_file))
         self._changed = asyncio.Event()
-        self._watcher = None if spec.mqtt is None else _watcher(spec, self._changed.set)
+        self._watcher = (
+            None if spec.mqtt is None else (make_watcher or _watcher)(spec, self._changed.set)
+        )
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
@@ -104,7 +110,10 @@ class Finder:
             await self._watcher.close()
 
     def _know(self, mapper: SlabMapper, make_link: Callable[[HostPort], DonorLink]) -> None:
-        mapper.know(union(self.named(), self.announced()), make_link)
+        # A successor takes donors over before it has heard of anybody, maybe with the broker away.
+        is_deaf = self._watcher is not None and not self._watcher.has_heard
+        adopted = [link.address for link in mapper.links if link.is_listed] if is_deaf else []
+        mapper.know(union(self.named(), self.announced(), adopted), make_link)
 
     async def _run(self, mapper: SlabMapper, make_link: Callable[[HostPort], DonorLink]) -> None:
         while True:

@@ -43,6 +43,7 @@ class Watcher:
 
     Attributes:
         donors: announced now, as far as is known.
+        has_heard: whether what the broker has was heard once.
         problem: why nothing new is heard of; empty when it is.
         notes: what an administrator should know.
         ignored: messages that did not count, by reason.
@@ -56,6 +57,7 @@ class Watcher:
         changed: Callable[[], None],
     ) -> None:
         self.donors: tuple[HostPort, ...] = ()
+        self.has_heard = False
         self.problem = ""
         self.notes: list[str] = []
         self.ignored: dict[str, int] = {}
@@ -142,6 +144,7 @@ class Watcher:
         if donors is not None:
             self._backoff.good()
             self.donors = donors
+            self.has_heard = True
         for note in report.notes:
             if note not in self.notes:
                 log.warning("%s", note)

@@ -312,9 +312,20 @@ async def test_two_daemons_with_one_identity_are_told_and_leftovers_are_cleared(
     left = f"infiniswap/default/donors/{first.donor_id}/{'0' * 16}"
     stale = encode(replace(first, session="0" * 16), None)
     await asyncio.to_thread(broker.retain, left, stale)
+    # And a host that is gone, with a will that never came.
+    gone = replace(
+        first, donor_id=first.donor_id[:-1] + "0", addresses=["127.0.0.1:3"], every_s=1.0
+    )
+    where = f"infiniswap/default/donors/{gone.donor_id}/{gone.session}"
+    await asyncio.to_thread(broker.retain, where, encode(gone, None))
     directory = Directory("default", None, loopback_ok=True)
     config = load(Path("/dev/null"), {"mqtt.broker": broker.address}, {})
-    listener = Listener(config.mqtt, "default", directory, Random())
+    seen: set[str] = set()
+
+    def changed() -> None:
+        seen.update(str(address) for address in directory.addresses())
+
+    listener = Listener(config.mqtt, "default", directory, Random(), changed)
     announcers = [announcer(broker, made) for made in (first, second)]
     runs = (announcers[0].run(), announcers[1].run(), listener.run())
     tasks = [asyncio.create_task(run) for run in runs]
@@ -322,6 +333,7 @@ async def test_two_daemons_with_one_identity_are_told_and_leftovers_are_cleared(
         async with asyncio.timeout(WAIT_S):
             while not all(a.degraded() for a in announcers) or len(directory.donors()) != 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+        assert seen == {"127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"}
         for each in announcers:
             (sentence,) = each.degraded()
             assert "2 daemons have one identity" in sentence

@@ -7,6 +7,7 @@ import contextlib
 import socket
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from infiniswap import config as configuration
 from infiniswap.cli.config_paths import check_discovery
+from infiniswap.device.finder import Finder
 from infiniswap.device.mapper import SlabMapper
 from infiniswap.discovery.agent import is_own
 from infiniswap.discovery.announcement import (
@@ -315,7 +317,7 @@ class Link:
 
     def __init__(self, address: HostPort) -> None:
         self.address = address
-        self.is_listed = self.is_usable = True
+        self.is_listed = self.is_usable = self.is_idle = True
         self.remote: int | None = None
         self.detail = ""
         self.mapped: dict[int, int] = {}
@@ -356,3 +358,29 @@ def test_config_check_looks_at_the_files_of_discovery(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ca: mqtt\.ca_file: cannot be used"):
         check_discovery(load(**keys))
     check_discovery(load(**{**keys, "mqtt__ca_file": ""}))
+
+
+class Watched:
+    """What a process that listens has told."""
+
+    def __init__(self, spec: Any, changed: Any) -> None:
+        self.donors: tuple[HostPort, ...] = ()
+        self.has_heard = False
+        self.problem, self.notes = "", list[str]()
+
+    def start(self) -> None: ...
+
+
+def test_a_successor_that_has_heard_nobody_yet_keeps_the_donors_it_took_over() -> None:
+    spec = cast(Any, SimpleNamespace(donors=(), peers_file=None, mqtt=1))
+    nothing = cast(Any, None)
+    mapper = SlabMapper(nothing, 1, ActivityConfig(1.0, 1.0, 1.0), 2, Random(1), 0.0, nothing, 1)
+    found = Finder(spec, nothing, cast(Any, Watched))
+    taken_over, newcomer = HostPort("10.0.0.1", 1), HostPort("10.0.0.2", 1)
+    mapper.links = [cast(Any, Link(taken_over))]
+    found._know(mapper, cast(Any, Link))
+    assert [link.address for link in mapper._lenders()] == [taken_over]
+    watched = cast(Any, found._watcher)
+    watched.donors, watched.has_heard = (newcomer,), True
+    found._know(mapper, cast(Any, Link))
+    assert [link.address for link in mapper._lenders()] == [newcomer]
