@@ -13,7 +13,7 @@ MUTATIONS ?=
 C_SOURCES := $(shell find csrc tests/c tests/fuzz tools/bench/c -name '*.[ch]' 2>/dev/null | sort)
 C_BUILD := CMakeLists.txt $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null)
 
-.PHONY: help setup demo test test-full bench bench-faults bench-frontends check lint asan tsan fuzz mutations man format clean
+.PHONY: help setup demo test test-full bench bench-faults bench-frontends check lint asan tsan fuzz mutations man site format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make tsan    C tests under ThreadSanitizer"
 	@echo "make fuzz    every fuzzer for FUZZ_SECONDS ($(FUZZ_SECONDS)); findings in build/fuzz/"
 	@echo "make man     writes the manual pages anew, after a change of a parser or of docs/man/"
+	@echo "make site    the documentation as web pages, in build/site/"
 	@echo "make setup   only the set-up: system packages (as root), $(VENV)/, build/"
 	@echo "make format  rewrites Python and C to the project's style"
 	@echo "make clean   removes what set-up made, but not system packages"
@@ -91,6 +92,9 @@ bench-frontends: setup
 # They are kept in the tree: building a package needs neither this nor what it imports.
 man: setup
 	@PYTHONPATH=tools $(RUN)/python -m manuals
+
+site: setup
+	@PYTHONPATH=tools $(RUN)/python -m mkdocs --quiet build --strict
 
 mutations: setup
 	@$(RUN)/python tools/mutations.py $(MUTATIONS)

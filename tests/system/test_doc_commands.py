@@ -9,8 +9,9 @@ Which blocks, and where, is said by the comment above each (see documents.py):
 - here: a shell in the checkout, on no network.
 - cluster: the same, and its `tools/netns-cluster` is a cluster of the test's own.
 
-Each document starts with an empty directory and a donor without leases. Changed are sizes (a G is
-GIB_MIB MiB here), and the directory /etc/infiniswap. `sudo` is a stand-in: the test is root.
+Each document starts with an empty directory and a donor without leases. Changed are sizes (a GiB is
+GIB_MIB MiB here), and the directory /etc/infiniswap, of which each host has its own. `sudo` and
+`ssh` are stand-ins: the test is root, and both hosts share one file system.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from documents import ROOT, Block, blocks, documents
 from netns_left import left_of, unused_name
 
 from infiniswap.system.netns import NetworkNamespaces
+from infiniswap.units import MIB
 
 pytestmark = [
     *NEEDS_SWAP,
@@ -37,7 +39,7 @@ pytestmark = [
     pytest.mark.requires_tool("ip", "nsenter", "tc", "bash", "nbdcopy"),
 ]
 
-GIB_MIB = 16
+GIB_MIB = 48
 """So many MiB are a GiB in these tests."""
 
 RUNNABLE = {
@@ -46,6 +48,11 @@ RUNNABLE = {
     if (found := [block for block in blocks(path) if block.kind == "run"])
 }
 
+_STAND_INS = {
+    "sudo": 'exec "$@"',
+    # The donor's files lie beside the consumer's.
+    "ssh": 'shift; exec sh -c "$(echo "$*" | sed "s,/consumer/,/donor/,g")"',
+}
 _DAEMON = re.compile(r"^sudo infiniswap daemon (?!--release).*\n\Z", re.MULTILINE)
 _LENDS = "sudo infiniswap daemon --listen 10.0.0.2:9400 --secret-file /etc/infiniswap/secret\n"
 
@@ -57,34 +64,41 @@ class Hosts:
         net: the namespaces.
         cluster: directories, environment and clean-up of devices.
         work: directory in which commands run.
+        said: what they have printed.
     """
 
     def __init__(self, net: NetworkNamespaces, cluster: Cluster) -> None:
         self.net = net
         self.cluster = cluster
         self.work = cluster.root / "work"
-        self.etc = cluster.root / "etc"
         self._bin = cluster.root / "bin"
         self._daemon: subprocess.Popen[bytes] | None = None
         self._log = cluster.root / "daemon.log"
         self._cluster_name = ""
-        for directory in (self.work, self.etc, self._bin):
+        self.said = ""
+        for directory in (self.work, self._bin):
             directory.mkdir()
-        (self._bin / "sudo").write_text('#!/bin/sh\nexec "$@"\n')
-        (self._bin / "sudo").chmod(0o755)
-        (self.etc / "secret").write_text("a secret of this test, long enough\n")
-        (self.etc / "secret").chmod(0o600)
-        secret_file = f'[cluster]\nsecret_file = "{self.etc}/secret"\n'
-        (self.etc / "infiniswap.toml").write_text(secret_file)
+        for name, body in _STAND_INS.items():
+            (self._bin / name).write_text(f"#!/bin/sh\n{body}\n")
+            (self._bin / name).chmod(0o755)
+        for host in ("donor", "consumer"):
+            etc = self.etc(host)
+            etc.mkdir(parents=True)
+            (etc / "secret").write_text("a secret of this test, long enough\n")
+            (etc / "secret").chmod(0o600)
+            (etc / "infiniswap.toml").write_text(f'[cluster]\nsecret_file = "{etc}/secret"\n')
 
-    @property
-    def environment(self) -> dict[str, str]:
+    def etc(self, host: str) -> Path:
+        """What is /etc/infiniswap to a host."""
+        return self.cluster.root / host / "infiniswap"
+
+    def environment(self, host: str) -> dict[str, str]:
         """As of a user who has installed Infiniswap, with small sizes."""
         env = self.cluster.env
         return {
             **env,
             "PATH": f"{self._bin}:{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
-            "INFINISWAP_CONFIG": str(self.etc / "infiniswap.toml"),
+            "INFINISWAP_CONFIG": str(self.etc(host) / "infiniswap.toml"),
             "INFINISWAP_DAEMON_SLAB": env["INFINISWAP_DEVICE_SLAB"],
             "INFINISWAP_DAEMON_POOL": "256M",
             "INFINISWAP_DAEMON_HEADROOM": "16M",
@@ -94,20 +108,22 @@ class Hosts:
     def run(self, block: Block) -> None:
         """Runs a block; what it starts that goes on is ended by close()."""
         if block.mark == "donor":
-            self._lend(self._own(block.body))
+            self._lend(self._own(block.body, "donor"))
         elif block.mark == "consumer":
             if self._daemon is None:
-                self._lend(self._own(_LENDS))
+                self._lend(self._own(_LENDS, "donor"))
             if "infiniswap init" in block.body:
-                (self.etc / "infiniswap.toml").unlink()
-            self._finish(block, self.net.command("consumer", self._shell(self._own(block.body))))
+                (self.etc("consumer") / "infiniswap.toml").unlink()
+            text = self._own(block.body, "consumer")
+            self._finish(block, self.net.command("consumer", self._shell(text)))
         elif block.mark == "here":
             self._finish(block, self._shell(block.body), of_checkout=True)
         else:
             self._finish(block, self._shell(self._in_cluster(block.body)), of_checkout=True)
 
-    def _own(self, text: str) -> str:
-        text = text.replace("/etc/infiniswap", str(self.etc))
+    def _own(self, text: str, host: str) -> str:
+        text = text.replace("/etc/infiniswap", str(self.etc(host)))
+        text = re.sub(r"(\d+) << 30", lambda match: f"{int(match[1]) * GIB_MIB} << 20", text)
         return re.sub(r"(?<![\w.])(\d+)G\b", lambda match: f"{int(match[1]) * GIB_MIB}M", text)
 
     def _in_cluster(self, text: str) -> str:
@@ -120,10 +136,10 @@ class Hosts:
         return ["bash", "-c", f"set -euo pipefail\n{text}"]
 
     def _finish(self, block: Block, command: list[str], *, of_checkout: bool = False) -> None:
-        plain = environment({"PATH": self.environment["PATH"]})
+        environ = self.environment("consumer")
         done = subprocess.run(
             command,
-            env=plain if of_checkout else self.environment,
+            env=environment({"PATH": environ["PATH"]}) if of_checkout else environ,
             cwd=ROOT if of_checkout else self.work,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -134,6 +150,7 @@ class Hosts:
         said = f"{block.where}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
         assert done.returncode == 0, said
         assert "Traceback" not in done.stderr, said
+        self.said += said
 
     def _lend(self, text: str) -> None:
         """Runs commands on the donor, of which the last is the daemon."""
@@ -142,7 +159,7 @@ class Hosts:
         with self._log.open("wb") as output:
             self._daemon = subprocess.Popen(
                 self.net.command("donor", self._shell(text)),
-                env=self.environment,
+                env=self.environment("donor"),
                 cwd=self.work,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -193,4 +210,7 @@ def hosts(cluster: Cluster) -> Iterator[Hosts]:
 def test_the_commands_of_a_document(path: Path, hosts: Hosts) -> None:
     for block in RUNNABLE[path]:
         hosts.run(block)
-        assert not hosts.cluster.names(), f"{block.where}: it leaves a device behind"
+    assert not hosts.cluster.names(), "it leaves a device behind"
+    if path.name == "tutorial.md":
+        assert f"\n{3 * GIB_MIB * MIB}\n" in hosts.said
+        assert re.search(r"paged out .*, in .* \(donors [1-9]", hosts.said), hosts.said

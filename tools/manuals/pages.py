@@ -9,6 +9,7 @@ outcome is roff for `man` and Markdown for the site.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,7 +172,12 @@ class _Markdown(_Writer):
         return ["", f"{'###' if deeper else '##'} {title}", ""]
 
     def synopsis(self, command: Command) -> Iterable[str]:
-        return ["", "```text", " ".join((*command.words, *command.synopsis)), "```", ""]
+        start = " ".join(command.words) + " "
+        # Words stay whole: their blanks are no place to break at.
+        words = " ".join(word.replace(" ", "\xa0") for word in command.synopsis)
+        indent = " " * len(start)
+        text = textwrap.fill(start + words, 88, subsequent_indent=indent, break_on_hyphens=False)
+        return ["", "```text", text.replace("\xa0", " "), "```", ""]
 
     def text(self, markdown: str) -> Iterable[str]:
         links = _INCLUDE.sub(lambda match: f"See [{match[1]}]({match[1]}).\n", markdown)

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation site: it builds without a complaint, is whole, and needs no network."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_FETCHED = re.compile(r'<(?:script|img|iframe)\b[^>]*\bsrc="([^"]+)"|<link\b[^>]*\bhref="([^"]+)"')
+_LIST_AFTER_TEXT = re.compile(r"<p>[^<]*\n[-*] ")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "--quiet", "build", "--strict", "--site-dir", str(made)],
+        cwd=ROOT,
+        env={"PYTHONPATH": "tools", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return made
+
+
+def test_every_document_is_a_page_that_fetches_nothing(site: Path) -> None:
+    sources = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
+    assert len(sources) > 40
+    for source in sources:
+        page = site / (source.parent / "index" if source.stem == "README" else source)
+        text = page.with_name(page.name.removesuffix(".md") + ".html").read_text(encoding="utf-8")
+        fetched = [first or second for first, second in _FETCHED.findall(text)]
+        assert fetched
+        assert not [url for url in fetched if re.match(r"(https?:)?//", url)], source
+        assert "```" not in re.sub(r"<code>.*?</code>", "", text, flags=re.DOTALL), source
+        assert not _LIST_AFTER_TEXT.search(text), f"{source}: a list needs an empty line before it"
+
+
+def test_manual_pages_and_control_api_are_whole(site: Path) -> None:
+    run = (site / "man/infiniswap-run.1.html").read_text(encoding="utf-8")
+    for part in ("Synopsis", "<code>--local SIZE</code>", "Examples", 'href="infiniswap-device.1.'):
+        assert part in run
+    assert "man/infiniswap-run.1.html" in (site / "index.html").read_text(encoding="utf-8")
+    assert "/v1/openapi.json</code></td>" in (site / "control-api.html").read_text(encoding="utf-8")
