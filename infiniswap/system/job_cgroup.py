@@ -7,8 +7,9 @@ limit, and for a transient scope in it when the job's first process enters. A sl
 not the scope alone, because a scope vanishes with its last process, and with it the figures that
 tell why that ended.
 
-A job of root's goes to the top, so that no limit above runs out before its own. A member's job
-stays in the slice that the member is in, under the limits of that.
+Every job goes to the top, so that no limit above runs out before its own. A member's job, too, and
+not into the member's slice: for whatever is in there by its name (`user-1000-...`) systemd's
+`user-.slice.d` holds, which ends a slice in which nothing runs yet, and may limit its memory.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from infiniswap.system.cgroup import (
 )
 from infiniswap.system.cgroup_limits import check_leaves_no_limit
 from infiniswap.system.files import PROC, try_read_text
-from infiniswap.system.memory import MemoryHierarchy, memory_hierarchy
+from infiniswap.system.memory import memory_hierarchy
 from infiniswap.system.process import run_command
 
 _SYSTEMD_S_MAX: Final = 20.0
 _POLL_S = 0.02
-_SLICE = re.compile(r"(?:.*-)?infiniswap_run_(\d+)_(\d+)\.slice", re.ASCII)
+_SLICE = re.compile(r"infiniswap_run_(\d+)_(\d+)\.slice", re.ASCII)
 _START_UNIT: Final = (
     "busctl",
     "call",
@@ -137,37 +138,22 @@ def create_job_cgroup(
         Others: see create_memory_cgroup.
     """
     hierarchy = memory_hierarchy(proc=proc, pid=member_pid)
-    by_systemd = hierarchy.version == 2 and systemd.has_bus()
-    parent = _slice_of(hierarchy) if by_systemd and member_pid is not None else None
+    top, by_systemd = hierarchy.mount_point, hierarchy.version == 2 and systemd.has_bus()
     tasks = None
     if member_pid is not None:
-        stays = parent or hierarchy.mount_point
-        tasks = check_leaves_no_limit(member_pid, stays, carries_tasks=by_systemd, proc=proc)
+        tasks = check_leaves_no_limit(member_pid, top, carries_tasks=by_systemd, proc=proc)
     if not by_systemd:
         return create_memory_cgroup(name, limit_bytes, proc=proc)
-    return _create_slice(
-        slice_name(name, parent), limit_bytes, parent or hierarchy.mount_point, tasks
-    )
+    return _create_slice(slice_name(name), limit_bytes, top, tasks)
 
 
-def _slice_of(hierarchy: MemoryHierarchy) -> Path | None:
-    """The lowest slice that a process is in; None at the top."""
-    path = hierarchy.own
-    while path != hierarchy.mount_point and path != path.parent:
-        if path.name.endswith(".slice"):
-            return path
-        path = path.parent
-    return None
-
-
-def slice_name(name: str, parent: Path | None) -> str:
+def slice_name(name: str) -> str:
     """A job's slice. In slices' names `-` stands between parent and child, so ours has none."""
-    own = f"infiniswap_run_{name.removeprefix(RUN_PREFIX).replace('-', '_')}.slice"
-    return own if parent is None else f"{parent.name.removesuffix('.slice')}-{own}"
+    return f"infiniswap_run_{name.removeprefix(RUN_PREFIX).replace('-', '_')}.slice"
 
 
-def _create_slice(unit: str, limit_bytes: int, parent: Path, tasks: int | None) -> SliceCgroup:
-    cgroup = SliceCgroup(parent / unit, 2)
+def _create_slice(unit: str, limit_bytes: int, top: Path, tasks: int | None) -> SliceCgroup:
+    cgroup = SliceCgroup(top / unit, 2)
     _start_unit(
         unit,
         f"MemoryMax t {limit_bytes}",
@@ -195,15 +181,6 @@ def find_job_cgroups(*, proc: Path = PROC) -> tuple[MemoryCgroup, ...]:
         NotPermittedError, SystemCallError: /proc could not be read.
     """
     hierarchy = memory_hierarchy(proc=proc)
-    slices = _slices(hierarchy.mount_point) if hierarchy.version == 2 else ()
+    paths = sorted(hierarchy.mount_point.glob("*.slice")) if hierarchy.version == 2 else ()
+    slices = (SliceCgroup(path, 2) for path in paths if _SLICE.fullmatch(path.name))
     return (*find_run_cgroups(proc=proc), *slices)
-
-
-def _slices(directory: Path) -> tuple[SliceCgroup, ...]:
-    found: list[SliceCgroup] = []
-    for path in sorted(directory.glob("*.slice")):
-        if _SLICE.fullmatch(path.name):
-            found.append(SliceCgroup(path, 2))
-        else:
-            found.extend(_slices(path))
-    return tuple(found)

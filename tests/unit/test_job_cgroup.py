@@ -103,10 +103,10 @@ def test_a_job_of_roots_is_a_slice_at_the_top(tree: Tree, notes: Notes) -> None:
     assert [found.path for found in find_job_cgroups(proc=tree.proc)] == [made.path]
 
 
-def test_a_members_job_stays_in_the_members_slice(tree: Tree, notes: Notes) -> None:
+def test_a_members_job_is_a_slice_at_the_top_too(tree: Tree, notes: Notes) -> None:
+    """What is in a user's slice systemd ends as soon as nothing runs in it (user-.slice.d)."""
     made = create_job_cgroup(NAME, MIB, member_pid=PID, proc=tree.proc)
-    slices = tree.top / "user.slice" / "user-1000.slice"
-    assert made.path == slices / "user-1000-infiniswap_run_4711_99.slice"
+    assert made.path == tree.top / "infiniswap_run_4711_99.slice"
     assert made.name == NAME
     assert find_job_cgroups(proc=tree.proc) == (made,)
 
@@ -172,14 +172,15 @@ def test_a_limit_on_tasks_goes_with_the_job(tree: Tree, notes: Notes) -> None:
     assert asked[asked.index("TasksMax") + 1 :][:2] == ["t", "100"]
 
 
-def test_limits_that_stay_in_force_and_those_that_are_none(tree: Tree, notes: Notes) -> None:
-    (tree.own.parent / "pids.max").write_text("10000\n")  # of the user's slice
-    (tree.own / "pids.max").write_text("max\n")
+def test_the_least_limit_on_tasks_counts_and_some_are_none(tree: Tree, notes: Notes) -> None:
+    (tree.own.parent / "pids.max").write_text("50\n")  # of the user's slice
+    (tree.own / "pids.max").write_text("100\n")
+    (tree.own.parent.parent / "pids.max").write_text("max\n")
     (tree.own / "cpu.max").write_text("max 100000\n")
     (tree.own / "cpuset.cpus").write_text("\n")
-    assert create_job_cgroup(NAME, MIB, member_pid=PID, proc=tree.proc).path.parent == (
-        tree.own.parent
-    )
+    create_job_cgroup(NAME, MIB, member_pid=PID, proc=tree.proc)
+    asked = notes.commands[0]
+    assert asked[asked.index("TasksMax") + 1 :][:2] == ["t", "50"]
 
 
 def test_without_systemd_the_limits_of_the_slice_count_too(
