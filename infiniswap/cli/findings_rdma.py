@@ -11,10 +11,12 @@ from infiniswap.cli.findings import Finding, degraded, good, missing
 from infiniswap.config import Config
 from infiniswap.engine.protocol import RdmaPort
 from infiniswap.errors import EngineError
+from infiniswap.system import rdma as system
 from infiniswap.units import MIB, format_size_short
 
-_LOCKED_BYTES_MIN = 64 * MIB
-"""Less memory than this that may be locked is too little for a device's staging buffers."""
+_LOCKED_PER_CONNECTION = 2 * MIB
+"""What READs land in, for each connection to a donor (RDMA_BOUNCE_BYTES)."""
+_PROVIDER = "apt install ibverbs-providers"
 _SOFT_ROCE = "modprobe rdma_rxe; rdma link add rxe0 type rxe netdev INTERFACE (docs/rdma.md)"
 _MENDS = {
     errno.EOPNOTSUPP: "apt install libibverbs-dev && make setup",
@@ -27,20 +29,23 @@ def rdma(config: Config) -> Iterator[Finding]:
     """Every port, and which of them leads to each donor. Without any, pages go over TCP."""
     from infiniswap.engine.native_rdma import rdma_ports
 
+    there = system.devices()
     try:
         ports = rdma_ports()
     except EngineError as error:
-        mend = _MENDS.get(error.code, _SOFT_ROCE)
+        mend = _MENDS.get(error.code, _PROVIDER if there else _SOFT_ROCE)
         if config.device.transport == "rdma":
             yield missing("rdma", f"{_reason(error)}, and device.transport asks for it", mend)
-        elif error.code == errno.ENODEV or config.device.transport == "tcp":
+        elif (error.code == errno.ENODEV and not there) or config.device.transport == "tcp":
             yield good("rdma", f"{_reason(error)}; pages go over TCP")
         else:
             yield degraded("rdma", f"{_reason(error)}; pages go over TCP", mend)
         return
     for port in ports:
         yield _port(port)
-    yield _locked()
+    for name in sorted(set(there) - {port.device for port in ports}):
+        yield degraded("rdma", f"no program can use {name}: its provider is missing", _PROVIDER)
+    yield _locked(config)
     for donor in config.peers():
         yield _way(donor.host)
 
@@ -52,24 +57,40 @@ def _port(port: RdmaPort) -> Finding:
         f"{name}: {port.link}, MTU {port.mtu_bytes}, "
         f"{port.connections_max} connections, {port.regions_max} regions"
     )
-    if not port.is_active:
-        return degraded("rdma", f"{name} is down", "ip link set INTERFACE up")
-    if port.link == "Ethernet" and not addresses:
+    if port.link != "Ethernet":
+        if port.is_active:
+            return good("rdma", what)
         return degraded(
-            "rdma", f"{what}; it has no RoCE v2 address", "ip address add ADDRESS dev INTERFACE"
+            "rdma", f"{name} is down", "check its cable; start a subnet manager (opensm)"
         )
-    where = f"; RoCE v2 at {', '.join(addresses)}" if addresses else ""
-    return good("rdma", f"{what}{where}")
+    interface = system.interface(port.device, port.port) or "INTERFACE"
+    if not port.is_active:
+        return degraded("rdma", f"{name} is down", f"ip link set {interface} up")
+    if not addresses:
+        return degraded(
+            "rdma",
+            f"{what}; it has no RoCE v2 address",
+            f"ip address add ADDRESS dev {interface}",
+        )
+    return good("rdma", f"{what}; RoCE v2 at {', '.join(addresses)}")
 
 
-def _locked() -> Finding:
+def _locked(config: Config) -> Finding:
     soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft == resource.RLIM_INFINITY:
+    if soft == resource.RLIM_INFINITY or system.locks_without_limit():
         return good("rdma-memlock", "memory may be locked without limit")
+    device = config.device
+    needed = device.staging_bytes + device.queues * _LOCKED_PER_CONNECTION
     what = f"{format_size_short(soft)} of memory may be locked by this user"
-    if soft >= _LOCKED_BYTES_MIN:
+    if soft >= needed:
         return good("rdma-memlock", what)
-    return degraded("rdma-memlock", f"{what}: too little for RDMA", "ulimit -l unlimited")
+    return degraded(
+        "rdma-memlock",
+        f"{what}: too little for RDMA, which takes {format_size_short(needed)} and "
+        f"{format_size_short(device.queues * _LOCKED_PER_CONNECTION)} for each further donor",
+        "ulimit -l unlimited (for good: memlock in /etc/security/limits.conf, "
+        "LimitMEMLOCK=infinity in a unit)",
+    )
 
 
 def _way(host: str) -> Finding:

@@ -15,6 +15,7 @@ from infiniswap.config import Config, load
 from infiniswap.engine import native_rdma
 from infiniswap.engine.protocol import RdmaGid, RdmaPort
 from infiniswap.errors import EngineError
+from infiniswap.system import rdma as system
 from infiniswap.units import MIB
 
 pytestmark = pytest.mark.requires_native
@@ -58,6 +59,9 @@ def host(monkeypatch: pytest.MonkeyPatch) -> list[RdmaPort | EngineError]:
         return ports()[0], "10.0.0.1"
 
     monkeypatch.setattr(native_rdma, "rdma_ports", ports)
+    monkeypatch.setattr(findings_rdma.system, "devices", lambda: ())
+    monkeypatch.setattr(findings_rdma.system, "interface", lambda device, _port: f"{device}-net")
+    monkeypatch.setattr(findings_rdma.system, "locks_without_limit", lambda: False)
     monkeypatch.setattr(native_rdma, "rdma_choose", choose)
     return has
 
@@ -93,14 +97,19 @@ def test_every_port_and_the_way_to_each_donor(host: list[RdmaPort | EngineError]
         port(device="down0", is_active=False),
         port(device="bare0", gids=GIDS[1:2]),
         port(device="ib0", link="InfiniBand", gids=()),
+        port(device="ib1", link="InfiniBand", gids=(), is_active=False),
     ]
     findings = found(config(cluster__peers="near,far"))
     ports = [finding for finding in findings if finding.name == "rdma"]
-    assert [finding.state for finding in ports] == [OK, WARN, WARN, OK]
+    assert [finding.state for finding in ports] == [OK, WARN, WARN, OK, WARN]
     assert "fe80::1, 10.0.0.1" in ports[0].what
     assert "1024 connections, 65536 regions" in ports[0].what
     assert "down0 port 1 is down" in ports[1].what
+    assert ports[1].mend == "ip link set down0-net up"
     assert "no RoCE v2 address" in ports[2].what
+    assert ports[2].mend == "ip address add ADDRESS dev bare0-net"
+    assert "ib1 port 1 is down" in ports[4].what
+    assert "subnet manager" in ports[4].mend
     near, far = (finding for finding in findings if finding.name == "rdma-donor")
     assert near.state == OK
     assert "mlx5_0 port 1 from 10.0.0.1" in near.what
@@ -109,17 +118,70 @@ def test_every_port_and_the_way_to_each_donor(host: list[RdmaPort | EngineError]
     assert far.mend
 
 
+def test_a_device_that_no_program_can_use(
+    host: list[RdmaPort | EngineError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(findings_rdma.system, "devices", lambda: ("mlx5_0", "rxe0"))
+    host.append(EngineError("no RDMA: device rxe0 is of no use to programs", code=errno.ENODEV))
+    for transport, state in (("auto", WARN), ("rdma", MISSING), ("tcp", OK)):
+        (finding,) = found(config(device__transport=transport))
+        assert finding.state == state
+        assert ("ibverbs-providers" in finding.mend) == (state != OK)
+    # Beside one that they can.
+    host[:] = [port()]
+    states = {finding.what: finding for finding in found(config()) if finding.name == "rdma"}
+    assert len(states) == 2
+    lost = states["no program can use rxe0: its provider is missing"]
+    assert (lost.state, lost.mend) == (WARN, "apt install ibverbs-providers")
+
+
 @pytest.mark.parametrize(
-    ("limit", "state"), [(resource.RLIM_INFINITY, OK), (MIB, WARN), (1024 * MIB, OK)]
+    ("limit", "staging", "capable", "state"),
+    [
+        (resource.RLIM_INFINITY, "64M", False, OK),
+        (8 * MIB, "64M", False, WARN),
+        (8 * MIB, "64M", True, OK),
+        (64 * MIB, "64M", False, WARN),
+        (68 * MIB, "64M", False, OK),
+        (68 * MIB, "128M", False, WARN),
+    ],
 )
 def test_what_may_be_locked(
     host: list[RdmaPort | EngineError],
     monkeypatch: pytest.MonkeyPatch,
     limit: int,
+    staging: str,
+    capable: bool,
     state: str,
 ) -> None:
     host.append(port())
     monkeypatch.setattr(findings_rdma.resource, "getrlimit", lambda _what: (limit, limit))
-    (finding,) = (one for one in found(config()) if one.name == "rdma-memlock")
+    monkeypatch.setattr(findings_rdma.system, "locks_without_limit", lambda: capable)
+    findings = found(config(device__staging=staging, device__queues="2"))
+    (finding,) = (one for one in findings if one.name == "rdma-memlock")
     assert finding.state == state
     assert bool(finding.mend) == (state == WARN)
+
+
+def test_what_the_kernel_lists(tmp_path: Path) -> None:
+    assert system.devices(sys=tmp_path) == ()
+    base = tmp_path / "class/infiniband"
+    for path, text in (
+        ("mlx5_0/ports/2/gid_attrs/ndevs/0", "eth4\n"),
+        ("rxe0/parent", "eth0\n"),
+        ("ib0/node_type", "1: CA\n"),
+    ):
+        (base / path).parent.mkdir(parents=True, exist_ok=True)
+        (base / path).write_text(text)
+    assert system.devices(sys=tmp_path) == ("ib0", "mlx5_0", "rxe0")
+    assert system.interface("mlx5_0", 2, sys=tmp_path) == "eth4"
+    assert system.interface("rxe0", 1, sys=tmp_path) == "eth0"
+    assert system.interface("ib0", 1, sys=tmp_path) == ""
+
+
+def test_who_locks_without_limit(tmp_path: Path) -> None:
+    assert not system.locks_without_limit(proc=tmp_path)
+    (tmp_path / "self").mkdir()
+    for mask, is_free in ((1 << 14, True), (~(1 << 14) & 0x1FFFFFFFFFF, False)):
+        (tmp_path / "self/status").write_text(f"Name:\tx\nCapEff:\t{mask:016x}\n")
+        assert system.locks_without_limit(proc=tmp_path) == is_free
