@@ -12,6 +12,7 @@ INFINISWAP_CI=1 a missing need is a failure, so that CI cannot pass by leaving t
     @pytest.mark.requires_swap
     @pytest.mark.requires_idle_states  # that /dev/cpu_dma_latency can rule out
     @pytest.mark.requires_tool("fio", "nbdinfo")
+    @pytest.mark.requires_pyverbs      # for Debian's own Python, which runs it apart from ours
     @pytest.mark.requires_native       # the C extension is built
     @pytest.mark.requires_unprivileged # must not be root
 
@@ -146,6 +147,13 @@ def _native() -> str:
     return ""
 
 
+def _pyverbs() -> str:
+    done = subprocess.run(
+        ["/usr/bin/python3", "-c", "import pyverbs.device"], check=False, capture_output=True
+    )
+    return "" if done.returncode == 0 else "needs pyverbs for /usr/bin/python3 (python3-pyverbs)"
+
+
 def _tools(*names: str) -> str:
     missing = [name for name in names if shutil.which(name, path=_PATH) is None]
     return f"needs {', '.join(missing)}" if missing else ""
@@ -161,6 +169,7 @@ _PROBES: dict[str, Callable[[], str]] = {
     "requires_swap": _swap,
     "requires_native": _native,
     "requires_idle_states": _idle_states,
+    "requires_pyverbs": _pyverbs,
 }
 _NOT_IN_CI = frozenset({"requires_unprivileged", "requires_idle_states"})
 """What CI, which runs as root, cannot have, or has only on some machines: always a skip."""

@@ -42,6 +42,8 @@ pkg-config --exists liburing 2>/dev/null || want liburing-dev
 # Of libibverbs only headers are needed to build; it is loaded where a host has it.
 echo '#include <infiniband/verbs.h>' | cc -E - >/dev/null 2>&1 || want libibverbs-dev
 [ -e /etc/libibverbs.d/rxe.driver ] || want ibverbs-providers
+# An independent consumer, for the tests; it is built for the distribution's Python.
+/usr/bin/python3 -c 'import pyverbs.device' 2>/dev/null || want python3-pyverbs
 have nbdinfo && have nbdcopy || want libnbd-bin
 have nbdsh || want python3-libnbd
 have qemu-io || want qemu-utils

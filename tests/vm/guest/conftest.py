@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from cluster import Cluster
+from softroce import soft_roce as soft_roce_device
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -42,6 +43,13 @@ def module_cluster() -> Iterator[Cluster]:
         yield own
     finally:
         own.close()
+
+
+@pytest.fixture(scope="module")
+def soft_roce() -> Iterator[str]:
+    """An RDMA device's name; its port leads to this machine itself."""
+    with soft_roce_device() as device:
+        yield device
 
 
 @pytest.fixture

@@ -1,60 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages by RDMA, on soft-RoCE: the C programs on real verbs, devices with two donors, and what can
 happen to them meanwhile.
-
-The RDMA device sits on an interface of its own that has the loopback address, too. So it can be
-switched off while TCP goes on, and no other fixture needs to know of it.
 """
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster import WAIT_S, Cluster, Device, Donor, run, until
 from fiojob import Fio
+from locklimit import locked_memory_limit
 from pagejob import StartJob
+from rdma_end import END
+from softroce import HOST, LINK, leads_here
 
 from infiniswap.cli.findings_rdma import rdma as rdma_findings
 from infiniswap.config import load
+from infiniswap.control.messages import RdmaKey
 from infiniswap.engine.native import NativeEngine, NativeStore
-from infiniswap.engine.native_rdma import rdma_choose, rdma_ports
+from infiniswap.engine.native_rdma import rdma_ports
 from infiniswap.engine.protocol import EngineConfig, RdmaPeer, RemoteConfig, StoreConfig
 from infiniswap.errors import EngineError
 from infiniswap.units import MIB
 
-pytestmark = pytest.mark.timeout(1800)
-
-HOST = "127.0.0.1"
-LINK = "isw-rdma"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _soft_roce() -> Iterator[None]:
-    run("modprobe", "-a", "rdma_rxe", "ib_uverbs", "dummy", "nbd")
-    run("ip", "link", "add", LINK, "type", "dummy")
-    run("ip", "address", "add", f"{HOST}/8", "dev", LINK)
-    run("ip", "link", "set", LINK, "mtu", "4200", "up")
-    run("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", LINK)
-    until(lambda: _leads_here() == "", "a port that leads here")
-    yield
-    run("rdma", "link", "delete", "rxe0")
-    run("ip", "link", "delete", LINK)
-
-
-def _leads_here() -> str:
-    """Why no RDMA leads to HOST; empty when it does."""
-    try:
-        rdma_choose(HOST)
-    except EngineError as error:
-        return error.what
-    return ""
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.usefixtures("soft_roce")]
 
 
 @pytest.fixture(autouse=True)
@@ -149,10 +126,48 @@ def test_what_doctor_says() -> None:
         found = {finding.name: finding for finding in rdma_findings(config)}
         assert "is down" in found["rdma"].what
         assert "ip link set" in found["rdma"].mend
-        assert "down" in _leads_here()
+        assert "down" in leads_here()
     finally:
         run("ip", "link", "set", LINK, "up")
-    until(lambda: _leads_here() == "", "the port to be up again")
+    until(lambda: leads_here() == "", "the port to be up again")
+
+
+def test_what_may_be_locked_is_lent_and_the_rest_is_said() -> None:
+    """A limit that is met half-way through a pool, at the donor; and at once, at the device."""
+    config = load(Path("/dev/null"), {}, {})
+    engine_config = EngineConfig(size_bytes=MIB, slab_bytes=MIB, no_backup=True, staging_pages=64)
+    with (
+        NativeStore(StoreConfig(slab_bytes=MIB, slabs_max=4)) as store,
+        NativeEngine(engine_config, None) as engine,
+    ):
+        for _ in range(4):
+            store.preallocate()
+        lease = store.lease_create(4).lease
+        slots = [store.map(lease) for _ in range(4)]
+        store.rdma_open(lease, [END])
+
+        def key(number: int) -> RdmaKey:
+            slot = slots[number]
+            assert slot is not None
+            return store.rdma_key(lease, slot.slot, slot.generation)
+
+        with locked_memory_limit(2 * MIB + MIB // 2):
+            keys = [key(0), key(1)]
+            for number in (2, 3):
+                with pytest.raises(EngineError, match="ulimit -l") as caught:
+                    key(number)
+                assert caught.value.code == errno.ENOMEM
+            assert store.stats()["rdma_regions"] == store.stats()["rdma_failures"] == 2
+            assert [key(0), key(1)] == keys
+            with pytest.raises(EngineError, match="ulimit -l"):
+                engine.rdma_offer(HOST, 1, 1)
+            (finding,) = [one for one in rdma_findings(config) if one.name == "rdma-memlock"]
+            assert "too little for RDMA" in finding.what
+            assert "ulimit -l unlimited" in finding.mend
+        assert key(2) not in keys
+        engine.rdma_offer(HOST, 1, 1).close()
+        store.rdma_close(lease)
+    assert "type RC" not in run("rdma", "resource", "show", "qp")
 
 
 def test_connections_come_and_go_and_nothing_is_left(count: Callable[[int, int], int]) -> None:
