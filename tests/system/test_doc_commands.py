@@ -5,6 +5,7 @@ Which blocks, and where, is said by the comment above each (see documents.py):
 
 - donor: the host 10.0.0.2. Its last command may be `infiniswap daemon`, which then runs on until
   the next block for a donor; where a document has none, a daemon runs that knows the secret.
+- broker: the same host; its last command is the broker, which runs on until the end.
 - consumer: a host that can reach it; its configuration is empty but for the cluster's secret.
 - here: a shell in the checkout, on no network.
 - cluster: the same, and its `tools/netns-cluster` is a cluster of the test's own.
@@ -36,7 +37,7 @@ from infiniswap.units import MIB
 pytestmark = [
     *NEEDS_SWAP,
     pytest.mark.requires_netns,
-    pytest.mark.requires_tool("ip", "nsenter", "tc", "bash", "nbdcopy"),
+    pytest.mark.requires_tool("ip", "nsenter", "tc", "bash", "nbdcopy", "mosquitto"),
 ]
 
 GIB_MIB = 48
@@ -53,7 +54,7 @@ _STAND_INS = {
     # The donor's files lie beside the consumer's.
     "ssh": 'shift; exec sh -c "$(echo "$*" | sed "s,/consumer/,/donor/,g")"',
 }
-_DAEMON = re.compile(r"^sudo infiniswap daemon (?!--release).*\n\Z", re.MULTILINE)
+_DAEMON = re.compile(r"^sudo infiniswap daemon(?! --release).*\n\Z", re.MULTILINE)
 _LENDS = "sudo infiniswap daemon --listen 10.0.0.2:9400 --secret-file /etc/infiniswap/secret\n"
 
 
@@ -73,6 +74,7 @@ class Hosts:
         self.work = cluster.root / "work"
         self._bin = cluster.root / "bin"
         self._daemon: subprocess.Popen[bytes] | None = None
+        self._broker: subprocess.Popen[bytes] | None = None
         self._log = cluster.root / "daemon.log"
         self._cluster_name = ""
         self.said = ""
@@ -109,6 +111,8 @@ class Hosts:
         """Runs a block; what it starts that goes on is ended by close()."""
         if block.mark == "donor":
             self._lend(self._own(block.body, "donor"))
+        elif block.mark == "broker":
+            self._start_broker(block.body)
         elif block.mark == "consumer":
             if self._daemon is None:
                 self._lend(self._own(_LENDS, "donor"))
@@ -174,6 +178,32 @@ class Hosts:
 
         until(serves, "the daemon to serve")
 
+    def _start_broker(self, text: str) -> None:
+        log = self.cluster.root / "broker.log"
+        with log.open("wb") as output:
+            self._broker = subprocess.Popen(
+                self.net.command("donor", self._shell(f"{text.rstrip()} -v")),
+                cwd=self.work,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                process_group=0,
+            )
+
+        def serves() -> bool:
+            assert self._broker is not None
+            assert self._broker.poll() is None, log.read_text()
+            return " running" in log.read_text()
+
+        until(serves, "the broker to serve")
+
+    def end_broker(self) -> None:
+        """As Ctrl-C does."""
+        if self._broker is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._broker.pid, signal.SIGINT)
+            self._broker.wait(WAIT_S)
+
     def end_daemon(self) -> None:
         """As Ctrl-C in its shell does, and what it keeps for a successor is given back."""
         if self._daemon is None:
@@ -186,10 +216,11 @@ class Hosts:
         assert "Traceback" not in self._log.read_text()
 
     def close(self) -> None:
-        """Ends daemon and cluster."""
+        """Ends daemon, broker and cluster."""
         try:
             self.end_daemon()
         finally:
+            self.end_broker()
             if self._cluster_name:
                 down = [str(ROOT / "tools/netns-cluster"), "down", "--name", self._cluster_name]
                 subprocess.run(down, check=True, capture_output=True, timeout=WAIT_S)
@@ -212,5 +243,8 @@ def test_the_commands_of_a_document(path: Path, hosts: Hosts) -> None:
         hosts.run(block)
     assert not hosts.cluster.names(), "it leaves a device behind"
     if path.name == "tutorial.md":
-        assert f"\n{3 * GIB_MIB * MIB}\n" in hosts.said
-        assert re.search(r"paged out .*, in .* \(donors [1-9]", hosts.said), hosts.said
+        assert hosts.said.count(f"\n{3 * GIB_MIB * MIB}\n") == 2
+        paged = re.findall(r"paged out .*, in .* \(donors [1-9]", hosts.said)
+        assert len(paged) == 2, hosts.said
+        # Named, then announced.
+        assert len(re.findall(r"10\.0\.0\.2:9400 .* serving", hosts.said)) == 2, hosts.said

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from documents import ROOT, Block, blocks, documents, parse
 
-HOSTS = {"consumer", "donor", "here", "cluster"}
+HOSTS = {"consumer", "donor", "broker", "here", "cluster"}
 """Where tests/system/test_doc_commands.py runs commands."""
 
 OWN_TEST = {Path("README.md"): "test_two_machines.py"}
