@@ -244,6 +244,14 @@ int iswi_verbs_choose_for(const struct iswi_verbs *verbs, const struct isw_rdma_
 	return choose(verbs, address, false, choice_out, error);
 }
 
+/* Of RoCE: ff... (as in IPv6), or ::ffff: and an IPv4 address from 224.0.0.0 on. */
+static bool is_many(const uint8_t gid[16])
+{
+	static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+
+	return gid[0] == 0xff || (memcmp(gid, mapped, sizeof(mapped)) == 0 && gid[12] >= 224);
+}
+
 int iswi_verbs_meet(const struct iswi_verbs_choice *ours, uint32_t psn,
 		    const struct isw_rdma_end *peer, struct iswi_verbs_path *path_out,
 		    struct isw_error *error)
@@ -252,7 +260,7 @@ int iswi_verbs_meet(const struct iswi_verbs_choice *ours, uint32_t psn,
 		return iswi_error(error, -EINVAL,
 				  "one end is on InfiniBand and the other on Ethernet");
 	if (peer->number >> 24 != 0 || peer->psn >> 24 != 0 || peer->mtu_bytes < MTU_MIN ||
-	    peer->reads_max == 0 ||
+	    peer->reads_max == 0 || is_many(peer->gid) ||
 	    (peer->link == ISW_RDMA_LINK_INFINIBAND && (peer->lid == 0 || peer->lid > UINT16_MAX)))
 		return iswi_error(error, -EINVAL,
 				  "what the other end says of its RDMA connection cannot be");

@@ -291,6 +291,28 @@ static void test_the_smaller_mtu_holds(void)
 	CHECK_EQ(path.reads_max, 2);
 }
 
+static void test_an_end_is_one_host(void)
+{
+	static const uint8_t many[][16] = {
+		{0xff},
+		{0xff, 0x02, [15] = 1},
+		{[10] = 0xff, [11] = 0xff, [12] = 224, [15] = 1},
+		{[10] = 0xff, [11] = 0xff, [12] = 255, [13] = 255, [14] = 255, [15] = 255},
+	};
+	struct iswi_verbs_choice ours = {.end = {.mtu_bytes = 4096, .reads_max = 16}};
+	struct isw_rdma_end peer = {.mtu_bytes = 1024, .reads_max = 4};
+	struct isw_error error = {0};
+	struct iswi_verbs_path path;
+
+	for (unsigned i = 0; i < ISWI_ARRAY_LEN(many); i++) {
+		memcpy(peer.gid, many[i], sizeof(peer.gid));
+		CHECK_EQ(iswi_verbs_meet(&ours, 5, &peer, &path, &error), -EINVAL);
+		CHECK(strstr(error.text, "cannot be"));
+	}
+	memcpy(peer.gid, (uint8_t[16]){[10] = 0xff, [11] = 0xff, [12] = 223}, sizeof(peer.gid));
+	CHECK_EQ(iswi_verbs_meet(&ours, 5, &peer, &path, NULL), 0);
+}
+
 static void test_too_little_memory_may_be_locked(void)
 {
 	struct iswi_rdma_config config = {
@@ -342,6 +364,7 @@ int main(void)
 	test_a_probe_that_is_not_ours();
 	test_a_peer_that_says_nonsense();
 	test_the_smaller_mtu_holds();
+	test_an_end_is_one_host();
 	test_too_little_memory_may_be_locked();
 	tests_end();
 	return 0;
