@@ -42,7 +42,7 @@ DEFAULT_PATH: Final = Path("/etc/infiniswap/infiniswap.toml")
 
 _ENV_PREFIX = "INFINISWAP_"
 _ENV_NOT_KEYS = frozenset({"INFINISWAP_CONFIG", "INFINISWAP_CI"})
-_ENV_TEST_PREFIX = "INFINISWAP_TEST_"
+_ENV_OTHERS_PREFIXES = ("INFINISWAP_TEST_", "INFINISWAP_VM")
 _CONFIG_FILE_BYTES_MAX = MIB
 
 
@@ -472,7 +472,7 @@ def _add_environment(values: dict[str, Any], env: Mapping[str, str], refuse: Ref
     for name, value in sorted(env.items()):
         if not name.startswith(_ENV_PREFIX) or name in _ENV_NOT_KEYS:
             continue
-        if name.startswith(_ENV_TEST_PREFIX):
+        if name.startswith(_ENV_OTHERS_PREFIXES):
             continue
         if name in names:
             _add(values, names[name], value, f"environment variable {name}", refuse)
