@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from infiniswap.demo import data, leftovers, legs, requirements, results, volume
 from infiniswap.demo.donors import HOSTS, Donors, Served, free_network, write_secret
 from infiniswap.demo.interrupts import Interrupted, Interrupts
 from infiniswap.demo.leftovers import Record
+from infiniswap.demo.progress import Progress
 from infiniswap.errors import ConflictError, SystemCallError, from_oserror
 from infiniswap.system import loop
 from infiniswap.system.netns import NetworkNamespaces
@@ -40,27 +40,6 @@ class Options:
     parent: Path = leftovers.WORK_DIR
     keep: bool = False
     scale: str = SCALE
-
-
-class Progress:
-    """Says what happens, with the time since the start."""
-
-    def __init__(self) -> None:
-        self._start_s = time.monotonic()
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self._start_s
-
-    def say(self, text: str) -> None:
-        """One line. Raises BrokenPipeError when nobody reads any more, which ends the demo."""
-        print(f"[{self.elapsed_s:5.1f} s] {text}", flush=True)
-
-    def try_say(self, text: str) -> None:
-        """One line, for times at which nothing may be raised."""
-        with contextlib.suppress(OSError):
-            self.say(text)
 
 
 def run(options: Options) -> results.Results:
