@@ -70,6 +70,16 @@ def kind_of(item: pytest.Item) -> Kind:
     return Kind(kernel, **(mark.kwargs if mark else {}))
 
 
+def put_together(items: list[pytest.Item]) -> None:
+    """Tests of one kind follow each other, in the places of those that run in guests: only one
+    kind of machine is up at a time."""
+    places = [place for place, item in enumerate(items) if remote(item)]
+    kinds = list(dict.fromkeys(kind_of(items[place]) for place in places))
+    found = sorted((items[place] for place in places), key=lambda one: kinds.index(kind_of(one)))
+    for place, item in zip(places, found, strict=True):
+        items[place] = item
+
+
 def kernels_of(marker: pytest.Mark | None, *, full: bool) -> list[str]:
     """Kernels that a test runs on: those of its marker `kernels`, all but the default one in full
     runs only; in a guest that guest's.

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from guestrun import Kind, kernels_of
+from guestrun import GUEST_TESTS, Kind, kernels_of, put_together
 from qemu_vm import accel, cache, commands, kernels, machine, qemu
 from qemu_vm.cli import main, split
 from qemu_vm.kernels import Kernel
@@ -248,6 +248,32 @@ def test_other_kernels_are_for_full_runs() -> None:
 def test_tests_of_one_kind_share_a_machine() -> None:
     assert Kind("6.12") == Kind("6.12", hosts=1)
     assert Kind("6.12") != Kind("6.1")
+
+
+class _Item:
+    """What of a test decides where it runs."""
+
+    def __init__(self, name: str, place: Path, hosts: int = 1) -> None:
+        self.name = name
+        self.path = place / "test_x.py"
+        self._mark = pytest.mark.machine(hosts=hosts).mark
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return self._mark if name == "machine" else None
+
+
+def test_tests_of_one_kind_follow_each_other_in_the_places_of_guests_tests() -> None:
+    here = Path(__file__).parent
+    items = [
+        _Item("a", here),
+        _Item("b", GUEST_TESTS),
+        _Item("c", GUEST_TESTS, hosts=2),
+        _Item("d", here),
+        _Item("e", GUEST_TESTS),
+        _Item("f", GUEST_TESTS, hosts=2),
+    ]
+    put_together(items)  # type: ignore[arg-type]
+    assert [item.name for item in items] == ["a", "b", "e", "d", "c", "f"]
 
 
 def test_lines_of_several_machines_are_told_apart(tmp_path: Path) -> None:

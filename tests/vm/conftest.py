@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import pytest
-from guestrun import GuestRuns, kernels_of, remote, write_report
+from guestrun import GuestRuns, kernels_of, put_together, remote, write_report
 from runmode import FULL, IN_CI, IN_GUEST
 
 _RUNS = pytest.StashKey[GuestRuns]()
@@ -31,6 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if remote(item):
             # Its bound holds in the guest; here the first one waits for a boot as well.
             item.add_marker(pytest.mark.timeout(0), append=False)
+    put_together(items)
 
 
 @pytest.hookimpl(tryfirst=True)
