@@ -16,10 +16,10 @@ from typing import NoReturn
 from infiniswap.cli.main import report
 from infiniswap.errors import InfiniswapError, UsageError
 from infiniswap.units import format_size, parse_size
-from qemu_vm import accel, cache, initrd, kernels, machine, plan
+from qemu_vm import accel, cache, initrd, kernels, machine, plan, rxe
 
 PROGRAM = "tools/vm"
-VERBS = ("shell", "build", "clean")
+VERBS = ("shell", "build", "clean", rxe.DEMO)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _EPILOG = """
 The guest has this host's files as its root; what it writes stays in it, but for /run/vm/share.
@@ -39,7 +39,8 @@ def build_parser() -> argparse.ArgumentParser:
         usage=f"{PROGRAM} [OPTION...] -- COMMAND... | {PROGRAM} [OPTION...] {{{','.join(VERBS)}}}",
         description="Runs a command in a virtual machine with a Debian kernel: streams its output "
         "and returns its exit status. shell: a shell there. build: only fetches and makes what "
-        "is cached. clean: removes the cache.",
+        "is cached. clean: removes the cache. demo (with --hosts 3 --rxe): a job that swaps over "
+        "RDMA to the memory of two other machines.",
         epilog=_EPILOG,
         allow_abbrev=False,
     )
@@ -47,6 +48,12 @@ def build_parser() -> argparse.ArgumentParser:
     names = list(kernels.SUITES)
     add("--kernel", choices=names, default=names[0], help=f"which ({names[0]})")
     add("--hosts", type=int, default=1, metavar="N", help="machines h1, h2, ... on one network (1)")
+    add(
+        "--rxe",
+        action="store_true",
+        help="first make them a cluster over soft-RoCE: the last machine has a swap device, all "
+        "others are its donors",
+    )
     add("--memory", default="1G", metavar="SIZE", help="of each machine (1G)")
     add("--cpus", type=int, metavar="N", help="of each machine (2; with several machines 1)")
     add("--disk", default="8G", metavar="SIZE", help="size of /var/tmp, a sparse file (8G)")
@@ -86,8 +93,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _build(args)
         if not verb and not command:
             raise UsageError("there is no command to run", mend=f"For example: {_EXAMPLE}.")
+        if verb == rxe.DEMO and not args.rxe:
+            raise UsageError(f"the demo is one of soft-RoCE: {PROGRAM} --hosts 3 --rxe demo")
         with _ending_in_order():
-            return machine.run(_plan(args, command, terminal=verb == "shell"))
+            return machine.run(_plan(args, command, verb))
     except InfiniswapError as error:
         _report(error)
         return error.exit_code
@@ -120,7 +129,13 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
     raise _Interrupted(number)
 
 
-def _plan(args: argparse.Namespace, command: Sequence[str], *, terminal: bool) -> plan.Plan:
+def _plan(args: argparse.Namespace, command: Sequence[str], verb: str) -> plan.Plan:
+    terminal = verb == "shell"
+    env = plan.environment(args.env, os.environ)
+    if args.rxe:
+        rxe.check(args.hosts)
+        command = rxe.command(command)
+        env |= rxe.environment(demo=verb == rxe.DEMO)
     made = plan.Plan(
         tuple(command) or (os.environ.get("SHELL", "/bin/bash"), "-l"),
         args.kernel,
@@ -132,7 +147,7 @@ def _plan(args: argparse.Namespace, command: Sequence[str], *, terminal: bool) -
         accel.wanted(args.accel),
         None if terminal else args.timeout,
         args.boot_timeout,
-        plan.environment(args.env, os.environ),
+        env,
         Path.cwd(),
         terminal,
     )

@@ -27,6 +27,9 @@ PACKAGES = {
     "apt-config": "apt",
     "dpkg-deb": "dpkg",
     "mmdebstrap": "mmdebstrap",
+    "ip": "iproute2",
+    "rdma": "iproute2",
+    "cc": "gcc",
 }
 """Debian's package of each program."""
 
