@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from infiniswap.config import MqttConfig
 from infiniswap.errors import ConfigError, InfiniswapError, NoDonorError
@@ -25,12 +26,11 @@ from infiniswap.secret import read_password
 from infiniswap.units import HostPort
 
 if TYPE_CHECKING:
-    from aiomqtt import Client
+    from aiomqtt import Client, Message
 
 CONNECT_S_MAX: Final = 5.0
-QUEUE_MAX: Final = 4096
-"""Messages received and not yet looked at; what comes beyond is dropped, and comes again when
-donors repeat themselves."""
+QUEUE_MAX: Final = 256
+"""Messages received and not yet looked at, where they wait at all; what comes beyond is dropped."""
 PACKET_BYTES_MAX: Final = 16 * 1024
 """Largest that a broker may send, where its protocol (MQTT 5) lets us say so."""
 
@@ -155,6 +155,7 @@ async def connected(
     identifier: str,
     protocol: str,
     withdrawn: str = "",
+    sink: Callable[[Message], None] | None = None,
 ) -> AsyncIterator[Client]:
     """A connection with a session of its own, as long as the block lasts.
 
@@ -164,6 +165,8 @@ async def connected(
         identifier: for the broker; nobody else's, as brokers end the older of two.
         protocol: "5" or "3.1.1".
         withdrawn: topic of a retained message that the broker takes away when we vanish.
+        sink: called with each message as it comes, so that in a flood none waits and none is
+            dropped; None: they are read from the client.
 
     Raises:
         ConfigError: the password cannot be read.
@@ -195,6 +198,7 @@ async def connected(
         max_queued_outgoing_messages=64,
         properties=properties,
         tls_context=context,
+        queue_type=None if sink is None else cast(Any, functools.partial(_Sink, sink)),
         logger=_silent(),
     )
     try:
@@ -208,6 +212,17 @@ async def connected(
             where=where(config),
             mend="It is tried again by itself.",
         ) from error
+
+
+class _Sink(asyncio.Queue[Any]):
+    """What the library takes for its queue of messages: always empty."""
+
+    def __init__(self, sink: Callable[[Message], None], maxsize: int = 0) -> None:
+        super().__init__(maxsize)
+        self._sink = sink
+
+    def put_nowait(self, item: Message) -> None:
+        self._sink(item)
 
 
 def _silent() -> Any:

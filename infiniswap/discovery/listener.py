@@ -18,7 +18,7 @@ from infiniswap.errors import InfiniswapError
 from infiniswap.policy.retry import Backoff, Complaints
 
 if TYPE_CHECKING:
-    from aiomqtt import Client
+    from aiomqtt import Client, Message
 
 log = logging.getLogger(__name__)
 
@@ -107,25 +107,28 @@ class Listener:
         context = await asyncio.to_thread(broker.tls_context, self._config)
         await broker.knock(self._config, context)
         name = f"isw{secrets.token_hex(8)}"
-        async with broker.connected(self._config, context, name, self._versions.now) as client:
+        async with broker.connected(
+            self._config, context, name, self._versions.now, sink=self._heard
+        ) as client:
+            self._heard_s = asyncio.get_running_loop().time()
             # QoS 0: for what is to be acknowledged a broker has a queue (Mosquitto of 1000), and
             # throws away what a flood leaves no room for.
             answer = await client.subscribe(donor_topic(self._cluster, "+", "+"), qos=0)
             refusal = broker.refused(self._config, answer)
             if refusal is not None:
                 raise refusal
-            started_s = self._heard_s = asyncio.get_running_loop().time()
+            started_s = asyncio.get_running_loop().time()
             self._directory.connected(started_s)
-            taking = asyncio.create_task(self._take(client), name="announcements")
+            lost = asyncio.create_task(_lost(client), name="broker lost")
             try:
                 while not is_enough():
-                    done, _ = await asyncio.wait({taking}, timeout=_TICK_S)
+                    done, _ = await asyncio.wait({lost}, timeout=_TICK_S)
                     if done:
-                        await taking
+                        await lost
                     self._tick(started_s)
             finally:
-                taking.cancel()
-                await asyncio.wait({taking})
+                lost.cancel()
+                await asyncio.wait({lost})
 
     def _tick(self, started_s: float) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -139,18 +142,21 @@ class Listener:
         if is_changed:
             self._changed()
 
-    async def _take(self, client: Client) -> None:
-        async for message in client.messages:
-            now_s = self._heard_s = asyncio.get_running_loop().time()
-            topic = str(message.topic)
-            try:
-                if self._directory.take(topic, message.payload, now_s):
-                    self._changed()
-            except NotOursError as error:
-                text = f"{ascii(topic)[1:-1][:200]}: {error}"
-                self.complaints[error.reason] = text
-                if (count := self._due.due(error.reason, now_s)) is not None:
-                    more = f" ({count} more of that kind were not told)" if count else ""
-                    log.warning(
-                        "%s: ignored: %s%s", broker.where(self._config), text.rstrip("."), more
-                    )
+    def _heard(self, message: Message) -> None:
+        now_s = self._heard_s = asyncio.get_running_loop().time()
+        topic = str(message.topic)
+        try:
+            if self._directory.take(topic, message.payload, now_s):
+                self._changed()
+        except NotOursError as error:
+            text = f"{ascii(topic)[1:-1][:200]}: {error}"
+            self.complaints[error.reason] = text
+            if (count := self._due.due(error.reason, now_s)) is not None:
+                more = f" ({count} more of that kind were not told)" if count else ""
+                log.warning("%s: ignored: %s%s", broker.where(self._config), text.rstrip("."), more)
+
+
+async def _lost(client: Client) -> None:
+    """Ends, by an error that says why, with the connection."""
+    async for _ in client.messages:
+        pass

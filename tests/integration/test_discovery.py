@@ -163,7 +163,7 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
     # A broker full of what is no announcement, as anybody who may write to it can make it.
     junk = "infiniswap/default/donors/00000000-0000-0000-0000-00000000000#/000000000000000#"
     broker.retain(junk, b"junk", b'{"schema": 2, "body": {}}', b"x" * 9000, b"\xff" * 20)
-    broker.retain("infiniswap/default/donors/#/#", *[os.urandom(64) for _ in range(3000)])
+    broker.retain("infiniswap/default/donors/#/#", *[os.urandom(64) for _ in range(2000)])
     other = announcement(cluster="default", addresses=["10.255.255.1:1"], slab_bytes=SLAB)
     where = f"infiniswap/default/donors/{other.donor_id}/{other.session}"
     broker.retain(where, encode(replace(other, cluster="elsewhere"), None))
