@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from infiniswap import errors
-from infiniswap.cli import service
+from infiniswap.cli import declared, service
 from infiniswap.cli.main import build_parser, main
 from infiniswap.errors import ConflictError, UsageError
 from infiniswap.system import service_units, systemd
@@ -150,6 +150,23 @@ def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path, directory: s
     )
     said = [line for line in (done.stdout + done.stderr).splitlines() if "infiniswap" in line]
     assert (done.returncode, said) == (0, []), done.stderr
+
+
+@pytest.mark.requires_tool("systemctl")
+def test_a_declared_device_that_is_enabled_comes_up_at_boot(root: Path) -> None:
+    """By systemctl itself, in a system that does not run."""
+    assert call("install", "--root", str(root)) == 0
+    devices = [declared.Declaration(root / "etc/infiniswap/devices/swap0.env")]
+    unit = service_units.device_unit("swap0")
+    (note,) = declared.boot_notes(devices, root)
+    command = ["systemctl", f"--root={root}", "enable", DAEMON_UNIT, unit]
+    assert unit.removesuffix(".service") in note
+    subprocess.run(command, capture_output=True, text=True, check=True)
+    wants = root / UNIT_DIR / "multi-user.target.wants"
+    assert {path.name for path in wants.iterdir()} == {DAEMON_UNIT, unit}
+    assert list(declared.boot_notes(devices, root)) == []
+    assert call("uninstall", "--root", str(root)) == 0
+    assert files_below(root) == []
 
 
 # --------------------------------------------------------------- install, uninstall
