@@ -100,7 +100,9 @@ def compose(path: Path, donors: str | None = None) -> str:
         f"Configuration of Infiniswap, written by `infiniswap init` on {socket.gethostname()}.",
         "",
         "Every key is here. Those with a # before them have their default: take the # away to set",
-        "another value. `infiniswap config check` says whether all is well.",
+        "another value. Sizes are written 512M or 1G; keys that end in _s are seconds, in _ms",
+        "milliseconds. `infiniswap config check` says whether all is well, and `systemctl reload`",
+        "takes over what can change while daemon and devices run.",
     )
     return render(head, chosen, found)
 
