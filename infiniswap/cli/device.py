@@ -549,7 +549,7 @@ def _stop_and_start(
     client.stop(paths, remove=False)
     kept = rundir.read_record(paths.kept)
     assert kept is not None  # or it would have refused to stop
-    again = _again(argparse.Namespace(**_NO_FLAGS), config, paths, kept, None)
+    again = _again(argparse.Namespace(**_NO_FLAGS, config=args.config), config, paths, kept, None)
     report_ready(again, launch.start(again, paths))
     return 0
 
