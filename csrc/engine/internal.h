@@ -347,6 +347,7 @@ struct iswi_remote {
 	/* With RDMA only, like queues: no pages go over it, it sees the donor's death. */
 	struct iswi_queue *witness;
 	struct iswi_rdma_places *places; /* the queues' own; under control */
+	struct iswi_engine_rdma *device; /* likewise: what they use; NULL: none */
 	atomic_bool rdma;                /* relaxed: for status */
 	struct iswi_queue_events events;
 	atomic_uint_fast64_t read_pages, write_pages, errors; /* relaxed statistics */
@@ -371,6 +372,8 @@ struct iswi_sim;
 struct iswi_engine_rdma {
 	char device[ISW_RDMA_NAME_BYTES];
 	struct iswi_rdma_domain *domain; /* NULL: not used */
+	uint32_t users;                  /* offers and remotes; closed with the last */
+	bool failed; /* opened anew for the next offer: it may be another by now */
 };
 
 struct isw_engine {
@@ -659,6 +662,8 @@ void iswi_places_suspend(struct isw_engine *e, uint32_t remote);
 void iswi_rdma_init(struct isw_engine *e);
 /* When every remote is gone. */
 void iswi_rdma_fini(struct isw_engine *e);
+/* One user less. Its queues are gone. Accepts NULL. */
+void iswi_rdma_leave(struct isw_engine *e, struct iswi_engine_rdma *device);
 /* Connects what config->rdma offers; on success the queues are the caller's. */
 int iswi_rdma_offer_accept(const struct isw_remote_config *config, struct iswi_remote *r,
 			   struct iswi_queue **queues_out, uint32_t *count_out,

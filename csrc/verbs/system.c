@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
+#include <rdma/ib_user_verbs.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,6 +54,8 @@ struct lib {
 	int (*dealloc_pd)(struct ibv_pd *pd);
 	struct ibv_mr *(*reg_mr)(struct ibv_pd *pd, void *memory, size_t bytes, int access);
 	int (*dereg_mr)(struct ibv_mr *mr);
+	int (*rereg_mr)(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *memory, size_t bytes,
+			int access);
 	struct ibv_comp_channel *(*create_comp_channel)(struct ibv_context *context);
 	int (*destroy_comp_channel)(struct ibv_comp_channel *channel);
 	struct ibv_cq *(*create_cq)(struct ibv_context *context, int entries, void *ctx,
@@ -111,6 +114,7 @@ static int load(struct lib *lib, struct isw_error *error)
 		{"ibv_dealloc_pd", &lib->dealloc_pd},
 		{"ibv_reg_mr", &lib->reg_mr},
 		{"ibv_dereg_mr", &lib->dereg_mr},
+		{"ibv_rereg_mr", &lib->rereg_mr},
 		{"ibv_create_comp_channel", &lib->create_comp_channel},
 		{"ibv_destroy_comp_channel", &lib->destroy_comp_channel},
 		{"ibv_create_cq", &lib->create_cq},
@@ -416,6 +420,52 @@ static int system_mr_free(struct iswi_vmr *mr)
 	return 0;
 }
 
+/*
+ * What ibv_rereg_mr asks of the kernel. The library asks only where a device's own part of it takes
+ * part, and that of soft-RoCE (rdma-core 44) does not, though its driver can since Linux 6.5.
+ */
+static int ask_kernel_to_move(struct ibv_mr *mr, struct ibv_pd *pd, int access)
+{
+	struct ib_uverbs_rereg_mr_resp answer = {0};
+	struct {
+		struct ib_uverbs_cmd_hdr header;
+		struct ib_uverbs_rereg_mr command;
+	} request = {
+		.header = {.command = IB_USER_VERBS_CMD_REREG_MR,
+			   .in_words = sizeof(request) / 4,
+			   .out_words = sizeof(answer) / 4},
+		.command = {.response = (uintptr_t)&answer,
+			    .mr_handle = mr->handle,
+			    .flags = IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS,
+			    .pd_handle = pd->handle,
+			    .access_flags = (uint32_t)access},
+	};
+
+	if (write(mr->context->cmd_fd, &request, sizeof(request)) != (ssize_t)sizeof(request))
+		return failed();
+	mr->lkey = answer.lkey;
+	mr->rkey = answer.rkey;
+	mr->pd = pd;
+	return 0;
+}
+
+static int system_mr_move(struct iswi_vmr *mr, struct iswi_vpd *pd, unsigned int peer,
+			  struct iswi_verbs_key *key_out)
+{
+	int code = 0;
+
+	errno = 0;
+	if (pd->dev->lib.rereg_mr(mr->mr, IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS,
+				  pd->pd, NULL, 0, access_flags(peer)) != 0)
+		code = failed();
+	if (code == -EOPNOTSUPP || code == -ENOSYS)
+		code = ask_kernel_to_move(mr->mr, pd->pd, access_flags(peer));
+	if (code != 0)
+		return code;
+	*key_out = (struct iswi_verbs_key){.local = mr->mr->lkey, .remote = mr->mr->rkey};
+	return 0;
+}
+
 static void system_cq_free(struct iswi_vcq *cq)
 {
 	if (cq->cq != NULL)
@@ -668,6 +718,7 @@ const struct iswi_verbs iswi_verbs_system = {
 	.pd_free = system_pd_free,
 	.mr_make = system_mr_make,
 	.mr_free = system_mr_free,
+	.mr_move = system_mr_move,
 	.cq_make = system_cq_make,
 	.cq_free = system_cq_free,
 	.qp_make = system_qp_make,

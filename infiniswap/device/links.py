@@ -24,6 +24,8 @@ from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
 from infiniswap.control.client import Session, connect
 from infiniswap.device.link_types import Lease, LinkConfig, Place, Slabs
+from infiniswap.device.offloop import run_to_end
+from infiniswap.device.rdma_return import RdmaReturn
 from infiniswap.device.records import encode_record
 from infiniswap.device.wire import Wire
 from infiniswap.engine.protocol import Engine, RemoteConfig
@@ -72,6 +74,7 @@ class DonorLink:
         self.is_listed = True
         """Whether it is still among the donors that are known: otherwise it gets no more slabs."""
         self.wire = Wire(config.transport, address, engine, self._blocking)
+        self.rdma_return = RdmaReturn(self.wire, self._probe_rdma, self._recover)
         self._engine = engine
         self._slabs = slabs
         self.config = config
@@ -111,17 +114,7 @@ class DonorLink:
         )
 
     async def _blocking(self, call: Callable[[], T]) -> T:
-        work = asyncio.get_running_loop().run_in_executor(self._executor, call)
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            # It goes on all the same, and nobody must find a remote that is half connected: it is
-            # waited for, however often we are told to end. It is bounded.
-            while not work.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait({work})
-            work.exception()  # seen: otherwise it is logged
-            raise
+        return await run_to_end(self._executor, call)
 
     # -------------------------------------------------------------------- sessions
 
@@ -188,7 +181,7 @@ class DonorLink:
             arriving = self._arriving = asyncio.get_running_loop().create_future()
             try:
                 try:
-                    answer = await session.map(lease.lease, slab)
+                    answer = await self._ask_for(session, lease, slab)
                     self.wire.mapped(remote, answer)
                     put(slab, remote, answer.slot, answer.generation)
                     self.mapped[slab] = Place(answer.slot, answer.generation)
@@ -206,6 +199,14 @@ class DonorLink:
                     await session.unmap(lease.lease, answer.slot, answer.generation)
                 raise
             self._slabs.arrived(slab)
+
+    async def _ask_for(self, session: Session, lease: Lease, slab: int) -> m.MapAnswer:
+        try:
+            return await session.map(lease.lease, slab)
+        except RequestRefusedError as error:
+            if error.reason == m.REFUSED_BUSY:  # it cuts the connections, for others to come
+                self._trust.announce(-1, asyncio.get_running_loop().time(), 0.0)
+            raise
 
     async def _ensure_lease(self, session: Session) -> Lease:
         if self._lease is None:
@@ -249,6 +250,7 @@ class DonorLink:
             )
             self._engine.remote_record_set(remote, encode_record(self.address, lease))
             self.remote = remote
+            self.rdma_return.connected()
             log.info("donor %s: connected (%s, %s)", self.address, self.name, self.wire.transport)
         return self.remote
 
@@ -325,6 +327,8 @@ class DonorLink:
         if not self._slabs_in(slot, generation) and self._arriving is not None:
             # The map answer that names it may be here, and whoever waits for that has not run yet.
             await asyncio.wait({self._arriving}, timeout=deadline_s)
+        # Past the deadline the donor takes it by force, which costs the connections: it may.
+        self._trust.announce(generation, asyncio.get_running_loop().time(), deadline_s)
         for slab, place in self._slabs_in(slot, generation):
             moved = await self._move(slab, move_s)
             if not moved and not self.config.has_backup:
@@ -343,6 +347,7 @@ class DonorLink:
                 self._slabs.evicted(self, slab)
                 how = "every page was copied first" if moved else "read from the backup"
                 log.info("slab %d: evicted by donor %s (%s)", slab, self.address, how)
+        self._trust.withdraw(generation)
 
     async def _move(self, slab: int, move_s: float) -> bool:
         """As Slabs.move, but not longer than there is somebody to answer: whoever recovers the
@@ -411,8 +416,10 @@ class DonorLink:
             self._down_s = asyncio.get_running_loop().time()
         self.detail = "connections lost"
         if self._recovery is None:
-            self.wire.lost()
-            self._judge(self._trust.lost(asyncio.get_running_loop().time(), code))
+            now_s = asyncio.get_running_loop().time()
+            if not self._trust.announced(now_s):
+                self.wire.lost()
+            self._judge(self._trust.lost(now_s, code))
             log.warning(
                 "donor %s: connections lost (code %d); %d slabs suspended%s",
                 self.address,
@@ -454,7 +461,30 @@ class DonorLink:
             if self.remote is not None:
                 self._engine.remote_shutdown(self.remote)
 
+    async def _probe_rdma(self) -> bool:
+        """Whether RDMA works now; slabs stay where they are, and a recovery comes first."""
+        # In time for a recovery that has to wait for it.
+        wait_s = self._config.suspend_s / 4
+        try:
+            async with asyncio.timeout(wait_s * 2), self._lock:
+                session, lease = self._session, self._lease
+                if session is None or session.ended or lease is None or not self.is_usable:
+                    return False
+                config = self._remote_config(lease)
+                soon_ms = min(config.connect_ms_max, max(100, round(wait_s * 1000)))
+                return await self.wire.probe(
+                    session,
+                    lease,
+                    replace(config, connect_ms_max=soon_ms),
+                    set(self.mapped.values()),
+                    self._engine.remote_destroy,
+                )
+        except (InfiniswapError, TimeoutError) as error:
+            log.debug("donor %s: RDMA was not tried to the end: %s", self.address, error)
+            return False
+
     def _recover(self) -> None:
+        self.rdma_return.interrupt()
         if self._recovery is None:
             self._recovery = asyncio.create_task(
                 self._run_recovery(), name=f"recover donor {self.address}"
@@ -535,6 +565,7 @@ class DonorLink:
         for place in there - set(self.mapped.values()):
             await session.unmap(lease.lease, place.slot, place.generation)
         self._trust.recovered(asyncio.get_running_loop().time())
+        self.rdma_return.connected()
         log.info(
             "donor %s: back with the same lease, %d slabs resumed", self.address, len(self.mapped)
         )
@@ -579,6 +610,7 @@ class DonorLink:
     async def close(self) -> None:
         """Gives everything back, in bounded time. Front ends are gone by now."""
         self._closing = True
+        await self.rdma_return.close()
         if self._recovery is not None:
             self._recovery.cancel()
             await asyncio.wait({self._recovery})

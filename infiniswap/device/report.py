@@ -80,6 +80,7 @@ def _donor_rows(engine: Engine, mapper: SlabMapper) -> list[DonorRow]:
                 transport=link.wire.transport,
                 transport_reason=link.wire.reason,
                 rdma_fallbacks=link.wire.fallbacks,
+                rdma_probes=link.rdma_return.probes,
             )
         )
     return rows

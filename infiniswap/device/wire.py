@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How pages travel to one donor: by RDMA where both ends can, else by TCP, and why.
 
-Chosen anew for each set of connections, so what is mended is used after the next loss of a
-connection. RDMA is tried with the page that the donor lends for that; then only is it believed.
+Chosen anew for each set of connections. While they are TCP's though RDMA was wished for, RDMA is
+looked for (infiniswap.device.rdma_return). It is tried with the page that the donor lends for that;
+then only is it believed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from infiniswap import events
 from infiniswap.control import messages as m
@@ -44,6 +46,7 @@ class Wire:
         blocking: for the engine's blocking calls.
 
     Attributes:
+        address: of the donor.
         transport: "rdma" or "tcp" of the last connections, empty before there were any.
         reason: why not RDMA; empty with it.
         fallbacks: how often RDMA was wished for and TCP was used.
@@ -53,8 +56,8 @@ class Wire:
         self.transport = ""
         self.reason = ""
         self.fallbacks = 0
+        self.address = address
         self._wish = wish
-        self._address = address
         self._engine = engine
         self._blocking = blocking
         self._connected_s = 0.0
@@ -87,11 +90,10 @@ class Wire:
         """
         if self._wish == TCP:
             return await self._by_tcp(config, dial, "")
-        now_s = asyncio.get_running_loop().time()
         try:
             if not session.welcome.rdma:
                 raise _NoRdmaError("the donor does not offer RDMA")
-            if self._wish != RDMA and now_s < self._avoided_until_s:
+            if self._wish != RDMA and self._is_avoided():
                 raise _NoRdmaError("its RDMA connections broke again and again")
             return await self._by_rdma(session, lease, config, places, dial)
         except _NoRdmaError as error:
@@ -99,7 +101,7 @@ class Wire:
         if self._wish == RDMA:
             raise UnavailableError(
                 f"no RDMA: {why}",
-                where=f"donor {self._address}",
+                where=f"donor {self.address}",
                 mend="`infiniswap doctor` on both hosts says what is missing; or use "
                 "--transport auto.",
             )
@@ -107,11 +109,61 @@ class Wire:
         if why != self.reason:
             log.warning(
                 "donor %s: pages go over TCP, not RDMA: %s",
-                self._address,
+                self.address,
                 why,
-                extra=events.about(events.RDMA_FALLBACK, donor=self._address),
+                extra=events.about(events.RDMA_FALLBACK, donor=self.address),
             )
         return await self._by_tcp(config, dial, why)
+
+    @property
+    def misses_rdma(self) -> bool:
+        """Whether pages go over TCP, and need not for ever."""
+        return self._wish != TCP and self.transport == TCP
+
+    async def probe(
+        self,
+        session: Session,
+        lease: Lease,
+        config: RemoteConfig,
+        places: set[Place],
+        leave: Callable[[int], None],
+    ) -> bool:
+        """Whether `connect` would now give RDMA. What it used for that is gone when it returns.
+
+        Args:
+            session: as for connect.
+            lease: which is in use, over TCP, and stays so.
+            config: how a further connection is made.
+            places: as for connect.
+            leave: ends such a connection.
+
+        Raises:
+            InfiniswapError: the session ended.
+        """
+        if not session.welcome.rdma or self._is_avoided():
+            return False
+        slots = lease.export_bytes // session.welcome.slab_bytes
+        remotes: list[int] = []
+
+        def dial(config: RemoteConfig) -> int:
+            remotes.append(self._engine.remote_connect(config))
+            return remotes[0]
+
+        try:
+            await self._reach(session, lease, config, places, slots, dial)
+        except _NoRdmaError as error:
+            if str(error) != self.reason:
+                log.info("donor %s: still no RDMA: %s", self.address, error)
+            self.reason = str(error)
+            return False
+        finally:
+            # Also one that was made while we were told to end.
+            for remote in remotes:
+                await self._blocking(partial(leave, remote))
+        return True
+
+    def _is_avoided(self) -> bool:
+        return asyncio.get_running_loop().time() < self._avoided_until_s
 
     async def _by_tcp(
         self, config: RemoteConfig, dial: Callable[[RemoteConfig], int], why: str
@@ -129,6 +181,22 @@ class Wire:
         dial: Callable[[RemoteConfig], int],
     ) -> int:
         slots = lease.export_bytes // session.welcome.slab_bytes
+        remote, answer = await self._reach(session, lease, config, places, slots, dial)
+        for slot in answer.slots:
+            self._engine.remote_slot_key(remote, slot.slot, slot.key)
+        self.transport, self.reason = RDMA, ""
+        self._connected_s = asyncio.get_running_loop().time()
+        return remote
+
+    async def _reach(
+        self,
+        session: Session,
+        lease: Lease,
+        config: RemoteConfig,
+        places: set[Place],
+        slots: int,
+        dial: Callable[[RemoteConfig], int],
+    ) -> tuple[int, m.RdmaAnswer]:
         offers: list[RdmaOffer] = []
 
         def make() -> RdmaOffer:
@@ -150,11 +218,7 @@ class Wire:
             # Also one that was made while we were told to end.
             for made in offers:
                 await self._blocking(made.close)
-        for slot in answer.slots:
-            self._engine.remote_slot_key(remote, slot.slot, slot.key)
-        self.transport, self.reason = RDMA, ""
-        self._connected_s = asyncio.get_running_loop().time()
-        return remote
+        return remote, answer
 
     async def _offer(self, make: Callable[[], RdmaOffer]) -> RdmaOffer:
         try:

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import logging
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
 
 from infiniswap.control import messages as m
 from infiniswap.control.service import ServerSession
-from infiniswap.donor.leases import LeaseTable
+from infiniswap.donor.leases import Lease, LeaseTable
 from infiniswap.engine.protocol import OffLoop, Store
 from infiniswap.errors import EngineError, RequestRefusedError
 
@@ -18,6 +21,14 @@ log = logging.getLogger(__name__)
 
 _FENCE_MS = 1_000
 """For a slab that nobody has heard of yet."""
+
+_PATIENCE_S = 0.5
+"""For slabs that have to be registered before an answer. A consumer gives its lease up when it has
+not come back after two seconds; over TCP it is back at once, and asks again for RDMA."""
+
+_LOOK_S = 1.0
+_REFUSED_S = 30.0
+"""After the host or its device refused to register a slab ahead."""
 
 
 class DonorRdma:
@@ -27,8 +38,9 @@ class DonorRdma:
         store: slab pool.
         table: leases.
         off_loop: for what blocks.
-        counters: rdma_opened, rdma_refused, rdma_unregistered.
+        counters: rdma_opened, rdma_refused, rdma_unregistered, rdma_registered_ahead.
         enabled: whether RDMA is offered at all.
+        patience_s: what an answer waits for registrations, in seconds.
     """
 
     def __init__(
@@ -38,12 +50,34 @@ class DonorRdma:
         off_loop: OffLoop,
         counters: Counter[str],
         enabled: bool,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
         self._store = store
         self._table = table
         self._off_loop = off_loop
-        self._counters = counters
+        self.counters = counters
         self.enabled = enabled
+        self._patience_s = patience_s
+        self._told = ""
+
+    async def keep_registered(
+        self,
+        background: Executor,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Registers the pool's slabs before anybody waits for it, one by one, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while self.enabled:
+            pause_s = _LOOK_S
+            try:
+                while await loop.run_in_executor(background, self._store.rdma_ahead):
+                    self.counters["rdma_registered_ahead"] += 1
+            except EngineError as error:
+                pause_s = _REFUSED_S
+                if error.what != self._told and error.code == errno.ENOMEM:
+                    log.warning("%s", error)
+                self._told = error.what
+            await sleep(pause_s)
 
     async def open(self, session: ServerSession, request: m.RdmaRequest) -> m.RdmaAnswer:
         """Connects to the consumer's ends and registers what the lease has; without ends, ends it.
@@ -62,18 +96,11 @@ class DonorRdma:
                 lambda: self._store.rdma_open(lease.lease, request.ends)
             )
         except EngineError as error:
-            self._counters["rdma_refused"] += 1
+            self.counters["rdma_refused"] += 1
             log.info("lease %d: not by RDMA: %s", lease.lease, error.what)
             raise RequestRefusedError(error.what, reason=m.REFUSED_NO_RDMA) from error
-        slots = []
-        for info in list(lease.slots.values()):
-            try:
-                key = await self._key(lease.lease, info)
-            except RequestRefusedError:
-                continue  # counted and logged; the consumer sees which are missing
-            if key is not None:
-                slots.append(m.SlotKey(info.slot, info.generation, key))
-        self._counters["rdma_opened"] += 1
+        slots = await self._keys(lease)
+        self.counters["rdma_opened"] += 1
         log.info(
             "lease %d: %d connections by RDMA, %d of %d slabs registered",
             lease.lease,
@@ -82,6 +109,32 @@ class DonorRdma:
             len(lease.slots),
         )
         return m.RdmaAnswer(id=request.id, ends=list(ends), probe=probe, slots=slots)
+
+    async def _keys(self, lease: Lease) -> list[m.SlotKey]:
+        """Of every slab that can be registered."""
+        keys, rest = [], []
+        for info in list(lease.slots.values()):
+            try:
+                key = await self._key(lease.lease, info, at_hand=True)
+            except RequestRefusedError:
+                rest.append(info)
+            else:
+                keys.append((info, key))
+        time_s = asyncio.get_running_loop().time
+        until_s = time_s() + self._patience_s
+        for done, info in enumerate(rest):
+            if time_s() >= until_s:
+                # What is registered by now stays so.
+                await self._off_loop(lambda: self._store.rdma_pause(lease.lease))
+                self.counters["rdma_refused"] += 1
+                raise RequestRefusedError(
+                    f"{len(rest) - done} of {len(lease.slots)} slabs are still being registered",
+                    reason=m.REFUSED_NO_RDMA,
+                )
+            # Those that cannot be are counted and logged; the consumer sees which are missing.
+            with contextlib.suppress(RequestRefusedError):
+                keys.append((info, await self._key(lease.lease, info)))
+        return [m.SlotKey(info.slot, info.generation, key) for info, key in keys if key is not None]
 
     async def map_answer(self, number: int, lease: int, slot: m.SlotInfo) -> m.MapAnswer:
         """The answer to request `number`: the slab is in that slot.
@@ -102,17 +155,20 @@ class DonorRdma:
             raise
         return m.MapAnswer(id=number, slot=slot.slot, generation=slot.generation, key=key)
 
-    async def _key(self, lease: int, slot: m.SlotInfo) -> m.RdmaKey | None:
+    async def _key(
+        self, lease: int, slot: m.SlotInfo, *, at_hand: bool = False
+    ) -> m.RdmaKey | None:
         """None: the lease has no RDMA connections."""
         if not self.enabled:
             return None
         try:
             return await self._off_loop(
-                lambda: self._store.rdma_key(lease, slot.slot, slot.generation)
+                lambda: self._store.rdma_key(lease, slot.slot, slot.generation, at_hand=at_hand)
             )
         except EngineError as error:
             if error.code == errno.ENOTCONN:
                 return None
-            self._counters["rdma_unregistered"] += 1
-            log.warning("lease %d: %s", lease, error.what)
+            if error.code != errno.EAGAIN:
+                self.counters["rdma_unregistered"] += 1
+                log.warning("lease %d: %s", lease, error.what)
             raise RequestRefusedError(error.what, reason=m.REFUSED_NO_MEMORY) from error

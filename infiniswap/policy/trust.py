@@ -21,6 +21,8 @@ class TrustConfig:
         flaps_max: of these in a row are too many.
         refusals_max: slabs refused within `refusal_s` that are too many.
         refusal_s: how long a refusal counts, in seconds.
+        announced_s: how long after its time a loss that was announced may come.
+        announced_s_max: the longest announcement.
         bad_pages_max: pages with other bytes than were written, until the donor is given up.
     """
 
@@ -28,6 +30,8 @@ class TrustConfig:
     flaps_max: int = 3
     refusals_max: int = 4
     refusal_s: float = 60.0
+    announced_s: float = 5.0
+    announced_s_max: float = 60.0
     bad_pages_max: int = 16
 
 
@@ -44,6 +48,7 @@ class Trust:
         self._flaps = 0
         self._refusals_s: list[float] = []
         self._bad_pages = 0
+        self._announced_s: dict[int, float] = {}
 
     @property
     def bad_pages(self) -> int:
@@ -55,15 +60,37 @@ class Trust:
         self._recovered_s = None
         self._flaps = self._bad_pages = 0
         self._refusals_s.clear()
+        self._announced_s.clear()
 
     def recovered(self, now_s: float) -> None:
         """Its connections were lost and are back."""
         self._recovered_s = now_s
 
+    def announce(self, why: int, now_s: float, in_s: float) -> None:
+        """It says in good order that it may cut the connections until then; `why` tells it from
+        others. A slab that is taken back by force costs them, and a donor has the right to that.
+        """
+        self.announced(now_s)
+        self._announced_s[why] = now_s + min(in_s, self._config.announced_s_max)
+
+    def withdraw(self, why: int) -> None:
+        """There is no reason for that any more."""
+        self._announced_s.pop(why, None)
+
+    def announced(self, now_s: float) -> bool:
+        """Whether connections that are lost now were announced to be."""
+        late_s = self._config.announced_s
+        self._announced_s = {
+            why: when_s for why, when_s in self._announced_s.items() if now_s <= when_s + late_s
+        }
+        return bool(self._announced_s)
+
     def lost(self, now_s: float, code: int) -> str:
         """Its connections are lost; `code` is the negative errno of why."""
         if code == -EPROTO:
             return "its replies break the protocol"
+        if self.announced(now_s):
+            return ""
         since_s = self._recovered_s
         if since_s is None or now_s - since_s > self._config.flap_s:
             self._flaps = 0

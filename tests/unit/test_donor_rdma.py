@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,13 +29,13 @@ async def _off_loop(call: Callable[[], Any]) -> Any:
 
 
 class Donor:
-    def __init__(self, *, enabled: bool = True) -> None:
+    def __init__(self, *, enabled: bool = True, patience_s: float = 60.0) -> None:
         self.store = FakeStore(StoreConfig(slab_bytes=MIB, slabs_max=4))
         self.store.has_rdma = True
         self.table = LeaseTable(10.0, 4)
         self.table.session_opened(4)
         self.counters: Counter[str] = Counter()
-        self.rdma = DonorRdma(self.store, self.table, _off_loop, self.counters, enabled)
+        self.rdma = DonorRdma(self.store, self.table, _off_loop, self.counters, enabled, patience_s)
         self.lease = self.store.lease_create(4).lease
         owner = Owner("", "swap0", "consumer", "127.0.0.1")
         self.table.grant(self.lease, owner, 4, 4, "", 1, 0.0)
@@ -64,6 +66,42 @@ async def test_what_is_mapped_before_and_after_has_a_key() -> None:
     # A renewed lease has none of that.
     donor.store.lease_renew(donor.lease, 0)
     assert (await donor.rdma.map_answer(3, donor.lease, before)).key is None
+
+
+async def test_a_consumer_that_comes_back_waits_for_no_registration() -> None:
+    """Dozens of slabs take longer than it has: it is told so, and asks again."""
+    donor = Donor(patience_s=0.0)
+    slabs = [donor.map() for _ in range(3)]
+    with pytest.raises(RequestRefusedError, match="3 of 3 slabs are still being") as caught:
+        await donor.open()
+    assert caught.value.reason == m.REFUSED_NO_RDMA
+    # Over TCP until then: a slab is mapped without a key.
+    assert (await donor.rdma.map_answer(1, donor.lease, slabs[0])).key is None
+
+    async def once(_pause_s: float) -> None:
+        raise asyncio.CancelledError
+
+    with ThreadPoolExecutor(1) as background, pytest.raises(asyncio.CancelledError):
+        await donor.rdma.keep_registered(background, once)
+    assert donor.counters["rdma_registered_ahead"] == 3
+    assert [slot.slot for slot in (await donor.open()).slots] == [slab.slot for slab in slabs]
+
+
+async def test_a_host_without_rdma_is_asked_now_and_then() -> None:
+    donor = Donor()
+    donor.store.has_rdma = False
+    pauses: list[float] = []
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 2:
+            donor.store.has_rdma = True
+        if len(pauses) == 3:
+            raise asyncio.CancelledError
+
+    with ThreadPoolExecutor(1) as background, pytest.raises(asyncio.CancelledError):
+        await donor.rdma.keep_registered(background, sleep)
+    assert pauses[0] == pauses[1] > pauses[2]
 
 
 async def test_a_slab_that_cannot_be_registered_is_not_lent() -> None:

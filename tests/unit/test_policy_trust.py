@@ -40,6 +40,29 @@ def test_one_loss_counts_once() -> None:
         assert not trust.lost(1.0, -ECONNRESET)
 
 
+def test_losses_that_were_announced_do_not_count() -> None:
+    """A slab taken by force costs the connections, however many are in a row."""
+    trust = Trust(TrustConfig(flap_s=5.0, flaps_max=2, announced_s=5.0, announced_s_max=60.0))
+    now_s = 0.0
+    for generation in range(10):
+        trust.recovered(now_s)
+        trust.announce(generation, now_s, 1.0)
+        now_s += 2.0
+        assert trust.announced(now_s)
+        assert not trust.lost(now_s, -ECONNRESET)
+    # What lies excuses nothing, and no announcement lasts for ever.
+    assert trust.lost(now_s, -EPROTO)
+    trust.announce(99, now_s, 1e9)
+    assert not trust.announced(now_s + 66.0)
+    # Nor one that was done with in time.
+    trust.announce(100, now_s, 10.0)
+    trust.withdraw(100)
+    trust.recovered(now_s + 20.0)
+    assert not trust.lost(now_s + 21.0, -ECONNRESET)
+    trust.recovered(now_s + 22.0)
+    assert trust.lost(now_s + 23.0, -ECONNRESET)
+
+
 def test_refusals_count_for_a_while() -> None:
     trust = Trust(TrustConfig(refusals_max=3, refusal_s=60.0))
     assert not trust.refused(0.0)
