@@ -413,7 +413,7 @@ static void test_what_is_not_registered_is_not_waited_for(void)
 static void test_a_reclaim_looks_nothing_up(void)
 {
 	isw_store *store = store_make(SLABS);
-	uint64_t lease = lease_make(store), generation[SLABS], looked_up, probe = 0;
+	uint64_t lease = lease_make(store), generation[SLABS], looked_up, moved, probe = 0;
 	char token[ISW_TOKEN_TEXT_BYTES];
 	struct isw_rdma_key key;
 	struct consumer c;
@@ -422,7 +422,7 @@ static void test_a_reclaim_looks_nothing_up(void)
 	for (uint32_t i = 0; i < SLABS; i++)
 		CHECK_EQ(isw_store_rdma_ahead(store, NULL), 0);
 	looked_up = stub.looked_up;
-	CHECK_EQ(looked_up, SLABS * (uint64_t)SLAB_BYTES);
+	moved = stub.moved;
 	for (uint32_t epoch = 0; epoch < 3; epoch++) {
 		consumer_make(&c);
 		probe += ISW_PAGE_BYTES; /* the consumer's own page */
@@ -440,7 +440,7 @@ static void test_a_reclaim_looks_nothing_up(void)
 		consumer_free(&c);
 	}
 	CHECK_EQ(stub.looked_up - looked_up, probe + ISW_PAGE_BYTES); /* and the lease's probe */
-	CHECK_EQ(stub.moved, SLABS);
+	CHECK_EQ(stub.moved - moved, SLABS);
 	isw_store_destroy(store);
 }
 
