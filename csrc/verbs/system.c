@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
-#include <rdma/ib_user_verbs.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -420,50 +419,20 @@ static int system_mr_free(struct iswi_vmr *mr)
 	return 0;
 }
 
-/*
- * What ibv_rereg_mr asks of the kernel. The library asks only where a device's own part of it takes
- * part, and that of soft-RoCE (rdma-core 44) does not, though its driver can since Linux 6.5.
- */
-static int ask_kernel_to_move(struct ibv_mr *mr, struct ibv_pd *pd, int access)
-{
-	struct ib_uverbs_rereg_mr_resp answer = {0};
-	struct {
-		struct ib_uverbs_cmd_hdr header;
-		struct ib_uverbs_rereg_mr command;
-	} request = {
-		.header = {.command = IB_USER_VERBS_CMD_REREG_MR,
-			   .in_words = sizeof(request) / 4,
-			   .out_words = sizeof(answer) / 4},
-		.command = {.response = (uintptr_t)&answer,
-			    .mr_handle = mr->handle,
-			    .flags = IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS,
-			    .pd_handle = pd->handle,
-			    .access_flags = (uint32_t)access},
-	};
-
-	if (write(mr->context->cmd_fd, &request, sizeof(request)) != (ssize_t)sizeof(request))
-		return failed();
-	mr->lkey = answer.lkey;
-	mr->rkey = answer.rkey;
-	mr->pd = pd;
-	return 0;
-}
-
 static int system_mr_move(struct iswi_vmr *mr, struct iswi_vpd *pd, unsigned int peer,
 			  struct iswi_verbs_key *key_out)
 {
-	int code = 0;
+	int what = IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS;
+	int access = access_flags(peer), code = 0;
 
 	errno = 0;
-	if (pd->dev->lib.rereg_mr(mr->mr, IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS,
-				  pd->pd, NULL, 0, access_flags(peer)) != 0)
+	if (pd->dev->lib.rereg_mr(mr->mr, what, pd->pd, NULL, 0, access) != 0)
 		code = failed();
 	if (code == -EOPNOTSUPP || code == -ENOSYS)
-		code = ask_kernel_to_move(mr->mr, pd->pd, access_flags(peer));
-	if (code != 0)
-		return code;
-	*key_out = (struct iswi_verbs_key){.local = mr->mr->lkey, .remote = mr->mr->rkey};
-	return 0;
+		code = iswi_verbs_rereg(mr->mr, pd->pd, access);
+	if (code == 0)
+		*key_out = (struct iswi_verbs_key){mr->mr->lkey, mr->mr->rkey};
+	return code;
 }
 
 static void system_cq_free(struct iswi_vcq *cq)

@@ -120,6 +120,11 @@ struct iswi_verbs {
 
 extern const struct iswi_verbs iswi_verbs_system;
 
+/* rereg.c, for system.c: moves a registration without its library. 0 or -errno. */
+struct ibv_mr;
+struct ibv_pd;
+int iswi_verbs_rereg(struct ibv_mr *mr, struct ibv_pd *pd, int access);
+
 /* For tests, before anything else is asked of them: another implementation. */
 void iswi_store_verbs_set(isw_store *store, const struct iswi_verbs *verbs);
 void iswi_engine_verbs_set(isw_engine *engine, const struct iswi_verbs *verbs);

@@ -23,8 +23,8 @@ from infiniswap import events
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
 from infiniswap.control.client import Session, connect
-from infiniswap.device.link_types import Lease, LinkConfig, Place, Slabs
-from infiniswap.device.offloop import run_to_end
+from infiniswap.device.link_types import Lease, LeaseGoneError, LinkConfig, Place, Slabs
+from infiniswap.device.offloop import run_to_end, while_going_on
 from infiniswap.device.rdma_return import RdmaReturn
 from infiniswap.device.records import encode_record
 from infiniswap.device.wire import Wire
@@ -355,17 +355,10 @@ class DonorLink:
         session = self._session
         if session is None:
             return await self._slabs.move(self, slab, move_s)
-        move = asyncio.create_task(self._slabs.move(self, slab, move_s))
-        ended = asyncio.create_task(session.wait_ended())
-        try:
-            await asyncio.wait({move, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if move.done():
-                return move.result()
+        moved = await while_going_on(self._slabs.move(self, slab, move_s), session.wait_ended())
+        if moved is None:
             raise SessionLostError("the session ended", where=f"donor {self.address}")
-        finally:
-            for task in (move, ended):
-                task.cancel()
-            await asyncio.wait({move, ended})
+        return moved
 
     def _slabs_in(self, slot: int, generation: int) -> list[tuple[int, Place]]:
         return [item for item in self.mapped.items() if item[1] == Place(slot, generation)]
@@ -464,21 +457,17 @@ class DonorLink:
     async def _probe_rdma(self) -> bool:
         """Whether RDMA works now; slabs stay where they are, and a recovery comes first."""
         # In time for a recovery that has to wait for it.
-        wait_s = self._config.suspend_s / 4
+        wait_s = max(0.1, self._config.suspend_s / 4)
         try:
             async with asyncio.timeout(wait_s * 2), self._lock:
                 session, lease = self._session, self._lease
                 if session is None or session.ended or lease is None or not self.is_usable:
                     return False
                 config = self._remote_config(lease)
-                soon_ms = min(config.connect_ms_max, max(100, round(wait_s * 1000)))
-                return await self.wire.probe(
-                    session,
-                    lease,
-                    replace(config, connect_ms_max=soon_ms),
-                    set(self.mapped.values()),
-                    self._engine.remote_destroy,
-                )
+                soon_ms = min(config.connect_ms_max, round(wait_s * 1000))
+                config = replace(config, connect_ms_max=soon_ms)
+                places, leave = set(self.mapped.values()), self._engine.remote_destroy
+                return await self.wire.probe(session, lease, config, places, leave)
         except (InfiniswapError, TimeoutError) as error:
             log.debug("donor %s: RDMA was not tried to the end: %s", self.address, error)
             return False
@@ -625,7 +614,3 @@ class DonorLink:
                         await session.release(lease.lease)
                 await session.close()
             self._session = self._lease = None
-
-
-class LeaseGoneError(InfiniswapError):
-    """The lease cannot be reclaimed: the donor has forgotten it."""

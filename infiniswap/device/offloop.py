@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocking calls of the engine, from the event loop."""
+"""Waiting on the event loop for what does not end with the one who waits."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -25,3 +25,15 @@ async def run_to_end(executor: Executor, call: Callable[[], T]) -> T:
                 await asyncio.wait({work})
         work.exception()  # seen: otherwise it is logged
         raise
+
+
+async def while_going_on(work: Coroutine[Any, Any, T], end: Coroutine[Any, Any, Any]) -> T | None:
+    """What `work` returns or raises; None when `end` comes first. Neither goes on afterwards."""
+    working, ending = asyncio.create_task(work), asyncio.create_task(end)
+    try:
+        await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, ending):
+            task.cancel()
+        await asyncio.wait({working, ending})

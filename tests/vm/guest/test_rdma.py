@@ -323,7 +323,9 @@ def test_slabs_are_taken_back_under_load(cluster: Cluster, donors: list[Donor]) 
 
 
 @pytest.mark.full
-def test_a_link_that_goes_down_leaves_tcp_and_comes_back(cluster: Cluster, donors: list[Donor]) -> None:
+def test_a_link_that_goes_down_leaves_tcp_and_comes_back(
+    cluster: Cluster, donors: list[Donor]
+) -> None:
     device = start_mapped(cluster)
     load = verifying(cluster, device)
     try:
