@@ -79,14 +79,14 @@ static int end_queue_pairs(struct iswi_lease *lease)
 }
 
 /* rdma_lock held. */
-static void unregistered(struct iswi_lease *lease, uint32_t slot, struct iswi_vmr *left)
+static void unregistered(struct iswi_lease *lease, uint32_t slot)
 {
 	struct iswi_store_rdma *rdma = lease->rdma;
 
 	rdma->slot[slot].mr = NULL;
 	atomic_fetch_sub_explicit(&lease->store->rdma_regions, 1, memory_order_relaxed);
 	if (!rdma->slot[slot].left)
-		iswi_slab_ahead_leave(lease->store, lease->slots[slot].slab, left, rdma->device);
+		iswi_slab_ahead_leave(lease->store, lease->slots[slot].slab);
 	rdma->slot[slot].left = rdma->slot[slot].dead = false;
 }
 
@@ -95,25 +95,17 @@ static int unregister(struct iswi_lease *lease, uint32_t slot)
 	const struct iswi_verbs *verbs = lease->store->verbs;
 	struct iswi_store_rdma *rdma = lease->rdma;
 	struct iswi_vmr *mr = rdma->slot[slot].mr;
-	struct iswi_verbs_key key;
 	int code;
 
 	if (mr == NULL)
 		return 0;
-	/* With the connections gone, no request can be half way through: its key is fence enough.
-	 */
-	if (rdma->qp_count == 0 && !rdma->slot[slot].dead &&
-	    verbs->mr_move(mr, rdma->device->spare, 0, &key) == 0) {
-		unregistered(lease, slot, mr);
-		return 0;
-	}
 	rdma->slot[slot].dead = true;
 	code = verbs->mr_free(mr);
 	if (code != 0) {
 		rdma->stuck = true;
 		return code;
 	}
-	unregistered(lease, slot, NULL);
+	unregistered(lease, slot);
 	return 0;
 }
 
@@ -424,7 +416,7 @@ static int register_slot(struct iswi_lease *lease, uint32_t slot, void *memory, 
 		atomic_fetch_add_explicit(&store->rdma_regions, 1, memory_order_relaxed);
 		return 0;
 	}
-	iswi_slab_ahead_leave(store, slab, NULL, NULL);
+	iswi_slab_ahead_leave(store, slab);
 	atomic_fetch_add_explicit(&store->rdma_failures, 1, memory_order_relaxed);
 	iswi_store_device_failed(store, rdma->device, code);
 	return iswi_error(error, code, "a slab cannot be registered with RDMA device %s: %s%s",

@@ -60,13 +60,6 @@ int iswi_store_device_get(isw_store *store, const char *name, struct iswi_store_
 	return code;
 }
 
-void iswi_store_device_hold(isw_store *store, struct iswi_store_device *device)
-{
-	pthread_mutex_lock(&store->devices_lock);
-	device->users++;
-	pthread_mutex_unlock(&store->devices_lock);
-}
-
 void iswi_store_device_put(isw_store *store, struct iswi_store_device *device)
 {
 	pthread_mutex_lock(&store->devices_lock);
@@ -130,17 +123,10 @@ int iswi_slab_ahead_take(isw_store *store, uint32_t number, bool at_hand, struct
 	return code;
 }
 
-void iswi_slab_ahead_leave(isw_store *store, uint32_t number, struct iswi_vmr *mr,
-			   struct iswi_store_device *device)
+void iswi_slab_ahead_leave(isw_store *store, uint32_t number)
 {
-	struct iswi_store_slab *slab = &store->slabs[number];
-
-	if (mr != NULL)
-		iswi_store_device_hold(store, device);
 	pthread_mutex_lock(&store->lock);
-	slab->lent = false;
-	slab->ahead = mr;
-	slab->ahead_device = device;
+	store->slabs[number].lent = false;
 	pthread_mutex_unlock(&store->lock);
 }
 

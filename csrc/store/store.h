@@ -201,8 +201,6 @@ int iswi_slot_rdma_end(struct iswi_lease *lease, uint32_t slot, bool forced);
 /* -ENOSPC: too many are in use; or errors of opening it. */
 int iswi_store_device_get(struct isw_store *store, const char *name,
 			  struct iswi_store_device **device_out, struct isw_error *error);
-/* One more user. */
-void iswi_store_device_hold(struct isw_store *store, struct iswi_store_device *device);
 void iswi_store_device_put(struct isw_store *store, struct iswi_store_device *device);
 /* A lease's connections go through it: slabs are registered ahead there. */
 void iswi_store_device_chosen(struct isw_store *store, const char *name);
@@ -217,9 +215,8 @@ void iswi_store_device_failed(struct isw_store *store, struct iswi_store_device 
  */
 int iswi_slab_ahead_take(struct isw_store *store, uint32_t slab, bool at_hand,
 			 struct iswi_vmr **mr_out, struct iswi_store_device **device_out);
-/* The lease has no registration of it any more; mr: but left this one, for nobody; or NULL. */
-void iswi_slab_ahead_leave(struct isw_store *store, uint32_t slab, struct iswi_vmr *mr,
-			   struct iswi_store_device *device);
+/* The lease has no registration of it any more. */
+void iswi_slab_ahead_leave(struct isw_store *store, uint32_t slab);
 /* Before the slab's memory goes: nobody else uses the slab. */
 void iswi_slab_ahead_end(struct isw_store *store, struct iswi_store_slab *slab);
 

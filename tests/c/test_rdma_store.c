@@ -367,14 +367,9 @@ static void test_a_slab_is_registered_ahead(void)
 	CHECK(again.rkey != key.rkey);
 	CHECK_EQ(transfer(&c, 1, false, again.address, again.rkey), 0);
 	CHECK_EQ(c.page[0], 0);
-	/*
-	 * Its connections gone, what it had is ahead for the next, without being looked up again
-	 * where the device can move it: soft-RoCE since Linux 6.5.
-	 */
 	CHECK_EQ(isw_store_lease_renew(store, lease, 1000, token), 0);
 	CHECK_EQ(isw_store_lease_destroy(store, lease), 0);
-	CHECK(stats_of(store).rdma_ahead == 3 ||
-	      (!rig_on_stub() && stats_of(store).rdma_ahead == 2));
+	CHECK_EQ(stats_of(store).rdma_ahead, 2);
 	CHECK_EQ(stats_of(store).rdma_regions, 0);
 	consumer_free(&c);
 	/* Given back to the host none is registered any more; the other lease's is. */
