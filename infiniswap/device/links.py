@@ -181,13 +181,17 @@ class DonorLink:
             arriving = self._arriving = asyncio.get_running_loop().create_future()
             try:
                 try:
-                    answer = await self._ask_for(session, lease, slab)
+                    answer = await session.map(lease.lease, slab)
                     self.wire.mapped(remote, answer)
                     put(slab, remote, answer.slot, answer.generation)
                     self.mapped[slab] = Place(answer.slot, answer.generation)
                 finally:  # before anything below that waits for the handlers of evictions
                     self._arriving = None
                     arriving.set_result(None)
+            except RequestRefusedError as error:
+                if error.reason == m.REFUSED_BUSY:  # it cuts the connections, for others to come
+                    self._trust.announce(-1, asyncio.get_running_loop().time(), 0.0)
+                raise
             except DeadlineError:
                 # The slab may be mapped there without our knowing. A renewal tells, and gives
                 # back what is not ours; it needs a new session.
@@ -199,14 +203,6 @@ class DonorLink:
                     await session.unmap(lease.lease, answer.slot, answer.generation)
                 raise
             self._slabs.arrived(slab)
-
-    async def _ask_for(self, session: Session, lease: Lease, slab: int) -> m.MapAnswer:
-        try:
-            return await session.map(lease.lease, slab)
-        except RequestRefusedError as error:
-            if error.reason == m.REFUSED_BUSY:  # it cuts the connections, for others to come
-                self._trust.announce(-1, asyncio.get_running_loop().time(), 0.0)
-            raise
 
     async def _ensure_lease(self, session: Session) -> Lease:
         if self._lease is None:
@@ -231,16 +227,7 @@ class DonorLink:
 
     def _remote_config(self, lease: Lease) -> RemoteConfig:
         assert self._session is not None
-        data = self._session.data_address
-        return RemoteConfig(
-            host=data.host,
-            port=data.port,
-            token=lease.token,
-            export_bytes=lease.export_bytes,
-            queues=self.config.queues,
-            connect_ms_max=self.config.connect_ms,
-            request_ms_max=self.config.request_ms,
-        )
+        return self._config.remote(self._session.data_address, lease)
 
     async def _ensure_remote(self, session: Session, lease: Lease) -> int:
         if self.remote is None:
@@ -409,8 +396,7 @@ class DonorLink:
             self._down_s = asyncio.get_running_loop().time()
         self.detail = "connections lost"
         if self._recovery is None:
-            now_s = asyncio.get_running_loop().time()
-            if not self._trust.announced(now_s):
+            if not self._trust.announced(now_s := asyncio.get_running_loop().time()):
                 self.wire.lost()
             self._judge(self._trust.lost(now_s, code))
             log.warning(
@@ -455,8 +441,7 @@ class DonorLink:
                 self._engine.remote_shutdown(self.remote)
 
     async def _probe_rdma(self) -> bool:
-        """Whether RDMA works now; slabs stay where they are, and a recovery comes first."""
-        # In time for a recovery that has to wait for it.
+        """Whether RDMA works now; in time for a recovery, which may have to wait for it."""
         wait_s = max(0.1, self._config.suspend_s / 4)
         try:
             async with asyncio.timeout(wait_s * 2), self._lock:
