@@ -449,10 +449,8 @@ class DonorLink:
                 if session is None or session.ended or lease is None or not self.is_usable:
                     return False
                 config = self._remote_config(lease)
-                soon_ms = min(config.connect_ms_max, round(wait_s * 1000))
-                config = replace(config, connect_ms_max=soon_ms)
                 places, leave = set(self.mapped.values()), self._engine.remote_destroy
-                return await self.wire.probe(session, lease, config, places, leave)
+                return await self.wire.probe(session, lease, config, places, leave, wait_s)
         except (InfiniswapError, TimeoutError) as error:
             log.debug("donor %s: RDMA was not tried to the end: %s", self.address, error)
             return False

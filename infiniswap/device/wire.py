@@ -127,6 +127,7 @@ class Wire:
         config: RemoteConfig,
         places: set[Place],
         leave: Callable[[int], None],
+        wait_s: float = 60.0,
     ) -> bool:
         """Whether `connect` would now give RDMA. What it used for that is gone when it returns.
 
@@ -136,6 +137,7 @@ class Wire:
             config: how a further connection is made.
             places: as for connect.
             leave: ends such a connection.
+            wait_s: for a connection, at most.
 
         Raises:
             InfiniswapError: the session ended.
@@ -143,6 +145,7 @@ class Wire:
         if not session.welcome.rdma or self._is_avoided():
             return False
         slots = lease.export_bytes // session.welcome.slab_bytes
+        config = replace(config, connect_ms_max=min(config.connect_ms_max, round(wait_s * 1000)))
         remotes: list[int] = []
 
         def dial(config: RemoteConfig) -> int:

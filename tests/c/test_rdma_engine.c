@@ -116,7 +116,6 @@ static void test_a_device_is_open_as_long_as_it_is_used(void)
 		isw_rdma_offer_destroy(offers[i]);
 	CHECK_EQ(live(), before);
 	isw_engine_destroy(world.engine);
-	unlink(backup_path);
 }
 
 int main(int argc, char **argv)
