@@ -227,7 +227,7 @@ class DonorLink:
 
     def _remote_config(self, lease: Lease) -> RemoteConfig:
         assert self._session is not None
-        return self._config.remote(self._session.data_address, lease)
+        return self.config.remote(self._session.data_address, lease)
 
     async def _ensure_remote(self, session: Session, lease: Lease) -> int:
         if self.remote is None:
@@ -442,7 +442,7 @@ class DonorLink:
 
     async def _probe_rdma(self) -> bool:
         """Whether RDMA works now; in time for a recovery, which may have to wait for it."""
-        wait_s = max(0.1, self._config.suspend_s / 4)
+        wait_s = max(0.1, self.config.suspend_s / 4)
         try:
             async with asyncio.timeout(wait_s * 2), self._lock:
                 session, lease = self._session, self._lease
