@@ -349,7 +349,8 @@ struct iswi_remote {
 	struct iswi_rdma_places *places; /* the queues' own; under control */
 	atomic_bool rdma;                /* relaxed: for status */
 	struct iswi_queue_events events;
-	atomic_uint_fast64_t read_pages, write_pages, errors; /* relaxed statistics */
+	/* Relaxed statistics; pages by TCP, by RDMA. */
+	atomic_uint_fast64_t read_pages[2], write_pages[2], errors;
 	/* Relaxed: a guess, to which each queue's thread contributes; a lost one does no harm. */
 	atomic_uint_fast64_t read_tail_ns, tail_raised_ns;
 	atomic_uint hedges; /* hedged reads it has not answered yet; relaxed: a guess for others */
@@ -427,7 +428,8 @@ struct isw_engine {
 	atomic_uint_fast64_t pull; /* slab that is pulled, next group of it below: see copy.c */
 	struct iswi_events events;
 	struct iswi_counters count;
-	struct iswi_latency read_latency, write_latency;
+	struct iswi_latency read_latency, write_latency, remote_read_latency, remote_write_latency,
+		backup_read_latency, backup_write_latency;
 	struct iswi_sim *sim;
 };
 
