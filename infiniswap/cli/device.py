@@ -75,6 +75,11 @@ def _add_start(actions: Any) -> None:
         "--priority", type=int, metavar="N", help="of the swap area (default: above all others)"
     )
     start.add_argument(
+        "--metrics-listen",
+        metavar="HOST:PORT",
+        help="where Prometheus may read the metrics (docs/metrics.md; default: nowhere)",
+    )
+    start.add_argument(
         "--foreground", action="store_true", help="stay in this shell; Ctrl-C stops the device"
     )
     start.add_argument(
@@ -120,6 +125,7 @@ def _overrides(args: argparse.Namespace) -> dict[str, object]:
         "device.transport": getattr(args, "transport", None),
         "device.slab": getattr(args, "slab", None),
         "device.staging": getattr(args, "staging", None),
+        "device.metrics_listen": getattr(args, "metrics_listen", None),
         "cluster.secret_file": getattr(args, "secret_file", None),
         **only_these(None if donors is None else parse_host_ports(donors)),
     }
@@ -166,7 +172,15 @@ def make_spec(
         discard_contents=getattr(args, "discard_contents", False),
         **_sources(config),
         **source_fields(getattr(args, "config", None), _overrides(args)),
+        metrics_token_file=_metrics_token_file(config),
     )
+
+
+def _metrics_token_file(config: configuration.Config) -> str | None:
+    """Where the device shall find it; a mistake there is told before anything is attached."""
+    configuration.check_metrics_listen(config.device.metrics_listen, config.metrics_token())
+    path = config.cluster.metrics_token_file
+    return None if path is None else str(path)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -276,6 +290,7 @@ def _again(
         discard_contents=bool(args.discard_contents),
         config_file=source["config_file"],
         flags={**kept.flags, **source["flags"]},
+        metrics_token_file=_metrics_token_file(config),
     )
 
 

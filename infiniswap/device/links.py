@@ -23,10 +23,11 @@ from infiniswap import events
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
 from infiniswap.control.client import Session, connect
+from infiniswap.device.link_counts import LinkCounts
 from infiniswap.device.link_types import Lease, LinkConfig, Place, Slabs
 from infiniswap.device.records import encode_record
 from infiniswap.device.wire import Wire
-from infiniswap.engine.protocol import Engine, RemoteConfig
+from infiniswap.engine.protocol import Engine, RemoteConfig, RemoteInfo
 from infiniswap.errors import (
     DeadlineError,
     EngineError,
@@ -71,6 +72,7 @@ class DonorLink:
         self.is_draining = False
         self.is_listed = True
         """Whether it is still among the donors that are known: otherwise it gets no more slabs."""
+        self.counts = LinkCounts()
         self.wire = Wire(config.transport, address, engine, self._blocking)
         self._engine = engine
         self._slabs = slabs
@@ -249,6 +251,7 @@ class DonorLink:
             )
             self._engine.remote_record_set(remote, encode_record(self.address, lease))
             self.remote = remote
+            self.counts.begin()
             log.info("donor %s: connected (%s, %s)", self.address, self.name, self.wire.transport)
         return self.remote
 
@@ -411,6 +414,7 @@ class DonorLink:
             self._down_s = asyncio.get_running_loop().time()
         self.detail = "connections lost"
         if self._recovery is None:
+            self.counts.connections_lost += 1
             self.wire.lost()
             self._judge(self._trust.lost(asyncio.get_running_loop().time(), code))
             log.warning(
@@ -425,10 +429,13 @@ class DonorLink:
     def _has_session(self) -> bool:
         return self._session is not None and self._session.ended is None
 
+    def _info(self) -> RemoteInfo | None:
+        found = (info for info in self._engine.remotes() if info.remote == self.remote)
+        return next(found, None)
+
     def _is_down(self) -> bool:
-        return any(
-            info.remote == self.remote and info.state == "down" for info in self._engine.remotes()
-        )
+        info = self._info()
+        return info is not None and info.state == "down"
 
     def bad_page(self, page: int) -> None:
         """A page's bytes were not those that were written there."""
@@ -534,6 +541,7 @@ class DonorLink:
                 await self._abandon(slab)
         for place in there - set(self.mapped.values()):
             await session.unmap(lease.lease, place.slot, place.generation)
+        self.counts.reclaimed += 1
         self._trust.recovered(asyncio.get_running_loop().time())
         log.info(
             "donor %s: back with the same lease, %d slabs resumed", self.address, len(self.mapped)
@@ -557,7 +565,9 @@ class DonorLink:
         for slab in list(self.mapped):
             await self._abandon(slab)
         if remote is not None:
+            self.counts.end(self._info())
             await self._blocking(lambda: self._engine.remote_destroy(remote))
+        self.counts.given_up += 1
         self.remote, self._lease = None, None
         self._trust.given_up()
         log.warning(

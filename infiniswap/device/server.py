@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from infiniswap.control.figures import METRICS_PATH
 from infiniswap.control.http import web
 from infiniswap.control.messages import clean_text
 from infiniswap.device import contents
@@ -29,6 +30,7 @@ from infiniswap.device.api import (
     RestartRequest,
     StopRequest,
 )
+from infiniswap.device.metrics_port import MetricsPage
 from infiniswap.device.service import DeviceService
 from infiniswap.errors import ConflictError, InfiniswapError, UsageError
 
@@ -120,7 +122,13 @@ async def control_socket(service: DeviceService) -> AsyncIterator[None]:
             raise outcome.error
         return ReloadAnswer(applied=list(outcome.applied), waiting=list(outcome.waiting))
 
+    page = MetricsPage(service)
+
+    async def metrics(_request: web.Request) -> web.Response:
+        return await page.answer()
+
     app = web.Application(client_max_size=_BODY_BYTES_MAX)
+    app.router.add_get(METRICS_PATH, metrics)
     app.router.add_get(DEVICE_PATH, _handler(status))
     app.router.add_post(RUNS_PATH, _handler(join))
     app.router.add_post(LEAVE_PATH, _handler(leave))

@@ -35,6 +35,7 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
         ephemeral: ends with the last `run` that uses it, contents and all.
         owner_pid: of the `run` that starts it, None otherwise.
         secret_file: None without one.
+        metrics_token_file: the same.
         discard_contents: begin with zeros whatever was kept; never recorded.
         peers_file: of more control addresses, read again when it changes.
         mqtt: the broker on which donors announce themselves; None: there is none.
@@ -67,6 +68,7 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
     cluster: str = "default"
     config_file: str | None = None
     flags: dict[str, str] = {}
+    metrics_token_file: str | None = None
 
     @property
     def slab_count(self) -> int:
