@@ -102,6 +102,15 @@ class ControlServer:
             stop_s=config.stop_s,
         )
         self._port = HttpPort(limits, self.counters)
+        router = self._port.router
+        router.add_get(m.SESSION_PATH, self._session)
+        router.add_get(m.STATUS_PATH, self._status)
+        router.add_post(m.DRAIN_PATH, self._drain)
+        router.add_post(m.UNDRAIN_PATH, self._drain)
+        router.add_get(m.VERSION_PATH, self._version)
+        router.add_get(m.NONCE_PATH, self._nonce)
+        router.add_get(m.OPENAPI_PATH, self._openapi)
+        router.add_get(METRICS_PATH, self._metrics)
 
     @property
     def sessions(self) -> tuple[ServerSession, ...]:
@@ -117,15 +126,6 @@ class ControlServer:
             ConflictError: the port is in use.
             SystemCallError: the address cannot be listened on.
         """
-        router = self._port.router
-        router.add_get(m.SESSION_PATH, self._session)
-        router.add_get(m.STATUS_PATH, self._status)
-        router.add_post(m.DRAIN_PATH, self._drain)
-        router.add_post(m.UNDRAIN_PATH, self._drain)
-        router.add_get(m.VERSION_PATH, self._version)
-        router.add_get(m.NONCE_PATH, self._nonce)
-        router.add_get(m.OPENAPI_PATH, self._openapi)
-        router.add_get(METRICS_PATH, self._metrics)
         return await self._port.start(
             address,
             "Another daemon may be running; see `infiniswap status`, or give another port with "

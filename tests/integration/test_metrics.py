@@ -55,7 +55,7 @@ def port_of(device: Device) -> int:
     return int(found[-1])
 
 
-def key(name: str, **labels: str) -> str:
+def key(name: str, /, **labels: str) -> str:
     """One series, as `samples` names it."""
     return f"infiniswap_{name} {sorted(labels.items())}"
 
