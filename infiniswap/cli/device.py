@@ -19,6 +19,7 @@ from infiniswap.device.spec import (
     check_backup_choice,
     check_name,
     check_size,
+    metrics_token_file,
     source_fields,
 )
 from infiniswap.discovery.static import only_these
@@ -172,15 +173,8 @@ def make_spec(
         discard_contents=getattr(args, "discard_contents", False),
         **_sources(config),
         **source_fields(getattr(args, "config", None), _overrides(args)),
-        metrics_token_file=_metrics_token_file(config),
+        metrics_token_file=metrics_token_file(config),
     )
-
-
-def _metrics_token_file(config: configuration.Config) -> str | None:
-    """Where the device shall find it; a mistake there is told before anything is attached."""
-    configuration.check_metrics_listen(config.device.metrics_listen, config.metrics_token())
-    path = config.cluster.metrics_token_file
-    return None if path is None else str(path)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -290,7 +284,7 @@ def _again(
         discard_contents=bool(args.discard_contents),
         config_file=source["config_file"],
         flags={**kept.flags, **source["flags"]},
-        metrics_token_file=_metrics_token_file(config),
+        metrics_token_file=metrics_token_file(config),
     )
 
 
@@ -309,14 +303,6 @@ def _sources_again(config: configuration.Config, kept: DeviceSpec) -> dict[str, 
     found = _sources(config)
     is_given = found["donors"] or found["peers_file"] or found["mqtt"]
     return found if is_given else {key: getattr(kept, key) for key in found}
-
-
-def named_text(spec: DeviceSpec) -> str:
-    """Where its donors are named, for people."""
-    named = [*map(str, spec.donors), *filter(None, [spec.peers_file])]
-    if spec.mqtt is not None:
-        named.append(f"those at broker {spec.mqtt.broker}")
-    return ", ".join(named)
 
 
 def optional_text(value: object) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from infiniswap.engine.protocol import RemoteInfo
+from infiniswap.engine.protocol import Engine, RemoteInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +61,14 @@ class LinkCounts:
             past.rdma_write_pages + info.rdma_write_pages,
             past.errors + info.errors,
         )
+
+
+def info_of(engine: Engine, remote: int | None) -> RemoteInfo | None:
+    """What the engine tells of a remote; None where there is none of that number."""
+    return next((info for info in engine.remotes() if info.remote == remote), None)
+
+
+def is_down(engine: Engine, remote: int | None) -> bool:
+    """Whether its connections are lost."""
+    info = info_of(engine, remote)
+    return info is not None and info.state == "down"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from infiniswap.control.client import ClientConfig, Identity
+from infiniswap.errors import InfiniswapError
 
 if TYPE_CHECKING:
     from infiniswap.device.links import DonorLink
@@ -47,6 +48,10 @@ class Place:
 
     slot: int
     generation: int
+
+
+class LeaseGoneError(InfiniswapError):
+    """The lease cannot be reclaimed: the donor has forgotten it."""
 
 
 class Slabs(Protocol):

@@ -23,11 +23,11 @@ from infiniswap import events
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
 from infiniswap.control.client import Session, connect
-from infiniswap.device.link_counts import LinkCounts
-from infiniswap.device.link_types import Lease, LinkConfig, Place, Slabs
+from infiniswap.device.link_counts import LinkCounts, info_of, is_down
+from infiniswap.device.link_types import Lease, LeaseGoneError, LinkConfig, Place, Slabs
 from infiniswap.device.records import encode_record
 from infiniswap.device.wire import Wire
-from infiniswap.engine.protocol import Engine, RemoteConfig, RemoteInfo
+from infiniswap.engine.protocol import Engine, RemoteConfig
 from infiniswap.errors import (
     DeadlineError,
     EngineError,
@@ -429,13 +429,8 @@ class DonorLink:
     def _has_session(self) -> bool:
         return self._session is not None and self._session.ended is None
 
-    def _info(self) -> RemoteInfo | None:
-        found = (info for info in self._engine.remotes() if info.remote == self.remote)
-        return next(found, None)
-
     def _is_down(self) -> bool:
-        info = self._info()
-        return info is not None and info.state == "down"
+        return is_down(self._engine, self.remote)
 
     def bad_page(self, page: int) -> None:
         """A page's bytes were not those that were written there."""
@@ -565,7 +560,7 @@ class DonorLink:
         for slab in list(self.mapped):
             await self._abandon(slab)
         if remote is not None:
-            self.counts.end(self._info())
+            self.counts.end(info_of(self._engine, remote))
             await self._blocking(lambda: self._engine.remote_destroy(remote))
         self.counts.given_up += 1
         self.remote, self._lease = None, None
@@ -603,7 +598,3 @@ class DonorLink:
                         await session.release(lease.lease)
                 await session.close()
             self._session = self._lease = None
-
-
-class LeaseGoneError(InfiniswapError):
-    """The lease cannot be reclaimed: the donor has forgotten it."""

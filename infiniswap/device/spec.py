@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from infiniswap.config import DeviceConfig, MqttConfig, PolicyConfig
+from infiniswap.config import Config, DeviceConfig, MqttConfig, PolicyConfig, check_metrics_listen
 from infiniswap.errors import ConfigError, UsageError
 from infiniswap.units import PAGE_BYTES, HostPort, format_size
 
@@ -141,6 +141,25 @@ def check_backup_choice(backup: str | None, swap: bool, allow_data_loss: bool) -
             mend="Leave --backup out (a file on the local disk is the default), or confirm with "
             "--allow-data-loss.",
         )
+
+
+def named_text(spec: DeviceSpec) -> str:
+    """Where its donors are named, for people."""
+    named = [*map(str, spec.donors), *filter(None, [spec.peers_file])]
+    if spec.mqtt is not None:
+        named.append(f"those at broker {spec.mqtt.broker}")
+    return ", ".join(named)
+
+
+def metrics_token_file(config: Config) -> str | None:
+    """Where a device shall find the token.
+
+    Raises:
+        ConfigError: metrics could not be served; told before anything is attached.
+    """
+    check_metrics_listen(config.device.metrics_listen, config.metrics_token())
+    path = config.cluster.metrics_token_file
+    return None if path is None else str(path)
 
 
 def _encode_hook(value: object) -> object:
