@@ -25,12 +25,18 @@ from typing import Any, Final, NoReturn
 from infiniswap.config_values import convert, nearest
 from infiniswap.errors import ConfigError, UsageError
 from infiniswap.peers import read_peers
-from infiniswap.secret import check_listen_secret, read_secret
+from infiniswap.secret import (
+    check_listen_secret,
+    check_metrics_listen,
+    read_metrics_token,
+    read_secret,
+)
 from infiniswap.toml_lines import key_lines
 from infiniswap.units import (
     CONTROL_PORT,
     DATA_PORT,
     GIB,
+    METRICS_PORT,
     MIB,
     PAGE_BYTES,
     SIZE_BYTES_MAX,
@@ -182,6 +188,9 @@ class DeviceConfig:
     """Whose members may run jobs on a declared device without root; empty: nobody's."""
     standby: str = _choice("on", "on", "off")
     """A second process waits, started and locked, and takes over when the device's process dies."""
+    metrics_listen: HostPort | None = _address(None, METRICS_PORT)
+    """Where a device that is not one job's own serves /metrics; empty: on its Unix socket only. Any
+    address but a loopback one needs [cluster] metrics_token_file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +207,9 @@ class ClusterConfig:
     """Tells clusters apart that share a broker."""
     secret_file: Path | None = _path(None)
     """File of mode 0600 with at least 16 bytes, the same on every host."""
+    metrics_token_file: Path | None = _path(None)
+    """File of mode 0600 with a token of at least 16 bytes: who shows it may read metrics, and
+    nothing else."""
     ask_s: float = _float(2.0, low=0.05, high=60.0)
     """How long a donor may take to answer a question."""
     heartbeat_s: float = _float(1.0, low=0.05, high=60.0)
@@ -290,6 +302,14 @@ class Config:
         path = self.cluster.peers_file
         found = () if path is None else read_peers(path)
         return tuple(dict.fromkeys((*self.cluster.peers, *found)))
+
+    def metrics_token(self) -> bytes | None:
+        """What a Prometheus server shows, None where none is configured.
+
+        Raises:
+            ConfigError: see read_secret.
+        """
+        return read_metrics_token(self.cluster.metrics_token_file)
 
 
 SECTIONS: Final[Mapping[str, type[Any]]] = {
@@ -556,11 +576,13 @@ __all__ = [
     "PolicyConfig",
     "check",
     "check_listen_secret",
+    "check_metrics_listen",
     "check_together",
     "env_name",
     "file_path",
     "key_name",
     "known_keys",
     "load",
+    "read_metrics_token",
     "read_secret",
 ]

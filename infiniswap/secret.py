@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster secret and the broker's password: where they are needed, and reading them only from
-files that are safe."""
+"""The cluster secret, the broker's password and the metrics token: where they are needed, and
+reading them only from files that are safe."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from infiniswap.units import HostPort, is_loopback
 
 SECRET_BYTES_MIN: Final = 16
 SECRET_BYTES_MAX: Final = 4096
+_SOURCE: Final = ", for example from `head -c 32 /dev/urandom | base64`"
 
 
 def check_listen_secret(listen: HostPort, secret: bytes | None) -> None:
@@ -33,6 +34,22 @@ def check_listen_secret(listen: HostPort, secret: bytes | None) -> None:
         )
 
 
+def check_metrics_listen(listen: HostPort | None, token: bytes | None) -> None:
+    """Refuses to serve metrics to other hosts without a token.
+
+    Raises:
+        ConfigError: `listen` is no loopback address and there is no token.
+    """
+    if listen is not None and token is None and not is_loopback(listen.host):
+        raise ConfigError(
+            "serving metrics on an address that other hosts can reach needs a metrics token",
+            where=f"device.metrics_listen {listen}",
+            mend="Make one with `(umask 077; head -c 32 /dev/urandom | base64 > "
+            "/etc/infiniswap/metrics-token)` and name it in [cluster] metrics_token_file, or "
+            "listen on 127.0.0.1.",
+        )
+
+
 def read_secret(path: Path) -> bytes:
     """The cluster secret; white space around it is not part of it.
 
@@ -46,7 +63,7 @@ def read_secret(path: Path) -> bytes:
             "cluster secret",
             "[cluster] secret_file",
             SECRET_BYTES_MIN,
-            ", for example from `head -c 32 /dev/urandom | base64`",
+            _SOURCE,
         ),
     )
 
@@ -62,6 +79,25 @@ def read_password(path: Path) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         raise ConfigError("the broker's password is not text", where=str(path)) from None
+
+
+def read_metrics_token(path: Path | None) -> bytes | None:
+    """The metrics token, None without a file of one.
+
+    Raises:
+        ConfigError: as read_secret, or it is nothing that could stand in an HTTP header.
+    """
+    if path is None:
+        return None
+    kind = _Kind("metrics token", "[cluster] metrics_token_file", SECRET_BYTES_MIN, _SOURCE)
+    token = _read(path, kind)
+    if not all(33 <= byte <= 126 for byte in token):
+        raise ConfigError(
+            "the metrics token has bytes that are no visible ASCII",
+            where=str(path),
+            mend="Make another one, for example with `head -c 32 /dev/urandom | base64`.",
+        )
+    return token
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ SIZE_BYTES_MAX = 1 << 62
 
 CONTROL_PORT = 9400
 DATA_PORT = 9401
+METRICS_PORT = 9402
 
 _UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB, "p": PIB}
 _SIZE = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,9}))?\s*([kmgtp]?)(i?b)?", re.ASCII | re.IGNORECASE)

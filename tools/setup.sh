@@ -67,6 +67,25 @@ have nbd-client || want nbd-client
 have groff || want groff-base
 have mandoc || want mandoc
 have zsh || want zsh
+# promtool, which checks metrics and alert rules, comes with the Prometheus server. That is not
+# installed, as its package would start it: the one program is taken out (it needs libc alone).
+take_promtool() {
+	directory=$(mktemp -d)
+	if (
+		cd "$directory"
+		apt-get download -qq prometheus || {
+			apt-get update -qq
+			apt-get download -qq prometheus
+		}
+		dpkg-deb -x prometheus_*.deb .
+		install -D usr/bin/promtool /usr/local/bin/promtool
+	) >/dev/null 2>&1; then
+		say "took promtool out of the package prometheus, into /usr/local/bin"
+	else
+		say "could not get promtool"
+	fi
+	rm -rf "$directory"
+}
 # Benchmarks' peer, whose smoke tests belong to the suite.
 have nbdkit || want nbdkit
 # A broker for the tests of discovery; they run its program themselves.
@@ -111,6 +130,14 @@ if [ -n "$needed$wanted" ]; then
 		[ -z "$needed" ] || say "missing, and needed:$needed"
 		[ -z "$wanted" ] || say "missing (a part or some tests are left out):$wanted"
 		say "as root on Debian: apt-get install$needed$wanted"
+	fi
+fi
+
+if ! have promtool; then
+	if have apt-get && [ "$(id -u)" = 0 ]; then
+		take_promtool
+	else
+		say "missing (some tests are left out): promtool, of Debian's package prometheus"
 	fi
 fi
 

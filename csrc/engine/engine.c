@@ -265,5 +265,9 @@ void isw_engine_stats(isw_engine *e, struct isw_engine_stats *out)
 	for (uint32_t i = 0; i < ISW_LATENCY_BUCKETS; i++) {
 		out->read_latency[i] = iswi_counted(&e->read_latency.bucket[i]);
 		out->write_latency[i] = iswi_counted(&e->write_latency.bucket[i]);
+		out->remote_read_latency[i] = iswi_counted(&e->remote_read_latency.bucket[i]);
+		out->remote_write_latency[i] = iswi_counted(&e->remote_write_latency.bucket[i]);
+		out->backup_read_latency[i] = iswi_counted(&e->backup_read_latency.bucket[i]);
+		out->backup_write_latency[i] = iswi_counted(&e->backup_write_latency.bucket[i]);
 	}
 }

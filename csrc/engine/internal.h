@@ -350,7 +350,8 @@ struct iswi_remote {
 	struct iswi_engine_rdma *device; /* likewise: what they use; NULL: none */
 	atomic_bool rdma;                /* relaxed: for status */
 	struct iswi_queue_events events;
-	atomic_uint_fast64_t read_pages, write_pages, errors; /* relaxed statistics */
+	/* Relaxed statistics; pages by TCP, by RDMA. */
+	atomic_uint_fast64_t read_pages[2], write_pages[2], errors;
 	/* Relaxed: a guess, to which each queue's thread contributes; a lost one does no harm. */
 	atomic_uint_fast64_t read_tail_ns, tail_raised_ns;
 	atomic_uint hedges; /* hedged reads it has not answered yet; relaxed: a guess for others */
@@ -430,7 +431,8 @@ struct isw_engine {
 	atomic_uint_fast64_t pull; /* slab that is pulled, next group of it below: see copy.c */
 	struct iswi_events events;
 	struct iswi_counters count;
-	struct iswi_latency read_latency, write_latency;
+	struct iswi_latency read_latency, write_latency, remote_read_latency, remote_write_latency,
+		backup_read_latency, backup_write_latency;
 	struct iswi_sim *sim;
 };
 
@@ -675,10 +677,7 @@ void iswi_remote_submit(struct isw_engine *e, struct iswi_op *first);
 /* The same at unplug, or at once when plug is NULL. */
 void iswi_remote_send(struct isw_engine *e, struct iswi_op *first, struct iswi_op *last,
 		      struct iswi_plug *plug);
-/*
- * A transfer has ended: counts its error and gives its use of the place back. That may be another
- * donor's slot after that.
- */
+/* Its error is counted, its use of the place given back: that may be another donor's after that. */
 void iswi_remote_ended(struct isw_engine *e, const struct iswi_op *op, int error);
 /* Once, before any remote is reserved. */
 void iswi_remote_init(struct isw_engine *e);

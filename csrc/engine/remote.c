@@ -21,7 +21,6 @@ static struct iswi_queue *address(struct isw_engine *e, struct iswi_op *op)
 	op->xfer.offset =
 		atomic_load_explicit(&p->slot, memory_order_relaxed) * e->config.slab_bytes +
 		op->page % e->slab_pages * ISW_PAGE_BYTES;
-	iswi_count(op->xfer.kind == ISWI_XFER_READ ? &r->read_pages : &r->write_pages, op->pages);
 	return r->queues[op->page / ISWI_STRIPE_PAGES % count];
 }
 
@@ -63,6 +62,23 @@ void iswi_remote_send(struct isw_engine *e, struct iswi_op *first, struct iswi_o
 	plug->count++;
 }
 
+/* A donor has answered well. */
+static void note_answer(struct isw_engine *e, struct iswi_remote *r, const struct iswi_op *op)
+{
+	uint64_t now_ns = e->clock->now_ns(e->clock->ctx);
+	uint64_t took_ns = now_ns - op->xfer.submitted_ns;
+	uint32_t rdma = atomic_load_explicit(&r->rdma, memory_order_relaxed);
+
+	if (op->xfer.kind == ISWI_XFER_READ) {
+		iswi_hedge_note(r, op->xfer.submitted_ns, now_ns);
+		iswi_count(&r->read_pages[rdma], op->pages);
+		iswi_latency_add(&e->remote_read_latency, took_ns);
+	} else {
+		iswi_count(&r->write_pages[rdma], op->pages);
+		iswi_latency_add(&e->remote_write_latency, took_ns);
+	}
+}
+
 void iswi_remote_ended(struct isw_engine *e, const struct iswi_op *op, int error)
 {
 	struct iswi_place *p = iswi_place(e, op->slab, op->place);
@@ -70,9 +86,9 @@ void iswi_remote_ended(struct isw_engine *e, const struct iswi_op *op, int error
 
 	if (op->twin)
 		atomic_fetch_sub_explicit(&r->hedges, 1, memory_order_relaxed);
-	if (!error && op->xfer.kind == ISWI_XFER_READ)
-		iswi_hedge_note(r, op->xfer.submitted_ns, e->clock->now_ns(e->clock->ctx));
-	if (error) {
+	if (!error) {
+		note_answer(e, r, op);
+	} else {
 		iswi_count(&e->count.remote_errors, 1);
 		iswi_count(&r->errors, 1);
 		/* The donor refuses this slab; a broken connection is reported once, by fence. */
@@ -148,6 +164,17 @@ static bool remote_in_use(struct isw_engine *e, uint32_t remote, bool only_trans
 	return false;
 }
 
+/* Of the donor whose number it was. */
+static void forget(struct iswi_remote *r)
+{
+	atomic_store_explicit(&r->read_tail_ns, 0, memory_order_relaxed);
+	atomic_store_explicit(&r->errors, 0, memory_order_relaxed);
+	for (uint32_t i = 0; i < 2; i++) {
+		atomic_store_explicit(&r->read_pages[i], 0, memory_order_relaxed);
+		atomic_store_explicit(&r->write_pages[i], 0, memory_order_relaxed);
+	}
+}
+
 int iswi_remote_reserve(struct isw_engine *e, uint32_t *remote)
 {
 	uint32_t first = 0, end = e->config.remotes_max;
@@ -169,7 +196,7 @@ int iswi_remote_reserve(struct isw_engine *e, uint32_t *remote)
 			continue;
 		atomic_store(&e->remotes[i].state, ISWI_REMOTE_CHANGING);
 		if (wanted == ISWI_REMOTE_UNUSED) { /* it may become another donor */
-			atomic_store_explicit(&e->remotes[i].read_tail_ns, 0, memory_order_relaxed);
+			forget(&e->remotes[i]);
 			iswi_record_write(e, i, NULL, 0);
 		}
 		*remote = i;
@@ -364,13 +391,17 @@ int isw_engine_remotes(isw_engine *e, uint32_t max, struct isw_remote_info *remo
 
 	for (n = 0; n < e->config.remotes_max && n < max; n++) {
 		struct iswi_remote *r = &e->remotes[n];
+		uint64_t reads = iswi_counted(&r->read_pages[1]);
+		uint64_t writes = iswi_counted(&r->write_pages[1]);
 		int state = atomic_load(&r->state);
 
 		remotes_out[n] = (struct isw_remote_info){
 			.state = state == ISWI_REMOTE_CHANGING ? ISWI_REMOTE_DOWN : (uint32_t)state,
 			.queues = atomic_load_explicit(&r->queues_count, memory_order_relaxed),
-			.read_pages = iswi_counted(&r->read_pages),
-			.write_pages = iswi_counted(&r->write_pages),
+			.read_pages = iswi_counted(&r->read_pages[0]) + reads,
+			.write_pages = iswi_counted(&r->write_pages[0]) + writes,
+			.rdma_read_pages = reads,
+			.rdma_write_pages = writes,
 			.errors = iswi_counted(&r->errors),
 			.read_tail_ns = iswi_counted(&r->read_tail_ns),
 			.rdma = atomic_load_explicit(&r->rdma, memory_order_relaxed),

@@ -507,8 +507,11 @@ int isw_engine_slabs(isw_engine *engine, uint32_t first, uint32_t max,
 struct isw_remote_info {
 	uint32_t state; /* 0 unused, 1 up, 2 down */
 	uint32_t queues;
+	/* What it answered well, copies too, since the number is this donor's. */
 	uint64_t read_pages;
 	uint64_t write_pages;
+	uint64_t rdma_read_pages; /* of these, by RDMA */
+	uint64_t rdma_write_pages;
 	uint64_t errors;
 	uint64_t in_flight;
 	uint64_t
@@ -557,6 +560,11 @@ struct isw_engine_stats {
 	/* Request latency at the front end, log-linear: see isw_latency_bucket_ns. */
 	uint64_t read_latency[256];
 	uint64_t write_latency[256];
+	/* ... and of each transfer of one page or more, copies too. */
+	uint64_t remote_read_latency[256];
+	uint64_t remote_write_latency[256];
+	uint64_t backup_read_latency[256];
+	uint64_t backup_write_latency[256];
 };
 void isw_engine_stats(isw_engine *engine, struct isw_engine_stats *stats_out);
 /* Upper bound of a bucket in nanoseconds. */

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from infiniswap.config import Config, DeviceConfig, check_listen_secret
+from infiniswap.config import Config, DeviceConfig, check_listen_secret, check_metrics_listen
 from infiniswap.errors import ConfigError, InfiniswapError
 from infiniswap.secret import read_password
 from infiniswap.system.backup import check_backup
@@ -32,6 +32,9 @@ def problems(config: Config, *, has_devices: bool) -> Iterator[InfiniswapError |
         has_devices: whether devices are declared on this host.
     """
     yield from _guard(lambda: check_listen_secret(config.daemon.listen, config.secret()))
+    yield from _guard(
+        lambda: check_metrics_listen(config.device.metrics_listen, config.metrics_token())
+    )
     yield from _guard(lambda: _check_pool(config))
     for key, directory in (
         ("daemon.run_dir", config.daemon.run_dir),

@@ -19,6 +19,7 @@ from infiniswap.device.spec import (
     check_backup_choice,
     check_name,
     check_size,
+    metrics_token_file,
     source_fields,
 )
 from infiniswap.discovery.static import only_these
@@ -75,6 +76,11 @@ def _add_start(actions: Any) -> None:
         "--priority", type=int, metavar="N", help="of the swap area (default: above all others)"
     )
     start.add_argument(
+        "--metrics-listen",
+        metavar="HOST:PORT",
+        help="where Prometheus may read the metrics (docs/metrics.md; default: nowhere)",
+    )
+    start.add_argument(
         "--foreground", action="store_true", help="stay in this shell; Ctrl-C stops the device"
     )
     start.add_argument(
@@ -120,6 +126,7 @@ def _overrides(args: argparse.Namespace) -> dict[str, object]:
         "device.transport": getattr(args, "transport", None),
         "device.slab": getattr(args, "slab", None),
         "device.staging": getattr(args, "staging", None),
+        "device.metrics_listen": getattr(args, "metrics_listen", None),
         "cluster.secret_file": getattr(args, "secret_file", None),
         **only_these(None if donors is None else parse_host_ports(donors)),
     }
@@ -166,6 +173,7 @@ def make_spec(
         discard_contents=getattr(args, "discard_contents", False),
         **_sources(config),
         **source_fields(getattr(args, "config", None), _overrides(args)),
+        metrics_token_file=metrics_token_file(config),
     )
 
 
@@ -276,6 +284,7 @@ def _again(
         discard_contents=bool(args.discard_contents),
         config_file=source["config_file"],
         flags={**kept.flags, **source["flags"]},
+        metrics_token_file=metrics_token_file(config),
     )
 
 
@@ -294,14 +303,6 @@ def _sources_again(config: configuration.Config, kept: DeviceSpec) -> dict[str, 
     found = _sources(config)
     is_given = found["donors"] or found["peers_file"] or found["mqtt"]
     return found if is_given else {key: getattr(kept, key) for key in found}
-
-
-def named_text(spec: DeviceSpec) -> str:
-    """Where its donors are named, for people."""
-    named = [*map(str, spec.donors), *filter(None, [spec.peers_file])]
-    if spec.mqtt is not None:
-        named.append(f"those at broker {spec.mqtt.broker}")
-    return ", ".join(named)
 
 
 def optional_text(value: object) -> str | None:

@@ -28,12 +28,12 @@ from infiniswap.cli.device import (
     backup_path,
     load_config,
     make_spec,
-    named_text,
     prepare_backup_dir,
 )
 from infiniswap.cli.run_output import LiveLine, say
 from infiniswap.device import client, job, launch, lost, member, rundir, runs, usage
 from infiniswap.device.api import DeviceStatus
+from infiniswap.device.spec import named_text
 from infiniswap.discovery.find import find
 from infiniswap.errors import (
     ConflictError,

@@ -1,99 +1,226 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OpenAPI document of the control API, made from the message types."""
+"""OpenAPI documents, made from the message types: what they are built of, and the daemon's."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
 import msgspec
 
 from infiniswap.control import messages as m
+from infiniswap.control.figures import METRICS_PATH, PAGE_TYPE
 
-_HTTP_TYPES: Final = (m.Status, m.DrainInfo, m.VersionInfo, m.NonceInfo, m.HttpError)
 _SESSION_TYPES: Final = tuple(dict.fromkeys((*get_args(m.ToDonor), *get_args(m.ToConsumer))))
+
+ANYBODY: Final[tuple[dict[str, list[str]], ...]] = ()
+_PROVEN: Final[tuple[dict[str, list[str]], ...]] = ({}, {"clusterSecret": []})
+
+TEXT: Final = str
+"""As an answer: the text format of Prometheus."""
+
+
+Errors = Mapping[str, tuple[type | None, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path.
+
+    Attributes:
+        name: of the operation, for generated clients.
+        summary: what it does.
+        answer: of a success: a type, TEXT, or dict for any object.
+        errors: other statuses: the type of the body, None without one, and when that is.
+        body: of the request.
+        security: which schemes will do, {} for none; empty: no scheme at all.
+        more: whatever else stands in the document.
+        success: status of a success.
+    """
+
+    name: str
+    summary: str
+    answer: type | None
+    errors: Errors
+    body: type | None = None
+    security: Sequence[dict[str, list[str]]] = ANYBODY
+    more: dict[str, Any] = field(default_factory=dict)
+    success: str = "200"
+
+
+def build(
+    info: dict[str, Any],
+    paths: dict[str, dict[str, Operation]],
+    types: Iterable[type],
+    schemes: dict[str, Any],
+) -> dict[str, Any]:
+    """A document as a JSON-able dict.
+
+    Args:
+        info: title, version, description.
+        paths: by path and method.
+        types: further ones that it describes.
+        schemes: how a client shows who it is.
+    """
+    operations = [operation for methods in paths.values() for operation in methods.values()]
+    named = [
+        kind
+        for operation in operations
+        for kind in (operation.answer, operation.body, *(k for k, _ in operation.errors.values()))
+        if kind not in (None, TEXT, dict)
+    ]
+    all_types = tuple(dict.fromkeys((*named, *types)))
+    schemas, components = msgspec.json.schema_components(
+        all_types, ref_template="#/components/schemas/{name}"
+    )
+    reference: dict[Any, dict[str, Any]] = dict(zip(all_types, schemas, strict=True))
+    document = {
+        "openapi": "3.1.0",
+        "info": {"license": {"name": "Apache-2.0", "identifier": "Apache-2.0"}, **info},
+        "paths": {
+            path: {method: _operation(entry, reference) for method, entry in methods.items()}
+            for path, methods in paths.items()
+        },
+        "components": {"schemas": components, "securitySchemes": schemes},
+    }
+    made: dict[str, Any] = _ecma_patterns(document)
+    return made
+
+
+def _operation(entry: Operation, reference: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+    responses = {entry.success: _response(entry.answer, entry.summary, reference)}
+    for status, (kind, description) in entry.errors.items():
+        responses[status] = _response(kind, description, reference)
+    operation: dict[str, Any] = {
+        "operationId": entry.name,
+        "summary": entry.summary,
+        "responses": responses,
+        **entry.more,
+    }
+    if entry.security:
+        operation["security"] = list(entry.security)
+    if entry.body is not None:
+        content = {"application/json": {"schema": reference[entry.body]}}
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation
+
+
+def _response(
+    kind: type | None, description: str, reference: dict[Any, dict[str, Any]]
+) -> dict[str, Any]:
+    if kind is None:
+        return {"description": description}
+    if kind is TEXT:
+        content = {PAGE_TYPE.partition(";")[0]: {"schema": {"type": "string"}}}
+    else:
+        schema = {"type": "object"} if kind is dict else reference[kind]
+        content = {"application/json": {"schema": schema}}
+    return {"description": description, "content": content}
+
+
+def _ecma_patterns(node: Any) -> Any:
+    """JSON Schema's regular expressions are those of ECMA-262, which has no \\Z."""
+    if isinstance(node, dict):
+        return {
+            key: value.replace(r"\Z", "$")
+            if key == "pattern" and isinstance(value, str)
+            else _ecma_patterns(value)
+            for key, value in node.items()
+        }
+    if isinstance(node, list):
+        return [_ecma_patterns(value) for value in node]
+    return node
+
+
+# ------------------------------------------------------------------------ the daemon's
+
+_BROWSER: Final[Errors] = {
+    "403": (m.HttpError, "A web page asks (a request with an Origin header)")
+}
+_FULL: Final[Errors] = {"503": (None, "Too many connections")}
+_SECRET: Final[Errors] = {"401": (m.HttpError, "The proof is missing or wrong")}
+_OPEN: Final[Errors] = {**_BROWSER, **_FULL}
+_CLOSED: Final[Errors] = {**_SECRET, **_OPEN}
+
+
+def _paths() -> dict[str, dict[str, Operation]]:
+    paths = {
+        m.STATUS_PATH: Operation(
+            "status", "The donor's state", m.Status, _CLOSED, security=_PROVEN
+        ),
+        m.VERSION_PATH: Operation("version", "Who answers here", m.VersionInfo, _OPEN),
+        m.NONCE_PATH: Operation("nonce", "A nonce for one request", m.NonceInfo, _OPEN),
+        m.OPENAPI_PATH: Operation("openapi", "This document", dict, _CLOSED, security=_PROVEN),
+        METRICS_PATH: Operation(
+            "metrics",
+            "Metrics in the text format of Prometheus",
+            TEXT,
+            {**_CLOSED, "401": (m.HttpError, "Token and proof are missing or wrong")},
+            security=(*_PROVEN, {"metricsToken": []}),
+        ),
+        m.SESSION_PATH: Operation(
+            "session",
+            "Opens a session (WebSocket): frames are the messages below",
+            None,
+            {**_OPEN, "400": (m.HttpError, "Not a WebSocket request for this protocol")},
+            success="101",
+        ),
+    }
+    posts = {
+        m.DRAIN_PATH: Operation(
+            "drain", "Takes every slab back, lends none", m.DrainInfo, _CLOSED, security=_PROVEN
+        ),
+        m.UNDRAIN_PATH: Operation("undrain", "Lends again", m.DrainInfo, _CLOSED, security=_PROVEN),
+    }
+    return {
+        **{path: {"get": operation} for path, operation in paths.items()},
+        **{path: {"post": operation} for path, operation in posts.items()},
+    }
+
+
+_SCHEMES: Final = {
+    "clusterSecret": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "Authorization",
+        "description": "`Infiniswap NONCE:PROOF` with a nonce of /v1/nonce and the HMAC-SHA256 of "
+        "the cluster secret over role, method, path and nonce, each preceded by its length as 4 "
+        "bytes, big-endian. Needed only where the daemon has a secret.",
+    },
+    "metricsToken": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "The text of cluster.metrics_token_file.",
+    },
+}
 
 
 def document(software: str) -> dict[str, Any]:
-    """The document as a JSON-able dict.
+    """The document of the daemon's control API.
 
     Args:
         software: version of the daemon.
     """
-    types = (*_HTTP_TYPES, *_SESSION_TYPES)
-    schemas, components = msgspec.json.schema_components(
-        types, ref_template="#/components/schemas/{name}"
-    )
-    reference = dict(zip(types, schemas, strict=True))
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Infiniswap control API",
-            "version": software,
-            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
-            "description": m.__doc__ or "",
-        },
-        "paths": {
-            m.STATUS_PATH: _get("The donor's state", reference[m.Status], reference),
-            m.DRAIN_PATH: _post("Takes every slab back, lends none", reference),
-            m.UNDRAIN_PATH: _post("Lends again", reference),
-            m.VERSION_PATH: _get("Who answers here", reference[m.VersionInfo], None),
-            m.NONCE_PATH: _get("A nonce for one request", reference[m.NonceInfo], None),
-            m.OPENAPI_PATH: _get("This document", {"type": "object"}, reference),
-            m.SESSION_PATH: {
-                "get": {
-                    "summary": "Opens a session (WebSocket)",
-                    "parameters": [
-                        {
-                            "name": "Sec-WebSocket-Protocol",
-                            "in": "header",
-                            "required": True,
-                            "schema": {"const": m.SUBPROTOCOL},
-                        }
-                    ],
-                    "responses": {"101": {"description": "Frames are the messages below"}},
-                    "x-messages-to-donor": [reference[k] for k in get_args(m.ToDonor)],
-                    "x-messages-to-consumer": [reference[k] for k in get_args(m.ToConsumer)],
-                }
-            },
-        },
-        "components": {
-            "schemas": components,
-            "securitySchemes": {
-                "clusterSecret": {
-                    "type": "apiKey",
-                    "in": "header",
-                    "name": "Authorization",
-                    "description": "`Infiniswap NONCE:PROOF` with a nonce of /v1/nonce and the "
-                    "HMAC-SHA256 of the cluster secret over role, method, path and nonce, each "
-                    "preceded by its length as 4 bytes, big-endian. Needed only where the "
-                    "daemon has a secret.",
-                }
-            },
-        },
+    info = {
+        "title": "Infiniswap control API",
+        "version": software,
+        "description": m.__doc__ or "",
     }
+    made = build(info, _paths(), _SESSION_TYPES, _SCHEMES)
 
+    def references(types: Any) -> list[dict[str, str]]:
+        return [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in get_args(types)]
 
-def _get(
-    summary: str, schema: dict[str, Any], protected: dict[Any, dict[str, Any]] | None
-) -> dict[str, Any]:
-    operation: dict[str, Any] = {
-        "summary": summary,
-        "responses": {
-            "200": {
-                "description": summary,
-                "content": {"application/json": {"schema": schema}},
-            }
-        },
-    }
-    if protected is not None:
-        operation["security"] = [{}, {"clusterSecret": []}]
-        operation["responses"]["401"] = {
-            "description": "The proof is missing or wrong",
-            "content": {"application/json": {"schema": protected[m.HttpError]}},
+    session = made["paths"][m.SESSION_PATH]["get"]
+    session["parameters"] = [
+        {
+            "name": "Sec-WebSocket-Protocol",
+            "in": "header",
+            "required": True,
+            "schema": {"const": m.SUBPROTOCOL},
         }
-    return {"get": operation}
-
-
-def _post(summary: str, reference: dict[Any, dict[str, Any]]) -> dict[str, Any]:
-    """A request without a body; the proof covers method and path."""
-    return {"post": _get(summary, reference[m.DrainInfo], reference)["get"]}
+    ]
+    session["x-messages-to-donor"] = references(m.ToDonor)
+    session["x-messages-to-consumer"] = references(m.ToConsumer)
+    return made

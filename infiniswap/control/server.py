@@ -12,9 +12,8 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,25 +22,29 @@ import msgspec
 from infiniswap import __version__
 from infiniswap.control import auth
 from infiniswap.control import messages as m
-from infiniswap.control.channel import Channel, Ended, Limits, WebSocket, close, receive, send
-from infiniswap.control.gate import Gate
+from infiniswap.control.channel import (
+    LOST,
+    Channel,
+    Ended,
+    Limits,
+    WebSocket,
+    close,
+    receive,
+    send,
+)
+from infiniswap.control.figures import METRICS_PATH
 from infiniswap.control.http import web
 from infiniswap.control.openapi import document
+from infiniswap.control.port import HttpPort, PortLimits, error_answer, json_answer
+from infiniswap.control.scrape import UNAUTHORIZED, answer, may_scrape
 from infiniswap.control.service import ServerSession, Service
-from infiniswap.errors import (
-    ConflictError,
-    ProtocolMismatchError,
-    RequestRefusedError,
-    SystemCallError,
-)
+from infiniswap.errors import ProtocolMismatchError, RequestRefusedError
 from infiniswap.units import HostPort
 
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 2048
 """TCP connections at once, unless configured otherwise."""
-
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class ServerConfig:
         handshakes_per_host_max: of one address.
         sessions_max: open sessions at once.
         stop_s: how long stopping waits for sessions to close.
+        metrics_token: who has it may read the metrics, too; None: nobody by that.
     """
 
     secret: bytes | None = None
@@ -70,21 +74,7 @@ class ServerConfig:
     handshakes_per_host_max: int = 16
     sessions_max: int = 1024
     stop_s: float = 5.0
-
-
-class _HttpLog(logging.Handler):
-    """Counts what aiohttp complains of (requests that are no HTTP) instead of logging it."""
-
-    def __init__(self, counters: Counter[str]) -> None:
-        super().__init__(logging.DEBUG)
-        self._counters = counters
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.ERROR and record.exc_info and record.exc_info[1]:
-            error = record.exc_info[1]
-            if not isinstance(error, web.HTTPException | ValueError | ConnectionError):
-                log.error("a request failed: %r", error)
-        self._counters["http_errors"] += 1
+    metrics_token: bytes | None = None
 
 
 class ControlServer:
@@ -105,17 +95,22 @@ class ControlServer:
         self._handshakes: Counter[str] = Counter()  # by host
         self._stopping = False
         self._peer_logged_s = float("-inf")
-        self._first_seen_s: dict[Any, float] = {}
-        self._active: set[Any] = set()
-        self._gate = Gate(
-            self._protocol,
-            config.connections_max,
-            config.connections_per_host_max,
-            self.counters,
+        limits = PortLimits(
+            connections_max=config.connections_max,
+            connections_per_host_max=config.connections_per_host_max,
+            request_s=config.handshake_s,
+            stop_s=config.stop_s,
         )
-        self._runner: web.AppRunner | None = None
-        self._servers: list[asyncio.Server] = []
-        self._sweeper: asyncio.Task[None] | None = None
+        self._port = HttpPort(limits, self.counters)
+        router = self._port.router
+        router.add_get(m.SESSION_PATH, self._session)
+        router.add_get(m.STATUS_PATH, self._status)
+        router.add_post(m.DRAIN_PATH, self._drain)
+        router.add_post(m.UNDRAIN_PATH, self._drain)
+        router.add_get(m.VERSION_PATH, self._version)
+        router.add_get(m.NONCE_PATH, self._nonce)
+        router.add_get(m.OPENAPI_PATH, self._openapi)
+        router.add_get(METRICS_PATH, self._metrics)
 
     @property
     def sessions(self) -> tuple[ServerSession, ...]:
@@ -131,116 +126,21 @@ class ControlServer:
             ConflictError: the port is in use.
             SystemCallError: the address cannot be listened on.
         """
-        app = web.Application(middlewares=[self._guard], client_max_size=4096)
-        app.router.add_get(m.SESSION_PATH, self._session)
-        app.router.add_get(m.STATUS_PATH, self._status)
-        app.router.add_post(m.DRAIN_PATH, self._drain)
-        app.router.add_post(m.UNDRAIN_PATH, self._drain)
-        app.router.add_get(m.VERSION_PATH, self._version)
-        app.router.add_get(m.NONCE_PATH, self._nonce)
-        app.router.add_get(m.OPENAPI_PATH, self._openapi)
-        self._runner = web.AppRunner(
-            app,
-            access_log=None,
-            logger=self._http_logger(),
-            keepalive_timeout=3 * self._config.handshake_s,
-            lingering_time=self._config.handshake_s,
-            shutdown_timeout=self._config.stop_s,
+        return await self._port.start(
+            address,
+            "Another daemon may be running; see `infiniswap status`, or give another port with "
+            "--listen.",
         )
-        await self._runner.setup()
-        try:
-            port = await self._listen(address)
-        except BaseException:
-            await self._runner.cleanup()
-            raise
-        self._sweeper = asyncio.create_task(self._sweep(), name="idle control connections")
-        return port
 
     async def stop(self, reason: str = m.GOODBYE_SHUTDOWN, detail: str = "") -> None:
         """Says goodbye to every session and stops serving, in bounded time. Idempotent."""
         self._stopping = True
         for session in self.sessions:
             session.channel.end(reason, detail)
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeper
-            self._sweeper = None
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
-        if self._runner is not None:
-            # Waits for the handlers (bounded by shutdown_timeout), so for every goodbye.
-            await self._runner.cleanup()
-            self._runner = None
-
-    def _http_logger(self) -> logging.Logger:
-        logger = logging.Logger("infiniswap.control.http")  # private: not in the global tree
-        logger.addHandler(_HttpLog(self.counters))
-        return logger
-
-    async def _listen(self, address: HostPort) -> int:
-        loop = asyncio.get_running_loop()
-        try:
-            first = await loop.create_server(self._gate, address.host, address.port)
-        except socket.gaierror as error:
-            raise SystemCallError(
-                f"the address cannot be resolved ({error.strerror})",
-                where=f"listen {address}",
-                mend="Give an address of this host.",
-            ) from error
-        except OSError as error:
-            if error.errno == 98:
-                raise ConflictError(
-                    "the port is in use",
-                    where=f"listen {address}",
-                    mend="Another daemon may be running; see `infiniswap status`, or give "
-                    "another port with --listen.",
-                ) from error
-            raise SystemCallError(
-                f"cannot listen: {error.strerror}",
-                where=f"listen {address}",
-                mend="Give an address of this host and a port that this user may use.",
-                code=error.errno or 0,
-            ) from error
-        self._servers.append(first)
-        return int(first.sockets[0].getsockname()[1])
-
-    def _protocol(self) -> asyncio.Protocol | None:
-        server = None if self._runner is None else self._runner.server
-        return None if server is None else server()
-
-    async def _sweep(self) -> None:
-        """Closes connections that never asked for anything."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(min(1.0, self._config.handshake_s))
-            if self._runner is None or self._runner.server is None:
-                return
-            alive = set(self._runner.server.connections)
-            self._active &= alive
-            now_s = loop.time()
-            self._first_seen_s = {
-                handler: self._first_seen_s.get(handler, now_s) for handler in alive - self._active
-            }
-            for handler, seen_s in self._first_seen_s.items():
-                if now_s - seen_s > self._config.handshake_s:
-                    self.counters["connections_idle_closed"] += 1
-                    handler.force_close()
+        # Waits for the handlers (bounded), so for every goodbye.
+        await self._port.stop()
 
     # ------------------------------------------------------------------------ HTTP
-
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Middleware: marks the connection as used; keeps web pages out."""
-        self._active.add(request.protocol)
-        if "Origin" in request.headers:
-            # A page in a browser on this host could otherwise use the loopback port.
-            return _error(403, "browsers are not served")
-        try:
-            return await handler(request)
-        except web.HTTPException as error:
-            return _error(error.status, error.reason)
 
     def _authorized(self, request: web.Request) -> bool:
         if self._config.secret is None:
@@ -256,24 +156,29 @@ class ControlServer:
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
         if not self._authorized(request):
-            return _error(401, "the proof of the cluster secret is missing or wrong")
-        return _json(self._service.status())
+            return error_answer(401, "the proof of the cluster secret is missing or wrong")
+        return json_answer(self._service.status())
 
     async def _drain(self, request: web.Request) -> web.StreamResponse:
         """Two paths and no body: the proof covers all that is asked for."""
         if not self._authorized(request):
-            return _error(401, "the proof of the cluster secret is missing or wrong")
+            return error_answer(401, "the proof of the cluster secret is missing or wrong")
         draining = request.path == m.DRAIN_PATH
         log.warning("%s asks for %s", _peer_name(request), "drain" if draining else "undrain")
-        return _json(await self._service.set_draining(draining))
+        return json_answer(await self._service.set_draining(draining))
 
     async def _openapi(self, request: web.Request) -> web.StreamResponse:
         if not self._authorized(request):
-            return _error(401, "the proof of the cluster secret is missing or wrong")
-        return _json(document(__version__))
+            return error_answer(401, "the proof of the cluster secret is missing or wrong")
+        return json_answer(document(__version__))
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        if not may_scrape(request, self._config.metrics_token) and not self._authorized(request):
+            return error_answer(401, UNAUTHORIZED)
+        return await answer(self._service.figures)
 
     async def _version(self, _request: web.Request) -> web.StreamResponse:
-        return _json(
+        return json_answer(
             m.VersionInfo(product="infiniswap", software=__version__, versions=list(m.VERSIONS))
         )
 
@@ -282,7 +187,7 @@ class ControlServer:
         required = self._config.secret is not None
         if required:
             self._nonces.add(nonce, asyncio.get_running_loop().time())
-        return _json(m.NonceInfo(nonce=nonce, required=required))
+        return json_answer(m.NonceInfo(nonce=nonce, required=required))
 
     # -------------------------------------------------------------------- sessions
 
@@ -295,7 +200,7 @@ class ControlServer:
         )
         offered = request.headers.get("Sec-WebSocket-Protocol", "")
         if m.SUBPROTOCOL not in [name.strip() for name in offered.split(",")]:
-            return _error(400, f"not a WebSocket request for the protocol {m.SUBPROTOCOL!r}")
+            return error_answer(400, f"not a WebSocket request for the protocol {m.SUBPROTOCOL!r}")
         await ws.prepare(request)
         await self.converse(ws, _peer_name(request))
         return ws
@@ -339,7 +244,7 @@ class ControlServer:
 
         def closed(ended: Ended) -> None:
             self._sessions.pop(session.number, None)
-            self.counters[f"sessions_ended_{ended.reason}"[:80]] += 1
+            self.counters[f"sessions_ended_{_known(ended.reason)}"] += 1
             if ended.reason == m.GOODBYE_PROTOCOL and not ended.by_peer:
                 self.counters["protocol_errors"] += 1
             self._service.session_closed(session, ended)
@@ -420,7 +325,7 @@ class ControlServer:
             return None
         answer = m.decode_to_donor(frame)
         if isinstance(answer, m.Goodbye):
-            self.counters[f"handshakes_ended_{answer.reason}"[:80]] += 1
+            self.counters[f"handshakes_ended_{_known(answer.reason)}"] += 1
             self._log_bounded("%s broke the handshake off: %s", address, _said(answer))
             return None
         if not isinstance(answer, m.Auth):
@@ -457,18 +362,13 @@ class ControlServer:
         await send(ws, goodbye, self._config.limits.send_s)
 
 
-def _json(body: Any) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
-
-
-def _error(status: int, text: str) -> web.Response:
-    response = _json(m.HttpError(error=text))
-    response.set_status(status)
-    return response
-
-
 def _list(versions: Any) -> str:
     return ", ".join(map(str, versions))
+
+
+def _known(reason: str) -> str:
+    # A peer may send any text: one counter for each would be memory without end.
+    return reason if reason in (*m.GOODBYE_REASONS, LOST) else "other"
 
 
 def _said(goodbye: m.Goodbye) -> str:

@@ -9,6 +9,7 @@ import msgspec
 
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Channel, Ended
+from infiniswap.control.figures import Figures
 
 
 class ServerSession:
@@ -86,6 +87,9 @@ class Service(Protocol):
 
     def status(self) -> m.Status:
         """For GET /v1/status."""
+
+    def figures(self) -> Figures:
+        """For GET /metrics."""
 
     async def set_draining(self, draining: bool) -> m.DrainInfo:
         """For POST /v1/drain and /v1/undrain."""

@@ -23,6 +23,7 @@ from infiniswap import events
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
 from infiniswap.control.client import Session, connect
+from infiniswap.device.link_counts import LinkCounts, info_of, is_down
 from infiniswap.device.link_types import Lease, LeaseGoneError, LinkConfig, Place, Slabs
 from infiniswap.device.offloop import run_to_end, while_going_on
 from infiniswap.device.rdma_return import RdmaReturn
@@ -73,6 +74,7 @@ class DonorLink:
         self.is_draining = False
         self.is_listed = True
         """Whether it is still among the donors that are known: otherwise it gets no more slabs."""
+        self.counts = LinkCounts()
         self.wire = Wire(config.transport, address, engine, self._blocking)
         self.rdma_return = RdmaReturn(self.wire, self._probe_rdma, self._recover)
         self._engine = engine
@@ -238,6 +240,7 @@ class DonorLink:
             self._engine.remote_record_set(remote, encode_record(self.address, lease))
             self.remote = remote
             self.rdma_return.connected()
+            self.counts.begin()
             log.info("donor %s: connected (%s, %s)", self.address, self.name, self.wire.transport)
         return self.remote
 
@@ -396,6 +399,7 @@ class DonorLink:
             self._down_s = asyncio.get_running_loop().time()
         self.detail = "connections lost"
         if self._recovery is None:
+            self.counts.connections_lost += 1
             if not self._trust.announced(now_s := asyncio.get_running_loop().time()):
                 self.wire.lost()
             self._judge(self._trust.lost(now_s, code))
@@ -412,20 +416,14 @@ class DonorLink:
         return self._session is not None and self._session.ended is None
 
     def _is_down(self) -> bool:
-        return any(
-            info.remote == self.remote and info.state == "down" for info in self._engine.remotes()
-        )
+        return is_down(self._engine, self.remote)
 
     def bad_page(self, page: int) -> None:
         """A page's bytes were not those that were written there."""
         why = self._trust.bad_page()
         if self._trust.bad_pages == 1:
-            log.error(
-                "donor %s: page %d came back with other bytes",
-                self.address,
-                page,
-                extra=events.about(events.DONOR_DISTRUSTED, donor=self.address),
-            )
+            about = events.about(events.DONOR_DISTRUSTED, donor=self.address)
+            log.error("donor %s: page %d came with other bytes", self.address, page, extra=about)
         self._judge(why)
 
     def refused(self) -> None:
@@ -536,6 +534,7 @@ class DonorLink:
                 await self._abandon(slab)
         for place in there - set(self.mapped.values()):
             await session.unmap(lease.lease, place.slot, place.generation)
+        self.counts.reclaimed += 1
         self._trust.recovered(asyncio.get_running_loop().time())
         self.rdma_return.connected()
         log.info(
@@ -560,7 +559,9 @@ class DonorLink:
         for slab in list(self.mapped):
             await self._abandon(slab)
         if remote is not None:
+            self.counts.end(info_of(self._engine, remote))
             await self._blocking(lambda: self._engine.remote_destroy(remote))
+        self.counts.given_up += 1
         self.remote, self._lease = None, None
         self._trust.given_up()
         log.warning(

@@ -69,7 +69,9 @@ class SlabMapper:
     ) -> None:
         self.links: list[DonorLink] = []
         self.alarms: dict[str, str] = {}
-        self.evictions = 0
+        self.counts: Counter[str] = Counter()
+        """Of slabs since the start: mapped, remapped (of these: had lost a donor), moved (whole),
+        evicted, returned (empty); and lost_pages."""
         self.on_connection_lost: Callable[[], None] = lambda: None
         """Called when a connection of the front end may have ended."""
         self.is_eager = False
@@ -87,7 +89,6 @@ class SlabMapper:
         self._is_pulling = False  # the engine pulls one slab at a time
         self._urgent: set[int] = set()
         self._empty_since_s: dict[int, float] = {}
-        self._pages_lost = 0
         self._wake = asyncio.Event()
         self._pages_seen = 0
         self._totals = [0] * slab_count
@@ -158,16 +159,17 @@ class SlabMapper:
 
     def evicted(self, link: DonorLink, slab: int) -> None:
         """A donor has taken a slab back: it is short of memory itself."""
-        self.evictions += 1
+        self.counts["evicted"] += 1
         self._book.full(link, asyncio.get_running_loop().time())
         self.lost(slab)
         self.arrived(slab)  # where it was moved to, for what had no time to be copied
 
     def pages_lost(self, pages: int) -> None:
         """So many had no other copy. Reading one is an error from now on, never zeros."""
-        self._pages_lost += pages
+        self.counts["lost_pages"] += pages
         self.alarms["lost-pages"] = (
-            f"{self._pages_lost} pages are lost with donors that are gone, as there is no backup"
+            f"{self.counts['lost_pages']} pages are lost with donors that are gone, as there is "
+            "no backup"
         )
         log.error("%s", self.alarms["lost-pages"], extra=events.about(events.PAGES_LOST))
 
@@ -355,6 +357,7 @@ class SlabMapper:
             if not await self.place(slab):
                 self._homeless(len(urgent))
                 return  # nobody has room: the next slab would fare no better
+            self.counts["remapped"] += slab in self._urgent
             self._urgent.discard(slab)
         self.alarms.pop("no-donor", None)
 
@@ -437,6 +440,7 @@ class SlabMapper:
         log.info(
             "slab %d: %s donor %s", slab, "moves to" if migrates else "mapped to", link.address
         )
+        self.counts["mapped"] += not migrates
         self.alarms.pop(f"donor {link.address}", None)
         return True
 
@@ -461,6 +465,7 @@ class SlabMapper:
     async def _unmap_empty(self, link: DonorLink, slab: int) -> None:
         try:
             await link.unmap(slab, "empty")
+            self.counts["returned"] += 1
         except (InfiniswapError, TimeoutError) as error:
             log.warning("slab %d: cannot be given back: %s", slab, error)
 
@@ -517,6 +522,7 @@ class SlabMapper:
             while self.is_eager and not is_whole and self._is_source(source, slab):
                 await asyncio.sleep(_PULL_RETRY_S)
                 is_whole = await self._pull(source, slab, move)
+            self.counts["moved"] += is_whole
             if source is move.link:
                 move.is_whole = is_whole
                 is_done = is_whole and not move.waiting

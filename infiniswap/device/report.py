@@ -4,15 +4,24 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 from infiniswap.device.api import DeviceStatus, DonorRow, SuccessionRow, SwapRow
 from infiniswap.device.attach import Attachment
 from infiniswap.device.mapper import SlabMapper
 from infiniswap.device.spec import DeviceSpec
-from infiniswap.engine.protocol import Engine
+from infiniswap.engine.protocol import Engine, EngineFigures, histogram_quantiles
 
 
-def device_status(
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The device at one moment: its status, and the engine's figures that this was made from."""
+
+    status: DeviceStatus
+    figures: EngineFigures
+
+
+def snapshot(
     spec: DeviceSpec,
     engine: Engine,
     mapper: SlabMapper,
@@ -24,12 +33,15 @@ def device_status(
     awake: bool,
     runs: list[int],
     succession: SuccessionRow | None,
-) -> DeviceStatus:
-    """The status; does not wait. What the last six are: see DeviceStatus."""
-    stats = engine.stats()
-    p50_us, p99_us = engine.latency_us("read", (0.5, 0.99))
+) -> Snapshot:
+    """Does not wait. What the last six are: see DeviceStatus."""
+    figures = engine.figures()
+    stats = figures.counts
+    p50_ns, p99_ns = histogram_quantiles(
+        figures.latency["read_latency"], figures.latency_bounds_ns, (0.5, 0.99)
+    )
     served = stats["pages_in_remote"] + stats["pages_in_staging"] + stats["pages_in_backup"]
-    return DeviceStatus(
+    status = DeviceStatus(
         name=spec.name,
         device_id=spec.device_id,
         pid=os.getpid(),
@@ -51,15 +63,17 @@ def device_status(
         donors=_donor_rows(engine, mapper),
         stats=stats,
         remote_share=stats["pages_in_remote"] / served if served else None,
-        page_in_us_p50=p50_us,
-        page_in_us_p99=p99_us,
+        page_in_us_p50=p50_ns / 1000,
+        page_in_us_p99=p99_ns / 1000,
         degraded=degraded,
         alarms=list(mapper.alarms.values()),
         runs=runs,
         awake=awake,
-        evictions=mapper.evictions,
+        evictions=mapper.counts["evicted"],
+        slab_counts=dict(mapper.counts),
         succession=succession,
     )
+    return Snapshot(status, figures)
 
 
 def _donor_rows(engine: Engine, mapper: SlabMapper) -> list[DonorRow]:
@@ -67,6 +81,7 @@ def _donor_rows(engine: Engine, mapper: SlabMapper) -> list[DonorRow]:
     rows = []
     for link in mapper.links:
         info = remotes.get(link.remote) if link.remote is not None else None
+        traffic = link.counts.traffic(info)
         rows.append(
             DonorRow(
                 address=str(link.address),
@@ -74,13 +89,19 @@ def _donor_rows(engine: Engine, mapper: SlabMapper) -> list[DonorRow]:
                 state=link.state,
                 detail=link.detail,
                 slabs=len(link.mapped),
-                read_pages=info.read_pages if info else 0,
-                write_pages=info.write_pages if info else 0,
-                errors=info.errors if info else 0,
+                read_pages=traffic.read_pages,
+                write_pages=traffic.write_pages,
+                errors=traffic.errors,
                 transport=link.wire.transport,
                 transport_reason=link.wire.reason,
                 rdma_fallbacks=link.wire.fallbacks,
                 rdma_probes=link.rdma_return.probes,
+                rdma_read_pages=traffic.rdma_read_pages,
+                rdma_write_pages=traffic.rdma_write_pages,
+                read_tail_us=info.read_tail_ns / 1000 if info else 0.0,
+                connections_lost=link.counts.connections_lost,
+                reclaimed=link.counts.reclaimed,
+                given_up=link.counts.given_up,
             )
         )
     return rows

@@ -15,6 +15,7 @@ from infiniswap.device import contents
 from infiniswap.device.api import Ready
 from infiniswap.device.holder import Holder, TakeOver
 from infiniswap.device.members import member_socket
+from infiniswap.device.metrics_port import metrics_port, successors_metrics_port
 from infiniswap.device.server import control_socket
 from infiniswap.device.service import DeviceService
 from infiniswap.device.spec import DeviceSpec
@@ -92,7 +93,7 @@ async def serve(
     """
     logs.identify(spec.name)
     service = DeviceService(spec, own_log=own_log, holder=holder)
-    async with _signals(service):
+    async with _signals(service), metrics_port(service) as url:
         try:
             answer = await service.start()
         except asyncio.CancelledError:
@@ -101,6 +102,8 @@ async def serve(
         async with _not_lost(service, remove=new), control_socket(service), member_socket(service):
             if service.begin() and ready(answer):
                 log.info("device %s serves %s", spec.name, answer.path)
+                if url:
+                    log.info("metrics at %s", url)
             else:
                 # Nobody knows of it, as if the start had been interrupted a moment earlier.
                 log.warning("device %s: its starter has gone; it is stopped again", spec.name)
@@ -129,6 +132,7 @@ async def succeed(service: DeviceService, turn: TakeOver) -> int:
             _not_lost(service, remove=remove),
             control_socket(service),
             member_socket(service),
+            successors_metrics_port(service),
         ):
             service.begin()
             await service.stopped.wait()

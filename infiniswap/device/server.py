@@ -11,8 +11,10 @@ from typing import TypeVar
 
 import msgspec
 
+from infiniswap import __version__
+from infiniswap.control.figures import METRICS_PATH
 from infiniswap.control.http import web
-from infiniswap.control.messages import clean_text
+from infiniswap.control.messages import OPENAPI_PATH, clean_text
 from infiniswap.device import contents
 from infiniswap.device.api import (
     DEVICE_PATH,
@@ -29,6 +31,7 @@ from infiniswap.device.api import (
     RestartRequest,
     StopRequest,
 )
+from infiniswap.device.metrics_port import MetricsPage
 from infiniswap.device.service import DeviceService
 from infiniswap.errors import ConflictError, InfiniswapError, UsageError
 
@@ -64,9 +67,8 @@ def _handler(
     return handle
 
 
-@contextlib.asynccontextmanager
-async def control_socket(service: DeviceService) -> AsyncIterator[None]:
-    """Serves the socket while the context is open."""
+def application(service: DeviceService) -> web.Application:
+    """All that the socket serves; device/openapi.py describes it."""
 
     async def status(_request: web.Request) -> object:
         return service.status()
@@ -120,14 +122,32 @@ async def control_socket(service: DeviceService) -> AsyncIterator[None]:
             raise outcome.error
         return ReloadAnswer(applied=list(outcome.applied), waiting=list(outcome.waiting))
 
+    async def openapi(_request: web.Request) -> web.Response:
+        from infiniswap.device.openapi import document
+
+        return _json(document(__version__))
+
+    page = MetricsPage(service)
+
+    async def metrics(_request: web.Request) -> web.Response:
+        return await page.answer()
+
     app = web.Application(client_max_size=_BODY_BYTES_MAX)
+    app.router.add_get(METRICS_PATH, metrics)
+    app.router.add_get(OPENAPI_PATH, openapi)
     app.router.add_get(DEVICE_PATH, _handler(status))
     app.router.add_post(RUNS_PATH, _handler(join))
     app.router.add_post(LEAVE_PATH, _handler(leave))
     app.router.add_post(STOP_PATH, _handler(stop))
     app.router.add_post(RESTART_PATH, restart)
     app.router.add_post(RELOAD_PATH, _handler(reload))
-    runner = web.AppRunner(app, access_log=None, handle_signals=False)
+    return app
+
+
+@contextlib.asynccontextmanager
+async def control_socket(service: DeviceService) -> AsyncIterator[None]:
+    """Serves the socket while the context is open."""
+    runner = web.AppRunner(application(service), access_log=None, handle_signals=False)
     await runner.setup()
     path = service.paths.socket
     path.unlink(missing_ok=True)

@@ -38,7 +38,7 @@ from infiniswap.device.links import DonorLink
 from infiniswap.device.mapper import SlabMapper
 from infiniswap.device.probe import check_donors
 from infiniswap.device.repairs import Repairs
-from infiniswap.device.report import device_status
+from infiniswap.device.report import Snapshot, snapshot
 from infiniswap.device.runs import Runs
 from infiniswap.device.spec import DeviceSpec
 from infiniswap.device.succession import (
@@ -574,11 +574,15 @@ class DeviceService:
 
     def status(self) -> DeviceStatus:
         """Everything that can be known of the device; does not wait."""
+        return self.snapshot().status
+
+    def snapshot(self) -> Snapshot:
+        """The same, and the engine's figures."""
         engine, mapper, attachment = self._engine, self._mapper, self._attachment
         if engine is None or mapper is None or attachment is None:
             raise ConflictError(f"the device {self.spec.name} is {self.state}")
         problem = self._waker.problem if self._waker else None
-        return device_status(
+        return snapshot(
             self.spec,
             engine,
             mapper,

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from infiniswap.config import DeviceConfig, MqttConfig, PolicyConfig
+from infiniswap.config import Config, DeviceConfig, MqttConfig, PolicyConfig, check_metrics_listen
 from infiniswap.errors import ConfigError, UsageError
 from infiniswap.units import PAGE_BYTES, HostPort, format_size
 
@@ -35,6 +35,7 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
         ephemeral: ends with the last `run` that uses it, contents and all.
         owner_pid: of the `run` that starts it, None otherwise.
         secret_file: None without one.
+        metrics_token_file: the same.
         discard_contents: begin with zeros whatever was kept; never recorded.
         peers_file: of more control addresses, read again when it changes.
         mqtt: the broker on which donors announce themselves; None: there is none.
@@ -67,6 +68,7 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
     cluster: str = "default"
     config_file: str | None = None
     flags: dict[str, str] = {}
+    metrics_token_file: str | None = None
 
     @property
     def slab_count(self) -> int:
@@ -139,6 +141,25 @@ def check_backup_choice(backup: str | None, swap: bool, allow_data_loss: bool) -
             mend="Leave --backup out (a file on the local disk is the default), or confirm with "
             "--allow-data-loss.",
         )
+
+
+def named_text(spec: DeviceSpec) -> str:
+    """Where its donors are named, for people."""
+    named = [*map(str, spec.donors), *filter(None, [spec.peers_file])]
+    if spec.mqtt is not None:
+        named.append(f"those at broker {spec.mqtt.broker}")
+    return ", ".join(named)
+
+
+def metrics_token_file(config: Config) -> str | None:
+    """Where a device shall find the token.
+
+    Raises:
+        ConfigError: metrics could not be served; told before anything is attached.
+    """
+    check_metrics_listen(config.device.metrics_listen, config.metrics_token())
+    path = config.cluster.metrics_token_file
+    return None if path is None else str(path)
 
 
 def _encode_hook(value: object) -> object:

@@ -42,7 +42,8 @@ from infiniswap.donor.evict import EvictionConfig
 from infiniswap.donor.harvest import Harvester, MemoryFigures, MemorySource
 from infiniswap.donor.home import Home, NoHome, leave_release, open_home
 from infiniswap.donor.reload import Reloader
-from infiniswap.donor.service import DonorIdentity, DonorService, ServiceConfig
+from infiniswap.donor.report import DonorIdentity
+from infiniswap.donor.service import DonorService, ServiceConfig
 from infiniswap.engine.protocol import Store, StoreConfig
 from infiniswap.errors import (
     ConfigError,
@@ -198,7 +199,7 @@ async def serve(
         EngineError, SystemCallError: the store or a port cannot be set up.
     """
     daemon = config.daemon
-    secret = config.secret()
+    secret, token = config.secret(), config.metrics_token()
     check_listen_secret(daemon.listen, secret)
     steady = SteadyClock(clock)
     with (
@@ -237,7 +238,10 @@ async def serve(
             )
             _restore(service, store, home, steady())
             keeps = bool(service.mapped())
-            server = ControlServer(service, _server_config(config, secret, stop_s, handshake_s))
+            server = ControlServer(
+                service,
+                replace(_server_config(config, secret, stop_s, handshake_s), metrics_token=token),
+            )
             service.server_counters = server.counters
             harvester.evict = service.evict_some
             service.drain.restore()

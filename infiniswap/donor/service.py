@@ -13,6 +13,7 @@ import contextlib
 import errno
 import logging
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
@@ -23,10 +24,11 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from infiniswap import __version__
 from infiniswap.control import messages as m
 from infiniswap.control.channel import LOST, Ended
+from infiniswap.control.figures import Figures
 from infiniswap.control.service import ServerSession
+from infiniswap.donor import metrics
 from infiniswap.donor.drain import Drain, drain_path
 from infiniswap.donor.evict import EvictionConfig, Evictor, MappedSlab
 from infiniswap.donor.harvest import Harvester
@@ -35,6 +37,7 @@ from infiniswap.donor.leases import Lease, LeaseState, LeaseTable, Owner
 from infiniswap.donor.quota import Quota
 from infiniswap.donor.rdma import DonorRdma
 from infiniswap.donor.records import LeaseRecords
+from infiniswap.donor.report import DonorIdentity, ServiceState, Snapshot
 from infiniswap.engine.protocol import MappedSlot, Store
 from infiniswap.errors import (
     EngineError,
@@ -47,21 +50,6 @@ from infiniswap.errors import (
 log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
-
-
-@dataclass(frozen=True, slots=True)
-class DonorIdentity:
-    """Who this donor is.
-
-    Attributes:
-        donor_id: UUID, the same over restarts.
-        name: for tables.
-        incarnation: 128 bits in hex, new with every start that finds no slabs of before.
-    """
-
-    donor_id: str
-    name: str
-    incarnation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +122,7 @@ class DonorService:
         self._executor = executor
         self._clock = clock
         self._started_s = clock()
+        self._started_unix_s = time.time()
         self._table = LeaseTable(config.grace_s, config.leases_max)
         self._locks: dict[int, asyncio.Lock] = {}
         self._sessions: dict[int, ServerSession] = {}
@@ -497,70 +486,31 @@ class DonorService:
 
     def status(self) -> m.Status:
         """See Service."""
-        stats = self._store.stats()
-        policy = self._harvester.policy
-        figures = self._harvester.figures
-        return m.Status(
-            donor_id=self._identity.donor_id,
-            donor_name=self._identity.name,
-            incarnation=self._identity.incarnation,
-            software=__version__,
-            versions=list(m.VERSIONS),
-            uptime_s=max(0.0, self._clock() - self._started_s),
-            slab_bytes=self.config.slab_bytes,
-            control_port=self.control_port,
-            data_port=self.data_port,
-            authenticated=self.config.authenticated,
-            draining=self.drain.is_active,
-            degraded=self.degraded,
-            sessions=len(self._sessions),
-            pool=m.PoolStatus(
-                limit_bytes=self.config.pool_bytes,
-                slabs_max=policy.config.slabs_max,
-                slabs_free=stats["slabs_free"],
-                slabs_mapped=stats["slabs_mapped"],
-                slabs_dirty=stats["slabs_dirty"],
-                slabs_unpinned=stats["slabs_unpinned"],
-                can_map=0 if self.drain.is_active else self._harvester.slabs_mappable(),
-            ),
-            memory=m.MemoryStatus(
-                source=self._harvester.source,
-                total_bytes=figures.total_bytes,
-                available_bytes=figures.available_bytes,
-                headroom_bytes=policy.config.headroom_bytes,
-                others_bytes=policy.others_bytes,
-                used_share=self._harvester.used_share(),
-                cache_bytes=self._harvester.cache_bytes,
-            ),
-            leases=[self._lease_status(lease) for lease in self._table.leases()],
-            counters={
-                **{name: value for name, value in stats.items() if not name.startswith("slabs_")},
-                **self.counters,
-                **self._harvester.counters,
-                **self.server_counters,
-            },
-        )
+        return self._snapshot().status
 
-    def _lease_status(self, lease: Lease) -> m.LeaseStatus:
-        try:
-            stats = self._store.lease_stats(lease.lease)
-            connections, read, write = stats.connections, stats.read_bytes, stats.write_bytes
-        except EngineError:  # expired, and destroyed in this moment
-            connections, read, write = 0, 0, 0
-        return m.LeaseStatus(
-            lease=lease.lease,
-            device_id=lease.owner.device_id,
-            device_name=lease.owner.device_name,
-            host_name=lease.owner.host_name,
-            address=lease.owner.address,
-            state=lease.state.value,
-            session=lease.session is not None,
-            epoch=lease.epoch,
-            slots_max=lease.slots_max,
-            slots_mapped=len(lease.slots),
-            connections=connections,
-            read_bytes=read,
-            write_bytes=write,
+    def figures(self) -> Figures:
+        """See Service."""
+        return metrics.figures(self._snapshot(), self._started_unix_s)
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(
+            self._identity,
+            self._store,
+            self._harvester,
+            self._table.leases(),
+            ServiceState(
+                uptime_s=max(0.0, self._clock() - self._started_s),
+                slab_bytes=self.config.slab_bytes,
+                pool_bytes=self.config.pool_bytes,
+                control_port=self.control_port,
+                data_port=self.data_port,
+                authenticated=self.config.authenticated,
+                draining=self.drain.is_active,
+                degraded=self.degraded,
+                sessions=len(self._sessions),
+            ),
+            self.counters,
+            self.server_counters,
         )
 
     # ---------------------------------------------------------------------- helpers

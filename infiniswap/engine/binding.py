@@ -71,6 +71,16 @@ def struct_ints(struct: Any) -> dict[str, int]:
     return {name: int(getattr(struct, name)) for name, kind in fields if kind.type.kind != "array"}
 
 
+def struct_arrays(struct: Any) -> dict[str, Sequence[int]]:
+    """The fields of a C struct that are arrays of integers, by name."""
+    fields = ffi.typeof(struct).fields
+    return {
+        name: ffi.unpack(getattr(struct, name), kind.type.length)
+        for name, kind in fields
+        if kind.type.kind == "array"
+    }
+
+
 class Handle:
     """Owner of one C handle: counts the calls in progress, destroys once, when none is left."""
 
@@ -128,28 +138,3 @@ def warn_unclosed(owner: object) -> None:
 def constant(name: str) -> int:
     """An integer constant of isw.h, e.g. `ISW_STEP_REMOTE_APPLY`."""
     return int(getattr(lib, name))
-
-
-def histogram_quantiles(
-    buckets: Sequence[int], bounds: Sequence[float], quantiles: Sequence[float]
-) -> list[float]:
-    """Upper bound of the bucket that holds each quantile; 0.0 when all buckets are empty.
-
-    Raises:
-        ValueError: a quantile is outside 0..1.
-    """
-    total = sum(buckets)
-    values: list[float] = []
-    for quantile in quantiles:
-        if not 0 <= quantile <= 1:
-            raise ValueError(f"quantile {quantile} is outside 0..1")
-        rank = max(1.0, quantile * total)
-        seen = 0
-        value = 0.0
-        for count, bound in zip(buckets, bounds, strict=True):
-            seen += count
-            if count and seen >= rank:
-                value = bound
-                break
-        values.append(value)
-    return values

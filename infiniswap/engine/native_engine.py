@@ -16,8 +16,8 @@ from infiniswap.engine.binding import (
     Handle,
     check,
     ffi,
-    histogram_quantiles,
     lib,
+    struct_arrays,
     struct_ints,
     text_of,
     warn_unclosed,
@@ -27,6 +27,7 @@ from infiniswap.engine.native_rdma import NativeRdmaOffer, ends_to_c, key_to_c
 from infiniswap.engine.native_ublk import ublk_error
 from infiniswap.engine.protocol import (
     EngineConfig,
+    EngineFigures,
     Event,
     EventKind,
     RemoteConfig,
@@ -34,6 +35,7 @@ from infiniswap.engine.protocol import (
     SlabInfo,
     SlabState,
     StateInfo,
+    histogram_quantiles,
 )
 from infiniswap.errors import (
     BackupError,
@@ -72,8 +74,8 @@ class NativeEngine:
         self._lock = threading.Lock()  # guards _frontends; no C call is made under it
         self._event_lock = threading.Lock()  # guards the scratch array
         self._event_scratch = ffi.new("struct isw_event[]", _EVENTS_MAX)
-        self._latency_bounds_us = [
-            lib.isw_latency_bucket_ns(bucket) / 1000 for bucket in range(lib.ISW_LATENCY_BUCKETS)
+        self._latency_bounds_ns = [
+            lib.isw_latency_bucket_ns(bucket) for bucket in range(lib.ISW_LATENCY_BUCKETS)
         ]
         pointer = self._create(config, backup_path)
         self._handle = Handle("device's engine", pointer, lib.isw_engine_destroy)
@@ -274,6 +276,8 @@ class NativeEngine:
                 in_flight=item.in_flight,
                 read_tail_ns=item.read_tail_ns,
                 rdma=bool(item.rdma),
+                rdma_read_pages=item.rdma_read_pages,
+                rdma_write_pages=item.rdma_write_pages,
             )
             for number, item in enumerate(scratch[0:count])
             if item.state in _REMOTE_STATES
@@ -294,6 +298,12 @@ class NativeEngine:
         """Any thread, never waits."""
         return struct_ints(self._stats()[0])
 
+    def figures(self) -> EngineFigures:
+        """Any thread, never waits."""
+        stats = self._stats()
+        counts, latency = struct_ints(stats[0]), struct_arrays(stats[0])
+        return EngineFigures(counts, latency, self._latency_bounds_ns)
+
     def latency_us(self, kind: str, quantiles: Sequence[float]) -> Sequence[float]:
         """Any thread, never waits. Upper bounds of the quantiles' buckets; 0.0 without requests.
 
@@ -304,7 +314,8 @@ class NativeEngine:
             raise ValueError(f"no latency of kind {kind!r}")
         stats = self._stats()  # owns the memory that the array below only refers to
         buckets = list(getattr(stats, f"{kind}_latency"))
-        return histogram_quantiles(buckets, self._latency_bounds_us, quantiles)
+        values = histogram_quantiles(buckets, self._latency_bounds_ns, quantiles)
+        return [value / 1000 for value in values]
 
     def settle(self, wait_ms_max: int) -> None:
         """Blocking, worker thread. EngineError ETIMEDOUT."""

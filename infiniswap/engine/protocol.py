@@ -95,7 +95,8 @@ class SlabInfo:
 
 @dataclass(frozen=True, slots=True)
 class RemoteInfo:
-    """One donor's connections; state is "up" or "down"."""
+    """One donor's connections; state is "up" or "down". Pages are those that it answered well since
+    it has this number, `rdma_*` those of them that went by RDMA."""
 
     remote: int
     state: str
@@ -106,6 +107,24 @@ class RemoteInfo:
     in_flight: int
     read_tail_ns: int = 0
     rdma: bool = False
+    rdma_read_pages: int = 0
+    rdma_write_pages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """struct isw_engine_stats, of one moment.
+
+    Attributes:
+        counts: its scalar fields by name.
+        latency: its histograms by name: how many took at most what `latency_bounds_ns` says, and
+            longer than the bound before.
+        latency_bounds_ns: of the buckets, rising.
+    """
+
+    counts: dict[str, int]
+    latency: dict[str, Sequence[int]]
+    latency_bounds_ns: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +350,31 @@ class RemoteConfig:
     rdma: RdmaPeer | None = None
 
 
+def histogram_quantiles(
+    buckets: Sequence[int], bounds: Sequence[float], quantiles: Sequence[float]
+) -> list[float]:
+    """Upper bound of the bucket that holds each quantile; 0.0 when all buckets are empty.
+
+    Raises:
+        ValueError: a quantile is outside 0..1.
+    """
+    total = sum(buckets)
+    values: list[float] = []
+    for quantile in quantiles:
+        if not 0 <= quantile <= 1:
+            raise ValueError(f"quantile {quantile} is outside 0..1")
+        rank = max(1.0, quantile * total)
+        seen = 0
+        value = 0.0
+        for count, bound in zip(buckets, bounds, strict=True):
+            seen += count
+            if count and seen >= rank:
+                value = bound
+                break
+        values.append(value)
+    return values
+
+
 class Frontend(Protocol):
     """A running front end; close() ends it."""
 
@@ -483,6 +527,9 @@ class Engine(Protocol):
 
     def stats(self) -> dict[str, int]:
         """Every scalar field of struct isw_engine_stats by name."""
+
+    def figures(self) -> EngineFigures:
+        """All of struct isw_engine_stats."""
 
     def latency_us(self, kind: str, quantiles: Sequence[float]) -> Sequence[float]:
         """Quantiles (0..1) of request latency at the front end; kind is "read" or "write"."""

@@ -14,7 +14,7 @@ import select
 from pathlib import Path
 
 from infiniswap.errors import UnavailableError
-from infiniswap.system.files import PROC
+from infiniswap.system.files import PROC, try_read_text
 
 _STALL_US = 20_000
 _WINDOW_US = 2_000_000
@@ -68,3 +68,15 @@ class PressureTrigger:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def memory_stalls(*, proc: Path = PROC) -> dict[str, float]:
+    """For how many seconds since the boot some, or all, tasks of this host waited for memory: by
+    "some" and "full"; empty where the kernel does not tell."""
+    stalls: dict[str, float] = {}
+    for line in (try_read_text(proc / "pressure" / "memory") or "").splitlines():
+        kind, *fields = line.split()
+        total = dict(field.partition("=")[::2] for field in fields).get("total", "")
+        if total.isdecimal():
+            stalls[kind] = int(total) / 1e6
+    return stalls

@@ -230,10 +230,50 @@ static void what_is_in_flight_at_a_donor_is_shown(void)
 	put(w, 5, 1, 100);
 	CHECK_EQ(isw_engine_remotes(w->e, 1, &info), 1);
 	CHECK_EQ(info.in_flight, 2);
-	CHECK_EQ(info.write_pages, 3);
+	CHECK_EQ(info.write_pages, 0); /* none is answered yet */
 	remotes_settle(w);
 	CHECK_EQ(isw_engine_remotes(w->e, 1, &info), 1);
 	CHECK_EQ(info.in_flight, 0);
+	CHECK_EQ(info.write_pages, 3);
+	CHECK_EQ(info.rdma_write_pages, 0);
+	world_end(w);
+}
+
+static uint64_t sum_of(const uint64_t *buckets)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t i = 0; i < ISW_LATENCY_BUCKETS; i++)
+		sum += buckets[i];
+	return sum;
+}
+
+static void what_a_donor_answered_is_not_the_next_donors(void)
+{
+	static struct isw_engine_stats stats;
+	struct world *w = world_mapped(0);
+	struct isw_remote_info info;
+	uint32_t remote;
+
+	put(w, 1, 2, 100); /* one transfer of two pages, ... */
+	remotes_settle(w);
+	put(w, 5, 1, 100); /* ... and one that is not answered */
+	BREAK(w, 0);
+	CHECK_EQ(isw_engine_remotes(w->e, 1, &info), 1);
+	CHECK_EQ(info.write_pages, 2);
+	CHECK_EQ(info.errors, 1);
+	isw_engine_stats(w->e, &stats);
+	CHECK_EQ(sum_of(stats.remote_write_latency), 1);
+	CHECK_EQ(sum_of(stats.remote_read_latency), 0);
+	CHECK_EQ(unmap(w, 0), 0);
+	CHECK_EQ(isw_remote_destroy(w->e, 0), 0);
+	CHECK_EQ(isw_sim_remote(w->e, 2, 4, &remote), 0);
+	CHECK_EQ(remote, 0); /* its number is another donor's now */
+	CHECK_EQ(isw_engine_remotes(w->e, 1, &info), 1);
+	CHECK_EQ(info.write_pages, 0);
+	CHECK_EQ(info.errors, 0);
+	isw_engine_stats(w->e, &stats);
+	CHECK_EQ(sum_of(stats.remote_write_latency), 1); /* of all donors there were */
 	world_end(w);
 }
 
@@ -321,6 +361,7 @@ int main(void)
 	a_suspended_slab_is_unmapped_like_any();
 	a_remote_is_destroyed_when_nothing_is_mapped_there();
 	what_is_in_flight_at_a_donor_is_shown();
+	what_a_donor_answered_is_not_the_next_donors();
 	a_donor_that_dies_is_down_before_its_transfers_end();
 	a_connection_that_breaks_during_connect_is_noticed();
 	return 0;

@@ -197,7 +197,7 @@ async def test_a_thousand_connections_of_one_host_take_its_places_only() -> None
             assert b"200 OK" in await ended(reader)
         await held.aclose()
         await asyncio.wait(reads)
-        await until(lambda: not w.donor.server._gate._by_host)
+        await until(lambda: not w.donor.server._port._gate._by_host)
         async with await w.session() as session:
             await session.memory()
 

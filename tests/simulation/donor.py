@@ -15,7 +15,8 @@ from infiniswap.control.server import ControlServer, ServerConfig
 from infiniswap.donor.evict import EvictionConfig
 from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.records import LeaseRecord
-from infiniswap.donor.service import DonorIdentity, DonorService, ServiceConfig
+from infiniswap.donor.report import DonorIdentity
+from infiniswap.donor.service import DonorService, ServiceConfig
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
 from infiniswap.testing.memory import FakeMemory
 from infiniswap.units import GIB, HostPort

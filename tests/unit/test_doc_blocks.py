@@ -46,7 +46,11 @@ def test_commands_are_run_by_a_test_or_say_why_not(path: Path) -> None:
 
 def test_tests_of_documents_exist() -> None:
     for document, name in OWN_TEST.items():
-        assert document.name in (ROOT / "tests/system" / name).read_text(encoding="utf-8")
+        text = (ROOT / "tests/system" / name).read_text(encoding="utf-8")
+        assert document.name in text
+        for block in blocks(document):
+            named = f"""blocks[(]["']on["'], ["']{block.mark}["'][)]"""
+            assert block.kind != "on" or re.search(named, text), block.where
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def _sources() -> str:
         *(ROOT / "tests/vm").rglob("*.py"),
         *(ROOT / "infiniswap").rglob("*.py"),
         *(ROOT / "tools").glob("*"),
+        *(ROOT / "tools/monitoring").glob("*"),
         ROOT / "Makefile",
         ROOT / "CMakeLists.txt",
     ]

@@ -477,7 +477,7 @@ def test_too_little_data_is_refused_before_c_reads_it(sim: SimEngine, native: An
 def test_a_quantile_is_the_bound_that_enough_requests_stay_below(
     buckets: list[int], quantiles: list[float]
 ) -> None:
-    from infiniswap.engine.binding import histogram_quantiles
+    from infiniswap.engine.protocol import histogram_quantiles
 
     bounds = [float(number + 1) for number in range(len(buckets))]
     total = sum(buckets)

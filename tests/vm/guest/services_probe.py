@@ -77,11 +77,25 @@ def job(who: str, uid: int, directory: Path, argv: list[str]) -> None:
     print(f"SEEN {who} {json.dumps(seen)}", flush=True)
 
 
+def reload() -> None:
+    """While a job swaps: what can change does, and a mistake is told and changes nothing."""
+    path = CONFIG / "infiniswap.toml"
+    right = path.read_text()
+    path.write_text(f"{right}[policy]\nchoices = 3\nevict_slabs_max = 3\n")
+    run("systemctl", "reload", "infiniswapd.service", DEVICE)
+    path.write_text(f"{right}[polisy]\n")
+    done = subprocess.run(["systemctl", "reload", DEVICE], check=False, timeout=900)
+    assert done.returncode != 0
+    path.write_text(right)
+    run("systemctl", "is-active", "infiniswapd.service", DEVICE)
+
+
 def main(frontend: str, directory: Path, pagecheck: Path) -> None:
     settings(frontend, directory)
     run(sys.executable, "-m", "infiniswap", "service", "install")
-    run("systemctl", "start", "infiniswapd.service")
-    run("systemctl", "start", DEVICE)
+    run("systemctl", "enable", "infiniswapd.service", DEVICE)
+    run("systemctl", "start", "multi-user.target")  # as at boot: nobody names them
+    run("systemctl", "is-active", "infiniswapd.service", DEVICE)
     command = run_argv(pagecheck, "--device", NAME)
     job("root", 0, directory, command)
     uid = make_user(MEMBER, GROUP)
@@ -95,6 +109,7 @@ def main(frontend: str, directory: Path, pagecheck: Path) -> None:
     while (area := swap.find_area(node)) is None or area.used_bytes < SWAPPED_BYTES:
         assert time.monotonic() < end_s, area
         time.sleep(0.1)
+    reload()
     run("systemctl", "--no-pager", "--plain", "list-units", "infini*", "isw*", "*.swap")
     print(f"SERVES {node} {area.used_bytes}", flush=True)
 

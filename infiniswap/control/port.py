@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP on one TCP port, with a bound for whatever a peer can make us hold or wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from infiniswap.control import messages as m
+from infiniswap.control.gate import Gate
+from infiniswap.control.http import web
+from infiniswap.errors import ConflictError, SystemCallError
+from infiniswap.units import HostPort
+
+log = logging.getLogger(__name__)
+
+_BODY_BYTES_MAX = 4096
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class PortLimits:
+    """Bounds of a port.
+
+    Attributes:
+        connections_max: TCP connections at once.
+        connections_per_host_max: of one address.
+        request_s: how long a peer may take for its first request; for any other three times that.
+        stop_s: how long stopping waits for requests under way.
+    """
+
+    connections_max: int
+    connections_per_host_max: int
+    request_s: float = 5.0
+    stop_s: float = 5.0
+
+
+class _HttpLog(logging.Handler):
+    """Counts what aiohttp complains of (requests that are no HTTP) instead of logging it."""
+
+    def __init__(self, counters: Counter[str]) -> None:
+        super().__init__(logging.DEBUG)
+        self._counters = counters
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.ERROR and record.exc_info and record.exc_info[1]:
+            error = record.exc_info[1]
+            if not isinstance(error, web.HTTPException | ValueError | ConnectionError):
+                log.error("a request failed: %r", error)
+        self._counters["http_errors"] += 1
+
+
+class HttpPort:
+    """One port; routes are added to `router` before it is started.
+
+    Args:
+        limits: bounds.
+        counters: gets `connections_refused`, `connections_idle_closed` and `http_errors`.
+    """
+
+    def __init__(self, limits: PortLimits, counters: Counter[str]) -> None:
+        self._limits = limits
+        self._counters = counters
+        self._app = web.Application(middlewares=[self._guard], client_max_size=_BODY_BYTES_MAX)
+        self._first_seen_s: dict[Any, float] = {}
+        self._active: set[Any] = set()
+        self._gate = Gate(
+            self._protocol, limits.connections_max, limits.connections_per_host_max, counters
+        )
+        self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    @property
+    def router(self) -> web.UrlDispatcher:
+        """What is served."""
+        return self._app.router
+
+    async def start(self, address: HostPort, mend: str) -> int:
+        """Listens and serves; returns the port (another than asked for only when that was 0).
+
+        Args:
+            address: where.
+            mend: what to do when the port is in use.
+
+        Raises:
+            ConflictError: the port is in use.
+            SystemCallError: the address cannot be listened on.
+        """
+        self._runner = web.AppRunner(
+            self._app,
+            access_log=None,
+            handle_signals=False,
+            logger=self._http_logger(),
+            keepalive_timeout=3 * self._limits.request_s,
+            lingering_time=self._limits.request_s,
+            shutdown_timeout=self._limits.stop_s,
+        )
+        await self._runner.setup()
+        try:
+            port = await self._listen(address, mend)
+        except BaseException:
+            await self._runner.cleanup()
+            raise
+        self._sweeper = asyncio.create_task(self._sweep(), name="idle connections")
+        return port
+
+    async def stop(self) -> None:
+        """Ends in bounded time, with the requests that are under way. Idempotent."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sweeper
+            self._sweeper = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    def _http_logger(self) -> logging.Logger:
+        logger = logging.Logger("infiniswap.control.http")  # private: not in the global tree
+        logger.addHandler(_HttpLog(self._counters))
+        return logger
+
+    async def _listen(self, address: HostPort, mend: str) -> int:
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(self._gate, address.host, address.port)
+        except socket.gaierror as error:
+            raise SystemCallError(
+                f"the address cannot be resolved ({error.strerror})",
+                where=f"listen {address}",
+                mend="Give an address of this host.",
+            ) from error
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ConflictError(
+                    "the port is in use", where=f"listen {address}", mend=mend
+                ) from error
+            raise SystemCallError(
+                f"cannot listen: {error.strerror}",
+                where=f"listen {address}",
+                mend="Give an address of this host and a port that this user may use.",
+                code=error.errno or 0,
+            ) from error
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def _protocol(self) -> asyncio.Protocol | None:
+        server = None if self._runner is None else self._runner.server
+        return None if server is None else server()
+
+    async def _sweep(self) -> None:
+        """Closes connections that never asked for anything."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(1.0, self._limits.request_s))
+            if self._runner is None or self._runner.server is None:
+                return
+            alive = set(self._runner.server.connections)
+            self._active &= alive
+            now_s = loop.time()
+            self._first_seen_s = {
+                handler: self._first_seen_s.get(handler, now_s) for handler in alive - self._active
+            }
+            for handler, seen_s in self._first_seen_s.items():
+                if now_s - seen_s > self._limits.request_s:
+                    self._counters["connections_idle_closed"] += 1
+                    handler.force_close()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Middleware: marks the connection as used; keeps web pages out."""
+        self._active.add(request.protocol)
+        if "Origin" in request.headers:
+            # A page in a browser on this host could otherwise use the loopback port.
+            return error_answer(403, "browsers are not served")
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            return error_answer(error.status, error.reason)
+
+
+def json_answer(body: Any) -> web.Response:
+    """An answer of JSON."""
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+
+def error_answer(status: int, text: str) -> web.Response:
+    """An answer that is no success."""
+    response = json_answer(m.HttpError(error=text))
+    response.set_status(status)
+    return response

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The OpenAPI documents that real processes serve, against what the same processes answer."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import WAIT_S, Cluster
+from jsonschema import Draft202012Validator
+
+from infiniswap.control.auth import http_authorization
+from infiniswap.device.client import _UnixConnection
+
+pytestmark = pytest.mark.requires_native
+
+SECRET = "s" * 32
+
+
+def check(connection: http.client.HTTPConnection, secret: bytes | None) -> set[str]:
+    """Every GET of the document that this end serves, as it is described; and wrong ones."""
+
+    def ask(method: str, path: str, **headers: str) -> tuple[int, str, bytes]:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        kind = answer.headers.get_content_type()
+        return answer.status, kind, answer.read()
+
+    def proof(method: str, path: str) -> dict[str, str]:
+        if secret is None:
+            return {}
+        nonce = json.loads(ask("GET", "/v1/nonce")[2])["nonce"]
+        return {"Authorization": http_authorization(secret, method, path, nonce)}
+
+    path = "/v1/openapi.json"
+    status, _, body = ask("GET", path, **proof("GET", path))
+    assert status == 200
+    document = json.loads(body)
+
+    def is_described(responses: Any, status: int, kind: str, body: bytes) -> None:
+        (found, described), *others = responses[str(status)]["content"].items()
+        assert (found, others) == (kind, [])
+        if kind == "application/json":
+            schema = {**described["schema"], "components": document["components"]}
+            Draft202012Validator(schema).validate(json.loads(body))
+
+    asked = set()
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            responses = operation["responses"]
+            protected = "security" in operation
+            if protected and secret is not None:
+                for headers in ({}, {"Authorization": "Bearer wrong"}):
+                    answer = ask(method.upper(), path, **headers)
+                    assert answer[0] == 401, path
+                    is_described(responses, *answer)
+            if method == "post" and "requestBody" in operation:
+                answer = ask("POST", path)  # without a body: not a request of this API
+                assert answer[0] == 409
+                is_described(responses, *answer)
+            elif "101" in responses:
+                answer = ask("GET", path)
+                assert answer[0] == 400
+                is_described(responses, *answer)
+            else:
+                right = proof(method.upper(), path) if protected else {}
+                answer = ask(method.upper(), path, **right)
+                assert answer[0] == 200, (path, answer)
+                is_described(responses, *answer)
+            if "403" in responses:
+                answer = ask(method.upper(), path, Origin="http://a.page")
+                assert answer[0] == 403
+                is_described(responses, *answer)
+            asked.add(path)
+    return asked
+
+
+def test_both_answer_as_their_documents_say(cluster: Cluster, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text(SECRET)
+    open_donor = cluster.donor()
+    cluster.env["INFINISWAP_CLUSTER_SECRET_FILE"] = str(secret)
+    closed_donor = cluster.donor()
+    device = cluster.start("--frontend", "nbd-socket", "--donors", closed_donor.address, size="64M")
+    for donor, known in ((open_donor, None), (closed_donor, SECRET.encode())):
+        connection = http.client.HTTPConnection("127.0.0.1", donor.control, timeout=WAIT_S)
+        paths = check(connection, known)
+        connection.close()
+        assert {"/v1/status", "/v1/drain", "/v1/session", "/metrics"} <= paths
+    unix = _UnixConnection(device.run / "control.sock", WAIT_S)
+    assert {"/v1/device", "/v1/stop", "/metrics"} <= check(unix, None)
+    unix.close()
+    # What was wrong has harmed nobody.
+    assert device.status["state"] == "serving"

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics: what is declared, against docs/metrics.md and the counters there are; their format."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infiniswap.config import check_metrics_listen, read_metrics_token
+from infiniswap.control.exposition import page
+from infiniswap.control.figures import Figures, Metric, histogram
+from infiniswap.device import metrics as device
+from infiniswap.device.link_counts import LinkCounts
+from infiniswap.donor import metrics as donor
+from infiniswap.engine.protocol import RemoteInfo
+from infiniswap.errors import ConfigError
+from infiniswap.system.pressure import memory_stalls
+from infiniswap.units import HostPort
+
+ALL = (*device.METRICS, *donor.METRICS)
+BOUNDS_NS = [(9 + bucket % 8) << (bucket // 8 + 5) for bucket in range(256)]
+"""As isw_latency_bucket_ns."""
+
+_COUNTED = r'counters\[\s*f?"([^"]+)"(?:\[:80\])?\s*\] \+='
+
+
+def test_the_document_lists_what_is_exported_and_nothing_else(project_root: Path) -> None:
+    text = (project_root / "docs" / "metrics.md").read_text()
+    rows = re.findall(r"^\| `(infiniswap_\w+)` \| (\w+) \|(.*?)\|(.*)\|$", text, re.MULTILINE)
+    listed = [(name, kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in rows]
+    assert listed == [(metric.name, metric.kind, metric.labels) for metric in ALL]
+    assert all(meaning.strip() for *_, meaning in rows)
+    names = {metric.name for metric in ALL}
+    assert len(names) == len(ALL)
+    for name in re.findall(r"infiniswap_(?:device|donor)_\w+", text):
+        assert name.removesuffix("_bucket") in names, name
+
+
+def test_every_field_of_the_engines_statistics_is_exported(project_root: Path) -> None:
+    header = (project_root / "csrc" / "include" / "isw.h").read_text()
+    body = re.search(r"^struct isw_engine_stats {(.*?)^};", header, re.MULTILINE | re.DOTALL)
+    assert body is not None
+    fields = re.findall(r"uint64_t (\w+);", body[1])
+    used = {*device._PLAIN.values()}
+    for by_label in device._BY_LABEL.values():
+        used |= set(by_label.values())
+    assert len(fields) > 30
+    assert set(fields) - used == {"pages_in"}, "the sum of pages_in_*"
+
+
+def test_every_counter_of_the_daemon_is_exported(project_root: Path) -> None:
+    found: set[str] = set()
+    for part in ("donor", "control", "system/clock.py"):
+        path = project_root / "infiniswap" / part
+        for file in [path] if path.is_file() else path.rglob("*.py"):
+            found |= set(re.findall(_COUNTED, file.read_text()))
+    by_label = {"requests_", "requests_refused_", "sessions_ended_", "handshakes_ended_"}
+    known = {
+        *donor._SERVICE,
+        *donor._HARVEST,
+        *donor._SERVICE_ERRORS,
+        *donor._HARVEST_ERRORS,
+        *donor._SERVER_ERRORS,
+        *("evictions", "evictions_forced", "sessions_opened"),
+    }
+    assert {name.partition("{")[0] for name in found} == known | by_label
+
+
+@pytest.mark.requires_tool("promtool")
+@pytest.mark.parametrize("metrics", [device.METRICS, donor.METRICS], ids=["device", "donor"])
+def test_promtool_finds_no_fault(metrics: tuple[Metric, ...]) -> None:
+    promtool_check(page(_full(metrics)).decode())
+
+
+def promtool_check(text: str) -> None:
+    import subprocess
+
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, ""), text
+
+
+def _full(metrics: tuple[Metric, ...]) -> Figures:
+    """Every metric with two values, where it has labels."""
+    figures = Figures(metrics, {"device": "d"})
+    value = histogram([1] * 256, BOUNDS_NS)
+    for metric in metrics:
+        for text in "ab" if metric.labels else "a":
+            labels = [f'{text}"\\\n'] * len(metric.labels)
+            figures.set(metric.name, value if metric.kind == "histogram" else 1, *labels)
+    return figures
+
+
+def test_a_metric_without_a_value_is_named_all_the_same() -> None:
+    text = page(Figures((Metric("infiniswap_x_total", "counter", "Of x.", ("kind",)),))).decode()
+    assert text == "# HELP infiniswap_x_total Of x.\n# TYPE infiniswap_x_total counter\n"
+
+
+@given(st.lists(st.integers(300, 8_000_000_000), max_size=50))
+def test_a_histogram_has_every_duration_once_and_their_sum_nearly(durations: list[int]) -> None:
+    counts = [0] * len(BOUNDS_NS)
+    for took_ns in durations:
+        counts[next(i for i, bound in enumerate(BOUNDS_NS) if took_ns < bound)] += 1
+    made = histogram(counts, BOUNDS_NS)
+    for bound, count in made.buckets[:-1]:
+        assert count == sum(took_ns < float(bound) * 1e9 for took_ns in durations)
+    assert made.buckets[-1] == ("+Inf", len(durations))
+    assert made.sum_s == pytest.approx(sum(durations) / 1e9, rel=1 / 16)
+
+
+@given(st.lists(st.sampled_from(["pages", "give up", "connect", "late"]), max_size=30))
+def test_what_a_donor_moved_never_becomes_less(steps: list[str]) -> None:
+    counts = LinkCounts()
+    remote = RemoteInfo(3, "up", 2, 0, 0, 0, 0)
+    seen = counts.traffic(None)
+    for step in steps:
+        if step == "pages" and not counts._has_ended:
+            remote = dataclasses.replace(
+                remote, read_pages=remote.read_pages + 5, rdma_read_pages=remote.rdma_read_pages + 2
+            )
+        elif step == "give up":
+            counts.end(remote)
+            counts.end(remote)  # tried again
+        elif step == "connect" and counts._has_ended:
+            remote = RemoteInfo(4, "up", 2, 0, 0, 0, 0)
+            counts.begin()
+        elif step == "late" and counts._has_ended:
+            # Its number is another donor's already, and the link has not heard of it yet.
+            assert counts.traffic(dataclasses.replace(remote, read_pages=10**6)) == seen
+        now = counts.traffic(remote)
+        assert now.read_pages >= seen.read_pages
+        assert now.rdma_read_pages * 5 == now.read_pages * 2
+        seen = now
+
+
+def test_stalls_are_those_of_the_kernel(tmp_path: Path) -> None:
+    assert memory_stalls(proc=tmp_path) == {}
+    (tmp_path / "pressure").mkdir()
+    (tmp_path / "pressure" / "memory").write_text(
+        "some avg10=0.00 avg60=0.00 avg300=0.00 total=2500000\nfull avg10=0.00 total=7\njunk\n"
+    )
+    assert memory_stalls(proc=tmp_path) == {"some": 2.5, "full": 7e-6}
+
+
+def test_other_hosts_need_a_token() -> None:
+    check_metrics_listen(None, None)
+    check_metrics_listen(HostPort("127.0.0.1", 9402), None)
+    check_metrics_listen(HostPort("10.0.0.2", 9402), b"t" * 16)
+    with pytest.raises(ConfigError, match="metrics_token_file"):
+        check_metrics_listen(HostPort("0.0.0.0", 9402), None)
+
+
+def test_a_token_is_read_like_a_secret(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    assert read_metrics_token(None) is None
+    with pytest.raises(ConfigError, match="cannot read the metrics token"):
+        read_metrics_token(path)
+    path.touch(0o600)
+    for text, problem in (("short", "5 bytes"), ("two words of text", "visible ASCII")):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=problem):
+            read_metrics_token(path)
+    path.write_text("x" * 32 + "\n")
+    assert read_metrics_token(path) == b"x" * 32
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="other users"):
+        read_metrics_token(path)

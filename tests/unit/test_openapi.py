@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The OpenAPI documents of daemon and device: valid, and of every route there is, both ways."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from infiniswap.control import openapi as donor_openapi
+from infiniswap.control.server import ControlServer, ServerConfig
+from infiniswap.device import openapi as device_openapi
+from infiniswap.device.server import application
+
+DOCUMENTS = {
+    "daemon": donor_openapi.document("1.2.3"),
+    "device": device_openapi.document("1.2.3"),
+}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS.values(), ids=DOCUMENTS)
+def test_the_document_is_valid(document: dict[str, Any]) -> None:
+    OpenAPIV31SpecValidator(document).validate()
+    assert document == json.loads(json.dumps(document))
+    assert r"\Z" not in json.dumps(document), "no regular expression of JSON Schema's"
+
+
+def _routes(router: Any) -> set[tuple[str, str]]:
+    return {
+        (route.method.lower(), route.resource.canonical)
+        for route in router.routes()
+        if route.method != "HEAD"  # comes with each GET
+    }
+
+
+def _described(document: dict[str, Any]) -> set[tuple[str, str]]:
+    return {(method, path) for path, methods in document["paths"].items() for method in methods}
+
+
+def test_the_daemons_document_has_every_route_and_no_other() -> None:
+    server = ControlServer(None, ServerConfig())  # type: ignore[arg-type]
+    assert _described(DOCUMENTS["daemon"]) == _routes(server._port.router)
+
+
+def test_the_devices_document_has_every_route_and_no_other() -> None:
+    app = application(None)  # type: ignore[arg-type]
+    assert _described(DOCUMENTS["device"]) == _routes(app.router)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS.values(), ids=DOCUMENTS)
+def test_operations_have_names_of_their_own_and_say_how_they_fail(document: dict[str, Any]) -> None:
+    operations = [
+        operation for methods in document["paths"].values() for operation in methods.values()
+    ]
+    names = [operation["operationId"] for operation in operations]
+    assert len(set(names)) == len(names)
+    schemes = document["components"]["securitySchemes"]
+    used: set[str] = set()
+    for operation in operations:
+        assert operation["summary"]
+        for choice in operation.get("security", ()):
+            used |= set(choice)
+            assert "401" in operation["responses"], operation
+    assert used == set(schemes)
