@@ -398,8 +398,8 @@ class DonorLink:
         if self._down_s is None:
             self._down_s = asyncio.get_running_loop().time()
         self.detail = "connections lost"
+        self.counts.connections_lost += 1
         if self._recovery is None:
-            self.counts.connections_lost += 1
             if not self._trust.announced(now_s := asyncio.get_running_loop().time()):
                 self.wire.lost()
             self._judge(self._trust.lost(now_s, code))

@@ -19,6 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Writer(config))
 
 
+@pytest.hookimpl(tryfirst=True)  # ids begin with it, here and in the guest, whatever is collected
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "vm_kernel" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("kernels")
