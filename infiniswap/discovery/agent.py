@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import ipaddress
 import logging
 import os
@@ -32,6 +31,7 @@ from infiniswap.discovery.listener import Listener
 from infiniswap.discovery.order import NOTES_MAX, ORDER_BYTES_MAX, Order, Report, decode_hook
 from infiniswap.errors import InfiniswapError
 from infiniswap.secret import read_secret
+from infiniswap.system.process import make_ordinary
 from infiniswap.units import MIB
 
 log = logging.getLogger("infiniswap.discovery")
@@ -39,23 +39,13 @@ log = logging.getLogger("infiniswap.discovery")
 MEMORY_BYTES_MAX: Final = 256 * MIB
 _GATHER_S: Final = 0.2
 _OOM_SCORE_ADJ: Final = 500
-_PR_SET_IO_FLUSHER: Final = 57
-
-
-def _become_ordinary() -> None:
-    """What a device's process has, and hands down: this one needs no favour."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE_ADJ), encoding="ascii")
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    ctypes.CDLL(None).prctl(_PR_SET_IO_FLUSHER, 0, 0, 0, 0)
-    # A broker that lies about lengths makes the library hold what comes.
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
 
 
 def main() -> int:
     """Runs until standard input ends."""
-    _become_ordinary()
+    make_ordinary(_OOM_SCORE_ADJ)
+    # A broker that lies about lengths makes the library hold what comes.
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO,

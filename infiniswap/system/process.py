@@ -283,6 +283,19 @@ def set_io_flusher() -> Degraded | None:
     )
 
 
+def make_ordinary(score: int) -> None:
+    """For a child that needs no favour: gives up what it has inherited of a page-path thread, as
+    far as it may.
+
+    Args:
+        score: its OOM score adjustment.
+    """
+    set_oom_score_adj(score)
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    _libc().prctl(_PR_SET_IO_FLUSHER, 0, 0, 0, 0)
+
+
 def be_nice() -> None:
     """The calling thread gives way to whatever else the host has to do (Linux: nice is a
     thread's). What nobody waits for runs in such threads: a host must not feel that it lends."""

@@ -190,6 +190,7 @@ def faults(work: Job) -> int:
     return parse_key_values((work.cgroup.path / "memory.stat").read_text())["pgmajfault"]
 
 
+@pytest.mark.full  # test_take_over does the same, and more
 def test_a_successor_brings_every_page_back(
     swapping: Servers, job: StartJob, count: Callable[[int, int], int]
 ) -> None:

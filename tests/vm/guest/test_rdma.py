@@ -249,7 +249,7 @@ def _threads_ns(donor: Donor) -> int:
 def test_the_donors_process_does_nothing_for_a_page(
     cluster: Cluster, donors: list[Donor], count: Callable[[int, int], int]
 ) -> None:
-    pages = count(2_000, 10_000)
+    pages = count(1_000, 10_000)
     used: dict[str, int] = {}
     for transport in ("rdma", "tcp"):
         device = start_mapped(cluster, "--transport", transport)

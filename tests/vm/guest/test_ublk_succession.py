@@ -130,6 +130,10 @@ def test_a_device_without_a_server_waits_and_can_be_removed() -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
+    stat = Path(f"/proc/self/task/{reader.native_id}/stat")
+    wait_for(
+        "the read to wait for a server", lambda: stat.read_text().split(")")[1].split()[0] == "D"
+    )
     ublk_remove(server.device_id, SERVERS)
     reader.join(WAIT_S)
     assert got == [errno.EIO]
