@@ -276,7 +276,10 @@ void isw_store_stats(isw_store *store, struct isw_store_stats *stats_out);
 int isw_store_rdma_open(isw_store *store, uint64_t lease, const struct isw_rdma_end *peers,
 			uint32_t count, struct isw_rdma_end *ends_out,
 			struct isw_rdma_key *probe_out, struct isw_error *error);
-/* Ends the queue pairs, then every key. -ENOENT. Blocking. */
+/*
+ * Ends the queue pairs, then every key; where there were any, the lease's TCP connections, too: a
+ * consumer hears of it. -ENOENT. Blocking.
+ */
 int isw_store_rdma_close(isw_store *store, uint64_t lease);
 int isw_store_rdma_pause(isw_store *store, uint64_t lease);
 /*
@@ -294,6 +297,8 @@ int isw_store_rdma_key(isw_store *store, uint64_t lease, uint32_t slot, uint64_t
  * were made or came back. Blocking. Errors of ports and of registration.
  */
 int isw_store_rdma_ahead(isw_store *store, struct isw_error *error);
+/* Ends what is registered ahead. Blocking. */
+void isw_store_rdma_ahead_end(isw_store *store);
 
 /* ------------------------------------------------------------------- engine */
 

@@ -161,10 +161,12 @@ int iswi_lease_rdma_pause(struct iswi_lease *lease)
 int iswi_slot_rdma_end(struct iswi_lease *lease, uint32_t slot, bool forced)
 {
 	int code = 0, ended = 0;
+	bool connected;
 
 	pthread_mutex_lock(&lease->rdma_lock);
 	if (lease->rdma == NULL)
 		goto out;
+	connected = lease->rdma->qp_count > 0; /* else pages go over TCP, which has its own fence */
 	/*
 	 * A request that is still on its way must not meet the slot's next slab, whose key a device
 	 * may make the same. The consumer hears it from the TCP connection beside them.
@@ -172,7 +174,7 @@ int iswi_slot_rdma_end(struct iswi_lease *lease, uint32_t slot, bool forced)
 	if (forced)
 		ended = end_queue_pairs(lease);
 	code = unregister(lease, slot);
-	if (code == 0 && ended == 0 && !forced)
+	if (code == 0 && ended == 0 && !(forced && connected))
 		goto out;
 	/* A device that keeps a registration keeps it from nobody when the connections are gone. */
 	code = end_queue_pairs(lease);
@@ -186,6 +188,17 @@ out:
 }
 
 /* ---------------------------------------------------------------------------- opening */
+
+/* Slabs that are registered for nobody give way to who needs it. */
+static int make_region(isw_store *store, struct iswi_vpd *pd, void *memory, uint64_t bytes,
+		       unsigned int peer, struct iswi_vmr **mr_out, struct iswi_verbs_key *key_out)
+{
+	int code = store->verbs->mr_make(pd, memory, bytes, peer, mr_out, key_out);
+
+	if (code == -ENOMEM && iswi_store_ahead_spare(store))
+		code = store->verbs->mr_make(pd, memory, bytes, peer, mr_out, key_out);
+	return code;
+}
 
 /* rdma_lock held. What was made is lease->rdma's also when it fails. */
 static int make_domain(struct iswi_lease *lease, struct isw_error *error)
@@ -206,11 +219,11 @@ static int make_domain(struct iswi_lease *lease, struct isw_error *error)
 	}
 	if (code == 0) {
 		memset(rdma->probe, 0, ISW_PAGE_BYTES);
-		code = verbs->mr_make(rdma->pd, rdma->probe, ISW_PAGE_BYTES, ISWI_VERBS_PEER_READS,
-				      &rdma->probe_mr, &key);
+		code = make_region(lease->store, rdma->pd, rdma->probe, ISW_PAGE_BYTES,
+				   ISWI_VERBS_PEER_READS, &rdma->probe_mr, &key);
 	}
 	if (code != 0) {
-		iswi_store_device_failed(lease->store, rdma->device, code);
+		iswi_store_device_failed(rdma->device, code);
 		return iswi_error(error, code, "RDMA device %s can serve no further lease: %s",
 				  rdma->choice.device, strerror(-code));
 	}
@@ -270,8 +283,7 @@ static int begin(struct iswi_lease *lease, const struct iswi_verbs_choice *choic
 		return -EBUSY;
 	if (rdma != NULL && end_queue_pairs(lease) != 0)
 		return -EBUSY;
-	if (rdma != NULL &&
-	    (rdma->stuck || !iswi_store_device_is(store, rdma->device, choice->device)))
+	if (rdma != NULL && (rdma->stuck || !iswi_store_device_is(rdma->device, choice->device)))
 		if (end_all(lease) != 0)
 			return -EBUSY;
 	if (lease->rdma == NULL)
@@ -323,11 +335,18 @@ out:
 int isw_store_rdma_close(isw_store *store, uint64_t id)
 {
 	struct iswi_lease *lease = enter(store, id);
+	bool connected;
 	int code;
 
 	if (lease == NULL)
 		return -ENOENT;
+	connected = lease->rdma != NULL && lease->rdma->qp_count > 0;
 	code = end_all(lease);
+	if (connected) { /* the consumer hears it from the TCP connection beside them */
+		pthread_mutex_lock(&store->lock);
+		iswi_lease_shut(lease);
+		pthread_mutex_unlock(&store->lock);
+	}
 	leave(lease);
 	return code;
 }
@@ -374,7 +393,7 @@ static struct iswi_vmr *move_in(struct iswi_lease *lease, struct iswi_vmr *mr,
 {
 	const struct iswi_verbs *verbs = lease->store->verbs;
 	struct iswi_store_rdma *rdma = lease->rdma;
-	bool moved = false;
+	int code = 0;
 
 	*dead_out = false;
 	if (mr == NULL)
@@ -383,11 +402,13 @@ static struct iswi_vmr *move_in(struct iswi_lease *lease, struct iswi_vmr *mr,
 		verbs->mr_free(mr); /* else nobody reaches it either */
 		mr = NULL;
 	} else {
-		moved = verbs->mr_move(mr, rdma->pd, SLAB_PEER, key_out) == 0;
-		if (!moved && verbs->mr_free(mr) == 0)
+		code = verbs->mr_move(mr, rdma->pd, SLAB_PEER, key_out);
+		if (code == -EOPNOTSUPP || code == -ENOSYS)
+			atomic_store(&device->immovable, true);
+		if (code != 0 && verbs->mr_free(mr) == 0)
 			mr = NULL;
 	}
-	*dead_out = mr != NULL && !moved;
+	*dead_out = mr != NULL && code != 0;
 	iswi_store_device_put(lease->store, device); /* the lease is its user */
 	return mr;
 }
@@ -402,14 +423,18 @@ static int register_slot(struct iswi_lease *lease, uint32_t slot, void *memory, 
 	struct iswi_store_device *device;
 	struct iswi_verbs_key key = {0};
 	struct iswi_vmr *mr;
-	int code = iswi_slab_ahead_take(store, slab, at_hand, &mr, &device);
+	int code = iswi_slab_ahead_take(store, slab, at_hand ? rdma->device : NULL, &mr, &device);
 
 	if (code != 0)
 		return code;
 	mr = move_in(lease, mr, device, &key, &rdma->slot[slot].dead);
+	if (mr == NULL && at_hand) {
+		iswi_slab_ahead_leave(store, slab);
+		return -EAGAIN;
+	}
 	if (mr == NULL)
-		code = store->verbs->mr_make(rdma->pd, memory, store->config.slab_bytes, SLAB_PEER,
-					     &mr, &key);
+		code = make_region(store, rdma->pd, memory, store->config.slab_bytes, SLAB_PEER,
+				   &mr, &key);
 	if (code == 0) {
 		rdma->slot[slot].mr = mr;
 		rdma->slot[slot].rkey = key.remote;
@@ -418,7 +443,7 @@ static int register_slot(struct iswi_lease *lease, uint32_t slot, void *memory, 
 	}
 	iswi_slab_ahead_leave(store, slab);
 	atomic_fetch_add_explicit(&store->rdma_failures, 1, memory_order_relaxed);
-	iswi_store_device_failed(store, rdma->device, code);
+	iswi_store_device_failed(rdma->device, code);
 	return iswi_error(error, code, "a slab cannot be registered with RDMA device %s: %s%s",
 			  rdma->choice.device, strerror(-code),
 			  code == -ENOMEM ? " (ulimit -l, LimitMEMLOCK=infinity)" : "");

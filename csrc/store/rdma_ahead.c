@@ -28,7 +28,8 @@ static int open_device(isw_store *store, const char *name, struct iswi_store_dev
 				  name, strerror(-code));
 	}
 	memcpy(device->name, name, sizeof(device->name));
-	device->stale = false;
+	atomic_store(&device->stale, false);
+	atomic_store(&device->immovable, false);
 	return 0;
 }
 
@@ -44,7 +45,7 @@ int iswi_store_device_get(isw_store *store, const char *name, struct iswi_store_
 
 		if (one->users == 0)
 			room = one;
-		else if (!one->stale && strcmp(one->name, name) == 0)
+		else if (!atomic_load(&one->stale) && strcmp(one->name, name) == 0)
 			found = one;
 	}
 	if (found == NULL && room == NULL)
@@ -70,13 +71,11 @@ void iswi_store_device_put(isw_store *store, struct iswi_store_device *device)
 	pthread_mutex_unlock(&store->devices_lock);
 }
 
-void iswi_store_device_failed(isw_store *store, struct iswi_store_device *device, int code)
+void iswi_store_device_failed(struct iswi_store_device *device, int code)
 {
 	if (code == -ENOMEM)
 		return; /* a limit, of the host's or its own */
-	pthread_mutex_lock(&store->devices_lock);
-	device->stale = true;
-	pthread_mutex_unlock(&store->devices_lock);
+	atomic_store(&device->stale, true);
 }
 
 void iswi_store_device_chosen(isw_store *store, const char *name)
@@ -89,29 +88,30 @@ void iswi_store_device_chosen(isw_store *store, const char *name)
 	pthread_mutex_unlock(&store->devices_lock);
 }
 
-bool iswi_store_device_is(isw_store *store, const struct iswi_store_device *device,
-			  const char *name)
+bool iswi_store_device_is(const struct iswi_store_device *device, const char *name)
 {
-	bool is;
-
-	pthread_mutex_lock(&store->devices_lock);
-	is = !device->stale && strcmp(device->name, name) == 0;
-	pthread_mutex_unlock(&store->devices_lock);
-	return is;
+	return !atomic_load(&device->stale) && strcmp(device->name, name) == 0;
 }
 
 /* --------------------------------------------------------------------- one slab's */
 
-int iswi_slab_ahead_take(isw_store *store, uint32_t number, bool at_hand, struct iswi_vmr **mr_out,
-			 struct iswi_store_device **device_out)
+/* store->lock held. */
+static bool is_at_hand(const struct iswi_store_slab *slab, const struct iswi_store_device *device)
+{
+	return slab->ahead != NULL && !slab->registering && slab->ahead_device == device &&
+	       !atomic_load(&device->immovable);
+}
+
+int iswi_slab_ahead_take(isw_store *store, uint32_t number, const struct iswi_store_device *at_hand,
+			 struct iswi_vmr **mr_out, struct iswi_store_device **device_out)
 {
 	struct iswi_store_slab *slab = &store->slabs[number];
 	int code = 0;
 
 	pthread_mutex_lock(&store->lock);
-	while (slab->registering && !at_hand)
+	while (slab->registering && at_hand == NULL)
 		pthread_cond_wait(&store->changed, &store->lock);
-	if (at_hand && (slab->ahead == NULL || slab->registering)) {
+	if (at_hand != NULL && !is_at_hand(slab, at_hand)) {
 		code = -EAGAIN;
 	} else {
 		*mr_out = slab->ahead;
@@ -143,6 +143,47 @@ void iswi_slab_ahead_end(isw_store *store, struct iswi_store_slab *slab)
 	/* Where a device (that was removed) does not let it go, nobody could reach it. */
 	store->verbs->mr_free(mr);
 	iswi_store_device_put(store, slab->ahead_device);
+}
+
+/* One that nobody has mapped is worth more: it comes to be mapped over RDMA. NULL: none. */
+static struct iswi_store_slab *find_spare(isw_store *store)
+{
+	struct iswi_store_slab *found = NULL;
+
+	for (uint32_t i = 0; i < store->slabs_size; i++) {
+		struct iswi_store_slab *one = &store->slabs[i];
+
+		if (one->ahead == NULL || one->registering || one->state == ISWI_SLAB_FREEING)
+			continue;
+		if (found == NULL || one->state == ISWI_SLAB_MAPPED)
+			found = one;
+	}
+	return found;
+}
+
+bool iswi_store_ahead_spare(isw_store *store)
+{
+	struct iswi_store_slab *slab;
+
+	pthread_mutex_lock(&store->lock);
+	slab = find_spare(store);
+	if (slab != NULL)
+		slab->registering = true; /* nobody else touches it, and its memory stays */
+	pthread_mutex_unlock(&store->lock);
+	if (slab == NULL)
+		return false;
+	iswi_slab_ahead_end(store, slab);
+	pthread_mutex_lock(&store->lock);
+	slab->registering = false;
+	pthread_cond_broadcast(&store->changed);
+	pthread_mutex_unlock(&store->lock);
+	return true;
+}
+
+void isw_store_rdma_ahead_end(isw_store *store)
+{
+	while (iswi_store_ahead_spare(store))
+		;
 }
 
 /* ------------------------------------------------------------------ in the background */
@@ -179,7 +220,7 @@ static bool is_wanting(const struct iswi_store_slab *slab, const char *name)
 {
 	return (slab->state == ISWI_SLAB_FREE || slab->state == ISWI_SLAB_MAPPED) && !slab->lent &&
 	       !slab->registering &&
-	       (slab->ahead == NULL || strcmp(slab->ahead_device->name, name) != 0);
+	       (slab->ahead == NULL || !iswi_store_device_is(slab->ahead_device, name));
 }
 
 /* The next slab to register with a device of that name; mark: nobody else does. NULL: none. */
@@ -217,7 +258,8 @@ int isw_store_rdma_ahead(isw_store *store, struct isw_error *error)
 		pthread_mutex_unlock(&store->devices_lock);
 		return code;
 	}
-	slab = next_slab(store, name, true);
+	/* What cannot be moved into a lease's domain is of no use to it. */
+	slab = atomic_load(&device->immovable) ? NULL : next_slab(store, name, true);
 	if (slab == NULL) {
 		iswi_store_device_put(store, device);
 		return -ENOENT;
@@ -236,7 +278,7 @@ int isw_store_rdma_ahead(isw_store *store, struct isw_error *error)
 	if (code == 0)
 		return 0;
 	atomic_fetch_add_explicit(&store->rdma_failures, 1, memory_order_relaxed);
-	iswi_store_device_failed(store, device, code);
+	iswi_store_device_failed(device, code);
 	iswi_store_device_put(store, device);
 	return iswi_error(
 		error, code, "a slab cannot be registered ahead with RDMA device %s: %s%s", name,

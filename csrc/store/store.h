@@ -86,14 +86,16 @@ struct iswi_store_rdma; /* rdma.c */
 
 /*
  * An RDMA device that is opened once for all leases and slabs that use it, and closed with the
- * last. Under devices_lock; name, dev and spare do not change while there is a user.
+ * last. Under devices_lock but for the flags; name, dev and spare do not change while there is a
+ * user.
  */
 struct iswi_store_device {
 	char name[ISW_RDMA_NAME_BYTES];
 	struct iswi_vdev *dev;
 	struct iswi_vpd *spare; /* has no queue pair: what is registered there nobody reaches */
 	uint32_t users;         /* 0: the place is free */
-	bool stale;             /* it failed: opened anew for the next that asks */
+	atomic_bool stale;      /* it failed: opened anew for the next that asks */
+	atomic_bool immovable;  /* it cannot move a registration: nothing is registered ahead */
 };
 
 #define ISWI_STORE_DEVICES_MAX 4u
@@ -205,19 +207,22 @@ void iswi_store_device_put(struct isw_store *store, struct iswi_store_device *de
 /* A lease's connections go through it: slabs are registered ahead there. */
 void iswi_store_device_chosen(struct isw_store *store, const char *name);
 /* Whether it is the device of that name, and has not failed. */
-bool iswi_store_device_is(struct isw_store *store, const struct iswi_store_device *device,
-			  const char *name);
+bool iswi_store_device_is(const struct iswi_store_device *device, const char *name);
 /* What it was asked for it could not do: it may have been removed, and be there again. */
-void iswi_store_device_failed(struct isw_store *store, struct iswi_store_device *device, int code);
+void iswi_store_device_failed(struct iswi_store_device *device, int code);
 /*
  * The slab's registration ahead, for a lease that has it mapped; the caller holds its device then.
- * NULL in *mr_out: it has none. -EAGAIN, with at_hand: it has none, or is just being registered.
+ * NULL in *mr_out: it has none. at_hand: the device with which it must be and that can move it;
+ * -EAGAIN: it is not, or is just being registered. NULL: any.
  */
-int iswi_slab_ahead_take(struct isw_store *store, uint32_t slab, bool at_hand,
-			 struct iswi_vmr **mr_out, struct iswi_store_device **device_out);
+int iswi_slab_ahead_take(struct isw_store *store, uint32_t slab,
+			 const struct iswi_store_device *at_hand, struct iswi_vmr **mr_out,
+			 struct iswi_store_device **device_out);
 /* The lease has no registration of it any more. */
 void iswi_slab_ahead_leave(struct isw_store *store, uint32_t slab);
 /* Before the slab's memory goes: nobody else uses the slab. */
 void iswi_slab_ahead_end(struct isw_store *store, struct iswi_store_slab *slab);
+/* Ends any one slab's registration ahead, for somebody who needs the room. false: there is none. */
+bool iswi_store_ahead_spare(struct isw_store *store);
 
 #endif

@@ -400,9 +400,9 @@ class DonorLink:
         self.detail = "connections lost"
         self.counts.connections_lost += 1
         if self._recovery is None:
-            if not self._trust.announced(now_s := asyncio.get_running_loop().time()):
+            self._judge(self._trust.lost(asyncio.get_running_loop().time(), code))
+            if not self._trust.is_excused:
                 self.wire.lost()
-            self._judge(self._trust.lost(now_s, code))
             log.warning(
                 "donor %s: connections lost (code %d); %d slabs suspended%s",
                 self.address,
@@ -439,8 +439,8 @@ class DonorLink:
                 self._engine.remote_shutdown(self.remote)
 
     async def _probe_rdma(self) -> bool:
-        """Whether RDMA works now; in time for a recovery, which may have to wait for it."""
-        wait_s = max(0.1, self.config.suspend_s / 4)
+        """Whether RDMA works now; in time for a recovery or `ask`, which may wait for it."""
+        wait_s = min(max(0.1, self.config.suspend_s / 4), 0.5)
         try:
             async with asyncio.timeout(wait_s * 2), self._lock:
                 session, lease = self._session, self._lease

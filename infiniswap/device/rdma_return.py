@@ -28,9 +28,6 @@ class RdmaReturn:
         probe: whether RDMA works now. Cancelled when something more urgent comes.
         switch: makes new connections; they are RDMA's when it still works.
         sleep: asyncio.sleep, or a test's.
-
-    Attributes:
-        probes: how often it was looked for.
     """
 
     def __init__(
@@ -40,18 +37,27 @@ class RdmaReturn:
         switch: Callable[[], None],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.probes = 0
         self._wire = wire
         self._probe = probe
         self._switch = switch
         self._sleep = sleep
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # the search, and those that just end
         self._probing: asyncio.Task[bool] | None = None
+        self._pause_s = _PAUSE_S_FIRST
+        self._has_switched = False
 
     def connected(self) -> None:
         """There are new connections; of which kind, the wire says."""
-        if self._task is None and self._wire.misses_rdma:
-            self._task = asyncio.create_task(self._run(), name=f"RDMA to {self._wire.address}")
+        # Our own, that were TCP's again, are no new beginning: each suspends slabs.
+        if not (self._has_switched and self._wire.misses_rdma):
+            self._pause_s = _PAUSE_S_FIRST
+        self._has_switched = False
+        for task in self._tasks:
+            task.cancel()
+        if self._wire.misses_rdma:
+            task = asyncio.create_task(self._run(), name=f"RDMA to {self._wire.address}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def interrupt(self) -> None:
         """A probe that is under way gives way; the next comes in its time."""
@@ -61,24 +67,21 @@ class RdmaReturn:
     async def close(self) -> None:
         """Looks no more. Idempotent."""
         self.interrupt()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        if tasks := set(self._tasks):
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     async def _run(self) -> None:
-        pause_s = _PAUSE_S_FIRST
-        try:
-            while self._wire.misses_rdma:
-                await self._sleep(pause_s)
-                pause_s = min(pause_s * 2, _PAUSE_S_MAX)
-                if self._wire.misses_rdma and await self._ask():
-                    log.info("donor %s: RDMA works again", self._wire.address)
-                    self._switch()
-        finally:
-            self._task = None
+        while self._wire.misses_rdma:
+            await self._sleep(self._pause_s)
+            self._pause_s = min(self._pause_s * 2, _PAUSE_S_MAX)
+            if self._wire.misses_rdma and await self._ask():
+                log.info("donor %s: RDMA works again", self._wire.address)
+                self._has_switched = True
+                self._switch()
 
     async def _ask(self) -> bool:
-        self.probes += 1
         probing = self._probing = asyncio.create_task(self._probe(), name="probe of RDMA")
         try:
             await asyncio.wait({probing})

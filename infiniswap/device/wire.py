@@ -9,6 +9,7 @@ then only is it believed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +20,12 @@ from infiniswap.control import messages as m
 from infiniswap.control.client import Session
 from infiniswap.device.link_types import Lease, Place
 from infiniswap.engine.protocol import Engine, OffLoop, RdmaOffer, RdmaPeer, RemoteConfig
-from infiniswap.errors import EngineError, RequestRefusedError, UnavailableError
+from infiniswap.errors import (
+    EngineError,
+    InfiniswapError,
+    RequestRefusedError,
+    UnavailableError,
+)
 from infiniswap.units import HostPort
 
 log = logging.getLogger(__name__)
@@ -27,6 +33,8 @@ log = logging.getLogger(__name__)
 _FLAP_S = 5.0
 _FLAPS_MAX = 2
 _AVOIDED_S = 60.0
+_TAKE_BACK_S = 0.2
+"""For an answer that is only good to know. A recovery may have to wait for it."""
 
 RDMA = "rdma"
 TCP = "tcp"
@@ -34,6 +42,10 @@ TCP = "tcp"
 
 class _NoRdmaError(Exception):
     """Why RDMA cannot be used now."""
+
+
+class _RefusedError(_NoRdmaError):
+    """The donor said so: it has made nothing."""
 
 
 class Wire:
@@ -50,12 +62,14 @@ class Wire:
         transport: "rdma" or "tcp" of the last connections, empty before there were any.
         reason: why not RDMA; empty with it.
         fallbacks: how often RDMA was wished for and TCP was used.
+        probes: how often it was tried beside that.
     """
 
     def __init__(self, wish: str, address: HostPort, engine: Engine, blocking: OffLoop) -> None:
         self.transport = ""
         self.reason = ""
         self.fallbacks = 0
+        self.probes = 0
         self.address = address
         self._wish = wish
         self._engine = engine
@@ -142,8 +156,10 @@ class Wire:
         Raises:
             InfiniswapError: the session ended.
         """
-        if not session.welcome.rdma or self._is_avoided():
+        # A recovery may have brought it while this one was waiting for its turn.
+        if not self.misses_rdma or not session.welcome.rdma or self._is_avoided():
             return False
+        self.probes += 1
         slots = lease.export_bytes // session.welcome.slab_bytes
         config = replace(config, connect_ms_max=min(config.connect_ms_max, round(wait_s * 1000)))
         remotes: list[int] = []
@@ -208,14 +224,14 @@ class Wire:
 
         try:
             offer = await self._offer(make)
-            answer = await self._ask(session, lease, offer)
             try:
+                answer = await self._ask(session, lease, offer)
                 self._check(answer, len(offer.ends), slots, places)
                 remote = await self._dial(offer, answer, config, dial)
-            except _NoRdmaError:
-                # Its half would wait for us until the lease ends, and refuse to map what it
-                # cannot register.
-                await session.rdma(lease.lease, [])
+            except (_RefusedError, RequestRefusedError):
+                raise
+            except BaseException:
+                await self._take_back(session, lease)
                 raise
         finally:
             # Also one that was made while we were told to end.
@@ -235,7 +251,16 @@ class Wire:
         except RequestRefusedError as error:
             if error.reason != m.REFUSED_NO_RDMA:
                 raise
-            raise _NoRdmaError(f"at the donor: {_without_prefix(error)}") from error
+            raise _RefusedError(f"at the donor: {_without_prefix(error)}") from error
+
+    @staticmethod
+    async def _take_back(session: Session, lease: Lease) -> None:
+        """The donor's half would wait for us until the lease ends, and refuse to map what it
+        cannot register. What it has registered stays so for the next time."""
+        if session.ended is None:
+            with contextlib.suppress(InfiniswapError, TimeoutError):
+                async with asyncio.timeout(_TAKE_BACK_S):
+                    await session.rdma(lease.lease, [])
 
     async def _dial(
         self,

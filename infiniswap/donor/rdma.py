@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from functools import partial
 
 from infiniswap.control import messages as m
 from infiniswap.control.service import ServerSession
@@ -65,12 +66,21 @@ class DonorRdma:
         background: Executor,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Registers the pool's slabs before anybody waits for it, one by one, until cancelled."""
+        """Registers the pool's slabs before anybody waits for it, one by one, until cancelled.
+        When RDMA was switched off, ends all that is by RDMA, so that its devices may go."""
         loop = asyncio.get_running_loop()
-        while self.enabled:
+        is_on = False
+        while True:
             pause_s = _LOOK_S
             try:
-                while await loop.run_in_executor(background, self._store.rdma_ahead):
+                if is_on and not self.enabled:
+                    await self._end()
+                    await loop.run_in_executor(background, self._store.rdma_ahead_end)
+                    log.info("RDMA was switched off: nothing is registered any more")
+                is_on = self.enabled
+                while self.enabled and await loop.run_in_executor(
+                    background, self._store.rdma_ahead
+                ):
                     self.counters["rdma_registered_ahead"] += 1
             except EngineError as error:
                 pause_s = _REFUSED_S
@@ -79,18 +89,25 @@ class DonorRdma:
                 self._told = error.what
             await sleep(pause_s)
 
+    async def _end(self) -> None:
+        """Of every lease; their consumers come back over TCP."""
+        for lease in list(self._table.leases()):
+            # It may have ended meanwhile.
+            with contextlib.suppress(EngineError):
+                await self._off_loop(partial(self._store.rdma_close, lease.lease))
+
     async def open(self, session: ServerSession, request: m.RdmaRequest) -> m.RdmaAnswer:
-        """Connects to the consumer's ends and registers what the lease has; without ends, ends it.
+        """Connects to the consumer's ends and registers what the lease has; without ends, ends the
+        connections there were. What is registered stays so for the next.
 
         Raises:
             RequestRefusedError: this donor cannot be reached by RDMA, and why.
         """
         lease = self._table.owned(request.lease, session.number)
-        if not self.enabled:
-            raise RequestRefusedError("RDMA is switched off here", reason=m.REFUSED_NO_RDMA)
         if not request.ends:
-            await self._off_loop(lambda: self._store.rdma_close(lease.lease))
+            await self._off_loop(lambda: self._store.rdma_pause(lease.lease))
             return m.RdmaAnswer(id=request.id, ends=[], probe=m.RdmaKey(0, 0), slots=[])
+        self._check_enabled()
         try:
             ends, probe = await self._off_loop(
                 lambda: self._store.rdma_open(lease.lease, request.ends)
@@ -99,6 +116,9 @@ class DonorRdma:
             self.counters["rdma_refused"] += 1
             log.info("lease %d: not by RDMA: %s", lease.lease, error.what)
             raise RequestRefusedError(error.what, reason=m.REFUSED_NO_RDMA) from error
+        if not self.enabled:  # meanwhile, and what is there may have been ended before this was
+            await self._off_loop(lambda: self._store.rdma_close(lease.lease))
+        self._check_enabled()
         slots = await self._keys(lease)
         self.counters["rdma_opened"] += 1
         log.info(
@@ -109,6 +129,10 @@ class DonorRdma:
             len(lease.slots),
         )
         return m.RdmaAnswer(id=request.id, ends=list(ends), probe=probe, slots=slots)
+
+    def _check_enabled(self) -> None:
+        if not self.enabled:
+            raise RequestRefusedError("RDMA is switched off here", reason=m.REFUSED_NO_RDMA)
 
     async def _keys(self, lease: Lease) -> list[m.SlotKey]:
         """Of every slab that can be registered."""
@@ -168,7 +192,7 @@ class DonorRdma:
         except EngineError as error:
             if error.code == errno.ENOTCONN:
                 return None
-            if error.code != errno.EAGAIN:
+            if not at_hand:  # else it is asked for once more
                 self.counters["rdma_unregistered"] += 1
                 log.warning("lease %d: %s", lease, error.what)
             raise RequestRefusedError(error.what, reason=m.REFUSED_NO_MEMORY) from error

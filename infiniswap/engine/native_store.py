@@ -200,6 +200,11 @@ class NativeStore:
         check(result, "no slab is registered ahead", error)
         return True
 
+    def rdma_ahead_end(self) -> None:
+        """Blocking, worker thread."""
+        with self._use() as store:
+            lib.isw_store_rdma_ahead_end(store)
+
     def stats(self) -> dict[str, int]:
         """Any thread, never waits."""
         stats = ffi.new("struct isw_store_stats *")

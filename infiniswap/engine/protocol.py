@@ -231,7 +231,7 @@ class Store(Protocol):
         that can be read there. EngineError: there can be none, and why."""
 
     def rdma_close(self, lease: int) -> None:
-        """Blocking. Ends them, and every key."""
+        """Blocking. Ends them, and every key; where there were any, those by TCP, too."""
 
     def rdma_pause(self, lease: int) -> None:
         """Blocking. Ends them; what is registered stays so for the next."""
@@ -244,6 +244,9 @@ class Store(Protocol):
     def rdma_ahead(self) -> bool:
         """Blocking. Registers one slab for whoever comes; False: all are. EngineError: this host
         has no RDMA, or its device refuses."""
+
+    def rdma_ahead_end(self) -> None:
+        """Blocking. Ends what is registered for nobody."""
 
     def stats(self) -> dict[str, int]:
         """Every field of struct isw_store_stats by name."""

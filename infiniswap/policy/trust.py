@@ -49,11 +49,17 @@ class Trust:
         self._refusals_s: list[float] = []
         self._bad_pages = 0
         self._announced_s: dict[int, float] = {}
+        self._is_excused = False
 
     @property
     def bad_pages(self) -> int:
         """Since the donor was last given up."""
         return self._bad_pages
+
+    @property
+    def is_excused(self) -> bool:
+        """Whether the last loss was one that had been announced."""
+        return self._is_excused
 
     def given_up(self) -> None:
         """From now on it is a donor like any other."""
@@ -64,32 +70,38 @@ class Trust:
 
     def recovered(self, now_s: float) -> None:
         """Its connections were lost and are back."""
+        # What was replaced in good order, and long after, was no flapping.
+        if self._recovered_s is not None and now_s - self._recovered_s > self._config.flap_s:
+            self._flaps = 0
         self._recovered_s = now_s
 
     def announce(self, why: int, now_s: float, in_s: float) -> None:
         """It says in good order that it may cut the connections until then; `why` tells it from
-        others. A slab that is taken back by force costs them, and a donor has the right to that.
+        others. A slab that is taken back by force costs them, and a donor has the right to that:
+        once for each.
         """
-        self.announced(now_s)
+        self._forget_announced(now_s)
         self._announced_s[why] = now_s + min(in_s, self._config.announced_s_max)
 
     def withdraw(self, why: int) -> None:
         """There is no reason for that any more."""
         self._announced_s.pop(why, None)
 
-    def announced(self, now_s: float) -> bool:
-        """Whether connections that are lost now were announced to be."""
+    def _forget_announced(self, now_s: float) -> None:
         late_s = self._config.announced_s
         self._announced_s = {
             why: when_s for why, when_s in self._announced_s.items() if now_s <= when_s + late_s
         }
-        return bool(self._announced_s)
 
     def lost(self, now_s: float, code: int) -> str:
         """Its connections are lost; `code` is the negative errno of why."""
+        self._is_excused = False
         if code == -EPROTO:
             return "its replies break the protocol"
-        if self.announced(now_s):
+        self._forget_announced(now_s)
+        if self._announced_s:
+            del self._announced_s[min(self._announced_s, key=self._announced_s.__getitem__)]
+            self._is_excused = True
             return ""
         since_s = self._recovered_s
         if since_s is None or now_s - since_s > self._config.flap_s:

@@ -195,14 +195,23 @@ class FakeStore:
             entry.rdma = True
             return list(peers), RdmaKey(4096, 1)
 
-    def rdma_close(self, lease: int) -> None:
-        """No connections any more."""
+    @property
+    def rdma_registered(self) -> set[int]:
+        """The slabs that are, by generation."""
         with self._lock:
-            self._find(lease).rdma = False
+            return set(self._registered)
+
+    def rdma_close(self, lease: int) -> None:
+        """No connections and no keys any more."""
+        with self._lock:
+            entry = self._find(lease)
+            entry.rdma = False
+            self._registered.difference_update(entry.slots.values())
 
     def rdma_pause(self, lease: int) -> None:
         """No connections any more."""
-        self.rdma_close(lease)
+        with self._lock:
+            self._find(lease).rdma = False
 
     def rdma_key(self, lease: int, slot: int, generation: int, *, at_hand: bool = False) -> RdmaKey:
         """A key, while there is memory to register."""
@@ -231,6 +240,11 @@ class FakeStore:
                         self._registered.add(generation)
                         return True
             return False
+
+    def rdma_ahead_end(self) -> None:
+        """Nothing is registered for nobody any more."""
+        with self._lock:
+            self._registered.clear()
 
     def stats(self) -> dict[str, int]:
         """As isw_store_stats."""

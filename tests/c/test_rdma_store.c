@@ -3,6 +3,7 @@
  * A lease by RDMA: who reaches which slab, and until when. The consumer is bare verbs that does as
  * it pleases. On the stub, or, with ISW_TEST_RDMA_HOST, on this host's own devices.
  */
+#include "nbd_fixture.h"
 #include "rdma_fixture.h"
 
 #define SLAB_BYTES (16u * ISW_PAGE_BYTES)
@@ -305,6 +306,47 @@ static void test_a_slab_taken_by_force_ends_the_connections(void)
 	isw_store_destroy(store);
 }
 
+/* The lease has its registrations, but pages go over TCP: that is the fence then. */
+static void test_without_rdma_connections_force_leaves_those_of_tcp(void)
+{
+	isw_store *store = store_make(3);
+	char token[ISW_TOKEN_TEXT_BYTES], page[ISW_PAGE_BYTES];
+	uint64_t lease, generation;
+	struct isw_rdma_key key;
+	struct consumer c;
+	uint32_t slot;
+	uint16_t port;
+	int fd;
+
+	CHECK_EQ(isw_store_listen(store, "127.0.0.1", 0, &port, NULL), 0);
+	CHECK_EQ(isw_store_lease_create(store, SLABS, token, &lease, NULL), 0);
+	fd = open_export(port, token);
+	consumer_make(&c);
+	consumer_connect(&c, store, lease);
+	map_slab(store, lease, &generation, &key);
+	CHECK_EQ(isw_store_rdma_pause(store, lease), 0);
+	CHECK_EQ(isw_store_unmap(store, lease, 0, generation, 0), 0);
+	CHECK_EQ(isw_store_map(store, lease, 0, &slot, &generation), 0);
+	CHECK_EQ(do_read(fd, slot * SLAB_BYTES, page, sizeof(page)), 0);
+	/* With connections they go, too; and so they do with all that is registered. */
+	for (uint32_t whole = 0; whole < 2; whole++) {
+		consumer_free(&c);
+		consumer_make(&c);
+		consumer_connect(&c, store, lease);
+		if (whole)
+			CHECK_EQ(isw_store_rdma_close(store, lease), 0);
+		else
+			CHECK_EQ(isw_store_unmap(store, lease, slot, generation, 0), 0);
+		hear_close(fd);
+		close(fd);
+		CHECK_EQ(isw_store_lease_renew(store, lease, 1000, token), 0);
+		fd = open_export(port, token);
+	}
+	close(fd);
+	consumer_free(&c);
+	isw_store_destroy(store);
+}
+
 static void test_nonsense_is_refused(void)
 {
 	isw_store *store = store_make(1);
@@ -447,7 +489,7 @@ static void test_a_reclaim_looks_nothing_up(void)
 static void test_a_registration_that_cannot_be_moved(void)
 {
 	isw_store *store = store_make(1);
-	uint64_t lease = lease_make(store), generation;
+	uint64_t lease = lease_make(store), generation, looked_up;
 	struct isw_rdma_key key;
 	struct consumer c;
 	uint32_t slot;
@@ -456,7 +498,17 @@ static void test_a_registration_that_cannot_be_moved(void)
 	consumer_connect(&c, store, lease);
 	CHECK_EQ(isw_store_rdma_ahead(store, NULL), 0);
 	STUB_SET(mr_move_error, -EOPNOTSUPP);
-	slot = map_slab(store, lease, &generation, &key);
+	/* Somebody who does not wait is told so, and nothing is registered in vain any more. */
+	CHECK_EQ(isw_store_map(store, lease, 0, &slot, &generation), 0);
+	looked_up = stub.looked_up;
+	for (uint32_t i = 0; i < 2; i++) {
+		CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 1, &key, NULL),
+			 -EAGAIN);
+		CHECK_EQ(isw_store_rdma_ahead(store, NULL), -ENOENT);
+	}
+	CHECK_EQ(stub.looked_up, looked_up);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 0, &key, NULL), 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 1, &key, NULL), 0);
 	CHECK_EQ(transfer(&c, 0, true, key.address, key.rkey), 0);
 	CHECK_EQ(isw_store_unmap(store, lease, slot, generation, 0), 0);
 	CHECK_EQ(stats_of(store).rdma_regions + stats_of(store).rdma_ahead, 0);
@@ -518,6 +570,72 @@ static void test_a_device_that_failed_is_opened_anew(void)
 	CHECK_EQ(isw_store_rdma_close(store, other), 0);
 	CHECK_EQ(isw_store_rdma_close(store, lease), 0);
 	CHECK_EQ(stub.live, live);
+	consumer_free(&c);
+	isw_store_destroy(store);
+}
+
+/* What is registered with it is registered anew, before somebody waits for that. */
+static void test_what_a_failed_device_had_is_registered_anew(void)
+{
+	isw_store *store = store_make(2);
+	uint64_t lease = lease_make(store), other = lease_make(store), generation;
+	struct isw_rdma_end peers[QUEUES];
+	struct isw_rdma_key key;
+	struct consumer c;
+	uint32_t slot;
+
+	for (uint32_t i = 0; i < 2; i++)
+		CHECK_EQ(isw_store_rdma_ahead(store, NULL), 0);
+	CHECK_EQ(isw_store_rdma_ahead(store, NULL), -ENOENT);
+	consumer_make(&c);
+	STUB_SET(pd_make_error, -EIO);
+	CHECK_EQ(isw_store_rdma_open(store, other, c.ends, QUEUES, peers, &key, NULL), -EIO);
+	STUB_SET(pd_make_error, 0);
+	consumer_connect(&c, store, lease);
+	CHECK_EQ(isw_store_map(store, lease, 0, &slot, &generation), 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 1, &key, NULL), -EAGAIN);
+	for (uint32_t i = 0; i < 2; i++)
+		CHECK_EQ(isw_store_rdma_ahead(store, NULL), 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 1, &key, NULL), 0);
+	CHECK_EQ(transfer(&c, 0, true, key.address, key.rkey), 0);
+	/* Switched off: no device is held. */
+	consumer_free(&c);
+	CHECK_EQ(isw_store_rdma_close(store, lease), 0);
+	CHECK(stub.live > 0);
+	isw_store_rdma_ahead_end(store);
+	CHECK_EQ(stats_of(store).rdma_ahead, 0);
+	CHECK_EQ(stub.live, 0);
+	isw_store_destroy(store);
+}
+
+/* A limit is for those who use RDMA first. */
+static void test_what_nobody_uses_gives_way(void)
+{
+	isw_store *store = store_make(3);
+	uint64_t lease = lease_make(store), tcp = lease_make(store), generation[2];
+	struct isw_rdma_key key;
+	struct consumer c;
+	uint32_t slot[2];
+
+	consumer_make(&c);
+	/* The consumer's page and two slabs; the lease's page and its slab come instead. */
+	STUB_SET(mrs_max, 3);
+	CHECK_EQ(isw_store_map(store, tcp, 0, &slot[0], &generation[0]), 0);
+	CHECK_EQ(isw_store_map(store, lease, 0, &slot[1], &generation[1]), 0);
+	for (uint32_t i = 0; i < 2; i++)
+		CHECK_EQ(isw_store_rdma_ahead(store, NULL), 0);
+	CHECK_EQ(isw_store_rdma_ahead(store, NULL), -ENOMEM);
+	CHECK_EQ(isw_store_unmap(store, lease, slot[1], generation[1], 100), 0);
+	CHECK_EQ(isw_store_map(store, lease, 0, &slot[1], &generation[1]), 0);
+	consumer_connect(&c, store, lease);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot[1], generation[1], 0, &key, NULL), 0);
+	CHECK_EQ(transfer(&c, 0, true, key.address, key.rkey), 0);
+	CHECK_EQ(stats_of(store).rdma_ahead, 0);
+	/* What is used stays, and the limit is one. */
+	CHECK_EQ(isw_store_scrub(store), 0);
+	CHECK_EQ(isw_store_map(store, lease, 0, &slot[0], &generation[0]), 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot[0], generation[0], 0, &key, NULL), -ENOMEM);
+	STUB_SET(mrs_max, 0);
 	consumer_free(&c);
 	isw_store_destroy(store);
 }
@@ -707,6 +825,7 @@ int main(void)
 	test_a_neighbours_key_is_useless();
 	test_a_renewal_ends_the_connections();
 	test_a_slab_taken_by_force_ends_the_connections();
+	test_without_rdma_connections_force_leaves_those_of_tcp();
 	test_nonsense_is_refused();
 	test_a_slab_is_registered_ahead();
 	test_what_is_not_registered_is_not_waited_for();
@@ -716,6 +835,8 @@ int main(void)
 		test_a_registration_that_cannot_be_moved();
 		test_a_registration_that_is_half_moved();
 		test_a_device_that_failed_is_opened_anew();
+		test_what_a_failed_device_had_is_registered_anew();
+		test_what_nobody_uses_gives_way();
 		test_what_could_be_registered_is_lent();
 		test_a_registration_that_stays();
 		test_a_fence_that_fails_keeps_the_slab();

@@ -82,6 +82,7 @@ static struct stub {
 	bool frozen;        /* the wire carries nothing */
 	uint32_t delay_us;  /* at most, before every eighth transfer or so */
 	int mr_makes_left;  /* registrations that succeed before all are -ENOMEM; < 0: all do */
+	int mrs_max;        /* registrations at once, more are -ENOMEM; 0: no limit */
 	int transfer_error; /* the next transfer fails so, and its queue pair with it */
 	int post_error;     /* the next post, after its first transfer */
 	int cq_make_error;  /* every cq_make */
@@ -169,10 +170,12 @@ static int stub_mr_make(struct iswi_vpd *pd, void *memory, uint64_t bytes, unsig
 			struct iswi_vmr **mr_out, struct iswi_verbs_key *key_out)
 {
 	struct iswi_vmr *mr;
-	int code = 0;
+	int code = 0, count = 0;
 
 	pthread_mutex_lock(&stub.lock);
-	if (stub.mr_makes_left == 0) {
+	for (mr = stub.mrs; mr != NULL; mr = mr->next)
+		count++;
+	if (stub.mr_makes_left == 0 || (stub.mrs_max > 0 && count >= stub.mrs_max)) {
 		code = -ENOMEM;
 	} else {
 		if (stub.mr_makes_left > 0)

@@ -316,6 +316,9 @@ class SimStore:
         """Hosts here have no RDMA."""
         raise EngineError("no RDMA: this host has no RDMA device", code=errno.ENODEV)
 
+    def rdma_ahead_end(self) -> None:
+        """There was nothing."""
+
     def close(self) -> None:
         """The memory is gone."""
         self.closed = True

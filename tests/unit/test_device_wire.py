@@ -17,6 +17,7 @@ from infiniswap.device.link_types import Lease, Place
 from infiniswap.device.wire import Wire
 from infiniswap.engine.protocol import RemoteConfig
 from infiniswap.errors import (
+    DeadlineError,
     EngineError,
     RequestRefusedError,
     SessionLostError,
@@ -53,6 +54,7 @@ class World:
     keys: list[tuple[int, int]] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
+    ended: object = None
 
     # As a session.
     @property
@@ -234,7 +236,21 @@ async def test_a_probe_leaves_nothing_and_changes_nothing() -> None:
     assert not await world.probe(wire)
     assert (wire.transport, wire.reason, wire.fallbacks) == ("tcp", "no answer over RDMA", 1)
     assert world.asked == [2, 0]
+    # Nor does it at the donor where another error ended it; but one that refused has nothing.
     world.dial_error = None
+    world.there = DeadlineError("no answer")
+    with pytest.raises(DeadlineError):
+        await world.probe(wire)
+    assert world.asked == [2, 0, 2, 0]
+    world.ended = "by us"
+    with pytest.raises(DeadlineError):
+        await world.probe(wire)
+    assert world.asked == [2, 0, 2, 0, 2]
+    world.ended = None
+    world.there = RequestRefusedError("no device", reason=m.REFUSED_NO_RDMA)
+    assert not await world.probe(wire)
+    assert world.asked == [2, 0, 2, 0, 2, 2]
+    world.there = None
     world.offer = Offer()
     assert not await world.probe(wire, {Place(3, 9)})
     assert "0 of our 1 slabs" in wire.reason
@@ -246,6 +262,10 @@ async def test_a_probe_leaves_nothing_and_changes_nothing() -> None:
     assert wire.transport == "tcp"
     await world.connect(wire, {Place(2, 9)})
     assert (wire.transport, wire.misses_rdma) == ("rdma", False)
+    # What waited for its turn meanwhile would end these.
+    world.asked.clear()
+    assert not await world.probe(wire, {Place(2, 9)})
+    assert (world.asked, wire.probes) == ([], 6)
 
 
 async def test_rdma_that_broke_again_and_again_is_not_looked_for_meanwhile() -> None:
@@ -257,4 +277,4 @@ async def test_rdma_that_broke_again_and_again_is_not_looked_for_meanwhile() -> 
     await world.connect(wire)
     world.asked.clear()
     assert not await world.probe(wire)
-    assert world.asked == []
+    assert (world.asked, wire.probes) == ([], 0)

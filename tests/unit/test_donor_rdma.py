@@ -122,9 +122,13 @@ async def test_a_slab_that_cannot_be_registered_is_not_lent() -> None:
     donor.store.unmap(donor.lease, first.slot, first.generation, 0)
     with pytest.raises(RequestRefusedError):
         await donor.rdma.map_answer(3, donor.lease, first)
-    # Nor does it keep others from being opened; what is missing is left out.
+    # Nor does it keep others from being opened; what is missing is left out, and told once.
     donor.table.mapped(donor.lease, donor.map())
+    counted = donor.counters["rdma_unregistered"]
     assert (await donor.open()).slots == []
+    missing = len(lease.slots)
+    assert missing > 0
+    assert donor.counters["rdma_unregistered"] == counted + missing
 
 
 async def test_each_refusal_has_its_reason() -> None:
@@ -150,4 +154,51 @@ async def test_without_ends_it_is_ended() -> None:
     info = donor.map()
     await donor.open()
     assert (await donor.open(0)).ends == []
+    assert (await donor.rdma.map_answer(1, donor.lease, info)).key is None
+    # Perhaps a consumer's look whether RDMA works: nothing is registered anew for the next.
+    assert donor.store.rdma_registered == {info.generation}
+    donor.rdma.enabled = False
+    assert (await donor.open(0)).ends == []
+
+
+async def test_switched_off_and_on_again() -> None:
+    """Off, nothing holds the device; on, all is registered again."""
+    donor = Donor()
+    info = donor.map()
+    await donor.open()
+    seen: list[tuple[set[int], m.RdmaKey | None]] = []
+
+    async def sleep(_pause_s: float) -> None:
+        answer = await donor.rdma.map_answer(1, donor.lease, info)
+        seen.append((donor.store.rdma_registered, answer.key))
+        donor.rdma.enabled = len(seen) > 2
+        if len(seen) == 5:
+            raise asyncio.CancelledError
+
+    with ThreadPoolExecutor(1) as background, pytest.raises(asyncio.CancelledError):
+        await donor.rdma.keep_registered(background, sleep)
+    assert [registered for registered, _key in seen] == [
+        {info.generation},
+        set(),
+        set(),
+        {info.generation},
+        {info.generation},
+    ]
+    # The connections have ended, too; new ones are the consumer's to ask for.
+    assert [key is not None for _registered, key in seen] == [True] + [False] * 4
+
+
+async def test_switched_off_while_a_consumer_connects() -> None:
+    donor = Donor()
+
+    async def off_loop(call: Callable[[], Any]) -> Any:
+        result = call()
+        donor.rdma.enabled = False
+        return result
+
+    donor.rdma._off_loop = off_loop
+    info = donor.map()
+    with pytest.raises(RequestRefusedError, match="switched off"):
+        await donor.open()
+    donor.rdma.enabled = True
     assert (await donor.rdma.map_answer(1, donor.lease, info)).key is None

@@ -15,6 +15,7 @@ class World:
 
     address = "donor:1"
     misses_rdma = True
+    switch_gives = "rdma"
 
     def __init__(self) -> None:
         self.answers: list[bool] = []
@@ -43,7 +44,7 @@ class World:
     def switch(self) -> None:
         self.switched += 1
         self.stirred.set()
-        self.misses_rdma = False
+        self.misses_rdma = self.switch_gives == "tcp"
 
     async def until(self, what: Callable[[], bool]) -> None:
         async with asyncio.timeout(30):
@@ -65,7 +66,7 @@ async def test_it_is_looked_for_ever_more_rarely_until_it_is_there() -> None:
         world.passes()
     await world.until(lambda: world.switched > 0)
     assert world.pauses == [2, 4, 8, 16, 32, 60, 60, 60]
-    assert (world.subject.probes, world.switched) == (8, 1)
+    assert world.switched == 1
     # With RDMA nobody looks for it; lost once more, it begins anew.
     world.subject.connected()
     await asyncio.sleep(0)
@@ -73,6 +74,33 @@ async def test_it_is_looked_for_ever_more_rarely_until_it_is_there() -> None:
     world.subject.connected()
     await world.until_pauses(9)
     assert world.pauses[8] == 2
+    await world.subject.close()
+
+
+async def test_new_connections_begin_a_new_search() -> None:
+    world = World()
+    world.answers = [False] * 2 + [True] + [False] * 9
+    world.switch_gives = "tcp"
+    world.subject.connected()
+    for number in range(1, 4):
+        await world.until_pauses(number)
+        world.passes()
+    await world.until(lambda: world.switched > 0)
+    # Exchanged for TCP's again: that is not tried at once.
+    world.subject.connected()
+    await world.until_pauses(len(world.pauses) + 1)
+    assert world.pauses[-1] == 16
+    # Lost, or another lease's.
+    world.subject.connected()
+    await world.until_pauses(len(world.pauses) + 1)
+    assert world.pauses[-1] == 2
+    # RDMA's in time, and lost once more, before the search that is under way has looked.
+    world.misses_rdma = False
+    world.subject.connected()
+    world.misses_rdma = True
+    world.subject.connected()
+    await world.until_pauses(len(world.pauses) + 1)
+    assert world.pauses[-1] == 2
     await world.subject.close()
 
 
