@@ -140,7 +140,7 @@ void iswi_rings_close(struct iswi_rings *rings)
 	rings->count = 0;
 }
 
-void iswi_child_tell(struct iswi_child *child, const char *text, const int *fds, uint32_t count)
+int iswi_child_tell(struct iswi_child *child, const char *text, const int *fds, uint32_t count)
 {
 	union {
 		char bytes[CMSG_SPACE(ISWI_HOLD_KEPT_MAX * sizeof(int))];
@@ -150,7 +150,7 @@ void iswi_child_tell(struct iswi_child *child, const char *text, const int *fds,
 	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
 
 	if (child->sock < 0)
-		return;
+		return -EPIPE;
 	if (count > 0) {
 		struct cmsghdr *head;
 
@@ -163,7 +163,7 @@ void iswi_child_tell(struct iswi_child *child, const char *text, const int *fds,
 		head->cmsg_len = CMSG_LEN(count * sizeof(int));
 		memcpy(CMSG_DATA(head), fds, count * sizeof(int));
 	}
-	(void)sendmsg(child->sock, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+	return sendmsg(child->sock, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ? -errno : 0;
 }
 
 /* The first descriptor of a packet; more than one is nothing we asked for. */

@@ -9,7 +9,8 @@
  *
  *   keep NAME   + a descriptor: keep it, in place of an earlier one of that name
  *   drop NAME     close it
- *   serving       it serves; its death is followed by a take-over from here on
+ *   serving       it serves; its death is followed by a take-over from here on. Said again by one
+ *                 that was asked to end and cannot
  *   ending        its death is the end from here on (a later `serving` takes that back)
  *   ended CODE    it is about to end, as it should
  *   renew         start a standby from the code that is installed now; answered by
@@ -111,8 +112,8 @@ void iswi_child_end(struct iswi_child *child);
 /* Copies a descriptor of its into its rings, or says there why not. */
 void iswi_child_hold_ring(struct iswi_child *child, int fd);
 void iswi_rings_close(struct iswi_rings *rings);
-/* Never blocks; a child that does not listen is not told. */
-void iswi_child_tell(struct iswi_child *child, const char *text, const int *fds, uint32_t count);
+/* Never blocks; a child that does not listen is not told. 0 or -errno. */
+int iswi_child_tell(struct iswi_child *child, const char *text, const int *fds, uint32_t count);
 /*
  * Next packet: its length, 0 when there is none now, -EPIPE at the end, which closes our end.
  * text_out holds ISWI_HOLD_TEXT_MAX + 1 bytes and is terminated; *fd_out is -1 or a descriptor that
@@ -149,7 +150,7 @@ struct iswi_holder {
 	uint32_t take_overs;
 	bool ended;        /* `ended` was said */
 	bool yielding;     /* `yield` was: its death is no fault */
-	int signal_wanted; /* came while nobody served; 0: none */
+	int signal_wanted; /* no answer to it yet: neither `ending` nor `serving`; 0: none */
 	int exit_code;
 };
 

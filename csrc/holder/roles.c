@@ -41,7 +41,7 @@ static void tell_active(struct iswi_holder *holder, const char *before, const ch
 
 	snprintf(packet, sizeof(packet), "%s%s", before, text);
 	packet[ISWI_HOLD_TEXT_MAX - 1] = '\0';
-	iswi_child_tell(&holder->active, packet, NULL, 0);
+	(void)iswi_child_tell(&holder->active, packet, NULL, 0);
 }
 
 static bool said_ring(struct iswi_child *child, const char *text)
@@ -83,7 +83,8 @@ static void start_waiting(struct iswi_holder *holder, struct iswi_child *child)
 	child->until_ns = iswi_now_ns() + STANDBY_NS;
 	count = iswi_keep_list(&holder->keep, true, names, fds);
 	snprintf(packet, sizeof(packet), "prepare %s", names);
-	iswi_child_tell(child, packet, fds, count);
+	/* What has not heard it is not ready in time. */
+	(void)iswi_child_tell(child, packet, fds, count);
 }
 
 static void standby_failed(struct iswi_holder *holder, const char *why, uint64_t pause_ns)
@@ -150,14 +151,18 @@ static void take_over(struct iswi_holder *holder)
 	int fds[ISWI_HOLD_KEPT_MAX];
 	uint32_t count = iswi_keep_list(&holder->keep, false, names, fds);
 
+	snprintf(packet, sizeof(packet), "take-over %" PRIu32 " %" PRIu64 " %s %s",
+		 holder->take_overs + 1, holder->died_ns, holder->reason, names);
+	if (iswi_child_tell(&holder->standby, packet, fds, count) != 0) {
+		/* Descriptors take memory to send. Nobody would tell it again, so it is tried. */
+		holder->take_over_ns = iswi_now_ns() + BACK_OFF_NS;
+		return;
+	}
 	holder->active = holder->standby;
 	holder->standby = (struct iswi_child){.sock = -1};
 	holder->active.until_ns = iswi_now_ns() + TAKE_OVER_NS;
 	holder->phase = ISWI_HOLD_TAKING_OVER;
 	holder->take_overs++;
-	snprintf(packet, sizeof(packet), "take-over %" PRIu32 " %" PRIu64 " %s %s",
-		 holder->take_overs, holder->died_ns, holder->reason, names);
-	iswi_child_tell(&holder->active, packet, fds, count);
 }
 
 static const char *reason_of(bool by_signal, int number)
@@ -208,7 +213,8 @@ static void now_serving(struct iswi_holder *holder)
 			tell_active(holder, "unheld ", strerror(-holder->active.rings.error));
 		if (holder->signal_wanted)
 			kill(holder->active.pid, holder->signal_wanted);
-		holder->signal_wanted = 0;
+	} else {
+		holder->signal_wanted = 0; /* it was asked to end, and goes on */
 	}
 	holder->ended = false;
 	holder->phase = ISWI_HOLD_SERVING;
@@ -267,6 +273,7 @@ static void hear_active(struct iswi_holder *holder)
 			now_serving(holder);
 		} else if (strcmp(text, "ending") == 0) {
 			holder->phase = ISWI_HOLD_ENDING;
+			holder->signal_wanted = 0;
 		} else if (strncmp(text, "ended ", 6) == 0) {
 			holder->ended = true;
 		} else if (strcmp(text, "renew") == 0) {
@@ -307,9 +314,13 @@ void iswi_roles_signal(struct iswi_holder *holder, int number)
 	bool orphaned =
 		holder->phase == ISWI_HOLD_ORPHANED || holder->phase == ISWI_HOLD_TAKING_OVER;
 
-	if (orphaned)
-		holder->signal_wanted = number; /* whoever serves next gets it */
-	else if (holder->active.pid > 0)
+	/*
+	 * Whoever serves next gets it, too, unless this one answers: it may be dead already and not
+	 * yet known to be, or die before it has got to it.
+	 */
+	if (orphaned || holder->phase == ISWI_HOLD_SERVING)
+		holder->signal_wanted = number;
+	if (!orphaned && holder->active.pid > 0)
 		kill(holder->active.pid, number);
 }
 

@@ -2,15 +2,12 @@
 """A device's `/metrics`: on its Unix socket, and on a TCP port where one is configured.
 
 The port is taken before anything is attached, so that one which is in use is an error of the start.
-Nothing that goes wrong later harms the device: a successor that does not get the port serves
-without it, says so, and tries again.
+Nothing that goes wrong later harms the device.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -26,10 +23,7 @@ from infiniswap.device.service import DeviceService
 from infiniswap.errors import InfiniswapError
 from infiniswap.units import HostPort
 
-log = logging.getLogger(__name__)
-
 _LIMITS = PortLimits(connections_max=32, connections_per_host_max=8, stop_s=1.0)
-_RETRY_S = 5.0
 _MEND = (
     "Another device may serve its metrics there: give each its own with --metrics-listen, or set "
     "device.metrics_listen to another port."
@@ -116,30 +110,3 @@ async def metrics_port(service: DeviceService) -> AsyncIterator[str]:
         yield url
     finally:
         await port.stop()
-
-
-@contextlib.asynccontextmanager
-async def successors_metrics_port(service: DeviceService) -> AsyncIterator[None]:
-    """The same for a process that has taken a device over: tried until it works."""
-    retries = asyncio.create_task(_serve_patiently(service), name="metrics port")
-    try:
-        yield
-    finally:
-        retries.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await retries
-
-
-async def _serve_patiently(service: DeviceService) -> None:
-    told = ""
-    while True:
-        try:
-            async with metrics_port(service) as url:
-                if url:
-                    log.info("metrics at %s", url)
-                await asyncio.Event().wait()
-        except InfiniswapError as error:
-            if str(error) != told:
-                told = str(error)
-                log.error("no metrics by TCP, tried again: %s", error)
-        await asyncio.sleep(_RETRY_S)

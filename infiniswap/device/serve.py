@@ -15,7 +15,8 @@ from infiniswap.device import contents
 from infiniswap.device.api import Ready
 from infiniswap.device.holder import Holder, TakeOver
 from infiniswap.device.members import member_socket
-from infiniswap.device.metrics_port import metrics_port, successors_metrics_port
+from infiniswap.device.metrics_port import metrics_port
+from infiniswap.device.patience import patiently
 from infiniswap.device.server import control_socket
 from infiniswap.device.service import DeviceService
 from infiniswap.device.spec import DeviceSpec
@@ -127,14 +128,14 @@ async def succeed(service: DeviceService, turn: TakeOver) -> int:
     logs.identify(service.spec.name)
     async with _signals(service):
         await service.take_over(turn)
+        service.begin()  # the holder waits for that: nothing that can fail stands before it
         remove = not contents.keeps_record(service.spec)
         async with (
             _not_lost(service, remove=remove),
-            control_socket(service),
-            member_socket(service),
-            successors_metrics_port(service),
+            patiently("control socket", lambda: control_socket(service)),
+            patiently("socket for members", lambda: member_socket(service)),
+            patiently("metrics", lambda: metrics_port(service)),
         ):
-            service.begin()
             await service.stopped.wait()
     return 0
 

@@ -150,14 +150,14 @@ async def control_socket(service: DeviceService) -> AsyncIterator[None]:
     runner = web.AppRunner(application(service), access_log=None, handle_signals=False)
     await runner.setup()
     path = service.paths.socket
-    path.unlink(missing_ok=True)
-    # The directory is searchable by all; the socket is what must not be.
-    previous = os.umask(0o177)
     try:
-        await web.UnixSite(runner, str(path)).start()
-    finally:
-        os.umask(previous)
-    try:
+        path.unlink(missing_ok=True)
+        # The directory is searchable by all; the socket is what must not be.
+        previous = os.umask(0o177)
+        try:
+            await web.UnixSite(runner, str(path)).start()
+        finally:
+            os.umask(previous)
         yield
     finally:
         await runner.cleanup()

@@ -97,11 +97,12 @@ class DeviceService:
         self._degraded: list[str] = []
         self._outcome = Outcome()  # of the last reload
         self._stop_lock = asyncio.Lock()
-        self._was_kept = False  # it is started again, after a stop
+        self.was_kept = False  # it is started again, after a stop
         self._client: ClientConfig | None = None
         self._begun = False  # its contents may have changed
         self._start_task: asyncio.Task[object] | None = None
         self._interrupted = False
+        self._began = asyncio.Event()
         self._lock_fd = -1
         self._mapper_task: asyncio.Task[None] | None = None
         self._waker: Waker | None = None
@@ -154,7 +155,7 @@ class DeviceService:
             # Watched from the first moment: a `run` that dies during this start is noticed.
             if spec.owner_pid is not None:
                 self.runs.join(spec.owner_pid)
-            self._was_kept = self._paths.kept.exists()
+            self.was_kept = self._paths.kept.exists()
             contents.check(self._paths, spec)
             client = self._client_config()
             await self._finder.begin()
@@ -289,7 +290,7 @@ class DeviceService:
 
     def _make_engine(self) -> None:
         if self.spec.backup is not None:
-            contents.check_backup_is_ours(self.spec, self._was_kept)
+            contents.check_backup_is_ours(self.spec, self.was_kept)
         state = self._succession.make_state(self._paths)
         try:
             self._engine = self._new_engine(state)
@@ -387,6 +388,7 @@ class DeviceService:
     def begin(self) -> bool:
         """From here on it can be joined and stopped; False: the start was interrupted, stop it."""
         self.state = "serving"
+        self._began.set()
         if self._interrupted:
             return False
         self.holder.serving()
@@ -402,13 +404,13 @@ class DeviceService:
             with contextlib.suppress(InfiniswapError):
                 await self._blocking(attachment.detach_device)
         engine = self._engine
-        if self._was_kept and self._begun and engine is not None:
+        if self.was_kept and self._begun and engine is not None:
             try:
                 await self._blocking(lambda: contents.save(engine, self._paths, self.spec))
             except InfiniswapError as error:
                 log.error("the contents could not be kept: %s", error, extra=_NOT_KEPT)
         await self._close_engine()
-        if not self._was_kept:
+        if not self.was_kept:
             with contextlib.suppress(InfiniswapError):
                 contents.delete(self._paths, self.spec)
         await self.runs.close()
@@ -496,19 +498,15 @@ class DeviceService:
         self._stopping = None
 
     def interrupt_start(self) -> bool:
-        """Makes a start that is under way undo itself; False when there is none."""
-        if self.state != "starting":
+        """Makes a start that is under way undo itself; False when there is none. A take-over cannot
+        be undone, only be followed by a stop."""
+        if self.state != "starting" or self._succession.is_successor:
             return False
         self._interrupted = True
         if self._start_task is not None:
             self._start_task.cancel()
             self._start_task = None
         return True
-
-    @property
-    def was_kept(self) -> bool:
-        """Whether it was started again after a stop."""
-        return self._was_kept
 
     async def stop(self, *, remove: bool, unless_used: bool = False) -> None:
         """Swapoff, verify, detach, settle, save.
@@ -521,6 +519,8 @@ class DeviceService:
             BackupError: it has stopped, and its contents could not be kept.
             InfiniswapError: it is still in use, and goes on serving.
         """
+        if self._succession.is_successor:
+            await self._began.wait()
         async with self._stop_lock:
             if self.stopped.is_set() or (unless_used and not self.runs.idle):
                 return

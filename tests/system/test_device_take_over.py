@@ -12,7 +12,7 @@ from typing import Any
 
 import nbd_bytes
 import pytest
-from cluster import NEEDS_SWAP, WAIT_S, Cluster, Device, until, wait_ended
+from cluster import NEEDS_SWAP, WAIT_S, Cluster, Device, children, until, wait_ended
 from nbd_client import ask, connected
 from pagejob import NEEDS, Job
 from runs import Runner, ready, touch
@@ -155,6 +155,52 @@ def test_sigterm_to_the_holder_stops_the_device(standing: Cluster) -> None:
     for pid in processes.values():
         wait_ended(pid)
     assert standing.names() == []
+
+
+def test_a_signal_to_who_takes_over_stops_the_device_afterwards(cluster: Cluster) -> None:
+    cluster.env["INFINISWAP_DEVICE_STANDBY"] = "on"
+    donor = cluster.donor()
+    # Without a backup the successor waits for the donor, which is the moment that is wanted.
+    device = cluster.start("--frontend", "nbd-socket", "--backup", "none", size="8M")
+    processes = device.processes()
+    with (device.run / "log").open() as log:
+        donor.send(signal.SIGSTOP)
+        try:
+            os.kill(processes["active"], signal.SIGKILL)
+            until(lambda: "take-over 1: the pred" in device.log, "the take-over to begin")
+            os.kill(processes["standby"], signal.SIGTERM)
+            until(lambda: "SIGTERM: " in device.log, "the signal to arrive")
+        finally:
+            donor.send(signal.SIGCONT)
+        for pid in processes.values():
+            wait_ended(pid)
+        said = log.read()
+    assert said.index("SIGTERM: stopping") < said.index("take-over 1: done")
+    assert cluster.names() == []
+
+
+def test_a_successor_serves_without_its_sockets(standing: Cluster) -> None:
+    device = standing.start("--frontend", "nbd-socket")
+    processes = device.processes()
+    socket, members = device.run / "control.sock", device.run / "members.sock"
+    for path in (socket, members):
+        path.unlink(missing_ok=True)
+        path.mkdir()
+    try:
+        os.kill(processes["active"], signal.SIGKILL)
+        wait_ended(processes["active"])
+        client = connected(device.run / "nbd.sock")
+        assert ask(client, nbd_bytes.READ, 0, 4096) == bytes(4096)
+        client.close()
+        until(lambda: "no control socket, tried again" in device.log, "it to say so")
+        # The holder knows that it serves: there is another standby.
+        until(lambda: len(children(processes["holder"])) == 2, "a standby")
+    finally:
+        for path in (socket, members):
+            path.rmdir()
+    assert device.wait_take_over(1)["pid"] == processes["standby"]
+    device.stop()
+    assert standing.processes() == {}
 
 
 def test_what_waits_and_what_holds_is_locked(standing: Cluster) -> None:

@@ -20,6 +20,7 @@ from fiojob import Fio
 from locklimit import locked_memory_limit
 from pagejob import StartJob
 from rdma_end import END
+from runmode import FULL
 from softroce import HOST, LINK, leads_here
 
 from infiniswap.cli.findings_rdma import rdma as rdma_findings
@@ -86,7 +87,7 @@ def write(device: Device, mib: int) -> None:
 
 def verifying(cluster: Cluster, device: Device) -> Fio:
     target = [f"--filename={device.path}", "--ioengine=libaio", "--direct=1"]
-    return Fio(target, 24, 4, cluster.root)
+    return Fio(target, 24 if FULL else 12, 4, cluster.root)
 
 
 # ------------------------------------------------------------------- the C programs
