@@ -192,8 +192,8 @@ def run_suite(suite: Suite, args: argparse.Namespace, settings: Settings) -> int
         for key in args.comparisons or suite.comparisons:
             try:
                 found.append(run_one(bench, suite, key, args.idle == "awake"))
-            except InfiniswapError as error:
-                if was_interrupted(error):
+            except (InfiniswapError, OSError) as error:  # the others' figures are kept
+                if isinstance(error, InfiniswapError) and was_interrupted(error):
                     raise Interrupted(str(error)) from error
                 failed = f"{key}: {error}"
                 found.append(

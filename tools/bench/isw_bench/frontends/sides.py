@@ -127,5 +127,8 @@ def nbdfuse(bench: Bench) -> Iterator[Side]:
         SkipError: something is missing.
     """
     with areas.nbdfuse_loop(bench) as (upper, child):
-        size_bytes = bench.settings.swap_device_bytes
-        yield Side(NBDFUSE, upper.path, size_bytes, lambda: os.kill(child.pid, signal.SIGKILL))
+        def kill() -> None:
+            os.kill(child.pid, signal.SIGKILL)
+            bench.until(lambda: not child.is_running, "nbdfuse to end")  # then it is unmounted
+
+        yield Side(NBDFUSE, upper.path, bench.settings.swap_device_bytes, kill)
