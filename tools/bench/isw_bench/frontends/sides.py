@@ -127,6 +127,7 @@ def nbdfuse(bench: Bench) -> Iterator[Side]:
         SkipError: something is missing.
     """
     with areas.nbdfuse_loop(bench) as (upper, child):
+
         def kill() -> None:
             os.kill(child.pid, signal.SIGKILL)
             bench.until(lambda: not child.is_running, "nbdfuse to end")  # then it is unmounted
