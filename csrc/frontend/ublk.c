@@ -121,37 +121,56 @@ static size_t round_to_pages(size_t bytes)
 	return (bytes + page - 1) / page * page;
 }
 
-/* Opens the device's own node, maps each queue's descriptors, lets each queue fetch. */
-static int fetch(struct ublk *fe, struct isw_error *error)
+/* Opens the device's own node, /dev/ublkcN; -EBUSY while another process has it open. */
+static int open_node(struct ublk *fe, struct isw_error *error)
 {
-	const size_t stride = round_to_pages(UBLK_MAX_QUEUE_DEPTH * sizeof(struct ublksrv_io_desc));
 	char path[32];
-	int err = 0;
+	int err;
 
 	snprintf(path, sizeof(path), "/dev/ublkc%u", fe->info.dev_id);
 	fe->device_fd = open(path, O_RDWR | O_CLOEXEC);
-	if (fe->device_fd < 0) {
-		err = -errno;
-		return iswi_error(error, err,
-				  "%s cannot be opened: %s; in a container, share the host's /dev",
-				  path, strerror(-err));
-	}
+	if (fe->device_fd >= 0)
+		return 0;
+	err = -errno;
+	return iswi_error(error, err,
+			  "%s cannot be opened: %s; in a container, share the host's /dev", path,
+			  strerror(-err));
+}
+
+static int map_descs(struct ublk *fe)
+{
+	const size_t stride = round_to_pages(UBLK_MAX_QUEUE_DEPTH * sizeof(struct ublksrv_io_desc));
+
 	fe->descs_bytes = round_to_pages(fe->info.queue_depth * sizeof(struct ublksrv_io_desc));
-	for (uint16_t i = 0; i < fe->queues_made && err == 0; i++) {
+	for (uint16_t i = 0; i < fe->queues_made; i++) {
 		void *descs = mmap(NULL, fe->descs_bytes, PROT_READ, MAP_SHARED | MAP_POPULATE,
 				   fe->device_fd, UBLKSRV_CMD_BUF_OFFSET + (off_t)(i * stride));
 
-		if (descs == MAP_FAILED) {
-			err = -errno;
-			break;
-		}
+		if (descs == MAP_FAILED)
+			return -errno;
 		fe->descs[i] = descs;
-		iswi_ublk_queue_order(&fe->queues[i], fe->device_fd, descs);
 	}
+	return 0;
+}
+
+/*
+ * Maps each queue's descriptors, lets each queue fetch. All at once: who dies when one has fetched
+ * and another has not leaves a device that Linux 6.12 gives to nobody else (see start_recovery).
+ */
+static int fetch(struct ublk *fe, struct isw_error *error)
+{
+	int err = open_node(fe, error);
+
+	if (err != 0)
+		return err;
+	err = map_descs(fe);
+	for (uint16_t i = 0; i < fe->queues_made && err == 0; i++)
+		iswi_ublk_queue_order(&fe->queues[i], fe->device_fd, fe->descs[i]);
 	for (uint16_t i = 0; i < fe->queues_made && err == 0; i++)
 		err = iswi_ublk_queue_wait(&fe->queues[i], ISWI_UBLK_FETCHING);
 	return err == 0 ? 0
-			: iswi_error(error, err, "%s cannot be served: %s", path, strerror(-err));
+			: iswi_error(error, err, "ublk device %u cannot be served: %s",
+				     fe->info.dev_id, strerror(-err));
 }
 
 /* ------------------------------------------------------------------ a new device */
@@ -446,17 +465,61 @@ static void let_cancel(struct ublk *fe)
 		nanosleep(&long_enough, NULL);
 }
 
-static void wait_quiesced(struct ublk *fe, uint64_t until_ns)
+/* 0 once nobody serves the device; -EBUSY: somebody does, -ENODEV: nobody ever will again. */
+static int check_dead(struct ublk *fe, struct isw_error *error)
 {
-	const struct timespec tick = {.tv_nsec = 2000000};
 	struct ublksrv_ctrl_dev_info now;
+	int err = iswi_ublk_get_info(&fe->control, fe->info.dev_id, &now);
 
-	while (iswi_ublk_get_info(&fe->control, fe->info.dev_id, &now) == 0 &&
-	       now.state == UBLK_S_DEV_LIVE && iswi_now_ns() < until_ns)
-		nanosleep(&tick, NULL);
+	if (err != 0)
+		return explain_info(err, fe->info.dev_id, error);
+	if (now.state == UBLK_S_DEV_DEAD)
+		return iswi_error(error, -ENODEV, "ublk device %u has been stopped by somebody",
+				  fe->info.dev_id);
+	if (now.state == UBLK_S_DEV_LIVE)
+		return -EBUSY;
+	/* One process at a time may open it: the dead one's rings are closed, and their file. */
+	err = open_node(fe, error);
+	if (err == 0)
+		close(fe->device_fd);
+	fe->device_fd = -1;
+	return err;
 }
 
-/* Until the kernel has ended what the dead predecessor left: its rings, and requests under way. */
+/*
+ * Whether a successor has begun to take over and died before it fetched: Linux 6.12 refuses to
+ * begin again (ublk_ctrl_start_recovery: no queue is ready), and needs no second beginning either.
+ */
+static bool has_begun(struct ublk *fe)
+{
+	struct ublksrv_ctrl_dev_info now;
+
+	return iswi_ublk_get_info(&fe->control, fe->info.dev_id, &now) == 0 &&
+	       now.state == UBLK_S_DEV_QUIESCED &&
+	       check_identity(&now, fe->info.ublksrv_flags, NULL) == 0;
+}
+
+static int begin_recovery(struct ublk *fe)
+{
+	int err;
+
+	/* They must not find our commands where the dead one's were; no further one is started. */
+	let_cancel(fe);
+	err = iswi_ublk_start_recovery(&fe->control, fe->info.dev_id);
+	return err == -EINVAL && has_begun(fe) ? 0 : err;
+}
+
+/*
+ * Until the kernel has ended what the dead predecessor left: its rings, and requests under way.
+ *
+ * Who dies from here on and before the last queue has fetched leaves a device that has no server
+ * and is no longer as a server's death leaves it. Linux 6.12 does not mend that when the dead
+ * one's file is closed, as later ones do, and from outside only the first half can be mended
+ * (has_begun). Once it has mapped the descriptors, the kernel lets nobody else map them
+ * (ublk_ch_mmap: ub->mm) without a new beginning, and where one queue of several has fetched a new
+ * beginning is a fault in the kernel (ublk_queue_reinit: the others have no thread to forget). So
+ * all that takes time comes before, and there is nothing between the two but the fetching.
+ */
 static int start_recovery(struct ublk *fe, uint32_t wait_ms_max, struct isw_error *error)
 {
 	const struct timespec tick = {.tv_nsec = 2000000};
@@ -464,17 +527,18 @@ static int start_recovery(struct ublk *fe, uint32_t wait_ms_max, struct isw_erro
 	struct ublksrv_ctrl_dev_info now = {.ublksrv_pid = -1};
 	int err;
 
-	wait_quiesced(fe, until_ns);
-	let_cancel(fe); /* it must not find our commands where the dead one's were */
-	while ((err = iswi_ublk_start_recovery(&fe->control, fe->info.dev_id)) == -EBUSY) {
-		if (iswi_now_ns() > until_ns)
+	for (;;) {
+		err = check_dead(fe, error);
+		if (err != 0 && err != -EBUSY)
+			return err;
+		if (err == 0)
+			err = begin_recovery(fe);
+		if (err != -EBUSY || iswi_now_ns() > until_ns)
 			break;
 		nanosleep(&tick, NULL);
 	}
-	if (err == 0) {
-		let_cancel(fe); /* the dead one's rings are closed: no further worker is started */
+	if (err == 0)
 		return 0;
-	}
 	if (err == -ENODEV)
 		return explain_info(err, fe->info.dev_id, error);
 	iswi_ublk_get_info(&fe->control, fe->info.dev_id, &now);

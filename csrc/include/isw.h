@@ -650,6 +650,7 @@ int isw_frontend_ublk_prepare(isw_engine *engine, uint32_t dev_id, uint64_t iden
 /*
  * Once the predecessor is dead: takes the device over and serves, what it had accepted and not
  * answered included. Blocking. -EBUSY: after wait_ms_max it is still not dead; to be called again.
+ * -ENODEV: the device is gone, or somebody has stopped it, so that nobody can ever serve it again.
  * After any other error the front end can only be destroyed, which leaves the device as it is.
  */
 int isw_frontend_ublk_take_over(isw_frontend *frontend, uint32_t wait_ms_max,

@@ -6,6 +6,7 @@
  *     ublk_server FILE MIB new          prints "device N", serves until SIGTERM, removes the device
  *     ublk_server FILE MIB standby N    prints "prepared"; on a line from stdin takes device N over
  *     ublk_server FILE MIB remove-by-force N    as an administrator's own tool may do
+ *     ublk_server FILE MIB begin N      a successor that dies as soon as it has begun to take over
  *
  * Requests end on threads of their own, some in another order than they came, some inside submit,
  * as with the engine. What was answered is in FILE, whenever the process dies.
@@ -18,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "engine/request.h"
@@ -208,6 +210,23 @@ static int remove_by_force(uint32_t device)
 	return err == 0 ? 0 : 1;
 }
 
+static int begin(uint32_t device)
+{
+	const struct timespec tick = {.tv_nsec = 2000000};
+	struct isw_error error = {0};
+	struct iswi_ublk_control control;
+	int err = iswi_ublk_control_open(&control, &error);
+
+	if (err != 0)
+		fail("control", err, &error);
+	/* Until its server is dead. Who waits for us has a bound. */
+	while ((err = iswi_ublk_start_recovery(&control, device)) == -EBUSY)
+		nanosleep(&tick, NULL);
+	if (err != 0)
+		fail("begin", err, NULL);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	isw_frontend *frontend;
@@ -219,6 +238,8 @@ int main(int argc, char **argv)
 		fail("usage: ublk_server FILE MIB new|standby N", -EINVAL, NULL);
 	if (strcmp(argv[3], "remove-by-force") == 0)
 		return remove_by_force(argc < 5 ? 0 : (uint32_t)strtoul(argv[4], NULL, 10));
+	if (strcmp(argv[3], "begin") == 0)
+		return begin(argc < 5 ? 0 : (uint32_t)strtoul(argv[4], NULL, 10));
 	sigemptyset(&ends);
 	sigaddset(&ends, SIGTERM);
 	pthread_sigmask(SIG_BLOCK, &ends, NULL);

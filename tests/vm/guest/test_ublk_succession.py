@@ -7,6 +7,7 @@ there for the next one; the device's own state is tested elsewhere.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -18,9 +19,11 @@ from pathlib import Path
 
 import pytest
 from ublkservers import (
+    SERVER,
     SERVERS,
     WAIT_S,
     Server,
+    Succession,
     kill_while,
     nodes,
     run,
@@ -139,6 +142,33 @@ def test_a_device_without_a_server_waits_and_can_be_removed() -> None:
     assert got == [errno.EIO]
     os.close(fd)
     wait_for("the device is gone", lambda: not nodes())
+
+
+def test_a_successor_that_died_as_it_began_has_a_successor() -> None:
+    """Linux 6.12 refuses to begin a second time where nothing has been fetched since the first."""
+    devices = Succession(64)
+    number, path = devices.active.device_id, devices.path
+    data = Path("/dev/shm/ublk-data")
+    data.write_bytes(os.urandom(4 * MIB))
+    run("dd", f"if={data}", f"of={path}", "bs=256k", "oflag=direct")
+    run("blockdev", "--flushbufs", path)
+    devices.active.kill()
+    with contextlib.ExitStack() as stack:
+        stack.callback(data.unlink)
+        waiting = stack.enter_context(subprocess.Popen(["cmp", "-n", str(4 * MIB), data, path]))
+        stack.callback(run, SERVER, "-", 0, "remove-by-force", number, check=False)
+        stack.callback(devices.standby.kill)
+        run(SERVER, "-", 0, "begin", number)
+        assert waiting.poll() is None
+        devices.standby.ask()
+        devices.standby.wait_serving()
+        assert waiting.wait(WAIT_S) == 0
+        # Once more, and now nobody shall serve it any more.
+        devices.standby.kill()
+        run(SERVER, "-", 0, "begin", number)
+        with FailingUblk(number, SERVERS, 60_000):
+            said = run("blkdiscard", "-z", "-l", PAGE_BYTES, path, check=False)
+            assert "Input/output error" in said
 
 
 def test_a_living_predecessor_is_not_robbed() -> None:
