@@ -17,8 +17,9 @@
  *                 `renewed` or `refused TEXT`
  *   yield         end it at once: the standby takes over; answered only when refused
  *
- * and from a standby: `standby` (it is ready), `refused TEXT` (it can never take over), and when it
- * has been told to take over `serving`, or `hopeless TEXT` (nobody can). From both:
+ * and from a standby: `standby` (it is ready), `refused TEXT` (it can never take over), `hopeless
+ * TEXT` (nobody can: nothing is left to take over; the end where nobody serves, else as `refused`),
+ * and when it has been told to take over `serving`, or `hopeless TEXT` (the end). From both:
  *
  *   ring FD       the sender's descriptor FD, which no socket would carry, is an io_uring: it must
  *                 not end with the sender (isw_frontend_ublk_rings). Copied at once, closed when

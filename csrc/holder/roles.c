@@ -22,6 +22,8 @@
 #define BACK_OFF_NS_MAX (10 * SECOND_NS)
 /* A standby of code that cannot take over: somebody may install other code. */
 #define REFUSED_NS (60 * SECOND_NS)
+/* Of InfiniswapError: a standby says why, not with which code it ends. */
+#define EXIT_HOPELESS 1
 
 static const char *const no_standby = "standby none ";
 
@@ -115,6 +117,32 @@ static void now_ready(struct iswi_holder *holder, struct iswi_child *child)
 	tell_active(holder, "standby ready", "");
 }
 
+/* What follows the word, or NULL where it is another one. */
+static const char *said(const char *word, const char *text)
+{
+	size_t length = strlen(word);
+
+	return strncmp(text, word, length) == 0 ? text + length : NULL;
+}
+
+/* True when it said that it cannot take over: it is dealt with. */
+static bool said_no(struct iswi_holder *holder, struct iswi_child *child, const char *text)
+{
+	const char *hopeless = said("hopeless ", text);
+	const char *why = hopeless ? hopeless : said("refused ", text);
+
+	if (!why)
+		return false;
+	/* While somebody serves, or takes over, that one knows better. */
+	if (hopeless && holder->phase == ISWI_HOLD_ORPHANED)
+		finish(holder, EXIT_HOPELESS);
+	else if (child == &holder->fresh)
+		fresh_failed(holder, why);
+	else
+		standby_failed(holder, why, REFUSED_NS);
+	return true;
+}
+
 static void hear_waiting(struct iswi_holder *holder, struct iswi_child *child)
 {
 	char text[ISWI_HOLD_TEXT_MAX + 1];
@@ -130,13 +158,8 @@ static void hear_waiting(struct iswi_holder *holder, struct iswi_child *child)
 		}
 		if (said_ring(child, text))
 			continue;
-		if (strncmp(text, "refused ", 8) == 0) {
-			if (child == &holder->fresh)
-				fresh_failed(holder, text + 8);
-			else
-				standby_failed(holder, text + 8, REFUSED_NS);
+		if (said_no(holder, child, text))
 			return;
-		}
 	}
 	/* Who does not listen any more cannot be told; if it lives, it does not for long. */
 	if (got < 0 && iswi_child_is(child))

@@ -46,6 +46,7 @@ from infiniswap.device.succession import (
     adopt,
     check_state,
     newest,
+    prepare,
     reopen,
     take_state,
     warm_up,
@@ -213,8 +214,7 @@ class DeviceService:
         finally:
             os.close(state)
         choice = frontends.Choice(self.spec.frontend, "taken over")
-        self._attachment = Attachment(self.spec, self._paths, choice)
-        self._attachment.kernel.prepare(self._engine, note)
+        self._attachment = prepare(Attachment(self.spec, self._paths, choice), self._engine, note)
         self.holder.hold_rings(self._attachment.kernel.rings())
         warm_up(self._executor, _EXECUTOR_THREADS)
         self._degraded = [str(outcome) for outcome in make_swap_safe()]

@@ -249,6 +249,33 @@ def take_state(engine: Engine, backup: str | None) -> None:
         raise
 
 
+def prepare(
+    attachment: Attachment, engine: Engine, note: bytes, *, look_again_s: float = 1.0
+) -> Attachment:
+    """Its front end is made ready to take over. Blocking; without an event loop.
+
+    Args:
+        attachment: of a standby.
+        engine: a standby, too.
+        note: the predecessor's.
+        look_again_s: after that, where nothing was found.
+
+    Raises:
+        HopelessError: nothing is left of the predecessor's.
+        InfiniswapError: this process could never take over.
+    """
+    try:
+        attachment.kernel.prepare(engine, note)
+    except NotFoundError:
+        # It ends the device if nobody serves: what could not be read for a moment is not gone.
+        time.sleep(look_again_s)
+        try:
+            attachment.kernel.prepare(engine, note)
+        except NotFoundError as error:
+            raise HopelessError(str(error)) from error
+    return attachment
+
+
 def adopt(attachment: Attachment, descriptors: Mapping[str, int]) -> None:
     """Front end, link and swap as they are. Blocking.
 

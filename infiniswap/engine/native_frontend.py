@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING, Any
 
-from infiniswap.engine.binding import Handle, check, ffi, lib
+from infiniswap.engine.binding import Handle, check, ffi, lib, text_of
 from infiniswap.engine.native_ublk import ublk_error
+from infiniswap.errors import NotFoundError
 
 if TYPE_CHECKING:
     from infiniswap.engine.native_engine import NativeEngine
@@ -70,11 +72,14 @@ class NativeUblk(NativeFrontend):
 
         Raises:
             ConflictError: it still lives; to be called again.
+            NotFoundError: there is no such device any more, or somebody has stopped it.
             EngineError: anything else; the device stays as it is.
         """
         error = ffi.new("struct isw_error *")
         with self._handle.use() as frontend:
             result = lib.isw_frontend_ublk_take_over(frontend, wait_ms_max, error)
+        if -result == errno.ENODEV:
+            raise NotFoundError(text_of(error, -result))
         if result < 0:
             raise ublk_error(-result, error, f"/dev/ublkb{self._device_id}")
 

@@ -428,6 +428,7 @@ class UblkFrontend(Frontend, Protocol):
 
         Raises:
             ConflictError: it is not dead yet; to be called again.
+            NotFoundError: the device is gone, or somebody has stopped it: nobody will serve it.
             EngineError: anything else: only close() is left, which leaves the device alone.
         """
 

@@ -227,6 +227,13 @@ static int standby(const char *mode)
 		say("refused it is of another version");
 		return 3;
 	}
+	if (strcmp(mode, "nothing-left") == 0) {
+		/* The holder hears it when it has seen whether the one that serves is dead. */
+		report("nothing left");
+		raise(SIGSTOP);
+		say("hopeless nothing is left");
+		pause();
+	}
 	report("standby");
 	say("standby");
 	{
@@ -381,8 +388,8 @@ static int exit_code(struct held *held)
 	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/* Whether all of a process has ended, but for its being waited for. */
-static bool has_ended(pid_t pid)
+/* 'T': stopped; 'Z': all of it has ended, but for its being waited for. */
+static bool is_in_state(pid_t pid, char wanted)
 {
 	char path[32], state = '?';
 	FILE *file;
@@ -392,7 +399,7 @@ static bool has_ended(pid_t pid)
 	CHECK(file != NULL);
 	CHECK_EQ(fscanf(file, "%*d (%*[^)]) %c", &state), 1);
 	fclose(file);
-	return state == 'Z';
+	return state == wanted;
 }
 
 static void an_orderly_end_ends_all(void)
@@ -503,7 +510,7 @@ static void a_signal_that_comes_with_a_death_is_not_forgotten(void)
 	/* The holder finds both at once, and who is to get the signal dead. */
 	CHECK(kill(held.pid, SIGSTOP) == 0);
 	CHECK(kill(serving, SIGKILL) == 0);
-	while (!has_ended(serving))
+	while (!is_in_state(serving, 'Z'))
 		(void)poll(NULL, 0, 1);
 	CHECK(kill(held.pid, SIGTERM) == 0);
 	CHECK(kill(held.pid, SIGCONT) == 0);
@@ -561,7 +568,7 @@ static void a_ring_ends_when_its_process_is_seen_to_have_ended(void)
 	expect(&held, "standby");
 	CHECK(kill(held.pid, SIGSTOP) == 0);
 	CHECK(kill(serving, SIGKILL) == 0);
-	while (!has_ended(serving))
+	while (!is_in_state(serving, 'Z'))
 		(void)poll(NULL, 0, 1);
 	CHECK(flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK);
 	CHECK(kill(held.pid, SIGCONT) == 0);
@@ -607,6 +614,40 @@ static void a_hopeless_device_ends(void)
 	expect(&held, "standby");
 	CHECK(kill(serving, SIGKILL) == 0);
 	CHECK_EQ(exit_code(&held), 5);
+}
+
+static void a_standby_that_finds_nothing_is_the_end_when_nobody_serves(void)
+{
+	struct held held;
+	pid_t serving, waiting;
+
+	start_holder(&held, "nothing-left");
+	serving = expect(&held, "serving");
+	waiting = expect(&held, "nothing left");
+	while (!is_in_state(waiting, 'T'))
+		(void)poll(NULL, 0, 1);
+	CHECK(kill(serving, SIGKILL) == 0);
+	while (kill(serving, 0) == 0)
+		(void)poll(NULL, 0, 1);
+	CHECK(kill(waiting, SIGCONT) == 0);
+	CHECK_EQ(exit_code(&held), 1);
+	CHECK(kill(waiting, 0) != 0 && errno == ESRCH);
+}
+
+static void a_standby_that_finds_nothing_is_not_believed_while_somebody_serves(void)
+{
+	struct held held;
+	pid_t serving, waiting;
+
+	start_holder(&held, "nothing-left");
+	serving = expect(&held, "serving");
+	waiting = expect(&held, "nothing left");
+	while (!is_in_state(waiting, 'T'))
+		(void)poll(NULL, 0, 1);
+	CHECK(kill(waiting, SIGCONT) == 0);
+	CHECK_EQ(expect(&held, "standby none nothing is left"), serving);
+	CHECK(kill(held.pid, SIGTERM) == 0);
+	CHECK_EQ(exit_code(&held), 7);
 }
 
 static void a_restart_is_a_new_standby_and_a_death(void)
@@ -678,6 +719,8 @@ int main(int argc, char **argv)
 	RUN(who_dies_while_taking_over_is_followed_by_the_next);
 	RUN(what_cannot_take_over_says_why);
 	RUN(a_hopeless_device_ends);
+	RUN(a_standby_that_finds_nothing_is_the_end_when_nobody_serves);
+	RUN(a_standby_that_finds_nothing_is_not_believed_while_somebody_serves);
 	RUN(a_restart_is_a_new_standby_and_a_death);
 	RUN(a_ring_ends_when_its_process_is_seen_to_have_ended);
 	RUN(a_ring_that_cannot_be_held_is_told);

@@ -8,6 +8,7 @@ kernel keeps with it, never by its number, which the kernel gives to others once
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -129,6 +130,7 @@ class UblkKernel:
 
         Raises:
             ConflictError: it is not dead; the device stays its.
+            NotFoundError: the device is gone, or somebody has stopped it.
             EngineError: the kernel's refusal; the device stays as it is.
         """
         del descriptors
@@ -241,8 +243,13 @@ def give_up(paths: DevicePaths) -> tuple[Path, ...]:
         InfiniswapError: swapoff was refused; the device is removed all the same.
     """
     for number in find_left(paths):
-        with FailingUblk(number, identity_of(paths), _GIVE_UP_MS_MAX):
+        # Who has stopped it has made everything fail already.
+        with contextlib.suppress(NotFoundError), _failing(number, paths):
             device = ublk.block_path(number)
             if swap.find_area(device) is not None:
                 swap.swapoff(device, timeout_s=_SWAPOFF_S_MAX)
     return ()
+
+
+def _failing(number: int, paths: DevicePaths) -> FailingUblk:
+    return FailingUblk(number, identity_of(paths), _GIVE_UP_MS_MAX)

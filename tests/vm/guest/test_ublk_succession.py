@@ -35,7 +35,7 @@ from ublkservers import (
 from infiniswap.engine.native import NativeEngine
 from infiniswap.engine.native_ublk import FailingUblk, ublk_check, ublk_remove
 from infiniswap.engine.protocol import EngineConfig
-from infiniswap.errors import ConflictError, EngineError
+from infiniswap.errors import ConflictError, EngineError, NotFoundError
 from infiniswap.units import GIB, MIB, PAGE_BYTES
 
 DISK = Path("/var/tmp")
@@ -169,6 +169,22 @@ def test_a_successor_that_died_as_it_began_has_a_successor() -> None:
         with FailingUblk(number, SERVERS, 60_000):
             said = run("blkdiscard", "-z", "-l", PAGE_BYTES, path, check=False)
             assert "Input/output error" in said
+
+
+def test_a_device_that_somebody_has_removed_has_no_successor() -> None:
+    devices = Succession(64)
+    number = devices.active.device_id
+    config = EngineConfig(size_bytes=64 * MIB, slab_bytes=64 * MIB, staging_pages=64)
+    backup = DISK / "successor"
+    with NativeEngine(config, str(backup)) as engine:
+        frontend = engine.frontend_ublk_prepare(number, SERVERS)
+        devices.active.kill()
+        run(SERVER, "-", 0, "remove-by-force", number)
+        with pytest.raises(NotFoundError, match=f"no ublk device {number}"):
+            frontend.take_over(60_000)
+        frontend.close()
+    backup.unlink()
+    devices.standby.kill()
 
 
 def test_a_living_predecessor_is_not_robbed() -> None:
