@@ -102,7 +102,7 @@ BACKUP_DATA: Final = Event(
 FRONTEND_DOWN: Final = Event(
     "frontend-down",
     "The front end of a device has ended by itself.",
-    "`infiniswap device restart NAME`.",
+    "None where a standby takes over (ublk). Else `infiniswap device restart NAME`.",
 )
 CONNECTIONS_LOST: Final = Event(
     "connections-lost",

@@ -150,6 +150,18 @@ static void woken(struct iswi_ublk_queue *queue, int result)
 		queue->stopping = true;
 }
 
+/*
+ * ABORT: the device has ended, and every command comes back so. Anything else means that the kernel
+ * refused one, with an answer on it perhaps: its request would wait for ever. A queue that has
+ * ended can be taken over with all that was not answered; so it takes nothing more and ends.
+ */
+static void given_back(struct iswi_ublk_queue *queue, int result)
+{
+	queue->live--;
+	if (result != UBLK_IO_RES_ABORT && queue->failed == 0)
+		queue->failed = result < 0 ? result : -EPROTO;
+}
+
 static void take_completions(struct iswi_ublk_queue *queue)
 {
 	struct io_uring_cqe *cqe;
@@ -162,10 +174,10 @@ static void take_completions(struct iswi_ublk_queue *queue)
 		count++;
 		if (number == WAKE)
 			woken(queue, cqe->res);
-		else if (cqe->res == UBLK_IO_RES_OK)
+		else if (cqe->res != UBLK_IO_RES_OK)
+			given_back(queue, cqe->res);
+		else if (queue->failed == 0)
 			take_request(queue, &queue->tags[number]);
-		else
-			queue->live--; /* UBLK_IO_RES_ABORT, or refused: the device has ended */
 	}
 	io_uring_cq_advance(&queue->ring, count);
 	if (!iswi_plug_is_empty(&queue->plug))
@@ -179,7 +191,14 @@ static void take_completions(struct iswi_ublk_queue *queue)
 static bool finished(const struct iswi_ublk_queue *queue)
 {
 	return queue->busy == 0 && queue->batches == queue->announced &&
-	       (queue->live == 0 || queue->stopping);
+	       (queue->live == 0 || queue->stopping || queue->failed != 0);
+}
+
+static int outcome(const struct iswi_ublk_queue *queue)
+{
+	if (queue->stopping)
+		return 0;
+	return queue->failed != 0 ? queue->failed : -ENODEV;
 }
 
 static int serve(struct iswi_ublk_queue *queue)
@@ -189,7 +208,7 @@ static int serve(struct iswi_ublk_queue *queue)
 
 		commit_ended(queue);
 		if (finished(queue))
-			return queue->stopping ? 0 : -ENODEV;
+			return outcome(queue);
 		arm_wake(queue);
 		result = io_uring_submit_and_wait(&queue->ring, 1);
 		/* EAGAIN and EBUSY: the kernel lacks memory for a moment; what is left is tried

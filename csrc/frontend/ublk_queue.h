@@ -57,6 +57,7 @@ struct iswi_ublk_queue {
 	uint32_t busy;      /* of them in the engine, or on their way back */
 	uint32_t batches;   /* taken whose announcement has to come, modulo 2^32 */
 	uint32_t announced; /* announcements read, modulo 2^32 */
+	int failed;         /* the first command that was refused: -errno of that, else 0 */
 	uint64_t wake_value;
 	bool wake_armed, stopping;
 };

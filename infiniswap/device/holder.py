@@ -71,6 +71,8 @@ class Holder:
         self.pid: int | None = None
         self.standby = ""
         """"ready", or why there is none; empty: not yet."""
+        self.on_standby: Callable[[], None] = lambda: None
+        """Called when a standby is ready."""
         self._unheld = ""
         self._renewal: asyncio.Future[None] | None = None
         self._on_gone: Callable[[], None] = lambda: None
@@ -236,7 +238,9 @@ class Holder:
         word, _, rest = text.partition(" ")
         if word == "standby":
             self.standby = "ready" if rest == "ready" else rest.removeprefix("none ")
-            if self.standby != "ready":
+            if self.standby == "ready":
+                self.on_standby()
+            else:
                 log.warning("no standby: %s", self.standby, extra=events.about(events.NO_STANDBY))
         elif word == "unheld":
             self._unheld = rest

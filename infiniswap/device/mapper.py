@@ -73,7 +73,7 @@ class SlabMapper:
         """Of slabs since the start: mapped, remapped (of these: had lost a donor), moved (whole),
         evicted, returned (empty); and lost_pages."""
         self.on_connection_lost: Callable[[], None] = lambda: None
-        """Called when a connection of the front end may have ended."""
+        """Called when a connection of the front end, or all of it, may have ended."""
         self.is_eager = False
         """Without a backup an unmapped slab could take no page: every slab is kept mapped."""
         self._engine = engine
@@ -228,6 +228,7 @@ class SlabMapper:
             case EventKind.FRONTEND_DOWN:
                 self.alarms["frontend"] = f"the front end has ended (code {event.code})"
                 log.error("%s", self.alarms["frontend"], extra=events.about(events.FRONTEND_DOWN))
+                self.on_connection_lost()
 
     def _link_at(self, remote: int | None, slab: int) -> DonorLink | None:
         return next(

@@ -350,8 +350,7 @@ class DeviceService:
 
     def _start_repairs(self, attachment: Attachment) -> None:
         assert self._mapper is not None
-        repairs = Repairs(attachment.kernel.repair, self._blocking, self._mapper.alarms)
-        self._mapper.on_connection_lost = repairs.needed
+        repairs = Repairs(attachment.kernel, self.holder, self._mapper, self._blocking)
         self._repair_task = asyncio.create_task(repairs.run(), name="repair")
 
     def _start_waker(self) -> None:

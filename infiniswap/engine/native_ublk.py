@@ -62,7 +62,8 @@ def ublk_shape(device_id: int) -> UblkShape | None:
     result = lib.isw_ublk_info(device_id, info, error)
     if result >= 0:
         known = struct_ints(info[0])
-        return UblkShape(live=known.pop("state") == lib.ISW_UBLK_LIVE, **known)
+        state = known.pop("state")
+        return UblkShape(live=state == lib.ISW_UBLK_LIVE, ended=state == lib.ISW_UBLK_DEAD, **known)
     if -result == errno.ENODEV:
         ublk_check()  # which raises when it is the driver that is not there
         return None

@@ -399,11 +399,13 @@ class UblkShape:
 
     Attributes:
         live: a process serves it; else nobody does, and what is asked of it waits.
+        ended: it was stopped, or never started: nobody can take it over.
         server_pid: the last process that served it, -1: none.
         identity: what it was made with.
     """
 
     live: bool
+    ended: bool
     queues: int
     queue_depth: int
     request_bytes_max: int

@@ -6,7 +6,8 @@
  *     ublk_server FILE MIB new          prints "device N", serves until SIGTERM, removes the device
  *     ublk_server FILE MIB standby N    prints "prepared"; on a line from stdin takes device N over
  *     ublk_server FILE MIB remove-by-force N    as an administrator's own tool may do
- *     ublk_server FILE MIB begin N      a successor that dies as soon as it has begun to take over
+ *     ublk_server FILE MIB begin N      a successor that dies when it has begun to take over
+ *     ublk_server FILE MIB break PID    to each queue of a server a command seems to be refused
  *
  * Requests end on threads of their own, some in another order than they came, some inside submit,
  * as with the engine. What was answered is in FILE, whenever the process dies.
@@ -19,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -29,6 +31,7 @@
 #define REQUESTS_MAX 64u
 /* Of so many requests one ends inside submit. */
 #define AT_ONCE_EACH 8u
+#define FDS_MAX      256 /* of a server: more than it has */
 #define IDENTITY     0x7465737475626c6bull
 
 struct isw_engine {
@@ -227,6 +230,46 @@ static int begin(uint32_t device)
 	return 0;
 }
 
+/* An answer for tag 0 that the kernel never gave. */
+static void break_ring(struct io_uring *own, int ring)
+{
+	struct io_uring_sqe *sqe = io_uring_get_sqe(own);
+	struct io_uring_cqe *cqe;
+	int err;
+
+	io_uring_prep_msg_ring(sqe, ring, (unsigned int)-EINVAL, 0, 0);
+	err = io_uring_submit_and_wait(own, 1);
+	if (err < 0 || io_uring_peek_cqe(own, &cqe) != 0 || cqe->res < 0)
+		fail("message", err, NULL);
+	io_uring_cqe_seen(own, cqe);
+}
+
+static int break_queues(pid_t pid)
+{
+	const int process = (int)syscall(SYS_pidfd_open, pid, 0);
+	struct io_uring own;
+	char path[64], name[64];
+
+	if (process < 0 || io_uring_queue_init(1, &own, 0) != 0)
+		fail("break", -errno, NULL);
+	for (int fd = 0; fd < FDS_MAX; fd++) {
+		ssize_t got;
+		int ring;
+
+		snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)pid, fd);
+		got = readlink(path, name, sizeof(name) - 1);
+		name[got > 0 ? got : 0] = '\0';
+		if (strstr(name, "io_uring") == NULL)
+			continue;
+		ring = (int)syscall(SYS_pidfd_getfd, process, fd, 0);
+		if (ring < 0)
+			fail("ring", -errno, NULL);
+		break_ring(&own, ring);
+		close(ring);
+	}
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	isw_frontend *frontend;
@@ -240,6 +283,8 @@ int main(int argc, char **argv)
 		return remove_by_force(argc < 5 ? 0 : (uint32_t)strtoul(argv[4], NULL, 10));
 	if (strcmp(argv[3], "begin") == 0)
 		return begin(argc < 5 ? 0 : (uint32_t)strtoul(argv[4], NULL, 10));
+	if (strcmp(argv[3], "break") == 0)
+		return break_queues(argc < 5 ? 0 : (pid_t)strtoul(argv[4], NULL, 10));
 	sigemptyset(&ends);
 	sigaddset(&ends, SIGTERM);
 	pthread_sigmask(SIG_BLOCK, &ends, NULL);

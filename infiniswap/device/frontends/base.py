@@ -51,6 +51,14 @@ class KernelDevice(Protocol):
             InfiniswapError: not now; to be tried again.
         """
 
+    def is_left(self) -> bool:
+        """After FRONTEND_DOWN: whether the kernel has the device still, so that a successor could
+        take it over though this process can serve it no longer.
+
+        Raises:
+            InfiniswapError: the kernel did not say.
+        """
+
     def handover(self) -> Handover:
         """What a successor needs of this process. Asked once, after `attach` or `adopt`.
 

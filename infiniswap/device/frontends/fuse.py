@@ -76,6 +76,10 @@ class FuseLoop:
     def repair(self) -> None:
         """There is one connection to the kernel, which lasts."""
 
+    def is_left(self) -> bool:
+        """It ends with its connection to the kernel: unmounted, or aborted."""
+        return False
+
     def handover(self) -> Handover:
         """The connection to the kernel: with its last copy the mount dies.
 

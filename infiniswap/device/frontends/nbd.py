@@ -272,6 +272,10 @@ class NbdKernel:
                 )
             time.sleep(_TAKEN_PAUSE_S)
 
+    def is_left(self) -> bool:
+        """It ends by its connections only, and those are mended."""
+        return False
+
     # ----------------------------------------------------------------------- detach
 
     def rings(self) -> tuple[int, ...]:

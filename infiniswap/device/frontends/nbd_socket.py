@@ -36,6 +36,10 @@ class NbdSocket:
     def repair(self) -> None:
         """Clients come and go as they like."""
 
+    def is_left(self) -> bool:
+        """The kernel has nothing of it."""
+        return False
+
     def handover(self) -> Handover:
         """Nothing: clients connect again."""
         return Handover()

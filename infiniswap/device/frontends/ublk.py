@@ -153,6 +153,11 @@ class UblkKernel:
     def repair(self) -> None:
         """There is nothing that breaks on its own."""
 
+    def is_left(self) -> bool:
+        """Unless somebody has removed or stopped it."""
+        shape = None if self._frontend is None else ublk_shape(self._frontend.device_id)
+        return shape is not None and not shape.ended
+
     def detach(self) -> None:
         """Ends the device. (The kernel would not refuse, whoever uses it.)
 

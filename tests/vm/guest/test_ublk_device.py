@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 from pathlib import Path
 
 import pytest
 from cluster import Cluster, run, until
 from pagejob import StartJob
-from ublkservers import nodes
+from ublkservers import SERVER, nodes
 
 from infiniswap.device.frontends.ublk import find_left, give_up
 from infiniswap.device.rundir import DevicePaths
 from infiniswap.system import swap
+from infiniswap.units import MIB
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -86,3 +88,32 @@ def test_swap_space_of_a_killed_process_is_not_taken_away_silently(shared_cluste
     assert not nodes()
     device.remove()
     assert not os.path.lexists(device.path)
+
+
+@pytest.mark.full  # a standby takes a minute to start here
+def test_a_front_end_that_ends_is_taken_over_and_a_device_that_is_removed_ends(
+    shared_cluster: Cluster,
+) -> None:
+    device = shared_cluster.start("--frontend", "ublk", INFINISWAP_DEVICE_STANDBY="on")
+    node = device.path.resolve()
+    data = shared_cluster.root / "data"
+    data.write_bytes(os.urandom(4 * MIB))
+    run("dd", f"if={data}", f"of={node}", "bs=256k", "oflag=direct")
+    run("blockdev", "--flushbufs", str(node))
+    broken = device.processes()["active"]
+    run(str(SERVER), "-", "0", "break", str(broken))
+    assert device.wait_take_over(1)["pid"] != broken
+    run("cmp", "-n", str(4 * MIB), str(data), str(node))
+    # Taken away by an administrator it cannot be taken over, not even when its process dies.
+    pids = device.processes()
+    run(str(SERVER), "-", "0", "remove-by-force", node.name.removeprefix("ublkb"))
+    until(lambda: any("front end" in alarm for alarm in device.status["alarms"]), "the alarm")
+    assert device.status["pid"] == pids["active"]
+    os.kill(pids["active"], signal.SIGKILL)
+    until(lambda: not any(map(is_alive, pids.values())), "all of its processes to end")
+    device.remove()
+    assert not nodes()
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
