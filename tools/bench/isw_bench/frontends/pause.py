@@ -36,6 +36,7 @@ def run(bench: Bench) -> Comparison:
         SkipError: not root.
     """
     require_root("a block device")
+    sides.load_drivers()
     samples, notes = Samples(), list(_NOTES)
     for name in OURS:
         try:
@@ -121,7 +122,14 @@ def figures(samples: Samples) -> list[Figure]:
     """The front ends beside the one that waits for a timeout."""
     measured = [name for name in OURS if samples.has(name)]
     return [
-        Figure("pause", "ms", samples.of(name, _MS), samples.of("nbd", _MS), "nbd", our_name=name)
+        Figure(
+            f"{name}: pause",
+            "ms",
+            samples.of(name, _MS),
+            samples.of("nbd", _MS),
+            "nbd",
+            our_name=name,
+        )
         for name in measured
         if name != "nbd" and "nbd" in measured
     ]

@@ -45,6 +45,13 @@ class Side:
     take_overs: Callable[[], int] | None = None
 
 
+def load_drivers() -> None:
+    """Loads the kernel's, where it has them as modules: who compares wants all of them there."""
+    for name in ("nbd", "ublk_drv", "loop", "fuse"):
+        with contextlib.suppress(InfiniswapError):
+            run_command(["modprobe", "--quiet", name])
+
+
 @contextlib.contextmanager
 def ours(
     bench: Bench, frontend: str, addresses: Mapping[str, Child], standby: bool = False

@@ -37,6 +37,7 @@ def run(bench: Bench) -> Comparison:
         SkipError: not root.
     """
     require_root("a block device")
+    sides.load_drivers()
     samples, notes = Samples(), list(_NOTES)
     with contextlib.ExitStack() as stack:
         pool_bytes = len(OURS) * bench.settings.swap_device_bytes
@@ -95,7 +96,7 @@ def figures(samples: Samples) -> list[Figure]:
                     continue
                 found.append(
                     Figure(
-                        name,
+                        f"{front_end}: {name}",
                         unit,
                         samples.of(front_end, key),
                         samples.of(other, key),
