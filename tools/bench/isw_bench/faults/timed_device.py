@@ -48,9 +48,9 @@ def _note(told: dict[str, Any]) -> None:
 
 def main(argv: list[str]) -> int:
     """Runs the device; returns its exit code."""
-    from infiniswap.device import service
+    from infiniswap.device import assembly
 
-    vars(service)["SlabMapper"] = TimedMapper
+    vars(assembly)["SlabMapper"] = TimedMapper
     args = build_parser("device").parse_args(argv)
     config = command.load_config(args)
     size_bytes = parse_page_size(args.size)
