@@ -267,10 +267,7 @@ async def serve(
                     tasks = (*tasks, announcing)
                 for task in tasks:
                     task.add_done_callback(donor.task_done)
-                spare = (
-                    asyncio.create_task(_pin(store, background), name="pin"),
-                    asyncio.create_task(service.rdma.keep_registered(background), name="rdma"),
-                )
+                pin = asyncio.create_task(_pin(store, background), name="pin")
                 try:
                     yield donor
                 finally:
@@ -278,9 +275,9 @@ async def serve(
                     keeps = (
                         isinstance(home, Home) and not donor.gives_back and bool(service.mapped())
                     )
-                    for task in (*tasks, *spare):
+                    for task in (*tasks, pin):
                         task.cancel()
-                    await asyncio.wait((*tasks, *spare))
+                    await asyncio.wait((*tasks, pin))
                     stop_pressure()
             finally:
                 await _stop(server, service, store, stop_s, keeps)
