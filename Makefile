@@ -13,7 +13,7 @@ MUTATIONS ?=
 C_SOURCES := $(shell find csrc tests/c tests/fuzz tools/bench/c -name '*.[ch]' 2>/dev/null | sort)
 C_BUILD := CMakeLists.txt $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null)
 
-.PHONY: help setup demo test test-full bench bench-faults bench-frontends check lint asan tsan fuzz mutations man site format clean
+.PHONY: help setup demo test test-full bench bench-faults bench-frontends bench-rdma check lint asan tsan fuzz mutations man site format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make bench   comparisons with floor, peers and disks; BENCH_ARGS=--help (docs/benchmarks.md)"
 	@echo "make bench-faults  what evictions and dying donors cost; BENCH_ARGS=--help"
 	@echo "make bench-frontends  ublk, nbd and fuse beside nbdkit, and what a killed device costs"
+	@echo "make bench-rdma  RDMA beside perftest and TCP; BENCH_ARGS=--help"
 	@echo "make mutations  breaks the C library rule by rule and looks which test notices"
 	@echo "make asan    C tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make tsan    C tests under ThreadSanitizer"
@@ -88,6 +89,9 @@ bench-faults: setup
 
 bench-frontends: setup
 	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench.frontends $(BENCH_ARGS)
+
+bench-rdma: setup
+	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench.rdma $(BENCH_ARGS)
 
 # They are kept in the tree: building a package needs neither this nor what it imports.
 man: setup

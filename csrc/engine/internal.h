@@ -347,6 +347,7 @@ struct iswi_remote {
 	/* With RDMA only, like queues: no pages go over it, it sees the donor's death. */
 	struct iswi_queue *witness;
 	struct iswi_rdma_places *places; /* the queues' own; under control */
+	struct iswi_engine_rdma *device; /* likewise: what they use; NULL: none */
 	atomic_bool rdma;                /* relaxed: for status */
 	struct iswi_queue_events events;
 	/* Relaxed statistics; pages by TCP, by RDMA. */
@@ -372,6 +373,8 @@ struct iswi_sim;
 struct iswi_engine_rdma {
 	char device[ISW_RDMA_NAME_BYTES];
 	struct iswi_rdma_domain *domain; /* NULL: not used */
+	uint32_t users;                  /* offers and remotes; closed with the last */
+	bool failed; /* opened anew for the next offer: it may be another by now */
 };
 
 struct isw_engine {
@@ -661,6 +664,8 @@ void iswi_places_suspend(struct isw_engine *e, uint32_t remote);
 void iswi_rdma_init(struct isw_engine *e);
 /* When every remote is gone. */
 void iswi_rdma_fini(struct isw_engine *e);
+/* One user less. Its queues are gone. Accepts NULL. */
+void iswi_rdma_leave(struct isw_engine *e, struct iswi_engine_rdma *device);
 /* Connects what config->rdma offers; on success the queues are the caller's. */
 int iswi_rdma_offer_accept(const struct isw_remote_config *config, struct iswi_remote *r,
 			   struct iswi_queue **queues_out, uint32_t *count_out,
@@ -672,10 +677,7 @@ void iswi_remote_submit(struct isw_engine *e, struct iswi_op *first);
 /* The same at unplug, or at once when plug is NULL. */
 void iswi_remote_send(struct isw_engine *e, struct iswi_op *first, struct iswi_op *last,
 		      struct iswi_plug *plug);
-/*
- * A transfer has ended: counts its error and gives its use of the place back. That may be another
- * donor's slot after that.
- */
+/* Its error is counted, its use of the place given back: that may be another donor's after that. */
 void iswi_remote_ended(struct isw_engine *e, const struct iswi_op *op, int error);
 /* Once, before any remote is reserved. */
 void iswi_remote_init(struct isw_engine *e);

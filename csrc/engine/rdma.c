@@ -10,6 +10,7 @@
 
 struct isw_rdma_offer {
 	struct isw_engine *engine;
+	struct iswi_engine_rdma *device;
 	struct iswi_verbs_choice choice;
 	struct iswi_rdma_places *places;
 	uint32_t count;
@@ -18,32 +19,61 @@ struct isw_rdma_offer {
 };
 
 /*
- * Opened when a donor is first reached through the device, and for as long as the engine lives:
- * then its staging buffers are registered, once.
+ * Opened when a donor is reached through the device, which registers the staging buffers, and kept
+ * while one is: a device that is not used must be free to go.
  */
-static int get_domain(struct isw_engine *e, const char *device, struct iswi_rdma_domain **out,
-		      struct isw_error *error)
+static int join_device(struct isw_engine *e, const char *device, struct iswi_engine_rdma **out,
+		       struct isw_error *error)
 {
-	struct iswi_engine_rdma *one = NULL;
+	struct iswi_engine_rdma *found = NULL, *room = NULL;
 	int code = 0;
 
 	pthread_mutex_lock(&e->rdma_lock);
-	for (uint32_t i = 0; i < ISWI_RDMA_DOMAINS_MAX && !one; i++)
-		if (!e->rdma[i].domain || !strcmp(e->rdma[i].device, device))
-			one = &e->rdma[i];
-	if (!one)
+	for (uint32_t i = 0; i < ISWI_RDMA_DOMAINS_MAX && !found; i++) {
+		struct iswi_engine_rdma *one = &e->rdma[i];
+
+		if (!one->domain)
+			room = one;
+		else if (!one->failed && !strcmp(one->device, device))
+			found = one;
+	}
+	if (!found && !room) {
 		code = iswi_error(error, -ENOSPC, "the device uses %u RDMA devices already",
 				  ISWI_RDMA_DOMAINS_MAX);
-	else if (!one->domain)
+	} else if (!found) {
+		found = room;
 		code = iswi_rdma_domain_open(e->verbs, device, e->staging,
 					     (uint64_t)e->config.staging_pages * ISW_PAGE_BYTES,
-					     &one->domain, error);
+					     &found->domain, error);
+		memcpy(found->device, device, sizeof(found->device));
+		found->failed = false;
+	}
 	if (!code) {
-		memcpy(one->device, device, sizeof(one->device));
-		*out = one->domain;
+		found->users++;
+		*out = found;
 	}
 	pthread_mutex_unlock(&e->rdma_lock);
 	return code;
+}
+
+void iswi_rdma_leave(struct isw_engine *e, struct iswi_engine_rdma *device)
+{
+	if (!device)
+		return;
+	pthread_mutex_lock(&e->rdma_lock);
+	if (!--device->users) {
+		iswi_rdma_domain_close(device->domain);
+		device->domain = NULL;
+	}
+	pthread_mutex_unlock(&e->rdma_lock);
+}
+
+/* It may have been removed, and be there again under the same name. */
+static void device_failed(struct isw_engine *e, struct iswi_engine_rdma *device)
+{
+	pthread_mutex_lock(&e->rdma_lock);
+	device->failed = true;
+	pthread_mutex_unlock(&e->rdma_lock);
 }
 
 void iswi_rdma_init(struct isw_engine *e)
@@ -84,9 +114,10 @@ int isw_rdma_offer_make(isw_engine *e, const char *host, uint32_t queues, uint32
 	offer->engine = e;
 	code = iswi_verbs_choose(e->verbs, host, &offer->choice, error);
 	if (!code)
-		code = get_domain(e, offer->choice.device, &config.domain, error);
+		code = join_device(e, offer->choice.device, &offer->device, error);
 	if (!code && iswi_rdma_places_make(slots, &offer->places))
 		code = iswi_error(error, -ENOMEM, "no memory for RDMA");
+	config.domain = offer->device ? offer->device->domain : NULL;
 	config.places = offer->places;
 	config.choice = &offer->choice;
 	while (!code && offer->count < queues) {
@@ -94,6 +125,8 @@ int isw_rdma_offer_make(isw_engine *e, const char *host, uint32_t queues, uint32
 				      &offer->ends[offer->count], error);
 		if (!code)
 			offer->count++;
+		else if (code != -ENOMEM)
+			device_failed(e, offer->device);
 	}
 	if (code)
 		isw_rdma_offer_destroy(offer);
@@ -120,6 +153,7 @@ void isw_rdma_offer_destroy(isw_rdma_offer *offer)
 		return;
 	destroy_queues(offer);
 	iswi_rdma_places_free(offer->places);
+	iswi_rdma_leave(offer->engine, offer->device);
 	free(offer);
 }
 
@@ -146,6 +180,8 @@ int iswi_rdma_offer_accept(const struct isw_remote_config *config, struct iswi_r
 	offer->count = 0;
 	r->places = offer->places;
 	offer->places = NULL;
+	r->device = offer->device;
+	offer->device = NULL;
 	atomic_store_explicit(&r->rdma, true, memory_order_relaxed);
 	return 0;
 }

@@ -216,6 +216,8 @@ static void destroy_queues(struct iswi_remote *r)
 	r->witness = NULL;
 	iswi_rdma_places_free(r->places);
 	r->places = NULL;
+	iswi_rdma_leave(r->engine, r->device);
+	r->device = NULL;
 	atomic_store_explicit(&r->rdma, false, memory_order_relaxed);
 }
 

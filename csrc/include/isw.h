@@ -169,7 +169,8 @@ struct isw_store_stats {
 	uint64_t request_errors;   /* well-formed requests answered with an error */
 	uint64_t protocol_errors;  /* connections closed for what they sent */
 	uint64_t rdma_connections; /* queue pairs */
-	uint64_t rdma_regions;     /* slabs that a consumer reaches by RDMA now */
+	uint64_t rdma_regions;     /* slabs that are registered for a consumer */
+	uint64_t rdma_ahead;       /* slabs that are registered for nobody yet */
 	uint64_t rdma_failures;    /* registrations refused by the host or its device */
 };
 
@@ -265,24 +266,39 @@ void isw_store_stats(isw_store *store, struct isw_store_stats *stats_out);
 /*
  * RDMA beside a lease's TCP connections, for as long as its epoch: connects a queue pair to each of
  * the consumer's ends, in place of those of before, and tells its own. probe_out: a page of that
- * lease's that can only be read. renew, destroy and rdma_close end all that. Blocking. Errors as
- * isw_rdma_choose, and: -ENOENT: no such lease; -EBUSY: it is being renewed; -EINVAL: what the
- * consumer says cannot be.
+ * lease's that can only be read. renew and rdma_pause end the queue pairs; what is registered stays
+ * so for the next of the lease's, and nobody reaches it meanwhile. destroy and rdma_close end that,
+ * too. Blocking. Errors as isw_rdma_choose, and: -ENOENT: no such lease; -EBUSY: it is being
+ * renewed, or what is left of its former connections cannot be ended; -EINVAL: what the consumer
+ * says cannot be.
  */
 #define ISW_RDMA_QUEUES_MAX 16
 int isw_store_rdma_open(isw_store *store, uint64_t lease, const struct isw_rdma_end *peers,
 			uint32_t count, struct isw_rdma_end *ends_out,
 			struct isw_rdma_key *probe_out, struct isw_error *error);
-/* Ends the queue pairs, then every key. -ENOENT. Blocking. */
+/*
+ * Ends the queue pairs, then every key; where there were any, the lease's TCP connections, too: a
+ * consumer hears of it. -ENOENT. Blocking.
+ */
 int isw_store_rdma_close(isw_store *store, uint64_t lease);
+int isw_store_rdma_pause(isw_store *store, uint64_t lease);
 /*
  * Registers a mapped slot's slab for its lease alone, or says what it is registered as. The key
- * dies with unmap, before the slab is anybody else's, and with rdma_close. Blocking. -ENOTCONN:
- * there is no rdma_open; -ESTALE: the slot holds another generation; -ENOMEM: see
- * RLIMIT_MEMLOCK.
+ * dies with unmap, before the slab is anybody else's, and with rdma_close. Blocking, for as long as
+ * it takes to look up a slab's pages: not where it was registered ahead. -ENOTCONN: there is no
+ * rdma_open; -ESTALE: the slot holds another generation; -ENOMEM: see RLIMIT_MEMLOCK. at_hand: only
+ * what takes no time; -EAGAIN: this would.
  */
 int isw_store_rdma_key(isw_store *store, uint64_t lease, uint32_t slot, uint64_t generation,
-		       struct isw_rdma_key *key_out, struct isw_error *error);
+		       uint32_t at_hand, struct isw_rdma_key *key_out, struct isw_error *error);
+/*
+ * Registers one slab ahead, for nobody, with the device that leases use, or else the first that has
+ * an active port: -ENOENT: all are. To be called in the background until then, and again when slabs
+ * were made or came back. Blocking. Errors of ports and of registration.
+ */
+int isw_store_rdma_ahead(isw_store *store, struct isw_error *error);
+/* Ends what is registered ahead. Blocking. */
+void isw_store_rdma_ahead_end(isw_store *store);
 
 /* ------------------------------------------------------------------- engine */
 

@@ -186,7 +186,7 @@ int isw_store_lease_renew(isw_store *store, uint64_t id, uint32_t wait_ms_max, c
 	lease->open = false; /* nobody comes in any more, and those inside are sent out */
 	iswi_lease_shut(lease);
 	pthread_mutex_unlock(&store->lock);
-	err = iswi_lease_rdma_end(lease);
+	err = iswi_lease_rdma_pause(lease);
 	pthread_mutex_lock(&store->lock);
 	if (err == 0)
 		err = wait_unconnected(lease, &deadline);
@@ -259,14 +259,20 @@ int isw_store_lease_stats(isw_store *store, uint64_t id, struct isw_lease_stats 
 	return err;
 }
 
-/* store->lock held. slabs_size: there is none. */
-static uint32_t find_free_slab(const isw_store *store)
+/* store->lock held. slabs_size: there is none. Registered ones are for those who use RDMA. */
+static uint32_t find_free_slab(const isw_store *store, bool rdma)
 {
-	uint32_t slab = 0;
+	uint32_t found = store->slabs_size;
 
-	while (slab < store->slabs_size && store->slabs[slab].state != ISWI_SLAB_FREE)
-		slab++;
-	return slab;
+	for (uint32_t i = 0; i < store->slabs_size; i++) {
+		if (store->slabs[i].state != ISWI_SLAB_FREE)
+			continue;
+		if ((store->slabs[i].ahead != NULL) == rdma)
+			return i;
+		if (found == store->slabs_size)
+			found = i;
+	}
+	return found;
 }
 
 /* slots_max: there is none; *barred_out: but for old connections there would be. */
@@ -312,8 +318,11 @@ int isw_store_map(isw_store *store, uint64_t id, uint32_t tag, uint32_t *slot_ou
 
 	pthread_mutex_lock(&store->lock);
 	lease = iswi_lease_find(store, id);
-	slab = find_free_slab(store);
-	if (lease == NULL || slab == store->slabs_size)
+	if (lease == NULL)
+		goto out_unlock;
+	slab = find_free_slab(
+		store, atomic_load_explicit(&lease->rdma_connections, memory_order_relaxed) > 0);
+	if (slab == store->slabs_size)
 		goto out_unlock;
 	name.slot = find_empty_slot(lease, &barred);
 	if (name.slot == lease->slots_max) {

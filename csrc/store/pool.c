@@ -66,6 +66,7 @@ static void free_tables(isw_store *store)
 		if (store->slabs[i].mem.base != NULL)
 			iswi_slab_mem_free(&store->slabs[i].mem);
 	iswi_slab_dir_close(&store->dir);
+	pthread_mutex_destroy(&store->devices_lock);
 	free(store->leases);
 	free(store->slabs);
 	free(store);
@@ -86,6 +87,7 @@ int isw_store_create(const struct isw_store_config *config, isw_store **store_ou
 	store->config.slab_dir = NULL; /* the caller's, and not needed any more */
 	store->dir.fd = -1;
 	store->verbs = &iswi_verbs_system;
+	pthread_mutex_init(&store->devices_lock, NULL);
 	store->leases = calloc(config->leases_max, sizeof(struct iswi_lease *));
 	if (store->leases == NULL) {
 		err = iswi_error(error, -ENOMEM, "no memory for the store's tables");
@@ -127,6 +129,8 @@ void isw_store_destroy(isw_store *store)
 			iswi_lease_rdma_end(store->leases[i]);
 		free(store->leases[i]);
 	}
+	for (uint32_t i = 0; i < store->slabs_size; i++)
+		iswi_slab_ahead_end(store, &store->slabs[i]);
 	pthread_mutex_destroy(&store->lock);
 	pthread_cond_destroy(&store->changed);
 	free_tables(store);
@@ -156,6 +160,7 @@ void iswi_slab_retire(isw_store *store, struct iswi_store_slab *slab)
 	if (iswi_slab_dir_become(&store->dir, &slab->name, ISWI_SLAB_FILE_DIRTY) != 0)
 		iswi_slab_dir_unlink(&store->dir, &slab->name);
 	slab->state = ISWI_SLAB_DIRTY;
+	slab->lent = false;
 }
 
 /* Claims a slab in one state by putting it into another. NULL: there is none. */
@@ -167,7 +172,8 @@ static struct iswi_store_slab *claim(isw_store *store, enum iswi_slab_state from
 	pthread_mutex_lock(&store->lock);
 	for (uint32_t i = 0; i < store->slabs_size && found == NULL; i++)
 		if (store->slabs[i].state == from &&
-		    !(to == ISWI_SLAB_FREEING && store->slabs[i].pinning))
+		    !(to == ISWI_SLAB_FREEING &&
+		      (store->slabs[i].pinning || store->slabs[i].registering)))
 			found = &store->slabs[i];
 	if (found != NULL)
 		found->state = to;
@@ -265,6 +271,7 @@ int isw_store_release_free(isw_store *store)
 	if (slab == NULL)
 		return -ENOENT;
 	iswi_slab_dir_unlink(&store->dir, &slab->name);
+	iswi_slab_ahead_end(store, slab);
 	iswi_slab_mem_free(&slab->mem);
 	put_back(store, slab, ISWI_SLAB_NONE);
 	return 0;
@@ -312,6 +319,7 @@ int isw_store_pin(isw_store *store)
 
 static void count_slab(const struct iswi_store_slab *slab, struct isw_store_stats *stats_out)
 {
+	stats_out->rdma_ahead += slab->ahead != NULL;
 	switch (slab->state) {
 	case ISWI_SLAB_FREE:
 		stats_out->slabs_free++;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A lease by RDMA. Each has a protection domain of its own, so that a key of one consumer is
- * useless on another's connection, and a slab is registered there when it is mapped; nothing here
- * runs per page. What fences a slab is the end of its registration, whatever the consumer does;
- * what fences an epoch is the end of its queue pairs.
+ * useless on another's connection, and a slab's registration is put there when it is mapped
+ * (rdma_ahead.c); nothing here runs per page. What fences a slab is the end of its registration,
+ * whatever the consumer does; what fences an epoch is the end of its queue pairs. What was
+ * registered stays so for the next epoch's.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -12,21 +13,27 @@
 #include "store/store.h"
 #include "verbs/verbs.h"
 
+#define SLAB_PEER  (ISWI_VERBS_PEER_READS | ISWI_VERBS_PEER_WRITES)
 #define CQ_ENTRIES 16u /* nothing is ever posted on a donor's queue pair */
 
 struct iswi_store_rdma {
 	struct iswi_verbs_choice choice;
-	struct iswi_vdev *dev;
+	struct iswi_store_device *device;
 	struct iswi_vpd *pd;
 	struct iswi_vcq *cq;
 	struct iswi_vqp *qp[ISW_RDMA_QUEUES_MAX];
 	uint32_t qp_count;
+	bool stuck; /* a registration could not be ended: no connection is made in this domain again
+		     */
 	void *probe;
 	struct iswi_vmr *probe_mr;
+	uint32_t probe_rkey;
 	struct {
 		struct iswi_vmr *mr; /* NULL: not registered */
 		uint32_t rkey;
-	} slot[]; /* slots_max */
+		bool dead; /* it can only be freed */
+		bool left; /* after the end of the connections: the slot's slab is another */
+	} slot[];          /* slots_max */
 };
 
 /* Both of a lease's locks are free. NULL: there is no such lease. */
@@ -71,68 +78,107 @@ static int end_queue_pairs(struct iswi_lease *lease)
 	return 0;
 }
 
-static int unregister(struct iswi_lease *lease, uint32_t slot)
+/* rdma_lock held. */
+static void unregistered(struct iswi_lease *lease, uint32_t slot)
 {
 	struct iswi_store_rdma *rdma = lease->rdma;
-	int code;
 
-	if (rdma->slot[slot].mr == NULL)
-		return 0;
-	code = lease->store->verbs->mr_free(rdma->slot[slot].mr);
-	if (code != 0)
-		return code;
 	rdma->slot[slot].mr = NULL;
 	atomic_fetch_sub_explicit(&lease->store->rdma_regions, 1, memory_order_relaxed);
+	if (!rdma->slot[slot].left)
+		iswi_slab_ahead_leave(lease->store, lease->slots[slot].slab);
+	rdma->slot[slot].left = rdma->slot[slot].dead = false;
+}
+
+static int unregister(struct iswi_lease *lease, uint32_t slot)
+{
+	const struct iswi_verbs *verbs = lease->store->verbs;
+	struct iswi_store_rdma *rdma = lease->rdma;
+	struct iswi_vmr *mr = rdma->slot[slot].mr;
+	int code;
+
+	if (mr == NULL)
+		return 0;
+	rdma->slot[slot].dead = true;
+	code = verbs->mr_free(mr);
+	if (code != 0) {
+		rdma->stuck = true;
+		return code;
+	}
+	unregistered(lease, slot);
 	return 0;
 }
 
-int iswi_lease_rdma_end(struct iswi_lease *lease)
+/* rdma_lock held. */
+static int end_all(struct iswi_lease *lease)
 {
 	const struct iswi_verbs *verbs = lease->store->verbs;
-	struct iswi_store_rdma *rdma;
-	int code = 0;
+	struct iswi_store_rdma *rdma = lease->rdma;
+	int code;
 
-	pthread_mutex_lock(&lease->rdma_lock);
-	rdma = lease->rdma;
 	if (rdma == NULL)
-		goto out;
+		return 0;
 	code = end_queue_pairs(lease);
 	for (uint32_t i = 0; i < lease->slots_max && code == 0; i++)
 		code = unregister(lease, i);
 	if (code == 0 && rdma->probe_mr != NULL)
 		code = verbs->mr_free(rdma->probe_mr);
 	if (code != 0)
-		goto out; /* it all stays, and so does the memory behind it */
+		return code; /* it all stays, and so does the memory behind it */
 	if (rdma->cq != NULL)
 		verbs->cq_free(rdma->cq);
 	if (rdma->pd != NULL)
 		verbs->pd_free(rdma->pd);
-	if (rdma->dev != NULL)
-		verbs->close(rdma->dev);
+	if (rdma->device != NULL)
+		iswi_store_device_put(lease->store, rdma->device);
 	free(rdma->probe);
 	free(rdma);
 	lease->rdma = NULL;
-out:
+	return 0;
+}
+
+int iswi_lease_rdma_end(struct iswi_lease *lease)
+{
+	int code;
+
+	pthread_mutex_lock(&lease->rdma_lock);
+	code = end_all(lease);
+	pthread_mutex_unlock(&lease->rdma_lock);
+	return code;
+}
+
+int iswi_lease_rdma_pause(struct iswi_lease *lease)
+{
+	int code = 0;
+
+	pthread_mutex_lock(&lease->rdma_lock);
+	if (lease->rdma != NULL)
+		code = end_queue_pairs(lease);
 	pthread_mutex_unlock(&lease->rdma_lock);
 	return code;
 }
 
 int iswi_slot_rdma_end(struct iswi_lease *lease, uint32_t slot, bool forced)
 {
-	int code = 0;
+	int code = 0, ended = 0;
+	bool connected;
 
 	pthread_mutex_lock(&lease->rdma_lock);
 	if (lease->rdma == NULL)
 		goto out;
-	code = unregister(lease, slot);
-	if (code == 0 && !forced)
-		goto out;
+	connected = lease->rdma->qp_count > 0; /* else pages go over TCP, which has its own fence */
 	/*
-	 * A device that keeps a registration keeps it from nobody when the connections are gone.
-	 * Nor does a request that is still on its way meet the slot's next slab then, whose key a
-	 * device may make the same. The consumer hears it from the TCP connection beside them.
+	 * A request that is still on its way must not meet the slot's next slab, whose key a device
+	 * may make the same. The consumer hears it from the TCP connection beside them.
 	 */
+	if (forced)
+		ended = end_queue_pairs(lease);
+	code = unregister(lease, slot);
+	if (code == 0 && ended == 0 && !(forced && connected))
+		goto out;
+	/* A device that keeps a registration keeps it from nobody when the connections are gone. */
 	code = end_queue_pairs(lease);
+	lease->rdma->slot[slot].left = lease->rdma->slot[slot].mr != NULL && code == 0;
 	pthread_mutex_lock(&lease->store->lock);
 	iswi_lease_shut(lease);
 	pthread_mutex_unlock(&lease->store->lock);
@@ -143,33 +189,45 @@ out:
 
 /* ---------------------------------------------------------------------------- opening */
 
+/* Slabs that are registered for nobody give way to who needs it. */
+static int make_region(isw_store *store, struct iswi_vpd *pd, void *memory, uint64_t bytes,
+		       unsigned int peer, struct iswi_vmr **mr_out, struct iswi_verbs_key *key_out)
+{
+	int code = store->verbs->mr_make(pd, memory, bytes, peer, mr_out, key_out);
+
+	if (code == -ENOMEM && iswi_store_ahead_spare(store))
+		code = store->verbs->mr_make(pd, memory, bytes, peer, mr_out, key_out);
+	return code;
+}
+
 /* rdma_lock held. What was made is lease->rdma's also when it fails. */
-static int make_domain(struct iswi_lease *lease, struct isw_rdma_key *probe_out,
-		       struct isw_error *error)
+static int make_domain(struct iswi_lease *lease, struct isw_error *error)
 {
 	const struct iswi_verbs *verbs = lease->store->verbs;
 	struct iswi_store_rdma *rdma = lease->rdma;
 	struct iswi_verbs_key key;
-	int code = verbs->open(rdma->choice.device, &rdma->dev, error);
+	int code = iswi_store_device_get(lease->store, rdma->choice.device, &rdma->device, error);
 
 	if (code != 0)
 		return code;
-	code = verbs->pd_make(rdma->dev, &rdma->pd);
+	code = verbs->pd_make(rdma->device->dev, &rdma->pd);
 	if (code == 0)
-		code = verbs->cq_make(rdma->dev, CQ_ENTRIES, &rdma->cq, NULL);
+		code = verbs->cq_make(rdma->device->dev, CQ_ENTRIES, &rdma->cq, NULL);
 	if (code == 0) {
 		rdma->probe = aligned_alloc(ISW_PAGE_BYTES, ISW_PAGE_BYTES);
 		code = rdma->probe == NULL ? -ENOMEM : 0;
 	}
 	if (code == 0) {
 		memset(rdma->probe, 0, ISW_PAGE_BYTES);
-		code = verbs->mr_make(rdma->pd, rdma->probe, ISW_PAGE_BYTES, ISWI_VERBS_PEER_READS,
-				      &rdma->probe_mr, &key);
+		code = make_region(lease->store, rdma->pd, rdma->probe, ISW_PAGE_BYTES,
+				   ISWI_VERBS_PEER_READS, &rdma->probe_mr, &key);
 	}
-	if (code != 0)
+	if (code != 0) {
+		iswi_store_device_failed(rdma->device, code);
 		return iswi_error(error, code, "RDMA device %s can serve no further lease: %s",
 				  rdma->choice.device, strerror(-code));
-	*probe_out = (struct isw_rdma_key){(uintptr_t)rdma->probe, key.remote};
+	}
+	rdma->probe_rkey = key.remote;
 	return 0;
 }
 
@@ -207,13 +265,42 @@ static int make_queue_pair(struct iswi_lease *lease, const struct isw_rdma_end *
 	return 0;
 }
 
+/*
+ * rdma_lock held. The connections of before are ended; what is registered stays, where it is of use
+ * to those that come. On success lease->rdma is there, perhaps without anything in it.
+ */
+static int begin(struct iswi_lease *lease, const struct iswi_verbs_choice *choice)
+{
+	isw_store *store = lease->store;
+	struct iswi_store_rdma *rdma = lease->rdma;
+	bool open;
+
+	/* A renewal that begins later ends what is made here: it waits for the lock. */
+	pthread_mutex_lock(&store->lock);
+	open = lease->open;
+	pthread_mutex_unlock(&store->lock);
+	if (!open)
+		return -EBUSY;
+	if (rdma != NULL && end_queue_pairs(lease) != 0)
+		return -EBUSY;
+	if (rdma != NULL && (rdma->stuck || !iswi_store_device_is(rdma->device, choice->device)))
+		if (end_all(lease) != 0)
+			return -EBUSY;
+	if (lease->rdma == NULL)
+		lease->rdma = calloc(1, sizeof(*lease->rdma) +
+						lease->slots_max * sizeof(lease->rdma->slot[0]));
+	if (lease->rdma == NULL)
+		return -ENOMEM;
+	lease->rdma->choice = *choice;
+	return 0;
+}
+
 int isw_store_rdma_open(isw_store *store, uint64_t id, const struct isw_rdma_end *peers,
 			uint32_t count, struct isw_rdma_end *ends_out,
 			struct isw_rdma_key *probe_out, struct isw_error *error)
 {
 	struct iswi_verbs_choice choice;
 	struct iswi_lease *lease;
-	bool open;
 	int code;
 
 	if (count == 0 || count > ISW_RDMA_QUEUES_MAX)
@@ -225,47 +312,54 @@ int isw_store_rdma_open(isw_store *store, uint64_t id, const struct isw_rdma_end
 	lease = enter(store, id);
 	if (lease == NULL)
 		return iswi_error(error, -ENOENT, "no such lease");
-	pthread_mutex_unlock(&lease->rdma_lock);
-	code = iswi_lease_rdma_end(lease);
-	pthread_mutex_lock(&lease->rdma_lock);
-	/* A renewal that begins later ends what is made here: it waits for the lock. */
-	pthread_mutex_lock(&store->lock);
-	open = lease->open;
-	pthread_mutex_unlock(&store->lock);
-	if (code != 0 || !open || lease->rdma != NULL) {
-		code = iswi_error(error, -EBUSY, "the lease's connections are just being changed");
+	code = begin(lease, &choice);
+	if (code != 0) {
+		iswi_error(error, code, "the lease's connections are just being changed");
 		goto out;
 	}
-	lease->rdma =
-		calloc(1, sizeof(*lease->rdma) + lease->slots_max * sizeof(lease->rdma->slot[0]));
-	if (lease->rdma == NULL) {
-		code = iswi_error(error, -ENOMEM, "no memory for RDMA");
-		goto out;
-	}
-	lease->rdma->choice = choice;
-	code = make_domain(lease, probe_out, error);
+	code = lease->rdma->pd != NULL ? 0 : make_domain(lease, error);
 	for (uint32_t i = 0; i < count && code == 0; i++)
 		code = make_queue_pair(lease, &peers[i], &ends_out[i], error);
-	if (code != 0) {
-		pthread_mutex_unlock(&lease->rdma_lock);
-		iswi_lease_rdma_end(lease);
-		pthread_mutex_lock(&lease->rdma_lock);
-	}
+	if (code != 0)
+		end_all(lease);
+	else
+		*probe_out = (struct isw_rdma_key){(uintptr_t)lease->rdma->probe,
+						   lease->rdma->probe_rkey};
 out:
 	leave(lease);
+	if (code == 0)
+		iswi_store_device_chosen(store, choice.device);
 	return code;
 }
 
 int isw_store_rdma_close(isw_store *store, uint64_t id)
 {
 	struct iswi_lease *lease = enter(store, id);
+	bool connected;
 	int code;
 
 	if (lease == NULL)
 		return -ENOENT;
-	pthread_mutex_unlock(&lease->rdma_lock);
-	code = iswi_lease_rdma_end(lease);
-	pthread_mutex_lock(&lease->rdma_lock);
+	connected = lease->rdma != NULL && lease->rdma->qp_count > 0;
+	code = end_all(lease);
+	if (connected) { /* the consumer hears it from the TCP connection beside them */
+		pthread_mutex_lock(&store->lock);
+		iswi_lease_shut(lease);
+		pthread_mutex_unlock(&store->lock);
+	}
+	leave(lease);
+	return code;
+}
+
+int isw_store_rdma_pause(isw_store *store, uint64_t id)
+{
+	struct iswi_lease *lease = enter(store, id);
+	int code = 0;
+
+	if (lease == NULL)
+		return -ENOENT;
+	if (lease->rdma != NULL)
+		code = end_queue_pairs(lease);
 	leave(lease);
 	return code;
 }
@@ -289,12 +383,77 @@ static void *mapped_memory(struct iswi_lease *lease, uint32_t slot, uint64_t gen
 	return memory;
 }
 
+/*
+ * rdma_lock held. What was registered ahead, moved into the lease's domain; NULL: nothing, and what
+ * there was is freed. dead_out: it is neither.
+ */
+static struct iswi_vmr *move_in(struct iswi_lease *lease, struct iswi_vmr *mr,
+				struct iswi_store_device *device, struct iswi_verbs_key *key_out,
+				bool *dead_out)
+{
+	const struct iswi_verbs *verbs = lease->store->verbs;
+	struct iswi_store_rdma *rdma = lease->rdma;
+	int code = 0;
+
+	*dead_out = false;
+	if (mr == NULL)
+		return NULL;
+	if (device != rdma->device) {
+		verbs->mr_free(mr); /* else nobody reaches it either */
+		mr = NULL;
+	} else {
+		code = verbs->mr_move(mr, rdma->pd, SLAB_PEER, key_out);
+		if (code == -EOPNOTSUPP || code == -ENOSYS)
+			atomic_store(&device->immovable, true);
+		if (code != 0 && verbs->mr_free(mr) == 0)
+			mr = NULL;
+	}
+	*dead_out = mr != NULL && code != 0;
+	iswi_store_device_put(lease->store, device); /* the lease is its user */
+	return mr;
+}
+
+/* rdma_lock held, the slot is mapped. What was registered ahead is taken, else it is done now. */
+static int register_slot(struct iswi_lease *lease, uint32_t slot, void *memory, bool at_hand,
+			 struct isw_error *error)
+{
+	struct iswi_store_rdma *rdma = lease->rdma;
+	uint32_t slab = lease->slots[slot].slab;
+	isw_store *store = lease->store;
+	struct iswi_store_device *device;
+	struct iswi_verbs_key key = {0};
+	struct iswi_vmr *mr;
+	int code = iswi_slab_ahead_take(store, slab, at_hand ? rdma->device : NULL, &mr, &device);
+
+	if (code != 0)
+		return code;
+	mr = move_in(lease, mr, device, &key, &rdma->slot[slot].dead);
+	if (mr == NULL && at_hand) {
+		iswi_slab_ahead_leave(store, slab);
+		return -EAGAIN;
+	}
+	if (mr == NULL)
+		code = make_region(store, rdma->pd, memory, store->config.slab_bytes, SLAB_PEER,
+				   &mr, &key);
+	if (code == 0) {
+		rdma->slot[slot].mr = mr;
+		rdma->slot[slot].rkey = key.remote;
+		atomic_fetch_add_explicit(&store->rdma_regions, 1, memory_order_relaxed);
+		return 0;
+	}
+	iswi_slab_ahead_leave(store, slab);
+	atomic_fetch_add_explicit(&store->rdma_failures, 1, memory_order_relaxed);
+	iswi_store_device_failed(rdma->device, code);
+	return iswi_error(error, code, "a slab cannot be registered with RDMA device %s: %s%s",
+			  rdma->choice.device, strerror(-code),
+			  code == -ENOMEM ? " (ulimit -l, LimitMEMLOCK=infinity)" : "");
+}
+
 int isw_store_rdma_key(isw_store *store, uint64_t id, uint32_t slot, uint64_t generation,
-		       struct isw_rdma_key *key_out, struct isw_error *error)
+		       uint32_t at_hand, struct isw_rdma_key *key_out, struct isw_error *error)
 {
 	struct iswi_lease *lease = enter(store, id);
 	struct iswi_store_rdma *rdma;
-	struct iswi_verbs_key key;
 	void *memory;
 	int code = 0;
 
@@ -312,24 +471,12 @@ int isw_store_rdma_key(isw_store *store, uint64_t id, uint32_t slot, uint64_t ge
 		code = iswi_error(error, -ESTALE, "the slot holds another generation");
 		goto out;
 	}
-	if (rdma->slot[slot].mr == NULL) {
-		code = store->verbs->mr_make(rdma->pd, memory, store->config.slab_bytes,
-					     ISWI_VERBS_PEER_READS | ISWI_VERBS_PEER_WRITES,
-					     &rdma->slot[slot].mr, &key);
-		if (code != 0) {
-			rdma->slot[slot].mr = NULL;
-			atomic_fetch_add_explicit(&store->rdma_failures, 1, memory_order_relaxed);
-			iswi_error(error, code,
-				   "a slab cannot be registered with RDMA device %s: "
-				   "%s%s",
-				   rdma->choice.device, strerror(-code),
-				   code == -ENOMEM ? " (ulimit -l, LimitMEMLOCK=infinity)" : "");
-			goto out;
-		}
-		rdma->slot[slot].rkey = key.remote;
-		atomic_fetch_add_explicit(&store->rdma_regions, 1, memory_order_relaxed);
-	}
-	*key_out = (struct isw_rdma_key){(uintptr_t)memory, rdma->slot[slot].rkey};
+	if (rdma->slot[slot].mr == NULL)
+		code = register_slot(lease, slot, memory, at_hand != 0, error);
+	if (code == 0 && rdma->slot[slot].dead)
+		code = iswi_error(error, -EIO, "the slab's registration could not be ended");
+	if (code == 0)
+		*key_out = (struct isw_rdma_key){(uintptr_t)memory, rdma->slot[slot].rkey};
 out:
 	leave(lease);
 	return code;

@@ -47,6 +47,11 @@ struct iswi_store_slab {
 	struct iswi_slab_name name;
 	bool pinning;    /* its memory must not go */
 	bool pin_failed; /* once is enough */
+	/* rdma_ahead.c: registered, for nobody; NULL: it is not. */
+	struct iswi_vmr *ahead;
+	struct iswi_store_device *ahead_device;
+	bool registering; /* just now, ahead: its memory must not go */
+	bool lent;        /* registered for a lease */
 };
 
 /* A slot's word: its generation above, its state in the lowest bits. */
@@ -79,6 +84,22 @@ struct iswi_store_conn {
 
 struct iswi_store_rdma; /* rdma.c */
 
+/*
+ * An RDMA device that is opened once for all leases and slabs that use it, and closed with the
+ * last. Under devices_lock but for the flags; name, dev and spare do not change while there is a
+ * user.
+ */
+struct iswi_store_device {
+	char name[ISW_RDMA_NAME_BYTES];
+	struct iswi_vdev *dev;
+	struct iswi_vpd *spare; /* has no queue pair: what is registered there nobody reaches */
+	uint32_t users;         /* 0: the place is free */
+	atomic_bool stale;      /* it failed: opened anew for the next that asks */
+	atomic_bool immovable;  /* it cannot move a registration: nothing is registered ahead */
+};
+
+#define ISWI_STORE_DEVICES_MAX 4u
+
 struct iswi_lease {
 	uint64_t id;
 	struct isw_store *store;
@@ -105,6 +126,7 @@ struct iswi_lease {
  * Locks, in the order in which they are taken:
  *   0. a lease's rdma_lock: its RDMA connections and keys. Held while memory is registered, by a
  *      call that counts among the lease's users.
+ *   0b. devices_lock: RDMA devices. Held while one is opened or closed.
  *   1. lock: everything here, in leases, and slot words for writing. Never held while memory is
  *      made, zeroed or freed, nor while anything is received or sent; held while a slab's file is
  *      renamed, which on a tmpfs waits for nothing.
@@ -115,12 +137,19 @@ struct iswi_lease {
 struct isw_store {
 	struct isw_store_config config;
 	pthread_mutex_t lock;
-	/* Broadcast: a fenced slot's refs reached 0, a connection left, users changed. */
+	/*
+	 * Broadcast: a fenced slot's refs reached 0, a connection left, users changed, a slab is
+	 * not being registered any more.
+	 */
 	pthread_cond_t changed;
 	struct iswi_nbd_server *server;
 	const struct iswi_verbs *verbs;
 	/* Relaxed: statistics. */
 	atomic_uint_fast64_t rdma_regions, rdma_failures;
+	pthread_mutex_t devices_lock;
+	struct iswi_store_device devices[ISWI_STORE_DEVICES_MAX];
+	char ahead_name[ISW_RDMA_NAME_BYTES]; /* where slabs are registered ahead; empty: nowhere */
+	bool ahead_guessed;                   /* no lease has used it so far */
 	struct iswi_slab_dir dir;
 	struct iswi_store_slab *slabs; /* slabs_size places: slabs_max, or what was found */
 	uint32_t slabs_size;
@@ -162,10 +191,38 @@ void iswi_slot_empty(struct iswi_lease *lease, struct iswi_slot *slot);
  * that it reached may become somebody else's.
  */
 int iswi_lease_rdma_end(struct iswi_lease *lease);
+/* Likewise its queue pairs only. */
+int iswi_lease_rdma_pause(struct iswi_lease *lease);
 /*
  * After the slot was fenced: from now on nobody reaches its memory by RDMA. forced: its owner may
  * still be sending there, so all the lease's connections end. An error: as above.
  */
 int iswi_slot_rdma_end(struct iswi_lease *lease, uint32_t slot, bool forced);
+
+/* ---- rdma_ahead.c: no lock but a lease's rdma_lock held; blocking */
+/* -ENOSPC: too many are in use; or errors of opening it. */
+int iswi_store_device_get(struct isw_store *store, const char *name,
+			  struct iswi_store_device **device_out, struct isw_error *error);
+void iswi_store_device_put(struct isw_store *store, struct iswi_store_device *device);
+/* A lease's connections go through it: slabs are registered ahead there. */
+void iswi_store_device_chosen(struct isw_store *store, const char *name);
+/* Whether it is the device of that name, and has not failed. */
+bool iswi_store_device_is(const struct iswi_store_device *device, const char *name);
+/* What it was asked for it could not do: it may have been removed, and be there again. */
+void iswi_store_device_failed(struct iswi_store_device *device, int code);
+/*
+ * The slab's registration ahead, for a lease that has it mapped; the caller holds its device then.
+ * NULL in *mr_out: it has none. at_hand: the device with which it must be and that can move it;
+ * -EAGAIN: it is not, or is just being registered. NULL: any.
+ */
+int iswi_slab_ahead_take(struct isw_store *store, uint32_t slab,
+			 const struct iswi_store_device *at_hand, struct iswi_vmr **mr_out,
+			 struct iswi_store_device **device_out);
+/* The lease has no registration of it any more. */
+void iswi_slab_ahead_leave(struct isw_store *store, uint32_t slab);
+/* Before the slab's memory goes: nobody else uses the slab. */
+void iswi_slab_ahead_end(struct isw_store *store, struct iswi_store_slab *slab);
+/* Ends any one slab's registration ahead, for somebody who needs the room. false: there is none. */
+bool iswi_store_ahead_spare(struct isw_store *store);
 
 #endif

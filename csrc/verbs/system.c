@@ -53,6 +53,8 @@ struct lib {
 	int (*dealloc_pd)(struct ibv_pd *pd);
 	struct ibv_mr *(*reg_mr)(struct ibv_pd *pd, void *memory, size_t bytes, int access);
 	int (*dereg_mr)(struct ibv_mr *mr);
+	int (*rereg_mr)(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *memory, size_t bytes,
+			int access);
 	struct ibv_comp_channel *(*create_comp_channel)(struct ibv_context *context);
 	int (*destroy_comp_channel)(struct ibv_comp_channel *channel);
 	struct ibv_cq *(*create_cq)(struct ibv_context *context, int entries, void *ctx,
@@ -111,6 +113,7 @@ static int load(struct lib *lib, struct isw_error *error)
 		{"ibv_dealloc_pd", &lib->dealloc_pd},
 		{"ibv_reg_mr", &lib->reg_mr},
 		{"ibv_dereg_mr", &lib->dereg_mr},
+		{"ibv_rereg_mr", &lib->rereg_mr},
 		{"ibv_create_comp_channel", &lib->create_comp_channel},
 		{"ibv_destroy_comp_channel", &lib->destroy_comp_channel},
 		{"ibv_create_cq", &lib->create_cq},
@@ -416,6 +419,22 @@ static int system_mr_free(struct iswi_vmr *mr)
 	return 0;
 }
 
+static int system_mr_move(struct iswi_vmr *mr, struct iswi_vpd *pd, unsigned int peer,
+			  struct iswi_verbs_key *key_out)
+{
+	int what = IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS;
+	int access = access_flags(peer), code = 0;
+
+	errno = 0;
+	if (pd->dev->lib.rereg_mr(mr->mr, what, pd->pd, NULL, 0, access) != 0)
+		code = failed();
+	if (code == -EOPNOTSUPP || code == -ENOSYS)
+		code = iswi_verbs_rereg(mr->mr, pd->pd, access);
+	if (code == 0)
+		*key_out = (struct iswi_verbs_key){mr->mr->lkey, mr->mr->rkey};
+	return code;
+}
+
 static void system_cq_free(struct iswi_vcq *cq)
 {
 	if (cq->cq != NULL)
@@ -668,6 +687,7 @@ const struct iswi_verbs iswi_verbs_system = {
 	.pd_free = system_pd_free,
 	.mr_make = system_mr_make,
 	.mr_free = system_mr_free,
+	.mr_move = system_mr_move,
 	.cq_make = system_cq_make,
 	.cq_free = system_cq_free,
 	.qp_make = system_qp_make,

@@ -88,6 +88,14 @@ struct iswi_verbs {
 	 * memory any more, whatever it does. After an error everything is as before.
 	 */
 	int (*mr_free)(struct iswi_vmr *mr);
+	/*
+	 * Puts registered memory into another domain of the same device, for what `peer` says,
+	 * without looking its pages up again; the key may be another then. No fence: whoever could
+	 * reach it until now must have lost the connections by which. -EOPNOTSUPP: this device
+	 * cannot. After any error it is of no use but to be freed.
+	 */
+	int (*mr_move)(struct iswi_vmr *mr, struct iswi_vpd *pd, unsigned int peer,
+		       struct iswi_verbs_key *key_out);
 	/* fd_out: readable when an armed queue gets a completion; NULL: nobody will wait. */
 	int (*cq_make)(struct iswi_vdev *dev, uint32_t entries, struct iswi_vcq **cq_out,
 		       int *fd_out);
@@ -111,6 +119,11 @@ struct iswi_verbs {
 };
 
 extern const struct iswi_verbs iswi_verbs_system;
+
+/* rereg.c, for system.c: moves a registration without its library. 0 or -errno. */
+struct ibv_mr;
+struct ibv_pd;
+int iswi_verbs_rereg(struct ibv_mr *mr, struct ibv_pd *pd, int access);
 
 /* For tests, before anything else is asked of them: another implementation. */
 void iswi_store_verbs_set(isw_store *store, const struct iswi_verbs *verbs);

@@ -482,7 +482,8 @@ def describe(status: DeviceStatus) -> list[tuple[str, str]]:
     for donor in status.donors:
         detail = f" ({donor.detail})" if donor.detail else ""
         wire = f", {donor.transport}" if donor.transport else ""
-        why = f" (no RDMA: {donor.transport_reason})" if donor.transport_reason else ""
+        tried = f"; tried again {donor.rdma_probes} times" if donor.rdma_probes else ""
+        why = f" (no RDMA: {donor.transport_reason}{tried})" if donor.transport_reason else ""
         what = f"{donor.state}, {donor.slabs} slabs{wire}{why}{detail}"
         rows.append(("donor", f"{donor.address} {donor.name}: {what}"))
     rows.append(("processors", "kept awake" if status.awake else "may sleep"))

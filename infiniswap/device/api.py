@@ -19,7 +19,8 @@ class DonorRow(Struct, frozen=True, kw_only=True):
     """One donor as the device sees it.
 
     `transport`: "rdma" or "tcp", empty before the first connection; `transport_reason`: why not
-    RDMA, where that was wished for; `rdma_fallbacks`: how often.
+    RDMA, where that was wished for; `rdma_fallbacks`: how often; `rdma_probes`: how often RDMA was
+    looked for since, while pages went over TCP.
 
     `state`: idle (no lease), mapped, suspended (unreachable, may come back), backing off.
 
@@ -39,6 +40,7 @@ class DonorRow(Struct, frozen=True, kw_only=True):
     transport: str = ""
     transport_reason: str = ""
     rdma_fallbacks: int = 0
+    rdma_probes: int = 0
     rdma_read_pages: int = 0
     rdma_write_pages: int = 0
     read_tail_us: float = 0.0

@@ -8,10 +8,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from infiniswap.control.client import ClientConfig, Identity
+from infiniswap.engine.protocol import RemoteConfig
 from infiniswap.errors import InfiniswapError
+from infiniswap.units import HostPort
 
 if TYPE_CHECKING:
     from infiniswap.device.links import DonorLink
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The lease a link holds."""
+
+    lease: int
+    reclaim: str
+    epoch: int
+    token: str
+    export_bytes: int
+    incarnation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +43,17 @@ class LinkConfig:
     has_backup: bool
     transport: str = "tcp"
 
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """The lease a link holds."""
-
-    lease: int
-    reclaim: str
-    epoch: int
-    token: str
-    export_bytes: int
-    incarnation: str
+    def remote(self, data: HostPort, lease: Lease) -> RemoteConfig:
+        """How a donor whose data port that is is connected to, by TCP."""
+        return RemoteConfig(
+            host=data.host,
+            port=data.port,
+            token=lease.token,
+            export_bytes=lease.export_bytes,
+            queues=self.queues,
+            connect_ms_max=self.connect_ms,
+            request_ms_max=self.request_ms,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ from infiniswap.control.channel import Ended
 from infiniswap.control.client import Session, connect
 from infiniswap.device.link_counts import LinkCounts, info_of, is_down
 from infiniswap.device.link_types import Lease, LeaseGoneError, LinkConfig, Place, Slabs
+from infiniswap.device.offloop import run_to_end, while_going_on
+from infiniswap.device.rdma_return import RdmaReturn
 from infiniswap.device.records import encode_record
 from infiniswap.device.wire import Wire
 from infiniswap.engine.protocol import Engine, RemoteConfig
@@ -74,6 +76,7 @@ class DonorLink:
         """Whether it is still among the donors that are known: otherwise it gets no more slabs."""
         self.counts = LinkCounts()
         self.wire = Wire(config.transport, address, engine, self._blocking)
+        self.rdma_return = RdmaReturn(self.wire, self._probe_rdma, self._recover)
         self._engine = engine
         self._slabs = slabs
         self.config = config
@@ -113,17 +116,7 @@ class DonorLink:
         )
 
     async def _blocking(self, call: Callable[[], T]) -> T:
-        work = asyncio.get_running_loop().run_in_executor(self._executor, call)
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            # It goes on all the same, and nobody must find a remote that is half connected: it is
-            # waited for, however often we are told to end. It is bounded.
-            while not work.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait({work})
-            work.exception()  # seen: otherwise it is logged
-            raise
+        return await run_to_end(self._executor, call)
 
     # -------------------------------------------------------------------- sessions
 
@@ -197,6 +190,10 @@ class DonorLink:
                 finally:  # before anything below that waits for the handlers of evictions
                     self._arriving = None
                     arriving.set_result(None)
+            except RequestRefusedError as error:
+                if error.reason == m.REFUSED_BUSY:  # it cuts the connections, for others to come
+                    self._trust.announce(-1, asyncio.get_running_loop().time(), 0.0)
+                raise
             except DeadlineError:
                 # The slab may be mapped there without our knowing. A renewal tells, and gives
                 # back what is not ours; it needs a new session.
@@ -232,16 +229,7 @@ class DonorLink:
 
     def _remote_config(self, lease: Lease) -> RemoteConfig:
         assert self._session is not None
-        data = self._session.data_address
-        return RemoteConfig(
-            host=data.host,
-            port=data.port,
-            token=lease.token,
-            export_bytes=lease.export_bytes,
-            queues=self.config.queues,
-            connect_ms_max=self.config.connect_ms,
-            request_ms_max=self.config.request_ms,
-        )
+        return self.config.remote(self._session.data_address, lease)
 
     async def _ensure_remote(self, session: Session, lease: Lease) -> int:
         if self.remote is None:
@@ -251,6 +239,7 @@ class DonorLink:
             )
             self._engine.remote_record_set(remote, encode_record(self.address, lease))
             self.remote = remote
+            self.rdma_return.connected()
             self.counts.begin()
             log.info("donor %s: connected (%s, %s)", self.address, self.name, self.wire.transport)
         return self.remote
@@ -328,6 +317,8 @@ class DonorLink:
         if not self._slabs_in(slot, generation) and self._arriving is not None:
             # The map answer that names it may be here, and whoever waits for that has not run yet.
             await asyncio.wait({self._arriving}, timeout=deadline_s)
+        # Past the deadline the donor takes it by force, which costs the connections: it may.
+        self._trust.announce(generation, asyncio.get_running_loop().time(), deadline_s)
         for slab, place in self._slabs_in(slot, generation):
             moved = await self._move(slab, move_s)
             if not moved and not self.config.has_backup:
@@ -346,6 +337,7 @@ class DonorLink:
                 self._slabs.evicted(self, slab)
                 how = "every page was copied first" if moved else "read from the backup"
                 log.info("slab %d: evicted by donor %s (%s)", slab, self.address, how)
+        self._trust.withdraw(generation)
 
     async def _move(self, slab: int, move_s: float) -> bool:
         """As Slabs.move, but not longer than there is somebody to answer: whoever recovers the
@@ -353,17 +345,10 @@ class DonorLink:
         session = self._session
         if session is None:
             return await self._slabs.move(self, slab, move_s)
-        move = asyncio.create_task(self._slabs.move(self, slab, move_s))
-        ended = asyncio.create_task(session.wait_ended())
-        try:
-            await asyncio.wait({move, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if move.done():
-                return move.result()
+        moved = await while_going_on(self._slabs.move(self, slab, move_s), session.wait_ended())
+        if moved is None:
             raise SessionLostError("the session ended", where=f"donor {self.address}")
-        finally:
-            for task in (move, ended):
-                task.cancel()
-            await asyncio.wait({move, ended})
+        return moved
 
     def _slabs_in(self, slot: int, generation: int) -> list[tuple[int, Place]]:
         return [item for item in self.mapped.items() if item[1] == Place(slot, generation)]
@@ -415,8 +400,9 @@ class DonorLink:
         self.detail = "connections lost"
         self.counts.connections_lost += 1
         if self._recovery is None:
-            self.wire.lost()
             self._judge(self._trust.lost(asyncio.get_running_loop().time(), code))
+            if not self._trust.is_excused:
+                self.wire.lost()
             log.warning(
                 "donor %s: connections lost (code %d); %d slabs suspended%s",
                 self.address,
@@ -436,12 +422,8 @@ class DonorLink:
         """A page's bytes were not those that were written there."""
         why = self._trust.bad_page()
         if self._trust.bad_pages == 1:
-            log.error(
-                "donor %s: page %d came back with other bytes",
-                self.address,
-                page,
-                extra=events.about(events.DONOR_DISTRUSTED, donor=self.address),
-            )
+            about = events.about(events.DONOR_DISTRUSTED, donor=self.address)
+            log.error("donor %s: page %d came with other bytes", self.address, page, extra=about)
         self._judge(why)
 
     def refused(self) -> None:
@@ -456,7 +438,23 @@ class DonorLink:
             if self.remote is not None:
                 self._engine.remote_shutdown(self.remote)
 
+    async def _probe_rdma(self) -> bool:
+        """Whether RDMA works now; in time for a recovery or `ask`, which may wait for it."""
+        wait_s = min(max(0.1, self.config.suspend_s / 4), 0.5)
+        try:
+            async with asyncio.timeout(wait_s * 2), self._lock:
+                session, lease = self._session, self._lease
+                if session is None or session.ended or lease is None or not self.is_usable:
+                    return False
+                config = self._remote_config(lease)
+                places, leave = set(self.mapped.values()), self._engine.remote_destroy
+                return await self.wire.probe(session, lease, config, places, leave, wait_s)
+        except (InfiniswapError, TimeoutError) as error:
+            log.debug("donor %s: RDMA was not tried to the end: %s", self.address, error)
+            return False
+
     def _recover(self) -> None:
+        self.rdma_return.interrupt()
         if self._recovery is None:
             self._recovery = asyncio.create_task(
                 self._run_recovery(), name=f"recover donor {self.address}"
@@ -538,6 +536,7 @@ class DonorLink:
             await session.unmap(lease.lease, place.slot, place.generation)
         self.counts.reclaimed += 1
         self._trust.recovered(asyncio.get_running_loop().time())
+        self.rdma_return.connected()
         log.info(
             "donor %s: back with the same lease, %d slabs resumed", self.address, len(self.mapped)
         )
@@ -584,6 +583,7 @@ class DonorLink:
     async def close(self) -> None:
         """Gives everything back, in bounded time. Front ends are gone by now."""
         self._closing = True
+        await self.rdma_return.close()
         if self._recovery is not None:
             self._recovery.cancel()
             await asyncio.wait({self._recovery})

@@ -180,6 +180,12 @@ METRICS: Final = (
         "TCP used where RDMA was wished.",
         ("donor",),
     ),
+    Metric(
+        "infiniswap_device_donor_rdma_probes_total",
+        "counter",
+        "RDMA looked for while TCP was used.",
+        ("donor",),
+    ),
     Metric("infiniswap_device_alarms", "gauge", "What `infiniswap status` shows as alarms."),
     Metric("infiniswap_device_degraded", "gauge", "What this host refuses the device."),
     Metric("infiniswap_device_processors_awake", "gauge", "1: it keeps processors awake now."),
@@ -332,6 +338,7 @@ def _donor(out: Figures, row: DonorRow) -> None:
         ("reclaimed_total", row.reclaimed),
         ("given_up_total", row.given_up),
         ("rdma_fallbacks_total", row.rdma_fallbacks),
+        ("rdma_probes_total", row.rdma_probes),
     ):
         out.set(f"{_P}donor_{name}", value, row.address)
     connected = row.state == "mapped"

@@ -95,6 +95,7 @@ def _donor_rows(engine: Engine, mapper: SlabMapper) -> list[DonorRow]:
                 transport=link.wire.transport,
                 transport_reason=link.wire.reason,
                 rdma_fallbacks=link.wire.fallbacks,
+                rdma_probes=link.wire.probes,
                 rdma_read_pages=traffic.rdma_read_pages,
                 rdma_write_pages=traffic.rdma_write_pages,
                 read_tail_us=info.read_tail_ns / 1000 if info else 0.0,

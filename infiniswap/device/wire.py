@@ -1,23 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """How pages travel to one donor: by RDMA where both ends can, else by TCP, and why.
 
-Chosen anew for each set of connections, so what is mended is used after the next loss of a
-connection. RDMA is tried with the page that the donor lends for that; then only is it believed.
+Chosen anew for each set of connections. While they are TCP's though RDMA was wished for, RDMA is
+looked for (infiniswap.device.rdma_return). It is tried with the page that the donor lends for that;
+then only is it believed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from infiniswap import events
 from infiniswap.control import messages as m
 from infiniswap.control.client import Session
 from infiniswap.device.link_types import Lease, Place
 from infiniswap.engine.protocol import Engine, OffLoop, RdmaOffer, RdmaPeer, RemoteConfig
-from infiniswap.errors import EngineError, RequestRefusedError, UnavailableError
+from infiniswap.errors import (
+    EngineError,
+    InfiniswapError,
+    RequestRefusedError,
+    UnavailableError,
+)
 from infiniswap.units import HostPort
 
 log = logging.getLogger(__name__)
@@ -25,6 +33,8 @@ log = logging.getLogger(__name__)
 _FLAP_S = 5.0
 _FLAPS_MAX = 2
 _AVOIDED_S = 60.0
+_TAKE_BACK_S = 0.2
+"""For an answer that is only good to know. A recovery may have to wait for it."""
 
 RDMA = "rdma"
 TCP = "tcp"
@@ -32,6 +42,10 @@ TCP = "tcp"
 
 class _NoRdmaError(Exception):
     """Why RDMA cannot be used now."""
+
+
+class _RefusedError(_NoRdmaError):
+    """The donor said so: it has made nothing."""
 
 
 class Wire:
@@ -44,17 +58,20 @@ class Wire:
         blocking: for the engine's blocking calls.
 
     Attributes:
+        address: of the donor.
         transport: "rdma" or "tcp" of the last connections, empty before there were any.
         reason: why not RDMA; empty with it.
         fallbacks: how often RDMA was wished for and TCP was used.
+        probes: how often it was tried beside that.
     """
 
     def __init__(self, wish: str, address: HostPort, engine: Engine, blocking: OffLoop) -> None:
         self.transport = ""
         self.reason = ""
         self.fallbacks = 0
+        self.probes = 0
+        self.address = address
         self._wish = wish
-        self._address = address
         self._engine = engine
         self._blocking = blocking
         self._connected_s = 0.0
@@ -87,11 +104,10 @@ class Wire:
         """
         if self._wish == TCP:
             return await self._by_tcp(config, dial, "")
-        now_s = asyncio.get_running_loop().time()
         try:
             if not session.welcome.rdma:
                 raise _NoRdmaError("the donor does not offer RDMA")
-            if self._wish != RDMA and now_s < self._avoided_until_s:
+            if self._wish != RDMA and self._is_avoided():
                 raise _NoRdmaError("its RDMA connections broke again and again")
             return await self._by_rdma(session, lease, config, places, dial)
         except _NoRdmaError as error:
@@ -99,7 +115,7 @@ class Wire:
         if self._wish == RDMA:
             raise UnavailableError(
                 f"no RDMA: {why}",
-                where=f"donor {self._address}",
+                where=f"donor {self.address}",
                 mend="`infiniswap doctor` on both hosts says what is missing; or use "
                 "--transport auto.",
             )
@@ -107,11 +123,66 @@ class Wire:
         if why != self.reason:
             log.warning(
                 "donor %s: pages go over TCP, not RDMA: %s",
-                self._address,
+                self.address,
                 why,
-                extra=events.about(events.RDMA_FALLBACK, donor=self._address),
+                extra=events.about(events.RDMA_FALLBACK, donor=self.address),
             )
         return await self._by_tcp(config, dial, why)
+
+    @property
+    def misses_rdma(self) -> bool:
+        """Whether pages go over TCP, and need not for ever."""
+        return self._wish != TCP and self.transport == TCP
+
+    async def probe(
+        self,
+        session: Session,
+        lease: Lease,
+        config: RemoteConfig,
+        places: set[Place],
+        leave: Callable[[int], None],
+        wait_s: float = 60.0,
+    ) -> bool:
+        """Whether `connect` would now give RDMA. What it used for that is gone when it returns.
+
+        Args:
+            session: as for connect.
+            lease: which is in use, over TCP, and stays so.
+            config: how a further connection is made.
+            places: as for connect.
+            leave: ends such a connection.
+            wait_s: for a connection, at most.
+
+        Raises:
+            InfiniswapError: the session ended.
+        """
+        # A recovery may have brought it while this one was waiting for its turn.
+        if not self.misses_rdma or not session.welcome.rdma or self._is_avoided():
+            return False
+        self.probes += 1
+        slots = lease.export_bytes // session.welcome.slab_bytes
+        config = replace(config, connect_ms_max=min(config.connect_ms_max, round(wait_s * 1000)))
+        remotes: list[int] = []
+
+        def dial(config: RemoteConfig) -> int:
+            remotes.append(self._engine.remote_connect(config))
+            return remotes[0]
+
+        try:
+            await self._reach(session, lease, config, places, slots, dial)
+        except _NoRdmaError as error:
+            if str(error) != self.reason:
+                log.info("donor %s: still no RDMA: %s", self.address, error)
+            self.reason = str(error)
+            return False
+        finally:
+            # Also one that was made while we were told to end.
+            for remote in remotes:
+                await self._blocking(partial(leave, remote))
+        return True
+
+    def _is_avoided(self) -> bool:
+        return asyncio.get_running_loop().time() < self._avoided_until_s
 
     async def _by_tcp(
         self, config: RemoteConfig, dial: Callable[[RemoteConfig], int], why: str
@@ -129,6 +200,22 @@ class Wire:
         dial: Callable[[RemoteConfig], int],
     ) -> int:
         slots = lease.export_bytes // session.welcome.slab_bytes
+        remote, answer = await self._reach(session, lease, config, places, slots, dial)
+        for slot in answer.slots:
+            self._engine.remote_slot_key(remote, slot.slot, slot.key)
+        self.transport, self.reason = RDMA, ""
+        self._connected_s = asyncio.get_running_loop().time()
+        return remote
+
+    async def _reach(
+        self,
+        session: Session,
+        lease: Lease,
+        config: RemoteConfig,
+        places: set[Place],
+        slots: int,
+        dial: Callable[[RemoteConfig], int],
+    ) -> tuple[int, m.RdmaAnswer]:
         offers: list[RdmaOffer] = []
 
         def make() -> RdmaOffer:
@@ -137,24 +224,20 @@ class Wire:
 
         try:
             offer = await self._offer(make)
-            answer = await self._ask(session, lease, offer)
             try:
+                answer = await self._ask(session, lease, offer)
                 self._check(answer, len(offer.ends), slots, places)
                 remote = await self._dial(offer, answer, config, dial)
-            except _NoRdmaError:
-                # Its half would wait for us until the lease ends, and refuse to map what it
-                # cannot register.
-                await session.rdma(lease.lease, [])
+            except (_RefusedError, RequestRefusedError):
+                raise
+            except BaseException:
+                await self._take_back(session, lease)
                 raise
         finally:
             # Also one that was made while we were told to end.
             for made in offers:
                 await self._blocking(made.close)
-        for slot in answer.slots:
-            self._engine.remote_slot_key(remote, slot.slot, slot.key)
-        self.transport, self.reason = RDMA, ""
-        self._connected_s = asyncio.get_running_loop().time()
-        return remote
+        return remote, answer
 
     async def _offer(self, make: Callable[[], RdmaOffer]) -> RdmaOffer:
         try:
@@ -168,7 +251,16 @@ class Wire:
         except RequestRefusedError as error:
             if error.reason != m.REFUSED_NO_RDMA:
                 raise
-            raise _NoRdmaError(f"at the donor: {_without_prefix(error)}") from error
+            raise _RefusedError(f"at the donor: {_without_prefix(error)}") from error
+
+    @staticmethod
+    async def _take_back(session: Session, lease: Lease) -> None:
+        """The donor's half would wait for us until the lease ends, and refuse to map what it
+        cannot register. What it has registered stays so for the next time."""
+        if session.ended is None:
+            with contextlib.suppress(InfiniswapError, TimeoutError):
+                async with asyncio.timeout(_TAKE_BACK_S):
+                    await session.rdma(lease.lease, [])
 
     async def _dial(
         self,

@@ -267,7 +267,10 @@ async def serve(
                     tasks = (*tasks, announcing)
                 for task in tasks:
                     task.add_done_callback(donor.task_done)
-                pin = asyncio.create_task(_pin(store, background), name="pin")
+                spare = (
+                    asyncio.create_task(_pin(store, background), name="pin"),
+                    asyncio.create_task(service.rdma.keep_registered(background), name="rdma"),
+                )
                 try:
                     yield donor
                 finally:
@@ -275,9 +278,9 @@ async def serve(
                     keeps = (
                         isinstance(home, Home) and not donor.gives_back and bool(service.mapped())
                     )
-                    for task in (*tasks, pin):
+                    for task in (*tasks, *spare):
                         task.cancel()
-                    await asyncio.wait((*tasks, pin))
+                    await asyncio.wait((*tasks, *spare))
                     stop_pressure()
             finally:
                 await _stop(server, service, store, stop_s, keeps)

@@ -56,6 +56,7 @@ METRICS: Final = (
         "infiniswap_donor_written_bytes_total", "counter", "Pages that devices wrote, over TCP."
     ),
     Metric("infiniswap_donor_rdma_regions", "gauge", "Slabs that devices reach by RDMA."),
+    Metric("infiniswap_donor_rdma_ahead", "gauge", "Slabs that are registered for nobody yet."),
     Metric("infiniswap_donor_lease_slabs", "gauge", "Slabs lent under a lease.", _LEASE),
     Metric(
         "infiniswap_donor_lease_read_bytes_total", "counter", "Pages read there, over TCP.", _LEASE
@@ -90,6 +91,11 @@ METRICS: Final = (
     ),
     Metric("infiniswap_donor_rdma_opened_total", "counter", "Leases that got RDMA connections."),
     Metric(
+        "infiniswap_donor_rdma_registered_ahead_total",
+        "counter",
+        "Slabs that were registered before anybody waited for it.",
+    ),
+    Metric(
         "infiniswap_donor_errors_total", "counter", "What went wrong or was turned away.", ("kind",)
     ),
 )
@@ -100,6 +106,7 @@ _SERVICE: Final = {
     "leases_expired": "leases_expired_total",
     "leases_restored": "leases_restored_total",
     "rdma_opened": "rdma_opened_total",
+    "rdma_registered_ahead": "rdma_registered_ahead_total",
 }
 _HARVEST: Final = {
     "slabs_allocated": "slabs_allocated_total",
@@ -182,6 +189,7 @@ def _store(out: Figures, stats: Mapping[str, int]) -> None:
     out.set(_P + "connections", stats["connections"], "tcp")
     out.set(_P + "connections", stats["rdma_connections"], "rdma")
     out.set(_P + "rdma_regions", stats["rdma_regions"])
+    out.set(_P + "rdma_ahead", stats["rdma_ahead"])
     for op in ("read", "write"):
         out.set(_P + "requests_total", stats[f"{op}_requests"], op)
     out.set(_P + "read_bytes_total", stats["read_bytes"])

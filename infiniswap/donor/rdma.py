@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import logging
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from functools import partial
 
 from infiniswap.control import messages as m
 from infiniswap.control.service import ServerSession
-from infiniswap.donor.leases import LeaseTable
+from infiniswap.donor.leases import Lease, LeaseTable
 from infiniswap.engine.protocol import OffLoop, Store
 from infiniswap.errors import EngineError, RequestRefusedError
 
@@ -18,6 +22,14 @@ log = logging.getLogger(__name__)
 
 _FENCE_MS = 1_000
 """For a slab that nobody has heard of yet."""
+
+_PATIENCE_S = 0.5
+"""For slabs that have to be registered before an answer. A consumer gives its lease up when it has
+not come back after two seconds; over TCP it is back at once, and asks again for RDMA."""
+
+_LOOK_S = 1.0
+_REFUSED_S = 30.0
+"""After the host or its device refused to register a slab ahead."""
 
 
 class DonorRdma:
@@ -27,8 +39,9 @@ class DonorRdma:
         store: slab pool.
         table: leases.
         off_loop: for what blocks.
-        counters: rdma_opened, rdma_refused, rdma_unregistered.
+        counters: rdma_opened, rdma_refused, rdma_unregistered, rdma_registered_ahead.
         enabled: whether RDMA is offered at all.
+        patience_s: what an answer waits for registrations, in seconds.
     """
 
     def __init__(
@@ -38,42 +51,76 @@ class DonorRdma:
         off_loop: OffLoop,
         counters: Counter[str],
         enabled: bool,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
         self._store = store
         self._table = table
         self._off_loop = off_loop
-        self._counters = counters
+        self.counters = counters
         self.enabled = enabled
+        self._patience_s = patience_s
+        self._told = ""
+
+    async def keep_registered(
+        self,
+        background: Executor,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Registers the pool's slabs before anybody waits for it, one by one, until cancelled.
+        When RDMA was switched off, ends all that is by RDMA, so that its devices may go."""
+        loop = asyncio.get_running_loop()
+        is_on = False
+        while True:
+            pause_s = _LOOK_S
+            try:
+                if is_on and not self.enabled:
+                    await self._end()
+                    await loop.run_in_executor(background, self._store.rdma_ahead_end)
+                    log.info("RDMA was switched off: nothing is registered any more")
+                is_on = self.enabled
+                while self.enabled and await loop.run_in_executor(
+                    background, self._store.rdma_ahead
+                ):
+                    self.counters["rdma_registered_ahead"] += 1
+            except EngineError as error:
+                pause_s = _REFUSED_S
+                if error.what != self._told and error.code == errno.ENOMEM:
+                    log.warning("%s", error)
+                self._told = error.what
+            await sleep(pause_s)
+
+    async def _end(self) -> None:
+        """Of every lease; their consumers come back over TCP."""
+        for lease in list(self._table.leases()):
+            # It may have ended meanwhile.
+            with contextlib.suppress(EngineError):
+                await self._off_loop(partial(self._store.rdma_close, lease.lease))
 
     async def open(self, session: ServerSession, request: m.RdmaRequest) -> m.RdmaAnswer:
-        """Connects to the consumer's ends and registers what the lease has; without ends, ends it.
+        """Connects to the consumer's ends and registers what the lease has; without ends, ends the
+        connections there were. What is registered stays so for the next.
 
         Raises:
             RequestRefusedError: this donor cannot be reached by RDMA, and why.
         """
         lease = self._table.owned(request.lease, session.number)
-        if not self.enabled:
-            raise RequestRefusedError("RDMA is switched off here", reason=m.REFUSED_NO_RDMA)
         if not request.ends:
-            await self._off_loop(lambda: self._store.rdma_close(lease.lease))
+            await self._off_loop(lambda: self._store.rdma_pause(lease.lease))
             return m.RdmaAnswer(id=request.id, ends=[], probe=m.RdmaKey(0, 0), slots=[])
+        self._check_enabled()
         try:
             ends, probe = await self._off_loop(
                 lambda: self._store.rdma_open(lease.lease, request.ends)
             )
         except EngineError as error:
-            self._counters["rdma_refused"] += 1
+            self.counters["rdma_refused"] += 1
             log.info("lease %d: not by RDMA: %s", lease.lease, error.what)
             raise RequestRefusedError(error.what, reason=m.REFUSED_NO_RDMA) from error
-        slots = []
-        for info in list(lease.slots.values()):
-            try:
-                key = await self._key(lease.lease, info)
-            except RequestRefusedError:
-                continue  # counted and logged; the consumer sees which are missing
-            if key is not None:
-                slots.append(m.SlotKey(info.slot, info.generation, key))
-        self._counters["rdma_opened"] += 1
+        if not self.enabled:  # meanwhile, and what is there may have been ended before this was
+            await self._off_loop(lambda: self._store.rdma_close(lease.lease))
+        self._check_enabled()
+        slots = await self._keys(lease)
+        self.counters["rdma_opened"] += 1
         log.info(
             "lease %d: %d connections by RDMA, %d of %d slabs registered",
             lease.lease,
@@ -82,6 +129,36 @@ class DonorRdma:
             len(lease.slots),
         )
         return m.RdmaAnswer(id=request.id, ends=list(ends), probe=probe, slots=slots)
+
+    def _check_enabled(self) -> None:
+        if not self.enabled:
+            raise RequestRefusedError("RDMA is switched off here", reason=m.REFUSED_NO_RDMA)
+
+    async def _keys(self, lease: Lease) -> list[m.SlotKey]:
+        """Of every slab that can be registered."""
+        keys, rest = [], []
+        for info in list(lease.slots.values()):
+            try:
+                key = await self._key(lease.lease, info, at_hand=True)
+            except RequestRefusedError:
+                rest.append(info)
+            else:
+                keys.append((info, key))
+        time_s = asyncio.get_running_loop().time
+        until_s = time_s() + self._patience_s
+        for done, info in enumerate(rest):
+            if time_s() >= until_s:
+                # What is registered by now stays so.
+                await self._off_loop(lambda: self._store.rdma_pause(lease.lease))
+                self.counters["rdma_refused"] += 1
+                raise RequestRefusedError(
+                    f"{len(rest) - done} of {len(lease.slots)} slabs are still being registered",
+                    reason=m.REFUSED_NO_RDMA,
+                )
+            # Those that cannot be are counted and logged; the consumer sees which are missing.
+            with contextlib.suppress(RequestRefusedError):
+                keys.append((info, await self._key(lease.lease, info)))
+        return [m.SlotKey(info.slot, info.generation, key) for info, key in keys if key is not None]
 
     async def map_answer(self, number: int, lease: int, slot: m.SlotInfo) -> m.MapAnswer:
         """The answer to request `number`: the slab is in that slot.
@@ -102,17 +179,20 @@ class DonorRdma:
             raise
         return m.MapAnswer(id=number, slot=slot.slot, generation=slot.generation, key=key)
 
-    async def _key(self, lease: int, slot: m.SlotInfo) -> m.RdmaKey | None:
+    async def _key(
+        self, lease: int, slot: m.SlotInfo, *, at_hand: bool = False
+    ) -> m.RdmaKey | None:
         """None: the lease has no RDMA connections."""
         if not self.enabled:
             return None
         try:
             return await self._off_loop(
-                lambda: self._store.rdma_key(lease, slot.slot, slot.generation)
+                lambda: self._store.rdma_key(lease, slot.slot, slot.generation, at_hand=at_hand)
             )
         except EngineError as error:
             if error.code == errno.ENOTCONN:
                 return None
-            self._counters["rdma_unregistered"] += 1
-            log.warning("lease %d: %s", lease, error.what)
+            if not at_hand:  # else it is asked for once more
+                self.counters["rdma_unregistered"] += 1
+                log.warning("lease %d: %s", lease, error.what)
             raise RequestRefusedError(error.what, reason=m.REFUSED_NO_MEMORY) from error

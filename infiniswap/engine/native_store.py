@@ -175,14 +175,35 @@ class NativeStore:
             result = lib.isw_store_rdma_close(store, lease)
         check(result, f"cannot end the RDMA connections of lease {lease}")
 
-    def rdma_key(self, lease: int, slot: int, generation: int) -> RdmaKey:
-        """Blocking, worker thread. EngineError ENOTCONN, ESTALE, ENOMEM, ..."""
+    def rdma_pause(self, lease: int) -> None:
+        """Blocking, worker thread. Ends the connections; what is registered stays so."""
+        with self._use() as store:
+            result = lib.isw_store_rdma_pause(store, lease)
+        check(result, f"cannot end the RDMA connections of lease {lease}")
+
+    def rdma_key(self, lease: int, slot: int, generation: int, *, at_hand: bool = False) -> RdmaKey:
+        """Blocking, worker thread. EngineError ENOTCONN, ESTALE, ENOMEM, EAGAIN, ..."""
         error = ffi.new("struct isw_error *")
         key = ffi.new("struct isw_rdma_key *")
         with self._use() as store:
-            result = lib.isw_store_rdma_key(store, lease, slot, generation, key, error)
+            result = lib.isw_store_rdma_key(store, lease, slot, generation, at_hand, key, error)
         check(result, f"slot {slot} cannot be reached by RDMA", error)
         return key_from_c(key)
+
+    def rdma_ahead(self) -> bool:
+        """Blocking, worker thread. EngineError: no device, or it refuses."""
+        error = ffi.new("struct isw_error *")
+        with self._use() as store:
+            result = lib.isw_store_rdma_ahead(store, error)
+        if result == -errno.ENOENT and not error.code:
+            return False
+        check(result, "no slab is registered ahead", error)
+        return True
+
+    def rdma_ahead_end(self) -> None:
+        """Blocking, worker thread."""
+        with self._use() as store:
+            lib.isw_store_rdma_ahead_end(store)
 
     def stats(self) -> dict[str, int]:
         """Any thread, never waits."""

@@ -231,11 +231,22 @@ class Store(Protocol):
         that can be read there. EngineError: there can be none, and why."""
 
     def rdma_close(self, lease: int) -> None:
-        """Blocking. Ends them, and every key."""
+        """Blocking. Ends them, and every key; where there were any, those by TCP, too."""
 
-    def rdma_key(self, lease: int, slot: int, generation: int) -> RdmaKey:
+    def rdma_pause(self, lease: int) -> None:
+        """Blocking. Ends them; what is registered stays so for the next."""
+
+    def rdma_key(self, lease: int, slot: int, generation: int, *, at_hand: bool = False) -> RdmaKey:
         """Blocking. Registers a mapped slot's slab, until it is unmapped. EngineError ENOTCONN:
-        there are no connections; ESTALE; else the host or its device refuses."""
+        there are no connections; ESTALE; EAGAIN, with `at_hand`: it would take a while; else the
+        host or its device refuses."""
+
+    def rdma_ahead(self) -> bool:
+        """Blocking. Registers one slab for whoever comes; False: all are. EngineError: this host
+        has no RDMA, or its device refuses."""
+
+    def rdma_ahead_end(self) -> None:
+        """Blocking. Ends what is registered for nobody."""
 
     def stats(self) -> dict[str, int]:
         """Every field of struct isw_store_stats by name."""

@@ -21,6 +21,8 @@ class TrustConfig:
         flaps_max: of these in a row are too many.
         refusals_max: slabs refused within `refusal_s` that are too many.
         refusal_s: how long a refusal counts, in seconds.
+        announced_s: how long after its time a loss that was announced may come.
+        announced_s_max: the longest announcement.
         bad_pages_max: pages with other bytes than were written, until the donor is given up.
     """
 
@@ -28,6 +30,8 @@ class TrustConfig:
     flaps_max: int = 3
     refusals_max: int = 4
     refusal_s: float = 60.0
+    announced_s: float = 5.0
+    announced_s_max: float = 60.0
     bad_pages_max: int = 16
 
 
@@ -44,26 +48,61 @@ class Trust:
         self._flaps = 0
         self._refusals_s: list[float] = []
         self._bad_pages = 0
+        self._announced_s: dict[int, float] = {}
+        self._is_excused = False
 
     @property
     def bad_pages(self) -> int:
         """Since the donor was last given up."""
         return self._bad_pages
 
+    @property
+    def is_excused(self) -> bool:
+        """Whether the last loss was one that had been announced."""
+        return self._is_excused
+
     def given_up(self) -> None:
         """From now on it is a donor like any other."""
         self._recovered_s = None
         self._flaps = self._bad_pages = 0
         self._refusals_s.clear()
+        self._announced_s.clear()
 
     def recovered(self, now_s: float) -> None:
         """Its connections were lost and are back."""
+        # What was replaced in good order, and long after, was no flapping.
+        if self._recovered_s is not None and now_s - self._recovered_s > self._config.flap_s:
+            self._flaps = 0
         self._recovered_s = now_s
+
+    def announce(self, why: int, now_s: float, in_s: float) -> None:
+        """It says in good order that it may cut the connections until then; `why` tells it from
+        others. A slab that is taken back by force costs them, and a donor has the right to that:
+        once for each.
+        """
+        self._forget_announced(now_s)
+        self._announced_s[why] = now_s + min(in_s, self._config.announced_s_max)
+
+    def withdraw(self, why: int) -> None:
+        """There is no reason for that any more."""
+        self._announced_s.pop(why, None)
+
+    def _forget_announced(self, now_s: float) -> None:
+        late_s = self._config.announced_s
+        self._announced_s = {
+            why: when_s for why, when_s in self._announced_s.items() if now_s <= when_s + late_s
+        }
 
     def lost(self, now_s: float, code: int) -> str:
         """Its connections are lost; `code` is the negative errno of why."""
+        self._is_excused = False
         if code == -EPROTO:
             return "its replies break the protocol"
+        self._forget_announced(now_s)
+        if self._announced_s:
+            del self._announced_s[min(self._announced_s, key=self._announced_s.__getitem__)]
+            self._is_excused = True
+            return ""
         since_s = self._recovered_s
         if since_s is None or now_s - since_s > self._config.flap_s:
             self._flaps = 0

@@ -53,6 +53,7 @@ class FakeStore:
         self._leases: dict[int, _Lease] = {}
         self._next_lease = 1
         self._next_generation = 1
+        self._registered: set[int] = set()  # by generation
 
     @property
     def pool_bytes(self) -> int:
@@ -194,12 +195,25 @@ class FakeStore:
             entry.rdma = True
             return list(peers), RdmaKey(4096, 1)
 
+    @property
+    def rdma_registered(self) -> set[int]:
+        """The slabs that are, by generation."""
+        with self._lock:
+            return set(self._registered)
+
     def rdma_close(self, lease: int) -> None:
+        """No connections and no keys any more."""
+        with self._lock:
+            entry = self._find(lease)
+            entry.rdma = False
+            self._registered.difference_update(entry.slots.values())
+
+    def rdma_pause(self, lease: int) -> None:
         """No connections any more."""
         with self._lock:
             self._find(lease).rdma = False
 
-    def rdma_key(self, lease: int, slot: int, generation: int) -> RdmaKey:
+    def rdma_key(self, lease: int, slot: int, generation: int, *, at_hand: bool = False) -> RdmaKey:
         """A key, while there is memory to register."""
         with self._lock:
             entry = self._find(lease)
@@ -207,9 +221,30 @@ class FakeStore:
                 raise EngineError("no connections", code=errno.ENOTCONN)
             if entry.slots.get(slot) != generation:
                 raise EngineError("another generation", code=errno.ESTALE)
-            if self.refuse_registration:
-                raise EngineError("too little memory may be locked", code=errno.ENOMEM)
+            if generation not in self._registered:
+                if at_hand:
+                    raise EngineError("not registered yet", code=errno.EAGAIN)
+                if self.refuse_registration:
+                    raise EngineError("too little memory may be locked", code=errno.ENOMEM)
+                self._registered.add(generation)
             return RdmaKey(4096 * (slot + 1), generation)
+
+    def rdma_ahead(self) -> bool:
+        """Registers one mapped slab; free ones are, here."""
+        with self._lock:
+            if not self.has_rdma:
+                raise EngineError("no RDMA: this host has no RDMA device", code=errno.ENODEV)
+            for entry in self._leases.values():
+                for generation in entry.slots.values():
+                    if generation not in self._registered:
+                        self._registered.add(generation)
+                        return True
+            return False
+
+    def rdma_ahead_end(self) -> None:
+        """Nothing is registered for nobody any more."""
+        with self._lock:
+            self._registered.clear()
 
     def stats(self) -> dict[str, int]:
         """As isw_store_stats."""

@@ -102,7 +102,7 @@ static bool tell_key(struct world *w, struct donor *d, uint32_t slot, uint64_t g
 
 	if (verbs == NULL)
 		return true;
-	code = isw_store_rdma_key(d->store, d->lease, slot, generation, &key, &error);
+	code = isw_store_rdma_key(d->store, d->lease, slot, generation, 0, &key, &error);
 	if (code == -ENOTCONN) /* renewed from the donor's side: the engine will hear of it */
 		return false;
 	CHECK_EQ(code, 0);

@@ -74,6 +74,50 @@ static void test_a_device_hears_at_once_of_a_slab_taken_by_force(void)
 	isw_store_destroy(d->store);
 }
 
+static int live(void)
+{
+	int count;
+
+	pthread_mutex_lock(&stub.lock);
+	count = stub.live;
+	pthread_mutex_unlock(&stub.lock);
+	return count;
+}
+
+/* So that it may go; and one that failed is opened anew, however long others still use it. */
+static void test_a_device_is_open_as_long_as_it_is_used(void)
+{
+	static struct world world;
+	isw_rdma_offer *offers[3];
+	struct isw_error error = {0};
+	int before = live();
+	uint64_t opened;
+
+	if (!engine_start(&world, 16))
+		SKIP("no directory here takes direct I/O");
+	iswi_engine_verbs_set(world.engine, verbs);
+	opened = stub.opened;
+	for (uint32_t again = 0; again < 2; again++) {
+		CHECK_EQ(isw_rdma_offer_make(world.engine, host, 2, 1, &offers[0], &error), 0);
+		CHECK_EQ(isw_rdma_offer_make(world.engine, host, 1, 1, &offers[1], &error), 0);
+		CHECK_EQ(stub.opened, opened + again + 1);
+		isw_rdma_offer_destroy(offers[0]);
+		isw_rdma_offer_destroy(offers[1]);
+		CHECK_EQ(live(), before);
+	}
+	CHECK_EQ(isw_rdma_offer_make(world.engine, host, 1, 1, &offers[0], &error), 0);
+	STUB_SET(cq_make_error, -EIO);
+	CHECK_EQ(isw_rdma_offer_make(world.engine, host, 1, 1, &offers[1], &error), -EIO);
+	STUB_SET(cq_make_error, 0);
+	for (uint32_t i = 1; i < 3; i++)
+		CHECK_EQ(isw_rdma_offer_make(world.engine, host, 1, 1, &offers[i], &error), 0);
+	CHECK_EQ(stub.opened, opened + 4);
+	for (uint32_t i = 0; i < 3; i++)
+		isw_rdma_offer_destroy(offers[i]);
+	CHECK_EQ(live(), before);
+	isw_engine_destroy(world.engine);
+}
+
 int main(int argc, char **argv)
 {
 	const char *address = getenv("ISW_TEST_RDMA_HOST");
@@ -88,6 +132,7 @@ int main(int argc, char **argv)
 	verbs = &stub_verbs;
 	test_a_connect_that_fails_half_way_breaks_nothing_later();
 	test_a_device_hears_at_once_of_a_slab_taken_by_force();
+	test_a_device_is_open_as_long_as_it_is_used();
 	STUB_SET(delay_us, 20);
 	code = conform(argc, argv);
 	CHECK(stub.transfers && stub.staged);

@@ -3,6 +3,7 @@
  * A lease by RDMA: who reaches which slab, and until when. The consumer is bare verbs that does as
  * it pleases. On the stub, or, with ISW_TEST_RDMA_HOST, on this host's own devices.
  */
+#include "nbd_fixture.h"
 #include "rdma_fixture.h"
 
 #define SLAB_BYTES (16u * ISW_PAGE_BYTES)
@@ -133,7 +134,7 @@ static uint32_t map_slab(isw_store *store, uint64_t lease, uint64_t *generation_
 	uint32_t slot;
 
 	CHECK_EQ(isw_store_map(store, lease, 0, &slot, generation_out), 0);
-	CHECK_EQ(isw_store_rdma_key(store, lease, slot, *generation_out, key_out, NULL), 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, *generation_out, 0, key_out, NULL), 0);
 	return slot;
 }
 
@@ -155,7 +156,7 @@ static void test_a_slab_is_reached_until_it_is_unmapped(void)
 	uint32_t slot;
 
 	CHECK_EQ(isw_store_map(store, lease, 0, &slot, &generation), 0);
-	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, &key, NULL), -ENOTCONN);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 0, &key, NULL), -ENOTCONN);
 	CHECK_EQ(isw_store_unmap(store, lease, slot, generation, 100), 0);
 	CHECK_EQ(isw_store_scrub(store), 0);
 	consumer_make(&c);
@@ -163,10 +164,10 @@ static void test_a_slab_is_reached_until_it_is_unmapped(void)
 	CHECK_EQ(isw_store_lease_stats(store, lease, &stats), 0);
 	CHECK_EQ(stats.rdma_connections, QUEUES);
 	slot = map_slab(store, lease, &generation, &key);
-	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, &again, NULL), 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 0, &again, NULL), 0);
 	CHECK_EQ(again.rkey, key.rkey);
-	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation + 1, &again, NULL), -ESTALE);
-	CHECK_EQ(isw_store_rdma_key(store, lease, SLABS, generation, &again, NULL), -ESTALE);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation + 1, 0, &again, NULL), -ESTALE);
+	CHECK_EQ(isw_store_rdma_key(store, lease, SLABS, generation, 0, &again, NULL), -ESTALE);
 	CHECK_EQ(stats_of(store).rdma_regions, 1);
 	memset(c.page, 0x5a, ISW_PAGE_BYTES);
 	CHECK_EQ(transfer(&c, 0, true, key.address + 3 * ISW_PAGE_BYTES, key.rkey), 0);
@@ -201,7 +202,7 @@ static void test_out_of_bounds_and_the_probe_are_refused(void)
 		if (attack == 0)
 			map_slab(store, lease, &generation, &key);
 		else
-			CHECK_EQ(isw_store_rdma_key(store, lease, 0, generation, &key, NULL), 0);
+			CHECK_EQ(isw_store_rdma_key(store, lease, 0, generation, 0, &key, NULL), 0);
 		CHECK_EQ(transfer(&c, 0, false, c.probe.address, c.probe.rkey), 0);
 		if (attack == 0)
 			CHECK_EQ(transfer(&c, 0, true, key.address + SLAB_BYTES - 8, key.rkey),
@@ -242,7 +243,7 @@ static void test_a_neighbours_key_is_useless(void)
 	isw_store_destroy(store);
 }
 
-/* The old epoch's connections and keys are dead before the new one is granted. */
+/* The old epoch's connections are dead before the new one is granted; what they reached is not. */
 static void test_a_renewal_ends_the_connections(void)
 {
 	isw_store *store = store_make(1);
@@ -259,15 +260,13 @@ static void test_a_renewal_ends_the_connections(void)
 	CHECK_EQ(transfer(&c, 0, true, key.address, key.rkey), 0);
 	CHECK_EQ(isw_store_lease_renew(store, lease, 1000, token), 0);
 	CHECK_EQ(stats_of(store).rdma_connections, 0);
-	CHECK_EQ(stats_of(store).rdma_regions, 0);
 	CHECK(transfer(&c, 1, true, key.address, key.rkey) < 0);
-	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, &fresh, NULL), -ENOTCONN);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 0, &fresh, NULL), -ENOTCONN);
 	consumer_free(&c);
-	/* What was there is there for the new epoch, under another key. */
+	/* It is at hand for the new epoch: nobody waits for a registration. */
 	consumer_make(&c);
 	consumer_connect(&c, store, lease);
-	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, &fresh, NULL), 0);
-	CHECK(fresh.rkey != key.rkey);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 1, &fresh, NULL), 0);
 	CHECK_EQ(transfer(&c, 0, false, fresh.address, fresh.rkey), 0);
 	CHECK_EQ(c.page[0], 0x77);
 	consumer_free(&c);
@@ -296,13 +295,54 @@ static void test_a_slab_taken_by_force_ends_the_connections(void)
 	CHECK_EQ(stats_of(store).rdma_regions, 1);
 	CHECK(transfer(&c, 0, true, other.address, other.rkey) < 0);
 	CHECK(transfer(&c, 1, true, key.address, key.rkey) < 0);
-	CHECK_EQ(isw_store_rdma_key(store, lease, 0, generation, &key, NULL), -ENOTCONN);
+	CHECK_EQ(isw_store_rdma_key(store, lease, 0, generation, 0, &key, NULL), -ENOTCONN);
 	/* It comes back with others. */
 	consumer_free(&c);
 	consumer_make(&c);
 	consumer_connect(&c, store, lease);
-	CHECK_EQ(isw_store_rdma_key(store, lease, 0, generation, &other, NULL), 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, 0, generation, 0, &other, NULL), 0);
 	CHECK_EQ(transfer(&c, 0, false, other.address, other.rkey), 0);
+	consumer_free(&c);
+	isw_store_destroy(store);
+}
+
+/* The lease has its registrations, but pages go over TCP: that is the fence then. */
+static void test_without_rdma_connections_force_leaves_those_of_tcp(void)
+{
+	isw_store *store = store_make(3);
+	char token[ISW_TOKEN_TEXT_BYTES], page[ISW_PAGE_BYTES];
+	uint64_t lease, generation;
+	struct isw_rdma_key key;
+	struct consumer c;
+	uint32_t slot;
+	uint16_t port;
+	int fd;
+
+	CHECK_EQ(isw_store_listen(store, "127.0.0.1", 0, &port, NULL), 0);
+	CHECK_EQ(isw_store_lease_create(store, SLABS, token, &lease, NULL), 0);
+	fd = open_export(port, token);
+	consumer_make(&c);
+	consumer_connect(&c, store, lease);
+	map_slab(store, lease, &generation, &key);
+	CHECK_EQ(isw_store_rdma_pause(store, lease), 0);
+	CHECK_EQ(isw_store_unmap(store, lease, 0, generation, 0), 0);
+	CHECK_EQ(isw_store_map(store, lease, 0, &slot, &generation), 0);
+	CHECK_EQ(do_read(fd, slot * SLAB_BYTES, page, sizeof(page)), 0);
+	/* With connections they go, too; and so they do with all that is registered. */
+	for (uint32_t whole = 0; whole < 2; whole++) {
+		consumer_free(&c);
+		consumer_make(&c);
+		consumer_connect(&c, store, lease);
+		if (whole)
+			CHECK_EQ(isw_store_rdma_close(store, lease), 0);
+		else
+			CHECK_EQ(isw_store_unmap(store, lease, slot, generation, 0), 0);
+		hear_close(fd);
+		close(fd);
+		CHECK_EQ(isw_store_lease_renew(store, lease, 1000, token), 0);
+		fd = open_export(port, token);
+	}
+	close(fd);
 	consumer_free(&c);
 	isw_store_destroy(store);
 }
@@ -331,7 +371,274 @@ static void test_nonsense_is_refused(void)
 	isw_store_destroy(store);
 }
 
+/* Registered when nobody waits for it; a key to it is nobody's before it is mapped. */
+static void test_a_slab_is_registered_ahead(void)
+{
+	isw_store *store = store_make(3);
+	uint64_t lease = lease_make(store), tcp = lease_make(store), generation;
+	char token[ISW_TOKEN_TEXT_BYTES];
+	struct isw_rdma_key key, again;
+	struct consumer c;
+	uint32_t slot;
+
+	for (uint32_t i = 0; i < 2; i++)
+		CHECK_EQ(isw_store_rdma_ahead(store, NULL), 0);
+	CHECK_EQ(stats_of(store).rdma_ahead, 2);
+	/* Who has no use for it gets the third. */
+	CHECK_EQ(isw_store_map(store, tcp, 0, &slot, &generation), 0);
+	CHECK_EQ(isw_store_rdma_ahead(store, NULL), 0); /* it may want it later */
+	CHECK_EQ(isw_store_rdma_ahead(store, NULL), -ENOENT);
+	CHECK_EQ(stats_of(store).rdma_ahead, 3);
+	consumer_make(&c);
+	consumer_connect(&c, store, lease);
+	CHECK_EQ(isw_store_map(store, lease, 0, &slot, &generation), 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 1, &key, NULL), 0);
+	CHECK_EQ(stats_of(store).rdma_ahead, 2);
+	CHECK_EQ(stats_of(store).rdma_regions, 1);
+	memset(c.page, 0x3c, ISW_PAGE_BYTES);
+	CHECK_EQ(transfer(&c, 0, true, key.address, key.rkey), 0);
+	/* Taken back while the connections live, its key is dead, and it is registered again. */
+	CHECK_EQ(isw_store_unmap(store, lease, slot, generation, 100), 0);
+	CHECK_EQ(stats_of(store).rdma_ahead, 2);
+	CHECK_EQ(isw_store_scrub(store), 0);
+	CHECK_EQ(isw_store_rdma_ahead(store, NULL), 0);
+	CHECK(transfer(&c, 0, true, key.address, key.rkey) < 0);
+	/* Another lease's by now: nothing of before is there, and nobody else's key opens it. */
+	CHECK_EQ(isw_store_map(store, lease, 0, &slot, &generation), 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 1, &again, NULL), 0);
+	CHECK(again.rkey != key.rkey);
+	CHECK_EQ(transfer(&c, 1, false, again.address, again.rkey), 0);
+	CHECK_EQ(c.page[0], 0);
+	CHECK_EQ(isw_store_lease_renew(store, lease, 1000, token), 0);
+	CHECK_EQ(isw_store_lease_destroy(store, lease), 0);
+	CHECK_EQ(stats_of(store).rdma_ahead, 2);
+	CHECK_EQ(stats_of(store).rdma_regions, 0);
+	consumer_free(&c);
+	/* Given back to the host none is registered any more; the other lease's is. */
+	while (isw_store_release_free(store) == 0)
+		;
+	CHECK_EQ(stats_of(store).rdma_ahead, 1);
+	isw_store_destroy(store);
+}
+
+static void test_what_is_not_registered_is_not_waited_for(void)
+{
+	isw_store *store = store_make(2);
+	uint64_t lease = lease_make(store), generation;
+	struct isw_rdma_key key;
+	struct consumer c;
+	uint32_t slot;
+
+	CHECK_EQ(isw_store_map(store, lease, 0, &slot, &generation), 0);
+	consumer_make(&c);
+	consumer_connect(&c, store, lease);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 1, &key, NULL), -EAGAIN);
+	CHECK_EQ(isw_store_rdma_pause(store, lease), 0);
+	CHECK_EQ(stats_of(store).rdma_connections, 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 1, &key, NULL), -ENOTCONN);
+	while (isw_store_rdma_ahead(store, NULL) == 0)
+		;
+	consumer_free(&c);
+	consumer_make(&c);
+	consumer_connect(&c, store, lease);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 1, &key, NULL), 0);
+	CHECK_EQ(transfer(&c, 0, false, key.address, key.rkey), 0);
+	consumer_free(&c);
+	CHECK_EQ(isw_store_rdma_pause(store, lease + 1), -ENOENT);
+	isw_store_destroy(store);
+}
+
 /* ------------------------------------------------------------------- the stub's faults */
+
+/* Dozens of slabs: neither the answer to a consumer that comes back nor mapping looks one up. */
+static void test_a_reclaim_looks_nothing_up(void)
+{
+	isw_store *store = store_make(SLABS);
+	uint64_t lease = lease_make(store), generation[SLABS], looked_up, moved, probe = 0;
+	char token[ISW_TOKEN_TEXT_BYTES];
+	struct isw_rdma_key key;
+	struct consumer c;
+	uint32_t slot[SLABS];
+
+	for (uint32_t i = 0; i < SLABS; i++)
+		CHECK_EQ(isw_store_rdma_ahead(store, NULL), 0);
+	looked_up = stub.looked_up;
+	moved = stub.moved;
+	for (uint32_t epoch = 0; epoch < 3; epoch++) {
+		consumer_make(&c);
+		probe += ISW_PAGE_BYTES; /* the consumer's own page */
+		consumer_connect(&c, store, lease);
+		for (uint32_t i = 0; i < SLABS; i++) {
+			if (epoch == 0)
+				CHECK_EQ(isw_store_map(store, lease, i, &slot[i], &generation[i]),
+					 0);
+			CHECK_EQ(isw_store_rdma_key(store, lease, slot[i], generation[i], 1, &key,
+						    NULL),
+				 0);
+			CHECK_EQ(transfer(&c, 0, true, key.address, key.rkey), 0);
+		}
+		CHECK_EQ(isw_store_lease_renew(store, lease, 1000, token), 0);
+		consumer_free(&c);
+	}
+	CHECK_EQ(stub.looked_up - looked_up, probe + ISW_PAGE_BYTES); /* and the lease's probe */
+	CHECK_EQ(stub.moved - moved, SLABS);
+	isw_store_destroy(store);
+}
+
+/* A device that cannot move a registration makes a new one; only the time is lost. */
+static void test_a_registration_that_cannot_be_moved(void)
+{
+	isw_store *store = store_make(1);
+	uint64_t lease = lease_make(store), generation, looked_up;
+	struct isw_rdma_key key;
+	struct consumer c;
+	uint32_t slot;
+
+	consumer_make(&c);
+	consumer_connect(&c, store, lease);
+	CHECK_EQ(isw_store_rdma_ahead(store, NULL), 0);
+	STUB_SET(mr_move_error, -EOPNOTSUPP);
+	/* Somebody who does not wait is told so, and nothing is registered in vain any more. */
+	CHECK_EQ(isw_store_map(store, lease, 0, &slot, &generation), 0);
+	looked_up = stub.looked_up;
+	for (uint32_t i = 0; i < 2; i++) {
+		CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 1, &key, NULL),
+			 -EAGAIN);
+		CHECK_EQ(isw_store_rdma_ahead(store, NULL), -ENOENT);
+	}
+	CHECK_EQ(stub.looked_up, looked_up);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 0, &key, NULL), 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 1, &key, NULL), 0);
+	CHECK_EQ(transfer(&c, 0, true, key.address, key.rkey), 0);
+	CHECK_EQ(isw_store_unmap(store, lease, slot, generation, 0), 0);
+	CHECK_EQ(stats_of(store).rdma_regions + stats_of(store).rdma_ahead, 0);
+	STUB_SET(mr_move_error, 0);
+	consumer_free(&c);
+	isw_store_destroy(store);
+}
+
+/* Neither moved nor freed it may be half a key: the slab has none then. */
+static void test_a_registration_that_is_half_moved(void)
+{
+	isw_store *store = store_make(1);
+	uint64_t lease = lease_make(store), generation;
+	struct isw_rdma_key key;
+	struct consumer c;
+	uint32_t slot;
+
+	consumer_make(&c);
+	consumer_connect(&c, store, lease);
+	CHECK_EQ(isw_store_rdma_ahead(store, NULL), 0);
+	CHECK_EQ(isw_store_map(store, lease, 0, &slot, &generation), 0);
+	STUB_SET(mr_move_error, -EIO);
+	STUB_SET(mr_free_error, -EIO);
+	stub.mrs->peer = ISWI_VERBS_PEER_WRITES; /* only such ones are not freed then */
+	for (uint32_t i = 0; i < 2; i++)
+		CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 0, &key, NULL), -EIO);
+	CHECK_EQ(isw_store_unmap(store, lease, slot, generation, 100), 0);
+	CHECK_EQ(stats_of(store).rdma_connections, 0);
+	STUB_SET(mr_move_error, 0);
+	STUB_SET(mr_free_error, 0);
+	CHECK_EQ(isw_store_scrub(store), 0);
+	/* When it could be ended after all, the lease has RDMA again. */
+	consumer_free(&c);
+	consumer_make(&c);
+	consumer_connect(&c, store, lease);
+	map_slab(store, lease, &generation, &key);
+	CHECK_EQ(transfer(&c, 0, false, key.address, key.rkey), 0);
+	consumer_free(&c);
+	isw_store_destroy(store);
+}
+
+/* A device is opened once for all, closed with its last user, and opened anew when it failed. */
+static void test_a_device_that_failed_is_opened_anew(void)
+{
+	isw_store *store = store_make(1);
+	uint64_t lease = lease_make(store), other = lease_make(store);
+	struct isw_rdma_end peers[QUEUES];
+	struct isw_rdma_key probe;
+	struct consumer c;
+	int live;
+
+	consumer_make(&c);
+	live = stub.live;
+	consumer_connect(&c, store, lease);
+	STUB_SET(pd_make_error, -EIO);
+	CHECK_EQ(isw_store_rdma_open(store, other, c.ends, QUEUES, peers, &probe, NULL), -EIO);
+	STUB_SET(pd_make_error, 0);
+	CHECK_EQ(isw_store_rdma_open(store, other, c.ends, QUEUES, peers, &probe, NULL), 0);
+	CHECK_EQ(isw_store_rdma_close(store, other), 0);
+	CHECK_EQ(isw_store_rdma_close(store, lease), 0);
+	CHECK_EQ(stub.live, live);
+	consumer_free(&c);
+	isw_store_destroy(store);
+}
+
+/* What is registered with it is registered anew, before somebody waits for that. */
+static void test_what_a_failed_device_had_is_registered_anew(void)
+{
+	isw_store *store = store_make(2);
+	uint64_t lease = lease_make(store), other = lease_make(store), generation;
+	struct isw_rdma_end peers[QUEUES];
+	struct isw_rdma_key key;
+	struct consumer c;
+	uint32_t slot;
+
+	for (uint32_t i = 0; i < 2; i++)
+		CHECK_EQ(isw_store_rdma_ahead(store, NULL), 0);
+	CHECK_EQ(isw_store_rdma_ahead(store, NULL), -ENOENT);
+	consumer_make(&c);
+	STUB_SET(pd_make_error, -EIO);
+	CHECK_EQ(isw_store_rdma_open(store, other, c.ends, QUEUES, peers, &key, NULL), -EIO);
+	STUB_SET(pd_make_error, 0);
+	consumer_connect(&c, store, lease);
+	CHECK_EQ(isw_store_map(store, lease, 0, &slot, &generation), 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 1, &key, NULL), -EAGAIN);
+	for (uint32_t i = 0; i < 2; i++)
+		CHECK_EQ(isw_store_rdma_ahead(store, NULL), 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 1, &key, NULL), 0);
+	CHECK_EQ(transfer(&c, 0, true, key.address, key.rkey), 0);
+	/* Switched off: no device is held. */
+	consumer_free(&c);
+	CHECK_EQ(isw_store_rdma_close(store, lease), 0);
+	CHECK(stub.live > 0);
+	isw_store_rdma_ahead_end(store);
+	CHECK_EQ(stats_of(store).rdma_ahead, 0);
+	CHECK_EQ(stub.live, 0);
+	isw_store_destroy(store);
+}
+
+/* A limit is for those who use RDMA first. */
+static void test_what_nobody_uses_gives_way(void)
+{
+	isw_store *store = store_make(3);
+	uint64_t lease = lease_make(store), tcp = lease_make(store), generation[2];
+	struct isw_rdma_key key;
+	struct consumer c;
+	uint32_t slot[2];
+
+	consumer_make(&c);
+	/* The consumer's page and two slabs; the lease's page and its slab come instead. */
+	STUB_SET(mrs_max, 3);
+	CHECK_EQ(isw_store_map(store, tcp, 0, &slot[0], &generation[0]), 0);
+	CHECK_EQ(isw_store_map(store, lease, 0, &slot[1], &generation[1]), 0);
+	for (uint32_t i = 0; i < 2; i++)
+		CHECK_EQ(isw_store_rdma_ahead(store, NULL), 0);
+	CHECK_EQ(isw_store_rdma_ahead(store, NULL), -ENOMEM);
+	CHECK_EQ(isw_store_unmap(store, lease, slot[1], generation[1], 100), 0);
+	CHECK_EQ(isw_store_map(store, lease, 0, &slot[1], &generation[1]), 0);
+	consumer_connect(&c, store, lease);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot[1], generation[1], 0, &key, NULL), 0);
+	CHECK_EQ(transfer(&c, 0, true, key.address, key.rkey), 0);
+	CHECK_EQ(stats_of(store).rdma_ahead, 0);
+	/* What is used stays, and the limit is one. */
+	CHECK_EQ(isw_store_scrub(store), 0);
+	CHECK_EQ(isw_store_map(store, lease, 0, &slot[0], &generation[0]), 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot[0], generation[0], 0, &key, NULL), -ENOMEM);
+	STUB_SET(mrs_max, 0);
+	consumer_free(&c);
+	isw_store_destroy(store);
+}
 
 static void test_what_could_be_registered_is_lent(void)
 {
@@ -348,15 +655,16 @@ static void test_what_could_be_registered_is_lent(void)
 	for (uint32_t i = 0; i < 2; i++)
 		map_slab(store, lease, &generation, &key);
 	CHECK_EQ(isw_store_map(store, lease, 0, &slot, &generation), 0);
-	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, &key, &error), -ENOMEM);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 0, &key, &error), -ENOMEM);
 	CHECK(strstr(error.text, "ulimit -l"));
 	CHECK_EQ(stats_of(store).rdma_failures, 1);
 	CHECK_EQ(stats_of(store).rdma_regions, 2);
 	CHECK_EQ(isw_store_unmap(store, lease, slot, generation, 100), 0);
-	CHECK_EQ(isw_store_rdma_key(store, lease, 0, generation - 2, &key, NULL), 0);
+	CHECK_EQ(isw_store_rdma_key(store, lease, 0, generation - 2, 0, &key, NULL), 0);
 	CHECK_EQ(transfer(&c, 0, true, key.address, key.rkey), 0);
 	/* Nor can a lease be opened then; the daemon goes on. */
 	STUB_SET(mr_makes_left, 0);
+	CHECK_EQ(isw_store_rdma_close(store, lease), 0);
 	CHECK_EQ(isw_store_rdma_open(store, lease, c.ends, QUEUES, c.peers, &key, &error), -ENOMEM);
 	CHECK_EQ(stats_of(store).rdma_connections, 0);
 	STUB_SET(mr_makes_left, -1);
@@ -384,7 +692,8 @@ static void test_a_registration_that_stays(void)
 	for (uint32_t next = SLABS; next != slot;) {
 		CHECK_EQ(isw_store_scrub(store), 0);
 		CHECK_EQ(isw_store_map(store, lease, 0, &next, &generation), 0);
-		CHECK_EQ(isw_store_rdma_key(store, lease, next, generation, &key, NULL), -ENOTCONN);
+		CHECK_EQ(isw_store_rdma_key(store, lease, next, generation, 0, &key, NULL),
+			 -ENOTCONN);
 		CHECK_EQ(isw_store_unmap(store, lease, next, generation, 100), 0);
 	}
 	STUB_SET(mr_free_error, 0);
@@ -436,7 +745,7 @@ static void *register_all(void *arg)
 		for (uint32_t i = 0; isw_store_lease_slot(race->store, race->lease, i, &info) == 0;
 		     i = info.slot + 1) {
 			int code = isw_store_rdma_key(race->store, race->lease, info.slot,
-						      info.generation, &key, NULL);
+						      info.generation, 0, &key, NULL);
 
 			CHECK(code == 0 || code == -ESTALE || code == -ENOTCONN);
 		}
@@ -461,11 +770,24 @@ static void *open_and_close(void *arg)
 	return NULL;
 }
 
+/* And ahead of all that. */
+static void *register_ahead(void *arg)
+{
+	struct race *race = arg;
+
+	while (!atomic_load(&race->stop)) {
+		int code = isw_store_rdma_ahead(race->store, NULL);
+
+		CHECK(code == 0 || code == -ENOENT);
+	}
+	return NULL;
+}
+
 static void test_mapping_registering_and_renewing_at_once(void)
 {
 	struct race race = {.store = store_make(SLABS)};
 	char token[ISW_TOKEN_TEXT_BYTES];
-	pthread_t threads[2];
+	pthread_t threads[3];
 	struct consumer c;
 
 	race.lease = lease_make(race.store);
@@ -473,6 +795,7 @@ static void test_mapping_registering_and_renewing_at_once(void)
 	consumer_make(&c);
 	CHECK_EQ(pthread_create(&threads[0], NULL, register_all, &race), 0);
 	CHECK_EQ(pthread_create(&threads[1], NULL, open_and_close, &race), 0);
+	CHECK_EQ(pthread_create(&threads[2], NULL, register_ahead, &race), 0);
 	for (uint32_t i = 0; i < 300; i++) {
 		uint64_t generation;
 		uint32_t slot;
@@ -485,7 +808,7 @@ static void test_mapping_registering_and_renewing_at_once(void)
 		CHECK_EQ(isw_store_scrub(race.store), 0);
 	}
 	atomic_store(&race.stop, true);
-	for (uint32_t i = 0; i < 2; i++)
+	for (uint32_t i = 0; i < 3; i++)
 		pthread_join(threads[i], NULL);
 	CHECK_EQ(stats_of(race.store).rdma_regions, 0);
 	consumer_free(&c);
@@ -502,9 +825,18 @@ int main(void)
 	test_a_neighbours_key_is_useless();
 	test_a_renewal_ends_the_connections();
 	test_a_slab_taken_by_force_ends_the_connections();
+	test_without_rdma_connections_force_leaves_those_of_tcp();
 	test_nonsense_is_refused();
+	test_a_slab_is_registered_ahead();
+	test_what_is_not_registered_is_not_waited_for();
 	test_mapping_registering_and_renewing_at_once();
 	if (rig_on_stub()) {
+		test_a_reclaim_looks_nothing_up();
+		test_a_registration_that_cannot_be_moved();
+		test_a_registration_that_is_half_moved();
+		test_a_device_that_failed_is_opened_anew();
+		test_what_a_failed_device_had_is_registered_anew();
+		test_what_nobody_uses_gives_way();
 		test_what_could_be_registered_is_lent();
 		test_a_registration_that_stays();
 		test_a_fence_that_fails_keeps_the_slab();

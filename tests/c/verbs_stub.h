@@ -82,13 +82,20 @@ static struct stub {
 	bool frozen;        /* the wire carries nothing */
 	uint32_t delay_us;  /* at most, before every eighth transfer or so */
 	int mr_makes_left;  /* registrations that succeed before all are -ENOMEM; < 0: all do */
+	int mrs_max;        /* registrations at once, more are -ENOMEM; 0: no limit */
 	int transfer_error; /* the next transfer fails so, and its queue pair with it */
 	int post_error;     /* the next post, after its first transfer */
+	int cq_make_error;  /* every cq_make */
+	int mr_move_error;  /* every mr_move */
+	int pd_make_error;  /* every pd_make: the device has gone */
 	int mr_free_error;  /* every mr_free of memory that a peer may write */
 	int qp_free_error;  /* every qp_free */
 	/* What was seen. */
 	uint64_t transfers, completions, refused;
-	uint64_t staged; /* WRITEs from memory that is smaller than any connection's own */
+	uint64_t opened;    /* devices */
+	uint64_t looked_up; /* bytes that were registered, other than by moving */
+	uint64_t moved;     /* registrations */
+	uint64_t staged;    /* WRITEs from memory that is smaller than any connection's own */
 } stub;
 
 static uint32_t stub_below(uint32_t limit)
@@ -120,6 +127,7 @@ static int stub_open(const char *device, struct iswi_vdev **dev_out, struct isw_
 			continue;
 		*dev_out = calloc(1, sizeof(**dev_out));
 		pthread_mutex_lock(&stub.lock);
+		stub.opened++;
 		stub_born(NULL);
 		pthread_mutex_unlock(&stub.lock);
 		return 0;
@@ -138,6 +146,8 @@ static void stub_close(struct iswi_vdev *dev)
 
 static int stub_pd_make(struct iswi_vdev *dev, struct iswi_vpd **pd_out)
 {
+	if (stub.pd_make_error != 0)
+		return stub.pd_make_error;
 	*pd_out = calloc(1, sizeof(**pd_out));
 	(*pd_out)->dev = dev;
 	pthread_mutex_lock(&stub.lock);
@@ -160,10 +170,12 @@ static int stub_mr_make(struct iswi_vpd *pd, void *memory, uint64_t bytes, unsig
 			struct iswi_vmr **mr_out, struct iswi_verbs_key *key_out)
 {
 	struct iswi_vmr *mr;
-	int code = 0;
+	int code = 0, count = 0;
 
 	pthread_mutex_lock(&stub.lock);
-	if (stub.mr_makes_left == 0) {
+	for (mr = stub.mrs; mr != NULL; mr = mr->next)
+		count++;
+	if (stub.mr_makes_left == 0 || (stub.mrs_max > 0 && count >= stub.mrs_max)) {
 		code = -ENOMEM;
 	} else {
 		if (stub.mr_makes_left > 0)
@@ -174,6 +186,7 @@ static int stub_mr_make(struct iswi_vpd *pd, void *memory, uint64_t bytes, unsig
 		mr->key.remote = stub.key_last += 7;
 		mr->next = stub.mrs;
 		stub.mrs = mr;
+		stub.looked_up += bytes;
 		stub_born(&pd->children);
 		*mr_out = mr;
 		*key_out = mr->key;
@@ -204,11 +217,35 @@ static int stub_mr_free(struct iswi_vmr *mr)
 	return code;
 }
 
+/* The key stays, as that of soft-RoCE does. */
+static int stub_mr_move(struct iswi_vmr *mr, struct iswi_vpd *pd, unsigned int peer,
+			struct iswi_verbs_key *key_out)
+{
+	int code;
+
+	pthread_mutex_lock(&stub.lock);
+	code = stub.mr_move_error;
+	if (code == 0) {
+		CHECK(pd->dev == mr->pd->dev);
+		mr->pd->children--;
+		pd->children++;
+		mr->pd = pd;
+		mr->peer = peer;
+		stub.moved++;
+		*key_out = mr->key;
+	}
+	pthread_mutex_unlock(&stub.lock);
+	return code;
+}
+
 static int stub_cq_make(struct iswi_vdev *dev, uint32_t entries, struct iswi_vcq **cq_out,
 			int *fd_out)
 {
-	struct iswi_vcq *cq = calloc(1, sizeof(*cq));
+	struct iswi_vcq *cq;
 
+	if (stub.cq_make_error != 0)
+		return stub.cq_make_error;
+	cq = calloc(1, sizeof(*cq));
 	cq->dev = dev;
 	cq->entries = entries;
 	cq->done = calloc(entries, sizeof(*cq->done));
@@ -497,6 +534,7 @@ static const struct iswi_verbs stub_verbs = {
 	.pd_free = stub_pd_free,
 	.mr_make = stub_mr_make,
 	.mr_free = stub_mr_free,
+	.mr_move = stub_mr_move,
 	.cq_make = stub_cq_make,
 	.cq_free = stub_cq_free,
 	.qp_make = stub_qp_make,

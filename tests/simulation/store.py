@@ -305,9 +305,19 @@ class SimStore:
     def rdma_close(self, lease: int) -> None:
         """There was none."""
 
-    def rdma_key(self, lease: int, slot: int, generation: int) -> RdmaKey:
+    def rdma_pause(self, lease: int) -> None:
+        """There was none."""
+
+    def rdma_key(self, lease: int, slot: int, generation: int, *, at_hand: bool = False) -> RdmaKey:
         """Never: no lease has such connections."""
         raise EngineError("no connections by RDMA", code=errno.ENOTCONN)
+
+    def rdma_ahead(self) -> bool:
+        """Hosts here have no RDMA."""
+        raise EngineError("no RDMA: this host has no RDMA device", code=errno.ENODEV)
+
+    def rdma_ahead_end(self) -> None:
+        """There was nothing."""
 
     def close(self) -> None:
         """The memory is gone."""

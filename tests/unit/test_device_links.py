@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from errno import ECONNRESET
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -143,7 +144,9 @@ async def test_an_eviction_does_not_outlive_its_session() -> None:
     assert link.mapped  # it moves on; at its end it is given back
 
 
-async def test_a_slab_evicted_past_the_deadline_is_not_the_donors_for_good() -> None:
+async def test_a_slab_evicted_past_the_deadline_is_not_the_donors_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     nothing = cast(Any, None)
     engine = SimpleNamespace(slab_unmap=lambda slab, remote, generation: None)
     config = SimpleNamespace(has_backup=True, transport="tcp")
@@ -157,6 +160,14 @@ async def test_a_slab_evicted_past_the_deadline_is_not_the_donors_for_good() -> 
         await link.evict(7, 3, 9, 0.0, 0.0)
     assert slabs.lost == [0]  # the donor takes it anyway: another one is looked for
     assert link.mapped  # requests are in flight there
+    # That costs the connections, once, which is no flapping of RDMA's either.
+    lost: list[int] = []
+    monkeypatch.setattr(link, "_is_down", lambda: True)
+    monkeypatch.setattr(link, "_recover", lambda: None)
+    monkeypatch.setattr(link.wire, "lost", lambda: lost.append(len(lost)))
+    for count in (0, 1):
+        link.connections_down(-ECONNRESET)
+        assert len(lost) == count
     slabs.end.set_result(None)
     await asyncio.sleep(0)
     assert not link.mapped

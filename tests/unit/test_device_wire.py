@@ -17,6 +17,7 @@ from infiniswap.device.link_types import Lease, Place
 from infiniswap.device.wire import Wire
 from infiniswap.engine.protocol import RemoteConfig
 from infiniswap.errors import (
+    DeadlineError,
     EngineError,
     RequestRefusedError,
     SessionLostError,
@@ -52,6 +53,8 @@ class World:
     dialled: list[str] = field(default_factory=list)
     keys: list[tuple[int, int]] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+    ended: object = None
 
     # As a session.
     @property
@@ -75,6 +78,12 @@ class World:
 
     def remote_slot_key(self, remote: int, slot: int, key: m.RdmaKey) -> None:
         self.keys.append((slot, key.rkey))
+
+    def remote_connect(self, config: RemoteConfig) -> int:
+        return self.dial(config)
+
+    async def probe(self, wire: Wire, places: set[Place] | None = None) -> bool:
+        return await wire.probe(cast(Any, self), LEASE, CONFIG, places or set(), self.left.append)
 
     def dial(self, config: RemoteConfig) -> int:
         self.dialled.append("tcp" if config.rdma is None else "rdma")
@@ -214,3 +223,58 @@ async def test_what_is_mended_is_used_with_the_next_connections() -> None:
     world.here = None
     await world.connect(wire)
     assert (wire.transport, wire.reason, wire.fallbacks) == ("rdma", "", 1)
+
+
+async def test_a_probe_leaves_nothing_and_changes_nothing() -> None:
+    world = World(here=no_rdma("its port is down"), slots=[m.SlotKey(2, 9, KEY)])
+    wire = world.wire()
+    assert not wire.misses_rdma
+    await world.connect(wire)
+    assert wire.misses_rdma
+    world.here = None
+    world.dial_error = EngineError("no answer over RDMA", code=110)
+    assert not await world.probe(wire)
+    assert (wire.transport, wire.reason, wire.fallbacks) == ("tcp", "no answer over RDMA", 1)
+    assert world.asked == [2, 0]
+    # Nor does it at the donor where another error ended it; but one that refused has nothing.
+    world.dial_error = None
+    world.there = DeadlineError("no answer")
+    with pytest.raises(DeadlineError):
+        await world.probe(wire)
+    assert world.asked == [2, 0, 2, 0]
+    world.ended = "by us"
+    with pytest.raises(DeadlineError):
+        await world.probe(wire)
+    assert world.asked == [2, 0, 2, 0, 2]
+    world.ended = None
+    world.there = RequestRefusedError("no device", reason=m.REFUSED_NO_RDMA)
+    assert not await world.probe(wire)
+    assert world.asked == [2, 0, 2, 0, 2, 2]
+    world.there = None
+    world.offer = Offer()
+    assert not await world.probe(wire, {Place(3, 9)})
+    assert "0 of our 1 slabs" in wire.reason
+    assert await world.probe(wire, {Place(2, 9)})
+    assert world.offer.is_closed
+    # The connection that was made for it, and nothing else: keys are told when it is for good.
+    assert world.left == [3]
+    assert world.keys == []
+    assert wire.transport == "tcp"
+    await world.connect(wire, {Place(2, 9)})
+    assert (wire.transport, wire.misses_rdma) == ("rdma", False)
+    # What waited for its turn meanwhile would end these.
+    world.asked.clear()
+    assert not await world.probe(wire, {Place(2, 9)})
+    assert (world.asked, wire.probes) == ([], 6)
+
+
+async def test_rdma_that_broke_again_and_again_is_not_looked_for_meanwhile() -> None:
+    world = World()
+    wire = world.wire()
+    for _ in range(2):
+        await world.connect(wire)
+        wire.lost()
+    await world.connect(wire)
+    world.asked.clear()
+    assert not await world.probe(wire)
+    assert (world.asked, wire.probes) == ([], 0)

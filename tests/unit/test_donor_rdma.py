@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,13 +29,13 @@ async def _off_loop(call: Callable[[], Any]) -> Any:
 
 
 class Donor:
-    def __init__(self, *, enabled: bool = True) -> None:
+    def __init__(self, *, enabled: bool = True, patience_s: float = 60.0) -> None:
         self.store = FakeStore(StoreConfig(slab_bytes=MIB, slabs_max=4))
         self.store.has_rdma = True
         self.table = LeaseTable(10.0, 4)
         self.table.session_opened(4)
         self.counters: Counter[str] = Counter()
-        self.rdma = DonorRdma(self.store, self.table, _off_loop, self.counters, enabled)
+        self.rdma = DonorRdma(self.store, self.table, _off_loop, self.counters, enabled, patience_s)
         self.lease = self.store.lease_create(4).lease
         owner = Owner("", "swap0", "consumer", "127.0.0.1")
         self.table.grant(self.lease, owner, 4, 4, "", 1, 0.0)
@@ -66,6 +68,42 @@ async def test_what_is_mapped_before_and_after_has_a_key() -> None:
     assert (await donor.rdma.map_answer(3, donor.lease, before)).key is None
 
 
+async def test_a_consumer_that_comes_back_waits_for_no_registration() -> None:
+    """Dozens of slabs take longer than it has: it is told so, and asks again."""
+    donor = Donor(patience_s=0.0)
+    slabs = [donor.map() for _ in range(3)]
+    with pytest.raises(RequestRefusedError, match="3 of 3 slabs are still being") as caught:
+        await donor.open()
+    assert caught.value.reason == m.REFUSED_NO_RDMA
+    # Over TCP until then: a slab is mapped without a key.
+    assert (await donor.rdma.map_answer(1, donor.lease, slabs[0])).key is None
+
+    async def once(_pause_s: float) -> None:
+        raise asyncio.CancelledError
+
+    with ThreadPoolExecutor(1) as background, pytest.raises(asyncio.CancelledError):
+        await donor.rdma.keep_registered(background, once)
+    assert donor.counters["rdma_registered_ahead"] == 3
+    assert [slot.slot for slot in (await donor.open()).slots] == [slab.slot for slab in slabs]
+
+
+async def test_a_host_without_rdma_is_asked_now_and_then() -> None:
+    donor = Donor()
+    donor.store.has_rdma = False
+    pauses: list[float] = []
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 2:
+            donor.store.has_rdma = True
+        if len(pauses) == 3:
+            raise asyncio.CancelledError
+
+    with ThreadPoolExecutor(1) as background, pytest.raises(asyncio.CancelledError):
+        await donor.rdma.keep_registered(background, sleep)
+    assert pauses[0] == pauses[1] > pauses[2]
+
+
 async def test_a_slab_that_cannot_be_registered_is_not_lent() -> None:
     donor = Donor()
     first = donor.map()
@@ -84,9 +122,15 @@ async def test_a_slab_that_cannot_be_registered_is_not_lent() -> None:
     donor.store.unmap(donor.lease, first.slot, first.generation, 0)
     with pytest.raises(RequestRefusedError):
         await donor.rdma.map_answer(3, donor.lease, first)
-    # Nor does it keep others from being opened; what is missing is left out.
+    # Nor does it keep others from being opened; what is missing is left out, and told once.
     donor.table.mapped(donor.lease, donor.map())
+    counted = donor.counters["rdma_unregistered"]
     assert (await donor.open()).slots == []
+    (missing,) = lease.slots.values()
+    assert donor.counters["rdma_unregistered"] == counted + 1
+    donor.store.unmap(donor.lease, missing.slot, missing.generation, 0)
+    assert (await donor.open()).slots == []
+    assert donor.counters["rdma_unregistered"] == counted + 2
 
 
 async def test_each_refusal_has_its_reason() -> None:
@@ -112,4 +156,51 @@ async def test_without_ends_it_is_ended() -> None:
     info = donor.map()
     await donor.open()
     assert (await donor.open(0)).ends == []
+    assert (await donor.rdma.map_answer(1, donor.lease, info)).key is None
+    # Perhaps a consumer's look whether RDMA works: nothing is registered anew for the next.
+    assert donor.store.rdma_registered == {info.generation}
+    donor.rdma.enabled = False
+    assert (await donor.open(0)).ends == []
+
+
+async def test_switched_off_and_on_again() -> None:
+    """Off, nothing holds the device; on, all is registered again."""
+    donor = Donor()
+    info = donor.map()
+    await donor.open()
+    seen: list[tuple[set[int], m.RdmaKey | None]] = []
+
+    async def sleep(_pause_s: float) -> None:
+        answer = await donor.rdma.map_answer(1, donor.lease, info)
+        seen.append((donor.store.rdma_registered, answer.key))
+        donor.rdma.enabled = len(seen) > 2
+        if len(seen) == 5:
+            raise asyncio.CancelledError
+
+    with ThreadPoolExecutor(1) as background, pytest.raises(asyncio.CancelledError):
+        await donor.rdma.keep_registered(background, sleep)
+    assert [registered for registered, _key in seen] == [
+        {info.generation},
+        set(),
+        set(),
+        {info.generation},
+        {info.generation},
+    ]
+    # The connections have ended, too; new ones are the consumer's to ask for.
+    assert [key is not None for _registered, key in seen] == [True] + [False] * 4
+
+
+async def test_switched_off_while_a_consumer_connects() -> None:
+    donor = Donor()
+
+    async def off_loop(call: Callable[[], Any]) -> Any:
+        result = call()
+        donor.rdma.enabled = False
+        return result
+
+    donor.rdma._off_loop = off_loop
+    info = donor.map()
+    with pytest.raises(RequestRefusedError, match="switched off"):
+        await donor.open()
+    donor.rdma.enabled = True
     assert (await donor.rdma.map_answer(1, donor.lease, info)).key is None

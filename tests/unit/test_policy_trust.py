@@ -40,6 +40,54 @@ def test_one_loss_counts_once() -> None:
         assert not trust.lost(1.0, -ECONNRESET)
 
 
+def test_losses_that_were_announced_do_not_count() -> None:
+    """A slab taken by force costs the connections, however many are in a row."""
+    trust = Trust(TrustConfig(flap_s=5.0, flaps_max=2, announced_s=5.0, announced_s_max=60.0))
+    now_s = 0.0
+    for generation in range(10):
+        trust.recovered(now_s)
+        trust.announce(generation, now_s, 1.0)
+        now_s += 2.0
+        assert not trust.lost(now_s, -ECONNRESET)
+        assert trust.is_excused
+    # What lies excuses nothing, and no announcement lasts for ever.
+    trust.announce(98, now_s, 1.0)
+    assert trust.lost(now_s, -EPROTO)
+    assert not trust.is_excused
+    trust.announce(99, now_s, 1e9)
+    assert not trust.lost(now_s + 66.0, -ECONNRESET)
+    assert not trust.is_excused
+    # Nor one that was done with in time.
+    trust.announce(100, now_s, 10.0)
+    trust.withdraw(100)
+    trust.recovered(now_s + 20.0)
+    assert not trust.lost(now_s + 21.0, -ECONNRESET)
+    trust.recovered(now_s + 22.0)
+    assert trust.lost(now_s + 23.0, -ECONNRESET)
+
+
+def test_one_announcement_excuses_one_loss() -> None:
+    trust = Trust(TrustConfig(flap_s=5.0, flaps_max=2))
+    trust.announce(1, 0.0, 30.0)
+    trust.announce(2, 0.0, 10.0)
+    for now_s, excused in ((1.0, True), (2.0, True), (3.0, False)):
+        trust.recovered(now_s)
+        assert not trust.lost(now_s, -ECONNRESET)
+        assert trust.is_excused == excused
+        trust.withdraw(2)  # the one that ends first is used first: this is no other's
+    trust.recovered(4.0)
+    assert trust.lost(4.0, -ECONNRESET)
+
+
+def test_connections_that_held_were_no_flapping() -> None:
+    """Also where they were not lost but exchanged, for those by RDMA."""
+    trust = Trust(TrustConfig(flap_s=5.0, flaps_max=2))
+    for now_s in range(0, 1000, 100):
+        trust.recovered(float(now_s))  # by RDMA
+        assert not trust.lost(now_s + 1.0, -ECONNRESET)
+        trust.recovered(now_s + 2.0)  # by TCP, for long
+
+
 def test_refusals_count_for_a_while() -> None:
     trust = Trust(TrustConfig(refusals_max=3, refusal_s=60.0))
     assert not trust.refused(0.0)

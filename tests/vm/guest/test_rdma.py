@@ -324,7 +324,9 @@ def test_slabs_are_taken_back_under_load(cluster: Cluster, donors: list[Donor]) 
 
 
 @pytest.mark.full
-def test_a_link_that_goes_down_leaves_tcp(cluster: Cluster, donors: list[Donor]) -> None:
+def test_a_link_that_goes_down_leaves_tcp_and_comes_back(
+    cluster: Cluster, donors: list[Donor]
+) -> None:
     device = start_mapped(cluster)
     load = verifying(cluster, device)
     try:
@@ -336,10 +338,23 @@ def test_a_link_that_goes_down_leaves_tcp(cluster: Cluster, donors: list[Donor])
             row = row_of(device, donor)
             assert "down" in row["transport_reason"]
             assert row["rdma_fallbacks"] >= 1
+        run("ip", "link", "set", LINK, "up")
+        # Without a further loss of connections.
+        until(
+            lambda: set(transports(device).values()) == {"rdma"} or load.error,
+            "RDMA to be used again",
+            WAIT_S * 5,
+        )
+        passes = load.passes
+        until(lambda: load.passes > passes or load.error, "a pass over RDMA", WAIT_S * 3)
         load.finish()
     finally:
         load.close()
         run("ip", "link", "set", LINK, "up")
+    for donor in donors:
+        row = row_of(device, donor)
+        assert row["rdma_probes"] >= 1
+        assert row["transport_reason"] == ""
     assert device.status["stats"]["crc_errors_remote"] == 0
     device.remove()
 

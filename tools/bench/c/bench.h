@@ -139,6 +139,30 @@ BENCH_UNUSED_OK static double bench_cpu_of(uint64_t pid)
 	return bench_clock_s(clock);
 }
 
+struct bench_host {
+	double softirq_s;
+	double kernel_s; /* with irq and softirq */
+	double busy_s;   /* of all processors, with everything but idling */
+};
+
+/* What this host's processors have done so far, in ticks of the kernel (10 ms). */
+BENCH_UNUSED_OK static struct bench_host bench_host_times(void)
+{
+	unsigned long long t[8]; /* user, nice, system, idle, iowait, irq, softirq, steal */
+	double tick_s = 1.0 / (double)sysconf(_SC_CLK_TCK);
+	FILE *file = fopen("/proc/stat", "r");
+
+	if (!file || fscanf(file, "cpu %llu %llu %llu %llu %llu %llu %llu %llu", &t[0], &t[1],
+			    &t[2], &t[3], &t[4], &t[5], &t[6], &t[7]) != 8)
+		bench_die("/proc/stat cannot be read");
+	fclose(file);
+	return (struct bench_host){
+		.softirq_s = (double)t[6] * tick_s,
+		.kernel_s = (double)(t[2] + t[5] + t[6]) * tick_s,
+		.busy_s = (double)(t[0] + t[1] + t[2] + t[5] + t[6]) * tick_s,
+	};
+}
+
 /* --------------------------------------------------------------------------- jobs */
 
 /* Moves this process into a memory cgroup. */

@@ -6,9 +6,14 @@
  *     isw-bench-engine-load --port P --token T --slots N --slab-bytes B
  *                      [--op read|write] [--depth 1] [--threads 1] [--queues 2] [--ms 1000]
  *                      [--request-bytes 4096] [--backup PATH] [--watch PID]
+ *                      [--host ADDRESS] [--rdma 1] [--wait-ms 10000]
  *
  * "done": from submit until the engine says that the request is done. "round": until the thread
  * that submitted it has woken up and seen that. --watch adds another process's processor time.
+ *
+ * With --rdma pages go by RDMA. What a device and a donor tell each other over their control
+ * session goes over standard output and input then: first a line of JSON with our ends, then an
+ * answer, see rdma_session.h.
  */
 #define _GNU_SOURCE 1
 #include <linux/futex.h>
@@ -19,12 +24,14 @@
 
 #include "bench.h"
 #include "engine/request.h"
+#include "rdma_session.h"
 
 #define SAMPLES_MAX       (4u << 20)
 #define FILL_BYTES        (256u << 10)
 #define FILL_DEPTH        8u
 #define THREADS_MAX       16u
 #define REQUEST_BYTES_MAX (1u << 20)
+#define SLOTS_MAX         64u
 
 struct worker;
 
@@ -52,7 +59,8 @@ struct load {
 	isw_engine *engine;
 	enum iswi_req_op op;
 	uint64_t pages, request_pages;
-	uint64_t next_fill; /* filling: the next request's page */
+	uint64_t buffer_bytes; /* of each request */
+	uint64_t next_fill;    /* filling: the next request's page */
 	uint64_t end_ns;
 	bool filling;
 	struct worker workers[THREADS_MAX];
@@ -174,9 +182,8 @@ static void *worker_run(void *arg)
 static void worker_init(struct load *load, uint32_t index, uint32_t depth)
 {
 	struct worker *w = &load->workers[index];
-	unsigned char *memory =
-		mmap(NULL, (size_t)depth * REQUEST_BYTES_MAX, PROT_READ | PROT_WRITE,
-		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	unsigned char *memory = mmap(NULL, depth * load->buffer_bytes, PROT_READ | PROT_WRITE,
+				     MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 
 	if (memory == MAP_FAILED)
 		bench_die("no memory");
@@ -188,7 +195,7 @@ static void worker_init(struct load *load, uint32_t index, uint32_t depth)
 	bench_samples_init(&w->round, SAMPLES_MAX / load->threads);
 	for (uint32_t i = 0; i < depth; i++) {
 		w->items[i].worker = w;
-		w->items[i].req.data = memory + (size_t)i * REQUEST_BYTES_MAX;
+		w->items[i].req.data = memory + i * load->buffer_bytes;
 		bench_random(&w->random);
 	}
 }
@@ -222,6 +229,8 @@ static isw_engine *connect_engine(int argc, char **argv, uint64_t requests_max)
 {
 	const char *backup = bench_option(argc, argv, "backup", NULL);
 	uint32_t slots = (uint32_t)bench_number(argc, argv, "slots", 4), remote;
+	uint32_t wait_ms = (uint32_t)bench_number(argc, argv, "wait-ms", 10000);
+	bool rdma = bench_number(argc, argv, "rdma", 0) != 0;
 	uint64_t slab_bytes = bench_number(argc, argv, "slab-bytes", 64u << 20);
 	struct isw_engine_config config = {
 		.size_bytes = slots * slab_bytes,
@@ -241,18 +250,32 @@ static isw_engine *connect_engine(int argc, char **argv, uint64_t requests_max)
 		.port = (uint16_t)bench_number(argc, argv, "port", 0),
 		.token = bench_option(argc, argv, "token", ""),
 		.queues = (uint32_t)bench_number(argc, argv, "queues", 2),
-		.connect_ms_max = 5000,
-		.request_ms_max = 10000,
+		.connect_ms_max = wait_ms,
+		.request_ms_max = wait_ms,
 		.export_bytes = slots * slab_bytes,
 	};
+	struct isw_rdma_end ends[ISW_RDMA_QUEUES_MAX];
+	struct isw_rdma_key keys[SLOTS_MAX];
 	struct isw_error error = {0};
 	isw_engine *engine;
 
-	if (isw_engine_create(&config, backup, &engine, &error) ||
-	    isw_remote_connect(engine, &donor, &remote, &error))
+	if (slots > SLOTS_MAX || donor.queues > ISW_RDMA_QUEUES_MAX)
+		bench_die("at most %u slots and %u queues", SLOTS_MAX, ISW_RDMA_QUEUES_MAX);
+	if (isw_engine_create(&config, backup, &engine, &error))
+		bench_die("%s", error.text);
+	if (rdma) {
+		if (isw_rdma_offer_make(engine, donor.host, donor.queues, slots, &donor.rdma,
+					&error))
+			bench_die("%s", error.text);
+		bench_tell_ends(donor.rdma, donor.queues);
+		bench_hear_answer(ends, donor.queues, &donor.rdma_probe, keys, slots);
+		donor.rdma_peers = ends;
+	}
+	if (isw_remote_connect(engine, &donor, &remote, &error))
 		bench_die("%s", error.text);
 	for (uint32_t i = 0; i < slots; i++)
-		if (isw_slab_map(engine, i, remote, i, i + 1))
+		if ((rdma && isw_remote_slot_key(engine, remote, i, &keys[i])) ||
+		    isw_slab_map(engine, i, remote, i, i + 1))
 			bench_die("slab %u was not mapped", i);
 	return engine;
 }
@@ -275,16 +298,19 @@ static struct bench_samples merged(const struct load *load, bool round)
 }
 
 static void print(const struct load *load, double took_s, double own_cpu_s, double watched_cpu_s,
-		  uint64_t elsewhere)
+		  const struct bench_host *host, uint64_t elsewhere)
 {
 	struct bench_samples done = merged(load, false), round = merged(load, true);
 	double pages = (double)(done.count * load->request_pages);
 
 	printf("{\"seconds\": %.3f, \"requests\": %llu, \"iops\": %.1f, \"pages\": %.0f, "
 	       "\"pages_not_from_donor\": %llu, \"cpu_us_per_page\": %.4f, "
-	       "\"watched_cpu_us_per_page\": %.4f, ",
+	       "\"watched_cpu_us_per_page\": %.4f, \"host_softirq_us_per_page\": %.4f, "
+	       "\"host_kernel_us_per_page\": %.4f, \"host_busy_us_per_page\": %.4f, ",
 	       took_s, (unsigned long long)done.count, (double)done.count / took_s, pages,
-	       (unsigned long long)elsewhere, own_cpu_s * 1e6 / pages, watched_cpu_s * 1e6 / pages);
+	       (unsigned long long)elsewhere, own_cpu_s * 1e6 / pages, watched_cpu_s * 1e6 / pages,
+	       host->softirq_s * 1e6 / pages, host->kernel_s * 1e6 / pages,
+	       host->busy_s * 1e6 / pages);
 	bench_samples_print(&done, "done_us");
 	printf(", ");
 	bench_samples_print(&round, "round_us");
@@ -301,6 +327,7 @@ int main(int argc, char **argv)
 	uint64_t watched = bench_number(argc, argv, "watch", 0);
 	uint64_t request_bytes = bench_number(argc, argv, "request-bytes", ISW_PAGE_BYTES);
 	double own_cpu_s, watched_cpu_s, took_s;
+	struct bench_host before, host;
 	uint64_t start_ns, elsewhere;
 
 	bench_die_with_parent();
@@ -309,6 +336,7 @@ int main(int argc, char **argv)
 		bench_die("1 to %u threads, depth from there to 256", THREADS_MAX);
 	if (!request_bytes || request_bytes % ISW_PAGE_BYTES || request_bytes > REQUEST_BYTES_MAX)
 		bench_die("--request-bytes: whole pages, at most %u", REQUEST_BYTES_MAX);
+	load.buffer_bytes = ISWI_MAX(request_bytes, (uint64_t)FILL_BYTES);
 	load.engine = connect_engine(argc, argv, ISWI_MAX(depth, FILL_DEPTH));
 	load.pages = iswi_engine_size_bytes(load.engine) / ISW_PAGE_BYTES;
 	for (uint32_t i = 0; i < load.threads; i++)
@@ -321,15 +349,20 @@ int main(int argc, char **argv)
 	elsewhere = stats.pages_in - stats.pages_in_remote;
 	own_cpu_s = bench_clock_s(CLOCK_PROCESS_CPUTIME_ID);
 	watched_cpu_s = bench_cpu_of(watched);
+	before = bench_host_times();
 	start_ns = iswi_now_ns();
 	load.end_ns = start_ns + bench_number(argc, argv, "ms", 1000) * 1000000;
 	run(&load);
 	took_s = (double)(iswi_now_ns() - start_ns) / 1e9;
+	host = bench_host_times();
+	host.softirq_s -= before.softirq_s;
+	host.kernel_s -= before.kernel_s;
+	host.busy_s -= before.busy_s;
 	watched_cpu_s = bench_cpu_of(watched) - watched_cpu_s;
 	own_cpu_s = bench_clock_s(CLOCK_PROCESS_CPUTIME_ID) - own_cpu_s;
 	isw_engine_stats(load.engine, &stats);
 	elsewhere = stats.pages_in - stats.pages_in_remote - elsewhere;
-	print(&load, took_s, own_cpu_s, watched_cpu_s, elsewhere);
+	print(&load, took_s, own_cpu_s, watched_cpu_s, &host, elsewhere);
 	isw_engine_destroy(load.engine);
 	return 0;
 }

@@ -45,6 +45,10 @@ class Settings:
             for at most this share of their time; 1 does not wait.
         slab_bytes: of `make bench-faults`.
         host_bytes: memory of a donor's host there.
+        depth: requests under way, of `make bench-rdma`.
+        slab_sizes: in bytes, there.
+        address: of the RDMA port there; empty: the first.
+        soft_roce: whether such a port is made for the run.
     """
 
     rounds: int
@@ -59,6 +63,10 @@ class Settings:
     quiet_share: float = 1.0
     slab_bytes: int = 0
     host_bytes: int = 0
+    depth: int = 0
+    slab_sizes: tuple[int, ...] = ()
+    address: str = ""
+    soft_roce: bool = False
 
 
 class SkipError(Exception):

@@ -50,20 +50,25 @@ def daemon_argv(
 
 @contextlib.contextmanager
 def donors(
-    bench: Bench, count: int, slab_bytes: int, pool_bytes: int
+    bench: Bench,
+    count: int,
+    slab_bytes: int,
+    pool_bytes: int,
+    *options: str,
+    host: str = "127.0.0.1",
+    changes: Mapping[str, str] | None = None,
 ) -> Iterator[dict[str, Child]]:
-    """Daemons, by control address."""
+    """Daemons on that address, by control address; `changes` to their environment."""
     found: dict[str, Child] = {}
     with contextlib.ExitStack() as stack:
         for number in range(1, count + 1):
             ready = bench.work / f"daemon{number}.ready"
             pool = ("--pool", format_size(pool_bytes), "--headroom", "64M")
-            argv = daemon_argv(ready, slab_bytes, *pool)
-            child = stack.enter_context(
-                bench.running(f"daemon {number}", argv, changes=environment(bench))
-            )
+            argv = daemon_argv(ready, slab_bytes, *pool, *options, listen=f"{host}:0")
+            own = {**environment(bench), **(changes or {})}
+            child = stack.enter_context(bench.running(f"daemon {number}", argv, changes=own))
             port = bench.until(partial(control_port, child, ready), "a daemon to serve")
-            found[f"127.0.0.1:{port}"] = child
+            found[f"{host}:{port}"] = child
         yield found
 
 

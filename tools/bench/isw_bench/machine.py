@@ -106,6 +106,7 @@ def describe(root: Path) -> dict[str, Any]:
             "nbdfuse": _first_line(["nbdfuse", "--version"]),
             "fio": _first_line(["fio", "--version"]),
             "redis": _first_line(["redis-benchmark", "--version"]),
+            "perftest": _first_line(["dpkg-query", "-W", "-f", "${Version}", "perftest"]),
             "cc": _first_line(["cc", "--version"]),
         },
     }

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A donor's store as a process of its own, without the daemon around it: one lease with every slot
+mapped, over TCP and over RDMA.
+
+    python -m isw_bench.rdma.donor --host ADDRESS --slots N --slab-bytes N
+
+Prints {"port": ..., "token": ...}. For each line with a consumer's ends it connects to them, in
+place of those of before, and prints its answer (tools/bench/c/rdma_session.h), until its input
+ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from infiniswap.control.messages import RdmaEnd, RdmaKey
+from infiniswap.engine.native import NativeStore
+from infiniswap.engine.protocol import MappedSlot, StoreConfig
+
+
+class Ends(msgspec.Struct, frozen=True):
+    """What a consumer tells."""
+
+    ends: list[RdmaEnd]
+
+
+def words(ends: Sequence[RdmaEnd], keys: Sequence[RdmaKey]) -> str:
+    """The answer."""
+    told: list[object] = []
+    for end in ends:
+        told += [end.gid, end.link, end.lid, end.mtu_bytes, end.reads_max, end.number, end.psn]
+    for key in keys:
+        told += [key.address, key.rkey]
+    return " ".join(map(str, told))
+
+
+def mapped_slots(store: NativeStore, lease: int, count: int) -> list[MappedSlot]:
+    """All slots of the lease, in their order.
+
+    Raises:
+        AssertionError: the store has fewer slabs.
+    """
+    found = [store.map(lease, number) for number in range(count)]
+    slots = [slot for slot in found if slot is not None]
+    assert [slot.slot for slot in slots] == list(range(count))
+    return slots
+
+
+def main() -> int:
+    """Serves."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--slots", type=int, required=True)
+    parser.add_argument("--slab-bytes", type=int, required=True)
+    args = parser.parse_args()
+    with NativeStore(StoreConfig(args.slab_bytes, args.slots)) as store:
+        for _ in range(args.slots):
+            store.preallocate()
+        port = store.listen(args.host, 0)
+        lease = store.lease_create(args.slots)
+        slots = mapped_slots(store, lease.lease, args.slots)
+        print(json.dumps({"port": port, "token": lease.token}), flush=True)
+        for line in sys.stdin:
+            peers = msgspec.json.decode(line, type=Ends).ends
+            ends, probe = store.rdma_open(lease.lease, peers)
+            keys = [store.rdma_key(lease.lease, slot.slot, slot.generation) for slot in slots]
+            print(words(ends, [probe, *keys]), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
