@@ -6,8 +6,11 @@ So it can be switched off while TCP goes on, and no other fixture needs to know 
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from cluster import run, until
 
@@ -26,12 +29,47 @@ def soft_roce() -> Iterator[str]:
     try:
         run("ip", "address", "add", f"{HOST}/8", "dev", LINK)
         run("ip", "link", "set", LINK, "mtu", "4200", "up")
-        run("rdma", "link", "add", DEVICE, "type", "rxe", "netdev", LINK)
-        until(lambda: leads_here() == "", "a port that leads here")
-        yield DEVICE
-        run("rdma", "link", "delete", DEVICE)
-    finally:
+        add()
+    except BaseException:
         run("ip", "link", "delete", LINK)
+        raise
+    try:
+        yield DEVICE
+    finally:
+        remove()  # if it cannot be, neither can the interface: that would be waited for, too
+    run("ip", "link", "delete", LINK)
+
+
+def add() -> None:
+    """The device; its port leads to HOST."""
+    run("rdma", "link", "add", DEVICE, "type", "rxe", "netdev", LINK)
+    until(lambda: leads_here() == "", "a port that leads here")
+
+
+def remove() -> None:
+    """The device, perhaps while it is used: the kernel waits until everybody has closed it.
+
+    Raises:
+        AssertionError: who has not, in time. No signal ends a process that waits for that.
+    """
+    removing = subprocess.Popen(["rdma", "link", "delete", DEVICE], stdin=subprocess.DEVNULL)
+    try:
+        until(lambda: removing.poll() is not None, f"the end of {DEVICE}")
+    except AssertionError as error:
+        raise AssertionError(f"{DEVICE} is open in {sorted(users())}") from error
+    assert removing.returncode == 0
+
+
+def users() -> set[str]:
+    """Commands of the processes that have an RDMA device open."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if "/uverbs" in str(link.readlink()):
+                process = link.parent.parent
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found.add(f"{process.name}: {command.strip()}")
+    return found
 
 
 def leads_here() -> str:

@@ -46,7 +46,8 @@ static int join_device(struct isw_engine *e, const char *device, struct iswi_eng
 					     (uint64_t)e->config.staging_pages * ISW_PAGE_BYTES,
 					     &found->domain, error);
 		memcpy(found->device, device, sizeof(found->device));
-		found->failed = false;
+		found->failed = found->leaving = false;
+		found->down_since_ns = 0;
 	}
 	if (!code) {
 		found->users++;
@@ -74,6 +75,51 @@ static void device_failed(struct isw_engine *e, struct iswi_engine_rdma *device)
 	pthread_mutex_lock(&e->rdma_lock);
 	device->failed = true;
 	pthread_mutex_unlock(&e->rdma_lock);
+}
+
+/* How many are since just now. */
+static uint32_t find_leaving(struct isw_engine *e, uint64_t down_ns)
+{
+	uint32_t count = 0;
+
+	pthread_mutex_lock(&e->rdma_lock);
+	for (uint32_t i = 0; i < ISWI_RDMA_DOMAINS_MAX; i++) {
+		struct iswi_engine_rdma *one = &e->rdma[i];
+
+		if (!one->domain || one->leaving ||
+		    !iswi_rdma_domain_is_to_go(one->domain, down_ns, &one->down_since_ns))
+			continue;
+		one->leaving = one->failed = true;
+		count++;
+	}
+	pthread_mutex_unlock(&e->rdma_lock);
+	return count;
+}
+
+static bool is_leaving(struct isw_engine *e, const struct iswi_engine_rdma *device)
+{
+	bool leaving;
+
+	pthread_mutex_lock(&e->rdma_lock);
+	leaving = device->leaving;
+	pthread_mutex_unlock(&e->rdma_lock);
+	return leaving;
+}
+
+uint32_t isw_rdma_let_go(isw_engine *e, uint32_t down_ms)
+{
+	uint32_t count = find_leaving(e, down_ms * 1000000ull);
+
+	for (uint32_t i = 0; i < e->config.remotes_max; i++) {
+		struct iswi_remote *r = &e->remotes[i];
+
+		pthread_mutex_lock(&e->control); /* against a reconnect, which begins under it */
+		if (atomic_load(&r->state) == ISWI_REMOTE_UP && r->device &&
+		    is_leaving(e, r->device))
+			iswi_remote_fence(e, i, -ENODEV);
+		pthread_mutex_unlock(&e->control);
+	}
+	return count;
 }
 
 void iswi_rdma_init(struct isw_engine *e)

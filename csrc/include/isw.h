@@ -299,6 +299,13 @@ int isw_store_rdma_key(isw_store *store, uint64_t lease, uint32_t slot, uint64_t
 int isw_store_rdma_ahead(isw_store *store, struct isw_error *error);
 /* Ends what is registered ahead. Blocking. */
 void isw_store_rdma_ahead_end(isw_store *store);
+/*
+ * Lets go of each RDMA device that the host is removing, or that has had no active port for
+ * down_ms: ends all that is connected and registered by it and closes it; its consumers come back
+ * over TCP. For a driver that cannot take a device from a program (soft-RoCE's) the kernel waits
+ * for that. To be called every now and then. Blocking. Returns how many go since this call.
+ */
+uint32_t isw_store_rdma_let_go(isw_store *store, uint32_t down_ms);
 
 /* ------------------------------------------------------------------- engine */
 
@@ -394,6 +401,11 @@ int isw_rdma_offer_make(isw_engine *engine, const char *host, uint32_t queues, u
 			isw_rdma_offer **offer_out, struct isw_error *error);
 void isw_rdma_offer_end(const isw_rdma_offer *offer, uint32_t queue, struct isw_rdma_end *end_out);
 void isw_rdma_offer_destroy(isw_rdma_offer *offer);
+/*
+ * As isw_store_rdma_let_go: remotes with such a device are reported down, and it is closed when
+ * they have been reconnected without it or destroyed.
+ */
+uint32_t isw_rdma_let_go(isw_engine *engine, uint32_t down_ms);
 
 /*
  * A remote is a set of connections to one lease on one donor: NBD, or RDMA and one NBD connection

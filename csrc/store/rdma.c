@@ -332,23 +332,39 @@ out:
 	return code;
 }
 
+/* rdma_lock held. Where there were connections the consumer hears it from those of TCP. */
+static int close_all(struct iswi_lease *lease)
+{
+	bool connected = lease->rdma != NULL && lease->rdma->qp_count > 0;
+	int code = end_all(lease);
+
+	if (connected) {
+		pthread_mutex_lock(&lease->store->lock);
+		iswi_lease_shut(lease);
+		pthread_mutex_unlock(&lease->store->lock);
+	}
+	return code;
+}
+
 int isw_store_rdma_close(isw_store *store, uint64_t id)
 {
 	struct iswi_lease *lease = enter(store, id);
-	bool connected;
 	int code;
 
 	if (lease == NULL)
 		return -ENOENT;
-	connected = lease->rdma != NULL && lease->rdma->qp_count > 0;
-	code = end_all(lease);
-	if (connected) { /* the consumer hears it from the TCP connection beside them */
-		pthread_mutex_lock(&store->lock);
-		iswi_lease_shut(lease);
-		pthread_mutex_unlock(&store->lock);
-	}
+	code = close_all(lease);
 	leave(lease);
 	return code;
+}
+
+void iswi_lease_rdma_let_go(struct iswi_lease *lease)
+{
+	pthread_mutex_lock(&lease->rdma_lock);
+	if (lease->rdma != NULL && lease->rdma->device != NULL &&
+	    atomic_load(&lease->rdma->device->leaving))
+		close_all(lease); /* what cannot be ended is tried again with the next call */
+	pthread_mutex_unlock(&lease->rdma_lock);
 }
 
 int isw_store_rdma_pause(isw_store *store, uint64_t id)

@@ -30,6 +30,8 @@ static int open_device(isw_store *store, const char *name, struct iswi_store_dev
 	memcpy(device->name, name, sizeof(device->name));
 	atomic_store(&device->stale, false);
 	atomic_store(&device->immovable, false);
+	atomic_store(&device->leaving, false);
+	device->down_since_ns = 0;
 	return 0;
 }
 
@@ -146,7 +148,7 @@ void iswi_slab_ahead_end(isw_store *store, struct iswi_store_slab *slab)
 }
 
 /* One that nobody has mapped is worth more: it comes to be mapped over RDMA. NULL: none. */
-static struct iswi_store_slab *find_spare(isw_store *store)
+static struct iswi_store_slab *find_spare(isw_store *store, bool leaving_only)
 {
 	struct iswi_store_slab *found = NULL;
 
@@ -155,18 +157,20 @@ static struct iswi_store_slab *find_spare(isw_store *store)
 
 		if (one->ahead == NULL || one->registering || one->state == ISWI_SLAB_FREEING)
 			continue;
+		if (leaving_only && !atomic_load(&one->ahead_device->leaving))
+			continue;
 		if (found == NULL || one->state == ISWI_SLAB_MAPPED)
 			found = one;
 	}
 	return found;
 }
 
-bool iswi_store_ahead_spare(isw_store *store)
+static bool end_one(isw_store *store, bool leaving_only)
 {
 	struct iswi_store_slab *slab;
 
 	pthread_mutex_lock(&store->lock);
-	slab = find_spare(store);
+	slab = find_spare(store, leaving_only);
 	if (slab != NULL)
 		slab->registering = true; /* nobody else touches it, and its memory stays */
 	pthread_mutex_unlock(&store->lock);
@@ -180,10 +184,72 @@ bool iswi_store_ahead_spare(isw_store *store)
 	return true;
 }
 
+bool iswi_store_ahead_spare(isw_store *store)
+{
+	return end_one(store, false);
+}
+
 void isw_store_rdma_ahead_end(isw_store *store)
 {
-	while (iswi_store_ahead_spare(store))
+	while (end_one(store, false))
 		;
+}
+
+/* ----------------------------------------------------------- devices that are to be removed */
+
+/* How many are since just now; any_out: whether any is. */
+static uint32_t find_leaving(isw_store *store, uint64_t down_ns, bool *any_out)
+{
+	uint32_t count = 0;
+
+	*any_out = false;
+	pthread_mutex_lock(&store->devices_lock);
+	for (uint32_t i = 0; i < ISWI_STORE_DEVICES_MAX; i++) {
+		struct iswi_store_device *device = &store->devices[i];
+
+		if (device->users == 0)
+			continue;
+		if (!atomic_load(&device->leaving) &&
+		    iswi_verbs_is_to_go(store->verbs, device->dev, down_ns,
+					&device->down_since_ns)) {
+			atomic_store(&device->leaving, true);
+			atomic_store(&device->stale, true);
+			if (strcmp(store->ahead_name, device->name) == 0)
+				store->ahead_name[0] = '\0';
+			count++;
+		}
+		*any_out |= atomic_load(&device->leaving);
+	}
+	pthread_mutex_unlock(&store->devices_lock);
+	return count;
+}
+
+uint32_t isw_store_rdma_let_go(isw_store *store, uint32_t down_ms)
+{
+	bool any;
+	uint32_t count = find_leaving(store, down_ms * 1000000ull, &any);
+
+	while (any && end_one(store, true))
+		;
+	for (uint32_t i = 0; any && i < store->config.leases_max; i++) {
+		struct iswi_lease *lease;
+
+		pthread_mutex_lock(&store->lock);
+		lease = store->leases[i];
+		if (lease != NULL && lease->dying)
+			lease = NULL; /* whoever destroys it ends that, too */
+		if (lease != NULL)
+			lease->users++;
+		pthread_mutex_unlock(&store->lock);
+		if (lease == NULL)
+			continue;
+		iswi_lease_rdma_let_go(lease);
+		pthread_mutex_lock(&store->lock);
+		lease->users--;
+		pthread_cond_broadcast(&store->changed);
+		pthread_mutex_unlock(&store->lock);
+	}
+	return count;
 }
 
 /* ------------------------------------------------------------------ in the background */

@@ -96,6 +96,8 @@ struct iswi_store_device {
 	uint32_t users;         /* 0: the place is free */
 	atomic_bool stale;      /* it failed: opened anew for the next that asks */
 	atomic_bool immovable;  /* it cannot move a registration: nothing is registered ahead */
+	atomic_bool leaving;    /* likewise stale: whoever uses it stops */
+	uint64_t down_since_ns; /* 0: a port is active */
 };
 
 #define ISWI_STORE_DEVICES_MAX 4u
@@ -198,6 +200,9 @@ int iswi_lease_rdma_pause(struct iswi_lease *lease);
  * still be sending there, so all the lease's connections end. An error: as above.
  */
 int iswi_slot_rdma_end(struct iswi_lease *lease, uint32_t slot, bool forced);
+
+/* Ends all of the lease's, if its device is leaving; the consumer hears it. */
+void iswi_lease_rdma_let_go(struct iswi_lease *lease);
 
 /* ---- rdma_ahead.c: no lock but a lease's rdma_lock held; blocking */
 /* -ENOSPC: too many are in use; or errors of opening it. */

@@ -4,7 +4,6 @@
  * and the inline functions that go through an object's own table are used, so nothing is linked.
  */
 #define _GNU_SOURCE 1
-#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +17,6 @@
 #include "verbs/verbs.h"
 
 #define LIBRARY "libibverbs.so.1"
-#define SYSFS   "/sys/class/infiniband"
 /* A GID table may have a thousand entries; addresses are among the first. */
 #define GIDS_LOOKED_AT 128u
 #define POLL_MAX       32u
@@ -144,30 +142,11 @@ static int load(struct lib *lib, struct isw_error *error)
 	return 0;
 }
 
-/* The first entry of the kernel's list of devices. False: there is none. */
-static bool kernel_device(char *name_out, size_t bytes)
-{
-	DIR *directory = opendir(SYSFS);
-	struct dirent *entry;
-	bool found = false;
-
-	if (directory == NULL)
-		return false;
-	while (!found && (entry = readdir(directory)) != NULL) {
-		if (entry->d_name[0] == '.')
-			continue;
-		snprintf(name_out, bytes, "%.*s", (int)bytes - 1, entry->d_name);
-		found = true;
-	}
-	closedir(directory);
-	return found;
-}
-
 static int no_devices(int code, struct isw_error *error)
 {
 	char name[ISW_RDMA_NAME_BYTES];
 
-	if (!kernel_device(name, sizeof(name)))
+	if (!iswi_verbs_kernel_device(name, sizeof(name)))
 		return iswi_error(error, -ENODEV, "this host has no RDMA device");
 	if (access("/sys/class/infiniband_verbs/abi_version", R_OK) != 0)
 		return iswi_error(
@@ -185,7 +164,7 @@ static int list(struct lib *lib, struct ibv_device ***list_out, int *count_out,
 	char name[ISW_RDMA_NAME_BYTES];
 	int code;
 
-	if (!kernel_device(name, sizeof(name)))
+	if (!iswi_verbs_kernel_device(name, sizeof(name)))
 		return no_devices(0, error); /* whatever else is missing does not matter */
 	code = load(lib, error);
 	if (code != 0)
@@ -210,8 +189,8 @@ static bool port_file(const struct isw_rdma_port *port, const char *what, uint32
 	ssize_t n;
 	int fd;
 
-	snprintf(path, sizeof(path), SYSFS "/%s/ports/%u/%s/%u", port->device, port->port, what,
-		 index);
+	snprintf(path, sizeof(path), ISWI_VERBS_SYSFS "/%s/ports/%u/%s/%u", port->device,
+		 port->port, what, index);
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
 		return false;
@@ -345,6 +324,13 @@ static void system_close(struct iswi_vdev *dev)
 {
 	dev->lib.close_device(dev->context);
 	free(dev);
+}
+
+static enum iswi_verbs_state system_state(struct iswi_vdev *dev)
+{
+	const struct ibv_device *device = dev->context->device;
+
+	return iswi_verbs_kernel_state(device->name, device->dev_name);
 }
 
 static int failed(void)
@@ -683,6 +669,7 @@ const struct iswi_verbs iswi_verbs_system = {
 	.ports = system_ports,
 	.open = system_open,
 	.close = system_close,
+	.state = system_state,
 	.pd_make = system_pd_make,
 	.pd_free = system_pd_free,
 	.mr_make = system_mr_make,

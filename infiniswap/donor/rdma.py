@@ -28,8 +28,11 @@ _PATIENCE_S = 0.5
 not come back after two seconds; over TCP it is back at once, and asks again for RDMA."""
 
 _LOOK_S = 1.0
-_REFUSED_S = 30.0
-"""After the host or its device refused to register a slab ahead."""
+_REFUSED_LOOKS = 30
+"""Without another attempt, after the host or its device refused to register a slab ahead."""
+
+_DOWN_MS = 5_000
+"""A port that is down for so long has lost its connections; who removes its device waits for us."""
 
 
 class DonorRdma:
@@ -67,27 +70,31 @@ class DonorRdma:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Registers the pool's slabs before anybody waits for it, one by one, until cancelled.
-        When RDMA was switched off, ends all that is by RDMA, so that its devices may go."""
-        loop = asyncio.get_running_loop()
-        is_on = False
+        Ends all that is by RDMA when that was switched off, and with a device that is to go."""
+        in_background = partial(asyncio.get_running_loop().run_in_executor, background)
+        is_on, looks_off = False, 0
         while True:
-            pause_s = _LOOK_S
             try:
                 if is_on and not self.enabled:
                     await self._end()
-                    await loop.run_in_executor(background, self._store.rdma_ahead_end)
+                    await in_background(self._store.rdma_ahead_end)
                     log.info("RDMA was switched off: nothing is registered any more")
                 is_on = self.enabled
-                while self.enabled and await loop.run_in_executor(
-                    background, self._store.rdma_ahead
-                ):
+                if await in_background(self._store.rdma_let_go, _DOWN_MS):
+                    log.warning(
+                        "an RDMA device is being removed, or its port is down: it is closed, and"
+                        " its consumers come back over TCP"
+                    )
+                if is_on and not looks_off and await in_background(self._store.rdma_ahead):
                     self.counters["rdma_registered_ahead"] += 1
+                    continue
+                looks_off = max(0, looks_off - 1)
             except EngineError as error:
-                pause_s = _REFUSED_S
+                looks_off = _REFUSED_LOOKS
                 if error.what != self._told and error.code == errno.ENOMEM:
                     log.warning("%s", error)
                 self._told = error.what
-            await sleep(pause_s)
+            await sleep(_LOOK_S)
 
     async def _end(self) -> None:
         """Of every lease; their consumers come back over TCP."""

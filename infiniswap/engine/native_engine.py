@@ -140,6 +140,12 @@ class NativeEngine:
         check(result, "no RDMA", error)
         return NativeRdmaOffer(out[0], queues)
 
+    def rdma_let_go(self, down_ms: int) -> int:
+        """Blocking, worker thread. How many RDMA devices are being removed, or were down so long;
+        remotes that use one are reported down."""
+        with self._use() as engine:
+            return int(lib.isw_rdma_let_go(engine, down_ms))
+
     def remote_slot_key(self, remote: int, slot: int, key: RdmaKey) -> None:
         """Any thread, never waits for long. EngineError ENOTCONN, EINVAL."""
         with self._use() as engine:

@@ -200,6 +200,11 @@ class NativeStore:
         check(result, "no slab is registered ahead", error)
         return True
 
+    def rdma_let_go(self, down_ms: int) -> int:
+        """Blocking, worker thread. How many devices are being removed, or were down for so long."""
+        with self._use() as store:
+            return int(lib.isw_store_rdma_let_go(store, down_ms))
+
     def rdma_ahead_end(self) -> None:
         """Blocking, worker thread."""
         with self._use() as store:

@@ -32,6 +32,7 @@ class FakeStore:
     Attributes:
         refuse_memory: while true, preallocate fails as on a host without memory.
         has_rdma: whether this host has an RDMA device; it has not, at first.
+        rdma_is_leaving: whether the host is about to remove it.
         refuse_registration: while true, no slab can be registered with it.
         renewals_blocked: while true, renewals time out as with a connection that does not drain.
         destroyed: lease_destroy returns only while this is set (it is, at first).
@@ -42,6 +43,7 @@ class FakeStore:
         self.config = config
         self.refuse_memory = False
         self.has_rdma = False
+        self.rdma_is_leaving = False
         self.refuse_registration = False
         self.renewals_blocked = False
         self.destroyed = threading.Event()
@@ -240,6 +242,17 @@ class FakeStore:
                         self._registered.add(generation)
                         return True
             return False
+
+    def rdma_let_go(self, down_ms: int) -> int:
+        """Everything by RDMA ends when the device is leaving."""
+        with self._lock:
+            if not self.rdma_is_leaving:
+                return 0
+            self.rdma_is_leaving = self.has_rdma = False
+            for entry in self._leases.values():
+                entry.rdma = False
+            self._registered.clear()
+            return 1
 
     def rdma_ahead_end(self) -> None:
         """Nothing is registered for nobody any more."""

@@ -118,6 +118,43 @@ static void test_a_device_is_open_as_long_as_it_is_used(void)
 	isw_engine_destroy(world.engine);
 }
 
+/* Nothing has to be under way for that, and over TCP it goes on. */
+static void test_a_device_that_is_to_be_removed_is_given_up(void)
+{
+	static struct world world;
+	struct donor *d = &world.donors[0];
+	char token[ISW_TOKEN_TEXT_BYTES];
+	struct isw_remote_config remote;
+	struct isw_error error = {0};
+	struct isw_event event;
+	int before = live();
+
+	if (!engine_start(&world, 16))
+		SKIP("no directory here takes direct I/O");
+	iswi_engine_verbs_set(world.engine, verbs);
+	donor_start(&world, d);
+	CHECK_EQ(isw_rdma_let_go(world.engine, 0), 0);
+	STUB_SET(state, ISWI_VERBS_DOWN);
+	CHECK_EQ(isw_rdma_let_go(world.engine, WAIT_MS), 0);
+	CHECK_EQ(isw_engine_events(world.engine, &event, 1), 0);
+	STUB_SET(state, ISWI_VERBS_LEAVING);
+	CHECK_EQ(isw_rdma_let_go(world.engine, WAIT_MS), 1);
+	CHECK_EQ(isw_rdma_let_go(world.engine, WAIT_MS), 0);
+	CHECK_EQ(isw_engine_events(world.engine, &event, 1), 1);
+	CHECK_EQ(event.kind, ISW_EVENT_REMOTE_DOWN);
+	CHECK_EQ(event.code, -ENODEV);
+	CHECK_EQ(isw_store_rdma_let_go(d->store, WAIT_MS), 1);
+	CHECK_EQ(isw_store_lease_renew(d->store, d->lease, WAIT_MS, token), 0);
+	remote = remote_config(d, token);
+	CHECK_EQ(isw_remote_reconnect(world.engine, d->remote, &remote, &error), 0);
+	CHECK_EQ(live(), before);
+	CHECK_EQ(isw_rdma_let_go(world.engine, 0), 0);
+	CHECK_EQ(isw_engine_events(world.engine, &event, 1), 0);
+	STUB_SET(state, ISWI_VERBS_ACTIVE);
+	isw_engine_destroy(world.engine);
+	isw_store_destroy(d->store);
+}
+
 int main(int argc, char **argv)
 {
 	const char *address = getenv("ISW_TEST_RDMA_HOST");
@@ -133,6 +170,7 @@ int main(int argc, char **argv)
 	test_a_connect_that_fails_half_way_breaks_nothing_later();
 	test_a_device_hears_at_once_of_a_slab_taken_by_force();
 	test_a_device_is_open_as_long_as_it_is_used();
+	test_a_device_that_is_to_be_removed_is_given_up();
 	STUB_SET(delay_us, 20);
 	code = conform(argc, argv);
 	CHECK(stub.transfers && stub.staged);

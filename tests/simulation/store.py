@@ -316,6 +316,10 @@ class SimStore:
         """Hosts here have no RDMA."""
         raise EngineError("no RDMA: this host has no RDMA device", code=errno.ENODEV)
 
+    def rdma_let_go(self, down_ms: int) -> int:
+        """There is none."""
+        return 0
+
     def rdma_ahead_end(self) -> None:
         """There was nothing."""
 

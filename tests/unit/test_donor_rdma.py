@@ -89,19 +89,43 @@ async def test_a_consumer_that_comes_back_waits_for_no_registration() -> None:
 
 async def test_a_host_without_rdma_is_asked_now_and_then() -> None:
     donor = Donor()
+    donor.map()
     donor.store.has_rdma = False
-    pauses: list[float] = []
+    looks = 0
 
-    async def sleep(pause_s: float) -> None:
-        pauses.append(pause_s)
-        if len(pauses) == 2:
-            donor.store.has_rdma = True
-        if len(pauses) == 3:
+    async def sleep(_pause_s: float) -> None:
+        nonlocal looks
+        looks += 1
+        donor.store.has_rdma = looks > 1
+        if donor.store.rdma_registered:
             raise asyncio.CancelledError
+        assert looks < 100
 
     with ThreadPoolExecutor(1) as background, pytest.raises(asyncio.CancelledError):
         await donor.rdma.keep_registered(background, sleep)
-    assert pauses[0] == pauses[1] > pauses[2]
+    assert looks > 10
+
+
+async def test_a_device_that_is_to_be_removed_is_let_go_of() -> None:
+    """At once, also while a refusal is waited out, and when RDMA is switched off."""
+    donor = Donor()
+    info = donor.map()
+    await donor.open()
+    donor.map()
+    seen: list[set[int]] = []
+
+    async def sleep(_pause_s: float) -> None:
+        seen.append(donor.store.rdma_registered)
+        if len(seen) == 3:
+            raise asyncio.CancelledError
+        donor.store.has_rdma = donor.store.rdma_is_leaving = True
+
+    donor.store.rdma_is_leaving = True
+    with ThreadPoolExecutor(1) as background, pytest.raises(asyncio.CancelledError):
+        await donor.rdma.keep_registered(background, sleep)
+    assert seen == [set()] * 3
+    assert not donor.store.rdma_is_leaving
+    assert (await donor.rdma.map_answer(1, donor.lease, info)).key is None
 
 
 async def test_a_slab_that_cannot_be_registered_is_not_lent() -> None:

@@ -21,7 +21,7 @@ from locklimit import locked_memory_limit
 from pagejob import StartJob
 from rdma_end import END
 from runmode import FULL
-from softroce import HOST, LINK, leads_here
+from softroce import HOST, LINK, add, leads_here, remove
 
 from infiniswap.cli.findings_rdma import rdma as rdma_findings
 from infiniswap.config import load
@@ -87,7 +87,7 @@ def write(device: Device, mib: int) -> None:
 
 def verifying(cluster: Cluster, device: Device) -> Fio:
     target = [f"--filename={device.path}", "--ioengine=libaio", "--direct=1"]
-    return Fio(target, 24 if FULL else 12, 4, cluster.root)
+    return Fio(target, 24 if FULL else 8, 4, cluster.root)
 
 
 # ------------------------------------------------------------------- the C programs
@@ -355,6 +355,27 @@ def test_a_link_that_goes_down_leaves_tcp_and_comes_back(
         row = row_of(device, donor)
         assert row["rdma_probes"] >= 1
         assert row["transport_reason"] == ""
+    assert device.status["stats"]["crc_errors_remote"] == 0
+    device.remove()
+
+
+def test_a_device_that_is_removed_is_let_go_of(cluster: Cluster, donors: list[Donor]) -> None:
+    """By donors that lend and a device that pages: the kernel would wait for them."""
+    device = start_mapped(cluster)
+    assert set(transports(device).values()) == {"rdma"}
+    pages = ("--rw=write", "--bs=16k", "--size=8m", "--verify=crc32c", "--verify_fatal=1")
+    fio(device, *pages, "--do_verify=0")
+    remove()
+    try:
+        until(lambda: set(transports(device).values()) == {"tcp"}, "TCP to be used", WAIT_S * 2)
+        fio(device, *pages, "--verify_only")
+        for donor in donors:
+            assert "is being removed" in donor.log
+    finally:
+        add()
+    if FULL:
+        until(lambda: set(transports(device).values()) == {"rdma"}, "RDMA again", WAIT_S * 5)
+        fio(device, *pages, "--verify_only")
     assert device.status["stats"]["crc_errors_remote"] == 0
     device.remove()
 
