@@ -374,9 +374,8 @@ struct iswi_engine_rdma {
 	char device[ISW_RDMA_NAME_BYTES];
 	struct iswi_rdma_domain *domain; /* NULL: not used */
 	uint32_t users;                  /* offers and remotes; closed with the last */
-	bool failed;  /* opened anew for the next offer: it may be another by now */
-	bool leaving; /* likewise, and its remotes are given up */
-	uint64_t down_since_ns;
+	bool failed;         /* opened anew for the next offer: it may be another by now */
+	atomic_bool leaving; /* likewise, and its remotes are given up */
 };
 
 struct isw_engine {

@@ -46,8 +46,8 @@ static int join_device(struct isw_engine *e, const char *device, struct iswi_eng
 					     (uint64_t)e->config.staging_pages * ISW_PAGE_BYTES,
 					     &found->domain, error);
 		memcpy(found->device, device, sizeof(found->device));
-		found->failed = found->leaving = false;
-		found->down_since_ns = 0;
+		found->failed = false;
+		atomic_store(&found->leaving, false);
 	}
 	if (!code) {
 		found->users++;
@@ -78,7 +78,7 @@ static void device_failed(struct isw_engine *e, struct iswi_engine_rdma *device)
 }
 
 /* How many are since just now. */
-static uint32_t find_leaving(struct isw_engine *e, uint64_t down_ns)
+static uint32_t find_leaving(struct isw_engine *e)
 {
 	uint32_t count = 0;
 
@@ -86,36 +86,28 @@ static uint32_t find_leaving(struct isw_engine *e, uint64_t down_ns)
 	for (uint32_t i = 0; i < ISWI_RDMA_DOMAINS_MAX; i++) {
 		struct iswi_engine_rdma *one = &e->rdma[i];
 
-		if (!one->domain || one->leaving ||
-		    !iswi_rdma_domain_is_to_go(one->domain, down_ns, &one->down_since_ns))
+		if (!one->domain || atomic_load(&one->leaving) ||
+		    !iswi_rdma_domain_is_leaving(one->domain))
 			continue;
-		one->leaving = one->failed = true;
+		atomic_store(&one->leaving, true);
+		one->failed = true;
 		count++;
 	}
 	pthread_mutex_unlock(&e->rdma_lock);
 	return count;
 }
 
-static bool is_leaving(struct isw_engine *e, const struct iswi_engine_rdma *device)
+uint32_t isw_rdma_let_go(isw_engine *e)
 {
-	bool leaving;
-
-	pthread_mutex_lock(&e->rdma_lock);
-	leaving = device->leaving;
-	pthread_mutex_unlock(&e->rdma_lock);
-	return leaving;
-}
-
-uint32_t isw_rdma_let_go(isw_engine *e, uint32_t down_ms)
-{
-	uint32_t count = find_leaving(e, down_ms * 1000000ull);
+	uint32_t count = find_leaving(e);
 
 	for (uint32_t i = 0; i < e->config.remotes_max; i++) {
 		struct iswi_remote *r = &e->remotes[i];
 
-		pthread_mutex_lock(&e->control); /* against a reconnect, which begins under it */
+		/* Against a reconnect, which begins under it; never held while one is going on. */
+		pthread_mutex_lock(&e->control);
 		if (atomic_load(&r->state) == ISWI_REMOTE_UP && r->device &&
-		    is_leaving(e, r->device))
+		    atomic_load(&r->device->leaving))
 			iswi_remote_fence(e, i, -ENODEV);
 		pthread_mutex_unlock(&e->control);
 	}

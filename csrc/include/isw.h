@@ -300,12 +300,12 @@ int isw_store_rdma_ahead(isw_store *store, struct isw_error *error);
 /* Ends what is registered ahead. Blocking. */
 void isw_store_rdma_ahead_end(isw_store *store);
 /*
- * Lets go of each RDMA device that the host is removing, or that has had no active port for
- * down_ms: ends all that is connected and registered by it and closes it; its consumers come back
- * over TCP. For a driver that cannot take a device from a program (soft-RoCE's) the kernel waits
- * for that. To be called every now and then. Blocking. Returns how many go since this call.
+ * Lets go of each RDMA device that the host is removing: ends all that is connected and registered
+ * by it, and closes it; its consumers come back over TCP. A driver that cannot take its device from
+ * a program (soft-RoCE's) lets the kernel wait for that. To be called every now and then. Blocking.
+ * Returns how many go since this call.
  */
-uint32_t isw_store_rdma_let_go(isw_store *store, uint32_t down_ms);
+uint32_t isw_store_rdma_let_go(isw_store *store);
 
 /* ------------------------------------------------------------------- engine */
 
@@ -405,7 +405,7 @@ void isw_rdma_offer_destroy(isw_rdma_offer *offer);
  * As isw_store_rdma_let_go: remotes with such a device are reported down, and it is closed when
  * they have been reconnected without it or destroyed.
  */
-uint32_t isw_rdma_let_go(isw_engine *engine, uint32_t down_ms);
+uint32_t isw_rdma_let_go(isw_engine *engine);
 
 /*
  * A remote is a set of connections to one lease on one donor: NBD, or RDMA and one NBD connection

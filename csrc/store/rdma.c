@@ -283,6 +283,9 @@ static int begin(struct iswi_lease *lease, const struct iswi_verbs_choice *choic
 		return -EBUSY;
 	if (rdma != NULL && end_queue_pairs(lease) != 0)
 		return -EBUSY;
+	/* It takes a while to end what is registered there: isw_store_rdma_let_go does. */
+	if (rdma != NULL && rdma->device != NULL && atomic_load(&rdma->device->stale))
+		return -EBUSY;
 	if (rdma != NULL && (rdma->stuck || !iswi_store_device_is(rdma->device, choice->device)))
 		if (end_all(lease) != 0)
 			return -EBUSY;
@@ -325,24 +328,52 @@ int isw_store_rdma_open(isw_store *store, uint64_t id, const struct isw_rdma_end
 	else
 		*probe_out = (struct isw_rdma_key){(uintptr_t)lease->rdma->probe,
 						   lease->rdma->probe_rkey};
+	if (code == 0)
+		iswi_store_device_chosen(store, lease->rdma->device);
 out:
 	leave(lease);
-	if (code == 0)
-		iswi_store_device_chosen(store, choice.device);
 	return code;
 }
 
-/* rdma_lock held. Where there were connections the consumer hears it from those of TCP. */
-static int close_all(struct iswi_lease *lease)
+/* Its consumer hears it from the connections of TCP beside them. */
+static int disconnect(struct iswi_lease *lease)
 {
-	bool connected = lease->rdma != NULL && lease->rdma->qp_count > 0;
-	int code = end_all(lease);
+	int code = 0;
 
-	if (connected) {
+	pthread_mutex_lock(&lease->rdma_lock);
+	if (lease->rdma != NULL && lease->rdma->qp_count > 0) {
+		code = end_queue_pairs(lease);
 		pthread_mutex_lock(&lease->store->lock);
 		iswi_lease_shut(lease);
 		pthread_mutex_unlock(&lease->store->lock);
 	}
+	pthread_mutex_unlock(&lease->rdma_lock);
+	return code;
+}
+
+/*
+ * What a lease without connections has registered, slab by slab: a renewal waits for rdma_lock, and
+ * the consumer does not wait for long. Who has connected it again meanwhile keeps the rest.
+ */
+static int end_rest(struct iswi_lease *lease)
+{
+	uint32_t slot = 0;
+	int code = 0;
+	bool more;
+
+	do {
+		pthread_mutex_lock(&lease->rdma_lock);
+		more = lease->rdma != NULL && lease->rdma->qp_count == 0;
+		while (more && slot < lease->slots_max && lease->rdma->slot[slot].mr == NULL)
+			slot++;
+		if (more && slot < lease->slots_max) {
+			code = unregister(lease, slot++);
+		} else if (more) {
+			code = end_all(lease);
+			more = false;
+		}
+		pthread_mutex_unlock(&lease->rdma_lock);
+	} while (more && code == 0);
 	return code;
 }
 
@@ -353,18 +384,32 @@ int isw_store_rdma_close(isw_store *store, uint64_t id)
 
 	if (lease == NULL)
 		return -ENOENT;
-	code = close_all(lease);
+	pthread_mutex_unlock(&lease->rdma_lock);
+	code = disconnect(lease);
+	if (code == 0)
+		code = end_rest(lease);
+	pthread_mutex_lock(&lease->rdma_lock);
 	leave(lease);
 	return code;
 }
 
-void iswi_lease_rdma_let_go(struct iswi_lease *lease)
+void iswi_lease_rdma_let_go(struct iswi_lease *lease, bool rest)
 {
+	const struct iswi_store_device *device;
+	bool leaving = false, stale = false;
+
 	pthread_mutex_lock(&lease->rdma_lock);
-	if (lease->rdma != NULL && lease->rdma->device != NULL &&
-	    atomic_load(&lease->rdma->device->leaving))
-		close_all(lease); /* what cannot be ended is tried again with the next call */
+	device = lease->rdma != NULL ? lease->rdma->device : NULL;
+	if (device != NULL) {
+		leaving = atomic_load(&device->leaving);
+		stale = atomic_load(&device->stale);
+	}
 	pthread_mutex_unlock(&lease->rdma_lock);
+	/* What cannot be ended is tried again with the next call. */
+	if (leaving && !rest)
+		disconnect(lease);
+	else if (stale && rest)
+		end_rest(lease);
 }
 
 int isw_store_rdma_pause(isw_store *store, uint64_t id)

@@ -31,7 +31,6 @@ static int open_device(isw_store *store, const char *name, struct iswi_store_dev
 	atomic_store(&device->stale, false);
 	atomic_store(&device->immovable, false);
 	atomic_store(&device->leaving, false);
-	device->down_since_ns = 0;
 	return 0;
 }
 
@@ -80,11 +79,12 @@ void iswi_store_device_failed(struct iswi_store_device *device, int code)
 	atomic_store(&device->stale, true);
 }
 
-void iswi_store_device_chosen(isw_store *store, const char *name)
+void iswi_store_device_chosen(isw_store *store, const struct iswi_store_device *device)
 {
 	pthread_mutex_lock(&store->devices_lock);
-	if (store->ahead_name[0] == '\0' || store->ahead_guessed) {
-		memcpy(store->ahead_name, name, sizeof(store->ahead_name));
+	if (!atomic_load(&device->stale) &&
+	    (store->ahead_name[0] == '\0' || store->ahead_guessed)) {
+		memcpy(store->ahead_name, device->name, sizeof(store->ahead_name));
 		store->ahead_guessed = false;
 	}
 	pthread_mutex_unlock(&store->devices_lock);
@@ -195,10 +195,10 @@ void isw_store_rdma_ahead_end(isw_store *store)
 		;
 }
 
-/* ----------------------------------------------------------- devices that are to be removed */
+/* -------------------------------------------------------------- devices that are removed */
 
-/* How many are since just now; any_out: whether any is. */
-static uint32_t find_leaving(isw_store *store, uint64_t down_ns, bool *any_out)
+/* How many are since just now; any_out: whether there is one from which somebody must go. */
+static uint32_t find_leaving(isw_store *store, bool *any_out)
 {
 	uint32_t count = 0;
 
@@ -209,46 +209,65 @@ static uint32_t find_leaving(isw_store *store, uint64_t down_ns, bool *any_out)
 
 		if (device->users == 0)
 			continue;
-		if (!atomic_load(&device->leaving) &&
-		    iswi_verbs_is_to_go(store->verbs, device->dev, down_ns,
-					&device->down_since_ns)) {
+		if (!atomic_load(&device->leaving) && store->verbs->is_leaving(device->dev)) {
 			atomic_store(&device->leaving, true);
 			atomic_store(&device->stale, true);
 			if (strcmp(store->ahead_name, device->name) == 0)
 				store->ahead_name[0] = '\0';
 			count++;
 		}
-		*any_out |= atomic_load(&device->leaving);
+		*any_out |= atomic_load(&device->stale);
 	}
 	pthread_mutex_unlock(&store->devices_lock);
 	return count;
 }
 
-uint32_t isw_store_rdma_let_go(isw_store *store, uint32_t down_ms)
+/* NULL: no lease is there, or whoever destroys it ends that, too. */
+static struct iswi_lease *enter(isw_store *store, uint32_t number)
 {
+	struct iswi_lease *lease;
+
+	pthread_mutex_lock(&store->lock);
+	lease = store->leases[number];
+	if (lease != NULL && lease->dying)
+		lease = NULL;
+	if (lease != NULL)
+		lease->users++;
+	pthread_mutex_unlock(&store->lock);
+	return lease;
+}
+
+static void leave(struct iswi_lease *lease)
+{
+	isw_store *store = lease->store;
+
+	pthread_mutex_lock(&store->lock);
+	lease->users--;
+	pthread_cond_broadcast(&store->changed);
+	pthread_mutex_unlock(&store->lock);
+}
+
+uint32_t isw_store_rdma_let_go(isw_store *store)
+{
+	uint32_t count;
 	bool any;
-	uint32_t count = find_leaving(store, down_ms * 1000000ull, &any);
 
-	while (any && end_one(store, true))
-		;
-	for (uint32_t i = 0; any && i < store->config.leases_max; i++) {
-		struct iswi_lease *lease;
+	count = find_leaving(store, &any);
+	if (!any)
+		return count;
+	/* Consumers first: they wait. */
+	for (uint32_t rest = 0; rest < 2; rest++) {
+		for (uint32_t i = 0; i < store->config.leases_max; i++) {
+			struct iswi_lease *lease = enter(store, i);
 
-		pthread_mutex_lock(&store->lock);
-		lease = store->leases[i];
-		if (lease != NULL && lease->dying)
-			lease = NULL; /* whoever destroys it ends that, too */
-		if (lease != NULL)
-			lease->users++;
-		pthread_mutex_unlock(&store->lock);
-		if (lease == NULL)
-			continue;
-		iswi_lease_rdma_let_go(lease);
-		pthread_mutex_lock(&store->lock);
-		lease->users--;
-		pthread_cond_broadcast(&store->changed);
-		pthread_mutex_unlock(&store->lock);
+			if (lease == NULL)
+				continue;
+			iswi_lease_rdma_let_go(lease, rest != 0);
+			leave(lease);
+		}
 	}
+	while (end_one(store, true))
+		;
 	return count;
 }
 

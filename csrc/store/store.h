@@ -97,7 +97,6 @@ struct iswi_store_device {
 	atomic_bool stale;      /* it failed: opened anew for the next that asks */
 	atomic_bool immovable;  /* it cannot move a registration: nothing is registered ahead */
 	atomic_bool leaving;    /* likewise stale: whoever uses it stops */
-	uint64_t down_since_ns; /* 0: a port is active */
 };
 
 #define ISWI_STORE_DEVICES_MAX 4u
@@ -201,8 +200,11 @@ int iswi_lease_rdma_pause(struct iswi_lease *lease);
  */
 int iswi_slot_rdma_end(struct iswi_lease *lease, uint32_t slot, bool forced);
 
-/* Ends all of the lease's, if its device is leaving; the consumer hears it. */
-void iswi_lease_rdma_let_go(struct iswi_lease *lease);
+/*
+ * By a user of the lease's: ends its connections by a device that is leaving, and its consumer
+ * hears it; rest: and what it has registered with a device that is stale.
+ */
+void iswi_lease_rdma_let_go(struct iswi_lease *lease, bool rest);
 
 /* ---- rdma_ahead.c: no lock but a lease's rdma_lock held; blocking */
 /* -ENOSPC: too many are in use; or errors of opening it. */
@@ -210,7 +212,7 @@ int iswi_store_device_get(struct isw_store *store, const char *name,
 			  struct iswi_store_device **device_out, struct isw_error *error);
 void iswi_store_device_put(struct isw_store *store, struct iswi_store_device *device);
 /* A lease's connections go through it: slabs are registered ahead there. */
-void iswi_store_device_chosen(struct isw_store *store, const char *name);
+void iswi_store_device_chosen(struct isw_store *store, const struct iswi_store_device *device);
 /* Whether it is the device of that name, and has not failed. */
 bool iswi_store_device_is(const struct iswi_store_device *device, const char *name);
 /* What it was asked for it could not do: it may have been removed, and be there again. */

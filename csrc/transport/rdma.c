@@ -79,10 +79,9 @@ void iswi_rdma_domain_close(struct iswi_rdma_domain *domain)
 	free(domain);
 }
 
-bool iswi_rdma_domain_is_to_go(const struct iswi_rdma_domain *domain, uint64_t down_ns,
-			       uint64_t *since_ns)
+bool iswi_rdma_domain_is_leaving(const struct iswi_rdma_domain *domain)
 {
-	return iswi_verbs_is_to_go(domain->verbs, domain->dev, down_ns, since_ns);
+	return domain->verbs->is_leaving(domain->dev);
 }
 
 /* ---------------------------------------------------------------------- any thread */

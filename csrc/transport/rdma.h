@@ -20,9 +20,8 @@ int iswi_rdma_domain_open(const struct iswi_verbs *verbs, const char *device, vo
 /* Every queue of it must be gone. Accepts NULL. */
 void iswi_rdma_domain_close(struct iswi_rdma_domain *domain);
 
-/* See iswi_verbs_is_to_go. Blocking, like reading a small file. */
-bool iswi_rdma_domain_is_to_go(const struct iswi_rdma_domain *domain, uint64_t down_ns,
-			       uint64_t *since_ns);
+/* Whether the host is removing its device. Blocking, like reading a small file. */
+bool iswi_rdma_domain_is_leaving(const struct iswi_rdma_domain *domain);
 
 /* Where a lease's slots lie: written by the control plane, read by every submitter. */
 struct iswi_rdma_places;

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the kernel says of RDMA devices in its files, and whether one is to be left. */
+/* What the kernel says of RDMA devices in its files, beside libibverbs. */
+#include "verbs/sysfs.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
-#include "util/util.h"
-#include "verbs/verbs.h"
+#define DEVICES "infiniband"
+#define NODES   "infiniband_verbs"
 
-#define SYSFS_UVERBS "/sys/class/infiniband_verbs"
-#define STATE_ACTIVE "4:" /* "4: ACTIVE" (enum ib_port_state) */
-
-bool iswi_verbs_kernel_device(char *name_out, size_t bytes)
+bool iswi_sysfs_device(char *name_out, size_t bytes)
 {
-	DIR *directory = opendir(ISWI_VERBS_SYSFS);
+	DIR *directory = opendir(ISWI_SYSFS_CLASS "/" DEVICES);
 	struct dirent *entry;
 	bool found = false;
 
@@ -31,73 +31,75 @@ bool iswi_verbs_kernel_device(char *name_out, size_t bytes)
 	return found;
 }
 
-/* The file's first line. 0 or -errno. */
-static int first_line(const char *path, char *line_out, size_t bytes)
+/* What the node in that directory belongs to. 0 or -errno. */
+static int read_name(int directory, char *name_out, size_t bytes)
 {
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	int fd = openat(directory, "ibdev", O_RDONLY | O_CLOEXEC), code = 0;
 	ssize_t n;
-	int code;
 
 	if (fd < 0)
 		return -errno;
-	n = read(fd, line_out, bytes - 1);
-	code = n < 0 ? -errno : 0;
+	n = read(fd, name_out, bytes - 1);
+	if (n < 0)
+		code = -errno;
 	close(fd);
 	if (code != 0)
 		return code;
-	line_out[n] = '\0';
-	line_out[strcspn(line_out, "\n")] = '\0';
+	name_out[n] = '\0';
+	name_out[strcspn(name_out, "\n")] = '\0';
 	return 0;
 }
 
-enum iswi_verbs_state iswi_verbs_kernel_state(const char *name, const char *uverbs)
+/* Directories, not names: a name may be changed, or be another's soon. */
+void iswi_sysfs_open(struct iswi_sysfs *at, const char *class_directory, const char *node)
 {
-	char path[512], line[64];
-	struct dirent *entry;
-	bool active = false, seen = false;
-	DIR *ports;
-	int code;
+	char path[512], name[128];
 
-	if (access(SYSFS_UVERBS, F_OK) != 0)
-		return ISWI_VERBS_ACTIVE;
-	/* A device that is being removed loses its node first, whose name may be another's by now.
-	 */
-	snprintf(path, sizeof(path), SYSFS_UVERBS "/%s/ibdev", uverbs);
-	code = first_line(path, line, sizeof(line));
-	if (code == -ENOENT || code == -ENODEV || (code == 0 && strcmp(line, name) != 0))
-		return ISWI_VERBS_LEAVING;
-	snprintf(path, sizeof(path), ISWI_VERBS_SYSFS "/%s/ports", name);
-	ports = opendir(path);
-	if (ports == NULL)
-		return ISWI_VERBS_ACTIVE;
-	while (!active && (entry = readdir(ports)) != NULL) {
-		if (entry->d_name[0] == '.')
-			continue;
-		snprintf(path, sizeof(path), ISWI_VERBS_SYSFS "/%s/ports/%.16s/state", name,
-			 entry->d_name);
-		if (first_line(path, line, sizeof(line)) == 0) {
-			seen = true;
-			active = strncmp(line, STATE_ACTIVE, strlen(STATE_ACTIVE)) == 0;
-		}
+	*at = (struct iswi_sysfs){.node_fd = -1, .device_fd = -1};
+	snprintf(path, sizeof(path), "%s/" NODES, class_directory);
+	if (access(path, F_OK) != 0)
+		return;
+	snprintf(path, sizeof(path), "%s/" NODES "/%s", class_directory, node);
+	at->node_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (at->node_fd < 0 || read_name(at->node_fd, name, sizeof(name)) != 0) {
+		at->missed = at->node_fd >= 0 || errno == ENOENT;
+		return;
 	}
-	closedir(ports);
-	return seen && !active ? ISWI_VERBS_DOWN : ISWI_VERBS_ACTIVE;
+	snprintf(path, sizeof(path), "%s/" DEVICES "/%s", class_directory, name);
+	at->device_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
-bool iswi_verbs_is_to_go(const struct iswi_verbs *verbs, struct iswi_vdev *dev, uint64_t down_ns,
-			 uint64_t *since_ns)
+void iswi_sysfs_close(struct iswi_sysfs *at)
 {
-	uint64_t now_ns = iswi_now_ns();
+	if (at->node_fd >= 0)
+		close(at->node_fd);
+	if (at->device_fd >= 0)
+		close(at->device_fd);
+}
 
-	switch (verbs->state(dev)) {
-	case ISWI_VERBS_LEAVING:
+bool iswi_sysfs_is_leaving(const struct iswi_sysfs *at)
+{
+	char name[128];
+	int code;
+
+	if (at->missed)
 		return true;
-	case ISWI_VERBS_DOWN:
-		if (*since_ns == 0)
-			*since_ns = now_ns;
-		return now_ns - *since_ns >= down_ns;
-	default:
-		*since_ns = 0;
+	if (at->node_fd < 0)
 		return false;
+	code = read_name(at->node_fd, name, sizeof(name));
+	return code == -ENOENT || code == -ENODEV;
+}
+
+bool iswi_sysfs_has_gone(const struct iswi_sysfs *at, uint32_t wait_ms)
+{
+	const struct timespec tick = {.tv_nsec = 1000000};
+
+	if (at->device_fd < 0 || !iswi_sysfs_is_leaving(at))
+		return false;
+	while (faccessat(at->device_fd, "ports", F_OK, 0) == 0 || errno != ENOENT) {
+		if (wait_ms-- == 0)
+			return false;
+		nanosleep(&tick, NULL);
 	}
+	return true;
 }

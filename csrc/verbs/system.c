@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "util/util.h"
+#include "verbs/sysfs.h"
 #include "verbs/verbs.h"
 
 #define LIBRARY "libibverbs.so.1"
@@ -33,6 +34,8 @@
 #define RNR_RETRIES 3
 #define RNR_TIMER   12
 #define HOPS_MAX    64
+/* For the kernel to end what a program has of a device that is being removed. */
+#define GONE_MS 5000u
 
 /* The header makes macros or inline calls of these: the library's own functions are meant. */
 #undef ibv_query_port
@@ -69,6 +72,7 @@ struct lib {
 struct iswi_vdev {
 	struct lib lib;
 	struct ibv_context *context;
+	struct iswi_sysfs sysfs;
 };
 
 struct iswi_vpd {
@@ -146,7 +150,7 @@ static int no_devices(int code, struct isw_error *error)
 {
 	char name[ISW_RDMA_NAME_BYTES];
 
-	if (!iswi_verbs_kernel_device(name, sizeof(name)))
+	if (!iswi_sysfs_device(name, sizeof(name)))
 		return iswi_error(error, -ENODEV, "this host has no RDMA device");
 	if (access("/sys/class/infiniband_verbs/abi_version", R_OK) != 0)
 		return iswi_error(
@@ -164,7 +168,7 @@ static int list(struct lib *lib, struct ibv_device ***list_out, int *count_out,
 	char name[ISW_RDMA_NAME_BYTES];
 	int code;
 
-	if (!iswi_verbs_kernel_device(name, sizeof(name)))
+	if (!iswi_sysfs_device(name, sizeof(name)))
 		return no_devices(0, error); /* whatever else is missing does not matter */
 	code = load(lib, error);
 	if (code != 0)
@@ -189,7 +193,7 @@ static bool port_file(const struct isw_rdma_port *port, const char *what, uint32
 	ssize_t n;
 	int fd;
 
-	snprintf(path, sizeof(path), ISWI_VERBS_SYSFS "/%s/ports/%u/%s/%u", port->device,
+	snprintf(path, sizeof(path), ISWI_SYSFS_CLASS "/infiniband/%s/ports/%u/%s/%u", port->device,
 		 port->port, what, index);
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
@@ -316,6 +320,7 @@ static int system_open(const char *device, struct iswi_vdev **dev_out, struct is
 		return iswi_error(error, code, "RDMA device %s cannot be opened: %s", device,
 				  strerror(-code));
 	}
+	iswi_sysfs_open(&dev->sysfs, ISWI_SYSFS_CLASS, dev->context->device->dev_name);
 	*dev_out = dev;
 	return 0;
 }
@@ -323,14 +328,22 @@ static int system_open(const char *device, struct iswi_vdev **dev_out, struct is
 static void system_close(struct iswi_vdev *dev)
 {
 	dev->lib.close_device(dev->context);
+	iswi_sysfs_close(&dev->sysfs);
 	free(dev);
 }
 
-static enum iswi_verbs_state system_state(struct iswi_vdev *dev)
+static bool system_is_leaving(struct iswi_vdev *dev)
 {
-	const struct ibv_device *device = dev->context->device;
+	return iswi_sysfs_is_leaving(&dev->sysfs);
+}
 
-	return iswi_verbs_kernel_state(device->name, device->dev_name);
+/*
+ * Where a driver can take its device from a program, the kernel ends everything by itself when the
+ * host removes it, and answers EIO from then on, also before it has done so.
+ */
+static int ended(const struct iswi_vdev *dev, int code)
+{
+	return code == EIO && iswi_sysfs_has_gone(&dev->sysfs, GONE_MS) ? 0 : -code;
 }
 
 static int failed(void)
@@ -397,10 +410,10 @@ static int system_mr_make(struct iswi_vpd *pd, void *memory, uint64_t bytes, uns
 
 static int system_mr_free(struct iswi_vmr *mr)
 {
-	int code = mr->dev->lib.dereg_mr(mr->mr);
+	int code = ended(mr->dev, mr->dev->lib.dereg_mr(mr->mr));
 
 	if (code != 0)
-		return -code;
+		return code;
 	free(mr);
 	return 0;
 }
@@ -463,10 +476,10 @@ static int system_cq_make(struct iswi_vdev *dev, uint32_t entries, struct iswi_v
 
 static int system_qp_free(struct iswi_vqp *qp)
 {
-	int code = qp->dev->lib.destroy_qp(qp->qp);
+	int code = ended(qp->dev, qp->dev->lib.destroy_qp(qp->qp));
 
 	if (code != 0)
-		return -code;
+		return code;
 	free(qp);
 	return 0;
 }
@@ -669,7 +682,7 @@ const struct iswi_verbs iswi_verbs_system = {
 	.ports = system_ports,
 	.open = system_open,
 	.close = system_close,
-	.state = system_state,
+	.is_leaving = system_is_leaving,
 	.pd_make = system_pd_make,
 	.pd_free = system_pd_free,
 	.mr_make = system_mr_make,

@@ -13,7 +13,6 @@
 
 #include <netinet/in.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "isw.h"
@@ -31,17 +30,6 @@ struct iswi_vqp;  /* queue pair */
 struct iswi_verbs_key {
 	uint32_t local;
 	uint32_t remote;
-};
-
-/* How an opened device is. */
-enum iswi_verbs_state {
-	ISWI_VERBS_ACTIVE, /* a port is, or nobody knows */
-	ISWI_VERBS_DOWN,   /* no port is active */
-	/*
-	 * The host is removing it. Where its driver cannot take it from a program (soft-RoCE's) the
-	 * kernel waits until every program has closed it.
-	 */
-	ISWI_VERBS_LEAVING,
 };
 
 /* One transfer, from or to memory registered under lkey. */
@@ -90,7 +78,8 @@ struct iswi_verbs {
 	int (*ports)(struct isw_rdma_port *ports_out, uint32_t max, struct isw_error *error);
 	int (*open)(const char *device, struct iswi_vdev **dev_out, struct isw_error *error);
 	void (*close)(struct iswi_vdev *dev);
-	enum iswi_verbs_state (*state)(struct iswi_vdev *dev);
+	/* Whether the host is removing it, and perhaps waits for who has it open. */
+	bool (*is_leaving)(struct iswi_vdev *dev);
 	int (*pd_make)(struct iswi_vdev *dev, struct iswi_vpd **pd_out);
 	void (*pd_free)(struct iswi_vpd *pd);
 	/* -ENOMEM: too much locked memory, or none left on the device. */
@@ -137,20 +126,6 @@ extern const struct iswi_verbs iswi_verbs_system;
 struct ibv_mr;
 struct ibv_pd;
 int iswi_verbs_rereg(struct ibv_mr *mr, struct ibv_pd *pd, int access);
-
-/* ---- sysfs.c: what is read of the kernel's own files */
-#define ISWI_VERBS_SYSFS "/sys/class/infiniband"
-/* The first entry of the kernel's list of devices. False: there is none. */
-bool iswi_verbs_kernel_device(char *name_out, size_t bytes);
-/* Of the device of that name, which programs open as uverbs ("uverbs0"). */
-enum iswi_verbs_state iswi_verbs_kernel_state(const char *name, const char *uverbs);
-
-/*
- * Whether whoever has the device open should close it: the host is removing it, or it has had no
- * active port for down_ns. *since_ns is the caller's, for this device alone; 0 at first.
- */
-bool iswi_verbs_is_to_go(const struct iswi_verbs *verbs, struct iswi_vdev *dev, uint64_t down_ns,
-			 uint64_t *since_ns);
 
 /* For tests, before anything else is asked of them: another implementation. */
 void iswi_store_verbs_set(isw_store *store, const struct iswi_verbs *verbs);

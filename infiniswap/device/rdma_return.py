@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way back to RDMA, where pages go over TCP because RDMA could not be; and, with RDMA, the end
-of it before its device is removed.
+"""The way back to RDMA, where pages go over TCP because RDMA could not be.
 
 Looked for beside the service and ever more rarely. Only when a page has come over RDMA are the
 connections exchanged, and slabs suspended for that moment, as when a session is recovered.
@@ -13,14 +12,12 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from infiniswap.device.wire import RDMA, Wire
+from infiniswap.device.wire import Wire
 
 log = logging.getLogger(__name__)
 
 _PAUSE_S_FIRST = 2.0
 _PAUSE_S_MAX = 60.0
-_LOOK_S = 1.0
-"""Whether the device is being removed: whoever does it waits for us."""
 
 
 class RdmaReturn:
@@ -58,9 +55,9 @@ class RdmaReturn:
         for task in self._tasks:
             task.cancel()
         if self._wire.misses_rdma:
-            self._start(self._run())
-        elif self._wire.transport == RDMA:
-            self._start(self._watch())
+            task = asyncio.create_task(self._run(), name=f"RDMA to {self._wire.address}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def interrupt(self) -> None:
         """A probe that is under way gives way; the next comes in its time."""
@@ -74,16 +71,6 @@ class RdmaReturn:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name=f"RDMA to {self._wire.address}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _watch(self) -> None:
-        while self._wire.transport == RDMA:
-            await self._sleep(_LOOK_S)
-            await self._wire.let_go()
 
     async def _run(self) -> None:
         while self._wire.misses_rdma:

@@ -18,16 +18,16 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from infiniswap import events
 from infiniswap.config import read_secret
 from infiniswap.config_changes import Outcome
 from infiniswap.control.client import ClientConfig, Identity
-from infiniswap.device import contents, frontends, recovery, reload, rundir
+from infiniswap.device import contents, frontends, rdma_leaving, recovery, reload, rundir
 from infiniswap.device.api import DeviceStatus, Ready
 from infiniswap.device.assembly import make_link_config, make_mapper
 from infiniswap.device.attach import Attachment
@@ -105,10 +105,8 @@ class DeviceService:
         self._interrupted = False
         self._began = asyncio.Event()
         self._lock_fd = -1
-        self._mapper_task: asyncio.Task[None] | None = None
+        self._loops: set[asyncio.Task[None]] = set()  # as long as there is an engine
         self._waker: Waker | None = None
-        self._waker_task: asyncio.Task[None] | None = None
-        self._repair_task: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         # A user's job may take its time to die; nothing that serves pages waits behind that.
         self._jobs_executor = ThreadPoolExecutor(_JOB_THREADS, thread_name_prefix="jobs")
@@ -330,7 +328,12 @@ class DeviceService:
         self._mapper = make_mapper(self.spec, self._engine, now_s)
         self._link_config = make_link_config(self.spec, self._identity(), client)
         self._finder.start(self._mapper, self._make_link)
-        self._mapper_task = asyncio.create_task(self._run_mapper(), name="mapper")
+        self._loop("mapper", self._run_mapper())
+        if self.spec.transport != "tcp":
+            self._loop("RDMA devices", rdma_leaving.let_go(self._engine, self._blocking))
+
+    def _loop(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        self._loops.add(asyncio.create_task(work, name=name))
 
     def _make_link(self, donor: HostPort) -> DonorLink:
         assert self._engine is not None
@@ -351,13 +354,13 @@ class DeviceService:
     def _start_repairs(self, attachment: Attachment) -> None:
         assert self._mapper is not None
         repairs = Repairs(attachment.kernel, self.holder, self._mapper, self._blocking)
-        self._repair_task = asyncio.create_task(repairs.run(), name="repair")
+        self._loop("repair", repairs.run())
 
     def _start_waker(self) -> None:
         engine = self._engine
         assert engine is not None
         self._waker = Waker(lambda: engine.pages_moved()[0], self.spec.config.keep_awake)
-        self._waker_task = asyncio.create_task(self._waker.run(), name="waker")
+        self._loop("waker", self._waker.run())
 
     async def _map_everything(self) -> None:
         """Without a backup a page has nowhere else to go: no late binding."""
@@ -433,13 +436,11 @@ class DeviceService:
 
     async def _close_engine(self) -> None:
         await self._finder.close()
-        all_loops = (self._repair_task, self._mapper_task, self._waker_task)
-        loops = {task for task in all_loops if task is not None}
-        for task in loops:
+        for task in self._loops:
             task.cancel()
-        if loops:
-            await asyncio.wait(loops)
-        self._repair_task = self._mapper_task = self._waker_task = None
+        if self._loops:
+            await asyncio.wait(self._loops)
+        self._loops.clear()
         engine = self._engine
         if self._mapper is not None and engine is not None:
             # Drains are still reported while the links give their slabs back.

@@ -33,9 +33,6 @@ log = logging.getLogger(__name__)
 _FLAP_S = 5.0
 _FLAPS_MAX = 2
 _AVOIDED_S = 60.0
-_DOWN_MS = 5_000
-"""Without an active port for so long, RDMA connections do not come back by themselves."""
-
 _TAKE_BACK_S = 0.2
 """For an answer that is only good to know. A recovery may have to wait for it."""
 
@@ -183,14 +180,6 @@ class Wire:
             for remote in remotes:
                 await self._blocking(partial(leave, remote))
         return True
-
-    async def let_go(self) -> None:
-        """Ends connections by an RDMA device that the host is about to remove: the kernel may wait
-        for us. To be called now and then while there are any."""
-        if await self._blocking(partial(self._engine.rdma_let_go, _DOWN_MS)):
-            log.warning(
-                "donor %s: the RDMA device here is being removed, or its port is down", self.address
-            )
 
     def _is_avoided(self) -> bool:
         return asyncio.get_running_loop().time() < self._avoided_until_s

@@ -29,10 +29,8 @@ not come back after two seconds; over TCP it is back at once, and asks again for
 
 _LOOK_S = 1.0
 _REFUSED_LOOKS = 30
-"""Without another attempt, after the host or its device refused to register a slab ahead."""
-
-_DOWN_MS = 5_000
-"""A port that is down for so long has lost its connections; who removes its device waits for us."""
+"""Without another attempt, after the host or its device refused to register a slab ahead, or a
+device has gone."""
 
 
 class DonorRdma:
@@ -80,11 +78,9 @@ class DonorRdma:
                     await in_background(self._store.rdma_ahead_end)
                     log.info("RDMA was switched off: nothing is registered any more")
                 is_on = self.enabled
-                if await in_background(self._store.rdma_let_go, _DOWN_MS):
-                    log.warning(
-                        "an RDMA device is being removed, or its port is down: it is closed, and"
-                        " its consumers come back over TCP"
-                    )
+                if await in_background(self._store.rdma_let_go):
+                    log.warning("an RDMA device is being removed: consumers come back over TCP")
+                    looks_off = _REFUSED_LOOKS
                 if is_on and not looks_off and await in_background(self._store.rdma_ahead):
                     self.counters["rdma_registered_ahead"] += 1
                     continue
@@ -94,6 +90,9 @@ class DonorRdma:
                 if error.what != self._told and error.code == errno.ENOMEM:
                     log.warning("%s", error)
                 self._told = error.what
+            except Exception:
+                log.exception("nothing is registered ahead now; it is tried again")
+                looks_off = _REFUSED_LOOKS
             await sleep(_LOOK_S)
 
     async def _end(self) -> None:

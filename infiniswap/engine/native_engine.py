@@ -140,11 +140,10 @@ class NativeEngine:
         check(result, "no RDMA", error)
         return NativeRdmaOffer(out[0], queues)
 
-    def rdma_let_go(self, down_ms: int) -> int:
-        """Blocking, worker thread. How many RDMA devices are being removed, or were down so long;
-        remotes that use one are reported down."""
+    def rdma_let_go(self) -> int:
+        """Blocking, worker thread. How many RDMA devices are being removed, since this call."""
         with self._use() as engine:
-            return int(lib.isw_rdma_let_go(engine, down_ms))
+            return int(lib.isw_rdma_let_go(engine))
 
     def remote_slot_key(self, remote: int, slot: int, key: RdmaKey) -> None:
         """Any thread, never waits for long. EngineError ENOTCONN, EINVAL."""

@@ -200,10 +200,10 @@ class NativeStore:
         check(result, "no slab is registered ahead", error)
         return True
 
-    def rdma_let_go(self, down_ms: int) -> int:
-        """Blocking, worker thread. How many devices are being removed, or were down for so long."""
+    def rdma_let_go(self) -> int:
+        """Blocking, worker thread. How many devices are being removed, since this call."""
         with self._use() as store:
-            return int(lib.isw_store_rdma_let_go(store, down_ms))
+            return int(lib.isw_store_rdma_let_go(store))
 
     def rdma_ahead_end(self) -> None:
         """Blocking, worker thread."""

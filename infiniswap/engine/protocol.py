@@ -245,9 +245,9 @@ class Store(Protocol):
         """Blocking. Registers one slab for whoever comes; False: all are. EngineError: this host
         has no RDMA, or its device refuses."""
 
-    def rdma_let_go(self, down_ms: int) -> int:
-        """Blocking. Ends all that is by RDMA devices which the host is removing, or which have had
-        no active port for `down_ms`: how many go since this call."""
+    def rdma_let_go(self) -> int:
+        """Blocking. Ends all that is by RDMA devices which the host is removing: how many go since
+        this call."""
 
     def rdma_ahead_end(self) -> None:
         """Blocking. Ends what is registered for nobody."""
@@ -476,10 +476,10 @@ class Engine(Protocol):
         """Blocking. For a donor there, with a lease of so many slots. EngineError: no RDMA leads
         there, and why."""
 
-    def rdma_let_go(self, down_ms: int) -> int:
-        """Blocking. Reports the remotes down that use an RDMA device which the host is removing, or
-        which has had no active port for `down_ms`; returns how many such devices there are since
-        this call. Each is closed when its remotes are reconnected."""
+    def rdma_let_go(self) -> int:
+        """Blocking. Reports the remotes down that use an RDMA device which the host is removing;
+        returns how many such devices there are since this call. Each is closed when its remotes are
+        reconnected."""
 
     def remote_slot_key(self, remote: int, slot: int, key: RdmaKey) -> None:
         """Of a remote with RDMA, before a slab is mapped or resumed there. EngineError ENOTCONN."""

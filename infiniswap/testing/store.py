@@ -243,7 +243,7 @@ class FakeStore:
                         return True
             return False
 
-    def rdma_let_go(self, down_ms: int) -> int:
+    def rdma_let_go(self) -> int:
         """Everything by RDMA ends when the device is leaving."""
         with self._lock:
             if not self.rdma_is_leaving:

@@ -35,22 +35,22 @@ static void test_a_device_that_is_removed(void)
 	slot = map_slab(store, lease, &generation[1], &key);
 	memset(c.page, 0x4d, ISW_PAGE_BYTES);
 	CHECK_EQ(transfer(&c, 0, true, key.address, key.rkey), 0);
-	CHECK_EQ(isw_store_rdma_let_go(store, 0), 0);
+	CHECK_EQ(isw_store_rdma_let_go(store), 0);
 	CHECK_EQ(stats_of(store).rdma_regions, 2);
 	CHECK_EQ(stats_of(store).rdma_ahead, 2);
 
-	STUB_SET(state, ISWI_VERBS_LEAVING);
-	CHECK_EQ(isw_store_rdma_let_go(store, LONG_MS), 1);
+	STUB_SET(leaving, true);
+	CHECK_EQ(isw_store_rdma_let_go(store), 1);
 	CHECK_EQ(stub.live, live);
 	CHECK_EQ(stats_of(store).rdma_connections + stats_of(store).rdma_regions, 0);
 	CHECK_EQ(stats_of(store).rdma_ahead, 0);
 	CHECK(transfer(&c, 1, true, key.address, key.rkey) < 0);
 	hear_close(fd); /* its consumer must come back, over TCP */
 	close(fd);
-	CHECK_EQ(isw_store_rdma_let_go(store, LONG_MS), 0);
+	CHECK_EQ(isw_store_rdma_let_go(store), 0);
 
 	/* It is there again, and what was written before is, too. */
-	STUB_SET(state, ISWI_VERBS_ACTIVE);
+	STUB_SET(leaving, false);
 	CHECK_EQ(isw_store_lease_renew(store, lease, LONG_MS, token), 0);
 	consumer_free(&c);
 	consumer_make(&c);
@@ -63,36 +63,6 @@ static void test_a_device_that_is_removed(void)
 	CHECK_EQ(isw_store_rdma_ahead(store, NULL), -ENOENT);
 	consumer_free(&c);
 	consumer_free(&other);
-	isw_store_destroy(store);
-}
-
-/* A cable that is out for a moment costs nothing. */
-static void test_a_port_that_is_down_for_long(void)
-{
-	isw_store *store = store_make(2);
-	uint64_t lease = lease_make(store), generation;
-	struct isw_rdma_key key;
-	struct consumer c;
-	int live;
-
-	consumer_make(&c);
-	live = stub.live;
-	consumer_connect(&c, store, lease);
-	map_slab(store, lease, &generation, &key);
-	CHECK_EQ(isw_store_rdma_ahead(store, NULL), 0);
-	for (uint32_t i = 0; i < 3; i++) {
-		STUB_SET(state, ISWI_VERBS_DOWN);
-		CHECK_EQ(isw_store_rdma_let_go(store, LONG_MS), 0);
-		STUB_SET(state, ISWI_VERBS_ACTIVE);
-		CHECK_EQ(isw_store_rdma_let_go(store, 0), 0);
-	}
-	CHECK_EQ(transfer(&c, 0, true, key.address, key.rkey), 0);
-	STUB_SET(state, ISWI_VERBS_DOWN);
-	CHECK_EQ(isw_store_rdma_let_go(store, LONG_MS), 0);
-	CHECK_EQ(isw_store_rdma_let_go(store, 0), 1);
-	CHECK_EQ(stub.live, live);
-	STUB_SET(state, ISWI_VERBS_ACTIVE);
-	consumer_free(&c);
 	isw_store_destroy(store);
 }
 
@@ -109,16 +79,50 @@ static void test_what_stays_is_ended_later(void)
 	live = stub.live;
 	consumer_connect(&c, store, lease);
 	map_slab(store, lease, &generation, &key);
-	STUB_SET(state, ISWI_VERBS_LEAVING);
+	STUB_SET(leaving, true);
 	STUB_SET(mr_free_error, -EBUSY);
-	CHECK_EQ(isw_store_rdma_let_go(store, 0), 1);
+	CHECK_EQ(isw_store_rdma_let_go(store), 1);
 	CHECK_EQ(stats_of(store).rdma_connections, 0);
 	CHECK_EQ(stats_of(store).rdma_regions, 1);
-	CHECK_EQ(isw_store_rdma_let_go(store, 0), 0);
+	CHECK_EQ(isw_store_rdma_let_go(store), 0);
 	STUB_SET(mr_free_error, 0);
-	CHECK_EQ(isw_store_rdma_let_go(store, 0), 0);
+	CHECK_EQ(isw_store_rdma_let_go(store), 0);
 	CHECK_EQ(stub.live, live);
-	STUB_SET(state, ISWI_VERBS_ACTIVE);
+	STUB_SET(leaving, false);
+	consumer_free(&c);
+	isw_store_destroy(store);
+}
+
+/* It takes a while to end what a lease has there, and its consumer does not wait: it comes later.
+ */
+static void test_what_a_failed_device_has_is_ended_beside_the_answers(void)
+{
+	isw_store *store = store_make(2);
+	uint64_t lease = lease_make(store), other = lease_make(store), generation;
+	struct isw_rdma_end peers[QUEUES];
+	struct isw_rdma_key key;
+	struct consumer c;
+	uint32_t slot;
+	int live;
+
+	consumer_make(&c);
+	live = stub.live;
+	consumer_connect(&c, store, lease);
+	slot = map_slab(store, lease, &generation, &key);
+	CHECK_EQ(isw_store_rdma_pause(store, lease), 0);
+	STUB_SET(pd_make_error, -EIO);
+	CHECK_EQ(isw_store_rdma_open(store, other, c.ends, QUEUES, peers, &key, NULL), -EIO);
+	STUB_SET(pd_make_error, 0);
+	CHECK_EQ(isw_store_rdma_open(store, lease, c.ends, QUEUES, peers, &key, NULL), -EBUSY);
+	CHECK_EQ(stats_of(store).rdma_regions, 1);
+	CHECK_EQ(isw_store_rdma_let_go(store), 0); /* none is being removed */
+	CHECK_EQ(stats_of(store).rdma_regions, 0);
+	CHECK_EQ(stub.live, live);
+	consumer_free(&c);
+	consumer_make(&c);
+	consumer_connect(&c, store, lease);
+	CHECK_EQ(isw_store_rdma_key(store, lease, slot, generation, 0, &key, NULL), 0);
+	CHECK_EQ(transfer(&c, 0, true, key.address, key.rkey), 0);
 	consumer_free(&c);
 	isw_store_destroy(store);
 }
@@ -135,8 +139,8 @@ static void *come_and_go(void *arg)
 	struct race *race = arg;
 
 	for (uint32_t i = 0; !atomic_load(&race->stop); i++) {
-		STUB_SET(state, i % 2 == 0 ? ISWI_VERBS_LEAVING : ISWI_VERBS_ACTIVE);
-		isw_store_rdma_let_go(race->store, 0);
+		STUB_SET(leaving, i % 2 == 0);
+		isw_store_rdma_let_go(race->store);
 	}
 	return NULL;
 }
@@ -186,7 +190,7 @@ static void test_beside_everything_else(void)
 		pthread_join(threads[i], NULL);
 	CHECK(keys > 0);
 	CHECK_EQ(stats_of(race.store).rdma_regions, 0);
-	STUB_SET(state, ISWI_VERBS_ACTIVE);
+	STUB_SET(leaving, false);
 	consumer_free(&c);
 	isw_store_destroy(race.store);
 }
@@ -197,8 +201,8 @@ int main(void)
 	host = "127.0.0.1";
 	stub_start();
 	test_a_device_that_is_removed();
-	test_a_port_that_is_down_for_long();
 	test_what_stays_is_ended_later();
+	test_what_a_failed_device_has_is_ended_beside_the_answers();
 	test_beside_everything_else();
 	stub_stop();
 	return 0;

@@ -90,7 +90,7 @@ static struct stub {
 	int pd_make_error;  /* every pd_make: the device has gone */
 	int mr_free_error;  /* every mr_free of memory that a peer may write */
 	int qp_free_error;  /* every qp_free */
-	enum iswi_verbs_state state; /* of every device */
+	bool leaving;       /* every device */
 	/* What was seen. */
 	uint64_t transfers, completions, refused;
 	uint64_t opened;    /* devices */
@@ -145,15 +145,15 @@ static void stub_close(struct iswi_vdev *dev)
 	free(dev);
 }
 
-static enum iswi_verbs_state stub_state(struct iswi_vdev *dev)
+static bool stub_is_leaving(struct iswi_vdev *dev)
 {
-	enum iswi_verbs_state state;
+	bool leaving;
 
 	(void)dev;
 	pthread_mutex_lock(&stub.lock);
-	state = stub.state;
+	leaving = stub.leaving;
 	pthread_mutex_unlock(&stub.lock);
-	return state;
+	return leaving;
 }
 
 static int stub_pd_make(struct iswi_vdev *dev, struct iswi_vpd **pd_out)
@@ -542,7 +542,7 @@ static const struct iswi_verbs stub_verbs = {
 	.ports = stub_ports,
 	.open = stub_open,
 	.close = stub_close,
-	.state = stub_state,
+	.is_leaving = stub_is_leaving,
 	.pd_make = stub_pd_make,
 	.pd_free = stub_pd_free,
 	.mr_make = stub_mr_make,

@@ -316,7 +316,7 @@ class SimStore:
         """Hosts here have no RDMA."""
         raise EngineError("no RDMA: this host has no RDMA device", code=errno.ENODEV)
 
-    def rdma_let_go(self, down_ms: int) -> int:
+    def rdma_let_go(self) -> int:
         """There is none."""
         return 0
 

@@ -54,7 +54,6 @@ class World:
     keys: list[tuple[int, int]] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
-    leaving: int = 0
     ended: object = None
 
     # As a session.
@@ -71,10 +70,6 @@ class World:
         )
 
     # As an engine.
-    def rdma_let_go(self, down_ms: int) -> int:
-        assert down_ms > 0
-        return self.leaving
-
     def rdma_offer(self, host: str, queues: int, slots: int) -> Offer:
         assert (host, queues, slots) == ("127.0.0.1", 2, 4)
         if self.here is not None:
@@ -219,17 +214,6 @@ async def test_rdma_that_breaks_at_once_is_left_alone_for_a_while() -> None:
         await world.connect(strict)
         strict.lost()
     assert strict.transport == "rdma"
-
-
-async def test_a_device_that_is_removed_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
-    wire = world.wire()
-    await world.connect(wire)
-    await wire.let_go()
-    assert not caplog.records
-    world.leaving = 1
-    await wire.let_go()
-    assert "being removed" in caplog.text
 
 
 async def test_what_is_mended_is_used_with_the_next_connections() -> None:

@@ -15,14 +15,12 @@ class World:
 
     address = "donor:1"
     misses_rdma = True
-    transport = "tcp"
     switch_gives = "rdma"
 
     def __init__(self) -> None:
         self.answers: list[bool] = []
         self.pauses: list[float] = []
         self.switched = 0
-        self.let_go_of = 0
         self.hangs = False
         self.began = asyncio.Event()
         self.stirred = asyncio.Event()
@@ -42,9 +40,6 @@ class World:
         if self.hangs:
             await asyncio.Event().wait()
         return self.answers.pop(0)
-
-    async def let_go(self) -> None:
-        self.let_go_of += 1
 
     def switch(self) -> None:
         self.switched += 1
@@ -116,26 +111,6 @@ async def test_nothing_is_looked_for_where_nothing_is_missed() -> None:
     await asyncio.sleep(0)
     assert world.pauses == []
     await world.subject.close()
-
-
-async def test_with_rdma_its_device_is_watched() -> None:
-    world = World()
-    world.misses_rdma, world.transport = False, "rdma"
-    world.subject.connected()
-    world.subject.connected()  # one is enough
-    for number in range(1, 4):
-        await world.until_pauses(number)
-        world.passes()
-    await world.until_pauses(4)
-    assert world.pauses == [1] * 4
-    assert world.let_go_of == 3
-    # Over TCP since then: it is looked for.
-    world.misses_rdma, world.transport = True, "tcp"
-    world.subject.connected()
-    await world.until_pauses(5)
-    assert world.pauses[-1] == 2
-    await world.subject.close()
-    assert world.let_go_of == 3
 
 
 async def test_a_probe_gives_way_to_a_recovery() -> None:
