@@ -9,7 +9,7 @@ import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ BEYOND = 160 * MIB
 """What the job needs more than there is."""
 LEFT = 256 * MIB
 """What there is: with less to read back, there are more kills in the time."""
+KILLS = 5
+"""Each takes more than a minute here; test_take_over.py has the many."""
 PAGES_BETWEEN = 2000
 """So many pages come in between two kills."""
 HUGE_PAGES = Path("/proc/sys/vm/nr_hugepages")
@@ -86,7 +88,7 @@ def started(argv: list[str], **streams: Any) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("frontend", ["ublk", "nbd"], indirect=True)
 def test_nobody_that_is_swapped_out_is_needed(
-    frontend: str, cluster: Cluster, pagecheck: Path, count: Callable[[int, int], int]
+    frontend: str, cluster: Cluster, pagecheck: Path
 ) -> None:
     cluster.env["INFINISWAP_DEVICE_STANDBY"] = "on"
     cluster.donor(pool="64M")
@@ -103,7 +105,7 @@ def test_nobody_that_is_swapped_out_is_needed(
         ):
             until(lambda: "filled" in log.read_text() or job.poll() is not None, "a full memory")
             assert job.poll() is None, log.read_text() + run("dmesg")
-            for number in range(1, count(5, 20) + 1):
+            for number in range(1, KILLS + 1):
                 kill_beside(device, shell, number)
             # What is wrong stays wrong: a round that began after the last kill finds it.
             seen = log.read_text().count("round")
