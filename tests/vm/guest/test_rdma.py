@@ -5,12 +5,13 @@ happen to them meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,18 @@ def write(device: Device, mib: int) -> None:
 def verifying(cluster: Cluster, device: Device) -> Fio:
     target = [f"--filename={device.path}", "--ioengine=libaio", "--direct=1"]
     return Fio(target, 24 if FULL else 8, 4, cluster.root)
+
+
+@contextlib.contextmanager
+def frozen(donors: list[Donor]) -> Iterator[None]:
+    """Their processes do nothing."""
+    try:
+        for donor in donors:
+            donor.process.send_signal(signal.SIGSTOP)
+        yield
+    finally:
+        for donor in donors:
+            donor.process.send_signal(signal.SIGCONT)
 
 
 # ------------------------------------------------------------------- the C programs
@@ -233,6 +246,11 @@ def test_a_device_pages_to_two_donors(cluster: Cluster, donors: list[Donor]) -> 
         assert row["errors"] == 0
     shown = cluster.ok("device", "show", device.name)
     assert shown.count("slabs, rdma") == 2
+    # Their processes have no part in it.
+    reads = sum(row["read_pages"] for row in device.status["donors"])
+    with frozen(donors):
+        fio(device, "--rw=randwrite", "--bs=4k", "--size=2m", "--verify=crc32c", "--verify_fatal=1")
+        assert sum(row["read_pages"] for row in device.status["donors"]) > reads
     stats = device.status["stats"]
     assert stats["crc_errors_remote"] == stats["requests_failed"] == 0
     device.remove()
