@@ -36,8 +36,10 @@ def soft_roce() -> Iterator[str]:
     try:
         yield DEVICE
     finally:
-        remove()  # if it cannot be, neither can the interface: that would be waited for, too
-    run("ip", "link", "delete", LINK)
+        # If it cannot be, neither can the interface: that would be waited for, too.
+        if DEVICE in run("rdma", "link", "show"):
+            remove()
+        run("ip", "link", "delete", LINK)
 
 
 def add() -> None:

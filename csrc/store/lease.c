@@ -202,10 +202,32 @@ out_unlock:
 	return err;
 }
 
+/*
+ * A dying lease that nobody else comes to. Without a connection there is no request: no slot needs
+ * a fence of its own. With one that its RDMA device does not let go, the slabs stay out of the
+ * pool.
+ */
+static int destroy_rest(struct iswi_lease *lease)
+{
+	isw_store *store = lease->store;
+	int err = iswi_lease_rdma_end(lease);
+
+	pthread_mutex_lock(&store->lock);
+	for (uint32_t i = 0; i < lease->slots_max && err == 0; i++)
+		if ((atomic_load(&lease->slots[i].word) & ISWI_SLOT_STATE_MASK) != ISWI_SLOT_EMPTY)
+			iswi_slot_empty(lease, &lease->slots[i]);
+	if (err == 0)
+		lease_remove(lease);
+	lease->stuck = err != 0;
+	pthread_mutex_unlock(&store->lock);
+	if (err == 0)
+		free(lease);
+	return err;
+}
+
 int isw_store_lease_destroy(isw_store *store, uint64_t id)
 {
 	struct iswi_lease *lease;
-	int err;
 
 	pthread_mutex_lock(&store->lock);
 	lease = iswi_lease_find(store, id);
@@ -220,20 +242,22 @@ int isw_store_lease_destroy(isw_store *store, uint64_t id)
 	while (lease->conn_count > 0 || lease->users > 0)
 		pthread_cond_wait(&store->changed, &store->lock);
 	pthread_mutex_unlock(&store->lock);
-	err = iswi_lease_rdma_end(lease); /* it is dying: nobody else comes to it */
+	return destroy_rest(lease);
+}
+
+void iswi_lease_destroy_again(isw_store *store, uint32_t number)
+{
+	struct iswi_lease *lease;
+
 	pthread_mutex_lock(&store->lock);
-	/*
-	 * Without a connection there is no request: no slot needs a fence of its own. With one that
-	 * its RDMA device does not let go, the slabs are lost to the pool.
-	 */
-	for (uint32_t i = 0; i < lease->slots_max && err == 0; i++)
-		if ((atomic_load(&lease->slots[i].word) & ISWI_SLOT_STATE_MASK) != ISWI_SLOT_EMPTY)
-			iswi_slot_empty(lease, &lease->slots[i]);
-	lease_remove(lease);
+	lease = store->leases[number];
+	if (lease != NULL && lease->stuck)
+		lease->stuck = false; /* ours */
+	else
+		lease = NULL;
 	pthread_mutex_unlock(&store->lock);
-	if (err == 0)
-		free(lease);
-	return err;
+	if (lease != NULL)
+		destroy_rest(lease);
 }
 
 int isw_store_lease_stats(isw_store *store, uint64_t id, struct isw_lease_stats *stats_out)

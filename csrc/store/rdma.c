@@ -14,6 +14,7 @@
 #include "verbs/verbs.h"
 
 #define SLAB_PEER  (ISWI_VERBS_PEER_READS | ISWI_VERBS_PEER_WRITES)
+#define CHANGING   "the lease's connections are just being changed"
 #define CQ_ENTRIES 16u /* nothing is ever posted on a donor's queue pair */
 
 struct iswi_store_rdma {
@@ -195,7 +196,7 @@ static int make_region(isw_store *store, struct iswi_vpd *pd, void *memory, uint
 {
 	int code = store->verbs->mr_make(pd, memory, bytes, peer, mr_out, key_out);
 
-	if (code == -ENOMEM && iswi_store_ahead_spare(store))
+	if (iswi_store_is_limit(code) && iswi_store_ahead_spare(store))
 		code = store->verbs->mr_make(pd, memory, bytes, peer, mr_out, key_out);
 	return code;
 }
@@ -265,11 +266,21 @@ static int make_queue_pair(struct iswi_lease *lease, const struct isw_rdma_end *
 	return 0;
 }
 
+/* rdma_lock held. */
+static bool has_registered(const struct iswi_lease *lease)
+{
+	for (uint32_t i = 0; i < lease->slots_max; i++)
+		if (lease->rdma->slot[i].mr != NULL)
+			return true;
+	return false;
+}
+
 /*
  * rdma_lock held. The connections of before are ended; what is registered stays, where it is of use
  * to those that come. On success lease->rdma is there, perhaps without anything in it.
  */
-static int begin(struct iswi_lease *lease, const struct iswi_verbs_choice *choice)
+static int begin(struct iswi_lease *lease, const struct iswi_verbs_choice *choice,
+		 struct isw_error *error)
 {
 	isw_store *store = lease->store;
 	struct iswi_store_rdma *rdma = lease->rdma;
@@ -280,20 +291,23 @@ static int begin(struct iswi_lease *lease, const struct iswi_verbs_choice *choic
 	open = lease->open;
 	pthread_mutex_unlock(&store->lock);
 	if (!open)
-		return -EBUSY;
+		return iswi_error(error, -EBUSY, CHANGING);
 	if (rdma != NULL && end_queue_pairs(lease) != 0)
-		return -EBUSY;
+		return iswi_error(error, -EBUSY, CHANGING);
 	/* It takes a while to end what is registered there: isw_store_rdma_let_go does. */
-	if (rdma != NULL && rdma->device != NULL && atomic_load(&rdma->device->stale))
-		return -EBUSY;
+	if (rdma != NULL && has_registered(lease) && atomic_load(&rdma->device->stale))
+		return iswi_error(error, -EBUSY,
+				  "slabs are still registered with RDMA device %s, which failed or "
+				  "is being removed",
+				  rdma->device->name);
 	if (rdma != NULL && (rdma->stuck || !iswi_store_device_is(rdma->device, choice->device)))
 		if (end_all(lease) != 0)
-			return -EBUSY;
+			return iswi_error(error, -EBUSY, CHANGING);
 	if (lease->rdma == NULL)
 		lease->rdma = calloc(1, sizeof(*lease->rdma) +
 						lease->slots_max * sizeof(lease->rdma->slot[0]));
 	if (lease->rdma == NULL)
-		return -ENOMEM;
+		return iswi_error(error, -ENOMEM, "no memory for RDMA");
 	lease->rdma->choice = *choice;
 	return 0;
 }
@@ -315,11 +329,9 @@ int isw_store_rdma_open(isw_store *store, uint64_t id, const struct isw_rdma_end
 	lease = enter(store, id);
 	if (lease == NULL)
 		return iswi_error(error, -ENOENT, "no such lease");
-	code = begin(lease, &choice);
-	if (code != 0) {
-		iswi_error(error, code, "the lease's connections are just being changed");
+	code = begin(lease, &choice, error);
+	if (code != 0)
 		goto out;
-	}
 	code = lease->rdma->pd != NULL ? 0 : make_domain(lease, error);
 	for (uint32_t i = 0; i < count && code == 0; i++)
 		code = make_queue_pair(lease, &peers[i], &ends_out[i], error);

@@ -74,9 +74,13 @@ void iswi_store_device_put(isw_store *store, struct iswi_store_device *device)
 
 void iswi_store_device_failed(struct iswi_store_device *device, int code)
 {
-	if (code == -ENOMEM)
-		return; /* a limit, of the host's or its own */
-	atomic_store(&device->stale, true);
+	if (!iswi_store_is_limit(code))
+		atomic_store(&device->stale, true);
+}
+
+bool iswi_store_is_limit(int code)
+{
+	return code == -ENOMEM || code == -EAGAIN || code == -ENOSPC;
 }
 
 void iswi_store_device_chosen(isw_store *store, const struct iswi_store_device *device)
@@ -247,21 +251,34 @@ static void leave(struct iswi_lease *lease)
 	pthread_mutex_unlock(&store->lock);
 }
 
+static bool has_stuck(isw_store *store)
+{
+	bool found = false;
+
+	pthread_mutex_lock(&store->lock);
+	for (uint32_t i = 0; i < store->config.leases_max && !found; i++)
+		found = store->leases[i] != NULL && store->leases[i]->stuck;
+	pthread_mutex_unlock(&store->lock);
+	return found;
+}
+
 uint32_t isw_store_rdma_let_go(isw_store *store)
 {
 	uint32_t count;
 	bool any;
 
 	count = find_leaving(store, &any);
-	if (!any)
+	if (!any && !has_stuck(store))
 		return count;
 	/* Consumers first: they wait. */
 	for (uint32_t rest = 0; rest < 2; rest++) {
 		for (uint32_t i = 0; i < store->config.leases_max; i++) {
 			struct iswi_lease *lease = enter(store, i);
 
-			if (lease == NULL)
+			if (lease == NULL) {
+				iswi_lease_destroy_again(store, i);
 				continue;
+			}
 			iswi_lease_rdma_let_go(lease, rest != 0);
 			leave(lease);
 		}

@@ -111,6 +111,7 @@ struct iswi_lease {
 	bool open;      /* new connections with the token are welcome */
 	bool renewing;  /* one at a time */
 	bool dying;     /* being destroyed: to everybody else it is not there */
+	bool stuck;     /* likewise: its RDMA device keeps something of it */
 	uint32_t users; /* calls that wait with the lock dropped and come back to the lease */
 	uint64_t epoch;
 	uint32_t slots_max;
@@ -181,6 +182,8 @@ struct iswi_lease *iswi_lease_alloc(struct isw_store *store, uint32_t slots_max)
 /* false: leases_max are there. */
 bool iswi_lease_insert(struct isw_store *store, struct iswi_lease *lease);
 struct iswi_lease *iswi_lease_find(struct isw_store *store, uint64_t id);
+/* No lock held: the rest of a lease that was destroyed, at that place, if it is stuck. */
+void iswi_lease_destroy_again(struct isw_store *store, uint32_t number);
 /* Shuts each of its connections down; their threads end on their own. */
 void iswi_lease_shut(struct iswi_lease *lease);
 /* No request holds the slot: its slab becomes dirty. */
@@ -217,6 +220,8 @@ void iswi_store_device_chosen(struct isw_store *store, const struct iswi_store_d
 bool iswi_store_device_is(const struct iswi_store_device *device, const char *name);
 /* What it was asked for it could not do: it may have been removed, and be there again. */
 void iswi_store_device_failed(struct iswi_store_device *device, int code);
+/* Of the host, its cgroup or the device: no failure. */
+bool iswi_store_is_limit(int code);
 /*
  * The slab's registration ahead, for a lease that has it mapped; the caller holds its device then.
  * NULL in *mr_out: it has none. at_hand: the device with which it must be and that can move it;

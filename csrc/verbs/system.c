@@ -17,11 +17,9 @@
 #include "verbs/sysfs.h"
 #include "verbs/verbs.h"
 
-#define LIBRARY "libibverbs.so.1"
-/* A GID table may have a thousand entries; addresses are among the first. */
-#define GIDS_LOOKED_AT 128u
-#define POLL_MAX       32u
-#define POST_MAX       16u
+#define LIBRARY  "libibverbs.so.1"
+#define POLL_MAX 32u
+#define POST_MAX 16u
 /*
  * A packet that is not acknowledged is sent again after 4.096 us * 2^n, six times. Not seven: to
  * soft-RoCE that is for ever. n is such that it all ends with a request's deadline: sooner a host
@@ -34,8 +32,8 @@
 #define RNR_RETRIES 3
 #define RNR_TIMER   12
 #define HOPS_MAX    64
-/* For the kernel to end what a program has of a device that is being removed. */
-#define GONE_MS 5000u
+/* From the first EIO on; a consumer waits for two seconds. */
+#define GONE_MS 1000u
 
 /* The header makes macros or inline calls of these: the library's own functions are meant. */
 #undef ibv_query_port
@@ -185,53 +183,6 @@ static int list(struct lib *lib, struct ibv_device ***list_out, int *count_out,
 
 /* -------------------------------------------------------------------------- ports */
 
-/* One line of a file below a port's directory. */
-static bool port_file(const struct isw_rdma_port *port, const char *what, uint32_t index,
-		      char *text_out, size_t bytes)
-{
-	char path[256];
-	ssize_t n;
-	int fd;
-
-	snprintf(path, sizeof(path), ISWI_SYSFS_CLASS "/infiniband/%s/ports/%u/%s/%u", port->device,
-		 port->port, what, index);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return false;
-	n = read(fd, text_out, bytes - 1);
-	close(fd);
-	if (n <= 0)
-		return false;
-	text_out[n] = '\0';
-	text_out[strcspn(text_out, "\n")] = '\0';
-	return true;
-}
-
-static void add_gid(struct isw_rdma_port *port, uint32_t index)
-{
-	static const uint8_t nobody[16];
-	struct isw_rdma_gid *gid = &port->gid[port->gids];
-	unsigned int part[8];
-	char text[64];
-
-	if (!port_file(port, "gids", index, text, sizeof(text)) ||
-	    sscanf(text, "%4x:%4x:%4x:%4x:%4x:%4x:%4x:%4x", &part[0], &part[1], &part[2], &part[3],
-		   &part[4], &part[5], &part[6], &part[7]) != 8)
-		return;
-	for (uint32_t i = 0; i < 8; i++) {
-		gid->raw[2 * i] = (uint8_t)(part[i] >> 8);
-		gid->raw[2 * i + 1] = (uint8_t)part[i];
-	}
-	if (memcmp(gid->raw, nobody, sizeof(nobody)) == 0)
-		return;
-	gid->index = index;
-	gid->type = ISW_RDMA_GID_OTHER;
-	if (port_file(port, "gid_attrs/types", index, text, sizeof(text)) &&
-	    strcmp(text, "RoCE v2") == 0)
-		gid->type = ISW_RDMA_GID_ROCE_V2;
-	port->gids++;
-}
-
 static void describe(struct lib *lib, struct ibv_context *context, const char *name,
 		     const struct ibv_device_attr *device, uint32_t number,
 		     struct isw_rdma_port *out)
@@ -257,9 +208,7 @@ static void describe(struct lib *lib, struct ibv_context *context, const char *n
 	out->lid = attr.lid;
 	out->link = attr.link_layer == IBV_LINK_LAYER_ETHERNET ? ISW_RDMA_LINK_ETHERNET
 							       : ISW_RDMA_LINK_INFINIBAND;
-	for (uint32_t i = 0; i < GIDS_LOOKED_AT && i < (uint32_t)attr.gid_tbl_len; i++)
-		if (out->gids < ISW_RDMA_GIDS_MAX)
-			add_gid(out, i);
+	iswi_sysfs_gids(out, (uint32_t)attr.gid_tbl_len);
 }
 
 static int system_ports(struct isw_rdma_port *ports_out, uint32_t max, struct isw_error *error)
@@ -341,7 +290,7 @@ static bool system_is_leaving(struct iswi_vdev *dev)
  * Where a driver can take its device from a program, the kernel ends everything by itself when the
  * host removes it, and answers EIO from then on, also before it has done so.
  */
-static int ended(const struct iswi_vdev *dev, int code)
+static int ended(struct iswi_vdev *dev, int code)
 {
 	return code == EIO && iswi_sysfs_has_gone(&dev->sysfs, GONE_MS) ? 0 : -code;
 }
@@ -438,8 +387,9 @@ static void system_cq_free(struct iswi_vcq *cq)
 {
 	if (cq->cq != NULL)
 		cq->dev->lib.destroy_cq(cq->cq);
-	if (cq->channel != NULL)
-		cq->dev->lib.destroy_comp_channel(cq->channel);
+	/* A queue that a removed device has kept keeps the channel. */
+	if (cq->channel != NULL && cq->dev->lib.destroy_comp_channel(cq->channel) != 0)
+		close(cq->channel->fd);
 	free(cq);
 }
 

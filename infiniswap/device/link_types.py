@@ -7,9 +7,10 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from infiniswap.control import messages as m
 from infiniswap.control.client import ClientConfig, Identity
 from infiniswap.engine.protocol import RemoteConfig
-from infiniswap.errors import InfiniswapError
+from infiniswap.errors import InfiniswapError, RequestRefusedError
 from infiniswap.units import HostPort
 
 if TYPE_CHECKING:
@@ -66,6 +67,13 @@ class Place:
 
 class LeaseGoneError(InfiniswapError):
     """The lease cannot be reclaimed: the donor has forgotten it."""
+
+
+def is_gone(error: Exception) -> bool:
+    """Whether a reclaim that failed so is of no use once more: a donor that is busy may not be."""
+    if isinstance(error, RequestRefusedError):
+        return error.reason != m.REFUSED_BUSY
+    return isinstance(error, LeaseGoneError)
 
 
 class Slabs(Protocol):

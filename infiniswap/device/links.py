@@ -24,7 +24,7 @@ from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
 from infiniswap.control.client import Session, connect
 from infiniswap.device.link_counts import LinkCounts, info_of, is_down
-from infiniswap.device.link_types import Lease, LeaseGoneError, LinkConfig, Place, Slabs
+from infiniswap.device.link_types import Lease, LeaseGoneError, LinkConfig, Place, Slabs, is_gone
 from infiniswap.device.offloop import run_to_end, while_going_on
 from infiniswap.device.rdma_return import RdmaReturn
 from infiniswap.device.records import encode_record
@@ -492,11 +492,11 @@ class DonorLink:
             try:
                 async with asyncio.timeout(max(0.2, self.config.suspend_s)):
                     return await self._reclaim_once()
-            except (RequestRefusedError, LeaseGoneError) as error:
-                self.detail = f"lease gone: {error}"
-                return False
             except (InfiniswapError, TimeoutError) as error:
                 self.detail = str(error) or "no answer"
+                if is_gone(error):
+                    self.detail = f"lease gone: {error}"
+                    return False
             if loop.time() - started_s > 60.0 and self._down_s is None:
                 started_s = loop.time()
                 log.warning("donor %s: no session, pages still flow: %s", self.address, self.detail)

@@ -38,6 +38,6 @@ async def let_go(
         await sleep(_LOOK_S)
         try:
             if await blocking(engine.rdma_let_go):
-                log.warning("an RDMA device is being removed: its donors are reached over TCP")
+                log.warning("an RDMA device is being removed: its connections are ended")
         except Exception:
             log.exception("whether an RDMA device is being removed cannot be seen")

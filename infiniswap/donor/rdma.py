@@ -78,7 +78,7 @@ class DonorRdma:
                     await in_background(self._store.rdma_ahead_end)
                     log.info("RDMA was switched off: nothing is registered any more")
                 is_on = self.enabled
-                if await in_background(self._store.rdma_let_go):
+                if await self._off_loop(self._store.rdma_let_go):
                     log.warning("an RDMA device is being removed: consumers come back over TCP")
                     looks_off = _REFUSED_LOOKS
                 if is_on and not looks_off and await in_background(self._store.rdma_ahead):

@@ -49,6 +49,9 @@ from infiniswap.errors import (
 
 log = logging.getLogger(__name__)
 
+_NOT_YET = {errno.ETIMEDOUT, errno.EBUSY, errno.EIO}
+"""Of a renewal: connections, or what RDMA has of them, have not ended."""
+
 ResultT = TypeVar("ResultT")
 
 
@@ -342,9 +345,9 @@ class DonorService:
                 lambda: self._store.lease_renew(lease.lease, self.config.fence_ms)
             )
         except EngineError as error:
-            if error.code == errno.ETIMEDOUT:
+            if error.code in _NOT_YET:
                 raise RequestRefusedError(
-                    "connections of the old epoch are still being drained", reason=m.REFUSED_BUSY
+                    "connections of the old epoch have not ended yet", reason=m.REFUSED_BUSY
                 ) from error
             raise
         epoch = self._store.lease_stats(lease.lease).epoch

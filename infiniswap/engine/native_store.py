@@ -15,6 +15,9 @@ from infiniswap.engine.binding import Handle, check, ffi, lib, struct_ints, warn
 from infiniswap.engine.native_rdma import end_from_c, ends_to_c, key_from_c
 from infiniswap.engine.protocol import Lease, LeaseStats, MappedSlot, RestoredSlot, StoreConfig
 
+_UNSAFE = ("RDMAV_ALLOW_DISASSOC_DESTROY", "MLX4_DEVICE_FATAL_CLEANUP")
+"""With these libibverbs says of what a removed card still has that it has ended: no fence."""
+
 
 class NativeStore:
     """isw_store: a donor's slab pool and its NBD server.
@@ -25,6 +28,8 @@ class NativeStore:
 
     def __init__(self, config: StoreConfig) -> None:
         self._handle: Handle | None = None
+        for name in _UNSAFE:
+            os.environ.pop(name, None)
         error = ffi.new("struct isw_error *")
         out = ffi.new("isw_store **")
         slab_dir = ffi.NULL

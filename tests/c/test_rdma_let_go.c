@@ -93,6 +93,41 @@ static void test_what_stays_is_ended_later(void)
 	isw_store_destroy(store);
 }
 
+/* Its slabs come back to the pool then. */
+static void test_a_lease_that_could_not_be_destroyed_is_later(void)
+{
+	isw_store *store = store_make(1);
+	uint64_t lease = lease_make(store), generation;
+	struct isw_rdma_key key;
+	struct consumer c;
+	int live;
+
+	consumer_make(&c);
+	live = stub.live;
+	consumer_connect(&c, store, lease);
+	map_slab(store, lease, &generation, &key);
+	STUB_SET(mr_free_error, -EIO);
+	STUB_SET(qp_free_error, -EIO);
+	CHECK_EQ(isw_store_lease_destroy(store, lease), -EIO);
+	CHECK_EQ(isw_store_lease_destroy(store, lease), -ENOENT);
+	CHECK_EQ(isw_store_rdma_let_go(store), 0);
+	CHECK_EQ(stats_of(store).slabs_dirty, 0);
+	STUB_SET(mr_free_error, 0);
+	STUB_SET(qp_free_error, 0);
+	CHECK_EQ(isw_store_rdma_let_go(store), 0);
+	CHECK_EQ(stub.live, live);
+	CHECK_EQ(stats_of(store).slabs_dirty, 1);
+	CHECK_EQ(isw_store_scrub(store), 0);
+	lease = lease_make(store);
+	consumer_free(&c);
+	consumer_make(&c);
+	consumer_connect(&c, store, lease);
+	map_slab(store, lease, &generation, &key);
+	CHECK_EQ(transfer(&c, 0, false, key.address, key.rkey), 0);
+	consumer_free(&c);
+	isw_store_destroy(store);
+}
+
 /* It takes a while to end what a lease has there, and its consumer does not wait: it comes later.
  */
 static void test_what_a_failed_device_has_is_ended_beside_the_answers(void)
@@ -202,6 +237,7 @@ int main(void)
 	stub_start();
 	test_a_device_that_is_removed();
 	test_what_stays_is_ended_later();
+	test_a_lease_that_could_not_be_destroyed_is_later();
 	test_what_a_failed_device_has_is_ended_beside_the_answers();
 	test_beside_everything_else();
 	stub_stop();

@@ -385,8 +385,9 @@ def test_a_device_that_is_removed_is_let_go_of(cluster: Cluster, donors: list[Do
     fio(device, *pages, "--do_verify=0")
     remove()
     try:
-        until(lambda: set(transports(device).values()) == {"tcp"}, "TCP to be used", WAIT_S * 2)
+        until(lambda: set(transports(device).values()) == {"tcp"}, "TCP to be used")
         fio(device, *pages, "--verify_only")
+        assert all(row["given_up"] == 0 for row in device.status["donors"])
         for donor in donors:
             assert "is being removed" in donor.log
     finally:
