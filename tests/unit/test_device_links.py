@@ -12,7 +12,12 @@ from typing import Any, cast
 
 import pytest
 
-from infiniswap.control.messages import REFUSED_ONLY_COPY, LeaseAnswer
+from infiniswap.control.messages import (
+    REFUSED_BUSY,
+    REFUSED_ONLY_COPY,
+    REFUSED_UNKNOWN_LEASE,
+    LeaseAnswer,
+)
 from infiniswap.device.link_types import Lease, LinkConfig, Place
 from infiniswap.device.links import DonorLink
 from infiniswap.errors import (
@@ -171,3 +176,23 @@ async def test_a_slab_evicted_past_the_deadline_is_not_the_donors_for_good(
     slabs.end.set_result(None)
     await asyncio.sleep(0)
     assert not link.mapped
+
+
+async def test_a_donor_that_is_busy_is_asked_for_the_lease_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nothing = cast(Any, None)
+    config = SimpleNamespace(transport="tcp", suspend_s=60.0)
+    link = DonorLink(HostPort("127.0.0.1", 1), nothing, nothing, cast(Any, config), nothing)
+    answers = [REFUSED_BUSY, REFUSED_BUSY, "", REFUSED_UNKNOWN_LEASE, ""]
+
+    async def reclaim_once() -> bool:
+        if reason := answers.pop(0):
+            raise RequestRefusedError("not now", reason=reason)
+        return True
+
+    monkeypatch.setattr(link, "_reclaim_once", reclaim_once)
+    assert await link._reclaim()
+    assert not await link._reclaim()
+    assert answers == [""]
+    assert "lease gone" in link.detail

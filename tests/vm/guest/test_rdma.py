@@ -33,7 +33,11 @@ from infiniswap.engine.protocol import EngineConfig, RdmaPeer, RemoteConfig, Sto
 from infiniswap.errors import EngineError
 from infiniswap.units import MIB
 
-pytestmark = [pytest.mark.timeout(1800), pytest.mark.usefixtures("soft_roce")]
+pytestmark = [
+    pytest.mark.timeout(1800),
+    pytest.mark.kernels("6.12", "6.1"),
+    pytest.mark.usefixtures("soft_roce"),
+]
 
 
 @pytest.fixture(autouse=True)
