@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ from typing import Any
 import pytest
 from priority import LOWEST
 from qemu_vm import commands, kernels, plan
-from runmode import IN_GUEST
+from runmode import FULL, IN_GUEST
 
 from infiniswap.errors import InfiniswapError
 
@@ -58,7 +59,9 @@ class Kind:
 
 
 def remote(item: pytest.Item) -> bool:
-    """Whether it is a test that runs in a guest, and this is not one."""
+    """Whether it is a test that runs in a guest, and this is not one. To be skipped none boots."""
+    if not FULL and item.get_closest_marker("full") is not None:
+        return False
     return not IN_GUEST and GUEST_TESTS in item.path.parents
 
 
@@ -72,9 +75,11 @@ def kind_of(item: pytest.Item) -> Kind:
 
 def put_together(items: list[pytest.Item]) -> None:
     """Tests of one kind follow each other, in the places of those that run in guests: only one
-    kind of machine is up at a time."""
+    kind of machine is up at a time. The one with most tests comes first: it runs beside all tests
+    that need no machine."""
     places = [place for place, item in enumerate(items) if remote(item)]
-    kinds = list(dict.fromkeys(kind_of(items[place]) for place in places))
+    counts = Counter(kind_of(items[place]) for place in places)
+    kinds = [kind for kind, _ in counts.most_common()]
     found = sorted((items[place] for place in places), key=lambda one: kinds.index(kind_of(one)))
     for place, item in zip(places, found, strict=True):
         items[place] = item

@@ -9,8 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import guestrun
 import pytest
-from guestrun import GUEST_TESTS, Kind, kernels_of, put_together
+from guestrun import GUEST_TESTS, Kind, kernels_of, put_together, remote
 from qemu_vm import accel, cache, commands, kernels, machine, qemu
 from qemu_vm.cli import main, split
 from qemu_vm.kernels import Kernel
@@ -253,13 +254,15 @@ def test_tests_of_one_kind_share_a_machine() -> None:
 class _Item:
     """What of a test decides where it runs."""
 
-    def __init__(self, name: str, place: Path, hosts: int = 1) -> None:
+    def __init__(self, name: str, place: Path, hosts: int = 1, *, full: bool = False) -> None:
         self.name = name
         self.path = place / "test_x.py"
-        self._mark = pytest.mark.machine(hosts=hosts).mark
+        self._marks = {"machine": pytest.mark.machine(hosts=hosts).mark}
+        if full:
+            self._marks["full"] = pytest.mark.full.mark
 
     def get_closest_marker(self, name: str) -> pytest.Mark | None:
-        return self._mark if name == "machine" else None
+        return self._marks.get(name)
 
 
 def test_tests_of_one_kind_follow_each_other_in_the_places_of_guests_tests() -> None:
@@ -274,6 +277,21 @@ def test_tests_of_one_kind_follow_each_other_in_the_places_of_guests_tests() -> 
     ]
     put_together(items)  # type: ignore[arg-type]
     assert [item.name for item in items] == ["a", "b", "e", "d", "c", "f"]
+
+
+def test_most_tests_begin_first_and_none_that_is_skipped_boots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    items = [
+        _Item("a", GUEST_TESTS, hosts=3, full=True),
+        _Item("b", GUEST_TESTS, hosts=2),
+        _Item("c", GUEST_TESTS),
+        _Item("d", GUEST_TESTS),
+    ]
+    for full, begun in ((False, "cdb"), (True, "cdab")):
+        monkeypatch.setattr(guestrun, "FULL", full)
+        put_together(items)  # type: ignore[arg-type]
+        assert "".join(item.name for item in items if remote(item)) == begun  # type: ignore[arg-type]
 
 
 def test_lines_of_several_machines_are_told_apart(tmp_path: Path) -> None:
