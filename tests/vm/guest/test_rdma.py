@@ -40,6 +40,10 @@ pytestmark = [
 ]
 
 
+SIZE_MIB = 64 if FULL else 32
+"""Of a device."""
+
+
 @pytest.fixture(autouse=True)
 def _patient(request: pytest.FixtureRequest) -> None:
     """Both ends, the network between them and its RDMA run on one or two slow processors."""
@@ -64,20 +68,20 @@ def row_of(device: Device, donor: Donor) -> Any:
     return next(row for row in device.status["donors"] if row["address"] == donor.address)
 
 
-def start_mapped(cluster: Cluster, *args: str, size_mib: int = 64) -> Device:
+def start_mapped(cluster: Cluster, *args: str) -> Device:
     """A device all of whose slabs have a donor."""
-    device = cluster.start("--frontend", "nbd", *args, size=f"{size_mib}M")
-    write(device, size_mib)
+    device = cluster.start("--frontend", "nbd", *args, size=f"{SIZE_MIB}M")
+    write(device, SIZE_MIB)
 
     def mapped() -> bool:
         slabs = device.status["slabs"]
         if slabs["mapped"] < sum(slabs.values()):
-            write(device, size_mib)
+            write(device, SIZE_MIB)
             return False
         return True
 
     until(mapped, "every slab to have a donor")
-    write(device, size_mib)
+    write(device, SIZE_MIB)
     return device
 
 
@@ -278,7 +282,7 @@ def test_the_donors_process_does_nothing_for_a_page(
         device = start_mapped(cluster, "--transport", transport)
         reads = sum(row["read_pages"] for row in device.status["donors"])
         before = sum(_threads_ns(donor) for donor in donors)
-        fio(device, "--rw=randread", "--bs=4k", f"--io_size={pages * 4}k", "--size=64m")
+        fio(device, "--rw=randread", "--bs=4k", f"--io_size={pages * 4}k", f"--size={SIZE_MIB}m")
         used[transport] = sum(_threads_ns(donor) for donor in donors) - before
         reads = sum(row["read_pages"] for row in device.status["donors"]) - reads
         assert reads >= pages * 0.9
