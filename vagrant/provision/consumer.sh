@@ -49,8 +49,14 @@ hot_pages_per_s = 1
 suspend_s = 20
 EOF
 
-# The best front end that this kernel has; with neither, FUSE.
-for module in ublk_drv nbd; do
+# The front end's, or that of the best one that this kernel has; with neither, FUSE.
+case ${FRONTEND:-auto} in
+ublk) modules=ublk_drv ;;
+nbd) modules=nbd ;;
+fuse) modules= ;;
+*) modules="ublk_drv nbd" ;;
+esac
+for module in $modules; do
 	if modprobe "$module" 2>/dev/null; then
 		[ ! -d /run/systemd/system ] || echo "$module" >/etc/modules-load.d/infiniswap.conf
 		break
