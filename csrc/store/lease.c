@@ -66,12 +66,12 @@ static struct timespec deadline_after(uint32_t ms)
 }
 
 /* store->lock held: while a call is between these two, the lease is not freed. */
-static void lease_enter(struct iswi_lease *lease)
+void iswi_lease_enter(struct iswi_lease *lease)
 {
 	lease->users++;
 }
 
-static void lease_leave(struct iswi_lease *lease)
+void iswi_lease_leave(struct iswi_lease *lease)
 {
 	lease->users--;
 	pthread_cond_broadcast(&lease->store->changed);
@@ -180,7 +180,7 @@ int isw_store_lease_renew(isw_store *store, uint64_t id, uint32_t wait_ms_max, c
 		err = lease == NULL ? -ENOENT : -EBUSY;
 		goto out_unlock;
 	}
-	lease_enter(lease);
+	iswi_lease_enter(lease);
 	lease->renewing = true;
 	lease->epoch++;
 	lease->open = false; /* nobody comes in any more, and those inside are sent out */
@@ -196,7 +196,7 @@ int isw_store_lease_renew(isw_store *store, uint64_t id, uint32_t wait_ms_max, c
 		lease->open = true;
 	}
 	lease->renewing = false;
-	lease_leave(lease);
+	iswi_lease_leave(lease);
 out_unlock:
 	pthread_mutex_unlock(&store->lock);
 	return err;
@@ -410,12 +410,12 @@ int isw_store_unmap(isw_store *store, uint64_t id, uint32_t number, uint64_t gen
 	if (err != 0)
 		goto out_unlock;
 	slot = &lease->slots[number];
-	lease_enter(lease);
+	iswi_lease_enter(lease);
 	pthread_mutex_unlock(&store->lock);
 	err = iswi_slot_rdma_end(lease, number, wait_ms_max == 0);
 	pthread_mutex_lock(&store->lock);
 	if (err != 0) { /* it stays fenced, and nobody else's */
-		lease_leave(lease);
+		iswi_lease_leave(lease);
 		goto out_unlock;
 	}
 	/*
@@ -433,7 +433,7 @@ int isw_store_unmap(isw_store *store, uint64_t id, uint32_t number, uint64_t gen
 	if (held || wait_ms_max == 0)
 		slot->barred = lease->conn_last;
 	iswi_slot_empty(lease, slot);
-	lease_leave(lease);
+	iswi_lease_leave(lease);
 out_unlock:
 	pthread_mutex_unlock(&store->lock);
 	return err;

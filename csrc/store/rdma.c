@@ -45,7 +45,7 @@ static struct iswi_lease *enter(isw_store *store, uint64_t id)
 	pthread_mutex_lock(&store->lock);
 	lease = iswi_lease_find(store, id);
 	if (lease != NULL)
-		lease->users++;
+		iswi_lease_enter(lease);
 	pthread_mutex_unlock(&store->lock);
 	if (lease != NULL)
 		pthread_mutex_lock(&lease->rdma_lock);
@@ -58,8 +58,7 @@ static void leave(struct iswi_lease *lease)
 
 	pthread_mutex_unlock(&lease->rdma_lock);
 	pthread_mutex_lock(&store->lock);
-	lease->users--;
-	pthread_cond_broadcast(&store->changed);
+	iswi_lease_leave(lease);
 	pthread_mutex_unlock(&store->lock);
 }
 

@@ -236,7 +236,7 @@ static struct iswi_lease *enter(isw_store *store, uint32_t number)
 	if (lease != NULL && lease->dying)
 		lease = NULL;
 	if (lease != NULL)
-		lease->users++;
+		iswi_lease_enter(lease);
 	pthread_mutex_unlock(&store->lock);
 	return lease;
 }
@@ -246,8 +246,7 @@ static void leave(struct iswi_lease *lease)
 	isw_store *store = lease->store;
 
 	pthread_mutex_lock(&store->lock);
-	lease->users--;
-	pthread_cond_broadcast(&store->changed);
+	iswi_lease_leave(lease);
 	pthread_mutex_unlock(&store->lock);
 }
 

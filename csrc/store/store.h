@@ -182,6 +182,9 @@ struct iswi_lease *iswi_lease_alloc(struct isw_store *store, uint32_t slots_max)
 /* false: leases_max are there. */
 bool iswi_lease_insert(struct isw_store *store, struct iswi_lease *lease);
 struct iswi_lease *iswi_lease_find(struct isw_store *store, uint64_t id);
+/* One user more, one less: while there is one the lease is not freed. */
+void iswi_lease_enter(struct iswi_lease *lease);
+void iswi_lease_leave(struct iswi_lease *lease);
 /* No lock held: the rest of a lease that was destroyed, at that place, if it is stuck. */
 void iswi_lease_destroy_again(struct isw_store *store, uint32_t number);
 /* Shuts each of its connections down; their threads end on their own. */

@@ -36,26 +36,34 @@ bool iswi_sysfs_device(char *name_out, size_t bytes)
 	return found;
 }
 
-/* One line of a file below a port's directory. */
+/* 0 or -errno. */
+static int first_line(int directory, const char *path, char *line_out, size_t bytes)
+{
+	int fd = openat(directory, path, O_RDONLY | O_CLOEXEC), code = 0;
+	ssize_t n;
+
+	if (fd < 0)
+		return -errno;
+	n = read(fd, line_out, bytes - 1);
+	if (n < 0)
+		code = -errno;
+	close(fd);
+	if (code != 0)
+		return code;
+	line_out[n] = '\0';
+	line_out[strcspn(line_out, "\n")] = '\0';
+	return 0;
+}
+
+/* Of a file below a port's directory. */
 static bool port_line(const struct isw_rdma_port *port, const char *what, uint32_t index,
 		      char *text_out, size_t bytes)
 {
 	char path[256];
-	ssize_t n;
-	int fd;
 
 	snprintf(path, sizeof(path), ISWI_SYSFS_CLASS "/" DEVICES "/%s/ports/%u/%s/%u",
 		 port->device, port->port, what, index);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return false;
-	n = read(fd, text_out, bytes - 1);
-	close(fd);
-	if (n <= 0)
-		return false;
-	text_out[n] = '\0';
-	text_out[strcspn(text_out, "\n")] = '\0';
-	return true;
+	return first_line(AT_FDCWD, path, text_out, bytes) == 0;
 }
 
 static void add_gid(struct isw_rdma_port *port, uint32_t index)
@@ -93,20 +101,7 @@ void iswi_sysfs_gids(struct isw_rdma_port *port, uint32_t count)
 /* What the node in that directory belongs to. 0 or -errno. */
 static int read_name(int directory, char *name_out, size_t bytes)
 {
-	int fd = openat(directory, "ibdev", O_RDONLY | O_CLOEXEC), code = 0;
-	ssize_t n;
-
-	if (fd < 0)
-		return -errno;
-	n = read(fd, name_out, bytes - 1);
-	if (n < 0)
-		code = -errno;
-	close(fd);
-	if (code != 0)
-		return code;
-	name_out[n] = '\0';
-	name_out[strcspn(name_out, "\n")] = '\0';
-	return 0;
+	return first_line(directory, "ibdev", name_out, bytes);
 }
 
 /* Directories, not names: a name may be changed, or be another's soon. */

@@ -6,31 +6,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+
+from infiniswap.engine.protocol import Engine, OffLoop
 
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 
-T = TypeVar("T")
-
-
-class Blocking(Protocol):
-    """Runs a call outside of the event loop."""
-
-    def __call__(self, call: Callable[[], T]) -> Awaitable[T]: ...
-
-
-class Engine(Protocol):
-    """What uses them."""
-
-    def rdma_let_go(self) -> int:
-        """See infiniswap.engine.protocol."""
-
 
 async def let_go(
     engine: Engine,
-    blocking: Blocking,
+    blocking: OffLoop,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Ends connections by such devices, as long as the device serves; links go on over TCP."""

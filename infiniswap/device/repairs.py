@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Protocol, TypeVar
+from collections.abc import Callable, MutableMapping
+from typing import Protocol
 
 from infiniswap import events
 from infiniswap.device.frontends import KernelDevice
 from infiniswap.device.holder import Holder
+from infiniswap.engine.protocol import OffLoop
 from infiniswap.errors import InfiniswapError
 
 log = logging.getLogger(__name__)
@@ -23,20 +24,12 @@ _PAUSE_S_MIN = 0.5
 _PAUSE_S_MAX = 60.0
 _STEADY_S = 5.0
 
-T = TypeVar("T")
-
 
 class Reports(Protocol):
     """What the engine has reported (SlabMapper)."""
 
     alarms: dict[str, str]
     on_connection_lost: Callable[[], None]
-
-
-class Blocking(Protocol):
-    """Runs a call outside of the event loop."""
-
-    def __call__(self, call: Callable[[], T]) -> Awaitable[T]: ...
 
 
 class Repairs:
@@ -56,7 +49,7 @@ class Repairs:
         kernel: KernelDevice,
         holder: Holder,
         reports: Reports,
-        blocking: Blocking,
+        blocking: OffLoop,
         *,
         steady_s: float = _STEADY_S,
     ) -> None:

@@ -145,4 +145,24 @@ static struct isw_store_stats stats_of(isw_store *store)
 	return stats;
 }
 
+/* Threads that do everything at once. */
+struct race {
+	isw_store *store;
+	uint64_t lease;
+	atomic_bool stop;
+	struct consumer *consumer;
+};
+
+static void *register_ahead(void *arg)
+{
+	struct race *race = arg;
+
+	while (!atomic_load(&race->stop)) {
+		int code = isw_store_rdma_ahead(race->store, NULL);
+
+		CHECK(code == 0 || code == -ENOENT);
+	}
+	return NULL;
+}
+
 #endif

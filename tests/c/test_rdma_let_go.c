@@ -162,13 +162,6 @@ static void test_what_a_failed_device_has_is_ended_beside_the_answers(void)
 	isw_store_destroy(store);
 }
 
-struct race {
-	isw_store *store;
-	uint64_t lease;
-	struct consumer *consumer;
-	atomic_bool stop;
-};
-
 static void *come_and_go(void *arg)
 {
 	struct race *race = arg;
@@ -176,18 +169,6 @@ static void *come_and_go(void *arg)
 	for (uint32_t i = 0; !atomic_load(&race->stop); i++) {
 		STUB_SET(leaving, i % 2 == 0);
 		isw_store_rdma_let_go(race->store);
-	}
-	return NULL;
-}
-
-static void *register_ahead(void *arg)
-{
-	struct race *race = arg;
-
-	while (!atomic_load(&race->stop)) {
-		int code = isw_store_rdma_ahead(race->store, NULL);
-
-		CHECK(code == 0 || code == -ENOENT);
 	}
 	return NULL;
 }

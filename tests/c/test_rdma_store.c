@@ -587,13 +587,6 @@ static void test_a_fence_that_fails_keeps_the_slab(void)
 	isw_store_destroy(store);
 }
 
-struct race {
-	isw_store *store;
-	uint64_t lease;
-	atomic_bool stop;
-	struct consumer *consumer;
-};
-
 /* Registers whatever is mapped, over and over. */
 static void *register_all(void *arg)
 {
@@ -626,19 +619,6 @@ static void *open_and_close(void *arg)
 		CHECK(code == 0 || code == -EBUSY);
 		if (code == 0)
 			CHECK_EQ(isw_store_rdma_close(race->store, race->lease), 0);
-	}
-	return NULL;
-}
-
-/* And ahead of all that. */
-static void *register_ahead(void *arg)
-{
-	struct race *race = arg;
-
-	while (!atomic_load(&race->stop)) {
-		int code = isw_store_rdma_ahead(race->store, NULL);
-
-		CHECK(code == 0 || code == -ENOENT);
 	}
 	return NULL;
 }

@@ -6,13 +6,15 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 
 from infiniswap.device.holder import Holder
-from infiniswap.device.repairs import FRONT_END, Repairs, T
+from infiniswap.device.repairs import FRONT_END, Repairs
 from infiniswap.errors import SystemCallError
+
+T = TypeVar("T")
 
 
 class Kernel:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -36,7 +36,7 @@ async def test_a_device_that_is_removed_is_told_of_once(caplog: pytest.LogCaptur
             raise asyncio.CancelledError
 
     with contextlib.suppress(asyncio.CancelledError):
-        await let_go(Engine(), _blocking, sleep)
+        await let_go(cast(Any, Engine()), _blocking, sleep)
     assert not answers
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
     assert "being removed" in caplog.text
