@@ -65,6 +65,12 @@ DONOR_SESSION_LOST: Final = Event(
     "The control session with a donor has ended. It is tried again; pages may still flow.",
     "None, unless it comes again and again: then look at the network and the donor's log.",
 )
+DONOR_SUSPENDED: Final = Event(
+    "donor-suspended",
+    "The connections to a donor have ended. They are tried again; until then its pages come from "
+    "the backup, or wait where there is none.",
+    "None, unless it stays: then look at the network, and whether the donor's daemon runs.",
+)
 DONOR_DISTRUSTED: Final = Event(
     "donor-distrusted",
     "A donor answered with other bytes than were written, or against the protocol. It gets no "
@@ -168,6 +174,22 @@ SLAB_KEPT: Final = Event(
     "A slab could not be taken back from its consumer, although the donor's host needs memory.",
     "The line says why. It is tried again; `infiniswap status` shows whose slabs are lent.",
 )
+SLAB_FORCED: Final = Event(
+    "slab-forced",
+    "A consumer did not give a slab up in time. It was taken from it all the same: those pages "
+    "come from the consumer's backup.",
+    "None, unless one consumer does so again and again: then look whether that host is stuck.",
+)
+CONSUMER_LOST: Final = Event(
+    "consumer-lost",
+    "A device has gone without a word. Its slabs are kept for it for a while.",
+    "None for the donor. On the device's host: look whether it runs.",
+)
+LEASE_EXPIRED: Final = Event(
+    "lease-expired",
+    "A device did not come back in time: its slabs are free again, and what they held is gone.",
+    "None for the donor. The device goes on with its backup if it is still there.",
+)
 DRAINING: Final = Event(
     "draining",
     "A donor gives every slab back and lends none, or has ended doing so.",
@@ -208,6 +230,27 @@ CONFIG_BROKEN: Final = Event(
     "config-broken",
     "The configuration was not read again, as there is a mistake in it. Nothing has changed.",
     "Correct the line that is named (`infiniswap config check`), then reload again.",
+)
+RDMA_REMOVED: Final = Event(
+    "rdma-device-removed",
+    "The host is removing an RDMA device that was in use. Pages go on over TCP.",
+    "None: RDMA is used again when the device is back.",
+)
+BROKER_LOST: Final = Event(
+    "broker-lost",
+    "The MQTT broker cannot be reached or refuses. Nothing changes for mapped slabs; donors that "
+    "come are not found meanwhile.",
+    "The line says why: the broker's host, its port, TLS or the credentials in `[mqtt]`.",
+)
+IDENTITY_TWICE: Final = Event(
+    "identity-twice",
+    "Two daemons announce themselves under one identity, so devices find only one of them.",
+    "A copied machine: remove the identity that the line names on one of them and restart it.",
+)
+PEERS_FILE: Final = Event(
+    "peers-file-broken",
+    "The file with the list of donors cannot be read. The list of before counts.",
+    "Correct what the line names. The file is read again when it changes.",
 )
 CLOCK_STEPPED: Final = Event(
     "clock-stepped",

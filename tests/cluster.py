@@ -89,8 +89,11 @@ def until(condition: Callable[[], Any], what: str, wait_s: float = WAIT_S) -> An
 class Donor:
     """A daemon's process."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path, ports: dict[str, int]) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], log: Path, ports: dict[str, int], host: str
+    ) -> None:
         self.process = process
+        self.host = host
         self._log = log
         self.control: int = ports["control_port"]
         self.data: int = ports["data_port"]
@@ -98,7 +101,7 @@ class Donor:
     @property
     def address(self) -> str:
         """HOST:PORT of its control API."""
-        return f"127.0.0.1:{self.control}"
+        return f"{self.host}:{self.control}"
 
     @property
     def log(self) -> str:
@@ -161,14 +164,19 @@ class Cluster:
     # --------------------------------------------------------------------- donors
 
     def donor(
-        self, *args: str, port: int = 0, pool: str = "256M", prefix: tuple[str, ...] = ()
+        self,
+        *args: str,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        pool: str = "256M",
+        prefix: tuple[str, ...] = (),
     ) -> Donor:
         """Starts a daemon and waits until it serves; `prefix` is a command that executes it."""
         number = len(self.donors)
         ready, log = self.root / f"donor{number}.ready", self.root / f"donor{number}.log"
         ready.unlink(missing_ok=True)
         command = [*prefix, sys.executable, "-m", "infiniswap", "daemon"]
-        command += ["--listen", f"127.0.0.1:{port}", "--data-port", "0", "--ready-file", str(ready)]
+        command += ["--listen", f"{host}:{port}", "--data-port", "0", "--ready-file", str(ready)]
         command += ["--slab", str(SLAB), "--pool", pool, "--headroom", "16M", *args]
         with log.open("w") as output:
             process = subprocess.Popen(command, env=self.env, stdout=output, stderr=output)
@@ -177,7 +185,7 @@ class Cluster:
             assert process.poll() is None, log.read_text()
             return json.loads(ready.read_text()) if ready.exists() else None
 
-        donor = Donor(process, log, until(ports, "a daemon that serves"))
+        donor = Donor(process, log, until(ports, "a daemon that serves"), host)
         self.donors.append(donor)
         return donor
 

@@ -48,6 +48,52 @@ def add() -> None:
     until(lambda: leads_here() == "", "a port that leads here")
 
 
+@contextmanager
+def two_links() -> Iterator[dict[str, str]]:
+    """Two RDMA devices joined by a cable, and by the address that is reached over it.
+
+    Both ends are this machine's. So that its packets to itself go over the cable, addresses count
+    as its own only for what comes in; what it sends follows a route for each of them.
+    """
+    run("modprobe", "-a", "rdma_rxe", "ib_uverbs", "veth", "nbd")
+    ends = [("isw-a", "10.89.4.1"), ("isw-b", "10.89.4.2")]
+    with contextlib.ExitStack() as undo:
+        run("ip", "link", "add", "isw-a", "mtu", "4200", "type", "veth", "peer", "isw-b")
+        undo.callback(run, "ip", "link", "delete", "isw-a")
+        for interface, address in ends:
+            run("ip", "address", "add", f"{address}/24", "dev", interface)
+            run("ip", "link", "set", interface, "mtu", "4200", "up")
+            settings = Path("/proc/sys/net/ipv4/conf", interface)
+            (settings / "accept_local").write_text("1")
+            (settings / "rp_filter").write_text("0")
+        everybody = Path("/proc/sys/net/ipv4/conf/all/rp_filter")
+        undo.callback(everybody.write_text, everybody.read_text())
+        everybody.write_text("0")
+        for table, (near, (_, far)) in enumerate(zip(ends, reversed(ends), strict=True), 7001):
+            hop = [far, "dev", near[0], "src", near[1], "table", str(table)]
+            run("ip", "route", "add", *hop)
+            rule = ["iif", "lo", "to", far, "lookup", str(table), "preference", "90"]
+            run("ip", "rule", "add", *rule)
+            undo.callback(run, "ip", "rule", "delete", *rule)
+        _local_looked_up(before="0", at="100")
+        undo.callback(_local_looked_up, before="100", at="0")
+        found = {}
+        for interface, address in ends:
+            device = interface.replace("isw-", "rxe")
+            run("rdma", "link", "add", device, "type", "rxe", "netdev", interface)
+            undo.callback(run, "rdma", "link", "delete", device)
+            found[device] = address
+        for address in found.values():
+            until(lambda address=address: leads_to(address) == "", "a port that leads there")
+        yield found
+
+
+def _local_looked_up(*, before: str, at: str) -> None:
+    """Moves the rule by which an address is this host's own."""
+    run("ip", "rule", "add", "preference", at, "lookup", "local")
+    run("ip", "rule", "delete", "preference", before, "lookup", "local")
+
+
 def remove() -> None:
     """The device, perhaps while it is used: the kernel waits until everybody has closed it.
 
@@ -76,10 +122,15 @@ def users() -> set[str]:
 
 def leads_here() -> str:
     """Why no RDMA leads to HOST; empty when it does."""
+    return leads_to(HOST)
+
+
+def leads_to(address: str) -> str:
+    """Why no RDMA leads there; empty when it does."""
     from infiniswap.engine.native_rdma import rdma_choose
 
     try:
-        rdma_choose(HOST)
+        rdma_choose(address)
     except EngineError as error:
         return error.what
     return ""

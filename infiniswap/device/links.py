@@ -403,13 +403,10 @@ class DonorLink:
             self._judge(self._trust.lost(asyncio.get_running_loop().time(), code))
             if not self._trust.is_excused:
                 self.wire.lost()
-            log.warning(
-                "donor %s: connections lost (code %d); %d slabs suspended%s",
-                self.address,
-                code,
-                len(self.mapped),
-                ", pages come from the backup" if self.config.has_backup else "",
-            )
+            text = "donor %s: connections lost (code %d); %d slabs suspended"
+            text += ", pages come from the backup" if self.config.has_backup else ""
+            about = events.about(events.DONOR_SUSPENDED, donor=self.address)
+            log.warning(text, self.address, code, len(self.mapped), extra=about)
         self._recover()
 
     def _has_session(self) -> bool:

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from infiniswap import events
 from infiniswap.engine.protocol import Engine, OffLoop
 
 log = logging.getLogger(__name__)
@@ -24,6 +25,9 @@ async def let_go(
         await sleep(_LOOK_S)
         try:
             if await blocking(engine.rdma_let_go):
-                log.warning("an RDMA device is being removed: its connections are ended")
+                log.warning(
+                    "an RDMA device is being removed: its connections are ended",
+                    extra=events.about(events.RDMA_REMOVED),
+                )
         except Exception:
             log.exception("whether an RDMA device is being removed cannot be seen")

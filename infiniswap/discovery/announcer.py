@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from infiniswap import events
 from infiniswap.config import MqttConfig
 from infiniswap.discovery import broker
 from infiniswap.discovery.announcement import (
@@ -115,7 +116,7 @@ class Announcer:
         self.problem = f"this donor is not announced: {reason}"
         now_s = asyncio.get_running_loop().time()
         if self._complaints.due(self.problem, now_s) is not None:
-            log.warning("%s", self.problem)
+            log.warning("%s", self.problem, extra=events.about(events.BROKER_LOST))
 
     async def _announced(self) -> None:
         context = await asyncio.to_thread(broker.tls_context, self._config)
@@ -244,4 +245,4 @@ class Announcer:
         everybody = {announcement.address, *(address for address, _ in self._others.values())}
         self._conflict = conflict(announcement.donor_id, list(everybody))
         if self._complaints.due(self._conflict, now_s) is not None:
-            log.warning("%s", self._conflict)
+            log.warning("%s", self._conflict, extra=events.about(events.IDENTITY_TWICE))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from infiniswap import events
 from infiniswap.config import MqttConfig
 from infiniswap.discovery import broker
 from infiniswap.discovery.announcement import NotOursError, donor_topic
@@ -99,7 +100,8 @@ class Listener:
             text = f"{broker.where(self._config)}: {text}"
         self.problem = f"donors that come are not heard of: {text}"
         if self._due.due(text, asyncio.get_running_loop().time()) is not None:
-            log.warning("%s; those that are known stay known", self.problem)
+            about = events.about(events.BROKER_LOST)
+            log.warning("%s; those that are known stay known", self.problem, extra=about)
         self._changed()
 
     async def _listen(self, is_enough: Callable[[], bool]) -> None:

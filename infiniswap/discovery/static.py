@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from infiniswap import events
 from infiniswap.errors import ConfigError
 from infiniswap.peers import PEERS_MAX, read_peers
 from infiniswap.units import HostPort
@@ -91,7 +92,7 @@ class PeersFile:
             problem = f"{error}".rstrip(".")
             self.problem = f"{problem}; until then the {len(self.peers)} peers of before count"
             if self.problem != before[1]:
-                log.warning("%s", self.problem)
+                log.warning("%s", self.problem, extra=events.about(events.PEERS_FILE))
         else:
             self.peers, self.problem = peers, ""
             if (peers, "") != before:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from functools import partial
 
+from infiniswap import events
 from infiniswap.control import messages as m
 from infiniswap.control.service import ServerSession
 from infiniswap.donor.leases import Lease, LeaseTable
@@ -79,7 +80,10 @@ class DonorRdma:
                     log.info("RDMA was switched off: nothing is registered any more")
                 is_on = self.enabled
                 if await self._off_loop(self._store.rdma_let_go):
-                    log.warning("an RDMA device is being removed: consumers come back over TCP")
+                    log.warning(
+                        "an RDMA device is being removed: consumers come back over TCP",
+                        extra=events.about(events.RDMA_REMOVED),
+                    )
                     looks_off = _REFUSED_LOOKS
                 if is_on and not looks_off and await in_background(self._store.rdma_ahead):
                     self.counters["rdma_registered_ahead"] += 1

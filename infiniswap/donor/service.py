@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from infiniswap import events
 from infiniswap.control import messages as m
 from infiniswap.control.channel import LOST, Ended
 from infiniswap.control.figures import Figures
@@ -91,6 +92,11 @@ class ServiceConfig:
     listen_port: int = 0
     rdma: bool = True
     prepare_s: float = 1.5
+
+
+def _not_given_up(session: ServerSession, slab: int, error: Exception) -> None:
+    about = events.about(events.SLAB_FORCED)
+    log.warning("%s did not give slab %d up: %s", session, slab, error, extra=about)
 
 
 class DonorService:
@@ -177,18 +183,15 @@ class DonorService:
         """See Service."""
         self._sessions.pop(session.number, None)
         leases = self._table.session_closed(session.number, self._clock())
-        level = (
-            logging.INFO
-            if ended.reason in (m.GOODBYE_DONE, m.GOODBYE_SHUTDOWN)
-            else (logging.WARNING)
-        )
+        said_so = ended.reason in (m.GOODBYE_DONE, m.GOODBYE_SHUTDOWN)
         numbers = ", ".join(str(lease.lease) for lease in leases)
         log.log(
-            level,
+            logging.INFO if said_so else logging.WARNING,
             "%s disconnected (%r)%s",
             session,
             ended.reason if ended.reason == LOST or not ended.detail else ended.detail,
             f"; lease {numbers} waits for it" if leases else "",
+            extra=events.about(events.CONSUMER_LOST) if leases and not said_so else None,
         )
 
     async def set_draining(self, draining: bool) -> m.DrainInfo:
@@ -419,13 +422,20 @@ class DonorService:
             except RequestRefusedError as error:
                 if error.reason == m.REFUSED_ONLY_COPY:
                     self.counters["evictions_refused"] += 1
-                    log.warning("%s keeps slab %d: %s", session, info.slab, error)
+                    log.warning(
+                        "%s keeps slab %d: %s",
+                        session,
+                        info.slab,
+                        error,
+                        extra=events.about(events.SLAB_KEPT),
+                    )
                     return False
-                log.warning("%s did not give slab %d up: %s", session, info.slab, error)
+                _not_given_up(session, info.slab, error)
             except InfiniswapError as error:
-                log.warning("%s did not give slab %d up: %s", session, info.slab, error)
                 if move_ms and isinstance(error, SessionLostError):
+                    log.info("%s has gone while it copies slab %d: %s", session, info.slab, error)
                     return False  # likewise; it goes on copying
+                _not_given_up(session, info.slab, error)
         await self._whole(self._fence(lease, info, wait_ms), lease)
         return True
 
@@ -465,9 +475,9 @@ class DonorService:
         for lease in self._table.observe(counts, self._clock()):
             self.counters["leases_expired"] += 1
             why = "expired: its device did not come back"
-            await self._whole(self._destroy(lease, why), lease.lease)
+            await self._whole(self._destroy(lease, why, events.LEASE_EXPIRED), lease.lease)
 
-    async def _destroy(self, lease: Lease, why: str) -> None:
+    async def _destroy(self, lease: Lease, why: str, event: events.Event | None = None) -> None:
         slots = len(lease.slots)
         # First: what is half gone must not come back.
         await self.keeping.strike_out(lease)
@@ -483,6 +493,7 @@ class DonorService:
             lease.owner.host_name,
             why,
             slots,
+            extra=None if event is None else events.about(event),
         )
 
     # ----------------------------------------------------------------------- status

@@ -192,6 +192,8 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
     fill(device, data)
     assert slabs(device) == {small.address: 1}
     assert "this donor is not announced" in cluster.ok("status", "--donors", second.address)
+    assert "[broker-lost]" in second.log
+    assert "those that are known stay known [broker-lost]" in device.log
     assert "degraded: broker" in findings(cluster)
     # It comes back without what it had retained: everybody announces himself again.
     broker.start()

@@ -216,6 +216,7 @@ def test_leases_that_nobody_reclaims_are_released(lent: Lent) -> None:
     lent.device.remove()
     donor = lent.restart(INFINISWAP_DAEMON_LEASE_GRACE_S="0.1")
     until(lambda: "expired: its device did not come back" in donor.log, "a lease that expires")
+    assert "[lease-expired]" in donor.log
     until(lambda: lent.donor_status()["pool"]["slabs_mapped"] == 0, "slabs that are free")
     assert donor.end(signal.SIGTERM) == 0
     assert not (lent.cluster.root / "donors").exists()

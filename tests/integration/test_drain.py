@@ -190,7 +190,7 @@ async def test_an_interrupted_command_does_not_end_the_drain(cluster: Cluster) -
     await until_mapped(donor, 2)
     process = drain_command(cluster, donor)
     await asyncio.to_thread(wait_until, lambda: "asks for drain" in donor.log, "the drain")
-    await asyncio.to_thread(wait_until, lambda: "keeps slab" in donor.log, "a refusal")
+    await asyncio.to_thread(wait_until, lambda: "[slab-kept]" in donor.log, "a refusal")
     process.send_signal(signal.SIGINT)
     _, said = await asyncio.to_thread(process.communicate, timeout=WAIT_S)
     assert process.returncode == 130

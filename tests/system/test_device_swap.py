@@ -229,7 +229,7 @@ def test_a_device_process_that_pauses_loses_nothing(
         # The donors hear nothing for longer than they bear; only their sessions may end of it,
         # as the connections for pages stand.
         for donor in cluster.donors:
-            until(lambda donor=donor: "waits for it" in donor.log, "the end of a session")
+            until(lambda donor=donor: "[consumer-lost]" in donor.log, "the end of a session")
     finally:
         os.kill(pid, signal.SIGCONT)
     work.more_rounds()

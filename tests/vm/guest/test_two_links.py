@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RDMA over a cable, with two devices in one machine: each donor is reached by another one."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, run, until
+from softroce import two_links
+
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.kernels("6.12", "6.1")]
+
+SIZE = "32M"
+
+
+@pytest.fixture
+def links() -> Iterator[dict[str, str]]:
+    """The RDMA devices and their addresses."""
+    with two_links() as found:
+        yield found
+
+
+def sent(rdma_device: str) -> int:
+    """Packets that it has sent."""
+    counters = Path("/sys/class/infiniband", rdma_device, "ports/1/hw_counters")
+    return int((counters / "sent_pkts").read_text())
+
+
+def test_each_donor_is_reached_by_the_device_that_leads_to_it(
+    links: dict[str, str], cluster: Cluster
+) -> None:
+    secret = cluster.root / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text(secrets.token_hex(32))
+    cluster.env |= {
+        "INFINISWAP_CLUSTER_SECRET_FILE": str(secret),
+        "INFINISWAP_DEVICE_CONNECT_MS": "30000",
+        "INFINISWAP_DEVICE_REQUEST_MS": "30000",
+        "INFINISWAP_POLICY_SUSPEND_S": "20",
+    }
+    donors = {name: cluster.donor(host=address) for name, address in links.items()}
+    device = cluster.start("--frontend", "nbd", "--transport", "rdma", size=SIZE)
+    fio = ["fio", "--name=v", f"--filename={device.path}", "--ioengine=libaio", "--direct=1"]
+    fio += ["--bs=64k", f"--size={SIZE}", "--iodepth=8"]
+
+    def is_mapped() -> bool:
+        run(*fio, "--rw=write")
+        slabs = device.status["slabs"]
+        return bool(slabs["mapped"] == sum(slabs.values()))
+
+    until(is_mapped, "every slab to have a donor")
+    rows = {row["address"]: row for row in device.status["donors"]}
+    assert {row["transport"] for row in rows.values()} == {"rdma"}
+    assert {address for address, row in rows.items() if row["slabs"]} == set(rows)
+    before = {name: sent(name) for name in links}
+    run(*fio, "--rw=randwrite", "--verify=crc32c", "--verify_fatal=1")
+    # Requests and answers cross the cable: what the one device asks the other one answers.
+    for name in links:
+        assert sent(name) - before[name] > 2 * 16 * 32, "a page takes a packet"
+    stats = device.status["stats"]
+    assert stats["crc_errors_remote"] == stats["requests_failed"] == 0
+    assert all("Traceback" not in donor.log for donor in donors.values())
+    device.remove()
