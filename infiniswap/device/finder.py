@@ -138,6 +138,7 @@ def _watcher(spec: DeviceSpec, changed: Callable[[], None]) -> Watcher:
 
     assert spec.mqtt is not None
     order = Order(
+        device=spec.name,
         mqtt=spec.mqtt,
         cluster=spec.cluster,
         secret_file=spec.secret_file,

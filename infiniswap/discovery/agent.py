@@ -26,6 +26,7 @@ from typing import Final
 
 import msgspec
 
+from infiniswap import logs
 from infiniswap.discovery.directory import Directory
 from infiniswap.discovery.listener import Listener
 from infiniswap.discovery.order import NOTES_MAX, ORDER_BYTES_MAX, Order, Report, decode_hook
@@ -46,13 +47,11 @@ def main() -> int:
     make_ordinary(_OOM_SCORE_ADJ)
     # A broker that lies about lengths makes the library hold what comes.
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
-    )
+    # To where the device's own lines go, and as part of them.
+    logs.set_up("infiniswap-device", to_journal=logs.is_journal())
     line = _order_line()
     order = msgspec.json.decode(line, type=Order, dec_hook=decode_hook)
+    logs.identify(order.device)
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         asyncio.run(_run(order))
     return 0

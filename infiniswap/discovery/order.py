@@ -16,8 +16,9 @@ NOTES_MAX: Final = 8
 
 
 class Order(Struct, frozen=True, kw_only=True):
-    """What to listen for."""
+    """What to listen for, and for which device."""
 
+    device: str
     mqtt: MqttConfig
     cluster: str
     secret_file: str | None
