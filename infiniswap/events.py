@@ -260,7 +260,8 @@ CLOCK_STEPPED: Final = Event(
 )
 LINES_LOST: Final = Event(
     "log-lines-lost",
-    "The journal did not take log lines in time. They are gone; nothing waited for them.",
+    "The journal, or the file or pipe of the log, did not take lines in time. They are gone; "
+    "nothing waited for them.",
     "Look whether journald runs and is not short of disk: `systemctl status systemd-journald`.",
 )
 

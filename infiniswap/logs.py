@@ -3,8 +3,8 @@
 
 The journal's native protocol (systemd, "Native Journal Protocol") is one datagram of `NAME=value`
 lines. A datagram that the journal does not take at once is dropped and counted: a process that
-serves swap space must not wait for one that may be swapped out. Lines of one kind are limited in
-their rate, wherever they go.
+serves swap space must not wait for one that may be swapped out, nor for the file of its log, which
+may be swapped out as well. Lines of one kind are limited in their rate, wherever they go.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import os
 import socket
 import struct
 import sys
+import threading
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -29,6 +31,10 @@ _KINDS_MAX: Final = 512
 _TEXT_BYTES_MAX: Final = 32 * 1024
 """Of a message: a datagram has to fit into the socket's buffer."""
 _PLAIN: Final = "%(asctime)s %(levelname)s %(message)s"
+_LINES_MAX: Final = 1000
+"""That wait to be written."""
+_PATIENCE_S: Final = 0.05
+_END_S: Final = 2.0
 
 
 def is_journal(environ: Mapping[str, str] | None = None, fd: int = 2) -> bool:
@@ -45,20 +51,23 @@ def is_journal(environ: Mapping[str, str] | None = None, fd: int = 2) -> bool:
     return (status.st_dev, status.st_ino) == (int(device), int(inode))
 
 
-def set_up(identifier: str, level: int = logging.INFO, *, to_journal: bool) -> None:
+def set_up(
+    identifier: str, level: int = logging.INFO, *, to_journal: bool, waits: bool = True
+) -> None:
     """Sends the log lines of this process where they belong.
 
     Args:
         identifier: the journal's SYSLOG_IDENTIFIER.
         level: of the least important lines.
         to_journal: by its own protocol; otherwise plain lines to standard error.
+        waits: who logs a plain line may wait until it is written.
     """
     root = logging.getLogger()
     handler: logging.Handler
     if to_journal:
         handler = JournalHandler(identifier)
     else:
-        handler = logging.StreamHandler(sys.stderr)
+        handler = logging.StreamHandler(sys.stderr) if waits else AsideHandler()
         handler.setFormatter(PlainFormatter(_PLAIN))
     handler.addFilter(RateLimit())
     root.addHandler(handler)
@@ -70,6 +79,27 @@ def identify(device: str) -> None:
     for handler in logging.getLogger().handlers:
         if isinstance(handler, JournalHandler):
             handler.fields["INFINISWAP_DEVICE"] = device
+
+
+def hold() -> None:
+    """Plain lines wait in memory from now on: writing one could wait for what they tell about."""
+    for handler in _aside():
+        handler.hold()
+
+
+def release(before: bytes = b"") -> None:
+    """They are written, after `before`."""
+    for handler in _aside():
+        handler.release(before)
+
+
+def held() -> bytes:
+    """Those that wait, for somebody else to write."""
+    return b"".join(handler.take() for handler in _aside())
+
+
+def _aside() -> list[AsideHandler]:
+    return [each for each in logging.getLogger().handlers if isinstance(each, AsideHandler)]
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, str]:
@@ -89,6 +119,99 @@ class PlainFormatter(logging.Formatter):
             return text
         head, newline, rest = text.partition("\n")  # a traceback comes after the line
         return f"{head} [{name}]{newline}{rest}"
+
+
+class AsideHandler(logging.Handler):
+    """Writes plain lines to a descriptor in a thread of its own, so that nobody has to wait for it.
+
+    The last page of a log in /run may have been swapped out to the very device whose process logs,
+    and the reader of a pipe may wait for that device. A line is written when `emit` returns, unless
+    that takes longer than a moment; what does not fit into the memory for lines is counted.
+    """
+
+    def __init__(self, fd: int = 2) -> None:
+        super().__init__()
+        self._fd = fd
+        self._lines: deque[bytes] = deque()
+        self._lost = 0
+        self._is_held = self._is_writing = self._is_stuck = self._is_closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler."""
+        try:
+            line = f"{self.format(record)}\n".encode(errors="replace")
+        except Exception:
+            self.handleError(record)
+            return
+        with self._changed:
+            if len(self._lines) >= _LINES_MAX:
+                self._lost += 1
+                return
+            if self._lost:
+                told = f"{self._lost} log lines were lost, as the log did not take them"
+                self._lines.append(f"{told} [{events.LINES_LOST.name}]\n".encode())
+                self._lost = 0
+            self._lines.append(line)
+            self._changed.notify_all()
+            if not (self._is_held or self._is_stuck):
+                self._is_stuck = not self._drained(_PATIENCE_S)
+
+    def hold(self) -> None:
+        """Writes nothing until it is told to."""
+        with self._changed:
+            self._is_held = True
+
+    def release(self, before: bytes = b"") -> None:
+        """Writes again, and first of all `before`."""
+        with self._changed:
+            self._is_held = False
+            if before:
+                self._lines.appendleft(before)
+            self._changed.notify_all()
+            self._is_stuck = not self._drained(_PATIENCE_S)
+
+    def take(self) -> bytes:
+        """What is held; nothing is left of it here."""
+        with self._changed:
+            if not self._is_held:
+                return b""
+            taken = b"".join(self._lines)
+            self._lines.clear()
+            return taken
+
+    def _drained(self, wait_s: float) -> bool:
+        return self._changed.wait_for(lambda: not (self._lines or self._is_writing), wait_s)
+
+    def _is_due(self) -> bool:
+        return self._is_closing or bool(self._lines and not self._is_held)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._is_writing = False
+                self._is_stuck = self._is_stuck and bool(self._lines)
+                self._changed.notify_all()
+                self._changed.wait_for(self._is_due)
+                if self._is_closing:
+                    return
+                line = self._lines.popleft()
+                self._is_writing = True
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                while line:
+                    line = line[os.write(self._fd, line) :]
+
+    def close(self) -> None:
+        """See logging.Handler. What cannot be written in a moment is lost."""
+        with self._changed:
+            self._is_held = False
+            self._changed.notify_all()
+            self._drained(_END_S)
+            self._is_closing = True
+            self._changed.notify_all()
+        super().close()
 
 
 class RateLimit(logging.Filter):

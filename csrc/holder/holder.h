@@ -48,7 +48,7 @@
 #define ISWI_HOLD_KEPT_MAX  64
 #define ISWI_HOLD_NAMES_MAX (ISWI_HOLD_NAME_MAX * ISWI_HOLD_KEPT_MAX) /* all of them, in a list */
 #define ISWI_HOLD_TEXT_MAX  (ISWI_HOLD_NAMES_MAX + 256)               /* bytes of a packet */
-#define ISWI_HOLD_STATE     "state"                                   /* mapped and locked, too */
+#define ISWI_HOLD_STATE     "state" /* this one and the next are mapped and locked, too */
 #define ISWI_HOLD_SPEC      "spec"
 #define ISWI_HOLD_LOG       "log" /* standard output and error from then on */
 #define ISWI_HOLD_RINGS_MAX 64
@@ -61,12 +61,12 @@
 struct iswi_kept {
 	char name[ISWI_HOLD_NAME_MAX]; /* empty: free */
 	int fd;
+	void *locked; /* the mapping of a file in memory, NULL without */
+	size_t locked_bytes;
 };
 
 struct iswi_keep {
 	struct iswi_kept kept[ISWI_HOLD_KEPT_MAX];
-	void *state; /* the mapping of `state`, NULL without */
-	size_t state_bytes;
 };
 
 /* Takes fd; 0, -EINVAL for a bad name, -ENOSPC. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The descriptors that outlive the device process, and the locked mapping of its state file. */
+/* The descriptors that outlive the device process, and what of their files is locked in memory. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -25,12 +25,10 @@ static bool is_name(const char *name)
 	       strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789-") == length;
 }
 
-static void unmap_state(struct iswi_keep *keep)
+/* What a standby needs to get ready, and again in its turn, before the device serves. */
+static bool is_early(const char *name)
 {
-	if (keep->state)
-		munmap(keep->state, keep->state_bytes);
-	keep->state = NULL;
-	keep->state_bytes = 0;
+	return strcmp(name, ISWI_HOLD_STATE) == 0 || strcmp(name, ISWI_HOLD_SPEC) == 0;
 }
 
 /*
@@ -38,20 +36,27 @@ static void unmap_state(struct iswi_keep *keep)
  * place they could go is the device that waits for them: we hold them while the process is gone.
  * A refusal is no reason to hold nothing: `status` reads back how much of us is locked.
  */
-static void map_state(struct iswi_keep *keep, int fd)
+static void lock_file(struct iswi_kept *slot)
 {
 	struct stat attr;
-	void *state;
+	void *locked;
 
-	unmap_state(keep);
-	if (fstat(fd, &attr) != 0 || attr.st_size <= 0)
+	if (fstat(slot->fd, &attr) != 0 || attr.st_size <= 0)
 		return;
-	state = mmap(NULL, (size_t)attr.st_size, PROT_READ, MAP_SHARED, fd, 0);
-	if (state == MAP_FAILED)
+	locked = mmap(NULL, (size_t)attr.st_size, PROT_READ, MAP_SHARED, slot->fd, 0);
+	if (locked == MAP_FAILED)
 		return;
-	keep->state = state;
-	keep->state_bytes = (size_t)attr.st_size;
-	(void)mlock(state, keep->state_bytes);
+	slot->locked = locked;
+	slot->locked_bytes = (size_t)attr.st_size;
+	(void)mlock(locked, slot->locked_bytes);
+}
+
+static void let_go(struct iswi_kept *slot)
+{
+	if (slot->locked)
+		munmap(slot->locked, slot->locked_bytes);
+	close(slot->fd);
+	*slot = (struct iswi_kept){.fd = -1};
 }
 
 int iswi_keep_put(struct iswi_keep *keep, const char *name, int fd)
@@ -70,7 +75,7 @@ int iswi_keep_put(struct iswi_keep *keep, const char *name, int fd)
 	}
 	slot = find(keep, name);
 	if (slot)
-		close(slot->fd);
+		let_go(slot);
 	else
 		slot = find(keep, "");
 	if (!slot) {
@@ -79,8 +84,8 @@ int iswi_keep_put(struct iswi_keep *keep, const char *name, int fd)
 	}
 	snprintf(slot->name, sizeof(slot->name), "%s", name);
 	slot->fd = fd;
-	if (strcmp(name, ISWI_HOLD_STATE) == 0)
-		map_state(keep, fd);
+	if (is_early(name))
+		lock_file(slot);
 	return 0;
 }
 
@@ -88,18 +93,8 @@ void iswi_keep_drop(struct iswi_keep *keep, const char *name)
 {
 	struct iswi_kept *slot = is_name(name) ? find(keep, name) : NULL;
 
-	if (!slot)
-		return;
-	if (strcmp(name, ISWI_HOLD_STATE) == 0)
-		unmap_state(keep);
-	close(slot->fd);
-	slot->name[0] = '\0';
-}
-
-/* What a standby needs to get ready; the rest would only have more copies than it must. */
-static bool is_early(const char *name)
-{
-	return strcmp(name, ISWI_HOLD_STATE) == 0 || strcmp(name, ISWI_HOLD_SPEC) == 0;
+	if (slot)
+		let_go(slot);
 }
 
 uint32_t iswi_keep_list(const struct iswi_keep *keep, bool only_early, char *names_out,

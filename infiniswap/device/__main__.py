@@ -22,6 +22,7 @@ from typing import NoReturn
 
 import msgspec
 
+from infiniswap import logs
 from infiniswap.device.api import Ready
 from infiniswap.device.holder import (
     READY_FD,
@@ -29,6 +30,7 @@ from infiniswap.device.holder import (
     SPEC,
     SPEC_FD,
     STATE,
+    UNSAID,
     Holder,
     HolderGoneError,
     read_all,
@@ -101,9 +103,13 @@ def _stand_by(holder: Holder) -> int:
     except HopelessError as error:
         log.error("%s", error)
         holder.hopeless(str(error))
+        logs.release()
         _vanish(error.exit_code)
     except InfiniswapError as error:
         log.error("%s", error)
+        # Writing them could wait for the device, and so could the end of this process then.
+        if lines := logs.held():
+            holder.keep_bytes(UNSAID, lines)
         holder.refused(str(error))
         _vanish(error.exit_code)
     holder.ended(code)
@@ -126,7 +132,6 @@ def _prepare(holder: Holder) -> DeviceService:
 
 def _vanish(code: int) -> NoReturn:
     """Without undoing anything: whoever comes next goes on from here."""
-    sys.stderr.flush()
     os._exit(code)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import mmap
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
@@ -30,6 +31,7 @@ SPEC = "spec"
 STATE = "state"
 LOCK = "lock"
 LOG = "log"
+UNSAID = "unsaid"
 
 RENEW_S_MAX = 240.0
 """The holder gives a new process 180 s."""
@@ -75,6 +77,7 @@ class Holder:
         """Called when a standby is ready."""
         self._unheld = ""
         self._renewal: asyncio.Future[None] | None = None
+        self._in_memory: dict[str, mmap.mmap] = {}
         self._on_gone: Callable[[], None] = lambda: None
         if fd >= 0:
             self._socket = socket.socket(fileno=fd)
@@ -130,6 +133,9 @@ class Holder:
         fd = os.memfd_create(f"infiniswap-{name}", os.MFD_CLOEXEC)
         try:
             os.write(fd, data)
+            # Its pages could be swapped out to the device until the holder has them locked, or
+            # for good where it does not: as all our memory is locked, a mapping keeps them.
+            self._in_memory[name] = mmap.mmap(fd, len(data), prot=mmap.PROT_READ)
             self.keep(name, fd)
         finally:
             os.close(fd)

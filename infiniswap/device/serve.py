@@ -164,4 +164,4 @@ def prepare_process(*, own_log: bool) -> None:
         own_log: standard error is going to be the log in the run directory.
     """
     threading.stack_size(_THREAD_STACK_BYTES)
-    logs.set_up("infiniswap-device", to_journal=not own_log and logs.is_journal())
+    logs.set_up("infiniswap-device", to_journal=not own_log and logs.is_journal(), waits=False)

@@ -224,9 +224,8 @@ class DeviceService:
             HopelessError: nobody could.
             InfiniswapError: this process could not; nothing is lost by that.
         """
-        self._succession.begin(turn)
+        descriptors = self._succession.begin(turn)
         self.holder.listen(self._holder_gone)
-        descriptors = dict(turn.descriptors)
         self._lock_fd = descriptors.pop(LOCK, -1)
         self.spec = newest(descriptors[SPEC], self.spec)  # changed since it prepared for its turn
         for name in (SPEC, STATE):

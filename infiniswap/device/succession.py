@@ -17,10 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from infiniswap import events
+from infiniswap import events, logs
 from infiniswap.device.api import SuccessionRow
 from infiniswap.device.attach import Attachment
-from infiniswap.device.holder import LOCK, SPEC, STATE, Holder, TakeOver, read_all
+from infiniswap.device.holder import LOCK, SPEC, STATE, UNSAID, Holder, TakeOver, read_all
 from infiniswap.device.rundir import DevicePaths
 from infiniswap.device.spec import DeviceSpec, decode_spec, encode_spec
 from infiniswap.engine.protocol import Engine
@@ -66,6 +66,7 @@ class Succession:
         self._turn: TakeOver | None = None
         self._pause_ms = 0.0
         self._unavailable = ""
+        self._unsaid_fd = -1
         self.note: bytes | None = None
         """Of the front end, for a successor; None: nobody could succeed."""
 
@@ -131,15 +132,22 @@ class Succession:
 
     # ------------------------------------------------------------------- as successor
 
-    def begin(self, turn: TakeOver) -> None:
-        """It is this process's turn."""
+    def begin(self, turn: TakeOver) -> dict[str, int]:
+        """It is this process's turn; returns the descriptors that it has got for it.
+
+        No log line is written before it serves: that could wait for a page of this device.
+        """
+        logs.hold()
         self._turn = turn
+        descriptors = dict(turn.descriptors)
+        self._unsaid_fd = descriptors.pop(UNSAID, -1)
         log.warning(
             "take-over %d: the predecessor has ended (%s)",
             turn.count,
             turn.reason,
             extra=events.about(events.TAKE_OVER),
         )
+        return descriptors
 
     def done(self) -> None:
         """It serves."""
@@ -151,6 +159,13 @@ class Succession:
             self._pause_ms,
             extra=events.about(events.TAKE_OVER),
         )
+        before = b""
+        if self._unsaid_fd >= 0:
+            before = read_all(self._unsaid_fd)
+            os.close(self._unsaid_fd)
+            self._unsaid_fd = -1
+            self.holder.drop(UNSAID)
+        logs.release(before)
 
     @property
     def is_successor(self) -> bool:

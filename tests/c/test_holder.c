@@ -415,6 +415,45 @@ static void an_orderly_end_ends_all(void)
 	CHECK(kill(waiting, 0) != 0 && errno == ESRCH);
 }
 
+/* How many files in memory a process has mapped and locked. */
+static unsigned int locked_files(pid_t pid)
+{
+	unsigned int found = 0, kib;
+	bool is_memory = false;
+	char path[32], line[512];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/smaps", (int)pid);
+	file = fopen(path, "r");
+	CHECK(file != NULL);
+	while (fgets(line, sizeof(line), file)) {
+		if (strstr(line, "-s ") || strstr(line, "-p "))
+			is_memory = strstr(line, "/memfd:") != NULL;
+		if (sscanf(line, "Locked: %u", &kib) == 1)
+			found += is_memory && kib > 0;
+	}
+	fclose(file);
+	return found;
+}
+
+/* Else a successor would have to wait for what it reads before it serves. */
+static void what_a_successor_reads_stays_in_memory(void)
+{
+	struct held held;
+	pid_t serving;
+
+	start_holder(&held, "serves");
+	serving = expect(&held, "serving");
+	expect(&held, "standby");
+	CHECK_EQ(locked_files(held.pid), 2); /* of four that it was given, the state and the spec */
+	CHECK(kill(serving, SIGKILL) == 0);
+	expect(&held, "take-over 1 killed");
+	CHECK_EQ(locked_files(held.pid), 2);
+	expect(&held, "serving");
+	CHECK(kill(held.pid, SIGTERM) == 0);
+	CHECK_EQ(exit_code(&held), 7);
+}
+
 static void a_start_that_fails_is_the_end(void)
 {
 	struct held held;
@@ -709,6 +748,7 @@ int main(int argc, char **argv)
 		return strcmp(argv[2], "active") == 0 ? active(argv[1]) : standby(argv[1]);
 	}
 	RUN(an_orderly_end_ends_all);
+	RUN(what_a_successor_reads_stays_in_memory);
 	RUN(a_start_that_fails_is_the_end);
 	RUN(each_death_is_followed_by_a_take_over);
 	RUN(a_standby_that_dies_is_replaced);

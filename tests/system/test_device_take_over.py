@@ -12,10 +12,11 @@ from typing import Any
 
 import nbd_bytes
 import pytest
-from cluster import NEEDS_SWAP, WAIT_S, Cluster, Device, children, until, wait_ended
+from cluster import NEEDS_SWAP, WAIT_S, Cluster, Device, children, run, until, wait_ended
 from nbd_client import ask, connected
 from pagejob import NEEDS, Job
 from runs import Runner, ready, touch
+from swapout import swap_out_file
 from takeovers import donors_too, kill_again_and_again
 
 from infiniswap.system.loop import attached
@@ -294,6 +295,28 @@ def test_a_restart_under_load_is_only_a_pause(busy: tuple[Device, Job]) -> None:
     print(said)
     work.more_rounds()
     assert device.status["succession"]["reason"] == "restart"
+
+
+@_mark(needs_resend, *NEEDS_SWAP)
+def test_a_successor_reads_nothing_that_lies_on_its_device(standing: Cluster) -> None:
+    """A run directory is memory in /run, which can be swapped out, and to the device itself."""
+    standing.run_dir.mkdir()
+    run("mount", "-t", "tmpfs", "none", standing.run_dir)
+    try:
+        device = swapping(standing)
+        processes = device.processes()
+        held = Path("/proc", str(processes["holder"]), "fd")
+        memory = [path for path in held.iterdir() if "memfd:" in str(path.readlink())]
+        assert memory
+        for path in [*memory, device.run / "state"]:
+            assert swap_out_file(path) == 0, f"{path.resolve()} is not locked"
+        assert swap_out_file(device.run / "log") > 0
+        os.kill(processes["active"], signal.SIGKILL)
+        device.wait_take_over(1)
+        assert "take-over 1: the predecessor has ended" in device.log
+        device.remove()
+    finally:
+        run("umount", standing.run_dir)
 
 
 @_mark(needs_resend, *NEEDS)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import re
@@ -115,6 +116,84 @@ def test_a_plain_line_ends_with_the_event() -> None:
     assert formatter.format(record("a %d", 1)) == "WARNING a 1"
     text = formatter.format(record("a\nb", **events.about(events.TAKE_OVER)))
     assert text == "WARNING a [take-over]\nb"
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """To read from, to write to."""
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+@pytest.fixture
+def aside(pipe: tuple[int, int]) -> Iterator[logs.AsideHandler]:
+    found = logs.AsideHandler(pipe[1])
+    yield found
+    found.close()
+
+
+def read_lines(fd: int, last: str) -> list[str]:
+    """Until that one has come."""
+    data = b""
+    while not data.endswith(f"{last}\n".encode()):
+        data += os.read(fd, 65536)
+    return data.decode().splitlines()
+
+
+def test_a_plain_line_is_written_when_it_has_been_logged(
+    pipe: tuple[int, int], aside: logs.AsideHandler
+) -> None:
+    os.set_blocking(pipe[0], False)
+    for number in range(100):
+        aside.emit(record("line %d", number))
+        assert os.read(pipe[0], 65536) == f"line {number}\n".encode()
+
+
+def test_nobody_waits_for_a_log_that_takes_nothing(
+    pipe: tuple[int, int], aside: logs.AsideHandler
+) -> None:
+    room = fcntl.fcntl(pipe[1], fcntl.F_GETPIPE_SZ)
+    os.write(pipe[1], b"x" * (room - 1) + b"\n")
+    total = 1200
+    for number in range(total):  # waiting for one of them would never end here
+        aside.emit(record("line %d", number))
+    first = read_lines(pipe[0], "line 1000")
+    assert first[1:] == [f"line {number}" for number in range(1001)]  # one of them in the thread
+    aside.emit(record("again"))
+    told, again = read_lines(pipe[0], "again")
+    assert (
+        told == f"{total - 1001} log lines were lost, as the log did not take them [log-lines-lost]"
+    )
+    assert again == "again"
+
+
+def test_lines_that_are_held_come_later_or_from_somebody_else(
+    pipe: tuple[int, int], aside: logs.AsideHandler
+) -> None:
+    os.set_blocking(pipe[0], False)
+    aside.hold()
+    aside.emit(record("mine"))
+    with pytest.raises(BlockingIOError):
+        os.read(pipe[0], 100)
+    aside.release(b"a predecessor's\n")
+    assert os.read(pipe[0], 100) == b"a predecessor's\nmine\n"
+    assert aside.take() == b""
+    aside.hold()
+    aside.emit(record("unsaid"))
+    assert aside.take() == b"unsaid\n"
+    aside.release()
+    aside.emit(record("said"))
+    assert os.read(pipe[0], 100) == b"said\n"
+
+
+def test_what_is_held_is_written_at_the_end(pipe: tuple[int, int]) -> None:
+    handler = logs.AsideHandler(pipe[1])
+    handler.hold()
+    handler.emit(record("last words"))
+    handler.close()
+    assert os.read(pipe[0], 100) == b"last words\n"
 
 
 def test_lines_of_one_kind_are_limited_and_counted() -> None:
