@@ -59,7 +59,9 @@ mount -t cgroup2 none /sys/fs/cgroup
 [ ! -d /run/vm ] || { mkdir -p %(keep)s; mount --rbind /run/vm %(keep)s; }
 mount -t tmpfs -o mode=755 none /run
 [ ! -d %(keep)s ] || { mkdir -p /run/vm; mount --rbind %(keep)s /run/vm; }
-mkdir -p /run/systemd/system /run/dbus
+# Nor is what is installed there anybody else's afterwards.
+mkdir -p /run/systemd/system /run/dbus /run/etc/new /run/etc/work
+mount -t overlay -o lowerdir=/etc,upperdir=/run/etc/new,workdir=/run/etc/work none /etc
 # What a host starts besides costs minutes here: devices, temporary files, clocks.
 for wants in sysinit sockets timers multi-user; do
     for unit in /lib/systemd/system/$wants.target.wants/* /etc/systemd/system/$wants.target.wants/*
