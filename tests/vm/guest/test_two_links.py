@@ -3,17 +3,23 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, run, until
+from cluster import SLAB, Cluster, run, until
 from softroce import two_links
 
-pytestmark = [pytest.mark.timeout(1800), pytest.mark.kernels("6.12", "6.1")]
+pytestmark = [
+    pytest.mark.timeout(1800),
+    pytest.mark.kernels("6.12", "6.1"),
+    pytest.mark.full,
+]
 
 SIZE = "32M"
+PAGE_BYTES = 4096
 
 
 @pytest.fixture
@@ -24,9 +30,27 @@ def links() -> Iterator[dict[str, str]]:
 
 
 def sent(rdma_device: str) -> int:
-    """Packets that it has sent."""
+    """Packets that it has sent, over the cable or to itself."""
     counters = Path("/sys/class/infiniband", rdma_device, "ports/1/hw_counters")
     return int((counters / "sent_pkts").read_text())
+
+
+def crossed(rdma_device: str) -> int:
+    """Packets that have left its interface by the cable."""
+    interface = Path("/sys/class/infiniband", rdma_device, "ports/1/gid_attrs/ndevs/0")
+    statistics = Path("/sys/class/net", interface.read_text().strip(), "statistics")
+    return int((statistics / "tx_packets").read_text())
+
+
+def connected() -> dict[int, set[str]]:
+    """The RDMA devices by which each process has connections."""
+    found: dict[int, set[str]] = {}
+    for queue_pair in json.loads(run("rdma", "-j", "resource", "show", "qp")):
+        if queue_pair["type"] == "RC":
+            status = Path("/proc", str(queue_pair["pid"]), "status").read_text()
+            process = next(line for line in status.splitlines() if line.startswith("Tgid:"))
+            found.setdefault(int(process.split()[1]), set()).add(queue_pair["ifname"])
+    return found
 
 
 def test_each_donor_is_reached_by_the_device_that_leads_to_it(
@@ -55,11 +79,17 @@ def test_each_donor_is_reached_by_the_device_that_leads_to_it(
     rows = {row["address"]: row for row in device.status["donors"]}
     assert {row["transport"] for row in rows.values()} == {"rdma"}
     assert {address for address, row in rows.items() if row["slabs"]} == set(rows)
-    before = {name: sent(name) for name in links}
-    run(*fio, "--rw=randwrite", "--verify=crc32c", "--verify_fatal=1")
+    found = connected()
+    for name, donor in donors.items():
+        assert found.pop(donor.process.pid) == {name}
+    assert list(found.values()) == [set(links)]
     # Requests and answers cross the cable: what the one device asks the other one answers.
-    for name in links:
-        assert sent(name) - before[name] > 2 * 16 * 32, "a page takes a packet"
+    before = {name: (crossed(name), sent(name)) for name in links}
+    run(*fio, "--rw=randwrite", "--verify=crc32c", "--verify_fatal=1")
+    for name, (crossed_before, sent_before) in before.items():
+        packets = sent(name) - sent_before
+        assert packets > SLAB // PAGE_BYTES, "a page takes a packet"
+        assert crossed(name) - crossed_before >= packets
     stats = device.status["stats"]
     assert stats["crc_errors_remote"] == stats["requests_failed"] == 0
     assert all("Traceback" not in donor.log for donor in donors.values())
