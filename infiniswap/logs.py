@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
 import os
 import socket
 import struct
@@ -81,16 +82,20 @@ def identify(device: str) -> None:
             handler.fields["INFINISWAP_DEVICE"] = device
 
 
-def hold() -> None:
-    """Plain lines wait in memory from now on: writing one could wait for what they tell about."""
+def hold(before: bytes = b"") -> None:
+    """Plain lines wait in memory from now on: writing one could wait for what they tell about.
+
+    Args:
+        before: lines of somebody else, to be written before them.
+    """
     for handler in _aside():
-        handler.hold()
+        handler.hold_back(before)
 
 
-def release(before: bytes = b"") -> None:
-    """They are written, after `before`."""
+def release() -> None:
+    """They are written."""
     for handler in _aside():
-        handler.release(before)
+        handler.go_on()
 
 
 def held() -> bytes:
@@ -134,6 +139,7 @@ class AsideHandler(logging.Handler):
         self._fd = fd
         self._lines: deque[bytes] = deque()
         self._lost = 0
+        self._tail: mmap.mmap | None = None
         self._is_held = self._is_writing = self._is_stuck = self._is_closing = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
@@ -150,26 +156,29 @@ class AsideHandler(logging.Handler):
             if len(self._lines) >= _LINES_MAX:
                 self._lost += 1
                 return
-            if self._lost:
-                told = f"{self._lost} log lines were lost, as the log did not take them"
-                self._lines.append(f"{told} [{events.LINES_LOST.name}]\n".encode())
-                self._lost = 0
+            self._tell_lost()
             self._lines.append(line)
             self._changed.notify_all()
             if not (self._is_held or self._is_stuck):
                 self._is_stuck = not self._drained(_PATIENCE_S)
 
-    def hold(self) -> None:
-        """Writes nothing until it is told to."""
+    def _tell_lost(self) -> None:
+        if self._lost:
+            told = f"{self._lost} log lines were lost, as the log did not take them"
+            self._lines.append(f"{told} [{events.LINES_LOST.name}]\n".encode())
+            self._lost = 0
+
+    def hold_back(self, before: bytes = b"") -> None:
+        """Writes nothing until it is told to; then first of all `before`."""
         with self._changed:
             self._is_held = True
-
-    def release(self, before: bytes = b"") -> None:
-        """Writes again, and first of all `before`."""
-        with self._changed:
-            self._is_held = False
             if before:
                 self._lines.appendleft(before)
+
+    def go_on(self) -> None:
+        """Writes again."""
+        with self._changed:
+            self._is_held = False
             self._changed.notify_all()
             self._is_stuck = not self._drained(_PATIENCE_S)
 
@@ -178,6 +187,7 @@ class AsideHandler(logging.Handler):
         with self._changed:
             if not self._is_held:
                 return b""
+            self._tell_lost()
             taken = b"".join(self._lines)
             self._lines.clear()
             return taken
@@ -199,9 +209,20 @@ class AsideHandler(logging.Handler):
                     return
                 line = self._lines.popleft()
                 self._is_writing = True
-            with contextlib.suppress(OSError):  # nobody reads it any more
+            try:
                 while line:
                     line = line[os.write(self._fd, line) :]
+            except OSError:  # its disk is full, or nobody reads it any more
+                self._lost += 1
+            self._keep_tail()
+
+    def _keep_tail(self) -> None:
+        """The last page of the file stays in memory as long as this process, where everything that
+        is mapped is locked: neither the next line nor the end of the process waits for it."""
+        with contextlib.suppress(OSError, ValueError):  # it is no file
+            end = os.fstat(self._fd).st_size
+            begin = max(end - 1, 0) // mmap.PAGESIZE * mmap.PAGESIZE
+            self._tail = mmap.mmap(self._fd, end - begin, prot=mmap.PROT_READ, offset=begin)
 
     def close(self) -> None:
         """See logging.Handler. What cannot be written in a moment is lost."""

@@ -33,8 +33,9 @@
  *
  * NAMES is a list with commas, or `-`; DIED_NS is CLOCK_MONOTONIC at the death; REASON is one word.
  *
- * The holder waits for nobody: it opens no file after its start, writes no log, never blocks but
- * in poll(), allocates nothing, and has all its memory locked.
+ * The holder waits for nobody: it opens no file after its start, writes no log, blocks in poll()
+ * only, but for the moment in which a new process is executed, allocates nothing, and has all its
+ * memory locked.
  */
 #ifndef ISWI_HOLDER_H
 #define ISWI_HOLDER_H
@@ -48,8 +49,9 @@
 #define ISWI_HOLD_KEPT_MAX  64
 #define ISWI_HOLD_NAMES_MAX (ISWI_HOLD_NAME_MAX * ISWI_HOLD_KEPT_MAX) /* all of them, in a list */
 #define ISWI_HOLD_TEXT_MAX  (ISWI_HOLD_NAMES_MAX + 256)               /* bytes of a packet */
-#define ISWI_HOLD_STATE     "state" /* this one and the next are mapped and locked, too */
+#define ISWI_HOLD_STATE     "state" /* this one and the next two are mapped and locked, too */
 #define ISWI_HOLD_SPEC      "spec"
+#define ISWI_HOLD_UNSAID    "unsaid"
 #define ISWI_HOLD_LOG       "log" /* standard output and error from then on */
 #define ISWI_HOLD_RINGS_MAX 64
 #define ISWI_HOLD_SOCKET_FD 3 /* in a child: its end of the pair */

@@ -31,6 +31,12 @@ static bool is_early(const char *name)
 	return strcmp(name, ISWI_HOLD_STATE) == 0 || strcmp(name, ISWI_HOLD_SPEC) == 0;
 }
 
+/* What a successor reads before the device serves, or while that may need it. */
+static bool is_read(const char *name)
+{
+	return is_early(name) || strcmp(name, ISWI_HOLD_UNSAID) == 0;
+}
+
 /*
  * The pages of a tmpfs file can be swapped out as soon as nobody has them locked, and the only
  * place they could go is the device that waits for them: we hold them while the process is gone.
@@ -84,7 +90,7 @@ int iswi_keep_put(struct iswi_keep *keep, const char *name, int fd)
 	}
 	snprintf(slot->name, sizeof(slot->name), "%s", name);
 	slot->fd = fd;
-	if (is_early(name))
+	if (is_read(name))
 		lock_file(slot);
 	return 0;
 }

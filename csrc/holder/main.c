@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -32,9 +33,16 @@
 #define NS_PER_MS     1000000ull
 #define POLL_MS_LONG  60000
 
-/* What is refused is named by `infiniswap device show`, which reads it back from /proc. */
+/*
+ * What is refused is named by `infiniswap device show`, which reads it back from /proc.
+ *
+ * No child of ours dumps core: it is dead only when that is done, and whoever takes cores through a
+ * pipe may lie on the device that is dead meanwhile. A limit of 0 does not keep the kernel from
+ * pipes, 1 does (fs/coredump.c).
+ */
 static void make_safe(void)
 {
+	const struct rlimit no_core = {.rlim_cur = 1, .rlim_max = 1};
 	int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
 
 	if (fd >= 0) {
@@ -43,6 +51,7 @@ static void make_safe(void)
 		}
 		close(fd);
 	}
+	(void)setrlimit(RLIMIT_CORE, &no_core);
 	prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
 	mlockall(MCL_CURRENT | MCL_FUTURE);
 }

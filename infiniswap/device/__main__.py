@@ -95,25 +95,35 @@ def _stand_by(holder: Holder) -> int:
             holder.ready()
             turn = holder.wait_turn()
             known = set(sys.modules)
-            code = runner.run(succeed(service, turn))
+            try:
+                code = runner.run(succeed(service, turn))
+            except Exception as error:
+                # Here: the runner's end would wait for threads that may wait for the device.
+                _give_up(holder, error)
             if late := set(sys.modules) - known:
                 log.info("loaded after the take-over: %s", " ".join(sorted(late)))
     except HolderGoneError:
         return 0  # the device has ended, or its holder
-    except HopelessError as error:
-        log.error("%s", error)
-        holder.hopeless(str(error))
-        logs.release()
-        _vanish(error.exit_code)
-    except InfiniswapError as error:
-        log.error("%s", error)
-        # Writing them could wait for the device, and so could the end of this process then.
-        if lines := logs.held():
-            holder.keep_bytes(UNSAID, lines)
-        holder.refused(str(error))
-        _vanish(error.exit_code)
+    except Exception as error:
+        _give_up(holder, error)
     holder.ended(code)
     return code
+
+
+def _give_up(holder: Holder, error: Exception) -> NoReturn:
+    """It could not stand by, or not take over, whatever the reason."""
+    code = error.exit_code if isinstance(error, InfiniswapError) else 1
+    log.error("%s", error, exc_info=None if isinstance(error, InfiniswapError) else error)
+    if isinstance(error, HopelessError):
+        holder.hopeless(str(error))
+        logs.release()
+    else:
+        # Writing them could wait for the device, and so could the end of this process then.
+        with contextlib.suppress(OSError):
+            if lines := logs.held():
+                holder.keep_bytes(UNSAID, lines)
+        holder.refused(str(error) or type(error).__name__)
+    _vanish(code)
 
 
 def _prepare(holder: Holder) -> DeviceService:

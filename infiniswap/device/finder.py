@@ -13,6 +13,7 @@ import logging
 import os
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -53,6 +54,7 @@ class Finder:
         self._watcher = (
             None if spec.mqtt is None else (make_watcher or _watcher)(spec, self._changed.set)
         )
+        self._begin_following: Callable[[], None] = lambda: None
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
@@ -86,8 +88,16 @@ class Finder:
         return [sentence for sentence in found if sentence]
 
     def start(self, mapper: SlabMapper, make_link: Callable[[HostPort], DonorLink]) -> None:
-        """Keeps the mapper's links up to date from now on."""
+        """The mapper gets links to the donors that are known."""
         self._know(mapper, make_link)
+        self._begin_following = partial(self._follow, mapper, make_link)
+
+    def follow(self) -> None:
+        """Keeps the links up to date from now on. That may execute a program: nothing for somebody
+        who takes a device over, and does not serve yet."""
+        self._begin_following()
+
+    def _follow(self, mapper: SlabMapper, make_link: Callable[[HostPort], DonorLink]) -> None:
         if self._watcher is not None:
             self._watcher.start()
         if self._file is not None or self._watcher is not None:

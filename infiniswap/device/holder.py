@@ -135,7 +135,8 @@ class Holder:
             os.write(fd, data)
             # Its pages could be swapped out to the device until the holder has them locked, or
             # for good where it does not: as all our memory is locked, a mapping keeps them.
-            self._in_memory[name] = mmap.mmap(fd, len(data), prot=mmap.PROT_READ)
+            with contextlib.suppress(OSError):
+                self._in_memory[name] = mmap.mmap(fd, len(data), prot=mmap.PROT_READ)
             self.keep(name, fd)
         finally:
             os.close(fd)

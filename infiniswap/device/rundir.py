@@ -293,7 +293,8 @@ def write_log(paths: DevicePaths) -> None:
         NotPermittedError, SystemCallError: it cannot be written.
     """
     try:
-        log = os.open(paths.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        # Read, too: its last page gets mapped.
+        log = os.open(paths.log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             for stream in (1, 2):
                 os.dup2(log, stream)

@@ -175,7 +175,8 @@ class Runs:
             return
         with contextlib.suppress(OSError):
             for name in sorted(entry.name for entry in self._directory.iterdir()):
-                self._adopt(name)
+                if name.partition("-")[0].isdecimal():  # else it is no record of ours
+                    self._adopt(name)
 
     def _adopt(self, name: str) -> None:
         pid = int(name.partition("-")[0])

@@ -32,7 +32,7 @@ from infiniswap.device.api import DeviceStatus, Ready
 from infiniswap.device.assembly import make_link_config, make_mapper
 from infiniswap.device.attach import Attachment
 from infiniswap.device.finder import Finder
-from infiniswap.device.holder import LOCK, LOG, SPEC, STATE, Holder, TakeOver
+from infiniswap.device.holder import LOCK, LOG, Holder, TakeOver
 from infiniswap.device.link_types import LinkConfig
 from infiniswap.device.links import DonorLink
 from infiniswap.device.mapper import SlabMapper
@@ -45,7 +45,6 @@ from infiniswap.device.succession import (
     Succession,
     adopt,
     check_state,
-    newest,
     prepare,
     reopen,
     take_state,
@@ -161,6 +160,7 @@ class DeviceService:
             self.warnings += await check_donors(self._finder, spec, self._identity(), client)
             await self._blocking(self._make_engine)
             self._start_mapper(client)
+            self._finder.follow()
             self._start_waker()
             if spec.backup is None:
                 await self._map_everything()
@@ -224,12 +224,10 @@ class DeviceService:
             HopelessError: nobody could.
             InfiniswapError: this process could not; nothing is lost by that.
         """
-        descriptors = self._succession.begin(turn)
+        # The spec may have changed since it prepared for its turn.
+        self.spec, descriptors = self._succession.begin(turn, self.spec)
         self.holder.listen(self._holder_gone)
         self._lock_fd = descriptors.pop(LOCK, -1)
-        self.spec = newest(descriptors[SPEC], self.spec)  # changed since it prepared for its turn
-        for name in (SPEC, STATE):
-            os.close(descriptors.pop(name))
         self._begun = True
         spec, engine, attachment = self.spec, self._engine, self._attachment
         assert engine is not None
@@ -244,6 +242,7 @@ class DeviceService:
             await asyncio.gather(*(link.settled() for link in self._mapper.links))
         await self._blocking(lambda: adopt(attachment, descriptors))
         self._succession.done()
+        self._finder.follow()
         self._start_repairs(attachment)
         self._start_waker()
         self.runs.adopt()

@@ -7,6 +7,7 @@ without a name, which lasts as long as somebody of holder, device process and st
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -66,7 +67,6 @@ class Succession:
         self._turn: TakeOver | None = None
         self._pause_ms = 0.0
         self._unavailable = ""
-        self._unsaid_fd = -1
         self.note: bytes | None = None
         """Of the front end, for a successor; None: nobody could succeed."""
 
@@ -132,22 +132,31 @@ class Succession:
 
     # ------------------------------------------------------------------- as successor
 
-    def begin(self, turn: TakeOver) -> dict[str, int]:
-        """It is this process's turn; returns the descriptors that it has got for it.
+    def begin(self, turn: TakeOver, spec: DeviceSpec) -> tuple[DeviceSpec, dict[str, int]]:
+        """It is this process's turn, with that spec.
 
         No log line is written before it serves: that could wait for a page of this device.
+
+        Returns:
+            The spec that the predecessor kept last, and the descriptors of lock and front end.
         """
         logs.hold()
         self._turn = turn
         descriptors = dict(turn.descriptors)
-        self._unsaid_fd = descriptors.pop(UNSAID, -1)
+        if (unsaid := descriptors.pop(UNSAID, -1)) >= 0:
+            with contextlib.suppress(OSError):
+                logs.hold(before=read_all(unsaid))
+            os.close(unsaid)
         log.warning(
             "take-over %d: the predecessor has ended (%s)",
             turn.count,
             turn.reason,
             extra=events.about(events.TAKE_OVER),
         )
-        return descriptors
+        spec = newest(descriptors[SPEC], spec)
+        for name in (SPEC, STATE):
+            os.close(descriptors.pop(name))
+        return spec, descriptors
 
     def done(self) -> None:
         """It serves."""
@@ -159,13 +168,8 @@ class Succession:
             self._pause_ms,
             extra=events.about(events.TAKE_OVER),
         )
-        before = b""
-        if self._unsaid_fd >= 0:
-            before = read_all(self._unsaid_fd)
-            os.close(self._unsaid_fd)
-            self._unsaid_fd = -1
-            self.holder.drop(UNSAID)
-        logs.release(before)
+        logs.release()
+        self.holder.drop(UNSAID)
 
     @property
     def is_successor(self) -> bool:

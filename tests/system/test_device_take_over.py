@@ -4,6 +4,7 @@ of them die. The plain machine's front ends, fuse and nbd-socket."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -40,6 +41,19 @@ def standing(cluster: Cluster) -> Cluster:
 
 def swapping(cluster: Cluster) -> Device:
     return cluster.start("--frontend", "fuse", "--swap")
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def is_zombie(pid: int) -> bool:
+    return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def hands_over() -> bool:
@@ -218,6 +232,11 @@ def test_what_waits_and_what_holds_is_locked(standing: Cluster) -> None:
         stat = Path(f"/proc/{processes[name]}/stat").read_text()
         flusher = bool(int(stat.rpartition(")")[2].split()[6]) & 0x0008_0000)
         assert flusher or "io-flusher" in active, name
+    for pid in processes.values():
+        # A process is dead when its core has been dumped, and 0 is no limit for a dump to a pipe.
+        limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
+        (core,) = (line.split() for line in limits if line.startswith("Max core file size"))
+        assert core[4:6] == ["1", "1"]
 
 
 def test_a_state_of_another_version_refuses_the_restart(standing: Cluster) -> None:
@@ -310,10 +329,17 @@ def test_a_successor_reads_nothing_that_lies_on_its_device(standing: Cluster) ->
         assert memory
         for path in [*memory, device.run / "state"]:
             assert swap_out_file(path) == 0, f"{path.resolve()} is not locked"
-        assert swap_out_file(device.run / "log") > 0
-        os.kill(processes["active"], signal.SIGKILL)
+        assert swap_out_file(device.run / "log") == 0, "its last page is not locked"
+        # Once its process has gone; another process says whether the device may be taken over.
+        (device.run / "runs").mkdir(exist_ok=True)
+        (device.run / "runs" / "no run of ours").touch()
+        with stopped(processes["holder"]):
+            os.kill(processes["active"], signal.SIGKILL)
+            until(lambda: is_zombie(processes["active"]), "its death")
+            until(lambda: swap_out_file(device.run / "log") > 0, "a log that is swapped out")
         device.wait_take_over(1)
         assert "take-over 1: the predecessor has ended" in device.log
+        assert swap_out_file(device.run / "log") == 0
         device.remove()
     finally:
         run("umount", standing.run_dir)

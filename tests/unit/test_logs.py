@@ -173,24 +173,39 @@ def test_lines_that_are_held_come_later_or_from_somebody_else(
     pipe: tuple[int, int], aside: logs.AsideHandler
 ) -> None:
     os.set_blocking(pipe[0], False)
-    aside.hold()
+    aside.hold_back(b"a predecessor's\n")
     aside.emit(record("mine"))
     with pytest.raises(BlockingIOError):
         os.read(pipe[0], 100)
-    aside.release(b"a predecessor's\n")
+    aside.go_on()
     assert os.read(pipe[0], 100) == b"a predecessor's\nmine\n"
     assert aside.take() == b""
-    aside.hold()
+    aside.hold_back()
     aside.emit(record("unsaid"))
     assert aside.take() == b"unsaid\n"
-    aside.release()
+    aside.go_on()
     aside.emit(record("said"))
     assert os.read(pipe[0], 100) == b"said\n"
 
 
+def test_the_last_page_of_a_log_stays_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("wb+", buffering=0) as file:
+        handler = logs.AsideHandler(file.fileno())
+        for size in (10, 9000):
+            handler.emit(record("x" * size))
+            offset = (path.stat().st_size - 1) // 4096 * 4096
+            (found,) = (
+                x for x in Path("/proc/self/maps").read_text().splitlines() if str(path) in x
+            )
+            assert int(found.split()[2], 16) == offset
+        handler.close()
+    assert path.stat().st_size == 11 + 9001
+
+
 def test_what_is_held_is_written_at_the_end(pipe: tuple[int, int]) -> None:
     handler = logs.AsideHandler(pipe[1])
-    handler.hold()
+    handler.hold_back()
     handler.emit(record("last words"))
     handler.close()
     assert os.read(pipe[0], 100) == b"last words\n"

@@ -44,7 +44,7 @@ def test_every_unit_is_filled_in_and_marked(name: str) -> None:
     assert found["LimitMEMLOCK"] == ["infinity"]
     assert found.get("LimitRTPRIO") == (["1"] if "device" in name else None)
     assert not {"LimitRTPRIO", "RestrictRealtime"} <= found.keys()
-    assert found["LimitCORE"] == ["0"]
+    assert found["LimitCORE"] == ["1" if "device" in name else "0"]
     assert found["ExecStart"][0].startswith(COMMAND[0] + " ")
 
 
