@@ -21,6 +21,12 @@ shift
 [ "$(id -u)" = 0 ] || fail "this needs root: run it with sudo"
 command -v infiniswap >/dev/null || fail "Infiniswap is not installed: run install.sh first"
 
+settings() {
+	cat /etc/infiniswap/infiniswap.toml /etc/infiniswap/secret /etc/infiniswap/devices/swap0.env \
+		/etc/systemd/system/infiniswap-device@.service 2>/dev/null | cksum
+}
+before=$(settings)
+
 peers=
 for donor in "$@"; do
 	peers="$peers${peers:+, }\"$donor\""
@@ -79,10 +85,15 @@ if [ -d /run/systemd/system ]; then
 	[ -z "${MEMBER:-}" ] || usermod -aG infiniswap "$MEMBER"
 	echo "DEVICE_OPTIONS=$options" >/etc/infiniswap/devices/swap0.env
 	systemctl --quiet enable infiniswap-device@swap0
-	systemctl restart infiniswap-device@swap0 || {
-		journalctl --no-pager -u infiniswap-device@swap0 -n 20 >&2
-		fail "the device does not start"
-	}
+	# A restart takes the swap area away from the jobs on it: only for a reason.
+	if [ "$(settings)" = "$before" ] && systemctl --quiet is-active infiniswap-device@swap0; then
+		say "the device serves already, and its settings are the same"
+	else
+		systemctl restart infiniswap-device@swap0 || {
+			journalctl --no-pager -u infiniswap-device@swap0 -n 20 >&2
+			fail "the device does not start"
+		}
+	fi
 else
 	# shellcheck disable=SC2086
 	infiniswap device start swap0 $options

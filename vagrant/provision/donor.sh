@@ -18,6 +18,12 @@ secret=${2:?usage: donor.sh ADDRESS SECRET}
 [ "$(id -u)" = 0 ] || fail "this needs root: run it with sudo"
 command -v infiniswap >/dev/null || fail "Infiniswap is not installed: run install.sh first"
 
+settings() {
+	cat /etc/infiniswap/infiniswap.toml /etc/infiniswap/secret \
+		/etc/systemd/system/infiniswapd.service 2>/dev/null | cksum
+}
+before=$(settings)
+
 install -d -m 0755 /etc/infiniswap
 [ "$secret" = /etc/infiniswap/secret ] || install -m 0600 "$secret" /etc/infiniswap/secret
 cat >/etc/infiniswap/infiniswap.toml <<EOF
@@ -37,10 +43,14 @@ EOF
 if [ -d /run/systemd/system ]; then
 	infiniswap service install >/dev/null
 	systemctl --quiet enable infiniswapd
-	systemctl restart infiniswapd || {
-		journalctl --no-pager -u infiniswapd -n 20 >&2
-		fail "the daemon does not start"
-	}
+	if [ "$(settings)" = "$before" ] && systemctl --quiet is-active infiniswapd; then
+		say "the daemon serves already, and its settings are the same"
+	else
+		systemctl restart infiniswapd || {
+			journalctl --no-pager -u infiniswapd -n 20 >&2
+			fail "the daemon does not start"
+		}
+	fi
 else
 	ready=/run/infiniswapd.ready
 	log=/var/log/infiniswapd.log

@@ -69,5 +69,6 @@ ExecStart=$own $address
 WantedBy=multi-user.target
 EOF
 	systemctl daemon-reload
-	systemctl --quiet enable infiniswap-rxe.service
+	# It finds its work done; but now the host says that it has the service.
+	systemctl --quiet enable --now infiniswap-rxe.service
 fi
