@@ -52,6 +52,21 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+def sockets(pid: int) -> int:
+    found = 0
+    for path in Path("/proc", str(pid), "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed in the meantime
+            found += str(path.readlink()).startswith("socket:")
+    return found
+
+
+def is_signalled(pid: int) -> bool:
+    """Whether a signal waits for it to look."""
+    lines = Path("/proc", str(pid), "status").read_text().splitlines()
+    (pending,) = (line.split()[1] for line in lines if line.startswith("ShdPnd:"))
+    return int(pending, 16) != 0
+
+
 def is_zombie(pid: int) -> bool:
     return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
@@ -180,11 +195,12 @@ def test_a_signal_to_who_takes_over_stops_the_device_afterwards(cluster: Cluster
     processes = device.processes()
     with (device.run / "log").open() as log:
         donor.send(signal.SIGSTOP)
+        before = sockets(processes["standby"])
         try:
             os.kill(processes["active"], signal.SIGKILL)
-            until(lambda: "take-over 1: the pred" in device.log, "the take-over to begin")
+            until(lambda: sockets(processes["standby"]) > before, "a connection to the donor")
             os.kill(processes["standby"], signal.SIGTERM)
-            until(lambda: "SIGTERM: " in device.log, "the signal to arrive")
+            until(lambda: not is_signalled(processes["standby"]), "the signal to arrive")
         finally:
             donor.send(signal.SIGCONT)
         for pid in processes.values():
