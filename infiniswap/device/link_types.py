@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The lease a link holds.
-
-    Attributes:
-        peer: where it was granted or renewed last: the donor's address in figures, or empty. Names
-            may be what nobody can resolve any more when the lease has to be reclaimed.
-    """
+    """The lease a link holds."""
 
     lease: int
     reclaim: str
@@ -32,7 +27,6 @@ class Lease:
     token: str
     export_bytes: int
     incarnation: str
-    peer: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,8 +120,8 @@ class DonorLink:
 
     # -------------------------------------------------------------------- sessions
 
-    async def _open(self, peer: str = "") -> Session:
-        """The open session, or a new one, at that address if it has one. Under the lock."""
+    async def _open(self) -> Session:
+        """The open session, or a new one. Under the lock."""
         if self._session is not None and self._session.ended is None:
             return self._session
         if self._session is not None:
@@ -133,7 +133,6 @@ class DonorLink:
             self.config.client,
             self,
             slab_bytes=self.config.slab_bytes,
-            peer=peer,
         )
         self._session = session
         self.name = session.welcome.donor_name
@@ -225,7 +224,6 @@ class DonorLink:
                 token=answer.token,
                 export_bytes=answer.export_bytes,
                 incarnation=session.welcome.incarnation,
-                peer=session.peer,
             )
         return self._lease
 
@@ -481,7 +479,7 @@ class DonorLink:
         """Tries to get the same lease back while there is time; True when it has."""
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        retry_s, by_name = _RETRY_S_FIRST, False
+        retry_s = _RETRY_S_FIRST
         while not self._closing:
             # As long as the data connections work, a missing session costs nothing.
             since_s = self._down_s
@@ -490,10 +488,9 @@ class DonorLink:
                 return False
             try:
                 async with asyncio.timeout(max(0.2, self.config.suspend_s)):
-                    return await self._reclaim_once(by_name=by_name)
+                    return await self._reclaim_once()
             except (InfiniswapError, TimeoutError) as error:
                 self.detail = str(error) or "no answer"
-                by_name = not by_name
                 if is_gone(error):
                     self.detail = f"lease gone: {error}"
                     return False
@@ -504,18 +501,18 @@ class DonorLink:
             retry_s = min(retry_s * 2, _RETRY_S_MAX)
         return False
 
-    async def _reclaim_once(self, *, by_name: bool) -> bool:
+    async def _reclaim_once(self) -> bool:
         lease, remote = self._lease, self.remote
         if lease is None or remote is None:
             raise LeaseGoneError("no lease to reclaim")
-        session = await self._open("" if by_name else lease.peer)
+        session = await self._open()
         if session.welcome.incarnation != lease.incarnation:
             raise LeaseGoneError("the daemon was started anew")
         # The old connections must be dead before the donor is asked to fence them; a healthy
         # set is suspended for that moment.
         self._engine.remote_shutdown(remote)
         answer = await session.renew(lease.lease, lease.reclaim, lease.epoch)
-        lease = replace(lease, token=answer.token, epoch=answer.epoch, peer=session.peer)
+        lease = replace(lease, token=answer.token, epoch=answer.epoch)
         self._lease = lease
         self._engine.remote_record_set(remote, encode_record(self.address, lease))
         there = {Place(info.slot, info.generation) for info in answer.slots}

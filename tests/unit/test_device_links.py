@@ -18,12 +18,10 @@ from infiniswap.control.messages import (
     REFUSED_UNKNOWN_LEASE,
     LeaseAnswer,
 )
-from infiniswap.device import links
 from infiniswap.device.link_types import Lease, LinkConfig, Place
 from infiniswap.device.links import DonorLink
 from infiniswap.errors import (
     EngineError,
-    NoDonorError,
     ProtocolMismatchError,
     RequestRefusedError,
     SessionLostError,
@@ -50,31 +48,6 @@ async def test_a_cancelled_call_into_the_engine_is_waited_for(fails: bool) -> No
             await asyncio.wait_for(link._blocking(reconnect), 0.05)
         # Whoever gives the donor up now finds the engine at rest.
         assert ended.is_set()
-
-
-async def test_a_lease_is_reclaimed_by_address_and_by_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The one needs nobody who resolves names; the other finds a donor that has moved."""
-    nothing, tried = cast(Any, None), []
-    config = cast(
-        Any,
-        SimpleNamespace(
-            transport="tcp", suspend_s=60.0, identity=None, client=None, slab_bytes=MIB
-        ),
-    )
-    link = DonorLink(HostPort("donor.example", 1), nothing, nothing, config, nothing)
-    link._lease, link.remote = Lease(7, "", 1, "", MIB, "", peer="10.0.0.2"), 0
-
-    async def connect(address: HostPort, *_: object, peer: str, **__: object) -> None:
-        tried.append((address, peer))
-        link._closing = len(tried) == 4
-        raise NoDonorError("nobody there")
-
-    monkeypatch.setattr(links, "connect", connect)
-    monkeypatch.setattr(links, "_RETRY_S_FIRST", 0.0)
-    assert not await link._reclaim()
-    assert tried == [(link.address, "10.0.0.2"), (link.address, "")] * 2
 
 
 class Unmoved:
@@ -213,7 +186,7 @@ async def test_a_donor_that_is_busy_is_asked_for_the_lease_once_more(
     link = DonorLink(HostPort("127.0.0.1", 1), nothing, nothing, cast(Any, config), nothing)
     answers = [REFUSED_BUSY, REFUSED_BUSY, "", REFUSED_UNKNOWN_LEASE, ""]
 
-    async def reclaim_once(*, by_name: bool) -> bool:
+    async def reclaim_once() -> bool:
         if reason := answers.pop(0):
             raise RequestRefusedError("not now", reason=reason)
         return True
