@@ -137,11 +137,12 @@ class AsideHandler(logging.Handler):
     def __init__(self, fd: int = 2) -> None:
         super().__init__()
         self._fd = fd
-        self._lines: deque[bytes] = deque()
+        self._lines: deque[tuple[bytes, int]] = deque()  # and how many are lost with it
         self._lost = 0
         self._tail: mmap.mmap | None = None
         self._is_held = self._is_writing = self._is_stuck = self._is_closing = False
-        self._changed = threading.Condition()
+        # The handler's own: with two locks a finaliser that logs in our thread closes a circle.
+        self._changed = threading.Condition(self.lock)
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
@@ -157,7 +158,7 @@ class AsideHandler(logging.Handler):
                 self._lost += 1
                 return
             self._tell_lost()
-            self._lines.append(line)
+            self._lines.append((line, 1))
             self._changed.notify_all()
             if not (self._is_held or self._is_stuck):
                 self._is_stuck = not self._drained(_PATIENCE_S)
@@ -165,7 +166,7 @@ class AsideHandler(logging.Handler):
     def _tell_lost(self) -> None:
         if self._lost:
             told = f"{self._lost} log lines were lost, as the log did not take them"
-            self._lines.append(f"{told} [{events.LINES_LOST.name}]\n".encode())
+            self._lines.append((f"{told} [{events.LINES_LOST.name}]\n".encode(), self._lost))
             self._lost = 0
 
     def hold_back(self, before: bytes = b"") -> None:
@@ -173,7 +174,7 @@ class AsideHandler(logging.Handler):
         with self._changed:
             self._is_held = True
             if before:
-                self._lines.appendleft(before)
+                self._lines.appendleft((before, before.count(b"\n")))
 
     def go_on(self) -> None:
         """Writes again."""
@@ -188,7 +189,7 @@ class AsideHandler(logging.Handler):
             if not self._is_held:
                 return b""
             self._tell_lost()
-            taken = b"".join(self._lines)
+            taken = b"".join(line for line, _ in self._lines)
             self._lines.clear()
             return taken
 
@@ -199,21 +200,24 @@ class AsideHandler(logging.Handler):
         return self._is_closing or bool(self._lines and not self._is_held)
 
     def _run(self) -> None:
+        lost = 0
         while True:
             with self._changed:
+                self._lost += lost
                 self._is_writing = False
                 self._is_stuck = self._is_stuck and bool(self._lines)
                 self._changed.notify_all()
                 self._changed.wait_for(self._is_due)
                 if self._is_closing:
                     return
-                line = self._lines.popleft()
+                line, count = self._lines.popleft()
                 self._is_writing = True
+            lost = 0
             try:
                 while line:
                     line = line[os.write(self._fd, line) :]
             except OSError:  # its disk is full, or nobody reads it any more
-                self._lost += 1
+                lost = count
             self._keep_tail()
 
     def _keep_tail(self) -> None:

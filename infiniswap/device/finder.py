@@ -87,8 +87,12 @@ class Finder:
             found += [self._watcher.problem, *self._watcher.notes]
         return [sentence for sentence in found if sentence]
 
-    def start(self, mapper: SlabMapper, make_link: Callable[[HostPort], DonorLink]) -> None:
-        """The mapper gets links to the donors that are known."""
+    def start(
+        self, spec: DeviceSpec, mapper: SlabMapper, make_link: Callable[[HostPort], DonorLink]
+    ) -> None:
+        """The mapper gets links to the donors that are known. `spec`: as it is by now; others may
+        be named than when this was made."""
+        self._spec = spec
         self._know(mapper, make_link)
         self._begin_following = partial(self._follow, mapper, make_link)
 

@@ -118,7 +118,8 @@ class Holder:
         if self._socket is None:
             return
         try:
-            socket.send_fds(self._socket, [text.encode()], descriptors, socket.MSG_DONTWAIT)
+            data = text.encode(errors="replace")
+            socket.send_fds(self._socket, [data], descriptors, socket.MSG_DONTWAIT)
         except OSError as error:
             log.error("the holder cannot be told %r: %s", text.split()[0], error.strerror)
 

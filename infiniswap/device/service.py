@@ -325,7 +325,7 @@ class DeviceService:
         now_s = asyncio.get_running_loop().time()
         self._mapper = make_mapper(self.spec, self._engine, now_s)
         self._link_config = make_link_config(self.spec, self._identity(), client)
-        self._finder.start(self._mapper, self._make_link)
+        self._finder.start(self.spec, self._mapper, self._make_link)
         self._loop("mapper", self._run_mapper())
         if self.spec.transport != "tcp":
             self._loop("RDMA devices", rdma_leaving.let_go(self._engine, self._blocking))

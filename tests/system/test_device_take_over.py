@@ -358,7 +358,7 @@ def test_a_successor_reads_nothing_that_lies_on_its_device(standing: Cluster) ->
         assert swap_out_file(device.run / "log") == 0
         device.remove()
     finally:
-        run("umount", standing.run_dir)
+        run("umount", "--lazy", standing.run_dir)
 
 
 @_mark(needs_resend, *NEEDS)

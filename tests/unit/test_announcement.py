@@ -384,3 +384,16 @@ def test_a_successor_that_has_heard_nobody_yet_keeps_the_donors_it_took_over() -
     watched.donors, watched.has_heard = (newcomer,), True
     found._know(mapper, cast(Any, Link))
     assert [link.address for link in mapper._lenders()] == [newcomer]
+
+
+def test_a_successor_goes_by_those_that_are_named_now() -> None:
+    """It was made when others were, and waited for its turn."""
+    first, second = HostPort("10.0.0.1", 1), HostPort("10.0.0.2", 1)
+    nothing = cast(Any, None)
+    before, now = (
+        cast(Any, SimpleNamespace(donors=(donor,), peers_file=None, mqtt=None))
+        for donor in (first, second)
+    )
+    mapper = SlabMapper(nothing, 1, ActivityConfig(1.0, 1.0, 1.0), 2, Random(1), 0.0, nothing, 1)
+    Finder(before, nothing).start(now, mapper, cast(Any, Link))
+    assert [link.address for link in mapper._lenders()] == [second]

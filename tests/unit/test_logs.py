@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -127,6 +128,12 @@ def pipe() -> Iterator[tuple[int, int]]:
         os.close(end)
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a thread may get no turn for long."""
+    monkeypatch.setattr(logs, "_PATIENCE_S", 10.0)
+
+
 @pytest.fixture
 def aside(pipe: tuple[int, int]) -> Iterator[logs.AsideHandler]:
     found = logs.AsideHandler(pipe[1])
@@ -152,13 +159,16 @@ def test_a_plain_line_is_written_when_it_has_been_logged(
 
 
 def test_nobody_waits_for_a_log_that_takes_nothing(
-    pipe: tuple[int, int], aside: logs.AsideHandler
+    pipe: tuple[int, int], aside: logs.AsideHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(logs, "_PATIENCE_S", 0.0)
     room = fcntl.fcntl(pipe[1], fcntl.F_GETPIPE_SZ)
     os.write(pipe[1], b"x" * (room - 1) + b"\n")
     total = 1200
     for number in range(total):  # waiting for one of them would never end here
         aside.emit(record("line %d", number))
+        while number == 0 and aside._lines:
+            time.sleep(0.001)  # until the thread has that one
     first = read_lines(pipe[0], "line 1000")
     assert first[1:] == [f"line {number}" for number in range(1001)]  # one of them in the thread
     aside.emit(record("again"))
@@ -166,6 +176,19 @@ def test_nobody_waits_for_a_log_that_takes_nothing(
     assert (
         told == f"{total - 1001} log lines were lost, as the log did not take them [log-lines-lost]"
     )
+    assert again == "again"
+
+
+def test_what_a_full_disk_does_not_take_is_counted(tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full, (tmp_path / "log").open("wb") as good:
+        handler = logs.AsideHandler(full.fileno())
+        for number in range(50):
+            handler.emit(record("line %d", number))
+        os.dup2(good.fileno(), full.fileno())
+        handler.emit(record("again"))
+        handler.close()
+    told, again = (tmp_path / "log").read_text().splitlines()
+    assert told.startswith("50 log lines were lost")
     assert again == "again"
 
 
