@@ -287,7 +287,8 @@ async def test_a_killed_daemon_is_noticed_and_its_successor_is_another(
         await asyncio.to_thread(daemon.stop, signal.SIGKILL)
         ended = await asyncio.wait_for(session.wait_ended(), WAIT_S)
         assert ended.reason == LOST
-    args = ("--listen", str(daemon.control))
+    # The next port may be anybody's.
+    args = ("--listen", str(daemon.control), "--data-port", "0")
     successor = await asyncio.to_thread(start, *args)
     assert successor.control == daemon.control
     async with await successor.session() as session:
