@@ -491,6 +491,14 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in text.split()]
 
 
+def process_state(pid: int) -> str:
+    """One letter, as in ps; empty when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
 def wait_ended(pid: int, wait_s: float = WAIT_S) -> None:
     """Waits for the end of a process that is no child of ours."""
     try:

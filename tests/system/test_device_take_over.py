@@ -13,7 +13,17 @@ from typing import Any
 
 import nbd_bytes
 import pytest
-from cluster import NEEDS_SWAP, WAIT_S, Cluster, Device, children, run, until, wait_ended
+from cluster import (
+    NEEDS_SWAP,
+    WAIT_S,
+    Cluster,
+    Device,
+    children,
+    process_state,
+    run,
+    until,
+    wait_ended,
+)
 from nbd_client import ask, connected
 from pagejob import NEEDS, Job
 from runs import Runner, ready, touch
@@ -65,10 +75,6 @@ def is_signalled(pid: int) -> bool:
     lines = Path("/proc", str(pid), "status").read_text().splitlines()
     (pending,) = (line.split()[1] for line in lines if line.startswith("ShdPnd:"))
     return int(pending, 16) != 0
-
-
-def is_zombie(pid: int) -> bool:
-    return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def hands_over() -> bool:
@@ -351,7 +357,7 @@ def test_a_successor_reads_nothing_that_lies_on_its_device(standing: Cluster) ->
         (device.run / "runs" / "no run of ours").touch()
         with stopped(processes["holder"]):
             os.kill(processes["active"], signal.SIGKILL)
-            until(lambda: is_zombie(processes["active"]), "its death")
+            until(lambda: process_state(processes["active"]) == "Z", "its death")
             until(lambda: swap_out_file(device.run / "log") > 0, "a log that is swapped out")
         device.wait_take_over(1)
         assert "take-over 1: the predecessor has ended" in device.log
@@ -365,10 +371,9 @@ def test_a_successor_reads_nothing_that_lies_on_its_device(standing: Cluster) ->
 def test_with_both_killed_at_once_the_next_standby_takes_over(busy: tuple[Device, Job]) -> None:
     device, work = busy
     processes = device.processes()
-    os.kill(processes["holder"], signal.SIGSTOP)  # it shall find both dead
-    os.kill(processes["standby"], signal.SIGKILL)
-    os.kill(processes["active"], signal.SIGKILL)
-    os.kill(processes["holder"], signal.SIGCONT)
+    with stopped(processes["holder"]):  # it shall find both dead
+        os.kill(processes["standby"], signal.SIGKILL)
+        os.kill(processes["active"], signal.SIGKILL)
     device.wait_take_over(1)
     work.more_rounds()
 

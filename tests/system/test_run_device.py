@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster import NEEDS_SWAP, SLAB, WAIT_S, Cluster, until, wait_ended
+from cluster import NEEDS_SWAP, SLAB, WAIT_S, Cluster, process_state, until, wait_ended
 from runs import Runner, StartTerminal, other_area, ready, touch
 
 from infiniswap.system import loop, mounts, swap
@@ -225,10 +225,7 @@ def test_a_killed_run_leaves_nothing(runner: Runner) -> None:
 
 def alive(pid: int) -> bool:
     """Whether it runs; one that nobody has waited for yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return process_state(pid) not in ("", "Z", "X")
 
 
 def test_a_run_killed_together_with_its_job_leaves_nothing(runner: Runner) -> None:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import NEEDS_SWAP, WAIT_S, until
+from cluster import NEEDS_SWAP, WAIT_S, process_state, until
 from runs import Runner, touch
 
 from infiniswap.units import MIB
@@ -40,14 +40,6 @@ def ready(process: subprocess.Popen[bytes]) -> int:
     line = process.stdout.readline().split()
     assert line[:1] == [b"ready"], (line, process.stderr and process.stderr.read())
     return int(line[1])
-
-
-def state(pid: int) -> str:
-    """One letter, as in ps; empty when there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
 
 
 @pytest.mark.parametrize("code", [0, 3, 255])
@@ -183,9 +175,9 @@ def test_stopping_and_continuing_run_alone_does_so_to_the_job(device_runner: Run
     pid = ready(process)
 
     process.send_signal(signal.SIGTSTP)
-    until(lambda: state(pid) == state(process.pid) == "T", "both to be stopped")
+    until(lambda: process_state(pid) == process_state(process.pid) == "T", "both to be stopped")
     process.send_signal(signal.SIGCONT)
-    until(lambda: state(pid) != "T" and state(process.pid) != "T", "both to go on")
+    until(lambda: process_state(pid) != "T" and process_state(process.pid) != "T", "both to go on")
     process.communicate(b"\n", timeout=WAIT_S)
     assert process.returncode == 4
 
@@ -208,7 +200,9 @@ def test_processes_left_in_the_background_are_ended(device_runner: Runner) -> No
     assert done.returncode == 9
     assert "left 2 process(es) behind" in done.stderr.decode()
     for pid in done.stdout.split():
-        assert state(int(pid)) in ("", "Z", "X"), pid  # whoever inherits it may reap it late
+        assert process_state(int(pid)) in ("", "Z", "X"), (
+            pid
+        )  # whoever inherits it may reap it late
 
 
 def test_the_job_is_limited_and_run_is_not(device_runner: Runner) -> None:

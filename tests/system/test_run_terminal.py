@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import NEEDS_SWAP, until, wait_ended
+from cluster import NEEDS_SWAP, process_state, until, wait_ended
 from runs import Runner, StartTerminal, touch
 
 pytestmark = [*NEEDS_SWAP, pytest.mark.requires_tool("setsid")]
@@ -123,7 +123,7 @@ def test_ctrl_z_and_fg(device_runner: Runner, terminal: StartTerminal) -> None:
 
 
 def stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return process_state(pid) == "T"
 
 
 @pytest.mark.requires_tool("bash")
