@@ -145,7 +145,10 @@ class Session:
         config: ClientConfig,
         http: aiohttp.ClientSession,
         handler: SessionHandler,
+        peer: str = "",
     ) -> None:
+        self.peer = peer
+        """The donor's address in figures; empty where it needs more than that."""
         self.address = address
         self.welcome = welcome
         self._channel = channel
@@ -166,8 +169,11 @@ class Session:
 
     @property
     def data_address(self) -> HostPort:
-        """Where the donor serves pages: the host that was dialled, the port of the welcome."""
-        return HostPort(self.address.host, self.welcome.data_port)
+        """Where the donor serves pages: the host that has answered, the port of the welcome.
+
+        In figures: whoever resolves names may be swapped out when it has to be connected to anew.
+        """
+        return HostPort(self.peer or self.address.host, self.welcome.data_port)
 
     @property
     def ended(self) -> Ended | None:
@@ -273,6 +279,7 @@ async def connect(
     handler: SessionHandler,
     *,
     slab_bytes: int | None = None,
+    peer: str = "",
 ) -> Session:
     """Opens a session; the caller closes it.
 
@@ -282,6 +289,7 @@ async def connect(
         config: bounds and secret.
         handler: for what the donor asks.
         slab_bytes: slab size that is needed, None: any.
+        peer: the donor's address in figures, where the name is not to be resolved.
 
     Raises:
         NoDonorError: nothing there, or no answer.
@@ -294,7 +302,7 @@ async def connect(
     try:
         async with errors_explained(address, config.connect_s):
             ws = await http.ws_connect(
-                f"http://{address}{m.SESSION_PATH}",
+                f"http://{HostPort(peer or address.host, address.port)}{m.SESSION_PATH}",
                 protocols=(m.SUBPROTOCOL,),
                 max_msg_size=m.MESSAGE_BYTES_MAX,
                 compress=0,
@@ -306,12 +314,18 @@ async def connect(
                 await send(ws, m.Goodbye(reason=m.GOODBYE_DONE), config.send_s)
                 raise slab_mismatch(address, welcome.slab_bytes, slab_bytes)
         channel = _open_channel(ws, address, welcome, config, handler)
-        return Session(address, welcome, channel, config, http, handler)
+        return Session(address, welcome, channel, config, http, handler, _peer_of(ws))
     except BaseException:
         if ws is not None:
             await close(ws, _FAILED_CLOSE_S)
         await http.close()
         raise
+
+
+def _peer_of(ws: aiohttp.ClientWebSocketResponse) -> str:
+    name = ws.get_extra_info("peername")
+    # An address of IPv6 with a scope is one of this link: it means nothing without its interface.
+    return str(name[0]) if name and not any(name[3:]) else ""
 
 
 def _open_channel(

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The lease a link holds."""
+    """The lease a link holds.
+
+    Attributes:
+        peer: where it was granted or renewed last: the donor's address in figures, or empty. Names
+            may be what nobody can resolve any more when the lease has to be reclaimed.
+    """
 
     lease: int
     reclaim: str
@@ -27,6 +32,7 @@ class Lease:
     token: str
     export_bytes: int
     incarnation: str
+    peer: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from infiniswap import events
@@ -27,6 +28,7 @@ from infiniswap.device.link_counts import LinkCounts, info_of, is_down
 from infiniswap.device.link_types import Lease, LeaseGoneError, LinkConfig, Place, Slabs, is_gone
 from infiniswap.device.offloop import run_to_end, while_going_on
 from infiniswap.device.rdma_return import RdmaReturn
+from infiniswap.device.reach import reach
 from infiniswap.device.records import encode_record
 from infiniswap.device.wire import Wire
 from infiniswap.engine.protocol import Engine, RemoteConfig
@@ -120,20 +122,16 @@ class DonorLink:
 
     # -------------------------------------------------------------------- sessions
 
-    async def _open(self) -> Session:
-        """The open session, or a new one. Under the lock."""
+    async def _open(self, lease: Lease | None = None) -> Session:
+        """The open session, or a new one, with the donor of that lease. Under the lock."""
         if self._session is not None and self._session.ended is None:
             return self._session
         if self._session is not None:
             await self._session.close()
             self._session = None
-        session = await connect(
-            self.address,
-            self.config.identity,
-            self.config.client,
-            self,
-            slab_bytes=self.config.slab_bytes,
-        )
+        to, config = self.address, self.config
+        dial = partial(connect, to, config.identity, config.client, slab_bytes=config.slab_bytes)
+        session = await reach(dial, self, self.address.host, lease)
         self._session = session
         self.name = session.welcome.donor_name
         self.is_draining = session.welcome.draining
@@ -224,6 +222,7 @@ class DonorLink:
                 token=answer.token,
                 export_bytes=answer.export_bytes,
                 incarnation=session.welcome.incarnation,
+                peer=session.peer,
             )
         return self._lease
 
@@ -505,14 +504,14 @@ class DonorLink:
         lease, remote = self._lease, self.remote
         if lease is None or remote is None:
             raise LeaseGoneError("no lease to reclaim")
-        session = await self._open()
+        session = await self._open(lease)
         if session.welcome.incarnation != lease.incarnation:
             raise LeaseGoneError("the daemon was started anew")
         # The old connections must be dead before the donor is asked to fence them; a healthy
         # set is suspended for that moment.
         self._engine.remote_shutdown(remote)
         answer = await session.renew(lease.lease, lease.reclaim, lease.epoch)
-        lease = replace(lease, token=answer.token, epoch=answer.epoch)
+        lease = replace(lease, token=answer.token, epoch=answer.epoch, peer=session.peer)
         self._lease = lease
         self._engine.remote_record_set(remote, encode_record(self.address, lease))
         there = {Place(info.slot, info.generation) for info in answer.slots}

@@ -14,12 +14,16 @@ T = TypeVar("T")
 
 async def run_to_end(executor: Executor, call: Callable[[], T]) -> T:
     """What `call` returns or raises. It has ended when this has, cancelled or not."""
-    work = asyncio.get_running_loop().run_in_executor(executor, call)
+    # Nobody must find a remote that is half connected.
+    return await to_end(asyncio.get_running_loop().run_in_executor(executor, call))
+
+
+async def to_end(work: asyncio.Future[T]) -> T:
+    """What `work`, which is bounded, returns or raises. It has ended when this has."""
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
-        # It goes on all the same, and nobody must find a remote that is half connected: it is
-        # waited for, however often we are told to end. It is bounded.
+        # It goes on all the same, and is waited for, however often we are told to end.
         while not work.done():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait({work})

@@ -19,6 +19,7 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     export_bytes: int
     incarnation: str
+    peer: str = ""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -36,6 +37,7 @@ def encode_record(address: HostPort, lease: Lease) -> bytes:
             lease.epoch,
             lease.export_bytes,
             lease.incarnation,
+            lease.peer,
         )
     )
 
@@ -53,5 +55,6 @@ def decode_record(data: bytes) -> tuple[HostPort, Lease] | None:
         token="",
         export_bytes=record.export_bytes,
         incarnation=record.incarnation,
+        peer=record.peer,
     )
     return HostPort(record.host, record.port), lease

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,21 @@ def secret_file(tmp_path: Path) -> Path:
 
 
 # ------------------------------------------------------------------------ the good way
+
+
+async def test_a_donor_is_found_again_without_its_name() -> None:
+    config = ClientConfig(request_s=WAIT_S, connect_s=WAIT_S)
+    async with world() as w:
+        named = replace(w.address, host="localhost")
+        async with await connect(named, IDENTITY, config, Handler()) as session:
+            assert session.peer == "127.0.0.1"
+            assert session.data_address == HostPort("127.0.0.1", w.donor.ports.data_port)
+        nowhere = replace(w.address, host="donor.invalid")
+        with pytest.raises(NoDonorError):
+            await connect(nowhere, IDENTITY, config, Handler())
+        async with await connect(nowhere, IDENTITY, config, Handler(), peer=session.peer) as again:
+            assert again.address == nowhere
+            assert again.data_address == session.data_address
 
 
 async def test_a_session_leases_maps_and_gives_back() -> None:

@@ -31,6 +31,10 @@ _CLOSING = WSMessage(WSMsgType.CLOSING, None, None)
 _FAREWELL = "farewell"
 
 
+FIGURES = "figures-of-"
+"""Before a name: the address that it stands for."""
+
+
 class End:
     """One end of a connection: what Channel uses of aiohttp's two WebSocket classes."""
 
@@ -46,6 +50,11 @@ class End:
         self._farewell: SimFuture | None = None
         self._arrival_s = 0.0
         self.held: list[str] = []
+
+    def get_extra_info(self, name: str) -> tuple[str, int]:
+        """The other end's address in figures: a name of its own here."""
+        assert name == "peername"
+        return f"{FIGURES}{self.peer.host.name}", 0
 
     async def receive(self) -> WSMessage:
         """The next message."""
@@ -245,6 +254,7 @@ class Network:
             done = self.loop.create_future()
             self.loop.world.run(self.loop.call_later, self._delay_s(), self._knock, done)
             await done
+            address = address.removeprefix(FIGURES)
             name, _, _ = address.partition(":")
             listener = self._listeners.get(address)
             if (host.name, name) in self._cut or name in self._silent:

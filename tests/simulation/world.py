@@ -20,7 +20,7 @@ from simulation.donor import SimDonor
 from simulation.engine import Connection
 from simulation.faults import Faults
 from simulation.loop import _HOST, SimLoop
-from simulation.network import Network
+from simulation.network import FIGURES, Network
 from simulation.store import SimStore, StoreLease
 
 FAULTS_S = 12.0
@@ -154,6 +154,7 @@ class World:
         self.devices[number] = self._device(number + 1, old.slabs, old.has_backup)
 
     def _donor_of(self, name: str) -> SimDonor:
+        name = name.removeprefix(FIGURES)
         return next(donor for donor in self.donors if donor.name == name)
 
     def _dial(self, number: int, config: RemoteConfig) -> SimStore:

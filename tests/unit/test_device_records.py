@@ -6,6 +6,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from infiniswap.device.link_types import Lease, Place
@@ -13,7 +14,7 @@ from infiniswap.device.records import decode_record, encode_record
 from infiniswap.device.recovery import adopt
 from infiniswap.units import HostPort
 
-_LEASE = Lease(7, "ab" * 16, 3, "cd" * 16, 1 << 40, "ef" * 16)
+_LEASE = Lease(7, "ab" * 16, 3, "cd" * 16, 1 << 40, "ef" * 16, "10.0.0.2")
 _ADDRESS = HostPort("donor.example", 9400)
 
 
@@ -22,11 +23,19 @@ def test_a_record_has_all_but_the_token() -> None:
     assert known is not None
     address, lease = known
     assert address == _ADDRESS
-    assert lease == Lease(7, "ab" * 16, 3, "", 1 << 40, "ef" * 16)
+    assert lease == Lease(7, "ab" * 16, 3, "", 1 << 40, "ef" * 16, "10.0.0.2")
+
+
+def test_a_record_of_a_release_that_kept_names_only_is_read() -> None:
+    old = ["donor.example", 9400, 7, "ab" * 16, 3, 1 << 40, "ef" * 16]
+    assert decode_record(msgspec.msgpack.encode(old)) == (
+        _ADDRESS,
+        Lease(7, "ab" * 16, 3, "", 1 << 40, "ef" * 16),
+    )
 
 
 def test_the_longest_record_fits() -> None:
-    lease = Lease(2**64 - 1, "ab" * 16, 2**64 - 1, "", 2**64 - 1, "ef" * 16)
+    lease = Lease(2**64 - 1, "ab" * 16, 2**64 - 1, "", 2**64 - 1, "ef" * 16, "f" * 45)
     assert len(encode_record(HostPort("h" * 255, 65535), lease)) <= 512
 
 
