@@ -31,9 +31,8 @@ from infiniswap.discovery.announcement import (
     encode,
     memory_topic,
 )
+from infiniswap.discovery.attempts import Attempts
 from infiniswap.discovery.directory import conflict
-from infiniswap.errors import InfiniswapError
-from infiniswap.policy.retry import Backoff, Complaints
 from infiniswap.units import HostPort
 
 if TYPE_CHECKING:
@@ -41,9 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_RETRY_S_FIRST: Final = 1.0
 _RETRY_S_MAX: Final = 60.0
-_COMPLAIN_S: Final = 600.0
 _ECHO_S_MAX: Final = 10.0
 _AGAIN_S_MIN: Final = 5.0
 _WITHDRAW_S_MAX: Final = 2.0
@@ -60,9 +57,6 @@ class Announcer:
         make: the announcement, given this host's address on the way to the broker and a session.
         memory: figures for telemetry.
         rng: source of randomness.
-
-    Attributes:
-        problem: why the donor is not announced, in a sentence; empty when it is.
     """
 
     def __init__(
@@ -73,19 +67,23 @@ class Announcer:
         memory: Callable[[], MemoryFigures],
         rng: Random,
     ) -> None:
-        self.problem = ""
         self._config = config
         self._secret = secret
         self._make = make
         self._memory = memory
-        self._backoff = Backoff(_RETRY_S_FIRST, _RETRY_S_MAX, rng)
-        self._complaints = Complaints(_COMPLAIN_S)
-        self._versions = broker.Versions(config.protocol)
+        self._attempts = Attempts(
+            config, rng, retry_s_max=_RETRY_S_MAX, meanwhile="this donor is not announced"
+        )
         self._others: dict[str, tuple[HostPort, float]] = {}  # by session, and when last heard
         self._conflict = ""
         self._again = asyncio.Event()
         self._echoed = asyncio.Event()
         self._cleared = 0
+
+    @property
+    def problem(self) -> str:
+        """Why the donor is not announced, in a sentence; empty when it is."""
+        return self._attempts.problem
 
     def degraded(self) -> list[str]:
         """What an administrator should know."""
@@ -98,25 +96,7 @@ class Announcer:
 
     async def run(self) -> None:
         """Runs until cancelled, and withdraws the announcement then."""
-        while True:
-            try:
-                await self._announced()
-            except broker.BrokerError as error:
-                if error.is_protocol:
-                    self._versions.failed()
-                self._failed(broker.sentence(error))
-            except InfiniswapError as error:
-                self._failed(broker.sentence(error))
-            except Exception as error:
-                log.exception("announcing this donor failed; it is tried again")
-                self._failed(f"{broker.where(self._config)}: {broker.sentence(error)}")
-            await asyncio.sleep(self._backoff.pause_s())
-
-    def _failed(self, reason: str) -> None:
-        self.problem = f"this donor is not announced: {reason}"
-        now_s = asyncio.get_running_loop().time()
-        if self._complaints.due(self.problem, now_s) is not None:
-            log.warning("%s", self.problem, extra=events.about(events.BROKER_LOST))
+        await self._attempts.keep(self._announced)
 
     async def _announced(self) -> None:
         context = await asyncio.to_thread(broker.tls_context, self._config)
@@ -127,7 +107,7 @@ class Announcer:
         message = encode(announcement, self._secret)
         self._cleared = 0
         async with broker.connected(
-            self._config, context, f"isw{session}", self._versions.now, withdrawn=topic
+            self._config, context, f"isw{session}", self._attempts.versions.now, withdrawn=topic
         ) as client:
             try:
                 await self._serve(client, announcement, topic, message)
@@ -177,8 +157,7 @@ class Announcer:
                 mend="Let this user read and write infiniswap/# (the broker's access control "
                 "list).",
             ) from None
-        self.problem = ""
-        self._backoff.good()
+        self._attempts.good()
         log.info(
             "announced as %s at %s, in the cluster %s",
             ", ".join(announcement.addresses),
@@ -218,14 +197,8 @@ class Announcer:
         try:
             other = decode(str(message.topic), payload, self._secret, announcement.cluster)
         except NotOursError as error:
-            now_s = asyncio.get_running_loop().time()
-            if (count := self._complaints.due(error.reason, now_s)) is not None:
-                log.warning(
-                    "%s: a message under this donor's identity does not count: %s%s",
-                    broker.where(self._config),
-                    error,
-                    f" ({count} more of that kind were not told)" if count else "",
-                )
+            text = f"a message under this donor's identity does not count: {error}"
+            self._attempts.ignored(text, error)
             return
         if other.addresses == announcement.addresses:
             # Nobody else can be at our address: an earlier session, whose will was lost.
@@ -244,5 +217,5 @@ class Announcer:
         self._others[other.session] = (other.address, now_s)
         everybody = {announcement.address, *(address for address, _ in self._others.values())}
         self._conflict = conflict(announcement.donor_id, list(everybody))
-        if self._complaints.due(self._conflict, now_s) is not None:
+        if self._attempts.is_due(self._conflict):
             log.warning("%s", self._conflict, extra=events.about(events.IDENTITY_TWICE))

@@ -10,22 +10,18 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from infiniswap import events
 from infiniswap.config import MqttConfig
 from infiniswap.discovery import broker
 from infiniswap.discovery.announcement import NotOursError, donor_topic
+from infiniswap.discovery.attempts import Attempts
 from infiniswap.discovery.directory import Directory
-from infiniswap.errors import InfiniswapError
-from infiniswap.policy.retry import Backoff, Complaints
 
 if TYPE_CHECKING:
     from aiomqtt import Client, Message
 
 log = logging.getLogger(__name__)
 
-_RETRY_S_FIRST: Final = 1.0
 _RETRY_S_MAX: Final = 30.0
-_COMPLAIN_S: Final = 600.0
 _TICK_S: Final = 0.1
 _QUIET_S: Final = 0.5
 _SETTLE_S_MAX: Final = 5.0
@@ -44,7 +40,6 @@ class Listener:
         changed: called after each change of the directory, of `problem` and of `is_settled`.
 
     Attributes:
-        problem: why nothing new is heard, in a sentence; empty while it is.
         is_settled: whether what the broker had retained was heard, once at least.
         complaints: what did not count, the last sentence of each kind.
     """
@@ -57,26 +52,29 @@ class Listener:
         rng: Random,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        self.problem = ""
         self.is_settled = False
         self.complaints: dict[str, str] = {}
         self._config = config
         self._cluster = cluster
         self._directory = directory
         self._changed = changed
-        self._backoff = Backoff(_RETRY_S_FIRST, _RETRY_S_MAX, rng)
-        self._due = Complaints(_COMPLAIN_S)
-        self._versions = broker.Versions(config.protocol)
+        self._attempts = Attempts(
+            config,
+            rng,
+            retry_s_max=_RETRY_S_MAX,
+            meanwhile="donors that come are not heard of",
+            comfort="; those that are known stay known",
+        )
         self._heard_s = 0.0
+
+    @property
+    def problem(self) -> str:
+        """Why nothing new is heard, in a sentence; empty while it is."""
+        return self._attempts.problem
 
     async def run(self) -> None:
         """Listens until cancelled."""
-        while True:
-            try:
-                await self._listen(lambda: False)
-            except Exception as error:
-                self._failed(error)
-            await asyncio.sleep(self._backoff.pause_s())
+        await self._attempts.keep(lambda: self._listen(lambda: False), self._changed)
 
     async def once(self) -> None:
         """Until what the broker has retained was heard. Bounded.
@@ -89,20 +87,8 @@ class Listener:
         except broker.BrokerError as error:
             if not error.is_protocol or self._config.protocol != "auto":
                 raise
-            self._versions.failed()
+            self._attempts.versions.failed()
             await self._listen(lambda: self.is_settled)
-
-    def _failed(self, error: Exception) -> None:
-        if isinstance(error, broker.BrokerError) and error.is_protocol:
-            self._versions.failed()
-        text = broker.sentence(error)
-        if not isinstance(error, InfiniswapError):
-            text = f"{broker.where(self._config)}: {text}"
-        self.problem = f"donors that come are not heard of: {text}"
-        if self._due.due(text, asyncio.get_running_loop().time()) is not None:
-            about = events.about(events.BROKER_LOST)
-            log.warning("%s; those that are known stay known", self.problem, extra=about)
-        self._changed()
 
     async def _listen(self, is_enough: Callable[[], bool]) -> None:
         """Until the connection is lost, or that is enough."""
@@ -110,7 +96,7 @@ class Listener:
         await broker.knock(self._config, context)
         name = f"isw{secrets.token_hex(8)}"
         async with broker.connected(
-            self._config, context, name, self._versions.now, sink=self._heard
+            self._config, context, name, self._attempts.versions.now, sink=self._heard
         ) as client:
             self._heard_s = asyncio.get_running_loop().time()
             # QoS 0: for what is to be acknowledged a broker has a queue (Mosquitto of 1000), and
@@ -139,8 +125,8 @@ class Listener:
         if is_quiet and (self.problem or not self.is_settled):
             if self.problem:
                 log.info("%s is heard again", broker.where(self._config))
-            self._backoff.good()
-            self.problem, self.is_settled, is_changed = "", True, True
+            self._attempts.good()
+            self.is_settled = is_changed = True
         if is_changed:
             self._changed()
 
@@ -153,9 +139,7 @@ class Listener:
         except NotOursError as error:
             text = f"{ascii(topic)[1:-1][:200]}: {error}"
             self.complaints[error.reason] = text
-            if (count := self._due.due(error.reason, now_s)) is not None:
-                more = f" ({count} more of that kind were not told)" if count else ""
-                log.warning("%s: ignored: %s%s", broker.where(self._config), text.rstrip("."), more)
+            self._attempts.ignored(f"ignored: {text}", error)
 
 
 async def _lost(client: Client) -> None:
