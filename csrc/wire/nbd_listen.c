@@ -15,6 +15,8 @@
 #include "wire/nbd_conn.h"
 
 #define LISTEN_BACKLOG 64
+/* Of one host name. */
+#define ADDRESSES_MAX 8
 /* Out of descriptors or memory: others must give some back first. */
 #define ACCEPT_RETRY_MS 100
 
@@ -104,26 +106,20 @@ err_fd:
 	return err;
 }
 
-/* The first of the host's addresses that can be bound. Returns a descriptor or -errno. */
-static int bind_first(const struct addrinfo *address)
+/* Returns a descriptor or -errno. */
+static int bind_to(const struct addrinfo *address)
 {
 	const int on = 1;
-	int err = -EADDRNOTAVAIL;
+	int fd = socket(address->ai_family, address->ai_socktype | SOCK_CLOEXEC, 0);
+	int err;
 
-	for (; address != NULL; address = address->ai_next) {
-		int fd = socket(address->ai_family, address->ai_socktype | SOCK_CLOEXEC, 0);
-
-		if (fd < 0) {
-			err = -errno;
-			continue;
-		}
-		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-		if (bind(fd, address->ai_addr, address->ai_addrlen) == 0 &&
-		    listen(fd, LISTEN_BACKLOG) == 0)
-			return fd;
-		err = -errno;
-		close(fd);
-	}
+	if (fd < 0)
+		return -errno;
+	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+	if (bind(fd, address->ai_addr, address->ai_addrlen) == 0 && listen(fd, LISTEN_BACKLOG) == 0)
+		return fd;
+	err = -errno;
+	close(fd);
 	return err;
 }
 
@@ -139,6 +135,55 @@ static uint16_t bound_port(int fd)
 	return ntohs(((struct sockaddr_in *)&address)->sin_port);
 }
 
+static void set_port(struct addrinfo *address, uint16_t port)
+{
+	for (; address != NULL; address = address->ai_next) {
+		if (address->ai_family == AF_INET6)
+			((struct sockaddr_in6 *)address->ai_addr)->sin6_port = htons(port);
+		else if (address->ai_family == AF_INET)
+			((struct sockaddr_in *)address->ai_addr)->sin_port = htons(port);
+	}
+}
+
+/* The resolver may name one address twice. */
+static bool is_before(const struct addrinfo *list, const struct addrinfo *address)
+{
+	for (; list != address; list = list->ai_next) {
+		if (list->ai_addrlen == address->ai_addrlen &&
+		    memcmp(list->ai_addr, address->ai_addr, address->ai_addrlen) == 0)
+			return true;
+	}
+	return false;
+}
+
+/* Every address that is of this host, with one port: whoever came to one of them by the control
+ * port comes to the same one for pages. Returns how many, or -errno. */
+static int bind_all(struct addrinfo *addresses, int *fds)
+{
+	int count = 0, err = -EADDRNOTAVAIL;
+
+	for (const struct addrinfo *address = addresses; address != NULL;
+	     address = address->ai_next) {
+		int fd;
+
+		if (is_before(addresses, address))
+			continue;
+		fd = count < ADDRESSES_MAX ? bind_to(address) : -EMFILE;
+		if (fd >= 0) {
+			fds[count++] = fd;
+			set_port(addresses, bound_port(fd));
+			continue;
+		}
+		err = fd;
+		if (fd == -EADDRNOTAVAIL || fd == -EAFNOSUPPORT)
+			continue;
+		while (count > 0)
+			close(fds[--count]);
+		return err;
+	}
+	return count > 0 ? count : err;
+}
+
 int iswi_nbd_server_listen_tcp(struct iswi_nbd_server *server, const char *host, uint16_t port,
 			       uint16_t *port_out, struct isw_error *error)
 {
@@ -147,9 +192,9 @@ int iswi_nbd_server_listen_tcp(struct iswi_nbd_server *server, const char *host,
 		.ai_flags = AI_PASSIVE | AI_NUMERICSERV,
 	};
 	struct addrinfo *addresses;
+	int fds[ADDRESSES_MAX];
 	char service[8];
-	uint16_t bound;
-	int fd, err;
+	int count, err;
 
 	snprintf(service, sizeof(service), "%u", port);
 	err = getaddrinfo(host, service, &hints, &addresses);
@@ -157,17 +202,21 @@ int iswi_nbd_server_listen_tcp(struct iswi_nbd_server *server, const char *host,
 		return iswi_error(error, -EADDRNOTAVAIL,
 				  "cannot listen on %s: %s; give an address of this host", host,
 				  gai_strerror(err));
-	fd = bind_first(addresses);
+	count = bind_all(addresses, fds);
 	freeaddrinfo(addresses);
-	if (fd < 0)
-		return iswi_error(error, fd, "cannot listen on %s port %u: %s", host, port,
-				  strerror(-fd));
-	bound = bound_port(fd);
-	err = add_listener(server, fd, NULL, "isw-nbd-listen");
+	if (count < 0)
+		return iswi_error(error, count, "cannot listen on %s port %u: %s", host, port,
+				  strerror(-count));
+	*port_out = bound_port(fds[0]);
+	for (int i = 0; i < count; i++) {
+		if (err == 0)
+			err = add_listener(server, fds[i], NULL, "isw-nbd-listen");
+		else
+			close(fds[i]);
+	}
 	if (err != 0)
 		return iswi_error(error, err, "cannot serve %s port %u: %s", host, port,
 				  strerror(-err));
-	*port_out = bound;
 	return 0;
 }
 

@@ -19,7 +19,7 @@
 /* What a client may say before GO. */
 #define ISWI_NBD_OPTIONS_MAX      64u
 #define ISWI_NBD_OPTION_BYTES_MAX 8192u
-#define ISWI_NBD_LISTENERS_MAX    4u
+#define ISWI_NBD_LISTENERS_MAX    16u
 
 struct iswi_nbd_conn;
 struct iswi_nbd_server;

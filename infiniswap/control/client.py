@@ -200,10 +200,10 @@ class Session:
         Raises:
             NoDonorError: nothing there, or no answer.
         """
-        address = self.data_address
+        address = HostPort(self.address.host, self.welcome.data_port)  # as the user knows it
         async with errors_explained(address, self._config.connect_s):
             try:
-                _, writer = await asyncio.open_connection(address.host, address.port)
+                _, writer = await asyncio.open_connection(self.data_address.host, address.port)
             except TimeoutError:
                 raise
             except OSError as error:

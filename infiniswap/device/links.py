@@ -122,8 +122,8 @@ class DonorLink:
 
     # -------------------------------------------------------------------- sessions
 
-    async def _open(self, lease: Lease | None = None) -> Session:
-        """The open session, or a new one, with the donor of that lease. Under the lock."""
+    async def _open(self) -> Session:
+        """The open session, or a new one, with the donor of our lease. Under the lock."""
         if self._session is not None and self._session.ended is None:
             return self._session
         if self._session is not None:
@@ -131,11 +131,14 @@ class DonorLink:
             self._session = None
         to, config = self.address, self.config
         dial = partial(connect, to, config.identity, config.client, slab_bytes=config.slab_bytes)
-        session = await reach(dial, self, self.address.host, lease)
+        session = await reach(dial, self, self.address.host, self._lease)
         self._session = session
         self.name = session.welcome.donor_name
-        self.is_draining = session.welcome.draining
         return session
+
+    def _check_usable(self) -> None:
+        if not self.is_usable:
+            raise NoDonorError("it is being recovered", where=f"donor {self.address}")
 
     async def ask(self) -> MemoryUse:
         """The donor's memory use, now.
@@ -143,10 +146,9 @@ class DonorLink:
         Raises:
             InfiniswapError: it could not be asked.
         """
-        if not self.is_usable:
-            # A recovery holds the lock for as long as it takes.
-            raise NoDonorError("it is being recovered", where=f"donor {self.address}")
+        self._check_usable()  # a recovery holds the lock for as long as it takes
         async with self._lock:
+            self._check_usable()
             session = await self._open()
         answer = await session.memory()
         return MemoryUse(answer.used_share, 0 if self.is_draining else answer.can_map)
@@ -168,9 +170,9 @@ class DonorLink:
         Raises:
             InfiniswapError: refused, or unreachable. Nothing has changed then.
         """
-        if not self.is_usable:
-            raise NoDonorError("it is being recovered", where=f"donor {self.address}")
+        self._check_usable()
         async with self._lock:
+            self._check_usable()
             session = await self._open()
             lease = await self._ensure_lease(session)
             remote = await self._ensure_remote(session, lease)
@@ -504,9 +506,11 @@ class DonorLink:
         lease, remote = self._lease, self.remote
         if lease is None or remote is None:
             raise LeaseGoneError("no lease to reclaim")
-        session = await self._open(lease)
+        session = await self._open()
         if session.welcome.incarnation != lease.incarnation:
             raise LeaseGoneError("the daemon was started anew")
+        if session.ended is not None:  # it would cost connections that may be healthy
+            raise NoDonorError("it has ended the session", where=f"donor {self.address}")
         # The old connections must be dead before the donor is asked to fence them; a healthy
         # set is suspended for that moment.
         self._engine.remote_shutdown(remote)

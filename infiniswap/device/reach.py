@@ -19,7 +19,7 @@ from infiniswap.device.offloop import to_end
 
 _HEAD_START_S: Final = 0.25
 _AGAIN_FOR_S: Final = 3.0
-"""No attempt begins later: where both ways fail by turns, that is said in the end."""
+"""The name is not tried anew later: where both ways fail by turns, that is said in the end."""
 
 
 async def reach(
@@ -33,7 +33,8 @@ async def reach(
     Args:
         dial: opens a session for a handler (`peer`: at that address instead of where the name of
             the donor leads).
-        handler: hears of the session that is returned, and of no other one.
+        handler: hears of the session that is returned, and of no other one; first whether that
+            donor is draining.
         host: the donor's name, or its address in figures.
         lease: to be reclaimed.
 
@@ -44,7 +45,9 @@ async def reach(
         InfiniswapError: neither way leads to one; as the name's says.
     """
     if lease is None or lease.peer in ("", host):
-        return await dial(handler)
+        session = await dial(handler)
+        handler.draining(session.welcome.draining)
+        return session
     by_address, by_name = ways = _Way(dial, handler, lease.peer), _Way(dial, handler, "")
     try:
         found = await _first(by_address, by_name, lease.incarnation)
@@ -71,10 +74,14 @@ async def _first(by_address: _Way, by_name: _Way, incarnation: str) -> _Way:
         if not under_way:
             return by_name
         await _wait(*under_way)
-        failed = [way for way in (by_address, by_name) if way not in under_way]
-        if failed and not under_way[0].is_done and failed[0].again_s <= loop.time() < end_s:
-            await _close(failed)
-            failed[0].begin()
+        if by_address.is_done == by_name.is_done:
+            continue
+        done = by_address if by_address.is_done else by_name
+        # Whoever answers by that name has been asked.
+        is_final = done is by_name and (done.has_answered or loop.time() >= end_s)
+        if not is_final and not done.leads_to(incarnation) and loop.time() >= done.again_s:
+            await _close([done])
+            done.begin()
 
 
 async def _wait(*ways: _Way) -> None:
@@ -100,11 +107,13 @@ class _Way:
         self.task: asyncio.Task[Session] | None = None
         self.again_s = 0.0
         self._is_taken = False
+        self._draining: bool | None = None  # as was said since the welcome
 
     def begin(self) -> None:
         """Dials."""
         loop = asyncio.get_running_loop()
         self.again_s = loop.time() + _HEAD_START_S
+        self._draining = None
         self.task = loop.create_task(self._open(), name=f"way to {self._peer or 'a name'}")
 
     async def _open(self) -> Session:
@@ -115,12 +124,20 @@ class _Way:
         """Whether it has led somewhere, or failed."""
         return self.task is not None and self.task.done()
 
-    def leads_to(self, incarnation: str) -> bool:
-        """Whether that donor has answered."""
+    @property
+    def has_answered(self) -> bool:
+        """Whether some donor has, and is there still."""
         task = self.task
         if task is None or not task.done() or task.cancelled() or task.exception() is not None:
             return False
-        return task.result().welcome.incarnation == incarnation
+        return task.result().ended is None
+
+    def leads_to(self, incarnation: str) -> bool:
+        """Whether that donor has answered."""
+        if not self.has_answered:
+            return False
+        assert self.task is not None
+        return self.task.result().welcome.incarnation == incarnation
 
     def take(self) -> Session:
         """The session.
@@ -131,6 +148,8 @@ class _Way:
         assert self.task is not None
         session = self.task.result()
         self._is_taken = True
+        draining = session.welcome.draining if self._draining is None else self._draining
+        self._handler.draining(draining)
         return session
 
     async def close(self) -> None:
@@ -157,6 +176,7 @@ class _Way:
 
     def draining(self, draining: bool) -> None:
         """See SessionHandler."""
+        self._draining = draining
         if self._is_taken:
             self._handler.draining(draining)
 

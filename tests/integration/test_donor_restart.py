@@ -8,11 +8,12 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import SLAB, WAIT_S, Cluster, Donor, until
+from cluster import SLAB, WAIT_S, Cluster, Device, Donor, until
 
 from infiniswap.donor import home
 from infiniswap.system import mounts
@@ -51,11 +52,14 @@ class Lent:
     def __init__(self, cluster: Cluster, directory: Path) -> None:
         self.cluster = cluster
         cluster.env["INFINISWAP_DAEMON_LEASE_GRACE_S"] = "120"
-        self.donor = cluster.donor(port=free_port())
-        self.device = cluster.start("--frontend", "nbd-socket", size=str(SIZE), **PATIENT)
+        self.donor, self.device = self._start()
         self._original, self._back = directory / "original", directory / "back"
         self.write(os.urandom(SIZE))
         until(lambda: self.on_donors() == PAGES, "pages that are all there")
+
+    def _start(self) -> tuple[Donor, Device]:
+        donor = self.cluster.donor(port=free_port())
+        return donor, self.cluster.start("--frontend", "nbd-socket", size=str(SIZE), **PATIENT)
 
     @property
     def _uri(self) -> str:
@@ -125,6 +129,75 @@ def test_a_restarted_donor_serves_the_same_leases_with_their_contents(
     lent.restart()
     until(lambda: lent.slabs("mapped") == SLABS, "slabs that are resumed")
     assert lent.read_back()["pages_in_backup"] == 0
+
+
+def with_hosts(hosts: Path) -> tuple[str, ...]:
+    """A command that executes another one with that file as its /etc/hosts."""
+    script = 'mount --bind "$0" /etc/hosts && exec "$@"'
+    return ("unshare", "--mount", "sh", "-c", script, str(hosts))
+
+
+class Named(Lent):
+    """A device that knows its donor by a name, for as long as anybody can resolve it."""
+
+    def __init__(self, cluster: Cluster, directory: Path) -> None:
+        self._hosts = directory / "hosts"
+        self._hosts.write_text("127.0.0.2 donor.test\n127.0.0.3 donor.test\n")
+        super().__init__(cluster, directory)
+
+    def daemon(self, port: int) -> Donor:
+        return self.cluster.donor(host="127.0.0.2", port=port)
+
+    def _start(self) -> tuple[Donor, Device]:
+        donor, name = self.daemon(free_port()), self.cluster.name()
+        command = [
+            *with_hosts(self._hosts),
+            sys.executable,
+            "-m",
+            "infiniswap",
+            "device",
+            "start",
+            name,
+        ]
+        command += ["--donors", f"donor.test:{donor.control}"]
+        command += ["--frontend", "nbd-socket", "--size", str(SIZE)]
+        subprocess.run(command, env={**self.cluster.env, **PATIENT}, timeout=WAIT_S, check=True)
+        return donor, Device(self.cluster, name)
+
+    def forget_name(self) -> None:
+        self._hosts.write_text("")
+
+
+@pytest.mark.requires_tool("unshare", "mount")
+def test_a_donor_is_found_again_where_nobody_can_resolve_its_name(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    named = Named(cluster, tmp_path)
+    port = named.donor.control
+    named.donor.end(signal.SIGKILL)
+    until(lambda: named.slabs("suspended") == SLABS, "slabs that wait for their donor")
+    named.forget_name()
+    named.daemon(port)
+    until(lambda: named.slabs("mapped") == SLABS, "slabs that are resumed")
+    assert named.read_back()["pages_in_backup"] == 0
+    assert f"donor donor.test:{port}: back with the same lease" in named.device.log
+
+
+@pytest.mark.requires_tool("unshare", "mount")
+def test_a_donor_serves_pages_at_each_address_of_its_name(cluster: Cluster, tmp_path: Path) -> None:
+    hosts, secret = tmp_path / "hosts", tmp_path / "secret"
+    hosts.write_text("127.0.0.2 donor.test\n127.0.0.3 donor.test\n127.0.0.2 donor.test\n")
+    secret.write_text("a secret of 16 bytes and more")
+    secret.chmod(0o600)
+    donor = cluster.donor(
+        *("--secret-file", str(secret)),
+        host="donor.test",
+        port=free_port(),
+        prefix=with_hosts(hosts),
+    )
+    for host in ("127.0.0.2", "127.0.0.3"):
+        for port in (donor.control, donor.data):
+            socket.create_connection((host, port), WAIT_S).close()
 
 
 def test_what_is_written_while_the_donor_is_away_is_not_read_from_it(lent: Lent) -> None:

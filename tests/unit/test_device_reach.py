@@ -28,7 +28,8 @@ class Session:
     """What somebody has answered; its end is told to whom it was opened for."""
 
     def __init__(self, incarnation: str, handler: Any) -> None:
-        self.welcome = SimpleNamespace(incarnation=incarnation)
+        self.welcome = SimpleNamespace(incarnation=incarnation, draining=True)
+        self.ended: Ended | None = None
         self.handler = handler
         self.is_closed = False
         self.may_close = asyncio.Event()
@@ -37,7 +38,12 @@ class Session:
     async def close(self) -> None:
         await self.may_close.wait()
         self.is_closed = True
-        self.handler.ended(Ended(LOST, "", by_peer=False))
+        self.lose()
+
+    def lose(self) -> None:
+        if self.ended is None:
+            self.ended = Ended(LOST, "", by_peer=False)
+            self.handler.ended(self.ended)
 
 
 class Net:
@@ -47,6 +53,7 @@ class Net:
         dialled: "address" or "name", in order.
         sessions: every one that was opened.
         ends: of sessions, as the handler has heard.
+        drains: likewise.
     """
 
     def __init__(self, address: list[str], name: list[str]) -> None:
@@ -54,6 +61,7 @@ class Net:
         self.dialled: list[str] = []
         self.sessions: list[Session] = []
         self.ends = 0
+        self.drains: list[bool] = []
         self.under_way = 0
 
     async def dial(self, handler: Any, *, peer: str = "") -> Any:
@@ -73,6 +81,9 @@ class Net:
     def ended(self, ended: Ended) -> None:
         self.ends += 1
 
+    def draining(self, draining: bool) -> None:
+        self.drains.append(draining)
+
     async def reach(self, lease: Lease | None = LEASE, host: str = "donor.example") -> Any:
         """As a link does; what has not been returned has ended afterwards, without a word."""
         found = None
@@ -82,6 +93,7 @@ class Net:
             assert self.under_way == 0
             assert all(session.is_closed for session in self.sessions if session is not found)
             assert self.ends == 0
+        assert self.drains == [True]
         await found.close()
         assert self.ends == 1
         return found
@@ -146,6 +158,41 @@ async def test_who_is_told_to_end_while_the_other_way_is_closed_leaves_nothing_b
         await reaching
     assert all(session.is_closed for session in net.sessions)
     assert net.under_way == net.ends == 0
+
+
+async def other_is_being_closed(net: Net) -> tuple[asyncio.Task[Any], Session, Session]:
+    """Our donor is found by name, while closing the session with another one takes its time."""
+    reaching = asyncio.create_task(reach(net.dial, cast(Any, net), "donor.example", LEASE))
+    while not net.sessions:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0)
+    net.sessions[0].may_close.clear()
+    while len(net.sessions) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    return reaching, *net.sessions
+
+
+async def test_what_the_donor_says_before_it_is_taken_is_not_lost() -> None:
+    net = Net([OTHER], [OURS])
+    reaching, other, ours = await other_is_being_closed(net)
+    other.handler.draining(True)
+    ours.handler.draining(False)
+    other.may_close.set()
+    assert await reaching is cast(Any, ours)
+    assert net.drains == [False]
+    ours.handler.draining(True)
+    assert net.drains == [False, True]
+
+
+async def test_a_session_that_has_ended_leads_nowhere() -> None:
+    net = Net(["hangs"], [OURS])
+    reaching = asyncio.create_task(reach(net.dial, cast(Any, net), "donor.example", LEASE))
+    while not net.sessions:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0)
+    net.sessions[0].lose()
+    found = await reaching
+    assert net.sessions == [net.sessions[0], cast(Any, found)]
+    assert found.ended is None
+    assert net.ends == 0
 
 
 async def test_it_ends_where_both_ways_fail_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
