@@ -49,6 +49,13 @@ def kill_again_and_again(
     return pauses
 
 
+def restart_again_and_again(device: Device, restart: Callable[[int], None], kills: int) -> None:
+    """Kills and restarts donors alone, while the job goes on."""
+    for kill in range(kills):
+        restart(kill)
+        _more_pages_in(device)
+
+
 def _more_pages_in(device: Device) -> None:
     seen = device.status["stats"]["pages_in"]
     until(lambda: device.status["stats"]["pages_in"] > seen + PAGES_BETWEEN, "page-ins")

@@ -28,7 +28,7 @@ from nbd_client import ask, connected
 from pagejob import NEEDS, Job
 from runs import Runner, ready, touch
 from swapout import swap_out_file
-from takeovers import donors_too, kill_again_and_again
+from takeovers import donors_too, kill_again_and_again, restart_again_and_again
 
 from infiniswap.system.loop import attached
 from infiniswap.system.process import swap_safety_report
@@ -36,7 +36,8 @@ from infiniswap.units import MIB
 
 pytestmark = [pytest.mark.requires_native, pytest.mark.timeout(1500)]
 
-KILLS = 20 if os.environ.get("INFINISWAP_TEST_FULL", "") not in ("", "0") else 5
+FULL = os.environ.get("INFINISWAP_TEST_FULL", "") not in ("", "0")
+KILLS = 20 if FULL else 5
 STAGING = 8 * MIB
 
 
@@ -322,8 +323,10 @@ def test_no_page_is_wrong_when_a_donor_dies_with_the_device(
     busy: tuple[Device, Job], standing: Cluster
 ) -> None:
     device, work = busy
-    kills = KILLS // 5 * 2
-    print("pauses in ms:", *kill_again_and_again(device, work, kills, donors_too(standing)))
+    restart = donors_too(standing)
+    restart_again_and_again(device, restart, 20 if FULL else 1)
+    kills = 20 if FULL else 2
+    print("pauses in ms:", *kill_again_and_again(device, work, kills, restart))
     until(lambda: device.status["slabs"]["mapped"] > 0, "slabs on donors")
     assert device.status["stats"]["requests_failed"] == 0
 

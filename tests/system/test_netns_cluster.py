@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
+import os
 import secrets
 import signal
 import socket
@@ -414,10 +416,15 @@ def test_mistakes_are_told_and_make_nothing() -> None:
 # ------------------------------------------------------------------------ with a broker
 
 
+TOKEN = "a-token-of-thirty-two-characters"
+
+
 @pytest.fixture
-def announced() -> Iterator[Cluster]:
+def announced(tmp_path: Path) -> Iterator[Cluster]:
     """Three hosts, of which nobody names another one; h3 is the one with the broker."""
-    name = unused_name()
+    name, token = unused_name(), tmp_path / "metrics-token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
     host = HostPlan(HOST_MEMORY, "auto", "")
     settings = {
         **SETTINGS,
@@ -426,6 +433,7 @@ def announced() -> Iterator[Cluster]:
         "mqtt.broker": f'"{network.address(3)}"',
         "mqtt.keepalive_s": "2",
         "mqtt.announce_s": "2.0",
+        "cluster.metrics_token_file": f'"{token}"',
     }
     try:
         yield clusters.up(Plan(name, (host, host, host), SLAB, str(HEADROOM), settings, keep=True))
@@ -434,8 +442,51 @@ def announced() -> Iterator[Cluster]:
     assert not left_of(name)
 
 
-@pytest.mark.requires_tool("mosquitto")
-def test_hosts_that_are_cut_off_from_their_broker_go_on(announced: Cluster, tmp_path: Path) -> None:
+def metrics(cluster: Cluster, source: str, target: str, token: str) -> tuple[int, str]:
+    """What a Prometheus on one host gets from the daemon of another one: status and page."""
+
+    def get() -> tuple[int, str]:
+        address = (cluster.record.host(target).address, CONTROL_PORT)
+        connection = http.client.HTTPConnection(*address, timeout=WAIT_S)
+        with contextlib.closing(connection):
+            connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {token}"})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+    return network.call_inside(cluster.name, source, get)
+
+
+def found(one: Device) -> set[str]:
+    """Addresses of the donors that somebody who knows the broker alone finds."""
+    rows = json.loads(one.infiniswap("status", "--json"))["donors"]
+    return {row["address"].partition(":")[0] for row in rows if row["status"] is not None}
+
+
+def reload_broken_then_mended(cluster: Cluster, host: str, one: Device, file: Path) -> None:
+    """An administrator's slip, while pages lie there: told, and nothing else changes."""
+    config = cluster.directory(host) / "infiniswap.toml"
+    daemon, text = cluster.record.host(host).daemon, config.read_text()
+    assert daemon is not None
+
+    def degraded() -> str:
+        status = cluster.state(host).status
+        return str(status.degraded if status is not None else "")
+
+    config.write_text(f"{text}[devise]\n")
+    os.kill(daemon.pid, signal.SIGHUP)
+    until(lambda: "was not reloaded" in degraded(), "word of the broken file")
+    one.verify(file)
+    config.write_text(text)
+    os.kill(daemon.pid, signal.SIGHUP)
+    until(lambda: "was not reloaded" not in degraded(), "the mended file")
+    assert cluster.record.host(host).daemon == daemon
+    one.verify(file)
+
+
+@pytest.mark.requires_tool("mosquitto", "promtool")
+def test_announced_hosts_are_watched_and_changed_and_lose_their_broker(
+    announced: Cluster, tmp_path: Path
+) -> None:
     broker = Broker(tmp_path, host=network.address(3), port=1883)
     inside = tuple(announced.command("h3", [], cgroup=False))
     try:
@@ -446,6 +497,17 @@ def test_hosts_that_are_cut_off_from_their_broker_go_on(announced: Cluster, tmp_
             one.fill(tmp_path / "data")
             one.until_mapped(tmp_path / "back")
             assert set(one.slabs()) == {"h2", "h3"}  # and not what its own host lends
+
+            assert metrics(announced, "h1", "h2", "a token of somebody else")[0] == 401
+            status, page = metrics(announced, "h1", "h2", TOKEN)
+            assert status == 200
+            check = ["promtool", "check", "metrics"]
+            assert not subprocess.run(
+                check, input=page, text=True, check=True, capture_output=True
+            ).stdout
+            assert f'infiniswap_donor_pool_slabs{{state="mapped"}} {one.slabs()["h2"]:.1f}' in page
+            reload_broken_then_mended(announced, "h2", one, tmp_path / "back")
+
             announced.cut("h3")
             try:
                 one.verify(tmp_path / "back")
@@ -457,6 +519,13 @@ def test_hosts_that_are_cut_off_from_their_broker_go_on(announced: Cluster, tmp_
                 announced.heal("h3")
             until(lambda: "broker" not in str(one.status["degraded"]), "the broker")
             until(lambda: set(one.slabs()) >= {"h2", "h3"}, "a donor that announces itself again")
+            one.verify(tmp_path / "back")
+
+            broker.kill()
+            until(lambda: "broker" in str(one.status["degraded"]), "word of the broker")
+            broker.start(inside)  # and has lost what it had retained
+            until(lambda: found(one) >= {network.address(n) for n in (1, 2, 3)}, "all of them")
+            until(lambda: "broker" not in str(one.status["degraded"]), "the broker")
             one.verify(tmp_path / "back")
             assert one.status["stats"]["requests_failed"] == 0
     finally:

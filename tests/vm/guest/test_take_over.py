@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from cluster import Cluster
 from pagejob import StartJob
-from takeovers import donors_too, kill_again_and_again
+from takeovers import donors_too, kill_again_and_again, restart_again_and_again
 
 from infiniswap.system.process import swap_safety_report
 
@@ -33,8 +33,8 @@ def test_no_page_is_wrong_after_each_kill_on_older_kernels_too(
 
 
 def kill_all(frontend: str, cluster: Cluster, job: StartJob, count: Count) -> None:
-    """Kills the device's process, a donor, and both at once, while a job swaps: 5 times the
-    device's process in every run (`.ci/run`), 30 times in a full one."""
+    """Kills the device's process, a donor, and both at once, while a job swaps: 4 times, once and
+    once in every run (`.ci/run`), 20 times each in a full one."""
     cluster.env["INFINISWAP_DEVICE_STANDBY"] = "on"
     cluster.donor()
     cluster.donor()
@@ -45,10 +45,10 @@ def kill_all(frontend: str, cluster: Cluster, job: StartJob, count: Count) -> No
     print("pauses in ms:", *kill_again_and_again(device, work, count(4, 20)))
     # A donor's restart alone, and with the device's process.
     restart_donor = donors_too(cluster)
-    restart_donor(0)
+    restart_again_and_again(device, restart_donor, count(1, 20))
     work.more_rounds(0)
     done = device.status["succession"]["take_overs"]
-    kill_again_and_again(device, work, count(1, 10), restart_donor, done=done)
+    kill_again_and_again(device, work, count(1, 20), restart_donor, done=done)
     work.finish()  # verifies every page
     status = device.status
     assert status["succession"]["take_overs"] >= 5
