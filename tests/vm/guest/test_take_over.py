@@ -12,7 +12,7 @@ from takeovers import donors_too, kill_again_and_again, restart_again_and_again
 
 from infiniswap.system.process import swap_safety_report
 
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = pytest.mark.timeout(7200)
 
 Count = Callable[[int, int], int]
 
@@ -33,7 +33,7 @@ def test_no_page_is_wrong_after_each_kill_on_older_kernels_too(
 
 
 def kill_all(frontend: str, cluster: Cluster, job: StartJob, count: Count) -> None:
-    """Kills the device's process, a donor, and both at once, while a job swaps: 4 times, once and
+    """Kills the device's process, a donor, and both at once, while a job swaps: 3 times, once and
     once in every run (`.ci/run`), 20 times each in a full one."""
     cluster.env["INFINISWAP_DEVICE_STANDBY"] = "on"
     cluster.donor()
@@ -42,7 +42,7 @@ def kill_all(frontend: str, cluster: Cluster, job: StartJob, count: Count) -> No
     node = device.path.resolve()
     work = job(10_000)
     work.reach("filled")
-    print("pauses in ms:", *kill_again_and_again(device, work, count(4, 20)))
+    print("pauses in ms:", *kill_again_and_again(device, work, count(3, 20)))
     # A donor's restart alone, and with the device's process.
     restart_donor = donors_too(cluster)
     restart_again_and_again(device, restart_donor, count(1, 20))
@@ -51,7 +51,7 @@ def kill_all(frontend: str, cluster: Cluster, job: StartJob, count: Count) -> No
     kill_again_and_again(device, work, count(1, 20), restart_donor, done=done)
     work.finish()  # verifies every page
     status = device.status
-    assert status["succession"]["take_overs"] >= 5
+    assert status["succession"]["take_overs"] >= 4
     assert device.path.resolve() == node
     assert status["stats"]["requests_failed"] == 0
     assert status["slabs"]["mapped"] > 0
