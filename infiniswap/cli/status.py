@@ -7,7 +7,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,8 +40,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 _PIPE_COLUMNS = 200
-_LINES = "degraded"
-"""Of a device: sentences, below the tables."""
+_LINES = ("transport_reasons", "degraded")
+"""Of a device: what is said below the tables."""
+_NAMED_MAX = 3
+"""Donors, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ def _print_tables(rows: Sequence[DonorRow], devices: Sequence[Mapping[str, Any]]
     if devices:
         console.print(_device_table(devices))
     for device in devices:
-        for sentence in device.get(_LINES, ()):
+        for sentence in _sentences(device):
             console.print(f"device {device['name']}: {sentence}", markup=False, highlight=False)
     for row in rows:
         if row.status is None:
@@ -152,6 +154,14 @@ def _print_tables(rows: Sequence[DonorRow], devices: Sequence[Mapping[str, Any]]
             continue
         for sentence in row.status.degraded:
             console.print(f"{row.address}: {sentence}", markup=False, highlight=False)
+
+
+def _sentences(device: Mapping[str, Any]) -> Iterator[str]:
+    for reason, donors in device.get("transport_reasons", {}).items():
+        named = ", ".join(donors[:_NAMED_MAX])
+        more = f" and {len(donors) - _NAMED_MAX} more" if len(donors) > _NAMED_MAX else ""
+        yield f"no RDMA to {named}{more}: {reason}"
+    yield from device.get("degraded", ())
 
 
 def _donor_table(rows: Sequence[DonorRow]) -> Any:
@@ -223,7 +233,7 @@ def _lease_table(leases: Sequence[tuple[DonorRow, Any]]) -> Any:
 def _device_table(devices: Sequence[Mapping[str, Any]]) -> Any:
     from rich.text import Text
 
-    columns = list(dict.fromkeys(key for device in devices for key in device if key != _LINES))
+    columns = list(dict.fromkeys(key for device in devices for key in device if key not in _LINES))
     table = _table("devices on this host")
     for column in columns:
         table.add_column(column.removesuffix("_bytes").replace("_", " "))
@@ -237,6 +247,8 @@ def _cell(column: str, value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {count}" for key, count in value.items())
     if column.endswith("_bytes") and isinstance(value, int):
         return format_size_short(value)
     return str(value)

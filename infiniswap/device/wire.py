@@ -60,7 +60,7 @@ class Wire:
     Attributes:
         address: of the donor.
         transport: "rdma" or "tcp" of the last connections, empty before there were any.
-        reason: why not RDMA; empty with it.
+        reason: why not RDMA, where it was wished for; empty with it.
         fallbacks: how often RDMA was wished for and TCP was used.
         probes: how often it was tried beside that.
     """
@@ -113,6 +113,7 @@ class Wire:
         except _NoRdmaError as error:
             why = str(error)
         if self._wish == RDMA:
+            self.reason = why
             raise UnavailableError(
                 f"no RDMA: {why}",
                 where=f"donor {self.address}",

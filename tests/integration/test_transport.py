@@ -4,6 +4,7 @@ of what was asked for. With RDMA: tests/vm/guest/test_rdma.py."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,12 @@ def test_without_rdma_pages_go_over_tcp_with_the_reason(shared_cluster: Cluster)
     assert "pages go over TCP, not RDMA: here: this host has no RDMA device" in device.log
     shown = shared_cluster.ok("device", "show", device.name)
     assert "tcp (no RDMA: here: this host has no RDMA device)" in shown
+    asked = ("status", "--json", "--donors", shared_cluster.addresses)
+    listed = json.loads(shared_cluster.ok(*asked))["devices"]
+    (found,) = (row for row in listed if row["name"] == device.name)
+    assert found["transport"] == {"tcp": len(rows)}
+    addresses = [row["address"] for row in rows]
+    assert found["transport_reasons"] == {"here: this host has no RDMA device": addresses}
 
 
 def test_tcp_that_was_asked_for_needs_no_reason(shared_cluster: Cluster) -> None:

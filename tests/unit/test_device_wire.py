@@ -170,6 +170,7 @@ async def test_tcp_with_the_reason_where_rdma_cannot_be(world: World, reason: st
         await world.connect(strict, {Place(2, 9)} if world.slots else set())
     assert reason in str(caught.value)
     assert "doctor" in str(caught.value)
+    assert (strict.transport, strict.reason, strict.fallbacks) == ("", reason, 0)
     assert "tcp" not in world.dialled
 
 
