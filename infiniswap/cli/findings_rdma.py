@@ -10,12 +10,18 @@ from collections.abc import Iterator
 from infiniswap.cli.findings import Finding, degraded, good, missing
 from infiniswap.config import Config
 from infiniswap.engine.protocol import RdmaPort
-from infiniswap.errors import EngineError
+from infiniswap.errors import ConfigError, EngineError
 from infiniswap.system import rdma as system
-from infiniswap.units import MIB, format_size_short
+from infiniswap.units import MIB, PAGE_BYTES, format_size_short
 
 _LOCKED_PER_CONNECTION = 2 * MIB
 """What READs land in, for each connection to a donor (RDMA_BOUNCE_BYTES)."""
+_LOCKED_PER_LEASE = PAGE_BYTES
+"""What a device reads to see whether RDMA works (csrc/store/rdma.c)."""
+_MORE_LOCKED = (
+    "ulimit -l unlimited (for good: memlock in /etc/security/limits.conf, "
+    "LimitMEMLOCK=infinity in a unit)"
+)
 _PROVIDER = "apt install ibverbs-providers"
 _SOFT_ROCE = "modprobe rdma_rxe; rdma link add rxe0 type rxe netdev INTERFACE (docs/rdma.md)"
 _MENDS = {
@@ -45,7 +51,7 @@ def rdma(config: Config) -> Iterator[Finding]:
         yield _port(port)
     for name in sorted(set(there) - {port.device for port in ports}):
         yield degraded("rdma", f"no program can use {name}: its provider is missing", _PROVIDER)
-    yield _locked(config)
+    yield from _locked(config)
     for donor in config.peers():
         yield _way(donor.host)
 
@@ -75,21 +81,48 @@ def _port(port: RdmaPort) -> Finding:
     return good("rdma", f"{what}; RoCE v2 at {', '.join(addresses)}")
 
 
-def _locked(config: Config) -> Finding:
+def _locked(config: Config) -> Iterator[Finding]:
+    """What one process may lock, against what a device registers, and what a daemon does."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY or system.locks_without_limit():
-        return good("rdma-memlock", "memory may be locked without limit")
+        yield good("rdma-memlock", "memory may be locked without limit")
+        return
     device = config.device
     needed = device.staging_bytes + device.queues * _LOCKED_PER_CONNECTION
     what = f"{format_size_short(soft)} of memory may be locked by this user"
     if soft >= needed:
-        return good("rdma-memlock", what)
-    return degraded(
+        yield good("rdma-memlock", what)
+    else:
+        yield degraded(
+            "rdma-memlock",
+            f"{what}: too little for RDMA, which takes {format_size_short(needed)} and "
+            f"{format_size_short(device.queues * _LOCKED_PER_CONNECTION)} for each further donor",
+            _MORE_LOCKED,
+        )
+    yield from _locked_pool(config, soft, what)
+
+
+def _locked_pool(config: Config, soft: int, what: str) -> Iterator[Finding]:
+    """Only where this host's configuration makes it a donor for others, by RDMA, too."""
+    daemon = config.daemon
+    if daemon.listen.is_loopback or daemon.rdma == "off":
+        return
+    from infiniswap.donor.daemon import pool_limits
+    from infiniswap.donor.memory import HostMemory
+
+    try:
+        slabs = pool_limits(config, HostMemory().read()).slabs_max
+    except ConfigError:
+        return  # there is no room for a slab: that daemon would not start
+    pool_bytes = slabs * daemon.slab_bytes
+    pool = f"a pool of {format_size_short(pool_bytes)} (daemon.pool)"
+    if soft >= pool_bytes + daemon.leases_max * _LOCKED_PER_LEASE:
+        yield good("rdma-memlock", f"{what}, enough for {pool}")
+        return
+    yield degraded(
         "rdma-memlock",
-        f"{what}: too little for RDMA, which takes {format_size_short(needed)} and "
-        f"{format_size_short(device.queues * _LOCKED_PER_CONNECTION)} for each further donor",
-        "ulimit -l unlimited (for good: memlock in /etc/security/limits.conf, "
-        "LimitMEMLOCK=infinity in a unit)",
+        f"{what}: too little to register {pool} for RDMA, so not all of it can be lent that way",
+        _MORE_LOCKED,
     )
 
 

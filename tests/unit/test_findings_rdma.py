@@ -163,6 +163,39 @@ def test_what_may_be_locked(
     assert bool(finding.mend) == (state == WARN)
 
 
+@pytest.mark.parametrize(
+    ("changes", "states"),
+    [
+        ({"pool": "16M"}, [OK, OK]),
+        ({"pool": "18M"}, [OK, WARN]),
+        ({"pool": "auto"}, [OK, WARN]),
+        # No room for a probe's page of each lease beside it.
+        ({"pool": "17M", "leases_max": "256"}, [OK, OK]),
+        ({"pool": "17M", "leases_max": "257"}, [OK, WARN]),
+        # A daemon that offers no RDMA, that serves this host alone, that could not start.
+        ({"pool": "18M", "rdma": "off"}, [OK]),
+        ({"pool": "18M", "listen": "127.0.0.1:9400"}, [OK]),
+        ({"pool": "auto", "headroom": "1000000G"}, [OK]),
+    ],
+)
+def test_what_a_donor_may_lock(
+    host: list[RdmaPort | EngineError],
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, str],
+    states: list[str],
+) -> None:
+    host.append(port())
+    monkeypatch.setattr(findings_rdma.resource, "getrlimit", lambda _what: (18 * MIB, 18 * MIB))
+    donor = {"listen": "10.0.0.1:9400", "slab": "1M", **changes}
+    keys = {f"daemon__{key}": value for key, value in donor.items()}
+    findings = found(config(device__staging="2M", **keys))
+    findings = [one for one in findings if one.name == "rdma-memlock"]
+    assert [finding.state for finding in findings] == states
+    for finding in findings[1:]:
+        assert "a pool of" in finding.what
+        assert ("ulimit -l unlimited" in finding.mend) == (finding.state == WARN)
+
+
 def test_what_the_kernel_lists(tmp_path: Path) -> None:
     assert system.devices(sys=tmp_path) == ()
     base = tmp_path / "class/infiniband"
