@@ -72,7 +72,7 @@ def library() -> Iterator[Finding]:
             yield finding(
                 f"build-{name}",
                 f"this build has no {name}",
-                f"apt install {package} && make setup",
+                f"apt install {package}; then install Infiniswap again",
             )
 
 

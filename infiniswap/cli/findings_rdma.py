@@ -25,7 +25,7 @@ _MORE_LOCKED = (
 _PROVIDER = "apt install ibverbs-providers"
 _SOFT_ROCE = "modprobe rdma_rxe; rdma link add rxe0 type rxe netdev INTERFACE (docs/rdma.md)"
 _MENDS = {
-    errno.EOPNOTSUPP: "apt install libibverbs-dev && make setup",
+    errno.EOPNOTSUPP: "apt install libibverbs-dev; then install Infiniswap again",
     errno.ENOENT: "apt install libibverbs1 ibverbs-providers",
     errno.ENOSYS: "modprobe ib_uverbs",
 }
