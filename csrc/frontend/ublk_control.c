@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/utsname.h>
@@ -192,18 +193,28 @@ int iswi_ublk_del(struct iswi_ublk_control *control, uint32_t dev_id)
 
 /* --------------------------------------------------------------------- opening */
 
+/* The driver came with Linux 6.0, what we need of it with 6.5: no module would help. */
+static bool is_too_old(const struct utsname *kernel)
+{
+	unsigned int major, minor;
+
+	if (sscanf(kernel->release, "%u.%u", &major, &minor) != 2)
+		return false;
+	return major < 6 || (major == 6 && minor < 5);
+}
+
 static int explain_open(int code, struct isw_error *error)
 {
-	struct utsname kernel = {.release = "?"};
-	unsigned int major = 0;
+	struct utsname kernel;
 
+	/* First: there is a driver, whatever the number of the kernel. */
 	if (code == -EACCES || code == -EPERM)
 		return iswi_error(error, code, "ublk devices need root: " CONTROL_PATH ": %s",
 				  strerror(-code));
-	if (uname(&kernel) == 0 && sscanf(kernel.release, "%u", &major) == 1 && major < 6)
-		return iswi_error(error, -ENODEV,
-				  "this kernel (%s) has no ublk devices: they need Linux 6.5 or "
-				  "later",
+	if (uname(&kernel) == 0 && is_too_old(&kernel))
+		return iswi_error(error, -EOPNOTSUPP,
+				  "this kernel (%s) is too old for ublk devices: Linux 6.5 or "
+				  "later is needed",
 				  kernel.release);
 	if (code == -ENOENT || code == -ENODEV || code == -ENXIO)
 		return iswi_error(error, -ENODEV,
@@ -214,8 +225,9 @@ static int explain_open(int code, struct isw_error *error)
 
 static int explain_ring(int code, struct isw_error *error)
 {
+	/* -EPERM is not for want of rights: who may open the control device has them. */
 	if (code == -EPERM || code == -ENOSYS)
-		return iswi_error(error, code,
+		return iswi_error(error, -EOPNOTSUPP,
 				  "ublk devices need io_uring, which is switched off here: look at "
 				  "/proc/sys/kernel/io_uring_disabled, and in a container at its "
 				  "seccomp profile");
@@ -254,7 +266,7 @@ int iswi_ublk_control_open(struct iswi_ublk_control *control, struct isw_error *
 		return explain_open(-errno, error);
 	err = io_uring_queue_init(4, &control->ring, IORING_SETUP_SQE128);
 	if (err != 0) {
-		explain_ring(err, error);
+		err = explain_ring(err, error);
 		goto err_fd;
 	}
 	err = check_features(control, error);

@@ -111,7 +111,7 @@ def ublk_devices(
         yield degraded(
             "ublk",
             f"no ublk devices: {error.what}; devices get the front end nbd or fuse",
-            error.mend if ublk.has_driver() else "modprobe ublk_drv (Linux 6.5 or later)",
+            error.mend,
         )
         return
     used, limit = len(ublk.numbers(sys=sys)), ublk.limit(sys=sys)

@@ -18,6 +18,7 @@ from infiniswap.errors import (
 )
 
 _BUILD_MEND = "Install liburing-dev and build again, or use --frontend nbd or fuse."
+_DRIVER_MEND = "modprobe ublk_drv; where that cannot be had, use --frontend nbd or fuse."
 _HOST_MEND = "Use --frontend nbd or fuse where that cannot be had; see `infiniswap doctor`."
 
 
@@ -46,7 +47,8 @@ def ublk_check() -> None:
         return
     failure = ublk_error(-result, error)
     if isinstance(failure, EngineError):
-        raise UnavailableError(failure.what, mend=_HOST_MEND)
+        mend = _DRIVER_MEND if -result == errno.ENODEV else _HOST_MEND
+        raise UnavailableError(failure.what, mend=mend)
     raise failure
 
 
@@ -64,8 +66,8 @@ def ublk_shape(device_id: int) -> UblkShape | None:
         known = struct_ints(info[0])
         state = known.pop("state")
         return UblkShape(live=state == lib.ISW_UBLK_LIVE, ended=state == lib.ISW_UBLK_DEAD, **known)
-    if -result == errno.ENODEV:
-        ublk_check()  # which raises when it is the driver that is not there
+    if -result in (errno.ENODEV, errno.EOPNOTSUPP):
+        ublk_check()  # which raises when it is the driver that is not there, or too old
         return None
     raise ublk_error(-result, error)
 

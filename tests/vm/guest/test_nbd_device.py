@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cluster import WAIT_S, Cluster, Device, run, until
 
-from infiniswap.errors import ConflictError
+from infiniswap.errors import ConflictError, UnavailableError
 from infiniswap.system import nbd
 from infiniswap.units import MIB
 
@@ -116,6 +116,21 @@ def test_the_queue_is_made_for_swap(device: Device) -> None:
     }
     assert {name: (queue / name).read_text().strip() for name in wanted} == wanted
     assert device.path.resolve().name.startswith("nbd")
+
+
+@pytest.mark.kernels("6.1")
+def test_auto_takes_it_where_the_kernel_is_too_old_for_ublk(module_cluster: Cluster) -> None:
+    name, donors = module_cluster.name(), module_cluster.addresses
+    command = ["device", "start", name, "--donors", donors, "--size", "16M", "--frontend"]
+    refused = module_cluster.cli(*command, "ublk")
+    assert refused.returncode == UnavailableError.exit_code, refused.stderr
+    assert "is too old for ublk devices: Linux 6.5 or later is needed" in refused.stderr
+    assert "modprobe" not in refused.stderr
+    started = module_cluster.cli(*command, "auto")
+    assert started.returncode == 0, started.stderr
+    device = Device(module_cluster, name)
+    assert device.status["frontend"] == "nbd"
+    device.remove()
 
 
 def test_a_device_in_use_is_not_detached(device: Device, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator
@@ -15,7 +16,13 @@ from infiniswap.engine.native import NativeEngine
 from infiniswap.engine.native_frontend import NativeUblk
 from infiniswap.engine.native_ublk import ublk_check, ublk_remove, ublk_shape
 from infiniswap.engine.protocol import EngineConfig, EventKind
-from infiniswap.errors import ConflictError, EngineError, NotFoundError
+from infiniswap.errors import (
+    ConflictError,
+    EngineError,
+    NotFoundError,
+    NotPermittedError,
+    UnavailableError,
+)
 from infiniswap.units import KIB, MIB
 
 DISK = Path("/var/tmp")
@@ -244,6 +251,36 @@ def test_what_is_not_there_is_said(engine: NativeEngine) -> None:
     with pytest.raises(EngineError) as caught:
         engine.frontend_ublk_prepare(33, IDENTITY)
     assert caught.value.code == errno.ENODEV
+
+
+@contextlib.contextmanager
+def setting(path: str, value: int) -> Iterator[None]:
+    """A number that the kernel has, for a while."""
+    before = Path(path).read_text()
+    Path(path).write_text(str(value))
+    try:
+        yield
+    finally:
+        Path(path).write_text(before)
+
+
+@contextlib.contextmanager
+def nobody() -> Iterator[None]:
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_what_the_kernel_refuses_is_said() -> None:
+    """tests/c/test_ublk_refused.c has all of it; these are answers of a real one."""
+    with nobody(), pytest.raises(NotPermittedError, match="need root: /dev/ublk-control"):
+        ublk_check()
+    off = setting("/proc/sys/kernel/io_uring_disabled", 2)
+    with off, pytest.raises(UnavailableError, match="io_uring, which is switched off here"):
+        ublk_check()
+    ublk_check()
 
 
 def test_a_strangers_device_is_left_alone(engine: NativeEngine) -> None:
