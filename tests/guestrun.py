@@ -33,7 +33,7 @@ from typing import Any
 import pytest
 from priority import LOWEST
 from qemu_vm import commands, kernels, plan
-from runmode import FULL, IN_GUEST
+from runmode import FULL, IN_CI, IN_GUEST
 
 from infiniswap.errors import InfiniswapError
 
@@ -242,13 +242,11 @@ class GuestRuns:
 
     Args:
         config: of this pytest.
-        in_ci: whether machines must be had.
         items: all tests of the run. The guest of the first that needs one begins now.
     """
 
-    def __init__(self, config: pytest.Config, in_ci: bool, items: Sequence[pytest.Item]) -> None:
+    def __init__(self, config: pytest.Config, items: Sequence[pytest.Item]) -> None:
         self._config = config
-        self._in_ci = in_ci
         self._items = [item for item in items if remote(item)]
         self._guest: Guest | None = None
         self._done: set[str] = set()
@@ -260,8 +258,8 @@ class GuestRuns:
         """Waits until it has run; its guest runs everything that is of its kind."""
         kind = kind_of(item)
         if why := self._missing(kind):
-            if self._in_ci:
-                return [report_of(item.nodeid, "failed", f"CI must have it: {why}")]
+            if IN_CI or FULL:  # a full run promises everything
+                return [report_of(item.nodeid, "failed", f"this run must have it: {why}")]
             return [report_of(item.nodeid, "skipped", why)]
         if self._guest is None or self._guest.kind != kind or self._guest.is_lost:
             self._begin(kind, low=False)

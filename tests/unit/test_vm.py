@@ -256,6 +256,7 @@ class _Item:
 
     def __init__(self, name: str, place: Path, hosts: int = 1, *, full: bool = False) -> None:
         self.name = name
+        self.nodeid = f"tests/vm/guest/test_x.py::{name}"
         self.path = place / "test_x.py"
         self._marks = {"machine": pytest.mark.machine(hosts=hosts).mark}
         if full:
@@ -292,6 +293,26 @@ def test_most_tests_begin_first_and_none_that_is_skipped_boots(
         monkeypatch.setattr(guestrun, "FULL", full)
         put_together(items)  # type: ignore[arg-type]
         assert "".join(item.name for item in items if remote(item)) == begun  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("in_ci", "full", "outcome"),
+    [(False, False, "skipped"), (True, False, "failed"), (False, True, "failed")],
+)
+def test_without_machines_tests_fail_in_ci_and_in_full_runs(
+    in_ci: bool, full: bool, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> None:
+        raise UnavailableError("no QEMU here")
+
+    monkeypatch.setattr(guestrun.plan, "check_host", none)
+    monkeypatch.setattr(guestrun, "IN_CI", in_ci)
+    monkeypatch.setattr(guestrun, "FULL", full)
+    item = _Item("a", GUEST_TESTS)
+    runs = guestrun.GuestRuns(None, [item])  # type: ignore[arg-type, list-item]
+    (report,) = runs.reports(item)  # type: ignore[arg-type]
+    assert report.outcome == outcome
+    assert "needs virtual machines: no QEMU here" in str(report.longrepr)
 
 
 def test_lines_of_several_machines_are_told_apart(tmp_path: Path) -> None:

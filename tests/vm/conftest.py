@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 from guestrun import GuestRuns, kernels_of, put_together, remote, write_report
-from runmode import FULL, IN_CI, IN_GUEST
+from runmode import FULL, IN_GUEST
 
 _RUNS = pytest.StashKey[GuestRuns]()
 
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     if not session.config.option.collectonly and not session.testsfailed:
-        session.stash[_RUNS] = GuestRuns(session.config, IN_CI, session.items)
+        session.stash[_RUNS] = GuestRuns(session.config, session.items)
 
 
 @pytest.hookimpl(tryfirst=True)

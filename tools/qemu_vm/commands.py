@@ -26,7 +26,6 @@ PACKAGES = {
     "apt-cache": "apt",
     "apt-config": "apt",
     "dpkg-deb": "dpkg",
-    "mmdebstrap": "mmdebstrap",
     "ip": "iproute2",
     "rdma": "iproute2",
     "cc": "gcc",
