@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a flush promises, seen at the backup: its file system is frozen, so nothing gets there."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from cluster import WAIT_S, Cluster, Device, run, until
+
+from infiniswap.units import MIB, PAGE_BYTES
+
+SIZE = 32 * MIB
+DISK = 192 * MIB
+"""Some of it is left free beside a new backup."""
+PLAIN, FORCED, LATER = (number * PAGE_BYTES for number in (1, 3, 5))
+
+
+@pytest.fixture
+def small_disk(module_cluster: Cluster) -> Iterator[Path]:
+    """Where an ext4 of its own is mounted, which can be frozen without harm to anybody else."""
+    image, mounted = module_cluster.root / "disk.img", module_cluster.root / "disk"
+    with image.open("wb") as file:
+        file.truncate(DISK)
+    run("mkfs.ext4", "-q", "-b", "4096", image)
+    mounted.mkdir()
+    run("mount", "-o", "loop", image, mounted)
+    try:
+        yield mounted
+    finally:
+        run("umount", mounted)
+        mounted.rmdir()
+        image.unlink()
+
+
+@pytest.fixture
+def device(frontend: str, module_cluster: Cluster, small_disk: Path) -> Iterator[Device]:
+    backup = str(small_disk / "backup")
+    device = module_cluster.start("--frontend", frontend, "--backup", backup, size=f"{SIZE}")
+    try:
+        yield device
+    finally:
+        device.remove()
+
+
+@contextlib.contextmanager
+def frozen(path: Path) -> Iterator[None]:
+    """Thaws it in any case: nobody who waits for such a disk can be killed."""
+    try:
+        run("fsfreeze", "-f", path)
+        yield
+    finally:
+        run("fsfreeze", "-u", path)
+
+
+def write(fd: int, offset: int, fill: int, flags: int = 0) -> None:
+    """A page, past the kernel's cache."""
+    with mmap.mmap(-1, PAGE_BYTES) as page:
+        page[:] = bytes([fill]) * PAGE_BYTES
+        assert os.pwritev(fd, [page], offset, flags) == PAGE_BYTES
+
+
+@pytest.mark.full  # a device's start takes 20 s here
+@pytest.mark.parametrize("frontend", ["ublk", "nbd"], indirect=True)
+def test_a_flush_waits_for_the_backup_and_a_plain_write_does_not(
+    device: Device, small_disk: Path
+) -> None:
+    fd = os.open(device.path, os.O_RDWR | os.O_DIRECT)
+
+    def stat(name: str) -> int:
+        return int(device.status["stats"][name])
+
+    def is_written_to_a_donor() -> bool:
+        before = stat("pages_out_remote")
+        write(fd, PLAIN, 1)
+        return stat("pages_out_remote") > before
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, fd)
+        until(is_written_to_a_donor, "a slab with a donor")
+        until(lambda: stat("staging_pages_used") == 0, "a backup that has everything")
+        on_backup, flushes = stat("pages_out_backup"), stat("flush_requests")
+        pool = stack.enter_context(ThreadPoolExecutor(3))  # which waits for its threads: after thaw
+        with frozen(small_disk):
+            pool.submit(write, fd, PLAIN, 2).result(WAIT_S)
+            until(lambda: stat("requests_in_flight") == 0, "the front end to notice")
+            forced = pool.submit(write, fd, FORCED, 3, os.RWF_DSYNC)
+            until(lambda: stat("requests_in_flight") == 1, "a write with forced unit access")
+            flushed = pool.submit(os.fsync, fd)
+            until(lambda: stat("flush_requests") > flushes, "the flush to arrive")
+            # What comes after it passes it, and it is still there (nbd may have sent it again).
+            pool.submit(write, fd, LATER, 4).result(WAIT_S)
+            assert stat("requests_in_flight") >= 2
+            assert stat("pages_out_backup") == on_backup
+            assert not forced.done()
+            assert not flushed.done()
+        forced.result(WAIT_S)
+        flushed.result(WAIT_S)
+    with (small_disk / "backup").open("rb") as backup:
+        for offset, fill in ((PLAIN, 2), (FORCED, 3)):
+            backup.seek(offset)
+            assert backup.read(PAGE_BYTES) == bytes([fill]) * PAGE_BYTES
+    assert stat("requests_failed") == 0
