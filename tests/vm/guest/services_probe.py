@@ -1,23 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Under a systemd: daemon and device as `infiniswap service install` makes them; a job of root's
-and one of a member's on that device; then one that swaps, which is there when the host shuts down.
+and one of a member's on that device; then one that swaps, which is there when the host shuts down,
+and in full runs when the device's process is killed, the daemon restarted, and the device.
 
     python services_probe.py FRONTEND DIRECTORY PAGECHECK
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from runmode import FULL
 from runwatch import GROUP, as_user, make_user, run_argv, watch
 
+from infiniswap.device import client
 from infiniswap.device.rundir import paths_of
+from infiniswap.errors import InfiniswapError
 from infiniswap.system import swap, systemd
 from infiniswap.units import MIB
 
@@ -27,6 +34,11 @@ PORT = 9471
 CONFIG = Path("/etc/infiniswap")
 DEVICE = f"infiniswap-device@{NAME}.service"
 SWAPPED_BYTES = 8 * MIB
+WAIT_S = 900.0
+PAGES_BETWEEN = 100
+BACK = "back with the same lease"
+PATIENCE = "600"
+"""Seconds for a daemon that is restarted: without KVM it takes many."""
 TERMINAL = """
 cgroup=/sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup)/app.slice
 mkdir $cgroup && echo $$ > $cgroup/cgroup.procs && exec "$@"
@@ -40,12 +52,25 @@ def run(*argv: str) -> None:
     subprocess.run(argv, check=True, timeout=900)
 
 
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Waits until it is true, and returns it; a device between two processes cannot be asked."""
+    end_s = time.monotonic() + WAIT_S
+    while True:
+        with contextlib.suppress(InfiniswapError):
+            if value := condition():
+                return value
+        assert time.monotonic() < end_s, f"waited in vain for: {what}"
+        time.sleep(0.1)
+
+
 def settings(frontend: str, directory: Path) -> None:
-    """As an administrator writes them, but for places and sizes of a test."""
+    """As an administrator writes them, but for places, sizes and times of a test."""
     (CONFIG / "devices").mkdir(parents=True)
     (CONFIG / "infiniswap.toml").write_text(
         f'[daemon]\nlisten = "127.0.0.1:{PORT}"\npool = "128M"\nslab = "8M"\nheadroom = "16M"\n'
-        f'[device]\nslab = "8M"\nbackup_dir = "{directory}"\n'
+        + (f"lease_grace_s = {PATIENCE}\n" if FULL else "")
+        + f'[device]\nslab = "8M"\nbackup_dir = "{directory}"\n[policy]\n'
+        + (f"suspend_s = {PATIENCE}\n" if FULL else "")
     )
     (CONFIG / "devices" / f"{NAME}.env").write_text(
         f"DEVICE_OPTIONS=--size 64M --frontend {frontend} --swap --donors 127.0.0.1:{PORT}\n"
@@ -81,13 +106,86 @@ def reload() -> None:
     """While a job swaps: what can change does, and a mistake is told and changes nothing."""
     path = CONFIG / "infiniswap.toml"
     right = path.read_text()
-    path.write_text(f"{right}[policy]\nchoices = 3\nevict_slabs_max = 3\n")
+    path.write_text(f"{right}choices = 3\nevict_slabs_max = 3\n")
     run("systemctl", "reload", "infiniswapd.service", DEVICE)
     path.write_text(f"{right}[polisy]\n")
     done = subprocess.run(["systemctl", "reload", DEVICE], check=False, timeout=900)
     assert done.returncode != 0
     path.write_text(right)
     run("systemctl", "is-active", "infiniswapd.service", DEVICE)
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The job leaves the processors to others: a standby takes minutes beside it."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def faults(directory: Path, node: Path) -> None:
+    """What happens to services while the job swaps; each time it pages on."""
+    paths = paths_of(NAME, Path("/run/infiniswap"), directory)
+    log = directory / f"{DEVICE}.log"
+    job_pid = systemd_value("isw-job.service", "MainPID")
+    donor_pid = systemd_value("infiniswapd.service", "MainPID")
+    before = device_unit()
+
+    def status() -> Any:
+        return client.status(paths, wait_s=WAIT_S)
+
+    def standby() -> None:
+        with stopped(job_pid):
+            until(lambda: status().succession.standby == "ready", "a standby")
+
+    def pages_in(what: str) -> None:
+        seen = status().stats["pages_in"]
+        until(lambda: status().stats["pages_in"] > seen + PAGES_BETWEEN, f"page-ins {what}")
+        assert swap.find_area(node) is not None, what
+        assert device_unit() == before, what
+
+    standby()
+    pages_in("before anything")
+    print("+ kill -9 of the device's process", flush=True)
+    os.kill(status().pid, signal.SIGKILL)
+    until(lambda: status().succession.take_overs == 1, "the take-over")
+    pages_in("after the take-over")
+
+    until(lambda: status().slabs.get("mapped"), "a slab that is lent")
+    back = log.read_text().count(BACK)
+    run("systemctl", "restart", "infiniswapd.service")
+    until(lambda: log.read_text().count(BACK) > back, "the device to have its lease back")
+    assert systemd_value("infiniswapd.service", "MainPID") != donor_pid
+    remote = status().stats["pages_in_remote"]
+    until(lambda: status().stats["pages_in_remote"] > remote, "pages of the restarted donor")
+    pages_in("after the daemon's restart")
+
+    standby()
+    with stopped(job_pid):
+        run(sys.executable, "-m", "infiniswap", "device", "restart", NAME)
+    succession = status().succession
+    pages_in("after the device's restart")
+    # What is wrong stays wrong: a round that begins now finds it.
+    job_log = directory / "job"
+    rounds = job_log.read_text().count("round")
+    until(lambda: job_log.read_text().count("round") > rounds + 1, "a whole round of the job")
+    seen = {
+        "device_before": before,
+        "device_after": device_unit(),
+        "take_overs": succession.take_overs,
+        "reason": succession.reason,
+        "job": job_log.read_text(),
+        "requests_failed": status().stats["requests_failed"],
+    }
+    run("systemctl", "is-active", "infiniswapd.service", DEVICE, "isw-job.service")
+    print(f"SEEN faults {json.dumps(seen)}", flush=True)
+
+
+def systemd_value(unit: str, name: str) -> int:
+    show = ["systemctl", "show", "--value", f"--property={name}", unit]
+    return int(subprocess.run(show, check=True, capture_output=True, text=True).stdout)
 
 
 def main(frontend: str, directory: Path, pagecheck: Path) -> None:
@@ -103,12 +201,15 @@ def main(frontend: str, directory: Path, pagecheck: Path) -> None:
     terminal += ["sh", "-c", TERMINAL, "sh", *as_user(MEMBER)]
     job("member", uid, directory, [*terminal, *command])
     swapping = ["systemd-run", "--unit=isw-job", "-p", "MemoryMax=16M"]
+    swapping += ["-p", f"StandardOutput=append:{directory}/job"]
     run(*swapping, str(pagecheck), "48", "1", "100000")
     node = Path("/dev/infiniswap", NAME).resolve()
     end_s = time.monotonic() + 600
     while (area := swap.find_area(node)) is None or area.used_bytes < SWAPPED_BYTES:
         assert time.monotonic() < end_s, area
         time.sleep(0.1)
+    if FULL:
+        faults(directory, node)
     reload()
     run("systemctl", "--no-pager", "--plain", "list-units", "infini*", "isw*", "*.swap")
     print(f"SERVES {node} {area.used_bytes}", flush=True)

@@ -139,7 +139,7 @@ def _wait(outside: subprocess.Popen[bytes], alone: Path) -> None:
     # for the first process of the name space has to leave.
     (CGROUP / "cgroup.procs").write_text(str(outside.pid))
     alone.touch()
-    outside.wait(1200)
+    outside.wait(3600)  # whoever has started this has bounds of its own
 
 
 if __name__ == "__main__":
