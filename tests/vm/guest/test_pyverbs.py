@@ -46,6 +46,7 @@ from infiniswap.units import MIB, PAGE_BYTES, HostPort
 
 pytestmark = [
     pytest.mark.timeout(1800),
+    pytest.mark.kernels("6.12", "6.1"),  # which can move registrations, and which cannot
     pytest.mark.requires_pyverbs,
     pytest.mark.usefixtures("soft_roce"),
 ]
