@@ -7,14 +7,17 @@ Modules, sysctls, tmpfiles and the like are none of ours: nothing of that kind i
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from infiniswap.config import DEFAULT_PATH, Config
+from infiniswap.config import DEFAULT_PATH, SECTIONS, Config
 from infiniswap.device.rundir import LINK_DIR
 from infiniswap.errors import from_oserror
+
+_NAMES_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +29,14 @@ class Place:
         what: lies there.
         mend: how to get rid of it in order.
         own: patterns of the files that `--purge` removes.
+        named: more of them, by their paths; those that lie elsewhere are left alone.
     """
 
     path: Path
     what: str
     mend: str
     own: tuple[str, ...] = ()
+    named: tuple[Path, ...] = ()
 
 
 def places(root: Path, config: Config) -> tuple[Place, ...]:
@@ -41,9 +46,10 @@ def places(root: Path, config: Config) -> tuple[Place, ...]:
     found = [
         Place(
             DEFAULT_PATH.parent,
-            "settings, secret and declared devices",
+            "settings, secrets and declared devices",
             purge,
             (DEFAULT_PATH.name, "secret", "devices/*.env"),
+            tuple(_named(config)),
         ),
         Place(config.device.backup_dir, "contents of stopped devices", purge, contents),
         Place(config.daemon.state_dir, "whether the donor drains", purge, ("*.drain",)),
@@ -57,14 +63,41 @@ def places(root: Path, config: Config) -> tuple[Place, ...]:
         found.append(Place(config.daemon.run_dir, "memory that is still lent", mend))
     unique = {place.path: place for place in reversed(found)}
     return tuple(
-        Place(root / place.path.relative_to("/"), place.what, place.mend, place.own)
+        dataclasses.replace(
+            place,
+            path=root / place.path.relative_to("/"),
+            named=tuple(root / path.relative_to("/") for path in place.named),
+        )
         for place in unique.values()
     )
 
 
+def _named(config: Config) -> Iterator[Path]:
+    """Every file that the configuration names: secrets, tokens, certificates, lists."""
+    for section, kind in SECTIONS.items():
+        for entry in dataclasses.fields(kind):
+            path = getattr(getattr(config, section), entry.name)
+            if entry.name.endswith("_file") and path is not None and ".." not in path.parts:
+                yield path
+
+
 def own_files(place: Place) -> list[Path]:
     """Files there that `--purge` removes."""
-    return sorted(path for pattern in place.own for path in place.path.glob(pattern))
+    found = {path for pattern in place.own for path in place.path.glob(pattern)}
+    found |= set(place.named)
+    return sorted(
+        path
+        for path in found
+        if _is_below(path, place.path) and (os.path.islink(path) or os.path.isfile(path))
+    )
+
+
+def _is_below(path: Path, directory: Path) -> bool:
+    """Whether it really lies there: a directory on the way to it may be a link out of there."""
+    try:
+        return path.parent.resolve().is_relative_to(directory.resolve())
+    except (OSError, RuntimeError):  # links in a circle
+        return False
 
 
 def purge(place: Place) -> None:
@@ -80,16 +113,62 @@ def purge(place: Place) -> None:
             raise from_oserror("cannot remove the file", error, where=str(path)) from error
 
 
+def _directories(place: Place) -> list[Path]:
+    """The place, and those in it that are ours: inner ones first."""
+    if not place.own:
+        return [Path(path) for path, _, _ in os.walk(place.path, topdown=False)]
+    files = [*(place.path / pattern for pattern in place.own), *place.named]
+    found = {
+        parent
+        for file in files
+        if _is_below(file, place.path)
+        for parent in file.parents
+        if parent.is_relative_to(place.path)
+    }
+    return sorted(found, key=lambda path: len(path.parts), reverse=True)
+
+
 def tidy(place: Place) -> bool:
     """Removes its empty directories; False where something is left."""
-    for directory, _, _ in os.walk(place.path, topdown=False):
+    for directory in _directories(place):
         with contextlib.suppress(OSError):
             os.rmdir(directory)
     return not place.path.exists()
 
 
-def left(found: tuple[Place, ...]) -> Iterator[str]:
-    """What stays, and how to get rid of it."""
+def strangers(place: Place) -> list[str]:
+    """What lies there and is not ours, so that `--purge` leaves it: names below the place."""
+    directories = _directories(place)
+    known = {*own_files(place), *directories}
+    found = []
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            found += [path for path in directory.iterdir() if path not in known]
+    return sorted(str(path.relative_to(place.path)) for path in found)
+
+
+def left(found: tuple[Place, ...], *, purged: bool, tidied: bool) -> Iterator[str]:
+    """What stays, and how to get rid of it.
+
+    Args:
+        found: the places.
+        purged: files of ours go, or are gone.
+        tidied: empty directories are gone.
+    """
     for place in found:
-        if place.path.exists():
-            yield f"left in place: {place.path} ({place.what}); to remove it: {place.mend}"
+        if not place.path.exists():
+            continue
+        stays = f"left in place: {place.path} ({place.what})"
+        others = strangers(place) if place.own else []
+        is_ours = not place.own or (bool(own_files(place)) and not purged)
+        if is_ours:
+            yield f"{stays}; to remove it: {place.mend}"
+        if others:
+            more = len(others) - _NAMES_MAX
+            names = ", ".join(others[:_NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
+            yield (
+                "left in place, as they are not Infiniswap's, nor named by its configuration: "
+                f"{names} in {place.path}; remove them by hand if nobody needs them"
+            )
+        if tidied and not is_ours and not others:
+            yield f"{stays}, which is empty: it is a link, or something is mounted there"

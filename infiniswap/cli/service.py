@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import grp
 import os
 import pwd
@@ -61,7 +60,8 @@ def add_parser(subparsers: Any) -> None:
     uninstall.add_argument(
         "--purge",
         action="store_true",
-        help="remove settings, secret, declarations and the contents of stopped devices, too",
+        help="remove settings, the files beside them that they name (secret, tokens, "
+        "certificates), declarations and the contents of stopped devices, too",
     )
     for action in (install, uninstall):
         action.add_argument("--dry-run", action="store_true", help="only say what would be done")
@@ -219,8 +219,16 @@ def _configuration(root: Path) -> configuration.Config:
     """Of the system below the root; where nothing says otherwise, and where it is broken, the
     defaults."""
     path = root / configuration.DEFAULT_PATH.relative_to("/")
-    with contextlib.suppress(ConfigError):
-        return configuration.load(path if path.exists() else Path("/dev/null"), environ={})
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return configuration.Config()
+    except OSError:
+        pass  # load() says what is wrong
+    try:
+        return configuration.load(path, environ={})
+    except ConfigError as error:
+        print(f"what the configuration names elsewhere is not looked at: {error}", file=sys.stderr)
     return configuration.Config()
 
 
@@ -243,7 +251,7 @@ def _clear_up(root: Path, config: configuration.Config, args: argparse.Namespace
         if args.purge:
             leavings.purge(place)
         leavings.tidy(place)
-    for line in leavings.left(places):
+    for line in leavings.left(places, purged=args.purge, tidied=not args.dry_run):
         print(line)
 
 

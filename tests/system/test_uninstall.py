@@ -26,6 +26,29 @@ def tree(root: Path) -> dict[str, tuple[int, bytes]]:
     return found
 
 
+def name_files(config: Path) -> set[str]:
+    """Writes the files that the documents tell to put beside a configuration, and names them in
+    it; returns where they lie below the root."""
+    text = config.read_text().replace('#tls = "off"', 'tls = "on"')
+    text = text.replace('#username = ""', 'username = "infiniswap"')
+    found = set()
+    for key, name in (
+        ("secret_file", "cluster-secret"),
+        ("metrics_token_file", "metrics-token"),
+        ("peers_file", "peers"),
+        ("password_file", "mqtt-password"),
+        ("ca_file", "tls/ca.pem"),
+    ):
+        path = config.parent / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("contents\n")
+        assert f'\n#{key} = ""\n' in text
+        text = text.replace(f'\n#{key} = ""\n', f'\n{key} = "/etc/infiniswap/{name}"\n')
+        found.add(f"etc/infiniswap/{name}")
+    config.write_text(text)
+    return found
+
+
 def test_nothing_is_left_of_an_installation_that_was_used(cluster: Cluster) -> None:
     root = cluster.root / "host"
     for name in ("etc/systemd/system", "etc/modules-load.d", "etc/sysctl.d", "usr/lib", "run"):
@@ -38,6 +61,8 @@ def test_nothing_is_left_of_an_installation_that_was_used(cluster: Cluster) -> N
     config = root / "etc/infiniswap/infiniswap.toml"
     cluster.ok("init", "--config", str(config))
     (config.parent / "devices").mkdir()
+    named = name_files(config)
+    (config.parent / "notes.txt").write_text("an administrator's\n")
     wants = root / UNIT_DIR / "multi-user.target.wants"
     wants.mkdir()
     (wants / DAEMON_UNIT).symlink_to(root / UNIT_DIR / DAEMON_UNIT)
@@ -64,14 +89,25 @@ def test_nothing_is_left_of_an_installation_that_was_used(cluster: Cluster) -> N
         "etc/infiniswap/infiniswap.toml",
         "etc/infiniswap/devices",
         f"etc/infiniswap/devices/{device.name}.env",
+        *named,
+        "etc/infiniswap/tls",
+        "etc/infiniswap/notes.txt",
         "var/lib/infiniswap",
         *(f"var/lib/infiniswap/{device.name}.{kind}" for kind in ("backup", "device", "tables")),
     }
     assert f"left in place: {config.parent} (settings" in said
     assert f"left in place: {cluster.backup_dir} (contents" in said
+    assert f": notes.txt in {config.parent}; remove them by hand" in said
 
     would = cluster.ok("service", "uninstall", "--purge", "--dry-run", "--root", str(root))
     assert f"would remove: {device.backup.name}" in would.replace(f"{cluster.backup_dir}/", "")
     assert set(tree(root)) - set(before) == left
+    said = cluster.ok("service", "uninstall", "--purge", "--root", str(root))
+    assert set(tree(root)) - set(before) == {"etc/infiniswap", "etc/infiniswap/notes.txt"}
+    assert [line for line in said.splitlines() if "left in place" in line] == [
+        "left in place, as they are not Infiniswap's, nor named by its configuration: notes.txt in "
+        f"{config.parent}; remove them by hand if nobody needs them"
+    ]
+    (config.parent / "notes.txt").unlink()
     cluster.ok("service", "uninstall", "--purge", "--root", str(root))
     assert tree(root) == before

@@ -248,6 +248,44 @@ def test_uninstall_leaves_nothing(root: Path, capsys: pytest.CaptureFixture[str]
     assert "no units of ours" in capsys.readouterr().out
 
 
+def test_purge_removes_what_the_configuration_names_beside_it_and_nothing_elsewhere(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    etc, elsewhere = root / "etc/infiniswap", root / "etc/ssl"
+    for directory in (etc / "certs", elsewhere, root / "var/lib/infiniswap/mine"):
+        directory.mkdir(parents=True)
+    (etc / "link").symlink_to(elsewhere)
+    inside = [etc / "token", etc / "certs/ca.pem"]
+    outside = [root / "etc/peers", elsewhere / "cert.pem", elsewhere / "key.pem"]
+    for path in (*inside, *outside):
+        path.touch()
+    (etc / "password").symlink_to(elsewhere / "key.pem")
+    config = etc / "infiniswap.toml"
+    text = (
+        '[cluster]\nmetrics_token_file = "/etc/infiniswap/token"\npeers_file = "/etc/peers"\n'
+        'secret_file = "/etc/infiniswap/not-there"\n'
+        '[mqtt]\ntls = "on"\nusername = "u"\npassword_file = "/etc/infiniswap/password"\n'
+        'ca_file = "/etc/infiniswap/certs/ca.pem"\ncert_file = "/etc/infiniswap/link/cert.pem"\n'
+        'key_file = "/etc/infiniswap/../ssl/key.pem"\n'
+    )
+    config.write_text(text + "broker = 7\n")
+    assert call("uninstall", "--root", str(root), "--purge", "--dry-run") == 0
+    assert "mqtt.broker" in capsys.readouterr().err, "what a broken file names is not known"
+    config.write_text(text)
+    assert call("uninstall", "--root", str(root), "--purge", "--dry-run") == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert f"would remove: {inside[0]}" in said.out
+    assert call("uninstall", "--root", str(root), "--purge") == 0
+    assert files_below(root) == sorted([*outside, etc / "link"])
+    assert not (etc / "certs").exists()
+    assert (root / "var/lib/infiniswap/mine").is_dir(), "an empty directory that is not ours"
+    said = capsys.readouterr()
+    assert f"configuration: link in {etc}; remove" in said.out
+    assert f"configuration: mine in {root}/var/lib/infiniswap; remove" in said.out
+    assert "uninstall --purge" not in said.out
+
+
 def test_units_and_drop_ins_of_others_stay(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = root / UNIT_DIR
     directory.mkdir(parents=True)
