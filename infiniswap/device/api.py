@@ -88,7 +88,7 @@ class DeviceStatus(Struct, frozen=True, kw_only=True):
         runs: pids of the `run` commands that use it.
         awake: whether it keeps processors awake now; a device of release 0.1 does not tell.
         evictions: slabs that donors have taken back, since the start.
-        slab_counts: what else has happened to slabs, see SlabMapper.counts.
+        slab_counts: what else has happened to slabs, see SlabCounts.
         succession: None for a device without a standby.
     """
 

@@ -15,6 +15,7 @@ from random import Random
 
 from infiniswap import events
 from infiniswap.device.links import DonorLink
+from infiniswap.device.slab_counts import SlabCounts
 from infiniswap.engine.protocol import Engine, Event, EventKind, SlabInfo, SlabState
 from infiniswap.errors import (
     EngineError,
@@ -69,9 +70,7 @@ class SlabMapper:
     ) -> None:
         self.links: list[DonorLink] = []
         self.alarms: dict[str, str] = {}
-        self.counts: Counter[str] = Counter()
-        """Of slabs since the start: mapped, remapped (of these: had lost a donor), moved (whole),
-        evicted, returned (empty); and lost_pages."""
+        self.counts = SlabCounts()
         self.on_connection_lost: Callable[[], None] = lambda: None
         """Called when a connection of the front end, or all of it, may have ended."""
         self.is_eager = False
@@ -159,16 +158,16 @@ class SlabMapper:
 
     def evicted(self, link: DonorLink, slab: int) -> None:
         """A donor has taken a slab back: it is short of memory itself."""
-        self.counts["evicted"] += 1
+        self.counts.evicted += 1
         self._book.full(link, asyncio.get_running_loop().time())
         self.lost(slab)
         self.arrived(slab)  # where it was moved to, for what had no time to be copied
 
     def pages_lost(self, pages: int) -> None:
         """So many had no other copy. Reading one is an error from now on, never zeros."""
-        self.counts["lost_pages"] += pages
+        self.counts.lost_pages += pages
         self.alarms["lost-pages"] = (
-            f"{self.counts['lost_pages']} pages are lost with donors that are gone, as there is "
+            f"{self.counts.lost_pages} pages are lost with donors that are gone, as there is "
             "no backup"
         )
         log.error("%s", self.alarms["lost-pages"], extra=events.about(events.PAGES_LOST))
@@ -358,7 +357,7 @@ class SlabMapper:
             if not await self.place(slab):
                 self._homeless(len(urgent))
                 return  # nobody has room: the next slab would fare no better
-            self.counts["remapped"] += slab in self._urgent
+            self.counts.remapped += slab in self._urgent
             self._urgent.discard(slab)
         self.alarms.pop("no-donor", None)
 
@@ -441,7 +440,7 @@ class SlabMapper:
         log.info(
             "slab %d: %s donor %s", slab, "moves to" if migrates else "mapped to", link.address
         )
-        self.counts["mapped"] += not migrates
+        self.counts.mapped += not migrates
         self.alarms.pop(f"donor {link.address}", None)
         return True
 
@@ -466,7 +465,7 @@ class SlabMapper:
     async def _unmap_empty(self, link: DonorLink, slab: int) -> None:
         try:
             await link.unmap(slab, "empty")
-            self.counts["returned"] += 1
+            self.counts.returned += 1
         except (InfiniswapError, TimeoutError) as error:
             log.warning("slab %d: cannot be given back: %s", slab, error)
 
@@ -523,7 +522,7 @@ class SlabMapper:
             while self.is_eager and not is_whole and self._is_source(source, slab):
                 await asyncio.sleep(_PULL_RETRY_S)
                 is_whole = await self._pull(source, slab, move)
-            self.counts["moved"] += is_whole
+            self.counts.moved += is_whole
             if source is move.link:
                 move.is_whole = is_whole
                 is_done = is_whole and not move.waiting

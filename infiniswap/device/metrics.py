@@ -265,6 +265,7 @@ _SLABS: Final = {
     "slabs_returned_total": "returned",
     "lost_pages_total": "lost_pages",
 }
+"""Of SlabCounts."""
 
 
 def figures(snapshot: Snapshot, started_s: float) -> Figures:
@@ -322,7 +323,7 @@ def _device(out: Figures, status: DeviceStatus, started_s: float) -> None:
     for state, count in status.slabs.items():
         out.set(_P + "slabs", count, state)
     for name, key in _SLABS.items():
-        out.set(_P + name, status.slab_counts.get(key, 0))
+        out.set(_P + name, status.slab_counts[key])
     succession = status.succession
     out.set(_P + "standby_ready", succession is not None and succession.standby == "ready")
     out.set(_P + "take_overs_total", 0 if succession is None else succession.take_overs)

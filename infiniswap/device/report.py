@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 
@@ -69,8 +70,8 @@ def snapshot(
         alarms=list(mapper.alarms.values()),
         runs=runs,
         awake=awake,
-        evictions=mapper.counts["evicted"],
-        slab_counts=dict(mapper.counts),
+        evictions=mapper.counts.evicted,
+        slab_counts=dataclasses.asdict(mapper.counts),
         succession=succession,
     )
     return Snapshot(status, figures)

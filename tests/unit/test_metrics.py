@@ -16,6 +16,7 @@ from infiniswap.control.exposition import page
 from infiniswap.control.figures import Figures, Metric, histogram
 from infiniswap.device import metrics as device
 from infiniswap.device.link_counts import LinkCounts
+from infiniswap.device.slab_counts import SlabCounts
 from infiniswap.donor import metrics as donor
 from infiniswap.engine.protocol import RemoteInfo
 from infiniswap.errors import ConfigError
@@ -51,6 +52,11 @@ def test_every_field_of_the_engines_statistics_is_exported(project_root: Path) -
         used |= set(by_label.values())
     assert len(fields) > 30
     assert set(fields) - used == {"pages_in"}, "the sum of pages_in_*"
+
+
+def test_every_count_of_slabs_is_exported() -> None:
+    counted = [entry.name for entry in dataclasses.fields(SlabCounts)]
+    assert sorted(device._SLABS.values()) == sorted(counted)
 
 
 def test_every_counter_of_the_daemon_is_exported(project_root: Path) -> None:
