@@ -7,13 +7,16 @@ import argparse
 import contextlib
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from infiniswap import config as configuration
 from infiniswap.errors import ConfigError, ConflictError, InfiniswapError, from_oserror
 from infiniswap.units import GIB, MIB, format_size, format_size_short
+
+if TYPE_CHECKING:
+    from infiniswap.donor.harvest import MemoryFigures
 
 SECRET_FILE: Final = "secret"
 """Beside the configuration file."""
@@ -107,13 +110,17 @@ def compose(path: Path, donors: str | None = None) -> str:
     return render(head, chosen, found)
 
 
-def _memory(chosen: dict[str, str], found: dict[str, list[str]]) -> None:
+def _memory(
+    chosen: dict[str, str],
+    found: dict[str, list[str]],
+    read: Callable[[], MemoryFigures] | None = None,
+) -> None:
     """Whether the default slab fits; a smaller one has to be set for daemon and devices."""
     from infiniswap.donor.daemon import pool_limits
     from infiniswap.donor.memory import memory_source
 
     try:
-        figures = memory_source(None).read()
+        figures = (read or memory_source(None).read)()
     except InfiniswapError as error:
         found["daemon.pool"] = [f"the memory figures cannot be read: {error}."]
         return
@@ -141,24 +148,30 @@ def _memory(chosen: dict[str, str], found: dict[str, list[str]]) -> None:
         ]
 
 
-def _backup(chosen: dict[str, str], found: dict[str, list[str]]) -> None:
+def _backup(
+    chosen: dict[str, str],
+    found: dict[str, list[str]],
+    check: Callable[[Path, int], object] | None = None,
+    disks: Iterable[Path] | None = None,
+) -> None:
     """A place for backups, where the default one will not do."""
     from infiniswap.cli.config_paths import PROBE_NAME, existing
     from infiniswap.config_text import toml_value
     from infiniswap.system.backup import check_backup
 
+    check = check or check_backup
     default = configuration.DeviceConfig().backup_dir
     try:
-        check_backup(existing(default) / PROBE_NAME, MIB)
+        check(existing(default) / PROBE_NAME, MIB)
     except InfiniswapError as error:
         why = error.what
     else:
         free = format_size_short(_free_bytes(existing(default)))
         found["device.backup_dir"] = [f"{free} free; a backup is as large as its device."]
         return
-    for mount in _disks():
+    for mount in _disks() if disks is None else disks:
         with contextlib.suppress(InfiniswapError):
-            check_backup(mount / PROBE_NAME, MIB)
+            check(mount / PROBE_NAME, MIB)
             chosen["device.backup_dir"] = toml_value(mount / "infiniswap", {})
             found["device.backup_dir"] = [
                 f"{default} cannot hold backups ({why}); {format_size_short(_free_bytes(mount))} "
@@ -171,14 +184,14 @@ def _backup(chosen: dict[str, str], found: dict[str, list[str]]) -> None:
     ]
 
 
-def _disks() -> Iterable[Path]:
+def _disks(proc: Path = Path("/proc")) -> Iterable[Path]:
     """Directories that disks are mounted at, the one with most free space first."""
-    from infiniswap.system.files import PROC, try_read_text
+    from infiniswap.system.files import try_read_text, unescape
 
     found = {Path("/var/tmp")}
-    for line in (try_read_text(PROC / "self/mounts") or "").splitlines():
+    for line in (try_read_text(proc / "self/mounts") or "").splitlines():
         source, target = line.split()[:2]
-        target = target.encode().decode("unicode_escape")
+        target = unescape(target)
         if source.startswith("/dev/") and not target.startswith(("/boot", "/efi", "/snap")):
             found.add(Path(target))
     # A file that is bound over another one is a mount, too.
