@@ -45,6 +45,18 @@ def test_every_document_is_a_page_that_fetches_nothing(site: Path) -> None:
         assert not _LIST_AFTER_TEXT.search(text), f"{source}: a list needs an empty line before it"
 
 
+def test_every_page_can_be_found_without_a_search() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    in_nav = set(re.findall(r": ([\w./-]+\.md)\b", text.partition("\nnav:\n")[2]))
+    pages = {
+        str(path.relative_to(ROOT / "docs"))
+        for path in (ROOT / "docs").rglob("*.md")
+        # Single decisions are found in their list; tools/manuals/site.py puts the manual there.
+        if not path.is_relative_to(ROOT / "docs/man") and not re.match(r"\d", path.name)
+    }
+    assert pages == in_nav
+
+
 def test_manual_pages_and_control_api_are_whole(site: Path) -> None:
     run = (site / "man/infiniswap-run.1.html").read_text(encoding="utf-8")
     for part in ("Synopsis", "<code>--local SIZE</code>", "Examples", 'href="infiniswap-device.1.'):
