@@ -75,3 +75,10 @@ def parse(path: Path, text: str) -> list[Block]:
         )
         for match in _BLOCK.finditer(text)
     ]
+
+
+def marked(path: Path, kind: str, mark: str) -> list[Block]:
+    """Those of a document that have this comment, at least one."""
+    found = [block for block in blocks(path) if (block.kind, block.mark) == (kind, mark)]
+    assert found, f"{path} has no block marked <!-- {kind}: {mark} -->"
+    return found

@@ -86,6 +86,8 @@ take_promtool() {
 	fi
 	rm -rf "$directory"
 }
+# By it the documents show how metrics are read by hand.
+have curl || want curl
 # Benchmarks' peer, whose smoke tests belong to the suite.
 have nbdkit || want nbdkit
 # A broker for the tests of discovery; they run its program themselves.

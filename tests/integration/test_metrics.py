@@ -17,17 +17,16 @@ from typing import Any
 import msgspec
 import pytest
 from cluster import WAIT_S, Cluster, Device, Donor, run, until
+from documents import marked
 
 from infiniswap.device import client
 from infiniswap.device import metrics as device_metrics
-from infiniswap.device.client import _UnixConnection
 from infiniswap.device.rundir import DevicePaths
 from infiniswap.donor import metrics as donor_metrics
 from infiniswap.units import MIB, PAGE_BYTES
 
 pytestmark = [pytest.mark.requires_native, pytest.mark.requires_tool("nbdcopy")]
 
-TOKEN = "a-token-of-thirty-two-characters"
 ANY_PORT = {"INFINISWAP_DEVICE_METRICS_LISTEN": "127.0.0.1:0"}
 
 
@@ -192,29 +191,47 @@ def _data(cluster: Cluster) -> Path:
     return path
 
 
+@pytest.mark.requires_tool("curl")
 def test_only_the_token_opens_them_and_it_opens_nothing_else(cluster: Cluster) -> None:
-    secret, token = cluster.root / "secret", cluster.root / "token"
-    for path, text in ((secret, "s" * 32), (token, TOKEN)):
-        path.touch(0o600)
-        path.write_text(f"{text}\n")
+    """It is made, and shown, as docs/metrics.md says."""
+    make, show = (block.body for block in marked(Path("docs/metrics.md"), "on", "prometheus"))
+    secret = cluster.root / "secret"
+    secret.touch(0o600)
+    secret.write_text("s" * 32)
     cluster.env["INFINISWAP_CLUSTER_SECRET_FILE"] = str(secret)
-    cluster.env["INFINISWAP_CLUSTER_METRICS_TOKEN_FILE"] = str(token)
+    path = cluster.root / "metrics-token"
+    cluster.env["INFINISWAP_CLUSTER_METRICS_TOKEN_FILE"] = str(path)
+    assert "/etc/infiniswap/metrics-token" in make
+    _shell(make.replace("/etc/infiniswap", str(cluster.root)))
+    token = path.read_text().strip()
     donor = cluster.donor()
     device = cluster.start("--frontend", "nbd-socket", size="64M", **ANY_PORT)
+    for shown, here in (
+        ("/etc/infiniswap", cluster.root),
+        ("10.0.0.2:9400", donor.address),
+        ("/run/infiniswap/NAME", device.run),
+    ):
+        assert shown in show
+        show = show.replace(shown, str(here))
+    said = families(_shell(show))
+    assert said == [metric.name for metric in (*donor_metrics.METRICS, *device_metrics.METRICS)]
     for port in (donor.control, port_of(device)):
-        assert get(port, token=TOKEN)[0] == 200
-        for wrong in ("", "wrong", TOKEN[:-1], "s" * 32):
+        assert get(port, token=token)[0] == 200
+        for wrong in ("", "wrong", token[:-1], "s" * 32):
             status, text = get(port, token=wrong)
             assert status == 401, wrong
             assert "Bearer" in text
     for path in ("/v1/status", "/v1/openapi.json"):
-        assert get(donor.control, path, TOKEN)[0] == 401
-    assert get(port_of(device), "/v1/device", TOKEN)[0] == 404
-    # Root needs none: the device's socket is not anybody else's.
-    connection = _UnixConnection(device.run / "control.sock", WAIT_S)
-    connection.request("GET", "/metrics")
-    assert connection.getresponse().status == 200
-    connection.close()
+        assert get(donor.control, path, token)[0] == 401
+    assert get(port_of(device), "/v1/device", token)[0] == 404
+
+
+def _shell(text: str) -> str:
+    """What the commands print."""
+    argv = ["bash", "-c", f"set -euo pipefail\n{text}"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_a_port_that_cannot_be_had_is_an_error_before_anything_is_attached(

@@ -12,7 +12,10 @@ from documents import ROOT, Block, blocks, documents, parse
 HOSTS = {"consumer", "donor", "broker", "here", "cluster"}
 """Where tests/system/test_doc_commands.py runs commands."""
 
-OWN_TEST = {Path("README.md"): "test_two_machines.py"}
+OWN_TEST = {
+    Path("README.md"): "tests/system/test_two_machines.py",
+    Path("docs/metrics.md"): "tests/integration/test_metrics.py",
+}
 """Documents whose blocks marked `on` have a test of their own."""
 
 _COMMAND = re.compile(
@@ -20,6 +23,17 @@ _COMMAND = re.compile(
     r"(?:infiniswap|make|tools/\w|systemctl|apt|pip|python3?|podman|docker|systemd-run) \S",
     re.MULTILINE,
 )
+
+
+_FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`([^`\n]+)`")
+_SHELL = re.compile(r"^(?:sudo )?(?:curl|wget|man -) ?\S|\$\(| (?:&&|\|\||[|>]) ")
+"""Running text names commands; what one would copy into a shell belongs into a block."""
+
+
+def copied(text: str) -> list[str]:
+    """Command lines in running text, which no test would run."""
+    return [code for code in _CODE.findall(_FENCED.sub("", text)) if _SHELL.search(code)]
 
 
 def problem(block: Block) -> str:
@@ -42,15 +56,21 @@ def problem(block: Block) -> str:
 def test_commands_are_run_by_a_test_or_say_why_not(path: Path) -> None:
     found = [f"{block.where}: {why}" for block in blocks(path) if (why := problem(block))]
     assert not found, "\n".join(found)
+    assert not copied((ROOT / path).read_text(encoding="utf-8")), "put them into blocks"
 
 
 def test_tests_of_documents_exist() -> None:
     for document, name in OWN_TEST.items():
-        text = (ROOT / "tests/system" / name).read_text(encoding="utf-8")
+        text = (ROOT / name).read_text(encoding="utf-8")
         assert document.name in text
         for block in blocks(document):
-            named = f"""blocks[(]["']on["'], ["']{block.mark}["'][)]"""
+            named = f"""["']on["'], ["']{block.mark}["'][)]"""
             assert block.kind != "on" or re.search(named, text), block.where
+
+
+def test_the_look_for_commands_in_running_text_can_fail() -> None:
+    text = "`ls`, `rm a && ls`, `curl http://x/`\n```sh\nls | wc\n```\n`a $(b)`, `man -k b`\n"
+    assert copied(text) == ["rm a && ls", "curl http://x/", "a $(b)", "man -k b"]
 
 
 @pytest.mark.parametrize(
