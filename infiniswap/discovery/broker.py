@@ -202,8 +202,11 @@ async def connected(
         logger=_silent(),
     )
     try:
-        async with client:
-            yield client
+        async with contextlib.AsyncExitStack() as stack:
+            # The library leaves a connection open that is answered too late, and with a slow broker
+            # each attempt would add one, kept alive for good.
+            stack.push_async_exit(client)
+            yield await client.__aenter__()
     except aiomqtt.MqttError as error:
         raise _explained(config, error) from error
     except (OSError, ValueError) as error:  # the library's, of a broker that talks nonsense
@@ -256,7 +259,8 @@ def _explained(config: MqttConfig, error: Exception) -> BrokerError:
         return BrokerError(
             f"no answer in MQTT within {CONNECT_S_MAX:g} s",
             where=place,
-            mend="Another kind of server, one that expects TLS (mqtt.tls), or a slow broker.",
+            mend="Another kind of server, one that expects TLS (mqtt.tls) or a certificate of ours "
+            "(mqtt.cert_file), or a slow broker.",
             is_protocol=True,
         )
     reason = str(code).lower() if code is not None else str(error)
