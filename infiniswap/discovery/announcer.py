@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -54,7 +54,8 @@ class Announcer:
     Args:
         config: the broker.
         secret: of the cluster.
-        make: the announcement, given this host's address on the way to the broker and a session.
+        make: the announcement as it is to be now, given this host's address on the way to the
+            broker and a session.
         memory: figures for telemetry.
         rng: source of randomness.
     """
@@ -63,7 +64,7 @@ class Announcer:
         self,
         config: MqttConfig,
         secret: bytes | None,
-        make: Callable[[str, str], Announcement],
+        make: Callable[[str, str], Awaitable[Announcement]],
         memory: Callable[[], MemoryFigures],
         rng: Random,
     ) -> None:
@@ -102,15 +103,14 @@ class Announcer:
         context = await asyncio.to_thread(broker.tls_context, self._config)
         local = await broker.knock(self._config, context)
         session = secrets.token_hex(8)
-        announcement = self._make(local, session)
+        announcement = await self._make(local, session)
         topic = donor_topic(announcement.cluster, announcement.donor_id, session)
-        message = encode(announcement, self._secret)
         self._cleared = 0
         async with broker.connected(
             self._config, context, f"isw{session}", self._attempts.versions.now, withdrawn=topic
         ) as client:
             try:
-                await self._serve(client, announcement, topic, message)
+                await self._serve(client, announcement, topic, local)
             except asyncio.CancelledError:
                 client.timeout = _WITHDRAW_S_MAX
                 with contextlib.suppress(Exception):
@@ -118,7 +118,7 @@ class Announcer:
                 raise
 
     async def _serve(
-        self, client: Client, announcement: Announcement, topic: str, message: bytes
+        self, client: Client, announcement: Announcement, topic: str, local: str
     ) -> None:
         mine = donor_topic(announcement.cluster, announcement.donor_id, "+")
         refusal = broker.refused(self._config, await client.subscribe(mine, qos=1))
@@ -126,7 +126,8 @@ class Announcer:
             raise refusal
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._repeat(client, topic, message), name="announce")
+                repeat = self._repeat(client, announcement, topic, local)
+                tasks.create_task(repeat, name="announce")
                 tasks.create_task(self._listen(client, announcement, topic), name="announced")
                 tasks.create_task(self._check(announcement), name="announcement echo")
                 if self._config.telemetry_s:
@@ -135,14 +136,18 @@ class Announcer:
             first = group.exceptions[0]
             raise first from first.__cause__
 
-    async def _repeat(self, client: Client, topic: str, message: bytes) -> None:
+    async def _repeat(
+        self, client: Client, announcement: Announcement, topic: str, local: str
+    ) -> None:
         while True:
             self._again.clear()
-            await client.publish(topic, message, qos=1, retain=True)
+            await client.publish(topic, encode(announcement, self._secret), qos=1, retain=True)
             await asyncio.sleep(min(_AGAIN_S_MIN, self._config.announce_s))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, self._config.announce_s - _AGAIN_S_MIN)):
                     await self._again.wait()
+            # An RDMA device may have come or gone.
+            announcement = await self._make(local, announcement.session)
 
     async def _check(self, announcement: Announcement) -> None:
         """A broker may take what it does not let anybody have, and does not say so."""

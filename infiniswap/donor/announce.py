@@ -7,12 +7,12 @@ import asyncio
 import contextlib
 import ipaddress
 import random
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from infiniswap import __version__
 from infiniswap.config import Config
 from infiniswap.control import messages as m
+from infiniswap.errors import EngineError
 from infiniswap.units import HostPort
 
 if TYPE_CHECKING:
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from infiniswap.donor.service import DonorService
 
 _TELL_S: Final = 0.5
+_VERBS_S_MAX: Final = 2.0
 
 
 async def announce(config: Config, service: DonorService, secret: bytes | None) -> None:
     """Announces the donor until cancelled, and then withdraws that. Never ends by itself."""
-    announcer = make_announcer(config, service.status, secret)
+    announcer = make_announcer(config, service, secret)
     announcing = asyncio.create_task(announcer.run(), name="announcer")
     told: list[str] = []
     try:
@@ -41,18 +42,18 @@ async def announce(config: Config, service: DonorService, secret: bytes | None) 
         await asyncio.wait({announcing})
 
 
-def make_announcer(
-    config: Config, status: Callable[[], m.Status], secret: bytes | None
-) -> Announcer:
-    """The announcer of the donor with this status."""
+def make_announcer(config: Config, service: DonorService, secret: bytes | None) -> Announcer:
+    """The announcer of this donor."""
     # Late: a daemon with a list of peers has no use for any of it.
     from infiniswap.discovery.announcer import Announcer
 
     return Announcer(
         config.mqtt,
         secret,
-        lambda local, session: _announcement(config, status(), local, session),
-        lambda: _figures(config, status()),
+        lambda local, session: _announcement(
+            config, service.status(), service.rdma.enabled, local, session
+        ),
+        lambda: _figures(config, service.status()),
         random.Random(),
     )
 
@@ -74,9 +75,12 @@ def addresses(config: Config, port: int, local: str) -> tuple[HostPort, ...]:
     return (HostPort(host, port),)
 
 
-def _announcement(config: Config, status: m.Status, local: str, session: str) -> Announcement:
+async def _announcement(
+    config: Config, status: m.Status, is_rdma_on: bool, local: str, session: str
+) -> Announcement:
     from infiniswap.discovery.announcement import ADDRESSES_MAX, Announcement
 
+    transports = ["tcp", "rdma"] if is_rdma_on and await _has_rdma() else ["tcp"]
     found = addresses(config, status.control_port, local)
     return Announcement(
         cluster=config.cluster.name,
@@ -84,12 +88,29 @@ def _announcement(config: Config, status: m.Status, local: str, session: str) ->
         session=session,
         name=status.donor_name,
         addresses=[str(address) for address in found[:ADDRESSES_MAX]],
-        transports=["tcp", *(["rdma"] if config.daemon.rdma == "auto" else [])],
+        transports=transports,
         slab_bytes=status.slab_bytes,
         protocols=list(status.versions),
         software=__version__,
         every_s=config.mqtt.announce_s,
     )
+
+
+async def _has_rdma() -> bool:
+    """Whether this host has a port for it now. A driver that hangs must not end the announcing."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_VERBS_S_MAX):
+            return await asyncio.to_thread(_has_usable_port)
+    return False
+
+
+def _has_usable_port() -> bool:
+    from infiniswap.engine import native_rdma  # late: it needs the extension, which a store has
+
+    try:
+        return any(port.is_usable for port in native_rdma.rdma_ports())
+    except EngineError:  # there is none; `infiniswap doctor` says why
+        return False
 
 
 def _figures(config: Config, status: m.Status) -> MemoryFigures:

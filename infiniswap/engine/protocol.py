@@ -319,6 +319,13 @@ class RdmaPort:
     connections_max: int
     gids: tuple[RdmaGid, ...]
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether it leads anywhere: up, with an address on Ethernet (InfiniBand needs none)."""
+        if self.link == "Ethernet":
+            return self.is_active and any(gid.is_roce_v2 for gid in self.gids)
+        return self.is_active and self.link == "InfiniBand"
+
 
 class RdmaOffer(Protocol):
     """A device's half of RDMA connections to a donor."""

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
+import threading
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -32,8 +35,11 @@ from infiniswap.discovery.announcement import (
 )
 from infiniswap.discovery.broker import Versions, address_of
 from infiniswap.discovery.directory import Directory
-from infiniswap.donor.announce import addresses
-from infiniswap.errors import ConfigError
+from infiniswap.donor import announce
+from infiniswap.donor.announce import addresses, make_announcer
+from infiniswap.engine import native_rdma
+from infiniswap.engine.protocol import RdmaGid, RdmaPort
+from infiniswap.errors import ConfigError, EngineError
 from infiniswap.policy.activity import ActivityConfig
 from infiniswap.policy.placement import MemoryUse
 from infiniswap.policy.retry import Backoff, Complaints
@@ -296,6 +302,55 @@ def test_where_a_donor_says_it_is(values: dict[str, str], expected: list[str]) -
     assert [str(found) for found in addresses(load(**values), 7, "10.9.9.9")] == expected
 
 
+async def test_a_donor_announces_rdma_while_a_device_could_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gid = RdmaGid(0, "10.0.0.1", is_roce_v2=True)
+    port = RdmaPort("rxe0", 1, "Ethernet", True, 4096, 1024, 1024, (gid,))
+    now: list[RdmaPort] = []
+
+    def ports() -> list[RdmaPort]:
+        if not now:
+            raise EngineError("no RDMA: this host has no RDMA device", code=errno.ENODEV)
+        return now
+
+    monkeypatch.setattr(native_rdma, "rdma_ports", ports)
+    status = SimpleNamespace(
+        control_port=7, donor_id=ID, donor_name="h1", slab_bytes=GIB, versions=(1,)
+    )
+    rdma = SimpleNamespace(enabled=True)
+    service = cast(Any, SimpleNamespace(status=lambda: status, rdma=rdma))
+    announcer = make_announcer(load(), service, None)
+
+    async def transports() -> list[str]:
+        return (await announcer._make("10.0.0.1", "0" * 16)).transports
+
+    down, without = replace(port, is_active=False), replace(port, gids=())
+    older = replace(port, gids=(replace(gid, is_roce_v2=False),))
+    fabric = replace(without, link="InfiniBand")
+    for found, expected in (
+        ([], ["tcp"]),
+        ([port], ["tcp", "rdma"]),
+        ([down, without, older, replace(port, link="unknown")], ["tcp"]),
+        ([down, fabric], ["tcp", "rdma"]),
+        ([replace(fabric, is_active=False)], ["tcp"]),
+    ):
+        now[:] = found
+        assert await transports() == expected, found
+    now[:] = [port]
+    rdma.enabled = False  # by a reload
+    assert await transports() == ["tcp"]
+    rdma.enabled = True
+    # A driver that hangs.
+    hangs = threading.Event()
+    monkeypatch.setattr(native_rdma, "rdma_ports", lambda: hangs.wait() and now)
+    monkeypatch.setattr(announce, "_VERBS_S_MAX", 0.01)
+    try:
+        assert await transports() == ["tcp"]
+    finally:
+        hangs.set()
+
+
 def test_a_hosts_own_daemon_is_no_donor_for_it() -> None:
     assert is_own(socket.gethostname())
     assert not is_own("127.0.0.1")
@@ -384,6 +439,36 @@ def test_a_successor_that_has_heard_nobody_yet_keeps_the_donors_it_took_over() -
     watched.donors, watched.has_heard = (newcomer,), True
     found._know(mapper, cast(Any, Link))
     assert [link.address for link in mapper._lenders()] == [newcomer]
+
+
+async def test_donors_that_are_named_and_announced_are_used_together(tmp_path: Path) -> None:
+    named, listed, both, announced = (HostPort(f"10.0.0.{number}", 1) for number in range(1, 5))
+    peers = tmp_path / "peers"
+    peers.write_text(f"{listed}\n{both}\n")
+    spec = cast(Any, SimpleNamespace(donors=(named,), peers_file=str(peers), mqtt=1))
+    nothing = cast(Any, None)
+    mapper = SlabMapper(nothing, 1, ActivityConfig(1.0, 1.0, 1.0), 2, Random(1), 0.0, nothing, 1)
+    found = Finder(spec, nothing, cast(Any, Watched))
+
+    def lenders() -> list[HostPort]:
+        return [link.address for link in mapper._lenders()]
+
+    await found.begin()  # waits for no broker: somebody is named
+    found.start(spec, mapper, cast(Any, Link))
+    assert lenders() == [named, listed, both]
+    watched = cast(Any, found._watcher)
+    watched.donors, watched.has_heard = (both, announced), True
+    found._know(mapper, cast(Any, Link))
+    assert lenders() == [named, listed, both, announced]
+    assert found.announced() == (announced,)
+    # What one source takes back another one may still say.
+    watched.donors = (announced,)
+    nobody = cast(Any, SimpleNamespace(donors=(), peers_file=str(peers), mqtt=1))
+    found.tell(nobody, mapper, cast(Any, Link))
+    assert lenders() == [listed, both, announced]
+    watched.donors = ()
+    found._know(mapper, cast(Any, Link))
+    assert lenders() == [listed, both]
 
 
 def test_a_successor_goes_by_those_that_are_named_now() -> None:
