@@ -54,8 +54,8 @@ class Broker:
 
         def serves() -> bool:
             assert self._process is not None
-            assert self._process.poll() is None, self._log.read_text()
-            return " running" in self._log.read_text()
+            assert self._process.poll() is None, self.log
+            return " running" in self.log
 
         until(serves, "a broker that serves")
 
@@ -67,6 +67,16 @@ class Broker:
             process.wait(WAIT_S)
         with contextlib.suppress(OSError):
             self._log.unlink()
+
+    @property
+    def log(self) -> str:
+        """What it has written since it was started."""
+        return self._log.read_text()
+
+    def send(self, number: signal.Signals) -> None:
+        """To its process: one that is stopped takes connections and says nothing."""
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def retain(self, topic: str, *payloads: bytes) -> None:
         """Publishes retained messages; with several, `#` in the topic is their number."""

@@ -7,9 +7,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
+from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,9 +25,11 @@ from cluster import SLAB, WAIT_S, Cluster, Device, run, until
 from msgspec.structs import replace
 
 from infiniswap.config import load
+from infiniswap.discovery import broker as mqtt
 from infiniswap.discovery.announcement import (
     Announcement,
     MemoryFigures,
+    donor_topic,
     encode,
     memory_topic,
 )
@@ -56,6 +62,11 @@ def announcement(**changes: Any) -> Announcement:
     return Announcement(**{**values, **changes})
 
 
+def topic(made: Announcement) -> str:
+    """Where it lies."""
+    return donor_topic("default", made.donor_id, made.session)
+
+
 def start(cluster: Cluster, **changes: str) -> Device:
     """A device that is told of no donor but by its configuration."""
     name = cluster.name()
@@ -68,8 +79,22 @@ def fill(device: Device, file: Path) -> None:
     """Writes all of the device."""
     if not file.exists():
         file.write_bytes(os.urandom(SIZE))
-    uri = f"nbd+unix:///?socket={device.run}/nbd.sock"
-    command = ["nbdcopy", "--flush", str(file), uri]
+    nbdcopy("--flush", str(file), uri(device))
+
+
+def verify(device: Device, file: Path) -> None:
+    """Reads all of it."""
+    back = file.with_suffix(".back")
+    nbdcopy(uri(device), str(back))
+    assert back.read_bytes() == file.read_bytes()
+
+
+def uri(device: Device) -> str:
+    return f"nbd+unix:///?socket={device.run}/nbd.sock"
+
+
+def nbdcopy(*args: str) -> None:
+    command = ["nbdcopy", *args]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -165,18 +190,19 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
     broker.retain(junk, b"junk", b'{"schema": 2, "body": {}}', b"x" * 9000, b"\xff" * 20)
     broker.retain("infiniswap/default/donors/#/#", *[os.urandom(64) for _ in range(2000)])
     other = announcement(cluster="default", addresses=["10.255.255.1:1"], slab_bytes=SLAB)
-    where = f"infiniswap/default/donors/{other.donor_id}/{other.session}"
-    broker.retain(where, encode(replace(other, cluster="elsewhere"), None))
-    small = cluster.donor(pool=str(SLAB))
-    device = start(cluster)
+    broker.retain(topic(other), encode(replace(other, cluster="elsewhere"), None))
+    small, peers = cluster.donor(pool=str(SLAB)), cluster.root / "peers"
+    peers.write_text("# nobody yet\n")
+    device = start(cluster, INFINISWAP_CLUSTER_PEERS_FILE=str(peers))
 
     def one_is_mapped() -> bool:
         fill(device, data)
         return slabs(device) == {small.address: 1}
 
     until(one_is_mapped, "the slab that there is room for")
-    report = findings(cluster)
+    report = findings(cluster, INFINISWAP_CLUSTER_PEERS="127.0.0.1:2")
     for words in (
+        "degraded: 127.0.0.1:2: ",
         f"ok: broker {broker.address}: 1 donors are announced",
         f"ok: {small.address}",
         "an announcement of schema 2; this release reads schema 1",
@@ -195,9 +221,30 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
     assert "[broker-lost]" in second.log
     assert "those that are known stay known [broker-lost]" in device.log
     assert "degraded: broker" in findings(cluster)
-    # It comes back without what it had retained: everybody announces himself again.
+    # It comes back without what it had retained: everybody announces himself again. And it lies: it
+    # names hosts that are none, one with a closed port and one that says nothing; so does the file.
     broker.start()
-    assert until_mapped(device, data) == {small.address: 1, second.address: SLABS - 1}
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        addresses = ["127.0.0.1:1", f"127.0.0.1:{silent.getsockname()[1]}"]
+        liars = [
+            announcement(donor_id=other.donor_id[:-1] + str(number), addresses=[address])
+            for number, address in enumerate(addresses)
+        ]
+        for liar in liars:
+            broker.retain(topic(liar), encode(liar, None))
+        peers.write_text("127.0.0.1:2\n")
+        nobody = {*addresses, "127.0.0.1:2"}
+        until(lambda: nobody <= slabs(device).keys(), "hosts that are none")
+        assert {k: v for k, v in slabs(device).items() if v} == {small.address: 1}
+        mapped = until_mapped(device, data)
+        assert {k: v for k, v in mapped.items() if v} == {
+            small.address: 1,
+            second.address: SLABS - 1,
+        }
+        for liar in liars:
+            broker.retain(topic(liar), b"")
+        peers.write_text("# nobody any more\n")
+        until(lambda: not nobody & slabs(device).keys(), "hosts that are withdrawn")
     # It may have heard of them before it has said that the broker is back.
     until(lambda: not troubles(device), "nothing that is degraded")
     # The will of a donor that is killed withdraws it; what another one has is untouched.
@@ -209,15 +256,26 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
     until(lambda: not slabs(device), "a donor that has withdrawn itself")
     fill(device, data)
     assert "0 donors are announced" in findings(cluster)
-    # The process that listens is killed: what it told stays known, and another one is started.
+    # The process that listens is killed: what it told stays known, and another one is started. It
+    # finds a broker that takes connections and says nothing.
     third = cluster.donor()
     until_mapped(device, data)
     (listener,) = [pid for pid, command in cluster.processes().items() if ".agent" in command]
     assert "aiomqtt" not in Path(f"/proc/{device.pid}/maps").read_text()
+    broker.send(signal.SIGSTOP)
     os.kill(listener, signal.SIGKILL)
     until_degraded(device, "is started again")
+    silence = f"broker {broker.address}: no answer in MQTT within 5 s"
+    until_degraded(device, silence)
     assert slabs(device) == {third.address: SLABS}
+    before = device.status["donors"][0]["read_pages"]
+    verify(device, data)
+    assert device.status["donors"][0]["read_pages"] > before
+    fill(device, data)
+    until(lambda: f"this donor is not announced: {silence}" in third.log, "a donor's word of it")
+    broker.send(signal.SIGCONT)
     until(lambda: not troubles(device), "another listener")
+    until(lambda: third.log.count("announced as") == 2, "a donor that is announced again")
     assert slabs(device) == {third.address: SLABS}
 
 
@@ -230,21 +288,24 @@ def test_credentials_and_certificates_are_checked_and_explained(
     for name, subject, extra in (
         ("ca", "/CN=test ca", ["-x509"]),
         ("server", "/CN=localhost", ["-addext", "subjectAltName=DNS:localhost"]),
+        ("client", "/CN=h1", []),
         ("other", "/CN=other ca", ["-x509"]),
     ):
         command = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
         command += ["-nodes", "-subj", subject, "-keyout", f"{files}/{name}.key", *extra]
         run(*command, "-out", f"{files}/{name}.pem", "-days", "9")
-    command = ["openssl", "x509", "-req", "-in", f"{files}/server.pem", "-CA", f"{files}/ca.pem"]
-    command += ["-CAkey", f"{files}/ca.key", "-CAcreateserial", "-copy_extensions", "copy"]
-    run(*command, "-days", "9", "-out", f"{files}/signed.pem")
+    for name in ("server", "client"):
+        command = ["openssl", "x509", "-req", "-in", f"{files}/{name}.pem", "-days", "9"]
+        command += ["-CA", f"{files}/ca.pem", "-CAkey", f"{files}/ca.key", "-CAcreateserial"]
+        run(*command, "-copy_extensions", "copy", "-out", f"{files}/{name}.signed.pem")
     (files / "users").write_text("h1:right\n")
     program = shutil.which("mosquitto_passwd", path=PATH)
     assert program is not None
     run(program, "-U", files / "users")
     broker = Broker(
         tmp_path,
-        *(f"certfile {files}/signed.pem", f"keyfile {files}/server.key"),
+        *(f"certfile {files}/server.signed.pem", f"keyfile {files}/server.key"),
+        *(f"cafile {files}/ca.pem", "require_certificate true"),
         *("allow_anonymous false", f"password_file {files}/users"),
     )
     password = files / "password"
@@ -254,6 +315,8 @@ def test_credentials_and_certificates_are_checked_and_explained(
         "INFINISWAP_MQTT_BROKER": f"localhost:{broker.port}",
         "INFINISWAP_MQTT_TLS": "on",
         "INFINISWAP_MQTT_CA_FILE": f"{files}/ca.pem",
+        "INFINISWAP_MQTT_CERT_FILE": f"{files}/client.signed.pem",
+        "INFINISWAP_MQTT_KEY_FILE": f"{files}/client.key",
         "INFINISWAP_MQTT_USERNAME": "h1",
         "INFINISWAP_MQTT_PASSWORD_FILE": str(password),
     }
@@ -263,12 +326,13 @@ def test_credentials_and_certificates_are_checked_and_explained(
         until(lambda: "this donor is not announced" in donor.log, "a donor that is refused")
         assert "it refuses user 'h1'" in donor.log
         assert "mqtt.password_file" in donor.log
+        files_of_tls = ("CA_FILE", "CERT_FILE", "KEY_FILE")
         for changes, words in (
             ({}, "it refuses user 'h1'"),
             ({"CA_FILE": f"{files}/other.pem"}, "its certificate is not to be trusted"),
             ({"CA_FILE": f"{files}/none.pem"}, "mqtt.ca_file: cannot be used: No such file"),
             ({"BROKER": f"127.0.0.1:{broker.port}"}, "its certificate is not to be trusted"),
-            ({"TLS": "off", "CA_FILE": ""}, "broker localhost"),
+            ({"TLS": "off", **dict.fromkeys(files_of_tls, "")}, "broker localhost"),
             ({"BROKER": donor.address}, "no TLS connection"),
         ):
             report = findings(cluster, **{f"INFINISWAP_MQTT_{k}": v for k, v in changes.items()})
@@ -281,8 +345,9 @@ def test_credentials_and_certificates_are_checked_and_explained(
         broker.kill()
 
 
-def announcer(broker: Broker, made: Announcement) -> Announcer:
-    keys = {"mqtt.announce_s": 5.0, "mqtt.telemetry_s": 0.5}
+def announcer(broker: Broker, made: Announcement, protocol: str) -> Announcer:
+    """One that repeats nothing by itself while a test lasts."""
+    keys = {"mqtt.announce_s": 3600.0, "mqtt.telemetry_s": 0.5, "mqtt.protocol": protocol}
     config = load(Path("/dev/null"), {**keys, "mqtt.broker": broker.address}, {})
     figures = MemoryFigures(
         cluster="default",
@@ -296,21 +361,27 @@ def announcer(broker: Broker, made: Announcement) -> Announcer:
         can_map=0,
         draining=False,
     )
-    return Announcer(
-        config.mqtt,
-        None,
-        lambda _local, session: replace(made, session=session),
-        lambda: figures,
-        Random(),
-    )
+
+    async def make(_local: str, session: str) -> Announcement:
+        return replace(made, session=session)
+
+    return Announcer(config.mqtt, None, make, lambda: figures, Random())
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
 
 
 @pytest.mark.requires_tool("mosquitto")
 async def test_two_daemons_with_one_identity_are_told_and_leftovers_are_cleared(
     broker: Broker,
 ) -> None:
+    """In either version of MQTT. And who is withdrawn by somebody else announces himself again."""
     first = announcement(addresses=["127.0.0.1:1"])
     second = replace(first, addresses=["127.0.0.1:2"])
+    third = replace(first, donor_id=first.donor_id[:-1] + "4", addresses=["127.0.0.1:4"])
     # What a session has left whose will was lost with a broker.
     left = f"infiniswap/default/donors/{first.donor_id}/{'0' * 16}"
     stale = encode(replace(first, session="0" * 16), None)
@@ -322,41 +393,50 @@ async def test_two_daemons_with_one_identity_are_told_and_leftovers_are_cleared(
     where = f"infiniswap/default/donors/{gone.donor_id}/{gone.session}"
     await asyncio.to_thread(broker.retain, where, encode(gone, None))
     directory = Directory("default", None, loopback_ok=True)
-    config = load(Path("/dev/null"), {"mqtt.broker": broker.address}, {})
-    seen: set[str] = set()
+    keys = {"mqtt.broker": broker.address, "mqtt.protocol": "3.1.1"}
+    config = load(Path("/dev/null"), keys, {})
+    seen: list[set[str]] = []
 
     def changed() -> None:
-        seen.update(str(address) for address in directory.addresses())
+        seen.append({str(address) for address in directory.addresses()})
+
+    def comings_and_goings() -> list[bool]:
+        return [is_there for is_there, _ in groupby("127.0.0.1:4" in known for known in seen)]
 
     listener = Listener(config.mqtt, "default", directory, Random(), changed)
-    announcers = [announcer(broker, made) for made in (first, second)]
-    runs = (announcers[0].run(), announcers[1].run(), listener.run())
+    announcers = [
+        announcer(broker, made, protocol)
+        for made, protocol in ((first, "5"), (second, "3.1.1"), (third, "auto"))
+    ]
+    runs = (*(each.run() for each in announcers), listener.run())
     tasks = [asyncio.create_task(run) for run in runs]
     try:
-        async with asyncio.timeout(WAIT_S):
-            while not all(a.degraded() for a in announcers) or len(directory.donors()) != 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-        assert seen == {"127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"}
-        for each in announcers:
+        await eventually(lambda: comings_and_goings()[-1:] == [True])
+        (live,) = [donor for donor in directory.donors() if donor.donor_id == third.donor_id]
+        await asyncio.to_thread(broker.retain, topic(live), b"")
+        await eventually(lambda: comings_and_goings()[-3:] == [True, False, True])
+        await eventually(lambda: all(each.degraded() for each in announcers[:2]))
+        await eventually(lambda: len(directory.donors()) == 3)
+        assert set.union(*seen) == {f"127.0.0.1:{port}" for port in (1, 2, 3, 4)}
+        spoken = re.findall(r" as isw[0-9a-f]{16} \(p(\d)", broker.log)
+        assert sorted(spoken) == ["2", "2", "5", "5"]  # 2: of MQTT 3.1.1
+        for each in announcers[:2]:
             (sentence,) = each.degraded()
             assert "2 daemons have one identity" in sentence
             assert "127.0.0.1:1, 127.0.0.1:2" in sentence
         assert directory.conflicts() == announcers[0].degraded()
         assert all(donor.session != "0" * 16 for donor in directory.donors())
         # Memory figures: whoever comes later gets the next ones.
-        topic = memory_topic("default", first.donor_id)
         async with connected(config.mqtt, None, "telemetry", "5") as client:
-            await client.subscribe(topic)
+            await client.subscribe(memory_topic("default", first.donor_id))
             async with asyncio.timeout(WAIT_S):
                 message = await anext(client.messages)
         assert not message.retain
         assert msgspec.json.decode(message.payload, type=MemoryFigures).used_share == 0.5
         # One of them stops: the other one stays announced.
         tasks[0].cancel()
-        async with asyncio.timeout(WAIT_S):
-            while len(directory.donors()) != 1:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-        assert [str(address) for address in directory.addresses()] == ["127.0.0.1:2"]
+        await eventually(lambda: len(directory.donors()) == 2)
+        assert set(map(str, directory.addresses())) == {"127.0.0.1:2", "127.0.0.1:4"}
     finally:
         for task in tasks:
             task.cancel()
@@ -388,5 +468,32 @@ async def test_an_older_broker_is_spoken_to_in_its_version_and_a_liar_is_explain
         answer = b"\xff" * 64
         with pytest.raises(BrokerError, match=f"broker 127.0.0.1:{port}"):
             await Listener(config.mqtt, "default", Directory("default", None), Random()).once()
+    finally:
+        server.close()
+
+
+async def test_a_broker_that_answers_too_late_is_left_with_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or a slow one would have one more after each attempt."""
+    seen: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.read(4096):  # not one that only knocks
+            seen.append("opened")
+            while await reader.read(4096):
+                pass
+            seen.append("closed")
+        writer.close()
+
+    monkeypatch.setattr(mqtt, "CONNECT_S_MAX", 0.2)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    keys = {"mqtt.protocol": "5", "mqtt.keepalive_s": 3600}
+    config = load(Path("/dev/null"), {**keys, "mqtt.broker": f"127.0.0.1:{port}"}, {})
+    try:
+        with pytest.raises(BrokerError, match=r"no answer in MQTT within 0\.2 s"):
+            await Listener(config.mqtt, "default", Directory("default", None), Random()).once()
+        await eventually(lambda: seen == ["opened", "closed"])
     finally:
         server.close()

@@ -343,7 +343,12 @@ async def test_a_donor_announces_rdma_while_a_device_could_get_it(
     rdma.enabled = True
     # A driver that hangs.
     hangs = threading.Event()
-    monkeypatch.setattr(native_rdma, "rdma_ports", lambda: hangs.wait() and now)
+
+    def hang() -> list[RdmaPort]:
+        hangs.wait(30.0)
+        return now
+
+    monkeypatch.setattr(native_rdma, "rdma_ports", hang)
     monkeypatch.setattr(announce, "_VERBS_S_MAX", 0.01)
     try:
         assert await transports() == ["tcp"]
