@@ -100,6 +100,14 @@ def kernels_of(marker: pytest.Mark | None, *, full: bool) -> list[str]:
     return [name for name in named if full or name == kernels.DEFAULT]
 
 
+def parameters_of(marker: pytest.Mark | None, *, full: bool) -> list[Any]:
+    """`kernels_of`, for parametrize: never none, as pytest would make a test without a kernel of
+    it. What runs on other kernels only is there, for full runs; in a guest, nobody asks for it."""
+    return kernels_of(marker, full=full) or [
+        pytest.param(name, marks=pytest.mark.full) for name in (marker.args if marker else ())
+    ]
+
+
 # ---------------------------------------------------------------------------- inside
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import guestrun
 import pytest
-from guestrun import GUEST_TESTS, Kind, kernels_of, put_together, remote
+from guestrun import GUEST_TESTS, Kind, kernels_of, parameters_of, put_together, remote
 from qemu_vm import accel, cache, commands, kernels, machine, qemu
 from qemu_vm.cli import main, split
 from qemu_vm.kernels import Kernel
@@ -244,6 +244,13 @@ def test_other_kernels_are_for_full_runs() -> None:
     assert kernels_of(None, full=True) == ["6.12"]
     with pytest.raises(ValueError, match=r"5\.0"):
         kernels_of(pytest.mark.kernels("5.0").mark, full=False)
+
+
+def test_what_is_for_another_kernel_only_is_skipped_by_name() -> None:
+    marker = pytest.mark.kernels("6.1").mark
+    assert parameters_of(marker, full=False) == [pytest.param("6.1", marks=pytest.mark.full)]
+    assert parameters_of(marker, full=True) == ["6.1"]
+    assert parameters_of(None, full=False) == ["6.12"]
 
 
 def test_tests_of_one_kind_share_a_machine() -> None:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import pytest
-from guestrun import GuestRuns, kernels_of, put_together, remote, write_report
+from guestrun import GuestRuns, parameters_of, put_together, remote, write_report
 from runmode import FULL, IN_GUEST
 
 _RUNS = pytest.StashKey[GuestRuns]()
@@ -23,7 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "vm_kernel" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("kernels")
-        metafunc.parametrize("vm_kernel", kernels_of(marker, full=FULL), indirect=True)
+        metafunc.parametrize("vm_kernel", parameters_of(marker, full=FULL), indirect=True)
 
 
 @pytest.hookimpl(trylast=True)
