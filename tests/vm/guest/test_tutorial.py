@@ -9,6 +9,7 @@ it: it is a machine of its own, and nothing of it is kept.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -26,15 +27,21 @@ from infiniswap.units import MIB
 pytestmark = [
     pytest.mark.full,
     pytest.mark.machine(hosts=2),
-    pytest.mark.timeout(1800),
-    pytest.mark.requires_tool("mosquitto"),
+    pytest.mark.timeout(3600),
+    pytest.mark.requires_tool("mosquitto", "curl", "promtool"),
 ]
 
 GIB_MIB = 32
 """So many MiB are a GiB here."""
 SHARE = Path("/run/vm/share")
+CONFIG = Path("/etc/infiniswap/infiniswap.toml")
+TOKEN = "a-token-of-thirty-two-characters"
+JOB = "infiniswap run --local 1G -- "
+JOB += """python3 -c 'data = bytearray(b"x") * (3 << 30)
+print({data.count(b"x") for _ in range(5)}.pop())'"""
 ADDRESSES = {"donor": "10.0.0.2", "consumer": "10.0.0.3"}
 _STAND_INS = {"sudo": 'exec "$@"', "ssh": f"exec cat {SHARE}/tutorial-secret"}
+_PROGRAMS = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 _SERVES = {"donor": "pages 10.0.0.2:9401", "broker": " running"}
 
 
@@ -62,7 +69,7 @@ class Shell:
             (stand_ins / name).chmod(0o755)
         own = {name: value for name, value in os.environ.items() if "INFINISWAP" not in name}
         self._env = own | {
-            "PATH": f"{stand_ins}:{Path(sys.executable).parent}:/usr/bin:/bin:/usr/sbin:/sbin",
+            "PATH": f"{stand_ins}:{Path(sys.executable).parent}:{_PROGRAMS}",
             "INFINISWAP_DAEMON_SLAB": "8M",
             "INFINISWAP_DAEMON_POOL": "128M",
             "INFINISWAP_DAEMON_HEADROOM": "16M",
@@ -91,10 +98,16 @@ class Shell:
         assert "Traceback" not in said, said
         return said
 
+    def output(self, text: str) -> str:
+        """Their standard output alone."""
+        return subprocess.run(
+            self._argv(text), env=self._env, cwd=self._work, stdout=subprocess.PIPE, check=True
+        ).stdout.decode()
+
     def serve(self, kind: str, text: str) -> None:
         """Commands of which the last one runs on; the one of this kind before ends."""
         self.end(kind)
-        log = self._work / f"{kind}.log"
+        log = self.log(kind)
         with log.open("wb") as output:
             process = subprocess.Popen(
                 self._argv(text.rstrip() + (" -v" if kind == "broker" else "")),
@@ -113,14 +126,23 @@ class Shell:
 
         until(serves, f"the {kind} to serve")
 
-    def end(self, kind: str) -> None:
+    def log(self, kind: str) -> Path:
+        """What it says."""
+        return self._work / f"{kind}.log"
+
+    def send(self, kind: str, number: signal.Signals) -> None:
+        """A signal to it."""
+        os.killpg(self._services[kind].pid, number)
+
+    def end(self, kind: str, number: signal.Signals = signal.SIGINT) -> None:
         """As Ctrl-C does."""
-        process = self._services.pop(kind, None)
+        process = self._services.get(kind)
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGINT)
+                self.send(kind, number)
             process.wait(WAIT_S)
-            assert "Traceback" not in (self._work / f"{kind}.log").read_text()
+            del self._services[kind]
+            assert "Traceback" not in self.log(kind).read_text()
 
     def close(self) -> None:
         """Ends what is still running."""
@@ -145,6 +167,61 @@ def role(vm_host: str) -> Iterator[str]:
     run("ip", "address", "delete", f"{ADDRESSES[mine]}/24", "dev", interface)
 
 
+def watched_and_unplugged(shell: Shell, role: str, barrier: Callable[[str], None]) -> str:
+    """What an administrator does there, and the step "Pull the plug", during one more job.
+
+    The donor's figures are read over the network; its configuration is broken and mended; the
+    broker is killed and comes back without what it had retained; then the daemon ends.
+    """
+    said = ""
+    if role == "donor":
+        token = Path("/etc/infiniswap/metrics-token")
+        token.write_text(TOKEN)
+        token.chmod(0o600)
+        text = CONFIG.read_text()
+        text = text.replace("[cluster]\n", f'[cluster]\nmetrics_token_file = "{token}"\n')
+        CONFIG.write_text(text)
+        shell.serve("donor", "exec infiniswap daemon")
+    barrier("watched")
+    if role == "consumer":
+        said += shell.run(
+            f"curl -fsS -H 'Authorization: Bearer {TOKEN}' http://10.0.0.2:9400/metrics >page\n"
+            "promtool check metrics <page\n"
+            "grep infiniswap_donor_pool_slabs page\n"
+        )
+        said += shell.run(JOB)
+    else:
+
+        def is_lending() -> bool:
+            (row,) = json.loads(shell.output("infiniswap status --json"))["donors"]
+            return bool(row["status"]["pool"]["slabs_mapped"])
+
+        def log() -> str:
+            return shell.log("donor").read_text()
+
+        until(is_lending, "the job's first slab", 900)
+        CONFIG.write_text(f"{text}[devise]\n")
+        shell.send("donor", signal.SIGHUP)
+        until(lambda: "was not reloaded" in log(), "word of the broken file", 300)
+        CONFIG.write_text(text)
+        shell.send("donor", signal.SIGHUP)
+        until(lambda: "reloaded: nothing has changed" in log(), "the mended file", 300)
+        announced = log().count("announced as")
+        shell.end("broker", signal.SIGKILL)
+        shell.serve("broker", "exec /usr/sbin/mosquitto -c broker.conf")
+        until(lambda: log().count("announced as") > announced, "the donor to announce itself", 300)
+        assert is_lending()
+        shell.end("donor")
+    barrier("unplugged")
+    if role == "donor":
+        shell.serve("donor", "exec infiniswap daemon")
+    barrier("plugged in")
+    if role == "consumer":
+        said += shell.run("infiniswap status")
+    barrier("found again")
+    return said
+
+
 def test_the_tutorial_word_for_word(
     role: str, tmp_path: Path, barrier: Callable[[str], None]
 ) -> None:
@@ -160,6 +237,7 @@ def test_the_tutorial_word_for_word(
                 secret = Path("/etc/infiniswap/secret").read_bytes()
                 (SHARE / "tutorial-secret").write_bytes(secret)
             barrier(f"tutorial-{block.line}")
+        beyond = watched_and_unplugged(shell, role, barrier)
     finally:
         shell.close()
     if role == "consumer":
@@ -167,4 +245,6 @@ def test_the_tutorial_word_for_word(
         assert len(re.findall(r"paged out .*, in .* \(donors [1-9]", said)) == 2, said
         # Named, then announced.
         assert len(re.findall(r"10\.0\.0\.2:9400 .* serving", said)) == 2, said
+        assert f"\n{3 * GIB_MIB * MIB}\n" in beyond, beyond
+        assert re.search(r"10\.0\.0\.2:9400 .* serving", beyond), beyond
         assert not Path("/proc/swaps").read_text().count("\n") > 1
