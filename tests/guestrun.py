@@ -134,6 +134,7 @@ class Guest:
 
     def __init__(self, kind: Kind, nodeids: list[str], config: pytest.Config, *, low: bool) -> None:
         self.kind = kind
+        self._nodeids = nodeids
         self._config = config
         self._share = Path(tempfile.mkdtemp(prefix="infiniswap-vm-tests-"))
         self._files = [
@@ -176,6 +177,13 @@ class Guest:
             time.sleep(_TICK_S)
         reports = self._reports.get(nodeid, [])
         return [report for host, report in reports if host == 0 or report.failed]
+
+    def is_done(self) -> bool:
+        """Whether the machines have ended and every test has run."""
+        if self._process.poll() is None:
+            return False
+        self._read()
+        return all(self._has(nodeid) for nodeid in self._nodeids)
 
     def _has(self, nodeid: str) -> bool:
         return len(self._finished.get(nodeid, ())) == len(self._files)
@@ -256,7 +264,8 @@ class GuestRuns:
     def __init__(self, config: pytest.Config, items: Sequence[pytest.Item]) -> None:
         self._config = config
         self._items = [item for item in items if remote(item)]
-        self._guest: Guest | None = None
+        self._guests: dict[Kind, Guest] = {}
+        self._running: Guest | None = None
         self._done: set[str] = set()
         self._why_none: dict[str, str] = {}
         if self._items and not self._missing(kind := kind_of(self._items[0])):
@@ -269,27 +278,44 @@ class GuestRuns:
             if IN_CI or FULL:  # a full run promises everything
                 return [report_of(item.nodeid, "failed", f"this run must have it: {why}")]
             return [report_of(item.nodeid, "skipped", why)]
-        if self._guest is None or self._guest.kind != kind or self._guest.is_lost:
-            self._begin(kind, low=False)
-        assert self._guest is not None
-        reports = self._guest.reports(item.nodeid)
+        guest = self._guests.get(kind)
+        if guest is None or guest.is_lost:
+            guest = self._begin(kind, low=False)
+        reports = guest.reports(item.nodeid)
         self._done.add(item.nodeid)
         return reports
 
-    def _begin(self, kind: Kind, *, low: bool) -> None:
-        self.close()
+    def go_on(self) -> None:
+        """Begins the next kind's guest as soon as the one before has ended: while other tests
+        run, not only when pytest comes to the first that needs it."""
+        if self._running is None or not self._running.is_done():
+            return
+        self._running = None
+        kinds = dict.fromkeys(kind_of(item) for item in self._items)
+        for kind in kinds:
+            if kind not in self._guests and not self._missing(kind):
+                self._begin(kind, low=True)
+                return
+
+    def _begin(self, kind: Kind, *, low: bool) -> Guest:
+        if self._running is not None and not self._running.is_done():
+            self._guests.pop(self._running.kind).close()
+        if kind in self._guests:
+            self._guests.pop(kind).close()
         nodeids = [
             item.nodeid
             for item in self._items
             if item.nodeid not in self._done and kind_of(item) == kind
         ]
-        self._guest = Guest(kind, nodeids, self._config, low=low)
+        self._running = self._guests[kind] = Guest(kind, nodeids, self._config, low=low)
+        return self._running
 
     def close(self) -> None:
-        """Ends the machine that runs."""
-        if self._guest is not None:
-            guest, self._guest = self._guest, None
+        """Ends the machines that run."""
+        for guest in self._guests.values():
             guest.close()
+        self._guests.clear()
+        self._running = None
 
     def _missing(self, kind: Kind) -> str:
         """Why no machine with that kernel can be had here; asked once."""

@@ -78,6 +78,6 @@ def test_c_program(build: str, program: str, in_ci: bool, programs: Background) 
 
 @pytest.mark.background
 @pytest.mark.parametrize("program", [name for name in _PROGRAMS if _is_simulation(name)])
-@pytest.mark.parametrize("build", _BUILDS)
+@pytest.mark.parametrize("build", [name for name in _BUILDS if name != "tsan"])  # one thread
 def test_c_simulation(build: str, program: str, in_ci: bool, background: Background) -> None:
     _check(build, program, background, in_ci)

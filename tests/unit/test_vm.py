@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import guestrun
 import pytest
@@ -320,6 +321,78 @@ def test_without_machines_tests_fail_in_ci_and_in_full_runs(
     (report,) = runs.reports(item)  # type: ignore[arg-type]
     assert report.outcome == outcome
     assert "needs virtual machines: no QEMU here" in str(report.longrepr)
+
+
+class _Guest:
+    """Instead of machines: `ended` and `dies` are for the test to say."""
+
+    begun: ClassVar[list[_Guest]]
+
+    def __init__(self, kind: Kind, nodeids: list[str], _config: None, *, low: bool) -> None:
+        self.kind, self.nodeids, self.low = kind, nodeids, low
+        self.ended = self.dies = self.is_lost = self.is_closed = False
+        self.begun.append(self)
+
+    def is_done(self) -> bool:
+        return self.ended and not self.dies
+
+    def reports(self, nodeid: str) -> list[pytest.TestReport]:
+        assert nodeid in self.nodeids
+        self.is_lost = self.dies
+        return [guestrun.report_of(nodeid, "failed" if self.is_lost else "passed", "")]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def guests(monkeypatch: pytest.MonkeyPatch) -> list[_Guest]:
+    """Those that have begun."""
+    _Guest.begun = []
+    monkeypatch.setattr(guestrun, "Guest", _Guest)
+    monkeypatch.setattr(guestrun.plan, "check_host", lambda: None)
+    monkeypatch.setattr(guestrun.kernels, "get", lambda _name: None)
+    return _Guest.begun
+
+
+def test_the_next_machines_boot_when_those_before_have_ended(guests: list[_Guest]) -> None:
+    place = Path(__file__).parent
+    items = [
+        _Item("a", place),
+        _Item("b", GUEST_TESTS),
+        _Item("c", GUEST_TESTS, hosts=2),
+        _Item("d", GUEST_TESTS, hosts=3),
+    ]
+    runs = guestrun.GuestRuns(None, items)  # type: ignore[arg-type]
+    runs.go_on()
+    assert [guest.kind.hosts for guest in guests] == [1]  # one at a time
+    guests[0].ended = True
+    runs.go_on()
+    runs.go_on()
+    assert [(guest.kind.hosts, guest.low) for guest in guests] == [(1, True), (2, True)]
+    # What the first ones have left to say is still there, and nobody boots again for it.
+    assert [runs.reports(item)[0].outcome for item in items[1:3]] == ["passed", "passed"]  # type: ignore[arg-type]
+    assert len(guests) == 2
+    guests[1].ended = True
+    assert runs.reports(items[3])[0].outcome == "passed"  # type: ignore[arg-type]
+    assert [guest.kind.hosts for guest in guests] == [1, 2, 3]
+    assert not guests[2].low  # it is waited for
+    runs.close()
+    assert all(guest.is_closed for guest in guests)
+
+
+def test_machines_that_died_boot_again_for_what_is_left(guests: list[_Guest]) -> None:
+    items = [_Item("a", GUEST_TESTS), _Item("b", GUEST_TESTS), _Item("c", GUEST_TESTS, hosts=2)]
+    runs = guestrun.GuestRuns(None, items)  # type: ignore[arg-type]
+    guests[0].ended = guests[0].dies = True
+    runs.go_on()
+    assert len(guests) == 1
+    assert runs.reports(items[0])[0].outcome == "failed"  # type: ignore[arg-type]
+    assert runs.reports(items[1])[0].outcome == "passed"  # type: ignore[arg-type]
+    assert guests[0].is_closed
+    assert guests[1].nodeids == [items[1].nodeid]
+    assert runs.reports(items[2])[0].outcome == "passed"  # type: ignore[arg-type]
+    assert guests[1].is_closed  # it had not ended, and another kind is wanted
 
 
 def test_lines_of_several_machines_are_told_apart(tmp_path: Path) -> None:

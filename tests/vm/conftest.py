@@ -38,7 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     if not session.config.option.collectonly and not session.testsfailed:
-        session.stash[_RUNS] = GuestRuns(session.config, session.items)
+        session.stash[_RUNS] = runs = GuestRuns(session.config, session.items)
+        session.config.pluginmanager.register(_GoesOn(runs))  # hears of tests elsewhere, too
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -56,6 +57,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if runs := session.stash.get(_RUNS, None):
         runs.close()
+
+
+class _GoesOn:
+    """Looks after each test whether the next machines can boot."""
+
+    def __init__(self, runs: GuestRuns) -> None:
+        self._runs = runs
+
+    def pytest_runtest_logfinish(self) -> None:
+        self._runs.go_on()
 
 
 class _Writer:
