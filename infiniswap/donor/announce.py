@@ -47,12 +47,16 @@ def make_announcer(config: Config, service: DonorService, secret: bytes | None) 
     # Late: a daemon with a list of peers has no use for any of it.
     from infiniswap.discovery.announcer import Announcer
 
+    ports = _Ports()
+
+    async def make(local: str, session: str) -> Announcement:
+        has_rdma = service.rdma.enabled and await ports.has_usable()
+        return _announcement(config, service.status(), local, session, has_rdma=has_rdma)
+
     return Announcer(
         config.mqtt,
         secret,
-        lambda local, session: _announcement(
-            config, service.status(), service.rdma.enabled, local, session
-        ),
+        make,
         lambda: _figures(config, service.status()),
         random.Random(),
     )
@@ -75,12 +79,11 @@ def addresses(config: Config, port: int, local: str) -> tuple[HostPort, ...]:
     return (HostPort(host, port),)
 
 
-async def _announcement(
-    config: Config, status: m.Status, is_rdma_on: bool, local: str, session: str
+def _announcement(
+    config: Config, status: m.Status, local: str, session: str, *, has_rdma: bool
 ) -> Announcement:
     from infiniswap.discovery.announcement import ADDRESSES_MAX, Announcement
 
-    transports = ["tcp", "rdma"] if is_rdma_on and await _has_rdma() else ["tcp"]
     found = addresses(config, status.control_port, local)
     return Announcement(
         cluster=config.cluster.name,
@@ -88,7 +91,7 @@ async def _announcement(
         session=session,
         name=status.donor_name,
         addresses=[str(address) for address in found[:ADDRESSES_MAX]],
-        transports=transports,
+        transports=["tcp", "rdma"] if has_rdma else ["tcp"],
         slab_bytes=status.slab_bytes,
         protocols=list(status.versions),
         software=__version__,
@@ -96,12 +99,19 @@ async def _announcement(
     )
 
 
-async def _has_rdma() -> bool:
-    """Whether this host has a port for it now. A driver that hangs must not end the announcing."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_VERBS_S_MAX):
-            return await asyncio.to_thread(_has_usable_port)
-    return False
+class _Ports:
+    """This host's RDMA ports. A driver that hangs must not end the announcing: it is asked again
+    when it has answered, as each question takes one of the few threads of the process."""
+
+    def __init__(self) -> None:
+        self._asked: asyncio.Future[bool] | None = None
+
+    async def has_usable(self) -> bool:
+        """Whether there is one now; no, as long as nobody knows."""
+        if self._asked is None or self._asked.done():
+            self._asked = asyncio.get_running_loop().run_in_executor(None, _has_usable_port)
+        await asyncio.wait({self._asked}, timeout=_VERBS_S_MAX)
+        return self._asked.done() and self._asked.result()
 
 
 def _has_usable_port() -> bool:
