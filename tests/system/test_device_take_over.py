@@ -26,7 +26,9 @@ from cluster import (
 )
 from nbd_client import ask, connected
 from pagejob import NEEDS, Job
+from runmode import FULL
 from runs import Runner, ready, touch
+from stopping import stopped
 from swapout import swap_out_file
 from takeovers import donors_too, kill_again_and_again, restart_again_and_again
 
@@ -36,7 +38,6 @@ from infiniswap.units import MIB
 
 pytestmark = [pytest.mark.requires_native, pytest.mark.timeout(1500)]
 
-FULL = os.environ.get("INFINISWAP_TEST_FULL", "") not in ("", "0")
 KILLS = 20 if FULL else 5
 STAGING = 8 * MIB
 
@@ -52,15 +53,6 @@ def standing(cluster: Cluster) -> Cluster:
 
 def swapping(cluster: Cluster) -> Device:
     return cluster.start("--frontend", "fuse", "--swap")
-
-
-@contextlib.contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def sockets(pid: int) -> int:

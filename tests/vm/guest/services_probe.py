@@ -15,12 +15,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from runmode import FULL
 from runwatch import GROUP, as_user, make_user, run_argv, watch
+from stopping import stopped
 
 from infiniswap.device import client
 from infiniswap.device.rundir import paths_of
@@ -115,16 +116,6 @@ def reload() -> None:
     run("systemctl", "is-active", "infiniswapd.service", DEVICE)
 
 
-@contextlib.contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """The job leaves the processors to others: a standby takes minutes beside it."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
 def faults(directory: Path, node: Path) -> None:
     """What happens to services while the job swaps; each time it pages on."""
     paths = paths_of(NAME, Path("/run/infiniswap"), directory)
@@ -136,7 +127,7 @@ def faults(directory: Path, node: Path) -> None:
     def status() -> Any:
         return client.status(paths, wait_s=WAIT_S)
 
-    def standby() -> None:
+    def standby() -> None:  # which takes minutes beside the job
         with stopped(job_pid):
             until(lambda: status().succession.standby == "ready", "a standby")
 

@@ -5,14 +5,13 @@ happen to them meanwhile.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gc
 import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from pagejob import StartJob
 from rdma_end import END
 from runmode import FULL
 from softroce import HOST, LINK, add, leads_here, remove
+from stopping import stopped
 
 from infiniswap.cli.findings_rdma import rdma as rdma_findings
 from infiniswap.config import load
@@ -100,18 +100,6 @@ def write(device: Device, mib: int) -> None:
 def verifying(cluster: Cluster, device: Device) -> Fio:
     target = [f"--filename={device.path}", "--ioengine=libaio", "--direct=1"]
     return Fio(target, 24 if FULL else 8, 4, cluster.root)
-
-
-@contextlib.contextmanager
-def frozen(donors: list[Donor]) -> Iterator[None]:
-    """Their processes do nothing."""
-    try:
-        for donor in donors:
-            donor.process.send_signal(signal.SIGSTOP)
-        yield
-    finally:
-        for donor in donors:
-            donor.process.send_signal(signal.SIGCONT)
 
 
 # ------------------------------------------------------------------- the C programs
@@ -307,7 +295,7 @@ def pages_to_two_donors(frontend: str, cluster: Cluster, donors: list[Donor]) ->
     assert shown.count("slabs, rdma") == 2
     # Their processes have no part in it.
     reads = sum(row["read_pages"] for row in device.status["donors"])
-    with frozen(donors):
+    with stopped(*(donor.process.pid for donor in donors)):
         fio(device, "--rw=randwrite", "--bs=4k", "--size=2m", "--verify=crc32c", "--verify_fatal=1")
         assert sum(row["read_pages"] for row in device.status["donors"]) > reads
     stats = device.status["stats"]
@@ -469,41 +457,36 @@ def test_a_device_that_is_removed_is_let_go_of(cluster: Cluster, donors: list[Do
     device.remove()
 
 
-def test_a_job_swaps_over_rdma(
+@pytest.fixture
+def swaps(
     cluster: Cluster, donors: list[Donor], job: StartJob, count: Callable[[int, int], int]
-) -> None:
-    swaps("nbd", cluster, donors, job, count)
+) -> Callable[[str], None]:
+    """A job that verifies its pages, under a limit, on a device with that front end."""
+
+    def swap(frontend: str) -> None:
+        device = cluster.start("--frontend", frontend, "--transport", "rdma", "--swap")
+        work = job(10_000)
+        work.more_rounds(count(2, 10))
+        work.finish()
+        status = device.status
+        assert {row["transport"] for row in status["donors"] if row["slabs"]} == {"rdma"}
+        assert sum(row["slabs"] for row in status["donors"]) > 0
+        assert status["stats"]["pages_in_remote"] > 0
+        assert status["stats"]["requests_failed"] == status["stats"]["crc_errors_remote"] == 0
+        assert all("Traceback" not in donor.log for donor in donors)
+        device.stop()
+
+    return swap
+
+
+def test_a_job_swaps_over_rdma(swaps: Callable[[str], None]) -> None:
+    swaps("nbd")
 
 
 @pytest.mark.full
 @pytest.mark.kernels("6.12")
 @pytest.mark.parametrize("frontend", ["ublk"], indirect=True)
 def test_a_job_swaps_over_rdma_by_other_front_ends_too(
-    frontend: str,
-    cluster: Cluster,
-    donors: list[Donor],
-    job: StartJob,
-    count: Callable[[int, int], int],
+    frontend: str, swaps: Callable[[str], None]
 ) -> None:
-    swaps(frontend, cluster, donors, job, count)
-
-
-def swaps(
-    frontend: str,
-    cluster: Cluster,
-    donors: list[Donor],
-    job: StartJob,
-    count: Callable[[int, int], int],
-) -> None:
-    """A job that verifies its pages, under a limit."""
-    device = cluster.start("--frontend", frontend, "--transport", "rdma", "--swap")
-    work = job(10_000)
-    work.more_rounds(count(2, 10))
-    work.finish()
-    status = device.status
-    assert {row["transport"] for row in status["donors"] if row["slabs"]} == {"rdma"}
-    assert sum(row["slabs"] for row in status["donors"]) > 0
-    assert status["stats"]["pages_in_remote"] > 0
-    assert status["stats"]["requests_failed"] == status["stats"]["crc_errors_remote"] == 0
-    assert all("Traceback" not in donor.log for donor in donors)
-    device.stop()
+    swaps(frontend)
