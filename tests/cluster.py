@@ -43,6 +43,8 @@ _TICK_S = 0.2 if IN_GUEST else 0.02
 SLAB = 8 * MIB
 LINK_DIR = Path("/dev/infiniswap")
 LOCK = "owner"
+PROGRAM = (sys.executable, "-I", "-m", "infiniswap")
+"""As the installed one, which takes no module from where it is called."""
 
 NEEDS_SWAP = [
     pytest.mark.requires_native,
@@ -125,6 +127,7 @@ class Cluster:
     Attributes:
         root: on a local disk.
         env: of every command; change it before starting something.
+        program: what every command begins with.
         donors: every daemon started, dead ones too.
     """
 
@@ -153,6 +156,7 @@ class Cluster:
                 "INFINISWAP_POLICY_PERIOD_S": "1" if IN_GUEST else "0.2",
             }
         )
+        self.program = PROGRAM
         self.donors: list[Donor] = []
         self._names = 0
         self._prefix = os.pread(self._lock, 16, 0).decode() or f"t{secrets.token_hex(3)}"
@@ -175,7 +179,7 @@ class Cluster:
         number = len(self.donors)
         ready, log = self.root / f"donor{number}.ready", self.root / f"donor{number}.log"
         ready.unlink(missing_ok=True)
-        command = [*prefix, sys.executable, "-m", "infiniswap", "daemon"]
+        command = [*prefix, *self.program, "daemon"]
         command += ["--listen", f"{host}:{port}", "--data-port", "0", "--ready-file", str(ready)]
         command += ["--slab", str(SLAB), "--pool", pool, "--headroom", "16M", *args]
         with log.open("w") as output:
@@ -224,7 +228,7 @@ class Cluster:
         # Who only asks has patience with donors. Devices have not: they must notice dead ones.
         patient = {"INFINISWAP_CLUSTER_ASK_S": "30"} if args[:1] in _ASKING else {}
         return subprocess.run(
-            [sys.executable, "-m", "infiniswap", *args],
+            [*self.program, *args],
             env={**self.env, **patient, **changes},
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -5,7 +5,8 @@
 Python: errors → units → secret, peers → config → policy, control → engine, system → discovery →
 donor, device → demo → cli; each may import what stands before it, and itself. `policy/` and the
 message code are pure: no clock, no I/O, no randomness of their own. `testing/` is shipped for tests
-and imported by nothing else.
+and imported by nothing else. Programs are started in one place (SPAWNERS), which gives them nothing
+that another user may have prepared.
 
 C: util → wire, verbs → transport, store → engine → frontend → api; of the engine a front end sees
 only engine/request.h, and never a transport's header. The holder stands on util alone.
@@ -46,6 +47,15 @@ PYTHON_RANKS = {
     "__main__": 10,
 }
 PURE_PARTS = ("policy/", "control/messages")
+SPAWNERS = ("system/programs.py", "device/job.py")  # of the latter the user's own program
+SPAWNING_MODULES = {"subprocess", "multiprocessing", "pty", "_posixsubprocess"}
+_SPAWNING_NAME = re.compile(
+    r"(posix_)?spawn[lv]?p?e?|exec[lv]p?e?|v?fork(pty)?|system|popen|create_subprocess_\w+|"
+    r"subprocess_(exec|shell)|ProcessPoolExecutor"
+)
+_C_SPAWNER = "holder/child.c"
+_C_SPAWNING = re.compile(r"\b(posix_spawnp?|exec[lv]p?e?|execvpe|v?fork|system|popen|clone3?)\s*\(")
+
 IMPURE_MODULES = {"asyncio", "socket", "os", "time", "random", "threading", "subprocess"}
 
 C_RANKS = {"util": 0, "wire": 1, "transport": 2, "store": 2, "engine": 3, "frontend": 4, "api": 5}
@@ -61,7 +71,10 @@ C_PUBLIC_HEADER_LINES_MAX = 800  # there is one for everything: docs/adr/0004-on
 def check_python_text(relative: str, text: str) -> Iterator[tuple[int, str]]:
     """Faults of one module; `relative` is its path below infiniswap/."""
     part = relative.partition("/")[0].removesuffix(".py")
-    for line, module in _python_imports(ast.parse(text), relative):
+    tree = ast.parse(text)
+    if relative not in SPAWNERS:
+        yield from _spawns(tree, relative)
+    for line, module in _python_imports(tree, relative):
         top, _, rest = module.partition(".")
         if top != "infiniswap":
             if top in IMPURE_MODULES and relative.startswith(PURE_PARTS):
@@ -72,6 +85,19 @@ def check_python_text(relative: str, text: str) -> Iterator[tuple[int, str]]:
             continue
         if PYTHON_RANKS[target] >= PYTHON_RANKS[part] or target == "testing":
             yield line, f"{part} must not import {target}: imports point one way"
+
+
+def _spawns(tree: ast.AST, relative: str) -> Iterator[tuple[int, str]]:
+    """What could start a program without infiniswap.system.programs."""
+    found = list(_python_imports(tree, relative))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            found.append((node.lineno, node.attr))
+    for line, name in found:
+        if name.partition(".")[0] in SPAWNING_MODULES or _SPAWNING_NAME.fullmatch(name):
+            yield line, f"{name}: programs are started by infiniswap.system.programs"
 
 
 def _python_imports(tree: ast.AST, relative: str) -> Iterator[tuple[int, str]]:
@@ -107,6 +133,10 @@ def check_c_text(relative: str, text: str) -> Iterator[tuple[int, str]]:
             yield line, f"a front end must not include {match[1]}: it knows no transport"
         elif part == "frontend" and target == "engine" and match[1] != "engine/request.h":
             yield line, f"a front end sees only engine/request.h of the engine, not {match[1]}"
+    if relative != _C_SPAWNER:
+        for match in _C_SPAWNING.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            yield line, f"{match[1]}: programs are started by {_C_SPAWNER}"
 
 
 def _check_common(text: str, lines_max: int) -> Iterator[tuple[int, str]]:

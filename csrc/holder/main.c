@@ -4,6 +4,9 @@
  *
  * Runs `PROGRAM ARGUMENT... active` until it has ended in order, and, as long as that serves,
  * `PROGRAM ARGUMENT... standby` beside it. Exits as the device process does. See holder.h.
+ *
+ * PROGRAM is an absolute path and starts in `/`, with the environment that we got, which
+ * infiniswap.system.programs has made: another user has prepared neither.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -163,7 +166,7 @@ int main(int argc, char **argv)
 	char *first[ARGUMENTS_MAX + 2] = {NULL}, *others[ARGUMENTS_MAX + 2] = {NULL};
 	int count = argc - 3, signals, err;
 
-	if (count < 1 || count > ARGUMENTS_MAX)
+	if (count < 1 || count > ARGUMENTS_MAX || argv[3][0] != '/' || chdir("/") != 0)
 		return usage();
 	memcpy(first, argv + 3, (size_t)count * sizeof(*first));
 	memcpy(others, argv + 3, (size_t)count * sizeof(*others));

@@ -22,7 +22,7 @@ from infiniswap.errors import (
     UsageError,
 )
 from infiniswap.system import service_units, systemd
-from infiniswap.system.process import run_command
+from infiniswap.system.programs import run_command
 from infiniswap.system.service_units import DAEMON_UNIT, DEVICE_UNIT, UNITS
 
 GROUP = "infiniswap"
@@ -102,7 +102,7 @@ def command() -> tuple[str, ...]:
     script = interpreter.with_name("infiniswap")
     if os.access(script, os.X_OK):
         return (str(script),)
-    return (str(interpreter), "-m", "infiniswap")
+    return (str(interpreter), "-I", "-m", "infiniswap")
 
 
 def _show() -> int:

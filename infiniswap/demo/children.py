@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from infiniswap.errors import DeadlineError, SystemCallError, from_oserror
-from infiniswap.system.process import command_environment
+from infiniswap.system import programs
 
 _LOG_LINES = 6
 _KILL_S = 10.0
@@ -25,14 +23,9 @@ def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     of sudo (all three jobs run as root), one thread per numeric library. Arrow takes its memory
     from malloc: its own pool gives freed memory back some time later, so that the peak, and with
     it the limit, would depend on how busy the machine is."""
-    env = command_environment(base)
-    for name in list(env):
-        if name.startswith(("INFINISWAP_", "SUDO_")):
-            del env[name]
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        env[name] = "1"
-    env["ARROW_DEFAULT_MEMORY_POOL"] = "system"
-    return env
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    changes = {**dict.fromkeys(names, "1"), "ARROW_DEFAULT_MEMORY_POOL": "system"}
+    return programs.environment(changes, settings=False, base=base)
 
 
 def placed(argv: Sequence[str], cgroups: Sequence[Path]) -> list[str]:
@@ -68,18 +61,17 @@ class Child:
         self.name = name
         self._log = log
         try:
-            with log.open("ab") as output:
-                self._process = subprocess.Popen(
-                    list(argv),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    cwd=log.parent,
-                    env=environment(),
-                )
+            output = log.open("ab")
         except OSError as error:
             raise from_oserror(f"cannot start {name}", error) from error
+        with output:
+            self._process = programs.start(
+                argv,
+                stdout=output,
+                stderr=programs.STDOUT,
+                env=environment(),
+                what=f"cannot start {name}",
+            )
 
     @property
     def exit_code(self) -> int | None:
@@ -100,7 +92,7 @@ class Child:
         while True:
             try:
                 return self._process.wait(period_s)
-            except subprocess.TimeoutExpired:
+            except programs.TimeoutExpired:
                 pass
             tick()
             if time.monotonic() >= end_s:
@@ -132,17 +124,12 @@ class Child:
         try:
             self._process.wait(term_s)
             return
-        except subprocess.TimeoutExpired:
+        except programs.TimeoutExpired:
             self._process.kill()
         try:
             self._process.wait(_KILL_S)
-        except subprocess.TimeoutExpired:
+        except programs.TimeoutExpired:
             raise DeadlineError(
                 f"{self.name} (process {self._process.pid}) cannot be killed",
                 mend="It waits in the kernel: see dmesg.",
             ) from None
-
-
-def python_module(*argv: str) -> list[str]:
-    """`infiniswap ARGV...` as this very installation has it."""
-    return [sys.executable, "-m", "infiniswap", *argv]

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap.control.client import ClientConfig, fetch_status
-from infiniswap.demo.children import Child, mortal, python_module
+from infiniswap.demo.children import Child, mortal
 from infiniswap.errors import DeadlineError, InfiniswapError, UnavailableError, from_oserror
 from infiniswap.system.files import PROC, read_text
 from infiniswap.system.netns import NetworkNamespaces
+from infiniswap.system.programs import infiniswap
 from infiniswap.units import CONTROL_PORT, HostPort, format_size, format_size_short
 
 HOSTS = ("donor-1", "donor-2")
@@ -113,7 +114,7 @@ class Donors:
             SystemCallError: a process cannot be started.
         """
         for host, address in zip(HOSTS, self.addresses, strict=True):
-            argv = python_module(
+            argv = infiniswap(
                 *("daemon", "--config", str(self._config), "--listen", str(address)),
                 *("--name", host, "--pool", format_size(self._pool_bytes), "--headroom", "256M"),
                 *("--ready-file", str(self._work / f"{host}.ready")),

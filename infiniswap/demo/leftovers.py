@@ -32,7 +32,8 @@ from infiniswap.errors import (
 from infiniswap.system import loop, netns, swap
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.memory import UNLIMITED_BYTES, memory_hierarchy
-from infiniswap.system.process import end_process, run_command
+from infiniswap.system.process import end_process
+from infiniswap.system.programs import run_command
 from infiniswap.system.throttle import IoLimits, blkio_root, set_limits_v1
 
 RUN_DIR = Path("/run/infiniswap-demo")

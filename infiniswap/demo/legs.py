@@ -6,14 +6,13 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap.demo import data, leftovers
-from infiniswap.demo.children import Child, log_tail, mortal, placed, python_module
+from infiniswap.demo.children import Child, log_tail, mortal, placed
 from infiniswap.demo.donors import Donors
 from infiniswap.demo.interrupts import Interrupts
 from infiniswap.demo.leftovers import Record
@@ -23,6 +22,7 @@ from infiniswap.errors import InfiniswapError, MemoryLimitError, SystemCallError
 from infiniswap.system import loop, swap
 from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
 from infiniswap.system.files import SYS, parse_key_values, read_text, try_read_text
+from infiniswap.system.programs import infiniswap, python
 from infiniswap.units import format_size
 
 JOB = Path(__file__).with_name("job.py")
@@ -54,7 +54,7 @@ class Stage:
 
     def command(self, leg: str) -> list[str]:
         """The job itself; the same in every leg but for its output directory."""
-        return [sys.executable, str(JOB), str(self.source), str(self.target(leg))]
+        return python(str(JOB), str(self.source), str(self.target(leg)))
 
     def target(self, leg: str) -> Path:
         """Where the job of a leg writes."""
@@ -185,7 +185,7 @@ def with_infiniswap(
     """
     data.forget_cached_pages(data.files(stage.source))
     summary_path = stage.record.work / "summary.json"
-    argv = python_module(
+    argv = infiniswap(
         *("run", "--config", str(stage.config), "--local", format_size(limit_bytes)),
         *("--size", format_size(stage.device_bytes), "--slab", format_size(stage.slab_bytes)),
         *("--donors", ",".join(str(address) for address in donors.addresses)),

@@ -18,7 +18,7 @@ from infiniswap.errors import (
     UnavailableError,
 )
 from infiniswap.system.memory import host_memory, memory_hierarchy
-from infiniswap.system.process import command_environment
+from infiniswap.system.programs import find
 from infiniswap.units import GIB, format_size_short
 
 DISK_BYTES_MIN = 3 * GIB
@@ -83,8 +83,7 @@ def check_packages(
 
 def check_tools(tools: Iterable[str]) -> None:
     """Raises UnavailableError unless every system command is there."""
-    path = command_environment()["PATH"]
-    missing = [name for name in tools if shutil.which(name, path=path) is None]
+    missing = [name for name in tools if find(name) is None]
     if missing:
         packages = sorted({_TOOLS.get(name, name) for name in missing})
         raise UnavailableError(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from infiniswap.system import loop
 from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
 from infiniswap.system.files import try_read_text, try_write_text
 from infiniswap.system.memory import memory_hierarchy
+from infiniswap.system.programs import python
 from infiniswap.system.throttle import CLOUD_VOLUME, blkio_root, set_limits_v1, set_limits_v2
 
 _PROBE_S_MAX = 30.0
@@ -130,7 +130,7 @@ def measure(device: loop.LoopDevice, cgroups: Sequence[Path], work: Path) -> Spe
         SystemCallError, DeadlineError: the probe failed.
     """
     report = work / "probe.json"
-    argv = [sys.executable, "-m", "infiniswap.demo.probe", str(device.path), str(report)]
+    argv = python("-m", "infiniswap.demo.probe", str(device.path), str(report))
     command = mortal(placed(argv, cgroups), signal.SIGKILL)
     child = Child("the disk probe", command, work / "probe.log")
     try:

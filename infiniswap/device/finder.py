@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import random
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -158,4 +157,4 @@ def _watcher(spec: DeviceSpec, changed: Callable[[], None]) -> Watcher:
         secret_file=spec.secret_file,
         slab_bytes=spec.slab_bytes,
     )
-    return Watcher(order, os.environ, random.Random(), changed)
+    return Watcher(order, random.Random(), changed)

@@ -7,8 +7,6 @@ import contextlib
 import os
 import select
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -21,8 +19,8 @@ from infiniswap.device.api import Ready
 from infiniswap.device.client import DeviceError
 from infiniswap.device.rundir import DevicePaths
 from infiniswap.device.spec import DeviceSpec, encode_spec
-from infiniswap.errors import DeadlineError, InfiniswapError, SystemCallError, UnavailableError
-from infiniswap.system import notify
+from infiniswap.errors import DeadlineError, InfiniswapError, UnavailableError
+from infiniswap.system import programs
 from infiniswap.system.notify import Notifier
 
 START_S_MAX = 120.0
@@ -34,11 +32,8 @@ _ORPHAN_PAUSE_S = 0.5
 
 
 def device_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Environment of a device process: one malloc arena, as each would be locked, and no service
-    manager, which listens to its starter only."""
-    environment = {**(os.environ if base is None else base), "MALLOC_ARENA_MAX": "1"}
-    notify.forget(environment)
-    return environment
+    """Environment of a device process: one malloc arena, as each would be locked."""
+    return programs.environment({"MALLOC_ARENA_MAX": "1"}, base=base)
 
 
 def holder_program() -> Path:
@@ -61,7 +56,7 @@ def holder_program() -> Path:
 
 def _command(spec: DeviceSpec, spec_fd: int, ready_fd: int, *, foreground: bool) -> list[str]:
     mode = "foreground" if foreground else "background"
-    device = [sys.executable, "-m", "infiniswap.device", mode]
+    device = programs.python("-m", "infiniswap.device", mode)
     if spec.config.standby == "off":
         return [*device, "alone", str(spec_fd), str(ready_fd)]
     return [str(holder_program()), str(spec_fd), str(ready_fd), *device]
@@ -82,20 +77,18 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
         spec_file.write(encode_spec(spec))
         spec_file.seek(0)
         try:
-            process = subprocess.Popen(
+            process = programs.start(
                 _command(spec, spec_file.fileno(), ready_write, foreground=foreground),
                 # It makes its run directory and writes its log there as soon as it has the lock:
                 # what we made, nobody would take away if we were killed now.
-                stdin=subprocess.DEVNULL,
                 stdout=2,
                 pass_fds=(spec_file.fileno(), ready_write),
-                start_new_session=True,
-                cwd="/",
                 env=device_environment(),
+                what="cannot start the device process",
             )
-        except OSError as error:
+        except InfiniswapError:
             os.close(ready_read)
-            raise SystemCallError(f"cannot start the device process: {error.strerror}") from error
+            raise
         finally:
             os.close(ready_write)
     with os.fdopen(ready_read, "rb", buffering=0) as pipe:
@@ -121,7 +114,7 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
 
 # Not state that anything depends on: it only keeps Popen objects from being collected, which
 # would warn that a child still runs - as it is meant to.
-_CHILDREN: dict[str, subprocess.Popen[bytes]] = {}
+_CHILDREN: dict[str, programs.Process] = {}
 
 
 def wait(paths: DevicePaths, waiting: Callable[[], None], manager: Notifier) -> int:
@@ -200,10 +193,10 @@ def _wait_ready(pipe: int) -> Ready | None:
         return None
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: programs.Process) -> None:
     process.terminate()
     try:
         process.wait(30)
-    except subprocess.TimeoutExpired:
+    except programs.TimeoutExpired:
         process.kill()
         process.wait()

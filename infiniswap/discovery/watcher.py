@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from random import Random
 from typing import Final
 
@@ -22,6 +20,7 @@ from infiniswap.discovery.order import REPORT_BYTES_MAX, Order, Report, encode_h
 from infiniswap.discovery.static import union
 from infiniswap.errors import UsageError
 from infiniswap.policy.retry import Backoff
+from infiniswap.system import programs
 from infiniswap.units import HostPort, parse_host_port
 
 log = logging.getLogger(__name__)
@@ -37,7 +36,6 @@ class Watcher:
 
     Args:
         order: for the process that listens.
-        environment: of that process.
         rng: source of randomness.
         changed: called after each report.
 
@@ -52,7 +50,6 @@ class Watcher:
     def __init__(
         self,
         order: Order,
-        environment: Mapping[str, str],
         rng: Random,
         changed: Callable[[], None],
     ) -> None:
@@ -62,7 +59,6 @@ class Watcher:
         self.notes: list[str] = []
         self.ignored: dict[str, int] = {}
         self._order = msgspec.json.encode(order, enc_hook=encode_hook) + b"\n"
-        self._environment = dict(environment)
         self._backoff = Backoff(_RETRY_S_FIRST, _RETRY_S_MAX, rng)
         self._changed = changed
         self._first = asyncio.Event()
@@ -101,20 +97,13 @@ class Watcher:
             self._changed()
             await asyncio.sleep(self._backoff.pause_s())
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        # By vfork, as always here: nothing of a locked process is copied.
-        return subprocess.Popen(
-            [sys.executable, "-m", "infiniswap.discovery.agent"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is the device's to answer
-            cwd="/",
-            env=self._environment,
-        )
-
     async def _listen(self) -> None:
         """The life of one such process."""
-        process = self._spawn()
+        process = programs.start(
+            programs.python("-m", "infiniswap.discovery.agent"),
+            stdin=programs.PIPE,
+            stdout=programs.PIPE,
+        )
         transport: asyncio.ReadTransport | None = None
         try:
             assert process.stdin is not None
@@ -154,7 +143,7 @@ class Watcher:
         self._changed()
 
 
-async def _end(process: subprocess.Popen[bytes]) -> None:
+async def _end(process: programs.Process) -> None:
     """It holds nothing that it would have to put in order."""
     process.kill()
     for pipe in (process.stdin, process.stdout):

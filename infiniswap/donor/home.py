@@ -17,7 +17,6 @@ import fcntl
 import logging
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from pathlib import Path
 
 from infiniswap.donor.records import FORMAT, DonorRecord, FileRecords
 from infiniswap.errors import ConflictError, InfiniswapError, from_oserror
-from infiniswap.system import mounts
+from infiniswap.system import mounts, programs
 from infiniswap.system.files import PROC, read_text
 from infiniswap.units import MIB
 
@@ -266,20 +265,16 @@ def leave_release(path: Path, after_s: float) -> None:
 
     Where a service manager ends all of a service's processes this is to be one of its units.
     """
-    command = [sys.executable, "-m", "infiniswap", "daemon", "--release"]
-    command += ["--after", f"{after_s:g}", "--donor", path.name]
+    command = programs.infiniswap(
+        "daemon", "--release", "--after", f"{after_s:g}", "--donor", path.name
+    )
     # Our own settings are not its: another configuration file could name another directory.
-    environment = {name: text for name, text in os.environ.items() if "INFINISWAP" not in name}
-    environment["INFINISWAP_DAEMON_RUN_DIR"] = str(path.parent)
-    nothing = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
-    try:
-        os.posix_spawn(
-            command[0], command, environment, file_actions=nothing, setsid=True, setsigmask=()
-        )
-    except OSError as error:
-        raise from_oserror(
-            "nothing gives the memory back by itself", error, where=str(path)
-        ) from error
+    run_dir = {"INFINISWAP_DAEMON_RUN_DIR": str(path.parent)}
+    programs.leave(
+        command,
+        programs.environment(run_dir, settings=False),
+        what=f"nothing gives the memory in {path} back",
+    )
 
 
 def release(leftover: Leftover) -> bool:

@@ -12,14 +12,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from infiniswap.errors import BackupError, DeadlineError
+from infiniswap.errors import BackupError, DeadlineError, UnavailableError
 from infiniswap.system.files import PROC, SYS, try_read_text
 from infiniswap.system.mounts import mount_of, mounts_of_device
-from infiniswap.system.process import command_environment
+from infiniswap.system.programs import finish
 from infiniswap.system.swap import SWAP_LABEL_PREFIX, active_areas
 from infiniswap.units import MIB, format_size, format_size_short
 
@@ -125,25 +124,16 @@ def check_has_no_data(path: Path, *, timeout_s: float = 30.0) -> None:
     """
     argv = ["blkid", "--probe", "--output", "export", str(path)]
     try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env=command_environment(),
-            timeout=timeout_s,
-            check=False,
-        )
-    except FileNotFoundError:
+        done = finish(argv, timeout_s=timeout_s)
+    except UnavailableError:
         return
-    except subprocess.TimeoutExpired as error:
+    except DeadlineError as error:
         raise DeadlineError(
             f"reading its first bytes took more than {timeout_s:.0f} s", where=str(path), mend=_MEND
         ) from error
     found = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
     kind = found.get("TYPE") or found.get("PTTYPE")
-    if done.returncode == _BLKID_AMBIVALENT:
+    if done.code == _BLKID_AMBIVALENT:
         kind = "more than one file system or table"
     if kind is None or (kind == "swap" and found.get("LABEL", "").startswith(SWAP_LABEL_PREFIX)):
         return

@@ -32,7 +32,7 @@ from infiniswap.system.cgroup import (
 from infiniswap.system.cgroup_limits import check_leaves_no_limit
 from infiniswap.system.files import PROC, try_read_text
 from infiniswap.system.memory import memory_hierarchy
-from infiniswap.system.process import run_command
+from infiniswap.system.programs import run_command
 
 _SYSTEMD_S_MAX: Final = 20.0
 _POLL_S = 0.02

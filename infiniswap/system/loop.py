@@ -12,7 +12,7 @@ from pathlib import Path
 
 from infiniswap.errors import ConflictError, NotFoundError, SystemCallError, UnavailableError
 from infiniswap.system.files import SYS, try_read_text, try_write_text
-from infiniswap.system.process import run_command
+from infiniswap.system.programs import run_command
 from infiniswap.units import PAGE_BYTES
 
 ATTACH_TRIES_MAX = 5

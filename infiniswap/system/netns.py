@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from infiniswap.errors import InfiniswapError, NotFoundError, UsageError
-from infiniswap.system.process import run_command
+from infiniswap.system.programs import run_command
 
 PREFIX = "isw-"
 NAMES_DIRECTORY = Path("/run/netns")

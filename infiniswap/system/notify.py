@@ -13,20 +13,9 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, MutableMapping
-from typing import Final
-
-VARIABLES: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
-"""Meant for the process that the manager has started, and for none that this one starts."""
+from collections.abc import Callable, Mapping
 
 _PINGS_PER_PERIOD = 3.0
-
-
-def forget(environment: MutableMapping[str, str]) -> None:
-    """Takes the manager's variables out of the environment of another process: it would speak in
-    the name of a service that is not its own."""
-    for name in VARIABLES:
-        environment.pop(name, None)
 
 
 class Notifier:

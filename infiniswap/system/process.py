@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes: running commands, pidfds, and what makes a process safe to serve swap.
-
-No function forks with Python code in the child: `subprocess` uses vfork when there is no
-`preexec_fn`, so a large locked process neither copies its page tables nor needs the memory twice.
-"""
+"""Processes: pidfds, and what makes a process safe to serve swap."""
 
 from __future__ import annotations
 
@@ -15,25 +11,12 @@ import select
 import signal
 import socket
 import struct
-import subprocess
 import threading
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from infiniswap.errors import (
-    DeadlineError,
-    NotFoundError,
-    SystemCallError,
-    UnavailableError,
-    from_oserror,
-)
+from infiniswap.errors import NotFoundError, SystemCallError, from_oserror
 from infiniswap.system.files import PROC, parse_key_values, read_text, try_read_text
-
-COMMAND_S_MAX = 30.0
-"""How long a command of the system may take unless the caller says otherwise, seconds."""
-
-CHILD_KILL_S_MAX = 5.0
 
 PF_IO_FLUSHER = 0x0008_0000
 """Bit of `flags` in /proc/PID/task/TID/stat that PR_SET_IO_FLUSHER sets (PF_MEMALLOC_NOIO)."""
@@ -51,95 +34,9 @@ _URGENT_THREADS = ("isw-backup", "isw-ublk", "isw-fuse", "isw-nbd-conn", "isw-nb
 _MCL_CURRENT = 1
 _MCL_FUTURE = 2
 
-_PACKAGES = {
-    "blockdev": "util-linux",
-    "ip": "iproute2",
-    "tc": "iproute2",
-    "losetup": "mount",
-    "mkswap": "util-linux",
-    "nsenter": "util-linux",
-    "swapon": "mount",
-    "swapoff": "mount",
-}
-
 
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
-
-
-# ---------------------------------------------------------------------- commands
-
-
-def command_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Environment for system commands: messages in English, sbin directories on the PATH."""
-    env = dict(os.environ if base is None else base)
-    env["LC_ALL"] = "C"
-    parts = [part for part in env.get("PATH", "").split(":") if part]
-    for directory in ("/usr/sbin", "/usr/bin", "/sbin", "/bin"):
-        if directory not in parts:
-            parts.append(directory)
-    env["PATH"] = ":".join(parts)
-    return env
-
-
-def run_command(argv: Sequence[str], *, timeout_s: float = COMMAND_S_MAX, mend: str = "") -> str:
-    """Runs a command without a shell and returns its standard output.
-
-    Args:
-        argv: the command.
-        timeout_s: seconds after which it is killed.
-        mend: remedy to name when it fails.
-
-    Raises:
-        UnavailableError: no such command; names the Debian package.
-        SystemCallError: it ended with an error; the text holds its standard error.
-        DeadlineError: it took too long.
-    """
-    text = " ".join(argv)
-    try:
-        child = subprocess.Popen(
-            list(argv),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env=command_environment(),
-            # Ctrl-C goes to the terminal's whole process group; a swapoff half-way must not end
-            # because of it.
-            start_new_session=True,
-        )
-    except FileNotFoundError as error:
-        package = _PACKAGES.get(argv[0])
-        raise UnavailableError(
-            f"the command `{argv[0]}` is not installed",
-            mend=f"Install it: apt install {package}." if package else "Install it.",
-        ) from error
-    except OSError as error:
-        raise from_oserror(f"cannot run `{argv[0]}`", error, mend=mend) from error
-    try:
-        stdout, stderr = child.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired as error:
-        ended = _kill_child(child)
-        more = "" if ended else f" and cannot be killed (process {child.pid} waits in the kernel)"
-        raise DeadlineError(f"`{text}` did not end within {timeout_s:g} s{more}", mend=mend) from (
-            error
-        )
-    if child.returncode != 0:
-        reason = stderr.strip() or stdout.strip() or f"exit code {child.returncode}"
-        raise SystemCallError(f"`{text}` failed: {reason}", mend=mend)
-    return stdout
-
-
-def _kill_child(child: subprocess.Popen[str]) -> bool:
-    """Kills and reaps. False when it did not end: it waits for something in the kernel, and
-    waiting for it here would only make two that hang."""
-    child.kill()
-    try:
-        child.communicate(timeout=CHILD_KILL_S_MAX)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
 
 
 # ------------------------------------------------------------------------ pidfds

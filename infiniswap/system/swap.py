@@ -24,7 +24,7 @@ from infiniswap.system.memory import (
     machine_memory,
     memory_hierarchy,
 )
-from infiniswap.system.process import run_command
+from infiniswap.system.programs import run_command
 from infiniswap.units import MIB, format_size_short
 
 PRIORITY_MAX = 32_767

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Final
 
-from infiniswap.system.process import command_environment, run_command
+from infiniswap.system.programs import find, run_command
 
 _RUNNING = Path("run/systemd/system")
 _BUS = Path("run/dbus/system_bus_socket")
@@ -25,12 +24,7 @@ def is_running(root: Path = Path("/")) -> bool:
 
 def has_bus(root: Path = Path("/")) -> bool:
     """Whether it can be asked over D-Bus: containers and rescue systems may have no bus."""
-    path = command_environment()["PATH"]
-    return (
-        is_running(root)
-        and (root / _BUS).exists()
-        and shutil.which("busctl", path=path) is not None
-    )
+    return is_running(root) and (root / _BUS).exists() and find("busctl") is not None
 
 
 def reload() -> None:

@@ -12,7 +12,7 @@ from typing import Final
 
 from infiniswap.errors import InfiniswapError
 from infiniswap.system.files import SYS, try_read_int, try_write_text
-from infiniswap.system.process import run_command
+from infiniswap.system.programs import run_command
 
 CONTROL: Final = Path("/dev/ublk-control")
 LIMIT: Final = Path("module/ublk_drv/parameters/ublks_max")

@@ -727,18 +727,51 @@ static void who_serves_outlives_the_holder(void)
 	CHECK_EQ(exit_code(&held), 128 + SIGKILL);
 }
 
-static void wrong_arguments_are_told(void)
+static void refuses(const char *program)
 {
 	pid_t pid = fork();
 	int status;
 
 	CHECK(pid >= 0);
 	if (pid == 0) {
-		execl(ISW_HOLDER_PROGRAM, "infiniswap-holder", NULL);
+		execl(ISW_HOLDER_PROGRAM, "infiniswap-holder", program ? "0" : NULL, "1", program,
+		      NULL);
 		_exit(99);
 	}
 	status = end_of(pid);
 	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 2);
+}
+
+static void wrong_arguments_are_told(void)
+{
+	refuses(NULL);
+}
+
+/* Or somebody who has prepared the directory that we are in could say what runs. */
+static void a_program_without_an_absolute_path_is_not_started(void)
+{
+	refuses("true");
+	refuses("./true");
+}
+
+static void programs_start_in_the_root_directory(void)
+{
+	struct held held;
+	pid_t pids[2];
+
+	CHECK(chdir("/tmp") == 0);
+	start_holder(&held, "serves");
+	pids[0] = expect(&held, "serving");
+	pids[1] = expect(&held, "standby");
+	for (size_t i = 0; i < 2; i++) {
+		char path[64], cwd[64] = "";
+
+		snprintf(path, sizeof(path), "/proc/%d/cwd", (int)pids[i]);
+		CHECK(readlink(path, cwd, sizeof(cwd) - 1) > 0);
+		CHECK_EQ(strcmp(cwd, "/"), 0);
+	}
+	CHECK(kill(held.pid, SIGTERM) == 0);
+	CHECK_EQ(exit_code(&held), 7);
 }
 
 /* A test that hangs all the same is ended from outside: then its output tells which it was. */
@@ -773,5 +806,7 @@ int main(int argc, char **argv)
 	RUN(a_ring_that_cannot_be_held_is_told);
 	RUN(who_serves_outlives_the_holder);
 	RUN(wrong_arguments_are_told);
+	RUN(a_program_without_an_absolute_path_is_not_started);
+	RUN(programs_start_in_the_root_directory);
 	return 0;
 }

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from cluster import SLAB, WAIT_S, Cluster, Device, Donor, until
+from trap import Trap
 
 from infiniswap.donor import home
 from infiniswap.system import mounts
@@ -282,6 +283,31 @@ def test_memory_is_given_back_when_no_daemon_comes_for_it(lent: Lent) -> None:
     assert not home.release(found[0])
     until(lambda: not (cluster.root / "donors").exists(), "memory that is given back by itself")
     assert lent.read_back()["requests_failed"] == 0
+
+
+class Trapped(Lent):
+    """A daemon that was started in a directory which another user has prepared."""
+
+    def __init__(self, cluster: Cluster, directory: Path) -> None:
+        self.trap = Trap(directory)
+        super().__init__(cluster, directory)
+
+    def _start(self) -> tuple[Donor, Device]:
+        self.cluster.env["INFINISWAP_DAEMON_LEASE_GRACE_S"] = "1"
+        donor = self.cluster.donor(port=free_port(), prefix=self.trap.prefix)
+        return donor, self.cluster.start("--frontend", "nbd-socket", size=str(SIZE), **PATIENT)
+
+
+def test_what_gives_the_memory_back_runs_nothing_of_the_daemons_directory(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    lent = Trapped(cluster, tmp_path)
+    homes = cluster.root / "donors"
+    assert list(homes.iterdir())
+    assert lent.donor.end(signal.SIGTERM) == 0
+    assert "stays in" in lent.donor.log
+    until(lambda: not homes.exists(), "memory that is given back")
+    assert not lent.trap.ran.exists()
 
 
 def test_leases_that_nobody_reclaims_are_released(lent: Lent) -> None:

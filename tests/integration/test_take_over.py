@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import SLAB, WAIT_S, Cluster
+from cluster import PROGRAM, SLAB, WAIT_S, Cluster, until
+from trap import Trap, assert_untouched
 
 from infiniswap.engine.protocol import StateInfo
 from infiniswap.units import MIB, PAGE_BYTES
@@ -116,6 +117,38 @@ def test_a_successor_has_every_page_and_the_same_lease(
         finally:
             for life in lives:
                 life.kill()
+
+
+@pytest.mark.requires_root
+def test_a_device_and_all_that_it_starts_run_nothing_of_the_callers_directory(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    trap, name, donor = Trap(tmp_path), cluster.name(), cluster.donor()
+    cluster.env["INFINISWAP_CLUSTER_PEERS"] = donor.address
+    cluster.env["INFINISWAP_DEVICE_STANDBY"] = "on"
+    cluster.env["INFINISWAP_CLUSTER_DISCOVERY"] = "mqtt"
+    cluster.env["INFINISWAP_MQTT_BROKER"] = "127.0.0.1:1"  # nobody is there
+    argv = [*trap.prefix, *PROGRAM, "device", "start", name, "--size", str(SIZE)]
+    argv += ["--frontend", "nbd-socket"]
+    done = subprocess.run(
+        argv, env=cluster.env, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+    parts = ("infiniswap-holder", " active", " standby", "discovery.agent")
+
+    def started() -> dict[str, int]:
+        return {
+            part: pid
+            for pid, command in cluster.processes().items()
+            for part in parts[: 1 if parts[0] in command else None]
+            if part in command
+        }
+
+    processes = until(lambda: found if len(found := started()) == 4 else None, "all four")
+    for pid in processes.values():
+        assert_untouched(pid)
+    assert not trap.ran.exists()
 
 
 def test_a_state_file_says_what_it_is_of(cluster: Cluster, tmp_path: Path) -> None:

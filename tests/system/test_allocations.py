@@ -14,12 +14,13 @@ import random
 import socket
 import struct
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster import SLAB, WAIT_S, Cluster, Device, until
+from cluster import PROGRAM, SLAB, WAIT_S, Cluster, Device, until
 from nbd_bytes import ACK, DISC, READ, WRITE, open_export, receive, reply, request
 
 from infiniswap.units import MIB
@@ -76,6 +77,20 @@ class Counted:
         return "\n".join(lines)
 
 
+def preloading(directory: Path, library: Path) -> Path:
+    """A virtual environment like ours, whose interpreter loads a library first: of the environment
+    of what starts it a device has nothing."""
+    (directory / "bin").mkdir(parents=True)
+    for name in ("lib", "pyvenv.cfg"):
+        (directory / name).symlink_to(Path(sys.prefix) / name)
+    python = directory / "bin" / "python"
+    python.write_text(
+        f'#!/bin/bash\nLD_PRELOAD={library} exec -a "$0" {os.path.realpath(sys.executable)} "$@"\n'
+    )
+    python.chmod(0o755)
+    return python
+
+
 @pytest.fixture
 def counting(cluster: Cluster) -> Iterator[Callable[[int], Counted]]:
     """Every process started from here on is counted; gives the counts of one by its pid."""
@@ -94,7 +109,7 @@ def counting(cluster: Cluster) -> Iterator[Callable[[int], Counted]]:
     # A connection that is made anew while it is counted would be allocated: nobody is given up.
     cluster.env["INFINISWAP_DEVICE_REQUEST_MS"] = "60000"
     cluster.env["INFINISWAP_CLUSTER_HEARTBEATS_MISSED_MAX"] = "100"
-    cluster.env["LD_PRELOAD"] = str(library)
+    cluster.program = (str(preloading(cluster.root / "python", library)), *PROGRAM[1:])
     cluster.env["INFINISWAP_TEST_ALLOCATIONS"] = str(directory)
     opened: list[Counted] = []
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 from cluster import WAIT_S, Cluster, Device, run, until, wait_ended
 
+from infiniswap.system.programs import find
 from infiniswap.units import MIB
 
 pytestmark = [
@@ -473,11 +475,13 @@ def test_a_dead_device_that_is_still_mounted(shared_cluster: Cluster) -> None:
 # ------------------------------------------------------------------------ interrupted starts
 
 
-def launch(cluster: Cluster, *args: str, **changes: str) -> tuple[subprocess.Popen[str], str]:
+def launch(
+    cluster: Cluster, *args: str, prefix: tuple[str, ...] = ()
+) -> tuple[subprocess.Popen[str], str]:
     command = new(cluster, *args)
     process = subprocess.Popen(
-        [sys.executable, "-m", "infiniswap", "device", *command],
-        env={**cluster.env, **changes},
+        [*prefix, *cluster.program, "device", *command],
+        env=cluster.env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -556,17 +560,22 @@ def test_a_starter_killed_while_its_device_is_attached_leaves_nothing(
 ) -> None:
     before = sorted(shared_cluster.backup_dir.glob("*"))
     begun, go_on = tmp_path / "begun", tmp_path / "go-on"
-    # The last step but one waits until it may go on; the loop device and the mount are there.
-    mkswap = tmp_path / "mkswap"
+    # The last step but one waits until it may go on; the loop device and the mount are there. Its
+    # program is looked for where no environment leads: so it is another one, for this device alone.
+    real, mkswap = find("mkswap"), tmp_path / "mkswap"
+    assert real is not None
+    shutil.copy(real, tmp_path / "real")
     mkswap.write_text(
-        f"#!/bin/sh\ntouch {begun}\nwhile ! [ -e {go_on} ]; do sleep 0.05; done\n"
-        'PATH=/usr/sbin:/usr/bin:/sbin:/bin exec mkswap "$@"\n'
+        f'#!/bin/sh\nfor device; do :; done; echo "$device" >{begun}\n'
+        f'while ! [ -e {go_on} ]; do sleep 0.05; done\nexec {tmp_path}/real "$@"\n'
     )
     mkswap.chmod(0o755)
-    path = {"PATH": f"{tmp_path}:{os.environ.get('PATH', '')}"}
-    process, name = launch(shared_cluster, "--swap", **path)
+    script = 'mount --bind "$0" "$1" && shift && exec "$@"'
+    prefix = ("unshare", "--mount", "sh", "-c", script, str(mkswap), os.path.realpath(real))
+    process, name = launch(shared_cluster, "--swap", prefix=prefix)
     try:
-        until(begun.exists, "the swap area's turn")
+        device = until(lambda: begun.exists() and begun.read_text(), "the swap area's turn")
+        shared_cluster.saw_loop(Path(device.strip()))
         assert shared_cluster.loops()
     finally:
         process.kill()

@@ -14,7 +14,7 @@ import pytest
 from infiniswap.errors import BackupError, ConflictError
 from infiniswap.system import backup, loop, mounts, swap, throttle
 from infiniswap.system.files import read_text
-from infiniswap.system.process import run_command
+from infiniswap.system.programs import run_command
 from infiniswap.units import MIB
 
 pytestmark = [pytest.mark.requires_loop, pytest.mark.requires_tool("losetup")]

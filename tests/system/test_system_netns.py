@@ -14,7 +14,7 @@ import pytest
 from infiniswap.errors import SystemCallError
 from infiniswap.system import netns
 from infiniswap.system.netns import NetworkNamespaces
-from infiniswap.system.process import run_command
+from infiniswap.system.programs import run_command
 
 pytestmark = [pytest.mark.requires_netns, pytest.mark.requires_tool("ip", "nsenter")]
 

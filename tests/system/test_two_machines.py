@@ -23,7 +23,7 @@ import pytest
 from cluster import WAIT_S, Cluster, until
 
 from infiniswap.system.netns import NetworkNamespaces
-from infiniswap.system.process import run_command
+from infiniswap.system.programs import run_command
 from infiniswap.units import MIB
 
 pytestmark = [

@@ -41,6 +41,14 @@ def test_this_tree_keeps_the_rules(layers: ModuleType, project_root: Path) -> No
         ("engine/native.py", "from infiniswap.system import cgroup"),
         ("cli/main.py", "from infiniswap.testing import fakes"),
         ("device/process.py", "from infiniswap.demo import job"),
+        ("donor/home.py", "import subprocess"),
+        ("donor/home.py", "def f():\n    from subprocess import Popen as start"),
+        ("donor/home.py", "import os as o\no.posix_spawn('/bin/sh', ['sh'], {})"),
+        ("donor/home.py", "from os import execvpe"),
+        ("cli/doctor.py", "import os\nfind = os.popen"),
+        ("cli/doctor.py", "import os\nos.fork()"),
+        ("discovery/watcher.py", "import asyncio\nasyncio.create_subprocess_exec('sh')"),
+        ("device/offloop.py", "from concurrent.futures import ProcessPoolExecutor"),
     ],
 )
 def test_a_wrong_import_is_found(layers: ModuleType, relative: str, text: str) -> None:
@@ -55,6 +63,9 @@ def test_a_wrong_import_is_found(layers: ModuleType, relative: str, text: str) -
         ("device/process.py", "import time\nfrom infiniswap.engine.protocol import Engine"),
         ("cli/demo.py", "from infiniswap import __version__\nfrom infiniswap.donor import daemon"),
         ("testing/fakes.py", "from infiniswap.engine.protocol import Engine"),
+        ("system/programs.py", "import subprocess"),
+        ("device/job.py", "import subprocess\nsubprocess.Popen(['job'])"),
+        ("donor/home.py", "from infiniswap.system import programs\nprograms.start(['ip'])"),
     ],
 )
 def test_a_right_import_is_not(layers: ModuleType, relative: str, text: str) -> None:
@@ -86,3 +97,11 @@ def test_a_wrong_include_is_found(layers: ModuleType, relative: str, include: st
 )
 def test_a_right_include_is_not(layers: ModuleType, relative: str, include: str) -> None:
     assert list(layers.check_c_text(relative, f'#include "{include}"\n')) == []
+
+
+@pytest.mark.parametrize(
+    "call", ["execvp(name, argv)", "posix_spawnp(&pid, name)", "system (text)", "fork()"]
+)
+def test_only_the_holder_starts_programs_in_c(layers: ModuleType, call: str) -> None:
+    assert list(layers.check_c_text("util/io.c", f"\t{call};\n"))
+    assert list(layers.check_c_text("holder/child.c", f"\t{call};\n")) == []

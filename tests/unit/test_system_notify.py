@@ -91,4 +91,4 @@ async def test_without_a_watchdog_there_is_nothing_to_do(manager: socket.socket)
 
 def test_a_device_process_does_not_speak_for_its_starter() -> None:
     base = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1", "PATH": "/bin"}
-    assert device_environment(base) == {"PATH": "/bin", "MALLOC_ARENA_MAX": "1"}
+    assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"} & set(device_environment(base))

@@ -27,7 +27,7 @@ from infiniswap.errors import (
     from_oserror,
 )
 from infiniswap.system.netns import NAMES_DIRECTORY, namespaces
-from infiniswap.system.process import run_command
+from infiniswap.system.programs import run_command
 from netns_cluster.record import PREFIX
 
 T = TypeVar("T")

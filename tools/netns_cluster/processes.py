@@ -12,7 +12,7 @@ from pathlib import Path
 
 from infiniswap.demo.children import log_tail
 from infiniswap.errors import DeadlineError, SystemCallError, from_oserror
-from infiniswap.system.process import command_environment
+from infiniswap.system import programs
 from netns_cluster.record import Process
 
 # The shell ends at once, so that the process is a child of init's and nobody's zombie.
@@ -23,13 +23,11 @@ _POLL_S = 0.02
 def environment(config: Path) -> dict[str, str]:
     """The caller's environment with this configuration file in place of the caller's own
     configuration, and this checkout's programs first on the PATH."""
-    env = {
-        name: value
-        for name, value in command_environment().items()
-        if not name.startswith("INFINISWAP_")
-    }
+    env = {name: text for name, text in os.environ.items() if not name.startswith("INFINISWAP_")}
+    path = env.get("PATH", os.defpath)
     env["INFINISWAP_CONFIG"] = str(config)
-    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    env["PATH"] = f"{Path(sys.executable).parent}:{path}:{programs.SEARCH_PATH}"
+    env["LC_ALL"] = "C"
     return env
 
 
@@ -42,7 +40,7 @@ def start(argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None) 
     try:
         done = subprocess.run(
             ["sh", "-c", _ORPHAN, "sh", str(log), *argv],
-            env=command_environment() if env is None else dict(env),
+            env=programs.environment() if env is None else dict(env),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,

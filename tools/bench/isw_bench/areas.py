@@ -14,7 +14,7 @@ from typing import Any
 from infiniswap.errors import InfiniswapError
 from infiniswap.system import loop, swap
 from infiniswap.system.files import SYS, try_read_text
-from infiniswap.system.process import run_command
+from infiniswap.system.programs import run_command
 from infiniswap.system.throttle import CLOUD_VOLUME, blkio_root, throttled
 from infiniswap.units import MIB
 from isw_bench.bench import START_S, Bench, SkipError, nbdkit_memory, require_programs

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from infiniswap.errors import DeadlineError, SystemCallError, from_oserror
-from infiniswap.system.process import command_environment
+from infiniswap.system.programs import SEARCH_PATH
 
-MARK = "ISW_BENCH_RUN"
-"""Environment variable: the run that a process belongs to."""
+MARK = "INFINISWAP_TEST_BENCH"
+"""Environment variable: the run that a process belongs to. For its prefix the package passes it on
+to what it starts, and does not take it for a setting."""
 
 _AUTOGROUP = "/proc/self/autogroup"
 _RAISE = f'echo "$1" 2>/dev/null >{_AUTOGROUP}; shift; exec "$@"'
@@ -30,12 +31,9 @@ _LOG_LINES = 8
 
 def environment(mark: str, changes: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's, without settings of the host's own installation, plus the mark."""
-    env = {
-        name: value
-        for name, value in command_environment().items()
-        if not name.startswith("INFINISWAP_")
-    }
-    return {**env, MARK: mark, **(changes or {})}
+    env = {name: text for name, text in os.environ.items() if not name.startswith("INFINISWAP_")}
+    path = f"{env.get('PATH', os.defpath)}:{SEARCH_PATH}"
+    return {**env, "PATH": path, "LC_ALL": "C", MARK: mark, **(changes or {})}
 
 
 def cpu_s(pid: int) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 
 from infiniswap import __version__
 from infiniswap.system.memory import machine_memory
-from infiniswap.system.process import command_environment
+from infiniswap.system.programs import SEARCH_PATH
 from isw_bench.children import output_of
 
 PEERS = {"nbdkit": "nbdkit", "nbdfuse": "libnbd-bin", "fio": "fio"}
@@ -25,7 +25,7 @@ _INSTALL_S = 600.0
 
 def find(program: str) -> str | None:
     """Path of a program, None when it is not installed."""
-    return shutil.which(program, path=command_environment()["PATH"])
+    return shutil.which(program, path=f"{os.environ.get('PATH', os.defpath)}:{SEARCH_PATH}")
 
 
 def install_peers(peers: Mapping[str, str]) -> list[str]:
@@ -37,7 +37,7 @@ def install_peers(peers: Mapping[str, str]) -> list[str]:
     missing = sorted({package for program, package in peers.items() if find(program) is None})
     if missing and os.geteuid() == 0 and find("apt-get"):
         print(f"bench: installing {' '.join(missing)}", flush=True)
-        env = {**command_environment(), "DEBIAN_FRONTEND": "noninteractive"}
+        env = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
         for argv in (
             ["apt-get", "update", "-qq"],
             ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing],

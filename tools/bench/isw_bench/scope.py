@@ -29,7 +29,7 @@ from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.files import PROC, SYS, try_read_text
 from infiniswap.system.memory import memory_hierarchy
 from infiniswap.system.mounts import mounts
-from infiniswap.system.process import run_command
+from infiniswap.system.programs import run_command
 from infiniswap.system.throttle import IoLimits, blkio_root, set_limits_v1
 from isw_bench.children import MARK
 

@@ -16,7 +16,7 @@ from infiniswap.device.api import SuccessionRow
 from infiniswap.device.frontends.choice import CHECKS
 from infiniswap.errors import InfiniswapError
 from infiniswap.system.files import SYS
-from infiniswap.system.process import run_command
+from infiniswap.system.programs import run_command
 from infiniswap.units import MIB
 from isw_bench import areas
 from isw_bench.bench import START_S, Bench, SkipError, nbdkit_memory, require_programs

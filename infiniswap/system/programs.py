@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting programs: ours and the system's. Nothing else in the package starts one.
+
+Most of our processes are root's, and are started from wherever somebody happens to be. So a program
+gets nothing that another user may have prepared or a shell may have left: an absolute path, `/` as
+its working directory, and an environment made here; Python is isolated (`-I`), which leaves out
+modules in the working directory, PYTHON* variables and the user's own site directory. The job of
+`infiniswap run` is the user's program and keeps the user's environment (infiniswap.device.job).
+
+tools/check_layers.py refuses any other place that starts a program.
+
+No function forks with Python code in the child: `subprocess` uses vfork when there is no
+`preexec_fn`, so a large locked process neither copies its page tables nor needs the memory twice.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Final
+
+from infiniswap.errors import (
+    DeadlineError,
+    SystemCallError,
+    UnavailableError,
+    from_oserror,
+)
+
+Process = subprocess.Popen[bytes]
+"""A child of this process."""
+TimeoutExpired = subprocess.TimeoutExpired
+"""What `Process.wait` raises."""
+DEVNULL: Final = subprocess.DEVNULL
+PIPE: Final = subprocess.PIPE
+STDOUT: Final = subprocess.STDOUT
+
+SEARCH_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where programs of the system are looked for, by us and by them; the caller's PATH never is."""
+
+COMMAND_S_MAX = 30.0
+"""How long a command of the system may take unless the caller says otherwise, seconds."""
+
+CHILD_KILL_S_MAX = 5.0
+
+_SETTINGS = "INFINISWAP_"
+_CONFIG_FILE = "INFINISWAP_CONFIG"
+_PASSED: Final = ("JOURNAL_STREAM",)
+"""Says whether standard error is the journal; names no file."""
+
+_PACKAGES = {
+    "blockdev": "util-linux",
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "losetup": "mount",
+    "mkswap": "util-linux",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "swapon": "mount",
+    "swapoff": "mount",
+}
+
+
+# --------------------------------------------------------------------- what they get
+
+
+def environment(
+    changes: Mapping[str, str] | None = None,
+    *,
+    settings: bool = True,
+    base: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The whole environment of a program: SEARCH_PATH, messages in English, our settings, and
+    `changes`.
+
+    Args:
+        changes: added at the end.
+        settings: pass on the caller's INFINISWAP_* variables.
+        base: the caller's environment; None: this process's.
+    """
+    caller = os.environ if base is None else base
+    env = {"PATH": SEARCH_PATH, "LC_ALL": "C"}
+    env |= {name: caller[name] for name in _PASSED if name in caller}
+    if settings:
+        env |= {name: text for name, text in caller.items() if name.startswith(_SETTINGS)}
+        if env.get(_CONFIG_FILE):  # meant from the caller's directory
+            env[_CONFIG_FILE] = os.path.abspath(env[_CONFIG_FILE])
+    return env | dict(changes or {})
+
+
+def find(name: str) -> str | None:
+    """The absolute path of a program of the system, None where it is not installed."""
+    return None if "/" in name else shutil.which(name, path=SEARCH_PATH)
+
+
+def python(*args: str) -> list[str]:
+    """The command for this very interpreter, isolated: `-m MODULE ARGS...` or `FILE ARGS...`."""
+    return [sys.executable, "-I", *args]
+
+
+def infiniswap(*args: str) -> list[str]:
+    """The command `infiniswap ARGS...` as this very installation has it."""
+    return python("-m", "infiniswap", *args)
+
+
+def missing(name: str) -> UnavailableError:
+    """The error for a program of the system that is not installed."""
+    package = _PACKAGES.get(name)
+    return UnavailableError(
+        f"the command `{name}` is not installed",
+        mend=f"Install it: apt install {package}." if package else "Install it.",
+    )
+
+
+def _located(argv: Sequence[str]) -> list[str]:
+    name = argv[0]
+    path = name if os.path.isabs(name) else find(name)
+    if path is None:
+        raise missing(name)
+    return [path, *argv[1:]]
+
+
+# ---------------------------------------------------------------------- starting them
+
+
+def start(
+    argv: Sequence[str],
+    *,
+    stdin: int = DEVNULL,
+    stdout: int | IO[bytes] = DEVNULL,
+    stderr: int | None = None,
+    pass_fds: Sequence[int] = (),
+    env: Mapping[str, str] | None = None,
+    what: str = "",
+    mend: str = "",
+) -> Process:
+    """Starts a program in a session of its own, which the terminal's signals do not reach.
+
+    Args:
+        argv: its name in SEARCH_PATH or its absolute path, and arguments. File names among them
+            must be absolute.
+        stdin, stdout, stderr: as for subprocess.Popen; standard error stays the caller's.
+        pass_fds: further descriptors it gets, under the same numbers.
+        env: from `environment`; None: that without changes.
+        what: could not be done when it cannot be started.
+        mend: remedy to name when it cannot be started.
+
+    Raises:
+        UnavailableError: no such program; names the Debian package.
+        NotPermittedError, SystemCallError: the kernel's refusal.
+    """
+    located = _located(argv)
+    try:
+        return subprocess.Popen(
+            located,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=pass_fds,
+            start_new_session=True,
+            cwd="/",
+            env=environment() if env is None else dict(env),
+        )
+    except OSError as error:
+        raise from_oserror(what or f"cannot run `{argv[0]}`", error, mend=mend) from error
+
+
+_LEFT: list[Process] = []
+"""Nothing depends on it: a Popen object that is collected would warn of a child that still runs."""
+
+
+def leave(argv: Sequence[str], env: Mapping[str, str], what: str) -> Process:
+    """Starts a program that may outlive this process, and says nothing. Raises as `start` does."""
+    process = start(argv, stderr=DEVNULL, env=env, what=what)
+    _LEFT.append(process)
+    return process
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a command ended.
+
+    Attributes:
+        code: as subprocess has it.
+    """
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+def finish(argv: Sequence[str], *, timeout_s: float = COMMAND_S_MAX, mend: str = "") -> Done:
+    """Runs a command to its end, whatever its exit code.
+
+    Args:
+        argv: the command, see `start`.
+        timeout_s: seconds after which it is killed.
+        mend: remedy to name when it fails.
+
+    Raises:
+        UnavailableError: no such command; names the Debian package.
+        NotPermittedError, SystemCallError: it could not be started.
+        DeadlineError: it took too long.
+    """
+    child = start(argv, stdout=PIPE, stderr=PIPE, mend=mend)
+    try:
+        stdout, stderr = child.communicate(timeout=timeout_s)
+    except TimeoutExpired as error:
+        ended = _kill_child(child)
+        more = "" if ended else f" and cannot be killed (process {child.pid} waits in the kernel)"
+        text = " ".join(argv)
+        raise DeadlineError(f"`{text}` did not end within {timeout_s:g} s{more}", mend=mend) from (
+            error
+        )
+    return Done(child.returncode, _text(stdout), _text(stderr))
+
+
+def _text(output: bytes) -> str:
+    return output.decode(errors="replace").replace("\r\n", "\n")
+
+
+def run_command(argv: Sequence[str], *, timeout_s: float = COMMAND_S_MAX, mend: str = "") -> str:
+    """Runs a command that must succeed and returns its standard output.
+
+    Raises:
+        SystemCallError: it ended with an error; the text holds its standard error.
+        Others: see `finish`.
+    """
+    done = finish(argv, timeout_s=timeout_s, mend=mend)
+    if done.code != 0:
+        reason = done.stderr.strip() or done.stdout.strip() or f"exit code {done.code}"
+        raise SystemCallError(f"`{' '.join(argv)}` failed: {reason}", mend=mend)
+    return done.stdout
+
+
+def _kill_child(child: Process) -> bool:
+    """Kills and reaps. False when it did not end: it waits for something in the kernel, and
+    waiting for it here would only make two that hang."""
+    child.kill()
+    try:
+        child.communicate(timeout=CHILD_KILL_S_MAX)
+    except TimeoutExpired:
+        return False
+    return True
