@@ -9,9 +9,9 @@
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "engine/backup_open.h"
 #include "engine/internal.h"
 
 struct backup_file {
@@ -128,51 +128,28 @@ static void unclaim_space(int fd, const char *path, off_t old_bytes)
 		return; /* not a regular file, or nothing can be done */
 }
 
-/* Of a block device the open itself is refused while a killed predecessor's is not gone. */
-static int open_backup(const char *path, int flags, uint32_t wait_ms_max)
-{
-	const struct timespec tick = {.tv_nsec = 5000000};
-	int fd;
-
-	for (uint32_t waited_ms = 0;; waited_ms += 5) {
-		fd = open(path, flags, 0600);
-		if (fd >= 0 || errno != EBUSY || waited_ms >= wait_ms_max)
-			return fd >= 0 ? fd : -errno;
-		nanosleep(&tick, NULL);
-	}
-}
-
 int iswi_backup_file_open(const char *path, uint64_t bytes, bool predecessors, void **ctx_out,
 			  struct isw_error *error)
 {
 	uint32_t wait_ms_max = predecessors ? ISWI_OWNER_WAIT_MS : 0;
 	struct backup_file *file = malloc(sizeof(*file));
 	struct stat st;
-	/* O_EXCL on a block device: not while it is mounted or swap. */
-	int flags = O_RDWR | O_DIRECT | O_CLOEXEC, code;
-	bool exists;
+	bool is_new;
+	int code;
 
 	if (!file)
 		return iswi_error(error, -ENOMEM, "no memory for the backup");
-	exists = stat(path, &st) == 0;
-	if (exists && S_ISBLK(st.st_mode))
-		flags |= O_EXCL;
-	else if (!predecessors)
-		flags |= O_CREAT;
-	else if (exists && S_ISREG(st.st_mode) && (uint64_t)st.st_size < bytes) {
+	file->fd = iswi_backup_open(path, predecessors, &st, &is_new, error);
+	if (file->fd < 0) {
+		code = file->fd;
+		goto err_free;
+	}
+	if (predecessors && S_ISREG(st.st_mode) && (uint64_t)st.st_size < bytes) {
 		code = iswi_error(error, -EBADMSG,
 				  "the backup %s was cut short to %llu bytes: it is not what the "
 				  "device has written to",
 				  path, (unsigned long long)st.st_size);
-		goto err_free;
-	}
-	file->fd = open_backup(path, flags, wait_ms_max);
-	if (file->fd < 0) {
-		code = iswi_error(error, file->fd,
-				  "cannot open the backup %s for direct I/O: %s; name another "
-				  "place with --backup",
-				  path, strerror(-file->fd));
-		goto err_free;
+		goto err_close;
 	}
 	code = iswi_flock_wait(file->fd, wait_ms_max);
 	if (code) {
@@ -182,7 +159,7 @@ int iswi_backup_file_open(const char *path, uint64_t bytes, bool predecessors, v
 	}
 	code = claim_space(file->fd, path, bytes, error);
 	if (code && !predecessors) {
-		unclaim_space(file->fd, path, exists ? st.st_size : -1);
+		unclaim_space(file->fd, path, is_new ? -1 : st.st_size);
 	}
 	if (code)
 		goto err_close;

@@ -22,7 +22,7 @@ from infiniswap.device.rundir import DevicePaths
 from infiniswap.device.spec import DeviceSpec
 from infiniswap.engine.protocol import Engine
 from infiniswap.errors import BackupError, ConflictError, EngineError, from_oserror
-from infiniswap.system.backup import check_backup, check_has_no_data
+from infiniswap.system.backup import check_backup, check_has_no_data, check_private
 from infiniswap.system.files import sync_directory
 
 SETTLE_MS_MAX = 120_000
@@ -160,12 +160,14 @@ def check_backup_is_ours(spec: DeviceSpec, was_kept: bool) -> None:
     path = Path(spec.backup)
     target = check_backup(path, spec.size_bytes)
     is_ours = spec.backup_owned or was_kept
+    if not target.exists:
+        return
+    if not (is_ours or target.is_block_device) and target.path.stat().st_size:
+        raise BackupError(
+            "the file exists and is not empty; as a backup it would be overwritten",
+            where=str(path),
+            mend="Name another file with --backup.",
+        )
+    check_private(target.path, is_ours=is_ours)
     if target.is_block_device and not is_ours:
         check_has_no_data(target.path)
-    if is_ours or target.is_block_device or not target.exists or not path.stat().st_size:
-        return
-    raise BackupError(
-        "the file exists and is not empty; as a backup it would be overwritten",
-        where=str(path),
-        mend="Delete it, or name another file with --backup.",
-    )

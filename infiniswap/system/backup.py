@@ -4,7 +4,10 @@
 The backup is the one copy that survives the loss of every donor, and it is written under memory
 pressure. So it must be on a real disk (memory and network file systems can lose it, or need the
 memory that swapping is to free), and its blocks must be its own from the start (a copy-on-write
-file system allocates on every write).
+file system allocates on every write). It holds the memory of whatever swaps there, so no other
+user may read it or put something else in its place.
+
+No remedy here deletes, empties or opens up what is not a device's own: the path may be a mistake.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ FREE_RESERVE_BYTES = 64 * MIB
 
 _BLKID_AMBIVALENT = 8
 _MEND = "Name a file on a local disk (ext4 or xfs), or a block device, with --backup."
+_MEND_FILE = "Name another file with --backup; one that does not exist is made for this user alone."
 
 _MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
 _NETWORK = frozenset(
@@ -94,8 +98,12 @@ def check_backup(
         BackupError: it cannot; says why and what to do.
         NotPermittedError, SystemCallError: /proc could not be read.
     """
-    resolved = Path(os.path.realpath(path))
+    named = os.path.abspath(path)
+    resolved = Path(os.path.realpath(os.path.dirname(named)), os.path.basename(named))
     try:
+        link = _link(resolved)
+        if link is not None:
+            resolved = link
         attributes = os.stat(resolved)
     except FileNotFoundError:
         _check_file(resolved, None, size_bytes, proc)
@@ -111,6 +119,78 @@ def check_backup(
         )
     _check_file(resolved, attributes, size_bytes, proc)
     return BackupTarget(resolved, is_block_device=False, exists=True)
+
+
+def _link(path: Path) -> Path | None:
+    """The block device that a symbolic link leads to (/dev/disk/by-id/...); None: it is no link.
+
+    Raises:
+        BackupError: it leads to anything else, or another user says where it leads.
+        OSError: there is nothing.
+    """
+    attributes = os.lstat(path)
+    if not stat.S_ISLNK(attributes.st_mode):
+        return None
+    target = Path(os.path.realpath(path))
+    if not target.is_block_device():
+        raise BackupError(
+            "it is a symbolic link, which may lead to another file later",
+            where=str(path),
+            mend="Name the file itself with --backup. (A link to a block device is allowed.)",
+        )
+    if attributes.st_uid not in (0, os.geteuid()):
+        raise BackupError(
+            f"it is a symbolic link of another user ({attributes.st_uid}), who could change which "
+            "device it leads to",
+            where=str(path),
+            mend=f"Name the device with --backup, or a link to it below /dev/disk ({target} now).",
+        )
+    _check_directory(path)
+    return target
+
+
+def _check_directory(path: Path) -> None:
+    mode = path.parent.stat().st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise BackupError(
+            f"every user may write to its directory (mode {stat.S_IMODE(mode):04o}), and so "
+            "replace it",
+            where=str(path),
+            mend="Name a file in another directory with --backup.",
+        )
+
+
+def check_private(path: Path, *, is_ours: bool) -> None:
+    """Checks that a backup that exists is nobody else's and read by nobody else. The engine looks
+    again at what it has opened (csrc/engine/backup_open.c).
+
+    Args:
+        path: a file or block device that has passed check_backup.
+        is_ours: this device has written to it before.
+
+    Raises:
+        BackupError: other users have rights to it.
+    """
+    try:
+        attributes = os.stat(path)
+    except OSError as error:
+        raise _from_oserror(error, path) from error
+    mode, is_disk = attributes.st_mode, stat.S_ISBLK(attributes.st_mode)
+    others = stat.S_IRWXO if is_disk else stat.S_IRWXG | stat.S_IRWXO
+    if attributes.st_uid != os.geteuid() and not (is_disk and attributes.st_uid == 0):
+        what = f"it belongs to another user ({attributes.st_uid})"
+    elif mode & others:
+        what = f"other users may read or write it (mode {stat.S_IMODE(mode):04o})"
+    elif not is_disk and attributes.st_nlink != 1:
+        what = f"the file has {attributes.st_nlink} names (hard links)"
+    else:
+        return
+    mend = _MEND if is_disk else _MEND_FILE
+    if is_ours and mode & others:
+        mend = f"Run: chmod {'o' if is_disk else 'go'}= {path}."
+    elif is_ours:
+        mend = "Make it this user's alone again: see `ls -l` and `find -samefile`."
+    raise BackupError(what, where=str(path), mend=mend)
 
 
 def check_has_no_data(path: Path, *, timeout_s: float = 30.0) -> None:
@@ -141,7 +221,7 @@ def check_has_no_data(path: Path, *, timeout_s: float = 30.0) -> None:
     raise BackupError(
         f"the device holds {what}, which a backup would overwrite",
         where=str(path),
-        mend=f"Name another one. If nothing on it is needed any more: wipefs --all {path}.",
+        mend="Name another one with --backup: one on which `blkid` finds nothing.",
     )
 
 
@@ -158,6 +238,7 @@ def _check_file(path: Path, existing: os.stat_result | None, size_bytes: int, pr
             where=str(path),
             mend=f"Make it (mkdir -p {directory}), or name another with --backup.",
         )
+    _check_directory(path)
     mount = mount_of(path if existing else directory, proc=proc)
     reason = refusal_of_file_system(mount.fs_type)
     if reason is not None:

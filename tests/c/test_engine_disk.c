@@ -349,6 +349,83 @@ static void a_backup_that_cannot_be_had_leaves_nothing_behind(void)
 	CHECK(!e);
 }
 
+/* What opening says of a path, NULL: nothing, it was opened. The file is left as it was. */
+static const char *objection(const char *backup, bool predecessors)
+{
+	static struct isw_error error;
+	struct stat before = {0}, after = {0};
+	void *ctx = NULL;
+	int code;
+
+	lstat(backup, &before);
+	code = iswi_backup_file_open(backup, ISW_PAGE_BYTES, predecessors, &ctx, &error);
+	if (code == 0) {
+		iswi_backup_file_ops.destroy(ctx);
+		return NULL;
+	}
+	lstat(backup, &after);
+	CHECK_EQ(after.st_ino, before.st_ino);
+	CHECK_EQ(after.st_size, before.st_size);
+	CHECK_EQ(after.st_mode, before.st_mode);
+	CHECK(strstr(error.text, backup));
+	return error.text;
+}
+
+static bool objects(const char *backup, const char *why)
+{
+	const char *text = objection(backup, false);
+
+	return text && strstr(text, why) != NULL;
+}
+
+static void a_backup_that_others_can_read_or_replace_is_refused(void)
+{
+	char directory[4200], file[4300], other[4300];
+
+	snprintf(directory, sizeof(directory), "%s.dir", path);
+	snprintf(file, sizeof(file), "%s/file", directory);
+	snprintf(other, sizeof(other), "%s/other", directory);
+	CHECK_EQ(mkdir(directory, 0700), 0);
+	CHECK(!objection(file, false)); /* made by us */
+	CHECK(!objection(file, false));
+	CHECK_EQ(chmod(file, 0666), 0);
+	CHECK(objects(file, "can be read or written by other users"));
+	CHECK_EQ(chmod(file, 0640), 0);
+	CHECK(objects(file, "can be read or written by other users"));
+	CHECK(!objection(file, true)); /* the pages of one that has died are there already */
+	CHECK_EQ(chmod(file, 0600), 0);
+	CHECK_EQ(link(file, other), 0);
+	CHECK(objects(file, "has another name too"));
+	unlink(other);
+	CHECK_EQ(chmod(directory, 0777), 0);
+	CHECK(objects(file, "a directory that everybody may write to"));
+	CHECK(objects(other, "a directory that everybody may write to"));
+	CHECK(access(other, F_OK) < 0);
+	CHECK_EQ(chmod(directory, 01777), 0); /* as /tmp: nobody else can take our file away */
+	CHECK(!objection(file, false));
+	if (geteuid() == 0) {
+		CHECK_EQ(chown(file, 65534, 65534), 0);
+		CHECK(objects(file, "belongs to another user"));
+		CHECK(strstr(objection(file, true), "belongs to another user"));
+	}
+	unlink(file);
+	rmdir(directory);
+}
+
+static void a_link_is_not_followed_to_a_file(void)
+{
+	char link[4200];
+
+	snprintf(link, sizeof(link), "%s.link", path);
+	CHECK_EQ(symlink(path, link), 0);
+	CHECK(objects(link, "symbolic link"));
+	CHECK(strstr(objection(link, true), "symbolic link"));
+	unlink(link);
+	CHECK_EQ(symlink("absent", link), 0);
+	CHECK(objects(link, "symbolic link"));
+	unlink(link);
+}
+
 static void wrong_numbers_of_threads_are_refused(void)
 {
 	static const uint32_t wrong[][2] = {{0, 1}, {1, 0}, {8, 9}};
@@ -389,6 +466,8 @@ int main(void)
 	contents_outlive_the_engine();
 	a_backup_has_one_owner();
 	its_space_is_reserved_and_nobody_else_may_read_it();
+	a_backup_that_others_can_read_or_replace_is_refused();
+	a_link_is_not_followed_to_a_file();
 	a_backup_that_cannot_be_had_leaves_nothing_behind();
 	wrong_numbers_of_threads_are_refused();
 	unlink(path);

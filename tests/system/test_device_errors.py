@@ -354,6 +354,13 @@ def test_a_file_of_the_user_is_not_overwritten(shared_cluster: Cluster, refused:
     file.write_bytes(b"precious" * 1000)
     refused(8, (str(file), "overwritten"), *new(shared_cluster, "--backup", str(file)))
     assert file.read_bytes() == b"precious" * 1000
+    # Nor is it the remedy to delete what the user may need.
+    passwd = Path("/etc/passwd").read_bytes()
+    for path in (file, Path("/etc/passwd")):
+        said = shared_cluster.cli("device", *new(shared_cluster, "--backup", str(path))).stderr
+        for word in ("elete", "chmod", " rm "):
+            assert word not in said
+    assert Path("/etc/passwd").read_bytes() == passwd
     # A new file is ours, and goes with the device.
     backup = shared_cluster.root / "mine"
     command = new(shared_cluster, "--backup", str(backup))
@@ -367,6 +374,30 @@ def test_a_file_of_the_user_is_not_overwritten(shared_cluster: Cluster, refused:
     shared_cluster.ok("device", "start", device.name)
     device.remove()
     assert not backup.exists()
+
+
+@pytest.mark.parametrize("prepared", ["open", "foreign", "linked", "named twice"])
+def test_what_another_user_has_prepared_is_no_backup(
+    shared_cluster: Cluster, refused: Refused, prepared: str
+) -> None:
+    place = shared_cluster.root / "prepared"
+    place.mkdir()
+    file, trap = place / "empty", place / "trap"
+    file.touch(mode=0o600)
+    if prepared == "open":
+        file.rename(trap)
+        trap.chmod(0o666)
+    elif prepared == "foreign":
+        file.rename(trap)
+        os.chown(trap, 65_534, 65_534)
+    elif prepared == "linked":
+        trap.symlink_to(file)
+    else:
+        os.link(file, trap)
+    texts = {"open": "0666", "foreign": "65534", "linked": "symbolic", "named twice": "2 names"}
+    refused(8, (str(trap), texts[prepared]), *new(shared_cluster, "--backup", str(trap)))
+    assert trap.stat().st_size == 0
+    shutil.rmtree(place)
 
 
 # -------------------------------------------------------------------------- lost and damaged

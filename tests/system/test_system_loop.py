@@ -131,7 +131,7 @@ def test_a_mounted_block_device_is_no_backup(device: loop.LoopDevice, tmp_path: 
 def test_a_block_device_with_data_is_no_backup(device: loop.LoopDevice) -> None:
     backup.check_has_no_data(device.path)
     run_command(["mkfs.ext4", "-q", str(device.path)])
-    with pytest.raises(BackupError, match=r"holds ext4.*wipefs --all"):
+    with pytest.raises(BackupError, match=r"holds ext4.*Name another"):
         backup.check_has_no_data(device.path)
     run_command(["wipefs", "--all", str(device.path)])
     backup.check_has_no_data(device.path)

@@ -76,9 +76,66 @@ def test_other_file_systems_are_refused(tmp_path: Path, fs_type: str, why: str) 
 
 def test_a_link_to_a_refused_file_system_is_refused(tmp_path: Path) -> None:
     host = Host(tmp_path, "tmpfs")
-    (tmp_path / "link").symlink_to(host.disk / "x")
+    (tmp_path / "link").symlink_to(host.disk)
     with pytest.raises(BackupError, match="memory"):
-        host.check(tmp_path / "link")
+        host.check(tmp_path / "link" / "x")
+
+
+@pytest.mark.parametrize("target", ["empty", "absent"])
+def test_a_link_is_no_backup(tmp_path: Path, target: str) -> None:
+    host = Host(tmp_path)
+    (host.disk / "empty").touch(mode=0o600)
+    link = host.disk / "link"
+    link.symlink_to(target)
+    with pytest.raises(BackupError, match="symbolic link") as caught:
+        host.check(link)
+    assert str(link) in str(caught.value)
+    assert not (host.disk / "absent").exists()
+
+
+def test_a_backup_in_a_directory_that_everybody_may_write_to_is_refused(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.disk.chmod(0o777)
+    for name in ("absent", "empty"):
+        with pytest.raises(BackupError, match="0777"):
+            host.check(host.disk / name)
+        (host.disk / "empty").touch(mode=0o600)
+    host.disk.chmod(0o1777)
+    assert host.check(host.disk / "empty").exists
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o604, 0o640, 0o620])
+def test_a_backup_that_other_users_can_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "x"
+    path.touch()
+    path.chmod(mode)
+    with pytest.raises(
+        BackupError, match=f"other users may read or write it .mode {mode:04o}"
+    ) as e:
+        backup.check_private(path, is_ours=False)
+    # It may be anything: nobody is told to take others' rights to it away.
+    assert "chmod" not in str(e.value)
+    with pytest.raises(BackupError, match="chmod go= "):
+        backup.check_private(path, is_ours=True)
+    path.chmod(0o600)
+    backup.check_private(path, is_ours=False)
+
+
+def test_a_backup_with_another_name_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.touch(mode=0o600)
+    os.link(path, tmp_path / "y")
+    with pytest.raises(BackupError, match="has 2 names"):
+        backup.check_private(path, is_ours=False)
+
+
+@pytest.mark.requires_root
+def test_a_backup_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.touch(mode=0o600)
+    os.chown(path, 65_534, 65_534)
+    with pytest.raises(BackupError, match="another user"):
+        backup.check_private(path, is_ours=False)
 
 
 def test_a_full_disk_is_refused_with_both_figures(tmp_path: Path) -> None:
