@@ -134,7 +134,10 @@ def devices(config: Config) -> Iterator[Finding]:
             yield degraded("devices", f"{name}: {state}: {alarms}", _mend(config, name, alarms))
         elif state.startswith("no answer"):
             log = config.device.run_dir / name / "log"
-            mend = f"tail {log}" if os.geteuid() == 0 else "sudo infiniswap doctor"
+            # In the foreground, as a service, it has no log of its own.
+            mend = f"tail {log}" if log.exists() else f"journalctl -u infiniswap-device@{name}"
+            if os.geteuid() != 0:
+                mend = "sudo infiniswap doctor"
             yield degraded("devices", f"{name}: {state}", mend)
         else:
             yield good("devices", f"{name}: {state}")

@@ -318,7 +318,7 @@ def _get_device(this: _Run, config: configuration.Config) -> tuple[rundir.Device
     raise ConflictError(
         f"the device of another run has neither served nor ended for {_JOIN_S_MAX:.0f} s",
         where=str(paths.run),
-        mend=f"See {paths.log}.",
+        mend=rundir.log_hint(paths, stays=False),
     )
 
 

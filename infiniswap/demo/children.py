@@ -10,8 +10,8 @@ from pathlib import Path
 
 from infiniswap.errors import DeadlineError, SystemCallError, from_oserror
 from infiniswap.system import programs
+from infiniswap.system.files import log_tail
 
-_LOG_LINES = 6
 _KILL_S = 10.0
 
 # Its own shell, so that a process is where it is to be before its program does anything.
@@ -37,15 +37,6 @@ def placed(argv: Sequence[str], cgroups: Sequence[Path]) -> list[str]:
 def mortal(argv: Sequence[str], number: signal.Signals) -> list[str]:
     """The command that gets this signal when the demo dies."""
     return ["setpriv", "--pdeathsig", number.name.removeprefix("SIG"), "--", *argv]
-
-
-def log_tail(path: Path) -> str:
-    """The last lines of a file as one, "" when there is none."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return " | ".join(lines[-_LOG_LINES:])
 
 
 class Child:

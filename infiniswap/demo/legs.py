@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap.demo import data, leftovers
-from infiniswap.demo.children import Child, log_tail, mortal, placed
+from infiniswap.demo.children import Child, mortal, placed
 from infiniswap.demo.donors import Donors
 from infiniswap.demo.interrupts import Interrupts
 from infiniswap.demo.leftovers import Record
@@ -21,7 +21,7 @@ from infiniswap.demo.volume import Volume
 from infiniswap.errors import InfiniswapError, MemoryLimitError, SystemCallError, from_oserror
 from infiniswap.system import loop, swap
 from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
-from infiniswap.system.files import SYS, parse_key_values, read_text, try_read_text
+from infiniswap.system.files import SYS, log_tail, parse_key_values, read_text, try_read_text
 from infiniswap.system.programs import infiniswap, python
 from infiniswap.units import format_size
 
@@ -240,9 +240,9 @@ def _read_summary(path: Path) -> dict[str, float]:
         summary = json.loads(path.read_text(encoding="utf-8"))
         return {key: summary[key] for key in _SUMMARY_KEYS}
     except (OSError, ValueError, KeyError) as error:
-        raise SystemCallError(
-            f"`infiniswap run` left no usable summary ({error})", where=str(path)
-        ) from error
+        # Without the file's name: it is deleted with everything else of the demo.
+        why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        raise SystemCallError(f"`infiniswap run` left no usable summary: {why}") from error
 
 
 @dataclass(frozen=True, slots=True)

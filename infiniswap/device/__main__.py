@@ -18,6 +18,7 @@ import gc
 import logging
 import os
 import sys
+import traceback
 from typing import NoReturn
 
 import msgspec
@@ -79,9 +80,21 @@ def _start(spec: DeviceSpec, ready_fd: int, *, in_background: bool, holder: Hold
     except InfiniswapError as error:
         tell(Ready(ok=False, error=str(error), exit_code=error.exit_code))
         return error.exit_code
+    except Exception as error:
+        # Told here, as the log with the traceback is deleted together with the run directory.
+        tell(Ready(ok=False, error=_describe_bug(error), exit_code=InfiniswapError.exit_code))
+        raise
     finally:
         if ready_fd >= 0:
             os.close(ready_fd)
+
+
+def _describe_bug(error: Exception) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"the device process failed: {type(error).__name__}: {error} "
+        f"({last.filename}, line {last.lineno}). This is a bug in Infiniswap: please report it."
+    )
 
 
 def _stand_by(holder: Holder) -> int:

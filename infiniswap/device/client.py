@@ -32,7 +32,7 @@ from infiniswap.device.api import (
     RestartRequest,
     StopRequest,
 )
-from infiniswap.device.rundir import DevicePaths, is_running
+from infiniswap.device.rundir import DevicePaths, is_running, log_hint
 from infiniswap.errors import ConflictError, DeadlineError, InfiniswapError, NotPermittedError
 from infiniswap.system.process import peer_of, pidfd_ended
 
@@ -100,7 +100,7 @@ def _ask(
         raise ConflictError(
             f"the device process does not answer ({error or type(error).__name__})",
             where=str(paths.socket),
-            mend=f"It may be starting or stopping; its log is {paths.log}.",
+            mend=f"It may be starting or stopping. {log_hint(paths, stays=False)}".rstrip(),
         ) from error
     finally:
         connection.close()
@@ -156,7 +156,9 @@ def restart(paths: DevicePaths) -> DeviceStatus:
             return after
         time.sleep(_PAUSE_S)
     raise DeadlineError(
-        "the new process has not taken over", where=str(paths.run), mend=f"See {paths.log}."
+        "the new process has not taken over",
+        where=str(paths.run),
+        mend=log_hint(paths, stays=True),
     )
 
 

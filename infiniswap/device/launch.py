@@ -98,13 +98,17 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
             _end(process)  # Ctrl-C: it undoes what it has done ...
             _clear_unused(paths)  # ... unless it had no time to begin
             raise
+    # Before its end, which may be to undo what it has begun, and to delete the log with it.
+    hint = rundir.log_hint(paths, stays=False)
     if ready is None or not ready.ok:
         _end(process)
     if ready is None:
+        if not spec.ephemeral and paths.log.exists():
+            hint = rundir.log_hint(paths, stays=True)
         raise DeadlineError(
             "the device process ended or did not answer while it started",
             where=f"device {spec.name}",
-            mend=f"See {paths.log}." if paths.log.exists() else "",
+            mend=hint,
         )
     if not ready.ok:
         raise DeviceError(ready.error, ready.exit_code)

@@ -25,7 +25,7 @@ from infiniswap.errors import (
     UsageError,
     from_oserror,
 )
-from infiniswap.system.files import is_locked
+from infiniswap.system.files import is_locked, log_tail
 
 DEFAULT_RUN_DIR = Path("/run/infiniswap")
 LINK_DIR = Path("/dev/infiniswap")
@@ -268,7 +268,7 @@ def require_running(name: str, run_dir: Path, backup_dir: Path) -> DevicePaths:
         raise NotFoundError(
             f"the process of device {name} has died",
             where=str(paths.run),
-            mend=f"See {paths.log}. `infiniswap device start {name}` starts it again, "
+            mend=f"{log_hint(paths, stays=True)} `infiniswap device start {name}` starts it again, "
             f"`infiniswap device remove {name}` takes away what it left behind.",
         )
     if paths.kept.exists():
@@ -302,6 +302,27 @@ def write_log(paths: DevicePaths) -> None:
             os.close(log)
     except OSError as error:
         raise from_oserror("cannot write the device's log", error, where=str(paths.log)) from error
+
+
+def log_hint(paths: DevicePaths, *, stays: bool) -> str:
+    """Where to read on after an error, as a sentence; "" where nothing is left to read.
+
+    Args:
+        paths: of the device.
+        stays: the log is there when somebody reads this. Otherwise its last lines are the hint: it
+            is deleted together with the run directory.
+    """
+    if not paths.run.exists():
+        return ""
+    if not paths.log.exists():  # it runs in the foreground
+        return (
+            "Its messages are in the terminal that it was started in, or in the journal: "
+            f"journalctl -u infiniswap-device@{paths.name}."
+        )
+    if stays:
+        return f"See {paths.log}."
+    lines = log_tail(paths.log)
+    return f"Its log ends: {lines}" if lines else "Its log is empty; dmesg may say more."
 
 
 def clear(paths: DevicePaths) -> None:

@@ -14,6 +14,8 @@ PROC = Path("/proc")
 SYS = Path("/sys")
 
 _ESCAPE = re.compile(r"\\([0-7]{3})")
+_LOG_LINES = 6
+_LOG_BYTES = 4096
 
 
 def _read(path: Path) -> str:
@@ -56,6 +58,17 @@ def try_read_text(path: Path) -> str | None:
         return _read(path)
     except OSError:
         return None
+
+
+def log_tail(path: Path) -> str:
+    """The last lines of a log as one line, for an error message; "" when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))
+            text = file.read(_LOG_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+    return " | ".join(text.strip().splitlines()[-_LOG_LINES:])
 
 
 def try_read_int(path: Path) -> int | None:

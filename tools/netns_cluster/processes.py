@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from infiniswap.demo.children import log_tail
 from infiniswap.errors import DeadlineError, SystemCallError, from_oserror
 from infiniswap.system import programs
+from infiniswap.system.files import log_tail
 from netns_cluster.record import Process
 
 # The shell ends at once, so that the process is a child of init's and nobody's zombie.

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of a device process that does not come to serve, or no longer answers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infiniswap.config import DeviceConfig, PolicyConfig
+from infiniswap.device import client, launch, rundir
+from infiniswap.device.spec import DeviceSpec
+from infiniswap.errors import ConflictError, DeadlineError, NotFoundError
+from infiniswap.units import MIB, HostPort
+
+
+def make_paths(tmp_path: Path) -> rundir.DevicePaths:
+    return rundir.paths_of("d", tmp_path / "run", tmp_path / "kept")
+
+
+def make_spec(paths: rundir.DevicePaths, donor: HostPort, **changes: object) -> DeviceSpec:
+    """A device that needs no kernel and no holder."""
+    fields = {
+        "name": paths.name,
+        "device_id": "00000000-0000-0000-0000-000000000000",
+        "size_bytes": 4 * MIB,
+        "slab_bytes": MIB,
+        "frontend": "nbd-socket",
+        "transport": "tcp",
+        "backup": None,
+        "backup_owned": False,
+        "swap": False,
+        "priority": None,
+        "ephemeral": False,
+        "owner_pid": None,
+        "secret_file": None,
+        "config": DeviceConfig(
+            run_dir=paths.run.parent, backup_dir=paths.store, slab_bytes=MIB, standby="off"
+        ),
+        "policy": PolicyConfig(),
+        "ask_s": 60.0,
+        "donors": (donor,),
+        **changes,
+    }
+    return DeviceSpec(**fields)  # type: ignore[arg-type]
+
+
+def killed_while_it_starts(paths: rundir.DevicePaths, **changes: object) -> str:
+    """The error of a start whose process is killed when it asks its donor, which never answers."""
+    before = set(psutil.Process().children())
+    with socket.create_server(("127.0.0.1", 0)) as donor:
+
+        def kill() -> None:
+            connection, _ = donor.accept()
+            for child in set(psutil.Process().children()) - before:
+                if "infiniswap.device" in child.cmdline():
+                    child.kill()
+            connection.close()
+
+        killer = threading.Thread(target=kill, name="killer")
+        killer.start()
+        spec = make_spec(paths, HostPort(*donor.getsockname()), **changes)
+        with pytest.raises(DeadlineError, match="ended or did not answer") as failed:
+            launch.start(spec, paths)
+        killer.join()
+    return str(failed.value)
+
+
+def test_no_log_is_named_that_a_run_deletes_with_its_device(tmp_path: Path) -> None:
+    paths = make_paths(tmp_path)
+    said = killed_while_it_starts(paths, ephemeral=True)
+    assert str(paths.log) not in said
+    assert "Its log is empty" in said
+
+
+def test_the_log_that_stays_is_named(tmp_path: Path) -> None:
+    paths = make_paths(tmp_path)
+    said = killed_while_it_starts(paths)
+    assert f"See {paths.log}." in said
+    assert paths.log.exists()
+
+
+def test_a_bug_while_a_device_starts_is_told_although_its_log_is_deleted(tmp_path: Path) -> None:
+    paths = make_paths(tmp_path)
+    no_pid = 1 << 40
+    with pytest.raises(client.DeviceError, match=r"OverflowError.*line \d+.*please report it"):
+        launch.start(make_spec(paths, HostPort("127.0.0.1", 1), owner_pid=no_pid), paths)
+    assert not paths.run.exists()
+
+
+def test_an_error_has_the_last_lines_of_a_log_that_may_be_deleted(tmp_path: Path) -> None:
+    paths = make_paths(tmp_path)
+    assert rundir.log_hint(paths, stays=False) == ""
+    paths.run.mkdir(parents=True)
+    paths.log.write_text("".join(f"line {number}\n" for number in range(1000)))
+    tail = " | ".join(f"line {number}" for number in range(994, 1000))
+    with pytest.raises(ConflictError, match="does not answer") as failed:
+        client.status(paths)
+    assert str(failed.value).endswith(f"It may be starting or stopping. Its log ends: {tail}")
+
+
+def test_a_device_in_the_foreground_has_no_log_that_could_be_named(tmp_path: Path) -> None:
+    paths = make_paths(tmp_path)
+    paths.run.mkdir(parents=True)
+    paths.record.touch()
+    with pytest.raises(NotFoundError, match="has died") as failed:
+        rundir.require_running("d", tmp_path / "run", tmp_path / "kept")
+    assert str(paths.log) not in str(failed.value)
+    assert "journalctl -u infiniswap-device@d." in str(failed.value)
+    paths.log.touch()
+    with pytest.raises(NotFoundError, match=f"See {paths.log}"):
+        rundir.require_running("d", tmp_path / "run", tmp_path / "kept")
