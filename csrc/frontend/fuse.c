@@ -3,7 +3,7 @@
  * The FUSE front end: a file system with one file, `disk`, whose bytes are the device's. A loop
  * device with direct I/O on that file is the block device.
  *
- * libfuse makes the mount and answers what is rare (INIT, LOOKUP, GETATTR, ...). Its way of
+ * libfuse answers what is rare (INIT, LOOKUP, GETATTR, ...). Its way of
  * handling a request allocates, so page requests never reach it: our one thread reads /dev/fuse
  * into buffers made beforehand and fuse_pages.c handles READ, WRITE, FSYNC and FALLOCATE. Their
  * answers are written by the engine's threads, in any order.
@@ -286,17 +286,24 @@ static const struct fuse_lowlevel_ops session_ops = {
 
 /* -------------------------------------------------------------- start and end */
 
+/* Lazy: somebody may have the file open. */
+static void fe_unmount(struct iswi_fuse *fe)
+{
+	(void)umount2(fe->mountpoint, MNT_DETACH | UMOUNT_NOFOLLOW);
+	fe->has_mount = false;
+}
+
 /* Step two and three of destroy, also for a front end that never came to serve. */
 static void fe_free(struct iswi_fuse *fe)
 {
 	/*
-	 * Unmounting closes the descriptor first; that aborts whatever the kernel has still
-	 * queued, so it cannot wait for us. Lazy: somebody may have the file open.
+	 * This closes the connection's descriptor, which aborts whatever the kernel has still
+	 * queued: unmounting cannot wait for us then.
 	 */
-	if (fe->fd >= 0)
-		fuse_session_unmount(fe->session);
 	if (fe->session)
 		fuse_session_destroy(fe->session);
+	if (fe->has_mount)
+		fe_unmount(fe);
 	if (fe->memory)
 		munmap(fe->memory, fe->slot_bytes * fe->slots_max);
 	if (fe->wake_fd >= 0)
@@ -328,12 +335,11 @@ static void fe_destroy(isw_frontend *frontend)
 
 	/*
 	 * While we still answer: closing our descriptor ends nothing as long as somebody else has a
-	 * copy, and unmounting a file system that nobody serves could wait for ever. Lazy: somebody
-	 * may have the file open.
+	 * copy, and unmounting a file system that nobody serves could wait for ever.
 	 */
 	if (fe->started) {
 		atomic_store_explicit(&fe->leaving, true, memory_order_relaxed);
-		(void)umount2(fe->mountpoint, MNT_DETACH | UMOUNT_NOFOLLOW);
+		fe_unmount(fe);
 		fe_stop(fe);
 	}
 	fe_free(fe);
@@ -378,59 +384,62 @@ static int fe_create(isw_engine *engine, const char *mountpoint, struct iswi_fus
 	return 0;
 }
 
-/* libfuse reports what fails only on stderr, so the likely reasons are looked at before. */
-static int check_mountable(const char *mountpoint, struct isw_error *error)
+static struct fuse_session *new_session(struct iswi_fuse *fe)
 {
-	struct stat attr;
-
-	if (geteuid() != 0)
-		return iswi_error(error, -EPERM,
-				  "mounting the device's file system at %s needs root", mountpoint);
-	if (access("/dev/fuse", R_OK | W_OK) != 0) {
-		int err = -errno;
-
-		return iswi_error(error, err,
-				  "/dev/fuse cannot be used (%s): load the kernel module with "
-				  "`modprobe fuse`; in a container, pass the device in",
-				  strerror(-err));
-	}
-	if (stat(mountpoint, &attr) != 0) {
-		int err = -errno;
-
-		return iswi_error(error, err, "the mount point %s cannot be used: %s", mountpoint,
-				  strerror(-err));
-	}
-	if (!S_ISDIR(attr.st_mode))
-		return iswi_error(error, -ENOTDIR, "the mount point %s is not a directory",
-				  mountpoint);
-	return 0;
-}
-
-static int fe_mount(struct iswi_fuse *fe, const char *mountpoint, struct isw_error *error)
-{
-	char options[128];
+	char options[32];
 	char *argv[] = {"infiniswap", "-o", options};
 	struct fuse_args args = FUSE_ARGS_INIT(3, argv);
-	int err = check_mountable(mountpoint, error);
+	struct fuse_session *session;
 
-	if (err)
-		return err;
-	snprintf(options, sizeof(options),
-		 "fsname=infiniswap,subtype=infiniswap,noexec,max_read=%u", fe->request_bytes);
-	fe->session = fuse_session_new(&args, &session_ops, sizeof(session_ops), fe);
+	snprintf(options, sizeof(options), "max_read=%u", fe->request_bytes);
+	session = fuse_session_new(&args, &session_ops, sizeof(session_ops), fe);
 	fuse_opt_free_args(&args);
-	if (!fe->session)
-		return iswi_error(error, -ENOMEM, "libfuse could not make a session");
-	if (fuse_session_mount(fe->session, mountpoint) != 0)
-		return iswi_error(error, -EIO,
-				  "mounting a FUSE file system at %s failed: see the message of "
-				  "libfuse above; CAP_SYS_ADMIN is needed",
-				  mountpoint);
-	fe->fd = fuse_session_fd(fe->session);
-	/* So that one thread can wait for requests and for destroy. */
-	if (fcntl(fe->fd, F_SETFL, fcntl(fe->fd, F_GETFL) | O_NONBLOCK) != 0)
-		return iswi_error(error, -errno, "/dev/fuse: %s", strerror(errno));
+	return session;
+}
+
+static int open_connection(struct isw_error *error)
+{
+	int fd = open("/dev/fuse", O_RDWR | O_CLOEXEC | O_NONBLOCK);
+	int err = -errno;
+
+	if (fd >= 0)
+		return fd;
+	return iswi_error(error, err,
+			  "/dev/fuse cannot be used (%s): load the kernel module with "
+			  "`modprobe fuse`; in a container, pass the device in",
+			  strerror(-err));
+}
+
+/* Not left to libfuse, which tells the reason of a failure to standard error only. */
+static int fe_mount(struct iswi_fuse *fe, struct isw_error *error)
+{
+	char text[128];
+	int fd = open_connection(error), err;
+
+	if (fd < 0)
+		return fd;
+	snprintf(text, sizeof(text), "fd=%d,rootmode=40000,user_id=%u,group_id=%u,max_read=%u", fd,
+		 (unsigned int)geteuid(), (unsigned int)getegid(), fe->request_bytes);
+	if (mount("infiniswap", fe->mountpoint, "fuse.infiniswap", MS_NOSUID | MS_NODEV | MS_NOEXEC,
+		  text) != 0) {
+		err = iswi_error(error, -errno,
+				 "the kernel refuses to mount a file system at %s: %s",
+				 fe->mountpoint, strerror(errno));
+		goto err_close;
+	}
+	fe->has_mount = true;
+	fe->session = new_session(fe);
+	snprintf(text, sizeof(text), "/dev/fd/%d", fd);
+	if (!fe->session || fuse_session_mount(fe->session, text) != 0) {
+		err = iswi_error(error, -ENOMEM, "libfuse could not make a session");
+		goto err_close;
+	}
+	fe->fd = fd; /* the session's from here on */
 	return 0;
+
+err_close:
+	close(fd);
+	return err;
 }
 
 /* Until the kernel and libfuse have agreed (INIT). */
@@ -462,7 +471,7 @@ int isw_frontend_fuse(isw_engine *engine, const char *mountpoint, isw_frontend *
 	err = fe_create(engine, mountpoint, &fe);
 	if (err)
 		return iswi_error(error, err, "the FUSE front end's buffers: %s", strerror(-err));
-	err = fe_mount(fe, mountpoint, error);
+	err = fe_mount(fe, error);
 	if (err)
 		goto err_free;
 	err = iswi_thread_start(&fe->thread, "isw-fuse", session_thread, fe);
@@ -568,9 +577,6 @@ int isw_frontend_fuse_prepare(isw_engine *engine, const char *mountpoint, const 
 			      uint32_t init_bytes, isw_frontend **frontend_out,
 			      struct isw_error *error)
 {
-	char options[32];
-	char *argv[] = {"infiniswap", "-o", options};
-	struct fuse_args args = FUSE_ARGS_INIT(3, argv);
 	struct iswi_fuse *fe;
 	int err;
 
@@ -584,9 +590,7 @@ int isw_frontend_fuse_prepare(isw_engine *engine, const char *mountpoint, const 
 	}
 	memcpy(fe->init, init, init_bytes);
 	fe->init_bytes = init_bytes;
-	snprintf(options, sizeof(options), "max_read=%u", fe->request_bytes);
-	fe->session = fuse_session_new(&args, &session_ops, sizeof(session_ops), fe);
-	fuse_opt_free_args(&args);
+	fe->session = new_session(fe);
 	if (!fe->session) {
 		fe_free(fe);
 		return iswi_error(error, -ENOMEM, "libfuse could not make a session");

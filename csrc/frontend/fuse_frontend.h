@@ -51,6 +51,7 @@ struct iswi_fuse {
 	char init[ISW_FUSE_INIT_BYTES_MAX];
 	size_t init_bytes;
 	bool started;   /* the thread runs; control threads only */
+	bool has_mount; /* we have made it, and not unmounted it; control threads only */
 	bool replaying; /* its answer, which the kernel has had already, is not sent */
 
 	uint64_t size_bytes;

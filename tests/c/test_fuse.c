@@ -6,11 +6,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/capability.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -618,12 +620,43 @@ static void test_refusals(struct fixture *f)
 	engine_stop(&f->engine);
 }
 
+/* Of this thread. */
+static void set_capabilities(const struct __user_cap_data_struct *data)
+{
+	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+
+	CHECK_EQ(syscall(SYS_capset, &header, data), 0);
+}
+
+static void test_root_without_the_capability_is_told_so(struct fixture *f)
+{
+	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+	struct __user_cap_data_struct had[_LINUX_CAPABILITY_U32S_3];
+	struct __user_cap_data_struct less[_LINUX_CAPABILITY_U32S_3];
+	struct isw_error error = {0};
+
+	CHECK_EQ(syscall(SYS_capget, &header, had), 0);
+	memcpy(less, had, sizeof(less));
+	less[0].effective &= ~CAP_TO_MASK(CAP_SYS_ADMIN);
+	engine_start(&f->engine, INLINE, 4);
+	set_capabilities(less);
+	CHECK_EQ(isw_frontend_fuse(&f->engine, f->mountpoint, &f->frontend, &error), -EPERM);
+	set_capabilities(had);
+	/* Whole: nobody reads what a library has written to standard error. */
+	CHECK(strstr(error.text, f->mountpoint) != NULL);
+	CHECK(strstr(error.text, strerror(EPERM)) != NULL);
+	CHECK(strstr(error.text, "above") == NULL);
+	CHECK(f->frontend == NULL);
+	engine_stop(&f->engine);
+}
+
 static int run_tests(const char *mountpoint)
 {
 	static struct fixture f;
 
 	f.mountpoint = mountpoint;
 	test_refusals(&f);
+	test_root_without_the_capability_is_told_so(&f);
 	test_names_and_attributes(&f);
 	test_bytes_of_every_size(&f, INLINE);
 	test_bytes_of_every_size(&f, REVERSED);
