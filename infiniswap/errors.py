@@ -34,6 +34,8 @@ import errno
 import os
 from typing import ClassVar
 
+from infiniswap import rights
+
 
 class InfiniswapError(Exception):
     """Base of all. The text says what happened, where, and how to mend it.
@@ -196,7 +198,7 @@ def from_oserror(
         what: what was being done, e.g. "cannot attach a loop device".
         error: the failure; its file name is used when `where` is empty.
         where: see InfiniswapError.
-        mend: see InfiniswapError; with EPERM and EACCES "Run it as root." when empty.
+        mend: see InfiniswapError; with EPERM and EACCES what this process lacks, when empty.
     """
     code = error.errno or 0
     reason = os.strerror(code) if code else str(error)
@@ -208,5 +210,6 @@ def from_oserror(
             else str(error.filename)
         )
     if code in (errno.EPERM, errno.EACCES):
-        return NotPermittedError(text, where=where, mend=mend or "Run it as root.")
+        capability = "CAP_SYS_ADMIN" if code == errno.EPERM else "CAP_DAC_OVERRIDE"
+        return NotPermittedError(text, where=where, mend=mend or rights.mend(capability))
     return SystemCallError(text, where=where, mend=mend, code=code)

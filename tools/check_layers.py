@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that imports and includes point one way, and a few other rules of the house.
 
-Python: errors → units → secret, peers → config → policy, control → engine, system → discovery →
-donor, device → demo → cli; each may import what stands before it, and itself. `policy/` and the
-message code are pure: no clock, no I/O, no randomness of their own. `testing/` is shipped for tests
-and imported by nothing else. Programs are started in one place (SPAWNERS), which gives them nothing
-that another user may have prepared.
+Python: rights → errors → units → secret, peers → config → policy, control → engine, system →
+discovery → donor, device → demo → cli; each may import what stands before it, and itself. `policy/`
+and the message code are pure: no clock, no I/O, no randomness of their own. `testing/` is shipped
+for tests and imported by nothing else. Programs are started in one place (SPAWNERS), which gives
+them nothing that another user may have prepared.
 
 C: util → wire, verbs → transport, store → engine → frontend → api; of the engine a front end sees
 only engine/request.h, and never a transport's header. The holder stands on util alone.
@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PYTHON_RANKS = {
+    "rights": -1,
     "errors": 0,
     "units": 1,
     "secret": 2,

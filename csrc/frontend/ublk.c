@@ -207,7 +207,8 @@ static int add_device(struct ublk *fe, struct isw_error *error)
 				  "the kernel's limit of ublk devices is reached: remove one, or "
 				  "raise /sys/module/ublk_drv/parameters/ublks_max");
 	if (err == -EPERM)
-		return iswi_error(error, err, "ublk devices need root (CAP_SYS_ADMIN)");
+		return iswi_error(error, err, "the kernel refuses to make a ublk device: %s",
+				  strerror(-err));
 	return iswi_error(error, err, "the kernel made no ublk device: %s", strerror(-err));
 }
 

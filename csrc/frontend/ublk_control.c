@@ -242,7 +242,8 @@ static int check_features(struct iswi_ublk_control *control, struct isw_error *e
 						 .bytes = UBLK_FEATURES_LEN});
 
 	if (err == -EPERM || err == -EACCES)
-		return iswi_error(error, err, "ublk devices need root (CAP_SYS_ADMIN)");
+		return iswi_error(error, err, "the kernel refuses ublk devices: %s",
+				  strerror(-err));
 	if (err != 0)
 		return iswi_error(error, -EOPNOTSUPP,
 				  "this kernel's ublk driver is too old (its features cannot be "

@@ -14,13 +14,13 @@ from infiniswap.cli.findings import Finding, degraded, good, missing
 from infiniswap.config import Config
 from infiniswap.device.frontends import nbd
 from infiniswap.errors import InfiniswapError
+from infiniswap.rights import has, lacking, way_to
 from infiniswap.system import ublk
 from infiniswap.system.files import PROC, SYS, read_text, try_read_text
 from infiniswap.system.memory import host_memory, machine_memory, memory_hierarchy, parse_meminfo
 from infiniswap.system.wakeup import HALTPOLL, CpuLatencyRequest, IdleHost, idle_host
 from infiniswap.units import MIB, format_size_short
 
-_CAP_SYS_RESOURCE: Final = 24
 _DEEP_US: Final = 20
 """A sleep that takes longer to end costs a good part of a page-in."""
 
@@ -42,15 +42,22 @@ def host(*, proc: Path = PROC) -> Iterator[Finding]:
     )
 
 
-def root() -> Iterator[Finding]:
+def root(*, proc: Path = PROC) -> Iterator[Finding]:
     """Whether we may do what it takes."""
-    if os.geteuid() == 0:
+    what = lacking("CAP_SYS_ADMIN", proc=proc)
+    if not what:
         yield good("root", "running as root")
-    else:
+    elif what == "root":
         yield missing(
             "root",
             "not root: devices, swap and memory limits cannot be set up",
             "sudo infiniswap doctor",
+        )
+    else:
+        yield missing(
+            "root",
+            f"devices, swap and memory limits cannot be set up: that needs {what}",
+            way_to(what),
         )
 
 
@@ -149,11 +156,7 @@ def memory_cgroup(*, proc: Path = PROC) -> Iterator[Finding]:
 
 def rights(*, proc: Path = PROC) -> Iterator[Finding]:
     """What makes a device process safe to serve swap."""
-    capabilities = 0
-    for line in (try_read_text(proc / "self/status") or "").splitlines():
-        if line.startswith("CapEff:"):
-            capabilities = int(line.split()[1], 16)
-    if capabilities >> _CAP_SYS_RESOURCE & 1:
+    if has("CAP_SYS_RESOURCE", proc=proc):
         yield good("cap-sys-resource", "threads can be I/O flushers, oom score can be set")
     else:
         yield degraded(

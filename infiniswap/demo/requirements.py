@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from infiniswap import rights
 from infiniswap.demo import data
 from infiniswap.errors import (
     MemoryLimitError,
@@ -55,6 +56,12 @@ def check(parent: Path) -> None:
             "the demo makes swap space, network namespaces and memory cgroups, which needs root",
             mend="Run it with sudo: sudo infiniswap demo (from a checkout: sudo make demo).",
         )
+    for capability in ("CAP_SYS_ADMIN", "CAP_NET_ADMIN"):
+        if lacking := rights.lacking(capability):
+            raise NotPermittedError(
+                f"swap space, network namespaces and memory cgroups need {lacking}",
+                mend=f"{rights.way_to(lacking)}.",
+            )
     check_packages(importlib.util.find_spec, data.generator)
     check_tools(_TOOLS)
     check_kernel()

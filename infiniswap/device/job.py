@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from infiniswap.errors import NotFoundError, SystemCallError, UsageError
+from infiniswap import rights
+from infiniswap.errors import NotFoundError, NotPermittedError, SystemCallError, UsageError
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.files import PROC
 
@@ -83,6 +84,7 @@ def invoking_user(environ: Mapping[str, str], *, proc: Path = PROC) -> User | No
 
     Raises:
         UsageError: SUDO_UID names nobody.
+        NotPermittedError: this process cannot become that user.
     """
     text = environ.get("SUDO_UID", "")
     if not text or text == "0":
@@ -94,6 +96,12 @@ def invoking_user(environ: Mapping[str, str], *, proc: Path = PROC) -> User | No
             f"SUDO_UID={text} names no user of this host",
             mend="Unset SUDO_UID to run the command as root.",
         ) from None
+    for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):
+        if lacking := rights.lacking(capability, proc=proc):
+            raise NotPermittedError(
+                f"running the command as {entry.pw_name} needs {lacking}",
+                mend=f"{rights.way_to(lacking)}, or unset SUDO_UID to run the command as root.",
+            )
     environment = job_environment(environ, _environment_before_sudo(proc))
     environment.update(HOME=entry.pw_dir, USER=entry.pw_name, LOGNAME=entry.pw_name)
     environment.setdefault("SHELL", entry.pw_shell or "/bin/sh")

@@ -57,7 +57,7 @@ from infiniswap.errors import (
     InfiniswapError,
     MemoryLimitError,
 )
-from infiniswap.system.process import make_swap_safe
+from infiniswap.system.process import make_swap_safe, sentences
 from infiniswap.system.wakeful import Waker
 from infiniswap.units import PAGE_BYTES, HostPort
 
@@ -215,7 +215,7 @@ class DeviceService:
         self._attachment = prepare(Attachment(self.spec, self._paths, choice), self._engine, note)
         self.holder.hold_rings(self._attachment.kernel.rings())
         warm_up(self._executor, _EXECUTOR_THREADS)
-        self._degraded = [str(outcome) for outcome in make_swap_safe()]
+        self._degraded = sentences(make_swap_safe())
 
     async def take_over(self, turn: TakeOver) -> None:
         """In the predecessor's place.
@@ -375,7 +375,7 @@ class DeviceService:
 
     def _make_safe(self, frontend: str) -> None:
         """Locks memory and so on; what this host refuses is named in `status`."""
-        self._degraded = [str(outcome) for outcome in make_swap_safe()]
+        self._degraded = sentences(make_swap_safe())
         if frontend == "fuse" and self.spec.swap and not self.spec.ephemeral:
             self.warnings.append(
                 "the fuse front end keeps its promises for programs under a memory limit; under "

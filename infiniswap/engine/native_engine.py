@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Self
 
+from infiniswap import rights
 from infiniswap.control.messages import RdmaKey
 from infiniswap.engine.binding import (
     Handle,
@@ -364,7 +365,7 @@ class NativeEngine:
                 mend="Install libfuse3-dev and build again, or use --frontend nbd-socket.",
             )
         if -result in (errno.EPERM, errno.EACCES):
-            raise NotPermittedError(text, where=mountpoint, mend="Run it as root.")
+            raise NotPermittedError(text, where=mountpoint, mend=rights.mend("CAP_SYS_ADMIN"))
         raise EngineError(text, where=mountpoint, code=-result)
 
     def frontend_fuse_prepare(self, mountpoint: str, init: bytes) -> NativeFrontend:

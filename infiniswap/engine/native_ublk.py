@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 from typing import Any, Self
 
+from infiniswap import rights
 from infiniswap.engine.binding import Handle, ffi, lib, struct_ints, text_of
 from infiniswap.engine.protocol import UblkShape
 from infiniswap.errors import (
@@ -28,7 +29,7 @@ def ublk_error(code: int, error: Any, where: str = "") -> InfiniswapError:
     if code == errno.ENOSYS:
         return UnavailableError(text, where=where, mend=_BUILD_MEND)
     if code in (errno.EPERM, errno.EACCES):
-        return NotPermittedError(text, where=where, mend="Run it as root, with CAP_SYS_ADMIN.")
+        return NotPermittedError(text, where=where, mend=rights.mend("CAP_SYS_ADMIN"))
     if code == errno.EBUSY:
         return ConflictError(text, where=where, mend="Stop that process first.")
     return EngineError(text, where=where, code=code)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from infiniswap import rights
 from infiniswap.errors import (
     DeadlineError,
     NotFoundError,
@@ -188,7 +189,7 @@ def connect(
     except NotPermittedError as error:
         raise NotPermittedError(
             "the kernel lets only root of the host make nbd devices",
-            mend="Run it as root, outside of containers with a user namespace of their own.",
+            mend=rights.mend("CAP_SYS_ADMIN"),
         ) from error
     except SystemCallError as error:
         raise UnavailableError(

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from infiniswap import rights
 from infiniswap.errors import InfiniswapError, NotFoundError, UsageError
 from infiniswap.system.programs import run_command
 
@@ -28,7 +29,8 @@ _IP_S_MAX = 10.0
 
 
 def _ip(*args: str) -> str:
-    return run_command(["ip", *args], timeout_s=_IP_S_MAX, mend="It needs root (CAP_NET_ADMIN).")
+    mend = rights.hint("CAP_NET_ADMIN") or rights.hint("CAP_SYS_ADMIN")
+    return run_command(["ip", *args], timeout_s=_IP_S_MAX, mend=mend)
 
 
 def namespaces(prefix: str = PREFIX) -> tuple[str, ...]:

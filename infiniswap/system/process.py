@@ -12,10 +12,16 @@ import signal
 import socket
 import struct
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from infiniswap.errors import NotFoundError, SystemCallError, from_oserror
+from infiniswap import rights
+from infiniswap.errors import (
+    NotFoundError,
+    SystemCallError,
+    from_oserror,
+)
 from infiniswap.system.files import PROC, parse_key_values, read_text, try_read_text
 
 PF_IO_FLUSHER = 0x0008_0000
@@ -128,7 +134,23 @@ class Degraded:
         return f"{self.name}: {self.reason.rstrip('.')}. {self.mend}"
 
 
+def sentences(outcomes: Iterable[Degraded]) -> list[str]:
+    """One for each remedy, so that a capability that several of them need is named once."""
+    by_mend: dict[str, list[Degraded]] = {}
+    for outcome in outcomes:
+        by_mend.setdefault(outcome.mend, []).append(outcome)
+    return [
+        str(Degraded(", ".join(o.name for o in found), "; ".join(o.reason for o in found), mend))
+        for mend, found in by_mend.items()
+    ]
+
+
 _MEND_CAPABILITY = "Run it as root with CAP_SYS_RESOURCE (the shipped systemd unit has it)."
+
+
+def _mend(capability: str) -> str:
+    """For what the calling process was refused."""
+    return f"{rights.mend(capability)} The shipped systemd unit has what it takes."
 
 
 def lock_memory() -> Degraded | None:
@@ -144,7 +166,7 @@ def lock_memory() -> Degraded | None:
         "memory-lock",
         f"the process's memory could not be locked ({reason}); it may have to be paged in "
         "to page in",
-        "Run it as root, or raise the memlock limit (ulimit -l).",
+        f"{rights.mend('CAP_IPC_LOCK')} Or raise the memlock limit (ulimit -l).",
     )
 
 
@@ -159,7 +181,7 @@ def set_oom_score_adj(value: int, pid: int | None = None, *, proc: Path = PROC) 
             "oom-score",
             f"oom_score_adj could not be set to {value} ({reason}); the kernel may kill the "
             "process that serves the swap space",
-            _MEND_CAPABILITY,
+            _mend("CAP_SYS_RESOURCE"),
         )
     return None
 
@@ -176,7 +198,7 @@ def set_io_flusher() -> Degraded | None:
         "io-flusher",
         f"threads could not be marked as I/O flushers ({reason}); under global memory pressure "
         "they may wait for the very writes they have to make",
-        _MEND_CAPABILITY,
+        _mend("CAP_SYS_RESOURCE"),
     )
 
 
@@ -294,8 +316,7 @@ def _waiting(pid: int, threads: tuple[ThreadSafety, ...]) -> Degraded | None:
         f"threads of process {pid} have no real-time priority: {', '.join(names)}; without it the "
         "kernel gives them none of its last memory, and when all is used up they may wait for "
         "memory that only they could free",
-        "Run it as root with CAP_SYS_NICE, or with LimitRTPRIO=1, as the shipped systemd unit "
-        "has it.",
+        _mend("CAP_SYS_NICE"),
     )
 
 

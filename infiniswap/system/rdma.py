@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from infiniswap import rights
 from infiniswap.system.files import PROC, SYS, try_read_text
-
-_CAP_IPC_LOCK = 14
 
 
 def devices(*, sys: Path = SYS) -> tuple[str, ...]:
@@ -36,7 +35,4 @@ def interface(device: str, port: int, *, sys: Path = SYS) -> str:
 
 def locks_without_limit(*, proc: Path = PROC) -> bool:
     """Whether RLIMIT_MEMLOCK is nothing to this process: it has CAP_IPC_LOCK."""
-    for line in (try_read_text(proc / "self/status") or "").splitlines():
-        if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) >> _CAP_IPC_LOCK & 1)
-    return False
+    return rights.has("CAP_IPC_LOCK", proc=proc)

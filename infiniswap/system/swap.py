@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from infiniswap import rights
 from infiniswap.errors import (
     ConflictError,
     DeadlineError,
@@ -173,7 +174,7 @@ def swapon(
     argv = ["swapon", "--priority", str(priority)]
     if discard:
         argv.append("--discard")
-    run_command([*argv, str(path)], timeout_s=timeout_s, mend="Run it as root.")
+    run_command([*argv, str(path)], timeout_s=timeout_s, mend=rights.hint("CAP_SYS_ADMIN"))
 
 
 def swapoff(path: Path, *, timeout_s: float, proc: Path = PROC) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from infiniswap import rights
 from infiniswap.system.programs import find, run_command
 
 _RUNNING = Path("run/systemd/system")
@@ -33,7 +34,7 @@ def reload() -> None:
     Raises:
         SystemCallError, UnavailableError, DeadlineError: see run_command.
     """
-    run_command(["systemctl", "daemon-reload"], mend="Run it as root.")
+    run_command(["systemctl", "daemon-reload"], mend=rights.hint("CAP_SYS_ADMIN"))
 
 
 def units(*patterns: str) -> dict[str, str]:

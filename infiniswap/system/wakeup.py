@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from infiniswap import rights
 from infiniswap.system.files import PROC, SYS, try_read_text
 from infiniswap.system.process import Degraded
 
@@ -163,8 +164,8 @@ class CpuLatencyRequest:
         self.release()
 
     def _refused(self, error: OSError) -> Degraded:
-        mend = "Run it as root."
-        if isinstance(error, FileNotFoundError):
+        mend = rights.mend("CAP_DAC_OVERRIDE")
+        if isinstance(error, FileNotFoundError) or not rights.lacking("CAP_DAC_OVERRIDE"):
             mend = (
                 f"In a container, pass it in (docker: --device {self._path}); elsewhere the kernel "
                 "lacks it."

@@ -234,9 +234,9 @@ static void a_control_device_that_may_not_be_used_is_told(void)
 	told((struct kernel){.open = -EACCES}, -EACCES, "need root: " CONTROL_PATH);
 	told((struct kernel){.open = -EPERM}, -EPERM, "need root: " CONTROL_PATH);
 	told((struct kernel){.open = -EMFILE}, -EMFILE, CONTROL_PATH " cannot be opened");
-	told((struct kernel){.features_code = -EPERM}, -EPERM, "CAP_SYS_ADMIN");
-	told((struct kernel){.features_code = -EACCES}, -EACCES, "CAP_SYS_ADMIN");
-	told((struct kernel){.features = ALL_FEATURES, .add = -EPERM}, -EPERM, "CAP_SYS_ADMIN");
+	told((struct kernel){.features_code = -EPERM}, -EPERM, "refuses ublk devices");
+	told((struct kernel){.features_code = -EACCES}, -EACCES, "refuses ublk devices");
+	told((struct kernel){.features = ALL_FEATURES, .add = -EPERM}, -EPERM, "a ublk device");
 }
 
 static void io_uring_that_is_off_is_told(void)

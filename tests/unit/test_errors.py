@@ -7,7 +7,7 @@ import errno
 import inspect
 import re
 
-from infiniswap import errors
+from infiniswap import errors, rights
 from infiniswap.errors import (
     InfiniswapError,
     NotPermittedError,
@@ -52,10 +52,11 @@ def test_an_oserror_becomes_ours_and_keeps_its_number_and_file() -> None:
     assert str(error) == "/dev/loop0: cannot attach: Device or resource busy"
 
 
-def test_a_refused_permission_says_that_root_is_needed() -> None:
+def test_a_refused_permission_says_what_this_process_lacks() -> None:
     error = from_oserror("cannot attach", PermissionError(errno.EPERM, "no", b"/dev/x"))
     assert isinstance(error, NotPermittedError)
-    assert str(error) == "/dev/x: cannot attach: Operation not permitted. Run it as root."
+    mend = rights.mend("CAP_SYS_ADMIN")
+    assert str(error) == f"/dev/x: cannot attach: Operation not permitted. {mend}"
 
 
 def test_an_oserror_without_a_number_keeps_its_text() -> None:

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from infiniswap import rights
 from infiniswap.device.frontends import fuse, nbd, nbd_socket, ublk
 from infiniswap.device.frontends.base import KernelDevice
 from infiniswap.device.frontends.fuse import FuseLoop
@@ -42,10 +42,10 @@ def choose(asked: str, swap_wanted: bool) -> Choice:
                 mend="Leave --swap out, or use --frontend fuse.",
             )
         return Choice("nbd-socket", "asked for")
-    if os.geteuid() != 0:
+    if lacking := rights.lacking("CAP_SYS_ADMIN"):
+        other = "" if swap_wanted else ", or use --frontend nbd-socket: a device without the kernel"
         raise NotPermittedError(
-            "a block device needs root",
-            mend="Run it with sudo, or use --frontend nbd-socket for a device without the kernel.",
+            f"a block device needs {lacking}", mend=f"{rights.way_to(lacking)}{other}."
         )
     if asked in CHECKS:
         CHECKS[asked]()

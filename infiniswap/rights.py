@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether this process has root's rights, and what to do about the one that it lacks.
+
+Being root is not enough: containers and units take capabilities away, and the root of a user
+namespace has all of them there, and none where the kernel asks for those of the host.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+PROC: Final = Path("/proc")
+
+CAPABILITIES: Final = {
+    "CAP_DAC_OVERRIDE": 1,
+    "CAP_KILL": 5,
+    "CAP_SETGID": 6,
+    "CAP_SETUID": 7,
+    "CAP_NET_ADMIN": 12,
+    "CAP_IPC_LOCK": 14,
+    "CAP_SYS_ADMIN": 21,
+    "CAP_SYS_NICE": 23,
+    "CAP_SYS_RESOURCE": 24,
+}
+"""Their bits, see linux/capability.h."""
+
+_HOST_ROOT = "root of the host"
+_WHOLE_HOST = ["0", "0", "4294967295"]
+_WAYS = "(docker: --cap-add; systemd: CapabilityBoundingSet=)"
+
+
+def has(capability: str, *, proc: Path = PROC) -> bool:
+    """Whether the capability is in force for this process."""
+    effective = _status("CapEff:", proc)
+    return bool(effective) and bool(int(effective[0], 16) >> CAPABILITIES[capability] & 1)
+
+
+def lacking(capability: str, *, proc: Path = PROC) -> str:
+    """What this process lacks to use a capability on this host, "" nothing."""
+    users = _status("Uid:", proc)
+    if len(users) < 2:
+        return ""  # no /proc, so nothing to go by
+    if users[1] != "0":
+        return "root"
+    if not has(capability, proc=proc):
+        return f"the capability {capability}"
+    uid_map = _read(proc / "self/uid_map").split()
+    return _HOST_ROOT if uid_map and uid_map != _WHOLE_HOST else ""
+
+
+def mend(capability: str, *, proc: Path = PROC) -> str:
+    """The remedy after a refusal, one sentence, which names what this process lacks."""
+    found = hint(capability, proc=proc)
+    return found or "Root is refused it, too: dmesg may say which rule of the host is in the way."
+
+
+def hint(capability: str, *, proc: Path = PROC) -> str:
+    """As mend, for a failure that may have another reason: "" where nothing is lacking."""
+    what = lacking(capability, proc=proc)
+    if what.endswith(capability):
+        return f"Add {what}, which this process of root lacks, where it is started {_WAYS}."
+    return f"{way_to(what)}." if what else ""
+
+
+def way_to(what: str) -> str:
+    """How to get what `lacking` has named, a sentence without its full stop."""
+    if what == "root":
+        return "Run it as root"
+    if what == _HOST_ROOT:
+        return "This process is root of a user namespace only: run it outside of that"
+    return f"Add it where this process is started {_WAYS}"
+
+
+def _status(key: str, proc: Path) -> list[str]:
+    for line in _read(proc / "self/status").splitlines():
+        if line.startswith(key):
+            return line.split()[1:]
+    return []
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
