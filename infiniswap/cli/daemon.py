@@ -11,6 +11,8 @@ from infiniswap import config as configuration
 from infiniswap.errors import UsageError
 from infiniswap.units import CONTROL_PORT, format_size_short, parse_host_port
 
+_AFTER_S_MAX = 86_400
+
 
 def add_parser(subparsers: Any) -> None:
     """Adds the parser of `daemon`."""
@@ -101,9 +103,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def release(args: argparse.Namespace) -> int:
-    """Gives back what dead daemons have left."""
+    """Gives back what dead daemons have left.
+
+    Raises:
+        UsageError: --after is no time to wait.
+    """
     import time
 
+    if args.after is not None and not 0 <= args.after <= _AFTER_S_MAX:
+        raise UsageError(
+            f"--after {args.after:g} is out of range",
+            mend=f"It is 0 to {_AFTER_S_MAX} (seconds).",
+        )
     from infiniswap.donor import home
 
     run_dir = configuration.load(args.config, {}).daemon.run_dir
@@ -111,7 +122,7 @@ def release(args: argparse.Namespace) -> int:
     if args.donor is not None:
         found = [leftover for leftover in found if leftover.path.name == args.donor]
     if found and args.after is not None:
-        time.sleep(max(0.0, args.after))
+        time.sleep(args.after)
     for leftover in found:
         if home.release(leftover):
             print(f"{leftover.path}: {format_size_short(leftover.used_bytes)} given back")

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from infiniswap.config import Config
+from infiniswap.device import rundir
+from infiniswap.device.spec import check_name
 from infiniswap.errors import ConfigError, InfiniswapError
 from infiniswap.system import service_units
-from infiniswap.system.files import try_read_text
+from infiniswap.system.files import read_text, try_read_text
 
 _OPTIONS: Final = "DEVICE_OPTIONS"
 
@@ -61,9 +65,9 @@ def parse(path: Path) -> Declaration:
 def problems(device: Declaration, config_path: Path) -> Iterator[InfiniswapError]:
     """What would make its start fail, as far as that can be seen without starting it."""
     where = f"{device.path}, line {device.line}" if device.line else str(device.path)
-    try:
-        _check(device, config_path)
-    except InfiniswapError as error:
+    errors: list[InfiniswapError] = []
+    _check(device, config_path, errors)
+    for error in errors:
         yield ConfigError(
             f"{error.where}: {error.what}" if error.where else error.what,
             where=where,
@@ -71,23 +75,46 @@ def problems(device: Declaration, config_path: Path) -> Iterator[InfiniswapError
         )
 
 
-def _check(device: Declaration, config_path: Path) -> None:
-    from infiniswap.cli.device import load_config, make_spec
+def _check(device: Declaration, config_path: Path, errors: list[InfiniswapError]) -> None:
+    """Adds every mistake: after a wrong option none, as what follows may be its value."""
+    from infiniswap.cli.device import checked_priority, load_config, make_spec
     from infiniswap.cli.main import build_parser
-    from infiniswap.device import rundir
-    from infiniswap.device.spec import check_name
     from infiniswap.units import parse_page_size
 
-    check_name(device.name)
-    words = ["device", "start", device.name, "--foreground", *device.options]
-    args = build_parser("device").parse_args(words)
+    config, size_bytes = None, 0
+    with _noted(errors):
+        read_text(device.path, "cannot read the declaration")
+        check_name(device.name)
+        words = ["device", "start", device.name, "--foreground", *device.options]
+        args = build_parser("device").parse_args(words)
+    if errors:
+        return
     if args.config is None and config_path.exists():
         args.config = str(config_path)
-    config = load_config(args)
-    if args.size is not None:
-        size_bytes = parse_page_size(args.size)
-        make_spec(args, config, name=device.name, size_bytes=size_bytes, swap=args.swap)
+    with _noted(errors):
+        size_bytes = 0 if args.size is None else parse_page_size(args.size)
+    with _noted(errors):
+        checked_priority(args.priority)
+    with _noted(errors):
+        config = load_config(args)
+    if errors or config is None:
         return
+    with _noted(errors):
+        if args.size is None:
+            _check_is_known(device, config)
+        else:
+            make_spec(args, config, name=device.name, size_bytes=size_bytes, swap=args.swap)
+
+
+@contextlib.contextmanager
+def _noted(errors: list[InfiniswapError]) -> Iterator[None]:
+    try:
+        yield
+    except InfiniswapError as error:
+        errors.append(error)
+
+
+def _check_is_known(device: Declaration, config: Config) -> None:
     paths = rundir.paths_of(device.name, config.device.run_dir, config.device.backup_dir)
     if not paths.kept.exists() and not paths.run.exists():
         raise ConfigError(

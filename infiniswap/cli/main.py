@@ -14,10 +14,11 @@ import os
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, Protocol, cast
 
 from infiniswap import __version__
-from infiniswap.errors import InfiniswapError, UsageError
+from infiniswap.cli.parser import Parser
+from infiniswap.errors import InfiniswapError
 
 COMMANDS = (
     "daemon",
@@ -46,20 +47,13 @@ class Command(Protocol):
         """Does it; returns the exit code. Raises InfiniswapError."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports mistakes as UsageError, so that they look like every other error."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, where=self.prog, mend=f"See `{self.prog} --help`.")
-
-
 def _load(name: str) -> Command:
     return cast(Command, importlib.import_module(f"infiniswap.cli.{name}"))
 
 
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     """The whole parser, or one that knows only the command `only` (start-up is quicker)."""
-    parser = _Parser(
+    parser = Parser(
         prog="infiniswap",
         description="Lends a cluster's idle memory to the hosts that have run out of theirs.",
         epilog="Exit codes: see infiniswap/errors.py or the manual.",
@@ -67,7 +61,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"infiniswap {__version__}")
     subparsers = parser.add_subparsers(
-        dest="command", metavar="COMMAND", required=True, parser_class=_Parser
+        dest="command", metavar="COMMAND", required=True, parser_class=Parser
     )
     for name in COMMANDS if only is None else (only,):
         _load(name).add_parser(subparsers)

@@ -57,6 +57,51 @@ def test_wrong_arguments_exit_2_and_name_the_help(
     assert "--help" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("device start d --sise 4G", "device start: there is no option --sise. The nearest one is"),
+        ("run --sise 4G --local 1G -- true", "run: there is no option --sise. The nearest one is"),
+        ("run --locl 1G -- true", "run: there is no option --locl. The nearest one is --local."),
+        ("status --secret_file=x", "status: there is no option --secret_file. The nearest one is"),
+        ("demo --zzz", "demo: there is no option --zzz. See `infiniswap demo --help`."),
+        ("status extra --zzz", "status: 'extra' is one argument too many. See `infiniswap status"),
+        ("device start d --sise 2 --frontend x", "device start: there is no option --sise."),
+        ("device start d --frontend x --sise 2", "device start: --frontend: 'x' is none of auto, "),
+        ("device start d --frontend=ublq", "device start: --frontend: 'ublq' is none of auto, ubl"),
+        ("device start d --priority=x --zzz", "device start: --priority: 'x' is not a whole numbe"),
+        ("daemon --after x", "daemon: --after: 'x' is not a number. See `infiniswap daemon --help"),
+        ("daemon --release --after inf", "--after inf is out of range. It is 0 to 86400 (seconds)"),
+        ("status --donors", "status: --donors: its value is missing. See `infiniswap status --hel"),
+        ("status --json=1", "status: --json: it takes no value. See `infiniswap status --help`."),
+        ("run --local 1G --device d --size 1G x", "run: --size: it does not go with --device. See"),
+        ("run job --local 4G", "run: --local is missing. --local belongs to the command that stan"),
+        ("donor drain", "donor drain: HOST[:PORT] is missing. See `infiniswap donor drain --help`"),
+        ("--config f status", "there is no option --config before the command. Write options beh"),
+        ("device --config f list", "device: there is no option --config before the action. Write "),
+        ("stauts", "there is no command 'stauts'. The nearest one is status. See `infiniswap --he"),
+        ("device lsit", "device: there is no action 'lsit'. The nearest one is list. See `infinis"),
+        ("device", "device: the action is missing. There are start, list, show, stop, reload, res"),
+        ("", "the command is missing. There are daemon, device, run, status, donor, doctor, init,"),
+    ],
+)
+def test_the_first_mistake_in_reading_order_is_told_with_what_was_meant(
+    capsys: pytest.CaptureFixture[str], line: str, said: str
+) -> None:
+    assert cli.main(line.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"infiniswap: {said}"), captured.err
+    assert captured.err.count("infiniswap: ") == captured.err.count("\n") == 1
+
+
+def test_what_belongs_to_the_job_is_not_looked_at() -> None:
+    for line in ("run --local 1G ls --zzz", "run --local=1G -- --zzz", "run --local 1G ls -- -l"):
+        args = cli.build_parser("run").parse_args(line.split())
+        assert args.local == "1G"
+        assert args.command_line[-1] in ("--zzz", "-l")
+
+
 def test_control_c_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _run(monkeypatch, KeyboardInterrupt()) == 130
 

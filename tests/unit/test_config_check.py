@@ -121,8 +121,12 @@ def test_declared_devices_are_checked_with_it(
         ("new", "DEVICE_OPTIONS=--swap\n"),
         ("bad name", "DEVICE_OPTIONS=--size 64M\n"),
         ("loss", "DEVICE_OPTIONS=--size 64M --backup none --swap\n"),
+        ("sise", "DEVICE_OPTIONS=--sise 64M --frontend ublq --priority 99999\n"),
+        ("last", "DEVICE_OPTIONS=--frontend ublq --sise 64M\n"),
+        ("three", "DEVICE_OPTIONS=--priority 99999 --size 1000 --slab lots\n"),
     ):
         (directory / f"{name}.env").write_text(text)
+    (directory / "directory.env").mkdir()
     code, said = check(tmp_path, GOOD.format(tmp_path), capsys)
     assert code == ConfigError.exit_code
     lines = {
@@ -136,6 +140,12 @@ def test_declared_devices_are_checked_with_it(
     assert "--size is missing" in lines["new"][0]
     assert "cannot be a device name" in lines["bad name"][0]
     assert "--allow-data-loss" in lines["loss"][0]
+    assert "there is no option --sise. The nearest one is --size." in lines["sise"][0]
+    assert "--frontend: 'ublq' is none of" in lines["last"][0]
+    assert "Is a directory" in lines["directory"][0]
+    three = lines.pop("three")
+    assert len(three) == 3
+    assert all(word in "".join(three) for word in ("--priority 99999", "'1000'", "device.slab"))
     assert all(len(found) == 1 for found in lines.values())
 
 
