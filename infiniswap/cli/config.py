@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from infiniswap import config as configuration
-from infiniswap.errors import ConfigError, InfiniswapError
+from infiniswap.errors import ConfigError, InfiniswapError, UsageError
 
 
 def add_parser(subparsers: Any) -> None:
@@ -39,14 +39,22 @@ def add_parser(subparsers: Any) -> None:
         metavar="FILE",
         help=f"the file to check (default: INFINISWAP_CONFIG, or {configuration.DEFAULT_PATH})",
     )
+    check.add_argument(
+        "--config", type=Path, metavar="FILE", help="the file to check, in place of FILE"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints what is wrong."""
     from infiniswap.cli.main import report
 
-    path = configuration.file_path(args.file)
-    errors, notes = examine(args.file)
+    file = args.file or args.config
+    if args.file and args.config:
+        raise UsageError(
+            f"there are two files to check: {args.file} and {args.config}", mend="Name one of them."
+        )
+    path = configuration.file_path(file)
+    errors, notes = examine(file)
     for error in errors:
         report(error)
     for note in notes:

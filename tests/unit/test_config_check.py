@@ -11,7 +11,7 @@ import pytest
 from infiniswap import config as configuration
 from infiniswap.cli import declared, init
 from infiniswap.cli.main import main
-from infiniswap.errors import ConfigError, ConflictError
+from infiniswap.errors import ConfigError, ConflictError, UsageError
 from infiniswap.system import service_units
 
 GOOD = """[daemon]
@@ -71,6 +71,19 @@ def test_a_file_that_is_none(tmp_path: Path, text: str, capsys: pytest.CaptureFi
     code, said = check(tmp_path, text, capsys)
     assert code == ConfigError.exit_code
     assert "FILE: one mistake" in said
+
+
+def test_the_file_may_be_named_as_for_other_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "infiniswap.toml")
+    Path(path).write_text("[deamon]\n")
+    assert main(["config", "check", path]) == ConfigError.exit_code
+    said = capsys.readouterr()
+    assert main(["config", "check", "--config", path]) == ConfigError.exit_code
+    assert capsys.readouterr() == said
+    assert main(["config", "check", "--config", path, path]) == UsageError.exit_code
+    assert "two files" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
