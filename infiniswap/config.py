@@ -25,6 +25,7 @@ from typing import Any, Final, NoReturn
 from infiniswap.config_values import convert, nearest
 from infiniswap.errors import ConfigError, UsageError
 from infiniswap.peers import read_peers
+from infiniswap.rights import refused_reading
 from infiniswap.secret import (
     check_listen_secret,
     check_metrics_listen,
@@ -469,11 +470,14 @@ def _read(path: Path, *, required: bool) -> str:
         raise ConfigError(
             "no such configuration file", where=str(path), mend="Check the path given."
         ) from None
+    except PermissionError as error:
+        what, mend = refused_reading(path, "the configuration")
+        raise ConfigError(what, where=str(path), mend=mend) from error
     except OSError as error:
         raise ConfigError(
             f"cannot read the configuration: {error.strerror}",
             where=str(path),
-            mend="Make it a file that this user may read.",
+            mend="Name a file that can be read.",
         ) from error
     if len(raw) > _CONFIG_FILE_BYTES_MAX:
         raise ConfigError("larger than 1 MiB: not a configuration file", where=str(path))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from infiniswap.errors import ConfigError, UsageError
+from infiniswap.rights import refused_reading
 from infiniswap.units import CONTROL_PORT, HostPort, parse_host_port
 
 PEERS_MAX: Final = 1024
@@ -70,6 +71,9 @@ def _read(path: Path) -> bytes:
     try:
         # NONBLOCK: opening a FIFO must not wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except PermissionError as error:
+        what, mend = refused_reading(path, "the list of peers")
+        raise ConfigError(what, where=str(path), mend=mend) from error
     except OSError as error:
         raise ConfigError(
             f"cannot read the list of peers: {error.strerror}", where=str(path), mend=mend

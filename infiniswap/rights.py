@@ -7,6 +7,7 @@ namespace has all of them there, and none where the kernel asks for those of the
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -70,6 +71,29 @@ def way_to(what: str) -> str:
     if what == _HOST_ROOT:
         return "This process is root of a user namespace only: run it outside of that"
     return f"Add it where this process is started {_WAYS}"
+
+
+def closed_directory(path: Path) -> Path | None:
+    """The first directory on the way to this one, or itself, that this process may not enter."""
+    for directory in (*reversed(path.absolute().parents), path.absolute()):
+        if os.path.isdir(directory) and not os.access(directory, os.X_OK, effective_ids=True):
+            return directory
+    return None
+
+
+def refused_reading(path: Path, noun: str, *, proc: Path = PROC) -> tuple[str, str]:
+    """What to say of a file that this process may not read, and the remedy.
+
+    Args:
+        path: of the file.
+        noun: what it is, with its article.
+        proc: root of the proc file system.
+    """
+    what = f"this user may not read {noun}"
+    if (closed := closed_directory(path.parent)) is not None:
+        what += f": the directory {closed} is closed to it"
+    found = mend("CAP_DAC_OVERRIDE", proc=proc)
+    return what, "Run it with sudo." if found == "Run it as root." else found
 
 
 def _status(key: str, proc: Path) -> list[str]:

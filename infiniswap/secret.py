@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from infiniswap.errors import ConfigError
+from infiniswap.rights import refused_reading
 from infiniswap.units import HostPort, is_loopback
 
 SECRET_BYTES_MIN: Final = 16
@@ -115,11 +116,15 @@ def _read(path: Path, kind: _Kind) -> bytes:
     try:
         # NONBLOCK: opening a FIFO must not wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except PermissionError as error:
+        what, mend = refused_reading(path, f"the {kind.noun}")
+        raise ConfigError(what, where=where, mend=mend) from error
     except OSError as error:
+        is_absent = isinstance(error, FileNotFoundError)
         raise ConfigError(
             f"cannot read the {kind.noun}: {error.strerror}",
             where=where,
-            mend=f"Create it (mode 0600) or correct {kind.key}.",
+            mend=f"{'Create it (mode 0600) or correct' if is_absent else 'Correct'} {kind.key}.",
         ) from error
     try:
         status = os.fstat(fd)

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         report(error)
     for note in notes:
         print(f"infiniswap: note: {note}", file=sys.stderr)
-    there = f"{path}" if path.exists() else f"no {path}, so defaults"
+    there = f"{path}" if errors or os.path.exists(path) else f"no {path}, so defaults"
     if errors:
         mistakes = "one mistake" if len(errors) == 1 else f"{len(errors)} mistakes"
         print(f"{there}: {mistakes}")

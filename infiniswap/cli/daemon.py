@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from infiniswap import config as configuration
-from infiniswap.errors import UsageError
+from infiniswap import rights
+from infiniswap.errors import NotPermittedError, UsageError
 from infiniswap.units import CONTROL_PORT, format_size_short, parse_host_port
 
 _AFTER_S_MAX = 86_400
@@ -107,6 +108,7 @@ def release(args: argparse.Namespace) -> int:
 
     Raises:
         UsageError: --after is no time to wait.
+        NotPermittedError: what is there is another user's.
     """
     import time
 
@@ -118,6 +120,11 @@ def release(args: argparse.Namespace) -> int:
     from infiniswap.donor import home
 
     run_dir = configuration.load(args.config, {}).daemon.run_dir
+    homes = [] if run_dir is None else [run_dir, *run_dir.glob("*/")]
+    for closed in filter(None, map(rights.closed_directory, homes)):
+        raise NotPermittedError(
+            "this user may not look for memory there", where=str(closed), mend="Run it with sudo."
+        )
     found = [] if run_dir is None else home.leftovers(run_dir)
     if args.donor is not None:
         found = [leftover for leftover in found if leftover.path.name == args.donor]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,7 +90,7 @@ def _check(device: Declaration, config_path: Path, errors: list[InfiniswapError]
         args = build_parser("device").parse_args(words)
     if errors:
         return
-    if args.config is None and config_path.exists():
+    if args.config is None and os.path.exists(config_path):
         args.config = str(config_path)
     with _noted(errors):
         size_bytes = 0 if args.size is None else parse_page_size(args.size)

@@ -380,6 +380,8 @@ def _list(args: argparse.Namespace) -> int:
     states |= dict.fromkeys(died, "died")
     states |= dict.fromkeys(silent, "no answer")
     _print_table(running, states)
+    for note in rundir.unseen(run_dir, backup_dir):
+        print(f"infiniswap: note: {note}", file=sys.stderr)
     return 0
 
 

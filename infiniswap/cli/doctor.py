@@ -81,7 +81,9 @@ def _configuration(
         except ConfigError:
             return configuration.Config(), finding
     file = path or Path(os.environ.get("INFINISWAP_CONFIG") or configuration.DEFAULT_PATH)
-    return config, good("configuration", f"{file}" if file.exists() else f"defaults (no {file})")
+    return config, good(
+        "configuration", f"{file}" if os.path.exists(file) else f"defaults (no {file})"
+    )
 
 
 def examine(config: configuration.Config) -> Iterator[Finding]:

@@ -87,7 +87,7 @@ def compose(path: Path, donors: str | None = None) -> str:
     _memory(chosen, found)
     _backup(chosen, found)
     secret = path.with_name(SECRET_FILE)
-    if secret.exists():
+    if os.path.exists(secret):
         chosen["cluster.secret_file"] = toml_value(secret, {})
     else:
         found["cluster.secret_file"] = [

@@ -115,7 +115,7 @@ def status(paths: DevicePaths, *, wait_s: float = ASK_S) -> DeviceStatus:
         ConflictError: it does not answer.
         NotPermittedError: neither root nor a member.
     """
-    if os.geteuid() != 0 and paths.member_socket.exists():
+    if os.geteuid() != 0 and os.path.exists(paths.member_socket):
         return member.status(paths, wait_s=wait_s)
     return _ask(paths, "GET", DEVICE_PATH, None, DeviceStatus, wait_s)
 

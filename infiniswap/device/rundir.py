@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from infiniswap import rights
 from infiniswap.device.spec import DeviceSpec, check_name, decode_spec, encode_spec
 from infiniswap.errors import (
     ConflictError,
@@ -253,6 +254,17 @@ def stopped_names(run_dir: Path, backup_dir: Path) -> list[str]:
     except OSError:
         return []
     return [name for name in kept if name not in running]
+
+
+def unseen(run_dir: Path, backup_dir: Path) -> list[str]:
+    """Why the lists of names may not be whole, sentences for this user."""
+    closed = dict.fromkeys(map(rights.closed_directory, (run_dir, backup_dir)))
+    return [
+        f"this user may not look into {directory}, so devices may be missing here: sudo "
+        "infiniswap device list"
+        for directory in closed
+        if directory is not None
+    ]
 
 
 def require_running(name: str, run_dir: Path, backup_dir: Path) -> DevicePaths:

@@ -56,13 +56,28 @@ class Drain:
         return self._active.is_set()
 
     def restore(self) -> None:
-        """Takes up what was wished before a restart."""
-        if self._path is not None and self._path.exists():
-            log.warning(
-                "still draining, as before the restart (`infiniswap donor undrain` ends it)",
-                extra=events.about(events.DRAINING),
-            )
-            self._active.set()
+        """Takes up what was wished before a restart.
+
+        Raises:
+            NotPermittedError, SystemCallError: it cannot be known.
+        """
+        if self._path is None:
+            return
+        try:
+            self._path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise from_oserror(
+                "cannot find out whether this donor drains",
+                error,
+                mend="Run it with sudo, or name a daemon.state_dir that this user may read.",
+            ) from error
+        log.warning(
+            "still draining, as before the restart (`infiniswap donor undrain` ends it)",
+            extra=events.about(events.DRAINING),
+        )
+        self._active.set()
 
     async def set(self, active: bool) -> str:
         """Begins or ends draining at once; returns why it may not survive a restart, or ""."""

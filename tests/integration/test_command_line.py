@@ -85,3 +85,101 @@ def test_root_of_a_user_namespace_is_told_so(config: str) -> None:
     assert done.returncode == 4
     assert "root of the host" in done.stderr
     assert "user namespace" in done.stderr
+
+
+# ---------------------------------------------------------------------------- another user
+
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+
+ASKING = {
+    "status": ("status",),
+    "daemon": ("daemon", "--listen", "127.0.0.1:0"),
+    "device start": ("device", "start", "d", "--size", "4M", "--donors", "127.0.0.1:1"),
+    "donor drain": ("donor", "drain", "127.0.0.1:1"),
+}
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A directory that every user may enter; pytest's own are root's alone."""
+    for directory in (tmp_path, *tmp_path.parents[:2]):
+        directory.chmod(0o755)
+    return tmp_path
+
+
+def closed(directory: Path, name: str, where: str) -> Path:
+    """A file of root's that nobody else may read, because of itself or of its directory."""
+    path = directory / "etc" / name
+    path.parent.mkdir(mode=0o700 if where == "directory" else 0o755)
+    path.write_text("" if name.endswith("toml") else "0123456789abcdef")
+    path.chmod(0o600 if where == "file" or name == "secret" else 0o644)
+    return path
+
+
+@pytest.mark.requires_root
+@pytest.mark.requires_tool("setpriv")
+@pytest.mark.parametrize("where", ["file", "directory"])
+@pytest.mark.parametrize("command", ASKING)
+def test_whoever_may_not_read_the_secret_is_not_told_to_create_it(
+    config: str, shared: Path, command: str, where: str
+) -> None:
+    path = closed(shared, "secret", where)
+    arguments = (*ASKING[command], "--config", config, "--secret-file", str(path))
+    done = infiniswap(*arguments, by=NOBODY)
+    assert done.returncode == 3
+    why = f": the directory {path.parent} is closed to it" if where == "directory" else ""
+    said = f"{path}: this user may not read the cluster secret{why}. Run it with sudo.\n"
+    assert done.stderr == f"infiniswap: {said}"
+    path.unlink()
+    done = infiniswap(*arguments)
+    assert done.returncode == 3
+    assert "No such file or directory. Create it (mode 0600) or correct" in done.stderr
+
+
+@pytest.mark.requires_root
+@pytest.mark.requires_tool("setpriv")
+@pytest.mark.parametrize("where", ["file", "directory"])
+@pytest.mark.parametrize("command", [*ASKING, "device list", "config check"])
+def test_whoever_may_not_read_the_configuration_is_told_so(
+    shared: Path, command: str, where: str
+) -> None:
+    path = closed(shared, "infiniswap.toml", where)
+    done = infiniswap(*ASKING.get(command, command.split()), "--config", str(path), by=NOBODY)
+    assert done.returncode == 3
+    assert done.stderr.startswith(f"infiniswap: {path}: this user may not read the configuration")
+    assert done.stderr.endswith("Run it with sudo.\n")
+    assert ("is closed to it" in done.stderr) == (where == "directory")
+
+
+@pytest.mark.requires_root
+@pytest.mark.requires_tool("setpriv")
+def test_what_a_user_may_not_see_is_not_said_to_be_absent(config: str, shared: Path) -> None:
+    kept = shared / "kept"
+    kept.mkdir(mode=0o700)
+    done = infiniswap("device", "list", "--config", config, by=NOBODY)
+    assert done.returncode == 0
+    assert done.stderr.count(f"this user may not look into {kept}") == 1
+    assert infiniswap("device", "list", "--config", config).stderr == ""
+
+
+@pytest.mark.requires_native
+@pytest.mark.requires_root
+@pytest.mark.requires_tool("setpriv")
+@pytest.mark.parametrize("options", [("--release",), ("--pool", "1G", "--data-port", "0")])
+def test_a_daemon_of_another_user_is_told_what_it_may_not_do(
+    config: str, shared: Path, options: tuple[str, ...]
+) -> None:
+    kept = shared / "kept"
+    kept.mkdir(mode=0o700)
+    Path(config).write_text(f'[daemon]\nrun_dir = "{kept}"\nstate_dir = "{kept}"\n')
+    done = infiniswap("daemon", "--config", config, *options, by=NOBODY)
+    assert (done.returncode, "Run it with sudo" in done.stderr) == (4, True), done.stderr
+
+
+@pytest.mark.requires_root
+@pytest.mark.requires_tool("setpriv")
+def test_init_in_a_closed_directory_is_refused(shared: Path) -> None:
+    path = closed(shared, "secret", "directory").with_name("infiniswap.toml")
+    done = infiniswap("init", "--config", str(path), by=NOBODY)
+    assert done.returncode == 4
+    assert f"{path}: cannot write the configuration: Permission denied" in done.stderr
