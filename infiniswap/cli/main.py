@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 from infiniswap import __version__
+from infiniswap.cli.output import OutputError, is_reader_gone, open_standard_streams
 from infiniswap.cli.parser import Parser
-from infiniswap.errors import InfiniswapError
+from infiniswap.errors import InfiniswapError, SystemCallError
 
 COMMANDS = (
     "daemon",
@@ -84,7 +85,26 @@ def report(error: InfiniswapError) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    open_standard_streams()
+    code = 0
+    try:
+        code = _execute(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except OutputError as error:
+        if not is_reader_gone(error):
+            lost = SystemCallError(
+                f"the output is not complete: {error.strerror}",
+                where="standard output",
+                mend="What the command has done by then is done: only its output is missing.",
+            )
+            report(lost)
+            return code or lost.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return code
+
+
+def _execute(arguments: list[str]) -> int:
     only = arguments[0] if arguments and arguments[0] in COMMANDS else None
     try:
         args = build_parser(only).parse_args(arguments)
@@ -94,10 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output went away (`| head`): not an error, and nothing more to print.
-        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 1)
-        return 0
+    except SystemExit as end:  # of --help and --version
+        return int(end.code or 0)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,10 @@ class Parser(argparse.ArgumentParser):
         # Else argparse reduces its own errors to their texts.
         super().__init__(*args, **{**options, "exit_on_error": False})
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As argparse does it, which ignores an output that takes nothing."""
+        (file or sys.stderr).write(message)
+
     def error(self, message: str) -> NoReturn:
         """What argparse tells so is told as its other errors are."""
         raise argparse.ArgumentError(None, message)

@@ -102,7 +102,6 @@ def run(args: argparse.Namespace) -> int:
             "itself then runs as you. Without root it needs a device that an administrator has "
             "started: --device NAME.",
         )
-    _open_standard_streams()
     user = None if is_member else job.invoking_user(os.environ)
     job.check_command(command, user)
     config = load_config(args)
@@ -159,13 +158,6 @@ class _Run:
     is_member: bool
     local_bytes: int
     summary_file: _SummaryFile | None
-
-
-def _open_standard_streams() -> None:
-    """Where they are closed (`2>&-`), a file of ours would take their numbers."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(fd, True)
-    os.close(fd)
 
 
 class _EndingSignal(BaseException):

@@ -5,10 +5,12 @@ cannot be read. One sentence that says what to do, the documented exit code, and
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 import pytest
 from cluster import WAIT_S, environment
@@ -17,19 +19,24 @@ COMMAND = (sys.executable, "-m", "infiniswap")
 
 
 def infiniswap(
-    *arguments: str, by: Sequence[str] = (), **changes: str
+    *arguments: str,
+    by: Sequence[str] = (),
+    stdout: int | IO[bytes] = subprocess.PIPE,
+    **changes: str,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end.
 
     Args:
         arguments: of `infiniswap`.
         by: the program that starts it, with its own arguments.
+        stdout: where its output goes.
         changes: to the environment.
     """
     done = subprocess.run(
         [*by, *COMMAND, *arguments],
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         timeout=WAIT_S,
         env=environment(changes),
@@ -183,3 +190,87 @@ def test_init_in_a_closed_directory_is_refused(shared: Path) -> None:
     done = infiniswap("init", "--config", str(path), by=NOBODY)
     assert done.returncode == 4
     assert f"{path}: cannot write the configuration: Permission denied" in done.stderr
+
+
+# ------------------------------------------------------------------------ standard streams
+
+PRINTING = (
+    "status",
+    "status --json",
+    "device list",
+    "device list --json",
+    "doctor",
+    "doctor --json",
+    "config check",
+    "init --print",
+    "service install --print",
+    "service install --dry-run --root .",
+    "--help",
+    "--version",
+    "device start --help",
+)
+
+
+def arguments_of(line: str, config: str) -> list[str]:
+    """The words, with the test's configuration where the command takes one."""
+    takes = not line.startswith(("-", "service")) and "--help" not in line
+    return [*line.split(), *(("--config", config) if takes else ())]
+
+
+@pytest.mark.requires_native
+@pytest.mark.parametrize("line", PRINTING)
+def test_an_output_that_takes_nothing_is_one_sentence(config: str, line: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = infiniswap(*arguments_of(line, config), stdout=full)
+    assert done.returncode == 10
+    assert done.stderr.startswith("infiniswap: standard output: the output is not complete: No sp")
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.requires_native
+@pytest.mark.parametrize("line", PRINTING)
+def test_a_reader_that_has_gone_is_not_a_failure(config: str, line: str) -> None:
+    expected = infiniswap(*arguments_of(line, config))
+    ends = os.pipe()
+    os.close(ends[0])
+    with os.fdopen(ends[1], "wb") as nobody:
+        done = infiniswap(*arguments_of(line, config), stdout=nobody)
+    assert (done.returncode, done.stderr) == (expected.returncode, expected.stderr)
+
+
+@pytest.mark.requires_native
+@pytest.mark.parametrize("line", PRINTING)
+def test_streams_that_are_closed_change_nothing_else(config: str, line: str) -> None:
+    arguments = arguments_of(line, config)
+    expected = infiniswap(*arguments)
+    done = infiniswap(*arguments, by=("sh", "-c", '"$@" <&- >&-', "sh"))
+    assert (done.returncode, done.stdout, done.stderr) == (
+        expected.returncode,
+        "",
+        expected.stderr,
+    )
+    done = infiniswap(*arguments, by=("sh", "-c", '"$@" 2>&-', "sh"))
+    assert (done.returncode, bool(done.stdout), done.stderr) == (expected.returncode, True, "")
+
+
+@pytest.mark.parametrize(
+    "redirected", ["2>/dev/full", "2>&-", ">&- 2>&-", ">/dev/full 2>/dev/full"]
+)
+def test_a_message_that_cannot_be_written_leaves_the_exit_code(redirected: str) -> None:
+    done = infiniswap("status", "--zzz", by=("sh", "-c", f'"$@" {redirected}', "sh"))
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
+def test_a_failed_command_keeps_its_exit_code_on_a_full_disk(config: str) -> None:
+    Path(config).write_text("[deamon]\n")
+    with open("/dev/full", "wb") as full:
+        done = infiniswap("config", "check", config, stdout=full)
+    assert done.returncode == 3
+    assert "unknown section [deamon]" in done.stderr
+    assert "the output is not complete" in done.stderr
+
+
+def test_what_the_encoding_lacks_is_written_as_an_escape(tmp_path: Path) -> None:
+    done = infiniswap("config", "check", str(tmp_path / "→"), PYTHONIOENCODING="ascii")
+    assert done.returncode == 3
+    assert r"\u2192: one mistake" in done.stdout

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Standard streams that are closed, full, or without a reader."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import select
+import sys
+from typing import Any, Final
+
+_STDOUT: Final = 1
+_STDERR: Final = 2
+
+
+class OutputError(OSError):
+    """Standard output takes nothing more."""
+
+
+class _Stream(io.FileIO):
+    """One of the two, for writing.
+
+    Args:
+        fd: its number; stays open.
+        is_result: a failure is raised, the first time: what was to be printed is missing. The
+            other stream has messages only, whose loss changes nothing.
+    """
+
+    def __init__(self, fd: int, *, is_result: bool) -> None:
+        super().__init__(fd, "wb", closefd=False)
+        self._is_result = is_result
+        self._failed = False
+
+    def write(self, data: Any) -> int:
+        """Writes some of it, or drops all of it after a failure."""
+        if self._failed:
+            return len(data)
+        try:
+            # None: it is a terminal, or a pipe, that another program has made non-blocking.
+            while (written := super().write(data)) is None:
+                select.select([], [self.fileno()], [])
+            return written
+        except OSError as error:
+            if not self._is_result:
+                return len(data)
+            # Else Python tries the rest again when it ends, and says so in its own words.
+            self._failed = True
+            raise OutputError(error.errno, error.strerror) from error
+
+
+def open_standard_streams() -> None:
+    """Makes all three usable, whatever this process was started with (`>&-`, `>/dev/full`)."""
+    # Where one is closed, a file of ours would take its number.
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    # Others are somebody else's who captures what we print.
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _text(_STDOUT, sys.stdout)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _text(_STDERR, sys.stderr)
+
+
+def _text(fd: int, before: Any) -> io.TextIOWrapper:
+    """A text stream; what its encoding lacks is written as an escape."""
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Stream(fd, is_result=fd == _STDOUT)),
+        encoding=before.encoding if before else "utf-8",
+        errors="backslashreplace",
+        line_buffering=fd == _STDERR or os.isatty(fd),
+    )
+
+
+def is_reader_gone(error: OutputError) -> bool:
+    """Whether nobody wants more of it (`| head`), which is no failure."""
+    return error.errno == errno.EPIPE
