@@ -28,7 +28,9 @@ _PROGRAMS = (
     "test_store",
     "test_transport",
     "test_backup",
+    "test_nbd_async",
     "test_nbd_fence",
+    "test_nbd_share",
 )
 _SKIPPED = 77
 _TEST_S_MAX = 120.0

@@ -3,19 +3,20 @@
  * The front ends that speak NBD. nbd-socket: on a Unix socket, for qemu, fio, nbdcopy and tests.
  * nbd: with the kernel's client, on sockets that somebody else gives to both.
  * The server core receives and answers; this file lends it request buffers and passes requests
- * to the engine. All buffers are made before the socket is: when all are in use, a connection's
- * thread waits for one, and with it the client. (The kernel's client is told not to have more
- * requests under way than there are: reads never wait behind writes that wait.)
+ * to the engine. All buffers are made before the socket is: a connection that has its share of them
+ * (nbd_share.h) waits until one comes back, and with it the client. (The kernel's client is told
+ * not to have more requests under way than there are buffers, so it needs no shares: reads never
+ * wait behind writes that wait.)
  */
 #define _GNU_SOURCE 1
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/request.h"
 #include "frontend/frontend.h"
+#include "frontend/nbd_share.h"
 #include "util/util.h"
 #include "wire/nbd.h"
 #include "wire/nbd_server.h"
@@ -32,7 +33,6 @@
 struct socket_request {
 	struct iswi_nbd_request nbd;
 	struct iswi_req req;
-	struct socket_request *next_free;
 };
 
 struct nbd_socket {
@@ -41,9 +41,7 @@ struct nbd_socket {
 	struct iswi_nbd_server *server;
 	struct socket_request *requests;
 	char *buffers;
-	pthread_mutex_t lock; /* free; nothing is called with it held */
-	pthread_cond_t changed;
-	struct socket_request *free;
+	struct iswi_nbd_share share;
 	bool for_kernel;
 	uint32_t request_bytes_max;
 	atomic_uint connections; /* relaxed; for_kernel: those that serve */
@@ -57,13 +55,12 @@ static int socket_open(void *ctx, const char *name, size_t name_bytes, struct is
 	(void)name;
 	if (name_bytes != 0) /* there is one device here, the default export */
 		return -ENOENT;
-	(void)conn;
 	export_out->size_bytes = iswi_engine_size_bytes(socket->engine);
 	export_out->block_bytes_min = ISW_PAGE_BYTES;
 	export_out->block_bytes_preferred = ISW_PAGE_BYTES;
 	export_out->block_bytes_max =
 		ISWI_MIN(socket->request_bytes_max, ISWI_NBD_PAYLOAD_BYTES_MAX);
-	export_out->handle = socket;
+	export_out->handle = conn == NULL ? NULL : iswi_nbd_share_join(&socket->share);
 	return 0;
 }
 
@@ -85,34 +82,23 @@ static void socket_ending(void *ctx, struct iswi_nbd_export *export)
 static void socket_close(void *ctx, struct iswi_nbd_export *export, struct iswi_nbd_conn *conn)
 {
 	(void)ctx;
-	(void)export;
 	(void)conn;
+	iswi_nbd_share_leave(export->handle);
 }
 
 static struct iswi_nbd_request *socket_take(struct iswi_nbd_export *export)
 {
-	struct nbd_socket *socket = export->handle;
-	struct socket_request *request;
-
-	pthread_mutex_lock(&socket->lock);
-	while (socket->free == NULL)
-		pthread_cond_wait(&socket->changed, &socket->lock);
-	request = socket->free;
-	socket->free = request->next_free;
-	pthread_mutex_unlock(&socket->lock);
-	return &request->nbd;
+	return iswi_nbd_share_take(export->handle);
 }
 
-static void socket_give(struct iswi_nbd_export *export, struct iswi_nbd_request *nbd)
+static void socket_give(struct iswi_nbd_export *export, struct iswi_nbd_request *request)
 {
-	struct nbd_socket *socket = export->handle;
-	struct socket_request *request = ISWI_CONTAINER(nbd, struct socket_request, nbd);
+	iswi_nbd_share_give(export->handle, request);
+}
 
-	pthread_mutex_lock(&socket->lock);
-	request->next_free = socket->free;
-	socket->free = request;
-	pthread_cond_signal(&socket->changed);
-	pthread_mutex_unlock(&socket->lock);
+static bool socket_crowds(struct iswi_nbd_export *export)
+{
+	return iswi_nbd_share_exceeded(export->handle);
 }
 
 static void request_done(struct iswi_req *req, int error)
@@ -140,7 +126,8 @@ static enum iswi_req_op op_of(uint16_t command)
 
 static void socket_submit(struct iswi_nbd_export *export, struct iswi_nbd_request *nbd)
 {
-	struct nbd_socket *socket = export->handle;
+	struct iswi_nbd_client *client = export->handle;
+	struct nbd_socket *socket = ISWI_CONTAINER(client->share, struct nbd_socket, share);
 	struct socket_request *request = ISWI_CONTAINER(nbd, struct socket_request, nbd);
 	struct iswi_req *req = &request->req;
 
@@ -162,11 +149,18 @@ static const struct iswi_nbd_backend socket_backend = {
 	.take = socket_take,
 	.submit = socket_submit,
 	.give = socket_give,
+	.crowds = socket_crowds,
 };
+
+static uint32_t connections_max(bool for_kernel)
+{
+	return for_kernel ? KERNEL_CONNECTIONS_MAX : CONNECTIONS_MAX;
+}
 
 static int make_requests(struct nbd_socket *socket)
 {
 	const size_t each = socket->request_bytes_max;
+	const bool for_kernel = socket->for_kernel;
 	/* More would only be refused by the engine. */
 	uint32_t count = iswi_engine_requests_max(socket->engine);
 	void *buffers;
@@ -174,32 +168,35 @@ static int make_requests(struct nbd_socket *socket)
 
 	/* Clients of a socket that anybody may have opened get a bounded lot; the kernel gets all.
 	 */
-	if (!socket->for_kernel)
+	if (!for_kernel)
 		count = ISWI_MIN(count, ISWI_MAX(BUFFER_BYTES_MAX / (uint32_t)each, REQUESTS_MIN));
 	socket->requests = calloc(count, sizeof(*socket->requests));
 	if (socket->requests == NULL)
 		return -ENOMEM;
-	err = posix_memalign(&buffers, ISW_PAGE_BYTES, count * each);
-	if (err != 0) {
-		free(socket->requests);
-		return -err;
-	}
+	err = -posix_memalign(&buffers, ISW_PAGE_BYTES, count * each);
+	if (err != 0)
+		goto err_requests;
+	err = iswi_nbd_share_init(&socket->share, connections_max(for_kernel), count, !for_kernel);
+	if (err != 0)
+		goto err_buffers;
 	memset(buffers, 0, count * each); /* present now, not at the first request */
 	socket->buffers = buffers;
 	for (uint32_t i = 0; i < count; i++) {
-		struct socket_request *request = &socket->requests[i];
-
-		request->nbd.data = socket->buffers + i * each;
-		request->next_free = socket->free;
-		socket->free = request;
+		socket->requests[i].nbd.data = socket->buffers + i * each;
+		iswi_nbd_share_add(&socket->share, &socket->requests[i].nbd);
 	}
 	return 0;
+
+err_buffers:
+	free(buffers);
+err_requests:
+	free(socket->requests);
+	return err;
 }
 
 static void socket_free(struct nbd_socket *socket)
 {
-	pthread_cond_destroy(&socket->changed);
-	pthread_mutex_destroy(&socket->lock);
+	iswi_nbd_share_fini(&socket->share);
 	free(socket->buffers);
 	free(socket->requests);
 	free(socket);
@@ -236,25 +233,13 @@ static int socket_alloc(isw_engine *engine, bool for_kernel, uint32_t request_by
 	socket->for_kernel = for_kernel;
 	socket->request_bytes_max =
 		ISWI_MIN(request_bytes_max, iswi_engine_request_bytes_max(engine));
-	err = -pthread_mutex_init(&socket->lock, NULL);
-	if (err != 0)
-		goto err_socket;
-	err = -pthread_cond_init(&socket->changed, NULL);
-	if (err != 0)
-		goto err_lock;
 	err = make_requests(socket);
-	if (err != 0)
-		goto err_cond;
+	if (err != 0) {
+		free(socket);
+		return err;
+	}
 	*socket_out = socket;
 	return 0;
-
-err_cond:
-	pthread_cond_destroy(&socket->changed);
-err_lock:
-	pthread_mutex_destroy(&socket->lock);
-err_socket:
-	free(socket);
-	return err;
 }
 
 static int socket_create(isw_engine *engine, bool for_kernel, uint32_t request_bytes_max,
@@ -262,7 +247,7 @@ static int socket_create(isw_engine *engine, bool for_kernel, uint32_t request_b
 {
 	struct iswi_nbd_server_config config = {
 		.backend = &socket_backend,
-		.connections_max = for_kernel ? KERNEL_CONNECTIONS_MAX : CONNECTIONS_MAX,
+		.connections_max = connections_max(for_kernel),
 		.handshake_ms_max = HANDSHAKE_MS_MAX,
 		.fenced = for_kernel,
 		.urgent = true,

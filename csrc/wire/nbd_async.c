@@ -170,11 +170,31 @@ void iswi_nbd_complete(struct iswi_nbd_request *request, int error)
 	pthread_mutex_unlock(&tx->lock);
 }
 
+/*
+ * Whether the client, which does take its answers, has kept for too long what others are to have.
+ * Asked each time the socket has room again: *end_ns, 0 at first, is the waiter's between calls.
+ */
+static bool overstays(struct iswi_nbd_conn *conn, uint64_t *end_ns)
+{
+	const struct iswi_nbd_server_config *config = &conn->server->config;
+	uint64_t now_ns;
+
+	if (config->backend->crowds == NULL || !config->backend->crowds(&conn->export)) {
+		*end_ns = 0;
+		return false;
+	}
+	now_ns = iswi_now_ns();
+	if (*end_ns == 0)
+		*end_ns = now_ns + (uint64_t)config->send_ms_max * 1000000u;
+	return now_ns >= *end_ns;
+}
+
 /* The thread that may wait for the client. */
 static void *waiter_main(void *opaque)
 {
 	struct iswi_nbd_conn *conn = opaque;
 	struct iswi_nbd_tx *tx = &conn->tx;
+	uint64_t crowded_end_ns = 0;
 
 	if (conn->server->config.urgent)
 		iswi_thread_urgent();
@@ -189,11 +209,13 @@ static void *waiter_main(void *opaque)
 			break;
 		pthread_mutex_unlock(&tx->lock);
 		ready = poll(&pollfd, 1, (int)conn->server->config.send_ms_max);
-		if (ready == 0)
+		if (ready == 0 || overstays(conn, &crowded_end_ns))
 			batch_break(conn);
 		pthread_mutex_lock(&tx->lock);
-		if (drain(conn))
+		if (drain(conn)) {
 			tx->handed_over = false;
+			crowded_end_ns = 0;
+		}
 	}
 	pthread_mutex_unlock(&tx->lock);
 	return NULL;

@@ -68,7 +68,7 @@ struct iswi_nbd_request {
 };
 
 /*
- * What the exports are. Memory-backed: hold and release. Asynchronous: take, submit and give.
+ * What the exports are. Memory-backed: hold and release. Asynchronous: take, submit, give, crowds.
  * Exactly one of the two sets is there. ctx is iswi_nbd_server_config.ctx. Unless it says
  * otherwise a member is called on a connection's thread, with no lock of the server held.
  */
@@ -110,6 +110,11 @@ struct iswi_nbd_backend {
 	void (*submit)(struct iswi_nbd_export *export, struct iswi_nbd_request *request);
 	/* Any thread, does not block: the answer was sent or dropped. */
 	void (*give)(struct iswi_nbd_export *export, struct iswi_nbd_request *request);
+	/*
+	 * Optional. Any thread, does not block: the connection has more requests than others leave
+	 * it. The server ends it when its client does not take answers until it has not.
+	 */
+	bool (*crowds)(struct iswi_nbd_export *export);
 };
 
 struct iswi_nbd_server_config {
@@ -126,7 +131,8 @@ struct iswi_nbd_server_config {
 	bool fenced;
 	bool urgent; /* who waits for an answer may wait for memory: iswi_thread_urgent() */
 	/*
-	 * An answer that moves no byte for this long; a request, header and payload, that is not
+	 * An answer that moves no byte for this long; answers that still wait for a slow client
+	 * this long after it was found to crowd others; a request, header and payload, that is not
 	 * there entirely this long after its first byte.
 	 */
 	uint32_t send_ms_max;

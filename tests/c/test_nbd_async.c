@@ -24,6 +24,7 @@ struct fixture {
 	struct iswi_nbd_request *free, *stack;
 	unsigned free_count, stacked, opens;
 	bool hold_back, ending;
+	atomic_bool crowded; /* relaxed */
 };
 
 static int test_open(void *ctx, const char *name, size_t name_bytes, struct iswi_nbd_conn *conn,
@@ -100,6 +101,13 @@ static void test_submit(struct iswi_nbd_export *export, struct iswi_nbd_request 
 	pthread_mutex_unlock(&f->lock);
 }
 
+static bool test_crowds(struct iswi_nbd_export *export)
+{
+	struct fixture *f = export->handle;
+
+	return atomic_load_explicit(&f->crowded, memory_order_relaxed);
+}
+
 static const struct iswi_nbd_backend backend = {
 	.listed = "",
 	.open = test_open,
@@ -107,6 +115,7 @@ static const struct iswi_nbd_backend backend = {
 	.take = test_take,
 	.submit = test_submit,
 	.give = test_give,
+	.crowds = test_crowds,
 };
 
 /* f->lock held, so that bytes of the same request order as their requests end. */
@@ -164,6 +173,7 @@ static void set_up(struct fixture *f, uint32_t send_ms)
 	};
 
 	memset(f, 0, sizeof(*f));
+	atomic_init(&f->crowded, false);
 	snprintf(f->path, sizeof(f->path), "nbd-async-%d.sock", (int)getpid());
 	pthread_mutex_init(&f->lock, NULL);
 	pthread_cond_init(&f->changed, NULL);
@@ -385,6 +395,36 @@ static void test_deaf_clients(struct fixture *f, bool read_at_last)
 	WAIT_FOR(look(f, &f->opens) == 0);
 }
 
+/*
+ * A client that takes a little now and then is never silent for long. It may do so, but not while
+ * it holds what is others': then it is cut off, and its requests come back. Returns whether it got
+ * all of its answers.
+ */
+static bool dripped(struct fixture *f, bool crowded)
+{
+	const unsigned count = 4 * REQUESTS;
+	static char part[16384];
+	size_t left = (size_t)count * (NBD_SIMPLE_REPLY_BYTES + BLOCK_MAX);
+	int fd = connected(f);
+
+	atomic_store_explicit(&f->crowded, crowded, memory_order_relaxed);
+	for (unsigned i = 0; i < count; i++)
+		CHECK(say_request(fd, NBD_CMD_READ, 0, 77, 0, BLOCK_MAX));
+	while (left > 0) {
+		ssize_t got = recv(fd, part, ISWI_MIN(sizeof(part), left), 0);
+
+		if (got <= 0)
+			break;
+		left -= (size_t)got;
+		sleep_ms(10);
+	}
+	close(fd);
+	WAIT_FOR(look(f, &f->opens) == 0);
+	CHECK_EQ(look(f, &f->free_count), REQUESTS);
+	atomic_store_explicit(&f->crowded, false, memory_order_relaxed);
+	return left == 0;
+}
+
 static void test_unix_socket_rules(struct fixture *f)
 {
 	struct iswi_nbd_server_config config = {
@@ -432,11 +472,18 @@ int main(void)
 	test_early_end(&f);
 	test_disc(&f);
 	test_deaf_clients(&f, true);
+	CHECK(dripped(&f, false));
+	/* Who reads what it asks for is not disturbed by the question. */
+	atomic_store_explicit(&f.crowded, true, memory_order_relaxed);
+	test_out_of_order(&f);
+	atomic_store_explicit(&f.crowded, false, memory_order_relaxed);
+	WAIT_FOR(look(&f, &f.opens) == 0);
 	test_unix_socket_rules(&f);
 	WAIT_FOR(look(&f, &f.opens) == 0);
 	tear_down(&f);
 	set_up(&f, 300);
 	test_deaf_clients(&f, false);
+	CHECK(!dripped(&f, true));
 	tear_down(&f);
 	return 0;
 }

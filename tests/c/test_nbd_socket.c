@@ -19,6 +19,7 @@ struct isw_engine {
 	pthread_cond_t changed;
 	struct iswi_req *queue;
 	uint32_t in_flight, most_in_flight;
+	unsigned submitted;
 	bool held_back, stop;
 	unsigned connections_lost;
 	struct iswi_req last; /* as it was submitted */
@@ -61,6 +62,7 @@ void iswi_engine_submit(isw_engine *engine, struct iswi_req *req)
 {
 	pthread_mutex_lock(&engine->lock);
 	engine->in_flight++;
+	engine->submitted++;
 	engine->most_in_flight = ISWI_MAX(engine->most_in_flight, engine->in_flight);
 	engine->last.op = req->op;
 	engine->last.flags = req->flags;
@@ -171,6 +173,23 @@ static uint32_t in_flight(struct fixture *f)
 	return count;
 }
 
+static void forget_submitted(struct fixture *f)
+{
+	pthread_mutex_lock(&f->engine.lock);
+	f->engine.submitted = 0;
+	pthread_mutex_unlock(&f->engine.lock);
+}
+
+static unsigned submitted(struct fixture *f)
+{
+	unsigned count;
+
+	pthread_mutex_lock(&f->engine.lock);
+	count = f->engine.submitted;
+	pthread_mutex_unlock(&f->engine.lock);
+	return count;
+}
+
 static int connected(struct fixture *f)
 {
 	int fd = dial_unix(f->path);
@@ -270,6 +289,33 @@ static void test_more_requests_than_buffers(struct fixture *f)
 	close(fds[1]);
 }
 
+/*
+ * One reads nothing: its answers keep the buffers it got. Another's requests are served meanwhile,
+ * and the first is still there to read everything at last.
+ */
+static void test_a_client_that_reads_nothing_keeps_nobody_else_waiting(struct fixture *f)
+{
+	const unsigned count = 3 * REQUESTS_MAX;
+	static char data[REQUEST_MAX];
+	char page[ISW_PAGE_BYTES];
+	int deaf = connected(f), other;
+
+	forget_submitted(f);
+	for (unsigned i = 0; i < count; i++)
+		CHECK(say_request(deaf, NBD_CMD_READ, 0, 9, 0, REQUEST_MAX));
+	/* It holds all that it will get. */
+	WAIT_FOR(submitted(f) >= REQUESTS_MAX - 1 && in_flight(f) == 0);
+	other = connected(f);
+	for (unsigned i = 0; i < count; i++) {
+		CHECK_EQ(do_read(other, 0, page, sizeof(page)), 0);
+		CHECK_EQ(do_write(other, 4096, page, sizeof(page)), 0);
+	}
+	for (unsigned i = 0; i < count; i++)
+		CHECK_EQ(hear_reply(deaf, 9, data, sizeof(data)), 0);
+	close(deaf);
+	close(other);
+}
+
 static void *destroy_main(void *opaque)
 {
 	isw_frontend_destroy(opaque);
@@ -280,11 +326,11 @@ static void *destroy_main(void *opaque)
 static void test_end_waits_for_the_engine(struct fixture *f)
 {
 	pthread_t destroyer;
-	int fd = connected(f);
+	int fds[2] = {connected(f), connected(f)};
 
 	hold_back(f, true);
 	for (unsigned i = 0; i < 2 * REQUESTS_MAX; i++)
-		CHECK(say_request(fd, NBD_CMD_READ, 0, 1, 0, 4096));
+		CHECK(say_request(fds[i % 2], NBD_CMD_READ, 0, 1, 0, 4096));
 	WAIT_FOR(in_flight(f) == REQUESTS_MAX);
 	CHECK_EQ(iswi_thread_start(&destroyer, "destroyer", destroy_main, f->frontend), 0);
 	WAIT_FOR(access(f->path, F_OK) != 0);
@@ -293,7 +339,8 @@ static void test_end_waits_for_the_engine(struct fixture *f)
 	pthread_join(destroyer, NULL);
 	CHECK_EQ(in_flight(f), 0);
 	f->frontend = NULL;
-	close(fd);
+	close(fds[0]);
+	close(fds[1]);
 }
 
 static void test_bad_paths(struct fixture *f)
@@ -366,6 +413,7 @@ int main(void)
 	test_what_is_offered(&f);
 	test_what_reaches_the_engine(&f);
 	test_more_requests_than_buffers(&f);
+	test_a_client_that_reads_nothing_keeps_nobody_else_waiting(&f);
 	test_bad_paths(&f);
 	test_sockets_that_are_given(&f);
 	test_end_waits_for_the_engine(&f);
