@@ -156,6 +156,11 @@ static uint32_t refusal(int error)
 	}
 }
 
+/*
+ * The block sizes are told whether or not they were asked for. The protocol allows to turn away
+ * who does not ask (NBD_REP_ERR_BLOCK_SIZE_REQD), but nbd-client never asks: it gets its block size
+ * from its command line, and could not be used at all. Requests that do not fit get NBD_EINVAL.
+ */
 static int send_infos(struct iswi_nbd_conn *conn, uint32_t option,
 		      const struct iswi_nbd_export *export)
 {
@@ -217,7 +222,13 @@ static int answer_option(struct iswi_nbd_conn *conn, const struct option *option
 	case NBD_OPT_INFO:
 	case NBD_OPT_GO:
 		return info_or_go(conn, option);
-	default: /* STARTTLS and STRUCTURED_REPLY among them */
+	case NBD_OPT_STARTTLS:
+	case NBD_OPT_STRUCTURED_REPLY:
+	case NBD_OPT_EXTENDED_HEADERS: /* known, so also known to have no payload */
+		return send_reply(conn, option->number,
+				  option->length != 0 ? NBD_REP_ERR_INVALID : NBD_REP_ERR_UNSUP,
+				  NULL, 0);
+	default:
 		return send_reply(conn, option->number, NBD_REP_ERR_UNSUP, NULL, 0);
 	}
 }

@@ -163,13 +163,7 @@ static void test_list(struct fixture *f, const char *listed)
 static void test_unknown_options_are_skipped(struct fixture *f)
 {
 	static const uint32_t options[] = {
-		NBD_OPT_STARTTLS,
-		NBD_OPT_STRUCTURED_REPLY,
-		NBD_OPT_SET_META_CONTEXT,
-		NBD_OPT_EXTENDED_HEADERS,
-		0,
-		12345,
-		UINT32_MAX,
+		0, NBD_OPT_SET_META_CONTEXT, 12345, NBD_OPT_LIST_META_CONTEXT, UINT32_MAX,
 	};
 	static const char payload[ISWI_NBD_OPTION_BYTES_MAX];
 	int fd = greeted(f);
@@ -179,6 +173,59 @@ static void test_unknown_options_are_skipped(struct fixture *f)
 		CHECK_EQ(hear_option(fd, options[i], NULL, 0, NULL), NBD_REP_ERR_UNSUP);
 	}
 	still_opens(fd);
+}
+
+/* Options that are known and not offered; with a payload, which they never have, they are wrong. */
+static void test_options_without_a_payload_that_have_one(struct fixture *f)
+{
+	static const uint32_t options[] = {
+		NBD_OPT_STARTTLS,
+		NBD_OPT_STRUCTURED_REPLY,
+		NBD_OPT_EXTENDED_HEADERS,
+	};
+	static const char payload[ISWI_NBD_OPTION_BYTES_MAX];
+	int fd = greeted(f);
+
+	for (unsigned i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
+		CHECK(say_option(fd, options[i], NULL, 0));
+		CHECK_EQ(hear_option(fd, options[i], NULL, 0, NULL), NBD_REP_ERR_UNSUP);
+		CHECK(say_option(fd, options[i], payload, 1));
+		CHECK_EQ(hear_option(fd, options[i], NULL, 0, NULL), NBD_REP_ERR_INVALID);
+		CHECK(say_option(fd, options[i], payload, sizeof(payload)));
+		CHECK_EQ(hear_option(fd, options[i], NULL, 0, NULL), NBD_REP_ERR_INVALID);
+	}
+	still_opens(fd);
+}
+
+/* nbd-client is one: it goes by its command line. */
+static void test_who_does_not_ask_for_block_sizes_is_let_in(struct fixture *f)
+{
+	static const uint32_t options[] = {NBD_OPT_INFO, NBD_OPT_GO};
+	unsigned char data[64] = {0}, page[4096];
+	uint32_t bytes;
+	int fd = greeted(f);
+
+	for (unsigned i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
+		unsigned told = 0;
+		uint32_t type;
+
+		memset(data, 0, sizeof(data));
+		nbd_put32(data, 4);
+		memcpy(data + 4, "disk", 4);
+		CHECK(say_option(fd, options[i], data, 10));
+		while ((type = hear_option(fd, options[i], data, sizeof(data), &bytes)) ==
+		       NBD_REP_INFO) {
+			if (nbd_get16(data) != NBD_INFO_BLOCK_SIZE)
+				continue;
+			CHECK_EQ(nbd_get32(data + 2), 512);
+			told++;
+		}
+		CHECK_EQ(type, NBD_REP_ACK);
+		CHECK_EQ(told, 1);
+	}
+	CHECK_EQ(do_read(fd, 0, page, 100), NBD_EINVAL);
+	CHECK_EQ(do_read(fd, 512, page, 1024), 0);
+	close(fd);
 }
 
 /* Lengths that contradict each other. */
@@ -356,6 +403,8 @@ int main(void)
 	test_refusals(&f);
 	test_list(&f, NULL);
 	test_unknown_options_are_skipped(&f);
+	test_options_without_a_payload_that_have_one(&f);
+	test_who_does_not_ask_for_block_sizes_is_let_in(&f);
 	test_malformed_go(&f);
 	test_export_name(&f);
 	test_abort(&f);

@@ -49,6 +49,15 @@ def test_nbdinfo_describes_it(export: Export) -> None:
         assert described[ability] is True, ability
 
 
+@pytest.mark.requires_tool("nbd-client")
+def test_nbd_client_which_asks_for_no_block_sizes_is_let_in(export: Export, tmp_path: Path) -> None:
+    no_device = tmp_path / "file"  # in place of /dev/nbd0: it goes as far as the handshake
+    no_device.touch()
+    argv = ["nbd-client", "-nonetlink", "-b", "4096", "-unix", str(export.socket), str(no_device)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert f"size = {SIZE // MIB}MB" in done.stdout, done.stderr
+
+
 @pytest.mark.requires_tool("nbdcopy")
 def test_nbdcopy_brings_back_what_it_has_copied_in(export: Export, tmp_path: Path) -> None:
     original, back = tmp_path / "in", tmp_path / "out"
