@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes, pages and addresses: their constants, and text to value and back.
 
-Sizes are binary: K, M, G, T, P are powers of 1024; `KiB` and `kb` are accepted spellings of K.
+Sizes are binary: K, M, G, T, P are powers of 1024; `Ki`, `KiB` and `kb` are other spellings of K.
 """
 
 from __future__ import annotations
@@ -33,11 +33,15 @@ DATA_PORT = 9401
 METRICS_PORT = 9402
 
 _UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB, "p": PIB}
-_SIZE = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,9}))?\s*([kmgtp]?)(i?b)?", re.ASCII | re.IGNORECASE)
+_NUMBER = r"([0-9]{1,20})(?:\.([0-9]{1,9}))?"
+_SIZE = re.compile(_NUMBER + r"\s*([kmgtp]?)(ib?|b)?", re.ASCII | re.IGNORECASE)
+_SHARE = re.compile(_NUMBER + r"\s*%", re.ASCII)
+_GIB_MEANT_MAX = 99
+"""A number without a letter up to this is taken for one of gibibytes, above it of mebibytes."""
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as `4096`, `512M`, `1G`, `1.5G`, `64 KiB`.
+    """Bytes of a size such as `4096`, `512M`, `1G`, `1.5G`, `4Gi`, `64 KiB`.
 
     Raises:
         UsageError: not a size, not a whole number of bytes, or above SIZE_BYTES_MAX.
@@ -47,7 +51,7 @@ def parse_size(text: str) -> int:
     if match is None:
         raise UsageError(f"{text!r} is not a size", mend=mend)
     whole, fraction, unit, suffix = match.groups()
-    if suffix is not None and suffix.lower() == "ib" and not unit:
+    if suffix is not None and suffix.lower().startswith("i") and not unit:
         raise UsageError(f"{text!r} is not a size", mend=mend)
     exact = Fraction(f"{whole}.{fraction or '0'}") * _UNITS[unit.lower()]
     if exact.denominator != 1:
@@ -68,13 +72,34 @@ def parse_page_size(text: str) -> int:
     size_bytes = parse_size(text)
     if size_bytes == 0 or size_bytes % PAGE_BYTES:
         fitting_bytes = max(1, pages_for(size_bytes)) * PAGE_BYTES
+        mend = f"The nearest that fits is {format_size(fitting_bytes)}."
+        if 0 < size_bytes < PAGE_BYTES and text.strip().isdecimal():
+            letter = "G" if size_bytes <= _GIB_MEANT_MAX else "M"
+            mend = f"Did you mean {size_bytes}{letter}? A number without a letter counts bytes."
         raise UsageError(
             f"{text!r} is not a multiple of a page ({PAGE_BYTES} bytes)"
             if size_bytes
             else f"{text!r}: the size must be above zero",
-            mend=f"The nearest that fits is {format_size(fitting_bytes)}.",
+            mend=mend,
         )
     return size_bytes
+
+
+def parse_share(text: str) -> Fraction | None:
+    """`50%` as one half; None for text that is no percentage.
+
+    Raises:
+        UsageError: not above 0 %, or above 100 %.
+    """
+    match = _SHARE.fullmatch(text.strip())
+    if match is None:
+        return None
+    share = Fraction(f"{match[1]}.{match[2] or '0'}") / 100
+    if not 0 < share <= 1:
+        raise UsageError(
+            f"{text!r} is no share of the memory", mend="Write above 0% and up to 100%."
+        )
+    return share
 
 
 def format_size(size_bytes: int) -> str:

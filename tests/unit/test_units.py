@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -25,6 +26,7 @@ from infiniswap.units import (
     parse_host_port,
     parse_host_ports,
     parse_page_size,
+    parse_share,
     parse_size,
     round_up,
 )
@@ -39,6 +41,8 @@ from infiniswap.units import (
         ("1G", GIB),
         ("1.5G", 3 * GIB // 2),
         ("64 KiB", 64 * KIB),
+        ("4Gi", 4 * GIB),
+        ("1.5 mi", 3 * MIB // 2),
         ("2gb", 2 * GIB),
         (" 1k ", KIB),
         ("100B", 100),
@@ -52,7 +56,23 @@ def test_sizes_are_binary(text: str, size_bytes: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "G", "-1", "+1", "1.G", ".5G", "1Q", "1e9", "0x10", "1 G B", "12ib", "1_000", "٣", "nan"],
+    [
+        "",
+        "G",
+        "-1",
+        "+1",
+        "1.G",
+        ".5G",
+        "1Q",
+        "1e9",
+        "0x10",
+        "1 G B",
+        "12ib",
+        "12i",
+        "1_000",
+        "٣",
+        "nan",
+    ],
 )
 def test_what_is_not_a_size_is_refused_by_name(text: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -84,12 +104,33 @@ def test_any_text_is_a_size_or_a_usage_error(text: str) -> None:
         assert 0 <= parse_size(text) <= SIZE_BYTES_MAX
 
 
-@pytest.mark.parametrize("text", ["4097", "1", "0", "0.5K"])
+@pytest.mark.parametrize("text", ["4097", "1B", "0", "0.5K"])
 def test_a_page_size_must_be_a_multiple_of_a_page(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_page_size(text)
     nearest = caught.value.mend.removeprefix("The nearest that fits is ").removesuffix(".")
     assert parse_page_size(nearest) % PAGE_BYTES == 0
+
+
+@pytest.mark.parametrize(("text", "meant"), [("3", "3G"), (" 64 ", "64G"), ("512", "512M")])
+def test_a_size_without_its_letter_is_guessed(text: str, meant: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_page_size(text)
+    assert f"Did you mean {meant}?" in caught.value.mend
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [("50%", Fraction(1, 2)), ("12.5 %", Fraction(1, 8)), ("100%", Fraction(1)), ("50", None)],
+)
+def test_a_percentage_is_a_share(text: str, share: Fraction | None) -> None:
+    assert parse_share(text) == share
+
+
+@pytest.mark.parametrize("text", ["0%", "101%", "100.5%"])
+def test_no_share_is_nothing_or_more_than_all(text: str) -> None:
+    with pytest.raises(UsageError, match="no share of the memory"):
+        parse_share(text)
 
 
 @given(st.integers(0, 1 << 50))
