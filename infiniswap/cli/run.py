@@ -30,6 +30,7 @@ from infiniswap.cli.device import (
     make_spec,
     prepare_backup_dir,
 )
+from infiniswap.cli.run_local import Local, parse_local
 from infiniswap.cli.run_output import LiveLine, say
 from infiniswap.device import client, job, launch, lost, member, rundir, runs, usage
 from infiniswap.device.api import DeviceStatus
@@ -47,7 +48,7 @@ from infiniswap.errors import (
 from infiniswap.system import swap
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.job_cgroup import create_job_cgroup
-from infiniswap.units import MIB, HostPort, format_size, format_size_short, parse_page_size
+from infiniswap.units import HostPort, format_size, format_size_short, parse_page_size
 
 SHARED_NAME: Final = "run"
 """Name of the device that `run` makes, and that further ones join."""
@@ -55,7 +56,6 @@ SHARED_NAME: Final = "run"
 KILLED: Final = 128 + signal.SIGKILL
 _UNREADABLE: Final = 128 + signal.SIGBUS
 
-_LOCAL_BYTES_MIN = 16 * MIB
 _DISK_SHARE = 0.8
 _LOCAL_TIMES = 4
 _JOIN_PAUSE_S = 0.2
@@ -75,7 +75,13 @@ def add_parser(subparsers: Any) -> None:
         "called it. Members of the group infiniswap need no root with --device.",
         allow_abbrev=False,
     )
-    parser.add_argument("--local", required=True, metavar="SIZE", help="memory limit of the job")
+    parser.add_argument(
+        "--local",
+        required=True,
+        metavar="SIZE",
+        help="memory limit of the job, such as 4G; 50%% is half of this host's memory, or of what "
+        "a cgroup around this shell may use where that is less",
+    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--device", metavar="NAME", help="page to this running swap device")
     which.add_argument(
@@ -93,7 +99,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the job; returns its exit code."""
     command = args.command_line[1:] if args.command_line[:1] == ["--"] else args.command_line
-    local_bytes = _check(args, command)
+    local = _check(args, command)
     is_member = os.geteuid() != 0
     if is_member and args.device is None:
         raise NotPermittedError(
@@ -105,18 +111,20 @@ def run(args: argparse.Namespace) -> int:
     user = None if is_member else job.invoking_user(os.environ)
     job.check_command(command, user)
     config = load_config(args)
+    if local.note and not args.quiet:
+        say(local.note)
     if user is not None and not args.quiet:
         say(f"the command runs as {user.name}, who called sudo")
     try:
         with _ending_signals_raise(), _summary_file(args.summary_json, user) as summary_file:
-            this = _Run(args, command, user, is_member, local_bytes, summary_file)
+            this = _Run(args, command, user, is_member, local.limit_bytes, summary_file)
             return _run_with_device(this, config)
     except _EndingSignal as error:
         return 128 + error.number
 
 
-def _check(args: argparse.Namespace, command: list[str]) -> int:
-    """The local limit in bytes.
+def _check(args: argparse.Namespace, command: list[str]) -> Local:
+    """The local limit.
 
     Raises:
         UsageError: arguments that make no sense.
@@ -126,12 +134,7 @@ def _check(args: argparse.Namespace, command: list[str]) -> int:
             "there is no command to run",
             mend="For example: infiniswap run --local 4G --donors HOST -- python prep.py",
         )
-    local_bytes = parse_page_size(args.local)
-    if local_bytes < _LOCAL_BYTES_MIN:
-        raise UsageError(
-            f"--local {args.local} is too little for any program",
-            mend=f"Give at least {format_size(_LOCAL_BYTES_MIN)}.",
-        )
+    local = parse_local(args.local)
     if args.size is not None:
         parse_page_size(args.size)
     if args.device is not None:
@@ -141,7 +144,7 @@ def _check(args: argparse.Namespace, command: list[str]) -> int:
                     f"--{name} does not go with --device: that device has its own",
                     mend="Leave out one of the two.",
                 )
-    return local_bytes
+    return local
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,16 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from infiniswap.errors import DeadlineError, InfiniswapError, NotFoundError
+from infiniswap.errors import (
+    DeadlineError,
+    InfiniswapError,
+    NotFoundError,
+    UnavailableError,
+)
 from infiniswap.system import systemd
 from infiniswap.system.cgroup import (
     RUN_PREFIX,
@@ -31,7 +36,7 @@ from infiniswap.system.cgroup import (
 )
 from infiniswap.system.cgroup_limits import check_leaves_no_limit
 from infiniswap.system.files import PROC, try_read_text
-from infiniswap.system.memory import memory_hierarchy
+from infiniswap.system.memory import Memory, host_memory, machine_memory, memory_hierarchy
 from infiniswap.system.programs import run_command
 
 _SYSTEMD_S_MAX: Final = 20.0
@@ -117,6 +122,20 @@ def _start_unit(name: str, *properties: str) -> None:
         timeout_s=_SYSTEMD_S_MAX,
         mend="systemd makes the cgroups of this host; see journalctl -b.",
     )
+
+
+def memory_for_jobs(*, proc: Path = PROC) -> Memory:
+    """What bounds every job, as all of them are made at the top: the machine's memory, or a
+    container's limit.
+
+    Raises:
+        NotPermittedError, SystemCallError: /proc or a cgroup could not be read.
+    """
+    try:
+        hierarchy = memory_hierarchy(proc=proc)
+    except UnavailableError:
+        return machine_memory(proc=proc)
+    return host_memory(proc=proc, hierarchy=replace(hierarchy, own=hierarchy.mount_point))
 
 
 # ---------------------------------------------------------------------------- making
