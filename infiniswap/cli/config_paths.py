@@ -35,7 +35,7 @@ def problems(config: Config, *, has_devices: bool) -> Iterator[InfiniswapError |
     yield from _guard(
         lambda: check_metrics_listen(config.device.metrics_listen, config.metrics_token())
     )
-    yield from _guard(lambda: _check_pool(config))
+    yield from _pool(config)
     for key, directory in (
         ("daemon.run_dir", config.daemon.run_dir),
         ("daemon.state_dir", config.daemon.state_dir),
@@ -57,11 +57,16 @@ def _guard(check: Callable[[], None]) -> Iterator[InfiniswapError]:
         yield ConfigError(f"cannot be looked at: {error.strerror}", where=str(error.filename))
 
 
-def _check_pool(config: Config) -> None:
-    from infiniswap.donor.daemon import pool_limits
+def _pool(config: Config) -> Iterator[InfiniswapError | str]:
     from infiniswap.donor.memory import memory_source
+    from infiniswap.donor.pool_limits import pool_limits, pool_note
 
-    pool_limits(config, memory_source(None).read())
+    try:
+        figures = memory_source(None).read()
+        if note := pool_note(pool_limits(config, figures), figures):
+            yield note
+    except InfiniswapError as error:
+        yield error
 
 
 def check_discovery(config: Config) -> None:

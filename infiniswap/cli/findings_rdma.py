@@ -107,8 +107,8 @@ def _locked_pool(config: Config, soft: int, what: str) -> Iterator[Finding]:
     daemon = config.daemon
     if daemon.listen.is_loopback or daemon.rdma == "off":
         return
-    from infiniswap.donor.daemon import pool_limits
     from infiniswap.donor.memory import HostMemory
+    from infiniswap.donor.pool_limits import pool_limits
 
     try:
         slabs = pool_limits(config, HostMemory().read()).slabs_max

@@ -116,8 +116,8 @@ def _memory(
     read: Callable[[], MemoryFigures] | None = None,
 ) -> None:
     """Whether the default slab fits; a smaller one has to be set for daemon and devices."""
-    from infiniswap.donor.daemon import pool_limits
     from infiniswap.donor.memory import memory_source
+    from infiniswap.donor.pool_limits import pool_limits
 
     try:
         figures = (read or memory_source(None).read)()

@@ -39,21 +39,21 @@ from infiniswap.control.server import CONNECTIONS_MAX, ControlServer, ServerConf
 from infiniswap.donor import descriptors
 from infiniswap.donor.announce import announce
 from infiniswap.donor.evict import EvictionConfig
-from infiniswap.donor.harvest import Harvester, MemoryFigures, MemorySource
+from infiniswap.donor.harvest import Harvester, MemorySource
 from infiniswap.donor.home import Home, NoHome, leave_release, open_home
+from infiniswap.donor.pool_limits import pool_limits, pool_note
 from infiniswap.donor.reload import Reloader
 from infiniswap.donor.report import DonorIdentity
 from infiniswap.donor.service import DonorService, ServiceConfig
 from infiniswap.engine.protocol import Store, StoreConfig
 from infiniswap.errors import (
-    ConfigError,
     ConflictError,
     EngineError,
     InfiniswapError,
     SystemCallError,
     from_oserror,
 )
-from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy, pool_bytes_auto
+from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
 from infiniswap.system.clock import SteadyClock
 from infiniswap.system.notify import Notifier
 from infiniswap.system.pressure import PressureTrigger
@@ -77,38 +77,6 @@ class Ports:
 
     control_port: int
     data_port: int
-
-
-def pool_limits(config: Config, figures: MemoryFigures) -> HeadroomConfig:
-    """The limits of the pool on a host with this memory.
-
-    Raises:
-        ConfigError: not even one slab could ever be lent.
-    """
-    daemon, policy = config.daemon, config.policy
-    headroom_bytes = daemon.headroom_bytes
-    if headroom_bytes is None:
-        headroom_bytes = int(figures.total_bytes * policy.headroom_fraction)
-    pool_bytes = daemon.pool_bytes
-    if pool_bytes is None:
-        pool_bytes = pool_bytes_auto(figures.total_bytes, headroom_bytes, daemon.slab_bytes)
-    if pool_bytes < daemon.slab_bytes:
-        raise ConfigError(
-            f"{format_size_short(figures.total_bytes)} of memory less "
-            f"{format_size_short(headroom_bytes)} headroom leave no room for a slab of "
-            f"{format_size(daemon.slab_bytes)}",
-            where="daemon.pool",
-            mend="Make the slab smaller (on every host) or the headroom.",
-        )
-    return HeadroomConfig(
-        slab_bytes=daemon.slab_bytes,
-        headroom_bytes=headroom_bytes,
-        pool_bytes_max=pool_bytes,
-        hysteresis_bytes=min(daemon.slab_bytes, headroom_bytes) // 4,
-        free_slabs_max=daemon.preallocate_slabs,
-        beta=policy.memory_beta,
-        period_s=policy.period_s,
-    )
 
 
 def make_identity(name: str, listen: HostPort) -> DonorIdentity:
@@ -207,7 +175,8 @@ async def serve(
         ThreadPoolExecutor(1, "spare", be_nice) as background,
     ):
         loop = asyncio.get_running_loop()
-        limits = pool_limits(config, await loop.run_in_executor(executor, memory.read))
+        figures = await loop.run_in_executor(executor, memory.read)
+        limits = pool_limits(config, figures)
         identity = make_identity(daemon.name, daemon.listen)
         home = await loop.run_in_executor(executor, lambda: _open_home(config, limits, identity))
         if isinstance(home, Home):
@@ -250,6 +219,8 @@ async def serve(
             ports = Ports(service.control_port, service.data_port)
             try:
                 _log_start(config, ports, limits, secret is not None)
+                if note := pool_note(limits, figures):
+                    log.warning("%s", note)
                 waker = Waker(lambda: store.stats()["read_bytes"] // PAGE_BYTES, daemon.keep_awake)
                 reloader = Reloader(config, pool_limits, harvester, service, waker)
                 donor = Donor(ports, service, server, harvester, reloader)

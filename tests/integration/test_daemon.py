@@ -329,6 +329,7 @@ def test_a_port_in_use_is_one_clear_error(daemon: Daemon) -> None:
         (["--listen", "127.0.0.1:0", "--slab", "2000001"], 3, "multiple"),
         (["--listen", "127.0.0.1:0", "--pool", "lots"], 3, "lots"),
         (["--listen", "127.0.0.1:0", "--pool", "1M", "--slab", "2M"], 3, "smaller than one slab"),
+        (["--listen", "127.0.0.1:0", "--pool", "900P"], 3, "more than the"),
         (["--listen", "127.0.0.1:0", "--secret-file", "/no/such/file"], 3, "/no/such/file"),
         (["--listen", "127.0.0.1:0", "--memory-cgroup", "/no/such"], 3, "/no/such"),
         (["--listen", "192.0.2.1:0", "--secret-file", "SECRET"], 10, "192.0.2.1"),

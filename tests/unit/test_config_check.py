@@ -13,6 +13,8 @@ from infiniswap.cli import declared, init
 from infiniswap.cli.main import main
 from infiniswap.errors import ConfigError, ConflictError, UsageError
 from infiniswap.system import service_units
+from infiniswap.system.memory import host_memory
+from infiniswap.units import PAGE_BYTES
 
 GOOD = """[daemon]
 run_dir = "{0}/daemon"
@@ -209,3 +211,25 @@ def test_init_that_only_shows_writes_nothing(
     assert f'\nsecret_file = "{tmp_path}/secret"\n' in text
     path.write_text(text)
     assert configuration.load(path, environ={}).cluster.secret_file == tmp_path / "secret"
+
+
+def test_a_pool_that_can_never_be_had_is_a_mistake_and_a_wide_one_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = GOOD.format(tmp_path)
+
+    def pool(size_bytes: int) -> tuple[int, str]:
+        return check(
+            tmp_path, good.replace("[daemon]\n", f"[daemon]\npool = {size_bytes}\n"), capsys
+        )
+
+    total_bytes = host_memory().total_bytes // PAGE_BYTES * PAGE_BYTES
+    code, said = pool(1 << 60)
+    assert code == ConfigError.exit_code
+    assert "a pool of 1024P is more than the" in said
+    code, said = pool(total_bytes)
+    assert code == 0
+    assert "but the headroom of" in said
+    code, said = pool(total_bytes // 4 // PAGE_BYTES * PAGE_BYTES)
+    assert code == 0
+    assert "headroom" not in said
