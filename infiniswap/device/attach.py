@@ -134,14 +134,15 @@ class Attachment:
         if not self.swap_active or path is None:
             return
         if swap.find_area(path) is not None:  # an administrator may have been faster
-            fit = swap.swapoff_fits(path)
-            if not fit.fits:
-                raise MemoryLimitError(
-                    f"what is swapped out does not fit back into memory: {fit.reason}",
-                    where=f"device {self.spec.name}",
-                    mend="End the programs that use it, or raise the limit, and stop it again.",
-                )
-            swap.swapoff(path, timeout_s=_SWAPOFF_S_MAX)
+            with swap.leaving(path):
+                fit = swap.swapoff_fits(path)
+                if not fit.fits:
+                    raise MemoryLimitError(
+                        f"what is swapped out does not fit back into memory: {fit.reason}",
+                        where=f"device {self.spec.name}",
+                        mend="End the programs that use it, or raise the limit, and stop it again.",
+                    )
+                swap.swapoff(path, timeout_s=_SWAPOFF_S_MAX)
         if swap.find_area(path) is not None:
             raise SystemCallError("the area is still active after swapoff", where=str(path))
         self.swap_active = False

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +19,9 @@ from infiniswap.errors import (
     SystemCallError,
     UnavailableError,
     UsageError,
+    from_oserror,
 )
-from infiniswap.system.files import PROC, read_text, unescape
+from infiniswap.system.files import PROC, is_locked, read_text, unescape
 from infiniswap.system.memory import (
     CgroupMemory,
     Memory,
@@ -39,6 +43,9 @@ SWAPOFF_RESERVE_BYTES = 64 * MIB
 """Kept free beyond what is swapped in, as the host goes on living meanwhile."""
 
 CGROUPS_LOOKED_AT_MAX = 20_000
+
+_LEAVING_S_MAX = 5.0
+_LEAVING_PAUSE_S = 0.05
 
 _DELETED = " (deleted)"
 _NUMBER = re.compile("-?[0-9]{1,20}", re.ASCII)
@@ -211,6 +218,51 @@ def used_bytes(path: Path, *, proc: Path = PROC) -> int:
     return 0 if area is None else area.used_bytes
 
 
+@contextlib.contextmanager
+def leaving(path: Path) -> Iterator[None]:
+    """Announces that the area at `path` is about to be removed: until the end nobody else counts
+    on its room (swapoff_fits). Two that counted on each other's would find none.
+
+    The kernel takes the announcement back when this process dies.
+
+    Raises:
+        ConflictError: something else keeps the device locked.
+        SystemCallError: it cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise from_oserror("cannot open the swap area", error, where=str(path)) from error
+    try:
+        end_s = time.monotonic() + _LEAVING_S_MAX
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:  # somebody looks at it: udev, or another one that leaves
+                if time.monotonic() >= end_s:
+                    raise ConflictError(
+                        "another program keeps the swap area locked",
+                        where=str(path),
+                        mend=f"See who does with `lslocks` or `fuser {path}`.",
+                    ) from error
+            time.sleep(_LEAVING_PAUSE_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_leaving(area: SwapArea) -> bool:
+    try:
+        descriptor = os.open(area.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return is_locked(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 # ---------------------------------------------------------- does swapoff fit in memory
 
 
@@ -283,7 +335,7 @@ def swapoff_fits(path: Path, *, proc: Path = PROC) -> Fit:
     elsewhere_bytes = sum(
         area.size_bytes - area.used_bytes
         for area in active_areas(proc=proc)
-        if own is None or area.path != own.path
+        if (own is None or area.path != own.path) and not _is_leaving(area)
     )
     return judge_swapoff(
         area_used_bytes, machine_memory(proc=proc), _limited_cgroups(proc), elsewhere_bytes

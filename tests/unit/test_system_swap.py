@@ -168,3 +168,28 @@ def test_an_area_that_is_being_used_is_not_taken_for_another_one(
     fit = swap.swapoff_fits(Path("/dev/loop9"))
     assert not fit.fits
     assert "/job" in fit.reason
+
+
+def test_room_in_an_area_that_is_being_removed_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two areas that are removed at the same time would count on each other's."""
+    going, other, third = (tmp_path / name for name in ("going", "other", "third"))
+    for path in (going, other, third):
+        path.touch()
+
+    def areas(*, proc: Path = swap.PROC) -> list[swap.SwapArea]:
+        return [
+            swap.SwapArea(str(path), "file", GIB, used, 5)
+            for path, used in ((going, GIB // 2), (other, 0), (third, GIB))
+        ]
+
+    job = CgroupMemory(16 * MIB, 16 * MIB, None, 16 * MIB, 0, GIB, None)
+    monkeypatch.setattr(swap, "active_areas", areas)
+    monkeypatch.setattr(swap, "machine_memory", lambda *, proc: Memory(GIB, GIB, "host"))
+    monkeypatch.setattr(swap, "_limited_cgroups", lambda proc: [("/job", job)])
+    with swap.leaving(going):
+        assert swap.swapoff_fits(going).fits
+        with swap.leaving(other):
+            assert not swap.swapoff_fits(going).fits
+        assert swap.swapoff_fits(going).fits
