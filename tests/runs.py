@@ -165,7 +165,7 @@ class Runner:
         if self.device is None:
             found += self.cluster.leftovers()
             with contextlib.suppress(OSError):
-                found += [f"backup {path}" for path in self.cluster.backup_dir.glob("run.*")]
+                found += [f"backup {path}" for path in self.cluster.backup_dir.glob("run*.*")]
             # The link is one per host; another suite's device may have that name, too.
             with contextlib.suppress(OSError):
                 if not Path(os.readlink(LINK_DIR / "run")).exists():

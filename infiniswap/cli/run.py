@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any, Final
 
 from infiniswap import config as configuration
+from infiniswap.cli import run_beside
 from infiniswap.cli.device import (
     add_device_options,
     backup_path,
@@ -32,7 +33,7 @@ from infiniswap.cli.device import (
 )
 from infiniswap.cli.run_local import Local, parse_local
 from infiniswap.cli.run_output import LiveLine, say
-from infiniswap.device import client, job, launch, lost, member, rundir, runs, usage
+from infiniswap.device import beside, client, job, launch, lost, member, rundir, runs, usage
 from infiniswap.device.api import DeviceStatus
 from infiniswap.device.spec import named_text
 from infiniswap.discovery.find import find
@@ -49,9 +50,6 @@ from infiniswap.system import swap
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.job_cgroup import create_job_cgroup
 from infiniswap.units import HostPort, format_size, format_size_short, parse_page_size
-
-SHARED_NAME: Final = "run"
-"""Name of the device that `run` makes, and that further ones join."""
 
 KILLED: Final = 128 + signal.SIGKILL
 _UNREADABLE: Final = 128 + signal.SIGBUS
@@ -240,26 +238,43 @@ def _summary_file(name: str | None, user: job.User | None) -> Iterator[_SummaryF
 def _run_with_device(this: _Run, config: configuration.Config) -> int:
     paths, joined = _get_device(this, config)
     watch: lost.Watch | None = None
+    others = beside.Others(config.device.run_dir, paths.name)
     try:
         before = client.status(paths)
         watch = lost.Watch(paths, before)
+        if not this.is_member:
+            others.look()
         if not this.args.quiet:
             for line in usage.describe_areas(swap.active_areas(), before.path):
                 say(line)
-        return _run_on(this, paths, before, watch, joined)
+            if others.areas:
+                say(usage.describe_others(others.areas.values()))
+        return _run_on(this, paths, before, watch, others, joined)
     finally:
         try:
             if not this.is_member:  # whose cgroup's end is the end of the run
-                _leave(paths, watch)
+                for name in others.lost:
+                    _clear_lost(rundir.paths_of(name, paths.run.parent, paths.store))
+                held_bytes = 0
+                if watch is not None and this.args.device is None:
+                    held_bytes = others.held_bytes(watch.path)
+                _leave(paths, watch, held_bytes)
         finally:
+            others.close()
             if watch is not None:
                 watch.close()
 
 
-def _leave(paths: rundir.DevicePaths, watch: lost.Watch | None) -> None:
-    """Says goodbye to the device, which ends with its last run."""
+def _leave(paths: rundir.DevicePaths, watch: lost.Watch | None, held_bytes: int) -> None:
+    """Says goodbye to the device, which ends with its last run; it is not waited for where other
+    commands have `held_bytes` there."""
     try:
-        client.leave(paths, os.getpid())
+        client.leave(paths, os.getpid(), wait=not held_bytes)
+        if held_bytes:
+            say(
+                f"{format_size_short(held_bytes)} of other commands lie in the swap device "
+                f"{paths.name}: it is removed in the background, when they have room elsewhere"
+            )
     except client.DeviceError as error:
         say(f"the swap device cannot be removed yet: {error} It is tried again and again.")
     except InfiniswapError as error:
@@ -286,7 +301,7 @@ def _clear_lost(paths: rundir.DevicePaths) -> None:
 
 
 def _get_device(this: _Run, config: configuration.Config) -> tuple[rundir.DevicePaths, bool]:
-    """The device to page to, joined; True when it was there before."""
+    """The device to page to, joined; True when it is not this run's own."""
     run_dir, backup_dir = config.device.run_dir, config.device.backup_dir
     if this.is_member:
         paths = rundir.paths_of(this.args.device, run_dir, backup_dir)
@@ -296,24 +311,20 @@ def _get_device(this: _Run, config: configuration.Config) -> tuple[rundir.Device
         paths = rundir.require_running(this.args.device, run_dir, backup_dir)
         _join(paths)
         return paths, True
-    paths = rundir.paths_of(SHARED_NAME, run_dir, backup_dir)
     started_s, told = time.monotonic(), False
     while time.monotonic() - started_s < _JOIN_S_MAX:
-        if not rundir.is_running(paths):
-            if _start_device(this, config, paths):
-                return paths, False
-        elif _try_join(paths):
-            if this.args.size is not None and not this.args.quiet:
-                say("the device of another run is in use already; --size has no effect")
-            return paths, True
-        elif not told and time.monotonic() - started_s > _WAIT_TOLD_S:
+        with contextlib.suppress(beside.NotServingError):
+            own = _start_device(this, config, beside.running(run_dir, backup_dir))
+            if own is not None:
+                return own, False
+        if not told and time.monotonic() - started_s > _WAIT_TOLD_S:
             say("waiting for the device of another run, which is starting or stopping")
             told = True
         time.sleep(_JOIN_PAUSE_S)
     raise ConflictError(
         f"the device of another run has neither served nor ended for {_JOIN_S_MAX:.0f} s",
-        where=str(paths.run),
-        mend=rundir.log_hint(paths, stays=False),
+        where=str(run_dir),
+        mend="The file `log` in that device's directory there says why.",
     )
 
 
@@ -330,20 +341,13 @@ def _join(paths: rundir.DevicePaths) -> None:
     client.join(paths, os.getpid())
 
 
-def _try_join(paths: rundir.DevicePaths) -> bool:
-    """False when it is starting or stopping at this moment."""
-    try:
-        _join(paths)
-    except InfiniswapError as error:
-        if error.exit_code != ConflictError.exit_code:
-            raise
-        return False
-    return True
-
-
-def _start_device(this: _Run, config: configuration.Config, paths: rundir.DevicePaths) -> bool:
-    """False when another run was faster."""
-    args = this.args
+def _start_device(
+    this: _Run, config: configuration.Config, others: tuple[beside.RunDevice, ...]
+) -> rundir.DevicePaths | None:
+    """None when another run was faster."""
+    run_dir, backup_dir = config.device.run_dir, config.device.backup_dir
+    paths = rundir.paths_of(beside.free_name(run_dir), run_dir, backup_dir)
+    args, config = run_beside.like(this.args, config, others, paths.name)
     backup = backup_path(args.backup, paths)
     if args.size is None:
         size_bytes = _choose_size(config, this.local_bytes, backup, quiet=args.quiet)
@@ -352,18 +356,17 @@ def _start_device(this: _Run, config: configuration.Config, paths: rundir.Device
     spec = make_spec(
         args,
         config,
-        name=SHARED_NAME,
+        name=paths.name,
         size_bytes=size_bytes,
         swap=True,
         ephemeral=True,
         owner_pid=os.getpid(),
     )
+    spec = run_beside.recorded(spec, others)
     try:
-        lost.clear(paths)  # of a device that was killed together with its runs
+        beside.clear_lost(run_dir, backup_dir)
     except ConflictError:
-        if rundir.is_running(paths):
-            return False
-        raise
+        return None
     prepare_backup_dir(spec, paths)
     try:
         ready = launch.start(spec, paths)
@@ -373,13 +376,13 @@ def _start_device(this: _Run, config: configuration.Config, paths: rundir.Device
         raise
     except client.DeviceError as error:
         if error.exit_code == ConflictError.exit_code and rundir.is_running(paths):
-            return False
+            return None
         raise
     if not args.quiet:
         say(f"{format_size(size_bytes)} of swap at {ready.path}, donors " + named_text(spec))
         for warning in ready.warnings:
             say(f"warning: {warning}")
-    return True
+    return paths
 
 
 def _choose_size(
@@ -452,20 +455,22 @@ def _run_on(
     paths: rundir.DevicePaths,
     before: DeviceStatus,
     watch: lost.Watch,
+    others: beside.Others,
     joined: bool,
 ) -> int:
     cgroup = _make_cgroup(this, paths)
     try:
         sampler = usage.Sampler(cgroup, before.path)
         with job.block_signals() as signals:
-            result, after = _run_job(this, paths, cgroup, signals, sampler, watch)
+            result, after = _run_job(this, paths, cgroup, signals, sampler, watch, others)
     finally:
         runs.end_job(cgroup)
     if after is None:
         return result.exit_code
-    shared = joined or len(after.runs) > 1
+    areas = tuple(others.areas.values())
+    shared = joined or len(after.runs) > 1 or bool(areas)
     summary = usage.summarize(
-        this.command[0], result, sampler, this.local_bytes, before, after, shared=shared
+        this.command[0], result, sampler, this.local_bytes, before, after, areas, shared=shared
     )
     if summary.oom_kills:
         say(usage.describe_oom(summary, after.size_bytes))
@@ -484,6 +489,7 @@ def _run_job(
     signals: job.Signals,
     sampler: usage.Sampler,
     watch: lost.Watch,
+    others: beside.Others,
 ) -> tuple[job.JobResult, DeviceStatus | None]:
     """The device's last status is None when it has gone."""
     live = LiveLine(paths, sampler, this.local_bytes, enabled=not this.args.quiet)
@@ -491,6 +497,8 @@ def _run_job(
 
     def tick() -> None:
         sampler.sample()
+        if not this.is_member:
+            others.look()
         if watch.ended():
             _check_device(watch)
         else:
@@ -512,6 +520,8 @@ def _run_job(
         if not this.args.quiet:
             say(f"the command left {len(left)} process(es) behind; they are ended")
         cgroup.kill()
+    if others.one_is_gone and result.exit_code in (KILLED, _UNREADABLE):
+        say("the process of the swap device of another run has died, and with it what was there")
     try:
         return result, client.status_patiently(paths)
     except InfiniswapError as error:

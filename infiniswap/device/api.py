@@ -127,9 +127,11 @@ class JoinRequest(Struct, frozen=True, kw_only=True):
 
 
 class LeaveRequest(Struct, frozen=True, kw_only=True):
-    """A `run` has ended in order; the answer comes when a device nobody uses any more is gone."""
+    """A `run` has ended in order; the answer comes when a device nobody uses any more is gone, or
+    at once without `wait`."""
 
     pid: int
+    wait: bool = True
 
 
 class StopRequest(Struct, frozen=True, kw_only=True):

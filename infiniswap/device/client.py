@@ -180,13 +180,13 @@ def join(paths: DevicePaths, pid: int) -> None:
     _ask(paths, "POST", RUNS_PATH, JoinRequest(pid=pid), Answer, ASK_S)
 
 
-def leave(paths: DevicePaths, pid: int) -> None:
-    """Ends a `run`; returns when a device that nobody uses any more has stopped.
+def leave(paths: DevicePaths, pid: int, *, wait: bool = True) -> None:
+    """Ends a `run`; returns when a device that nobody uses any more has stopped, or at once.
 
     Raises:
         DeviceError: it cannot be stopped. Others: see status.
     """
-    request = LeaveRequest(pid=pid)
+    request = LeaveRequest(pid=pid, wait=wait)
     try:
         _ask(paths, "POST", LEAVE_PATH, request, Answer, STOP_S)
     except ConflictError:

@@ -18,6 +18,7 @@ from infiniswap.device.runs import abandoned_cgroups, end_job
 from infiniswap.device.spec import DeviceSpec
 from infiniswap.errors import InfiniswapError, NotFoundError
 from infiniswap.system import swap
+from infiniswap.system.job_cgroup import find_job_cgroups
 from infiniswap.system.process import pidfd_ended, pidfd_open
 
 _SWAPOFF_S_MAX = 60.0
@@ -33,11 +34,14 @@ class Watch:
     Args:
         paths: of the device.
         status: what it has told.
+
+    Attributes:
+        path: of its block device.
     """
 
     def __init__(self, paths: DevicePaths, status: DeviceStatus) -> None:
         self._paths = paths
-        self._path = Path(status.path)
+        self.path = Path(status.path)
         holder_pid = status.succession.holder_pid if status.succession else None
         # The one that goes last comes last.
         self._pidfds = [_pidfd(pid) for pid in (status.pid, holder_pid) if pid is not None]
@@ -55,7 +59,7 @@ class Watch:
 
     def lost(self) -> bool:
         """Whether it has died; False also after an orderly stop, which ends the swap area first."""
-        return self.ended() and swap.find_area(self._path) is not None
+        return self.ended() and swap.find_area(self.path) is not None
 
     def close(self) -> None:
         """Idempotent."""
@@ -75,7 +79,9 @@ def _pidfd(pid: int) -> int:
 def clear(paths: DevicePaths, spec: DeviceSpec | None = None) -> None:
     """Takes away what is left of a `run`'s device that has died; nothing when there is nothing.
 
-    Jobs of runs that have died with it are ended first: their memory is there.
+    Jobs of runs that have died with it are ended first, and then those of other runs that have
+    anything swapped out: their memory may be there, too. A page that cannot be read is a fault to
+    newer kernels; older ones hand out any bytes for it once the area is removed.
 
     Args:
         paths: of the device.
@@ -94,9 +100,20 @@ def clear(paths: DevicePaths, spec: DeviceSpec | None = None) -> None:
             end_job(cgroup)
         for path in frontends.give_up(paths):
             if swap.find_area(path) is not None:
+                _end_swapped_jobs()
                 swap.swapoff(path, timeout_s=_SWAPOFF_S_MAX)
         frontends.clear_leftovers(paths)
         contents.delete(paths, spec)
         rundir.clear(paths)
     finally:
         os.close(lock)
+
+
+def _end_swapped_jobs() -> None:
+    for cgroup in find_job_cgroups():
+        try:
+            swapped_bytes = cgroup.memory().swap_bytes
+        except InfiniswapError:
+            continue  # it has just been removed
+        if swapped_bytes != 0:
+            cgroup.kill()

@@ -102,7 +102,7 @@ class Runs:
 
     Args:
         executor: for calls that block.
-        changed: called after a run has gone and its cgroup has been removed.
+        changed: called after a run has gone that nobody waits for, and its cgroup was removed.
         find: every job cgroup there is.
         directory: where a successor finds which runs there are; None: nowhere. Their names say it
             all, and names are in the kernel's memory: no file is read while pages cannot be.
@@ -198,6 +198,11 @@ class Runs:
         if run is not None:
             self._forget(run)
             self._strike(run)
+
+    def leave_behind(self, pid: int) -> None:
+        """As leave; what follows from it nobody waits for."""
+        self.leave(pid)
+        self._changed()
 
     def _forget(self, run: _Run) -> None:
         asyncio.get_running_loop().remove_reader(run.pidfd)

@@ -80,7 +80,10 @@ def application(service: DeviceService) -> web.Application:
 
     async def leave(request: web.Request) -> object:
         body = await _body(request, LeaveRequest)
-        await service.leave(body.pid)
+        if body.wait:
+            await service.leave(body.pid)
+        else:
+            service.runs.leave_behind(body.pid)
         return Answer()
 
     async def stop(request: web.Request) -> object:

@@ -161,6 +161,7 @@ class Summary:
         other_swap_bytes: at most this much went to other swap areas of the host.
         device: the block device.
         shared: whether other runs or programs used the device, too.
+        shared_areas: block devices of other runs; the command's pages went there as well.
     """
 
     command: str
@@ -183,6 +184,7 @@ class Summary:
     other_swap_bytes: int
     device: str
     shared: bool
+    shared_areas: tuple[str, ...] = ()
 
 
 def summarize(
@@ -192,10 +194,12 @@ def summarize(
     local_bytes: int,
     before: DeviceStatus,
     after: DeviceStatus,
+    areas: tuple[str, ...] = (),
     *,
     shared: bool,
 ) -> Summary:
-    """Puts everything together; `before` and `after` are the device's around the job."""
+    """Puts everything together; `before` and `after` are the device's around the job, `areas` those
+    of other runs."""
 
     # A successor counts from zero: what its predecessor had counted since `before` is not known.
     same = _take_overs(after) == _take_overs(before)
@@ -231,6 +235,7 @@ def summarize(
         other_swap_bytes=peaks.others,
         device=after.path,
         shared=shared,
+        shared_areas=areas,
     )
 
 
@@ -285,7 +290,17 @@ def describe(summary: Summary) -> list[str]:
         lines.append(
             f"up to {format_size_short(s.other_swap_bytes)} went to other swap areas of this host"
         )
+    if s.shared_areas:
+        lines.append(describe_others(s.shared_areas))
     return lines
+
+
+def describe_others(areas: Iterable[str]) -> str:
+    """That there are other runs, whose areas are these."""
+    return (
+        f"swap areas are shared with other runs ({', '.join(areas)}): the kernel has no private "
+        "ones, so pages of each command lie in the areas of all"
+    )
 
 
 def describe_areas(areas: Iterable[SwapArea], path: str) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster import NEEDS_SWAP, SLAB, WAIT_S, Cluster, process_state, until, wait_ended
+from cluster import NEEDS_SWAP, SLAB, WAIT_S, Cluster, Device, process_state, until, wait_ended
 from runs import Runner, StartTerminal, other_area, ready, touch
 
 from infiniswap.system import loop, mounts, swap
@@ -44,7 +44,7 @@ def finish(process: subprocess.Popen[bytes]) -> str:
 
 
 def area_of(runner: Runner) -> swap.SwapArea:
-    """The runs' own area."""
+    """The area of the one run."""
     (device,) = runner.cluster.loops()
     area = swap.find_area(device.path)
     assert area is not None
@@ -108,22 +108,104 @@ def test_a_name_is_not_needed_before_the_command(runner: Runner) -> None:
 # ------------------------------------------------------------------------ sharing
 
 
+def run_device(runner: Runner, name: str) -> Device:
+    """The device of one of several runs."""
+    return Device(runner.cluster, name)
+
+
+def areas_of(runner: Runner) -> dict[str, swap.SwapArea]:
+    """Every run's area by the name of its device."""
+    found = {}
+    for name in runner.cluster.names():
+        shown = runner.cluster.cli("device", "show", name, "--json")
+        if shown.returncode == 0 and (path := json.loads(shown.stdout)["path"]):
+            found[name] = swap.find_area(Path(path))
+    return {name: area for name, area in found.items() if area is not None}
+
+
 @pytest.mark.parametrize("first_ends_first", [True, False])
-def test_a_second_run_joins_and_the_last_one_ends_the_device(
+def test_a_second_run_has_the_room_that_it_asked_for_in_an_area_beside_the_first(
     runner: Runner, first_ends_first: bool
 ) -> None:
-    first, second = waiting(runner), waiting(runner)
-    status = runner.status
-    assert status["runs"] == sorted([first.pid, second.pid])
-    assert len(runner.cluster.names()) == len(runner.cluster.loops()) == 1
-    order = [first, second] if first_ends_first else [second, first]
-    finish(order[0])
-    assert runner.status["runs"] == [order[1].pid]
-    assert runner.status["pid"] == status["pid"]
-    said = finish(order[1])
+    first = waiting(runner)
+    second = waiting(runner, options=("--size", "48M"))
+    pids = {name: run_device(runner, name).status["runs"] for name in runner.cluster.names()}
+    assert pids == {"run": [first.pid], "run-2": [second.pid]}
+    areas = areas_of(runner)
+    assert {name: round(area.size_bytes / MIB) for name, area in areas.items()} == {
+        "run": 64,
+        "run-2": 48,
+    }
+    assert areas["run"].priority == areas["run-2"].priority
+    order = [(first, "run"), (second, "run-2")]
+    (ends, gone), (stays, left) = order if first_ends_first else reversed(order)
+    text = finish(ends)
+    assert f"swap areas are shared with other runs ({areas[left].path})" in text
+    # At once: nothing was swapped out.
+    assert runner.cluster.names() == [left]
+    text = finish(stays)
+    assert f"swap areas are shared with other runs ({areas[gone].path})" in text
     assert runner.leftovers() == []
-    if first_ends_first:
-        assert "--size has no effect" in said
+
+
+def test_the_summary_of_a_run_that_was_alone_says_nothing_of_shared_areas(runner: Runner) -> None:
+    assert "shared" not in finish(waiting(runner))
+    assert runner.summary("true", options=SIZE)["shared_areas"] == []
+
+
+def test_a_job_pages_to_the_areas_of_both_runs_and_one_that_ends_moves_what_others_have_there(
+    runner: Runner,
+) -> None:
+    room = ("--size", "192M")
+    first = runner.popen(*touch(72, FOREVER), options=room, local="24M")
+    ready(first, b"round 0\n")
+    for _ in range(2):  # each ends while the first pages
+        summary = runner.summary(*touch(48, 2), options=room, local="24M")
+        assert summary["shared_areas"] == [runner.status["path"]]
+        assert summary["shared"] is True
+        until(lambda: runner.cluster.names() == ["run"], "the area of the one that has ended to go")
+        for _ in range(2):  # each verifies every page
+            assert first.stdout is not None
+            assert first.stdout.readline().startswith(b"round "), first.communicate()[1]
+    first.terminate()
+    _, stderr = first.communicate(timeout=2 * WAIT_S)
+    assert first.returncode == 128 + signal.SIGTERM
+    assert "swap areas are shared with other runs" in stderr.decode()
+    runner.nothing_left()
+
+
+@pytest.mark.parametrize("first_ends_first", [True, False])
+def test_an_area_with_pages_that_fit_nowhere_else_stays_until_their_run_ends(
+    runner: Runner, first_ends_first: bool
+) -> None:
+    need_no_other_swap()
+    # More than fits into its own area: some of it is in the other's, whatever the kernel chooses.
+    large = ("sh", "-c", 'echo ready; read go; exec "$@"', "sh", *touch(104, FOREVER))
+    started = []
+    for ends_first in (first_ends_first, not first_ends_first):
+        started.append(
+            waiting(runner)
+            if ends_first
+            else runner.popen(*large, options=SIZE, local="24M", stdin=subprocess.PIPE)
+        )
+        if not ends_first:
+            ready(started[-1])
+    names, order = ("run", "run-2"), (0, 1) if first_ends_first else (1, 0)
+    ends, stays = (started[number] for number in order)
+    assert stays.stdin is not None
+    stays.stdin.write(b"go\n")
+    stays.stdin.flush()
+    ready(stays, b"round 1\n")
+    text = finish(ends)
+    left = names[order[0]]
+    assert f"of other commands lie in the swap device {left}: it is removed in the back" in text
+    ready(stays, b"round 2\n")
+    assert runner.cluster.names() == ["run", "run-2"]
+    assert run_device(runner, left).status["runs"] == []
+    stays.terminate()
+    stays.communicate(timeout=2 * WAIT_S)
+    assert stays.returncode == 128 + signal.SIGTERM
+    runner.nothing_left()
 
 
 def test_a_second_run_goes_on_when_the_first_is_killed(runner: Runner) -> None:
@@ -132,26 +214,74 @@ def test_a_second_run_goes_on_when_the_first_is_killed(runner: Runner) -> None:
     ready(second, b"round 0\n")
     first.kill()
     first.wait(WAIT_S)
-    until(lambda: runner.status["runs"] == [second.pid], "the death to be noticed")
+    until(
+        lambda: "run" not in runner.cluster.names() or not runner.status["runs"],
+        "the death to be noticed",
+    )
     for number in (1, 2, 3):  # each verifies every page
         ready(second, b"round %d\n" % number)
     second.terminate()
     second.communicate(timeout=2 * WAIT_S)
     assert second.returncode == 128 + signal.SIGTERM
-    assert runner.leftovers() == []
+    runner.nothing_left()
 
 
-def test_runs_that_start_at_once_share_one_device(runner: Runner) -> None:
+def test_runs_that_start_at_once_have_an_area_each(runner: Runner) -> None:
     script = "echo ready; read line; exit 5"
     started = [
         runner.popen("sh", "-c", script, options=SIZE, stdin=subprocess.PIPE) for _ in range(3)
     ]
     for process in started:
         ready(process)
-    assert runner.status["runs"] == sorted(process.pid for process in started)
-    assert len(runner.cluster.loops()) == 1
+    names = runner.cluster.names()
+    assert names == ["run", "run-2", "run-3"]
+    pids = [pid for name in names for pid in run_device(runner, name).status["runs"]]
+    assert sorted(pids) == sorted(process.pid for process in started)
+    assert len({area.priority for area in areas_of(runner).values()}) == 1
     for process in started:
         finish(process)
+    runner.nothing_left()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--donors", "127.0.0.1:9"),
+        ("--backup", "/var/tmp/isw-test-other"),
+        ("--transport", "rdma"),
+        ("--secret-file", "SECRET"),
+    ],
+    ids=lambda options: options[0],
+)
+def test_a_second_run_with_other_options_is_refused_and_the_first_one_named(
+    runner: Runner, tmp_path: Path, options: tuple[str, str]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("another secret, long enough\n")
+    secret.chmod(0o600)
+    first = waiting(runner)
+    name, value = options
+    done = runner("echo", "ran", options=(name, str(secret) if value == "SECRET" else value))
+    text = done.stderr.decode()
+    assert (done.returncode, done.stdout) == (9, b""), text
+    assert f"{name} differs from that of the `infiniswap run` that is running" in text
+    assert f"(process {first.pid})" in text
+    assert runner.cluster.names() == ["run"]
+    finish(first)
+    assert runner.leftovers() == []
+
+
+def test_a_second_run_that_names_no_donors_has_those_of_the_first(runner: Runner) -> None:
+    first = waiting(runner)
+    argv = runner.argv("true", options=("--size", "48M", "--donors", "?"))
+    at = argv.index("--donors")
+    done = subprocess.run(
+        argv[:at] + argv[at + 2 :], env=runner.cluster.env, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    donors = ", ".join(donor.address for donor in runner.cluster.donors)
+    assert f"donors {donors}" in done.stderr.decode()
+    finish(first)
     assert runner.leftovers() == []
 
 
@@ -332,15 +462,25 @@ def test_a_device_that_dies_ends_the_job_with_a_clear_message(runner: Runner) ->
     assert runner.leftovers() == []
 
 
-def test_a_device_that_dies_under_two_runs_ends_both(runner: Runner) -> None:
-    started = [runner.popen(*touch(32, FOREVER), options=SIZE, local="24M") for _ in range(2)]
+@pytest.mark.parametrize("name", ["run", "run-2"])
+def test_a_device_that_dies_ends_every_run_that_may_have_pages_there(
+    runner: Runner, name: str
+) -> None:
+    started = []
+    for _ in range(2):
+        started.append(runner.popen(*touch(32, FOREVER), options=SIZE, local="24M"))
+        ready(started[-1], b"round 0\n")
+    own = started[name == "run-2"]
     for process in started:
-        ready(process, b"round 0\n")
-    os.kill(int(runner.status["pid"]), signal.SIGKILL)
+        ready(process, b"round 2\n")
+    os.kill(int(run_device(runner, name).status["pid"]), signal.SIGKILL)
     for process in started:
         _, stderr = process.communicate(timeout=2 * WAIT_S)
-        assert process.returncode in (128 + signal.SIGKILL, 128 + signal.SIGBUS)
-        assert "the process of the swap device has died" in stderr.decode()
+        text = stderr.decode()
+        assert process.returncode in (128 + signal.SIGKILL, 128 + signal.SIGBUS), text
+        assert "the process of the swap device" in text
+        assert "has died" in text
+        assert ("another run" in text.rpartition("the process of")[2]) == (process is not own)
     runner.nothing_left()
 
 
@@ -456,7 +596,7 @@ def test_what_another_program_has_swapped_out_delays_the_end_and_is_not_lost(
         assert other.name in said
         assert area_of(runner).used_bytes > 8 * MIB
         assert runner.status["runs"] == []
-        # The next one finds it and uses it.
+        # The next one has an area beside it.
         finish(waiting(runner))
         assert program.poll() is None
         other.set_limit(256 * MIB)

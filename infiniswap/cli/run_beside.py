@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A `run` beside running ones: what it has to have in common with them.
+
+Pages of every job may lie in the device of every run: a run that pages to other donors, by another
+transport or without a backup, would do so with the pages of the others, and they with its own. What
+a run does not name it takes from those that are running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from infiniswap.config import Config, DeviceConfig, read_secret
+from infiniswap.device.beside import FIRST_NAME, RunDevice
+from infiniswap.device.spec import DeviceSpec, named_text
+from infiniswap.errors import ConflictError, InfiniswapError
+from infiniswap.units import format_size
+
+_DEFAULT = DeviceConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """An option that this run names otherwise than the running one.
+
+    Attributes:
+        theirs: value of the running one.
+        mend: how to have the same; empty: by leaving it out.
+    """
+
+    name: str
+    theirs: str
+    mend: str = ""
+
+
+def like(
+    args: argparse.Namespace, config: Config, others: tuple[RunDevice, ...], name: str
+) -> tuple[argparse.Namespace, Config]:
+    """Arguments and configuration of a run whose device is called `name`, beside others.
+
+    Raises:
+        ConflictError: it names something else than they have.
+        ConfigError: the secret that it names cannot be used.
+    """
+    config.secret()
+    if not others:
+        return args, config
+    other = others[0]  # the others have that in common
+    for difference in _differences(args, config, other):
+        raise _conflict(other, difference)
+    priority = config.device.priority
+    arguments = {
+        **vars(args),
+        "backup": _backup(args.backup, other, name),
+        "priority": other.status.swap.priority if priority is None else priority,
+    }
+    return argparse.Namespace(**arguments), _inherit(args, config, other.spec)
+
+
+def recorded(spec: DeviceSpec, others: tuple[RunDevice, ...]) -> DeviceSpec:
+    """With what it has from the others also when it reads its configuration again."""
+    if not others:
+        return spec
+    theirs = others[0].spec
+    return msgspec.structs.replace(
+        spec,
+        flags={**theirs.flags, **spec.flags},
+        config_file=spec.config_file or theirs.config_file,
+    )
+
+
+def _conflict(other: RunDevice, difference: _Difference) -> ConflictError:
+    name, theirs, mend = difference.name, difference.theirs, difference.mend
+    return ConflictError(
+        f"{name} differs from that of the `infiniswap run` that is running ({other.whose}): "
+        f"{theirs}. Swap areas belong to the whole host, so pages of both commands would lie in "
+        "those of both",
+        where=f"device {other.paths.name}",
+        mend=f"{mend or f'Leave {name} out to use the same'}, or wait until that run has ended.",
+    )
+
+
+def _differences(
+    args: argparse.Namespace, config: Config, other: RunDevice
+) -> Iterator[_Difference]:
+    spec, device, cluster = other.spec, config.device, config.cluster
+
+    def name(option: str, key: str) -> str:
+        return f"--{option}" if getattr(args, option.replace("-", "_")) is not None else key
+
+    if _names_donors(config) and _donors(config) != _donors_of(spec):
+        yield _Difference(name("donors", "cluster.peers"), named_text(spec))
+    if _is_given(args, config, "transport") and device.transport != spec.transport:
+        yield _Difference(name("transport", "device.transport"), spec.transport)
+    if cluster.secret_file is not None and not _is_same_secret(config, spec.secret_file):
+        yield _Difference(
+            name("secret-file", "cluster.secret_file"), spec.secret_file or "no secret"
+        )
+    frontends = (spec.frontend, other.status.frontend)
+    if _is_given(args, config, "frontend") and device.frontend not in frontends:
+        yield _Difference(name("frontend", "device.frontend"), other.status.frontend)
+    if _is_given(args, config, "slab") and device.slab_bytes != spec.slab_bytes:
+        yield _Difference(name("slab", "device.slab"), format_size(spec.slab_bytes))
+    theirs, asked = _their_backup(other), _asked_backup(args.backup)
+    if asked is None and theirs == "none":
+        yield _Difference("--backup", "none", "Give --backup none --allow-data-loss, too")
+    elif asked is not None and asked != theirs:
+        yield _Difference("--backup", theirs or f"a file in {other.paths.store}")
+
+
+def _is_given(args: argparse.Namespace, config: Config, option: str) -> bool:
+    field = "slab_bytes" if option == "slab" else option
+    default = getattr(_DEFAULT, field)
+    return getattr(args, option) is not None or getattr(config.device, field) != default
+
+
+def _names_donors(config: Config) -> bool:
+    cluster = config.cluster
+    return bool(cluster.peers or cluster.peers_file or cluster.discovery == "mqtt")
+
+
+def _donors(config: Config) -> tuple[object, ...]:
+    cluster = config.cluster
+    by_broker = (config.mqtt.broker, cluster.name) if cluster.discovery == "mqtt" else None
+    file = None if cluster.peers_file is None else str(cluster.peers_file)
+    return frozenset(cluster.peers), file, by_broker
+
+
+def _donors_of(spec: DeviceSpec) -> tuple[object, ...]:
+    by_broker = None if spec.mqtt is None else (spec.mqtt.broker, spec.cluster)
+    return frozenset(spec.donors), spec.peers_file, by_broker
+
+
+def _is_same_secret(config: Config, theirs: str | None) -> bool:
+    if theirs is None:
+        return False
+    if theirs == str(config.cluster.secret_file):
+        return True
+    with contextlib.suppress(InfiniswapError):  # it was moved meanwhile
+        return read_secret(Path(theirs)) == config.secret()
+    return False
+
+
+def _inherit(args: argparse.Namespace, config: Config, spec: DeviceSpec) -> Config:
+    cluster, device, mqtt = config.cluster, config.device, config.mqtt
+    if not _names_donors(config):
+        cluster = replace(
+            cluster,
+            peers=spec.donors,
+            peers_file=None if spec.peers_file is None else Path(spec.peers_file),
+            discovery="static" if spec.mqtt is None else "mqtt",
+            name=spec.cluster,
+        )
+        mqtt = spec.mqtt or mqtt
+    if cluster.secret_file is None and spec.secret_file is not None:
+        cluster = replace(cluster, secret_file=Path(spec.secret_file))
+    if not _is_given(args, config, "transport"):
+        device = replace(device, transport=spec.transport)
+    if not _is_given(args, config, "frontend"):
+        device = replace(device, frontend=spec.frontend)
+    if not _is_given(args, config, "slab"):
+        device = replace(device, slab_bytes=spec.slab_bytes)
+    return replace(config, cluster=cluster, device=device, mqtt=mqtt)
+
+
+# --------------------------------------------------------------------------- backup
+
+
+def _asked_backup(argument: str | None) -> str | None:
+    return os.path.abspath(argument) if argument not in (None, "none") else argument
+
+
+def _their_backup(other: RunDevice) -> str | None:
+    """What --backup was for that run; None when it was left out."""
+    spec, paths = other.spec, other.paths
+    if spec.backup is None:
+        return "none"
+    if spec.backup == str(paths.backup):
+        return None
+    return spec.backup.removesuffix(_suffix(paths.name))
+
+
+def _suffix(name: str) -> str:
+    return "" if name == FIRST_NAME else f".{name}"
+
+
+def _backup(argument: str | None, other: RunDevice, name: str) -> str | None:
+    """--backup of a further device: a file beside that of the first."""
+    theirs = _their_backup(other)
+    if theirs in (None, "none"):
+        return argument
+    assert theirs is not None
+    if Path(theirs).is_block_device():
+        raise ConflictError(
+            f"the backup of the `infiniswap run` that is running ({other.whose}) is a block "
+            "device, and a second run needs a backup of its own",
+            where=theirs,
+            mend="Wait until that run has ended. For several jobs at once start one device with "
+            "that backup: infiniswap device start NAME --swap ..., then run --device NAME.",
+        )
+    return theirs + _suffix(name)
