@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import os
 import pwd
+import select
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from infiniswap import rights
 from infiniswap.errors import NotFoundError, NotPermittedError, SystemCallError, UsageError
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.files import PROC
+from infiniswap.system.signals import open_signalfd, poll, take_pending
 
 _FORWARDED: Final = (
     signal.SIGTERM,
@@ -223,14 +225,21 @@ class Signals:
     Attributes:
         taken: blocked by us; what was ignored when the runner started (nohup) is not among them.
         mask: what was blocked before, and is in the job.
+        fd: readable while one of `taken` is pending.
     """
 
     taken: frozenset[signal.Signals]
     mask: frozenset[int]
+    fd: int
+
+    def take(self, wait_s: float) -> signal.struct_siginfo | None:
+        """The next one, None when none has come within `wait_s` seconds."""
+        poll({self.fd: select.POLLIN}, wait_s)
+        return take_pending(self.taken)
 
     def restore(self) -> None:
         """As before; what has arrived meanwhile was meant for the job and is dropped."""
-        while signal.sigtimedwait(self.taken, 0) is not None:
+        while take_pending(self.taken) is not None:
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
 
@@ -242,12 +251,14 @@ def block_signals() -> Iterator[Signals]:
     taken.add(signal.SIGCHLD)
     # Where it is ignored, as some supervisors leave it, the kernel forgets exit codes.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    fd = open_signalfd(taken)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
-    signals = Signals(frozenset(taken), frozenset(mask))
+    signals = Signals(frozenset(taken), frozenset(mask), fd)
     try:
         yield signals
     finally:
         signals.restore()
+        os.close(fd)
 
 
 def _hand_on(info: signal.struct_siginfo, job_pid: int, cgroup: MemoryCgroup) -> None:
@@ -367,7 +378,7 @@ def wait(
     sample_s = _SAMPLE_S_MIN
     while True:
         tick()
-        info = signal.sigtimedwait(signals.taken, sample_s)
+        info = signals.take(sample_s)
         if info is not None and info.si_signo != signal.SIGCHLD:
             _hand_on(info, process.pid, cgroup)
         code = process.poll()

@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from stopping import stopped
 
 from infiniswap.device import job, runs
 from infiniswap.errors import NotFoundError, SystemCallError, UsageError
@@ -146,6 +148,49 @@ def test_a_job_is_waited_for_with_its_code(tmp_path: Path) -> None:
     assert result.exit_code == 7
     assert result.elapsed_s > 0
     assert ticks
+
+
+WAITER = """
+import sys
+from pathlib import Path
+from infiniswap.device import job
+from infiniswap.system.cgroup import MemoryCgroup
+cgroup = MemoryCgroup(Path(sys.argv[1]), 2)
+with job.block_signals() as signals:
+    process = job.start(["sh", "-c", "read line; exit 7"], cgroup, None, signals)
+    print("started", flush=True)
+    result = job.wait(process, cgroup, signals, lambda: None)
+print(result.exit_code)
+"""
+
+
+def test_a_run_that_is_stopped_for_long_and_continued_goes_on_waiting(tmp_path: Path) -> None:
+    """SIGSTOP for longer than a sample takes, as by a batch scheduler or a debugger."""
+    (tmp_path / "cgroup.procs").write_text("")
+    argv = [sys.executable, "-c", WAITER, str(tmp_path)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as waiter:
+        assert waiter.stdin is not None
+        assert waiter.stdout is not None
+        assert waiter.stdout.readline() == b"started\n"
+        for _ in range(3):
+            with stopped(waiter.pid):
+                time.sleep(0.3)
+            time.sleep(0.1)  # it waits again
+        try:
+            out, _ = waiter.communicate(b"a line\n", 60)
+        finally:
+            waiter.kill()
+    assert out == b"7\n"
+
+
+def test_a_signal_wakes_the_wait_and_is_taken_once() -> None:
+    with job.block_signals() as signals:
+        assert signals.take(0) is None
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        info = signals.take(60)
+        assert info is not None
+        assert info.si_signo == signal.SIGUSR1
+        assert signals.take(0) is None
 
 
 # ---------------------------------------------------------------------------- runs

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import socket
 import struct
@@ -28,6 +29,7 @@ from infiniswap.device.frontends.nbd import NbdKernel
 from infiniswap.device.rundir import DevicePaths
 from infiniswap.errors import InfiniswapError
 from infiniswap.system.process import make_swap_safe
+from infiniswap.system.signals import open_signalfd, poll
 from infiniswap.units import PAGE_BYTES
 
 _REQUEST = struct.Struct(">IHH8sQI")
@@ -106,7 +108,8 @@ def serve(how: str, run: Path, file: Path) -> None:
         device.attach(disk)
     make_swap_safe()
     print("ready", os.getpid(), device.path, flush=True)
-    while signal.sigtimedwait([signal.SIGTERM], _REPAIR_S) is None:
+    ending = {open_signalfd([signal.SIGTERM]): select.POLLIN}
+    while not poll(ending, _REPAIR_S):
         with contextlib.suppress(InfiniswapError):
             device.repair()  # on a machine that is too slow for the kernel's patience
     device.detach()
