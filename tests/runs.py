@@ -250,7 +250,7 @@ class Terminal:
 
     def __init__(self, argv: list[str], env: Mapping[str, str], columns: int = 120) -> None:
         self._primary, secondary = pty.openpty()
-        fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("4H", 40, columns, 0, 0))
+        self.resize(40, columns)
         self.process = subprocess.Popen(
             # setsid -c: the terminal becomes the controlling one.
             ["setsid", "-c", *argv],
@@ -262,6 +262,14 @@ class Terminal:
         )
         os.close(secondary)
         self.text = ""
+
+    def resize(self, rows: int, columns: int) -> None:
+        """As the mouse does it."""
+        fcntl.ioctl(self._primary, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+
+    def attributes(self) -> list[Any]:
+        """How the terminal is set, as `stty` shows it."""
+        return termios.tcgetattr(self._primary)
 
     def type(self, text: str) -> None:
         """As on the keyboard."""

@@ -504,17 +504,20 @@ def _run_job(
         else:
             live.tick()
 
-    process = job.start(this.command, cgroup, this.user, signals)
-    try:
-        result = job.wait(process, cgroup, signals, tick)
-    except lost.DeviceLostError as error:
-        live.clear()
-        say(str(error))
-        cgroup.kill()
-        process.wait()
-        return job.JobResult(KILLED, time.monotonic() - started_s), None
-    finally:
-        live.clear()
+    with job.own_terminal(this.user) as terminal:
+        process = job.start(this.command, cgroup, this.user, signals, terminal)
+        try:
+            result = job.wait(process, cgroup, signals, tick, terminal)
+        except lost.DeviceLostError as error:
+            live.clear()
+            say(str(error))
+            cgroup.kill()
+            if terminal is not None:
+                terminal.end()
+            process.wait()
+            return job.JobResult(KILLED, time.monotonic() - started_s), None
+        finally:
+            live.clear()
     sampler.sample()
     if left := cgroup.pids():
         if not this.args.quiet:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import termios
 import time
 from typing import Final
 
@@ -17,7 +18,14 @@ _LIVE_S: Final = 1.0
 def say(text: str) -> None:
     """A line on standard error, and never an exception: a terminal or pipe that has gone must not
     change the exit code."""
-    put(f"infiniswap: {text}\n")
+    put(f"infiniswap: {text}{_line_end()}")
+
+
+def _line_end() -> str:
+    """A terminal that the job has made raw leaves the cursor in its column."""
+    with contextlib.suppress(termios.error, OSError):
+        return "\n" if termios.tcgetattr(2)[1] & termios.OPOST else "\r\n"
+    return "\n"
 
 
 def put(text: str) -> None:

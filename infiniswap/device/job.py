@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from infiniswap import rights
+from infiniswap.device.job_terminal import JobTerminal, open_terminal
 from infiniswap.errors import NotFoundError, NotPermittedError, SystemCallError, UsageError
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.files import PROC
@@ -40,6 +41,7 @@ _FORWARDED: Final = (
     signal.SIGQUIT,
     signal.SIGTSTP,
     signal.SIGCONT,
+    signal.SIGWINCH,
 )
 _SI_KERNEL: Final = 0x80
 _SAMPLE_S_MIN: Final = 0.005
@@ -232,11 +234,6 @@ class Signals:
     mask: frozenset[int]
     fd: int
 
-    def take(self, wait_s: float) -> signal.struct_siginfo | None:
-        """The next one, None when none has come within `wait_s` seconds."""
-        poll({self.fd: select.POLLIN}, wait_s)
-        return take_pending(self.taken)
-
     def restore(self) -> None:
         """As before; what has arrived meanwhile was meant for the job and is dropped."""
         while take_pending(self.taken) is not None:
@@ -261,8 +258,14 @@ def block_signals() -> Iterator[Signals]:
         os.close(fd)
 
 
-def _hand_on(info: signal.struct_siginfo, job_pid: int, cgroup: MemoryCgroup) -> None:
+def _hand_on(
+    info: signal.struct_siginfo, job_pid: int, cgroup: MemoryCgroup, terminal: JobTerminal | None
+) -> None:
     number = signal.Signals(info.si_signo)
+    if terminal is not None:
+        if info.si_pid != os.getpid():
+            terminal.hand_on(number, group=info.si_code == _SI_KERNEL)
+        return
     if not _has_job_got(info, cgroup):
         with contextlib.suppress(ProcessLookupError):
             os.kill(job_pid, number)
@@ -299,10 +302,30 @@ class JobResult:
     elapsed_s: float
 
 
+@contextlib.contextmanager
+def own_terminal(user: User | None) -> Iterator[JobTerminal | None]:
+    """A terminal for a job that must not have ours; None where there is none, or it may have it.
+
+    Raises:
+        SystemCallError: it cannot be made.
+    """
+    terminal = None if user is None else open_terminal(user.uid)
+    try:
+        yield terminal
+    finally:
+        if terminal is not None:
+            terminal.close()
+
+
 def start(
-    command: Sequence[str], cgroup: MemoryCgroup, user: User | None, signals: Signals
+    command: Sequence[str],
+    cgroup: MemoryCgroup,
+    user: User | None,
+    signals: Signals,
+    terminal: JobTerminal | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Starts the command in the cgroup.
+    """Starts the command in the cgroup. With a terminal of its own the process is that one's
+    leader, which ends as the job ends.
 
     Raises:
         CommandNotFoundError: no such command.
@@ -311,33 +334,42 @@ def start(
     """
     libc = ctypes.CDLL(None)
     runner = os.getpid()
+    stdin, stdout, stderr = (None,) * 3 if terminal is None else terminal.standard_streams()
     reason_read, reason_write = os.pipe()
 
-    def die_with_runner() -> None:
+    def die_with(parent: int) -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != runner:
+        if os.getppid() != parent:
             os._exit(1)
 
     def enter() -> None:
         # In the child, between fork and exec; the runner has no other thread.
         try:
+            parent = runner if terminal is None else terminal.enter()
             # Whoever cleans up after a killed runner looks for its job in the cgroup, so until
             # we are in there the kernel has to end us.
-            die_with_runner()
+            die_with(parent)
             cgroup.add(os.getpid())
             signal.pthread_sigmask(signal.SIG_SETMASK, signals.mask)
             if user is not None:
                 os.setgroups(user.groups)
                 os.setresgid(user.gid, user.gid, user.gid)
                 os.setresuid(user.uid, user.uid, user.uid)
-                die_with_runner()  # the kernel has forgotten it with the change of user
+                die_with(parent)  # the kernel has forgotten it with the change of user
         except Exception as error:
             os.write(reason_write, str(error).encode(errors="replace")[:_REASON_BYTES_MAX])
             raise
 
     environment = None if user is None else dict(user.environment)
     try:
-        return subprocess.Popen(list(command), preexec_fn=enter, env=environment)
+        process = subprocess.Popen(
+            list(command),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            preexec_fn=enter,
+            env=environment,
+        )
     except (FileNotFoundError, NotADirectoryError) as error:
         path = (os.environ if environment is None else environment).get("PATH", os.defpath)
         if os.path.exists(shutil.which(command[0], path=path) or command[0]):
@@ -357,6 +389,9 @@ def start(
     finally:
         os.close(reason_read)
         os.close(reason_write)
+    if terminal is not None:
+        terminal.started()
+    return process
 
 
 def wait(
@@ -364,6 +399,7 @@ def wait(
     cgroup: MemoryCgroup,
     signals: Signals,
     tick: Callable[[], None],
+    terminal: JobTerminal | None = None,
 ) -> JobResult:
     """Waits for the job, handing signals on.
 
@@ -373,18 +409,25 @@ def wait(
         signals: from block_signals, around the start too.
         tick: called often at the beginning, then about ten times a second; what it raises ends
             the wait.
+        terminal: of the job's own.
     """
-    started_s = time.monotonic()
+    started_s = next_s = time.monotonic()
     sample_s = _SAMPLE_S_MIN
     while True:
-        tick()
-        info = signals.take(sample_s)
+        if (now_s := time.monotonic()) >= next_s:
+            tick()
+            next_s = now_s + sample_s
+            sample_s = min(2 * sample_s, _SAMPLE_S_MAX)
+        wanted = {signals.fd: select.POLLIN, **(terminal.wanted() if terminal else {})}
+        ready = poll(wanted, max(0.0, next_s - time.monotonic()))
+        info = take_pending(signals.taken)
         if info is not None and info.si_signo != signal.SIGCHLD:
-            _hand_on(info, process.pid, cgroup)
+            _hand_on(info, process.pid, cgroup, terminal)
+        if terminal is not None:
+            terminal.serve(ready)
         code = process.poll()
         if code is not None:
             return JobResult(
                 exit_code=code if code >= 0 else 128 - code,
                 elapsed_s=time.monotonic() - started_s,
             )
-        sample_s = min(2 * sample_s, _SAMPLE_S_MAX)

@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`infiniswap run` on a terminal: the live line, Ctrl-C, Ctrl-Z, and a window that is closed."""
+"""`infiniswap run` on a terminal: the live line, Ctrl-C, Ctrl-Z, and a window that is closed.
+
+What a user does there works in the same way where the job has a terminal of its own, under sudo:
+those tests run twice.
+"""
 
 from __future__ import annotations
 
+import os
+import pwd
+import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from cluster import NEEDS_SWAP, process_state, until, wait_ended
-from runs import Runner, StartTerminal, touch
+from runs import Runner, StartTerminal, Terminal, touch
 
 pytestmark = [*NEEDS_SWAP, pytest.mark.requires_tool("setsid")]
 
@@ -27,6 +35,10 @@ with open(os.environ["ISW_TEST_OUT"], "w") as file:
     file.write(",".join(counts))
 raise SystemExit(7)
 """
+
+
+SUDO = {"SUDO_UID": str(pwd.getpwnam("nobody").pw_uid)}
+as_both = pytest.mark.parametrize("sudo", [{}, SUDO], ids=["root", "sudo"])
 
 
 @pytest.fixture
@@ -48,12 +60,13 @@ def test_a_key_reaches_the_job_exactly_once(
     assert "exit code 7" in window.text
 
 
+@as_both
 def test_ctrl_c_ends_a_job_that_does_not_care(
-    device_runner: Runner, terminal: StartTerminal
+    device_runner: Runner, terminal: StartTerminal, sudo: dict[str, str]
 ) -> None:
     # `exec`: dash forgets a signal that comes while it forks.
     script = "echo ready; exec sleep 1000"
-    window = terminal(device_runner.argv("sh", "-c", script), device_runner)
+    window = terminal(device_runner.argv("sh", "-c", script), device_runner, **sudo)
     window.expect("ready")
     window.type("\x03")
     assert window.wait() == 128 + signal.SIGINT
@@ -85,11 +98,12 @@ def test_quiet_has_no_live_line(device_runner: Runner, terminal: StartTerminal) 
     assert window.text == "done\r\n"
 
 
+@as_both
 def test_a_job_that_reads_the_terminal_gets_what_is_typed(
-    device_runner: Runner, terminal: StartTerminal
+    device_runner: Runner, terminal: StartTerminal, sudo: dict[str, str]
 ) -> None:
     script = 'echo ready; read line; echo "got <$line>"; stty size; tty'
-    window = terminal(device_runner.argv("sh", "-c", script), device_runner)
+    window = terminal(device_runner.argv("sh", "-c", script), device_runner, **sudo)
     window.expect("ready")
     window.type("a line\n")
     assert window.wait() == 0
@@ -98,13 +112,27 @@ def test_a_job_that_reads_the_terminal_gets_what_is_typed(
     assert "/dev/pts/" in window.text
 
 
-@pytest.mark.requires_tool("bash")
-def test_ctrl_z_and_fg(device_runner: Runner, terminal: StartTerminal) -> None:
-    window = terminal(["bash", "--norc", "--noprofile", "-i"], device_runner, PS1="shell> ")
+def shell(terminal: StartTerminal, runner: Runner, **more: str) -> Terminal:
+    """An interactive shell."""
+    window = terminal(["bash", "--norc", "--noprofile", "-i"], runner, PS1="shell> ", **more)
     window.expect("shell> ")
+    return window
+
+
+def typed(argv: list[str]) -> str:
+    """A command line as it is typed."""
+    return " ".join(f"'{part}'" for part in argv)
+
+
+@as_both
+@pytest.mark.requires_tool("bash")
+def test_ctrl_z_and_fg(
+    device_runner: Runner, terminal: StartTerminal, sudo: dict[str, str]
+) -> None:
+    window = shell(terminal, device_runner, **sudo)
     script = 'echo rea""dy $$; read line; echo "got <$line>"; exit 9'
     argv = device_runner.argv("sh", "-c", script)
-    window.type(" ".join(f"'{part}'" for part in argv) + "\n")
+    window.type(typed(argv) + "\n")
     pid = int(window.line("ready "))
     window.type("\x1a")
     window.expect("Stopped")
@@ -126,25 +154,27 @@ def stopped(pid: int) -> bool:
     return process_state(pid) == "T"
 
 
+@as_both
 @pytest.mark.requires_tool("bash")
 def test_in_the_background_the_terminal_is_left_alone(
-    device_runner: Runner, terminal: StartTerminal
+    device_runner: Runner, terminal: StartTerminal, sudo: dict[str, str]
 ) -> None:
-    window = terminal(["bash", "--norc", "--noprofile", "-i"], device_runner, PS1="shell> ")
-    window.expect("shell> ")
+    window = shell(terminal, device_runner, **sudo)
     argv = device_runner.argv("sh", "-c", "sleep 3; exit 9")
-    window.type(" ".join(f"'{part}'" for part in argv) + " & wait $!; echo co''de $?\n")
+    window.type(typed(argv) + " & wait $!; echo co''de $?\n")
     window.expect("code 9")
     assert "MiB local, 0 B paged out, page-in" not in window.text
     window.type("exit\n")
     window.wait()
 
 
-def test_a_closed_window_ends_the_job(device_runner: Runner, terminal: StartTerminal) -> None:
+@as_both
+def test_a_closed_window_ends_the_job(
+    device_runner: Runner, terminal: StartTerminal, sudo: dict[str, str]
+) -> None:
     """The terminal tells only the leader of the session: here `run` itself."""
-    window = terminal(
-        device_runner.argv("sh", "-c", "echo ready $$; exec sleep 1000"), device_runner
-    )
+    argv = device_runner.argv("sh", "-c", "echo ready $$; exec sleep 1000")
+    window = terminal(argv, device_runner, **sudo)
     pid = int(window.line("ready "))
     window.hang_up()
     wait_ended(pid)
@@ -161,3 +191,126 @@ def test_a_job_hears_of_the_closed_window_once(
     window.hang_up()
     assert window.wait() == 7
     assert out.read_text() == "SIGHUP"
+
+
+# ------------------------------------------------------------- a terminal of the job's own
+
+WAITS = "echo rea''dy $$; exec sleep 1000"
+"""A job that says its pid; the word is not in the command line as it is typed."""
+
+
+@pytest.fixture
+def push_keys(tmp_path: Path) -> Path:
+    """push_keys.c, where every user may execute it."""
+    source = Path(__file__).parent / "push_keys.c"
+    for directory in (tmp_path, *tmp_path.parents[:3]):
+        if directory.stat().st_mode & 0o001 == 0:
+            directory.chmod(0o711)
+    binary = tmp_path / "push_keys"
+    compiler = shutil.which("cc") or "cc"
+    subprocess.run([compiler, "-O2", "-Wall", "-Werror", "-o", binary, source], check=True)
+    return binary
+
+
+@pytest.mark.requires_tool("bash")
+def test_a_job_of_another_user_cannot_type_into_the_shell_that_started_it(
+    device_runner: Runner, terminal: StartTerminal, push_keys: Path, out: Path
+) -> None:
+    window = shell(terminal, device_runner, **SUDO)
+    window.type(typed(device_runner.argv(str(push_keys), f"touch {out}")) + "\n")
+    window.expect(f"{push_keys}: exit code ")  # 2 where the kernel refuses it to everybody
+    window.expect("shell> ", count=2)
+    window.type("echo e''nd\n")
+    window.expect("end\r\n")
+    assert not out.exists()
+    window.type("exit\n")
+    window.wait()
+
+
+def test_the_size_of_the_window_reaches_the_job(
+    device_runner: Runner, terminal: StartTerminal
+) -> None:
+    script = "trap 'stty size' WINCH; echo ready; while :; do sleep 0.1; done"
+    window = terminal(device_runner.argv("sh", "-c", script), device_runner, **SUDO)
+    window.expect("ready")
+    window.resize(33, 77)
+    window.expect("33 77")
+    window.type("\x03")
+    assert window.wait() == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_terminal_is_as_before_whatever_ends_run(
+    device_runner: Runner, terminal: StartTerminal, number: signal.Signals
+) -> None:
+    """dash, unlike other shells, does not look after the terminal itself."""
+    argv = device_runner.argv("sh", "-c", WAITS, options=("--quiet",))
+    script = f"echo shell $$; {typed(argv)}; echo en''ded; read line; echo got $line"
+    window = terminal(["sh", "-c", script], device_runner, **SUDO)
+    before = window.attributes()
+    shell_pid = int(window.line("shell "))
+    job_pid = int(window.line("ready "))
+    until(lambda: window.attributes() != before, "the terminal to be the job's")
+    (run_pid,) = children(shell_pid)
+    os.kill(run_pid, number)
+    window.expect("ended")
+    wait_ended(job_pid)
+    until(lambda: window.attributes() == before, "the terminal to be as before")
+    window.type("a line\n")
+    window.expect("got a line")
+    window.wait()
+
+
+def children(pid: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.requires_tool("bash")
+def test_a_run_that_sigstop_has_stopped_leaves_the_keyboard_to_the_shell(
+    device_runner: Runner, terminal: StartTerminal
+) -> None:
+    window = shell(terminal, device_runner, **SUDO)
+    script = 'echo rea""dy $$; read line; echo "got <$line>"; exit 9'
+    window.type(typed(device_runner.argv("sh", "-c", script)) + "\n")
+    window.line("ready ")
+    (run_pid,) = children(window.process.pid)
+    os.kill(run_pid, signal.SIGSTOP)
+    window.expect("Stopped")
+    window.type("echo still the shell\n")
+    window.expect("still the shell", count=2)
+    window.type("fg\n")
+    until(lambda: not stopped(run_pid), "the run to go on")
+    window.type("a line\n")
+    window.expect("got <a line>")
+    window.expect("exit code 9")
+    window.type("exit\n")
+    window.wait()
+
+
+@as_both
+def test_ctrl_c_ends_a_script_around_the_run_too(
+    device_runner: Runner, terminal: StartTerminal, sudo: dict[str, str]
+) -> None:
+    script = f"{typed(device_runner.argv('sh', '-c', WAITS))}; echo the next command"
+    window = terminal(["dash", "-c", script], device_runner, **sudo)
+    window.line("ready ")
+    window.type("\x03")
+    assert window.wait() == -signal.SIGINT
+    assert "the next command" not in window.text
+
+
+@pytest.mark.requires_tool("bash")
+@as_both
+def test_in_a_pipeline_the_job_reads_the_keyboard_when_it_wants(
+    device_runner: Runner, terminal: StartTerminal, sudo: dict[str, str]
+) -> None:
+    window = shell(terminal, device_runner, **sudo)
+    argv = device_runner.argv("sh", "-c", 'cat; read line < /dev/tty; echo "got <$line>"')
+    window.type(f"echo pi''ped | {typed(argv)} | tr g G\n")
+    window.expect("piped")
+    window.type("a line\n")
+    window.expect("Got <a line>")
+    window.expect("exit code 0")
+    window.expect("shell> ", count=2)
+    window.type("exit\n")
+    window.wait()

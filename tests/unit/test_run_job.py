@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
+import select
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from stopping import stopped
 from infiniswap.device import job, runs
 from infiniswap.errors import NotFoundError, SystemCallError, UsageError
 from infiniswap.system.cgroup import RUN_PREFIX, MemoryCgroup
+from infiniswap.system.signals import poll, take_pending
 
 # --------------------------------------------------------------------- environment
 
@@ -185,12 +187,13 @@ def test_a_run_that_is_stopped_for_long_and_continued_goes_on_waiting(tmp_path: 
 
 def test_a_signal_wakes_the_wait_and_is_taken_once() -> None:
     with job.block_signals() as signals:
-        assert signals.take(0) is None
+        assert poll({signals.fd: select.POLLIN}, 0) == {}
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
-        info = signals.take(60)
+        assert poll({signals.fd: select.POLLIN}, 60) == {signals.fd: select.POLLIN}
+        info = take_pending(signals.taken)
         assert info is not None
         assert info.si_signo == signal.SIGUSR1
-        assert signals.take(0) is None
+        assert take_pending(signals.taken) is None
 
 
 # ---------------------------------------------------------------------------- runs
