@@ -164,6 +164,8 @@ def is_loopback(host: str) -> bool:
 
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?", re.ASCII)
+_ZONE = re.compile(r"[A-Za-z0-9_.:@-]{1,15}", re.ASCII)
+"""Names of interfaces are shorter than IFNAMSIZ; the kernel allows more characters in them."""
 
 
 def parse_host_port(text: str, default_port: int = CONTROL_PORT) -> HostPort:
@@ -178,9 +180,11 @@ def parse_host_port(text: str, default_port: int = CONTROL_PORT) -> HostPort:
     host, port_text = _split_host_port(stripped, mend)
     if ":" in host:
         try:
-            ipaddress.IPv6Address(host)
+            zone = ipaddress.IPv6Address(host).scope_id
         except ValueError:
             raise UsageError(f"{text!r} is not an address", mend=mend) from None
+        if zone is not None and not _ZONE.fullmatch(zone):
+            raise UsageError(f"{text!r} is not an address: {zone!r} names no interface", mend=mend)
     elif not _HOST_NAME.fullmatch(host):
         raise UsageError(f"{text!r} is not an address", mend=mend)
     if port_text is None:

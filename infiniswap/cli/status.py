@@ -152,7 +152,13 @@ def _print_tables(rows: Sequence[DonorRow], devices: Sequence[Mapping[str, Any]]
         if row.status is None:
             console.print(f"{row.address}: {row.error}", style="red", markup=False, highlight=False)
             continue
-        for sentence in row.status.degraded:
+        sentences = list(row.status.degraded)
+        if row.status.leases_left_out:
+            sentences.append(
+                f"{row.status.leases_left_out} more leases, which hold the fewest slabs, are not "
+                "listed"
+            )
+        for sentence in sentences:
             console.print(f"{row.address}: {sentence}", markup=False, highlight=False)
 
 
@@ -221,7 +227,7 @@ def _lease_table(leases: Sequence[tuple[DonorRow, Any]]) -> Any:
             Text(row.status.donor_name),
             Text(lease.device_name),
             Text(lease.host_name),
-            lease.state,
+            Text(lease.state),
             str(lease.slots_mapped),
             str(lease.connections),
             format_size_short(lease.read_bytes),

@@ -31,6 +31,7 @@ from infiniswap.control.explain import (
     wrong_secret,
 )
 from infiniswap.control.http import aiohttp
+from infiniswap.control.text import clean_name
 from infiniswap.errors import (
     NoDonorError,
     ProtocolMismatchError,
@@ -42,8 +43,8 @@ AnswerT = TypeVar("AnswerT", bound=Struct)
 
 log = logging.getLogger(__name__)
 
-BODY_BYTES_MAX: Final = 64 << 20
-"""Longest HTTP body accepted."""
+BODY_BYTES_MAX: Final = m.MESSAGE_BYTES_MAX
+"""Longest HTTP body accepted. A donor's status stays below it (infiniswap.donor.report)."""
 
 _FAILED_CLOSE_S: Final = 0.5
 """How long a peer that failed the handshake may take to agree to the close."""
@@ -383,8 +384,8 @@ async def _handshake(
     hello = m.Hello(
         versions=list(m.VERSIONS),
         device_id=identity.device_id,
-        device_name=m.clean_name(identity.device_name, "unnamed"),
-        host_name=m.clean_name(identity.host_name, "unnamed"),
+        device_name=clean_name(identity.device_name, "unnamed"),
+        host_name=clean_name(identity.host_name, "unnamed"),
         nonce=nonce,
     )
     await send(ws, hello, config.send_s)
@@ -529,8 +530,11 @@ async def _fetch(
 
 
 def _http_session() -> aiohttp.ClientSession:
-    # No proxies from the environment, no cookies, no connection kept for later.
+    # No proxies from the environment, no cookies, no connection kept for later. Nothing packed: a
+    # few bytes could become many before they are counted.
     return aiohttp.ClientSession(
+        auto_decompress=False,
+        headers={"Accept-Encoding": "identity"},
         connector=aiohttp.TCPConnector(limit=2, force_close=True),
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,

@@ -23,8 +23,9 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct
 
+from infiniswap.control.text import clean_text, cleaned, is_plain
 from infiniswap.errors import ProtocolMismatchError
 
 VERSIONS: Final = (1,)
@@ -471,13 +472,15 @@ class Status(Struct, frozen=True, kw_only=True):
     data_port: Port
     authenticated: bool
     draining: bool
-    degraded: list[Text] = []
+    degraded: Annotated[list[Text], Meta(max_length=64)] = []
     """What this donor lacks on its host, sentences; older daemons say nothing of it."""
     sessions: Count
     pool: PoolStatus
     memory: MemoryStatus
     leases: list[LeaseStatus]
-    counters: dict[str, int]
+    leases_left_out: Count = 0
+    """Of those that hold the fewest slabs, as the answer would be too long."""
+    counters: dict[Name, U53]
 
 
 class DrainInfo(Struct, frozen=True, kw_only=True):
@@ -491,8 +494,8 @@ class DrainInfo(Struct, frozen=True, kw_only=True):
 class VersionInfo(Struct, frozen=True, kw_only=True):
     """Who answers at this port."""
 
-    product: str
-    software: str
+    product: Name
+    software: Name
     versions: Versions
 
 
@@ -576,23 +579,7 @@ def _decode(decoder: Any, frame: bytes | str) -> Any:
         why = clean_text(str(error))
         raise ProtocolMismatchError(f"not a message of this protocol ({why})") from None
     # Whatever is said for people ends up in logs and on terminals: cleaned here, once.
-    if isinstance(message, Goodbye | RefusedAnswer):
-        return structs.replace(
-            message, reason=clean_text(message.reason), detail=clean_text(message.detail)
-        )
-    if isinstance(message, HttpError):
-        return HttpError(error=clean_text(message.error))
-    return message
-
-
-def clean_text(text: str) -> str:
-    """The text with what cannot be printed replaced, at most 512 characters."""
-    return "".join(c if c.isprintable() else "?" for c in text[:512])
-
-
-def clean_name(text: str, otherwise: str) -> str:
-    """The text as a Name: cleaned, cut to length; `otherwise` when empty."""
-    return clean_text(text)[:128] or otherwise
+    return message if is_plain(frame) else cleaned(message)
 
 
 def choose_version(ours: Iterable[int], theirs: Iterable[int]) -> int | None:

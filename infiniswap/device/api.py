@@ -13,6 +13,8 @@ LEAVE_PATH: Final = "/v1/leave"
 STOP_PATH: Final = "/v1/stop"
 RESTART_PATH: Final = "/v1/restart"
 RELOAD_PATH: Final = "/v1/reload"
+ANSWER_BYTES_MAX: Final = 4 << 20
+"""Of an answer: a status with as many donors as a list may name, each with the longest texts."""
 
 
 class DonorRow(Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from infiniswap.control.text import clean_text
 from infiniswap.device import frontends
 from infiniswap.device.frontends import Choice, KernelDevice
 from infiniswap.device.rundir import LINK_DIR, DevicePaths, remove_link
@@ -215,7 +216,7 @@ def processes_with_open(device: int) -> list[str]:
         except OSError:
             continue  # it has ended, or is not ours to look at
         if opened:
-            name = (try_read_text(process / "comm") or "?").strip()
+            name = clean_text((try_read_text(process / "comm") or "?").strip())
             found.append(f"{name} ({process.name})")
             if len(found) >= _PROCESSES_NAMED_MAX:
                 break

@@ -15,8 +15,10 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
+from infiniswap.control.text import cleaned
 from infiniswap.device import member
 from infiniswap.device.api import (
+    ANSWER_BYTES_MAX,
     DEVICE_PATH,
     LEAVE_PATH,
     RELOAD_PATH,
@@ -86,12 +88,14 @@ def _ask(
         connection.request(method, path, payload, {"Content-Type": "application/json"})
         if on_asked is not None:
             on_asked(connection.sock)
-        response = connection.getresponse()
-        data = response.read()
+        with connection.getresponse() as response:
+            data = response.read(ANSWER_BYTES_MAX + 1)
+        if len(data) > ANSWER_BYTES_MAX:
+            raise http.client.HTTPException(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
         if response.status != 200:
-            answer = msgspec.json.decode(data, type=Answer)
+            answer = cleaned(msgspec.json.decode(data, type=Answer))
             raise DeviceError(answer.error, answer.exit_code)
-        return msgspec.json.decode(data, type=kind)
+        return cleaned(msgspec.json.decode(data, type=kind))
     except PermissionError as error:
         raise NotPermittedError(
             "only root may talk to devices", where=str(paths.socket), mend="Run it with sudo."

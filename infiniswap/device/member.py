@@ -12,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from infiniswap.device.api import DeviceStatus
+from infiniswap.control.text import cleaned
+from infiniswap.device.api import ANSWER_BYTES_MAX, DeviceStatus
 from infiniswap.device.member_api import (
     Ask,
     AskBegin,
@@ -30,8 +31,6 @@ ASK_S = 30.0
 """Beginning and entering a cgroup may have to wait for systemd."""
 END_S = 60.0
 """For processes that do not die at once."""
-
-_REPLY_BYTES_MAX = 4 * 1024 * 1024
 
 
 class RefusedError(InfiniswapError):
@@ -57,7 +56,7 @@ def ask(paths: DevicePaths, question: Ask, *, wait_s: float = ASK_S) -> Reply:
             sock.connect(str(paths.member_socket))
             sock.sendall(msgspec.json.encode(question) + b"\n")
             data = _receive(sock)
-            reply = msgspec.json.decode(data, type=Reply)
+            reply = cleaned(msgspec.json.decode(data, type=Reply))
         except PermissionError as error:
             raise _not_a_member(paths) from error
         except FileNotFoundError as error:
@@ -75,7 +74,7 @@ def ask(paths: DevicePaths, question: Ask, *, wait_s: float = ASK_S) -> Reply:
 
 def _receive(sock: socket.socket) -> bytes:
     data = b""
-    while not data.endswith(b"\n") and len(data) < _REPLY_BYTES_MAX:
+    while not data.endswith(b"\n") and len(data) < ANSWER_BYTES_MAX:
         chunk = sock.recv(65536)
         if not chunk:
             break

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap import rights
-from infiniswap.device.spec import DeviceSpec, check_name, decode_spec, encode_spec
+from infiniswap.device.spec import DeviceSpec, check_name, decode_spec, encode_spec, is_name
 from infiniswap.errors import (
     ConflictError,
     NotFoundError,
@@ -233,7 +233,8 @@ def died_names(run_dir: Path) -> list[str]:
 
 def _names(run_dir: Path) -> list[tuple[str, bool]]:
     try:
-        entries = sorted(entry.name for entry in run_dir.iterdir() if entry.is_dir())
+        # Other names are no devices, and might be made up by somebody who may write there.
+        entries = sorted(e.name for e in run_dir.iterdir() if is_name(e.name) and e.is_dir())
     except OSError:
         return []
     return [(name, _seems_running(DevicePaths(name, run_dir / name, run_dir))) for name in entries]
@@ -250,7 +251,7 @@ def stopped_names(run_dir: Path, backup_dir: Path) -> list[str]:
     """Names of the devices that are stopped with their contents kept, sorted."""
     running = set(running_names(run_dir))
     try:
-        kept = sorted(path.stem for path in backup_dir.glob("*.device"))
+        kept = sorted(p.stem for p in backup_dir.glob("*.device") if is_name(p.stem))
     except OSError:
         return []
     return [name for name in kept if name not in running]

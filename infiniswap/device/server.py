@@ -14,7 +14,8 @@ import msgspec
 from infiniswap import __version__
 from infiniswap.control.figures import METRICS_PATH
 from infiniswap.control.http import web
-from infiniswap.control.messages import OPENAPI_PATH, clean_text
+from infiniswap.control.messages import OPENAPI_PATH
+from infiniswap.control.text import clean_text
 from infiniswap.device import contents
 from infiniswap.device.api import (
     DEVICE_PATH,

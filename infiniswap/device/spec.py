@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from infiniswap.config import Config, DeviceConfig, MqttConfig, PolicyConfig, check_metrics_listen
+from infiniswap.control.text import clean_text
 from infiniswap.errors import ConfigError, UsageError
 from infiniswap.units import PAGE_BYTES, HostPort, format_size
 
@@ -93,13 +94,18 @@ def source_fields(config_file: str | None, flags: Mapping[str, object]) -> dict[
     }
 
 
+def is_name(name: str) -> bool:
+    """Whether a device may have that name."""
+    return len(name) <= NAME_LENGTH_MAX and bool(_NAME.match(name))
+
+
 def check_name(name: str) -> str:
     """A device name: it becomes part of file names.
 
     Raises:
         UsageError: it cannot be one.
     """
-    if len(name) > NAME_LENGTH_MAX or not _NAME.match(name):
+    if not is_name(name):
         raise UsageError(
             f"{name!r} cannot be a device name",
             mend=f"Use up to {NAME_LENGTH_MAX} letters, digits, `_`, `-` and `.`, beginning with "
@@ -189,7 +195,7 @@ def decode_spec(data: bytes, where: str) -> DeviceSpec:
         return msgspec.json.decode(data, type=DeviceSpec, dec_hook=_decode_hook)
     except msgspec.MsgspecError as error:
         raise ConfigError(
-            f"the record of this device cannot be read ({error})",
+            f"the record of this device cannot be read ({clean_text(str(error))})",
             where=where,
             mend="It was written by another release or is damaged; remove the file once no "
             "device of that name runs.",

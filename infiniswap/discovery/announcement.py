@@ -26,6 +26,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from infiniswap.control.messages import U53, Count, Name, Proof, Share, Uuid
+from infiniswap.control.text import cleaned
 from infiniswap.errors import InfiniswapError, UsageError
 from infiniswap.units import HostPort, parse_host_port
 
@@ -174,7 +175,7 @@ def decode(topic: str, payload: bytes, secret: bytes | None, cluster: str) -> An
             else "it was made without a cluster secret, and one is configured here",
         )
     try:
-        found = msgspec.json.decode(body, type=Announcement)
+        found = cleaned(msgspec.json.decode(body, type=Announcement))
         for address in found.addresses:
             parse_host_port(address)
     except (msgspec.MsgspecError, UnicodeDecodeError, UsageError) as error:

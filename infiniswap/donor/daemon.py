@@ -36,6 +36,7 @@ from infiniswap.config import Config, check_listen_secret
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits
 from infiniswap.control.server import CONNECTIONS_MAX, ControlServer, ServerConfig
+from infiniswap.control.text import clean_name
 from infiniswap.donor import descriptors
 from infiniswap.donor.announce import announce
 from infiniswap.donor.evict import EvictionConfig
@@ -91,7 +92,7 @@ def make_identity(name: str, listen: HostPort) -> DonorIdentity:
     seed = f"infiniswap donor {machine} {host_name} {network} {listen}"
     donor_id = uuid.uuid5(uuid.NAMESPACE_OID, seed) if listen.port else uuid.uuid4()
     return DonorIdentity(
-        str(donor_id), m.clean_name(name, m.clean_name(host_name, "unnamed")), secrets.token_hex(16)
+        str(donor_id), clean_name(name, clean_name(host_name, "unnamed")), secrets.token_hex(16)
     )
 
 

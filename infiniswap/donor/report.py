@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
+
+from msgspec import structs
 
 from infiniswap import __version__
 from infiniswap.control import messages as m
@@ -13,6 +16,9 @@ from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.leases import Lease
 from infiniswap.engine.protocol import LeaseStats, Store
 from infiniswap.errors import EngineError
+
+LEASES_BYTES_MAX: Final = 3 * m.MESSAGE_BYTES_MAX // 4
+"""Of a status, for its leases: more than 1700 of them with the longest names of hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,20 @@ class Snapshot:
                 **server,
             },
         )
+
+
+def fitting(status: m.Status) -> m.Status:
+    """The status as an answer that every client takes, whatever names its consumers have given
+    themselves: without the leases that hold the fewest slabs, if need be."""
+    kept: set[int] = set()
+    left_bytes = LEASES_BYTES_MAX
+    for lease in sorted(status.leases, key=lambda lease: -lease.slots_mapped):
+        left_bytes -= len(m.encode(lease)) + 1
+        if left_bytes < 0:
+            break
+        kept.add(lease.lease)
+    leases = [lease for lease in status.leases if lease.lease in kept]
+    return structs.replace(status, leases=leases, leases_left_out=len(status.leases) - len(leases))
 
 
 def _lease_status(store: Store, lease: Lease) -> m.LeaseStatus:

@@ -29,6 +29,7 @@ from infiniswap.control import messages as m
 from infiniswap.control.channel import LOST, Ended
 from infiniswap.control.figures import Figures
 from infiniswap.control.service import ServerSession
+from infiniswap.control.text import clean_text
 from infiniswap.donor import metrics
 from infiniswap.donor.drain import Drain, drain_path
 from infiniswap.donor.evict import EvictionConfig, Evictor, MappedSlab
@@ -38,7 +39,7 @@ from infiniswap.donor.leases import Lease, LeaseState, LeaseTable, Owner
 from infiniswap.donor.quota import Quota
 from infiniswap.donor.rdma import DonorRdma
 from infiniswap.donor.records import LeaseRecords
-from infiniswap.donor.report import DonorIdentity, ServiceState, Snapshot
+from infiniswap.donor.report import DonorIdentity, ServiceState, Snapshot, fitting
 from infiniswap.engine.protocol import MappedSlot, Store
 from infiniswap.errors import (
     EngineError,
@@ -200,7 +201,7 @@ class DonorService:
         return m.DrainInfo(
             draining=self.drain.is_active,
             slabs_mapped=len(self.mapped()),
-            warning=m.clean_text(warning),
+            warning=clean_text(warning),
         )
 
     async def _tell_draining(self, draining: bool) -> None:
@@ -500,7 +501,7 @@ class DonorService:
 
     def status(self) -> m.Status:
         """See Service."""
-        return self._snapshot().status
+        return fitting(self._snapshot().status)
 
     def figures(self) -> Figures:
         """See Service."""

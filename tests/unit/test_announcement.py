@@ -151,6 +151,24 @@ def test_who_has_not_the_secret_announces_nobody(made_with: bytes | None, words:
     assert caught.value.reason == "proof"
 
 
+def test_no_text_of_an_announcement_moves_the_terminal() -> None:
+    for evil in (
+        "10.0.0.1\x1b[2J:9400",
+        "[fe80::1%\x1b]0;owned\x07]:9400",
+        "\u202e::1",
+        "::1%a\nb",
+    ):
+        made = announcement(addresses=[evil])
+        with pytest.raises(NotOursError) as caught:
+            decode(topic(made), encode(made, None), None, "default")
+        assert caught.value.reason == "junk"
+        assert str(caught.value).isprintable()
+    made = announcement(name="evil\u200b\u00adname", software="\u061c1.0", transports=["\ufefftcp"])
+    found = decode(topic(made), encode(made, None), None, "default")
+    for text in (found.name, found.software, *found.transports):
+        assert text.isprintable()
+
+
 def take(directory: Directory, made: Announcement, now_s: float = 0.0) -> bool:
     return directory.take(topic(made), encode(made, SECRET), now_s)
 

@@ -177,7 +177,8 @@ def test_addresses(text: str, expected: HostPort) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", ":", ":80", "a:", "a:b", "a:65536", "a:-1", "[::1", "[::1]9400", "[a]:1", "a b", "1:2:3",
-     "http://a", "a/b", "a:999999"],
+     "http://a", "a/b", "a:999999",
+     "fe80::1%\x1b[2J", "[fe80::1%a\nb]:1", "fe80::1%0123456789abcdef"],
 )  # fmt: skip
 def test_what_is_not_an_address_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"address|port"):
