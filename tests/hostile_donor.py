@@ -18,7 +18,7 @@ from aiohttp import web
 from infiniswap.control import messages as m
 from infiniswap.units import GIB, HostPort
 
-Conversation = Callable[[web.WebSocketResponse], Awaitable[None]]
+Conversation = Callable[[web.WebSocketResponse], Awaitable[Any]]
 """What happens in a session after its handshake."""
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\u2066\u200b\r\nERROR forged"

@@ -35,7 +35,8 @@ from nbd_bytes import (
 )
 
 from infiniswap import config as configuration
-from infiniswap.donor.daemon import serve
+from infiniswap.control import messages as m
+from infiniswap.donor.daemon import Donor, serve
 from infiniswap.engine.protocol import StoreConfig
 from infiniswap.testing.memory import FakeMemory
 from infiniswap.testing.store import FakeStore
@@ -263,11 +264,25 @@ class LyingStore(FakeStore):
 
 
 class LyingDonor:
-    """A running one; `store.lie` may be changed at any time."""
+    """A running one; `store.lie` may be changed at any time.
 
-    def __init__(self, store: LyingStore, address: str) -> None:
+    Attributes:
+        floods: whether it sends notices in every session for as long as that lasts.
+    """
+
+    def __init__(self, store: LyingStore, address: str, donor: Donor) -> None:
         self.store = store
         self.address = address
+        self.floods = False
+        self._donor = donor
+
+    async def flood(self) -> None:
+        """Until cancelled."""
+        while True:
+            for session in self._donor.server.sessions if self.floods else ():
+                for _ in range(100):
+                    await session.channel.notify(m.DrainNotice(draining=False))
+            await asyncio.sleep(0.01)
 
 
 @contextlib.contextmanager
@@ -287,7 +302,7 @@ def lying_donor(slab_bytes: int, slabs: int) -> Iterator[LyingDonor]:
     memory = FakeMemory(GIB)
     made: list[LyingStore] = []
     ready, stop = threading.Event(), threading.Event()
-    ports: list[int] = []
+    running: list[LyingDonor] = []
 
     def factory(store_config: StoreConfig) -> LyingStore:
         made.append(LyingStore(store_config))
@@ -296,15 +311,17 @@ def lying_donor(slab_bytes: int, slabs: int) -> Iterator[LyingDonor]:
 
     async def run() -> None:
         async with serve(config, factory, memory, stop_s=1.0) as donor:
-            ports.append(donor.ports.control_port)
+            running.append(LyingDonor(made[0], f"127.0.0.1:{donor.ports.control_port}", donor))
+            flood = asyncio.create_task(running[0].flood())
             ready.set()
             await asyncio.to_thread(stop.wait)
+            flood.cancel()
 
     thread = threading.Thread(target=asyncio.run, args=(run(),))
     thread.start()
     try:
         assert ready.wait(60)
-        yield LyingDonor(made[0], f"127.0.0.1:{ports[0]}")
+        yield running[0]
     finally:
         stop.set()
         thread.join()

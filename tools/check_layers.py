@@ -47,7 +47,7 @@ PYTHON_RANKS = {
     "testing": 9,
     "__main__": 10,
 }
-PURE_PARTS = ("policy/", "control/messages", "control/text")
+PURE_PARTS = ("policy/", "control/messages", "control/text", "control/rate")
 SPAWNERS = ("system/programs.py", "device/job.py")  # of the latter the user's own program
 SPAWNING_MODULES = {"subprocess", "multiprocessing", "pty", "_posixsubprocess"}
 _SPAWNING_NAME = re.compile(

@@ -4,6 +4,9 @@
 Both ends send a ping every heartbeat and count the heartbeats in which they heard nothing. Counting
 ticks instead of comparing clocks keeps a session alive whose own process was stopped for a while:
 after the pause one tick passes, and what the peer sent meanwhile is read before the next.
+
+What a peer says unasked costs this end time, so it is counted: who says more than an honest peer
+could has its session ended (GOODBYE_FLOOD).
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from msgspec import Struct
 
 from infiniswap.control import messages as m
 from infiniswap.control.http import aiohttp, web
+from infiniswap.control.rate import Rate, RateLimit
+from infiniswap.control.text import clean_text
 from infiniswap.errors import (
     DeadlineError,
     InfiniswapError,
@@ -57,6 +62,14 @@ REQUESTS: Final = (
 LOST: Final = "lost"
 """Reason of a session whose connection ended without a goodbye."""
 
+HURRIED_S: Final = 0.5
+"""How long a peer that breaks the protocol may take to agree to the close: until then everything
+that it goes on sending is read."""
+
+_BEATS_PER_HEARTBEAT: Final = 10
+"""Borne. An honest peer sends a ping and a pong, and now and then a notice."""
+_PONG_S: Final = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -67,12 +80,27 @@ class Limits:
         missed_max: heartbeats without a word from the peer that are borne.
         send_s: how long one message may take to leave.
         handling_max: requests of the peer worked on at once; more are refused as busy.
+        beats_burst: heartbeats and notices of the peer at once: those that were queued while this
+            process was stopped are fewer.
+        requests: of the peer, and answers that nobody waits for. The most that an honest peer
+            sends is three for a slab, or one to evict it.
     """
 
     heartbeat_s: float = 1.0
     missed_max: int = 5
     send_s: float = 5.0
     handling_max: int = 64
+    beats_burst: int = 256
+    requests: Rate = Rate(4096, 200.0)
+
+    @property
+    def beats(self) -> Rate:
+        """Heartbeats and notices of the peer."""
+        return Rate(self.beats_burst, _BEATS_PER_HEARTBEAT / self.heartbeat_s)
+
+
+class FloodError(ProtocolMismatchError):
+    """The peer says more than is borne."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +117,42 @@ class Ended:
     detail: str
     by_peer: bool
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether this end has ended it for what the peer said."""
+        return self.reason in (m.GOODBYE_PROTOCOL, m.GOODBYE_FLOOD) and not self.by_peer
 
-async def receive(ws: WebSocket, bytes_max: int = m.MESSAGE_BYTES_MAX) -> str | None:
+
+def _no_session() -> None:
+    raise ProtocolMismatchError("a ping before the session is open")
+
+
+async def receive(
+    ws: WebSocket,
+    bytes_max: int = m.MESSAGE_BYTES_MAX,
+    beaten: Callable[[], None] = _no_session,
+) -> str | None:
     """The next text frame; None when the peer closed the connection.
+
+    Args:
+        ws: the connection, which leaves pings to us (`autoping=False`): they have to be counted.
+        bytes_max: of the frame.
+        beaten: called for each ping and pong of WebSocket itself; may raise.
 
     Raises:
         ProtocolMismatchError: a frame that is too long or no text.
     """
-    frame = await ws.receive()
+    while (frame := await ws.receive()).type in (aiohttp.WSMsgType.PING, aiohttp.WSMsgType.PONG):
+        beaten()
+        if frame.type is aiohttp.WSMsgType.PING and not await _pong(ws, frame.data):
+            return None
     if frame.type is aiohttp.WSMsgType.TEXT:
         text = str(frame.data)
         if len(text) > bytes_max:
             raise ProtocolMismatchError(f"a message of more than {bytes_max} bytes")
         return text
     if frame.type is aiohttp.WSMsgType.ERROR:
-        raise ProtocolMismatchError(f"a frame that cannot be read ({frame.data})")
+        raise ProtocolMismatchError(f"a frame that cannot be read ({clean_text(str(frame.data))})")
     if frame.type is aiohttp.WSMsgType.BINARY:
         raise ProtocolMismatchError("a binary frame; messages are text")
     return None
@@ -114,6 +163,15 @@ async def send(ws: WebSocket, message: Struct, send_s: float) -> bool:
     try:
         async with asyncio.timeout(send_s):
             await ws.send_str(m.encode(message).decode())
+    except (TimeoutError, ConnectionError, RuntimeError, aiohttp.ClientError):
+        return False
+    return True
+
+
+async def _pong(ws: WebSocket, data: bytes) -> bool:
+    try:
+        async with asyncio.timeout(_PONG_S):
+            await ws.pong(data)
     except (TimeoutError, ConnectionError, RuntimeError, aiohttp.ClientError):
         return False
     return True
@@ -165,6 +223,8 @@ class Channel:
         self._handling = 0
         self._next_id = 0
         self._missed = 0
+        self._beats = RateLimit(limits.beats)
+        self._requests = RateLimit(limits.requests)
 
     @property
     def ended(self) -> Ended | None:
@@ -248,7 +308,8 @@ class Channel:
             if not ended.by_peer:
                 goodbye = m.Goodbye(reason=ended.reason[:64], detail=ended.detail[:512])
                 await send(self._ws, goodbye, self._limits.send_s)
-            await close(self._ws, self._limits.send_s)
+            close_s = self._limits.send_s
+            await close(self._ws, min(close_s, HURRIED_S) if ended.is_broken else close_s)
             reader.cancel()
         return ended
 
@@ -271,8 +332,12 @@ class Channel:
     async def _read(self, tasks: asyncio.TaskGroup) -> None:
         while not self._ended.done():
             try:
-                frame = await receive(self._ws)
+                frame = await receive(self._ws, beaten=self._beaten)
                 message = None if frame is None else self._decode(frame)
+                self._count(message)
+            except FloodError as error:
+                self.end(m.GOODBYE_FLOOD, error.what)
+                return
             except ProtocolMismatchError as error:
                 self.end(m.GOODBYE_PROTOCOL, error.what)
                 return
@@ -281,6 +346,18 @@ class Channel:
                 self._end(Ended(LOST, "the connection was closed", by_peer=True))
                 return
             await self._take(message, tasks)
+
+    def _count(self, message: Struct | None) -> None:
+        """Raises FloodError. What was asked for is not counted: there is no more of it."""
+        if isinstance(message, m.Ping | m.Pong | m.DrainNotice):
+            self._beaten()
+        elif isinstance(message, REQUESTS) or (
+            isinstance(message, ANSWERS) and message.id not in self._pending
+        ):
+            _bear(self._requests, "requests and answers that nobody waits for")
+
+    def _beaten(self) -> None:
+        _bear(self._beats, "heartbeats and notices")
 
     async def _take(self, message: Struct, tasks: asyncio.TaskGroup) -> None:
         if isinstance(message, m.Ping):
@@ -339,3 +416,8 @@ class Channel:
                 return
             beat += 1
             await self.notify(m.Ping(id=beat))
+
+
+def _bear(limit: RateLimit, what: str) -> None:
+    if not limit.take(asyncio.get_running_loop().time()):
+        raise FloodError(f"more than {limit.rate.per_s:g} {what} a second")

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from infiniswap.control import auth
 from infiniswap.control import messages as m
-from infiniswap.control.channel import Channel, Ended, Limits, close, receive, send
+from infiniswap.control.channel import HURRIED_S, Channel, Ended, Limits, close, receive, send
 from infiniswap.control.explain import (
     cannot_connect,
     errors_explained,
@@ -46,8 +46,10 @@ log = logging.getLogger(__name__)
 BODY_BYTES_MAX: Final = m.MESSAGE_BYTES_MAX
 """Longest HTTP body accepted. A donor's status stays below it (infiniswap.donor.report)."""
 
-_FAILED_CLOSE_S: Final = 0.5
-"""How long a peer that failed the handshake may take to agree to the close."""
+_HEARTBEAT_S: Final = (0.05, 60.0)
+_MISSED: Final = (1, 100)
+"""What a donor may ask for, as cluster.heartbeat_s and cluster.heartbeats_missed_max bound it: we
+are not to ping as fast as we can, nor to believe for days in a donor that says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +265,7 @@ class Session:
 
     async def _run(self, handler: SessionHandler) -> None:
         def ended(ended: Ended) -> None:
-            if ended.reason == m.GOODBYE_PROTOCOL and not ended.by_peer:
+            if ended.is_broken:
                 log.warning("donor %s: %s; the session is ended", self.address, ended.detail)
             handler.ended(ended)
 
@@ -307,6 +309,7 @@ async def connect(
                 protocols=(m.SUBPROTOCOL,),
                 max_msg_size=m.MESSAGE_BYTES_MAX,
                 compress=0,
+                autoping=False,
             )
             if ws.protocol != m.SUBPROTOCOL:
                 raise not_a_daemon(address, "a WebSocket server of another kind answered")
@@ -318,7 +321,7 @@ async def connect(
         return Session(address, welcome, channel, config, http, handler, _peer_of(ws))
     except BaseException:
         if ws is not None:
-            await close(ws, _FAILED_CLOSE_S)
+            await close(ws, HURRIED_S)
         await http.close()
         raise
 
@@ -356,22 +359,30 @@ def _open_channel(
         if isinstance(message, m.DrainNotice):
             handler.draining(message.draining)
 
-    # The donor says how often to ping: both ends then agree on when the other counts as gone.
-    heartbeat_s = max(0.01, welcome.heartbeat_ms / 1000)
-    limits = Limits(
-        heartbeat_s=heartbeat_s,
-        missed_max=max(1, round(welcome.silence_ms / 1000 / heartbeat_s)),
-        send_s=config.send_s,
-        handling_max=_EVICTIONS_MAX,
-    )
     return Channel(
         ws,
         decode=m.decode_to_consumer,
         handle=handle,
         notice=notice,
         peer=f"donor {address}",
-        limits=limits,
+        limits=limits_of(welcome, config.send_s),
     )
+
+
+def limits_of(welcome: m.Welcome, send_s: float) -> Limits:
+    """Bounds of a session. The donor says how often to ping: both ends then agree on when the
+    other counts as gone."""
+    heartbeat_s = _within(welcome.heartbeat_ms / 1000, *_HEARTBEAT_S)
+    return Limits(
+        heartbeat_s=heartbeat_s,
+        missed_max=round(_within(welcome.silence_ms / 1000 / heartbeat_s, *_MISSED)),
+        send_s=send_s,
+        handling_max=_EVICTIONS_MAX,
+    )
+
+
+def _within(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)
 
 
 async def _handshake(

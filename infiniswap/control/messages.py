@@ -152,6 +152,8 @@ GOODBYE_SECRET: Final = "secret"
 GOODBYE_PROTOCOL: Final = "protocol"
 GOODBYE_SILENCE: Final = "silence"
 GOODBYE_BUSY: Final = "busy"
+GOODBYE_FLOOD: Final = "flood"
+"""The peer says more than is borne (infiniswap.control.channel.Limits)."""
 GOODBYE_DONE: Final = "done"
 GOODBYE_ERROR: Final = "error"
 GOODBYE_REASONS: Final = (
@@ -162,6 +164,7 @@ GOODBYE_REASONS: Final = (
     GOODBYE_PROTOCOL,
     GOODBYE_SILENCE,
     GOODBYE_BUSY,
+    GOODBYE_FLOOD,
     GOODBYE_DONE,
     GOODBYE_ERROR,
 )

@@ -23,6 +23,7 @@ from infiniswap import __version__
 from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.channel import (
+    HURRIED_S,
     LOST,
     Channel,
     Ended,
@@ -61,6 +62,7 @@ class ServerConfig:
         handshakes_max: sessions at once that have not proved themselves yet.
         handshakes_per_host_max: of one address.
         sessions_max: open sessions at once.
+        flood_s: how long a host whose session was ended for a flood is kept out.
         stop_s: how long stopping waits for sessions to close.
         metrics_token: who has it may read the metrics, too; None: nobody by that.
     """
@@ -73,6 +75,7 @@ class ServerConfig:
     handshakes_max: int = 64
     handshakes_per_host_max: int = 16
     sessions_max: int = 1024
+    flood_s: float = 10.0
     stop_s: float = 5.0
     metrics_token: bytes | None = None
 
@@ -93,6 +96,7 @@ class ControlServer:
         self._sessions: dict[int, ServerSession] = {}
         self._session_next = 0
         self._handshakes: Counter[str] = Counter()  # by host
+        self._floods_s: dict[str, float] = {}  # by host: kept out until then
         self._stopping = False
         self._peer_logged_s = float("-inf")
         limits = PortLimits(
@@ -196,6 +200,7 @@ class ControlServer:
             protocols=(m.SUBPROTOCOL,),
             max_msg_size=m.MESSAGE_BYTES_MAX,
             compress=False,
+            autoping=False,
             timeout=self._config.limits.send_s,
         )
         offered = request.headers.get("Sec-WebSocket-Protocol", "")
@@ -214,7 +219,7 @@ class ControlServer:
         """
         session = await self._handshake_bounded(ws, address)
         if session is None:
-            await close(ws, min(self._config.limits.send_s, self._config.handshake_s))
+            await close(ws, min(self._config.limits.send_s, HURRIED_S))
         else:
             await self._serve(ws, session)
 
@@ -247,6 +252,8 @@ class ControlServer:
             self.counters[f"sessions_ended_{_known(ended.reason)}"] += 1
             if ended.reason == m.GOODBYE_PROTOCOL and not ended.by_peer:
                 self.counters["protocol_errors"] += 1
+            if ended.reason == m.GOODBYE_FLOOD and not ended.by_peer:
+                self._flooded(_host(session.address))
             self._service.session_closed(session, ended)
 
         self._sessions[session.number] = session
@@ -263,6 +270,10 @@ class ControlServer:
             if not free or len(self._sessions) >= self._config.sessions_max:
                 await self._turn_away(ws, m.GOODBYE_BUSY, "too many sessions", address)
                 return None
+            if self._is_kept_out(_host(address)):
+                detail = "a session of this host has flooded the donor: try again later"
+                await self._turn_away(ws, m.GOODBYE_FLOOD, detail, address)
+                return None
             if self._stopping:
                 await self._turn_away(ws, m.GOODBYE_SHUTDOWN, "", address)
                 return None
@@ -276,9 +287,17 @@ class ControlServer:
                 await self._turn_away(ws, m.GOODBYE_PROTOCOL, error.what, address)
             return None
 
+    def _flooded(self, host: str) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._floods_s = {h: until_s for h, until_s in self._floods_s.items() if until_s > now_s}
+        self._floods_s[host] = now_s + self._config.flood_s
+
+    def _is_kept_out(self, host: str) -> bool:
+        return self._floods_s.get(host, float("-inf")) > asyncio.get_running_loop().time()
+
     @contextlib.contextmanager
     def _handshake_place(self, address: str) -> Iterator[bool]:
-        host = address.rpartition(":")[0]
+        host = _host(address)
         self._handshakes[host] += 1
         try:
             yield (
@@ -360,6 +379,10 @@ class ControlServer:
         self._log_bounded("refused a session from %s: %s", address, detail or reason)
         goodbye = m.Goodbye(reason=reason, detail=detail[:512])
         await send(ws, goodbye, self._config.limits.send_s)
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]
 
 
 def _list(versions: Any) -> str:

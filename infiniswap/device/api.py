@@ -28,7 +28,8 @@ class DonorRow(Struct, frozen=True, kw_only=True):
 
     Pages are those that it answered well, since the device's process was started; `rdma_*` those of
     them that went by RDMA. `read_tail_us`: 99 of 100 reads of late took less, 0: none yet.
-    `connections_lost`, `reclaimed`, `given_up`: how often.
+    `connections_lost`, `reclaimed`, `given_up`: how often. `sessions_broken`: control sessions that
+    the device ended for what the donor said, by reason ("flood", "protocol").
     """
 
     address: str
@@ -49,6 +50,7 @@ class DonorRow(Struct, frozen=True, kw_only=True):
     connections_lost: int = 0
     reclaimed: int = 0
     given_up: int = 0
+    sessions_broken: dict[str, int] = {}
 
 
 class SwapRow(Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ another donor's.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from infiniswap.engine.protocol import Engine, RemoteInfo
@@ -31,11 +32,13 @@ class LinkCounts:
         connections_lost: how often its connections broke, or were broken.
         reclaimed: how often the same lease was got back after that.
         given_up: how often it was not.
+        sessions_broken: control sessions that we ended for what it said in them, by reason.
     """
 
     connections_lost: int = 0
     reclaimed: int = 0
     given_up: int = 0
+    sessions_broken: Counter[str] = field(default_factory=Counter)
     _ended: Traffic = field(default_factory=Traffic)  # of remotes that are no more
     _has_ended: bool = False
 

@@ -34,6 +34,19 @@ class Lease:
     incarnation: str
     peer: str = ""
 
+    @classmethod
+    def granted(cls, answer: m.LeaseAnswer, incarnation: str, peer: str) -> Lease:
+        """As a donor of that incarnation has just granted it."""
+        return cls(
+            lease=answer.lease,
+            reclaim=answer.reclaim,
+            epoch=answer.epoch,
+            token=answer.token,
+            export_bytes=answer.export_bytes,
+            incarnation=incarnation,
+            peer=peer,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LinkConfig:

@@ -217,15 +217,7 @@ class DonorLink:
                     f"lease of {slots_max} slabs",
                     where=f"donor {self.address}",
                 )
-            self._lease = Lease(
-                lease=answer.lease,
-                reclaim=answer.reclaim,
-                epoch=answer.epoch,
-                token=answer.token,
-                export_bytes=answer.export_bytes,
-                incarnation=session.welcome.incarnation,
-                peer=session.peer,
-            )
+            self._lease = Lease.granted(answer, session.welcome.incarnation, session.peer)
         return self._lease
 
     def _remote_config(self, lease: Lease) -> RemoteConfig:
@@ -366,15 +358,13 @@ class DonorLink:
 
     def ended(self, ended: Ended) -> None:
         """The session has ended."""
+        if ended.is_broken and not self._closing:
+            self._session_broken(ended.reason)
         if self._closing or self._lease is None:
             return
-        log.warning(
-            "donor %s: session ended (%s %s)",
-            self.address,
-            ended.reason,
-            ended.detail,
-            extra=events.about(events.DONOR_SESSION_LOST, donor=self.address),
-        )
+        text, about = "donor %s: session ended (%s %s)", events.DONOR_SESSION_LOST
+        extra = events.about(about, donor=self.address)
+        log.warning(text, self.address, ended.reason, ended.detail, extra=extra)
         self.detail = f"session ended: {ended.reason}"
         if ended.by_peer and ended.reason == m.GOODBYE_SHUTDOWN:
             self._down_s = 0.0  # it will not be back: no time to wait
@@ -427,6 +417,14 @@ class DonorLink:
     def refused(self) -> None:
         """It refuses requests for a slab that it had taken on."""
         self._judge(self._trust.refused(asyncio.get_running_loop().time()))
+
+    def _session_broken(self, reason: str) -> None:
+        self.counts.sessions_broken[reason] += 1
+        why = self._trust.session_broken(asyncio.get_running_loop().time())
+        if self._lease is not None:
+            self._judge(why)
+        elif why:
+            self._slabs.distrusted(self, why)
 
     def _judge(self, why: str) -> None:
         # Without a backup it has the only copies: whatever still comes back is better than none.
@@ -481,12 +479,16 @@ class DonorLink:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         retry_s = _RETRY_S_FIRST
+        again_s = started_s + self._trust.session_pause_s(started_s)
         while not self._closing:
             # As long as the data connections work, a missing session costs nothing.
             since_s = self._down_s
             if since_s is not None and loop.time() > max(since_s, 0.0) + self.config.suspend_s:
                 self.detail = "did not come back in time"
                 return False
+            if since_s is None and loop.time() < again_s:
+                await asyncio.sleep(_RETRY_S_MAX)
+                continue
             try:
                 async with asyncio.timeout(max(0.2, self.config.suspend_s)):
                     return await self._reclaim_once()
@@ -564,13 +566,9 @@ class DonorLink:
         self.counts.given_up += 1
         self.remote, self._lease = None, None
         self._trust.given_up()
-        log.warning(
-            "donor %s: given up (%s), %d slabs unmapped",
-            self.address,
-            self.detail,
-            count,
-            extra=events.about(events.DONOR_GIVEN_UP, donor=self.address),
-        )
+        about = events.about(events.DONOR_GIVEN_UP, donor=self.address)
+        text = "donor %s: given up (%s), %d slabs unmapped"
+        log.warning(text, self.address, self.detail, count, extra=about)
         session, self._session = self._session, None
         if session is not None:
             try:

@@ -8,6 +8,7 @@ from typing import Final
 
 from infiniswap import __version__
 from infiniswap.control.figures import Figures, Metric, histogram
+from infiniswap.control.messages import GOODBYE_FLOOD, GOODBYE_PROTOCOL
 from infiniswap.device.api import DeviceStatus, DonorRow
 from infiniswap.device.report import Snapshot
 from infiniswap.system.pressure import memory_stalls
@@ -173,6 +174,12 @@ METRICS: Final = (
     ),
     Metric(
         "infiniswap_device_donor_given_up_total", "counter", "Leases that were not.", ("donor",)
+    ),
+    Metric(
+        "infiniswap_device_donor_sessions_broken_total",
+        "counter",
+        "Control sessions that were ended for what the donor said in them.",
+        ("donor", "reason"),
     ),
     Metric(
         "infiniswap_device_donor_rdma_fallbacks_total",
@@ -342,6 +349,9 @@ def _donor(out: Figures, row: DonorRow) -> None:
         ("rdma_probes_total", row.rdma_probes),
     ):
         out.set(f"{_P}donor_{name}", value, row.address)
+    for reason in (GOODBYE_FLOOD, GOODBYE_PROTOCOL):
+        count = row.sessions_broken.get(reason, 0)
+        out.set(_P + "donor_sessions_broken_total", count, row.address, reason)
     connected = row.state == "mapped"
     for transport, read, written in (
         ("tcp", row.read_pages - row.rdma_read_pages, row.write_pages - row.rdma_write_pages),

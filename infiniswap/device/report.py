@@ -103,6 +103,7 @@ def _donor_rows(engine: Engine, mapper: SlabMapper) -> list[DonorRow]:
                 connections_lost=link.counts.connections_lost,
                 reclaimed=link.counts.reclaimed,
                 given_up=link.counts.given_up,
+                sessions_broken=dict(link.counts.sessions_broken),
             )
         )
     return rows

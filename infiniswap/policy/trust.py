@@ -23,6 +23,9 @@ class TrustConfig:
         refusal_s: how long a refusal counts, in seconds.
         announced_s: how long after its time a loss that was announced may come.
         announced_s_max: the longest announcement.
+        sessions_max: control sessions that it broke or flooded within `session_s`, in seconds, that
+            are too many.
+        session_pause_s_max: longest pause before it gets another one after that.
         bad_pages_max: pages with other bytes than were written, until the donor is given up.
     """
 
@@ -32,6 +35,9 @@ class TrustConfig:
     refusal_s: float = 60.0
     announced_s: float = 5.0
     announced_s_max: float = 60.0
+    sessions_max: int = 3
+    session_s: float = 60.0
+    session_pause_s_max: float = 30.0
     bad_pages_max: int = 16
 
 
@@ -47,6 +53,7 @@ class Trust:
         self._recovered_s: float | None = None
         self._flaps = 0
         self._refusals_s: list[float] = []
+        self._sessions_s: list[float] = []
         self._bad_pages = 0
         self._announced_s: dict[int, float] = {}
         self._is_excused = False
@@ -66,6 +73,7 @@ class Trust:
         self._recovered_s = None
         self._flaps = self._bad_pages = 0
         self._refusals_s.clear()
+        self._sessions_s.clear()
         self._announced_s.clear()
 
     def recovered(self, now_s: float) -> None:
@@ -118,6 +126,21 @@ class Trust:
         self._refusals_s = [*kept, now_s][-config.refusals_max :]
         too_many = len(self._refusals_s) >= config.refusals_max
         return "it refuses what it has taken on" if too_many else ""
+
+    def session_broken(self, now_s: float) -> str:
+        """What it said in a control session broke the protocol, or was too much."""
+        self._sessions_s = [*self._recent_s(now_s), now_s][-16:]
+        too_many = len(self._sessions_s) >= self._config.sessions_max
+        return "it breaks or floods its control sessions" if too_many else ""
+
+    def session_pause_s(self, now_s: float) -> float:
+        """How long to go without a session with it, for a donor that is not given up: each one
+        costs us what it says."""
+        recent = len(self._recent_s(now_s))
+        return min(2.0**recent / 2, self._config.session_pause_s_max) if recent else 0.0
+
+    def _recent_s(self, now_s: float) -> list[float]:
+        return [then for then in self._sessions_s if now_s - then <= self._config.session_s]
 
     def bad_page(self) -> str:
         """A page came back with other bytes."""

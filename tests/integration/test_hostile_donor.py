@@ -136,6 +136,27 @@ def test_a_donor_that_mends_its_ways_is_used_again(cluster: Cluster, liar: Lying
     device.remove()
 
 
+def test_a_donor_that_floods_its_sessions_is_given_up(cluster: Cluster, liar: LyingDonor) -> None:
+    device = start(cluster, liar)
+    with Pages(device, seed=4) as pages:
+        fill(device, pages)
+        liar.floods = True
+
+        def distrusted() -> bool:
+            pages.check()
+            pages.write()
+            return any("floods its control sessions" in alarm for alarm in device.status["alarms"])
+
+        until(distrusted, "the end of trust")
+        until(lambda: mapped(device) == 0, "its slabs to be unmapped")
+        pages.check()
+        assert device.status["donors"][0]["sessions_broken"]["flood"] >= 3
+        assert device.status["stats"]["requests_failed"] == 0
+    assert "more than" in device.log
+    assert "Traceback" not in device.log
+    device.remove()
+
+
 def test_a_donor_that_forgets_what_it_acknowledged(cluster: Cluster, liar: LyingDonor) -> None:
     device = start(cluster, liar)
     liar.store.stores = False

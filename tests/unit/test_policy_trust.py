@@ -125,3 +125,24 @@ def test_a_donor_that_is_no_longer_configured_is_forgotten() -> None:
     book.forget("liar")
     assert book.eligible(["liar"], 0.0)
     assert book.distrusted("liar", 0.0) == BackoffConfig().distrust_s
+
+
+def test_sessions_that_it_breaks_again_and_again_are_enough() -> None:
+    trust = Trust(TrustConfig(sessions_max=3, session_s=60.0))
+    for now_s in (0.0, 50.0, 70.0, 120.0):  # never three within a minute
+        assert not trust.session_broken(now_s)
+    assert "control sessions" in trust.session_broken(125.0)
+    trust.given_up()
+    assert not trust.session_broken(126.0)
+
+
+def test_a_donor_with_the_only_copies_gets_its_next_session_later_and_later() -> None:
+    trust = Trust(TrustConfig(session_s=60.0, session_pause_s_max=30.0))
+    assert trust.session_pause_s(0.0) == 0.0
+    pauses = []
+    for _ in range(100):
+        trust.session_broken(10.0)
+        pauses.append(trust.session_pause_s(10.0))
+    assert pauses[:6] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
+    assert max(pauses) == 30.0
+    assert trust.session_pause_s(71.0) == 0.0

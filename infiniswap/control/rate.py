@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often a peer may say something. Pure: the clock is passed in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What is borne.
+
+    Attributes:
+        burst: at once, by who was silent before.
+        per_s: in the long run.
+    """
+
+    burst: int
+    per_s: float
+
+
+class RateLimit:
+    """Counts what one peer says (a token bucket).
+
+    Args:
+        rate: what is borne.
+    """
+
+    __slots__ = ("_left", "_then_s", "rate")
+
+    def __init__(self, rate: Rate) -> None:
+        self.rate = rate
+        self._left = float(rate.burst)
+        self._then_s: float | None = None
+
+    def take(self, now_s: float) -> bool:
+        """One more; False: that is too many."""
+        if self._then_s is not None:
+            gained = max(0.0, now_s - self._then_s) * self.rate.per_s
+            self._left = min(self._left + gained, float(self.rate.burst))
+        self._then_s = now_s
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
