@@ -91,6 +91,10 @@ class NoDonorError(InfiniswapError):
     exit_code = 6
 
 
+class DonorBusyError(NoDonorError):
+    """A donor was reached, and takes no further connection."""
+
+
 class SessionLostError(NoDonorError):
     """An open control session with a donor ended."""
 

@@ -106,7 +106,7 @@ def _donor(config: Config, row: DonorRow) -> Iterator[Finding]:
         )
     elif status.draining:
         yield degraded(
-            "donors", f"{text}; it is draining", f"name another donor, or wait for {row.address}"
+            "donors", f"{text}; it is {row.state}", f"name another donor, or wait for {row.address}"
         )
     elif not pool.can_map:
         yield degraded(

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 from infiniswap import config as configuration
 from infiniswap.discovery.find import Found, find
 from infiniswap.discovery.static import NO_DONOR_MEND, only_these
-from infiniswap.errors import InfiniswapError
+from infiniswap.errors import (
+    DonorBusyError,
+    InfiniswapError,
+    ProtocolMismatchError,
+    WrongSecretError,
+)
 from infiniswap.units import HostPort, format_size, format_size_short
 
 if TYPE_CHECKING:
@@ -44,6 +49,19 @@ _LINES = ("transport_reasons", "degraded")
 """Of a device: what is said below the tables."""
 _NAMED_MAX = 3
 """Donors, in a sentence."""
+_STATES = (
+    (WrongSecretError, "wrong secret"),
+    (ProtocolMismatchError, "not a donor"),
+    (DonorBusyError, "busy"),
+)
+"""Of a donor that has answered, and has not told its status."""
+_STYLES = {"serving": "", "draining": "yellow", "drained": "yellow"}
+_HEADINGS = {
+    "on_donors_bytes": "on donors",
+    "in_donors_bytes": "read from donors",
+    "in_disk_bytes": "read from disk",
+    "out_bytes": "written",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +72,18 @@ class DonorRow:
     status: Status | None
     error: str
     failure: InfiniswapError | None = None
+
+    @property
+    def state(self) -> str:
+        """In two words at most."""
+        if self.status is not None:
+            if not self.status.draining:
+                return "serving"
+            return "draining" if self.status.pool.slabs_mapped else "drained"
+        for kind, state in _STATES:
+            if isinstance(self.failure, kind):
+                return state
+        return "unreachable"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -116,6 +146,7 @@ def as_json(rows: Iterable[DonorRow], devices: Iterable[Mapping[str, Any]]) -> d
             {
                 "address": str(row.address),
                 "reachable": row.status is not None,
+                "state": row.state,
                 "error": row.error or None,
                 "status": None if row.status is None else msgspec.to_builtins(row.status),
             }
@@ -180,15 +211,16 @@ def _donor_table(rows: Sequence[DonorRow]) -> Any:
     for heading in ("slab", "lent", "can lend", "memory used", "errors"):
         table.add_column(heading, justify="right", no_wrap=heading != "memory used")
     for row in rows:
+        state = Text(row.state, style=_STYLES.get(row.state, "red"))
         if row.status is None:
-            table.add_row(str(row.address), "", Text("unreachable", style="red"))
+            table.add_row(str(row.address), "", state)
             continue
         status = row.status
         slab_bytes, pool = status.slab_bytes, status.pool
         table.add_row(
             str(row.address),
             Text(status.donor_name),
-            Text("draining", style="yellow") if status.draining else Text("serving"),
+            state,
             format_size(slab_bytes),
             format_size_short(pool.slabs_mapped * slab_bytes),
             format_size_short(pool.can_map * slab_bytes),
@@ -242,7 +274,8 @@ def _device_table(devices: Sequence[Mapping[str, Any]]) -> Any:
     columns = list(dict.fromkeys(key for device in devices for key in device if key not in _LINES))
     table = _table("devices on this host")
     for column in columns:
-        table.add_column(column.removesuffix("_bytes").replace("_", " "))
+        plain = column.removesuffix("_bytes").replace("_", " ")
+        table.add_column(_HEADINGS.get(column, plain))
     for device in devices:
         table.add_row(*(Text(_cell(column, device.get(column))) for column in columns))
     return table

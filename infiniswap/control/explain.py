@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from infiniswap.control import messages as m
 from infiniswap.control.http import aiohttp
 from infiniswap.errors import (
+    DonorBusyError,
     InfiniswapError,
     NoDonorError,
     ProtocolMismatchError,
@@ -79,9 +80,9 @@ def cannot_connect(address: HostPort, error: OSError) -> NoDonorError:
     )
 
 
-def full(address: HostPort) -> NoDonorError:
+def full(address: HostPort) -> DonorBusyError:
     """A donor turned a surplus connection away."""
-    return NoDonorError(
+    return DonorBusyError(
         "it has as many connections as it takes, or as it takes from this host",
         where=f"donor {address}",
         mend="See what connects from here, or raise daemon.connections_per_host_max there.",

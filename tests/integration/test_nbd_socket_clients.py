@@ -73,6 +73,20 @@ def test_nbdcopy_brings_back_what_it_has_copied_in(export: Export, tmp_path: Pat
     assert export.device.status["stats"]["requests_failed"] == 0
 
 
+@pytest.mark.requires_tool("nbdcopy")
+def test_status_shows_what_lies_on_donors(export: Export, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.write_bytes(os.urandom(SIZE))
+
+    def agrees() -> bool:  # pages may still be on their way
+        run("nbdcopy", data, export.uri)
+        (row,) = json.loads(export.device.cluster.ok("status", "--json"))["devices"]
+        shown: int = row["on_donors_bytes"]
+        return shown == export.device.status["pages_on_donors"] * 4096 > 0
+
+    until(agrees, "the same figure in `status` and `device show`")
+
+
 @pytest.mark.requires_tool("nbdsh")
 def test_nbdsh_trims_zeroes_and_meets_its_limits(export: Export) -> None:
     run("nbdsh", "-u", export.uri, "-c", NBDSH)

@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `infiniswap status` says of how a device's pages travel."""
+"""What `infiniswap status` says of donors, and of how a device's pages travel."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
+from hostile_donor import status
 
-from infiniswap.cli.status import _print_tables, as_json
-from infiniswap.device.api import DonorRow
+from infiniswap.cli.status import DonorRow, _print_tables, as_json
+from infiniswap.control import explain
+from infiniswap.control import messages as m
+from infiniswap.device import api
 from infiniswap.device.listing import transport_reasons, transports
+from infiniswap.errors import InfiniswapError, NoDonorError
+from infiniswap.units import MIB, HostPort
+
+ADDRESS = HostPort("10.0.0.1", 9400)
 
 _OFF = "the donor does not offer RDMA"
 _NO_PORT = "here: no RDMA device has a RoCE v2 GID"
 
 
-def donor(number: int, state: str, transport: str, reason: str = "") -> DonorRow:
-    return DonorRow(
+def donor(number: int, state: str, transport: str, reason: str = "") -> api.DonorRow:
+    return api.DonorRow(
         address=f"10.0.0.{number}:9400",
         name="",
         state=state,
@@ -30,7 +38,7 @@ def donor(number: int, state: str, transport: str, reason: str = "") -> DonorRow
     )
 
 
-def device(*donors: DonorRow) -> dict[str, Any]:
+def device(*donors: api.DonorRow) -> dict[str, Any]:
     return {
         "name": "d1",
         "state": "serving",
@@ -89,3 +97,65 @@ def test_devices_that_say_less(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["d0", "stopped"] in lines
     assert ["d1", "serving", "tcp", "1"] in lines
+
+
+def row(
+    failure: InfiniswapError | None = None, *, draining: bool = False, mapped: int = 0
+) -> DonorRow:
+    said = None
+    if failure is None:
+        said = msgspec.convert(status(draining=draining, pool__slabs_mapped=mapped), m.Status)
+    return DonorRow(ADDRESS, said, "" if failure is None else failure.what, failure)
+
+
+@pytest.mark.parametrize(
+    ("failure", "state"),
+    [
+        (explain.wrong_secret(ADDRESS, "the cluster secrets differ"), "wrong secret"),
+        (explain.wrong_secret(ADDRESS, "none is configured here"), "wrong secret"),
+        (explain.not_a_daemon(ADDRESS, "HTTP status 404"), "not a donor"),
+        (explain.full(ADDRESS), "busy"),
+        (explain.cannot_connect(ADDRESS, ConnectionRefusedError(111, "no")), "unreachable"),
+        (NoDonorError("no answer within 3 s"), "unreachable"),
+    ],
+)
+def test_a_donor_that_has_answered_is_not_unreachable(
+    failure: InfiniswapError, state: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = row(failure)
+    assert as_json([asked], [])["donors"][0]["state"] == state
+    _print_tables([asked], [])
+    printed = capsys.readouterr().out
+    assert f"{ADDRESS} " in printed
+    assert state in printed
+    assert ("unreachable" in printed) == (state == "unreachable")
+
+
+@pytest.mark.parametrize(
+    ("draining", "mapped", "state"),
+    [(False, 0, "serving"), (False, 3, "serving"), (True, 3, "draining"), (True, 0, "drained")],
+)
+def test_a_donor_that_has_given_every_slab_back_is_drained(
+    draining: bool, mapped: int, state: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = row(draining=draining, mapped=mapped)
+    shown = as_json([asked], [])["donors"][0]
+    assert (shown["state"], shown["status"]["draining"]) == (state, draining)
+    _print_tables([asked], [])
+    assert f"  {state} " in capsys.readouterr().out
+
+
+def test_what_lies_on_donors_is_told_from_what_was_read_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A device that has written 98.8 MiB, and read nothing yet."""
+    figures = {
+        "on_donors_bytes": round(98.8 * MIB),
+        "in_donors_bytes": 0,
+        "in_disk_bytes": 0,
+        "out_bytes": 200 * MIB,
+    }
+    _print_tables([], [{"name": "d1", "state": "serving", **figures}])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "on donors read from donors read from disk written" in printed
+    assert "98.8 MiB 0 B 0 B 200 MiB" in printed
