@@ -62,8 +62,8 @@ struct iswi_nbd_tx {
 struct iswi_nbd_conn {
 	struct iswi_nbd_server *server;
 	pthread_t thread;
-	int fd;     /* written by the own thread under server->lock */
-	bool ended; /* server->lock: the thread touches nothing any more but its stack */
+	struct iswi_nbd_conn **place; /* in server->conns */
+	int fd;                       /* written by the own thread under server->lock */
 	/*
 	 * Set by iswi_nbd_conn_shutdown before it shuts the socket, read by the connection's
 	 * thread before each request: what was received earlier is not served any more.
@@ -95,10 +95,14 @@ struct iswi_nbd_conn {
  */
 struct iswi_nbd_server {
 	struct iswi_nbd_server_config config;
-	pthread_mutex_t lock; /* conns, conn_count, each conn's fd and ended */
-	struct iswi_nbd_conn **conns;
-	uint32_t conn_count; /* not ended */
-	int stop_fd;         /* eventfd: readable when the listeners must end */
+	/* conns, conn_count, each conn's fd, and what follows up to has_ended */
+	pthread_mutex_t lock;
+	struct iswi_nbd_conn **conns; /* NULL: the place is free */
+	uint32_t conn_count;          /* whose thread still serves */
+	bool stopping;                /* set once: destroy joins the threads of all conns */
+	bool has_ended;
+	pthread_t ended; /* the last thread that has left conns; it is joined by the next */
+	int stop_fd;     /* eventfd: readable when the listeners must end */
 	struct iswi_nbd_listener {
 		struct iswi_nbd_server *server;
 		pthread_t thread;

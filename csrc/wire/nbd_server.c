@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -54,10 +55,30 @@ void iswi_nbd_conn_run(struct iswi_nbd_conn *conn)
 	count_end(server, err, served);
 }
 
+/* A mapping of its own: freed, it is the host's again, which a heap full of gaps would keep. */
+static struct iswi_nbd_conn *conn_alloc(void)
+{
+	void *memory = mmap(NULL, sizeof(struct iswi_nbd_conn), PROT_READ | PROT_WRITE,
+			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	return memory == MAP_FAILED ? NULL : memory;
+}
+
+static void conn_free(struct iswi_nbd_conn *conn)
+{
+	munmap(conn, sizeof(*conn));
+}
+
+/*
+ * Each thread that ends frees its connection and joins the thread that ended before it, so one
+ * stack at most waits to be freed. A server that stops joins and frees what it finds in conns.
+ */
 static void *conn_main(void *opaque)
 {
 	struct iswi_nbd_conn *conn = opaque;
 	struct iswi_nbd_server *server = conn->server;
+	bool stopping, has_before;
+	pthread_t before;
 
 	if (server->config.urgent)
 		iswi_thread_urgent();
@@ -65,9 +86,21 @@ static void *conn_main(void *opaque)
 	pthread_mutex_lock(&server->lock);
 	close(conn->fd);
 	conn->fd = -1;
-	conn->ended = true;
 	server->conn_count--;
+	stopping = server->stopping;
+	has_before = server->has_ended;
+	before = server->ended;
+	if (!stopping) {
+		*conn->place = NULL;
+		server->has_ended = true;
+		server->ended = conn->thread;
+	}
 	pthread_mutex_unlock(&server->lock);
+	if (stopping)
+		return NULL;
+	conn_free(conn);
+	if (has_before)
+		pthread_join(before, NULL);
 	return NULL;
 }
 
@@ -85,23 +118,12 @@ static void set_options(struct iswi_nbd_server *server, int fd)
 	setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
 }
 
-/* server->lock held. A place without a live connection, its last thread joined; NULL: none. */
+/* server->lock held. NULL: every place is taken. */
 static struct iswi_nbd_conn **find_place(struct iswi_nbd_server *server)
 {
-	for (uint32_t i = 0; i < server->config.connections_max; i++) {
-		struct iswi_nbd_conn **place = &server->conns[i];
-
-		if (*place == NULL)
-			return place;
-		if ((*place)->ended) {
-			/* It has left the lock for the last time: joining it does not wait for us.
-			 */
-			pthread_join((*place)->thread, NULL);
-			free(*place);
-			*place = NULL;
-			return place;
-		}
-	}
+	for (uint32_t i = 0; i < server->config.connections_max; i++)
+		if (server->conns[i] == NULL)
+			return &server->conns[i];
 	return NULL;
 }
 
@@ -115,7 +137,7 @@ static bool host_is_full(const struct iswi_nbd_server *server, const unsigned ch
 	for (uint32_t i = 0; i < server->config.connections_max; i++) {
 		const struct iswi_nbd_conn *conn = server->conns[i];
 
-		if (conn != NULL && !conn->ended && memcmp(conn->peer, peer, PEER_BYTES) == 0)
+		if (conn != NULL && memcmp(conn->peer, peer, PEER_BYTES) == 0)
 			count++;
 	}
 	return count >= server->config.connections_per_host_max;
@@ -146,13 +168,14 @@ static int add_conn(struct iswi_nbd_server *server, int fd, const unsigned char 
 	if (place == NULL)
 		goto err_refused;
 	err = -ENOMEM;
-	conn = malloc(sizeof(*conn));
+	conn = conn_alloc();
 	if (conn == NULL)
 		goto err_refused;
 	iswi_nbd_conn_init(conn, server, fd);
 	conn->in_transmission = in_transmission;
 	if (peer != NULL)
 		memcpy(conn->peer, peer, PEER_BYTES);
+	conn->place = place;
 	/* Started under the lock: the thread cannot end before conn->thread is written. */
 	err = iswi_thread_start(&conn->thread, "isw-nbd-conn", conn_main, conn);
 	if (err != 0)
@@ -163,7 +186,7 @@ static int add_conn(struct iswi_nbd_server *server, int fd, const unsigned char 
 	return 0;
 
 err_conn:
-	free(conn);
+	conn_free(conn);
 err_refused:
 	pthread_mutex_unlock(&server->lock);
 	iswi_count(&server->connections_refused, 1);
@@ -235,15 +258,19 @@ void iswi_nbd_server_destroy(struct iswi_nbd_server *server)
 		return;
 	iswi_nbd_server_unlisten(server); /* from here on nothing is added to conns */
 	pthread_mutex_lock(&server->lock);
+	server->stopping = true;
 	for (uint32_t i = 0; i < server->config.connections_max; i++)
-		if (server->conns[i] != NULL && !server->conns[i]->ended)
+		if (server->conns[i] != NULL)
 			iswi_nbd_conn_shutdown(server->conns[i]);
 	pthread_mutex_unlock(&server->lock);
+	/* Threads that left conns before join each other, but for the last of them. */
+	if (server->has_ended)
+		pthread_join(server->ended, NULL);
 	for (uint32_t i = 0; i < server->config.connections_max; i++) {
 		if (server->conns[i] == NULL)
 			continue;
 		pthread_join(server->conns[i]->thread, NULL);
-		free(server->conns[i]);
+		conn_free(server->conns[i]);
 	}
 	pthread_mutex_destroy(&server->fence_lock);
 	pthread_mutex_destroy(&server->lock);

@@ -2,11 +2,13 @@
 /* Requests to an export whose bytes lie in memory: right ones, wrong ones, and broken streams. */
 #include "nbd_fixture.h"
 #include "util/util.h"
+#include "wire/nbd_conn.h"
 #include "wire/nbd_server.h"
 
 #define EXPORT_BYTES (4u << 20)
 #define BLOCK_MAX    (2u << 20)
 #define BAD_FROM     (3u << 20) /* from here on hold fails */
+#define PLACES       8u
 
 struct fixture {
 	struct iswi_nbd_server *server;
@@ -77,7 +79,8 @@ static void set_up(struct fixture *f, uint32_t send_ms)
 	struct iswi_nbd_server_config config = {
 		.backend = &backend,
 		.ctx = f,
-		.connections_max = 8,
+		.connections_max = PLACES,
+		.connections_per_host_max = PLACES - 1,
 		.handshake_ms_max = WAIT_S * 1000,
 		.send_ms_max = send_ms,
 	};
@@ -399,6 +402,42 @@ static void test_connections_at_once(struct fixture *f)
 		pthread_join(threads[i], NULL);
 }
 
+/* Not when its place is used again: that may be never. */
+static void test_ended_connections_are_freed(struct fixture *f)
+{
+	int fds[PLACES - 1];
+
+	for (unsigned round = 0; round < 20; round++) {
+		for (unsigned i = 0; i < ISWI_ARRAY_LEN(fds); i++)
+			fds[i] = open_export(f->port, "");
+		for (unsigned i = 0; i < ISWI_ARRAY_LEN(fds); i++)
+			close(fds[i]);
+		WAIT_FOR(stats_of(f).connections == 0);
+		pthread_mutex_lock(&f->server->lock);
+		for (unsigned i = 0; i < PLACES; i++)
+			CHECK(f->server->conns[i] == NULL);
+		pthread_mutex_unlock(&f->server->lock);
+	}
+}
+
+/* Threads that end at once, and a server that is destroyed meanwhile. */
+static void test_connections_that_end_with_their_server(void)
+{
+	for (unsigned round = 0; round < 20; round++) {
+		struct fixture f;
+		int fds[PLACES - 1];
+
+		set_up(&f, WAIT_S * 1000);
+		for (unsigned i = 0; i < ISWI_ARRAY_LEN(fds); i++)
+			fds[i] = open_export(f.port, "");
+		for (unsigned i = 0; i < round % (PLACES - 1); i++)
+			close(fds[i]);
+		tear_down(&f);
+		for (unsigned i = round % (PLACES - 1); i < ISWI_ARRAY_LEN(fds); i++)
+			close(fds[i]);
+	}
+}
+
 int main(void)
 {
 	struct fixture f;
@@ -413,7 +452,10 @@ int main(void)
 	test_answers_before_it_waits(&f);
 	test_drip(&f);
 	test_connections_at_once(&f);
+	WAIT_FOR(stats_of(&f).connections == 0);
+	test_ended_connections_are_freed(&f);
 	tear_down(&f);
+	test_connections_that_end_with_their_server();
 	test_client_that_never_reads();
 	return 0;
 }
