@@ -121,7 +121,7 @@ class DaemonConfig:
     connections_per_lease_max: int = _int(32, low=1, high=1024)
     """Data connections of one device."""
     connections_per_host_max: int = _int(128, low=1, high=65_536)
-    """Connections of one address, at each of the two ports."""
+    """Connections of one address or /64 network, at each of the two ports."""
     evict_deadline_s: float = _float(1.0, low=0.01, high=60.0)
     """How long a consumer may take to give an evicted slab up; then it is fenced without."""
     evict_move_s: float = _float(3.0, low=0.0, high=600.0)

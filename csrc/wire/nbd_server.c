@@ -127,6 +127,15 @@ static struct iswi_nbd_conn **find_place(struct iswi_nbd_server *server)
 	return NULL;
 }
 
+/* A host of IPv6 may use any address of its /64, so that counts as one. */
+static bool is_same_host(const unsigned char *one, const unsigned char *other)
+{
+	static const unsigned char mapped[] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+	const bool is_ipv4 = memcmp(one, mapped, sizeof(mapped)) == 0;
+
+	return memcmp(one, other, is_ipv4 ? PEER_BYTES : PEER_BYTES / 2) == 0;
+}
+
 /* server->lock held. */
 static bool host_is_full(const struct iswi_nbd_server *server, const unsigned char *peer)
 {
@@ -137,7 +146,7 @@ static bool host_is_full(const struct iswi_nbd_server *server, const unsigned ch
 	for (uint32_t i = 0; i < server->config.connections_max; i++) {
 		const struct iswi_nbd_conn *conn = server->conns[i];
 
-		if (conn != NULL && memcmp(conn->peer, peer, PEER_BYTES) == 0)
+		if (conn != NULL && is_same_host(conn->peer, peer))
 			count++;
 	}
 	return count >= server->config.connections_per_host_max;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may have a TCP connection to the control port: so many at once, and so many of one host.
+"""Who may have a TCP connection to the control port: so many at once, and so many of one peer.
 
 Decided before a byte is read, so that thousands of connections cost little more than their accept.
 """
@@ -10,6 +10,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
+
+from infiniswap.control.peer import peer_of
 
 REFUSAL: Final = (
     b"HTTP/1.1 503 Too many connections\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -23,8 +25,9 @@ class Gate:
     Args:
         make: makes the protocol of one connection; None: nothing is served any more.
         connections_max: at once.
-        per_host_max: at once from one address.
+        per_host_max: at once of one peer (see peer_of).
         counters: gets `connections_refused`.
+        refused: told the address of each that is refused.
     """
 
     def __init__(
@@ -33,11 +36,13 @@ class Gate:
         connections_max: int,
         per_host_max: int,
         counters: Counter[str],
+        refused: Callable[[str], None] = lambda host: None,
     ) -> None:
         self._make = make
         self._connections_max = connections_max
         self._per_host_max = per_host_max
         self._counters = counters
+        self._refused = refused
         self._open = 0
         self._by_host: Counter[str] = Counter()
 
@@ -47,23 +52,26 @@ class Gate:
 
     def enter(self, host: str) -> asyncio.Protocol | None:
         """The protocol of a new connection, which `leave` must follow; None: refused."""
-        full = self._open >= self._connections_max or self._by_host[host] >= self._per_host_max
+        peer = peer_of(host)
+        full = self._open >= self._connections_max or self._by_host[peer] >= self._per_host_max
         protocol = None if full else self._make()
         if protocol is None:
             self._counters["connections_refused"] += 1
+            self._refused(host)
         else:
             self._open += 1
-            self._by_host[host] += 1
-        if not self._by_host[host]:
-            del self._by_host[host]
+            self._by_host[peer] += 1
+        if not self._by_host[peer]:
+            del self._by_host[peer]
         return protocol
 
     def leave(self, host: str) -> None:
         """The connection is gone."""
+        peer = peer_of(host)
         self._open -= 1
-        self._by_host[host] -= 1
-        if not self._by_host[host]:
-            del self._by_host[host]
+        self._by_host[peer] -= 1
+        if not self._by_host[peer]:
+            del self._by_host[peer]
 
 
 class _Counted(asyncio.Protocol):

@@ -34,7 +34,7 @@ class PortLimits:
 
     Attributes:
         connections_max: TCP connections at once.
-        connections_per_host_max: of one address.
+        connections_per_host_max: of one peer (infiniswap.control.peer).
         request_s: how long a peer may take for its first request; for any other three times that.
         stop_s: how long stopping waits for requests under way.
     """
@@ -66,16 +66,26 @@ class HttpPort:
     Args:
         limits: bounds.
         counters: gets `connections_refused`, `connections_idle_closed` and `http_errors`.
+        refused: told the address of each connection that is refused.
     """
 
-    def __init__(self, limits: PortLimits, counters: Counter[str]) -> None:
+    def __init__(
+        self,
+        limits: PortLimits,
+        counters: Counter[str],
+        refused: Callable[[str], None] = lambda host: None,
+    ) -> None:
         self._limits = limits
         self._counters = counters
         self._app = web.Application(middlewares=[self._guard], client_max_size=_BODY_BYTES_MAX)
         self._first_seen_s: dict[Any, float] = {}
         self._active: set[Any] = set()
         self._gate = Gate(
-            self._protocol, limits.connections_max, limits.connections_per_host_max, counters
+            self._protocol,
+            limits.connections_max,
+            limits.connections_per_host_max,
+            counters,
+            refused,
         )
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None

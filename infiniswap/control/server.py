@@ -36,6 +36,7 @@ from infiniswap.control.channel import (
 from infiniswap.control.figures import METRICS_PATH
 from infiniswap.control.http import web
 from infiniswap.control.openapi import document
+from infiniswap.control.peer import host_of, peer_of
 from infiniswap.control.port import HttpPort, PortLimits, error_answer, json_answer
 from infiniswap.control.scrape import UNAUTHORIZED, answer, may_scrape
 from infiniswap.control.service import ServerSession, Service
@@ -58,11 +59,11 @@ class ServerConfig:
         handshake_s: how long a peer may take for its first request and for the handshake; for any
             other request three times that.
         connections_max: TCP connections at once.
-        connections_per_host_max: of one address.
+        connections_per_host_max: of one peer (infiniswap.control.peer).
         handshakes_max: sessions at once that have not proved themselves yet.
-        handshakes_per_host_max: of one address.
+        handshakes_per_host_max: of one peer.
         sessions_max: open sessions at once.
-        flood_s: how long a host whose session was ended for a flood is kept out.
+        flood_s: how long a peer whose session was ended for a flood is kept out.
         stop_s: how long stopping waits for sessions to close.
         metrics_token: who has it may read the metrics, too; None: nobody by that.
     """
@@ -95,8 +96,8 @@ class ControlServer:
         self._nonces = auth.NonceStore()
         self._sessions: dict[int, ServerSession] = {}
         self._session_next = 0
-        self._handshakes: Counter[str] = Counter()  # by host
-        self._floods_s: dict[str, float] = {}  # by host: kept out until then
+        self._handshakes: Counter[str] = Counter()  # by peer
+        self._floods_s: dict[str, float] = {}  # by peer: kept out until then
         self._stopping = False
         self._peer_logged_s = float("-inf")
         limits = PortLimits(
@@ -105,7 +106,7 @@ class ControlServer:
             request_s=config.handshake_s,
             stop_s=config.stop_s,
         )
-        self._port = HttpPort(limits, self.counters)
+        self._port = HttpPort(limits, self.counters, self._kept_out)
         router = self._port.router
         router.add_get(m.SESSION_PATH, self._session)
         router.add_get(m.STATUS_PATH, self._status)
@@ -253,7 +254,7 @@ class ControlServer:
             if ended.reason == m.GOODBYE_PROTOCOL and not ended.by_peer:
                 self.counters["protocol_errors"] += 1
             if ended.reason == m.GOODBYE_FLOOD and not ended.by_peer:
-                self._flooded(_host(session.address))
+                self._flooded(peer_of(host_of(session.address)))
             self._service.session_closed(session, ended)
 
         self._sessions[session.number] = session
@@ -270,7 +271,7 @@ class ControlServer:
             if not free or len(self._sessions) >= self._config.sessions_max:
                 await self._turn_away(ws, m.GOODBYE_BUSY, "too many sessions", address)
                 return None
-            if self._is_kept_out(_host(address)):
+            if self._is_kept_out(peer_of(host_of(address))):
                 detail = "a session of this host has flooded the donor: try again later"
                 await self._turn_away(ws, m.GOODBYE_FLOOD, detail, address)
                 return None
@@ -287,27 +288,27 @@ class ControlServer:
                 await self._turn_away(ws, m.GOODBYE_PROTOCOL, error.what, address)
             return None
 
-    def _flooded(self, host: str) -> None:
+    def _flooded(self, peer: str) -> None:
         now_s = asyncio.get_running_loop().time()
-        self._floods_s = {h: until_s for h, until_s in self._floods_s.items() if until_s > now_s}
-        self._floods_s[host] = now_s + self._config.flood_s
+        self._floods_s = {p: until_s for p, until_s in self._floods_s.items() if until_s > now_s}
+        self._floods_s[peer] = now_s + self._config.flood_s
 
-    def _is_kept_out(self, host: str) -> bool:
-        return self._floods_s.get(host, float("-inf")) > asyncio.get_running_loop().time()
+    def _is_kept_out(self, peer: str) -> bool:
+        return self._floods_s.get(peer, float("-inf")) > asyncio.get_running_loop().time()
 
     @contextlib.contextmanager
     def _handshake_place(self, address: str) -> Iterator[bool]:
-        host = _host(address)
-        self._handshakes[host] += 1
+        peer = peer_of(host_of(address))
+        self._handshakes[peer] += 1
         try:
             yield (
                 self._handshakes.total() <= self._config.handshakes_max
-                and self._handshakes[host] <= self._config.handshakes_per_host_max
+                and self._handshakes[peer] <= self._config.handshakes_per_host_max
             )
         finally:
-            self._handshakes[host] -= 1
-            if not self._handshakes[host]:
-                del self._handshakes[host]
+            self._handshakes[peer] -= 1
+            if not self._handshakes[peer]:
+                del self._handshakes[peer]
 
     async def _handshake(self, ws: WebSocket, address: str) -> ServerSession | None:
         frame = await receive(ws, m.HELLO_BYTES_MAX)
@@ -364,6 +365,9 @@ class ControlServer:
         self.counters[f"requests_refused_{error.reason}"[:80]] += 1
         if error.reason in (m.REFUSED_UNKNOWN_LEASE, m.REFUSED_STALE):
             self._log_bounded("refused a %s of %s: %s", type(request).__name__, session, error.what)
+
+    def _kept_out(self, host: str) -> None:
+        self._log_bounded("refused a connection from %s: too many are open", host)
 
     def _log_bounded(self, text: str, *args: object) -> None:
         """Logs what a peer did, at most once a second: it could fill the disk."""

@@ -438,6 +438,47 @@ static void test_connections_that_end_with_their_server(void)
 	}
 }
 
+/* Returns the client's end. */
+static int add_from(struct fixture *f, const char *address)
+{
+	unsigned char peer[PEER_BYTES];
+	int fds[2];
+
+	CHECK_EQ(inet_pton(AF_INET6, address, peer), 1);
+	CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+	bound_waits(fds[0]);
+	iswi_nbd_server_add(f->server, fds[1], peer);
+	return fds[0];
+}
+
+static void test_an_ipv6_host_counts_by_its_network(struct fixture *f)
+{
+	const uint64_t refused = stats_of(f).connections_refused;
+	int fds[PLACES];
+	char address[32];
+
+	for (unsigned i = 0; i < PLACES; i++) {
+		snprintf(address, sizeof(address), "fd00::1:%x", i);
+		fds[i] = add_from(f, address);
+	}
+	CHECK_EQ(stats_of(f).connections_refused, refused + 1);
+	hear_close(fds[PLACES - 1]);
+	/* Another network of IPv6, and another host of IPv4, are others. */
+	fds[PLACES - 1] = add_from(f, "fd00:0:0:1::1");
+	CHECK_EQ(stats_of(f).connections_refused, refused + 1);
+	for (unsigned i = 0; i < PLACES; i++)
+		close(fds[i]);
+	WAIT_FOR(stats_of(f).connections == 0);
+	for (unsigned i = 0; i < PLACES; i++) {
+		snprintf(address, sizeof(address), "::ffff:10.0.0.%u", i);
+		fds[i] = add_from(f, address);
+	}
+	CHECK_EQ(stats_of(f).connections_refused, refused + 1);
+	for (unsigned i = 0; i < PLACES; i++)
+		close(fds[i]);
+	WAIT_FOR(stats_of(f).connections == 0);
+}
+
 int main(void)
 {
 	struct fixture f;
@@ -454,6 +495,7 @@ int main(void)
 	test_connections_at_once(&f);
 	WAIT_FOR(stats_of(&f).connections == 0);
 	test_ended_connections_are_freed(&f);
+	test_an_ipv6_host_counts_by_its_network(&f);
 	tear_down(&f);
 	test_connections_that_end_with_their_server();
 	test_client_that_never_reads();

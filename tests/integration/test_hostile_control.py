@@ -13,6 +13,7 @@ import itertools
 import os
 import secrets
 import struct
+from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -179,7 +180,9 @@ async def test_a_peer_that_never_reads_is_left() -> None:
 # ------------------------------------------------------------------------------ quantity
 
 
-async def test_a_thousand_connections_of_one_host_take_its_places_only() -> None:
+async def test_a_thousand_connections_of_one_host_take_its_places_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     most = 16
     async with (
         world(daemon__connections_per_host_max=most) as w,
@@ -193,6 +196,7 @@ async def test_a_thousand_connections_of_one_host_take_its_places_only() -> None
             reads.append(asyncio.create_task(ended(reader)))
         await until(lambda: sum(task.done() for task in reads) == 1000 - most)
         assert w.donor.server.counters["connections_refused"] == 1000 - most
+        assert "refused a connection from 127.0.0.1: too many are open" in caplog.text
         # Who is kept out is told why.
         for attempt in (w.session(), fetch_status(w.address, ClientConfig(connect_s=WAIT_S))):
             with pytest.raises(InfiniswapError) as caught:
@@ -278,6 +282,26 @@ async def test_a_flood_of_requests_is_answered_busy_not_queued() -> None:
         # One was carried out; those that could wait for it found the lease gone.
         assert reasons.count(m.REFUSED_BUSY) == 500 - w.donor.server._config.limits.handling_max
         assert set(reasons) == {m.REFUSED_BUSY, m.REFUSED_UNKNOWN_LEASE}
+
+
+async def test_addresses_of_one_ipv6_network_count_as_one_host() -> None:
+    from infiniswap.control.gate import Gate
+
+    counters = Counter[str]()
+    refused: list[str] = []
+    gate = Gate(asyncio.Protocol, 100, 4, counters, refused.append)
+    hosts = [f"fd00::1:{number:x}" for number in range(6)]
+    entered = [host for host in hosts if gate.enter(host)]
+    assert entered == hosts[:4]
+    assert refused == hosts[4:]
+    assert counters["connections_refused"] == 2
+    assert gate.enter("fd00:0:0:1::1")
+    assert gate.enter("::ffff:10.0.0.1")
+    gate.leave("fd00:0:0:1::1")
+    gate.leave("10.0.0.1")
+    for host in entered:
+        gate.leave(host)
+    assert not gate._by_host
 
 
 # ---------------------------------------------------------------------------------- size

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who a peer is, for everything of which one peer may have a share only. Pure.
+
+Names and ids are a peer's own words: it may invent as many as it likes. It cannot invent an address
+from which it gets answers, except within a network that is its own.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+
+def peer_of(host: str) -> str:
+    """What counts as one peer at a port: an IPv4 address, or a /64 network of IPv6.
+
+    Args:
+        host: an address as a socket shows it; IPv4 mapped to IPv6 is IPv4. Any other text stands
+            for itself.
+    """
+    address = _parse(host)
+    if not isinstance(address, ipaddress.IPv6Address):
+        return host if address is None else str(address)
+    network = ipaddress.IPv6Network((int(address) >> 64 << 64, 64))
+    return f"{network}%{address.scope_id}" if address.scope_id else str(network)
+
+
+def host_of(address: str) -> str:
+    """The host of HOST:PORT, without brackets."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def _parse(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
