@@ -79,7 +79,8 @@ class Limits:
         heartbeat_s: distance of pings.
         missed_max: heartbeats without a word from the peer that are borne.
         send_s: how long one message may take to leave.
-        handling_max: requests of the peer worked on at once; more are refused as busy.
+        handling_max: requests of the peer worked on at once, their answers sent; more are refused
+            as busy.
         beats_burst: heartbeats and notices of the peer at once: those that were queued while this
             process was stopped are fewer.
         requests: of the peer, and answers that nobody waits for. The most that an honest peer
@@ -198,6 +199,7 @@ class Channel:
         peer: address or name of the peer, for messages.
         limits: bounds.
         unawaited: takes answers that nobody waits for (any more). Must not raise.
+        surplus: takes requests beyond `handling_max`, which are refused. Must not raise.
     """
 
     def __init__(
@@ -210,12 +212,14 @@ class Channel:
         peer: str,
         limits: Limits,
         unawaited: Callable[[Struct], None] = lambda answer: None,
+        surplus: Callable[[Struct], None] = lambda request: None,
     ) -> None:
         self._ws = ws
         self._decode = decode
         self._handle = handle
         self._notice = notice
         self._unawaited = unawaited
+        self._surplus = surplus
         self._peer = peer
         self._limits = limits
         self._ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
@@ -376,7 +380,11 @@ class Channel:
                 self._unawaited(message)
         elif isinstance(message, REQUESTS):
             if self._handling >= self._limits.handling_max:
-                await self.notify(m.RefusedAnswer(id=message.id, reason=m.REFUSED_BUSY))
+                self._surplus(message)
+                detail = f"{self._handling} requests of this session are under way"
+                await self.notify(
+                    m.RefusedAnswer(id=message.id, reason=m.REFUSED_BUSY, detail=detail)
+                )
                 return
             self._handling += 1
             name = f"{type(message).__name__} of {self._peer}"
@@ -386,24 +394,28 @@ class Channel:
 
     async def _answer(self, request: Any) -> None:
         try:
-            answer = await self._handle(request)
+            # A peer that does not read its answers gets no further ones.
+            await self.notify(await self._answer_to(request))
+        finally:
+            self._handling -= 1
+
+    async def _answer_to(self, request: Any) -> Struct:
+        try:
+            return await self._handle(request)
         except RequestRefusedError as error:
-            answer = m.RefusedAnswer(id=request.id, reason=error.reason, detail=error.what[:512])
+            return m.RefusedAnswer(id=request.id, reason=error.reason, detail=error.what[:512])
         except InfiniswapError as error:
-            answer = m.RefusedAnswer(id=request.id, reason=m.REFUSED_ERROR, detail=str(error)[:512])
+            return m.RefusedAnswer(id=request.id, reason=m.REFUSED_ERROR, detail=str(error)[:512])
         except TimeoutError:
-            answer = m.RefusedAnswer(
+            return m.RefusedAnswer(
                 id=request.id, reason=m.REFUSED_BUSY, detail="it was not done in time"
             )
         except Exception:
             # A fault of ours must not take the sessions of others down with it.
             log.exception("%s from %s failed", type(request).__name__, self._peer)
-            answer = m.RefusedAnswer(
+            return m.RefusedAnswer(
                 id=request.id, reason=m.REFUSED_ERROR, detail="internal error, see the log"
             )
-        finally:
-            self._handling -= 1
-        await self.notify(answer)
 
     async def _beat(self) -> None:
         beat = 0

@@ -237,6 +237,11 @@ class ControlServer:
             kind = type(answer).__name__
             self._log_bounded("%s: a %s that nobody waits for: late, or replayed", session, kind)
 
+        def surplus(request: msgspec.Struct) -> None:
+            self.counters[f"requests_refused_{m.REFUSED_BUSY}"] += 1
+            kind, most = type(request).__name__, self._config.limits.handling_max
+            self._log_bounded("refused a %s of %s: %d are under way", kind, session, most)
+
         channel = Channel(
             ws,
             decode=m.decode_to_donor,
@@ -245,6 +250,7 @@ class ControlServer:
             peer=str(session),
             limits=self._config.limits,
             unawaited=unawaited,
+            surplus=surplus,
         )
         session.attach(channel)
 
@@ -383,10 +389,6 @@ class ControlServer:
         self._log_bounded("refused a session from %s: %s", address, detail or reason)
         goodbye = m.Goodbye(reason=reason, detail=detail[:512])
         await send(ws, goodbye, self._config.limits.send_s)
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0]
 
 
 def _list(versions: Any) -> str:

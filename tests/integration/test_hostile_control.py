@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -25,6 +26,7 @@ from donor_world import SECRET, WAIT_S, World, hear, hello, raw, refusal, say, u
 
 from infiniswap.control import auth
 from infiniswap.control import messages as m
+from infiniswap.control.channel import LOST, Channel, Limits
 from infiniswap.control.client import ClientConfig, fetch_status
 from infiniswap.errors import InfiniswapError
 
@@ -262,7 +264,9 @@ async def test_unproven_sessions_are_bounded_in_number_and_time(secret_file: Pat
         assert not w.donor.server._handshakes
 
 
-async def test_a_flood_of_requests_is_answered_busy_not_queued() -> None:
+async def test_a_flood_of_requests_is_answered_busy_not_queued(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with world(cluster__heartbeats_missed_max=100) as w, raw(w) as ws:
         await say(ws, hello())
         assert isinstance(await say(ws, m.Auth(proof="")), m.Welcome)
@@ -282,6 +286,49 @@ async def test_a_flood_of_requests_is_answered_busy_not_queued() -> None:
         # One was carried out; those that could wait for it found the lease gone.
         assert reasons.count(m.REFUSED_BUSY) == 500 - w.donor.server._config.limits.handling_max
         assert set(reasons) == {m.REFUSED_BUSY, m.REFUSED_UNKNOWN_LEASE}
+        counters = w.donor.server.counters
+        assert counters["requests_refused_busy"] == reasons.count(m.REFUSED_BUSY)
+    assert f"{w.donor.server._config.limits.handling_max} are under way" in caplog.text
+
+
+class DeafSocket:
+    """A WebSocket whose peer asks again and again, and never reads."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    async def receive(self) -> aiohttp.WSMessage:
+        await asyncio.sleep(0)  # requests arrive one by one
+        request = m.encode(m.MemoryRequest(id=1)).decode()
+        return aiohttp.WSMessage(aiohttp.WSMsgType.TEXT, request, None)
+
+    async def send_str(self, text: str) -> None:
+        self.sent.append(text)
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """It does not answer that either, but is not waited for."""
+
+
+async def test_answers_that_nobody_reads_are_few() -> None:
+    ws = DeafSocket()
+
+    async def handle(request: Any) -> m.OkAnswer:
+        return m.OkAnswer(id=request.id)
+
+    limits = Limits(heartbeat_s=1e6, send_s=SHORT_S, handling_max=8)
+    channel = Channel(
+        cast(Any, ws),
+        decode=m.decode_to_donor,
+        handle=handle,
+        notice=lambda message: None,
+        peer="a peer that never reads",
+        limits=limits,
+    )
+    ended = await channel.run()
+    assert ended.reason == LOST
+    # One for each request under way, and the refusal of the one that was too many.
+    assert len(ws.sent) == limits.handling_max + 1
 
 
 async def test_addresses_of_one_ipv6_network_count_as_one_host() -> None:
