@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from near_link import http_from
 
 from infiniswap import config as configuration
 from infiniswap.control import messages as m
@@ -40,8 +41,15 @@ class World:
         self.address = HostPort("127.0.0.1", donor.ports.control_port)
 
     async def session(
-        self, handler: Handler | None = None, identity: Identity = IDENTITY, **changes: Any
+        self,
+        handler: Handler | None = None,
+        identity: Identity = IDENTITY,
+        host: str = "",
+        **changes: Any,
     ) -> Session:
+        """host: the address that the donor sees, where that is not to be loopback."""
+        if host:
+            changes["http"] = http_from(self.donor.server, host)
         config = ClientConfig(**{"request_s": WAIT_S, "connect_s": WAIT_S, **changes})
         return await connect(self.address, identity, config, handler or Handler())
 

@@ -8,6 +8,10 @@ from which it gets answers, except within a network that is its own.
 from __future__ import annotations
 
 import ipaddress
+from typing import Final
+
+THIS_HOST: Final = "this host"
+"""Every loopback address: a program of this host connects from any of millions."""
 
 
 def peer_of(host: str) -> str:
@@ -22,6 +26,17 @@ def peer_of(host: str) -> str:
         return host if address is None else str(address)
     network = ipaddress.IPv6Network((int(address) >> 64 << 64, 64))
     return f"{network}%{address.scope_id}" if address.scope_id else str(network)
+
+
+def consumer_of(address: str) -> str:
+    """What counts as one consumer of a donor's memory: a peer, or THIS_HOST.
+
+    Args:
+        address: HOST:PORT.
+    """
+    host = host_of(address)
+    parsed = _parse(host)
+    return THIS_HOST if parsed is not None and parsed.is_loopback else peer_of(host)
 
 
 def host_of(address: str) -> str:

@@ -10,6 +10,7 @@ import msgspec
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Channel, Ended
 from infiniswap.control.figures import Figures
+from infiniswap.control.peer import consumer_of
 
 
 class ServerSession:
@@ -21,6 +22,7 @@ class ServerSession:
         self.device_name = hello.device_name
         self.host_name = hello.host_name
         self.address = address
+        self.consumer = consumer_of(address)
         self.version = version
         self._channel: Channel | None = None
 

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from infiniswap.control import messages as m
+from infiniswap.control.peer import consumer_of
 from infiniswap.errors import RequestRefusedError
 
 
@@ -56,6 +57,11 @@ class Lease:
     connections: int = 0
     grace_until_s: float = 0.0
     slots: dict[int, m.SlotInfo] = field(default_factory=dict)
+    consumer: str = field(init=False)
+    """See infiniswap.control.peer: that of the session that it was granted to."""
+
+    def __post_init__(self) -> None:
+        self.consumer = consumer_of(self.owner.address)
 
 
 class LeaseTable:

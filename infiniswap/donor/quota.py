@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Quota:
-    """Shares of the pool. A consumer is a host, whatever number of devices it has.
+    """Shares of the pool. A consumer is a host, whatever number of devices and names it has.
 
     Args:
         table: leases.
@@ -31,26 +31,26 @@ class Quota:
         self.slabs_max = slabs_max
         self.share_max = share_max
 
-    def reclaimable(self, host_name: str) -> int:
+    def reclaimable(self, consumer: str) -> int:
         """Slabs of others that would be taken back for this consumer."""
-        return sum(self._over(host_name).values())
+        return sum(self._over(consumer).values())
 
-    async def make_room(self, host_name: str) -> bool:
+    async def make_room(self, consumer: str) -> bool:
         """Takes one slab of a consumer that has more than its share; False: nobody has."""
-        over = self._over(host_name)
+        over = self._over(consumer)
         slabs = [
             (lease.lease, slot)
             for lease in self._table.leases()
-            if lease.owner.host_name in over and lease.state is not LeaseState.EXPIRED
+            if lease.consumer in over and lease.state is not LeaseState.EXPIRED
             for slot in lease.slots
         ]
         if not slabs or not await self._evictor.evict(1, among=slabs):
             return False
-        log.info("a slab of %s was taken back for %s", " or ".join(sorted(over)), host_name)
+        log.info("a slab of %s was taken back for %s", " or ".join(sorted(over)), consumer)
         return True
 
-    def _over(self, host_name: str) -> dict[str, int]:
+    def _over(self, consumer: str) -> dict[str, int]:
         held: Counter[str] = Counter()
         for lease in self._table.leases():
-            held[lease.owner.host_name] += len(lease.slots)
-        return over_quota(held, host_name, self.slabs_max, self.share_max)
+            held[lease.consumer] += len(lease.slots)
+        return over_quota(held, consumer, self.slabs_max, self.share_max)

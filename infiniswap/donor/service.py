@@ -242,7 +242,7 @@ class DonorService:
 
     async def _memory(self, session: ServerSession, request: m.MemoryRequest) -> m.MemoryAnswer:
         await self._harvester.refresh()
-        can_map = self._harvester.slabs_mappable() or self.quota.reclaimable(session.host_name)
+        can_map = self._harvester.slabs_mappable() or self.quota.reclaimable(session.consumer)
         return m.MemoryAnswer(
             id=request.id,
             used_share=self._harvester.used_share(),
@@ -315,7 +315,7 @@ class DonorService:
         async def prepare() -> None:
             if await self._harvester.prepare() or self._harvester.is_short:
                 return
-            if await self.quota.make_room(session.host_name):
+            if await self.quota.make_room(session.consumer):
                 await self._harvester.prepare()
 
         task = self._track(asyncio.ensure_future(prepare()))

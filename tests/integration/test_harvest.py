@@ -12,6 +12,7 @@ from donor_world import Handler, World, refusal, until, world
 
 from infiniswap.control import messages as m
 from infiniswap.control.client import Identity, Session
+from infiniswap.errors import RequestRefusedError
 from infiniswap.units import GIB, MIB
 
 A = Identity("00000000-0000-0000-0000-0000000000aa", "swap0", "host-a")
@@ -21,10 +22,10 @@ POOL = 8
 
 @contextlib.asynccontextmanager
 async def borrowing(
-    w: World, identity: Identity, slabs: int, handler: Handler | None = None
+    w: World, identity: Identity, slabs: int, handler: Handler | None = None, host: str = ""
 ) -> AsyncIterator[tuple[Session, m.LeaseAnswer]]:
-    """A consumer with so many slabs."""
-    async with await w.session(handler, identity) as session:
+    """A consumer with so many slabs; host: see World.session."""
+    async with await w.session(handler, identity, host) as session:
         lease = await session.lease(64)
         for slab in range(slabs):
             await session.map(lease.lease, slab)
@@ -198,7 +199,7 @@ async def test_a_newcomer_gets_its_share_of_a_full_pool() -> None:
     async with (
         world() as w,
         borrowing(w, A, POOL) as (first, _),
-        borrowing(w, B, 0) as (second, newer),
+        borrowing(w, B, 0, host="10.0.0.2") as (second, newer),
     ):
         assert (await second.memory()).can_map == POOL // 2
         for slab in range(POOL // 2):
@@ -207,6 +208,35 @@ async def test_a_newcomer_gets_its_share_of_a_full_pool() -> None:
         # Neither can take more from the other.
         assert (await second.memory()).can_map == 0
         assert (await first.memory()).can_map == 0
+
+
+@pytest.mark.parametrize(
+    ("victim", "attacker", "kept"),
+    [
+        ("10.0.0.1", "10.0.0.66", POOL // 2),
+        ("fd00:0:0:1::1", "fd00:0:0:2::{:x}", POOL // 2),
+        ("10.0.0.66", "10.0.0.66", POOL),
+        ("10.0.0.66", "::ffff:10.0.0.66", POOL),
+        ("", "127.0.0.{}", POOL),
+    ],
+    ids=["IPv4", "IPv6", "same address", "mapped", "loopback"],
+)
+async def test_names_that_a_host_invents_take_no_more_than_its_share(
+    victim: str, attacker: str, kept: int
+) -> None:
+    async with (
+        world() as w,
+        borrowing(w, A, POOL, host=victim),
+        contextlib.AsyncExitStack() as held_open,
+    ):
+        for number in range(20):
+            name = Identity(f"00000000-0000-0000-0000-{number:012x}", "swap0", f"host-{number}")
+            borrower = borrowing(w, name, 0, host=attacker.format(number + 2))
+            session, lease = await held_open.enter_async_context(borrower)
+            for slab in range(2):
+                with contextlib.suppress(RequestRefusedError):
+                    await session.map(lease.lease, slab)
+        assert held(w, A) == kept
 
 
 async def test_alone_a_consumer_may_have_the_whole_pool() -> None:
