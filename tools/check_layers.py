@@ -48,7 +48,8 @@ PYTHON_RANKS = {
     "__main__": 10,
 }
 PURE_PARTS = ("policy/", "control/messages", "control/text", "control/rate")
-SPAWNERS = ("system/programs.py", "device/job.py")  # of the latter the user's own program
+# Beside the one place: the user's own program, and the leader of its terminal, which runs no other.
+SPAWNERS = ("system/programs.py", "device/job.py", "device/job_terminal.py")
 SPAWNING_MODULES = {"subprocess", "multiprocessing", "pty", "_posixsubprocess"}
 _SPAWNING_NAME = re.compile(
     r"(posix_)?spawn[lv]?p?e?|exec[lv]p?e?|v?fork(pty)?|system|popen|create_subprocess_\w+|"
