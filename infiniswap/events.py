@@ -131,6 +131,23 @@ HOLDER_GONE: Final = Event(
     "The process that would start a successor has died: another death would lose the device.",
     "`infiniswap device stop NAME` and start it again when that is convenient.",
 )
+DEVICE_DETACHED: Final = Event(
+    "device-detached",
+    "Somebody else has detached the block device of a device (`losetup -d`). Its link does not "
+    "lead to what others attach under that number: the device is attached again, or the link is "
+    "gone.",
+    "None where the line says that it is attached again. Else `infiniswap device restart NAME`.",
+)
+LINK_CHANGED: Final = Event(
+    "link-changed",
+    "Somebody else has removed or changed a device's link in /dev/infiniswap. It is put back.",
+    "None, unless it comes again and again: then look who does that.",
+)
+SWAP_TAKEN_OFF: Final = Event(
+    "swap-taken-off",
+    "Somebody else has taken the swap area of a device out of use (`swapoff`).",
+    "To use it again: `swapon --discard -p PRIORITY /dev/infiniswap/NAME`. Else stop the device.",
+)
 NOT_STOPPED: Final = Event(
     "device-not-stopped",
     "A device was asked to stop and is still in use, mostly as not everything that is swapped out "

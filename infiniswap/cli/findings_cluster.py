@@ -31,6 +31,11 @@ _ALARMS: Final = (
     ("neither a donor nor a backup", "infiniswap status (start more donors, or raise their pool)"),
     ("are lost with donors", "end the programs that use it, then: infiniswap device remove {name}"),
     ("front end has ended", "infiniswap device restart {name}"),
+    ("was detached by somebody else", "infiniswap device restart {name}"),
+    (
+        "swap area was taken out of use",
+        "swapon --discard /dev/infiniswap/{name} (or: infiniswap device stop {name})",
+    ),
     ("connections are not complete", "dmesg | grep nbd (new ones are tried by themselves)"),
 )
 """Words of an alarm (infiniswap.device.mapper, .service) and what to do about it."""

@@ -64,7 +64,7 @@ class Attachment:
         try:
             frontends.clear_leftovers(self.paths)
             self.kernel.attach(engine)
-            self._make_link()
+            self.make_link()
         except BaseException:
             self.detach_device()
             raise
@@ -83,17 +83,14 @@ class Attachment:
         link = LINK_DIR / self.spec.name
         if link.is_symlink():
             self.link = link
-        # By its name alone: other areas' files are none of our business now.
-        areas = swap.active_areas()
-        area = next((area for area in areas if area.path == str(device)), None)
-        self.swap_active = area is not None
-        self.priority = None if area is None else area.priority
+        self.follow_swap()
 
-    def _make_link(self) -> None:
+    def make_link(self) -> None:
+        """A link of the device's name to its block device, in place of one that leads elsewhere."""
         device = self.kernel.block_device
         if device is None:
             return
-        link = LINK_DIR / self.spec.name
+        link, self.link = LINK_DIR / self.spec.name, None
         try:
             LINK_DIR.mkdir(mode=0o755, exist_ok=True)
             link.unlink(missing_ok=True)
@@ -119,10 +116,34 @@ class Attachment:
         self.swap_active = True
         self.priority = priority
 
+    def _device(self) -> Path | None:
+        """The block device; None when there is none, or somebody has detached it: what lies under
+        its number then is none of our business."""
+        return self.kernel.block_device if self.kernel.is_ours() else None
+
     def swap_used_bytes(self) -> int:
         """What is swapped out to the device now."""
-        path = self.kernel.block_device
+        path = self._device()
         return swap.used_bytes(path) if self.swap_active and path is not None else 0
+
+    def follow_swap(self) -> None:
+        """Whether the area is active now: others may take it off, and give it back.
+
+        Raises:
+            NotPermittedError, SystemCallError: /proc could not be read.
+        """
+        path = self._device()
+        # By its name alone: other areas' files are none of our business.
+        area = next((area for area in swap.active_areas() if area.path == str(path)), None)
+        self.swap_active = area is not None
+        self.priority = None if area is None else area.priority
+
+    def link_leads_here(self) -> bool:
+        """Whether the link is as it was made; also when none could be made."""
+        try:
+            return self.link is None or os.readlink(self.link) == self.path
+        except OSError:
+            return False
 
     def detach_swap(self) -> None:
         """swapoff in a child process, while this one serves the pages that come back.
@@ -131,7 +152,7 @@ class Attachment:
             MemoryLimitError: they would not fit into memory; nothing was done.
             InfiniswapError: the kernel's refusal; the area is still active.
         """
-        path = self.kernel.block_device
+        path = self._device()
         if not self.swap_active or path is None:
             return
         if swap.find_area(path) is not None:  # an administrator may have been faster
@@ -157,7 +178,7 @@ class Attachment:
         Raises:
             ConflictError: who uses it.
         """
-        path = self.kernel.block_device
+        path = self._device()
         if path is None:
             return
         where = f"device {self.spec.name}"
@@ -189,6 +210,12 @@ class Attachment:
                 mend=f"See what it is with lsblk {path}.",
             ) from error
 
+    def withdraw_link(self) -> None:
+        """Nobody shall come to the block device by its name any more."""
+        if self.link is not None:
+            remove_link(self.spec.name)
+            self.link = None
+
     def detach_device(self) -> None:
         """Block device, link, and what is below it.
 
@@ -196,9 +223,7 @@ class Attachment:
             ConflictError: the block device is in use; everything stays.
         """
         self.kernel.detach()
-        if self.link is not None:
-            remove_link(self.spec.name)
-            self.link = None
+        self.withdraw_link()
 
 
 def processes_with_open(device: int) -> list[str]:

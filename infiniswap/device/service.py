@@ -36,6 +36,7 @@ from infiniswap.device.holder import LOCK, LOG, Holder, TakeOver
 from infiniswap.device.link_types import LinkConfig
 from infiniswap.device.links import DonorLink
 from infiniswap.device.mapper import SlabMapper
+from infiniswap.device.others import Others
 from infiniswap.device.probe import check_donors
 from infiniswap.device.repairs import Repairs
 from infiniswap.device.report import Snapshot, snapshot
@@ -164,8 +165,7 @@ class DeviceService:
             self._start_waker()
             if spec.backup is None:
                 await self._map_everything()
-            attachment = Attachment(spec, self._paths, choice)
-            self._attachment = attachment
+            attachment = self._attachment = Attachment(spec, self._paths, choice)
             engine = self._engine
             assert engine is not None
             rundir.write_record(self._paths.record, spec)
@@ -353,6 +353,8 @@ class DeviceService:
         assert self._mapper is not None
         repairs = Repairs(attachment.kernel, self.holder, self._mapper, self._blocking)
         self._loop("repair", repairs.run())
+        others = Others(attachment, self._mapper.alarms, self._blocking)
+        self._loop("others", others.run(self._stop_lock, lambda: self.state == "serving"))
 
     def _start_waker(self) -> None:
         engine = self._engine

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap.errors import ConflictError, NotFoundError, SystemCallError, UnavailableError
-from infiniswap.system.files import SYS, try_read_text, try_write_text
+from infiniswap.system.files import SYS, try_read_int, try_read_text, try_write_text
 from infiniswap.system.programs import run_command
 from infiniswap.units import PAGE_BYTES
 
@@ -41,6 +41,8 @@ class LoopDevice:
         deleted: that file has been removed since.
         direct_io: requests go past the page cache.
         autoclear: it detaches itself once nobody has it open.
+        sequence: the kernel's count of attachments, of all block devices together: no two have the
+            same. None before Linux 5.15.
     """
 
     number: int
@@ -48,11 +50,20 @@ class LoopDevice:
     deleted: bool
     direct_io: bool
     autoclear: bool
+    sequence: int | None = None
 
     @property
     def path(self) -> Path:
         """The device node."""
         return Path(f"/dev/loop{self.number}")
+
+    def is_attachment(self, other: LoopDevice) -> bool:
+        """Whether nobody has detached it between these two looks at one device. Not by the backing
+        file, which may have been renamed or unmounted meanwhile, unless the kernel does not count.
+        """
+        if None in (self.sequence, other.sequence):
+            return self.backing == other.backing
+        return self.sequence == other.sequence
 
 
 _DELETED = " (deleted)"
@@ -76,6 +87,7 @@ def loop_device(number: int, *, sys: Path = SYS) -> LoopDevice | None:
         deleted=backing.endswith(_DELETED),
         direct_io=(try_read_text(directory / "dio") or "").strip() == "1",
         autoclear=(try_read_text(directory / "autoclear") or "").strip() == "1",
+        sequence=try_read_int(directory.parent / "diskseq"),
     )
 
 
@@ -164,7 +176,7 @@ def detach(device: LoopDevice, *, timeout_s: float = DETACH_S_MAX, sys: Path = S
 
     def still_there() -> bool:
         now = loop_device(device.number, sys=sys)
-        return now is not None and now.backing == device.backing
+        return now is not None and now.is_attachment(device)
 
     if not still_there():
         return

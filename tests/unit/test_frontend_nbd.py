@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +18,7 @@ from infiniswap.device.rundir import DevicePaths
 from infiniswap.engine.native import NativeEngine
 from infiniswap.engine.protocol import EngineConfig, EventKind
 from infiniswap.errors import EngineError, NotFoundError, UnavailableError
+from infiniswap.system import nbd
 from infiniswap.system.nbd import NbdDevice
 from infiniswap.units import MIB
 
@@ -43,6 +46,46 @@ def test_a_device_is_known_by_its_run_directory(tmp_path: Path) -> None:
     assert front.run_of(NbdDevice(0, identifier, 1)) == Path(os.path.realpath(tmp_path))
     for strange in ("", "infiniswap:", "infiniswap:x:/run/a", "infiniswap:0:/run/a", "x:1:/a"):
         assert front.run_of(NbdDevice(0, strange, 1)) is None
+
+
+class Frontend:
+    """The engine's side, which nobody asks for anything."""
+
+    requests_max = 8
+    size_bytes = MIB
+
+    def serve(self, descriptor: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Engine:
+    def frontend_nbd(self, request_bytes_max: int) -> Frontend:
+        return Frontend()
+
+
+def test_what_has_taken_its_number_is_not_disconnected(
+    paths: DevicePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front, "GenericNetlink", contextlib.nullcontext)
+    monkeypatch.setattr(nbd, "connect", lambda *_, **__: 0)
+    monkeypatch.setattr(nbd, "tune", lambda *_: ())
+    monkeypatch.setattr(nbd, "read_partitions", lambda _: None)
+    disconnected: list[int] = []
+    monkeypatch.setattr(nbd, "disconnect", lambda _, index: disconnected.append(index))
+    device = front.NbdKernel(paths)
+    device.attach(cast(Any, Engine()))
+    shown = [NbdDevice(0, front.identifier_of(paths, front.connections_for(8)), 1)]
+    monkeypatch.setattr(nbd, "device", lambda _: shown[0])
+    assert device.is_ours()
+    shown[0] = NbdDevice(0, "another's", 1)
+    assert not device.is_ours()
+    with pytest.raises(UnavailableError, match="device restart d1"):
+        device.attach_again()
+    device.detach()
+    assert not disconnected
 
 
 @pytest.mark.skipif(HAS_NBD, reason="this kernel has nbd")

@@ -37,6 +37,29 @@ def test_attached_devices_in_order(tmp_path: Path) -> None:
     assert loop.attached(sys=tmp_path / "absent") == ()
 
 
+def test_a_number_that_was_detached_and_taken_again_is_another_attachment(tmp_path: Path) -> None:
+    directory = _device(tmp_path, 1, "/a")
+    old = loop.loop_device(1, sys=tmp_path)
+    assert old is not None
+    assert old.sequence is None  # before Linux 5.15 only the file tells
+    assert old.is_attachment(old)
+    (directory / "loop" / "backing_file").write_text("/b\n")
+    taken = loop.loop_device(1, sys=tmp_path)
+    assert taken is not None
+    assert not taken.is_attachment(old)
+    (directory / "diskseq").write_text("41\n")
+    first = loop.loop_device(1, sys=tmp_path)
+    (directory / "loop" / "backing_file").write_text("/renamed\n")
+    renamed = loop.loop_device(1, sys=tmp_path)
+    (directory / "diskseq").write_text("43\n")
+    second = loop.loop_device(1, sys=tmp_path)
+    assert first is not None
+    assert renamed is not None
+    assert second is not None
+    assert renamed.is_attachment(first)
+    assert not second.is_attachment(renamed)
+
+
 def test_tuning_names_what_was_refused(tmp_path: Path) -> None:
     directory = _device(tmp_path, 0, "/a")
     device = loop.loop_device(0, sys=tmp_path)

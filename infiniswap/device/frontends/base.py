@@ -51,6 +51,17 @@ class KernelDevice(Protocol):
             InfiniswapError: not now; to be tried again.
         """
 
+    def is_ours(self) -> bool:
+        """Whether `block_device` is still the one that this process serves: nobody has detached it,
+        so that its number is free for others. Reads /sys alone, and is called often."""
+
+    def attach_again(self) -> None:
+        """After `is_ours` has said no: another block device over what still serves.
+
+        Raises:
+            InfiniswapError: not now, or never with this front end.
+        """
+
     def is_left(self) -> bool:
         """After FRONTEND_DOWN: whether the kernel has the device still, so that a successor could
         take it over though this process can serve it no longer.

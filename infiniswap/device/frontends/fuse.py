@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 from collections.abc import Mapping
@@ -68,10 +69,37 @@ class FuseLoop:
         self._paths.mount.mkdir(mode=0o700, exist_ok=True)
         self._frontend = engine.frontend_fuse(str(self._paths.mount))
         self._mounted = True
+        self._attach_loop()
+
+    def _attach_loop(self) -> None:
         self._loop = loop.attach(self._paths.mount / "disk")
         refused = loop.tune(self._loop)
         if refused:
             log.info("loop device: the kernel refused to set %s", ", ".join(refused))
+
+    def is_ours(self) -> bool:
+        """By the kernel's count of attachments; before Linux 5.15 by the backing file."""
+        if self._loop is None:
+            return False
+        now = loop.loop_device(self._loop.number)
+        return now is not None and now.is_attachment(self._as_named(now))
+
+    def _as_named(self, now: loop.LoopDevice) -> loop.LoopDevice:
+        """The loop device as it was attached, under the name that the kernel has for it now: once
+        somebody has unmounted the front end lazily, that is only the path in it."""
+        assert self._loop is not None
+        if now.backing != BACKING_UNMOUNTED:
+            return self._loop
+        return dataclasses.replace(self._loop, backing=BACKING_UNMOUNTED)
+
+    def attach_again(self) -> None:
+        """Another loop device on the same file.
+
+        Raises:
+            InfiniswapError: the file, its mount, or a free loop device is missing.
+        """
+        self._loop = None
+        self._attach_loop()
 
     def repair(self) -> None:
         """There is one connection to the kernel, which lasts."""
@@ -106,19 +134,25 @@ class FuseLoop:
         """
         assert self._frontend is not None
         connection = descriptors.get(_CONNECTION)
-        # Not by the path of its file: whoever looks at that waits for us.
-        now = None if self._loop is None else loop.loop_device(self._loop.number)
-        if connection is None or now is None or not self._is_ours(now):
+        now = self._find_loop()
+        if connection is None or now is None:
             raise NotFoundError(
                 "its loop device, or the FUSE connection below that, is gone",
                 where=f"device {self._paths.name}",
             )
+        self._loop = now
         self._mounted = True
         self._frontend.take_over(connection)
 
-    def _is_ours(self, device: loop.LoopDevice) -> bool:
+    def _find_loop(self) -> loop.LoopDevice | None:
+        """Under its number, or another one: the predecessor may have had to attach it again. Not by
+        looking at the path of its file: whoever does that waits for us."""
         mount = os.path.join(os.path.realpath(self._paths.run), self._paths.mount.name)
-        return device.backing in (f"{mount}/disk", BACKING_UNMOUNTED)
+        backing = f"{mount}/disk"
+        first = None if self._loop is None else loop.loop_device(self._loop.number)
+        if first is not None and first.backing in (backing, BACKING_UNMOUNTED):
+            return first
+        return next((found for found in loop.attached() if found.backing == backing), None)
 
     def rings(self) -> tuple[int, ...]:
         """There are none."""
@@ -131,7 +165,8 @@ class FuseLoop:
             ConflictError: the loop device is in use.
         """
         if self._loop is not None:
-            loop.detach(_as_named_now(self._loop))
+            now = loop.loop_device(self._loop.number)
+            loop.detach(self._loop if now is None else self._as_named(now))
             self._loop = None
         if self._frontend is not None:
             self._frontend.close()
@@ -153,12 +188,6 @@ def _read_note(note: bytes) -> tuple[loop.LoopDevice, bytes]:
     number, _, backing = head.decode().partition(":")
     device = loop.LoopDevice(int(number), backing, deleted=False, direct_io=True, autoclear=False)
     return device, init
-
-
-def _as_named_now(device: loop.LoopDevice) -> loop.LoopDevice:
-    """When somebody has unmounted the front end lazily, the kernel only knows the path in it."""
-    now = loop.loop_device(device.number)
-    return now if now is not None and now.backing == BACKING_UNMOUNTED else device
 
 
 def clear_leftovers(paths: DevicePaths) -> None:

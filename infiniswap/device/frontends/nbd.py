@@ -28,6 +28,7 @@ from infiniswap.errors import (
     ConflictError,
     DeadlineError,
     NotFoundError,
+    UnavailableError,
     from_oserror,
 )
 from infiniswap.system import mounts, nbd, swap
@@ -272,6 +273,21 @@ class NbdKernel:
                 )
             time.sleep(_TAKEN_PAUSE_S)
 
+    def is_ours(self) -> bool:
+        """By the identifier. One that is merely disconnected is `repair`'s."""
+        now = None if self._index is None else nbd.device(self._index)
+        return now is None or now.identifier == self._identifier
+
+    def attach_again(self) -> None:
+        """Cannot be done while the engine has connections to the former one.
+
+        Raises:
+            UnavailableError: always.
+        """
+        raise UnavailableError(
+            "its nbd device was disconnected", mend=f"infiniswap device restart {self._paths.name}"
+        )
+
     def is_left(self) -> bool:
         """It ends by its connections only, and those are mended."""
         return False
@@ -289,9 +305,9 @@ class NbdKernel:
             ConflictError: it is in use; everything stays.
         """
         with self._lock:
-            if self._index is not None:
+            if self._index is not None and self.is_ours():
                 _free(self._index, where=f"device {self._paths.name}")
-                self._index = None
+            self._index = None
             if self._frontend is not None:
                 self._frontend.close()
                 self._frontend = None

@@ -36,6 +36,13 @@ class NbdSocket:
     def repair(self) -> None:
         """Clients come and go as they like."""
 
+    def is_ours(self) -> bool:
+        """There is nothing that others could take."""
+        return True
+
+    def attach_again(self) -> None:
+        """Never called."""
+
     def is_left(self) -> bool:
         """The kernel has nothing of it."""
         return False

@@ -153,6 +153,19 @@ class UblkKernel:
     def repair(self) -> None:
         """There is nothing that breaks on its own."""
 
+    def is_ours(self) -> bool:
+        """Its number stays taken as long as this process has it open, even if somebody removes it
+        (FRONTEND_DOWN)."""
+        return True
+
+    def attach_again(self) -> None:
+        """Never called.
+
+        Raises:
+            UnavailableError: always.
+        """
+        raise UnavailableError("a ublk device is not attached again")
+
     def is_left(self) -> bool:
         """Unless somebody has removed or stopped it."""
         shape = None if self._frontend is None else ublk_shape(self._frontend.device_id)

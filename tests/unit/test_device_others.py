@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What others do to a device is said once, and mended when that becomes possible; tests/system has
+the kernel's side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from infiniswap.device.attach import Attachment
+from infiniswap.device.frontends import Choice
+from infiniswap.device.others import DEVICE, Others
+from infiniswap.device.rundir import DevicePaths
+from infiniswap.errors import UnavailableError
+
+T = TypeVar("T")
+
+
+class Kernel:
+    """A front end whose block device somebody detaches."""
+
+    block_device = None
+    path = "/dev/loop7"
+
+    def __init__(self) -> None:
+        self.ours = True
+        self.free = False  # whether another one can be had
+        self.tries = 0
+        self.looked = 0
+        self.tried = asyncio.Event()
+
+    def is_ours(self) -> bool:
+        self.looked += 1
+        return self.ours
+
+    def attach_again(self) -> None:
+        self.tries += 1
+        self.tried.set()
+        if not self.free:
+            raise UnavailableError("there is no unused loop device")
+        self.ours = True
+
+
+class Spec:
+    swap = False
+    name = "d1"
+
+
+class Device:
+    def __init__(self, directory: Path) -> None:
+        paths = DevicePaths("d1", directory, directory)
+        attachment = Attachment(cast(Any, Spec()), paths, Choice("nbd-socket", "for this test"))
+        self.kernel, self.alarms = Kernel(), dict[str, str]()
+        attachment.kernel = cast(Any, self.kernel)
+        self.others = Others(attachment, self.alarms, at_once, period_s=0.001)
+
+
+async def at_once(call: Callable[[], T]) -> T:
+    return call()
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    return Device(tmp_path)
+
+
+def test_a_device_that_was_detached_is_told_once_and_tried_again(
+    device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    device.others.look()
+    assert not device.kernel.tries
+    device.kernel.ours = False
+    for _ in range(3):
+        device.others.look()
+    assert device.kernel.tries == 3
+    assert "/dev/loop7 was detached by somebody else: there is no unused" in device.alarms[DEVICE]
+    assert len(caplog.records) == 1
+    device.kernel.free = True
+    device.others.look()
+    assert DEVICE not in device.alarms
+    assert "the device is attached again" in caplog.text
+    assert device.kernel.tries == 4
+    device.others.look()
+    assert device.kernel.tries == 4
+
+
+async def test_nothing_is_touched_while_the_device_starts_or_stops(device: Device) -> None:
+    state, stopping = "starting", asyncio.Lock()
+    device.kernel.ours, device.kernel.free = False, True
+    task = asyncio.create_task(device.others.run(stopping, lambda: state == "serving"))
+    await asyncio.sleep(0.05)
+    assert not device.kernel.looked
+    async with stopping:
+        state = "serving"  # a stop that was refused, and has not said so yet
+        await asyncio.sleep(0.05)
+        assert not device.kernel.looked
+    await asyncio.wait_for(device.kernel.tried.wait(), 30)
+    task.cancel()
+    await asyncio.wait({task})
