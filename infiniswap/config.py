@@ -115,13 +115,13 @@ class DaemonConfig:
     preallocate_slabs: int = _int(2, low=0, high=1024)
     """Free slabs kept ready: hides the time to allocate and zero one."""
     leases_max: int = _int(256, low=1, high=65_536)
-    """Devices served at once."""
+    """Devices served at once; one consumer gets half of them at most."""
     connections_max: int = _int(1024, low=1, high=65_536)
     """Data connections at once."""
     connections_per_lease_max: int = _int(32, low=1, high=1024)
     """Data connections of one device."""
     connections_per_host_max: int = _int(128, low=1, high=65_536)
-    """Connections of one address or /64 network, at each of the two ports."""
+    """Connections of one address or /64 network, at each of the two ports; half as many leases."""
     evict_deadline_s: float = _float(1.0, low=0.01, high=60.0)
     """How long a consumer may take to give an evicted slab up; then it is fenced without."""
     evict_move_s: float = _float(3.0, low=0.0, high=600.0)

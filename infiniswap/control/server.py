@@ -367,9 +367,9 @@ class ControlServer:
         return ServerSession(self._session_next, hello, address, version)
 
     def _refused(self, session: ServerSession, request: Any, error: RequestRefusedError) -> None:
-        """Counts it, and tells of what no consumer asks for that knows its leases."""
+        """Counts it, and tells of what no consumer asks for that knows its leases and limits."""
         self.counters[f"requests_refused_{error.reason}"[:80]] += 1
-        if error.reason in (m.REFUSED_UNKNOWN_LEASE, m.REFUSED_STALE):
+        if error.reason in (m.REFUSED_UNKNOWN_LEASE, m.REFUSED_STALE, m.REFUSED_QUOTA):
             self._log_bounded("refused a %s of %s: %s", type(request).__name__, session, error.what)
 
     def _kept_out(self, host: str) -> None:

@@ -478,6 +478,7 @@ def _service_config(config: Config, limits: HeadroomConfig, authenticated: bool)
         pool_bytes=limits.slabs_max * limits.slab_bytes,
         grace_s=config.daemon.lease_grace_s,
         leases_max=config.daemon.leases_max,
+        connections_per_host_max=config.daemon.connections_per_host_max,
         heartbeat_s=cluster.heartbeat_s,
         silence_s=cluster.heartbeat_s * cluster.heartbeats_missed_max,
         authenticated=authenticated,

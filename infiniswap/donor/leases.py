@@ -11,6 +11,8 @@ A lease lives while its session or a data connection does: a device process whos
 paused loses its session, but its C threads go on using the slabs. A lease belongs to one session at
 a time; with its reclaim secret the same device may move it to a new one. An expired lease never
 comes back.
+
+Leases and their slots are memory here, so a session and a consumer (a host) have so many at most.
 """
 
 from __future__ import annotations
@@ -19,10 +21,17 @@ import enum
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from infiniswap.control import messages as m
 from infiniswap.control.peer import consumer_of
 from infiniswap.errors import RequestRefusedError
+
+SESSION_LEASES_MAX: Final = 4
+"""Leases of one session. A device needs one, and a second one when it could not give that back."""
+
+CONSUMER_SLOTS_MAX: Final = 8 * m.SLOTS_MAX
+"""Slots in all leases of one consumer: 8 MiB in the store, and 128 TiB of slabs of 1 GiB."""
 
 
 class LeaseState(enum.Enum):
@@ -70,11 +79,18 @@ class LeaseTable:
     Args:
         grace_s: how long a lease without session and connections waits for its device.
         leases_max: beyond it no lease is granted.
+        consumer_leases_max: likewise of one consumer; None: only the limit of all counts.
     """
 
-    def __init__(self, grace_s: float, leases_max: int) -> None:
+    def __init__(
+        self,
+        grace_s: float,
+        leases_max: int,
+        consumer_leases_max: int | None = None,
+    ) -> None:
         self._grace_s = grace_s
         self._leases_max = leases_max
+        self._consumer_leases_max = consumer_leases_max or leases_max
         self._leases: dict[int, Lease] = {}
         self._sessions: set[int] = set()
 
@@ -102,12 +118,24 @@ class LeaseTable:
             self._settle(lease, now_s)
         return owned
 
-    def check_room(self) -> None:
-        """Raises RequestRefusedError when no further lease may be granted."""
+    def check_room(self, session: int, consumer: str, slots_max: int) -> None:
+        """Raises RequestRefusedError when no further lease of so many slots may be granted."""
         if len(self._leases) >= self._leases_max:
-            raise RequestRefusedError(
-                f"this donor has {self._leases_max} leases, its limit", reason=m.REFUSED_QUOTA
+            raise _full(f"this donor has {self._leases_max} leases, its limit")
+        self._check_session(session)
+        own = [entry for entry in self._leases.values() if entry.consumer == consumer]
+        if len(own) >= self._consumer_leases_max:
+            raise _full(f"{consumer} has {len(own)} leases here, the limit of one host")
+        slots = sum(entry.slots_max for entry in own)
+        if slots + slots_max > CONSUMER_SLOTS_MAX:
+            raise _full(
+                f"{consumer} has leases of {slots} slabs here and asks for {slots_max} more; the "
+                f"limit of one host is {CONSUMER_SLOTS_MAX}"
             )
+
+    def _check_session(self, session: int) -> None:
+        if sum(entry.session == session for entry in self._leases.values()) >= SESSION_LEASES_MAX:
+            raise _full(f"this session has {SESSION_LEASES_MAX} leases, its limit")
 
     def grant(
         self,
@@ -170,7 +198,8 @@ class LeaseTable:
 
         Raises:
             RequestRefusedError: unknown lease, another device, wrong secret; or stale: a later
-                epoch was granted to a session that is still open.
+                epoch was granted to a session that is still open; or that session has as many
+                leases as it may have.
         """
         entry = self._leases.get(lease)
         if (
@@ -181,6 +210,8 @@ class LeaseTable:
             or session not in self._sessions
         ):
             raise _unknown(lease)
+        if entry.session != session:
+            self._check_session(session)
         # The answer to an earlier renewal may have been lost with its session: then the device
         # knows an old epoch and is right all the same.
         superseded = entry.session not in (None, session) and epoch != entry.epoch
@@ -241,6 +272,20 @@ class LeaseTable:
         elif lease.state is LeaseState.ACTIVE:
             lease.state = LeaseState.GRACE
             lease.grace_until_s = now_s + self._grace_s
+
+
+def consumer_leases(leases_max: int, connections_per_host_max: int) -> int:
+    """Most leases of one consumer: for each its device's two data connections; never all there are.
+
+    Args:
+        leases_max: of the donor.
+        connections_per_host_max: data connections of one address.
+    """
+    return max(1, min(connections_per_host_max, leases_max) // 2)
+
+
+def _full(text: str) -> RequestRefusedError:
+    return RequestRefusedError(text, reason=m.REFUSED_QUOTA)
 
 
 def _unknown(lease: int) -> RequestRefusedError:

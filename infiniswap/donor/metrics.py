@@ -80,7 +80,10 @@ METRICS: Final = (
     Metric("infiniswap_donor_leases_restored_total", "counter", "Leases of before a restart."),
     Metric("infiniswap_donor_control_requests_total", "counter", "Requests of devices.", ("type",)),
     Metric(
-        "infiniswap_donor_control_refused_total", "counter", "Refused ones, by reason.", ("reason",)
+        "infiniswap_donor_control_refused_total",
+        "counter",
+        "Requests of devices that were refused, by reason.",
+        ("reason",),
     ),
     Metric(
         "infiniswap_donor_sessions_opened_total", "counter", "Control sessions that were opened."

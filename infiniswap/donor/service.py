@@ -35,7 +35,7 @@ from infiniswap.donor.drain import Drain, drain_path
 from infiniswap.donor.evict import EvictionConfig, Evictor, MappedSlab
 from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.keeping import Keeping
-from infiniswap.donor.leases import Lease, LeaseState, LeaseTable, Owner
+from infiniswap.donor.leases import Lease, LeaseState, LeaseTable, Owner, consumer_leases
 from infiniswap.donor.quota import Quota
 from infiniswap.donor.rdma import DonorRdma
 from infiniswap.donor.records import LeaseRecords
@@ -65,6 +65,7 @@ class ServiceConfig:
         slab_bytes: size of a slab.
         pool_bytes: most memory ever lent.
         grace_s, leases_max: see LeaseTable.
+        connections_per_host_max: see infiniswap.donor.leases.consumer_leases.
         heartbeat_s: told to consumers.
         silence_s: told to consumers.
         authenticated: whether a cluster secret is in force.
@@ -82,6 +83,7 @@ class ServiceConfig:
     pool_bytes: int
     grace_s: float = 10.0
     leases_max: int = 256
+    connections_per_host_max: int = 128
     heartbeat_s: float = 1.0
     silence_s: float = 5.0
     authenticated: bool = False
@@ -133,7 +135,11 @@ class DonorService:
         self._clock = clock
         self._started_s = clock()
         self._started_unix_s = time.time()
-        self._table = LeaseTable(config.grace_s, config.leases_max)
+        self._table = LeaseTable(
+            config.grace_s,
+            config.leases_max,
+            consumer_leases(config.leases_max, config.connections_per_host_max),
+        )
         self._locks: dict[int, asyncio.Lock] = {}
         self._sessions: dict[int, ServerSession] = {}
         self._under_way: set[asyncio.Future[Any]] = set()
@@ -252,7 +258,7 @@ class DonorService:
 
     async def _lease(self, session: ServerSession, request: m.LeaseRequest) -> m.LeaseAnswer:
         self._refuse_if_draining()
-        self._table.check_room()
+        self._table.check_room(session.number, session.consumer, request.slots_max)
         made = self._store.lease_create(request.slots_max)
         reclaim = secrets.token_hex(16)
         owner = Owner(session.device_id, session.device_name, session.host_name, session.address)

@@ -28,7 +28,8 @@ from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.channel import LOST, Channel, Limits
 from infiniswap.control.client import ClientConfig, fetch_status
-from infiniswap.errors import InfiniswapError
+from infiniswap.donor.leases import SESSION_LEASES_MAX
+from infiniswap.errors import InfiniswapError, RequestRefusedError
 
 SHORT_S = 0.5
 """A deadline that tests wait for, and that good neighbours keep on a slow machine, too."""
@@ -329,6 +330,36 @@ async def test_answers_that_nobody_reads_are_few() -> None:
     assert ended.reason == LOST
     # One for each request under way, and the refusal of the one that was too many.
     assert len(ws.sent) == limits.handling_max + 1
+
+
+async def test_one_session_gets_few_leases_and_others_are_served() -> None:
+    async with world() as w, await w.session() as greedy:
+        for _ in range(SESSION_LEASES_MAX):
+            await greedy.lease(m.SLOTS_MAX)
+        with pytest.raises(RequestRefusedError, match="its limit") as caught:
+            await greedy.lease(1)
+        assert caught.value.reason == m.REFUSED_QUOTA
+        assert w.donor.server.counters["requests_refused_quota"] == 1
+        assert w.store.stats()["leases"] == SESSION_LEASES_MAX
+        async with await w.session() as other:
+            await other.lease(4)
+
+
+async def test_the_leases_of_one_host_leave_room_for_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with world(daemon__leases_max=16) as w, contextlib.AsyncExitStack() as held:
+        for _ in range(2):
+            greedy = await held.enter_async_context(await w.session(host="10.0.0.66"))
+            for _ in range(4):
+                await greedy.lease(1)
+        third = await held.enter_async_context(await w.session(host="::ffff:10.0.0.66"))
+        with pytest.raises(RequestRefusedError, match=r"10\.0\.0\.66 has 8 leases") as caught:
+            await third.lease(1)
+        assert caught.value.reason == m.REFUSED_QUOTA
+        assert "10.0.0.66 has 8 leases here" in caplog.text
+        async with await w.session(host="10.0.0.1") as other:
+            await other.lease(4)
 
 
 async def test_addresses_of_one_ipv6_network_count_as_one_host() -> None:

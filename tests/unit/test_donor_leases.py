@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -12,10 +13,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from infiniswap.control import messages as m
-from infiniswap.donor.leases import LeaseState, LeaseTable, Owner
+from infiniswap.donor.leases import (
+    CONSUMER_SLOTS_MAX,
+    SESSION_LEASES_MAX,
+    LeaseState,
+    LeaseTable,
+    Owner,
+    consumer_leases,
+)
 from infiniswap.errors import RequestRefusedError
 
-OWNER = Owner("device", "swap0", "host", "address")
+HOST = "10.0.0.7"
+OWNER = Owner("device", "swap0", "host", f"{HOST}:41000")
 RECLAIM = "5" * 32
 
 
@@ -141,12 +150,63 @@ def test_an_expired_lease_never_comes_back() -> None:
 def test_leases_are_limited() -> None:
     table = table_with_lease()
     for number in range(3):
-        table.check_room()
-        table.grant(10 + number, OWNER, 1, 8, RECLAIM, 1, 0.0)
+        table.check_room(number, HOST, 8)
+        table.grant(10 + number, OWNER, 0, 8, RECLAIM, 1, 0.0)
     with refused(m.REFUSED_QUOTA):
-        table.check_room()
+        table.check_room(9, "10.0.0.8", 8)
     with pytest.raises(ValueError, match="exists"):
         table.grant(7, OWNER, 1, 8, RECLAIM, 1, 0.0)
+
+
+def test_one_session_has_so_many_leases_and_no_more() -> None:
+    table = LeaseTable(10.0, 100)
+    for session in (1, 2):
+        table.session_opened(session)
+    for number in range(SESSION_LEASES_MAX):
+        table.check_room(1, HOST, 8)
+        table.grant(number, OWNER, 1, 8, RECLAIM, 1, 0.0)
+    with refused(m.REFUSED_QUOTA):
+        table.check_room(1, HOST, 8)
+    # Not by way of another session of the same device either.
+    table.check_room(2, HOST, 8)
+    table.grant(50, OWNER, 2, 8, RECLAIM, 1, 0.0)
+    with refused(m.REFUSED_QUOTA):
+        table.reclaim(50, "device", RECLAIM, 1, 1)
+    assert table.owned(50, 2)
+
+
+def test_one_host_has_so_many_leases_whatever_names_it_gives_itself() -> None:
+    table = LeaseTable(10.0, 100, consumer_leases_max=3)
+    for number in range(3):
+        table.check_room(number, HOST, 8)
+        owner = replace(OWNER, host_name=f"host-{number}", device_id=f"device-{number}")
+        table.grant(number, owner, 0, 8, RECLAIM, 1, 0.0)
+    with refused(m.REFUSED_QUOTA):
+        table.check_room(3, HOST, 8)
+    table.check_room(3, "10.0.0.8", 8)
+    # Those that are still being taken apart count, as they still are memory.
+    table.expire(0)
+    with refused(m.REFUSED_QUOTA):
+        table.check_room(3, HOST, 8)
+    table.remove(0)
+    table.check_room(3, HOST, 8)
+
+
+def test_the_slots_of_one_host_are_bounded() -> None:
+    table = LeaseTable(10.0, 100)
+    for number in range(CONSUMER_SLOTS_MAX // m.SLOTS_MAX):
+        table.check_room(number, HOST, m.SLOTS_MAX)
+        table.grant(number, OWNER, 0, m.SLOTS_MAX, RECLAIM, 1, 0.0)
+    with refused(m.REFUSED_QUOTA):
+        table.check_room(90, HOST, 1)
+    table.check_room(90, "10.0.0.8", m.SLOTS_MAX)
+
+
+def test_one_host_never_gets_all_leases() -> None:
+    assert consumer_leases(256, 128) == 64  # two connections each
+    assert consumer_leases(1024, 512) == 256
+    assert consumer_leases(8, 128) == 4
+    assert consumer_leases(1, 1) == 1
 
 
 def test_the_reclaim_secret_is_not_printed() -> None:
