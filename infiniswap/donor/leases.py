@@ -8,9 +8,10 @@
            connection seen                                                      slabs are fenced
 
 A lease lives while its session or a data connection does: a device process whose interpreter is
-paused loses its session, but its C threads go on using the slabs. A lease belongs to one session at
-a time; with its reclaim secret the same device may move it to a new one. An expired lease never
-comes back.
+paused loses its session, but its C threads go on using the slabs. A connection without a session
+does so for an hour at most (ALONE_S): whoever holds it may be no device at all. A lease belongs to
+one session at a time; with its reclaim secret the same device may move it to a new one. An expired
+lease never comes back.
 
 Leases and their slots are memory here, so a session and a consumer (a host) have so many at most.
 """
@@ -26,6 +27,10 @@ from typing import Final
 from infiniswap.control import messages as m
 from infiniswap.control.peer import consumer_of
 from infiniswap.errors import RequestRefusedError
+
+ALONE_S: Final = 3600.0
+"""How long data connections keep a lease that has no session. Not less: a paused interpreter must
+not lose its pages."""
 
 SESSION_LEASES_MAX: Final = 4
 """Leases of one session. A device needs one, and a second one when it could not give that back."""
@@ -65,6 +70,7 @@ class Lease:
     state: LeaseState = LeaseState.ACTIVE
     connections: int = 0
     grace_until_s: float = 0.0
+    alone_until_s: float = 0.0
     slots: dict[int, m.SlotInfo] = field(default_factory=dict)
     consumer: str = field(init=False)
     """See infiniswap.control.peer: that of the session that it was granted to."""
@@ -80,6 +86,7 @@ class LeaseTable:
         grace_s: how long a lease without session and connections waits for its device.
         leases_max: beyond it no lease is granted.
         consumer_leases_max: likewise of one consumer; None: only the limit of all counts.
+        alone_s: how long data connections alone keep a lease.
     """
 
     def __init__(
@@ -87,10 +94,12 @@ class LeaseTable:
         grace_s: float,
         leases_max: int,
         consumer_leases_max: int | None = None,
+        alone_s: float = ALONE_S,
     ) -> None:
         self._grace_s = grace_s
         self._leases_max = leases_max
         self._consumer_leases_max = consumer_leases_max or leases_max
+        self._alone_s = alone_s
         self._leases: dict[int, Lease] = {}
         self._sessions: set[int] = set()
 
@@ -115,6 +124,7 @@ class LeaseTable:
         owned = [lease for lease in self._leases.values() if lease.session == session]
         for lease in owned:
             lease.session = None
+            lease.alone_until_s = now_s + self._alone_s
             self._settle(lease, now_s)
         return owned
 
@@ -156,6 +166,7 @@ class LeaseTable:
             raise ValueError(f"lease {lease} exists")
         alive = session if session in self._sessions else None
         entry = Lease(lease, owner, slots_max, reclaim, epoch, alive)
+        entry.alone_until_s = now_s + self._alone_s
         self._leases[lease] = entry
         self._settle(entry, now_s)
         return entry
@@ -251,10 +262,20 @@ class LeaseTable:
         expired = []
         for lease in self._leases.values():
             self._settle(lease, now_s)
-            if lease.state is LeaseState.GRACE and now_s >= lease.grace_until_s:
+            if self._is_over(lease, now_s):
                 lease.state = LeaseState.EXPIRED
                 expired.append(lease)
         return expired
+
+    @staticmethod
+    def _is_over(lease: Lease, now_s: float) -> bool:
+        if lease.state is LeaseState.GRACE:
+            return now_s >= lease.grace_until_s
+        return (
+            lease.state is LeaseState.ACTIVE
+            and lease.session is None
+            and now_s >= lease.alone_until_s
+        )
 
     def expire(self, lease: int) -> None:
         """Ends a lease at once (released by its device)."""

@@ -75,7 +75,9 @@ METRICS: Final = (
     Metric("infiniswap_donor_evictions_refused_total", "counter", "Slabs kept, as the only copy."),
     Metric("infiniswap_donor_eviction_batches_total", "counter", "Batches of evictions."),
     Metric(
-        "infiniswap_donor_leases_expired_total", "counter", "Leases whose device did not come back."
+        "infiniswap_donor_leases_expired_total",
+        "counter",
+        "Leases whose device did not come back in time, or had no session for an hour.",
     ),
     Metric("infiniswap_donor_leases_restored_total", "counter", "Leases of before a restart."),
     Metric("infiniswap_donor_control_requests_total", "counter", "Requests of devices.", ("type",)),

@@ -35,7 +35,7 @@ from infiniswap.donor.drain import Drain, drain_path
 from infiniswap.donor.evict import EvictionConfig, Evictor, MappedSlab
 from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.keeping import Keeping
-from infiniswap.donor.leases import Lease, LeaseState, LeaseTable, Owner, consumer_leases
+from infiniswap.donor.leases import ALONE_S, Lease, LeaseState, LeaseTable, Owner, consumer_leases
 from infiniswap.donor.quota import Quota
 from infiniswap.donor.rdma import DonorRdma
 from infiniswap.donor.records import LeaseRecords
@@ -64,7 +64,7 @@ class ServiceConfig:
     Attributes:
         slab_bytes: size of a slab.
         pool_bytes: most memory ever lent.
-        grace_s, leases_max: see LeaseTable.
+        grace_s, leases_max, alone_s: see LeaseTable.
         connections_per_host_max: see infiniswap.donor.leases.consumer_leases.
         heartbeat_s: told to consumers.
         silence_s: told to consumers.
@@ -84,6 +84,7 @@ class ServiceConfig:
     grace_s: float = 10.0
     leases_max: int = 256
     connections_per_host_max: int = 128
+    alone_s: float = ALONE_S
     heartbeat_s: float = 1.0
     silence_s: float = 5.0
     authenticated: bool = False
@@ -139,6 +140,7 @@ class DonorService:
             config.grace_s,
             config.leases_max,
             consumer_leases(config.leases_max, config.connections_per_host_max),
+            config.alone_s,
         )
         self._locks: dict[int, asyncio.Lock] = {}
         self._sessions: dict[int, ServerSession] = {}
@@ -482,6 +484,8 @@ class DonorService:
         for lease in self._table.observe(counts, self._clock()):
             self.counters["leases_expired"] += 1
             why = "expired: its device did not come back"
+            if lease.connections:
+                why = f"expired: its device had no session for {self.config.alone_s:g} s"
             await self._whole(self._destroy(lease, why, events.LEASE_EXPIRED), lease.lease)
 
     async def _destroy(self, lease: Lease, why: str, event: events.Event | None = None) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import secrets
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,32 @@ async def test_a_data_connection_keeps_the_lease_without_a_session() -> None:
         assert w.store.stats()["leases"] == 1
         w.store.set_connections(lease.lease, 0)
         await until(lambda: w.store.stats()["leases"] == 0)
+
+
+async def test_a_data_connection_alone_keeps_the_lease_for_an_hour_at_most() -> None:
+    slept_s = 0.0
+    async with world(clock=lambda: time.monotonic() + slept_s) as w:
+        session = await w.session()
+        lease = await session.lease(4)
+        await session.map(lease.lease, 1)
+        w.store.set_connections(lease.lease, 1)
+        await until(lambda: w.donor.service.status().leases[0].connections == 1)
+        # With a session as long as it likes.
+        slept_s += 7200.0
+        await asyncio.sleep(0.3)
+        assert w.store.stats()["leases"] == 1
+        await session.close()
+        await until(lambda: not w.donor.server.sessions)
+        slept_s += 3500.0
+        await asyncio.sleep(0.3)
+        assert w.store.stats()["leases"] == 1
+        slept_s += 100.0
+        await until(lambda: w.store.stats()["leases"] == 0)
+        assert w.store.stats()["slabs_mapped"] == 0
+        assert w.donor.service.counters["leases_expired"] == 1
+        async with await w.session() as again:
+            reason = await refusal(again.renew(lease.lease, lease.reclaim, lease.epoch))
+            assert reason == m.REFUSED_UNKNOWN_LEASE
 
 
 async def test_a_silent_peer_loses_its_session_but_not_at_once_its_lease() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -60,6 +60,75 @@ def test_a_data_connection_keeps_a_lease_alive() -> None:
     assert table.observe([(7, 0)], 501.0) == []
     assert table.observe([(7, 0)], 510.9) == []
     assert len(table.observe([(7, 0)], 511.0)) == 1
+
+
+def test_connections_without_a_session_keep_a_lease_for_an_hour_and_no_longer() -> None:
+    table = table_with_lease()
+    table.observe([(7, 2)], 1.0)
+    table.session_closed(1, 100.0)
+    assert table.observe([(7, 2)], 3699.9) == []
+    assert [lease.lease for lease in table.observe([(7, 2)], 3700.0)] == [7]
+    assert table.observe([(7, 2)], 3701.0) == []
+    assert table.leases()[0].state is LeaseState.EXPIRED
+
+
+def test_connections_that_come_and_go_do_not_begin_another_hour() -> None:
+    table = table_with_lease()
+    table.session_closed(1, 0.0)
+    ends: list[float] = []
+    for now_s in range(5, 10_000, 5):
+        if table.observe([(7, now_s // 5 % 2)], float(now_s)):
+            ends.append(now_s)
+    assert len(ends) == 1
+    assert 3600 <= ends[0] <= 3605
+
+
+def test_a_session_that_reclaims_the_lease_ends_the_hour() -> None:
+    table = table_with_lease()
+    table.session_closed(1, 0.0)
+    assert table.observe([(7, 1)], 3599.0) == []
+    table.session_opened(2)
+    table.reclaim(7, "device", RECLAIM, 1, 2)
+    assert table.observe([(7, 1)], 9000.0) == []
+    table.session_closed(2, 10_000.0)
+    assert table.observe([(7, 1)], 13_599.0) == []
+    assert len(table.observe([(7, 1)], 13_600.0)) == 1
+
+
+ELAPSED_S = st.sampled_from([0.0, 0.5, 9.5, 10.0, 29.5, 30.0]) | st.floats(0.0, 40.0)
+EVENTS = st.sampled_from(["session", "no session", "connections", "no connections"])
+
+
+@given(st.lists(st.tuples(ELAPSED_S, EVENTS), max_size=30))
+def test_a_lease_ends_with_its_grace_or_its_time_alone_and_never_sooner(
+    steps: list[tuple[float, str]],
+) -> None:
+    table = LeaseTable(10.0, 4, alone_s=30.0)
+    session, connections, now_s = 1, 0, 0.0
+    is_open, away_since_s, idle_since_s = True, 0.0, 0.0
+    table.session_opened(session)
+    table.grant(7, OWNER, session, 8, RECLAIM, 1, now_s)
+    for elapsed_s, event in steps:
+        now_s += elapsed_s
+        was_used = is_open or connections > 0
+        if event == "session" and not is_open:
+            is_open, session = True, session + 1
+            table.session_opened(session)
+            table.reclaim(7, "device", RECLAIM, 1, session)
+        elif event == "no session" and is_open:
+            is_open, away_since_s = False, now_s
+            table.session_closed(session, now_s)
+        elif event == "connections":
+            connections = 1
+        elif event == "no connections":
+            connections = 0
+        if was_used and not is_open and not connections:
+            idle_since_s = now_s
+        ended = table.observe([(7, connections)], now_s)
+        since_s, most_s = (away_since_s, 30.0) if connections else (idle_since_s, 10.0)
+        assert bool(ended) == (not is_open and now_s >= since_s + most_s)
+        if ended:
+            return
 
 
 def test_a_connection_seen_in_grace_brings_the_lease_back() -> None:
@@ -214,17 +283,19 @@ def test_the_reclaim_secret_is_not_printed() -> None:
 
 
 class LeaseLife(RuleBasedStateMachine):
-    """Random lives of one device's leases: none is lost while somebody uses it."""
+    """Random lives of one device's leases: none is lost while somebody uses it, none is kept for
+    long by connections alone."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = LeaseTable(10.0, 100)
+        self.table = LeaseTable(10.0, 100, alone_s=30.0)
         self.now_s = 0.0
         self.sessions: set[int] = set()
         self.next = 1
         self.connections: dict[int, int] = {}
         self.told: dict[int, int] = {}
         self.idle_since_s: dict[int, float] = {}
+        self.away_since_s: dict[int, float] = {}  # without a session
 
     @rule()
     def open(self) -> None:
@@ -264,20 +335,26 @@ class LeaseLife(RuleBasedStateMachine):
     @rule(elapsed_s=st.floats(0.0, 20.0))
     def tick(self, elapsed_s: float) -> None:
         self.now_s += elapsed_s
-        used = {
-            e.lease: e.session in self.sessions or self.connections[e.lease] > 0
-            for e in self.table.leases()
-        }
         self.told = dict(self.connections)
         for lease in self.table.observe(list(self.connections.items()), self.now_s):
-            assert not used[lease.lease]
-            assert self.now_s - self.idle_since_s[lease.lease] >= 10.0
+            assert lease.session is None
+            if self.connections[lease.lease]:
+                assert self.now_s - self.away_since_s[lease.lease] >= 30.0
+            else:
+                assert self.now_s - self.idle_since_s[lease.lease] >= 10.0
             self.table.remove(lease.lease)
             del self.connections[lease.lease]
+        for lease in self.table.leases():
+            if lease.session is None and self.connections[lease.lease]:
+                assert self.now_s - self.away_since_s[lease.lease] < 30.0
 
     @invariant()
     def idle_times_are_known(self) -> None:
         for lease in self.table.leases():
+            if lease.session is not None:
+                self.away_since_s.pop(lease.lease, None)
+            else:
+                self.away_since_s.setdefault(lease.lease, self.now_s)
             # What the table was told last: one that comes and goes between two looks is never seen.
             if lease.session is not None or self.told[lease.lease]:
                 self.idle_since_s.pop(lease.lease, None)
