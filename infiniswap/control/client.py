@@ -50,6 +50,9 @@ _HEARTBEAT_S: Final = (0.05, 60.0)
 _MISSED: Final = (1, 100)
 """What a donor may ask for, as cluster.heartbeat_s and cluster.heartbeats_missed_max bound it: we
 are not to ping as fast as we can, nor to believe for days in a donor that says nothing."""
+_DONOR_HAS_NONE: Final = "a cluster secret is configured here, and the donor has none"
+_FAILED_CLOSE_S: Final = 0.5
+"""How long a peer that failed the handshake may take to agree to the close."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,7 +428,7 @@ def _secret_problem(secret: bytes | None, proof: str, transcript: auth.Transcrip
     if secret is None:
         return "the donor asks for a cluster secret, and none is configured here" if proof else ""
     if not proof:
-        return "a cluster secret is configured here, and the donor has none"
+        return _DONOR_HAS_NONE
     if not auth.proofs_equal(proof, auth.donor_proof(secret, transcript)):
         return "the cluster secrets differ"
     return ""
@@ -492,6 +495,8 @@ async def _fetch_proved(
     async with errors_explained(address, config.connect_s), _http_session() as http:
         headers: dict[str, str] = {}
         nonce = await _fetch(http, address, "GET", m.NONCE_PATH, m.NonceInfo, headers)
+        if config.secret is not None and not nonce.required:
+            raise wrong_secret(address, _DONOR_HAS_NONE)
         if nonce.required:
             if config.secret is None:
                 raise wrong_secret(

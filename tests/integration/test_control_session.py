@@ -36,6 +36,7 @@ from infiniswap.control.client import (
     connect,
     fetch_status,
     fetch_version,
+    set_draining,
 )
 from infiniswap.errors import (
     ConfigError,
@@ -407,6 +408,17 @@ async def test_wrong_secrets_are_refused(secret_file: Path) -> None:
     async with world() as w:
         with pytest.raises(WrongSecretError, match="the donor has none"):
             await w.session(secret=SECRET)
+
+
+async def test_who_has_a_secret_believes_no_donor_that_asks_for_none() -> None:
+    config = ClientConfig(secret=SECRET)
+    async with world() as w:
+        with pytest.raises(WrongSecretError, match="the donor has none"):
+            await fetch_status(w.address, config)
+        for draining in (True, False):
+            with pytest.raises(WrongSecretError, match="the donor has none"):
+                await set_draining(w.address, config, draining)
+        assert not (await fetch_status(w.address, ClientConfig())).draining
 
 
 async def test_a_reflected_proof_is_refused(secret_file: Path) -> None:
