@@ -74,8 +74,9 @@ def http_proof(secret: bytes, method: str, path: str, nonce: str) -> str:
 
 
 def proofs_equal(given: str, expected: str) -> bool:
-    """Compares in constant time."""
-    return hmac.compare_digest(given.encode(), expected.encode())
+    """Compares in constant time. `given` may be anything: of a header, what is no UTF-8 comes as
+    lone surrogates."""
+    return hmac.compare_digest(given.encode(errors="surrogatepass"), expected.encode())
 
 
 def _session_proof(secret: bytes, role: bytes, transcript: Transcript) -> str:

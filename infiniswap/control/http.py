@@ -17,6 +17,7 @@ os.environ.update(dict.fromkeys(_NAMES, os.devnull))
 try:
     import aiohttp
     from aiohttp import web
+    from aiohttp.http import HttpProcessingError
 finally:
     for _name, _value in _saved.items():
         if _value is None:
@@ -24,4 +25,4 @@ finally:
         else:
             os.environ[_name] = _value
 
-__all__ = ["aiohttp", "web"]
+__all__ = ["HttpProcessingError", "aiohttp", "web"]

@@ -17,13 +17,14 @@ import msgspec
 
 from infiniswap.control import messages as m
 from infiniswap.control.gate import Gate
-from infiniswap.control.http import web
+from infiniswap.control.http import HttpProcessingError, web
 from infiniswap.errors import ConflictError, SystemCallError
 from infiniswap.units import HostPort
 
 log = logging.getLogger(__name__)
 
 _BODY_BYTES_MAX = 4096
+_CONTINUE = "100-continue"
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -55,7 +56,7 @@ class _HttpLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.ERROR and record.exc_info and record.exc_info[1]:
             error = record.exc_info[1]
-            if not isinstance(error, web.HTTPException | ValueError | ConnectionError):
+            if not isinstance(error, web.HTTPException | HttpProcessingError | ConnectionError):
                 log.error("a request failed: %r", error)
         self._counters["http_errors"] += 1
 
@@ -117,6 +118,7 @@ class HttpPort:
             shutdown_timeout=self._limits.stop_s,
         )
         await self._runner.setup()
+        _refuse_expectations(self._runner)
         try:
             port = await self._listen(address, mend)
         except BaseException:
@@ -200,6 +202,20 @@ class HttpPort:
             return await handler(request)
         except web.HTTPException as error:
             return error_answer(error.status, error.reason)
+
+
+def _refuse_expectations(runner: web.AppRunner) -> None:
+    """aiohttp does so itself, and fails (500) when it quotes an Expect header that is no UTF-8."""
+    server = runner.server
+    assert server is not None
+    serve = server.request_handler
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        if request.headers.get("Expect", _CONTINUE).lower() != _CONTINUE:
+            return error_answer(417, f"the only expectation is {_CONTINUE}")
+        return await serve(request)
+
+    server.request_handler = handle
 
 
 def json_answer(body: Any) -> web.Response:

@@ -11,12 +11,14 @@ import base64
 import contextlib
 import itertools
 import os
+import re
 import secrets
 import struct
 from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 
 import aiohttp
@@ -28,6 +30,7 @@ from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.channel import LOST, Channel, Limits
 from infiniswap.control.client import ClientConfig, fetch_status
+from infiniswap.control.figures import METRICS_PATH
 from infiniswap.donor.leases import SESSION_LEASES_MAX
 from infiniswap.errors import InfiniswapError, RequestRefusedError
 
@@ -524,6 +527,75 @@ async def test_what_a_consumer_says_of_its_activity_is_only_believed_of_its_own_
         slots = [m.SlotActivity(slot=n % m.SLOTS_MAX, pages_per_s=1e12) for n in range(10_000)]
         await ws.send_str(m.encode(m.ActivityAnswer(id=request.id, slots=slots)).decode())
         assert len(await asked) == 10_000
+
+
+_TARGETS = (
+    *(m.STATUS_PATH, m.SESSION_PATH, m.NONCE_PATH, m.VERSION_PATH, m.OPENAPI_PATH, m.DRAIN_PATH),
+    *(METRICS_PATH, "/", "*", "//", "/v1/%ff", "/v1/../metrics", "http://x/metrics", "/metrics?"),
+)
+_HEADERS = (
+    *("Authorization", "Sec-WebSocket-Protocol", "Sec-WebSocket-Key", "Sec-WebSocket-Version"),
+    *("Upgrade", "Connection", "Content-Length", "Content-Type", "Content-Encoding", "Expect"),
+    *("Transfer-Encoding", "Host", "Cookie", "Range", "Accept-Encoding", "If-Modified-Since", "X"),
+)
+_VALUES = (
+    *(b"Bearer ", b"Infiniswap ", b"Infiniswap " + b"0" * 64 + b":", b"Basic ", b"websocket"),
+    *(b"13", b"chunked", b"gzip", b"100-continue", b"upgrade", m.SUBPROTOCOL.encode(), b"-1", b""),
+)
+
+
+def junk(random: Random) -> bytes:
+    """Some bytes of any kind, without an end of line."""
+    made = random.randbytes(random.choice((0, 1, 3, 40)))
+    return made.translate(None, b"\r\n") if random.random() < 0.9 else made
+
+
+def junk_request(random: Random) -> bytes:
+    method = random.choice((b"GET", b"POST", b"HEAD", b"PUT", b"OPTIONS", b"CONNECT", junk(random)))
+    target = random.choice(_TARGETS).encode() + (junk(random) if random.random() < 0.3 else b"")
+    lines = [method + b" " + target + b" HTTP/1.1", b"Host: x", b"Connection: close"]
+    for _ in range(random.randrange(4)):
+        value = random.choice(_VALUES) + random.choice((b"", junk(random)))
+        lines.append(random.choice(_HEADERS).encode() + b": " + value)
+    return b"\r\n".join(lines) + b"\r\n\r\n" + junk(random)
+
+
+async def statuses(reader: asyncio.StreamReader) -> set[int]:
+    """Of every answer until the other end closes."""
+    return {int(code) for code in re.findall(rb"HTTP/1\.[01] (\d{3}) ", await ended(reader))}
+
+
+async def test_no_bytes_of_a_request_are_a_fault_of_ours(
+    secret_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = tmp_path / "token"
+    token.touch(0o600)
+    token.write_text("t" * 32)
+    files = {"cluster__secret_file": secret_file, "cluster__metrics_token_file": token}
+    seen: set[int] = set()
+    async with world(handshake_s=SHORT_S, **files) as w:
+        bearers = (b"Bearer \xff\xfe", b"Bearer \xed\xa0\x80", b"Infiniswap \xff:\xff", b"\xff")
+        requests = [
+            b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: %b\r\n\r\n"
+            % b
+            for b in bearers
+        ]
+        requests += [junk_request(Random(seed)) for seed in range(600)]
+        places = asyncio.Semaphore(40)
+
+        async def say_it(request: bytes) -> None:
+            async with places, dialled(w) as (reader, writer):
+                writer.write(request)
+                answered = await statuses(reader)
+                assert not {code for code in answered if code >= 500}, request
+                seen.update(answered)
+
+        async with asyncio.TaskGroup() as tasks:
+            for request in requests:
+                tasks.create_task(say_it(request))
+        assert {200, 400, 401, 404} <= seen
+        assert "a request failed" not in caplog.text
+        assert (await fetch_status(w.address, ClientConfig(secret=SECRET))).sessions == 0
 
 
 async def test_the_status_survives_it_all(secret_file: Path) -> None:

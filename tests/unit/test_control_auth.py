@@ -65,6 +65,15 @@ def test_the_secret_does_not_show() -> None:
         assert len(proof) == 64
 
 
+@given(st.binary(max_size=80))
+def test_what_is_no_utf8_is_a_wrong_proof(given_bytes: bytes) -> None:
+    given = given_bytes.decode(errors="surrogateescape")  # as a header comes
+    expected = auth.http_proof(SECRET, "GET", "/", "0" * 64)
+    assert not auth.proofs_equal(given, expected)
+    assert not auth.proofs_equal("\ud800" + expected, expected)
+    assert auth.proofs_equal(expected, expected)
+
+
 @given(st.text(max_size=200))
 def test_any_authorization_header_is_parsed_or_refused(header: str) -> None:
     parsed = auth.parse_http_authorization(header)
