@@ -484,11 +484,12 @@ def _read(path: Path, *, required: bool) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        raise _not_toml(path, error) from error
+        why = f"not text (byte {error.start} is no UTF-8)"
+        raise _not_toml(path, why) from None
 
 
-def _not_toml(path: Path, error: Exception) -> ConfigError:
-    return ConfigError(f"not valid TOML: {error}", where=str(path), mend="Correct that line.")
+def _not_toml(path: Path, why: object) -> ConfigError:
+    return ConfigError(f"not valid TOML: {why}", where=str(path), mend="Correct that line.")
 
 
 def _add_environment(values: dict[str, Any], env: Mapping[str, str], refuse: Refuse) -> None:

@@ -95,9 +95,10 @@ def _convert_path(value: object) -> Path | None:
     if isinstance(value, Path):
         value = str(value)
     if not isinstance(value, str):
-        raise UsageError(f"{value!r} is not a path", mend="Put it in quotes.")
+        raise UsageError("it is not a path", mend="Put it in quotes.")
     if value and not value.startswith("/"):
-        raise UsageError(f"{value!r} is not an absolute path", mend="Start it with /.")
+        # Not quoted: somebody may have written the secret itself for the name of its file.
+        raise UsageError("it is not an absolute path", mend="Start it with /.")
     if "\0" in value:
         raise UsageError("a path cannot contain a NUL byte", mend="Remove it.")
     return Path(value) if value else None

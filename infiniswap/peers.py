@@ -51,9 +51,9 @@ def parse_peers(raw: bytes, where: str) -> tuple[HostPort, ...]:
         try:
             found[parse_host_port(text, CONTROL_PORT)] = None
         except UsageError as error:
-            # What is wrong may be long, and anything at all.
+            # Not what stands there: the file may be another one, with secrets of somebody's.
             raise ConfigError(
-                f"line {number}: {text[:80]!a} is not an address",
+                f"line {number} is not an address",
                 where=where,
                 mend=error.mend,
             ) from None

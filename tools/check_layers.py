@@ -26,6 +26,7 @@ PYTHON_RANKS = {
     "rights": -1,
     "errors": 0,
     "units": 1,
+    "json_text": 1,
     "secret": 2,
     "toml_lines": 2,
     "events": 0,

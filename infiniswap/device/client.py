@@ -36,6 +36,7 @@ from infiniswap.device.api import (
 )
 from infiniswap.device.rundir import DevicePaths, is_running, log_hint
 from infiniswap.errors import ConflictError, DeadlineError, InfiniswapError, NotPermittedError
+from infiniswap.json_text import NotJsonError, decode_json
 from infiniswap.system.process import peer_of, pidfd_ended
 
 ASK_S = 5.0
@@ -93,14 +94,14 @@ def _ask(
         if len(data) > ANSWER_BYTES_MAX:
             raise http.client.HTTPException(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
         if response.status != 200:
-            answer = cleaned(msgspec.json.decode(data, type=Answer))
+            answer = cleaned(decode_json(data, Answer))
             raise DeviceError(answer.error, answer.exit_code)
-        return cleaned(msgspec.json.decode(data, type=kind))
+        return cleaned(decode_json(data, kind))
     except PermissionError as error:
         raise NotPermittedError(
             "only root may talk to devices", where=str(paths.socket), mend="Run it with sudo."
         ) from error
-    except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
+    except (OSError, http.client.HTTPException, NotJsonError) as error:
         raise ConflictError(
             f"the device process does not answer ({error or type(error).__name__})",
             where=str(paths.socket),

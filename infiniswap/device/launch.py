@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import msgspec
-
 from infiniswap.device import client, rundir
 from infiniswap.device.api import Ready
 from infiniswap.device.client import DeviceError
 from infiniswap.device.rundir import DevicePaths
 from infiniswap.device.spec import DeviceSpec, encode_spec
 from infiniswap.errors import DeadlineError, InfiniswapError, UnavailableError
+from infiniswap.json_text import NotJsonError, decode_json
 from infiniswap.system import programs
 from infiniswap.system.notify import Notifier
 
@@ -192,8 +191,8 @@ def _wait_ready(pipe: int) -> Ready | None:
             return None
         data += chunk
     try:
-        return msgspec.json.decode(data.split(b"\n")[0], type=Ready)
-    except msgspec.MsgspecError:
+        return decode_json(data.split(b"\n")[0], Ready)
+    except NotJsonError:
         return None
 
 

@@ -25,6 +25,7 @@ from infiniswap.device.member_api import (
 )
 from infiniswap.device.rundir import DevicePaths, running_names
 from infiniswap.errors import ConflictError, InfiniswapError, NotFoundError, NotPermittedError
+from infiniswap.json_text import NotJsonError, decode_json
 from infiniswap.system.cgroup import MemoryCgroup
 
 ASK_S = 30.0
@@ -56,12 +57,12 @@ def ask(paths: DevicePaths, question: Ask, *, wait_s: float = ASK_S) -> Reply:
             sock.connect(str(paths.member_socket))
             sock.sendall(msgspec.json.encode(question) + b"\n")
             data = _receive(sock)
-            reply = cleaned(msgspec.json.decode(data, type=Reply))
+            reply = cleaned(decode_json(data, Reply))
         except PermissionError as error:
             raise _not_a_member(paths) from error
         except FileNotFoundError as error:
             raise _no_socket(paths) from error
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, NotJsonError) as error:
             raise ConflictError(
                 f"the device process does not answer ({error or type(error).__name__})",
                 where=str(paths.member_socket),

@@ -50,6 +50,7 @@ from infiniswap.errors import (
     UsageError,
     from_oserror,
 )
+from infiniswap.json_text import NotJsonError, decode_json
 from infiniswap.system.cgroup import MemoryCgroup, put_where_its_parent_is
 from infiniswap.system.cgroup_limits import memory_allowed_bytes
 from infiniswap.system.job_cgroup import create_job_cgroup
@@ -163,8 +164,8 @@ class Members:
         async with asyncio.timeout(_ASK_S):
             line = await reader.readline()
         try:
-            ask = msgspec.json.decode(line, type=Ask)
-        except (msgspec.MsgspecError, RecursionError):
+            ask: Ask = decode_json(line, Ask)  # type: ignore[arg-type]
+        except NotJsonError:
             return Reply(error="not a question of this API", exit_code=UsageError.exit_code)
         try:
             return await self._do(peer, ask)

@@ -15,7 +15,6 @@ from infiniswap import __version__
 from infiniswap.control.figures import METRICS_PATH
 from infiniswap.control.http import web
 from infiniswap.control.messages import OPENAPI_PATH
-from infiniswap.control.text import clean_text
 from infiniswap.device import contents
 from infiniswap.device.api import (
     DEVICE_PATH,
@@ -35,6 +34,7 @@ from infiniswap.device.api import (
 from infiniswap.device.metrics_port import MetricsPage
 from infiniswap.device.service import DeviceService
 from infiniswap.errors import ConflictError, InfiniswapError, UsageError
+from infiniswap.json_text import NotJsonError, decode_json
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +51,9 @@ def _json(body: object, status: int = 200) -> web.Response:
 
 async def _body(request: web.Request, kind: type[BodyT]) -> BodyT:
     try:
-        return msgspec.json.decode(await request.read(), type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise UsageError(f"not a request of this API ({clean_text(str(error))})") from None
+        return decode_json(await request.read(), kind)
+    except NotJsonError as error:
+        raise UsageError(f"not a request of this API ({error})") from None
 
 
 def _handler(

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from infiniswap.config import Config, DeviceConfig, MqttConfig, PolicyConfig, check_metrics_listen
 from infiniswap.control.text import clean_text
 from infiniswap.errors import ConfigError, UsageError
+from infiniswap.json_text import NotJsonError, decode_json
 from infiniswap.units import PAGE_BYTES, HostPort, format_size
 
 NAME_LENGTH_MAX: Final = 32
@@ -192,8 +193,8 @@ def decode_spec(data: bytes, where: str) -> DeviceSpec:
         ConfigError: damaged, or written by another release.
     """
     try:
-        return msgspec.json.decode(data, type=DeviceSpec, dec_hook=_decode_hook)
-    except msgspec.MsgspecError as error:
+        return decode_json(data, DeviceSpec, _decode_hook)
+    except NotJsonError as error:
         raise ConfigError(
             f"the record of this device cannot be read ({clean_text(str(error))})",
             where=where,

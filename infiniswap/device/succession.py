@@ -33,6 +33,7 @@ from infiniswap.errors import (
     UnavailableError,
     from_oserror,
 )
+from infiniswap.json_text import NotJsonError, decode_json
 from infiniswap.system.mounts import mount_of
 from infiniswap.system.process import swap_safety_report
 
@@ -211,8 +212,8 @@ def read_kept(data: bytes) -> tuple[DeviceSpec, bytes]:
     """
     where = "what the predecessor left"
     try:
-        kept = msgspec.json.decode(data, type=_Kept)
-    except msgspec.MsgspecError as error:
+        kept = decode_json(data, _Kept)
+    except NotJsonError as error:
         raise ConfigError(f"it cannot be read ({error})", where=where) from error
     return decode_spec(bytes(kept.spec), where), kept.note
 

@@ -28,6 +28,7 @@ from msgspec import Meta, Struct
 from infiniswap.control.messages import U53, Count, Name, Proof, Share, Uuid
 from infiniswap.control.text import cleaned
 from infiniswap.errors import InfiniswapError, UsageError
+from infiniswap.json_text import NotJsonError, decode_json
 from infiniswap.units import HostPort, parse_host_port
 
 SCHEMA: Final = 1
@@ -157,8 +158,8 @@ def decode(topic: str, payload: bytes, secret: bytes | None, cluster: str) -> An
     if place is None:
         raise NotOursError("junk", "the topic is none of a donor's")
     try:
-        envelope = msgspec.json.decode(payload, type=_Envelope)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        envelope = decode_json(payload, _Envelope)
+    except NotJsonError as error:
         raise NotOursError("junk", f"no announcement ({_short(error)})") from None
     if envelope.schema != SCHEMA:
         raise NotOursError(
@@ -175,10 +176,10 @@ def decode(topic: str, payload: bytes, secret: bytes | None, cluster: str) -> An
             else "it was made without a cluster secret, and one is configured here",
         )
     try:
-        found = cleaned(msgspec.json.decode(body, type=Announcement))
+        found = cleaned(decode_json(body, Announcement))
         for address in found.addresses:
             parse_host_port(address)
-    except (msgspec.MsgspecError, UnicodeDecodeError, UsageError) as error:
+    except (NotJsonError, UsageError) as error:
         raise NotOursError("junk", f"no announcement ({_short(error)})") from None
     if found.cluster != cluster:
         raise NotOursError(

@@ -19,6 +19,7 @@ import msgspec
 from infiniswap.discovery.order import REPORT_BYTES_MAX, Order, Report, encode_hook
 from infiniswap.discovery.static import union
 from infiniswap.errors import UsageError
+from infiniswap.json_text import NotJsonError, decode_json
 from infiniswap.policy.retry import Backoff
 from infiniswap.system import programs
 from infiniswap.units import HostPort, parse_host_port
@@ -125,9 +126,9 @@ class Watcher:
 
     def _take(self, line: bytes) -> None:
         try:
-            report = msgspec.json.decode(line, type=Report)
+            report = decode_json(line, Report)
             donors = None if report.donors is None else union(map(parse_host_port, report.donors))
-        except (msgspec.MsgspecError, UsageError) as error:
+        except (NotJsonError, UsageError) as error:
             log.warning("a report about the broker cannot be read: %s", error)
             return
         if donors is not None:

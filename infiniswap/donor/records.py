@@ -20,6 +20,7 @@ import msgspec
 
 from infiniswap.control import messages as m
 from infiniswap.errors import from_oserror
+from infiniswap.json_text import NotJsonError, decode_json
 
 log = logging.getLogger(__name__)
 
@@ -143,8 +144,8 @@ class FileRecords:
             with open(descriptor, "rb") as file:
                 if os.fstat(descriptor).st_uid != os.geteuid():
                     return None
-                return msgspec.json.decode(file.read(_RECORD_BYTES_MAX), type=kind)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+                return decode_json(file.read(_RECORD_BYTES_MAX), kind)
+        except (OSError, NotJsonError):
             return None
 
     @staticmethod

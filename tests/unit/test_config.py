@@ -86,7 +86,7 @@ def test_a_file_that_was_named_must_exist(tmp_path: Path) -> None:
         ("[device]\nqueues = 17", "It must be at least 1 and at most 16."),
         ("[device]\nqueues = 2.5", "2.5 is not a whole number"),
         ('[device]\nfrontend = "fues"', "The nearest known value is fuse."),
-        ('[device]\nbackup_dir = "x"', "'x' is not an absolute path"),
+        ('[device]\nbackup_dir = "x"', "backup_dir: it is not an absolute path"),
         ('[device]\nbackup_dir = ""', "device.backup_dir is empty"),
         ('[device]\nbackup_dir = "/a\\u0000b"', "NUL"),
         ("[policy]\nactivity_alpha = 0", "above 0.0"),
@@ -223,3 +223,22 @@ def test_serving_others_needs_a_secret(host: str) -> None:
 def test_loopback_needs_none() -> None:
     check_listen_secret(HostPort("127.0.0.1", 9400), None)
     check_listen_secret(HostPort("::1", 9400), None)
+
+
+@pytest.mark.parametrize("key", ["secret_file", "metrics_token_file", "peers_file"])
+def test_a_secret_in_place_of_its_files_name_is_not_quoted(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "config"
+    for value in ('"hunter2/+="', "['hunter2']"):
+        path.write_text(f"[cluster]\n{key} = {value}\n")
+        with pytest.raises(ConfigError, match=f"line 2: cluster.{key}: it is not a") as caught:
+            load(path, {}, {})
+        assert "hunter2" not in str(caught.value)
+
+
+def test_a_file_that_is_no_text_is_not_quoted(tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    path.write_bytes(b"hunter2\xff\n")
+    with pytest.raises(ConfigError, match="byte 7 is no UTF-8") as caught:
+        load(path, {}, {})
+    assert "hunter2" not in str(caught.value)
+    assert "0xff" not in str(caught.value)

@@ -31,7 +31,7 @@ def test_a_list_may_have_comments_and_blank_lines() -> None:
 @pytest.mark.parametrize(
     ("raw", "wrong"),
     [
-        (b"10.0.0.1\n10.0.0.2:x\n", r"f: line 2: '10.0.0.2:x' is not an address. Write HOST"),
+        (b"10.0.0.1\n10.0.0.2:x\n", r"f: line 2 is not an address. Write HOST"),
         (b"a b", "line 1"),
         (b"10.0.0.1\n\xff\xfe", "byte 9 is no UTF-8"),
         (b"\0", "line 1"),
@@ -42,6 +42,20 @@ def test_a_list_may_have_comments_and_blank_lines() -> None:
 def test_what_is_wrong_with_a_list_is_said(raw: bytes, wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong):
         parse_peers(raw, "f")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["root:$y$hunter2:19000:0", "hunter2 hunter2", "[hunter2", "hunter2:hunter2", "hunter2:99999"],
+)
+def test_an_error_quotes_nothing_of_a_file_that_was_named_by_mistake(
+    tmp_path: Path, line: str
+) -> None:
+    path = tmp_path / "shadow"
+    path.write_text(f"# of root\n{line}\n")
+    with pytest.raises(ConfigError, match="line 2 is not an address") as caught:
+        read_peers(path)
+    assert "hunter2" not in str(caught.value)
 
 
 @given(st.binary(max_size=2000))
