@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Each target does its own set-up. `make help` lists them.
+# Each target does the set-up that it needs. `make help` lists them.
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -97,8 +97,18 @@ bench-rdma: setup
 man: setup
 	@PYTHONPATH=tools $(RUN)/python -m manuals
 
-site: setup
-	@PYTHONPATH=tools $(RUN)/python -m mkdocs --quiet build --strict
+# Pages need neither a compiler nor system packages, and of Python's only the extra `docs`.
+build/site-venv/.stamp: pyproject.toml
+	@echo "site: installing mkdocs into build/site-venv"
+	@$(PYTHON) -m venv build/site-venv
+	@$(PYTHON) -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"]))' \
+		>build/site-venv/requirements.txt
+	@build/site-venv/bin/python -m pip install --quiet --disable-pip-version-check \
+		--root-user-action=ignore --requirement build/site-venv/requirements.txt
+	@touch $@
+
+site: build/site-venv/.stamp
+	@PYTHONPATH=tools:. build/site-venv/bin/python -m mkdocs --quiet build --strict
 
 mutations: setup
 	@$(RUN)/python tools/mutations.py $(MUTATIONS)

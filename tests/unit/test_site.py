@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,20 @@ ROOT = Path(__file__).resolve().parents[2]
 
 _FETCHED = re.compile(r'<(?:script|img|iframe)\b[^>]*\bsrc="([^"]+)"|<link\b[^>]*\bhref="([^"]+)"')
 _LIST_AFTER_TEXT = re.compile(r"<p>[^<]*\n[-*] ")
+
+
+_WITHOUT = """
+import runpy, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.rpartition(".")[2] in missing or name.partition(".")[0] in missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+at = sys.argv.index("--")
+missing, site = set(sys.argv[1:at]), sys.argv[at + 1]
+sys.meta_path.insert(0, Finder())
+sys.argv = ["mkdocs", "--quiet", "build", "--strict", "--site-dir", site]
+runpy.run_module("mkdocs", run_name="__main__")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +58,41 @@ def test_every_document_is_a_page_that_fetches_nothing(site: Path) -> None:
         assert not [url for url in fetched if re.match(r"(https?:)?//", url)], source
         assert "```" not in re.sub(r"<code>.*?</code>", "", text, flags=re.DOTALL), source
         assert not _LIST_AFTER_TEXT.search(text), f"{source}: a list needs an empty line before it"
+
+
+def test_pages_are_made_with_what_the_extra_docs_names_alone(tmp_path: Path) -> None:
+    """No C library, no aiohttp: whoever corrects a page needs neither."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    docs = extras.pop("docs")
+    others = {*project["dependencies"], *(line for extra in extras.values() for line in extra)}
+    names = {re.split("[<>=]", line)[0].replace("-", "_") for line in others - set(docs)}
+    assert {"aiohttp", "rich", "pytest"} <= names
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT, *names, "_isw", "--", str(tmp_path / "site")],
+        cwd=ROOT,
+        env={"PYTHONPATH": "tools", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "site/man/infiniswap-run.1.html").exists()
+
+
+def test_make_site_sets_up_nothing_else() -> None:
+    done = subprocess.run(
+        ["make", "--dry-run", "--always-make", "site"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "mkdocs" in done.stdout
+    for other in ("setup.sh", "--editable", "cmake"):
+        assert other not in done.stdout
 
 
 def test_every_page_can_be_found_without_a_search() -> None:
