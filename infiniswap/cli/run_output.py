@@ -7,12 +7,15 @@ import contextlib
 import os
 import termios
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from infiniswap.device import client, rundir, usage
 from infiniswap.errors import InfiniswapError
 
 _LIVE_S: Final = 1.0
+_COLUMNS: Final = 80  # of a terminal that does not say
+_PREFIX: Final = "infiniswap: "
 
 
 def say(text: str) -> None:
@@ -51,31 +54,56 @@ class LiveLine:
         self._local_bytes = local_bytes
         self._enabled = enabled and os.isatty(2)
         self._next_s = time.monotonic() + _LIVE_S
-        self._shown = False
+        self._facts: tuple[str, ...] = ()
+        self._columns = 0
 
     def tick(self) -> None:
-        """Called often; shows at most once a second."""
+        """Called often; shows once a second, and when the terminal has another width."""
         memory = self._sampler.memory
-        if not self._enabled or memory is None or time.monotonic() < self._next_s:
+        if not self._enabled or memory is None:
+            return
+        if time.monotonic() < self._next_s:
+            if self._columns and self._columns != _columns():
+                self._show()
             return
         self._next_s = time.monotonic() + _LIVE_S
         if not _is_foreground():
             return
         try:
             status = client.status(self._paths, wait_s=_LIVE_S / 2)
-            columns = os.get_terminal_size(2).columns or 80
-        except (InfiniswapError, OSError):
+        except InfiniswapError:
             return
-        text = "infiniswap: " + usage.describe_progress(memory, self._local_bytes, status)
-        # What the job writes to the terminal comes right behind it.
-        put(f"\r\x1b[K{text[: columns - 3]}  ")
-        self._shown = True
+        self._facts = usage.describe_progress(memory, self._local_bytes, status)
+        self._show()
+
+    def _show(self) -> None:
+        if _is_foreground():
+            self._columns = _columns()
+            # What the job writes to the terminal comes right behind it.
+            put(f"\r\x1b[K{fit(self._facts, self._columns - 3)}  ")
 
     def clear(self) -> None:
         """Takes the line away."""
-        if self._shown and _is_foreground():
+        if self._columns and _is_foreground():
             put("\r\x1b[K")
-        self._shown = False
+        self._columns = 0
+
+
+def fit(facts: Sequence[str], columns: int) -> str:
+    """As many of these as a line has room for, the first ones first; at least one, cut if it must
+    be."""
+    line = _PREFIX + facts[0] if len(_PREFIX + facts[0]) <= columns else facts[0][: max(0, columns)]
+    for fact in facts[1:]:
+        if len(line) + len(", " + fact) > columns:
+            break
+        line += ", " + fact
+    return line
+
+
+def _columns() -> int:
+    with contextlib.suppress(OSError):
+        return os.get_terminal_size(2).columns or _COLUMNS
+    return _COLUMNS
 
 
 def _is_foreground() -> bool:

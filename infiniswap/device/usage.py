@@ -325,13 +325,16 @@ def describe_areas(areas: Iterable[SwapArea], path: str) -> list[str]:
     return lines
 
 
-def describe_progress(memory: CgroupMemory, local_bytes: int, status: DeviceStatus) -> str:
-    """The live line."""
-    share = "" if status.remote_share is None else f", {status.remote_share:.0%} from donors"
+def describe_progress(
+    memory: CgroupMemory, local_bytes: int, status: DeviceStatus
+) -> tuple[str, ...]:
+    """The facts of the live line, the most important one first."""
+    share = () if status.remote_share is None else (f"{status.remote_share:.0%} from donors",)
     return (
-        f"{format_size_short(memory.anon_bytes)} of {format_size_short(local_bytes)} local, "
-        f"{format_size_short(memory.swap_bytes or 0)} paged out, page-in "
-        f"{format_size_short(status.stats['pages_in'] * PAGE_BYTES)}{share}"
+        f"{format_size_short(memory.swap_bytes or 0)} paged out",
+        *share,
+        f"{format_size_short(memory.anon_bytes)} of {format_size_short(local_bytes)} local",
+        f"page-in {format_size_short(status.stats['pages_in'] * PAGE_BYTES)}",
     )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infiniswap.cli.run_output import fit
 from infiniswap.device import usage
 from infiniswap.device.api import DeviceStatus, SwapRow
 from infiniswap.device.job import JobResult
@@ -188,6 +190,36 @@ def test_without_paging_no_shares_are_claimed(host: Host) -> None:
     assert usage.describe(found)[1:] == ["nothing was paged out"]
     found = summary(host, status(pages_out=20))
     assert usage.describe(found)[1:] == ["paged out 40.0 KiB, in 0 B"]
+
+
+# ------------------------------------------------------------------------ live line
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=30), min_size=1), st.integers(0, 300))
+def test_the_live_line_fits_and_says_the_first_facts_first(facts: list[str], columns: int) -> None:
+    line = fit(facts, columns)
+    assert len(line) <= columns
+    whole = "infiniswap: " + ", ".join(facts)
+    if len(whole) <= columns:
+        assert line == whole
+    elif line.startswith("infiniswap: "):
+        # No fact is cut, and the next one has no room.
+        shown = next(n for n in range(len(facts)) if line == "infiniswap: " + ", ".join(facts[:n]))
+        assert len(line + ", " + facts[shown]) > columns
+    else:
+        assert line.startswith(facts[0][:columns])
+
+
+def test_a_live_line_of_80_columns_says_what_is_paged_out_and_who_serves_it(host: Host) -> None:
+    host.set(anon=32 * MIB, swapped=200 * MIB)
+    sampler = host.sampler()
+    sampler.sample()
+    assert sampler.memory is not None
+    told = msgspec.structs.replace(status(pages_in=1 << 20), remote_share=0.983)
+    facts = usage.describe_progress(sampler.memory, LOCAL, told)
+    assert fit(facts, 77) == (
+        "infiniswap: 200 MiB paged out, 98% from donors, 32.0 MiB of 64.0 MiB local"
+    )
 
 
 def test_the_limit_that_ran_out(host: Host) -> None:
