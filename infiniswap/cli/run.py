@@ -276,18 +276,36 @@ def _leave(paths: rundir.DevicePaths, watch: lost.Watch | None, held_bytes: int)
                 f"{paths.name}: it is removed in the background, when they have room elsewhere"
             )
     except client.DeviceError as error:
-        say(f"the swap device cannot be removed yet: {error} It is tried again and again.")
+        _say_what_remains(paths, error)
     except InfiniswapError as error:
         if watch is None or not watch.ended(_END_S_MAX):
             say(f"the swap device may still be there: {error}")
         elif watch.lost():
             _clear_lost(paths)
     except (KeyboardInterrupt, _EndingSignal):
-        say("the swap device is removed in the background")
+        say(
+            "the swap device is removed in the background; until then `infiniswap device show "
+            f"{paths.name}` shows it"
+        )
         raise
     else:
         if watch is not None and not rundir.is_running(paths):
             watch.ended(_END_S_MAX)
+
+
+def _say_what_remains(paths: rundir.DevicePaths, error: InfiniswapError) -> None:
+    remains, who = "the swap device", "its process"
+    with contextlib.suppress(InfiniswapError):
+        status = client.status(paths)
+        used = format_size_short(status.swap.used_bytes)
+        remains += f" {status.path} ({format_size_short(status.size_bytes)}, {used} in use)"
+        who += f" (pid {status.pid})"
+    say(f"{remains} cannot be removed yet: {error}")
+    say(
+        f"the job has ended, and nothing needs to be done: {who} goes on serving the device, and "
+        f"tries to remove it every {runs.STOP_PAUSE_S_MAX:.0f} s or sooner, until that has worked; "
+        f"`infiniswap device show {paths.name}` shows it"
+    )
 
 
 def _clear_lost(paths: rundir.DevicePaths) -> None:

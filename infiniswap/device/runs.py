@@ -29,6 +29,9 @@ CLEAN_TRIES = 60
 
 CLEAN_PAUSE_S = 1.0
 
+STOP_PAUSE_S_MAX = 15.0
+"""Longest pause between two tries to stop a device that no run uses any more."""
+
 
 def cgroup_name(pid: int) -> str:
     """Name of the cgroup of the living `run` with this pid; no other run ever has it.

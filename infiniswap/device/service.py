@@ -40,7 +40,7 @@ from infiniswap.device.others import Others
 from infiniswap.device.probe import check_donors
 from infiniswap.device.repairs import Repairs
 from infiniswap.device.report import Snapshot, snapshot
-from infiniswap.device.runs import Runs
+from infiniswap.device.runs import STOP_PAUSE_S_MAX, Runs
 from infiniswap.device.spec import DeviceSpec
 from infiniswap.device.succession import (
     Succession,
@@ -69,7 +69,6 @@ _NOT_STOPPED = events.about(events.NOT_STOPPED)
 _EXECUTOR_THREADS = 4
 _JOB_THREADS = 2
 _STOP_PAUSE_S_MIN = 1.0
-_STOP_PAUSE_S_MAX = 15.0
 
 T = TypeVar("T")
 
@@ -494,7 +493,7 @@ class DeviceService:
             except InfiniswapError as error:
                 log.error("the device cannot be stopped yet: %s", error, extra=_NOT_STOPPED)
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _STOP_PAUSE_S_MAX)
+                pause_s = min(2 * pause_s, STOP_PAUSE_S_MAX)
         self._stopping = None
 
     def interrupt_start(self) -> bool:

@@ -592,8 +592,14 @@ def test_what_another_program_has_swapped_out_delays_the_end_and_is_not_lost(
         program.stdin.flush()
         ready(program, b"round 0\n")
         said = finish(process)
+        area = area_of(runner)
+        assert f"{area.path} (64.0 MiB" in said
         assert "cannot be removed yet" in said
         assert other.name in said
+        # What remains, who goes on with it, and where to look.
+        assert f"its process (pid {runner.status['pid']}) goes on" in said
+        assert "tries to remove it every 15 s or sooner" in said
+        assert "`infiniswap device show run`" in said
         assert area_of(runner).used_bytes > 8 * MIB
         assert runner.status["runs"] == []
         # The next one has an area beside it.
