@@ -33,7 +33,18 @@ from infiniswap.cli.device import (
 )
 from infiniswap.cli.run_local import Local, parse_local
 from infiniswap.cli.run_output import LiveLine, say
-from infiniswap.device import beside, client, job, launch, lost, member, rundir, runs, usage
+from infiniswap.device import (
+    account,
+    beside,
+    client,
+    job,
+    launch,
+    lost,
+    member,
+    rundir,
+    runs,
+    usage,
+)
 from infiniswap.device.api import DeviceStatus
 from infiniswap.device.spec import named_text
 from infiniswap.discovery.find import find
@@ -477,18 +488,20 @@ def _run_on(
     joined: bool,
 ) -> int:
     cgroup = _make_cgroup(this, paths)
+    told = account.Account(before)
     try:
         sampler = usage.Sampler(cgroup, before.path)
         with job.block_signals() as signals:
-            result, after = _run_job(this, paths, cgroup, signals, sampler, watch, others)
+            result, after = _run_job(this, paths, cgroup, signals, sampler, watch, others, told)
     finally:
         runs.end_job(cgroup)
     if after is None:
         return result.exit_code
+    told.add(after)
     areas = tuple(others.areas.values())
     shared = joined or len(after.runs) > 1 or bool(areas)
     summary = usage.summarize(
-        this.command[0], result, sampler, this.local_bytes, before, after, areas, shared=shared
+        this.command[0], result, sampler, this.local_bytes, told, after, areas, shared=shared
     )
     if summary.oom_kills:
         say(usage.describe_oom(summary, after.size_bytes))
@@ -508,9 +521,10 @@ def _run_job(
     sampler: usage.Sampler,
     watch: lost.Watch,
     others: beside.Others,
+    told: account.Account,
 ) -> tuple[job.JobResult, DeviceStatus | None]:
     """The device's last status is None when it has gone."""
-    live = LiveLine(paths, sampler, this.local_bytes, enabled=not this.args.quiet)
+    live = LiveLine(paths, sampler, this.local_bytes, told, enabled=not this.args.quiet)
     started_s = time.monotonic()
 
     def tick() -> None:

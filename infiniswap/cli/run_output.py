@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from infiniswap.device import client, rundir, usage
+from infiniswap.device import account, client, rundir, usage
 from infiniswap.errors import InfiniswapError
 
 _LIVE_S: Final = 1.0
@@ -39,45 +39,62 @@ def put(text: str) -> None:
 
 
 class LiveLine:
-    """One line on a terminal, rewritten once a second."""
+    """Asks the device about once a second; says what the user should hear, and rewrites one line
+    on a terminal.
+
+    Args:
+        paths: of the device.
+        sampler: of the job.
+        local_bytes: the job's limit.
+        told: takes in what the device tells.
+        enabled: whether anything is said.
+    """
 
     def __init__(
         self,
         paths: rundir.DevicePaths,
         sampler: usage.Sampler,
         local_bytes: int,
+        told: account.Account,
         *,
         enabled: bool,
     ) -> None:
         self._paths = paths
         self._sampler = sampler
         self._local_bytes = local_bytes
-        self._enabled = enabled and os.isatty(2)
+        self._told = told
+        self._enabled = enabled
+        self._is_terminal = os.isatty(2)
         self._next_s = time.monotonic() + _LIVE_S
         self._facts: tuple[str, ...] = ()
         self._columns = 0
 
     def tick(self) -> None:
-        """Called often; shows once a second, and when the terminal has another width."""
-        memory = self._sampler.memory
-        if not self._enabled or memory is None:
-            return
-        if time.monotonic() < self._next_s:
-            if self._columns and self._columns != _columns():
-                self._show()
-            return
-        self._next_s = time.monotonic() + _LIVE_S
-        if not _is_foreground():
-            return
+        """Called often; asks at most once a second."""
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + _LIVE_S
+            self._ask()
+        elif self._columns and self._columns != _columns():
+            self._show()
+
+    def _ask(self) -> None:
         try:
             status = client.status(self._paths, wait_s=_LIVE_S / 2)
         except InfiniswapError:
             return
-        self._facts = usage.describe_progress(memory, self._local_bytes, status)
-        self._show()
+        news, memory = self._told.add(status), self._sampler.memory
+        if not self._enabled:
+            return
+        if news:
+            self.clear()
+        for line in news:
+            say(line)
+        if memory is not None:
+            self._facts = usage.describe_progress(memory, self._local_bytes, status)
+            self._show()
 
     def _show(self) -> None:
-        if _is_foreground():
+        if self._is_terminal and _is_foreground():
             self._columns = _columns()
             # What the job writes to the terminal comes right behind it.
             put(f"\r\x1b[K{fit(self._facts, self._columns - 3)}  ")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from infiniswap.device.account import Account
 from infiniswap.device.api import DeviceStatus
 from infiniswap.device.job import JobResult
 from infiniswap.errors import InfiniswapError
@@ -21,6 +22,15 @@ from infiniswap.system.files import parse_key_values, try_read_text
 from infiniswap.system.memory import CgroupMemory
 from infiniswap.system.swap import SwapArea
 from infiniswap.units import MIB, PAGE_BYTES, format_size_short
+
+_WHY: Final = {
+    "unmapped": "the slab had no donor",
+    "suspended": "its donor was unreachable",
+    "invalid": "the page was not on its donor yet",
+    "error": "its donor failed",
+    "slow": "its donor was slow",
+}
+"""Why a page came from the backup, by the engine's counters `fallback_*`."""
 
 _FULL_SHARE: Final = 0.05
 _FULL_BYTES_MIN: Final = 4 * MIB
@@ -155,9 +165,15 @@ class Summary:
         limit: which limit ran out then: "device", "local", or "" when nothing was killed.
         page_in_bytes: read from the device, and `page_in_*_bytes` by who served it. They are the
             device's, so with several runs on one device those of all.
+        page_in_backup_why: of page_in_backup_bytes, why not from a donor: "unmapped" (the slab had
+            none), "suspended" (unreachable), "invalid" (not there yet), "error", "slow".
+        donors_gone: why, by address, of donors that were gone for some time.
+        take_overs: how often another process of the device took over. What a process has counted
+            in the last second or so of its life is not in the figures.
         page_out_bytes: written to the device.
         remote_share: of what was paged in and not zeros, what donors served; None: no such.
-        page_in_us_p50: time of a page-in at the front end, since the device's start; also _p99.
+        page_in_us_p50: time of a page-in at the front end, since the start of the device's process;
+            also _p99.
         other_swap_bytes: at most this much went to other swap areas of the host.
         device: the block device.
         shared: whether other runs or programs used the device, too.
@@ -184,6 +200,9 @@ class Summary:
     other_swap_bytes: int
     device: str
     shared: bool
+    page_in_backup_why: dict[str, int]
+    donors_gone: dict[str, str]
+    take_overs: int
     shared_areas: tuple[str, ...] = ()
 
 
@@ -192,20 +211,16 @@ def summarize(
     result: JobResult,
     sampler: Sampler,
     local_bytes: int,
-    before: DeviceStatus,
+    account: Account,
     after: DeviceStatus,
     areas: tuple[str, ...] = (),
     *,
     shared: bool,
 ) -> Summary:
-    """Puts everything together; `before` and `after` are the device's around the job, `areas` those
-    of other runs."""
-
-    # A successor counts from zero: what its predecessor had counted since `before` is not known.
-    same = _take_overs(after) == _take_overs(before)
+    """Puts everything together; `after` is what the device told last, `areas` are other runs'."""
 
     def grown(key: str) -> int:
-        return (after.stats[key] - (before.stats[key] if same else 0)) * PAGE_BYTES
+        return account.counts.get(key, 0) * PAGE_BYTES
 
     peaks = sampler.peaks
     remote, staging = grown("pages_in_remote"), grown("pages_in_staging")
@@ -235,12 +250,11 @@ def summarize(
         other_swap_bytes=peaks.others,
         device=after.path,
         shared=shared,
+        page_in_backup_why={name: grown(f"fallback_{name}") for name in _WHY},
+        donors_gone=dict(account.donors_gone),
+        take_overs=account.take_overs,
         shared_areas=areas,
     )
-
-
-def _take_overs(status: DeviceStatus) -> int:
-    return 0 if status.succession is None else status.succession.take_overs
 
 
 def describe_oom(summary: Summary, size_bytes: int) -> str:
@@ -286,6 +300,20 @@ def describe(summary: Summary) -> list[str]:
         lines.append(text + (" (of all that use the device)" if s.shared else ""))
     else:
         lines.append("nothing was paged out")
+    if reasons := [
+        f"{format_size_short(part)} because {_WHY[name]}"
+        for name, part in s.page_in_backup_why.items()
+        if part
+    ]:
+        lines.append("from the disk: " + ", ".join(reasons))
+    if s.donors_gone:
+        gone = "; ".join(f"{address} ({why})" for address, why in s.donors_gone.items())
+        lines.append(f"donors gone meanwhile: {gone}")
+    if s.take_overs:
+        lines.append(
+            f"another process of the device took over {_count(s.take_overs, 'time')}; up to a "
+            "second of paging before that is not counted"
+        )
     if s.other_swap_bytes:
         lines.append(
             f"up to {format_size_short(s.other_swap_bytes)} went to other swap areas of this host"
@@ -349,4 +377,5 @@ def choose_size(choices: Mapping[str, int]) -> tuple[int, str]:
 
 
 def _count(number: int, noun: str) -> str:
-    return f"1 {noun}" if number == 1 else f"{number} {noun}es"
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{ending}"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from cluster import NEEDS_SWAP, SLAB, WAIT_S, Cluster, Device, process_state, until, wait_ended
-from runs import Runner, StartTerminal, other_area, ready, touch
+from runs import Runner, StartTerminal, Terminal, other_area, ready, touch
 
 from infiniswap.system import loop, mounts, swap
 from infiniswap.system.cgroup import create_memory_cgroup
@@ -615,6 +615,62 @@ def test_what_another_program_has_swapped_out_delays_the_end_and_is_not_lost(
         program.communicate()
         other.kill()
         other.remove()
+
+
+# --------------------------------------------------- what goes wrong while the job runs
+
+
+def more_live_lines(window: Terminal) -> None:
+    """The run has asked the device since."""
+    window.expect("local", count=window.text.count("local") + 2)
+
+
+@pytest.mark.requires_tool("setsid")
+def test_the_summary_keeps_what_was_paged_before_a_take_over(
+    runner: Runner, terminal: StartTerminal
+) -> None:
+    path = runner.cluster.root / "summary.json"
+    options = (*SIZE, "--summary-json", str(path))
+    job = ["sh", "-c", '"$@" && echo all of it && read line', "sh", *touch(56)]
+    window = terminal(runner.argv(*job, options=options), runner, INFINISWAP_DEVICE_STANDBY="on")
+    window.expect("all of it")
+    device = Device(runner.cluster, "run")
+    before = device.wait_standby()
+    more_live_lines(window)
+    os.kill(before["pid"], signal.SIGKILL)
+    device.wait_take_over(1)
+    more_live_lines(window)
+    window.type("\n")
+    assert window.wait() == 0
+    summary = json.loads(path.read_text())
+    path.unlink()
+    # All of it was before: since then the job has waited for a line.
+    assert summary["page_out_bytes"] > 16 * MIB
+    assert summary["page_in_bytes"] > 16 * MIB
+    assert summary["remote_share"] > 0
+    assert summary["take_overs"] == 1
+    assert "another process of the device took over 1 time;" in window.text
+
+
+@pytest.mark.requires_tool("setsid")
+def test_a_donor_that_goes_and_comes_back_is_told_when_it_happens(
+    cluster: Cluster, terminal: StartTerminal
+) -> None:
+    donor = cluster.donor()
+    runner = Runner(cluster)
+    window = terminal(runner.argv(*touch(56, FOREVER), options=SIZE), runner)
+    window.expect("from donors")
+    donor.end(signal.SIGKILL)
+    window.expect(f"infiniswap: donor {donor.address}")
+    window.expect("The pages that it held are read from the local disk.\r\n")
+    donor = cluster.successor(donor)
+    window.expect("is back and holds pages again\r\n")
+    window.type("\x03")
+    window.wait()
+    assert window.text.count("The pages that it held") == 1
+    assert window.text.count("is back and holds pages again") == 1
+    assert f"infiniswap: donors gone meanwhile: {donor.address} (" in window.text
+    assert "infiniswap: from the disk: " in window.text
 
 
 # ------------------------------------------------------------------------- mistakes

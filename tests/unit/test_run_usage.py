@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from infiniswap.cli.run_output import fit
 from infiniswap.device import usage
-from infiniswap.device.api import DeviceStatus, SwapRow
+from infiniswap.device.account import Account
+from infiniswap.device.api import DeviceStatus, DonorRow, SuccessionRow, SwapRow
 from infiniswap.device.job import JobResult
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.swap import SwapArea
@@ -135,24 +136,29 @@ def test_what_went_elsewhere_is_never_more_than_the_job_has_swapped_out(host: Ho
 # ------------------------------------------------------------------------- summary
 
 
-def status(**stats: int) -> DeviceStatus:
+def status(
+    donors: list[DonorRow] | None = None,
+    take_overs: int = 0,
+    backup: str | None = "/b",
+    **stats: int,
+) -> DeviceStatus:
     names = ("pages_in", "pages_out", "pages_in_remote", "pages_in_staging", "pages_in_backup")
     return DeviceStatus(
         name="run",
         device_id="id",
-        pid=1,
+        pid=1 + take_overs,
         uptime_s=1.0,
         size_bytes=256 * MIB,
         slab_bytes=MIB,
         frontend="fuse",
         path=OURS,
-        backup=None,
+        backup=backup,
         swap=SwapRow(active=True, priority=100, used_bytes=0),
         ephemeral=True,
         state="serving",
         slabs={},
         pages_on_donors=0,
-        donors=[],
+        donors=donors or [],
         stats=dict.fromkeys(names, 10) | stats,
         remote_share=None,
         page_in_us_p50=100.4,
@@ -160,14 +166,22 @@ def status(**stats: int) -> DeviceStatus:
         degraded=[],
         alarms=[],
         runs=[1],
+        succession=SuccessionRow(
+            holder_pid=1, standby="ready", take_overs=take_overs, reason="", pause_ms=0.0
+        ),
     )
 
 
-def summary(host: Host, after: DeviceStatus, exit_code: int = 0) -> usage.Summary:
+def summary(
+    host: Host, after: DeviceStatus, exit_code: int = 0, told: tuple[DeviceStatus, ...] = ()
+) -> usage.Summary:
     sampler = host.sampler()
     sampler.sample()
+    account = Account(status())
+    for one in (*told, after):
+        account.add(one)
     result = JobResult(exit_code, 1.25)
-    return usage.summarize("job", result, sampler, LOCAL, status(), after, shared=False)
+    return usage.summarize("job", result, sampler, LOCAL, account, after, shared=False)
 
 
 def test_only_what_was_paged_meanwhile_counts(host: Host) -> None:
@@ -190,6 +204,91 @@ def test_without_paging_no_shares_are_claimed(host: Host) -> None:
     assert usage.describe(found)[1:] == ["nothing was paged out"]
     found = summary(host, status(pages_out=20))
     assert usage.describe(found)[1:] == ["paged out 40.0 KiB, in 0 B"]
+
+
+def test_what_was_counted_before_a_take_over_stays_in_the_summary(host: Host) -> None:
+    """`status` counts from 10; a successor counts from zero."""
+    none = {"pages_in": 0, "pages_in_remote": 0, "pages_in_staging": 0, "pages_in_backup": 0}
+    told = (
+        status(pages_out=50_010, pages_in=1_010, pages_in_remote=910, pages_in_backup=110),
+        status(take_overs=1, **{**none, "pages_out": 0}),
+        status(take_overs=1, **{**none, "pages_out": 5, "pages_in": 20, "pages_in_remote": 20}),
+    )
+    found = summary(host, status(take_overs=2, **{**none, "pages_out": 20}), told=told)
+    assert found.page_out_bytes == (50_000 + 5 + 20) * 4096
+    assert found.page_in_bytes == (1_000 + 20) * 4096
+    assert found.page_in_remote_bytes == (900 + 20) * 4096
+    assert found.remote_share == pytest.approx(0.902, abs=0.001)
+    assert found.take_overs == 2
+    assert "another process of the device took over 2 times" in "\n".join(usage.describe(found))
+
+
+def test_the_summary_says_why_pages_came_from_the_disk(host: Host) -> None:
+    reasons = {"fallback_unmapped": 256, "fallback_suspended": 512, "fallback_slow": 0}
+    found = summary(host, status(pages_in_backup=778, **reasons))
+    assert found.page_in_backup_why["unmapped"] == MIB
+    text = "\n".join(usage.describe(found))
+    assert "disk: 1.00 MiB because the slab had no donor, 2.00 MiB because its donor was un" in text
+    assert "slow" not in text
+    assert "because" not in "\n".join(usage.describe(summary(host, status(pages_in=20))))
+
+
+def donor(state: str, *, given_up: int = 0, detail: str = "") -> DonorRow:
+    return DonorRow(
+        address="10.0.0.2:9",
+        name="moon",
+        state=state,
+        detail=detail,
+        slabs=1,
+        read_pages=0,
+        write_pages=0,
+        errors=0,
+        given_up=given_up,
+    )
+
+
+def test_a_donor_that_goes_is_told_once_and_once_when_it_is_back(host: Host) -> None:
+    told = (
+        status([donor("mapped")]),
+        status([donor("suspended", detail="connections lost")]),
+        status([donor("idle", given_up=1, detail="did not come back in time")]),
+        status([donor("idle", given_up=1)]),
+        status([donor("mapped", given_up=1)]),
+        status([donor("mapped", given_up=1)]),
+    )
+    account = Account(status([donor("mapped")]))
+    assert [account.add(one) for one in told] == [
+        [],
+        [],
+        [
+            "donor 10.0.0.2:9 (moon) is gone: did not come back in time. The pages that it held "
+            "are read from the local disk."
+        ],
+        [],
+        ["donor 10.0.0.2:9 (moon) is back and holds pages again"],
+        [],
+    ]
+    text = "\n".join(usage.describe(summary(host, told[-1], told=told)))
+    assert "donors gone meanwhile: 10.0.0.2:9 (did not come back in time)" in text
+
+
+def test_a_donor_that_stays_away_is_told_though_it_is_not_given_up() -> None:
+    account = Account(status([donor("mapped")]))
+    away = status([donor("suspended", detail="connections lost")], backup=None)
+    assert account.add(away) == []
+    (line,) = account.add(away)
+    assert "is gone: connections lost. There is no backup" in line
+    assert account.add(away) == []
+    assert account.add(status([donor("mapped")])) != []
+
+
+def test_a_donor_that_a_new_process_of_the_device_reclaims_has_not_gone() -> None:
+    account = Account(status([donor("mapped", given_up=3)]))
+    taken_over = [donor("suspended", detail="taken over from a process that ended")]
+    assert account.add(status([donor("suspended", given_up=3)])) == []
+    assert account.add(status(taken_over, take_overs=1)) == []
+    assert account.add(status([donor("mapped")], take_overs=1)) == []
+    assert account.donors_gone == {}
 
 
 # ------------------------------------------------------------------------ live line

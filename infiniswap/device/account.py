@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a device does while a run uses it, from what it tells about once a second.
+
+A device's process counts from zero. When another one takes over, what the former one had counted
+until it was last asked is kept here.
+"""
+
+from __future__ import annotations
+
+from infiniswap.device.api import DeviceStatus, DonorRow
+
+_AWAY = "suspended"
+
+
+class Account:
+    """Of one run.
+
+    Args:
+        before: what the device told before the job began.
+
+    Attributes:
+        counts: how much each of the device's counters (`DeviceStatus.stats`) has grown.
+        donors_gone: why, by address, of donors that were gone for some time.
+    """
+
+    def __init__(self, before: DeviceStatus) -> None:
+        self.counts = dict.fromkeys(before.stats, 0)
+        self.donors_gone: dict[str, str] = {}
+        self._before = self._last = before
+        self._gone_now: set[str] = set()
+
+    @property
+    def take_overs(self) -> int:
+        """How often another process has taken over."""
+        return _take_overs(self._last) - _take_overs(self._before)
+
+    def add(self, status: DeviceStatus) -> list[str]:
+        """Takes in what the device tells now; returns what a user should hear of it at once."""
+        is_same = (status.pid, _take_overs(status)) == (self._last.pid, _take_overs(self._last))
+        last = self._last if is_same else None
+        for name, value in status.stats.items():
+            counted = last.stats.get(name, 0) if last else 0
+            self.counts[name] = self.counts.get(name, 0) + value - counted
+        rows = {row.address: row for row in last.donors} if last else {}
+        news = [self._donor_news(row, rows.get(row.address), status) for row in status.donors]
+        self._last = status
+        return [line for line in news if line]
+
+    def _donor_news(self, row: DonorRow, last: DonorRow | None, status: DeviceStatus) -> str:
+        """A line when a donor goes and when it is back, else nothing.
+
+        One that is away for a moment, or has to be reclaimed by a new process, has not gone.
+        """
+        was_away = last is not None and last.state == _AWAY
+        was_given_up = row.given_up > (last.given_up if last else 0)
+        name = f"donor {row.address}" + (f" ({row.name})" if row.name else "")
+        if was_given_up or (was_away and row.state == _AWAY):
+            why = row.detail or "no answer"
+            self.donors_gone.setdefault(row.address, why)
+            if row.address in self._gone_now:
+                return ""
+            self._gone_now.add(row.address)
+            if status.backup is None:
+                return f"{name} is gone: {why}. There is no backup of the pages that it held."
+            return f"{name} is gone: {why}. The pages that it held are read from the local disk."
+        if row.address in self._gone_now and row.state == "mapped":
+            self._gone_now.remove(row.address)
+            return f"{name} is back and holds pages again"
+        return ""
+
+
+def _take_overs(status: DeviceStatus) -> int:
+    return 0 if status.succession is None else status.succession.take_overs
