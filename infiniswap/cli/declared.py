@@ -91,7 +91,7 @@ def _check(device: Declaration, config_path: Path, errors: list[InfiniswapError]
     if errors:
         return
     if args.config is None and os.path.exists(config_path):
-        args.config = str(config_path)
+        args.config = config_path
     with _noted(errors):
         size_bytes = 0 if args.size is None else parse_page_size(args.size)
     with _noted(errors):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,15 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from infiniswap.demo import results, runner
-    from infiniswap.errors import CheckFailedError, from_oserror
+    from infiniswap.errors import CheckFailedError, UsageError, from_oserror
 
+    # Now, not when it has taken its minutes.
+    if args.json is not None and (args.json.is_dir() or not os.access(args.json.parent, os.W_OK)):
+        raise UsageError(
+            "the results cannot be written there",
+            where=f"--json {args.json}",
+            mend="Name a file in a directory that you may write to.",
+        )
     found = runner.run(runner.Options(parent=args.dir, keep=args.keep))
     failed = results.failures(found)
     if args.json is not None:

@@ -53,7 +53,7 @@ def add_parser(subparsers: Any) -> None:
         ("remove", "stop it and delete its contents"),
     ):
         action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
-        action.add_argument("--config", metavar="FILE", help="configuration file")
+        action.add_argument("--config", type=Path, metavar="FILE", help="configuration file")
         if name != "list":
             action.add_argument("name", metavar="NAME")
         if name in ("list", "show"):
@@ -68,7 +68,7 @@ def _add_start(actions: Any) -> None:
         allow_abbrev=False,
     )
     start.add_argument("name", metavar="NAME")
-    start.add_argument("--config", metavar="FILE", help="configuration file")
+    start.add_argument("--config", type=Path, metavar="FILE", help="configuration file")
     start.add_argument("--size", metavar="SIZE", help="of the device, for example 8G")
     add_device_options(start)
     start.add_argument("--swap", action="store_true", help="use it as swap space")
@@ -115,8 +115,7 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
 
 def load_config(args: argparse.Namespace) -> configuration.Config:
     """Configuration with the flags of add_device_options on top."""
-    path = getattr(args, "config", None)
-    return configuration.load(None if path is None else Path(path), _overrides(args))
+    return configuration.load(getattr(args, "config", None), _overrides(args))
 
 
 def _overrides(args: argparse.Namespace) -> dict[str, object]:

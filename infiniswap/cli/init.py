@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from infiniswap import config as configuration
-from infiniswap.errors import ConfigError, ConflictError, InfiniswapError, from_oserror
+from infiniswap.errors import (
+    ConfigError,
+    ConflictError,
+    InfiniswapError,
+    UsageError,
+    from_oserror,
+)
 from infiniswap.units import GIB, MIB, format_size, format_size_short
 
 if TYPE_CHECKING:
@@ -60,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
             mend="Look at it with `infiniswap config check`; --force replaces it, --print only "
             "shows what would be written.",
         )
+    if not args.show and os.path.exists(path) and not os.path.isfile(path):
+        raise UsageError("this is no file that could be replaced", where=str(path))
     text = compose(path, args.donors)
     if args.show:
         print(text, end="")

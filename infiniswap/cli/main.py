@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 from infiniswap import __version__
 from infiniswap.cli.output import OutputError, is_reader_gone, open_standard_streams
 from infiniswap.cli.parser import Parser
-from infiniswap.errors import InfiniswapError, SystemCallError
+from infiniswap.errors import InfiniswapError, NotFoundError, SystemCallError
 
 COMMANDS = (
     "daemon",
@@ -116,6 +116,22 @@ def _execute(arguments: list[str]) -> int:
         return _INTERRUPTED
     except SystemExit as end:  # of --help and --version
         return int(end.code or 0)
+    except FileNotFoundError:
+        if _has_directory():
+            raise
+        gone = NotFoundError(
+            "the current directory has been removed", mend="Change to another one."
+        )
+        report(gone)
+        return gone.exit_code
+
+
+def _has_directory() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

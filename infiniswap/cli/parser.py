@@ -8,6 +8,7 @@ import difflib
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from infiniswap.errors import UsageError
@@ -34,6 +35,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **options: Any) -> None:
         # Else argparse reduces its own errors to their texts.
         super().__init__(*args, **{**options, "exit_on_error": False})
+        self.register("type", Path, _path)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """As argparse does it, which ignores an output that takes nothing."""
@@ -165,6 +167,13 @@ class Parser(argparse.ArgumentParser):
             near = _nearest(value, action.choices)
             what = f"{value!r} is none of {', '.join(action.choices)}"
         return self._mistake(f"{name}: {what}", near)
+
+
+def _path(text: str) -> Path:
+    """Refuses an empty name, as of a variable that is not set: it is the current directory's."""
+    if not text:
+        raise argparse.ArgumentTypeError("its value is empty: name a file or directory")
+    return Path(text)
 
 
 def _is_option(word: str) -> bool:

@@ -99,7 +99,7 @@ def add_parser(subparsers: Any) -> None:
         help="of the swap device (default: 4 times --local, or what donors and disk allow)",
     )
     add_device_options(parser)
-    parser.add_argument("--config", metavar="FILE", help="configuration file")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file")
     parser.add_argument("--quiet", action="store_true", help="no notes, live line and summary")
     parser.add_argument("--summary-json", metavar="FILE", help="write the summary there")
     parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="[--] COMMAND...")

@@ -66,7 +66,10 @@ def add_parser(subparsers: Any) -> None:
     for action in (install, uninstall):
         action.add_argument("--dry-run", action="store_true", help="only say what would be done")
         action.add_argument(
-            "--root", metavar="DIR", help="work in the system below DIR; systemd is not asked"
+            "--root",
+            type=Path,
+            metavar="DIR",
+            help="work in the system below DIR; systemd is not asked",
         )
 
 
@@ -86,9 +89,9 @@ def _root(args: argparse.Namespace) -> Path:
     """
     if args.root is None:
         return Path("/")
-    root = Path(args.root)
+    root: Path = args.root
     if not root.is_dir():
-        raise UsageError("no such directory", where=f"--root {args.root}", mend="Make it first.")
+        raise UsageError("no such directory", where=f"--root {root}", mend="Make it first.")
     return root.absolute()
 
 

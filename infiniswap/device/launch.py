@@ -7,7 +7,6 @@ import contextlib
 import os
 import select
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -72,9 +71,10 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
         DeadlineError: it does not answer; it has been ended.
     """
     ready_read, ready_write = os.pipe()
-    with tempfile.TemporaryFile() as spec_file:
+    # In memory: a full disk is no reason not to start.
+    with os.fdopen(os.memfd_create("spec"), "wb+") as spec_file:
         spec_file.write(encode_spec(spec))
-        spec_file.seek(0)
+        spec_file.seek(0)  # writes it as well
         try:
             process = programs.start(
                 _command(spec, spec_file.fileno(), ready_write, foreground=foreground),

@@ -274,3 +274,48 @@ def test_what_the_encoding_lacks_is_written_as_an_escape(tmp_path: Path) -> None
     done = infiniswap("config", "check", str(tmp_path / "→"), PYTHONIOENCODING="ascii")
     assert done.returncode == 3
     assert r"\u2192: one mistake" in done.stdout
+
+
+# ------------------------------------------------------------------- files and directories
+
+
+@pytest.mark.requires_native
+@pytest.mark.parametrize(
+    "line", ["init --print --config x", "service install --dry-run --root .", "status"]
+)
+def test_a_current_directory_that_is_gone_is_told_where_it_matters(
+    tmp_path: Path, line: str
+) -> None:
+    by = ("sh", "-c", 'mkdir "$0" && cd "$0" && rmdir "$0" && exec "$@"', str(tmp_path / "gone"))
+    done = infiniswap(*line.split(), by=by)
+    if line == "status":
+        assert (done.returncode, done.stderr) == (0, "")
+    else:
+        assert done.returncode == 11
+        assert done.stderr.startswith("infiniswap: the current directory has been removed.")
+
+
+@pytest.mark.parametrize(
+    "line", ["status --config", "device list --config", "service install --dry-run --root"]
+)
+def test_an_empty_file_name_is_not_the_current_directory(line: str) -> None:
+    done = infiniswap(*line.split(), "")
+    option = line.split()[-1]
+    assert done.returncode == 2
+    assert f": {option}: its value is empty: name a file or directory. See " in done.stderr
+
+
+def test_init_replaces_files_only(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    done = infiniswap("init", "--force", "--config", str(pipe))
+    assert (done.returncode, "no file that could be replaced" in done.stderr) == (2, True)
+    assert pipe.is_fifo()
+
+
+def test_a_demo_does_not_run_for_results_that_it_could_not_write(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent" / "results.json"):
+        # Were this not seen to first, the missing directory would be told.
+        done = infiniswap("demo", "--json", str(path), "--dir", str(tmp_path / "absent"))
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"--json {path}: the results cannot be written there" in done.stderr

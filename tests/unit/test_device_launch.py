@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import socket
+import tempfile
 import threading
 from pathlib import Path
 
@@ -113,3 +114,13 @@ def test_a_device_in_the_foreground_has_no_log_that_could_be_named(tmp_path: Pat
     paths.log.touch()
     with pytest.raises(NotFoundError, match=f"See {paths.log}"):
         rundir.require_running("d", tmp_path / "run", tmp_path / "kept")
+
+
+def test_a_device_starts_where_no_temporary_file_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    with pytest.raises(client.DeviceError, match="connection refused"):
+        launch.start(
+            make_spec(make_paths(tmp_path), HostPort("127.0.0.1", 1)), make_paths(tmp_path)
+        )
