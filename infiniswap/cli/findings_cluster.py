@@ -116,7 +116,9 @@ def _donor(config: Config, row: DonorRow) -> Iterator[Finding]:
     elif not pool.can_map:
         yield degraded(
             "donors",
-            f"{text}: its pool is lent, or its host needs the memory itself",
+            f"{text}: it {status.no_room}"
+            if status.no_room
+            else f"{text}: its pool is lent, or its host needs the memory itself",
             "raise --pool or lower --headroom there, or name more donors",
         )
     else:

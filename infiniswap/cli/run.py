@@ -53,7 +53,6 @@ from infiniswap.errors import (
     DeadlineError,
     InfiniswapError,
     MemoryLimitError,
-    NoDonorError,
     NotPermittedError,
     UsageError,
 )
@@ -418,15 +417,20 @@ def _choose_size(
     config: configuration.Config, local_bytes: int, backup: str | None, *, quiet: bool
 ) -> int:
     """min(4 x local, what donors can lend, 80 % of free disk), in whole MiB."""
+    lendable_bytes, reasons = asyncio.run(_lendable(config, find(config).require()))
     choices = {
         f"{_LOCAL_TIMES} x --local": _LOCAL_TIMES * local_bytes,
-        "what the donors can lend": asyncio.run(_lendable_bytes(config, find(config).require())),
+        "what the donors can lend": lendable_bytes,
         **_disk_choice(backup),
     }
     size_bytes, why = usage.choose_size(choices)
     if size_bytes == 0:
+        if not lendable_bytes and reasons:
+            why = f"no donor lends anything now: {reasons}"
+        else:
+            why += f" comes to {format_size_short(choices[why])}"
         raise MemoryLimitError(
-            f"there is no room for a swap device: {why} comes to {format_size_short(choices[why])}",
+            f"there is no room for a swap device: {why}",
             mend="Give --size, name more donors, or free disk space.",
         )
     if not quiet:
@@ -455,19 +459,11 @@ def _disk_choice(backup: str | None) -> dict[str, int]:
     return {f"{_DISK_SHARE:.0%} of the free disk at {directory}": int(free_bytes * _DISK_SHARE)}
 
 
-async def _lendable_bytes(config: configuration.Config, donors: tuple[HostPort, ...]) -> int:
-    from infiniswap.cli.status import ask
+async def _lendable(config: configuration.Config, donors: tuple[HostPort, ...]) -> tuple[int, str]:
+    """Bytes, and why some donors lend nothing."""
+    from infiniswap.cli.status import ask, lendable
 
-    rows = await ask(donors, config.secret(), config.cluster.ask_s)
-    found = [row.status for row in rows if row.status is not None]
-    if not found:
-        failures = [row.failure for row in rows if row.failure is not None]
-        if len(failures) == 1:
-            raise failures[0]
-        raise NoDonorError(
-            "none of the donors can be reached: " + "; ".join(row.error for row in rows)
-        )
-    return sum(status.pool.can_map * status.slab_bytes for status in found)
+    return lendable(await ask(donors, config.secret(), config.cluster.ask_s))
 
 
 # ------------------------------------------------------------------------------ job

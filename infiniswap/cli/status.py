@@ -18,6 +18,7 @@ from infiniswap.discovery.static import NO_DONOR_MEND, only_these
 from infiniswap.errors import (
     DonorBusyError,
     InfiniswapError,
+    NoDonorError,
     ProtocolMismatchError,
     WrongSecretError,
 )
@@ -137,6 +138,40 @@ async def ask(addresses: Iterable[HostPort], secret: bytes | None, wait_s: float
     return [task.result() for task in asked]
 
 
+def lendable(rows: Sequence[DonorRow]) -> tuple[int, str]:
+    """What these donors can lend together, in bytes, and why some of them lend nothing.
+
+    Raises:
+        InfiniswapError: none of them has told.
+    """
+    found = [row.status for row in rows if row.status is not None]
+    failures = [row.failure for row in rows if row.failure is not None]
+    if not found:
+        if len(failures) == 1:
+            raise failures[0]
+        whats = [f"{row.address}: {row.failure.what}" for row in rows if row.failure is not None]
+        what = f"none of the donors can be used: {'; '.join(_first(whats))}"
+        if len({type(failure) for failure in failures}) > 1:
+            raise NoDonorError(what)
+        raise type(failures[0])(what, mend=failures[0].mend)
+    reasons = [
+        f"{row.address} {row.status.no_room or 'does not say why'}"
+        if row.status is not None
+        else f"{row.address}: {row.failure.what if row.failure else row.error}"
+        for row in rows
+        if row.status is None or not row.status.pool.can_map
+    ]
+    size_bytes = sum(status.pool.can_map * status.slab_bytes for status in found)
+    return size_bytes, "; ".join(_first(reasons))
+
+
+def _first(sentences: Iterable[str]) -> list[str]:
+    """The first few, and how many there are besides."""
+    said = list(sentences)
+    more = [f"{len(said) - _NAMED_MAX} more"] if len(said) > _NAMED_MAX else []
+    return said[:_NAMED_MAX] + more
+
+
 def as_json(rows: Iterable[DonorRow], devices: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The whole status as plain data."""
     import msgspec
@@ -184,6 +219,8 @@ def _print_tables(rows: Sequence[DonorRow], devices: Sequence[Mapping[str, Any]]
             console.print(f"{row.address}: {row.error}", style="red", markup=False, highlight=False)
             continue
         sentences = list(row.status.degraded)
+        if row.status.no_room:
+            sentences.insert(0, f"lends nothing more: it {row.status.no_room}")
         if row.status.leases_left_out:
             sentences.append(
                 f"{row.status.leases_left_out} more leases, which hold the fewest slabs, are not "

@@ -264,13 +264,15 @@ class RdmaRequest(_Message, frozen=True, tag="rdma"):
 # ------------------------------------------------------------------ answers of the donor
 
 
-class MemoryAnswer(_Message, frozen=True, tag="memory_answer"):
-    """`used_share` counts lent slabs as used; `can_map` is how many slabs could be mapped now."""
+class MemoryAnswer(_Message, frozen=True, tag="memory_answer", omit_defaults=True):
+    """`used_share` counts lent slabs as used; `can_map` is how many slabs could be mapped now;
+    `no_room` why none, as in Status."""
 
     id: U53
     used_share: Share
     free_slabs: Count
     can_map: Count
+    no_room: Text = ""
 
 
 class LeaseAnswer(_Message, frozen=True, tag="lease_answer"):
@@ -475,6 +477,9 @@ class Status(Struct, frozen=True, kw_only=True):
     data_port: Port
     authenticated: bool
     draining: bool
+    no_room: Text = ""
+    """Why no slab can be lent now: what follows the donor's name in a sentence. Empty: one can, or
+    it does not say."""
     degraded: Annotated[list[Text], Meta(max_length=64)] = []
     """What this donor lacks on its host, sentences; older daemons say nothing of it."""
     sessions: Count

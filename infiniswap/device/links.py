@@ -151,7 +151,9 @@ class DonorLink:
             self._check_usable()
             session = await self._open()
         answer = await session.memory()
-        return MemoryUse(answer.used_share, 0 if self.is_draining else answer.can_map)
+        return MemoryUse(
+            answer.used_share, 0 if self.is_draining else answer.can_map, answer.no_room
+        )
 
     async def let_go(self) -> None:
         """Ends a session that was opened only to ask."""

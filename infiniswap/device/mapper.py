@@ -417,7 +417,7 @@ class SlabMapper:
         if use.slabs_mappable:
             self._book.good(link)
         else:
-            link.detail = "no room"
+            link.detail = f"no room: the donor {use.no_room}" if use.no_room else "no room"
             self._book.full(link, now_s)
         return use
 

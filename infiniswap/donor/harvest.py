@@ -150,6 +150,11 @@ class Harvester:
         """Whether mapped slabs have to be taken back."""
         return self._short
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the host has just refused memory for a slab."""
+        return self._clock() < self._refused_until_s
+
     def pool(self) -> PoolState:
         """The pool, now."""
         stats = self._store.stats()
@@ -162,7 +167,7 @@ class Harvester:
     def slabs_mappable(self) -> int:
         """Slabs that could be mapped now, those still to be allocated included."""
         pool = self.pool()
-        if self._clock() < self._refused_until_s:
+        if self.is_refused:
             return pool.free
         return self._policy.slabs_mappable(pool)
 

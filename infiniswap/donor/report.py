@@ -14,6 +14,7 @@ from infiniswap import __version__
 from infiniswap.control import messages as m
 from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.leases import Lease
+from infiniswap.donor.room import no_room
 from infiniswap.engine.protocol import LeaseStats, Store
 from infiniswap.errors import EngineError
 
@@ -88,6 +89,7 @@ class Snapshot:
             data_port=state.data_port,
             authenticated=state.authenticated,
             draining=state.draining,
+            no_room=no_room(harvester, draining=state.draining),
             degraded=state.degraded,
             sessions=state.sessions,
             pool=m.PoolStatus(

@@ -40,6 +40,7 @@ from infiniswap.donor.quota import Quota
 from infiniswap.donor.rdma import DonorRdma
 from infiniswap.donor.records import LeaseRecords
 from infiniswap.donor.report import DonorIdentity, ServiceState, Snapshot, fitting
+from infiniswap.donor.room import no_room
 from infiniswap.engine.protocol import MappedSlot, Store
 from infiniswap.errors import (
     EngineError,
@@ -251,11 +252,13 @@ class DonorService:
     async def _memory(self, session: ServerSession, request: m.MemoryRequest) -> m.MemoryAnswer:
         await self._harvester.refresh()
         can_map = self._harvester.slabs_mappable() or self.quota.reclaimable(session.consumer)
+        can_map = 0 if self.drain.is_active or self._harvester.is_short else can_map
         return m.MemoryAnswer(
             id=request.id,
             used_share=self._harvester.used_share(),
             free_slabs=self._harvester.pool().free,
-            can_map=0 if self.drain.is_active or self._harvester.is_short else can_map,
+            can_map=can_map,
+            no_room="" if can_map else self._no_room(),
         )
 
     async def _lease(self, session: ServerSession, request: m.LeaseRequest) -> m.LeaseAnswer:
@@ -302,7 +305,8 @@ class DonorService:
             made = self._put(lease, request.slab)
         if made is None:
             self.counters["maps_refused"] += 1
-            raise RequestRefusedError("no memory to lend now", reason=m.REFUSED_NO_MEMORY)
+            why = self._no_room() or "has no slab ready yet"
+            raise RequestRefusedError(f"the donor {why}", reason=m.REFUSED_NO_MEMORY)
         info = m.SlotInfo(made.slot, made.generation, request.slab)
         self._table.mapped(lease.lease, info)
         log.debug("%s: slab %d is in slot %d", session, request.slab, made.slot)
@@ -539,6 +543,9 @@ class DonorService:
         )
 
     # ---------------------------------------------------------------------- helpers
+
+    def _no_room(self) -> str:
+        return no_room(self._harvester, draining=self.drain.is_active)
 
     def _refuse_if_draining(self) -> None:
         if self.drain.is_active:

@@ -36,10 +36,12 @@ class MemoryUse:
     Attributes:
         used_share: memory in use on that host, slabs it lends included, 0..1.
         slabs_mappable: slabs it could lend at once.
+        no_room: why none, in the donor's words; empty where it does not say.
     """
 
     used_share: float
     slabs_mappable: int
+    no_room: str = ""
 
 
 @dataclass(frozen=True, slots=True)

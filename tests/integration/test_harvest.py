@@ -11,7 +11,7 @@ import pytest
 from donor_world import Handler, World, refusal, until, world
 
 from infiniswap.control import messages as m
-from infiniswap.control.client import Identity, Session
+from infiniswap.control.client import ClientConfig, Identity, Session, fetch_status
 from infiniswap.errors import RequestRefusedError
 from infiniswap.units import GIB, MIB
 
@@ -311,3 +311,50 @@ async def test_releasing_the_lease_in_the_middle_of_an_eviction_is_no_error(evic
             await until(lambda: mapped(w) == 0)
             await session.memory()
         assert w.donor.harvester.counters["harvest_errors"] == 0
+
+
+async def reasons(w: World, session: Session, lease: int) -> set[str]:
+    """Why it lends nothing: in its status, when it is asked for memory, and for a slab."""
+    answer = await session.memory()
+    assert answer.can_map == 0
+    with pytest.raises(RequestRefusedError) as caught:
+        await session.map(lease, 60)
+    refused = caught.value.what.removeprefix("refused (no_memory): the donor ")
+    status = await fetch_status(w.address, ClientConfig())
+    assert status.pool.can_map == 0
+    return {status.no_room, answer.no_room, refused}
+
+
+async def test_a_donor_that_lends_its_whole_pool_says_so() -> None:
+    async with world() as w, borrowing(w, A, POOL) as (session, lease):
+        (why,) = await reasons(w, session, lease.lease)
+        assert why == "has lent its whole pool of 8.00 MiB (daemon.pool there), 8 slabs"
+
+
+async def test_a_donor_that_needs_its_memory_says_how_much_it_keeps() -> None:
+    async with world(daemon__headroom="64M") as w, borrowing(w, A, 1) as (session, lease):
+        leave(w, 1)
+        await until(lambda: not w.donor.harvester.slabs_mappable())
+        (why,) = await reasons(w, session, lease.lease)
+        assert why.startswith("needs its memory itself: ")
+        assert why.endswith("it keeps 64.0 MiB as headroom (daemon.headroom), and a slab takes 1M")
+
+
+async def test_a_donor_whose_host_refuses_memory_says_so() -> None:
+    async with world(daemon__preallocate_slabs=0) as w, borrowing(w, A, 0) as (session, lease):
+        w.store.refuse_memory = True
+        with pytest.raises(RequestRefusedError):
+            await session.map(lease.lease, 0)
+        (why,) = await reasons(w, session, lease.lease)
+        assert why.startswith("gets no memory for another slab from its host, where ")
+
+
+async def test_a_donor_that_is_drained_says_how_that_ends() -> None:
+    async with world() as w, await w.session() as session:
+        assert (await session.memory()).no_room == ""
+        assert (await fetch_status(w.address, ClientConfig())).no_room == ""
+        await w.donor.service.set_draining(True)
+        answer = await session.memory()
+        status = await fetch_status(w.address, ClientConfig())
+        assert answer.no_room == status.no_room
+        assert "infiniswap donor undrain" in answer.no_room

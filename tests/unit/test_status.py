@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from hostile_donor import status
 
-from infiniswap.cli.status import DonorRow, _print_tables, as_json
+from infiniswap.cli.status import DonorRow, _print_tables, as_json, lendable
 from infiniswap.control import explain
 from infiniswap.control import messages as m
 from infiniswap.device import api
 from infiniswap.device.listing import transport_reasons, transports
-from infiniswap.errors import InfiniswapError, NoDonorError
-from infiniswap.units import MIB, HostPort
+from infiniswap.errors import InfiniswapError, NoDonorError, WrongSecretError
+from infiniswap.units import GIB, MIB, HostPort
 
 ADDRESS = HostPort("10.0.0.1", 9400)
 
@@ -159,3 +159,41 @@ def test_what_lies_on_donors_is_told_from_what_was_read_there(
     printed = " ".join(capsys.readouterr().out.split())
     assert "on donors read from donors read from disk written" in printed
     assert "98.8 MiB 0 B 0 B 200 MiB" in printed
+
+
+HEADROOM = "needs its memory itself: 1.00 GiB are available there"
+
+
+def test_donors_that_lend_nothing_say_why() -> None:
+    def told(why: str, can_map: int = 0) -> DonorRow:
+        said = msgspec.convert(status(no_room=why, pool__can_map=can_map), m.Status)
+        return DonorRow(ADDRESS, said, "")
+
+    assert lendable([told("", 4)]) == (4 * GIB, "")
+    assert lendable([told(HEADROOM), told("", 1)]) == (GIB, f"{ADDRESS} {HEADROOM}")
+    refused = row(explain.wrong_secret(ADDRESS, "the cluster secrets differ"))
+    size_bytes, why = lendable([told(HEADROOM), refused, told("")])
+    assert size_bytes == 0
+    assert why.split("; ") == [
+        f"{ADDRESS} {HEADROOM}",
+        f"{ADDRESS}: the cluster secrets differ",
+        f"{ADDRESS} does not say why",
+    ]
+    assert lendable([told(HEADROOM)] * 9)[1].endswith("; 6 more")
+
+
+def test_donors_that_all_have_another_secret_are_not_unreachable() -> None:
+    wrong = explain.wrong_secret(ADDRESS, "the cluster secrets differ")
+    dead = explain.cannot_connect(ADDRESS, ConnectionRefusedError(111, "no"))
+    with pytest.raises(WrongSecretError) as caught:
+        lendable([row(wrong), row(wrong)])
+    assert caught.value.mend == wrong.mend
+    with pytest.raises(NoDonorError, match="can be used") as mixed:
+        lendable([row(wrong), row(dead)])
+    assert f"{ADDRESS}: the cluster secrets differ" in mixed.value.what
+
+
+def test_the_reason_is_shown_below_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    said = msgspec.convert(status(no_room=HEADROOM, pool__can_map=0), m.Status)
+    _print_tables([DonorRow(ADDRESS, said, "")], [])
+    assert f"{ADDRESS}: lends nothing more: it {HEADROOM}" in capsys.readouterr().out
