@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -69,6 +71,8 @@ that it goes on sending is read."""
 _BEATS_PER_HEARTBEAT: Final = 10
 """Borne. An honest peer sends a ping and a pong, and now and then a notice."""
 _PONG_S: Final = 5.0
+_LOOK_S_MAX: Final = 1.0
+"""Between looks at how much has arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,7 @@ class Limits:
             as busy.
         beats_burst: heartbeats and notices of the peer at once: those that were queued while this
             process was stopped are fewer.
+        bytes: from the peer, whether they become messages or not: fragments without end do not.
         requests: of the peer, and answers that nobody waits for. The most that an honest peer
             sends is three for a slab, or one to evict it.
     """
@@ -92,6 +97,7 @@ class Limits:
     send_s: float = 5.0
     handling_max: int = 64
     beats_burst: int = 256
+    bytes: Rate = Rate(32 * m.MESSAGE_BYTES_MAX, 4.0 * m.MESSAGE_BYTES_MAX)
     requests: Rate = Rate(4096, 200.0)
 
     @property
@@ -169,6 +175,16 @@ async def send(ws: WebSocket, message: Struct, send_s: float) -> bool:
     return True
 
 
+def bytes_received(ws: WebSocket) -> int | None:
+    """From the peer since the connection was made; None where the kernel does not count them."""
+    try:
+        info = ws.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+    except (AttributeError, OSError):  # no TCP, or closed
+        return None
+    # tcpi_bytes_received in struct tcp_info, linux/tcp.h
+    return int.from_bytes(info[128:136], sys.byteorder) if len(info) == 136 else None
+
+
 async def _pong(ws: WebSocket, data: bytes) -> bool:
     try:
         async with asyncio.timeout(_PONG_S):
@@ -229,6 +245,7 @@ class Channel:
         self._missed = 0
         self._beats = RateLimit(limits.beats)
         self._requests = RateLimit(limits.requests)
+        self._bytes = RateLimit(limits.bytes)
 
     @property
     def ended(self) -> Ended | None:
@@ -303,10 +320,12 @@ class Channel:
         async with asyncio.TaskGroup() as tasks:
             reader = tasks.create_task(self._read(tasks), name=f"session reader {self._peer}")
             heart = tasks.create_task(self._beat(), name=f"session heartbeat {self._peer}")
+            look = tasks.create_task(self._look(), name=f"session bytes {self._peer}")
             try:
                 ended = await asyncio.shield(self._ended)
             finally:
                 heart.cancel()
+                look.cancel()
                 if not self._ended.done():
                     self.end(m.GOODBYE_SHUTDOWN, "cancelled")
             if not ended.by_peer:
@@ -416,6 +435,17 @@ class Channel:
             return m.RefusedAnswer(
                 id=request.id, reason=m.REFUSED_ERROR, detail="internal error, see the log"
             )
+
+    async def _look(self) -> None:
+        """What the library reads and makes no message of is seen in the kernel's count alone."""
+        seen = 0
+        while (received := bytes_received(self._ws)) is not None:
+            if not self._bytes.take(asyncio.get_running_loop().time(), received - seen):
+                mib = self._bytes.rate.per_s / m.MESSAGE_BYTES_MAX
+                self.end(m.GOODBYE_FLOOD, f"more than {mib:g} MiB a second")
+                return
+            seen = received
+            await asyncio.sleep(min(_LOOK_S_MAX, self._limits.heartbeat_s))
 
     async def _beat(self) -> None:
         beat = 0

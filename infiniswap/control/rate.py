@@ -33,13 +33,13 @@ class RateLimit:
         self._left = float(rate.burst)
         self._then_s: float | None = None
 
-    def take(self, now_s: float) -> bool:
-        """One more; False: that is too many."""
+    def take(self, now_s: float, count: int = 1) -> bool:
+        """So many more; False: that is too many."""
         if self._then_s is not None:
             gained = max(0.0, now_s - self._then_s) * self.rate.per_s
             self._left = min(self._left + gained, float(self.rate.burst))
         self._then_s = now_s
-        if self._left < 1.0:
+        if self._left < count:
             return False
-        self._left -= 1.0
+        self._left -= count
         return True

@@ -14,7 +14,7 @@ from donor_world import IDENTITY, WAIT_S, Handler, hello, raw, say, until, world
 from hostile_donor import hostile
 
 from infiniswap.control import messages as m
-from infiniswap.control.channel import Limits
+from infiniswap.control.channel import Limits, bytes_received
 from infiniswap.control.client import ClientConfig, connect
 from infiniswap.errors import InfiniswapError
 
@@ -112,6 +112,43 @@ async def test_a_host_that_has_flooded_is_not_let_in_again_at_once() -> None:
             url = f"http://{w.address}{m.SESSION_PATH}"
             async with http.ws_connect(url, protocols=(m.SUBPROTOCOL,)) as other:
                 assert isinstance(await say(other, hello()), m.Challenge)
+
+
+FRAGMENTS = b"\x00\x00" * 500_000
+"""Of a message that never ends: nothing of it is a message, and each has to be looked at."""
+
+
+async def test_a_donor_that_never_ends_a_message_has_its_session_ended() -> None:
+    handler = Handler()
+
+    async def fragments(ws: Any) -> None:
+        transport = ws._req.transport
+        transport.write(b"\x01\x01x")
+        while not handler.ends and not transport.is_closing():
+            if not transport.get_write_buffer_size():
+                transport.write(FRAGMENTS)
+            await asyncio.sleep(0)
+
+    async with hostile() as donor, asyncio.timeout(WAIT_S):
+        donor.converse = fragments
+        donor.welcome = {"heartbeat_ms": 1000, "silence_ms": 100_000}
+        session = await connect(donor.address, IDENTITY, ClientConfig(connect_s=WAIT_S), handler)
+        async with session:
+            ended = await session.wait_ended()
+    assert (ended.reason, ended.by_peer) == (m.GOODBYE_FLOOD, False)
+    assert "MiB a second" in ended.detail
+
+
+async def test_the_bytes_of_a_session_are_counted_by_the_kernel() -> None:
+    async with world() as w, raw(w) as ws, asyncio.timeout(WAIT_S):
+        before = bytes_received(ws)
+        assert before is not None
+        await say(ws, hello())
+        after = bytes_received(ws)
+        assert after is not None
+        assert after - before >= len(
+            m.encode(m.Challenge(version=1, versions=[1], nonce="0" * 64, proof=""))
+        )
 
 
 @pytest.mark.parametrize("kind", ["websocket pings", "websocket pongs"])

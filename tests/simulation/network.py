@@ -51,8 +51,10 @@ class End:
         self._arrival_s = 0.0
         self.held: list[str] = []
 
-    def get_extra_info(self, name: str) -> tuple[str, int]:
-        """The other end's address in figures: a name of its own here."""
+    def get_extra_info(self, name: str) -> tuple[str, int] | None:
+        """The other end's address in figures: a name of its own here. There is no socket."""
+        if name == "socket":
+            return None
         assert name == "peername"
         return f"{FIGURES}{self.peer.host.name}", 0
 
