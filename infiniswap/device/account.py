@@ -55,7 +55,7 @@ class Account:
         was_given_up = row.given_up > (last.given_up if last else 0)
         name = f"donor {row.address}" + (f" ({row.name})" if row.name else "")
         if was_given_up or (was_away and row.state == _AWAY):
-            why = row.detail or "no answer"
+            why = _first_sentence(row.detail.removeprefix(f"donor {row.address}: ")) or "no answer"
             self.donors_gone.setdefault(row.address, why)
             if row.address in self._gone_now:
                 return ""
@@ -67,6 +67,11 @@ class Account:
             self._gone_now.remove(row.address)
             return f"{name} is back and holds pages again"
         return ""
+
+
+def _first_sentence(text: str) -> str:
+    """What happened, without the remedy: that is in the device's log and status."""
+    return text.partition(". ")[0].rstrip(".")
 
 
 def _take_overs(status: DeviceStatus) -> int:

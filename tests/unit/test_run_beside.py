@@ -26,7 +26,7 @@ PID = 4711
 def parse(*argv: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_device_options(parser)
-    parser.add_argument("--config")
+    parser.add_argument("--config", type=Path)
     return parser.parse_args(argv)
 
 

@@ -251,7 +251,9 @@ def test_a_donor_that_goes_is_told_once_and_once_when_it_is_back(host: Host) -> 
     told = (
         status([donor("mapped")]),
         status([donor("suspended", detail="connections lost")]),
-        status([donor("idle", given_up=1, detail="did not come back in time")]),
+        status(
+            [donor("idle", given_up=1, detail="donor 10.0.0.2:9: connection refused. Start it.")]
+        ),
         status([donor("idle", given_up=1)]),
         status([donor("mapped", given_up=1)]),
         status([donor("mapped", given_up=1)]),
@@ -261,15 +263,15 @@ def test_a_donor_that_goes_is_told_once_and_once_when_it_is_back(host: Host) -> 
         [],
         [],
         [
-            "donor 10.0.0.2:9 (moon) is gone: did not come back in time. The pages that it held "
-            "are read from the local disk."
+            "donor 10.0.0.2:9 (moon) is gone: connection refused. The pages that it held are read "
+            "from the local disk."
         ],
         [],
         ["donor 10.0.0.2:9 (moon) is back and holds pages again"],
         [],
     ]
     text = "\n".join(usage.describe(summary(host, told[-1], told=told)))
-    assert "donors gone meanwhile: 10.0.0.2:9 (did not come back in time)" in text
+    assert "donors gone meanwhile: 10.0.0.2:9 (connection refused)" in text
 
 
 def test_a_donor_that_stays_away_is_told_though_it_is_not_given_up() -> None:
