@@ -176,7 +176,7 @@ async def test_the_command_waits_until_it_is_done_and_a_restart_forgets_nothing(
     await holder
     restarted = await asyncio.to_thread(cluster.successor, donor)
     assert "still draining" in restarted.log
-    assert "draining" in cluster.ok("status", "--donors", restarted.address)
+    assert "drained" in cluster.ok("status", "--donors", restarted.address)
     done = await command(cluster, "undrain", restarted.address)
     assert (done.returncode, done.stdout) == (0, f"{restarted.address} lends again\n")
     await asyncio.to_thread(restarted.end)
