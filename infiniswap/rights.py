@@ -59,6 +59,8 @@ def mend(capability: str, *, proc: Path = PROC) -> str:
 def hint(capability: str, *, proc: Path = PROC) -> str:
     """As mend, for a failure that may have another reason: "" where nothing is lacking."""
     what = lacking(capability, proc=proc)
+    if what == "root":
+        return "Run it as root."
     if what.endswith(capability):
         return f"Add {what}, which this process of root lacks, where it is started {_WAYS}."
     return f"{way_to(what)}." if what else ""
@@ -67,7 +69,7 @@ def hint(capability: str, *, proc: Path = PROC) -> str:
 def way_to(what: str) -> str:
     """How to get what `lacking` has named, a sentence without its full stop."""
     if what == "root":
-        return "Run it as root"
+        return "Run it with sudo"
     if what == _HOST_ROOT:
         return "This process is root of a user namespace only: run it outside of that"
     return f"Add it where this process is started {_WAYS}"

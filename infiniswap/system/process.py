@@ -135,14 +135,14 @@ class Degraded:
 
 
 def sentences(outcomes: Iterable[Degraded]) -> list[str]:
-    """One for each remedy, so that a capability that several of them need is named once."""
-    by_mend: dict[str, list[Degraded]] = {}
+    """One for each, and a remedy that several of them share only once."""
+    told: dict[str, str] = {}
+    found = []
     for outcome in outcomes:
-        by_mend.setdefault(outcome.mend, []).append(outcome)
-    return [
-        str(Degraded(", ".join(o.name for o in found), "; ".join(o.reason for o in found), mend))
-        for mend, found in by_mend.items()
-    ]
+        first = told.setdefault(outcome.mend, outcome.name)
+        mend = outcome.mend if first == outcome.name else f"The remedy is that of {first}."
+        found.append(str(Degraded(outcome.name, outcome.reason, mend)))
+    return found
 
 
 _MEND_CAPABILITY = "Run it as root with CAP_SYS_RESOURCE (the shipped systemd unit has it)."

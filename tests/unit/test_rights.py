@@ -74,15 +74,16 @@ def test_root_is_not_told_to_run_it_as_root() -> None:
         assert "Run it as root" not in str(from_oserror("cannot attach", OSError(number, "no")))
 
 
-def test_warnings_with_one_remedy_are_one_sentence() -> None:
+def test_a_remedy_that_warnings_share_is_told_once() -> None:
     found = [
         Degraded("oom-score", "it may be killed", "Add CAP_A."),
         Degraded("memory-lock", "it may be paged out", "Raise the limit."),
         Degraded("io-flusher", "it may wait", "Add CAP_A."),
     ]
     assert sentences(found) == [
-        "oom-score, io-flusher: it may be killed; it may wait. Add CAP_A.",
+        "oom-score: it may be killed. Add CAP_A.",
         "memory-lock: it may be paged out. Raise the limit.",
+        "io-flusher: it may wait. The remedy is that of oom-score.",
     ]
 
 
