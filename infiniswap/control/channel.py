@@ -71,8 +71,6 @@ that it goes on sending is read."""
 _BEATS_PER_HEARTBEAT: Final = 10
 """Borne. An honest peer sends a ping and a pong, and now and then a notice."""
 _PONG_S: Final = 5.0
-_LOOK_S_MAX: Final = 1.0
-"""Between looks at how much has arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +173,13 @@ async def send(ws: WebSocket, message: Struct, send_s: float) -> bool:
     return True
 
 
-def bytes_received(ws: WebSocket) -> int | None:
-    """From the peer since the connection was made; None where the kernel does not count them."""
+def bytes_received(ws: WebSocket) -> int:
+    """From the peer since the connection was made; 0 where the kernel does not count them."""
     try:
         info = ws.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
     except (AttributeError, OSError):  # no TCP, or closed
-        return None
-    # tcpi_bytes_received in struct tcp_info, linux/tcp.h
-    return int.from_bytes(info[128:136], sys.byteorder) if len(info) == 136 else None
+        return 0
+    return int.from_bytes(info[128:136], sys.byteorder)  # tcpi_bytes_received, linux/tcp.h
 
 
 async def _pong(ws: WebSocket, data: bytes) -> bool:
@@ -246,6 +243,7 @@ class Channel:
         self._beats = RateLimit(limits.beats)
         self._requests = RateLimit(limits.requests)
         self._bytes = RateLimit(limits.bytes)
+        self._received = 0
 
     @property
     def ended(self) -> Ended | None:
@@ -320,12 +318,10 @@ class Channel:
         async with asyncio.TaskGroup() as tasks:
             reader = tasks.create_task(self._read(tasks), name=f"session reader {self._peer}")
             heart = tasks.create_task(self._beat(), name=f"session heartbeat {self._peer}")
-            look = tasks.create_task(self._look(), name=f"session bytes {self._peer}")
             try:
                 ended = await asyncio.shield(self._ended)
             finally:
                 heart.cancel()
-                look.cancel()
                 if not self._ended.done():
                     self.end(m.GOODBYE_SHUTDOWN, "cancelled")
             if not ended.by_peer:
@@ -436,16 +432,13 @@ class Channel:
                 id=request.id, reason=m.REFUSED_ERROR, detail="internal error, see the log"
             )
 
-    async def _look(self) -> None:
+    def _look(self) -> None:
         """What the library reads and makes no message of is seen in the kernel's count alone."""
-        seen = 0
-        while (received := bytes_received(self._ws)) is not None:
-            if not self._bytes.take(asyncio.get_running_loop().time(), received - seen):
-                mib = self._bytes.rate.per_s / m.MESSAGE_BYTES_MAX
-                self.end(m.GOODBYE_FLOOD, f"more than {mib:g} MiB a second")
-                return
-            seen = received
-            await asyncio.sleep(min(_LOOK_S_MAX, self._limits.heartbeat_s))
+        received = bytes_received(self._ws)
+        more, self._received = max(0, received - self._received), received
+        if not self._bytes.take(asyncio.get_running_loop().time(), more):
+            mib = self._bytes.rate.per_s / m.MESSAGE_BYTES_MAX
+            self.end(m.GOODBYE_FLOOD, f"more than {mib:g} MiB a second")
 
     async def _beat(self) -> None:
         beat = 0
@@ -456,6 +449,7 @@ class Channel:
                 silent_s = self._limits.missed_max * self._limits.heartbeat_s
                 self._end(Ended(m.GOODBYE_SILENCE, f"silent for {silent_s:g} s", by_peer=False))
                 return
+            self._look()
             beat += 1
             await self.notify(m.Ping(id=beat))
 
