@@ -68,7 +68,8 @@ def _text(fd: int, before: Any) -> io.TextIOWrapper:
         io.BufferedWriter(_Stream(fd, is_result=fd == _STDOUT)),
         encoding=before.encoding if before else "utf-8",
         errors="backslashreplace",
-        line_buffering=fd == _STDERR or os.isatty(fd),
+        # The second is what PYTHONUNBUFFERED asks for.
+        line_buffering=not before or before.line_buffering or before.write_through,
     )
 
 
