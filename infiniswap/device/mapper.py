@@ -10,11 +10,11 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
 from random import Random
 
 from infiniswap import events
 from infiniswap.device.links import DonorLink
+from infiniswap.device.migration import Migration
 from infiniswap.device.slab_counts import SlabCounts
 from infiniswap.engine.protocol import Engine, Event, EventKind, SlabInfo, SlabState
 from infiniswap.errors import (
@@ -33,25 +33,9 @@ log = logging.getLogger(__name__)
 _TICK_S_REFILL = 0.05  # the engine takes a bounded number of copies at a time
 _TICK_S_BUSY = 0.1
 _TICK_S_IDLE = 0.25
-_TICK_S_PULL = 0.01  # a pull goes on by itself; this sees to what did not
-_PULL_RETRY_S = 1.0
-_PULLS_FUTILE_MAX = 100  # a second's worth
-_PLACE_S_MAX = 2.5  # a donor without room is not asked again for two seconds
 _SKIPPED_MAX = 3  # idle ticks on which the slabs are not looked at: every second they are
 _EMPTY_S_MAX = 30.0
 _REMOTES_MAX = 64  # of an engine (EngineConfig)
-
-
-@dataclass(slots=True)
-class Move:
-    """A slab on its way from one donor to another."""
-
-    link: DonorLink
-    task: asyncio.Task[None] | None = None
-    waiting: int = 0
-    is_over: bool = False
-    """Out of time."""
-    is_whole: bool = False
 
 
 class SlabMapper:
@@ -82,10 +66,9 @@ class SlabMapper:
         self._refill = refill
         self._slab_pages = slab_pages
         self._book: DonorBook[DonorLink] = DonorBook()
+        self._migration = Migration(self, engine, self._book, slab_pages)
         self._drains: dict[tuple[int, int, int], asyncio.Future[None]] = {}
-        self._moves: dict[int, Move] = {}  # by slab
         self._placing: set[int] = set()
-        self._is_pulling = False  # the engine pulls one slab at a time
         self._urgent: set[int] = set()
         self._empty_since_s: dict[int, float] = {}
         self._wake = asyncio.Event()
@@ -116,7 +99,7 @@ class SlabMapper:
         if new:
             self._wake.set()
 
-    def _lenders(self) -> list[DonorLink]:
+    def lenders(self) -> list[DonorLink]:
         """Those that may be asked for memory."""
         # An engine has so many places for donors; who has one already can take more slabs.
         is_full = sum(link.remote is not None for link in self.links) >= _REMOTES_MAX
@@ -229,25 +212,27 @@ class SlabMapper:
                 log.error("%s", self.alarms["frontend"], extra=events.about(events.FRONTEND_DOWN))
                 self.on_connection_lost()
 
-    def _link_at(self, remote: int | None, slab: int) -> DonorLink | None:
+    def link_at(self, remote: int | None, slab: int) -> DonorLink | None:
+        """Who has the slab there."""
         return next(
             (link for link in self.links if link.remote == remote and slab in link.mapped), None
         )
 
     def _link_of(self, slab: int) -> DonorLink | None:
         """Where it is, not where it comes from."""
-        return self._link_at(self._engine.slab(slab).remote, slab)
+        return self.link_at(self._engine.slab(slab).remote, slab)
 
     def _donor_refused(self, event: Event) -> None:
-        link = self._link_at(event.remote, event.slab)
+        link = self.link_at(event.remote, event.slab)
         if link is None or link.mapped[event.slab].generation != event.generation:
             return
         log.warning("slab %d: donor %s refuses it (code %d)", event.slab, link.address, event.code)
         self._book.full(link, asyncio.get_running_loop().time())
         link.refused()
-        self._spawn(self._unmap(link, event.slab, "refused"), f"unmap slab {event.slab}")
+        self.spawn(self.take_off(link, event.slab, "refused"), f"unmap slab {event.slab}")
 
-    async def _unmap(self, link: DonorLink, slab: int, reason: str) -> None:
+    async def take_off(self, link: DonorLink, slab: int, reason: str) -> None:
+        """Off that donor; the slab is worth another one at once."""
         try:
             await link.unmap(slab, reason)
         except (InfiniswapError, TimeoutError) as error:
@@ -262,7 +247,7 @@ class SlabMapper:
             )
             log.error("%s", self.alarms["backup-data"], extra=events.about(events.BACKUP_DATA))
             return
-        link = self._link_at(event.remote, event.slab)
+        link = self.link_at(event.remote, event.slab)
         if link is not None:
             link.bad_page(event.value)
 
@@ -281,7 +266,8 @@ class SlabMapper:
 
     # ------------------------------------------------------------------------ loop
 
-    def _spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        """A task that ends with the mapper."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -342,7 +328,7 @@ class SlabMapper:
         self._tracker.tick(asyncio.get_running_loop().time(), self._totals)
         await self._map_hot(slabs)
         await self._give_back_empty(slabs)
-        self._finish_moves(slabs)
+        self._migration.finish(slabs)
 
     async def _map_hot(self, slabs: Sequence[SlabInfo]) -> None:
         unmapped = [n for n, slab in enumerate(slabs) if slab.state is SlabState.UNMAPPED]
@@ -380,7 +366,7 @@ class SlabMapper:
 
     async def _place(self, slab: int, migrates: bool) -> bool:
         now_s = asyncio.get_running_loop().time()
-        usable = [link for link in self._lenders() if slab not in link.mapped]
+        usable = [link for link in self.lenders() if slab not in link.mapped]
         eligible = self._book.eligible(usable, now_s)
         holding = [link for link in self.links if link.mapped]
         placement = Placement(eligible, holding, self._rng, self._choices)
@@ -444,6 +430,10 @@ class SlabMapper:
         self.alarms.pop(f"donor {link.address}", None)
         return True
 
+    async def move(self, link: DonorLink, slab: int, wait_s: float) -> bool:
+        """See Migration."""
+        return await self._migration.move(link, slab, wait_s)
+
     async def _give_back_empty(self, slabs: Sequence[SlabInfo]) -> None:
         """A slab whose pages were all freed (discard) and which rests is somebody else's."""
         now_s = asyncio.get_running_loop().time()
@@ -468,130 +458,6 @@ class SlabMapper:
             self.counts.returned += 1
         except (InfiniswapError, TimeoutError) as error:
             log.warning("slab %d: cannot be given back: %s", slab, error)
-
-    # ------------------------------------------------------------------- migration
-
-    async def move(self, link: DonorLink, slab: int, wait_s: float) -> bool:
-        """Copies a slab from a donor that wants it back to another one, for so long at most.
-
-        With a backup a move that has run out of time ends there. Without one it goes on until
-        every page is copied, and then gives the slab back.
-
-        Returns:
-            Whether every page is there.
-        """
-        move = self._moves.get(slab)
-        if move is None:
-            if not wait_s and not self.is_eager:
-                return False
-            self._book.full(link, asyncio.get_running_loop().time())
-            move = self._moves[slab] = Move(link)
-            move.task = self._spawn(self._run_move(move, slab), f"move slab {slab}")
-        if move.link is not link or move.task is None:
-            return False  # it has not even come from elsewhere
-        move.waiting += 1
-        try:
-            await asyncio.wait({move.task}, timeout=wait_s)
-        finally:
-            move.waiting -= 1
-        # Not cancelled: the donor that it goes to must be told of what becomes of it.
-        move.is_over = not self.is_eager
-        return move.is_whole
-
-    def _finish_moves(self, slabs: Sequence[SlabInfo]) -> None:
-        """A donor whose session ended while it waited does not take its slab back any more."""
-        for number, slab in enumerate(slabs):
-            if slab.source_state is not SlabState.MAPPED or number in self._moves:
-                continue
-            link = self._link_at(slab.source_remote, number)
-            if link is not None and link.is_usable:
-                move = self._moves[number] = Move(link)
-                move.task = self._spawn(self._run_move(move, number), f"move slab {number}")
-
-    async def _run_move(self, move: Move, slab: int) -> None:
-        try:
-            info = self._engine.slab(slab)
-            is_here = info.remote == move.link.remote
-            if is_here and (info.is_migrating or not await self._place_move(move, slab)):
-                return
-            # Its slab may have been taken meanwhile and found another donor, which is now left.
-            source = self._link_at(self._engine.slab(slab).source_remote, slab)
-            if source is None:
-                return
-            is_whole = await self._pull(source, slab, move)
-            while self.is_eager and not is_whole and self._is_source(source, slab):
-                await asyncio.sleep(_PULL_RETRY_S)
-                is_whole = await self._pull(source, slab, move)
-            self.counts.moved += is_whole
-            if source is move.link:
-                move.is_whole = is_whole
-                is_done = is_whole and not move.waiting
-            else:
-                is_done = is_whole or not self.is_eager
-            if is_done:
-                await self._unmap(source, slab, "moved")
-        except InfiniswapError as error:
-            log.warning("slab %d: cannot be moved: %s", slab, error)
-        finally:
-            del self._moves[slab]
-
-    async def _place_move(self, move: Move, slab: int) -> bool:
-        """As place(), and once more where a donor that is not to be asked just now may have room:
-        it is worth a moment, else every page of the slab is read from the disk."""
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + _PLACE_S_MAX
-        while True:
-            others = [link for link in self._lenders() if link is not move.link]
-            retry_s = self._book.retry_s(others, loop.time())
-            if await self.place(slab, migrates=True):
-                return True
-            if retry_s is None or retry_s > end_s or move.is_over:
-                return False
-            await asyncio.sleep(max(0.0, retry_s - loop.time()) + _TICK_S_PULL)
-            if move.is_over or slab not in move.link.mapped:
-                return False
-
-    def _is_source(self, source: DonorLink, slab: int) -> bool:
-        remote = self._engine.slab(slab).source_remote
-        return slab in source.mapped and remote is not None and remote == source.remote
-
-    async def _pull(self, source: DonorLink, slab: int, move: Move) -> bool:
-        """In its turn, until nothing is left there, nothing more comes, or the move is over.
-
-        Returns:
-            Whether nothing is left.
-        """
-        while self._is_pulling and not move.is_over and self._is_source(source, slab):  # noqa: ASYNC110
-            await asyncio.sleep(_TICK_S_PULL)
-        if self._is_pulling:
-            return False
-        self._is_pulling = True
-        try:
-            return await self._pull_now(source, slab, move)
-        finally:
-            self._is_pulling = False
-
-    async def _pull_now(self, source: DonorLink, slab: int, move: Move) -> bool:
-        again, fewest_pages, futile = True, self._slab_pages + 1, 0
-        # What does not come (a page that is not what it was, one that the backup refuses) must not
-        # keep other slabs from moving.
-        while not move.is_over and futile < _PULLS_FUTILE_MAX and self._is_source(source, slab):
-            info = self._engine.slab(slab)
-            assert info.source_remote is not None
-            try:
-                if again:
-                    pages, grows = self._engine.slab_pages_at(
-                        slab, info.source_remote, info.source_generation
-                    )
-                    if not pages and not grows:
-                        return True
-                    futile = 0 if pages < fewest_pages else futile + 1
-                    fewest_pages = min(fewest_pages, pages)
-                again = not self._engine.slab_pull(slab, info.generation, again)
-            except EngineError:
-                again = True  # one end is suspended, or the new one was lost: it may come back
-            await asyncio.sleep(_TICK_S_PULL)
-        return False
 
     def slab_states(self) -> dict[str, int]:
         """Count of slabs by state, every state present."""

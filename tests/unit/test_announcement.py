@@ -462,11 +462,11 @@ def test_a_successor_that_has_heard_nobody_yet_keeps_the_donors_it_took_over() -
     taken_over, newcomer = HostPort("10.0.0.1", 1), HostPort("10.0.0.2", 1)
     mapper.links = [cast(Any, Link(taken_over))]
     found._know(mapper, cast(Any, Link))
-    assert [link.address for link in mapper._lenders()] == [taken_over]
+    assert [link.address for link in mapper.lenders()] == [taken_over]
     watched = cast(Any, found._watcher)
     watched.donors, watched.has_heard = (newcomer,), True
     found._know(mapper, cast(Any, Link))
-    assert [link.address for link in mapper._lenders()] == [newcomer]
+    assert [link.address for link in mapper.lenders()] == [newcomer]
 
 
 async def test_donors_that_are_named_and_announced_are_used_together(tmp_path: Path) -> None:
@@ -479,7 +479,7 @@ async def test_donors_that_are_named_and_announced_are_used_together(tmp_path: P
     found = Finder(spec, nothing, cast(Any, Watched))
 
     def lenders() -> list[HostPort]:
-        return [link.address for link in mapper._lenders()]
+        return [link.address for link in mapper.lenders()]
 
     await found.begin()  # waits for no broker: somebody is named
     found.start(spec, mapper, cast(Any, Link))
@@ -509,4 +509,4 @@ def test_a_successor_goes_by_those_that_are_named_now() -> None:
     )
     mapper = SlabMapper(nothing, 1, ActivityConfig(1.0, 1.0, 1.0), 2, Random(1), 0.0, nothing, 1)
     Finder(before, nothing).start(now, mapper, cast(Any, Link))
-    assert [link.address for link in mapper._lenders()] == [second]
+    assert [link.address for link in mapper.lenders()] == [second]

@@ -149,10 +149,10 @@ def test_who_is_not_listed_any_more_keeps_what_it_has_and_gets_nothing_more() ->
     first.is_idle, first.remote = False, 7
     mapper.know((C,), make)
     assert [link.address for link in mapper.links] == [A, C]
-    assert [link.address for link in mapper._lenders()] == [C]
+    assert [link.address for link in mapper.lenders()] == [C]
     mapper.know((A, C), make)
     assert mapper.links[0] is first
-    assert [link.address for link in mapper._lenders()] == [A, C]
+    assert [link.address for link in mapper.lenders()] == [A, C]
     # A slab is being placed: somebody may be about to ask it.
     mapper._placing.add(0)
     mapper.know((A,), make)
@@ -167,7 +167,7 @@ def test_more_donors_than_an_engine_has_places_for_are_known_and_64_are_used() -
     activity = cast(Any, SimpleNamespace(alpha=1.0, period_s=1.0, hot_pages_per_s=1.0))
     mapper = SlabMapper(nothing, 1, activity, 2, nothing, 0.0, nothing, 1)
     mapper.know([HostPort("10.0.0.1", port) for port in range(1, 101)], cast(Any, Link))
-    assert len(mapper._lenders()) == 100
+    assert len(mapper.lenders()) == 100
     for number, link in enumerate(mapper.links[:64]):
         link.remote = number
-    assert mapper._lenders() == mapper.links[:64]
+    assert mapper.lenders() == mapper.links[:64]
