@@ -24,6 +24,7 @@ from infiniswap import events
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
 from infiniswap.control.client import Session, connect
+from infiniswap.device.leasing import lease_of
 from infiniswap.device.link_counts import LinkCounts, info_of, is_down
 from infiniswap.device.link_types import Lease, LeaseGoneError, LinkConfig, Place, Slabs, is_gone
 from infiniswap.device.offloop import run_to_end, while_going_on
@@ -37,7 +38,6 @@ from infiniswap.errors import (
     EngineError,
     InfiniswapError,
     NoDonorError,
-    ProtocolMismatchError,
     RequestRefusedError,
     SessionLostError,
 )
@@ -50,10 +50,6 @@ log = logging.getLogger(__name__)
 _RETRY_S_FIRST = 0.05
 _RETRY_S_MAX = 0.5
 _DRAIN_S_MAX = 30.0
-_SPARE_SLOTS = 16
-"""Of a lease. One whose slab was taken by force is not used again while old connections live;
-without another one the donor would have to cut all of them."""
-
 T = TypeVar("T")
 
 
@@ -210,16 +206,7 @@ class DonorLink:
 
     async def _ensure_lease(self, session: Session) -> Lease:
         if self._lease is None:
-            slots_max = min(self.config.slab_count + _SPARE_SLOTS, m.SLOTS_MAX)
-            answer = await session.lease(slots_max)
-            if answer.export_bytes != slots_max * self.config.slab_bytes:
-                # Both transports take it for the size of what is there.
-                raise ProtocolMismatchError(
-                    f"the donor answered with {answer.export_bytes} bytes to a request for a "
-                    f"lease of {slots_max} slabs",
-                    where=f"donor {self.address}",
-                )
-            self._lease = Lease.granted(answer, session.welcome.incarnation, session.peer)
+            self._lease = await lease_of(session, self.config, self.address)
         return self._lease
 
     def _remote_config(self, lease: Lease) -> RemoteConfig:
