@@ -48,7 +48,7 @@ PYTHON_RANKS = {
     "testing": 9,
     "__main__": 10,
 }
-PURE_PARTS = ("policy/", "control/messages", "control/text", "control/rate")
+PURE_PARTS = ("policy/", "control/fields", "control/messages", "control/text", "control/rate")
 # Beside the one place: the user's own program, and the leader of its terminal, which runs no other.
 SPAWNERS = ("system/programs.py", "device/job.py", "device/job_terminal.py")
 SPAWNING_MODULES = {"subprocess", "multiprocessing", "pty", "_posixsubprocess"}

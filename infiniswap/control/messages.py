@@ -25,6 +25,22 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from infiniswap.control.fields import (
+    SLOTS_MAX,
+    U53,
+    Count,
+    Hex128,
+    Hex256,
+    Name,
+    Port,
+    Proof,
+    Rate,
+    Share,
+    Slot,
+    Text,
+    Uuid,
+    Versions,
+)
 from infiniswap.control.text import clean_text, cleaned, is_plain
 from infiniswap.errors import ProtocolMismatchError
 
@@ -47,45 +63,12 @@ UNDRAIN_PATH: Final = "/v1/undrain"
 SUBPROTOCOL: Final = "infiniswap"
 """WebSocket subprotocol: tells a daemon apart from any other WebSocket server."""
 
-SLOTS_MAX: Final = 16_384
-"""Most slots of a lease; keeps the longest message (every slot listed) below its limit."""
-
-# Bounded building blocks. Numbers stay below 2^53: every JSON implementation keeps those exact.
-U53: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
-Slot: TypeAlias = Annotated[int, Meta(ge=0, lt=SLOTS_MAX)]
-Port: TypeAlias = Annotated[int, Meta(ge=0, le=65_535)]
-Share: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
-Rate: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e12)]
-Uuid: TypeAlias = Annotated[
-    str, Meta(pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
-]
-Hex128: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
-Hex256: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Proof: TypeAlias = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")]
-"""HMAC-SHA256 in hex; empty where no secret is configured."""
-Name: TypeAlias = Annotated[
-    str,
-    Meta(
-        max_length=128,
-        pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+\Z",
-    ),
-]
-"""For tables and log lines, which it must not be able to forge: no control characters, no line or
-paragraph separators, nothing that turns the direction of what follows."""
-Text: TypeAlias = Annotated[str, Meta(max_length=512)]
-Versions: TypeAlias = Annotated[
-    list[Annotated[int, Meta(ge=0, le=65_535)]], Meta(min_length=1, max_length=16)
-]
-
 
 class _Message(Struct, frozen=True, kw_only=True, tag_field="type"):
     """Base of everything that is sent as a frame of its own."""
 
 
 # ------------------------------------------------------------------ start of a session
-
-
 class Hello(_Message, frozen=True, tag="hello"):
     """First message of a consumer."""
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from infiniswap.control.client import Session
-from infiniswap.control.messages import SLOTS_MAX
+from infiniswap.control.fields import SLOTS_MAX
 from infiniswap.device.link_types import Lease, LinkConfig
 from infiniswap.errors import ProtocolMismatchError
 from infiniswap.units import HostPort

@@ -25,7 +25,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from infiniswap.control.messages import U53, Count, Name, Proof, Share, Uuid
+from infiniswap.control.fields import U53, Count, Name, Proof, Share, Uuid
 from infiniswap.control.text import cleaned
 from infiniswap.errors import InfiniswapError, UsageError
 from infiniswap.json_text import NotJsonError, decode_json

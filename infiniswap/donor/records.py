@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from infiniswap.control import messages as m
+from infiniswap.control.fields import U53, Hex128, Name, Uuid
 from infiniswap.errors import from_oserror
 from infiniswap.json_text import NotJsonError, decode_json
 
@@ -43,8 +43,8 @@ class DonorRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     format: int
-    donor_id: m.Uuid
-    incarnation: m.Hex128
+    donor_id: Uuid
+    incarnation: Hex128
     slab_bytes: int
     boot_id: str
 
@@ -52,14 +52,14 @@ class DonorRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class LeaseRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A lease, for recognising the device that reclaims it."""
 
-    lease: m.U53
-    device_id: m.Uuid
-    device_name: m.Name
-    host_name: m.Name
+    lease: U53
+    device_id: Uuid
+    device_name: Name
+    host_name: Name
     address: str
     slots_max: int
-    reclaim: m.Hex128
-    epoch: m.U53
+    reclaim: Hex128
+    epoch: U53
 
 
 RecordT = TypeVar("RecordT", DonorRecord, LeaseRecord)

@@ -30,6 +30,7 @@ from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.channel import LOST, Channel, Limits
 from infiniswap.control.client import ClientConfig, fetch_status
+from infiniswap.control.fields import SLOTS_MAX
 from infiniswap.control.figures import METRICS_PATH
 from infiniswap.donor.leases import SESSION_LEASES_MAX
 from infiniswap.errors import InfiniswapError, RequestRefusedError
@@ -524,7 +525,7 @@ async def test_what_a_consumer_says_of_its_activity_is_only_believed_of_its_own_
         asked = asyncio.create_task(w.donor.server.sessions[0].activity(1, WAIT_S))
         request = await hear(ws)
         assert isinstance(request, m.ActivityRequest)
-        slots = [m.SlotActivity(slot=n % m.SLOTS_MAX, pages_per_s=1e12) for n in range(10_000)]
+        slots = [m.SlotActivity(slot=n % SLOTS_MAX, pages_per_s=1e12) for n in range(10_000)]
         await ws.send_str(m.encode(m.ActivityAnswer(id=request.id, slots=slots)).decode())
         assert len(await asked) == 10_000
 

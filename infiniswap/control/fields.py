@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bounded building blocks of the messages. Numbers stay below 2^53: every JSON implementation keeps
+those exact.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeAlias
+
+from msgspec import Meta
+
+SLOTS_MAX: Final = 16_384
+"""Most slots of a lease; keeps the longest message (every slot listed) below its limit."""
+
+U53: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Slot: TypeAlias = Annotated[int, Meta(ge=0, lt=SLOTS_MAX)]
+Port: TypeAlias = Annotated[int, Meta(ge=0, le=65_535)]
+Share: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
+Rate: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e12)]
+Uuid: TypeAlias = Annotated[
+    str, Meta(pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
+]
+Hex128: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+Hex256: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Proof: TypeAlias = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")]
+"""HMAC-SHA256 in hex; empty where no secret is configured."""
+Name: TypeAlias = Annotated[
+    str,
+    Meta(
+        max_length=128,
+        pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+\Z",
+    ),
+]
+"""For tables and log lines, which it must not be able to forge: no control characters, no line or
+paragraph separators, nothing that turns the direction of what follows."""
+Text: TypeAlias = Annotated[str, Meta(max_length=512)]
+Versions: TypeAlias = Annotated[
+    list[Annotated[int, Meta(ge=0, le=65_535)]], Meta(min_length=1, max_length=16)
+]
