@@ -2,45 +2,59 @@
 """Which pages are copied from the backup to a donor next, and how many now.
 
 A slab that has just got a donor holds nothing there: until a page is written anew, reading it goes
-to the disk. So its pages are copied in the background, the most active slab first, at a bounded
-rate that leaves disk and network to the page-ins that somebody waits for.
+to the disk. So its pages are copied in the background, the most active slab first, at a rate
+(infiniswap.policy.pace) that leaves disk and network to the page-ins that somebody waits for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-_PASSES = 2
-"""The second finds pages that were being written during the first and did not get there."""
+_PASSES = 6
+"""A page that was written shortly before the slab got its donor is still on its way to the backup
+during the first pass, and is found by a later one. The last begins after 16 seconds."""
+
+_PAUSE_S_FIRST = 0.5
+"""Between the first two passes; twice as long each time."""
 
 _BURST_S = 0.1
 """So much of the rate may be begun at once after a pause."""
+
+
+@dataclass(slots=True)
+class _Filling:
+    """How far a slab is."""
+
+    page: int = 0
+    passes: int = 0
+    due_s: float = float("-inf")
+    """When its next pass begins."""
 
 
 class Refill:
     """Slabs that are being filled. No I/O, no clock.
 
     Args:
-        pages_per_s: rate of all copies together; 0: none.
+        pages_per_s: highest rate of all copies together; 0: none.
         now_s: time of the start.
     """
 
     def __init__(self, pages_per_s: float, now_s: float) -> None:
         if pages_per_s < 0.0:
             raise ValueError(f"a rate of {pages_per_s} pages per second")
-        self._pages_per_s = pages_per_s
+        self._pages_per_s_max = pages_per_s
         self._budget = 0.0
         self._looked_s = now_s
-        self._next: dict[int, int] = {}  # by slab
-        self._passes: dict[int, int] = {}
+        self._slabs: dict[int, _Filling] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._next)
+        return bool(self._slabs)
 
     @property
     def slabs(self) -> tuple[int, ...]:
         """Those that are being filled."""
-        return tuple(self._next)
+        return tuple(self._slabs)
 
     def set_rate(self, pages_per_s: float) -> None:
         """Another rate from now on; 0 ends what is under way.
@@ -50,21 +64,22 @@ class Refill:
         """
         if pages_per_s < 0.0:
             raise ValueError(f"a rate of {pages_per_s} pages per second")
-        self._pages_per_s = pages_per_s
+        self._pages_per_s_max = pages_per_s
         if not pages_per_s:
-            self._next.clear()
-            self._passes.clear()
+            self._slabs.clear()
 
     def begin(self, slab: int) -> None:
         """A slab has got a donor, or its donor back: from its first page on."""
-        if self._pages_per_s > 0.0:
-            self._next[slab] = 0
-            self._passes[slab] = _PASSES
+        if self._pages_per_s_max > 0.0:
+            self._slabs[slab] = _Filling()
 
     def end(self, slab: int) -> None:
         """It has no donor any more."""
-        self._next.pop(slab, None)
-        self._passes.pop(slab, None)
+        self._slabs.pop(slab, None)
+
+    def due_s(self) -> float:
+        """When there is something to copy; infinite: when the next slab begins."""
+        return min((filling.due_s for filling in self._slabs.values()), default=float("inf"))
 
     def step(
         self,
@@ -72,6 +87,7 @@ class Refill:
         activity: Callable[[int], float],
         copy: Callable[[int, int, int], tuple[int, int] | None],
         slab_pages: int,
+        pages_per_s: float | None = None,
     ) -> int:
         """Begins what may be begun now; returns how many pages that were.
 
@@ -81,31 +97,35 @@ class Refill:
             copy: of slab, first page, most pages; returns how many were begun and where to go on,
                 or None when the slab is not mapped any more.
             slab_pages: pages of a slab.
+            pages_per_s: rate since the last step; None: the highest.
         """
-        burst = max(1.0, self._pages_per_s * _BURST_S)
+        rate = min(self._pages_per_s_max, float("inf") if pages_per_s is None else pages_per_s)
         elapsed_s = max(0.0, now_s - self._looked_s)
         self._looked_s = now_s
-        self._budget = min(burst, self._budget + elapsed_s * self._pages_per_s)
+        self._budget = min(max(1.0, rate * _BURST_S), self._budget + elapsed_s * rate)
         done = 0
-        for slab in sorted(self._next, key=lambda slab: (-activity(slab), slab)):
-            while slab in self._next and self._budget >= 1.0:
-                result = copy(slab, self._next[slab], int(self._budget))
+        due = [slab for slab, filling in self._slabs.items() if filling.due_s <= now_s]
+        for slab in sorted(due, key=lambda slab: (-activity(slab), slab)):
+            filling = self._slabs[slab]
+            while self._budget >= 1.0:
+                result = copy(slab, filling.page, int(self._budget))
                 if result is None:
                     self.end(slab)
                     break
-                begun, following = result
+                begun, filling.page = result
                 done += begun
                 self._budget -= begun
-                if following < slab_pages:
-                    self._next[slab] = following
-                    if begun == 0 or self._budget >= 1.0:
-                        return done  # the engine takes no more now
+                if filling.page >= slab_pages:
+                    self._pass_done(slab, now_s)
                     break
-                self._pass_done(slab)
+                if begun == 0 or self._budget >= 1.0:
+                    return done  # the engine takes no more now
         return done
 
-    def _pass_done(self, slab: int) -> None:
-        self._passes[slab] -= 1
-        self._next[slab] = 0
-        if not self._passes[slab]:
+    def _pass_done(self, slab: int, now_s: float) -> None:
+        filling = self._slabs[slab]
+        filling.page = 0
+        filling.due_s = now_s + _PAUSE_S_FIRST * 2.0**filling.passes
+        filling.passes += 1
+        if filling.passes == _PASSES:
             self.end(slab)
