@@ -172,8 +172,8 @@ class DeviceConfig:
     """Threads that read the backup."""
     queues: int = _int(2, low=1, high=16)
     """Connections per donor."""
-    refill_pages_per_s: float = _float(4096.0, low=0.0, high=1e9)
-    """Pages copied from the backup to a slab's new donor, in the background; 0: none."""
+    refill_pages_per_s: float = _float(262_144.0, low=0.0, high=1e9)
+    """Highest rate of copies from the backup to a slab's new donor, in the background; 0: none."""
     connect_ms: int = _int(3_000, low=10, high=60_000)
     """For a connection to a donor's data port, in milliseconds."""
     request_ms: int = _int(2_000, low=10, high=60_000)

@@ -13,12 +13,12 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from random import Random
 
 from infiniswap import events
+from infiniswap.device.filling import Filler
 from infiniswap.device.links import DonorLink
 from infiniswap.device.migration import Migration
 from infiniswap.device.slab_counts import SlabCounts
 from infiniswap.engine.protocol import Engine, Event, EventKind, SlabInfo, SlabState
 from infiniswap.errors import (
-    EngineError,
     InfiniswapError,
     RequestRefusedError,
 )
@@ -30,7 +30,6 @@ from infiniswap.units import HostPort
 log = logging.getLogger(__name__)
 
 # How often the counters are looked at: soon after I/O begins, rarely when there is none.
-_TICK_S_REFILL = 0.05  # the engine takes a bounded number of copies at a time
 _TICK_S_BUSY = 0.1
 _TICK_S_IDLE = 0.25
 _SKIPPED_MAX = 3  # idle ticks on which the slabs are not looked at: every second they are
@@ -63,8 +62,7 @@ class SlabMapper:
         self._choices = choices
         self._rng = rng
         self._tracker = ActivityTracker(slab_count, activity, now_s)
-        self._refill = refill
-        self._slab_pages = slab_pages
+        self._filler = Filler(engine, refill, self.link_of, self.activity, slab_pages)
         self._book: DonorBook[DonorLink] = DonorBook()
         self._migration = Migration(self, engine, self._book, slab_pages)
         self._drains: dict[tuple[int, int, int], asyncio.Future[None]] = {}
@@ -113,7 +111,7 @@ class SlabMapper:
         """Other parameters from now on; see __init__."""
         self._tracker.tune(activity)
         self._choices = choices
-        self._refill.set_rate(refill_pages_per_s)
+        self._filler.set_rate(refill_pages_per_s)
 
     # --------------------------------------------------------------- for the links
 
@@ -136,8 +134,7 @@ class SlabMapper:
 
     def arrived(self, slab: int) -> None:
         """A slab has got a donor: what it lacks is copied there from the backup."""
-        self._refill.begin(slab)
-        self._wake.set()
+        self._filler.begin(slab)
 
     def evicted(self, link: DonorLink, slab: int) -> None:
         """A donor has taken a slab back: it is short of memory itself."""
@@ -218,7 +215,7 @@ class SlabMapper:
             (link for link in self.links if link.remote == remote and slab in link.mapped), None
         )
 
-    def _link_of(self, slab: int) -> DonorLink | None:
+    def link_of(self, slab: int) -> DonorLink | None:
         """Where it is, not where it comes from."""
         return self.link_at(self._engine.slab(slab).remote, slab)
 
@@ -277,9 +274,10 @@ class SlabMapper:
         """The control loop; runs until cancelled."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._engine.eventfd, self.take_events)
+        filling = self.spawn(self._filler.run(), "fill slabs")
         skipped = 0
         try:
-            while True:
+            while not filling.done():
                 pages = sum(self._engine.pages_moved())
                 is_busy = pages != self._pages_seen
                 self._pages_seen = pages
@@ -292,35 +290,18 @@ class SlabMapper:
                     # Nothing has moved: the slabs, of which there may be many, need no look.
                     skipped += 1
                     self._tracker.tick(loop.time(), self._totals)
-                if self._refill:
-                    self._refill.step(
-                        loop.time(), self._tracker.activity, self._copy, self._slab_pages
-                    )
                 try:
-                    async with asyncio.timeout(self._pause_s(is_busy)):
+                    async with asyncio.timeout(_TICK_S_BUSY if is_busy else _TICK_S_IDLE):
                         await self._wake.wait()
                 except TimeoutError:
                     pass
+            filling.result()  # why it has ended
         finally:
             loop.remove_reader(self._engine.eventfd)
             for task in list(self._tasks):
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks)
-
-    def _pause_s(self, is_busy: bool) -> float:
-        if self._refill:
-            return _TICK_S_REFILL
-        return _TICK_S_BUSY if is_busy else _TICK_S_IDLE
-
-    def _copy(self, slab: int, first: int, pages_max: int) -> tuple[int, int] | None:
-        link = self._link_of(slab)
-        if link is None:
-            return None
-        try:
-            return self._engine.slab_fill(slab, link.mapped[slab].generation, first, pages_max)
-        except EngineError:
-            return None  # suspended or being unmapped; when it is back it is begun anew
 
     async def _look_at_slabs(self) -> None:
         slabs = self._engine.slabs()
@@ -376,7 +357,9 @@ class SlabMapper:
                 step = placement.next()
                 if isinstance(step, Ask):
                     asked.update(step.donors)
-                    answers = await asyncio.gather(*(self._ask(link) for link in step.donors))
+                    answers = await asyncio.gather(
+                        *(self._ask(link) for link in step.donors)
+                    )
                     for link, use in zip(step.donors, answers, strict=True):
                         placement.answered(link, use)
                 elif isinstance(step, Choose):
@@ -448,7 +431,7 @@ class SlabMapper:
             if not rests:
                 self._empty_since_s.pop(number, None)
             elif now_s - self._empty_since_s.setdefault(number, now_s) > _EMPTY_S_MAX:
-                link = self._link_of(number)
+                link = self.link_of(number)
                 if link is not None and link.is_usable:
                     await self._unmap_empty(link, number)
 
