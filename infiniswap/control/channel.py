@@ -53,6 +53,7 @@ REQUESTS: Final = (
     m.MemoryRequest,
     m.LeaseRequest,
     m.MapRequest,
+    m.KeepRequest,
     m.UnmapRequest,
     m.RenewRequest,
     m.ReleaseRequest,

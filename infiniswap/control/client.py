@@ -226,10 +226,17 @@ class Session:
             lambda i: m.LeaseRequest(id=i, slots_max=slots_max), m.LeaseAnswer
         )
 
-    async def map(self, lease: int, slab: int) -> m.MapAnswer:
-        """Puts a slab into a slot of the lease."""
+    async def map(self, lease: int, slab: int, *, ahead: bool = False) -> m.MapAnswer:
+        """Puts a slab into a slot of the lease; `ahead`: see MapRequest."""
         return await self._request(
-            lambda i: m.MapRequest(id=i, lease=lease, slab=slab), m.MapAnswer
+            lambda i: m.MapRequest(id=i, lease=lease, slab=slab, ahead=ahead), m.MapAnswer
+        )
+
+    async def keep(self, lease: int, slot: int, generation: int) -> None:
+        """A slab that was mapped ahead is in use."""
+        await self._request(
+            lambda i: m.KeepRequest(id=i, lease=lease, slot=slot, generation=generation),
+            m.OkAnswer,
         )
 
     async def unmap(self, lease: int, slot: int, generation: int) -> None:

@@ -114,6 +114,8 @@ class Welcome(_Message, frozen=True, tag="welcome", omit_defaults=True):
     """A session that says nothing for this long is ended by either end."""
     draining: bool
     rdma: bool = False
+    maps_ahead: bool = False
+    """Knows `MapRequest.ahead` and KeepRequest; a donor that does not would evict for it."""
 
 
 class Goodbye(_Message, frozen=True, tag="goodbye"):
@@ -181,12 +183,26 @@ class LeaseRequest(_Message, frozen=True, tag="lease"):
     slots_max: Annotated[int, Meta(ge=1, le=SLOTS_MAX)]
 
 
-class MapRequest(_Message, frozen=True, tag="map"):
-    """Asks for a slab in a slot of the lease; `slab` is the device's own number, for tables."""
+class MapRequest(_Message, frozen=True, tag="map", omit_defaults=True):
+    """Asks for a slab in a slot of the lease; `slab` is the device's own number, for tables.
+
+    `ahead`, to a donor with `Welcome.maps_ahead`: not written to yet. Gets a free slab or none, and
+    is the first to be taken back when others ask.
+    """
 
     id: U53
     lease: U53
     slab: Count
+    ahead: bool = False
+
+
+class KeepRequest(_Message, frozen=True, tag="keep"):
+    """To a donor with `Welcome.maps_ahead`: a slab that was mapped ahead is in use from now on."""
+
+    id: U53
+    lease: U53
+    slot: Slot
+    generation: U53
 
 
 class UnmapRequest(_Message, frozen=True, tag="unmap"):
@@ -508,7 +524,7 @@ class HttpError(Struct, frozen=True, kw_only=True):
 _ConsumerRequest: TypeAlias = (
     MemoryRequest | LeaseRequest | MapRequest | UnmapRequest | RenewRequest | ReleaseRequest
 )
-ConsumerRequest: TypeAlias = _ConsumerRequest | RdmaRequest
+ConsumerRequest: TypeAlias = _ConsumerRequest | KeepRequest | RdmaRequest
 DonorRequest: TypeAlias = EvictRequest | ActivityRequest
 ConsumerAnswer: TypeAlias = EvictAnswer | ActivityAnswer | RefusedAnswer
 DonorAnswer: TypeAlias = (

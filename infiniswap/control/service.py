@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, Protocol
 
 import msgspec
@@ -24,6 +25,8 @@ class ServerSession:
         self.address = address
         self.consumer = consumer_of(address)
         self.version = version
+        self.refused_maps: deque[int] = deque(maxlen=16)
+        """Ids of the latest MapRequests that were refused."""
         self._channel: Channel | None = None
 
     def __str__(self) -> str:

@@ -200,6 +200,10 @@ class Harvester:
         self._alert_until_s = self._clock() + _ALERT_S
         self._wake.set()
 
+    def top_up(self) -> None:
+        """A free slab was taken, and another may be wanted soon: no pause before it is made."""
+        self._wake.set()
+
     async def run(self) -> None:
         """Ticks until cancelled."""
         try:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from infiniswap.control import messages as m
+from infiniswap.control.fields import SLOTS_MAX
 from infiniswap.control.peer import consumer_of
 from infiniswap.errors import RequestRefusedError
 
@@ -35,7 +36,7 @@ not lose its pages."""
 SESSION_LEASES_MAX: Final = 4
 """Leases of one session. A device needs one, and a second one when it could not give that back."""
 
-CONSUMER_SLOTS_MAX: Final = 8 * m.SLOTS_MAX
+CONSUMER_SLOTS_MAX: Final = 8 * SLOTS_MAX
 """Slots in all leases of one consumer: 8 MiB in the store, and 128 TiB of slabs of 1 GiB."""
 
 

@@ -31,6 +31,7 @@ from infiniswap.control.figures import Figures
 from infiniswap.control.service import ServerSession
 from infiniswap.control.text import clean_text
 from infiniswap.donor import metrics
+from infiniswap.donor.ahead import Ahead
 from infiniswap.donor.drain import Drain, drain_path
 from infiniswap.donor.evict import EvictionConfig, Evictor, MappedSlab
 from infiniswap.donor.harvest import Harvester
@@ -164,6 +165,7 @@ class DonorService:
         self.keeping = Keeping(self._table, records, self._off_loop, self.counters)
         self.rdma = DonorRdma(store, self._table, self._off_loop, self.counters, config.rdma)
         self.quota = Quota(self._table, self.evictor, slabs_max, config.consumer_share_max)
+        self.ahead = Ahead(self._table, self.evictor)
 
     # --------------------------------------------------------------------- sessions
 
@@ -181,6 +183,7 @@ class DonorService:
             silence_ms=round(self.config.silence_s * 1000),
             draining=self.drain.is_active,
             rdma=self.rdma.enabled,
+            maps_ahead=True,
         )
 
     def session_opened(self, session: ServerSession) -> None:
@@ -231,6 +234,10 @@ class DonorService:
                 return await self._lease(session, request)
             case m.MapRequest():
                 return await self._whole(self._map(session, request), request.lease)
+            case m.KeepRequest():
+                lease = self._table.owned(request.lease, session.number)
+                self.ahead.keep(lease.lease, request.slot, request.generation)
+                return m.OkAnswer(id=request.id)
             case m.UnmapRequest():
                 return await self._whole(self._unmap(session, request), request.lease)
             case m.RenewRequest():
@@ -251,7 +258,11 @@ class DonorService:
 
     async def _memory(self, session: ServerSession, request: m.MemoryRequest) -> m.MemoryAnswer:
         await self._harvester.refresh()
-        can_map = self._harvester.slabs_mappable() or self.quota.reclaimable(session.consumer)
+        can_map = (
+            self._harvester.slabs_mappable()
+            or len(self.ahead.slabs())
+            or self.quota.reclaimable(session.consumer)
+        )
         can_map = 0 if self.drain.is_active or self._harvester.is_short else can_map
         return m.MemoryAnswer(
             id=request.id,
@@ -297,18 +308,27 @@ class DonorService:
                 f"all {lease.slots_max} slots of lease {lease.lease} are in use",
                 reason=m.REFUSED_QUOTA,
             )
+        if request.id in session.refused_maps:
+            # Come twice: its sender has gone on, and would not know of a slab that it got now.
+            raise RequestRefusedError("refused before", reason=m.REFUSED_NO_MEMORY)
+        if request.ahead and (self._harvester.is_short or self.ahead.is_awaited):
+            raise RequestRefusedError("others need it now", reason=m.REFUSED_NO_MEMORY)
         made = self._put(lease, request.slab)
-        if made is None:
-            await self._prepare(session)
+        if made is None and not request.ahead:
+            await self._prepare(session, lease)
             # The lease may have gone while a slab was made.
             self._table.owned(request.lease, session.number)
             made = self._put(lease, request.slab)
         if made is None:
             self.counters["maps_refused"] += 1
             why = self._no_room() or "has no slab ready yet"
+            session.refused_maps.append(request.id)
             raise RequestRefusedError(f"the donor {why}", reason=m.REFUSED_NO_MEMORY)
         info = m.SlotInfo(made.slot, made.generation, request.slab)
         self._table.mapped(lease.lease, info)
+        if request.ahead:
+            self.ahead.mapped(lease.lease, info)
+            self._harvester.top_up()  # the next one comes soon
         log.debug("%s: slab %d is in slot %d", session, request.slab, made.slot)
         return await self.rdma.map_answer(request.id, lease.lease, info)
 
@@ -323,16 +343,18 @@ class DonorService:
                 reason=m.REFUSED_BUSY,
             ) from error
 
-    async def _prepare(self, session: ServerSession) -> None:
+    async def _prepare(self, session: ServerSession, lease: Lease) -> None:
         async def prepare() -> None:
             if await self._harvester.prepare() or self._harvester.is_short:
                 return
-            if await self.quota.make_room(session.consumer):
+            made_room = await self.ahead.make_room(lease.lease)
+            if made_room or await self.quota.make_room(session.consumer):
                 await self._harvester.prepare()
 
         task = self._track(asyncio.ensure_future(prepare()))
-        # A slab that comes too late for this request is there for the next.
-        await asyncio.wait({task}, timeout=self.config.prepare_s)
+        with self.ahead.awaited():
+            # A slab that comes too late for this request is there for the next.
+            await asyncio.wait({task}, timeout=self.config.prepare_s)
 
     async def _unmap(self, session: ServerSession, request: m.UnmapRequest) -> m.OkAnswer:
         lease = self._table.owned(request.lease, session.number)
@@ -384,6 +406,9 @@ class DonorService:
     async def evict_some(self, count: int, urgent: bool) -> int:
         """For the harvester: takes slabs back; returns how many came."""
         move_s = 0.0 if urgent else self.config.eviction.move_s
+        untouched = self.ahead.slabs()
+        if untouched:  # which costs nobody anything
+            return await self.evictor.evict(min(count, len(untouched)), untouched)
         return await self.evictor.evict(count, move_s=move_s)
 
     # --------------------------------------------------------- eviction (evict.Slabs)

@@ -136,6 +136,8 @@ def control() -> Iterator[bytes]:
         m.Ping(id=1),
         m.LeaseRequest(id=1, slots_max=4),
         m.MapRequest(id=2, lease=1, slab=0),
+        m.MapRequest(id=2, lease=1, slab=1, ahead=True),
+        m.KeepRequest(id=2, lease=1, slot=0, generation=1),
         m.RenewRequest(id=3, lease=1, reclaim="0" * 32, epoch=1),
         m.ActivityAnswer(id=4, slots=[m.SlotActivity(slot=0, pages_per_s=1.5)]),
         m.Goodbye(reason="done", detail="x"),

@@ -19,6 +19,7 @@ from donor_world import (
     SECRET,
     WAIT_S,
     Handler,
+    World,
     hello,
     raw,
     refusal,
@@ -33,6 +34,7 @@ from infiniswap.control import messages as m
 from infiniswap.control.channel import LOST
 from infiniswap.control.client import (
     ClientConfig,
+    Identity,
     connect,
     fetch_status,
     fetch_version,
@@ -384,6 +386,98 @@ async def test_unreadable_figures_do_not_stop_the_daemon() -> None:
         assert await refusal(session.memory()) == m.REFUSED_ERROR
         w.memory.broken = False
         assert (await session.memory()).can_map == 8
+
+
+# ---------------------------------------------------------------- mapped ahead of need
+
+OTHER = Identity("00000000-0000-0000-0000-00000000000b", "swap1", "another consumer")
+
+
+async def free_slabs(w: World, count: int) -> None:
+    await until(lambda: w.store.stats()["slabs_free"] == count)
+
+
+async def test_a_mapping_ahead_takes_a_free_slab_and_never_makes_room() -> None:
+    async with world(daemon__pool="2M") as w:
+        handler = Handler()
+        async with await w.session(handler) as first, await w.session(identity=OTHER) as second:
+            ours, theirs = await first.lease(4), await second.lease(4)
+            await first.map(ours.lease, 0)
+            await free_slabs(w, 1)
+            await second.map(theirs.lease, 0, ahead=True)
+            await first.map(ours.lease, 1)  # the untouched one yields
+            assert await refusal(second.map(theirs.lease, 0, ahead=True)) == m.REFUSED_NO_MEMORY
+            assert not handler.evicted
+            await second.map(theirs.lease, 0)  # which is another matter: it has its share
+            assert len(handler.evicted) == 1
+
+
+async def test_slabs_mapped_ahead_yield_first_when_others_ask() -> None:
+    async with world(daemon__pool="3M") as w:
+        handler = Handler()
+        handler.rates = {0: 0.0, 1: 1e6, 2: 1e6}  # by activity it would be the other one
+        async with await w.session(handler) as first, await w.session(identity=OTHER) as second:
+            ours, theirs = await first.lease(4), await second.lease(4)
+            used = await first.map(ours.lease, 0)
+            for slab in (1, 2):
+                await until(lambda: w.store.stats()["slabs_free"] > 0)
+                await first.map(ours.lease, slab, ahead=True)
+            assert (await second.memory()).free_slabs == 0
+            assert (await second.memory()).can_map == 2
+            await second.map(theirs.lease, 0)
+            await second.map(theirs.lease, 1)
+            assert (ours.lease, used.slot, used.generation) not in handler.evicted
+            assert len(handler.evicted) == 2
+            assert handler.move_s == [0.0, 0.0]  # nothing is there to be copied
+
+
+async def test_a_slab_mapped_ahead_that_is_in_use_yields_no_longer() -> None:
+    async with world(daemon__pool="1M") as w:
+        handler = Handler()
+        async with await w.session(handler) as first, await w.session(identity=OTHER) as second:
+            ours, theirs = await first.lease(1), await second.lease(1)
+            await free_slabs(w, 1)
+            slot = await first.map(ours.lease, 0, ahead=True)
+            await first.keep(ours.lease, slot.slot, slot.generation + 1)  # of another mapping
+            assert (await second.memory()).can_map == 1
+            assert await refusal(second.keep(ours.lease, 0, 1)) == m.REFUSED_UNKNOWN_LEASE
+            await first.keep(ours.lease, slot.slot, slot.generation)
+            assert (await second.memory()).can_map == 0
+            assert await refusal(second.map(theirs.lease, 0)) == m.REFUSED_NO_MEMORY
+            assert not handler.evicted
+
+
+async def test_a_host_short_of_memory_takes_slabs_mapped_ahead_first() -> None:
+    async with world(daemon__pool="3M") as w:
+        handler = Handler()
+        handler.rates = {0: 0.0, 1: 1e6, 2: 1e6}
+        async with await w.session(handler) as session:
+            lease = await session.lease(4)
+            for slab in range(3):
+                await until(lambda: w.store.stats()["slabs_free"] > 0)
+                await session.map(lease.lease, slab, ahead=slab > 0)
+            assert await w.donor.service.evict_some(2, urgent=False) == 2
+            assert {slot for _, slot, _ in handler.evicted} == {1, 2}
+            assert await w.donor.service.evict_some(1, urgent=False) == 1
+
+
+async def test_a_slab_that_becomes_free_is_for_whoever_waits() -> None:
+    async with world(daemon__pool="2M") as w:
+        handler = Handler()
+        handler.answer_evict.clear()
+        async with await w.session(handler) as first, await w.session(identity=OTHER) as second:
+            ours, theirs = await first.lease(4), await second.lease(4)
+            used = await first.map(ours.lease, 0)
+            await free_slabs(w, 1)
+            await first.map(ours.lease, 1, ahead=True)
+            waiting = asyncio.create_task(second.map(theirs.lease, 0))
+            await until(lambda: bool(handler.move_s))
+            await first.unmap(ours.lease, used.slot, used.generation)
+            await free_slabs(w, 1)
+            if not waiting.done():  # the donor gives up waiting after a while
+                assert await refusal(first.map(ours.lease, 2, ahead=True)) == m.REFUSED_NO_MEMORY
+            handler.answer_evict.set()
+            await waiting
 
 
 # --------------------------------------------------------------------- bad neighbours
