@@ -11,13 +11,14 @@ from infiniswap.device.mapper import SlabMapper
 from infiniswap.device.spec import DeviceSpec
 from infiniswap.engine.protocol import Engine
 from infiniswap.policy.activity import ActivityConfig
+from infiniswap.policy.ahead import MapAhead
 from infiniswap.policy.refill import Refill
 from infiniswap.units import PAGE_BYTES
 
 
 def make_mapper(spec: DeviceSpec, engine: Engine, now_s: float) -> SlabMapper:
     """The mapper, without links."""
-    policy = spec.policy
+    policy, slab_pages = spec.policy, spec.slab_bytes // PAGE_BYTES
     return SlabMapper(
         engine,
         spec.slab_count,
@@ -26,7 +27,9 @@ def make_mapper(spec: DeviceSpec, engine: Engine, now_s: float) -> SlabMapper:
         random.Random(),
         now_s,
         Refill(0.0 if spec.backup is None else spec.config.refill_pages_per_s, now_s),
-        spec.slab_bytes // PAGE_BYTES,
+        slab_pages,
+        # What outlives its jobs binds late: a host's swap space is mostly idle (docs/adr/0030).
+        MapAhead(spec.slab_count, slab_pages) if spec.ephemeral and spec.backup else None,
     )
 
 

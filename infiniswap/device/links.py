@@ -136,8 +136,9 @@ class DonorLink:
         if not self.is_usable:
             raise NoDonorError("it is being recovered", where=f"donor {self.address}")
 
-    async def ask(self) -> MemoryUse:
-        """The donor's memory use, now.
+    async def ask(self, *, ahead: bool = False) -> MemoryUse:
+        """The donor's memory use, now. For a mapping ahead only slabs that are free count, and a
+        donor that does not know such mappings has none.
 
         Raises:
             InfiniswapError: it could not be asked.
@@ -147,9 +148,10 @@ class DonorLink:
             self._check_usable()
             session = await self._open()
         answer = await session.memory()
-        return MemoryUse(
-            answer.used_share, 0 if self.is_draining else answer.can_map, answer.no_room
-        )
+        can_map = 0 if self.is_draining else answer.can_map
+        if ahead:
+            can_map = min(can_map, answer.free_slabs) if session.welcome.maps_ahead else 0
+        return MemoryUse(answer.used_share, can_map, answer.no_room)
 
     async def let_go(self) -> None:
         """Ends a session that was opened only to ask."""
@@ -162,8 +164,9 @@ class DonorLink:
 
     # ---------------------------------------------------------------------- slabs
 
-    async def map(self, slab: int, *, migrates: bool = False) -> None:
-        """Puts a slab there and tells the engine; one that migrates stays where it is as well.
+    async def map(self, slab: int, *, migrates: bool = False, ahead: bool = False) -> None:
+        """Puts a slab there and tells the engine; one that migrates stays where it is as well, and
+        of one `ahead` of need the donor knows that others come first.
 
         Raises:
             InfiniswapError: refused, or unreachable. Nothing has changed then.
@@ -172,6 +175,8 @@ class DonorLink:
         async with self._lock:
             self._check_usable()
             session = await self._open()
+            if ahead and not session.welcome.maps_ahead:  # another than was asked
+                raise NoDonorError("it maps nothing ahead", where=f"donor {self.address}")
             lease = await self._ensure_lease(session)
             remote = await self._ensure_remote(session, lease)
             if slab in self.mapped:
@@ -181,7 +186,7 @@ class DonorLink:
             arriving = self._arriving = asyncio.get_running_loop().create_future()
             try:
                 try:
-                    answer = await session.map(lease.lease, slab)
+                    answer = await session.map(lease.lease, slab, ahead=ahead)
                     self.wire.mapped(remote, answer)
                     put(slab, remote, answer.slot, answer.generation)
                     self.mapped[slab] = Place(answer.slot, answer.generation)
@@ -243,6 +248,15 @@ class DonorLink:
             # A refusal means that the donor has taken it already.
             with contextlib.suppress(RequestRefusedError):
                 await session.unmap(lease.lease, place.slot, place.generation)
+
+    async def keep(self, slab: int) -> bool:
+        """Tells the donor that a slab mapped ahead is in use. False, InfiniswapError: not yet."""
+        place, session, lease = self.mapped.get(slab), self._session, self._lease
+        if place is None or session is None or session.ended is not None or lease is None:
+            return place is None
+        with contextlib.suppress(RequestRefusedError):  # it is there no longer
+            await session.keep(lease.lease, place.slot, place.generation)
+        return True
 
     async def _drain(self, slab: int, place: Place, wait_s: float) -> bool:
         """Unmaps the slab in the engine and forgets it. Whoever else asks for the same waits for

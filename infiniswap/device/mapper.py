@@ -7,12 +7,14 @@ The engine never waits for any of this: a write to a slab that is not mapped goe
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from random import Random
 
 from infiniswap import events
+from infiniswap.device.ahead import AheadMapper
 from infiniswap.device.filling import Filler
 from infiniswap.device.links import DonorLink
 from infiniswap.device.migration import Migration
@@ -23,6 +25,7 @@ from infiniswap.errors import (
     RequestRefusedError,
 )
 from infiniswap.policy.activity import ActivityConfig, ActivityTracker
+from infiniswap.policy.ahead import MapAhead
 from infiniswap.policy.placement import Ask, Choose, DonorBook, MemoryUse, Placement
 from infiniswap.policy.refill import Refill
 from infiniswap.units import HostPort
@@ -35,6 +38,14 @@ _TICK_S_IDLE = 0.25
 _SKIPPED_MAX = 3  # idle ticks on which the slabs are not looked at: every second they are
 _EMPTY_S_MAX = 30.0
 _REMOTES_MAX = 64  # of an engine (EngineConfig)
+
+
+class _Purpose(enum.Enum):
+    """Why a slab gets a donor; the values are for the log."""
+
+    NEED = "mapped to"
+    MOVE = "moves to"
+    AHEAD = "mapped ahead to"
 
 
 class SlabMapper:
@@ -50,6 +61,7 @@ class SlabMapper:
         now_s: float,
         refill: Refill,
         slab_pages: int,
+        ahead: MapAhead | None = None,
     ) -> None:
         self.links: list[DonorLink] = []
         self.alarms: dict[str, str] = {}
@@ -64,6 +76,7 @@ class SlabMapper:
         self._tracker = ActivityTracker(slab_count, activity, now_s)
         self._filler = Filler(engine, refill, self.link_of, self.activity, slab_pages)
         self._book: DonorBook[DonorLink] = DonorBook()
+        self._ahead = None if ahead is None else AheadMapper(self, engine, ahead)
         self._migration = Migration(self, engine, self._book, slab_pages)
         self._drains: dict[tuple[int, int, int], asyncio.Future[None]] = {}
         self._placing: set[int] = set()
@@ -128,16 +141,21 @@ class SlabMapper:
         return self._tracker.activity(slab)
 
     def lost(self, slab: int) -> None:
-        """A slab that was hot enough for a donor has lost it: another one at once."""
-        self._urgent.add(slab)
-        self._wake.set()
+        """A slab that was hot enough for a donor has lost it: another one at once. One that was
+        mapped ahead of need was not."""
+        if self._ahead is None or not self._ahead.went_back(slab):
+            self._urgent.add(slab)
+            self._wake.set()
 
     def arrived(self, slab: int) -> None:
         """A slab has got a donor: what it lacks is copied there from the backup."""
         self._filler.begin(slab)
 
     def evicted(self, link: DonorLink, slab: int) -> None:
-        """A donor has taken a slab back: it is short of memory itself."""
+        """A donor has taken a slab back: it is short of memory itself, or others need it."""
+        if self._ahead is not None and self._ahead.went_back(slab):
+            self.counts.returned += 1
+            return
         self.counts.evicted += 1
         self._book.full(link, asyncio.get_running_loop().time())
         self.lost(slab)
@@ -308,6 +326,8 @@ class SlabMapper:
         self._totals = [slab.page_ins + slab.page_outs for slab in slabs]
         self._tracker.tick(asyncio.get_running_loop().time(), self._totals)
         await self._map_hot(slabs)
+        if self._ahead is not None:
+            self._ahead.look(asyncio.get_running_loop().time(), slabs)
         await self._give_back_empty(slabs)
         self._migration.finish(slabs)
 
@@ -337,15 +357,23 @@ class SlabMapper:
 
     async def place(self, slab: int, *, migrates: bool = False) -> bool:
         """Finds a donor for a slab and maps it; False when none has room now."""
+        return await self._place_once(slab, _Purpose.MOVE if migrates else _Purpose.NEED)
+
+    async def place_ahead(self, slab: int) -> bool:
+        """The same for a slab that nothing was written to: a donor's free slab, or none."""
+        return await self._place_once(slab, _Purpose.AHEAD)
+
+    async def _place_once(self, slab: int, purpose: _Purpose) -> bool:
         if slab in self._placing:
             return False
         self._placing.add(slab)
         try:
-            return await self._place(slab, migrates)
+            return await self._place(slab, purpose)
         finally:
             self._placing.discard(slab)
 
-    async def _place(self, slab: int, migrates: bool) -> bool:
+    async def _place(self, slab: int, purpose: _Purpose) -> bool:
+        migrates = purpose is _Purpose.MOVE
         now_s = asyncio.get_running_loop().time()
         usable = [link for link in self.lenders() if slab not in link.mapped]
         eligible = self._book.eligible(usable, now_s)
@@ -358,12 +386,12 @@ class SlabMapper:
                 if isinstance(step, Ask):
                     asked.update(step.donors)
                     answers = await asyncio.gather(
-                        *(self._ask(link) for link in step.donors)
+                        *(self._ask(link, purpose) for link in step.donors)
                     )
                     for link, use in zip(step.donors, answers, strict=True):
                         placement.answered(link, use)
                 elif isinstance(step, Choose):
-                    if await self._map(slab, step.donor, migrates):
+                    if await self._map(slab, step.donor, purpose):
                         return True
                     if migrates and self._engine.slab(slab).state is SlabState.UNMAPPED:
                         return False
@@ -374,10 +402,10 @@ class SlabMapper:
             for link in asked:
                 await link.let_go()
 
-    async def _ask(self, link: DonorLink) -> MemoryUse | None:
+    async def _ask(self, link: DonorLink, purpose: _Purpose) -> MemoryUse | None:
         now_s = asyncio.get_running_loop().time()
         try:
-            use = await link.ask()
+            use = await link.ask(ahead=purpose is _Purpose.AHEAD)
         except InfiniswapError as error:
             link.detail = str(error)
             self._book.unreachable(link, now_s)
@@ -385,18 +413,20 @@ class SlabMapper:
         link.detail = ""
         if use.slabs_mappable:
             self._book.good(link)
-        else:
+        elif purpose is not _Purpose.AHEAD:  # it may have room all the same
             link.detail = f"no room: the donor {use.no_room}" if use.no_room else "no room"
             self._book.full(link, now_s)
         return use
 
-    async def _map(self, slab: int, link: DonorLink, migrates: bool) -> bool:
+    async def _map(self, slab: int, link: DonorLink, purpose: _Purpose) -> bool:
         now_s = asyncio.get_running_loop().time()
+        migrates, ahead = purpose is _Purpose.MOVE, purpose is _Purpose.AHEAD
         try:
-            await link.map(slab, migrates=migrates)
+            await link.map(slab, migrates=migrates, ahead=ahead)
         except RequestRefusedError as error:
-            link.detail = str(error)
-            self._book.full(link, now_s)
+            if not ahead:
+                link.detail = str(error)
+                self._book.full(link, now_s)
             return False
         except InfiniswapError as error:
             link.detail = str(error)
@@ -406,15 +436,15 @@ class SlabMapper:
             log.warning("slab %d: cannot be mapped to donor %s: %s", slab, link.address, error)
             self._book.unreachable(link, now_s)
             return False
-        log.info(
-            "slab %d: %s donor %s", slab, "moves to" if migrates else "mapped to", link.address
-        )
+        log.info("slab %d: %s donor %s", slab, purpose.value, link.address)
         self.counts.mapped += not migrates
         self.alarms.pop(f"donor {link.address}", None)
         return True
 
     async def move(self, link: DonorLink, slab: int, wait_s: float) -> bool:
-        """See Migration."""
+        """See Migration. Of a slab that nothing was written to there is nothing to copy."""
+        if self._ahead is not None and self._ahead.is_untouched(slab):
+            return False
         return await self._migration.move(link, slab, wait_s)
 
     async def _give_back_empty(self, slabs: Sequence[SlabInfo]) -> None:
@@ -439,6 +469,8 @@ class SlabMapper:
         try:
             await link.unmap(slab, "empty")
             self.counts.returned += 1
+            if self._ahead is not None:
+                self._ahead.went_back(slab)
         except (InfiniswapError, TimeoutError) as error:
             log.warning("slab %d: cannot be given back: %s", slab, error)
 

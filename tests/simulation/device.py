@@ -18,6 +18,7 @@ from infiniswap.engine.binding import lib
 from infiniswap.engine.protocol import EngineConfig
 from infiniswap.engine.sim import SimDone
 from infiniswap.policy.activity import ActivityConfig
+from infiniswap.policy.ahead import MapAhead
 from infiniswap.policy.refill import Refill
 from infiniswap.units import PAGE_BYTES, HostPort
 from simulation.donor import SECRET
@@ -74,6 +75,7 @@ class SimDevice:
         dial: see CoupledEngine.
         stalled: whether a connection carries nothing now.
         failed: told what is wrong.
+        ahead_share: of all devices with a backup, those that map ahead.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class SimDevice:
         dial: Dial,
         stalled: Callable[[Connection], bool],
         failed: Callable[[str], None],
+        ahead_share: float = 0.5,
     ) -> None:
         self.name = f"device{number}"
         self.host: Host = loop.host(self.name)
@@ -146,9 +149,10 @@ class SimDevice:
             suspend_s=SUSPEND_S,
             has_backup=has_backup,
         )
-        self.host.run(self._start, donors, slab_pages)
+        maps_ahead = has_backup and rng.random() < ahead_share
+        self.host.run(self._start, donors, slab_pages, maps_ahead)
 
-    def _start(self, donors: list[HostPort], slab_pages: int) -> None:
+    def _start(self, donors: list[HostPort], slab_pages: int, maps_ahead: bool) -> None:
         self.mapper = SlabMapper(
             self.engine,
             self.slabs,
@@ -158,6 +162,7 @@ class SimDevice:
             self._loop.time(),
             Refill(self._rng.choice((0.0, 500.0)) if self.has_backup else 0.0, self._loop.time()),
             slab_pages,
+            MapAhead(self.slabs, slab_pages) if maps_ahead else None,
         )
         self.mapper.is_eager = not self.has_backup
         executor: Any = None

@@ -17,11 +17,13 @@ from infiniswap.control.messages import (
     REFUSED_ONLY_COPY,
     REFUSED_UNKNOWN_LEASE,
     LeaseAnswer,
+    MemoryAnswer,
 )
 from infiniswap.device.link_types import Lease, LinkConfig, Place
 from infiniswap.device.links import DonorLink
 from infiniswap.errors import (
     EngineError,
+    NoDonorError,
     ProtocolMismatchError,
     RequestRefusedError,
     SessionLostError,
@@ -97,6 +99,32 @@ async def test_a_lease_of_another_size_than_was_asked_for_is_refused(export_byte
     link = DonorLink(HostPort("127.0.0.1", 1), nothing, nothing, cast(Any, config), nothing)
     with pytest.raises(ProtocolMismatchError, match="17 slabs"):
         await link._ensure_lease(cast(Any, SimpleNamespace(lease=lease)))
+
+
+async def test_an_older_donor_is_never_asked_to_map_ahead() -> None:
+    """It would not know what that is, and evict somebody else's slab for it."""
+    asked: list[str] = []
+
+    class Session:
+        ended = None
+        peer = ""
+        welcome = SimpleNamespace(maps_ahead=False, donor_name="old")
+
+        async def memory(self) -> Any:
+            asked.append("memory")
+            return MemoryAnswer(id=0, used_share=0.1, free_slabs=5, can_map=9)
+
+    nothing = cast(Any, None)
+    config = cast(Any, SimpleNamespace(transport="tcp"))
+    link = DonorLink(HostPort("127.0.0.1", 1), nothing, nothing, config, nothing)
+    link._session = cast(Any, Session())
+    assert (await link.ask()).slabs_mappable == 9
+    assert (await link.ask(ahead=True)).slabs_mappable == 0
+    with pytest.raises(NoDonorError, match="ahead"):
+        await link.map(0, ahead=True)
+    assert asked == ["memory", "memory"]
+    Session.welcome = SimpleNamespace(maps_ahead=True, donor_name="new")
+    assert (await link.ask(ahead=True)).slabs_mappable == 5  # free ones only
 
 
 class _Slabs:

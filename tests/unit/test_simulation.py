@@ -18,6 +18,7 @@ from typing import NoReturn
 import pytest
 from background import Background, Job
 from simulation.model import Pages, page_bytes
+from simulation.three_slabs import SLABS, ThreeSlabs
 from simulation.world import SimulationError, World
 
 # A daemon that is killed leaves calls behind that had not begun.
@@ -123,3 +124,70 @@ def test_the_model_tells_old_torn_and_foreign_bytes() -> None:
     assert "holds 9" in pages.wrong(0, page_bytes(9), since=4.0)
     assert "torn" in pages.wrong(0, page_bytes(7)[:2048] + page_bytes(8)[:2048], since=4.0)
     assert not pages.wrong(1, page_bytes(0), since=4.0)
+
+
+# -------------------------------------------------- two runs and a donor of three slabs
+
+
+def live(seed: int, plot: Callable[[ThreeSlabs], None]) -> None:
+    try:
+        ThreeSlabs(seed, plot).run()
+    except SimulationError as error:
+        fail(seed, str(error))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_slabs_mapped_ahead_that_stay_untouched_go_back_after_half_a_minute(seed: int) -> None:
+    def plot(w: ThreeSlabs) -> None:
+        first = w.add_device()
+        w.until_mapped(first, [0, 1], 10.0)
+        w.rest(25.0)
+        assert w.mapped(first) == [0, 1]
+        w.until_mapped(first, [], 15.0)
+        w.until(lambda: first.mapper.counts.returned == 2, 5.0, "both were given back")
+        w.rest(60.0)  # and are not taken again by a run that does not page
+        assert w.mapped(first) == []
+
+    live(seed, plot)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_two_runs_and_three_free_slabs_neither_starves_the_other(seed: int) -> None:
+    def plot(w: ThreeSlabs) -> None:
+        first = w.add_device()
+        w.until_mapped(first, [0, 1], 10.0)
+        w.pages_out_until(first, 0, lambda: len(w.mapped(first)) == SLABS)  # all that there is
+        second = w.add_device()
+        w.rest(5.0)
+        assert w.mapped(second) == []  # ahead it takes what is free, and nothing is
+        assert w.mapped(first) == [0, 1, 2]
+        # What it needs it gets, at once, and of those that the other one does not use.
+        assert w.pages_out_until(second, 0, lambda: 0 in w.mapped(second)) < 5.0
+        assert w.pages_out_until(second, 1, lambda: 1 in w.mapped(second)) < 5.0
+        assert w.mapped(first) == [0]
+        assert (first.mapper.counts.evicted, first.mapper.counts.returned) == (0, 2)
+        # Nor does anybody lose what it uses, however much the other one would like to have.
+        for slab in (0, 1):
+            w.page_out(second, slab)
+        end_s = w.loop.now_s + 20.0
+        w.pages_out_until(first, 1, lambda: w.loop.now_s > end_s)
+        assert (w.mapped(first), w.mapped(second)) == ([0], [0, 1])
+
+    live(seed, plot)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_runs_that_began_together_both_get_a_donor_for_what_they_use(seed: int) -> None:
+    def plot(w: ThreeSlabs) -> None:
+        first, second = w.add_device(), w.add_device()
+        w.rest(5.0)
+        assert len(w.mapped(first)) + len(w.mapped(second)) == SLABS
+        for device in (first, second):
+            assert w.pages_out_until(device, 0, lambda device=device: 0 in w.mapped(device)) < 5.0
+        for device in (first, second):
+            w.page_out(device, 0)  # now it is there for sure
+        w.rest(75.0)  # one may have taken what the other gave back, for half a minute
+        assert (w.mapped(first), w.mapped(second)) == ([0], [0])
+        assert first.mapper.counts.evicted + second.mapper.counts.evicted == 0
+
+    live(seed, plot)

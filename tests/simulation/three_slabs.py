@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A world without faults: runs whose devices map ahead, and one donor of three slabs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from infiniswap.engine.binding import lib
+from infiniswap.engine.protocol import SlabState
+from infiniswap.units import PAGE_BYTES
+from simulation.device import SimDevice
+from simulation.donor import SimDonor
+from simulation.world import SLAB_PAGES, World
+
+SLABS = 3
+
+
+class ThreeSlabs(World):
+    """Lives what it is told to.
+
+    Args:
+        seed: of everything.
+        plot: what happens.
+    """
+
+    def __init__(self, seed: int, plot: Callable[[ThreeSlabs], None]) -> None:
+        super().__init__(seed)
+        self._plot = plot
+
+    @property
+    def donor(self) -> SimDonor:
+        """The only one."""
+        return self.donors[0]
+
+    def _build(self) -> None:
+        self._engine_share = 0.15
+        self.network.delay_s_max = 0.005
+        self.donors.append(
+            SimDonor(
+                self.loop,
+                self.network,
+                Random(self.rng.getrandbits(64)),
+                0,
+                SLAB_PAGES * PAGE_BYTES,
+                SLABS,
+                None,
+                self._unmapping,
+                self._mapping,
+                self.failed,
+            )
+        )
+
+    def add_device(self) -> SimDevice:
+        """One more run."""
+        device = SimDevice(
+            self.loop,
+            self.network,
+            Random(self.rng.getrandbits(64)),
+            len(self.devices) + 1,
+            SLABS,
+            SLAB_PAGES,
+            True,
+            [donor.address for donor in self.donors],
+            lambda config: self._dial(device._number, config),
+            self._is_stalled,
+            self.failed,
+            ahead_share=1.0,
+        )
+        device.faults = False
+        self.devices.append(device)
+        return device
+
+    def _live(self) -> None:
+        self._plot(self)
+
+    # ------------------------------------------------------------------- what a plot does
+
+    def page_out(self, device: SimDevice, slab: int) -> None:
+        """A few pages of a slab, written; returns when every copy is made that is wanted."""
+        for number in range(4):
+            device.request(lib.ISW_SIM_WRITE, slab * SLAB_PAGES + 3 * number, 3)
+        self._until(
+            lambda: not device.requests and not any(s.in_flight for s in device.engine.slabs()),
+            30.0,
+            "pages are written",
+        )
+
+    def pages_out_until(self, device: SimDevice, slab: int, done: Callable[[], bool]) -> float:
+        """A run that goes on paging to a slab; returns the seconds it took."""
+        begun_s = self.loop.now_s
+        while True:
+            self.page_out(device, slab)
+            self.rest(0.05)
+            if done():
+                return self.loop.now_s - begun_s
+            if self.loop.now_s > begun_s + 60.0:
+                self.failed(f"not within 60 s: {device.name} slab {slab}\n{self._figure()}")
+                self._check()
+
+    def rest(self, seconds: float) -> None:
+        """Time passes."""
+        end_s = self.loop.now_s + seconds
+        self._until(lambda: self.loop.now_s >= end_s, seconds + 1.0, "time passes")
+
+    def mapped(self, device: SimDevice) -> list[int]:
+        """Slabs that have a donor."""
+        slabs = device.engine.slabs()
+        return [n for n, info in enumerate(slabs) if info.state is SlabState.MAPPED]
+
+    def until(self, done: Callable[[], bool], wait_s: float, what: str) -> None:
+        """Returns when something holds."""
+        self._until(done, wait_s, what)
+
+    def until_mapped(self, device: SimDevice, slabs: list[int], wait_s: float) -> None:
+        """Returns when a device has these, and no others."""
+        self._until(lambda: self.mapped(device) == slabs, wait_s, f"{device.name} has {slabs}")
