@@ -212,6 +212,8 @@ def with_infiniswap(
         page_out_bytes=int(summary["page_out_bytes"]),
         page_in_us_p50=summary["page_in_us_p50"],
         page_in_us_p99=summary["page_in_us_p99"],
+        page_in_staging_bytes=int(summary["page_in_staging_bytes"]),
+        page_in_disk_bytes=int(summary["page_in_backup_bytes"]),
         other_swap_bytes=int(summary["other_swap_bytes"]),
         output=digests(stage.target(INFINISWAP)),
     )
@@ -231,6 +233,8 @@ _SUMMARY_KEYS = (
     "page_out_bytes",
     "page_in_us_p50",
     "page_in_us_p99",
+    "page_in_staging_bytes",
+    "page_in_backup_bytes",
     "other_swap_bytes",
 )
 

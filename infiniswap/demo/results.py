@@ -30,6 +30,8 @@ class Leg:
         page_in_us_p50: of page-ins, at the front end.
         page_in_us_p99: likewise.
         page_in_us_mean: mean time of a read request on the disk.
+        page_in_staging_bytes: of what was read, what had not left this host yet.
+        page_in_disk_bytes: of what was read, what the local disk served.
         other_swap_bytes: what the host's other swap areas took meanwhile, this job's or not.
         output: SHA-256 of each output file, by name.
     """
@@ -45,6 +47,8 @@ class Leg:
     page_in_us_p50: float | None = None
     page_in_us_p99: float | None = None
     page_in_us_mean: float | None = None
+    page_in_staging_bytes: int = 0
+    page_in_disk_bytes: int = 0
     other_swap_bytes: int = 0
 
 
@@ -55,6 +59,7 @@ class Floors:
     anon_peak_bytes: int = 768 * MIB
     paged_bytes: int = GIB // 4
     donors_share: float = 0.8
+    disk_share_max: float = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,12 @@ class Results:
         paged_in = self.leg(INFINISWAP).page_in_bytes
         return self.donors_read_bytes / paged_in if paged_in else None
 
+    @property
+    def disk_share(self) -> float | None:
+        """Part of the page-in bytes that came from the local disk; None likewise."""
+        leg = self.leg(INFINISWAP)
+        return leg.page_in_disk_bytes / leg.page_in_bytes if leg.page_in_bytes else None
+
 
 def failures(results: Results) -> list[str]:
     """What is not as it has to be; empty is success."""
@@ -128,6 +139,12 @@ def failures(results: Results) -> list[str]:
         found.append(
             f"the donors served {share:.1%} of the page-in bytes, not {floors.donors_share:.0%}"
         )
+    from_disk = results.disk_share
+    if from_disk is not None and from_disk > floors.disk_share_max:
+        found.append(
+            f"{from_disk:.1%} of the page-in bytes came from the local disk, more than "
+            f"{floors.disk_share_max:.0%}"
+        )
     return found
 
 
@@ -136,6 +153,13 @@ def remarks(results: Results) -> list[str]:
     found = []
     if results.throttle:
         found.append(f"The disk was not as slow as a cloud volume: {results.throttle}.")
+    paged = results.leg(INFINISWAP)
+    if paged.page_in_staging_bytes or paged.page_in_disk_bytes:
+        found.append(
+            f"With infiniswap {format_size_short(paged.page_in_staging_bytes)} were paged in again "
+            f"before they had left this host, and {format_size_short(paged.page_in_disk_bytes)} "
+            "came from its disk."
+        )
     for leg in results.legs:
         if leg.other_swap_bytes >= MIB:
             found.append(
@@ -152,6 +176,7 @@ def as_json(results: Results, failed: Sequence[str]) -> dict[str, Any]:
         "failures": list(failed),
         "remarks": remarks(results),
         "donors_share": results.donors_share,
+        "disk_share": results.disk_share,
         **asdict(results),
     }
 

@@ -73,6 +73,22 @@ def test_the_floors_themselves_pass() -> None:
     assert results.failures(at_floor) == []
 
 
+def test_pages_from_the_local_disk_fail_beyond_three_in_a_hundred() -> None:
+    assert results.failures(with_leg(leg(INFINISWAP, page_in_disk_bytes=24 * MIB))) == []
+    failed = results.failures(with_leg(leg(INFINISWAP, page_in_disk_bytes=25 * MIB)))
+    assert failed == ["3.1% of the page-in bytes came from the local disk, more than 3%"]
+
+
+def test_what_did_not_come_from_donors_is_told() -> None:
+    assert results.remarks(demo()) == []
+    told = with_leg(leg(INFINISWAP, page_in_staging_bytes=16 * MIB, page_in_disk_bytes=8 * MIB))
+    assert results.remarks(told) == [
+        "With infiniswap 16.0 MiB were paged in again before they had left this host, and "
+        "8.00 MiB came from its disk."
+    ]
+    assert results.as_json(told, [])["disk_share"] == pytest.approx(0.01)
+
+
 @pytest.mark.parametrize("name", [INFINISWAP, DISK])
 def test_another_output_fails_and_names_the_file(name: str) -> None:
     failed = results.failures(with_leg(leg(name, output={**OUTPUT, "totals.parquet": "cc"})))
