@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -48,10 +49,18 @@ def infiniswap(
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> str:
+def shared() -> Iterator[Path]:
+    """A directory that every user may enter; those of pytest are root's alone."""
+    with tempfile.TemporaryDirectory(prefix="isw-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def config(shared: Path) -> str:
     """A configuration whose directories are the test's."""
-    path = tmp_path / "infiniswap.toml"
-    path.write_text(f'[device]\nrun_dir = "{tmp_path}/run"\nbackup_dir = "{tmp_path}/kept"\n')
+    path = shared / "infiniswap.toml"
+    path.write_text(f'[device]\nrun_dir = "{shared}/run"\nbackup_dir = "{shared}/kept"\n')
     return str(path)
 
 
@@ -105,14 +114,6 @@ ASKING = {
     "device start": ("device", "start", "d", "--size", "4M", "--donors", "127.0.0.1:1"),
     "donor drain": ("donor", "drain", "127.0.0.1:1"),
 }
-
-
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    """A directory that every user may enter; pytest's own are root's alone."""
-    for directory in (tmp_path, *tmp_path.parents[:2]):
-        directory.chmod(0o755)
-    return tmp_path
 
 
 def closed(directory: Path, name: str, where: str) -> Path:
