@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 from pathlib import Path
 from types import ModuleType
@@ -105,3 +106,32 @@ def test_a_right_include_is_not(layers: ModuleType, relative: str, include: str)
 def test_only_the_holder_starts_programs_in_c(layers: ModuleType, call: str) -> None:
     assert list(layers.check_c_text("util/io.c", f"\t{call};\n"))
     assert list(layers.check_c_text("holder/child.c", f"\t{call};\n")) == []
+
+
+def test_a_long_function_and_a_long_class_are_found_and_a_long_file_is_not(
+    layers: ModuleType,
+) -> None:
+    def function(lines: int) -> str:
+        return "def f():\n" + "    pass\n" * (lines - 1)
+
+    def a_class(lines: int) -> str:
+        return "class C:\n" + "    a = 1\n" * (lines - 1)
+
+    def faults(text: str) -> int:
+        return len(list(layers.check_python_text("donor/home.py", text)))
+
+    assert faults(function(70)) == 0
+    assert faults(function(71)) == 1
+    assert faults(a_class(300)) == 0
+    assert faults(a_class(301)) == 1
+    assert faults(function(50) * 100) == 0
+
+
+def test_what_is_too_long_today_may_become_shorter_only(
+    layers: ModuleType, project_root: Path
+) -> None:
+    for place, lines_max in layers.LONGER.items():
+        relative, _, name = place.partition(":")
+        text = (project_root / "infiniswap" / relative).read_text(encoding="utf-8")
+        nodes = [node for node in ast.walk(ast.parse(text)) if getattr(node, "name", "") == name]
+        assert [node.end_lineno - node.lineno + 1 for node in nodes] == [lines_max], place
