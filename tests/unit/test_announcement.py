@@ -405,11 +405,11 @@ class Link:
         self.detail = ""
         self.mapped: dict[int, int] = {}
 
-    async def ask(self) -> MemoryUse:
+    async def ask(self, *, ahead: bool) -> MemoryUse:
         Link.asked += 1
         return MemoryUse(0.5, 4)
 
-    async def map(self, slab: int, *, migrates: bool) -> None:
+    async def map(self, slab: int, *, migrates: bool, ahead: bool) -> None:
         self.mapped[slab] = 0
 
     async def let_go(self) -> None: ...
