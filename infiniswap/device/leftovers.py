@@ -54,7 +54,8 @@ def owner_of(device: loop.LoopDevice, run_dir: Path, link_dir: Path = LINK_DIR) 
     """Whose loop device it is, None when it is none of ours."""
     if device.backing.endswith(_MOUNTED) and device.backing != _MOUNTED:
         run = Path(device.backing.removesuffix(_MOUNTED))
-        if (run / "lock").exists() or (run / "device.json").exists():
+        # Both are False where this user may not look: then it is another user's.
+        if os.path.exists(run / "lock") or os.path.exists(run / "device.json"):
             return Owner(run.name, _runs(run), _mend(run, run_dir, device))
     if device.backing != BACKING_UNMOUNTED:
         return None

@@ -277,14 +277,14 @@ def require_running(name: str, run_dir: Path, backup_dir: Path) -> DevicePaths:
     paths = paths_of(name, run_dir, backup_dir)
     if is_running(paths):
         return paths
-    if paths.record.exists():
+    if os.path.exists(paths.record):
         raise NotFoundError(
             f"the process of device {name} has died",
             where=str(paths.run),
             mend=f"{log_hint(paths, stays=True)} `infiniswap device start {name}` starts it again, "
             f"`infiniswap device remove {name}` takes away what it left behind.",
         )
-    if paths.kept.exists():
+    if os.path.exists(paths.kept):  # False as well where this user may not look
         raise NotFoundError(
             f"the device {name} is stopped",
             where=str(run_dir),
@@ -292,11 +292,13 @@ def require_running(name: str, run_dir: Path, backup_dir: Path) -> DevicePaths:
             f"`infiniswap device remove {name}`.",
         )
     known = ", ".join(running_names(run_dir)) or "none"
-    raise NotFoundError(
-        f"no device named {name} is running",
-        where=str(run_dir),
-        mend=f"Running devices: {known}. `infiniswap device list` shows all.",
-    )
+    mend = f"Running devices: {known}. `infiniswap device list` shows all."
+    if (closed := rights.closed_directory(backup_dir)) is not None:
+        mend = (
+            f"Running devices: {known}. Stopped ones are in {closed}, which is closed to this "
+            "user: `sudo infiniswap device list` shows all."
+        )
+    raise NotFoundError(f"no device named {name} is running", where=str(run_dir), mend=mend)
 
 
 def write_log(paths: DevicePaths) -> None:

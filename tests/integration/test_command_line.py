@@ -171,6 +171,22 @@ def test_what_a_user_may_not_see_is_not_said_to_be_absent(config: str, shared: P
     assert infiniswap("device", "list", "--config", config).stderr == ""
 
 
+@pytest.mark.requires_root
+@pytest.mark.requires_tool("setpriv")
+@pytest.mark.parametrize("action", ["show", "stop", "restart", "reload"])
+def test_an_unknown_device_is_told_where_this_user_may_not_look_for_stopped_ones(
+    config: str, shared: Path, action: str
+) -> None:
+    kept = shared / "kept"
+    kept.mkdir(mode=0o700)
+    done = infiniswap("device", action, "absent", "--config", config, by=NOBODY)
+    assert done.returncode == 11, done.stderr
+    assert "no device named absent is running" in done.stderr
+    assert f"{kept}, which is closed to this user: `sudo infiniswap device list`" in done.stderr
+    done = infiniswap("device", action, "absent", "--config", config)
+    assert done.stderr.endswith("Running devices: none. `infiniswap device list` shows all.\n")
+
+
 @pytest.mark.requires_native
 @pytest.mark.requires_root
 @pytest.mark.requires_tool("setpriv")
