@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from infiniswap.errors import UsageError
-from infiniswap.units import PAGE_BYTES, HostPort, format_size, parse_host_port, parse_size
+from infiniswap.units import (
+    PAGE_BYTES,
+    HostPort,
+    format_size,
+    letter_meant,
+    parse_host_port,
+    parse_size,
+)
 
 
 def nearest(wrong: str, known: tuple[str, ...], noun: str) -> str:
@@ -52,16 +59,21 @@ def convert(value: object, meta: Mapping[str, Any]) -> object:
 
 
 def _convert_size(value: object, meta: Mapping[str, Any]) -> int:
+    text = str(value).strip()
     if isinstance(value, str):
         value = parse_size(value)
     if not isinstance(value, int) or isinstance(value, bool):
         raise UsageError(f"{value!r} is not a size", mend='Write for example "512M" or 4096.')
-    _check_range(value, meta, format_size)
-    if value % meta["multiple"]:
-        raise UsageError(
-            f"{format_size(value)} is not a multiple of {format_size(meta['multiple'])}",
-            mend=f"The page is {PAGE_BYTES} bytes; round it.",
-        )
+    try:
+        _check_range(value, meta, format_size)
+        if value % meta["multiple"]:
+            raise UsageError(
+                f"{format_size(value)} is not a multiple of {format_size(meta['multiple'])}",
+                mend=f"The page is {PAGE_BYTES} bytes; round it.",
+            )
+    except UsageError as error:
+        meant = letter_meant(value, meta["high"]) if text.isdecimal() else ""
+        raise UsageError(error.what, mend=meant or error.mend) from None
     return value
 
 

@@ -73,9 +73,8 @@ def parse_page_size(text: str) -> int:
     if size_bytes == 0 or size_bytes % PAGE_BYTES:
         fitting_bytes = max(1, pages_for(size_bytes)) * PAGE_BYTES
         mend = f"The nearest that fits is {format_size(fitting_bytes)}."
-        if 0 < size_bytes < PAGE_BYTES and text.strip().isdecimal():
-            letter = "G" if size_bytes <= _GIB_MEANT_MAX else "M"
-            mend = f"Did you mean {size_bytes}{letter}? A number without a letter counts bytes."
+        if text.strip().isdecimal() and (meant := letter_meant(size_bytes)):
+            mend = meant
         raise UsageError(
             f"{text!r} is not a multiple of a page ({PAGE_BYTES} bytes)"
             if size_bytes
@@ -83,6 +82,20 @@ def parse_page_size(text: str) -> int:
             mend=mend,
         )
     return size_bytes
+
+
+def letter_meant(size_bytes: int, size_bytes_max: int = SIZE_BYTES_MAX) -> str:
+    """A remedy for a size that came without a letter; "" for one that may be meant so.
+
+    Args:
+        size_bytes: the size.
+        size_bytes_max: the largest that fits.
+    """
+    if not 0 < size_bytes < PAGE_BYTES:
+        return ""
+    in_gib = size_bytes <= _GIB_MEANT_MAX and size_bytes * GIB <= size_bytes_max
+    letter = "G" if in_gib else "M"
+    return f"Did you mean {size_bytes}{letter}? A number without a letter counts bytes."
 
 
 def parse_share(text: str) -> Fraction | None:

@@ -129,6 +129,24 @@ def test_auto_is_none_only_where_it_is_allowed() -> None:
         load(overrides={"daemon.slab": "auto"}, environ={})
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "meant"),
+    [
+        ("daemon.pool", "4", "4G"),
+        ("daemon.headroom", 8, "8G"),
+        ("device.slab", 1, "1G"),
+        ("device.staging", "128", "128M"),
+        ("device.request", 1, "1M"),
+    ],
+)
+def test_the_letter_that_a_size_lacks_is_guessed(key: str, value: object, meant: str) -> None:
+    said = rf"Did you mean {meant}\? A number without a letter counts bytes\."
+    with pytest.raises(ConfigError, match=said):
+        load(overrides={key: value}, environ={})
+    with pytest.raises(ConfigError, match="at least 1M and at most 64G"):
+        load(overrides={"device.slab": "3K"}, environ={})
+
+
 def test_every_key_has_an_environment_variable_of_its_own() -> None:
     names = [env_name(key) for key in known_keys()]
     assert len(names) == len(set(names))

@@ -22,6 +22,7 @@ from infiniswap.units import (
     format_size,
     format_size_short,
     is_loopback,
+    letter_meant,
     pages_for,
     parse_host_port,
     parse_host_ports,
@@ -117,6 +118,12 @@ def test_a_size_without_its_letter_is_guessed(text: str, meant: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_page_size(text)
     assert f"Did you mean {meant}?" in caught.value.mend
+
+
+def test_the_letter_that_is_guessed_gives_a_size_that_fits() -> None:
+    assert letter_meant(8, 64 * GIB) == letter_meant(8)
+    assert "8M?" in letter_meant(8, GIB)
+    assert letter_meant(0) == letter_meant(PAGE_BYTES) == ""
 
 
 @pytest.mark.parametrize(
