@@ -374,7 +374,7 @@ def _start_device(
 ) -> rundir.DevicePaths | None:
     """None when another run was faster."""
     run_dir, backup_dir = config.device.run_dir, config.device.backup_dir
-    paths = rundir.paths_of(beside.free_name(run_dir), run_dir, backup_dir)
+    paths = rundir.paths_of(beside.free_name(run_dir, backup_dir), run_dir, backup_dir)
     args, config = run_beside.like(this.args, config, others, paths.name)
     backup = backup_path(args.backup, paths)
     if args.size is None:

@@ -58,9 +58,17 @@ class NotServingError(ConflictError):
     """The device of another run is starting or stopping at this moment."""
 
 
-def free_name(run_dir: Path) -> str:
-    """The first name that no running device has."""
-    taken = set(rundir.running_names(run_dir))
+def free_name(run_dir: Path, backup_dir: Path) -> str:
+    """The first name that no device has, be it running, stopped, or dead and not a run's.
+
+    Raises:
+        ConfigError: the record of a dead one cannot be read.
+    """
+    taken = {*rundir.running_names(run_dir), *rundir.stopped_names(run_dir, backup_dir)}
+    for name in rundir.died_names(run_dir):
+        spec = rundir.read_record(rundir.paths_of(name, run_dir, backup_dir).record)
+        if spec is not None and not spec.ephemeral:
+            taken.add(name)
     return next(name for name in _names() if name not in taken)
 
 

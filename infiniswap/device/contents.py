@@ -52,9 +52,9 @@ def check(paths: DevicePaths, spec: DeviceSpec) -> None:
     """
     if spec.ephemeral and paths.kept.exists():
         raise ConflictError(
-            f"a stopped device has the name {spec.name}, which `infiniswap run` needs",
+            f"a stopped device has the name {spec.name}, which `infiniswap run` has chosen",
             where=str(paths.kept),
-            mend=f"Delete it: infiniswap device remove {spec.name}.",
+            mend="Try again: it chooses another one.",
         )
     if spec.discard_contents or not keeps_contents(spec) or not paths.kept.exists():
         return

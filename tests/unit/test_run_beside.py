@@ -221,11 +221,27 @@ def test_the_first_free_name_is_taken(tmp_path: Path) -> None:
     names = []
     locks = []
     for _ in range(3):
-        name = beside.free_name(tmp_path)
+        name = beside.free_name(tmp_path, tmp_path)
         locks.append(rundir.take_lock(rundir.paths_of(name, tmp_path, tmp_path)))
         names.append(name)
     assert names == ["run", "run-2", "run-3"]
     os.close(locks[1])
-    assert beside.free_name(tmp_path) == "run-2"
+    assert beside.free_name(tmp_path, tmp_path) == "run-2"
     for lock in (locks[0], locks[2]):
         os.close(lock)
+
+
+def test_names_of_devices_that_are_no_runs_are_not_taken_away_from_them(host: Host) -> None:
+    run_dir, store = host.root / "run", host.root / "store"
+    store.mkdir()
+    assert beside.free_name(run_dir, store) == "run"
+    spec = host.spec()
+    ours = msgspec.structs.replace(spec, ephemeral=False)
+    rundir.write_record(rundir.paths_of("run", run_dir, store).kept, ours)  # stopped
+    assert beside.free_name(run_dir, store) == "run-2"
+    died = rundir.paths_of("run-2", run_dir, store)
+    died.run.mkdir(parents=True)
+    rundir.write_record(died.record, spec)  # of a run: the next one clears it
+    assert beside.free_name(run_dir, store) == "run-2"
+    rundir.write_record(died.record, ours)
+    assert beside.free_name(run_dir, store) == "run-3"
