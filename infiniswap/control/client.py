@@ -190,12 +190,16 @@ class Session:
         """Waits until the session ends."""
         return await self._channel.wait_ended()
 
+    def end(self) -> None:
+        """Says goodbye without waiting for anything. Idempotent; `close` is still to follow."""
+        self._channel.end(m.GOODBYE_DONE)
+
     async def close(self) -> None:
         """Says goodbye and closes, in bounded time. Idempotent. Leases enter their grace.
 
         Not from within a SessionHandler's coroutines: it waits for them.
         """
-        self._channel.end(m.GOODBYE_DONE)
+        self.end()
         await asyncio.wait({self._task})
         await self._http.close()
 

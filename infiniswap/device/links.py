@@ -24,6 +24,7 @@ from infiniswap import events
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
 from infiniswap.control.client import Session, connect
+from infiniswap.device.give_back import Kept, give_back
 from infiniswap.device.leasing import lease_of
 from infiniswap.device.link_counts import LinkCounts, info_of, is_down
 from infiniswap.device.link_types import Lease, LeaseGoneError, LinkConfig, Place, Slabs, is_gone
@@ -68,6 +69,7 @@ class DonorLink:
         self.name = ""
         self.remote: int | None = None
         self.mapped: dict[int, Place] = {}  # by slab
+        self._kept = Kept()
         self.detail = ""
         self.is_draining = False
         self.is_listed = True
@@ -243,11 +245,7 @@ class DonorLink:
             return
         await self._drain(slab, place, _DRAIN_S_MAX)
         log.info("slab %d: off donor %s (%s)", slab, self.address, reason)
-        session, lease = self._session, self._lease
-        if session is not None and session.ended is None and lease is not None:
-            # A refusal means that the donor has taken it already.
-            with contextlib.suppress(RequestRefusedError):
-                await session.unmap(lease.lease, place.slot, place.generation)
+        await give_back(self._session, self._lease, place)
 
     async def keep(self, slab: int) -> bool:
         """Tells the donor that a slab mapped ahead is in use. False, InfiniswapError: not yet."""
@@ -318,21 +316,20 @@ class DonorLink:
         for slab, place in self._slabs_in(slot, generation):
             moved = await self._move(slab, move_s)
             if not moved and not self.config.has_backup:
-                raise RequestRefusedError(
-                    "the device has no backup, so these pages are nowhere else",
-                    reason=m.REFUSED_ONLY_COPY,
-                )
+                self._kept.refuse(place, self.mapped.values())
             if self.mapped.get(slab) != place:
                 continue  # asked for again, it has gone meanwhile, or even come back
             try:
                 is_first = await self._drain(slab, place, max(deadline_s - move_s, 0.1))
             except TimeoutError:
                 self._slabs.evicted(self, slab)  # past the deadline the donor takes it anyway
+                self._kept.late(place, self._session)
                 raise
             if is_first:
                 self._slabs.evicted(self, slab)
                 how = "every page was copied first" if moved else "read from the backup"
                 log.info("slab %d: evicted by donor %s (%s)", slab, self.address, how)
+                await self._kept.given_up(place, self._session, self._lease)
         self._trust.withdraw(generation)
 
     async def _move(self, slab: int, move_s: float) -> bool:
@@ -464,6 +461,9 @@ class DonorLink:
             async with self._lock:
                 if not await self._reclaim():
                     await self._give_up()
+        except TimeoutError as error:  # of a drain: perhaps the host was suspended meanwhile
+            log.warning("donor %s: not recovered yet: %s", self.address, error)
+            await asyncio.sleep(_RETRY_S_MAX)
         except Exception:
             log.exception("donor %s: recovery failed; it is tried again", self.address)
             await asyncio.sleep(_RETRY_S_MAX)

@@ -15,6 +15,7 @@ import pytest
 from infiniswap.control.messages import (
     REFUSED_BUSY,
     REFUSED_ONLY_COPY,
+    REFUSED_STALE,
     REFUSED_UNKNOWN_LEASE,
     LeaseAnswer,
     MemoryAnswer,
@@ -127,18 +128,123 @@ async def test_an_older_donor_is_never_asked_to_map_ahead() -> None:
     assert (await link.ask(ahead=True)).slabs_mappable == 5  # free ones only
 
 
+class _Session:
+    """One with a donor that answers."""
+
+    def __init__(self, refusal: str = "") -> None:
+        self.ended: str | None = None
+        self.unmapped: list[tuple[int, int, int]] = []
+        self.refusal = refusal
+
+    async def wait_ended(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def unmap(self, lease: int, slot: int, generation: int) -> None:
+        if self.refusal:
+            raise RequestRefusedError("no", reason=self.refusal)
+        self.unmapped.append((lease, slot, generation))
+
+    def end(self) -> None:
+        self.ended = "done"
+
+
+def _evicted_link(session: _Session, slabs: _Slabs) -> DonorLink:
+    """Without a backup; slab 0 is in slot 3."""
+    engine = SimpleNamespace(
+        slab_unmap=lambda slab, remote, generation: None,
+        slab_pages_at=lambda slab, remote, generation: (0, False),
+    )
+    config = SimpleNamespace(has_backup=False, transport="tcp")
+    address, nothing = HostPort("127.0.0.1", 1), cast(Any, None)
+    link = DonorLink(address, cast(Any, engine), cast(Any, slabs), cast(Any, config), nothing)
+    link._lease = Lease(7, "", 1, "", MIB, "")
+    link._session = cast(Any, session)
+    link.remote = 0
+    link.mapped = {0: Place(3, 9)}
+    return link
+
+
+@pytest.mark.parametrize("refusal", ["", REFUSED_STALE, REFUSED_BUSY])
+async def test_a_slab_that_was_refused_and_then_given_up_is_unmapped_explicitly(
+    refusal: str,
+) -> None:
+    """The donor no longer waits for the EVICT that was refused: told twice, its DONE is lost."""
+    session, slabs = _Session(refusal), _Slabs()
+    slabs.end.set_result(None)
+    link = _evicted_link(session, slabs)
+    with pytest.raises(RequestRefusedError):
+        await link.evict(7, 3, 9, 2.0, 1.0)
+    assert link.mapped
+    slabs.moves = True
+    await link.evict(7, 3, 9, 2.0, 1.0)
+    assert not link.mapped
+    assert session.unmapped == ([] if refusal else [(7, 3, 9)])
+    # A donor that is too busy to hear it is told by the renewal.
+    assert (session.ended is not None) == (refusal == REFUSED_BUSY)
+
+
+async def test_done_alone_gives_a_slab_up_that_the_donor_waits_for() -> None:
+    session, slabs = _Session(), _Slabs()
+    slabs.end.set_result(None)
+    slabs.moves = True
+    link = _evicted_link(session, slabs)
+    await link.evict(7, 3, 9, 2.0, 1.0)
+    assert not link.mapped
+    assert not session.unmapped
+
+
+async def test_a_refused_slab_whose_requests_last_is_given_back_by_the_renewal() -> None:
+    session, slabs = _Session(), _Slabs()
+    link = _evicted_link(session, slabs)
+    with pytest.raises(RequestRefusedError):
+        await link.evict(7, 3, 9, 2.0, 1.0)
+    slabs.moves = True
+    with pytest.raises(TimeoutError):
+        await link.evict(7, 3, 9, 0.0, 0.0)
+    assert session.ended is not None
+
+
+async def test_a_drain_that_a_recovery_does_not_see_the_end_of_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is no fault of ours: a host that was suspended for long sees its deadline pass."""
+    link = _evicted_link(_Session(), _Slabs())
+    tried: list[int] = []
+    again = asyncio.Event()
+
+    async def give_up() -> None:
+        tried.append(1)
+        if len(tried) == 1:
+            raise TimeoutError("slab 0 has requests in flight")
+        link._closing = True
+        again.set()
+
+    async def reclaim() -> bool:
+        return False
+
+    monkeypatch.setattr("infiniswap.device.links._RETRY_S_MAX", 0.0)
+    monkeypatch.setattr(link, "_is_down", lambda: True)
+    monkeypatch.setattr(link, "_reclaim", reclaim)
+    monkeypatch.setattr(link, "_give_up", give_up)
+    link._recover()
+    await asyncio.wait_for(again.wait(), 60)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "slab 0 has requests in flight" in caplog.text
+
+
 class _Slabs:
     """A mapper that remembers what it was told."""
 
     def __init__(self) -> None:
         self.end = asyncio.get_running_loop().create_future()
         self.lost: list[int] = []
+        self.moves = False
 
     def drained(self, slab: int, remote: int, generation: int) -> asyncio.Future[None]:
         return self.end
 
     async def move(self, link: DonorLink, slab: int, wait_s: float) -> bool:
-        return False
+        return self.moves
 
     def evicted(self, link: DonorLink, slab: int) -> None:
         self.lost.append(slab)
