@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 from cluster import LINK_DIR, WAIT_S, Cluster, Device, until, wait_ended
 
-from infiniswap.device.runs import abandoned_cgroups
+from infiniswap.device.process.runs import abandoned_cgroups
 from infiniswap.system import loop, swap
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.job_cgroup import find_job_cgroups

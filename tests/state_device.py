@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 from infiniswap.control.client import ClientConfig, Identity
-from infiniswap.device.link_types import LinkConfig
-from infiniswap.device.links import DonorLink
-from infiniswap.device.mapper import SlabMapper
-from infiniswap.device.recovery import adopt
+from infiniswap.device.donors.link import DonorLink
+from infiniswap.device.donors.link_types import LinkConfig
+from infiniswap.device.slabs.mapper import SlabMapper
+from infiniswap.device.slabs.recovery import adopt
 from infiniswap.engine.native import NativeEngine
 from infiniswap.engine.protocol import EngineConfig
 from infiniswap.policy.activity import ActivityConfig

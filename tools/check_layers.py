@@ -48,9 +48,15 @@ PYTHON_RANKS = {
     "testing": 9,
     "__main__": 10,
 }
+# The rooms of infiniswap.device, each of which imports only those before it; __main__ puts all
+# together.
+DEVICE_ROOMS = (
+    *("spec", "donors", "slabs", "frontends", "succession", "process"),
+    *("control", "cleanup", "jobs"),
+)
 PURE_PARTS = ("policy/", "control/fields", "control/messages", "control/text", "control/rate")
 # Beside the one place: the user's own program, and the leader of its terminal, which runs no other.
-SPAWNERS = ("system/programs.py", "device/job.py", "device/job_terminal.py")
+SPAWNERS = ("system/programs.py", "device/jobs/job.py", "device/jobs/terminal.py")
 SPAWNING_MODULES = {"subprocess", "multiprocessing", "pty", "_posixsubprocess"}
 _SPAWNING_NAME = re.compile(
     r"posix_spawnp?|spawn[lv]p?e?|exec[lv]p?e?|v?fork(pty)?|system|popen|create_subprocess_\w+|"
@@ -71,11 +77,11 @@ CLASS_LINES_MAX = 300
 # Longer ones of today, to be split. Such a one may become shorter, never longer.
 LONGER = {
     "control/server.py:ControlServer": 308,
-    "device/job.py:start": 75,
-    "device/links.py:DonorLink": 545,
-    "device/mapper.py:SlabMapper": 430,
-    "device/server.py:application": 78,
-    "device/service.py:DeviceService": 524,
+    "device/jobs/job.py:start": 75,
+    "device/donors/link.py:DonorLink": 545,
+    "device/slabs/mapper.py:SlabMapper": 430,
+    "device/process/server.py:application": 78,
+    "device/process/service.py:DeviceService": 524,
     "donor/daemon.py:serve": 118,
     "donor/harvest.py:Harvester": 311,
     "donor/service.py:DonorService": 500,
@@ -96,6 +102,8 @@ def check_python_text(relative: str, text: str) -> Iterator[tuple[int, str]]:
             if top in IMPURE_MODULES and relative.startswith(PURE_PARTS):
                 yield line, f"{module} in a pure module: pass the clock or randomness in"
             continue
+        if top_room := _wrong_room(relative, rest):
+            yield line, f"{top_room}: rooms import one way"
         target = rest.partition(".")[0]
         if target not in PYTHON_RANKS or part not in PYTHON_RANKS or target == part:
             continue
@@ -114,6 +122,20 @@ def _spawns(tree: ast.AST, relative: str) -> Iterator[tuple[int, str]]:
     for line, name in found:
         if name.partition(".")[0] in SPAWNING_MODULES or _SPAWNING_NAME.fullmatch(name):
             yield line, f"{name}: programs are started by infiniswap.system.programs"
+
+
+def _wrong_room(relative: str, target: str) -> str:
+    """What is wrong with a module of infiniswap.device that imports `target`, or nothing."""
+    here, there = relative.split("/")[:2], target.split(".")[:2]
+    if here[0] != "device" or there[0] != "device" or len(there) < 2:
+        return ""
+    if there[1] not in DEVICE_ROOMS or here[1] == "__main__.py":
+        return ""
+    if here[1] not in DEVICE_ROOMS:
+        return f"device/{here[1]} must not import the room {there[1]}"
+    if DEVICE_ROOMS.index(there[1]) > DEVICE_ROOMS.index(here[1]):
+        return f"device/{here[1]} must not import device/{there[1]}"
+    return ""
 
 
 def _too_long(tree: ast.AST, relative: str) -> Iterator[tuple[int, str]]:
@@ -142,9 +164,9 @@ def _python_imports(tree: ast.AST, relative: str) -> Iterator[tuple[int, str]]:
                 base = ".".join([*package[: len(package) - node.level + 1], base]).rstrip(".")
             if base == "random" and [alias.name for alias in node.names] == ["Random"]:
                 continue  # the type of what is passed in, not the global source
-            if base == "infiniswap":
+            if base in ("infiniswap", "infiniswap.device"):
                 for alias in node.names:
-                    yield node.lineno, f"infiniswap.{alias.name}"
+                    yield node.lineno, f"{base}.{alias.name}"
             else:
                 yield node.lineno, base
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from infiniswap.config import Config
-from infiniswap.device import rundir
-from infiniswap.device.spec import check_name
+from infiniswap.device.spec import run_dir as rundir
+from infiniswap.device.spec.spec import check_name
 from infiniswap.errors import ConfigError, InfiniswapError
 from infiniswap.system import service_units
 from infiniswap.system.files import read_text, try_read_text

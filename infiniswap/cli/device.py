@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from infiniswap import config as configuration
-from infiniswap.device import client, contents, frontends, launch, rundir
+from infiniswap.device import frontends
 from infiniswap.device.api import DeviceStatus, Ready, SuccessionRow
-from infiniswap.device.spec import (
+from infiniswap.device.control import client, launch
+from infiniswap.device.spec import contents
+from infiniswap.device.spec import run_dir as rundir
+from infiniswap.device.spec.spec import (
     DeviceSpec,
     check_backup_choice,
     check_name,

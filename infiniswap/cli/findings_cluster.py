@@ -14,8 +14,8 @@ from infiniswap.cli.findings import Finding, degraded, good
 from infiniswap.cli.status import DonorRow, ask
 from infiniswap.config import Config, check_listen_secret
 from infiniswap.demo import leftovers as demo_leftovers
-from infiniswap.device import leftovers
-from infiniswap.device.listing import local_devices
+from infiniswap.device.cleanup import leftovers
+from infiniswap.device.control.listing import local_devices
 from infiniswap.discovery.find import find
 from infiniswap.donor import home as homes
 from infiniswap.system.backup import check_backup
@@ -38,7 +38,7 @@ _ALARMS: Final = (
     ),
     ("connections are not complete", "dmesg | grep nbd (new ones are tried by themselves)"),
 )
-"""Words of an alarm (infiniswap.device.mapper, .service) and what to do about it."""
+"""Words of an alarm (infiniswap.device.slabs.mapper, .service) and what to do about it."""
 
 
 def backup(config: Config) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from infiniswap.cli.findings import Finding, degraded, good, missing
 from infiniswap.cli.findings_host import number
 from infiniswap.config import Config
-from infiniswap.device import leftovers
+from infiniswap.device.cleanup import leftovers
 from infiniswap.errors import UnavailableError
 from infiniswap.system.files import PROC, SYS, try_read_text
 from infiniswap.system.memory import memory_hierarchy

@@ -33,20 +33,13 @@ from infiniswap.cli.device import (
 )
 from infiniswap.cli.run_local import Local, parse_local
 from infiniswap.cli.run_output import LiveLine, say
-from infiniswap.device import (
-    account,
-    beside,
-    client,
-    job,
-    launch,
-    lost,
-    member,
-    rundir,
-    runs,
-    usage,
-)
 from infiniswap.device.api import DeviceStatus
-from infiniswap.device.spec import named_text
+from infiniswap.device.cleanup import lost
+from infiniswap.device.control import client, launch, member
+from infiniswap.device.jobs import account, beside, job, usage
+from infiniswap.device.process import runs
+from infiniswap.device.spec import run_dir as rundir
+from infiniswap.device.spec.spec import named_text
 from infiniswap.discovery.find import find
 from infiniswap.errors import (
     ConflictError,

@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 
 from infiniswap.config import Config, DeviceConfig, read_secret
-from infiniswap.device.beside import FIRST_NAME, RunDevice
-from infiniswap.device.spec import DeviceSpec, named_text
+from infiniswap.device.jobs.beside import FIRST_NAME, RunDevice
+from infiniswap.device.spec.spec import DeviceSpec, named_text
 from infiniswap.errors import ConflictError, InfiniswapError
 from infiniswap.units import format_size
 

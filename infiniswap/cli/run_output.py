@@ -10,7 +10,9 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from infiniswap.device import account, client, rundir, usage
+from infiniswap.device.control import client
+from infiniswap.device.jobs import account, usage
+from infiniswap.device.spec import run_dir as rundir
 from infiniswap.errors import InfiniswapError
 
 _LIVE_S: Final = 1.0

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     rows = asyncio.run(ask(asked, config.secret(), config.cluster.ask_s))
     if guessed:
         rows = [row for row in rows if row.status is not None]
-    from infiniswap.device.listing import local_devices
+    from infiniswap.device.control.listing import local_devices
 
     devices = local_devices(config.device.run_dir, config.device.backup_dir)
     if args.json:

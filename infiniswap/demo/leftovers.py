@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from infiniswap.device import rundir
 from infiniswap.device.frontends import clear_leftovers
+from infiniswap.device.spec import run_dir as rundir
 from infiniswap.errors import (
     ConflictError,
     DeadlineError,

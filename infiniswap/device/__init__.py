@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The consumer's side: one process per device, and what commands need to talk to it.
 
-`spec` says what a device is, `rundir` where it is recorded, `launch` starts its process,
-`client` talks to it. In the process itself, `service` owns everything: `attach` connects the
-engine to the kernel, `links` keeps the donors, `mapper` decides which slab goes where.
+Its rooms, each of which imports only those before it: `spec` (what a device is), `donors` (sessions
+and leases), `slabs` (which one goes where), `frontends` (to the kernel), `succession` (the next
+process), `process` (all of them together); for commands `control` (start it, ask it), `cleanup` and
+`jobs` (what `run` starts). In common they have `api` and `member_api`, what is said to a device.
 """

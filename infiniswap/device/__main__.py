@@ -25,7 +25,11 @@ import msgspec
 
 from infiniswap import logs
 from infiniswap.device.api import Ready
-from infiniswap.device.holder import (
+from infiniswap.device.process.serve import prepare_process, serve, succeed
+from infiniswap.device.process.service import DeviceService
+from infiniswap.device.spec.spec import DeviceSpec, decode_spec
+from infiniswap.device.succession.hand_over import HopelessError, read_kept
+from infiniswap.device.succession.holder import (
     READY_FD,
     SOCKET_FD,
     SPEC,
@@ -36,10 +40,6 @@ from infiniswap.device.holder import (
     HolderGoneError,
     read_all,
 )
-from infiniswap.device.serve import prepare_process, serve, succeed
-from infiniswap.device.service import DeviceService
-from infiniswap.device.spec import DeviceSpec, decode_spec
-from infiniswap.device.succession import HopelessError, read_kept
 from infiniswap.errors import InfiniswapError, SystemCallError
 
 log = logging.getLogger("infiniswap.device")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who exists, asked once: for commands. A device keeps asking (infiniswap.device.finder)."""
+"""Who exists, asked once: for commands. A device keeps asking (infiniswap.device.slabs.finder)."""
 
 from __future__ import annotations
 

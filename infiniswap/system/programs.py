@@ -5,7 +5,7 @@ Most of our processes are root's, and are started from wherever somebody happens
 gets nothing that another user may have prepared or a shell may have left: an absolute path, `/` as
 its working directory, and an environment made here; Python is isolated (`-I`), which leaves out
 modules in the working directory, PYTHON* variables and the user's own site directory. The job of
-`infiniswap run` is the user's program and keeps the user's environment (infiniswap.device.job).
+`infiniswap run` is the user's program and keeps its environment (infiniswap.device.jobs.job).
 
 tools/check_layers.py refuses any other place that starts a program.
 

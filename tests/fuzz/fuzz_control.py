@@ -40,7 +40,8 @@ with _instrumented:
 
     from infiniswap.control import auth
     from infiniswap.control import messages as m
-    from infiniswap.device import api, server
+    from infiniswap.device import api
+    from infiniswap.device.process import server
     from infiniswap.errors import InfiniswapError, ProtocolMismatchError, UsageError
 
 HTTP_BODIES: Final = (m.Status, m.VersionInfo, m.NonceInfo, m.HttpError)

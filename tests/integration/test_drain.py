@@ -18,8 +18,8 @@ from donor_world import SECRET, Handler, refusal, until, world
 
 from infiniswap.control import messages as m
 from infiniswap.control.client import ClientConfig, Identity, fetch_status, set_draining
-from infiniswap.device.link_types import LinkConfig
-from infiniswap.device.links import DonorLink
+from infiniswap.device.donors.link import DonorLink
+from infiniswap.device.donors.link_types import LinkConfig
 from infiniswap.errors import WrongSecretError
 from infiniswap.units import MIB
 

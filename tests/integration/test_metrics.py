@@ -19,9 +19,9 @@ import pytest
 from cluster import WAIT_S, Cluster, Device, Donor, run, until
 from documents import marked
 
-from infiniswap.device import client
-from infiniswap.device import metrics as device_metrics
-from infiniswap.device.rundir import DevicePaths
+from infiniswap.device.control import client
+from infiniswap.device.process import metrics as device_metrics
+from infiniswap.device.spec.run_dir import DevicePaths
 from infiniswap.donor import metrics as donor_metrics
 from infiniswap.units import MIB, PAGE_BYTES
 

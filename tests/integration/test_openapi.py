@@ -13,7 +13,7 @@ from cluster import WAIT_S, Cluster
 from jsonschema import Draft202012Validator
 
 from infiniswap.control.auth import http_authorization
-from infiniswap.device.client import _UnixConnection
+from infiniswap.device.control.client import _UnixConnection
 
 pytestmark = pytest.mark.requires_native
 

@@ -11,9 +11,9 @@ from random import Random
 from typing import Any
 
 from infiniswap.control.client import ClientConfig, Identity
-from infiniswap.device.link_types import LinkConfig
-from infiniswap.device.links import DonorLink
-from infiniswap.device.mapper import SlabMapper
+from infiniswap.device.donors.link import DonorLink
+from infiniswap.device.donors.link_types import LinkConfig
+from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.engine.binding import lib
 from infiniswap.engine.protocol import EngineConfig
 from infiniswap.engine.sim import SimDone

@@ -20,7 +20,7 @@ import pytest
 from cluster import NEEDS_SWAP, WAIT_S, Cluster, Device, until
 from runs import Runner, touch
 
-from infiniswap.device.members import CONNECTIONS_PER_USER_MAX, RUNS_PER_USER_MAX
+from infiniswap.device.process.members import CONNECTIONS_PER_USER_MAX, RUNS_PER_USER_MAX
 from infiniswap.system.cgroup import create_memory_cgroup
 from infiniswap.system.job_cgroup import find_job_cgroups
 from infiniswap.units import MIB
@@ -35,7 +35,7 @@ MEMBER, OTHER_MEMBER = "nobody", "bin"
 @pytest.fixture(scope="module")
 def member_device(module_cluster: Cluster, in_ci: bool) -> Iterator[Device]:
     """A swap device for members of GROUP."""
-    probe = as_user(MEMBER, [sys.executable, "-c", "import infiniswap.device.member"])
+    probe = as_user(MEMBER, [sys.executable, "-c", "import infiniswap.device.control.member"])
     done = subprocess.run(probe, capture_output=True, text=True, check=False, cwd="/")
     if done.returncode != 0:
         missing = f"needs an interpreter and a checkout that other users can read: {done.stderr}"

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from infiniswap import config as configuration
 from infiniswap.cli.config_paths import check_discovery
-from infiniswap.device.finder import Finder
-from infiniswap.device.mapper import SlabMapper
+from infiniswap.device.slabs.finder import Finder
+from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.discovery.agent import is_own
 from infiniswap.discovery.announcement import (
     ADDRESSES_MAX,

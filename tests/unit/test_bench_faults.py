@@ -15,8 +15,8 @@ from isw_bench.faults import draw, host, jobs, paper, timeline, times
 from isw_bench.faults.timeline import Run
 from isw_bench.results import Comparison, Samples, TimeLine
 
-from infiniswap.device import assembly, service
-from infiniswap.device.mapper import SlabMapper
+from infiniswap.device.process import assembly, service
+from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.errors import SystemCallError, UsageError
 
 OPS = st.lists(st.integers(min_value=0, max_value=10_000), min_size=1, max_size=80)

@@ -20,8 +20,8 @@ from infiniswap.config_changes import (
     concerns_device,
     merged,
 )
-from infiniswap.device import reload
-from infiniswap.device.spec import DeviceSpec, decode_spec, encode_spec, source_fields
+from infiniswap.device.process import reload
+from infiniswap.device.spec.spec import DeviceSpec, decode_spec, encode_spec, source_fields
 from infiniswap.errors import ConfigError
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy, PoolState
 from infiniswap.policy.refill import Refill

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from infiniswap.device.holder import Holder, HolderGoneError, read_all
-from infiniswap.device.runs import Runs, cgroup_name
+from infiniswap.device.process.runs import Runs, cgroup_name
+from infiniswap.device.succession.holder import Holder, HolderGoneError, read_all
 from infiniswap.errors import ConflictError, SystemCallError
 from infiniswap.system.cgroup import RUN_PREFIX
 

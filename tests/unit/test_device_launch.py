@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from infiniswap.config import DeviceConfig, PolicyConfig
-from infiniswap.device import client, launch, rundir
-from infiniswap.device.spec import DeviceSpec
+from infiniswap.device.control import client, launch
+from infiniswap.device.spec import run_dir as rundir
+from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.errors import ConflictError, DeadlineError, NotFoundError
 from infiniswap.units import MIB, HostPort
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""infiniswap.device.links: what a recovery that runs out of time leaves behind."""
+"""infiniswap.device.donors.link: what a recovery that runs out of time leaves behind."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from infiniswap.control.messages import (
     LeaseAnswer,
     MemoryAnswer,
 )
-from infiniswap.device.link_types import Lease, LinkConfig, Place
-from infiniswap.device.links import DonorLink
+from infiniswap.device.donors.link import DonorLink
+from infiniswap.device.donors.link_types import Lease, LinkConfig, Place
 from infiniswap.errors import (
     EngineError,
     NoDonorError,
@@ -222,7 +222,7 @@ async def test_a_drain_that_a_recovery_does_not_see_the_end_of_is_tried_again(
     async def reclaim() -> bool:
         return False
 
-    monkeypatch.setattr("infiniswap.device.links._RETRY_S_MAX", 0.0)
+    monkeypatch.setattr("infiniswap.device.donors.link._RETRY_S_MAX", 0.0)
     monkeypatch.setattr(link, "_is_down", lambda: True)
     monkeypatch.setattr(link, "_reclaim", reclaim)
     monkeypatch.setattr(link, "_give_up", give_up)

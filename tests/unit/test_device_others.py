@@ -11,10 +11,10 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from infiniswap.device.attach import Attachment
 from infiniswap.device.frontends import Choice
-from infiniswap.device.others import DEVICE, Others
-from infiniswap.device.rundir import DevicePaths
+from infiniswap.device.frontends.attach import Attachment
+from infiniswap.device.frontends.others import DEVICE, Others
+from infiniswap.device.spec.run_dir import DevicePaths
 from infiniswap.errors import UnavailableError
 
 T = TypeVar("T")

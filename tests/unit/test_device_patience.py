@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from infiniswap.device.patience import patiently
+from infiniswap.device.succession.patience import patiently
 from infiniswap.errors import UnavailableError
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""infiniswap.device.reach: to a donor by its address, its name, or whichever of both works."""
+"""infiniswap.device.donors.reach: to a donor by its address or its name, whichever works."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 from infiniswap.control.channel import LOST, Ended
-from infiniswap.device import reach as module
-from infiniswap.device.link_types import Lease
-from infiniswap.device.reach import reach
+from infiniswap.device.donors import reach as module
+from infiniswap.device.donors.link_types import Lease
+from infiniswap.device.donors.reach import reach
 from infiniswap.errors import NoDonorError
 
 OURS, OTHER = "ef" * 16, "01" * 16

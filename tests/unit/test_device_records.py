@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""infiniswap.device.records and recovery: what a successor makes of a predecessor's remotes."""
+"""infiniswap.device.donors.records: what a successor makes of a predecessor's remotes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from infiniswap.device.link_types import Lease, Place
-from infiniswap.device.records import decode_record, encode_record
-from infiniswap.device.recovery import adopt
+from infiniswap.device.donors.link_types import Lease, Place
+from infiniswap.device.donors.records import decode_record, encode_record
+from infiniswap.device.slabs.recovery import adopt
 from infiniswap.units import HostPort
 
 _LEASE = Lease(7, "ab" * 16, 3, "cd" * 16, 1 << 40, "ef" * 16, "10.0.0.2")

@@ -10,8 +10,8 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from infiniswap.device.holder import Holder
-from infiniswap.device.repairs import FRONT_END, Repairs
+from infiniswap.device.succession.holder import Holder
+from infiniswap.device.succession.repairs import FRONT_END, Repairs
 from infiniswap.errors import SystemCallError
 
 T = TypeVar("T")

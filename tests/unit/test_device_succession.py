@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from infiniswap.device.succession import HopelessError, prepare
+from infiniswap.device.succession.hand_over import HopelessError, prepare
 from infiniswap.errors import EngineError, InfiniswapError, NotFoundError
 
 GONE = NotFoundError("there is no device of an earlier process")

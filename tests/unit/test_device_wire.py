@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""infiniswap.device.wire: RDMA where both ends can, else TCP with the reason, never in silence."""
+"""infiniswap.device.donors.transport: RDMA where both ends can, else TCP with the reason."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from rdma_end import END
 
 from infiniswap.control import messages as m
-from infiniswap.device.link_types import Lease, Place
-from infiniswap.device.wire import Wire
+from infiniswap.device.donors.link_types import Lease, Place
+from infiniswap.device.donors.transport import Wire
 from infiniswap.engine.protocol import RemoteConfig
 from infiniswap.errors import (
     DeadlineError,

@@ -19,7 +19,7 @@ from infiniswap.cli.findings import MISSING, OK, WARN, Finding, guarded
 from infiniswap.cli.status import DonorRow
 from infiniswap.config import Config
 from infiniswap.control import messages as m
-from infiniswap.device import leftovers
+from infiniswap.device.cleanup import leftovers
 from infiniswap.errors import BackupError, NoDonorError, SystemCallError, UnavailableError
 from infiniswap.system.loop import LoopDevice
 from infiniswap.system.swap import SwapArea

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from infiniswap.device.spec import decode_spec
-from infiniswap.device.succession import read_kept
+from infiniswap.device.spec.spec import decode_spec
+from infiniswap.device.succession.hand_over import read_kept
 from infiniswap.errors import ConfigError
 from infiniswap.json_text import NotJsonError, decode_json
 

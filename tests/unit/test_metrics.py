@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from infiniswap.config import check_metrics_listen, read_metrics_token
 from infiniswap.control.exposition import page
 from infiniswap.control.figures import Figures, Metric, histogram
-from infiniswap.device import metrics as device
-from infiniswap.device.link_counts import LinkCounts
-from infiniswap.device.slab_counts import SlabCounts
+from infiniswap.device.donors.counts import LinkCounts
+from infiniswap.device.process import metrics as device
+from infiniswap.device.slabs.counts import SlabCounts
 from infiniswap.donor import metrics as donor
 from infiniswap.engine.protocol import RemoteInfo
 from infiniswap.errors import ConfigError

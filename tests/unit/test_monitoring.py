@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from infiniswap.device import metrics as device
+from infiniswap.device.process import metrics as device
 from infiniswap.donor import metrics as donor
 
 DIRECTORY = Path(__file__).resolve().parents[2] / "tools" / "monitoring"

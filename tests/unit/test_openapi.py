@@ -11,8 +11,8 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from infiniswap.control import openapi as donor_openapi
 from infiniswap.control.server import ControlServer, ServerConfig
-from infiniswap.device import openapi as device_openapi
-from infiniswap.device.server import application
+from infiniswap.device.process import openapi as device_openapi
+from infiniswap.device.process.server import application
 
 DOCUMENTS = {
     "daemon": donor_openapi.document("1.2.3"),

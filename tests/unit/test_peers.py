@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infiniswap import config as configuration
-from infiniswap.device.mapper import SlabMapper
+from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.discovery.static import PeersFile, only_these
 from infiniswap.errors import ConfigError
 from infiniswap.peers import PEERS_FILE_BYTES_MAX, PEERS_MAX, parse_peers, read_peers

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""infiniswap.device.rdma_leaving: looked for again and again, whatever happens, and told once."""
+"""infiniswap.device.donors.rdma_leaving: looked for whatever happens, and told once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from infiniswap.device.rdma_leaving import let_go
+from infiniswap.device.donors.rdma_leaving import let_go
 from infiniswap.errors import EngineError
 
 T = TypeVar("T")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""infiniswap.device.rdma_return: RDMA is looked for ever more rarely, and gives way."""
+"""infiniswap.device.donors.rdma_return: RDMA is looked for ever more rarely, and gives way."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
-from infiniswap.device.rdma_return import RdmaReturn
+from infiniswap.device.donors.rdma_return import RdmaReturn
 
 
 class World:

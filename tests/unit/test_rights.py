@@ -10,7 +10,7 @@ import pytest
 
 from infiniswap import rights
 from infiniswap.cli import findings_host
-from infiniswap.device import job
+from infiniswap.device.jobs import job
 from infiniswap.errors import NotPermittedError, from_oserror
 from infiniswap.system.process import Degraded, sentences
 

@@ -13,10 +13,11 @@ import pytest
 from infiniswap import config as configuration
 from infiniswap.cli import run_beside
 from infiniswap.cli.device import add_device_options, backup_path, load_config, make_spec
-from infiniswap.device import beside, rundir
 from infiniswap.device.api import DeviceStatus, SwapRow
-from infiniswap.device.beside import RunDevice
-from infiniswap.device.spec import DeviceSpec
+from infiniswap.device.jobs import beside
+from infiniswap.device.jobs.beside import RunDevice
+from infiniswap.device.spec import run_dir as rundir
+from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.errors import ConflictError, UsageError
 from infiniswap.units import MIB
 

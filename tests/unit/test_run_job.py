@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 from stopping import stopped
 
-from infiniswap.device import job, runs
+from infiniswap.device.jobs import job
+from infiniswap.device.process import runs
 from infiniswap.errors import NotFoundError, SystemCallError, UsageError
 from infiniswap.system.cgroup import RUN_PREFIX, MemoryCgroup
 from infiniswap.system.signals import poll, take_pending
@@ -155,7 +156,7 @@ def test_a_job_is_waited_for_with_its_code(tmp_path: Path) -> None:
 WAITER = """
 import sys
 from pathlib import Path
-from infiniswap.device import job
+from infiniswap.device.jobs import job
 from infiniswap.system.cgroup import MemoryCgroup
 cgroup = MemoryCgroup(Path(sys.argv[1]), 2)
 with job.block_signals() as signals:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infiniswap.cli.run_output import fit
-from infiniswap.device import usage
-from infiniswap.device.account import Account
 from infiniswap.device.api import DeviceStatus, DonorRow, SuccessionRow, SwapRow
-from infiniswap.device.job import JobResult
+from infiniswap.device.jobs import usage
+from infiniswap.device.jobs.account import Account
+from infiniswap.device.jobs.job import JobResult
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.swap import SwapArea
 from infiniswap.units import GIB, MIB

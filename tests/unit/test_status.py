@@ -13,7 +13,7 @@ from infiniswap.cli.status import DonorRow, _print_tables, as_json, lendable
 from infiniswap.control import explain
 from infiniswap.control import messages as m
 from infiniswap.device import api
-from infiniswap.device.listing import transport_reasons, transports
+from infiniswap.device.control.listing import transport_reasons, transports
 from infiniswap.errors import InfiniswapError, NoDonorError, WrongSecretError
 from infiniswap.units import GIB, MIB, HostPort
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from infiniswap.device.launch import device_environment
+from infiniswap.device.control.launch import device_environment
 from infiniswap.system.notify import Notifier
 
 

@@ -24,9 +24,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from infiniswap.demo.progress import Progress
-from infiniswap.device import client
 from infiniswap.device.api import DeviceStatus
-from infiniswap.device.rundir import DevicePaths
+from infiniswap.device.control import client
+from infiniswap.device.spec.run_dir import DevicePaths
 from infiniswap.errors import (
     CheckFailedError,
     DeadlineError,

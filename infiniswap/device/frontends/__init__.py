@@ -2,8 +2,8 @@
 """Front ends: how a device's bytes become a block device, one module for each way.
 
 A front end knows its own part of the kernel and nothing of swap, links or the device's life:
-`infiniswap.device.attach` does that for all of them alike. `choose` is the only place that knows
-which there are.
+`infiniswap.device.frontends.attach` does that for all of them alike. `choose` is the only place
+that knows which there are.
 """
 
 from infiniswap.device.frontends.base import Handover, KernelDevice

@@ -8,7 +8,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from infiniswap.device import runs
+from infiniswap.device.process import runs
 from infiniswap.system import job_cgroup, systemd
 from infiniswap.units import MIB
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from infiniswap.device import client, rundir
+from infiniswap.device.control import client
+from infiniswap.device.spec import run_dir as rundir
 from infiniswap.errors import InfiniswapError
 from infiniswap.system.files import PROC
 from infiniswap.units import format_size

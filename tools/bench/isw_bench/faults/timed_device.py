@@ -18,9 +18,9 @@ from typing import Any
 
 from infiniswap.cli import device as command
 from infiniswap.cli.main import build_parser
-from infiniswap.device import rundir
-from infiniswap.device.mapper import SlabMapper
-from infiniswap.device.serve import prepare_process, serve
+from infiniswap.device.process.serve import prepare_process, serve
+from infiniswap.device.slabs.mapper import SlabMapper
+from infiniswap.device.spec import run_dir as rundir
 from infiniswap.units import parse_page_size
 
 VARIABLE = "ISW_BENCH_TIMES"
@@ -48,7 +48,7 @@ def _note(told: dict[str, Any]) -> None:
 
 def main(argv: list[str]) -> int:
     """Runs the device; returns its exit code."""
-    from infiniswap.device import assembly
+    from infiniswap.device.process import assembly
 
     vars(assembly)["SlabMapper"] = TimedMapper
     args = build_parser("device").parse_args(argv)

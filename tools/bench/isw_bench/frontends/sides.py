@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from infiniswap.device import client
 from infiniswap.device.api import SuccessionRow
+from infiniswap.device.control import client
 from infiniswap.device.frontends.choice import CHECKS
 from infiniswap.errors import InfiniswapError
 from infiniswap.system.files import SYS

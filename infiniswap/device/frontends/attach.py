@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connects the engine to the kernel and takes it off again: front end, link, swap.
+
+Attaching undoes itself when a step fails. Detaching goes strictly backwards - swapoff, verify,
+block device, what is below it - and stops where something is still in use: the process then goes on
+serving. All of it blocks; none of it runs on the event loop.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infiniswap.control.text import clean_text
+from infiniswap.device import frontends
+from infiniswap.device.frontends import Choice, KernelDevice
+from infiniswap.device.spec.run_dir import LINK_DIR, DevicePaths, remove_link
+from infiniswap.device.spec.spec import DeviceSpec
+from infiniswap.engine.protocol import Engine
+from infiniswap.errors import ConflictError, MemoryLimitError, SystemCallError
+from infiniswap.system import mounts, swap
+from infiniswap.system.files import try_read_text
+
+_SWAPOFF_S_MAX = 3600.0
+_BRIEF_USE_S = 2.0
+_PROCESSES_NAMED_MAX = 5
+
+
+@dataclass(slots=True)
+class Attachment:
+    """What of a device is attached. Each field is set once that step stands.
+
+    Attributes:
+        priority: of the swap area while it is active.
+    """
+
+    spec: DeviceSpec
+    paths: DevicePaths
+    choice: Choice
+    kernel: KernelDevice = field(init=False)
+    link: Path | None = None
+    swap_active: bool = False
+    priority: int | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.kernel = frontends.kernel_device(self.choice.frontend, self.paths)
+
+    @property
+    def path(self) -> str:
+        """The block device, or the socket of nbd-socket."""
+        return self.kernel.path
+
+    def attach_device(self, engine: Engine) -> None:
+        """Front end and link. On failure nothing stays attached.
+
+        Raises:
+            InfiniswapError: the step that failed.
+        """
+        try:
+            frontends.clear_leftovers(self.paths)
+            self.kernel.attach(engine)
+            self.make_link()
+        except BaseException:
+            self.detach_device()
+            raise
+
+    def adopt_device(self, descriptors: Mapping[str, int]) -> None:
+        """Takes over what a predecessor has attached, as it is.
+
+        Raises:
+            NotFoundError: nothing is left of it.
+            InfiniswapError: the step that failed; everything stays for another try.
+        """
+        self.kernel.adopt(descriptors)
+        device = self.kernel.block_device
+        if device is None:
+            return
+        link = LINK_DIR / self.spec.name
+        if link.is_symlink():
+            self.link = link
+        self.follow_swap()
+
+    def make_link(self) -> None:
+        """A link of the device's name to its block device, in place of one that leads elsewhere."""
+        device = self.kernel.block_device
+        if device is None:
+            return
+        link, self.link = LINK_DIR / self.spec.name, None
+        try:
+            LINK_DIR.mkdir(mode=0o755, exist_ok=True)
+            link.unlink(missing_ok=True)
+            link.symlink_to(device)
+        except OSError as error:
+            self.warnings.append(f"no link {link}: {error.strerror}")
+            return
+        self.link = link
+
+    def attach_swap(self) -> None:
+        """mkswap and swapon, above every active area unless a priority was given.
+
+        Raises:
+            ConflictError, SystemCallError: the kernel's refusal. Nothing is active then.
+        """
+        path = self.kernel.block_device
+        assert path is not None
+        swap.mkswap(path, label=f"{swap.SWAP_LABEL_PREFIX}{self.spec.name}"[: swap.LABEL_CHARS_MAX])
+        priority = self.spec.priority
+        if priority is None:
+            priority = swap.priority_above(swap.active_areas())
+        swap.swapon(path, priority=priority, discard=True)
+        self.swap_active = True
+        self.priority = priority
+
+    def _device(self) -> Path | None:
+        """The block device; None when there is none, or somebody has detached it: what lies under
+        its number then is none of our business."""
+        return self.kernel.block_device if self.kernel.is_ours() else None
+
+    def swap_used_bytes(self) -> int:
+        """What is swapped out to the device now."""
+        path = self._device()
+        return swap.used_bytes(path) if self.swap_active and path is not None else 0
+
+    def follow_swap(self) -> None:
+        """Whether the area is active now: others may take it off, and give it back.
+
+        Raises:
+            NotPermittedError, SystemCallError: /proc could not be read.
+        """
+        path = self._device()
+        # By its name alone: other areas' files are none of our business.
+        area = next((area for area in swap.active_areas() if area.path == str(path)), None)
+        self.swap_active = area is not None
+        self.priority = None if area is None else area.priority
+
+    def link_leads_here(self) -> bool:
+        """Whether the link is as it was made; also when none could be made."""
+        try:
+            return self.link is None or os.readlink(self.link) == self.path
+        except OSError:
+            return False
+
+    def detach_swap(self) -> None:
+        """swapoff in a child process, while this one serves the pages that come back.
+
+        Raises:
+            MemoryLimitError: they would not fit into memory; nothing was done.
+            InfiniswapError: the kernel's refusal; the area is still active.
+        """
+        path = self._device()
+        if not self.swap_active or path is None:
+            return
+        if swap.find_area(path) is not None:  # an administrator may have been faster
+            with swap.leaving(path):
+                fit = swap.swapoff_fits(path)
+                if not fit.fits:
+                    raise MemoryLimitError(
+                        f"what is swapped out does not fit back into memory: {fit.reason}",
+                        where=f"device {self.spec.name}",
+                        mend="End the programs that use it, or raise the limit, and stop it again.",
+                    )
+                swap.swapoff(path, timeout_s=_SWAPOFF_S_MAX)
+        if swap.find_area(path) is not None:
+            raise SystemCallError("the area is still active after swapoff", where=str(path))
+        self.swap_active = False
+        self.priority = None
+
+    def check_unused(self) -> None:
+        """Refuses to detach a device that somebody has mounted, has open, or uses as swap.
+
+        The kernel would not refuse: it detaches a loop device later, when the last user is gone.
+
+        Raises:
+            ConflictError: who uses it.
+        """
+        path = self._device()
+        if path is None:
+            return
+        where = f"device {self.spec.name}"
+        status = path.stat()
+        number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+        users = [str(mount.mount_point) for mount in mounts.mounts_of_device(number)]
+        if users:
+            raise ConflictError(
+                f"it is mounted at {', '.join(users)}",
+                where=where,
+                mend=f"Unmount it: umount {users[0]}.",
+            )
+        if swap.find_area(path) is not None:
+            raise ConflictError("it is in use as swap space", where=where)
+        end_s = time.monotonic() + _BRIEF_USE_S
+        while opened := processes_with_open(status.st_rdev):
+            if time.monotonic() >= end_s:
+                raise ConflictError(
+                    f"it is open in {', '.join(opened)}", where=where, mend="End that first."
+                )
+            time.sleep(0.05)  # something that only had a look, as udev does
+        try:
+            os.close(os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
+        except OSError as error:
+            raise ConflictError(
+                f"the kernel uses it ({error.strerror}): mounted in a container, or part of LVM, "
+                "RAID or encryption",
+                where=where,
+                mend=f"See what it is with lsblk {path}.",
+            ) from error
+
+    def withdraw_link(self) -> None:
+        """Nobody shall come to the block device by its name any more."""
+        if self.link is not None:
+            remove_link(self.spec.name)
+            self.link = None
+
+    def detach_device(self) -> None:
+        """Block device, link, and what is below it.
+
+        Raises:
+            ConflictError: the block device is in use; everything stays.
+        """
+        self.kernel.detach()
+        self.withdraw_link()
+
+
+def processes_with_open(device: int) -> list[str]:
+    """Processes, this one left out, that have a block device open: `name (pid)`, a few of them.
+
+    Args:
+        device: its number, as st_rdev has it.
+    """
+    found: list[str] = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal() or int(process.name) == os.getpid():
+            continue
+        try:
+            opened = any(_is_device(entry, device) for entry in (process / "fd").iterdir())
+        except OSError:
+            continue  # it has ended, or is not ours to look at
+        if opened:
+            name = clean_text((try_read_text(process / "comm") or "?").strip())
+            found.append(f"{name} ({process.name})")
+            if len(found) >= _PROCESSES_NAMED_MAX:
+                break
+    return found
+
+
+def _is_device(path: Path, device: int) -> bool:
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return stat.S_ISBLK(status.st_mode) and status.st_rdev == device

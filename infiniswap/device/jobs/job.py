@@ -1,0 +1,433 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job of `infiniswap run`: a process in a memory cgroup, as the invoking user.
+
+The runner stays root to undo everything; only the job's own process drops to the user that called
+sudo, with that user's groups, environment and PATH, before it executes the command.
+
+The job shares the runner's process group, so that pipelines, Ctrl-Z and `fg` work as they do
+without the runner. What the terminal sends therefore reaches both; what a program sends to the
+runner alone is handed on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pwd
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from infiniswap import rights
+from infiniswap.device.jobs.terminal import JobTerminal, open_terminal
+from infiniswap.errors import NotFoundError, NotPermittedError, SystemCallError, UsageError
+from infiniswap.system.cgroup import MemoryCgroup
+from infiniswap.system.files import PROC
+from infiniswap.system.signals import open_signalfd, poll, take_pending
+
+_FORWARDED: Final = (
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTSTP,
+    signal.SIGCONT,
+    signal.SIGWINCH,
+)
+_SI_KERNEL: Final = 0x80
+_SAMPLE_S_MIN: Final = 0.005
+_SAMPLE_S_MAX: Final = 0.1
+_ANCESTORS_MAX: Final = 64
+_PR_SET_PDEATHSIG: Final = 1
+_REASON_BYTES_MAX: Final = 4096
+
+_SET_BY_SUDO: Final = frozenset(
+    {"HOME", "LOGNAME", "MAIL", "PATH", "SHELL", "USER", "USERNAME", "_"}
+)
+"""Variables whose value after sudo says nothing about what its caller wanted."""
+
+
+class CommandNotFoundError(NotFoundError):
+    """The command does not exist; the exit code is that of shells, `env`, `nice` and `sudo`."""
+
+    exit_code = 127
+
+
+class CommandNotExecutableError(SystemCallError):
+    """The command exists and cannot be executed; the exit code is that of shells."""
+
+    exit_code = 126
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Whom the job runs as. `environment` is complete."""
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    environment: Mapping[str, str]
+
+
+def invoking_user(environ: Mapping[str, str], *, proc: Path = PROC) -> User | None:
+    """The user who called sudo; None when it was not sudo, or root called it.
+
+    Args:
+        environ: of this process.
+        proc: root of the proc file system.
+
+    Raises:
+        UsageError: SUDO_UID names nobody.
+        NotPermittedError: this process cannot become that user.
+    """
+    text = environ.get("SUDO_UID", "")
+    if not text or text == "0":
+        return None
+    try:
+        entry = pwd.getpwuid(int(text))
+    except (ValueError, KeyError, OverflowError):
+        raise UsageError(
+            f"SUDO_UID={text} names no user of this host",
+            mend="Unset SUDO_UID to run the command as root.",
+        ) from None
+    for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):
+        if lacking := rights.lacking(capability, proc=proc):
+            raise NotPermittedError(
+                f"running the command as {entry.pw_name} needs {lacking}",
+                mend=f"{rights.way_to(lacking)}, or unset SUDO_UID to run the command as root.",
+            )
+    environment = job_environment(environ, _environment_before_sudo(proc))
+    environment.update(HOME=entry.pw_dir, USER=entry.pw_name, LOGNAME=entry.pw_name)
+    environment.setdefault("SHELL", entry.pw_shell or "/bin/sh")
+    groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
+    return User(entry.pw_name, entry.pw_uid, entry.pw_gid, groups, environment)
+
+
+def job_environment(
+    environ: Mapping[str, str], before_sudo: Mapping[str, str] | None
+) -> dict[str, str]:
+    """What the user's shell gave to sudo, and on top of it what was set since.
+
+    sudo itself hands on a reduced environment with another PATH. What is here and was not there
+    was set on purpose: `sudo NAME=value infiniswap run`, or a script between the two.
+
+    Args:
+        environ: of this process.
+        before_sudo: of sudo's own process, None when it is not known.
+    """
+    own = {key: value for key, value in environ.items() if not key.startswith("SUDO_")}
+    if before_sudo is None:
+        for key in _SET_BY_SUDO - {"PATH"}:
+            own.pop(key, None)
+        own.setdefault("PATH", os.defpath)
+        return own
+    own = {key: value for key, value in own.items() if key not in _SET_BY_SUDO}
+    return {**before_sudo, **own}
+
+
+def _environment_before_sudo(proc: Path) -> dict[str, str] | None:
+    """Environment of the nearest sudo above this process; of the outer one of a sudo that has put
+    a monitor process in between."""
+    found: int | None = None
+    pid = os.getppid()
+    for _ in range(_ANCESTORS_MAX):
+        try:
+            comm = (proc / str(pid) / "comm").read_text(errors="replace").strip()
+            stat = (proc / str(pid) / "stat").read_text(errors="replace")
+            parent = int(stat.rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            break
+        if comm == "sudo":
+            found = pid
+        elif found is not None:
+            break
+        pid = parent
+    if found is None:
+        return None
+    try:
+        raw = (proc / str(found) / "environ").read_bytes()
+    except OSError:
+        return None
+    pairs = (os.fsdecode(item).partition("=") for item in raw.split(b"\0"))
+    return {key: value for key, equals, value in pairs if key and equals}
+
+
+@contextlib.contextmanager
+def acting_as(user: User | None) -> Iterator[None]:
+    """File access of this process with that user's rights while it is open; None changes nothing.
+
+    For files that a user names: what only root may write must not become writable by way of
+    `sudo infiniswap run`, and what is made has the right owner.
+    """
+    if user is None:
+        yield
+        return
+    groups, gid, uid = os.getgroups(), os.getegid(), os.geteuid()
+    os.setgroups(user.groups)
+    os.setegid(user.gid)
+    os.seteuid(user.uid)
+    try:
+        yield
+    finally:
+        os.seteuid(uid)
+        os.setegid(gid)
+        os.setgroups(groups)
+
+
+def check_command(command: Sequence[str], user: User | None) -> None:
+    """Finds a misspelt command before anything is set up; execution itself has the last word.
+
+    Raises:
+        CommandNotFoundError: there is no such file on the PATH, or at all.
+        CommandNotExecutableError: there is one, and nobody may execute it.
+    """
+    path = (os.environ if user is None else user.environment).get("PATH", os.defpath)
+    with acting_as(user):
+        if shutil.which(command[0], path=path) is not None:
+            return
+        found = shutil.which(command[0], mode=os.F_OK, path=path)
+        is_directory = bool(os.path.dirname(command[0])) and os.path.isdir(command[0])
+    if is_directory:
+        raise _not_executable(command[0], "it is a directory")
+    if found is None:
+        raise _not_found(command[0])
+    raise _not_executable(command[0], "Permission denied")
+
+
+def _not_found(name: str) -> CommandNotFoundError:
+    return CommandNotFoundError(
+        f"there is no command {name!r}", mend="Check the spelling and the PATH."
+    )
+
+
+def _not_executable(name: str, reason: str | None) -> CommandNotExecutableError:
+    return CommandNotExecutableError(
+        f"{name!r} cannot be executed: {reason}",
+        mend="Check its permissions, and that it is a program or begins with `#!`.",
+    )
+
+
+# ------------------------------------------------------------------------ signals
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """Signals that wait for `wait` to take them.
+
+    Attributes:
+        taken: blocked by us; what was ignored when the runner started (nohup) is not among them.
+        mask: what was blocked before, and is in the job.
+        fd: readable while one of `taken` is pending.
+    """
+
+    taken: frozenset[signal.Signals]
+    mask: frozenset[int]
+    fd: int
+
+    def restore(self) -> None:
+        """As before; what has arrived meanwhile was meant for the job and is dropped."""
+        while take_pending(self.taken) is not None:
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
+
+
+@contextlib.contextmanager
+def block_signals() -> Iterator[Signals]:
+    """Signals are taken by `wait` while this is open, and by nobody before the job runs."""
+    taken = {number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN}
+    taken.add(signal.SIGCHLD)
+    # Where it is ignored, as some supervisors leave it, the kernel forgets exit codes.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    fd = open_signalfd(taken)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
+    signals = Signals(frozenset(taken), frozenset(mask), fd)
+    try:
+        yield signals
+    finally:
+        signals.restore()
+        os.close(fd)
+
+
+def _hand_on(
+    info: signal.struct_siginfo, job_pid: int, cgroup: MemoryCgroup, terminal: JobTerminal | None
+) -> None:
+    number = signal.Signals(info.si_signo)
+    if terminal is not None:
+        if info.si_pid != os.getpid():
+            terminal.hand_on(number, group=info.si_code == _SI_KERNEL)
+        return
+    if not _has_job_got(info, cgroup):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(job_pid, number)
+    if number is signal.SIGTSTP:
+        # By its default action, not SIGSTOP: without a shell that could continue us the kernel
+        # ignores it, for us as for the job.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        signal.raise_signal(number)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+
+
+def _has_job_got(info: signal.struct_siginfo, cgroup: MemoryCgroup) -> bool:
+    if info.si_code == _SI_KERNEL:
+        # From the terminal, to the whole foreground process group; but a terminal that goes away
+        # tells only the leader of its session.
+        return not (info.si_signo == signal.SIGHUP and os.getsid(0) == os.getpid())
+    # A job that signals its own process group reaches us, too.
+    return info.si_code <= 0 and info.si_pid in cgroup.pids()
+
+
+# ---------------------------------------------------------------------------- job
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """How a job ended.
+
+    Attributes:
+        exit_code: the command's, or 128 + N for signal N.
+        elapsed_s: wall time.
+    """
+
+    exit_code: int
+    elapsed_s: float
+
+
+@contextlib.contextmanager
+def own_terminal(user: User | None) -> Iterator[JobTerminal | None]:
+    """A terminal for a job that must not have ours; None where there is none, or it may have it.
+
+    Raises:
+        SystemCallError: it cannot be made.
+    """
+    terminal = None if user is None else open_terminal(user.uid)
+    try:
+        yield terminal
+    finally:
+        if terminal is not None:
+            terminal.close()
+
+
+def start(
+    command: Sequence[str],
+    cgroup: MemoryCgroup,
+    user: User | None,
+    signals: Signals,
+    terminal: JobTerminal | None = None,
+) -> subprocess.Popen[bytes]:
+    """Starts the command in the cgroup. With a terminal of its own the process is that one's
+    leader, which ends as the job ends.
+
+    Raises:
+        CommandNotFoundError: no such command.
+        CommandNotExecutableError: it cannot be executed.
+        SystemCallError: no process could be made, or it could not enter the cgroup.
+    """
+    libc = ctypes.CDLL(None)
+    runner = os.getpid()
+    stdin, stdout, stderr = (None,) * 3 if terminal is None else terminal.standard_streams()
+    reason_read, reason_write = os.pipe()
+
+    def die_with(parent: int) -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    def enter() -> None:
+        # In the child, between fork and exec; the runner has no other thread.
+        try:
+            parent = runner if terminal is None else terminal.enter()
+            # Whoever cleans up after a killed runner looks for its job in the cgroup, so until
+            # we are in there the kernel has to end us.
+            die_with(parent)
+            cgroup.add(os.getpid())
+            signal.pthread_sigmask(signal.SIG_SETMASK, signals.mask)
+            if user is not None:
+                os.setgroups(user.groups)
+                os.setresgid(user.gid, user.gid, user.gid)
+                os.setresuid(user.uid, user.uid, user.uid)
+                die_with(parent)  # the kernel has forgotten it with the change of user
+        except Exception as error:
+            os.write(reason_write, str(error).encode(errors="replace")[:_REASON_BYTES_MAX])
+            raise
+
+    environment = None if user is None else dict(user.environment)
+    try:
+        process = subprocess.Popen(
+            list(command),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            preexec_fn=enter,
+            env=environment,
+        )
+    except (FileNotFoundError, NotADirectoryError) as error:
+        path = (os.environ if environment is None else environment).get("PATH", os.defpath)
+        if os.path.exists(shutil.which(command[0], path=path) or command[0]):
+            raise CommandNotExecutableError(
+                f"{command[0]!r} cannot be executed: the interpreter it names does not exist",
+                mend="See its first line.",
+            ) from error
+        raise _not_found(command[0]) from error
+    except OSError as error:
+        raise _not_executable(command[0], error.strerror) from error
+    except (ValueError, subprocess.SubprocessError) as error:
+        os.set_blocking(reason_read, False)
+        with contextlib.suppress(BlockingIOError):
+            reason = os.read(reason_read, _REASON_BYTES_MAX).decode(errors="replace")
+            raise SystemCallError(f"the job cannot be set up: {reason or error}") from error
+        raise SystemCallError(f"the job cannot be set up: {error}") from error
+    finally:
+        os.close(reason_read)
+        os.close(reason_write)
+    if terminal is not None:
+        terminal.started()
+    return process
+
+
+def wait(
+    process: subprocess.Popen[bytes],
+    cgroup: MemoryCgroup,
+    signals: Signals,
+    tick: Callable[[], None],
+    terminal: JobTerminal | None = None,
+) -> JobResult:
+    """Waits for the job, handing signals on.
+
+    Args:
+        process: the job.
+        cgroup: it runs in.
+        signals: from block_signals, around the start too.
+        tick: called often at the beginning, then about ten times a second; what it raises ends
+            the wait.
+        terminal: of the job's own.
+    """
+    started_s = next_s = time.monotonic()
+    sample_s = _SAMPLE_S_MIN
+    while True:
+        if (now_s := time.monotonic()) >= next_s:
+            tick()
+            next_s = now_s + sample_s
+            sample_s = min(2 * sample_s, _SAMPLE_S_MAX)
+        wanted = {signals.fd: select.POLLIN, **(terminal.wanted() if terminal else {})}
+        ready = poll(wanted, max(0.0, next_s - time.monotonic()))
+        info = take_pending(signals.taken)
+        if info is not None and info.si_signo != signal.SIGCHLD:
+            _hand_on(info, process.pid, cgroup, terminal)
+        if terminal is not None:
+            terminal.serve(ready)
+        code = process.poll()
+        if code is not None:
+            return JobResult(
+                exit_code=code if code >= 0 else 128 - code,
+                elapsed_s=time.monotonic() - started_s,
+            )

@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What members of the group may do with a running device: run jobs on it, each in a cgroup that
+this process, which is root, makes for it.
+
+A member is untrusted. Rules:
+- who asks is what the kernel says of the connection's other end, never what a question says;
+- only processes of that very user are watched, moved or ended, and what a pid stands for is
+  looked at again after it has been used (a pid can come to mean another process);
+- a job's cgroup belongs to root: a member can neither widen its limit nor put others into it;
+- leaving the cgroups that it is in must lift no limit of the member's (system/cgroup_limits.py);
+- runs and connections are bounded per user and in all: this process serves swap space.
+
+See docs/adr/0017-members.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import grp
+import logging
+import os
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from infiniswap.device.member_api import (
+    LINE_BYTES_MAX,
+    Ask,
+    AskBegin,
+    AskEnd,
+    AskEnter,
+    AskKill,
+    AskStatus,
+    Reply,
+)
+from infiniswap.device.process.runs import cgroup_name, end_job
+from infiniswap.device.process.service import DeviceService
+from infiniswap.errors import (
+    ConflictError,
+    InfiniswapError,
+    MemoryLimitError,
+    NotFoundError,
+    NotPermittedError,
+    UsageError,
+    from_oserror,
+)
+from infiniswap.json_text import NotJsonError, decode_json
+from infiniswap.system.cgroup import MemoryCgroup, put_where_its_parent_is
+from infiniswap.system.cgroup_limits import memory_allowed_bytes
+from infiniswap.system.job_cgroup import create_job_cgroup
+from infiniswap.system.process import peer_of, pidfd_ended, pidfd_open, process_uids
+from infiniswap.units import format_size_short
+
+log = logging.getLogger(__name__)
+
+RUNS_PER_USER_MAX: Final = 8
+RUNS_MAX: Final = 64
+CONNECTIONS_PER_USER_MAX: Final = 8
+CONNECTIONS_MAX: Final = 64
+LOCAL_BYTES_MIN: Final = 16 * 1024 * 1024
+_ASK_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The other end of a connection, as the kernel knows it."""
+
+    pid: int
+    uid: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A member's run."""
+
+    uid: int
+    cgroup: MemoryCgroup
+    local_bytes: int
+
+
+def open_owned(peer: Peer) -> int:
+    """A descriptor of the peer's process, which the caller closes.
+
+    What has the pid now is a process of the peer's user and of nobody else; were it another one
+    than that which has connected, the user could have asked for it just as well.
+
+    Raises:
+        NotFoundError: it has ended.
+        NotPermittedError: it runs, or could run, with the rights of somebody else.
+    """
+    pidfd = pidfd_open(peer.pid)
+    try:
+        uids = process_uids(peer.pid)
+        if pidfd_ended(pidfd):
+            raise NotFoundError(f"process {peer.pid} has ended")
+        if uids != {peer.uid}:
+            raise NotPermittedError(
+                f"process {peer.pid} has not the rights of one user only",
+                mend="Programs that change their user cannot be run on a device without root.",
+            )
+    except BaseException:
+        os.close(pidfd)
+        raise
+    return pidfd
+
+
+def move(peer: Peer, cgroup: MemoryCgroup) -> None:
+    """Moves the peer's process into a cgroup.
+
+    Raises:
+        NotFoundError, NotPermittedError: see open_owned.
+        SystemCallError: the kernel's refusal.
+    """
+    pidfd = open_owned(peer)
+    try:
+        cgroup.add(peer.pid)
+        # A process that has not been waited for keeps its pid, so one that lives now had it
+        # all the time. Otherwise the pid may have come to mean somebody else's process.
+        if pidfd_ended(pidfd) and process_uids(peer.pid) != {peer.uid}:
+            if peer.pid in cgroup.pids():
+                log.warning("process %d came into a job's cgroup by mistake", peer.pid)
+                put_where_its_parent_is(peer.pid)
+            raise NotFoundError(f"process {peer.pid} has ended")
+    finally:
+        os.close(pidfd)
+
+
+class Members:
+    """Answers members' questions. Everything runs on the event loop; what blocks does not."""
+
+    def __init__(self, service: DeviceService) -> None:
+        self._service = service
+        self._jobs: dict[int, _Job] = {}
+        self._connections: Counter[int] = Counter()
+        self._begin_lock = asyncio.Lock()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        peer = _peer(writer)
+        try:
+            full = (
+                self._connections[peer.uid] >= CONNECTIONS_PER_USER_MAX
+                or self._connections.total() >= CONNECTIONS_MAX
+            )
+            self._connections[peer.uid] += 1
+            if not full:
+                writer.write(msgspec.json.encode(await self._answer(peer, reader)) + b"\n")
+                async with asyncio.timeout(_ASK_S):
+                    await writer.drain()
+        except (OSError, TimeoutError, ValueError):
+            pass  # it has gone, says nothing, or does not listen
+        finally:
+            self._connections[peer.uid] -= 1
+            self._connections += Counter()  # without those at 0
+            writer.close()
+
+    async def _answer(self, peer: Peer, reader: asyncio.StreamReader) -> Reply:
+        async with asyncio.timeout(_ASK_S):
+            line = await reader.readline()
+        try:
+            ask: Ask = decode_json(line, Ask)  # type: ignore[arg-type]
+        except NotJsonError:
+            return Reply(error="not a question of this API", exit_code=UsageError.exit_code)
+        try:
+            return await self._do(peer, ask)
+        except InfiniswapError as error:
+            return Reply(error=str(error), exit_code=error.exit_code)
+
+    async def _do(self, peer: Peer, ask: Ask) -> Reply:
+        service = self._service
+        match ask:
+            case AskStatus():
+                return Reply(status=service.status())
+            case AskBegin(local_bytes=local_bytes):
+                async with self._begin_lock:  # limits are sums over what has begun
+                    cgroup = await self._begin(peer, local_bytes)
+                return Reply(cgroup=str(cgroup.path), version=cgroup.version)
+            case AskEnter(run=run):
+                job = self._job(peer, run)
+                await service.on_jobs(lambda: move(peer, job.cgroup))
+            case AskKill():
+                await service.on_jobs(self._job(peer, peer.pid).cgroup.kill)
+            case AskEnd():
+                job = self._job(peer, peer.pid)
+                await service.on_jobs(lambda: end_job(job.cgroup))
+                self._jobs.pop(peer.pid, None)
+                await service.leave(peer.pid)
+        return Reply()
+
+    def _job(self, peer: Peer, run: int) -> _Job:
+        """Raises NotFoundError where the peer's user has no such run."""
+        job = self._jobs.get(run)
+        if job is None or job.uid != peer.uid or run not in self._service.runs.pids():
+            raise NotFoundError(f"process {run} is no run of yours on this device")
+        return job
+
+    async def _begin(self, peer: Peer, local_bytes: int) -> MemoryCgroup:
+        service = self._service
+        living = set(service.runs.pids())
+        self._jobs = {pid: job for pid, job in self._jobs.items() if pid in living}
+        self._check_device()
+        await service.on_jobs(lambda: os.close(open_owned(peer)))
+        self._check_bounds(peer, local_bytes)
+        await service.on_jobs(lambda: self._check_memory(peer, local_bytes))
+        # Watched before there is anything to clean up.
+        service.join(peer.pid)
+        try:
+            name = cgroup_name(peer.pid)
+            cgroup = await service.on_jobs(
+                lambda: create_job_cgroup(name, local_bytes, member_pid=peer.pid)
+            )
+        except InfiniswapError:
+            service.runs.leave(peer.pid)
+            raise
+        if peer.pid not in service.runs.pids():
+            # Its end has been cleaned up after, maybe before there was something to clean up.
+            await service.on_jobs(lambda: end_job(cgroup))
+            raise NotFoundError(f"process {peer.pid} has ended")
+        self._jobs[peer.pid] = _Job(peer.uid, cgroup, local_bytes)
+        log.info("run %d of user %d begins", peer.pid, peer.uid)
+        return cgroup
+
+    def _check_device(self) -> None:
+        spec = self._service.spec
+        where = f"device {spec.name}"
+        if spec.ephemeral:
+            raise ConflictError(
+                "it belongs to an `infiniswap run` of root's, and ends with that", where=where
+            )
+        if not self._service.status().swap.active:
+            raise UsageError("it is not in use as swap space", where=where)
+
+    def _check_bounds(self, peer: Peer, local_bytes: int) -> None:
+        where = f"device {self._service.spec.name}"
+        if peer.pid in self._jobs:
+            raise ConflictError(f"process {peer.pid} has begun a run already", where=where)
+        own = sum(job.uid == peer.uid for job in self._jobs.values())
+        if own >= RUNS_PER_USER_MAX or len(self._jobs) >= RUNS_MAX:
+            raise ConflictError(
+                f"there are {own} runs of yours and {len(self._jobs)} in all; {RUNS_PER_USER_MAX} "
+                f"and {RUNS_MAX} are possible",
+                where=where,
+                mend="Wait until one of them has ended.",
+            )
+        if not LOCAL_BYTES_MIN <= local_bytes < 1 << 62:
+            raise UsageError(f"a memory limit of {local_bytes} bytes makes no sense")
+
+    def _check_memory(self, peer: Peer, local_bytes: int) -> None:
+        allowed = memory_allowed_bytes(peer.pid)
+        taken = sum(job.local_bytes for job in self._jobs.values() if job.uid == peer.uid)
+        if allowed is not None and taken + local_bytes > allowed:
+            more = f", of which other runs of yours have {format_size_short(taken)}"
+            raise MemoryLimitError(
+                f"you may use {format_size_short(allowed)} of this host's memory"
+                + (more if taken else ""),
+                mend="Give a smaller --local.",
+            )
+
+
+def _peer(writer: asyncio.StreamWriter) -> Peer:
+    sock = writer.get_extra_info("socket")
+    return Peer(*peer_of(sock))
+
+
+def group_id(name: str) -> int | None:
+    """The group's number; None where there is no such group, or none is meant."""
+    try:
+        return grp.getgrnam(name).gr_gid if name else None
+    except KeyError:
+        return None
+
+
+@contextlib.asynccontextmanager
+async def member_socket(service: DeviceService) -> AsyncIterator[None]:
+    """Serves members while the context is open; nobody where there is no such group.
+
+    Raises:
+        NotPermittedError, SystemCallError: the socket cannot be made.
+    """
+    path, name = service.paths.member_socket, service.spec.config.group
+    path.unlink(missing_ok=True)
+    gid = await service.on_jobs(lambda: group_id(name))
+    if gid is None or os.geteuid() != 0 or service.spec.ephemeral:
+        yield
+        return
+    listening = _listen(path, gid)
+    members = Members(service)
+    server = await asyncio.start_unix_server(members.serve, sock=listening, limit=LINE_BYTES_MAX)
+    try:
+        yield
+    finally:
+        server.close()
+        path.unlink(missing_ok=True)
+
+
+def _listen(path: Path, gid: int) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    previous = os.umask(0o177)
+    try:
+        listening.bind(str(path))
+        os.chown(path, -1, gid)
+        path.chmod(0o660)
+    except OSError as error:
+        listening.close()
+        raise from_oserror("cannot make the members' socket", error, where=str(path)) from error
+    finally:
+        os.umask(previous)
+    return listening

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device's configuration, read again while it runs (SIGHUP, `infiniswap device reload`).
+
+The flags that it was started with are still in force. Its engine, its front end and where it lies
+wait for a stop and a start. A file with a mistake changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import msgspec
+
+from infiniswap import config as configuration
+from infiniswap import events
+from infiniswap.config import Config
+from infiniswap.config_changes import LIVE_DEVICE, Outcome, changed, concerns_device, merged
+from infiniswap.device.donors.link_types import LinkConfig
+from infiniswap.device.slabs.mapper import SlabMapper
+from infiniswap.device.spec.spec import DeviceSpec
+from infiniswap.errors import ConfigError, InfiniswapError
+from infiniswap.policy.activity import ActivityConfig
+from infiniswap.system.wakeful import Waker
+
+log = logging.getLogger(__name__)
+
+RESTART = "a stop and a start of the device"
+"""What the other keys wait for."""
+
+
+def plan(spec: DeviceSpec) -> tuple[DeviceSpec, Outcome]:
+    """The device as it should be now. Blocking: reads the configuration.
+
+    Args:
+        spec: the device as it is.
+
+    Returns:
+        The device with the new values that it can take over, and what came of the reading.
+    """
+    path = None if spec.config_file is None else Path(spec.config_file)
+    try:
+        wanted = configuration.load(path, spec.flags)
+        wanted.secret()
+    except InfiniswapError as error:
+        return spec, Outcome(error=error)
+    running = _running(spec, wanted)
+    # What is named nowhere any more stays as it is, as when a device is started again.
+    kept = dataclasses.replace(
+        wanted.cluster,
+        secret_file=wanted.cluster.secret_file or running.cluster.secret_file,
+    )
+    if not (kept.peers or kept.peers_file or kept.discovery == "mqtt"):
+        before = running.cluster
+        kept = dataclasses.replace(
+            kept, peers=before.peers, peers_file=before.peers_file, discovery=before.discovery
+        )
+    wanted = dataclasses.replace(wanted, cluster=kept)
+    try:
+        config = merged(running, wanted, LIVE_DEVICE)
+    except ConfigError:
+        return spec, Outcome(waiting=changed(running, wanted, concerns_device))
+    outcome = Outcome(
+        changed(running, config, concerns_device), changed(config, wanted, concerns_device)
+    )
+    changes = {"config": config.device, "policy": config.policy, "donors": config.cluster.peers}
+    return msgspec.structs.replace(spec, **changes), outcome
+
+
+def _running(spec: DeviceSpec, wanted: Config) -> Config:
+    """The configuration in force, as far as a device knows it; the rest is as it is wanted."""
+    cluster = dataclasses.replace(
+        wanted.cluster,
+        peers=spec.donors,
+        peers_file=None if spec.peers_file is None else Path(spec.peers_file),
+        discovery="static" if spec.mqtt is None else "mqtt",
+        name=spec.cluster,
+        ask_s=spec.ask_s,
+        secret_file=None if spec.secret_file is None else Path(spec.secret_file),
+    )
+    return dataclasses.replace(
+        wanted,
+        device=spec.config,
+        policy=spec.policy,
+        cluster=cluster,
+        mqtt=spec.mqtt or wanted.mqtt,
+    )
+
+
+def retune(
+    spec: DeviceSpec, mapper: SlabMapper, links: LinkConfig, waker: Waker | None
+) -> LinkConfig:
+    """Puts the values of the spec in force; returns what new links are to know."""
+    policy, config = spec.policy, spec.config
+    mapper.tune(
+        ActivityConfig(policy.activity_alpha, policy.period_s, policy.hot_pages_per_s),
+        policy.choices,
+        0.0 if spec.backup is None else config.refill_pages_per_s,
+    )
+    links = dataclasses.replace(
+        links,
+        connect_ms=config.connect_ms,
+        request_ms=config.request_ms,
+        suspend_s=policy.suspend_s,
+    )
+    for link in mapper.links:
+        link.config = links
+    if waker is not None:
+        waker.set_mode(config.keep_awake)
+    return links
+
+
+def tell(outcome: Outcome) -> None:
+    """To the log."""
+    if outcome.applied or not (outcome.waiting or outcome.error):
+        log.info(
+            "reloaded: %s",
+            ", ".join(outcome.applied) or "nothing has changed",
+            extra=events.about(events.RELOADED),
+        )
+    for sentence in outcome.sentences(RESTART):
+        log.log(
+            logging.ERROR if outcome.error else logging.WARNING,
+            "%s",
+            sentence,
+            extra=events.about(events.CONFIG_BROKEN if outcome.error else events.RESTART_NEEDED),
+        )

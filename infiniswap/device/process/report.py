@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a running device tells of itself: every figure of its parts, put together."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+
+from infiniswap.device.api import DeviceStatus, DonorRow, SuccessionRow, SwapRow
+from infiniswap.device.frontends.attach import Attachment
+from infiniswap.device.slabs.mapper import SlabMapper
+from infiniswap.device.spec.spec import DeviceSpec
+from infiniswap.engine.protocol import Engine, EngineFigures, histogram_quantiles
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The device at one moment: its status, and the engine's figures that this was made from."""
+
+    status: DeviceStatus
+    figures: EngineFigures
+
+
+def snapshot(
+    spec: DeviceSpec,
+    engine: Engine,
+    mapper: SlabMapper,
+    attachment: Attachment,
+    *,
+    state: str,
+    uptime_s: float,
+    degraded: list[str],
+    awake: bool,
+    runs: list[int],
+    succession: SuccessionRow | None,
+) -> Snapshot:
+    """Does not wait. What the last six are: see DeviceStatus."""
+    figures = engine.figures()
+    stats = figures.counts
+    p50_ns, p99_ns = histogram_quantiles(
+        figures.latency["read_latency"], figures.latency_bounds_ns, (0.5, 0.99)
+    )
+    served = stats["pages_in_remote"] + stats["pages_in_staging"] + stats["pages_in_backup"]
+    status = DeviceStatus(
+        name=spec.name,
+        device_id=spec.device_id,
+        pid=os.getpid(),
+        uptime_s=round(uptime_s, 1),
+        size_bytes=spec.size_bytes,
+        slab_bytes=spec.slab_bytes,
+        frontend=attachment.choice.frontend,
+        path=attachment.path,
+        backup=spec.backup,
+        swap=SwapRow(
+            active=attachment.swap_active,
+            priority=attachment.priority,
+            used_bytes=attachment.swap_used_bytes(),
+        ),
+        ephemeral=spec.ephemeral,
+        state=state,
+        slabs=mapper.slab_states(),
+        pages_on_donors=sum(slab.remote_valid_pages for slab in engine.slabs()),
+        donors=_donor_rows(engine, mapper),
+        stats=stats,
+        remote_share=stats["pages_in_remote"] / served if served else None,
+        page_in_us_p50=p50_ns / 1000,
+        page_in_us_p99=p99_ns / 1000,
+        degraded=degraded,
+        alarms=list(mapper.alarms.values()),
+        runs=runs,
+        awake=awake,
+        evictions=mapper.counts.evicted,
+        slab_counts=dataclasses.asdict(mapper.counts),
+        succession=succession,
+    )
+    return Snapshot(status, figures)
+
+
+def _donor_rows(engine: Engine, mapper: SlabMapper) -> list[DonorRow]:
+    remotes = {info.remote: info for info in engine.remotes()}
+    rows = []
+    for link in mapper.links:
+        info = remotes.get(link.remote) if link.remote is not None else None
+        traffic = link.counts.traffic(info)
+        rows.append(
+            DonorRow(
+                address=str(link.address),
+                name=link.name,
+                state=link.state,
+                detail=link.detail,
+                slabs=len(link.mapped),
+                read_pages=traffic.read_pages,
+                write_pages=traffic.write_pages,
+                errors=traffic.errors,
+                transport=link.wire.transport,
+                transport_reason=link.wire.reason,
+                rdma_fallbacks=link.wire.fallbacks,
+                rdma_probes=link.wire.probes,
+                rdma_read_pages=traffic.rdma_read_pages,
+                rdma_write_pages=traffic.rdma_write_pages,
+                read_tail_us=info.read_tail_ns / 1000 if info else 0.0,
+                connections_lost=link.counts.connections_lost,
+                reclaimed=link.counts.reclaimed,
+                given_up=link.counts.given_up,
+                sessions_broken=dict(link.counts.sessions_broken),
+            )
+        )
+    return rows

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a device process: start, serve until stopped, and what signals mean meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable
+
+from infiniswap import events, logs
+from infiniswap.device.api import Ready
+from infiniswap.device.process.members import member_socket
+from infiniswap.device.process.metrics_port import metrics_port
+from infiniswap.device.process.server import control_socket
+from infiniswap.device.process.service import DeviceService
+from infiniswap.device.spec import contents
+from infiniswap.device.spec.spec import DeviceSpec
+from infiniswap.device.succession.holder import Holder, TakeOver
+from infiniswap.device.succession.patience import patiently
+from infiniswap.errors import InfiniswapError
+
+log = logging.getLogger(__name__)
+
+_THREAD_STACK_BYTES = 512 * 1024
+_STOP_PAUSE_S = 1.0
+
+
+@contextlib.asynccontextmanager
+async def _signals(service: DeviceService) -> AsyncIterator[None]:
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] = set()
+    reloads: set[asyncio.Task[None]] = set()
+
+    async def stop(name: str) -> None:
+        log.info("%s: stopping", name)
+        try:
+            await service.stop(remove=not contents.keeps_record(service.spec))
+        except InfiniswapError as error:
+            log.error("not stopped: %s", error, extra=events.about(events.NOT_STOPPED))
+
+    def on_signal(number: signal.Signals) -> None:
+        if service.interrupt_start():
+            log.info("%s: the start is undone", number.name)
+            return
+        if tasks:  # whoever insists is served by the one under way
+            return
+        task = asyncio.create_task(stop(number.name), name=number.name)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+
+    async def reload() -> None:
+        try:
+            await service.reload()
+        except InfiniswapError as error:
+            log.error("SIGHUP: not reloaded: %s", error)
+
+    def on_hangup() -> None:
+        task = asyncio.create_task(reload(), name="reload")
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    # Nor is a terminal that closes a reason to take swap space away.
+    loop.add_signal_handler(signal.SIGHUP, on_hangup)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+
+
+async def serve(
+    spec: DeviceSpec,
+    ready: Callable[[Ready], bool],
+    *,
+    own_log: bool,
+    holder: Holder | None = None,
+) -> int:
+    """Runs a device until it is stopped.
+
+    Args:
+        spec: the device.
+        ready: called once, when it serves; False when whoever asked for it is gone.
+        own_log: write to the log in the run directory instead of standard error.
+        holder: None: nobody would take over from this process.
+
+    Raises:
+        InfiniswapError: it could not be started.
+    """
+    logs.identify(spec.name)
+    service = DeviceService(spec, own_log=own_log, holder=holder)
+    async with _signals(service), metrics_port(service) as url:
+        try:
+            answer = await service.start()
+        except asyncio.CancelledError:
+            raise InfiniswapError("the start was interrupted; nothing stays attached") from None
+        new = not service.was_kept or not contents.keeps_record(spec)
+        async with _not_lost(service, remove=new), control_socket(service), member_socket(service):
+            if service.begin() and ready(answer):
+                log.info("device %s serves %s", spec.name, answer.path)
+                if url:
+                    log.info("metrics at %s", url)
+            else:
+                # Nobody knows of it, as if the start had been interrupted a moment earlier.
+                log.warning("device %s: its starter has gone; it is stopped again", spec.name)
+                try:
+                    await service.stop(remove=new)
+                except InfiniswapError as error:
+                    log.error(
+                        "it goes on serving: %s", error, extra=events.about(events.NOT_STOPPED)
+                    )
+            await service.stopped.wait()
+    return 0
+
+
+async def succeed(service: DeviceService, turn: TakeOver) -> int:
+    """Takes a device over from a predecessor and runs it until it is stopped.
+
+    Raises:
+        HopelessError: nobody can take it over.
+        InfiniswapError: this process could not; the next one may.
+    """
+    logs.identify(service.spec.name)
+    async with _signals(service):
+        await service.take_over(turn)
+        service.begin()  # the holder waits for that: nothing that can fail stands before it
+        remove = not contents.keeps_record(service.spec)
+        async with (
+            _not_lost(service, remove=remove),
+            patiently("control socket", lambda: control_socket(service)),
+            patiently("socket for members", lambda: member_socket(service)),
+            patiently("metrics", lambda: metrics_port(service)),
+        ):
+            await service.stopped.wait()
+    return 0
+
+
+@contextlib.asynccontextmanager
+async def _not_lost(service: DeviceService, *, remove: bool) -> AsyncIterator[None]:
+    """Ending with the device attached would lose what is swapped out there: it is stopped first."""
+    try:
+        yield
+    except BaseException:
+        while not service.stopped.is_set():
+            try:
+                await service.stop(remove=remove)
+            except InfiniswapError as error:
+                log.error(
+                    "it cannot be stopped yet: %s", error, extra=events.about(events.NOT_STOPPED)
+                )
+                await asyncio.sleep(_STOP_PAUSE_S)
+        raise
+
+
+def prepare_process(*, own_log: bool) -> None:
+    """Before any thread exists: small stacks, as all of them will be locked.
+
+    Args:
+        own_log: standard error is going to be the log in the run directory.
+    """
+    threading.stack_size(_THREAD_STACK_BYTES)
+    logs.set_up("infiniswap-device", to_journal=not own_log and logs.is_journal(), waits=False)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Maps slabs ahead of the page-out front: for devices that `run` makes (infiniswap.policy.ahead).
+
+A slab that was mapped so is untouched until the kernel writes to it. While it is, losing it costs
+nothing: it is not moved, not counted as evicted and not worth another donor. Its first page ends
+that, and its donor is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from infiniswap.device.donors.link import DonorLink
+from infiniswap.engine.protocol import Engine, SlabInfo, SlabState
+from infiniswap.errors import InfiniswapError
+from infiniswap.policy.ahead import Binding, MapAhead
+
+if TYPE_CHECKING:
+    from infiniswap.device.slabs.mapper import SlabMapper
+
+log = logging.getLogger(__name__)
+
+
+class AheadMapper:
+    """A part of the mapper. Everything runs on the event loop.
+
+    Args:
+        mapper: finds donors and knows who has what.
+        engine: counts what is written.
+        policy: says which slabs are next.
+    """
+
+    def __init__(self, mapper: SlabMapper, engine: Engine, policy: MapAhead) -> None:
+        self._mapper = mapper
+        self._engine = engine
+        self._policy = policy
+        self._outs: dict[int, int] = {}  # of untouched slabs: pages paged out before
+        self._used: set[int] = set()  # whose donor has yet to be told
+        self._mapping: asyncio.Task[None] | None = None
+        self._telling: asyncio.Task[None] | None = None
+
+    def is_untouched(self, slab: int) -> bool:
+        """Whether it was mapped ahead, and nothing has been written to it since."""
+        outs = self._outs.get(slab)
+        return outs is not None and self._engine.slab(slab).page_outs == outs
+
+    def went_back(self, slab: int) -> bool:
+        """A slab has no donor any longer. True: it was untouched."""
+        was_untouched = self.is_untouched(slab)
+        self._outs.pop(slab, None)
+        if was_untouched:
+            self._policy.went_back()
+        return was_untouched
+
+    def look(self, now_s: float, slabs: Sequence[SlabInfo]) -> None:
+        """Begins what is to be done now; waits for nobody."""
+        for slab, outs in list(self._outs.items()):
+            info = self._engine.slab(slab)  # which is newer than `slabs`
+            if info.page_outs != outs or info.state is SlabState.UNMAPPED:
+                del self._outs[slab]
+            if info.page_outs != outs:
+                self._used.add(slab)
+        if self._used and (self._telling is None or self._telling.done()):
+            self._telling = self._mapper.spawn(self._tell(), "slabs mapped ahead are in use")
+        wanted = self._policy.next(now_s, [slab.page_outs for slab in slabs], self._bindings(slabs))
+        if wanted and (self._mapping is None or self._mapping.done()):
+            outs_before = {slab: slabs[slab].page_outs for slab in wanted}
+            self._mapping = self._mapper.spawn(self._map(outs_before), "map slabs ahead")
+
+    def _bindings(self, slabs: Sequence[SlabInfo]) -> list[Binding]:
+        def binding(number: int, slab: SlabInfo) -> Binding:
+            if slab.state is SlabState.UNMAPPED:
+                return Binding.UNMAPPED
+            return Binding.EMPTY if number in self._outs else Binding.OTHER
+
+        return [binding(number, slab) for number, slab in enumerate(slabs)]
+
+    async def _map(self, outs: dict[int, int]) -> None:
+        for slab, pages in outs.items():
+            if self._engine.slab(slab).state is not SlabState.UNMAPPED:
+                continue  # it became hot meanwhile
+            if not await self._mapper.place_ahead(slab):
+                self._policy.refused(asyncio.get_running_loop().time())
+                return
+            self._policy.mapped()
+            self._outs[slab] = pages
+
+    async def _tell(self) -> None:
+        for slab in sorted(self._used):
+            link = self._mapper.link_of(slab)
+            if link is None or await self._keep(link, slab):
+                self._used.discard(slab)
+
+    async def _keep(self, link: DonorLink, slab: int) -> bool:
+        try:
+            return await link.keep(slab)
+        except InfiniswapError as error:
+            log.debug("slab %d: donor %s was not told of its use: %s", slab, link.address, error)
+            return False

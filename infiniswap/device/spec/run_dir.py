@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where devices are recorded, so that any shell finds them.
+
+Running: `RUN_DIR/NAME/` with `device.json` (what is running), `control.sock` (asks it), `lock`
+(held by the living process and its holder: that, not a pid, says whether it runs), `state` (what a
+successor takes over), `runs/` (who uses it), `mnt/` (the fuse mount) and `log`. Stopped with its
+contents kept: `BACKUP_DIR/NAME.device` (the spec) beside `NAME.backup` and `NAME.tables`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from infiniswap import rights
+from infiniswap.device.spec.spec import DeviceSpec, check_name, decode_spec, encode_spec, is_name
+from infiniswap.errors import (
+    ConflictError,
+    NotFoundError,
+    NotPermittedError,
+    UsageError,
+    from_oserror,
+)
+from infiniswap.system.files import is_locked, log_tail
+
+DEFAULT_RUN_DIR = Path("/run/infiniswap")
+LINK_DIR = Path("/dev/infiniswap")
+"""Where each device has a link to its block device."""
+
+SOCKET_PATH_BYTES_MAX = 107
+"""The kernel's limit."""
+
+_LOCK_TRIES = 20
+_LOCK_RETRY_S = 0.025
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePaths:
+    """Every path of one device."""
+
+    name: str
+    run: Path
+    store: Path
+
+    @property
+    def lock(self) -> Path:
+        """Held by the device process as long as it lives."""
+        return self.run / "lock"
+
+    @property
+    def record(self) -> Path:
+        """The spec of the running device."""
+        return self.run / "device.json"
+
+    @property
+    def socket(self) -> Path:
+        """Unix socket of the device's own control API."""
+        return self.run / "control.sock"
+
+    @property
+    def member_socket(self) -> Path:
+        """Unix socket for members of the group."""
+        return self.run / "members.sock"
+
+    @property
+    def nbd_socket(self) -> Path:
+        """Unix socket of the nbd-socket front end."""
+        return self.run / "nbd.sock"
+
+    @property
+    def mount(self) -> Path:
+        """Mount point of the fuse front end."""
+        return self.run / "mnt"
+
+    @property
+    def log(self) -> Path:
+        """What a device process in the background writes."""
+        return self.run / "log"
+
+    @property
+    def state(self) -> Path:
+        """The engine's state, which a successor takes over; in memory."""
+        return self.run / "state"
+
+    @property
+    def runs(self) -> Path:
+        """An empty file for each `run` that uses the device."""
+        return self.run / "runs"
+
+    @property
+    def kept(self) -> Path:
+        """The spec of a stopped device whose contents are kept."""
+        return self.store / f"{self.name}.device"
+
+    @property
+    def tables(self) -> Path:
+        """Which pages the backup of a stopped device holds."""
+        return self.store / f"{self.name}.tables"
+
+    @property
+    def backup(self) -> Path:
+        """The default backup."""
+        return self.store / f"{self.name}.backup"
+
+
+def paths_of(name: str, run_dir: Path, backup_dir: Path) -> DevicePaths:
+    """Paths of a device, running or not.
+
+    Raises:
+        UsageError: a name that cannot be one, or a run directory whose path is too long.
+    """
+    paths = DevicePaths(check_name(name), run_dir / name, backup_dir)
+    if len(os.fsencode(paths.socket)) > SOCKET_PATH_BYTES_MAX:
+        raise UsageError(
+            f"the path of the device's socket would be longer than {SOCKET_PATH_BYTES_MAX} bytes",
+            where=str(paths.socket),
+            mend="Use a shorter name, or a shorter device.run_dir.",
+        )
+    return paths
+
+
+def take_lock(paths: DevicePaths) -> int:
+    """Creates the device's run directory and takes its lock; the descriptor must stay open.
+
+    Raises:
+        ConflictError: a device of that name runs.
+        NotPermittedError, SystemCallError: the directory cannot be made.
+    """
+    for _ in range(_LOCK_TRIES):
+        lock = _try_lock(paths)
+        if lock is not None:
+            return lock
+        time.sleep(_LOCK_RETRY_S)  # somebody may only be looking whether it is held
+    raise ConflictError(
+        f"a device named {paths.name} is running already",
+        where=str(paths.run),
+        mend=f"Choose another name, or stop it: infiniswap device stop {paths.name}.",
+    )
+
+
+def _try_lock(paths: DevicePaths) -> int | None:
+    try:
+        paths.run.mkdir(mode=0o755, parents=True, exist_ok=True)
+        lock = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise from_oserror(
+            "cannot create the run directory", error, where=str(paths.run)
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Whoever held it before may have removed the file: a lock on that one is worth nothing.
+        if os.path.samestat(os.fstat(lock), os.stat(paths.lock)):
+            return lock
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno != errno.EWOULDBLOCK:
+            os.close(lock)
+            raise from_oserror("cannot lock", error, where=str(paths.lock)) from error
+    os.close(lock)
+    return None
+
+
+def is_running(paths: DevicePaths) -> bool:
+    """Whether a device process holds the lock.
+
+    Raises:
+        NotPermittedError: the device is another user's.
+    """
+    try:
+        lock = os.open(paths.lock, os.O_RDWR | os.O_CLOEXEC)
+    except PermissionError as error:
+        raise NotPermittedError(
+            "only the user who has started a device may look at it",
+            where=str(paths.run),
+            mend="Run it with sudo.",
+        ) from error
+    except OSError:
+        return False
+    try:
+        return is_locked(lock)
+    finally:
+        os.close(lock)
+
+
+def write_record(path: Path, spec: DeviceSpec) -> None:
+    """Writes a spec so that there is a whole one or none.
+
+    Raises:
+        NotPermittedError, SystemCallError: the file cannot be written.
+    """
+    temporary = path.with_suffix(path.suffix + ".new")
+    try:
+        temporary.write_bytes(encode_spec(spec))
+        temporary.replace(path)
+    except OSError as error:
+        raise from_oserror("cannot record the device", error, where=str(path)) from error
+
+
+def read_record(path: Path) -> DeviceSpec | None:
+    """The spec in a file; None when there is no such file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise from_oserror("cannot read the device's record", error, where=str(path)) from error
+    return decode_spec(data, str(path))
+
+
+def running_names(run_dir: Path) -> list[str]:
+    """Names of the running devices, sorted."""
+    return [name for name, runs in _names(run_dir) if runs]
+
+
+def died_names(run_dir: Path) -> list[str]:
+    """Names of the devices whose process has ended without stopping them, sorted."""
+    return [
+        name
+        for name, runs in _names(run_dir)
+        if not runs and DevicePaths(name, run_dir / name, run_dir).record.exists()
+    ]
+
+
+def _names(run_dir: Path) -> list[tuple[str, bool]]:
+    try:
+        # Other names are no devices, and might be made up by somebody who may write there.
+        entries = sorted(e.name for e in run_dir.iterdir() if is_name(e.name) and e.is_dir())
+    except OSError:
+        return []
+    return [(name, _seems_running(DevicePaths(name, run_dir / name, run_dir))) for name in entries]
+
+
+def _seems_running(paths: DevicePaths) -> bool:
+    try:
+        return is_running(paths)
+    except NotPermittedError:
+        return True  # asking it will say why it cannot be asked
+
+
+def stopped_names(run_dir: Path, backup_dir: Path) -> list[str]:
+    """Names of the devices that are stopped with their contents kept, sorted."""
+    running = set(running_names(run_dir))
+    try:
+        kept = sorted(p.stem for p in backup_dir.glob("*.device") if is_name(p.stem))
+    except OSError:
+        return []
+    return [name for name in kept if name not in running]
+
+
+def unseen(run_dir: Path, backup_dir: Path) -> list[str]:
+    """Why the lists of names may not be whole, sentences for this user."""
+    closed = dict.fromkeys(map(rights.closed_directory, (run_dir, backup_dir)))
+    return [
+        f"this user may not look into {directory}, so devices may be missing here: sudo "
+        "infiniswap device list"
+        for directory in closed
+        if directory is not None
+    ]
+
+
+def require_running(name: str, run_dir: Path, backup_dir: Path) -> DevicePaths:
+    """Paths of a running device.
+
+    Raises:
+        NotFoundError: there is none; says whether it is stopped.
+    """
+    paths = paths_of(name, run_dir, backup_dir)
+    if is_running(paths):
+        return paths
+    if os.path.exists(paths.record):
+        raise NotFoundError(
+            f"the process of device {name} has died",
+            where=str(paths.run),
+            mend=f"{log_hint(paths, stays=True)} `infiniswap device start {name}` starts it again, "
+            f"`infiniswap device remove {name}` takes away what it left behind.",
+        )
+    if os.path.exists(paths.kept):  # False as well where this user may not look
+        raise NotFoundError(
+            f"the device {name} is stopped",
+            where=str(run_dir),
+            mend=f"Start it again with `infiniswap device start {name}`, or delete it with "
+            f"`infiniswap device remove {name}`.",
+        )
+    known = ", ".join(running_names(run_dir)) or "none"
+    mend = f"Running devices: {known}. `infiniswap device list` shows all."
+    if (closed := rights.closed_directory(backup_dir)) is not None:
+        mend = (
+            f"Running devices: {known}. Stopped ones are in {closed}, which is closed to this "
+            "user: `sudo infiniswap device list` shows all."
+        )
+    raise NotFoundError(f"no device named {name} is running", where=str(run_dir), mend=mend)
+
+
+def write_log(paths: DevicePaths) -> None:
+    """Turns this process's standard output and error into the device's log.
+
+    Raises:
+        NotPermittedError, SystemCallError: it cannot be written.
+    """
+    try:
+        # Read, too: its last page gets mapped.
+        log = os.open(paths.log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            for stream in (1, 2):
+                os.dup2(log, stream)
+        finally:
+            os.close(log)
+    except OSError as error:
+        raise from_oserror("cannot write the device's log", error, where=str(paths.log)) from error
+
+
+def log_hint(paths: DevicePaths, *, stays: bool) -> str:
+    """Where to read on after an error, as a sentence; "" where nothing is left to read.
+
+    Args:
+        paths: of the device.
+        stays: the log is there when somebody reads this. Otherwise its last lines are the hint: it
+            is deleted together with the run directory.
+    """
+    if not paths.run.exists():
+        return ""
+    if not paths.log.exists():  # it runs in the foreground
+        return (
+            "Its messages are in the terminal that it was started in, or in the journal: "
+            f"journalctl -u infiniswap-device@{paths.name}."
+        )
+    if stays:
+        return f"See {paths.log}."
+    lines = log_tail(paths.log)
+    return f"Its log ends: {lines}" if lines else "Its log is empty; dmesg may say more."
+
+
+def clear(paths: DevicePaths) -> None:
+    """Removes the run directory of a device that has ended; what cannot be removed stays."""
+    sockets = [paths.socket, paths.member_socket, paths.nbd_socket]
+    files = [paths.record, *sockets, paths.state, paths.log, paths.lock]
+    with contextlib.suppress(OSError):
+        files += list(paths.runs.iterdir())
+    for path in files:
+        path.unlink(missing_ok=True)
+    for directory in (paths.runs, paths.mount, paths.run):
+        try:
+            directory.rmdir()
+        except OSError:
+            continue
+
+
+def remove_link(name: str) -> None:
+    """Removes a device's link in LINK_DIR, and that directory after the last one."""
+    with contextlib.suppress(OSError):
+        (LINK_DIR / name).unlink(missing_ok=True)
+        LINK_DIR.rmdir()
