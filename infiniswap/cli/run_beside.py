@@ -80,8 +80,8 @@ def _conflict(other: RunDevice, difference: _Difference) -> ConflictError:
     name, theirs, mend = difference.name, difference.theirs, difference.mend
     return ConflictError(
         f"{name} differs from that of the `infiniswap run` that is running ({other.whose}): "
-        f"{theirs}. Swap areas belong to the whole host, so pages of both commands would lie in "
-        "those of both",
+        f"{theirs}. Swap areas belong to the whole host: pages of each command would lie on the "
+        "devices of both",
         where=f"device {other.paths.name}",
         mend=f"{mend or f'Leave {name} out to use the same'}, or wait until that run has ended.",
     )
@@ -92,27 +92,33 @@ def _differences(
 ) -> Iterator[_Difference]:
     spec, device, cluster = other.spec, config.device, config.cluster
 
-    def name(option: str, key: str) -> str:
-        return f"--{option}" if getattr(args, option.replace("-", "_")) is not None else key
+    def differs(option: str, key: str, theirs: str, value: str | None) -> _Difference:
+        if getattr(args, option.replace("-", "_")) is not None:
+            return _Difference(f"--{option}", theirs)
+        # The configuration is there for every command, and is not changed for one of them.
+        return _Difference(key, theirs, f"Give --{option} {value} to use the same" if value else "")
 
     if _names_donors(config) and _donors(config) != _donors_of(spec):
-        yield _Difference(name("donors", "cluster.peers"), named_text(spec))
+        is_list = spec.peers_file is None and spec.mqtt is None
+        value = ",".join(map(str, spec.donors)) if is_list else None
+        yield differs("donors", "cluster.peers", named_text(spec), value)
     if _is_given(args, config, "transport") and device.transport != spec.transport:
-        yield _Difference(name("transport", "device.transport"), spec.transport)
+        yield differs("transport", "device.transport", spec.transport, spec.transport)
     if cluster.secret_file is not None and not _is_same_secret(config, spec.secret_file):
-        yield _Difference(
-            name("secret-file", "cluster.secret_file"), spec.secret_file or "no secret"
-        )
+        theirs = spec.secret_file or "no secret"
+        yield differs("secret-file", "cluster.secret_file", theirs, spec.secret_file)
     frontends = (spec.frontend, other.status.frontend)
     if _is_given(args, config, "frontend") and device.frontend not in frontends:
-        yield _Difference(name("frontend", "device.frontend"), other.status.frontend)
+        theirs = other.status.frontend
+        yield differs("frontend", "device.frontend", theirs, theirs)
     if _is_given(args, config, "slab") and device.slab_bytes != spec.slab_bytes:
-        yield _Difference(name("slab", "device.slab"), format_size(spec.slab_bytes))
-    theirs, asked = _their_backup(other), _asked_backup(args.backup)
-    if asked is None and theirs == "none":
+        theirs = format_size(spec.slab_bytes)
+        yield differs("slab", "device.slab", theirs, theirs)
+    backup, asked = _their_backup(other), _asked_backup(args.backup)
+    if asked is None and backup == "none":
         yield _Difference("--backup", "none", "Give --backup none --allow-data-loss, too")
-    elif asked is not None and asked != theirs:
-        yield _Difference("--backup", theirs or f"a file in {other.paths.store}")
+    elif asked is not None and asked != backup:
+        yield _Difference("--backup", backup or f"a file in {other.paths.store}")
 
 
 def _is_given(args: argparse.Namespace, config: Config, option: str) -> bool:

@@ -167,6 +167,26 @@ def test_what_the_configuration_names_counts_as_named(host: Host) -> None:
         host.spec(others=others)
 
 
+def test_what_the_configuration_names_is_overruled_by_the_option_that_the_error_gives(
+    host: Host,
+) -> None:
+    first = (*FIRST, "--secret-file", str(host.secrets[0]))
+    others = host.running(*first)
+    host.configure(
+        f'[cluster]\npeers = ["10.0.0.9"]\nsecret_file = "{host.secrets[2]}"\n'
+        '[device]\ntransport = "rdma"\nfrontend = "ublk"\nslab = "2G"\n'
+    )
+    given: list[str] = []
+    for _ in range(5):
+        with pytest.raises(ConflictError) as caught:
+            host.spec(*given, others=others)
+        mend = caught.value.mend.split()
+        assert mend[0] == "Give"
+        given += mend[1:3]
+    spec = host.spec(*given, others=others)
+    assert (spec.donors, spec.slab_bytes) == (others[0].spec.donors, others[0].spec.slab_bytes)
+
+
 def test_a_secret_that_cannot_be_read_is_told_beside_another_run_too(host: Host) -> None:
     others = host.running(*FIRST)
     with pytest.raises(configuration.ConfigError, match="/no/such"):
