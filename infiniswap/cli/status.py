@@ -46,7 +46,8 @@ def add_parser(subparsers: Any) -> None:
 
 
 _PIPE_COLUMNS = 200
-_LINES = ("transport_reasons", "degraded")
+_UNLIMITED_COLUMNS = 1_000
+_LINES = ("transport_reasons", "degraded", "alarms")
 """Of a device: what is said below the tables."""
 _NAMED_MAX = 3
 """Donors, in a sentence."""
@@ -210,8 +211,16 @@ def _print_tables(rows: Sequence[DonorRow], devices: Sequence[Mapping[str, Any]]
     if leases:
         console.print(_lease_table(leases))
     if devices:
-        console.print(_device_table(devices))
+        for table in _device_tables(devices, console):
+            console.print(table)
     for device in devices:
+        if alarms := device.get("alarms"):
+            console.print(
+                f"device {device['name']}: ALARM: {alarms}",
+                style="red",
+                markup=False,
+                highlight=False,
+            )
         for sentence in _sentences(device):
             console.print(f"device {device['name']}: {sentence}", markup=False, highlight=False)
     for row in rows:
@@ -305,17 +314,34 @@ def _lease_table(leases: Sequence[tuple[DonorRow, Any]]) -> Any:
     return table
 
 
-def _device_table(devices: Sequence[Mapping[str, Any]]) -> Any:
+def _device_tables(devices: Sequence[Mapping[str, Any]], console: Any) -> Iterator[Any]:
+    """One of all devices; where the console is too narrow for it, one of two columns for each."""
     from rich.text import Text
 
+    title = "devices on this host"
     columns = list(dict.fromkeys(key for device in devices for key in device if key not in _LINES))
-    table = _table("devices on this host")
+    table = _table(title)
     for column in columns:
-        plain = column.removesuffix("_bytes").replace("_", " ")
-        table.add_column(_HEADINGS.get(column, plain))
+        table.add_column(_heading(column))
     for device in devices:
         table.add_row(*(Text(_cell(column, device.get(column))) for column in columns))
-    return table
+    unlimited = console.options.update(max_width=_UNLIMITED_COLUMNS)
+    if console.measure(table, options=unlimited).maximum <= console.width:
+        yield table
+        return
+    for device in devices:
+        table = _table(title)
+        table.show_header = False
+        title = ""
+        for _ in range(2):
+            table.add_column(overflow="fold")
+        for column in columns:
+            table.add_row(_heading(column), Text(_cell(column, device.get(column))))
+        yield table
+
+
+def _heading(column: str) -> str:
+    return _HEADINGS.get(column, column.removesuffix("_bytes").replace("_", " "))
 
 
 def _cell(column: str, value: Any) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -197,3 +198,40 @@ def test_the_reason_is_shown_below_the_table(capsys: pytest.CaptureFixture[str])
     said = msgspec.convert(status(no_room=HEADROOM, pool__can_map=0), m.Status)
     _print_tables([DonorRow(ADDRESS, said, "")], [])
     assert f"{ADDRESS}: lends nothing more: it {HEADROOM}" in capsys.readouterr().out
+
+
+WIDE = {
+    "name": "d1",
+    "state": "serving",
+    "path": "/dev/loop17",
+    "size_bytes": GIB,
+    "mapped": "8 of 16 slabs",
+    "transport": {"tcp": 2},
+    "swap_used_bytes": 403 * MIB,
+    "on_donors_bytes": 404 * MIB,
+    "in_donors_bytes": 5 * GIB,
+    "in_disk_bytes": 914 * MIB,
+    "out_bytes": 406 * MIB,
+    "awake": True,
+    "errors": 0,
+    "alarms": "the disk of the backup fails: Input/output error",
+}
+
+
+@pytest.mark.parametrize("columns", [40, 80, 150])
+def test_a_narrow_terminal_shows_everything_of_a_device(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    _print_tables([], [WIDE, WIDE | {"name": "d2", "alarms": ""}])
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert all(len(line) <= columns for line in lines)
+    said = " ".join(" ".join(lines).split())
+    assert "…" not in said
+    for words in ("/dev/loop17", "8 of 16 slabs", "read from disk", "5.00 GiB", "404 MiB"):
+        assert words in said
+    assert "device d1: ALARM: the disk of the backup fails: Input/output error" in said
+    (at,) = [i for i, line in enumerate(lines) if "devices on this host" in line]
+    assert sum("d2" in line for line in lines[at:]) == 1
