@@ -312,7 +312,7 @@ def describe(summary: Summary) -> list[str]:
     if s.take_overs:
         lines.append(
             f"another process of the device took over {_count(s.take_overs, 'time')}; up to a "
-            "second of paging before that is not counted"
+            "second of paging before each is not counted"
         )
     if s.other_swap_bytes:
         lines.append(
