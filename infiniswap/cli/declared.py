@@ -80,6 +80,7 @@ def _check(device: Declaration, config_path: Path, errors: list[InfiniswapError]
     """Adds every mistake: after a wrong option none, as what follows may be its value."""
     from infiniswap.cli.device import checked_priority, load_config, make_spec
     from infiniswap.cli.main import build_parser
+    from infiniswap.cli.parser import named
     from infiniswap.units import parse_page_size
 
     config, size_bytes = None, 0
@@ -92,7 +93,7 @@ def _check(device: Declaration, config_path: Path, errors: list[InfiniswapError]
         return
     if args.config is None and os.path.exists(config_path):
         args.config = config_path
-    with _noted(errors):
+    with _noted(errors), named("--size"):
         size_bytes = 0 if args.size is None else parse_page_size(args.size)
     with _noted(errors):
         checked_priority(args.priority)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from infiniswap import config as configuration
+from infiniswap.cli.parser import named
 from infiniswap.device import frontends
 from infiniswap.device.api import DeviceStatus, Ready, SuccessionRow
 from infiniswap.device.control import client, launch
@@ -28,12 +29,7 @@ from infiniswap.device.spec.spec import (
 from infiniswap.discovery.static import only_these
 from infiniswap.errors import ConflictError, InfiniswapError, NotPermittedError, UsageError
 from infiniswap.system.notify import Notifier
-from infiniswap.units import (
-    format_size,
-    format_size_short,
-    parse_host_ports,
-    parse_page_size,
-)
+from infiniswap.units import format_size, format_size_short, parse_host_ports, parse_page_size
 
 
 def add_parser(subparsers: Any) -> None:
@@ -216,7 +212,8 @@ def _kept_or_new(
     args: argparse.Namespace, config: configuration.Config, paths: rundir.DevicePaths
 ) -> DeviceSpec:
     kept = rundir.read_record(paths.kept)
-    size_bytes = None if args.size is None else parse_page_size(args.size)
+    with named("--size"):
+        size_bytes = None if args.size is None else parse_page_size(args.size)
     if kept is not None:
         return _again(args, config, paths, kept, size_bytes)
     if size_bytes is None:

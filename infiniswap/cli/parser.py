@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +24,15 @@ _NO_VALUE = "expected one argument"
 _TOO_MUCH = "ignored explicit argument"
 _EXCLUDED = "not allowed with argument "
 _NO_NUMBER = re.compile(r"invalid (int|float) value: (.*)", re.DOTALL)
+
+
+@contextlib.contextmanager
+def named(option: str) -> Iterator[None]:
+    """An option whose value is wrong is named with it."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(error.what, where=error.where or option, mend=error.mend) from None
 
 
 class Parser(argparse.ArgumentParser):

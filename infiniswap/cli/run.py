@@ -31,6 +31,7 @@ from infiniswap.cli.device import (
     make_spec,
     prepare_backup_dir,
 )
+from infiniswap.cli.parser import named
 from infiniswap.cli.run_local import Local, parse_local
 from infiniswap.cli.run_output import LiveLine, say
 from infiniswap.device.api import DeviceStatus
@@ -137,7 +138,8 @@ def _check(args: argparse.Namespace, command: list[str]) -> Local:
         )
     local = parse_local(args.local)
     if args.size is not None:
-        parse_page_size(args.size)
+        with named("--size"):
+            parse_page_size(args.size)
     if args.device is not None:
         for name in ("donors", "frontend", "backup", "transport", "slab", "staging"):
             if getattr(args, name) is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from infiniswap.cli.parser import named
 from infiniswap.errors import UsageError
 from infiniswap.system.files import PROC
 from infiniswap.system.job_cgroup import memory_for_jobs
@@ -37,10 +38,10 @@ def parse_local(text: str, *, proc: Path = PROC) -> Local:
         UsageError: neither, or too little for any program.
         NotPermittedError, SystemCallError: the memory figures cannot be read.
     """
-    share = parse_share(text)
-    if share is None:
-        limit_bytes, note = parse_page_size(text), ""
-    else:
+    with named("--local"):
+        share = parse_share(text)
+        limit_bytes, note = 0 if share else parse_page_size(text), ""
+    if share is not None:
         memory = host_memory(proc=proc)
         limit_bytes = int(memory.total_bytes * share) // PAGE_BYTES * PAGE_BYTES
         note = f"--local {text} is {format_size_short(limit_bytes)}: {_whole(memory)}"

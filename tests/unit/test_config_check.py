@@ -151,7 +151,7 @@ def test_declared_devices_are_checked_with_it(
     assert lines.pop("good") == []
     assert "line 2" in lines["option"][0]
     assert "--speed" in lines["option"][0]
-    assert "is not a multiple of a page" in lines["size"][0]
+    assert "--size: '1000' is not a multiple of a page" in lines["size"][0]
     assert "--size is missing" in lines["new"][0]
     assert "cannot be a device name" in lines["bad name"][0]
     assert "--allow-data-loss" in lines["loss"][0]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,12 @@ def host(tmp_path: Path) -> Host:
 def test_a_size_is_taken_as_it_is(host: Host, text: str) -> None:
     local = parse_local(text, proc=host.proc)
     assert (local.limit_bytes, local.note) == (4 * GIB, "")
+
+
+@pytest.mark.parametrize("text", ["3", "3Q", "0", "150%", ""])
+def test_what_is_wrong_with_it_is_said_of_the_option(host: Host, text: str) -> None:
+    with pytest.raises(UsageError, match=f"^--local: {re.escape(repr(text))}"):
+        parse_local(text, proc=host.proc)
 
 
 def test_a_percentage_is_of_the_hosts_memory(host: Host) -> None:
