@@ -233,7 +233,7 @@ class DonorService:
             case m.LeaseRequest():
                 return await self._lease(session, request)
             case m.MapRequest():
-                return await self._whole(self._map(session, request), request.lease)
+                return await self._whole(self._map_once(session, request), request.lease)
             case m.KeepRequest():
                 lease = self._table.owned(request.lease, session.number)
                 self.ahead.keep(lease.lease, request.slot, request.generation)
@@ -296,6 +296,16 @@ class DonorService:
             grace_ms=round(self.config.grace_s * 1000),
         )
 
+    async def _map_once(self, session: ServerSession, request: m.MapRequest) -> m.MapAnswer:
+        if request.id in session.refused_maps:
+            # Come twice: its sender has gone on, and would not know of a slab that it got now.
+            raise RequestRefusedError("refused before", reason=m.REFUSED_NO_MEMORY)
+        try:
+            return await self._map(session, request)
+        except InfiniswapError:
+            session.refused_maps.append(request.id)
+            raise
+
     async def _map(self, session: ServerSession, request: m.MapRequest) -> m.MapAnswer:
         lease = self._table.owned(request.lease, session.number)
         for slot in lease.slots.values():
@@ -308,9 +318,6 @@ class DonorService:
                 f"all {lease.slots_max} slots of lease {lease.lease} are in use",
                 reason=m.REFUSED_QUOTA,
             )
-        if request.id in session.refused_maps:
-            # Come twice: its sender has gone on, and would not know of a slab that it got now.
-            raise RequestRefusedError("refused before", reason=m.REFUSED_NO_MEMORY)
         if request.ahead and (self._harvester.is_short or self.ahead.is_awaited):
             raise RequestRefusedError("others need it now", reason=m.REFUSED_NO_MEMORY)
         made = self._put(lease, request.slab)
@@ -322,7 +329,6 @@ class DonorService:
         if made is None:
             self.counters["maps_refused"] += 1
             why = self._no_room() or "has no slab ready yet"
-            session.refused_maps.append(request.id)
             raise RequestRefusedError(f"the donor {why}", reason=m.REFUSED_NO_MEMORY)
         info = m.SlotInfo(made.slot, made.generation, request.slab)
         self._table.mapped(lease.lease, info)

@@ -22,7 +22,7 @@ from donor_world import Handler, World, hear, hello, raw, refusal, say, until, w
 
 from infiniswap.control import messages as m
 from infiniswap.control.client import ClientConfig, Identity, Session, connect, fetch_status
-from infiniswap.errors import SessionLostError
+from infiniswap.errors import RequestRefusedError, SessionLostError
 from infiniswap.units import MIB, HostPort
 
 OTHER = Identity("00000000-0000-0000-0000-0000000000ff", "swap1", "neighbour")
@@ -169,6 +169,37 @@ async def test_a_replayed_done_of_an_eviction(caplog: pytest.LogCaptureFixture) 
             assert (again.slot, again.generation) == (kept.slot, kept.generation)
         await other.is_well()
         await other.session.close()
+
+
+@pytest.mark.parametrize("drains", [False, True])
+async def test_a_replayed_map_that_was_refused(drains: bool) -> None:
+    """Nobody waits for its answer any more: it must not take a slab, whyever it was refused."""
+    async with world(daemon__pool="1M") as w:
+        other = await w.session(identity=OTHER)
+        taken = await other.lease(1)
+        slot = await other.map(taken.lease, 0)
+        async with raw(w) as ws:
+            await opened(ws)
+            lease = await say(ws, m.LeaseRequest(id=1, slots_max=2))
+            if drains:
+                await w.donor.service.set_draining(True)
+                assert isinstance(await hear(ws), m.DrainNotice)
+            request = m.MapRequest(id=2, lease=lease.lease, slab=0)
+            assert isinstance(await say(ws, request), m.RefusedAnswer)
+            with contextlib.suppress(RequestRefusedError):  # a drain may have taken it
+                await other.unmap(taken.lease, slot.slot, slot.generation)
+            if drains:
+                await w.donor.service.set_draining(False)
+                assert isinstance(await hear(ws), m.DrainNotice)
+            for _ in range(2):
+                assert isinstance(await say(ws, request), m.RefusedAnswer)
+            assert not w.donor.service.mapped()
+            mapped = await say(ws, m.MapRequest(id=3, lease=lease.lease, slab=0))
+            # One that succeeded is answered as before.
+            again = await say(ws, m.MapRequest(id=3, lease=lease.lease, slab=0))
+            assert (again.slot, again.generation) == (mapped.slot, mapped.generation)
+            assert len(w.donor.service.mapped()) == 1
+        await other.close()
 
 
 class JumpingClock:
