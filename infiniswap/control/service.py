@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -12,6 +13,7 @@ from infiniswap.control import messages as m
 from infiniswap.control.channel import Channel, Ended
 from infiniswap.control.figures import Figures
 from infiniswap.control.peer import consumer_of
+from infiniswap.errors import InfiniswapError, RequestRefusedError
 
 
 class ServerSession:
@@ -25,8 +27,7 @@ class ServerSession:
         self.address = address
         self.consumer = consumer_of(address)
         self.version = version
-        self.refused_maps: deque[int] = deque(maxlen=16)
-        """Ids of the latest MapRequests that were refused."""
+        self._refused_maps: deque[int] = deque(maxlen=16)  # ids, the latest
         self._channel: Channel | None = None
 
     def __str__(self) -> str:
@@ -41,6 +42,23 @@ class ServerSession:
     def attach(self, channel: Channel) -> None:
         """Binds the channel, once."""
         self._channel = channel
+
+    async def map_once(
+        self, request_id: int, answer: Callable[[], Awaitable[m.MapAnswer]]
+    ) -> m.MapAnswer:
+        """The answer to a MapRequest. One that was refused and comes twice is refused twice: its
+        sender has gone on, and would not know of a slab that it got now.
+
+        Raises:
+            InfiniswapError: as `answer`.
+        """
+        if request_id in self._refused_maps:
+            raise RequestRefusedError("refused before", reason=m.REFUSED_NO_MEMORY)
+        try:
+            return await answer()
+        except InfiniswapError:
+            self._refused_maps.append(request_id)
+            raise
 
     async def evict(
         self, lease: int, slot: int, generation: int, deadline_ms: int, move_ms: int = 0

@@ -233,7 +233,8 @@ class DonorService:
             case m.LeaseRequest():
                 return await self._lease(session, request)
             case m.MapRequest():
-                return await self._whole(self._map_once(session, request), request.lease)
+                mapping = session.map_once(request.id, lambda: self._map(session, request))
+                return await self._whole(mapping, request.lease)
             case m.KeepRequest():
                 lease = self._table.owned(request.lease, session.number)
                 self.ahead.keep(lease.lease, request.slot, request.generation)
@@ -295,16 +296,6 @@ class DonorService:
             export_bytes=request.slots_max * self.config.slab_bytes,
             grace_ms=round(self.config.grace_s * 1000),
         )
-
-    async def _map_once(self, session: ServerSession, request: m.MapRequest) -> m.MapAnswer:
-        if request.id in session.refused_maps:
-            # Come twice: its sender has gone on, and would not know of a slab that it got now.
-            raise RequestRefusedError("refused before", reason=m.REFUSED_NO_MEMORY)
-        try:
-            return await self._map(session, request)
-        except InfiniswapError:
-            session.refused_maps.append(request.id)
-            raise
 
     async def _map(self, session: ServerSession, request: m.MapRequest) -> m.MapAnswer:
         lease = self._table.owned(request.lease, session.number)
