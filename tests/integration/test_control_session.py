@@ -400,7 +400,8 @@ async def free_slabs(w: World, count: int) -> None:
 async def test_a_mapping_ahead_takes_a_free_slab_and_never_makes_room() -> None:
     async with world(daemon__pool="2M") as w:
         handler = Handler()
-        async with await w.session(handler) as first, await w.session(identity=OTHER) as second:
+        elsewhere = w.session(identity=OTHER, host="10.0.0.2")  # with a share of its own
+        async with await w.session(handler) as first, await elsewhere as second:
             ours, theirs = await first.lease(4), await second.lease(4)
             await first.map(ours.lease, 0)
             await free_slabs(w, 1)
