@@ -184,6 +184,22 @@ async def test_the_command_waits_until_it_is_done_and_a_restart_forgets_nothing(
     assert "still draining" not in again.log
 
 
+async def test_a_device_that_starts_says_which_donor_lends_nothing(cluster: Cluster) -> None:
+    donor = await asyncio.to_thread(cluster.donor)
+    start = ["device", "start", cluster.name(), "--donors", donor.address, "--size", "64M"]
+    start += ["--frontend", "nbd-socket"]
+    assert (await command(cluster, "drain", donor.address)).returncode == 0
+    done = await asyncio.to_thread(cluster.cli, *start)
+    assert done.returncode == 0, done.stderr
+    assert f"donor {donor.address} is draining and lends nothing" in done.stderr
+    assert f"`infiniswap donor undrain {donor.address}`" in done.stderr
+    await asyncio.to_thread(cluster.ok, "device", "remove", start[2])
+    assert (await command(cluster, "undrain", donor.address)).returncode == 0
+    done = await asyncio.to_thread(cluster.cli, *start)
+    assert done.returncode == 0, done.stderr
+    assert "lends nothing" not in done.stderr
+
+
 async def test_an_interrupted_command_does_not_end_the_drain(cluster: Cluster) -> None:
     donor = await asyncio.to_thread(cluster.donor)
     holder = hold(donor, 2, False)

@@ -39,14 +39,17 @@ async def check_donors(
     when no named one answers.
 
     Returns:
-        What is wrong with those that do not answer.
+        What is wrong with those that do not answer, and who answers and lends nothing.
 
     Raises:
         NoDonorError: none is known, or none answers.
         InfiniswapError: what is wrong with one that does.
     """
     named = found.named()
-    results = await asyncio.gather(*(_probe(donor, spec, identity, client) for donor in named))
+    notes: list[str] = []
+    results = await asyncio.gather(
+        *(_probe(donor, spec, identity, client, notes) for donor in named)
+    )
     problems = [problem for problem in results if problem is not None]
     for problem in problems:
         if not isinstance(problem, NoDonorError):
@@ -54,13 +57,13 @@ async def check_donors(
     if spec.transport == "rdma":
         for donor in named:
             await asyncio.to_thread(_check_rdma, donor)
-    warnings = [f"{problem}" for problem in problems] + found.degraded()
+    warnings = [*map(str, problems), *notes, *found.degraded()]
     if len(problems) < len(named):
         return warnings
     announced = list(found.announced())
     random.shuffle(announced)
     for donor in announced[:_ANNOUNCED_ASKED_MAX]:
-        answer = await _probe(donor, spec, identity, client)
+        answer = await _probe(donor, spec, identity, client, warnings)
         if answer is None:
             return warnings
         problems.append(answer)
@@ -93,7 +96,7 @@ def _check_rdma(donor: HostPort) -> None:
 
 
 async def _probe(
-    donor: HostPort, spec: DeviceSpec, identity: Identity, client: ClientConfig
+    donor: HostPort, spec: DeviceSpec, identity: Identity, client: ClientConfig, notes: list[str]
 ) -> InfiniswapError | None:
     try:
         session = await connect(donor, identity, client, QuietHandler(), slab_bytes=spec.slab_bytes)
@@ -107,6 +110,11 @@ async def _probe(
                 mend='Set daemon.rdma = "auto" there, upgrade it, or use --transport auto.',
             )
         await session.check_data_port()
+        if session.welcome.draining:
+            notes.append(
+                f"donor {donor} is draining and lends nothing: pages go to other donors or to the "
+                f"local disk. `infiniswap donor undrain {donor}` lets it lend again."
+            )
     except InfiniswapError as error:
         return error
     finally:
