@@ -100,6 +100,11 @@ class ServiceConfig:
     prepare_s: float = 1.5
 
 
+def _kept(session: ServerSession, slab: int, error: Exception) -> None:
+    about = events.about(events.SLAB_KEPT)
+    log.warning("%s keeps slab %d: %s", session, slab, error, extra=about)
+
+
 def _not_given_up(session: ServerSession, slab: int, error: Exception) -> None:
     about = events.about(events.SLAB_FORCED)
     log.warning("%s did not give slab %d up: %s", session, slab, error, extra=about)
@@ -457,16 +462,13 @@ class DonorService:
             except RequestRefusedError as error:
                 if error.reason == m.REFUSED_ONLY_COPY:
                     self.counters["evictions_refused"] += 1
-                    log.warning(
-                        "%s keeps slab %d: %s",
-                        session,
-                        info.slab,
-                        error,
-                        extra=events.about(events.SLAB_KEPT),
-                    )
+                    _kept(session, info.slab, error)
                     return False
                 _not_given_up(session, info.slab, error)
             except InfiniswapError as error:
+                back = isinstance(error, SessionLostError) and self._session_of(lease)
+                if back and back is not session:  # it can be asked again, and may have renewed
+                    return await self.evict(lease, slot, deadline_ms, move_ms)
                 if move_ms and isinstance(error, SessionLostError):
                     log.info("%s has gone while it copies slab %d: %s", session, info.slab, error)
                     return False  # likewise; it goes on copying

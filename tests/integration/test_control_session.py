@@ -397,6 +397,23 @@ async def free_slabs(w: World, count: int) -> None:
     await until(lambda: w.store.stats()["slabs_free"] == count)
 
 
+async def test_an_eviction_whose_session_ends_asks_on_the_next_one() -> None:
+    """A device that is back already must not lose the slab without a word."""
+    async with world(cluster__heartbeats_missed_max=100) as w:
+        gone, back = Handler(), Handler()
+        gone.answer_evict.clear()
+        async with await w.session(gone) as first, await w.session(back) as second:
+            lease = await first.lease(1)
+            slot = await first.map(lease.lease, 0)
+            eviction = asyncio.create_task(w.donor.service.evict(lease.lease, slot.slot, 60_000))
+            await until(lambda: bool(gone.move_s))
+            await second.renew(lease.lease, lease.reclaim, lease.epoch)
+            first.end()
+            gone.answer_evict.set()  # too late
+            assert await eviction
+            assert back.evicted == [(lease.lease, slot.slot, slot.generation)]
+
+
 async def test_a_mapping_ahead_takes_a_free_slab_and_never_makes_room() -> None:
     async with world(daemon__pool="2M") as w:
         handler = Handler()
