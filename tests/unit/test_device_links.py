@@ -193,15 +193,23 @@ async def test_done_alone_gives_a_slab_up_that_the_donor_waits_for() -> None:
     assert not session.unmapped
 
 
-async def test_a_refused_slab_whose_requests_last_is_given_back_by_the_renewal() -> None:
+@pytest.mark.parametrize("incarnation", ["", "another"])
+async def test_a_slab_whose_drain_ends_when_nobody_waits_is_given_back(
+    monkeypatch: pytest.MonkeyPatch, incarnation: str
+) -> None:
+    """As after a host was suspended. A lease that is gone has no slab to give back."""
+    monkeypatch.setattr("infiniswap.device.links._DRAIN_S_MAX", 0.0)
     session, slabs = _Session(), _Slabs()
     link = _evicted_link(session, slabs)
-    with pytest.raises(RequestRefusedError):
-        await link.evict(7, 3, 9, 2.0, 1.0)
-    slabs.moves = True
     with pytest.raises(TimeoutError):
-        await link.evict(7, 3, 9, 0.0, 0.0)
-    assert session.ended is not None
+        await link.unmap(0, "refused")
+    assert link.mapped
+    link._lease = Lease(7, "", 2, "", MIB, incarnation)
+    slabs.end.set_result(None)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not link.mapped
+    assert session.unmapped == ([] if incarnation else [(7, 3, 9)])
 
 
 async def test_a_drain_that_a_recovery_does_not_see_the_end_of_is_tried_again(

@@ -273,7 +273,9 @@ class DonorLink:
         remote = self.remote
         assert remote is not None, "a slab that is mapped has a remote"
         try:
-            pages = self._only_copies(slab, remote, place)
+            pages = 0
+            if not self.config.has_backup:
+                pages = self._engine.slab_pages_at(slab, remote, place.generation)[0]
             self._engine.slab_unmap(slab, remote, place.generation)
             if pages and not self._closing:
                 self._slabs.pages_lost(pages)
@@ -288,14 +290,13 @@ class DonorLink:
         done, _ = await asyncio.wait({drained}, timeout=wait_s)
         if not done:
             # It ends all the same, and then the slab is here no more: it may have another donor.
-            drained.add_done_callback(lambda _drained: self._forget(slab, place))
+            drained.add_done_callback(partial(self._drained_late, slab, place, self._lease))
             raise TimeoutError(f"slab {slab} has requests in flight")
         return self._forget(slab, place)
 
-    def _only_copies(self, slab: int, remote: int, place: Place) -> int:
-        if self.config.has_backup:
-            return 0
-        return self._engine.slab_pages_at(slab, remote, place.generation)[0]
+    def _drained_late(self, slab: int, place: Place, lease: Lease | None, _drained: object) -> None:
+        if self._forget(slab, place):
+            self._kept.late(place, self._session, lease, self._lease)
 
     def _forget(self, slab: int, place: Place) -> bool:
         if self.mapped.get(slab) != place:
@@ -330,7 +331,6 @@ class DonorLink:
                 is_first = await self._drain(slab, place, max(deadline_s - move_s, 0.1))
             except TimeoutError:
                 self._slabs.evicted(self, slab)  # past the deadline the donor takes it anyway
-                self._kept.late(place, self._session)
                 raise
             if is_first:
                 self._slabs.evicted(self, slab)

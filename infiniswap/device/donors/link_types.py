@@ -34,6 +34,10 @@ class Lease:
     incarnation: str
     peer: str = ""
 
+    def is_same(self, other: Lease) -> bool:
+        """Whether it is that lease, renewed or not."""
+        return (self.lease, self.incarnation) == (other.lease, other.incarnation)
+
     @classmethod
     def granted(cls, answer: m.LeaseAnswer, incarnation: str, peer: str) -> Lease:
         """As a donor of that incarnation has just granted it."""
