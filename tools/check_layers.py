@@ -84,7 +84,7 @@ LONGER = {
     "device/process/service.py:DeviceService": 524,
     "donor/daemon.py:serve": 118,
     "donor/harvest.py:Harvester": 311,
-    "donor/service.py:DonorService": 497,
+    "donor/service.py:DonorService": 494,
     "engine/native_engine.py:NativeEngine": 428,
 }
 

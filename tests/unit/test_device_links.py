@@ -198,7 +198,7 @@ async def test_a_slab_whose_drain_ends_when_nobody_waits_is_given_back(
     monkeypatch: pytest.MonkeyPatch, incarnation: str
 ) -> None:
     """As after a host was suspended. A lease that is gone has no slab to give back."""
-    monkeypatch.setattr("infiniswap.device.links._DRAIN_S_MAX", 0.0)
+    monkeypatch.setattr("infiniswap.device.donors.link._DRAIN_S_MAX", 0.0)
     session, slabs = _Session(), _Slabs()
     link = _evicted_link(session, slabs)
     with pytest.raises(TimeoutError):
