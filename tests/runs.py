@@ -271,6 +271,10 @@ class Terminal:
         """How the terminal is set, as `stty` shows it."""
         return termios.tcgetattr(self._primary)
 
+    def set_attributes(self, attributes: list[Any]) -> None:
+        """As another program with this terminal does it."""
+        termios.tcsetattr(self._primary, termios.TCSANOW, attributes)
+
     def type(self, text: str) -> None:
         """As on the keyboard."""
         os.write(self._primary, text.encode())

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -302,6 +303,74 @@ def test_a_run_that_sigstop_has_stopped_leaves_the_keyboard_to_the_shell(
     window.expect("exit code 9")
     window.type("exit\n")
     window.wait()
+
+
+@pytest.mark.requires_tool("bash")
+def test_after_sigstop_and_fg_the_job_gets_each_key_again(
+    device_runner: Runner, terminal: StartTerminal
+) -> None:
+    window = shell(terminal, device_runner, **SUDO)
+    script = 'stty -icanon; echo rea""dy; echo "got <$(head -c 1)>"'
+    window.type(typed(device_runner.argv("sh", "-c", script)) + "\n")
+    window.expect("ready")
+    (run_pid,) = children(window.process.pid)
+    os.kill(run_pid, signal.SIGSTOP)
+    window.expect("Stopped")
+    window.type("fg\n")
+    until(lambda: not stopped(run_pid), "the run to go on")
+    until(lambda: not is_echoing(window), "the terminal to be the job's")
+    window.type("k")
+    window.expect("got <k>")
+    window.expect("exit code 0")
+    window.type("exit\n")
+    window.wait()
+
+
+def is_echoing(window: Terminal) -> bool:
+    """Whether the terminal itself shows what is typed."""
+    return bool(window.attributes()[3] & termios.ECHO)
+
+
+@pytest.mark.parametrize("first", ["one", "two"])
+def test_two_runs_of_a_script_leave_the_terminal_as_it_was(
+    device_runner: Runner, terminal: StartTerminal, tmp_path: Path, first: str
+) -> None:
+    """The second run finds the terminal raw, and either may end before the other."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    one, two = (
+        typed(device_runner.argv("sh", "-c", f"echo {name} $$; exec sleep 1000")) + " <&5 &"
+        for name in ("one", "two")
+    )
+    script = f"exec 5<&0; {one} cat {gate}; {two} wait; echo en''ded"
+    window = terminal(["sh", "-c", script], device_runner, **SUDO)
+    before = window.attributes()
+    pids = {"one": int(window.line("one "))}
+    until(lambda: window.attributes() != before, "the terminal to be the job's")
+    gate.write_text("")
+    pids["two"] = int(window.line("two "))
+    os.kill(pids.pop(first), signal.SIGTERM)
+    window.expect("exit code 143")
+    os.kill(*pids.values(), signal.SIGTERM)
+    window.expect("ended")
+    assert window.attributes() == before
+    window.wait()
+
+
+def test_an_end_of_file_typed_while_another_had_set_the_terminal_ends_no_output(
+    device_runner: Runner, terminal: StartTerminal
+) -> None:
+    script = 'echo ready; read line; echo "got <$line>"'
+    window = terminal(device_runner.argv("sh", "-c", script), device_runner, **SUDO)
+    before = window.attributes()
+    window.expect("ready")
+    until(lambda: not is_echoing(window), "the terminal to be the job's")
+    window.set_attributes(before)
+    window.type("\x04")
+    until(lambda: not is_echoing(window), "the terminal to be the job's again")
+    window.type("a line\n")
+    window.expect("got <a line>")
+    assert window.wait() == 0
 
 
 @as_both

@@ -174,12 +174,17 @@ class Leader:
         """
         if self._taken is not None:
             with contextlib.suppress(termios.error):
-                now = termios.tcgetattr(self._terminal)
-                if all(now[flag] == self._taken.raw[flag] for flag in _FLAGS):
+                if is_set(self._terminal, self._taken.raw):
                     termios.tcsetattr(self._terminal, termios.TCSANOW, self._taken.saved)
         if self._exit_code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._job_pid, signal.SIGKILL)
+
+
+def is_set(terminal: int, attributes: Attributes) -> bool:
+    """Whether the modes of the terminal are these. Raises termios.error when it has gone."""
+    now = termios.tcgetattr(terminal)
+    return all(now[flag] == attributes[flag] for flag in _FLAGS)
 
 
 def _end_as(exit_code: int) -> None:

@@ -37,6 +37,7 @@ from infiniswap.device.jobs.leader import (
     Signal,
     Stopped,
     Taken,
+    is_set,
 )
 from infiniswap.errors import from_oserror
 from infiniswap.system.signals import poll
@@ -75,6 +76,7 @@ class JobTerminal:
         self._is_gone = False
         self._has_keyboard = False
         self._saved: Attributes = []
+        self._raw: Attributes = []
         self._given: Attributes = []
         self._to_job = self._to_terminal = b""
         self._turn = 0
@@ -211,27 +213,33 @@ class JobTerminal:
         return False
 
     def _take_keyboard(self) -> None:
-        """Where the user's terminal is ours to use now."""
-        if self._has_keyboard or not self._is_foreground():
+        """Where the user's terminal is ours to use now. Again, where a shell has set it while this
+        process was stopped by SIGSTOP."""
+        if not self._is_foreground():
             return
         with contextlib.suppress(termios.error):
+            if self._has_keyboard and is_set(self._terminal, self._raw):
+                return
             self._saved = termios.tcgetattr(self._terminal)
             if termios.tcgetattr(self._primary) == self._given:  # the job has not set its own
                 self._give(self._saved)
-            raw = _made_raw(self._saved)
-            self._order(Taken(self._saved, raw))
+            self._raw = _made_raw(self._saved)
+            self._order(Taken(self._saved, self._raw))
             self._has_keyboard = True
-            termios.tcsetattr(self._terminal, termios.TCSANOW, raw)
+            termios.tcsetattr(self._terminal, termios.TCSANOW, self._raw)
 
     def _give(self, attributes: Attributes) -> None:
         termios.tcsetattr(self._primary, termios.TCSANOW, attributes)
         self._given = termios.tcgetattr(self._primary)
 
     def _release(self) -> None:
-        """In the background the terminal is another program's, which has set it as it wants it."""
+        """In the background the terminal is another program's, which has set it as it wants it. So
+        is one that is no longer raw: a second run in the same script found it raw, and must not
+        leave it so after the first has ended."""
         if self._has_keyboard and self._is_foreground():
             with contextlib.suppress(termios.error):
-                termios.tcsetattr(self._terminal, termios.TCSANOW, self._saved)
+                if is_set(self._terminal, self._raw):
+                    termios.tcsetattr(self._terminal, termios.TCSANOW, self._saved)
         self._has_keyboard = False
         self._order(Released())
 
@@ -242,6 +250,9 @@ class JobTerminal:
             self._release()
             return
         data = _read(self._terminal)
+        if data is None and self._is_foreground():  # an end of file, so it is no longer raw
+            self._take_keyboard()
+            return
         if data is None:
             self._is_gone = True
             self._release()
