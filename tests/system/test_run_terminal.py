@@ -187,6 +187,20 @@ def test_in_the_background_the_terminal_is_left_alone(
 
 
 @as_both
+def test_a_job_that_nobody_can_bring_to_the_foreground_does_not_wait_for_the_keyboard(
+    device_runner: Runner, terminal: StartTerminal, out: Path, sudo: dict[str, str]
+) -> None:
+    """The subshell has gone when the job reads, so no shell knows of the run's process group."""
+    window = shell(terminal, device_runner, **sudo)
+    argv = device_runner.argv("sh", "-c", "sleep 1; read x </dev/tty")
+    window.type(f"( ( {typed(argv)}; echo co''de $? >{out} ) & )\n")
+    until(lambda: out.exists() and out.read_text(), "the job's end")
+    assert out.read_text() != "code 0\n"
+    window.type("exit\n")
+    window.wait()
+
+
+@as_both
 def test_a_closed_window_ends_the_job(
     device_runner: Runner, terminal: StartTerminal, sudo: dict[str, str]
 ) -> None:

@@ -304,8 +304,17 @@ class JobTerminal:
                 return
             if number is signal.SIGTSTP:
                 self._continue()
+            elif wants_terminal and not self._is_foreground():
+                self._hang_up()
             else:
                 self._take_keyboard()
+
+    def _hang_up(self) -> None:
+        """For a job that wants the terminal in the background of a shell that has gone: nobody can
+        bring it to the foreground. On a terminal that they shared the kernel would fail the job's
+        read; it would stay stopped here. So it gets what stopped jobs get when their shell goes."""
+        self._order(Signal(signal.SIGHUP, True))
+        self._continue()
 
     def _suspend(self, number: signal.Signals, *, group: bool) -> bool:
         """Stops this process by a signal's default action, not SIGSTOP: without a shell that could
