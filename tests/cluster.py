@@ -28,7 +28,7 @@ import pytest
 from runmode import IN_GUEST
 
 from infiniswap.device.control import client
-from infiniswap.device.spec.run_dir import DevicePaths
+from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.errors import InfiniswapError
 from infiniswap.system import loop, mounts, nbd, swap
 from infiniswap.system.genl import GenericNetlink

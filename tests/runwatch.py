@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from infiniswap.device.control import client
-from infiniswap.device.spec.run_dir import DevicePaths
+from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.errors import InfiniswapError
 from infiniswap.system.job_cgroup import find_job_cgroups
 from infiniswap.units import MIB

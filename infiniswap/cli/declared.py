@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from infiniswap.config import Config
-from infiniswap.device.spec import run_dir as rundir
+from infiniswap.device.spec import rundir
 from infiniswap.device.spec.spec import check_name
 from infiniswap.errors import ConfigError, InfiniswapError
 from infiniswap.system import service_units

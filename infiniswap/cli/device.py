@@ -16,8 +16,7 @@ from infiniswap.cli.parser import named
 from infiniswap.device import frontends
 from infiniswap.device.api import DeviceStatus, Ready, SuccessionRow
 from infiniswap.device.control import client, launch
-from infiniswap.device.spec import contents
-from infiniswap.device.spec import run_dir as rundir
+from infiniswap.device.spec import contents, rundir
 from infiniswap.device.spec.spec import (
     DeviceSpec,
     check_backup_choice,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap.config import DEFAULT_PATH, SECTIONS, Config
-from infiniswap.device.spec.run_dir import LINK_DIR
+from infiniswap.device.spec.rundir import LINK_DIR
 from infiniswap.errors import from_oserror
 
 _NAMES_MAX = 5

@@ -39,7 +39,7 @@ from infiniswap.device.cleanup import lost
 from infiniswap.device.control import client, launch, member
 from infiniswap.device.jobs import account, beside, job, usage
 from infiniswap.device.process import runs
-from infiniswap.device.spec import run_dir as rundir
+from infiniswap.device.spec import rundir
 from infiniswap.device.spec.spec import named_text
 from infiniswap.discovery.find import find
 from infiniswap.errors import (

@@ -12,7 +12,7 @@ from typing import Final
 
 from infiniswap.device.control import client
 from infiniswap.device.jobs import account, usage
-from infiniswap.device.spec import run_dir as rundir
+from infiniswap.device.spec import rundir
 from infiniswap.errors import InfiniswapError
 
 _LIVE_S: Final = 1.0

@@ -13,7 +13,7 @@ from typing import Any
 
 from infiniswap import config as configuration
 from infiniswap.cli import leavings
-from infiniswap.device.spec.run_dir import running_names
+from infiniswap.device.spec.rundir import running_names
 from infiniswap.errors import (
     ConfigError,
     ConflictError,

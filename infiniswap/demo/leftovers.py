@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from infiniswap.device.frontends import clear_leftovers
-from infiniswap.device.spec import run_dir as rundir
+from infiniswap.device.spec import rundir
 from infiniswap.errors import (
     ConflictError,
     DeadlineError,

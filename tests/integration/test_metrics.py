@@ -21,7 +21,7 @@ from documents import marked
 
 from infiniswap.device.control import client
 from infiniswap.device.process import metrics as device_metrics
-from infiniswap.device.spec.run_dir import DevicePaths
+from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.donor import metrics as donor_metrics
 from infiniswap.units import MIB, PAGE_BYTES
 

@@ -18,7 +18,7 @@ import pytest
 
 from infiniswap.demo import data, leftovers
 from infiniswap.demo.leftovers import PREFIX, RUN_DIR, WORK_DIR
-from infiniswap.device.spec.run_dir import running_names
+from infiniswap.device.spec.rundir import running_names
 from infiniswap.errors import ConflictError
 from infiniswap.system import loop, netns, swap
 from infiniswap.system.memory import memory_hierarchy

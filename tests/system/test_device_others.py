@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, Device, run, until
 
-from infiniswap.device.spec.run_dir import LINK_DIR
+from infiniswap.device.spec.rundir import LINK_DIR
 from infiniswap.system import loop, swap
 from infiniswap.units import MIB
 

@@ -21,7 +21,7 @@ from infiniswap.control import messages as m
 from infiniswap.control.text import VALUE_LENGTH_MAX, clean_text, cleaned, is_plain
 from infiniswap.device.api import ANSWER_BYTES_MAX
 from infiniswap.device.control import client, listing
-from infiniswap.device.spec.run_dir import DevicePaths, running_names, stopped_names, take_lock
+from infiniswap.device.spec.rundir import DevicePaths, running_names, stopped_names, take_lock
 from infiniswap.errors import ConflictError, InfiniswapError, ProtocolMismatchError
 
 BODIES = (m.Status, m.DrainInfo, m.VersionInfo, m.NonceInfo, m.HttpError)

@@ -13,7 +13,7 @@ import pytest
 
 from infiniswap.config import DeviceConfig, PolicyConfig
 from infiniswap.device.control import client, launch
-from infiniswap.device.spec import run_dir as rundir
+from infiniswap.device.spec import rundir
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.errors import ConflictError, DeadlineError, NotFoundError
 from infiniswap.units import MIB, HostPort

@@ -14,7 +14,7 @@ import pytest
 from infiniswap.device.frontends import Choice
 from infiniswap.device.frontends.attach import Attachment
 from infiniswap.device.frontends.others import DEVICE, Others
-from infiniswap.device.spec.run_dir import DevicePaths
+from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.errors import UnavailableError
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ import pytest
 
 from infiniswap.device import frontends
 from infiniswap.device.frontends import nbd as front
-from infiniswap.device.spec.run_dir import DevicePaths
+from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.engine.native import NativeEngine
 from infiniswap.engine.protocol import EngineConfig, EventKind
 from infiniswap.errors import EngineError, NotFoundError, UnavailableError

@@ -16,7 +16,7 @@ from infiniswap.cli.device import add_device_options, backup_path, load_config, 
 from infiniswap.device.api import DeviceStatus, SwapRow
 from infiniswap.device.jobs import beside
 from infiniswap.device.jobs.beside import RunDevice
-from infiniswap.device.spec import run_dir as rundir
+from infiniswap.device.spec import rundir
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.errors import ConflictError, UsageError
 from infiniswap.units import MIB

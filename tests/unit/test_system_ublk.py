@@ -9,7 +9,7 @@ import pytest
 
 from infiniswap.device.frontends import choice
 from infiniswap.device.frontends import ublk as frontend
-from infiniswap.device.spec.run_dir import DevicePaths
+from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.errors import UnavailableError
 from infiniswap.system import ublk
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from infiniswap.demo.progress import Progress
 from infiniswap.device.api import DeviceStatus
 from infiniswap.device.control import client
-from infiniswap.device.spec.run_dir import DevicePaths
+from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.errors import (
     CheckFailedError,
     DeadlineError,

@@ -16,7 +16,7 @@ from infiniswap.device.frontends.fuse import BACKING_UNMOUNTED
 from infiniswap.device.frontends.nbd import run_of
 from infiniswap.device.frontends.ublk import identity_of, is_ours
 from infiniswap.device.process.runs import abandoned_cgroups
-from infiniswap.device.spec.run_dir import LINK_DIR, DevicePaths, died_names, is_running
+from infiniswap.device.spec.rundir import LINK_DIR, DevicePaths, died_names, is_running
 from infiniswap.engine.native_ublk import ublk_shape
 from infiniswap.errors import NotPermittedError, UnavailableError
 from infiniswap.system import loop, mounts, nbd, ublk

@@ -14,9 +14,8 @@ from pathlib import Path
 from infiniswap.device import frontends
 from infiniswap.device.api import DeviceStatus
 from infiniswap.device.process.runs import abandoned_cgroups, end_job
-from infiniswap.device.spec import contents
-from infiniswap.device.spec import run_dir as rundir
-from infiniswap.device.spec.run_dir import DevicePaths
+from infiniswap.device.spec import contents, rundir
+from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.errors import InfiniswapError, NotFoundError
 from infiniswap.system import swap

@@ -34,7 +34,7 @@ from infiniswap.device.api import (
     StopRequest,
 )
 from infiniswap.device.control import member
-from infiniswap.device.spec.run_dir import DevicePaths, is_running, log_hint
+from infiniswap.device.spec.rundir import DevicePaths, is_running, log_hint
 from infiniswap.errors import ConflictError, DeadlineError, InfiniswapError, NotPermittedError
 from infiniswap.json_text import NotJsonError, decode_json
 from infiniswap.system.process import peer_of, pidfd_ended

@@ -14,8 +14,8 @@ from pathlib import Path
 from infiniswap.device.api import Ready
 from infiniswap.device.control import client
 from infiniswap.device.control.client import DeviceError
-from infiniswap.device.spec import run_dir as rundir
-from infiniswap.device.spec.run_dir import DevicePaths
+from infiniswap.device.spec import rundir
+from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.device.spec.spec import DeviceSpec, encode_spec
 from infiniswap.errors import DeadlineError, InfiniswapError, UnavailableError
 from infiniswap.json_text import NotJsonError, decode_json

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from infiniswap.device.api import DonorRow
 from infiniswap.device.control import client
-from infiniswap.device.spec.run_dir import DevicePaths, running_names, stopped_names
+from infiniswap.device.spec.rundir import DevicePaths, running_names, stopped_names
 from infiniswap.errors import InfiniswapError
 from infiniswap.units import PAGE_BYTES
 

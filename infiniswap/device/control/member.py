@@ -23,7 +23,7 @@ from infiniswap.device.member_api import (
     AskStatus,
     Reply,
 )
-from infiniswap.device.spec.run_dir import DevicePaths, running_names
+from infiniswap.device.spec.rundir import DevicePaths, running_names
 from infiniswap.errors import ConflictError, InfiniswapError, NotFoundError, NotPermittedError
 from infiniswap.json_text import NotJsonError, decode_json
 from infiniswap.system.cgroup import MemoryCgroup

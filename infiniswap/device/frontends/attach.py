@@ -18,7 +18,7 @@ from pathlib import Path
 from infiniswap.control.text import clean_text
 from infiniswap.device import frontends
 from infiniswap.device.frontends import Choice, KernelDevice
-from infiniswap.device.spec.run_dir import LINK_DIR, DevicePaths, remove_link
+from infiniswap.device.spec.rundir import LINK_DIR, DevicePaths, remove_link
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.engine.protocol import Engine
 from infiniswap.errors import ConflictError, MemoryLimitError, SystemCallError

@@ -15,7 +15,7 @@ from infiniswap.device.frontends.fuse import FuseLoop
 from infiniswap.device.frontends.nbd import NbdKernel
 from infiniswap.device.frontends.nbd_socket import NbdSocket
 from infiniswap.device.frontends.ublk import UblkKernel
-from infiniswap.device.spec.run_dir import DevicePaths, remove_link
+from infiniswap.device.spec.rundir import DevicePaths, remove_link
 from infiniswap.errors import InfiniswapError, NotPermittedError, UsageError
 
 

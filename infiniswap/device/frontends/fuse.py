@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from infiniswap.device.frontends.base import Handover
-from infiniswap.device.spec.run_dir import LINK_DIR, DevicePaths
+from infiniswap.device.spec.rundir import LINK_DIR, DevicePaths
 from infiniswap.engine.protocol import Engine, Frontend
 from infiniswap.errors import (
     ConflictError,

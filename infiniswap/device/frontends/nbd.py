@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from infiniswap.device.frontends.base import Handover
-from infiniswap.device.spec.run_dir import DevicePaths
+from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.engine.protocol import Engine, NbdFrontend
 from infiniswap.errors import (
     ConflictError,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from infiniswap.device.frontends.base import Handover
-from infiniswap.device.spec.run_dir import DevicePaths
+from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.engine.protocol import Engine, Frontend
 
 

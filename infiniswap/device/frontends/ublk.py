@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from infiniswap.device.frontends.base import Handover
-from infiniswap.device.spec.run_dir import DevicePaths
+from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.engine.native_ublk import FailingUblk, ublk_check, ublk_remove, ublk_shape
 from infiniswap.engine.protocol import Engine, UblkFrontend
 from infiniswap.errors import (

@@ -21,8 +21,8 @@ from typing import Final
 from infiniswap.device.api import DeviceStatus
 from infiniswap.device.cleanup import lost
 from infiniswap.device.control import client
-from infiniswap.device.spec import run_dir as rundir
-from infiniswap.device.spec.run_dir import DevicePaths
+from infiniswap.device.spec import rundir
+from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.errors import ConflictError, InfiniswapError
 from infiniswap.system import swap

@@ -42,8 +42,7 @@ from infiniswap.device.process.runs import STOP_PAUSE_S_MAX, Runs
 from infiniswap.device.slabs import recovery
 from infiniswap.device.slabs.finder import Finder
 from infiniswap.device.slabs.mapper import SlabMapper
-from infiniswap.device.spec import contents
-from infiniswap.device.spec import run_dir as rundir
+from infiniswap.device.spec import contents, rundir
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.device.succession.hand_over import (
     Succession,

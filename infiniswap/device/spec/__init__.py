@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a device is, and where it is recorded: every other room reads it.
 
-`spec` holds everything a device process must know, `run_dir` the paths of running and stopped
+`spec` holds everything a device process must know, `rundir` the paths of running and stopped
 devices, `contents` what a stopped device keeps.
 """

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from infiniswap.device.spec import run_dir as rundir
-from infiniswap.device.spec.run_dir import DevicePaths
+from infiniswap.device.spec import rundir
+from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.engine.protocol import Engine
 from infiniswap.errors import BackupError, ConflictError, EngineError, from_oserror

@@ -21,7 +21,7 @@ import msgspec
 from infiniswap import events, logs
 from infiniswap.device.api import SuccessionRow
 from infiniswap.device.frontends.attach import Attachment
-from infiniswap.device.spec.run_dir import DevicePaths
+from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.device.spec.spec import DeviceSpec, decode_spec, encode_spec
 from infiniswap.device.succession.holder import (
     LOCK,

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from infiniswap.device.frontends.nbd import NbdKernel
-from infiniswap.device.spec.run_dir import DevicePaths
+from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.errors import InfiniswapError
 from infiniswap.system.process import make_swap_safe
 from infiniswap.system.signals import open_signalfd, poll

@@ -24,7 +24,7 @@ from runwatch import GROUP, as_user, make_user, run_argv, watch
 from stopping import stopped
 
 from infiniswap.device.control import client
-from infiniswap.device.spec.run_dir import paths_of
+from infiniswap.device.spec.rundir import paths_of
 from infiniswap.errors import InfiniswapError
 from infiniswap.system import swap, systemd
 from infiniswap.units import MIB

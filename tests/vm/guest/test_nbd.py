@@ -17,7 +17,7 @@ from pagejob import Job, StartJob
 
 from infiniswap.device.frontends import clear_leftovers
 from infiniswap.device.frontends.nbd import NbdKernel, find_left
-from infiniswap.device.spec.run_dir import DevicePaths
+from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.engine.native import NativeEngine
 from infiniswap.engine.protocol import EngineConfig
 from infiniswap.errors import ConflictError, NotFoundError, SystemCallError

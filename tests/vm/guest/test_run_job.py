@@ -15,7 +15,7 @@ from cluster import Cluster
 from runs import Runner
 from runwatch import GROUP, as_user, check, make_user, run_argv, watch
 
-from infiniswap.device.spec.run_dir import paths_of
+from infiniswap.device.spec.rundir import paths_of
 
 MEMBER, STRANGER = "isw-alice", "isw-bob"
 

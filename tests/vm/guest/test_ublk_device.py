@@ -14,7 +14,7 @@ from pagejob import StartJob
 from ublkservers import SERVER, nodes
 
 from infiniswap.device.frontends.ublk import find_left, give_up
-from infiniswap.device.spec.run_dir import DevicePaths
+from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.system import swap
 from infiniswap.units import MIB
 

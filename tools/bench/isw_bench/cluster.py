@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from infiniswap.device.control import client
-from infiniswap.device.spec import run_dir as rundir
+from infiniswap.device.spec import rundir
 from infiniswap.errors import InfiniswapError
 from infiniswap.system.files import PROC
 from infiniswap.units import format_size

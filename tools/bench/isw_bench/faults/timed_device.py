@@ -20,7 +20,7 @@ from infiniswap.cli import device as command
 from infiniswap.cli.main import build_parser
 from infiniswap.device.process.serve import prepare_process, serve
 from infiniswap.device.slabs.mapper import SlabMapper
-from infiniswap.device.spec import run_dir as rundir
+from infiniswap.device.spec import rundir
 from infiniswap.units import parse_page_size
 
 VARIABLE = "ISW_BENCH_TIMES"
