@@ -257,19 +257,9 @@ class JobTerminal:
             self._is_gone = True
             self._release()
             return
-        self._tell_group(data)
+        _tell_group(self._primary, data)
         self._to_job = data
         self._feed()
-
-    def _tell_group(self, typed: bytes) -> None:
-        """As the user's terminal would do it: of a key that interrupts hears all of our process
-        group, a script that has started us and the others of a pipeline."""
-        with contextlib.suppress(termios.error):
-            attributes = termios.tcgetattr(self._primary)  # the job's
-            for key, number in _KEYS.items():
-                byte = attributes[6][key]
-                if attributes[3] & termios.ISIG and byte != b"\0" and byte in typed:
-                    os.killpg(0, number)
 
     def _copy_size(self) -> None:
         with contextlib.suppress(OSError, termios.error):
@@ -382,6 +372,17 @@ def open_terminal(uid: int) -> JobTerminal | None:
             return None
         raise from_oserror("cannot open the terminal of this session", error) from error
     return JobTerminal(terminal, uid)
+
+
+def _tell_group(job_terminal: int, typed: bytes) -> None:
+    """A key that interrupts reaches all of our process group, as on the user's own terminal: a
+    script that has started us, and the others of a pipeline."""
+    with contextlib.suppress(termios.error):
+        attributes = termios.tcgetattr(job_terminal)
+        for key, number in _KEYS.items():
+            byte = attributes[6][key]
+            if attributes[3] & termios.ISIG and byte != b"\0" and byte in typed:
+                os.killpg(0, number)
 
 
 def _made_raw(attributes: Attributes) -> Attributes:
