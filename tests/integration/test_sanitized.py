@@ -87,7 +87,8 @@ def test_an_engine_and_a_donor_are_clean(world: World, tmp_path: Path) -> None:
     assert reads["requests"] > 0
     assert reads["pages_not_from_donor"] == 0
     backup = tmp_path / "backup"
-    with backup.open("xb") as file:
+    backup.touch(0o600)
+    with backup.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, _SLAB_BYTES * _SLOTS)
     for op in ("write", "read"):
         told = world.load(
