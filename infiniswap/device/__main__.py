@@ -55,6 +55,7 @@ def main(argv: list[str]) -> int:
     if role == "active":
         holder = Holder(SOCKET_FD)
         spec = decode_spec(read_all(SPEC_FD), "spec of the starter")
+        os.ftruncate(SPEC_FD, 0)  # the holder has it open, too: memory that nobody has locked
         os.close(SPEC_FD)
         code = _start(spec, READY_FD, in_background=in_background, holder=holder)
         holder.ended(code)

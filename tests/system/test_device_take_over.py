@@ -342,8 +342,12 @@ def test_a_successor_reads_nothing_that_lies_on_its_device(standing: Cluster) ->
         device = swapping(standing)
         processes = device.processes()
         held = Path("/proc", str(processes["holder"]), "fd")
-        memory = [path for path in held.iterdir() if "memfd:" in str(path.readlink())]
-        assert memory
+        memory = [
+            path
+            for path in held.iterdir()
+            if "memfd:" in str(path.readlink()) and path.stat().st_size
+        ]
+        assert any("infiniswap-spec" in str(path.readlink()) for path in memory)
         for path in [*memory, device.run / "state"]:
             assert swap_out_file(path) == 0, f"{path.resolve()} is not locked"
         assert swap_out_file(device.run / "log") == 0, "its last page is not locked"
