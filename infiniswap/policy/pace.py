@@ -4,9 +4,8 @@
 No figure is right for every link, disk and donor, and none could be set by hand: what copies take
 away is seen in the time of page-ins alone. So copying and resting take turns, and the time of
 page-ins in a turn of copying is compared with that in the turn of rest which follows. Copying gets
-slower when it costs too much, and that is no accident: the mean of the differences is beyond its
-own standard error. Otherwise it gets faster. It swings around what is allowed, and half of the time
-is rest, so a turn may cost somewhat more than `COST_MAX` on average over both.
+slower when it costs more than `COST_MAX`, and that is no accident: the mean of the differences is
+beyond its own standard error. Otherwise it gets faster.
 
 While next to nobody waits for pages there is nothing to compare and nobody to harm, and copying
 goes as fast as it can.
@@ -20,7 +19,7 @@ from math import log, sqrt
 from statistics import fmean, stdev
 
 COST_MAX = 0.05
-"""So much longer page-ins may take in all, turns of rest included."""
+"""So much longer page-ins may take while pages are copied."""
 
 TURN_S = 0.05
 
@@ -31,7 +30,6 @@ _PAGES_PER_S_MIN = 512.0  # it has to end some time
 _PAGES_PER_S_MAX = 262_144.0  # 1 GiB/s
 _FASTER = 1.25
 _SLOWER = 0.7
-_TURN_COST_MAX = 1.2 * COST_MAX
 _HARM = 0.5
 _QUIET_SHARE = 0.02  # of the time that somebody waits: twice as long would still be next to nothing
 _CLIP = 16.0  # of the median: one page-in that a disk or a scheduler holds up is not the copies'
@@ -127,7 +125,7 @@ class Pace:
             self._busy = max(_PAGES_PER_S_MIN, self._busy * 0.5)
         elif len(self._costs) < _PAIRS:
             return
-        elif cost > max(log(1.0 + _TURN_COST_MAX), doubt):
+        elif cost > max(log(1.0 + COST_MAX), doubt):
             self._busy = max(_PAGES_PER_S_MIN, self._busy * _SLOWER)
         else:
             self._busy = min(_PAGES_PER_S_MAX, self._busy * _FASTER)

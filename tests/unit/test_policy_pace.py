@@ -51,7 +51,7 @@ def test_copying_and_resting_take_turns() -> None:
     assert all(bool(rate) == (turn % 2 == 0) for turn, rate in enumerate(rates))
 
 
-@given(st.floats(2_000.0, 200_000.0), st.floats(0.0, 0.3), st.integers(0, 1 << 32))
+@given(st.floats(2_000.0, 200_000.0), st.floats(0.0, 0.03), st.integers(0, 1 << 32))
 def test_it_finds_the_rate_that_costs_next_to_nothing(
     harmless: float, noise: float, seed: int
 ) -> None:
@@ -63,9 +63,11 @@ def test_it_finds_the_rate_that_costs_next_to_nothing(
 
     live(pace, 1000, page_ins)
     rates = [rate for rate in live(pace, 2000, page_ins) if rate]
-    assert sum(rates) / len(rates) > 0.5 * harmless
-    costs = [job(rate, harmless).mean_s / PAGE_IN_S - 1.0 for rate in rates]
-    assert sum(costs) / len(costs) / 2.0 < COST_MAX  # half of the turns are rest
+    mean = sum(rates) / len(rates)
+    assert mean > 0.5 * harmless
+    assert sum(job(rate, harmless).mean_s / PAGE_IN_S - 1.0 for rate in rates) / len(rates) < (
+        2.0 * COST_MAX
+    )  # in the turns of copying, which are half of all
 
 
 def test_a_rate_that_does_great_harm_is_left_at_once() -> None:
