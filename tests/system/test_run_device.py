@@ -680,7 +680,7 @@ def test_a_donor_that_goes_and_comes_back_is_told_when_it_happens(
     ("options", "code", "text"),
     [
         (("--donors", "127.0.0.1:1"), 6, "127.0.0.1:1"),
-        (("--donors", "127.0.0.1:1,127.0.0.1:2"), 6, "none of the donors can be reached"),
+        (("--donors", "127.0.0.1:1,127.0.0.1:2"), 6, "none of the donors can be used"),
         (("--donors", "127.0.0.1:1", "--size", "64M"), 6, "127.0.0.1:1"),
         (("--size", "64X"), 2, "64X"),
         (("--size", "4097"), 2, "4097"),

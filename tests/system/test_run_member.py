@@ -106,7 +106,9 @@ def ask(runner: Runner, code: str, *, user: str = MEMBER) -> str:
     lines = (
         "import os, sys, subprocess, time",
         "from pathlib import Path",
-        "from infiniswap.device import member, member_api as api, rundir",
+        "from infiniswap.device import member_api as api",
+        "from infiniswap.device.control import member",
+        "from infiniswap.device.spec import rundir",
         "from infiniswap.errors import InfiniswapError",
         f"run_dir = Path({str(runner.cluster.run_dir)!r})",
         f"paths = rundir.paths_of({runner.device.name!r}, run_dir, run_dir)",

@@ -32,6 +32,7 @@ FIRST_NAME: Final = "run"
 
 _NAME = re.compile(rf"{FIRST_NAME}(-[2-9]|-[1-9][0-9]+)?", re.ASCII)
 _LOOK_S = 1.0
+_CLEARED_S = 5.0  # from the end of a device to the end of a job that had pages there
 _ANSWER_S = 0.5
 
 
@@ -126,6 +127,7 @@ class Others:
         self._own = own
         self._watches: dict[str, lost.Watch] = {}
         self._next_s = 0.0
+        self._ended_s = float("-inf")  # when the last one was seen to have ended
         self.areas: dict[str, str] = {}
         self.lost: list[str] = []
 
@@ -139,6 +141,7 @@ class Others:
             if watch.ended():
                 del self._watches[name]
                 watch.close()
+                self._ended_s = time.monotonic()
                 self._check(name)
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _LOOK_S
@@ -175,8 +178,10 @@ class Others:
 
     @property
     def one_is_gone(self) -> bool:
-        """Whether one has ended and was not seen to end in order: another run may be clearing it,
-        which ends this run's job."""
+        """Whether one has just ended and was not seen to end in order: another run may be clearing
+        it, or have done so, which ends this run's job."""
+        if time.monotonic() - self._ended_s < _CLEARED_S:
+            return True
         return any(watch.known_ended() for watch in self._watches.values())
 
     def held_bytes(self, path: Path) -> int:
