@@ -546,7 +546,7 @@ def _run_job(
         if not this.args.quiet:
             say(f"the command left {len(left)} process(es) behind; they are ended")
         cgroup.kill()
-    if others.one_is_gone and result.exit_code in (KILLED, _UNREADABLE):
+    if result.exit_code in (KILLED, _UNREADABLE) and others.one_is_gone():
         say("the process of the swap device of another run has died, and with it what was there")
     try:
         return result, client.status_patiently(paths)

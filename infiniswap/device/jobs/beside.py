@@ -34,6 +34,7 @@ _NAME = re.compile(rf"{FIRST_NAME}(-[2-9]|-[1-9][0-9]+)?", re.ASCII)
 _LOOK_S = 1.0
 _CLEARED_S = 5.0  # from the end of a device to the end of a job that had pages there
 _ANSWER_S = 0.5
+_DEATH_S = 0.5
 
 
 def _names() -> Iterator[str]:
@@ -176,13 +177,13 @@ class Others:
                 self._watches[name] = lost.Watch(paths, status)
                 self.areas[name] = status.path
 
-    @property
     def one_is_gone(self) -> bool:
         """Whether one has just ended and was not seen to end in order: another run may be clearing
-        it, or have done so, which ends this run's job."""
+        it, or have done so, which ends this run's job. Waits for a moment: a process that dies
+        fails what is read from its area before anybody can see that it has died."""
         if time.monotonic() - self._ended_s < _CLEARED_S:
             return True
-        return any(watch.known_ended() for watch in self._watches.values())
+        return any(watch.known_ended(_DEATH_S) for watch in self._watches.values())
 
     def held_bytes(self, path: Path) -> int:
         """What others have in the area at `path` that this run leaves; 0 where there are none."""
