@@ -173,7 +173,7 @@ async def test_a_replayed_done_of_an_eviction(caplog: pytest.LogCaptureFixture) 
 
 @pytest.mark.parametrize("drains", [False, True])
 async def test_a_replayed_map_that_was_refused(drains: bool) -> None:
-    """Nobody waits for its answer any more: it must not take a slab, whyever it was refused."""
+    """Nobody still waits for its answer: it must not take a slab, whyever it was refused."""
     async with world(daemon__pool="1M") as w:
         other = await w.session(identity=OTHER)
         taken = await other.lease(1)

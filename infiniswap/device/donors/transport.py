@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How pages travel to one donor: by RDMA where both ends can, else by TCP, and why.
 
-Chosen anew for each set of connections. After falling back to TCP, the device keeps probing for
-RDMA in the background (infiniswap.device.donors.rdma_return), with the page that the donor lends
-for that.
+The choice is made for each new set of connections. After falling back to TCP, the device keeps
+probing for RDMA in the background (infiniswap.device.donors.rdma_return), with the page that the
+donor lends for that.
 """
 
 from __future__ import annotations

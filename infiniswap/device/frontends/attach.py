@@ -211,7 +211,7 @@ class Attachment:
             ) from error
 
     def withdraw_link(self) -> None:
-        """Nobody shall come to the block device by its name any more."""
+        """From now on the name leads to no block device."""
         if self.link is not None:
             remove_link(self.spec.name)
             self.link = None

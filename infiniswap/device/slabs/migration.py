@@ -85,7 +85,7 @@ class Migration:
         return move.is_whole
 
     def finish(self, slabs: Sequence[SlabInfo]) -> None:
-        """A donor whose session ended while it waited does not take its slab back any more."""
+        """A donor whose session ended while it waited no longer takes its slab back."""
         for number, slab in enumerate(slabs):
             if slab.source_state is not SlabState.MAPPED or number in self._moves:
                 continue
