@@ -297,6 +297,20 @@ def children(pid: int) -> list[int]:
     return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def stop_by_sigstop(window: Terminal) -> int:
+    """Stops the run in the foreground of the shell; returns its pid."""
+    (run_pid,) = children(window.process.pid)
+    os.kill(run_pid, signal.SIGSTOP)
+    window.expect("Stopped")
+    return run_pid
+
+
+def bring_back(window: Terminal, run_pid: int) -> None:
+    """Brings a stopped run to the foreground again."""
+    window.type("fg\n")
+    until(lambda: not stopped(run_pid), "the run to go on")
+
+
 @pytest.mark.requires_tool("bash")
 def test_a_run_that_sigstop_has_stopped_leaves_the_keyboard_to_the_shell(
     device_runner: Runner, terminal: StartTerminal
@@ -305,13 +319,10 @@ def test_a_run_that_sigstop_has_stopped_leaves_the_keyboard_to_the_shell(
     script = 'echo rea""dy $$; read line; echo "got <$line>"; exit 9'
     window.type(typed(device_runner.argv("sh", "-c", script)) + "\n")
     window.line("ready ")
-    (run_pid,) = children(window.process.pid)
-    os.kill(run_pid, signal.SIGSTOP)
-    window.expect("Stopped")
+    run_pid = stop_by_sigstop(window)
     window.type("echo still the shell\n")
     window.expect("still the shell", count=2)
-    window.type("fg\n")
-    until(lambda: not stopped(run_pid), "the run to go on")
+    bring_back(window, run_pid)
     window.type("a line\n")
     window.expect("got <a line>")
     window.expect("exit code 9")
@@ -327,11 +338,7 @@ def test_after_sigstop_and_fg_the_job_gets_each_key_again(
     script = 'stty -icanon; echo rea""dy; echo "got <$(head -c 1)>"'
     window.type(typed(device_runner.argv("sh", "-c", script)) + "\n")
     window.expect("ready")
-    (run_pid,) = children(window.process.pid)
-    os.kill(run_pid, signal.SIGSTOP)
-    window.expect("Stopped")
-    window.type("fg\n")
-    until(lambda: not stopped(run_pid), "the run to go on")
+    bring_back(window, stop_by_sigstop(window))
     until(lambda: not is_echoing(window), "the terminal to be the job's")
     window.type("k")
     window.expect("got <k>")

@@ -21,7 +21,7 @@ from infiniswap.errors import InfiniswapError, RequestRefusedError
 
 
 async def give_back(session: Session | None, lease: Lease | None, place: Place) -> None:
-    """Tells the donor that nothing is in flight there any more.
+    """Tells the donor that nothing is left in flight there.
 
     Without a session, or when the donor is too busy to hear it, the next renewal of the lease tells
     it.
