@@ -34,10 +34,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from guestrun import remote
-from runmode import FULL, IN_CI, IN_GUEST
+from support.machine.guestrun import remote
+from support.machine.runmode import FULL, IN_CI, IN_GUEST
 
-pytest_plugins = ("background", "cluster", "broker", "pagejob", "runs")
+pytest_plugins = (
+    "support.machine.background",
+    "support.devices.cluster",
+    "support.donors.broker",
+    "support.jobs.pagejob",
+    "support.jobs.runs",
+)
 
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 

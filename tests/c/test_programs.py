@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-import sanitizers
-from background import Background, Job
+from support.machine import sanitizers
+from support.machine.background import Background, Job
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _PROGRAMS = sorted(path.stem for path in Path(__file__).parent.glob("test_*.c"))

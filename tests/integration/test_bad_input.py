@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 from aiohttp import web
-from donor_world import Handler, World, hear, hello, raw, refusal, say, until, world
+from support.donors.donor_world import Handler, World, hear, hello, raw, refusal, say, until, world
 
 from infiniswap.control import messages as m
 from infiniswap.control.client import ClientConfig, Identity, Session, connect, fetch_status

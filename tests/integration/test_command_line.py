@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from cluster import WAIT_S, environment
+from support.devices.cluster import WAIT_S, environment
 
 COMMAND = (sys.executable, "-m", "infiniswap")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from donor_world import (
+from support.donors.donor_world import (
     IDENTITY,
     SECRET,
     WAIT_S,
@@ -27,7 +27,7 @@ from donor_world import (
     until,
     world,
 )
-from rdma_end import END
+from support.donors.rdma_end import END
 
 from infiniswap.control import auth
 from infiniswap.control import messages as m

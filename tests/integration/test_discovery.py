@@ -20,9 +20,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from broker import PATH, Broker
-from cluster import SLAB, WAIT_S, Cluster, Device, run, until
 from msgspec.structs import replace
+from support.devices.cluster import SLAB, WAIT_S, Cluster, Device, run, until
+from support.donors.broker import PATH, Broker
 
 from infiniswap.config import load
 from infiniswap.discovery import broker as mqtt

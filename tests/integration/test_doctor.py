@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import Cluster
+from support.devices.cluster import Cluster
 
 from infiniswap import config as configuration
 from infiniswap.cli import doctor, findings_swap

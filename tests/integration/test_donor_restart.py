@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import SLAB, WAIT_S, Cluster, Device, Donor, until
-from trap import Trap
+from support.devices.cluster import SLAB, WAIT_S, Cluster, Device, Donor, until
+from support.machine.trap import Trap
 
 from infiniswap.donor import home
 from infiniswap.system import mounts

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from cluster import WAIT_S, Cluster, Donor
-from cluster import until as wait_until
-from donor_world import SECRET, Handler, refusal, until, world
+from support.devices.cluster import WAIT_S, Cluster, Donor
+from support.devices.cluster import until as wait_until
+from support.donors.donor_world import SECRET, Handler, refusal, until, world
 
 from infiniswap.control import messages as m
 from infiniswap.control.client import ClientConfig, Identity, fetch_status, set_draining

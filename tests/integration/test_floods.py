@@ -10,8 +10,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from donor_world import IDENTITY, WAIT_S, Handler, hello, raw, say, until, world
-from hostile_donor import hostile
+from support.donors.donor_world import IDENTITY, WAIT_S, Handler, hello, raw, say, until, world
+from support.donors.hostile_donor import hostile
 
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits, bytes_received

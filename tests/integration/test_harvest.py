@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from donor_world import Handler, World, refusal, until, world
+from support.donors.donor_world import Handler, World, refusal, until, world
 
 from infiniswap.control import messages as m
 from infiniswap.control.client import ClientConfig, Identity, Session, fetch_status

@@ -23,8 +23,19 @@ from typing import Any, cast
 
 import aiohttp
 import pytest
-from descriptors import files_allowed
-from donor_world import SECRET, WAIT_S, World, hear, hello, raw, refusal, say, until, world
+from support.donors.donor_world import (
+    SECRET,
+    WAIT_S,
+    World,
+    hear,
+    hello,
+    raw,
+    refusal,
+    say,
+    until,
+    world,
+)
+from support.machine.descriptors import files_allowed
 
 from infiniswap.control import auth
 from infiniswap.control import messages as m

@@ -9,9 +9,9 @@ import socket
 from contextlib import ExitStack
 
 import pytest
-from cluster import WAIT_S, Cluster, Donor, until
-from descriptors import files_allowed
-from nbd_bytes import GREETING, receive
+from support.devices.cluster import WAIT_S, Cluster, Donor, until
+from support.devices.nbd_bytes import GREETING, receive
+from support.machine.descriptors import files_allowed
 
 pytestmark = pytest.mark.requires_native
 

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lent_store import WAIT_S, LentStore, lent_store
-from nbd_bytes import (
+from support.devices.nbd_bytes import (
     ACK,
     DISC,
     EINVAL,
@@ -48,6 +47,7 @@ from nbd_bytes import (
     say,
     write,
 )
+from support.donors.lent_store import WAIT_S, LentStore, lent_store
 
 pytestmark = pytest.mark.requires_native
 

@@ -9,9 +9,9 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from cluster import SLAB, WAIT_S, Cluster, Device, until
-from lying_donor import LIES, LyingDonor, lying_donor, truth
-from nbd_bytes import ACK, DISC, FLUSH, open_export, read, reply, request, write
+from support.devices.cluster import SLAB, WAIT_S, Cluster, Device, until
+from support.devices.nbd_bytes import ACK, DISC, FLUSH, open_export, read, reply, request, write
+from support.donors.lying_donor import LIES, LyingDonor, lying_donor, truth
 
 from infiniswap.units import MIB
 

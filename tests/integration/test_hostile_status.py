@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hostile_donor import EVIL, HostileDonor, hostile, hostile_beside, lease, status
+from support.donors.hostile_donor import EVIL, HostileDonor, hostile, hostile_beside, lease, status
 
 from infiniswap.cli.main import main
 from infiniswap.control.client import ClientConfig, fetch_status

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import nbd_bytes as nbd
 import pytest
-from cluster import Cluster, Device, until
+from support.devices import nbd_bytes as nbd
+from support.devices.cluster import Cluster, Device, until
 
 from infiniswap.system.wakeup import REQUEST_PATH
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from cluster import WAIT_S, Cluster, Device, Donor, run, until
-from documents import marked
+from support.devices.cluster import WAIT_S, Cluster, Device, Donor, run, until
+from support.documents import marked
 
 from infiniswap.device.control import client
 from infiniswap.device.process import metrics as device_metrics

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cluster import SLAB, WAIT_S, Cluster, Donor, until
+from support.devices.cluster import SLAB, WAIT_S, Cluster, Donor, until
 
 from infiniswap.units import MIB, PAGE_BYTES
 

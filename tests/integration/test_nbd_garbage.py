@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lent_store import WAIT_S, LentStore, lent_store
-from nbd_bytes import (
+from support.devices.nbd_bytes import (
     ABORT,
     ACK,
     DISC,
@@ -35,6 +34,7 @@ from nbd_bytes import (
     request,
     say,
 )
+from support.donors.lent_store import WAIT_S, LentStore, lent_store
 
 pytestmark = pytest.mark.requires_native
 

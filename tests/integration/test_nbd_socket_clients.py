@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, Device, run, until
+from support.devices.cluster import Cluster, Device, run, until
 
 from infiniswap.units import MIB
 

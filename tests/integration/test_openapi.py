@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import WAIT_S, Cluster
 from jsonschema import Draft202012Validator
+from support.devices.cluster import WAIT_S, Cluster
 
 from infiniswap.control.auth import http_authorization
 from infiniswap.device.control.client import _UnixConnection

@@ -21,7 +21,17 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from donor_world import IDENTITY, SECRET, WAIT_S, Handler, World, raw, refusal, until, world
+from support.donors.donor_world import (
+    IDENTITY,
+    SECRET,
+    WAIT_S,
+    Handler,
+    World,
+    raw,
+    refusal,
+    until,
+    world,
+)
 
 from infiniswap.control import auth
 from infiniswap.control import messages as m

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sanitizers
+from support.machine import sanitizers
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _BUILDS = {"asan": "make asan", "tsan": "make tsan"}

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import run
-from lent_store import LentStore, lent_store
+from support.devices.cluster import run
+from support.donors.lent_store import LentStore, lent_store
 
 from infiniswap.units import MIB
 

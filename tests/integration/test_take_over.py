@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import PROGRAM, SLAB, WAIT_S, Cluster, until
-from trap import Trap, assert_untouched
+from support.devices.cluster import PROGRAM, SLAB, WAIT_S, Cluster, until
+from support.machine.trap import Trap, assert_untouched
 
 from infiniswap.engine.protocol import StateInfo
 from infiniswap.units import MIB, PAGE_BYTES

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, Device, run, until
+from support.devices.cluster import Cluster, Device, run, until
 
 pytestmark = [
     pytest.mark.requires_native,

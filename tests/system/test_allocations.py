@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster import PROGRAM, SLAB, WAIT_S, Cluster, Device, until
-from nbd_bytes import ACK, DISC, READ, WRITE, open_export, receive, reply, request
+from support.devices.cluster import PROGRAM, SLAB, WAIT_S, Cluster, Device, until
+from support.devices.nbd_bytes import ACK, DISC, READ, WRITE, open_export, receive, reply, request
 
 from infiniswap.units import MIB
 

@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import LINK_DIR, WAIT_S, until
-from fiojob import Fio
-from hostfaults import Chaos
 from netns_cluster import cluster as clusters
 from netns_cluster import record
 from netns_cluster.cluster import Cluster
 from netns_cluster.plan import HostPlan, Plan
-from netns_left import left_of, links, unused_name
-from pagejob import NEEDS, Job
+from support.devices.cluster import LINK_DIR, WAIT_S, until
+from support.jobs.fiojob import Fio
+from support.jobs.hostfaults import Chaos
+from support.jobs.pagejob import NEEDS, Job
+from support.machine.netns_left import left_of, links, unused_name
 
 from infiniswap.system import mounts, swap
 from infiniswap.units import CONTROL_PORT, MIB

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import WAIT_S, Cluster, Device, run, until, wait_ended
+from support.devices.cluster import WAIT_S, Cluster, Device, run, until, wait_ended
 
 from infiniswap.system import loop, swap
 from infiniswap.units import MIB

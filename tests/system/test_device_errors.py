@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster import WAIT_S, Cluster, Device, run, until, wait_ended
+from support.devices.cluster import WAIT_S, Cluster, Device, run, until, wait_ended
 
 from infiniswap.system.programs import find
 from infiniswap.units import MIB

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, Device, run, until
+from support.devices.cluster import Cluster, Device, run, until
 
 from infiniswap.device.spec.rundir import LINK_DIR
 from infiniswap.system import loop, swap

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import WAIT_S, Cluster, Device, run, until, wait_ended
-from pagejob import JOB_MIB, LIMIT_MIB, NEEDS, Job, StartJob
+from support.devices.cluster import WAIT_S, Cluster, Device, run, until, wait_ended
+from support.jobs.pagejob import JOB_MIB, LIMIT_MIB, NEEDS, Job, StartJob
 
 from infiniswap.system import swap
 from infiniswap.units import MIB

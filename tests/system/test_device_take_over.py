@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import nbd_bytes
 import pytest
-from cluster import (
+from support.devices import nbd_bytes
+from support.devices.cluster import (
     NEEDS_SWAP,
     WAIT_S,
     Cluster,
@@ -24,13 +24,13 @@ from cluster import (
     until,
     wait_ended,
 )
-from nbd_client import ask, connected
-from pagejob import NEEDS, Job
-from runmode import FULL
-from runs import Runner, ready, touch
-from stopping import stopped
-from swapout import swap_out_file
-from takeovers import donors_too, kill_again_and_again, restart_again_and_again
+from support.devices.nbd_client import ask, connected
+from support.devices.takeovers import donors_too, kill_again_and_again, restart_again_and_again
+from support.jobs.pagejob import NEEDS, Job
+from support.jobs.runs import Runner, ready, touch
+from support.machine.runmode import FULL
+from support.machine.stopping import stopped
+from support.machine.swapout import swap_out_file
 
 from infiniswap.system.loop import attached
 from infiniswap.system.process import swap_safety_report

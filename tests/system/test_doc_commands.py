@@ -27,9 +27,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import NEEDS_SWAP, WAIT_S, Cluster, environment, until
-from documents import ROOT, Block, blocks, documents
-from netns_left import left_of, unused_name
+from support.devices.cluster import NEEDS_SWAP, WAIT_S, Cluster, environment, until
+from support.documents import ROOT, Block, blocks, documents
+from support.machine.netns_left import left_of, unused_name
 
 from infiniswap.system.netns import NetworkNamespaces
 from infiniswap.units import MIB

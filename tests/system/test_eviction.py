@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
-from cluster import SLAB, WAIT_S, Cluster, Donor, until
-from pagejob import NEEDS, StartJob
+from support.devices.cluster import SLAB, WAIT_S, Cluster, Donor, until
+from support.jobs.pagejob import NEEDS, StartJob
 
 from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
 from infiniswap.units import MIB

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
-from cluster import Cluster, Device, Donor, until
-from pagejob import NEEDS, Job, StartJob
+from support.devices.cluster import Cluster, Device, Donor, until
+from support.jobs.pagejob import NEEDS, Job, StartJob
 
 pytestmark = [*NEEDS, pytest.mark.timeout(3600)]
 

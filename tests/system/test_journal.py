@@ -11,10 +11,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import nbd_bytes
-import nbd_client
 import pytest
-from cluster import WAIT_S, Cluster, Device, until
+from support.devices import nbd_bytes, nbd_client
+from support.devices.cluster import WAIT_S, Cluster, Device, until
 
 pytestmark = [
     pytest.mark.requires_native,

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker import Broker
-from cluster import WAIT_S, run, until
 from netns_cluster import cluster as clusters
 from netns_cluster import leftovers, memory, network, record
 from netns_cluster.cluster import Cluster
 from netns_cluster.plan import HostPlan, Plan
-from netns_left import left_of, links, unused_name
-from runs import touch
+from support.devices.cluster import WAIT_S, run, until
+from support.donors.broker import Broker
+from support.jobs.runs import touch
+from support.machine.netns_left import left_of, links, unused_name
 
 from infiniswap.errors import ConflictError, MemoryLimitError, NotFoundError, UsageError
 from infiniswap.units import CONTROL_PORT, MIB

@@ -10,10 +10,9 @@ import struct
 import threading
 from pathlib import Path
 
-import nbd_bytes
-import nbd_client
 import pytest
-from cluster import WAIT_S, Cluster, until
+from support.devices import nbd_bytes, nbd_client
+from support.devices.cluster import WAIT_S, Cluster, until
 
 from infiniswap.errors import ConfigError
 from infiniswap.units import MIB

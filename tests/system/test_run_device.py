@@ -14,8 +14,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster import NEEDS_SWAP, SLAB, WAIT_S, Cluster, Device, process_state, until, wait_ended
-from runs import Runner, StartTerminal, Terminal, other_area, ready, touch
+from support.devices.cluster import (
+    NEEDS_SWAP,
+    SLAB,
+    WAIT_S,
+    Cluster,
+    Device,
+    process_state,
+    until,
+    wait_ended,
+)
+from support.jobs.runs import Runner, StartTerminal, Terminal, other_area, ready, touch
 
 from infiniswap.system import loop, mounts, swap
 from infiniswap.system.cgroup import create_memory_cgroup

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import NEEDS_SWAP, WAIT_S, process_state, until
-from runs import Runner, touch
+from support.devices.cluster import NEEDS_SWAP, WAIT_S, process_state, until
+from support.jobs.runs import Runner, touch
 
 from infiniswap.units import MIB
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import NEEDS_SWAP, WAIT_S, Cluster, Device, until
-from runs import Runner, touch
+from support.devices.cluster import NEEDS_SWAP, WAIT_S, Cluster, Device, until
+from support.jobs.runs import Runner, touch
 
 from infiniswap.device.process.members import CONNECTIONS_PER_USER_MAX, RUNS_PER_USER_MAX
 from infiniswap.system.cgroup import create_memory_cgroup

@@ -12,8 +12,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cluster import NEEDS_SWAP, WAIT_S
-from runs import Runner, StartTerminal
+from support.devices.cluster import NEEDS_SWAP, WAIT_S
+from support.jobs.runs import Runner, StartTerminal
 
 pytestmark = NEEDS_SWAP
 

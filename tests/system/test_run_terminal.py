@@ -17,8 +17,8 @@ import termios
 from pathlib import Path
 
 import pytest
-from cluster import NEEDS_SWAP, process_state, until, wait_ended
-from runs import Runner, StartTerminal, Terminal, touch
+from support.devices.cluster import NEEDS_SWAP, process_state, until, wait_ended
+from support.jobs.runs import Runner, StartTerminal, Terminal, touch
 
 pytestmark = [*NEEDS_SWAP, pytest.mark.requires_tool("setsid")]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import NEEDS_SWAP, WAIT_S, Cluster, until
+from support.devices.cluster import NEEDS_SWAP, WAIT_S, Cluster, until
 
 pytestmark = NEEDS_SWAP
 

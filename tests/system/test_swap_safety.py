@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, Device, until
+from support.devices.cluster import Cluster, Device, until
 
 from infiniswap.system.process import swap_safety_report
 from infiniswap.units import MIB

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import WAIT_S, Cluster, until
+from support.devices.cluster import WAIT_S, Cluster, until
 
 from infiniswap.system.netns import NetworkNamespaces
 from infiniswap.system.programs import run_command

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from cluster import Cluster
+from support.devices.cluster import Cluster
 
 from infiniswap.errors import ConflictError
 from infiniswap.system.service_units import DAEMON_UNIT, UNIT_DIR

@@ -13,9 +13,9 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from hostile_donor import EVIL
 from hypothesis import given
 from hypothesis import strategies as st
+from support.donors.hostile_donor import EVIL
 
 from infiniswap.control import messages as m
 from infiniswap.control.text import VALUE_LENGTH_MAX, clean_text, cleaned, is_plain

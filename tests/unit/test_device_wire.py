@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-from rdma_end import END
+from support.donors.rdma_end import END
 
 from infiniswap.control import messages as m
 from infiniswap.device.donors.link_types import Lease, Place

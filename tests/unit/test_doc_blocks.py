@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from documents import ROOT, Block, blocks, documents, parse
+from support.documents import ROOT, Block, blocks, documents, parse
 
 HOSTS = {"consumer", "donor", "broker", "here", "cluster"}
 """Where tests/system/test_doc_commands.py runs commands."""

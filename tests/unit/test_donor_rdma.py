@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from rdma_end import END
+from support.donors.rdma_end import END
 
 from infiniswap.control import messages as m
 from infiniswap.donor.leases import LeaseTable, Owner

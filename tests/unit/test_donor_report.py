@@ -7,7 +7,7 @@ import json
 
 import msgspec
 import pytest
-from hostile_donor import lease, status
+from support.donors.hostile_donor import lease, status
 
 from infiniswap.control import messages as m
 from infiniswap.control.server import ServerConfig

@@ -8,7 +8,7 @@ import math
 from random import Random
 
 import pytest
-from faultplan import AT_ONCE_MAX, Fault, Undo, faults
+from support.jobs.faultplan import AT_ONCE_MAX, Fault, Undo, faults
 
 DONORS = [f"h{number}" for number in range(1, 7)]
 CONSUMERS = ["h7", "h8", "h9"]

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from stopping import stopped
+from support.machine.stopping import stopped
 
 from infiniswap.device.jobs import job
 from infiniswap.device.process import runs

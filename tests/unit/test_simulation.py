@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from background import Background, Job
 from simulation.model import Pages, page_bytes
 from simulation.three_slabs import SLABS, ThreeSlabs
 from simulation.world import SimulationError, World
+from support.machine.background import Background, Job
 
 # A daemon that is killed leaves calls behind that had not begun.
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hostile_donor import status
+from support.donors.hostile_donor import status
 
 from infiniswap.cli.status import DonorRow, _print_tables, as_json, lendable
 from infiniswap.control import explain

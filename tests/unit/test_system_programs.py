@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from trap import Trap
+from support.machine.trap import Trap
 
 from infiniswap.errors import DeadlineError, NotFoundError, SystemCallError, UnavailableError
 from infiniswap.system import programs

@@ -10,13 +10,20 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
-import guestrun
 import pytest
-from guestrun import GUEST_TESTS, Kind, kernels_of, parameters_of, put_together, remote
 from qemu_vm import accel, cache, commands, kernels, machine, qemu
 from qemu_vm.cli import main, split
 from qemu_vm.kernels import Kernel
 from qemu_vm.plan import Plan, check, environment
+from support.machine import guestrun
+from support.machine.guestrun import (
+    GUEST_TESTS,
+    Kind,
+    kernels_of,
+    parameters_of,
+    put_together,
+    remote,
+)
 
 from infiniswap.errors import NotFoundError, SystemCallError, UnavailableError, UsageError
 from infiniswap.units import GIB, MIB

@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 import pytest
-from guestrun import GuestRuns, parameters_of, put_together, remote, write_report
-from runmode import FULL, IN_GUEST
+from support.machine.guestrun import GuestRuns, parameters_of, put_together, remote, write_report
+from support.machine.runmode import FULL, IN_GUEST
 
 _RUNS = pytest.StashKey[GuestRuns]()
 

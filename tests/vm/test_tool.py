@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster import children
-from guestrun import ROOT
 from qemu_vm import kernels, plan
+from support.devices.cluster import children
+from support.machine.guestrun import ROOT
 
 from infiniswap.errors import InfiniswapError, SystemCallError
 

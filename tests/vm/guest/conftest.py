@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
-from cluster import Cluster
-from softroce import soft_roce as soft_roce_device
+from support.devices.cluster import Cluster
+from support.machine.softroce import soft_roce as soft_roce_device
 
 
 @pytest.fixture(autouse=True, scope="session")

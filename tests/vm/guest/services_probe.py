@@ -19,9 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runmode import FULL
-from runwatch import GROUP, as_user, make_user, run_argv, watch
-from stopping import stopped
+from support.jobs.runwatch import GROUP, as_user, make_user, run_argv, watch
+from support.machine.runmode import FULL
+from support.machine.stopping import stopped
 
 from infiniswap.device.control import client
 from infiniswap.device.spec.rundir import paths_of

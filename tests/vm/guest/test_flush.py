@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from cluster import WAIT_S, Cluster, Device, run, until
+from support.devices.cluster import WAIT_S, Cluster, Device, run, until
 
 from infiniswap.units import MIB, PAGE_BYTES
 

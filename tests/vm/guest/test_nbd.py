@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster import WAIT_S, run, until
-from pagejob import Job, StartJob
+from support.devices.cluster import WAIT_S, run, until
+from support.jobs.pagejob import Job, StartJob
 
 from infiniswap.device.frontends import clear_leftovers
 from infiniswap.device.frontends.nbd import NbdKernel, find_left

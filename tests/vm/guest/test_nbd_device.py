@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import WAIT_S, Cluster, Device, run, until
+from support.devices.cluster import WAIT_S, Cluster, Device, run, until
 
 from infiniswap.errors import ConflictError, UnavailableError
 from infiniswap.system import nbd

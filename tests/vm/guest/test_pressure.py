@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import Cluster, Device, run, until
+from support.devices.cluster import Cluster, Device, run, until
 
 from infiniswap.system import swap
 from infiniswap.system.memory import machine_memory

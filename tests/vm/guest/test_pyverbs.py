@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import nbd_bytes as nbd
 import pytest
-from cluster import SLAB, WAIT_S, Cluster, Donor, run, until
-from rdma_end import END
-from softroce import HOST
+from support.devices import nbd_bytes as nbd
+from support.devices.cluster import SLAB, WAIT_S, Cluster, Donor, run, until
+from support.donors.rdma_end import END
+from support.machine.softroce import HOST
 
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended

@@ -18,14 +18,14 @@ from typing import Any
 
 import psutil
 import pytest
-from cluster import WAIT_S, Cluster, Device, Donor, run, until
-from fiojob import Fio
-from locklimit import locked_memory_limit
-from pagejob import StartJob
-from rdma_end import END
-from runmode import FULL
-from softroce import HOST, LINK, add, leads_here, remove
-from stopping import stopped
+from support.devices.cluster import WAIT_S, Cluster, Device, Donor, run, until
+from support.donors.rdma_end import END
+from support.jobs.fiojob import Fio
+from support.jobs.pagejob import StartJob
+from support.machine.locklimit import locked_memory_limit
+from support.machine.runmode import FULL
+from support.machine.softroce import HOST, LINK, add, leads_here, remove
+from support.machine.stopping import stopped
 
 from infiniswap.cli.findings_rdma import rdma as rdma_findings
 from infiniswap.config import load

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster
-from runs import Runner
-from runwatch import GROUP, as_user, check, make_user, run_argv, watch
+from support.devices.cluster import Cluster
+from support.jobs.runs import Runner
+from support.jobs.runwatch import GROUP, as_user, check, make_user, run_argv, watch
 
 from infiniswap.device.spec.rundir import paths_of
 

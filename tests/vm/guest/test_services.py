@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import runwatch
-from cluster import LINK_DIR, disk_directory, run
-from runmode import FULL
+from support.devices.cluster import LINK_DIR, disk_directory, run
+from support.jobs import runwatch
+from support.machine.runmode import FULL
 
 from infiniswap.system import swap
 
 HERE = Path(__file__).parent
-HELPERS = Path(runwatch.__file__).parent
+TESTS = Path(runwatch.__file__).parents[2]
 BOUND_S = 3600.0 if FULL else 1200.0
 
 pytestmark = [
@@ -72,7 +72,7 @@ def host(request: pytest.FixtureRequest, pagecheck: Path) -> Host:
     states: list[tuple[bool, bool]] = []
     with said.open("w") as output:
         process = subprocess.Popen(
-            boot, env={**os.environ, "PYTHONPATH": str(HELPERS)}, stdout=output, stderr=output
+            boot, env={**os.environ, "PYTHONPATH": str(TESTS)}, stdout=output, stderr=output
         )
         try:
             node = None

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from cluster import Cluster
-from pagejob import StartJob
-from takeovers import donors_too, kill_again_and_again, restart_again_and_again
+from support.devices.cluster import Cluster
+from support.devices.takeovers import donors_too, kill_again_and_again, restart_again_and_again
+from support.jobs.pagejob import StartJob
 
 from infiniswap.system.process import swap_safety_report
 

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster import WAIT_S, disk_directory, run, until
-from documents import blocks
+from support.devices.cluster import WAIT_S, disk_directory, run, until
+from support.documents import blocks
 
 from infiniswap.units import MIB
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import SLAB, Cluster, run, until
-from softroce import two_links
+from support.devices.cluster import SLAB, Cluster, run, until
+from support.machine.softroce import two_links
 
 pytestmark = [
     pytest.mark.timeout(1800),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from ublkservers import SERVER, Server, nodes, run, wait_for
+from support.devices.ublkservers import SERVER, Server, nodes, run, wait_for
 
 from infiniswap.engine.native import NativeEngine
 from infiniswap.engine.native_frontend import NativeUblk

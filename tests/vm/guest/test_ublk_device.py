@@ -9,9 +9,9 @@ import stat
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, run, until
-from pagejob import StartJob
-from ublkservers import SERVER, nodes
+from support.devices.cluster import Cluster, run, until
+from support.devices.ublkservers import SERVER, nodes
+from support.jobs.pagejob import StartJob
 
 from infiniswap.device.frontends.ublk import find_left, give_up
 from infiniswap.device.spec.rundir import DevicePaths

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from ublkservers import (
+from support.devices.ublkservers import (
     SERVER,
     SERVERS,
     WAIT_S,

@@ -17,7 +17,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from nbd_bytes import (
+from infiniswap import config as configuration
+from infiniswap.control import messages as m
+from infiniswap.donor.daemon import Donor, serve
+from infiniswap.engine.protocol import StoreConfig
+from infiniswap.testing.memory import FakeMemory
+from infiniswap.testing.store import FakeStore
+from infiniswap.units import GIB
+from support.devices.nbd_bytes import (
     ACK,
     DISC,
     EIO,
@@ -33,14 +40,6 @@ from nbd_bytes import (
     WRITE,
     receive,
 )
-
-from infiniswap import config as configuration
-from infiniswap.control import messages as m
-from infiniswap.donor.daemon import Donor, serve
-from infiniswap.engine.protocol import StoreConfig
-from infiniswap.testing.memory import FakeMemory
-from infiniswap.testing.store import FakeStore
-from infiniswap.units import GIB
 
 Lie = Callable[["Answer"], None]
 """Answers a request, or breaks the connection (ConnectionError)."""

@@ -29,8 +29,9 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from priority import LOWEST
-from runmode import IN_GUEST
+
+from support.machine.priority import LOWEST
+from support.machine.runmode import IN_GUEST
 
 _ENDED_LOOK_S = 1.0
 Result = subprocess.CompletedProcess[bytes]

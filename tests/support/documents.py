@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 _BLOCK = re.compile(
     r"(?:^<!-- (?P<kind>[a-z ]+): (?P<mark>[^\n]+) -->\n)?"

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster import NEEDS_SWAP, WAIT_S, Cluster, run, until
-from runmode import IN_GUEST
 
 from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
 from infiniswap.units import MIB
+from support.devices.cluster import NEEDS_SWAP, WAIT_S, Cluster, run, until
+from support.machine.runmode import IN_GUEST
 
 NEEDS = [*NEEDS_SWAP, pytest.mark.requires_tool("cc")]
 """What a test with such a job needs."""
@@ -34,7 +34,7 @@ JOB_MIB, LIMIT_MIB = (20, 12) if IN_GUEST else (48, 16)
 
 @pytest.fixture(scope="session")
 def pagecheck(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = Path(__file__).parent / "system" / "pagecheck.c"
+    source = Path(__file__).parents[2] / "system" / "pagecheck.c"
     binary = tmp_path_factory.mktemp("pagecheck") / "pagecheck"
     compiler = shutil.which("cc") or "cc"
     run(compiler, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-o", binary, source)

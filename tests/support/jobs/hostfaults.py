@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from random import Random
 
-from faultplan import Fault, Undo, faults
 from netns_cluster import network
 from netns_cluster.cluster import Cluster
 
 from infiniswap.control.client import ClientConfig, set_draining
 from infiniswap.errors import MemoryLimitError
 from infiniswap.units import CONTROL_PORT, MIB, HostPort
+from support.jobs.faultplan import Fault, Undo, faults
 
 _SLICE_S = 0.2
 _LEFT_BYTES = 8 * MIB

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster import run, until
-
 from infiniswap.errors import EngineError
+from support.devices.cluster import run, until
 
 HOST = "127.0.0.1"
 LINK = "isw-rdma"

@@ -7,8 +7,8 @@ import socket
 import struct
 from pathlib import Path
 
-import nbd_bytes
-from cluster import WAIT_S, until
+from support.devices import nbd_bytes
+from support.devices.cluster import WAIT_S, until
 
 
 def connected(path: Path, wait_s: float = WAIT_S) -> socket.socket:

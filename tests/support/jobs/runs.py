@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import LINK_DIR, WAIT_S, Cluster, Device, until, wait_ended
 
 from infiniswap.device.process.runs import abandoned_cgroups
 from infiniswap.system import loop, swap
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.job_cgroup import find_job_cgroups
+from support.devices.cluster import LINK_DIR, WAIT_S, Cluster, Device, until, wait_ended
 
 LOCAL = "32M"
 

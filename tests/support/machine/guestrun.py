@@ -31,13 +31,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from priority import LOWEST
 from qemu_vm import commands, kernels, plan
-from runmode import FULL, IN_CI, IN_GUEST
 
 from infiniswap.errors import InfiniswapError
+from support.machine.priority import LOWEST
+from support.machine.runmode import FULL, IN_CI, IN_GUEST
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 GUEST_TESTS = ROOT / "tests" / "vm" / "guest"
 REPORTS = "INFINISWAP_VM_REPORTS"
 TEST_S_MAX = 900

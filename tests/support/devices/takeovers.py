@@ -8,9 +8,9 @@ import os
 import signal
 from collections.abc import Callable
 
-from cluster import Cluster, Device, until
-from pagejob import Job
-from runmode import IN_GUEST
+from support.devices.cluster import Cluster, Device, until
+from support.jobs.pagejob import Job
+from support.machine.runmode import IN_GUEST
 
 PAGES_BETWEEN = 100
 """So many pages at least come in before a kill, so that it does not hit a device at rest."""

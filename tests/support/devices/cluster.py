@@ -25,7 +25,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from runmode import IN_GUEST
 
 from infiniswap.device.control import client
 from infiniswap.device.spec.rundir import DevicePaths
@@ -33,6 +32,7 @@ from infiniswap.errors import InfiniswapError
 from infiniswap.system import loop, mounts, nbd, swap
 from infiniswap.system.genl import GenericNetlink
 from infiniswap.units import MIB
+from support.machine.runmode import IN_GUEST
 
 WAIT_S = 600.0 if IN_GUEST else 60.0
 """Bound of every wait for something that must happen; never reached on success. (A virtual machine

@@ -13,7 +13,7 @@ import subprocess
 import threading
 from pathlib import Path
 
-from cluster import WAIT_S, environment
+from support.devices.cluster import WAIT_S, environment
 
 _S_MAX = 5 * WAIT_S
 """Bound of one run of fio, which takes a few seconds where all is well."""

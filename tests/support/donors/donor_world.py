@@ -13,7 +13,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from near_link import http_from
 
 from infiniswap import config as configuration
 from infiniswap.control import messages as m
@@ -25,6 +24,7 @@ from infiniswap.errors import RequestRefusedError
 from infiniswap.testing.memory import FakeMemory
 from infiniswap.testing.store import FakeStore
 from infiniswap.units import GIB, HostPort
+from support.donors.near_link import http_from
 
 WAIT_S = 60.0
 SECRET = b"a secret of the test cluster"

@@ -15,7 +15,7 @@ from pathlib import Path
 from infiniswap.engine.native_ublk import ublk_shape
 from infiniswap.engine.protocol import UblkShape
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 SERVER = ROOT / "build/c/tests/ublk_server"
 SERVERS = 0x7465_7374_7562_6C6B
 """The identity that ublk_server gives its devices."""

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices that a test drives, and clusters of daemons and devices."""
