@@ -13,7 +13,7 @@ MUTATIONS ?=
 C_SOURCES := $(shell find csrc tests/c tests/fuzz tools/bench/c -name '*.[ch]' 2>/dev/null | sort)
 C_BUILD := CMakeLists.txt $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null)
 
-.PHONY: help setup demo test test-full bench bench-faults bench-frontends bench-rdma check lint asan tsan fuzz mutations man site format clean
+.PHONY: help setup demo test test-full bench bench-faults bench-frontends bench-rdma check lint asan tsan fuzz mutations man site release format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -29,7 +29,8 @@ help:
 	@echo "make asan    C tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make tsan    C tests under ThreadSanitizer"
 	@echo "make fuzz    every fuzzer for FUZZ_SECONDS ($(FUZZ_SECONDS)); findings in build/fuzz/"
-	@echo "make man     writes the manual pages anew, after a change of a parser or of docs/man/"
+	@echo "make man     writes the manual pages from the parsers and docs/man/"
+	@echo "make release gathers changes.d/ into CHANGELOG.md"
 	@echo "make site    the documentation as web pages, in build/site/"
 	@echo "make setup   only the set-up: system packages (as root), $(VENV)/, build/"
 	@echo "make format  rewrites Python and C to the project's style"
@@ -111,6 +112,10 @@ build/site-venv/.stamp: pyproject.toml
 
 site: build/site-venv/.stamp
 	@PYTHONPATH=tools:. build/site-venv/bin/python -m mkdocs --quiet build --strict
+
+# After the version in pyproject.toml and infiniswap/__init__.py was raised; the tag comes after the commit.
+release: setup
+	@$(RUN)/python -m towncrier build --yes
 
 mutations: setup
 	@$(RUN)/python tools/mutations.py $(MUTATIONS)

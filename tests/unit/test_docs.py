@@ -329,7 +329,7 @@ def test_changes_are_named_by_their_kind() -> None:
     for path in (ROOT / "changes.d").iterdir():
         name = path.name
         assert name == "README.md" or re.fullmatch(
-            r"[\w-]+\.(added|changed|fixed|removed|security)\.md", name
+            r"\+[\w-]+\.(added|changed|fixed|removed|security)\.md", name
         ), name
 
 
