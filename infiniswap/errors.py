@@ -7,20 +7,20 @@ The exit codes are a promise to scripts: a code is never reused for another mean
 code  class                        meaning
 ====  ===========================  ==========================================================
 0     (none)                       success
-1     InfiniswapError              anything without a class of its own
+1     InfiniswapError              any error without a class of its own
 2     UsageError                   wrong arguments on the command line
 3     ConfigError                  wrong configuration file, environment variable or secret file
 4     NotPermittedError            needs root or a capability
-5     UnavailableError             this host or this build lacks what was asked for
+5     UnavailableError             this host or this build lacks a requested feature
 6     NoDonorError                 no donor named, or none reachable
-7     DonorRefusedError            a donor said no: slab size, version, secret, another protocol
+7     DonorRefusedError            a donor refused: slab size, version, secret, another protocol
 8     BackupError                  the backup file or device cannot be used
 9     ConflictError                name in use, already running, already attached
 10    SystemCallError              the kernel refused something that should have worked
 11    NotFoundError                no such device, donor or file
 12    EngineError                  the C library reported an error
-13    MemoryLimitError             not enough memory for what was asked, or a limit ran out
-14    DeadlineError                something did not happen in its time
+13    MemoryLimitError             not enough memory, or a memory limit was reached
+14    DeadlineError                an operation did not finish within its deadline
 15    CheckFailedError             a check of results failed (the demo's floors)
 ====  ===========================  ==========================================================
 
