@@ -47,7 +47,7 @@ $(VENV)/.stamp-venv: pyproject.toml tools/setup.sh
 # Rebuilt when any C source changes. Python sources are used from the tree as they are; where each
 # module lies is recorded when this is built, so a new room (__init__.py) rebuilds it as well.
 ROOMS := $(shell find infiniswap -name __init__.py)
-$(VENV)/.stamp-extension: $(VENV)/.stamp-venv $(C_BUILD) $(ROOMS) infiniswap/engine/build_cdef.py LICENSE
+$(VENV)/.stamp-extension: $(VENV)/.stamp-venv $(C_BUILD) $(ROOMS) infiniswap/engine/build_cdef.py csrc/sim/build_binding.py LICENSE
 	@echo "setup: building the C library and its Python binding"
 	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(RUN)/python -m pip install --quiet \
 		--disable-pip-version-check --root-user-action=ignore --no-build-isolation --no-deps \

@@ -70,6 +70,7 @@ IMPURE_MODULES = {"asyncio", "socket", "os", "time", "random", "threading", "sub
 C_RANKS = {"util": 0, "wire": 1, "transport": 2, "store": 2, "engine": 3, "frontend": 4, "api": 5}
 C_RANKS |= {"verbs": 1}
 C_RANKS |= {"holder": 1}  # a program of its own, on util alone
+C_RANKS |= {"sim": 6}  # of the tests: nothing of the product includes it
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 FUNCTION_LINES_MAX = 70

@@ -28,11 +28,6 @@ static int check_config(const struct isw_engine_config *c, struct isw_error *err
 				  "least 16");
 	if (c->backup_write_bytes_max < ISW_PAGE_BYTES)
 		return iswi_error(error, -EINVAL, "backup_write_bytes_max is less than a page");
-	if (!(c->flags & ISW_ENGINE_STEPPED) && (!c->backup_writers || !c->backup_readers ||
-						 c->backup_writers + c->backup_readers > 16))
-		return iswi_error(
-			error, -EINVAL,
-			"backup_writers and backup_readers: at least 1 each, 16 together");
 	return 0;
 }
 
@@ -101,8 +96,11 @@ int isw_engine_create(const struct isw_engine_config *config, const char *backup
 	struct isw_engine *e;
 	int code;
 
-	if (config->flags & ISW_ENGINE_STEPPED)
-		return iswi_error(error, -EINVAL, "a stepped engine is made by isw_sim_create");
+	if (!config->backup_writers || !config->backup_readers ||
+	    config->backup_writers + config->backup_readers > 16)
+		return iswi_error(
+			error, -EINVAL,
+			"backup_writers and backup_readers: at least 1 each, 16 together");
 	if (!(config->flags & ISW_ENGINE_STANDBY) &&
 	    !backup_path != !!(config->flags & ISW_ENGINE_NO_BACKUP))
 		return iswi_error(error, -EINVAL, "either a backup path or ISW_ENGINE_NO_BACKUP");
@@ -136,7 +134,7 @@ int isw_engine_take_over(isw_engine *e, const char *backup_path, struct isw_erro
 	void *backup = NULL;
 	int code;
 
-	if (!e->standby || e->sim)
+	if (!e->standby)
 		return iswi_error(error, -EINVAL, "only a standby takes over");
 	if (!backup_path != !e->has_backup)
 		return iswi_error(error, -EINVAL, "either a backup path or ISW_ENGINE_NO_BACKUP");
@@ -181,8 +179,6 @@ void isw_engine_destroy(isw_engine *e)
 	iswi_remote_stop_all(e);
 	iswi_rdma_fini(e);
 	iswi_backup_stop(e);
-	if (e->sim)
-		iswi_sim_destroy(e);
 	iswi_memory_destroy(e);
 	iswi_events_fini(&e->events);
 	free(e);

@@ -368,8 +368,6 @@ struct iswi_counters {
 		hedged_wins;
 };
 
-struct iswi_sim;
-
 struct iswi_engine_rdma {
 	char device[ISW_RDMA_NAME_BYTES];
 	struct iswi_rdma_domain *domain; /* NULL: not used */
@@ -434,7 +432,6 @@ struct isw_engine {
 	struct iswi_counters count;
 	struct iswi_latency read_latency, write_latency, remote_read_latency, remote_write_latency,
 		backup_read_latency, backup_write_latency;
-	struct iswi_sim *sim;
 };
 
 /* engine.c */
@@ -692,8 +689,5 @@ void iswi_remote_set(struct isw_engine *e, uint32_t remote, struct iswi_queue **
 /* Declares it down: slabs SUSPENDED first, then its queues are shut down. */
 void iswi_remote_fence(struct isw_engine *e, uint32_t remote, int error);
 void iswi_remote_stop_all(struct isw_engine *e);
-
-/* sim.c */
-void iswi_sim_destroy(struct isw_engine *e);
 
 #endif

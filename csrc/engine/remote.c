@@ -426,8 +426,8 @@ void iswi_remote_stop_all(struct isw_engine *e)
 
 		/* A queue that breaks just now shuts the others down: not while they are freed. */
 		iswi_remote_fence(e, i, -ESHUTDOWN);
-		/* A backup reader may be sending a copy; a simulated one is not at it now. */
-		while (atomic_load(&r->fencing) || (!e->sim && remote_in_use(e, i, true)))
+		/* A backup reader may be sending a copy. */
+		while (atomic_load(&r->fencing) || remote_in_use(e, i, true))
 			nanosleep(&tick, NULL);
 		destroy_queues(r);
 	}

@@ -313,8 +313,7 @@ uint32_t isw_store_rdma_let_go(isw_store *store);
 typedef struct isw_engine isw_engine;
 
 #define ISW_ENGINE_NO_BACKUP 0x1 /* --backup none: the loss of a donor loses data */
-#define ISW_ENGINE_STEPPED   0x2 /* no threads: the caller drives with isw_engine_step */
-#define ISW_ENGINE_STANDBY   0x4 /* waits for isw_engine_take_over */
+#define ISW_ENGINE_STANDBY   0x2 /* waits for isw_engine_take_over */
 
 struct isw_engine_config {
 	uint64_t size_bytes; /* multiple of ISW_PAGE_BYTES */
@@ -709,83 +708,6 @@ int isw_ublk_remove(uint32_t dev_id, uint64_t identity, struct isw_error *error)
 /* Ends all requests, unmounts, unlinks or removes, joins the threads. */
 void isw_frontend_destroy(isw_frontend *frontend);
 
-/* -------------------------------------------------------- tests: stepped engine */
-
-/*
- * With ISW_ENGINE_STEPPED nothing happens by itself: remotes and the backup are simulated in
- * memory and each step runs one handler, the very one that a thread would run. Only for tests;
- * see csrc/engine/sim.h for what each does.
- */
-#define ISW_SIM_READ  1
-#define ISW_SIM_WRITE 2
-#define ISW_SIM_TRIM  3
-#define ISW_SIM_ZERO  4
-#define ISW_SIM_FLUSH 5
-#define ISW_SIM_FUA   0x100
-#define ISW_SIM_PLUG  0x200 /* its transfers may be held back until ISW_STEP_UNPLUG */
-
-struct isw_sim_request {
-	uint64_t id;
-	uint64_t offset;
-	uint64_t length;
-	int32_t error;
-	uint32_t op;
-};
-
-int isw_sim_create(const struct isw_engine_config *config, isw_engine **engine_out,
-		   struct isw_error *error);
-/* data: length bytes, copied for WRITE. */
-int isw_sim_submit(isw_engine *engine, uint32_t op, uint64_t offset, uint64_t length,
-		   const void *data, uint64_t *id_out);
-/* Takes one completed request; for READ copies its bytes to data. Returns 1, or 0 when none. */
-int isw_sim_reap(isw_engine *engine, struct isw_sim_request *done_out, void *data,
-		 uint64_t data_bytes);
-int isw_sim_remote(isw_engine *engine, uint32_t queues, uint32_t slots, uint32_t *remote_out);
-int isw_sim_remote_reconnect(isw_engine *engine, uint32_t remote);
-/*
- * Lays a slot of a simulated donor into a store outside: memory is borrowed and as long as a slab;
- * NULL: the slot is empty, its requests are refused. With the first call all others are empty.
- */
-int isw_sim_slot(isw_engine *engine, uint32_t remote, uint32_t slot, void *memory);
-/*
- * The donor closes its end: what was sent and has not taken effect never will. The engine hears of
- * it with ISW_STEP_REMOTE_DOWN.
- */
-int isw_sim_fence(isw_engine *engine, uint32_t remote);
-/*
- * The death of a stepped engine's process. `standby` (ISW_ENGINE_STEPPED | ISW_ENGINE_STANDBY) gets
- * the same donors and disk, or copies of them when `dead` shall go on, and takes over. What was
- * under way to a donor may still land there until it is reconnected; of each write under way to
- * the disk all, nothing or half has landed, as the bits of `landed` say, two for each.
- */
-int isw_sim_take_over(isw_engine *standby, isw_engine *dead, uint64_t landed,
-		      struct isw_error *error);
-/* Frees what a killed process had. Its state file is its successor's, and left alone. */
-void isw_sim_bury(isw_engine *dead);
-/* Transfers under way to a simulated donor. */
-int isw_sim_pending(isw_engine *engine, uint32_t remote);
-
-/* What can happen next. */
-#define ISW_STEP_REMOTE_APPLY   1  /* transfer n of remote r takes effect on the donor */
-#define ISW_STEP_REMOTE_REPLY   2  /* its reply arrives (applied first if it was not) */
-#define ISW_STEP_REMOTE_FAIL    3  /* it is answered with an error; the donor keeps old bytes */
-#define ISW_STEP_REMOTE_TEAR    4  /* half of a write lands, the connection breaks */
-#define ISW_STEP_REMOTE_CORRUPT 5  /* a read is answered with wrong bytes */
-#define ISW_STEP_REMOTE_DOWN    6  /* the connections break; transfers in flight may land late */
-#define ISW_STEP_REMOTE_LATE    7  /* one such late write lands (refused once reconnected) */
-#define ISW_STEP_REMOTE_WIPE    8  /* the donor loses its memory */
-#define ISW_STEP_BACKUP_TAKE    9  /* a backup writer takes its next batch */
-#define ISW_STEP_BACKUP_DONE    10 /* backup transfer n ends */
-#define ISW_STEP_BACKUP_FAIL    11 /* ... with an error */
-#define ISW_STEP_BACKUP_RETRY   12 /* failed pages are queued again */
-#define ISW_STEP_UNPLUG         13 /* what is held back is sent */
-#define ISW_STEP_REMOTE_SLOW    14 /* transfer n of remote r has taken too long */
-
-/*
- * Runs one step. r: remote; n: which of those pending (modulo their count). Returns 1 when
- * something was done, 0 when nothing of that kind was pending, negative on misuse.
- */
-int isw_engine_step(isw_engine *engine, uint32_t step, uint32_t r, uint32_t n);
 /* cdef end */
 
 #endif /* ISW_H */

@@ -2,7 +2,7 @@
 /*
  * The transport seam: one queue to one lease on one donor. The engine knows nothing else about
  * how bytes reach a donor. Implementations: tcp.c (NBD over TCP), fault.c (a layer that breaks
- * another transport, for tests), and the engine's simulated remotes (engine/sim.c).
+ * another transport, for tests), and the engine's simulated remotes (sim/sim.c).
  */
 #ifndef ISWI_TRANSPORT_H
 #define ISWI_TRANSPORT_H

@@ -133,8 +133,3 @@ class Handle:
 
 def warn_unclosed(owner: object) -> None:
     warnings.warn(f"unclosed {owner!r}", ResourceWarning, stacklevel=3, source=owner)
-
-
-def constant(name: str) -> int:
-    """An integer constant of isw.h, e.g. `ISW_STEP_REMOTE_APPLY`."""
-    return int(getattr(lib, name))

@@ -13,20 +13,16 @@ A handle that is dropped without `close()` raises ResourceWarning and is then cl
 
 from __future__ import annotations
 
-from infiniswap.engine.binding import constant, library_features, library_version
+from infiniswap.engine.binding import library_features, library_version
 from infiniswap.engine.native_engine import NativeEngine
 from infiniswap.engine.native_frontend import NativeFrontend
 from infiniswap.engine.native_rdma import preload_rdma
 from infiniswap.engine.native_store import NativeStore
-from infiniswap.engine.sim import SimDone, SimEngine
 
 __all__ = [
     "NativeEngine",
     "NativeFrontend",
     "NativeStore",
-    "SimDone",
-    "SimEngine",
-    "constant",
     "library_features",
     "library_version",
     "preload_rdma",

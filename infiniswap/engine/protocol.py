@@ -278,7 +278,6 @@ class EngineConfig:
     backup_readers: int = 4
     hedge_us_min: int = 10_000
     no_backup: bool = False
-    stepped: bool = False
     standby: bool = False
     state_fd: int = -1
 

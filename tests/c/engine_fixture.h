@@ -15,8 +15,8 @@
 #include <string.h>
 
 #include "check.h"
-#include "engine/sim.h"
 #include "isw.h"
+#include "sim/sim.h"
 
 #define UNUSED_OK         __attribute__((unused))
 #define SLAB_PAGES        8u
@@ -51,7 +51,7 @@ static inline struct isw_engine_config world_config(uint32_t flags)
 		.remotes_max = 4,
 		.state_fd = -1,
 		.backup_write_bytes_max = 4 * ISW_PAGE_BYTES,
-		.flags = ISW_ENGINE_STEPPED | flags,
+		.flags = flags,
 	};
 }
 
@@ -136,13 +136,13 @@ UNUSED_OK static bool is_backup_current(const struct world *w, uint64_t page)
 /* Transfers under way to a donor; those that hold one page, and of which kind. */
 UNUSED_OK static uint32_t sent(const struct world *w, uint32_t remote)
 {
-	return w->e->sim->donors[remote]->pending_count;
+	return iswi_sim_of(w->e)->donors[remote]->pending_count;
 }
 
 UNUSED_OK static uint32_t sent_for(const struct world *w, uint32_t remote, uint64_t page,
 				   enum iswi_xfer_kind kind)
 {
-	const struct iswi_sim_donor *donor = w->e->sim->donors[remote];
+	const struct iswi_sim_donor *donor = iswi_sim_of(w->e)->donors[remote];
 	uint32_t n = 0;
 
 	for (uint32_t i = 0; i < donor->pending_count; i++) {
@@ -170,12 +170,12 @@ static inline uint64_t value_at(const unsigned char *page)
 
 UNUSED_OK static uint64_t donor_value(const struct world *w, uint32_t remote, uint64_t page)
 {
-	return value_at(w->e->sim->donors[remote]->memory + page * ISW_PAGE_BYTES);
+	return value_at(iswi_sim_of(w->e)->donors[remote]->memory + page * ISW_PAGE_BYTES);
 }
 
 UNUSED_OK static uint64_t disk_value(const struct world *w, uint64_t page)
 {
-	return value_at(w->e->sim->disk + page * ISW_PAGE_BYTES);
+	return value_at(iswi_sim_of(w->e)->disk + page * ISW_PAGE_BYTES);
 }
 
 /* --------------------------------------------------------------------- requests */
@@ -241,7 +241,7 @@ static inline int step(struct world *w, uint32_t kind, uint32_t r, uint32_t n)
 UNUSED_OK static void remotes_settle(struct world *w)
 {
 	for (uint32_t r = 0; r < ISWI_SIM_REMOTES; r++)
-		while (w->e->sim->donors[r] && step(w, ISW_STEP_REMOTE_REPLY, r, 0))
+		while (iswi_sim_of(w->e)->donors[r] && step(w, ISW_STEP_REMOTE_REPLY, r, 0))
 			;
 }
 

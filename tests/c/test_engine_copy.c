@@ -112,10 +112,10 @@ static void a_run_is_one_read_and_one_write(void)
 
 	fill(w, 1, 5);
 	DISK_TAKE_READ(w);
-	CHECK_EQ(w->e->sim->jobs[0].op->pages, 5);
+	CHECK_EQ(iswi_sim_of(w->e)->jobs[0].op->pages, 5);
 	DISK_DONE(w, 0);
 	CHECK_EQ(sent(w, 0), 1);
-	CHECK_EQ(w->e->sim->donors[0]->pending[0].xfer->length, 5 * ISW_PAGE_BYTES);
+	CHECK_EQ(iswi_sim_of(w->e)->donors[0]->pending[0].xfer->length, 5 * ISW_PAGE_BYTES);
 	REPLY(w, 0, 0);
 	CHECK_EQ(stats_of(w).pages_copied, 5);
 	CHECK(!is_remote_valid(w, 0));
@@ -204,14 +204,14 @@ static void reads_go_before_copies(void)
 	CHECK_EQ(fill_from(w, 2, 1, &next), 1);
 	id = get(w, 1, 1);
 	DISK_TAKE_READ(w);
-	CHECK(!w->e->sim->jobs[0].op->copy);
+	CHECK(!iswi_sim_of(w->e)->jobs[0].op->copy);
 	DISK_TAKE_READ(w);
-	CHECK(w->e->sim->jobs[1].op->copy);
+	CHECK(iswi_sim_of(w->e)->jobs[1].op->copy);
 	/* One reader at most is at copies. */
 	CHECK_EQ(step(w, ISW_STEP_BACKUP_TAKE, 1, 0), 0);
 	get(w, 3, 1);
 	DISK_TAKE_READ(w);
-	CHECK(!w->e->sim->jobs[2].op->copy);
+	CHECK(!iswi_sim_of(w->e)->jobs[2].op->copy);
 	DISK_DONE(w, 0);
 	CHECK_EQ(w->got[id][0], 11);
 	settle(w);
@@ -268,7 +268,7 @@ static void copies_under_way_are_bounded(void)
 	CHECK_EQ(next, ISWI_COPY_PAGES_MAX);
 	CHECK_EQ(fill_from(w, next, 1, &next), 0);
 	DISK_TAKE_READ(w);
-	CHECK(w->e->sim->jobs[0].op->pages <= 32); /* nor does one take the disk for long */
+	CHECK(iswi_sim_of(w->e)->jobs[0].op->pages <= 32); /* nor does one take the disk for long */
 	DISK_DONE(w, 0);
 	CHECK_EQ(fill_from(w, next, 1, &next), 0); /* read, but not yet written */
 	REPLY(w, 0, 0);
@@ -571,7 +571,7 @@ static void wrong_bytes_are_not_copied(void)
 {
 	struct world *w = world_behind(3);
 
-	w->e->sim->disk[ISW_PAGE_BYTES + 7] ^= 1;
+	iswi_sim_of(w->e)->disk[ISW_PAGE_BYTES + 7] ^= 1;
 	fill(w, 0, 3);
 	settle(w);
 	CHECK_EQ(stats_of(w).pages_copied, 2);
@@ -582,7 +582,7 @@ static void wrong_bytes_are_not_copied(void)
 	/* A read judges, and finds it well where the copy only met a bad moment. */
 	CHECK(is_backup_current(w, 1));
 	CHECK_EQ(w->events[ISW_EVENT_BAD_PAGE], 0);
-	w->e->sim->disk[ISW_PAGE_BYTES + 7] ^= 1;
+	iswi_sim_of(w->e)->disk[ISW_PAGE_BYTES + 7] ^= 1;
 	CHECK_EQ(read_settled(w, 1), 11);
 	world_end(w);
 }
@@ -593,7 +593,7 @@ static void a_bad_page_is_judged_while_a_copy_reads_it(void)
 	struct world *w = world_copying(READING);
 	uint32_t id = get(w, 0, 1);
 
-	w->e->sim->disk[7] ^= 1;
+	iswi_sim_of(w->e)->disk[7] ^= 1;
 	for (int i = 0; i < 2; i++) {
 		DISK_TAKE_READ(w);
 		DISK_DONE(w, 1);

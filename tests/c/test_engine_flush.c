@@ -12,8 +12,8 @@ static uint32_t under_way(const struct world *w, enum iswi_job_kind kind)
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < w->e->sim->jobs_count; i++)
-		n += w->e->sim->jobs[i].kind == kind;
+	for (uint32_t i = 0; i < iswi_sim_of(w->e)->jobs_count; i++)
+		n += iswi_sim_of(w->e)->jobs[i].kind == kind;
 	return n;
 }
 

@@ -351,7 +351,7 @@ static void wrong_bytes_do_not_win(void)
 	own = own_read(w, 0, 2);
 	SLOW(w, 0, 0);
 	DISK_TAKE_READ(w);
-	w->e->sim->disk[ISW_PAGE_BYTES + 9] ^= 1;
+	iswi_sim_of(w->e)->disk[ISW_PAGE_BYTES + 9] ^= 1;
 	DISK_DONE(w, 0);
 	CHECK(!own->done);
 	REPLY(w, 0, 0);
@@ -368,7 +368,7 @@ static void wrong_bytes_of_both_are_read_anew(void)
 
 	SLOW(w, 0, 0);
 	DISK_TAKE_READ(w);
-	w->e->sim->disk[9] ^= 1;
+	iswi_sim_of(w->e)->disk[9] ^= 1;
 	DISK_DONE(w, 0);
 	CORRUPT(w, 0, 0);
 	CHECK(!own->done);
@@ -392,7 +392,7 @@ static void is_not_hedged(struct world *w, uint64_t page, uint32_t pages, uint64
 	step(w, ISW_STEP_REMOTE_SLOW, 0, n);
 	hedges_are(w, 0, 0);
 	CHECK_EQ(stats_of(w).staging_pages_used, used);
-	CHECK(w->e->sim->donors[0]->pending[n].xfer->buf == own->data);
+	CHECK(iswi_sim_of(w->e)->donors[0]->pending[n].xfer->buf == own->data);
 	REPLY(w, 0, n);
 	own_is(own, value);
 	own_end(w, own);

@@ -249,7 +249,6 @@ static void impossible_configurations_are_refused(void)
 			.remotes_max = wrong[i].remotes,
 			.state_fd = -1,
 			.backup_write_bytes_max = wrong[i].write,
-			.flags = ISW_ENGINE_STEPPED,
 		};
 		struct isw_error error = {0};
 		isw_engine *e = NULL;

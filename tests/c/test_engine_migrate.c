@@ -165,9 +165,9 @@ static void a_page_is_read_where_it_is(void)
 	id = get(w, 0, 8);
 	CHECK_EQ(sent(w, SOURCE), 2); /* 0 and 1, 4 to 6 */
 	CHECK_EQ(sent(w, TARGET), 2); /* 2 and 3, 7 */
-	CHECK_EQ(w->e->sim->donors[SOURCE]->pending[0].xfer->length, 2 * ISW_PAGE_BYTES);
-	CHECK_EQ(w->e->sim->donors[SOURCE]->pending[1].xfer->length, 3 * ISW_PAGE_BYTES);
-	CHECK_EQ(w->e->sim->donors[TARGET]->pending[0].xfer->length, 2 * ISW_PAGE_BYTES);
+	CHECK_EQ(iswi_sim_of(w->e)->donors[SOURCE]->pending[0].xfer->length, 2 * ISW_PAGE_BYTES);
+	CHECK_EQ(iswi_sim_of(w->e)->donors[SOURCE]->pending[1].xfer->length, 3 * ISW_PAGE_BYTES);
+	CHECK_EQ(iswi_sim_of(w->e)->donors[TARGET]->pending[0].xfer->length, 2 * ISW_PAGE_BYTES);
 	CHECK_EQ(slab_of(w, 0).in_flight, 2);
 	CHECK_EQ(slab_of(w, 0).source_in_flight, 2);
 	settle(w);

@@ -75,7 +75,7 @@ static void a_page_under_way_is_not_lost_with_the_source(enum stage stage)
 static void a_write_that_the_source_has_not_got_goes_to_the_target(int way)
 {
 	struct world *w = world_writing(ISW_ENGINE_NO_BACKUP);
-	uint32_t id = (uint32_t)w->e->sim->ids; /* the write */
+	uint32_t id = (uint32_t)iswi_sim_of(w->e)->ids; /* the write */
 
 	if (way == 0) {
 		BREAK(w, SOURCE);
@@ -98,7 +98,7 @@ static void a_write_that_the_source_has_not_got_goes_to_the_target(int way)
 static void a_write_that_both_have_failed_has_failed(void)
 {
 	struct world *w = world_writing(ISW_ENGINE_NO_BACKUP);
-	uint32_t id = (uint32_t)w->e->sim->ids;
+	uint32_t id = (uint32_t)iswi_sim_of(w->e)->ids;
 
 	REFUSE(w, SOURCE, 0);
 	CHECK_EQ(w->error[id], PENDING);

@@ -294,7 +294,7 @@ static void a_pull_ends_with_its_errors(enum stage stage)
 static void wrong_bytes_are_not_pulled(void)
 {
 	struct world *w = world_moving(0, 3);
-	unsigned char *byte = w->e->sim->donors[SOURCE]->memory + ISW_PAGE_BYTES + 7;
+	unsigned char *byte = iswi_sim_of(w->e)->donors[SOURCE]->memory + ISW_PAGE_BYTES + 7;
 
 	*byte ^= 1;
 	CHECK_EQ(pull(w), 0);
@@ -657,7 +657,8 @@ static void a_pull_sets_its_own_pace(void)
 	CHECK_EQ(pull(w), 1);
 	CHECK_EQ(sent(w, SOURCE), 8);
 	for (uint32_t i = 0; i < 8; i++)
-		CHECK_EQ(w->e->sim->donors[SOURCE]->pending[i].xfer->length, 32 * ISW_PAGE_BYTES);
+		CHECK_EQ(iswi_sim_of(w->e)->donors[SOURCE]->pending[i].xfer->length,
+			 32 * ISW_PAGE_BYTES);
 	CHECK_EQ(stats_of(w).staging_pages_used, ISWI_COPY_PAGES_MAX);
 	/* Each that has arrived begins another one; nobody calls. */
 	while (sent(w, SOURCE) + sent(w, TARGET)) {

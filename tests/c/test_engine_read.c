@@ -241,13 +241,13 @@ static void garbage_on_the_disk_is_an_error_never_zeros(void)
 	struct world *w = world_new(0);
 
 	write_settled(w, 1, 1, 100);
-	w->e->sim->disk[ISW_PAGE_BYTES + 99] ^= 1;
+	iswi_sim_of(w->e)->disk[ISW_PAGE_BYTES + 99] ^= 1;
 	for (int i = 1; i <= 2; i++) {
 		CHECK_EQ(read_settled(w, 1), -EIO);
 		CHECK_EQ(stats_of(w).crc_errors_backup, i);
 	}
 	CHECK_EQ(w->events[ISW_EVENT_BAD_PAGE], 2);
-	w->e->sim->disk[ISW_PAGE_BYTES + 99] ^= 1;
+	iswi_sim_of(w->e)->disk[ISW_PAGE_BYTES + 99] ^= 1;
 	CHECK_EQ(read_settled(w, 1), 100);
 	world_end(w);
 }
@@ -256,7 +256,7 @@ static void garbage_on_the_disk_does_not_matter_while_a_donor_has_the_page(void)
 {
 	struct world *w = with_page_1();
 
-	memset(w->e->sim->disk, 0x55, PAGES * ISW_PAGE_BYTES);
+	memset(iswi_sim_of(w->e)->disk, 0x55, PAGES * ISW_PAGE_BYTES);
 	CHECK_EQ(read_settled(w, 1), 100);
 	world_end(w);
 }

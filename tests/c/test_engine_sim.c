@@ -17,8 +17,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "engine/sim.h"
 #include "isw.h"
+#include "sim/sim.h"
 
 #define SLAB_PAGES        8u
 #define SLABS             5u
@@ -158,7 +158,7 @@ static void check_flush(struct world *w, const struct request *r)
 		/* Zeros are no bytes on the disk but a missing bit; left to the page tables. */
 		for (uint32_t k = 1; k < p->count; k++)
 			zeroed |= !p->versions[k].value;
-		memcpy(&value, w->engine->sim->disk + i * ISW_PAGE_BYTES, sizeof(value));
+		memcpy(&value, iswi_sim_of(w->engine)->disk + i * ISW_PAGE_BYTES, sizeof(value));
 		if (!zeroed && !may_read(p, 0, r->submitted) && !may_read(p, value, r->submitted))
 			fail(w, "a flush ended before its data was on the disk", i, value);
 	}
@@ -607,7 +607,7 @@ static void end(struct world *w, struct totals *totals)
 static void fail_a_copy(struct world *w)
 {
 	uint32_t r = below(w, DONORS), kind = below(w, 2);
-	const struct iswi_sim_donor *donor = w->engine->sim->donors[r];
+	const struct iswi_sim_donor *donor = iswi_sim_of(w->engine)->donors[r];
 
 	for (uint32_t n = 0; n < donor->pending_count; n++) {
 		const struct iswi_xfer *xfer = donor->pending[n].xfer;
@@ -663,7 +663,7 @@ static void run_lossless(uint64_t seed, struct totals *totals)
 		.remotes_max = DONORS,
 		.state_fd = -1,
 		.backup_write_bytes_max = 4 * ISW_PAGE_BYTES,
-		.flags = ISW_ENGINE_STEPPED | ISW_ENGINE_NO_BACKUP,
+		.flags = ISW_ENGINE_NO_BACKUP,
 	};
 	struct isw_engine_stats stats;
 
@@ -718,7 +718,6 @@ static void run(uint64_t seed, struct totals *totals)
 		.state_fd = -1,
 		.backup_write_bytes_max = 4 * ISW_PAGE_BYTES,
 		.hedge_us_min = hedges,
-		.flags = ISW_ENGINE_STEPPED,
 	};
 	struct isw_engine_stats stats;
 

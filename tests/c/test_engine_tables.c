@@ -26,7 +26,7 @@ static struct world *restarted(const struct world *before)
 {
 	struct world *w = world_new(0);
 
-	memcpy(w->e->sim->disk, before->e->sim->disk, PAGES * ISW_PAGE_BYTES);
+	memcpy(iswi_sim_of(w->e)->disk, iswi_sim_of(before->e)->disk, PAGES * ISW_PAGE_BYTES);
 	return w;
 }
 
@@ -61,7 +61,7 @@ static void saved_tables_bring_the_contents_back(void)
 	CHECK_EQ(read_settled(w, 3), 0);
 	CHECK_EQ(read_settled(w, 10), 0);
 	/* The checksums came along: a disk that changed meanwhile is found out. */
-	w->e->sim->disk[ISW_PAGE_BYTES + 7] ^= 1;
+	iswi_sim_of(w->e)->disk[ISW_PAGE_BYTES + 7] ^= 1;
 	CHECK_EQ(read_settled(w, 1), -EIO);
 	CHECK_EQ(stats_of(w).crc_errors_backup, 1);
 	world_end(before);

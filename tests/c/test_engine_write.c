@@ -244,8 +244,8 @@ static void neighbours_are_merged_into_one_backup_write(void)
 	put(w, 5, 1, 105);
 	put(w, 9, 1, 109);
 	DISK_TAKE(w);
-	CHECK_EQ(w->e->sim->jobs[0].page, 1);
-	CHECK_EQ(w->e->sim->jobs[0].pages, 4); /* backup_write_bytes_max */
+	CHECK_EQ(iswi_sim_of(w->e)->jobs[0].page, 1);
+	CHECK_EQ(iswi_sim_of(w->e)->jobs[0].pages, 4); /* backup_write_bytes_max */
 	disk_settle(w);
 	CHECK_EQ(stats_of(w).backup_write_requests, 3);
 	for (uint32_t page = 1; page <= 5; page++)

@@ -35,8 +35,8 @@ static void trim_cancels_staging_and_the_queued_backup(void)
 	trim(w, 1, 1);
 	CHECK_EQ(stats_of(w).staging_pages_used, 1);
 	DISK_TAKE(w);
-	CHECK_EQ(w->e->sim->jobs[0].page, 2);
-	CHECK_EQ(w->e->sim->jobs[0].pages, 1);
+	CHECK_EQ(iswi_sim_of(w->e)->jobs[0].page, 2);
+	CHECK_EQ(iswi_sim_of(w->e)->jobs[0].pages, 1);
 	DISK_NOTHING(w);
 	DISK_DONE(w, 0);
 	CHECK_EQ(w->error[id], 0);

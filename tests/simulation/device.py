@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from support.devices.stepped_engine import SimDone, lib
+
 from infiniswap.control.client import ClientConfig, Identity
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.donors.link_types import LinkConfig
 from infiniswap.device.slabs.mapper import SlabMapper
-from infiniswap.engine.binding import lib
 from infiniswap.engine.protocol import EngineConfig
-from infiniswap.engine.sim import SimDone
 from infiniswap.policy.activity import ActivityConfig
 from infiniswap.policy.ahead import MapAhead
 from infiniswap.policy.refill import Refill
@@ -126,7 +126,6 @@ class SimDevice:
                 backup_write_bytes_max=4 * PAGE_BYTES,
                 hedge_us_min=rng.choice((0, 1)),
                 no_backup=not has_backup,
-                stepped=True,
             ),
             dial,
             self._broken,

@@ -7,9 +7,9 @@ import errno
 from collections.abc import Callable
 from typing import Any
 
-from infiniswap.engine.binding import lib
+from support.devices.stepped_engine import SimEngine, lib
+
 from infiniswap.engine.protocol import EngineConfig, RemoteConfig
-from infiniswap.engine.sim import SimEngine
 from infiniswap.errors import EngineError
 from simulation.store import SimStore, StoreLease
 

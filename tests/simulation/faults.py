@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from infiniswap.engine.binding import lib
+from support.devices.stepped_engine import lib
 
 if TYPE_CHECKING:
     from simulation.device import SimDevice

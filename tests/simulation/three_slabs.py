@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from infiniswap.engine.binding import lib
+from support.devices.stepped_engine import lib
+
 from infiniswap.engine.protocol import SlabState
 from infiniswap.units import PAGE_BYTES
 from simulation.device import SimDevice

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from infiniswap.engine.binding import lib
+from support.devices.stepped_engine import lib
+
 from infiniswap.engine.protocol import RemoteConfig, SlabState
 from infiniswap.errors import EngineError
 from infiniswap.units import PAGE_BYTES

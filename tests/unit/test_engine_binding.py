@@ -37,7 +37,9 @@ from infiniswap.errors import BackupError, ConflictError, EngineError, Infiniswa
 from infiniswap.units import MIB, PAGE_BYTES
 
 if TYPE_CHECKING:
-    from infiniswap.engine.native import NativeEngine, NativeStore, SimEngine
+    from support.devices.stepped_engine import SimEngine
+
+    from infiniswap.engine.native import NativeEngine, NativeStore
 
 pytestmark = pytest.mark.requires_native
 
@@ -67,8 +69,15 @@ def engine(native: Any) -> Iterator[NativeEngine]:
 
 
 @pytest.fixture
-def sim(native: Any) -> Iterator[SimEngine]:
-    with native.SimEngine(dataclasses.replace(NO_BACKUP, no_backup=False)) as engine:
+def stepped() -> Any:
+    from support.devices import stepped_engine
+
+    return stepped_engine
+
+
+@pytest.fixture
+def sim(stepped: Any) -> Iterator[SimEngine]:
+    with stepped.SimEngine(dataclasses.replace(NO_BACKUP, no_backup=False)) as engine:
         yield engine
 
 
@@ -103,7 +112,7 @@ def test_enums_and_records_match_the_header(project_root: Path) -> None:
     assert names(StoreConfig) == fields("isw_store_config")
     assert names(LeaseStats) == fields("isw_lease_stats")
     assert names(SlabInfo) == fields("isw_slab_info")
-    assert names(EngineConfig)[:-4] == fields("isw_engine_config")[:-2]
+    assert names(EngineConfig)[:-3] == fields("isw_engine_config")[:-2]
     remote = {*names(RemoteConfig), *(f"rdma_{name}" for name in ("peers", "probe"))}
     assert remote == set(fields("isw_remote_config"))
     for record, struct in ((RdmaEnd, "isw_rdma_end"), (RdmaKey, "isw_rdma_key")):
@@ -372,44 +381,44 @@ def test_a_forgotten_engine_warns_and_closes_its_front_ends(native: Any, tmp_pat
 # ---- the stepped engine
 
 
-def test_the_stepped_engine_moves_a_page_out_and_back(sim: SimEngine, native: Any) -> None:
-    step = native.constant
+def test_the_stepped_engine_moves_a_page_out_and_back(sim: SimEngine, stepped: Any) -> None:
+    lib = stepped.lib
     data = bytes(range(256)) * 16
     sim.slab_map(0, sim.remote(1, 4), 0, 1)
-    write = sim.submit(step("ISW_SIM_WRITE"), 0, PAGE_BYTES, data)
+    write = sim.submit(lib.ISW_SIM_WRITE, 0, PAGE_BYTES, data)
     assert sim.reap() is None, "a write is done only when a second copy exists"
-    assert sim.step(step("ISW_STEP_REMOTE_REPLY"))
+    assert sim.step(lib.ISW_STEP_REMOTE_REPLY)
     done = sim.reap()
     assert done is not None
     assert (done.id, done.error) == (write, 0)
-    while sim.step(step("ISW_STEP_BACKUP_TAKE")) or sim.step(step("ISW_STEP_BACKUP_DONE")):
+    while sim.step(lib.ISW_STEP_BACKUP_TAKE) or sim.step(lib.ISW_STEP_BACKUP_DONE):
         pass
-    read = sim.submit(step("ISW_SIM_READ"), 0, PAGE_BYTES)
-    sim.step(step("ISW_STEP_REMOTE_REPLY"))
+    read = sim.submit(lib.ISW_SIM_READ, 0, PAGE_BYTES)
+    sim.step(lib.ISW_STEP_REMOTE_REPLY)
     done = sim.reap()
     assert done is not None
     assert (done.id, done.error, done.data) == (read, 0, data)
     assert sim.stats()["pages_in_remote"] == 1
-    assert not sim.step(step("ISW_STEP_REMOTE_REPLY"))
+    assert not sim.step(lib.ISW_STEP_REMOTE_REPLY)
 
 
-def test_a_new_donor_is_filled_from_the_backup(sim: SimEngine, native: Any) -> None:
-    step = native.constant
+def test_a_new_donor_is_filled_from_the_backup(sim: SimEngine, stepped: Any) -> None:
+    lib = stepped.lib
     pages = SLAB_BYTES // PAGE_BYTES
     data = bytes(range(256)) * 16 * 3
 
     def settle() -> None:
         while any(
-            sim.step(step(kind), remote)
+            sim.step(kind, remote)
             for kind, remote in (
-                ("ISW_STEP_BACKUP_TAKE", 0),
-                ("ISW_STEP_BACKUP_TAKE", 1),
-                ("ISW_STEP_BACKUP_DONE", 0),
+                (lib.ISW_STEP_BACKUP_TAKE, 0),
+                (lib.ISW_STEP_BACKUP_TAKE, 1),
+                (lib.ISW_STEP_BACKUP_DONE, 0),
             )
         ):
             pass
 
-    sim.submit(step("ISW_SIM_WRITE"), PAGE_BYTES, 3 * PAGE_BYTES, data)
+    sim.submit(lib.ISW_SIM_WRITE, PAGE_BYTES, 3 * PAGE_BYTES, data)
     settle()
     assert sim.reap() is not None
     with pytest.raises(EngineError) as caught:
@@ -419,27 +428,27 @@ def test_a_new_donor_is_filled_from_the_backup(sim: SimEngine, native: Any) -> N
     assert sim.slab_fill(0, 7, 0, 2) == (2, 3)
     assert sim.slab_fill(0, 7, 3, 100) == (1, pages)
     settle()
-    assert sim.step(step("ISW_STEP_REMOTE_REPLY"))
-    assert sim.step(step("ISW_STEP_REMOTE_REPLY"))
+    assert sim.step(lib.ISW_STEP_REMOTE_REPLY)
+    assert sim.step(lib.ISW_STEP_REMOTE_REPLY)
     stats = sim.stats()
     assert (stats["pages_copied"], stats["pages_copy_dropped"]) == (3, 0)
     assert sim.slabs()[0].remote_valid_pages == 3
     assert sim.slab_fill(0, 7, 0, 100) == (0, pages)
 
 
-def test_a_slab_migrates(sim: SimEngine, native: Any) -> None:
-    step = native.constant
+def test_a_slab_migrates(sim: SimEngine, stepped: Any) -> None:
+    lib = stepped.lib
     data = bytes(range(256)) * (3 * PAGE_BYTES // 256)
 
     def answer(remote: int) -> None:
-        while sim.step(step("ISW_STEP_REMOTE_REPLY"), remote):
+        while sim.step(lib.ISW_STEP_REMOTE_REPLY, remote):
             pass
 
     old, new = sim.remote(1, 4), sim.remote(1, 4)
     sim.slab_map(0, old, 1, 7)
-    sim.submit(step("ISW_SIM_WRITE"), PAGE_BYTES, 3 * PAGE_BYTES, data)
+    sim.submit(lib.ISW_SIM_WRITE, PAGE_BYTES, 3 * PAGE_BYTES, data)
     answer(old)
-    while sim.step(step("ISW_STEP_BACKUP_TAKE")) or sim.step(step("ISW_STEP_BACKUP_DONE")):
+    while sim.step(lib.ISW_STEP_BACKUP_TAKE) or sim.step(lib.ISW_STEP_BACKUP_DONE):
         pass  # until then they are staged, and whoever writes them brings them to their place
     assert sim.slab_pages_at(0, old, 7) == (3, True)
     with pytest.raises(EngineError) as caught:
@@ -462,9 +471,9 @@ def test_a_slab_migrates(sim: SimEngine, native: Any) -> None:
     assert sim.slab(0).source_state is SlabState.UNMAPPED
 
 
-def test_too_little_data_is_refused_before_c_reads_it(sim: SimEngine, native: Any) -> None:
+def test_too_little_data_is_refused_before_c_reads_it(sim: SimEngine, stepped: Any) -> None:
     with pytest.raises(ValueError, match="request of 4096"):
-        sim.submit(native.constant("ISW_SIM_WRITE"), 0, PAGE_BYTES, b"short")
+        sim.submit(stepped.lib.ISW_SIM_WRITE, 0, PAGE_BYTES, b"short")
 
 
 # ---- quantiles

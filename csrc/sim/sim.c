@@ -1,11 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* See sim.h. Test-only: allocates freely. */
+/* See isw_sim.h. For tests: allocates freely. */
 #define _GNU_SOURCE 1
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/sim.h"
+#include "sim/sim.h"
+
+static const struct iswi_backup_ops sim_backup_ops;
+
+struct iswi_sim *iswi_sim_of(const struct isw_engine *e)
+{
+	return e->backup.ops == &sim_backup_ops ? e->backup.ctx : NULL;
+}
 
 /* ------------------------------------------------------------------------ donors */
 
@@ -145,9 +152,10 @@ static void free_donor(struct iswi_sim_donor *donor)
 
 int isw_sim_remote(isw_engine *e, uint32_t queues, uint32_t slots, uint32_t *remote_out)
 {
+	struct iswi_sim *sim = iswi_sim_of(e);
 	struct iswi_sim_donor *donor;
 	uint32_t remote = ISW_NO_REMOTE;
-	int code = iswi_remote_reserve(e, &remote);
+	int code = sim ? iswi_remote_reserve(e, &remote) : -EINVAL;
 
 	if (code)
 		return code;
@@ -158,15 +166,17 @@ int isw_sim_remote(isw_engine *e, uint32_t queues, uint32_t slots, uint32_t *rem
 	donor->remote = remote;
 	donor->bytes = slots * e->config.slab_bytes;
 	donor->memory = calloc(1, donor->bytes);
-	free_donor(e->sim->donors[remote]); /* a number used again, after isw_remote_destroy */
-	e->sim->donors[remote] = donor;
+	free_donor(sim->donors[remote]); /* a number used again, after isw_remote_destroy */
+	sim->donors[remote] = donor;
 	*remote_out = remote;
 	return make_queues(donor, queues);
 }
 
 static struct iswi_sim_donor *find_donor(isw_engine *e, uint32_t remote)
 {
-	return e->sim && remote < ISWI_SIM_REMOTES ? e->sim->donors[remote] : NULL;
+	const struct iswi_sim *sim = iswi_sim_of(e);
+
+	return sim && remote < ISWI_SIM_REMOTES ? sim->donors[remote] : NULL;
 }
 
 int isw_sim_slot(isw_engine *e, uint32_t remote, uint32_t slot, void *memory)
@@ -213,7 +223,7 @@ int isw_sim_remote_reconnect(isw_engine *e, uint32_t remote)
 		return -EINVAL;
 	queues = donor->queues;
 	/* The front end's thread would do so while retire waits. */
-	iswi_engine_unplug(e, &e->sim->plug);
+	iswi_engine_unplug(e, &iswi_sim_of(e)->plug);
 	code = iswi_remote_reserve(e, &remote);
 	if (!code)
 		code = iswi_remote_retire(e, remote);
@@ -244,25 +254,26 @@ int isw_sim_submit(isw_engine *e, uint32_t op, uint64_t offset, uint64_t length,
 		[ISW_SIM_TRIM] = ISWI_TRIM,   [ISW_SIM_ZERO] = ISWI_ZERO,
 		[ISW_SIM_FLUSH] = ISWI_FLUSH,
 	};
+	struct iswi_sim *sim = iswi_sim_of(e);
 	struct iswi_sim_req *sim_req;
 	uint32_t kind = op & 0xff;
 
-	if (!e->sim || kind < ISW_SIM_READ || kind > ISW_SIM_FLUSH)
+	if (!sim || kind < ISW_SIM_READ || kind > ISW_SIM_FLUSH)
 		return -EINVAL;
 	sim_req = calloc(1, sizeof(*sim_req));
-	sim_req->sim = e->sim;
-	sim_req->id = *id_out = ++e->sim->ids;
+	sim_req->sim = sim;
+	sim_req->id = *id_out = ++sim->ids;
 	sim_req->op = op;
 	sim_req->req.op = ops[kind];
 	sim_req->req.flags = op & ISW_SIM_FUA ? ISWI_REQ_FUA : 0;
 	sim_req->req.offset = offset;
 	sim_req->req.length = length;
 	sim_req->req.done = sim_done;
-	sim_req->open_next = e->sim->open;
-	sim_req->open_link = &e->sim->open;
-	if (e->sim->open)
-		e->sim->open->open_link = &sim_req->open_next;
-	e->sim->open = sim_req;
+	sim_req->open_next = sim->open;
+	sim_req->open_link = &sim->open;
+	if (sim->open)
+		sim->open->open_link = &sim_req->open_next;
+	sim->open = sim_req;
 	if (kind == ISW_SIM_READ || kind == ISW_SIM_WRITE) {
 		sim_req->req.data = aligned_alloc(ISW_PAGE_BYTES, length ? length : ISW_PAGE_BYTES);
 		if (kind == ISW_SIM_WRITE)
@@ -271,7 +282,7 @@ int isw_sim_submit(isw_engine *e, uint32_t op, uint64_t offset, uint64_t length,
 			memset(sim_req->req.data, 0xa5, length); /* not zeros by chance */
 	}
 	if (op & ISW_SIM_PLUG)
-		iswi_engine_submit_plugged(e, &sim_req->req, &e->sim->plug);
+		iswi_engine_submit_plugged(e, &sim_req->req, &sim->plug);
 	else
 		iswi_engine_submit(e, &sim_req->req);
 	return 0;
@@ -288,7 +299,7 @@ static void free_request(struct iswi_sim_req *sim_req)
 
 int isw_sim_reap(isw_engine *e, struct isw_sim_request *done_out, void *data, uint64_t data_bytes)
 {
-	struct iswi_sim *sim = e->sim;
+	struct iswi_sim *sim = iswi_sim_of(e);
 	struct iswi_sim_req *done = sim->done;
 
 	if (!done)
@@ -390,25 +401,16 @@ static int step_remote(struct isw_engine *e, uint32_t step, uint32_t r, uint32_t
 	}
 }
 
-static void write_disk(struct isw_engine *e, const struct iswi_job *job, uint32_t pages)
+static void write_disk(struct iswi_sim *sim, const struct iswi_job *job, uint32_t pages)
 {
 	for (uint32_t i = 0; i < pages; i++)
-		memcpy(e->sim->disk + (job->page + i) * ISW_PAGE_BYTES,
-		       e->staging + (uint64_t)job->slots[i] * ISW_PAGE_BYTES, ISW_PAGE_BYTES);
+		memcpy(sim->disk + (job->page + i) * ISW_PAGE_BYTES,
+		       sim->engine->staging + (uint64_t)job->slots[i] * ISW_PAGE_BYTES,
+		       ISW_PAGE_BYTES);
 }
 
-/* The steps do the disk's reading and writing; the engine itself only syncs, when it settles. */
-static int sim_sync(void *ctx)
+static int step_backup_end(struct iswi_sim *sim, uint32_t n, int error)
 {
-	(void)ctx;
-	return 0;
-}
-
-static const struct iswi_backup_ops sim_backup_ops = {.name = "sim", .sync = sim_sync};
-
-static int step_backup_end(struct isw_engine *e, uint32_t n, int error)
-{
-	struct iswi_sim *sim = e->sim;
 	struct iswi_job job;
 
 	if (!sim->jobs_count)
@@ -417,20 +419,20 @@ static int step_backup_end(struct isw_engine *e, uint32_t n, int error)
 	job = sim->jobs[n];
 	sim->jobs[n] = sim->jobs[--sim->jobs_count];
 	if (job.kind == ISWI_JOB_WRITE) {
-		write_disk(e, &job, error ? (job.pages + 1) / 2 : job.pages);
+		write_disk(sim, &job, error ? (job.pages + 1) / 2 : job.pages);
 		if (error) /* ... and the last of them is torn */
 			memset(sim->disk + job.page * ISW_PAGE_BYTES, 0xee, ISW_PAGE_BYTES / 2);
 	} else if (job.kind == ISWI_JOB_READ && !error) {
 		memcpy(job.op->xfer.buf, sim->disk + job.op->page * ISW_PAGE_BYTES,
 		       job.op->pages * ISW_PAGE_BYTES);
 	}
-	iswi_backup_done(e, &job, error);
+	iswi_backup_done(sim->engine, &job, error);
 	return 1;
 }
 
 int isw_engine_step(isw_engine *e, uint32_t step, uint32_t r, uint32_t n)
 {
-	struct iswi_sim *sim = e->sim;
+	struct iswi_sim *sim = iswi_sim_of(e);
 
 	if (!sim)
 		return -EINVAL;
@@ -443,9 +445,9 @@ int isw_engine_step(isw_engine *e, uint32_t step, uint32_t r, uint32_t n)
 		sim->jobs_count++;
 		return 1;
 	case ISW_STEP_BACKUP_DONE:
-		return step_backup_end(e, n, 0);
+		return step_backup_end(sim, n, 0);
 	case ISW_STEP_BACKUP_FAIL:
-		return step_backup_end(e, n, -EIO);
+		return step_backup_end(sim, n, -EIO);
 	case ISW_STEP_BACKUP_RETRY:
 		return iswi_backup_retry(e);
 	case ISW_STEP_UNPLUG:
@@ -472,8 +474,6 @@ int isw_sim_create(const struct isw_engine_config *config, isw_engine **engine_o
 	struct iswi_sim *sim;
 	int code;
 
-	if (!(config->flags & ISW_ENGINE_STEPPED))
-		return iswi_error(error, -EINVAL, "isw_sim_create wants ISW_ENGINE_STEPPED");
 	code = iswi_engine_make(config, &e, error);
 	if (code)
 		return code;
@@ -485,7 +485,7 @@ int isw_sim_create(const struct isw_engine_config *config, isw_engine **engine_o
 	sim->clock = (struct iswi_clock){sim_now_ns, sim};
 	e->clock = &sim->clock;
 	e->backup.ops = &sim_backup_ops;
-	e->sim = sim;
+	e->backup.ctx = sim;
 	if (!e->standby)
 		iswi_arena_ready(e);
 	*engine_out = e;
@@ -494,8 +494,9 @@ int isw_sim_create(const struct isw_engine_config *config, isw_engine **engine_o
 
 /* --------------------------------------------------------------------------- death */
 
-static void copy_donor(struct isw_engine *e, const struct iswi_sim_donor *from)
+static void copy_donor(struct iswi_sim *sim, const struct iswi_sim_donor *from)
 {
+	struct isw_engine *e = sim->engine;
 	uint64_t slots = from->bytes / e->config.slab_bytes;
 	struct iswi_sim_donor *to = calloc(1, sizeof(*to));
 
@@ -515,16 +516,16 @@ static void copy_donor(struct isw_engine *e, const struct iswi_sim_donor *from)
 		add_late(to, from->late[i].offset, from->late[i].length, from->late[i].bytes);
 	for (uint32_t i = 0; i < from->pending_count; i++)
 		keep_late(to, &from->pending[i]);
-	free_donor(e->sim->donors[to->remote]);
-	e->sim->donors[to->remote] = to;
+	free_donor(sim->donors[to->remote]);
+	sim->donors[to->remote] = to;
 }
 
 /* The disk as it is when the lock of the backup is free. */
-static void copy_disk(struct isw_engine *e, struct isw_engine *dead, uint64_t landed)
+static void copy_disk(struct iswi_sim *sim, const struct iswi_sim *dead, uint64_t landed)
 {
-	memcpy(e->sim->disk, dead->sim->disk, e->config.size_bytes);
-	for (uint32_t i = 0; i < dead->sim->jobs_count; i++, landed >>= 2) {
-		const struct iswi_job *job = &dead->sim->jobs[i];
+	memcpy(sim->disk, dead->disk, sim->engine->config.size_bytes);
+	for (uint32_t i = 0; i < dead->jobs_count; i++, landed >>= 2) {
+		const struct iswi_job *job = &dead->jobs[i];
 
 		if (job->kind != ISWI_JOB_WRITE || !(landed & 3))
 			continue;
@@ -533,8 +534,8 @@ static void copy_disk(struct isw_engine *e, struct isw_engine *dead, uint64_t la
 
 			if (half && k > job->pages / 2)
 				break;
-			memcpy(e->sim->disk + (job->page + k) * ISW_PAGE_BYTES,
-			       dead->staging + (uint64_t)job->slots[k] * ISW_PAGE_BYTES,
+			memcpy(sim->disk + (job->page + k) * ISW_PAGE_BYTES,
+			       dead->engine->staging + (uint64_t)job->slots[k] * ISW_PAGE_BYTES,
 			       half && k == job->pages / 2 ? ISW_PAGE_BYTES / 2 : ISW_PAGE_BYTES);
 		}
 	}
@@ -542,51 +543,69 @@ static void copy_disk(struct isw_engine *e, struct isw_engine *dead, uint64_t la
 
 int isw_sim_take_over(isw_engine *e, isw_engine *dead, uint64_t landed, struct isw_error *error)
 {
+	struct iswi_sim *sim = iswi_sim_of(e);
+	const struct iswi_sim *from = iswi_sim_of(dead);
 	int code;
 
-	if (!e->sim || !e->standby || !dead->sim || e->config.size_bytes != dead->config.size_bytes)
+	if (!sim || !e->standby || !from || e->config.size_bytes != dead->config.size_bytes)
 		return iswi_error(error, -EINVAL, "only a stepped standby takes over");
 	code = iswi_arena_check(e, error);
 	if (code)
 		return code;
-	copy_disk(e, dead, landed);
+	copy_disk(sim, from, landed);
 	for (uint32_t i = 0; i < ISWI_SIM_REMOTES; i++)
-		if (dead->sim->donors[i])
-			copy_donor(e, dead->sim->donors[i]);
+		if (from->donors[i])
+			copy_donor(sim, from->donors[i]);
 	return iswi_recover(e, error);
+}
+
+static void free_sim(struct iswi_sim *sim)
+{
+	for (uint32_t i = 0; i < ISWI_SIM_REMOTES; i++)
+		free_donor(sim->donors[i]);
+	free(sim->disk);
+	free(sim);
 }
 
 void isw_sim_bury(isw_engine *e)
 {
-	struct iswi_sim *sim = e->sim;
+	struct iswi_sim *sim = iswi_sim_of(e);
 
 	for (uint32_t i = 0; i < e->config.remotes_max; i++)
 		for (uint32_t q = 0; q < e->remotes[i].queues_count; q++)
 			free(e->remotes[i].queues[q]);
 	while (sim->open)
 		free_request(sim->open);
-	for (uint32_t i = 0; i < ISWI_SIM_REMOTES; i++)
-		free_donor(sim->donors[i]);
-	free(sim->disk);
-	free(sim);
+	free_sim(sim);
 	iswi_memory_destroy(e);
 	iswi_events_fini(&e->events);
 	free(e);
 }
 
-void iswi_sim_destroy(struct isw_engine *e)
+/* The steps do the disk's reading and writing; the engine itself only syncs, when it settles. */
+static int sim_sync(void *ctx)
 {
-	struct iswi_sim *sim = e->sim;
+	(void)ctx;
+	return 0;
+}
+
+/* By isw_engine_destroy: jobs that were not reported hold requests, so they end now. */
+static void sim_destroy(void *ctx)
+{
+	struct iswi_sim *sim = ctx;
 	struct isw_sim_request done;
 
-	/* Jobs not reported yet hold requests; end them so that nothing leaks. */
-	while (step_backup_end(e, 0, -EIO) || isw_engine_step(e, ISW_STEP_BACKUP_TAKE, 0, 0) ||
-	       isw_engine_step(e, ISW_STEP_BACKUP_TAKE, 1, 0))
+	while (step_backup_end(sim, 0, -EIO) ||
+	       isw_engine_step(sim->engine, ISW_STEP_BACKUP_TAKE, 0, 0) ||
+	       isw_engine_step(sim->engine, ISW_STEP_BACKUP_TAKE, 1, 0))
 		;
-	while (isw_sim_reap(e, &done, NULL, 0))
+	while (isw_sim_reap(sim->engine, &done, NULL, 0))
 		;
-	for (uint32_t i = 0; i < ISWI_SIM_REMOTES; i++)
-		free_donor(sim->donors[i]);
-	free(sim->disk);
-	free(sim);
+	free_sim(sim);
 }
+
+static const struct iswi_backup_ops sim_backup_ops = {
+	.name = "sim",
+	.sync = sim_sync,
+	.destroy = sim_destroy,
+};

@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stepped engine (isw_sim_*): every order of events, chosen by the test."""
+"""The stepped engine (csrc/sim): every order of events, chosen by the test.
+
+`lib` has the functions and constants of isw.h and of isw_sim.h. It is a library of its own, beside
+the product's; as neither keeps anything of its own, each works on the other's handles.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import importlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from infiniswap.engine.binding import check, ffi, lib
+from infiniswap.engine.binding import check, ffi
 from infiniswap.engine.native_engine import NativeEngine, engine_config
 from infiniswap.engine.protocol import EngineConfig
+
+_isw_sim: Final[Any] = importlib.import_module("_isw_sim")
+lib: Final[Any] = _isw_sim.lib
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +32,21 @@ class SimDone:
 
 
 class SimEngine(NativeEngine):
-    """An engine without threads, with donors and backup simulated in memory. Only for tests.
+    """An engine without threads, with donors and backup simulated in memory.
 
     One thread at a time. `step` runs one handler, the very one that a thread would run; see
-    csrc/engine/sim.h.
+    csrc/sim/isw_sim.h.
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        super().__init__(dataclasses.replace(config, stepped=True), None)
+        super().__init__(config, None)
         self._sim_scratch = ffi.new("uint8_t[]", config.request_bytes_max)
+
+    def close(self) -> None:
+        """See NativeEngine. What is held back is sent first: nobody else would."""
+        if self._handle is not None and not self._handle.closed:
+            self.step(lib.ISW_STEP_UNPLUG)
+        super().close()
 
     def _create(self, config: EngineConfig, backup_path: str | None) -> Any:
         error = ffi.new("struct isw_error *")
@@ -43,7 +56,7 @@ class SimEngine(NativeEngine):
         return out[0]
 
     def submit(self, op: int, offset: int, length: int, data: bytes | None = None) -> int:
-        """Submits a request (ISW_SIM_* of isw.h); returns its number."""
+        """Submits a request (ISW_SIM_*); returns its number."""
         if data is not None and len(data) < length:
             raise ValueError(f"{len(data)} bytes of data for a request of {length}")
         number = ffi.new("uint64_t *")
@@ -55,7 +68,7 @@ class SimEngine(NativeEngine):
 
     def reap(self) -> SimDone | None:
         """Takes one completed request; None when there is none."""
-        done = ffi.new("struct isw_sim_request *")
+        done = _isw_sim.ffi.new("struct isw_sim_request *")
         scratch = self._sim_scratch
         with self._use() as engine:
             result = lib.isw_sim_reap(engine, done, scratch, len(scratch))
