@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting on the event loop for what does not end with the one who waits."""
+"""Waits on the event loop for work that goes on when the waiting task is cancelled."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ T = TypeVar("T")
 
 
 async def run_to_end(executor: Executor, call: Callable[[], T]) -> T:
-    """What `call` returns or raises. It has ended when this has, cancelled or not."""
-    # Nobody must find a remote that is half connected.
+    """Runs a blocking call in `executor` and returns what it returns, or raises what it raises.
+
+    The call cannot be stopped. A caller that is cancelled, however often, waits for its end first,
+    so that nobody finds a remote that is half connected.
+    """
     return await to_end(asyncio.get_running_loop().run_in_executor(executor, call))
 
 
 async def to_end(work: asyncio.Future[T]) -> T:
-    """What `work`, which is bounded, returns or raises. It has ended when this has."""
+    """Waits for bounded `work` as run_to_end does."""
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
-        # It goes on all the same, and is waited for, however often we are told to end.
         while not work.done():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait({work})
-        work.exception()  # seen: otherwise it is logged
+        work.exception()  # retrieved: asyncio logs an exception that nobody has asked for
         raise
 
 
 async def while_going_on(work: Coroutine[Any, Any, T], end: Coroutine[Any, Any, Any]) -> T | None:
-    """What `work` returns or raises; None when `end` comes first. Neither goes on afterwards."""
+    """Returns what `work` returns, or None when `end` comes first. Neither goes on afterwards."""
     working, ending = asyncio.create_task(work), asyncio.create_task(end)
     try:
         await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from errno import ECONNRESET
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,34 +21,12 @@ from infiniswap.control.messages import (
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.donors.link_types import Lease, LinkConfig, Place
 from infiniswap.errors import (
-    EngineError,
     NoDonorError,
     ProtocolMismatchError,
     RequestRefusedError,
     SessionLostError,
 )
 from infiniswap.units import MIB, HostPort
-
-
-@pytest.mark.parametrize("fails", [False, True])
-async def test_a_cancelled_call_into_the_engine_is_waited_for(fails: bool) -> None:
-    going_on, ended = threading.Event(), threading.Event()
-
-    def reconnect() -> None:
-        going_on.wait(30)
-        ended.set()
-        if fails:
-            raise EngineError("no", code=5)
-
-    nothing = cast(Any, None)
-    with ThreadPoolExecutor(1) as executor:
-        config = cast(Any, SimpleNamespace(transport="tcp"))
-        link = DonorLink(HostPort("127.0.0.1", 1), nothing, nothing, config, executor)
-        asyncio.get_running_loop().call_later(0.2, going_on.set)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(link._blocking(reconnect), 0.05)
-        # Whoever gives the donor up now finds the engine at rest.
-        assert ended.is_set()
 
 
 class Unmoved:

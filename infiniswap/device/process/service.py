@@ -19,7 +19,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +35,7 @@ from infiniswap.device.donors.link_types import LinkConfig
 from infiniswap.device.donors.probe import check_donors
 from infiniswap.device.frontends.attach import Attachment
 from infiniswap.device.frontends.others import Others
+from infiniswap.device.off_loop import run_to_end
 from infiniswap.device.process import reload
 from infiniswap.device.process.assembly import make_link_config, make_mapper
 from infiniswap.device.process.report import Snapshot, snapshot
@@ -122,19 +123,11 @@ class DeviceService:
 
     async def on_jobs(self, call: Callable[[], T]) -> T:
         """Runs a call that blocks and is about jobs, outside of the event loop."""
-        return await self._blocking(call, self._jobs_executor)
+        return await run_to_end(self._jobs_executor, call)
 
-    async def _blocking(self, call: Callable[[], T], executor: Executor | None = None) -> T:
-        executor = executor or self._executor
-        future = asyncio.get_running_loop().run_in_executor(executor, call)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            # The call cannot be stopped, and what undoes it must not run beside it.
-            await asyncio.wait({future})
-            if not future.cancelled():
-                future.exception()  # seen
-            raise
+    async def _blocking(self, call: Callable[[], T]) -> T:
+        # What undoes the call must not run beside it.
+        return await run_to_end(self._executor, call)
 
     # ------------------------------------------------------------------------ start
 
