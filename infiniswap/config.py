@@ -53,6 +53,19 @@ _ENV_OTHERS_PREFIXES = ("INFINISWAP_TEST_", "INFINISWAP_VM")
 _CONFIG_FILE_BYTES_MAX = MIB
 
 
+def _key(default: Any, kind: str, marks: Mapping[str, str], **meta: object) -> Any:
+    """A field that is a key.
+
+    Args:
+        default: its value where nothing is configured.
+        kind: how it is written: see config_values.
+        marks: `live`: the process ("daemon" or "device") that takes a new value over while it
+            runs. `only`: the one process that uses the key, in a section that both read.
+        meta: what the kind needs.
+    """
+    return field(default=default, metadata={"kind": kind, **meta, **marks})
+
+
 def _size(
     default: int | None,
     *,
@@ -60,42 +73,39 @@ def _size(
     high: int = SIZE_BYTES_MAX,
     multiple: int = PAGE_BYTES,
     auto: bool = False,
+    **marks: str,
 ) -> Any:
-    meta = {"kind": "size", "low": low, "high": high, "multiple": multiple, "auto": auto}
-    return field(default=default, metadata=meta)
+    return _key(default, "size", marks, low=low, high=high, multiple=multiple, auto=auto)
 
 
-def _int(default: int | None, *, low: int, high: int, auto: bool = False) -> Any:
-    meta = {"kind": "int", "low": low, "high": high, "auto": auto}
-    return field(default=default, metadata=meta)
+def _int(default: int | None, *, low: int, high: int, auto: bool = False, **marks: str) -> Any:
+    return _key(default, "int", marks, low=low, high=high, auto=auto)
 
 
-def _float(default: float, *, low: float, high: float, above: bool = False) -> Any:
+def _float(default: float, *, low: float, high: float, above: bool = False, **marks: str) -> Any:
     """`above`: low itself is not allowed."""
-    meta = {"kind": "float", "low": low, "high": high, "above": above}
-    return field(default=default, metadata=meta)
+    return _key(default, "float", marks, low=low, high=high, above=above)
 
 
-def _choice(default: str, *choices: str) -> Any:
-    return field(default=default, metadata={"kind": "choice", "choices": choices})
+def _choice(default: str, *choices: str, **marks: str) -> Any:
+    return _key(default, "choice", marks, choices=choices)
 
 
-def _path(default: Path | None) -> Any:
-    return field(default=default, metadata={"kind": "path"})
+def _path(default: Path | None, **marks: str) -> Any:
+    return _key(default, "path", marks)
 
 
 def _text(default: str) -> Any:
-    return field(default=default, metadata={"kind": "text"})
+    return _key(default, "text", {})
 
 
 def _address(default: HostPort | None, default_port: int) -> Any:
     """Without a default it may be empty."""
-    meta = {"kind": "address", "port": default_port, "optional": default is None}
-    return field(default=default, metadata=meta)
+    return _key(default, "address", {}, port=default_port, optional=default is None)
 
 
-def _addresses(default_port: int) -> Any:
-    return field(default=(), metadata={"kind": "addresses", "port": default_port})
+def _addresses(default_port: int, **marks: str) -> Any:
+    return _key((), "addresses", marks, port=default_port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +116,13 @@ class DaemonConfig:
     """Control API. Any address but a loopback one needs [cluster] secret_file."""
     data_port: int = _int(DATA_PORT, low=0, high=65_535)
     """Pages; on the host of `listen`. 0: any free one (told to consumers by the control API)."""
-    pool_bytes: int | None = _size(None, auto=True)
+    pool_bytes: int | None = _size(None, auto=True, live="daemon")
     """Most memory lent, in bytes; auto: what headroom leaves."""
-    headroom_bytes: int | None = _size(None, low=0, auto=True)
+    headroom_bytes: int | None = _size(None, low=0, auto=True, live="daemon")
     """Memory kept free for this host's own use, in bytes; auto: policy.headroom_fraction of all."""
     slab_bytes: int = _size(GIB, low=MIB, high=64 * GIB)
     """Unit of lending, in bytes; the same in the whole cluster."""
-    preallocate_slabs: int = _int(2, low=0, high=1024)
+    preallocate_slabs: int = _int(2, low=0, high=1024, live="daemon")
     """Free slabs kept ready: hides the time to allocate and zero one."""
     leases_max: int = _int(256, low=1, high=65_536)
     """Devices served at once; one consumer gets half of them at most."""
@@ -122,13 +132,13 @@ class DaemonConfig:
     """Data connections of one device."""
     connections_per_host_max: int = _int(128, low=1, high=65_536)
     """Connections of one address or /64 network, at each of the two ports; half as many leases."""
-    evict_deadline_s: float = _float(1.0, low=0.01, high=60.0)
+    evict_deadline_s: float = _float(1.0, low=0.01, high=60.0, live="daemon")
     """How long a consumer may take to give an evicted slab up; then it is fenced without."""
-    evict_move_s: float = _float(3.0, low=0.0, high=600.0)
+    evict_move_s: float = _float(3.0, low=0.0, high=600.0, live="daemon")
     """How long before that it may copy the slab to another donor, when there is no hurry."""
-    drain_move_s: float = _float(60.0, low=0.0, high=3600.0)
+    drain_move_s: float = _float(60.0, low=0.0, high=3600.0, live="daemon")
     """The same when this donor is drained."""
-    consumer_share_max: float = _float(0.5, low=0.0, high=1.0, above=True)
+    consumer_share_max: float = _float(0.5, low=0.0, high=1.0, above=True, live="daemon")
     """Of the pool, what one consumer may keep while another one needs memory."""
     lease_grace_s: float = _float(10.0, low=0.0, high=3600.0)
     """How long a lease without session and connections waits for its device to come back."""
@@ -138,9 +148,9 @@ class DaemonConfig:
     """Where slabs lie, so that a restarted daemon serves them again; empty: they end with it."""
     name: str = _text("")
     """How this donor is called in tables; empty: the host's name."""
-    keep_awake: str = _choice("off", "auto", "off")
+    keep_awake: str = _choice("off", "auto", "off", live="daemon")
     """Processors that stay awake while consumers read: they gain, this host pays."""
-    rdma: str = _choice("auto", "auto", "off")
+    rdma: str = _choice("auto", "auto", "off", live="daemon")
     """Whether consumers that can may reach the slabs by RDMA; off: by TCP only."""
 
 
@@ -172,18 +182,18 @@ class DeviceConfig:
     """Threads that read the backup."""
     queues: int = _int(2, low=1, high=16)
     """Connections per donor."""
-    refill_pages_per_s: float = _float(262_144.0, low=0.0, high=1e9)
+    refill_pages_per_s: float = _float(262_144.0, low=0.0, high=1e9, live="device")
     """Highest rate of copies from the backup to a slab's new donor, in the background; 0: none."""
-    connect_ms: int = _int(3_000, low=10, high=60_000)
+    connect_ms: int = _int(3_000, low=10, high=60_000, live="device")
     """For a connection to a donor's data port, in milliseconds."""
-    request_ms: int = _int(2_000, low=10, high=60_000)
+    request_ms: int = _int(2_000, low=10, high=60_000, live="device")
     """For a page, in milliseconds; past it the donor counts as unreachable."""
     hedge_ms: int = _int(10, low=0, high=60_000)
     """A donor that takes longer than this, and four times longer than of late, is not waited for:
     the page is read from the backup, too. 0: it is."""
     priority: int | None = _int(None, low=0, high=32_767, auto=True)
     """Of the swap area; auto: above every active one."""
-    keep_awake: str = _choice("auto", "auto", "off")
+    keep_awake: str = _choice("auto", "auto", "off", live="device")
     """Processors that stay awake while pages come in (infiniswap.system.wakeup)."""
     group: str = _text("infiniswap")
     """Whose members may run jobs on a declared device without root; empty: nobody's."""
@@ -198,9 +208,9 @@ class DeviceConfig:
 class ClusterConfig:
     """[cluster]: who belongs together."""
 
-    peers: tuple[HostPort, ...] = _addresses(CONTROL_PORT)
+    peers: tuple[HostPort, ...] = _addresses(CONTROL_PORT, live="device", only="device")
     """Control addresses of the donors."""
-    peers_file: Path | None = _path(None)
+    peers_file: Path | None = _path(None, only="device")
     """More of them, one a line; running devices read it again when it changes."""
     discovery: str = _choice("static", "static", "mqtt")
     """mqtt: donors announce themselves on a broker, and devices find them there as well."""
@@ -211,11 +221,11 @@ class ClusterConfig:
     metrics_token_file: Path | None = _path(None)
     """File of mode 0600 with a token of at least 16 bytes: who shows it may read metrics, and
     nothing else."""
-    ask_s: float = _float(2.0, low=0.05, high=60.0)
+    ask_s: float = _float(2.0, low=0.05, high=60.0, only="device")
     """How long a donor may take to answer a question."""
-    heartbeat_s: float = _float(1.0, low=0.05, high=60.0)
+    heartbeat_s: float = _float(1.0, low=0.05, high=60.0, only="daemon")
     """Distance of heartbeats on a control session, in seconds; the donor's value counts."""
-    heartbeats_missed_max: int = _int(5, low=1, high=100)
+    heartbeats_missed_max: int = _int(5, low=1, high=100, only="daemon")
     """So many missed heartbeats end the session."""
 
 
@@ -254,24 +264,26 @@ class MqttConfig:
 class PolicyConfig:
     """[policy]: the paper's parameters."""
 
-    period_s: float = _float(1.0, low=0.01, high=60.0)
+    period_s: float = _float(1.0, low=0.01, high=60.0, live="device")
     """Of every moving average and of the control loops."""
-    activity_alpha: float = _float(0.2, low=0.0, high=1.0, above=True)
+    activity_alpha: float = _float(0.2, low=0.0, high=1.0, above=True, live="device", only="device")
     """Weight of the newest period in a slab's activity."""
-    memory_beta: float = _float(0.2, low=0.0, high=1.0, above=True)
+    memory_beta: float = _float(0.2, low=0.0, high=1.0, above=True, only="daemon")
     """Weight of the newest period in a donor's memory use."""
-    hot_pages_per_s: float = _float(20.0, low=0.0, high=1e9)
+    hot_pages_per_s: float = _float(20.0, low=0.0, high=1e9, live="device", only="device")
     """An unmapped slab with more page I/O than this is mapped."""
-    choices: int = _int(2, low=1, high=16)
+    choices: int = _int(2, low=1, high=16, live="device", only="device")
     """Donors asked per placement."""
-    headroom_fraction: float = _float(0.125, low=0.0, high=0.9)
+    headroom_fraction: float = _float(0.125, low=0.0, high=0.9, live="daemon", only="daemon")
     """Of all memory, where daemon.headroom is auto (8 GiB of 64)."""
-    evict_slabs_max: int = _int(16, low=1, high=1024)
+    evict_slabs_max: int = _int(16, low=1, high=1024, live="daemon", only="daemon")
     """E at most. What is missing decides how many mapped slabs are evicted; more than this need
     further batches."""
-    evict_extra_slabs: int | None = _int(None, low=0, high=1024, auto=True)
+    evict_extra_slabs: int | None = _int(
+        None, low=0, high=1024, auto=True, live="daemon", only="daemon"
+    )
     """E′, at most E: slabs asked for their activity beyond E; auto: as many as E."""
-    suspend_s: float = _float(2.0, low=0.0, high=600.0)
+    suspend_s: float = _float(2.0, low=0.0, high=600.0, live="device", only="device")
     """How long an unreachable donor may come back before its slabs are given up."""
 
 

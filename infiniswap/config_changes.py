@@ -1,78 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a changed configuration a running process takes over, and what waits for its restart."""
+"""A changed configuration: which keys a running process takes over, and which wait for its restart.
+
+config.py marks the keys where it declares them. docs/configuration.md lists the live ones; a test
+compares both.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from infiniswap import config as configuration
+from infiniswap import events
 from infiniswap.config import Config
 from infiniswap.errors import InfiniswapError
 
-_DONOR_POLICY: Final = (
-    "period_s",
-    "memory_beta",
-    "headroom_fraction",
-    "evict_slabs_max",
-    "evict_extra_slabs",
-)
-_NOT_THE_DAEMONS: Final = ("cluster.peers", "cluster.peers_file", "cluster.ask_s")
+log = logging.getLogger(__name__)
 
-LIVE_DAEMON: Final = frozenset(
-    {
-        "daemon.pool",
-        "daemon.headroom",
-        "daemon.preallocate_slabs",
-        "daemon.evict_deadline_s",
-        "daemon.evict_move_s",
-        "daemon.drain_move_s",
-        "daemon.consumer_share_max",
-        "daemon.keep_awake",
-        "daemon.rdma",
-        "policy.headroom_fraction",
-        "policy.evict_slabs_max",
-        "policy.evict_extra_slabs",
-    }
-)
-"""Keys that a running daemon takes over. Of what concerns it, the others wait for its restart."""
+Process = Literal["daemon", "device"]
+
+_RESTART: Final[Mapping[Process, str]] = {
+    "daemon": "a restart of the daemon",
+    "device": "a stop and a start of the device",
+}
+"""What the other keys wait for."""
 
 
-LIVE_DEVICE: Final = frozenset(
-    {
-        "device.refill_pages_per_s",
-        "device.connect_ms",
-        "device.request_ms",
-        "device.keep_awake",
-        "cluster.peers",
-        "policy.period_s",
-        "policy.activity_alpha",
-        "policy.hot_pages_per_s",
-        "policy.choices",
-        "policy.suspend_s",
-    }
-)
-"""Keys that a running device takes over; connect_ms and request_ms for its next connections."""
+def _keys(wanted: Callable[[str, Mapping[str, Any]], bool]) -> Iterator[str]:
+    """Keys by section and metadata of their fields, in the order of the classes."""
+    for section, kind in configuration.SECTIONS.items():
+        for entry in dataclasses.fields(kind):
+            if wanted(section, entry.metadata):
+                yield f"{section}.{configuration.key_name(entry)}"
 
 
-def concerns_device(key: str) -> bool:
-    """Whether a device goes by this key."""
-    section, _, name = key.partition(".")
-    if section == "policy":
-        return key in LIVE_DEVICE
-    if section == "cluster":
-        return not name.startswith("heartbeat")
-    return section in ("device", "mqtt")
+def live_keys(process: Process) -> tuple[str, ...]:
+    """Keys that a running process takes over; the other keys that concern it wait for its restart.
+
+    A device's connect_ms and request_ms apply to its next connections.
+    """
+    return tuple(_keys(lambda _, meta: meta.get("live") == process))
 
 
-def concerns_daemon(key: str) -> bool:
-    """Whether a daemon goes by this key."""
-    section, _, name = key.partition(".")
-    if section == "policy":
-        return name in _DONOR_POLICY
-    return section in ("daemon", "cluster", "mqtt") and key not in _NOT_THE_DAEMONS
+def concerning_keys(process: Process) -> tuple[str, ...]:
+    """Keys that a process uses."""
+    others = {"daemon": "device", "device": "daemon"}[process]
+    return tuple(_keys(lambda section, meta: others not in (section, meta.get("only"))))
 
 
 def values(config: Config) -> dict[str, Any]:
@@ -84,18 +60,19 @@ def values(config: Config) -> dict[str, Any]:
     }
 
 
-def changed(old: Config, new: Config, concerns: Callable[[str], bool]) -> tuple[str, ...]:
-    """Keys whose values differ, in the order of the classes; of those that concern somebody."""
+def changed(old: Config, new: Config, process: Process) -> tuple[str, ...]:
+    """Keys that concern a process and whose values differ, in the order of the classes."""
     before, after = values(old), values(new)
-    return tuple(key for key in before if before[key] != after[key] and concerns(key))
+    return tuple(key for key in concerning_keys(process) if before[key] != after[key])
 
 
-def merged(running: Config, wanted: Config, live: Collection[str]) -> Config:
-    """The running configuration with those keys as they are wanted.
+def merged(running: Config, wanted: Config, process: Process) -> Config:
+    """The running configuration with the wanted values of the process's live keys.
 
     Raises:
         ConfigError: the values do not go together as long as the other keys stay.
     """
+    live = live_keys(process)
     result = dataclasses.replace(
         running,
         **{
@@ -129,14 +106,32 @@ class Outcome:
     waiting: tuple[str, ...] = ()
     error: InfiniswapError | None = None
 
-    def sentences(self, restart: str) -> list[str]:
-        """For the status: what an administrator should know of it.
+    @classmethod
+    def between(cls, running: Config, now: Config, wanted: Config, process: Process) -> Outcome:
+        """The running configuration has become the one of now, which is not all that is wanted."""
+        return cls(changed(running, now, process), changed(now, wanted, process))
 
-        Args:
-            restart: what has to be done for the keys that wait.
-        """
+    def sentences(self, process: Process) -> list[str]:
+        """For the status: what an administrator should know of it."""
         if self.error is not None:
             return [f"the configuration was not reloaded, and nothing has changed: {self.error}"]
         if self.waiting:
-            return [f"these keys have changed, and wait for {restart}: {', '.join(self.waiting)}"]
+            keys = ", ".join(self.waiting)
+            return [f"these keys have changed, and wait for {_RESTART[process]}: {keys}"]
         return []
+
+    def log(self, process: Process) -> None:
+        """Writes it to the process's log."""
+        if self.applied or not (self.waiting or self.error):
+            log.info(
+                "reloaded: %s",
+                ", ".join(self.applied) or "nothing has changed",
+                extra=events.about(events.RELOADED),
+            )
+        for sentence in self.sentences(process):
+            log.log(
+                logging.ERROR if self.error else logging.WARNING,
+                "%s",
+                sentence,
+                extra=events.about(events.CONFIG_BROKEN if self.error else events.RESTART_NEEDED),
+            )

@@ -82,7 +82,7 @@ LONGER = {
     "device/donors/link.py:DonorLink": 545,
     "device/slabs/mapper.py:SlabMapper": 430,
     "device/process/server.py:application": 78,
-    "device/process/service.py:DeviceService": 524,
+    "device/process/service.py:DeviceService": 516,
     "donor/daemon.py:serve": 118,
     "donor/harvest.py:Harvester": 311,
     "donor/service.py:DonorService": 494,

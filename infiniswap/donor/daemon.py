@@ -336,7 +336,7 @@ async def _reload(
         hung_up.clear()
         notifier.reloading()
         outcome = await donor.reloader.reload(load)
-        notifier.ready("; ".join([serving, *outcome.sentences("a restart")]))
+        notifier.ready("; ".join([serving, *outcome.sentences("daemon")]))
 
 
 def _open_home(config: Config, limits: HeadroomConfig, identity: DonorIdentity) -> Home | NoHome:

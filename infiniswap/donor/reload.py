@@ -8,21 +8,17 @@ values do not go together with what stays as it is. A file with a mistake change
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from infiniswap import events
 from infiniswap.config import Config, check_listen_secret
-from infiniswap.config_changes import LIVE_DAEMON, Outcome, changed, concerns_daemon, merged
+from infiniswap.config_changes import Outcome, merged
 from infiniswap.donor.evict import EvictionConfig
 from infiniswap.donor.harvest import Harvester, MemoryFigures
 from infiniswap.donor.service import DonorService
 from infiniswap.errors import ConfigError, InfiniswapError
 from infiniswap.policy.headroom import HeadroomConfig
 from infiniswap.system.wakeful import Waker
-
-log = logging.getLogger(__name__)
 
 Limits = Callable[[Config, MemoryFigures], HeadroomConfig]
 """The limits of the pool on a host with this memory; raises ConfigError."""
@@ -68,42 +64,28 @@ class Reloader:
             outcome = self._take_over(wanted)
         except InfiniswapError as error:
             outcome = Outcome(error=error)
-        sentences = outcome.sentences("a restart of the daemon")
-        if outcome.applied or not sentences:
-            log.info(
-                "reloaded: %s",
-                ", ".join(outcome.applied) or "nothing has changed",
-                extra=events.about(events.RELOADED),
-            )
-        for sentence in sentences:
-            log.log(
-                logging.ERROR if outcome.error else logging.WARNING,
-                "%s",
-                sentence,
-                extra=events.about(
-                    events.CONFIG_BROKEN if outcome.error else events.RESTART_NEEDED
-                ),
-            )
-        self._tell(sentences)
+        outcome.log("daemon")
+        self._tell(outcome.sentences("daemon"))
         return outcome
 
     def _take_over(self, wanted: Config) -> Outcome:
         before = self._config
         try:
-            config = merged(before, wanted, LIVE_DAEMON)
+            config = merged(before, wanted, "daemon")
             limits = self._limits(config, self._harvester.figures)
         except ConfigError:
             # Only together with what waits for a restart.
-            return Outcome(waiting=changed(before, wanted, concerns_daemon))
+            return Outcome.between(before, before, wanted, "daemon")
         is_capped = limits.slabs_max > self._slabs_max
         if is_capped:
             limits = replace(limits, pool_bytes_max=self._slabs_max * limits.slab_bytes)
         self._apply(config, limits)
         self._config = config
-        waiting = changed(config, wanted, concerns_daemon)
+        outcome = Outcome.between(before, config, wanted, "daemon")
         if is_capped:
-            waiting = tuple(dict.fromkeys(("daemon.pool", *waiting)))
-        return Outcome(changed(before, config, concerns_daemon), waiting)
+            waiting = tuple(dict.fromkeys(("daemon.pool", *outcome.waiting)))
+            outcome = replace(outcome, waiting=waiting)
+        return outcome
 
     def _apply(self, config: Config, limits: HeadroomConfig) -> None:
         daemon, policy, service = config.daemon, config.policy, self._service

@@ -9,17 +9,8 @@ from typing import Any
 
 import pytest
 
-from infiniswap import config as configuration
 from infiniswap.config import Config, load
-from infiniswap.config_changes import (
-    LIVE_DAEMON,
-    LIVE_DEVICE,
-    Outcome,
-    changed,
-    concerns_daemon,
-    concerns_device,
-    merged,
-)
+from infiniswap.config_changes import Outcome, Process, concerning_keys, live_keys, merged
 from infiniswap.device.process import reload
 from infiniswap.device.spec.spec import DeviceSpec, decode_spec, encode_spec, source_fields
 from infiniswap.errors import ConfigError
@@ -32,44 +23,51 @@ def made(**keys: Any) -> Config:
     return load(Path("/dev/null"), {key.replace("__", "."): v for key, v in keys.items()}, {})
 
 
-def test_only_live_keys_are_taken_over_and_the_others_wait() -> None:
+@pytest.mark.parametrize(
+    ("process", "outcome"),
+    [
+        ("daemon", Outcome(("daemon.headroom",), ("daemon.slab",))),
+        ("device", Outcome(("policy.choices",), ("device.hedge_ms",))),
+    ],
+)
+def test_only_live_keys_are_taken_over_and_the_others_wait(
+    process: Process, outcome: Outcome
+) -> None:
     running = made()
     wanted = made(daemon__slab="64M", daemon__headroom="1G", device__hedge_ms=1, policy__choices=3)
-    config = merged(running, wanted, LIVE_DAEMON)
-    assert changed(running, config, concerns_daemon) == ("daemon.headroom",)
-    assert changed(config, wanted, concerns_daemon) == ("daemon.slab",)
-    config = merged(running, wanted, LIVE_DEVICE)
-    assert changed(running, config, concerns_device) == ("policy.choices",)
-    assert changed(config, wanted, concerns_device) == ("device.hedge_ms",)
+    config = merged(running, wanted, process)
+    assert Outcome.between(running, config, wanted, process) == outcome
 
 
 def test_values_that_go_together_only_after_a_restart_are_refused() -> None:
     wanted = made(daemon__slab="64M", daemon__pool="64M")
     with pytest.raises(ConfigError, match="smaller than one slab"):
-        merged(made(), wanted, LIVE_DAEMON)
+        merged(made(), wanted, "daemon")
 
 
-def test_every_live_key_is_one_that_concerns_its_process() -> None:
-    known = set(configuration.known_keys())
-    assert known >= LIVE_DAEMON
-    assert known >= LIVE_DEVICE
-    assert all(map(concerns_daemon, LIVE_DAEMON))
-    assert all(map(concerns_device, LIVE_DEVICE))
-
-
-def test_the_documentation_lists_the_live_keys() -> None:
-    root = Path(__file__).resolve().parent.parent.parent
-    text = (root / "docs/configuration.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("process", ["daemon", "device"])
+def test_every_live_key_concerns_its_process_and_the_documentation_lists_it(
+    process: Process, project_root: Path
+) -> None:
+    text = (project_root / "docs/configuration.md").read_text(encoding="utf-8")
     section = text[text.index("## Change it while it runs") :].split("\n## ")[0]
-    rows = re.findall(r"^\| (daemon|device) \| (.*) \|$", section, re.MULTILINE)
-    listed = {who: set(re.findall(r"`(\w+\.\w+)`", keys)) for who, keys in rows}
-    assert listed == {"daemon": set(LIVE_DAEMON), "device": set(LIVE_DEVICE)}
+    (row,) = re.findall(rf"^\| {process} \| (.*) \|$", section, re.MULTILINE)
+    assert tuple(re.findall(r"`(\w+\.\w+)`", row)) == live_keys(process)
+    assert set(live_keys(process)) < set(concerning_keys(process))
+
+
+def test_keys_of_shared_sections_concern_the_processes_that_use_them() -> None:
+    daemon, device = set(concerning_keys("daemon")), set(concerning_keys("device"))
+    assert {"policy.period_s", "cluster.name", "mqtt.broker"} <= daemon & device
+    assert {"daemon.listen", "policy.memory_beta", "cluster.heartbeat_s"} <= daemon - device
+    assert {"device.queues", "policy.choices", "cluster.peers", "cluster.ask_s"} <= device - daemon
 
 
 def test_what_is_said_of_a_reload() -> None:
-    assert Outcome(applied=("a.b",)).sentences("x") == []
-    assert "wait for x: a.b, c.d" in Outcome(waiting=("a.b", "c.d")).sentences("x")[0]
-    (text,) = Outcome(waiting=("a.b",), error=ConfigError("no")).sentences("x")
+    assert Outcome(applied=("a.b",)).sentences("device") == []
+    (text,) = Outcome(waiting=("a.b", "c.d")).sentences("daemon")
+    assert text.endswith("wait for a restart of the daemon: a.b, c.d")
+    (text,) = Outcome(waiting=("a.b",), error=ConfigError("no")).sentences("device")
     assert text.endswith("nothing has changed: no")
 
 

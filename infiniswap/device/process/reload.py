@@ -8,26 +8,19 @@ wait for a stop and a start. A file with a mistake changes nothing.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from pathlib import Path
 
 import msgspec
 
 from infiniswap import config as configuration
-from infiniswap import events
 from infiniswap.config import Config
-from infiniswap.config_changes import LIVE_DEVICE, Outcome, changed, concerns_device, merged
+from infiniswap.config_changes import Outcome, merged
 from infiniswap.device.donors.link_types import LinkConfig
 from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.errors import ConfigError, InfiniswapError
 from infiniswap.policy.activity import ActivityConfig
 from infiniswap.system.wakeful import Waker
-
-log = logging.getLogger(__name__)
-
-RESTART = "a stop and a start of the device"
-"""What the other keys wait for."""
 
 
 def plan(spec: DeviceSpec) -> tuple[DeviceSpec, Outcome]:
@@ -58,14 +51,14 @@ def plan(spec: DeviceSpec) -> tuple[DeviceSpec, Outcome]:
         )
     wanted = dataclasses.replace(wanted, cluster=kept)
     try:
-        config = merged(running, wanted, LIVE_DEVICE)
+        config = merged(running, wanted, "device")
     except ConfigError:
-        return spec, Outcome(waiting=changed(running, wanted, concerns_device))
-    outcome = Outcome(
-        changed(running, config, concerns_device), changed(config, wanted, concerns_device)
-    )
+        config = running
     changes = {"config": config.device, "policy": config.policy, "donors": config.cluster.peers}
-    return msgspec.structs.replace(spec, **changes), outcome
+    return (
+        msgspec.structs.replace(spec, **changes),
+        Outcome.between(running, config, wanted, "device"),
+    )
 
 
 def _running(spec: DeviceSpec, wanted: Config) -> Config:
@@ -109,20 +102,3 @@ def retune(
     if waker is not None:
         waker.set_mode(config.keep_awake)
     return links
-
-
-def tell(outcome: Outcome) -> None:
-    """To the log."""
-    if outcome.applied or not (outcome.waiting or outcome.error):
-        log.info(
-            "reloaded: %s",
-            ", ".join(outcome.applied) or "nothing has changed",
-            extra=events.about(events.RELOADED),
-        )
-    for sentence in outcome.sentences(RESTART):
-        log.log(
-            logging.ERROR if outcome.error else logging.WARNING,
-            "%s",
-            sentence,
-            extra=events.about(events.CONFIG_BROKEN if outcome.error else events.RESTART_NEEDED),
-        )

@@ -269,7 +269,7 @@ class DeviceService:
             self._finder.tell(spec, mapper, self._make_link)
             rundir.write_record(self._paths.record, spec)
             self._succession.keep_spec(spec, attachment)
-        reload.tell(self._outcome)
+        self._outcome.log("device")
         return self._outcome
 
     def _client_config(self) -> ClientConfig:
@@ -587,7 +587,7 @@ class DeviceService:
             uptime_s=time.monotonic() - self._started_s,
             degraded=self._degraded
             + ([str(problem)] if problem else [])
-            + self._outcome.sentences(reload.RESTART)
+            + self._outcome.sentences("device")
             + self._succession.degraded()
             + self._finder.degraded(),
             awake=self._waker is not None and self._waker.awake,
