@@ -20,10 +20,12 @@ from infiniswap.device.spec import contents, rundir
 from infiniswap.device.spec.spec import (
     DeviceSpec,
     check_backup_choice,
+    check_files,
     check_name,
     check_size,
-    metrics_token_file,
+    completed,
     source_fields,
+    with_own_values,
 )
 from infiniswap.discovery.static import only_these
 from infiniswap.errors import ConflictError, InfiniswapError, NotPermittedError, UsageError
@@ -149,29 +151,21 @@ def make_spec(
     backup = backup_path(args.backup, paths)
     check_backup_choice(backup, swap, args.allow_data_loss)
     priority = checked_priority(getattr(args, "priority", None))
-    config.secret()  # a mistake there is told before anything is attached
-    return DeviceSpec(
+    check_files(config)
+    spec = DeviceSpec(
         name=check_name(name),
         device_id=str(uuid.uuid4()),
         size_bytes=size_bytes,
-        slab_bytes=config.device.slab_bytes,
-        frontend=config.device.frontend,
-        transport=config.device.transport,
+        config=config,
         backup=backup,
         backup_owned=args.backup is None or (backup is not None and not os.path.exists(backup)),
         swap=swap,
-        priority=priority if priority is not None else config.device.priority,
         ephemeral=ephemeral,
         owner_pid=owner_pid,
-        secret_file=optional_text(config.cluster.secret_file),
-        config=config.device,
-        policy=config.policy,
-        ask_s=config.cluster.ask_s,
         discard_contents=getattr(args, "discard_contents", False),
-        **_sources(config),
         **source_fields(getattr(args, "config", None), _overrides(args)),
-        metrics_token_file=metrics_token_file(config),
     )
+    return spec if priority is None else with_own_values(spec, priority=priority)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -235,8 +229,6 @@ def _again(
     Raises:
         ConflictError: they would change more.
     """
-    import dataclasses
-
     import msgspec
 
     mend = (
@@ -260,52 +252,25 @@ def _again(
         raise ConflictError(
             f"the backup of {stopped} is {kept.backup or 'none'}", where=str(paths.kept), mend=mend
         )
-    secret = config.cluster.secret_file
-    config.secret()
+    check_files(config)
+    priority = checked_priority(args.priority)
     source = source_fields(args.config, _overrides(args))
-    return msgspec.structs.replace(
+    again = msgspec.structs.replace(
         kept,
-        **_sources_again(config, kept),
-        slab_bytes=kept.slab_bytes if args.slab is None else config.device.slab_bytes,
-        frontend=kept.frontend if args.frontend is None else config.device.frontend,
-        transport=kept.transport if args.transport is None else config.device.transport,
-        priority=kept.priority if args.priority is None else checked_priority(args.priority),
-        secret_file=kept.secret_file if secret is None else str(secret),
-        config=dataclasses.replace(
-            config.device,
-            staging_bytes=(
-                kept.config.staging_bytes if args.staging is None else config.device.staging_bytes
-            ),
-        ),
-        policy=config.policy,
-        ask_s=config.cluster.ask_s,
+        config=completed(config, kept.config),
         discard_contents=bool(args.discard_contents),
         config_file=source["config_file"],
         flags={**kept.flags, **source["flags"]},
-        metrics_token_file=metrics_token_file(config),
     )
-
-
-def _sources(config: configuration.Config) -> dict[str, Any]:
-    """How donors are found, as fields of a spec."""
-    return {
-        "donors": config.cluster.peers,
-        "peers_file": optional_text(config.cluster.peers_file),
-        "mqtt": config.mqtt if config.cluster.discovery == "mqtt" else None,
-        "cluster": config.cluster.name,
+    given = {
+        "slab_bytes": args.slab,
+        "frontend": args.frontend,
+        "transport": args.transport,
+        "staging_bytes": args.staging,
     }
-
-
-def _sources_again(config: configuration.Config, kept: DeviceSpec) -> dict[str, Any]:
-    """As configured now, or as before where nothing is."""
-    found = _sources(config)
-    is_given = found["donors"] or found["peers_file"] or found["mqtt"]
-    return found if is_given else {key: getattr(kept, key) for key in found}
-
-
-def optional_text(value: object) -> str | None:
-    """As text, unless there is none."""
-    return None if value is None else str(value)
+    own = {key: getattr(kept.config.device, key) for key in given if given[key] is None}
+    own["priority"] = kept.config.device.priority if priority is None else priority
+    return with_own_values(again, **own)
 
 
 def backup_path(argument: str | None, paths: rundir.DevicePaths) -> str | None:

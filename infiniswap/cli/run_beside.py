@@ -14,12 +14,13 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from infiniswap.config import Config, DeviceConfig, read_secret
 from infiniswap.device.jobs.beside import FIRST_NAME, RunDevice
-from infiniswap.device.spec.spec import DeviceSpec, named_text
+from infiniswap.device.spec.spec import DeviceSpec, completed, named_text, names_donors
 from infiniswap.errors import ConflictError, InfiniswapError
 from infiniswap.units import format_size
 
@@ -61,7 +62,7 @@ def like(
         "backup": _backup(args.backup, other, name),
         "priority": other.status.swap.priority if priority is None else priority,
     }
-    return argparse.Namespace(**arguments), _inherit(args, config, other.spec)
+    return argparse.Namespace(**arguments), _inherit(args, config, other.spec.config)
 
 
 def recorded(spec: DeviceSpec, others: tuple[RunDevice, ...]) -> DeviceSpec:
@@ -91,6 +92,7 @@ def _differences(
     args: argparse.Namespace, config: Config, other: RunDevice
 ) -> Iterator[_Difference]:
     spec, device, cluster = other.spec, config.device, config.cluster
+    its_device, its_cluster = spec.config.device, spec.config.cluster
 
     def differs(option: str, key: str, theirs: str, value: str | None) -> _Difference:
         if getattr(args, option.replace("-", "_")) is not None:
@@ -98,21 +100,22 @@ def _differences(
         # The configuration is there for every command, and is not changed for one of them.
         return _Difference(key, theirs, f"Give --{option} {value} to use the same" if value else "")
 
-    if _names_donors(config) and _donors(config) != _donors_of(spec):
-        is_list = spec.peers_file is None and spec.mqtt is None
-        value = ",".join(map(str, spec.donors)) if is_list else None
+    if names_donors(config) and _donors(config) != _donors(spec.config):
+        is_list = its_cluster.peers_file is None and its_cluster.discovery != "mqtt"
+        value = ",".join(map(str, its_cluster.peers)) if is_list else None
         yield differs("donors", "cluster.peers", named_text(spec), value)
-    if _is_given(args, config, "transport") and device.transport != spec.transport:
-        yield differs("transport", "device.transport", spec.transport, spec.transport)
-    if cluster.secret_file is not None and not _is_same_secret(config, spec.secret_file):
-        theirs = spec.secret_file or "no secret"
-        yield differs("secret-file", "cluster.secret_file", theirs, spec.secret_file)
-    frontends = (spec.frontend, other.status.frontend)
+    if _is_given(args, config, "transport") and device.transport != its_device.transport:
+        theirs = its_device.transport
+        yield differs("transport", "device.transport", theirs, theirs)
+    if cluster.secret_file is not None and not _is_same_secret(config, its_cluster.secret_file):
+        file = None if its_cluster.secret_file is None else str(its_cluster.secret_file)
+        yield differs("secret-file", "cluster.secret_file", file or "no secret", file)
+    frontends = (its_device.frontend, other.status.frontend)
     if _is_given(args, config, "frontend") and device.frontend not in frontends:
         theirs = other.status.frontend
         yield differs("frontend", "device.frontend", theirs, theirs)
-    if _is_given(args, config, "slab") and device.slab_bytes != spec.slab_bytes:
-        theirs = format_size(spec.slab_bytes)
+    if _is_given(args, config, "slab") and device.slab_bytes != its_device.slab_bytes:
+        theirs = format_size(its_device.slab_bytes)
         yield differs("slab", "device.slab", theirs, theirs)
     backup, asked = _their_backup(other), _asked_backup(args.backup)
     if asked is None and backup == "none":
@@ -127,53 +130,30 @@ def _is_given(args: argparse.Namespace, config: Config, option: str) -> bool:
     return getattr(args, option) is not None or getattr(config.device, field) != default
 
 
-def _names_donors(config: Config) -> bool:
-    cluster = config.cluster
-    return bool(cluster.peers or cluster.peers_file or cluster.discovery == "mqtt")
-
-
 def _donors(config: Config) -> tuple[object, ...]:
     cluster = config.cluster
     by_broker = (config.mqtt.broker, cluster.name) if cluster.discovery == "mqtt" else None
-    file = None if cluster.peers_file is None else str(cluster.peers_file)
-    return frozenset(cluster.peers), file, by_broker
+    return frozenset(cluster.peers), cluster.peers_file, by_broker
 
 
-def _donors_of(spec: DeviceSpec) -> tuple[object, ...]:
-    by_broker = None if spec.mqtt is None else (spec.mqtt.broker, spec.cluster)
-    return frozenset(spec.donors), spec.peers_file, by_broker
-
-
-def _is_same_secret(config: Config, theirs: str | None) -> bool:
+def _is_same_secret(config: Config, theirs: Path | None) -> bool:
     if theirs is None:
         return False
-    if theirs == str(config.cluster.secret_file):
+    if theirs == config.cluster.secret_file:
         return True
     with contextlib.suppress(InfiniswapError):  # it was moved meanwhile
-        return read_secret(Path(theirs)) == config.secret()
+        return read_secret(theirs) == config.secret()
     return False
 
 
-def _inherit(args: argparse.Namespace, config: Config, spec: DeviceSpec) -> Config:
-    cluster, device, mqtt = config.cluster, config.device, config.mqtt
-    if not _names_donors(config):
-        cluster = replace(
-            cluster,
-            peers=spec.donors,
-            peers_file=None if spec.peers_file is None else Path(spec.peers_file),
-            discovery="static" if spec.mqtt is None else "mqtt",
-            name=spec.cluster,
-        )
-        mqtt = spec.mqtt or mqtt
-    if cluster.secret_file is None and spec.secret_file is not None:
-        cluster = replace(cluster, secret_file=Path(spec.secret_file))
-    if not _is_given(args, config, "transport"):
-        device = replace(device, transport=spec.transport)
-    if not _is_given(args, config, "frontend"):
-        device = replace(device, frontend=spec.frontend)
-    if not _is_given(args, config, "slab"):
-        device = replace(device, slab_bytes=spec.slab_bytes)
-    return replace(config, cluster=cluster, device=device, mqtt=mqtt)
+def _inherit(args: argparse.Namespace, config: Config, theirs: Config) -> Config:
+    fields = {"transport": "transport", "frontend": "frontend", "slab": "slab_bytes"}
+    same: dict[str, Any] = {
+        field: getattr(theirs.device, field)
+        for option, field in fields.items()
+        if not _is_given(args, config, option)
+    }
+    return replace(completed(config, theirs), device=replace(config.device, **same))
 
 
 # --------------------------------------------------------------------------- backup

@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 
 from infiniswap import config as configuration
 from infiniswap.cli.config_paths import check_discovery
+from infiniswap.config import ClusterConfig, Config
 from infiniswap.device.slabs.finder import Finder
 from infiniswap.device.slabs.mapper import SlabMapper
+from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.discovery.agent import is_own
 from infiniswap.discovery.announcement import (
     ADDRESSES_MAX,
@@ -454,8 +456,14 @@ class Watched:
     def start(self) -> None: ...
 
 
+def searching(*peers: HostPort, **cluster: Any) -> DeviceSpec:
+    """A device that looks for donors there, and on a broker."""
+    found = ClusterConfig(peers=peers, **{"discovery": "mqtt", **cluster})
+    return cast(DeviceSpec, SimpleNamespace(config=Config(cluster=found)))
+
+
 def test_a_successor_that_has_heard_nobody_yet_keeps_the_donors_it_took_over() -> None:
-    spec = cast(Any, SimpleNamespace(donors=(), peers_file=None, mqtt=1))
+    spec = searching()
     nothing = cast(Any, None)
     mapper = SlabMapper(nothing, 1, ActivityConfig(1.0, 1.0, 1.0), 2, Random(1), 0.0, nothing, 1)
     found = Finder(spec, nothing, cast(Any, Watched))
@@ -473,7 +481,7 @@ async def test_donors_that_are_named_and_announced_are_used_together(tmp_path: P
     named, listed, both, announced = (HostPort(f"10.0.0.{number}", 1) for number in range(1, 5))
     peers = tmp_path / "peers"
     peers.write_text(f"{listed}\n{both}\n")
-    spec = cast(Any, SimpleNamespace(donors=(named,), peers_file=str(peers), mqtt=1))
+    spec = searching(named, peers_file=peers)
     nothing = cast(Any, None)
     mapper = SlabMapper(nothing, 1, ActivityConfig(1.0, 1.0, 1.0), 2, Random(1), 0.0, nothing, 1)
     found = Finder(spec, nothing, cast(Any, Watched))
@@ -491,8 +499,7 @@ async def test_donors_that_are_named_and_announced_are_used_together(tmp_path: P
     assert found.announced() == (announced,)
     # What one source takes back another one may still say.
     watched.donors = (announced,)
-    nobody = cast(Any, SimpleNamespace(donors=(), peers_file=str(peers), mqtt=1))
-    found.tell(nobody, mapper, cast(Any, Link))
+    found.tell(searching(peers_file=peers), mapper, cast(Any, Link))
     assert lenders() == [listed, both, announced]
     watched.donors = ()
     found._know(mapper, cast(Any, Link))
@@ -503,10 +510,7 @@ def test_a_successor_goes_by_those_that_are_named_now() -> None:
     """It was made when others were, and waited for its turn."""
     first, second = HostPort("10.0.0.1", 1), HostPort("10.0.0.2", 1)
     nothing = cast(Any, None)
-    before, now = (
-        cast(Any, SimpleNamespace(donors=(donor,), peers_file=None, mqtt=None))
-        for donor in (first, second)
-    )
+    before, now = (searching(donor, discovery="static") for donor in (first, second))
     mapper = SlabMapper(nothing, 1, ActivityConfig(1.0, 1.0, 1.0), 2, Random(1), 0.0, nothing, 1)
     Finder(before, nothing).start(now, mapper, cast(Any, Link))
     assert [link.address for link in mapper.lenders()] == [second]

@@ -80,20 +80,12 @@ def test_a_device_reads_its_configuration_again_and_its_flags_stay(tmp_path: Pat
         name="a",
         device_id="b",
         size_bytes=4096,
-        slab_bytes=config.device.slab_bytes,
-        donors=config.cluster.peers,
-        frontend="auto",
-        transport="auto",
+        config=config,
         backup=None,
         backup_owned=False,
         swap=False,
-        priority=None,
         ephemeral=False,
         owner_pid=None,
-        secret_file=None,
-        config=config.device,
-        policy=config.policy,
-        ask_s=config.cluster.ask_s,
         **source_fields(str(path), flags),
     )
     spec = decode_spec(encode_spec(spec), "here")
@@ -101,11 +93,11 @@ def test_a_device_reads_its_configuration_again_and_its_flags_stay(tmp_path: Pat
     path.write_text('[cluster]\npeers = ["10.0.0.3"]\n[device]\nrequest_ms = 99\nqueues = 1\n')
     new, outcome = reload.plan(spec)
     assert outcome == Outcome(("device.request_ms", "cluster.peers"), ("device.queues",))
-    assert new.donors == (HostPort("10.0.0.3", 9400),)
-    assert (new.config.request_ms, new.config.queues) == (99, 2)
-    assert new.config.staging_bytes == 16 << 20
+    assert new.config.cluster.peers == (HostPort("10.0.0.3", 9400),)
+    device = new.config.device
+    assert (device.request_ms, device.queues, device.staging_bytes) == (99, 2, 16 << 20)
     path.write_text("")
-    assert reload.plan(spec)[0].donors == spec.donors, "named nowhere is not nobody"
+    assert reload.plan(spec)[0].config.cluster == config.cluster, "named nowhere is not nobody"
     path.unlink()
     same, outcome = reload.plan(spec)
     assert same is spec

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infiniswap.config import DeviceConfig, PolicyConfig
+from infiniswap.config import ClusterConfig, Config, DeviceConfig
 from infiniswap.device.control import client, launch
 from infiniswap.device.spec import rundir
 from infiniswap.device.spec.spec import DeviceSpec
@@ -25,26 +25,24 @@ def make_paths(tmp_path: Path) -> rundir.DevicePaths:
 
 def make_spec(paths: rundir.DevicePaths, donor: HostPort, **changes: object) -> DeviceSpec:
     """A device that needs no kernel and no holder."""
+    device = DeviceConfig(
+        frontend="nbd-socket",
+        transport="tcp",
+        run_dir=paths.run.parent,
+        backup_dir=paths.store,
+        slab_bytes=MIB,
+        standby="off",
+    )
     fields = {
         "name": paths.name,
         "device_id": "00000000-0000-0000-0000-000000000000",
         "size_bytes": 4 * MIB,
-        "slab_bytes": MIB,
-        "frontend": "nbd-socket",
-        "transport": "tcp",
+        "config": Config(device=device, cluster=ClusterConfig(peers=(donor,), ask_s=60.0)),
         "backup": None,
         "backup_owned": False,
         "swap": False,
-        "priority": None,
         "ephemeral": False,
         "owner_pid": None,
-        "secret_file": None,
-        "config": DeviceConfig(
-            run_dir=paths.run.parent, backup_dir=paths.store, slab_bytes=MIB, standby="off"
-        ),
-        "policy": PolicyConfig(),
-        "ask_s": 60.0,
-        "donors": (donor,),
         **changes,
     }
     return DeviceSpec(**fields)  # type: ignore[arg-type]

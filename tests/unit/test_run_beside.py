@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -57,7 +58,8 @@ class Host:
     def running(self, *argv: str, name: str = "run") -> tuple[RunDevice, ...]:
         """A run with these options that is running."""
         spec = self.spec(*argv, name=name)
-        paths = rundir.paths_of(name, spec.config.run_dir, spec.config.backup_dir)
+        device = spec.config.device
+        paths = rundir.paths_of(name, device.run_dir, device.backup_dir)
         return (RunDevice(paths, spec, status(spec)),)
 
 
@@ -68,7 +70,7 @@ def status(spec: DeviceSpec) -> DeviceStatus:
         pid=1,
         uptime_s=1.0,
         size_bytes=spec.size_bytes,
-        slab_bytes=spec.slab_bytes,
+        slab_bytes=spec.config.device.slab_bytes,
         frontend="fuse",
         path="/dev/loop9",
         backup=spec.backup,
@@ -137,10 +139,12 @@ def test_what_a_second_run_names_otherwise_is_refused_and_the_running_one_named(
 def test_what_a_second_run_does_not_name_it_takes_from_the_running_one(host: Host) -> None:
     first = (*FIRST, "--secret-file", str(host.secrets[0]))
     others = host.running(*first)
-    spec = host.spec(others=others, name="run-2")
-    for field in ("donors", "transport", "slab_bytes", "secret_file", "flags", "config_file"):
-        assert getattr(spec, field) == getattr(others[0].spec, field), field
-    assert spec.priority == 101  # used in turn
+    spec, theirs = host.spec(others=others, name="run-2"), others[0].spec
+    # A priority like theirs: the areas are used in turn.
+    device = replace(theirs.config.device, priority=101)
+    assert spec.config == replace(theirs.config, device=device)
+    assert spec.flags == {**theirs.flags, "device.priority": "101"}
+    assert spec.config_file == theirs.config_file
     assert spec.name == "run-2"
     assert spec.device_id != others[0].spec.device_id
     assert spec.backup == str(others[0].paths.store / "run-2.backup")
@@ -184,7 +188,9 @@ def test_what_the_configuration_names_is_overruled_by_the_option_that_the_error_
         assert mend[0] == "Give"
         given += mend[1:3]
     spec = host.spec(*given, others=others)
-    assert (spec.donors, spec.slab_bytes) == (others[0].spec.donors, others[0].spec.slab_bytes)
+    theirs = others[0].spec.config
+    assert spec.config.cluster.peers == theirs.cluster.peers
+    assert spec.config.device.slab_bytes == theirs.device.slab_bytes
 
 
 def test_a_secret_that_cannot_be_read_is_told_beside_another_run_too(host: Host) -> None:
@@ -201,7 +207,8 @@ def test_a_second_backup_lies_beside_the_first(host: Host) -> None:
         assert (spec.backup, spec.backup_owned) == (f"{path}.run-2", True)
     # Also when the first has ended, and the name and the file of the first are free again.
     (second,) = others
-    paths = rundir.paths_of("run-2", second.spec.config.run_dir, second.spec.config.backup_dir)
+    device = second.spec.config.device
+    paths = rundir.paths_of("run-2", device.run_dir, device.backup_dir)
     left = RunDevice(paths, spec, second.status)
     assert host.spec(others=(left,), name="run-3").backup == f"{path}.run-3"
     assert host.spec(others=(left,)).backup == path

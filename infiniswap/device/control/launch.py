@@ -56,7 +56,7 @@ def holder_program() -> Path:
 def _command(spec: DeviceSpec, spec_fd: int, ready_fd: int, *, foreground: bool) -> list[str]:
     mode = "foreground" if foreground else "background"
     device = programs.python("-m", "infiniswap.device", mode)
-    if spec.config.standby == "off":
+    if spec.config.device.standby == "off":
         return [*device, "alone", str(spec_fd), str(ready_fd)]
     return [str(holder_program()), str(spec_fd), str(ready_fd), *device]
 

@@ -54,7 +54,7 @@ async def check_donors(
     for problem in problems:
         if not isinstance(problem, NoDonorError):
             raise problem
-    if spec.transport == "rdma":
+    if spec.config.device.transport == "rdma":
         for donor in named:
             await asyncio.to_thread(_check_rdma, donor)
     warnings = [*map(str, problems), *notes, *found.degraded()]
@@ -99,11 +99,13 @@ async def _probe(
     donor: HostPort, spec: DeviceSpec, identity: Identity, client: ClientConfig, notes: list[str]
 ) -> InfiniswapError | None:
     try:
-        session = await connect(donor, identity, client, QuietHandler(), slab_bytes=spec.slab_bytes)
+        session = await connect(
+            donor, identity, client, QuietHandler(), slab_bytes=spec.config.device.slab_bytes
+        )
     except InfiniswapError as error:
         return error
     try:
-        if spec.transport == "rdma" and not session.welcome.rdma:
+        if spec.config.device.transport == "rdma" and not session.welcome.rdma:
             return UnavailableError(
                 "it does not offer RDMA",
                 where=f"--transport rdma, donor {donor}",

@@ -109,7 +109,7 @@ class Attachment:
         path = self.kernel.block_device
         assert path is not None
         swap.mkswap(path, label=f"{swap.SWAP_LABEL_PREFIX}{self.spec.name}"[: swap.LABEL_CHARS_MAX])
-        priority = self.spec.priority
+        priority = self.spec.config.device.priority
         if priority is None:
             priority = swap.priority_above(swap.active_areas())
         swap.swapon(path, priority=priority, discard=True)

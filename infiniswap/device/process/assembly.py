@@ -18,7 +18,8 @@ from infiniswap.units import PAGE_BYTES
 
 def make_mapper(spec: DeviceSpec, engine: Engine, now_s: float) -> SlabMapper:
     """The mapper, without links."""
-    policy, slab_pages = spec.policy, spec.slab_bytes // PAGE_BYTES
+    device, policy = spec.config.device, spec.config.policy
+    slab_pages = device.slab_bytes // PAGE_BYTES
     return SlabMapper(
         engine,
         spec.slab_count,
@@ -26,7 +27,7 @@ def make_mapper(spec: DeviceSpec, engine: Engine, now_s: float) -> SlabMapper:
         policy.choices,
         random.Random(),
         now_s,
-        Refill(0.0 if spec.backup is None else spec.config.refill_pages_per_s, now_s),
+        Refill(0.0 if spec.backup is None else device.refill_pages_per_s, now_s),
         slab_pages,
         # What outlives its jobs binds late: a host's swap space is mostly idle (docs/adr/0030).
         MapAhead(spec.slab_count, slab_pages) if spec.ephemeral and spec.backup else None,
@@ -38,12 +39,12 @@ def make_link_config(spec: DeviceSpec, identity: Identity, client: ClientConfig)
     return LinkConfig(
         identity=identity,
         client=client,
-        slab_bytes=spec.slab_bytes,
+        slab_bytes=spec.config.device.slab_bytes,
         slab_count=spec.slab_count,
-        queues=spec.config.queues,
-        connect_ms=spec.config.connect_ms,
-        request_ms=spec.config.request_ms,
-        suspend_s=spec.policy.suspend_s,
+        queues=spec.config.device.queues,
+        connect_ms=spec.config.device.connect_ms,
+        request_ms=spec.config.device.request_ms,
+        suspend_s=spec.config.policy.suspend_s,
         has_backup=spec.backup is not None,
-        transport=spec.transport,
+        transport=spec.config.device.transport,
     )

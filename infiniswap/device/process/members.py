@@ -283,7 +283,7 @@ async def member_socket(service: DeviceService) -> AsyncIterator[None]:
     Raises:
         NotPermittedError, SystemCallError: the socket cannot be made.
     """
-    path, name = service.paths.member_socket, service.spec.config.group
+    path, name = service.paths.member_socket, service.spec.config.device.group
     path.unlink(missing_ok=True)
     gid = await service.on_jobs(lambda: group_id(name))
     if gid is None or os.geteuid() != 0 or service.spec.ephemeral:

@@ -11,9 +11,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from pathlib import Path
 
-from infiniswap.config import read_metrics_token
 from infiniswap.control.figures import METRICS_PATH, Figures
 from infiniswap.control.http import web
 from infiniswap.control.port import HttpPort, PortLimits, error_answer
@@ -85,12 +83,10 @@ class MetricsPort:
 
 
 def _port(page: MetricsPage, service: DeviceService) -> MetricsPort | None:
-    spec = service.spec
-    if spec.ephemeral or spec.config.metrics_listen is None:
+    spec, listen = service.spec, service.spec.config.device.metrics_listen
+    if spec.ephemeral or listen is None:
         return None  # a job's own device: two jobs at once would be in each other's way
-    file = spec.metrics_token_file
-    token = read_metrics_token(None if file is None else Path(file))
-    return MetricsPort(page, spec.config.metrics_listen, token)
+    return MetricsPort(page, listen, spec.config.metrics_token())
 
 
 @contextlib.asynccontextmanager

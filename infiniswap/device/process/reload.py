@@ -13,11 +13,10 @@ from pathlib import Path
 import msgspec
 
 from infiniswap import config as configuration
-from infiniswap.config import Config
 from infiniswap.config_changes import Outcome, merged
 from infiniswap.device.donors.link_types import LinkConfig
 from infiniswap.device.slabs.mapper import SlabMapper
-from infiniswap.device.spec.spec import DeviceSpec
+from infiniswap.device.spec.spec import DeviceSpec, completed
 from infiniswap.errors import ConfigError, InfiniswapError
 from infiniswap.policy.activity import ActivityConfig
 from infiniswap.system.wakeful import Waker
@@ -38,54 +37,23 @@ def plan(spec: DeviceSpec) -> tuple[DeviceSpec, Outcome]:
         wanted.secret()
     except InfiniswapError as error:
         return spec, Outcome(error=error)
-    running = _running(spec, wanted)
-    # What is named nowhere any more stays as it is, as when a device is started again.
-    kept = dataclasses.replace(
-        wanted.cluster,
-        secret_file=wanted.cluster.secret_file or running.cluster.secret_file,
-    )
-    if not (kept.peers or kept.peers_file or kept.discovery == "mqtt"):
-        before = running.cluster
-        kept = dataclasses.replace(
-            kept, peers=before.peers, peers_file=before.peers_file, discovery=before.discovery
-        )
-    wanted = dataclasses.replace(wanted, cluster=kept)
+    running = spec.config
+    if running.cluster.discovery != "mqtt":
+        running = dataclasses.replace(running, mqtt=wanted.mqtt)  # it listens to no broker
+    wanted = completed(wanted, running)
     try:
         config = merged(running, wanted, "device")
     except ConfigError:
         config = running
-    changes = {"config": config.device, "policy": config.policy, "donors": config.cluster.peers}
-    return (
-        msgspec.structs.replace(spec, **changes),
-        Outcome.between(running, config, wanted, "device"),
-    )
-
-
-def _running(spec: DeviceSpec, wanted: Config) -> Config:
-    """The configuration in force, as far as a device knows it; the rest is as it is wanted."""
-    cluster = dataclasses.replace(
-        wanted.cluster,
-        peers=spec.donors,
-        peers_file=None if spec.peers_file is None else Path(spec.peers_file),
-        discovery="static" if spec.mqtt is None else "mqtt",
-        name=spec.cluster,
-        ask_s=spec.ask_s,
-        secret_file=None if spec.secret_file is None else Path(spec.secret_file),
-    )
-    return dataclasses.replace(
-        wanted,
-        device=spec.config,
-        policy=spec.policy,
-        cluster=cluster,
-        mqtt=spec.mqtt or wanted.mqtt,
-    )
+    outcome = Outcome.between(running, config, wanted, "device")
+    return msgspec.structs.replace(spec, config=config), outcome
 
 
 def retune(
     spec: DeviceSpec, mapper: SlabMapper, links: LinkConfig, waker: Waker | None
 ) -> LinkConfig:
     """Puts the values of the spec in force; returns what new links are to know."""
-    policy, config = spec.policy, spec.config
+    policy, config = spec.config.policy, spec.config.device
     mapper.tune(
         ActivityConfig(policy.activity_alpha, policy.period_s, policy.hot_pages_per_s),
         policy.choices,

@@ -48,7 +48,7 @@ def snapshot(
         pid=os.getpid(),
         uptime_s=round(uptime_s, 1),
         size_bytes=spec.size_bytes,
-        slab_bytes=spec.slab_bytes,
+        slab_bytes=spec.config.device.slab_bytes,
         frontend=attachment.choice.frontend,
         path=attachment.path,
         backup=spec.backup,

@@ -20,11 +20,9 @@ import socket
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
 from infiniswap import events
-from infiniswap.config import read_secret
 from infiniswap.config_changes import Outcome
 from infiniswap.control.client import ClientConfig, Identity
 from infiniswap.device import frontends
@@ -91,7 +89,8 @@ class DeviceService:
         self.state = "starting"
         self.stopped = asyncio.Event()
         self.warnings: list[str] = []
-        self._paths = rundir.paths_of(spec.name, spec.config.run_dir, spec.config.backup_dir)
+        device = spec.config.device
+        self._paths = rundir.paths_of(spec.name, device.run_dir, device.backup_dir)
         self._executor = ThreadPoolExecutor(_EXECUTOR_THREADS, thread_name_prefix="device")
         self._started_s = time.monotonic()
         self._engine: Engine | None = None
@@ -146,7 +145,7 @@ class DeviceService:
             if self._own_log:
                 rundir.write_log(self._paths)
                 self.holder.keep(LOG, 2)
-            choice = frontends.choose(spec.frontend, spec.swap)
+            choice = frontends.choose(spec.config.device.frontend, spec.swap)
             # Watched from the first moment: a `run` that dies during this start is noticed.
             if spec.owner_pid is not None:
                 self.runs.join(spec.owner_pid)
@@ -207,7 +206,7 @@ class DeviceService:
             self._engine = self._new_engine(state, standby=True)
         finally:
             os.close(state)
-        choice = frontends.Choice(self.spec.frontend, "taken over")
+        choice = frontends.Choice(self.spec.config.device.frontend, "taken over")
         self._attachment = prepare(Attachment(self.spec, self._paths, choice), self._engine, note)
         self.holder.hold_rings(self._attachment.kernel.rings())
         warm_up(self._executor, _EXECUTOR_THREADS)
@@ -273,9 +272,8 @@ class DeviceService:
         return self._outcome
 
     def _client_config(self) -> ClientConfig:
-        path = self.spec.secret_file
-        secret = None if path is None else read_secret(Path(path))
-        return ClientConfig(secret=secret, connect_s=max(self.spec.ask_s, 0.5))
+        config = self.spec.config
+        return ClientConfig(secret=config.secret(), connect_s=max(config.cluster.ask_s, 0.5))
 
     def _identity(self) -> Identity:
         return Identity(self.spec.device_id, self.spec.name, socket.gethostname())
@@ -295,13 +293,13 @@ class DeviceService:
     def _new_engine(self, state_fd: int, *, standby: bool = False) -> Engine:
         from infiniswap.engine.native import NativeEngine, preload_rdma
 
-        spec, config = self.spec, self.spec.config
-        if spec.transport != "tcp":
+        spec, config = self.spec, self.spec.config.device
+        if config.transport != "tcp":
             preload_rdma()
         return NativeEngine(
             EngineConfig(
                 size_bytes=spec.size_bytes,
-                slab_bytes=spec.slab_bytes,
+                slab_bytes=config.slab_bytes,
                 staging_pages=config.staging_bytes // PAGE_BYTES,
                 request_bytes_max=config.request_bytes,
                 requests_max=config.requests_max,
@@ -323,7 +321,7 @@ class DeviceService:
         self._link_config = make_link_config(self.spec, self._identity(), client)
         self._finder.start(self.spec, self._mapper, self._make_link)
         self._loop("mapper", self._run_mapper())
-        if self.spec.transport != "tcp":
+        if self.spec.config.device.transport != "tcp":
             self._loop("RDMA devices", rdma_leaving.let_go(self._engine, self._blocking))
 
     def _loop(self, name: str, work: Coroutine[Any, Any, None]) -> None:
@@ -355,7 +353,7 @@ class DeviceService:
     def _start_waker(self) -> None:
         engine = self._engine
         assert engine is not None
-        self._waker = Waker(lambda: engine.pages_moved()[0], self.spec.config.keep_awake)
+        self._waker = Waker(lambda: engine.pages_moved()[0], self.spec.config.device.keep_awake)
         self._loop("waker", self._waker.run())
 
     async def _map_everything(self) -> None:

@@ -13,7 +13,6 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from infiniswap.device.donors.link import DonorLink
@@ -48,10 +47,13 @@ class Finder:
     ) -> None:
         self._spec = spec
         self._blocking = blocking
-        self._file = None if spec.peers_file is None else PeersFile(Path(spec.peers_file))
+        cluster = spec.config.cluster
+        self._file = None if cluster.peers_file is None else PeersFile(cluster.peers_file)
         self._changed = asyncio.Event()
         self._watcher = (
-            None if spec.mqtt is None else (make_watcher or _watcher)(spec, self._changed.set)
+            (make_watcher or _watcher)(spec, self._changed.set)
+            if cluster.discovery == "mqtt"
+            else None
         )
         self._begin_following: Callable[[], None] = lambda: None
         self._task: asyncio.Task[None] | None = None
@@ -71,7 +73,9 @@ class Finder:
 
     def named(self) -> tuple[HostPort, ...]:
         """Donors that somebody has written down."""
-        return union(self._spec.donors, () if self._file is None else self._file.peers)
+        return union(
+            self._spec.config.cluster.peers, () if self._file is None else self._file.peers
+        )
 
     def announced(self) -> tuple[HostPort, ...]:
         """Donors that announce themselves, and are not named."""
@@ -149,12 +153,12 @@ def _watcher(spec: DeviceSpec, changed: Callable[[], None]) -> Watcher:
     from infiniswap.discovery.order import Order
     from infiniswap.discovery.watcher import Watcher
 
-    assert spec.mqtt is not None
+    config, secret_file = spec.config, spec.config.cluster.secret_file
     order = Order(
         device=spec.name,
-        mqtt=spec.mqtt,
-        cluster=spec.cluster,
-        secret_file=spec.secret_file,
-        slab_bytes=spec.slab_bytes,
+        mqtt=config.mqtt,
+        cluster=config.cluster.name,
+        secret_file=None if secret_file is None else str(secret_file),
+        slab_bytes=config.device.slab_bytes,
     )
     return Watcher(order, random.Random(), changed)

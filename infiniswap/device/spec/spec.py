@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Mapping
@@ -12,7 +13,15 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from infiniswap.config import Config, DeviceConfig, MqttConfig, PolicyConfig, check_metrics_listen
+from infiniswap.config import (
+    ClusterConfig,
+    Config,
+    DeviceConfig,
+    MqttConfig,
+    PolicyConfig,
+    check_metrics_listen,
+    key_name,
+)
 from infiniswap.control.text import clean_text
 from infiniswap.errors import ConfigError, UsageError
 from infiniswap.json_text import NotJsonError, decode_json
@@ -21,36 +30,53 @@ from infiniswap.units import PAGE_BYTES, HostPort, format_size
 NAME_LENGTH_MAX: Final = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 
-Positive = Annotated[int, Meta(gt=0)]
-
 
 class DeviceSpec(Struct, frozen=True, kw_only=True):
     """A device as it was asked for; sizes in bytes.
 
     Attributes:
         device_id: UUID, the same over restarts.
-        donors: control addresses.
+        config: what it goes by; values of its own (with_own_values) included. [daemon] is unused.
         backup: file or block device; None is `--backup none`.
         backup_owned: the file was made by us, `remove` deletes it.
         swap: is to be used as swap space.
-        priority: of the swap area; None: above every active one.
         ephemeral: ends with the last `run` that uses it, contents and all.
         owner_pid: of the `run` that starts it, None otherwise.
-        secret_file: None without one.
-        metrics_token_file: the same.
         discard_contents: begin with zeros whatever was kept; never recorded.
-        peers_file: of more control addresses, read again when it changes.
-        mqtt: the broker on which donors announce themselves; None: there is none.
-        cluster: name of ours on that broker.
         config_file: as named at the start; None: wherever the configuration is looked for.
-        flags: what came from the command line, `section.key` to text: read again, the
-            configuration gives way to it.
+        flags: values that come before the configuration whenever it is read again, `section.key`
+            to text: from the command line, and the device's own.
     """
 
     name: str
     device_id: str
-    size_bytes: Positive
-    slab_bytes: Positive
+    size_bytes: int
+    config: Config
+    backup: str | None
+    backup_owned: bool
+    swap: bool
+    ephemeral: bool
+    owner_pid: int | None
+    discard_contents: bool = False
+    config_file: str | None = None
+    flags: dict[str, str] = {}
+
+    @property
+    def slab_count(self) -> int:
+        """Slabs of the device; the last may be cut short."""
+        return -(-self.size_bytes // self.config.device.slab_bytes)
+
+
+class _Record(Struct, frozen=True, kw_only=True):
+    """A spec as JSON: in files, and as devices of every release read it from each other.
+
+    Release 0.1 reads slab_bytes, frontend, transport and priority here, not in `config`.
+    """
+
+    name: str
+    device_id: str
+    size_bytes: Annotated[int, Meta(gt=0)]
+    slab_bytes: Annotated[int, Meta(gt=0)]
     donors: tuple[HostPort, ...]
     frontend: str
     transport: str
@@ -60,22 +86,64 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
     priority: int | None
     ephemeral: bool
     owner_pid: int | None
-    secret_file: str | None
+    secret_file: Path | None
     config: DeviceConfig
     policy: PolicyConfig
     ask_s: float
     discard_contents: bool = False
-    peers_file: str | None = None
+    peers_file: Path | None = None
     mqtt: MqttConfig | None = None
     cluster: str = "default"
     config_file: str | None = None
     flags: dict[str, str] = {}
-    metrics_token_file: str | None = None
+    metrics_token_file: Path | None = None
 
-    @property
-    def slab_count(self) -> int:
-        """Slabs of the device; the last may be cut short."""
-        return -(-self.size_bytes // self.slab_bytes)
+
+_SPEC_FIELDS: Final = frozenset(DeviceSpec.__struct_fields__) - {"config"}
+_CLUSTER_FIELDS: Final = ("secret_file", "peers_file", "metrics_token_file", "ask_s")
+_DEVICE_FIELDS: Final = ("slab_bytes", "frontend", "transport", "priority")
+
+
+def with_own_values(spec: DeviceSpec, **values: Any) -> DeviceSpec:
+    """Gives a device values of [device] of its own, whatever the configuration says later.
+
+    Args:
+        spec: the device.
+        values: fields of DeviceConfig.
+    """
+    device = spec.config.device
+    own = {
+        f"device.{key_name(entry)}": values[entry.name]
+        for entry in dataclasses.fields(device)
+        if entry.name in values and values[entry.name] != getattr(device, entry.name)
+    }
+    flags = {key: "auto" if value is None else str(value) for key, value in own.items()}
+    config = dataclasses.replace(spec.config, device=dataclasses.replace(device, **values))
+    return msgspec.structs.replace(spec, config=config, flags={**spec.flags, **flags})
+
+
+def names_donors(config: Config) -> bool:
+    """Whether the configuration says where donors are found."""
+    cluster = config.cluster
+    return bool(cluster.peers or cluster.peers_file or cluster.discovery == "mqtt")
+
+
+def completed(config: Config, before: Config) -> Config:
+    """A configuration in which donors and secret that it does not name are as they were before."""
+    cluster, mqtt = config.cluster, config.mqtt
+    if not names_donors(config):
+        old = before.cluster
+        cluster = dataclasses.replace(
+            cluster,
+            peers=old.peers,
+            peers_file=old.peers_file,
+            discovery=old.discovery,
+            name=old.name,
+        )
+        mqtt = before.mqtt if old.discovery == "mqtt" else mqtt
+    secret_file = cluster.secret_file or before.cluster.secret_file
+    cluster = dataclasses.replace(cluster, secret_file=secret_file)
+    return dataclasses.replace(config, cluster=cluster, mqtt=mqtt)
 
 
 def source_fields(config_file: str | None, flags: Mapping[str, object]) -> dict[str, Any]:
@@ -152,21 +220,21 @@ def check_backup_choice(backup: str | None, swap: bool, allow_data_loss: bool) -
 
 def named_text(spec: DeviceSpec) -> str:
     """Where its donors are named, for people."""
-    named = [*map(str, spec.donors), *filter(None, [spec.peers_file])]
-    if spec.mqtt is not None:
-        named.append(f"those at broker {spec.mqtt.broker}")
+    cluster = spec.config.cluster
+    named = [str(place) for place in (*cluster.peers, cluster.peers_file) if place is not None]
+    if cluster.discovery == "mqtt":
+        named.append(f"those at broker {spec.config.mqtt.broker}")
     return ", ".join(named)
 
 
-def metrics_token_file(config: Config) -> str | None:
-    """Where a device shall find the token.
+def check_files(config: Config) -> None:
+    """Reads the files with secrets that a device needs.
 
     Raises:
-        ConfigError: metrics could not be served; told before anything is attached.
+        ConfigError: one cannot be used; told before anything is attached.
     """
+    config.secret()
     check_metrics_listen(config.device.metrics_listen, config.metrics_token())
-    path = config.cluster.metrics_token_file
-    return None if path is None else str(path)
 
 
 def _encode_hook(value: object) -> object:
@@ -183,17 +251,28 @@ def _decode_hook(kind: type, value: object) -> object:
 
 def encode_spec(spec: DeviceSpec) -> bytes:
     """As JSON."""
-    return msgspec.json.encode(spec, enc_hook=_encode_hook)
+    config, cluster = spec.config, spec.config.cluster
+    record = _Record(
+        **{name: getattr(spec, name) for name in _SPEC_FIELDS},
+        **{name: getattr(cluster, name) for name in _CLUSTER_FIELDS},
+        **{name: getattr(config.device, name) for name in _DEVICE_FIELDS},
+        config=config.device,
+        policy=config.policy,
+        donors=cluster.peers,
+        cluster=cluster.name,
+        mqtt=config.mqtt if cluster.discovery == "mqtt" else None,
+    )
+    return msgspec.json.encode(record, enc_hook=_encode_hook)
 
 
 def decode_spec(data: bytes, where: str) -> DeviceSpec:
-    """Reads what encode_spec wrote.
+    """Reads what encode_spec wrote, in this or an older release.
 
     Raises:
         ConfigError: damaged, or written by another release.
     """
     try:
-        return decode_json(data, DeviceSpec, _decode_hook)
+        record = decode_json(data, _Record, _decode_hook)
     except NotJsonError as error:
         raise ConfigError(
             f"the record of this device cannot be read ({clean_text(str(error))})",
@@ -201,3 +280,13 @@ def decode_spec(data: bytes, where: str) -> DeviceSpec:
             mend="It was written by another release or is damaged; remove the file once no "
             "device of that name runs.",
         ) from error
+    cluster = ClusterConfig(
+        **{name: getattr(record, name) for name in _CLUSTER_FIELDS},
+        peers=record.donors,
+        name=record.cluster,
+        discovery="static" if record.mqtt is None else "mqtt",
+    )
+    mqtt = record.mqtt or MqttConfig()
+    config = Config(device=record.config, policy=record.policy, cluster=cluster, mqtt=mqtt)
+    spec = DeviceSpec(**{name: getattr(record, name) for name in _SPEC_FIELDS}, config=config)
+    return with_own_values(spec, **{name: getattr(record, name) for name in _DEVICE_FIELDS})

@@ -22,7 +22,7 @@ from infiniswap import events, logs
 from infiniswap.device.api import SuccessionRow
 from infiniswap.device.frontends.attach import Attachment
 from infiniswap.device.spec.rundir import DevicePaths
-from infiniswap.device.spec.spec import DeviceSpec, decode_spec, encode_spec
+from infiniswap.device.spec.spec import DeviceSpec, decode_spec, encode_spec, with_own_values
 from infiniswap.device.succession.holder import (
     LOCK,
     SPEC,
@@ -129,9 +129,8 @@ class Succession:
         """The device as it is now."""
         if self.note is None:
             return
-        kept = msgspec.structs.replace(
-            spec, frontend=attachment.choice.frontend, owner_pid=None, discard_contents=False
-        )
+        kept = msgspec.structs.replace(spec, owner_pid=None, discard_contents=False)
+        kept = with_own_values(kept, frontend=attachment.choice.frontend)
         data = msgspec.json.encode(_Kept(msgspec.Raw(encode_spec(kept)), self.note))
         self.holder.keep_bytes(SPEC, data)
 
@@ -256,7 +255,7 @@ def check_state(fd: int, spec: DeviceSpec) -> None:
     from infiniswap.engine.native_engine import read_state
 
     info = read_state(fd)
-    if (info.size_bytes, info.slab_bytes) != (spec.size_bytes, spec.slab_bytes):
+    if (info.size_bytes, info.slab_bytes) != (spec.size_bytes, spec.config.device.slab_bytes):
         raise EngineError("the state file is of a device of another size", code=errno.EBADMSG)
 
 

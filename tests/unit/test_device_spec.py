@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""infiniswap.device.spec.spec: records of devices, which every release reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infiniswap.config import DeviceConfig, MqttConfig, PolicyConfig
+from infiniswap.device.spec.spec import decode_spec, encode_spec, with_own_values
+from infiniswap.errors import ConfigError
+from infiniswap.units import GIB, MIB, HostPort
+
+RECORD_0_1 = {
+    "name": "swap0",
+    "device_id": "6f7a1bd4-4c65-4a3f-8f83-b54ecbd2d7a2",
+    "size_bytes": 8 * GIB,
+    "slab_bytes": 64 * MIB,
+    "donors": [{"host": "10.0.0.2", "port": 9400}, {"host": "donor3", "port": 9401}],
+    "frontend": "fuse",
+    "transport": "tcp",
+    "backup": "/var/lib/infiniswap/swap0.backup",
+    "backup_owned": True,
+    "swap": True,
+    "priority": 7,
+    "ephemeral": False,
+    "owner_pid": None,
+    "secret_file": "/etc/infiniswap/secret",
+    "config": {"frontend": "auto", "slab_bytes": GIB, "request_ms": 500, "run_dir": "/run/isw"},
+    "policy": {"choices": 3},
+    "ask_s": 1.5,
+    "peers_file": "/etc/infiniswap/peers",
+    "mqtt": {"broker": {"host": "broker", "port": 0}, "username": "swap"},
+    "cluster": "lab",
+    "config_file": "/etc/infiniswap/infiniswap.toml",
+    "flags": {"device.transport": "tcp"},
+    "metrics_token_file": None,
+}
+"""Fields as a running device of release 0.1 has written them, most of `config` left out."""
+
+
+def test_a_record_of_release_0_1_is_read() -> None:
+    spec = decode_spec(json.dumps(RECORD_0_1).encode(), "here")
+    config = spec.config
+    # Release 0.1 went by the values beside `config`.
+    assert config.device == DeviceConfig(
+        frontend="fuse",
+        transport="tcp",
+        slab_bytes=64 * MIB,
+        priority=7,
+        request_ms=500,
+        run_dir=Path("/run/isw"),
+    )
+    assert config.cluster.peers == (HostPort("10.0.0.2", 9400), HostPort("donor3", 9401))
+    assert config.cluster.secret_file == Path("/etc/infiniswap/secret")
+    assert config.cluster.peers_file == Path("/etc/infiniswap/peers")
+    assert (config.cluster.discovery, config.cluster.name) == ("mqtt", "lab")
+    assert config.cluster.ask_s == 1.5
+    assert config.mqtt == MqttConfig(broker=HostPort("broker", 0), username="swap")
+    assert config.policy == PolicyConfig(choices=3)
+    assert spec.slab_count == 128
+
+
+def test_release_0_1_finds_every_field_in_a_record_of_today() -> None:
+    spec = decode_spec(json.dumps(RECORD_0_1).encode(), "here")
+    record = json.loads(encode_spec(spec))
+    assert decode_spec(encode_spec(spec), "here") == spec
+    own = {"device.frontend": "fuse", "device.slab": str(64 * MIB), "device.priority": "7"}
+    changed = {"config", "policy", "mqtt", "flags", "discard_contents"}
+    assert record.keys() == RECORD_0_1.keys() | {"discard_contents"}
+    assert {key: record[key] for key in RECORD_0_1 if key not in changed} == {
+        key: value for key, value in RECORD_0_1.items() if key not in changed
+    }
+    assert record["flags"] == {**RECORD_0_1["flags"], **own}  # type: ignore[dict-item]
+    assert record["config"]["request_ms"] == 500
+    assert record["mqtt"]["broker"] == {"host": "broker", "port": 0}
+
+
+def test_a_value_of_the_devices_own_comes_before_the_configuration() -> None:
+    spec = decode_spec(json.dumps(RECORD_0_1).encode(), "here")
+    again = with_own_values(spec, priority=None, transport="tcp")
+    assert again.config.device.priority is None
+    assert again.flags == {**spec.flags, "device.priority": "auto"}
+    assert with_own_values(again, transport="rdma").flags["device.transport"] == "rdma"
+
+
+@pytest.mark.parametrize("change", [{"size_bytes": 0}, {"donors": "10.0.0.2"}, {"name": None}])
+def test_a_damaged_record_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="the record of this device cannot be read"):
+        decode_spec(json.dumps({**RECORD_0_1, **change}).encode(), "here")
