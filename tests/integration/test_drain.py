@@ -16,6 +16,7 @@ from support.devices.cluster import WAIT_S, Cluster, Donor
 from support.devices.cluster import until as wait_until
 from support.donors.donor_world import SECRET, Handler, refusal, until, world
 
+from infiniswap.config import DeviceConfig
 from infiniswap.control import messages as m
 from infiniswap.control.client import ClientConfig, Identity, fetch_status, set_draining
 from infiniswap.device.donors.link import DonorLink
@@ -86,12 +87,9 @@ async def test_a_device_that_has_no_slab_there_finds_out_that_the_drain_is_over(
         config = LinkConfig(
             identity=identity,
             client=ClientConfig(),
-            slab_bytes=MIB,
-            slab_count=4,
-            queues=1,
-            connect_ms=1000,
-            request_ms=1000,
+            device=DeviceConfig(transport="tcp", slab_bytes=MIB),
             suspend_s=1.0,
+            slab_count=4,
             has_backup=True,
         )
         with ThreadPoolExecutor(1) as executor:

@@ -12,6 +12,7 @@ from typing import Any
 
 from support.devices.stepped_engine import SimDone, lib
 
+from infiniswap.config import DeviceConfig
 from infiniswap.control.client import ClientConfig, Identity
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.donors.link_types import LinkConfig
@@ -140,12 +141,15 @@ class SimDevice:
         self._config = LinkConfig(
             identity=Identity(f"00000000-0000-0000-0000-{number:012x}", self.name, self.name),
             client=client,
-            slab_bytes=slab_bytes,
-            slab_count=slabs,
-            queues=rng.choice((1, 2)),
-            connect_ms=1000,
-            request_ms=round(REQUEST_S * 1000),
+            device=DeviceConfig(
+                transport="tcp",
+                slab_bytes=slab_bytes,
+                queues=rng.choice((1, 2)),
+                connect_ms=1000,
+                request_ms=round(REQUEST_S * 1000),
+            ),
             suspend_s=SUSPEND_S,
+            slab_count=slabs,
             has_backup=has_backup,
         )
         maps_ahead = has_backup and rng.random() < ahead_share

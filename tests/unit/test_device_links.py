@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from infiniswap.config import DeviceConfig
 from infiniswap.control.messages import (
     REFUSED_BUSY,
     REFUSED_ONLY_COPY,
@@ -28,6 +29,8 @@ from infiniswap.errors import (
 )
 from infiniswap.units import MIB, HostPort
 
+DEVICE = DeviceConfig(transport="tcp", slab_bytes=MIB)
+
 
 class Unmoved:
     async def move(self, link: DonorLink, slab: int, wait_s: float) -> bool:
@@ -39,12 +42,9 @@ async def test_a_slab_that_is_the_only_copy_is_not_given_up() -> None:
     config = LinkConfig(
         identity=nothing,
         client=nothing,
-        slab_bytes=MIB,
-        slab_count=1,
-        queues=1,
-        connect_ms=1,
-        request_ms=1,
+        device=DEVICE,
         suspend_s=1.0,
+        slab_count=1,
         has_backup=False,
     )
     link = DonorLink(HostPort("127.0.0.1", 1), nothing, cast(Any, Unmoved()), config, nothing)
@@ -72,7 +72,7 @@ async def test_a_lease_of_another_size_than_was_asked_for_is_refused(export_byte
         )
 
     nothing = cast(Any, None)
-    config = SimpleNamespace(transport="tcp", slab_count=1, slab_bytes=MIB)
+    config = SimpleNamespace(device=DEVICE, slab_count=1)
     link = DonorLink(HostPort("127.0.0.1", 1), nothing, nothing, cast(Any, config), nothing)
     with pytest.raises(ProtocolMismatchError, match="17 slabs"):
         await link._ensure_lease(cast(Any, SimpleNamespace(lease=lease)))
@@ -92,7 +92,7 @@ async def test_an_older_donor_is_never_asked_to_map_ahead() -> None:
             return MemoryAnswer(id=0, used_share=0.1, free_slabs=5, can_map=9)
 
     nothing = cast(Any, None)
-    config = cast(Any, SimpleNamespace(transport="tcp"))
+    config = cast(Any, SimpleNamespace(device=DEVICE))
     link = DonorLink(HostPort("127.0.0.1", 1), nothing, nothing, config, nothing)
     link._session = cast(Any, Session())
     assert (await link.ask()).slabs_mappable == 9
@@ -130,7 +130,7 @@ def _evicted_link(session: _Session, slabs: _Slabs) -> DonorLink:
         slab_unmap=lambda slab, remote, generation: None,
         slab_pages_at=lambda slab, remote, generation: (0, False),
     )
-    config = SimpleNamespace(has_backup=False, transport="tcp")
+    config = SimpleNamespace(has_backup=False, device=DEVICE)
     address, nothing = HostPort("127.0.0.1", 1), cast(Any, None)
     link = DonorLink(address, cast(Any, engine), cast(Any, slabs), cast(Any, config), nothing)
     link._lease = Lease(7, "", 1, "", MIB, "")
@@ -254,7 +254,7 @@ async def test_an_eviction_does_not_outlive_its_session() -> None:
     async def wait_ended() -> None:
         await asyncio.shield(ended)
 
-    slabs, config = Moving(), SimpleNamespace(has_backup=False, transport="tcp")
+    slabs, config = Moving(), SimpleNamespace(has_backup=False, device=DEVICE)
     address = HostPort("127.0.0.1", 1)
     link = DonorLink(address, nothing, cast(Any, slabs), cast(Any, config), nothing)
     link._lease = Lease(7, "", 1, "", MIB, "")
@@ -272,7 +272,7 @@ async def test_a_slab_evicted_past_the_deadline_is_not_the_donors_for_good(
 ) -> None:
     nothing = cast(Any, None)
     engine = SimpleNamespace(slab_unmap=lambda slab, remote, generation: None)
-    config = SimpleNamespace(has_backup=True, transport="tcp")
+    config = SimpleNamespace(has_backup=True, device=DEVICE)
     slabs = _Slabs()
     address = HostPort("127.0.0.1", 1)
     link = DonorLink(address, cast(Any, engine), cast(Any, slabs), cast(Any, config), nothing)
@@ -300,7 +300,7 @@ async def test_a_donor_that_is_busy_is_asked_for_the_lease_once_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nothing = cast(Any, None)
-    config = SimpleNamespace(transport="tcp", suspend_s=60.0)
+    config = SimpleNamespace(device=DEVICE, suspend_s=60.0)
     link = DonorLink(HostPort("127.0.0.1", 1), nothing, nothing, cast(Any, config), nothing)
     answers = [REFUSED_BUSY, REFUSED_BUSY, "", REFUSED_UNKNOWN_LEASE, ""]
 

@@ -23,7 +23,7 @@ async def lease_of(session: Session, config: LinkConfig, address: HostPort) -> L
     """
     slots_max = min(config.slab_count + _SPARE_SLOTS, SLOTS_MAX)
     answer = await session.lease(slots_max)
-    if answer.export_bytes != slots_max * config.slab_bytes:
+    if answer.export_bytes != slots_max * config.device.slab_bytes:
         # Both transports take it for the size of what is there.
         raise ProtocolMismatchError(
             f"the donor answered with {answer.export_bytes} bytes to a request for a lease of "

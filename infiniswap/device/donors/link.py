@@ -82,7 +82,7 @@ class DonorLink:
         self.is_listed = True
         """Whether it is still among the donors that are known: otherwise it gets no more slabs."""
         self.counts = LinkCounts()
-        self.wire = Wire(config.transport, address, engine, self._blocking)
+        self.wire = Wire(config.device.transport, address, engine, self._blocking)
         self.rdma_return = RdmaReturn(self.wire, self._probe_rdma, self._recover)
         self._engine = engine
         self._slabs = slabs
@@ -134,8 +134,8 @@ class DonorLink:
         if self._session is not None:
             await self._session.close()
             self._session = None
-        to, config = self.address, self.config
-        dial = partial(connect, to, config.identity, config.client, slab_bytes=config.slab_bytes)
+        to, config, slab_bytes = self.address, self.config, self.config.device.slab_bytes
+        dial = partial(connect, to, config.identity, config.client, slab_bytes=slab_bytes)
         session = await reach(dial, self, self.address.host, self._lease)
         self._session = session
         self.name = session.welcome.donor_name

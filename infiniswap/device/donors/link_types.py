@@ -7,6 +7,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from infiniswap.config import DeviceConfig
 from infiniswap.control import messages as m
 from infiniswap.control.client import ClientConfig, Identity
 from infiniswap.engine.protocol import RemoteConfig
@@ -58,14 +59,10 @@ class LinkConfig:
 
     identity: Identity
     client: ClientConfig
-    slab_bytes: int
-    slab_count: int
-    queues: int
-    connect_ms: int
-    request_ms: int
+    device: DeviceConfig
     suspend_s: float
+    slab_count: int
     has_backup: bool
-    transport: str = "tcp"
 
     def remote(self, data: HostPort, lease: Lease) -> RemoteConfig:
         """How a donor whose data port that is is connected to, by TCP."""
@@ -74,9 +71,9 @@ class LinkConfig:
             port=data.port,
             token=lease.token,
             export_bytes=lease.export_bytes,
-            queues=self.queues,
-            connect_ms_max=self.connect_ms,
-            request_ms_max=self.request_ms,
+            queues=self.device.queues,
+            connect_ms_max=self.device.connect_ms,
+            request_ms_max=self.device.request_ms,
         )
 
 

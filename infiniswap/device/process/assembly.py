@@ -39,12 +39,8 @@ def make_link_config(spec: DeviceSpec, identity: Identity, client: ClientConfig)
     return LinkConfig(
         identity=identity,
         client=client,
-        slab_bytes=spec.config.device.slab_bytes,
-        slab_count=spec.slab_count,
-        queues=spec.config.device.queues,
-        connect_ms=spec.config.device.connect_ms,
-        request_ms=spec.config.device.request_ms,
+        device=spec.config.device,
         suspend_s=spec.config.policy.suspend_s,
+        slab_count=spec.slab_count,
         has_backup=spec.backup is not None,
-        transport=spec.config.device.transport,
     )

@@ -59,12 +59,7 @@ def retune(
         policy.choices,
         0.0 if spec.backup is None else config.refill_pages_per_s,
     )
-    links = dataclasses.replace(
-        links,
-        connect_ms=config.connect_ms,
-        request_ms=config.request_ms,
-        suspend_s=policy.suspend_s,
-    )
+    links = dataclasses.replace(links, device=config, suspend_s=policy.suspend_s)
     for link in mapper.links:
         link.config = links
     if waker is not None:

@@ -15,6 +15,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
+from infiniswap.config import DeviceConfig
 from infiniswap.control.client import ClientConfig, Identity
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.donors.link_types import LinkConfig
@@ -65,12 +66,9 @@ async def _run(role: str, fd: str, backup: str, donor: str, path: str, *sizes: s
     config = LinkConfig(
         identity=Identity(_DEVICE_ID, "state", "here"),
         client=ClientConfig(secret=None),
-        slab_bytes=slab,
-        slab_count=size // slab,
-        queues=2,
-        connect_ms=10_000,
-        request_ms=10_000,
+        device=DeviceConfig(transport="tcp", slab_bytes=slab, connect_ms=10_000, request_ms=10_000),
         suspend_s=20.0,
+        slab_count=size // slab,
         has_backup=has_backup,
     )
     with ThreadPoolExecutor(2) as executor:
