@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.requires_native, pytest.mark.requires_tool("nbdcopy")]
 
 SIZE = 16 * MIB
 SLABS = SIZE // SLAB
-_PROGRAM = Path(__file__).resolve().parents[1] / "state_device.py"
+_PROGRAM = Path(__file__).resolve().parents[1] / "support/devices/state_device.py"
 
 
 class Life:
