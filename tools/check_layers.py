@@ -80,7 +80,6 @@ LONGER = {
     "control/server.py:ControlServer": 308,
     "device/jobs/job.py:start": 75,
     "device/donors/link.py:DonorLink": 545,
-    "device/slabs/mapper.py:SlabMapper": 430,
     "device/process/server.py:application": 78,
     "device/process/service.py:DeviceService": 516,
     "donor/daemon.py:serve": 118,

@@ -38,7 +38,7 @@ _ALARMS: Final = (
     ),
     ("connections are not complete", "dmesg | grep nbd (new ones are tried by themselves)"),
 )
-"""Words of an alarm (infiniswap.device.slabs.mapper, .service) and what to do about it."""
+"""Words of an alarm (infiniswap.device.slabs.alarms) and what to do about it."""
 
 
 def backup(config: Config) -> Iterator[Finding]:

@@ -9,32 +9,9 @@ per second; only a hot slab is mapped (late binding).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from infiniswap.config import PolicyConfig
 from infiniswap.policy.ewma import blend
-
-
-@dataclass(frozen=True, slots=True)
-class ActivityConfig:
-    """Parameters of the average; the defaults are the paper's.
-
-    Attributes:
-        alpha: weight of the newest second.
-        period_s: nominal distance of ticks, seconds.
-        hot_pages_per_s: a slab above this is hot, page I/O per second.
-    """
-
-    alpha: float = 0.2
-    period_s: float = 1.0
-    hot_pages_per_s: float = 20.0
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.alpha <= 1.0:
-            raise ValueError(f"alpha {self.alpha} is not within (0, 1]")
-        if self.period_s <= 0.0:
-            raise ValueError(f"period {self.period_s} s is not above zero")
-        if self.hot_pages_per_s < 0.0:
-            raise ValueError(f"threshold {self.hot_pages_per_s} is below zero")
 
 
 class ActivityTracker:
@@ -42,26 +19,21 @@ class ActivityTracker:
 
     Args:
         slab_count: slabs of the device.
-        config: parameters.
+        policy: [policy] of the configuration.
         now_s: time at which the totals are all zero.
     """
 
-    def __init__(self, slab_count: int, config: ActivityConfig, now_s: float) -> None:
+    def __init__(self, slab_count: int, policy: PolicyConfig, now_s: float) -> None:
         if slab_count < 0:
             raise ValueError(f"slab count {slab_count} is below zero")
-        self._config = config
+        self._policy = policy
         self._activity = [0.0] * slab_count
         self._totals = [0] * slab_count
         self._ticked_s = now_s
 
-    @property
-    def config(self) -> ActivityConfig:
-        """Parameters in force."""
-        return self._config
-
-    def tune(self, config: ActivityConfig) -> None:
+    def tune(self, policy: PolicyConfig) -> None:
         """Other parameters from now on; the averages stay."""
-        self._config = config
+        self._policy = policy
 
     def tick(self, now_s: float, totals: Sequence[int]) -> None:
         """Takes the counters once per period, late or not.
@@ -84,14 +56,14 @@ class ActivityTracker:
         if elapsed_s <= 0.0:
             return
         self._ticked_s = now_s
-        periods = elapsed_s / self._config.period_s
+        periods = elapsed_s / self._policy.period_s
         for slab, total in enumerate(totals):
             before = self._totals[slab]
             pages = total - before if total >= before else total
             self._totals[slab] = total
             if pages or self._activity[slab]:
                 self._activity[slab] = blend(
-                    self._activity[slab], pages / elapsed_s, self._config.alpha, periods
+                    self._activity[slab], pages / elapsed_s, self._policy.activity_alpha, periods
                 )
 
     def activity(self, slab: int) -> float:
@@ -100,7 +72,7 @@ class ActivityTracker:
 
     def is_hot(self, slab: int) -> bool:
         """Whether the slab's activity is above the threshold."""
-        return self._activity[slab] > self._config.hot_pages_per_s
+        return self._activity[slab] > self._policy.hot_pages_per_s
 
     def hottest(self, unmapped: Iterable[int]) -> list[int]:
         """The hot ones of the given slabs, busiest first; ties by slab number."""

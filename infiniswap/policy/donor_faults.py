@@ -13,7 +13,7 @@ from errno import EPROTO
 
 
 @dataclass(frozen=True, slots=True)
-class TrustConfig:
+class FaultLimits:
     """How much is borne.
 
     Attributes:
@@ -41,15 +41,15 @@ class TrustConfig:
     bad_pages_max: int = 16
 
 
-class Trust:
+class DonorFaults:
     """What one donor has done. Methods return why it must be given up now; empty: it need not be.
 
     Args:
         config: how much is borne.
     """
 
-    def __init__(self, config: TrustConfig | None = None) -> None:
-        self._config = config or TrustConfig()
+    def __init__(self, config: FaultLimits | None = None) -> None:
+        self._config = config or FaultLimits()
         self._recovered_s: float | None = None
         self._flaps = 0
         self._refusals_s: list[float] = []

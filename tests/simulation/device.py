@@ -12,13 +12,12 @@ from typing import Any
 
 from support.devices.stepped_engine import SimDone, lib
 
-from infiniswap.config import DeviceConfig
+from infiniswap.config import DeviceConfig, PolicyConfig
 from infiniswap.control.client import ClientConfig, Identity
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.donors.link_types import LinkConfig
 from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.engine.protocol import EngineConfig
-from infiniswap.policy.activity import ActivityConfig
 from infiniswap.policy.ahead import MapAhead
 from infiniswap.policy.refill import Refill
 from infiniswap.units import PAGE_BYTES, HostPort
@@ -159,8 +158,7 @@ class SimDevice:
         self.mapper = SlabMapper(
             self.engine,
             self.slabs,
-            ActivityConfig(alpha=0.5, period_s=0.5, hot_pages_per_s=2.0),
-            2,
+            PolicyConfig(activity_alpha=0.5, period_s=0.5, hot_pages_per_s=2.0),
             Random(self._rng.getrandbits(64)),
             self._loop.time(),
             Refill(self._rng.choice((0.0, 500.0)) if self.has_backup else 0.0, self._loop.time()),
@@ -169,7 +167,7 @@ class SimDevice:
         )
         self.mapper.is_eager = not self.has_backup
         executor: Any = None
-        self.mapper.links = [
+        self.mapper.lenders.links = [
             Link(donor, self.engine, self.mapper, self._config, executor) for donor in donors
         ]
         self._task = self._loop.create_task(self.mapper.run(), name="mapper")
@@ -183,15 +181,15 @@ class SimDevice:
         """As DeviceService does it."""
         self._task.cancel()
         await asyncio.wait({self._task})
-        self._loop.add_reader(self._fd, self.mapper.take_events)
-        await asyncio.gather(*(link.close() for link in self.mapper.links))
+        self._loop.add_reader(self._fd, self.mapper.events.take)
+        await asyncio.gather(*(link.close() for link in self.mapper.lenders.links))
         self._loop.remove_reader(self._fd)
 
     def kill(self) -> None:
         """No more of it, from one moment to the next. The engine can still be looked at."""
         if self.host.dead:
             return
-        for link in self.mapper.links:
+        for link in self.mapper.lenders.links:
             link._closing = True  # or a recovery that is cancelled begins anew
         self._network.host_died(self.host, False)
         self.disconnect()

@@ -315,7 +315,7 @@ class World:
                 return False
             if self._room() and states != {SlabState.MAPPED}:
                 return False
-            if any(link.state == "suspended" for link in device.mapper.links):
+            if any(link.state == "suspended" for link in device.mapper.lenders.links):
                 return False
         return True
 
@@ -362,7 +362,7 @@ class World:
         for device in self.devices:
             infos = device.engine.slabs()
             linked = {}
-            for link in device.mapper.links:
+            for link in device.mapper.lenders.links:
                 if link._lease is not None and not link._has_session():
                     return f"{device.name}: a lease and no session at {link.address}"
                 for slab, place in link.mapped.items():
@@ -409,8 +409,8 @@ class World:
             if names - {"harvest", "leases", "drain", "upkeep"}:
                 return f"{donor.name}: tasks {names}"
         for device in self.devices:
-            if device.host.open_tasks() or device.mapper._drains:
-                return f"{device.name}: {device.host.open_tasks()} {device.mapper._drains}"
+            if device.host.open_tasks() or device.mapper.events.drains:
+                return f"{device.name}: {device.host.open_tasks()} {device.mapper.events.drains}"
         if self.network.open_connections():
             return f"{self.network.open_connections()} connections"
         return ""
@@ -421,7 +421,7 @@ class World:
             lines += [f"{device.name}: {info}" for info in device.engine.slabs()]
             lines += [
                 f"{device.name}: {link.address} {link.state} {link.detail!r} {link.is_draining}"
-                for link in device.mapper.links
+                for link in device.mapper.lenders.links
             ]
             lines += [f"{device.name}: open {request}" for request in device.requests.values()]
             lines += [f"{device.name}: {task}" for task in device.host.open_tasks()]

@@ -20,10 +20,6 @@ from hypothesis import strategies as st
 
 from infiniswap import config as configuration
 from infiniswap.cli.config_paths import check_discovery
-from infiniswap.config import ClusterConfig, Config
-from infiniswap.device.slabs.finder import Finder
-from infiniswap.device.slabs.mapper import SlabMapper
-from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.discovery.agent import is_own
 from infiniswap.discovery.announcement import (
     ADDRESSES_MAX,
@@ -42,8 +38,6 @@ from infiniswap.donor.announce import addresses, make_announcer
 from infiniswap.engine import native_rdma
 from infiniswap.engine.protocol import RdmaGid, RdmaPort
 from infiniswap.errors import ConfigError, EngineError
-from infiniswap.policy.activity import ActivityConfig
-from infiniswap.policy.placement import MemoryUse
 from infiniswap.policy.retry import Backoff, Complaints
 from infiniswap.secret import read_password
 from infiniswap.units import GIB, MIB, HostPort
@@ -395,38 +389,6 @@ def test_unknown_fields_of_a_later_release_do_no_harm() -> None:
     assert decode(topic(announcement()), message, None, "default") == announcement()
 
 
-class Link:
-    """A donor that counts how often it is asked."""
-
-    asked = 0
-
-    def __init__(self, address: HostPort) -> None:
-        self.address = address
-        self.is_listed = self.is_usable = self.is_idle = True
-        self.remote: int | None = None
-        self.detail = ""
-        self.mapped: dict[int, int] = {}
-
-    async def ask(self, *, ahead: bool) -> MemoryUse:
-        Link.asked += 1
-        return MemoryUse(0.5, 4)
-
-    async def map(self, slab: int, *, migrates: bool, ahead: bool) -> None:
-        self.mapped[slab] = 0
-
-    async def let_go(self) -> None: ...
-
-
-async def test_a_hundred_announced_donors_cost_two_queries_a_slab() -> None:
-    nothing = cast(Any, None)
-    mapper = SlabMapper(nothing, 16, ActivityConfig(1.0, 1.0, 1.0), 2, Random(1), 0.0, nothing, 1)
-    mapper.know([HostPort("10.0.0.1", port) for port in range(1, 101)], cast(Any, Link))
-    Link.asked = 0
-    for slab in range(16):
-        assert await mapper.place(slab)
-        assert Link.asked == 2 * (slab + 1)
-
-
 def test_config_check_looks_at_the_files_of_discovery(tmp_path: Path) -> None:
     peers, password, certificate = (tmp_path / name for name in ("peers", "password", "ca"))
     keys = {"cluster__peers_file": str(peers), "mqtt__tls": "on", "mqtt__username": "u"}
@@ -443,74 +405,3 @@ def test_config_check_looks_at_the_files_of_discovery(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ca: mqtt\.ca_file: cannot be used"):
         check_discovery(load(**keys))
     check_discovery(load(**{**keys, "mqtt__ca_file": ""}))
-
-
-class Watched:
-    """What a process that listens has told."""
-
-    def __init__(self, spec: Any, changed: Any) -> None:
-        self.donors: tuple[HostPort, ...] = ()
-        self.has_heard = False
-        self.problem, self.notes = "", list[str]()
-
-    def start(self) -> None: ...
-
-
-def searching(*peers: HostPort, **cluster: Any) -> DeviceSpec:
-    """A device that looks for donors there, and on a broker."""
-    found = ClusterConfig(peers=peers, **{"discovery": "mqtt", **cluster})
-    return cast(DeviceSpec, SimpleNamespace(config=Config(cluster=found)))
-
-
-def test_a_successor_that_has_heard_nobody_yet_keeps_the_donors_it_took_over() -> None:
-    spec = searching()
-    nothing = cast(Any, None)
-    mapper = SlabMapper(nothing, 1, ActivityConfig(1.0, 1.0, 1.0), 2, Random(1), 0.0, nothing, 1)
-    found = Finder(spec, nothing, cast(Any, Watched))
-    taken_over, newcomer = HostPort("10.0.0.1", 1), HostPort("10.0.0.2", 1)
-    mapper.links = [cast(Any, Link(taken_over))]
-    found._know(mapper, cast(Any, Link))
-    assert [link.address for link in mapper.lenders()] == [taken_over]
-    watched = cast(Any, found._watcher)
-    watched.donors, watched.has_heard = (newcomer,), True
-    found._know(mapper, cast(Any, Link))
-    assert [link.address for link in mapper.lenders()] == [newcomer]
-
-
-async def test_donors_that_are_named_and_announced_are_used_together(tmp_path: Path) -> None:
-    named, listed, both, announced = (HostPort(f"10.0.0.{number}", 1) for number in range(1, 5))
-    peers = tmp_path / "peers"
-    peers.write_text(f"{listed}\n{both}\n")
-    spec = searching(named, peers_file=peers)
-    nothing = cast(Any, None)
-    mapper = SlabMapper(nothing, 1, ActivityConfig(1.0, 1.0, 1.0), 2, Random(1), 0.0, nothing, 1)
-    found = Finder(spec, nothing, cast(Any, Watched))
-
-    def lenders() -> list[HostPort]:
-        return [link.address for link in mapper.lenders()]
-
-    await found.begin()  # waits for no broker: somebody is named
-    found.start(spec, mapper, cast(Any, Link))
-    assert lenders() == [named, listed, both]
-    watched = cast(Any, found._watcher)
-    watched.donors, watched.has_heard = (both, announced), True
-    found._know(mapper, cast(Any, Link))
-    assert lenders() == [named, listed, both, announced]
-    assert found.announced() == (announced,)
-    # What one source takes back another one may still say.
-    watched.donors = (announced,)
-    found.tell(searching(peers_file=peers), mapper, cast(Any, Link))
-    assert lenders() == [listed, both, announced]
-    watched.donors = ()
-    found._know(mapper, cast(Any, Link))
-    assert lenders() == [listed, both]
-
-
-def test_a_successor_goes_by_those_that_are_named_now() -> None:
-    """It was made when others were, and waited for its turn."""
-    first, second = HostPort("10.0.0.1", 1), HostPort("10.0.0.2", 1)
-    nothing = cast(Any, None)
-    before, now = (searching(donor, discovery="static") for donor in (first, second))
-    mapper = SlabMapper(nothing, 1, ActivityConfig(1.0, 1.0, 1.0), 2, Random(1), 0.0, nothing, 1)
-    Finder(before, nothing).start(now, mapper, cast(Any, Link))
-    assert [link.address for link in mapper.lenders()] == [second]

@@ -15,8 +15,8 @@ from isw_bench.faults import draw, host, jobs, paper, timeline, times
 from isw_bench.faults.timeline import Run
 from isw_bench.results import Comparison, Samples, TimeLine
 
-from infiniswap.device.process import assembly, service
 from infiniswap.device.slabs.mapper import SlabMapper
+from infiniswap.device.slabs.placer import Placer
 from infiniswap.errors import SystemCallError, UsageError
 
 OPS = st.lists(st.integers(min_value=0, max_value=10_000), min_size=1, max_size=80)
@@ -33,11 +33,10 @@ def steps(*parts: tuple[float, int], slice_s: float = 0.1) -> Run:
 # --------------------------------------------------------------------------- devices
 
 
-def test_a_device_is_timed_where_its_mapper_is_made() -> None:
+def test_a_device_is_timed_where_its_placer_is_made() -> None:
     """timed_device puts its own in the place of that name."""
-    assert "SlabMapper" in assembly.make_mapper.__code__.co_names
-    assert assembly.make_mapper.__globals__["SlabMapper"] is SlabMapper
-    assert vars(service)["make_mapper"] is assembly.make_mapper
+    assert "Placer" in SlabMapper.__init__.__code__.co_names
+    assert SlabMapper.__init__.__globals__["Placer"] is Placer
 
 
 # -------------------------------------------------------------------------- time lines

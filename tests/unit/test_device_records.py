@@ -11,7 +11,7 @@ import pytest
 
 from infiniswap.device.donors.link_types import Lease, Place
 from infiniswap.device.donors.records import decode_record, encode_record
-from infiniswap.device.slabs.recovery import adopt
+from infiniswap.device.slabs.after_take_over import restore_links
 from infiniswap.units import HostPort
 
 _LEASE = Lease(7, "ab" * 16, 3, "cd" * 16, 1 << 40, "ef" * 16, "10.0.0.2")
@@ -85,10 +85,10 @@ class _Link:
         self.adopted = (remote, lease.lease, mapped)
 
 
-def _adopt(engine: _Engine, links: list[_Link]) -> list[int]:
+def _restore(engine: _Engine, links: list[_Link]) -> list[int]:
     lost: list[int] = []
-    mapper = SimpleNamespace(links=links, lost=lost.append)
-    adopt(cast(Any, engine), cast(Any, mapper), cast(Any, _Link))
+    mapper = SimpleNamespace(lenders=SimpleNamespace(links=links), lost=lost.append)
+    restore_links(cast(Any, engine), cast(Any, mapper), cast(Any, _Link))
     return lost
 
 
@@ -99,7 +99,7 @@ def test_each_remote_finds_its_link_and_a_slab_may_be_at_two() -> None:
         [_slab(0), _slab(None), _slab(3, source=0)],
     )
     links = [_Link(_ADDRESS)]
-    assert _adopt(engine, links) == []
+    assert _restore(engine, links) == []
     assert links[0].adopted == (0, 7, {0: Place(1, 11), 2: Place(2, 22)})
     assert links[1].address == other  # not named any more: it gets a link all the same
     assert links[1].adopted == (3, 7, {2: Place(1, 11)})
@@ -108,5 +108,5 @@ def test_each_remote_finds_its_link_and_a_slab_may_be_at_two() -> None:
 
 def test_a_remote_without_a_record_is_given_up() -> None:
     engine = _Engine({2: b"garbage"}, [_slab(None), _slab(2)])
-    assert _adopt(engine, []) == [1]
+    assert _restore(engine, []) == [1]
     assert engine.calls == [("unmap", 1, 2, 11), ("destroy", 2)]

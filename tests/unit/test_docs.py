@@ -136,7 +136,7 @@ def test_the_check_of_names_can_fail() -> None:
     assert _unknown("SlabMapper.no_such_method()")
     assert _unknown("struct iswi_no_such_struct")
     assert _unknown("daemon.no_such_key")
-    assert not _unknown("SlabMapper.place()")
+    assert not _unknown("SlabMapper.run()")
     assert not _unknown("csrc/engine/write.c")
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from infiniswap import config as configuration
-from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.discovery.static import PeersFile, only_these
 from infiniswap.errors import ConfigError
 from infiniswap.peers import PEERS_FILE_BYTES_MAX, PEERS_MAX, parse_peers, read_peers
@@ -129,45 +126,3 @@ def test_the_configuration_adds_the_file_and_named_donors_replace_it(tmp_path: P
     assert load(Path("/dev/null"), values, {}).peers() == (A, B, C)
     assert load(Path("/dev/null"), {**values, **only_these("10.0.0.3")}, {}).peers() == (C,)
     assert only_these(None) == {}
-
-
-class Link:
-    def __init__(self, address: HostPort) -> None:
-        self.address = address
-        self.is_listed = self.is_idle = self.is_usable = True
-        self.remote: int | None = None
-
-
-def test_who_is_not_listed_any_more_keeps_what_it_has_and_gets_nothing_more() -> None:
-    nothing = cast(Any, None)
-    activity = cast(Any, SimpleNamespace(alpha=1.0, period_s=1.0, hot_pages_per_s=1.0))
-    mapper = SlabMapper(nothing, 1, activity, 2, nothing, 0.0, nothing, 1)
-    make = cast(Any, Link)
-    mapper.know((A, B, A), make)
-    assert [link.address for link in mapper.links] == [A, B]
-    first = cast(Any, mapper.links[0])
-    first.is_idle, first.remote = False, 7
-    mapper.know((C,), make)
-    assert [link.address for link in mapper.links] == [A, C]
-    assert [link.address for link in mapper.lenders()] == [C]
-    mapper.know((A, C), make)
-    assert mapper.links[0] is first
-    assert [link.address for link in mapper.lenders()] == [A, C]
-    # A slab is being placed: somebody may be about to ask it.
-    mapper._placing.add(0)
-    mapper.know((A,), make)
-    assert [link.address for link in mapper.links] == [A, C]
-    mapper._placing.clear()
-    mapper.know((A,), make)
-    assert [link.address for link in mapper.links] == [A]
-
-
-def test_more_donors_than_an_engine_has_places_for_are_known_and_64_are_used() -> None:
-    nothing = cast(Any, None)
-    activity = cast(Any, SimpleNamespace(alpha=1.0, period_s=1.0, hot_pages_per_s=1.0))
-    mapper = SlabMapper(nothing, 1, activity, 2, nothing, 0.0, nothing, 1)
-    mapper.know([HostPort("10.0.0.1", port) for port in range(1, 101)], cast(Any, Link))
-    assert len(mapper.lenders()) == 100
-    for number, link in enumerate(mapper.links[:64]):
-        link.remote = number
-    assert mapper.lenders() == mapper.links[:64]

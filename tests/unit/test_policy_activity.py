@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infiniswap.policy.activity import ActivityConfig, ActivityTracker
+from infiniswap.config import PolicyConfig
+from infiniswap.policy.activity import ActivityTracker
 from infiniswap.policy.ewma import Ewma, blend
 
 WEIGHT = st.floats(0.001, 1.0)
@@ -52,12 +53,10 @@ def test_a_measurement_of_the_same_moment_changes_nothing() -> None:
 def test_a_weight_out_of_range_is_refused(weight: float) -> None:
     with pytest.raises(ValueError, match="weight"):
         Ewma(weight)
-    with pytest.raises(ValueError, match="alpha"):
-        ActivityConfig(alpha=weight)
 
 
 def test_a_steady_slab_gets_hot_and_cools_down() -> None:
-    tracker = ActivityTracker(2, ActivityConfig(), 0.0)
+    tracker = ActivityTracker(2, PolicyConfig(), 0.0)
     for second in range(1, 30):
         tracker.tick(float(second), [40 * second, 0])
     assert tracker.activity(0) == pytest.approx(40.0, rel=0.01)
@@ -68,7 +67,7 @@ def test_a_steady_slab_gets_hot_and_cools_down() -> None:
 
 
 def test_exactly_the_threshold_is_not_hot() -> None:
-    tracker = ActivityTracker(1, ActivityConfig(alpha=1.0), 0.0)
+    tracker = ActivityTracker(1, PolicyConfig(activity_alpha=1.0), 0.0)
     tracker.tick(1.0, [20])
     assert not tracker.is_hot(0)
     tracker.tick(2.0, [41])
@@ -85,7 +84,7 @@ def test_exactly_the_threshold_is_not_hot() -> None:
 def test_activity_never_exceeds_the_highest_rate_seen(
     steps: list[tuple[float, list[int]]],
 ) -> None:
-    tracker = ActivityTracker(3, ActivityConfig(), 0.0)
+    tracker = ActivityTracker(3, PolicyConfig(), 0.0)
     totals = [0, 0, 0]
     highest = [0.0, 0.0, 0.0]
     now_s = 0.0
@@ -99,7 +98,7 @@ def test_activity_never_exceeds_the_highest_rate_seen(
 
 
 def test_a_tick_without_time_is_left_for_the_next() -> None:
-    tracker = ActivityTracker(1, ActivityConfig(alpha=1.0), 5.0)
+    tracker = ActivityTracker(1, PolicyConfig(activity_alpha=1.0), 5.0)
     tracker.tick(5.0, [100])
     assert tracker.activity(0) == 0.0
     tracker.tick(7.0, [100])
@@ -107,14 +106,14 @@ def test_a_tick_without_time_is_left_for_the_next() -> None:
 
 
 def test_a_total_that_went_down_starts_again_from_zero() -> None:
-    tracker = ActivityTracker(1, ActivityConfig(alpha=1.0), 0.0)
+    tracker = ActivityTracker(1, PolicyConfig(activity_alpha=1.0), 0.0)
     tracker.tick(1.0, [1000])
     tracker.tick(2.0, [30])
     assert tracker.activity(0) == pytest.approx(30.0)
 
 
 def test_the_hottest_come_first_and_ties_go_by_number() -> None:
-    tracker = ActivityTracker(4, ActivityConfig(alpha=1.0), 0.0)
+    tracker = ActivityTracker(4, PolicyConfig(activity_alpha=1.0), 0.0)
     tracker.tick(1.0, [50, 90, 50, 1])
     assert tracker.hottest([3, 2, 1, 0]) == [1, 0, 2]
     assert tracker.hottest([0]) == [0]
@@ -122,4 +121,4 @@ def test_the_hottest_come_first_and_ties_go_by_number() -> None:
 
 def test_a_wrong_number_of_totals_is_refused() -> None:
     with pytest.raises(ValueError, match="totals"):
-        ActivityTracker(2, ActivityConfig(), 0.0).tick(1.0, [1])
+        ActivityTracker(2, PolicyConfig(), 0.0).tick(1.0, [1])

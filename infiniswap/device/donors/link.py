@@ -49,8 +49,8 @@ from infiniswap.errors import (
     RequestRefusedError,
     SessionLostError,
 )
+from infiniswap.policy.donor_faults import DonorFaults
 from infiniswap.policy.placement import MemoryUse
-from infiniswap.policy.trust import Trust
 from infiniswap.units import HostPort
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class DonorLink:
         self._recovery: asyncio.Task[None] | None = None
         self._closing = False
         self._arriving: asyncio.Future[None] | None = None  # a map answer is awaited
-        self._trust = Trust()
+        self._trust = DonorFaults()
 
     @property
     def state(self) -> str:

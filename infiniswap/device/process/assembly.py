@@ -10,7 +10,6 @@ from infiniswap.device.donors.link_types import LinkConfig
 from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.engine.protocol import Engine
-from infiniswap.policy.activity import ActivityConfig
 from infiniswap.policy.ahead import MapAhead
 from infiniswap.policy.refill import Refill
 from infiniswap.units import PAGE_BYTES
@@ -18,13 +17,12 @@ from infiniswap.units import PAGE_BYTES
 
 def make_mapper(spec: DeviceSpec, engine: Engine, now_s: float) -> SlabMapper:
     """The mapper, without links."""
-    device, policy = spec.config.device, spec.config.policy
+    device = spec.config.device
     slab_pages = device.slab_bytes // PAGE_BYTES
     return SlabMapper(
         engine,
         spec.slab_count,
-        ActivityConfig(policy.activity_alpha, policy.period_s, policy.hot_pages_per_s),
-        policy.choices,
+        spec.config.policy,
         random.Random(),
         now_s,
         Refill(0.0 if spec.backup is None else device.refill_pages_per_s, now_s),

@@ -18,7 +18,6 @@ from infiniswap.device.donors.link_types import LinkConfig
 from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.device.spec.spec import DeviceSpec, completed
 from infiniswap.errors import ConfigError, InfiniswapError
-from infiniswap.policy.activity import ActivityConfig
 from infiniswap.system.wakeful import Waker
 
 
@@ -55,12 +54,11 @@ def retune(
     """Puts the values of the spec in force; returns what new links are to know."""
     policy, config = spec.config.policy, spec.config.device
     mapper.tune(
-        ActivityConfig(policy.activity_alpha, policy.period_s, policy.hot_pages_per_s),
-        policy.choices,
+        policy,
         0.0 if spec.backup is None else config.refill_pages_per_s,
     )
     links = dataclasses.replace(links, device=config, suspend_s=policy.suspend_s)
-    for link in mapper.links:
+    for link in mapper.lenders.links:
         link.config = links
     if waker is not None:
         waker.set_mode(config.keep_awake)

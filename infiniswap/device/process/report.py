@@ -80,7 +80,7 @@ def snapshot(
 def _donor_rows(engine: Engine, mapper: SlabMapper) -> list[DonorRow]:
     remotes = {info.remote: info for info in engine.remotes()}
     rows = []
-    for link in mapper.links:
+    for link in mapper.lenders.links:
         info = remotes.get(link.remote) if link.remote is not None else None
         traffic = link.counts.traffic(info)
         rows.append(

@@ -38,7 +38,7 @@ from infiniswap.device.process import reload
 from infiniswap.device.process.assembly import make_link_config, make_mapper
 from infiniswap.device.process.report import Snapshot, snapshot
 from infiniswap.device.process.runs import STOP_PAUSE_S_MAX, Runs
-from infiniswap.device.slabs import recovery
+from infiniswap.device.slabs.after_take_over import restore_links
 from infiniswap.device.slabs.finder import Finder
 from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.device.spec import contents, rundir
@@ -231,10 +231,10 @@ class DeviceService:
         await self._blocking(lambda: take_state(engine, spec.backup))
         self._start_mapper(self._client)
         assert self._mapper is not None
-        recovery.adopt(engine, self._mapper, self._make_link)
+        restore_links(engine, self._mapper, self._make_link)
         if spec.backup is None:
             # What is suspended could be read from nowhere else.
-            await asyncio.gather(*(link.settled() for link in self._mapper.links))
+            await asyncio.gather(*(link.settled() for link in self._mapper.lenders.links))
         await self._blocking(lambda: adopt(attachment, descriptors))
         self._succession.done()
         self._finder.follow()
@@ -265,7 +265,7 @@ class DeviceService:
         if self._outcome.applied and self._link_config is not None:
             self.spec = spec
             self._link_config = reload.retune(spec, mapper, self._link_config, self._waker)
-            self._finder.tell(spec, mapper, self._make_link)
+            self._finder.tell(spec, mapper.lenders, self._make_link)
             rundir.write_record(self._paths.record, spec)
             self._succession.keep_spec(spec, attachment)
         self._outcome.log("device")
@@ -319,7 +319,7 @@ class DeviceService:
         now_s = asyncio.get_running_loop().time()
         self._mapper = make_mapper(self.spec, self._engine, now_s)
         self._link_config = make_link_config(self.spec, self._identity(), client)
-        self._finder.start(self.spec, self._mapper, self._make_link)
+        self._finder.start(self.spec, self._mapper.lenders, self._make_link)
         self._loop("mapper", self._run_mapper())
         if self.spec.config.device.transport != "tcp":
             self._loop("RDMA devices", rdma_leaving.let_go(self._engine, self._blocking))
@@ -345,7 +345,7 @@ class DeviceService:
 
     def _start_repairs(self, attachment: Attachment) -> None:
         assert self._mapper is not None
-        repairs = Repairs(attachment.kernel, self.holder, self._mapper, self._blocking)
+        repairs = Repairs(attachment.kernel, self.holder, self._mapper.events, self._blocking)
         self._loop("repair", repairs.run())
         others = Others(attachment, self._mapper.alarms, self._blocking)
         self._loop("others", others.run(self._stop_lock, lambda: self.state == "serving"))
@@ -361,7 +361,7 @@ class DeviceService:
         assert self._mapper is not None
         # Before is_eager, as two must not place one slab.
         for slab in range(self.spec.slab_count):
-            if not await self._mapper.place(slab):
+            if not await self._mapper.placer.place(slab):
                 raise MemoryLimitError(
                     f"the donors can take {slab} of {self.spec.slab_count} slabs, and without a "
                     "backup all of them need a donor",
@@ -439,8 +439,8 @@ class DeviceService:
         if self._mapper is not None and engine is not None:
             # Drains are still reported while the links give their slabs back.
             loop = asyncio.get_running_loop()
-            loop.add_reader(engine.eventfd, self._mapper.take_events)
-            await asyncio.gather(*(link.close() for link in self._mapper.links))
+            loop.add_reader(engine.eventfd, self._mapper.events.take)
+            await asyncio.gather(*(link.close() for link in self._mapper.lenders.links))
             loop.remove_reader(engine.eventfd)
         if engine is not None:
             await self._blocking(engine.close)

@@ -20,7 +20,9 @@ from infiniswap.units import HostPort
 log = logging.getLogger(__name__)
 
 
-def adopt(engine: Engine, mapper: SlabMapper, make_link: Callable[[HostPort], DonorLink]) -> None:
+def restore_links(
+    engine: Engine, mapper: SlabMapper, make_link: Callable[[HostPort], DonorLink]
+) -> None:
     """Gives every remote that was taken over to its link. Blocking for a moment at most.
 
     Args:
@@ -28,7 +30,7 @@ def adopt(engine: Engine, mapper: SlabMapper, make_link: Callable[[HostPort], Do
         mapper: with a fresh link for every donor; not running yet.
         make_link: for a donor that is not among those any more, but has slabs of ours.
     """
-    places = _places(engine)
+    places, links = _places(engine), mapper.lenders.links
     for info in engine.remotes():
         mapped = places.get(info.remote, {})
         known = decode_record(engine.remote_record(info.remote))
@@ -36,10 +38,10 @@ def adopt(engine: Engine, mapper: SlabMapper, make_link: Callable[[HostPort], Do
             _abandon(engine, mapper, info.remote, mapped)
             continue
         address, lease = known
-        link = next((link for link in mapper.links if link.address == address), None)
+        link = next((link for link in links if link.address == address), None)
         if link is None:
             link = make_link(address)
-            mapper.links.append(link)
+            links.append(link)
         log.info("donor %s: %d slabs of a process that ended", address, len(mapped))
         link.adopt(info.remote, lease, mapped)
 

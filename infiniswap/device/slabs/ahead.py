@@ -11,15 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from infiniswap.device.donors.link import DonorLink
+from infiniswap.device.slabs.lenders import Lenders
+from infiniswap.device.slabs.placer import Placer, Purpose
+from infiniswap.device.slabs.tasks import Tasks
 from infiniswap.engine.protocol import Engine, SlabInfo, SlabState
 from infiniswap.errors import InfiniswapError
 from infiniswap.policy.ahead import Binding, MapAhead
-
-if TYPE_CHECKING:
-    from infiniswap.device.slabs.mapper import SlabMapper
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +27,20 @@ class AheadMapper:
     """A part of the mapper. Everything runs on the event loop.
 
     Args:
-        mapper: finds donors and knows who has what.
         engine: counts what is written.
+        lenders: the donors.
+        placer: finds one of them for a slab.
+        tasks: of the mapper.
         policy: says which slabs are next.
     """
 
-    def __init__(self, mapper: SlabMapper, engine: Engine, policy: MapAhead) -> None:
-        self._mapper = mapper
+    def __init__(
+        self, engine: Engine, lenders: Lenders, placer: Placer, tasks: Tasks, policy: MapAhead
+    ) -> None:
         self._engine = engine
+        self._lenders = lenders
+        self._placer = placer
+        self._tasks = tasks
         self._policy = policy
         self._outs: dict[int, int] = {}  # of untouched slabs: pages paged out before
         self._used: set[int] = set()  # whose donor has yet to be told
@@ -64,11 +69,11 @@ class AheadMapper:
             if info.page_outs != outs:
                 self._used.add(slab)
         if self._used and (self._telling is None or self._telling.done()):
-            self._telling = self._mapper.spawn(self._tell(), "slabs mapped ahead are in use")
+            self._telling = self._tasks.spawn(self._tell(), "slabs mapped ahead are in use")
         wanted = self._policy.next(now_s, [slab.page_outs for slab in slabs], self._bindings(slabs))
         if wanted and (self._mapping is None or self._mapping.done()):
             outs_before = {slab: slabs[slab].page_outs for slab in wanted}
-            self._mapping = self._mapper.spawn(self._map(outs_before), "map slabs ahead")
+            self._mapping = self._tasks.spawn(self._map(outs_before), "map slabs ahead")
 
     def _bindings(self, slabs: Sequence[SlabInfo]) -> list[Binding]:
         def binding(number: int, slab: SlabInfo) -> Binding:
@@ -82,7 +87,7 @@ class AheadMapper:
         for slab, pages in outs.items():
             if self._engine.slab(slab).state is not SlabState.UNMAPPED:
                 continue  # it became hot meanwhile
-            if not await self._mapper.place_ahead(slab):
+            if not await self._placer.place(slab, Purpose.AHEAD):
                 self._policy.refused(asyncio.get_running_loop().time())
                 return
             self._policy.mapped()
@@ -90,7 +95,7 @@ class AheadMapper:
 
     async def _tell(self) -> None:
         for slab in sorted(self._used):
-            link = self._mapper.link_of(slab)
+            link = self._lenders.of(slab)
             if link is None or await self._keep(link, slab):
                 self._used.discard(slab)
 

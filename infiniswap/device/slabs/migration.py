@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from infiniswap.device.donors.link import DonorLink
+from infiniswap.device.slabs.counts import SlabCounts
+from infiniswap.device.slabs.lenders import Lenders
+from infiniswap.device.slabs.placer import Placer, Purpose
+from infiniswap.device.slabs.tasks import Tasks
 from infiniswap.engine.protocol import Engine, SlabInfo, SlabState
 from infiniswap.errors import EngineError, InfiniswapError
-from infiniswap.policy.placement import DonorBook
-
-if TYPE_CHECKING:
-    from infiniswap.device.slabs.mapper import SlabMapper
 
 log = logging.getLogger(__name__)
 
@@ -38,21 +37,34 @@ class Move:
 
 
 class Migration:
-    """The moves of a device's slabs; a part of its mapper.
+    """The moves of a device's slabs; a part of the mapper. Everything runs on the event loop.
 
     Args:
-        mapper: finds donors and knows who has what.
         engine: copies the pages.
-        book: of the mapper.
+        lenders: the donors.
+        placer: finds the donor that a slab goes to.
+        tasks: of the mapper.
+        counts: of the device.
+        take_off: takes a slab off a donor, for a reason.
         slab_pages: pages of a slab.
     """
 
     def __init__(
-        self, mapper: SlabMapper, engine: Engine, book: DonorBook[DonorLink], slab_pages: int
+        self,
+        engine: Engine,
+        lenders: Lenders,
+        placer: Placer,
+        tasks: Tasks,
+        counts: SlabCounts,
+        take_off: Callable[[DonorLink, int, str], Awaitable[None]],
+        slab_pages: int,
     ) -> None:
-        self._mapper = mapper
         self._engine = engine
-        self._book = book
+        self._lenders = lenders
+        self._placer = placer
+        self._tasks = tasks
+        self._counts = counts
+        self._take_off = take_off
         self._slab_pages = slab_pages
         self._moves: dict[int, Move] = {}  # by slab
         self._is_pulling = False  # the engine pulls one slab at a time
@@ -68,11 +80,10 @@ class Migration:
         """
         move = self._moves.get(slab)
         if move is None:
-            if not wait_s and not self._mapper.is_eager:
+            if not wait_s and link.config.has_backup:
                 return False
-            self._book.full(link, asyncio.get_running_loop().time())
-            move = self._moves[slab] = Move(link)
-            move.task = self._mapper.spawn(self._run_move(move, slab), f"move slab {slab}")
+            self._lenders.backoff.full(link, asyncio.get_running_loop().time())
+            move = self._begin(link, slab)
         if move.link is not link or move.task is None:
             return False  # it has not even come from elsewhere
         move.waiting += 1
@@ -81,7 +92,7 @@ class Migration:
         finally:
             move.waiting -= 1
         # Not cancelled: the donor that it goes to must be told of what becomes of it.
-        move.is_over = not self._mapper.is_eager
+        move.is_over = link.config.has_backup
         return move.is_whole
 
     def finish(self, slabs: Sequence[SlabInfo]) -> None:
@@ -89,10 +100,14 @@ class Migration:
         for number, slab in enumerate(slabs):
             if slab.source_state is not SlabState.MAPPED or number in self._moves:
                 continue
-            link = self._mapper.link_at(slab.source_remote, number)
+            link = self._lenders.at(slab.source_remote, number)
             if link is not None and link.is_usable:
-                move = self._moves[number] = Move(link)
-                move.task = self._mapper.spawn(self._run_move(move, number), f"move slab {number}")
+                self._begin(link, number)
+
+    def _begin(self, link: DonorLink, slab: int) -> Move:
+        move = self._moves[slab] = Move(link)
+        move.task = self._tasks.spawn(self._run_move(move, slab), f"move slab {slab}")
+        return move
 
     async def _run_move(self, move: Move, slab: int) -> None:
         try:
@@ -101,21 +116,21 @@ class Migration:
             if is_here and (info.is_migrating or not await self._place_move(move, slab)):
                 return
             # Its slab may have been taken meanwhile and found another donor, which is now left.
-            source = self._mapper.link_at(self._engine.slab(slab).source_remote, slab)
+            source = self._lenders.at(self._engine.slab(slab).source_remote, slab)
             if source is None:
                 return
             is_whole = await self._pull(source, slab, move)
-            while self._mapper.is_eager and not is_whole and self._is_source(source, slab):
+            while not source.config.has_backup and not is_whole and self._is_source(source, slab):
                 await asyncio.sleep(_PULL_RETRY_S)
                 is_whole = await self._pull(source, slab, move)
-            self._mapper.counts.moved += is_whole
+            self._counts.moved += is_whole
             if source is move.link:
                 move.is_whole = is_whole
                 is_done = is_whole and not move.waiting
             else:
-                is_done = is_whole or not self._mapper.is_eager
+                is_done = is_whole or source.config.has_backup
             if is_done:
-                await self._mapper.take_off(source, slab, "moved")
+                await self._take_off(source, slab, "moved")
         except InfiniswapError as error:
             log.warning("slab %d: cannot be moved: %s", slab, error)
         finally:
@@ -127,9 +142,9 @@ class Migration:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + _PLACE_S_MAX
         while True:
-            others = [link for link in self._mapper.lenders() if link is not move.link]
-            retry_s = self._book.retry_s(others, loop.time())
-            if await self._mapper.place(slab, migrates=True):
+            others = [link for link in self._lenders.usable() if link is not move.link]
+            retry_s = self._lenders.backoff.retry_s(others, loop.time())
+            if await self._placer.place(slab, Purpose.MOVE):
                 return True
             if retry_s is None or retry_s > end_s or move.is_over:
                 return False

@@ -26,10 +26,13 @@ _STEADY_S = 5.0
 
 
 class Reports(Protocol):
-    """What the engine has reported (SlabMapper)."""
+    """What the engine has reported (EngineEvents)."""
 
-    alarms: dict[str, str]
     on_connection_lost: Callable[[], None]
+
+    @property
+    def alarms(self) -> MutableMapping[str, str]:
+        """Of the device, by name."""
 
 
 class Repairs:
@@ -56,7 +59,7 @@ class Repairs:
         self._kernel = kernel
         self._holder = holder
         self._blocking = blocking
-        self._alarms: MutableMapping[str, str] = reports.alarms
+        self._alarms = reports.alarms
         self._steady_from_s = asyncio.get_running_loop().time() + steady_s
         self._lost = asyncio.Event()
         self._lost.set()  # one may be lost already

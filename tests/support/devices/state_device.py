@@ -15,15 +15,14 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
-from infiniswap.config import DeviceConfig
+from infiniswap.config import DeviceConfig, PolicyConfig
 from infiniswap.control.client import ClientConfig, Identity
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.donors.link_types import LinkConfig
+from infiniswap.device.slabs.after_take_over import restore_links
 from infiniswap.device.slabs.mapper import SlabMapper
-from infiniswap.device.slabs.recovery import adopt
 from infiniswap.engine.native import NativeEngine
 from infiniswap.engine.protocol import EngineConfig
-from infiniswap.policy.activity import ActivityConfig
 from infiniswap.policy.refill import Refill
 from infiniswap.units import PAGE_BYTES, HostPort
 
@@ -56,8 +55,7 @@ async def _run(role: str, fd: str, backup: str, donor: str, path: str, *sizes: s
     mapper = SlabMapper(
         engine,
         size // slab,
-        ActivityConfig(alpha=0.5, period_s=0.2, hot_pages_per_s=1.0),
-        2,
+        PolicyConfig(activity_alpha=0.5, period_s=0.2, hot_pages_per_s=1.0),
         Random(1),
         now_s,
         Refill(100_000.0 if has_backup else 0.0, now_s),
@@ -77,19 +75,19 @@ async def _run(role: str, fd: str, backup: str, donor: str, path: str, *sizes: s
             return DonorLink(address, engine, mapper, config, executor)
 
         host, _, port = donor.rpartition(":")
-        mapper.links = [make_link(HostPort(host, int(port)))]
+        mapper.lenders.links = [make_link(HostPort(host, int(port)))]
         if role == "standby":
-            adopt(engine, mapper, make_link)
+            restore_links(engine, mapper, make_link)
         else:
             for number in range(size // slab):
-                assert await mapper.place(number)
+                assert await mapper.placer.place(number)
         mapper.is_eager = not has_backup
         task = asyncio.create_task(mapper.run(), name="mapper")
-        while not has_backup and mapper.links[0].state != "mapped":  # noqa: ASYNC110
+        while not has_backup and mapper.lenders.links[0].state != "mapped":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         engine.frontend_nbd_socket(path)
         while not task.done():
-            link = mapper.links[0]
+            link = mapper.lenders.links[0]
             lease = link._lease
             about = {
                 "state": link.state,

@@ -3,8 +3,8 @@
 
     ISW_BENCH_TIMES=FILE python -m isw_bench.faults.timed_device device start NAME OPTIONS
 
-The device's own process, but that `SlabMapper.place`, which is all of it from the wish for a donor
-to the slab being mapped, writes a line of JSON to the file for each slab that found one.
+The device's own process, but that `Placer.place`, which is all of it from the wish for a donor to
+the slab being mapped, writes a line of JSON to the file for each slab that found one.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from typing import Any
 from infiniswap.cli import device as command
 from infiniswap.cli.main import build_parser
 from infiniswap.device.process.serve import prepare_process, serve
-from infiniswap.device.slabs.mapper import SlabMapper
+from infiniswap.device.slabs import mapper
+from infiniswap.device.slabs.placer import Placer, Purpose
 from infiniswap.device.spec import rundir
 from infiniswap.units import parse_page_size
 
 VARIABLE = "ISW_BENCH_TIMES"
 
 
-class TimedMapper(SlabMapper):
+class TimedPlacer(Placer):
     """Tells how long it took."""
 
-    async def place(self, slab: int, *, migrates: bool = False) -> bool:
-        """See SlabMapper."""
-        holding = [link for link in self.links if link.mapped]
+    async def place(self, slab: int, purpose: Purpose = Purpose.NEED) -> bool:
+        """See Placer."""
+        links = self._lenders.links
+        holding = [link for link in links if link.mapped]
         start_s = time.monotonic()
-        mapped = await super().place(slab, migrates=migrates)
+        mapped = await super().place(slab, purpose)
         if mapped:
             took_ms = (time.monotonic() - start_s) * 1e3
-            is_first = len([link for link in self.links if link.mapped]) > len(holding)
+            is_first = len([link for link in links if link.mapped]) > len(holding)
             _note({"map_ms": took_ms, "is_first": is_first})
         return mapped
 
@@ -48,9 +50,7 @@ def _note(told: dict[str, Any]) -> None:
 
 def main(argv: list[str]) -> int:
     """Runs the device; returns its exit code."""
-    from infiniswap.device.process import assembly
-
-    vars(assembly)["SlabMapper"] = TimedMapper
+    vars(mapper)["Placer"] = TimedPlacer
     args = build_parser("device").parse_args(argv)
     config = command.load_config(args)
     size_bytes = parse_page_size(args.size)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gives slabs back to their donors whose pages were all freed (discard) and which rest."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from infiniswap.device.slabs.lenders import Lenders
+from infiniswap.engine.protocol import SlabInfo, SlabState
+from infiniswap.errors import InfiniswapError
+
+log = logging.getLogger(__name__)
+
+_EMPTY_S_MAX = 30.0
+_REST_PAGES_PER_S = 1.0
+
+
+class EmptySlabs:
+    """A part of the mapper. Everything runs on the event loop.
+
+    Args:
+        lenders: the donors.
+        activity: page I/O per second of a slab.
+        returned: told of each slab that was given back.
+    """
+
+    def __init__(
+        self,
+        lenders: Lenders,
+        activity: Callable[[int], float],
+        returned: Callable[[int], None],
+    ) -> None:
+        self._lenders = lenders
+        self._activity = activity
+        self._returned = returned
+        self._since_s: dict[int, float] = {}
+
+    async def look(self, slabs: Sequence[SlabInfo]) -> None:
+        """Gives back what has been empty and at rest for half a minute."""
+        now_s = asyncio.get_running_loop().time()
+        for number, slab in enumerate(slabs):
+            rests = (
+                slab.state is SlabState.MAPPED
+                and not slab.is_migrating
+                and not slab.remote_valid_pages
+                and self._activity(number) < _REST_PAGES_PER_S
+            )
+            if not rests:
+                self._since_s.pop(number, None)
+            elif now_s - self._since_s.setdefault(number, now_s) > _EMPTY_S_MAX:
+                await self._give_back(number)
+
+    async def _give_back(self, slab: int) -> None:
+        link = self._lenders.of(slab)
+        if link is None or not link.is_usable:
+            return
+        try:
+            await link.unmap(slab, "empty")
+        except (InfiniswapError, TimeoutError) as error:
+            log.warning("slab %d: cannot be given back: %s", slab, error)
+        else:
+            self._returned(slab)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The donors that a device knows: which may be asked for memory now, and which has which slab."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from infiniswap import events
+from infiniswap.device.donors.link import DonorLink
+from infiniswap.device.slabs.alarms import Alarms
+from infiniswap.engine.protocol import Engine
+from infiniswap.policy.donor_backoff import DonorBackoff
+from infiniswap.units import HostPort
+
+_REMOTES_MAX = 64  # of an engine (EngineConfig)
+
+
+class Lenders:
+    """A part of the mapper. Everything runs on the event loop.
+
+    Args:
+        engine: knows where each slab is.
+        alarms: of the device.
+        wake: set when there is a new donor.
+
+    Attributes:
+        links: one to each donor.
+        backoff: which of them are not asked for a while.
+        searches: slabs that a donor is being found for. As long as there are any, no donor is
+            forgotten: it may be about to be asked.
+    """
+
+    def __init__(self, engine: Engine, alarms: Alarms, wake: asyncio.Event) -> None:
+        self.links: list[DonorLink] = []
+        self.backoff: DonorBackoff[DonorLink] = DonorBackoff()
+        self.searches: set[int] = set()
+        self._engine = engine
+        self._alarms = alarms
+        self._wake = wake
+
+    def know(self, donors: Iterable[HostPort], make_link: Callable[[HostPort], DonorLink]) -> None:
+        """Says which donors exist now. One that is no longer among them keeps the slabs that it
+        has, gets no others, and is forgotten when it has none.
+
+        Args:
+            donors: all of them.
+            make_link: for one that is new.
+        """
+        listed = dict.fromkeys(donors)
+        known = {link.address for link in self.links}
+        for link in self.links:
+            link.is_listed = link.address in listed
+        new = [make_link(donor) for donor in listed if donor not in known]
+        self.links += new
+        if not self.searches:
+            for link in [link for link in self.links if not link.is_listed and link.is_idle]:
+                self.links.remove(link)
+                self.backoff.forget(link)
+                self._alarms.pop(_alarm(link), None)
+        if new:
+            self._wake.set()
+
+    def usable(self) -> list[DonorLink]:
+        """Those that may be asked for memory."""
+        # An engine has so many places for donors; one that has a place can take more slabs.
+        is_full = sum(link.remote is not None for link in self.links) >= _REMOTES_MAX
+        return [
+            link
+            for link in self.links
+            if link.is_listed and link.is_usable and (link.remote is not None or not is_full)
+        ]
+
+    def at(self, remote: int | None, slab: int) -> DonorLink | None:
+        """The donor behind that remote, if it has the slab."""
+        return next(
+            (link for link in self.links if link.remote == remote and slab in link.mapped), None
+        )
+
+    def of(self, slab: int) -> DonorLink | None:
+        """The donor that has a slab; of one that migrates, the donor that it goes to."""
+        return self.at(self._engine.slab(slab).remote, slab)
+
+    def took(self, link: DonorLink) -> None:
+        """A donor has taken a slab on: whatever it did is forgiven."""
+        self._alarms.pop(_alarm(link), None)
+
+    def distrusted(self, link: DonorLink, why: str) -> None:
+        """A donor is given up for what it did (infiniswap.policy.donor_faults)."""
+        wait_s = self.backoff.distrusted(link, asyncio.get_running_loop().time())
+        sentence = f"donor {link.address} was given up for {wait_s:.0f} s: {why}"
+        self._alarms.sound(_alarm(link), sentence, events.DONOR_DISTRUSTED, donor=link.address)
+
+
+def _alarm(link: DonorLink) -> str:
+    return f"donor {link.address}"

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds a donor for a slab and maps it there: asks donors as infiniswap.policy.placement says."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from random import Random
+
+from infiniswap.config import PolicyConfig
+from infiniswap.device.donors.link import DonorLink
+from infiniswap.device.slabs.counts import SlabCounts
+from infiniswap.device.slabs.lenders import Lenders
+from infiniswap.engine.protocol import Engine, SlabState
+from infiniswap.errors import InfiniswapError, RequestRefusedError
+from infiniswap.policy.placement import Ask, Choose, MemoryUse, Placement
+
+log = logging.getLogger(__name__)
+
+
+class Purpose(enum.Enum):
+    """Why a slab gets a donor; the values are for the log."""
+
+    NEED = "mapped to"
+    """It is hot, or has lost its donor."""
+    MOVE = "moves to"
+    """Its donor wants it back. It stays there as well until its pages are copied."""
+    AHEAD = "mapped ahead to"
+    """Nothing is written to it yet: a donor's free slab, or none."""
+
+
+class Placer:
+    """A part of the mapper. Everything runs on the event loop.
+
+    Args:
+        engine: is told by the links; here it is only asked.
+        lenders: the donors.
+        policy: [policy] of the configuration; a reload puts another one in its place.
+        rng: source of randomness.
+        counts: of the device.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        lenders: Lenders,
+        policy: PolicyConfig,
+        rng: Random,
+        counts: SlabCounts,
+    ) -> None:
+        self.policy = policy
+        self._engine = engine
+        self._lenders = lenders
+        self._backoff = lenders.backoff
+        self._rng = rng
+        self._counts = counts
+
+    def is_placing(self, slab: int) -> bool:
+        """Whether a donor is being found for it."""
+        return slab in self._lenders.searches
+
+    async def place(self, slab: int, purpose: Purpose = Purpose.NEED) -> bool:
+        """Finds a donor for a slab and maps it.
+
+        Returns:
+            False when no donor has room now, or somebody is placing this slab already.
+        """
+        if self.is_placing(slab):
+            return False
+        self._lenders.searches.add(slab)
+        try:
+            return await self._search(slab, purpose)
+        finally:
+            self._lenders.searches.discard(slab)
+
+    async def _search(self, slab: int, purpose: Purpose) -> bool:
+        usable = [link for link in self._lenders.usable() if slab not in link.mapped]
+        eligible = self._backoff.eligible(usable, _now_s())
+        holding = [link for link in self._lenders.links if link.mapped]
+        placement = Placement(eligible, holding, self._rng, self.policy)
+        asked: set[DonorLink] = set()
+        try:
+            while True:
+                step = placement.next()
+                if isinstance(step, Ask):
+                    asked.update(step.donors)
+                    answers = await asyncio.gather(
+                        *(self._ask(link, purpose) for link in step.donors)
+                    )
+                    for link, use in zip(step.donors, answers, strict=True):
+                        placement.answered(link, use)
+                elif isinstance(step, Choose):
+                    if await self._map(slab, step.donor, purpose):
+                        return True
+                    if self._was_taken(slab, purpose):
+                        return False
+                    placement.refused(step.donor)
+                else:
+                    return False
+        finally:
+            for link in asked:
+                await link.let_go()
+
+    async def _ask(self, link: DonorLink, purpose: Purpose) -> MemoryUse | None:
+        now_s = _now_s()
+        try:
+            use = await link.ask(ahead=purpose is Purpose.AHEAD)
+        except InfiniswapError as error:
+            link.detail = str(error)
+            self._backoff.unreachable(link, now_s)
+            return None
+        link.detail = ""
+        if use.slabs_mappable:
+            self._backoff.good(link)
+        elif purpose is not Purpose.AHEAD:  # it may have room all the same
+            link.detail = f"no room: the donor {use.no_room}" if use.no_room else "no room"
+            self._backoff.full(link, now_s)
+        return use
+
+    async def _map(self, slab: int, link: DonorLink, purpose: Purpose) -> bool:
+        now_s = _now_s()
+        migrates, ahead = purpose is Purpose.MOVE, purpose is Purpose.AHEAD
+        try:
+            await link.map(slab, migrates=migrates, ahead=ahead)
+        except RequestRefusedError as error:
+            if not ahead:
+                link.detail = str(error)
+                self._backoff.full(link, now_s)
+            return False
+        except InfiniswapError as error:
+            link.detail = str(error)
+            if self._was_taken(slab, purpose):
+                log.info("slab %d: it was taken before it could move", slab)
+                return False  # no fault of that donor's
+            log.warning("slab %d: cannot be mapped to donor %s: %s", slab, link.address, error)
+            self._backoff.unreachable(link, now_s)
+            return False
+        log.info("slab %d: %s donor %s", slab, purpose.value, link.address)
+        self._counts.mapped += not migrates
+        self._lenders.took(link)
+        return True
+
+    def _was_taken(self, slab: int, purpose: Purpose) -> bool:
+        """Whether a slab that is to move has lost its donor meanwhile: nothing is left to move."""
+        return purpose is Purpose.MOVE and self._engine.slab(slab).state is SlabState.UNMAPPED
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

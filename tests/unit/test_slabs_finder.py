@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""infiniswap.device.slabs.finder: donors that are named, in a file, or on a broker."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from infiniswap.config import ClusterConfig, Config
+from infiniswap.device.slabs.alarms import Alarms
+from infiniswap.device.slabs.finder import Finder
+from infiniswap.device.slabs.lenders import Lenders
+from infiniswap.units import HostPort
+
+NOTHING = cast(Any, None)
+FIRST, SECOND = HostPort("10.0.0.1", 1), HostPort("10.0.0.2", 1)
+
+
+class Link:
+    def __init__(self, address: HostPort) -> None:
+        self.address = address
+        self.is_listed = self.is_usable = self.is_idle = True
+        self.remote: int | None = None
+
+
+MAKE = cast(Any, Link)
+
+
+class Watched:
+    """What a process that listens has told."""
+
+    def __init__(self, spec: Any, changed: Any) -> None:
+        self.donors: tuple[HostPort, ...] = ()
+        self.has_heard = False
+        self.problem, self.notes = "", list[str]()
+
+    def start(self) -> None: ...
+
+
+@pytest.fixture
+def lenders() -> Lenders:
+    return Lenders(NOTHING, Alarms(), asyncio.Event())
+
+
+def spec(*donors: HostPort, mqtt: int = 0, **cluster: Any) -> Any:
+    found = ClusterConfig(peers=donors, discovery="mqtt" if mqtt else "static", **cluster)
+    return SimpleNamespace(config=Config(cluster=found))
+
+
+def usable(lenders: Lenders) -> list[HostPort]:
+    return [link.address for link in lenders.usable()]
+
+
+def test_a_successor_that_has_heard_nobody_yet_keeps_the_donors_it_took_over(
+    lenders: Lenders,
+) -> None:
+    found = Finder(spec(mqtt=1), NOTHING, cast(Any, Watched))
+    lenders.links = [cast(Any, Link(FIRST))]
+    found.start(spec(mqtt=1), lenders, MAKE)
+    assert usable(lenders) == [FIRST]
+    watched = cast(Any, found._watcher)
+    watched.donors, watched.has_heard = (SECOND,), True
+    found.tell(spec(mqtt=1), lenders, MAKE)
+    assert usable(lenders) == [SECOND]
+
+
+async def test_donors_that_are_named_and_announced_are_used_together(
+    tmp_path: Path, lenders: Lenders
+) -> None:
+    named, listed, both, announced = (HostPort(f"10.0.0.{number}", 1) for number in range(1, 5))
+    peers = tmp_path / "peers"
+    peers.write_text(f"{listed}\n{both}\n")
+    sources = {"peers_file": str(peers), "mqtt": 1}
+    found = Finder(spec(named, **sources), NOTHING, cast(Any, Watched))
+    await found.begin()  # waits for no broker: somebody is named
+    found.start(spec(named, **sources), lenders, MAKE)
+    assert usable(lenders) == [named, listed, both]
+    watched = cast(Any, found._watcher)
+    watched.donors, watched.has_heard = (both, announced), True
+    found.tell(spec(named, **sources), lenders, MAKE)
+    assert usable(lenders) == [named, listed, both, announced]
+    assert found.announced() == (announced,)
+    # What one source takes back another one may still say.
+    watched.donors = (announced,)
+    found.tell(spec(**sources), lenders, MAKE)
+    assert usable(lenders) == [listed, both, announced]
+    watched.donors = ()
+    found.tell(spec(**sources), lenders, MAKE)
+    assert usable(lenders) == [listed, both]
+
+
+def test_a_successor_goes_by_those_that_are_named_now(lenders: Lenders) -> None:
+    """It was made when others were, and waited for its turn."""
+    Finder(spec(FIRST), NOTHING).start(spec(SECOND), lenders, MAKE)
+    assert usable(lenders) == [SECOND]
