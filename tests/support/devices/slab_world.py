@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device's mapper over the stepped engine, with donors that do what they are asked.
+
+In virtual time (`virtual_time.run`): a minute of a device takes some milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+
+from infiniswap.config import PolicyConfig
+from infiniswap.control.messages import REFUSED_BUSY
+from infiniswap.device.donors.link_types import Place
+from infiniswap.device.slabs.mapper import SlabMapper
+from infiniswap.engine.binding import lib
+from infiniswap.engine.protocol import EngineConfig, SlabState
+from infiniswap.engine.sim import SimEngine
+from infiniswap.errors import EngineError, NoDonorError, RequestRefusedError
+from infiniswap.policy.ahead import MapAhead
+from infiniswap.policy.placement import MemoryUse
+from infiniswap.policy.refill import Refill
+from infiniswap.units import PAGE_BYTES, HostPort
+
+SLAB_PAGES = 16
+_SLOTS = 64
+_ANSWER_S = 0.001
+_STEP_S = 0.01
+_BACKUP_STEPS = (
+    (lib.ISW_STEP_UNPLUG, 0),
+    (lib.ISW_STEP_BACKUP_TAKE, 0),
+    (lib.ISW_STEP_BACKUP_TAKE, 1),
+    (lib.ISW_STEP_BACKUP_DONE, 0),
+)
+
+
+class ObedientLink:
+    """In place of a DonorLink, with its donor.
+
+    Attributes:
+        room: slabs that it can take on besides those that it has.
+        is_reachable: otherwise nothing that it is asked is answered.
+        is_busy: it refuses every slab after it has said that it has room.
+        asked: how often it was asked for its memory use.
+        done: what was done with slabs here, as (what, slab).
+        told: what the mapper has told it.
+    """
+
+    def __init__(self, world: SlabWorld, address: HostPort, room: int = 100) -> None:
+        self.address = address
+        self.remote: int | None = None
+        self.mapped: dict[int, Place] = {}
+        self.detail = ""
+        self.is_listed = self.is_usable = self.is_reachable = True
+        self.is_busy = False
+        self.room = room
+        self.used_share = 0.5
+        self.config = SimpleNamespace(has_backup=world.has_backup)
+        self.asked = 0
+        self.done: list[tuple[str, int]] = []
+        self.told: list[tuple[Any, ...]] = []
+        self._world = world
+        self._generation = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.mapped
+
+    async def _answer(self) -> None:
+        await asyncio.sleep(_ANSWER_S)
+        if not self.is_reachable:
+            raise NoDonorError("no answer", where=f"donor {self.address}")
+
+    async def ask(self, *, ahead: bool) -> MemoryUse:
+        self.asked += 1
+        await self._answer()
+        return MemoryUse(self.used_share, self.room)
+
+    async def map(self, slab: int, *, migrates: bool, ahead: bool) -> None:
+        await self._answer()
+        if self.is_busy or not self.room:
+            raise RequestRefusedError("it has no slab for that", reason=REFUSED_BUSY)
+        engine = self._world.engine
+        if self.remote is None:
+            self.remote = engine.remote(1, _SLOTS)
+        slot = min(set(range(_SLOTS)) - {place.slot for place in self.mapped.values()})
+        self._generation += 1
+        put = engine.slab_migrate if migrates else engine.slab_map
+        try:
+            put(slab, self.remote, slot, self._generation)
+        except EngineError as error:
+            raise NoDonorError(str(error)) from error
+        self.room -= 1
+        self.mapped[slab] = Place(slot, self._generation)
+        self.done.append(("take" if migrates else "map", slab))
+        self._world.mapper.arrived(slab)
+
+    async def let_go(self) -> None: ...
+
+    async def keep(self, slab: int) -> bool:
+        self.told.append(("keep", slab))
+        return True
+
+    async def unmap(self, slab: int, reason: str) -> None:
+        if await self._drain(slab):
+            self.done.append((reason, slab))
+
+    async def _drain(self, slab: int) -> bool:
+        place = self.mapped[slab]
+        assert self.remote is not None
+        drained = self._world.mapper.drained(slab, self.remote, place.generation)
+        with contextlib.suppress(EngineError):  # it drains already
+            self._world.engine.slab_unmap(slab, self.remote, place.generation)
+        await asyncio.wait({drained}, timeout=30.0)
+        assert drained.done(), f"slab {slab} does not drain"
+        if self.mapped.get(slab) != place:
+            return False
+        del self.mapped[slab]
+        self.room += 1
+        return True
+
+    def connections_down(self, code: int) -> None:
+        self.told.append(("down", code))
+
+    def refused(self) -> None:
+        self.told.append(("refused",))
+
+    def bad_page(self, page: int) -> None:
+        self.told.append(("bad page", page))
+
+    # ------------------------------------------------------ what the donor itself does
+
+    async def evict(self, slab: int, move_s: float = 3.0) -> bool:
+        """Takes a slab back; returns whether every page was copied elsewhere first."""
+        self.room = -1 - len(self.mapped)
+        moved = await self._world.mapper.move(cast(Any, self), slab, move_s)
+        if slab in self.mapped and await self._drain(slab):
+            self.done.append(("evicted", slab))
+            self.done += [("whole", slab)] * moved
+            self._world.mapper.evicted(cast(Any, self), slab)
+        return moved
+
+    async def die(self) -> None:
+        """All of its slabs are lost."""
+        self.is_reachable = False
+        if self.remote is not None:
+            self._world.engine.step(lib.ISW_STEP_REMOTE_DOWN, self.remote)
+            self._world.mapper.events.take()
+            for slab in list(self.mapped):
+                if await self._drain(slab):
+                    self.done.append(("lost", slab))
+                    self._world.mapper.lost(slab)
+            self._world.engine.remote_destroy(self.remote)
+            self.remote = None
+
+
+class SlabWorld:
+    """One device; `live()` runs its mapper, its donors and its disk.
+
+    Args:
+        slabs: of the device.
+        has_backup: otherwise every slab is kept mapped.
+        ahead: whether slabs are mapped ahead of the page-out front.
+        policy: of the configuration.
+        refill_pages_per_s: 0: nothing is copied from the backup.
+        seed: of what is drawn.
+    """
+
+    def __init__(
+        self,
+        slabs: int = 4,
+        *,
+        has_backup: bool = True,
+        ahead: bool = False,
+        policy: PolicyConfig | None = None,
+        refill_pages_per_s: float = 0.0,
+        seed: int = 1,
+    ) -> None:
+        self.slabs = slabs
+        self.has_backup = has_backup
+        self.engine = SimEngine(
+            EngineConfig(
+                size_bytes=slabs * SLAB_PAGES * PAGE_BYTES,
+                slab_bytes=SLAB_PAGES * PAGE_BYTES,
+                staging_pages=64,
+                request_bytes_max=SLAB_PAGES * PAGE_BYTES,
+                requests_max=64,
+                no_backup=not has_backup,
+                stepped=True,
+            )
+        )
+        self.is_disk_stopped = False
+        self.mapper = SlabMapper(
+            self.engine,
+            slabs,
+            policy or PolicyConfig(period_s=0.1, activity_alpha=0.5, hot_pages_per_s=20.0),
+            Random(seed),
+            0.0,
+            Refill(refill_pages_per_s, 0.0),
+            SLAB_PAGES,
+            MapAhead(slabs, SLAB_PAGES) if ahead else None,
+        )
+        self.mapper.is_eager = not has_backup
+        self.links: list[ObedientLink] = []
+
+    def donors(self, *rooms: int) -> list[ObedientLink]:
+        """More donors, with so much room; returns these."""
+        new = [
+            ObedientLink(self, HostPort(f"10.0.0.{number}", 1), room)
+            for number, room in enumerate(rooms, len(self.links) + 1)
+        ]
+        self.links += new
+        made = {link.address: cast(Any, link) for link in self.links}
+        self.mapper.lenders.know(list(made), made.__getitem__)
+        return new
+
+    @contextlib.asynccontextmanager
+    async def live(self) -> AsyncIterator[None]:
+        """Everything runs meanwhile, and is at rest afterwards."""
+        running = {
+            asyncio.create_task(self._run_engine(), name="engine"),
+            asyncio.create_task(self.mapper.run(), name="mapper"),
+        }
+        try:
+            yield
+            for task in running:
+                assert not task.done(), task.exception()
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
+            self.engine.close()
+
+    async def _run_engine(self) -> None:
+        while True:
+            self.step()
+            await asyncio.sleep(_STEP_S)
+
+    def step(self) -> None:
+        """Every transfer that is under way ends well."""
+        is_going = True
+        while is_going:
+            is_going = False
+            for link in self.links:
+                if link.remote is not None and link.is_reachable:
+                    is_going |= self.engine.step(lib.ISW_STEP_REMOTE_REPLY, link.remote)
+            if not self.is_disk_stopped:
+                for kind, n in _BACKUP_STEPS:
+                    is_going |= self.engine.step(kind, n)
+            while (done := self.engine.reap()) is not None:
+                assert not done.error, done
+
+    def submit(self, slab: int, pages: int, op: int = lib.ISW_SIM_WRITE) -> None:
+        """A request for the first pages of a slab; what follows takes steps."""
+        data = bytes(range(256)) * (pages * PAGE_BYTES // 256) if op == lib.ISW_SIM_WRITE else None
+        self.engine.submit(op, slab * SLAB_PAGES * PAGE_BYTES, pages * PAGE_BYTES, data)
+
+    def page_out(self, slab: int, pages: int = SLAB_PAGES) -> None:
+        """Writes the first pages of a slab."""
+        self.submit(slab, pages)
+        self.step()
+
+    def discard(self, slab: int) -> None:
+        """The kernel needs none of the slab's pages any longer."""
+        self.submit(slab, SLAB_PAGES, lib.ISW_SIM_TRIM)
+        self.step()
+
+    async def heat(self, *slabs: int) -> None:
+        """Pages to slabs until each of them has a donor and its pages there."""
+        await self.until(lambda: self._write(slabs))
+
+    def _write(self, slabs: tuple[int, ...]) -> bool:
+        for slab in slabs:
+            self.page_out(slab)
+        found = [self.engine.slab(slab) for slab in slabs]
+        return all(info.remote_valid_pages == SLAB_PAGES for info in found)
+
+    async def until(self, condition: Callable[[], bool], wait_s: float = 60.0) -> float:
+        """Returns when something holds, with the seconds that it took."""
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        while not condition():
+            assert loop.time() < begun_s + wait_s, "not in time"
+            await asyncio.sleep(_STEP_S)
+        return loop.time() - begun_s
+
+    def mapped(self) -> list[int]:
+        """Slabs that have a donor."""
+        slabs = self.engine.slabs()
+        return [number for number, info in enumerate(slabs) if info.state is SlabState.MAPPED]
+
+    def done(self) -> Counter[str]:
+        """What has been done with slabs, at all donors together."""
+        return Counter(what for link in self.links for what, _slab in link.done)
+
+    def check(self) -> None:
+        """Engine, links and counts tell of the same slabs. At rest only."""
+        at_links = sorted(
+            (slab, link.remote, place.slot, place.generation)
+            for link in self.links
+            for slab, place in link.mapped.items()
+        )
+        at_engine = []
+        for number, info in enumerate(self.engine.slabs()):
+            for remote, slot, generation in (
+                (info.remote, info.slot, info.generation),
+                (info.source_remote, info.source_slot, info.source_generation),
+            ):
+                if remote is not None:
+                    at_engine.append((number, remote, slot, generation))
+        assert at_links == sorted(at_engine)
+        counts, done = self.mapper.counts, self.done()
+        assert counts.mapped == done["map"]
+        assert counts.moved == done["moved"] + done["whole"]
+        assert counts.evicted + counts.returned == done["evicted"] + done["empty"]
+        assert not self.mapper.lenders.searches
+        assert not self.mapper.events.drains

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""infiniswap.device.slabs.placer: a donor for one slab."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.devices.slab_world import ObedientLink, SlabWorld
+from support.machine.virtual_time import in_virtual_time
+
+from infiniswap.device.slabs.placer import Purpose
+from infiniswap.policy.placement import MemoryUse
+
+pytestmark = pytest.mark.requires_native
+
+
+@in_virtual_time
+async def test_a_hundred_donors_cost_two_queries_a_slab() -> None:
+    w = SlabWorld(16)
+    links = w.donors(*[4] * 100)
+    async with w.live():
+        for slab in range(16):
+            assert await w.mapper.placer.place(slab)
+            assert sum(link.asked for link in links) == 2 * (slab + 1)
+        w.check()
+
+
+@in_virtual_time
+async def test_the_donor_that_uses_less_memory_gets_the_slab_and_new_ones_come_first() -> None:
+    w = SlabWorld()
+    busy, idle = w.donors(4, 4)
+    busy.used_share, idle.used_share = 0.9, 0.1
+    async with w.live():
+        assert await w.mapper.placer.place(0)
+        assert await w.mapper.placer.place(1)
+        assert (list(idle.mapped), list(busy.mapped)) == ([0], [1])
+        assert await w.mapper.placer.place(2)
+        assert list(idle.mapped) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "wait_s", "detail"),
+    [
+        ({"is_reachable": False}, 1.0, "no answer"),
+        ({"room": 0}, 2.0, "no room"),
+        ({"is_busy": True, "used_share": 0.1}, 2.0, "no slab for that"),
+    ],
+)
+@in_virtual_time
+async def test_a_donor_that_cannot_take_it_is_passed_over_and_left_alone_for_a_while(
+    change: dict[str, float], wait_s: float, detail: str
+) -> None:
+    w = SlabWorld()
+    cannot, can = w.donors(4, 4)
+    for name, value in change.items():
+        setattr(cannot, name, value)
+    async with w.live():
+        begun_s = asyncio.get_running_loop().time()
+        assert await w.mapper.placer.place(0)
+        assert list(can.mapped) == [0]
+        assert detail in cannot.detail
+        retry_s = w.mapper.lenders.backoff.retry_s(w.mapper.lenders.links, begun_s)
+        assert retry_s == pytest.approx(begun_s + wait_s, abs=0.01)
+        assert await w.mapper.placer.place(1)
+        assert cannot.asked == 1
+
+
+@in_virtual_time
+async def test_why_a_donor_has_no_room_is_passed_on() -> None:
+    w = SlabWorld()
+    (link,) = w.donors(0)
+
+    async def ask(*, ahead: bool) -> MemoryUse:
+        return MemoryUse(0.5, 0, "drains")
+
+    link.ask = ask  # type: ignore[method-assign]
+    async with w.live():
+        assert not await w.mapper.placer.place(0)
+        assert link.detail == "no room: the donor drains"
+
+
+@in_virtual_time
+async def test_a_donor_without_a_free_slab_may_have_room_for_one_that_is_needed() -> None:
+    w = SlabWorld()
+    (link,) = w.donors(0)
+    async with w.live():
+        assert not await w.mapper.placer.place(0, Purpose.AHEAD)
+        assert link.detail == ""
+        link.room = 1
+        assert await w.mapper.placer.place(0)  # it is asked again at once
+
+
+@in_virtual_time
+async def test_a_slab_is_placed_once_and_no_donor_is_forgotten_meanwhile() -> None:
+    w = SlabWorld()
+    (link,) = w.donors(4)
+    async with w.live():
+        first = asyncio.create_task(w.mapper.placer.place(0))
+        await asyncio.sleep(0)
+        assert w.mapper.placer.is_placing(0)
+        assert not await w.mapper.placer.place(0)
+        w.mapper.lenders.know((), lambda _: pytest.fail("nobody is new"))
+        assert w.mapper.lenders.links == [link]
+        assert await first
+        assert not w.mapper.placer.is_placing(0)
+        assert [what for what in link.done if what == ("map", 0)] == [("map", 0)]
+
+
+@in_virtual_time
+async def test_a_slab_that_is_taken_before_it_could_move_is_no_donors_fault() -> None:
+    w = SlabWorld()
+    old, new = w.donors(4, 0)
+    async with w.live():
+        assert await w.mapper.placer.place(0)
+        new.room = 4
+        asyncio.get_running_loop().call_later(0.0015, w.engine.slab_unmap, 0, old.remote, 1)
+        await asyncio.sleep(2.0)  # the new one may be asked again
+        placing = asyncio.create_task(w.mapper.placer.place(0, Purpose.MOVE))
+        assert not await placing
+        assert w.mapper.lenders.backoff.eligible(w.mapper.lenders.links, 9.0)
+        assert isinstance(new, ObedientLink)
+        assert not new.mapped
