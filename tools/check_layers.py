@@ -82,9 +82,6 @@ LONGER = {
     "device/donors/link.py:DonorLink": 545,
     "device/process/server.py:application": 78,
     "device/process/service.py:DeviceService": 516,
-    "donor/daemon.py:serve": 118,
-    "donor/harvest.py:Harvester": 311,
-    "donor/service.py:DonorService": 494,
     "engine/native_engine.py:NativeEngine": 428,
 }
 

@@ -22,7 +22,7 @@ from infiniswap.errors import (
 from infiniswap.units import GIB, MIB, format_size, format_size_short
 
 if TYPE_CHECKING:
-    from infiniswap.donor.harvest import MemoryFigures
+    from infiniswap.donor.memory import MemoryFigures
 
 SECRET_FILE: Final = "secret"
 """Beside the configuration file."""

@@ -73,7 +73,7 @@ class Announcement(Struct, frozen=True, kw_only=True):
         return parse_host_port(self.addresses[0])
 
 
-class MemoryFigures(Struct, frozen=True, kw_only=True):
+class MemoryTelemetry(Struct, frozen=True, kw_only=True):
     """Telemetry: nothing decides by it, as it is old when it arrives. Bytes, or counts of slabs."""
 
     cluster: Name

@@ -24,7 +24,7 @@ from infiniswap.config import MqttConfig
 from infiniswap.discovery import broker
 from infiniswap.discovery.announcement import (
     Announcement,
-    MemoryFigures,
+    MemoryTelemetry,
     NotOursError,
     decode,
     donor_topic,
@@ -65,7 +65,7 @@ class Announcer:
         config: MqttConfig,
         secret: bytes | None,
         make: Callable[[str, str], Awaitable[Announcement]],
-        memory: Callable[[], MemoryFigures],
+        memory: Callable[[], MemoryTelemetry],
         rng: Random,
     ) -> None:
         self._config = config

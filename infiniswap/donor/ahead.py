@@ -18,7 +18,7 @@ from infiniswap.donor.leases import LeaseTable
 log = logging.getLogger(__name__)
 
 
-class Ahead:
+class MappedAhead:
     """Which slabs those are.
 
     Args:
@@ -50,7 +50,7 @@ class Ahead:
         """A slab was mapped ahead."""
         self._generations[lease, slot.slot] = slot.generation
 
-    def keep(self, lease: int, slot: int, generation: int) -> None:
+    def used(self, lease: int, slot: int, generation: int) -> None:
         """Its device uses it now."""
         if self._generations.get((lease, slot)) == generation:
             del self._generations[lease, slot]

@@ -16,7 +16,7 @@ from infiniswap.errors import EngineError
 from infiniswap.units import HostPort
 
 if TYPE_CHECKING:
-    from infiniswap.discovery.announcement import Announcement, MemoryFigures
+    from infiniswap.discovery.announcement import Announcement, MemoryTelemetry
     from infiniswap.discovery.announcer import Announcer
     from infiniswap.donor.service import DonorService
 
@@ -28,13 +28,9 @@ async def announce(config: Config, service: DonorService, secret: bytes | None) 
     """Announces the donor until cancelled, and then withdraws that. Never ends by itself."""
     announcer = make_announcer(config, service, secret)
     announcing = asyncio.create_task(announcer.run(), name="announcer")
-    told: list[str] = []
     try:
         while not announcing.done():
-            for sentence in told:
-                service.degraded.remove(sentence)
-            told = announcer.degraded()
-            service.degraded += told
+            service.degraded["announce"] = announcer.degraded()
             await asyncio.wait({announcing}, timeout=_TELL_S)
         await announcing
     finally:
@@ -47,7 +43,7 @@ def make_announcer(config: Config, service: DonorService, secret: bytes | None) 
     # Late: a daemon with a list of peers has no use for any of it.
     from infiniswap.discovery.announcer import Announcer
 
-    ports = _Ports()
+    ports = _RdmaPorts()
 
     async def make(local: str, session: str) -> Announcement:
         has_rdma = service.rdma.enabled and await ports.has_usable()
@@ -57,7 +53,7 @@ def make_announcer(config: Config, service: DonorService, secret: bytes | None) 
         config.mqtt,
         secret,
         make,
-        lambda: _figures(config, service.status()),
+        lambda: _telemetry(config, service.status()),
         random.Random(),
     )
 
@@ -99,7 +95,7 @@ def _announcement(
     )
 
 
-class _Ports:
+class _RdmaPorts:
     """This host's RDMA ports. A driver that hangs must not end the announcing: it is asked again
     when it has answered, as each question takes one of the few threads of the process."""
 
@@ -123,10 +119,10 @@ def _has_usable_port() -> bool:
         return False
 
 
-def _figures(config: Config, status: m.Status) -> MemoryFigures:
-    from infiniswap.discovery.announcement import MemoryFigures
+def _telemetry(config: Config, status: m.Status) -> MemoryTelemetry:
+    from infiniswap.discovery.announcement import MemoryTelemetry
 
-    return MemoryFigures(
+    return MemoryTelemetry(
         cluster=config.cluster.name,
         donor_id=status.donor_id,
         name=status.donor_name,

@@ -60,8 +60,8 @@ class EvictionConfig:
     refused_s: float = 10.0
 
 
-class Slabs(Protocol):
-    """What the donor's service does for it."""
+class SlabOwners(Protocol):
+    """The devices that hold slabs, as the evictor asks them (infiniswap.donor.lent)."""
 
     def mapped(self) -> list[MappedSlab]:
         """Every slab that is lent."""
@@ -77,7 +77,7 @@ class Evictor:
     """Chooses slabs and takes them back.
 
     Args:
-        slabs: leases and sessions.
+        owners: of the slabs.
         config: bounds.
         rng: source of randomness.
         clock: seconds, monotonic.
@@ -86,13 +86,13 @@ class Evictor:
 
     def __init__(
         self,
-        slabs: Slabs,
+        owners: SlabOwners,
         config: EvictionConfig,
         rng: Random,
         clock: Callable[[], float],
         counters: Counter[str],
     ) -> None:
-        self._slabs = slabs
+        self._owners = owners
         self.config = config
         self._rng = rng
         self._clock = clock
@@ -120,7 +120,7 @@ class Evictor:
         """
         now_s = self._clock()
         self._refused_until_s = {k: s for k, s in self._refused_until_s.items() if s > now_s}
-        mapped = self._slabs.mapped()
+        mapped = self._owners.mapped()
         allowed = set(mapped if among is None else among) - set(self._refused_until_s)
         count = min(count, self.config.slabs_max)
         # Chosen before, and not given up yet: their time to be copied is over.
@@ -163,7 +163,7 @@ class Evictor:
 
     async def _ask(self, lease: int) -> dict[int, float]:
         try:
-            return await self._slabs.activity(lease, self.config.activity_s)
+            return await self._owners.activity(lease, self.config.activity_s)
         except InfiniswapError as error:
             self._counters["activity_unanswered"] += 1
             log.debug("lease %d does not say how active it is: %s", lease, error)
@@ -172,7 +172,7 @@ class Evictor:
     async def _take(self, slab: MappedSlab, move_s: float) -> bool:
         lease, slot = slab
         try:
-            taken = await self._slabs.evict(
+            taken = await self._owners.evict(
                 lease, slot, round(self.config.deadline_s * 1000), round(move_s * 1000)
             )
         except InfiniswapError as error:

@@ -17,23 +17,18 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
 from infiniswap import events
+from infiniswap.donor.memory import MemoryFigures, MemorySource
+from infiniswap.donor.pool import SlabPool
 from infiniswap.engine.protocol import Store
-from infiniswap.errors import EngineError, InfiniswapError, SystemCallError
+from infiniswap.errors import InfiniswapError, SystemCallError
 from infiniswap.policy.cache import CacheUse
-from infiniswap.policy.headroom import HeadroomPolicy, PoolState
+from infiniswap.policy.headroom import HeadroomPolicy
 from infiniswap.policy.sampling import SamplingConfig, sample_s
-from infiniswap.system.memory import Cache
 from infiniswap.units import format_size_short
 
 log = logging.getLogger(__name__)
-
-ResultT = TypeVar("ResultT")
-
-_RETRY_S = 10.0
-"""After the host refused memory for a slab."""
 
 _SAMPLE_S_MIN = 0.05
 _ALERT_S = 2.0
@@ -41,28 +36,6 @@ _ALERT_S = 2.0
 
 _EVICT_RETRY_S = 1.0
 """After a batch that brought nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryFigures:
-    """Memory of the host, or of the cgroup that bounds the daemon, in bytes."""
-
-    total_bytes: int
-    available_bytes: int
-
-
-class MemorySource(Protocol):
-    """Where the figures come from. Methods block (shortly): for a worker thread."""
-
-    @property
-    def name(self) -> str:
-        """For status: "host", or the path of a cgroup."""
-
-    def read(self) -> MemoryFigures:
-        """Raises InfiniswapError."""
-
-    def cache(self) -> Cache | None:
-        """None where this kernel does not count refaults. Raises InfiniswapError."""
 
 
 Evict = Callable[[int, bool], Awaitable[int]]
@@ -100,7 +73,6 @@ class Harvester:
         period_s: float = 1.0,
         background: Executor | None = None,
     ) -> None:
-        self._store = store
         self._policy = policy
         self._memory = memory
         self._executor = executor
@@ -112,18 +84,16 @@ class Harvester:
         self._cache_read_s = float("-inf")
         self._wake = asyncio.Event()
         self._alert_until_s = float("-inf")
-        self._lock = asyncio.Lock()  # one slab made or zeroed at a time
         self._upkeep: asyncio.Task[None] | None = None
         self._evictions: dict[asyncio.Task[None], _Batch] = {}
         self._evict_after_s = {False: float("-inf"), True: float("-inf")}
         self._figures = MemoryFigures(0, 0)
         self._read_s = float("-inf")
-        self._refused_until_s = float("-inf")
         self._short = False
         self._blind = False
-        self._unpinned_told = False
         self.evict: Evict | None = None
         self.counters: Counter[str] = Counter()
+        self.pool = SlabPool(store, policy, executor, clock, self.counters)
 
     @property
     def policy(self) -> HeadroomPolicy:
@@ -150,26 +120,9 @@ class Harvester:
         """Whether mapped slabs have to be taken back."""
         return self._short
 
-    @property
-    def is_refused(self) -> bool:
-        """Whether the host has just refused memory for a slab."""
-        return self._clock() < self._refused_until_s
-
-    def pool(self) -> PoolState:
-        """The pool, now."""
-        stats = self._store.stats()
-        return PoolState(stats["slabs_free"], stats["slabs_dirty"], stats["slabs_mapped"])
-
     def used_share(self) -> float:
         """Share of the memory that cannot be lent, 0..1."""
-        return self._policy.used_share(self.pool())
-
-    def slabs_mappable(self) -> int:
-        """Slabs that could be mapped now, those still to be allocated included."""
-        pool = self.pool()
-        if self.is_refused:
-            return pool.free
-        return self._policy.slabs_mappable(pool)
+        return self._policy.used_share(self.pool.state())
 
     async def refresh(self, age_s_max: float = 0.1) -> None:
         """Reads the figures again unless they are younger than that.
@@ -179,7 +132,9 @@ class Harvester:
         """
         if self._clock() - self._read_s <= age_s_max:
             return
-        figures = await self._off_loop(self._memory.read)
+        figures = await asyncio.get_running_loop().run_in_executor(
+            self._executor, self._memory.read
+        )
         if not 0 <= figures.available_bytes <= figures.total_bytes or not figures.total_bytes:
             # Lending by them could take what is not there.
             self.counters["figures_refused"] += 1
@@ -193,7 +148,7 @@ class Harvester:
         self._read_s = self._clock()
         # Cache in use is memory in use.
         available_bytes = max(0, figures.available_bytes - self._cache.used_bytes)
-        self._policy.observe(self._read_s, figures.total_bytes, available_bytes, self.pool())
+        self._policy.observe(self._read_s, figures.total_bytes, available_bytes, self.pool.state())
 
     def nudge(self) -> None:
         """Something hints at a shortage: the figures are read now, and often for a while."""
@@ -234,14 +189,14 @@ class Harvester:
     def _pause_s(self) -> float:
         if self._clock() < self._alert_until_s:
             return self._sampling.sample_s_min
-        return sample_s(self._sampling, self._policy.slack_bytes, self.pool().total)
+        return sample_s(self._sampling, self._policy.slack_bytes, self.pool.state().total)
 
     async def tick(self) -> None:
         """One round: read, give back what must be, and see to the rest beside the ticks."""
         await self._look_at_cache()
         await self.refresh(0.0)
         released, before_bytes = 0, self._figures.available_bytes
-        while (plan := self._policy.plan(self.pool())).release and await self._release():
+        while (plan := self._policy.plan(self.pool.state())).release and await self.pool.release():
             released += 1
             await self.refresh(0.0)
         if released:
@@ -254,14 +209,17 @@ class Harvester:
             )
         if plan.evict:
             self._begin_eviction(plan.evict, plan.urgent)
-        elif not plan.release and self._upkeep is None and (plan.grow or self.pool().dirty):
+        elif not plan.release and self._upkeep is None and (plan.grow or self.pool.state().dirty):
             self._upkeep = asyncio.create_task(self._keep_up(), name="upkeep")
         self._report(plan.evict)
+        self.pool.tell_unpinned()
 
     async def _look_at_cache(self) -> None:
         if self._clock() - self._cache_read_s < self._period_s:
             return
-        figures = await self._off_loop(self._memory.cache)
+        figures = await asyncio.get_running_loop().run_in_executor(
+            self._executor, self._memory.cache
+        )
         self._cache_read_s = self._clock()
         if figures is None:
             return
@@ -276,10 +234,10 @@ class Harvester:
         """Zeroes what came back, then makes slabs, as long as there is memory for them."""
         try:
             spare = self._background
-            while self.pool().dirty and not self._short and await self._scrub(spare):
+            while self.pool.state().dirty and not self._short and await self.pool.scrub(spare):
                 pass
-            while not self._short and self._policy.plan(self.pool()).grow:
-                if not await self._grow(spare):
+            while not self._short and self._policy.plan(self.pool.state()).grow:
+                if not await self.pool.grow(spare):
                     break
                 await self.refresh(0.0)
         except InfiniswapError as error:
@@ -322,47 +280,13 @@ class Harvester:
     async def prepare(self) -> bool:
         """Makes one more slab free, for a consumer that waits; False when there is no memory."""
         await self.refresh()
-        if self.pool().free:
+        if self.pool.state().free:
             return True
-        if self._policy.plan(self.pool()).release:
+        if self._policy.plan(self.pool.state()).release:
             return False  # the host needs what there is
-        if self.pool().dirty and await self._scrub(self._executor):
+        if self.pool.state().dirty and await self.pool.scrub():
             return True
-        return self.slabs_mappable() > 0 and await self._grow(self._executor)
-
-    async def _scrub(self, executor: Executor) -> bool:
-        async with self._lock:
-            return await self._off_loop(self._store.scrub, executor)
-
-    async def _release(self) -> bool:
-        # Not under the lock: whoever makes or zeroes a slab meanwhile has it for half a second.
-        done = await self._off_loop(self._store.release_free)
-        self.counters["slabs_released"] += done
-        return done
-
-    async def _grow(self, executor: Executor) -> bool:
-        async with self._lock:
-            if self.slabs_mappable() <= self.pool().free:
-                return False
-            try:
-                await self._off_loop(self._store.preallocate, executor)
-            except EngineError as error:
-                self._refused_until_s = self._clock() + _RETRY_S
-                self.counters["slabs_refused"] += 1
-                log.warning(
-                    "this host gives no memory for another slab: %s",
-                    error,
-                    extra=events.about(events.SLABS_REFUSED),
-                )
-                return False
-        self.counters["slabs_allocated"] += 1
-        return True
-
-    async def _off_loop(
-        self, call: Callable[[], ResultT], executor: Executor | None = None
-    ) -> ResultT:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(executor or self._executor, call)
+        return self.pool.mappable() > 0 and await self.pool.grow()
 
     def _report(self, evict: int) -> None:
         """Says once when the host gets short of memory, and when that is over."""
@@ -379,12 +303,3 @@ class Harvester:
         elif self._short and not evict:
             log.info("this host has its headroom again", extra=events.about(events.MEMORY_BACK))
         self._short = bool(evict)
-        unpinned = self._store.stats()["slabs_unpinned"]
-        if unpinned and not self._unpinned_told:
-            self._unpinned_told = True
-            log.warning(
-                "%d slabs are not pinned: this host may swap them out. "
-                "Raise the locked-memory limit (ulimit -l, LimitMEMLOCK=infinity)",
-                unpinned,
-                extra=events.about(events.SLABS_UNPINNED),
-            )

@@ -58,6 +58,7 @@ class Home:
         records: what is written down there.
         missing_options: of the mount, which this kernel does not know.
         incarnation: once entered, the one to go by: the predecessor's if its slabs are taken over.
+        keeps: whether `leave` leaves the slabs to a successor.
     """
 
     def __init__(self, path: Path, descriptor: int, missing_options: tuple[str, ...]) -> None:
@@ -65,6 +66,7 @@ class Home:
         self.records = FileRecords(path)
         self.missing_options = missing_options
         self.incarnation = ""
+        self.keeps = True
         self._descriptor = descriptor
 
     @property
@@ -113,6 +115,24 @@ class Home:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def leave(self, grace_s: float) -> None:
+        """At the end of the daemon: removes it, or leaves it to a successor that comes within this
+        time. Errors are logged."""
+        try:
+            if not self.keeps:
+                self.remove()
+                return
+            self.close()
+            log.info(
+                "what is lent stays in %s for a restarted daemon; `infiniswap daemon --release` "
+                "gives it back, which happens by itself after %g s",
+                self.path,
+                grace_s,
+            )
+            leave_release(self.path, grace_s)
+        except InfiniswapError as error:
+            log.error("%s", error)
 
     def remove(self) -> None:
         """Gives the memory back and takes the directory away. Raises InfiniswapError."""

@@ -49,7 +49,7 @@ class LeaseState(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class LeaseOwner:
     """The device that holds a lease, as it named itself."""
 
     device_id: str
@@ -59,11 +59,11 @@ class Owner:
 
 
 @dataclass(slots=True)
-class Lease:
-    """One lease. Changed by LeaseTable only."""
+class GrantedLease:
+    """One lease, as the donor granted it. Changed by LeaseTable only."""
 
     lease: int
-    owner: Owner
+    owner: LeaseOwner
     slots_max: int
     reclaim: str = field(repr=False)
     epoch: int
@@ -101,17 +101,17 @@ class LeaseTable:
         self._leases_max = leases_max
         self._consumer_leases_max = consumer_leases_max or leases_max
         self._alone_s = alone_s
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[int, GrantedLease] = {}
         self._sessions: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._leases)
 
-    def leases(self) -> list[Lease]:
+    def leases(self) -> list[GrantedLease]:
         """Every lease, expired ones included, oldest first."""
         return list(self._leases.values())
 
-    def get(self, lease: int) -> Lease | None:
+    def get(self, lease: int) -> GrantedLease | None:
         """The lease of that number, whoever owns it."""
         return self._leases.get(lease)
 
@@ -119,7 +119,7 @@ class LeaseTable:
         """A session may own leases from now on."""
         self._sessions.add(session)
 
-    def session_closed(self, session: int, now_s: float) -> list[Lease]:
+    def session_closed(self, session: int, now_s: float) -> list[GrantedLease]:
         """A session ended; returns the leases it owned."""
         self._sessions.discard(session)
         owned = [lease for lease in self._leases.values() if lease.session == session]
@@ -151,13 +151,13 @@ class LeaseTable:
     def grant(
         self,
         lease: int,
-        owner: Owner,
+        owner: LeaseOwner,
         session: int,
         slots_max: int,
         reclaim: str,
         epoch: int,
         now_s: float,
-    ) -> Lease:
+    ) -> GrantedLease:
         """Enters a new lease; in grace at once when its session ended meanwhile.
 
         Raises:
@@ -166,7 +166,7 @@ class LeaseTable:
         if lease in self._leases:
             raise ValueError(f"lease {lease} exists")
         alive = session if session in self._sessions else None
-        entry = Lease(lease, owner, slots_max, reclaim, epoch, alive)
+        entry = GrantedLease(lease, owner, slots_max, reclaim, epoch, alive)
         entry.alone_until_s = now_s + self._alone_s
         self._leases[lease] = entry
         self._settle(entry, now_s)
@@ -175,13 +175,13 @@ class LeaseTable:
     def restore(
         self,
         lease: int,
-        owner: Owner,
+        owner: LeaseOwner,
         slots_max: int,
         reclaim: str,
         epoch: int,
         slots: Iterable[m.SlotInfo],
         now_s: float,
-    ) -> Lease:
+    ) -> GrantedLease:
         """Enters a lease of the daemon's predecessor: its device has a whole grace period anew.
 
         Raises:
@@ -191,7 +191,7 @@ class LeaseTable:
         entry.slots = {slot.slot: slot for slot in slots}
         return entry
 
-    def owned(self, lease: int, session: int) -> Lease:
+    def owned(self, lease: int, session: int) -> GrantedLease:
         """The lease, for a request of the session that owns it.
 
         Raises:
@@ -203,7 +203,9 @@ class LeaseTable:
             raise _unknown(lease)
         return entry
 
-    def reclaim(self, lease: int, device_id: str, secret: str, epoch: int, session: int) -> Lease:
+    def reclaim(
+        self, lease: int, device_id: str, secret: str, epoch: int, session: int
+    ) -> GrantedLease:
         """Moves a lease to a session of the same device; from now on it cannot expire.
 
         The caller then fences the old connections and reports the new epoch to `renewed`.
@@ -247,7 +249,7 @@ class LeaseTable:
         """A slot was emptied."""
         self._leases[lease].slots.pop(slot, None)
 
-    def observe(self, connections: Iterable[tuple[int, int]], now_s: float) -> list[Lease]:
+    def observe(self, connections: Iterable[tuple[int, int]], now_s: float) -> list[GrantedLease]:
         """Takes the count of data connections per lease and moves leases on.
 
         Args:
@@ -269,7 +271,7 @@ class LeaseTable:
         return expired
 
     @staticmethod
-    def _is_over(lease: Lease, now_s: float) -> bool:
+    def _is_over(lease: GrantedLease, now_s: float) -> bool:
         if lease.state is LeaseState.GRACE:
             return now_s >= lease.grace_until_s
         return (
@@ -286,7 +288,7 @@ class LeaseTable:
         """Forgets an expired lease."""
         self._leases.pop(lease, None)
 
-    def _settle(self, lease: Lease, now_s: float) -> None:
+    def _settle(self, lease: GrantedLease, now_s: float) -> None:
         if lease.state is LeaseState.EXPIRED:
             return
         if lease.session is not None or lease.connections > 0:

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from infiniswap.donor.harvest import MemoryFigures, MemorySource
 from infiniswap.errors import ConfigError, InfiniswapError, UnavailableError
 from infiniswap.system.memory import (
     Cache,
@@ -23,6 +24,28 @@ from infiniswap.system.memory import (
 _HIERARCHY_S = 60.0
 """How long to believe where this process's cgroups are: the figures are read every second, and a
 daemon is hardly ever moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFigures:
+    """Memory of the host, or of the cgroup that bounds the daemon, in bytes."""
+
+    total_bytes: int
+    available_bytes: int
+
+
+class MemorySource(Protocol):
+    """Where the figures come from. Methods block (shortly): for a worker thread."""
+
+    @property
+    def name(self) -> str:
+        """For status: "host", or the path of a cgroup."""
+
+    def read(self) -> MemoryFigures:
+        """Raises InfiniswapError."""
+
+    def cache(self) -> Cache | None:
+        """None where this kernel does not count refaults. Raises InfiniswapError."""
 
 
 class HostMemory:

@@ -11,7 +11,7 @@ from typing import Final
 from infiniswap.control import messages as m
 from infiniswap.control.figures import Figures, Metric
 from infiniswap.donor.leases import LeaseState
-from infiniswap.donor.report import Snapshot
+from infiniswap.donor.report import DonorSnapshot
 from infiniswap.system.pressure import memory_stalls
 
 _P: Final = "infiniswap_donor_"
@@ -148,7 +148,7 @@ _TAGS: Final = ("memory", "lease", "map", "unmap", "renew", "release", "rdma")
 _OTHER: Final = "other"
 
 
-def figures(snapshot: Snapshot, started_s: float) -> Figures:
+def figures(snapshot: DonorSnapshot, started_s: float) -> Figures:
     """The values.
 
     Args:
@@ -215,7 +215,7 @@ def _leases(out: Figures, status: m.Status) -> None:
         out.set(_P + "lease_written_bytes_total", lease.write_bytes, *labels)
 
 
-def _counters(out: Figures, snapshot: Snapshot) -> None:
+def _counters(out: Figures, snapshot: DonorSnapshot) -> None:
     service, harvest, server = snapshot.service, snapshot.harvest, snapshot.server
     for names, counter in ((_SERVICE, service), (_HARVEST, harvest)):
         for key, name in names.items():

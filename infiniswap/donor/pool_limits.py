@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from infiniswap.config import Config
-from infiniswap.donor.harvest import MemoryFigures
+from infiniswap.donor.memory import MemoryFigures
 from infiniswap.errors import ConfigError
 from infiniswap.policy.headroom import HeadroomConfig, pool_bytes_auto
 from infiniswap.units import format_size, format_size_short

@@ -28,8 +28,12 @@ class Quota:
     ) -> None:
         self._table = table
         self._evictor = evictor
-        self.slabs_max = slabs_max
-        self.share_max = share_max
+        self.limit(slabs_max, share_max)
+
+    def limit(self, slabs_max: int, share_max: float) -> None:
+        """Other shares from now on."""
+        self._slabs_max = slabs_max
+        self._share_max = share_max
 
     def reclaimable(self, consumer: str) -> int:
         """Slabs of others that would be taken back for this consumer."""
@@ -53,4 +57,4 @@ class Quota:
         held: Counter[str] = Counter()
         for lease in self._table.leases():
             held[lease.consumer] += len(lease.slots)
-        return over_quota(held, consumer, self.slabs_max, self.share_max)
+        return over_quota(held, consumer, self._slabs_max, self._share_max)

@@ -15,7 +15,7 @@ from functools import partial
 from infiniswap import events
 from infiniswap.control import messages as m
 from infiniswap.control.service import ServerSession
-from infiniswap.donor.leases import Lease, LeaseTable
+from infiniswap.donor.leases import GrantedLease, LeaseTable
 from infiniswap.engine.protocol import OffLoop, Store
 from infiniswap.errors import EngineError, RequestRefusedError
 
@@ -144,7 +144,7 @@ class DonorRdma:
         if not self.enabled:
             raise RequestRefusedError("RDMA is switched off here", reason=m.REFUSED_NO_RDMA)
 
-    async def _keys(self, lease: Lease) -> list[m.SlotKey]:
+    async def _keys(self, lease: GrantedLease) -> list[m.SlotKey]:
         """Of every slab that can be registered."""
         keys, rest = [], []
         for info in list(lease.slots.values()):

@@ -13,15 +13,13 @@ from dataclasses import replace
 
 from infiniswap.config import Config, check_listen_secret
 from infiniswap.config_changes import Outcome, merged
-from infiniswap.donor.evict import EvictionConfig
-from infiniswap.donor.harvest import Harvester, MemoryFigures
+from infiniswap.donor.harvest import Harvester
+from infiniswap.donor.pool_limits import pool_limits
 from infiniswap.donor.service import DonorService
+from infiniswap.donor.settings import service_config
 from infiniswap.errors import ConfigError, InfiniswapError
 from infiniswap.policy.headroom import HeadroomConfig
 from infiniswap.system.wakeful import Waker
-
-Limits = Callable[[Config, MemoryFigures], HeadroomConfig]
-"""The limits of the pool on a host with this memory; raises ConfigError."""
 
 
 class Reloader:
@@ -29,26 +27,22 @@ class Reloader:
 
     Args:
         config: the one that the daemon was started with.
-        limits: of the pool.
         harvester, service, waker: what is changed.
     """
 
     def __init__(
         self,
         config: Config,
-        limits: Limits,
         harvester: Harvester,
         service: DonorService,
         waker: Waker,
     ) -> None:
         self._config = config
-        self._limits = limits
         self._harvester = harvester
         self._service = service
         self._waker = waker
         # The store has room for so many, whatever is wanted later.
         self._slabs_max = harvester.policy.config.slabs_max
-        self._told: list[str] = []
 
     async def reload(self, load: Callable[[], Config]) -> Outcome:
         """Reads the configuration and takes over what can be; never raises for what is in it.
@@ -60,19 +54,19 @@ class Reloader:
         try:
             wanted = await loop.run_in_executor(None, lambda: _load(load))
             await self._harvester.refresh(0.0)
-            self._limits(wanted, self._harvester.figures)
+            pool_limits(wanted, self._harvester.figures)
             outcome = self._take_over(wanted)
         except InfiniswapError as error:
             outcome = Outcome(error=error)
         outcome.log("daemon")
-        self._tell(outcome.sentences("daemon"))
+        self._service.degraded["reload"] = outcome.sentences("daemon")
         return outcome
 
     def _take_over(self, wanted: Config) -> Outcome:
         before = self._config
         try:
             config = merged(before, wanted, "daemon")
-            limits = self._limits(config, self._harvester.figures)
+            limits = pool_limits(config, self._harvester.figures)
         except ConfigError:
             # Only together with what waits for a restart.
             return Outcome.between(before, before, wanted, "daemon")
@@ -88,35 +82,12 @@ class Reloader:
         return outcome
 
     def _apply(self, config: Config, limits: HeadroomConfig) -> None:
-        daemon, policy, service = config.daemon, config.policy, self._service
+        service = self._service
         self._harvester.policy.limit(limits)
-        eviction = EvictionConfig(
-            slabs_max=policy.evict_slabs_max,
-            extra=policy.evict_extra_slabs,
-            deadline_s=daemon.evict_deadline_s,
-            move_s=daemon.evict_move_s,
+        service.reconfigure(
+            service_config(config, limits, authenticated=service.config.authenticated)
         )
-        service.config = replace(
-            service.config,
-            pool_bytes=limits.slabs_max * limits.slab_bytes,
-            eviction=eviction,
-            drain_move_s=daemon.drain_move_s,
-            consumer_share_max=daemon.consumer_share_max,
-            rdma=daemon.rdma == "auto",
-        )
-        service.evictor.config = eviction
-        service.drain.move_s = daemon.drain_move_s
-        service.quota.slabs_max = limits.slabs_max
-        service.quota.share_max = daemon.consumer_share_max
-        service.rdma.enabled = daemon.rdma == "auto"
-        self._waker.set_mode(daemon.keep_awake)
-
-    def _tell(self, sentences: list[str]) -> None:
-        degraded = self._service.degraded
-        for sentence in self._told:
-            degraded.remove(sentence)
-        degraded += sentences
-        self._told = sentences
+        self._waker.set_mode(config.daemon.keep_awake)
 
 
 def _load(load: Callable[[], Config]) -> Config:

@@ -3,57 +3,29 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
 from infiniswap import __version__
 from infiniswap.control import messages as m
-from infiniswap.donor.harvest import Harvester
-from infiniswap.donor.leases import Lease
-from infiniswap.donor.room import no_room
+from infiniswap.donor.leases import GrantedLease
 from infiniswap.engine.protocol import LeaseStats, Store
 from infiniswap.errors import EngineError
+
+if TYPE_CHECKING:
+    from infiniswap.donor.service import DonorService
 
 LEASES_BYTES_MAX: Final = 3 * m.MESSAGE_BYTES_MAX // 4
 """Of a status, for its leases: more than 1700 of them with the longest names of hosts."""
 
 
-@dataclass(frozen=True, slots=True)
-class DonorIdentity:
-    """Who this donor is.
-
-    Attributes:
-        donor_id: UUID, the same over restarts.
-        name: for tables.
-        incarnation: 128 bits in hex, new with every start that finds no slabs of before.
-    """
-
-    donor_id: str
-    name: str
-    incarnation: str
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceState:
-    """What the service itself adds; see messages.Status."""
-
-    uptime_s: float
-    slab_bytes: int
-    pool_bytes: int
-    control_port: int
-    data_port: int
-    authenticated: bool
-    draining: bool
-    degraded: list[str]
-    sessions: int
-
-
-class Snapshot:
+class DonorSnapshot:
     """The donor at one moment; making it waits for nobody.
+
+    Args:
+        donor: the service.
+        uptime_s: since it was started.
 
     Attributes:
         status: for the control API.
@@ -62,44 +34,37 @@ class Snapshot:
         is_short: mapped slabs have to be taken back.
     """
 
-    def __init__(
-        self,
-        identity: DonorIdentity,
-        store: Store,
-        harvester: Harvester,
-        leases: Iterable[Lease],
-        state: ServiceState,
-        service: Counter[str],
-        server: Counter[str],
-    ) -> None:
-        self.stats = store.stats()
-        self.service, self.server = service, server
+    def __init__(self, donor: DonorService, uptime_s: float) -> None:
+        harvester, config, identity = donor.harvester, donor.config, donor.identity
+        self.stats = stats = donor.store.stats()
+        self.service, self.server = donor.counters, donor.server_counters
         self.harvest = harvester.counters
         self.is_short = harvester.is_short
-        stats, policy, figures = self.stats, harvester.policy, harvester.figures
+        policy, figures = harvester.policy, harvester.figures
+        draining = donor.drain.is_active
         self.status = m.Status(
             donor_id=identity.donor_id,
             donor_name=identity.name,
             incarnation=identity.incarnation,
             software=__version__,
             versions=list(m.VERSIONS),
-            uptime_s=state.uptime_s,
-            slab_bytes=state.slab_bytes,
-            control_port=state.control_port,
-            data_port=state.data_port,
-            authenticated=state.authenticated,
-            draining=state.draining,
-            no_room=no_room(harvester, draining=state.draining),
-            degraded=state.degraded,
-            sessions=state.sessions,
+            uptime_s=uptime_s,
+            slab_bytes=config.slab_bytes,
+            control_port=donor.control_port,
+            data_port=donor.data_port,
+            authenticated=config.authenticated,
+            draining=draining,
+            no_room=donor.room.why_none(),
+            degraded=[sentence for said in donor.degraded.values() for sentence in said],
+            sessions=len(donor.sessions),
             pool=m.PoolStatus(
-                limit_bytes=state.pool_bytes,
+                limit_bytes=config.pool_bytes,
                 slabs_max=policy.config.slabs_max,
                 slabs_free=stats["slabs_free"],
                 slabs_mapped=stats["slabs_mapped"],
                 slabs_dirty=stats["slabs_dirty"],
                 slabs_unpinned=stats["slabs_unpinned"],
-                can_map=0 if state.draining else harvester.slabs_mappable(),
+                can_map=0 if draining else harvester.pool.mappable(),
             ),
             memory=m.MemoryStatus(
                 source=harvester.source,
@@ -110,12 +75,12 @@ class Snapshot:
                 used_share=harvester.used_share(),
                 cache_bytes=harvester.cache_bytes,
             ),
-            leases=[_lease_status(store, lease) for lease in leases],
+            leases=[_lease_status(donor.store, lease) for lease in donor.table.leases()],
             counters={
                 **{name: value for name, value in stats.items() if not name.startswith("slabs_")},
-                **service,
-                **harvester.counters,
-                **server,
+                **self.service,
+                **self.harvest,
+                **self.server,
             },
         )
 
@@ -134,7 +99,7 @@ def fitting(status: m.Status) -> m.Status:
     return structs.replace(status, leases=leases, leases_left_out=len(status.leases) - len(leases))
 
 
-def _lease_status(store: Store, lease: Lease) -> m.LeaseStatus:
+def _lease_status(store: Store, lease: GrantedLease) -> m.LeaseStatus:
     try:
         stats = store.lease_stats(lease.lease)
     except EngineError:  # expired, and destroyed in this moment

@@ -1,35 +1,109 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a donor lends nothing more, in the words that its consumers show."""
+"""Room for one more slab: whether there is any, why not, and how it is made."""
 
 from __future__ import annotations
 
+import asyncio
+
+from infiniswap.control import messages as m
+from infiniswap.control.service import ServerSession
+from infiniswap.donor.ahead import MappedAhead
+from infiniswap.donor.drain import Drain
 from infiniswap.donor.harvest import Harvester
+from infiniswap.donor.lease_work import LeaseWork
+from infiniswap.donor.quota import Quota
+from infiniswap.errors import RequestRefusedError
 from infiniswap.units import format_size, format_size_short
 
 
-def no_room(harvester: Harvester, *, draining: bool) -> str:
-    """A clause without a subject, which is the donor; empty when a slab could be lent."""
-    config, figures = harvester.policy.config, harvester.figures
-    if draining:
-        return "is drained (`infiniswap donor undrain HOST` ends that)"
-    if harvester.slabs_mappable() and not harvester.is_short:
-        return ""
-    if not figures.total_bytes:
-        return "has not measured its memory yet"
-    pool = harvester.pool()
-    if pool.mapped >= config.slabs_max:
-        size = format_size_short(config.pool_bytes_max)
-        return f"has lent its whole pool of {size} (daemon.pool there), {pool.mapped} slabs"
-    pool_bytes = pool.total * config.slab_bytes
-    usual_bytes = figures.total_bytes - harvester.policy.others_bytes - pool_bytes
-    now_bytes = figures.available_bytes - harvester.cache_bytes
-    available = format_size_short(max(0, min(usual_bytes, now_bytes)))
-    if pool.total >= config.slabs_max:
-        return "zeroes the slabs that have come back: try again in a moment"
-    if harvester.is_refused:
-        return f"gets no memory for another slab from its host, where {available} are available"
-    return (
-        f"needs its memory itself: {available} are available there, it keeps "
-        f"{format_size_short(config.headroom_bytes)} as headroom (daemon.headroom), and a slab "
-        f"takes {format_size(config.slab_bytes)}"
-    )
+class Room:
+    """What another slab would be made of.
+
+    Args:
+        harvester: memory.
+        drain: whether this donor lends at all.
+        ahead: slabs that are lent and not used.
+        quota: slabs of consumers that have more than their share.
+        work: see LeaseWork.
+        prepare_s: see ServiceConfig.
+    """
+
+    def __init__(
+        self,
+        harvester: Harvester,
+        drain: Drain,
+        ahead: MappedAhead,
+        quota: Quota,
+        work: LeaseWork,
+        prepare_s: float,
+    ) -> None:
+        self._harvester = harvester
+        self._drain = drain
+        self._ahead = ahead
+        self._quota = quota
+        self._work = work
+        self._prepare_s = prepare_s
+
+    def slabs(self, consumer: str) -> int:
+        """How many this consumer could get now; above zero when any could be had."""
+        if self._drain.is_active or self._harvester.is_short:
+            return 0
+        return (
+            self._harvester.pool.mappable()
+            or len(self._ahead.slabs())
+            or self._quota.reclaimable(consumer)
+        )
+
+    def check_lending(self) -> None:
+        """Raises RequestRefusedError while this donor is being drained."""
+        if self._drain.is_active:
+            raise RequestRefusedError("this donor is being drained", reason=m.REFUSED_DRAINING)
+
+    def check_ahead(self) -> None:
+        """Raises RequestRefusedError where a slab that nobody writes to yet has to wait."""
+        if self._harvester.is_short or self._ahead.is_awaited:
+            raise RequestRefusedError("others need it now", reason=m.REFUSED_NO_MEMORY)
+
+    async def prepare(self, session: ServerSession, lease: int) -> None:
+        """Makes a slab free for a device that waits, for so long at most."""
+
+        async def prepare() -> None:
+            if await self._harvester.prepare() or self._harvester.is_short:
+                return
+            made_room = await self._ahead.make_room(lease)
+            if made_room or await self._quota.make_room(session.consumer):
+                await self._harvester.prepare()
+
+        task = self._work.track(prepare())
+        with self._ahead.awaited():
+            # A slab that comes too late for this request is there for the next.
+            await asyncio.wait({task}, timeout=self._prepare_s)
+
+    def why_none(self) -> str:
+        """Why this donor lends nothing more, in the words that its consumers show: a clause
+        without a subject, which is the donor; empty when a slab could be lent."""
+        harvester = self._harvester
+        config, figures = harvester.policy.config, harvester.figures
+        if self._drain.is_active:
+            return "is drained (`infiniswap donor undrain HOST` ends that)"
+        if harvester.pool.mappable() and not harvester.is_short:
+            return ""
+        if not figures.total_bytes:
+            return "has not measured its memory yet"
+        pool = harvester.pool.state()
+        if pool.mapped >= config.slabs_max:
+            size = format_size_short(config.pool_bytes_max)
+            return f"has lent its whole pool of {size} (daemon.pool there), {pool.mapped} slabs"
+        pool_bytes = pool.total * config.slab_bytes
+        usual_bytes = figures.total_bytes - harvester.policy.others_bytes - pool_bytes
+        now_bytes = figures.available_bytes - harvester.cache_bytes
+        available = format_size_short(max(0, min(usual_bytes, now_bytes)))
+        if pool.total >= config.slabs_max:
+            return "zeroes the slabs that have come back: try again in a moment"
+        if harvester.pool.is_refused:
+            return f"gets no memory for another slab from its host, where {available} are available"
+        return (
+            f"needs its memory itself: {available} are available there, it keeps "
+            f"{format_size_short(config.headroom_bytes)} as headroom (daemon.headroom), and a slab "
+            f"takes {format_size(config.slab_bytes)}"
+        )

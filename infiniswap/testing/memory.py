@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from infiniswap.donor.harvest import MemoryFigures
+from infiniswap.donor.memory import MemoryFigures
 from infiniswap.errors import SystemCallError
 from infiniswap.system.memory import Cache
 

@@ -61,7 +61,7 @@ async def neighbour(w: World) -> Neighbour:
 @contextlib.asynccontextmanager
 async def evicting(w: World, lease: int, slot: int) -> AsyncIterator[None]:
     """An eviction that is over when the block is."""
-    eviction = asyncio.create_task(w.donor.service.evict(lease, slot, 60_000))
+    eviction = asyncio.create_task(w.donor.service.lent.evict(lease, slot, 60_000))
     yield
     assert await eviction
 
@@ -193,12 +193,12 @@ async def test_a_replayed_map_that_was_refused(drains: bool) -> None:
                 assert isinstance(await hear(ws), m.DrainNotice)
             for _ in range(2):
                 assert isinstance(await say(ws, request), m.RefusedAnswer)
-            assert not w.donor.service.mapped()
+            assert not w.donor.service.lent.mapped()
             mapped = await say(ws, m.MapRequest(id=3, lease=lease.lease, slab=0))
             # One that succeeded is answered as before.
             again = await say(ws, m.MapRequest(id=3, lease=lease.lease, slab=0))
             assert (again.slot, again.generation) == (mapped.slot, mapped.generation)
-            assert len(w.donor.service.mapped()) == 1
+            assert len(w.donor.service.lent.mapped()) == 1
         await other.close()
 
 

@@ -314,7 +314,9 @@ async def test_an_eviction_waits_for_done() -> None:
         async with await w.session(handler) as session:
             lease = await session.lease(2)
             slot = await session.map(lease.lease, 0)
-            eviction = asyncio.create_task(w.donor.service.evict(lease.lease, slot.slot, 20_000))
+            eviction = asyncio.create_task(
+                w.donor.service.lent.evict(lease.lease, slot.slot, 20_000)
+            )
             await asyncio.sleep(0.1)
             assert w.store.stats()["slabs_mapped"] == 1
             handler.answer_evict.set()
@@ -330,7 +332,7 @@ async def test_an_eviction_is_forced_after_its_deadline() -> None:
         async with await w.session(handler) as session:
             lease = await session.lease(2)
             slot = await session.map(lease.lease, 0)
-            await w.donor.service.evict(lease.lease, slot.slot, 100)
+            await w.donor.service.lent.evict(lease.lease, slot.slot, 100)
             assert w.store.stats()["slabs_mapped"] == 0
             handler.answer_evict.set()
 
@@ -405,7 +407,9 @@ async def test_an_eviction_whose_session_ends_asks_on_the_next_one() -> None:
         async with await w.session(gone) as first, await w.session(back) as second:
             lease = await first.lease(1)
             slot = await first.map(lease.lease, 0)
-            eviction = asyncio.create_task(w.donor.service.evict(lease.lease, slot.slot, 60_000))
+            eviction = asyncio.create_task(
+                w.donor.service.lent.evict(lease.lease, slot.slot, 60_000)
+            )
             await until(lambda: bool(gone.move_s))
             await second.renew(lease.lease, lease.reclaim, lease.epoch)
             first.end()

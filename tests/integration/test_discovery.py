@@ -28,7 +28,7 @@ from infiniswap.config import load
 from infiniswap.discovery import broker as mqtt
 from infiniswap.discovery.announcement import (
     Announcement,
-    MemoryFigures,
+    MemoryTelemetry,
     donor_topic,
     encode,
     memory_topic,
@@ -348,7 +348,7 @@ def announcer(broker: Broker, made: Announcement, protocol: str) -> Announcer:
     """One that repeats nothing by itself while a test lasts."""
     keys = {"mqtt.announce_s": 3600.0, "mqtt.telemetry_s": 0.5, "mqtt.protocol": protocol}
     config = load(Path("/dev/null"), {**keys, "mqtt.broker": broker.address}, {})
-    figures = MemoryFigures(
+    figures = MemoryTelemetry(
         cluster="default",
         donor_id=made.donor_id,
         name=made.name,
@@ -431,7 +431,7 @@ async def test_two_daemons_with_one_identity_are_told_and_leftovers_are_cleared(
             async with asyncio.timeout(WAIT_S):
                 message = await anext(client.messages)
         assert not message.retain
-        assert msgspec.json.decode(message.payload, type=MemoryFigures).used_share == 0.5
+        assert msgspec.json.decode(message.payload, type=MemoryTelemetry).used_share == 0.5
         # One of them stops: the other one stays announced.
         tasks[0].cancel()
         await eventually(lambda: len(directory.donors()) == 2)

@@ -334,7 +334,7 @@ async def test_a_donor_that_lends_its_whole_pool_says_so() -> None:
 async def test_a_donor_that_needs_its_memory_says_how_much_it_keeps() -> None:
     async with world(daemon__headroom="64M") as w, borrowing(w, A, 1) as (session, lease):
         leave(w, 1)
-        await until(lambda: not w.donor.harvester.slabs_mappable())
+        await until(lambda: not w.donor.harvester.pool.mappable())
         (why,) = await reasons(w, session, lease.lease)
         assert why.startswith("needs its memory itself: ")
         assert why.endswith("it keeps 64.0 MiB as headroom (daemon.headroom), and a slab takes 1M")

@@ -145,10 +145,10 @@ def provoke(w: World, frame: Json, background: list[asyncio.Task[Any]]) -> None:
         case "activity":
             work: Any = w.donor.server.sessions[0].activity(frame["lease"], WAIT_S)
         case "evict":
-            work = service.evict(frame["lease"], frame["slot"], frame["deadline_ms"])
+            work = service.lent.evict(frame["lease"], frame["slot"], frame["deadline_ms"])
         case "drain":
             # The notice alone: a drain would also take the slabs back, which was not recorded.
-            work = service._tell_draining(frame["draining"])
+            work = service.sessions.tell_draining(frame["draining"])
         case _:
             return
     background.append(asyncio.create_task(work))

@@ -14,9 +14,10 @@ from infiniswap.control.channel import Limits
 from infiniswap.control.server import ControlServer, ServerConfig
 from infiniswap.donor.evict import EvictionConfig
 from infiniswap.donor.harvest import Harvester
+from infiniswap.donor.identity import DonorIdentity
 from infiniswap.donor.records import LeaseRecord
-from infiniswap.donor.report import DonorIdentity
-from infiniswap.donor.service import DonorService, ServiceConfig
+from infiniswap.donor.service import DonorService
+from infiniswap.donor.settings import ServiceConfig
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
 from infiniswap.testing.memory import FakeMemory
 from infiniswap.units import GIB, HostPort
@@ -157,7 +158,7 @@ class SimDonor:
             self._records,
         )
         kept = sorted(self._records.leases.values(), key=lambda record: record.lease)
-        self.service.keeping.restore(kept, self.store, clock())
+        self.service.written.restore(kept, self.store, clock())
         limits = Limits(heartbeat_s=HEARTBEAT_S, missed_max=MISSED_MAX, send_s=2.0)
         self.server = ControlServer(
             self.service, ServerConfig(secret=SECRET, limits=limits, handshake_s=2.0)
@@ -168,7 +169,7 @@ class SimDonor:
         self.service.control_port = CONTROL_PORT
         self._loops = [
             self._loop.create_task(harvester.run(), name="harvest"),
-            self._loop.create_task(self.service.watch(1.0), name="leases"),
+            self._loop.create_task(self.service.expiry.run(1.0), name="leases"),
             self._loop.create_task(self.service.drain.run(), name="drain"),
         ]
         for task in self._loops:
@@ -216,7 +217,7 @@ class SimDonor:
             await self.server.stop()
         if self._sessions:
             await asyncio.wait(self._sessions, timeout=5.0)
-        await self.service.finish()
+        await self.service.work.finish()
         if keeps and self.is_up:
             self._left = self._incarnation, self.store.files(), self._records
         self.store.close()

@@ -379,12 +379,12 @@ class World:
             if linked != there:
                 return f"{device.name}: links say {linked}, the engine says {there}"
         for donor in self.donors:
-            for lease in donor.service._table.leases():
+            for lease in donor.service.table.leases():
                 if lease.session is None:
                     return f"{donor.name}: lease {lease.lease} has no session"
             table = {
                 (lease.lease, slot, info.slab)
-                for lease in donor.service._table.leases()
+                for lease in donor.service.table.leases()
                 for slot, info in lease.slots.items()
             }
             store = {(e.number, slot) for e in donor.store.leases.values() for slot in e.slots}
@@ -399,12 +399,12 @@ class World:
 
     def _left(self) -> str:
         for donor in self.donors:
-            if donor.store.leases or len(donor.service._table):
+            if donor.store.leases or len(donor.service.table):
                 return f"{donor.name}: leases {donor.store.leases}"
-            if donor.service._sessions or donor.server.sessions:
+            if len(donor.service.sessions) or donor.server.sessions:
                 return f"{donor.name}: sessions"
-            if donor.service._under_way or donor.service._locks:
-                return f"{donor.name}: work {donor.service._under_way} {donor.service._locks}"
+            if work := donor.service.work.under_way():
+                return f"{donor.name}: work {work}"
             names = {task.get_name() for task in donor.host.open_tasks()}
             if names - {"harvest", "leases", "drain", "upkeep"}:
                 return f"{donor.name}: tasks {names}"

@@ -16,15 +16,15 @@ from infiniswap.control import messages as m
 from infiniswap.donor.leases import (
     CONSUMER_SLOTS_MAX,
     SESSION_LEASES_MAX,
+    LeaseOwner,
     LeaseState,
     LeaseTable,
-    Owner,
     consumer_leases,
 )
 from infiniswap.errors import RequestRefusedError
 
 HOST = "10.0.0.7"
-OWNER = Owner("device", "swap0", "host", f"{HOST}:41000")
+OWNER = LeaseOwner("device", "swap0", "host", f"{HOST}:41000")
 RECLAIM = "5" * 32
 
 

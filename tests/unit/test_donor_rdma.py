@@ -14,7 +14,7 @@ import pytest
 from support.donors.rdma_end import END
 
 from infiniswap.control import messages as m
-from infiniswap.donor.leases import LeaseTable, Owner
+from infiniswap.donor.leases import LeaseOwner, LeaseTable
 from infiniswap.donor.rdma import DonorRdma
 from infiniswap.engine.protocol import StoreConfig
 from infiniswap.errors import RequestRefusedError
@@ -37,7 +37,7 @@ class Donor:
         self.counters: Counter[str] = Counter()
         self.rdma = DonorRdma(self.store, self.table, _off_loop, self.counters, enabled, patience_s)
         self.lease = self.store.lease_create(4).lease
-        owner = Owner("", "swap0", "consumer", "127.0.0.1")
+        owner = LeaseOwner("", "swap0", "consumer", "127.0.0.1")
         self.table.grant(self.lease, owner, 4, 4, "", 1, 0.0)
 
     def map(self) -> m.SlotInfo:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from infiniswap.donor.keeping import Keeping
-from infiniswap.donor.leases import LeaseState, LeaseTable, Owner
+from infiniswap.donor.leases import LeaseOwner, LeaseState, LeaseTable
 from infiniswap.donor.records import DonorRecord, FileRecords, LeaseRecord
+from infiniswap.donor.written_leases import WrittenLeases
 from infiniswap.engine.protocol import StoreConfig
 from infiniswap.errors import InfiniswapError
 from infiniswap.testing.store import FakeStore
@@ -123,8 +123,8 @@ def test_a_lease_that_cannot_be_written_down_is_served_all_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     table, counters = LeaseTable(10.0, 4), Counter[str]()
-    keeping = Keeping(table, FullDisk(), at_once, counters)
-    lease = table.grant(1, Owner(DEVICE, "swap0", "consumer", ""), 0, 4, "0" * 32, 1, 0.0)
+    keeping = WrittenLeases(table, FullDisk(), at_once, counters)
+    lease = table.grant(1, LeaseOwner(DEVICE, "swap0", "consumer", ""), 0, 4, "0" * 32, 1, 0.0)
     asyncio.run(keeping.write_down(lease))
     asyncio.run(keeping.strike_out(lease))
     assert counters["records_failed"] == 2
@@ -133,8 +133,8 @@ def test_a_lease_that_cannot_be_written_down_is_served_all_the_same(
 
 def test_a_lease_that_has_ended_is_not_written_down_again(records: FileRecords) -> None:
     table = LeaseTable(10.0, 4)
-    keeping = Keeping(table, records, at_once, Counter())
-    lease = table.grant(1, Owner(DEVICE, "swap0", "consumer", ""), 0, 4, "0" * 32, 1, 0.0)
+    keeping = WrittenLeases(table, records, at_once, Counter())
+    lease = table.grant(1, LeaseOwner(DEVICE, "swap0", "consumer", ""), 0, 4, "0" * 32, 1, 0.0)
     asyncio.run(keeping.write_down(lease))
     assert [one.lease for one in records.load()] == [1]
     table.remove(1)
@@ -145,7 +145,7 @@ def test_a_lease_that_has_ended_is_not_written_down_again(records: FileRecords) 
 
 def test_a_lease_that_was_taken_over_has_a_whole_grace_period() -> None:
     table, counters = LeaseTable(10.0, 4), Counter[str]()
-    keeping = Keeping(table, None, at_once, counters)
+    keeping = WrittenLeases(table, None, at_once, counters)
     store = FakeStore(StoreConfig(slab_bytes=MIB, slabs_max=4))
     keeping.restore([record(3, epoch=5)], store, 100.0)
     entry = table.get(3)

@@ -16,8 +16,7 @@ from infiniswap.cli import findings_host, init
 from infiniswap.cli.config_paths import existing
 from infiniswap.cli.findings import missing
 from infiniswap.config import DeviceConfig
-from infiniswap.donor.harvest import MemoryFigures
-from infiniswap.donor.memory import memory_source
+from infiniswap.donor.memory import MemoryFigures, memory_source
 from infiniswap.errors import BackupError, SystemCallError
 from infiniswap.units import GIB, MIB, format_size_short
 

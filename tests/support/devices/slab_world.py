@@ -14,13 +14,14 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
+from infiniswap.engine.sim import SimEngine
+
 from infiniswap.config import PolicyConfig
 from infiniswap.control.messages import REFUSED_BUSY
 from infiniswap.device.donors.link_types import Place
 from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.engine.binding import lib
 from infiniswap.engine.protocol import EngineConfig, SlabState
-from infiniswap.engine.sim import SimEngine
 from infiniswap.errors import EngineError, NoDonorError, RequestRefusedError
 from infiniswap.policy.ahead import MapAhead
 from infiniswap.policy.placement import MemoryUse

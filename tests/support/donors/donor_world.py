@@ -18,7 +18,7 @@ from infiniswap import config as configuration
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
 from infiniswap.control.client import ClientConfig, Identity, Session, connect
-from infiniswap.donor.daemon import Donor, serve
+from infiniswap.donor.serve import Donor, serve
 from infiniswap.engine.protocol import StoreConfig
 from infiniswap.errors import RequestRefusedError
 from infiniswap.testing.memory import FakeMemory

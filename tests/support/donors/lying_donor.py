@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from infiniswap import config as configuration
 from infiniswap.control import messages as m
-from infiniswap.donor.daemon import Donor, serve
+from infiniswap.donor.serve import Donor, serve
 from infiniswap.engine.protocol import StoreConfig
 from infiniswap.testing.memory import FakeMemory
 from infiniswap.testing.store import FakeStore

@@ -22,9 +22,9 @@ import time
 from infiniswap import config as configuration
 from infiniswap.cli import daemon as command
 from infiniswap.cli.main import build_parser
-from infiniswap.donor import daemon
-from infiniswap.donor.daemon import Donor
+from infiniswap.donor import serve as donors
 from infiniswap.donor.memory import memory_source
+from infiniswap.donor.serve import Donor
 from infiniswap.engine.native import NativeStore
 
 _ASK_S_MAX = 1.0
@@ -32,18 +32,18 @@ _ASK_S_MAX = 1.0
 
 async def evict_one(donor: Donor, urgent: bool) -> dict[str, float]:
     """Takes one slab back, and times that."""
-    mapped = donor.service.mapped()
+    mapped = donor.service.lent.mapped()
     if not mapped:
         return {"slabs": 0, "evict_ms": 0.0, "ask_ms": 0.0, "left": 0}
     start_s = time.monotonic()
-    await donor.service.activity(mapped[0][0], _ASK_S_MAX)
+    await donor.service.lent.activity(mapped[0][0], _ASK_S_MAX)
     asked_s = time.monotonic()
     slabs = await donor.service.evict_some(1, urgent)
     return {
         "slabs": slabs,
         "evict_ms": (time.monotonic() - asked_s) * 1e3,
         "ask_ms": (asked_s - start_s) * 1e3,
-        "left": len(donor.service.mapped()),
+        "left": len(donor.service.lent.mapped()),
     }
 
 
@@ -64,7 +64,7 @@ async def serve(argv: list[str]) -> None:
     memory = memory_source(args.memory_cgroup)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with daemon.serve(config, NativeStore, memory) as donor:
+    async with donors.serve(config, NativeStore, memory) as donor:
         ports = {"control_port": donor.ports.control_port}
         temporary = args.ready_file.with_suffix(".new")
         temporary.write_text(json.dumps(ports))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from infiniswap import events
 from infiniswap.control import messages as m
-from infiniswap.donor.leases import Lease, LeaseTable, Owner
+from infiniswap.donor.leases import GrantedLease, LeaseOwner, LeaseTable
 from infiniswap.donor.records import LeaseRecord, LeaseRecords
 from infiniswap.engine.protocol import OffLoop, Store
 from infiniswap.errors import EngineError, InfiniswapError
@@ -17,7 +17,7 @@ from infiniswap.errors import EngineError, InfiniswapError
 log = logging.getLogger(__name__)
 
 
-class Keeping:
+class WrittenLeases:
     """What a successor will know of the leases.
 
     Args:
@@ -54,7 +54,7 @@ class Keeping:
                 continue
             self._table.restore(
                 record.lease,
-                Owner(record.device_id, record.device_name, record.host_name, record.address),
+                LeaseOwner(record.device_id, record.device_name, record.host_name, record.address),
                 record.slots_max,
                 record.reclaim,
                 record.epoch,
@@ -71,7 +71,7 @@ class Keeping:
             )
         store.restored()
 
-    async def write_down(self, lease: Lease) -> None:
+    async def write_down(self, lease: GrantedLease) -> None:
         """A lease that cannot be written down is served all the same; a restart ends it."""
         owner, records = lease.owner, self._records
         if records is None or self._table.get(lease.lease) is not lease:
@@ -97,7 +97,7 @@ class Keeping:
                 extra=events.about(events.LEASE_NOT_KEPT),
             )
 
-    async def strike_out(self, lease: Lease) -> None:
+    async def strike_out(self, lease: GrantedLease) -> None:
         """The lease ends: it must not come back."""
         records = self._records
         if records is None:

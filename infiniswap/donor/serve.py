@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A running donor: puts store, pool, leases and control API together, and takes them apart.
+
+Start: figures, the home of slabs and records (infiniswap.donor.home), store, data port, control
+port. Stop: goodbye to every session, a bounded wait for consumers to leave the data port, then
+everything is closed and the memory returned. A consumer loses nothing by a stop: its backup has
+every page.
+
+With slabs lent and a home to keep them a stop is a restart: consumers are told so, connections are
+cut, and everything stays where it is for the successor. A daemon that is killed leaves the same.
+Where no successor comes within the grace period of leases, `infiniswap daemon --release`, which a
+stopping daemon leaves behind, gives the memory back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from infiniswap import __version__, events
+from infiniswap.config import Config, check_listen_secret
+from infiniswap.control import messages as m
+from infiniswap.control.server import ControlServer, ServerConfig
+from infiniswap.donor.announce import announce
+from infiniswap.donor.harvest import Harvester
+from infiniswap.donor.home import Home, NoHome, open_home
+from infiniswap.donor.identity import DonorIdentity, make_identity
+from infiniswap.donor.memory import MemorySource
+from infiniswap.donor.pool_limits import pool_limits, pool_note
+from infiniswap.donor.reload import Reloader
+from infiniswap.donor.service import DonorService
+from infiniswap.donor.settings import server_config, service_config, store_config
+from infiniswap.engine.protocol import OffLoop, Store, StoreConfig
+from infiniswap.errors import ConflictError, EngineError, InfiniswapError, SystemCallError
+from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
+from infiniswap.system.clock import SteadyClock
+from infiniswap.system.pressure import PressureTrigger
+from infiniswap.system.process import be_nice
+from infiniswap.system.wakeful import Waker
+from infiniswap.units import PAGE_BYTES, HostPort, format_size, format_size_short
+
+log = logging.getLogger(__name__)
+
+StoreFactory = Callable[[StoreConfig], Store]
+
+STOP_S = 5.0
+"""How long a stop waits for consumers to leave the data port."""
+
+_WORKERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where a running daemon serves."""
+
+    control_port: int
+    data_port: int
+
+
+class Donor:
+    """A running donor; see `serve`.
+
+    Attributes:
+        ports: where it serves.
+        service: leases and status.
+        server: the control API.
+        harvester: the pool.
+        reloader: changes what can change while it runs.
+        gives_back: whether stopping returns the memory even where a successor could have it.
+    """
+
+    def __init__(
+        self,
+        ports: Ports,
+        service: DonorService,
+        server: ControlServer,
+        harvester: Harvester,
+        reloader: Reloader,
+    ) -> None:
+        self.ports = ports
+        self.service = service
+        self.server = server
+        self.harvester = harvester
+        self.reloader = reloader
+        self.gives_back = False
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def task_done(self, task: asyncio.Task[None]) -> None:
+        """One of the daemon's own loops ended, which without being cancelled is a fault."""
+        if not task.cancelled() and not self._failed.done():
+            error = task.exception() or RuntimeError(f"{task.get_name()} ended")
+            self._failed.set_exception(error)
+
+    async def wait(self, stop: asyncio.Event) -> None:
+        """Waits until `stop` is set; raises what ended one of the daemon's own loops."""
+        stopped = asyncio.create_task(stop.wait(), name="stop signal")
+        try:
+            either: set[asyncio.Future[Any]] = {stopped, self._failed}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if self._failed.done():
+                await self._failed
+        finally:
+            stopped.cancel()
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    config: Config,
+    store_factory: StoreFactory,
+    memory: MemorySource,
+    *,
+    stop_s: float = STOP_S,
+    handshake_s: float = 5.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> AsyncIterator[Donor]:
+    """Runs a donor for as long as the block lasts.
+
+    Args:
+        config: the configuration.
+        store_factory: makes the slab pool.
+        memory: figures.
+        stop_s: how long stopping waits for consumers.
+        handshake_s: see ServerConfig.
+        clock: seconds; it should be monotonic.
+
+    Raises:
+        ConfigError: the configuration cannot work on this host.
+        ConflictError: a port is in use.
+        EngineError, SystemCallError: the store or a port cannot be set up.
+    """
+    control = server_config(config, stop_s, handshake_s)
+    check_listen_secret(config.daemon.listen, control.secret)
+    async with contextlib.AsyncExitStack() as stack:
+        yield await _start(stack, config, control, store_factory, memory, SteadyClock(clock))
+    log.info("stopped")
+
+
+async def _start(
+    stack: contextlib.AsyncExitStack,
+    config: Config,
+    control: ServerConfig,
+    store_factory: StoreFactory,
+    memory: MemorySource,
+    clock: SteadyClock,
+) -> Donor:
+    """Starts each part, and leaves on the stack what stops it again, the last one first."""
+    daemon = config.daemon
+    executor = stack.enter_context(ThreadPoolExecutor(_WORKERS, "donor"))
+    background = stack.enter_context(ThreadPoolExecutor(1, "spare", be_nice))
+    in_executor = asyncio.get_running_loop().run_in_executor
+
+    def off_loop(call: Callable[[], Any]) -> Any:
+        return in_executor(executor, call)
+
+    figures = await off_loop(memory.read)
+    limits = pool_limits(config, figures)
+    identity = make_identity(daemon.name, daemon.listen)
+    home = await off_loop(lambda: _open_home(config, limits, identity))
+    if isinstance(home, Home):
+        identity = replace(identity, incarnation=home.incarnation)
+    store = await stack.enter_async_context(
+        _open_store(store_factory, config, limits, home, off_loop)
+    )
+    policy, period_s = HeadroomPolicy(limits), config.policy.period_s
+    harvester = Harvester(store, policy, memory, executor, clock, period_s, background)
+    clock.counters = harvester.counters
+    service = DonorService(
+        identity,
+        service_config(config, limits, authenticated=control.secret is not None),
+        store,
+        harvester,
+        executor,
+        clock,
+        records=home.records if isinstance(home, Home) else None,
+    )
+    harvester.evict = service.evict_some
+    _restore(service, store, home, clock())
+    server = ControlServer(service, control)
+    service.server_counters = server.counters
+    service.data_port = _listen_data(store, daemon.listen.host, daemon.data_port)
+    service.control_port = await server.start(daemon.listen)
+    stack.push_async_callback(_say_goodbye, server, service, home, control.stop_s)
+    _log_start(config, service, limits)
+    if note := pool_note(limits, figures):
+        log.warning("%s", note)
+    waker = Waker(lambda: store.stats()["read_bytes"] // PAGE_BYTES, daemon.keep_awake)
+    reloader = Reloader(config, harvester, service, waker)
+    ports = Ports(service.control_port, service.data_port)
+    donor = Donor(ports, service, server, harvester, reloader)
+    stack.callback(_watch_pressure(harvester))
+    await stack.enter_async_context(_loops(donor, config, control.secret, waker, background))
+    # A donor that ends by a fault is started again, as one that gets a SIGTERM may be.
+    stack.callback(lambda: _settle(home, service, donor.gives_back))
+    return donor
+
+
+def _open_home(config: Config, limits: HeadroomConfig, identity: DonorIdentity) -> Home | NoHome:
+    """Blocking. Where there is one: entered, with the incarnation to go by."""
+    if not config.daemon.listen.port:
+        reason = "with a port of the system's choice it is another donor after a restart"
+        return NoHome(reason, is_chosen=True)
+    pool_bytes = limits.slabs_max * limits.slab_bytes
+    home = open_home(config.daemon.run_dir, identity.donor_id, pool_bytes)
+    if isinstance(home, Home):
+        try:
+            home.enter(identity.donor_id, limits.slab_bytes, identity.incarnation)
+        except BaseException:
+            home.close()
+            raise
+    return home
+
+
+@contextlib.asynccontextmanager
+async def _open_store(
+    factory: StoreFactory,
+    config: Config,
+    limits: HeadroomConfig,
+    home: Home | NoHome,
+    off_loop: OffLoop,
+) -> AsyncIterator[Store]:
+    """The store; at the end it is closed, and its home left."""
+    slab_dir = home.slabs if isinstance(home, Home) else None
+    try:  # it takes long where many slabs are found
+        store = await off_loop(lambda: factory(store_config(config, limits, slab_dir)))
+    except BaseException:
+        if isinstance(home, Home):
+            home.close()
+        raise
+    try:
+        yield store
+    finally:
+        await off_loop(store.close)
+        if isinstance(home, Home):
+            await off_loop(lambda: home.leave(config.daemon.lease_grace_s))
+
+
+def _restore(service: DonorService, store: Store, home: Home | NoHome, now_s: float) -> None:
+    """What a predecessor has left: leases with their slabs, and the wish to drain."""
+    if isinstance(home, NoHome):
+        sentence = f"a restart of the daemon loses what is lent: {home.reason}"
+        log.log(
+            logging.INFO if home.is_chosen else logging.WARNING,
+            "%s",
+            sentence,
+            extra=events.about(events.RESTART_LOSES),
+        )
+        if not home.is_chosen:
+            service.degraded["home"] = [sentence]
+    else:
+        for note in store.notes():
+            log.warning("removed from %s: %s", home.slabs, note)
+        service.written.restore(home.records.load(), store, now_s)
+        if "noswap" in home.missing_options:
+            sentence = (
+                "this kernel (before 6.4) may swap slabs out while no daemon runs that has them "
+                "locked"
+            )
+            service.degraded["home"] = [sentence]
+            log.warning("%s", sentence, extra=events.about(events.RESTART_LOSES))
+        _settle(home, service)
+    service.drain.restore()
+
+
+def _settle(home: Home | NoHome, service: DonorService, gives_back: bool = False) -> None:
+    """Whether a stop leaves what is lent to a successor."""
+    if isinstance(home, Home):
+        home.keeps = not gives_back and bool(service.lent.mapped())
+
+
+@contextlib.asynccontextmanager
+async def _loops(
+    donor: Donor, config: Config, secret: bytes | None, waker: Waker, background: Executor
+) -> AsyncIterator[None]:
+    """The donor's own tasks, while the block lasts."""
+    service = donor.service
+    loops = {
+        "harvest": donor.harvester.run(),
+        "leases": service.expiry.run(config.policy.period_s),
+        "waker": waker.run(),
+        "drain": service.drain.run(),
+    }
+    if config.cluster.discovery == "mqtt":
+        loops["announce"] = announce(config, service, secret)
+    tasks = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
+    for task in tasks:
+        task.add_done_callback(donor.task_done)
+    tasks += [
+        asyncio.create_task(_pin(service.store, background), name="pin"),
+        asyncio.create_task(service.rdma.keep_registered(background), name="rdma"),
+    ]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _pin(store: Store, executor: Executor) -> None:
+    """Pins what a predecessor has left, beside serving it: consumers wait for that."""
+    loop = asyncio.get_running_loop()
+    try:
+        while await loop.run_in_executor(executor, store.pin):
+            pass
+    except InfiniswapError as error:
+        log.warning("%s", error)
+
+
+def _watch_pressure(harvester: Harvester) -> Callable[[], None]:
+    """Looks at memory at once when the kernel says that somebody waits for it; returns what ends
+    that. Where the kernel says nothing the samples alone have to do."""
+    try:
+        trigger = PressureTrigger()
+    except InfiniswapError as error:
+        log.debug("no word of memory pressure from the kernel: %s", error)
+        return lambda: None
+    loop = asyncio.get_running_loop()
+
+    def fired() -> None:
+        if trigger.take():
+            harvester.nudge()
+
+    def stop() -> None:
+        loop.remove_reader(trigger.fileno())
+        trigger.close()
+
+    loop.add_reader(trigger.fileno(), fired)
+    return stop
+
+
+async def _say_goodbye(
+    server: ControlServer, service: DonorService, home: Home | NoHome, stop_s: float
+) -> None:
+    if isinstance(home, Home) and home.keeps:
+        # Consumers go on without this donor for a moment; the sooner it is over the better.
+        await server.stop(m.GOODBYE_RESTART, "the daemon is restarted")
+        await service.work.finish()
+        return
+    await server.stop(m.GOODBYE_SHUTDOWN, "the daemon is stopping")
+    end_s = time.monotonic() + stop_s
+    left = service.store.stats()["connections"]
+    while left and time.monotonic() < end_s:
+        await asyncio.sleep(0.05)  # the store tells nobody when a connection ends
+        left = service.store.stats()["connections"]
+    if left:
+        log.warning("%d data connections are cut", left)
+    await service.work.finish()
+
+
+def _listen_data(store: Store, host: str, port: int) -> int:
+    try:
+        return store.listen(host, port)
+    except EngineError as error:
+        if error.code == errno.EADDRINUSE:
+            raise ConflictError(
+                "the port is in use",
+                where=f"data port {HostPort(host, port)}",
+                mend="Another daemon may be running; see `infiniswap status`, or give another "
+                "port with --data-port.",
+            ) from error
+        raise SystemCallError(
+            error.what,
+            where=f"data port {HostPort(host, port)}",
+            mend="Give an address of this host and a port that this user may use.",
+            code=error.code,
+        ) from error
+
+
+def _log_start(config: Config, service: DonorService, limits: HeadroomConfig) -> None:
+    host = config.daemon.listen.host
+    log.info(
+        "infiniswap %s lends up to %s in slabs of %s (headroom %s): control %s, pages %s",
+        __version__,
+        format_size_short(limits.slabs_max * limits.slab_bytes),
+        format_size(limits.slab_bytes),
+        format_size_short(limits.headroom_bytes),
+        HostPort(host, service.control_port),
+        HostPort(host, service.data_port),
+    )
+    if not config.daemon.listen.is_loopback:
+        log.warning(
+            "plain TCP: lease tokens and pages can be read by whoever sees the packets between "
+            "the hosts; use a network that you trust",
+            extra=events.about(events.PLAIN_TCP),
+        )
+    if not service.config.authenticated:
+        log.info("no cluster secret: any user of this host may borrow memory")
