@@ -130,6 +130,6 @@ class Drain:
                 await asyncio.sleep(_RETRY_S)
 
 
-def drain_path(state_dir: Path | None, donor_id: str, port: int) -> Path | None:
+def drain_path(state_dir: Path, donor_id: str, port: int) -> Path | None:
     """The file of a donor; None where the next daemon could not know that it is its own."""
-    return state_dir / f"{donor_id}.drain" if state_dir is not None and port else None
+    return state_dir / f"{donor_id}.drain" if port else None

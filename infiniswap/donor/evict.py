@@ -30,6 +30,7 @@ from random import Random
 from typing import Protocol, TypeAlias
 
 from infiniswap import events
+from infiniswap.config import Config
 from infiniswap.errors import InfiniswapError
 from infiniswap.policy.eviction import candidates, victims
 
@@ -58,6 +59,16 @@ class EvictionConfig:
     deadline_s: float = 1.0
     move_s: float = 3.0
     refused_s: float = 10.0
+
+
+def eviction_config(config: Config) -> EvictionConfig:
+    """As it is configured."""
+    return EvictionConfig(
+        slabs_max=config.policy.evict_slabs_max,
+        extra=config.policy.evict_extra_slabs,
+        deadline_s=config.daemon.evict_deadline_s,
+        move_s=config.daemon.evict_move_s,
+    )
 
 
 class SlabOwners(Protocol):

@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from infiniswap.donor.leases import LeaseTable
+
+FENCE_MS: Final = 5_000
+"""How long fencing a slab or a lease waits for requests under way."""
 
 ResultT = TypeVar("ResultT")
 

@@ -24,8 +24,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec import Struct, structs
+
 from infiniswap.control import messages as m
-from infiniswap.control.fields import SLOTS_MAX
+from infiniswap.control.fields import SLOTS_MAX, U53, Hex128, Name, Uuid
 from infiniswap.control.peer import consumer_of
 from infiniswap.errors import RequestRefusedError
 
@@ -48,36 +50,41 @@ class LeaseState(enum.Enum):
     EXPIRED = "expired"
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseOwner:
-    """The device that holds a lease, as it named itself."""
+class LeaseRecord(Struct, frozen=True, forbid_unknown_fields=True):
+    """Whose lease it is, and how the device that reclaims it is recognised.
 
-    device_id: str
-    device_name: str
-    host_name: str
+    It is also what a successor reads of it (infiniswap.donor.records).
+    """
+
+    lease: U53
+    device_id: Uuid
+    device_name: Name
+    host_name: Name
     address: str
+    slots_max: int
+    reclaim: Hex128
+    epoch: U53
 
 
 @dataclass(slots=True)
 class GrantedLease:
     """One lease, as the donor granted it. Changed by LeaseTable only."""
 
-    lease: int
-    owner: LeaseOwner
-    slots_max: int
-    reclaim: str = field(repr=False)
-    epoch: int
+    record: LeaseRecord = field(repr=False)
     session: int | None
     state: LeaseState = LeaseState.ACTIVE
     connections: int = 0
     grace_until_s: float = 0.0
     alone_until_s: float = 0.0
     slots: dict[int, m.SlotInfo] = field(default_factory=dict)
+    lease: int = field(init=False)
+    """Its number."""
     consumer: str = field(init=False)
     """See infiniswap.control.peer: that of the session that it was granted to."""
 
     def __post_init__(self) -> None:
-        self.consumer = consumer_of(self.owner.address)
+        self.lease = self.record.lease
+        self.consumer = consumer_of(self.record.address)
 
 
 class LeaseTable:
@@ -137,7 +144,7 @@ class LeaseTable:
         own = [entry for entry in self._leases.values() if entry.consumer == consumer]
         if len(own) >= self._consumer_leases_max:
             raise _full(f"{consumer} has {len(own)} leases here, the limit of one host")
-        slots = sum(entry.slots_max for entry in own)
+        slots = sum(entry.record.slots_max for entry in own)
         if slots + slots_max > CONSUMER_SLOTS_MAX:
             raise _full(
                 f"{consumer} has leases of {slots} slabs here and asks for {slots_max} more; the "
@@ -148,46 +155,29 @@ class LeaseTable:
         if sum(entry.session == session for entry in self._leases.values()) >= SESSION_LEASES_MAX:
             raise _full(f"this session has {SESSION_LEASES_MAX} leases, its limit")
 
-    def grant(
-        self,
-        lease: int,
-        owner: LeaseOwner,
-        session: int,
-        slots_max: int,
-        reclaim: str,
-        epoch: int,
-        now_s: float,
-    ) -> GrantedLease:
+    def grant(self, record: LeaseRecord, session: int, now_s: float) -> GrantedLease:
         """Enters a new lease; in grace at once when its session ended meanwhile.
 
         Raises:
             ValueError: that number is taken.
         """
-        if lease in self._leases:
-            raise ValueError(f"lease {lease} exists")
-        alive = session if session in self._sessions else None
-        entry = GrantedLease(lease, owner, slots_max, reclaim, epoch, alive)
+        if record.lease in self._leases:
+            raise ValueError(f"lease {record.lease} exists")
+        entry = GrantedLease(record, session if session in self._sessions else None)
         entry.alone_until_s = now_s + self._alone_s
-        self._leases[lease] = entry
+        self._leases[record.lease] = entry
         self._settle(entry, now_s)
         return entry
 
     def restore(
-        self,
-        lease: int,
-        owner: LeaseOwner,
-        slots_max: int,
-        reclaim: str,
-        epoch: int,
-        slots: Iterable[m.SlotInfo],
-        now_s: float,
+        self, record: LeaseRecord, slots: Iterable[m.SlotInfo], now_s: float
     ) -> GrantedLease:
         """Enters a lease of the daemon's predecessor: its device has a whole grace period anew.
 
         Raises:
             ValueError: that number is taken.
         """
-        entry = self.grant(lease, owner, 0, slots_max, reclaim, epoch, now_s)
+        entry = self.grant(record, 0, now_s)
         entry.slots = {slot.slot: slot for slot in slots}
         return entry
 
@@ -219,8 +209,8 @@ class LeaseTable:
         if (
             entry is None
             or entry.state is LeaseState.EXPIRED
-            or entry.owner.device_id != device_id
-            or not hmac.compare_digest(entry.reclaim, secret)
+            or entry.record.device_id != device_id
+            or not hmac.compare_digest(entry.record.reclaim, secret)
             or session not in self._sessions
         ):
             raise _unknown(lease)
@@ -228,10 +218,11 @@ class LeaseTable:
             self._check_session(session)
         # The answer to an earlier renewal may have been lost with its session: then the device
         # knows an old epoch and is right all the same.
-        superseded = entry.session not in (None, session) and epoch != entry.epoch
-        if superseded or epoch > entry.epoch:
+        superseded = entry.session not in (None, session) and epoch != entry.record.epoch
+        if superseded or epoch > entry.record.epoch:
             raise RequestRefusedError(
-                f"lease {lease} is at epoch {entry.epoch}, not {epoch}", reason=m.REFUSED_STALE
+                f"lease {lease} is at epoch {entry.record.epoch}, not {epoch}",
+                reason=m.REFUSED_STALE,
             )
         entry.session = session
         entry.state = LeaseState.ACTIVE
@@ -239,7 +230,8 @@ class LeaseTable:
 
     def renewed(self, lease: int, epoch: int) -> None:
         """The old connections are fenced; the lease is at a new epoch."""
-        self._leases[lease].epoch = epoch
+        entry = self._leases[lease]
+        entry.record = structs.replace(entry.record, epoch=epoch)
 
     def mapped(self, lease: int, slot: m.SlotInfo) -> None:
         """A slab was put into a slot."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from dataclasses import dataclass
 
 from infiniswap import events
 from infiniswap.control import messages as m
 from infiniswap.control.service import ServerSession
 from infiniswap.donor.evict import MappedSlab
-from infiniswap.donor.lease_work import LeaseWork
+from infiniswap.donor.lease_work import FENCE_MS, LeaseWork
 from infiniswap.donor.leases import LeaseState, LeaseTable
 from infiniswap.donor.sessions import Sessions
 from infiniswap.engine.protocol import Store
@@ -24,39 +25,29 @@ from infiniswap.errors import (
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class LentSlabs:
     """Every slab in a slot of a lease (infiniswap.donor.evict.SlabOwners).
 
-    Args:
+    Attributes:
         table: leases.
         sessions: of the devices that hold them.
         store: slab pool.
         work: see LeaseWork.
-        fence_ms: how long fencing a slab waits for requests under way.
         counters: evictions, evictions_forced, evictions_refused.
     """
 
-    def __init__(
-        self,
-        table: LeaseTable,
-        sessions: Sessions,
-        store: Store,
-        work: LeaseWork,
-        fence_ms: int,
-        counters: Counter[str],
-    ) -> None:
-        self._table = table
-        self._sessions = sessions
-        self._store = store
-        self._work = work
-        self._fence_ms = fence_ms
-        self._counters = counters
+    table: LeaseTable
+    sessions: Sessions
+    store: Store
+    work: LeaseWork
+    counters: Counter[str]
 
     def mapped(self) -> list[MappedSlab]:
         """Every slab that is lent."""
         return [
             (lease.lease, slot)
-            for lease in self._table.leases()
+            for lease in self.table.leases()
             if lease.state is not LeaseState.EXPIRED
             for slot in lease.slots
         ]
@@ -67,7 +58,7 @@ class LentSlabs:
         Raises:
             InfiniswapError: it did not say.
         """
-        session = self._sessions.owner_of(lease)
+        session = self.sessions.owner_of(lease)
         if session is None:
             raise NotFoundError(f"the device of lease {lease} is not connected")
         return await session.activity(lease, wait_s)
@@ -85,46 +76,46 @@ class LentSlabs:
         Raises:
             EngineError: the store could not.
         """
-        entry = self._table.get(lease)
+        entry = self.table.get(lease)
         info = entry.slots.get(slot) if entry else None
         if info is None:
             return True
-        session = self._sessions.owner_of(lease)
+        session = self.sessions.owner_of(lease)
         wait_ms = 0
         if session is None and move_ms and entry and entry.state is LeaseState.ACTIVE:
             return False  # no hurry: its device pages on, and will be back and asked again
         if session is not None:
             try:
                 await session.evict(lease, slot, info.generation, deadline_ms + move_ms, move_ms)
-                wait_ms = self._fence_ms
+                wait_ms = FENCE_MS
             except RequestRefusedError as error:
                 if error.reason == m.REFUSED_ONLY_COPY:
-                    self._counters["evictions_refused"] += 1
+                    self.counters["evictions_refused"] += 1
                     about = events.about(events.SLAB_KEPT)
                     log.warning("%s keeps slab %d: %s", session, info.slab, error, extra=about)
                     return False
                 _not_given_up(session, info.slab, error)
             except InfiniswapError as error:
-                back = isinstance(error, SessionLostError) and self._sessions.owner_of(lease)
+                back = isinstance(error, SessionLostError) and self.sessions.owner_of(lease)
                 if back and back is not session:  # it can be asked again, and may have renewed
                     return await self.evict(lease, slot, deadline_ms, move_ms)
                 if move_ms and isinstance(error, SessionLostError):
                     log.info("%s has gone while it copies slab %d: %s", session, info.slab, error)
                     return False  # likewise; it goes on copying
                 _not_given_up(session, info.slab, error)
-        await self._work.whole(self._fence(lease, info, wait_ms), lease)
+        await self.work.whole(self._fence(lease, info, wait_ms), lease)
         return True
 
     async def _fence(self, lease: int, info: m.SlotInfo, wait_ms: int) -> None:
-        entry = self._table.get(lease)
+        entry = self.table.get(lease)
         if entry is None or entry.slots.get(info.slot) != info:
             return  # given back in the meantime
-        await self._work.off_loop(
-            lambda: self._store.unmap(lease, info.slot, info.generation, wait_ms)
+        await self.work.off_loop(
+            lambda: self.store.unmap(lease, info.slot, info.generation, wait_ms)
         )
-        self._table.unmapped(lease, info.slot)
-        self._counters["evictions"] += 1
-        self._counters["evictions_forced"] += not wait_ms
+        self.table.unmapped(lease, info.slot)
+        self.counters["evictions"] += 1
+        self.counters["evictions_forced"] += not wait_ms
 
 
 def _not_given_up(session: ServerSession, slab: int, error: Exception) -> None:

@@ -18,7 +18,8 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from infiniswap.control.fields import U53, Hex128, Name, Uuid
+from infiniswap.control.fields import Hex128, Uuid
+from infiniswap.donor.leases import LeaseRecord
 from infiniswap.errors import from_oserror
 from infiniswap.json_text import NotJsonError, decode_json
 
@@ -47,19 +48,6 @@ class DonorRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     incarnation: Hex128
     slab_bytes: int
     boot_id: str
-
-
-class LeaseRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A lease, for recognising the device that reclaims it."""
-
-    lease: U53
-    device_id: Uuid
-    device_name: Name
-    host_name: Name
-    address: str
-    slots_max: int
-    reclaim: Hex128
-    epoch: U53
 
 
 RecordT = TypeVar("RecordT", DonorRecord, LeaseRecord)

@@ -16,7 +16,6 @@ from infiniswap.config_changes import Outcome, merged
 from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.pool_limits import pool_limits
 from infiniswap.donor.service import DonorService
-from infiniswap.donor.settings import service_config
 from infiniswap.errors import ConfigError, InfiniswapError
 from infiniswap.policy.headroom import HeadroomConfig
 from infiniswap.system.wakeful import Waker
@@ -82,11 +81,8 @@ class Reloader:
         return outcome
 
     def _apply(self, config: Config, limits: HeadroomConfig) -> None:
-        service = self._service
         self._harvester.policy.limit(limits)
-        service.reconfigure(
-            service_config(config, limits, authenticated=service.config.authenticated)
-        )
+        self._service.reconfigure(config)
         self._waker.set_mode(config.daemon.keep_awake)
 
 

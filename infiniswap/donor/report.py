@@ -35,12 +35,13 @@ class DonorSnapshot:
     """
 
     def __init__(self, donor: DonorService, uptime_s: float) -> None:
-        harvester, config, identity = donor.harvester, donor.config, donor.identity
+        harvester, identity = donor.harvester, donor.identity
         self.stats = stats = donor.store.stats()
         self.service, self.server = donor.counters, donor.server_counters
         self.harvest = harvester.counters
         self.is_short = harvester.is_short
         policy, figures = harvester.policy, harvester.figures
+        limits = policy.config
         draining = donor.drain.is_active
         self.status = m.Status(
             donor_id=identity.donor_id,
@@ -49,17 +50,17 @@ class DonorSnapshot:
             software=__version__,
             versions=list(m.VERSIONS),
             uptime_s=uptime_s,
-            slab_bytes=config.slab_bytes,
+            slab_bytes=limits.slab_bytes,
             control_port=donor.control_port,
             data_port=donor.data_port,
-            authenticated=config.authenticated,
+            authenticated=donor.authenticated,
             draining=draining,
             no_room=donor.room.why_none(),
             degraded=[sentence for said in donor.degraded.values() for sentence in said],
             sessions=len(donor.sessions),
             pool=m.PoolStatus(
-                limit_bytes=config.pool_bytes,
-                slabs_max=policy.config.slabs_max,
+                limit_bytes=limits.slabs_max * limits.slab_bytes,
+                slabs_max=limits.slabs_max,
                 slabs_free=stats["slabs_free"],
                 slabs_mapped=stats["slabs_mapped"],
                 slabs_dirty=stats["slabs_dirty"],
@@ -70,7 +71,7 @@ class DonorSnapshot:
                 source=harvester.source,
                 total_bytes=figures.total_bytes,
                 available_bytes=figures.available_bytes,
-                headroom_bytes=policy.config.headroom_bytes,
+                headroom_bytes=limits.headroom_bytes,
                 others_bytes=policy.others_bytes,
                 used_share=harvester.used_share(),
                 cache_bytes=harvester.cache_bytes,
@@ -106,14 +107,14 @@ def _lease_status(store: Store, lease: GrantedLease) -> m.LeaseStatus:
         stats = LeaseStats(0, 0, 0, 0, 0, 0)
     return m.LeaseStatus(
         lease=lease.lease,
-        device_id=lease.owner.device_id,
-        device_name=lease.owner.device_name,
-        host_name=lease.owner.host_name,
-        address=lease.owner.address,
+        device_id=lease.record.device_id,
+        device_name=lease.record.device_name,
+        host_name=lease.record.host_name,
+        address=lease.record.address,
         state=lease.state.value,
         session=lease.session is not None,
-        epoch=lease.epoch,
-        slots_max=lease.slots_max,
+        epoch=lease.record.epoch,
+        slots_max=lease.record.slots_max,
         slots_mapped=len(lease.slots),
         connections=stats.connections,
         read_bytes=stats.read_bytes,

@@ -12,20 +12,21 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from msgspec import Struct
 
+from infiniswap.config import DaemonConfig
 from infiniswap.control import messages as m
 from infiniswap.control.service import ServerSession
 from infiniswap.donor.ahead import MappedAhead
 from infiniswap.donor.expiry import LeaseExpiry
 from infiniswap.donor.harvest import Harvester
-from infiniswap.donor.lease_work import LeaseWork
-from infiniswap.donor.leases import GrantedLease, LeaseOwner, LeaseTable
+from infiniswap.donor.lease_work import FENCE_MS, LeaseWork
+from infiniswap.donor.leases import GrantedLease, LeaseRecord, LeaseTable
 from infiniswap.donor.rdma import DonorRdma
 from infiniswap.donor.room import Room
-from infiniswap.donor.settings import ServiceConfig
 from infiniswap.donor.written_leases import WrittenLeases
 from infiniswap.engine.protocol import MappedSlot, Store
 from infiniswap.errors import EngineError, RequestRefusedError
@@ -38,11 +39,12 @@ _NOT_YET = {errno.ETIMEDOUT, errno.EBUSY, errno.EIO}
 _Handler = Callable[..., Coroutine[Any, Any, Struct]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Requests:
     """Carries requests out.
 
-    Args:
-        config: limits.
+    Attributes:
+        config: of the daemon.
         store: slab pool.
         table: leases.
         work: see LeaseWork.
@@ -56,34 +58,18 @@ class Requests:
         counters: maps_refused, and requests_TYPE for each type.
     """
 
-    def __init__(
-        self,
-        *,
-        config: ServiceConfig,
-        store: Store,
-        table: LeaseTable,
-        work: LeaseWork,
-        harvester: Harvester,
-        room: Room,
-        ahead: MappedAhead,
-        rdma: DonorRdma,
-        written: WrittenLeases,
-        expiry: LeaseExpiry,
-        clock: Callable[[], float],
-        counters: Counter[str],
-    ) -> None:
-        self._config = config
-        self._store = store
-        self._table = table
-        self._work = work
-        self._harvester = harvester
-        self._room = room
-        self._ahead = ahead
-        self._rdma = rdma
-        self._written = written
-        self._expiry = expiry
-        self._clock = clock
-        self._counters = counters
+    config: DaemonConfig
+    store: Store
+    table: LeaseTable
+    work: LeaseWork
+    harvester: Harvester
+    room: Room
+    ahead: MappedAhead
+    rdma: DonorRdma
+    written: WrittenLeases
+    expiry: LeaseExpiry
+    clock: Callable[[], float]
+    counters: Counter[str]
 
     async def handle(self, session: ServerSession, request: Any) -> Struct:
         """Carries one request out and returns its answer.
@@ -92,87 +78,90 @@ class Requests:
             InfiniswapError: it was refused, or failed.
         """
         kind = type(request)
-        self._counters[f"requests_{kind.__struct_config__.tag}"] += 1
+        self.counters[f"requests_{kind.__struct_config__.tag}"] += 1
         if kind in self.AT_ONCE:
             return await self.AT_ONCE[kind](self, session, request)
         if kind in self.IN_TURN:
             answer = self.IN_TURN[kind](self, session, request)
-            return await self._work.whole(answer, request.lease)
+            return await self.work.whole(answer, request.lease)
         raise RequestRefusedError("not a request of a consumer", reason=m.REFUSED_ERROR)
 
     async def _memory(self, session: ServerSession, request: m.MemoryRequest) -> m.MemoryAnswer:
-        await self._harvester.refresh()
-        can_map = self._room.slabs(session.consumer)
+        await self.harvester.refresh()
+        can_map = self.room.slabs(session.consumer)
         return m.MemoryAnswer(
             id=request.id,
-            used_share=self._harvester.used_share(),
-            free_slabs=self._harvester.pool.state().free,
+            used_share=self.harvester.used_share(),
+            free_slabs=self.harvester.pool.state().free,
             can_map=can_map,
-            no_room="" if can_map else self._room.why_none(),
+            no_room="" if can_map else self.room.why_none(),
         )
 
     async def _lease(self, session: ServerSession, request: m.LeaseRequest) -> m.LeaseAnswer:
-        self._room.check_lending()
-        self._table.check_room(session.number, session.consumer, request.slots_max)
-        made = self._store.lease_create(request.slots_max)
-        reclaim = secrets.token_hex(16)
-        owner = LeaseOwner(
-            session.device_id, session.device_name, session.host_name, session.address
+        self.room.check_lending()
+        self.table.check_room(session.number, session.consumer, request.slots_max)
+        made = self.store.lease_create(request.slots_max)
+        record = LeaseRecord(
+            lease=made.lease,
+            device_id=session.device_id,
+            device_name=session.device_name,
+            host_name=session.host_name,
+            address=session.address,
+            slots_max=request.slots_max,
+            reclaim=secrets.token_hex(16),
+            epoch=self.store.lease_stats(made.lease).epoch,
         )
-        epoch = self._store.lease_stats(made.lease).epoch
-        lease = self._table.grant(
-            made.lease, owner, session.number, request.slots_max, reclaim, epoch, self._clock()
-        )
-        await self._work.whole(self._written.write_down(lease), made.lease)
+        lease = self.table.grant(record, session.number, self.clock())
+        await self.work.whole(self.written.write_down(lease), made.lease)
         log.info("lease %d granted to %s", made.lease, session)
         return m.LeaseAnswer(
             id=request.id,
             lease=made.lease,
             token=made.token,
-            epoch=epoch,
-            reclaim=reclaim,
-            export_bytes=request.slots_max * self._config.slab_bytes,
-            grace_ms=round(self._config.grace_s * 1000),
+            epoch=record.epoch,
+            reclaim=record.reclaim,
+            export_bytes=request.slots_max * self.config.slab_bytes,
+            grace_ms=round(self.config.lease_grace_s * 1000),
         )
 
     async def _map(self, session: ServerSession, request: m.MapRequest) -> m.MapAnswer:
         return await session.map_once(request.id, lambda: self._map_slab(session, request))
 
     async def _map_slab(self, session: ServerSession, request: m.MapRequest) -> m.MapAnswer:
-        lease = self._table.owned(request.lease, session.number)
+        lease = self.table.owned(request.lease, session.number)
         for slot in lease.slots.values():
             # The answer to an earlier map of the same slab was lost: give it again.
             if slot.slab == request.slab:
-                return await self._rdma.map_answer(request.id, lease.lease, slot)
-        self._room.check_lending()
-        if len(lease.slots) >= lease.slots_max:
+                return await self.rdma.map_answer(request.id, lease.lease, slot)
+        self.room.check_lending()
+        if len(lease.slots) >= lease.record.slots_max:
             raise RequestRefusedError(
-                f"all {lease.slots_max} slots of lease {lease.lease} are in use",
+                f"all {lease.record.slots_max} slots of lease {lease.lease} are in use",
                 reason=m.REFUSED_QUOTA,
             )
         if request.ahead:
-            self._room.check_ahead()
+            self.room.check_ahead()
         made = self._put(lease, request.slab)
         if made is None and not request.ahead:
-            await self._room.prepare(session, lease.lease)
+            await self.room.prepare(session, lease.lease)
             # The lease may have gone while a slab was made.
-            self._table.owned(request.lease, session.number)
+            self.table.owned(request.lease, session.number)
             made = self._put(lease, request.slab)
         if made is None:
-            self._counters["maps_refused"] += 1
-            why = self._room.why_none() or "has no slab ready yet"
+            self.counters["maps_refused"] += 1
+            why = self.room.why_none() or "has no slab ready yet"
             raise RequestRefusedError(f"the donor {why}", reason=m.REFUSED_NO_MEMORY)
         info = m.SlotInfo(made.slot, made.generation, request.slab)
-        self._table.mapped(lease.lease, info)
+        self.table.mapped(lease.lease, info)
         if request.ahead:
-            self._ahead.mapped(lease.lease, info)
-            self._harvester.top_up()  # the next one comes soon
+            self.ahead.mapped(lease.lease, info)
+            self.harvester.top_up()  # the next one comes soon
         log.debug("%s: slab %d is in slot %d", session, request.slab, made.slot)
-        return await self._rdma.map_answer(request.id, lease.lease, info)
+        return await self.rdma.map_answer(request.id, lease.lease, info)
 
     def _put(self, lease: GrantedLease, slab: int) -> MappedSlot | None:
         try:
-            return self._store.map(lease.lease, slab)
+            return self.store.map(lease.lease, slab)
         except EngineError as error:
             if error.code != errno.EAGAIN:
                 raise
@@ -182,12 +171,12 @@ class Requests:
             ) from error
 
     async def _keep(self, session: ServerSession, request: m.KeepRequest) -> m.OkAnswer:
-        lease = self._table.owned(request.lease, session.number)
-        self._ahead.used(lease.lease, request.slot, request.generation)
+        lease = self.table.owned(request.lease, session.number)
+        self.ahead.used(lease.lease, request.slot, request.generation)
         return m.OkAnswer(id=request.id)
 
     async def _unmap(self, session: ServerSession, request: m.UnmapRequest) -> m.OkAnswer:
-        lease = self._table.owned(request.lease, session.number)
+        lease = self.table.owned(request.lease, session.number)
         slot = lease.slots.get(request.slot)
         if slot is None or slot.generation != request.generation:
             raise RequestRefusedError(
@@ -195,45 +184,41 @@ class Requests:
                 f"{request.generation}",
                 reason=m.REFUSED_STALE,
             )
-        await self._work.off_loop(
-            lambda: self._store.unmap(
-                lease.lease, request.slot, request.generation, self._config.fence_ms
-            )
+        await self.work.off_loop(
+            lambda: self.store.unmap(lease.lease, request.slot, request.generation, FENCE_MS)
         )
-        self._table.unmapped(lease.lease, request.slot)
+        self.table.unmapped(lease.lease, request.slot)
         log.debug("%s: slab %d came back", session, slot.slab)
         return m.OkAnswer(id=request.id)
 
     async def _renew(self, session: ServerSession, request: m.RenewRequest) -> m.RenewAnswer:
-        lease = self._table.reclaim(
+        lease = self.table.reclaim(
             request.lease, session.device_id, request.reclaim, request.epoch, session.number
         )
         try:
-            token = await self._work.off_loop(
-                lambda: self._store.lease_renew(lease.lease, self._config.fence_ms)
-            )
+            token = await self.work.off_loop(lambda: self.store.lease_renew(lease.lease, FENCE_MS))
         except EngineError as error:
             if error.code in _NOT_YET:
                 raise RequestRefusedError(
                     "connections of the old epoch have not ended yet", reason=m.REFUSED_BUSY
                 ) from error
             raise
-        epoch = self._store.lease_stats(lease.lease).epoch
-        self._table.renewed(lease.lease, epoch)
+        epoch = self.store.lease_stats(lease.lease).epoch
+        self.table.renewed(lease.lease, epoch)
         # Before the device hears of the epoch: it may know none that is later than what is written.
-        await self._written.write_down(lease)
+        await self.written.write_down(lease)
         log.info("lease %d reclaimed by %s (epoch %d)", lease.lease, session, epoch)
         return m.RenewAnswer(
             id=request.id, token=token, epoch=epoch, slots=list(lease.slots.values())
         )
 
     async def _connect_rdma(self, session: ServerSession, request: m.RdmaRequest) -> m.RdmaAnswer:
-        return await self._rdma.open(session, request)
+        return await self.rdma.open(session, request)
 
     async def _release(self, session: ServerSession, request: m.ReleaseRequest) -> m.OkAnswer:
-        lease = self._table.owned(request.lease, session.number)
-        self._table.expire(lease.lease)
-        await self._expiry.end(lease, "released")
+        lease = self.table.owned(request.lease, session.number)
+        self.table.expire(lease.lease)
+        await self.expiry.end(lease, "released")
         return m.OkAnswer(id=request.id)
 
     AT_ONCE: ClassVar[Mapping[type[Struct], _Handler]] = {

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from typing import Final
 
 from infiniswap.control import messages as m
 from infiniswap.control.service import ServerSession
@@ -15,76 +17,70 @@ from infiniswap.donor.quota import Quota
 from infiniswap.errors import RequestRefusedError
 from infiniswap.units import format_size, format_size_short
 
+_PREPARE_S: Final = 1.5
+"""How long a map request waits for a slab to be allocated. Shorter than the consumer waits for its
+answer, so that it gets one."""
 
+
+@dataclass(frozen=True, slots=True)
 class Room:
     """What another slab would be made of.
 
-    Args:
+    Attributes:
         harvester: memory.
         drain: whether this donor lends at all.
         ahead: slabs that are lent and not used.
         quota: slabs of consumers that have more than their share.
         work: see LeaseWork.
-        prepare_s: see ServiceConfig.
     """
 
-    def __init__(
-        self,
-        harvester: Harvester,
-        drain: Drain,
-        ahead: MappedAhead,
-        quota: Quota,
-        work: LeaseWork,
-        prepare_s: float,
-    ) -> None:
-        self._harvester = harvester
-        self._drain = drain
-        self._ahead = ahead
-        self._quota = quota
-        self._work = work
-        self._prepare_s = prepare_s
+    harvester: Harvester
+    drain: Drain
+    ahead: MappedAhead
+    quota: Quota
+    work: LeaseWork
 
     def slabs(self, consumer: str) -> int:
         """How many this consumer could get now; above zero when any could be had."""
-        if self._drain.is_active or self._harvester.is_short:
+        if self.drain.is_active or self.harvester.is_short:
             return 0
         return (
-            self._harvester.pool.mappable()
-            or len(self._ahead.slabs())
-            or self._quota.reclaimable(consumer)
+            self.harvester.pool.mappable()
+            or len(self.ahead.slabs())
+            or self.quota.reclaimable(consumer)
         )
 
     def check_lending(self) -> None:
         """Raises RequestRefusedError while this donor is being drained."""
-        if self._drain.is_active:
+        if self.drain.is_active:
             raise RequestRefusedError("this donor is being drained", reason=m.REFUSED_DRAINING)
 
     def check_ahead(self) -> None:
         """Raises RequestRefusedError where a slab that nobody writes to yet has to wait."""
-        if self._harvester.is_short or self._ahead.is_awaited:
+        if self.harvester.is_short or self.ahead.is_awaited:
             raise RequestRefusedError("others need it now", reason=m.REFUSED_NO_MEMORY)
 
     async def prepare(self, session: ServerSession, lease: int) -> None:
         """Makes a slab free for a device that waits, for so long at most."""
 
         async def prepare() -> None:
-            if await self._harvester.prepare() or self._harvester.is_short:
+            if await self.harvester.prepare() or self.harvester.is_short:
                 return
-            made_room = await self._ahead.make_room(lease)
-            if made_room or await self._quota.make_room(session.consumer):
-                await self._harvester.prepare()
+            made_room = await self.ahead.make_room(lease)
+            if made_room or await self.quota.make_room(session.consumer):
+                await self.harvester.prepare()
 
-        task = self._work.track(prepare())
-        with self._ahead.awaited():
+        task = self.work.track(prepare())
+        with self.ahead.awaited():
             # A slab that comes too late for this request is there for the next.
-            await asyncio.wait({task}, timeout=self._prepare_s)
+            await asyncio.wait({task}, timeout=_PREPARE_S)
 
     def why_none(self) -> str:
         """Why this donor lends nothing more, in the words that its consumers show: a clause
         without a subject, which is the donor; empty when a slab could be lent."""
-        harvester = self._harvester
+        harvester = self.harvester
         config, figures = harvester.policy.config, harvester.figures
-        if self._drain.is_active:
+        if self.drain.is_active:
             return "is drained (`infiniswap donor undrain HOST` ends that)"
         if harvester.pool.mappable() and not harvester.is_short:
             return ""

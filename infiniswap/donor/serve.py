@@ -22,11 +22,13 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from infiniswap import __version__, events
 from infiniswap.config import Config, check_listen_secret
 from infiniswap.control import messages as m
+from infiniswap.control.channel import Limits
 from infiniswap.control.server import ControlServer, ServerConfig
 from infiniswap.donor.announce import announce
 from infiniswap.donor.harvest import Harvester
@@ -36,7 +38,6 @@ from infiniswap.donor.memory import MemorySource
 from infiniswap.donor.pool_limits import pool_limits, pool_note
 from infiniswap.donor.reload import Reloader
 from infiniswap.donor.service import DonorService
-from infiniswap.donor.settings import server_config, service_config, store_config
 from infiniswap.engine.protocol import OffLoop, Store, StoreConfig
 from infiniswap.errors import ConflictError, EngineError, InfiniswapError, SystemCallError
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
@@ -135,7 +136,7 @@ async def serve(
         ConflictError: a port is in use.
         EngineError, SystemCallError: the store or a port cannot be set up.
     """
-    control = server_config(config, stop_s, handshake_s)
+    control = _server_config(config, stop_s, handshake_s)
     check_listen_secret(config.daemon.listen, control.secret)
     async with contextlib.AsyncExitStack() as stack:
         yield await _start(stack, config, control, store_factory, memory, SteadyClock(clock))
@@ -173,12 +174,13 @@ async def _start(
     clock.counters = harvester.counters
     service = DonorService(
         identity,
-        service_config(config, limits, authenticated=control.secret is not None),
+        config,
         store,
         harvester,
         executor,
         clock,
         records=home.records if isinstance(home, Home) else None,
+        authenticated=control.secret is not None,
     )
     harvester.evict = service.evict_some
     _restore(service, store, home, clock())
@@ -199,6 +201,32 @@ async def _start(
     # A donor that ends by a fault is started again, as one that gets a SIGTERM may be.
     stack.callback(lambda: _settle(home, service, donor.gives_back))
     return donor
+
+
+def _store_config(config: Config, limits: HeadroomConfig, slab_dir: Path | None) -> StoreConfig:
+    daemon = config.daemon
+    return StoreConfig(
+        slab_bytes=daemon.slab_bytes,
+        slabs_max=limits.slabs_max,
+        leases_max=daemon.leases_max,
+        connections_max=daemon.connections_max,
+        connections_per_lease_max=daemon.connections_per_lease_max,
+        connections_per_host_max=daemon.connections_per_host_max,
+        slab_dir=None if slab_dir is None else str(slab_dir),
+    )
+
+
+def _server_config(config: Config, stop_s: float, handshake_s: float) -> ServerConfig:
+    """Reads the secret and the token of the metrics."""
+    cluster = config.cluster
+    return ServerConfig(
+        secret=config.secret(),
+        limits=Limits(heartbeat_s=cluster.heartbeat_s, missed_max=cluster.heartbeats_missed_max),
+        handshake_s=handshake_s,
+        connections_per_host_max=config.daemon.connections_per_host_max,
+        stop_s=stop_s,
+        metrics_token=config.metrics_token(),
+    )
 
 
 def _open_home(config: Config, limits: HeadroomConfig, identity: DonorIdentity) -> Home | NoHome:
@@ -228,7 +256,7 @@ async def _open_store(
     """The store; at the end it is closed, and its home left."""
     slab_dir = home.slabs if isinstance(home, Home) else None
     try:  # it takes long where many slabs are found
-        store = await off_loop(lambda: factory(store_config(config, limits, slab_dir)))
+        store = await off_loop(lambda: factory(_store_config(config, limits, slab_dir)))
     except BaseException:
         if isinstance(home, Home):
             home.close()
@@ -390,5 +418,5 @@ def _log_start(config: Config, service: DonorService, limits: HeadroomConfig) ->
             "the hosts; use a network that you trust",
             extra=events.about(events.PLAIN_TCP),
         )
-    if not service.config.authenticated:
+    if not service.authenticated:
         log.info("no cluster secret: any user of this host may borrow memory")

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from infiniswap.config import Config
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
 from infiniswap.control.figures import Figures
@@ -20,7 +21,7 @@ from infiniswap.control.text import clean_text
 from infiniswap.donor import metrics
 from infiniswap.donor.ahead import MappedAhead
 from infiniswap.donor.drain import Drain, drain_path
-from infiniswap.donor.evict import Evictor
+from infiniswap.donor.evict import Evictor, eviction_config
 from infiniswap.donor.expiry import LeaseExpiry
 from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.identity import DonorIdentity
@@ -34,7 +35,6 @@ from infiniswap.donor.report import DonorSnapshot, fitting
 from infiniswap.donor.requests import Requests
 from infiniswap.donor.room import Room
 from infiniswap.donor.sessions import Sessions
-from infiniswap.donor.settings import ServiceConfig
 from infiniswap.donor.written_leases import WrittenLeases
 from infiniswap.engine.protocol import Store
 
@@ -44,13 +44,14 @@ class DonorService:
 
     Args:
         identity: who this is.
-        config: limits.
+        config: the configuration.
         store: slab pool and data port.
         harvester: memory.
         executor: for blocking calls.
         clock: seconds, monotonic.
         rng: chooses which slabs may be evicted; None: a source of its own.
         records: where leases are written down for a successor; None: they end with this one.
+        authenticated: whether a cluster secret is in force.
 
     Attributes:
         control_port, data_port: where it serves; set when it does.
@@ -62,16 +63,19 @@ class DonorService:
     def __init__(
         self,
         identity: DonorIdentity,
-        config: ServiceConfig,
+        config: Config,
         store: Store,
         harvester: Harvester,
         executor: Executor,
         clock: Callable[[], float],
         rng: Random | None = None,
         records: LeaseRecords | None = None,
+        *,
+        authenticated: bool = False,
     ) -> None:
         self.identity = identity
         self.config = config
+        self.authenticated = authenticated
         self.store = store
         self.harvester = harvester
         self._clock = clock
@@ -80,35 +84,34 @@ class DonorService:
         self.control_port = 0
         self.data_port = 0
         self.degraded: dict[str, list[str]] = {}
-        self.counters: Counter[str] = Counter()
+        self.counters = counters = Counter[str]()
         self.server_counters: Counter[str] = Counter()
+        daemon = config.daemon
         self.table = table = LeaseTable(
-            config.grace_s,
-            config.leases_max,
-            consumer_leases(config.leases_max, config.connections_per_host_max),
-            config.alone_s,
+            daemon.lease_grace_s,
+            daemon.leases_max,
+            consumer_leases(daemon.leases_max, daemon.connections_per_host_max),
         )
-        counters = self.counters
         self.work = work = LeaseWork(table, executor)
         self.sessions = Sessions(table, clock)
-        self.lent = LentSlabs(table, self.sessions, store, work, config.fence_ms, counters)
-        self.evictor = Evictor(self.lent, config.eviction, rng or Random(), clock, counters)
+        self.lent = LentSlabs(table, self.sessions, store, work, counters)
+        self.evictor = Evictor(self.lent, eviction_config(config), rng or Random(), clock, counters)
         self.drain = Drain(
             self.evictor,
             lambda: len(self.lent.mapped()),
             self.sessions.tell_draining,
-            drain_path(config.state_dir, identity.donor_id, config.listen_port),
-            config.drain_move_s,
+            drain_path(daemon.state_dir, identity.donor_id, daemon.listen.port),
+            daemon.drain_move_s,
         )
         self.written = WrittenLeases(table, records, work.off_loop, counters)
-        self.rdma = DonorRdma(store, table, work.off_loop, counters, config.rdma)
-        slabs_max = config.pool_bytes // config.slab_bytes
-        self._quota = Quota(table, self.evictor, slabs_max, config.consumer_share_max)
+        self.rdma = DonorRdma(store, table, work.off_loop, counters, daemon.rdma == "auto")
+        slabs_max = harvester.policy.config.slabs_max
+        self._quota = Quota(table, self.evictor, slabs_max, daemon.consumer_share_max)
         self._ahead = MappedAhead(table, self.evictor)
-        self.room = Room(harvester, self.drain, self._ahead, self._quota, work, config.prepare_s)
-        self.expiry = LeaseExpiry(table, store, work, self.written, clock, config.alone_s, counters)
+        self.room = Room(harvester, self.drain, self._ahead, self._quota, work)
+        self.expiry = LeaseExpiry(table, store, work, self.written, clock, counters)
         self._requests = Requests(
-            config=config,
+            config=daemon,
             store=store,
             table=table,
             work=work,
@@ -122,26 +125,29 @@ class DonorService:
             counters=counters,
         )
 
-    def reconfigure(self, config: ServiceConfig) -> None:
-        """Other limits from now on: of the pool, eviction, draining, shares and RDMA."""
+    def reconfigure(self, config: Config) -> None:
+        """Goes by what has changed: limits of the pool (the policy's), eviction, draining, shares
+        and RDMA."""
         self.config = config
-        self.evictor.config = config.eviction
-        self.drain.move_s = config.drain_move_s
-        self._quota.limit(config.pool_bytes // config.slab_bytes, config.consumer_share_max)
-        self.rdma.enabled = config.rdma
+        daemon = config.daemon
+        self.evictor.config = eviction_config(config)
+        self.drain.move_s = daemon.drain_move_s
+        self._quota.limit(self.harvester.policy.config.slabs_max, daemon.consumer_share_max)
+        self.rdma.enabled = daemon.rdma == "auto"
 
     def welcome(self, version: int) -> m.Welcome:
         """See Service."""
+        daemon, cluster = self.config.daemon, self.config.cluster
         return m.Welcome(
             version=version,
             donor_id=self.identity.donor_id,
             donor_name=self.identity.name,
             incarnation=self.identity.incarnation,
-            slab_bytes=self.config.slab_bytes,
+            slab_bytes=daemon.slab_bytes,
             data_port=self.data_port,
-            grace_ms=round(self.config.grace_s * 1000),
-            heartbeat_ms=round(self.config.heartbeat_s * 1000),
-            silence_ms=round(self.config.silence_s * 1000),
+            grace_ms=round(daemon.lease_grace_s * 1000),
+            heartbeat_ms=round(cluster.heartbeat_s * 1000),
+            silence_ms=round(cluster.heartbeat_s * cluster.heartbeats_missed_max * 1000),
             draining=self.drain.is_active,
             rdma=self.rdma.enabled,
             maps_ahead=True,
@@ -174,7 +180,7 @@ class DonorService:
         if unused:  # which costs nobody anything
             return await self.evictor.evict(min(count, len(unused)), unused)
         return await self.evictor.evict(
-            count, move_s=0.0 if urgent else self.config.eviction.move_s
+            count, move_s=0.0 if urgent else self.config.daemon.evict_move_s
         )
 
     def status(self) -> m.Status:

@@ -6,38 +6,33 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from infiniswap import events
 from infiniswap.control import messages as m
-from infiniswap.donor.leases import GrantedLease, LeaseOwner, LeaseTable
-from infiniswap.donor.records import LeaseRecord, LeaseRecords
+from infiniswap.donor.leases import GrantedLease, LeaseRecord, LeaseTable
+from infiniswap.donor.records import LeaseRecords
 from infiniswap.engine.protocol import OffLoop, Store
 from infiniswap.errors import EngineError, InfiniswapError
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class WrittenLeases:
     """What a successor will know of the leases.
 
-    Args:
+    Attributes:
         table: the leases.
         records: where they are written down; None: nowhere, they end with the daemon.
         off_loop: runs what blocks.
         counters: of the service.
     """
 
-    def __init__(
-        self,
-        table: LeaseTable,
-        records: LeaseRecords | None,
-        off_loop: OffLoop,
-        counters: Counter[str],
-    ) -> None:
-        self._table = table
-        self._records = records
-        self._off_loop = off_loop
-        self._counters = counters
+    table: LeaseTable
+    records: LeaseRecords | None
+    off_loop: OffLoop
+    counters: Counter[str]
 
     def restore(self, records: Sequence[LeaseRecord], store: Store, now_s: float) -> None:
         """Before anything is served: the leases of the predecessor, each with its slabs."""
@@ -52,16 +47,9 @@ class WrittenLeases:
                     extra=events.about(events.LEASE_NOT_KEPT),
                 )
                 continue
-            self._table.restore(
-                record.lease,
-                LeaseOwner(record.device_id, record.device_name, record.host_name, record.address),
-                record.slots_max,
-                record.reclaim,
-                record.epoch,
-                [m.SlotInfo(slot.slot, slot.generation, slot.slab) for slot in found],
-                now_s,
-            )
-            self._counters["leases_restored"] += 1
+            slots = [m.SlotInfo(slot.slot, slot.generation, slot.slab) for slot in found]
+            self.table.restore(record, slots, now_s)
+            self.counters["leases_restored"] += 1
             log.info(
                 "lease %d of device %s of %s waits for it, with %d slabs",
                 record.lease,
@@ -73,23 +61,13 @@ class WrittenLeases:
 
     async def write_down(self, lease: GrantedLease) -> None:
         """A lease that cannot be written down is served all the same; a restart ends it."""
-        owner, records = lease.owner, self._records
-        if records is None or self._table.get(lease.lease) is not lease:
+        records = self.records
+        if records is None or self.table.get(lease.lease) is not lease:
             return
-        record = LeaseRecord(
-            lease=lease.lease,
-            device_id=owner.device_id,
-            device_name=owner.device_name,
-            host_name=owner.host_name,
-            address=owner.address,
-            slots_max=lease.slots_max,
-            reclaim=lease.reclaim,
-            epoch=lease.epoch,
-        )
         try:
-            await self._off_loop(lambda: records.save(record))
+            await self.off_loop(lambda: records.save(lease.record))
         except InfiniswapError as error:
-            self._counters["records_failed"] += 1
+            self.counters["records_failed"] += 1
             log.error(
                 "lease %d will not survive a restart: %s",
                 lease.lease,
@@ -99,12 +77,12 @@ class WrittenLeases:
 
     async def strike_out(self, lease: GrantedLease) -> None:
         """The lease ends: it must not come back."""
-        records = self._records
+        records = self.records
         if records is None:
             return
         try:
-            await self._off_loop(lambda: records.remove(lease.lease))
+            await self.off_loop(lambda: records.remove(lease.lease))
         except InfiniswapError as error:
             # Its slabs are taken all the same: a successor finds a lease without any.
-            self._counters["records_failed"] += 1
+            self.counters["records_failed"] += 1
             log.error("lease %d: %s", lease.lease, error)

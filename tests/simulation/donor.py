@@ -9,15 +9,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from infiniswap.config import ClusterConfig, Config, DaemonConfig, PolicyConfig
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits
 from infiniswap.control.server import ControlServer, ServerConfig
-from infiniswap.donor.evict import EvictionConfig
 from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.identity import DonorIdentity
-from infiniswap.donor.records import LeaseRecord
+from infiniswap.donor.leases import LeaseRecord
 from infiniswap.donor.service import DonorService
-from infiniswap.donor.settings import ServiceConfig
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
 from infiniswap.testing.memory import FakeMemory
 from infiniswap.units import GIB, HostPort
@@ -138,17 +137,16 @@ class SimDonor:
         self.harvester = harvester
         self.service = DonorService(
             DonorIdentity(self._donor_id, self.name, self._incarnation),
-            ServiceConfig(
-                slab_bytes=self._slab_bytes,
-                pool_bytes=self._slabs_max * self._slab_bytes,
-                grace_s=GRACE_S,
-                heartbeat_s=HEARTBEAT_S,
-                silence_s=HEARTBEAT_S * MISSED_MAX,
-                authenticated=True,
-                fence_ms=2000,
-                eviction=EvictionConfig(slabs_max=4, deadline_s=1.0, refused_s=3.0),
-                state_dir=self._state_dir,
-                listen_port=CONTROL_PORT,
+            Config(
+                daemon=DaemonConfig(
+                    # Without a directory: a port of the system's choice, so nothing to come back to.
+                    listen=HostPort(self.name, 0 if self._state_dir is None else CONTROL_PORT),
+                    slab_bytes=self._slab_bytes,
+                    lease_grace_s=GRACE_S,
+                    state_dir=self._state_dir or Path(),
+                ),
+                cluster=ClusterConfig(heartbeat_s=HEARTBEAT_S, heartbeats_missed_max=MISSED_MAX),
+                policy=PolicyConfig(evict_slabs_max=4),
             ),
             self.store,
             harvester,
@@ -156,6 +154,7 @@ class SimDonor:
             clock,
             Random(self._rng.getrandbits(64)),
             self._records,
+            authenticated=True,
         )
         kept = sorted(self._records.leases.values(), key=lambda record: record.lease)
         self.service.written.restore(kept, self.store, clock())

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +15,7 @@ from infiniswap.control import messages as m
 from infiniswap.donor.leases import (
     CONSUMER_SLOTS_MAX,
     SESSION_LEASES_MAX,
-    LeaseOwner,
+    LeaseRecord,
     LeaseState,
     LeaseTable,
     consumer_leases,
@@ -24,14 +23,27 @@ from infiniswap.donor.leases import (
 from infiniswap.errors import RequestRefusedError
 
 HOST = "10.0.0.7"
-OWNER = LeaseOwner("device", "swap0", "host", f"{HOST}:41000")
 RECLAIM = "5" * 32
+
+
+def record(lease: int, slots_max: int = 8, **changes: str) -> LeaseRecord:
+    """A lease of one device, at epoch 1."""
+    names = {"device_id": "device", "host_name": "host", **changes}
+    return LeaseRecord(
+        lease=lease,
+        device_name="swap0",
+        address=f"{HOST}:41000",
+        slots_max=slots_max,
+        reclaim=RECLAIM,
+        epoch=1,
+        **names,
+    )
 
 
 def table_with_lease(grace_s: float = 10.0) -> LeaseTable:
     table = LeaseTable(grace_s, leases_max=4)
     table.session_opened(1)
-    table.grant(7, OWNER, 1, 8, RECLAIM, 1, 0.0)
+    table.grant(record(7), 1, 0.0)
     return table
 
 
@@ -107,7 +119,7 @@ def test_a_lease_ends_with_its_grace_or_its_time_alone_and_never_sooner(
     session, connections, now_s = 1, 0, 0.0
     is_open, away_since_s, idle_since_s = True, 0.0, 0.0
     table.session_opened(session)
-    table.grant(7, OWNER, session, 8, RECLAIM, 1, now_s)
+    table.grant(record(7), session, now_s)
     for elapsed_s, event in steps:
         now_s += elapsed_s
         was_used = is_open or connections > 0
@@ -167,7 +179,7 @@ def test_a_reclaimed_lease_belongs_to_the_new_session() -> None:
     table.reclaim(7, "device", RECLAIM, 1, 2)
     table.renewed(7, 2)
     assert table.observe([(7, 0)], 1000.0) == []
-    assert table.owned(7, 2).epoch == 2
+    assert table.owned(7, 2).record.epoch == 2
 
 
 def test_a_lost_renewal_answer_does_not_lose_the_lease() -> None:
@@ -198,7 +210,7 @@ def test_a_session_that_is_gone_gets_nothing() -> None:
     table.session_closed(1, 0.0)
     with refused(m.REFUSED_UNKNOWN_LEASE):
         table.reclaim(7, "device", RECLAIM, 1, 1)
-    lease = table.grant(8, OWNER, 1, 8, RECLAIM, 1, 5.0)
+    lease = table.grant(record(8), 1, 5.0)
     assert lease.state is LeaseState.GRACE
     assert lease.grace_until_s == 15.0
 
@@ -220,11 +232,11 @@ def test_leases_are_limited() -> None:
     table = table_with_lease()
     for number in range(3):
         table.check_room(number, HOST, 8)
-        table.grant(10 + number, OWNER, 0, 8, RECLAIM, 1, 0.0)
+        table.grant(record(10 + number), 0, 0.0)
     with refused(m.REFUSED_QUOTA):
         table.check_room(9, "10.0.0.8", 8)
     with pytest.raises(ValueError, match="exists"):
-        table.grant(7, OWNER, 1, 8, RECLAIM, 1, 0.0)
+        table.grant(record(7), 1, 0.0)
 
 
 def test_one_session_has_so_many_leases_and_no_more() -> None:
@@ -233,12 +245,12 @@ def test_one_session_has_so_many_leases_and_no_more() -> None:
         table.session_opened(session)
     for number in range(SESSION_LEASES_MAX):
         table.check_room(1, HOST, 8)
-        table.grant(number, OWNER, 1, 8, RECLAIM, 1, 0.0)
+        table.grant(record(number), 1, 0.0)
     with refused(m.REFUSED_QUOTA):
         table.check_room(1, HOST, 8)
     # Not by way of another session of the same device either.
     table.check_room(2, HOST, 8)
-    table.grant(50, OWNER, 2, 8, RECLAIM, 1, 0.0)
+    table.grant(record(50), 2, 0.0)
     with refused(m.REFUSED_QUOTA):
         table.reclaim(50, "device", RECLAIM, 1, 1)
     assert table.owned(50, 2)
@@ -248,8 +260,8 @@ def test_one_host_has_so_many_leases_whatever_names_it_gives_itself() -> None:
     table = LeaseTable(10.0, 100, consumer_leases_max=3)
     for number in range(3):
         table.check_room(number, HOST, 8)
-        owner = replace(OWNER, host_name=f"host-{number}", device_id=f"device-{number}")
-        table.grant(number, owner, 0, 8, RECLAIM, 1, 0.0)
+        names = {"host_name": f"host-{number}", "device_id": f"device-{number}"}
+        table.grant(record(number, **names), 0, 0.0)
     with refused(m.REFUSED_QUOTA):
         table.check_room(3, HOST, 8)
     table.check_room(3, "10.0.0.8", 8)
@@ -265,7 +277,7 @@ def test_the_slots_of_one_host_are_bounded() -> None:
     table = LeaseTable(10.0, 100)
     for number in range(CONSUMER_SLOTS_MAX // m.SLOTS_MAX):
         table.check_room(number, HOST, m.SLOTS_MAX)
-        table.grant(number, OWNER, 0, m.SLOTS_MAX, RECLAIM, 1, 0.0)
+        table.grant(record(number, m.SLOTS_MAX), 0, 0.0)
     with refused(m.REFUSED_QUOTA):
         table.check_room(90, HOST, 1)
     table.check_room(90, "10.0.0.8", m.SLOTS_MAX)
@@ -314,7 +326,7 @@ class LeaseLife(RuleBasedStateMachine):
     def grant(self, data: st.DataObject) -> None:
         if self.sessions and len(self.table) < 4:
             session = data.draw(st.sampled_from(sorted(self.sessions)))
-            self.table.grant(self.next, OWNER, session, 4, RECLAIM, 1, self.now_s)
+            self.table.grant(record(self.next, 4), session, self.now_s)
             self.connections[self.next] = self.told[self.next] = 0
             self.next += 1
 
@@ -329,8 +341,8 @@ class LeaseLife(RuleBasedStateMachine):
         if self.sessions and alive:
             session = data.draw(st.sampled_from(sorted(self.sessions)))
             lease = data.draw(st.sampled_from(alive))
-            self.table.reclaim(lease.lease, "device", RECLAIM, lease.epoch, session)
-            self.table.renewed(lease.lease, lease.epoch + 1)
+            self.table.reclaim(lease.lease, "device", RECLAIM, lease.record.epoch, session)
+            self.table.renewed(lease.lease, lease.record.epoch + 1)
 
     @rule(elapsed_s=st.floats(0.0, 20.0))
     def tick(self, elapsed_s: float) -> None:

@@ -14,7 +14,7 @@ import pytest
 from support.donors.rdma_end import END
 
 from infiniswap.control import messages as m
-from infiniswap.donor.leases import LeaseOwner, LeaseTable
+from infiniswap.donor.leases import LeaseRecord, LeaseTable
 from infiniswap.donor.rdma import DonorRdma
 from infiniswap.engine.protocol import StoreConfig
 from infiniswap.errors import RequestRefusedError
@@ -37,8 +37,20 @@ class Donor:
         self.counters: Counter[str] = Counter()
         self.rdma = DonorRdma(self.store, self.table, _off_loop, self.counters, enabled, patience_s)
         self.lease = self.store.lease_create(4).lease
-        owner = LeaseOwner("", "swap0", "consumer", "127.0.0.1")
-        self.table.grant(self.lease, owner, 4, 4, "", 1, 0.0)
+        self.table.grant(
+            LeaseRecord(
+                lease=self.lease,
+                device_id="",
+                device_name="swap0",
+                host_name="consumer",
+                address="127.0.0.1",
+                slots_max=4,
+                reclaim="",
+                epoch=1,
+            ),
+            4,
+            0.0,
+        )
 
     def map(self) -> m.SlotInfo:
         self.store.preallocate()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from infiniswap.donor.leases import LeaseOwner, LeaseState, LeaseTable
-from infiniswap.donor.records import DonorRecord, FileRecords, LeaseRecord
+from infiniswap.donor.leases import LeaseRecord, LeaseState, LeaseTable
+from infiniswap.donor.records import DonorRecord, FileRecords
 from infiniswap.donor.written_leases import WrittenLeases
 from infiniswap.engine.protocol import StoreConfig
 from infiniswap.errors import InfiniswapError
@@ -124,7 +124,7 @@ def test_a_lease_that_cannot_be_written_down_is_served_all_the_same(
 ) -> None:
     table, counters = LeaseTable(10.0, 4), Counter[str]()
     keeping = WrittenLeases(table, FullDisk(), at_once, counters)
-    lease = table.grant(1, LeaseOwner(DEVICE, "swap0", "consumer", ""), 0, 4, "0" * 32, 1, 0.0)
+    lease = table.grant(record(1), 0, 0.0)
     asyncio.run(keeping.write_down(lease))
     asyncio.run(keeping.strike_out(lease))
     assert counters["records_failed"] == 2
@@ -134,7 +134,7 @@ def test_a_lease_that_cannot_be_written_down_is_served_all_the_same(
 def test_a_lease_that_has_ended_is_not_written_down_again(records: FileRecords) -> None:
     table = LeaseTable(10.0, 4)
     keeping = WrittenLeases(table, records, at_once, Counter())
-    lease = table.grant(1, LeaseOwner(DEVICE, "swap0", "consumer", ""), 0, 4, "0" * 32, 1, 0.0)
+    lease = table.grant(record(1), 0, 0.0)
     asyncio.run(keeping.write_down(lease))
     assert [one.lease for one in records.load()] == [1]
     table.remove(1)
@@ -150,7 +150,7 @@ def test_a_lease_that_was_taken_over_has_a_whole_grace_period() -> None:
     keeping.restore([record(3, epoch=5)], store, 100.0)
     entry = table.get(3)
     assert entry is not None
-    assert (entry.state, entry.grace_until_s, entry.epoch) == (LeaseState.GRACE, 110.0, 5)
+    assert (entry.state, entry.grace_until_s, entry.record.epoch) == (LeaseState.GRACE, 110.0, 5)
     assert store.lease_stats(3).epoch == 5
     table.session_opened(9)
     assert table.reclaim(3, DEVICE, "0" * 32, 5, 9).state is LeaseState.ACTIVE
