@@ -78,7 +78,7 @@ int iswi_engine_make(const struct isw_engine_config *config, struct isw_engine *
 	if (code)
 		goto err_memory;
 	iswi_remote_init(e);
-	iswi_rdma_init(e);
+	iswi_rdma_domains_init(&e->rdma);
 	*engine_out = e;
 	return 0;
 
@@ -177,7 +177,6 @@ void isw_engine_destroy(isw_engine *e)
 	if (!e)
 		return;
 	iswi_remote_stop_all(e);
-	iswi_rdma_fini(e);
 	iswi_backup_stop(e);
 	iswi_memory_destroy(e);
 	iswi_events_fini(&e->events);

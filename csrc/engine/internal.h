@@ -71,7 +71,6 @@
 #define ISWI_SHARDS            64u
 #define ISWI_HASH_PER_SHARD    1024u
 #define ISWI_REMOTE_QUEUES_MAX 16u
-#define ISWI_RDMA_DOMAINS_MAX  8u
 /* Pages of this many bytes keep to one connection, so that a sequential run is one transfer. */
 #define ISWI_STRIPE_PAGES     256u
 #define ISWI_NO_EPOCH         0xff
@@ -344,14 +343,13 @@ struct iswi_remote {
 	atomic_uint fencing;      /* threads that still shut queues down; seq_cst */
 	atomic_uint queues_count; /* like queues: published by state, looked at for status */
 	struct iswi_queue *queues[ISWI_REMOTE_QUEUES_MAX];
-	/* With RDMA only, like queues: no pages go over it, it sees the donor's death. */
+	/* Like queues, where the transport wants one: no pages go over it, it sees the donor's
+	 * death. */
 	struct iswi_queue *witness;
-	struct iswi_rdma_places *places; /* the queues' own; under control */
-	struct iswi_engine_rdma *device; /* likewise: what they use; NULL: none */
-	atomic_bool rdma;                /* relaxed: for status */
+	atomic_uint transport; /* ISW_TRANSPORT_*; relaxed: for statistics */
 	struct iswi_queue_events events;
-	/* Relaxed statistics; pages by TCP, by RDMA. */
-	atomic_uint_fast64_t read_pages[2], write_pages[2], errors;
+	/* Relaxed statistics; pages by transport. */
+	atomic_uint_fast64_t read_pages[ISW_TRANSPORTS], write_pages[ISW_TRANSPORTS], errors;
 	/* Relaxed: a guess, to which each queue's thread contributes; a lost one does no harm. */
 	atomic_uint_fast64_t read_tail_ns, tail_raised_ns;
 	atomic_uint hedges; /* hedged reads it has not answered yet; relaxed: a guess for others */
@@ -368,13 +366,6 @@ struct iswi_counters {
 		hedged_wins;
 };
 
-struct iswi_engine_rdma {
-	char device[ISW_RDMA_NAME_BYTES];
-	struct iswi_rdma_domain *domain; /* NULL: not used */
-	uint32_t users;                  /* offers and remotes; closed with the last */
-	bool failed;         /* opened anew for the next offer: it may be another by now */
-	atomic_bool leaving; /* likewise, and its remotes are given up */
-};
 
 struct isw_engine {
 	struct isw_engine_config config;
@@ -423,9 +414,7 @@ struct isw_engine {
 	struct iswi_backup backup;
 	pthread_mutex_t control;
 	struct iswi_remote *remotes;
-	const struct iswi_verbs *verbs;
-	pthread_mutex_t rdma_lock; /* leaf; held while a device is opened */
-	struct iswi_engine_rdma rdma[ISWI_RDMA_DOMAINS_MAX];
+	struct iswi_rdma_domains rdma;
 	uint64_t mappings;         /* numbers places' words; control lock */
 	atomic_uint_fast64_t pull; /* slab that is pulled, next group of it below: see copy.c */
 	struct iswi_events events;
@@ -657,17 +646,6 @@ int iswi_places_check(const struct isw_engine *e, struct isw_error *error);
 void iswi_places_recover(struct isw_engine *e);
 /* Every place of a remote that is down already: those MAPPED are SUSPENDED from now on. */
 void iswi_places_suspend(struct isw_engine *e, uint32_t remote);
-
-/* rdma.c */
-void iswi_rdma_init(struct isw_engine *e);
-/* When every remote is gone. */
-void iswi_rdma_fini(struct isw_engine *e);
-/* One user less. Its queues are gone. Accepts NULL. */
-void iswi_rdma_leave(struct isw_engine *e, struct iswi_engine_rdma *device);
-/* Connects what config->rdma offers; on success the queues are the caller's. */
-int iswi_rdma_offer_accept(const struct isw_remote_config *config, struct iswi_remote *r,
-			   struct iswi_queue **queues_out, uint32_t *count_out,
-			   struct isw_error *error);
 
 /* remote.c */
 /* Sends a chain of ops (linked through xfer.next), each holding a use of its place. */

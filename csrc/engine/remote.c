@@ -67,14 +67,14 @@ static void note_answer(struct isw_engine *e, struct iswi_remote *r, const struc
 {
 	uint64_t now_ns = e->clock->now_ns(e->clock->ctx);
 	uint64_t took_ns = now_ns - op->xfer.submitted_ns;
-	uint32_t rdma = atomic_load_explicit(&r->rdma, memory_order_relaxed);
+	uint32_t transport = atomic_load_explicit(&r->transport, memory_order_relaxed);
 
 	if (op->xfer.kind == ISWI_XFER_READ) {
 		iswi_hedge_note(r, op->xfer.submitted_ns, now_ns);
-		iswi_count(&r->read_pages[rdma], op->pages);
+		iswi_count(&r->read_pages[transport], op->pages);
 		iswi_latency_add(&e->remote_read_latency, took_ns);
 	} else {
-		iswi_count(&r->write_pages[rdma], op->pages);
+		iswi_count(&r->write_pages[transport], op->pages);
 		iswi_latency_add(&e->remote_write_latency, took_ns);
 	}
 }
@@ -169,7 +169,7 @@ static void forget(struct iswi_remote *r)
 {
 	atomic_store_explicit(&r->read_tail_ns, 0, memory_order_relaxed);
 	atomic_store_explicit(&r->errors, 0, memory_order_relaxed);
-	for (uint32_t i = 0; i < 2; i++) {
+	for (uint32_t i = 0; i < ISW_TRANSPORTS; i++) {
 		atomic_store_explicit(&r->read_pages[i], 0, memory_order_relaxed);
 		atomic_store_explicit(&r->write_pages[i], 0, memory_order_relaxed);
 	}
@@ -214,11 +214,7 @@ static void destroy_queues(struct iswi_remote *r)
 	if (r->witness)
 		r->witness->ops->destroy(r->witness);
 	r->witness = NULL;
-	iswi_rdma_places_free(r->places);
-	r->places = NULL;
-	iswi_rdma_leave(r->engine, r->device);
-	r->device = NULL;
-	atomic_store_explicit(&r->rdma, false, memory_order_relaxed);
+	atomic_store_explicit(&r->transport, ISW_TRANSPORT_TCP, memory_order_relaxed);
 }
 
 int iswi_remote_retire(struct isw_engine *e, uint32_t remote)
@@ -260,32 +256,20 @@ static int connect_queues(struct isw_engine *e, uint32_t remote,
 			  const struct isw_remote_config *config, struct isw_error *error)
 {
 	struct iswi_remote *r = &e->remotes[remote];
+	const struct iswi_transport_ops *transport = iswi_transport_for(config);
 	struct iswi_queue *queues[ISWI_REMOTE_QUEUES_MAX];
-	struct iswi_tcp_config tcp = {
-		.host = config->host,
-		.port = config->port,
-		.export_name = config->token,
-		.export_bytes_min = config->export_bytes,
-		.depth = 256,
-		.connect_ms_max = config->connect_ms_max,
-		.request_ms_max = config->request_ms_max,
-		.thread_name = "isw-remote",
-	};
 	uint32_t count = 0;
 	int code = 0;
 
-	if (config->rdma) {
-		code = iswi_tcp_connect(&tcp, &r->events, &r->witness, error);
+	if (transport->witness)
+		code = transport->witness->connect(e, config, 0, &r->events, &r->witness, error);
+	while (!code && count < config->queues) {
+		code = transport->connect(e, config, count, &r->events, &queues[count], error);
 		if (!code)
-			code = iswi_rdma_offer_accept(config, r, queues, &count, error);
-	} else {
-		while (!code && count < config->queues) {
-			code = iswi_tcp_connect(&tcp, &r->events, &queues[count], error);
-			if (!code)
-				count++;
-		}
+			count++;
 	}
 	if (!code) {
+		atomic_store_explicit(&r->transport, transport->kind, memory_order_relaxed);
 		iswi_remote_set(e, remote, queues, count, ISWI_REMOTE_UP);
 		return 0;
 	}
@@ -324,7 +308,7 @@ int isw_remote_connect(isw_engine *e, const struct isw_remote_config *config, ui
 	else
 		*remote_out = remote;
 out:
-	isw_rdma_offer_destroy(config->rdma);
+	iswi_transport_release(config);
 	return code;
 }
 
@@ -348,7 +332,25 @@ int isw_remote_reconnect(isw_engine *e, uint32_t remote, const struct isw_remote
 	if (code)
 		iswi_remote_set(e, remote, NULL, 0, ISWI_REMOTE_DOWN);
 out:
-	isw_rdma_offer_destroy(config->rdma);
+	iswi_transport_release(config);
+	return code;
+}
+
+int isw_remote_slot_key(isw_engine *e, uint32_t remote, uint32_t slot,
+			const struct isw_rdma_key *key)
+{
+	const struct iswi_remote *r;
+	int code = -ENOTCONN, state;
+
+	if (remote >= e->config.remotes_max)
+		return -EINVAL;
+	r = &e->remotes[remote];
+	pthread_mutex_lock(&e->control); /* against a reconnect, which begins under it */
+	state = atomic_load(&r->state);
+	if ((state == ISWI_REMOTE_UP || state == ISWI_REMOTE_DOWN) && r->queues_count &&
+	    r->queues[0]->ops->place)
+		code = r->queues[0]->ops->place(r->queues[0], slot, key);
+	pthread_mutex_unlock(&e->control);
 	return code;
 }
 
@@ -391,21 +393,22 @@ int isw_engine_remotes(isw_engine *e, uint32_t max, struct isw_remote_info *remo
 
 	for (n = 0; n < e->config.remotes_max && n < max; n++) {
 		struct iswi_remote *r = &e->remotes[n];
-		uint64_t reads = iswi_counted(&r->read_pages[1]);
-		uint64_t writes = iswi_counted(&r->write_pages[1]);
 		int state = atomic_load(&r->state);
 
 		remotes_out[n] = (struct isw_remote_info){
 			.state = state == ISWI_REMOTE_CHANGING ? ISWI_REMOTE_DOWN : (uint32_t)state,
 			.queues = atomic_load_explicit(&r->queues_count, memory_order_relaxed),
-			.read_pages = iswi_counted(&r->read_pages[0]) + reads,
-			.write_pages = iswi_counted(&r->write_pages[0]) + writes,
-			.rdma_read_pages = reads,
-			.rdma_write_pages = writes,
+			.rdma_read_pages = iswi_counted(&r->read_pages[ISW_TRANSPORT_RDMA]),
+			.rdma_write_pages = iswi_counted(&r->write_pages[ISW_TRANSPORT_RDMA]),
 			.errors = iswi_counted(&r->errors),
 			.read_tail_ns = iswi_counted(&r->read_tail_ns),
-			.rdma = atomic_load_explicit(&r->rdma, memory_order_relaxed),
+			.rdma = atomic_load_explicit(&r->transport, memory_order_relaxed) ==
+				ISW_TRANSPORT_RDMA,
 		};
+		for (uint32_t i = 0; i < ISW_TRANSPORTS; i++) {
+			remotes_out[n].read_pages += iswi_counted(&r->read_pages[i]);
+			remotes_out[n].write_pages += iswi_counted(&r->write_pages[i]);
+		}
 	}
 	for (uint32_t i = 0; i < 2 * e->slabs_count && !e->standby; i++) {
 		struct iswi_place *p = iswi_place(e, i / 2, i % 2);

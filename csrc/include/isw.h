@@ -67,6 +67,13 @@ struct isw_event {
 	uint64_t value;
 };
 
+/* --------------------------------------------------------------- transports */
+
+/* By what pages travel: csrc/transport on the consumer, csrc/store on the donor. */
+#define ISW_TRANSPORT_TCP  0
+#define ISW_TRANSPORT_RDMA 1
+#define ISW_TRANSPORTS     2
+
 /* --------------------------------------------------------------------- RDMA */
 
 #define ISW_RDMA_LINK_OTHER      0

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* RDMA: a device's domain, and a queue's life. See rdma_internal.h first. */
+/* RDMA: a queue's life. See rdma_internal.h first. */
 #define _GNU_SOURCE 1
 #include "transport/rdma.h"
 
@@ -13,88 +13,11 @@
 #include <unistd.h>
 
 #include "transport/rdma_internal.h"
+#include "transport/tcp.h"
 
 #define NS_PER_MS 1000000ull
 
-/* ------------------------------------------------------------------------- domains */
-
-static int memory_error(int code, const char *what, struct isw_error *error)
-{
-	if (code == -ENOMEM)
-		return iswi_error(error, code,
-				  "%s cannot be registered with the RDMA device: too little memory "
-				  "may be locked (ulimit -l, LimitMEMLOCK=infinity)",
-				  what);
-	return iswi_error(error, code, "%s cannot be registered with the RDMA device: %s", what,
-			  strerror(-code));
-}
-
-int iswi_rdma_domain_open(const struct iswi_verbs *verbs, const char *device, void *memory,
-			  uint64_t bytes, struct iswi_rdma_domain **domain_out,
-			  struct isw_error *error)
-{
-	struct iswi_rdma_domain *domain = calloc(1, sizeof(*domain));
-	struct iswi_verbs_key key = {0};
-	int code;
-
-	if (domain == NULL)
-		return iswi_error(error, -ENOMEM, "no memory for RDMA");
-	domain->verbs = verbs;
-	code = verbs->open(device, &domain->dev, error);
-	if (code != 0)
-		goto err;
-	code = verbs->pd_make(domain->dev, &domain->pd);
-	if (code != 0) {
-		iswi_error(error, code, "RDMA device %s gives no protection domain: %s", device,
-			   strerror(-code));
-		goto err;
-	}
-	if (memory != NULL) {
-		code = verbs->mr_make(domain->pd, memory, bytes, 0, &domain->mr, &key);
-		if (code != 0) {
-			memory_error(code, "the staging memory", error);
-			goto err;
-		}
-		domain->memory = memory;
-		domain->bytes = bytes;
-		domain->lkey = key.local;
-	}
-	*domain_out = domain;
-	return 0;
-err:
-	iswi_rdma_domain_close(domain);
-	return code;
-}
-
-void iswi_rdma_domain_close(struct iswi_rdma_domain *domain)
-{
-	if (domain == NULL)
-		return;
-	if (domain->mr != NULL)
-		domain->verbs->mr_free(domain->mr);
-	if (domain->pd != NULL)
-		domain->verbs->pd_free(domain->pd);
-	if (domain->dev != NULL)
-		domain->verbs->close(domain->dev);
-	free(domain);
-}
-
-bool iswi_rdma_domain_is_leaving(const struct iswi_rdma_domain *domain)
-{
-	return domain->verbs->is_leaving(domain->dev);
-}
-
 /* ---------------------------------------------------------------------- any thread */
-
-static void end_chain(struct iswi_xfer *xfer, int error)
-{
-	while (xfer != NULL) {
-		struct iswi_xfer *next = xfer->next;
-
-		xfer->done(xfer, error);
-		xfer = next;
-	}
-}
 
 /* 0, or why it must not go to the device. */
 static int check(const struct iswi_rdma *rdma, const struct iswi_xfer *xfer)
@@ -129,7 +52,7 @@ static void sort(struct iswi_rdma *rdma, struct iswi_xfer *xfer, uint64_t now_ns
 		} else {
 			xfer->submitted_ns = now_ns;
 			xfer->deadline_ns = now_ns + rdma->request_ns_max;
-			sorted->watched |= xfer->kind == ISWI_XFER_READ && xfer->slow_us != 0;
+			sorted->watched |= iswi_xfer_minds(xfer);
 			xfer->next = NULL;
 			if (sorted->last == NULL)
 				sorted->first = xfer;
@@ -159,14 +82,15 @@ static void rdma_submit(struct iswi_queue *queue, struct iswi_xfer *first)
 			rdma->dozing = false;
 		}
 		if (!down) {
-			iswi_rdma_enqueue(rdma, sorted.first, sorted.last);
+			iswi_xfer_append(&rdma->pending_first, &rdma->pending_last, sorted.first,
+					 sorted.last);
 			iswi_rdma_post_pending(rdma);
 			/* From here on they may be ended: keeps destroy away. */
 			rdma->users++;
 		}
 		pthread_mutex_unlock(&rdma->lock);
 		if (down) {
-			end_chain(sorted.first, -ESHUTDOWN);
+			iswi_xfer_end_chain(sorted.first, -ESHUTDOWN);
 		} else {
 			if (wake)
 				iswi_rdma_wake(rdma);
@@ -177,8 +101,8 @@ static void rdma_submit(struct iswi_queue *queue, struct iswi_xfer *first)
 			pthread_mutex_unlock(&rdma->lock);
 		}
 	}
-	end_chain(sorted.invalid, -EINVAL);
-	end_chain(sorted.empty, -ENXIO);
+	iswi_xfer_end_chain(sorted.invalid, -EINVAL);
+	iswi_xfer_end_chain(sorted.empty, -ENXIO);
 }
 
 static void rdma_shutdown(struct iswi_queue *queue)
@@ -206,6 +130,8 @@ static void rdma_free(struct iswi_rdma *rdma)
 	pthread_cond_destroy(&rdma->quiet);
 	pthread_mutex_destroy(&rdma->lock);
 	free(rdma->slot);
+	iswi_rdma_places_leave(rdma->places);
+	iswi_rdma_domain_leave(rdma->domain);
 	free(rdma);
 }
 
@@ -224,13 +150,6 @@ static void rdma_destroy(struct iswi_queue *queue)
 	}
 	rdma_free(rdma);
 }
-
-static const struct iswi_transport_ops rdma_ops = {
-	.name = "rdma",
-	.submit = rdma_submit,
-	.shutdown = rdma_shutdown,
-	.destroy = rdma_destroy,
-};
 
 /* --------------------------------------------------------------- making, connecting */
 
@@ -251,7 +170,7 @@ static int make_bounce(struct iswi_rdma *rdma, uint32_t request_bytes_max, struc
 	code = rdma->verbs->mr_make(rdma->domain->pd, memory, rdma->bounce_bytes, 0,
 				    &rdma->bounce_mr, &key);
 	if (code != 0)
-		return memory_error(code, "a connection's memory", error);
+		return iswi_rdma_memory_error(code, "a connection's memory", error);
 	rdma->bounce_lkey = key.local;
 	return 0;
 }
@@ -294,11 +213,13 @@ int iswi_rdma_make(const struct iswi_rdma_config *config, struct iswi_queue **qu
 	rdma = calloc(1, sizeof(*rdma));
 	if (rdma == NULL)
 		return iswi_error(error, -ENOMEM, "no memory for an RDMA connection");
-	rdma->base.ops = &rdma_ops;
+	rdma->base.ops = &iswi_transport_rdma;
 	rdma->clock = config->clock != NULL ? config->clock : &iswi_clock_monotonic;
-	rdma->verbs = config->domain->verbs;
+	rdma->verbs = config->domain->domains->verbs;
 	rdma->domain = config->domain;
 	rdma->places = config->places;
+	iswi_rdma_domain_hold(rdma->domain);
+	iswi_rdma_places_hold(rdma->places);
 	rdma->choice = *config->choice;
 	rdma->slab_bytes = config->slab_bytes;
 	rdma->depth = config->depth;
@@ -399,3 +320,47 @@ int iswi_rdma_connect(struct iswi_queue *queue, const struct isw_rdma_end *peer,
 	rdma->started = true;
 	return 0;
 }
+
+/* Takes the queue `number` out of the offer. */
+static int rdma_connect(const isw_engine *engine, const struct isw_remote_config *config,
+			uint32_t number, const struct iswi_queue_events *events,
+			struct iswi_queue **queue_out, struct isw_error *error)
+{
+	isw_rdma_offer *offer = config->rdma;
+	int code;
+
+	if (offer->engine != engine || offer->count != config->queues)
+		return iswi_error(error, -EINVAL, "an RDMA offer of %u connections, not %u",
+				  offer->count, config->queues);
+	code = iswi_rdma_connect(offer->queues[number], &config->rdma_peers[number],
+				 &config->rdma_probe, config->connect_ms_max,
+				 config->request_ms_max, events, error);
+	if (code != 0)
+		return code;
+	*queue_out = offer->queues[number];
+	offer->queues[number] = NULL;
+	return 0;
+}
+
+static int rdma_place(struct iswi_queue *queue, uint32_t slot, const struct isw_rdma_key *key)
+{
+	return iswi_rdma_places_set(ISWI_CONTAINER(queue, struct iswi_rdma, base)->places, slot,
+				    key);
+}
+
+static bool rdma_is_leaving(struct iswi_queue *queue)
+{
+	return atomic_load(&ISWI_CONTAINER(queue, struct iswi_rdma, base)->domain->leaving);
+}
+
+const struct iswi_transport_ops iswi_transport_rdma = {
+	.name = "rdma",
+	.kind = ISW_TRANSPORT_RDMA,
+	.witness = &iswi_transport_tcp,
+	.connect = rdma_connect,
+	.place = rdma_place,
+	.is_leaving = rdma_is_leaving,
+	.submit = rdma_submit,
+	.shutdown = rdma_shutdown,
+	.destroy = rdma_destroy,
+};

@@ -26,6 +26,7 @@
 #include <stdatomic.h>
 
 #include "transport/rdma.h"
+#include "transport/xfer.h"
 #include "util/util.h"
 
 #define RDMA_BOUNCE_BYTES   (2u << 20) /* at least; of each queue */
@@ -55,14 +56,13 @@ struct rdma_slot {
 	uint64_t bounce_end; /* what is free when it is done, see bounce_tail */
 };
 
-struct iswi_rdma_domain {
-	const struct iswi_verbs *verbs;
-	struct iswi_vdev *dev;
-	struct iswi_vpd *pd;
-	struct iswi_vmr *mr;
-	const char *memory;
-	uint64_t bytes;
-	uint32_t lkey;
+struct isw_rdma_offer {
+	const isw_engine *engine;
+	struct iswi_rdma_domain *domain;
+	struct iswi_rdma_places *places;
+	uint32_t count;
+	struct iswi_queue *queues[ISW_RDMA_QUEUES_MAX]; /* NULL: a remote has it */
+	struct isw_rdma_end ends[ISW_RDMA_QUEUES_MAX];
 };
 
 struct rdma_place {
@@ -73,6 +73,7 @@ struct rdma_place {
 #define RDMA_KEY_THERE (1ull << 32)
 
 struct iswi_rdma_places {
+	atomic_uint users; /* the offer and its queues; with the last it is freed */
 	uint32_t count;
 	struct rdma_place place[];
 };
@@ -83,7 +84,7 @@ struct iswi_rdma {
 	const struct iswi_clock *clock;
 	const struct iswi_verbs *verbs;
 	struct iswi_rdma_domain *domain;
-	const struct iswi_rdma_places *places;
+	struct iswi_rdma_places *places;
 	struct iswi_verbs_choice choice;
 	uint64_t slab_bytes;
 	uint64_t request_ns_max;
@@ -120,8 +121,11 @@ struct iswi_rdma {
 	struct rdma_slot *slot; /* depth */
 };
 
+/* ---- rdma_domain.c */
+/* Says what to do about memory that cannot be registered; returns code. */
+int iswi_rdma_memory_error(int code, const char *what, struct isw_error *error);
+
 /* ---- rdma_queue.c: lock held */
-void iswi_rdma_enqueue(struct iswi_rdma *rdma, struct iswi_xfer *first, struct iswi_xfer *last);
 /* Posts what fits. An error fails the queue: then the receiver thread is to be woken. */
 void iswi_rdma_post_pending(struct iswi_rdma *rdma);
 /* The first error stays. */
@@ -135,6 +139,8 @@ struct iswi_xfer *iswi_rdma_take_all(struct iswi_rdma *rdma);
 bool iswi_rdma_locate(const struct iswi_rdma *rdma, const struct iswi_xfer *xfer,
 		      uint64_t *address_out, uint32_t *key_out);
 void iswi_rdma_wake(struct iswi_rdma *rdma);
+/* One user more. */
+void iswi_rdma_places_hold(struct iswi_rdma_places *places);
 
 /* ---- rdma_recv.c */
 void *iswi_rdma_receiver(void *rdma);

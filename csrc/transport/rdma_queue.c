@@ -15,13 +15,20 @@ int iswi_rdma_places_make(uint32_t slots, struct iswi_rdma_places **places_out)
 	if (places == NULL)
 		return -ENOMEM;
 	places->count = slots;
+	atomic_init(&places->users, 1);
 	*places_out = places;
 	return 0;
 }
 
-void iswi_rdma_places_free(struct iswi_rdma_places *places)
+void iswi_rdma_places_hold(struct iswi_rdma_places *places)
 {
-	free(places);
+	atomic_fetch_add(&places->users, 1);
+}
+
+void iswi_rdma_places_leave(struct iswi_rdma_places *places)
+{
+	if (places != NULL && atomic_fetch_sub(&places->users, 1) == 1)
+		free(places);
 }
 
 int iswi_rdma_places_set(struct iswi_rdma_places *places, uint32_t slot,
@@ -69,16 +76,6 @@ void iswi_rdma_fail(struct iswi_rdma *rdma, int error)
 		return;
 	rdma->state = RDMA_FAILING;
 	rdma->down_error = error;
-}
-
-void iswi_rdma_enqueue(struct iswi_rdma *rdma, struct iswi_xfer *first, struct iswi_xfer *last)
-{
-	last->next = NULL;
-	if (rdma->pending_first == NULL)
-		rdma->pending_first = first;
-	else
-		rdma->pending_last->next = first;
-	rdma->pending_last = last;
 }
 
 struct rdma_slot *iswi_rdma_slot(struct iswi_rdma *rdma, uint64_t number)

@@ -9,18 +9,6 @@
 #include "transport/rdma_internal.h"
 
 #define NS_PER_MS 1000000ull
-#define NS_PER_US 1000ull
-
-/* Ends each; the queue may be gone as soon as the last one was ended. */
-static void end_chain(struct iswi_xfer *xfer, int error)
-{
-	while (xfer != NULL) {
-		struct iswi_xfer *next = xfer->next;
-
-		xfer->done(xfer, error);
-		xfer = next;
-	}
-}
 
 /* Everything up to this number is done: READs are copied out, then room is given back. */
 static void complete(struct iswi_rdma *rdma, uint64_t number)
@@ -56,7 +44,7 @@ static void complete(struct iswi_rdma *rdma, uint64_t number)
 		rdma->bounce_head = bounce_end;
 	iswi_rdma_post_pending(rdma);
 	pthread_mutex_unlock(&rdma->lock);
-	end_chain(first, 0);
+	iswi_xfer_end_chain(first, 0);
 }
 
 static void fail(struct iswi_rdma *rdma, int error)
@@ -91,20 +79,6 @@ static int reap(struct iswi_rdma *rdma)
 
 /* ---------------------------------------------------------------------------- time */
 
-static bool minds(const struct iswi_xfer *xfer)
-{
-	return xfer->kind == ISWI_XFER_READ && xfer->slow_us != 0;
-}
-
-/* Lock held. Marks the transfer as asked when it has become slow. It may be younger than now_ns. */
-static bool became_slow(struct iswi_xfer *xfer, uint64_t now_ns)
-{
-	if (!minds(xfer) || now_ns < xfer->submitted_ns + xfer->slow_us * NS_PER_US)
-		return false;
-	xfer->slow_us = 0;
-	return true;
-}
-
 /* All of them are ended by this thread only, so they are there still when the lock is not. */
 static void call_slow(struct iswi_rdma *rdma, uint64_t now_ns)
 {
@@ -113,13 +87,13 @@ static void call_slow(struct iswi_rdma *rdma, uint64_t now_ns)
 
 	pthread_mutex_lock(&rdma->lock);
 	for (uint64_t i = rdma->head; i < rdma->tail && count < RDMA_POLL; i++)
-		if (became_slow(iswi_rdma_slot(rdma, i)->xfer, now_ns))
+		if (iswi_xfer_became_slow(iswi_rdma_slot(rdma, i)->xfer, now_ns))
 			slow[count++] = iswi_rdma_slot(rdma, i)->xfer;
 	for (struct iswi_xfer *xfer = rdma->pending_first; xfer != NULL && count < RDMA_POLL;
 	     xfer = xfer->next)
-		if (became_slow(xfer, now_ns))
+		if (iswi_xfer_became_slow(xfer, now_ns))
 			slow[count++] = xfer;
-		else if (minds(xfer))
+		else if (iswi_xfer_minds(xfer))
 			break; /* those behind it are younger */
 	pthread_mutex_unlock(&rdma->lock);
 	/* Nothing of it is in its buffer yet: it lands elsewhere. */
@@ -266,7 +240,7 @@ static void go_down(struct iswi_rdma *rdma)
 	rdma->state = RDMA_DOWN;
 	first = iswi_rdma_take_all(rdma);
 	pthread_mutex_unlock(&rdma->lock);
-	end_chain(first, error);
+	iswi_xfer_end_chain(first, error);
 }
 
 void *iswi_rdma_receiver(void *arg)

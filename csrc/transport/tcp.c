@@ -13,8 +13,8 @@
 
 #include "transport/tcp_internal.h"
 
-#define NS_PER_MS 1000000ull
-#define NS_PER_US 1000ull
+#define NS_PER_MS    1000000ull
+#define REMOTE_DEPTH 256u /* requests on the wire of a remote's queue */
 
 /* A donor that is gone is noticed on an idle connection within about half a minute. */
 #define KEEPALIVE_IDLE_S     15
@@ -23,48 +23,7 @@
 
 _Static_assert(ISWI_TCP_DEPTH_MAX <= 1u << TCP_SLOT_BITS, "a slot's index must fit in a cookie");
 
-/* Ends each; error is final, the queue may be gone as soon as the last one was ended. */
-static void end_chain(struct iswi_xfer *xfer, int error)
-{
-	while (xfer != NULL) {
-		struct iswi_xfer *next = xfer->next;
-
-		xfer->done(xfer, error);
-		xfer = next;
-	}
-}
-
-void iswi_tcp_slot_free(struct iswi_tcp *tcp, uint32_t index)
-{
-	tcp->slot[index].xfer = NULL;
-	tcp->slot[index].next_free = tcp->free_slot;
-	tcp->free_slot = index;
-	tcp->in_flight--;
-}
-
-void iswi_tcp_wake(struct iswi_tcp *tcp)
-{
-	uint64_t one = 1;
-
-	/* Fails only when the counter is at its end, and then the receiver is awake anyway. */
-	if (write(tcp->wake_fd, &one, sizeof(one)) < 0)
-		return;
-}
-
-void iswi_tcp_fail(struct iswi_tcp *tcp, int error)
-{
-	if (tcp->state != TCP_UP)
-		return;
-	tcp->state = TCP_FAILING;
-	tcp->down_error = error;
-}
-
 /* ---------------------------------------------------------------- any thread */
-
-static bool minds(const struct iswi_xfer *xfer)
-{
-	return xfer->kind == ISWI_XFER_READ && xfer->slow_us != 0;
-}
 
 /*
  * Transfers that must not go on the wire are chained to *bad_out, the rest is stamped. Returns the
@@ -90,7 +49,7 @@ static uint64_t chain_check(struct iswi_tcp *tcp, struct iswi_xfer *xfer,
 		} else {
 			xfer->submitted_ns = now_ns;
 			xfer->deadline_ns = now_ns + tcp->request_ns_max;
-			if (minds(xfer))
+			if (iswi_xfer_minds(xfer))
 				watched_ns = now_ns;
 			xfer->next = NULL;
 			if (*good_last == NULL)
@@ -133,7 +92,7 @@ static void tcp_submit(struct iswi_queue *queue, struct iswi_xfer *first)
 		if (wake && !down)
 			iswi_tcp_wake(tcp);
 		if (down) {
-			end_chain(first, -ESHUTDOWN);
+			iswi_xfer_end_chain(first, -ESHUTDOWN);
 		} else {
 			pthread_mutex_lock(&tcp->lock);
 			tcp->users--;
@@ -142,7 +101,7 @@ static void tcp_submit(struct iswi_queue *queue, struct iswi_xfer *first)
 			pthread_mutex_unlock(&tcp->lock);
 		}
 	}
-	end_chain(bad, -EINVAL);
+	iswi_xfer_end_chain(bad, -EINVAL);
 }
 
 static void tcp_shutdown(struct iswi_queue *queue)
@@ -168,13 +127,6 @@ static void tcp_destroy(struct iswi_queue *queue)
 	pthread_mutex_unlock(&tcp->lock);
 	iswi_tcp_free(tcp);
 }
-
-static const struct iswi_transport_ops tcp_ops = {
-	.name = "tcp",
-	.submit = tcp_submit,
-	.shutdown = tcp_shutdown,
-	.destroy = tcp_destroy,
-};
 
 /* ---------------------------------------------------------------- receiver thread */
 
@@ -217,15 +169,6 @@ static int check_deadlines(struct iswi_tcp *tcp, uint64_t now_ns)
 	return missed ? -ETIMEDOUT : 0;
 }
 
-/* Lock held. Marks the transfer as asked when it has become slow. It may be younger than now_ns. */
-static bool became_slow(struct iswi_xfer *xfer, uint64_t now_ns)
-{
-	if (xfer == NULL || !minds(xfer) || now_ns < xfer->submitted_ns + xfer->slow_us * NS_PER_US)
-		return false;
-	xfer->slow_us = 0;
-	return true;
-}
-
 /*
  * What is in a slot or in the FIFO is ended by this thread only, so it is there still when the lock
  * is not. More than a batch: the rest at the next tick.
@@ -237,13 +180,13 @@ static void call_slow(struct iswi_tcp *tcp, uint64_t now_ns)
 
 	pthread_mutex_lock(&tcp->lock);
 	for (uint32_t i = 0; i < tcp->depth && count < TCP_BATCH; i++)
-		if (became_slow(tcp->slot[i].xfer, now_ns))
+		if (tcp->slot[i].xfer != NULL && iswi_xfer_became_slow(tcp->slot[i].xfer, now_ns))
 			slow[count++] = tcp->slot[i].xfer;
 	for (struct iswi_xfer *xfer = tcp->pending_first; xfer != NULL && count < TCP_BATCH;
 	     xfer = xfer->next)
-		if (became_slow(xfer, now_ns))
+		if (iswi_xfer_became_slow(xfer, now_ns))
 			slow[count++] = xfer;
-		else if (minds(xfer))
+		else if (iswi_xfer_minds(xfer))
 			break; /* those behind it are younger */
 	pthread_mutex_unlock(&tcp->lock);
 	for (uint32_t i = 0; i < count; i++)
@@ -336,7 +279,7 @@ static void go_down(struct iswi_tcp *tcp)
 	tcp->pending_first = NULL;
 	tcp->rx.xfer = NULL;
 	pthread_mutex_unlock(&tcp->lock);
-	end_chain(first, error);
+	iswi_xfer_end_chain(first, error);
 }
 
 static void *receiver_main(void *arg)
@@ -388,7 +331,7 @@ int iswi_tcp_alloc(uint32_t depth, struct iswi_tcp **tcp_out)
 		free(tcp);
 		return -ENOMEM;
 	}
-	tcp->base.ops = &tcp_ops;
+	tcp->base.ops = &iswi_transport_tcp;
 	tcp->depth = depth;
 	tcp->fd = -1;
 	tcp->wake_fd = -1;
@@ -490,3 +433,32 @@ err_free:
 	iswi_tcp_free(tcp);
 	return err;
 }
+
+static int tcp_connect(const isw_engine *engine, const struct isw_remote_config *config,
+		       uint32_t number, const struct iswi_queue_events *events,
+		       struct iswi_queue **queue_out, struct isw_error *error)
+{
+	const struct iswi_tcp_config tcp = {
+		.host = config->host,
+		.port = config->port,
+		.export_name = config->token,
+		.export_bytes_min = config->export_bytes,
+		.depth = REMOTE_DEPTH,
+		.connect_ms_max = config->connect_ms_max,
+		.request_ms_max = config->request_ms_max,
+		.thread_name = "isw-remote",
+	};
+
+	(void)engine;
+	(void)number; /* they are all alike */
+	return iswi_tcp_connect(&tcp, events, queue_out, error);
+}
+
+const struct iswi_transport_ops iswi_transport_tcp = {
+	.name = "tcp",
+	.kind = ISW_TRANSPORT_TCP,
+	.connect = tcp_connect,
+	.submit = tcp_submit,
+	.shutdown = tcp_shutdown,
+	.destroy = tcp_destroy,
+};

@@ -23,7 +23,8 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
-#include "transport/transport.h"
+#include "transport/tcp.h"
+#include "transport/xfer.h"
 #include "util/util.h"
 #include "wire/nbd.h"
 
@@ -124,6 +125,11 @@ int iswi_tcp_handshake(int fd, const struct iswi_tcp_config *config, uint64_t de
 		       struct iswi_tcp_export *export_out, struct isw_error *error);
 
 /* ---- tcp_send.c */
+/* Lock held. */
+void iswi_tcp_slot_free(struct iswi_tcp *tcp, uint32_t index);
+/* Lock held; then wake the receiver thread, unless on it. The first error stays. */
+void iswi_tcp_fail(struct iswi_tcp *tcp, int error);
+void iswi_tcp_wake(struct iswi_tcp *tcp);
 /* Lock held. Puts the chain at the FIFO's end. */
 void iswi_tcp_enqueue(struct iswi_tcp *tcp, struct iswi_xfer *first, struct iswi_xfer *last);
 /* Lock held. True: the caller is now the sender and must call iswi_tcp_send. */
@@ -148,10 +154,5 @@ int iswi_tcp_rx_advance(struct iswi_tcp *tcp, size_t n);
 /* A queue without connection or thread. */
 int iswi_tcp_alloc(uint32_t depth, struct iswi_tcp **tcp_out);
 void iswi_tcp_free(struct iswi_tcp *tcp);
-/* Lock held. */
-void iswi_tcp_slot_free(struct iswi_tcp *tcp, uint32_t index);
-/* Lock held; then wake the receiver thread, unless on it. The first error stays. */
-void iswi_tcp_fail(struct iswi_tcp *tcp, int error);
-void iswi_tcp_wake(struct iswi_tcp *tcp);
 
 #endif

@@ -1,19 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The sending half: many requests, one system call, no waiting. */
+/* The sending half, and the slots: many requests, one system call, no waiting. */
 #define _GNU_SOURCE 1
 #include <errno.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "transport/tcp_internal.h"
 
+void iswi_tcp_slot_free(struct iswi_tcp *tcp, uint32_t index)
+{
+	tcp->slot[index].xfer = NULL;
+	tcp->slot[index].next_free = tcp->free_slot;
+	tcp->free_slot = index;
+	tcp->in_flight--;
+}
+
+void iswi_tcp_wake(struct iswi_tcp *tcp)
+{
+	uint64_t one = 1;
+
+	/* Fails only when the counter is at its end, and then the receiver is awake anyway. */
+	if (write(tcp->wake_fd, &one, sizeof(one)) < 0)
+		return;
+}
+
+void iswi_tcp_fail(struct iswi_tcp *tcp, int error)
+{
+	if (tcp->state != TCP_UP)
+		return;
+	tcp->state = TCP_FAILING;
+	tcp->down_error = error;
+}
+
 void iswi_tcp_enqueue(struct iswi_tcp *tcp, struct iswi_xfer *first, struct iswi_xfer *last)
 {
-	last->next = NULL;
-	if (tcp->pending_first == NULL)
-		tcp->pending_first = first;
-	else
-		tcp->pending_last->next = first;
-	tcp->pending_last = last;
+	iswi_xfer_append(&tcp->pending_first, &tcp->pending_last, first, last);
 }
 
 bool iswi_tcp_claim_sender(struct iswi_tcp *tcp)

@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The transport seam: one queue to one lease on one donor. The engine knows nothing else about
- * how bytes reach a donor. Implementations: tcp.c (NBD over TCP), fault.c (a layer that breaks
- * another transport, for tests), and the engine's simulated remotes (sim/sim.c).
+ * The transport seam: one const table of functions per transport, and queues made by it. A queue is
+ * one connection to one lease on one donor; the engine knows nothing else about how bytes reach a
+ * donor. Implementations: tcp.c (NBD over TCP), rdma.c (one-sided RDMA), fault.c (a layer that
+ * breaks another queue, for tests), and the simulated remotes (sim/sim.c).
+ *
+ * A further transport has its own files here, a line in transport.c, and its fields of
+ * isw_remote_config in isw.h. The donor's side of the seam is store/store.h.
  */
 #ifndef ISWI_TRANSPORT_H
 #define ISWI_TRANSPORT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "isw.h"
@@ -41,9 +46,36 @@ struct iswi_xfer {
 };
 
 struct iswi_queue;
+struct iswi_queue_events;
 
 struct iswi_transport_ops {
 	const char *name;
+	uint32_t kind; /* ISW_TRANSPORT_*: pages are counted under it */
+	/*
+	 * Optional: what stays connected beside its queues and carries no page, because they do not
+	 * notice a donor's death.
+	 */
+	const struct iswi_transport_ops *witness;
+	/*
+	 * Makes the queue `number` of the config->queues to one donor, ready for use. Optional:
+	 * NULL where queues are made in another way (a layer, a simulation). A control thread,
+	 * blocks for connect_ms_max at most. config is borrowed until it returns, *events is
+	 * copied; `engine` is whose queue it will be, and is only compared.
+	 */
+	int (*connect)(const isw_engine *engine, const struct isw_remote_config *config,
+		       uint32_t number, const struct iswi_queue_events *events,
+		       struct iswi_queue **queue_out, struct isw_error *error);
+	/*
+	 * Says where a slot's slab lies at the donor, for all queues to the same lease. Optional:
+	 * NULL where the slot's number is enough. A control thread, does not wait; not while
+	 * requests for the slot are under way. -EINVAL: there is no such slot.
+	 */
+	int (*place)(struct iswi_queue *queue, uint32_t slot, const struct isw_rdma_key *key);
+	/*
+	 * Whether the host is removing the device below, so that the queue must be given up.
+	 * Optional: NULL where that cannot happen. A control thread, does not wait.
+	 */
+	bool (*is_leaving)(struct iswi_queue *queue);
 	/*
 	 * Required. Any thread, with no engine lock held; does not wait for the network. first is
 	 * a chain (->next, NULL-terminated) sent as one batch. On a queue that is down, done is
@@ -82,43 +114,10 @@ struct iswi_queue_events {
 	void *ctx;
 };
 
-struct iswi_tcp_config {
-	const char *host;
-	uint16_t port;
-	const char *export_name;
-	uint64_t export_bytes_min; /* a smaller export is refused */
-	uint32_t depth;            /* requests on the wire at once; further ones wait in order */
-	uint32_t connect_ms_max;   /* whole of connect and handshake */
-	uint32_t request_ms_max;   /* per request, from submit */
-	const char *thread_name;
-	const struct iswi_clock *clock; /* for request_ms_max; borrowed; NULL: monotonic */
-};
+/* ---- transport.c */
+/* By which transport the remote is to be reached. */
+const struct iswi_transport_ops *iswi_transport_for(const struct isw_remote_config *config);
+/* Frees what the config gave its transport, and no queue has taken. */
+void iswi_transport_release(const struct isw_remote_config *config);
 
-#define ISWI_TCP_DEPTH_MAX 4096
-
-/*
- * Connects, shakes hands (NBD fixed newstyle, GO), starts the receiver thread. Blocking, for
- * connect_ms_max at most (looking up a host's name may add the resolver's own limit). config and
- * its strings are borrowed until it returns, *events is copied. Errors, apart from those of
- * connect(2):
- *
- *   -ENXIO         the host's name cannot be resolved
- *   -ECONNREFUSED  nothing listens there
- *   -ETIMEDOUT     no answer, or none that is NBD, within connect_ms_max
- *   -ECONNRESET    closed by the other side during the handshake
- *   -EPROTO        not an NBD server of this kind: another protocol on that port
- *   -ENOENT        no such export: the token is wrong or of an older epoch
- *   -EACCES        the server wants TLS, or forbids it by policy
- *   -ERANGE        the export is smaller than export_bytes_min
- *   -EROFS         the export is read-only
- *   -EOPNOTSUPP    the server cannot do what is needed (GO, 4 KiB blocks)
- *   -EINVAL        a mistake in config
- */
-int iswi_tcp_connect(const struct iswi_tcp_config *config, const struct iswi_queue_events *events,
-		     struct iswi_queue **queue_out, struct isw_error *error);
-
-/*
- * A layer over another queue (taken: destroyed with it) that delays, fails, truncates or drops as
- * told. For tests. See fault.h.
- */
 #endif

@@ -23,6 +23,7 @@ struct rig {
 	uint32_t request_ms_max, connect_ms_max;
 	const struct iswi_clock *clock;
 
+	struct iswi_rdma_domains domains;
 	struct iswi_rdma_domain *domain;
 	struct iswi_rdma_places *places;
 	struct client client;
@@ -72,7 +73,9 @@ static UNUSED void rig_make(struct rig *rig)
 	rig->probe = rig_pages(ISW_PAGE_BYTES);
 	client_init(&rig->client);
 	CHECK_EQ(iswi_verbs_choose(rig->verbs, rig->host, &ours, &error), 0);
-	CHECK_EQ(iswi_rdma_domain_open(rig->verbs, ours.device, rig->staging,
+	iswi_rdma_domains_init(&rig->domains);
+	rig->domains.verbs = rig->verbs;
+	CHECK_EQ(iswi_rdma_domain_join(&rig->domains, ours.device, rig->staging,
 				       RIG_STAGED_PAGES * ISW_PAGE_BYTES, &rig->domain, &error),
 		 0);
 	CHECK_EQ(iswi_rdma_places_make(RIG_SLOTS + 1, &rig->places), 0);
@@ -168,8 +171,8 @@ static UNUSED void rig_free(struct rig *rig)
 	rig->verbs->cq_free(rig->cq);
 	rig->verbs->pd_free(rig->pd);
 	rig->verbs->close(rig->dev);
-	iswi_rdma_domain_close(rig->domain);
-	iswi_rdma_places_free(rig->places);
+	iswi_rdma_domain_leave(rig->domain);
+	iswi_rdma_places_leave(rig->places);
 	free(rig->staging);
 	free(rig->memory);
 	free(rig->probe);

@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "transport/transport.h"
+#include "transport/tcp.h"
 #include "util/util.h"
 #include "wire/nbd.h"
 

@@ -191,8 +191,12 @@ static void quiet_ignore(struct iswi_queue *queue)
 	(void)queue;
 }
 
-static const struct iswi_transport_ops quiet_ops = {"quiet", quiet_submit, quiet_ignore,
-						    quiet_ignore};
+static const struct iswi_transport_ops quiet_ops = {
+	.name = "quiet",
+	.submit = quiet_submit,
+	.shutdown = quiet_ignore,
+	.destroy = quiet_ignore,
+};
 
 static void an_acknowledgement_counts_that_meets_the_break(void)
 {

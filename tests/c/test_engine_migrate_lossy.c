@@ -194,8 +194,12 @@ static void quiet_ignore(struct iswi_queue *queue)
 	(void)queue;
 }
 
-static const struct iswi_transport_ops quiet_ops = {"quiet", quiet_submit, quiet_ignore,
-						    quiet_ignore};
+static const struct iswi_transport_ops quiet_ops = {
+	.name = "quiet",
+	.submit = quiet_submit,
+	.shutdown = quiet_ignore,
+	.destroy = quiet_ignore,
+};
 
 /* Page 0 is being pulled from donor 0 to the quiet one. */
 static struct world *world_quiet(struct quiet *quiet, uint32_t *remote)

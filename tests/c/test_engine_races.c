@@ -25,7 +25,12 @@ static void no_op(struct iswi_queue *queue)
 	(void)queue;
 }
 
-static const struct iswi_transport_ops no_ops = {"none", no_submit, no_op, no_op};
+static const struct iswi_transport_ops no_ops = {
+	.name = "none",
+	.submit = no_submit,
+	.shutdown = no_op,
+	.destroy = no_op,
+};
 static struct iswi_queue no_queue = {&no_ops};
 
 static void connect_none(isw_engine *e, uint32_t remote)
@@ -173,7 +178,12 @@ static void slow_destroy(struct iswi_queue *base)
 
 static void a_connection_is_not_freed_under_a_submitter(void)
 {
-	static const struct iswi_transport_ops ops = {"slow", slow_submit, no_op, slow_destroy};
+	static const struct iswi_transport_ops ops = {
+		.name = "slow",
+		.submit = slow_submit,
+		.shutdown = no_op,
+		.destroy = slow_destroy,
+	};
 	struct world *w = world_new(0);
 	struct slow_queue queue = {.base = {&ops}, .e = w->e};
 	struct iswi_queue *queues[] = {&queue.base};

@@ -324,7 +324,12 @@ static void ignore(struct iswi_queue *queue)
 /* A connection that broke before its remote was UP could not suspend anything. */
 static void a_connection_that_breaks_during_connect_is_noticed(void)
 {
-	static const struct iswi_transport_ops ops = {"test", ignore_submit, ignore, ignore};
+	static const struct iswi_transport_ops ops = {
+		.name = "test",
+		.submit = ignore_submit,
+		.shutdown = ignore,
+		.destroy = ignore,
+	};
 	struct iswi_queue queue = {&ops}, *queues[] = {&queue};
 	struct world *w = world_mapped(0);
 	struct iswi_remote *r = &w->e->remotes[0];

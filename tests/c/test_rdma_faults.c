@@ -317,6 +317,7 @@ static void test_too_little_memory_may_be_locked(void)
 {
 	struct iswi_rdma_config config = {
 		.slab_bytes = RIG_SLAB_BYTES, .thread_name = "isw-test", .depth = 1};
+	struct iswi_rdma_domains domains = {0};
 	struct iswi_rdma_domain *domain;
 	struct iswi_verbs_choice choice;
 	struct iswi_queue *queue;
@@ -324,15 +325,18 @@ static void test_too_little_memory_may_be_locked(void)
 	struct isw_rdma_end end;
 
 	CHECK_EQ(iswi_verbs_choose(&stub_verbs, "127.0.0.1", &choice, &error), 0);
+	iswi_rdma_domains_init(&domains);
+	domains.verbs = &stub_verbs;
 	STUB_SET(mr_makes_left, 0);
-	CHECK_EQ(iswi_rdma_domain_open(&stub_verbs, choice.device, page, sizeof(page), &domain,
-				       &error),
-		 -ENOMEM);
+	CHECK_EQ(
+		iswi_rdma_domain_join(&domains, choice.device, page, sizeof(page), &domain, &error),
+		-ENOMEM);
 	CHECK(strstr(error.text, "ulimit -l"));
 	STUB_SET(mr_makes_left, 1);
-	CHECK_EQ(iswi_rdma_domain_open(&stub_verbs, choice.device, page, sizeof(page), &domain,
-				       &error),
-		 0);
+	CHECK_EQ(
+		iswi_rdma_domain_join(&domains, choice.device, page, sizeof(page), &domain, &error),
+		0);
+	CHECK_EQ(iswi_rdma_places_make(1, &config.places), 0);
 	config.domain = domain;
 	config.choice = &choice;
 	CHECK_EQ(iswi_rdma_make(&config, &queue, &end, &error), -ENOMEM);
@@ -340,7 +344,8 @@ static void test_too_little_memory_may_be_locked(void)
 	STUB_SET(mr_makes_left, -1);
 	config.depth = 0;
 	CHECK_EQ(iswi_rdma_make(&config, &queue, &end, &error), -EINVAL);
-	iswi_rdma_domain_close(domain);
+	iswi_rdma_places_leave(config.places);
+	iswi_rdma_domain_leave(domain);
 }
 
 int main(void)
