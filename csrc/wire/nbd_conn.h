@@ -120,7 +120,7 @@ struct iswi_nbd_server {
 };
 
 /*
- * ---- nbd_server.c. Takes fd: served in a thread of its own, or closed and counted. peer:
+ * ---- nbd_conn.c. Takes fd: served in a thread of its own, or closed and counted. peer:
  * PEER_BYTES, copied; NULL on a Unix socket.
  */
 void iswi_nbd_server_add(struct iswi_nbd_server *server, int fd, const unsigned char *peer);
@@ -128,6 +128,8 @@ void iswi_nbd_server_add(struct iswi_nbd_server *server, int fd, const unsigned 
 void iswi_nbd_conn_init(struct iswi_nbd_conn *conn, struct iswi_nbd_server *server, int fd);
 /* Shakes hands and serves until the connection ends; fd stays open. */
 void iswi_nbd_conn_run(struct iswi_nbd_conn *conn);
+/* Shuts every connection down and joins its thread. Nobody adds one any more. */
+void iswi_nbd_conns_end(struct iswi_nbd_server *server);
 
 /* ---- nbd_listen.c. Ends and joins the listeners. */
 void iswi_nbd_server_unlisten(struct iswi_nbd_server *server);
@@ -168,12 +170,9 @@ int iswi_nbd_check(const struct iswi_nbd_export *export, const struct nbd_reques
 /* Takes the request at the head of rx, which is there entirely. -ENODATA: DISC. */
 int iswi_nbd_next(struct iswi_nbd_conn *conn, struct nbd_request *request);
 /*
- * Serves until the connection ends; never returns 0. -ENODATA and -ESHUTDOWN are ordinary ends,
- * -EPROTO is the client's fault.
+ * ---- nbd_memory.c, nbd_async.c, one for each sort of backend. Serves until the connection ends;
+ * never returns 0. -ENODATA and -ESHUTDOWN are ordinary ends, -EPROTO is the client's fault.
  */
-int iswi_nbd_serve(struct iswi_nbd_conn *conn);
-
-/* ---- nbd_memory.c, nbd_async.c: iswi_nbd_serve for each sort of backend. */
 int iswi_nbd_memory_serve(struct iswi_nbd_conn *conn);
 int iswi_nbd_async_serve(struct iswi_nbd_conn *conn);
 

@@ -187,3 +187,9 @@ int iswi_nbd_send_all(struct iswi_nbd_conn *conn, struct iovec *iov, unsigned io
 	}
 	return 0;
 }
+
+void iswi_nbd_conn_shutdown(struct iswi_nbd_conn *conn)
+{
+	atomic_store(&conn->closing, true);
+	shutdown(conn->fd, SHUT_RDWR);
+}

@@ -54,10 +54,3 @@ int iswi_nbd_next(struct iswi_nbd_conn *conn, struct nbd_request *request)
 		return -EPROTO;
 	return 0;
 }
-
-int iswi_nbd_serve(struct iswi_nbd_conn *conn)
-{
-	if (conn->server->config.backend->hold != NULL)
-		return iswi_nbd_memory_serve(conn);
-	return iswi_nbd_async_serve(conn);
-}

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+/* A connection's life: bounded, started, counted, joined. It comes from nbd_listen.c. */
+#define _GNU_SOURCE 1
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "wire/nbd_conn.h"
+
+/* A consumer whose host died must not keep its lease: found out within about 30 s. */
+#define KEEPALIVE_IDLE_S     15
+#define KEEPALIVE_INTERVAL_S 5
+#define KEEPALIVE_PROBES     3
+
+/* Who closed a connection, and is that worth counting? */
+static void count_end(struct iswi_nbd_server *server, int err, bool served)
+{
+	if (err == -EPROTO || (err == -ETIMEDOUT && !served))
+		iswi_count(&server->protocol_errors, 1);
+}
+
+static int open_default(struct iswi_nbd_conn *conn)
+{
+	const struct iswi_nbd_server_config *config = &conn->server->config;
+
+	return config->backend->open(config->ctx, "", 0, conn, &conn->export);
+}
+
+void iswi_nbd_conn_run(struct iswi_nbd_conn *conn)
+{
+	struct iswi_nbd_server *server = conn->server;
+	int err = conn->in_transmission ? open_default(conn) : iswi_nbd_handshake(conn);
+	const bool served = err == 0;
+
+	if (served) {
+		conn->handshake_end_ns = 0;
+		/* For a request half there; between requests a client may be silent for ever. */
+		err = iswi_nbd_set_timeout(conn->fd, SO_RCVTIMEO,
+					   (uint64_t)server->config.send_ms_max * 1000000u);
+		if (err == 0)
+			err = server->config.backend->hold != NULL ? iswi_nbd_memory_serve(conn)
+								   : iswi_nbd_async_serve(conn);
+		server->config.backend->close(server->config.ctx, &conn->export, conn);
+	}
+	count_end(server, err, served);
+}
+
+/* A mapping of its own: freed, it is the host's again, which a heap full of gaps would keep. */
+static struct iswi_nbd_conn *conn_alloc(void)
+{
+	void *memory = mmap(NULL, sizeof(struct iswi_nbd_conn), PROT_READ | PROT_WRITE,
+			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	return memory == MAP_FAILED ? NULL : memory;
+}
+
+static void conn_free(struct iswi_nbd_conn *conn)
+{
+	munmap(conn, sizeof(*conn));
+}
+
+/*
+ * Each thread that ends frees its connection and joins the thread that ended before it, so one
+ * stack at most waits to be freed. A server that stops joins and frees what it finds in conns.
+ */
+static void *conn_main(void *opaque)
+{
+	struct iswi_nbd_conn *conn = opaque;
+	struct iswi_nbd_server *server = conn->server;
+	bool stopping, has_before;
+	pthread_t before;
+
+	if (server->config.urgent)
+		iswi_thread_urgent();
+	iswi_nbd_conn_run(conn);
+	pthread_mutex_lock(&server->lock);
+	close(conn->fd);
+	conn->fd = -1;
+	server->conn_count--;
+	stopping = server->stopping;
+	has_before = server->has_ended;
+	before = server->ended;
+	if (!stopping) {
+		*conn->place = NULL;
+		server->has_ended = true;
+		server->ended = conn->thread;
+	}
+	pthread_mutex_unlock(&server->lock);
+	if (stopping)
+		return NULL;
+	conn_free(conn);
+	if (has_before)
+		pthread_join(before, NULL);
+	return NULL;
+}
+
+/* Best effort: on a Unix socket the TCP options do not exist. */
+static void set_options(struct iswi_nbd_server *server, int fd)
+{
+	const int on = 1, idle_s = KEEPALIVE_IDLE_S, interval_s = KEEPALIVE_INTERVAL_S;
+	const int probes = KEEPALIVE_PROBES;
+
+	iswi_nbd_set_timeout(fd, SO_SNDTIMEO, (uint64_t)server->config.send_ms_max * 1000000u);
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
+}
+
+/* server->lock held. NULL: every place is taken. */
+static struct iswi_nbd_conn **find_place(struct iswi_nbd_server *server)
+{
+	for (uint32_t i = 0; i < server->config.connections_max; i++)
+		if (server->conns[i] == NULL)
+			return &server->conns[i];
+	return NULL;
+}
+
+/* A host of IPv6 may use any address of its /64, so that counts as one. */
+static bool is_same_host(const unsigned char *one, const unsigned char *other)
+{
+	static const unsigned char mapped[] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+	const bool is_ipv4 = memcmp(one, mapped, sizeof(mapped)) == 0;
+
+	return memcmp(one, other, is_ipv4 ? PEER_BYTES : PEER_BYTES / 2) == 0;
+}
+
+/* server->lock held. */
+static bool host_is_full(const struct iswi_nbd_server *server, const unsigned char *peer)
+{
+	uint32_t count = 0;
+
+	if (peer == NULL || server->config.connections_per_host_max == 0)
+		return false;
+	for (uint32_t i = 0; i < server->config.connections_max; i++) {
+		const struct iswi_nbd_conn *conn = server->conns[i];
+
+		if (conn != NULL && is_same_host(conn->peer, peer))
+			count++;
+	}
+	return count >= server->config.connections_per_host_max;
+}
+
+void iswi_nbd_conn_init(struct iswi_nbd_conn *conn, struct iswi_nbd_server *server, int fd)
+{
+	/* Not all of it: what is received first lands in rx, what is sent first in the union. */
+	memset(conn, 0, offsetof(struct iswi_nbd_conn, batch));
+	conn->rx_head = conn->rx_tail = 0;
+	conn->server = server;
+	conn->fd = fd;
+	atomic_init(&conn->closing, false);
+	conn->handshake_end_ns =
+		iswi_now_ns() + (uint64_t)server->config.handshake_ms_max * 1000000u;
+}
+
+/* Takes fd, when it fails, too. */
+static int add_conn(struct iswi_nbd_server *server, int fd, const unsigned char *peer,
+		    bool in_transmission)
+{
+	struct iswi_nbd_conn **place, *conn;
+	int err = -EMFILE;
+
+	set_options(server, fd);
+	pthread_mutex_lock(&server->lock);
+	place = host_is_full(server, peer) ? NULL : find_place(server);
+	if (place == NULL)
+		goto err_refused;
+	err = -ENOMEM;
+	conn = conn_alloc();
+	if (conn == NULL)
+		goto err_refused;
+	iswi_nbd_conn_init(conn, server, fd);
+	conn->in_transmission = in_transmission;
+	if (peer != NULL)
+		memcpy(conn->peer, peer, PEER_BYTES);
+	conn->place = place;
+	/* Started under the lock: the thread cannot end before conn->thread is written. */
+	err = iswi_thread_start(&conn->thread, "isw-nbd-conn", conn_main, conn);
+	if (err != 0)
+		goto err_conn;
+	*place = conn;
+	server->conn_count++;
+	pthread_mutex_unlock(&server->lock);
+	return 0;
+
+err_conn:
+	conn_free(conn);
+err_refused:
+	pthread_mutex_unlock(&server->lock);
+	iswi_count(&server->connections_refused, 1);
+	close(fd);
+	return err;
+}
+
+void iswi_nbd_server_add(struct iswi_nbd_server *server, int fd, const unsigned char *peer)
+{
+	add_conn(server, fd, peer, false);
+}
+
+int iswi_nbd_server_adopt(struct iswi_nbd_server *server, int fd, struct isw_error *error)
+{
+	int err = add_conn(server, fd, NULL, true);
+
+	if (err != 0)
+		return iswi_error(error, err, "a connection could not be served: %s",
+				  strerror(-err));
+	return 0;
+}
+
+void iswi_nbd_conns_end(struct iswi_nbd_server *server)
+{
+	pthread_mutex_lock(&server->lock);
+	server->stopping = true;
+	for (uint32_t i = 0; i < server->config.connections_max; i++)
+		if (server->conns[i] != NULL)
+			iswi_nbd_conn_shutdown(server->conns[i]);
+	pthread_mutex_unlock(&server->lock);
+	/* Threads that left conns before join each other, but for the last of them. */
+	if (server->has_ended)
+		pthread_join(server->ended, NULL);
+	for (uint32_t i = 0; i < server->config.connections_max; i++) {
+		if (server->conns[i] == NULL)
+			continue;
+		pthread_join(server->conns[i]->thread, NULL);
+		conn_free(server->conns[i]);
+	}
+}
