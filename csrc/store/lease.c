@@ -89,12 +89,59 @@ struct iswi_lease *iswi_lease_alloc(isw_store *store, uint32_t slots_max)
 	lease->store = store;
 	lease->slots_max = slots_max;
 	lease->epoch = 1;
-	pthread_mutex_init(&lease->rdma_lock, NULL);
 	for (uint32_t i = 0; i < slots_max; i++) {
 		atomic_init(&lease->slots[i].word, ISWI_SLOT_EMPTY);
 		atomic_init(&lease->slots[i].refs, 0);
 	}
+	for (uint32_t i = 0; store->transports[i] != NULL; i++) {
+		const struct iswi_store_transport *transport = store->transports[i];
+
+		if (transport->lease_create(lease, &lease->parts[transport->kind]) != 0) {
+			iswi_lease_free(lease);
+			return NULL;
+		}
+	}
 	return lease;
+}
+
+void iswi_lease_free(struct iswi_lease *lease)
+{
+	const struct iswi_store_transport *const *transports = lease->store->transports;
+
+	for (uint32_t i = 0; transports[i] != NULL; i++)
+		if (lease->parts[transports[i]->kind] != NULL)
+			transports[i]->lease_destroy(lease);
+	free(lease);
+}
+
+int iswi_lease_end(struct iswi_lease *lease)
+{
+	const struct iswi_store_transport *const *transports = lease->store->transports;
+	int err = 0;
+
+	for (uint32_t i = 0; transports[i] != NULL && err == 0; i++)
+		err = transports[i]->lease_end(lease);
+	return err;
+}
+
+static int lease_pause(struct iswi_lease *lease)
+{
+	const struct iswi_store_transport *const *transports = lease->store->transports;
+	int err = 0;
+
+	for (uint32_t i = 0; transports[i] != NULL && err == 0; i++)
+		err = transports[i]->lease_pause(lease);
+	return err;
+}
+
+static int slot_end(struct iswi_lease *lease, uint32_t slot, bool forced)
+{
+	const struct iswi_store_transport *const *transports = lease->store->transports;
+	int err = 0;
+
+	for (uint32_t i = 0; transports[i] != NULL && err == 0; i++)
+		err = transports[i]->slot_end(lease, slot, forced);
+	return err;
 }
 
 bool iswi_lease_insert(isw_store *store, struct iswi_lease *lease)
@@ -131,7 +178,7 @@ int isw_store_lease_create(isw_store *store, uint32_t slots_max, char *token_out
 		return iswi_error(error, -ENOMEM, "no memory for a lease of %u slots", slots_max);
 	err = make_token(lease->token);
 	if (err != 0) {
-		free(lease);
+		iswi_lease_free(lease);
 		return iswi_error(error, err, "the kernel gave no random numbers for a token");
 	}
 	/* Copied before others can see, and end, the lease. */
@@ -145,7 +192,7 @@ int isw_store_lease_create(isw_store *store, uint32_t slots_max, char *token_out
 	pthread_mutex_unlock(&store->lock);
 	if (err == 0)
 		return 0;
-	free(lease);
+	iswi_lease_free(lease);
 	if (err != -ENOSPC)
 		return iswi_error(error, err, "no number for a lease: %s", strerror(-err));
 	return iswi_error(error, err, "this donor has all the %u leases it may have",
@@ -186,7 +233,7 @@ int isw_store_lease_renew(isw_store *store, uint64_t id, uint32_t wait_ms_max, c
 	lease->open = false; /* nobody comes in any more, and those inside are sent out */
 	iswi_lease_shut(lease);
 	pthread_mutex_unlock(&store->lock);
-	err = iswi_lease_rdma_pause(lease);
+	err = lease_pause(lease);
 	pthread_mutex_lock(&store->lock);
 	if (err == 0)
 		err = wait_unconnected(lease, &deadline);
@@ -210,7 +257,7 @@ out_unlock:
 static int destroy_rest(struct iswi_lease *lease)
 {
 	isw_store *store = lease->store;
-	int err = iswi_lease_rdma_end(lease);
+	int err = iswi_lease_end(lease);
 
 	pthread_mutex_lock(&store->lock);
 	for (uint32_t i = 0; i < lease->slots_max && err == 0; i++)
@@ -221,7 +268,7 @@ static int destroy_rest(struct iswi_lease *lease)
 	lease->stuck = err != 0;
 	pthread_mutex_unlock(&store->lock);
 	if (err == 0)
-		free(lease);
+		iswi_lease_free(lease);
 	return err;
 }
 
@@ -274,24 +321,31 @@ int isw_store_lease_stats(isw_store *store, uint64_t id, struct isw_lease_stats 
 		stats_out->slots_max = lease->slots_max;
 		stats_out->slots_mapped = lease->slots_mapped;
 		stats_out->connections = lease->conn_count;
-		stats_out->rdma_connections =
-			atomic_load_explicit(&lease->rdma_connections, memory_order_relaxed);
 		stats_out->read_bytes = iswi_counted(&lease->counters.read_bytes);
 		stats_out->write_bytes = iswi_counted(&lease->counters.write_bytes);
+		for (uint32_t i = 0; store->transports[i] != NULL; i++)
+			store->transports[i]->lease_stats(lease, stats_out);
 	}
 	pthread_mutex_unlock(&store->lock);
 	return err;
 }
 
-/* store->lock held. slabs_size: there is none. Registered ones are for those who use RDMA. */
-static uint32_t find_free_slab(const isw_store *store, bool rdma)
+/*
+ * store->lock held. slabs_size: there is none. A slab that some transport reaches at once is for
+ * those who use that one.
+ */
+static uint32_t find_free_slab(const struct iswi_lease *lease)
 {
-	uint32_t found = store->slabs_size;
+	const isw_store *store = lease->store;
+	uint32_t found = store->slabs_size, wanted = 0;
 
+	for (uint32_t i = 0; i < ISW_TRANSPORTS; i++)
+		if (atomic_load_explicit(&lease->connections[i], memory_order_relaxed) > 0)
+			wanted |= 1u << i;
 	for (uint32_t i = 0; i < store->slabs_size; i++) {
 		if (store->slabs[i].state != ISWI_SLAB_FREE)
 			continue;
-		if ((store->slabs[i].ahead != NULL) == rdma)
+		if (store->slabs[i].ready == wanted)
 			return i;
 		if (found == store->slabs_size)
 			found = i;
@@ -344,8 +398,7 @@ int isw_store_map(isw_store *store, uint64_t id, uint32_t tag, uint32_t *slot_ou
 	lease = iswi_lease_find(store, id);
 	if (lease == NULL)
 		goto out_unlock;
-	slab = find_free_slab(
-		store, atomic_load_explicit(&lease->rdma_connections, memory_order_relaxed) > 0);
+	slab = find_free_slab(lease);
 	if (slab == store->slabs_size)
 		goto out_unlock;
 	name.slot = find_empty_slot(lease, &barred);
@@ -412,7 +465,7 @@ int isw_store_unmap(isw_store *store, uint64_t id, uint32_t number, uint64_t gen
 	slot = &lease->slots[number];
 	iswi_lease_enter(lease);
 	pthread_mutex_unlock(&store->lock);
-	err = iswi_slot_rdma_end(lease, number, wait_ms_max == 0);
+	err = slot_end(lease, number, wait_ms_max == 0);
 	pthread_mutex_lock(&store->lock);
 	if (err != 0) { /* it stays fenced, and nobody else's */
 		iswi_lease_leave(lease);

@@ -10,22 +10,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "store/store.h"
-#include "verbs/verbs.h"
+#include "store/rdma.h"
 
 #define SLAB_PEER  (ISWI_VERBS_PEER_READS | ISWI_VERBS_PEER_WRITES)
 #define CHANGING   "the lease's connections are just being changed"
 #define CQ_ENTRIES 16u /* nothing is ever posted on a donor's queue pair */
 
-struct iswi_store_rdma {
+/* Where a lease's slabs and connections are. */
+struct rdma_domain {
 	struct iswi_verbs_choice choice;
 	struct iswi_store_device *device;
 	struct iswi_vpd *pd;
 	struct iswi_vcq *cq;
 	struct iswi_vqp *qp[ISW_RDMA_QUEUES_MAX];
 	uint32_t qp_count;
-	bool stuck; /* a registration could not be ended: no connection is made in this domain again
-		     */
+	bool stuck; /* a registration could not be ended: no connection is made here again */
 	void *probe;
 	struct iswi_vmr *probe_mr;
 	uint32_t probe_rkey;
@@ -37,8 +36,21 @@ struct iswi_store_rdma {
 	} slot[];          /* slots_max */
 };
 
-/* Both of a lease's locks are free. NULL: there is no such lease. */
-static struct iswi_lease *enter(isw_store *store, uint64_t id)
+/* RDMA's share of a lease. */
+struct rdma_lease {
+	struct iswi_lease *lease;
+	struct iswi_rdma_store *store;
+	pthread_mutex_t lock;
+	struct rdma_domain *domain; /* under lock; NULL: there is none */
+};
+
+static struct rdma_lease *share_of(const struct iswi_lease *lease)
+{
+	return lease->parts[ISW_TRANSPORT_RDMA];
+}
+
+/* NULL: there is no such lease. Else it stays, and its lock is held, until `leave`. */
+static struct rdma_lease *enter(isw_store *store, uint64_t id)
 {
 	struct iswi_lease *lease;
 
@@ -47,199 +59,150 @@ static struct iswi_lease *enter(isw_store *store, uint64_t id)
 	if (lease != NULL)
 		iswi_lease_enter(lease);
 	pthread_mutex_unlock(&store->lock);
-	if (lease != NULL)
-		pthread_mutex_lock(&lease->rdma_lock);
-	return lease;
+	if (lease == NULL)
+		return NULL;
+	pthread_mutex_lock(&share_of(lease)->lock);
+	return share_of(lease);
 }
 
-static void leave(struct iswi_lease *lease)
+static void leave_unlocked(struct rdma_lease *mine)
 {
-	isw_store *store = lease->store;
+	isw_store *store = mine->lease->store;
 
-	pthread_mutex_unlock(&lease->rdma_lock);
 	pthread_mutex_lock(&store->lock);
-	iswi_lease_leave(lease);
+	iswi_lease_leave(mine->lease);
 	pthread_mutex_unlock(&store->lock);
 }
 
-static int end_queue_pairs(struct iswi_lease *lease)
+static void leave(struct rdma_lease *mine)
 {
-	const struct iswi_verbs *verbs = lease->store->verbs;
-	struct iswi_store_rdma *rdma = lease->rdma;
+	pthread_mutex_unlock(&mine->lock);
+	leave_unlocked(mine);
+}
+
+static atomic_uint *connections(struct rdma_lease *mine)
+{
+	return &mine->lease->connections[ISW_TRANSPORT_RDMA];
+}
+
+/* The functions from here on: lock held. */
+static int end_queue_pairs(struct rdma_lease *mine)
+{
+	struct rdma_domain *domain = mine->domain;
 	int code;
 
-	while (rdma->qp_count > 0) {
-		code = verbs->qp_free(rdma->qp[rdma->qp_count - 1]);
+	while (domain->qp_count > 0) {
+		code = mine->store->verbs->qp_free(domain->qp[domain->qp_count - 1]);
 		if (code != 0)
 			return code;
-		rdma->qp_count--;
-		atomic_fetch_sub_explicit(&lease->rdma_connections, 1, memory_order_relaxed);
+		domain->qp_count--;
+		atomic_fetch_sub_explicit(connections(mine), 1, memory_order_relaxed);
 	}
 	return 0;
 }
 
-/* rdma_lock held. */
-static void unregistered(struct iswi_lease *lease, uint32_t slot)
+static int unregister(struct rdma_lease *mine, uint32_t slot)
 {
-	struct iswi_store_rdma *rdma = lease->rdma;
-
-	rdma->slot[slot].mr = NULL;
-	atomic_fetch_sub_explicit(&lease->store->rdma_regions, 1, memory_order_relaxed);
-	if (!rdma->slot[slot].left)
-		iswi_slab_ahead_leave(lease->store, lease->slots[slot].slab);
-	rdma->slot[slot].left = rdma->slot[slot].dead = false;
-}
-
-static int unregister(struct iswi_lease *lease, uint32_t slot)
-{
-	const struct iswi_verbs *verbs = lease->store->verbs;
-	struct iswi_store_rdma *rdma = lease->rdma;
-	struct iswi_vmr *mr = rdma->slot[slot].mr;
+	struct rdma_domain *domain = mine->domain;
+	struct iswi_vmr *mr = domain->slot[slot].mr;
 	int code;
 
 	if (mr == NULL)
 		return 0;
-	rdma->slot[slot].dead = true;
-	code = verbs->mr_free(mr);
+	domain->slot[slot].dead = true;
+	code = mine->store->verbs->mr_free(mr);
 	if (code != 0) {
-		rdma->stuck = true;
+		domain->stuck = true;
 		return code;
 	}
-	unregistered(lease, slot);
+	domain->slot[slot].mr = NULL;
+	atomic_fetch_sub_explicit(&mine->store->regions, 1, memory_order_relaxed);
+	if (!domain->slot[slot].left)
+		iswi_slab_ahead_leave(mine->store, mine->lease->slots[slot].slab);
+	domain->slot[slot].left = domain->slot[slot].dead = false;
 	return 0;
 }
 
-/* rdma_lock held. */
-static int end_all(struct iswi_lease *lease)
+static int end_all(struct rdma_lease *mine)
 {
-	const struct iswi_verbs *verbs = lease->store->verbs;
-	struct iswi_store_rdma *rdma = lease->rdma;
+	struct rdma_domain *domain = mine->domain;
 	int code;
 
-	if (rdma == NULL)
+	if (domain == NULL)
 		return 0;
-	code = end_queue_pairs(lease);
-	for (uint32_t i = 0; i < lease->slots_max && code == 0; i++)
-		code = unregister(lease, i);
-	if (code == 0 && rdma->probe_mr != NULL)
-		code = verbs->mr_free(rdma->probe_mr);
+	code = end_queue_pairs(mine);
+	for (uint32_t i = 0; i < mine->lease->slots_max && code == 0; i++)
+		code = unregister(mine, i);
+	if (code == 0 && domain->probe_mr != NULL)
+		code = mine->store->verbs->mr_free(domain->probe_mr);
 	if (code != 0)
 		return code; /* it all stays, and so does the memory behind it */
-	if (rdma->cq != NULL)
-		verbs->cq_free(rdma->cq);
-	if (rdma->pd != NULL)
-		verbs->pd_free(rdma->pd);
-	if (rdma->device != NULL)
-		iswi_store_device_put(lease->store, rdma->device);
-	free(rdma->probe);
-	free(rdma);
-	lease->rdma = NULL;
+	if (domain->cq != NULL)
+		mine->store->verbs->cq_free(domain->cq);
+	if (domain->pd != NULL)
+		mine->store->verbs->pd_free(domain->pd);
+	if (domain->device != NULL)
+		iswi_store_device_put(mine->store, domain->device);
+	free(domain->probe);
+	free(domain);
+	mine->domain = NULL;
 	return 0;
-}
-
-int iswi_lease_rdma_end(struct iswi_lease *lease)
-{
-	int code;
-
-	pthread_mutex_lock(&lease->rdma_lock);
-	code = end_all(lease);
-	pthread_mutex_unlock(&lease->rdma_lock);
-	return code;
-}
-
-int iswi_lease_rdma_pause(struct iswi_lease *lease)
-{
-	int code = 0;
-
-	pthread_mutex_lock(&lease->rdma_lock);
-	if (lease->rdma != NULL)
-		code = end_queue_pairs(lease);
-	pthread_mutex_unlock(&lease->rdma_lock);
-	return code;
-}
-
-int iswi_slot_rdma_end(struct iswi_lease *lease, uint32_t slot, bool forced)
-{
-	int code = 0, ended = 0;
-	bool connected;
-
-	pthread_mutex_lock(&lease->rdma_lock);
-	if (lease->rdma == NULL)
-		goto out;
-	connected = lease->rdma->qp_count > 0; /* else pages go over TCP, which has its own fence */
-	/*
-	 * A request that is still on its way must not meet the slot's next slab, whose key a device
-	 * may make the same. The consumer hears it from the TCP connection beside them.
-	 */
-	if (forced)
-		ended = end_queue_pairs(lease);
-	code = unregister(lease, slot);
-	if (code == 0 && ended == 0 && !(forced && connected))
-		goto out;
-	/* A device that keeps a registration keeps it from nobody when the connections are gone. */
-	code = end_queue_pairs(lease);
-	lease->rdma->slot[slot].left = lease->rdma->slot[slot].mr != NULL && code == 0;
-	pthread_mutex_lock(&lease->store->lock);
-	iswi_lease_shut(lease);
-	pthread_mutex_unlock(&lease->store->lock);
-out:
-	pthread_mutex_unlock(&lease->rdma_lock);
-	return code;
 }
 
 /* ---------------------------------------------------------------------------- opening */
 
 /* Slabs that are registered for nobody give way to who needs it. */
-static int make_region(isw_store *store, struct iswi_vpd *pd, void *memory, uint64_t bytes,
-		       unsigned int peer, struct iswi_vmr **mr_out, struct iswi_verbs_key *key_out)
+static int make_region(struct iswi_rdma_store *rdma, struct iswi_vpd *pd, void *memory,
+		       uint64_t bytes, unsigned int peer, struct iswi_vmr **mr_out,
+		       struct iswi_verbs_key *key_out)
 {
-	int code = store->verbs->mr_make(pd, memory, bytes, peer, mr_out, key_out);
+	int code = rdma->verbs->mr_make(pd, memory, bytes, peer, mr_out, key_out);
 
-	if (iswi_store_is_limit(code) && iswi_store_ahead_spare(store))
-		code = store->verbs->mr_make(pd, memory, bytes, peer, mr_out, key_out);
+	if (iswi_store_is_limit(code) && iswi_store_ahead_end_one(rdma, false))
+		code = rdma->verbs->mr_make(pd, memory, bytes, peer, mr_out, key_out);
 	return code;
 }
 
-/* rdma_lock held. What was made is lease->rdma's also when it fails. */
-static int make_domain(struct iswi_lease *lease, struct isw_error *error)
+/* What was made is in the domain also when it fails. */
+static int make_domain(struct rdma_lease *mine, struct isw_error *error)
 {
-	const struct iswi_verbs *verbs = lease->store->verbs;
-	struct iswi_store_rdma *rdma = lease->rdma;
+	const struct iswi_verbs *verbs = mine->store->verbs;
+	struct rdma_domain *domain = mine->domain;
 	struct iswi_verbs_key key;
-	int code = iswi_store_device_get(lease->store, rdma->choice.device, &rdma->device, error);
+	int code =
+		iswi_store_device_get(mine->store, domain->choice.device, &domain->device, error);
 
 	if (code != 0)
 		return code;
-	code = verbs->pd_make(rdma->device->dev, &rdma->pd);
+	code = verbs->pd_make(domain->device->dev, &domain->pd);
 	if (code == 0)
-		code = verbs->cq_make(rdma->device->dev, CQ_ENTRIES, &rdma->cq, NULL);
+		code = verbs->cq_make(domain->device->dev, CQ_ENTRIES, &domain->cq, NULL);
 	if (code == 0) {
-		rdma->probe = aligned_alloc(ISW_PAGE_BYTES, ISW_PAGE_BYTES);
-		code = rdma->probe == NULL ? -ENOMEM : 0;
+		domain->probe = aligned_alloc(ISW_PAGE_BYTES, ISW_PAGE_BYTES);
+		code = domain->probe == NULL ? -ENOMEM : 0;
 	}
 	if (code == 0) {
-		memset(rdma->probe, 0, ISW_PAGE_BYTES);
-		code = make_region(lease->store, rdma->pd, rdma->probe, ISW_PAGE_BYTES,
-				   ISWI_VERBS_PEER_READS, &rdma->probe_mr, &key);
+		memset(domain->probe, 0, ISW_PAGE_BYTES);
+		code = make_region(mine->store, domain->pd, domain->probe, ISW_PAGE_BYTES,
+				   ISWI_VERBS_PEER_READS, &domain->probe_mr, &key);
 	}
 	if (code != 0) {
-		iswi_store_device_failed(rdma->device, code);
+		iswi_store_device_failed(domain->device, code);
 		return iswi_error(error, code, "RDMA device %s can serve no further lease: %s",
-				  rdma->choice.device, strerror(-code));
+				  domain->choice.device, strerror(-code));
 	}
-	rdma->probe_rkey = key.remote;
+	domain->probe_rkey = key.remote;
 	return 0;
 }
 
-/* rdma_lock held. */
-static int make_queue_pair(struct iswi_lease *lease, const struct isw_rdma_end *peer,
+static int make_queue_pair(struct rdma_lease *mine, const struct isw_rdma_end *peer,
 			   struct isw_rdma_end *end_out, struct isw_error *error)
 {
-	const struct iswi_verbs *verbs = lease->store->verbs;
-	struct iswi_store_rdma *rdma = lease->rdma;
+	const struct iswi_verbs *verbs = mine->store->verbs;
+	struct rdma_domain *domain = mine->domain;
 	const struct iswi_verbs_qp_config config = {
-		.port = rdma->choice.port,
-		.gid_index = rdma->choice.gid_index,
+		.port = domain->choice.port,
+		.gid_index = domain->choice.gid_index,
 		.sends_max = 1,
 		.peer = ISWI_VERBS_PEER_READS | ISWI_VERBS_PEER_WRITES,
 	};
@@ -247,67 +210,68 @@ static int make_queue_pair(struct iswi_lease *lease, const struct isw_rdma_end *
 	struct iswi_vqp *qp;
 	int code;
 
-	*end_out = rdma->choice.end;
+	*end_out = domain->choice.end;
 	code = iswi_verbs_psn(&end_out->psn);
 	if (code == 0)
-		code = iswi_verbs_meet(&rdma->choice, end_out->psn, peer, &path, error);
+		code = iswi_verbs_meet(&domain->choice, end_out->psn, peer, &path, error);
 	if (code != 0)
 		return code;
-	code = verbs->qp_make(rdma->pd, rdma->cq, &config, &qp, &end_out->number);
+	code = verbs->qp_make(domain->pd, domain->cq, &config, &qp, &end_out->number);
 	if (code == 0) {
-		rdma->qp[rdma->qp_count++] = qp;
-		atomic_fetch_add_explicit(&lease->rdma_connections, 1, memory_order_relaxed);
+		domain->qp[domain->qp_count++] = qp;
+		atomic_fetch_add_explicit(connections(mine), 1, memory_order_relaxed);
 		code = verbs->qp_connect(qp, &path);
 	}
 	if (code != 0)
 		return iswi_error(error, code, "RDMA device %s can take no further connection: %s",
-				  rdma->choice.device, strerror(-code));
+				  domain->choice.device, strerror(-code));
 	return 0;
 }
 
-/* rdma_lock held. */
-static bool has_registered(const struct iswi_lease *lease)
+static bool has_registered(const struct rdma_lease *mine)
 {
-	for (uint32_t i = 0; i < lease->slots_max; i++)
-		if (lease->rdma->slot[i].mr != NULL)
+	for (uint32_t i = 0; i < mine->lease->slots_max; i++)
+		if (mine->domain->slot[i].mr != NULL)
 			return true;
 	return false;
 }
 
 /*
- * rdma_lock held. The connections of before are ended; what is registered stays, where it is of use
- * to those that come. On success lease->rdma is there, perhaps without anything in it.
+ * The connections of before are ended; what is registered stays, where it is of use
+ * to those that come. On success the domain is there, perhaps without anything in it.
  */
-static int begin(struct iswi_lease *lease, const struct iswi_verbs_choice *choice,
+static int begin(struct rdma_lease *mine, const struct iswi_verbs_choice *choice,
 		 struct isw_error *error)
 {
-	isw_store *store = lease->store;
-	struct iswi_store_rdma *rdma = lease->rdma;
+	isw_store *store = mine->lease->store;
+	struct rdma_domain *domain = mine->domain;
 	bool open;
 
 	/* A renewal that begins later ends what is made here: it waits for the lock. */
 	pthread_mutex_lock(&store->lock);
-	open = lease->open;
+	open = mine->lease->open;
 	pthread_mutex_unlock(&store->lock);
 	if (!open)
 		return iswi_error(error, -EBUSY, CHANGING);
-	if (rdma != NULL && end_queue_pairs(lease) != 0)
+	if (domain != NULL && end_queue_pairs(mine) != 0)
 		return iswi_error(error, -EBUSY, CHANGING);
 	/* It takes a while to end what is registered there: isw_store_rdma_let_go does. */
-	if (rdma != NULL && has_registered(lease) && atomic_load(&rdma->device->stale))
+	if (domain != NULL && has_registered(mine) && atomic_load(&domain->device->stale))
 		return iswi_error(error, -EBUSY,
 				  "slabs are still registered with RDMA device %s, which failed or "
 				  "is being removed",
-				  rdma->device->name);
-	if (rdma != NULL && (rdma->stuck || !iswi_store_device_is(rdma->device, choice->device)))
-		if (end_all(lease) != 0)
+				  domain->device->name);
+	if (domain != NULL &&
+	    (domain->stuck || !iswi_store_device_is(domain->device, choice->device)))
+		if (end_all(mine) != 0)
 			return iswi_error(error, -EBUSY, CHANGING);
-	if (lease->rdma == NULL)
-		lease->rdma = calloc(1, sizeof(*lease->rdma) +
-						lease->slots_max * sizeof(lease->rdma->slot[0]));
-	if (lease->rdma == NULL)
+	if (mine->domain == NULL)
+		mine->domain =
+			calloc(1, sizeof(*mine->domain) +
+					  mine->lease->slots_max * sizeof(mine->domain->slot[0]));
+	if (mine->domain == NULL)
 		return iswi_error(error, -ENOMEM, "no memory for RDMA");
-	lease->rdma->choice = *choice;
+	mine->domain->choice = *choice;
 	return 0;
 }
 
@@ -316,245 +280,448 @@ int isw_store_rdma_open(isw_store *store, uint64_t id, const struct isw_rdma_end
 			struct isw_rdma_key *probe_out, struct isw_error *error)
 {
 	struct iswi_verbs_choice choice;
-	struct iswi_lease *lease;
+	struct rdma_lease *mine;
 	int code;
 
 	if (count == 0 || count > ISW_RDMA_QUEUES_MAX)
 		return iswi_error(error, -EINVAL, "a lease takes 1 to %u connections by RDMA",
 				  ISW_RDMA_QUEUES_MAX);
-	code = iswi_verbs_choose_for(store->verbs, &peers[0], &choice, error);
+	code = iswi_verbs_choose_for(iswi_rdma_of(store)->verbs, &peers[0], &choice, error);
 	if (code != 0)
 		return code;
-	lease = enter(store, id);
-	if (lease == NULL)
+	mine = enter(store, id);
+	if (mine == NULL)
 		return iswi_error(error, -ENOENT, "no such lease");
-	code = begin(lease, &choice, error);
+	code = begin(mine, &choice, error);
 	if (code != 0)
 		goto out;
-	code = lease->rdma->pd != NULL ? 0 : make_domain(lease, error);
+	code = mine->domain->pd != NULL ? 0 : make_domain(mine, error);
 	for (uint32_t i = 0; i < count && code == 0; i++)
-		code = make_queue_pair(lease, &peers[i], &ends_out[i], error);
+		code = make_queue_pair(mine, &peers[i], &ends_out[i], error);
 	if (code != 0)
-		end_all(lease);
+		end_all(mine);
 	else
-		*probe_out = (struct isw_rdma_key){(uintptr_t)lease->rdma->probe,
-						   lease->rdma->probe_rkey};
+		*probe_out = (struct isw_rdma_key){(uintptr_t)mine->domain->probe,
+						   mine->domain->probe_rkey};
 	if (code == 0)
-		iswi_store_device_chosen(store, lease->rdma->device);
+		iswi_store_device_chosen(mine->store, mine->domain->device);
 out:
-	leave(lease);
+	leave(mine);
 	return code;
 }
 
 /* Its consumer hears it from the connections of TCP beside them. */
-static int disconnect(struct iswi_lease *lease)
+static int disconnect(struct rdma_lease *mine)
 {
 	int code = 0;
 
-	pthread_mutex_lock(&lease->rdma_lock);
-	if (lease->rdma != NULL && lease->rdma->qp_count > 0) {
-		code = end_queue_pairs(lease);
-		pthread_mutex_lock(&lease->store->lock);
-		iswi_lease_shut(lease);
-		pthread_mutex_unlock(&lease->store->lock);
+	pthread_mutex_lock(&mine->lock);
+	if (mine->domain != NULL && mine->domain->qp_count > 0) {
+		code = end_queue_pairs(mine);
+		pthread_mutex_lock(&mine->lease->store->lock);
+		iswi_lease_shut(mine->lease);
+		pthread_mutex_unlock(&mine->lease->store->lock);
 	}
-	pthread_mutex_unlock(&lease->rdma_lock);
+	pthread_mutex_unlock(&mine->lock);
 	return code;
 }
 
 /*
- * What a lease without connections has registered, slab by slab: a renewal waits for rdma_lock, and
+ * What a lease without connections has registered, slab by slab: a renewal waits for the lock, and
  * the consumer does not wait for long. Who has connected it again meanwhile keeps the rest.
  */
-static int end_rest(struct iswi_lease *lease)
+static int end_rest(struct rdma_lease *mine)
 {
 	uint32_t slot = 0;
 	int code = 0;
 	bool more;
 
 	do {
-		pthread_mutex_lock(&lease->rdma_lock);
-		more = lease->rdma != NULL && lease->rdma->qp_count == 0;
-		while (more && slot < lease->slots_max && lease->rdma->slot[slot].mr == NULL)
+		pthread_mutex_lock(&mine->lock);
+		more = mine->domain != NULL && mine->domain->qp_count == 0;
+		while (more && slot < mine->lease->slots_max && mine->domain->slot[slot].mr == NULL)
 			slot++;
-		if (more && slot < lease->slots_max) {
-			code = unregister(lease, slot++);
+		if (more && slot < mine->lease->slots_max) {
+			code = unregister(mine, slot++);
 		} else if (more) {
-			code = end_all(lease);
+			code = end_all(mine);
 			more = false;
 		}
-		pthread_mutex_unlock(&lease->rdma_lock);
+		pthread_mutex_unlock(&mine->lock);
 	} while (more && code == 0);
 	return code;
 }
 
 int isw_store_rdma_close(isw_store *store, uint64_t id)
 {
-	struct iswi_lease *lease = enter(store, id);
+	struct rdma_lease *mine = enter(store, id);
 	int code;
 
-	if (lease == NULL)
+	if (mine == NULL)
 		return -ENOENT;
-	pthread_mutex_unlock(&lease->rdma_lock);
-	code = disconnect(lease);
+	pthread_mutex_unlock(&mine->lock);
+	code = disconnect(mine);
 	if (code == 0)
-		code = end_rest(lease);
-	pthread_mutex_lock(&lease->rdma_lock);
-	leave(lease);
+		code = end_rest(mine);
+	pthread_mutex_lock(&mine->lock);
+	leave(mine);
 	return code;
 }
 
-void iswi_lease_rdma_let_go(struct iswi_lease *lease, bool rest)
+/*
+ * By a user of the lease's: ends its connections by a device that is leaving, of which its consumer
+ * hears; rest: and what it has registered with a device that is stale.
+ */
+static void let_go(struct rdma_lease *mine, bool rest)
 {
 	const struct iswi_store_device *device;
 	bool leaving = false, stale = false;
 
-	pthread_mutex_lock(&lease->rdma_lock);
-	device = lease->rdma != NULL ? lease->rdma->device : NULL;
+	pthread_mutex_lock(&mine->lock);
+	device = mine->domain != NULL ? mine->domain->device : NULL;
 	if (device != NULL) {
 		leaving = atomic_load(&device->leaving);
 		stale = atomic_load(&device->stale);
 	}
-	pthread_mutex_unlock(&lease->rdma_lock);
+	pthread_mutex_unlock(&mine->lock);
 	/* What cannot be ended is tried again with the next call. */
 	if (leaving && !rest)
-		disconnect(lease);
+		disconnect(mine);
 	else if (stale && rest)
-		end_rest(lease);
+		end_rest(mine);
+}
+
+static bool has_stuck(isw_store *store)
+{
+	bool found = false;
+
+	pthread_mutex_lock(&store->lock);
+	for (uint32_t i = 0; i < store->config.leases_max && !found; i++)
+		found = store->leases[i] != NULL && store->leases[i]->stuck;
+	pthread_mutex_unlock(&store->lock);
+	return found;
+}
+
+/* The lease at that place, not locked. NULL: none, or whoever destroys it ends that, too. */
+static struct rdma_lease *enter_place(isw_store *store, uint32_t number)
+{
+	struct iswi_lease *lease;
+
+	pthread_mutex_lock(&store->lock);
+	lease = store->leases[number];
+	if (lease != NULL && lease->dying)
+		lease = NULL;
+	if (lease != NULL)
+		iswi_lease_enter(lease);
+	pthread_mutex_unlock(&store->lock);
+	return lease != NULL ? share_of(lease) : NULL;
+}
+
+uint32_t isw_store_rdma_let_go(isw_store *store)
+{
+	bool any;
+	uint32_t count = iswi_store_devices_look(iswi_rdma_of(store), &any);
+
+	if (!any && !has_stuck(store))
+		return count;
+	/* Consumers first: they wait. */
+	for (uint32_t rest = 0; rest < 2; rest++) {
+		for (uint32_t i = 0; i < store->config.leases_max; i++) {
+			struct rdma_lease *mine = enter_place(store, i);
+
+			if (mine == NULL) {
+				iswi_lease_destroy_again(store, i);
+				continue;
+			}
+			let_go(mine, rest != 0);
+			leave_unlocked(mine);
+		}
+	}
+	while (iswi_store_ahead_end_one(iswi_rdma_of(store), true))
+		;
+	return count;
 }
 
 int isw_store_rdma_pause(isw_store *store, uint64_t id)
 {
-	struct iswi_lease *lease = enter(store, id);
+	struct rdma_lease *mine = enter(store, id);
 	int code = 0;
 
-	if (lease == NULL)
+	if (mine == NULL)
 		return -ENOENT;
-	if (lease->rdma != NULL)
-		code = end_queue_pairs(lease);
-	leave(lease);
+	if (mine->domain != NULL)
+		code = end_queue_pairs(mine);
+	leave(mine);
 	return code;
 }
 
 /* ------------------------------------------------------------------------------- keys */
 
 /* The slot's memory while it is mapped under that generation. NULL: it is not. */
-static void *mapped_memory(struct iswi_lease *lease, uint32_t slot, uint64_t generation)
+static void *mapped_memory(struct rdma_lease *mine, uint32_t slot, uint64_t generation)
 {
 	void *memory = NULL;
 	uint64_t word;
 
-	if (slot >= lease->slots_max)
+	if (slot >= mine->lease->slots_max)
 		return NULL;
-	pthread_mutex_lock(&lease->store->lock);
-	word = atomic_load(&lease->slots[slot].word);
+	pthread_mutex_lock(&mine->lease->store->lock);
+	word = atomic_load(&mine->lease->slots[slot].word);
 	if (word >> ISWI_SLOT_STATE_BITS == generation &&
 	    (word & ISWI_SLOT_STATE_MASK) == ISWI_SLOT_MAPPED)
-		memory = lease->slots[slot].memory;
-	pthread_mutex_unlock(&lease->store->lock);
+		memory = mine->lease->slots[slot].memory;
+	pthread_mutex_unlock(&mine->lease->store->lock);
 	return memory;
 }
 
 /*
- * rdma_lock held. What was registered ahead, moved into the lease's domain; NULL: nothing, and what
+ * What was registered ahead, moved into the lease's domain; NULL: nothing, and what
  * there was is freed. dead_out: it is neither.
  */
-static struct iswi_vmr *move_in(struct iswi_lease *lease, struct iswi_vmr *mr,
+static struct iswi_vmr *move_in(struct rdma_lease *mine, struct iswi_vmr *mr,
 				struct iswi_store_device *device, struct iswi_verbs_key *key_out,
 				bool *dead_out)
 {
-	const struct iswi_verbs *verbs = lease->store->verbs;
-	struct iswi_store_rdma *rdma = lease->rdma;
+	const struct iswi_verbs *verbs = mine->store->verbs;
+	struct rdma_domain *domain = mine->domain;
 	int code = 0;
 
 	*dead_out = false;
 	if (mr == NULL)
 		return NULL;
-	if (device != rdma->device) {
+	if (device != domain->device) {
 		verbs->mr_free(mr); /* else nobody reaches it either */
 		mr = NULL;
 	} else {
-		code = verbs->mr_move(mr, rdma->pd, SLAB_PEER, key_out);
+		code = verbs->mr_move(mr, domain->pd, SLAB_PEER, key_out);
 		if (code == -EOPNOTSUPP || code == -ENOSYS)
 			atomic_store(&device->immovable, true);
 		if (code != 0 && verbs->mr_free(mr) == 0)
 			mr = NULL;
 	}
 	*dead_out = mr != NULL && code != 0;
-	iswi_store_device_put(lease->store, device); /* the lease is its user */
+	iswi_store_device_put(mine->store, device); /* the lease is its user */
 	return mr;
 }
 
-/* rdma_lock held, the slot is mapped. What was registered ahead is taken, else it is done now. */
-static int register_slot(struct iswi_lease *lease, uint32_t slot, void *memory, bool at_hand,
+/* The slot is mapped. What was registered ahead is taken, else it is done now. */
+static int register_slot(struct rdma_lease *mine, uint32_t slot, void *memory, bool at_hand,
 			 struct isw_error *error)
 {
-	struct iswi_store_rdma *rdma = lease->rdma;
-	uint32_t slab = lease->slots[slot].slab;
-	isw_store *store = lease->store;
+	struct rdma_domain *domain = mine->domain;
+	uint32_t slab = mine->lease->slots[slot].slab;
+	const isw_store *store = mine->lease->store;
 	struct iswi_store_device *device;
 	struct iswi_verbs_key key = {0};
 	struct iswi_vmr *mr;
-	int code = iswi_slab_ahead_take(store, slab, at_hand ? rdma->device : NULL, &mr, &device);
+	int code = iswi_slab_ahead_take(mine->store, slab, at_hand ? domain->device : NULL, &mr,
+					&device);
 
 	if (code != 0)
 		return code;
-	mr = move_in(lease, mr, device, &key, &rdma->slot[slot].dead);
+	mr = move_in(mine, mr, device, &key, &domain->slot[slot].dead);
 	if (mr == NULL && at_hand) {
-		iswi_slab_ahead_leave(store, slab);
+		iswi_slab_ahead_leave(mine->store, slab);
 		return -EAGAIN;
 	}
 	if (mr == NULL)
-		code = make_region(store, rdma->pd, memory, store->config.slab_bytes, SLAB_PEER,
-				   &mr, &key);
+		code = make_region(mine->store, domain->pd, memory, store->config.slab_bytes,
+				   SLAB_PEER, &mr, &key);
 	if (code == 0) {
-		rdma->slot[slot].mr = mr;
-		rdma->slot[slot].rkey = key.remote;
-		atomic_fetch_add_explicit(&store->rdma_regions, 1, memory_order_relaxed);
+		domain->slot[slot].mr = mr;
+		domain->slot[slot].rkey = key.remote;
+		atomic_fetch_add_explicit(&mine->store->regions, 1, memory_order_relaxed);
 		return 0;
 	}
-	iswi_slab_ahead_leave(store, slab);
-	atomic_fetch_add_explicit(&store->rdma_failures, 1, memory_order_relaxed);
-	iswi_store_device_failed(rdma->device, code);
+	iswi_slab_ahead_leave(mine->store, slab);
+	atomic_fetch_add_explicit(&mine->store->failures, 1, memory_order_relaxed);
+	iswi_store_device_failed(domain->device, code);
 	return iswi_error(error, code, "a slab cannot be registered with RDMA device %s: %s%s",
-			  rdma->choice.device, strerror(-code),
+			  domain->choice.device, strerror(-code),
 			  code == -ENOMEM ? " (ulimit -l, LimitMEMLOCK=infinity)" : "");
 }
 
 int isw_store_rdma_key(isw_store *store, uint64_t id, uint32_t slot, uint64_t generation,
 		       uint32_t at_hand, struct isw_rdma_key *key_out, struct isw_error *error)
 {
-	struct iswi_lease *lease = enter(store, id);
-	struct iswi_store_rdma *rdma;
+	struct rdma_lease *mine = enter(store, id);
+	struct rdma_domain *domain;
 	void *memory;
 	int code = 0;
 
-	if (lease == NULL)
+	if (mine == NULL)
 		return iswi_error(error, -ENOENT, "no such lease");
-	rdma = lease->rdma;
+	domain = mine->domain;
 	/* Without queue pairs a slot's registration may be one that could not be ended. */
-	if (rdma == NULL || rdma->qp_count == 0) {
+	if (domain == NULL || domain->qp_count == 0) {
 		code = iswi_error(error, -ENOTCONN, "the lease has no RDMA connections");
 		goto out;
 	}
-	/* An unmap that comes later fences the slot first and then waits for rdma_lock. */
-	memory = mapped_memory(lease, slot, generation);
+	/* An unmap that comes later fences the slot first and then waits for the lock. */
+	memory = mapped_memory(mine, slot, generation);
 	if (memory == NULL) {
 		code = iswi_error(error, -ESTALE, "the slot holds another generation");
 		goto out;
 	}
-	if (rdma->slot[slot].mr == NULL)
-		code = register_slot(lease, slot, memory, at_hand != 0, error);
-	if (code == 0 && rdma->slot[slot].dead)
+	if (domain->slot[slot].mr == NULL)
+		code = register_slot(mine, slot, memory, at_hand != 0, error);
+	if (code == 0 && domain->slot[slot].dead)
 		code = iswi_error(error, -EIO, "the slab's registration could not be ended");
 	if (code == 0)
-		*key_out = (struct isw_rdma_key){(uintptr_t)memory, rdma->slot[slot].rkey};
+		*key_out = (struct isw_rdma_key){(uintptr_t)memory, domain->slot[slot].rkey};
 out:
-	leave(lease);
+	leave(mine);
 	return code;
 }
 
+/* ------------------------------------------------------------------ the store's table */
+
+static int rdma_create(isw_store *store, void **part_out)
+{
+	struct iswi_rdma_store *rdma = calloc(1, sizeof(*rdma));
+
+	if (rdma == NULL)
+		return -ENOMEM;
+	rdma->slabs = calloc(store->slabs_size, sizeof(*rdma->slabs));
+	if (rdma->slabs == NULL) {
+		free(rdma);
+		return -ENOMEM;
+	}
+	rdma->store = store;
+	rdma->verbs = &iswi_verbs_system;
+	pthread_mutex_init(&rdma->devices_lock, NULL);
+	*part_out = rdma;
+	return 0;
+}
+
+static void rdma_destroy(isw_store *store)
+{
+	struct iswi_rdma_store *rdma = iswi_rdma_of(store);
+
+	for (uint32_t i = 0; i < store->slabs_size; i++)
+		iswi_slab_ahead_end(rdma, i);
+	pthread_mutex_destroy(&rdma->devices_lock);
+	free(rdma->slabs);
+	free(rdma);
+}
+
+static void rdma_stats(isw_store *store, struct isw_store_stats *stats_out)
+{
+	struct iswi_rdma_store *rdma = iswi_rdma_of(store);
+
+	for (uint32_t i = 0; i < store->slabs_size; i++)
+		stats_out->rdma_ahead += rdma->slabs[i].ahead != NULL;
+	for (uint32_t i = 0; i < store->config.leases_max; i++)
+		if (store->leases[i] != NULL && !store->leases[i]->dying)
+			stats_out->rdma_connections += atomic_load_explicit(
+				connections(share_of(store->leases[i])), memory_order_relaxed);
+	stats_out->rdma_regions = iswi_counted(&rdma->regions);
+	stats_out->rdma_failures = iswi_counted(&rdma->failures);
+}
+
+static int rdma_lease_create(struct iswi_lease *lease, void **part_out)
+{
+	struct rdma_lease *mine = calloc(1, sizeof(*mine));
+
+	if (mine == NULL)
+		return -ENOMEM;
+	mine->lease = lease;
+	mine->store = iswi_rdma_of(lease->store);
+	pthread_mutex_init(&mine->lock, NULL);
+	*part_out = mine;
+	return 0;
+}
+
+static void rdma_lease_destroy(struct iswi_lease *lease)
+{
+	pthread_mutex_destroy(&share_of(lease)->lock);
+	free(share_of(lease));
+}
+
+static void rdma_lease_stats(const struct iswi_lease *lease, struct isw_lease_stats *stats_out)
+{
+	stats_out->rdma_connections =
+		atomic_load_explicit(connections(share_of(lease)), memory_order_relaxed);
+}
+
+static int rdma_lease_end(struct iswi_lease *lease)
+{
+	struct rdma_lease *mine = share_of(lease);
+	int code;
+
+	pthread_mutex_lock(&mine->lock);
+	code = end_all(mine);
+	pthread_mutex_unlock(&mine->lock);
+	return code;
+}
+
+static int rdma_lease_pause(struct iswi_lease *lease)
+{
+	struct rdma_lease *mine = share_of(lease);
+	int code = 0;
+
+	pthread_mutex_lock(&mine->lock);
+	if (mine->domain != NULL)
+		code = end_queue_pairs(mine);
+	pthread_mutex_unlock(&mine->lock);
+	return code;
+}
+
+static int rdma_slot_end(struct iswi_lease *lease, uint32_t slot, bool forced)
+{
+	struct rdma_lease *mine = share_of(lease);
+	int code = 0, ended = 0;
+	bool connected;
+
+	pthread_mutex_lock(&mine->lock);
+	if (mine->domain == NULL)
+		goto out;
+	connected =
+		mine->domain->qp_count > 0; /* else pages go over TCP, which has its own fence */
+	/*
+	 * A request that is still on its way must not meet the slot's next slab, whose key a device
+	 * may make the same. The consumer hears it from the TCP connection beside them.
+	 */
+	if (forced)
+		ended = end_queue_pairs(mine);
+	code = unregister(mine, slot);
+	if (code == 0 && ended == 0 && !(forced && connected))
+		goto out;
+	/* A device that keeps a registration keeps it from nobody when the connections are gone. */
+	code = end_queue_pairs(mine);
+	if (mine->domain->slot[slot].mr != NULL && code == 0) {
+		mine->domain->slot[slot].left = true;
+		iswi_slab_ahead_leave(mine->store, lease->slots[slot].slab);
+	}
+	pthread_mutex_lock(&lease->store->lock);
+	iswi_lease_shut(lease);
+	pthread_mutex_unlock(&lease->store->lock);
+out:
+	pthread_mutex_unlock(&mine->lock);
+	return code;
+}
+
+static void rdma_slab_end(isw_store *store, uint32_t slab)
+{
+	iswi_slab_ahead_end(iswi_rdma_of(store), slab);
+}
+
+const struct iswi_store_transport iswi_store_rdma = {
+	.name = "rdma",
+	.kind = ISW_TRANSPORT_RDMA,
+	.create = rdma_create,
+	.destroy = rdma_destroy,
+	.stats = rdma_stats,
+	.lease_create = rdma_lease_create,
+	.lease_destroy = rdma_lease_destroy,
+	.lease_stats = rdma_lease_stats,
+	.lease_end = rdma_lease_end,
+	.lease_pause = rdma_lease_pause,
+	.slot_end = rdma_slot_end,
+	.slab_end = rdma_slab_end,
+};
+
 void iswi_store_verbs_set(isw_store *store, const struct iswi_verbs *verbs)
 {
-	store->verbs = verbs;
+	iswi_rdma_of(store)->verbs = verbs;
 }

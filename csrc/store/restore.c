@@ -316,7 +316,7 @@ int isw_store_lease_restore(isw_store *store, uint64_t id, uint32_t slots_max, u
 			put_into_lease(lease, i);
 	pthread_mutex_unlock(&store->lock);
 	if (err != 0)
-		free(lease);
+		iswi_lease_free(lease);
 	return err;
 }
 

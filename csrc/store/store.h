@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The donor store's inside. pool.c: slabs and the store itself. lease.c: leases and their slots.
- * export.c: what the NBD server asks. rdma.c: the same memory by RDMA. restore.c: what a
- * predecessor left in the directory of slabs.
+ * The donor store's inside. store.c: the store as a whole. pool.c: slabs. lease.c: leases and their
+ * slots. export.c: what the NBD server asks. restore.c: what a predecessor left in the directory of
+ * slabs. rdma.h: the same memory by RDMA, behind a table of functions; nothing else here knows it.
  *
  * A slab goes round: made (zeroed) → free → mapped in a lease's slot → dirty → zeroed → free.
  *
@@ -21,7 +21,6 @@
 #include "store/slab_dir.h"
 #include "store/slab_mem.h"
 #include "util/util.h"
-#include "verbs/verbs.h"
 #include "wire/nbd_server.h"
 
 #define ISWI_STORE_SLABS_MAX  65536u /* a bound on configuration, not a target */
@@ -45,13 +44,10 @@ struct iswi_store_slab {
 	struct iswi_slab_mem mem;
 	enum iswi_slab_state state;
 	struct iswi_slab_name name;
-	bool pinning;    /* its memory must not go */
+	bool pinning;
 	bool pin_failed; /* once is enough */
-	/* rdma_ahead.c: registered, for nobody; NULL: it is not. */
-	struct iswi_vmr *ahead;
-	struct iswi_store_device *ahead_device;
-	bool registering; /* just now, ahead: its memory must not go */
-	bool lent;        /* registered for a lease */
+	uint32_t holds;  /* calls that need its memory to stay: it is not freed meanwhile */
+	uint32_t ready;  /* 1 << ISW_TRANSPORT_*: its next lease reaches it by that at once */
 };
 
 /* A slot's word: its generation above, its state in the lowest bits. */
@@ -82,36 +78,54 @@ struct iswi_store_conn {
 	struct iswi_store_conn **link; /* what points here */
 };
 
-struct iswi_store_rdma; /* rdma.c */
-
 /*
- * An RDMA device that is opened once for all leases and slabs that use it, and closed with the
- * last. Under devices_lock but for the flags; name, dev and spare do not change while there is a
- * user.
+ * A transport by which consumers reach slabs without the NBD server. Its own share of each lease is
+ * made and freed with the lease. Every member is required; control threads call them, with no lock
+ * of the store held unless it says otherwise.
  */
-struct iswi_store_device {
-	char name[ISW_RDMA_NAME_BYTES];
-	struct iswi_vdev *dev;
-	struct iswi_vpd *spare; /* has no queue pair: what is registered there nobody reaches */
-	uint32_t users;         /* 0: the place is free */
-	atomic_bool stale;      /* it failed: opened anew for the next that asks */
-	atomic_bool immovable;  /* it cannot move a registration: nothing is registered ahead */
-	atomic_bool leaving;    /* likewise stale: whoever uses it stops */
-};
+struct iswi_store_transport {
+	const char *name;
+	uint32_t kind; /* ISW_TRANSPORT_*: where its shares are in `parts` */
+	/* The transport's share of a new store, whose slabs are there. -ENOMEM. Does not wait. */
+	int (*create)(isw_store *store, void **part_out);
+	/* Blocks: ends what it keeps for slabs. Every lease has ended. */
+	void (*destroy)(isw_store *store);
+	/* Adds its own. store->lock held; does not wait. */
+	void (*stats)(isw_store *store, struct isw_store_stats *stats_out);
 
-#define ISWI_STORE_DEVICES_MAX 4u
+	/* The transport's share of a lease without anything in it. -ENOMEM. Does not wait. */
+	int (*lease_create)(struct iswi_lease *lease, void **part_out);
+	/* Nothing is in it any more, or it is the store that is destroyed. */
+	void (*lease_destroy)(struct iswi_lease *lease);
+	/* store->lock held; does not wait. */
+	void (*lease_stats)(const struct iswi_lease *lease, struct isw_lease_stats *stats_out);
+	/*
+	 * Blocks: ends a lease's connections, then all by which its slabs were reached. An error:
+	 * some of that is still there, so nothing that it reached may become somebody else's.
+	 */
+	int (*lease_end)(struct iswi_lease *lease);
+	/* Likewise its connections only. */
+	int (*lease_pause)(struct iswi_lease *lease);
+	/*
+	 * Blocks. After the slot was fenced: from now on nobody reaches its memory by this
+	 * transport. forced: its owner may still be sending there, so all the lease's connections
+	 * end. An error: as above.
+	 */
+	int (*slot_end)(struct iswi_lease *lease, uint32_t slot, bool forced);
+	/* Blocks. Before the slab's memory goes: nobody else uses the slab. */
+	void (*slab_end)(isw_store *store, uint32_t slab);
+};
 
 struct iswi_lease {
 	uint64_t id;
 	struct isw_store *store;
-	pthread_mutex_t rdma_lock;
-	struct iswi_store_rdma *rdma; /* under rdma_lock; NULL: there is none */
-	atomic_uint rdma_connections; /* relaxed: a statistic */
+	void *parts[ISW_TRANSPORTS];             /* the transports' own */
+	atomic_uint connections[ISW_TRANSPORTS]; /* likewise counted; relaxed: statistics */
 	char token[ISW_TOKEN_TEXT_BYTES];
 	bool open;      /* new connections with the token are welcome */
 	bool renewing;  /* one at a time */
 	bool dying;     /* being destroyed: to everybody else it is not there */
-	bool stuck;     /* likewise: its RDMA device keeps something of it */
+	bool stuck;     /* likewise: a transport keeps something of it */
 	uint32_t users; /* calls that wait with the lock dropped and come back to the lease */
 	uint64_t epoch;
 	uint32_t slots_max;
@@ -126,9 +140,7 @@ struct iswi_lease {
 
 /*
  * Locks, in the order in which they are taken:
- *   0. a lease's rdma_lock: its RDMA connections and keys. Held while memory is registered, by a
- *      call that counts among the lease's users.
- *   0b. devices_lock: RDMA devices. Held while one is opened or closed.
+ *   0. a transport's own: see its header.
  *   1. lock: everything here, in leases, and slot words for writing. Never held while memory is
  *      made, zeroed or freed, nor while anything is received or sent; held while a slab's file is
  *      renamed, which on a tmpfs waits for nothing.
@@ -140,18 +152,13 @@ struct isw_store {
 	struct isw_store_config config;
 	pthread_mutex_t lock;
 	/*
-	 * Broadcast: a fenced slot's refs reached 0, a connection left, users changed, a slab is
-	 * not being registered any more.
+	 * Broadcast: a fenced slot's refs reached 0, a connection left, users changed, a transport
+	 * has done with a slab.
 	 */
 	pthread_cond_t changed;
 	struct iswi_nbd_server *server;
-	const struct iswi_verbs *verbs;
-	/* Relaxed: statistics. */
-	atomic_uint_fast64_t rdma_regions, rdma_failures;
-	pthread_mutex_t devices_lock;
-	struct iswi_store_device devices[ISWI_STORE_DEVICES_MAX];
-	char ahead_name[ISW_RDMA_NAME_BYTES]; /* where slabs are registered ahead; empty: nowhere */
-	bool ahead_guessed;                   /* no lease has used it so far */
+	const struct iswi_store_transport *const *transports; /* ends with NULL */
+	void *parts[ISW_TRANSPORTS];                          /* the transports' own */
 	struct iswi_slab_dir dir;
 	struct iswi_store_slab *slabs; /* slabs_size places: slabs_max, or what was found */
 	uint32_t slabs_size;
@@ -168,6 +175,8 @@ extern const struct iswi_nbd_backend iswi_store_backend;
 /* ---- pool.c */
 /* store->lock held, or nobody else there: the next of *last, one that was never used. */
 int iswi_store_number(struct isw_store *store, uint64_t *last, uint64_t *number_out);
+/* Blocks: the transports' shares of the slab; nobody else uses it. */
+void iswi_slab_end(struct isw_store *store, struct iswi_store_slab *slab);
 /* store->lock held: nobody reaches the slab's memory any more. */
 void iswi_slab_retire(struct isw_store *store, struct iswi_store_slab *slab);
 
@@ -178,6 +187,10 @@ int iswi_store_restore(struct isw_store *store, struct isw_error *error);
 /* ---- lease.c */
 /* A lease that nobody can connect to. NULL: no memory. */
 struct iswi_lease *iswi_lease_alloc(struct isw_store *store, uint32_t slots_max);
+/* Nobody uses it; its transports have ended, or it is the store that is destroyed. */
+void iswi_lease_free(struct iswi_lease *lease);
+/* Of every transport, until one fails: see struct iswi_store_transport. */
+int iswi_lease_end(struct iswi_lease *lease);
 /* store->lock held from here on. */
 /* false: leases_max are there. */
 bool iswi_lease_insert(struct isw_store *store, struct iswi_lease *lease);
@@ -185,59 +198,11 @@ struct iswi_lease *iswi_lease_find(struct isw_store *store, uint64_t id);
 /* One user more, one less: while there is one the lease is not freed. */
 void iswi_lease_enter(struct iswi_lease *lease);
 void iswi_lease_leave(struct iswi_lease *lease);
-/* No lock held: the rest of a lease that was destroyed, at that place, if it is stuck. */
+/* No lock held; blocks: the rest of a destroyed lease at that place, if it is stuck. */
 void iswi_lease_destroy_again(struct isw_store *store, uint32_t number);
 /* Shuts each of its connections down; their threads end on their own. */
 void iswi_lease_shut(struct iswi_lease *lease);
 /* No request holds the slot: its slab becomes dirty. */
 void iswi_slot_empty(struct iswi_lease *lease, struct iswi_slot *slot);
-
-/* ---- rdma.c: no lock held; blocking */
-/*
- * Ends a lease's queue pairs, then every key. An error: some of that is still there, so nothing
- * that it reached may become somebody else's.
- */
-int iswi_lease_rdma_end(struct iswi_lease *lease);
-/* Likewise its queue pairs only. */
-int iswi_lease_rdma_pause(struct iswi_lease *lease);
-/*
- * After the slot was fenced: from now on nobody reaches its memory by RDMA. forced: its owner may
- * still be sending there, so all the lease's connections end. An error: as above.
- */
-int iswi_slot_rdma_end(struct iswi_lease *lease, uint32_t slot, bool forced);
-
-/*
- * By a user of the lease's: ends its connections by a device that is leaving, and its consumer
- * hears it; rest: and what it has registered with a device that is stale.
- */
-void iswi_lease_rdma_let_go(struct iswi_lease *lease, bool rest);
-
-/* ---- rdma_ahead.c: no lock but a lease's rdma_lock held; blocking */
-/* -ENOSPC: too many are in use; or errors of opening it. */
-int iswi_store_device_get(struct isw_store *store, const char *name,
-			  struct iswi_store_device **device_out, struct isw_error *error);
-void iswi_store_device_put(struct isw_store *store, struct iswi_store_device *device);
-/* A lease's connections go through it: slabs are registered ahead there. */
-void iswi_store_device_chosen(struct isw_store *store, const struct iswi_store_device *device);
-/* Whether it is the device of that name, and has not failed. */
-bool iswi_store_device_is(const struct iswi_store_device *device, const char *name);
-/* What it was asked for it could not do: it may have been removed, and be there again. */
-void iswi_store_device_failed(struct iswi_store_device *device, int code);
-/* Of the host, its cgroup or the device: no failure. */
-bool iswi_store_is_limit(int code);
-/*
- * The slab's registration ahead, for a lease that has it mapped; the caller holds its device then.
- * NULL in *mr_out: it has none. at_hand: the device with which it must be and that can move it;
- * -EAGAIN: it is not, or is just being registered. NULL: any.
- */
-int iswi_slab_ahead_take(struct isw_store *store, uint32_t slab,
-			 const struct iswi_store_device *at_hand, struct iswi_vmr **mr_out,
-			 struct iswi_store_device **device_out);
-/* The lease has no registration of it any more. */
-void iswi_slab_ahead_leave(struct isw_store *store, uint32_t slab);
-/* Before the slab's memory goes: nobody else uses the slab. */
-void iswi_slab_ahead_end(struct isw_store *store, struct iswi_store_slab *slab);
-/* Ends any one slab's registration ahead, for somebody who needs the room. false: there is none. */
-bool iswi_store_ahead_spare(struct isw_store *store);
 
 #endif

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The store by RDMA. rdma_device.c: the donor's RDMA devices. rdma_ahead.c: slabs registered before
+ * somebody waits for them. rdma.c: leases, and the table that the store calls.
+ *
+ * Locks, before the store's own (store.h):
+ *   0. a lease's lock (rdma.c): its RDMA connections and keys. Held while memory is registered, by
+ *      a call that counts among the lease's users.
+ *   0b. devices_lock: RDMA devices. Held while one is opened or closed.
+ */
+#ifndef ISWI_STORE_RDMA_H
+#define ISWI_STORE_RDMA_H
+
+#include "store/store.h"
+#include "verbs/verbs.h"
+
+extern const struct iswi_store_transport iswi_store_rdma;
+
+#define ISWI_STORE_DEVICES_MAX 4u
+
+/*
+ * An RDMA device that is opened once for all leases and slabs that use it, and closed with the
+ * last. Under devices_lock but for the flags; name, dev and spare do not change while there is a
+ * user.
+ */
+struct iswi_store_device {
+	char name[ISW_RDMA_NAME_BYTES];
+	struct iswi_vdev *dev;
+	struct iswi_vpd *spare; /* has no queue pair: nobody reaches what is registered there */
+	uint32_t users;         /* 0: the place is free */
+	atomic_bool stale;      /* it failed: the next that asks opens it again */
+	atomic_bool immovable;  /* it cannot move a registration: nothing is registered ahead */
+	atomic_bool leaving;    /* likewise stale: whoever uses it stops */
+};
+
+/* Under store->lock. */
+struct iswi_rdma_slab {
+	struct iswi_vmr *ahead; /* registered, for nobody; NULL: it is not */
+	struct iswi_store_device *device;
+	bool registering; /* just now, ahead; the slab is held (iswi_store_slab.holds) */
+	bool lent;        /* registered for a lease */
+};
+
+/* RDMA's share of a store. */
+struct iswi_rdma_store {
+	isw_store *store;
+	const struct iswi_verbs *verbs;
+	/* Relaxed: statistics. */
+	atomic_uint_fast64_t regions, failures;
+	pthread_mutex_t devices_lock;
+	struct iswi_store_device devices[ISWI_STORE_DEVICES_MAX];
+	char ahead_name[ISW_RDMA_NAME_BYTES]; /* where slabs are registered ahead; empty: nowhere */
+	bool ahead_guessed;                   /* no lease has used it so far */
+	struct iswi_rdma_slab *slabs;         /* slabs_size */
+};
+
+static inline struct iswi_rdma_store *iswi_rdma_of(const isw_store *store)
+{
+	return store->parts[ISW_TRANSPORT_RDMA];
+}
+
+/* ---- rdma_device.c: blocking */
+/* -ENOSPC: too many are in use; or errors of opening it. */
+int iswi_store_device_get(struct iswi_rdma_store *rdma, const char *name,
+			  struct iswi_store_device **device_out, struct isw_error *error);
+void iswi_store_device_put(struct iswi_rdma_store *rdma, struct iswi_store_device *device);
+/* A lease's connections go through it: slabs are registered ahead there. */
+void iswi_store_device_chosen(struct iswi_rdma_store *rdma, const struct iswi_store_device *device);
+/* Whether it is the device of that name, and has not failed. */
+bool iswi_store_device_is(const struct iswi_store_device *device, const char *name);
+/* It could not do what it was asked for: it may have been removed, and be there again. */
+void iswi_store_device_failed(struct iswi_store_device *device, int code);
+/* A limit of the host, its cgroup or the device, which is no failure. */
+bool iswi_store_is_limit(int code);
+/*
+ * Marks the devices that the host is removing; returns how many are new. any_out: whether somebody
+ * must go from one.
+ */
+uint32_t iswi_store_devices_look(struct iswi_rdma_store *rdma, bool *any_out);
+
+/* ---- rdma_ahead.c: no lock but a lease's is held; blocking */
+/*
+ * The slab's registration ahead, for a lease that has it mapped; the caller holds its device then.
+ * NULL in *mr_out: it has none. at_hand: the device with which it must be and that can move it;
+ * -EAGAIN: it is not, or is just being registered. NULL: any.
+ */
+int iswi_slab_ahead_take(struct iswi_rdma_store *rdma, uint32_t slab,
+			 const struct iswi_store_device *at_hand, struct iswi_vmr **mr_out,
+			 struct iswi_store_device **device_out);
+/* The lease does not use the slab by RDMA any longer. */
+void iswi_slab_ahead_leave(struct iswi_rdma_store *rdma, uint32_t slab);
+/* Ends it. Before the slab's memory goes: nobody else uses the slab. */
+void iswi_slab_ahead_end(struct iswi_rdma_store *rdma, uint32_t slab);
+/* Ends any one slab's registration ahead; leaving_only: with a device that leaves. false: none. */
+bool iswi_store_ahead_end_one(struct iswi_rdma_store *rdma, bool leaving_only);
+
+#endif
