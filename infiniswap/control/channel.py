@@ -36,31 +36,7 @@ from infiniswap.errors import (
 log = logging.getLogger(__name__)
 
 WebSocket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
-AnswerT = TypeVar("AnswerT", bound=Struct)
-
-ANSWERS: Final = (
-    m.MemoryAnswer,
-    m.LeaseAnswer,
-    m.MapAnswer,
-    m.RenewAnswer,
-    m.RdmaAnswer,
-    m.OkAnswer,
-    m.RefusedAnswer,
-    m.EvictAnswer,
-    m.ActivityAnswer,
-)
-REQUESTS: Final = (
-    m.MemoryRequest,
-    m.LeaseRequest,
-    m.MapRequest,
-    m.KeepRequest,
-    m.UnmapRequest,
-    m.RenewRequest,
-    m.ReleaseRequest,
-    m.RdmaRequest,
-    m.EvictRequest,
-    m.ActivityRequest,
-)
+AnswerT = TypeVar("AnswerT", bound=m.Answer)
 
 LOST: Final = "lost"
 """Reason of a session whose connection ended without a goodbye."""
@@ -237,9 +213,9 @@ class Channel:
         self._peer = peer
         self._limits = limits
         self._ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
-        self._pending: dict[int, asyncio.Future[Struct]] = {}
+        self._pending: dict[int, asyncio.Future[m.Answer]] = {}
         self._handling = 0
-        self._next_id = 0
+        self._ids = 0
         self._missed = 0
         self._beats = RateLimit(limits.beats)
         self._requests = RateLimit(limits.requests)
@@ -264,14 +240,16 @@ class Channel:
         if not self._ended.done() and not await send(self._ws, message, self._limits.send_s):
             self._end(Ended(LOST, "a message could not be sent", by_peer=True))
 
-    async def request(
-        self, make: Callable[[int], Struct], answer: type[AnswerT], wait_s: float
-    ) -> AnswerT:
+    def next_id(self) -> int:
+        """The `id` of the next request."""
+        self._ids += 1
+        return self._ids - 1
+
+    async def request(self, request: m.Request[AnswerT], wait_s: float) -> AnswerT:
         """Sends a request and waits for its answer.
 
         Args:
-            make: builds the request with the id given.
-            answer: the type expected.
+            request: with an id from `next_id`.
             wait_s: how long to wait.
 
         Raises:
@@ -280,20 +258,18 @@ class Channel:
             DeadlineError: no answer in time; the session goes on.
         """
         self._raise_if_ended()
-        request_id = self._next_id
-        self._next_id += 1
-        future: asyncio.Future[Struct] = asyncio.get_running_loop().create_future()
-        self._pending[request_id] = future
+        future: asyncio.Future[m.Answer] = asyncio.get_running_loop().create_future()
+        self._pending[request.id] = future
         try:
             async with asyncio.timeout(wait_s):
-                await self.notify(make(request_id))
+                await self.notify(request)
                 result = await future
         except TimeoutError:
             raise DeadlineError(
                 f"no answer within {wait_s:g} s", where=self._peer, mend="It may be overloaded."
             ) from None
         finally:
-            del self._pending[request_id]
+            del self._pending[request.id]
             future.cancel()
         if isinstance(result, m.RefusedAnswer):
             raise RequestRefusedError(
@@ -301,6 +277,7 @@ class Channel:
                 where=self._peer,
                 reason=result.reason,
             )
+        answer = m.answer_type(type(request))
         if not isinstance(result, answer):
             detail = f"a {type(result).__name__} where a {answer.__name__} was due"
             self.end(m.GOODBYE_PROTOCOL, detail)
@@ -371,8 +348,8 @@ class Channel:
         """Raises FloodError. What was asked for is not counted: there is no more of it."""
         if isinstance(message, m.Ping | m.Pong | m.DrainNotice):
             self._beaten()
-        elif isinstance(message, REQUESTS) or (
-            isinstance(message, ANSWERS) and message.id not in self._pending
+        elif isinstance(message, m.Request) or (
+            isinstance(message, m.Answer) and message.id not in self._pending
         ):
             _bear(self._requests, "requests and answers that nobody waits for")
 
@@ -388,13 +365,13 @@ class Channel:
             self._end(Ended(message.reason, message.detail, by_peer=True))
         elif isinstance(message, m.DrainNotice):
             self._notice(message)
-        elif isinstance(message, ANSWERS):
+        elif isinstance(message, m.Answer):
             future = self._pending.get(message.id)
             if future is not None and not future.done():
                 future.set_result(message)
             else:  # it came after its deadline, twice, or unasked
                 self._unawaited(message)
-        elif isinstance(message, REQUESTS):
+        elif isinstance(message, m.Request):
             if self._handling >= self._limits.handling_max:
                 self._surplus(message)
                 detail = f"{self._handling} requests of this session are under way"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
@@ -39,7 +39,7 @@ from infiniswap.errors import (
 from infiniswap.units import HostPort
 
 BodyT = TypeVar("BodyT")
-AnswerT = TypeVar("AnswerT", bound=Struct)
+AnswerT = TypeVar("AnswerT", bound=m.Answer)
 
 log = logging.getLogger(__name__)
 
@@ -222,60 +222,50 @@ class Session:
 
     async def memory(self) -> m.MemoryAnswer:
         """The donor's memory use, now."""
-        return await self._request(lambda i: m.MemoryRequest(id=i), m.MemoryAnswer)
+        return await self._ask(m.MemoryRequest(id=self._id()))
 
     async def lease(self, slots_max: int) -> m.LeaseAnswer:
         """A new lease of `slots_max` empty slots."""
-        return await self._request(
-            lambda i: m.LeaseRequest(id=i, slots_max=slots_max), m.LeaseAnswer
-        )
+        return await self._ask(m.LeaseRequest(id=self._id(), slots_max=slots_max))
 
     async def map(self, lease: int, slab: int, *, ahead: bool = False) -> m.MapAnswer:
         """Puts a slab into a slot of the lease; `ahead`: see MapRequest."""
-        return await self._request(
-            lambda i: m.MapRequest(id=i, lease=lease, slab=slab, ahead=ahead), m.MapAnswer
-        )
+        return await self._ask(m.MapRequest(id=self._id(), lease=lease, slab=slab, ahead=ahead))
 
     async def keep(self, lease: int, slot: int, generation: int) -> None:
         """A slab that was mapped ahead is in use."""
-        await self._request(
-            lambda i: m.KeepRequest(id=i, lease=lease, slot=slot, generation=generation),
-            m.OkAnswer,
-        )
+        await self._ask(m.KeepRequest(id=self._id(), lease=lease, slot=slot, generation=generation))
 
     async def unmap(self, lease: int, slot: int, generation: int) -> None:
         """Gives a slab back: DONE, nothing is in flight there any more."""
-        await self._request(
-            lambda i: m.UnmapRequest(id=i, lease=lease, slot=slot, generation=generation),
-            m.OkAnswer,
+        await self._ask(
+            m.UnmapRequest(id=self._id(), lease=lease, slot=slot, generation=generation)
         )
 
     async def renew(self, lease: int, reclaim: str, epoch: int) -> m.RenewAnswer:
         """Reclaims a lease of an earlier session; its old token and connections are dead."""
-        return await self._request(
-            lambda i: m.RenewRequest(id=i, lease=lease, reclaim=reclaim, epoch=epoch),
-            m.RenewAnswer,
+        return await self._ask(
+            m.RenewRequest(id=self._id(), lease=lease, reclaim=reclaim, epoch=epoch),
             self._config.renew_s,
         )
 
     async def rdma(self, lease: int, ends: Sequence[m.RdmaEnd]) -> m.RdmaAnswer:
         """RDMA connections to these ends; refused with REFUSED_NO_RDMA where there can be none."""
-        return await self._request(
-            lambda i: m.RdmaRequest(id=i, lease=lease, ends=list(ends)),
-            m.RdmaAnswer,
-            self._config.renew_s,
+        return await self._ask(
+            m.RdmaRequest(id=self._id(), lease=lease, ends=list(ends)), self._config.renew_s
         )
 
     async def release(self, lease: int) -> None:
         """Gives a lease and every slab in it back."""
-        await self._request(
-            lambda i: m.ReleaseRequest(id=i, lease=lease), m.OkAnswer, self._config.renew_s
-        )
+        await self._ask(m.ReleaseRequest(id=self._id(), lease=lease), self._config.renew_s)
 
-    async def _request(
-        self, make: Callable[[int], Struct], answer: type[AnswerT], wait_s: float | None = None
+    def _id(self) -> int:
+        return self._channel.next_id()
+
+    async def _ask(
+        self, request: m.ConsumerRequest[AnswerT], wait_s: float | None = None
     ) -> AnswerT:
-        return await self._channel.request(make, answer, wait_s or self._config.request_s)
+        return await self._channel.request(request, wait_s or self._config.request_s)
 
     async def _run(self, handler: SessionHandler) -> None:
         def ended(ended: Ended) -> None:
@@ -353,21 +343,30 @@ def _open_channel(
     config: ClientConfig,
     handler: SessionHandler,
 ) -> Channel:
-    async def handle(request: Any) -> Struct:
-        if isinstance(request, m.EvictRequest):
-            await handler.evict(
-                request.lease,
-                request.slot,
-                request.generation,
-                request.deadline_ms / 1000,
-                min(request.move_ms, request.deadline_ms) / 1000,
-            )
-            return m.EvictAnswer(id=request.id)
+    async def evict(request: m.EvictRequest) -> m.EvictAnswer:
+        await handler.evict(
+            request.lease,
+            request.slot,
+            request.generation,
+            request.deadline_ms / 1000,
+            min(request.move_ms, request.deadline_ms) / 1000,
+        )
+        return m.EvictAnswer(id=request.id)
+
+    async def activity(request: m.ActivityRequest) -> m.ActivityAnswer:
         slots = await handler.activity(request.lease)
         return m.ActivityAnswer(
             id=request.id,
             slots=[m.SlotActivity(slot, max(0.0, rate)) for slot, rate in slots.items()],
         )
+
+    handlers: dict[type[Struct], Callable[[Any], Awaitable[m.Answer]]] = {
+        m.EvictRequest: evict,
+        m.ActivityRequest: activity,
+    }
+
+    async def handle(request: Struct) -> Struct:
+        return await handlers[type(request)](request)
 
     def notice(message: Struct) -> None:
         if isinstance(message, m.DrainNotice):

@@ -19,8 +19,10 @@ values out of bounds are errors, which close the session.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -64,12 +66,49 @@ SUBPROTOCOL: Final = "infiniswap"
 """WebSocket subprotocol: tells a daemon apart from any other WebSocket server."""
 
 
-class _Message(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Base of everything that is sent as a frame of its own."""
+class Message(Struct, frozen=True, kw_only=True, tag_field="type"):
+    """Base of everything that is sent as a frame of its own.
+
+    A request is declared once, as a class below: its base says who sends it, and the type in
+    brackets is what answers it. The codec, the bounds of a session and the OpenAPI document are
+    made from these classes. See "How to add a control message" in docs/architecture.md.
+    """
+
+
+class Answer(Message, frozen=True):
+    """Base of every answer."""
+
+    id: U53
+    """That of the request."""
+
+
+AnswerT = TypeVar("AnswerT", bound=Answer)
+AnswerT_co = TypeVar("AnswerT_co", bound=Answer, covariant=True)
+
+
+class Request(Message, Generic[AnswerT_co], frozen=True):
+    """Base of every request; `AnswerT_co` is the type of its answer if it is not refused."""
+
+    id: U53
+    """Its sender's own counting."""
+
+
+class ConsumerRequest(Request[AnswerT_co], frozen=True):
+    """Base of what a consumer asks of a donor."""
+
+
+class DonorRequest(Request[AnswerT_co], frozen=True):
+    """Base of what a donor asks of a consumer."""
+
+
+def answer_type(request: type[Request[AnswerT]]) -> type[AnswerT]:
+    """What answers a request, as its declaration says."""
+    declared: type[AnswerT] = get_args(vars(request)["__orig_bases__"][0])[0]
+    return declared
 
 
 # ------------------------------------------------------------------ start of a session
-class Hello(_Message, frozen=True, tag="hello"):
+class Hello(Message, frozen=True, tag="hello"):
     """First message of a consumer."""
 
     versions: Versions
@@ -79,7 +118,7 @@ class Hello(_Message, frozen=True, tag="hello"):
     nonce: Hex256
 
 
-class Challenge(_Message, frozen=True, tag="challenge"):
+class Challenge(Message, frozen=True, tag="challenge"):
     """The donor's answer: `version` is the highest common one, `proof` shows the secret."""
 
     version: Count
@@ -88,13 +127,13 @@ class Challenge(_Message, frozen=True, tag="challenge"):
     proof: Proof
 
 
-class Auth(_Message, frozen=True, tag="auth"):
+class Auth(Message, frozen=True, tag="auth"):
     """The consumer's proof."""
 
     proof: Proof
 
 
-class Welcome(_Message, frozen=True, tag="welcome", omit_defaults=True):
+class Welcome(Message, frozen=True, tag="welcome", omit_defaults=True):
     """The session is open.
 
     `incarnation` is new with every start of a daemon that finds no slabs of before: when it
@@ -118,7 +157,7 @@ class Welcome(_Message, frozen=True, tag="welcome", omit_defaults=True):
     """Knows `MapRequest.ahead` and KeepRequest; a donor that does not would evict for it."""
 
 
-class Goodbye(_Message, frozen=True, tag="goodbye"):
+class Goodbye(Message, frozen=True, tag="goodbye"):
     """Last message of a session, from either end.
 
     `reason` is one of GOODBYE_REASONS; an unknown one is to be treated like "error".
@@ -155,190 +194,28 @@ GOODBYE_REASONS: Final = (
 )
 
 
-class Ping(_Message, frozen=True, tag="ping"):
+class Ping(Message, frozen=True, tag="ping"):
     """Heartbeat, from either end."""
 
     id: U53
 
 
-class Pong(_Message, frozen=True, tag="pong"):
+class Pong(Message, frozen=True, tag="pong"):
     """Answer to a heartbeat."""
 
     id: U53
 
 
-# ------------------------------------------------------------ requests of the consumer
+# ----------------------------------------------- requests of the consumer and their answers
 
 
-class MemoryRequest(_Message, frozen=True, tag="memory"):
-    """Asks for the donor's memory use, now."""
-
-    id: U53
-
-
-class LeaseRequest(_Message, frozen=True, tag="lease"):
-    """Asks for a lease of `slots_max` slots, all empty."""
-
-    id: U53
-    slots_max: Annotated[int, Meta(ge=1, le=SLOTS_MAX)]
-
-
-class MapRequest(_Message, frozen=True, tag="map", omit_defaults=True):
-    """Asks for a slab in a slot of the lease; `slab` is the device's own number, for tables.
-
-    `ahead`, to a donor with `Welcome.maps_ahead`: not written to yet. Gets a free slab or none, and
-    is the first to be taken back when others ask.
-    """
-
-    id: U53
-    lease: U53
-    slab: Count
-    ahead: bool = False
-
-
-class KeepRequest(_Message, frozen=True, tag="keep"):
-    """To a donor with `Welcome.maps_ahead`: a slab that was mapped ahead is in use from now on."""
-
-    id: U53
-    lease: U53
-    slot: Slot
-    generation: U53
-
-
-class UnmapRequest(_Message, frozen=True, tag="unmap"):
-    """The consumer's DONE: nothing is in flight any more, the slab may be taken."""
-
-    id: U53
-    lease: U53
-    slot: Slot
-    generation: U53
-
-
-class RenewRequest(_Message, frozen=True, tag="renew"):
-    """Reclaims a lease on a new session: fences the old connections, grants a fresh token.
-
-    `epoch` is the last one that the consumer knows of.
-    """
-
-    id: U53
-    lease: U53
-    reclaim: Hex128
-    epoch: U53
-
-
-class ReleaseRequest(_Message, frozen=True, tag="release"):
-    """Gives a lease and everything in it back."""
-
-    id: U53
-    lease: U53
-
-
-class RdmaEnd(Struct, frozen=True, array_like=True):
-    """One end of an RDMA connection (struct isw_rdma_end)."""
-
-    gid: Hex128
-    link: Count
-    lid: Count
-    mtu_bytes: Count
-    reads_max: Count
-    number: Count
-    psn: Count
-
-
-class RdmaKey(Struct, frozen=True, array_like=True):
-    """Memory of the donor's that the lease's connections reach (struct isw_rdma_key)."""
-
-    address: U53
-    rkey: Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
-
-
-class RdmaRequest(_Message, frozen=True, tag="rdma"):
-    """To a donor with `Welcome.rdma`: asks for connections to these ends, none: for their end."""
-
-    id: U53
-    lease: U53
-    ends: Annotated[list[RdmaEnd], Meta(max_length=16)]
-
-
-# ------------------------------------------------------------------ answers of the donor
-
-
-class MemoryAnswer(_Message, frozen=True, tag="memory_answer", omit_defaults=True):
-    """`used_share` counts lent slabs as used; `can_map` is how many slabs could be mapped now;
-    `no_room` why none, as in Status."""
-
-    id: U53
-    used_share: Share
-    free_slabs: Count
-    can_map: Count
-    no_room: Text = ""
-
-
-class LeaseAnswer(_Message, frozen=True, tag="lease_answer"):
-    """A fresh lease; `reclaim` is the secret that RenewRequest needs."""
-
-    id: U53
-    lease: U53
-    token: Hex128
-    epoch: U53
-    reclaim: Hex128
-    export_bytes: U53
-    grace_ms: Count
-
-
-class MapAnswer(_Message, frozen=True, tag="map_answer", omit_defaults=True):
-    """The slab is in this slot; `key` where the lease has RDMA connections."""
-
-    id: U53
-    slot: Slot
-    generation: U53
-    key: RdmaKey | None = None
-
-
-class SlotInfo(Struct, frozen=True, array_like=True):
-    """One occupied slot."""
-
-    slot: Slot
-    generation: U53
-    slab: Count
-
-
-class RenewAnswer(_Message, frozen=True, tag="renew_answer"):
-    """The lease under its new token, and which slots it holds (an answer may have been lost)."""
-
-    id: U53
-    token: Hex128
-    epoch: U53
-    slots: Annotated[list[SlotInfo], Meta(max_length=SLOTS_MAX)]
-
-
-class SlotKey(Struct, frozen=True, array_like=True):
-    """Where the slab of an occupied slot lies."""
-
-    slot: Slot
-    generation: U53
-    key: RdmaKey
-
-
-class RdmaAnswer(_Message, frozen=True, tag="rdma_answer"):
-    """The donor's ends, in their order; a page to try them with; slots that could be registered."""
-
-    id: U53
-    ends: Annotated[list[RdmaEnd], Meta(max_length=16)]
-    probe: RdmaKey
-    slots: Annotated[list[SlotKey], Meta(max_length=SLOTS_MAX)]
-
-
-class OkAnswer(_Message, frozen=True, tag="ok"):
+class OkAnswer(Answer, frozen=True, tag="ok"):
     """Done; nothing more to say."""
 
-    id: U53
 
-
-class RefusedAnswer(_Message, frozen=True, tag="refused"):
+class RefusedAnswer(Answer, frozen=True, tag="refused"):
     """The request was understood and not carried out; `reason` is one of REFUSED_REASONS."""
 
-    id: U53
     reason: Annotated[str, Meta(max_length=64)]
     detail: Text = ""
 
@@ -365,35 +242,168 @@ REFUSED_REASONS: Final = (
     REFUSED_ERROR,
 )
 
-# --------------------------------------------- requests of the donor and their answers
+
+class MemoryAnswer(Answer, frozen=True, tag="memory_answer", omit_defaults=True):
+    """`used_share` counts lent slabs as used; `can_map` is how many slabs could be mapped now;
+    `no_room` why none, as in Status."""
+
+    used_share: Share
+    free_slabs: Count
+    can_map: Count
+    no_room: Text = ""
 
 
-class EvictRequest(_Message, frozen=True, tag="evict"):
+class MemoryRequest(ConsumerRequest[MemoryAnswer], frozen=True, tag="memory"):
+    """Asks for the donor's memory use, now."""
+
+
+class LeaseAnswer(Answer, frozen=True, tag="lease_answer"):
+    """A fresh lease; `reclaim` is the secret that RenewRequest needs."""
+
+    lease: U53
+    token: Hex128
+    epoch: U53
+    reclaim: Hex128
+    export_bytes: U53
+    grace_ms: Count
+
+
+class LeaseRequest(ConsumerRequest[LeaseAnswer], frozen=True, tag="lease"):
+    """Asks for a lease of `slots_max` slots, all empty."""
+
+    slots_max: Annotated[int, Meta(ge=1, le=SLOTS_MAX)]
+
+
+class RdmaKey(Struct, frozen=True, array_like=True):
+    """Memory of the donor's that the lease's connections reach (struct isw_rdma_key)."""
+
+    address: U53
+    rkey: Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+
+
+class MapAnswer(Answer, frozen=True, tag="map_answer", omit_defaults=True):
+    """The slab is in this slot; `key` where the lease has RDMA connections."""
+
+    slot: Slot
+    generation: U53
+    key: RdmaKey | None = None
+
+
+class MapRequest(ConsumerRequest[MapAnswer], frozen=True, tag="map", omit_defaults=True):
+    """Asks for a slab in a slot of the lease; `slab` is the device's own number, for tables.
+
+    `ahead`, to a donor with `Welcome.maps_ahead`: not written to yet. Gets a free slab or none, and
+    is the first to be taken back when others ask.
+    """
+
+    lease: U53
+    slab: Count
+    ahead: bool = False
+
+
+class KeepRequest(ConsumerRequest[OkAnswer], frozen=True, tag="keep"):
+    """To a donor with `Welcome.maps_ahead`: a slab that was mapped ahead is in use from now on."""
+
+    lease: U53
+    slot: Slot
+    generation: U53
+
+
+class UnmapRequest(ConsumerRequest[OkAnswer], frozen=True, tag="unmap"):
+    """The consumer's DONE: nothing is in flight any more, the slab may be taken."""
+
+    lease: U53
+    slot: Slot
+    generation: U53
+
+
+class SlotInfo(Struct, frozen=True, array_like=True):
+    """One occupied slot."""
+
+    slot: Slot
+    generation: U53
+    slab: Count
+
+
+class RenewAnswer(Answer, frozen=True, tag="renew_answer"):
+    """The lease under its new token, and which slots it holds (an answer may have been lost)."""
+
+    token: Hex128
+    epoch: U53
+    slots: Annotated[list[SlotInfo], Meta(max_length=SLOTS_MAX)]
+
+
+class RenewRequest(ConsumerRequest[RenewAnswer], frozen=True, tag="renew"):
+    """Reclaims a lease on a new session: fences the old connections, grants a fresh token.
+
+    `epoch` is the last one that the consumer knows of.
+    """
+
+    lease: U53
+    reclaim: Hex128
+    epoch: U53
+
+
+class ReleaseRequest(ConsumerRequest[OkAnswer], frozen=True, tag="release"):
+    """Gives a lease and everything in it back."""
+
+    lease: U53
+
+
+class RdmaEnd(Struct, frozen=True, array_like=True):
+    """One end of an RDMA connection (struct isw_rdma_end)."""
+
+    gid: Hex128
+    link: Count
+    lid: Count
+    mtu_bytes: Count
+    reads_max: Count
+    number: Count
+    psn: Count
+
+
+class SlotKey(Struct, frozen=True, array_like=True):
+    """Where the slab of an occupied slot lies."""
+
+    slot: Slot
+    generation: U53
+    key: RdmaKey
+
+
+class RdmaAnswer(Answer, frozen=True, tag="rdma_answer"):
+    """The donor's ends, in their order; a page to try them with; slots that could be registered."""
+
+    ends: Annotated[list[RdmaEnd], Meta(max_length=16)]
+    probe: RdmaKey
+    slots: Annotated[list[SlotKey], Meta(max_length=SLOTS_MAX)]
+
+
+class RdmaRequest(ConsumerRequest[RdmaAnswer], frozen=True, tag="rdma"):
+    """To a donor with `Welcome.rdma`: asks for connections to these ends, none: for their end."""
+
+    lease: U53
+    ends: Annotated[list[RdmaEnd], Meta(max_length=16)]
+
+
+# ------------------------------------------------- requests of the donor and their answers
+
+
+class EvictAnswer(Answer, frozen=True, tag="evict_done"):
+    """The consumer's DONE for an eviction."""
+
+
+class EvictRequest(DonorRequest[EvictAnswer], frozen=True, tag="evict"):
     """The donor takes a slab back; past `deadline_ms` it does so without the consumer.
 
     For the first `move_ms` of these the consumer may go on reading it, to copy it elsewhere. The
     donor may ask again for the same slab, in more of a hurry; the shortest time counts.
     """
 
-    id: U53
     lease: U53
     slot: Slot
     generation: U53
     deadline_ms: Count
     move_ms: Count = 0
-
-
-class EvictAnswer(_Message, frozen=True, tag="evict_done"):
-    """The consumer's DONE for an eviction."""
-
-    id: U53
-
-
-class ActivityRequest(_Message, frozen=True, tag="activity"):
-    """Asks how busy the slots of a lease are."""
-
-    id: U53
-    lease: U53
 
 
 class SlotActivity(Struct, frozen=True, array_like=True):
@@ -403,14 +413,19 @@ class SlotActivity(Struct, frozen=True, array_like=True):
     pages_per_s: Rate
 
 
-class ActivityAnswer(_Message, frozen=True, tag="activity_answer"):
+class ActivityAnswer(Answer, frozen=True, tag="activity_answer"):
     """Slots that are left out are unknown."""
 
-    id: U53
     slots: Annotated[list[SlotActivity], Meta(max_length=SLOTS_MAX)]
 
 
-class DrainNotice(_Message, frozen=True, tag="drain"):
+class ActivityRequest(DonorRequest[ActivityAnswer], frozen=True, tag="activity"):
+    """Asks how busy the slots of a lease are."""
+
+    lease: U53
+
+
+class DrainNotice(Message, frozen=True, tag="drain"):
     """The donor takes no more slabs on (or, `draining` false, does again)."""
 
     draining: bool
@@ -521,26 +536,33 @@ class HttpError(Struct, frozen=True, kw_only=True):
 
 # ----------------------------------------------------------------------------- codec
 
-_ConsumerRequest: TypeAlias = (
-    MemoryRequest | LeaseRequest | MapRequest | UnmapRequest | RenewRequest | ReleaseRequest
+_CONSUMER_REQUESTS: Final = tuple(ConsumerRequest.__subclasses__())
+_DONOR_REQUESTS: Final = tuple(DonorRequest.__subclasses__())
+
+
+def _answers(requests: Iterable[type[Request[Any]]]) -> dict[type[Message], None]:
+    return dict.fromkeys((*map(answer_type, requests), RefusedAnswer))
+
+
+TO_DONOR: Final[tuple[type[Message], ...]] = (
+    *(Hello, Auth, Ping, Pong, Goodbye),
+    *_CONSUMER_REQUESTS,
+    *_answers(_DONOR_REQUESTS),
 )
-ConsumerRequest: TypeAlias = _ConsumerRequest | KeepRequest | RdmaRequest
-DonorRequest: TypeAlias = EvictRequest | ActivityRequest
-ConsumerAnswer: TypeAlias = EvictAnswer | ActivityAnswer | RefusedAnswer
-DonorAnswer: TypeAlias = (
-    MemoryAnswer | LeaseAnswer | MapAnswer | RenewAnswer | RdmaAnswer | OkAnswer | RefusedAnswer
+"""Everything that a consumer may say."""
+
+TO_CONSUMER: Final[tuple[type[Message], ...]] = (
+    *(Challenge, Welcome, Ping, Pong, Goodbye, DrainNotice),
+    *_answers(_CONSUMER_REQUESTS),
+    *_DONOR_REQUESTS,
 )
-ToDonor: TypeAlias = Hello | Auth | Ping | Pong | Goodbye | ConsumerRequest | ConsumerAnswer
-ToConsumer: TypeAlias = (
-    Challenge | Welcome | Ping | Pong | Goodbye | DrainNotice | DonorAnswer | DonorRequest
-)
-Message: TypeAlias = ToDonor | ToConsumer
+"""Everything that a donor may say."""
 
 BodyT = TypeVar("BodyT")
 
 _ENCODER: Final = msgspec.json.Encoder()
-_TO_DONOR: Final[msgspec.json.Decoder[ToDonor]] = msgspec.json.Decoder(ToDonor)
-_TO_CONSUMER: Final[msgspec.json.Decoder[ToConsumer]] = msgspec.json.Decoder(ToConsumer)
+_TO_DONOR: Final = msgspec.json.Decoder[Any](functools.reduce(operator.or_, TO_DONOR))
+_TO_CONSUMER: Final = msgspec.json.Decoder[Any](functools.reduce(operator.or_, TO_CONSUMER))
 
 
 def encode(message: Struct) -> bytes:
@@ -548,23 +570,23 @@ def encode(message: Struct) -> bytes:
     return _ENCODER.encode(message)
 
 
-def decode_to_donor(frame: bytes | str) -> ToDonor:
+def decode_to_donor(frame: bytes | str) -> Message:
     """Decodes what a consumer sent.
 
     Raises:
         ProtocolMismatchError: no such message, or a value out of bounds.
     """
-    message: ToDonor = _decode(_TO_DONOR, frame)
+    message: Message = _decode(_TO_DONOR, frame)
     return message
 
 
-def decode_to_consumer(frame: bytes | str) -> ToConsumer:
+def decode_to_consumer(frame: bytes | str) -> Message:
     """Decodes what a donor sent.
 
     Raises:
         ProtocolMismatchError: no such message, or a value out of bounds.
     """
-    message: ToConsumer = _decode(_TO_CONSUMER, frame)
+    message: Message = _decode(_TO_CONSUMER, frame)
     return message
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import msgspec
 
 from infiniswap.control import messages as m
 from infiniswap.control.figures import METRICS_PATH, PAGE_TYPE
 
-_SESSION_TYPES: Final = tuple(dict.fromkeys((*get_args(m.ToDonor), *get_args(m.ToConsumer))))
+_SESSION_TYPES: Final = tuple(dict.fromkeys((*m.TO_DONOR, *m.TO_CONSUMER)))
 
 ANYBODY: Final[tuple[dict[str, list[str]], ...]] = ()
 _PROVEN: Final[tuple[dict[str, list[str]], ...]] = ({}, {"clusterSecret": []})
@@ -209,8 +209,8 @@ def document(software: str) -> dict[str, Any]:
     }
     made = build(info, _paths(), _SESSION_TYPES, _SCHEMES)
 
-    def references(types: Any) -> list[dict[str, str]]:
-        return [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in get_args(types)]
+    def references(types: Iterable[type]) -> list[dict[str, str]]:
+        return [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in types]
 
     session = made["paths"][m.SESSION_PATH]["get"]
     session["parameters"] = [
@@ -221,6 +221,6 @@ def document(software: str) -> dict[str, Any]:
             "schema": {"const": m.SUBPROTOCOL},
         }
     ]
-    session["x-messages-to-donor"] = references(m.ToDonor)
-    session["x-messages-to-consumer"] = references(m.ToConsumer)
+    session["x-messages-to-donor"] = references(m.TO_DONOR)
+    session["x-messages-to-consumer"] = references(m.TO_CONSUMER)
     return made

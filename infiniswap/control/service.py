@@ -76,15 +76,14 @@ class ServerSession:
             DeadlineError, SessionLostError, RequestRefusedError: it has not.
         """
         await self.channel.request(
-            lambda request_id: m.EvictRequest(
-                id=request_id,
+            m.EvictRequest(
+                id=self.channel.next_id(),
                 lease=lease,
                 slot=slot,
                 generation=generation,
                 deadline_ms=deadline_ms,
                 move_ms=move_ms,
             ),
-            m.EvictAnswer,
             deadline_ms / 1000,
         )
 
@@ -94,11 +93,8 @@ class ServerSession:
         Raises:
             DeadlineError, SessionLostError, RequestRefusedError: the consumer did not say.
         """
-        answer = await self.channel.request(
-            lambda request_id: m.ActivityRequest(id=request_id, lease=lease),
-            m.ActivityAnswer,
-            wait_s,
-        )
+        request = m.ActivityRequest(id=self.channel.next_id(), lease=lease)
+        answer = await self.channel.request(request, wait_s)
         return {entry.slot: entry.pages_per_s for entry in answer.slots}
 
 

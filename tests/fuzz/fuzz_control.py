@@ -24,7 +24,7 @@ import sys
 import time
 import unicodedata
 from collections.abc import Callable
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 HAVE_ATHERIS: Final = importlib.util.find_spec("atheris") is not None
 
@@ -49,8 +49,8 @@ DEVICE_BODIES: Final = (api.JoinRequest, api.LeaveRequest, api.StopRequest)
 FORGING: Final = frozenset(
     ("Cc", "Zl", "Zp", "LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 )
-TO_DONOR: Final = get_args(m.ToDonor)
-TO_CONSUMER: Final = get_args(m.ToConsumer)
+TO_DONOR: Final = m.TO_DONOR
+TO_CONSUMER: Final = m.TO_CONSUMER
 SECRET: Final = b"a secret of the fuzzer"
 
 ODD: Final[tuple[Any, ...]] = (

@@ -128,7 +128,7 @@ def nbd_reply() -> Iterator[bytes]:
 def control() -> Iterator[bytes]:
     """A target of fuzz_control.py, its bytes."""
     uuid = "00000000-0000-0000-0000-00000000000a"
-    to_donor: tuple[m.ToDonor, ...] = (
+    to_donor: tuple[m.Message, ...] = (
         m.Hello(
             versions=[1], device_id=uuid, device_name="swap0", host_name="host", nonce="0" * 64
         ),
@@ -142,7 +142,7 @@ def control() -> Iterator[bytes]:
         m.ActivityAnswer(id=4, slots=[m.SlotActivity(slot=0, pages_per_s=1.5)]),
         m.Goodbye(reason="done", detail="x"),
     )
-    to_consumer: tuple[m.ToConsumer, ...] = (
+    to_consumer: tuple[m.Message, ...] = (
         m.Challenge(version=1, versions=[1], nonce="0" * 64, proof=""),
         m.RenewAnswer(id=1, token="0" * 32, epoch=2, slots=[m.SlotInfo(0, 1, 2)]),
         m.RefusedAnswer(id=1, reason="quota", detail="x"),

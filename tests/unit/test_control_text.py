@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,7 +25,7 @@ from infiniswap.device.spec.rundir import DevicePaths, running_names, stopped_na
 from infiniswap.errors import ConflictError, InfiniswapError, ProtocolMismatchError
 
 BODIES = (m.Status, m.DrainInfo, m.VersionInfo, m.NonceInfo, m.HttpError)
-FRAMES = (*get_args(m.ToConsumer), *get_args(m.ToDonor))
+FRAMES = (*m.TO_CONSUMER, *m.TO_DONOR)
 TEXTS = st.text() | st.sampled_from([EVIL, "\x1b", "\x7f", "\x9b", "\u202e", "\u2066", "\ufeff"])
 
 
