@@ -179,7 +179,7 @@ def rights(*, proc: Path = PROC) -> Iterator[Finding]:
 
 def open_files(config: Config) -> Iterator[Finding]:
     """Whether a donor's connections would find file descriptors."""
-    from infiniswap.control.server import CONNECTIONS_MAX
+    from infiniswap.control.service import CONNECTIONS_MAX
     from infiniswap.donor.descriptors import wanted_for
 
     wanted = wanted_for(config.daemon.connections_max + CONNECTIONS_MAX)

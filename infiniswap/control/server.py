@@ -9,13 +9,10 @@ connections, handshakes and nonces are counted, and the surplus is turned away.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -24,61 +21,24 @@ from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.channel import (
     HURRIED_S,
-    LOST,
     Channel,
     Ended,
-    Limits,
     WebSocket,
     close,
-    receive,
     send,
 )
 from infiniswap.control.figures import METRICS_PATH
+from infiniswap.control.handshake import Handshakes, PeerLog, known
 from infiniswap.control.http import web
 from infiniswap.control.openapi import document
 from infiniswap.control.peer import host_of, peer_of
 from infiniswap.control.port import HttpPort, PortLimits, error_answer, json_answer
 from infiniswap.control.scrape import UNAUTHORIZED, answer, may_scrape
-from infiniswap.control.service import ServerSession, Service
-from infiniswap.errors import ProtocolMismatchError, RequestRefusedError
+from infiniswap.control.service import ServerConfig, ServerSession, Service
+from infiniswap.errors import RequestRefusedError
 from infiniswap.units import HostPort
 
 log = logging.getLogger(__name__)
-
-CONNECTIONS_MAX: Final = 2048
-"""TCP connections at once, unless configured otherwise."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerConfig:
-    """Bounds of the server.
-
-    Attributes:
-        secret: the cluster secret; None: nobody has to prove anything.
-        limits: of each session.
-        handshake_s: how long a peer may take for its first request and for the handshake; for any
-            other request three times that.
-        connections_max: TCP connections at once.
-        connections_per_host_max: of one peer (infiniswap.control.peer).
-        handshakes_max: sessions at once that have not proved themselves yet.
-        handshakes_per_host_max: of one peer.
-        sessions_max: open sessions at once.
-        flood_s: how long a peer whose session was ended for a flood is kept out.
-        stop_s: how long stopping waits for sessions to close.
-        metrics_token: who has it may read the metrics, too; None: nobody by that.
-    """
-
-    secret: bytes | None = None
-    limits: Limits = Limits()
-    handshake_s: float = 5.0
-    connections_max: int = CONNECTIONS_MAX
-    connections_per_host_max: int = 128
-    handshakes_max: int = 64
-    handshakes_per_host_max: int = 16
-    sessions_max: int = 1024
-    flood_s: float = 10.0
-    stop_s: float = 5.0
-    metrics_token: bytes | None = None
 
 
 class ControlServer:
@@ -95,11 +55,9 @@ class ControlServer:
         self.counters: Counter[str] = Counter()
         self._nonces = auth.NonceStore()
         self._sessions: dict[int, ServerSession] = {}
-        self._session_next = 0
-        self._handshakes: Counter[str] = Counter()  # by peer
-        self._floods_s: dict[str, float] = {}  # by peer: kept out until then
+        self._log_peer = PeerLog(self.counters)
+        self._handshakes = Handshakes(config, self.counters, self._log_peer)
         self._stopping = False
-        self._peer_logged_s = float("-inf")
         limits = PortLimits(
             connections_max=config.connections_max,
             connections_per_host_max=config.connections_per_host_max,
@@ -218,7 +176,9 @@ class ControlServer:
             ws: the connection.
             address: of the peer, HOST:PORT.
         """
-        session = await self._handshake_bounded(ws, address)
+        session = await self._handshakes.perform(
+            ws, address, len(self._sessions), is_stopping=self._stopping
+        )
         if session is None:
             await close(ws, min(self._config.limits.send_s, HURRIED_S))
         else:
@@ -235,12 +195,12 @@ class ControlServer:
         def unawaited(answer: msgspec.Struct) -> None:
             self.counters["answers_unawaited"] += 1
             kind = type(answer).__name__
-            self._log_bounded("%s: a %s that nobody waits for: late, or replayed", session, kind)
+            self._log_peer("%s: a %s that nobody waits for: late, or replayed", session, kind)
 
         def surplus(request: msgspec.Struct) -> None:
             self.counters[f"requests_refused_{m.REFUSED_BUSY}"] += 1
             kind, most = type(request).__name__, self._config.limits.handling_max
-            self._log_bounded("refused a %s of %s: %d are under way", kind, session, most)
+            self._log_peer("refused a %s of %s: %d are under way", kind, session, most)
 
         channel = Channel(
             ws,
@@ -256,11 +216,11 @@ class ControlServer:
 
         def closed(ended: Ended) -> None:
             self._sessions.pop(session.number, None)
-            self.counters[f"sessions_ended_{_known(ended.reason)}"] += 1
+            self.counters[f"sessions_ended_{known(ended.reason)}"] += 1
             if ended.reason == m.GOODBYE_PROTOCOL and not ended.by_peer:
                 self.counters["protocol_errors"] += 1
             if ended.reason == m.GOODBYE_FLOOD and not ended.by_peer:
-                self._flooded(peer_of(host_of(session.address)))
+                self._handshakes.keep_out(peer_of(host_of(session.address)))
             self._service.session_closed(session, ended)
 
         self._sessions[session.number] = session
@@ -272,137 +232,14 @@ class ControlServer:
             channel.end(m.GOODBYE_SHUTDOWN)
         await channel.run(closed)
 
-    async def _handshake_bounded(self, ws: WebSocket, address: str) -> ServerSession | None:
-        with self._handshake_place(address) as free:
-            if not free or len(self._sessions) >= self._config.sessions_max:
-                await self._turn_away(ws, m.GOODBYE_BUSY, "too many sessions", address)
-                return None
-            if self._is_kept_out(peer_of(host_of(address))):
-                detail = "a session of this host has flooded the donor: try again later"
-                await self._turn_away(ws, m.GOODBYE_FLOOD, detail, address)
-                return None
-            if self._stopping:
-                await self._turn_away(ws, m.GOODBYE_SHUTDOWN, "", address)
-                return None
-            try:
-                async with asyncio.timeout(self._config.handshake_s):
-                    return await self._handshake(ws, address)
-            except TimeoutError:
-                await self._turn_away(ws, m.GOODBYE_SILENCE, "the handshake took too long", address)
-            except ProtocolMismatchError as error:
-                self.counters["protocol_errors"] += 1
-                await self._turn_away(ws, m.GOODBYE_PROTOCOL, error.what, address)
-            return None
-
-    def _flooded(self, peer: str) -> None:
-        now_s = asyncio.get_running_loop().time()
-        self._floods_s = {p: until_s for p, until_s in self._floods_s.items() if until_s > now_s}
-        self._floods_s[peer] = now_s + self._config.flood_s
-
-    def _is_kept_out(self, peer: str) -> bool:
-        return self._floods_s.get(peer, float("-inf")) > asyncio.get_running_loop().time()
-
-    @contextlib.contextmanager
-    def _handshake_place(self, address: str) -> Iterator[bool]:
-        peer = peer_of(host_of(address))
-        self._handshakes[peer] += 1
-        try:
-            yield (
-                self._handshakes.total() <= self._config.handshakes_max
-                and self._handshakes[peer] <= self._config.handshakes_per_host_max
-            )
-        finally:
-            self._handshakes[peer] -= 1
-            if not self._handshakes[peer]:
-                del self._handshakes[peer]
-
-    async def _handshake(self, ws: WebSocket, address: str) -> ServerSession | None:
-        frame = await receive(ws, m.HELLO_BYTES_MAX)
-        if frame is None:
-            return None
-        hello = m.decode_to_donor(frame)
-        if not isinstance(hello, m.Hello):
-            raise ProtocolMismatchError("the first message is not a hello")
-        version = m.choose_version(m.VERSIONS, hello.versions)
-        if version is None:
-            detail = f"this donor speaks protocol {_list(m.VERSIONS)}, not {_list(hello.versions)}"
-            await self._turn_away(ws, m.GOODBYE_VERSION, detail, address)
-            return None
-        nonce = secrets.token_hex(auth.NONCE_BYTES)
-        transcript = auth.Transcript(
-            version=version,
-            versions_consumer=tuple(hello.versions),
-            versions_donor=m.VERSIONS,
-            device_id=hello.device_id,
-            nonce_consumer=hello.nonce,
-            nonce_donor=nonce,
-        )
-        secret = self._config.secret
-        challenge = m.Challenge(
-            version=version,
-            versions=list(m.VERSIONS),
-            nonce=nonce,
-            proof="" if secret is None else auth.donor_proof(secret, transcript),
-        )
-        if not await send(ws, challenge, self._config.limits.send_s):
-            return None
-        frame = await receive(ws, m.HELLO_BYTES_MAX)
-        if frame is None:
-            return None
-        answer = m.decode_to_donor(frame)
-        if isinstance(answer, m.Goodbye):
-            self.counters[f"handshakes_ended_{_known(answer.reason)}"] += 1
-            self._log_bounded("%s broke the handshake off: %s", address, _said(answer))
-            return None
-        if not isinstance(answer, m.Auth):
-            raise ProtocolMismatchError("the second message is not an auth")
-        if secret is not None and not auth.proofs_equal(
-            answer.proof, auth.consumer_proof(secret, transcript)
-        ):
-            self.counters["secret_errors"] += 1
-            detail = "the cluster secrets differ"
-            await self._turn_away(ws, m.GOODBYE_SECRET, detail, address)
-            return None
-        self._session_next += 1
-        return ServerSession(self._session_next, hello, address, version)
-
     def _refused(self, session: ServerSession, request: Any, error: RequestRefusedError) -> None:
         """Counts it, and tells of what no consumer asks for that knows its leases and limits."""
         self.counters[f"requests_refused_{error.reason}"[:80]] += 1
         if error.reason in (m.REFUSED_UNKNOWN_LEASE, m.REFUSED_STALE, m.REFUSED_QUOTA):
-            self._log_bounded("refused a %s of %s: %s", type(request).__name__, session, error.what)
+            self._log_peer("refused a %s of %s: %s", type(request).__name__, session, error.what)
 
     def _kept_out(self, host: str) -> None:
-        self._log_bounded("refused a connection from %s: too many are open", host)
-
-    def _log_bounded(self, text: str, *args: object) -> None:
-        """Logs what a peer did, at most once a second: it could fill the disk."""
-        now_s = asyncio.get_running_loop().time()
-        if now_s - self._peer_logged_s >= 1.0:
-            self._peer_logged_s = now_s
-            log.warning(text, *args)
-        else:
-            self.counters["log_lines_suppressed"] += 1
-
-    async def _turn_away(self, ws: WebSocket, reason: str, detail: str, address: str) -> None:
-        self.counters["sessions_refused"] += 1
-        self._log_bounded("refused a session from %s: %s", address, detail or reason)
-        goodbye = m.Goodbye(reason=reason, detail=detail[:512])
-        await send(ws, goodbye, self._config.limits.send_s)
-
-
-def _list(versions: Any) -> str:
-    return ", ".join(map(str, versions))
-
-
-def _known(reason: str) -> str:
-    # A peer may send any text: one counter for each would be memory without end.
-    return reason if reason in (*m.GOODBYE_REASONS, LOST) else "other"
-
-
-def _said(goodbye: m.Goodbye) -> str:
-    # repr: a peer's text must not forge log lines.
-    return f"{goodbye.reason!r} {goodbye.detail!r}"
+        self._log_peer("refused a connection from %s: too many are open", host)
 
 
 def _peer_name(request: web.Request) -> str:

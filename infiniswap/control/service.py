@@ -5,15 +5,51 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from infiniswap.control import messages as m
-from infiniswap.control.channel import Channel, Ended
+from infiniswap.control.channel import Channel, Ended, Limits
 from infiniswap.control.figures import Figures
 from infiniswap.control.peer import consumer_of
 from infiniswap.errors import InfiniswapError, RequestRefusedError
+
+CONNECTIONS_MAX: Final = 2048
+"""TCP connections at once, unless configured otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Bounds of the server.
+
+    Attributes:
+        secret: the cluster secret; None: nobody has to prove anything.
+        limits: of each session.
+        handshake_s: how long a peer may take for its first request and for the handshake; for any
+            other request three times that.
+        connections_max: TCP connections at once.
+        connections_per_host_max: of one peer (infiniswap.control.peer).
+        handshakes_max: sessions at once that have not proved themselves yet.
+        handshakes_per_host_max: of one peer.
+        sessions_max: open sessions at once.
+        flood_s: how long a peer whose session was ended for a flood is kept out.
+        stop_s: how long stopping waits for sessions to close.
+        metrics_token: who has it may read the metrics, too; None: nobody by that.
+    """
+
+    secret: bytes | None = None
+    limits: Limits = Limits()
+    handshake_s: float = 5.0
+    connections_max: int = CONNECTIONS_MAX
+    connections_per_host_max: int = 128
+    handshakes_max: int = 64
+    handshakes_per_host_max: int = 16
+    sessions_max: int = 1024
+    flood_s: float = 10.0
+    stop_s: float = 5.0
+    metrics_token: bytes | None = None
 
 
 class ServerSession:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from infiniswap.config import Config
-from infiniswap.control.server import CONNECTIONS_MAX
+from infiniswap.control.service import CONNECTIONS_MAX
 from infiniswap.donor import descriptors
 from infiniswap.donor.memory import MemorySource
 from infiniswap.donor.serve import Donor, Ports, StoreFactory, serve

@@ -29,7 +29,8 @@ from infiniswap import __version__, events
 from infiniswap.config import Config, check_listen_secret
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits
-from infiniswap.control.server import ControlServer, ServerConfig
+from infiniswap.control.server import ControlServer
+from infiniswap.control.service import ServerConfig
 from infiniswap.donor.announce import announce
 from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.home import Home, NoHome, open_home

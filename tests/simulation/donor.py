@@ -12,7 +12,8 @@ from typing import Any
 from infiniswap.config import ClusterConfig, Config, DaemonConfig, PolicyConfig
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits
-from infiniswap.control.server import ControlServer, ServerConfig
+from infiniswap.control.server import ControlServer
+from infiniswap.control.service import ServerConfig
 from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.identity import DonorIdentity
 from infiniswap.donor.leases import LeaseRecord

@@ -10,7 +10,7 @@ import pytest
 from support.donors.hostile_donor import lease, status
 
 from infiniswap.control import messages as m
-from infiniswap.control.server import ServerConfig
+from infiniswap.control.service import ServerConfig
 from infiniswap.donor.report import fitting
 
 U53_MAX = (1 << 53) - 1

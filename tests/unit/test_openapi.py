@@ -10,7 +10,8 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from infiniswap.control import openapi as donor_openapi
-from infiniswap.control.server import ControlServer, ServerConfig
+from infiniswap.control.server import ControlServer
+from infiniswap.control.service import ServerConfig
 from infiniswap.device.process import openapi as device_openapi
 from infiniswap.device.process.server import application
 

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The donor's end of a handshake: who may begin one, and what both ends prove to each other.
+
+A peer that has not proved itself yet holds a place among few, for a bounded time; one that has
+flooded a session is kept out for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from infiniswap.control import auth
+from infiniswap.control import messages as m
+from infiniswap.control.channel import LOST, WebSocket, receive, send
+from infiniswap.control.peer import host_of, peer_of
+from infiniswap.control.service import ServerConfig, ServerSession
+from infiniswap.errors import ProtocolMismatchError
+
+log = logging.getLogger(__name__)
+
+
+class PeerLog:
+    """Logs what peers do, at most once a second: they could fill the disk.
+
+    Args:
+        counters: gets `log_lines_suppressed`.
+    """
+
+    def __init__(self, counters: Counter[str]) -> None:
+        self._counters = counters
+        self._logged_s = float("-inf")
+
+    def __call__(self, text: str, *args: object) -> None:
+        """Logs it as a warning, or counts it in `log_lines_suppressed`."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._logged_s >= 1.0:
+            self._logged_s = now_s
+            log.warning(text, *args)
+        else:
+            self._counters["log_lines_suppressed"] += 1
+
+
+class Handshakes:
+    """Handshakes of one server.
+
+    Args:
+        config: bounds and secret.
+        counters: gets `sessions_refused`, `secret_errors`, `protocol_errors` and
+            `handshakes_ended_REASON`.
+        log_peer: logs what peers do.
+    """
+
+    def __init__(self, config: ServerConfig, counters: Counter[str], log_peer: PeerLog) -> None:
+        self._config = config
+        self._counters = counters
+        self._log = log_peer
+        self._number = 0  # of the last session
+        self._under_way: Counter[str] = Counter()  # by peer
+        self._floods_s: dict[str, float] = {}  # by peer: kept out until then
+
+    def keep_out(self, peer: str) -> None:
+        """Refuses a peer that has flooded a session, for a while."""
+        now_s = asyncio.get_running_loop().time()
+        self._floods_s = {p: until_s for p, until_s in self._floods_s.items() if until_s > now_s}
+        self._floods_s[peer] = now_s + self._config.flood_s
+
+    async def perform(
+        self, ws: WebSocket, address: str, sessions: int, *, is_stopping: bool
+    ) -> ServerSession | None:
+        """The session of a peer that has proved itself; None: it was turned away, and knows why.
+
+        Args:
+            ws: the connection.
+            address: of the peer, HOST:PORT.
+            sessions: how many are open.
+            is_stopping: whether the server takes no more.
+        """
+        with self._place(address) as free:
+            if not free or sessions >= self._config.sessions_max:
+                await self._turn_away(ws, m.GOODBYE_BUSY, "too many sessions", address)
+                return None
+            if self._is_kept_out(peer_of(host_of(address))):
+                detail = "a session of this host has flooded the donor: try again later"
+                await self._turn_away(ws, m.GOODBYE_FLOOD, detail, address)
+                return None
+            if is_stopping:
+                await self._turn_away(ws, m.GOODBYE_SHUTDOWN, "", address)
+                return None
+            try:
+                async with asyncio.timeout(self._config.handshake_s):
+                    return await self._handshake(ws, address)
+            except TimeoutError:
+                await self._turn_away(ws, m.GOODBYE_SILENCE, "the handshake took too long", address)
+            except ProtocolMismatchError as error:
+                self._counters["protocol_errors"] += 1
+                await self._turn_away(ws, m.GOODBYE_PROTOCOL, error.what, address)
+            return None
+
+    def _is_kept_out(self, peer: str) -> bool:
+        return self._floods_s.get(peer, float("-inf")) > asyncio.get_running_loop().time()
+
+    @contextlib.contextmanager
+    def _place(self, address: str) -> Iterator[bool]:
+        peer = peer_of(host_of(address))
+        self._under_way[peer] += 1
+        try:
+            yield (
+                self._under_way.total() <= self._config.handshakes_max
+                and self._under_way[peer] <= self._config.handshakes_per_host_max
+            )
+        finally:
+            self._under_way[peer] -= 1
+            if not self._under_way[peer]:
+                del self._under_way[peer]
+
+    async def _handshake(self, ws: WebSocket, address: str) -> ServerSession | None:
+        frame = await receive(ws, m.HELLO_BYTES_MAX)
+        if frame is None:
+            return None
+        hello = m.decode_to_donor(frame)
+        if not isinstance(hello, m.Hello):
+            raise ProtocolMismatchError("the first message is not a hello")
+        version = m.choose_version(m.VERSIONS, hello.versions)
+        if version is None:
+            detail = f"this donor speaks protocol {_list(m.VERSIONS)}, not {_list(hello.versions)}"
+            await self._turn_away(ws, m.GOODBYE_VERSION, detail, address)
+            return None
+        nonce = secrets.token_hex(auth.NONCE_BYTES)
+        transcript = auth.Transcript(
+            version=version,
+            versions_consumer=tuple(hello.versions),
+            versions_donor=m.VERSIONS,
+            device_id=hello.device_id,
+            nonce_consumer=hello.nonce,
+            nonce_donor=nonce,
+        )
+        secret = self._config.secret
+        challenge = m.Challenge(
+            version=version,
+            versions=list(m.VERSIONS),
+            nonce=nonce,
+            proof="" if secret is None else auth.donor_proof(secret, transcript),
+        )
+        if not await send(ws, challenge, self._config.limits.send_s):
+            return None
+        frame = await receive(ws, m.HELLO_BYTES_MAX)
+        if frame is None:
+            return None
+        answer = m.decode_to_donor(frame)
+        if isinstance(answer, m.Goodbye):
+            self._counters[f"handshakes_ended_{known(answer.reason)}"] += 1
+            self._log("%s broke the handshake off: %s", address, _said(answer))
+            return None
+        if not isinstance(answer, m.Auth):
+            raise ProtocolMismatchError("the second message is not an auth")
+        if secret is not None and not auth.proofs_equal(
+            answer.proof, auth.consumer_proof(secret, transcript)
+        ):
+            self._counters["secret_errors"] += 1
+            detail = "the cluster secrets differ"
+            await self._turn_away(ws, m.GOODBYE_SECRET, detail, address)
+            return None
+        self._number += 1
+        return ServerSession(self._number, hello, address, version)
+
+    async def _turn_away(self, ws: WebSocket, reason: str, detail: str, address: str) -> None:
+        self._counters["sessions_refused"] += 1
+        self._log("refused a session from %s: %s", address, detail or reason)
+        goodbye = m.Goodbye(reason=reason, detail=detail[:512])
+        await send(ws, goodbye, self._config.limits.send_s)
+
+
+def _list(versions: Any) -> str:
+    return ", ".join(map(str, versions))
+
+
+def known(reason: str) -> str:
+    """A reason of a goodbye that may name a counter: a peer may send any text, and one counter for
+    each would be memory without end."""
+    return reason if reason in (*m.GOODBYE_REASONS, LOST) else "other"
+
+
+def _said(goodbye: m.Goodbye) -> str:
+    # repr: a peer's text must not forge log lines.
+    return f"{goodbye.reason!r} {goodbye.detail!r}"
