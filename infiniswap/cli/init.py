@@ -216,9 +216,8 @@ def _free_bytes(path: Path) -> int:
 
 def _capabilities(found: dict[str, list[str]]) -> None:
     """What `infiniswap doctor` finds out about the keys that it concerns."""
-    from infiniswap.cli import findings_host as host
-    from infiniswap.cli import findings_rdma as rdma
-    from infiniswap.cli.findings import OK, Check, guarded
+    from infiniswap.cli.doctor import host, rdma
+    from infiniswap.cli.doctor.finding import OK, Check, guarded
 
     config = configuration.Config()
     checks: tuple[tuple[str, str, Check], ...] = (

@@ -40,15 +40,22 @@ def read_text(path: Path, what: str) -> str:
         raise from_oserror(what, error, where=str(path)) from error
 
 
-def is_locked(descriptor: int) -> bool:
-    """Whether another open file holds an exclusive flock on this file.
+def is_held(path: Path) -> bool | None:
+    """Whether a process holds an exclusive flock on the file. Does not wait.
 
-    Does not wait. Where none does, the caller's has a shared one until it is closed.
+    Returns:
+        False where there is no such file; None where this user may not look.
     """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        return None if isinstance(error, PermissionError) else False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
+    finally:
+        os.close(descriptor)
     return False
 
 

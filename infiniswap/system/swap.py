@@ -21,7 +21,7 @@ from infiniswap.errors import (
     UsageError,
     from_oserror,
 )
-from infiniswap.system.files import PROC, is_locked, read_text, unescape
+from infiniswap.system.files import PROC, is_held, read_text, unescape
 from infiniswap.system.memory import (
     CgroupMemory,
     Memory,
@@ -253,14 +253,7 @@ def leaving(path: Path) -> Iterator[None]:
 
 
 def _is_leaving(area: SwapArea) -> bool:
-    try:
-        descriptor = os.open(area.path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return is_locked(descriptor)
-    finally:
-        os.close(descriptor)
+    return is_held(Path(area.path)) is True
 
 
 # ---------------------------------------------------------- does swapoff fit in memory

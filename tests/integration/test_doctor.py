@@ -14,8 +14,9 @@ import pytest
 from support.devices.cluster import Cluster
 
 from infiniswap import config as configuration
-from infiniswap.cli import doctor, findings_swap
-from infiniswap.cli.findings import WARN
+from infiniswap.cli import doctor
+from infiniswap.cli.doctor import swap
+from infiniswap.cli.doctor.finding import WARN
 
 COMMAND = (sys.executable, "-m", "infiniswap", "doctor")
 
@@ -62,7 +63,7 @@ def test_a_check_that_fails_does_not_hide_the_others(monkeypatch: pytest.MonkeyP
     def broken(_: object) -> object:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(findings_swap, "areas", broken)
+    monkeypatch.setattr(swap, "areas", broken)
     config = configuration.load(Path("/dev/null"), environ={})
     findings = list(doctor.examine(config))
     assert [f for f in findings if f.name == "swap" and f.state == WARN]

@@ -277,7 +277,7 @@ async def test_unproven_sessions_are_bounded_in_number_and_time(secret_file: Pat
             assert goodbye.reason == m.GOODBYE_SILENCE
         async with await w.session(secret=SECRET) as session:
             await session.memory()
-        assert not w.donor.server._handshakes
+        assert not w.donor.server._handshakes._under_way
 
 
 async def test_a_flood_of_requests_is_answered_busy_not_queued(

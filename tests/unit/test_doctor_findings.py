@@ -14,8 +14,11 @@ import msgspec
 import pytest
 
 from infiniswap import config as configuration
-from infiniswap.cli import findings_cluster, findings_host, findings_swap
-from infiniswap.cli.findings import MISSING, OK, WARN, Finding, guarded
+from infiniswap.cli.doctor import devices as device_findings
+from infiniswap.cli.doctor import donors as donor_findings
+from infiniswap.cli.doctor import host as host_findings
+from infiniswap.cli.doctor import swap as swap_findings
+from infiniswap.cli.doctor.finding import MISSING, OK, WARN, Finding, guarded
 from infiniswap.cli.status import DonorRow
 from infiniswap.config import Config
 from infiniswap.control import messages as m
@@ -52,7 +55,7 @@ class Host:
         target.write_text(f"{text}\n")
 
     def settings(self) -> dict[str, Finding]:
-        return {f.name: f for f in findings_swap.settings(proc=self.proc, sys=self.sys)}
+        return {f.name: f for f in swap_findings.settings(proc=self.proc, sys=self.sys)}
 
 
 @pytest.fixture
@@ -121,7 +124,7 @@ def test_swappiness_0_is_not_the_end_where_jobs_have_their_own(host: Host) -> No
 
 def areas(host: Host, made: Config, *lines: str) -> list[Finding]:
     host.write("proc/swaps", SWAPS + "".join(f"{line}\n" for line in lines))
-    return list(findings_swap.areas(made, proc=host.proc, sys=host.sys))
+    return list(swap_findings.areas(made, proc=host.proc, sys=host.sys))
 
 
 def test_no_swap_area_is_good(host: Host) -> None:
@@ -191,7 +194,7 @@ def idle(host: Host, made: Config, there: bool = True) -> list[Finding]:
     if there:
         path.touch()
     request = CpuLatencyRequest(path)
-    return list(findings_host.idle(made, proc=host.proc, sys=host.sys, request=request))
+    return list(host_findings.idle(made, proc=host.proc, sys=host.sys, request=request))
 
 
 LISTENS = config(daemon__listen="10.0.0.1")
@@ -258,13 +261,13 @@ def test_strict_accounting_without_room(
         "MemTotal: 1048576 kB\nMemAvailable: 1 kB\nCommitLimit: 1000000 kB\n"
         f"Committed_AS: {committed_kib} kB",
     )
-    found = one(findings_host.overcommit(proc=host.proc))
+    found = one(host_findings.overcommit(proc=host.proc))
     assert found.state == state
 
 
 def test_ublk_needs_io_uring(host: Host) -> None:
     host.write("proc/sys/kernel/io_uring_disabled", "2")
-    found = one(findings_host.ublk_devices(check=lambda: None, sys=host.sys, proc=host.proc))
+    found = one(host_findings.ublk_devices(check=lambda: None, sys=host.sys, proc=host.proc))
     assert found.state == WARN
     assert "io_uring_disabled=0" in found.mend
 
@@ -273,7 +276,7 @@ def test_without_ublk_there_are_other_front_ends(host: Host) -> None:
     def refused() -> None:
         raise UnavailableError("there is no /dev/ublk-control", mend="modprobe ublk_drv")
 
-    found = one(findings_host.ublk_devices(check=refused, sys=host.sys, proc=host.proc))
+    found = one(host_findings.ublk_devices(check=refused, sys=host.sys, proc=host.proc))
     assert found.state == WARN
     assert "nbd or fuse" in found.what
     assert "modprobe ublk_drv" in found.mend
@@ -283,31 +286,31 @@ def test_the_limit_of_ublk_devices(host: Host) -> None:
     host.write("sys/module/ublk_drv/parameters/ublks_max", "2\n")
     for number, state in ((0, OK), (1, WARN)):
         host.write(f"sys/class/ublk-char/ublkc{number}/dev", "")
-        found = one(findings_host.ublk_devices(check=lambda: None, sys=host.sys, proc=host.proc))
+        found = one(host_findings.ublk_devices(check=lambda: None, sys=host.sys, proc=host.proc))
         assert found.state == state
 
 
 def test_open_files_against_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
-    assert one(findings_host.open_files(Config())).state == OK
-    found = one(findings_host.open_files(config(daemon__connections_max=4000)))
+    assert one(host_findings.open_files(Config())).state == OK
+    found = one(host_findings.open_files(config(daemon__connections_max=4000)))
     assert found.state == WARN
     assert "LimitNOFILE=6176" in found.mend
 
 
 def test_front_ends_that_are_missing(host: Host) -> None:
-    found = {f.name: one([f]) for f in findings_host.front_ends(root=host.root)}
+    found = {f.name: one([f]) for f in host_findings.front_ends(root=host.root)}
     assert found["fuse"].state == found["loop"].state == MISSING
     assert found["nbd"].state in (OK, WARN)  # this kernel's own
     host.write("dev/fuse", "")
-    assert one(findings_host.front_ends(root=host.root), "fuse").state == OK
+    assert one(host_findings.front_ends(root=host.root), "fuse").state == OK
 
 
 def test_no_capability_is_named(host: Host) -> None:
     host.write("proc/self/status", "CapEff:\t0000000000000000")
-    assert one(findings_host.rights(proc=host.proc), "cap-sys-resource").state == WARN
+    assert one(host_findings.rights(proc=host.proc), "cap-sys-resource").state == WARN
     host.write("proc/self/status", "CapEff:\t000001ffffffffff")
-    assert one(findings_host.rights(proc=host.proc), "cap-sys-resource").state == OK
+    assert one(host_findings.rights(proc=host.proc), "cap-sys-resource").state == OK
 
 
 # --------------------------------------------------------------------------- the cluster
@@ -318,7 +321,7 @@ def test_the_secret_where_the_daemon_would_listen(tmp_path: Path) -> None:
 
     def found(**keys: object) -> Finding:
         made = config(cluster__secret_file=str(path) if path.exists() else None, **keys)
-        return one(guarded("secret", lambda: findings_cluster.secret(made)))
+        return one(guarded("secret", lambda: donor_findings.secret(made)))
 
     assert found().state == OK
     assert "head -c 32 /dev/urandom" in found(daemon__listen="10.0.0.1").mend
@@ -358,8 +361,8 @@ def donors(monkeypatch: pytest.MonkeyPatch, made: Config, row: DonorRow) -> list
     async def ask(*_: object) -> list[DonorRow]:
         return [row]
 
-    monkeypatch.setattr(findings_cluster, "ask", ask)
-    return list(findings_cluster.donors(made))
+    monkeypatch.setattr(donor_findings, "ask", ask)
+    return list(donor_findings.donors(made))
 
 
 ADDRESS = HostPort("10.0.0.2", 9400)
@@ -367,7 +370,7 @@ PEERS = config(cluster__peers="10.0.0.2")
 
 
 def test_no_donor_is_configured() -> None:
-    assert "--donors" in one(findings_cluster.donors(Config())).mend
+    assert "--donors" in one(donor_findings.donors(Config())).mend
 
 
 def test_a_donor_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,8 +409,8 @@ def test_slabs_that_may_be_swapped_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def devices(monkeypatch: pytest.MonkeyPatch, **row: object) -> Finding:
-    monkeypatch.setattr(findings_cluster, "local_devices", lambda *_: [{"name": "d1", **row}])
-    return one(findings_cluster.devices(Config()))
+    monkeypatch.setattr(device_findings, "local_devices", lambda *_: [{"name": "d1", **row}])
+    return one(device_findings.devices(Config()))
 
 
 @pytest.mark.parametrize(
@@ -432,7 +435,7 @@ def test_each_alarm_has_a_next_step(monkeypatch: pytest.MonkeyPatch, alarm: str,
 def test_the_words_of_alarms_are_those_of_the_device(project_root: Path) -> None:
     files = (project_root / "infiniswap/device").rglob("*.py")
     text = "".join(file.read_text() for file in files)
-    for words, _ in findings_cluster._ALARMS:
+    for words, _ in device_findings._ALARMS:
         assert words in text, words
 
 
@@ -515,11 +518,11 @@ def test_a_killed_demo_is_found_and_a_running_one_is_not(host: Host) -> None:
         ).decode(),
     )
     (run_dir / "lock").touch()
-    found = [f for f in findings_cluster._demos(run_dir) if str(work) in f.what]
+    found = [f for f in device_findings._demos(run_dir) if str(work) in f.what]
     assert one(found).mend.startswith("infiniswap demo")
     lock = os.open(run_dir / "lock", os.O_RDWR)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert list(findings_cluster._demos(run_dir)) == []
+        assert list(device_findings._demos(run_dir)) == []
     finally:
         os.close(lock)

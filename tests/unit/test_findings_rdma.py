@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from infiniswap.cli import findings_rdma
-from infiniswap.cli.findings import MISSING, OK, WARN, Finding
+from infiniswap.cli.doctor import rdma
+from infiniswap.cli.doctor.finding import MISSING, OK, WARN, Finding
 from infiniswap.config import Config, load
 from infiniswap.engine import native_rdma
 from infiniswap.engine.protocol import RdmaGid, RdmaPort
@@ -59,15 +59,15 @@ def host(monkeypatch: pytest.MonkeyPatch) -> list[RdmaPort | EngineError]:
         return ports()[0], "10.0.0.1"
 
     monkeypatch.setattr(native_rdma, "rdma_ports", ports)
-    monkeypatch.setattr(findings_rdma.system, "devices", lambda: ())
-    monkeypatch.setattr(findings_rdma.system, "interface", lambda device, _port: f"{device}-net")
-    monkeypatch.setattr(findings_rdma.system, "locks_without_limit", lambda: False)
+    monkeypatch.setattr(rdma.system, "devices", lambda: ())
+    monkeypatch.setattr(rdma.system, "interface", lambda device, _port: f"{device}-net")
+    monkeypatch.setattr(rdma.system, "locks_without_limit", lambda: False)
     monkeypatch.setattr(native_rdma, "rdma_choose", choose)
     return has
 
 
 def found(of: Config) -> list[Finding]:
-    return list(findings_rdma.rdma(of))
+    return list(rdma.rdma(of))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_every_port_and_the_way_to_each_donor(host: list[RdmaPort | EngineError]
 def test_a_device_that_no_program_can_use(
     host: list[RdmaPort | EngineError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(findings_rdma.system, "devices", lambda: ("mlx5_0", "rxe0"))
+    monkeypatch.setattr(rdma.system, "devices", lambda: ("mlx5_0", "rxe0"))
     host.append(EngineError("no RDMA: device rxe0 is of no use to programs", code=errno.ENODEV))
     for transport, state in (("auto", WARN), ("rdma", MISSING), ("tcp", OK)):
         (finding,) = found(config(device__transport=transport))
@@ -155,8 +155,8 @@ def test_what_may_be_locked(
     state: str,
 ) -> None:
     host.append(port())
-    monkeypatch.setattr(findings_rdma.resource, "getrlimit", lambda _what: (limit, limit))
-    monkeypatch.setattr(findings_rdma.system, "locks_without_limit", lambda: capable)
+    monkeypatch.setattr(rdma.resource, "getrlimit", lambda _what: (limit, limit))
+    monkeypatch.setattr(rdma.system, "locks_without_limit", lambda: capable)
     findings = found(config(device__staging=staging, device__queues="2"))
     (finding,) = (one for one in findings if one.name == "rdma-memlock")
     assert finding.state == state
@@ -185,7 +185,7 @@ def test_what_a_donor_may_lock(
     states: list[str],
 ) -> None:
     host.append(port())
-    monkeypatch.setattr(findings_rdma.resource, "getrlimit", lambda _what: (18 * MIB, 18 * MIB))
+    monkeypatch.setattr(rdma.resource, "getrlimit", lambda _what: (18 * MIB, 18 * MIB))
     donor = {"listen": "10.0.0.1:9400", "slab": "1M", **changes}
     keys = {f"daemon__{key}": value for key, value in donor.items()}
     findings = found(config(device__staging="2M", **keys))

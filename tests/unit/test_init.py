@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from infiniswap.cli import findings_host, init
+from infiniswap.cli import init
 from infiniswap.cli.config_paths import existing
-from infiniswap.cli.findings import missing
+from infiniswap.cli.doctor import host
+from infiniswap.cli.doctor.finding import missing
 from infiniswap.config import DeviceConfig
 from infiniswap.donor.memory import MemoryFigures, memory_source
 from infiniswap.errors import BackupError, SystemCallError
@@ -47,7 +48,7 @@ def test_the_file_says_what_this_host_is_above_the_keys_concerned(
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": addresses})
     text = init.compose(tmp_path / "infiniswap.toml")
     assert "Here: this host's addresses are 10.1.2.3, fd00::5." in comment(text, "listen")
-    for finding in findings_host.front_ends():
+    for finding in host.front_ends():
         assert f"Here: {finding.name}: {finding.what}" in comment(text, "frontend")
     total = format_size_short(memory_source(None).read().total_bytes)
     assert re.search(rf"Here: (up to .* of {total}\.|this host has no)", comment(text, "pool"))
@@ -57,7 +58,7 @@ def test_the_file_says_what_this_host_is_above_the_keys_concerned(
 def test_what_a_host_lacks_comes_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, list[str]] = {}
     finding = missing("memory-cgroup", "none is mounted", "mount one")
-    monkeypatch.setattr(findings_host, "memory_cgroup", lambda: iter([finding]))
+    monkeypatch.setattr(host, "memory_cgroup", lambda: iter([finding]))
     init._capabilities(found)
     assert found["device"] == ["memory-cgroup: none is mounted. Mend: mount one"]
     assert found["device.transport"]

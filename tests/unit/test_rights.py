@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infiniswap import rights
-from infiniswap.cli import findings_host
+from infiniswap.cli.doctor import host
 from infiniswap.device.jobs import job
 from infiniswap.errors import NotPermittedError, from_oserror
 from infiniswap.system.process import Degraded, sentences
@@ -88,7 +88,7 @@ def test_a_remedy_that_warnings_share_is_told_once() -> None:
 
 
 def test_the_doctor_does_not_call_root_without_a_capability_root(tmp_path: Path) -> None:
-    (finding,) = findings_host.root(proc=proc_of(tmp_path, without="CAP_SYS_ADMIN"))
+    (finding,) = host.root(proc=proc_of(tmp_path, without="CAP_SYS_ADMIN"))
     assert finding.state == "missing"
     assert (finding.what + finding.mend).count("CAP_SYS_ADMIN") == 1
 

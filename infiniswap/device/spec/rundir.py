@@ -26,7 +26,7 @@ from infiniswap.errors import (
     UsageError,
     from_oserror,
 )
-from infiniswap.system.files import is_locked, log_tail
+from infiniswap.system.files import is_held, log_tail
 
 DEFAULT_RUN_DIR = Path("/run/infiniswap")
 LINK_DIR = Path("/dev/infiniswap")
@@ -172,20 +172,14 @@ def is_running(paths: DevicePaths) -> bool:
     Raises:
         NotPermittedError: the device is another user's.
     """
-    try:
-        lock = os.open(paths.lock, os.O_RDWR | os.O_CLOEXEC)
-    except PermissionError as error:
+    held = is_held(paths.lock)
+    if held is None:
         raise NotPermittedError(
             "only the user who has started a device may look at it",
             where=str(paths.run),
             mend="Run it with sudo.",
-        ) from error
-    except OSError:
-        return False
-    try:
-        return is_locked(lock)
-    finally:
-        os.close(lock)
+        )
+    return held
 
 
 def write_record(path: Path, spec: DeviceSpec) -> None:

@@ -27,7 +27,7 @@ from support.machine.runmode import FULL
 from support.machine.softroce import HOST, LINK, add, leads_here, remove
 from support.machine.stopping import stopped
 
-from infiniswap.cli.findings_rdma import rdma as rdma_findings
+from infiniswap.cli.doctor.rdma import rdma as rdma_findings
 from infiniswap.config import load
 from infiniswap.control.messages import RdmaKey
 from infiniswap.engine.native import NativeEngine, NativeStore

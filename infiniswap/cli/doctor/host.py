@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from infiniswap.cli.findings import Finding, degraded, good, missing
+from infiniswap.cli.doctor.finding import Finding, degraded, good, missing
 from infiniswap.config import Config
 from infiniswap.device.frontends import nbd
 from infiniswap.errors import InfiniswapError

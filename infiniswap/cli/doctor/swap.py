@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from infiniswap.cli.findings import Finding, degraded, good, missing
-from infiniswap.cli.findings_host import number
+from infiniswap.cli.doctor.finding import Finding, degraded, good, missing
+from infiniswap.cli.doctor.host import number
 from infiniswap.config import Config
 from infiniswap.device.cleanup import leftovers
 from infiniswap.errors import UnavailableError

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from infiniswap.cli.findings import Finding, degraded, good
+from infiniswap.cli.doctor.finding import Finding, degraded, good
 from infiniswap.config import Config
-from infiniswap.discovery import broker
+from infiniswap.discovery import broker as mqtt
 from infiniswap.discovery.find import Found
 from infiniswap.units import format_size
 
@@ -28,9 +28,9 @@ _MENDS: Final = {
 """By reason (infiniswap.discovery.announcement.REASONS)."""
 
 
-def discovery(config: Config, found: Found) -> Iterator[Finding]:
+def announced(config: Config, found: Found) -> Iterator[Finding]:
     """What the broker has, and what of it does not count."""
-    place = broker.where(config.mqtt)
+    place = mqtt.where(config.mqtt)
     if found.failure is not None:
         failure = found.failure
         what = f"{failure.where or place}: {failure.what}"
@@ -63,4 +63,4 @@ def discovery(config: Config, found: Found) -> Iterator[Finding]:
 
 
 def _is_loopback(config: Config) -> bool:
-    return broker.address_of(config.mqtt).is_loopback
+    return mqtt.address_of(config.mqtt).is_loopback

@@ -7,7 +7,7 @@ import errno
 import resource
 from collections.abc import Iterator
 
-from infiniswap.cli.findings import Finding, degraded, good, missing
+from infiniswap.cli.doctor.finding import Finding, degraded, good, missing
 from infiniswap.config import Config
 from infiniswap.engine.protocol import RdmaPort
 from infiniswap.errors import ConfigError, EngineError

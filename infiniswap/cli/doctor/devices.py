@@ -1,26 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Findings about what is configured: backup, secret, donors, devices, and what was left behind."""
+"""Findings about this host's devices: their backup, what they say, and what killed ones left."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from infiniswap.cli import findings_discovery
-from infiniswap.cli.findings import Finding, degraded, good
-from infiniswap.cli.status import DonorRow, ask
-from infiniswap.config import Config, check_listen_secret
+from infiniswap.cli.doctor.finding import Finding, degraded, good
+from infiniswap.config import Config
 from infiniswap.demo import leftovers as demo_leftovers
 from infiniswap.device.cleanup import leftovers
 from infiniswap.device.control.listing import local_devices
-from infiniswap.discovery.find import find
 from infiniswap.donor import home as homes
 from infiniswap.system.backup import check_backup
-from infiniswap.system.files import is_locked
-from infiniswap.units import MIB, format_size, format_size_short
+from infiniswap.system.files import is_held
+from infiniswap.units import MIB, format_size_short
 
 _FREE_SHARE_MIN: Final = 0.05
 
@@ -58,79 +54,6 @@ def backup(config: Config) -> Iterator[Finding]:
         )
     else:
         yield good("backup", text)
-
-
-def secret(config: Config) -> Iterator[Finding]:
-    """Whether a daemon could serve other hosts. Raises what is wrong with it."""
-    found = config.secret()
-    check_listen_secret(config.daemon.listen, found)
-    if found is not None:
-        yield good("secret", f"{config.cluster.secret_file}: {len(found)} bytes, for root alone")
-    else:
-        yield good("secret", "none, and none is needed: the daemon serves this host alone")
-
-
-def donors(config: Config) -> Iterator[Finding]:
-    """Every donor that is named or announced."""
-    found = find(config)
-    peers = found.addresses
-    if config.cluster.discovery == "mqtt":
-        yield from findings_discovery.discovery(config, found)
-    if not peers:
-        yield degraded(
-            "donors",
-            "none is configured, and none is found",
-            "infiniswap doctor --donors HOST[:PORT],... (for good: `peers` under [cluster])",
-        )
-        return
-    for row in asyncio.run(ask(peers, config.secret(), config.cluster.ask_s)):
-        yield from _donor(config, row)
-
-
-def _donor(config: Config, row: DonorRow) -> Iterator[Finding]:
-    if row.status is None:
-        failure = row.failure
-        what, mend = (failure.what, failure.mend) if failure else (row.error, "")
-        yield degraded(
-            "donors", f"{row.address}: {what}", mend or f"see the daemon's log on {row.address}"
-        )
-        return
-    status, pool = row.status, row.status.pool
-    slab_bytes = status.slab_bytes
-    text = (
-        f"{row.address} ({status.donor_name}): can lend "
-        f"{format_size_short(pool.can_map * slab_bytes)}"
-    )
-    if slab_bytes != config.device.slab_bytes:
-        size = format_size(slab_bytes)
-        yield degraded(
-            "donors",
-            f"{text}, in slabs of {size}; devices here have slabs of "
-            f"{format_size(config.device.slab_bytes)}, so it refuses them",
-            f'slab = "{size}" under [device] (or --slab {size}); the same in the whole cluster',
-        )
-    elif status.draining:
-        yield degraded(
-            "donors", f"{text}; it is {row.state}", f"name another donor, or wait for {row.address}"
-        )
-    elif not pool.can_map:
-        yield degraded(
-            "donors",
-            f"{text}: it {status.no_room}"
-            if status.no_room
-            else f"{text}: its pool is lent, or its host needs the memory itself",
-            "raise --pool or lower --headroom there, or name more donors",
-        )
-    else:
-        yield good("donors", text)
-    if pool.slabs_unpinned:
-        yield degraded(
-            "donors",
-            f"{row.address}: {pool.slabs_unpinned} of its slabs are not locked in memory, so that "
-            "host may swap them out",
-            "there: LimitMEMLOCK=infinity in the daemon's unit (or ulimit -l unlimited), then "
-            "restart it",
-        )
 
 
 def devices(config: Config) -> Iterator[Finding]:
@@ -182,7 +105,7 @@ def _donors(run_dir: Path | None) -> Iterator[Finding]:
 
 
 def _demos(run_dir: Path) -> Iterator[Finding]:
-    if _is_held(run_dir / "lock"):
+    if is_held(run_dir / "lock"):
         return  # one is running
     for record in demo_leftovers.stale(run_dir):
         yield degraded(
@@ -191,14 +114,3 @@ def _demos(run_dir: Path) -> Iterator[Finding]:
             "cgroups",
             "infiniswap demo (takes it away before it starts)",
         )
-
-
-def _is_held(path: Path) -> bool:
-    try:
-        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return is_locked(lock)
-    finally:
-        os.close(lock)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`infiniswap doctor`: what this host can do, what is missing, and the command that mends it.
 
-The checks are in findings_host, findings_swap and findings_cluster.
+Each module of this room looks at one subject and yields findings (`finding`); `examine` puts them
+in order. `infiniswap init` uses some of the checks; nobody else enters.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from infiniswap import config as configuration
-from infiniswap.cli.findings import MISSING, OK, WARN, Check, Finding, good, guarded, missing
+from infiniswap.cli.doctor.finding import MISSING, OK, WARN, Check, Finding, good, guarded, missing
 from infiniswap.errors import ConfigError
 
 
@@ -89,10 +90,7 @@ def _configuration(
 def examine(config: configuration.Config) -> Iterator[Finding]:
     """Every finding, in the order of the report. A check that fails is a finding itself."""
     # Late: what is imported here is not needed by other commands.
-    from infiniswap.cli import findings_cluster as cluster
-    from infiniswap.cli import findings_host as host
-    from infiniswap.cli import findings_rdma as rdma
-    from infiniswap.cli import findings_swap as swap
+    from infiniswap.cli.doctor import devices, donors, host, rdma, swap
 
     checks: tuple[tuple[str, Check], ...] = (
         ("host", host.host),
@@ -108,11 +106,11 @@ def examine(config: configuration.Config) -> Iterator[Finding]:
         ("swap-settings", swap.settings),
         ("swap", lambda: swap.areas(config)),
         ("rdma", lambda: rdma.rdma(config)),
-        ("backup", lambda: cluster.backup(config)),
-        ("secret", lambda: cluster.secret(config)),
-        ("donors", lambda: cluster.donors(config)),
-        ("devices", lambda: cluster.devices(config)),
-        ("leftovers", lambda: cluster.left_behind(config)),
+        ("backup", lambda: devices.backup(config)),
+        ("secret", lambda: donors.secret(config)),
+        ("donors", lambda: donors.donors(config)),
+        ("devices", lambda: devices.devices(config)),
+        ("leftovers", lambda: devices.left_behind(config)),
     )
     for name, check in checks:
         yield from guarded(name, check)
