@@ -1,2 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: one module per command."""
+"""Command line: each module or room here is a command of that name (`main` finds them).
+
+`common` is what they share. Nothing else of Infiniswap imports from here.
+"""

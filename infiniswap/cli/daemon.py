@@ -22,7 +22,6 @@ def add_parser(subparsers: Any) -> None:
         help="lend this host's idle memory",
         description="Lends this host's idle memory to consumers. Listens on loopback unless told "
         "otherwise; any other address needs a cluster secret ([cluster] secret_file).",
-        allow_abbrev=False,
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (TOML)")
     parser.add_argument(

@@ -19,7 +19,6 @@ def add_parser(subparsers: Any) -> None:
         "half of that and swap on a disk as slow as a cloud volume. Prints what came of it; "
         "fails unless the outputs are identical and donors served the pages. Needs root and the "
         "`demo` extra; takes a few minutes and leaves nothing behind.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--dir",

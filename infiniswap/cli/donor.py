@@ -26,7 +26,8 @@ _STUCK_S = 30.0
 def add_parser(subparsers: Any) -> None:
     """Adds the parser of `donor`."""
     parser = subparsers.add_parser(
-        "donor", help="drain a donor before maintenance, or end that", allow_abbrev=False
+        "donor",
+        help="drain a donor before maintenance, or end that",
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     drain = actions.add_parser(
@@ -36,13 +37,14 @@ def add_parser(subparsers: Any) -> None:
         "`undrain`, also after a restart. Consumers move to other donors as far as those have "
         "room; until then their pages come from their backups. Interrupting the command does not "
         "end the drain.",
-        allow_abbrev=False,
     )
     drain.add_argument(
         "--no-wait", action="store_true", help="do not wait until the last slab is back"
     )
     undrain = actions.add_parser(
-        "undrain", help="lend again", description="Ends a drain.", allow_abbrev=False
+        "undrain",
+        help="lend again",
+        description="Ends a drain.",
     )
     for action in (drain, undrain):
         action.add_argument("host", metavar="HOST[:PORT]", help="the donor's control address")

@@ -39,7 +39,6 @@ def add_parser(subparsers: Any) -> None:
         "and writes a configuration file with every key, its meaning and its default. What has to "
         "differ from the default here is set, everything else is commented out. An existing file "
         "is kept unless --force is given.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--config",
@@ -163,7 +162,7 @@ def _backup(
     disks: Iterable[Path] | None = None,
 ) -> None:
     """A place for backups, where the default one will not do."""
-    from infiniswap.cli.config_paths import PROBE_NAME, existing
+    from infiniswap.cli.config.paths import PROBE_NAME, existing
     from infiniswap.config_text import toml_value
     from infiniswap.system.backup import check_backup
 

@@ -11,29 +11,30 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import pkgutil
 import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
-from infiniswap import __version__
-from infiniswap.cli.output import OutputError, is_reader_gone, open_standard_streams
-from infiniswap.cli.parser import Parser
+import infiniswap.cli
+from infiniswap.cli.common.output import OutputError, is_reader_gone, open_standard_streams
+from infiniswap.cli.common.parser import Parser
 from infiniswap.errors import InfiniswapError, NotFoundError, SystemCallError
 
-COMMANDS = (
-    "daemon",
-    "device",
-    "run",
-    "status",
-    "donor",
-    "doctor",
-    "init",
-    "config",
-    "service",
-    "demo",
-)
-"""Modules of this package, in the order of the help text."""
+_FIRST = ("daemon", "device", "run", "status", "donor", "doctor", "init", "config", "service")
+_NO_COMMANDS = ("main", "common")
+
+
+def _commands() -> tuple[str, ...]:
+    """Modules of this package, in the order of the help text: those that are needed first, then the
+    others by name."""
+    found = {module.name for module in pkgutil.iter_modules(infiniswap.cli.__path__)}
+    found.difference_update(_NO_COMMANDS)
+    return (*_FIRST, *sorted(found.difference(_FIRST)))
+
+
+COMMANDS = _commands()
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -58,9 +59,10 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         prog="infiniswap",
         description="Lends a cluster's idle memory to the hosts that have run out of theirs.",
         epilog="Exit codes: see infiniswap/errors.py or the manual.",
-        allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"infiniswap {__version__}")
+    parser.add_argument(
+        "--version", action="version", version=f"infiniswap {infiniswap.__version__}"
+    )
     subparsers = parser.add_subparsers(
         dest="command", metavar="COMMAND", required=True, parser_class=Parser
     )

@@ -35,7 +35,6 @@ def add_parser(subparsers: Any) -> None:
         help="donors, devices, slabs and errors of the cluster",
         description="Asks every donor that is named or announced, and shows this host's devices. "
         "A donor that cannot be reached is a row, not a failure.",
-        allow_abbrev=False,
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (TOML)")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -282,7 +282,7 @@ def test_a_message_that_cannot_be_written_leaves_the_exit_code(redirected: str) 
 
 def test_lines_come_when_they_are_printed_where_that_is_asked_for() -> None:
     """As `tail -f` of a service's output wants it."""
-    code = "import sys; from infiniswap.cli.output import open_standard_streams as o; o(); "
+    code = "import sys; from infiniswap.cli.common.output import open_standard_streams as o; o(); "
     code += "print('first'); print('second', file=sys.stderr); print('third')"
     for unbuffered, wanted in (("1", "first second third"), ("", "second first third")):
         done = subprocess.run(

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infiniswap import config as configuration
-from infiniswap.cli.config_paths import check_discovery
+from infiniswap.cli.config.paths import check_discovery
 from infiniswap.discovery.agent import is_own
 from infiniswap.discovery.announcement import (
     ADDRESSES_MAX,

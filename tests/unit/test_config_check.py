@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from infiniswap import config as configuration
-from infiniswap.cli import declared, init
+from infiniswap.cli import init
+from infiniswap.cli.common import declared_devices
 from infiniswap.cli.main import main
 from infiniswap.errors import ConfigError, ConflictError, UsageError
 from infiniswap.system import service_units
@@ -165,14 +166,14 @@ def test_declared_devices_are_checked_with_it(
 
 
 def test_a_declared_device_that_does_not_come_up_at_boot_is_told(tmp_path: Path) -> None:
-    devices = [declared.Declaration(Path(f"/x/{name}.env")) for name in ("a", "b")]
-    assert list(declared.boot_notes(devices, tmp_path)) == []
+    devices = [declared_devices.Declaration(Path(f"/x/{name}.env")) for name in ("a", "b")]
+    assert list(declared_devices.boot_notes(devices, tmp_path)) == []
     directory = tmp_path / service_units.UNIT_DIR
     wants = directory / "multi-user.target.wants"
     wants.mkdir(parents=True)
     (directory / service_units.DEVICE_UNIT).touch()
     (wants / service_units.device_unit("a")).symlink_to(directory / service_units.DEVICE_UNIT)
-    (note,) = declared.boot_notes(devices, tmp_path)
+    (note,) = declared_devices.boot_notes(devices, tmp_path)
     assert "systemctl enable infiniswap-device@b" in note
 
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from infiniswap.cli import init
-from infiniswap.cli.config_paths import existing
+from infiniswap.cli.config.paths import existing
 from infiniswap.cli.doctor import host
 from infiniswap.cli.doctor.finding import missing
 from infiniswap.config import DeviceConfig

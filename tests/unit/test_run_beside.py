@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from infiniswap import config as configuration
-from infiniswap.cli import run_beside
-from infiniswap.cli.device import add_device_options, backup_path, load_config, make_spec
+from infiniswap.cli.device.options import add_device_options, backup_path, load_config, make_spec
+from infiniswap.cli.run import inherit
 from infiniswap.device.api import DeviceStatus, SwapRow
 from infiniswap.device.jobs import beside
 from infiniswap.device.jobs.beside import RunDevice
@@ -51,9 +51,9 @@ class Host:
         """Of the device that a run with these options would make."""
         args = parse("--config", str(self.file), *argv)
         config = load_config(args)
-        args, config = run_beside.like(args, config, others, name)
+        args, config = inherit.like(args, config, others, name)
         spec = make_spec(args, config, name=name, size_bytes=64 * MIB, swap=True, ephemeral=True)
-        return run_beside.recorded(spec, others)
+        return inherit.recorded(spec, others)
 
     def running(self, *argv: str, name: str = "run") -> tuple[RunDevice, ...]:
         """A run with these options that is running."""
@@ -240,7 +240,7 @@ def test_a_run_that_has_ended_is_named_by_its_device(host: Host) -> None:
 def test_a_run_that_is_alone_keeps_its_own(host: Host) -> None:
     args = parse("--backup", "/mnt/a", "--config", str(host.file))
     config = load_config(args)
-    assert run_beside.like(args, config, (), "run") == (args, config)
+    assert inherit.like(args, config, (), "run") == (args, config)
     paths = rundir.paths_of("run", host.root, host.root)
     assert backup_path(args.backup, paths) == "/mnt/a"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infiniswap.cli.run_local import LOCAL_BYTES_MIN, parse_local
+from infiniswap.cli.run.local import LOCAL_BYTES_MIN, parse_local
 from infiniswap.errors import UsageError
 from infiniswap.units import GIB, MIB
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infiniswap.cli.run_output import fit
+from infiniswap.cli.run.live_line import fit
 from infiniswap.device.api import DeviceStatus, DonorRow, SuccessionRow, SwapRow
 from infiniswap.device.jobs import usage
 from infiniswap.device.jobs.account import Account

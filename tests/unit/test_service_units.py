@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from infiniswap import errors
-from infiniswap.cli import declared, service
+from infiniswap.cli import service
+from infiniswap.cli.common import declared_devices
 from infiniswap.cli.main import build_parser, main
 from infiniswap.errors import ConflictError, UsageError
 from infiniswap.system import service_units, systemd
@@ -156,15 +157,15 @@ def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path, directory: s
 def test_a_declared_device_that_is_enabled_comes_up_at_boot(root: Path) -> None:
     """By systemctl itself, in a system that does not run."""
     assert call("install", "--root", str(root)) == 0
-    devices = [declared.Declaration(root / "etc/infiniswap/devices/swap0.env")]
+    devices = [declared_devices.Declaration(root / "etc/infiniswap/devices/swap0.env")]
     unit = service_units.device_unit("swap0")
-    (note,) = declared.boot_notes(devices, root)
+    (note,) = declared_devices.boot_notes(devices, root)
     command = ["systemctl", f"--root={root}", "enable", DAEMON_UNIT, unit]
     assert unit.removesuffix(".service") in note
     subprocess.run(command, capture_output=True, text=True, check=True)
     wants = root / UNIT_DIR / "multi-user.target.wants"
     assert {path.name for path in wants.iterdir()} == {DAEMON_UNIT, unit}
-    assert list(declared.boot_notes(devices, root)) == []
+    assert list(declared_devices.boot_notes(devices, root)) == []
     assert call("uninstall", "--root", str(root)) == 0
     assert files_below(root) == []
 

@@ -28,7 +28,6 @@ def add_parser(subparsers: Any) -> None:
         help="what this host can do, and what is missing",
         description="Looks at this host and says what works, what does not, and how to mend it. "
         "Changes nothing. Exit code 0 when a job can be run here, 5 when not.",
-        allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file")

@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from infiniswap.cli import device as command
+from infiniswap.cli.device import options
 from infiniswap.cli.main import build_parser
 from infiniswap.device.process.serve import prepare_process, serve
 from infiniswap.device.slabs import mapper
@@ -52,11 +52,11 @@ def main(argv: list[str]) -> int:
     """Runs the device; returns its exit code."""
     vars(mapper)["Placer"] = TimedPlacer
     args = build_parser("device").parse_args(argv)
-    config = command.load_config(args)
+    config = options.load_config(args)
     size_bytes = parse_page_size(args.size)
-    spec = command.make_spec(args, config, name=args.name, size_bytes=size_bytes, swap=args.swap)
+    spec = options.make_spec(args, config, name=args.name, size_bytes=size_bytes, swap=args.swap)
     paths = rundir.paths_of(args.name, config.device.run_dir, config.device.backup_dir)
-    command.prepare_backup_dir(spec, paths)
+    options.prepare_backup_dir(spec, paths)
     prepare_process(own_log=False)
     return asyncio.run(serve(spec, lambda ready: ready.ok, own_log=False))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `infiniswap run` says while its job has the terminal."""
+"""What `infiniswap run` says: lines of its own, and one that is rewritten while the job runs."""
 
 from __future__ import annotations
 

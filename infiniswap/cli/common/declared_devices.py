@@ -78,9 +78,9 @@ def problems(device: Declaration, config_path: Path) -> Iterator[InfiniswapError
 
 def _check(device: Declaration, config_path: Path, errors: list[InfiniswapError]) -> None:
     """Adds every mistake: after a wrong option none, as what follows may be its value."""
-    from infiniswap.cli.device import checked_priority, load_config, make_spec
+    from infiniswap.cli.common.parser import named
+    from infiniswap.cli.device.options import checked_priority, load_config, make_spec
     from infiniswap.cli.main import build_parser
-    from infiniswap.cli.parser import named
     from infiniswap.units import parse_page_size
 
     config, size_bytes = None, 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from infiniswap import config as configuration
-from infiniswap.cli import leavings
+from infiniswap.cli.service import left_in_place
 from infiniswap.device.spec.rundir import running_names
 from infiniswap.errors import (
     ConfigError,
@@ -36,7 +36,6 @@ def add_parser(subparsers: Any) -> None:
         help="run daemon and devices as systemd services",
         description="Installs and removes the systemd units infiniswapd.service (the daemon) and "
         "infiniswap-device@.service (one device, by its name).",
-        allow_abbrev=False,
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     install = actions.add_parser(
@@ -44,7 +43,6 @@ def add_parser(subparsers: Any) -> None:
         help="write the units; nothing is started or enabled",
         description="Writes the units with the paths of this installation, makes the group "
         "infiniswap, and says what to do next. What is there already is brought up to date.",
-        allow_abbrev=False,
     )
     install.add_argument(
         "--print", action="store_true", dest="show", help="show the units, write nothing"
@@ -55,7 +53,6 @@ def add_parser(subparsers: Any) -> None:
         description="Removes the units, the links that enable them, and the group infiniswap if "
         "it has no member, and directories of ours that are empty. Refused while one of them "
         "runs. Settings and devices' contents stay, and are named.",
-        allow_abbrev=False,
     )
     uninstall.add_argument(
         "--purge",
@@ -244,17 +241,17 @@ def _check_no_device_runs(run_dir: Path) -> None:
 
 
 def _clear_up(root: Path, config: configuration.Config, args: argparse.Namespace) -> None:
-    places = leavings.places(root, config)
+    places = left_in_place.places(root, config)
     for place in places:
         if args.purge:
-            for path in leavings.own_files(place):
+            for path in left_in_place.own_files(place):
                 print(f"{'would remove' if args.dry_run else 'removed'}: {path}")
         if args.dry_run:
             continue
         if args.purge:
-            leavings.purge(place)
-        leavings.tidy(place)
-    for line in leavings.left(places, purged=args.purge, tidied=not args.dry_run):
+            left_in_place.purge(place)
+        left_in_place.tidy(place)
+    for line in left_in_place.left(places, purged=args.purge, tidied=not args.dry_run):
         print(line)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from infiniswap.cli.parser import named
+from infiniswap.cli.common.parser import named
 from infiniswap.errors import UsageError
 from infiniswap.system.files import PROC
 from infiniswap.system.job_cgroup import memory_for_jobs

@@ -20,7 +20,6 @@ def add_parser(subparsers: Any) -> None:
         "config",
         help="check the configuration",
         description="Looks after the configuration file.",
-        allow_abbrev=False,
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     check = actions.add_parser(
@@ -30,7 +29,6 @@ def add_parser(subparsers: Any) -> None:
         "that is wrong: unknown keys, wrong values, values that do not go together, paths and "
         "permissions that would make a start fail, and devices declared beside the file "
         "(devices/NAME.env). Changes nothing. Exit code 3 when something is wrong.",
-        allow_abbrev=False,
     )
     check.add_argument(
         "file",
@@ -88,7 +86,8 @@ def examine(file: Path | None) -> tuple[list[InfiniswapError], list[str]]:
 
 def _start_problems(config: configuration.Config, path: Path) -> Iterator[InfiniswapError | str]:
     # Late: most mistakes are told before any of this is needed.
-    from infiniswap.cli import config_paths, declared
+    from infiniswap.cli.common import declared_devices
+    from infiniswap.cli.config import paths
 
     if os.geteuid() != 0:
         yield (
@@ -96,8 +95,8 @@ def _start_problems(config: configuration.Config, path: Path) -> Iterator[Infini
             "infiniswap config check"
         )
         return
-    devices = declared.find(path.parent / "devices")
-    yield from config_paths.problems(config, has_devices=bool(devices))
+    devices = declared_devices.find(path.parent / "devices")
+    yield from paths.problems(config, has_devices=bool(devices))
     for device in devices:
-        yield from declared.problems(device, path)
-    yield from declared.boot_notes(devices)
+        yield from declared_devices.problems(device, path)
+    yield from declared_devices.boot_notes(devices)

@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         # Else argparse reduces its own errors to their texts.
-        super().__init__(*args, **{**options, "exit_on_error": False})
+        super().__init__(*args, **{**options, "exit_on_error": False, "allow_abbrev": False})
         self.register("type", Path, _path)
 
     def _print_message(self, message: str, file: Any = None) -> None:

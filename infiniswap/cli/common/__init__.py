@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several commands share: the parser, standard streams, declared devices. No command."""

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that start a device, and what they make of it: a specification."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import uuid
+
+import msgspec
+
+from infiniswap import config as configuration
+from infiniswap.device.spec import contents, rundir
+from infiniswap.device.spec.spec import (
+    DeviceSpec,
+    check_backup_choice,
+    check_files,
+    check_name,
+    check_size,
+    completed,
+    source_fields,
+    with_own_values,
+)
+from infiniswap.discovery.static import only_these
+from infiniswap.errors import ConflictError, NotPermittedError, UsageError
+from infiniswap.units import format_size, parse_host_ports
+
+
+def add_device_options(parser: argparse.ArgumentParser) -> None:
+    """Options that `run` has, too."""
+    parser.add_argument("--donors", metavar="H[:P],...", help="control addresses of the donors")
+    parser.add_argument(
+        "--frontend",
+        choices=("auto", "ublk", "nbd", "fuse", "nbd-socket"),
+        help="how the kernel sees it (default: the first that works)",
+    )
+    parser.add_argument(
+        "--backup",
+        metavar="PATH|none",
+        help="local copy of all pages: a file or block device (default: a file of the device's "
+        "name in the backup directory)",
+    )
+    parser.add_argument(
+        "--allow-data-loss", action="store_true", help="confirms --backup none with swap"
+    )
+    parser.add_argument("--transport", choices=("auto", "rdma", "tcp"), help="how pages travel")
+    parser.add_argument("--secret-file", metavar="FILE", help="the cluster secret (mode 0600)")
+    parser.add_argument("--slab", metavar="SIZE", help="slab size, as on the donors (default 1G)")
+    parser.add_argument("--staging", metavar="SIZE", help="buffers for pages on their way (64M)")
+
+
+def load_config(args: argparse.Namespace) -> configuration.Config:
+    """Configuration with the flags of add_device_options on top."""
+    return configuration.load(getattr(args, "config", None), _overrides(args))
+
+
+def _overrides(args: argparse.Namespace) -> dict[str, object]:
+    donors = getattr(args, "donors", None)
+    return {
+        "device.frontend": getattr(args, "frontend", None),
+        "device.transport": getattr(args, "transport", None),
+        "device.slab": getattr(args, "slab", None),
+        "device.staging": getattr(args, "staging", None),
+        "device.metrics_listen": getattr(args, "metrics_listen", None),
+        "cluster.secret_file": getattr(args, "secret_file", None),
+        **only_these(None if donors is None else parse_host_ports(donors)),
+    }
+
+
+def make_spec(
+    args: argparse.Namespace,
+    config: configuration.Config,
+    *,
+    name: str,
+    size_bytes: int,
+    swap: bool,
+    ephemeral: bool = False,
+    owner_pid: int | None = None,
+) -> DeviceSpec:
+    """A spec from flags and configuration.
+
+    Raises:
+        UsageError: they do not go together.
+    """
+    paths = rundir.paths_of(name, config.device.run_dir, config.device.backup_dir)
+    check_size(size_bytes, config.device.slab_bytes)
+    backup = backup_path(args.backup, paths)
+    check_backup_choice(backup, swap, args.allow_data_loss)
+    priority = checked_priority(getattr(args, "priority", None))
+    check_files(config)
+    spec = DeviceSpec(
+        name=check_name(name),
+        device_id=str(uuid.uuid4()),
+        size_bytes=size_bytes,
+        config=config,
+        backup=backup,
+        backup_owned=args.backup is None or (backup is not None and not os.path.exists(backup)),
+        swap=swap,
+        ephemeral=ephemeral,
+        owner_pid=owner_pid,
+        discard_contents=getattr(args, "discard_contents", False),
+        **source_fields(getattr(args, "config", None), _overrides(args)),
+    )
+    return spec if priority is None else with_own_values(spec, priority=priority)
+
+
+def started_again(
+    args: argparse.Namespace,
+    config: configuration.Config,
+    paths: rundir.DevicePaths,
+    kept: DeviceSpec,
+    size_bytes: int | None,
+) -> DeviceSpec:
+    """The spec of a stopped device; flags may change what its contents do not depend on.
+
+    Raises:
+        ConflictError: they would change more.
+    """
+    mend = (
+        "Leave that out to start it as it was, or delete it first: infiniswap device remove "
+        f"{kept.name}."
+    )
+    stopped = f"the stopped device {kept.name}"
+    if size_bytes is not None and size_bytes != kept.size_bytes:
+        raise ConflictError(
+            f"{stopped} has {format_size(kept.size_bytes)}, not {format_size(size_bytes)}",
+            where=str(paths.kept),
+            mend=mend,
+        )
+    if args.swap and not kept.swap:
+        raise ConflictError(
+            f"{stopped} is no swap space; --swap would overwrite its contents",
+            where=str(paths.kept),
+            mend=mend,
+        )
+    if args.backup is not None and backup_path(args.backup, paths) != kept.backup:
+        raise ConflictError(
+            f"the backup of {stopped} is {kept.backup or 'none'}", where=str(paths.kept), mend=mend
+        )
+    check_files(config)
+    priority = checked_priority(args.priority)
+    source = source_fields(args.config, _overrides(args))
+    again = msgspec.structs.replace(
+        kept,
+        config=completed(config, kept.config),
+        discard_contents=bool(args.discard_contents),
+        config_file=source["config_file"],
+        flags={**kept.flags, **source["flags"]},
+    )
+    given = {
+        "slab_bytes": args.slab,
+        "frontend": args.frontend,
+        "transport": args.transport,
+        "staging_bytes": args.staging,
+    }
+    own = {key: getattr(kept.config.device, key) for key in given if given[key] is None}
+    own["priority"] = kept.config.device.priority if priority is None else priority
+    return with_own_values(again, **own)
+
+
+def backup_path(argument: str | None, paths: rundir.DevicePaths) -> str | None:
+    """What --backup means: a path, None for `none`, the default file when it was not given."""
+    if argument == "none":
+        return None
+    return os.path.abspath(argument) if argument else str(paths.backup)
+
+
+def checked_priority(priority: int | None) -> int | None:
+    """Raises UsageError for a priority that no swap area can have."""
+    if priority is not None and not 0 <= priority <= 32_767:
+        raise UsageError(f"--priority {priority} is out of range", mend="It is 0 to 32767.")
+    return priority
+
+
+def prepare_backup_dir(spec: DeviceSpec, paths: rundir.DevicePaths) -> None:
+    """The directory of records and default backups is ours to make.
+
+    Raises:
+        NotPermittedError: it cannot be made.
+    """
+    if contents.keeps_record(spec) or spec.backup == str(paths.backup):
+        try:
+            paths.store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise NotPermittedError(
+                f"cannot create the backup directory: {error.strerror}",
+                where=str(paths.store),
+                mend="Run it as root, or name another place with --backup.",
+            ) from error

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`infiniswap run`: an unmodified job with far more memory than its limit.
+
+This process prepares and reports. Undoing is the device process's part, which watches this one:
+so there is no moment at which being killed leaves anything behind. `device` joins or starts what is
+paged to, `job` runs the command, `live_line` speaks meanwhile; nobody else enters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from infiniswap import config as configuration
+from infiniswap.cli.common.parser import named
+from infiniswap.cli.device.options import add_device_options, load_config
+from infiniswap.cli.run import device
+from infiniswap.cli.run import job as run_job
+from infiniswap.cli.run.live_line import say
+from infiniswap.cli.run.local import Local, parse_local
+from infiniswap.cli.run.request import (
+    EndingSignal,
+    Request,
+    ending_signals_raise,
+    open_summary_file,
+)
+from infiniswap.device.cleanup import lost
+from infiniswap.device.control import client
+from infiniswap.device.jobs import beside, job, usage
+from infiniswap.device.spec import rundir
+from infiniswap.errors import NotPermittedError, UsageError
+from infiniswap.system import swap
+from infiniswap.units import parse_page_size
+
+
+def add_parser(subparsers: Any) -> None:
+    """Registers the command."""
+    parser = subparsers.add_parser(
+        "run",
+        help="run a command with more memory than its limit",
+        description="Runs COMMAND with at most --local of this host's memory; what does not fit "
+        "is paged to donors. Its signals and exit code are passed through. Everything is undone "
+        "when it ends, however it ends. Needs root; under sudo COMMAND runs as the user who "
+        "called it. Members of the group infiniswap need no root with --device.",
+    )
+    parser.add_argument(
+        "--local",
+        required=True,
+        metavar="SIZE",
+        help="memory limit of the job, such as 4G; 50%% is half of this host's memory, or of what "
+        "a cgroup around this shell may use where that is less",
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--device", metavar="NAME", help="page to this running swap device")
+    which.add_argument(
+        "--size",
+        metavar="SIZE",
+        help="of the swap device (default: 4 times --local, or what donors and disk allow)",
+    )
+    add_device_options(parser)
+    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file")
+    parser.add_argument("--quiet", action="store_true", help="no notes, live line and summary")
+    parser.add_argument("--summary-json", metavar="FILE", help="write the summary there")
+    parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="[--] COMMAND...")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the job; returns its exit code."""
+    command = args.command_line[1:] if args.command_line[:1] == ["--"] else args.command_line
+    local = _check(args, command)
+    is_member = os.geteuid() != 0
+    if is_member and args.device is None:
+        raise NotPermittedError(
+            "`infiniswap run` sets up swap space and a memory limit, which needs root",
+            mend=f"Run it with sudo: sudo infiniswap run --local {args.local} ... - the command "
+            "itself then runs as you. Without root it needs a device that an administrator has "
+            "started: --device NAME.",
+        )
+    user = None if is_member else job.invoking_user(os.environ)
+    job.check_command(command, user)
+    config = load_config(args)
+    if local.note and not args.quiet:
+        say(local.note)
+    if user is not None and not args.quiet:
+        say(f"the command runs as {user.name}, who called sudo")
+    try:
+        with ending_signals_raise(), open_summary_file(args.summary_json, user) as summary_file:
+            request = Request(args, command, user, is_member, local.limit_bytes, summary_file)
+            return _run_with_device(request, config)
+    except EndingSignal as error:
+        return 128 + error.number
+
+
+def _check(args: argparse.Namespace, command: list[str]) -> Local:
+    """The local limit.
+
+    Raises:
+        UsageError: arguments that make no sense.
+    """
+    if not command or not command[0]:
+        raise UsageError(
+            "there is no command to run",
+            mend="For example: infiniswap run --local 4G --donors HOST -- python prep.py",
+        )
+    local = parse_local(args.local)
+    if args.size is not None:
+        with named("--size"):
+            parse_page_size(args.size)
+    if args.device is not None:
+        for name in ("donors", "frontend", "backup", "transport", "slab", "staging"):
+            if getattr(args, name) is not None:
+                raise UsageError(
+                    f"--{name} does not go with --device: that device has its own",
+                    mend="Leave out one of the two.",
+                )
+    return local
+
+
+def _run_with_device(request: Request, config: configuration.Config) -> int:
+    paths, joined = device.get(request, config)
+    watch: lost.Watch | None = None
+    others = beside.Others(config.device.run_dir, paths.name)
+    try:
+        before = client.status(paths)
+        watch = lost.Watch(paths, before)
+        if not request.is_member:
+            others.look()
+        if not request.args.quiet:
+            for line in usage.describe_areas(swap.active_areas(), before.path):
+                say(line)
+            if others.areas:
+                say(usage.describe_others(others.areas.values()))
+        return run_job.run(request, run_job.Paging(paths, before, watch, others, joined))
+    finally:
+        try:
+            if not request.is_member:  # whose cgroup's end is the end of the run
+                for name in others.lost:
+                    device.clear_lost(rundir.paths_of(name, paths.run.parent, paths.store))
+                held_bytes = 0
+                if watch is not None and request.args.device is None:
+                    held_bytes = others.held_bytes(watch.path)
+                device.leave(paths, watch, held_bytes)
+        finally:
+            others.close()
+            if watch is not None:
+                watch.close()

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job of a run, from its cgroup to its summary."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from infiniswap.cli.run.device import END_S_MAX
+from infiniswap.cli.run.live_line import LiveLine, say
+from infiniswap.cli.run.request import Request
+from infiniswap.device.api import DeviceStatus
+from infiniswap.device.cleanup import lost
+from infiniswap.device.control import client, member
+from infiniswap.device.jobs import account, beside, job, usage
+from infiniswap.device.process import runs
+from infiniswap.device.spec import rundir
+from infiniswap.errors import InfiniswapError
+from infiniswap.system.cgroup import MemoryCgroup
+from infiniswap.system.job_cgroup import create_job_cgroup
+
+KILLED: Final = 128 + signal.SIGKILL
+_UNREADABLE: Final = 128 + signal.SIGBUS
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """Where a job's pages go.
+
+    Attributes:
+        paths: of the device.
+        before: its status before the job.
+        watch: of its process.
+        others: devices of other runs, where pages of this one may lie, too.
+        joined: whether it is not this run's own.
+    """
+
+    paths: rundir.DevicePaths
+    before: DeviceStatus
+    watch: lost.Watch
+    others: beside.Others
+    joined: bool
+
+
+def run(request: Request, paging: Paging) -> int:
+    """Runs the job and sums up; returns its exit code."""
+    cgroup = _make_cgroup(request, paging.paths)
+    told = account.Account(paging.before)
+    try:
+        sampler = usage.Sampler(cgroup, paging.before.path)
+        with job.block_signals() as signals:
+            result, after = _run_job(request, paging, cgroup, signals, sampler, told)
+    finally:
+        runs.end_job(cgroup)
+    if after is None:
+        return result.exit_code
+    told.add(after)
+    areas = tuple(paging.others.areas.values())
+    shared = paging.joined or len(after.runs) > 1 or bool(areas)
+    summary = usage.summarize(
+        request.command[0], result, sampler, request.local_bytes, told, after, areas, shared=shared
+    )
+    if summary.oom_kills:
+        say(usage.describe_oom(summary, after.size_bytes))
+    if not request.args.quiet:
+        for line in usage.describe(summary):
+            say(line)
+    if request.summary_file is not None:
+        request.summary_file.write(asdict(summary))
+    return result.exit_code
+
+
+def _run_job(
+    request: Request,
+    paging: Paging,
+    cgroup: MemoryCgroup,
+    signals: job.Signals,
+    sampler: usage.Sampler,
+    told: account.Account,
+) -> tuple[job.JobResult, DeviceStatus | None]:
+    """The device's last status is None when it has gone."""
+    paths, watch, others = paging.paths, paging.watch, paging.others
+    live = LiveLine(paths, sampler, request.local_bytes, told, enabled=not request.args.quiet)
+    started_s = time.monotonic()
+
+    def tick() -> None:
+        sampler.sample()
+        if not request.is_member:
+            others.look()
+        if watch.ended():
+            _check_device(watch)
+        else:
+            live.tick()
+
+    with job.own_terminal(request.user) as terminal:
+        process = job.start(request.command, cgroup, request.user, signals, terminal)
+        try:
+            result = job.wait(process, cgroup, signals, tick, terminal)
+        except lost.DeviceLostError as error:
+            live.clear()
+            say(str(error))
+            cgroup.kill()
+            if terminal is not None:
+                terminal.end()
+            process.wait()
+            return job.JobResult(KILLED, time.monotonic() - started_s), None
+        finally:
+            live.clear()
+    sampler.sample()
+    if left := cgroup.pids():
+        if not request.args.quiet:
+            say(f"the command left {len(left)} process(es) behind; they are ended")
+        cgroup.kill()
+    if result.exit_code in (KILLED, _UNREADABLE) and others.one_is_gone():
+        say("the process of the swap device of another run has died, and with it what was there")
+    try:
+        return result, client.status_patiently(paths)
+    except InfiniswapError as error:
+        if not isinstance(error, client.DeviceError):
+            watch.ended(END_S_MAX)  # it no longer answers, so it should be about to end
+        # Another run of the same device may clear what was left of it, or have done so.
+        unreadable = result.exit_code in (KILLED, _UNREADABLE)
+        if watch.lost() or (unreadable and watch.known_ended()):
+            say("the process of the swap device has died, and with it what was swapped out")
+        elif watch.ended():
+            say("the swap device was stopped while the command ran; there is no summary")
+        else:
+            say(f"there is no summary: {error}")
+        return result, None
+
+
+def _make_cgroup(request: Request, paths: rundir.DevicePaths) -> MemoryCgroup:
+    if request.is_member:
+        return member.begin(paths, request.local_bytes)
+    return create_job_cgroup(runs.cgroup_name(os.getpid()), request.local_bytes)
+
+
+def _check_device(watch: lost.Watch) -> None:
+    if watch.lost():
+        raise lost.DeviceLostError(
+            "the process of the swap device has died, and with it what was swapped out: the "
+            "command cannot go on and is ended"
+        )

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was asked of a run: its arguments, the file of its summary, the signals that end it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+from infiniswap.cli.run.live_line import say
+from infiniswap.device.jobs import job
+from infiniswap.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for.
+
+    Attributes:
+        is_member: not root, so that the device does what needs root.
+    """
+
+    args: argparse.Namespace
+    command: list[str]
+    user: job.User | None
+    is_member: bool
+    local_bytes: int
+    summary_file: SummaryFile | None
+
+
+class SummaryFile:
+    """The file of --summary-json, opened before anything is set up, so that a mistake is told
+    then."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.written = False
+
+    def write(self, summary: dict[str, object]) -> None:
+        """Writes it; a full disk is told, and does not change the exit code."""
+        data = (json.dumps(summary, indent=2) + "\n").encode()
+        try:
+            if stat.S_ISREG(os.fstat(self._fd).st_mode):
+                os.ftruncate(self._fd, 0)
+            with os.fdopen(os.dup(self._fd), "wb") as file:
+                file.write(data)
+            self.written = True
+        except OSError as error:
+            say(f"the summary could not be written: {error.strerror}")
+
+
+@contextlib.contextmanager
+def open_summary_file(name: str | None, user: job.User | None) -> Iterator[SummaryFile | None]:
+    """The file of --summary-json. One that was made here and not written is removed.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    if name is None:
+        yield None
+        return
+    with job.acting_as(user):
+        is_new = not os.path.lexists(name)
+        try:
+            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY, 0o666)
+        except OSError as error:
+            raise UsageError(
+                f"--summary-json cannot be written: {error.strerror}",
+                where=name,
+                mend="Name a file in a directory that you may write to.",
+            ) from error
+    file = SummaryFile(fd)
+    try:
+        yield file
+    finally:
+        os.close(fd)
+        if is_new and not file.written:
+            with contextlib.suppress(OSError), job.acting_as(user):
+                os.unlink(name)
+
+
+class EndingSignal(BaseException):
+    """SIGTERM or SIGHUP while there is no job to hand it on to."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def _raise_ending_signal(number: int, _frame: FrameType | None) -> None:
+    raise EndingSignal(number)
+
+
+@contextlib.contextmanager
+def ending_signals_raise() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise EndingSignal, where nobody ignores them."""
+    previous = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            previous[number] = signal.signal(number, _raise_ending_signal)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
