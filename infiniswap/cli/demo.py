@@ -15,7 +15,7 @@ def add_parser(subparsers: Any) -> None:
         "demo",
         help="two donors, a device and a real job on this one machine",
         description="Runs a pandas job on TPC-H data three times: with as much memory as it "
-        "wants, with half of that and infiniswap (two donors in network namespaces), and with "
+        "wants, with half of that and infiniswap (two donors, daemons of this machine), and with "
         "half of that and swap on a disk as slow as a cloud volume. Prints what came of it; "
         "fails unless the outputs are identical and donors served the pages. Needs root and the "
         "`demo` extra; takes a few minutes and leaves nothing behind.",

@@ -9,7 +9,6 @@ with the same steps with which a demo ends.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -29,11 +28,10 @@ from infiniswap.errors import (
     UnavailableError,
     from_oserror,
 )
-from infiniswap.system import loop, netns, swap
+from infiniswap.system import loop, swap
 from infiniswap.system.cgroup import MemoryCgroup
+from infiniswap.system.files import try_lock
 from infiniswap.system.memory import UNLIMITED_BYTES, memory_hierarchy
-from infiniswap.system.process import end_process
-from infiniswap.system.programs import run_command
 from infiniswap.system.throttle import IoLimits, blkio_root, set_limits_v1
 
 RUN_DIR = Path("/run/infiniswap-demo")
@@ -54,12 +52,10 @@ class Record:
     Attributes:
         demo_id: in the names of its directory and cgroups.
         work_dir: where everything of it lies on disk.
-        namespaces: what the names of its network namespaces start with; "" before they exist.
     """
 
     demo_id: str
     work_dir: str
-    namespaces: str = ""
 
     @property
     def work(self) -> Path:
@@ -70,6 +66,11 @@ class Record:
     def image(self) -> Path:
         """The file that is the cloud volume."""
         return self.work / "volume.img"
+
+    @property
+    def secret(self) -> Path:
+        """The cluster secret of its donors."""
+        return self.work / "secret"
 
     @property
     def devices(self) -> Path:
@@ -96,24 +97,11 @@ def only_one(run_dir: Path = RUN_DIR) -> Iterator[None]:
         NotPermittedError, SystemCallError: the lock file cannot be made.
     """
     path = run_dir / "lock"
-    while True:
-        try:
-            run_dir.mkdir(mode=0o700, exist_ok=True)
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise from_oserror("cannot lock", error, where=str(path)) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(lock), os.stat(path)):
-                break
-        except BlockingIOError as error:
-            os.close(lock)
-            raise ConflictError(
-                "another demo is running", where=str(run_dir), mend="Wait for its end, or end it."
-            ) from error
-        except FileNotFoundError:
-            pass
-        os.close(lock)  # its last holder has removed the file since it was opened
+    lock = try_lock(path)
+    if lock is None:
+        raise ConflictError(
+            "another demo is running", where=str(run_dir), mend="Wait for its end, or end it."
+        )
     try:
         yield
     finally:
@@ -144,14 +132,13 @@ def load(run_dir: Path = RUN_DIR) -> Record | None:
     `save` wrote counts as none: nothing is deleted on its word."""
     try:
         data = json.loads((run_dir / "record.json").read_text(encoding="utf-8"))
-        record = Record(**{key: str(data[key]) for key in ("demo_id", "work_dir", "namespaces")})
+        record = Record(str(data["demo_id"]), str(data["work_dir"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     sound = (
         _ID.fullmatch(record.demo_id)
         and record.work.is_absolute()
         and record.work.name == f"{PREFIX}{record.demo_id}"
-        and (not record.namespaces or re.fullmatch(r"isw-[0-9a-f]{6}", record.namespaces))
     )
     return record if sound else None
 
@@ -183,7 +170,6 @@ def sweep(record: Record, run_dir: Path = RUN_DIR) -> list[str]:
         ("the device", _await_devices),
         ("the jobs' cgroups", _remove_cgroups),
         ("the volume", release_volume),
-        ("the network namespaces", _remove_namespaces),
         ("the work directory", _remove_work),
     )
     failures: list[str] = []
@@ -264,18 +250,6 @@ def device_number(device: loop.LoopDevice) -> str:
     """MAJOR:MINOR."""
     status = device.path.stat()
     return f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
-
-
-def _remove_namespaces(record: Record) -> None:
-    if not record.namespaces:
-        return
-    names = netns.namespaces(record.namespaces)
-    for name in names:
-        for pid in run_command(["ip", "netns", "pids", name]).split():
-            end_process(int(pid), term_s=5.0)
-    # The bridge's namespace takes the cable to this machine's own network with it.
-    for name in names:
-        run_command(["ip", "netns", "del", name])
 
 
 def _remove_work(record: Record) -> None:

@@ -8,22 +8,23 @@ import json
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from infiniswap.demo import data, leftovers
 from infiniswap.demo.children import Child, mortal, placed
-from infiniswap.demo.donors import Donors
 from infiniswap.demo.interrupts import Interrupts
 from infiniswap.demo.leftovers import Record
 from infiniswap.demo.results import DISK, INFINISWAP, UNLIMITED, Leg
 from infiniswap.demo.volume import Volume
+from infiniswap.device.jobs import usage
 from infiniswap.errors import InfiniswapError, MemoryLimitError, SystemCallError, from_oserror
 from infiniswap.system import loop, swap
 from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
-from infiniswap.system.files import SYS, log_tail, parse_key_values, read_text, try_read_text
+from infiniswap.system.files import SYS, log_tail, read_text
 from infiniswap.system.programs import infiniswap, python
-from infiniswap.units import format_size
+from infiniswap.units import HostPort, format_size
 
 JOB = Path(__file__).with_name("job.py")
 _SAMPLE_S = 0.02
@@ -65,38 +66,6 @@ class Stage:
         return self.record.work / f"{leg}.log"
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """How a job went."""
-
-    elapsed_s: float
-    anon_peak_bytes: int
-    other_swap_bytes: int
-
-
-def other_swap_bytes(own: loop.LoopDevice | None) -> int:
-    """What is in all swap areas but the leg's own: swap is host-wide.
-
-    Raises:
-        NotPermittedError, SystemCallError: /proc could not be read.
-    """
-    path = None if own is None else str(own.path)
-    return sum(area.used_bytes for area in swap.active_areas() if area.path != path)
-
-
-def anonymous_bytes(cgroup: MemoryCgroup) -> int:
-    """Anonymous memory of a cgroup, in RAM and swapped out. A page that is in RAM while its swap
-    slot is still kept counts once.
-
-    Raises:
-        NotPermittedError, SystemCallError: the cgroup is gone.
-    """
-    memory = cgroup.memory()
-    stat = parse_key_values(try_read_text(cgroup.path / "memory.stat") or "")
-    both = stat.get("total_swapcached" if cgroup.version == 1 else "swapcached", 0)
-    return memory.anon_bytes + max(0, (memory.swap_bytes or 0) - both)
-
-
 def digests(directory: Path) -> dict[str, str]:
     """SHA-256 of every file, by name.
 
@@ -120,30 +89,23 @@ def _make_cgroup(stage: Stage, leg: str, limit_bytes: int) -> MemoryCgroup:
 
 def _run_in(
     stage: Stage,
-    leg: str,
+    leg: Leg,
     cgroup: MemoryCgroup,
     cgroups: Sequence[Path],
-    area: loop.LoopDevice | None = None,
-) -> Measured:
-    """Runs the job in a memory cgroup, which is removed at the end."""
+    area: str = "",
+) -> Leg:
+    """Runs the job in a memory cgroup, which is removed at the end; fills in what it measured."""
     data.forget_cached_pages(data.files(stage.source))
-    command = placed(stage.command(leg), cgroups)
-    peak_bytes = others_bytes = 0
-    others_before_bytes = other_swap_bytes(area)
-
-    def sample() -> None:
-        nonlocal peak_bytes, others_bytes
-        peak_bytes = max(peak_bytes, anonymous_bytes(cgroup))
-        others_bytes = max(others_bytes, other_swap_bytes(area) - others_before_bytes)
-
+    command = placed(stage.command(leg.name), cgroups)
+    sampler = usage.Sampler(cgroup, area)
     start_s = time.monotonic()
-    child = Child(f"the {leg} job", mortal(command, signal.SIGKILL), stage.log(leg))
+    child = Child(f"the {leg.name} job", mortal(command, signal.SIGKILL), stage.log(leg.name))
     try:
-        code = child.wait(_LEG_S_MAX, sample, _SAMPLE_S)
+        code = child.wait(_LEG_S_MAX, sampler.sample, _SAMPLE_S)
         elapsed_s = time.monotonic() - start_s
         if code and cgroup.memory().oom_kills:
             raise MemoryLimitError(
-                f"the {leg} job was killed for lack of memory",
+                f"the {leg.name} job was killed for lack of memory",
                 mend="End other programs, and see dmesg.",
             )
         child.check(code)
@@ -152,31 +114,23 @@ def _run_in(
             child.end(1.0)
             cgroup.kill()
             cgroup.remove()
-    return Measured(elapsed_s, peak_bytes, others_bytes)
+    return replace(
+        leg,
+        elapsed_s=elapsed_s,
+        anon_peak_bytes=sampler.peaks.anon,
+        other_swap_bytes=sampler.peaks.others,
+        output=digests(stage.target(leg.name)),
+    )
 
 
 def unlimited(stage: Stage) -> Leg:
     """The job with all the memory it wants; what it takes decides the limit of the others."""
     cgroup = _make_cgroup(stage, UNLIMITED, leftovers.NO_LIMIT_BYTES)
-    measured = _run_in(stage, UNLIMITED, cgroup, [cgroup.path])
-    return Leg(
-        name=UNLIMITED,
-        title="enough memory",
-        elapsed_s=measured.elapsed_s,
-        limit_bytes=None,
-        anon_peak_bytes=measured.anon_peak_bytes,
-        page_in_bytes=0,
-        page_out_bytes=0,
-        other_swap_bytes=measured.other_swap_bytes,
-        output=digests(stage.target(UNLIMITED)),
-    )
+    return _run_in(stage, Leg(UNLIMITED, "enough memory"), cgroup, [cgroup.path])
 
 
 def with_infiniswap(
-    stage: Stage,
-    limit_bytes: int,
-    donors: Donors,
-    disk: Volume,
+    stage: Stage, limit_bytes: int, donors: Sequence[HostPort], disk: Volume
 ) -> Leg:
     """The job under `infiniswap run`, as anybody would call it.
 
@@ -188,8 +142,8 @@ def with_infiniswap(
     argv = infiniswap(
         *("run", "--config", str(stage.config), "--local", format_size(limit_bytes)),
         *("--size", format_size(stage.device_bytes), "--slab", format_size(stage.slab_bytes)),
-        *("--donors", ",".join(str(address) for address in donors.addresses)),
-        *("--backup", str(disk.device.path), "--quiet", "--summary-json", str(summary_path), "--"),
+        *("--donors", ",".join(map(str, donors)), "--backup", str(disk.device.path)),
+        *("--quiet", "--summary-json", str(summary_path), "--"),
         *stage.command(INFINISWAP),
     )
     command = mortal(placed(argv, disk.io_cgroups), signal.SIGTERM)
@@ -203,18 +157,11 @@ def with_infiniswap(
             child.end(_RUN_END_S)
     summary = _read_summary(summary_path)
     return Leg(
-        name=INFINISWAP,
-        title="infiniswap",
-        elapsed_s=summary["elapsed_s"],
+        INFINISWAP,
+        "infiniswap",
         limit_bytes=limit_bytes,
-        anon_peak_bytes=int(summary["anon_peak_bytes"]),
-        page_in_bytes=int(summary["page_in_bytes"]),
-        page_out_bytes=int(summary["page_out_bytes"]),
-        page_in_us_p50=summary["page_in_us_p50"],
-        page_in_us_p99=summary["page_in_us_p99"],
-        page_in_staging_bytes=int(summary["page_in_staging_bytes"]),
-        page_in_disk_bytes=int(summary["page_in_backup_bytes"]),
-        other_swap_bytes=int(summary["other_swap_bytes"]),
+        page_in_disk_bytes=summary.pop("page_in_backup_bytes"),
+        **summary,
         output=digests(stage.target(INFINISWAP)),
     )
 
@@ -239,7 +186,7 @@ _SUMMARY_KEYS = (
 )
 
 
-def _read_summary(path: Path) -> dict[str, float]:
+def _read_summary(path: Path) -> dict[str, Any]:
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
         return {key: summary[key] for key in _SUMMARY_KEYS}
@@ -295,21 +242,16 @@ def with_disk(stage: Stage, limit_bytes: int, disk: Volume) -> Leg:
         cgroup = _make_cgroup(stage, DISK, limit_bytes)
         disk.enter(cgroup)
         before = _disk_io(upper)
-        measured = _run_in(stage, DISK, cgroup, disk.job_cgroups(cgroup), upper)
+        leg = Leg(DISK, "disk swap" if disk.not_limited else "cloud disk swap", limit_bytes)
+        leg = _run_in(stage, leg, cgroup, disk.job_cgroups(cgroup), str(upper.path))
         after = _disk_io(upper)
     finally:
         with interrupts.hold():
             leftovers.release_swap(disk.device)
     reads = after.reads - before.reads
-    return Leg(
-        name=DISK,
-        title="disk swap" if disk.not_limited else "cloud disk swap",
-        elapsed_s=measured.elapsed_s,
-        limit_bytes=limit_bytes,
-        anon_peak_bytes=measured.anon_peak_bytes,
+    return replace(
+        leg,
         page_in_bytes=after.read_bytes - before.read_bytes,
         page_out_bytes=after.write_bytes - before.write_bytes,
-        other_swap_bytes=measured.other_swap_bytes,
         page_in_us_mean=(after.read_ms - before.read_ms) * 1000 / reads if reads else None,
-        output=digests(stage.target(DISK)),
     )

@@ -19,7 +19,7 @@ from infiniswap.errors import (
     UnavailableError,
 )
 from infiniswap.system.memory import host_memory, memory_hierarchy
-from infiniswap.system.programs import find
+from infiniswap.system.programs import find, missing
 from infiniswap.units import GIB, format_size_short
 
 DISK_BYTES_MIN = 3 * GIB
@@ -27,15 +27,7 @@ DISK_BYTES_MIN = 3 * GIB
 MEMORY_BYTES_MIN = 3 * GIB
 """The job without a limit, and what the donors keep ready."""
 
-_TOOLS = {
-    "ip": "iproute2",
-    "losetup": "mount",
-    "mkswap": "util-linux",
-    "nsenter": "util-linux",
-    "setpriv": "util-linux",
-    "swapoff": "mount",
-    "swapon": "mount",
-}
+_TOOLS = ("losetup", "mkswap", "setpriv", "swapoff", "swapon")
 
 
 def check(parent: Path) -> None:
@@ -53,15 +45,13 @@ def check(parent: Path) -> None:
     """
     if os.geteuid() != 0:
         raise NotPermittedError(
-            "the demo makes swap space, network namespaces and memory cgroups, which needs root",
+            "the demo makes swap space and memory cgroups, which needs root",
             mend="Run it with sudo: sudo infiniswap demo (from a checkout: sudo make demo).",
         )
-    for capability in ("CAP_SYS_ADMIN", "CAP_NET_ADMIN"):
-        if lacking := rights.lacking(capability):
-            raise NotPermittedError(
-                f"swap space, network namespaces and memory cgroups need {lacking}",
-                mend=f"{rights.way_to(lacking)}.",
-            )
+    if lacking := rights.lacking("CAP_SYS_ADMIN"):
+        raise NotPermittedError(
+            f"swap space and memory cgroups need {lacking}", mend=f"{rights.way_to(lacking)}."
+        )
     check_packages(importlib.util.find_spec, data.generator)
     check_tools(_TOOLS)
     check_kernel()
@@ -79,24 +69,20 @@ def check_packages(
     find: Callable[[str], object | None], find_generator: Callable[[], str | None]
 ) -> None:
     """Raises UnavailableError unless the `demo` extra is installed."""
-    missing = [name for name in ("pandas", "pyarrow") if find(name) is None]
+    absent = [name for name in ("pandas", "pyarrow") if find(name) is None]
     if find_generator() is None:
-        missing.append("tpchgen-cli")
-    if missing:
+        absent.append("tpchgen-cli")
+    if absent:
         raise UnavailableError(
-            f"not installed: {', '.join(missing)}", mend="Install: pip install 'infiniswap[demo]'."
+            f"not installed: {', '.join(absent)}", mend="Install: pip install 'infiniswap[demo]'."
         )
 
 
 def check_tools(tools: Iterable[str]) -> None:
     """Raises UnavailableError unless every system command is there."""
-    missing = [name for name in tools if find(name) is None]
-    if missing:
-        packages = sorted({_TOOLS.get(name, name) for name in missing})
-        raise UnavailableError(
-            f"not installed: {', '.join(missing)}",
-            mend=f"Install: apt install {' '.join(packages)}.",
-        )
+    for name in tools:
+        if find(name) is None:
+            raise missing(name)
 
 
 def check_kernel() -> None:
@@ -112,7 +98,6 @@ def check_kernel() -> None:
         "/dev/fuse": "Load it: modprobe fuse.",
         "/dev/loop-control": "Load it: modprobe loop.",
         "/proc/swaps": "Use a kernel with CONFIG_SWAP.",
-        "/proc/self/ns/net": "Use a kernel with CONFIG_NET_NS.",
     }
     for path, mend in needed.items():
         if not Path(path).exists():

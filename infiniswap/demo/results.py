@@ -38,12 +38,12 @@ class Leg:
 
     name: str
     title: str
-    elapsed_s: float
-    limit_bytes: int | None
-    anon_peak_bytes: int
-    page_in_bytes: int
-    page_out_bytes: int
-    output: dict[str, str]
+    limit_bytes: int | None = None
+    elapsed_s: float = 0.0
+    anon_peak_bytes: int = 0
+    page_in_bytes: int = 0
+    page_out_bytes: int = 0
+    output: dict[str, str] = field(default_factory=dict)
     page_in_us_p50: float | None = None
     page_in_us_p99: float | None = None
     page_in_us_mean: float | None = None

@@ -4,19 +4,19 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap.demo import data, leftovers, legs, requirements, results, volume
-from infiniswap.demo.donors import HOSTS, Donors, Served, free_network, write_secret
+from infiniswap.demo.donors import NAMES, Donor, Served, stop_all
 from infiniswap.demo.interrupts import Interrupted, Interrupts
 from infiniswap.demo.leftovers import Record
 from infiniswap.demo.progress import Progress
 from infiniswap.errors import ConflictError, SystemCallError, from_oserror
 from infiniswap.system import loop
-from infiniswap.system.netns import NetworkNamespaces
 from infiniswap.units import GIB, MIB, format_size, format_size_short, round_up
 
 SCALE = "0.9"
@@ -158,13 +158,13 @@ def _prepare_data(options: Options, record: Record, progress: Progress) -> Path:
 
 def _write_config(record: Record) -> Path:
     """Configuration of everything of ours in the demo, in place of this host's own."""
-    secret = record.work / "secret"
-    write_secret(secret)
     slab = format_size(SLAB_BYTES)
     path = record.work / "infiniswap.toml"
     try:
+        record.secret.touch(mode=0o600, exist_ok=False)
+        record.secret.write_text(secrets.token_hex(32) + "\n", encoding="ascii")
         path.write_text(
-            f'[cluster]\nsecret_file = "{secret}"\n'
+            f'[cluster]\nsecret_file = "{record.secret}"\n'
             f'[daemon]\nslab = "{slab}"\nrun_dir = ""\n'
             f'[device]\nslab = "{slab}"\nrun_dir = "{record.devices}"\n'
             f'backup_dir = "{record.work}"\n',
@@ -202,37 +202,29 @@ def _infiniswap_leg(
     stage: legs.Stage, limit_bytes: int, disk: volume.Volume, progress: Progress
 ) -> tuple[results.Leg, tuple[Served, ...]]:
     progress.say(
-        f"starting {len(HOSTS)} donors, each a daemon in a network namespace, lending up to "
+        f"starting {len(NAMES)} donors, each a daemon that lends up to "
         f"{format_size_short(POOL_BYTES)}"
     )
-    interrupts, work = stage.interrupts, stage.record.work
-    network = NetworkNamespaces(HOSTS, network=free_network(), root=True)
-    prefix = network.namespace(HOSTS[0]).removesuffix(f"-{HOSTS[0]}")
-    donors: Donors | None = None
+    donors: list[Donor] = []
     try:
-        with interrupts.hold():
-            leftovers.save(replace(stage.record, namespaces=prefix))
-            network.__enter__()
-            donors = Donors(network, work, stage.config, work / "secret", POOL_BYTES)
-            donors.start()
-        donors.await_ready()
-        before = donors.served()
+        with stage.interrupts.hold():
+            donors += (Donor(name, stage.record, stage.config, POOL_BYTES) for name in NAMES)
+        for donor in donors:
+            donor.await_ready()
+        before = [donor.served() for donor in donors]
+        addresses = [donor.address for donor in donors]
         progress.say(
             f"job 2 of 3: infiniswap run --local {format_size(limit_bytes)} --donors "
-            f"{','.join(str(address) for address in donors.addresses)} --backup "
-            f"{disk.device.path} -- python job.py"
+            f"{','.join(map(str, addresses))} --backup {disk.device.path} -- python job.py"
         )
-        leg = legs.with_infiniswap(stage, limit_bytes, donors, disk)
+        leg = legs.with_infiniswap(stage, limit_bytes, addresses, disk)
         served = tuple(
             Served(now.name, now.read_bytes - was.read_bytes, now.write_bytes - was.write_bytes)
-            for now, was in zip(donors.served(), before, strict=True)
+            for now, was in zip([donor.served() for donor in donors], before, strict=True)
         )
     finally:
-        with interrupts.hold():
-            if donors is not None:
-                donors.stop()
-            network.close()
-            leftovers.save(stage.record)
+        with stage.interrupts.hold():
+            stop_all(donors)
     _say_leg(progress, leg)
     progress.say(
         "  by the donors' own counters they served "

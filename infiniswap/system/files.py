@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import time
 from pathlib import Path
 
 from infiniswap.errors import SystemCallError, from_oserror
@@ -14,6 +15,8 @@ PROC = Path("/proc")
 SYS = Path("/sys")
 
 _ESCAPE = re.compile(r"\\([0-7]{3})")
+_LOCK_TRIES = 20
+_LOCK_RETRY_S = 0.025
 _LOG_LINES = 6
 _LOG_BYTES = 4096
 
@@ -57,6 +60,37 @@ def is_held(path: Path) -> bool | None:
     finally:
         os.close(descriptor)
     return False
+
+
+def try_lock(path: Path) -> int | None:
+    """Makes the file, and its directory, and takes an exclusive flock on it. Does not wait for one
+    that holds it longer than to look whether it is held.
+
+    Returns:
+        A descriptor, which must stay open; None: another process holds it.
+
+    Raises:
+        NotPermittedError, SystemCallError: the file cannot be made or locked.
+    """
+    for _ in range(_LOCK_TRIES):
+        try:
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise from_oserror("cannot make the lock file", error, where=str(path)) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its last holder may have removed it: a lock on that file is worth nothing.
+            if os.path.samestat(os.fstat(lock), os.stat(path)):
+                return lock
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except OSError as error:
+            os.close(lock)
+            raise from_oserror("cannot lock", error, where=str(path)) from error
+        os.close(lock)
+        time.sleep(_LOCK_RETRY_S)
+    return None
 
 
 def try_read_text(path: Path) -> str | None:

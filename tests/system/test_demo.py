@@ -20,7 +20,7 @@ from infiniswap.demo import data, leftovers
 from infiniswap.demo.leftovers import PREFIX, RUN_DIR, WORK_DIR
 from infiniswap.device.spec.rundir import running_names
 from infiniswap.errors import ConflictError
-from infiniswap.system import loop, netns, swap
+from infiniswap.system import loop, swap
 from infiniswap.system.memory import memory_hierarchy
 from infiniswap.system.throttle import blkio_root
 from infiniswap.units import GIB, MIB
@@ -31,9 +31,8 @@ pytestmark = [
     pytest.mark.requires_fuse,
     pytest.mark.requires_loop,
     pytest.mark.requires_memcg,
-    pytest.mark.requires_netns,
     pytest.mark.requires_swap,
-    pytest.mark.requires_tool("setpriv", "nsenter"),
+    pytest.mark.requires_tool("setpriv"),
 ]
 if importlib.util.find_spec("pandas") is None or data.generator() is None:
     pytest.skip("needs the demo extra", allow_module_level=True)
@@ -90,11 +89,10 @@ def left() -> dict[str, object]:
 
 
 def host_state() -> set[str]:
-    """What names nobody, so that it can only be compared: namespaces, and limits of devices."""
+    """What names nobody, so that it can only be compared: limits of devices."""
     root = blkio_root()
     files = [] if root is None else sorted(root.glob("blkio.throttle.*_device"))
-    limits = {f"{path.name} {line}" for path in files for line in path.read_text().splitlines()}
-    return limits | set(netns.namespaces())
+    return {f"{path.name} {line}" for path in files for line in path.read_text().splitlines()}
 
 
 def assert_nothing_left(before: set[str]) -> None:

@@ -10,10 +10,7 @@ contents kept: `BACKUP_DIR/NAME.device` (the spec) beside `NAME.backup` and `NAM
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +23,7 @@ from infiniswap.errors import (
     UsageError,
     from_oserror,
 )
-from infiniswap.system.files import is_held, log_tail
+from infiniswap.system.files import is_held, log_tail, try_lock
 
 DEFAULT_RUN_DIR = Path("/run/infiniswap")
 LINK_DIR = Path("/dev/infiniswap")
@@ -34,9 +31,6 @@ LINK_DIR = Path("/dev/infiniswap")
 
 SOCKET_PATH_BYTES_MAX = 107
 """The kernel's limit."""
-
-_LOCK_TRIES = 20
-_LOCK_RETRY_S = 0.025
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,39 +125,14 @@ def take_lock(paths: DevicePaths) -> int:
         ConflictError: a device of that name runs.
         NotPermittedError, SystemCallError: the directory cannot be made.
     """
-    for _ in range(_LOCK_TRIES):
-        lock = _try_lock(paths)
-        if lock is not None:
-            return lock
-        time.sleep(_LOCK_RETRY_S)  # somebody may only be looking whether it is held
+    lock = try_lock(paths.lock)
+    if lock is not None:
+        return lock
     raise ConflictError(
         f"a device named {paths.name} is running already",
         where=str(paths.run),
         mend=f"Choose another name, or stop it: infiniswap device stop {paths.name}.",
     )
-
-
-def _try_lock(paths: DevicePaths) -> int | None:
-    try:
-        paths.run.mkdir(mode=0o755, parents=True, exist_ok=True)
-        lock = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise from_oserror(
-            "cannot create the run directory", error, where=str(paths.run)
-        ) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever held it before may have removed the file: a lock on that one is worth nothing.
-        if os.path.samestat(os.fstat(lock), os.stat(paths.lock)):
-            return lock
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        if error.errno != errno.EWOULDBLOCK:
-            os.close(lock)
-            raise from_oserror("cannot lock", error, where=str(paths.lock)) from error
-    os.close(lock)
-    return None
 
 
 def is_running(paths: DevicePaths) -> bool:
