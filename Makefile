@@ -85,16 +85,16 @@ demo: setup
 
 # Builds its own C programs, in build/bench.
 bench: setup
-	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench $(BENCH_ARGS)
+	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench peers $(BENCH_ARGS)
 
 bench-faults: setup
-	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench.faults $(BENCH_ARGS)
+	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench faults $(BENCH_ARGS)
 
 bench-frontends: setup
-	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench.frontends $(BENCH_ARGS)
+	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench frontends $(BENCH_ARGS)
 
 bench-rdma: setup
-	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench.rdma $(BENCH_ARGS)
+	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench rdma $(BENCH_ARGS)
 
 # They are kept in the tree: building a package needs neither this nor what it imports.
 man: setup

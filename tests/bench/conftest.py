@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the benchmarks under test build, and what they must not leave behind."""
+"""Where the benchmarks under test build, how they are run, and what they must not leave behind."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from isw_bench import scope
+from support.benchmarks import Runner
 
 from infiniswap.system import loop, mounts, swap
 
@@ -33,3 +34,9 @@ def work() -> Iterator[Path]:
     assert not [device for device in loop.attached() if str(directory) in device.backing]
     assert not [mount for mount in mounts.mounts() if str(directory) in mount.mount_point]
     assert not [area for area in swap.active_areas() if str(directory) in area.path]
+
+
+@pytest.fixture
+def runner(project_root: Path, build: Path, work: Path) -> Runner:
+    """Runs benchmarks."""
+    return Runner(project_root, build, work)

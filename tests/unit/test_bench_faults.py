@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isw_bench import results
-from isw_bench.faults import __main__ as command
-from isw_bench.faults import draw, host, jobs, paper, timeline, times
+from isw_bench import faults, paper, results, suite
+from isw_bench.faults import host, jobs, time_line_plot, timeline, times
 from isw_bench.faults.timeline import Run
 from isw_bench.results import Comparison, Samples, TimeLine
 
@@ -137,13 +136,13 @@ def test_the_worst_round_is_judged_alone() -> None:
 def test_lines_go_to_panels_and_into_the_json() -> None:
     samples, lines = two_rounds()
     comparison = Comparison("key", "Title: more", (), samples.values, lines=lines)
-    assert list(draw.panels([comparison])) == ["Title, backup on the disk"]
+    assert list(time_line_plot.panels([comparison])) == ["Title, backup on the disk"]
     found = results.as_json([comparison], {})["comparisons"]["key"]["lines"]
     assert json.loads(json.dumps(found))[1]["events"] == [2.0]
 
 
 def test_a_drawn_point_is_the_mean_of_the_time_before_it() -> None:
-    seconds, values = draw.shares(TimeLine("p", "s", 0.1, [10.0] * 10), 200.0)
+    seconds, values = time_line_plot.shares(TimeLine("p", "s", 0.1, [10.0] * 10), 200.0)
     assert seconds[0] == pytest.approx(0.3)
     assert seconds[-1] == pytest.approx(1.0)
     assert values == pytest.approx([0.5] * 8)
@@ -154,9 +153,9 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
     samples, lines = two_rounds()
     figures = [jobs.lowest(samples, "disk"), jobs.tail(samples, "disk")]
     comparison = Comparison("key", "Title", figures, samples.values, lines=lines)
-    assert draw.draw([comparison], tmp_path / "x.png", "caption")
+    assert time_line_plot.draw([comparison], tmp_path / "x.png", "caption")
     assert (tmp_path / "x.png").stat().st_size > 1000
-    assert not draw.draw([Comparison("key", "Title")], tmp_path / "y.png", "caption")
+    assert not time_line_plot.draw([Comparison("key", "Title")], tmp_path / "y.png", "caption")
 
 
 # ------------------------------------------------------------------------ what is read
@@ -198,7 +197,7 @@ def test_times_of_slabs_are_medians_by_kind(tmp_path: Path) -> None:
 
 
 def settings(*args: str) -> object:
-    return command.settings_of(command.build_parser().parse_args(list(args)))
+    return suite.parse(faults.SUITE, list(args))[1]
 
 
 def test_the_defaults_can_work() -> None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import socket
 
 import pytest
+from isw_bench import rdma, suite
 from isw_bench.bench import SkipError
-from isw_bench.rdma import __main__ as command
 from isw_bench.rdma import cpu, donor, mapping, perftest, place
 from isw_bench.results import Samples
 
@@ -96,7 +96,7 @@ def test_the_first_ipv4_address_of_a_port_that_is_up_is_taken() -> None:
 )
 def test_options_that_cannot_work_are_refused(options: list[str]) -> None:
     with pytest.raises(UsageError):
-        command.settings_of(command.build_parser().parse_args(options))
+        suite.parse(rdma.SUITE, options)
 
 
 def test_processor_time_is_counted_per_gib() -> None:

@@ -9,7 +9,8 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isw_bench import plot, process, results, stats
+from isw_bench import ratio_plot, results, stats
+from isw_bench.peers import process
 from isw_bench.results import Comparison, Figure, Samples, at_least, at_most
 
 VALUES = st.lists(st.floats(min_value=1e-6, max_value=1e9), min_size=1, max_size=50)
@@ -72,7 +73,7 @@ def test_an_advantage_says_how_many_times_better() -> None:
     lower = Figure("x", "s", [2.0], [4.0], "peer")
     higher = Figure("x", "MB/s", [4.0], [2.0], "peer", better="higher")
     assert lower.advantage == higher.advantage == 2.0
-    assert plot.advantages(lower) == plot.advantages(higher) == (2.0, 2.0, 2.0)
+    assert ratio_plot.advantages(lower) == ratio_plot.advantages(higher) == (2.0, 2.0, 2.0)
 
 
 def test_the_best_rounds_are_compared_apart_from_the_pairs() -> None:
@@ -83,7 +84,7 @@ def test_the_best_rounds_are_compared_apart_from_the_pairs() -> None:
 
 def test_the_quartiles_of_an_advantage_change_places() -> None:
     figure = Figure("x", "s", [1.0, 2.0, 4.0], [4.0, 4.0, 4.0], "peer")
-    median, low, high = plot.advantages(figure)
+    median, low, high = ratio_plot.advantages(figure)
     assert median == 2.0
     assert low < median < high
 

@@ -22,7 +22,7 @@ pytestmark = [
 
 def test_every_comparison_gives_its_figures(project_root: Path) -> None:
     output = Path("/var/tmp/bench-rdma")
-    command = [sys.executable, "-m", "isw_bench.rdma", "--rxe", "--rounds", "1"]
+    command = [sys.executable, "-m", "isw_bench", "rdma", "--rxe", "--rounds", "1"]
     command += ["--seconds", "0.5", "--slab-sizes", "8M", "--no-install", "--output", str(output)]
     done = subprocess.run(
         command,

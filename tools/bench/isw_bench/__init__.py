@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparisons of Infiniswap with its floor, its peers and disks: `make bench`.
+"""Comparisons of Infiniswap with its floor, its peers and disks: `make bench`, `make bench-...`.
 
 Every comparison runs us and the other side by turns in one run, round by round, because only the
 ratio of two neighbours means something on a machine that does other things as well.
 
-`stats` and `results` are pure; `scope` names what a run makes and takes it away again; `children`
-runs programs; `runner` is what command lines share; one module per comparison (`donor`, `engine`,
-`swap`, `demo`, `process`). What faults cost is in `faults`.
+A room per suite (`peers`, `faults`, `frontends`, `rdma`), with a module per comparison; its SUITE
+says which options it has, `suite` is the command line of all. `stats` and `results` are pure;
+`scope` names what a run makes and takes it away again; `children` runs programs.
 """

@@ -53,9 +53,9 @@ class Settings:
 
     rounds: int
     seconds: float
-    swap_bytes: int
-    swap_limit_bytes: int
-    swap_device_bytes: int
+    swap_bytes: int = 0
+    swap_limit_bytes: int = 0
+    swap_device_bytes: int = 0
     donor_bytes: int = 0
     idle_s: float = 0.0
     process_bytes: int = 0

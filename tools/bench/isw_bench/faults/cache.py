@@ -11,9 +11,9 @@ from pathlib import Path
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.memory import cgroup_cache
 from infiniswap.units import MIB, format_size_short
-from isw_bench import cluster
+from isw_bench import cluster, paper
 from isw_bench.bench import START_S, Bench, require_root
-from isw_bench.faults import hosts, paper, reader
+from isw_bench.faults import hosts, reader
 from isw_bench.faults.consumer import SLICE_S
 from isw_bench.faults.timeline import Run, lowest_per_s, per_s
 from isw_bench.results import Comparison, Figure, Samples, TimeLine, at_least

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from infiniswap.errors import DeadlineError
-from isw_bench import areas, swapping
+from isw_bench import areas
 from isw_bench.bench import Bench
 from isw_bench.cluster import Device, device
 from isw_bench.faults.donors import Donors, donors
 from isw_bench.faults.timeline import Run
+from isw_bench.peers import swapping
 
 BACKUPS: tuple[tuple[str, Any], ...] = (
     (areas.CLOUD, areas.limited_disk),

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from isw_bench import paper
 from isw_bench.bench import Bench, require_root
 from isw_bench.faults import consumer as consumers
-from isw_bench.faults import jobs, paper
+from isw_bench.faults import jobs
 from isw_bench.faults.consumer import Clock, Consumer
 from isw_bench.results import Comparison, Figure, Samples, TimeLine, at_least
 

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+from isw_bench import paper
 from isw_bench.bench import Bench, require_root
 from isw_bench.faults import consumer as consumers
-from isw_bench.faults import jobs, paper
+from isw_bench.faults import jobs
 from isw_bench.faults.consumer import Clock, Consumer, Script
 from isw_bench.faults.donors import EVICTING
 from isw_bench.results import Comparison, Figure, Samples, TimeLine, at_least

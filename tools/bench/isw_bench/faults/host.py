@@ -14,8 +14,9 @@ from pathlib import Path
 from infiniswap.errors import SystemCallError
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.units import format_size_short
+from isw_bench import paper
 from isw_bench.bench import START_S, Bench, SkipError, require_root
-from isw_bench.faults import hosts, paper
+from isw_bench.faults import hosts
 from isw_bench.machine import find
 from isw_bench.results import Comparison, Figure, Samples, at_least, at_most
 

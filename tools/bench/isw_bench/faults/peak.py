@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+from isw_bench import paper
 from isw_bench.bench import Bench, require_root
 from isw_bench.faults import consumer as consumers
-from isw_bench.faults import death, jobs, paper
+from isw_bench.faults import death, jobs
 from isw_bench.faults.consumer import Clock, Consumer
 from isw_bench.results import Comparison, Figure, Samples, TimeLine
 

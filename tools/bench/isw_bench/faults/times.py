@@ -7,19 +7,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from isw_bench import areas
+from isw_bench import areas, paper
 from isw_bench.bench import Bench, require_root
 from isw_bench.cluster import device
-from isw_bench.faults import paper
 from isw_bench.faults.donors import EVICTING, Donors, donors
-from isw_bench.faults.timed_device import VARIABLE
 from isw_bench.results import Comparison, Figure, Samples, at_most
 from isw_bench.stats import quantile
+from isw_bench.timed_device import VARIABLE
 
 KEY = "times"
 TITLE = "Times: to map a slab, and to take one back"
 
-_MODULE = "isw_bench.faults.timed_device"
+_MODULE = "isw_bench.timed_device"
 OURS, PAPER, ROUND_TRIP = "infiniswap", "paper", "control round trip"
 
 

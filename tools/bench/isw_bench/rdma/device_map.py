@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap.errors import DeadlineError
-from isw_bench import areas
+from isw_bench import areas, paper
 from isw_bench.bench import START_S, Bench, require_root
 from isw_bench.cluster import device, donors
-from isw_bench.faults import paper
-from isw_bench.faults.timed_device import VARIABLE
 from isw_bench.faults.times import mapped_in
 from isw_bench.rdma.place import Place, place
 from isw_bench.results import Comparison, Figure, Samples, at_most
 from isw_bench.stats import quantile
+from isw_bench.timed_device import VARIABLE
 
 KEY = "device-map"
 TITLE = "RDMA: a slab mapped, from the wish to its use"
@@ -27,7 +26,7 @@ TITLE = "RDMA: a slab mapped, from the wish to its use"
 SLABS = 8
 _POOL_SLABS = 2 * SLABS
 RDMA, TCP, PAPER = "RDMA", "TCP", "paper"
-_MODULE = "isw_bench.faults.timed_device"
+_MODULE = "isw_bench.timed_device"
 _AHEAD = "infiniswap_donor_rdma_ahead"
 _AHEAD_S = 180.0
 

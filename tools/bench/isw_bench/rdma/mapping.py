@@ -8,8 +8,8 @@ from typing import Any
 
 from infiniswap.system.memory import machine_memory
 from infiniswap.units import format_size_short
+from isw_bench import paper
 from isw_bench.bench import Bench, SkipError
-from isw_bench.faults import paper
 from isw_bench.rdma.place import Place, place
 from isw_bench.rdma.sides import OURS, RUN_S
 from isw_bench.results import Comparison, Figure, Samples, at_most

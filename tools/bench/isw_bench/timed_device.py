@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`infiniswap device start` that times every slab it maps.
 
-    ISW_BENCH_TIMES=FILE python -m isw_bench.faults.timed_device device start NAME OPTIONS
+    ISW_BENCH_TIMES=FILE python -m isw_bench.timed_device device start NAME OPTIONS
 
 The device's own process, but that `Placer.place`, which is all of it from the wish for a donor to
 the slab being mapped, writes a line of JSON to the file for each slab that found one.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every command line of benchmarks does: runs comparisons within a scope, and reports."""
+"""A set of comparisons with one command line: its options, its rounds, its report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from typing import Any
 
 from infiniswap.errors import InfiniswapError, UsageError
 from infiniswap.system.wakeup import CpuLatencyRequest, idle_host
-from isw_bench import machine, plot, results
+from infiniswap.units import parse_page_size
+from isw_bench import machine, ratio_plot, results
 from isw_bench.bench import Bench, Settings, SkipError, build_programs
 from isw_bench.results import Comparison
 from isw_bench.scope import WORK_DIR, Interrupted, Scope
@@ -32,26 +33,70 @@ Draw = Callable[[Sequence[Comparison], Path, str], bool]
 
 
 @dataclass(frozen=True, slots=True)
+class Option:
+    """An option of one suite, and what of Settings it gives.
+
+    Attributes:
+        flag: such as "--job-size".
+        field: of Settings.
+        default: as typed.
+        help: for --help.
+        parse: makes the value of what was typed; None: a switch.
+    """
+
+    flag: str
+    field: str
+    default: str
+    help: str
+    parse: Callable[[str], Any] | None = parse_page_size
+
+
+@dataclass(frozen=True, slots=True)
 class Suite:
     """A set of comparisons with one command line.
 
     Attributes:
         target: of make.
+        description: for --help.
         comparisons: modules (KEY, TITLE, run) by key, in their order.
         timed: keys for which processors are kept awake.
-        peers: packages by program, see machine.install_peers.
+        packages: by program, see machine.install_peers.
+        options: of this suite alone.
+        check: refuses settings that cannot work, by a sentence; "" when they can.
+        rounds: unless chosen.
+        seconds: of one measurement, unless chosen.
         draw: makes the plot.
     """
 
     target: str
+    description: str
     comparisons: Mapping[str, Any]
     timed: Collection[str]
-    peers: Mapping[str, str]
-    draw: Draw = plot.draw
+    packages: Mapping[str, str]
+    options: Sequence[Option]
+    check: Callable[[Settings], str]
+    rounds: int = 5
+    seconds: float = 2.0
+    draw: Draw = ratio_plot.draw
 
 
-def add_options(parser: argparse.ArgumentParser, suite: Suite, output: Path) -> None:
-    """The options that all have."""
+def build_parser(suite: Suite) -> argparse.ArgumentParser:
+    """The suite's own options and those that all have."""
+    parser = argparse.ArgumentParser(
+        prog=f"make {suite.target} BENCH_ARGS=...",
+        description=suite.description,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--rounds", type=int, default=suite.rounds, help="of each comparison (%(default)s)")
+    add("--seconds", type=float, default=suite.seconds, help="of a measurement (%(default)s)")
+    for option in suite.options:
+        if option.parse is None:
+            add(option.flag, dest=option.field, action="store_true", help=option.help)
+        else:
+            text = f"{option.help} ({option.default})" if option.default else option.help
+            value = option.flag.removeprefix("--").replace("-", "_").upper()
+            add(option.flag, dest=option.field, default=option.default, metavar=value, help=text)
     parser.add_argument(
         "comparisons",
         nargs="*",
@@ -80,6 +125,7 @@ def add_options(parser: argparse.ArgumentParser, suite: Suite, output: Path) -> 
         metavar="N",
         help="priority of everything that is measured; negative on a machine that others use",
     )
+    output = ROOT / "build" / f"{suite.target}-results"
     parser.add_argument("--output", type=Path, default=output, help=f"directory ({output})")
     parser.add_argument(
         "--build", type=Path, default=ROOT / "build" / "bench", help="where to build the programs"
@@ -88,13 +134,32 @@ def add_options(parser: argparse.ArgumentParser, suite: Suite, output: Path) -> 
         "--work", type=Path, default=WORK_DIR, help="disk directory for a run's files"
     )
     parser.add_argument("--no-install", action="store_true", help="do not install missing peers")
+    return parser
 
 
-def check_names(args: argparse.Namespace, suite: Suite) -> None:
-    """Raises UsageError for a comparison that does not exist."""
+def parse(suite: Suite, argv: Sequence[str]) -> tuple[argparse.Namespace, Settings]:
+    """What was asked for, checked.
+
+    Raises:
+        UsageError: they cannot work.
+    """
+    args = build_parser(suite).parse_args(argv)
+    given = {}
+    for option in suite.options:
+        value = getattr(args, option.field)
+        try:
+            given[option.field] = option.parse(value) if option.parse else value
+        except ValueError:
+            raise UsageError(f"{option.flag}: {value!r} is not a number") from None
+    settings = Settings(args.rounds, args.seconds, quiet_share=args.quiet, **given)
+    if settings.rounds < 1 or settings.seconds <= 0:
+        raise UsageError("--rounds and --seconds must be positive")
+    if problem := suite.check(settings):
+        raise UsageError(problem)
     unknown = [name for name in args.comparisons if name not in suite.comparisons]
     if unknown:
         raise UsageError(f"there is no comparison {unknown[0]!r}: {', '.join(suite.comparisons)}")
+    return args, settings
 
 
 def run_one(bench: Bench, suite: Suite, key: str, awake: bool) -> Comparison:
@@ -168,17 +233,17 @@ def report(
     print(f"bench: wrote {', '.join(made)} in {output}")
 
 
-def run_suite(suite: Suite, args: argparse.Namespace, settings: Settings) -> int:
+def run(suite: Suite, args: argparse.Namespace, settings: Settings) -> int:
     """Runs what was asked for; returns the exit code."""
     if not args.no_install:
-        missing = machine.install_peers(suite.peers)
+        missing = machine.install_peers(suite.packages)
         if missing:
             print(f"bench: missing, so some comparisons are left out: {', '.join(missing)}")
     print("bench: building the programs", flush=True)
     build_programs(ROOT, args.build)
     about: dict[str, Any] = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["make", suite.target, f"BENCH_ARGS={shlex.join(sys.argv[1:])}"]),
+        "command": shlex.join(["make", suite.target, f"BENCH_ARGS={shlex.join(sys.argv[2:])}"]),
         "settings": asdict(settings),
         **machine.describe(ROOT),
         "load_before": machine.load(),
@@ -208,10 +273,11 @@ def run_suite(suite: Suite, args: argparse.Namespace, settings: Settings) -> int
     return 0
 
 
-def guarded(command: Callable[[], int]) -> int:
-    """Runs it; what users may do wrong, and Ctrl-C, become a line and an exit code."""
+def main(suite: Suite, argv: Sequence[str]) -> int:
+    """The suite's command line; what users may do wrong, and Ctrl-C, become a line and an exit
+    code."""
     try:
-        return command()
+        return run(suite, *parse(suite, argv))
     except InfiniswapError as error:
         print(f"bench: {error}", file=sys.stderr)
         return error.exit_code

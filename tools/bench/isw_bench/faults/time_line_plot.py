@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from isw_bench import plot
+from isw_bench import ratio_plot
 from isw_bench.faults.timeline import Run, moving, per_s
 from isw_bench.results import Comparison, Figure, TimeLine
 
@@ -37,7 +37,7 @@ def labelled(comparisons: Sequence[Comparison]) -> list[tuple[str, Figure]]:
     return [
         (f"{comparison.key}: {label}", figure)
         for comparison in comparisons
-        for label, figure in plot.bars([comparison])
+        for label, figure in ratio_plot.bars([comparison])
     ]
 
 
@@ -71,7 +71,7 @@ def draw(comparisons: Sequence[Comparison], path: Path, caption: str) -> bool:
         1 + rows, _COLUMNS, height_ratios=[bars_inches, *[_PANEL_INCHES] * rows]
     )
     axes = figure.add_subplot(grid[0, :])
-    plot.draw_bars(axes, bars)
+    ratio_plot.draw_bars(axes, bars)
     low, high = axes.get_xlim()
     told = "2345678" if high < _NARROW * low else "25"
     axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in told else "")

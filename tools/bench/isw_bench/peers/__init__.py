@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make bench`: beside what others do with the same network, memory and disk."""
+
+from __future__ import annotations
+
+import shlex
+
+from infiniswap.units import PAGE_BYTES
+from isw_bench.bench import Settings
+from isw_bench.machine import PEERS
+from isw_bench.peers import demo, donor, engine, process, swapping
+from isw_bench.suite import Option, Suite
+
+
+def _check(settings: Settings) -> str:
+    if settings.idle_s <= 0:
+        return "--idle-seconds must be positive"
+    if settings.donor_bytes % (4 * 64 * PAGE_BYTES):
+        return "--donor-size must be a multiple of 1M"
+    if settings.swap_limit_bytes >= settings.swap_bytes:
+        return "--swap-limit must be less than --swap-size, or nothing is swapped"
+    if settings.swap_device_bytes < 2 * (settings.swap_bytes - settings.swap_limit_bytes):
+        return "--swap-device must be at least twice of what is swapped"
+    return ""
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(shlex.split(text))
+
+
+SUITE = Suite(
+    target="bench",
+    description="Compares Infiniswap with its floor, its peers and disks.",
+    comparisons={module.KEY: module for module in (donor, engine, swapping, process, demo)},
+    timed=frozenset({donor.KEY, engine.KEY, swapping.KEY}),
+    packages=PEERS,
+    options=(
+        Option("--donor-size", "donor_bytes", "256M", "store of the server comparisons"),
+        Option("--swap-size", "swap_bytes", "512M", "what the swapping job fills"),
+        Option("--swap-limit", "swap_limit_bytes", "256M", "its memory limit"),
+        Option("--swap-device", "swap_device_bytes", "1G", "size of each swap area"),
+        Option("--device-size", "process_bytes", "4G", "of the device whose memory is read"),
+        Option("--idle-seconds", "idle_s", "20", "watched per round", float),
+        Option("--demo-args", "demo_args", "", "options for `infiniswap demo`", _words),
+    ),
+    check=_check,
+    seconds=1.0,
+)
