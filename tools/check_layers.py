@@ -79,8 +79,6 @@ CLASS_LINES_MAX = 300
 LONGER = {
     "device/jobs/job.py:start": 75,
     "device/donors/link.py:DonorLink": 545,
-    "device/process/server.py:application": 78,
-    "device/process/service.py:DeviceService": 516,
     "engine/native_engine.py:NativeEngine": 428,
 }
 

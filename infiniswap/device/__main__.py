@@ -25,7 +25,7 @@ import msgspec
 
 from infiniswap import logs
 from infiniswap.device.api import Ready
-from infiniswap.device.process.serve import prepare_process, serve, succeed
+from infiniswap.device.process.life import prepare_process, serve, succeed
 from infiniswap.device.process.service import DeviceService
 from infiniswap.device.spec.spec import DeviceSpec, decode_spec
 from infiniswap.device.succession.hand_over import HopelessError, read_kept

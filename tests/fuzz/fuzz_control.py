@@ -41,7 +41,7 @@ with _instrumented:
     from infiniswap.control import auth
     from infiniswap.control import messages as m
     from infiniswap.device import api
-    from infiniswap.device.process import server
+    from infiniswap.device.process import control_socket
     from infiniswap.errors import InfiniswapError, ProtocolMismatchError, UsageError
 
 HTTP_BODIES: Final = (m.Status, m.VersionInfo, m.NonceInfo, m.HttpError)
@@ -269,7 +269,7 @@ class _Request:
 def device_body(source: Bytes) -> None:
     kind = DEVICE_BODIES[source.below(len(DEVICE_BODIES))]
     body = source.rest() if source.below(2) else as_json(structure(kind, source), source)
-    reading = server._body(_Request(body), kind)  # type: ignore[arg-type]
+    reading = control_socket._body(_Request(body), kind)  # type: ignore[arg-type]
     try:
         reading.send(None)
     except StopIteration as done:

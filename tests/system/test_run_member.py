@@ -20,7 +20,7 @@ import pytest
 from support.devices.cluster import NEEDS_SWAP, WAIT_S, Cluster, Device, until
 from support.jobs.runs import Runner, touch
 
-from infiniswap.device.process.members import CONNECTIONS_PER_USER_MAX, RUNS_PER_USER_MAX
+from infiniswap.device.process.member_socket import CONNECTIONS_PER_USER_MAX, RUNS_PER_USER_MAX
 from infiniswap.system.cgroup import create_memory_cgroup
 from infiniswap.system.job_cgroup import find_job_cgroups
 from infiniswap.units import MIB
@@ -35,7 +35,9 @@ MEMBER, OTHER_MEMBER = "nobody", "bin"
 @pytest.fixture(scope="module")
 def member_device(module_cluster: Cluster, in_ci: bool) -> Iterator[Device]:
     """A swap device for members of GROUP."""
-    probe = as_user(MEMBER, [sys.executable, "-c", "import infiniswap.device.control.member"])
+    probe = as_user(
+        MEMBER, [sys.executable, "-c", "import infiniswap.device.control.member_client"]
+    )
     done = subprocess.run(probe, capture_output=True, text=True, check=False, cwd="/")
     if done.returncode != 0:
         missing = f"needs an interpreter and a checkout that other users can read: {done.stderr}"
@@ -101,20 +103,20 @@ def job_of(runner: Runner, user: str = MEMBER) -> Iterator[subprocess.Popen[byte
 
 
 def ask(runner: Runner, code: str, *, user: str = MEMBER) -> str:
-    """What a program of a user's prints that has `member`, `paths` and `ask` at hand."""
+    """What a program of a user's prints that has `member_client`, `paths` and `ask` at hand."""
     assert runner.device is not None
     lines = (
         "import os, sys, subprocess, time",
         "from pathlib import Path",
         "from infiniswap.device import member_api as api",
-        "from infiniswap.device.control import member",
+        "from infiniswap.device.control import member_client",
         "from infiniswap.device.spec import rundir",
         "from infiniswap.errors import InfiniswapError",
         f"run_dir = Path({str(runner.cluster.run_dir)!r})",
         f"paths = rundir.paths_of({runner.device.name!r}, run_dir, run_dir)",
         "def ask(question):",
         "    try:",
-        "        member.ask(paths, question)",
+        "        member_client.ask(paths, question)",
         "    except InfiniswapError as error:",
         "        return f'{error.exit_code} {error}'",
         "    return 'done'",
@@ -277,7 +279,7 @@ def test_runs_of_one_user_are_bounded(member_runner: Runner) -> None:
     code = (
         "def begin():\n"
         "    if pid := os.fork(): return pid\n"
-        "    member.begin(paths, 32 << 20); os.write(told, b'1'); time.sleep(10000)\n"
+        "    member_client.begin(paths, 32 << 20); os.write(told, b'1'); time.sleep(10000)\n"
         "begun, told = os.pipe()\n"
         f"held = [begin() for _ in range({RUNS_PER_USER_MAX})]\n"
         "for _ in held: assert os.read(begun, 1)\n"

@@ -69,7 +69,7 @@ def test_a_wrong_import_is_found(layers: ModuleType, relative: str, text: str) -
         ("testing/fakes.py", "from infiniswap.engine.protocol import Engine"),
         ("device/slabs/mapper.py", "from infiniswap.device.donors.link import DonorLink"),
         ("device/donors/link.py", "from infiniswap.device import off_loop"),
-        ("device/__main__.py", "from infiniswap.device.process import serve"),
+        ("device/__main__.py", "from infiniswap.device.process import life"),
         ("system/programs.py", "import subprocess"),
         ("device/jobs/job.py", "import subprocess\nsubprocess.Popen(['job'])"),
         ("donor/home.py", "from infiniswap.system import programs\nprograms.start(['ip'])"),

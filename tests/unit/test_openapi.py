@@ -13,7 +13,7 @@ from infiniswap.control import openapi as donor_openapi
 from infiniswap.control.server import ControlServer
 from infiniswap.control.service import ServerConfig
 from infiniswap.device.process import openapi as device_openapi
-from infiniswap.device.process.server import application
+from infiniswap.device.process.control_socket import application
 
 DOCUMENTS = {
     "daemon": donor_openapi.document("1.2.3"),

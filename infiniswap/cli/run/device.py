@@ -16,7 +16,7 @@ from infiniswap.cli.run import inherit
 from infiniswap.cli.run.live_line import say
 from infiniswap.cli.run.request import EndingSignal, Request
 from infiniswap.device.cleanup import lost
-from infiniswap.device.control import client, launch, member
+from infiniswap.device.control import client, launch, member_client
 from infiniswap.device.jobs import beside, usage
 from infiniswap.device.process import runs
 from infiniswap.device.spec import rundir
@@ -50,7 +50,7 @@ def get(request: Request, config: configuration.Config) -> tuple[rundir.DevicePa
     run_dir, backup_dir = config.device.run_dir, config.device.backup_dir
     if request.is_member:
         paths = rundir.paths_of(request.args.device, run_dir, backup_dir)
-        member.status(paths)  # says what is amiss; it is joined together with the cgroup
+        member_client.status(paths)  # says what is amiss; it is joined together with the cgroup
         return paths, True
     if request.args.device is not None:
         paths = rundir.require_running(request.args.device, run_dir, backup_dir)

@@ -14,7 +14,7 @@ from infiniswap.cli.run.live_line import LiveLine, say
 from infiniswap.cli.run.request import Request
 from infiniswap.device.api import DeviceStatus
 from infiniswap.device.cleanup import lost
-from infiniswap.device.control import client, member
+from infiniswap.device.control import client, member_client
 from infiniswap.device.jobs import account, beside, job, usage
 from infiniswap.device.process import runs
 from infiniswap.device.spec import rundir
@@ -134,7 +134,7 @@ def _run_job(
 
 def _make_cgroup(request: Request, paths: rundir.DevicePaths) -> MemoryCgroup:
     if request.is_member:
-        return member.begin(paths, request.local_bytes)
+        return member_client.begin(paths, request.local_bytes)
     return create_job_cgroup(runs.cgroup_name(os.getpid()), request.local_bytes)
 
 

@@ -33,7 +33,7 @@ from infiniswap.device.api import (
     RestartRequest,
     StopRequest,
 )
-from infiniswap.device.control import member
+from infiniswap.device.control import member_client
 from infiniswap.device.spec.rundir import DevicePaths, is_running, log_hint
 from infiniswap.errors import ConflictError, DeadlineError, InfiniswapError, NotPermittedError
 from infiniswap.json_text import NotJsonError, decode_json
@@ -121,7 +121,7 @@ def status(paths: DevicePaths, *, wait_s: float = ASK_S) -> DeviceStatus:
         NotPermittedError: neither root nor a member.
     """
     if os.geteuid() != 0 and os.path.exists(paths.member_socket):
-        return member.status(paths, wait_s=wait_s)
+        return member_client.status(paths, wait_s=wait_s)
     return _ask(paths, "GET", DEVICE_PATH, None, DeviceStatus, wait_s)
 
 

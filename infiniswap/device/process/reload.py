@@ -14,11 +14,8 @@ import msgspec
 
 from infiniswap import config as configuration
 from infiniswap.config_changes import Outcome, merged
-from infiniswap.device.donors.link_types import LinkConfig
-from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.device.spec.spec import DeviceSpec, completed
 from infiniswap.errors import ConfigError, InfiniswapError
-from infiniswap.system.wakeful import Waker
 
 
 def plan(spec: DeviceSpec) -> tuple[DeviceSpec, Outcome]:
@@ -46,20 +43,3 @@ def plan(spec: DeviceSpec) -> tuple[DeviceSpec, Outcome]:
         config = running
     outcome = Outcome.between(running, config, wanted, "device")
     return msgspec.structs.replace(spec, config=config), outcome
-
-
-def retune(
-    spec: DeviceSpec, mapper: SlabMapper, links: LinkConfig, waker: Waker | None
-) -> LinkConfig:
-    """Puts the values of the spec in force; returns what new links are to know."""
-    policy, config = spec.config.policy, spec.config.device
-    mapper.tune(
-        policy,
-        0.0 if spec.backup is None else config.refill_pages_per_s,
-    )
-    links = dataclasses.replace(links, device=config, suspend_s=policy.suspend_s)
-    for link in mapper.lenders.links:
-        link.config = links
-    if waker is not None:
-        waker.set_mode(config.keep_awake)
-    return links

@@ -7,10 +7,9 @@ import dataclasses
 import os
 from dataclasses import dataclass
 
-from infiniswap.device.api import DeviceStatus, DonorRow, SuccessionRow, SwapRow
-from infiniswap.device.frontends.attach import Attachment
+from infiniswap.device.api import DeviceStatus, DonorRow, SwapRow
+from infiniswap.device.process.parts import Parts
 from infiniswap.device.slabs.mapper import SlabMapper
-from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.engine.protocol import Engine, EngineFigures, histogram_quantiles
 
 
@@ -22,20 +21,19 @@ class Snapshot:
     figures: EngineFigures
 
 
-def snapshot(
-    spec: DeviceSpec,
-    engine: Engine,
-    mapper: SlabMapper,
-    attachment: Attachment,
-    *,
-    state: str,
-    uptime_s: float,
-    degraded: list[str],
-    awake: bool,
-    runs: list[int],
-    succession: SuccessionRow | None,
-) -> Snapshot:
-    """Does not wait. What the last six are: see DeviceStatus."""
+def snapshot(parts: Parts, *, uptime_s: float, reloaded: list[str], runs: list[int]) -> Snapshot:
+    """Looks at every part; does not wait.
+
+    Args:
+        parts: of the device, all made.
+        uptime_s: of the process.
+        reloaded: what an administrator should know of the last reload.
+        runs: see DeviceStatus.
+    """
+    spec, engine, mapper, attachment = parts.spec, parts.engine, parts.mapper, parts.attachment
+    assert attachment is not None
+    waker = parts.waker
+    problem = None if waker is None else waker.problem
     figures = engine.figures()
     stats = figures.counts
     p50_ns, p99_ns = histogram_quantiles(
@@ -58,7 +56,7 @@ def snapshot(
             used_bytes=attachment.swap_used_bytes(),
         ),
         ephemeral=spec.ephemeral,
-        state=state,
+        state=parts.state,
         slabs=mapper.slab_states(),
         pages_on_donors=sum(slab.remote_valid_pages for slab in engine.slabs()),
         donors=_donor_rows(engine, mapper),
@@ -66,13 +64,19 @@ def snapshot(
         remote_share=stats["pages_in_remote"] / served if served else None,
         page_in_us_p50=p50_ns / 1000,
         page_in_us_p99=p99_ns / 1000,
-        degraded=degraded,
+        degraded=[
+            *parts.degraded,
+            *([str(problem)] if problem else []),
+            *reloaded,
+            *parts.succession.degraded(),
+            *parts.finder.degraded(),
+        ],
         alarms=list(mapper.alarms.values()),
         runs=runs,
-        awake=awake,
+        awake=waker is not None and waker.awake,
         evictions=mapper.counts.evicted,
         slab_counts=dataclasses.asdict(mapper.counts),
-        succession=succession,
+        succession=parts.succession.row(),
     )
     return Snapshot(status, figures)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from infiniswap.cli.device import options
 from infiniswap.cli.main import build_parser
-from infiniswap.device.process.serve import prepare_process, serve
+from infiniswap.device.process.life import prepare_process, serve
 from infiniswap.device.slabs import mapper
 from infiniswap.device.slabs.placer import Placer, Purpose
 from infiniswap.device.spec import rundir

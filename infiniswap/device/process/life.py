@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable
 
 from infiniswap import events, logs
 from infiniswap.device.api import Ready
-from infiniswap.device.process.members import member_socket
+from infiniswap.device.process.control_socket import control_socket
+from infiniswap.device.process.member_socket import member_socket
 from infiniswap.device.process.metrics_port import metrics_port
-from infiniswap.device.process.server import control_socket
 from infiniswap.device.process.service import DeviceService
 from infiniswap.device.spec import contents
 from infiniswap.device.spec.spec import DeviceSpec

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a device process: the engine, the mapper with its links, and the loops around them.
+
+A start or a take-over makes them one by one; `end` ends all of them, in the reverse order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import random
+import socket
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from infiniswap import events
+from infiniswap.control.client import ClientConfig, Identity
+from infiniswap.device.donors import rdma_leaving
+from infiniswap.device.donors.link import DonorLink
+from infiniswap.device.donors.link_types import LinkConfig
+from infiniswap.device.frontends.attach import Attachment
+from infiniswap.device.frontends.others import Others
+from infiniswap.device.off_loop import run_to_end
+from infiniswap.device.process.runs import Runs
+from infiniswap.device.slabs.finder import Finder
+from infiniswap.device.slabs.mapper import SlabMapper
+from infiniswap.device.spec import contents, rundir
+from infiniswap.device.spec.spec import DeviceSpec
+from infiniswap.device.succession.hand_over import Succession, warm_up
+from infiniswap.device.succession.holder import Holder
+from infiniswap.device.succession.repairs import Repairs
+from infiniswap.engine.protocol import Engine, EngineConfig
+from infiniswap.errors import InfiniswapError, MemoryLimitError
+from infiniswap.policy.ahead import MapAhead
+from infiniswap.policy.refill import Refill
+from infiniswap.system.process import make_swap_safe, sentences
+from infiniswap.system.wakeful import Waker
+from infiniswap.units import PAGE_BYTES, HostPort
+
+log = logging.getLogger(__name__)
+
+_NOT_KEPT = events.about(events.CONTENTS_NOT_KEPT)
+_EXECUTOR_THREADS = 4
+
+T = TypeVar("T")
+
+
+class Parts:
+    """The parts of one device; methods run on the event loop unless they say that they block.
+
+    Attributes:
+        spec: the device with the configuration that is in force.
+        state: starting, serving, stopping or stopped.
+        stop_lock: held while it is stopped.
+        was_kept: it is started again after a stop.
+        begun: its contents may have changed.
+        attachment: None until there is something to attach.
+        lock_fd: of the device's name; -1: not taken.
+        degraded: swap-safety measures that this host refuses.
+    """
+
+    def __init__(self, spec: DeviceSpec, holder: Holder) -> None:
+        device = spec.config.device
+        self.spec = spec
+        self.paths = rundir.paths_of(spec.name, device.run_dir, device.backup_dir)
+        self.holder = holder
+        self.succession = Succession(holder)
+        self.state = "starting"
+        self.stop_lock = asyncio.Lock()
+        self.was_kept = False
+        self.begun = False
+        self.attachment: Attachment | None = None
+        self.lock_fd = -1
+        self.degraded: list[str] = []
+        self.warnings: list[str] = []
+        self.finder = Finder(spec, self.blocking)
+        self.waker: Waker | None = None
+        self._executor = ThreadPoolExecutor(_EXECUTOR_THREADS, thread_name_prefix="device")
+        self._client: ClientConfig | None = None
+        self._engine: Engine | None = None
+        self._mapper: SlabMapper | None = None
+        self._link_config: LinkConfig | None = None
+        self._loops: set[asyncio.Task[None]] = set()  # as long as there is an engine
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, once it is made."""
+        assert self._engine is not None
+        return self._engine
+
+    @property
+    def mapper(self) -> SlabMapper:
+        """The mapper, once it is started."""
+        assert self._mapper is not None
+        return self._mapper
+
+    @property
+    def are_made(self) -> bool:
+        """Whether there is an engine, a mapper and something to attach."""
+        return None not in (self._engine, self._mapper, self.attachment)
+
+    @property
+    def identity(self) -> Identity:
+        """Who the device is for donors."""
+        return Identity(self.spec.device_id, self.spec.name, socket.gethostname())
+
+    async def blocking(self, call: Callable[[], T]) -> T:
+        """Runs a call that blocks outside of the event loop, to its end even when cancelled."""
+        return await run_to_end(self._executor, call)
+
+    def warm_up(self) -> None:
+        """Starts the threads for `blocking` now. Blocking."""
+        warm_up(self._executor, _EXECUTOR_THREADS)
+
+    def make_client(self) -> ClientConfig:
+        """What connections to donors need; reads the secret.
+
+        Raises:
+            ConfigError: the secret cannot be used.
+        """
+        config = self.spec.config
+        connect_s = max(config.cluster.ask_s, 0.5)
+        self._client = ClientConfig(secret=config.secret(), connect_s=connect_s)
+        return self._client
+
+    # ------------------------------------------------------------------------ engine
+
+    def make_engine(self) -> None:
+        """The engine of a start, with the contents that were kept. Blocking.
+
+        Raises:
+            BackupError: the backup, or what was kept, cannot be used.
+            InfiniswapError: the engine cannot be made.
+        """
+        if self.spec.backup is not None:
+            contents.check_backup_is_ours(self.spec, self.was_kept)
+        state = self.succession.make_state(self.paths)
+        try:
+            self._engine = self._new_engine(state)
+            self.succession.keep_state(state)
+        finally:
+            if state >= 0:
+                os.close(state)
+        contents.load(self._engine, self.paths, self.spec)
+
+    def make_standby_engine(self, state_fd: int) -> None:
+        """The engine of a standby, which takes over the state in that file later. Blocking."""
+        self._engine = self._new_engine(state_fd, standby=True)
+
+    def _new_engine(self, state_fd: int, *, standby: bool = False) -> Engine:
+        from infiniswap.engine.native import NativeEngine, preload_rdma
+
+        spec, device = self.spec, self.spec.config.device
+        if device.transport != "tcp":
+            preload_rdma()
+        return NativeEngine(
+            EngineConfig(
+                size_bytes=spec.size_bytes,
+                slab_bytes=device.slab_bytes,
+                staging_pages=device.staging_bytes // PAGE_BYTES,
+                request_bytes_max=device.request_bytes,
+                requests_max=device.requests_max,
+                backup_write_bytes_max=device.backup_write_bytes,
+                backup_writers=device.backup_writers,
+                backup_readers=device.backup_readers,
+                hedge_us_min=device.hedge_ms * 1000,
+                no_backup=spec.backup is None,
+                state_fd=state_fd,
+                standby=standby,
+            ),
+            None if standby else spec.backup,
+        )
+
+    # ---------------------------------------------------------------- mapper and links
+
+    def start_mapper(self) -> None:
+        """The mapper with links to the donors that are known, and its loop."""
+        assert self._client is not None
+        self._mapper = make_mapper(self.spec, self.engine, asyncio.get_running_loop().time())
+        self._link_config = LinkConfig(
+            identity=self.identity,
+            client=self._client,
+            device=self.spec.config.device,
+            suspend_s=self.spec.config.policy.suspend_s,
+            slab_count=self.spec.slab_count,
+            has_backup=self.spec.backup is not None,
+        )
+        self.finder.start(self.spec, self._mapper.lenders, self.make_link)
+        self._loop("mapper", self._run_mapper())
+        if self.spec.config.device.transport != "tcp":
+            self._loop("RDMA devices", rdma_leaving.let_go(self.engine, self.blocking))
+
+    def make_link(self, donor: HostPort) -> DonorLink:
+        """A link to one more donor."""
+        assert self._link_config is not None
+        return DonorLink(donor, self.engine, self.mapper, self._link_config, self._executor)
+
+    async def _run_mapper(self) -> None:
+        while True:
+            try:
+                await self.mapper.run()
+            except Exception:
+                # The page path does not need us; a bug here must not take swap space down.
+                log.exception("the mapper failed; it is started again")
+                await asyncio.sleep(1.0)
+
+    async def map_everything(self) -> None:
+        """Maps every slab: without a backup a page has nowhere else to go.
+
+        Raises:
+            MemoryLimitError: the donors cannot take all of them.
+        """
+        # Before is_eager, as two must not place one slab.
+        for slab in range(self.spec.slab_count):
+            if not await self.mapper.placer.place(slab):
+                raise MemoryLimitError(
+                    f"the donors can take {slab} of {self.spec.slab_count} slabs, and without a "
+                    "backup all of them need a donor",
+                    mend="Use a smaller --size, more donors, or a backup.",
+                )
+        self.mapper.is_eager = True
+
+    # ------------------------------------------------------------------- loops beside
+
+    def start_repairs(self, attachment: Attachment) -> None:
+        """The loops that keep the kernel's side attached, and watch who else uses it."""
+        repairs = Repairs(attachment.kernel, self.holder, self.mapper.events, self.blocking)
+        self._loop("repair", repairs.run())
+        others = Others(attachment, self.mapper.alarms, self.blocking)
+        self._loop("others", others.run(self.stop_lock, lambda: self.state == "serving"))
+
+    def start_waker(self) -> None:
+        """The loop that keeps processors awake while pages come in."""
+        engine = self.engine
+        self.waker = Waker(lambda: engine.pages_moved()[0], self.spec.config.device.keep_awake)
+        self._loop("waker", self.waker.run())
+
+    def _loop(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        self._loops.add(asyncio.create_task(work, name=name))
+
+    def make_safe(self) -> None:
+        """Locks memory and so on; notes what this host refuses. Blocking."""
+        self.degraded = sentences(make_swap_safe())
+
+    def retune(self, spec: DeviceSpec) -> None:
+        """Puts the values of a spec in force, and keeps it where others read it."""
+        assert self._link_config is not None
+        assert self.attachment is not None
+        device, policy, mapper = spec.config.device, spec.config.policy, self.mapper
+        self.spec = spec
+        mapper.tune(policy, _refill_pages_per_s(spec))
+        self._link_config = dataclasses.replace(
+            self._link_config, device=device, suspend_s=policy.suspend_s
+        )
+        for link in mapper.lenders.links:
+            link.config = self._link_config
+        if self.waker is not None:
+            self.waker.set_mode(device.keep_awake)
+        self.finder.tell(spec, mapper.lenders, self.make_link)
+        rundir.write_record(self.paths.record, spec)
+        self.succession.keep_spec(spec, self.attachment)
+
+    # ---------------------------------------------------------------------------- end
+
+    async def end(self, runs: Runs, *, keep: bool, remove: bool) -> InfiniswapError | None:
+        """Ends what is left when the front end has gone.
+
+        Args:
+            runs: what uses the device.
+            keep: save the contents.
+            remove: delete them.
+
+        Returns:
+            Why the contents could not be kept or deleted.
+        """
+        failure: InfiniswapError | None = None
+        if keep:
+            try:
+                await self.blocking(lambda: contents.save(self.engine, self.paths, self.spec))
+            except InfiniswapError as error:
+                log.error("the contents could not be kept: %s", error, extra=_NOT_KEPT)
+                failure = error
+        await self._close()
+        if remove:
+            try:
+                contents.delete(self.paths, self.spec)
+            except InfiniswapError as error:
+                failure = error
+        await runs.close()
+        rundir.clear(self.paths)
+        if self.lock_fd >= 0:
+            os.close(self.lock_fd)
+            self.lock_fd = -1
+        return failure
+
+    async def _close(self) -> None:
+        await self.finder.close()
+        for task in self._loops:
+            task.cancel()
+        if self._loops:
+            await asyncio.wait(self._loops)
+        self._loops.clear()
+        engine, mapper = self._engine, self._mapper
+        if mapper is not None and engine is not None:
+            # Drains are still reported while the links give their slabs back.
+            loop = asyncio.get_running_loop()
+            loop.add_reader(engine.eventfd, mapper.events.take)
+            await asyncio.gather(*(link.close() for link in mapper.lenders.links))
+            loop.remove_reader(engine.eventfd)
+        if engine is not None:
+            await self.blocking(engine.close)
+            self._engine = None
+
+
+def make_mapper(spec: DeviceSpec, engine: Engine, now_s: float) -> SlabMapper:
+    """The mapper of a device, without links."""
+    slab_pages = spec.config.device.slab_bytes // PAGE_BYTES
+    return SlabMapper(
+        engine,
+        spec.slab_count,
+        spec.config.policy,
+        random.Random(),
+        now_s,
+        Refill(_refill_pages_per_s(spec), now_s),
+        slab_pages,
+        # What outlives its jobs binds late: a host's swap space is mostly idle (docs/adr/0030).
+        MapAhead(spec.slab_count, slab_pages) if spec.ephemeral and spec.backup else None,
+    )
+
+
+def _refill_pages_per_s(spec: DeviceSpec) -> float:
+    return 0.0 if spec.backup is None else spec.config.device.refill_pages_per_s

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The start of a device that nobody serves yet: everything up to serving, or nothing.
+
+Lock, contents checked, donors asked, backup checked, engine, kernel device, memory locked, swap.
+Whatever fails, or a signal, undoes what stood before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from infiniswap.device import frontends
+from infiniswap.device.api import Ready
+from infiniswap.device.donors.probe import check_donors
+from infiniswap.device.frontends.attach import Attachment
+from infiniswap.device.process.parts import Parts
+from infiniswap.device.process.runs import Runs
+from infiniswap.device.spec import contents, rundir
+from infiniswap.device.succession.holder import LOG
+from infiniswap.errors import InfiniswapError
+
+log = logging.getLogger(__name__)
+
+_UNDO_PAUSE_S = 1.0
+
+
+class Start:
+    """One start.
+
+    Args:
+        parts: of the device; none is made yet.
+        runs: what uses it.
+        own_log: write to the log in the run directory.
+    """
+
+    def __init__(self, parts: Parts, runs: Runs, *, own_log: bool) -> None:
+        self._parts = parts
+        self._runs = runs
+        self._own_log = own_log
+        self._task: asyncio.Task[object] | None = None
+        self.interrupted = False
+
+    def interrupt(self) -> None:
+        """Makes the start undo itself."""
+        self.interrupted = True
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def run(self) -> Ready:
+        """Everything up to serving.
+
+        Raises:
+            InfiniswapError: what could not be done; nothing stays attached.
+        """
+        parts, spec = self._parts, self._parts.spec
+        self._task = asyncio.current_task()
+        parts.lock_fd = rundir.take_lock(parts.paths)
+        try:
+            parts.succession.keep_lock(parts.lock_fd)
+            if self._own_log:
+                rundir.write_log(parts.paths)
+                parts.holder.keep(LOG, 2)
+            choice = frontends.choose(spec.config.device.frontend, spec.swap)
+            # Watched from the first moment: a `run` that dies during this start is noticed.
+            if spec.owner_pid is not None:
+                self._runs.join(spec.owner_pid)
+            parts.was_kept = parts.paths.kept.exists()
+            contents.check(parts.paths, spec)
+            client = parts.make_client()
+            await parts.finder.begin()
+            parts.warnings += await check_donors(parts.finder, spec, parts.identity, client)
+            await parts.blocking(parts.make_engine)
+            parts.start_mapper()
+            parts.finder.follow()
+            parts.start_waker()
+            if spec.backup is None:
+                await parts.map_everything()
+            attachment = parts.attachment = Attachment(spec, parts.paths, choice)
+            rundir.write_record(parts.paths.record, spec)
+            parts.begun = True
+            await parts.blocking(lambda: contents.begin(parts.paths, spec))
+            await parts.blocking(lambda: attachment.attach_device(parts.engine))
+            parts.start_repairs(attachment)
+            parts.succession.keep_device(spec, attachment)
+            self._make_safe(choice.frontend)
+            if spec.swap:
+                await parts.blocking(attachment.attach_swap)
+        except BaseException:
+            await self._undo()
+            raise
+        self._task = None
+        parts.warnings += attachment.warnings
+        return Ready(
+            ok=True,
+            path=attachment.path,
+            frontend=choice.frontend,
+            why=choice.why,
+            warnings=parts.warnings,
+        )
+
+    def _make_safe(self, frontend: str) -> None:
+        parts = self._parts
+        parts.make_safe()
+        if frontend == "fuse" and parts.spec.swap and not parts.spec.ephemeral:
+            parts.warnings.append(
+                "the fuse front end keeps its promises for programs under a memory limit; under "
+                "pressure on the whole host it may have to wait for memory"
+            )
+        parts.warnings += parts.degraded
+        if parts.waker is not None and parts.waker.problem is not None:
+            parts.warnings.append(str(parts.waker.problem))
+
+    async def _undo(self) -> None:
+        self._task = None  # undoing is not interrupted in its turn
+        parts, attachment = self._parts, self._parts.attachment
+        if attachment is not None:
+            await self._undo_swap(attachment)
+            with contextlib.suppress(InfiniswapError):
+                await parts.blocking(attachment.detach_device)
+        await parts.end(self._runs, keep=parts.was_kept and parts.begun, remove=not parts.was_kept)
+
+    async def _undo_swap(self, attachment: Attachment) -> None:
+        # Whatever is swapped out there already is lost when this process ends: no giving up.
+        while True:
+            try:
+                await self._parts.blocking(attachment.detach_swap)
+                return
+            except InfiniswapError as error:
+                log.error("the start cannot be undone yet: %s", error)
+            await asyncio.sleep(_UNDO_PAUSE_S)
