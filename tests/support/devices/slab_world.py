@@ -14,19 +14,17 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
-from infiniswap.engine.sim import SimEngine
-
 from infiniswap.config import PolicyConfig
 from infiniswap.control.messages import REFUSED_BUSY
 from infiniswap.device.donors.link_types import Place
 from infiniswap.device.slabs.mapper import SlabMapper
-from infiniswap.engine.binding import lib
 from infiniswap.engine.protocol import EngineConfig, SlabState
 from infiniswap.errors import EngineError, NoDonorError, RequestRefusedError
 from infiniswap.policy.ahead import MapAhead
 from infiniswap.policy.placement import MemoryUse
 from infiniswap.policy.refill import Refill
 from infiniswap.units import PAGE_BYTES, HostPort
+from support.devices.stepped_engine import SimEngine, lib
 
 SLAB_PAGES = 16
 _SLOTS = 64
