@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infiniswap import config as configuration
-from infiniswap.config import (
-    Config,
+from infiniswap.config import SECTIONS, Config, env_name, known_keys, load
+from infiniswap.errors import ConfigError
+from infiniswap.secret import (
     check_listen_secret,
-    env_name,
-    known_keys,
-    load,
+    check_metrics_listen,
+    read_metrics_token,
     read_secret,
 )
-from infiniswap.errors import ConfigError
 from infiniswap.units import GIB, MIB, PAGE_BYTES, HostPort
 
 
@@ -148,25 +148,37 @@ def test_the_letter_that_a_size_lacks_is_guessed(key: str, value: object, meant:
 
 
 def test_every_key_has_an_environment_variable_of_its_own() -> None:
-    names = [env_name(key) for key in known_keys()]
-    assert len(names) == len(set(names))
-    fields = sum(len(dataclasses.fields(getattr(Config(), s.name))) for s in
-                 dataclasses.fields(Config))  # fmt: skip
-    assert len(names) == fields
+    names = {env_name(key) for key in known_keys()}
+    assert len(names) == sum(len(dataclasses.fields(kind)) for kind in SECTIONS.values())
+    # Sizes in keys carry no unit, and fields do.
+    assert "INFINISWAP_DAEMON_SLAB" in names
+    assert "INFINISWAP_DAEMON_SLAB_BYTES" not in names
 
 
-def test_sizes_in_keys_carry_no_unit_and_fields_do() -> None:
-    assert "daemon.slab" in known_keys()
-    assert "daemon.slab_bytes" not in known_keys()
-
-
-def test_a_file_that_is_too_large_or_not_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="larger than 1 MiB"):
-        load(_file(tmp_path, "#" * (MIB + 1)), environ={})
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"#" * (MIB + 1), "larger than 1 MiB"),
+        (b"\xff\xfe", "not valid TOML"),
+        (b"hunter2\xff\n", "byte 7 is no UTF-8"),
+        (b'[cluster]\nsecret_file = "hunter2/+="', "line 2: cluster.secret_file: it is not a"),
+        (b"[cluster]\nsecret_file = ['hunter2']", "line 2: cluster.secret_file: it is not a"),
+        (b'[cluster]\nmetrics_token_file = "hunter2"', "metrics_token_file: it is not a"),
+        (b'[cluster]\npeers_file = "hunter2"', "peers_file: it is not a"),
+    ],
+)
+def test_a_file_that_is_none_and_a_secret_in_it_are_refused_without_a_quote(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
     path = tmp_path / "binary.toml"
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="not valid TOML"):
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message) as caught:
         load(path, environ={})
+    assert "hunter2" not in str(caught.value)
+    assert "0xff" not in str(caught.value)
+
+
+def test_a_directory_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         load(tmp_path, environ={})
 
@@ -181,7 +193,11 @@ def test_any_environment_is_a_configuration_or_a_config_error(env: dict[str, str
     assert config.policy.evict_slabs_max >= 1
 
 
-# ---- the secret
+# ------------------------------------------------------- the secret, and the metrics token
+
+
+Read = Callable[[Path], bytes | None]
+both = pytest.mark.parametrize("read", [read_secret, read_metrics_token])
 
 
 def _secret(tmp_path: Path, content: bytes, mode: int = 0o600) -> Path:
@@ -191,36 +207,51 @@ def _secret(tmp_path: Path, content: bytes, mode: int = 0o600) -> Path:
     return path
 
 
-def test_white_space_around_the_secret_is_not_part_of_it(tmp_path: Path) -> None:
-    path = _secret(tmp_path, b"\n0123456789abcdef \n")
-    assert read_secret(path) == b"0123456789abcdef"
-    config = load(overrides={"cluster.secret_file": str(path)}, environ={})
-    assert config.secret() == b"0123456789abcdef"
+@both
+def test_white_space_around_a_secret_is_not_part_of_it(tmp_path: Path, read: Read) -> None:
+    assert read(_secret(tmp_path, b"\n0123456789abcdef \n")) == b"0123456789abcdef"
+
+
+def test_a_configuration_reads_its_secrets(tmp_path: Path) -> None:
+    path = str(_secret(tmp_path, b"0123456789abcdef"))
+    files = {"cluster.secret_file": path, "cluster.metrics_token_file": path}
+    config = load(overrides=files, environ={})
+    assert config.secret() == config.metrics_token() == b"0123456789abcdef"
     assert Config().secret() is None
+    assert Config().metrics_token() is None
 
 
+@both
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o700, 0o622])
-def test_a_secret_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
-    with pytest.raises(ConfigError, match="chmod 600"):
-        read_secret(_secret(tmp_path, b"0123456789abcdef", mode))
+def test_a_secret_that_others_may_read_is_refused(tmp_path: Path, mode: int, read: Read) -> None:
+    with pytest.raises(ConfigError, match=r"other users.*chmod 600"):
+        read(_secret(tmp_path, b"0123456789abcdef", mode))
 
 
+@both
 @pytest.mark.parametrize("content", [b"", b"short", b"   0123456789abcde   ", b"x" * 5000])
-def test_a_secret_of_the_wrong_length_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_secret_of_the_wrong_length_is_refused(
+    tmp_path: Path, content: bytes, read: Read
+) -> None:
     with pytest.raises(ConfigError, match="bytes") as caught:
-        read_secret(_secret(tmp_path, content))
+        read(_secret(tmp_path, content))
     assert content.strip().decode() not in str(caught.value) or not content.strip()
 
 
-def test_a_missing_secret_a_directory_and_a_fifo_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read the cluster secret"):
-        read_secret(tmp_path / "none")
-    with pytest.raises(ConfigError, match="not a regular file"):
-        read_secret(tmp_path)
+def test_a_token_is_visible_text(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="visible ASCII"):
+        read_metrics_token(_secret(tmp_path, b"two words of text"))
+
+
+@both
+def test_a_missing_secret_a_directory_and_a_fifo_are_refused(tmp_path: Path, read: Read) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the (cluster secret|metrics token)"):
+        read(tmp_path / "none")
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo, 0o600)
-    with pytest.raises(ConfigError, match="not a regular file"):
-        read_secret(fifo)
+    for path in (tmp_path, fifo):
+        with pytest.raises(ConfigError, match="not a regular file"):
+            read(path)
 
 
 @pytest.mark.requires_root
@@ -231,32 +262,17 @@ def test_a_secret_of_another_user_is_refused(tmp_path: Path) -> None:
         read_secret(path)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "donor1"])
-def test_serving_others_needs_a_secret(host: str) -> None:
-    with pytest.raises(ConfigError, match="needs a cluster secret"):
-        check_listen_secret(HostPort(host, 9400), None)
-    check_listen_secret(HostPort(host, 9400), b"0123456789abcdef")
-
-
-def test_loopback_needs_none() -> None:
-    check_listen_secret(HostPort("127.0.0.1", 9400), None)
-    check_listen_secret(HostPort("::1", 9400), None)
-
-
-@pytest.mark.parametrize("key", ["secret_file", "metrics_token_file", "peers_file"])
-def test_a_secret_in_place_of_its_files_name_is_not_quoted(tmp_path: Path, key: str) -> None:
-    path = tmp_path / "config"
-    for value in ('"hunter2/+="', "['hunter2']"):
-        path.write_text(f"[cluster]\n{key} = {value}\n")
-        with pytest.raises(ConfigError, match=f"line 2: cluster.{key}: it is not a") as caught:
-            load(path, {}, {})
-        assert "hunter2" not in str(caught.value)
-
-
-def test_a_file_that_is_no_text_is_not_quoted(tmp_path: Path) -> None:
-    path = tmp_path / "config"
-    path.write_bytes(b"hunter2\xff\n")
-    with pytest.raises(ConfigError, match="byte 7 is no UTF-8") as caught:
-        load(path, {}, {})
-    assert "hunter2" not in str(caught.value)
-    assert "0xff" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("check", "needed"),
+    [(check_listen_secret, "needs a cluster secret"), (check_metrics_listen, "metrics_token_file")],
+)
+def test_serving_others_needs_a_secret_and_loopback_none(
+    check: Callable[[HostPort, bytes | None], None], needed: str
+) -> None:
+    for host in ("0.0.0.0", "::", "10.1.2.3", "donor1"):
+        with pytest.raises(ConfigError, match=needed):
+            check(HostPort(host, 9400), None)
+        check(HostPort(host, 9400), b"0123456789abcdef")
+    for host in ("127.0.0.1", "::1"):
+        check(HostPort(host, 9400), None)
+    check_metrics_listen(None, None)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from infiniswap.errors import ConfigError, ConflictError, UsageError
 from infiniswap.system import service_units
 from infiniswap.system.memory import host_memory
 from infiniswap.units import PAGE_BYTES
+
+Check = Callable[[str], tuple[int, str]]
 
 GOOD = """[daemon]
 run_dir = "{0}/daemon"
@@ -35,20 +38,26 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 pytestmark = pytest.mark.usefixtures("no_variables")
 
 
-def check(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    path = tmp_path / "infiniswap.toml"
-    path.write_text(text)
-    code = main(["config", "check", str(path)])
-    said = capsys.readouterr()
-    return code, (said.out + said.err).replace(str(path), "FILE")
+@pytest.fixture
+def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Check:
+    """Exit code and words of `config check` for a file of that text."""
+
+    def checked(text: str) -> tuple[int, str]:
+        path = tmp_path / "infiniswap.toml"
+        path.write_text(text)
+        code = main(["config", "check", str(path)])
+        said = capsys.readouterr()
+        return code, (said.out + said.err).replace(str(path), "FILE")
+
+    return checked
 
 
 def test_every_mistake_is_named_with_line_and_remedy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INFINISWAP_DAEMON_POOOL", "1G")
     text = '[daemon]\nslb = "1G"\npool = "x"\n\n[deamon]\n[device]\nqueues = 99\n'
-    code, said = check(tmp_path, text, capsys)
+    code, said = check(text)
     assert code == ConfigError.exit_code
     assert "FILE, line 2: unknown key daemon.slb. The nearest known key is daemon.slab." in said
     assert "FILE, line 3: daemon.pool: 'x' is not a size. Write a number" in said
@@ -58,11 +67,9 @@ def test_every_mistake_is_named_with_line_and_remedy(
     assert "FILE: 5 mistakes" in said
 
 
-def test_values_that_do_not_go_together_are_all_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_values_that_do_not_go_together_are_all_named(check: Check) -> None:
     text = '[daemon]\npool = "512M"\nconnections_max = 1\n[device]\nstaging = "1M"\n'
-    code, said = check(tmp_path, text, capsys)
+    code, said = check(text)
     assert code == ConfigError.exit_code
     assert "daemon.pool (512M) is smaller than one slab (1G)" in said
     assert "daemon.connections_per_lease_max is above daemon.connections_max" in said
@@ -70,8 +77,8 @@ def test_values_that_do_not_go_together_are_all_named(
 
 
 @pytest.mark.parametrize("text", ["[daemon", "slab = 1", "\x00"])
-def test_a_file_that_is_none(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = check(tmp_path, text, capsys)
+def test_a_file_that_is_none(check: Check, text: str) -> None:
+    code, said = check(text)
     assert code == ConfigError.exit_code
     assert "FILE: one mistake" in said
 
@@ -95,10 +102,8 @@ def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.requires_root
-def test_what_would_make_a_start_fail_is_a_mistake(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert check(tmp_path, GOOD.format(tmp_path), capsys)[0] == 0
+def test_what_would_make_a_start_fail_is_a_mistake(tmp_path: Path, check: Check) -> None:
+    assert check(GOOD.format(tmp_path))[0] == 0
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef")
     secret.chmod(0o644)
@@ -113,7 +118,7 @@ backup_dir = "/proc/none"
 [cluster]
 secret_file = "{secret}"
 """
-    code, said = check(tmp_path, text, capsys)
+    code, said = check(text)
     assert code == ConfigError.exit_code
     assert "chmod 600" in said
     assert "leave no room for a slab" in said
@@ -121,48 +126,46 @@ secret_file = "{secret}"
     assert f"device.run_dir ({tmp_path}/file)" in said
     assert "device.backup_dir (/proc/none) cannot hold backups" in said
     text = '[daemon]\nlisten = "10.0.0.2"\n' + GOOD.format(tmp_path).replace("[daemon]\n", "")
-    assert "needs a cluster secret" in check(tmp_path, text, capsys)[1]
+    assert "needs a cluster secret" in check(text)[1]
 
 
 @pytest.mark.requires_root
-def test_declared_devices_are_checked_with_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_declared_devices_are_checked_with_it(tmp_path: Path, check: Check) -> None:
     directory = tmp_path / "devices"
     directory.mkdir()
-    for name, text in (
-        ("good", "# swap\nDEVICE_OPTIONS=--size 64M --donors 10.0.0.2 --backup /dev/null --swap\n"),
-        ("option", "\nDEVICE_OPTIONS='--size 64M --speed 9'\n"),
-        ("size", "DEVICE_OPTIONS=--size 1000\n"),
-        ("new", "DEVICE_OPTIONS=--swap\n"),
-        ("bad name", "DEVICE_OPTIONS=--size 64M\n"),
-        ("loss", "DEVICE_OPTIONS=--size 64M --backup none --swap\n"),
-        ("sise", "DEVICE_OPTIONS=--sise 64M --frontend ublq --priority 99999\n"),
-        ("last", "DEVICE_OPTIONS=--frontend ublq --sise 64M\n"),
-        ("three", "DEVICE_OPTIONS=--priority 99999 --size 1000 --slab lots\n"),
-    ):
-        (directory / f"{name}.env").write_text(text)
-    (directory / "directory.env").mkdir()
-    code, said = check(tmp_path, GOOD.format(tmp_path), capsys)
-    assert code == ConfigError.exit_code
-    lines = {
-        path.stem: [line for line in said.splitlines() if str(path) in line]
-        for path in directory.iterdir()
+    wrong: dict[str, tuple[str, tuple[str, ...]]] = {
+        "option": ("\nDEVICE_OPTIONS='--size 64M --speed 9'", ("line 2", "--speed")),
+        "size": ("--size 1000", ("--size: '1000' is not a multiple of a page",)),
+        "new": ("--swap", ("--size is missing",)),
+        "bad name": ("--size 64M", ("cannot be a device name",)),
+        "loss": ("--size 64M --backup none --swap", ("--allow-data-loss",)),
+        "sise": (
+            "--sise 64M --frontend ublq --priority 99999",
+            ("there is no option --sise. The nearest one is --size.",),
+        ),
+        "last": ("--frontend ublq --sise 64M", ("--frontend: 'ublq' is none of",)),
     }
-    assert lines.pop("good") == []
-    assert "line 2" in lines["option"][0]
-    assert "--speed" in lines["option"][0]
-    assert "--size: '1000' is not a multiple of a page" in lines["size"][0]
-    assert "--size is missing" in lines["new"][0]
-    assert "cannot be a device name" in lines["bad name"][0]
-    assert "--allow-data-loss" in lines["loss"][0]
-    assert "there is no option --sise. The nearest one is --size." in lines["sise"][0]
-    assert "--frontend: 'ublq' is none of" in lines["last"][0]
-    assert "Is a directory" in lines["directory"][0]
-    three = lines.pop("three")
-    assert len(three) == 3
-    assert all(word in "".join(three) for word in ("--priority 99999", "'1000'", "device.slab"))
-    assert all(len(found) == 1 for found in lines.values())
+    for name, (options, _) in wrong.items():
+        text = options if "DEVICE" in options else f"DEVICE_OPTIONS={options}"
+        (directory / f"{name}.env").write_text(f"{text}\n")
+    good = "# swap\nDEVICE_OPTIONS=--size 64M --donors 10.0.0.2 --backup /dev/null --swap\n"
+    (directory / "good.env").write_text(good)
+    three = "DEVICE_OPTIONS=--priority 99999 --size 1000 --slab lots\n"
+    (directory / "three.env").write_text(three)
+    (directory / "directory.env").mkdir()
+    code, said = check(GOOD.format(tmp_path))
+    assert code == ConfigError.exit_code
+
+    def lines(name: str) -> list[str]:
+        return [line for line in said.splitlines() if f"/{name}.env" in line]
+
+    for name, (_, parts) in {**wrong, "directory": ("", ("Is a directory",))}.items():
+        (line,) = lines(name)
+        assert all(part in line for part in parts), line
+    assert lines("good") == []
+    assert len(lines("three")) == 3
+    for part in ("--priority 99999", "'1000'", "device.slab"):
+        assert part in "".join(lines("three"))
 
 
 def test_a_declared_device_that_does_not_come_up_at_boot_is_told(tmp_path: Path) -> None:
@@ -215,14 +218,12 @@ def test_init_that_only_shows_writes_nothing(
 
 
 def test_a_pool_that_can_never_be_had_is_a_mistake_and_a_wide_one_a_note(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, check: Check
 ) -> None:
     good = GOOD.format(tmp_path)
 
     def pool(size_bytes: int) -> tuple[int, str]:
-        return check(
-            tmp_path, good.replace("[daemon]\n", f"[daemon]\npool = {size_bytes}\n"), capsys
-        )
+        return check(good.replace("[daemon]\n", f"[daemon]\npool = {size_bytes}\n"))
 
     total_bytes = host_memory().total_bytes // PAGE_BYTES * PAGE_BYTES
     code, said = pool(1 << 60)
