@@ -7,10 +7,11 @@ import, which only a process that is asked for its metrics has to do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Generic, Literal, TypeVar
 
+SourceT = TypeVar("SourceT")
 Kind = Literal["counter", "gauge", "histogram"]
 
 PAGE_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -21,23 +22,6 @@ METRICS_PATH: Final = "/metrics"
 _NS_PER_S: Final = 1_000_000_000
 _BOUND_BITS: Final = range(12, 34)
 """Histograms are shown with one bucket per power of two, from 4.1 µs to 8.6 s."""
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric; units last in its name, base units, `_total` for counters.
-
-    Attributes:
-        name: as it is exported.
-        kind: counter, gauge or histogram.
-        help: one sentence.
-        labels: names of its own labels.
-    """
-
-    name: str
-    kind: Kind
-    help: str
-    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +38,61 @@ class Histogram:
 
 
 Value = float | Histogram
+Values = Value | Mapping[Any, Value]
+"""One value, or one for each value of the label; with several labels for each tuple of values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric(Generic[SourceT]):
+    """One metric; units last in its name, base units, `_total` for counters.
+
+    Attributes:
+        name: as it is exported.
+        kind: counter, gauge or histogram.
+        help: one sentence, for the page and for docs/metrics.md.
+        read: takes the values from their source.
+        labels: names of its own labels.
+        notes: what docs/metrics.md says besides.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    read: Callable[[SourceT], Values]
+    labels: tuple[str, ...] = ()
+    notes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Values of declared metrics.
+    """Values of declared metrics at one moment.
 
     Attributes:
         metrics: everything declared, in the order of the page; also what has no value now.
+        values: by metric, then by its own labels' values.
         common: labels of every value.
     """
 
-    metrics: Sequence[Metric]
+    metrics: Sequence[Metric[Any]]
+    values: Mapping[str, Mapping[tuple[str, ...], Value]]
     common: Mapping[str, str] = field(default_factory=dict)
-    values: dict[str, dict[tuple[str, ...], Value]] = field(default_factory=dict)
-    """By metric, then by its own labels' values."""
 
-    def set(self, name: str, value: Value, *labels: str) -> None:
-        """One value; `labels` in the declared order."""
-        self.values.setdefault(name, {})[labels] = value
+
+def figures(metrics: Sequence[Metric[SourceT]], source: SourceT, **common: str) -> Figures:
+    """Reads every metric.
+
+    Args:
+        metrics: everything declared.
+        source: what they read.
+        common: labels of every value.
+    """
+    return Figures(metrics, {m.name: _by_labels(m.read(source)) for m in metrics}, common)
+
+
+def _by_labels(values: Values) -> dict[tuple[str, ...], Value]:
+    if not isinstance(values, Mapping):
+        return {(): values}
+    return {(key,) if isinstance(key, str) else key: value for key, value in values.items()}
 
 
 def histogram(counts: Sequence[int], bounds_ns: Sequence[int]) -> Histogram:

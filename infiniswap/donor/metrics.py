@@ -1,123 +1,118 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A donor's metrics: which there are, and their values from one snapshot. docs/metrics.md lists
-them; a test compares both."""
+"""A donor's metrics: each is declared here once, with the place that its values come from.
+
+`make man` writes the table of docs/metrics.md from this.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final, NamedTuple
 
 from infiniswap.control import messages as m
-from infiniswap.control.figures import Figures, Metric
+from infiniswap.control.figures import Figures, Kind, Metric, Value, Values, figures
 from infiniswap.donor.leases import LeaseState
 from infiniswap.donor.report import DonorSnapshot
 from infiniswap.system.pressure import memory_stalls
 
-_P: Final = "infiniswap_donor_"
+
+class Moment(NamedTuple):
+    """What the values are read from.
+
+    Attributes:
+        snapshot: of the donor.
+        started_s: when the daemon was started, in Unix time.
+    """
+
+    snapshot: DonorSnapshot
+    started_s: float
+
+    @property
+    def status(self) -> m.Status:
+        """What the donor tells of itself."""
+        return self.snapshot.status
+
+
+Read = Callable[[Moment], Values]
+
+
+def _status(read: Callable[[m.Status], Values]) -> Read:
+    return lambda now: read(now.status)
+
+
+def _store(field: str) -> Read:
+    """A field of struct isw_store_stats."""
+    return lambda now: now.snapshot.stats[field]
+
+
+def _store_by(**fields: str) -> Read:
+    """Fields of struct isw_store_stats by the label's value."""
+    return lambda now: {label: now.snapshot.stats[field] for label, field in fields.items()}
+
+
+def _service(key: str) -> Read:
+    """A counter of the service."""
+    return lambda now: now.snapshot.service[key]
+
+
+def _harvest(key: str) -> Read:
+    """A counter of the harvester."""
+    return lambda now: now.snapshot.harvest[key]
+
+
+def _ends(what: str) -> Read:
+    """Counters of the control server, by why something ended."""
+    return lambda now: {why: now.snapshot.server[f"{what}_ended_{why}"] for why in _ENDS}
+
+
+def _leases(read: Callable[[m.LeaseStatus], Value]) -> Read:
+    """A value of each lease."""
+    # Texts of the device's: bounded, and without control characters (messages.Name).
+    return lambda now: {
+        (str(lease.lease), lease.device_name, lease.host_name): read(lease)
+        for lease in now.status.leases
+    }
+
+
+def _lease_states(now: Moment) -> Values:
+    states = Counter(lease.state for lease in now.status.leases)
+    return {state.value: states[state.value] for state in LeaseState}
+
+
+def _evictions(now: Moment) -> Values:
+    forced = now.snapshot.service["evictions_forced"]
+    return {"forced": forced, "agreed": now.snapshot.service["evictions"] - forced}
+
+
+def _errors(now: Moment) -> Values:
+    return dict(_each_error(now.snapshot))
+
+
+def _each_error(snapshot: DonorSnapshot) -> Iterator[tuple[str, int]]:
+    for kind, field in _STORE_ERRORS.items():
+        yield kind, snapshot.stats[field]
+    for kinds, counters in (
+        (_SERVICE_ERRORS, snapshot.service),
+        (_HARVEST_ERRORS, snapshot.harvest),
+        (_SERVER_ERRORS, snapshot.server),
+    ):
+        for kind in kinds:
+            yield kind, counters[kind]
+
+
+def _metric(
+    kind: Kind, name: str, help_text: str, read: Read, *labels: str, notes: str = ""
+) -> Metric[Moment]:
+    return Metric(f"infiniswap_donor_{name}", kind, help_text, read, labels, notes)
+
+
+_gauge, _counter = partial(_metric, "gauge"), partial(_metric, "counter")
+
 _LEASE: Final = ("lease", "device", "host")
-
-METRICS: Final = (
-    Metric("infiniswap_donor_info", "gauge", "Always 1.", ("version", "name", "donor_id")),
-    Metric(
-        "infiniswap_donor_start_time_seconds", "gauge", "When the daemon was started, Unix time."
-    ),
-    Metric("infiniswap_donor_slab_bytes", "gauge", "Of a slab."),
-    Metric("infiniswap_donor_pool_limit_bytes", "gauge", "Most memory ever lent."),
-    Metric("infiniswap_donor_pool_slabs", "gauge", "Slabs of the pool by state.", ("state",)),
-    Metric("infiniswap_donor_pool_unpinned_slabs", "gauge", "Slabs that this host may swap out."),
-    Metric("infiniswap_donor_pool_mappable_slabs", "gauge", "Slabs that could be lent now."),
-    Metric("infiniswap_donor_memory_total_bytes", "gauge", "Memory of the host, or of its cgroup."),
-    Metric(
-        "infiniswap_donor_memory_available_bytes", "gauge", "What programs could still get of it."
-    ),
-    Metric("infiniswap_donor_memory_headroom_bytes", "gauge", "What is to be kept free."),
-    Metric(
-        "infiniswap_donor_memory_others_bytes", "gauge", "Average use of everything but the pool."
-    ),
-    Metric("infiniswap_donor_memory_cache_bytes", "gauge", "Page cache that counts as used."),
-    Metric("infiniswap_donor_memory_used_ratio", "gauge", "Share of memory that cannot be lent."),
-    Metric("infiniswap_donor_memory_short", "gauge", "1: lent slabs have to be taken back."),
-    Metric(
-        "infiniswap_donor_memory_stalled_seconds_total",
-        "counter",
-        "Time in which tasks of this host waited for memory (PSI).",
-        ("kind",),
-    ),
-    Metric("infiniswap_donor_shortages_total", "counter", "How often memory became short."),
-    Metric("infiniswap_donor_draining", "gauge", "1: it takes every slab back and lends none."),
-    Metric("infiniswap_donor_degraded", "gauge", "What this host refuses the daemon."),
-    Metric("infiniswap_donor_sessions", "gauge", "Devices with a control session."),
-    Metric("infiniswap_donor_leases", "gauge", "Leases by state.", ("state",)),
-    Metric("infiniswap_donor_connections", "gauge", "Data connections.", ("transport",)),
-    Metric("infiniswap_donor_requests_total", "counter", "Requests for pages, over TCP.", ("op",)),
-    Metric("infiniswap_donor_read_bytes_total", "counter", "Pages that devices read, over TCP."),
-    Metric(
-        "infiniswap_donor_written_bytes_total", "counter", "Pages that devices wrote, over TCP."
-    ),
-    Metric("infiniswap_donor_rdma_regions", "gauge", "Slabs that devices reach by RDMA."),
-    Metric("infiniswap_donor_rdma_ahead", "gauge", "Slabs that are registered for nobody yet."),
-    Metric("infiniswap_donor_lease_slabs", "gauge", "Slabs lent under a lease.", _LEASE),
-    Metric(
-        "infiniswap_donor_lease_read_bytes_total", "counter", "Pages read there, over TCP.", _LEASE
-    ),
-    Metric(
-        "infiniswap_donor_lease_written_bytes_total",
-        "counter",
-        "Pages written there, over TCP.",
-        _LEASE,
-    ),
-    Metric("infiniswap_donor_slabs_allocated_total", "counter", "Slabs added to the pool."),
-    Metric("infiniswap_donor_slabs_released_total", "counter", "Slabs given back to the host."),
-    Metric(
-        "infiniswap_donor_evictions_total", "counter", "Slabs taken back from devices.", ("how",)
-    ),
-    Metric("infiniswap_donor_evictions_refused_total", "counter", "Slabs kept, as the only copy."),
-    Metric("infiniswap_donor_eviction_batches_total", "counter", "Batches of evictions."),
-    Metric(
-        "infiniswap_donor_leases_expired_total",
-        "counter",
-        "Leases whose device did not come back in time, or had no session for an hour.",
-    ),
-    Metric("infiniswap_donor_leases_restored_total", "counter", "Leases of before a restart."),
-    Metric("infiniswap_donor_control_requests_total", "counter", "Requests of devices.", ("type",)),
-    Metric(
-        "infiniswap_donor_control_refused_total",
-        "counter",
-        "Requests of devices that were refused, by reason.",
-        ("reason",),
-    ),
-    Metric(
-        "infiniswap_donor_sessions_opened_total", "counter", "Control sessions that were opened."
-    ),
-    Metric("infiniswap_donor_sessions_ended_total", "counter", "And how they ended.", ("reason",)),
-    Metric(
-        "infiniswap_donor_handshakes_ended_total", "counter", "By the device, and why.", ("reason",)
-    ),
-    Metric("infiniswap_donor_rdma_opened_total", "counter", "Leases that got RDMA connections."),
-    Metric(
-        "infiniswap_donor_rdma_registered_ahead_total",
-        "counter",
-        "Slabs that were registered before anybody waited for it.",
-    ),
-    Metric(
-        "infiniswap_donor_errors_total", "counter", "What went wrong or was turned away.", ("kind",)
-    ),
-)
-
-_SERVICE: Final = {
-    "eviction_batches": "eviction_batches_total",
-    "evictions_refused": "evictions_refused_total",
-    "leases_expired": "leases_expired_total",
-    "leases_restored": "leases_restored_total",
-    "rdma_opened": "rdma_opened_total",
-    "rdma_registered_ahead": "rdma_registered_ahead_total",
-}
-_HARVEST: Final = {
-    "slabs_allocated": "slabs_allocated_total",
-    "slabs_released": "slabs_released_total",
-    "shortages": "shortages_total",
-}
+_TAGS: Final = ("memory", "lease", "map", "unmap", "renew", "release", "rdma")
+_ENDS: Final = (*m.GOODBYE_REASONS, "lost", "other")
 _SERVICE_ERRORS: Final = (
     "activity_unanswered",
     "lease_errors",
@@ -139,102 +134,219 @@ _SERVER_ERRORS: Final = (
     "sessions_refused",
 )
 _STORE_ERRORS: Final = {
-    "connections_refused": "data_connections_refused",
-    "protocol_errors": "data_protocol_errors",
+    "data_connections_refused": "connections_refused",
+    "data_protocol_errors": "protocol_errors",
     "request_errors": "request_errors",
     "rdma_failures": "rdma_failures",
 }
-_TAGS: Final = ("memory", "lease", "map", "unmap", "renew", "release", "rdma")
-_OTHER: Final = "other"
+
+METRICS: Final = (
+    _gauge(
+        "info",
+        "Always 1.",
+        _status(lambda s: {(s.software, s.donor_name, s.donor_id): 1}),
+        *("version", "name", "donor_id"),
+    ),
+    _gauge(
+        "start_time_seconds",
+        "When the daemon was started, in Unix time.",
+        lambda now: now.started_s,
+    ),
+    _gauge("slab_bytes", "Size of a slab.", _status(lambda s: s.slab_bytes)),
+    _gauge(
+        "pool_limit_bytes", "Most memory that is ever lent.", _status(lambda s: s.pool.limit_bytes)
+    ),
+    _gauge(
+        "pool_slabs",
+        "Slabs of the pool by state.",
+        _store_by(free="slabs_free", mapped="slabs_mapped", dirty="slabs_dirty"),
+        "state",
+        notes="`free` (ready), `mapped` (lent) or `dirty` (came back, not zeroed yet).",
+    ),
+    _gauge(
+        "pool_unpinned_slabs",
+        "Slabs of the pool that this host may swap out.",
+        _status(lambda s: s.pool.slabs_unpinned),
+    ),
+    _gauge(
+        "pool_mappable_slabs", "Slabs that could be lent now.", _status(lambda s: s.pool.can_map)
+    ),
+    _gauge(
+        "memory_total_bytes",
+        "Memory of the host, or of the daemon's cgroup.",
+        _status(lambda s: s.memory.total_bytes),
+    ),
+    _gauge(
+        "memory_available_bytes",
+        "Memory that programs could still get.",
+        _status(lambda s: s.memory.available_bytes),
+    ),
+    _gauge(
+        "memory_headroom_bytes",
+        "Memory that the daemon keeps free.",
+        _status(lambda s: s.memory.headroom_bytes),
+    ),
+    _gauge(
+        "memory_others_bytes",
+        "Average memory use of everything but the pool.",
+        _status(lambda s: s.memory.others_bytes),
+    ),
+    _gauge(
+        "memory_cache_bytes",
+        "Page cache that counts as used memory.",
+        _status(lambda s: s.memory.cache_bytes),
+    ),
+    _gauge(
+        "memory_used_ratio",
+        "Share of memory that cannot be lent.",
+        _status(lambda s: s.memory.used_share),
+    ),
+    _gauge(
+        "memory_short",
+        "1 while lent slabs leave less memory free than the headroom.",
+        lambda now: now.snapshot.is_short,
+        notes="The daemon then takes slabs back.",
+    ),
+    _counter(
+        "memory_stalled_seconds_total",
+        "Time in which tasks of this host waited for memory (PSI).",
+        lambda _: memory_stalls(),
+        "kind",
+        notes="`some`: at least one task waited; `full`: all of them at once.",
+    ),
+    _counter("shortages_total", "How often memory became short.", _harvest("shortages")),
+    _gauge(
+        "draining",
+        "1 while the daemon takes every slab back and lends none.",
+        _status(lambda s: s.draining),
+    ),
+    _gauge(
+        "degraded",
+        "Measures that this host refuses the daemon.",
+        _status(lambda s: len(s.degraded)),
+    ),
+    _gauge("sessions", "Devices with a control session.", _status(lambda s: s.sessions)),
+    _gauge(
+        "leases",
+        "Leases by state.",
+        _lease_states,
+        "state",
+        notes="`active`, `grace` (the device is away) or `expired`.",
+    ),
+    _gauge(
+        "connections",
+        "Data connections.",
+        _store_by(tcp="connections", rdma="rdma_connections"),
+        "transport",
+    ),
+    _counter(
+        "requests_total",
+        "Requests for pages over TCP, by operation.",
+        _store_by(read="read_requests", write="write_requests"),
+        "op",
+    ),
+    _counter("read_bytes_total", "Bytes that devices read over TCP.", _store("read_bytes")),
+    _counter("written_bytes_total", "Bytes that devices wrote over TCP.", _store("write_bytes")),
+    _gauge("rdma_regions", "Slabs that devices reach by RDMA.", _store("rdma_regions")),
+    _gauge(
+        "rdma_ahead", "Slabs registered for RDMA before a device uses them.", _store("rdma_ahead")
+    ),
+    _gauge(
+        "lease_slabs", "Slabs lent under a lease.", _leases(lambda row: row.slots_mapped), *_LEASE
+    ),
+    _counter(
+        "lease_read_bytes_total",
+        "Bytes that a lease's device read over TCP.",
+        _leases(lambda row: row.read_bytes),
+        *_LEASE,
+    ),
+    _counter(
+        "lease_written_bytes_total",
+        "Bytes that a lease's device wrote over TCP.",
+        _leases(lambda row: row.write_bytes),
+        *_LEASE,
+    ),
+    _counter("slabs_allocated_total", "Slabs added to the pool.", _harvest("slabs_allocated")),
+    _counter("slabs_released_total", "Slabs given back to the host.", _harvest("slabs_released")),
+    _counter(
+        "evictions_total",
+        "Slabs taken back from devices.",
+        _evictions,
+        "how",
+        notes="`agreed`: the device had given the slab up; `forced`: it had not, in time.",
+    ),
+    _counter(
+        "evictions_refused_total",
+        "Slabs that devices kept because they hold the only copy.",
+        _service("evictions_refused"),
+    ),
+    _counter("eviction_batches_total", "Batches of evictions.", _service("eviction_batches")),
+    _counter(
+        "leases_expired_total",
+        "Leases that ended because their device did not come back in time.",
+        _service("leases_expired"),
+        notes="Also those that had connections and no session for an hour.",
+    ),
+    _counter(
+        "leases_restored_total",
+        "Leases that a restarted daemon took over.",
+        _service("leases_restored"),
+    ),
+    _counter(
+        "control_requests_total",
+        "Requests of devices on control sessions, by type.",
+        lambda now: {tag: now.snapshot.service[f"requests_{tag}"] for tag in _TAGS},
+        "type",
+    ),
+    _counter(
+        "control_refused_total",
+        "Requests of devices that were refused, by reason.",
+        lambda now: {
+            why: now.snapshot.server[f"requests_refused_{why}"] for why in m.REFUSED_REASONS
+        },
+        "reason",
+        notes="`quota`: more leases or slots than the session or "
+        "[its host](memory-manager.md#shares) may have; `busy`: more requests under way than a "
+        "session may have, or old connections have not ended; the others say what they are.",
+    ),
+    _counter(
+        "sessions_opened_total",
+        "Control sessions that were opened.",
+        lambda now: now.snapshot.server["sessions_opened"],
+    ),
+    _counter(
+        "sessions_ended_total",
+        "Control sessions that ended, by reason.",
+        _ends("sessions"),
+        "reason",
+    ),
+    _counter(
+        "handshakes_ended_total",
+        "Handshakes of control sessions that devices ended, by reason.",
+        _ends("handshakes"),
+        "reason",
+    ),
+    _counter("rdma_opened_total", "Leases that got RDMA connections.", _service("rdma_opened")),
+    _counter(
+        "rdma_registered_ahead_total",
+        "Slabs registered for RDMA before a device waited for it.",
+        _service("rdma_registered_ahead"),
+    ),
+    _counter(
+        "errors_total",
+        "Errors of the daemon, and requests that it turned away.",
+        _errors,
+        "kind",
+        notes="See below.",
+    ),
+)
 
 
-def figures(snapshot: DonorSnapshot, started_s: float) -> Figures:
-    """The values.
+def values(snapshot: DonorSnapshot, started_s: float) -> Figures:
+    """All values at the moment of the snapshot.
 
     Args:
         snapshot: of the donor.
-        started_s: when the daemon was started, Unix time.
+        started_s: when the daemon was started, in Unix time.
     """
-    out = Figures(METRICS)
-    status, pool, memory = snapshot.status, snapshot.status.pool, snapshot.status.memory
-    out.set(_P + "info", 1, status.software, status.donor_name, status.donor_id)
-    for name, value in (
-        ("start_time_seconds", started_s),
-        ("slab_bytes", status.slab_bytes),
-        ("pool_limit_bytes", pool.limit_bytes),
-        ("pool_unpinned_slabs", pool.slabs_unpinned),
-        ("pool_mappable_slabs", pool.can_map),
-        ("memory_total_bytes", memory.total_bytes),
-        ("memory_available_bytes", memory.available_bytes),
-        ("memory_headroom_bytes", memory.headroom_bytes),
-        ("memory_others_bytes", memory.others_bytes),
-        ("memory_cache_bytes", memory.cache_bytes),
-        ("memory_used_ratio", memory.used_share),
-        ("memory_short", snapshot.is_short),
-        ("draining", status.draining),
-        ("degraded", len(status.degraded)),
-        ("sessions", status.sessions),
-    ):
-        out.set(_P + name, value)
-    for state, count in (
-        ("free", pool.slabs_free),
-        ("mapped", pool.slabs_mapped),
-        ("dirty", pool.slabs_dirty),
-    ):
-        out.set(_P + "pool_slabs", count, state)
-    for kind, stalled_s in memory_stalls().items():
-        out.set(_P + "memory_stalled_seconds_total", stalled_s, kind)
-    _store(out, snapshot.stats)
-    _leases(out, status)
-    _counters(out, snapshot)
-    return out
-
-
-def _store(out: Figures, stats: Mapping[str, int]) -> None:
-    out.set(_P + "connections", stats["connections"], "tcp")
-    out.set(_P + "connections", stats["rdma_connections"], "rdma")
-    out.set(_P + "rdma_regions", stats["rdma_regions"])
-    out.set(_P + "rdma_ahead", stats["rdma_ahead"])
-    for op in ("read", "write"):
-        out.set(_P + "requests_total", stats[f"{op}_requests"], op)
-    out.set(_P + "read_bytes_total", stats["read_bytes"])
-    out.set(_P + "written_bytes_total", stats["write_bytes"])
-    for field, kind in _STORE_ERRORS.items():
-        out.set(_P + "errors_total", stats[field], kind)
-
-
-def _leases(out: Figures, status: m.Status) -> None:
-    states = Counter(lease.state for lease in status.leases)
-    for state in LeaseState:
-        out.set(_P + "leases", states[state.value], state.value)
-    for lease in status.leases:
-        # Texts of the device's: bounded, and without control characters (messages.Name).
-        labels = (str(lease.lease), lease.device_name, lease.host_name)
-        out.set(_P + "lease_slabs", lease.slots_mapped, *labels)
-        out.set(_P + "lease_read_bytes_total", lease.read_bytes, *labels)
-        out.set(_P + "lease_written_bytes_total", lease.write_bytes, *labels)
-
-
-def _counters(out: Figures, snapshot: DonorSnapshot) -> None:
-    service, harvest, server = snapshot.service, snapshot.harvest, snapshot.server
-    for names, counter in ((_SERVICE, service), (_HARVEST, harvest)):
-        for key, name in names.items():
-            out.set(_P + name, counter[key])
-    forced = service["evictions_forced"]
-    out.set(_P + "evictions_total", forced, "forced")
-    out.set(_P + "evictions_total", service["evictions"] - forced, "agreed")
-    for tag in _TAGS:
-        out.set(_P + "control_requests_total", service[f"requests_{tag}"], tag)
-    for reason in m.REFUSED_REASONS:
-        out.set(_P + "control_refused_total", server[f"requests_refused_{reason}"], reason)
-    out.set(_P + "sessions_opened_total", server["sessions_opened"])
-    for reason in (*m.GOODBYE_REASONS, "lost", _OTHER):
-        out.set(_P + "sessions_ended_total", server[f"sessions_ended_{reason}"], reason)
-        out.set(_P + "handshakes_ended_total", server[f"handshakes_ended_{reason}"], reason)
-    for kinds, counter in (
-        (_SERVICE_ERRORS, service),
-        (_HARVEST_ERRORS, harvest),
-        (_SERVER_ERRORS, server),
-    ):
-        for kind in kinds:
-            out.set(_P + "errors_total", counter[kind], kind)
+    return figures(METRICS, Moment(snapshot, started_s))

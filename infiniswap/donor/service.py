@@ -189,7 +189,7 @@ class DonorService:
 
     def figures(self) -> Figures:
         """See Service."""
-        return metrics.figures(self._snapshot(), self._started_unix_s)
+        return metrics.values(self._snapshot(), self._started_unix_s)
 
     def _snapshot(self) -> DonorSnapshot:
         return DonorSnapshot(self, uptime_s=max(0.0, self._clock() - self._started_s))

@@ -17,6 +17,8 @@ import pytest
 from infiniswap import config as configuration
 from infiniswap import errors
 from infiniswap.cli.main import COMMANDS, build_parser
+from infiniswap.device.process import metrics as device_metrics
+from infiniswap.donor import metrics as donor_metrics
 from infiniswap.units import HostPort, format_size
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -69,7 +71,8 @@ def _sources() -> str:
 
 @functools.cache
 def _words() -> frozenset[str]:
-    return frozenset(re.findall(r"\w+", _sources()))
+    metrics = (metric.name for metric in (*device_metrics.METRICS, *donor_metrics.METRICS))
+    return frozenset([*re.findall(r"\w+", _sources()), *metrics])
 
 
 @functools.cache

@@ -6,22 +6,22 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from manuals import metrics as tables
 
-from infiniswap.config import check_metrics_listen, read_metrics_token
 from infiniswap.control.exposition import page
-from infiniswap.control.figures import Figures, Metric, histogram
+from infiniswap.control.figures import Figures, Metric, Value, figures, histogram
 from infiniswap.device.donors.counts import LinkCounts
 from infiniswap.device.process import metrics as device
 from infiniswap.device.slabs.counts import SlabCounts
 from infiniswap.donor import metrics as donor
 from infiniswap.engine.protocol import RemoteInfo
-from infiniswap.errors import ConfigError
 from infiniswap.system.pressure import memory_stalls
-from infiniswap.units import HostPort
 
 ALL = (*device.METRICS, *donor.METRICS)
 BOUNDS_NS = [(9 + bucket % 8) << (bucket // 8 + 5) for bucket in range(256)]
@@ -30,56 +30,54 @@ BOUNDS_NS = [(9 + bucket % 8) << (bucket // 8 + 5) for bucket in range(256)]
 _COUNTED = r'counters\[\s*f?"([^"]+)"(?:\[:80\])?\s*\] \+='
 
 
-def test_the_document_lists_what_is_exported_and_nothing_else(project_root: Path) -> None:
-    text = (project_root / "docs" / "metrics.md").read_text()
-    rows = re.findall(r"^\| `(infiniswap_\w+)` \| (\w+) \|(.*?)\|(.*)\|$", text, re.MULTILINE)
-    listed = [(name, kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in rows]
-    assert listed == [(metric.name, metric.kind, metric.labels) for metric in ALL]
-    assert all(meaning.strip() for *_, meaning in rows)
+def asked(counts: MagicMock) -> set[str]:
+    """Which counts were asked for."""
+    return {call.args[0] for call in counts.__getitem__.call_args_list}
+
+
+def test_the_document_lists_what_is_exported(project_root: Path) -> None:
+    text = (project_root / tables.PATH).read_text()
+    assert tables.with_tables(text) == text, "run `make man`"
     names = {metric.name for metric in ALL}
     assert len(names) == len(ALL)
+    assert names <= set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     for name in re.findall(r"infiniswap_(?:device|donor)_\w+", text):
         assert name.removesuffix("_bucket") in names, name
 
 
-def test_every_field_of_the_engines_statistics_is_exported(project_root: Path) -> None:
+def test_every_count_of_a_device_is_exported(project_root: Path) -> None:
     header = (project_root / "csrc" / "include" / "isw.h").read_text()
     body = re.search(r"^struct isw_engine_stats {(.*?)^};", header, re.MULTILINE | re.DOTALL)
     assert body is not None
-    fields = re.findall(r"uint64_t (\w+);", body[1])
-    used = {*device._PLAIN.values()}
-    for by_label in device._BY_LABEL.values():
-        used |= set(by_label.values())
-    assert len(fields) > 30
-    assert set(fields) - used == {"pages_in"}, "the sum of pages_in_*"
-
-
-def test_every_count_of_slabs_is_exported() -> None:
-    counted = [entry.name for entry in dataclasses.fields(SlabCounts)]
-    assert sorted(device._SLABS.values()) == sorted(counted)
+    source = MagicMock()
+    figures(device.METRICS, source)
+    counts = asked(source.figures.counts)
+    assert len(counts) > 30
+    assert set(re.findall(r"uint64_t (\w+);", body[1])) - counts == {"pages_in"}, "their sum"
+    assert set(re.findall(r"uint64_t (\w+)\[", body[1])) == asked(source.figures.latency)
+    slabs = {entry.name for entry in dataclasses.fields(SlabCounts)}
+    assert slabs == asked(source.status.slab_counts)
 
 
 def test_every_counter_of_the_daemon_is_exported(project_root: Path) -> None:
-    found: set[str] = set()
+    counted: set[str] = set()
     for part in ("donor", "control", "system/clock.py"):
         path = project_root / "infiniswap" / part
         for file in [path] if path.is_file() else path.rglob("*.py"):
-            found |= set(re.findall(_COUNTED, file.read_text()))
-    by_label = {"requests_", "requests_refused_", "sessions_ended_", "handshakes_ended_"}
-    known = {
-        *donor._SERVICE,
-        *donor._HARVEST,
-        *donor._SERVICE_ERRORS,
-        *donor._HARVEST_ERRORS,
-        *donor._SERVER_ERRORS,
-        *("evictions", "evictions_forced", "sessions_opened"),
-    }
-    assert {name.partition("{")[0] for name in found} == known | by_label
+            counted |= set(re.findall(_COUNTED, file.read_text()))
+    source = MagicMock()
+    figures(donor.METRICS, source)
+    shot = source.snapshot
+    exported = asked(shot.service) | asked(shot.harvest) | asked(shot.server)
+    by_label = {name.partition("{")[0] for name in counted if "{" in name}
+    assert by_label == {"requests_", "requests_refused_", "sessions_ended_", "handshakes_ended_"}
+    plain = {name for name in exported if not name.startswith(tuple(by_label))}
+    assert plain == {name for name in counted if "{" not in name}
 
 
 @pytest.mark.requires_tool("promtool")
 @pytest.mark.parametrize("metrics", [device.METRICS, donor.METRICS], ids=["device", "donor"])
-def test_promtool_finds_no_fault(metrics: tuple[Metric, ...]) -> None:
+def test_promtool_finds_no_fault(metrics: tuple[Metric[Any], ...]) -> None:
     promtool_check(page(_full(metrics)).decode())
 
 
@@ -92,19 +90,22 @@ def promtool_check(text: str) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, ""), text
 
 
-def _full(metrics: tuple[Metric, ...]) -> Figures:
+def _full(metrics: tuple[Metric[Any], ...]) -> Figures:
     """Every metric with two values, where it has labels."""
-    figures = Figures(metrics, {"device": "d"})
-    value = histogram([1] * 256, BOUNDS_NS)
-    for metric in metrics:
-        for text in "ab" if metric.labels else "a":
-            labels = [f'{text}"\\\n'] * len(metric.labels)
-            figures.set(metric.name, value if metric.kind == "histogram" else 1, *labels)
-    return figures
+    some = histogram([1] * 256, BOUNDS_NS)
+    values: dict[str, dict[tuple[str, ...], Value]] = {
+        metric.name: {
+            (f'{text}"\\\n',) * len(metric.labels): some if metric.kind == "histogram" else 1
+            for text in ("ab" if metric.labels else "a")
+        }
+        for metric in metrics
+    }
+    return Figures(metrics, values, {"device": "d"})
 
 
 def test_a_metric_without_a_value_is_named_all_the_same() -> None:
-    text = page(Figures((Metric("infiniswap_x_total", "counter", "Of x.", ("kind",)),))).decode()
+    metric: Metric[None] = Metric("infiniswap_x_total", "counter", "Of x.", lambda _: {}, ("kind",))
+    text = page(figures([metric], None)).decode()
     assert text == "# HELP infiniswap_x_total Of x.\n# TYPE infiniswap_x_total counter\n"
 
 
@@ -152,28 +153,3 @@ def test_stalls_are_those_of_the_kernel(tmp_path: Path) -> None:
         "some avg10=0.00 avg60=0.00 avg300=0.00 total=2500000\nfull avg10=0.00 total=7\njunk\n"
     )
     assert memory_stalls(proc=tmp_path) == {"some": 2.5, "full": 7e-6}
-
-
-def test_other_hosts_need_a_token() -> None:
-    check_metrics_listen(None, None)
-    check_metrics_listen(HostPort("127.0.0.1", 9402), None)
-    check_metrics_listen(HostPort("10.0.0.2", 9402), b"t" * 16)
-    with pytest.raises(ConfigError, match="metrics_token_file"):
-        check_metrics_listen(HostPort("0.0.0.0", 9402), None)
-
-
-def test_a_token_is_read_like_a_secret(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    assert read_metrics_token(None) is None
-    with pytest.raises(ConfigError, match="cannot read the metrics token"):
-        read_metrics_token(path)
-    path.touch(0o600)
-    for text, problem in (("short", "5 bytes"), ("two words of text", "visible ASCII")):
-        path.write_text(text)
-        with pytest.raises(ConfigError, match=problem):
-            read_metrics_token(path)
-    path.write_text("x" * 32 + "\n")
-    assert read_metrics_token(path) == b"x" * 32
-    path.chmod(0o644)
-    with pytest.raises(ConfigError, match="other users"):
-        read_metrics_token(path)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make man`: writes the pages to docs/man/man*/, and removes those that nobody makes any more;
-writes the scripts that complete commands, too."""
+"""`make man`: writes the pages to docs/man/man*/, and removes those that have no source; writes the
+scripts that complete commands, and the tables of docs/metrics.md, too."""
 
 from __future__ import annotations
 
 import sys
 
-from manuals import completion
+from manuals import completion, metrics
 from manuals.pages import ROOT, SOURCES, PageError, pages
 
 
@@ -18,7 +18,9 @@ def main() -> int:
         print(f"man: {error}", file=sys.stderr)
         return 1
     scripts = {ROOT / path: completion.script(shell) for shell, path in completion.FILES.items()}
-    for path, text in (made | scripts).items():
+    document = ROOT / metrics.PATH
+    tables = {document: metrics.with_tables(document.read_text(encoding="utf-8"))}
+    for path, text in (made | scripts | tables).items():
         path.parent.mkdir(exist_ok=True, parents=True)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")

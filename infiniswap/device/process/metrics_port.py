@@ -8,7 +8,6 @@ Nothing that goes wrong later harms the device.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -37,11 +36,10 @@ class MetricsPage:
 
     def __init__(self, service: DeviceService) -> None:
         self._service = service
-        self._started_s = time.time()
 
     def figures(self) -> Figures:
         """Of now. InfiniswapError: it does not serve yet, or no more."""
-        return metrics.figures(self._service.snapshot(), self._started_s)
+        return metrics.values(self._service.snapshot())
 
     async def answer(self) -> web.Response:
         """To whoever may read it."""

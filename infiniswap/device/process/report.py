@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 
 from infiniswap.device.api import DeviceStatus, DonorRow, SwapRow
+from infiniswap.device.donors.counts import LinkCounts
 from infiniswap.device.process.parts import Parts
 from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.engine.protocol import Engine, EngineFigures, histogram_quantiles
@@ -15,17 +16,29 @@ from infiniswap.engine.protocol import Engine, EngineFigures, histogram_quantile
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The device at one moment: its status, and the engine's figures that this was made from."""
+    """The device at one moment.
+
+    Attributes:
+        status: everything that it tells of itself.
+        figures: of the engine, which the status was made from.
+        links: counts of the link to each donor, by its address.
+        started_s: when the process began to serve, in Unix time.
+    """
 
     status: DeviceStatus
     figures: EngineFigures
+    links: dict[str, LinkCounts]
+    started_s: float
 
 
-def snapshot(parts: Parts, *, uptime_s: float, reloaded: list[str], runs: list[int]) -> Snapshot:
+def snapshot(
+    parts: Parts, *, started_s: float, uptime_s: float, reloaded: list[str], runs: list[int]
+) -> Snapshot:
     """Looks at every part; does not wait.
 
     Args:
         parts: of the device, all made.
+        started_s: when the process began to serve, in Unix time.
         uptime_s: of the process.
         reloaded: what an administrator should know of the last reload.
         runs: see DeviceStatus.
@@ -78,7 +91,8 @@ def snapshot(parts: Parts, *, uptime_s: float, reloaded: list[str], runs: list[i
         slab_counts=dataclasses.asdict(mapper.counts),
         succession=parts.succession.row(),
     )
-    return Snapshot(status, figures)
+    links = {str(link.address): link.counts for link in mapper.links}
+    return Snapshot(status, figures, links, started_s)
 
 
 def _donor_rows(engine: Engine, mapper: SlabMapper) -> list[DonorRow]:

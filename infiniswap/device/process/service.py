@@ -47,6 +47,7 @@ class DeviceService:
         self._parts = Parts(spec, holder or Holder())
         self.stopped = asyncio.Event()
         self._started_s = time.monotonic()
+        self._serving_since_s = time.time()
         self._outcome = Outcome()  # of the last reload
         self._began = asyncio.Event()
         self._stopping: asyncio.Task[None] | None = None
@@ -114,6 +115,7 @@ class DeviceService:
     def begin(self) -> bool:
         """From here on it can be joined and stopped; False: the start was interrupted, stop it."""
         self._parts.state = "serving"
+        self._serving_since_s = time.time()
         self._began.set()
         if self._start.interrupted:
             return False
@@ -186,6 +188,7 @@ class DeviceService:
             raise ConflictError(f"the device {self.spec.name} is {parts.state}")
         return snapshot(
             parts,
+            started_s=self._serving_since_s,
             uptime_s=time.monotonic() - self._started_s,
             reloaded=self._outcome.sentences("device"),
             runs=self.runs.pids(),
