@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
@@ -37,9 +38,10 @@ class DonorSnapshot:
     def __init__(self, donor: DonorService, uptime_s: float) -> None:
         harvester, identity = donor.harvester, donor.identity
         self.stats = stats = donor.store.stats()
-        self.service, self.server = donor.counters, donor.server_counters
+        self.service: Mapping[str, int] = donor.counters
+        self.server: Mapping[str, int] = donor.server_counters
         self.harvest = harvester.counters
-        self.is_short = harvester.is_short
+        self.is_short: bool = harvester.is_short
         policy, figures = harvester.policy, harvester.figures
         limits = policy.config
         draining = donor.drain.is_active

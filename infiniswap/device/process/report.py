@@ -91,7 +91,7 @@ def snapshot(
         slab_counts=dataclasses.asdict(mapper.counts),
         succession=parts.succession.row(),
     )
-    links = {str(link.address): link.counts for link in mapper.links}
+    links = {str(link.address): link.counts for link in mapper.lenders.links}
     return Snapshot(status, figures, links, started_s)
 
 
