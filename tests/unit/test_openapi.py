@@ -12,12 +12,12 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from infiniswap.control import openapi as donor_openapi
 from infiniswap.control.server import ControlServer
 from infiniswap.control.service import ServerConfig
-from infiniswap.device.process import openapi as device_openapi
 from infiniswap.device.process.control_socket import application
+from infiniswap.device.process.control_socket import document as device_document
 
 DOCUMENTS = {
     "daemon": donor_openapi.document("1.2.3"),
-    "device": device_openapi.document("1.2.3"),
+    "device": device_document("1.2.3"),
 }
 
 

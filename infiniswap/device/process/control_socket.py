@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -15,7 +15,8 @@ import msgspec
 from infiniswap import __version__
 from infiniswap.control.figures import METRICS_PATH
 from infiniswap.control.http import web
-from infiniswap.control.messages import OPENAPI_PATH
+from infiniswap.control.messages import OPENAPI_PATH, HttpError
+from infiniswap.control.openapi import TEXT, Errors, Operation, build
 from infiniswap.device.api import (
     DEVICE_PATH,
     LEAVE_PATH,
@@ -24,6 +25,7 @@ from infiniswap.device.api import (
     RUNS_PATH,
     STOP_PATH,
     Answer,
+    DeviceStatus,
     JoinRequest,
     LeaveRequest,
     ReloadAnswer,
@@ -42,6 +44,7 @@ log = logging.getLogger(__name__)
 _BODY_BYTES_MAX = 64 * 1024
 
 BodyT = TypeVar("BodyT")
+_Call = Callable[[DeviceService, Any], Awaitable[object]]
 
 
 def _json(body: object, status: int = 200) -> web.Response:
@@ -93,7 +96,7 @@ async def _stop(service: DeviceService, body: StopRequest) -> object:
     return Answer(holder_pid=service.holder.pid)
 
 
-async def _renew(service: DeviceService, _body: RestartRequest) -> object:
+async def _restart(service: DeviceService, _body: RestartRequest) -> object:
     log.info("asked to restart")
     await service.renew()
     return Answer()
@@ -106,28 +109,72 @@ async def _reload(service: DeviceService, _body: ReloadRequest) -> object:
     return ReloadAnswer(applied=list(outcome.applied), waiting=list(outcome.waiting))
 
 
-_CALLS: Final[
-    Mapping[str, tuple[type[Any] | None, Callable[[DeviceService, Any], Awaitable[object]]]]
-] = {
-    DEVICE_PATH: (None, _status),
-    RUNS_PATH: (JoinRequest, _join),
-    LEAVE_PATH: (LeaveRequest, _leave),
-    STOP_PATH: (StopRequest, _stop),
-    RESTART_PATH: (RestartRequest, _renew),
-    RELOAD_PATH: (ReloadRequest, _reload),
+_RELOADS: Final = "Takes over what can change while it runs"
+_REFUSED: Final[Errors] = {"409": (Answer, "It cannot be done, and why; nothing has changed")}
+_CALLS: Final[dict[str, tuple[Operation, _Call]]] = {
+    DEVICE_PATH: (Operation("device", "The device's state", DeviceStatus, _REFUSED), _status),
+    RUNS_PATH: (
+        Operation("join", "A `run` uses the device", Answer, _REFUSED, JoinRequest),
+        _join,
+    ),
+    LEAVE_PATH: (Operation("leave", "A `run` has ended", Answer, _REFUSED, LeaveRequest), _leave),
+    STOP_PATH: (
+        Operation("stop", "Stops or removes the device", Answer, _REFUSED, StopRequest),
+        _stop,
+    ),
+    RELOAD_PATH: (
+        Operation("reload", _RELOADS, ReloadAnswer, _REFUSED, ReloadRequest),
+        _reload,
+    ),
+    RESTART_PATH: (
+        Operation("restart", "Replaces the device's process", Answer, _REFUSED, RestartRequest),
+        _restart,
+    ),
 }
-"""What is called for each path, with the body of a POST, or None for a GET. openapi.py describes
-it."""
+"""What is called for each path: POST where the operation has a body, GET otherwise."""
+
+_PAGES: Final[dict[str, Operation]] = {
+    OPENAPI_PATH: Operation("openapi", "This document", dict, {}),
+    METRICS_PATH: Operation(
+        "metrics",
+        "Metrics in the text format of Prometheus",
+        TEXT,
+        {"503": (HttpError, "It does not serve yet, or no more")},
+    ),
+}
+"""Described here, answered by functions of their own."""
 
 
-async def _call(service: DeviceService, request: web.Request) -> web.StreamResponse:
-    kind, call = _CALLS[request.path]
+def document(software: str) -> dict[str, Any]:
+    """The OpenAPI document as a JSON-able dict.
+
+    Args:
+        software: version of the device's process.
+    """
+    info = {
+        "title": "Infiniswap device API",
+        "version": software,
+        "description": "HTTP on `control.sock` in the device's run directory, which only root may "
+        "open. /metrics alone is also served by TCP where device.metrics_listen says so, with the "
+        "bearer token of cluster.metrics_token_file where there is one.",
+    }
+    operations = {path: operation for path, (operation, _) in _CALLS.items()} | _PAGES
+    paths = {path: {_method(operation): operation} for path, operation in operations.items()}
+    return build(info, paths, (), {})
+
+
+def _method(operation: Operation) -> str:
+    return "get" if operation.body is None else "post"
+
+
+async def _answer(service: DeviceService, request: web.Request) -> web.StreamResponse:
+    operation, call = _CALLS[request.path]
     try:
-        body = None if kind is None else await _body(request, kind)
+        body: Any = None if operation.body is None else await _body(request, operation.body)
         response = _json(await call(service, body))
     except InfiniswapError as error:
         return _json(Answer(error=str(error), exit_code=error.exit_code), 409)
-    if request.path == RESTART_PATH:
+    if call is _restart:
         await response.prepare(request)
         await response.write_eof()  # whoever has asked must hear it before this process ends
         service.holder.yield_now()
@@ -135,8 +182,6 @@ async def _call(service: DeviceService, request: web.Request) -> web.StreamRespo
 
 
 async def _openapi(_request: web.Request) -> web.Response:
-    from infiniswap.device.process.openapi import document
-
     return _json(document(__version__))
 
 
@@ -149,9 +194,9 @@ def application(service: DeviceService) -> web.Application:
     app = web.Application(client_max_size=_BODY_BYTES_MAX)
     app.router.add_get(METRICS_PATH, partial(_metrics, MetricsPage(service)))
     app.router.add_get(OPENAPI_PATH, _openapi)
-    for path, (kind, _) in _CALLS.items():
-        add = app.router.add_get if kind is None else app.router.add_post
-        add(path, partial(_call, service))
+    for path, (operation, _) in _CALLS.items():
+        add = app.router.add_get if operation.body is None else app.router.add_post
+        add(path, partial(_answer, service))
     return app
 
 

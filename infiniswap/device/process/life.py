@@ -8,7 +8,8 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 from infiniswap import events, logs
 from infiniswap.device.api import Ready
@@ -24,6 +25,7 @@ from infiniswap.errors import InfiniswapError
 
 log = logging.getLogger(__name__)
 
+_NOT_STOPPED = events.about(events.NOT_STOPPED)
 _THREAD_STACK_BYTES = 512 * 1024
 _STOP_PAUSE_S = 1.0
 
@@ -31,7 +33,7 @@ _STOP_PAUSE_S = 1.0
 @contextlib.asynccontextmanager
 async def _signals(service: DeviceService) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
-    tasks: set[asyncio.Task[None]] = set()
+    stops: set[asyncio.Task[None]] = set()
     reloads: set[asyncio.Task[None]] = set()
 
     async def stop(name: str) -> None:
@@ -39,20 +41,7 @@ async def _signals(service: DeviceService) -> AsyncIterator[None]:
         try:
             await service.stop(remove=not contents.keeps_record(service.spec))
         except InfiniswapError as error:
-            log.error("not stopped: %s", error, extra=events.about(events.NOT_STOPPED))
-
-    def on_signal(number: signal.Signals) -> None:
-        if service.interrupt_start():
-            log.info("%s: the start is undone", number.name)
-            return
-        if tasks:  # whoever insists is served by the one under way
-            return
-        task = asyncio.create_task(stop(number.name), name=number.name)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
+            log.error("not stopped: %s", error, extra=_NOT_STOPPED)
 
     async def reload() -> None:
         try:
@@ -60,13 +49,21 @@ async def _signals(service: DeviceService) -> AsyncIterator[None]:
         except InfiniswapError as error:
             log.error("SIGHUP: not reloaded: %s", error)
 
-    def on_hangup() -> None:
-        task = asyncio.create_task(reload(), name="reload")
-        reloads.add(task)
-        task.add_done_callback(reloads.discard)
+    def begin(work: Coroutine[Any, Any, None], name: str, tasks: set[asyncio.Task[None]]) -> None:
+        task = asyncio.create_task(work, name=name)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
-    # Nor is a terminal that closes a reason to take swap space away.
-    loop.add_signal_handler(signal.SIGHUP, on_hangup)
+    def on_stop(number: signal.Signals) -> None:
+        if service.interrupt_start():
+            log.info("%s: the start is undone", number.name)
+        elif not stops:  # otherwise the stop under way serves this signal, too
+            begin(stop(number.name), number.name, stops)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_stop, number)
+    # A terminal that closes is no reason to take swap space away.
+    loop.add_signal_handler(signal.SIGHUP, lambda: begin(reload(), "reload", reloads))
     try:
         yield
     finally:
@@ -111,9 +108,7 @@ async def serve(
                 try:
                     await service.stop(remove=new)
                 except InfiniswapError as error:
-                    log.error(
-                        "it goes on serving: %s", error, extra=events.about(events.NOT_STOPPED)
-                    )
+                    log.error("it goes on serving: %s", error, extra=_NOT_STOPPED)
             await service.stopped.wait()
     return 0
 
@@ -150,9 +145,7 @@ async def _not_lost(service: DeviceService, *, remove: bool) -> AsyncIterator[No
             try:
                 await service.stop(remove=remove)
             except InfiniswapError as error:
-                log.error(
-                    "it cannot be stopped yet: %s", error, extra=events.about(events.NOT_STOPPED)
-                )
+                log.error("it cannot be stopped yet: %s", error, extra=_NOT_STOPPED)
                 await asyncio.sleep(_STOP_PAUSE_S)
         raise
 

@@ -100,7 +100,6 @@ def _donor_rows(engine: Engine, mapper: SlabMapper) -> list[DonorRow]:
     rows = []
     for link in mapper.lenders.links:
         info = remotes.get(link.remote) if link.remote is not None else None
-        traffic = link.counts.traffic(info)
         rows.append(
             DonorRow(
                 address=str(link.address),
@@ -108,15 +107,11 @@ def _donor_rows(engine: Engine, mapper: SlabMapper) -> list[DonorRow]:
                 state=link.state,
                 detail=link.detail,
                 slabs=len(link.mapped),
-                read_pages=traffic.read_pages,
-                write_pages=traffic.write_pages,
-                errors=traffic.errors,
+                **dataclasses.asdict(link.counts.traffic(info)),
                 transport=link.wire.transport,
                 transport_reason=link.wire.reason,
                 rdma_fallbacks=link.wire.fallbacks,
                 rdma_probes=link.wire.probes,
-                rdma_read_pages=traffic.rdma_read_pages,
-                rdma_write_pages=traffic.rdma_write_pages,
                 read_tail_us=info.read_tail_ns / 1000 if info else 0.0,
                 connections_lost=link.counts.connections_lost,
                 reclaimed=link.counts.reclaimed,
