@@ -7,8 +7,9 @@ import, which only a process that is asked for its metrics has to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partialmethod
 from typing import Any, Final, Generic, Literal, TypeVar
 
 SourceT = TypeVar("SourceT")
@@ -61,6 +62,37 @@ class Metric(Generic[SourceT]):
     read: Callable[[SourceT], Values]
     labels: tuple[str, ...] = ()
     notes: str = ""
+
+
+class Declarer(Generic[SourceT]):
+    """Declares metrics whose names begin with the same words, and that read the same source."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+
+    def _one(
+        self,
+        kind: Kind,
+        name: str,
+        help_text: str,
+        read: Callable[[SourceT], Values],
+        *labels: str,
+        notes: str = "",
+    ) -> Metric[SourceT]:
+        return Metric(self._prefix + name, kind, help_text, read, labels, notes)
+
+    gauge, counter = partialmethod(_one, "gauge"), partialmethod(_one, "counter")
+    histogram = partialmethod(_one, "histogram")
+
+    def each(
+        self,
+        kind: Kind,
+        read: Callable[[str], Callable[[SourceT], Values]],
+        *rows: tuple[str, str, str],
+        labels: tuple[str, ...] = (),
+    ) -> Iterator[Metric[SourceT]]:
+        """Metrics from one place; each row has a name, a help text, and the field there."""
+        return (self._one(kind, name, text, read(field), *labels) for name, text, field in rows)
 
 
 @dataclass(frozen=True, slots=True)

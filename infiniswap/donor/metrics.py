@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from infiniswap.control import messages as m
-from infiniswap.control.figures import Figures, Kind, Metric, Value, Values, figures
+from infiniswap.control.figures import Declarer, Figures, Values, figures
 from infiniswap.donor.leases import LeaseState
 from infiniswap.donor.report import DonorSnapshot
 from infiniswap.system.pressure import memory_stalls
@@ -38,8 +38,10 @@ class Moment(NamedTuple):
 Read = Callable[[Moment], Values]
 
 
-def _status(read: Callable[[m.Status], Values]) -> Read:
-    return lambda now: read(now.status)
+def _status(field: str) -> Read:
+    """A field of Status."""
+    get = attrgetter(field)
+    return lambda now: get(now.status)
 
 
 def _store(field: str) -> Read:
@@ -62,16 +64,16 @@ def _harvest(key: str) -> Read:
     return lambda now: now.snapshot.harvest[key]
 
 
-def _ends(what: str) -> Read:
-    """Counters of the control server, by why something ended."""
-    return lambda now: {why: now.snapshot.server[f"{what}_ended_{why}"] for why in _ENDS}
+def _server_by(prefix: str, labels: Iterable[str]) -> Read:
+    """Counters of the control server by the label's value, which ends their names."""
+    return lambda now: {label: now.snapshot.server[prefix + label] for label in labels}
 
 
-def _leases(read: Callable[[m.LeaseStatus], Value]) -> Read:
-    """A value of each lease."""
+def _leases(field: str) -> Read:
+    """A field of each LeaseStatus."""
     # Texts of the device's: bounded, and without control characters (messages.Name).
     return lambda now: {
-        (str(lease.lease), lease.device_name, lease.host_name): read(lease)
+        (str(lease.lease), lease.device_name, lease.host_name): getattr(lease, field)
         for lease in now.status.leases
     }
 
@@ -102,13 +104,8 @@ def _each_error(snapshot: DonorSnapshot) -> Iterator[tuple[str, int]]:
             yield kind, counters[kind]
 
 
-def _metric(
-    kind: Kind, name: str, help_text: str, read: Read, *labels: str, notes: str = ""
-) -> Metric[Moment]:
-    return Metric(f"infiniswap_donor_{name}", kind, help_text, read, labels, notes)
-
-
-_gauge, _counter = partial(_metric, "gauge"), partial(_metric, "counter")
+_declare = Declarer[Moment]("infiniswap_donor_")
+_gauge, _counter, _each = _declare.gauge, _declare.counter, _declare.each
 
 _LEASE: Final = ("lease", "device", "host")
 _TAGS: Final = ("memory", "lease", "map", "unmap", "renew", "release", "rdma")
@@ -144,7 +141,7 @@ METRICS: Final = (
     _gauge(
         "info",
         "Always 1.",
-        _status(lambda s: {(s.software, s.donor_name, s.donor_id): 1}),
+        lambda now: {(now.status.software, now.status.donor_name, now.status.donor_id): 1},
         *("version", "name", "donor_id"),
     ),
     _gauge(
@@ -152,9 +149,21 @@ METRICS: Final = (
         "When the daemon was started, in Unix time.",
         lambda now: now.started_s,
     ),
-    _gauge("slab_bytes", "Size of a slab.", _status(lambda s: s.slab_bytes)),
-    _gauge(
-        "pool_limit_bytes", "Most memory that is ever lent.", _status(lambda s: s.pool.limit_bytes)
+    *_each(
+        "gauge",
+        _status,
+        ("slab_bytes", "Size of a slab.", "slab_bytes"),
+        ("pool_limit_bytes", "Most memory that is ever lent.", "pool.limit_bytes"),
+        ("pool_unpinned_slabs", "Slabs that this host may swap out.", "pool.slabs_unpinned"),
+        ("pool_mappable_slabs", "Slabs that could be lent now.", "pool.can_map"),
+        ("memory_total_bytes", "Memory of the host, or of its cgroup.", "memory.total_bytes"),
+        ("memory_available_bytes", "Memory that programs may get.", "memory.available_bytes"),
+        ("memory_headroom_bytes", "Memory to be kept free.", "memory.headroom_bytes"),
+        ("memory_others_bytes", "Average use by all but the pool.", "memory.others_bytes"),
+        ("memory_cache_bytes", "Page cache that counts as used.", "memory.cache_bytes"),
+        ("memory_used_ratio", "Share of memory that cannot be lent.", "memory.used_share"),
+        ("draining", "1 while the daemon takes every slab back and lends none.", "draining"),
+        ("sessions", "Devices with a control session.", "sessions"),
     ),
     _gauge(
         "pool_slabs",
@@ -162,44 +171,6 @@ METRICS: Final = (
         _store_by(free="slabs_free", mapped="slabs_mapped", dirty="slabs_dirty"),
         "state",
         notes="`free` (ready), `mapped` (lent) or `dirty` (came back, not zeroed yet).",
-    ),
-    _gauge(
-        "pool_unpinned_slabs",
-        "Slabs of the pool that this host may swap out.",
-        _status(lambda s: s.pool.slabs_unpinned),
-    ),
-    _gauge(
-        "pool_mappable_slabs", "Slabs that could be lent now.", _status(lambda s: s.pool.can_map)
-    ),
-    _gauge(
-        "memory_total_bytes",
-        "Memory of the host, or of the daemon's cgroup.",
-        _status(lambda s: s.memory.total_bytes),
-    ),
-    _gauge(
-        "memory_available_bytes",
-        "Memory that programs could still get.",
-        _status(lambda s: s.memory.available_bytes),
-    ),
-    _gauge(
-        "memory_headroom_bytes",
-        "Memory that the daemon keeps free.",
-        _status(lambda s: s.memory.headroom_bytes),
-    ),
-    _gauge(
-        "memory_others_bytes",
-        "Average memory use of everything but the pool.",
-        _status(lambda s: s.memory.others_bytes),
-    ),
-    _gauge(
-        "memory_cache_bytes",
-        "Page cache that counts as used memory.",
-        _status(lambda s: s.memory.cache_bytes),
-    ),
-    _gauge(
-        "memory_used_ratio",
-        "Share of memory that cannot be lent.",
-        _status(lambda s: s.memory.used_share),
     ),
     _gauge(
         "memory_short",
@@ -214,18 +185,11 @@ METRICS: Final = (
         "kind",
         notes="`some`: at least one task waited; `full`: all of them at once.",
     ),
-    _counter("shortages_total", "How often memory became short.", _harvest("shortages")),
-    _gauge(
-        "draining",
-        "1 while the daemon takes every slab back and lends none.",
-        _status(lambda s: s.draining),
-    ),
     _gauge(
         "degraded",
         "Measures that this host refuses the daemon.",
-        _status(lambda s: len(s.degraded)),
+        lambda now: len(now.status.degraded),
     ),
-    _gauge("sessions", "Devices with a control session.", _status(lambda s: s.sessions)),
     _gauge(
         "leases",
         "Leases by state.",
@@ -245,29 +209,33 @@ METRICS: Final = (
         _store_by(read="read_requests", write="write_requests"),
         "op",
     ),
-    _counter("read_bytes_total", "Bytes that devices read over TCP.", _store("read_bytes")),
-    _counter("written_bytes_total", "Bytes that devices wrote over TCP.", _store("write_bytes")),
-    _gauge("rdma_regions", "Slabs that devices reach by RDMA.", _store("rdma_regions")),
-    _gauge(
-        "rdma_ahead", "Slabs registered for RDMA before a device uses them.", _store("rdma_ahead")
+    *_each(
+        "counter",
+        _store,
+        ("read_bytes_total", "Bytes that devices read over TCP.", "read_bytes"),
+        ("written_bytes_total", "Bytes that devices wrote over TCP.", "write_bytes"),
     ),
-    _gauge(
-        "lease_slabs", "Slabs lent under a lease.", _leases(lambda row: row.slots_mapped), *_LEASE
+    *_each(
+        "gauge",
+        _store,
+        ("rdma_regions", "Slabs that devices reach by RDMA.", "rdma_regions"),
+        ("rdma_ahead", "Slabs registered for RDMA before a device uses them.", "rdma_ahead"),
     ),
-    _counter(
-        "lease_read_bytes_total",
-        "Bytes that a lease's device read over TCP.",
-        _leases(lambda row: row.read_bytes),
-        *_LEASE,
+    _gauge("lease_slabs", "Slabs lent under a lease.", _leases("slots_mapped"), *_LEASE),
+    *_each(
+        "counter",
+        _leases,
+        ("lease_read_bytes_total", "Bytes that a lease's device read over TCP.", "read_bytes"),
+        ("lease_written_bytes_total", "Bytes that a lease's device wrote over TCP.", "write_bytes"),
+        labels=_LEASE,
     ),
-    _counter(
-        "lease_written_bytes_total",
-        "Bytes that a lease's device wrote over TCP.",
-        _leases(lambda row: row.write_bytes),
-        *_LEASE,
+    *_each(
+        "counter",
+        _harvest,
+        ("shortages_total", "How often memory became short.", "shortages"),
+        ("slabs_allocated_total", "Slabs added to the pool.", "slabs_allocated"),
+        ("slabs_released_total", "Slabs given back to the host.", "slabs_released"),
     ),
-    _counter("slabs_allocated_total", "Slabs added to the pool.", _harvest("slabs_allocated")),
-    _counter("slabs_released_total", "Slabs given back to the host.", _harvest("slabs_released")),
     _counter(
         "evictions_total",
         "Slabs taken back from devices.",
@@ -275,22 +243,28 @@ METRICS: Final = (
         "how",
         notes="`agreed`: the device had given the slab up; `forced`: it had not, in time.",
     ),
-    _counter(
-        "evictions_refused_total",
-        "Slabs that devices kept because they hold the only copy.",
-        _service("evictions_refused"),
+    *_each(
+        "counter",
+        _service,
+        (
+            "evictions_refused_total",
+            "Evictions of an only copy, which devices refuse.",
+            "evictions_refused",
+        ),
+        ("eviction_batches_total", "Batches of evictions.", "eviction_batches"),
+        ("leases_restored_total", "Leases taken over by a restarted daemon.", "leases_restored"),
+        ("rdma_opened_total", "Leases that got RDMA connections.", "rdma_opened"),
     ),
-    _counter("eviction_batches_total", "Batches of evictions.", _service("eviction_batches")),
+    _counter(
+        "rdma_registered_ahead_total",
+        "Slabs registered for RDMA before a device waited for it.",
+        _service("rdma_registered_ahead"),
+    ),
     _counter(
         "leases_expired_total",
         "Leases that ended because their device did not come back in time.",
         _service("leases_expired"),
         notes="Also those that had connections and no session for an hour.",
-    ),
-    _counter(
-        "leases_restored_total",
-        "Leases that a restarted daemon took over.",
-        _service("leases_restored"),
     ),
     _counter(
         "control_requests_total",
@@ -301,9 +275,7 @@ METRICS: Final = (
     _counter(
         "control_refused_total",
         "Requests of devices that were refused, by reason.",
-        lambda now: {
-            why: now.snapshot.server[f"requests_refused_{why}"] for why in m.REFUSED_REASONS
-        },
+        _server_by("requests_refused_", m.REFUSED_REASONS),
         "reason",
         notes="`quota`: more leases or slots than the session or "
         "[its host](memory-manager.md#shares) may have; `busy`: more requests under way than a "
@@ -317,20 +289,14 @@ METRICS: Final = (
     _counter(
         "sessions_ended_total",
         "Control sessions that ended, by reason.",
-        _ends("sessions"),
+        _server_by("sessions_ended_", _ENDS),
         "reason",
     ),
     _counter(
         "handshakes_ended_total",
         "Handshakes of control sessions that devices ended, by reason.",
-        _ends("handshakes"),
+        _server_by("handshakes_ended_", _ENDS),
         "reason",
-    ),
-    _counter("rdma_opened_total", "Leases that got RDMA connections.", _service("rdma_opened")),
-    _counter(
-        "rdma_registered_ahead_total",
-        "Slabs registered for RDMA before a device waited for it.",
-        _service("rdma_registered_ahead"),
     ),
     _counter(
         "errors_total",

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 from infiniswap import __version__
 from infiniswap.control.figures import (
+    Declarer,
     Figures,
-    Kind,
     Metric,
     Value,
     Values,
@@ -21,13 +22,22 @@ from infiniswap.control.figures import (
     histogram,
 )
 from infiniswap.control.messages import GOODBYE_FLOOD, GOODBYE_PROTOCOL
-from infiniswap.device.api import DonorRow
-from infiniswap.device.donors.counts import LinkCounts
 from infiniswap.device.process.report import Snapshot
 from infiniswap.system.pressure import memory_stalls
 from infiniswap.units import PAGE_BYTES
 
 Read = Callable[[Snapshot], Values]
+
+
+def _status(field: str) -> Read:
+    """A field of DeviceStatus."""
+    get = attrgetter(field)
+    return lambda s: get(s.status)
+
+
+def _status_length(field: str) -> Read:
+    """The length of a list of DeviceStatus."""
+    return lambda s: len(getattr(s.status, field))
 
 
 def _engine(field: str, unit: int = 1) -> Read:
@@ -48,25 +58,25 @@ def _latency(fields: Mapping[tuple[str, ...], str]) -> Read:
     }
 
 
-def _slabs(field: str) -> Read:
+def _slab_counts(field: str) -> Read:
     """A field of SlabCounts."""
     return lambda s: s.status.slab_counts[field]
 
 
-def _donors(read: Callable[[DonorRow], Value]) -> Read:
-    """A value of each donor's row."""
-    return lambda s: {row.address: read(row) for row in s.status.donors}
+def _donors(field: str) -> Read:
+    """A field of each donor's DonorRow."""
+    return lambda s: {row.address: getattr(row, field) for row in s.status.donors}
 
 
-def _links(read: Callable[[LinkCounts], int]) -> Read:
-    """A count of the link to each donor."""
-    return lambda s: {address: read(counts) for address, counts in s.links.items()}
+def _links(field: str) -> Read:
+    """A field of the LinkCounts of each donor."""
+    return lambda s: {address: getattr(counts, field) for address, counts in s.links.items()}
 
 
 def _by_transport(pages: str, unit: int = 1) -> Read:
     """Pages of each donor by transport; `pages`: a field of DonorRow."""
 
-    def values(s: Snapshot) -> Values:
+    def read(s: Snapshot) -> Values:
         found: dict[tuple[str, ...], Value] = {}
         for row in s.status.donors:
             by_rdma = getattr(row, f"rdma_{pages}")
@@ -74,17 +84,12 @@ def _by_transport(pages: str, unit: int = 1) -> Read:
             found[row.address, "rdma"] = by_rdma * unit
         return found
 
-    return values
+    return read
 
 
-def _metric(
-    kind: Kind, name: str, help_text: str, read: Read, *labels: str, notes: str = ""
-) -> Metric[Snapshot]:
-    return Metric(f"infiniswap_device_{name}", kind, help_text, read, labels, notes)
-
-
-_gauge, _counter = partial(_metric, "gauge"), partial(_metric, "counter")
-_histogram = partial(_metric, "histogram")
+_declare = Declarer[Snapshot]("infiniswap_device_")
+_gauge, _counter, _each = _declare.gauge, _declare.counter, _declare.each
+_histogram = _declare.histogram
 
 
 def _pages_and_bytes(
@@ -102,15 +107,18 @@ def _pages_and_bytes(
     )
 
 
-_SOURCES: Final = {
-    "remote": "pages_in_remote",
-    "staging": "pages_in_staging",
-    "backup": "pages_in_backup",
-    "zero": "pages_in_zero",
-}
-_TARGETS: Final = {"remote": "pages_out_remote", "backup": "pages_out_backup"}
-_BROKEN: Final = (GOODBYE_FLOOD, GOODBYE_PROTOCOL)
+_OPS: Final = ("read", "write", "trim", "zero", "flush")
+_SOURCES: Final = {from_: f"pages_in_{from_}" for from_ in ("remote", "staging", "backup", "zero")}
+_TARGETS: Final = {to: f"pages_out_{to}" for to in ("remote", "backup")}
 _FALLBACKS: Final = ("unmapped", "suspended", "invalid", "error", "slow")
+_ERRORS: Final = {
+    "remote": "remote_errors",
+    "remote_crc": "crc_errors_remote",
+    "backup": "backup_errors",
+    "backup_crc": "crc_errors_backup",
+    "event_dropped": "events_dropped",
+}
+_BROKEN: Final = (GOODBYE_FLOOD, GOODBYE_PROTOCOL)
 _DONOR: Final = ("donor", "transport")
 
 METRICS: Final = (
@@ -125,36 +133,35 @@ METRICS: Final = (
         "When this process began to serve, in Unix time.",
         lambda s: s.started_s,
     ),
-    _gauge("size_bytes", "Size of the device.", lambda s: s.status.size_bytes),
-    _gauge("slab_bytes", "Size of a slab.", lambda s: s.status.slab_bytes),
-    _gauge("swap_active", "1 while the device is swap space.", lambda s: s.status.swap.active),
-    _gauge(
-        "swap_used_bytes", "Memory swapped out to the device.", lambda s: s.status.swap.used_bytes
+    *_each(
+        "gauge",
+        _status,
+        ("size_bytes", "Size of the device.", "size_bytes"),
+        ("slab_bytes", "Size of a slab.", "slab_bytes"),
+        ("swap_active", "1 while the device is swap space.", "swap.active"),
+        ("swap_used_bytes", "Memory swapped out to the device.", "swap.used_bytes"),
+        ("remote_valid_pages", "Pages with a valid copy on a donor.", "pages_on_donors"),
+        ("processors_awake", "1 while the device keeps processors awake.", "awake"),
     ),
-    _gauge("runs", "Jobs of `infiniswap run` that use the device.", lambda s: len(s.status.runs)),
+    *_each(
+        "gauge",
+        _status_length,
+        ("runs", "Jobs of `infiniswap run` that use the device.", "runs"),
+        ("alarms", "Alarms that `infiniswap status` shows.", "alarms"),
+        ("degraded", "Measures that this host refuses the device.", "degraded"),
+    ),
     _gauge(
         "slabs",
         "Slabs by state.",
-        lambda s: s.status.slabs,
+        _status("slabs"),
         "state",
         notes="`unmapped`, `mapped`, `suspended` (its donor is unreachable) or `draining`.",
-    ),
-    _gauge(
-        "remote_valid_pages",
-        "Pages with a valid copy on a donor.",
-        lambda s: s.status.pages_on_donors,
     ),
     _counter(
         "requests_total",
         "Requests to the front end, by operation.",
-        _engine_by({op: f"{op}_requests" for op in ("read", "write", "trim", "zero", "flush")}),
+        _engine_by({op: f"{op}_requests" for op in _OPS}),
         "op",
-    ),
-    _gauge(
-        "requests_in_flight", "Requests that are not answered yet.", _engine("requests_in_flight")
-    ),
-    _counter(
-        "requests_failed_total", "Requests answered with an error.", _engine("requests_failed")
     ),
     _histogram(
         "request_duration_seconds",
@@ -183,16 +190,6 @@ METRICS: Final = (
         notes="`remote`: acknowledged by a donor; `backup`: written to the disk.",
     ),
     _counter(
-        "superseded_pages_total",
-        "Backup writes saved because newer data came first.",
-        _engine("pages_out_superseded"),
-    ),
-    _counter(
-        "backup_writes_total",
-        "Writes to the backup, after merging.",
-        _engine("backup_write_requests"),
-    ),
-    _counter(
         "fallback_pages_total",
         "Pages read from the backup, by why no donor gave them.",
         _engine_by({why: f"fallback_{why}" for why in _FALLBACKS}),
@@ -205,24 +202,33 @@ METRICS: Final = (
         "transfer_duration_seconds",
         "Duration of transfers to or from donors and the backup, copies included.",
         _latency(
-            {
-                (target, op): f"{target}_{op}_latency"
-                for op in ("read", "write")
-                for target in ("remote", "backup")
-            }
+            {(to, op): f"{to}_{op}_latency" for op in ("read", "write") for to in _TARGETS},
         ),
         *("target", "op"),
         notes="A transfer is of one page or more.",
     ),
-    _counter(
-        "hedged_reads_total",
-        "Reads from a slow donor that were also read from the backup.",
-        _engine("hedged_reads"),
+    *_each(
+        "gauge",
+        _engine,
+        ("requests_in_flight", "Requests that are not answered yet.", "requests_in_flight"),
+        ("staging_pages", "Staging buffers, of a page each.", "staging_pages"),
+        ("staging_used_pages", "Staging buffers in use.", "staging_pages_used"),
+        ("backup_failing_pages", "Pages that the backup refuses for now.", "backup_failing"),
     ),
-    _counter(
-        "hedged_reads_won_total",
-        "Reads from a slow donor that the backup answered first.",
-        _engine("hedged_wins"),
+    *_each(
+        "counter",
+        _engine,
+        ("requests_failed_total", "Requests answered with an error.", "requests_failed"),
+        ("staging_waits_total", "Writes that had to wait for a buffer.", "staging_waits"),
+        ("superseded_pages_total", "Backup writes saved by newer data.", "pages_out_superseded"),
+        ("backup_writes_total", "Writes to the backup, after merging.", "backup_write_requests"),
+        ("hedged_reads_total", "Reads of a slow donor and of the backup, too.", "hedged_reads"),
+        ("hedged_reads_won_total", "Hedged reads that the backup answered first.", "hedged_wins"),
+        (
+            "copies_dropped_pages_total",
+            "Copies overtaken by a write, or failed.",
+            "pages_copy_dropped",
+        ),
     ),
     _counter(
         "copied_pages_total",
@@ -232,59 +238,29 @@ METRICS: Final = (
         notes="`refill`: from the backup to a slab's new donor; `migration`: from donor to donor.",
     ),
     _counter(
-        "copies_dropped_pages_total",
-        "Background copies of pages that a write overtook, or that failed.",
-        _engine("pages_copy_dropped"),
-    ),
-    _gauge("staging_pages", "Staging buffers, of a page each.", _engine("staging_pages")),
-    _gauge("staging_used_pages", "Staging buffers in use.", _engine("staging_pages_used")),
-    _counter(
-        "staging_waits_total",
-        "Writes that had to wait for a staging buffer.",
-        _engine("staging_waits"),
-    ),
-    _gauge(
-        "backup_failing_pages",
-        "Pages that the backup refuses and that are tried again.",
-        _engine("backup_failing"),
-    ),
-    _counter(
         "errors_total",
         "Errors that the device recovered from.",
-        _engine_by(
-            {
-                "remote": "remote_errors",
-                "remote_crc": "crc_errors_remote",
-                "backup": "backup_errors",
-                "backup_crc": "crc_errors_backup",
-                "event_dropped": "events_dropped",
-            }
-        ),
+        _engine_by(_ERRORS),
         "kind",
         notes="`remote`, `backup`: a transfer failed; `remote_crc`, `backup_crc`: a page came back "
         "with other bytes; `event_dropped`: the control loop was too slow, and has looked at "
         "everything again.",
     ),
-    _counter(
-        "lost_pages_total",
-        "Pages lost together with donors.",
-        _slabs("lost_pages"),
-        notes="Only a device without a backup loses any.",
+    *_each(
+        "counter",
+        _slab_counts,
+        ("lost_pages_total", "Pages lost with donors, as there was no backup.", "lost_pages"),
+        ("slabs_mapped_total", "Slabs that got a donor.", "mapped"),
+        ("slabs_remapped_total", "Slabs that got a donor after they had lost one.", "remapped"),
+        ("slabs_migrated_total", "Slabs moved whole from donor to donor.", "moved"),
+        ("slabs_evicted_total", "Slabs that donors took back.", "evicted"),
+        ("slabs_returned_total", "Empty slabs that the device gave back.", "returned"),
     ),
-    _counter("slabs_mapped_total", "Slabs that got a donor.", _slabs("mapped")),
-    _counter(
-        "slabs_remapped_total",
-        "Slabs that got a donor after they had lost one.",
-        _slabs("remapped"),
-    ),
-    _counter("slabs_migrated_total", "Slabs moved whole from donor to donor.", _slabs("moved")),
-    _counter("slabs_evicted_total", "Slabs that donors took back.", _slabs("evicted")),
-    _counter("slabs_returned_total", "Empty slabs that the device gave back.", _slabs("returned")),
-    _gauge("donor_slabs", "Slabs on a donor.", _donors(lambda row: row.slabs), "donor"),
+    _gauge("donor_slabs", "Slabs on a donor.", _donors("slabs"), "donor"),
     _gauge(
         "donor_suspended",
         "1 while the connections to a donor are lost and it may come back.",
-        _donors(lambda row: row.state == "suspended"),
+        lambda s: {row.address: row.state == "suspended" for row in s.status.donors},
         "donor",
     ),
     _gauge(
@@ -312,35 +288,31 @@ METRICS: Final = (
         partial(_by_transport, "write_pages"),
         *_DONOR,
     ),
-    _counter(
-        "donor_errors_total",
-        "Transfers to or from a donor that failed.",
-        _donors(lambda row: row.errors),
-        "donor",
-    ),
     _gauge(
         "donor_read_tail_seconds",
         "Duration that 99 of 100 recent reads from a donor stayed below.",
-        _donors(lambda row: row.read_tail_us / 1e6),
+        lambda s: {row.address: row.read_tail_us / 1e6 for row in s.status.donors},
         "donor",
     ),
-    _counter(
-        "donor_connections_lost_total",
-        "How often all connections to a donor were lost.",
-        _links(lambda counts: counts.connections_lost),
-        "donor",
+    *_each(
+        "counter",
+        _donors,
+        ("donor_errors_total", "Transfers to or from a donor that failed.", "errors"),
+        ("donor_rdma_fallbacks_total", "Uses of TCP where RDMA was wanted.", "rdma_fallbacks"),
+        ("donor_rdma_probes_total", "Searches for RDMA while TCP was in use.", "rdma_probes"),
+        labels=("donor",),
     ),
-    _counter(
-        "donor_reclaimed_total",
-        "Leases that a donor kept and gave back after its connections were lost.",
-        _links(lambda counts: counts.reclaimed),
-        "donor",
-    ),
-    _counter(
-        "donor_given_up_total",
-        "Leases given up because the donor did not return in time.",
-        _links(lambda counts: counts.given_up),
-        "donor",
+    *_each(
+        "counter",
+        _links,
+        (
+            "donor_connections_lost_total",
+            "Losses of all connections to a donor.",
+            "connections_lost",
+        ),
+        ("donor_reclaimed_total", "Leases got back after a loss of connections.", "reclaimed"),
+        ("donor_given_up_total", "Leases given up as the donor did not return.", "given_up"),
+        labels=("donor",),
     ),
     _counter(
         "donor_sessions_broken_total",
@@ -352,25 +324,6 @@ METRICS: Final = (
         },
         *("donor", "reason"),
         notes="`flood` or `protocol`.",
-    ),
-    _counter(
-        "donor_rdma_fallbacks_total",
-        "How often the device used TCP for a donor although RDMA was wanted.",
-        _donors(lambda row: row.rdma_fallbacks),
-        "donor",
-    ),
-    _counter(
-        "donor_rdma_probes_total",
-        "How often the device looked for RDMA to a donor while it used TCP.",
-        _donors(lambda row: row.rdma_probes),
-        "donor",
-    ),
-    _gauge("alarms", "Alarms that `infiniswap status` shows.", lambda s: len(s.status.alarms)),
-    _gauge(
-        "degraded", "Measures that this host refuses the device.", lambda s: len(s.status.degraded)
-    ),
-    _gauge(
-        "processors_awake", "1 while the device keeps processors awake.", lambda s: s.status.awake
     ),
     _gauge(
         "standby_ready",
