@@ -26,12 +26,7 @@ from infiniswap.config_values import convert, nearest
 from infiniswap.errors import ConfigError, UsageError
 from infiniswap.peers import read_peers
 from infiniswap.rights import refused_reading
-from infiniswap.secret import (
-    check_listen_secret,
-    check_metrics_listen,
-    read_metrics_token,
-    read_secret,
-)
+from infiniswap.secret import read_metrics_token, read_secret
 from infiniswap.toml_lines import key_lines
 from infiniswap.units import (
     CONTROL_PORT,
@@ -580,26 +575,3 @@ def _check_mqtt(config: Config) -> Iterator[ConfigError]:
     ):
         if not is_there:
             yield ConfigError(f"{needed} needs `{key}` under [mqtt]", mend="Set it.")
-
-
-__all__ = [
-    "DEFAULT_PATH",
-    "SECTIONS",
-    "ClusterConfig",
-    "Config",
-    "DaemonConfig",
-    "DeviceConfig",
-    "MqttConfig",
-    "PolicyConfig",
-    "check",
-    "check_listen_secret",
-    "check_metrics_listen",
-    "check_together",
-    "env_name",
-    "file_path",
-    "key_name",
-    "known_keys",
-    "load",
-    "read_metrics_token",
-    "read_secret",
-]

@@ -10,6 +10,7 @@ from typing import Any
 from infiniswap import config as configuration
 from infiniswap import rights
 from infiniswap.errors import NotPermittedError, UsageError
+from infiniswap.secret import check_listen_secret
 from infiniswap.units import CONTROL_PORT, format_size_short, parse_host_port
 
 _AFTER_S_MAX = 86_400
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     from infiniswap.engine.native import NativeStore
 
     config = configuration.load(args.config, overrides(args))
-    configuration.check_listen_secret(config.daemon.listen, config.secret())
+    check_listen_secret(config.daemon.listen, config.secret())
     memory = memory_source(args.memory_cgroup)
     logs.set_up(
         "infiniswapd",

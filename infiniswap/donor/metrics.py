@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final
 
 from infiniswap.control import messages as m
 from infiniswap.control.figures import Declarer, Figures, Values, figures
@@ -17,79 +17,61 @@ from infiniswap.donor.leases import LeaseState
 from infiniswap.donor.report import DonorSnapshot
 from infiniswap.system.pressure import memory_stalls
 
-
-class Moment(NamedTuple):
-    """What the values are read from.
-
-    Attributes:
-        snapshot: of the donor.
-        started_s: when the daemon was started, in Unix time.
-    """
-
-    snapshot: DonorSnapshot
-    started_s: float
-
-    @property
-    def status(self) -> m.Status:
-        """What the donor tells of itself."""
-        return self.snapshot.status
-
-
-Read = Callable[[Moment], Values]
+Read = Callable[[DonorSnapshot], Values]
 
 
 def _status(field: str) -> Read:
     """A field of Status."""
     get = attrgetter(field)
-    return lambda now: get(now.status)
+    return lambda s: get(s.status)
 
 
 def _store(field: str) -> Read:
     """A field of struct isw_store_stats."""
-    return lambda now: now.snapshot.stats[field]
+    return lambda s: s.stats[field]
 
 
 def _store_by(**fields: str) -> Read:
     """Fields of struct isw_store_stats by the label's value."""
-    return lambda now: {label: now.snapshot.stats[field] for label, field in fields.items()}
+    return lambda s: {label: s.stats[field] for label, field in fields.items()}
 
 
 def _service(key: str) -> Read:
     """A counter of the service."""
-    return lambda now: now.snapshot.service[key]
+    return lambda s: s.service[key]
 
 
 def _harvest(key: str) -> Read:
     """A counter of the harvester."""
-    return lambda now: now.snapshot.harvest[key]
+    return lambda s: s.harvest[key]
 
 
 def _server_by(prefix: str, labels: Iterable[str]) -> Read:
     """Counters of the control server by the label's value, which ends their names."""
-    return lambda now: {label: now.snapshot.server[prefix + label] for label in labels}
+    return lambda s: {label: s.server[prefix + label] for label in labels}
 
 
 def _leases(field: str) -> Read:
     """A field of each LeaseStatus."""
     # Texts of the device's: bounded, and without control characters (messages.Name).
-    return lambda now: {
+    return lambda s: {
         (str(lease.lease), lease.device_name, lease.host_name): getattr(lease, field)
-        for lease in now.status.leases
+        for lease in s.status.leases
     }
 
 
-def _lease_states(now: Moment) -> Values:
-    states = Counter(lease.state for lease in now.status.leases)
+def _lease_states(s: DonorSnapshot) -> Values:
+    states = Counter(lease.state for lease in s.status.leases)
     return {state.value: states[state.value] for state in LeaseState}
 
 
-def _evictions(now: Moment) -> Values:
-    forced = now.snapshot.service["evictions_forced"]
-    return {"forced": forced, "agreed": now.snapshot.service["evictions"] - forced}
+def _evictions(s: DonorSnapshot) -> Values:
+    forced = s.service["evictions_forced"]
+    return {"forced": forced, "agreed": s.service["evictions"] - forced}
 
 
-def _errors(now: Moment) -> Values:
-    return dict(_each_error(now.snapshot))
+def _errors(s: DonorSnapshot) -> Values:
+    return dict(_each_error(s))
 
 
 def _each_error(snapshot: DonorSnapshot) -> Iterator[tuple[str, int]]:
@@ -104,7 +86,7 @@ def _each_error(snapshot: DonorSnapshot) -> Iterator[tuple[str, int]]:
             yield kind, counters[kind]
 
 
-_declare = Declarer[Moment]("infiniswap_donor_")
+_declare = Declarer[DonorSnapshot]("infiniswap_donor_")
 _gauge, _counter, _each = _declare.gauge, _declare.counter, _declare.each
 
 _LEASE: Final = ("lease", "device", "host")
@@ -141,13 +123,13 @@ METRICS: Final = (
     _gauge(
         "info",
         "Always 1.",
-        lambda now: {(now.status.software, now.status.donor_name, now.status.donor_id): 1},
+        lambda s: {(s.status.software, s.status.donor_name, s.status.donor_id): 1},
         *("version", "name", "donor_id"),
     ),
     _gauge(
         "start_time_seconds",
         "When the daemon was started, in Unix time.",
-        lambda now: now.started_s,
+        lambda s: s.started_s,
     ),
     *_each(
         "gauge",
@@ -155,7 +137,7 @@ METRICS: Final = (
         ("slab_bytes", "Size of a slab.", "slab_bytes"),
         ("pool_limit_bytes", "Most memory that is ever lent.", "pool.limit_bytes"),
         ("pool_unpinned_slabs", "Slabs that this host may swap out.", "pool.slabs_unpinned"),
-        ("pool_mappable_slabs", "Slabs that could be lent now.", "pool.can_map"),
+        ("pool_mappable_slabs", "Slabs that could be lent s.", "pool.can_map"),
         ("memory_total_bytes", "Memory of the host, or of its cgroup.", "memory.total_bytes"),
         ("memory_available_bytes", "Memory that programs may get.", "memory.available_bytes"),
         ("memory_headroom_bytes", "Memory to be kept free.", "memory.headroom_bytes"),
@@ -175,7 +157,7 @@ METRICS: Final = (
     _gauge(
         "memory_short",
         "1 while lent slabs leave less memory free than the headroom.",
-        lambda now: now.snapshot.is_short,
+        lambda s: s.is_short,
         notes="The daemon then takes slabs back.",
     ),
     _counter(
@@ -188,7 +170,7 @@ METRICS: Final = (
     _gauge(
         "degraded",
         "Measures that this host refuses the daemon.",
-        lambda now: len(now.status.degraded),
+        lambda s: len(s.status.degraded),
     ),
     _gauge(
         "leases",
@@ -269,7 +251,7 @@ METRICS: Final = (
     _counter(
         "control_requests_total",
         "Requests of devices on control sessions, by type.",
-        lambda now: {tag: now.snapshot.service[f"requests_{tag}"] for tag in _TAGS},
+        lambda s: {tag: s.service[f"requests_{tag}"] for tag in _TAGS},
         "type",
     ),
     _counter(
@@ -284,7 +266,7 @@ METRICS: Final = (
     _counter(
         "sessions_opened_total",
         "Control sessions that were opened.",
-        lambda now: now.snapshot.server["sessions_opened"],
+        lambda s: s.server["sessions_opened"],
     ),
     _counter(
         "sessions_ended_total",
@@ -308,11 +290,6 @@ METRICS: Final = (
 )
 
 
-def values(snapshot: DonorSnapshot, started_s: float) -> Figures:
-    """All values at the moment of the snapshot.
-
-    Args:
-        snapshot: of the donor.
-        started_s: when the daemon was started, in Unix time.
-    """
-    return figures(METRICS, Moment(snapshot, started_s))
+def values(snapshot: DonorSnapshot) -> Figures:
+    """All values at the moment of the snapshot."""
+    return figures(METRICS, snapshot)

@@ -11,13 +11,14 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from infiniswap.config import Config, check_listen_secret
+from infiniswap.config import Config
 from infiniswap.config_changes import Outcome, merged
 from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.pool_limits import pool_limits
 from infiniswap.donor.service import DonorService
 from infiniswap.errors import ConfigError, InfiniswapError
 from infiniswap.policy.headroom import HeadroomConfig
+from infiniswap.secret import check_listen_secret
 from infiniswap.system.wakeful import Waker
 
 

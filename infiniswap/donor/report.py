@@ -33,14 +33,16 @@ class DonorSnapshot:
         stats: every field of struct isw_store_stats.
         service, harvest, server: counters of these parts.
         is_short: mapped slabs have to be taken back.
+        started_s: when the daemon was started, in Unix time.
     """
 
-    def __init__(self, donor: DonorService, uptime_s: float) -> None:
+    def __init__(self, donor: DonorService, started_s: float, uptime_s: float) -> None:
         harvester, identity = donor.harvester, donor.identity
         self.stats = stats = donor.store.stats()
         self.service: Mapping[str, int] = donor.counters
         self.server: Mapping[str, int] = donor.server_counters
         self.harvest = harvester.counters
+        self.started_s = started_s
         self.is_short: bool = harvester.is_short
         policy, figures = harvester.policy, harvester.figures
         limits = policy.config

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from infiniswap import __version__, events
-from infiniswap.config import Config, check_listen_secret
+from infiniswap.config import Config
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits
 from infiniswap.control.server import ControlServer
@@ -42,6 +42,7 @@ from infiniswap.donor.service import DonorService
 from infiniswap.engine.protocol import OffLoop, Store, StoreConfig
 from infiniswap.errors import ConflictError, EngineError, InfiniswapError, SystemCallError
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
+from infiniswap.secret import check_listen_secret
 from infiniswap.system.clock import SteadyClock
 from infiniswap.system.pressure import PressureTrigger
 from infiniswap.system.process import be_nice

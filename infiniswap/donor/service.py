@@ -189,7 +189,8 @@ class DonorService:
 
     def figures(self) -> Figures:
         """See Service."""
-        return metrics.values(self._snapshot(), self._started_unix_s)
+        return metrics.values(self._snapshot())
 
     def _snapshot(self) -> DonorSnapshot:
-        return DonorSnapshot(self, uptime_s=max(0.0, self._clock() - self._started_s))
+        uptime_s = max(0.0, self._clock() - self._started_s)
+        return DonorSnapshot(self, self._started_unix_s, uptime_s)

@@ -67,8 +67,7 @@ def test_every_counter_of_the_daemon_is_exported(project_root: Path) -> None:
             counted |= set(re.findall(_COUNTED, file.read_text()))
     source = MagicMock()
     figures(donor.METRICS, source)
-    shot = source.snapshot
-    exported = asked(shot.service) | asked(shot.harvest) | asked(shot.server)
+    exported = asked(source.service) | asked(source.harvest) | asked(source.server)
     by_label = {name.partition("{")[0] for name in counted if "{" in name}
     assert by_label == {"requests_", "requests_refused_", "sessions_ended_", "handshakes_ended_"}
     plain = {name for name in exported if not name.startswith(tuple(by_label))}

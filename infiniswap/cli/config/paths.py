@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from infiniswap.config import Config, DeviceConfig, check_listen_secret, check_metrics_listen
+from infiniswap.config import Config, DeviceConfig
 from infiniswap.errors import ConfigError, InfiniswapError
-from infiniswap.secret import read_password
+from infiniswap.secret import check_listen_secret, check_metrics_listen, read_password
 from infiniswap.system.backup import check_backup
 from infiniswap.units import MIB
 

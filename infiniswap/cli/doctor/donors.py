@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from infiniswap.cli.doctor import broker
 from infiniswap.cli.doctor.finding import Finding, degraded, good
 from infiniswap.cli.status import DonorRow, ask
-from infiniswap.config import Config, check_listen_secret
+from infiniswap.config import Config
 from infiniswap.discovery.find import find
+from infiniswap.secret import check_listen_secret
 from infiniswap.units import format_size, format_size_short
 
 

@@ -18,10 +18,11 @@ from typing import Any
 
 import msgspec
 
-from infiniswap.config import Config, DeviceConfig, read_secret
+from infiniswap.config import Config, DeviceConfig
 from infiniswap.device.jobs.beside import FIRST_NAME, RunDevice
 from infiniswap.device.spec.spec import DeviceSpec, completed, named_text, names_donors
 from infiniswap.errors import ConflictError, InfiniswapError
+from infiniswap.secret import read_secret
 from infiniswap.units import format_size
 
 _DEFAULT = DeviceConfig()

@@ -33,6 +33,18 @@ SOCKET_PATH_BYTES_MAX = 107
 """The kernel's limit."""
 
 
+class _Path:
+    """A file below one of a device's directories; `{name}` in its name is the device's."""
+
+    def __init__(self, directory: str, file: str) -> None:
+        self._directory = directory
+        self._file = file
+
+    def __get__(self, paths: DevicePaths, _kind: type) -> Path:
+        directory: Path = getattr(paths, self._directory)
+        return directory / self._file.format(name=paths.name)
+
+
 @dataclass(frozen=True, slots=True)
 class DevicePaths:
     """Every path of one device."""
@@ -41,65 +53,30 @@ class DevicePaths:
     run: Path
     store: Path
 
-    @property
-    def lock(self) -> Path:
-        """Held by the device process as long as it lives."""
-        return self.run / "lock"
-
-    @property
-    def record(self) -> Path:
-        """The spec of the running device."""
-        return self.run / "device.json"
-
-    @property
-    def socket(self) -> Path:
-        """Unix socket of the device's own control API."""
-        return self.run / "control.sock"
-
-    @property
-    def member_socket(self) -> Path:
-        """Unix socket for members of the group."""
-        return self.run / "members.sock"
-
-    @property
-    def nbd_socket(self) -> Path:
-        """Unix socket of the nbd-socket front end."""
-        return self.run / "nbd.sock"
-
-    @property
-    def mount(self) -> Path:
-        """Mount point of the fuse front end."""
-        return self.run / "mnt"
-
-    @property
-    def log(self) -> Path:
-        """What a device process in the background writes."""
-        return self.run / "log"
-
-    @property
-    def state(self) -> Path:
-        """The engine's state, which a successor takes over; in memory."""
-        return self.run / "state"
-
-    @property
-    def runs(self) -> Path:
-        """An empty file for each `run` that uses the device."""
-        return self.run / "runs"
-
-    @property
-    def kept(self) -> Path:
-        """The spec of a stopped device whose contents are kept."""
-        return self.store / f"{self.name}.device"
-
-    @property
-    def tables(self) -> Path:
-        """Which pages the backup of a stopped device holds."""
-        return self.store / f"{self.name}.tables"
-
-    @property
-    def backup(self) -> Path:
-        """The default backup."""
-        return self.store / f"{self.name}.backup"
+    lock = _Path("run", "lock")
+    """Held by the device process as long as it lives."""
+    record = _Path("run", "device.json")
+    """The spec of the running device."""
+    socket = _Path("run", "control.sock")
+    """Unix socket of the device's own control API."""
+    member_socket = _Path("run", "members.sock")
+    """Unix socket for members of the group."""
+    nbd_socket = _Path("run", "nbd.sock")
+    """Unix socket of the nbd-socket front end."""
+    mount = _Path("run", "mnt")
+    """Mount point of the fuse front end."""
+    log = _Path("run", "log")
+    """What a device process in the background writes."""
+    state = _Path("run", "state")
+    """The engine's state, which a successor takes over; in memory."""
+    runs = _Path("run", "runs")
+    """An empty file for each `run` that uses the device."""
+    kept = _Path("store", "{name}.device")
+    """The spec of a stopped device whose contents are kept."""
+    tables = _Path("store", "{name}.tables")
+    """Which pages the backup of a stopped device holds."""
+    backup = _Path("store", "{name}.backup")
+    """The default backup."""
 
 
 def paths_of(name: str, run_dir: Path, backup_dir: Path) -> DevicePaths:

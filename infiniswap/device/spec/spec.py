@@ -19,12 +19,12 @@ from infiniswap.config import (
     DeviceConfig,
     MqttConfig,
     PolicyConfig,
-    check_metrics_listen,
     key_name,
 )
 from infiniswap.control.text import clean_text
 from infiniswap.errors import ConfigError, UsageError
 from infiniswap.json_text import NotJsonError, decode_json
+from infiniswap.secret import check_metrics_listen
 from infiniswap.units import PAGE_BYTES, HostPort, format_size
 
 NAME_LENGTH_MAX: Final = 32
