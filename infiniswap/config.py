@@ -108,45 +108,45 @@ class DaemonConfig:
     """[daemon]: a donor."""
 
     listen: HostPort = _address(HostPort("127.0.0.1", CONTROL_PORT), CONTROL_PORT)
-    """Control API. Any address but a loopback one needs [cluster] secret_file."""
+    """Address of the control API. One that other hosts can reach needs [cluster] secret_file."""
     data_port: int = _int(DATA_PORT, low=0, high=65_535)
-    """Pages; on the host of `listen`. 0: any free one (told to consumers by the control API)."""
+    """Port for pages, on the host of `listen`; 0: any free port, told by the control API."""
     pool_bytes: int | None = _size(None, auto=True, live="daemon")
-    """Most memory lent, in bytes; auto: what headroom leaves."""
+    """Most memory that is lent, in bytes; auto: everything above the headroom."""
     headroom_bytes: int | None = _size(None, low=0, auto=True, live="daemon")
     """Memory kept free for this host's own use, in bytes; auto: policy.headroom_fraction of all."""
     slab_bytes: int = _size(GIB, low=MIB, high=64 * GIB)
-    """Unit of lending, in bytes; the same in the whole cluster."""
+    """Unit of lending, in bytes. All hosts of a cluster need the same value."""
     preallocate_slabs: int = _int(2, low=0, high=1024, live="daemon")
-    """Free slabs kept ready: hides the time to allocate and zero one."""
+    """Free slabs kept ready, which hides the time to allocate and zero a slab."""
     leases_max: int = _int(256, low=1, high=65_536)
-    """Devices served at once; one consumer gets half of them at most."""
+    """Most devices served at once; one consumer may have at most half of them."""
     connections_max: int = _int(1024, low=1, high=65_536)
-    """Data connections at once."""
+    """Most data connections at once."""
     connections_per_lease_max: int = _int(32, low=1, high=1024)
-    """Data connections of one device."""
+    """Most data connections of one device."""
     connections_per_host_max: int = _int(128, low=1, high=65_536)
-    """Connections of one address or /64 network, at each of the two ports; half as many leases."""
+    """Most connections of an address or /64 network, at each of two ports; half as many leases."""
     evict_deadline_s: float = _float(1.0, low=0.01, high=60.0, live="daemon")
-    """How long a consumer may take to give an evicted slab up; then it is fenced without."""
+    """Seconds that a consumer has to give up an evicted slab; then the donor takes it anyway."""
     evict_move_s: float = _float(3.0, low=0.0, high=600.0, live="daemon")
-    """How long before that it may copy the slab to another donor, when there is no hurry."""
+    """Seconds that a consumer gets before that to move the slab, unless memory is short."""
     drain_move_s: float = _float(60.0, low=0.0, high=3600.0, live="daemon")
-    """The same when this donor is drained."""
+    """Seconds that a consumer gets to move a slab to another donor while this donor is drained."""
     consumer_share_max: float = _float(0.5, low=0.0, high=1.0, above=True, live="daemon")
-    """Of the pool, what one consumer may keep while another one needs memory."""
+    """Share of the pool that one consumer may keep while another consumer needs memory."""
     lease_grace_s: float = _float(10.0, low=0.0, high=3600.0)
-    """How long a lease without session and connections waits for its device to come back."""
+    """Seconds that a lease without session and connections waits for its device."""
     state_dir: Path = _path(Path("/var/lib/infiniswap"))
-    """Where it is kept that this donor is drained."""
+    """Directory that records whether this donor is drained."""
     run_dir: Path | None = _path(Path("/run/infiniswapd"))
-    """Where slabs lie, so that a restarted daemon serves them again; empty: they end with it."""
+    """Directory of the slabs, where a restarted daemon finds them; empty: they end with it."""
     name: str = _text("")
-    """How this donor is called in tables; empty: the host's name."""
+    """Name of this donor in tables; empty: the host's name."""
     keep_awake: str = _choice("off", "auto", "off", live="daemon")
-    """Processors that stay awake while consumers read: they gain, this host pays."""
+    """auto: processors stay awake while consumers read, for their good and at this host's cost."""
     rdma: str = _choice("auto", "auto", "off", live="daemon")
-    """Whether consumers that can may reach the slabs by RDMA; off: by TCP only."""
+    """auto: consumers that can use RDMA reach the slabs by it; off: every consumer uses TCP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,21 +154,21 @@ class DeviceConfig:
     """[device]: a consumer's devices."""
 
     frontend: str = _choice("auto", "auto", "ublk", "nbd", "fuse", "nbd-socket")
-    """What the kernel sees; auto: the first of ublk, nbd and fuse that this host has."""
+    """How the kernel sees a device; auto: the first of ublk, nbd and fuse that this host has."""
     transport: str = _choice("auto", "auto", "rdma", "tcp")
     """How pages travel to donors; auto: by RDMA where both ends can, else by TCP."""
     backup_dir: Path = _path(Path("/var/lib/infiniswap"))
-    """Where NAME.backup files go."""
+    """Directory of the NAME.backup files."""
     run_dir: Path = _path(Path("/run/infiniswap"))
-    """Where running devices are recorded."""
+    """Directory that records running devices."""
     slab_bytes: int = _size(GIB, low=MIB, high=64 * GIB)
-    """Unit of mapping, in bytes; as on the donors."""
+    """Unit of mapping, in bytes. It has to equal daemon.slab of the donors."""
     staging_bytes: int = _size(64 * MIB, low=MIB, high=64 * GIB)
     """Buffers for pages on their way, in bytes."""
     request_bytes: int = _size(MIB, low=PAGE_BYTES, high=32 * MIB)
     """Largest request, in bytes."""
     requests_max: int = _int(128, low=1, high=4096)
-    """Requests in flight."""
+    """Most requests in flight."""
     backup_write_bytes: int = _size(MIB, low=PAGE_BYTES, high=MIB)
     """Largest merged backup write, in bytes."""
     backup_writers: int = _int(2, low=1, high=8)
@@ -176,27 +176,27 @@ class DeviceConfig:
     backup_readers: int = _int(4, low=1, high=8)
     """Threads that read the backup."""
     queues: int = _int(2, low=1, high=16)
-    """Connections per donor."""
+    """Connections to each donor."""
     refill_pages_per_s: float = _float(262_144.0, low=0.0, high=1e9, live="device")
     """Highest rate of copies from the backup to a slab's new donor, in the background; 0: none."""
     connect_ms: int = _int(3_000, low=10, high=60_000, live="device")
-    """For a connection to a donor's data port, in milliseconds."""
+    """Time to connect to a donor's data port, in milliseconds."""
     request_ms: int = _int(2_000, low=10, high=60_000, live="device")
-    """For a page, in milliseconds; past it the donor counts as unreachable."""
+    """Milliseconds that a donor has to answer for a page; then it counts as unreachable."""
     hedge_ms: int = _int(10, low=0, high=60_000)
-    """A donor that takes longer than this, and four times longer than of late, is not waited for:
-    the page is read from the backup, too. 0: it is."""
+    """After this delay, in milliseconds, and at least four times the donor's recent delay, a page
+    is also read from the backup. 0 turns that off."""
     priority: int | None = _int(None, low=0, high=32_767, auto=True)
-    """Of the swap area; auto: above every active one."""
+    """Priority of the swap area; auto: above every active area."""
     keep_awake: str = _choice("auto", "auto", "off", live="device")
-    """Processors that stay awake while pages come in (infiniswap.system.wakeup)."""
+    """auto: processors stay awake while pages come in (infiniswap.system.wakeup)."""
     group: str = _text("infiniswap")
-    """Whose members may run jobs on a declared device without root; empty: nobody's."""
+    """Group whose members may run jobs on a declared device without root; empty: nobody may."""
     standby: str = _choice("on", "on", "off")
-    """A second process waits, started and locked, and takes over when the device's process dies."""
+    """on: a second process is ready, locked in memory, and takes over when the device's dies."""
     metrics_listen: HostPort | None = _address(None, METRICS_PORT)
-    """Where a device that is not one job's own serves /metrics; empty: on its Unix socket only. Any
-    address but a loopback one needs [cluster] metrics_token_file."""
+    """Address at which a device that is not one job's own serves /metrics; empty: only on its Unix
+    socket. One that other hosts can reach needs [cluster] metrics_token_file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,22 +206,21 @@ class ClusterConfig:
     peers: tuple[HostPort, ...] = _addresses(CONTROL_PORT, live="device", only="device")
     """Control addresses of the donors."""
     peers_file: Path | None = _path(None, only="device")
-    """More of them, one a line; running devices read it again when it changes."""
+    """File with more addresses of donors, one a line. Devices read it again when it changes."""
     discovery: str = _choice("static", "static", "mqtt")
     """mqtt: donors announce themselves on a broker, and devices find them there as well."""
     name: str = _text("default")
-    """Tells clusters apart that share a broker."""
+    """Name that tells apart the clusters on one broker."""
     secret_file: Path | None = _path(None)
     """File of mode 0600 with at least 16 bytes, the same on every host."""
     metrics_token_file: Path | None = _path(None)
-    """File of mode 0600 with a token of at least 16 bytes: who shows it may read metrics, and
-    nothing else."""
+    """File of mode 0600 with a token of 16 bytes or more that opens metrics and nothing else."""
     ask_s: float = _float(2.0, low=0.05, high=60.0, only="device")
-    """How long a donor may take to answer a question."""
+    """Seconds that a donor has to answer a question."""
     heartbeat_s: float = _float(1.0, low=0.05, high=60.0, only="daemon")
-    """Distance of heartbeats on a control session, in seconds; the donor's value counts."""
+    """Time between heartbeats on a control session, in seconds; the donor's value counts."""
     heartbeats_missed_max: int = _int(5, low=1, high=100, only="daemon")
-    """So many missed heartbeats end the session."""
+    """Missed heartbeats that end a control session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,30 +228,30 @@ class MqttConfig:
     """[mqtt]: the broker, where cluster.discovery = "mqtt"."""
 
     broker: HostPort | None = _address(None, 0)
-    """Port 0: 1883, with TLS 8883."""
+    """Address of the broker. Port 0 means 1883, or 8883 with TLS."""
     protocol: str = _choice("auto", "auto", "5", "3.1.1")
-    """auto: 5, and 3.1.1 with a broker that refuses it."""
+    """auto: 5, and 3.1.1 with a broker that refuses 5."""
     username: str = _text("")
-    """Who this host is for the broker; empty: nobody."""
+    """User name at the broker; empty: none."""
     password_file: Path | None = _path(None)
     """File of mode 0600 with the password."""
     tls: str = _choice("off", "on", "off")
-    """on: the broker must have a certificate that counts."""
+    """on: the broker must have a valid certificate."""
     ca_file: Path | None = _path(None)
-    """Whose certificates count; empty: those that the system trusts."""
+    """File of the authorities whose certificates are valid; empty: those that the system trusts."""
     cert_file: Path | None = _path(None)
-    """This host's own certificate, where the broker asks for one."""
+    """File of this host's certificate, for a broker that asks for one."""
     key_file: Path | None = _path(None)
-    """Its key."""
+    """File of the key of this host's certificate."""
     keepalive_s: int = _int(15, low=2, high=3600)
-    """A host that is silent for one and a half times as long is withdrawn by the broker."""
+    """Seconds; the broker withdraws a host that is silent for one and a half times as long."""
     announce_s: float = _float(60.0, low=1.0, high=3600.0)
-    """How often a donor repeats its announcement."""
+    """Time after which a donor repeats its announcement, in seconds."""
     telemetry_s: float = _float(10.0, low=0.0, high=3600.0)
-    """How often a donor publishes its memory figures; 0: never."""
+    """Time between publications of a donor's memory figures, in seconds; 0: none."""
     advertise: tuple[HostPort, ...] = _addresses(CONTROL_PORT)
-    """Where others reach this donor; empty: daemon.listen, or for a wildcard the address that
-    leads to the broker."""
+    """Addresses at which others reach this donor; empty: daemon.listen, or for a wildcard the
+    address that leads to the broker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,26 +259,26 @@ class PolicyConfig:
     """[policy]: the paper's parameters."""
 
     period_s: float = _float(1.0, low=0.01, high=60.0, live="device")
-    """Of every moving average and of the control loops."""
+    """Period of every moving average and of the control loops, in seconds."""
     activity_alpha: float = _float(0.2, low=0.0, high=1.0, above=True, live="device", only="device")
     """Weight of the newest period in a slab's activity."""
     memory_beta: float = _float(0.2, low=0.0, high=1.0, above=True, only="daemon")
     """Weight of the newest period in a donor's memory use."""
     hot_pages_per_s: float = _float(20.0, low=0.0, high=1e9, live="device", only="device")
-    """An unmapped slab with more page I/O than this is mapped."""
+    """Page I/O per second above which an unmapped slab is mapped."""
     choices: int = _int(2, low=1, high=16, live="device", only="device")
     """Donors asked per placement."""
     headroom_fraction: float = _float(0.125, low=0.0, high=0.9, live="daemon", only="daemon")
-    """Of all memory, where daemon.headroom is auto (8 GiB of 64)."""
+    """Share of all memory that is kept free where daemon.headroom is auto (8 GiB of 64)."""
     evict_slabs_max: int = _int(16, low=1, high=1024, live="daemon", only="daemon")
-    """E at most. What is missing decides how many mapped slabs are evicted; more than this need
-    further batches."""
+    """Most mapped slabs that one batch evicts (E). The missing memory decides how many are evicted
+    in all."""
     evict_extra_slabs: int | None = _int(
         None, low=0, high=1024, auto=True, live="daemon", only="daemon"
     )
-    """E′, at most E: slabs asked for their activity beyond E; auto: as many as E."""
+    """Slabs beyond E that are asked for their activity (E′, at most E); auto: as many as E."""
     suspend_s: float = _float(2.0, low=0.0, high=600.0, live="device", only="device")
-    """How long an unreachable donor may come back before its slabs are given up."""
+    """Seconds that an unreachable donor has to come back before its slabs are given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +311,7 @@ class Config:
         return tuple(dict.fromkeys((*self.cluster.peers, *found)))
 
     def metrics_token(self) -> bytes | None:
-        """What a Prometheus server shows, None where none is configured.
+        """The token that a Prometheus server shows, None where none is configured.
 
         Raises:
             ConfigError: see read_secret.
@@ -350,7 +349,7 @@ def env_name(key: str) -> str:
 
 
 Refuse = Callable[[ConfigError], None]
-"""Is told of each mistake: raises it, or keeps it and lets the reading go on."""
+"""Gets each mistake: raises it, or keeps it and lets the reading go on."""
 
 
 def _raise(error: ConfigError) -> NoReturn:
@@ -382,11 +381,11 @@ def load(
 def check(
     path: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> tuple[Config | None, list[ConfigError]]:
-    """As load, but every mistake is found, not only the first.
+    """Reads the configuration as load does, and finds every mistake, not only the first.
 
     Returns:
-        The configuration, None where a value is wrong (what values mean together is looked at
-        when each of them is right), and the mistakes.
+        The configuration and the mistakes. Where a value is wrong there is no configuration, and
+        whether values go together is not checked.
     """
     errors: list[ConfigError] = []
     values = _gather(path, None, environ, errors.append)
@@ -529,7 +528,7 @@ def _add(values: dict[str, Any], key: str, value: object, origin: str, refuse: R
 
 
 def check_together(config: Config) -> Iterator[ConfigError]:
-    """What no single key can tell."""
+    """Finds mistakes that no single key shows."""
     daemon, device = config.daemon, config.device
     if daemon.pool_bytes is not None and daemon.pool_bytes < daemon.slab_bytes:
         yield ConfigError(

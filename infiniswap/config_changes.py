@@ -26,7 +26,7 @@ _RESTART: Final[Mapping[Process, str]] = {
     "daemon": "a restart of the daemon",
     "device": "a stop and a start of the device",
 }
-"""What the other keys wait for."""
+"""What makes a process read the keys that wait."""
 
 
 def _keys(wanted: Callable[[str, Mapping[str, Any]], bool]) -> Iterator[str]:
@@ -94,7 +94,7 @@ def merged(running: Config, wanted: Config, process: Process) -> Config:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a reload.
+    """The result of a reload.
 
     Attributes:
         applied: keys that have new values now.
@@ -112,7 +112,7 @@ class Outcome:
         return cls(changed(running, now, process), changed(now, wanted, process))
 
     def sentences(self, process: Process) -> list[str]:
-        """For the status: what an administrator should know of it."""
+        """What an administrator should know of it, for the status."""
         if self.error is not None:
             return [f"the configuration was not reloaded, and nothing has changed: {self.error}"]
         if self.waiting:

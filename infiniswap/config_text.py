@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A commented configuration file, out of what config.py says of its fields.
+"""A commented configuration file, made from the fields in config.py and the strings below them.
 
-The texts are the strings that stand below the fields there, so that there is one place for them.
-Every key stands in the file, its default commented out: what is not decided is left to the
-program, and changes with it.
+The file has every key. A key without a chosen value has its default as a comment, so a later
+release may change that default.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ def render(
     Args:
         head: lines at its top.
         chosen: values in force, as TOML, by key; the others have their default commented out.
-        found: what else is to be said, in sentences, by key or section.
+        found: further sentences, by key or section.
     """
     lines = [f"# {line}".rstrip() for line in head]
     section = ""

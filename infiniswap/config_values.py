@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of the configuration: from TOML or text to the type of their field."""
+"""Converts values of the configuration from TOML or text to the types of their fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from infiniswap.units import (
 
 
 def nearest(wrong: str, known: tuple[str, ...], noun: str) -> str:
-    """A remedy: the known word that looks most like the wrong one."""
+    """Suggests the known word that looks most like the wrong one."""
     close = difflib.get_close_matches(wrong, known, n=1, cutoff=0.0)
     return f"The nearest known {noun} is {close[0]}." if close else f"Remove the {noun}."
 
@@ -109,7 +109,7 @@ def _convert_path(value: object) -> Path | None:
     if not isinstance(value, str):
         raise UsageError("it is not a path", mend="Put it in quotes.")
     if value and not value.startswith("/"):
-        # Not quoted: somebody may have written the secret itself for the name of its file.
+        # Not quoted: it may be the secret itself, written where the name of its file belongs.
         raise UsageError("it is not an absolute path", mend="Start it with /.")
     if "\0" in value:
         raise UsageError("a path cannot contain a NUL byte", mend="Remove it.")

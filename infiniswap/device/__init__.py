@@ -4,5 +4,5 @@
 Its rooms, each of which imports only those before it: `spec` (what a device is), `donors` (sessions
 and leases), `slabs` (which one goes where), `frontends` (to the kernel), `succession` (the next
 process), `process` (all of them together); for commands `control` (start it, ask it), `cleanup` and
-`jobs` (what `run` starts). In common they have `api` and `member_api`, what is said to a device.
+`jobs` (what `run` starts). All may use `api` and `member_api`, the messages to a device.
 """

@@ -7,7 +7,7 @@
 `active` is the first process of a device with a holder, `standby` one that waits for its turn;
 their descriptors have fixed numbers (csrc/holder/holder.h). `alone` is a device's only process.
 
-In the background it writes to a log of its own from the moment on at which it has its lock.
+A process in the background writes to the device's log as soon as it holds the device's lock.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
     if role == "active":
         holder = Holder(SOCKET_FD)
         spec = decode_spec(read_all(SPEC_FD), "spec of the starter")
-        os.ftruncate(SPEC_FD, 0)  # the holder has it open, too: memory that nobody has locked
+        os.ftruncate(SPEC_FD, 0)  # frees memory that is not locked; the holder has it open, too
         os.close(SPEC_FD)
         code = _start(spec, READY_FD, in_background=in_background, holder=holder)
         holder.ended(code)
@@ -99,7 +99,7 @@ def _describe_bug(error: Exception) -> str:
 
 
 def _stand_by(holder: Holder) -> int:
-    """Waits, with everything made and locked that can be, and then takes over."""
+    """Makes and locks everything that can be, waits for its turn, and takes over."""
     try:
         service = _prepare(holder)
         with asyncio.Runner() as runner:
@@ -125,7 +125,7 @@ def _stand_by(holder: Holder) -> int:
 
 
 def _give_up(holder: Holder, error: Exception) -> NoReturn:
-    """It could not stand by, or not take over, whatever the reason."""
+    """Says why this process cannot stand by or take over, and ends it."""
     code = error.exit_code if isinstance(error, InfiniswapError) else 1
     log.error("%s", error, exc_info=None if isinstance(error, InfiniswapError) else error)
     if isinstance(error, HopelessError):
@@ -155,7 +155,7 @@ def _prepare(holder: Holder) -> DeviceService:
 
 
 def _vanish(code: int) -> NoReturn:
-    """Without undoing anything: whoever comes next goes on from here."""
+    """Ends the process without undoing anything: its successor goes on from here."""
     os._exit(code)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device process and the commands say to each other on its Unix socket (HTTP, JSON)."""
+"""Messages between a device process and the commands, on its Unix socket (HTTP, JSON)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class DonorRow(Struct, frozen=True, kw_only=True):
     """One donor as the device sees it.
 
     `transport`: "rdma" or "tcp", empty before the first connection; `transport_reason`: why not
-    RDMA, where that was wished for; `rdma_fallbacks`: how often; `rdma_probes`: how often RDMA was
-    looked for since, while pages went over TCP.
+    RDMA, where that was wanted; `rdma_fallbacks`: how often; `rdma_probes`: how often the device
+    has looked for RDMA since then, while pages went over TCP.
 
     `state`: idle (no lease), mapped, suspended (unreachable, may come back), backing off.
 
-    Pages are those that it answered well, since the device's process was started; `rdma_*` those of
-    them that went by RDMA. `read_tail_us`: 99 of 100 reads of late took less, 0: none yet.
-    `connections_lost`, `reclaimed`, `given_up`: how often. `sessions_broken`: control sessions that
-    the device ended for what the donor said, by reason ("flood", "protocol").
+    Pages are those transferred without an error since the device's process started; `rdma_*` are
+    those of them that went by RDMA. `read_tail_us`: 99 of 100 recent reads took less; 0: no read
+    yet. `connections_lost`, `reclaimed`, `given_up`: how often. `sessions_broken`: control sessions
+    that the device ended for what the donor said, by reason ("flood", "protocol").
     """
 
     address: str
@@ -62,10 +62,10 @@ class SwapRow(Struct, frozen=True, kw_only=True):
 
 
 class SuccessionRow(Struct, frozen=True, kw_only=True):
-    """Who would take over, and who has.
+    """The processes that follow each other, and the one that would be next.
 
     Attributes:
-        holder_pid: of the process that would say so; None: nobody would.
+        holder_pid: of the process that tells the standby when its turn comes; None: there is none.
         standby: "ready", "starting", or why there is none.
         take_overs: since the device was started.
         reason: why the last predecessor ended: killed, crashed, exited, restart; empty: none has.
@@ -80,14 +80,14 @@ class SuccessionRow(Struct, frozen=True, kw_only=True):
 
 
 class DeviceStatus(Struct, frozen=True, kw_only=True):
-    """Everything that can be known of a running device.
+    """The state of a running device.
 
     Attributes:
         slabs: count by state: unmapped, mapped, suspended, draining.
         pages_on_donors: how many have a valid copy there now.
         stats: totals since the start, in pages unless the name says otherwise.
         remote_share: of the page-ins that were not zeros, how many donors served; None: no such.
-        degraded: what this host refused: swap-safety measures, processors kept awake.
+        degraded: measures that this host refused, such as locked memory or processors kept awake.
         alarms: what an administrator should act on now.
         runs: pids of the `run` commands that use it.
         awake: whether it keeps processors awake now; a device of release 0.1 does not tell.
@@ -131,8 +131,8 @@ class JoinRequest(Struct, frozen=True, kw_only=True):
 
 
 class LeaveRequest(Struct, frozen=True, kw_only=True):
-    """A `run` has ended in order; the answer comes when a device nobody uses any more is gone, or
-    at once without `wait`."""
+    """A `run` has ended in order. The answer comes at once without `wait`; otherwise after a device
+    that no run uses has stopped."""
 
     pid: int
     wait: bool = True
@@ -154,15 +154,15 @@ class ReloadRequest(Struct, frozen=True, kw_only=True):
 
 class ReloadAnswer(Struct, frozen=True, kw_only=True):
     """Keys (`section.key`) that have new values now, and keys whose new values wait for a stop and
-    a start."""
+    a start of the device."""
 
     applied: list[str]
     waiting: list[str]
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """`error` is empty when it was done; `holder_pid` is told by a device that has stopped, and
-    ends after the device's process."""
+    """`error` is empty after a success. A device that has stopped names its holder's pid: that
+    process ends last."""
 
     error: str = ""
     exit_code: int = 0
@@ -170,7 +170,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 class Ready(Struct, frozen=True, kw_only=True):
-    """First line a device process writes to its starter: it serves, or why it does not."""
+    """First line that a device process writes to its starter: it serves, or why it does not."""
 
     ok: bool
     error: str = ""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What members of the group and a device say to each other: one line of JSON each way.
+"""Messages between members of the group and a device: one line of JSON each way.
 
-A connection is one question. Who asks is what the kernel says of the socket's other end
-(SO_PEERCRED); nothing in a question can claim to be somebody else.
+A connection carries one question. The kernel says which process asks (SO_PEERCRED); nothing in a
+question can claim another identity.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ LINE_BYTES_MAX: Final = 4096
 
 
 class AskStatus(Struct, frozen=True, tag="status", tag_field="ask"):
-    """Everything that the device tells of itself."""
+    """Asks for the device's status."""
 
 
 class AskBegin(Struct, frozen=True, tag="begin", tag_field="ask"):
-    """The asking process is an `infiniswap run`; the answer names the cgroup made for its job."""
+    """Announces the asking `infiniswap run`; the answer names the cgroup made for its job."""
 
     local_bytes: int
 
@@ -34,18 +34,18 @@ class AskEnter(Struct, frozen=True, tag="enter", tag_field="ask"):
 
 
 class AskKill(Struct, frozen=True, tag="kill", tag_field="ask"):
-    """SIGKILL to everything in the asking run's cgroup."""
+    """Sends SIGKILL to everything in the asking run's cgroup."""
 
 
 class AskEnd(Struct, frozen=True, tag="end", tag_field="ask"):
-    """The asking run is over: what is left is killed, the cgroup removed."""
+    """Ends the asking run: the device kills what is left of its job and removes the cgroup."""
 
 
 Ask = AskStatus | AskBegin | AskEnter | AskKill | AskEnd
 
 
 class Reply(Struct, frozen=True, kw_only=True):
-    """`error` is empty when it was done; `cgroup` and `version` answer AskBegin."""
+    """`error` is empty after a success; `cgroup` and `version` answer AskBegin."""
 
     error: str = ""
     exit_code: int = 0

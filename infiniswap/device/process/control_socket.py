@@ -139,7 +139,7 @@ _PAGES: Final[dict[str, Operation]] = {
         "metrics",
         "Metrics in the text format of Prometheus",
         TEXT,
-        {"503": (HttpError, "It does not serve yet, or no more")},
+        {"503": (HttpError, "It does not serve yet, or has stopped")},
     ),
 }
 """Described here, answered by functions of their own."""
@@ -176,7 +176,7 @@ async def _answer(service: DeviceService, request: web.Request) -> web.StreamRes
         return _json(Answer(error=str(error), exit_code=error.exit_code), 409)
     if call is _restart:
         await response.prepare(request)
-        await response.write_eof()  # whoever has asked must hear it before this process ends
+        await response.write_eof()  # the asker must get it before this process ends
         service.holder.yield_now()
     return response
 
@@ -190,7 +190,7 @@ async def _metrics(page: MetricsPage, _request: web.Request) -> web.Response:
 
 
 def application(service: DeviceService) -> web.Application:
-    """All that the socket serves."""
+    """The routes of the socket."""
     app = web.Application(client_max_size=_BODY_BYTES_MAX)
     app.router.add_get(METRICS_PATH, partial(_metrics, MetricsPage(service)))
     app.router.add_get(OPENAPI_PATH, _openapi)

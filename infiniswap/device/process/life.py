@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a device process: start, serve until stopped, and what signals mean meanwhile."""
+"""The life of a device process: start, serve until stopped, and handle signals meanwhile."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ async def serve(
 
     Args:
         spec: the device.
-        ready: called once, when it serves; False when whoever asked for it is gone.
+        ready: called once, when it serves; False when its starter is gone.
         own_log: write to the log in the run directory instead of standard error.
-        holder: None: nobody would take over from this process.
+        holder: None for a device without a standby.
 
     Raises:
         InfiniswapError: it could not be started.
@@ -103,7 +103,7 @@ async def serve(
                 if url:
                     log.info("metrics at %s", url)
             else:
-                # Nobody knows of it, as if the start had been interrupted a moment earlier.
+                # Nobody knows of it: the same as a start that was interrupted a moment earlier.
                 log.warning("device %s: its starter has gone; it is stopped again", spec.name)
                 try:
                     await service.stop(remove=new)
@@ -123,7 +123,7 @@ async def succeed(service: DeviceService, turn: TakeOver) -> int:
     logs.identify(service.spec.name)
     async with _signals(service):
         await service.take_over(turn)
-        service.begin()  # the holder waits for that: nothing that can fail stands before it
+        service.begin()  # the holder waits for this, so nothing that can fail comes first
         remove = not contents.keeps_record(service.spec)
         async with (
             _not_lost(service, remove=remove),
@@ -137,7 +137,7 @@ async def succeed(service: DeviceService, turn: TakeOver) -> int:
 
 @contextlib.asynccontextmanager
 async def _not_lost(service: DeviceService, *, remove: bool) -> AsyncIterator[None]:
-    """Ending with the device attached would lose what is swapped out there: it is stopped first."""
+    """Stops the device before an error ends the process: its swapped-out pages would be lost."""
     try:
         yield
     except BaseException:
@@ -151,7 +151,7 @@ async def _not_lost(service: DeviceService, *, remove: bool) -> AsyncIterator[No
 
 
 def prepare_process(*, own_log: bool) -> None:
-    """Before any thread exists: small stacks, as all of them will be locked.
+    """Prepares the process before any thread exists: small stacks, because all memory is locked.
 
     Args:
         own_log: standard error is going to be the log in the run directory.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What members of the group may do with a running device: run jobs on it, each in a cgroup that
-this process, which is root, makes for it.
+"""Serves members of the group: they run jobs on the device, each in a cgroup that this process,
+which is root, makes for it.
 
 A member is untrusted. Rules:
 - who asks is what the kernel says of the connection's other end, never what a question says;
@@ -87,12 +87,12 @@ class _Job:
 def open_owned(peer: Peer) -> int:
     """A descriptor of the peer's process, which the caller closes.
 
-    What has the pid now is a process of the peer's user and of nobody else; were it another one
-    than that which has connected, the user could have asked for it just as well.
+    The process that has the pid now belongs to the peer's user alone. If it is not the one that
+    connected, that does no harm: the same user could have connected from it.
 
     Raises:
         NotFoundError: it has ended.
-        NotPermittedError: it runs, or could run, with the rights of somebody else.
+        NotPermittedError: it runs, or could run, with the rights of another user.
     """
     pidfd = pidfd_open(peer.pid)
     try:
@@ -101,7 +101,7 @@ def open_owned(peer: Peer) -> int:
             raise NotFoundError(f"process {peer.pid} has ended")
         if uids != {peer.uid}:
             raise NotPermittedError(
-                f"process {peer.pid} has not the rights of one user only",
+                f"process {peer.pid} has the rights of more than one user",
                 mend="Programs that change their user cannot be run on a device without root.",
             )
     except BaseException:
@@ -120,8 +120,8 @@ def move(peer: Peer, cgroup: MemoryCgroup) -> None:
     pidfd = open_owned(peer)
     try:
         cgroup.add(peer.pid)
-        # A process that has not been waited for keeps its pid, so one that lives now had it
-        # all the time. Otherwise the pid may have come to mean somebody else's process.
+        # A process keeps its pid until its parent has waited for it, so one that lives now has
+        # had it all the time. Otherwise the pid may now be another user's process.
         if pidfd_ended(pidfd) and process_uids(peer.pid) != {peer.uid}:
             if peer.pid in cgroup.pids():
                 log.warning("process %d came into a job's cgroup by mistake", peer.pid)
@@ -219,7 +219,7 @@ class Members:
             service.runs.leave(peer.pid)
             raise
         if peer.pid not in service.runs.pids():
-            # Its end has been cleaned up after, maybe before there was something to clean up.
+            # The clean-up after its end has run, perhaps before the cgroup existed.
             await service.on_jobs(lambda: end_job(cgroup))
             raise NotFoundError(f"process {peer.pid} has ended")
         self._jobs[peer.pid] = _Job(peer.uid, cgroup, local_bytes)
@@ -278,7 +278,7 @@ def group_id(name: str) -> int | None:
 
 @contextlib.asynccontextmanager
 async def member_socket(service: DeviceService) -> AsyncIterator[None]:
-    """Serves members while the context is open; nobody where there is no such group.
+    """Serves members while the context is open; without such a group it serves nobody.
 
     Raises:
         NotPermittedError, SystemCallError: the socket cannot be made.

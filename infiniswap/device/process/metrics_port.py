@@ -2,7 +2,7 @@
 """A device's `/metrics`: on its Unix socket, and on a TCP port where one is configured.
 
 The port is taken before anything is attached, so that one which is in use is an error of the start.
-Nothing that goes wrong later harms the device.
+A failure of the port later does not harm the device.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class MetricsPage:
         self._service = service
 
     def figures(self) -> Figures:
-        """Of now. InfiniswapError: it does not serve yet, or no more."""
+        """The current values. InfiniswapError: the device does not serve yet, or has stopped."""
         return metrics.values(self._service.snapshot())
 
     async def answer(self) -> web.Response:
-        """To whoever may read it."""
+        """The page, for a reader who is allowed to see it."""
         try:
             return await answer(self.figures)
         except InfiniswapError as error:
@@ -55,7 +55,7 @@ class MetricsPort:
     Args:
         page: what.
         address: where.
-        token: that has to be shown; None: nothing has to.
+        token: that a reader has to show; None: none is needed.
     """
 
     def __init__(self, page: MetricsPage, address: HostPort, token: bytes | None) -> None:

@@ -104,7 +104,7 @@ class Parts:
 
     @property
     def identity(self) -> Identity:
-        """Who the device is for donors."""
+        """The identity that donors see."""
         return Identity(self.spec.device_id, self.spec.name, socket.gethostname())
 
     async def blocking(self, call: Callable[[], T]) -> T:
@@ -116,7 +116,7 @@ class Parts:
         warm_up(self._executor, _EXECUTOR_THREADS)
 
     def make_client(self) -> ClientConfig:
-        """What connections to donors need; reads the secret.
+        """Makes what connections to donors need; reads the secret.
 
         Raises:
             ConfigError: the secret cannot be used.
@@ -326,7 +326,7 @@ def make_mapper(spec: DeviceSpec, engine: Engine, now_s: float) -> SlabMapper:
         now_s,
         Refill(_refill_pages_per_s(spec), now_s),
         slab_pages,
-        # What outlives its jobs binds late: a host's swap space is mostly idle (docs/adr/0030).
+        # A device that outlives its jobs binds late: swap space is mostly idle (docs/adr/0030).
         MapAhead(spec.slab_count, slab_pages) if spec.ephemeral and spec.backup else None,
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a running device tells of itself: every figure of its parts, put together."""
+"""The status of a running device, put together from its parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Snapshot:
     """The device at one moment.
 
     Attributes:
-        status: everything that it tells of itself.
+        status: as the control API gives it.
         figures: of the engine, which the status was made from.
         links: counts of the link to each donor, by its address.
         started_s: when the process began to serve, in Unix time.

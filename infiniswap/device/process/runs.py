@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `run` commands that use a device, watched by pidfd.
 
-Whatever ends a `run` - its job, Ctrl-C, kill -9, its terminal - the device learns it from the
-kernel, ends what is left in the job's cgroup and removes it. A run's cgroup is found by its name
-alone, so it makes no difference how far the run had come.
+The kernel tells the device when a `run` ends for any reason (its job, Ctrl-C, kill -9, its
+terminal). The device then ends what is left in the job's cgroup and removes the cgroup. It finds a
+run's cgroup by its name alone, so it makes no difference how far the run had come.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CLEAN_TRIES = 60
 CLEAN_PAUSE_S = 1.0
 
 STOP_PAUSE_S_MAX = 15.0
-"""Longest pause between two tries to stop a device that no run uses any more."""
+"""Longest pause between two tries to stop a device that no run uses."""
 
 
 def cgroup_name(pid: int) -> str:
@@ -101,11 +101,11 @@ class _Run:
 
 
 class Runs:
-    """Everything runs on the event loop; cgroups are emptied in `executor`.
+    """The runs of a device. Methods run on the event loop; cgroups are emptied in `executor`.
 
     Args:
         executor: for calls that block.
-        changed: called after a run has gone that nobody waits for, and its cgroup was removed.
+        changed: called in the background, after a run has ended and its cgroup is removed.
         find: every job cgroup there is.
         directory: where a successor finds which runs there are; None: nowhere. Their names say it
             all, and names are in the kernel's memory: no file is read while pages cannot be.
@@ -149,7 +149,7 @@ class Runs:
         except NotFoundError:
             os.close(pidfd)
             raise
-        if known is not None:  # another process of the same number, before we were told of its end
+        if known is not None:  # another process with that pid came before the news of the end
             self._ended(pid)
         self._watch(run)
         self._note(run)
@@ -203,7 +203,7 @@ class Runs:
             self._strike(run)
 
     def leave_behind(self, pid: int) -> None:
-        """As leave; what follows from it nobody waits for."""
+        """Does what leave does, and lets what follows go on in the background."""
         self.leave(pid)
         self._changed()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be asked of a device process: begin, join, leave, reload, restart, stop, and its status.
+"""The requests that a device process serves: begin, join, leave, reload, restart, stop, status.
 
 A stop goes strictly backwards: swapoff, verify, detach, settle, tables saved, leases given back. A
 stop that is refused (swapped-out data does not fit into memory) changes nothing.
@@ -121,7 +121,7 @@ class DeviceService:
             return False
         self.holder.serving()
         if self._parts.succession.is_successor:
-            self._run_gone()  # the last one may have gone while nobody watched
+            self._run_gone()  # the last run may have ended while no process watched
         return True
 
     # ------------------------------------------------------------------ while it serves
@@ -182,7 +182,7 @@ class DeviceService:
         return self.snapshot().status
 
     def snapshot(self) -> Snapshot:
-        """The same, and the engine's figures."""
+        """The status, and what the metrics need besides."""
         parts = self._parts
         if not parts.are_made:
             raise ConflictError(f"the device {self.spec.name} is {parts.state}")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stopped device keeps: its record, and the tables that say which pages its backup holds.
+"""The files of a stopped device: its record, and the tables that say which pages its backup holds.
 
-The record (`NAME.device`) is written before the first byte can be, and stays until `remove`. The
-tables (`NAME.tables`) exist only while the device is stopped: they are taken away before anything
-can be written and come back with a stop. So a record without tables and without a process means
-that the process died. Which pages of the backup are the newest is then known to nobody, and
-serving zeros, or old pages, as if they were the contents would be worse than losing them: it must
-be said. Swap space is made anew by every start, so for that nothing is lost.
+The record (`NAME.device`) is written before the first page and stays until `remove`. The tables
+(`NAME.tables`) exist only while the device is stopped: a start removes them before the first write,
+and a stop writes them again. A record without tables and without a process therefore means that
+the process died. The newest pages of the backup are then unknown. A start refuses such a device,
+because serving zeros or old pages as its contents would be worse than losing them. Swap space loses
+nothing, because every start makes it again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def are_lost(paths: DevicePaths, kept: DeviceSpec) -> bool:
 
 
 def check(paths: DevicePaths, spec: DeviceSpec) -> None:
-    """Before anything is attached: contents that should be there must be.
+    """Checks before anything is attached that the kept contents are there.
 
     Raises:
         BackupError: they are lost, or the backup has gone.
@@ -78,7 +78,7 @@ def check(paths: DevicePaths, spec: DeviceSpec) -> None:
 
 
 def load(engine: Engine, paths: DevicePaths, spec: DeviceSpec) -> None:
-    """Makes the kept contents, if there are any, those of the engine. Before any front end.
+    """Loads the kept contents, if there are any, into the engine; before any front end is made.
 
     Raises:
         BackupError: they cannot be read.
@@ -97,7 +97,7 @@ def load(engine: Engine, paths: DevicePaths, spec: DeviceSpec) -> None:
 
 
 def begin(paths: DevicePaths, spec: DeviceSpec) -> None:
-    """From here on the contents can change: only a stop makes them whole again.
+    """Notes that the contents change from now on, until a stop makes them whole again.
 
     Raises:
         NotPermittedError, SystemCallError: the record cannot be written.
@@ -109,7 +109,7 @@ def begin(paths: DevicePaths, spec: DeviceSpec) -> None:
 
 
 def save(engine: Engine, paths: DevicePaths, spec: DeviceSpec) -> None:
-    """The contents are whole. After the front end has gone.
+    """Saves the contents, after the front end has gone.
 
     Raises:
         EngineError: the backup did not take every page, or the tables cannot be written.
@@ -137,9 +137,9 @@ def delete(paths: DevicePaths, spec: DeviceSpec) -> None:
 
 
 def _durably(paths: DevicePaths, call: Callable[[], None]) -> None:
-    """Does something to the directory and waits until it is on the disk.
+    """Changes the directory and waits until the change is on the disk.
 
-    A power cut must not bring tables back that no longer tell the truth.
+    Otherwise a power cut could bring back tables that are no longer true.
     """
     try:
         call()
@@ -151,10 +151,10 @@ def _durably(paths: DevicePaths, call: Callable[[], None]) -> None:
 
 
 def check_backup_is_ours(spec: DeviceSpec, was_kept: bool) -> None:
-    """Refuses a backup that would overwrite what is not this device's.
+    """Refuses a backup that would overwrite data of others.
 
     Raises:
-        BackupError: it cannot be one, or somebody else's data is there.
+        BackupError: it cannot be a backup, or has other data.
     """
     assert spec.backup is not None
     path = Path(spec.backup)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where devices are recorded, so that any shell finds them.
 
-Running: `RUN_DIR/NAME/` with `device.json` (what is running), `control.sock` (asks it), `lock`
-(held by the living process and its holder: that, not a pid, says whether it runs), `state` (what a
-successor takes over), `runs/` (who uses it), `mnt/` (the fuse mount) and `log`. Stopped with its
-contents kept: `BACKUP_DIR/NAME.device` (the spec) beside `NAME.backup` and `NAME.tables`.
+A running device has `RUN_DIR/NAME/` with `device.json` (its spec), `control.sock` (its control
+API), `lock` (held by its process and the holder: this lock, not a pid, says whether it runs),
+`state` (for a successor), `runs/` (the runs that use it), `mnt/` (the fuse mount) and `log`. A
+stopped device whose contents are kept has `BACKUP_DIR/NAME.device` (its spec) beside `NAME.backup`
+and `NAME.tables`.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ class DevicePaths:
     mount = _Path("run", "mnt")
     """Mount point of the fuse front end."""
     log = _Path("run", "log")
-    """What a device process in the background writes."""
+    """Log of a device process in the background."""
     state = _Path("run", "state")
-    """The engine's state, which a successor takes over; in memory."""
+    """State of the engine, for a successor; in memory."""
     runs = _Path("run", "runs")
     """An empty file for each `run` that uses the device."""
     kept = _Path("store", "{name}.device")
@@ -173,7 +174,7 @@ def died_names(run_dir: Path) -> list[str]:
 
 def _names(run_dir: Path) -> list[tuple[str, bool]]:
     try:
-        # Other names are no devices, and might be made up by somebody who may write there.
+        # Other names are no devices; another user who may write here could have made them up.
         entries = sorted(e.name for e in run_dir.iterdir() if is_name(e.name) and e.is_dir())
     except OSError:
         return []
@@ -184,7 +185,7 @@ def _seems_running(paths: DevicePaths) -> bool:
     try:
         return is_running(paths)
     except NotPermittedError:
-        return True  # asking it will say why it cannot be asked
+        return True  # a question to it will be refused with the reason
 
 
 def stopped_names(run_dir: Path, backup_dir: Path) -> list[str]:
@@ -198,7 +199,7 @@ def stopped_names(run_dir: Path, backup_dir: Path) -> list[str]:
 
 
 def unseen(run_dir: Path, backup_dir: Path) -> list[str]:
-    """Why the lists of names may not be whole, sentences for this user."""
+    """Sentences that say why this user's lists of names may be incomplete."""
     closed = dict.fromkeys(map(rights.closed_directory, (run_dir, backup_dir)))
     return [
         f"this user may not look into {directory}, so devices may be missing here: sudo "
@@ -260,12 +261,12 @@ def write_log(paths: DevicePaths) -> None:
 
 
 def log_hint(paths: DevicePaths, *, stays: bool) -> str:
-    """Where to read on after an error, as a sentence; "" where nothing is left to read.
+    """Says where to read more after an error, as a sentence; "" where nothing is left to read.
 
     Args:
         paths: of the device.
-        stays: the log is there when somebody reads this. Otherwise its last lines are the hint: it
-            is deleted together with the run directory.
+        stays: the log outlives the run directory's owner. Otherwise the hint has its last lines,
+            because the log is deleted together with the run directory.
     """
     if not paths.run.exists():
         return ""

@@ -36,7 +36,7 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
 
     Attributes:
         device_id: UUID, the same over restarts.
-        config: what it goes by; values of its own (with_own_values) included. [daemon] is unused.
+        config: with the device's own values, see with_own_values; [daemon] is unused.
         backup: file or block device; None is `--backup none`.
         backup_owned: the file was made by us, `remove` deletes it.
         swap: is to be used as swap space.
@@ -44,8 +44,8 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
         owner_pid: of the `run` that starts it, None otherwise.
         discard_contents: begin with zeros whatever was kept; never recorded.
         config_file: as named at the start; None: wherever the configuration is looked for.
-        flags: values that come before the configuration whenever it is read again, `section.key`
-            to text: from the command line, and the device's own.
+        flags: values that override the configuration whenever it is read again, `section.key` to
+            text: those of the command line, and the device's own.
     """
 
     name: str
@@ -105,7 +105,7 @@ _DEVICE_FIELDS: Final = ("slab_bytes", "frontend", "transport", "priority")
 
 
 def with_own_values(spec: DeviceSpec, **values: Any) -> DeviceSpec:
-    """Gives a device values of [device] of its own, whatever the configuration says later.
+    """Gives a device its own values of [device], which stay whatever the configuration says later.
 
     Args:
         spec: the device.
@@ -147,7 +147,7 @@ def completed(config: Config, before: Config) -> Config:
 
 
 def source_fields(config_file: str | None, flags: Mapping[str, object]) -> dict[str, Any]:
-    """Where the configuration comes from, for a device that reads it again: fields of a spec.
+    """Fields of a spec that say where a device reads its configuration again.
 
     Args:
         config_file: as named on the command line.
@@ -219,7 +219,7 @@ def check_backup_choice(backup: str | None, swap: bool, allow_data_loss: bool) -
 
 
 def named_text(spec: DeviceSpec) -> str:
-    """Where its donors are named, for people."""
+    """Names its donors for people."""
     cluster = spec.config.cluster
     named = [str(place) for place in (*cluster.peers, cluster.peers_file) if place is not None]
     if cluster.discovery == "mqtt":
