@@ -217,37 +217,7 @@ void isw_engine_stats(isw_engine *e, struct isw_engine_stats *out)
 
 	memset(out, 0, sizeof(*out));
 #define COPY(field) out->field = iswi_counted(&c->field)
-	COPY(read_requests);
-	COPY(write_requests);
-	COPY(trim_requests);
-	COPY(zero_requests);
-	COPY(flush_requests);
-	COPY(requests_failed);
-	COPY(pages_in);
-	COPY(pages_in_remote);
-	COPY(pages_in_staging);
-	COPY(pages_in_backup);
-	COPY(pages_in_zero);
-	COPY(pages_out);
-	COPY(pages_out_remote);
-	COPY(pages_out_backup);
-	COPY(pages_out_superseded);
-	COPY(backup_write_requests);
-	COPY(fallback_unmapped);
-	COPY(fallback_suspended);
-	COPY(fallback_invalid);
-	COPY(fallback_error);
-	COPY(remote_errors);
-	COPY(crc_errors_remote);
-	COPY(crc_errors_backup);
-	COPY(backup_errors);
-	COPY(staging_waits);
-	COPY(pages_copied);
-	COPY(pages_migrated);
-	COPY(pages_copy_dropped);
-	COPY(fallback_slow);
-	COPY(hedged_reads);
-	COPY(hedged_wins);
+	ISWI_COUNTERS(COPY)
 #undef COPY
 	out->requests_in_flight = iswi_counted(&c->in_flight);
 	out->staging_pages = e->config.staging_pages;

@@ -355,15 +355,45 @@ struct iswi_remote {
 	atomic_uint hedges; /* hedged reads it has not answered yet; relaxed: a guess for others */
 };
 
+/* Totals that are counted one by one, by the names that struct isw_engine_stats has for them. */
+#define ISWI_COUNTERS(COUNTER)                                                                     \
+	COUNTER(read_requests);                                                                    \
+	COUNTER(write_requests);                                                                   \
+	COUNTER(trim_requests);                                                                    \
+	COUNTER(zero_requests);                                                                    \
+	COUNTER(flush_requests);                                                                   \
+	COUNTER(requests_failed);                                                                  \
+	COUNTER(pages_in);                                                                         \
+	COUNTER(pages_in_remote);                                                                  \
+	COUNTER(pages_in_staging);                                                                 \
+	COUNTER(pages_in_backup);                                                                  \
+	COUNTER(pages_in_zero);                                                                    \
+	COUNTER(pages_out);                                                                        \
+	COUNTER(pages_out_remote);                                                                 \
+	COUNTER(pages_out_backup);                                                                 \
+	COUNTER(pages_out_superseded);                                                             \
+	COUNTER(backup_write_requests);                                                            \
+	COUNTER(fallback_unmapped);                                                                \
+	COUNTER(fallback_suspended);                                                               \
+	COUNTER(fallback_invalid);                                                                 \
+	COUNTER(fallback_error);                                                                   \
+	COUNTER(remote_errors);                                                                    \
+	COUNTER(crc_errors_remote);                                                                \
+	COUNTER(crc_errors_backup);                                                                \
+	COUNTER(backup_errors);                                                                    \
+	COUNTER(staging_waits);                                                                    \
+	COUNTER(pages_copied);                                                                     \
+	COUNTER(pages_copy_dropped);                                                               \
+	COUNTER(pages_migrated);                                                                   \
+	COUNTER(fallback_slow);                                                                    \
+	COUNTER(hedged_reads);                                                                     \
+	COUNTER(hedged_wins);
+
 struct iswi_counters {
-	atomic_uint_fast64_t read_requests, write_requests, trim_requests, zero_requests,
-		flush_requests, in_flight, requests_failed, pages_in, pages_in_remote,
-		pages_in_staging, pages_in_backup, pages_in_zero, pages_out, pages_out_remote,
-		pages_out_backup, pages_out_superseded, backup_write_requests, fallback_unmapped,
-		fallback_suspended, fallback_invalid, fallback_error, remote_errors,
-		crc_errors_remote, crc_errors_backup, backup_errors, staging_waits, pages_copied,
-		pages_copy_dropped, pages_migrated, copies_begun, fallback_slow, hedged_reads,
-		hedged_wins;
+#define COUNTER(name) atomic_uint_fast64_t name
+	ISWI_COUNTERS(COUNTER)
+#undef COUNTER
+	atomic_uint_fast64_t in_flight, copies_begun;
 };
 
 
