@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from infiniswap.device.spec.spec import decode_spec, encode_spec, with_own_value
 from infiniswap.errors import ConfigError
 from infiniswap.units import GIB, MIB, HostPort
 
-RECORD_0_1 = {
+RECORD_0_1: dict[str, Any] = {
     "name": "swap0",
     "device_id": "6f7a1bd4-4c65-4a3f-8f83-b54ecbd2d7a2",
     "size_bytes": 8 * GIB,
@@ -68,14 +69,16 @@ def test_release_0_1_finds_every_field_in_a_record_of_today() -> None:
     record = json.loads(encode_spec(spec))
     assert decode_spec(encode_spec(spec), "here") == spec
     own = {"device.frontend": "fuse", "device.slab": str(64 * MIB), "device.priority": "7"}
-    changed = {"config", "policy", "mqtt", "flags", "discard_contents"}
-    assert record.keys() == RECORD_0_1.keys() | {"discard_contents"}
-    assert {key: record[key] for key in RECORD_0_1 if key not in changed} == {
-        key: value for key, value in RECORD_0_1.items() if key not in changed
+    assert record.pop("flags") == {"device.transport": "tcp", **own}
+    parts = {**RECORD_0_1["config"], "frontend": "fuse", "slab_bytes": 64 * MIB, "priority": 7}
+    assert record.pop("config").items() >= parts.items()
+    assert record.pop("policy").items() >= RECORD_0_1["policy"].items()
+    assert record.pop("mqtt")["broker"] == RECORD_0_1["mqtt"]["broker"]
+    assert record == {"discard_contents": False} | {
+        key: value
+        for key, value in RECORD_0_1.items()
+        if key not in ("flags", "config", "policy", "mqtt")
     }
-    assert record["flags"] == {**RECORD_0_1["flags"], **own}  # type: ignore[dict-item]
-    assert record["config"]["request_ms"] == 500
-    assert record["mqtt"]["broker"] == {"host": "broker", "port": 0}
 
 
 def test_a_value_of_the_devices_own_comes_before_the_configuration() -> None:

@@ -33,7 +33,7 @@ from infiniswap.device.api import (
     RestartRequest,
     StopRequest,
 )
-from infiniswap.device.process.metrics_port import MetricsPage
+from infiniswap.device.process.metrics_port import metrics_page
 from infiniswap.device.process.service import DeviceService
 from infiniswap.device.spec import contents
 from infiniswap.errors import ConflictError, InfiniswapError, UsageError
@@ -185,14 +185,14 @@ async def _openapi(_request: web.Request) -> web.Response:
     return _json(document(__version__))
 
 
-async def _metrics(page: MetricsPage, _request: web.Request) -> web.Response:
-    return await page.answer()
+async def _metrics(service: DeviceService, _request: web.Request) -> web.Response:
+    return await metrics_page(service)
 
 
 def application(service: DeviceService) -> web.Application:
     """The routes of the socket."""
     app = web.Application(client_max_size=_BODY_BYTES_MAX)
-    app.router.add_get(METRICS_PATH, partial(_metrics, MetricsPage(service)))
+    app.router.add_get(METRICS_PATH, partial(_metrics, service))
     app.router.add_get(OPENAPI_PATH, _openapi)
     for path, (operation, _) in _CALLS.items():
         add = app.router.add_get if operation.body is None else app.router.add_post

@@ -11,7 +11,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 
-from infiniswap.control.figures import METRICS_PATH, Figures
+from infiniswap.control.figures import METRICS_PATH
 from infiniswap.control.http import web
 from infiniswap.control.port import HttpPort, PortLimits, error_answer
 from infiniswap.control.scrape import UNAUTHORIZED, answer, may_scrape
@@ -27,64 +27,12 @@ _MEND = (
 )
 
 
-class MetricsPage:
-    """The page of one device.
-
-    Args:
-        service: the device.
-    """
-
-    def __init__(self, service: DeviceService) -> None:
-        self._service = service
-
-    def figures(self) -> Figures:
-        """The current values. InfiniswapError: the device does not serve yet, or has stopped."""
-        return metrics.values(self._service.snapshot())
-
-    async def answer(self) -> web.Response:
-        """The page, for a reader who is allowed to see it."""
-        try:
-            return await answer(self.figures)
-        except InfiniswapError as error:
-            return error_answer(503, error.what)
-
-
-class MetricsPort:
-    """Serves it by TCP.
-
-    Args:
-        page: what.
-        address: where.
-        token: that a reader has to show; None: none is needed.
-    """
-
-    def __init__(self, page: MetricsPage, address: HostPort, token: bytes | None) -> None:
-        self._page = page
-        self._address = address
-        self._token = token
-        self._port = HttpPort(_LIMITS, Counter())
-        self._port.router.add_get(METRICS_PATH, self._get)
-
-    async def start(self) -> str:
-        """Returns where it is. Raises ConflictError, SystemCallError: see HttpPort.start."""
-        port = await self._port.start(self._address, _MEND)
-        return f"http://{HostPort(self._address.host, port)}{METRICS_PATH}"
-
-    async def stop(self) -> None:
-        """In bounded time."""
-        await self._port.stop()
-
-    async def _get(self, request: web.Request) -> web.StreamResponse:
-        if self._token is not None and not may_scrape(request, self._token):
-            return error_answer(401, UNAUTHORIZED)
-        return await self._page.answer()
-
-
-def _port(page: MetricsPage, service: DeviceService) -> MetricsPort | None:
-    spec, listen = service.spec, service.spec.config.device.metrics_listen
-    if spec.ephemeral or listen is None:
-        return None  # a job's own device: two jobs at once would be in each other's way
-    return MetricsPort(page, listen, spec.config.metrics_token())
+async def metrics_page(service: DeviceService) -> web.Response:
+    """The page of the device; 503 while it does not serve yet, or has stopped."""
+    try:
+        return await answer(lambda: metrics.values(service.snapshot()))
+    except InfiniswapError as error:
+        return error_answer(503, error.what)
 
 
 @contextlib.asynccontextmanager
@@ -95,12 +43,21 @@ async def metrics_port(service: DeviceService) -> AsyncIterator[str]:
         ConfigError: the token cannot be used.
         ConflictError, SystemCallError: the port cannot be had.
     """
-    port = _port(MetricsPage(service), service)
-    if port is None:
-        yield ""
+    spec, listen = service.spec, service.spec.config.device.metrics_listen
+    if spec.ephemeral or listen is None:
+        yield ""  # a job's own device: two jobs at once would be in each other's way
         return
-    url = await port.start()
+    token = spec.config.metrics_token()
+
+    async def get(request: web.Request) -> web.StreamResponse:
+        if token is not None and not may_scrape(request, token):
+            return error_answer(401, UNAUTHORIZED)
+        return await metrics_page(service)
+
+    port = HttpPort(_LIMITS, Counter())
+    port.router.add_get(METRICS_PATH, get)
+    number = await port.start(listen, _MEND)
     try:
-        yield url
+        yield f"http://{HostPort(listen.host, number)}{METRICS_PATH}"
     finally:
         await port.stop()
