@@ -334,13 +334,16 @@ def key_name(entry: dataclasses.Field[Any]) -> str:
     return entry.name.removesuffix("_bytes") if entry.metadata["kind"] == "size" else entry.name
 
 
+def entries() -> Iterator[tuple[str, str, dataclasses.Field[Any]]]:
+    """Every key as `section.key`, its section and its field, in the order of the classes."""
+    for section, kind in SECTIONS.items():
+        for entry in dataclasses.fields(kind):
+            yield f"{section}.{key_name(entry)}", section, entry
+
+
 def known_keys() -> tuple[str, ...]:
     """Every key as `section.key`, in the order of the classes."""
-    return tuple(
-        f"{section}.{key_name(entry)}"
-        for section, kind in SECTIONS.items()
-        for entry in dataclasses.fields(kind)
-    )
+    return tuple(key for key, _, _ in entries())
 
 
 def env_name(key: str) -> str:
@@ -418,14 +421,11 @@ def _gather(
 
 
 def _make(values: Mapping[str, Any]) -> Config:
-    return Config(
-        **{section: _make_section(section, kind, values) for section, kind in SECTIONS.items()}
-    )
-
-
-def _make_section(section: str, kind: type[Any], values: Mapping[str, Any]) -> Any:
-    fields = {f"{section}.{key_name(entry)}": entry.name for entry in dataclasses.fields(kind)}
-    return kind(**{fields[key]: value for key, value in values.items() if key in fields})
+    fields: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for key, section, entry in entries():
+        if key in values:
+            fields[section][entry.name] = values[key]
+    return Config(**{section: kind(**fields[section]) for section, kind in SECTIONS.items()})
 
 
 def _add_file(

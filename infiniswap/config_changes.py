@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from infiniswap import config as configuration
 from infiniswap import events
-from infiniswap.config import Config
+from infiniswap.config import Config, check_together, entries
 from infiniswap.errors import InfiniswapError
 
 log = logging.getLogger(__name__)
@@ -29,40 +28,32 @@ _RESTART: Final[Mapping[Process, str]] = {
 """What makes a process read the keys that wait."""
 
 
-def _keys(wanted: Callable[[str, Mapping[str, Any]], bool]) -> Iterator[str]:
-    """Keys by section and metadata of their fields, in the order of the classes."""
-    for section, kind in configuration.SECTIONS.items():
-        for entry in dataclasses.fields(kind):
-            if wanted(section, entry.metadata):
-                yield f"{section}.{configuration.key_name(entry)}"
-
-
 def live_keys(process: Process) -> tuple[str, ...]:
     """Keys that a running process takes over; the other keys that concern it wait for its restart.
 
     A device's connect_ms and request_ms apply to its next connections.
     """
-    return tuple(_keys(lambda _, meta: meta.get("live") == process))
+    return tuple(key for key, _, entry in entries() if entry.metadata.get("live") == process)
 
 
 def concerning_keys(process: Process) -> tuple[str, ...]:
     """Keys that a process uses."""
-    others = {"daemon": "device", "device": "daemon"}[process]
-    return tuple(_keys(lambda section, meta: others not in (section, meta.get("only"))))
+    other = {"daemon": "device", "device": "daemon"}[process]
+    return tuple(
+        key
+        for key, section, entry in entries()
+        if other not in (section, entry.metadata.get("only"))
+    )
 
 
-def values(config: Config) -> dict[str, Any]:
+def _values(config: Config) -> dict[str, Any]:
     """Every value by `section.key`."""
-    return {
-        f"{section}.{configuration.key_name(entry)}": getattr(getattr(config, section), entry.name)
-        for section, kind in configuration.SECTIONS.items()
-        for entry in dataclasses.fields(kind)
-    }
+    return {key: getattr(getattr(config, section), entry.name) for key, section, entry in entries()}
 
 
 def changed(old: Config, new: Config, process: Process) -> tuple[str, ...]:
     """Keys that concern a process and whose values differ, in the order of the classes."""
-    before, after = values(old), values(new)
+    before, after = _values(old), _values(new)
     return tuple(key for key in concerning_keys(process) if before[key] != after[key])
 
 
@@ -72,22 +63,17 @@ def merged(running: Config, wanted: Config, process: Process) -> Config:
     Raises:
         ConfigError: the values do not go together as long as the other keys stay.
     """
-    live = live_keys(process)
-    result = dataclasses.replace(
-        running,
-        **{
-            section: dataclasses.replace(
-                getattr(running, section),
-                **{
-                    entry.name: getattr(getattr(wanted, section), entry.name)
-                    for entry in dataclasses.fields(kind)
-                    if f"{section}.{configuration.key_name(entry)}" in live
-                },
-            )
-            for section, kind in configuration.SECTIONS.items()
-        },
-    )
-    for error in configuration.check_together(result):
+    changes: dict[str, dict[str, Any]] = {}
+    for _, section, entry in entries():
+        if entry.metadata.get("live") == process:
+            value = getattr(getattr(wanted, section), entry.name)
+            changes.setdefault(section, {})[entry.name] = value
+    sections = {
+        section: dataclasses.replace(getattr(running, section), **fields)
+        for section, fields in changes.items()
+    }
+    result: Config = dataclasses.replace(running, **sections)
+    for error in check_together(result):
         raise error
     return result
 

@@ -8,7 +8,6 @@ release may change that default.
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 import inspect
 import textwrap
@@ -46,13 +45,12 @@ def keys() -> tuple[Key, ...]:
     texts = _texts()
     return tuple(
         Key(
-            f"{section}.{configuration.key_name(entry)}",
+            key,
             toml_value(entry.default, entry.metadata),
-            texts[kind.__name__, entry.name],
+            texts[configuration.SECTIONS[section].__name__, entry.name],
             tuple(entry.metadata.get("choices", ())),
         )
-        for section, kind in configuration.SECTIONS.items()
-        for entry in dataclasses.fields(kind)
+        for key, section, entry in configuration.entries()
     )
 
 
