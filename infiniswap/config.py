@@ -130,7 +130,7 @@ class DaemonConfig:
     evict_deadline_s: float = _float(1.0, low=0.01, high=60.0, live="daemon")
     """Seconds that a consumer has to give up an evicted slab; then the donor takes it anyway."""
     evict_move_s: float = _float(3.0, low=0.0, high=600.0, live="daemon")
-    """Seconds that a consumer gets before that to move the slab, unless memory is short."""
+    """Seconds to move a slab away before evict_deadline_s begins, unless memory is short."""
     drain_move_s: float = _float(60.0, low=0.0, high=3600.0, live="daemon")
     """Seconds that a consumer gets to move a slab to another donor while this donor is drained."""
     consumer_share_max: float = _float(0.5, low=0.0, high=1.0, above=True, live="daemon")
@@ -144,7 +144,7 @@ class DaemonConfig:
     name: str = _text("")
     """Name of this donor in tables; empty: the host's name."""
     keep_awake: str = _choice("off", "auto", "off", live="daemon")
-    """auto: processors stay awake while consumers read, for their good and at this host's cost."""
+    """auto: processors stay awake while consumers read; consumers gain, and this host pays."""
     rdma: str = _choice("auto", "auto", "off", live="daemon")
     """auto: consumers that can use RDMA reach the slabs by it; off: every consumer uses TCP."""
 
