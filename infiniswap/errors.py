@@ -74,7 +74,7 @@ class ConfigError(InfiniswapError):
 
 
 class NotPermittedError(InfiniswapError):
-    """Needs root or a capability that this process has not."""
+    """Needs root or a capability that this process lacks."""
 
     exit_code = 4
 
@@ -122,7 +122,7 @@ class WrongSecretError(DonorRefusedError):
 
 
 class ProtocolMismatchError(DonorRefusedError):
-    """What answered is no Infiniswap daemon, or one of another protocol version."""
+    """The service that answered is no Infiniswap daemon, or has another protocol version."""
 
 
 class SlabSizeMismatchError(DonorRefusedError):
@@ -145,7 +145,7 @@ class SystemCallError(InfiniswapError):
     """The kernel refused something.
 
     Attributes:
-        code: the errno value, 0 when there is none (a command that failed).
+        code: the errno value; 0 without one (a command that failed).
     """
 
     exit_code = 10

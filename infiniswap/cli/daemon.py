@@ -9,6 +9,7 @@ from typing import Any
 
 from infiniswap import config as configuration
 from infiniswap import rights
+from infiniswap.cli.common.parser import add_shared
 from infiniswap.errors import NotPermittedError, UsageError
 from infiniswap.secret import check_listen_secret
 from infiniswap.units import CONTROL_PORT, format_size_short, parse_host_port
@@ -21,55 +22,64 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "daemon",
         help="lend this host's idle memory",
-        description="Lends this host's idle memory to consumers. Listens on loopback unless told "
-        "otherwise; any other address needs a cluster secret ([cluster] secret_file).",
+        description="Lends this host's idle memory to consumers. Listens on loopback by default; "
+        "any other address needs a cluster secret ([cluster] secret_file).",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (TOML)")
+    add_shared(parser, "--config", "--secret-file")
     parser.add_argument(
         "--listen",
         metavar="HOST:PORT",
-        help=f"address of the control API (127.0.0.1:{CONTROL_PORT})",
+        help=f"address of the control API (default 127.0.0.1:{CONTROL_PORT})",
     )
     parser.add_argument(
         "--data-port",
         metavar="PORT",
-        help="port for pages, on the same host (the control port + 1; 0: any free one)",
+        help="port for pages (default: the control port + 1; 0 takes any free port)",
     )
     parser.add_argument(
-        "--pool", metavar="SIZE|auto", help="most memory lent (auto: what the headroom leaves)"
+        "--pool",
+        metavar="SIZE|auto",
+        help="upper limit of the memory lent (default auto: all above the headroom)",
     )
-    parser.add_argument("--headroom", metavar="SIZE|auto", help="memory kept free for this host")
-    parser.add_argument("--slab", metavar="SIZE", help="unit of lending, the same on every host")
-    parser.add_argument("--peers", metavar="H:P,...", help="other donors, for status")
     parser.add_argument(
-        "--secret-file", metavar="FILE", help="the cluster secret (mode 0600, at least 16 bytes)"
+        "--headroom", metavar="SIZE|auto", help="memory kept free for programs of this host"
     )
-    parser.add_argument("--name", metavar="NAME", help="how tables call this donor")
+    parser.add_argument(
+        "--slab", metavar="SIZE", help="size of a slab, the same on every host (default 1G)"
+    )
+    parser.add_argument(
+        "--peers", metavar="H:P,...", help="other donors, which `status` shows as well"
+    )
+    parser.add_argument("--name", metavar="NAME", help="name of this donor in tables")
     parser.add_argument(
         "--memory-cgroup",
         type=Path,
         metavar="PATH",
-        help="take memory figures from this memory cgroup instead of the whole host",
+        help="measure the memory of this cgroup instead of the whole host",
     )
     parser.add_argument(
         "--ready-file",
         type=Path,
         metavar="PATH",
-        help="write the ports as JSON here when serving, remove it at the end",
+        help="write the ports to this file as JSON while the daemon serves",
     )
     parser.add_argument(
         "--release",
         action="store_true",
-        help="run no daemon; give back the memory that daemons which do not run any more have left",
+        help="start no daemon; give back the memory left behind by stopped daemons",
     )
     parser.add_argument(
         "--after",
         type=float,
         metavar="SECONDS",
-        help="with --release: only if none has come for it by then",
+        help="with --release: first give a new daemon this long to take the memory over",
     )
-    parser.add_argument("--donor", metavar="ID", help="with --release: of this donor only")
-    parser.add_argument("--verbose", action="store_true", help="log every slab that moves")
+    parser.add_argument(
+        "--donor", metavar="ID", help="with --release: only the memory of this donor"
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", help="also log each slab that is mapped or given back"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -104,11 +114,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def release(args: argparse.Namespace) -> int:
-    """Gives back what dead daemons have left.
+    """Gives back the memory left behind by stopped daemons.
 
     Raises:
-        UsageError: --after is no time to wait.
-        NotPermittedError: what is there is another user's.
+        UsageError: --after is out of range.
+        NotPermittedError: the memory belongs to another user.
     """
     import time
 

@@ -13,24 +13,26 @@ def add_parser(subparsers: Any) -> None:
     """Registers the command."""
     parser = subparsers.add_parser(
         "demo",
-        help="two donors, a device and a real job on this one machine",
-        description="Runs a pandas job on TPC-H data three times: with as much memory as it "
-        "wants, with half of that and infiniswap (two donors, daemons of this machine), and with "
-        "half of that and swap on a disk as slow as a cloud volume. Prints what came of it; "
-        "fails unless the outputs are identical and donors served the pages. Needs root and the "
-        "`demo` extra; takes a few minutes and leaves nothing behind.",
+        help="show two donors, a device and a real job on this one machine",
+        description="Runs a pandas job on TPC-H data three times: with all the memory it wants, "
+        "with half of that and Infiniswap (two donors on this machine), and with half of that and "
+        "swap on a disk as slow as a cloud volume. Prints a table of the three runs; fails unless "
+        "the outputs are identical and donors served the pages. Needs root and the `demo` extra, "
+        "takes a few minutes and leaves nothing behind.",
     )
     parser.add_argument(
         "--dir",
         type=Path,
         default=Path("/var/tmp"),
         metavar="DIR",
-        help="where data and the disk volume lie meanwhile: a local disk (/var/tmp)",
+        help="directory on a local disk for data and disk volume (default /var/tmp)",
     )
     parser.add_argument(
-        "--keep", action="store_true", help="keep the TPC-H data (in ~/.cache) for the next time"
+        "--keep", action="store_true", help="keep the TPC-H data in ~/.cache for the next demo"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as JSON")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the results to this file as JSON"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from infiniswap.demo import results, runner
     from infiniswap.errors import CheckFailedError, UsageError, from_oserror
 
-    # Now, not when it has taken its minutes.
+    # Checked now, not after minutes of work.
     if args.json is not None and (args.json.is_dir() or not os.access(args.json.parent, os.W_OK)):
         raise UsageError(
             "the results cannot be written there",

@@ -8,10 +8,10 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infiniswap import config as configuration
+from infiniswap.cli.common.parser import add_shared
 from infiniswap.errors import DeadlineError, NoDonorError
 from infiniswap.units import HostPort, format_size_short, parse_host_port
 
@@ -27,29 +27,26 @@ def add_parser(subparsers: Any) -> None:
     """Adds the parser of `donor`."""
     parser = subparsers.add_parser(
         "donor",
-        help="drain a donor before maintenance, or end that",
+        help="drain a donor before maintenance, or end a drain",
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     drain = actions.add_parser(
         "drain",
-        help="take every slab back and lend none",
-        description="The donor asks every consumer to give its slabs up, and lends no more until "
-        "`undrain`, also after a restart. Consumers move to other donors as far as those have "
-        "room; until then their pages come from their backups. Interrupting the command does not "
-        "end the drain.",
+        help="take back every slab and lend none",
+        description="The donor asks every consumer to give up its slabs, and lends none until "
+        "`undrain`, even after a restart. Consumers copy their slabs to other donors as far as "
+        "those have room; the other pages come from the backups. Interrupting this command does "
+        "not end the drain.",
     )
-    drain.add_argument(
-        "--no-wait", action="store_true", help="do not wait until the last slab is back"
-    )
+    drain.add_argument("--no-wait", action="store_true", help="return before the last slab is back")
     undrain = actions.add_parser(
         "undrain",
-        help="lend again",
-        description="Ends a drain.",
+        help="let a drained donor lend again",
+        description="Ends a drain: the donor lends again.",
     )
     for action in (drain, undrain):
         action.add_argument("host", metavar="HOST[:PORT]", help="the donor's control address")
-        action.add_argument("--config", type=Path, metavar="FILE", help="configuration file (TOML)")
-        action.add_argument("--secret-file", metavar="FILE", help="the cluster secret")
+        add_shared(action, "--config", "--secret-file")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,9 +93,9 @@ async def _drain(address: HostPort, client: ClientConfig, *, wait: bool) -> None
         else:
             _say(f"{address} drains: {info.slabs_mapped} slabs are still lent")
     except asyncio.CancelledError:
-        # Interrupted while it was told, it may have heard so or not.
-        state = "goes on draining" if told else "may drain by now"
-        print(f"infiniswap: the donor {state}; `undrain` ends it", file=sys.stderr)
+        # Interrupted in the middle of the request: the donor may have received it or not.
+        state = "keeps draining" if told else "may have begun to drain"
+        print(f"infiniswap: the donor {state}; `undrain` ends the drain", file=sys.stderr)
         raise
 
 
@@ -109,7 +106,7 @@ async def _wait_empty(address: HostPort, client: ClientConfig, slabs: int) -> No
         async for status in _statuses(address, client):
             left = status.pool.slabs_mapped
             if not status.draining:
-                raise NoDonorError("somebody has ended the drain", where=f"donor {address}")
+                raise NoDonorError("another command has ended the drain", where=f"donor {address}")
             # One that was being mapped when the drain began may still appear.
             slabs = max(slabs, left)
             show(slabs - left, slabs)
@@ -124,7 +121,7 @@ async def _wait_empty(address: HostPort, client: ClientConfig, slabs: int) -> No
 
 
 async def _statuses(address: HostPort, client: ClientConfig) -> AsyncIterator[Status]:
-    """Until the caller has seen enough; a daemon that restarts meanwhile is waited for."""
+    """Statuses until the caller stops; bridges the restart of a daemon."""
     from infiniswap.control.client import fetch_status
 
     loop = asyncio.get_running_loop()
@@ -148,10 +145,10 @@ def _stuck(address: HostPort, status: Status) -> DeadlineError:
         if lease.slots_mapped
     ]
     return DeadlineError(
-        f"slabs that could not be taken back within {_STUCK_S:.0f} s: {'; '.join(held)}",
+        f"some slabs were not given back within {_STUCK_S:.0f} s: {'; '.join(held)}",
         where=f"donor {address}",
         mend="A device without a backup keeps slabs whose pages are nowhere else: stop it, or give "
-        "it a backup. The donor goes on draining; `infiniswap donor undrain` ends it.",
+        "it a backup. The donor keeps draining; `infiniswap donor undrain` ends the drain.",
     )
 
 

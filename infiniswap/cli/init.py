@@ -35,23 +35,23 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "init",
         help="write a commented configuration, fitted to this host",
-        description="Asks this host what it can do (memory, front ends, RDMA, a place for backups) "
-        "and writes a configuration file with every key, its meaning and its default. What has to "
-        "differ from the default here is set, everything else is commented out. An existing file "
-        "is kept unless --force is given.",
+        description="Checks this host (memory, front ends, RDMA, a place for backups) and writes a "
+        "configuration file with every key, its meaning and its default. Keys whose default does "
+        "not suit this host are set; all others are commented out. An existing file is kept unless "
+        "--force is given.",
     )
     parser.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
-        help=f"the file to write (default: INFINISWAP_CONFIG, or {configuration.DEFAULT_PATH})",
+        help=f"file to write (default: INFINISWAP_CONFIG, or {configuration.DEFAULT_PATH})",
     )
-    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    parser.add_argument("--force", action="store_true", help="replace an existing file")
     parser.add_argument(
-        "--print", action="store_true", dest="show", help="show the file, write nothing"
+        "--print", action="store_true", dest="show", help="print the file, write nothing"
     )
     parser.add_argument(
-        "--donors", metavar="H[:P],...", help="donors to name in it (cluster.peers)"
+        "--donors", metavar="H[:P],...", help="donors to enter into the file (cluster.peers)"
     )
 
 
@@ -60,13 +60,13 @@ def run(args: argparse.Namespace) -> int:
     path = configuration.file_path(args.config).absolute()
     if not args.show and not args.force and os.path.lexists(path):
         raise ConflictError(
-            "there is a configuration already",
+            "this file exists already",
             where=str(path),
-            mend="Look at it with `infiniswap config check`; --force replaces it, --print only "
-            "shows what would be written.",
+            mend="`infiniswap config check` checks it; --force replaces it; --print shows what "
+            "would be written.",
         )
     if not args.show and os.path.exists(path) and not os.path.isfile(path):
-        raise UsageError("this is no file that could be replaced", where=str(path))
+        raise UsageError("this is not a regular file and cannot be replaced", where=str(path))
     text = compose(path, args.donors)
     if args.show:
         print(text, end="")
@@ -81,10 +81,10 @@ def compose(path: Path, donors: str | None = None) -> str:
 
     Args:
         path: where it will lie.
-        donors: comma-separated addresses; None: none to be named.
+        donors: comma-separated addresses; None: the file names none.
 
     Raises:
-        UsageError: an address is none.
+        UsageError: an address is wrong.
     """
     from infiniswap.config_text import render, toml_value
     from infiniswap.units import parse_host_ports
@@ -98,7 +98,7 @@ def compose(path: Path, donors: str | None = None) -> str:
         chosen["cluster.secret_file"] = toml_value(secret, {})
     else:
         found["cluster.secret_file"] = [
-            f"{secret} is not there yet; whoever lends to or borrows from other hosts needs one."
+            f"{secret} does not exist yet; a host that lends to or borrows from others needs it."
         ]
     if donors is not None:
         chosen["cluster.peers"] = toml_value(parse_host_ports(donors), {})
@@ -109,10 +109,10 @@ def compose(path: Path, donors: str | None = None) -> str:
     head = (
         f"Configuration of Infiniswap, written by `infiniswap init` on {socket.gethostname()}.",
         "",
-        "Every key is here. Those with a # before them have their default: take the # away to set",
-        "another value. Sizes are written 512M or 1G; keys that end in _s are seconds, in _ms",
-        "milliseconds. `infiniswap config check` says whether all is well, and `systemctl reload`",
-        "takes over what can change while daemon and devices run.",
+        "Every key is listed. A key after a # has its default: remove the # to set another value.",
+        "Sizes are written 512M or 1G; keys that end in _s are seconds, in _ms milliseconds.",
+        "`infiniswap config check` checks this file, and `systemctl reload` applies the keys that",
+        "can change while daemon and devices run.",
     )
     return render(head, chosen, found)
 
@@ -151,7 +151,8 @@ def _memory(
     if slab_bytes != GIB:
         chosen["daemon.slab"] = chosen["device.slab"] = f'"{size}"'
         found["daemon.slab"] = [
-            "smaller than the default, as this host has little memory. Use it on every host."
+            "smaller than the default, because this host has little memory. Use the same on "
+            "every host."
         ]
 
 
@@ -161,7 +162,7 @@ def _backup(
     check: Callable[[Path, int], object] | None = None,
     disks: Iterable[Path] | None = None,
 ) -> None:
-    """A place for backups, where the default one will not do."""
+    """Another place for backups, where the default one cannot hold them."""
     from infiniswap.cli.config.paths import PROBE_NAME, existing
     from infiniswap.config_text import toml_value
     from infiniswap.system.backup import check_backup
@@ -201,7 +202,7 @@ def _disks(proc: Path = Path("/proc")) -> Iterable[Path]:
         target = unescape(target)
         if source.startswith("/dev/") and not target.startswith(("/boot", "/efi", "/snap")):
             found.add(Path(target))
-    # A file that is bound over another one is a mount, too.
+    # A bind mount of one file is a mount as well, and no directory.
     return sorted((path for path in found if path.is_dir()), key=_free_bytes, reverse=True)
 
 
@@ -214,7 +215,7 @@ def _free_bytes(path: Path) -> int:
 
 
 def _capabilities(found: dict[str, list[str]]) -> None:
-    """What `infiniswap doctor` finds out about the keys that it concerns."""
+    """Findings of `infiniswap doctor`, at the keys that they concern."""
     from infiniswap.cli.doctor import host, rdma
     from infiniswap.cli.doctor.finding import OK, Check, guarded
 
@@ -258,7 +259,7 @@ def _write(path: Path, text: str, *, replace: bool) -> None:
         if replace:
             temporary.replace(path)
         else:
-            os.link(temporary, path)  # fails where something has come up meanwhile
+            os.link(temporary, path)  # fails if the file has appeared since
     except OSError as error:
         raise from_oserror("cannot write the configuration", error, where=str(path)) from error
     finally:
@@ -269,7 +270,7 @@ def _write(path: Path, text: str, *, replace: bool) -> None:
 def _next(path: Path) -> str:
     steps = [
         "Next:",
-        f"  look at it:                 {os.environ.get('EDITOR') or 'editor'} {path}",
+        f"  edit it:                    {os.environ.get('EDITOR') or 'editor'} {path}",
         f"  check it:                   infiniswap config check {path}",
         "  what this host can do:      infiniswap doctor",
         "  daemon and devices at boot: infiniswap service install",

@@ -58,7 +58,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     parser = Parser(
         prog="infiniswap",
         description="Lends a cluster's idle memory to the hosts that have run out of theirs.",
-        epilog="Exit codes: see infiniswap/errors.py or the manual.",
+        epilog="Exit codes are listed in the manual, infiniswap(1).",
     )
     parser.add_argument(
         "--version", action="version", version=f"infiniswap {infiniswap.__version__}"
@@ -95,9 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OutputError as error:
         if not is_reader_gone(error):
             lost = SystemCallError(
-                f"the output is not complete: {error.strerror}",
+                f"the output is incomplete: {error.strerror}",
                 where="standard output",
-                mend="What the command has done by then is done: only its output is missing.",
+                mend="Only the output is missing: what the command has changed stays changed.",
             )
             report(lost)
             return code or lost.exit_code

@@ -9,10 +9,10 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infiniswap import config as configuration
+from infiniswap.cli.common.parser import add_shared
 from infiniswap.discovery.find import Found, find
 from infiniswap.discovery.static import NO_DONOR_MEND, only_these
 from infiniswap.errors import (
@@ -33,21 +33,21 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "status",
         help="donors, devices, slabs and errors of the cluster",
-        description="Asks every donor that is named or announced, and shows this host's devices. "
-        "A donor that cannot be reached is a row, not a failure.",
+        description="Asks every donor that is configured or announced, and shows this host's "
+        "devices. A donor that cannot be reached is a row of the table, not a failure.",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (TOML)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_shared(parser, "--config", "--json", "--secret-file")
     parser.add_argument(
-        "--donors", metavar="H:P,...", help="donors to ask, and no others (as configured)"
+        "--donors",
+        metavar="H[:P],...",
+        help="ask only these donors (default: those configured or announced)",
     )
-    parser.add_argument("--secret-file", metavar="FILE", help="the cluster secret")
 
 
 _PIPE_COLUMNS = 200
 _UNLIMITED_COLUMNS = 1_000
 _LINES = ("transport_reasons", "degraded", "alarms")
-"""Of a device: what is said below the tables."""
+"""Keys of a device that are printed as sentences below the tables."""
 _NAMED_MAX = 3
 """Donors, in a sentence."""
 _STATES = (
@@ -55,7 +55,7 @@ _STATES = (
     (ProtocolMismatchError, "not a donor"),
     (DonorBusyError, "busy"),
 )
-"""Of a donor that has answered, and has not told its status."""
+"""States of a donor that answered without its status."""
 _STYLES = {"serving": "", "draining": "yellow", "drained": "yellow"}
 _HEADINGS = {
     "on_donors_bytes": "on donors",
@@ -67,7 +67,7 @@ _HEADINGS = {
 
 @dataclass(frozen=True, slots=True)
 class DonorRow:
-    """What came of asking one donor: a status, or the reason why there is none."""
+    """A donor's answer: its status, or the reason why there is none."""
 
     address: HostPort
     status: Status | None
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     overrides = {**only_these(args.donors), "cluster.secret_file": args.secret_file}
     config = configuration.load(args.config, overrides)
     found = find(config)
-    # Nobody known: this host may be a donor. Then silence there is no news.
+    # Without any known donor this host may be one; if it is not, that is no error.
     guessed = not found.addresses
     asked = found.addresses or (config.daemon.listen,)
     rows = asyncio.run(ask(asked, config.secret(), config.cluster.ask_s))
@@ -142,7 +142,7 @@ def lendable(rows: Sequence[DonorRow]) -> tuple[int, str]:
     """What these donors can lend together, in bytes, and why some of them lend nothing.
 
     Raises:
-        InfiniswapError: none of them has told.
+        InfiniswapError: none of them has answered with its status.
     """
     found = [row.status for row in rows if row.status is not None]
     failures = [row.failure for row in rows if row.failure is not None]
@@ -196,13 +196,13 @@ def _print_tables(rows: Sequence[DonorRow], devices: Sequence[Mapping[str, Any]]
 
     console = Console()
     if not console.is_terminal:
-        # Into a file or a pipe: nothing folded, so that it can be searched.
+        # Into a file or a pipe: long lines, so that `grep` finds whole sentences.
         console = Console(width=_PIPE_COLUMNS)
     if rows:
         console.print(_donor_table(rows))
     else:
         console.print(
-            f"No donor is named, and none runs here. {NO_DONOR_MEND}",
+            f"No donor is configured, and none runs here. {NO_DONOR_MEND}",
             markup=False,
             highlight=False,
         )
@@ -228,11 +228,11 @@ def _print_tables(rows: Sequence[DonorRow], devices: Sequence[Mapping[str, Any]]
             continue
         sentences = list(row.status.degraded)
         if row.status.no_room:
-            sentences.insert(0, f"lends nothing more: it {row.status.no_room}")
+            sentences.insert(0, f"lends no more slabs: it {row.status.no_room}")
         if row.status.leases_left_out:
             sentences.append(
-                f"{row.status.leases_left_out} more leases, which hold the fewest slabs, are not "
-                "listed"
+                f"{row.status.leases_left_out} more leases are not listed; they hold the "
+                "fewest slabs"
             )
         for sentence in sentences:
             console.print(f"{row.address}: {sentence}", markup=False, highlight=False)

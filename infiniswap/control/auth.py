@@ -8,11 +8,11 @@ proof covers both nonces, who is talking and which version was agreed on:
 
 - The role differs between the ends, so a proof sent back to its maker proves nothing (reflection).
 - Both nonces are fresh, so a recorded proof fits no other session (replay).
-- The version lists are covered, so nobody in between can talk both ends down to an older one.
+- The version lists are covered, so an attacker in between cannot make both ends use an older one.
 - Fields are length-prefixed, so no two different transcripts give the same bytes.
 
-After the handshake messages are not signed: on plain TCP somebody who can change packets in transit
-can take an open session over. The start-up warning of the daemon says so.
+After the handshake messages are not signed: on plain TCP an attacker who can change packets in
+transit can take over an open session. The start-up warning of the daemon says so.
 
 Pure: nonces are passed in.
 """

@@ -3,10 +3,10 @@
 
 Both ends send a ping every heartbeat and count the heartbeats in which they heard nothing. Counting
 ticks instead of comparing clocks keeps a session alive whose own process was stopped for a while:
-after the pause one tick passes, and what the peer sent meanwhile is read before the next.
+after the pause one tick passes, and the peer's messages of that time are read before the next.
 
-What a peer says unasked costs this end time, so it is counted: who says more than an honest peer
-could has its session ended (GOODBYE_FLOOD).
+Unrequested messages of a peer cost this end time, so they are counted: a peer that sends more than
+an honest one could loses its session (GOODBYE_FLOOD).
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ LOST: Final = "lost"
 
 HURRIED_S: Final = 0.5
 """How long a peer that breaks the protocol may take to agree to the close: until then everything
-that it goes on sending is read."""
+that it sends is still read."""
 
 _BEATS_PER_HEARTBEAT: Final = 10
-"""Borne. An honest peer sends a ping and a pong, and now and then a notice."""
+"""Allowed. An honest peer sends a ping and a pong, and now and then a notice."""
 _PONG_S: Final = 5.0
 
 
@@ -56,15 +56,15 @@ class Limits:
 
     Attributes:
         heartbeat_s: distance of pings.
-        missed_max: heartbeats without a word from the peer that are borne.
+        missed_max: heartbeats without a message from the peer, before it counts as gone.
         send_s: how long one message may take to leave.
         handling_max: requests of the peer worked on at once, their answers sent; more are refused
             as busy.
         beats_burst: heartbeats and notices of the peer at once: those that were queued while this
             process was stopped are fewer.
         bytes: from the peer, whether they become messages or not: fragments without end do not.
-        requests: of the peer, and answers that nobody waits for. The most that an honest peer
-            sends is three for a slab, or one to evict it.
+        requests: of the peer, and unexpected answers. An honest peer sends at most three for a
+            slab, or one to evict it.
     """
 
     heartbeat_s: float = 1.0
@@ -82,7 +82,7 @@ class Limits:
 
 
 class FloodError(ProtocolMismatchError):
-    """The peer says more than is borne."""
+    """The peer sends more than its limits allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +184,11 @@ class Channel:
         ws: the connection, handshake done.
         decode: turns a frame into a message; raises ProtocolMismatchError.
         handle: carries a request out and returns its answer. An InfiniswapError becomes a refusal
-            (a RequestRefusedError with its reason). It must end by itself: `run` waits for it.
+            (a RequestRefusedError with its reason). It must end without help: `run` waits for it.
         notice: takes messages that have no answer (DrainNotice). Must not raise.
         peer: address or name of the peer, for messages.
         limits: bounds.
-        unawaited: takes answers that nobody waits for (any more). Must not raise.
+        unawaited: takes unexpected answers: late, or repeated. Must not raise.
         surplus: takes requests beyond `handling_max`, which are refused. Must not raise.
     """
 
@@ -345,13 +345,13 @@ class Channel:
             await self._take(message, tasks)
 
     def _count(self, message: Struct | None) -> None:
-        """Raises FloodError. What was asked for is not counted: there is no more of it."""
+        """Raises FloodError. Expected answers are not counted: requests bound their number."""
         if isinstance(message, m.Ping | m.Pong | m.DrainNotice):
             self._beaten()
         elif isinstance(message, m.Request) or (
             isinstance(message, m.Answer) and message.id not in self._pending
         ):
-            _bear(self._requests, "requests and answers that nobody waits for")
+            _bear(self._requests, "requests and unexpected answers")
 
     def _beaten(self) -> None:
         _bear(self._beats, "heartbeats and notices")
@@ -404,14 +404,14 @@ class Channel:
                 id=request.id, reason=m.REFUSED_BUSY, detail="it was not done in time"
             )
         except Exception:
-            # A fault of ours must not take the sessions of others down with it.
+            # A fault here must not end other sessions.
             log.exception("%s from %s failed", type(request).__name__, self._peer)
             return m.RefusedAnswer(
                 id=request.id, reason=m.REFUSED_ERROR, detail="internal error, see the log"
             )
 
     def _look(self) -> None:
-        """What the library reads and makes no message of is seen in the kernel's count alone."""
+        """Counts all bytes, by the kernel: the library reads some without making a message."""
         received = bytes_received(self._ws)
         more, self._received = max(0, received - self._received), received
         if not self._bytes.take(asyncio.get_running_loop().time(), more):

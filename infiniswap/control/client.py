@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The consumer's end of the control API.
 
-`connect` opens a session, `fetch_status` and `fetch_version` ask once over HTTP. What can go wrong
-is told apart, each with its remedy: nothing listens there, no way there or no answer, another
-protocol on the port, another secret, another version, another slab size.
+`connect` opens a session, `fetch_status` and `fetch_version` ask once over HTTP. Each failure has
+an error of its own with a remedy: nothing listens, no route or no answer, another protocol on the
+port, another secret, another version, another slab size.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ BODY_BYTES_MAX: Final = m.MESSAGE_BYTES_MAX
 
 _HEARTBEAT_S: Final = (0.05, 60.0)
 _MISSED: Final = (1, 100)
-"""What a donor may ask for, as cluster.heartbeat_s and cluster.heartbeats_missed_max bound it: we
-are not to ping as fast as we can, nor to believe for days in a donor that says nothing."""
+"""Bounds of what a donor may ask for, as those of cluster.heartbeat_s and
+cluster.heartbeats_missed_max: a donor must not make us ping without a pause, or trust a silent
+session for days."""
 _DONOR_HAS_NONE: Final = "a cluster secret is configured here, and the donor has none"
 _FAILED_CLOSE_S: Final = 0.5
 """How long a peer that failed the handshake may take to agree to the close."""
@@ -92,7 +93,8 @@ class ClientConfig:
 
 
 _EVICTIONS_MAX = 4096
-"""At once, each for as long as its slab is copied elsewhere. One too many is taken by force."""
+"""Evictions handled at once, each while its slab is copied elsewhere. The donor takes further slabs
+by force."""
 
 
 class SessionHandler(Protocol):
@@ -101,10 +103,10 @@ class SessionHandler(Protocol):
     async def evict(
         self, lease: int, slot: int, generation: int, deadline_s: float, move_s: float
     ) -> None:
-        """Stops using the slab; returns when nothing is in flight there any more (DONE).
+        """Stops using the slab; returns when no transfer is in flight there (DONE).
 
         Past `deadline_s` seconds the donor takes it anyway. The slab's pages may be copied
-        elsewhere before, for `move_s` seconds at most. It may be asked for again meanwhile.
+        elsewhere before, for at most `move_s` seconds. The donor may ask for it again meanwhile.
         """
 
     async def activity(self, lease: int) -> Mapping[int, float]:
@@ -177,7 +179,7 @@ class Session:
     def data_address(self) -> HostPort:
         """Where the donor serves pages: the host that has answered, the port of the welcome.
 
-        In figures: whoever resolves names may be swapped out when it has to be connected to anew.
+        In figures: at a reconnect the resolver's memory may be swapped out.
         """
         return HostPort(self.peer or self.address.host, self.welcome.data_port)
 
@@ -191,7 +193,7 @@ class Session:
         return await self._channel.wait_ended()
 
     def end(self) -> None:
-        """Says goodbye without waiting for anything. Idempotent; `close` is still to follow."""
+        """Says goodbye without waiting. Idempotent; `close` must follow."""
         self._channel.end(m.GOODBYE_DONE)
 
     async def close(self) -> None:
@@ -204,8 +206,8 @@ class Session:
         await self._http.close()
 
     async def check_data_port(self) -> None:
-        """Connects to the data port and leaves again: a firewall that lets only the control port
-        in is found out here, not when pages want to go there.
+        """Connects to the data port and disconnects. A firewall that lets only the control port in
+        is found here, before any page is sent.
 
         Raises:
             NoDonorError: nothing there, or no answer.
@@ -237,7 +239,7 @@ class Session:
         await self._ask(m.KeepRequest(id=self._id(), lease=lease, slot=slot, generation=generation))
 
     async def unmap(self, lease: int, slot: int, generation: int) -> None:
-        """Gives a slab back: DONE, nothing is in flight there any more."""
+        """Gives a slab back (DONE): no transfer is in flight there."""
         await self._ask(
             m.UnmapRequest(id=self._id(), lease=lease, slot=slot, generation=generation)
         )
@@ -383,7 +385,7 @@ def _open_channel(
 
 
 def limits_of(welcome: m.Welcome, send_s: float) -> Limits:
-    """Bounds of a session. The donor says how often to ping: both ends then agree on when the
+    """Bounds of a session. The donor says how often to ping, so that both ends agree on when the
     other counts as gone."""
     heartbeat_s = _within(welcome.heartbeat_ms / 1000, *_HEARTBEAT_S)
     return Limits(
@@ -434,7 +436,7 @@ async def _handshake(
 
 
 def _secret_problem(secret: bytes | None, proof: str, transcript: auth.Transcript) -> str:
-    """What is wrong with the donor's proof, empty when nothing is."""
+    """Why the donor's proof is refused; empty when it is good."""
     if secret is None:
         return "the donor asks for a cluster secret, and none is configured here" if proof else ""
     if not proof:
@@ -556,7 +558,7 @@ async def _fetch(
 
 
 def _http_session() -> aiohttp.ClientSession:
-    # No proxies from the environment, no cookies, no connection kept for later. Nothing packed: a
+    # No proxies from the environment, no cookies, no connection kept for later. No compression: a
     # few bytes could become many before they are counted.
     return aiohttp.ClientSession(
         auto_decompress=False,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways a donor can be unusable, told apart, each with its remedy."""
+"""Why a donor cannot be used: an error with a remedy for each reason."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def errors_explained(address: HostPort, wait_s: float) -> AsyncIterator[No
 
 
 def cannot_connect(address: HostPort, error: OSError) -> NoDonorError:
-    """No connection came about."""
+    """No connection was made."""
     where = f"donor {address}"
     if isinstance(error, socket.gaierror):
         return NoDonorError(
@@ -81,18 +81,18 @@ def cannot_connect(address: HostPort, error: OSError) -> NoDonorError:
 
 
 def full(address: HostPort) -> DonorBusyError:
-    """A donor turned a surplus connection away."""
+    """The donor refused a connection above its limit."""
     return DonorBusyError(
-        "it has as many connections as it takes, or as it takes from this host",
+        "its connection limit is reached, in all or for this host",
         where=f"donor {address}",
-        mend="See what connects from here, or raise daemon.connections_per_host_max there.",
+        mend="Raise daemon.connections_max or daemon.connections_per_host_max there.",
     )
 
 
 def not_a_daemon(address: HostPort, detail: str) -> ProtocolMismatchError:
-    """Something else than a donor answered."""
+    """The service that answered is not a donor."""
     return ProtocolMismatchError(
-        f"what listens there is no Infiniswap control port ({detail})",
+        f"the service at this address is not an Infiniswap control port ({detail})",
         where=f"donor {address}",
         mend="Give the control port (9400 by default), not the data port or that of another "
         "service.",

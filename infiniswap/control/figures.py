@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics without their format: what is declared, and the values of one moment.
+"""Metrics without their format: their declarations, and the values of one moment.
 
 `infiniswap.control.exposition` writes them in Prometheus' format; its library takes a while to
 import, which only a process that is asked for its metrics has to do.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may have a TCP connection to the control port: so many at once, and so many of one peer.
+"""Limits TCP connections to the control port: in all, and of one peer.
 
 Decided before a byte is read, so that thousands of connections cost little more than their accept.
 """
@@ -16,14 +16,14 @@ from infiniswap.control.peer import peer_of
 REFUSAL: Final = (
     b"HTTP/1.1 503 Too many connections\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 )
-"""All that a surplus connection gets, whatever it may ask."""
+"""The answer to every connection above the limit."""
 
 
 class Gate:
-    """Counts connections; hands those within the limits on to protocols of `make`'s.
+    """Counts connections; those within the limits get a protocol made by `make`.
 
     Args:
-        make: makes the protocol of one connection; None: nothing is served any more.
+        make: makes the protocol of one connection; None: the server has stopped.
         connections_max: at once.
         per_host_max: at once of one peer (see peer_of).
         counters: gets `connections_refused`.
@@ -75,7 +75,7 @@ class Gate:
 
 
 class _Counted(asyncio.Protocol):
-    """Passes everything on, and tells the gate of the end."""
+    """Passes everything on, and tells the gate when the connection has ended."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The donor's end of a handshake: who may begin one, and what both ends prove to each other.
 
-A peer that has not proved itself yet holds a place among few, for a bounded time; one that has
-flooded a session is kept out for a while.
+The places for peers without a proof are few, and each is held for a bounded time. A peer that has
+flooded a session is refused for a while.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ field names it. The order at the start:
                                   <-  welcome {donor, incarnation, slab_bytes, data_port, ...}
 
 Both ends choose the highest version that both lists name; `hello`, `challenge` and `goodbye` never
-change incompatibly, so that any two versions can at least tell each other apart. Afterwards either
+change incompatibly, so that any two versions recognise each other. Afterwards either
 end sends requests; each carries an `id` of its sender's own counting, and its answer repeats it.
 Unknown fields are ignored (a newer peer of the same version may send them); unknown types and
 values out of bounds are errors, which close the session.
@@ -53,7 +53,7 @@ MESSAGE_BYTES_MAX: Final = 1 << 20
 """Longest message either end accepts."""
 
 HELLO_BYTES_MAX: Final = 4096
-"""Longest message accepted from a peer that has not proved itself yet."""
+"""Longest message accepted from a peer that has not proved the secret yet."""
 
 SESSION_PATH: Final = "/v1/session"
 STATUS_PATH: Final = "/v1/status"
@@ -136,8 +136,8 @@ class Auth(Message, frozen=True, tag="auth"):
 class Welcome(Message, frozen=True, tag="welcome", omit_defaults=True):
     """The session is open.
 
-    `incarnation` is new with every start of a daemon that finds no slabs of before: when it
-    changed, every lease and all memory of before is gone. Pages are served at `data_port` of the
+    A daemon that finds no slabs of its predecessor starts with a new `incarnation`: all earlier
+    leases and their memory are gone. Pages are served at `data_port` of the
     host that was dialled.
     """
 
@@ -169,15 +169,15 @@ class Goodbye(Message, frozen=True, tag="goodbye"):
 
 GOODBYE_SHUTDOWN: Final = "shutdown"
 GOODBYE_RESTART: Final = "restart"
-"""Of a daemon: it will be back at once, with the same leases. Unlike "shutdown" no reason to give
-them up."""
+"""From a daemon: it comes back at once with the same leases. Unlike "shutdown" this is no reason to
+give them up."""
 GOODBYE_VERSION: Final = "version"
 GOODBYE_SECRET: Final = "secret"
 GOODBYE_PROTOCOL: Final = "protocol"
 GOODBYE_SILENCE: Final = "silence"
 GOODBYE_BUSY: Final = "busy"
 GOODBYE_FLOOD: Final = "flood"
-"""The peer says more than is borne (infiniswap.control.channel.Limits)."""
+"""The peer sends more than infiniswap.control.channel.Limits allow."""
 GOODBYE_DONE: Final = "done"
 GOODBYE_ERROR: Final = "error"
 GOODBYE_REASONS: Final = (
@@ -227,7 +227,7 @@ REFUSED_UNKNOWN_LEASE: Final = "unknown_lease"
 REFUSED_STALE: Final = "stale"
 REFUSED_BUSY: Final = "busy"
 REFUSED_ONLY_COPY: Final = "only_copy"
-"""To an eviction: the slab's pages are nowhere else."""
+"""Answer to an eviction: the slab holds the only copy of some pages."""
 REFUSED_NO_RDMA: Final = "no_rdma"
 REFUSED_ERROR: Final = "error"
 REFUSED_REASONS: Final = (
@@ -293,7 +293,7 @@ class MapRequest(ConsumerRequest[MapAnswer], frozen=True, tag="map", omit_defaul
     """Asks for a slab in a slot of the lease; `slab` is the device's own number, for tables.
 
     `ahead`, to a donor with `Welcome.maps_ahead`: not written to yet. Gets a free slab or none, and
-    is the first to be taken back when others ask.
+    is the first to be evicted when others ask for memory.
     """
 
     lease: U53
@@ -310,7 +310,7 @@ class KeepRequest(ConsumerRequest[OkAnswer], frozen=True, tag="keep"):
 
 
 class UnmapRequest(ConsumerRequest[OkAnswer], frozen=True, tag="unmap"):
-    """The consumer's DONE: nothing is in flight any more, the slab may be taken."""
+    """The consumer's DONE: no transfer is in flight, the donor may take the slab."""
 
     lease: U53
     slot: Slot
@@ -492,16 +492,16 @@ class Status(Struct, frozen=True, kw_only=True):
     authenticated: bool
     draining: bool
     no_room: Text = ""
-    """Why no slab can be lent now: what follows the donor's name in a sentence. Empty: one can, or
-    it does not say."""
+    """Why the donor can lend no slab now, as the rest of a sentence that begins with its name.
+    Empty: it can, or it does not say."""
     degraded: Annotated[list[Text], Meta(max_length=64)] = []
-    """What this donor lacks on its host, sentences; older daemons say nothing of it."""
+    """What this donor lacks on its host, as sentences; older daemons leave this out."""
     sessions: Count
     pool: PoolStatus
     memory: MemoryStatus
     leases: list[LeaseStatus]
     leases_left_out: Count = 0
-    """Of those that hold the fewest slabs, as the answer would be too long."""
+    """Number of leases left out to keep the answer short: those with the fewest slabs."""
     counters: dict[Name, U53]
 
 
@@ -612,5 +612,5 @@ def _decode(decoder: Any, frame: bytes | str) -> Any:
 
 
 def choose_version(ours: Iterable[int], theirs: Iterable[int]) -> int | None:
-    """The highest version that both name, None when there is none."""
+    """The highest version in both lists; None without a common one."""
     return max(set(ours) & set(theirs), default=None)

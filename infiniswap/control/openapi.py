@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenAPI documents, made from the message types: what they are built of, and the daemon's."""
+"""OpenAPI documents, made from the message types: the builder, and the daemon's document."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Operation:
         errors: other statuses: the type of the body, None without one, and when that is.
         body: of the request.
         security: which schemes will do, {} for none; empty: no scheme at all.
-        more: whatever else stands in the document.
+        more: further entries of the document.
         success: status of a success.
     """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who a peer is, for everything of which one peer may have a share only. Pure.
+"""Which peer an address belongs to, for limits per peer. Pure.
 
-Names and ids are a peer's own words: it may invent as many as it likes. It cannot invent an address
-from which it gets answers, except within a network that is its own.
+A peer chooses its names and ids, and can invent any number of them. It cannot invent an address at
+which it gets answers, except within its own network.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ THIS_HOST: Final = "this host"
 
 
 def peer_of(host: str) -> str:
-    """What counts as one peer at a port: an IPv4 address, or a /64 network of IPv6.
+    """The peer that an address counts for: an IPv4 address, or a /64 network of IPv6.
 
     Args:
         host: an address as a socket shows it; IPv4 mapped to IPv6 is IPv4. Any other text stands
@@ -29,7 +29,7 @@ def peer_of(host: str) -> str:
 
 
 def consumer_of(address: str) -> str:
-    """What counts as one consumer of a donor's memory: a peer, or THIS_HOST.
+    """The consumer that an address counts for: a peer, or THIS_HOST.
 
     Args:
         address: HOST:PORT.

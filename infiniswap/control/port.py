@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP on one TCP port, with a bound for whatever a peer can make us hold or wait for."""
+"""HTTP on one TCP port, with a bound on everything that a peer can make us hold or wait for."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PortLimits:
 
 
 class _HttpLog(logging.Handler):
-    """Counts what aiohttp complains of (requests that are no HTTP) instead of logging it."""
+    """Counts aiohttp's complaints (requests that are not HTTP) instead of logging them."""
 
     def __init__(self, counters: Counter[str]) -> None:
         super().__init__(logging.DEBUG)
@@ -94,7 +94,7 @@ class HttpPort:
 
     @property
     def router(self) -> web.UrlDispatcher:
-        """What is served."""
+        """The routes."""
         return self._app.router
 
     async def start(self, address: HostPort, mend: str) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often a peer may say something. Pure: the clock is passed in."""
+"""How often a peer may send something. Pure: the clock is passed in."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What is borne.
+    """What a peer may send.
 
     Attributes:
-        burst: at once, by who was silent before.
+        burst: at once, after a silence.
         per_s: in the long run.
     """
 
@@ -23,7 +23,7 @@ class RateLimit:
     """Counts what one peer says (a token bucket).
 
     Args:
-        rate: what is borne.
+        rate: what it may send.
     """
 
     __slots__ = ("_left", "_then_s", "rate")
@@ -34,7 +34,7 @@ class RateLimit:
         self._then_s: float | None = None
 
     def take(self, now_s: float, count: int = 1) -> bool:
-        """So many more; False: that is too many."""
+        """Counts so many more; False: too many."""
         if self._then_s is not None:
             gained = max(0.0, now_s - self._then_s) * self.rate.per_s
             self._left = min(self._left + gained, float(self.rate.burst))

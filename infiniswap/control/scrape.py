@@ -24,7 +24,7 @@ def may_scrape(request: web.Request, token: bytes | None) -> bool:
 
 
 async def answer(figures: Callable[[], Figures]) -> web.Response:
-    """The page. The figures are taken at once; nobody else is asked or waited for."""
+    """The page, of figures that are at hand: it waits for no other process."""
     # In a thread: the first import of the format's library takes a while.
     module = await asyncio.to_thread(importlib.import_module, "infiniswap.control.exposition")
     body: bytes = module.page(figures())

@@ -2,8 +2,8 @@
 """The donor's end of the control API: HTTP and sessions on one port.
 
 The server knows the protocol; what requests do is the business of a `Service` (the donor). Every
-wait for a peer is bounded, and so is what a peer that has not proved itself can make us hold:
-connections, handshakes and nonces are counted, and the surplus is turned away.
+wait for a peer is bounded, and so is what a peer without a proof can make us hold: connections,
+handshakes and nonces are counted, and those above the limits are refused.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class ControlServer:
         return json_answer(self._service.status())
 
     async def _drain(self, request: web.Request) -> web.StreamResponse:
-        """Two paths and no body: the proof covers all that is asked for."""
+        """Two paths without a body: the proof covers the whole request."""
         if not self._authorized(request):
             return error_answer(401, "the proof of the cluster secret is missing or wrong")
         draining = request.path == m.DRAIN_PATH
@@ -195,7 +195,7 @@ class ControlServer:
         def unawaited(answer: msgspec.Struct) -> None:
             self.counters["answers_unawaited"] += 1
             kind = type(answer).__name__
-            self._log_peer("%s: a %s that nobody waits for: late, or replayed", session, kind)
+            self._log_peer("%s: an unexpected %s: late, or replayed", session, kind)
 
         def surplus(request: msgspec.Struct) -> None:
             self.counters[f"requests_refused_{m.REFUSED_BUSY}"] += 1
@@ -233,7 +233,7 @@ class ControlServer:
         await channel.run(closed)
 
     def _refused(self, session: ServerSession, request: Any, error: RequestRefusedError) -> None:
-        """Counts it, and tells of what no consumer asks for that knows its leases and limits."""
+        """Counts it, and logs requests that no consumer makes that knows its leases and limits."""
         self.counters[f"requests_refused_{error.reason}"[:80]] += 1
         if error.reason in (m.REFUSED_UNKNOWN_LEASE, m.REFUSED_STALE, m.REFUSED_QUOTA):
             self._log_peer("refused a %s of %s: %s", type(request).__name__, session, error.what)

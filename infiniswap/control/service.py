@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server and the donor behind it know of each other."""
+"""The seam between the control server and the donor behind it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ServerConfig:
     """Bounds of the server.
 
     Attributes:
-        secret: the cluster secret; None: nobody has to prove anything.
+        secret: the cluster secret; None: sessions need no proof.
         limits: of each session.
         handshake_s: how long a peer may take for its first request and for the handshake; for any
             other request three times that.
@@ -36,7 +36,7 @@ class ServerConfig:
         sessions_max: open sessions at once.
         flood_s: how long a peer whose session was ended for a flood is kept out.
         stop_s: how long stopping waits for sessions to close.
-        metrics_token: who has it may read the metrics, too; None: nobody by that.
+        metrics_token: also gives access to the metrics; None: only the secret does.
     """
 
     secret: bytes | None = None
@@ -82,8 +82,8 @@ class ServerSession:
     async def map_once(
         self, request_id: int, answer: Callable[[], Awaitable[m.MapAnswer]]
     ) -> m.MapAnswer:
-        """The answer to a MapRequest. One that was refused and comes twice is refused twice: its
-        sender has gone on, and would not know of a slab that it got now.
+        """The answer to a MapRequest. A repeated request that was refused before is refused again:
+        its sender no longer waits, and would not learn of a slab that it got now.
 
         Raises:
             InfiniswapError: as `answer`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text that others have written: cleaned where it enters, so that nobody has to think of it later.
+"""Text from peers: cleaned where it enters, so that later code can print it.
 
 A peer's words end up on terminals of root, in log lines, labels of metrics and JSON. There a
 control character moves the cursor or rings, a line break forges a line, and a mark of direction

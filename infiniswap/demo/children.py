@@ -14,7 +14,7 @@ from infiniswap.system.files import log_tail
 
 _KILL_S = 10.0
 
-# Its own shell, so that a process is where it is to be before its program does anything.
+# A shell of its own, so that a process is in its cgroups before its program starts.
 _PLACE = 'while [ "$1" != -- ]; do echo $$ >"$1" || exit 125; shift; done; shift; exec "$@"'
 
 

@@ -79,8 +79,8 @@ def keep(made: Path, scale: str) -> Path:
 
 
 def forget_cached_pages(paths: Iterable[Path]) -> None:
-    """Lets the kernel forget these files' pages, so that each job reads them from disk, and into
-    its own cgroup. Only advice: what it costs when refused is the same for all but the first."""
+    """Makes the kernel drop these files' pages, so that each job reads them from disk, into its own
+    cgroup. Only advice: if the kernel ignores it, all jobs but the first gain alike."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of all that a demo makes, and how it is taken away.
+"""The names of everything that a demo makes, and how it is removed.
 
 One demo runs at a time. It writes its record before it makes anything, and everything has a name
 that follows from the record; so what a killed demo left behind is found and removed by the next,
@@ -113,7 +113,7 @@ def only_one(run_dir: Path = RUN_DIR) -> Iterator[None]:
 
 
 def save(record: Record, run_dir: Path = RUN_DIR) -> None:
-    """Writes the record so that there is a whole one or the one before.
+    """Writes the record atomically.
 
     Raises:
         NotPermittedError, SystemCallError: it cannot be written.
@@ -163,9 +163,8 @@ def stale(run_dir: Path = RUN_DIR, work_dir: Path = WORK_DIR) -> list[Record]:
 
 
 def sweep(record: Record, run_dir: Path = RUN_DIR) -> list[str]:
-    """Takes away whatever of the record is there, in an order in which nothing is pulled from
-    under another; goes on past failures. Returns them, one text each: empty is good, and only
-    then the record is gone, too."""
+    """Removes everything that the record names, users before what they use; a failure does not stop
+    it. Returns the failures, one text each: the record itself goes only when there is none."""
     steps: tuple[tuple[str, Callable[[Record], None]], ...] = (
         ("the device", _await_devices),
         ("the jobs' cgroups", _remove_cgroups),

@@ -41,7 +41,7 @@ class Stage:
         record: names.
         interrupts: to hold signals with.
         source: the data.
-        config: configuration file of everything of ours.
+        config: configuration file of the demo's daemons and device.
         device_bytes: size of the swap device, with infiniswap and on the disk.
         slab_bytes: as the donors lend.
     """
@@ -167,7 +167,7 @@ def with_infiniswap(
 
 
 def _with_device_log(error: InfiniswapError, record: Record) -> InfiniswapError:
-    """The error with what the device's process logged last, as the log is removed, too."""
+    """The error with the last lines of the device's log, which is removed with the demo."""
     said = [log_tail(path) for path in sorted(record.devices.glob("*/log"))]
     text = "; the device said: ".join([error.what, *filter(None, said)])
     return SystemCallError(text, where=error.where, mend=error.mend)

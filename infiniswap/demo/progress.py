@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a demo says of itself while it goes on."""
+"""Progress lines of the demo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Progress:
         return time.monotonic() - self._start_s
 
     def say(self, text: str) -> None:
-        """One line. Raises BrokenPipeError when nobody reads any more, which ends the demo."""
+        """One line. Raises BrokenPipeError when the reader has gone, which ends the demo."""
         print(f"[{self.elapsed_s:5.1f} s] {text}", flush=True)
 
     def try_say(self, text: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the three jobs did, as a table and as JSON, and whether it is what it has to be."""
+"""What the three jobs did, as a table and as JSON, and whether that keeps the bounds."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Leg:
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """What makes the demo one: below these nothing has been shown."""
+    """Bounds of the results: below these the demo has shown nothing."""
 
     anon_peak_bytes: int = 768 * MIB
     paged_bytes: int = GIB // 4
@@ -108,7 +108,7 @@ class Results:
 
 
 def failures(results: Results) -> list[str]:
-    """What is not as it has to be; empty is success."""
+    """Results that miss their bounds; empty is success."""
     found = []
     floors = results.floors
     reference = results.leg(UNLIMITED)
@@ -149,7 +149,7 @@ def failures(results: Results) -> list[str]:
 
 
 def remarks(results: Results) -> list[str]:
-    """What a reader of the table must know."""
+    """Notes that a reader of the table needs."""
     found = []
     if results.throttle:
         found.append(f"The disk was not as slow as a cloud volume: {results.throttle}.")

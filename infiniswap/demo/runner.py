@@ -23,7 +23,7 @@ SCALE = "0.9"
 """TPC-H scale factor: the job then peaks at about 1.3 GiB of anonymous memory."""
 DEVICE_BYTES = 2 * GIB
 SLAB_BYTES = 256 * MIB
-"""Smaller than the default of 1G, so that what is swapped out spreads over both donors."""
+"""Smaller than the default of 1G, so that the swapped pages spread over both donors."""
 POOL_BYTES = GIB
 
 
@@ -43,11 +43,10 @@ class Options:
 
 
 def run(options: Options) -> results.Results:
-    """Runs the demo; nothing of it is left whatever happens.
+    """Runs the demo, and leaves nothing behind, however it ends.
 
     Raises:
-        InfiniswapError: a step failed. Whether the results are as they have to be is the caller's
-            to check.
+        InfiniswapError: a step failed. The caller judges the results.
     """
     progress = Progress()
     requirements.check(options.parent)
@@ -66,7 +65,7 @@ def _swept(record: Record) -> None:
     if failures:
         raise ConflictError(
             f"not all of the demo could be removed: {'; '.join(failures)}",
-            mend="Mend that, and run `infiniswap demo` again: it starts with removing the rest.",
+            mend="Mend that, and run `infiniswap demo` again: it first removes the rest.",
         )
 
 
@@ -82,7 +81,7 @@ def _everything_undone(
     finally:
         with interrupts.hold():
             failed = sys.exc_info()[1] is not None
-            progress.try_say("removing all that was made")
+            progress.try_say("removing everything that was made")
             failures = leftovers.sweep(record)
             for failure in failures:
                 with contextlib.suppress(OSError):
@@ -157,7 +156,7 @@ def _prepare_data(options: Options, record: Record, progress: Progress) -> Path:
 
 
 def _write_config(record: Record) -> Path:
-    """Configuration of everything of ours in the demo, in place of this host's own."""
+    """Configuration of the demo's daemons and device, in place of this host's own."""
     slab = format_size(SLAB_BYTES)
     path = record.work / "infiniswap.toml"
     try:

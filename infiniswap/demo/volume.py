@@ -84,7 +84,7 @@ class Volume:
         root = blkio_root()
         try:
             if root is not None:
-                # Version 1: for everybody, in the root group, where kernel threads are, too.
+                # Version 1: for all processes, in the root group, where kernel threads are as well.
                 set_limits_v1(root, device_number(device), CLOUD_VOLUME)
                 self.io_cgroups = (root,)
             elif _has_io_v2():

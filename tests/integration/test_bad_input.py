@@ -164,7 +164,7 @@ async def test_a_replayed_done_of_an_eviction(caplog: pytest.LogCaptureFixture) 
             kept = await say(ws, m.MapRequest(id=3, lease=lease.lease, slab=1))
             for _ in range(3):
                 await ws.send_str(m.encode(m.EvictAnswer(id=evict.id)).decode())
-            await told(w, caplog, "a EvictAnswer that nobody waits for", answers_unawaited=3)
+            await told(w, caplog, "an unexpected EvictAnswer", answers_unawaited=3)
             again = await say(ws, m.MapRequest(id=4, lease=lease.lease, slab=1))
             assert (again.slot, again.generation) == (kept.slot, kept.generation)
         await other.is_well()

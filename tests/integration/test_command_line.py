@@ -241,7 +241,7 @@ def test_an_output_that_takes_nothing_is_one_sentence(config: str, line: str) ->
     with open("/dev/full", "wb") as full:
         done = infiniswap(*arguments_of(line, config), stdout=full)
     assert done.returncode == 10
-    assert done.stderr.startswith("infiniswap: standard output: the output is not complete: No sp")
+    assert done.stderr.startswith("infiniswap: standard output: the output is incomplete: No space")
     assert done.stderr.count("\n") == 1, done.stderr
 
 
@@ -303,7 +303,7 @@ def test_a_failed_command_keeps_its_exit_code_on_a_full_disk(config: str) -> Non
         done = infiniswap("config", "check", config, stdout=full)
     assert done.returncode == 3
     assert "unknown section [deamon]" in done.stderr
-    assert "the output is not complete" in done.stderr
+    assert "the output is incomplete" in done.stderr
 
 
 def test_what_the_encoding_lacks_is_written_as_an_escape(tmp_path: Path) -> None:
@@ -345,7 +345,10 @@ def test_init_replaces_files_only(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     done = infiniswap("init", "--force", "--config", str(pipe))
-    assert (done.returncode, "no file that could be replaced" in done.stderr) == (2, True)
+    assert (done.returncode, "not a regular file and cannot be replaced" in done.stderr) == (
+        2,
+        True,
+    )
     assert pipe.is_fifo()
 
 

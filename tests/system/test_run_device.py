@@ -344,7 +344,7 @@ def test_a_device_that_cannot_be_used_is_a_clear_error(runner: Runner) -> None:
     code, text = refused("nothing")
     assert (code, "no device named nothing is running" in text) == (11, True)
     code, text = refused("nothing", "--donors", "127.0.0.1")
-    assert (code, "--donors does not go with --device" in text) == (2, True)
+    assert (code, "--donors cannot be used together with --device" in text) == (2, True)
 
 
 # ------------------------------------------------------------------------- deaths
@@ -605,9 +605,9 @@ def test_what_another_program_has_swapped_out_delays_the_end_and_is_not_lost(
         assert f"{area.path} (64.0 MiB" in said
         assert "cannot be removed yet" in said
         assert other.name in said
-        # What remains, who goes on with it, and where to look.
-        assert f"its process (pid {runner.status['pid']}) goes on" in said
-        assert "tries to remove it every 15 s or sooner" in said
+        # What remains, who keeps serving it, and where to look.
+        assert f"its process (pid {runner.status['pid']}) keeps serving" in said
+        assert "tries to remove it at least every 15 s" in said
         assert "`infiniswap device show run`" in said
         assert area_of(runner).used_bytes > 8 * MIB
         assert runner.status["runs"] == []

@@ -105,8 +105,8 @@ def test_nothing_is_left_of_an_installation_that_was_used(cluster: Cluster) -> N
     said = cluster.ok("service", "uninstall", "--purge", "--root", str(root))
     assert set(tree(root)) - set(before) == {"etc/infiniswap", "etc/infiniswap/notes.txt"}
     assert [line for line in said.splitlines() if "left in place" in line] == [
-        "left in place, as they are not Infiniswap's, nor named by its configuration: notes.txt in "
-        f"{config.parent}; remove them by hand if nobody needs them"
+        "left in place, because they do not belong to Infiniswap and its configuration does not "
+        f"name them: notes.txt in {config.parent}; remove them by hand if they are not needed"
     ]
     (config.parent / "notes.txt").unlink()
     cluster.ok("service", "uninstall", "--purge", "--root", str(root))

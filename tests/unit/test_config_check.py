@@ -145,7 +145,7 @@ def test_declared_devices_are_checked_with_it(tmp_path: Path, check: Check) -> N
             *("", "--sise 64M --frontend ublq --priority 99999"),
             r"there is no option --sise\. The nearest one is --size\.",
         ),
-        "last": ("", "--frontend ublq --sise 64M", "--frontend: 'ublq' is none of"),
+        "last": ("", "--frontend ublq --sise 64M", "--frontend: 'ublq' is not one of"),
         "three": (
             *("", "--priority 99999 --size 1000 --slab lots"),
             *("--priority 99999", "'1000'", r"device\.slab"),

@@ -205,7 +205,7 @@ def test_what_wake_ups_cost(host: Host) -> None:
     idle_host(host, "haltpoll")
     found = one(idle(host, Config()))
     assert found.state == OK
-    assert "at most" in found.what
+    assert "limit sleep" in found.what
     assert "page-ins wait" in one(idle(host, config(device__keep_awake="off"))).what
 
 

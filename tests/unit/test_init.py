@@ -52,7 +52,7 @@ def test_the_file_says_what_this_host_is_above_the_keys_concerned(
         assert f"Here: {finding.name}: {finding.what}" in comment(text, "frontend")
     total = format_size_short(memory_source(None).read().total_bytes)
     assert re.search(rf"Here: (up to .* of {total}\.|this host has no)", comment(text, "pool"))
-    assert f"Here: {tmp_path}/secret is not there yet" in comment(text, "secret_file")
+    assert f"Here: {tmp_path}/secret does not exist yet" in comment(text, "secret_file")
 
 
 def test_what_a_host_lacks_comes_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

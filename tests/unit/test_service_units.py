@@ -246,7 +246,7 @@ def test_uninstall_leaves_nothing(root: Path, capsys: pytest.CaptureFixture[str]
     assert not wants.exists()
     capsys.readouterr()
     assert call("uninstall", "--root", str(root)) == 0
-    assert "no units of ours" in capsys.readouterr().out
+    assert "no units of Infiniswap" in capsys.readouterr().out
 
 
 def test_purge_removes_what_the_configuration_names_beside_it_and_nothing_elsewhere(
@@ -282,8 +282,8 @@ def test_purge_removes_what_the_configuration_names_beside_it_and_nothing_elsewh
     assert not (etc / "certs").exists()
     assert (root / "var/lib/infiniswap/mine").is_dir(), "an empty directory that is not ours"
     said = capsys.readouterr()
-    assert f"configuration: link in {etc}; remove" in said.out
-    assert f"configuration: mine in {root}/var/lib/infiniswap; remove" in said.out
+    assert f"not name them: link in {etc}; remove" in said.out
+    assert f"not name them: mine in {root}/var/lib/infiniswap; remove" in said.out
     assert "uninstall --purge" not in said.out
 
 
@@ -299,7 +299,9 @@ def test_units_and_drop_ins_of_others_stay(root: Path, capsys: pytest.CaptureFix
     assert files_below(root) == [own]
     assert call("uninstall", "--root", str(root)) == 0
     assert files_below(root) == [own]
-    assert f"left in place, as somebody else has made it: {drop_in}" in capsys.readouterr().out
+    assert (
+        f"left in place, because Infiniswap did not write it: {drop_in}" in capsys.readouterr().out
+    )
 
 
 def test_a_root_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

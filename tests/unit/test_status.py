@@ -197,7 +197,7 @@ def test_donors_that_all_have_another_secret_are_not_unreachable() -> None:
 def test_the_reason_is_shown_below_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     said = msgspec.convert(status(no_room=HEADROOM, pool__can_map=0), m.Status)
     _print_tables([DonorRow(ADDRESS, said, "")], [])
-    assert f"{ADDRESS}: lends nothing more: it {HEADROOM}" in capsys.readouterr().out
+    assert f"{ADDRESS}: lends no more slabs: it {HEADROOM}" in capsys.readouterr().out
 
 
 WIDE = {

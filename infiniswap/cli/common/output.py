@@ -51,11 +51,11 @@ class _Stream(io.FileIO):
 
 def open_standard_streams() -> None:
     """Makes all three usable, whatever this process was started with (`>&-`, `>/dev/full`)."""
-    # Where one is closed, a file of ours would take its number.
+    # Where one is closed, the next file that is opened would take its number.
     while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         os.set_inheritable(fd, True)
     os.close(fd)
-    # Others are somebody else's who captures what we print.
+    # Any other stream belongs to a test or a program that captures what is printed.
     if sys.stdout is sys.__stdout__:
         sys.stdout = _text(_STDOUT, sys.stdout)
     if sys.stderr is sys.__stderr__:
@@ -74,5 +74,5 @@ def _text(fd: int, before: Any) -> io.TextIOWrapper:
 
 
 def is_reader_gone(error: OutputError) -> bool:
-    """Whether nobody wants more of it (`| head`), which is no failure."""
+    """Whether the reader has closed the pipe (`| head`), which is no failure."""
     return error.errno == errno.EPIPE

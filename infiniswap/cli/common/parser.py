@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from infiniswap.errors import UsageError
 
@@ -18,7 +18,7 @@ _PROGRAM = "infiniswap"
 _NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
 _LIKENESS_MIN = 0.6
 
-# How argparse says it.
+# Beginnings of argparse's messages.
 _REQUIRED = "the following arguments are required: "
 _NO_VALUE = "expected one argument"
 _TOO_MUCH = "ignored explicit argument"
@@ -26,9 +26,24 @@ _EXCLUDED = "not allowed with argument "
 _NO_NUMBER = re.compile(r"invalid (int|float) value: (.*)", re.DOTALL)
 
 
+_SHARED: Final[dict[str, dict[str, Any]]] = {
+    "--config": {"type": Path, "metavar": "FILE", "help": "configuration file (TOML)"},
+    "--donors": {"metavar": "H[:P],...", "help": "control addresses of the donors"},
+    "--json": {"action": "store_true", "help": "print JSON, for programs"},
+    "--secret-file": {"metavar": "FILE", "help": "file with the cluster secret (mode 0600)"},
+}
+"""Options that several commands have, with one meaning."""
+
+
+def add_shared(parser: argparse.ArgumentParser, *options: str) -> None:
+    """Adds options that other commands have, too."""
+    for option in options:
+        parser.add_argument(option, **_SHARED[option])
+
+
 @contextlib.contextmanager
 def named(option: str) -> Iterator[None]:
-    """An option whose value is wrong is named with it."""
+    """Errors of the block name the option whose value is wrong."""
     try:
         yield
     except UsageError as error:
@@ -38,8 +53,8 @@ def named(option: str) -> Iterator[None]:
 class Parser(argparse.ArgumentParser):
     """Reports mistakes as UsageError, so that they look like every other error.
 
-    argparse tells an unknown option last, behind whatever else is wrong because of it, and by the
-    top parser, which does not know what the command could have meant.
+    argparse reports an unknown option last, after other mistakes that follow from it, and by the
+    top parser, which does not know the options of the command.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -52,7 +67,7 @@ class Parser(argparse.ArgumentParser):
         (file or sys.stderr).write(message)
 
     def error(self, message: str) -> NoReturn:
-        """What argparse tells so is told as its other errors are."""
+        """Makes an exception of what argparse would print."""
         raise argparse.ArgumentError(None, message)
 
     def parse_known_args(  # type: ignore[override]
@@ -91,7 +106,7 @@ class Parser(argparse.ArgumentParser):
         return None
 
     def _find_unknown(self, words: Sequence[str]) -> int | None:
-        """The first option that is none, among the words that are this parser's."""
+        """The place of the first unknown option among this parser's words."""
         ends_early = any(
             action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in self._actions
         )
@@ -131,7 +146,7 @@ class Parser(argparse.ArgumentParser):
         metavar = str(commands.metavar)
         return self._mistake(
             f"there is no option {name} before the {metavar.lower()}",
-            f"Write options behind it: {self.prog} {metavar} {name} ...",
+            f"Write options after it: {self.prog} {metavar} {name} ...",
         )
 
     def _explain(self, error: argparse.ArgumentError, words: Sequence[str]) -> UsageError:
@@ -152,11 +167,7 @@ class Parser(argparse.ArgumentParser):
             return self._mistake(message)
         names = message.removeprefix(_REQUIRED)
         late = [word for word in words if word.partition("=")[0] in names.split(", ")]
-        mend = (
-            f"{late[0]} belongs to the command that stands before it: write it first."
-            if late
-            else ""
-        )
+        mend = f"Write {late[0]} before the command that is to be run." if late else ""
         return self._mistake(f"{names} {'are' if ', ' in names else 'is'} missing", mend)
 
     def _wrong(self, error: argparse.ArgumentError, at: int, words: Sequence[str]) -> UsageError:
@@ -168,14 +179,14 @@ class Parser(argparse.ArgumentParser):
         elif what.startswith(_TOO_MUCH):
             what = "it takes no value"
         elif what.startswith(_EXCLUDED):
-            what = f"it does not go with {what.removeprefix(_EXCLUDED)}"
+            what = f"it cannot be used together with {what.removeprefix(_EXCLUDED)}"
         elif found := _NO_NUMBER.match(what):
             what = f"{found[2]} is not a {'whole ' if found[1] == 'int' else ''}number"
         elif action is not None and action.choices is not None:
             _, equals, value = words[at].partition("=")
             value = value if equals else words[at + 1]
             near = _nearest(value, action.choices)
-            what = f"{value!r} is none of {', '.join(action.choices)}"
+            what = f"{value!r} is not one of {', '.join(action.choices)}"
         return self._mistake(f"{name}: {what}", near)
 
 

@@ -19,37 +19,37 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "config",
         help="check the configuration",
-        description="Looks after the configuration file.",
+        description="Checks the configuration file.",
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     check = actions.add_parser(
         "check",
-        help="say everything that is wrong with it; exit code 3 when something is",
-        description="Reads the configuration as daemon and devices would, and says everything "
-        "that is wrong: unknown keys, wrong values, values that do not go together, paths and "
-        "permissions that would make a start fail, and devices declared beside the file "
-        "(devices/NAME.env). Changes nothing. Exit code 3 when something is wrong.",
+        help="print every mistake in the configuration; exit code 3 if there is one",
+        description="Reads the configuration as daemon and devices do, and prints every mistake: "
+        "unknown keys, wrong values, values that contradict each other, paths and permissions that "
+        "would make a start fail, and the same for devices declared beside the file "
+        "(devices/NAME.env). Changes nothing. Exit code 3 if there is a mistake.",
     )
     check.add_argument(
         "file",
         type=Path,
         nargs="?",
         metavar="FILE",
-        help=f"the file to check (default: INFINISWAP_CONFIG, or {configuration.DEFAULT_PATH})",
+        help=f"file to check (default: INFINISWAP_CONFIG, or {configuration.DEFAULT_PATH})",
     )
     check.add_argument(
-        "--config", type=Path, metavar="FILE", help="the file to check, in place of FILE"
+        "--config", type=Path, metavar="FILE", help="file to check, the same as FILE"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints what is wrong."""
+    """Prints every mistake."""
     from infiniswap.cli.main import report
 
     file = args.file or args.config
     if args.file and args.config:
         raise UsageError(
-            f"there are two files to check: {args.file} and {args.config}", mend="Name one of them."
+            f"two files were named: {args.file} and {args.config}", mend="Name one of them."
         )
     path = configuration.file_path(file)
     errors, notes = examine(file)
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         report(error)
     for note in notes:
         print(f"infiniswap: note: {note}", file=sys.stderr)
-    there = f"{path}" if errors or os.path.exists(path) else f"no {path}, so defaults"
+    there = f"{path}" if errors or os.path.exists(path) else f"no {path}: defaults"
     if errors:
         mistakes = "one mistake" if len(errors) == 1 else f"{len(errors)} mistakes"
         print(f"{there}: {mistakes}")
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(file: Path | None) -> tuple[list[InfiniswapError], list[str]]:
-    """What is wrong, and what else is worth knowing.
+    """Every mistake, and notes.
 
     Args:
         file: as the command line names it.
@@ -85,14 +85,14 @@ def examine(file: Path | None) -> tuple[list[InfiniswapError], list[str]]:
 
 
 def _start_problems(config: configuration.Config, path: Path) -> Iterator[InfiniswapError | str]:
-    # Late: most mistakes are told before any of this is needed.
+    # Imported late: most mistakes are found without these modules.
     from infiniswap.cli.common import declared_devices
     from infiniswap.cli.config import paths
 
     if os.geteuid() != 0:
         yield (
-            "paths and permissions were not looked at, as they are for root to use: sudo "
-            "infiniswap config check"
+            "paths and permissions were not checked, because that needs root: sudo infiniswap "
+            "config check"
         )
         return
     devices = declared_devices.find(path.parent / "devices")

@@ -14,11 +14,11 @@ from infiniswap.system.backup import check_backup
 from infiniswap.units import MIB
 
 PROBE_NAME = ".infiniswap-check.backup"
-"""Of a file that is asked about, and never made."""
+"""Name of a file that is only asked about, never made."""
 
 
 def existing(path: Path) -> Path:
-    """The path, or the nearest directory above it that is there."""
+    """The path, or the nearest directory above it that exists."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
@@ -54,7 +54,7 @@ def _guard(check: Callable[[], None]) -> Iterator[InfiniswapError]:
     except InfiniswapError as error:
         yield error
     except OSError as error:
-        yield ConfigError(f"cannot be looked at: {error.strerror}", where=str(error.filename))
+        yield ConfigError(f"cannot be checked: {error.strerror}", where=str(error.filename))
 
 
 def _pool(config: Config) -> Iterator[InfiniswapError | str]:
@@ -70,7 +70,7 @@ def _pool(config: Config) -> Iterator[InfiniswapError | str]:
 
 
 def check_discovery(config: Config) -> None:
-    """The files that say who exists, or how the broker knows us.
+    """Reads the peers file, the broker's password and certificates.
 
     Raises:
         ConfigError: one cannot be used.
@@ -84,10 +84,10 @@ def check_discovery(config: Config) -> None:
 
 
 def check_directory(key: str, path: Path) -> None:
-    """A directory that is there, or can be made.
+    """Accepts a directory that exists or can be made.
 
     Raises:
-        ConfigError: something else stands there, or nothing can be written.
+        ConfigError: it is no directory, or not writable.
     """
     found = existing(path)
     if not found.is_dir():
@@ -96,7 +96,7 @@ def check_directory(key: str, path: Path) -> None:
         )
     if not os.access(found, os.W_OK | os.X_OK):
         raise ConfigError(
-            f"{key} ({path}): nothing can be written in {found}",
+            f"{key} ({path}): {found} is not writable",
             mend="Name a directory on a file system that is not read-only.",
         )
 
@@ -106,7 +106,7 @@ def _backup(config: Config, has_devices: bool) -> Iterator[InfiniswapError | str
     try:
         check_backup(existing(directory) / PROBE_NAME, MIB)
     except InfiniswapError as error:
-        # A host that only lends needs no such place.
+        # A host that only lends needs no backups.
         if has_devices or directory != DeviceConfig().backup_dir:
             yield ConfigError(
                 f"device.backup_dir ({directory}) cannot hold backups: {error.what}",

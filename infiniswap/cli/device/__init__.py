@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`infiniswap device`: start, list, show, stop, reload, restart, remove.
 
-`options` makes a specification of what was typed (`infiniswap run` uses it, too), `tables` shows
-devices; nobody else enters.
+`options` makes a specification of the command line (`infiniswap run` uses it as well), `tables`
+prints devices. No other module enters.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from infiniswap import config as configuration
-from infiniswap.cli.common.parser import named
+from infiniswap.cli.common.parser import add_shared, named
 from infiniswap.cli.device.options import (
     add_device_options,
     load_config,
@@ -37,54 +36,60 @@ def add_parser(subparsers: Any) -> None:
     """Registers the command."""
     parser = subparsers.add_parser(
         "device",
-        help="start, look at and stop devices",
-        description="A device is a block device whose pages lie in the memory of donors. Each has "
-        "a process of its own.",
+        help="start, show and stop devices",
+        description="Starts, shows and stops devices. A device is a block device whose pages lie "
+        "in the memory of donors; each has a process of its own.",
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     _add_start(actions)
     for name, text in (
-        ("list", "every device: running, and stopped with its contents kept"),
-        ("show", "one device in full"),
-        ("stop", "swapoff, detach and end it; the contents are kept"),
-        ("reload", "take over what can change while it runs from the configuration"),
-        ("restart", "replace its process by one of the code that is installed now"),
-        ("remove", "stop it and delete its contents"),
+        ("list", "list every device: running ones, and stopped ones with their contents kept"),
+        ("show", "show one device in full"),
+        ("stop", "stop a device (swapoff, detach) and keep its contents"),
+        ("reload", "apply changed configuration keys to a running device"),
+        ("restart", "replace a device's process by one that runs the code installed now"),
+        ("remove", "stop a device and delete its contents"),
     ):
-        action = actions.add_parser(name, help=text, description=text)
-        action.add_argument("--config", type=Path, metavar="FILE", help="configuration file")
+        description = f"{text[0].upper()}{text[1:]}."
+        action = actions.add_parser(name, help=text, description=description)
+        add_shared(action, "--config")
         if name != "list":
             action.add_argument("name", metavar="NAME")
         if name in ("list", "show"):
-            action.add_argument("--json", action="store_true", help="for programs")
+            add_shared(action, "--json")
 
 
 def _add_start(actions: Any) -> None:
     start = actions.add_parser(
         "start",
         help="start a device",
-        description="Starts a device, or one again that was stopped.",
+        description="Starts a new device, or restarts a stopped one.",
     )
     start.add_argument("name", metavar="NAME")
-    start.add_argument("--config", type=Path, metavar="FILE", help="configuration file")
-    start.add_argument("--size", metavar="SIZE", help="of the device, for example 8G")
+    add_shared(start, "--config")
+    start.add_argument("--size", metavar="SIZE", help="size of a new device, for example 8G")
     add_device_options(start)
-    start.add_argument("--swap", action="store_true", help="use it as swap space")
+    start.add_argument("--swap", action="store_true", help="use the device as swap space")
     start.add_argument(
-        "--priority", type=int, metavar="N", help="of the swap area (default: above all others)"
+        "--priority",
+        type=int,
+        metavar="N",
+        help="priority of the swap area (default: above every other area)",
     )
     start.add_argument(
         "--metrics-listen",
         metavar="HOST:PORT",
-        help="where Prometheus may read the metrics (docs/metrics.md; default: nowhere)",
+        help="address at which Prometheus reads the metrics (default: none; docs/metrics.md)",
     )
     start.add_argument(
-        "--foreground", action="store_true", help="stay in this shell; Ctrl-C stops the device"
+        "--foreground",
+        action="store_true",
+        help="keep running in this shell; Ctrl-C stops the device",
     )
     start.add_argument(
         "--discard-contents",
         action="store_true",
-        help="begin with zeros, whatever the stopped device of this name held",
+        help="start with zeros and drop the contents kept by a stopped device of this name",
     )
 
 
@@ -143,7 +148,7 @@ def _kept_or_new(
 
 
 def report_ready(spec: DeviceSpec, ready: Ready) -> None:
-    """What a user wants to know of a new device."""
+    """Prints where a new device is, and its warnings."""
     swap = ", swapping" if spec.swap else ""
     print(
         f"device {spec.name}: {format_size(spec.size_bytes)} at {ready.path} "
@@ -161,7 +166,7 @@ def _list(args: argparse.Namespace) -> int:
         try:
             running.append(client.status(rundir.paths_of(name, run_dir, backup_dir)))
         except ConflictError:
-            silent.append(name)  # starting or stopping at this moment, or hanging
+            silent.append(name)  # it is starting, stopping, or hangs
     stopped = rundir.stopped_names(run_dir, backup_dir)
     died = rundir.died_names(run_dir)
     lost = [name for name in stopped if _is_lost(rundir.paths_of(name, run_dir, backup_dir))]
@@ -218,7 +223,8 @@ def _reload(args: argparse.Namespace) -> int:
     print(f"device {args.name}: reloaded: {', '.join(answer.applied) or 'nothing has changed'}")
     if answer.waiting:
         print(
-            f"infiniswap: these keys wait for a stop and a start: {', '.join(answer.waiting)}",
+            f"infiniswap: these keys take effect after a stop and a start: "
+            f"{', '.join(answer.waiting)}",
             file=sys.stderr,
         )
     return 0
@@ -245,8 +251,8 @@ def _stop_and_start(
     spec = rundir.read_record(paths.record)
     if spec is None or spec.ephemeral:
         raise ConflictError(
-            "this device belongs to an `infiniswap run`, which would lose its memory, as it has "
-            "no standby",
+            "this device belongs to an `infiniswap run`, whose job would lose its memory: the "
+            "device has no standby",
             where=f"device {args.name}",
         )
     client.stop(paths, remove=False)
@@ -275,7 +281,7 @@ def _remove(args: argparse.Namespace) -> int:
 
 
 def _remove_stopped(paths: rundir.DevicePaths, spec: DeviceSpec | None) -> None:
-    """Without a spec: a device whose process died when it had just begun to start."""
+    """Without a spec: the device's process died before it had written one."""
     lock = rundir.take_lock(paths)
     try:
         frontends.clear_leftovers(paths)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that start a device, and what they make of it: a specification."""
+"""Options that start a device, and the specification made from them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import uuid
 import msgspec
 
 from infiniswap import config as configuration
+from infiniswap.cli.common.parser import add_shared
 from infiniswap.device.spec import contents, rundir
 from infiniswap.device.spec.spec import (
     DeviceSpec,
@@ -27,26 +28,35 @@ from infiniswap.units import format_size, parse_host_ports
 
 
 def add_device_options(parser: argparse.ArgumentParser) -> None:
-    """Options that `run` has, too."""
-    parser.add_argument("--donors", metavar="H[:P],...", help="control addresses of the donors")
+    """Options that `device start` and `run` share."""
+    add_shared(parser, "--donors", "--secret-file")
     parser.add_argument(
         "--frontend",
         choices=("auto", "ublk", "nbd", "fuse", "nbd-socket"),
-        help="how the kernel sees it (default: the first that works)",
+        help="how the kernel sees the device (default auto: the first that works)",
     )
     parser.add_argument(
         "--backup",
         metavar="PATH|none",
-        help="local copy of all pages: a file or block device (default: a file of the device's "
-        "name in the backup directory)",
+        help="local copy of all pages: a file, a block device or none (default: a file in "
+        "device.backup_dir)",
     )
     parser.add_argument(
-        "--allow-data-loss", action="store_true", help="confirms --backup none with swap"
+        "--allow-data-loss",
+        action="store_true",
+        help="accept that swap with --backup none loses the pages of a lost donor",
     )
-    parser.add_argument("--transport", choices=("auto", "rdma", "tcp"), help="how pages travel")
-    parser.add_argument("--secret-file", metavar="FILE", help="the cluster secret (mode 0600)")
-    parser.add_argument("--slab", metavar="SIZE", help="slab size, as on the donors (default 1G)")
-    parser.add_argument("--staging", metavar="SIZE", help="buffers for pages on their way (64M)")
+    parser.add_argument(
+        "--transport",
+        choices=("auto", "rdma", "tcp"),
+        help="how pages travel (default auto: RDMA where both ends have it, else TCP)",
+    )
+    parser.add_argument("--slab", metavar="SIZE", help="size of the donors' slabs (default 1G)")
+    parser.add_argument(
+        "--staging",
+        metavar="SIZE",
+        help="memory for pages on their way to donors and backup (default 64M)",
+    )
 
 
 def load_config(args: argparse.Namespace) -> configuration.Config:
@@ -80,7 +90,7 @@ def make_spec(
     """A spec from flags and configuration.
 
     Raises:
-        UsageError: they do not go together.
+        UsageError: they contradict each other.
     """
     paths = rundir.paths_of(name, config.device.run_dir, config.device.backup_dir)
     check_size(size_bytes, config.device.slab_bytes)
@@ -117,19 +127,20 @@ def started_again(
         ConflictError: they would change more.
     """
     mend = (
-        "Leave that out to start it as it was, or delete it first: infiniswap device remove "
-        f"{kept.name}."
+        "Leave the option out to start the device as it was, or delete it first: infiniswap device "
+        f"remove {kept.name}."
     )
     stopped = f"the stopped device {kept.name}"
     if size_bytes is not None and size_bytes != kept.size_bytes:
         raise ConflictError(
-            f"{stopped} has {format_size(kept.size_bytes)}, not {format_size(size_bytes)}",
+            f"{stopped} has a size of {format_size(kept.size_bytes)}, not "
+            f"{format_size(size_bytes)}",
             where=str(paths.kept),
             mend=mend,
         )
     if args.swap and not kept.swap:
         raise ConflictError(
-            f"{stopped} is no swap space; --swap would overwrite its contents",
+            f"{stopped} is not swap space; --swap would overwrite its contents",
             where=str(paths.kept),
             mend=mend,
         )

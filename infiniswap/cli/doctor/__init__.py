@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`infiniswap doctor`: what this host can do, what is missing, and the command that mends it.
 
-Each module of this room looks at one subject and yields findings (`finding`); `examine` puts them
-in order. `infiniswap init` uses some of the checks; nobody else enters.
+Each module of this room checks one subject and yields findings (`finding`); `examine` runs them in
+order. `infiniswap init` uses some of the checks; no other module enters.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from infiniswap import config as configuration
+from infiniswap.cli.common.parser import add_shared
 from infiniswap.cli.doctor.finding import MISSING, OK, WARN, Check, Finding, good, guarded, missing
 from infiniswap.errors import ConfigError
 
@@ -25,14 +26,11 @@ def add_parser(subparsers: Any) -> None:
     """Registers the command."""
     parser = subparsers.add_parser(
         "doctor",
-        help="what this host can do, and what is missing",
-        description="Looks at this host and says what works, what does not, and how to mend it. "
-        "Changes nothing. Exit code 0 when a job can be run here, 5 when not.",
+        help="check what this host can do, and what is missing",
+        description="Checks this host and prints what works, what is missing, and the command that "
+        "mends it. Changes nothing. Exit code 0: this host can run jobs; 5: it cannot.",
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file")
-    parser.add_argument("--donors", metavar="H[:P],...", help="donors to ask")
-    parser.add_argument("--secret-file", metavar="FILE", help="the cluster secret")
+    add_shared(parser, "--json", "--config", "--donors", "--secret-file")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,20 +60,20 @@ _NEEDED: Final = frozenset(
         "backup",
     }
 )
-"""What `infiniswap run` cannot do without."""
+"""Findings that `infiniswap run` needs."""
 
 
 def _configuration(
     path: Path | None, overrides: dict[str, object]
 ) -> tuple[configuration.Config, Finding]:
-    """The configuration, or the defaults and what is wrong with it: the host is worth a look
-    all the same."""
+    """The configuration and its finding. Where it is wrong: the defaults, so that the host is
+    checked all the same."""
     try:
         config = configuration.load(path, overrides)
     except ConfigError as error:
         what = f"{error.where}: {error.what}" if error.where else error.what
         mend = error.mend or "correct it; docs/configuration.md lists every key"
-        finding = missing("configuration", f"{what}; what follows is for the defaults", mend)
+        finding = missing("configuration", f"{what}; the other findings are for the defaults", mend)
         try:
             return configuration.load(Path("/dev/null"), overrides, {}), finding
         except ConfigError:
@@ -88,7 +86,7 @@ def _configuration(
 
 def examine(config: configuration.Config) -> Iterator[Finding]:
     """Every finding, in the order of the report. A check that fails is a finding itself."""
-    # Late: what is imported here is not needed by other commands.
+    # Imported late: other commands do not need these modules.
     from infiniswap.cli.doctor import devices, donors, host, rdma, swap
 
     checks: tuple[tuple[str, Check], ...] = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Findings about the broker: whether it can be reached, and what is announced there."""
+"""Findings about the broker: whether it can be reached, and the donors announced there."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def announced(config: Config, found: Found) -> Iterator[Finding]:
     if config.mqtt.username and config.mqtt.tls == "off" and not _is_loopback(config):
         yield degraded(
             _NAME,
-            f"{place}: the password for it can be read on the way",
+            f"{place}: the password travels in plain text",
             'tls = "on" and ca_file under [mqtt], and a port of the broker with TLS',
         )
 

@@ -23,7 +23,10 @@ _FREE_SHARE_MIN: Final = 0.05
 _ALARMS: Final = (
     ("backup refuses writes", "df -h {backup}; dmesg | tail (free the disk; writes are retried)"),
     ("from the backup with other bytes", "dmesg | tail (the disk returns wrong data: replace it)"),
-    ("was given up", "infiniswap status (see that donor's log; it is tried again by itself)"),
+    (
+        "was given up",
+        "infiniswap status (see that donor's log; the device tries it again on its own)",
+    ),
     ("neither a donor nor a backup", "infiniswap status (start more donors, or raise their pool)"),
     ("are lost with donors", "end the programs that use it, then: infiniswap device remove {name}"),
     ("front end has ended", "infiniswap device restart {name}"),
@@ -32,7 +35,7 @@ _ALARMS: Final = (
         "swap area was taken out of use",
         "swapon --discard /dev/infiniswap/{name} (or: infiniswap device stop {name})",
     ),
-    ("connections are not complete", "dmesg | grep nbd (new ones are tried by themselves)"),
+    ("connections are not complete", "dmesg | grep nbd (the device connects again on its own)"),
 )
 """Words of an alarm (infiniswap.device.slabs.alarms) and what to do about it."""
 
@@ -64,7 +67,7 @@ def devices(config: Config) -> Iterator[Finding]:
             yield degraded("devices", f"{name}: {state}: {alarms}", _mend(config, name, alarms))
         elif state.startswith("no answer"):
             log = config.device.run_dir / name / "log"
-            # In the foreground, as a service, it has no log of its own.
+            # As a service, in the foreground, it has no log file.
             mend = f"tail {log}" if log.exists() else f"journalctl -u infiniswap-device@{name}"
             if os.geteuid() != 0:
                 mend = "sudo infiniswap doctor"
@@ -83,7 +86,7 @@ def _mend(config: Config, name: str, alarms: str) -> str:
 
 
 def left_behind(config: Config) -> Iterator[Finding]:
-    """What killed processes of ours have left."""
+    """What killed processes have left behind."""
     found = list(leftovers.find(config.device.run_dir))
     for item in found:
         yield degraded("leftovers", item.what, item.mend)
@@ -94,13 +97,13 @@ def left_behind(config: Config) -> Iterator[Finding]:
 
 
 def _donors(run_dir: Path | None) -> Iterator[Finding]:
-    # After a stop in order, too, until the grace period is over: nobody can tell from outside.
+    # Seen after an orderly stop as well, until the grace period is over: they look alike.
     for home in [] if run_dir is None else homes.leftovers(run_dir):
         yield degraded(
             "leftovers",
-            f"{home.path}: {format_size_short(home.used_bytes)} of memory that a daemon has lent "
-            "and that waits for its successor",
-            "infiniswap daemon (goes on with it), or infiniswap daemon --release (gives it back)",
+            f"{home.path}: {format_size_short(home.used_bytes)} of memory lent by a stopped "
+            "daemon, kept for its successor",
+            "infiniswap daemon (takes it over), or infiniswap daemon --release (gives it back)",
         )
 
 
@@ -110,7 +113,7 @@ def _demos(run_dir: Path) -> Iterator[Finding]:
     for record in demo_leftovers.stale(run_dir):
         yield degraded(
             "leftovers",
-            f"{record.work_dir}: left by a demo that was killed, maybe with loop devices and "
+            f"{record.work_dir}: left behind by a killed demo, perhaps with loop devices and "
             "cgroups",
-            "infiniswap demo (takes it away before it starts)",
+            "infiniswap demo (removes it before it starts)",
         )

@@ -22,7 +22,7 @@ def secret(config: Config) -> Iterator[Finding]:
     if found is not None:
         yield good("secret", f"{config.cluster.secret_file}: {len(found)} bytes, for root alone")
     else:
-        yield good("secret", "none, and none is needed: the daemon serves this host alone")
+        yield good("secret", "none; none is needed, because the daemon serves this host alone")
 
 
 def donors(config: Config) -> Iterator[Finding]:
@@ -34,7 +34,7 @@ def donors(config: Config) -> Iterator[Finding]:
     if not peers:
         yield degraded(
             "donors",
-            "none is configured, and none is found",
+            "none is configured, and none was announced",
             "infiniswap doctor --donors HOST[:PORT],... (for good: `peers` under [cluster])",
         )
         return
@@ -81,7 +81,7 @@ def _donor(config: Config, row: DonorRow) -> Iterator[Finding]:
     if pool.slabs_unpinned:
         yield degraded(
             "donors",
-            f"{row.address}: {pool.slabs_unpinned} of its slabs are not locked in memory, so that "
+            f"{row.address}: {pool.slabs_unpinned} of its slabs are not locked in memory: that "
             "host may swap them out",
             "there: LimitMEMLOCK=infinity in the daemon's unit (or ulimit -l unlimited), then "
             "restart it",

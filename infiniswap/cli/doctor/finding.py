@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `infiniswap doctor` reports: one finding for each thing looked at."""
+"""What `infiniswap doctor` reports: one finding for each thing that was checked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MISSING: Final = "missing"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at. Made by `good`, `degraded` and `missing`.
+    """One thing that was checked. Made by `good`, `degraded` and `missing`.
 
     Attributes:
         name: short and stable, for programs.
@@ -57,11 +57,11 @@ def guarded(name: str, check: Check) -> Iterator[Finding]:
         yield from check()
     except InfiniswapError as error:
         what = f"{error.where}: {error.what}" if error.where else error.what
-        # What root would not meet says nothing about the host.
+        # A refusal that root would not get says nothing about the host.
         refused = os.geteuid() != 0 and what.endswith(os.strerror(errno.EACCES))
         yield missing(name, what, _again() if refused else error.mend or _again())
     except OSError as error:
-        yield degraded(name, f"could not be looked at: {error}", _again())
+        yield degraded(name, f"could not be checked: {error}", _again())
 
 
 def _again() -> str:

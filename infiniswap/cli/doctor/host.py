@@ -107,7 +107,7 @@ def ublk_devices(
     if state != 0:
         yield degraded(
             "ublk",
-            f"io_uring is not for everybody here (kernel.io_uring_disabled = {state}), and ublk "
+            f"io_uring is restricted here (kernel.io_uring_disabled = {state}), and ublk "
             "devices need it: devices get the front end nbd or fuse",
             "sysctl -w kernel.io_uring_disabled=0",
         )
@@ -126,7 +126,7 @@ def ublk_devices(
     if limit is not None and used >= limit:
         yield degraded(
             "ublk",
-            f"{text}, which is all that the driver may allow",
+            f"{text}, the most that the driver allows",
             f"echo {used + 16} > /sys/{ublk.LIMIT}",
         )
     else:
@@ -211,7 +211,7 @@ def overcommit(*, proc: Path = PROC) -> Iterator[Finding]:
     else:
         yield degraded(
             "overcommit",
-            f"{what}. Jobs that reserve more fail though pages are free",
+            f"{what}. Jobs that reserve more fail, even with free memory",
             "sysctl -w vm.overcommit_memory=0",
         )
 
@@ -226,7 +226,7 @@ def idle(
     sys: Path = SYS,
     request: CpuLatencyRequest | None = None,
 ) -> Iterator[Finding]:
-    """What a wake-up costs, and what is done about it."""
+    """How long a processor takes to wake up, and whether the device avoids that."""
     found = idle_host(proc=proc, sys=sys)
     latency_us = found.latency_us
     if latency_us is None:
@@ -238,15 +238,17 @@ def idle(
                 "modprobe cpuidle_haltpoll force=1",
             )
         else:
-            yield good("idle", "processors have no idle states that could be asked for")
+            yield good("idle", "processors have no idle states that could be limited")
         return
     how = _how_it_sleeps(found)
     if config.device.keep_awake == "off":
-        yield good("idle", f"{how}; device.keep_awake is off, so page-ins wait for that")
+        yield good(
+            "idle", f"{how}; device.keep_awake is off, so page-ins wait until a processor wakes up"
+        )
     elif problem := (request or CpuLatencyRequest()).check():
         yield degraded("idle", f"{how}; {problem.reason}", problem.mend)
     else:
-        yield good("idle", f"{how}; devices ask for {latency_us} µs at most while pages come in")
+        yield good("idle", f"{how}; devices limit sleep to {latency_us} µs while pages come in")
     yield from _idle_donor(config, found, sys)
 
 

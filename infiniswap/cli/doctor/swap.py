@@ -33,8 +33,8 @@ def settings(*, proc: Path = PROC, sys: Path = SYS) -> Iterator[Finding]:
     elif cluster > 5:
         yield degraded(
             "page-cluster",
-            f"vm.page-cluster is {cluster}: each fault reads {1 << cluster} pages, most of which "
-            "nobody wants",
+            f"vm.page-cluster is {cluster}: each fault reads {1 << cluster} pages, most of them "
+            "for nothing",
             "sysctl -w vm.page-cluster=3",
         )
     else:
@@ -58,8 +58,8 @@ def _swappiness(proc: Path) -> Iterator[Finding]:
     if version == 1:
         yield degraded(
             "swappiness",
-            "vm.swappiness is 0: `infiniswap run` sets its own, but other programs are hardly "
-            "swapped to a device, and those in memory cgroups never",
+            "vm.swappiness is 0: `infiniswap run` sets its own value, but the kernel hardly swaps "
+            "other programs to a device, and never those in memory cgroups",
             mend,
         )
     else:

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """`infiniswap run`: an unmodified job with far more memory than its limit.
 
-This process prepares and reports. Undoing is the device process's part, which watches this one:
-so there is no moment at which being killed leaves anything behind. `device` joins or starts what is
-paged to, `job` runs the command, `live_line` speaks meanwhile; nobody else enters.
+This process prepares and reports. The device's process watches this one and cleans up, so that
+nothing is left behind whenever this one is killed. `device` joins or starts the swap device, `job`
+runs the command, `live_line` prints meanwhile. No other module enters.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 from typing import Any
 
 from infiniswap import config as configuration
-from infiniswap.cli.common.parser import named
+from infiniswap.cli.common.parser import add_shared, named
 from infiniswap.cli.device.options import add_device_options, load_config
 from infiniswap.cli.run import device
 from infiniswap.cli.run import job as run_job
@@ -40,29 +39,36 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "run",
         help="run a command with more memory than its limit",
-        description="Runs COMMAND with at most --local of this host's memory; what does not fit "
-        "is paged to donors. Its signals and exit code are passed through. Everything is undone "
-        "when it ends, however it ends. Needs root; under sudo COMMAND runs as the user who "
-        "called it. Members of the group infiniswap need no root with --device.",
+        description="Runs COMMAND with at most --local of this host's memory, and pages the rest "
+        "to donors. Signals and the exit code of COMMAND are passed through. Everything that was "
+        "set up is removed when COMMAND ends, for any reason. Needs root; under sudo COMMAND runs "
+        "as the user who called sudo. Members of the group infiniswap need no root with --device.",
     )
     parser.add_argument(
         "--local",
         required=True,
         metavar="SIZE",
-        help="memory limit of the job, such as 4G; 50%% is half of this host's memory, or of what "
-        "a cgroup around this shell may use where that is less",
+        help="memory limit of the job: a size such as 4G, or a share such as 50%% of this host's "
+        "memory (of the limit of a cgroup around this shell, where that is lower)",
     )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--device", metavar="NAME", help="page to this running swap device")
+    which.add_argument(
+        "--device", metavar="NAME", help="page to this running swap device instead of making one"
+    )
     which.add_argument(
         "--size",
         metavar="SIZE",
-        help="of the swap device (default: 4 times --local, or what donors and disk allow)",
+        help="size of the swap device (default: 4 times --local, less where donors or the disk "
+        "have less room)",
     )
     add_device_options(parser)
-    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file")
-    parser.add_argument("--quiet", action="store_true", help="no notes, live line and summary")
-    parser.add_argument("--summary-json", metavar="FILE", help="write the summary there")
+    add_shared(parser, "--config")
+    parser.add_argument(
+        "--quiet", action="store_true", help="print no notes, no live line and no summary"
+    )
+    parser.add_argument(
+        "--summary-json", metavar="FILE", help="write the summary to this file as JSON"
+    )
     parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="[--] COMMAND...")
 
 
@@ -112,7 +118,7 @@ def _check(args: argparse.Namespace, command: list[str]) -> Local:
         for name in ("donors", "frontend", "backup", "transport", "slab", "staging"):
             if getattr(args, name) is not None:
                 raise UsageError(
-                    f"--{name} does not go with --device: that device has its own",
+                    f"--{name} cannot be used together with --device: that device has its own",
                     mend="Leave out one of the two.",
                 )
     return local

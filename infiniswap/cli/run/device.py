@@ -42,7 +42,7 @@ _JOIN_S_MAX = launch.START_S_MAX + 10.0
 _WAIT_TOLD_S = 3.0
 
 END_S_MAX = 10.0
-"""How long a device that is about to end is waited for."""
+"""How long to wait for a device that is about to end."""
 
 
 def get(request: Request, config: configuration.Config) -> tuple[rundir.DevicePaths, bool]:
@@ -50,7 +50,7 @@ def get(request: Request, config: configuration.Config) -> tuple[rundir.DevicePa
     run_dir, backup_dir = config.device.run_dir, config.device.backup_dir
     if request.is_member:
         paths = rundir.paths_of(request.args.device, run_dir, backup_dir)
-        member_client.status(paths)  # says what is amiss; it is joined together with the cgroup
+        member_client.status(paths)  # raises if it cannot be used; making the cgroup joins it
         return paths, True
     if request.args.device is not None:
         paths = rundir.require_running(request.args.device, run_dir, backup_dir)
@@ -78,7 +78,7 @@ def _join(paths: rundir.DevicePaths) -> None:
     status = client.status(paths)
     if not status.swap.active:
         raise UsageError(
-            "it is not in use as swap space",
+            "the device is not in use as swap space",
             where=f"device {status.name}",
             mend="Use one that was started with `infiniswap device start NAME --swap ...`, or "
             "leave --device out: `run` then makes its own.",
@@ -145,7 +145,7 @@ def _choose_size(
         if not lendable_bytes and reasons:
             why = f"no donor lends anything now: {reasons}"
         else:
-            why += f" comes to {format_size_short(choices[why])}"
+            why += f" is {format_size_short(choices[why])}"
         raise MemoryLimitError(
             f"there is no room for a swap device: {why}",
             mend="Give --size, name more donors, or free disk space.",
@@ -172,7 +172,7 @@ def _disk_choice(backup: str | None) -> dict[str, int]:
             directory = directory.parent
         free_bytes = shutil.disk_usage(directory).free
     except OSError:
-        return {}  # the device says what is wrong with it
+        return {}  # the start of the device reports what is wrong
     return {f"{_DISK_SHARE:.0%} of the free disk at {directory}": int(free_bytes * _DISK_SHARE)}
 
 
@@ -184,14 +184,14 @@ async def _lendable(config: configuration.Config, donors: tuple[HostPort, ...]) 
 
 
 def leave(paths: rundir.DevicePaths, watch: lost.Watch | None, held_bytes: int) -> None:
-    """Says goodbye to the device, which ends with its last run; it is not waited for where other
-    commands have `held_bytes` there."""
+    """Says goodbye to the device, which ends with its last run. Does not wait for that end where
+    other commands have `held_bytes` there."""
     try:
         client.leave(paths, os.getpid(), wait=not held_bytes)
         if held_bytes:
             say(
                 f"{format_size_short(held_bytes)} of other commands lie in the swap device "
-                f"{paths.name}: it is removed in the background, when they have room elsewhere"
+                f"{paths.name}: it is removed in the background, once they fit elsewhere"
             )
     except client.DeviceError as error:
         _say_what_remains(paths, error)
@@ -220,14 +220,14 @@ def _say_what_remains(paths: rundir.DevicePaths, error: InfiniswapError) -> None
         who += f" (pid {status.pid})"
     say(f"{remains} cannot be removed yet: {error}")
     say(
-        f"the job has ended, and nothing needs to be done: {who} goes on serving the device, and "
-        f"tries to remove it every {runs.STOP_PAUSE_S_MAX:.0f} s or sooner, until that has worked; "
-        f"`infiniswap device show {paths.name}` shows it"
+        f"the job has ended, and you need not do anything: {who} keeps serving the device, and "
+        f"tries to remove it at least every {runs.STOP_PAUSE_S_MAX:.0f} s; `infiniswap device show "
+        f"{paths.name}` shows it"
     )
 
 
 def clear_lost(paths: rundir.DevicePaths) -> None:
-    """Cleans up behind a device whose process has died; says what could not be."""
+    """Cleans up behind a device whose process has died; says what could not be removed."""
     try:
         lost.clear(paths)
     except ConflictError as error:

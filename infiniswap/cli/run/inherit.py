@@ -30,11 +30,11 @@ _DEFAULT = DeviceConfig()
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """An option that this run names otherwise than the running one.
+    """An option whose value differs from that of the running `infiniswap run`.
 
     Attributes:
         theirs: value of the running one.
-        mend: how to have the same; empty: by leaving it out.
+        mend: how to get the same value; empty: by leaving the option out.
     """
 
     name: str
@@ -67,7 +67,7 @@ def like(
 
 
 def recorded(spec: DeviceSpec, others: tuple[RunDevice, ...]) -> DeviceSpec:
-    """With what it has from the others also when it reads its configuration again."""
+    """The spec with the others' flags, so that a later reload finds the same values."""
     if not others:
         return spec
     theirs = others[0].spec
@@ -120,7 +120,7 @@ def _differences(
         yield differs("slab", "device.slab", theirs, theirs)
     backup, asked = _their_backup(other), _asked_backup(args.backup)
     if asked is None and backup == "none":
-        yield _Difference("--backup", "none", "Give --backup none --allow-data-loss, too")
+        yield _Difference("--backup", "none", "Also give --backup none --allow-data-loss")
     elif asked is not None and asked != backup:
         yield _Difference("--backup", backup or f"a file in {other.paths.store}")
 
@@ -142,7 +142,7 @@ def _is_same_secret(config: Config, theirs: Path | None) -> bool:
         return False
     if theirs == config.cluster.secret_file:
         return True
-    with contextlib.suppress(InfiniswapError):  # it was moved meanwhile
+    with contextlib.suppress(InfiniswapError):  # the file was moved since
         return read_secret(theirs) == config.secret()
     return False
 

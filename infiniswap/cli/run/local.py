@@ -54,7 +54,7 @@ def parse_local(text: str, *, proc: Path = PROC) -> Local:
     if limit_bytes > above.total_bytes:
         note = (
             f"warning: --local {text} limits nothing: {_whole(above)}. The command is paged out "
-            "only when that runs short"
+            "only when that memory runs short"
         )
     return Local(limit_bytes, note)
 

@@ -23,7 +23,7 @@ class Request:
     """What was asked for.
 
     Attributes:
-        is_member: not root, so that the device does what needs root.
+        is_member: not root: the device's process does what needs root.
     """
 
     args: argparse.Namespace
@@ -35,15 +35,15 @@ class Request:
 
 
 class SummaryFile:
-    """The file of --summary-json, opened before anything is set up, so that a mistake is told
-    then."""
+    """The file of --summary-json. It is opened before anything is set up, so that a wrong name
+    fails early."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self.written = False
 
     def write(self, summary: dict[str, object]) -> None:
-        """Writes it; a full disk is told, and does not change the exit code."""
+        """Writes it; a full disk is reported, and does not change the exit code."""
         data = (json.dumps(summary, indent=2) + "\n").encode()
         try:
             if stat.S_ISREG(os.fstat(self._fd).st_mode):
@@ -99,7 +99,7 @@ def _raise_ending_signal(number: int, _frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def ending_signals_raise() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise EndingSignal, where nobody ignores them."""
+    """SIGTERM and SIGHUP raise EndingSignal, unless they are ignored."""
     previous = {}
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:

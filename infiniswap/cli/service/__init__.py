@@ -40,33 +40,33 @@ def add_parser(subparsers: Any) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     install = actions.add_parser(
         "install",
-        help="write the units; nothing is started or enabled",
+        help="write the units; start and enable nothing",
         description="Writes the units with the paths of this installation, makes the group "
-        "infiniswap, and says what to do next. What is there already is brought up to date.",
+        "infiniswap, and prints the next steps. Units that exist already are updated.",
     )
     install.add_argument(
-        "--print", action="store_true", dest="show", help="show the units, write nothing"
+        "--print", action="store_true", dest="show", help="print the units, write nothing"
     )
     uninstall = actions.add_parser(
         "uninstall",
         help="remove the units",
-        description="Removes the units, the links that enable them, and the group infiniswap if "
-        "it has no member, and directories of ours that are empty. Refused while one of them "
-        "runs. Settings and devices' contents stay, and are named.",
+        description="Removes the units, the links that enable them, empty directories of "
+        "Infiniswap, and the group infiniswap if it has no members. Refuses while one of the "
+        "services runs. Settings and the contents of devices stay; the command lists them.",
     )
     uninstall.add_argument(
         "--purge",
         action="store_true",
-        help="remove settings, the files beside them that they name (secret, tokens, "
-        "certificates), declarations and the contents of stopped devices, too",
+        help="also remove settings, the files beside them that they name (secret, tokens, "
+        "certificates), device declarations and the contents of stopped devices",
     )
     for action in (install, uninstall):
-        action.add_argument("--dry-run", action="store_true", help="only say what would be done")
+        action.add_argument("--dry-run", action="store_true", help="only print what would be done")
         action.add_argument(
             "--root",
             type=Path,
             metavar="DIR",
-            help="work in the system below DIR; systemd is not asked",
+            help="work on the system below DIR, without asking systemd",
         )
 
 
@@ -123,14 +123,14 @@ def _is_host(args: argparse.Namespace) -> bool:
         return False
     if not systemd.is_running():
         raise UnavailableError(
-            "systemd is not the init of this host, so there is nothing to install services into",
+            "systemd is not the init system of this host, so services cannot be installed",
             mend="`infiniswap service install --print` shows the units, `--root DIR` writes them "
             "into the system below DIR. Without systemd start `infiniswap daemon` and "
-            "`infiniswap device start NAME --foreground` from the init that is there.",
+            "`infiniswap device start NAME --foreground` from this host's init system.",
         )
     if not args.dry_run and os.geteuid() != 0:
         raise NotPermittedError(
-            "the units of the host are root's", mend="Run it with sudo, or with --dry-run."
+            "changing this host's units needs root", mend="Run it with sudo, or with --dry-run."
         )
     return True
 
@@ -149,7 +149,7 @@ def _install(args: argparse.Namespace, root: Path) -> int:
     if is_host:
         _prepare_host(dry_run=args.dry_run)
     else:
-        print(f"the group {GROUP} has to be made there: groupadd --system {GROUP}")
+        print(f"make the group {GROUP} there: groupadd --system {GROUP}")
     _say_next()
     return 0
 
@@ -170,13 +170,12 @@ def _prepare_host(*, dry_run: bool) -> None:
 def _say_next() -> None:
     options = service_units.OPTIONS_DIR / "NAME.env"
     print(
-        "\nNothing has been started or enabled. Next:\n"
-        "  to lend this host's memory:   systemctl enable --now infiniswapd\n"
-        f"  for a device of this host:    write {options} with one line,\n"
-        "                                DEVICE_OPTIONS=--size 8G --donors HOST,... --swap\n"
-        "                                systemctl enable --now infiniswap-device@NAME\n"
-        f"  for users of such a device:   usermod -aG {GROUP} USER\n"
-        "Settings of daemon and devices: /etc/infiniswap/infiniswap.toml"
+        "\nNothing has been started or enabled. Next:\n  to lend this host's memory:   systemctl "
+        f"enable --now infiniswapd\n  for a device of this host:    write {options} with one "
+        "line,\n                                DEVICE_OPTIONS=--size 8G --donors HOST,... "
+        "--swap\n                                systemctl enable --now infiniswap-device@NAME\n  "
+        f"for users of such a device:   usermod -aG {GROUP} USER\nSettings of daemon and devices: "
+        "/etc/infiniswap/infiniswap.toml"
     )
 
 
@@ -204,9 +203,9 @@ def _uninstall(args: argparse.Namespace, root: Path) -> int:
     for path in paths:
         print(f"{'would remove' if args.dry_run else 'removed'}: {path}")
     if not paths:
-        print("no units of ours are installed")
+        print("no units of Infiniswap are installed")
     for path in service_units.drop_ins(root):
-        print(f"left in place, as somebody else has made it: {path}")
+        print(f"left in place, because Infiniswap did not write it: {path}")
     if is_host and not args.dry_run:
         systemd.reload()
     if is_host:
@@ -224,11 +223,13 @@ def _configuration(root: Path) -> configuration.Config:
     except FileNotFoundError:
         return configuration.Config()
     except OSError:
-        pass  # load() says what is wrong
+        pass  # load() reports it
     try:
         return configuration.load(path, environ={})
     except ConfigError as error:
-        print(f"what the configuration names elsewhere is not looked at: {error}", file=sys.stderr)
+        print(
+            f"the configuration cannot be read, so its defaults are used: {error}", file=sys.stderr
+        )
     return configuration.Config()
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an installation leaves beside its units: settings, devices' contents, run-time directories.
 
-Modules, sysctls, tmpfiles and the like are none of ours: nothing of that kind is ever written.
+Infiniswap writes no modules, sysctls, tmpfiles or the like, so none are left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAMES_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A directory of ours.
+    """A directory of Infiniswap.
 
     Attributes:
         path: where.
@@ -93,7 +93,7 @@ def own_files(place: Place) -> list[Path]:
 
 
 def _is_below(path: Path, directory: Path) -> bool:
-    """Whether it really lies there: a directory on the way to it may be a link out of there."""
+    """Whether it really lies below: a directory on its path may be a link that leads out."""
     try:
         return path.parent.resolve().is_relative_to(directory.resolve())
     except (OSError, RuntimeError):  # links in a circle
@@ -137,7 +137,7 @@ def tidy(place: Place) -> bool:
 
 
 def strangers(place: Place) -> list[str]:
-    """What lies there and is not ours, so that `--purge` leaves it: names below the place."""
+    """Files that `--purge` leaves because they are not Infiniswap's: names below the place."""
     directories = _directories(place)
     known = {*own_files(place), *directories}
     found = []
@@ -152,7 +152,7 @@ def left(found: tuple[Place, ...], *, purged: bool, tidied: bool) -> Iterator[st
 
     Args:
         found: the places.
-        purged: files of ours go, or are gone.
+        purged: Infiniswap's files go, or are gone.
         tidied: empty directories are gone.
     """
     for place in found:
@@ -167,8 +167,9 @@ def left(found: tuple[Place, ...], *, purged: bool, tidied: bool) -> Iterator[st
             more = len(others) - _NAMES_MAX
             names = ", ".join(others[:_NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
             yield (
-                "left in place, as they are not Infiniswap's, nor named by its configuration: "
-                f"{names} in {place.path}; remove them by hand if nobody needs them"
+                "left in place, because they do not belong to Infiniswap and its configuration "
+                f"does not name them: {names} in {place.path}; remove them by hand if they are not "
+                "needed"
             )
         if tidied and not is_ours and not others:
-            yield f"{stays}, which is empty: it is a link, or something is mounted there"
+            yield f"{stays}, which is empty: it is a link or a mount point"

@@ -193,7 +193,7 @@ class Bench:
         end_s = time.monotonic() + timeout_s
         while not (value := condition()):
             if time.monotonic() >= end_s:
-                raise DeadlineError(f"waited {timeout_s:g} s in vain for {what}")
+                raise DeadlineError(f"waited {timeout_s:g} s for {what}, without success")
             time.sleep(0.02)
         return value
 

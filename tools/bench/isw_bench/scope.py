@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run makes on this machine, and how it is taken away again, whatever happens.
+"""What a run makes on this machine, and how it is removed, however the run ends.
 
 A run has a mark. Its directory carries it in its name and every process in its environment; loop
 devices, mounts and swap areas lie on files of the directory. A file system that was unmounted under
@@ -144,8 +144,8 @@ def stale_directories(parent: Path) -> list[Path]:
 
 
 def sweep(work: Path) -> list[str]:
-    """Takes away whatever of a run is there, in an order in which nothing is pulled from under
-    another; goes on past failures and returns those that stayed, one text each."""
+    """Removes everything that a run has made, users before what they use; a failure does not stop
+    it. Returns the failures, one text each."""
     mark = work.name.removeprefix(PREFIX)
     steps: list[tuple[str, Callable[[], None]]] = [
         ("cgroups", lambda: _remove_cgroups(mark)),
@@ -205,7 +205,7 @@ def _is_noted(work: Path, device: loop.LoopDevice) -> bool:
     try:
         return identity == _identity(device)
     except OSError as error:
-        return error.errno == errno.ENOTCONN  # nobody can tell any more whose file it was
+        return error.errno == errno.ENOTCONN  # its file can no longer be told
 
 
 def _loops(work: Path) -> list[loop.LoopDevice]:

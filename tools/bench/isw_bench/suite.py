@@ -116,7 +116,7 @@ def build_parser(suite: Suite) -> argparse.ArgumentParser:
         choices=("awake", "host"),
         default="awake",
         help="where times count: keep processors awake for both sides alike (awake), or let them "
-        "idle as this host does, where only a device of ours keeps them awake (host)",
+        "idle as this host does, where only an Infiniswap device keeps them awake (host)",
     )
     parser.add_argument(
         "--nice",
@@ -163,7 +163,7 @@ def parse(suite: Suite, argv: Sequence[str]) -> tuple[argparse.Namespace, Settin
 
 
 def run_one(bench: Bench, suite: Suite, key: str, awake: bool) -> Comparison:
-    """One comparison. What it needs and this machine has not makes it skipped, not failed."""
+    """One comparison. It is skipped, not failed, where this machine lacks what it needs."""
     module = suite.comparisons[key]
     bench.commands = {}
     start_s = time.monotonic()
@@ -179,13 +179,12 @@ def run_one(bench: Bench, suite: Suite, key: str, awake: bool) -> Comparison:
 
 @contextlib.contextmanager
 def processors_awake(wanted: bool) -> Iterator[str]:
-    """For both sides alike, so that they are compared and not what a wake-up costs here; yields
-    what to say about it."""
+    """For both sides alike, so that wake-ups do not blur the comparison; yields a note about it."""
     request = CpuLatencyRequest()
     latency_us = idle_host().latency_us if wanted else None
     try:
         if not wanted:
-            yield "Processors idled as this host lets them, but for what a device of ours asks for."
+            yield "Processors idled as on this host, unless an Infiniswap device kept them awake."
         elif latency_us is None:
             yield "This host's processors cannot be kept from sleeping."
         elif problem := request.hold(latency_us):

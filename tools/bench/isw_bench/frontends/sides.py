@@ -59,7 +59,7 @@ def ours(
     """A device of ours, every slab mapped.
 
     Raises:
-        SkipError: this host has not this front end.
+        SkipError: this host lacks this front end.
     """
     try:
         CHECKS[frontend]()

@@ -96,7 +96,7 @@ def soft_roce(bench: Bench) -> Iterator[None]:
     block. (`rdma_rxe` hands packets to an address of this host straight to itself.)
 
     Raises:
-        SkipError: not root, or this kernel has not what it takes.
+        SkipError: not root, or this kernel lacks soft-RoCE.
     """
     require_root("soft-RoCE")
     require_programs("ip", "rdma", "modprobe")
