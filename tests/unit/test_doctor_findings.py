@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.donors.hostile_donor import status
 
 from infiniswap import config as configuration
 from infiniswap.cli.doctor import devices as device_findings
@@ -201,31 +202,23 @@ LISTENS = config(daemon__listen="10.0.0.1")
 """Of a host that lends to others."""
 
 
-def test_what_wake_ups_cost(host: Host) -> None:
-    idle_host(host, "haltpoll")
-    found = one(idle(host, Config()))
-    assert found.state == OK
-    assert "limit sleep" in found.what
-    assert "page-ins wait" in one(idle(host, config(device__keep_awake="off"))).what
-
-
-def test_a_host_that_refuses_it_is_told(host: Host) -> None:
-    idle_host(host, "haltpoll")
-    found = one(idle(host, Config(), there=False))
-    assert found.state == WARN
-    assert "--device" in found.mend
-
-
-def test_a_guest_without_idle_driver_is_told(host: Host) -> None:
-    idle_host(host, "none")
-    found = one(idle(host, Config()))
-    assert found.state == WARN
-    assert "cpuidle_haltpoll" in found.mend
-
-
-def test_real_processors_without_driver_are_left_alone(host: Host) -> None:
-    idle_host(host, "none", flags="vmx")
-    assert one(idle(host, Config())).state == OK
+@pytest.mark.parametrize(
+    ("driver", "flags", "keep_awake", "there", "state", "words"),
+    [
+        ("haltpoll", "hypervisor", "auto", True, OK, "limit sleep"),
+        ("haltpoll", "hypervisor", "off", True, OK, "page-ins wait"),
+        ("haltpoll", "hypervisor", "auto", False, WARN, "--device"),
+        ("none", "hypervisor", "auto", True, WARN, "cpuidle_haltpoll"),
+        ("none", "vmx", "auto", True, OK, ""),  # real processors without a driver
+    ],
+)
+def test_what_wake_ups_cost(
+    host: Host, driver: str, flags: str, keep_awake: str, there: bool, state: str, words: str
+) -> None:
+    idle_host(host, driver, flags=flags)
+    found = one(idle(host, config(device__keep_awake=keep_awake), there))
+    assert found.state == state
+    assert words in f"{found.what} {found.mend}"
 
 
 @pytest.mark.parametrize(
@@ -306,11 +299,10 @@ def test_front_ends_that_are_missing(host: Host) -> None:
     assert one(host_findings.front_ends(root=host.root), "fuse").state == OK
 
 
-def test_no_capability_is_named(host: Host) -> None:
-    host.write("proc/self/status", "CapEff:\t0000000000000000")
-    assert one(host_findings.rights(proc=host.proc), "cap-sys-resource").state == WARN
-    host.write("proc/self/status", "CapEff:\t000001ffffffffff")
-    assert one(host_findings.rights(proc=host.proc), "cap-sys-resource").state == OK
+@pytest.mark.parametrize(("effective", "state"), [(0, WARN), (0x1FFFFFFFFFF, OK)])
+def test_no_capability_is_named(host: Host, effective: int, state: str) -> None:
+    host.write("proc/self/status", f"CapEff:\t{effective:016x}")
+    assert one(host_findings.rights(proc=host.proc), "cap-sys-resource").state == state
 
 
 # --------------------------------------------------------------------------- the cluster
@@ -332,29 +324,10 @@ def test_the_secret_where_the_daemon_would_listen(tmp_path: Path) -> None:
     assert found(daemon__listen="10.0.0.1").state == OK
 
 
-def donor_status(
-    *, slab_bytes: int = GIB, draining: bool = False, can_map: int = 4, slabs_unpinned: int = 0
-) -> m.Status:
-    pool = dict.fromkeys(m.PoolStatus.__struct_fields__, 0)
-    memory = dict.fromkeys(m.MemoryStatus.__struct_fields__, 0)
-    return m.Status(
-        donor_id="",
-        donor_name="d",
-        incarnation="",
-        software="",
-        versions=(1, 1),
-        uptime_s=1.0,
-        slab_bytes=slab_bytes,
-        control_port=1,
-        data_port=2,
-        authenticated=True,
-        draining=draining,
-        sessions=0,
-        pool=m.PoolStatus(**pool | {"can_map": can_map, "slabs_unpinned": slabs_unpinned}),
-        memory=m.MemoryStatus(**{**memory, "source": "host"}),
-        leases=[],
-        counters={},
-    )
+def donor_status(*, slab_bytes: int = GIB, draining: bool = False, **pool: int) -> m.Status:
+    changes = {f"pool__{key}": value for key, value in pool.items()}
+    said = status(slab_bytes=slab_bytes, draining=draining, **changes)
+    return msgspec.convert(said, m.Status)
 
 
 def donors(monkeypatch: pytest.MonkeyPatch, made: Config, row: DonorRow) -> list[Finding]:
@@ -513,9 +486,7 @@ def test_a_killed_demo_is_found_and_a_running_one_is_not(host: Host) -> None:
     work = host.root / "infiniswap-demo-01234567"
     host.write(
         "demo/record.json",
-        msgspec.json.encode(
-            {"demo_id": "01234567", "work_dir": str(work), "namespaces": ""}
-        ).decode(),
+        msgspec.json.encode({"demo_id": "01234567", "work_dir": str(work)}).decode(),
     )
     (run_dir / "lock").touch()
     found = [f for f in device_findings._demos(run_dir) if str(work) in f.what]

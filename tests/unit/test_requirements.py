@@ -11,38 +11,14 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.requires_root
-def test_ci_runs_as_root() -> None:
-    pass
-
-
-@pytest.mark.requires_native
-def test_ci_has_the_c_extension() -> None:
-    pass
-
-
-@pytest.mark.requires_fuse
-def test_ci_has_fuse() -> None:
-    pass
-
-
-@pytest.mark.requires_loop
-def test_ci_has_loop_devices() -> None:
-    pass
-
-
-@pytest.mark.requires_memcg
-def test_ci_has_a_memory_cgroup() -> None:
-    pass
-
-
-@pytest.mark.requires_swap
-def test_ci_has_swap() -> None:
-    pass
-
-
-@pytest.mark.requires_netns
-def test_ci_has_network_namespaces() -> None:
+@pytest.mark.parametrize(
+    "need",
+    [
+        pytest.param(need, marks=getattr(pytest.mark, f"requires_{need}"))
+        for need in ("root", "native", "fuse", "loop", "memcg", "swap", "netns")
+    ],
+)
+def test_ci_has(need: str) -> None:
     pass
 
 

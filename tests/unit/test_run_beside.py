@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support.devices.device_status import device_status
 
 from infiniswap import config as configuration
 from infiniswap.cli.device.options import add_device_options, backup_path, load_config, make_spec
@@ -64,28 +65,12 @@ class Host:
 
 
 def status(spec: DeviceSpec) -> DeviceStatus:
-    return DeviceStatus(
+    return device_status(
         name=spec.name,
         device_id=spec.device_id,
-        pid=1,
-        uptime_s=1.0,
-        size_bytes=spec.size_bytes,
         slab_bytes=spec.config.device.slab_bytes,
-        frontend="fuse",
-        path="/dev/loop9",
         backup=spec.backup,
         swap=SwapRow(active=True, priority=101, used_bytes=0),
-        ephemeral=True,
-        state="serving",
-        slabs={},
-        pages_on_donors=0,
-        donors=[],
-        stats={},
-        remote_share=None,
-        page_in_us_p50=0.0,
-        page_in_us_p99=0.0,
-        degraded=[],
-        alarms=[],
         runs=[PID],
     )
 

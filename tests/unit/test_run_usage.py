@@ -9,9 +9,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.devices.device_status import device_status
 
 from infiniswap.cli.run.live_line import fit
-from infiniswap.device.api import DeviceStatus, DonorRow, SuccessionRow, SwapRow
+from infiniswap.device.api import DeviceStatus, DonorRow, SuccessionRow
 from infiniswap.device.jobs import usage
 from infiniswap.device.jobs.account import Account
 from infiniswap.device.jobs.job import JobResult
@@ -80,18 +81,15 @@ def test_a_cgroup_that_has_gone_keeps_the_last_figures(host: Host) -> None:
     assert sampler.peaks.anon == 10 * MIB
 
 
-def test_full_swap_is_seen_in_a_sample(host: Host) -> None:
+@pytest.mark.parametrize(("used", "both_peak"), [(255 * MIB, 0), (0, LOCAL + 250 * MIB)])
+def test_full_swap_is_seen_in_a_sample_or_else_in_the_kernels_mark(
+    host: Host, used: int, both_peak: int
+) -> None:
     sampler = host.sampler()
-    host.use(OURS, 255 * MIB)
+    host.use(OURS, used)
+    host.set(both_peak=both_peak)
     sampler.sample()
     host.use(OURS, 0)
-    sampler.sample()
-    assert sampler.was_swap_full()
-
-
-def test_full_swap_is_seen_in_the_kernels_mark_when_no_sample_saw_it(host: Host) -> None:
-    sampler = host.sampler()
-    host.set(both_peak=LOCAL + 250 * MIB)
     sampler.sample()
     assert sampler.was_swap_full()
 
@@ -143,29 +141,13 @@ def status(
     **stats: int,
 ) -> DeviceStatus:
     names = ("pages_in", "pages_out", "pages_in_remote", "pages_in_staging", "pages_in_backup")
-    return DeviceStatus(
-        name="run",
-        device_id="id",
+    return device_status(
         pid=1 + take_overs,
-        uptime_s=1.0,
-        size_bytes=256 * MIB,
-        slab_bytes=MIB,
-        frontend="fuse",
-        path=OURS,
         backup=backup,
-        swap=SwapRow(active=True, priority=100, used_bytes=0),
-        ephemeral=True,
-        state="serving",
-        slabs={},
-        pages_on_donors=0,
         donors=donors or [],
         stats=dict.fromkeys(names, 10) | stats,
-        remote_share=None,
         page_in_us_p50=100.4,
         page_in_us_p99=2000.0,
-        degraded=[],
-        alarms=[],
-        runs=[1],
         succession=SuccessionRow(
             holder_pid=1, standby="ready", take_overs=take_overs, reason="", pause_ms=0.0
         ),

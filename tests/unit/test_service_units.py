@@ -68,31 +68,31 @@ def test_what_has_an_exit_code_of_its_own_is_meant_by_it(name: str) -> None:
     assert str(errors.NoDonorError.exit_code) not in prevented.split()
 
 
-def test_a_device_is_never_killed() -> None:
-    found = settings(DEVICE_UNIT)
-    assert found["KillMode"] == ["mixed"]
-    assert found["SendSIGKILL"] == ["no"]
-    assert found["OOMScoreAdjust"] == ["-1000"]
-    assert "WatchdogSec" not in found
-    assert "FinalKillSignal" not in found
-    assert "KillSignal" not in found  # SIGTERM
+@pytest.mark.parametrize(
+    ("unit", "has", "lacks"),
+    [
+        # A device is never killed.
+        (
+            DEVICE_UNIT,
+            {"KillMode": "mixed", "SendSIGKILL": "no", "OOMScoreAdjust": "-1000"},
+            ("WatchdogSec", "FinalKillSignal", "KillSignal"),
+        ),
+        # Default dependencies are what ends it at a shutdown.
+        (DEVICE_UNIT, {}, ("DefaultDependencies",)),
+        # The process that gives the memory back outlives the daemon.
+        (DAEMON_UNIT, {"KillMode": "process", "Restart": "on-failure"}, ()),
+    ],
+)
+def test_how_a_unit_ends(unit: str, has: dict[str, str], lacks: tuple[str, ...]) -> None:
+    found = settings(unit)
+    assert {key: found[key] for key in has} == {key: [value] for key, value in has.items()}
+    assert not found.keys() & set(lacks)
 
 
-def test_a_device_stops_before_the_network_and_at_shutdown() -> None:
-    found = settings(DEVICE_UNIT)
-    after = " ".join(found["After"]).split()
+def test_a_device_stops_before_the_network_and_the_daemon_is_watched() -> None:
+    after = " ".join(settings(DEVICE_UNIT)["After"]).split()
     assert {"network.target", "network-online.target"} <= set(after)
-    assert "DefaultDependencies" not in found  # they are what ends it at a shutdown
-
-
-def test_what_a_daemon_leaves_to_give_its_memory_back_is_not_ended() -> None:
-    assert settings(DAEMON_UNIT)["KillMode"] == ["process"]
-
-
-def test_the_daemon_is_watched() -> None:
-    found = settings(DAEMON_UNIT)
-    assert int(found["WatchdogSec"][0]) >= 30
-    assert found["Restart"] == ["on-failure"]
+    assert int(settings(DAEMON_UNIT)["WatchdogSec"][0]) >= 30
 
 
 def test_the_command_of_the_device_unit_parses() -> None:
