@@ -198,44 +198,38 @@ def _print_tables(rows: Sequence[DonorRow], devices: Sequence[Mapping[str, Any]]
     if not console.is_terminal:
         # Into a file or a pipe: long lines, so that `grep` finds whole sentences.
         console = Console(width=_PIPE_COLUMNS)
+
+    def say(sentence: str, style: str | None = None) -> None:
+        console.print(sentence, style=style, markup=False, highlight=False)
+
     if rows:
         console.print(_donor_table(rows))
     else:
-        console.print(
-            f"No donor is configured, and none runs here. {NO_DONOR_MEND}",
-            markup=False,
-            highlight=False,
-        )
+        say(f"No donor is configured, and none runs here. {NO_DONOR_MEND}")
     leases = [(row, lease) for row in rows if row.status for lease in row.status.leases]
     if leases:
         console.print(_lease_table(leases))
-    if devices:
-        for table in _device_tables(devices, console):
-            console.print(table)
+    for table in _device_tables(devices, console) if devices else ():
+        console.print(table)
     for device in devices:
         if alarms := device.get("alarms"):
-            console.print(
-                f"device {device['name']}: ALARM: {alarms}",
-                style="red",
-                markup=False,
-                highlight=False,
-            )
+            say(f"device {device['name']}: ALARM: {alarms}", "red")
         for sentence in _sentences(device):
-            console.print(f"device {device['name']}: {sentence}", markup=False, highlight=False)
+            say(f"device {device['name']}: {sentence}")
     for row in rows:
         if row.status is None:
-            console.print(f"{row.address}: {row.error}", style="red", markup=False, highlight=False)
-            continue
-        sentences = list(row.status.degraded)
-        if row.status.no_room:
-            sentences.insert(0, f"lends no more slabs: it {row.status.no_room}")
-        if row.status.leases_left_out:
-            sentences.append(
-                f"{row.status.leases_left_out} more leases are not listed; they hold the "
-                "fewest slabs"
-            )
-        for sentence in sentences:
-            console.print(f"{row.address}: {sentence}", markup=False, highlight=False)
+            say(f"{row.address}: {row.error}", "red")
+        else:
+            for sentence in _donor_sentences(row.status):
+                say(f"{row.address}: {sentence}")
+
+
+def _donor_sentences(status: Status) -> Iterator[str]:
+    if status.no_room:
+        yield f"lends no more slabs: it {status.no_room}"
+    yield from status.degraded
+    if status.leases_left_out:
+        yield f"{status.leases_left_out} more leases are not listed; they hold the fewest slabs"
 
 
 def _sentences(device: Mapping[str, Any]) -> Iterator[str]:

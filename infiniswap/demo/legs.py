@@ -14,7 +14,6 @@ from typing import Any
 
 from infiniswap.demo import data, leftovers
 from infiniswap.demo.children import Child, mortal, placed
-from infiniswap.demo.interrupts import Interrupts
 from infiniswap.demo.leftovers import Record
 from infiniswap.demo.results import DISK, INFINISWAP, UNLIMITED, Leg
 from infiniswap.demo.volume import Volume
@@ -23,6 +22,7 @@ from infiniswap.errors import InfiniswapError, MemoryLimitError, SystemCallError
 from infiniswap.system import loop, swap
 from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
 from infiniswap.system.files import SYS, log_tail, read_text
+from infiniswap.system.interrupts import Interrupts
 from infiniswap.system.programs import infiniswap, python
 from infiniswap.units import HostPort, format_size
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from infiniswap.demo import data, leftovers, legs, requirements, results, volume
 from infiniswap.demo.donors import NAMES, Donor, Served, stop_all
-from infiniswap.demo.interrupts import Interrupted, Interrupts
 from infiniswap.demo.leftovers import Record
 from infiniswap.demo.progress import Progress
 from infiniswap.errors import ConflictError, SystemCallError, from_oserror
 from infiniswap.system import loop
+from infiniswap.system.interrupts import Interrupted, Interrupts
 from infiniswap.units import GIB, MIB, format_size, format_size_short, round_up
 
 SCALE = "0.9"

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 from infiniswap.demo import children, data, legs, requirements, volume
-from infiniswap.demo.interrupts import Interrupted, Interrupts
 from infiniswap.errors import (
     DeadlineError,
     NotFoundError,
@@ -20,6 +19,7 @@ from infiniswap.errors import (
     SystemCallError,
     UnavailableError,
 )
+from infiniswap.system.interrupts import Interrupted, Interrupts
 from infiniswap.units import GIB
 
 # ------------------------------------------------------------------------- requirements

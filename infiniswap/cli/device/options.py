@@ -131,23 +131,18 @@ def started_again(
         f"remove {kept.name}."
     )
     stopped = f"the stopped device {kept.name}"
-    if size_bytes is not None and size_bytes != kept.size_bytes:
-        raise ConflictError(
-            f"{stopped} has a size of {format_size(kept.size_bytes)}, not "
-            f"{format_size(size_bytes)}",
-            where=str(paths.kept),
-            mend=mend,
-        )
-    if args.swap and not kept.swap:
-        raise ConflictError(
+    size, given = format_size(kept.size_bytes), size_bytes or kept.size_bytes
+    other_backup = args.backup is not None and backup_path(args.backup, paths) != kept.backup
+    for differs, what in (
+        (given != kept.size_bytes, f"{stopped} has a size of {size}, not {format_size(given)}"),
+        (
+            args.swap and not kept.swap,
             f"{stopped} is not swap space; --swap would overwrite its contents",
-            where=str(paths.kept),
-            mend=mend,
-        )
-    if args.backup is not None and backup_path(args.backup, paths) != kept.backup:
-        raise ConflictError(
-            f"the backup of {stopped} is {kept.backup or 'none'}", where=str(paths.kept), mend=mend
-        )
+        ),
+        (other_backup, f"the backup of {stopped} is {kept.backup or 'none'}"),
+    ):
+        if differs:
+            raise ConflictError(what, where=str(paths.kept), mend=mend)
     check_files(config)
     priority = checked_priority(args.priority)
     source = source_fields(args.config, _overrides(args))

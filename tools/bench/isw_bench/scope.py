@@ -19,14 +19,14 @@ import shutil
 import signal
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 from infiniswap.errors import InfiniswapError
 from infiniswap.system import loop, swap
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.files import PROC, SYS, try_read_text
+from infiniswap.system.interrupts import Interrupts
 from infiniswap.system.memory import memory_hierarchy
 from infiniswap.system.mounts import mounts
 from infiniswap.system.programs import run_command
@@ -35,48 +35,10 @@ from isw_bench.children import MARK
 
 PREFIX = "isw-bench-"
 WORK_DIR = Path("/var/tmp")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TERM_S = 15.0
 _SWAPOFF_S = 120.0
 _LOOP_GET_STATUS64 = 0x4C05
 _LOOP_INFO_BYTES = 232  # struct loop_info64 of linux/loop.h
-
-
-class Interrupted(KeyboardInterrupt):
-    """A signal asked for the end."""
-
-
-class Interrupts:
-    """Turns signals into Interrupted, but not while something is being made or taken away."""
-
-    def __init__(self) -> None:
-        self._held = 0
-        self._pending = False
-
-    def __enter__(self) -> Interrupts:
-        self._before = [signal.signal(number, self._arrived) for number in _SIGNALS]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in zip(_SIGNALS, self._before, strict=True):
-            signal.signal(number, handler)
-
-    def _arrived(self, _number: int, _frame: FrameType | None) -> None:
-        if not self._held:
-            raise Interrupted
-        self._pending = True
-
-    @contextlib.contextmanager
-    def hold(self) -> Iterator[None]:
-        """A signal that arrives in the block takes effect at its end."""
-        self._held += 1
-        try:
-            yield
-        finally:
-            self._held -= 1
-        if self._pending and not self._held:
-            self._pending = False
-            raise Interrupted
 
 
 class Scope:
@@ -103,7 +65,7 @@ class Scope:
                 self.work.mkdir(mode=0o700)
                 self._lock = _lock(self.work)
         except BaseException:
-            self.interrupts.__exit__()
+            self.interrupts.__exit__(None, None, None)
             raise
         return self
 
@@ -115,7 +77,7 @@ class Scope:
         finally:
             if self._lock >= 0:
                 os.close(self._lock)
-            self.interrupts.__exit__()
+            self.interrupts.__exit__(None, None, None)
             for failure in failures:
                 print(f"bench: left behind: {failure}", flush=True)
 

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from infiniswap.errors import InfiniswapError, UsageError
+from infiniswap.system.interrupts import Interrupted
 from infiniswap.system.wakeup import CpuLatencyRequest, idle_host
 from infiniswap.units import parse_page_size
 from isw_bench import machine, ratio_plot, results
 from isw_bench.bench import Bench, Settings, SkipError, build_programs
 from isw_bench.results import Comparison
-from isw_bench.scope import WORK_DIR, Interrupted, Scope
+from isw_bench.scope import WORK_DIR, Scope
 
 ROOT = Path(__file__).resolve().parents[3]
-_INTERRUPTED = 130
 _WATCH_S = 2.0
 """How long to look how busy the machine is with other things."""
 
@@ -195,12 +195,12 @@ def processors_awake(wanted: bool) -> Iterator[str]:
         request.close()
 
 
-def was_interrupted(error: BaseException) -> bool:
-    """Whether it came up while the end after a signal was under way."""
+def interrupt_behind(error: BaseException) -> Interrupted | None:
+    """The signal whose end was under way when this error came up."""
     cause = error.__context__
     while cause is not None and not isinstance(cause, Interrupted):
         cause = cause.__context__
-    return cause is not None
+    return cause
 
 
 def report(
@@ -257,8 +257,9 @@ def run(suite: Suite, args: argparse.Namespace, settings: Settings) -> int:
             try:
                 found.append(run_one(bench, suite, key, args.idle == "awake"))
             except (InfiniswapError, OSError) as error:  # the others' figures are kept
-                if isinstance(error, InfiniswapError) and was_interrupted(error):
-                    raise Interrupted(str(error)) from error
+                if isinstance(error, InfiniswapError) and (signal := interrupt_behind(error)):
+                    print(f"bench: {error}", file=sys.stderr)
+                    raise signal from error
                 failed = f"{key}: {error}"
                 found.append(
                     Comparison(key, suite.comparisons[key].TITLE, skipped=f"failed: {error}")
@@ -280,6 +281,6 @@ def main(suite: Suite, argv: Sequence[str]) -> int:
     except InfiniswapError as error:
         print(f"bench: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt as error:
-        print(f"bench: interrupted{f' ({error})' if str(error) else ''}", file=sys.stderr)
-        return _INTERRUPTED
+    except Interrupted as signal:
+        print("bench: interrupted", file=sys.stderr)
+        return int(signal.code or 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals that end the demo: they wait while something is being made or taken away."""
+"""Signals that end a program which cleans up behind itself: they wait while it makes something."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(SystemExit):
-    """A signal asked the demo to end; the exit code is 128 + its number, as shells have it."""
+    """A signal asked for the end; the exit code is 128 + its number, as shells have it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
 
 
 class Interrupts:
-    """Context manager, main thread only: the first signal raises Interrupted, further ones do
-    nothing, as by then everything is being undone."""
+    """Context manager, main thread only: the first signal raises Interrupted. Later ones do nothing,
+    because by then everything is being removed."""
 
     def __init__(self) -> None:
         self._held = 0
