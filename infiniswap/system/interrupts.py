@@ -19,8 +19,8 @@ class Interrupted(SystemExit):
 
 
 class Interrupts:
-    """Context manager, main thread only: the first signal raises Interrupted. Later ones do nothing,
-    because by then everything is being removed."""
+    """Context manager, main thread only: the first signal raises Interrupted. Later ones do
+    nothing, because by then everything is being removed."""
 
     def __init__(self) -> None:
         self._held = 0
