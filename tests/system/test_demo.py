@@ -10,11 +10,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.devices.cluster import until
 
 from infiniswap.demo import data, leftovers
 from infiniswap.demo.leftovers import PREFIX, RUN_DIR, WORK_DIR
@@ -43,13 +43,6 @@ from infiniswap.demo import runner
 runner.run(runner.Options(scale="0.1"))
 """
 """A demo of a ninth of the size: below its floors, which only the command checks."""
-
-
-def until(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> None:
-    end_s = time.monotonic() + wait_s
-    while not condition():
-        assert time.monotonic() < end_s, f"not within {wait_s:g} s: {what}"
-        time.sleep(0.05)
 
 
 def demo_processes() -> list[str]:
@@ -98,7 +91,7 @@ def host_state() -> set[str]:
 def assert_nothing_left(before: set[str]) -> None:
     assert not any(left().values()), left()
     # Somebody else's may come and go.
-    until(lambda: host_state() <= before, f"the host as before: {host_state() - before}", 30.0)
+    until(lambda: host_state() <= before, "the host as before", 30.0)
 
 
 def sweep_stale() -> bool:
@@ -116,7 +109,7 @@ def sweep_stale() -> bool:
 def host_before() -> Iterator[set[str]]:
     """The host's state before the demo. Waits for a demo that somebody else runs here, and sweeps
     what a killed one or a failed test leaves."""
-    until(sweep_stale, "the end of somebody else's demo")
+    until(sweep_stale, "the end of somebody else's demo", WAIT_S)
     assert not any(left().values()), left()
     yield host_state()
     sweep_stale()
@@ -180,7 +173,7 @@ def start_small(leg: str, log: Path) -> subprocess.Popen[bytes]:
         return False
 
     try:
-        until(reached, f"the {leg} leg")
+        until(reached, f"the {leg} leg", WAIT_S)
     except BaseException:
         process.kill()
         process.wait()

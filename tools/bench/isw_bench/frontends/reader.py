@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that reads one page after the other, as seen by itself: pauses and errors."""
+"""A program that reads one page after the other, and reports the pauses and errors it sees."""
 
 from __future__ import annotations
 

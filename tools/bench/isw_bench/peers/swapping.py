@@ -90,8 +90,7 @@ def _measure_undisturbed(bench: Bench, area: Area) -> dict[str, float]:
 
 @contextlib.contextmanager
 def swapped_on(bench: Bench, area: Area) -> Iterator[MemoryCgroup]:
-    """The cgroup of a job that swaps to this area. At the end the job is killed, as nothing of it
-    is needed any more."""
+    """The cgroup of a job that swaps to this area. The job is killed at the end."""
     with bench.scope.interrupts.hold():
         cgroup = create_memory_cgroup(
             f"{PREFIX}{bench.scope.mark}", bench.settings.swap_limit_bytes

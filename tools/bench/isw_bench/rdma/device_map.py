@@ -79,7 +79,7 @@ def run(bench: Bench) -> Comparison:
     with place(bench) as at, daemon(bench, at) as donor:
         for number in bench.rounds(KEY):
             for side in (RDMA, TCP):
-                # What the device of before has left is zeroed and registered again by then.
+                # By then the slabs of the former device are zeroed and registered again.
                 ahead = ahead and registered(bench, donor)
                 bench.await_quiet()
                 one(bench, donor, samples, side, number)
