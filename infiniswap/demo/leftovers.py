@@ -97,7 +97,7 @@ def only_one(run_dir: Path = RUN_DIR) -> Iterator[None]:
         NotPermittedError, SystemCallError: the lock file cannot be made.
     """
     path = run_dir / "lock"
-    lock = try_lock(path)
+    lock = try_lock(path, 0o700)
     if lock is None:
         raise ConflictError(
             "another demo is running", where=str(run_dir), mend="Wait for its end, or end it."

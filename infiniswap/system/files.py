@@ -62,7 +62,7 @@ def is_held(path: Path) -> bool | None:
     return False
 
 
-def try_lock(path: Path) -> int | None:
+def try_lock(path: Path, directory_mode: int = 0o755) -> int | None:
     """Makes the file, and its directory, and takes an exclusive flock on it. Does not wait for one
     that holds it longer than to look whether it is held.
 
@@ -74,7 +74,7 @@ def try_lock(path: Path) -> int | None:
     """
     for _ in range(_LOCK_TRIES):
         try:
-            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            path.parent.mkdir(mode=directory_mode, parents=True, exist_ok=True)
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise from_oserror("cannot make the lock file", error, where=str(path)) from error

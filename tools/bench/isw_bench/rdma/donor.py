@@ -4,8 +4,8 @@ mapped, over TCP and over RDMA.
 
     python -m isw_bench.rdma.donor --host ADDRESS --slots N --slab-bytes N
 
-Prints {"port": ..., "token": ...}. For each input line with a consumer's ends it replaces the former
-connections by new ones to these ends, and prints its answer (tools/bench/c/rdma_session.h).
+Prints {"port": ..., "token": ...}. For each input line with a consumer's ends it replaces the
+former connections by new ones, and prints its answer (tools/bench/c/rdma_session.h).
 """
 
 from __future__ import annotations
