@@ -64,7 +64,7 @@ def parse(path: Path) -> Declaration:
 
 
 def problems(device: Declaration, config_path: Path) -> Iterator[InfiniswapError]:
-    """What would make its start fail, as far as that can be seen without starting it."""
+    """Mistakes that would make its start fail, found without starting it."""
     where = f"{device.path}, line {device.line}" if device.line else str(device.path)
     errors: list[InfiniswapError] = []
     _check(device, config_path, errors)
@@ -77,7 +77,7 @@ def problems(device: Declaration, config_path: Path) -> Iterator[InfiniswapError
 
 
 def _check(device: Declaration, config_path: Path, errors: list[InfiniswapError]) -> None:
-    """Adds every mistake: after a wrong option none, as what follows may be its value."""
+    """Adds every mistake, but none after a wrong option: the next words may be its value."""
     from infiniswap.cli.common.parser import named
     from infiniswap.cli.device.options import checked_priority, load_config, make_spec
     from infiniswap.cli.main import build_parser
@@ -126,7 +126,7 @@ def _check_is_known(device: Declaration, config: Config) -> None:
 
 
 def boot_notes(devices: Sequence[Declaration], root: Path = Path("/")) -> Iterator[str]:
-    """Devices that are declared and do not come up at boot, where units are installed."""
+    """Notes on declared devices that do not start at boot although units are installed."""
     if not (root / service_units.UNIT_DIR / service_units.DEVICE_UNIT).exists():
         return
     enabled = {link.name for link in service_units.enabling_links(root)}
@@ -134,6 +134,6 @@ def boot_notes(devices: Sequence[Declaration], root: Path = Path("/")) -> Iterat
         unit = service_units.device_unit(device.name)
         if unit not in enabled:
             yield (
-                f"the device {device.name} is declared in {device.path}, and does not come up at "
+                f"the device {device.name} is declared in {device.path}, but does not start at "
                 f"boot: systemctl enable {unit.removesuffix('.service')}"
             )

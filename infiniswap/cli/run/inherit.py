@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `run` beside running ones: what it has to have in common with them.
+"""A `run` beside running ones: the options that it must share with them.
 
-Pages of every job may lie in the device of every run: a run that pages to other donors, by another
-transport or without a backup, would do so with the pages of the others, and they with its own. What
-a run does not name it takes from those that are running.
+Pages of every job may lie in the device of every run. A run that pages to other donors, by another
+transport or without a backup would do the same to the pages of the others. Options that a run does
+not set are those of the running ones.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def like(
     """Arguments and configuration of a run whose device is called `name`, beside others.
 
     Raises:
-        ConflictError: it names something else than they have.
-        ConfigError: the secret that it names cannot be used.
+        ConflictError: an option differs from theirs.
+        ConfigError: its secret cannot be used.
     """
     config.secret()
     if not others:
@@ -165,7 +165,7 @@ def _asked_backup(argument: str | None) -> str | None:
 
 
 def _their_backup(other: RunDevice) -> str | None:
-    """What --backup was for that run; None when it was left out."""
+    """The --backup of that run; None when it was left out."""
     spec, paths = other.spec, other.paths
     if spec.backup is None:
         return "none"

@@ -21,35 +21,35 @@ _PREFIX: Final = "infiniswap: "
 
 
 def say(text: str) -> None:
-    """A line on standard error, and never an exception: a terminal or pipe that has gone must not
-    change the exit code."""
+    """Prints a line to standard error. Raises nothing: a closed terminal or pipe must not change the
+    exit code."""
     put(f"infiniswap: {text}{_line_end()}")
 
 
 def _line_end() -> str:
-    """A terminal that the job has made raw leaves the cursor in its column."""
+    """Needed because a terminal that the job has made raw leaves the cursor in its column."""
     with contextlib.suppress(termios.error, OSError):
         return "\n" if termios.tcgetattr(2)[1] & termios.OPOST else "\r\n"
     return "\n"
 
 
 def put(text: str) -> None:
-    """As say, without a line of its own."""
+    """Prints text without a line end; raises nothing, as `say`."""
     # Not by way of sys.stderr, which keeps what it could not write, and fails with it at exit.
     with contextlib.suppress(OSError):
         os.write(2, text.encode(errors="replace"))
 
 
 class LiveLine:
-    """Asks the device about once a second; says what the user should hear, and rewrites one line
-    on a terminal.
+    """Asks the device about once a second; prints news for the user, and rewrites one line on a
+    terminal.
 
     Args:
         paths: of the device.
         sampler: of the job.
         local_bytes: the job's limit.
-        told: takes in what the device tells.
-        enabled: whether anything is said.
+        told: gets every status of the device.
+        enabled: whether anything is printed.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class LiveLine:
     def _show(self) -> None:
         if self._is_terminal and _is_foreground():
             self._columns = _columns()
-            # What the job writes to the terminal comes right behind it.
+            # The job's own output follows right behind it.
             put(f"\r\x1b[K{fit(self._facts, self._columns - 3)}  ")
 
     def clear(self) -> None:
@@ -109,8 +109,7 @@ class LiveLine:
 
 
 def fit(facts: Sequence[str], columns: int) -> str:
-    """As many of these as a line has room for, the first ones first; at least one, cut if it must
-    be."""
+    """As many of these as fit into a line, the first ones first; at least one, cut if necessary."""
     line = _PREFIX + facts[0] if len(_PREFIX + facts[0]) <= columns else facts[0][: max(0, columns)]
     for fact in facts[1:]:
         if len(line) + len(", " + fact) > columns:
@@ -126,7 +125,7 @@ def _columns() -> int:
 
 
 def _is_foreground() -> bool:
-    """Whether the terminal is ours to write to: a job in the background (Ctrl-Z, bg) keeps off."""
+    """Whether this process may write to the terminal: in the background (Ctrl-Z, bg) it must not."""
     try:
         return os.tcgetpgrp(2) == os.getpgrp()
     except OSError:
