@@ -63,10 +63,9 @@ class AheadMapper:
     def look(self, now_s: float, slabs: Sequence[SlabInfo]) -> None:
         """Begins what is to be done now; waits for nobody."""
         for slab, outs in list(self._outs.items()):
-            info = self._engine.slab(slab)  # which is newer than `slabs`
-            if info.page_outs != outs or info.state is SlabState.UNMAPPED:
+            # Newer than `slabs`. One that is unmapped by now stays until `went_back` is told.
+            if self._engine.slab(slab).page_outs != outs:
                 del self._outs[slab]
-            if info.page_outs != outs:
                 self._used.add(slab)
         if self._used and (self._telling is None or self._telling.done()):
             self._telling = self._tasks.spawn(self._tell(), "slabs mapped ahead are in use")

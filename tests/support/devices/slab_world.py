@@ -44,6 +44,7 @@ class ObedientLink:
     Attributes:
         room: slabs that it can take on besides those that it has.
         is_reachable: otherwise nothing that it is asked is answered.
+        is_stuck: no transfer to it ends.
         is_busy: it refuses every slab after it has said that it has room.
         asked: how often it was asked for its memory use.
         done: what was done with slabs here, as (what, slab).
@@ -56,7 +57,7 @@ class ObedientLink:
         self.mapped: dict[int, Place] = {}
         self.detail = ""
         self.is_listed = self.is_usable = self.is_reachable = True
-        self.is_busy = False
+        self.is_busy = self.is_stuck = False
         self.room = room
         self.used_share = 0.5
         self.config = SimpleNamespace(has_backup=world.has_backup)
@@ -138,6 +139,8 @@ class ObedientLink:
         """Takes a slab back; returns whether every page was copied elsewhere first."""
         self.room = -1 - len(self.mapped)
         moved = await self._world.mapper.move(cast(Any, self), slab, move_s)
+        if not moved and not self._world.has_backup:
+            return False  # it has the only copies
         if slab in self.mapped and await self._drain(slab):
             self.done.append(("evicted", slab))
             self.done += [("whole", slab)] * moved
@@ -246,7 +249,7 @@ class SlabWorld:
         while is_going:
             is_going = False
             for link in self.links:
-                if link.remote is not None and link.is_reachable:
+                if link.remote is not None and not link.is_stuck:
                     is_going |= self.engine.step(lib.ISW_STEP_REMOTE_REPLY, link.remote)
             if not self.is_disk_stopped:
                 for kind, n in _BACKUP_STEPS:
