@@ -38,7 +38,7 @@ async def test_every_page_is_copied_before_the_slab_goes(has_backup: bool) -> No
         leaving, other = await filled(w, 0)
         assert await leaving.evict(0)
         assert (leaving.done, other.done) == (
-            [("map", 0), ("evicted", 0), ("whole", 0)],
+            [("map", 0), ("whole", 0), ("evicted", 0)],
             [("take", 0)],
         )
         assert pages_at(w, 0) == SLAB_PAGES

@@ -30,6 +30,7 @@ SLAB_PAGES = 16
 _SLOTS = 64
 _ANSWER_S = 0.001
 _STEP_S = 0.01
+_STEP_S_IDLE = 0.05
 _BACKUP_STEPS = (
     (lib.ISW_STEP_UNPLUG, 0),
     (lib.ISW_STEP_BACKUP_TAKE, 0),
@@ -98,6 +99,9 @@ class ObedientLink:
         self.room -= 1
         self.mapped[slab] = Place(slot, self._generation)
         self.done.append(("take" if migrates else "map", slab))
+        if not migrates and slab in self._world.lost:
+            self._world.remapped += 1
+            self._world.lost.discard(slab)
         self._world.mapper.arrived(slab)
 
     async def let_go(self) -> None: ...
@@ -107,8 +111,22 @@ class ObedientLink:
         return True
 
     async def unmap(self, slab: int, reason: str) -> None:
+        if slab not in self.mapped:
+            return
+        is_whole = reason == "moved" and self.pages(slab) == 0
         if await self._drain(slab):
             self.done.append((reason, slab))
+            self.done += [("whole", slab)] * is_whole
+            if reason == "empty":
+                self._world.lost.discard(slab)
+            else:
+                self._world.lost.add(slab)
+
+    def pages(self, slab: int) -> int:
+        """Pages of a slab that are valid here."""
+        assert self.remote is not None
+        place = self.mapped[slab]
+        return self._world.engine.slab_pages_at(slab, self.remote, place.generation)[0]
 
     async def _drain(self, slab: int) -> bool:
         place = self.mapped[slab]
@@ -141,10 +159,13 @@ class ObedientLink:
         moved = await self._world.mapper.move(cast(Any, self), slab, move_s)
         if not moved and not self._world.has_backup:
             return False  # it has the only copies
-        if slab in self.mapped and await self._drain(slab):
-            self.done.append(("evicted", slab))
+        if slab in self.mapped:
+            assert not moved or self.pages(slab) == 0
             self.done += [("whole", slab)] * moved
-            self._world.mapper.evicted(cast(Any, self), slab)
+            if await self._drain(slab):
+                self.done.append(("evicted", slab))
+                self._world.lost.add(slab)
+                self._world.mapper.evicted(cast(Any, self), slab)
         return moved
 
     async def die(self) -> None:
@@ -156,6 +177,7 @@ class ObedientLink:
             for slab in list(self.mapped):
                 if await self._drain(slab):
                     self.done.append(("lost", slab))
+                    self._world.lost.add(slab)
                     self._world.mapper.lost(slab)
             self._world.engine.remote_destroy(self.remote)
             self.remote = None
@@ -196,7 +218,6 @@ class SlabWorld:
                 stepped=True,
             )
         )
-        self.is_disk_stopped = False
         self.mapper = SlabMapper(
             self.engine,
             slabs,
@@ -209,6 +230,9 @@ class SlabWorld:
         )
         self.mapper.is_eager = not has_backup
         self.links: list[ObedientLink] = []
+        self.lost: set[int] = set()
+        """Slabs that have lost their donor and have had no other one since."""
+        self.remapped = 0
 
     def donors(self, *rooms: int) -> list[ObedientLink]:
         """More donors, with so much room; returns these."""
@@ -239,23 +263,24 @@ class SlabWorld:
             self.engine.close()
 
     async def _run_engine(self) -> None:
-        while True:
-            self.step()
-            await asyncio.sleep(_STEP_S)
+        while True:  # until cancelled
+            pause_s = _STEP_S if self.step() else _STEP_S_IDLE
+            await asyncio.sleep(pause_s)
 
-    def step(self) -> None:
-        """Every transfer that is under way ends well."""
-        is_going = True
+    def step(self) -> bool:
+        """Every transfer that is under way ends well; returns whether there was one."""
+        was_going, is_going = False, True
         while is_going:
             is_going = False
             for link in self.links:
                 if link.remote is not None and not link.is_stuck:
                     is_going |= self.engine.step(lib.ISW_STEP_REMOTE_REPLY, link.remote)
-            if not self.is_disk_stopped:
-                for kind, n in _BACKUP_STEPS:
-                    is_going |= self.engine.step(kind, n)
+            for kind, n in _BACKUP_STEPS:
+                is_going |= self.engine.step(kind, n)
             while (done := self.engine.reap()) is not None:
-                assert not done.error, done
+                assert not done.error or not self.has_backup, done
+            was_going |= is_going
+        return was_going
 
     def submit(self, slab: int, pages: int, op: int = lib.ISW_SIM_WRITE) -> None:
         """A request for the first pages of a slab; what follows takes steps."""
@@ -318,7 +343,8 @@ class SlabWorld:
         assert at_links == sorted(at_engine)
         counts, done = self.mapper.counts, self.done()
         assert counts.mapped == done["map"]
-        assert counts.moved == done["moved"] + done["whole"]
+        assert counts.moved == done["whole"]
         assert counts.evicted + counts.returned == done["evicted"] + done["empty"]
+        assert counts.remapped == self.remapped
         assert not self.mapper.lenders.searches
         assert not self.mapper.events.drains
