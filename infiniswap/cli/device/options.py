@@ -153,13 +153,13 @@ def started_again(
         config_file=source["config_file"],
         flags={**kept.flags, **source["flags"]},
     )
-    given = {
+    options = {
         "slab_bytes": args.slab,
         "frontend": args.frontend,
         "transport": args.transport,
         "staging_bytes": args.staging,
     }
-    own = {key: getattr(kept.config.device, key) for key in given if given[key] is None}
+    own = {key: getattr(kept.config.device, key) for key in options if options[key] is None}
     own["priority"] = kept.config.device.priority if priority is None else priority
     return with_own_values(again, **own)
 
