@@ -14,7 +14,7 @@ from infiniswap import events
 from infiniswap.donor.lease_work import LeaseWork
 from infiniswap.donor.leases import ALONE_S, GrantedLease, LeaseTable
 from infiniswap.donor.written_leases import WrittenLeases
-from infiniswap.engine.protocol import Store
+from infiniswap.engine.store import Store
 from infiniswap.errors import EngineError, InfiniswapError
 
 log = logging.getLogger(__name__)

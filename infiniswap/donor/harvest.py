@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from infiniswap import events
 from infiniswap.donor.memory import MemoryFigures, MemorySource
 from infiniswap.donor.pool import SlabPool
-from infiniswap.engine.protocol import Store
+from infiniswap.engine.store import Store
 from infiniswap.errors import InfiniswapError, SystemCallError
 from infiniswap.policy.cache import CacheUse
 from infiniswap.policy.headroom import HeadroomPolicy

@@ -14,7 +14,7 @@ from infiniswap.donor.evict import MappedSlab
 from infiniswap.donor.lease_work import FENCE_MS, LeaseWork
 from infiniswap.donor.leases import LeaseState, LeaseTable
 from infiniswap.donor.sessions import Sessions
-from infiniswap.engine.protocol import Store
+from infiniswap.engine.store import Store
 from infiniswap.errors import (
     InfiniswapError,
     NotFoundError,

@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from typing import Final
 
 from infiniswap import events
-from infiniswap.engine.protocol import Store
+from infiniswap.engine.store import Store
 from infiniswap.errors import EngineError
 from infiniswap.policy.headroom import HeadroomPolicy, PoolState
 

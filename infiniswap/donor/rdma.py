@@ -16,7 +16,8 @@ from infiniswap import events
 from infiniswap.control import messages as m
 from infiniswap.control.service import ServerSession
 from infiniswap.donor.leases import GrantedLease, LeaseTable
-from infiniswap.engine.protocol import OffLoop, Store
+from infiniswap.engine.protocol import OffLoop
+from infiniswap.engine.store import Store
 from infiniswap.errors import EngineError, RequestRefusedError
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from msgspec import structs
 from infiniswap import __version__
 from infiniswap.control import messages as m
 from infiniswap.donor.leases import GrantedLease
-from infiniswap.engine.protocol import LeaseStats, Store
+from infiniswap.engine.store import LeaseStats, Store
 from infiniswap.errors import EngineError
 
 if TYPE_CHECKING:

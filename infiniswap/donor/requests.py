@@ -28,7 +28,7 @@ from infiniswap.donor.leases import GrantedLease, LeaseRecord, LeaseTable
 from infiniswap.donor.rdma import DonorRdma
 from infiniswap.donor.room import Room
 from infiniswap.donor.written_leases import WrittenLeases
-from infiniswap.engine.protocol import MappedSlot, Store
+from infiniswap.engine.store import MappedSlot, Store
 from infiniswap.errors import EngineError, RequestRefusedError
 
 log = logging.getLogger(__name__)

@@ -39,7 +39,8 @@ from infiniswap.donor.memory import MemorySource
 from infiniswap.donor.pool_limits import pool_limits, pool_note
 from infiniswap.donor.reload import Reloader
 from infiniswap.donor.service import DonorService
-from infiniswap.engine.protocol import OffLoop, Store, StoreConfig
+from infiniswap.engine.protocol import OffLoop
+from infiniswap.engine.store import Store, StoreConfig
 from infiniswap.errors import ConflictError, EngineError, InfiniswapError, SystemCallError
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
 from infiniswap.secret import check_listen_secret

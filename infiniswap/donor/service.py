@@ -36,7 +36,7 @@ from infiniswap.donor.requests import Requests
 from infiniswap.donor.room import Room
 from infiniswap.donor.sessions import Sessions
 from infiniswap.donor.written_leases import WrittenLeases
-from infiniswap.engine.protocol import Store
+from infiniswap.engine.store import Store
 
 
 class DonorService:

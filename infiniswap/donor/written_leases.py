@@ -12,7 +12,8 @@ from infiniswap import events
 from infiniswap.control import messages as m
 from infiniswap.donor.leases import GrantedLease, LeaseRecord, LeaseTable
 from infiniswap.donor.records import LeaseRecords
-from infiniswap.engine.protocol import OffLoop, Store
+from infiniswap.engine.protocol import OffLoop
+from infiniswap.engine.store import Store
 from infiniswap.errors import EngineError, InfiniswapError
 
 log = logging.getLogger(__name__)

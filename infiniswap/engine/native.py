@@ -16,7 +16,6 @@ from __future__ import annotations
 from infiniswap.engine.binding import library_features, library_version
 from infiniswap.engine.native_engine import NativeEngine
 from infiniswap.engine.native_frontend import NativeFrontend
-from infiniswap.engine.native_rdma import preload_rdma
 from infiniswap.engine.native_store import NativeStore
 
 __all__ = [
@@ -25,5 +24,4 @@ __all__ = [
     "NativeStore",
     "library_features",
     "library_version",
-    "preload_rdma",
 ]

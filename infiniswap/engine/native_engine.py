@@ -9,10 +9,10 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 from infiniswap import rights
-from infiniswap.control.messages import RdmaKey
 from infiniswap.engine.binding import (
     Handle,
     check,
@@ -24,7 +24,6 @@ from infiniswap.engine.binding import (
     warn_unclosed,
 )
 from infiniswap.engine.native_frontend import NativeFrontend, NativeNbdFrontend, NativeUblk
-from infiniswap.engine.native_rdma import NativeRdmaOffer, ends_to_c, key_to_c
 from infiniswap.engine.native_ublk import ublk_error
 from infiniswap.engine.protocol import (
     EngineConfig,
@@ -36,7 +35,6 @@ from infiniswap.engine.protocol import (
     SlabInfo,
     SlabState,
     StateInfo,
-    histogram_quantiles,
 )
 from infiniswap.errors import (
     BackupError,
@@ -109,6 +107,10 @@ class NativeEngine:
         assert self._handle is not None
         return self._handle.use()
 
+    def use(self) -> AbstractContextManager[Any]:
+        """Any thread. EngineError EBADF once the engine is closed."""
+        return self._use()  # type: ignore[no-any-return]
+
     @property
     def eventfd(self) -> int:
         """Readable when events wait. Any thread; lives as long as the engine."""
@@ -131,26 +133,6 @@ class NativeEngine:
                 )
                 for item in scratch[0:count]
             ]
-
-    def rdma_offer(self, host: str, queues: int, slots: int) -> NativeRdmaOffer:
-        """Blocking, worker thread. EngineError: no RDMA leads there, and why."""
-        error = ffi.new("struct isw_error *")
-        out = ffi.new("isw_rdma_offer **")
-        with self._use() as engine:
-            result = lib.isw_rdma_offer_make(engine, host.encode(), queues, slots, out, error)
-        check(result, "no RDMA", error)
-        return NativeRdmaOffer(out[0], queues)
-
-    def rdma_let_go(self) -> int:
-        """Blocking, worker thread. How many RDMA devices are being removed, since this call."""
-        with self._use() as engine:
-            return int(lib.isw_rdma_let_go(engine))
-
-    def remote_slot_key(self, remote: int, slot: int, key: RdmaKey) -> None:
-        """Any thread, never waits for long. EngineError ENOTCONN, EINVAL."""
-        with self._use() as engine:
-            result = lib.isw_remote_slot_key(engine, remote, slot, key_to_c(key))
-        check(result, f"cannot set the key of slot {slot} of remote {remote}")
 
     def remote_connect(self, config: RemoteConfig) -> int:
         """Blocking, worker thread; at most `config.connect_ms_max`."""
@@ -272,19 +254,7 @@ class NativeEngine:
                 "cannot list remotes",
             )
         return [
-            RemoteInfo(
-                remote=number,
-                state=_REMOTE_STATES[item.state],
-                queues=item.queues,
-                read_pages=item.read_pages,
-                write_pages=item.write_pages,
-                errors=item.errors,
-                in_flight=item.in_flight,
-                read_tail_ns=item.read_tail_ns,
-                rdma=bool(item.rdma),
-                rdma_read_pages=item.rdma_read_pages,
-                rdma_write_pages=item.rdma_write_pages,
-            )
+            _remote_info(number, item)
             for number, item in enumerate(scratch[0:count])
             if item.state in _REMOTE_STATES
         ]
@@ -309,19 +279,6 @@ class NativeEngine:
         stats = self._stats()
         counts, latency = struct_ints(stats[0]), struct_arrays(stats[0])
         return EngineFigures(counts, latency, self._latency_bounds_ns)
-
-    def latency_us(self, kind: str, quantiles: Sequence[float]) -> Sequence[float]:
-        """Any thread, never waits. Upper bounds of the quantiles' buckets; 0.0 without requests.
-
-        Raises:
-            ValueError: `kind` is neither "read" nor "write", or a quantile is outside 0..1.
-        """
-        if kind not in ("read", "write"):
-            raise ValueError(f"no latency of kind {kind!r}")
-        stats = self._stats()  # owns the memory that the array below only refers to
-        buckets = list(getattr(stats, f"{kind}_latency"))
-        values = histogram_quantiles(buckets, self._latency_bounds_ns, quantiles)
-        return [value / 1000 for value in values]
 
     def settle(self, wait_ms_max: int) -> None:
         """Blocking, worker thread. EngineError ETIMEDOUT."""
@@ -533,23 +490,29 @@ def _create_error(code: int, text: str, backup_path: str | None) -> InfiniswapEr
     return BackupError(text, where=where, mend="Give another place with --backup.")
 
 
-def _remote_config(config: RemoteConfig) -> tuple[Any, tuple[Any, ...]]:
-    """The C struct, and what it points to: to be kept until the call returns. Takes the offer."""
-    host = ffi.new("char[]", config.host.encode())
-    token = ffi.new("char[]", config.token.encode())
+def _remote_config(config: RemoteConfig) -> tuple[Any, dict[str, Any]]:
+    """The C struct, and what it points to: to be kept until the call returns."""
     names = ("port", "queues", "connect_ms_max", "request_ms_max", "export_bytes")
-    fields = {name: getattr(config, name) for name in names} | {"host": host, "token": token}
-    if config.rdma is None:
-        return ffi.new("struct isw_remote_config *", fields), (host, token)
-    offer = config.rdma.offer
-    assert isinstance(offer, NativeRdmaOffer)
-    peers = ends_to_c(config.rdma.ends)
+    fields = {name: getattr(config, name) for name in names}
     fields |= {
-        "rdma": offer.take(),
-        "rdma_peers": peers,
-        "rdma_probe": key_to_c(config.rdma.probe)[0],
+        "host": ffi.new("char[]", config.host.encode()),
+        "token": ffi.new("char[]", config.token.encode()),
     }
-    return ffi.new("struct isw_remote_config *", fields), (host, token, peers)
+    if config.over is not None:
+        fields |= config.over.fields()
+    return ffi.new("struct isw_remote_config *", fields), fields
+
+
+def _remote_info(number: int, item: Any) -> RemoteInfo:
+    ints = struct_ints(item)
+    return RemoteInfo(
+        remote=number,
+        state=_REMOTE_STATES[item.state],
+        queues=item.queues,
+        totals={name: n for name, n in ints.items() if name.endswith("_pages") or name == "errors"},
+        in_flight=item.in_flight,
+        read_tail_ns=item.read_tail_ns,
+    )
 
 
 def _slab_info(item: Any) -> SlabInfo:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from infiniswap.control.messages import RdmaEnd, RdmaKey
 from infiniswap.engine.binding import check, ffi, lib
-from infiniswap.engine.protocol import RdmaGid, RdmaPort
+from infiniswap.engine.protocol import Engine
+from infiniswap.engine.rdma import RdmaGid, RdmaPort
 from infiniswap.errors import EngineError
 
 _PORTS_MAX = 32
@@ -99,8 +101,35 @@ def key_to_c(key: RdmaKey) -> Any:
     return ffi.new("struct isw_rdma_key *", {"address": key.address, "rkey": key.rkey})
 
 
+class NativeEngineRdma:
+    """infiniswap.engine.rdma.EngineRdma on isw_rdma_*."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def offer(self, host: str, queues: int, slots: int) -> NativeRdmaOffer:
+        """Blocking, worker thread. EngineError: no RDMA leads there, and why."""
+        error = ffi.new("struct isw_error *")
+        out = ffi.new("isw_rdma_offer **")
+        with self._engine.use() as engine:
+            result = lib.isw_rdma_offer_make(engine, host.encode(), queues, slots, out, error)
+        check(result, "no RDMA", error)
+        return NativeRdmaOffer(out[0], queues)
+
+    def slot_key(self, remote: int, slot: int, key: RdmaKey) -> None:
+        """Any thread, never waits for long. EngineError ENOTCONN, EINVAL."""
+        with self._engine.use() as engine:
+            result = lib.isw_remote_slot_key(engine, remote, slot, key_to_c(key))
+        check(result, f"cannot set the key of slot {slot} of remote {remote}")
+
+    def let_go(self) -> int:
+        """Blocking, worker thread. How many RDMA devices are being removed, since this call."""
+        with self._engine.use() as engine:
+            return int(lib.isw_rdma_let_go(engine))
+
+
 class NativeRdmaOffer:
-    """A device's half of RDMA connections. Made by NativeEngine.rdma_offer."""
+    """A device's half of RDMA connections. Made by NativeEngineRdma."""
 
     def __init__(self, pointer: Any, count: int) -> None:
         self._pointer = pointer
@@ -111,11 +140,28 @@ class NativeRdmaOffer:
             ends.append(end_from_c(end))
         self.ends: tuple[RdmaEnd, ...] = tuple(ends)
 
+    def answered(self, ends: Sequence[RdmaEnd], probe: RdmaKey) -> RdmaConnector:
+        """Any thread, never waits."""
+        return RdmaConnector(self, ends_to_c(ends), key_to_c(probe))
+
     def take(self) -> Any:
-        """The C object, for who gives it to isw_remote_*connect; NULL when it has gone."""
+        """The C object, for a connect; NULL when it has gone."""
         pointer, self._pointer = self._pointer, ffi.NULL
         return pointer
 
     def close(self) -> None:
         """Blocking, idempotent: ends it, unless connections were made of it."""
         lib.isw_rdma_offer_destroy(self.take())
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaConnector:
+    """An offer, and what the donor answered to it; see Connector."""
+
+    offer: NativeRdmaOffer
+    peers: Any
+    probe: Any
+
+    def fields(self) -> Mapping[str, Any]:
+        """See Connector."""
+        return {"rdma": self.offer.take(), "rdma_peers": self.peers, "rdma_probe": self.probe[0]}

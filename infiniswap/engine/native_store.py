@@ -13,7 +13,7 @@ from typing import Any, Self
 from infiniswap.control.messages import RdmaEnd, RdmaKey
 from infiniswap.engine.binding import Handle, check, ffi, lib, struct_ints, warn_unclosed
 from infiniswap.engine.native_rdma import end_from_c, ends_to_c, key_from_c
-from infiniswap.engine.protocol import Lease, LeaseStats, MappedSlot, RestoredSlot, StoreConfig
+from infiniswap.engine.store import LeaseStats, LeaseToken, MappedSlot, RestoredSlot, StoreConfig
 
 _UNSAFE = ("RDMAV_ALLOW_DISASSOC_DESTROY", "MLX4_DEVICE_FATAL_CLEANUP")
 """With these libibverbs says of what a removed card still has that it has ended: no fence."""
@@ -108,7 +108,7 @@ class NativeStore:
         check(result, what)
         return True
 
-    def lease_create(self, slots_max: int) -> Lease:
+    def lease_create(self, slots_max: int) -> LeaseToken:
         """Any thread. A new lease of `slots_max` empty slots."""
         error = ffi.new("struct isw_error *")
         token = ffi.new("char[]", lib.ISW_TOKEN_TEXT_BYTES)
@@ -116,7 +116,7 @@ class NativeStore:
         with self._use() as store:
             result = lib.isw_store_lease_create(store, slots_max, token, lease, error)
         check(result, "cannot make a lease", error)
-        return Lease(int(lease[0]), ffi.string(token).decode())
+        return LeaseToken(int(lease[0]), ffi.string(token).decode())
 
     def lease_renew(self, lease: int, wait_ms_max: int) -> str:
         """Blocking, worker thread. EngineError ETIMEDOUT: nothing was granted."""

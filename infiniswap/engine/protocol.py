@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rest of the package knows of the C library: typed protocols and plain records.
+"""The device's engine as the rest of the package knows it: typed protocols and plain records.
 
-`infiniswap.engine.native` implements them on the C extension, `infiniswap.testing.fakes` in
-memory. Methods marked *blocking* are called through `asyncio.to_thread`; the others never wait.
-All raise `infiniswap.errors.EngineError` (or a subclass) with the C library's own sentence.
+`infiniswap.engine.native` implements them on the C extension. The donor's store is in
+`infiniswap.engine.store`, RDMA in `infiniswap.engine.rdma`. Methods marked *blocking* are called
+through an OffLoop; the others never wait. All raise `infiniswap.errors.EngineError` (or a subclass)
+with the C library's own sentence.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
-
-from infiniswap.control.messages import RdmaEnd, RdmaKey
+from typing import Any, Protocol, TypeVar
 
 ResultT = TypeVar("ResultT")
 
@@ -95,20 +95,24 @@ class SlabInfo:
 
 @dataclass(frozen=True, slots=True)
 class RemoteInfo:
-    """One donor's connections; state is "up" or "down". Pages are those that it answered well since
-    it has this number, `rdma_*` those of them that went by RDMA."""
+    """One donor's connections.
+
+    Attributes:
+        remote: its number in the engine.
+        state: "up" or "down".
+        queues: connections.
+        totals: since it has this number: "read_pages" and "write_pages" that it answered well, the
+            same after the name of a transport other than TCP, and "errors".
+        in_flight: transfers under way.
+        read_tail_ns: 99 of 100 reads of late took less; 0: none yet.
+    """
 
     remote: int
     state: str
     queues: int
-    read_pages: int
-    write_pages: int
-    errors: int
+    totals: Mapping[str, int]
     in_flight: int
     read_tail_ns: int = 0
-    rdma: bool = False
-    rdma_read_pages: int = 0
-    rdma_write_pages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,138 +129,6 @@ class EngineFigures:
     counts: dict[str, int]
     latency: dict[str, Sequence[int]]
     latency_bounds_ns: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class StoreConfig:
-    """Limits of a donor store. Defaults are generous for a host of one device per consumer."""
-
-    slab_bytes: int
-    slabs_max: int
-    leases_max: int = 256
-    connections_max: int = 1024
-    connections_per_lease_max: int = 32
-    connections_per_host_max: int = 128
-    handshake_ms_max: int = 5_000
-    send_ms_max: int = 30_000
-    slab_dir: str | None = None
-    """A tmpfs that keeps slabs when the process is gone; None: they end with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A lease in the store: its number and the token (128 bits, hex) under which it is served."""
-
-    lease: int
-    token: str
-
-
-@dataclass(frozen=True, slots=True)
-class MappedSlot:
-    """A slab put into a lease's slot; the generation names this use of the slot."""
-
-    slot: int
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class RestoredSlot:
-    """A slab that was found in its slot."""
-
-    slot: int
-    generation: int
-    slab: int
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseStats:
-    """Counters of one lease."""
-
-    epoch: int
-    slots_max: int
-    slots_mapped: int
-    connections: int
-    read_bytes: int
-    write_bytes: int
-    rdma_connections: int = 0
-
-
-class Store(Protocol):
-    """The donor's slab pool and its NBD server (isw_store)."""
-
-    def listen(self, host: str, port: int) -> int: ...
-    def preallocate(self) -> None:
-        """Blocking. Adds one zeroed, pinned slab to the free pool."""
-
-    def release_free(self) -> bool:
-        """Blocking. Gives a dirty or else a free slab back to the host; False: there is none."""
-
-    def scrub(self) -> bool:
-        """Blocking. Zeroes one dirty slab into the free pool; False when there is none."""
-
-    def pin(self) -> bool:
-        """Blocking. Pins one slab of a predecessor's; False when all have been."""
-
-    def notes(self) -> Sequence[str]:
-        """What was found in the directory of slabs and removed, and why."""
-
-    def lease_restore(self, lease: int, slots_max: int, epoch: int) -> Sequence[RestoredSlot]:
-        """A predecessor's lease with the slabs that were found. It has to be renewed."""
-
-    def restored(self) -> None:
-        """Every lease has been named: slabs of others are nobody's."""
-
-    def lease_create(self, slots_max: int) -> Lease: ...
-    def lease_renew(self, lease: int, wait_ms_max: int) -> str:
-        """Blocking. Fences the old connections and returns a fresh token."""
-
-    def lease_destroy(self, lease: int) -> None:
-        """Blocking. Fences and releases every slot."""
-
-    def lease_stats(self, lease: int) -> LeaseStats: ...
-    def map(self, lease: int, slab: int) -> MappedSlot | None:
-        """Puts a free slab into an empty slot; None when no slab is free.
-
-        `slab`: the device's own number, kept with it.
-
-        EngineError EAGAIN: the empty slots were taken by force, and wait until the lease's old
-        connections have ended.
-        """
-
-    def unmap(self, lease: int, slot: int, generation: int, wait_ms_max: int) -> None:
-        """Blocking. Fences the slot and waits for the requests that hold it; 0: by force."""
-
-    def rdma_open(self, lease: int, peers: Sequence[RdmaEnd]) -> tuple[Sequence[RdmaEnd], RdmaKey]:
-        """Blocking. RDMA connections to these ends until the lease is renewed: ours, and a page
-        that can be read there. EngineError: there can be none, and why."""
-
-    def rdma_close(self, lease: int) -> None:
-        """Blocking. Ends them, and every key; where there were any, those by TCP, too."""
-
-    def rdma_pause(self, lease: int) -> None:
-        """Blocking. Ends them; what is registered stays so for the next."""
-
-    def rdma_key(self, lease: int, slot: int, generation: int, *, at_hand: bool = False) -> RdmaKey:
-        """Blocking. Registers a mapped slot's slab, until it is unmapped. EngineError ENOTCONN:
-        there are no connections; ESTALE; EAGAIN, with `at_hand`: it would take a while; else the
-        host or its device refuses."""
-
-    def rdma_ahead(self) -> bool:
-        """Blocking. Registers one slab for whoever comes; False: all are. EngineError: this host
-        has no RDMA, or its device refuses."""
-
-    def rdma_let_go(self) -> int:
-        """Blocking. Ends all that is by RDMA devices which the host is removing: how many go since
-        this call."""
-
-    def rdma_ahead_end(self) -> None:
-        """Blocking. Ends what is registered for nobody."""
-
-    def stats(self) -> dict[str, int]:
-        """Every field of struct isw_store_stats by name."""
-
-    def close(self) -> None:
-        """Blocking, idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,62 +168,17 @@ class StateInfo:
     ready: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RdmaGid:
-    """An address of an RDMA port; only those of RoCE v2 are of use to us."""
+class Connector(Protocol):
+    """What a connect needs besides host and port, for a transport other than TCP."""
 
-    index: int
-    address: str
-    is_roce_v2: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RdmaPort:
-    """A port of an RDMA device of this host (struct isw_rdma_port)."""
-
-    device: str
-    port: int
-    link: str
-    is_active: bool
-    mtu_bytes: int
-    regions_max: int
-    connections_max: int
-    gids: tuple[RdmaGid, ...]
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether it leads anywhere: up, with an address on Ethernet (InfiniBand needs none)."""
-        if self.link == "Ethernet":
-            return self.is_active and any(gid.is_roce_v2 for gid in self.gids)
-        return self.is_active and self.link == "InfiniBand"
-
-
-class RdmaOffer(Protocol):
-    """A device's half of RDMA connections to a donor."""
-
-    @property
-    def ends(self) -> tuple[RdmaEnd, ...]:
-        """What the donor must know of them."""
-
-    def close(self) -> None:
-        """Blocking, idempotent: ends it, unless connections were made of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RdmaPeer:
-    """An offer, and what the donor answered to it."""
-
-    offer: RdmaOffer
-    ends: tuple[RdmaEnd, ...]
-    probe: RdmaKey
+    def fields(self) -> Mapping[str, Any]:
+        """Further fields of struct isw_remote_config, whose memory the result keeps. For one
+        connect only: it takes what they lead to, also when it fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteConfig:
-    """How to reach one lease on one donor (struct isw_remote_config).
-
-    `rdma`: None: TCP. A connect takes the offer, also when it fails.
-    """
+    """How to reach one lease on one donor (struct isw_remote_config); `over` is None for TCP."""
 
     host: str
     port: int
@@ -360,7 +187,7 @@ class RemoteConfig:
     queues: int = 2
     connect_ms_max: int = 3_000
     request_ms_max: int = 2_000
-    rdma: RdmaPeer | None = None
+    over: Connector | None = None
 
 
 def histogram_quantiles(
@@ -468,6 +295,9 @@ class Engine(Protocol):
 
     @property
     def eventfd(self) -> int: ...
+    def use(self) -> AbstractContextManager[Any]:
+        """The C object, for a transport's own functions. EngineError once the engine is closed."""
+
     def events(self) -> Sequence[Event]:
         """Takes what has been reported; empty when nothing was."""
 
@@ -477,18 +307,6 @@ class Engine(Protocol):
         After it remotes are down and mapped slabs SUSPENDED; drains that were under way are
         reported. It stays a standby when it fails.
         """
-
-    def rdma_offer(self, host: str, queues: int, slots: int) -> RdmaOffer:
-        """Blocking. For a donor there, with a lease of so many slots. EngineError: no RDMA leads
-        there, and why."""
-
-    def rdma_let_go(self) -> int:
-        """Blocking. Reports the remotes down that use an RDMA device which the host is removing;
-        returns how many such devices there are since this call. Each is closed when its remotes are
-        reconnected."""
-
-    def remote_slot_key(self, remote: int, slot: int, key: RdmaKey) -> None:
-        """Of a remote with RDMA, before a slab is mapped or resumed there. EngineError ENOTCONN."""
 
     def remote_connect(self, config: RemoteConfig) -> int:
         """Blocking. Returns the remote's number."""
@@ -551,9 +369,6 @@ class Engine(Protocol):
 
     def figures(self) -> EngineFigures:
         """All of struct isw_engine_stats."""
-
-    def latency_us(self, kind: str, quantiles: Sequence[float]) -> Sequence[float]:
-        """Quantiles (0..1) of request latency at the front end; kind is "read" or "write"."""
 
     def settle(self, wait_ms_max: int) -> None:
         """Blocking. Until the backup holds everything."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from infiniswap.control.messages import RdmaEnd, RdmaKey
-from infiniswap.engine.protocol import Lease, LeaseStats, MappedSlot, RestoredSlot, StoreConfig
+from infiniswap.engine.store import LeaseStats, LeaseToken, MappedSlot, RestoredSlot, StoreConfig
 from infiniswap.errors import EngineError
 
 _WAIT_S = 60.0
@@ -122,7 +122,7 @@ class FakeStore:
     def restored(self) -> None:
         """Nothing is left over."""
 
-    def lease_create(self, slots_max: int) -> Lease:
+    def lease_create(self, slots_max: int) -> LeaseToken:
         """A new lease."""
         with self._lock:
             if len(self._leases) >= self.config.leases_max:
@@ -131,7 +131,7 @@ class FakeStore:
             self._next_lease += 1
             entry = _Lease(slots_max, secrets.token_hex(16))
             self._leases[number] = entry
-            return Lease(number, entry.token)
+            return LeaseToken(number, entry.token)
 
     def lease_renew(self, lease: int, wait_ms_max: int) -> str:
         """Cuts the lease's connections and makes a fresh token."""

@@ -190,7 +190,7 @@ class SimDevice:
         if self.host.dead:
             return
         for link in self.mapper.lenders.links:
-            link._closing = True  # or a recovery that is cancelled begins anew
+            link.connections.is_closing = True  # or a recovery that is cancelled begins anew
         self._network.host_died(self.host, False)
         self.disconnect()
         self._loop.kill(self.host)

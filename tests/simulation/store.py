@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from infiniswap.control.messages import RdmaEnd, RdmaKey
 from infiniswap.engine.binding import ffi
-from infiniswap.engine.protocol import Lease, LeaseStats, MappedSlot, RestoredSlot
+from infiniswap.engine.store import LeaseStats, LeaseToken, MappedSlot, RestoredSlot
 from infiniswap.errors import EngineError
 
 if TYPE_CHECKING:
@@ -199,12 +199,12 @@ class SimStore:
     def _token(self) -> str:
         return f"{self._rng.getrandbits(128):032x}"
 
-    def lease_create(self, slots_max: int) -> Lease:
+    def lease_create(self, slots_max: int) -> LeaseToken:
         """A new lease."""
         self._last_lease += 1
         entry = StoreLease(self._last_lease, slots_max, self._token())
         self.leases[entry.number] = entry
-        return Lease(entry.number, entry.token)
+        return LeaseToken(entry.number, entry.token)
 
     def lease_renew(self, lease: int, wait_ms_max: int) -> str:
         """Closes the old connections, then makes a fresh token."""

@@ -363,13 +363,13 @@ class World:
             infos = device.engine.slabs()
             linked = {}
             for link in device.mapper.lenders.links:
-                if link._lease is not None and not link._has_session():
+                if link.connections.lease is not None and not link.session.is_open:
                     return f"{device.name}: a lease and no session at {link.address}"
                 for slab, place in link.mapped.items():
                     if slab in linked:
                         return f"{device.name}: slab {slab} is at two donors"
                     linked[slab] = (link.remote, place.slot, place.generation)
-                    lease = link._lease
+                    lease = link.connections.lease
                     seen[link.address.host].add((lease.lease if lease else 0, place.slot, slab))
             there = {
                 slab: (info.remote, info.slot, info.generation)
@@ -420,7 +420,8 @@ class World:
         for device in self.devices:
             lines += [f"{device.name}: {info}" for info in device.engine.slabs()]
             lines += [
-                f"{device.name}: {link.address} {link.state} {link.detail!r} {link.is_draining}"
+                f"{device.name}: {link.address} {link.state} {link.detail!r} "
+                f"{link.session.is_draining}"
                 for link in device.mapper.lenders.links
             ]
             lines += [f"{device.name}: open {request}" for request in device.requests.values()]

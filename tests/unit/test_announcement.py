@@ -36,7 +36,7 @@ from infiniswap.discovery.directory import Directory
 from infiniswap.donor import announce
 from infiniswap.donor.announce import addresses, make_announcer
 from infiniswap.engine import native_rdma
-from infiniswap.engine.protocol import RdmaGid, RdmaPort
+from infiniswap.engine.rdma import RdmaGid, RdmaPort
 from infiniswap.errors import ConfigError, EngineError
 from infiniswap.policy.retry import Backoff, Complaints
 from infiniswap.secret import read_password

@@ -12,7 +12,7 @@ from isw_bench.rdma import cpu, donor, mapping, perftest, place
 from isw_bench.results import Samples
 
 from infiniswap.control.messages import RdmaEnd, RdmaKey
-from infiniswap.engine.protocol import RdmaGid, RdmaPort
+from infiniswap.engine.rdma import RdmaGid, RdmaPort
 from infiniswap.errors import SystemCallError, UsageError
 from infiniswap.units import MIB
 

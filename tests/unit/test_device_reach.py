@@ -11,12 +11,12 @@ import pytest
 
 from infiniswap.control.channel import LOST, Ended
 from infiniswap.device.donors import reach as module
-from infiniswap.device.donors.link_types import Lease
+from infiniswap.device.donors.lease import HeldLease
 from infiniswap.device.donors.reach import reach
 from infiniswap.errors import NoDonorError
 
 OURS, OTHER = "ef" * 16, "01" * 16
-LEASE = Lease(7, "", 1, "", 1, OURS, peer="10.0.0.2")
+LEASE = HeldLease(7, "", 1, "", 1, OURS, peer="10.0.0.2")
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +84,7 @@ class Net:
     def draining(self, draining: bool) -> None:
         self.drains.append(draining)
 
-    async def reach(self, lease: Lease | None = LEASE, host: str = "donor.example") -> Any:
+    async def reach(self, lease: HeldLease | None = LEASE, host: str = "donor.example") -> Any:
         """As a link does; what has not been returned has ended afterwards, without a word."""
         found = None
         try:
@@ -217,9 +217,13 @@ async def test_it_ends_where_both_ways_fail_by_turns(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("lease", "host"),
-    [(None, "donor.example"), (LEASE, LEASE.peer), (Lease(7, "", 1, "", 1, OURS), "donor.example")],
+    [
+        (None, "donor.example"),
+        (LEASE, LEASE.peer),
+        (HeldLease(7, "", 1, "", 1, OURS), "donor.example"),
+    ],
 )
-async def test_with_one_way_only_it_is_the_only_one(lease: Lease | None, host: str) -> None:
+async def test_with_one_way_only_it_is_the_only_one(lease: HeldLease | None, host: str) -> None:
     net = Net(["refused"], [OTHER])
     assert (await net.reach(lease, host)).welcome.incarnation == OTHER
     assert net.dialled == ["name"]

@@ -13,7 +13,7 @@ from infiniswap.cli.doctor import rdma
 from infiniswap.cli.doctor.finding import MISSING, OK, WARN, Finding
 from infiniswap.config import Config, load
 from infiniswap.engine import native_rdma
-from infiniswap.engine.protocol import RdmaGid, RdmaPort
+from infiniswap.engine.rdma import RdmaGid, RdmaPort
 from infiniswap.errors import EngineError
 from infiniswap.system import rdma as system
 from infiniswap.units import MIB

@@ -16,7 +16,7 @@ from support.donors.rdma_end import END
 from infiniswap.control import messages as m
 from infiniswap.donor.leases import LeaseRecord, LeaseTable
 from infiniswap.donor.rdma import DonorRdma
-from infiniswap.engine.protocol import StoreConfig
+from infiniswap.engine.store import StoreConfig
 from infiniswap.errors import RequestRefusedError
 from infiniswap.testing.store import FakeStore
 from infiniswap.units import MIB

@@ -14,7 +14,7 @@ import pytest
 from infiniswap.donor.leases import LeaseRecord, LeaseState, LeaseTable
 from infiniswap.donor.records import DonorRecord, FileRecords
 from infiniswap.donor.written_leases import WrittenLeases
-from infiniswap.engine.protocol import StoreConfig
+from infiniswap.engine.store import StoreConfig
 from infiniswap.errors import InfiniswapError
 from infiniswap.testing.store import FakeStore
 from infiniswap.units import MIB

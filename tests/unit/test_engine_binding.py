@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,12 +28,12 @@ from infiniswap.engine.protocol import (
     EngineConfig,
     Event,
     EventKind,
-    LeaseStats,
     RemoteConfig,
     SlabInfo,
     SlabState,
-    StoreConfig,
+    histogram_quantiles,
 )
+from infiniswap.engine.store import LeaseStats, StoreConfig
 from infiniswap.errors import BackupError, ConflictError, EngineError, InfiniswapError
 from infiniswap.units import MIB, PAGE_BYTES
 
@@ -113,8 +114,11 @@ def test_enums_and_records_match_the_header(project_root: Path) -> None:
     assert names(LeaseStats) == fields("isw_lease_stats")
     assert names(SlabInfo) == fields("isw_slab_info")
     assert names(EngineConfig)[:-3] == fields("isw_engine_config")[:-2]
-    remote = {*names(RemoteConfig), *(f"rdma_{name}" for name in ("peers", "probe"))}
-    assert remote == set(fields("isw_remote_config"))
+    from infiniswap.engine.native_rdma import RdmaConnector
+
+    offer: Any = SimpleNamespace(take=lambda: None)
+    remote = {*names(RemoteConfig), *RdmaConnector(offer, None, [None]).fields()}
+    assert remote - {"over"} == set(fields("isw_remote_config"))
     for record, struct in ((RdmaEnd, "isw_rdma_end"), (RdmaKey, "isw_rdma_key")):
         assert {field.name for field in msgspec.structs.fields(record)} == set(fields(struct))
 
@@ -252,15 +256,8 @@ def test_a_fresh_engine_is_empty(engine: NativeEngine) -> None:
     assert stats["staging_pages"] == 512
     assert stats["pages_in"] == 0
     assert "read_latency" not in stats
-    assert engine.latency_us("read", [0.5, 0.99]) == [0.0, 0.0]
+    assert sum(engine.figures().latency["read_latency"]) == 0
     assert engine.eventfd > 2
-
-
-def test_wrong_kinds_of_latency_and_quantiles_are_refused(engine: NativeEngine) -> None:
-    with pytest.raises(ValueError, match="trim"):
-        engine.latency_us("trim", [0.5])
-    with pytest.raises(ValueError, match="quantile"):
-        engine.latency_us("read", [1.5])
 
 
 def test_an_unreachable_donor_is_named(engine: NativeEngine) -> None:
@@ -486,8 +483,6 @@ def test_too_little_data_is_refused_before_c_reads_it(sim: SimEngine, stepped: A
 def test_a_quantile_is_the_bound_that_enough_requests_stay_below(
     buckets: list[int], quantiles: list[float]
 ) -> None:
-    from infiniswap.engine.protocol import histogram_quantiles
-
     bounds = [float(number + 1) for number in range(len(buckets))]
     total = sum(buckets)
     for quantile, value in zip(
@@ -501,6 +496,11 @@ def test_a_quantile_is_the_bound_that_enough_requests_stay_below(
         assert within >= quantile * total
         assert below < max(1.0, quantile * total)
         assert buckets[bounds.index(value)] > 0
+
+
+def test_a_quantile_outside_of_its_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="quantile"):
+        histogram_quantiles([1], [1.0], [1.5])
 
 
 def test_an_unclosed_warning_is_an_error_in_this_suite() -> None:

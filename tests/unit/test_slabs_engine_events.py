@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from infiniswap.device.donors.link_types import Place
+from infiniswap.device.donors.lease import Place
 from infiniswap.device.slabs.alarms import Alarms
 from infiniswap.device.slabs.engine_events import EngineEvents
 from infiniswap.device.slabs.lenders import Lenders

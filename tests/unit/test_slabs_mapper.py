@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from support.devices.slab_world import SLAB_PAGES, SlabWorld
+from support.devices.stepped_engine import lib
 from support.machine.virtual_time import in_virtual_time
 
 from infiniswap.config import PolicyConfig
-from infiniswap.engine.binding import lib
 from infiniswap.engine.protocol import SlabInfo
 
 pytestmark = pytest.mark.requires_native

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from infiniswap.cli.doctor.finding import Finding, degraded, good, missing
 from infiniswap.config import Config
-from infiniswap.engine.protocol import RdmaPort
+from infiniswap.engine.rdma import RdmaPort
 from infiniswap.errors import ConfigError, EngineError
 from infiniswap.system import rdma as system
 from infiniswap.units import MIB, PAGE_BYTES, format_size_short

@@ -21,7 +21,9 @@ _PREFIX: Final = "infiniswap: "
 
 
 def say(text: str) -> None:
-    """Prints a line to standard error. Raises nothing: a closed terminal or pipe must not change the
+    """Prints a line to standard error.
+
+    Raises nothing: a closed terminal or pipe must not change the
     exit code."""
     put(f"infiniswap: {text}{_line_end()}")
 
@@ -125,7 +127,7 @@ def _columns() -> int:
 
 
 def _is_foreground() -> bool:
-    """Whether this process may write to the terminal: in the background (Ctrl-Z, bg) it must not."""
+    """Whether this process may write to the terminal; a background process must not."""
     try:
         return os.tcgetpgrp(2) == os.getpgrp()
     except OSError:

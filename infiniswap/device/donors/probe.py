@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from infiniswap.control.client import ClientConfig, Identity, QuietHandler, connect
+from infiniswap.device.donors.transports import wished
+from infiniswap.device.donors.transports.base import Transport
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.discovery.static import NO_DONOR_MEND
-from infiniswap.engine.native_rdma import rdma_choose
 from infiniswap.errors import EngineError, InfiniswapError, NoDonorError, UnavailableError
 from infiniswap.units import HostPort
 
@@ -54,9 +55,9 @@ async def check_donors(
     for problem in problems:
         if not isinstance(problem, NoDonorError):
             raise problem
-    if spec.config.device.transport == "rdma":
+    for transport in _required(spec):
         for donor in named:
-            await asyncio.to_thread(_check_rdma, donor)
+            await asyncio.to_thread(_check_here, transport, donor)
     warnings = [*map(str, problems), *notes, *found.degraded()]
     if len(problems) < len(named):
         return warnings
@@ -83,15 +84,21 @@ def _nobody(problems: list[InfiniswapError], degraded: list[str]) -> InfiniswapE
     return NoDonorError("no donor is named or announced", mend=NO_DONOR_MEND)
 
 
-def _check_rdma(donor: HostPort) -> None:
+def _required(spec: DeviceSpec) -> tuple[type[Transport], ...]:
+    """Of "auto" none is required: the device falls back."""
+    return () if spec.config.device.transport == "auto" else wished(spec.config.device.transport)
+
+
+def _check_here(transport: type[Transport], donor: HostPort) -> None:
     """What is missing here is told at once; the donor's side is tried with the first slab."""
     try:
-        rdma_choose(donor.host)
+        transport.check(donor.host)
     except EngineError as error:
         raise UnavailableError(
             error.what,
-            where=f"--transport rdma, donor {donor}",
-            mend="`infiniswap doctor` lists this host's RDMA devices; or use --transport auto.",
+            where=f"--transport {transport.name}, donor {donor}",
+            mend=f"`infiniswap doctor` lists this host's {transport.label} devices; or use "
+            "--transport auto.",
         ) from error
 
 
@@ -105,12 +112,14 @@ async def _probe(
     except InfiniswapError as error:
         return error
     try:
-        if spec.config.device.transport == "rdma" and not session.welcome.rdma:
-            return UnavailableError(
-                "it does not offer RDMA",
-                where=f"--transport rdma, donor {donor}",
-                mend='Set daemon.rdma = "auto" there, upgrade it, or use --transport auto.',
-            )
+        for transport in _required(spec):
+            if not transport.is_offered(session.welcome):
+                name = transport.name
+                return UnavailableError(
+                    f"it does not offer {transport.label}",
+                    where=f"--transport {name}, donor {donor}",
+                    mend=f'Set daemon.{name} = "auto" there, upgrade it, or use --transport auto.',
+                )
         await session.check_data_port()
         if session.welcome.draining:
             notes.append(

@@ -14,7 +14,7 @@ from typing import Final
 
 from infiniswap.control.channel import Ended
 from infiniswap.control.client import Session, SessionHandler
-from infiniswap.device.donors.link_types import Lease
+from infiniswap.device.donors.lease import HeldLease
 from infiniswap.device.off_loop import to_end
 
 _HEAD_START_S: Final = 0.25
@@ -26,7 +26,7 @@ async def reach(
     dial: Callable[..., Awaitable[Session]],
     handler: SessionHandler,
     host: str,
-    lease: Lease | None,
+    lease: HeldLease | None,
 ) -> Session:
     """A session with the donor of that lease, or with any at that host for None.
 

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 from infiniswap import events
 from infiniswap.control.client import ClientConfig, Identity
-from infiniswap.device.donors import rdma_leaving
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.donors.link_types import LinkConfig
+from infiniswap.device.donors.transports import watches, wished
 from infiniswap.device.frontends.attach import Attachment
 from infiniswap.device.frontends.others import Others
 from infiniswap.device.off_loop import run_to_end
@@ -151,11 +151,11 @@ class Parts:
         self._engine = self._new_engine(state_fd, standby=True)
 
     def _new_engine(self, state_fd: int, *, standby: bool = False) -> Engine:
-        from infiniswap.engine.native import NativeEngine, preload_rdma
+        from infiniswap.engine.native import NativeEngine
 
         spec, device = self.spec, self.spec.config.device
-        if device.transport != "tcp":
-            preload_rdma()
+        for transport in wished(device.transport):
+            transport.preload()
         return NativeEngine(
             EngineConfig(
                 size_bytes=spec.size_bytes,
@@ -190,8 +190,8 @@ class Parts:
         )
         self.finder.start(self.spec, self._mapper.lenders, self.make_link)
         self._loop("mapper", self._run_mapper())
-        if self.spec.config.device.transport != "tcp":
-            self._loop("RDMA devices", rdma_leaving.let_go(self.engine, self.blocking))
+        for name, work in watches(self.spec.config.device.transport, self.engine, self.blocking):
+            self._loop(name, work)
 
     def make_link(self, donor: HostPort) -> DonorLink:
         """A link to one more donor."""
@@ -256,7 +256,7 @@ class Parts:
             self._link_config, device=device, suspend_s=policy.suspend_s
         )
         for link in mapper.lenders.links:
-            link.config = self._link_config
+            link.connections.config = self._link_config
         if self.waker is not None:
             self.waker.set_mode(device.keep_awake)
         self.finder.tell(spec, mapper.lenders, self.make_link)

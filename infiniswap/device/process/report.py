@@ -91,7 +91,7 @@ def snapshot(
         slab_counts=dataclasses.asdict(mapper.counts),
         succession=parts.succession.row(),
     )
-    links = {str(link.address): link.counts for link in mapper.lenders.links}
+    links = {str(link.address): link.connections.counts for link in mapper.lenders.links}
     return Snapshot(status, figures, links, started_s)
 
 
@@ -100,6 +100,8 @@ def _donor_rows(engine: Engine, mapper: SlabMapper) -> list[DonorRow]:
     rows = []
     for link in mapper.lenders.links:
         info = remotes.get(link.remote) if link.remote is not None else None
+        counts, transport = link.connections.counts, link.connections.transport
+        totals = counts.totals(info)
         rows.append(
             DonorRow(
                 address=str(link.address),
@@ -107,16 +109,20 @@ def _donor_rows(engine: Engine, mapper: SlabMapper) -> list[DonorRow]:
                 state=link.state,
                 detail=link.detail,
                 slabs=len(link.mapped),
-                **dataclasses.asdict(link.counts.traffic(info)),
-                transport=link.wire.transport,
-                transport_reason=link.wire.reason,
-                rdma_fallbacks=link.wire.fallbacks,
-                rdma_probes=link.wire.probes,
+                read_pages=totals["read_pages"],
+                write_pages=totals["write_pages"],
+                errors=totals["errors"],
+                transport=transport.name,
+                transport_reason=transport.reason,
+                rdma_fallbacks=transport.fallbacks,
+                rdma_probes=transport.probes,
+                rdma_read_pages=totals["rdma_read_pages"],
+                rdma_write_pages=totals["rdma_write_pages"],
                 read_tail_us=info.read_tail_ns / 1000 if info else 0.0,
-                connections_lost=link.counts.connections_lost,
-                reclaimed=link.counts.reclaimed,
-                given_up=link.counts.given_up,
-                sessions_broken=dict(link.counts.sessions_broken),
+                connections_lost=counts.connections_lost,
+                reclaimed=counts.reclaimed,
+                given_up=counts.given_up,
+                sessions_broken=dict(counts.sessions_broken),
             )
         )
     return rows

@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from infiniswap.device.donors.lease import Place, decode_record
 from infiniswap.device.donors.link import DonorLink
-from infiniswap.device.donors.link_types import Place
-from infiniswap.device.donors.records import decode_record
 from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.engine.protocol import Engine
 from infiniswap.units import HostPort

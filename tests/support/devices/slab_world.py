@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from infiniswap.config import PolicyConfig
 from infiniswap.control.messages import REFUSED_BUSY
-from infiniswap.device.donors.link_types import Place
+from infiniswap.device.donors.lease import Place
 from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.engine.protocol import EngineConfig, SlabState
 from infiniswap.errors import EngineError, NoDonorError, RequestRefusedError
@@ -215,7 +215,6 @@ class SlabWorld:
                 request_bytes_max=SLAB_PAGES * PAGE_BYTES,
                 requests_max=64,
                 no_backup=not has_backup,
-                stepped=True,
             )
         )
         self.mapper = SlabMapper(

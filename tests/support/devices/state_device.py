@@ -88,7 +88,7 @@ async def _run(role: str, fd: str, backup: str, donor: str, path: str, *sizes: s
         engine.frontend_nbd_socket(path)
         while not task.done():
             link = mapper.lenders.links[0]
-            lease = link._lease
+            lease = link.connections.lease
             about = {
                 "state": link.state,
                 "slabs": len(link.mapped),

@@ -19,7 +19,7 @@ from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
 from infiniswap.control.client import ClientConfig, Identity, Session, connect
 from infiniswap.donor.serve import Donor, serve
-from infiniswap.engine.protocol import StoreConfig
+from infiniswap.engine.store import StoreConfig
 from infiniswap.errors import RequestRefusedError
 from infiniswap.testing.memory import FakeMemory
 from infiniswap.testing.store import FakeStore

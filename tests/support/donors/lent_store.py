@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from infiniswap.engine.protocol import MappedSlot, Store, StoreConfig
+from infiniswap.engine.store import MappedSlot, Store, StoreConfig
 from infiniswap.units import MIB
 
 WAIT_S = 60.0

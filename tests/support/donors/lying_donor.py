@@ -20,7 +20,7 @@ from typing import Any, Final
 from infiniswap import config as configuration
 from infiniswap.control import messages as m
 from infiniswap.donor.serve import Donor, serve
-from infiniswap.engine.protocol import StoreConfig
+from infiniswap.engine.store import StoreConfig
 from infiniswap.testing.memory import FakeMemory
 from infiniswap.testing.store import FakeStore
 from infiniswap.units import GIB

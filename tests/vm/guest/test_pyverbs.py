@@ -40,7 +40,8 @@ from infiniswap.control.client import (
     set_draining,
 )
 from infiniswap.engine.native import NativeEngine
-from infiniswap.engine.protocol import EngineConfig, RdmaPeer, RemoteConfig
+from infiniswap.engine.native_rdma import NativeEngineRdma
+from infiniswap.engine.protocol import EngineConfig, RemoteConfig
 from infiniswap.errors import RequestRefusedError, SessionLostError
 from infiniswap.units import MIB, PAGE_BYTES, HostPort
 
@@ -245,7 +246,8 @@ async def device(
     engine_config = EngineConfig(size_bytes=SLAB, slab_bytes=SLAB, no_backup=True, staging_pages=64)
     engine = NativeEngine(engine_config, None)
     client = socket.socket(socket.AF_UNIX)
-    offer = engine.rdma_offer(HOST, 1, 4)
+    rdma = NativeEngineRdma(engine)
+    offer = rdma.offer(HOST, 1, 4)
     try:
         answer = await consumer.connect(1, *offer.ends, mtu_bytes=1024)
         remote = await asyncio.to_thread(
@@ -258,11 +260,11 @@ async def device(
                 queues=1,
                 connect_ms_max=60_000,
                 request_ms_max=60_000,
-                rdma=RdmaPeer(offer, tuple(answer.ends[:1]), answer.probe),
+                over=offer.answered(answer.ends[:1], answer.probe),
             ),
         )
         mapped, key = await consumer.map()
-        engine.remote_slot_key(remote, mapped.slot, key)
+        rdma.slot_key(remote, mapped.slot, key)
         engine.slab_map(0, remote, mapped.slot, mapped.generation)
         engine.frontend_nbd_socket(str(directory / "s"))
         client.settimeout(WAIT_S)
@@ -278,7 +280,6 @@ async def device(
 async def test_each_finds_what_the_other_wrote(donor: Donor, peer: Peer, tmp_path: Path) -> None:
     pages = [os.urandom(PAGE_BYTES) for _ in range(4)]
     async with consumer("a", donor, peer) as a, device(a, tmp_path) as (engine, client, key):
-        assert engine.remotes()[0].rdma
         assert await asyncio.to_thread(nbd.write, client, 0, b"".join(pages)) == 0
         for number, page in enumerate(pages):
             assert await peer.read("a0", key, number * PAGE_BYTES) == page
@@ -292,10 +293,10 @@ async def test_each_finds_what_the_other_wrote(donor: Donor, peer: Peer, tmp_pat
         for number in (1, 2):
             await peer.write("a0", key, number * PAGE_BYTES, foreign)
         await peer.write("a0", key, PAGE_BYTES, pages[1])
-        before = engine.remotes()[0].read_pages
+        before = engine.remotes()[0].totals["rdma_read_pages"]
         assert await by_device(0) == pages[0]
         assert await by_device(1) == pages[1]
-        assert engine.remotes()[0].read_pages == before + 2
+        assert engine.remotes()[0].totals["rdma_read_pages"] == before + 2
         assert engine.stats()["crc_errors_remote"] == 0
         assert await by_device(2) == nbd.EIO
         assert engine.stats()["crc_errors_remote"] == 1

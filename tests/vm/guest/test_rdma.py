@@ -31,8 +31,9 @@ from infiniswap.cli.doctor.rdma import rdma as rdma_findings
 from infiniswap.config import load
 from infiniswap.control.messages import RdmaKey
 from infiniswap.engine.native import NativeEngine, NativeStore
-from infiniswap.engine.native_rdma import rdma_ports
-from infiniswap.engine.protocol import EngineConfig, RdmaPeer, RemoteConfig, StoreConfig
+from infiniswap.engine.native_rdma import NativeEngineRdma, rdma_ports
+from infiniswap.engine.protocol import EngineConfig, RemoteConfig
+from infiniswap.engine.store import StoreConfig
 from infiniswap.errors import EngineError
 from infiniswap.units import MIB
 
@@ -176,12 +177,12 @@ def test_what_may_be_locked_is_lent_and_the_rest_is_said() -> None:
             assert store.stats()["rdma_regions"] == store.stats()["rdma_failures"] == 2
             assert [key(0), key(1)] == keys
             with pytest.raises(EngineError, match="ulimit -l"):
-                engine.rdma_offer(HOST, 1, 1)
+                NativeEngineRdma(engine).offer(HOST, 1, 1)
             (finding,) = [one for one in rdma_findings(config) if one.name == "rdma-memlock"]
             assert "too little for RDMA" in finding.what
             assert "ulimit -l unlimited" in finding.mend
         assert key(2) not in keys
-        engine.rdma_offer(HOST, 1, 1).close()
+        NativeEngineRdma(engine).offer(HOST, 1, 1).close()
         store.rdma_close(lease)
     assert "type RC" not in run("rdma", "resource", "show", "qp")
 
@@ -224,7 +225,8 @@ def test_connections_come_and_go_and_nothing_is_left(count: Callable[[int, int],
         assert slot is not None
         token, before = lease.token, Held({}, 0)
         for number in range(count(20, 200)):
-            offer = engine.rdma_offer(HOST, 2, 2)
+            rdma = NativeEngineRdma(engine)
+            offer = rdma.offer(HOST, 2, 2)
             ends, probe = store.rdma_open(lease.lease, offer.ends)
             config = RemoteConfig(
                 host=HOST,
@@ -233,12 +235,11 @@ def test_connections_come_and_go_and_nothing_is_left(count: Callable[[int, int],
                 export_bytes=2 * MIB,
                 queues=2,
                 connect_ms_max=60_000,
-                rdma=RdmaPeer(offer, tuple(ends), probe),
+                over=offer.answered(ends, probe),
             )
             remote = engine.remote_connect(config)
-            assert engine.remotes()[0].rdma
             key = store.rdma_key(lease.lease, slot.slot, slot.generation)
-            engine.remote_slot_key(remote, slot.slot, key)
+            rdma.slot_key(remote, slot.slot, key)
             if number == 0:
                 connected = held()
                 assert connected.exact["qp"] == 4  # both ends of two

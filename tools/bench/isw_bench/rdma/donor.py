@@ -19,7 +19,7 @@ import msgspec
 
 from infiniswap.control.messages import RdmaEnd, RdmaKey
 from infiniswap.engine.native import NativeStore
-from infiniswap.engine.protocol import MappedSlot, StoreConfig
+from infiniswap.engine.store import MappedSlot, StoreConfig
 
 
 class Ends(msgspec.Struct, frozen=True):

@@ -19,7 +19,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from infiniswap.engine.native import NativeEngine, NativeStore
-from infiniswap.engine.protocol import EngineConfig, StoreConfig
+from infiniswap.engine.native_rdma import NativeEngineRdma
+from infiniswap.engine.protocol import EngineConfig
+from infiniswap.engine.store import StoreConfig
 from infiniswap.units import MIB
 
 T = TypeVar("T")
@@ -76,7 +78,7 @@ def main() -> int:
     ):
         store.preallocate()
         lease = store.lease_create(1)
-        offer = engine.rdma_offer(args.address, 1, 1)
+        offer = NativeEngineRdma(engine).offer(args.address, 1, 1)
         store.rdma_open(lease.lease, offer.ends)
         for _ in range(args.count):
             turn(store, lease.lease, times, ahead=True)

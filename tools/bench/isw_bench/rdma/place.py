@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from infiniswap.engine.native_rdma import rdma_choose, rdma_ports
-from infiniswap.engine.protocol import RdmaPort
+from infiniswap.engine.rdma import RdmaPort
 from infiniswap.errors import EngineError, InfiniswapError
 from infiniswap.system.programs import run_command
 from isw_bench.bench import START_S, Bench, SkipError, require_programs, require_root

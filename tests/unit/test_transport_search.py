@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""infiniswap.device.donors.rdma_return: RDMA is looked for ever more rarely, and gives way."""
+"""infiniswap.device.donors.transports.search: a better transport is looked for ever more rarely."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
-from infiniswap.device.donors.rdma_return import RdmaReturn
+from infiniswap.device.donors.transports.search import TransportSearch
 
 
 class World:
-    """A wire over TCP; time stands still until `passes`."""
+    """A transport choice over TCP; time stands still until `passes`."""
 
     address = "donor:1"
-    misses_rdma = True
+    best = SimpleNamespace(label="RDMA")
+    misses_better = True
     switch_gives = "rdma"
 
     def __init__(self) -> None:
@@ -25,7 +27,7 @@ class World:
         self.began = asyncio.Event()
         self.stirred = asyncio.Event()
         self._time = asyncio.Semaphore(0)
-        self.subject = RdmaReturn(cast(Any, self), self.probe, self.switch, self.sleep)
+        self.subject = TransportSearch(cast(Any, self), self.probe, self.switch, self.sleep)
 
     async def sleep(self, pause_s: float) -> None:
         self.pauses.append(pause_s)
@@ -44,7 +46,7 @@ class World:
     def switch(self) -> None:
         self.switched += 1
         self.stirred.set()
-        self.misses_rdma = self.switch_gives == "tcp"
+        self.misses_better = self.switch_gives == "tcp"
 
     async def until(self, what: Callable[[], bool]) -> None:
         async with asyncio.timeout(30):
@@ -70,7 +72,7 @@ async def test_it_is_looked_for_ever_more_rarely_until_it_is_there() -> None:
     # With RDMA nobody looks for it; lost once more, it begins anew.
     world.subject.connected()
     await asyncio.sleep(0)
-    world.misses_rdma = True
+    world.misses_better = True
     world.subject.connected()
     await world.until_pauses(9)
     assert world.pauses[8] == 2
@@ -95,9 +97,9 @@ async def test_new_connections_begin_a_new_search() -> None:
     await world.until_pauses(len(world.pauses) + 1)
     assert world.pauses[-1] == 2
     # RDMA's in time, and lost once more, before the search that is under way has looked.
-    world.misses_rdma = False
+    world.misses_better = False
     world.subject.connected()
-    world.misses_rdma = True
+    world.misses_better = True
     world.subject.connected()
     await world.until_pauses(len(world.pauses) + 1)
     assert world.pauses[-1] == 2
@@ -106,7 +108,7 @@ async def test_new_connections_begin_a_new_search() -> None:
 
 async def test_nothing_is_looked_for_where_nothing_is_missed() -> None:
     world = World()
-    world.misses_rdma = False
+    world.misses_better = False
     world.subject.connected()
     await asyncio.sleep(0)
     assert world.pauses == []

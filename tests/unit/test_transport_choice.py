@@ -1,20 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""infiniswap.device.donors.transport: RDMA where both ends can, else TCP with the reason."""
+"""infiniswap.device.donors.transports: RDMA where both ends can, else TCP with the reason."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from support.donors.rdma_end import END
 
+from infiniswap.config import DeviceConfig
 from infiniswap.control import messages as m
-from infiniswap.device.donors.link_types import Lease, Place
-from infiniswap.device.donors.transport import Wire
+from infiniswap.device.donors.lease import HeldLease, Place
+from infiniswap.device.donors.transports import TRANSPORTS, wished
+from infiniswap.device.donors.transports.base import Target
+from infiniswap.device.donors.transports.choice import TransportChoice
+from infiniswap.device.donors.transports.rdma import Rdma, let_go
+from infiniswap.device.donors.transports.tcp import Tcp
 from infiniswap.engine.protocol import RemoteConfig
 from infiniswap.errors import (
     DeadlineError,
@@ -26,7 +33,7 @@ from infiniswap.errors import (
 from infiniswap.units import MIB, HostPort
 
 KEY = m.RdmaKey(4096, 5)
-LEASE = Lease(7, "0" * 32, 1, "1" * 32, 4 * MIB, "2" * 32)
+LEASE = HeldLease(7, "0" * 32, 1, "1" * 32, 4 * MIB, "2" * 32)
 CONFIG = RemoteConfig(host="127.0.0.1", port=1, token="1" * 32, export_bytes=4 * MIB, queues=2)
 
 
@@ -35,13 +42,16 @@ class Offer:
     ends: tuple[m.RdmaEnd, ...] = (END, END)
     is_closed: bool = False
 
+    def answered(self, ends: object, probe: object) -> Any:
+        return self
+
     def close(self) -> None:
         self.is_closed = True
 
 
 @dataclass
 class World:
-    """Both ends of a wire; what is set fails."""
+    """Both ends of connections; an error that is set is raised."""
 
     here: Exception | None = None
     there: Exception | None = None
@@ -69,33 +79,43 @@ class World:
             id=0, ends=[END] * min(len(ends), self.answered_ends), probe=KEY, slots=self.slots
         )
 
-    # As an engine.
-    def rdma_offer(self, host: str, queues: int, slots: int) -> Offer:
+    # As an engine, and its RDMA.
+    def offer_made(self, host: str, queues: int, slots: int) -> Offer:
         assert (host, queues, slots) == ("127.0.0.1", 2, 4)
         if self.here is not None:
             raise self.here
         return self.offer
 
-    def remote_slot_key(self, remote: int, slot: int, key: m.RdmaKey) -> None:
+    def slot_key(self, remote: int, slot: int, key: m.RdmaKey) -> None:
         self.keys.append((slot, key.rkey))
 
     def remote_connect(self, config: RemoteConfig) -> int:
         return self.dial(config)
 
-    async def probe(self, wire: Wire, places: set[Place] | None = None) -> bool:
-        return await wire.probe(cast(Any, self), LEASE, CONFIG, places or set(), self.left.append)
+    def remote_destroy(self, remote: int) -> None:
+        self.left.append(remote)
 
     def dial(self, config: RemoteConfig) -> int:
-        self.dialled.append("tcp" if config.rdma is None else "rdma")
-        if config.rdma is not None and self.dial_error is not None:
+        self.dialled.append("tcp" if config.over is None else "rdma")
+        if config.over is not None and self.dial_error is not None:
             raise self.dial_error
         return 3
 
-    def wire(self, wish: str = "auto") -> Wire:
-        return Wire(wish, HostPort("127.0.0.1", 1), cast(Any, self), _blocking)
+    def choice(self, wish: str = "auto", blocking: Any = None) -> TransportChoice:
+        engine, blocking = cast(Any, self), blocking or _blocking
+        rdma = cast(Any, SimpleNamespace(offer=self.offer_made, slot_key=self.slot_key))
+        both = (Rdma(engine, blocking, lambda _: rdma), Tcp(engine, blocking))
+        usable = [transport for transport in both if type(transport) in wished(wish)]
+        return TransportChoice(usable, HostPort("127.0.0.1", 1), engine, blocking)
 
-    async def connect(self, wire: Wire, places: set[Place] | None = None) -> int:
-        return await wire.connect(cast(Any, self), LEASE, CONFIG, places or set(), self.dial)
+    def target(self, *places: Place) -> Target:
+        return Target(cast(Any, self), LEASE, CONFIG, frozenset(places))
+
+    async def connect(self, choice: TransportChoice, *places: Place) -> int:
+        return await choice.connect(self.target(*places), self.dial)
+
+    async def probe(self, choice: TransportChoice, *places: Place) -> bool:
+        return await choice.probe(self.target(*places))
 
 
 @dataclass
@@ -110,25 +130,25 @@ async def _blocking(call: Callable[[], Any]) -> Any:
 
 async def test_rdma_where_both_ends_can() -> None:
     world = World(slots=[m.SlotKey(2, 9, KEY)])
-    wire = world.wire()
-    assert await world.connect(wire, {Place(2, 9)}) == 3
-    assert (wire.transport, wire.reason, wire.fallbacks) == ("rdma", "", 0)
+    choice = world.choice()
+    assert await world.connect(choice, Place(2, 9)) == 3
+    assert (choice.name, choice.reason, choice.fallbacks) == ("rdma", "", 0)
     assert world.dialled == ["rdma"]
     assert world.keys == [(2, 5)]
-    wire.mapped(3, m.MapAnswer(id=0, slot=1, generation=4, key=m.RdmaKey(8192, 6)))
+    choice.mapped(3, m.MapAnswer(id=0, slot=1, generation=4, key=m.RdmaKey(8192, 6)))
     assert world.keys[-1] == (1, 6)
     # A slab without a key could be written nowhere.
     with pytest.raises(EngineError, match="no key"):
-        wire.mapped(3, m.MapAnswer(id=0, slot=1, generation=4))
+        choice.mapped(3, m.MapAnswer(id=0, slot=1, generation=4))
 
 
 async def test_nothing_is_tried_where_tcp_is_wished_for() -> None:
     world = World()
-    wire = world.wire("tcp")
-    await world.connect(wire)
-    assert (wire.transport, wire.reason, wire.fallbacks) == ("tcp", "", 0)
+    choice = world.choice("tcp")
+    await world.connect(choice)
+    assert (choice.name, choice.reason, choice.fallbacks) == ("tcp", "", 0)
     assert world.asked == []
-    wire.mapped(3, m.MapAnswer(id=0, slot=1, generation=4))
+    choice.mapped(3, m.MapAnswer(id=0, slot=1, generation=4))
     assert world.keys == []
 
 
@@ -155,9 +175,9 @@ def no_rdma(text: str) -> EngineError:
     ],
 )
 async def test_tcp_with_the_reason_where_rdma_cannot_be(world: World, reason: str) -> None:
-    wire = world.wire()
-    assert await world.connect(wire, {Place(2, 9)} if world.slots else set()) == 3
-    assert (wire.transport, wire.reason, wire.fallbacks) == ("tcp", reason, 1)
+    choice = world.choice()
+    assert await world.connect(choice, *([Place(2, 9)] if world.slots else [])) == 3
+    assert (choice.name, choice.reason, choice.fallbacks) == ("tcp", reason, 1)
     assert world.dialled == (["rdma", "tcp"] if world.dial_error else ["tcp"])
     # What was begun is ended, at both ends.
     assert world.offer.is_closed == (world.asked != [])
@@ -165,12 +185,12 @@ async def test_tcp_with_the_reason_where_rdma_cannot_be(world: World, reason: st
         assert world.asked == [2, 0]
     # The same wish, when it must be: an error that names a remedy, and no connection.
     world.dialled.clear()
-    strict = world.wire("rdma")
+    strict = world.choice("rdma")
     with pytest.raises(UnavailableError) as caught:
-        await world.connect(strict, {Place(2, 9)} if world.slots else set())
+        await world.connect(strict, *([Place(2, 9)] if world.slots else []))
     assert reason in str(caught.value)
     assert "doctor" in str(caught.value)
-    assert (strict.transport, strict.reason, strict.fallbacks) == ("", reason, 0)
+    assert (strict.name, strict.reason, strict.fallbacks) == ("", reason, 0)
     assert "tcp" not in world.dialled
 
 
@@ -180,9 +200,9 @@ async def test_an_offer_that_nobody_waits_for_any_more_is_closed() -> None:
         raise asyncio.CancelledError
 
     world = World()
-    wire = Wire("auto", HostPort("127.0.0.1", 1), cast(Any, world), told_to_end)
+    choice = world.choice("auto", told_to_end)
     with pytest.raises(asyncio.CancelledError):
-        await world.connect(wire)
+        await world.connect(choice)
     assert world.offer.is_closed
     assert world.asked == []
 
@@ -190,92 +210,118 @@ async def test_an_offer_that_nobody_waits_for_any_more_is_closed() -> None:
 async def test_a_lost_session_is_no_reason_for_tcp() -> None:
     world = World(there=SessionLostError("gone"))
     with pytest.raises(SessionLostError):
-        await world.connect(world.wire())
+        await world.connect(world.choice())
     assert world.dialled == []
     assert world.offer.is_closed
     stale = World(there=RequestRefusedError("no such lease", reason=m.REFUSED_UNKNOWN_LEASE))
     with pytest.raises(RequestRefusedError):
-        await stale.connect(stale.wire())
+        await stale.connect(stale.choice())
     assert stale.dialled == []
 
 
 async def test_rdma_that_breaks_at_once_is_left_alone_for_a_while() -> None:
     world = World()
-    wire = world.wire()
+    choice = world.choice()
     for _ in range(2):
-        await world.connect(wire)
-        assert wire.transport == "rdma"
-        wire.lost()
-    await world.connect(wire)
-    assert wire.transport == "tcp"
-    assert "again and again" in wire.reason
+        await world.connect(choice)
+        assert choice.name == "rdma"
+        choice.lost()
+    await world.connect(choice)
+    assert choice.name == "tcp"
+    assert "again and again" in choice.reason
     # Who wants nothing else gets nothing else.
-    strict = world.wire("rdma")
+    strict = world.choice("rdma")
     for _ in range(4):
         await world.connect(strict)
         strict.lost()
-    assert strict.transport == "rdma"
+    assert strict.name == "rdma"
 
 
 async def test_what_is_mended_is_used_with_the_next_connections() -> None:
     world = World(here=no_rdma("no device"))
-    wire = world.wire()
-    await world.connect(wire)
+    choice = world.choice()
+    await world.connect(choice)
     world.here = None
-    await world.connect(wire)
-    assert (wire.transport, wire.reason, wire.fallbacks) == ("rdma", "", 1)
+    await world.connect(choice)
+    assert (choice.name, choice.reason, choice.fallbacks) == ("rdma", "", 1)
 
 
 async def test_a_probe_leaves_nothing_and_changes_nothing() -> None:
     world = World(here=no_rdma("its port is down"), slots=[m.SlotKey(2, 9, KEY)])
-    wire = world.wire()
-    assert not wire.misses_rdma
-    await world.connect(wire)
-    assert wire.misses_rdma
+    choice = world.choice()
+    assert not choice.misses_better
+    await world.connect(choice)
+    assert choice.misses_better
     world.here = None
     world.dial_error = EngineError("no answer over RDMA", code=110)
-    assert not await world.probe(wire)
-    assert (wire.transport, wire.reason, wire.fallbacks) == ("tcp", "no answer over RDMA", 1)
+    assert not await world.probe(choice)
+    assert (choice.name, choice.reason, choice.fallbacks) == ("tcp", "no answer over RDMA", 1)
     assert world.asked == [2, 0]
     # Nor does it at the donor where another error ended it; but one that refused has nothing.
     world.dial_error = None
     world.there = DeadlineError("no answer")
     with pytest.raises(DeadlineError):
-        await world.probe(wire)
+        await world.probe(choice)
     assert world.asked == [2, 0, 2, 0]
     world.ended = "by us"
     with pytest.raises(DeadlineError):
-        await world.probe(wire)
+        await world.probe(choice)
     assert world.asked == [2, 0, 2, 0, 2]
     world.ended = None
     world.there = RequestRefusedError("no device", reason=m.REFUSED_NO_RDMA)
-    assert not await world.probe(wire)
+    assert not await world.probe(choice)
     assert world.asked == [2, 0, 2, 0, 2, 2]
     world.there = None
     world.offer = Offer()
-    assert not await world.probe(wire, {Place(3, 9)})
-    assert "0 of our 1 slabs" in wire.reason
-    assert await world.probe(wire, {Place(2, 9)})
+    assert not await world.probe(choice, Place(3, 9))
+    assert "0 of our 1 slabs" in choice.reason
+    assert await world.probe(choice, Place(2, 9))
     assert world.offer.is_closed
     # The connection that was made for it, and nothing else: keys are told when it is for good.
     assert world.left == [3]
     assert world.keys == []
-    assert wire.transport == "tcp"
-    await world.connect(wire, {Place(2, 9)})
-    assert (wire.transport, wire.misses_rdma) == ("rdma", False)
+    assert choice.name == "tcp"
+    await world.connect(choice, Place(2, 9))
+    assert (choice.name, choice.misses_better) == ("rdma", False)
     # What waited for its turn meanwhile would end these.
     world.asked.clear()
-    assert not await world.probe(wire, {Place(2, 9)})
-    assert (world.asked, wire.probes) == ([], 6)
+    assert not await world.probe(choice, Place(2, 9))
+    assert (world.asked, choice.probes) == ([], 6)
 
 
 async def test_rdma_that_broke_again_and_again_is_not_looked_for_meanwhile() -> None:
     world = World()
-    wire = world.wire()
+    choice = world.choice()
     for _ in range(2):
-        await world.connect(wire)
-        wire.lost()
-    await world.connect(wire)
+        await world.connect(choice)
+        choice.lost()
+    await world.connect(choice)
     world.asked.clear()
-    assert not await world.probe(wire)
-    assert (world.asked, wire.probes) == ([], 0)
+    assert not await world.probe(choice)
+    assert (world.asked, choice.probes) == ([], 0)
+
+
+async def test_a_device_that_is_removed_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    answers = [0, None, 1, 0, 0]
+
+    def let_go_of() -> int:
+        answer = answers.pop(0)
+        if answer is None:
+            raise EngineError("the engine is closed", code=9)
+        return answer
+
+    async def sleep(pause_s: float) -> None:
+        assert pause_s > 0
+        if not answers:
+            raise asyncio.CancelledError
+
+    with contextlib.suppress(asyncio.CancelledError):
+        await let_go(cast(Any, SimpleNamespace(let_go=let_go_of)), _blocking, sleep)
+    assert not answers
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+    assert "being removed" in caplog.text
+
+
+def test_the_configuration_names_every_transport() -> None:
+    (field,) = (one for one in fields(DeviceConfig) if one.name == "transport")
+    assert field.metadata["choices"] == ("auto", *(kind.name for kind in TRANSPORTS))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""infiniswap.device.donors.records: what a successor makes of a predecessor's remotes."""
+"""infiniswap.device.donors.lease: granted, recorded, and found by a successor."""
 
 from __future__ import annotations
 
@@ -9,13 +9,39 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from infiniswap.device.donors.link_types import Lease, Place
-from infiniswap.device.donors.records import decode_record, encode_record
+from infiniswap.control.messages import LeaseAnswer
+from infiniswap.device.donors.lease import (
+    HeldLease,
+    Place,
+    decode_record,
+    encode_record,
+    new_lease,
+)
 from infiniswap.device.slabs.after_take_over import restore_links
-from infiniswap.units import HostPort
+from infiniswap.errors import ProtocolMismatchError
+from infiniswap.units import MIB, HostPort
 
-_LEASE = Lease(7, "ab" * 16, 3, "cd" * 16, 1 << 40, "ef" * 16, "10.0.0.2")
+_LEASE = HeldLease(7, "ab" * 16, 3, "cd" * 16, 1 << 40, "ef" * 16, "10.0.0.2")
 _ADDRESS = HostPort("donor.example", 9400)
+
+
+@pytest.mark.parametrize("export_bytes", [0, 16 * MIB, 18 * MIB, (1 << 53) - 1])
+async def test_a_lease_of_another_size_than_was_asked_for_is_refused(export_bytes: int) -> None:
+    async def lease(slots_max: int) -> LeaseAnswer:
+        assert slots_max == 17
+        return LeaseAnswer(
+            id=0,
+            lease=7,
+            token="0" * 32,
+            epoch=1,
+            reclaim="1" * 32,
+            export_bytes=export_bytes,
+            grace_ms=1,
+        )
+
+    session = SimpleNamespace(lease=lease, address=_ADDRESS)
+    with pytest.raises(ProtocolMismatchError, match="17 slabs"):
+        await new_lease(cast(Any, session), 1, MIB)
 
 
 def test_a_record_has_all_but_the_token() -> None:
@@ -23,19 +49,19 @@ def test_a_record_has_all_but_the_token() -> None:
     assert known is not None
     address, lease = known
     assert address == _ADDRESS
-    assert lease == Lease(7, "ab" * 16, 3, "", 1 << 40, "ef" * 16, "10.0.0.2")
+    assert lease == HeldLease(7, "ab" * 16, 3, "", 1 << 40, "ef" * 16, "10.0.0.2")
 
 
 def test_a_record_of_a_release_that_kept_names_only_is_read() -> None:
     old = ["donor.example", 9400, 7, "ab" * 16, 3, 1 << 40, "ef" * 16]
     assert decode_record(msgspec.msgpack.encode(old)) == (
         _ADDRESS,
-        Lease(7, "ab" * 16, 3, "", 1 << 40, "ef" * 16),
+        HeldLease(7, "ab" * 16, 3, "", 1 << 40, "ef" * 16),
     )
 
 
 def test_the_longest_record_fits() -> None:
-    lease = Lease(2**64 - 1, "ab" * 16, 2**64 - 1, "", 2**64 - 1, "ef" * 16, "f" * 45)
+    lease = HeldLease(2**64 - 1, "ab" * 16, 2**64 - 1, "", 2**64 - 1, "ef" * 16, "f" * 45)
     assert len(encode_record(HostPort("h" * 255, 65535), lease)) <= 512
 
 
@@ -81,7 +107,7 @@ class _Link:
         self.address = address
         self.adopted: tuple[Any, ...] = ()
 
-    def adopt(self, remote: int, lease: Lease, mapped: dict[int, Place]) -> None:
+    def adopt(self, remote: int, lease: HeldLease, mapped: dict[int, Place]) -> None:
         self.adopted = (remote, lease.lease, mapped)
 
 

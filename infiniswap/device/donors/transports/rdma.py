@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages over RDMA: both ends exchange what their connections need over the control session."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from infiniswap import events
+from infiniswap.control import messages as m
+from infiniswap.device.donors.lease import Place
+from infiniswap.device.donors.transports.base import Dial, Target, Transport, UnusableError
+from infiniswap.engine.protocol import Engine, OffLoop
+from infiniswap.engine.rdma import EngineRdma, RdmaOffer
+from infiniswap.errors import EngineError, InfiniswapError, RequestRefusedError
+
+log = logging.getLogger(__name__)
+
+_TAKE_BACK_S = 0.2
+"""For an answer that is only good to know: a recovery may have to wait for it."""
+_LOOK_S = 1.0
+
+
+class _RefusedError(UnusableError):
+    """The donor refused, so it has made nothing."""
+
+
+def _native(engine: Engine) -> EngineRdma:
+    from infiniswap.engine.native_rdma import NativeEngineRdma  # late: it needs the extension
+
+    return NativeEngineRdma(engine)
+
+
+class Rdma(Transport):
+    """See Transport.
+
+    Args:
+        engine, blocking: see Transport.
+        rdma_of: the RDMA side of an engine; a test gives another one.
+    """
+
+    name = "rdma"
+    label = "RDMA"
+
+    def __init__(
+        self,
+        engine: Engine,
+        blocking: OffLoop,
+        rdma_of: Callable[[Engine], EngineRdma] = _native,
+    ) -> None:
+        super().__init__(engine, blocking)
+        self._rdma_of = rdma_of
+
+    @classmethod
+    def check(cls, host: str) -> None:
+        """See Transport."""
+        from infiniswap.engine.native_rdma import rdma_choose
+
+        rdma_choose(host)
+
+    @classmethod
+    def preload(cls) -> None:
+        """See Transport."""
+        from infiniswap.engine.native_rdma import preload_rdma
+
+        preload_rdma()
+
+    @classmethod
+    def watch(cls, engine: Engine, blocking: OffLoop) -> Coroutine[Any, Any, None]:
+        """See Transport."""
+        return let_go(_native(engine), blocking)
+
+    @classmethod
+    def is_offered(cls, welcome: m.Welcome) -> bool:
+        """See Transport."""
+        return welcome.rdma
+
+    async def connect(self, target: Target, dial: Dial, *, is_trial: bool = False) -> int:
+        """See Transport."""
+        rdma = self._rdma_of(self._engine)
+        slots = target.lease.export_bytes // target.session.welcome.slab_bytes
+        offers: list[RdmaOffer] = []
+
+        def make() -> RdmaOffer:
+            offers.append(rdma.offer(target.config.host, target.config.queues, slots))
+            return offers[0]
+
+        try:
+            offer = await self._offer(make)
+            try:
+                answer = await self._ask(target, offer)
+                _check(answer, len(offer.ends), slots, target.places)
+                remote = await self._dial(offer, answer, target, dial)
+            except (_RefusedError, RequestRefusedError):
+                raise
+            except BaseException:
+                await self._take_back(target)
+                raise
+        finally:
+            # Also an offer that was made while this task was cancelled.
+            for made in offers:
+                await self._blocking(made.close)
+        if not is_trial:
+            for slot in answer.slots:
+                rdma.slot_key(remote, slot.slot, slot.key)
+        return remote
+
+    async def _offer(self, make: Callable[[], RdmaOffer]) -> RdmaOffer:
+        try:
+            return await self._blocking(make)
+        except EngineError as error:
+            raise UnusableError(f"here: {_without_prefix(error)}") from error
+
+    @staticmethod
+    async def _ask(target: Target, offer: RdmaOffer) -> m.RdmaAnswer:
+        try:
+            return await target.session.rdma(target.lease.lease, offer.ends)
+        except RequestRefusedError as error:
+            if error.reason != m.REFUSED_NO_RDMA:
+                raise
+            raise _RefusedError(f"at the donor: {_without_prefix(error)}") from error
+
+    @staticmethod
+    async def _take_back(target: Target) -> None:
+        """The donor's half would wait for us until the lease ends, and the donor would refuse to
+        map what it cannot register. What it has registered stays so for the next time."""
+        if target.session.ended is None:
+            with contextlib.suppress(InfiniswapError, TimeoutError):
+                async with asyncio.timeout(_TAKE_BACK_S):
+                    await target.session.rdma(target.lease.lease, [])
+
+    async def _dial(
+        self, offer: RdmaOffer, answer: m.RdmaAnswer, target: Target, dial: Dial
+    ) -> int:
+        config = replace(target.config, over=offer.answered(answer.ends, answer.probe))
+        try:
+            return await self._blocking(lambda: dial(config))
+        except EngineError as error:
+            raise UnusableError(error.what) from error
+
+    def mapped(self, remote: int, answer: m.MapAnswer) -> None:
+        """See Transport."""
+        if answer.key is None:
+            raise EngineError("the donor gave no key for the slab, so RDMA cannot reach it")
+        self._rdma_of(self._engine).slot_key(remote, answer.slot, answer.key)
+
+
+def _check(answer: m.RdmaAnswer, count: int, slots: int, places: frozenset[Place]) -> None:
+    if len(answer.ends) != count:
+        raise UnusableError(f"the donor answered with {len(answer.ends)} ends, not {count}")
+    there = {Place(slot.slot, slot.generation) for slot in answer.slots}
+    # The engine would refuse its key when it is connected already.
+    if beyond := [place.slot for place in there if place.slot >= slots]:
+        raise UnusableError(f"the donor named slot {beyond[0]} of a lease of {slots}")
+    if missing := len(places - there):
+        raise UnusableError(
+            f"the donor could register {len(places) - missing} of our {len(places)} slabs"
+        )
+
+
+def _without_prefix(error: EngineError | RequestRefusedError) -> str:
+    return error.what.removeprefix("no RDMA: ")
+
+
+async def let_go(
+    rdma: EngineRdma,
+    blocking: OffLoop,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Ends connections over RDMA devices that this host removes, as long as the device serves.
+
+    The kernel may wait with the removal until the device's process has let go. Pages then go over
+    TCP.
+    """
+    while True:
+        await sleep(_LOOK_S)
+        try:
+            if await blocking(rdma.let_go):
+                log.warning(
+                    "an RDMA device is being removed: its connections are ended",
+                    extra=events.about(events.RDMA_REMOVED),
+                )
+        except Exception:
+            log.exception("whether an RDMA device is being removed cannot be seen")
