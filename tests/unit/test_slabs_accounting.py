@@ -21,8 +21,23 @@ SLABS = 4
 DONORS = 3
 EVENT_FIELDS = ("code", "remote", "slab", "generation", "value")
 ACTIONS = st.sampled_from(
-    "page out,discard,rest,evict,evict at once,refuse,die,fill up,free,stick,distrust,forget,list,"
-    "backup fails,backup works".split(",")
+    [
+        "page out",
+        "discard",
+        "rest",
+        "evict",
+        "evict at once",
+        "refuse",
+        "die",
+        "fill up",
+        "free",
+        "stick",
+        "distrust",
+        "forget",
+        "list",
+        "backup fails",
+        "backup works",
+    ]
 )
 STEPS = st.lists(
     st.tuples(ACTIONS, st.integers(0, SLABS - 1), st.integers(0, DONORS - 1)), max_size=30

@@ -23,8 +23,8 @@ _PREFIX: Final = "infiniswap: "
 def say(text: str) -> None:
     """Prints a line to standard error.
 
-    Raises nothing: a closed terminal or pipe must not change the
-    exit code."""
+    Raises nothing: a closed terminal or pipe must not change the exit code.
+    """
     put(f"infiniswap: {text}{_line_end()}")
 
 
