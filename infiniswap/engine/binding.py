@@ -6,12 +6,13 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from infiniswap.errors import EngineError, UnavailableError
 
@@ -131,5 +132,40 @@ class Handle:
                 self._condition.notify_all()
 
 
-def warn_unclosed(owner: object) -> None:
-    warnings.warn(f"unclosed {owner!r}", ResourceWarning, stacklevel=3, source=owner)
+class HandleOwner:
+    """Base of an object that owns one handle for as long as it lives. Also a context manager."""
+
+    _handle: Handle | None = None
+
+    def _use(self) -> Any:
+        assert self._handle is not None
+        return self._handle.use()
+
+    def _call(self, what: str, function: Any, *args: Any) -> int:
+        """Returns what `function(handle, *args)` returns; EngineError for a negative result,
+        which starts with `what`."""
+        with self._use() as pointer:
+            return check(function(pointer, *args), what)
+
+    def _explained(self, what: str, function: Any, *args: Any) -> int:
+        """As `_call`, of a function whose last parameter takes the reason of an error."""
+        error = ffi.new("struct isw_error *")
+        with self._use() as pointer:
+            result: int = function(pointer, *args, error)
+        return check(result, what, error)
+
+    def close(self) -> None:
+        """Blocking, worker thread, idempotent."""
+        if self._handle is not None:
+            self._handle.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._handle is not None and not self._handle.closed and not sys.is_finalizing():
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+            self.close()

@@ -6,22 +6,21 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Self
+from typing import Any
 
 from infiniswap import rights
 from infiniswap.engine.binding import (
     Handle,
+    HandleOwner,
     check,
     ffi,
     lib,
     struct_arrays,
     struct_ints,
     text_of,
-    warn_unclosed,
 )
 from infiniswap.engine.native_frontend import NativeFrontend, NativeNbdFrontend, NativeUblk
 from infiniswap.engine.native_ublk import ublk_error
@@ -51,7 +50,7 @@ _SLABS_PER_CALL = 4096
 _REMOTE_STATES = {1: "up", 2: "down"}
 
 
-class NativeEngine:
+class NativeEngine(HandleOwner):
     """isw_engine: one device's page path.
 
     Args:
@@ -66,7 +65,6 @@ class NativeEngine:
     """
 
     def __init__(self, config: EngineConfig, backup_path: str | None) -> None:
-        self._handle: Handle | None = None
         self.config = config
         self._slab_count = -(-config.size_bytes // config.slab_bytes) if config.slab_bytes else 0
         self._frontends: list[NativeFrontend] = []
@@ -103,10 +101,6 @@ class NativeEngine:
         if result < 0:
             raise _create_error(-result, text_of(error, -result), backup_path)
 
-    def _use(self) -> Any:
-        assert self._handle is not None
-        return self._handle.use()
-
     def use(self) -> AbstractContextManager[Any]:
         """Any thread. EngineError EBADF once the engine is closed."""
         return self._use()  # type: ignore[no-any-return]
@@ -136,97 +130,79 @@ class NativeEngine:
 
     def remote_connect(self, config: RemoteConfig) -> int:
         """Blocking, worker thread; at most `config.connect_ms_max`."""
-        error = ffi.new("struct isw_error *")
         remote = ffi.new("uint32_t *")
-        c_config, keep = _remote_config(config)
-        with self._use() as engine:
-            result = lib.isw_remote_connect(engine, c_config, remote, error)
-        del keep
-        check(result, f"cannot connect to donor {config.host} port {config.port}", error)
+        c_config, _keep = _remote_config(config)
+        what = f"cannot connect to donor {config.host} port {config.port}"
+        self._explained(what, lib.isw_remote_connect, c_config, remote)
         return int(remote[0])
 
     def remote_reconnect(self, remote: int, config: RemoteConfig) -> None:
         """Blocking, worker thread; at most `config.connect_ms_max`."""
-        error = ffi.new("struct isw_error *")
-        c_config, keep = _remote_config(config)
-        with self._use() as engine:
-            result = lib.isw_remote_reconnect(engine, remote, c_config, error)
-        del keep
-        check(result, f"cannot reconnect to donor {config.host} port {config.port}", error)
+        c_config, _keep = _remote_config(config)
+        what = f"cannot reconnect to donor {config.host} port {config.port}"
+        self._explained(what, lib.isw_remote_reconnect, remote, c_config)
 
     def remote_record_set(self, remote: int, record: bytes) -> None:
         """Any thread, never waits for long."""
-        with self._use() as engine:
-            result = lib.isw_remote_record_set(engine, remote, record, len(record))
-        check(result, f"cannot set the record of remote {remote}")
+        what = f"cannot set the record of remote {remote}"
+        self._call(what, lib.isw_remote_record_set, remote, record, len(record))
 
     def remote_record(self, remote: int) -> bytes:
         """Any thread, never waits for long."""
         out = ffi.new("unsigned char[]", lib.ISW_RECORD_BYTES_MAX)
-        with self._use() as engine:
-            length = check(lib.isw_remote_record(engine, remote, out), f"no remote {remote}")
+        length = self._call(f"no remote {remote}", lib.isw_remote_record, remote, out)
         return bytes(ffi.buffer(out, length))
 
     def remote_shutdown(self, remote: int) -> None:
         """Any thread, never waits; REMOTE_DOWN follows."""
-        with self._use() as engine:
-            check(lib.isw_remote_shutdown(engine, remote), f"cannot shut remote {remote} down")
+        self._call(f"cannot shut remote {remote} down", lib.isw_remote_shutdown, remote)
 
     def remote_destroy(self, remote: int) -> None:
         """Blocking, worker thread. EngineError EBUSY while a slab is mapped there."""
-        with self._use() as engine:
-            check(lib.isw_remote_destroy(engine, remote), f"cannot remove remote {remote}")
+        self._call(f"cannot remove remote {remote}", lib.isw_remote_destroy, remote)
 
     def slab_map(self, slab: int, remote: int, slot: int, generation: int) -> None:
         """Any thread, never waits. EngineError EBUSY unless the slab is unmapped."""
-        with self._use() as engine:
-            result = lib.isw_slab_map(engine, slab, remote, slot, generation)
-        check(result, f"cannot map slab {slab} to remote {remote}")
+        what = f"cannot map slab {slab} to remote {remote}"
+        self._call(what, lib.isw_slab_map, slab, remote, slot, generation)
 
     def slab_unmap(self, slab: int, remote: int, generation: int) -> None:
         """Any thread, never waits; SLAB_DRAINED follows. EngineError ESTALE."""
-        with self._use() as engine:
-            result = lib.isw_slab_unmap(engine, slab, remote, generation)
-        check(result, f"cannot unmap slab {slab}")
+        self._call(f"cannot unmap slab {slab}", lib.isw_slab_unmap, slab, remote, generation)
 
     def slab_resume(self, slab: int, remote: int, generation: int) -> None:
         """Any thread, never waits. From SUSPENDED, after remote_reconnect."""
-        with self._use() as engine:
-            result = lib.isw_slab_resume(engine, slab, remote, generation)
-        check(result, f"cannot resume slab {slab}")
+        self._call(f"cannot resume slab {slab}", lib.isw_slab_resume, slab, remote, generation)
 
     def slab_migrate(self, slab: int, remote: int, slot: int, generation: int) -> None:
         """Any thread, never waits. EngineError EBUSY, EINVAL, ENOTCONN."""
-        with self._use() as engine:
-            result = lib.isw_slab_migrate(engine, slab, remote, slot, generation)
-        check(result, f"cannot migrate slab {slab} to remote {remote}")
+        what = f"cannot migrate slab {slab} to remote {remote}"
+        self._call(what, lib.isw_slab_migrate, slab, remote, slot, generation)
 
     def slab_pull(self, slab: int, generation: int, again: bool) -> bool:
         """Any thread, never waits. EngineError ESTALE."""
-        with self._use() as engine:
-            result = lib.isw_slab_pull(engine, slab, generation, again)
-        return bool(check(result, f"cannot pull slab {slab}"))
+        return bool(
+            self._call(f"cannot pull slab {slab}", lib.isw_slab_pull, slab, generation, again)
+        )
 
     def slab_pages_at(self, slab: int, remote: int, generation: int) -> tuple[int, bool]:
         """Any thread; looks at every page of the slab. EngineError ESTALE."""
         pages = ffi.new("uint32_t *")
-        with self._use() as engine:
-            result = lib.isw_slab_pages_at(engine, slab, remote, generation, pages)
-        return int(pages[0]), bool(check(result, f"cannot count the pages of slab {slab}"))
+        what = f"cannot count the pages of slab {slab}"
+        more = self._call(what, lib.isw_slab_pages_at, slab, remote, generation, pages)
+        return int(pages[0]), bool(more)
 
     def slab_fill(self, slab: int, generation: int, first: int, pages_max: int) -> tuple[int, int]:
         """Any thread, never waits. Pages begun, and where to go on. EngineError ESTALE."""
         following = ffi.new("uint32_t *")
-        with self._use() as engine:
-            result = lib.isw_slab_fill(engine, slab, generation, first, pages_max, following)
-        return check(result, f"cannot fill slab {slab}"), int(following[0])
+        what, fill = f"cannot fill slab {slab}", lib.isw_slab_fill
+        begun = self._call(what, fill, slab, generation, first, pages_max, following)
+        return begun, int(following[0])
 
     def slab(self, slab: int) -> SlabInfo:
         """Any thread, never waits. One slab."""
         info = ffi.new("struct isw_slab_info *")
-        with self._use() as engine:
-            count = check(lib.isw_engine_slabs(engine, slab, 1, info), f"cannot see slab {slab}")
-        if not count:
+        if not self._call(f"cannot see slab {slab}", lib.isw_engine_slabs, slab, 1, info):
             raise EngineError(f"there is no slab {slab}", code=errno.EINVAL)
         return _slab_info(info)
 
@@ -235,24 +211,18 @@ class NativeEngine:
         infos: list[SlabInfo] = []
         batch = min(_SLABS_PER_CALL, max(1, self._slab_count))
         scratch = ffi.new("struct isw_slab_info[]", batch)
-        with self._use() as engine:
-            while len(infos) < self._slab_count:
-                count = check(
-                    lib.isw_engine_slabs(engine, len(infos), batch, scratch), "cannot list slabs"
-                )
-                if count == 0:
-                    break
-                infos.extend(_slab_info(item) for item in scratch[0:count])
+        what, listed = "cannot list slabs", lib.isw_engine_slabs
+        while len(infos) < self._slab_count:
+            if not (count := self._call(what, listed, len(infos), batch, scratch)):
+                break
+            infos.extend(_slab_info(item) for item in scratch[0:count])
         return infos
 
     def remotes(self) -> Sequence[RemoteInfo]:
         """Any thread, never waits. Those in use, by number."""
-        scratch = ffi.new("struct isw_remote_info[]", self.config.remotes_max)
-        with self._use() as engine:
-            count = check(
-                lib.isw_engine_remotes(engine, self.config.remotes_max, scratch),
-                "cannot list remotes",
-            )
+        remotes_max = self.config.remotes_max
+        scratch = ffi.new("struct isw_remote_info[]", remotes_max)
+        count = self._call("cannot list remotes", lib.isw_engine_remotes, remotes_max, scratch)
         return [
             _remote_info(number, item)
             for number, item in enumerate(scratch[0:count])
@@ -282,23 +252,17 @@ class NativeEngine:
 
     def settle(self, wait_ms_max: int) -> None:
         """Blocking, worker thread. EngineError ETIMEDOUT."""
-        with self._use() as engine:
-            result = lib.isw_engine_settle(engine, wait_ms_max)
-        check(result, "the backup did not take all pages")
+        self._call("the backup did not take all pages", lib.isw_engine_settle, wait_ms_max)
 
     def save_tables(self, path: str) -> None:
         """Blocking (writes a file), worker thread. After settle()."""
-        error = ffi.new("struct isw_error *")
-        with self._use() as engine:
-            result = lib.isw_engine_save_tables(engine, os.fsencode(path), error)
-        check(result, f"cannot save the page tables to {path}", error)
+        what = f"cannot save the page tables to {path}"
+        self._explained(what, lib.isw_engine_save_tables, os.fsencode(path))
 
     def load_tables(self, path: str) -> None:
         """Blocking (reads a file), worker thread. Before any front end."""
-        error = ffi.new("struct isw_error *")
-        with self._use() as engine:
-            result = lib.isw_engine_load_tables(engine, os.fsencode(path), error)
-        check(result, f"cannot load the page tables from {path}", error)
+        what = f"cannot load the page tables from {path}"
+        self._explained(what, lib.isw_engine_load_tables, os.fsencode(path))
 
     def frontend_fuse(self, mountpoint: str) -> NativeFrontend:
         """Blocking, worker thread.
@@ -425,19 +389,7 @@ class NativeEngine:
                 break
             for frontend in frontends:
                 frontend.close()
-        self._handle.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        handle = getattr(self, "_handle", None)
-        if handle is not None and not handle.closed and not sys.is_finalizing():
-            warn_unclosed(self)
-            self.close()
+        super().close()
 
 
 def engine_config(config: EngineConfig) -> Any:

@@ -6,12 +6,11 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-import sys
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 from infiniswap.control.messages import RdmaEnd, RdmaKey
-from infiniswap.engine.binding import Handle, check, ffi, lib, struct_ints, warn_unclosed
+from infiniswap.engine.binding import Handle, HandleOwner, check, ffi, lib, struct_ints
 from infiniswap.engine.native_rdma import end_from_c, ends_to_c, key_from_c
 from infiniswap.engine.store import LeaseStats, LeaseToken, MappedSlot, RestoredSlot, StoreConfig
 
@@ -19,15 +18,15 @@ _UNSAFE = ("RDMAV_ALLOW_DISASSOC_DESTROY", "MLX4_DEVICE_FATAL_CLEANUP")
 """With these libibverbs says of what a removed card still has that it has ended: no fence."""
 
 
-class NativeStore:
-    """isw_store: a donor's slab pool and its NBD server.
+class NativeStore(HandleOwner):
+    """isw_store: a donor's slab pool and its NBD server. close() ends every connection and frees
+    every slab that lies in no file.
 
     Raises:
         EngineError: the limits make no sense or memory ran out.
     """
 
     def __init__(self, config: StoreConfig) -> None:
-        self._handle: Handle | None = None
         for name in _UNSAFE:
             os.environ.pop(name, None)
         error = ffi.new("struct isw_error *")
@@ -40,40 +39,28 @@ class NativeStore:
         check(lib.isw_store_create(c_config, out, error), "cannot create the slab store", error)
         self._handle = Handle("slab store", out[0], lib.isw_store_destroy)
 
-    def _use(self) -> Any:
-        assert self._handle is not None
-        return self._handle.use()
-
     def listen(self, host: str, port: int) -> int:
         """Starts serving; returns the bound port (port 0: any free one). Any thread."""
-        error = ffi.new("struct isw_error *")
         port_out = ffi.new("uint16_t *")
-        with self._use() as store:
-            result = lib.isw_store_listen(store, host.encode(), port, port_out, error)
-        check(result, f"cannot serve pages on {host} port {port}", error)
+        what = f"cannot serve pages on {host} port {port}"
+        self._explained(what, lib.isw_store_listen, host.encode(), port, port_out)
         return int(port_out[0])
 
     def preallocate(self) -> None:
         """Blocking, worker thread. Adds one zeroed, pinned slab; EngineError ENOSPC when full."""
-        error = ffi.new("struct isw_error *")
-        with self._use() as store:
-            result = lib.isw_store_preallocate(store, error)
-        check(result, "cannot add a slab", error)
+        self._explained("cannot add a slab", lib.isw_store_preallocate)
 
     def release_free(self) -> bool:
         """Blocking, worker thread. False when no slab is free."""
-        with self._use() as store:
-            return self._found(lib.isw_store_release_free(store), "cannot give a slab back")
+        return self._found("cannot give a slab back", lib.isw_store_release_free)
 
     def scrub(self) -> bool:
         """Blocking, worker thread. False when no slab is dirty."""
-        with self._use() as store:
-            return self._found(lib.isw_store_scrub(store), "cannot zero a slab")
+        return self._found("cannot zero a slab", lib.isw_store_scrub)
 
     def pin(self) -> bool:
         """Blocking, worker thread. False when every slab has been pinned, or cannot be."""
-        with self._use() as store:
-            return self._found(lib.isw_store_pin(store), "cannot pin a slab")
+        return self._found("cannot pin a slab", lib.isw_store_pin)
 
     def notes(self) -> list[str]:
         """Any thread. What was found in the directory of slabs and removed, and why."""
@@ -101,44 +88,34 @@ class NativeStore:
         with self._use() as store:
             lib.isw_store_restored(store)
 
-    @staticmethod
-    def _found(result: int, what: str) -> bool:
-        if result == -errno.ENOENT:
-            return False
-        check(result, what)
-        return True
+    def _found(self, what: str, function: Any, *args: Any) -> bool:
+        with self._use() as store:
+            result: int = function(store, *args)
+        return result != -errno.ENOENT and check(result, what) >= 0
 
     def lease_create(self, slots_max: int) -> LeaseToken:
         """Any thread. A new lease of `slots_max` empty slots."""
-        error = ffi.new("struct isw_error *")
         token = ffi.new("char[]", lib.ISW_TOKEN_TEXT_BYTES)
         lease = ffi.new("uint64_t *")
-        with self._use() as store:
-            result = lib.isw_store_lease_create(store, slots_max, token, lease, error)
-        check(result, "cannot make a lease", error)
+        self._explained("cannot make a lease", lib.isw_store_lease_create, slots_max, token, lease)
         return LeaseToken(int(lease[0]), ffi.string(token).decode())
 
     def lease_renew(self, lease: int, wait_ms_max: int) -> str:
         """Blocking, worker thread. EngineError ETIMEDOUT: nothing was granted."""
         token = ffi.new("char[]", lib.ISW_TOKEN_TEXT_BYTES)
-        with self._use() as store:
-            result = lib.isw_store_lease_renew(store, lease, wait_ms_max, token)
-        check(result, f"cannot renew lease {lease}")
+        what = f"cannot renew lease {lease}"
+        self._call(what, lib.isw_store_lease_renew, lease, wait_ms_max, token)
         text: str = ffi.string(token).decode()
         return text
 
     def lease_destroy(self, lease: int) -> None:
         """Blocking, worker thread."""
-        with self._use() as store:
-            result = lib.isw_store_lease_destroy(store, lease)
-        check(result, f"cannot end lease {lease}")
+        self._call(f"cannot end lease {lease}", lib.isw_store_lease_destroy, lease)
 
     def lease_stats(self, lease: int) -> LeaseStats:
         """Any thread, never waits."""
         stats = ffi.new("struct isw_lease_stats *")
-        with self._use() as store:
-            result = lib.isw_store_lease_stats(store, lease, stats)
-        check(result, f"no figures of lease {lease}")
+        self._call(f"no figures of lease {lease}", lib.isw_store_lease_stats, lease, stats)
         return LeaseStats(**struct_ints(stats[0]))
 
     def map(self, lease: int, slab: int = 0) -> MappedSlot | None:
@@ -147,52 +124,42 @@ class NativeStore:
         EngineError ENOSPC when no slot is empty, EAGAIN when those that are wait for old
         connections to end.
         """
-        slot = ffi.new("uint32_t *")
-        generation = ffi.new("uint64_t *")
-        with self._use() as store:
-            result = lib.isw_store_map(store, lease, slab, slot, generation)
-        if result == -errno.ENOENT:
+        slot, generation = ffi.new("uint32_t *"), ffi.new("uint64_t *")
+        what = f"cannot map a slab into lease {lease}"
+        if not self._found(what, lib.isw_store_map, lease, slab, slot, generation):
             return None
-        check(result, f"cannot map a slab into lease {lease}")
         return MappedSlot(int(slot[0]), int(generation[0]))
 
     def unmap(self, lease: int, slot: int, generation: int, wait_ms_max: int) -> None:
         """Blocking, worker thread. EngineError ESTALE: the slot holds another generation."""
-        with self._use() as store:
-            result = lib.isw_store_unmap(store, lease, slot, generation, wait_ms_max)
-        check(result, f"cannot unmap slot {slot} of lease {lease}")
+        what = f"cannot unmap slot {slot} of lease {lease}"
+        self._call(what, lib.isw_store_unmap, lease, slot, generation, wait_ms_max)
 
     def rdma_open(self, lease: int, peers: Sequence[RdmaEnd]) -> tuple[Sequence[RdmaEnd], RdmaKey]:
         """Blocking, worker thread. EngineError: there can be no RDMA, and why."""
-        error = ffi.new("struct isw_error *")
         ends = ffi.new("struct isw_rdma_end[]", max(1, len(peers)))
         probe = ffi.new("struct isw_rdma_key *")
-        with self._use() as store:
-            result = lib.isw_store_rdma_open(
-                store, lease, ends_to_c(peers), len(peers), ends, probe, error
-            )
-        check(result, "no RDMA", error)
+        what = "no RDMA"
+        self._explained(
+            what, lib.isw_store_rdma_open, lease, ends_to_c(peers), len(peers), ends, probe
+        )
         return [end_from_c(ends[i]) for i in range(len(peers))], key_from_c(probe)
 
     def rdma_close(self, lease: int) -> None:
         """Blocking, worker thread."""
-        with self._use() as store:
-            result = lib.isw_store_rdma_close(store, lease)
-        check(result, f"cannot end the RDMA connections of lease {lease}")
+        what = f"cannot end the RDMA connections of lease {lease}"
+        self._call(what, lib.isw_store_rdma_close, lease)
 
     def rdma_pause(self, lease: int) -> None:
         """Blocking, worker thread. Ends the connections; what is registered stays so."""
-        with self._use() as store:
-            result = lib.isw_store_rdma_pause(store, lease)
-        check(result, f"cannot end the RDMA connections of lease {lease}")
+        what = f"cannot end the RDMA connections of lease {lease}"
+        self._call(what, lib.isw_store_rdma_pause, lease)
 
     def rdma_key(self, lease: int, slot: int, generation: int, *, at_hand: bool = False) -> RdmaKey:
         """Blocking, worker thread. EngineError ENOTCONN, ESTALE, ENOMEM, EAGAIN, ..."""
-        error = ffi.new("struct isw_error *")
         key = ffi.new("struct isw_rdma_key *")
-        with self._use() as store:
-            result = lib.isw_store_rdma_key(store, lease, slot, generation, at_hand, key, error)
-        check(result, f"slot {slot} cannot be reached by RDMA", error)
+        what = f"slot {slot} cannot be reached by RDMA"
+        self._explained(what, lib.isw_store_rdma_key, lease, slot, generation, at_hand, key)
         return key_from_c(key)
 
     def rdma_ahead(self) -> bool:
@@ -221,21 +188,3 @@ class NativeStore:
         with self._use() as store:
             lib.isw_store_stats(store, stats)
         return struct_ints(stats[0])
-
-    def close(self) -> None:
-        """Blocking, worker thread, idempotent. Closes every connection, frees every slab that
-        lies in no file."""
-        if self._handle is not None:
-            self._handle.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        handle = getattr(self, "_handle", None)
-        if handle is not None and not handle.closed and not sys.is_finalizing():
-            warn_unclosed(self)
-            self.close()
