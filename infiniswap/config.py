@@ -48,6 +48,10 @@ _ENV_OTHERS_PREFIXES = ("INFINISWAP_TEST_", "INFINISWAP_VM")
 _CONFIG_FILE_BYTES_MAX = MIB
 
 
+TRANSPORT_NAMES: Final = ("rdma", "tcp")
+"""Best first; each is a class in infiniswap.device.donors.transports."""
+
+
 def _key(default: Any, kind: str, marks: Mapping[str, str], **meta: object) -> Any:
     """A field that is a key.
 
@@ -155,7 +159,7 @@ class DeviceConfig:
 
     frontend: str = _choice("auto", "auto", "ublk", "nbd", "fuse", "nbd-socket")
     """How the kernel sees a device; auto: the first of ublk, nbd and fuse that this host has."""
-    transport: str = _choice("auto", "auto", "rdma", "tcp")
+    transport: str = _choice("auto", "auto", *TRANSPORT_NAMES)
     """How pages travel to donors; auto: by RDMA where both ends can, else by TCP."""
     backup_dir: Path = _path(Path("/var/lib/infiniswap"))
     """Directory of the NAME.backup files."""

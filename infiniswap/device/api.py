@@ -52,6 +52,11 @@ class DonorRow(Struct, frozen=True, kw_only=True):
     given_up: int = 0
     sessions_broken: dict[str, int] = {}
 
+    def pages_by_transport(self) -> dict[str, tuple[int, int]]:
+        """Pages read and written, by transport."""
+        rdma = (self.rdma_read_pages, self.rdma_write_pages)
+        return {"tcp": (self.read_pages - rdma[0], self.write_pages - rdma[1]), "rdma": rdma}
+
 
 class SwapRow(Struct, frozen=True, kw_only=True):
     """The device as swap space."""

@@ -48,7 +48,7 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--transport",
-        choices=("auto", "rdma", "tcp"),
+        choices=("auto", *configuration.TRANSPORT_NAMES),
         help="how pages travel (default auto: RDMA where both ends have it, else TCP)",
     )
     parser.add_argument("--slab", metavar="SIZE", help="size of the donors' slabs (default 1G)")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from infiniswap.config import TRANSPORT_NAMES
 from infiniswap.device.api import DonorRow
 from infiniswap.device.control import client
 from infiniswap.device.spec.rundir import DevicePaths, running_names, stopped_names
@@ -52,21 +53,18 @@ def local_devices(run_dir: Path, backup_dir: Path) -> list[dict[str, object]]:
 
 
 def transports(donors: Sequence[DonorRow]) -> dict[str, int]:
-    """To how many of them pages go by RDMA and by TCP: {"rdma": 1, "tcp": 1}."""
-    counts = Counter(donor.transport for donor in donors if _is_used(donor))
+    """To how many of them pages travel by each transport: {"rdma": 1, "tcp": 1}."""
+    counts = Counter(donor.transport for donor in donors if donor.state == "mapped")
     return dict(sorted(counts.items()))
 
 
 def transport_reasons(donors: Sequence[DonorRow]) -> dict[str, list[str]]:
-    """Why pages do not go by RDMA where that was wished for, each with the donors' addresses."""
+    """Why pages do not travel by the best transport, each reason with the donors' addresses."""
     reasons: dict[str, list[str]] = {}
     for donor in donors:
-        # Where nothing else than RDMA is wished for, it is why the donor is not used. Of one that
-        # was left with TCP it is old.
-        if donor.transport_reason and (_is_used(donor) or donor.transport != "tcp"):
+        # A device that may use only one transport does not use the donor for this reason. At a
+        # donor that the device fell back for, and no longer uses, the reason is out of date.
+        is_current = donor.state == "mapped" or donor.transport != TRANSPORT_NAMES[-1]
+        if donor.transport_reason and is_current:
             reasons.setdefault(donor.transport_reason, []).append(donor.address)
     return reasons
-
-
-def _is_used(donor: DonorRow) -> bool:
-    return donor.state == "mapped"

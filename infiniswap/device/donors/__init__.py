@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A device's side of each donor: session, lease, data connections, and the way back after a loss.
 
-`link` is one donor; `transport` chooses RDMA or TCP for it. Only `slabs` and `process` enter.
+`link` is one donor; `transports` are the ways for its pages to travel. Only `slabs` and `process`
+enter.
 """

@@ -16,7 +16,6 @@ from infiniswap.control.figures import (
     Declarer,
     Figures,
     Metric,
-    Value,
     Values,
     figures,
     histogram,
@@ -73,18 +72,13 @@ def _links(field: str) -> Read:
     return lambda s: {address: getattr(counts, field) for address, counts in s.links.items()}
 
 
-def _by_transport(pages: str, unit: int = 1) -> Read:
-    """Pages of each donor by transport; `pages`: a field of DonorRow."""
-
-    def read(s: Snapshot) -> Values:
-        found: dict[tuple[str, ...], Value] = {}
-        for row in s.status.donors:
-            by_rdma = getattr(row, f"rdma_{pages}")
-            found[row.address, "tcp"] = (getattr(row, pages) - by_rdma) * unit
-            found[row.address, "rdma"] = by_rdma * unit
-        return found
-
-    return read
+def _by_transport(index: int, unit: int = 1) -> Read:
+    """Pages of each donor by transport; `index`: which of DonorRow.pages_by_transport."""
+    return lambda s: {
+        (row.address, transport): pages[index] * unit
+        for row in s.status.donors
+        for transport, pages in row.pages_by_transport().items()
+    }
 
 
 _declare = Declarer[Snapshot]("infiniswap_device_")
@@ -269,7 +263,7 @@ METRICS: Final = (
         lambda s: {
             (row.address, transport): row.state == "mapped" and row.transport == transport
             for row in s.status.donors
-            for transport in ("tcp", "rdma")
+            for transport in TRANSPORT_NAMES
         },
         *_DONOR,
         notes="`tcp` or `rdma`.",
@@ -278,14 +272,14 @@ METRICS: Final = (
         "donor_read_pages_total",
         "donor_read_bytes_total",
         "read from a donor, copies included",
-        partial(_by_transport, "read_pages"),
+        partial(_by_transport, 0),
         *_DONOR,
     ),
     *_pages_and_bytes(
         "donor_written_pages_total",
         "donor_written_bytes_total",
         "written to a donor, copies included",
-        partial(_by_transport, "write_pages"),
+        partial(_by_transport, 1),
         *_DONOR,
     ),
     _gauge(
