@@ -224,49 +224,53 @@ class Session:
 
     async def memory(self) -> m.MemoryAnswer:
         """The donor's memory use, now."""
-        return await self._ask(m.MemoryRequest(id=self._id()))
+        return await self.ask(m.MemoryRequest(id=self.next_id()))
 
     async def lease(self, slots_max: int) -> m.LeaseAnswer:
         """A new lease of `slots_max` empty slots."""
-        return await self._ask(m.LeaseRequest(id=self._id(), slots_max=slots_max))
+        return await self.ask(m.LeaseRequest(id=self.next_id(), slots_max=slots_max))
 
     async def map(self, lease: int, slab: int, *, ahead: bool = False) -> m.MapAnswer:
         """Puts a slab into a slot of the lease; `ahead`: see MapRequest."""
-        return await self._ask(m.MapRequest(id=self._id(), lease=lease, slab=slab, ahead=ahead))
+        return await self.ask(m.MapRequest(id=self.next_id(), lease=lease, slab=slab, ahead=ahead))
 
     async def keep(self, lease: int, slot: int, generation: int) -> None:
         """A slab that was mapped ahead is in use."""
-        await self._ask(m.KeepRequest(id=self._id(), lease=lease, slot=slot, generation=generation))
+        await self.ask(
+            m.KeepRequest(id=self.next_id(), lease=lease, slot=slot, generation=generation)
+        )
 
     async def unmap(self, lease: int, slot: int, generation: int) -> None:
         """Gives a slab back (DONE): no transfer is in flight there."""
-        await self._ask(
-            m.UnmapRequest(id=self._id(), lease=lease, slot=slot, generation=generation)
+        await self.ask(
+            m.UnmapRequest(id=self.next_id(), lease=lease, slot=slot, generation=generation)
         )
 
     async def renew(self, lease: int, reclaim: str, epoch: int) -> m.RenewAnswer:
         """Reclaims a lease of an earlier session; its old token and connections are dead."""
-        return await self._ask(
-            m.RenewRequest(id=self._id(), lease=lease, reclaim=reclaim, epoch=epoch),
+        return await self.ask(
+            m.RenewRequest(id=self.next_id(), lease=lease, reclaim=reclaim, epoch=epoch),
             self._config.renew_s,
         )
 
     async def rdma(self, lease: int, ends: Sequence[m.RdmaEnd]) -> m.RdmaAnswer:
         """RDMA connections to these ends; refused with REFUSED_NO_RDMA where there can be none."""
-        return await self._ask(
-            m.RdmaRequest(id=self._id(), lease=lease, ends=list(ends)), self._config.renew_s
+        return await self.ask(
+            m.RdmaRequest(id=self.next_id(), lease=lease, ends=list(ends)), self._config.renew_s
         )
 
     async def release(self, lease: int) -> None:
         """Gives a lease and every slab in it back."""
-        await self._ask(m.ReleaseRequest(id=self._id(), lease=lease), self._config.renew_s)
+        await self.ask(m.ReleaseRequest(id=self.next_id(), lease=lease), self._config.renew_s)
 
-    def _id(self) -> int:
+    def next_id(self) -> int:
+        """The number of the next request."""
         return self._channel.next_id()
 
-    async def _ask(
+    async def ask(
         self, request: m.ConsumerRequest[AnswerT], wait_s: float | None = None
     ) -> AnswerT:
+        """Asks the donor; waits for `wait_s` seconds at most, or as long as is configured."""
         return await self._channel.request(request, wait_s or self._config.request_s)
 
     async def _run(self, handler: SessionHandler) -> None:

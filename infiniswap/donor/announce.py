@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 from infiniswap import __version__
 from infiniswap.config import Config
 from infiniswap.control import messages as m
-from infiniswap.errors import EngineError
 from infiniswap.units import HostPort
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from infiniswap.donor.service import DonorService
 
 _TELL_S: Final = 0.5
-_VERBS_S_MAX: Final = 2.0
 
 
 async def announce(config: Config, service: DonorService, secret: bytes | None) -> None:
@@ -43,11 +41,9 @@ def make_announcer(config: Config, service: DonorService, secret: bytes | None) 
     # Late: a daemon with a list of peers has no use for any of it.
     from infiniswap.discovery.announcer import Announcer
 
-    ports = _RdmaPorts()
-
     async def make(local: str, session: str) -> Announcement:
-        has_rdma = service.rdma.enabled and await ports.has_usable()
-        return _announcement(config, service.status(), local, session, has_rdma=has_rdma)
+        more = [one.name for one in service.transports if one.enabled and await one.is_usable()]
+        return _announcement(config, service.status(), local, session, ["tcp", *more])
 
     return Announcer(
         config.mqtt,
@@ -76,7 +72,7 @@ def addresses(config: Config, port: int, local: str) -> tuple[HostPort, ...]:
 
 
 def _announcement(
-    config: Config, status: m.Status, local: str, session: str, *, has_rdma: bool
+    config: Config, status: m.Status, local: str, session: str, transports: list[str]
 ) -> Announcement:
     from infiniswap.discovery.announcement import ADDRESSES_MAX, Announcement
 
@@ -87,36 +83,12 @@ def _announcement(
         session=session,
         name=status.donor_name,
         addresses=[str(address) for address in found[:ADDRESSES_MAX]],
-        transports=["tcp", "rdma"] if has_rdma else ["tcp"],
+        transports=transports,
         slab_bytes=status.slab_bytes,
         protocols=list(status.versions),
         software=__version__,
         every_s=config.mqtt.announce_s,
     )
-
-
-class _RdmaPorts:
-    """This host's RDMA ports. A driver that hangs must not end the announcing: it is asked again
-    when it has answered, as each question takes one of the few threads of the process."""
-
-    def __init__(self) -> None:
-        self._asked: asyncio.Future[bool] | None = None
-
-    async def has_usable(self) -> bool:
-        """Whether there is one now; no, as long as nobody knows."""
-        if self._asked is None or self._asked.done():
-            self._asked = asyncio.get_running_loop().run_in_executor(None, _has_usable_port)
-        await asyncio.wait({self._asked}, timeout=_VERBS_S_MAX)
-        return self._asked.done() and self._asked.result()
-
-
-def _has_usable_port() -> bool:
-    from infiniswap.engine import native_rdma  # late: it needs the extension, which a store has
-
-    try:
-        return any(port.is_usable for port in native_rdma.rdma_ports())
-    except EngineError:  # there is none; `infiniswap doctor` says why
-        return False
 
 
 def _telemetry(config: Config, status: m.Status) -> MemoryTelemetry:

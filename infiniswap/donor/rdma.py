@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from functools import partial
+from typing import ClassVar
 
 from infiniswap import events
 from infiniswap.control import messages as m
@@ -30,13 +31,14 @@ _PATIENCE_S = 0.5
 not come back after two seconds; over TCP it is back at once, and asks again for RDMA."""
 
 _LOOK_S = 1.0
+_VERBS_S_MAX = 2.0
 _REFUSED_LOOKS = 30
 """Without another attempt, after the host or its device refused to register a slab ahead, or a
 device has gone."""
 
 
 class DonorRdma:
-    """RDMA connections of leases. Requests of one lease come one after the other.
+    """RDMA connections of leases; a DonorTransport. Requests of one lease come one after the other.
 
     Args:
         store: slab pool.
@@ -46,6 +48,8 @@ class DonorRdma:
         enabled: whether RDMA is offered at all.
         patience_s: what an answer waits for registrations, in seconds.
     """
+
+    name: ClassVar = "rdma"
 
     def __init__(
         self,
@@ -63,8 +67,20 @@ class DonorRdma:
         self.enabled = enabled
         self._patience_s = patience_s
         self._told = ""
+        self._asked: asyncio.Future[bool] | None = None
 
-    async def keep_registered(
+    async def is_usable(self) -> bool:
+        """Whether this host has a usable port now; False while its driver has not answered.
+
+        A driver that hangs is asked again only after it has answered, because each question takes
+        one of the process's few threads.
+        """
+        if self._asked is None or self._asked.done():
+            self._asked = asyncio.get_running_loop().run_in_executor(None, _has_usable_port)
+        await asyncio.wait({self._asked}, timeout=_VERBS_S_MAX)
+        return self._asked.done() and self._asked.result()
+
+    async def keep_ready(
         self,
         background: Executor,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -207,3 +223,12 @@ class DonorRdma:
                 self.counters["rdma_unregistered"] += 1
                 log.warning("lease %d: %s", lease, error.what)
             raise RequestRefusedError(error.what, reason=m.REFUSED_NO_MEMORY) from error
+
+
+def _has_usable_port() -> bool:
+    from infiniswap.engine import native_rdma  # late: it needs the extension, which a store has
+
+    try:
+        return any(port.is_usable for port in native_rdma.rdma_ports())
+    except EngineError:  # there is none; `infiniswap doctor` says why
+        return False

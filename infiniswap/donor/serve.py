@@ -324,7 +324,10 @@ async def _loops(
         task.add_done_callback(donor.task_done)
     tasks += [
         asyncio.create_task(_pin(service.store, background), name="pin"),
-        asyncio.create_task(service.rdma.keep_registered(background), name="rdma"),
+        *(
+            asyncio.create_task(transport.keep_ready(background), name=transport.name)
+            for transport in service.transports
+        ),
     ]
     try:
         yield

@@ -35,6 +35,7 @@ from infiniswap.donor.report import DonorSnapshot, fitting
 from infiniswap.donor.requests import Requests
 from infiniswap.donor.room import Room
 from infiniswap.donor.sessions import Sessions
+from infiniswap.donor.transports import DonorTransport
 from infiniswap.donor.written_leases import WrittenLeases
 from infiniswap.engine.store import Store
 
@@ -105,6 +106,7 @@ class DonorService:
         )
         self.written = WrittenLeases(table, records, work.off_loop, counters)
         self.rdma = DonorRdma(store, table, work.off_loop, counters, daemon.rdma == "auto")
+        self.transports: tuple[DonorTransport, ...] = (self.rdma,)
         slabs_max = harvester.policy.config.slabs_max
         self._quota = Quota(table, self.evictor, slabs_max, daemon.consumer_share_max)
         self._ahead = MappedAhead(table, self.evictor)

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import socket
 import threading
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -33,8 +34,9 @@ from infiniswap.discovery.announcement import (
 )
 from infiniswap.discovery.broker import Versions, address_of
 from infiniswap.discovery.directory import Directory
-from infiniswap.donor import announce
+from infiniswap.donor import rdma as donor_rdma
 from infiniswap.donor.announce import addresses, make_announcer
+from infiniswap.donor.rdma import DonorRdma
 from infiniswap.engine import native_rdma
 from infiniswap.engine.rdma import RdmaGid, RdmaPort
 from infiniswap.errors import ConfigError, EngineError
@@ -332,8 +334,9 @@ async def test_a_donor_announces_rdma_while_a_device_could_get_it(
     status = SimpleNamespace(
         control_port=7, donor_id=ID, donor_name="h1", slab_bytes=GIB, versions=(1,)
     )
-    rdma = SimpleNamespace(enabled=True)
-    service = cast(Any, SimpleNamespace(status=lambda: status, rdma=rdma))
+    nothing = cast(Any, None)
+    rdma = DonorRdma(nothing, nothing, nothing, Counter(), True)
+    service = cast(Any, SimpleNamespace(status=lambda: status, transports=(rdma,)))
     announcer = make_announcer(load(), service, None)
 
     async def transports() -> list[str]:
@@ -364,14 +367,14 @@ async def test_a_donor_announces_rdma_while_a_device_could_get_it(
         return now
 
     monkeypatch.setattr(native_rdma, "rdma_ports", hang)
-    monkeypatch.setattr(announce, "_VERBS_S_MAX", 0.01)
+    monkeypatch.setattr(donor_rdma, "_VERBS_S_MAX", 0.01)
     try:
         for _ in range(3):
             assert await transports() == ["tcp"]
         assert len(asked) == 1
     finally:
         hangs.set()
-    monkeypatch.setattr(announce, "_VERBS_S_MAX", 30.0)
+    monkeypatch.setattr(donor_rdma, "_VERBS_S_MAX", 30.0)
     assert await transports() == ["tcp", "rdma"]
 
 

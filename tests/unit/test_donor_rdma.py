@@ -94,7 +94,7 @@ async def test_a_consumer_that_comes_back_waits_for_no_registration() -> None:
         raise asyncio.CancelledError
 
     with ThreadPoolExecutor(1) as background, pytest.raises(asyncio.CancelledError):
-        await donor.rdma.keep_registered(background, once)
+        await donor.rdma.keep_ready(background, once)
     assert donor.counters["rdma_registered_ahead"] == 3
     assert [slot.slot for slot in (await donor.open()).slots] == [slab.slot for slab in slabs]
 
@@ -114,7 +114,7 @@ async def test_a_host_without_rdma_is_asked_now_and_then() -> None:
         assert looks < 100
 
     with ThreadPoolExecutor(1) as background, pytest.raises(asyncio.CancelledError):
-        await donor.rdma.keep_registered(background, sleep)
+        await donor.rdma.keep_ready(background, sleep)
     assert looks > 10
 
 
@@ -134,7 +134,7 @@ async def test_a_device_that_is_to_be_removed_is_let_go_of() -> None:
 
     donor.store.rdma_is_leaving = True
     with ThreadPoolExecutor(1) as background, pytest.raises(asyncio.CancelledError):
-        await donor.rdma.keep_registered(background, sleep)
+        await donor.rdma.keep_ready(background, sleep)
     assert seen == [set()] * 3
     assert not donor.store.rdma_is_leaving
     assert (await donor.rdma.map_answer(1, donor.lease, info)).key is None
@@ -214,7 +214,7 @@ async def test_switched_off_and_on_again() -> None:
             raise asyncio.CancelledError
 
     with ThreadPoolExecutor(1) as background, pytest.raises(asyncio.CancelledError):
-        await donor.rdma.keep_registered(background, sleep)
+        await donor.rdma.keep_ready(background, sleep)
     assert [registered for registered, _key in seen] == [
         {info.generation},
         set(),

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Final
 
 from infiniswap import __version__
+from infiniswap.config import TRANSPORT_NAMES
 from infiniswap.control.figures import (
     Declarer,
     Figures,
