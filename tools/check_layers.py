@@ -78,7 +78,7 @@ CLASS_LINES_MAX = 300
 # Longer ones of today, to be split. Such a one may become shorter, never longer.
 LONGER = {
     "device/jobs/job.py:start": 75,
-    "engine/native_engine.py:NativeEngine": 340,
+    "engine/native_engine.py:NativeEngine": 333,
 }
 
 

@@ -117,15 +117,8 @@ class NativeEngine(HandleOwner):
             scratch = self._event_scratch
             count = check(lib.isw_engine_events(engine, scratch, _EVENTS_MAX), "cannot read events")
             return [
-                Event(
-                    kind=EventKind(item.kind),
-                    code=item.code,
-                    remote=item.remote,
-                    slab=item.slab,
-                    generation=item.generation,
-                    value=item.value,
-                )
-                for item in scratch[0:count]
+                Event(EventKind(kind), *rest)
+                for kind, *rest in (struct_ints(item).values() for item in scratch[0:count])
             ]
 
     def remote_connect(self, config: RemoteConfig) -> int:
@@ -409,16 +402,8 @@ def read_state(fd: int) -> StateInfo:
     error = ffi.new("struct isw_error *")
     info = ffi.new("struct isw_state_info *")
     check(lib.isw_state_read(fd, info, error), "cannot read the state file", error)
-    return StateInfo(
-        size_bytes=info.size_bytes,
-        slab_bytes=info.slab_bytes,
-        file_bytes=info.file_bytes,
-        staging_pages=info.staging_pages,
-        remotes_max=info.remotes_max,
-        no_backup=bool(info.no_backup),
-        version=info.version,
-        ready=bool(info.ready),
-    )
+    ints = struct_ints(info[0])
+    return StateInfo(no_backup=bool(ints.pop("no_backup")), ready=bool(ints.pop("ready")), **ints)
 
 
 _STATE_ERRORS = (errno.EINVAL, errno.ENODATA, errno.EBADMSG, errno.ESTALE, errno.EPROTONOSUPPORT)

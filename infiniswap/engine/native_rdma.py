@@ -6,12 +6,11 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from infiniswap.control.messages import RdmaEnd, RdmaKey
 from infiniswap.engine.binding import check, ffi, lib
-from infiniswap.engine.protocol import Engine
+from infiniswap.engine.protocol import Connector, Engine
 from infiniswap.engine.rdma import RdmaGid, RdmaPort
 from infiniswap.errors import EngineError
 
@@ -129,39 +128,29 @@ class NativeEngineRdma:
 
 
 class NativeRdmaOffer:
-    """A device's half of RDMA connections. Made by NativeEngineRdma."""
+    """A device's half of RDMA connections, and with the donor's answer a Connector."""
 
     def __init__(self, pointer: Any, count: int) -> None:
         self._pointer = pointer
-        ends = []
+        self._answer: dict[str, Any] = {}
+        ends = ffi.new("struct isw_rdma_end[]", count)
         for queue in range(count):
-            end = ffi.new("struct isw_rdma_end *")
-            lib.isw_rdma_offer_end(pointer, queue, end)
-            ends.append(end_from_c(end))
-        self.ends: tuple[RdmaEnd, ...] = tuple(ends)
+            lib.isw_rdma_offer_end(pointer, queue, ends + queue)
+        self.ends: tuple[RdmaEnd, ...] = tuple(map(end_from_c, ends))
 
-    def answered(self, ends: Sequence[RdmaEnd], probe: RdmaKey) -> RdmaConnector:
+    def answered(self, ends: Sequence[RdmaEnd], probe: RdmaKey) -> Connector:
         """Any thread, never waits."""
-        return RdmaConnector(self, ends_to_c(ends), key_to_c(probe))
+        self._answer = {"rdma_peers": ends_to_c(ends), "rdma_probe": key_to_c(probe)[0]}
+        return self
 
-    def take(self) -> Any:
-        """The C object, for a connect; NULL when it has gone."""
+    def fields(self) -> Mapping[str, Any]:
+        """See Connector."""
+        return {"rdma": self._take(), **self._answer}
+
+    def _take(self) -> Any:
         pointer, self._pointer = self._pointer, ffi.NULL
         return pointer
 
     def close(self) -> None:
         """Blocking, idempotent: ends it, unless connections were made of it."""
-        lib.isw_rdma_offer_destroy(self.take())
-
-
-@dataclass(frozen=True, slots=True)
-class RdmaConnector:
-    """An offer, and what the donor answered to it; see Connector."""
-
-    offer: NativeRdmaOffer
-    peers: Any
-    probe: Any
-
-    def fields(self) -> Mapping[str, Any]:
-        """See Connector."""
-        return {"rdma": self.offer.take(), "rdma_peers": self.peers, "rdma_probe": self.probe[0]}
+        lib.isw_rdma_offer_destroy(self._take())

@@ -13,7 +13,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -114,10 +113,10 @@ def test_enums_and_records_match_the_header(project_root: Path) -> None:
     assert names(LeaseStats) == fields("isw_lease_stats")
     assert names(SlabInfo) == fields("isw_slab_info")
     assert names(EngineConfig)[:-3] == fields("isw_engine_config")[:-2]
-    from infiniswap.engine.native_rdma import RdmaConnector
+    from infiniswap.engine.native_rdma import NativeRdmaOffer
 
-    offer: Any = SimpleNamespace(take=lambda: None)
-    remote = {*names(RemoteConfig), *RdmaConnector(offer, None, [None]).fields()}
+    offer = NativeRdmaOffer(None, 0).answered([], RdmaKey(0, 0))
+    remote = {*names(RemoteConfig), *offer.fields()}
     assert remote - {"over"} == set(fields("isw_remote_config"))
     for record, struct in ((RdmaEnd, "isw_rdma_end"), (RdmaKey, "isw_rdma_key")):
         assert {field.name for field in msgspec.structs.fields(record)} == set(fields(struct))

@@ -19,7 +19,6 @@ from functools import partial
 
 from infiniswap.control.channel import Ended
 from infiniswap.device.donors.connections import Connections
-from infiniswap.device.donors.lease import HeldLease, Place
 from infiniswap.device.donors.link_types import LinkConfig, SlabKeeper
 from infiniswap.device.donors.mapped import MappedSlabs
 from infiniswap.device.donors.recovery import Recovery
@@ -41,7 +40,7 @@ class DonorLink:
         address: of the donor.
         is_listed: whether it is still among the donors that are known; if not, it gets no more
             slabs.
-        session, connections, slabs, recovery: its parts.
+        session, connections, slabs, recovery: its parts, some of whose methods are its own.
     """
 
     def __init__(
@@ -61,6 +60,10 @@ class DonorLink:
         self.slabs = MappedSlabs(self, engine, keeper, faults)
         self.recovery = Recovery(self, engine, keeper, faults, self._lock)
         self.mapped = self.slabs.places
+        self.unmap, self.keep = self.slabs.unmap, self.slabs.keep
+        self.adopt, self.settled = self.recovery.adopt, self.recovery.settled
+        self.connections_down = self.recovery.connections_down
+        self.bad_page, self.refused = self.recovery.bad_page, self.recovery.refused
 
     @property
     def name(self) -> str:
@@ -160,14 +163,6 @@ class DonorLink:
                 log.info("donor %s: connected (%s, %s)", self.address, self.name, by)
             await self.slabs.map(session, slab, migrates=migrates, ahead=ahead)
 
-    async def unmap(self, slab: int, reason: str) -> None:
-        """See MappedSlabs."""
-        await self.slabs.unmap(slab, reason)
-
-    async def keep(self, slab: int) -> bool:
-        """See MappedSlabs."""
-        return await self.slabs.keep(slab)
-
     # ----------------------------------------------- what the donor asks (SessionHandler)
 
     async def evict(
@@ -192,29 +187,6 @@ class DonorLink:
     def ended(self, ended: Ended) -> None:
         """See SessionHandler."""
         self.recovery.session_ended(ended)
-
-    # ------------------------------------------------------- what the engine has reported
-
-    def adopt(self, remote: int, lease: HeldLease, mapped: Mapping[int, Place]) -> None:
-        """A predecessor's lease and slabs, which the engine has SUSPENDED: reclaimed as after any
-        loss of connections, or given up. Before anything else is asked of the link."""
-        self.recovery.adopt(remote, lease, mapped)
-
-    def connections_down(self, code: int) -> None:
-        """ISW_EVENT_REMOTE_DOWN: the engine has suspended the slabs there."""
-        self.recovery.connections_down(code)
-
-    def bad_page(self, page: int) -> None:
-        """A page's bytes were not those that were written there."""
-        self.recovery.bad_page(page)
-
-    def refused(self) -> None:
-        """It refuses requests for a slab that it had taken on."""
-        self.recovery.refused()
-
-    async def settled(self) -> None:
-        """Returns when no recovery is under way."""
-        await self.recovery.settled()
 
     async def close(self) -> None:
         """Gives everything back, in bounded time. Front ends are gone by now."""

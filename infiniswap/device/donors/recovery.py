@@ -87,7 +87,8 @@ class Recovery:
     # --------------------------------------------------------------------------- causes
 
     def adopt(self, remote: int, lease: HeldLease, mapped: Mapping[int, Place]) -> None:
-        """See DonorLink."""
+        """A predecessor's lease and slabs, which the engine has SUSPENDED: reclaimed as after any
+        loss of connections, or given up. Before anything else is asked of the link."""
         assert self._connections.remote is None
         assert self._connections.lease is None
         self._connections.remote, self._connections.lease = remote, lease
@@ -112,7 +113,7 @@ class Recovery:
         self.begin()
 
     def connections_down(self, code: int) -> None:
-        """See DonorLink."""
+        """ISW_EVENT_REMOTE_DOWN: the engine has suspended the slabs there."""
         if self._connections.is_closing or not self._connections.is_down:
             return  # news of connections that a recovery has replaced since
         if self._down_s is None:
@@ -130,7 +131,7 @@ class Recovery:
         self.begin()
 
     def bad_page(self, page: int) -> None:
-        """See DonorLink."""
+        """A page's bytes were not those that were written there."""
         why = self._faults.bad_page()
         if self._faults.bad_pages == 1:
             about = events.about(events.DONOR_DISTRUSTED, donor=self._address)
@@ -138,7 +139,7 @@ class Recovery:
         self._judge(why)
 
     def refused(self) -> None:
-        """See DonorLink."""
+        """The donor refuses requests for a slab that it had taken on."""
         self._judge(self._faults.refused(asyncio.get_running_loop().time()))
 
     def _session_broken(self, reason: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -133,19 +133,14 @@ class TransportChoice:
         """
         ms_max = min(target.config.connect_ms_max, round(wait_s * 1000))
         target = replace(target, config=replace(target.config, connect_ms_max=ms_max))
-        for transport in self._better():
+        for transport in self._transports:
+            if self.name in ("", transport.name):  # a recovery may have brought a better one
+                return False
             if transport.is_offered(target.session.welcome) and not self._is_avoided(transport):
                 self.probes += 1
                 if await self._can_connect(transport, target):
                     return True
         return False
-
-    def _better(self) -> Iterator[Transport]:
-        """Those before the one in use. None at all once a recovery has brought the best one."""
-        for transport in self._transports if self.name else ():
-            if transport.name == self.name:
-                return
-            yield transport
 
     async def _can_connect(self, transport: Transport, target: Target) -> bool:
         remotes: list[int] = []
