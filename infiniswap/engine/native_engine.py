@@ -397,7 +397,7 @@ def read_state(fd: int) -> StateInfo:
 
     Raises:
         EngineError: it is empty (ENODATA), damaged (EBADMSG), of another version
-            (EPROTONOSUPPORT) or of before this host was booted (ESTALE).
+            (EPROTONOSUPPORT) or older than the last boot of this host (ESTALE).
     """
     error = ffi.new("struct isw_error *")
     info = ffi.new("struct isw_state_info *")

@@ -72,7 +72,7 @@ class NativeUblk(NativeFrontend):
 
         Raises:
             ConflictError: it still lives; to be called again.
-            NotFoundError: there is no such device any more, or somebody has stopped it.
+            NotFoundError: the device is gone, or somebody has stopped it.
             EngineError: anything else; the device stays as it is.
         """
         error = ffi.new("struct isw_error *")

@@ -156,7 +156,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class StateInfo:
-    """What a state file is of (struct isw_state_info)."""
+    """What a state file belongs to (struct isw_state_info)."""
 
     size_bytes: int
     slab_bytes: int
@@ -299,22 +299,21 @@ class Engine(Protocol):
         """The C object, for a transport's own functions. EngineError once the engine is closed."""
 
     def events(self) -> Sequence[Event]:
-        """Takes what has been reported; empty when nothing was."""
+        """Takes the events that have been reported."""
 
     def take_over(self, backup_path: str | None) -> None:
         """Blocking. A standby goes on where the process that had the state file was killed.
 
-        After it remotes are down and mapped slabs SUSPENDED; drains that were under way are
-        reported. It stays a standby when it fails.
+        Afterwards remotes are down, mapped slabs are SUSPENDED, and drains that were under way are
+        reported. If it fails the engine stays a standby.
         """
 
     def remote_connect(self, config: RemoteConfig) -> int:
         """Blocking. Returns the remote's number."""
 
     def remote_record_set(self, remote: int, record: bytes) -> None:
-        """What a successor must know of a remote, at most 512 bytes: it has this or the last one.
-
-        To be set before a slab is mapped there.
+        """Sets what a successor must know of a remote, at most 512 bytes. A successor finds this
+        record or the one before. It has to be set before a slab is mapped there.
         """
 
     def remote_record(self, remote: int) -> bytes:
@@ -333,36 +332,36 @@ class Engine(Protocol):
 
     def slab_resume(self, slab: int, remote: int, generation: int) -> None: ...
     def slab_migrate(self, slab: int, remote: int, slot: int, generation: int) -> None:
-        """Maps a slab that is mapped to one more donor, where it shall go.
+        """Maps a mapped slab to one more donor, its destination.
 
-        Where it was is its source: pages are read there until they are written or pulled.
-        EBUSY: it has a source already. EINVAL: it is not mapped.
+        The first donor is its source: pages are read there until they are written or pulled.
+        EBUSY: the slab has a source already. EINVAL: it is not mapped.
         """
 
     def slab_pull(self, slab: int, generation: int, again: bool) -> bool:
-        """Copies pages from a slab's source, in the background, as fast as that goes.
+        """Copies pages from a slab's source in the background, one slab at a time.
 
-        One slab at a time. To be called from time to time; `again`: from the slab's first page on.
-        False when it has come to the last. ESTALE: not mapped at both ends.
+        It has to be called again and again; with `again` it begins with the first page. Returns
+        False at the last page. ESTALE: the slab is not mapped at both ends.
         """
 
     def slab_pages_at(self, slab: int, remote: int, generation: int) -> tuple[int, bool]:
-        """How many pages are valid at a donor, and whether that may still become more."""
+        """How many pages are valid at a donor, and whether the number may still rise."""
 
     def slab_fill(self, slab: int, generation: int, first: int, pages_max: int) -> tuple[int, int]:
-        """Begins to copy what the backup has and the donor lacks to the donor, in the background.
+        """Begins to copy pages that the donor lacks from the backup to the donor.
 
-        At most `pages_max` pages, from page `first` of the slab on, fewer where copies have their
-        share of the staging buffers. Returns how many were begun and the page to go on with, the
-        slab's number of pages at its end. Pages being written are passed over. ESTALE: the slab
-        is not mapped, or has another generation.
+        At most `pages_max` pages from page `first` on; fewer when copies have used up their share
+        of the staging buffers. Pages that are being written are skipped. Returns how many copies
+        were begun, and the page to go on with: the slab's number of pages when it is finished.
+        ESTALE: the slab is not mapped, or has another generation.
         """
 
     def slab(self, slab: int) -> SlabInfo: ...
     def slabs(self) -> Sequence[SlabInfo]: ...
     def remotes(self) -> Sequence[RemoteInfo]: ...
     def pages_moved(self) -> tuple[int, int]:
-        """Page-ins and page-outs since the start: what to look at often."""
+        """Page-ins and page-outs since the start. Cheap."""
 
     def stats(self) -> dict[str, int]:
         """Every scalar field of struct isw_engine_stats by name."""
@@ -371,7 +370,7 @@ class Engine(Protocol):
         """All of struct isw_engine_stats."""
 
     def settle(self, wait_ms_max: int) -> None:
-        """Blocking. Until the backup holds everything."""
+        """Blocking. Waits until the backup holds every page."""
 
     def save_tables(self, path: str) -> None: ...
     def load_tables(self, path: str) -> None: ...

@@ -17,7 +17,7 @@ from infiniswap.engine.protocol import Connector
 
 @dataclass(frozen=True, slots=True)
 class RdmaGid:
-    """An address of an RDMA port; only those of RoCE v2 are of use to us."""
+    """An address of an RDMA port; the product uses only those of RoCE v2."""
 
     index: int
     address: str
@@ -50,7 +50,7 @@ class RdmaOffer(Protocol):
 
     @property
     def ends(self) -> tuple[RdmaEnd, ...]:
-        """What the donor must know of them."""
+        """What the donor must know of our ends."""
 
     def answered(self, ends: Sequence[RdmaEnd], probe: RdmaKey) -> Connector:
         """How to connect, after the donor has answered with its ends and a page to read."""
@@ -63,14 +63,14 @@ class EngineRdma(Protocol):
     """RDMA of a device's engine."""
 
     def offer(self, host: str, queues: int, slots: int) -> RdmaOffer:
-        """Blocking. For a donor there, with a lease of so many slots. EngineError: no RDMA leads
-        there, and why."""
+        """Blocking. Prepares connections to a donor at `host` with a lease of `slots` slots.
+        EngineError: why no RDMA leads there."""
 
     def slot_key(self, remote: int, slot: int, key: RdmaKey) -> None:
-        """Where a slot of a remote lies, before a slab is mapped or resumed there. EngineError
-        ENOTCONN."""
+        """Tells the engine where a slot of a remote lies, before a slab is mapped or resumed there.
+        EngineError ENOTCONN."""
 
     def let_go(self) -> int:
-        """Blocking. Reports the remotes down that use an RDMA device which the host is removing;
-        returns how many such devices there are since this call. Each is closed when its remotes are
-        reconnected."""
+        """Blocking. Reports remotes down that use an RDMA device which the host is removing, and
+        returns how many such devices this call has found. Each device is closed when its remotes
+        are reconnected."""

@@ -76,22 +76,23 @@ class Store(Protocol):
         """Blocking. Adds one zeroed, pinned slab to the free pool."""
 
     def release_free(self) -> bool:
-        """Blocking. Gives a dirty or else a free slab back to the host; False: there is none."""
+        """Blocking. Gives a dirty slab, else a free one, back to the host. False: there is none."""
 
     def scrub(self) -> bool:
-        """Blocking. Zeroes one dirty slab into the free pool; False when there is none."""
+        """Blocking. Zeroes one dirty slab and adds it to the free pool. False: there is none."""
 
     def pin(self) -> bool:
-        """Blocking. Pins one slab of a predecessor's; False when all have been."""
+        """Blocking. Pins one slab that a predecessor left. False: all are pinned."""
 
     def notes(self) -> Sequence[str]:
-        """What was found in the directory of slabs and removed, and why."""
+        """What the store removed from the directory of slabs, and why."""
 
     def lease_restore(self, lease: int, slots_max: int, epoch: int) -> Sequence[RestoredSlot]:
-        """A predecessor's lease with the slabs that were found. It has to be renewed."""
+        """Restores a predecessor's lease, and returns its slabs that were found. The lease has to
+        be renewed before it is used."""
 
     def restored(self) -> None:
-        """Every lease has been named: slabs of others are nobody's."""
+        """Ends the restoring: slabs of leases that were not restored become dirty."""
 
     def lease_create(self, slots_max: int) -> LeaseToken: ...
     def lease_renew(self, lease: int, wait_ms_max: int) -> str:
@@ -104,40 +105,42 @@ class Store(Protocol):
     def map(self, lease: int, slab: int) -> MappedSlot | None:
         """Puts a free slab into an empty slot; None when no slab is free.
 
-        `slab`: the device's own number, kept with it.
+        `slab` is the device's own number, which the store keeps with the slot.
 
-        EngineError EAGAIN: the empty slots were taken by force, and wait until the lease's old
-        connections have ended.
+        EngineError EAGAIN: the empty slots were taken by force. They stay empty until the lease's
+        old connections have ended.
         """
 
     def unmap(self, lease: int, slot: int, generation: int, wait_ms_max: int) -> None:
-        """Blocking. Fences the slot and waits for the requests that hold it; 0: by force."""
+        """Blocking. Fences the slot and waits for the requests that hold it. With 0 it takes the
+        slot by force."""
 
     def rdma_open(self, lease: int, peers: Sequence[RdmaEnd]) -> tuple[Sequence[RdmaEnd], RdmaKey]:
-        """Blocking. RDMA connections to these ends until the lease is renewed: ours, and a page
-        that can be read there. EngineError: there can be none, and why."""
+        """Blocking. Makes RDMA connections to these ends, which last until the lease is renewed.
+        Returns our ends, and a page that the peer can read. EngineError: why there can be none."""
 
     def rdma_close(self, lease: int) -> None:
-        """Blocking. Ends them, and every key; where there were any, those by TCP, too."""
+        """Blocking. Ends the lease's RDMA connections and every key. If it had any, its TCP
+        connections end, too."""
 
     def rdma_pause(self, lease: int) -> None:
-        """Blocking. Ends them; what is registered stays so for the next."""
+        """Blocking. Ends the lease's RDMA connections. Slabs stay registered for the next ones."""
 
     def rdma_key(self, lease: int, slot: int, generation: int, *, at_hand: bool = False) -> RdmaKey:
-        """Blocking. Registers a mapped slot's slab, until it is unmapped. EngineError ENOTCONN:
-        there are no connections; ESTALE; EAGAIN, with `at_hand`: it would take a while; else the
-        host or its device refuses."""
+        """Blocking. Registers the slab of a mapped slot until it is unmapped. EngineError ENOTCONN:
+        the lease has no RDMA connections. ESTALE: another generation. EAGAIN, with `at_hand`:
+        registering would take a while. Others: the host or its device refuses."""
 
     def rdma_ahead(self) -> bool:
-        """Blocking. Registers one slab for whoever comes; False: all are. EngineError: this host
-        has no RDMA, or its device refuses."""
+        """Blocking. Registers one slab for the next lease that needs one. False: all are
+        registered. EngineError: this host has no RDMA, or its device refuses."""
 
     def rdma_let_go(self) -> int:
-        """Blocking. Ends all that is by RDMA devices which the host is removing: how many go since
-        this call."""
+        """Blocking. Ends what uses RDMA devices that the host is removing; returns how many such
+        devices this call has found."""
 
     def rdma_ahead_end(self) -> None:
-        """Blocking. Ends what is registered for nobody."""
+        """Blocking. Ends the registrations that no lease uses."""
 
     def stats(self) -> dict[str, int]:
         """Every field of struct isw_store_stats by name."""

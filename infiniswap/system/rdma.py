@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RDMA devices as the kernel lists them, which is not always what programs can use.
+"""RDMA devices as the kernel lists them. Programs may not be able to use all of them.
 
-A program also needs the device's provider (a library of rdma-core); without it the device is
-missing from what libibverbs lists, and nothing says so (Documentation/ABI/stable/sysfs-class-
+A program also needs the device's provider (a library of rdma-core). Without the provider libibverbs
+does not list the device, and nothing says so (Documentation/ABI/stable/sysfs-class-
 infiniband in the kernel's tree).
 """
 
@@ -34,5 +34,5 @@ def interface(device: str, port: int, *, sys: Path = SYS) -> str:
 
 
 def locks_without_limit(*, proc: Path = PROC) -> bool:
-    """Whether RLIMIT_MEMLOCK is nothing to this process: it has CAP_IPC_LOCK."""
+    """Whether RLIMIT_MEMLOCK does not bind this process, because it has CAP_IPC_LOCK."""
     return rights.has("CAP_IPC_LOCK", proc=proc)

@@ -64,7 +64,7 @@ class FakeStore:
             return self._total() * self.config.slab_bytes
 
     def set_connections(self, lease: int, count: int) -> None:
-        """Pretends that a lease has so many data connections."""
+        """Pretends that a lease has `count` data connections."""
         with self._lock:
             self._find(lease).connections = count
 
@@ -113,7 +113,7 @@ class FakeStore:
         return []
 
     def lease_restore(self, lease: int, slots_max: int, epoch: int) -> list[RestoredSlot]:
-        """A lease of before; its slabs are gone."""
+        """A predecessor's lease; its slabs are gone."""
         with self._lock:
             self._leases[lease] = _Lease(slots_max, secrets.token_hex(16), epoch)
             self._next_lease = max(self._next_lease, lease + 1)
@@ -204,14 +204,14 @@ class FakeStore:
             return set(self._registered)
 
     def rdma_close(self, lease: int) -> None:
-        """No connections and no keys any more."""
+        """Ends the connections and the keys."""
         with self._lock:
             entry = self._find(lease)
             entry.rdma = False
             self._registered.difference_update(entry.slots.values())
 
     def rdma_pause(self, lease: int) -> None:
-        """No connections any more."""
+        """Ends the connections."""
         with self._lock:
             self._find(lease).rdma = False
 
@@ -255,7 +255,7 @@ class FakeStore:
             return 1
 
     def rdma_ahead_end(self) -> None:
-        """Nothing is registered for nobody any more."""
+        """Ends the registrations that no lease uses."""
         with self._lock:
             self._registered.clear()
 

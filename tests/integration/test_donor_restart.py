@@ -216,7 +216,10 @@ def test_a_donor_that_has_lost_its_slabs_is_not_taken_for_its_former_self(lent: 
     assert "given back" in lent.cluster.ok("daemon", "--release")
     assert not (lent.cluster.root / "donors").exists()
     lent.restart()
-    until(lambda: "the daemon was started anew" in lent.device.log, "a lease that is given up")
+    until(
+        lambda: "the daemon was restarted without this lease" in lent.device.log,
+        "a lease that is given up",
+    )
     assert lent.read_back()["crc_errors_remote"] == 0
 
 
@@ -254,7 +257,10 @@ def test_what_another_daemon_has_left_is_not_served(lent: Lent, what: str) -> No
         record.write_text(json.dumps(fields))
     donor = lent.restart()
     assert "is not served" in donor.log
-    until(lambda: "the daemon was started anew" in lent.device.log, "a lease that is given up")
+    until(
+        lambda: "the daemon was restarted without this lease" in lent.device.log,
+        "a lease that is given up",
+    )
     assert lent.read_back()["crc_errors_remote"] == 0
 
 

@@ -17,7 +17,7 @@ from support.donors.rdma_end import END
 from infiniswap.config import TRANSPORT_NAMES
 from infiniswap.control import messages as m
 from infiniswap.device.donors.lease import HeldLease, Place
-from infiniswap.device.donors.transports import TRANSPORTS, wished
+from infiniswap.device.donors.transports import TRANSPORTS, allowed
 from infiniswap.device.donors.transports.base import Target
 from infiniswap.device.donors.transports.choice import TransportChoice
 from infiniswap.device.donors.transports.rdma import Rdma, let_go
@@ -105,7 +105,7 @@ class World:
         engine, blocking = cast(Any, self), blocking or _blocking
         rdma = cast(Any, SimpleNamespace(offer=self.offer_made, slot_key=self.slot_key))
         both = (Rdma(engine, blocking, lambda _: rdma), Tcp(engine, blocking))
-        usable = [transport for transport in both if type(transport) in wished(wish)]
+        usable = [transport for transport in both if type(transport) in allowed(wish)]
         return TransportChoice(usable, HostPort("127.0.0.1", 1), engine, blocking)
 
     def target(self, *places: Place) -> Target:

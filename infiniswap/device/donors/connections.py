@@ -18,7 +18,7 @@ from infiniswap.device.donors.lease import (
     new_lease,
 )
 from infiniswap.device.donors.link_types import LinkConfig
-from infiniswap.device.donors.transports import wished
+from infiniswap.device.donors.transports import allowed
 from infiniswap.device.donors.transports.base import Target
 from infiniswap.device.donors.transports.choice import TransportChoice
 from infiniswap.engine.protocol import Engine, OffLoop, RemoteConfig
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Connections:
-    """The lease and the connections of one link. Under the link's lock they change.
+    """The lease and the connections of one link. They change only under the link's lock.
 
     Args:
         address: of the donor.
@@ -38,12 +38,12 @@ class Connections:
         blocking: for the engine's blocking calls.
 
     Attributes:
-        config: may be replaced at any time; it counts for the next connections.
+        config: may be replaced at any time; the next connections use it.
         lease: at the donor, or None.
         remote: the engine's number of the connections, or None.
-        transport: which carries the pages.
+        transport: carries the pages.
         counts: what has happened so far.
-        is_closing: the device closes, so that nothing is begun again.
+        is_closing: whether the device closes. Then nothing new is begun.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Connections:
         self._address = address
         self._engine = engine
         self._blocking = blocking
-        transports = [kind(engine, blocking) for kind in wished(config.device.transport)]
+        transports = [kind(engine, blocking) for kind in allowed(config.device.transport)]
         self.transport = TransportChoice(transports, address, engine, blocking)
 
     @property
@@ -67,7 +67,7 @@ class Connections:
         return info is not None and info.state == "down"
 
     async def open(self, session: Session) -> None:
-        """A lease, and connections to it; what there is already stays.
+        """Gets a lease, unless there is one, and connects to it.
 
         Raises:
             InfiniswapError: refused, or unreachable.
@@ -84,7 +84,7 @@ class Connections:
     async def renew(
         self, session: Session, lease: HeldLease, remote: int, mapped: Iterable[Place]
     ) -> set[Place]:
-        """The same lease and remote, with new connections.
+        """Reclaims the lease, and gives the same remote new connections.
 
         Returns:
             The places that still hold slabs of ours.
@@ -94,11 +94,11 @@ class Connections:
             InfiniswapError: refused, or unreachable.
         """
         if session.welcome.incarnation != lease.incarnation:
-            raise LeaseGoneError("the daemon was started anew")
-        if session.ended is not None:  # it would cost connections that may be healthy
+            raise LeaseGoneError("the daemon was restarted without this lease")
+        if session.ended is not None:  # going on would cost connections that may be healthy
             raise NoDonorError("it has ended the session", where=f"donor {self._address}")
-        # The old connections must be dead before the donor is asked to fence them; a healthy
-        # set is suspended for that moment.
+        # The old connections must be dead before the donor is asked to fence them. Healthy ones
+        # are suspended for that moment.
         self._engine.remote_shutdown(remote)
         answer = await session.renew(lease.lease, lease.reclaim, lease.epoch)
         lease = replace(lease, token=answer.token, epoch=answer.epoch, peer=session.peer)

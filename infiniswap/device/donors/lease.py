@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lease that a device holds at a donor: how it is granted, and recorded for a successor.
+"""The lease that a device holds at a donor: how the donor grants it, and how it is recorded.
 
-A successor of the device's process finds the record in the state file.
+The record is kept in the state file, for a successor of the device's process.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from infiniswap.errors import InfiniswapError, ProtocolMismatchError, RequestRef
 from infiniswap.units import HostPort
 
 _SPARE_SLOTS = 16
-"""Of a lease. A slot whose slab was taken by force is not used again while old connections live;
-without a spare one the donor would have to cut all of them."""
+"""More than there are slabs. A slot whose slab was taken by force stays empty while old connections
+live; without a spare one the donor would have to cut all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class HeldLease:
     peer: str = ""
 
     def is_same(self, other: HeldLease) -> bool:
-        """Whether it is that lease, renewed or not."""
+        """Whether both are the same lease, renewed or not."""
         return (self.lease, self.incarnation) == (other.lease, other.incarnation)
 
 
@@ -56,14 +56,14 @@ class LeaseGoneError(InfiniswapError):
 
 
 def is_gone(error: Exception) -> bool:
-    """Whether trying to reclaim again is of no use after this error. After REFUSED_BUSY it is."""
+    """Whether it is useless to try again after this error. It is not after REFUSED_BUSY."""
     if isinstance(error, RequestRefusedError):
         return error.reason != m.REFUSED_BUSY
     return isinstance(error, LeaseGoneError)
 
 
 async def new_lease(session: Session, slab_count: int, slab_bytes: int) -> HeldLease:
-    """Asks for a lease with a slot for each of so many slabs.
+    """Asks for a lease with a slot for each of `slab_count` slabs.
 
     Raises:
         ProtocolMismatchError: the granted lease has another size.
@@ -72,7 +72,7 @@ async def new_lease(session: Session, slab_count: int, slab_bytes: int) -> HeldL
     slots_max = min(slab_count + _SPARE_SLOTS, SLOTS_MAX)
     answer = await session.lease(slots_max)
     if answer.export_bytes != slots_max * slab_bytes:
-        # Every transport takes it for the size of what is there.
+        # Every transport relies on this size.
         raise ProtocolMismatchError(
             f"the donor answered with {answer.export_bytes} bytes to a request for a lease of "
             f"{slots_max} slabs",

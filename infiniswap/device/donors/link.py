@@ -38,8 +38,7 @@ class DonorLink:
 
     Attributes:
         address: of the donor.
-        is_listed: whether it is still among the donors that are known; if not, it gets no more
-            slabs.
+        is_listed: whether it is still among the known donors; otherwise it gets no more slabs.
         session, connections, slabs, recovery: its parts, some of whose methods are its own.
     """
 
@@ -77,12 +76,12 @@ class DonorLink:
 
     @property
     def config(self) -> LinkConfig:
-        """What it knows of the device."""
+        """What the link knows of the device."""
         return self.connections.config
 
     @property
     def detail(self) -> str:
-        """For tables: what is the matter with the donor; empty: nothing."""
+        """What is wrong with the donor, for tables; empty: nothing."""
         return self.recovery.detail
 
     @detail.setter
@@ -99,7 +98,7 @@ class DonorLink:
     @property
     def is_usable(self) -> bool:
         """Whether a slab may be placed here now."""
-        # Without a session nobody would tell us that it no longer drains: then it is asked.
+        # Without a session nothing would say that the drain is over, so the donor is asked.
         draining = self.session.is_draining and self.session.is_open
         return not (self.recovery.is_under_way or draining or self.connections.is_closing)
 
@@ -119,8 +118,8 @@ class DonorLink:
             raise NoDonorError("it is being recovered", where=f"donor {self.address}")
 
     async def ask(self, *, ahead: bool = False) -> MemoryUse:
-        """The donor's memory use, now. For a mapping ahead only slabs that are free count, and a
-        donor that does not know such mappings has none.
+        """The donor's memory use, now. A mapping ahead may use free slabs only, and none at a donor
+        that does not know such mappings.
 
         Raises:
             InfiniswapError: it could not be asked.
@@ -144,8 +143,8 @@ class DonorLink:
                 await self.session.close()
 
     async def map(self, slab: int, *, migrates: bool = False, ahead: bool = False) -> None:
-        """Puts a slab there and tells the engine; one that migrates stays where it is as well, and
-        of one `ahead` of need the donor knows that others come first.
+        """Puts a slab there and tells the engine. A slab that migrates stays where it is as well.
+        A donor evicts a slab mapped `ahead` of need before all others.
 
         Raises:
             InfiniswapError: refused, or unreachable. Nothing has changed then.
@@ -154,7 +153,7 @@ class DonorLink:
         async with self._lock:
             self._check_usable()
             session = await self.session.open(self.connections.config, self.connections.lease)
-            if ahead and not session.welcome.maps_ahead:  # another than was asked
+            if ahead and not session.welcome.maps_ahead:  # not the daemon that was asked
                 raise NoDonorError("it maps nothing ahead", where=f"donor {self.address}")
             if self.connections.remote is None:
                 await self.connections.open(session)

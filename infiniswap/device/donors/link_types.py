@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a link to a donor must know of the device, and what it asks of whoever keeps the slabs."""
+"""What a link to a donor knows of the device, and what it asks of the keeper of the slabs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LinkConfig:
-    """What links need to know of the device."""
+    """What links know of the device."""
 
     identity: Identity
     client: ClientConfig
@@ -27,7 +27,7 @@ class LinkConfig:
 
 
 class SlabKeeper(Protocol):
-    """What a link asks of the one who keeps the device's slabs (the mapper)."""
+    """What a link asks of the object that keeps the device's slabs (the mapper)."""
 
     def drained(self, slab: int, remote: int, generation: int) -> asyncio.Future[None]:
         """Resolves when the engine reports the slab's drain."""
@@ -36,23 +36,24 @@ class SlabKeeper(Protocol):
         """Page I/O per second."""
 
     def lost(self, slab: int) -> None:
-        """The slab has lost its donor, not by our choice: worth another one at once."""
+        """The slab has lost its donor, not by the device's choice: it deserves another at once."""
 
     def arrived(self, slab: int) -> None:
-        """The slab has a donor, or has it back; what it lacks may be copied there."""
+        """The slab has a donor, or has it back. Pages that the donor lacks may be copied there."""
 
     async def move(self, link: DonorLink, slab: int, wait_s: float) -> bool:
-        """Copies a slab from this donor to another one, for so long at most.
+        """Copies a slab from this donor to another one, for `wait_s` seconds at most.
 
         Returns:
             Whether every page is there.
         """
 
     def evicted(self, link: DonorLink, slab: int) -> None:
-        """The donor has taken the slab back: worth another donor at once, this one later."""
+        """The donor has taken the slab back. The slab deserves another donor at once, and this
+        donor gets slabs again later."""
 
     def distrusted(self, link: DonorLink, why: str) -> None:
-        """The donor is given up for what it did: no slab there for a while."""
+        """The donor is given up for its faults: it gets no slab for a while."""
 
     def pages_lost(self, pages: int) -> None:
-        """So many pages had no other copy."""
+        """`pages` pages had no other copy."""

@@ -76,7 +76,7 @@ class MappedSlabs:
     # ---------------------------------------------------------------------- to the donor
 
     async def map(self, session: Session, slab: int, *, migrates: bool, ahead: bool) -> None:
-        """Puts a slab there and tells the engine. There are connections.
+        """Puts a slab there and tells the engine. The link is connected.
 
         Raises:
             InfiniswapError: refused, or unreachable. Nothing has changed then.
@@ -85,7 +85,7 @@ class MappedSlabs:
         assert lease is not None
         assert remote is not None
         if slab in self.places:
-            # Asked for it again the donor would name the same slot again.
+            # If it were asked again, the donor would name the same slot again.
             raise NoDonorError(f"it has slab {slab} already", where=f"donor {self._address}")
         put = self._engine.slab_migrate if migrates else self._engine.slab_map
         arriving = self._arriving = asyncio.get_running_loop().create_future()
@@ -103,8 +103,8 @@ class MappedSlabs:
                 self._faults.announce(-1, asyncio.get_running_loop().time(), 0.0)
             raise
         except DeadlineError:
-            # The slab may be mapped there without our knowing. A renewal tells, and gives back
-            # what is not ours; it needs a new session.
+            # The slab may be mapped there unknown to us. A renewal tells, and gives such a slab
+            # back; it needs a new session.
             await session.close()
             raise
         except EngineError:
@@ -115,7 +115,8 @@ class MappedSlabs:
         self._keeper.arrived(slab)
 
     async def keep(self, slab: int) -> bool:
-        """Tells the donor that a slab mapped ahead is in use. False, InfiniswapError: not yet."""
+        """Tells the donor that a slab mapped ahead is in use. False or InfiniswapError: it does not
+        know yet."""
         place, session, lease = (
             self.places.get(slab),
             self._session.current,
@@ -142,7 +143,7 @@ class MappedSlabs:
         await self._tell(place)
 
     async def abandon(self, slab: int) -> None:
-        """Drains a slab whose copy there is gone; the donor need not be told.
+        """Drains a slab whose copy there is gone; the donor is not told.
 
         Raises:
             TimeoutError: requests are still in flight there.
@@ -155,7 +156,7 @@ class MappedSlabs:
     # --------------------------------------------------------------------- by the donor
 
     async def evict(self, slot: int, generation: int, deadline_s: float, move_s: float) -> None:
-        """The donor takes a slab back; DONE is the return.
+        """The donor takes a slab back; the return of this method is DONE.
 
         Raises:
             RequestRefusedError: without a backup its pages are nowhere else.
@@ -163,9 +164,9 @@ class MappedSlabs:
             SessionLostError: nobody is there to answer.
         """
         if not self._in(slot, generation) and self._arriving is not None:
-            # The map answer that names it may be here, and its task has not run yet.
+            # The answer to a map may have arrived, before its task could note the slab.
             await asyncio.wait({self._arriving}, timeout=deadline_s)
-        # Past the deadline the donor takes it by force, which costs the connections: it may.
+        # Past the deadline the donor may take it by force, which costs the connections.
         self._faults.announce(generation, asyncio.get_running_loop().time(), deadline_s)
         for slab, place in self._in(slot, generation):
             moved = await self._move(slab, move_s)
@@ -176,7 +177,7 @@ class MappedSlabs:
                     reason=m.REFUSED_ONLY_COPY,
                 )
             if self.places.get(slab) != place:
-                continue  # asked for again, it has gone meanwhile, or even come back
+                continue  # a repeated request: it has gone meanwhile, or has come back since
             try:
                 is_first = await self._drain(slab, place, max(deadline_s - move_s, 0.1))
             except TimeoutError:
@@ -191,8 +192,8 @@ class MappedSlabs:
         self._faults.withdraw(generation)
 
     async def _move(self, slab: int, move_s: float) -> bool:
-        """As SlabKeeper.move, but ends with the session: a recovery of the session waits for this,
-        and there is nobody to answer. The slab moves on all the same."""
+        """As SlabKeeper.move, but ends with the session: then nobody waits for the answer, and the
+        recovery of the session waits for this. The keeper goes on moving the slab."""
         session = self._session.current
         if session is None:
             return await self._keeper.move(self._link, slab, move_s)
@@ -209,8 +210,8 @@ class MappedSlabs:
     # ---------------------------------------------------------------------------- drains
 
     async def _drain(self, slab: int, place: Place, wait_s: float) -> bool:
-        """Unmaps the slab in the engine and forgets it. Whoever else asks for the same waits for
-        the same drain; returns False to all but one of them.
+        """Unmaps the slab in the engine and forgets it. Several callers may wait for one drain; it
+        returns True to one of them only.
 
         Raises:
             TimeoutError: requests are still in flight there.
@@ -225,13 +226,13 @@ class MappedSlabs:
             if pages and not self._connections.is_closing:
                 self._keeper.pages_lost(pages)
         except EngineError:
-            # It is draining for somebody else, or is drained: then no event will come.
+            # Another caller drains it, or it is drained. In the second case no event comes.
             if not self._engine.slab(slab).is_at(remote, place.generation):
                 return self._forget(slab, place)
-        # Its event comes by the loop, so not before this. Asked for any sooner, nobody would end
-        # the future of a slab that is drained already.
+        # The event comes by the loop, so not before this. If the future were made earlier, nothing
+        # would end it for a slab that is already drained.
         drained = self._keeper.drained(slab, remote, place.generation)
-        # Not asyncio.timeout: that would cancel the future for all who wait for it.
+        # Not asyncio.timeout, which would cancel the future for all callers.
         done, _ = await asyncio.wait({drained}, timeout=wait_s)
         if not done:
             # The drain goes on, and at its end the slab is no longer here.

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The way back to a donor: to the address at which it was, or to where its name leads.
 
-Whoever resolves names may be swapped out to the device that waits for its donor, so the address is
-tried first. It may be dead, or somebody else's by now, so the name is tried a moment later, as RFC
-8305 does with several addresses. What fails is tried again while the other one is under way.
+The address is tried first, because the resolver may be swapped out to the very device that waits
+for its donor. The address may be dead, or belong to another host by now, so the name is tried a
+moment later, as RFC 8305 does with several addresses. A way that fails is tried again while the
+other one is under way.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from infiniswap.device.off_loop import to_end
 
 _HEAD_START_S: Final = 0.25
 _AGAIN_FOR_S: Final = 3.0
-"""The name is not tried anew later: where both ways fail by turns, that is said in the end."""
+"""The name is not tried again after this time, so that two ways that fail in turn end."""
 
 
 async def reach(
@@ -28,21 +29,21 @@ async def reach(
     host: str,
     lease: HeldLease | None,
 ) -> Session:
-    """A session with the donor of that lease, or with any at that host for None.
+    """Opens a session with the donor of that lease; for None, with any donor at that host.
 
     Args:
-        dial: opens a session for a handler (`peer`: at that address instead of where the name of
-            the donor leads).
-        handler: hears of the session that is returned, and of no other one; first whether that
-            donor is draining.
+        dial: opens a session for a handler; with `peer` at that address, otherwise where the name
+            of the donor leads.
+        handler: hears of the session that is returned, and of no other one. It hears first whether
+            that donor is draining.
         host: the donor's name, or its address in figures.
-        lease: to be reclaimed.
+        lease: will be reclaimed.
 
     Returns:
         A session with a donor of another incarnation only if the name leads there.
 
     Raises:
-        InfiniswapError: neither way leads to one; as the name's says.
+        InfiniswapError: neither way leads to one. The error is that of the name.
     """
     if lease is None or lease.peer in ("", host):
         session = await dial(handler)
@@ -59,7 +60,7 @@ async def reach(
 
 
 async def _first(by_address: _Way, by_name: _Way, incarnation: str) -> _Way:
-    """The one that leads to the donor; by name if neither does."""
+    """The way that leads to the donor; the one by name if neither does."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + _AGAIN_FOR_S
     by_address.begin()
@@ -77,7 +78,7 @@ async def _first(by_address: _Way, by_name: _Way, incarnation: str) -> _Way:
         if by_address.is_done == by_name.is_done:
             continue
         done = by_address if by_address.is_done else by_name
-        # Whoever answers by that name has been asked.
+        # The host that answers by that name has been asked.
         is_final = done is by_name and (done.has_answered or loop.time() >= end_s)
         if not is_final and not done.leads_to(incarnation) and loop.time() >= done.again_s:
             await _close([done])
@@ -85,18 +86,18 @@ async def _first(by_address: _Way, by_name: _Way, incarnation: str) -> _Way:
 
 
 async def _wait(*ways: _Way) -> None:
-    """Until one of them is done, or a moment has passed."""
+    """Waits until one of them is done, or a moment has passed."""
     tasks = {way.task for way in ways if way.task is not None}
     await asyncio.wait(tasks, timeout=_HEAD_START_S, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def _close(ways: Iterable[_Way]) -> None:
-    """Ends them: whoever waits for this and is told to end does so only then."""
+    """Ends them. A caller that is cancelled waits for their end first."""
     await to_end(asyncio.gather(*(way.close() for way in ways)))
 
 
 class _Way:
-    """One of them; a SessionHandler that hands on what comes once it has been taken."""
+    """One way: a SessionHandler that passes messages on once its session has been taken."""
 
     def __init__(
         self, dial: Callable[..., Awaitable[Session]], handler: SessionHandler, peer: str
@@ -107,7 +108,7 @@ class _Way:
         self.task: asyncio.Task[Session] | None = None
         self.again_s = 0.0
         self._is_taken = False
-        self._draining: bool | None = None  # as was said since the welcome
+        self._draining: bool | None = None  # as the donor said since its welcome
 
     def begin(self) -> None:
         """Dials."""
@@ -121,12 +122,12 @@ class _Way:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has led somewhere, or failed."""
+        """Whether the attempt has succeeded or failed."""
         return self.task is not None and self.task.done()
 
     @property
     def has_answered(self) -> bool:
-        """Whether some donor has, and is there still."""
+        """Whether some donor has answered, and its session has not ended."""
         task = self.task
         if task is None or not task.done() or task.cancelled() or task.exception() is not None:
             return False
@@ -153,7 +154,7 @@ class _Way:
         return session
 
     async def close(self) -> None:
-        """Ends what has not been taken."""
+        """Ends the attempt, or the session if it has not been taken."""
         task, self.task = self.task, None
         if task is None or self._is_taken:
             return

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The way back to a donor after its connections or its session were lost.
 
-The lease is reclaimed while there is time, with new connections; otherwise it is given up. While
-suspended the engine reads from staging and backup and clears the bit of whatever is written, so a
-reclaimed slab needs no copying: what is still valid there is right.
+The device reclaims the lease, with new connections, while there is time; otherwise it gives the
+lease up. While a slab is suspended the engine reads from staging and backup, and clears the bit of
+every page that is written. A reclaimed slab needs no copying: a page that is still valid is right.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Recovery:
         lock: under which session, lease and remote change.
 
     Attributes:
-        detail: for tables: what is the matter with the donor; empty: nothing.
+        detail: what is wrong with the donor, for tables; empty: nothing.
         search: for a better transport.
     """
 
@@ -76,7 +76,7 @@ class Recovery:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether pages do not flow. With only the session missing they do."""
+        """Whether pages do not flow. They do when only the session is missing."""
         return self._task is not None and self._down_s is not None
 
     async def settled(self) -> None:
@@ -109,13 +109,13 @@ class Recovery:
         log.warning(text, self._address, ended.reason, ended.detail, extra=extra)
         self.detail = f"session ended: {ended.reason}"
         if ended.by_peer and ended.reason == m.GOODBYE_SHUTDOWN:
-            self._down_s = 0.0  # it will not be back: no time to wait
+            self._down_s = 0.0  # it will not come back, so there is no point in waiting
         self.begin()
 
     def connections_down(self, code: int) -> None:
         """ISW_EVENT_REMOTE_DOWN: the engine has suspended the slabs there."""
         if self._connections.is_closing or not self._connections.is_down:
-            return  # news of connections that a recovery has replaced since
+            return  # about connections that a recovery has replaced since
         if self._down_s is None:
             self._down_s = asyncio.get_running_loop().time()
         self.detail = "connections lost"
@@ -151,15 +151,14 @@ class Recovery:
             self._keeper.distrusted(self._link, why)
 
     def _judge(self, why: str) -> None:
-        # Without a backup it has the only copies: whatever still comes back is better than none.
+        # Without a backup the donor has the only copies: some of them are better than none.
         if why and self._connections.config.has_backup:
             self._down_s = 0.0
             self._keeper.distrusted(self._link, why)
             self._connections.shut_down()
 
     async def _probe(self) -> bool:
-        """Whether a better transport works now; in time for a recovery or `ask`, which may wait
-        for it."""
+        """Whether a better transport works now. Short: a recovery or `ask` may wait for it."""
         wait_s = min(max(0.1, self._connections.config.suspend_s / 4), 0.5)
         try:
             async with asyncio.timeout(wait_s * 2), self._lock:
@@ -196,7 +195,7 @@ class Recovery:
         finally:
             self._task = None
             self._down_s = None
-            # Both may have been lost again while nobody was listening.
+            # Session and connections may have been lost again while nobody listened.
             connections = self._connections
             if not connections.is_closing and connections.is_down:
                 self._down_s = asyncio.get_running_loop().time()
@@ -209,7 +208,7 @@ class Recovery:
                 self.begin()
 
     async def _reclaim(self) -> bool:
-        """Tries to get the same lease back while there is time; True when it has."""
+        """Tries to get the same lease back while there is time; returns whether it has."""
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         retry_s = _RETRY_S_FIRST

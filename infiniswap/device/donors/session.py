@@ -19,12 +19,12 @@ class DonorSession:
 
     Args:
         address: of the donor.
-        handler: hears what the donor asks.
+        handler: answers the donor.
 
     Attributes:
         name: of the donor, as it said last.
         current: the session; it may have ended.
-        is_draining: whether the donor has said that it takes no more slabs on.
+        is_draining: whether the donor has said that it accepts no more slabs.
     """
 
     def __init__(self, address: HostPort, handler: SessionHandler) -> None:
@@ -40,7 +40,7 @@ class DonorSession:
         return self.current is not None and self.current.ended is None
 
     async def open(self, config: LinkConfig, lease: HeldLease | None) -> Session:
-        """The open session, or a new one, with the donor of the lease.
+        """Returns the open session, or opens one with the donor of the lease.
 
         Raises:
             InfiniswapError: there is none.
@@ -66,4 +66,4 @@ class DonorSession:
                 with contextlib.suppress(InfiniswapError):
                     await session.release(lease.lease)
         finally:
-            await session.close()  # nobody else knows of it when the device closes meanwhile
+            await session.close()  # nobody else knows of it if the device closes meanwhile

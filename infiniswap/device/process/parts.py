@@ -20,7 +20,7 @@ from infiniswap import events
 from infiniswap.control.client import ClientConfig, Identity
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.donors.link_types import LinkConfig
-from infiniswap.device.donors.transports import watches, wished
+from infiniswap.device.donors.transports import allowed, watches
 from infiniswap.device.frontends.attach import Attachment
 from infiniswap.device.frontends.others import Others
 from infiniswap.device.off_loop import run_to_end
@@ -154,7 +154,7 @@ class Parts:
         from infiniswap.engine.native import NativeEngine
 
         spec, device = self.spec, self.spec.config.device
-        for transport in wished(device.transport):
+        for transport in allowed(device.transport):
             transport.preload()
         return NativeEngine(
             EngineConfig(

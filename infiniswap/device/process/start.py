@@ -13,7 +13,7 @@ import logging
 
 from infiniswap.device import frontends
 from infiniswap.device.api import Ready
-from infiniswap.device.donors.probe import check_donors
+from infiniswap.device.donors.check import check_donors
 from infiniswap.device.frontends.attach import Attachment
 from infiniswap.device.process.parts import Parts
 from infiniswap.device.process.runs import Runs

@@ -18,7 +18,7 @@ TRANSPORTS: Final[tuple[type[Transport], ...]] = (Rdma, Tcp)
 """Best first. The last one needs nothing but the donor, so a choice always ends there."""
 
 
-def wished(wish: str) -> tuple[type[Transport], ...]:
+def allowed(wish: str) -> tuple[type[Transport], ...]:
     """The transports that `device.transport` allows, best first."""
     return tuple(kind for kind in TRANSPORTS if wish in ("auto", kind.name))
 
@@ -27,6 +27,6 @@ def watches(
     wish: str, engine: Engine, blocking: OffLoop
 ) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
     """What those transports have to run as long as the device serves, each with a name."""
-    for kind in wished(wish):
+    for kind in allowed(wish):
         if (work := kind.watch(engine, blocking)) is not None:
             yield f"{kind.label} devices", work

@@ -65,7 +65,7 @@ class TransportChoice:
 
     @property
     def best(self) -> Transport:
-        """The transport that is wished for most."""
+        """The best transport that may be used."""
         return self._transports[0]
 
     @property

@@ -25,7 +25,7 @@ class TransportSearch:
 
     Args:
         choice: what is in use, and what would be better.
-        probe: whether a better one works now. Cancelled when something more urgent comes.
+        probe: tells whether a better one works now. Cancelled when something more urgent comes.
         switch: makes new connections, by the better transport if it still works.
         sleep: asyncio.sleep, or a test's.
     """
@@ -47,7 +47,7 @@ class TransportSearch:
         self._has_switched = False
 
     def connected(self) -> None:
-        """There are new connections, by the transport that the choice names."""
+        """New connections have been made, by the transport that the choice names."""
         # A switch that led to the old transport is no new beginning: each one suspends slabs.
         if not (self._has_switched and self._choice.misses_better):
             self._pause_s = _PAUSE_S_FIRST

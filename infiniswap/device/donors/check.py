@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from infiniswap.control.client import ClientConfig, Identity, QuietHandler, connect
-from infiniswap.device.donors.transports import wished
+from infiniswap.device.donors.transports import allowed
 from infiniswap.device.donors.transports.base import Transport
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.discovery.static import NO_DONOR_MEND
@@ -20,10 +20,10 @@ _ANNOUNCED_ASKED_MAX = 8
 
 
 class FoundDonors(Protocol):
-    """Who is known: infiniswap.device.slabs.finder.Finder."""
+    """The donors that are known: infiniswap.device.slabs.finder.Finder."""
 
     def named(self) -> Sequence[HostPort]:
-        """Donors that somebody has written down."""
+        """Donors that the configuration or a peers file names."""
 
     def announced(self) -> Sequence[HostPort]:
         """Donors that announce themselves."""
@@ -35,16 +35,17 @@ class FoundDonors(Protocol):
 async def check_donors(
     found: FoundDonors, spec: DeviceSpec, identity: Identity, client: ClientConfig
 ) -> list[str]:
-    """At least one must answer, at both ports. Those that are named are all asked, and none may be
-    of the wrong kind; of those that are announced, which may be many, a few at random, and only
-    when no named one answers.
+    """Checks that at least one donor answers at both of its ports.
+
+    All named donors are asked, and a named one that answers must suit the device. Announced donors
+    may be many: a few of them are asked, at random, and only if no named one answers.
 
     Returns:
-        What is wrong with those that do not answer, and who answers and lends nothing.
+        What is wrong with the donors that do not answer, and which donors lend nothing.
 
     Raises:
-        NoDonorError: none is known, or none answers.
-        InfiniswapError: what is wrong with one that does.
+        NoDonorError: no donor is known, or none answers.
+        InfiniswapError: a named donor answers and does not suit the device.
     """
     named = found.named()
     notes: list[str] = []
@@ -85,12 +86,12 @@ def _nobody(problems: list[InfiniswapError], degraded: list[str]) -> InfiniswapE
 
 
 def _required(spec: DeviceSpec) -> tuple[type[Transport], ...]:
-    """Of "auto" none is required: the device falls back."""
-    return () if spec.config.device.transport == "auto" else wished(spec.config.device.transport)
+    """The transports that have to work. With "auto" none has to: the device falls back."""
+    return () if spec.config.device.transport == "auto" else allowed(spec.config.device.transport)
 
 
 def _check_here(transport: type[Transport], donor: HostPort) -> None:
-    """What is missing here is told at once; the donor's side is tried with the first slab."""
+    """Checks this host's side of the transport. The donor's side is tried with the first slab."""
     try:
         transport.check(donor.host)
     except EngineError as error:
