@@ -105,10 +105,10 @@ class _Engine:
 class _Link:
     def __init__(self, address: HostPort) -> None:
         self.address = address
-        self.adopted: tuple[Any, ...] = ()
+        self.inherited: tuple[Any, ...] = ()
 
-    def adopt(self, remote: int, lease: HeldLease, mapped: dict[int, Place]) -> None:
-        self.adopted = (remote, lease.lease, mapped)
+    def inherit(self, remote: int, lease: HeldLease, mapped: dict[int, Place]) -> None:
+        self.inherited = (remote, lease.lease, mapped)
 
 
 def _restore(engine: _Engine, links: list[_Link]) -> list[int]:
@@ -126,9 +126,9 @@ def test_each_remote_finds_its_link_and_a_slab_may_be_at_two() -> None:
     )
     links = [_Link(_ADDRESS)]
     assert _restore(engine, links) == []
-    assert links[0].adopted == (0, 7, {0: Place(1, 11), 2: Place(2, 22)})
+    assert links[0].inherited == (0, 7, {0: Place(1, 11), 2: Place(2, 22)})
     assert links[1].address == other  # not named any more: it gets a link all the same
-    assert links[1].adopted == (3, 7, {2: Place(1, 11)})
+    assert links[1].inherited == (3, 7, {2: Place(1, 11)})
     assert not engine.calls
 
 

@@ -18,7 +18,7 @@ from infiniswap.config import TRANSPORT_NAMES
 from infiniswap.control import messages as m
 from infiniswap.device.donors.lease import HeldLease, Place
 from infiniswap.device.donors.transports import TRANSPORTS, allowed
-from infiniswap.device.donors.transports.base import Target
+from infiniswap.device.donors.transports.base import Target, Transport
 from infiniswap.device.donors.transports.choice import TransportChoice
 from infiniswap.device.donors.transports.rdma import Rdma, let_go
 from infiniswap.device.donors.transports.tcp import Tcp
@@ -101,11 +101,14 @@ class World:
             raise self.dial_error
         return 3
 
-    def choice(self, wish: str = "auto", blocking: Any = None) -> TransportChoice:
+    def choice(
+        self, wish: str = "auto", blocking: Any = None, more: Sequence[Transport] = ()
+    ) -> TransportChoice:
         engine, blocking = cast(Any, self), blocking or _blocking
         rdma = cast(Any, SimpleNamespace(offer=self.offer_made, slot_key=self.slot_key))
         both = (Rdma(engine, blocking, lambda _: rdma), Tcp(engine, blocking))
         usable = [transport for transport in both if type(transport) in allowed(wish)]
+        usable[1:1] = more
         return TransportChoice(usable, HostPort("127.0.0.1", 1), engine, blocking)
 
     def target(self, *places: Place) -> Target:
@@ -142,7 +145,7 @@ async def test_rdma_where_both_ends_can() -> None:
         choice.mapped(3, m.MapAnswer(id=0, slot=1, generation=4))
 
 
-async def test_nothing_is_tried_where_tcp_is_wished_for() -> None:
+async def test_nothing_is_tried_where_only_tcp_is_allowed() -> None:
     world = World()
     choice = world.choice("tcp")
     await world.connect(choice)
@@ -229,6 +232,10 @@ async def test_rdma_that_breaks_at_once_is_left_alone_for_a_while() -> None:
     await world.connect(choice)
     assert choice.name == "tcp"
     assert "again and again" in choice.reason
+    # Nor is it looked for meanwhile.
+    world.asked.clear()
+    assert not await world.probe(choice)
+    assert (world.asked, choice.probes) == ([], 0)
     # Who wants nothing else gets nothing else.
     strict = world.choice("rdma")
     for _ in range(4):
@@ -237,13 +244,21 @@ async def test_rdma_that_breaks_at_once_is_left_alone_for_a_while() -> None:
     assert strict.name == "rdma"
 
 
-async def test_what_is_mended_is_used_with_the_next_connections() -> None:
+async def test_a_transport_between_is_taken_until_the_best_can_be() -> None:
+    class Between(Tcp):
+        name, label = "between", "BETWEEN"
+
     world = World(here=no_rdma("no device"))
-    choice = world.choice()
+    engine = cast(Any, world)
+    choice = world.choice(more=[Between(engine, _blocking)])
     await world.connect(choice)
+    assert (choice.name, choice.reason) == ("between", "here: no device")
+    assert not await world.probe(choice)
     world.here = None
+    assert await world.probe(choice)
+    assert world.left == [3]
     await world.connect(choice)
-    assert (choice.name, choice.reason, choice.fallbacks) == ("rdma", "", 1)
+    assert not choice.misses_better
 
 
 async def test_a_probe_leaves_nothing_and_changes_nothing() -> None:
@@ -283,22 +298,11 @@ async def test_a_probe_leaves_nothing_and_changes_nothing() -> None:
     assert choice.name == "tcp"
     await world.connect(choice, Place(2, 9))
     assert (choice.name, choice.misses_better) == ("rdma", False)
+    assert (choice.reason, choice.fallbacks) == ("", 1)
     # What waited for its turn meanwhile would end these.
     world.asked.clear()
     assert not await world.probe(choice, Place(2, 9))
     assert (world.asked, choice.probes) == ([], 6)
-
-
-async def test_rdma_that_broke_again_and_again_is_not_looked_for_meanwhile() -> None:
-    world = World()
-    choice = world.choice()
-    for _ in range(2):
-        await world.connect(choice)
-        choice.lost()
-    await world.connect(choice)
-    world.asked.clear()
-    assert not await world.probe(choice)
-    assert (world.asked, choice.probes) == ([], 0)
 
 
 async def test_a_device_that_is_removed_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:

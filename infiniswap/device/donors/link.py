@@ -60,7 +60,7 @@ class DonorLink:
         self.recovery = Recovery(self, engine, keeper, faults, self._lock)
         self.mapped = self.slabs.places
         self.unmap, self.keep = self.slabs.unmap, self.slabs.keep
-        self.adopt, self.settled = self.recovery.adopt, self.recovery.settled
+        self.inherit, self.settled = self.recovery.inherit, self.recovery.settled
         self.connections_down = self.recovery.connections_down
         self.bad_page, self.refused = self.recovery.bad_page, self.recovery.refused
 

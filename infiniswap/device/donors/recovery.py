@@ -86,7 +86,7 @@ class Recovery:
 
     # --------------------------------------------------------------------------- causes
 
-    def adopt(self, remote: int, lease: HeldLease, mapped: Mapping[int, Place]) -> None:
+    def inherit(self, remote: int, lease: HeldLease, mapped: Mapping[int, Place]) -> None:
         """A predecessor's lease and slabs, which the engine has SUSPENDED: reclaimed as after any
         loss of connections, or given up. Before anything else is asked of the link."""
         assert self._connections.remote is None

@@ -42,7 +42,7 @@ def restore_links(
             link = make_link(address)
             links.append(link)
         log.info("donor %s: %d slabs of a process that ended", address, len(mapped))
-        link.adopt(info.remote, lease, mapped)
+        link.inherit(info.remote, lease, mapped)
 
 
 def _places(engine: Engine) -> dict[int, dict[int, Place]]:
