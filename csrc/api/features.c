@@ -10,14 +10,8 @@ uint32_t isw_features(void)
 {
 	uint32_t features = 0;
 
-#ifdef ISW_HAVE_FUSE
-	features |= ISW_FEATURE_FUSE;
-#endif
 #ifdef ISW_HAVE_URING
 	features |= ISW_FEATURE_URING;
-#endif
-#ifdef ISW_HAVE_UBLK
-	features |= ISW_FEATURE_UBLK;
 #endif
 #ifdef ISW_HAVE_RDMA
 	features |= ISW_FEATURE_RDMA;

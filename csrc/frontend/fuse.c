@@ -345,8 +345,6 @@ static void fe_destroy(isw_frontend *frontend)
 	fe_free(fe);
 }
 
-static const struct iswi_frontend_ops frontend_ops = {.name = "fuse", .destroy = fe_destroy};
-
 static int fe_create(isw_engine *engine, const char *mountpoint, struct iswi_fuse **fe_out)
 {
 	pthread_condattr_t attr;
@@ -355,7 +353,7 @@ static int fe_create(isw_engine *engine, const char *mountpoint, struct iswi_fus
 
 	if (!fe)
 		return -ENOMEM;
-	fe->base.ops = &frontend_ops;
+	fe->base.ops = &iswi_fuse_ops;
 	fe->engine = engine;
 	fe->mountpoint = strdup(mountpoint);
 	fe->fd = -1;
@@ -461,14 +459,12 @@ static int wait_serving(struct iswi_fuse *fe)
 	return err;
 }
 
-int isw_frontend_fuse(isw_engine *engine, const char *mountpoint, isw_frontend **frontend_out,
-		      struct isw_error *error)
+static int fe_start(isw_engine *engine, const struct isw_frontend_config *config,
+		    isw_frontend **frontend_out, struct isw_error *error)
 {
 	struct iswi_fuse *fe;
-	int err;
+	int err = fe_create(engine, config->path, &fe);
 
-	*frontend_out = NULL;
-	err = fe_create(engine, mountpoint, &fe);
 	if (err)
 		return iswi_error(error, err, "the FUSE front end's buffers: %s", strerror(-err));
 	err = fe_mount(fe, error);
@@ -482,7 +478,7 @@ int isw_frontend_fuse(isw_engine *engine, const char *mountpoint, isw_frontend *
 	err = wait_serving(fe);
 	if (err) {
 		iswi_error(error, err, "the kernel's FUSE and libfuse did not agree at %s: %s",
-			   mountpoint, strerror(-err));
+			   config->path, strerror(-err));
 		goto err_stop;
 	}
 	fe->started = true;
@@ -506,14 +502,11 @@ static bool has_resend(const struct iswi_fuse *fe)
 	       init->flags & FUSE_INIT_EXT && init->flags2 & FLAGS2_HAS_RESEND;
 }
 
-int isw_frontend_fuse_handover(isw_frontend *frontend, int32_t *fd_out, void *init_out,
-			       struct isw_error *error)
+static int fe_handover(isw_frontend *frontend, int32_t *fd_out, void *note_out,
+		       struct isw_error *error)
 {
 	struct iswi_fuse *fe = ISWI_CONTAINER(frontend, struct iswi_fuse, base);
 
-	*fd_out = -1;
-	if (frontend->ops != &frontend_ops)
-		return iswi_error(error, -EINVAL, "not a FUSE front end");
 	if (!CAN_ADOPT)
 		return iswi_error(error, -EOPNOTSUPP,
 				  "libfuse is older than 3.13, so no other process can take the "
@@ -522,7 +515,7 @@ int isw_frontend_fuse_handover(isw_frontend *frontend, int32_t *fd_out, void *in
 		return iswi_error(error, -EOPNOTSUPP,
 				  "this kernel cannot ask again what a dead process has not "
 				  "answered (FUSE_NOTIFY_RESEND, Linux 6.9)");
-	memcpy(init_out, fe->init, fe->init_bytes);
+	memcpy(note_out, fe->init, fe->init_bytes);
 	*fd_out = fe->fd;
 	return (int)fe->init_bytes;
 }
@@ -573,23 +566,20 @@ static int ask_again(const struct iswi_fuse *fe)
 	return write(fe->fd, &head, sizeof(head)) == (ssize_t)sizeof(head) ? 0 : -errno;
 }
 
-int isw_frontend_fuse_prepare(isw_engine *engine, const char *mountpoint, const void *init,
-			      uint32_t init_bytes, isw_frontend **frontend_out,
-			      struct isw_error *error)
+static int fe_prepare(isw_engine *engine, const struct isw_frontend_config *config,
+		      isw_frontend **frontend_out, struct isw_error *error)
 {
 	struct iswi_fuse *fe;
-	int err;
+	int err = fe_create(engine, config->path, &fe);
 
-	*frontend_out = NULL;
-	err = fe_create(engine, mountpoint, &fe);
 	if (err)
 		return iswi_error(error, err, "the FUSE front end's buffers: %s", strerror(-err));
-	if (init_bytes > sizeof(fe->init)) {
+	if (config->note_bytes > sizeof(fe->init)) {
 		fe_free(fe);
 		return iswi_error(error, -EINVAL, "the kernel's first message is too long");
 	}
-	memcpy(fe->init, init, init_bytes);
-	fe->init_bytes = init_bytes;
+	memcpy(fe->init, config->note, config->note_bytes);
+	fe->init_bytes = config->note_bytes;
 	fe->session = new_session(fe);
 	if (!fe->session) {
 		fe_free(fe);
@@ -599,18 +589,23 @@ int isw_frontend_fuse_prepare(isw_engine *engine, const char *mountpoint, const 
 	return 0;
 }
 
-int isw_frontend_fuse_take_over(isw_frontend *frontend, int32_t fd, struct isw_error *error)
+static int fe_serve(isw_frontend *frontend, int32_t fd, struct isw_error *error)
 {
 	static const struct fuse_custom_io io = {.writev = answer, .read = never_read};
 	struct iswi_fuse *fe = ISWI_CONTAINER(frontend, struct iswi_fuse, base);
-	int err;
+	int own, err;
 
-	if (frontend->ops != &frontend_ops || fe->fd >= 0 ||
-	    fuse_session_custom_io(fe->session, &io, fd) != 0) {
-		close(fd);
-		return iswi_error(error, -EINVAL, "not a FUSE front end that was prepared");
+	if (fe->fd >= 0)
+		return iswi_error(error, -EINVAL, "this FUSE front end serves a mount already");
+	own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	if (own < 0)
+		return iswi_error(error, -errno, "the connection cannot be served: %s",
+				  strerror(errno));
+	if (fuse_session_custom_io(fe->session, &io, own) != 0) {
+		close(own);
+		return iswi_error(error, -EINVAL, "libfuse does not take the connection");
 	}
-	fe->fd = fd; /* the session's from here on */
+	fe->fd = own; /* the session's from here on */
 	err = fe_replay(fe, error);
 	if (err)
 		return err;
@@ -625,23 +620,24 @@ int isw_frontend_fuse_take_over(isw_frontend *frontend, int32_t fd, struct isw_e
 				  strerror(-err));
 	return 0;
 }
-#else
-int isw_frontend_fuse_prepare(isw_engine *engine, const char *mountpoint, const void *init,
-			      uint32_t init_bytes, isw_frontend **frontend_out,
-			      struct isw_error *error)
+#endif
+
+static void fe_info(const isw_frontend *frontend, struct isw_frontend_info *info_out)
 {
-	(void)engine;
-	(void)mountpoint;
-	(void)init;
-	(void)init_bytes;
-	*frontend_out = NULL;
-	return iswi_error(error, -EOPNOTSUPP, "libfuse is older than 3.13");
+	const struct iswi_fuse *fe = ISWI_CONTAINER(frontend, const struct iswi_fuse, base);
+
+	info_out->size_bytes = fe->size_bytes;
+	info_out->requests_max = fe->slots_max;
 }
 
-int isw_frontend_fuse_take_over(isw_frontend *frontend, int32_t fd, struct isw_error *error)
-{
-	(void)frontend;
-	close(fd);
-	return iswi_error(error, -EOPNOTSUPP, "libfuse is older than 3.13");
-}
+const struct iswi_frontend_ops iswi_fuse_ops = {
+	.name = "fuse",
+	.start = fe_start,
+	.destroy = fe_destroy,
+	.info = fe_info,
+	.handover = fe_handover,
+#if CAN_ADOPT
+	.prepare = fe_prepare,
+	.serve = fe_serve,
 #endif
+};

@@ -48,7 +48,7 @@ struct iswi_fuse {
 	atomic_bool leaving;
 
 	/* The kernel's first message; written before the phase is SERVING, read after. */
-	char init[ISW_FUSE_INIT_BYTES_MAX];
+	char init[ISW_FRONTEND_NOTE_BYTES_MAX];
 	size_t init_bytes;
 	bool started;   /* the thread runs; control threads only */
 	bool has_mount; /* we have made it, and not unmounted it; control threads only */

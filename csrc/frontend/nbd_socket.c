@@ -211,16 +211,6 @@ static void socket_destroy(isw_frontend *frontend)
 	socket_free(socket);
 }
 
-static const struct iswi_frontend_ops socket_ops = {
-	.name = "nbd-socket",
-	.destroy = socket_destroy,
-};
-
-static const struct iswi_frontend_ops kernel_ops = {
-	.name = "nbd",
-	.destroy = socket_destroy,
-};
-
 static int socket_alloc(isw_engine *engine, bool for_kernel, uint32_t request_bytes_max,
 			struct nbd_socket **socket_out)
 {
@@ -259,7 +249,7 @@ static int socket_create(isw_engine *engine, bool for_kernel, uint32_t request_b
 	if (err != 0)
 		return iswi_error(error, err, "the front end could not be set up: %s",
 				  strerror(-err));
-	socket->frontend.ops = for_kernel ? &kernel_ops : &socket_ops;
+	socket->frontend.ops = for_kernel ? &iswi_nbd_ops : &iswi_nbd_socket_ops;
 	config.ctx = socket;
 	err = iswi_nbd_server_create(&config, &socket->server, error);
 	if (err != 0) {
@@ -270,15 +260,15 @@ static int socket_create(isw_engine *engine, bool for_kernel, uint32_t request_b
 	return 0;
 }
 
-int isw_frontend_nbd_socket(isw_engine *engine, const char *socket_path,
-			    isw_frontend **frontend_out, struct isw_error *error)
+static int socket_start(isw_engine *engine, const struct isw_frontend_config *config,
+			isw_frontend **frontend_out, struct isw_error *error)
 {
 	struct nbd_socket *socket;
 	int err = socket_create(engine, false, UINT32_MAX, &socket, error);
 
 	if (err != 0)
 		return err;
-	err = iswi_nbd_server_listen_unix(socket->server, socket_path, error);
+	err = iswi_nbd_server_listen_unix(socket->server, config->path, error);
 	if (err != 0) {
 		socket_destroy(&socket->frontend);
 		return err;
@@ -287,25 +277,22 @@ int isw_frontend_nbd_socket(isw_engine *engine, const char *socket_path,
 	return 0;
 }
 
-int isw_frontend_nbd(isw_engine *engine, uint32_t request_bytes_max, isw_frontend **frontend_out,
-		     struct isw_error *error)
+static int kernel_start(isw_engine *engine, const struct isw_frontend_config *config,
+			isw_frontend **frontend_out, struct isw_error *error)
 {
 	struct nbd_socket *socket;
-	int err = socket_create(engine, true, request_bytes_max, &socket, error);
+	int err = socket_create(engine, true, config->request_bytes_max, &socket, error);
 
 	if (err == 0)
 		*frontend_out = &socket->frontend;
 	return err;
 }
 
-int isw_frontend_nbd_serve(isw_frontend *frontend, int fd, struct isw_error *error)
+static int kernel_serve(isw_frontend *frontend, int32_t fd, struct isw_error *error)
 {
 	struct nbd_socket *socket = ISWI_CONTAINER(frontend, struct nbd_socket, frontend);
-	int own, err;
+	int own = fcntl(fd, F_DUPFD_CLOEXEC, 0), err;
 
-	if (frontend->ops != &kernel_ops)
-		return iswi_error(error, -EINVAL, "this front end takes no sockets");
-	own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	if (own < 0)
 		return iswi_error(error, -errno, "the socket cannot be served: %s",
 				  strerror(errno));
@@ -317,9 +304,27 @@ int isw_frontend_nbd_serve(isw_frontend *frontend, int fd, struct isw_error *err
 	return err;
 }
 
-uint32_t isw_frontend_nbd_connections(isw_frontend *frontend)
+static void socket_info(const isw_frontend *frontend, struct isw_frontend_info *info_out)
 {
-	struct nbd_socket *socket = ISWI_CONTAINER(frontend, struct nbd_socket, frontend);
+	const struct nbd_socket *socket =
+		ISWI_CONTAINER(frontend, const struct nbd_socket, frontend);
 
-	return atomic_load_explicit(&socket->connections, memory_order_relaxed);
+	info_out->size_bytes = iswi_engine_size_bytes(socket->engine);
+	info_out->requests_max = socket->share.count;
+	info_out->connections = atomic_load_explicit(&socket->connections, memory_order_relaxed);
 }
+
+const struct iswi_frontend_ops iswi_nbd_socket_ops = {
+	.name = "nbd-socket",
+	.start = socket_start,
+	.destroy = socket_destroy,
+	.info = socket_info,
+};
+
+const struct iswi_frontend_ops iswi_nbd_ops = {
+	.name = "nbd",
+	.start = kernel_start,
+	.destroy = socket_destroy,
+	.info = socket_info,
+	.serve = kernel_serve,
+};

@@ -272,8 +272,6 @@ static void fe_destroy(isw_frontend *frontend)
 	free(fe);
 }
 
-static const struct iswi_frontend_ops ublk_ops = {.name = "ublk", .destroy = fe_destroy};
-
 static int fe_create(isw_engine *engine, struct ublk **fe_out, struct isw_error *error)
 {
 	struct ublk *fe = calloc(1, sizeof(*fe));
@@ -281,7 +279,7 @@ static int fe_create(isw_engine *engine, struct ublk **fe_out, struct isw_error 
 
 	if (fe == NULL)
 		return iswi_error(error, -ENOMEM, "no memory for the ublk front end");
-	fe->base.ops = &ublk_ops;
+	fe->base.ops = &iswi_ublk_ops;
 	fe->engine = engine;
 	fe->device_fd = -1;
 	err = iswi_ublk_control_open(&fe->control, error);
@@ -298,17 +296,15 @@ static int explain_queues(int code, struct isw_error *error)
 	return iswi_error(error, code, "the ublk front end's queues: %s", strerror(-code));
 }
 
-int isw_frontend_ublk(isw_engine *engine, uint32_t queues, uint64_t identity, uint32_t *dev_id_out,
-		      isw_frontend **frontend_out, struct isw_error *error)
+static int fe_start(isw_engine *engine, const struct isw_frontend_config *config,
+		    isw_frontend **frontend_out, struct isw_error *error)
 {
 	struct ublk *fe;
-	int err;
+	int err = fe_create(engine, &fe, error);
 
-	*frontend_out = NULL;
-	err = fe_create(engine, &fe, error);
 	if (err != 0)
 		return err;
-	set_shape(fe, queues, identity);
+	set_shape(fe, config->queues, config->identity);
 	err = add_device(fe, error); /* which may lower the number of queues */
 	if (err != 0)
 		goto err_fe;
@@ -326,7 +322,6 @@ int isw_frontend_ublk(isw_engine *engine, uint32_t queues, uint64_t identity, ui
 	err = start_device(fe, error);
 	if (err != 0)
 		goto err_fe;
-	*dev_id_out = fe->info.dev_id;
 	*frontend_out = &fe->base;
 	return 0;
 
@@ -394,14 +389,14 @@ static int check_shape(struct ublk *fe, struct isw_error *error)
 	return 0;
 }
 
-static int prepare(isw_engine *engine, uint32_t dev_id, uint64_t identity,
-		   isw_frontend **frontend_out, struct isw_error *error)
+/* engine NULL: everything will fail. */
+static int fe_prepare(isw_engine *engine, const struct isw_frontend_config *config,
+		      isw_frontend **frontend_out, struct isw_error *error)
 {
+	const uint32_t dev_id = config->device_id;
 	struct ublk *fe;
-	int err;
+	int err = fe_create(engine, &fe, error);
 
-	*frontend_out = NULL;
-	err = fe_create(engine, &fe, error);
 	if (err != 0)
 		return err;
 	err = iswi_ublk_get_info(&fe->control, dev_id, &fe->info);
@@ -409,7 +404,7 @@ static int prepare(isw_engine *engine, uint32_t dev_id, uint64_t identity,
 		explain_info(err, dev_id, error);
 		goto err_fe;
 	}
-	err = check_identity(&fe->info, identity, error);
+	err = check_identity(&fe->info, config->identity, error);
 	if (err == 0 && engine != NULL)
 		err = check_shape(fe, error);
 	if (err != 0)
@@ -425,12 +420,6 @@ static int prepare(isw_engine *engine, uint32_t dev_id, uint64_t identity,
 err_fe:
 	fe_destroy(&fe->base);
 	return err;
-}
-
-int isw_frontend_ublk_prepare(isw_engine *engine, uint32_t dev_id, uint64_t identity,
-			      isw_frontend **frontend_out, struct isw_error *error)
-{
-	return prepare(engine, dev_id, identity, frontend_out, error);
 }
 
 /* Numbers are used again: is it still the device that we prepared for? */
@@ -550,13 +539,12 @@ static int start_recovery(struct ublk *fe, uint32_t wait_ms_max, struct isw_erro
 			  fe->info.dev_id, strerror(-err), now.state);
 }
 
-int isw_frontend_ublk_take_over(isw_frontend *frontend, uint32_t wait_ms_max,
-				struct isw_error *error)
+static int fe_take_over(isw_frontend *frontend, uint32_t wait_ms_max, struct isw_error *error)
 {
 	struct ublk *fe = ISWI_CONTAINER(frontend, struct ublk, base);
 	int err;
 
-	if (frontend->ops != &ublk_ops || fe->serving || fe->device_fd >= 0)
+	if (fe->serving || fe->device_fd >= 0)
 		return iswi_error(error, -EINVAL,
 				  "this front end is not one that waits for a "
 				  "ublk device");
@@ -577,31 +565,49 @@ int isw_frontend_ublk_take_over(isw_frontend *frontend, uint32_t wait_ms_max,
 	return 0;
 }
 
-int isw_frontend_ublk_rings(isw_frontend *frontend, int32_t *fds_out, uint32_t max)
+static int fe_rings(isw_frontend *frontend, int32_t *fds_out, uint32_t max)
 {
 	const struct ublk *fe = ISWI_CONTAINER(frontend, struct ublk, base);
 
-	if (frontend->ops != &ublk_ops)
-		return -EINVAL;
 	for (uint16_t i = 0; i < fe->queues_made && i < max; i++)
 		fds_out[i] = fe->queues[i].ring.ring_fd;
 	return fe->queues_made;
 }
+
+static void fe_info(const isw_frontend *frontend, struct isw_frontend_info *info_out)
+{
+	const struct ublk *fe = ISWI_CONTAINER(frontend, const struct ublk, base);
+
+	info_out->size_bytes = fe->engine == NULL ? 0 : iswi_engine_size_bytes(fe->engine);
+	info_out->requests_max = (uint32_t)fe->info.nr_hw_queues * fe->info.queue_depth;
+	info_out->device_id = fe->info.dev_id;
+}
+
+const struct iswi_frontend_ops iswi_ublk_ops = {
+	.name = "ublk",
+	.start = fe_start,
+	.destroy = fe_destroy,
+	.info = fe_info,
+	.prepare = fe_prepare,
+	.take_over = fe_take_over,
+	.rings = fe_rings,
+};
 
 /* ----------------------------------------------------------------- without an engine */
 
 int isw_ublk_fail(uint32_t dev_id, uint64_t identity, uint32_t wait_ms_max,
 		  isw_frontend **frontend_out, struct isw_error *error)
 {
+	const struct isw_frontend_config config = {.device_id = dev_id, .identity = identity};
 	isw_frontend *frontend;
-	int err = prepare(NULL, dev_id, identity, &frontend, error);
+	int err = fe_prepare(NULL, &config, &frontend, error);
 
 	*frontend_out = NULL;
 	if (err != 0)
 		return err;
-	err = isw_frontend_ublk_take_over(frontend, wait_ms_max, error);
+	err = fe_take_over(frontend, wait_ms_max, error);
 	if (err != 0) {
-		isw_frontend_destroy(frontend);
+		fe_destroy(frontend);
 		return err;
 	}
 	*frontend_out = frontend;

@@ -5,50 +5,16 @@
 #include "frontend/frontend.h"
 #include "util/util.h"
 
+const struct iswi_frontend_ops iswi_ublk_ops = {
+	.name = "ublk",
+	.missing = "this build has no ublk front end: liburing (2.3 or later) or the kernel's "
+		   "header linux/ublk_cmd.h was not found when it was compiled; install "
+		   "liburing-dev, linux-libc-dev and pkg-config, then install again",
+};
+
 static int missing(struct isw_error *error)
 {
-	return iswi_error(
-		error, -ENOSYS,
-		"this build has no ublk front end: liburing (2.3 or later) or the "
-		"kernel's header linux/ublk_cmd.h was not found when it was compiled; "
-		"install liburing-dev, linux-libc-dev and pkg-config, then install again");
-}
-
-int isw_frontend_ublk(isw_engine *engine, uint32_t queues, uint64_t identity, uint32_t *dev_id_out,
-		      isw_frontend **frontend_out, struct isw_error *error)
-{
-	(void)engine;
-	(void)queues;
-	(void)identity;
-	(void)dev_id_out;
-	*frontend_out = NULL;
-	return missing(error);
-}
-
-int isw_frontend_ublk_prepare(isw_engine *engine, uint32_t dev_id, uint64_t identity,
-			      isw_frontend **frontend_out, struct isw_error *error)
-{
-	(void)engine;
-	(void)dev_id;
-	(void)identity;
-	*frontend_out = NULL;
-	return missing(error);
-}
-
-int isw_frontend_ublk_take_over(isw_frontend *frontend, uint32_t wait_ms_max,
-				struct isw_error *error)
-{
-	(void)frontend;
-	(void)wait_ms_max;
-	return missing(error);
-}
-
-int isw_frontend_ublk_rings(isw_frontend *frontend, int32_t *fds_out, uint32_t max)
-{
-	(void)frontend;
-	(void)fds_out;
-	(void)max;
-	return -EINVAL;
+	return iswi_error(error, -ENOSYS, "%s", iswi_ublk_ops.missing);
 }
 
 int isw_ublk_check(struct isw_error *error)

@@ -22,7 +22,7 @@
  * and when it has been told to take over `serving`, or `hopeless TEXT` (the end). From both:
  *
  *   ring FD       the sender's descriptor FD, which no socket would carry, is an io_uring: it must
- *                 not end with the sender (isw_frontend_ublk_rings). Copied at once, closed when
+ *                 not end with the sender (isw_frontend_rings). Copied at once, closed when
  *                 all threads of the sender have ended
  *
  * To the active process, whenever it changes: `standby ready` or `standby none TEXT`; after its

@@ -32,12 +32,10 @@ struct isw_error {
 
 /* ------------------------------------------------------------------ library */
 
-#define ISW_FEATURE_FUSE  0x1
 #define ISW_FEATURE_URING 0x2
-#define ISW_FEATURE_UBLK  0x4
 #define ISW_FEATURE_RDMA  0x8
 
-/* Which optional parts this build has: a mask of ISW_FEATURE_*. */
+/* Which optional parts this build has: a mask of ISW_FEATURE_*. Front ends: isw_frontend_kind. */
 uint32_t isw_features(void);
 const char *isw_version(void);
 
@@ -56,7 +54,7 @@ const char *isw_version(void);
 #define ISW_EVENT_BACKUP_RECOVERED 6
 #define ISW_EVENT_BAD_PAGE         7 /* slab, value = page, code: wrong bytes, of remote if code is 1 */
 #define ISW_EVENT_FRONTEND_DOWN    8 /* code: the front end ended by itself */
-#define ISW_EVENT_CONNECTION_LOST  9 /* of the front end nbd: see isw_frontend_nbd_connections */
+#define ISW_EVENT_CONNECTION_LOST  9 /* of the front end nbd: see isw_frontend_info */
 
 struct isw_event {
 	uint32_t kind;
@@ -610,76 +608,91 @@ int isw_engine_load_tables(isw_engine *engine, const char *path, struct isw_erro
 
 typedef struct isw_frontend isw_frontend;
 
-/* Mounts a FUSE file system with one file, `disk`, at mountpoint. -ENOSYS without libfuse3. */
-int isw_frontend_fuse(isw_engine *engine, const char *mountpoint, isw_frontend **frontend_out,
-		      struct isw_error *error);
-/* Bytes of the kernel's first message that a successor may need. */
-#define ISW_FUSE_INIT_BYTES_MAX 256
-/*
- * What a successor of a fuse front end needs: the connection's descriptor (the front end's; copies
- * keep the mount alive while nobody serves it) and the kernel's first message, of which init_out
- * takes ISW_FUSE_INIT_BYTES_MAX bytes. Returns that message's length. -EOPNOTSUPP with the reason:
- * this kernel or libfuse cannot hand a connection on.
- */
-int isw_frontend_fuse_handover(isw_frontend *frontend, int32_t *fd_out, void *init_out,
-			       struct isw_error *error);
-/*
- * In place of isw_frontend_fuse, for a successor, while its predecessor still serves: makes all
- * that needs memory. Nothing is served, and destroy leaves the mount as it is.
- */
-int isw_frontend_fuse_prepare(isw_engine *engine, const char *mountpoint, const void *init,
-			      uint32_t init_bytes, isw_frontend **frontend_out,
-			      struct isw_error *error);
-/*
- * Once the predecessor is dead: serves its mount. Takes fd, also when it fails; the front end can
- * only be destroyed then. What the predecessor had not answered the kernel asks again.
- */
-int isw_frontend_fuse_take_over(isw_frontend *frontend, int32_t fd, struct isw_error *error);
-/* Serves NBD on a Unix socket (default export). */
-int isw_frontend_nbd_socket(isw_engine *engine, const char *socket_path,
-			    isw_frontend **frontend_out, struct isw_error *error);
-/*
- * Serves NBD to the kernel's client, on sockets given one by one. Any thread. When one ends:
- * ISW_EVENT_CONNECTION_LOST. Requests of more than request_bytes_max are refused; there are buffers
- * for requests_max of them.
- */
-int isw_frontend_nbd(isw_engine *engine, uint32_t request_bytes_max, isw_frontend **frontend_out,
-		     struct isw_error *error);
-/* fd: a stream socket in transmission, whose other end the kernel has; duplicated. */
-int isw_frontend_nbd_serve(isw_frontend *frontend, int fd, struct isw_error *error);
-/* How many of them have not ended. */
-uint32_t isw_frontend_nbd_connections(isw_frontend *frontend);
+/* Bytes of a note that a front end leaves its successor, at most. */
+#define ISW_FRONTEND_NOTE_BYTES_MAX 256
 
 /*
- * A ublk block device, /dev/ublkb*dev_id_out. -ENOSYS without liburing. The device outlives this
- * process when that dies: requests wait for a successor. queues 0: chosen. identity: a number of
- * the caller's that the kernel keeps with the device, by which it is known later, as the kernel
- * uses device numbers again.
+ * The kinds of front ends, one by one; NULL after the last. *missing_out: NULL, or why this build
+ * lacks that kind, and what to install.
  */
-int isw_frontend_ublk(isw_engine *engine, uint32_t queues, uint64_t identity, uint32_t *dev_id_out,
-		      isw_frontend **frontend_out, struct isw_error *error);
+const char *isw_frontend_kind(uint32_t index, const char **missing_out);
+
+/* What a front end is made with. Each kind names the members that it reads; the others are 0. */
+struct isw_frontend_config {
+	const char *path;  /* fuse: of the mount point; nbd-socket: of the socket. Copied */
+	uint64_t identity; /* ublk: kept by the kernel, which uses device numbers again */
+	uint32_t queues;   /* ublk: 0: chosen */
+	uint32_t request_bytes_max; /* nbd: larger requests are refused */
+	/* isw_frontend_prepare: of the predecessor's. */
+	uint32_t device_id;  /* ublk */
+	uint32_t note_bytes; /* fuse: what isw_frontend_handover returned */
+	const void *note;    /* copied */
+};
+
+/* What is known of a front end. Each kind names the members that it sets; the others are 0. */
+struct isw_frontend_info {
+	uint64_t size_bytes;   /* all */
+	uint32_t requests_max; /* all: in flight at once */
+	uint32_t device_id;    /* ublk: N of /dev/ublkbN */
+	uint32_t connections;  /* nbd: of those served, how many have not ended */
+};
+
 /*
- * For a successor, while its predecessor still serves: makes everything that needs memory, and
+ * Starts a front end. -ENOSYS: this build lacks that kind, and `error` says what to install.
+ * Blocking. The kinds:
+ *   fuse        mounts a file system with one file, `disk`
+ *   nbd         serves the kernel's client, on sockets given one by one (isw_frontend_serve). When
+ *               one ends: ISW_EVENT_CONNECTION_LOST. It has buffers for requests_max requests
+ *   nbd-socket  listens on a Unix socket (default export)
+ *   ublk        makes the block device /dev/ublkbN. It outlives this process when that dies:
+ *               requests wait for a successor
+ */
+int isw_frontend_start(isw_engine *engine, const char *kind,
+		       const struct isw_frontend_config *config, isw_frontend **frontend_out,
+		       struct isw_error *error);
+/*
+ * For a successor, while its predecessor still serves: makes all that needs memory. Nothing is
+ * served, and destroy leaves the predecessor's device as it is. Kinds fuse and ublk; ublk also
  * looks whether the device is one for this engine (-EINVAL), there (-ENODEV) and the one meant
- * (-ESTALE). Nothing is served.
+ * (-ESTALE).
  */
-int isw_frontend_ublk_prepare(isw_engine *engine, uint32_t dev_id, uint64_t identity,
-			      isw_frontend **frontend_out, struct isw_error *error);
+int isw_frontend_prepare(isw_engine *engine, const char *kind,
+			 const struct isw_frontend_config *config, isw_frontend **frontend_out,
+			 struct isw_error *error);
 /*
- * Once the predecessor is dead: takes the device over and serves, what it had accepted and not
- * answered included. Blocking. -EBUSY: after wait_ms_max it is still not dead; to be called again.
- * -ENODEV: the device is gone, or somebody has stopped it, so that nobody can ever serve it again.
- * After any other error the front end can only be destroyed, which leaves the device as it is.
+ * Kind fuse: what a successor needs: the connection's descriptor (the front end's; copies keep the
+ * mount alive while nobody serves it) and a note, of which note_out takes
+ * ISW_FRONTEND_NOTE_BYTES_MAX bytes. Returns the note's length. -EOPNOTSUPP with the reason: this
+ * kernel or libfuse cannot hand a connection on. Any thread, never waits.
  */
-int isw_frontend_ublk_take_over(isw_frontend *frontend, uint32_t wait_ms_max,
-				struct isw_error *error);
+int isw_frontend_handover(isw_frontend *frontend, int32_t *fd_out, void *note_out,
+			  struct isw_error *error);
 /*
- * Its io_urings, one for each queue, from their making until isw_frontend_destroy: returns how many
- * there are and writes at most `max`; -EINVAL for another kind of front end. Somebody who outlives
+ * Serves one more connection, of which it makes a copy. nbd: a stream socket in transmission, whose
+ * other end the kernel has; any thread. fuse, prepared: the connection of a predecessor that is
+ * dead, whose unanswered requests the kernel sends again; after an error the front end can only be
+ * destroyed.
+ */
+int isw_frontend_serve(isw_frontend *frontend, int32_t fd, struct isw_error *error);
+/*
+ * Kind ublk, prepared: takes the device of a predecessor over once that is dead, and serves it,
+ * what it had accepted and not answered included. Blocking. -EBUSY: after wait_ms_max it is still
+ * not dead; to be called again. -ENODEV: the device is gone, or somebody has stopped it, so that
+ * nobody can ever serve it again. After any other error the front end can only be destroyed, which
+ * leaves the device as it is.
+ */
+int isw_frontend_take_over(isw_frontend *frontend, uint32_t wait_ms_max, struct isw_error *error);
+/*
+ * Kind ublk: its io_urings, one for each queue, from their making until isw_frontend_destroy:
+ * returns how many there are (0 for other kinds) and writes at most `max`. Somebody who outlives
  * this process should have copies until this process is dead: Linux 6.7 to 6.14.5 free a ring that
  * dies with its process under requests that were being handed over, and panic (CVE-2025-37906).
  */
-int isw_frontend_ublk_rings(isw_frontend *frontend, int32_t *fds_out, uint32_t max);
+int isw_frontend_rings(isw_frontend *frontend, int32_t *fds_out, uint32_t max);
+/* Any thread, never waits. */
+void isw_frontend_info(isw_frontend *frontend, struct isw_frontend_info *info_out);
+/* Ends all requests, unmounts, unlinks or removes, joins the threads. Blocking; NULL is allowed. */
+void isw_frontend_destroy(isw_frontend *frontend);
 
 /* Says whether this host can have ublk devices, and in error why not. */
 int isw_ublk_check(struct isw_error *error);
@@ -711,9 +724,6 @@ int isw_ublk_fail(uint32_t dev_id, uint64_t identity, uint32_t wait_ms_max,
  * is in use. -EBUSY: it is being served; -ESTALE: it has another identity. Blocking.
  */
 int isw_ublk_remove(uint32_t dev_id, uint64_t identity, struct isw_error *error);
-
-/* Ends all requests, unmounts, unlinks or removes, joins the threads. */
-void isw_frontend_destroy(isw_frontend *frontend);
 
 /* cdef end */
 

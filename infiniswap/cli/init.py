@@ -221,8 +221,7 @@ def _capabilities(found: dict[str, list[str]]) -> None:
 
     config = configuration.Config()
     checks: tuple[tuple[str, str, Check], ...] = (
-        ("device.frontend", "ublk", host.ublk_devices),
-        ("device.frontend", "kernel", host.front_ends),
+        ("device.frontend", "front-ends", host.front_ends),
         ("device.transport", "rdma", lambda: rdma.rdma(config)),
         ("device.keep_awake", "idle", lambda: host.idle(config)),
         ("device", "memory-cgroup", host.memory_cgroup),

@@ -28,7 +28,7 @@ from infiniswap.device.api import Ready
 from infiniswap.device.process.life import prepare_process, serve, succeed
 from infiniswap.device.process.service import DeviceService
 from infiniswap.device.spec.spec import DeviceSpec, decode_spec
-from infiniswap.device.succession.hand_over import HopelessError, read_kept
+from infiniswap.device.succession.hand_over import read_kept
 from infiniswap.device.succession.holder import (
     READY_FD,
     SOCKET_FD,
@@ -40,6 +40,7 @@ from infiniswap.device.succession.holder import (
     HolderGoneError,
     read_all,
 )
+from infiniswap.device.succession.standby import HopelessError
 from infiniswap.errors import InfiniswapError, SystemCallError
 
 log = logging.getLogger("infiniswap.device")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import itertools
 import os
 import sys
 import threading
@@ -42,15 +43,18 @@ def library_version() -> str:
 
 
 def library_features() -> frozenset[str]:
-    """Optional parts this build has: "fuse", "uring", "ublk", "rdma"."""
+    """What this build has: the front ends by name, and of "uring" and "rdma"."""
     mask = lib.isw_features()
-    known = {
-        "fuse": lib.ISW_FEATURE_FUSE,
-        "uring": lib.ISW_FEATURE_URING,
-        "ublk": lib.ISW_FEATURE_UBLK,
-        "rdma": lib.ISW_FEATURE_RDMA,
-    }
-    return frozenset(name for name, bit in known.items() if mask & bit)
+    known = {"uring": lib.ISW_FEATURE_URING, "rdma": lib.ISW_FEATURE_RDMA}
+    found = {name for name, bit in known.items() if mask & bit}
+    missing = ffi.new("char **")
+    for index in itertools.count():
+        kind = lib.isw_frontend_kind(index, missing)
+        if kind == ffi.NULL:
+            break
+        if missing[0] == ffi.NULL:
+            found.add(ffi.string(kind).decode())
+    return frozenset(found)
 
 
 def text_of(error: Any, code: int) -> str:

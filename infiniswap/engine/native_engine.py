@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from infiniswap import rights
 from infiniswap.engine.binding import (
     Handle,
     HandleOwner,
@@ -22,13 +21,13 @@ from infiniswap.engine.binding import (
     struct_ints,
     text_of,
 )
-from infiniswap.engine.native_frontend import NativeFrontend, NativeNbdFrontend, NativeUblk
-from infiniswap.engine.native_ublk import ublk_error
+from infiniswap.engine.native_frontend import NativeFrontend, frontend_config, frontend_error
 from infiniswap.engine.protocol import (
     EngineConfig,
     EngineFigures,
     Event,
     EventKind,
+    FrontendConfig,
     RemoteConfig,
     RemoteInfo,
     SlabInfo,
@@ -41,8 +40,6 @@ from infiniswap.errors import (
     EngineError,
     InfiniswapError,
     MemoryLimitError,
-    NotPermittedError,
-    UnavailableError,
 )
 
 _EVENTS_MAX = 256
@@ -257,113 +254,40 @@ class NativeEngine(HandleOwner):
         what = f"cannot load the page tables from {path}"
         self._explained(what, lib.isw_engine_load_tables, os.fsencode(path))
 
-    def frontend_fuse(self, mountpoint: str) -> NativeFrontend:
+    def frontend(self, kind: str, config: FrontendConfig) -> NativeFrontend:
         """Blocking, worker thread.
 
         Raises:
-            UnavailableError: this build or this host has no FUSE.
-            NotPermittedError: mounting needs root here.
-            EngineError: anything else.
-        """
-        error = ffi.new("struct isw_error *")
-        out = ffi.new("isw_frontend **")
-        with self._use() as engine:
-            result = lib.isw_frontend_fuse(engine, os.fsencode(mountpoint), out, error)
-            if result >= 0:
-                return self._adopt("fuse front end", out[0])
-        text = f"cannot mount the fuse front end: {text_of(error, -result)}"
-        if -result == errno.ENOSYS:
-            raise UnavailableError(
-                text,
-                where=mountpoint,
-                mend="Install libfuse3-dev and build again, or use --frontend nbd-socket.",
-            )
-        if -result in (errno.EPERM, errno.EACCES):
-            raise NotPermittedError(text, where=mountpoint, mend=rights.mend("CAP_SYS_ADMIN"))
-        raise EngineError(text, where=mountpoint, code=-result)
-
-    def frontend_fuse_prepare(self, mountpoint: str, init: bytes) -> NativeFrontend:
-        """Blocking, worker thread. EngineError EOPNOTSUPP, ENOMEM."""
-        error = ffi.new("struct isw_error *")
-        out = ffi.new("isw_frontend **")
-        with self._use() as engine:
-            result = lib.isw_frontend_fuse_prepare(
-                engine, os.fsencode(mountpoint), init, len(init), out, error
-            )
-            if result >= 0:
-                return self._adopt("fuse front end", out[0])
-        check(result, "cannot prepare the fuse front end", error)
-        raise AssertionError("unreachable")
-
-    def frontend_nbd_socket(self, path: str) -> NativeFrontend:
-        """Any thread; binds and returns."""
-        error = ffi.new("struct isw_error *")
-        out = ffi.new("isw_frontend **")
-        with self._use() as engine:
-            result = lib.isw_frontend_nbd_socket(engine, os.fsencode(path), out, error)
-            if result >= 0:
-                return self._adopt("nbd-socket front end", out[0])
-        check(result, f"cannot serve NBD on {path}", error)
-        raise AssertionError("unreachable")
-
-    def frontend_ublk(self, identity: int, queues: int = 0) -> NativeUblk:
-        """Blocking, worker thread.
-
-        Raises:
-            UnavailableError: this build or this host has no ublk.
+            UnavailableError: this build has no such front end.
             NotPermittedError: it needs root.
-            EngineError: anything else, such as the limit of devices.
+            EngineError: anything else, such as a limit of the kernel's.
         """
-        error = ffi.new("struct isw_error *")
-        out = ffi.new("isw_frontend **")
-        number = ffi.new("uint32_t *")
-        with self._use() as engine:
-            result = lib.isw_frontend_ublk(engine, queues, identity, number, out, error)
-            if result >= 0:
-                frontend = NativeUblk(self, out[0], int(number[0]))
-                self._remember(frontend)
-                return frontend
-        raise ublk_error(-result, error)
+        return self._frontend(lib.isw_frontend_start, kind, config, "started")
 
-    def frontend_ublk_prepare(self, device_id: int, identity: int) -> NativeUblk:
+    def frontend_prepare(self, kind: str, config: FrontendConfig) -> NativeFrontend:
         """Blocking, worker thread.
 
         Raises:
-            UnavailableError, NotPermittedError: as for `frontend_ublk`.
-            EngineError: there is no such device (ENODEV), or not one for this engine
-                (EINVAL), or it was made by somebody else (ESTALE).
+            UnavailableError, NotPermittedError: as for `frontend`.
+            EngineError: nobody can take it over (EOPNOTSUPP); ublk: there is no such device
+                (ENODEV), it is not one for this engine (EINVAL), or somebody else's (ESTALE).
         """
+        return self._frontend(lib.isw_frontend_prepare, kind, config, "prepared")
+
+    def _frontend(self, make: Any, kind: str, config: FrontendConfig, what: str) -> NativeFrontend:
         error = ffi.new("struct isw_error *")
         out = ffi.new("isw_frontend **")
+        alive, shape = frontend_config(config)
         with self._use() as engine:
-            result = lib.isw_frontend_ublk_prepare(engine, device_id, identity, out, error)
+            result = make(engine, kind.encode(), shape, out, error)
             if result >= 0:
-                frontend = NativeUblk(self, out[0], device_id)
-                self._remember(frontend)
+                frontend = NativeFrontend(self, kind, out[0])
+                with self._lock:
+                    self._frontends.append(frontend)
                 return frontend
-        raise ublk_error(-result, error, f"/dev/ublkb{device_id}")
-
-    def frontend_nbd(self, request_bytes_max: int) -> NativeNbdFrontend:
-        """Any thread, never waits."""
-        error = ffi.new("struct isw_error *")
-        out = ffi.new("isw_frontend **")
-        with self._use() as engine:
-            result = lib.isw_frontend_nbd(engine, request_bytes_max, out, error)
-            if result >= 0:
-                frontend = NativeNbdFrontend(self, "nbd front end", out[0])
-                self._remember(frontend)
-                return frontend
-        check(result, "cannot make the nbd front end", error)
-        raise AssertionError("unreachable")
-
-    def _adopt(self, name: str, pointer: Any) -> NativeFrontend:
-        frontend = NativeFrontend(self, name, pointer)
-        self._remember(frontend)
-        return frontend
-
-    def _remember(self, frontend: NativeFrontend) -> None:
-        with self._lock:
-            self._frontends.append(frontend)
+        del alive
+        text = f"the front end {kind} cannot be {what}: {text_of(error, -result)}"
+        raise frontend_error(-result, text, config.path)
 
     def _forget(self, frontend: NativeFrontend) -> None:
         with self._lock:
@@ -374,7 +298,7 @@ class NativeEngine(HandleOwner):
         """Blocking, worker thread, idempotent. Front ends first."""
         if self._handle is None:
             return
-        # A front end that starts meanwhile is adopted within a call, which the handle counts.
+        # A front end that starts meanwhile is listed within a call, which the handle counts.
         while True:
             with self._lock:
                 frontends = list(self._frontends)

@@ -4,11 +4,20 @@
 from __future__ import annotations
 
 import errno
+import os
 from typing import TYPE_CHECKING, Any
 
-from infiniswap.engine.binding import Handle, check, ffi, lib, text_of
-from infiniswap.engine.native_ublk import ublk_error
-from infiniswap.errors import NotFoundError
+from infiniswap import rights
+from infiniswap.engine.binding import Handle, check, ffi, lib, struct_ints, text_of
+from infiniswap.engine.protocol import FrontendConfig, FrontendInfo
+from infiniswap.errors import (
+    ConflictError,
+    EngineError,
+    InfiniswapError,
+    NotFoundError,
+    NotPermittedError,
+    UnavailableError,
+)
 
 if TYPE_CHECKING:
     from infiniswap.engine.native_engine import NativeEngine
@@ -17,55 +26,69 @@ if TYPE_CHECKING:
 _RINGS_MAX = 64
 """As many as the holder takes."""
 
+_BUILD_MEND = "Or use another front end: --frontend auto takes one that this build has."
+
+
+def frontend_error(code: int, text: str, where: str = "") -> InfiniswapError:
+    """The error class for what a function of a front end has returned."""
+    if code == errno.ENOSYS:
+        return UnavailableError(text, where=where, mend=_BUILD_MEND)
+    if code in (errno.EPERM, errno.EACCES):
+        return NotPermittedError(text, where=where, mend=rights.mend("CAP_SYS_ADMIN"))
+    if code == errno.EBUSY:
+        return ConflictError(text, where=where, mend="Stop that process first.")
+    return EngineError(text, where=where, code=code)
+
+
+def frontend_config(config: FrontendConfig) -> tuple[Any, Any]:
+    """struct isw_frontend_config; it is good as long as the first value lives."""
+    alive = [ffi.new("char[]", os.fsencode(config.path)), ffi.from_buffer(config.note)]
+    shape = ffi.new(
+        "struct isw_frontend_config *",
+        {
+            "path": alive[0],
+            "identity": config.identity,
+            "queues": config.queues,
+            "request_bytes_max": config.request_bytes_max,
+            "device_id": config.device_id,
+            "note_bytes": len(config.note),
+            "note": alive[1],
+        },
+    )
+    return alive, shape
+
 
 class NativeFrontend:
-    """A running front end. Made by NativeEngine, which also closes it when it is closed first."""
+    """A Frontend. Made by NativeEngine, which also closes it when it is closed first."""
 
-    def __init__(self, engine: NativeEngine, name: str, pointer: Any) -> None:
+    def __init__(self, engine: NativeEngine, kind: str, pointer: Any) -> None:
         self._engine = engine  # keeps the engine alive longer than the front end
-        self._handle = Handle(name, pointer, lib.isw_frontend_destroy)
+        self._kind = kind
+        self._handle = Handle(f"front end {kind}", pointer, lib.isw_frontend_destroy)
+
+    def info(self) -> FrontendInfo:
+        """Any thread, never waits."""
+        info = ffi.new("struct isw_frontend_info *")
+        with self._handle.use() as frontend:
+            lib.isw_frontend_info(frontend, info)
+        return FrontendInfo(**struct_ints(info[0]))
 
     def handover(self) -> tuple[int, bytes]:
-        """Any thread. Connection and first message; EngineError EOPNOTSUPP."""
+        """Any thread. EngineError EOPNOTSUPP."""
         error = ffi.new("struct isw_error *")
         fd = ffi.new("int32_t *")
-        init = ffi.new("char[]", lib.ISW_FUSE_INIT_BYTES_MAX)
+        note = ffi.new("char[]", lib.ISW_FRONTEND_NOTE_BYTES_MAX)
         with self._handle.use() as frontend:
-            result = lib.isw_frontend_fuse_handover(frontend, fd, init, error)
+            result = lib.isw_frontend_handover(frontend, fd, note, error)
         count = check(result, "nobody could take the front end over", error)
-        return int(fd[0]), bytes(ffi.buffer(init, count))
+        return int(fd[0]), bytes(ffi.buffer(note, count))
 
-    def take_over(self, connection: int) -> None:
-        """Blocking, worker thread; takes the descriptor. EngineError EPROTO, ENODEV."""
+    def serve(self, descriptor: int) -> None:
+        """Kind nbd: any thread. Kind fuse: blocking, worker thread; EngineError EPROTO, ENODEV."""
         error = ffi.new("struct isw_error *")
         with self._handle.use() as frontend:
-            result = lib.isw_frontend_fuse_take_over(frontend, connection, error)
-        check(result, "cannot take the fuse front end over", error)
-
-    def close(self) -> None:
-        """Blocking, worker thread, idempotent."""
-        self._handle.close()
-        self._engine._forget(self)
-
-
-class NativeUblk(NativeFrontend):
-    """A ublk block device, served or prepared to be taken over."""
-
-    def __init__(self, engine: NativeEngine, pointer: Any, device_id: int) -> None:
-        super().__init__(engine, "ublk front end", pointer)
-        self._device_id = device_id
-
-    @property
-    def device_id(self) -> int:
-        """N of /dev/ublkbN."""
-        return self._device_id
-
-    def rings(self) -> tuple[int, ...]:
-        """Any thread, never waits."""
-        fds = ffi.new("int32_t[]", _RINGS_MAX)
-        with self._handle.use() as frontend:
-            count = lib.isw_frontend_ublk_rings(frontend, fds, _RINGS_MAX)
-        return tuple(int(fd) for fd in fds[0 : min(count, _RINGS_MAX)])
+            result = lib.isw_frontend_serve(frontend, descriptor, error)
+        check(result, f"the front end {self._kind} cannot serve the kernel's connection", error)
 
     def take_over(self, wait_ms_max: int) -> None:
         """Blocking, worker thread; at most `wait_ms_max` for the predecessor's end.
@@ -77,34 +100,20 @@ class NativeUblk(NativeFrontend):
         """
         error = ffi.new("struct isw_error *")
         with self._handle.use() as frontend:
-            result = lib.isw_frontend_ublk_take_over(frontend, wait_ms_max, error)
+            result = lib.isw_frontend_take_over(frontend, wait_ms_max, error)
         if -result == errno.ENODEV:
             raise NotFoundError(text_of(error, -result))
         if result < 0:
-            raise ublk_error(-result, error, f"/dev/ublkb{self._device_id}")
+            raise frontend_error(-result, text_of(error, -result))
 
-
-class NativeNbdFrontend(NativeFrontend):
-    """The front end nbd."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the device."""
-        return self._engine.config.size_bytes
-
-    @property
-    def requests_max(self) -> int:
-        """In flight, on all sockets together."""
-        return self._engine.config.requests_max
-
-    def serve(self, descriptor: int) -> None:
-        """Any thread; makes a copy of the descriptor."""
-        error = ffi.new("struct isw_error *")
-        with self._handle.use() as frontend:
-            result = lib.isw_frontend_nbd_serve(frontend, descriptor, error)
-        check(result, "cannot serve the kernel's connection", error)
-
-    def connections(self) -> int:
+    def rings(self) -> tuple[int, ...]:
         """Any thread, never waits."""
+        fds = ffi.new("int32_t[]", _RINGS_MAX)
         with self._handle.use() as frontend:
-            return int(lib.isw_frontend_nbd_connections(frontend))
+            count = lib.isw_frontend_rings(frontend, fds, _RINGS_MAX)
+        return tuple(int(fd) for fd in fds[0 : min(count, _RINGS_MAX)])
+
+    def close(self) -> None:
+        """Blocking, worker thread, idempotent."""
+        self._handle.close()
+        self._engine._forget(self)

@@ -1,38 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""isw_ublk_* and the front end of ublk devices; threads: see `infiniswap.engine.native`."""
+"""isw_ublk_*: ublk devices, whoever serves them; threads: see `infiniswap.engine.native`."""
 
 from __future__ import annotations
 
 import errno
 from typing import Any, Self
 
-from infiniswap import rights
 from infiniswap.engine.binding import Handle, ffi, lib, struct_ints, text_of
+from infiniswap.engine.native_frontend import frontend_error
 from infiniswap.engine.protocol import UblkShape
 from infiniswap.errors import (
-    ConflictError,
     EngineError,
     InfiniswapError,
     NotFoundError,
-    NotPermittedError,
     UnavailableError,
 )
 
-_BUILD_MEND = "Install liburing-dev and build again, or use --frontend nbd or fuse."
 _DRIVER_MEND = "modprobe ublk_drv; where that cannot be had, use --frontend nbd or fuse."
 _HOST_MEND = "Use --frontend nbd or fuse where that cannot be had; see `infiniswap doctor`."
 
 
-def ublk_error(code: int, error: Any, where: str = "") -> InfiniswapError:
-    """The error class for what a function of ublk has returned."""
-    text = text_of(error, code)
-    if code == errno.ENOSYS:
-        return UnavailableError(text, where=where, mend=_BUILD_MEND)
-    if code in (errno.EPERM, errno.EACCES):
-        return NotPermittedError(text, where=where, mend=rights.mend("CAP_SYS_ADMIN"))
-    if code == errno.EBUSY:
-        return ConflictError(text, where=where, mend="Stop that process first.")
-    return EngineError(text, where=where, code=code)
+def _error(result: int, error: Any, device_id: int | None = None) -> InfiniswapError:
+    where = "" if device_id is None else f"/dev/ublkb{device_id}"
+    return frontend_error(-result, text_of(error, -result), where)
 
 
 def ublk_check() -> None:
@@ -46,7 +36,7 @@ def ublk_check() -> None:
     result = lib.isw_ublk_check(error)
     if result >= 0:
         return
-    failure = ublk_error(-result, error)
+    failure = _error(result, error)
     if isinstance(failure, EngineError):
         mend = _DRIVER_MEND if -result == errno.ENODEV else _HOST_MEND
         raise UnavailableError(failure.what, mend=mend)
@@ -70,7 +60,7 @@ def ublk_shape(device_id: int) -> UblkShape | None:
     if -result in (errno.ENODEV, errno.EOPNOTSUPP):
         ublk_check()  # which raises when it is the driver that is not there, or too old
         return None
-    raise ublk_error(-result, error)
+    raise _error(result, error)
 
 
 class FailingUblk:
@@ -90,7 +80,7 @@ class FailingUblk:
         if -result == errno.ENODEV:
             raise NotFoundError(text_of(error, -result))
         if result < 0:
-            raise ublk_error(-result, error, f"/dev/ublkb{device_id}")
+            raise _error(result, error, device_id)
         self._handle = Handle("failing ublk device", out[0], lib.isw_frontend_destroy)
 
     def __enter__(self) -> Self:
@@ -114,4 +104,4 @@ def ublk_remove(device_id: int, identity: int) -> None:
     if -result == errno.ENODEV:
         raise NotFoundError(text_of(error, -result))
     if result < 0:
-        raise ublk_error(-result, error, f"/dev/ublkb{device_id}")
+        raise _error(result, error, device_id)

@@ -215,16 +215,72 @@ def histogram_quantiles(
     return values
 
 
+@dataclass(frozen=True, slots=True)
+class FrontendConfig:
+    """What a front end is made with (struct isw_frontend_config). Each kind reads what it needs.
+
+    Attributes:
+        path: fuse: the mount point; nbd-socket: of the socket.
+        identity: ublk: 64 bits that the kernel keeps with the device: its numbers are used again.
+        queues: ublk: 0: as many as suit the host.
+        request_bytes_max: nbd: larger requests are refused.
+        device_id: ublk, to prepare: of the predecessor's device.
+        note: fuse, to prepare: from the predecessor's `handover`.
+    """
+
+    path: str = ""
+    identity: int = 0
+    queues: int = 0
+    request_bytes_max: int = 0
+    device_id: int = 0
+    note: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendInfo:
+    """What is known of a front end (struct isw_frontend_info).
+
+    Attributes:
+        size_bytes: of the device.
+        requests_max: how many can be in flight at once.
+        device_id: ublk: N of /dev/ublkbN.
+        connections: nbd: of those served, how many have not ended; CONNECTION_LOST is reported
+            when one does.
+    """
+
+    size_bytes: int
+    requests_max: int
+    device_id: int = 0
+    connections: int = 0
+
+
 class Frontend(Protocol):
-    """A running front end; close() ends it."""
+    """A front end that serves, or is prepared to succeed another; close() ends it. EngineError
+    EINVAL where its kind lacks what is asked for."""
+
+    def info(self) -> FrontendInfo:
+        """Never waits."""
 
     def handover(self) -> tuple[int, bytes]:
-        """Of a fuse front end: its connection's descriptor, which stays its own, and the kernel's
-        first message. EngineError with the reason when nobody could take it over."""
+        """Kind fuse: its connection's descriptor, which stays its own, and a note for a successor.
+        EngineError with the reason when nobody could take it over."""
 
-    def take_over(self, connection: int) -> None:
-        """Blocking. Of a fuse front end that was prepared: serves its predecessor's mount. Takes
-        the descriptor."""
+    def serve(self, descriptor: int) -> None:
+        """Serves one more connection, of which it makes a copy: kind nbd a socket in transmission,
+        kind fuse (*blocking*, once prepared) the connection of a dead predecessor."""
+
+    def take_over(self, wait_ms_max: int) -> None:
+        """Blocking. Kind ublk, once prepared: serves the device of a predecessor that is dead.
+
+        Raises:
+            ConflictError: it is not dead yet; to be called again.
+            NotFoundError: the device is gone, or somebody has stopped it: nobody will serve it.
+            EngineError: anything else: only close() is left, which leaves the device alone.
+        """
+
+    def rings(self) -> tuple[int, ...]:
+        """Descriptors that somebody who outlives this process should have copies of until it is
+        dead (isw_frontend_rings). They stay this front end's."""
 
     def close(self) -> None:
         """Blocking, idempotent."""
@@ -249,45 +305,6 @@ class UblkShape:
     server_pid: int
     size_bytes: int
     identity: int
-
-
-class UblkFrontend(Frontend, Protocol):
-    """A ublk block device; close() removes it, unless it was only prepared."""
-
-    @property
-    def device_id(self) -> int:
-        """N of /dev/ublkbN."""
-
-    def rings(self) -> tuple[int, ...]:
-        """Descriptors that somebody who outlives this process should have copies of until it is
-        dead (isw_frontend_ublk_rings). They stay this front end's."""
-
-    def take_over(self, wait_ms_max: int) -> None:
-        """Blocking. Serves the device of a predecessor that is dead.
-
-        Raises:
-            ConflictError: it is not dead yet; to be called again.
-            NotFoundError: the device is gone, or somebody has stopped it: nobody will serve it.
-            EngineError: anything else: only close() is left, which leaves the device alone.
-        """
-
-
-class NbdFrontend(Frontend, Protocol):
-    """The front end nbd: serves sockets whose other ends the kernel has."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the device."""
-
-    @property
-    def requests_max(self) -> int:
-        """How many can be in flight, on all sockets together."""
-
-    def serve(self, descriptor: int) -> None:
-        """Serves a socket in transmission, of which it makes a copy."""
-
-    def connections(self) -> int:
-        """How many have not ended; CONNECTION_LOST is reported when one does."""
 
 
 class Engine(Protocol):
@@ -374,24 +391,11 @@ class Engine(Protocol):
 
     def save_tables(self, path: str) -> None: ...
     def load_tables(self, path: str) -> None: ...
-    def frontend_fuse(self, mountpoint: str) -> Frontend:
-        """Blocking. Mounts; the device's bytes are the file `disk` there."""
+    def frontend(self, kind: str, config: FrontendConfig) -> Frontend:
+        """Blocking. Starts a front end of that kind (isw_frontend_start)."""
 
-    def frontend_fuse_prepare(self, mountpoint: str, init: bytes) -> Frontend:
-        """Blocking. For a successor: all that needs memory; `take_over` then serves the mount."""
-
-    def frontend_nbd_socket(self, path: str) -> Frontend: ...
-    def frontend_ublk(self, identity: int, queues: int = 0) -> UblkFrontend:
-        """Blocking. Makes a ublk block device; 0 queues: as many as suit the host.
-
-        The kernel keeps `identity`, 64 bits, with the device: its numbers are used again.
-        """
-
-    def frontend_ublk_prepare(self, device_id: int, identity: int) -> UblkFrontend:
-        """Blocking. For a successor: all but `take_over`, while the predecessor still serves."""
-
-    def frontend_nbd(self, request_bytes_max: int) -> NbdFrontend:
-        """Without a socket yet. Larger requests are refused."""
+    def frontend_prepare(self, kind: str, config: FrontendConfig) -> Frontend:
+        """Blocking. For a successor, while the predecessor serves: makes all that needs memory."""
 
     def close(self) -> None:
         """Blocking, idempotent. Front ends first."""

@@ -17,184 +17,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "check.h"
-#include "engine/request.h"
-#include "frontend/frontend.h"
-#include "util/util.h"
+#include "frontend_fixture.h"
 
-#define MIB           (1u << 20)
-#define SIZE_BYTES    (64u * MIB)
 #define SECONDS_MAX   60
 #define HAMMERS       4
 #define HAMMER_ROUNDS 400
-
-/* ------------------------------------------------------------ the test's engine */
-
-enum completion { INLINE, REVERSED, HELD };
-
-struct isw_engine {
-	uint64_t size_bytes;
-	uint32_t request_bytes_max, requests_max;
-	enum completion completion;
-	char *bytes;
-
-	pthread_mutex_t lock;
-	pthread_cond_t changed;
-	struct iswi_req *queue; /* newest first */
-	uint32_t in_flight, in_flight_max, submitted;
-	uint32_t fua_writes, flushes, trims, zeros;
-	uint32_t longest_bytes;
-	bool stop, released, down;
-	int down_error, fail_with;
-	pthread_t worker;
-};
-
-uint64_t iswi_engine_size_bytes(const isw_engine *engine)
-{
-	return engine->size_bytes;
-}
-
-uint32_t iswi_engine_request_bytes_max(const isw_engine *engine)
-{
-	return engine->request_bytes_max;
-}
-
-uint32_t iswi_engine_requests_max(const isw_engine *engine)
-{
-	return engine->requests_max;
-}
-
-void iswi_engine_frontend_down(isw_engine *engine, int error)
-{
-	pthread_mutex_lock(&engine->lock);
-	CHECK(!engine->down);
-	engine->down = true;
-	engine->down_error = error;
-	pthread_cond_broadcast(&engine->changed);
-	pthread_mutex_unlock(&engine->lock);
-}
-
-static void finish(isw_engine *engine, struct iswi_req *req)
-{
-	char *place = engine->bytes + req->offset;
-	int error;
-
-	pthread_mutex_lock(&engine->lock);
-	error = engine->fail_with;
-	if (error == 0 && req->op == ISWI_READ)
-		memcpy(req->data, place, req->length);
-	else if (error == 0 && req->op == ISWI_WRITE)
-		memcpy(place, req->data, req->length);
-	else if (error == 0 && (req->op == ISWI_TRIM || req->op == ISWI_ZERO))
-		memset(place, 0, req->length);
-	engine->in_flight--;
-	pthread_cond_broadcast(&engine->changed);
-	pthread_mutex_unlock(&engine->lock);
-	req->done(req, error);
-}
-
-static void count(isw_engine *engine, const struct iswi_req *req)
-{
-	engine->submitted++;
-	engine->in_flight++;
-	engine->in_flight_max = ISWI_MAX(engine->in_flight_max, engine->in_flight);
-	CHECK(engine->in_flight <= engine->requests_max);
-	engine->fua_writes += req->op == ISWI_WRITE && req->flags & ISWI_REQ_FUA;
-	engine->flushes += req->op == ISWI_FLUSH;
-	engine->trims += req->op == ISWI_TRIM;
-	engine->zeros += req->op == ISWI_ZERO;
-	if (req->op == ISWI_READ || req->op == ISWI_WRITE) {
-		engine->longest_bytes = ISWI_MAX(engine->longest_bytes, (uint32_t)req->length);
-		CHECK(req->length <= engine->request_bytes_max);
-		CHECK_EQ((uintptr_t)req->data % ISW_PAGE_BYTES, 0);
-	}
-	CHECK_EQ(req->offset % ISW_PAGE_BYTES, 0);
-	CHECK_EQ(req->length % ISW_PAGE_BYTES, 0);
-	CHECK(req->offset + req->length <= engine->size_bytes);
-}
-
-void iswi_engine_submit(isw_engine *engine, struct iswi_req *req)
-{
-	pthread_mutex_lock(&engine->lock);
-	count(engine, req);
-	if (engine->completion != INLINE) {
-		req->next = engine->queue;
-		engine->queue = req;
-		pthread_cond_broadcast(&engine->changed);
-		req = NULL;
-	}
-	pthread_mutex_unlock(&engine->lock);
-	if (req)
-		finish(engine, req);
-}
-
-void iswi_engine_submit_plugged(isw_engine *engine, struct iswi_req *req, struct iswi_plug *plug)
-{
-	(void)engine;
-	/* Held back for good unless the front end unplugs. */
-	plug->count++;
-	req->next = (void *)plug->first;
-	plug->first = (void *)req;
-}
-
-void iswi_engine_unplug(isw_engine *engine, struct iswi_plug *plug)
-{
-	struct iswi_req *req = (struct iswi_req *)(void *)plug->first;
-
-	*plug = (struct iswi_plug){0};
-	while (req) {
-		struct iswi_req *next = req->next;
-
-		iswi_engine_submit(engine, req);
-		req = next;
-	}
-}
-
-static void *worker(void *arg)
-{
-	isw_engine *engine = arg;
-
-	for (;;) {
-		struct iswi_req *req;
-
-		pthread_mutex_lock(&engine->lock);
-		while (!engine->stop &&
-		       (!engine->queue || (engine->completion == HELD && !engine->released)))
-			pthread_cond_wait(&engine->changed, &engine->lock);
-		req = engine->queue;
-		if (req)
-			engine->queue = req->next;
-		pthread_mutex_unlock(&engine->lock);
-		if (!req)
-			return NULL;
-		finish(engine, req);
-	}
-}
-
-static void engine_start(isw_engine *engine, enum completion completion, uint32_t requests_max)
-{
-	memset(engine, 0, sizeof(*engine));
-	engine->size_bytes = SIZE_BYTES;
-	engine->request_bytes_max = MIB;
-	engine->requests_max = requests_max;
-	engine->completion = completion;
-	engine->bytes = calloc(1, SIZE_BYTES);
-	CHECK(engine->bytes != NULL);
-	pthread_mutex_init(&engine->lock, NULL);
-	pthread_cond_init(&engine->changed, NULL);
-	CHECK_EQ(iswi_thread_start(&engine->worker, "test-engine", worker, engine), 0);
-}
-
-static void engine_stop(isw_engine *engine)
-{
-	pthread_mutex_lock(&engine->lock);
-	CHECK_EQ(engine->in_flight, 0);
-	engine->stop = true;
-	pthread_cond_broadcast(&engine->changed);
-	pthread_mutex_unlock(&engine->lock);
-	pthread_join(engine->worker, NULL);
-	free(engine->bytes);
-}
 
 /* ------------------------------------------------------------------- helpers */
 
@@ -205,13 +32,20 @@ struct fixture {
 	isw_frontend *frontend;
 };
 
+static int mount_at(struct fixture *f, const char *path, struct isw_error *error)
+{
+	const struct isw_frontend_config config = {.path = path};
+
+	return isw_frontend_start(&f->engine, "fuse", &config, &f->frontend, error);
+}
+
 static void start(struct fixture *f, enum completion completion, uint32_t requests_max)
 {
 	struct isw_error error = {0};
 	int err;
 
 	engine_start(&f->engine, completion, requests_max);
-	err = isw_frontend_fuse(&f->engine, f->mountpoint, &f->frontend, &error);
+	err = mount_at(f, f->mountpoint, &error);
 	if (err)
 		fprintf(stderr, "%s\n", error.text);
 	CHECK_EQ(err, 0);
@@ -231,7 +65,7 @@ static bool is_mounted(const struct fixture *f)
 
 static void end(struct fixture *f)
 {
-	f->frontend->ops->destroy(f->frontend);
+	isw_frontend_destroy(f->frontend);
 	CHECK(!is_mounted(f));
 	engine_stop(&f->engine);
 }
@@ -271,17 +105,6 @@ static char *pattern(size_t bytes, size_t misaligned, unsigned int seed)
 	return memory;
 }
 
-/* The engine's side of things, under its lock: a thread checker does not see the kernel's order. */
-static uint64_t counted(isw_engine *engine, const uint32_t *counter)
-{
-	uint64_t value;
-
-	pthread_mutex_lock(&engine->lock);
-	value = *counter;
-	pthread_mutex_unlock(&engine->lock);
-	return value;
-}
-
 static bool holds(isw_engine *engine, off_t offset, const void *data, size_t bytes)
 {
 	bool same;
@@ -290,13 +113,6 @@ static bool holds(isw_engine *engine, off_t offset, const void *data, size_t byt
 	same = memcmp(engine->bytes + offset, data, bytes) == 0;
 	pthread_mutex_unlock(&engine->lock);
 	return same;
-}
-
-static void fail_with(isw_engine *engine, int error)
-{
-	pthread_mutex_lock(&engine->lock);
-	engine->fail_with = error;
-	pthread_mutex_unlock(&engine->lock);
 }
 
 /* -------------------------------------------------------------------- tests */
@@ -373,13 +189,13 @@ static void test_borders(struct fixture *f)
 	CHECK_EQ(pread(fd, data, sizeof(data), SIZE_BYTES - ISW_PAGE_BYTES), ISW_PAGE_BYTES);
 	CHECK_EQ(pwrite(fd, data, sizeof(data), SIZE_BYTES - ISW_PAGE_BYTES), -1);
 	CHECK_EQ(errno, ENOSPC);
-	fail_with(&f->engine, -EIO);
+	engine_fail_with(&f->engine, -EIO);
 	CHECK_EQ(pread(fd, data, sizeof(data), 0), -1);
 	CHECK_EQ(errno, EIO);
 	CHECK_EQ(pwrite(fd, data, sizeof(data), 0), -1);
 	CHECK_EQ(errno, EIO);
 	CHECK_EQ(fsync(fd), -1);
-	fail_with(&f->engine, 0);
+	engine_fail_with(&f->engine, 0);
 	close(fd);
 	end(f);
 }
@@ -522,9 +338,9 @@ static void *destroy(void *arg)
 	struct fixture *f = arg;
 	bool released;
 
-	f->frontend->ops->destroy(f->frontend);
+	isw_frontend_destroy(f->frontend);
 	pthread_mutex_lock(&f->engine.lock);
-	released = f->engine.released;
+	released = f->engine.completion != HELD;
 	pthread_mutex_unlock(&f->engine.lock);
 	return (void *)(intptr_t)released;
 }
@@ -557,10 +373,7 @@ static void test_destroy_with_requests_in_flight(struct fixture *f)
 	wait_submitted(&f->engine, 3);
 	CHECK_EQ(pthread_create(&destroyer, NULL, destroy, f), 0);
 	usleep(50000); /* lets destroy get as far as it can; the checks hold without it */
-	pthread_mutex_lock(&f->engine.lock);
-	f->engine.released = true;
-	pthread_cond_broadcast(&f->engine.changed);
-	pthread_mutex_unlock(&f->engine.lock);
+	engine_complete(&f->engine, REVERSED);
 	pthread_join(destroyer, &result);
 	CHECK_EQ((intptr_t)result, true);
 	for (i = 0; i < 6; i++) {
@@ -608,14 +421,14 @@ static void test_refusals(struct fixture *f)
 
 	engine_start(&f->engine, INLINE, 4);
 	snprintf(path, sizeof(path), "%s/absent", f->mountpoint);
-	err = isw_frontend_fuse(&f->engine, path, &f->frontend, &error);
+	err = mount_at(f, path, &error);
 	if (err == -ENOSYS && strstr(error.text, "libfuse3"))
 		SKIP("needs a build with libfuse3");
 	CHECK_EQ(err, -ENOENT);
 	CHECK(strstr(error.text, path) != NULL);
 	CHECK(f->frontend == NULL);
-	CHECK_EQ(isw_frontend_fuse(&f->engine, "/dev/null", &f->frontend, &error), -ENOTDIR);
-	CHECK_EQ(isw_frontend_fuse(&f->engine, "/dev/null", &f->frontend, NULL), -ENOTDIR);
+	CHECK_EQ(mount_at(f, "/dev/null", &error), -ENOTDIR);
+	CHECK_EQ(mount_at(f, "/dev/null", NULL), -ENOTDIR);
 	CHECK(!f->engine.down);
 	engine_stop(&f->engine);
 }
@@ -640,7 +453,7 @@ static void test_root_without_the_capability_is_told_so(struct fixture *f)
 	less[0].effective &= ~CAP_TO_MASK(CAP_SYS_ADMIN);
 	engine_start(&f->engine, INLINE, 4);
 	set_capabilities(less);
-	CHECK_EQ(isw_frontend_fuse(&f->engine, f->mountpoint, &f->frontend, &error), -EPERM);
+	CHECK_EQ(mount_at(f, f->mountpoint, &error), -EPERM);
 	set_capabilities(had);
 	/* Whole: nobody reads what a library has written to standard error. */
 	CHECK(strstr(error.text, f->mountpoint) != NULL);

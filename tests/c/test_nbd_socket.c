@@ -3,115 +3,11 @@
  * The nbd-socket front end over an engine made for this test: what reaches the engine, how many
  * requests at once, and that the end waits for those in flight.
  */
-#include "engine/request.h"
+#include "frontend_fixture.h"
 #include "nbd_fixture.h"
-#include "util/util.h"
 
-#define SIZE_BYTES   (8u << 20)
-#define REQUEST_MAX  (1u << 20)
+#define REQUEST_MAX  MIB
 #define REQUESTS_MAX 8u
-
-/* Requests wait in `queue` until the worker ends them, which it does not while held_back. */
-struct isw_engine {
-	char *bytes;
-	pthread_t worker;
-	pthread_mutex_t lock;
-	pthread_cond_t changed;
-	struct iswi_req *queue;
-	uint32_t in_flight, most_in_flight;
-	unsigned submitted;
-	bool held_back, stop;
-	unsigned connections_lost;
-	struct iswi_req last; /* as it was submitted */
-	int fail_with;
-};
-
-uint64_t iswi_engine_size_bytes(const isw_engine *engine)
-{
-	(void)engine;
-	return SIZE_BYTES;
-}
-
-uint32_t iswi_engine_request_bytes_max(const isw_engine *engine)
-{
-	(void)engine;
-	return REQUEST_MAX;
-}
-
-uint32_t iswi_engine_requests_max(const isw_engine *engine)
-{
-	(void)engine;
-	return REQUESTS_MAX;
-}
-
-void iswi_engine_frontend_down(isw_engine *engine, int error)
-{
-	(void)engine;
-	(void)error;
-	CHECK(!"the socket does not end by itself");
-}
-
-void iswi_engine_connection_lost(isw_engine *engine)
-{
-	pthread_mutex_lock(&engine->lock);
-	engine->connections_lost++;
-	pthread_mutex_unlock(&engine->lock);
-}
-
-void iswi_engine_submit(isw_engine *engine, struct iswi_req *req)
-{
-	pthread_mutex_lock(&engine->lock);
-	engine->in_flight++;
-	engine->submitted++;
-	engine->most_in_flight = ISWI_MAX(engine->most_in_flight, engine->in_flight);
-	engine->last.op = req->op;
-	engine->last.flags = req->flags;
-	engine->last.offset = req->offset;
-	engine->last.length = req->length;
-	CHECK_EQ((req->offset | req->length) % ISW_PAGE_BYTES, 0);
-	CHECK_EQ((uintptr_t)req->data % ISW_PAGE_BYTES, 0);
-	req->next = engine->queue;
-	engine->queue = req;
-	pthread_cond_broadcast(&engine->changed);
-	pthread_mutex_unlock(&engine->lock);
-}
-
-static void move_bytes(isw_engine *engine, struct iswi_req *req)
-{
-	char *place = engine->bytes + req->offset;
-
-	if (req->op == ISWI_READ)
-		memcpy(req->data, place, req->length);
-	else if (req->op == ISWI_WRITE)
-		memcpy(place, req->data, req->length);
-	else if (req->op != ISWI_FLUSH)
-		memset(place, 0, req->length);
-}
-
-static void *worker(void *opaque)
-{
-	isw_engine *engine = opaque;
-
-	pthread_mutex_lock(&engine->lock);
-	while (!engine->stop) {
-		struct iswi_req *req = engine->queue;
-		int error = engine->fail_with;
-
-		if (req == NULL || engine->held_back) {
-			pthread_cond_wait(&engine->changed, &engine->lock);
-			continue;
-		}
-		engine->queue = req->next;
-		if (error == 0)
-			move_bytes(engine, req);
-		engine->in_flight--;
-		pthread_mutex_unlock(&engine->lock);
-		req->done(req, error);
-		pthread_mutex_lock(&engine->lock);
-	}
-	pthread_mutex_unlock(&engine->lock);
-	return NULL;
-}
 
 struct fixture {
 	struct isw_engine engine;
@@ -119,75 +15,38 @@ struct fixture {
 	char path[64];
 };
 
+static int listen_at(struct fixture *f, const char *path, isw_frontend **frontend_out,
+		     struct isw_error *error)
+{
+	const struct isw_frontend_config config = {.path = path};
+
+	return isw_frontend_start(&f->engine, "nbd-socket", &config, frontend_out, error);
+}
+
 static void set_up(struct fixture *f)
 {
 	struct isw_error error;
 
-	memset(f, 0, sizeof(*f));
-	f->engine.bytes = calloc(1, SIZE_BYTES);
-	CHECK(f->engine.bytes != NULL);
-	pthread_mutex_init(&f->engine.lock, NULL);
-	pthread_cond_init(&f->engine.changed, NULL);
-	CHECK_EQ(iswi_thread_start(&f->engine.worker, "engine", worker, &f->engine), 0);
+	engine_start(&f->engine, REVERSED, REQUESTS_MAX);
 	snprintf(f->path, sizeof(f->path), "nbd-socket-%d.sock", (int)getpid());
-	CHECK_EQ(isw_frontend_nbd_socket(&f->engine, f->path, &f->frontend, &error), 0);
+	CHECK_EQ(listen_at(f, f->path, &f->frontend, &error), 0);
 }
 
 static void tear_down(struct fixture *f)
 {
 	isw_frontend_destroy(f->frontend);
 	CHECK_EQ(access(f->path, F_OK), -1);
-	CHECK_EQ(f->engine.in_flight, 0);
-	pthread_mutex_lock(&f->engine.lock);
-	f->engine.stop = true;
-	pthread_cond_broadcast(&f->engine.changed);
-	pthread_mutex_unlock(&f->engine.lock);
-	pthread_join(f->engine.worker, NULL);
-	pthread_cond_destroy(&f->engine.changed);
-	pthread_mutex_destroy(&f->engine.lock);
-	free(f->engine.bytes);
+	engine_stop(&f->engine);
 }
 
 static void hold_back(struct fixture *f, bool held_back)
 {
-	pthread_mutex_lock(&f->engine.lock);
-	f->engine.held_back = held_back;
-	pthread_cond_broadcast(&f->engine.changed);
-	pthread_mutex_unlock(&f->engine.lock);
-}
-
-static void fail_with(struct fixture *f, int error)
-{
-	pthread_mutex_lock(&f->engine.lock);
-	f->engine.fail_with = error;
-	pthread_mutex_unlock(&f->engine.lock);
+	engine_complete(&f->engine, held_back ? HELD : REVERSED);
 }
 
 static uint32_t in_flight(struct fixture *f)
 {
-	uint32_t count;
-
-	pthread_mutex_lock(&f->engine.lock);
-	count = f->engine.in_flight;
-	pthread_mutex_unlock(&f->engine.lock);
-	return count;
-}
-
-static void forget_submitted(struct fixture *f)
-{
-	pthread_mutex_lock(&f->engine.lock);
-	f->engine.submitted = 0;
-	pthread_mutex_unlock(&f->engine.lock);
-}
-
-static unsigned submitted(struct fixture *f)
-{
-	unsigned count;
-
-	pthread_mutex_lock(&f->engine.lock);
-	count = f->engine.submitted;
-	pthread_mutex_unlock(&f->engine.lock);
-	return count;
+	return counted(&f->engine, &f->engine.in_flight);
 }
 
 static int connected(struct fixture *f)
@@ -261,10 +120,10 @@ static void test_what_reaches_the_engine(struct fixture *f)
 	CHECK_EQ(do_write(fd, SIZE_BYTES, data, 4096), NBD_ENOSPC);
 	CHECK_EQ(do_read(fd, 0, data, REQUEST_MAX + 4096), NBD_EINVAL);
 	check_last(f, ISWI_WRITE, ISWI_REQ_FUA, 0, 4096);
-	fail_with(f, -EIO);
+	engine_fail_with(&f->engine, -EIO);
 	CHECK_EQ(do_read(fd, 0, data, 4096), NBD_EIO);
 	CHECK_EQ(do_write(fd, 0, data, 4096), NBD_EIO);
-	fail_with(f, 0);
+	engine_fail_with(&f->engine, 0);
 	CHECK_EQ(do_read(fd, 0, data, 4096), 0);
 	close(fd);
 	close(other);
@@ -284,7 +143,7 @@ static void test_more_requests_than_buffers(struct fixture *f)
 	hold_back(f, false);
 	for (unsigned i = 0; i < count; i++)
 		CHECK_EQ(hear_reply(fds[i % 2], 1, page, sizeof(page)), 0);
-	CHECK_EQ(f->engine.most_in_flight, REQUESTS_MAX);
+	CHECK_EQ(f->engine.in_flight_max, REQUESTS_MAX);
 	close(fds[0]);
 	close(fds[1]);
 }
@@ -298,13 +157,14 @@ static void test_a_client_that_reads_nothing_keeps_nobody_else_waiting(struct fi
 	const unsigned count = 3 * REQUESTS_MAX;
 	static char data[REQUEST_MAX];
 	char page[ISW_PAGE_BYTES];
+	const uint32_t before = counted(&f->engine, &f->engine.submitted);
 	int deaf = connected(f), other;
 
-	forget_submitted(f);
 	for (unsigned i = 0; i < count; i++)
 		CHECK(say_request(deaf, NBD_CMD_READ, 0, 9, 0, REQUEST_MAX));
 	/* It holds all that it will get. */
-	WAIT_FOR(submitted(f) >= REQUESTS_MAX - 1 && in_flight(f) == 0);
+	WAIT_FOR(counted(&f->engine, &f->engine.submitted) - before >= REQUESTS_MAX - 1 &&
+		 in_flight(f) == 0);
 	other = connected(f);
 	for (unsigned i = 0; i < count; i++) {
 		CHECK_EQ(do_read(other, 0, page, sizeof(page)), 0);
@@ -348,25 +208,44 @@ static void test_bad_paths(struct fixture *f)
 	struct isw_error error;
 	isw_frontend *frontend;
 
-	CHECK_EQ(isw_frontend_nbd_socket(&f->engine, "nowhere/at.sock", &frontend, &error),
-		 -ENOENT);
+	CHECK_EQ(listen_at(f, "nowhere/at.sock", &frontend, &error), -ENOENT);
 	CHECK(strstr(error.text, "nowhere/at.sock") != NULL);
-	CHECK_EQ(isw_frontend_nbd_socket(&f->engine, f->path, &frontend, &error), -EADDRINUSE);
+	CHECK_EQ(listen_at(f, f->path, &frontend, &error), -EADDRINUSE);
 }
 
-static unsigned connections_lost(struct fixture *f)
+static uint32_t connections(isw_frontend *frontend)
 {
-	unsigned lost;
+	struct isw_frontend_info info;
 
-	pthread_mutex_lock(&f->engine.lock);
-	lost = f->engine.connections_lost;
-	pthread_mutex_unlock(&f->engine.lock);
-	return lost;
+	isw_frontend_info(frontend, &info);
+	CHECK_EQ(info.size_bytes, SIZE_BYTES);
+	CHECK_EQ(info.requests_max, REQUESTS_MAX);
+	return info.connections;
+}
+
+/* What a kind of front end lacks is refused, not called. */
+static void test_what_a_kind_lacks(struct fixture *f)
+{
+	const struct isw_frontend_config config = {.path = f->path};
+	char note[ISW_FRONTEND_NOTE_BYTES_MAX];
+	struct isw_error error;
+	isw_frontend *frontend;
+	int32_t fd;
+
+	CHECK_EQ(isw_frontend_start(&f->engine, "no such", &config, &frontend, &error), -EINVAL);
+	CHECK(frontend == NULL && strstr(error.text, "no such") != NULL);
+	CHECK_EQ(isw_frontend_prepare(&f->engine, "nbd-socket", &config, &frontend, &error),
+		 -EINVAL);
+	CHECK_EQ(isw_frontend_handover(f->frontend, &fd, note, &error), -EINVAL);
+	CHECK_EQ(fd, -1);
+	CHECK_EQ(isw_frontend_take_over(f->frontend, 0, &error), -EINVAL);
+	CHECK_EQ(isw_frontend_rings(f->frontend, &fd, 1), 0);
 }
 
 /* The front end for the kernel: sockets in transmission, counted; one that ends is reported. */
 static void test_sockets_that_are_given(struct fixture *f)
 {
+	const struct isw_frontend_config config = {.request_bytes_max = ISW_PAGE_BYTES};
 	char block[ISW_PAGE_BYTES] = {0};
 	struct isw_error error;
 	isw_frontend *frontend;
@@ -376,27 +255,27 @@ static void test_sockets_that_are_given(struct fixture *f)
 	CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, second), 0);
 	bound_waits(first[0]);
 	bound_waits(second[0]);
-	CHECK_EQ(isw_frontend_nbd_serve(f->frontend, first[1], &error), -EINVAL);
-	CHECK_EQ(isw_frontend_nbd(&f->engine, ISW_PAGE_BYTES, &frontend, &error), 0);
-	CHECK_EQ(isw_frontend_nbd_serve(frontend, first[1], &error), 0);
-	CHECK_EQ(isw_frontend_nbd_serve(frontend, second[1], &error), 0);
-	CHECK_EQ(isw_frontend_nbd_serve(frontend, -1, &error), -EBADF);
+	CHECK_EQ(isw_frontend_serve(f->frontend, first[1], &error), -EINVAL);
+	CHECK_EQ(isw_frontend_start(&f->engine, "nbd", &config, &frontend, &error), 0);
+	CHECK_EQ(isw_frontend_serve(frontend, first[1], &error), 0);
+	CHECK_EQ(isw_frontend_serve(frontend, second[1], &error), 0);
+	CHECK_EQ(isw_frontend_serve(frontend, -1, &error), -EBADF);
 	close(first[1]); /* it has one of its own */
 	close(second[1]);
-	CHECK_EQ(isw_frontend_nbd_connections(frontend), 2);
+	CHECK_EQ(connections(frontend), 2);
 	CHECK_EQ(do_write(first[0], 0, block, sizeof(block)), 0);
 	CHECK_EQ(do_read(second[0], 0, block, sizeof(block)), 0);
 	CHECK(say_request(second[0], NBD_CMD_READ, 0, 3, 0, 2 * ISW_PAGE_BYTES));
 	CHECK_EQ(hear_reply(second[0], 3, NULL, 0), NBD_EINVAL);
-	CHECK_EQ(connections_lost(f), 0);
+	CHECK_EQ(counted(&f->engine, &f->engine.connections_lost), 0);
 	/* Reported when it ends, not when the last of its requests has. */
 	hold_back(f, true);
 	CHECK(say_request(first[0], NBD_CMD_READ, 0, 4, 0, ISW_PAGE_BYTES));
 	WAIT_FOR(in_flight(f) == 1);
 	close(first[0]);
-	WAIT_FOR(connections_lost(f) == 1);
+	WAIT_FOR(counted(&f->engine, &f->engine.connections_lost) == 1);
 	CHECK_EQ(in_flight(f), 1);
-	CHECK_EQ(isw_frontend_nbd_connections(frontend), 1);
+	CHECK_EQ(connections(frontend), 1);
 	hold_back(f, false);
 	CHECK_EQ(do_read(second[0], 0, block, sizeof(block)), 0);
 	isw_frontend_destroy(frontend);
@@ -415,6 +294,7 @@ int main(void)
 	test_more_requests_than_buffers(&f);
 	test_a_client_that_reads_nothing_keeps_nobody_else_waiting(&f);
 	test_bad_paths(&f);
+	test_what_a_kind_lacks(&f);
 	test_sockets_that_are_given(&f);
 	test_end_waits_for_the_engine(&f);
 	tear_down(&f);

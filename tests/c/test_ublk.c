@@ -19,13 +19,15 @@
 int main(void)
 {
 	struct isw_error error = {0};
+	const struct isw_frontend_config config = {.identity = 1};
 	isw_frontend *frontend = (isw_frontend *)&error;
-	uint32_t dev_id;
+	const char *missing;
 
-	CHECK_EQ(isw_features() & ISW_FEATURE_UBLK, 0);
+	CHECK_EQ(strcmp(isw_frontend_kind(0, &missing), "ublk"), 0);
+	CHECK(strstr(missing, "liburing-dev") != NULL);
 	CHECK_EQ(isw_ublk_check(&error), -ENOSYS);
 	CHECK(strstr(error.text, "liburing-dev") != NULL);
-	CHECK_EQ(isw_frontend_ublk(NULL, 0, 1, &dev_id, &frontend, &error), -ENOSYS);
+	CHECK_EQ(isw_frontend_start(NULL, "ublk", &config, &frontend, &error), -ENOSYS);
 	CHECK(frontend == NULL);
 	CHECK_EQ(isw_ublk_remove(0, 1, &error), -ENOSYS);
 	return 0;
@@ -184,7 +186,6 @@ static void a_host_without_the_driver_is_told_what_to_do(void)
 	struct isw_error error = {0};
 	int err = isw_ublk_check(&error);
 
-	CHECK(isw_features() & ISW_FEATURE_UBLK);
 	if (access("/dev/ublk-control", F_OK) == 0)
 		return; /* it has it; or nearly */
 	CHECK(err == -ENODEV || err == -EOPNOTSUPP);

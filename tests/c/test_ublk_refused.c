@@ -21,6 +21,7 @@ int main(void)
 #include <sys/utsname.h>
 
 #include "engine/request.h"
+#include "frontend/frontend.h"
 #include "frontend/ublk_control.h"
 
 #define CONTROL_PATH "/dev/ublk-control"
@@ -186,9 +187,9 @@ void iswi_engine_unplug(isw_engine *engine, struct iswi_plug *plug)
 /* Whoever asks whether there can be devices, and who wants one, are told the same. */
 static void told(struct kernel now, int code, const char *words)
 {
+	const struct isw_frontend_config config = {.queues = 1, .identity = 1};
 	struct isw_engine engine;
-	isw_frontend *frontend = (isw_frontend *)&engine;
-	uint32_t dev_id;
+	isw_frontend *frontend = NULL;
 	struct isw_error asked = {0}, tried = {0};
 
 	kernel = now;
@@ -198,7 +199,7 @@ static void told(struct kernel now, int code, const char *words)
 		CHECK_EQ(isw_ublk_check(&asked), code);
 	else
 		CHECK_EQ(isw_ublk_check(&asked), 0);
-	CHECK_EQ(isw_frontend_ublk(&engine, 1, 1, &dev_id, &frontend, &tried), code);
+	CHECK_EQ(iswi_ublk_ops.start(&engine, &config, &frontend, &tried), code);
 	CHECK(frontend == NULL);
 	if (kernel.add == 0)
 		CHECK(strcmp(asked.text, tried.text) == 0);

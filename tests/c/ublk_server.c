@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "engine/request.h"
+#include "frontend/frontend.h"
 #include "frontend/ublk_control.h"
 
 #define WORKERS      3u
@@ -164,22 +165,25 @@ static void say(const char *what, uint32_t number)
 static isw_frontend *serve_new(isw_engine *engine)
 {
 	struct isw_error error = {0};
+	const struct isw_frontend_config config = {.identity = IDENTITY};
+	struct isw_frontend_info info;
 	isw_frontend *frontend;
-	uint32_t device;
-	int err = isw_frontend_ublk(engine, 0, IDENTITY, &device, &frontend, &error);
+	int err = iswi_ublk_ops.start(engine, &config, &frontend, &error);
 
 	if (err != 0)
 		fail("new", err, &error);
-	say("device", device);
+	iswi_ublk_ops.info(frontend, &info);
+	say("device", info.device_id);
 	return frontend;
 }
 
 static isw_frontend *serve_after(isw_engine *engine, uint32_t device)
 {
 	struct isw_error error = {0};
+	const struct isw_frontend_config config = {.identity = IDENTITY, .device_id = device};
 	isw_frontend *frontend;
 	char line[16];
-	int err = isw_frontend_ublk_prepare(engine, device, IDENTITY, &frontend, &error);
+	int err = iswi_ublk_ops.prepare(engine, &config, &frontend, &error);
 
 	if (err != 0)
 		fail("prepare", err, &error);
@@ -187,10 +191,10 @@ static isw_frontend *serve_after(isw_engine *engine, uint32_t device)
 		fail("mlockall", -errno, NULL);
 	say("prepared", device);
 	if (fgets(line, sizeof(line), stdin) == NULL) {
-		isw_frontend_destroy(frontend); /* not needed: the device stays */
+		iswi_ublk_ops.destroy(frontend); /* not needed: the device stays */
 		exit(0);
 	}
-	err = isw_frontend_ublk_take_over(frontend, 60000, &error);
+	err = iswi_ublk_ops.take_over(frontend, 60000, &error);
 	if (err != 0)
 		fail("take over", err, &error);
 	say("serving", device);
@@ -292,7 +296,7 @@ int main(int argc, char **argv)
 	frontend = argc == 4 ? serve_new(engine)
 			     : serve_after(engine, (uint32_t)strtoul(argv[4], NULL, 10));
 	sigwait(&ends, &got);
-	isw_frontend_destroy(frontend);
+	iswi_ublk_ops.destroy(frontend);
 	say(atomic_load(&engine->down) ? "down" : "removed", 0);
 	return 0;
 }

@@ -12,8 +12,8 @@ import pytest
 
 from infiniswap import logs
 from infiniswap.device import __main__ as process
-from infiniswap.device.succession.hand_over import HopelessError
 from infiniswap.device.succession.holder import Holder
+from infiniswap.device.succession.standby import HopelessError
 from infiniswap.errors import SystemCallError
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from infiniswap.device.succession.hand_over import HopelessError, prepare
+from infiniswap.device.succession.standby import HopelessError, prepare_front_end
 from infiniswap.errors import EngineError, InfiniswapError, NotFoundError
 
 GONE = NotFoundError("there is no device of an earlier process")
@@ -27,18 +27,18 @@ def attachment(*failures: InfiniswapError) -> Any:
 
 def test_what_is_gone_for_good_is_hopeless() -> None:
     with pytest.raises(HopelessError, match="no device of an earlier process"):
-        prepare(attachment(GONE, GONE), cast(Any, None), b"", look_again_s=0.0)
+        prepare_front_end(attachment(GONE, GONE), cast(Any, None), b"", look_again_s=0.0)
 
 
 def test_what_was_not_seen_for_a_moment_is_not_gone() -> None:
     one = attachment(GONE)
-    assert prepare(one, cast(Any, None), b"", look_again_s=0.0) is one
+    assert prepare_front_end(one, cast(Any, None), b"", look_again_s=0.0) is one
     assert not one.left
 
 
 def test_what_this_process_cannot_do_another_one_may() -> None:
     with pytest.raises(EngineError, match="other code"):
-        prepare(
+        prepare_front_end(
             attachment(GONE, EngineError("other code", code=1)),
             cast(Any, None),
             b"",

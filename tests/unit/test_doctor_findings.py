@@ -6,7 +6,7 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ from infiniswap.cli.status import DonorRow
 from infiniswap.config import Config
 from infiniswap.control import messages as m
 from infiniswap.device.cleanup import leftovers
+from infiniswap.device.frontends import Places, fuse, ublk
 from infiniswap.errors import BackupError, NoDonorError, SystemCallError, UnavailableError
-from infiniswap.system.loop import LoopDevice
 from infiniswap.system.swap import SwapArea
 from infiniswap.system.wakeup import CpuLatencyRequest
 from infiniswap.units import GIB, HostPort
@@ -258,9 +258,18 @@ def test_strict_accounting_without_room(
     assert found.state == state
 
 
+def places(host: Host) -> Places:
+    return Places(host.proc, host.sys, host.root / "dev", host.root / "links")
+
+
+def ublk_devices(host: Host, check: Callable[[], None] = lambda: None) -> Iterator[Finding]:
+    for found in ublk.examine(places(host), check):
+        yield host_findings.finding_of(ublk.FRONT_END, found)
+
+
 def test_ublk_needs_io_uring(host: Host) -> None:
     host.write("proc/sys/kernel/io_uring_disabled", "2")
-    found = one(host_findings.ublk_devices(check=lambda: None, sys=host.sys, proc=host.proc))
+    found = one(ublk_devices(host))
     assert found.state == WARN
     assert "io_uring_disabled=0" in found.mend
 
@@ -269,7 +278,7 @@ def test_without_ublk_there_are_other_front_ends(host: Host) -> None:
     def refused() -> None:
         raise UnavailableError("there is no /dev/ublk-control", mend="modprobe ublk_drv")
 
-    found = one(host_findings.ublk_devices(check=refused, sys=host.sys, proc=host.proc))
+    found = one(ublk_devices(host, refused))
     assert found.state == WARN
     assert "nbd or fuse" in found.what
     assert "modprobe ublk_drv" in found.mend
@@ -279,7 +288,7 @@ def test_the_limit_of_ublk_devices(host: Host) -> None:
     host.write("sys/module/ublk_drv/parameters/ublks_max", "2\n")
     for number, state in ((0, OK), (1, WARN)):
         host.write(f"sys/class/ublk-char/ublkc{number}/dev", "")
-        found = one(host_findings.ublk_devices(check=lambda: None, sys=host.sys, proc=host.proc))
+        found = one(ublk_devices(host))
         assert found.state == state
 
 
@@ -292,11 +301,11 @@ def test_open_files_against_connections(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_front_ends_that_are_missing(host: Host) -> None:
-    found = {f.name: one([f]) for f in host_findings.front_ends(root=host.root)}
+    found = {f.name: one([f]) for f in host_findings.front_ends(places(host))}
     assert found["fuse"].state == found["loop"].state == MISSING
     assert found["nbd"].state in (OK, WARN)  # this kernel's own
     host.write("dev/fuse", "")
-    assert one(host_findings.front_ends(root=host.root), "fuse").state == OK
+    assert one(host_findings.front_ends(places(host)), "fuse").state == OK
 
 
 @pytest.mark.parametrize(("effective", "state"), [(0, WARN), (0x1FFFFFFFFFF, OK)])
@@ -420,10 +429,8 @@ def test_devices_that_serve_stop_or_say_nothing(monkeypatch: pytest.MonkeyPatch)
 
 def left(host: Host, monkeypatch: pytest.MonkeyPatch) -> list[leftovers.Leftover]:
     monkeypatch.setattr(leftovers, "abandoned_cgroups", tuple)
-    links = host.root / "links"
-    links.mkdir(exist_ok=True)
-    found = leftovers.find(host.root / "run", proc=host.proc, sys=host.sys, link_dir=links)
-    return list(found)
+    (host.root / "links").mkdir(exist_ok=True)
+    return list(leftovers.find(host.root / "run", places(host)))
 
 
 def test_a_dead_device_is_told_once(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,9 +469,7 @@ def test_an_nbd_device_that_no_process_serves(host: Host, monkeypatch: pytest.Mo
     assert found.what == "/dev/nbd1: an nbd device of d2, which no process serves"
     assert found.mend == "nbd-client -d /dev/nbd1; swapoff /dev/nbd1"
     area = SwapArea("/dev/nbd1", "partition", 1 << 20, 0, 5)
-    (owner,) = leftovers.devices_of_areas(
-        [area], host.root / "elsewhere", sys=host.sys, link_dir=host.root / "links"
-    ).values()
+    (owner,) = leftovers.owners_of_areas([area], host.root / "elsewhere", places(host)).values()
     assert owner == leftovers.Owner("d2", False, "infiniswap device remove d2")
 
 
@@ -472,13 +477,11 @@ def test_an_unmounted_device_is_known_by_its_link(host: Host) -> None:
     links = host.root / "links"
     links.mkdir()
     (links / "d1").symlink_to("/dev/loop7")
-    device = LoopDevice(7, "/disk", False, False, False)
-    owner = leftovers.owner_of(device, host.root / "run", links)
-    assert owner == leftovers.Owner("d1", False, "infiniswap device remove d1")
-    assert (
-        leftovers.owner_of(LoopDevice(6, "/disk", False, False, False), host.root / "run", links)
-        is None
-    )
+    for number in (6, 7):
+        host.write(f"sys/block/loop{number}/loop/backing_file", "/disk")
+    found = list(fuse.owners(host.root / "run", places(host)))
+    owner = leftovers.Owner("d1", False, "infiniswap device remove d1")
+    assert found == [(Path("/dev/loop7"), owner)]
 
 
 def test_a_killed_demo_is_found_and_a_running_one_is_not(host: Host) -> None:

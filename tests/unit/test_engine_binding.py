@@ -22,11 +22,13 @@ from hypothesis import strategies as st
 
 import infiniswap
 from infiniswap.control.messages import RdmaEnd, RdmaKey
+from infiniswap.device.frontends import FRONT_ENDS
 from infiniswap.engine import build_cdef
 from infiniswap.engine.protocol import (
     EngineConfig,
     Event,
     EventKind,
+    FrontendConfig,
     RemoteConfig,
     SlabInfo,
     SlabState,
@@ -86,7 +88,8 @@ def sim(stepped: Any) -> Iterator[SimEngine]:
 
 def test_library_and_package_are_of_one_version(native: Any) -> None:
     assert native.library_version() == infiniswap.__version__
-    assert native.library_features() <= {"fuse", "uring", "ublk", "rdma"}
+    features = native.library_features()
+    assert {"nbd", "nbd-socket"} <= features <= {*FRONT_ENDS, "uring", "rdma"}
 
 
 def test_enums_and_records_match_the_header(project_root: Path) -> None:
@@ -344,7 +347,7 @@ def _backup_path(native: Any, config: EngineConfig, root: Path) -> Iterator[Path
 
 def test_the_engine_closes_its_front_ends_first(engine: NativeEngine, tmp_path: Path) -> None:
     path = tmp_path / "s"
-    frontend = engine.frontend_nbd_socket(str(path))
+    frontend = engine.frontend("nbd-socket", FrontendConfig(path=str(path)))
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(60)
         client.connect(str(path))
@@ -357,7 +360,7 @@ def test_the_engine_closes_its_front_ends_first(engine: NativeEngine, tmp_path: 
 
 def test_a_front_end_can_be_closed_before_the_engine(engine: NativeEngine, tmp_path: Path) -> None:
     for _ in range(2):
-        frontend = engine.frontend_nbd_socket(str(tmp_path / "s"))
+        frontend = engine.frontend("nbd-socket", FrontendConfig(path=str(tmp_path / "s")))
         frontend.close()
         frontend.close()
 
@@ -366,7 +369,7 @@ def test_a_forgotten_engine_warns_and_closes_its_front_ends(native: Any, tmp_pat
     path = tmp_path / "s"
 
     def forget() -> None:
-        native.NativeEngine(NO_BACKUP, None).frontend_nbd_socket(str(path))
+        native.NativeEngine(NO_BACKUP, None).frontend("nbd-socket", FrontendConfig(path=str(path)))
         gc.collect()
 
     with pytest.warns(ResourceWarning, match="NativeEngine"):

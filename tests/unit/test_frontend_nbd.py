@@ -16,7 +16,7 @@ from infiniswap.device import frontends
 from infiniswap.device.frontends import nbd as front
 from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.engine.native import NativeEngine
-from infiniswap.engine.protocol import EngineConfig, EventKind
+from infiniswap.engine.protocol import EngineConfig, EventKind, FrontendConfig, FrontendInfo
 from infiniswap.errors import EngineError, NotFoundError, UnavailableError
 from infiniswap.system import nbd
 from infiniswap.system.nbd import NbdDevice
@@ -51,8 +51,8 @@ def test_a_device_is_known_by_its_run_directory(tmp_path: Path) -> None:
 class Frontend:
     """The engine's side, which nobody asks for anything."""
 
-    requests_max = 8
-    size_bytes = MIB
+    def info(self) -> FrontendInfo:
+        return FrontendInfo(size_bytes=MIB, requests_max=8)
 
     def serve(self, descriptor: int) -> None:
         pass
@@ -62,7 +62,7 @@ class Frontend:
 
 
 class Engine:
-    def frontend_nbd(self, request_bytes_max: int) -> Frontend:
+    def frontend(self, kind: str, config: FrontendConfig) -> Frontend:
         return Frontend()
 
 
@@ -93,7 +93,7 @@ def test_a_kernel_without_nbd_is_told_of(paths: DevicePaths) -> None:
     with pytest.raises(UnavailableError, match=r"modprobe nbd .*--frontend fuse"):
         front.check()
     assert front.find_left(paths) == ()
-    front.clear_leftovers(paths)
+    front.clear(paths)
     assert front.give_up(paths) == ()
 
 
@@ -130,13 +130,13 @@ def test_what_cannot_be_attached_leaves_nothing(paths: DevicePaths, tmp_path: Pa
 @pytest.mark.requires_native
 def test_sockets_are_served_and_a_lost_one_is_reported(tmp_path: Path) -> None:
     with NativeEngine(CONFIG, str(tmp_path / "backup")) as engine:
-        frontend = engine.frontend_nbd(4096)
-        assert (frontend.size_bytes, frontend.requests_max) == (MIB, 8)
+        frontend = engine.frontend("nbd", FrontendConfig(request_bytes_max=4096))
+        assert frontend.info() == FrontendInfo(MIB, 8)
         ours, theirs = socket.socketpair()
         with ours, theirs:
             frontend.serve(theirs.fileno())
             theirs.close()
-            assert frontend.connections() == 1
+            assert frontend.info().connections == 1
             ours.settimeout(60)
             request = b"\x25\x60\x95\x13" + bytes(4) + b"cookie.." + bytes(8)
             ours.sendall(request + (4096).to_bytes(4, "big"))
@@ -148,7 +148,7 @@ def test_sockets_are_served_and_a_lost_one_is_reported(tmp_path: Path) -> None:
         poll.register(engine.eventfd, select.POLLIN)
         assert poll.poll(60_000)
         assert [event.kind for event in engine.events()] == [EventKind.CONNECTION_LOST]
-        assert frontend.connections() == 0
+        assert frontend.info().connections == 0
         with pytest.raises(EngineError, match="socket cannot be served"):
             frontend.serve(9999)
         frontend.close()

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from infiniswap.device.frontends import choice
+from infiniswap.config import DeviceConfig
+from infiniswap.device.frontends import FRONT_ENDS, choice
 from infiniswap.device.frontends import ublk as frontend
 from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.errors import UnavailableError
@@ -93,5 +95,13 @@ def test_with_none_the_last_one_says_what_is_missing() -> None:
         choice.best({name: lambda name=name: refused(name) for name in ("ublk", "nbd", "fuse")})
 
 
-def test_the_order_is_ublk_nbd_fuse() -> None:
-    assert list(choice.CHECKS) == ["ublk", "nbd", "fuse"]
+def test_the_table_has_the_names_of_the_configuration_and_of_the_documents(
+    project_root: Path,
+) -> None:
+    (key,) = (one for one in dataclasses.fields(DeviceConfig) if one.name == "frontend")
+    assert key.metadata["choices"] == ("auto", *FRONT_ENDS)
+    assert [name for name, one in FRONT_ENDS.items() if one.is_block_device] == [
+        "ublk", "nbd", "fuse",
+    ]  # fmt: skip
+    text = (project_root / "docs/frontends.md").read_text()
+    assert all(f"\n| `{name}` |" in text for name in FRONT_ENDS)

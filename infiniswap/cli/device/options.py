@@ -11,6 +11,7 @@ import msgspec
 
 from infiniswap import config as configuration
 from infiniswap.cli.common.parser import add_shared
+from infiniswap.device.frontends import FRONT_ENDS
 from infiniswap.device.spec import contents, rundir
 from infiniswap.device.spec.spec import (
     DeviceSpec,
@@ -32,7 +33,7 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "--donors", "--secret-file")
     parser.add_argument(
         "--frontend",
-        choices=("auto", "ublk", "nbd", "fuse", "nbd-socket"),
+        choices=("auto", *FRONT_ENDS),
         help="how the kernel sees the device (default auto: the first that works)",
     )
     parser.add_argument(

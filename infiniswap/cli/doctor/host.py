@@ -6,16 +6,15 @@ from __future__ import annotations
 import os
 import platform
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from infiniswap.cli.doctor.finding import Finding, degraded, good, missing
 from infiniswap.config import Config
-from infiniswap.device.frontends import nbd
-from infiniswap.errors import InfiniswapError
+from infiniswap.device.frontends import FRONT_ENDS, Places
+from infiniswap.device.frontends.base import Condition, FrontEnd
 from infiniswap.rights import has, lacking, way_to
-from infiniswap.system import ublk
 from infiniswap.system.files import PROC, SYS, read_text, try_read_text
 from infiniswap.system.memory import host_memory, machine_memory, memory_hierarchy, parse_meminfo
 from infiniswap.system.wakeup import HALTPOLL, CpuLatencyRequest, IdleHost, idle_host
@@ -70,76 +69,29 @@ def library() -> Iterator[Finding]:
         return
     built = library_features()
     yield good("library", "the C library is built")
-    for name, package, needed in (
-        ("fuse", "libfuse3-dev", True),
-        ("ublk", "liburing-dev linux-libc-dev", False),
-    ):
+    for name, front_end in FRONT_ENDS.items():
         if name not in built:
-            finding = missing if needed else degraded
+            finding = missing if front_end.is_needed else degraded
             yield finding(
                 f"build-{name}",
                 f"this build has no {name}",
-                f"apt install {package}; then install Infiniswap again",
+                f"apt install {front_end.packages}; then install Infiniswap again",
             )
 
 
-def front_ends(*, root: Path = Path("/")) -> Iterator[Finding]:
-    """What block devices can be made with."""
-    for name, path in (("fuse", "dev/fuse"), ("loop", "dev/loop-control")):
-        if (root / path).exists():
-            yield good(name, f"/{path} is there")
-        else:
-            yield missing(
-                name,
-                f"/{path} is missing",
-                f"modprobe {name} (in a container: pass the device in, --device /{path})",
-            )
-    yield _nbd()
+def front_ends(places: Places | None = None) -> Iterator[Finding]:
+    """What block devices can be made with. Loads no module: that is for a start."""
+    for front_end in FRONT_ENDS.values():
+        for found in front_end.examine(places or Places()):
+            yield finding_of(front_end, found)
 
 
-def ublk_devices(
-    *, check: Callable[[], None] | None = None, sys: Path = SYS, proc: Path = PROC
-) -> Iterator[Finding]:
-    """The best front end; without it there are others. Loads no module: that is for a start."""
-    from infiniswap.engine.native_ublk import ublk_check
-
-    state = number(proc / "sys/kernel/io_uring_disabled") or 0
-    if state != 0:
-        yield degraded(
-            "ublk",
-            f"io_uring is restricted here (kernel.io_uring_disabled = {state}), and ublk "
-            "devices need it: devices get the front end nbd or fuse",
-            "sysctl -w kernel.io_uring_disabled=0",
-        )
-        return
-    try:
-        (check or ublk_check)()
-    except InfiniswapError as error:
-        yield degraded(
-            "ublk",
-            f"no ublk devices: {error.what}; devices get the front end nbd or fuse",
-            error.mend,
-        )
-        return
-    used, limit = len(ublk.numbers(sys=sys)), ublk.limit(sys=sys)
-    text = f"there are ublk devices ({used} now)"
-    if limit is not None and used >= limit:
-        yield degraded(
-            "ublk",
-            f"{text}, the most that the driver allows",
-            f"echo {used + 16} > /sys/{ublk.LIMIT}",
-        )
-    else:
-        yield good("ublk", text)
-
-
-def _nbd() -> Finding:
-    """Not missing when it is not there: fuse takes its place."""
-    try:
-        nbd.check()
-    except InfiniswapError as error:
-        return degraded("nbd", f"no front end nbd: {error.what}", error.mend)
-    return good("nbd", "the kernel's nbd driver can be used")
+def finding_of(front_end: FrontEnd, found: Condition) -> Finding:
+    """What a front end asks of the host, as a finding."""
+    if not found.mend:
+        return good(found.name, found.what)
+    finding = missing if front_end.is_needed else degraded
+    return finding(found.name, found.what, found.mend)
 
 
 def memory_cgroup(*, proc: Path = PROC) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from infiniswap.cli.doctor.finding import Finding, degraded, good, missing
 from infiniswap.cli.doctor.host import number
 from infiniswap.config import Config
 from infiniswap.device.cleanup import leftovers
+from infiniswap.device.frontends import Places
 from infiniswap.errors import UnavailableError
 from infiniswap.system.files import PROC, SYS, try_read_text
 from infiniswap.system.memory import memory_hierarchy
@@ -89,7 +90,7 @@ def _zswap(sys: Path) -> Iterator[Finding]:
 def areas(config: Config, *, proc: Path = PROC, sys: Path = SYS) -> Iterator[Finding]:
     """Active swap areas, against the priority that a device would get."""
     found = active_areas(proc=proc)
-    ours = leftovers.devices_of_areas(found, config.device.run_dir, sys=sys)
+    ours = leftovers.owners_of_areas(found, config.device.run_dir, Places(sys=sys))
     if not set(found) - set(ours):
         yield good("swap", "no other swap area is active")
     for area in found:

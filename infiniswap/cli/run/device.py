@@ -15,7 +15,7 @@ from infiniswap.cli.device.options import backup_path, make_spec, prepare_backup
 from infiniswap.cli.run import inherit
 from infiniswap.cli.run.live_line import say
 from infiniswap.cli.run.request import EndingSignal, Request
-from infiniswap.device.cleanup import lost
+from infiniswap.device.cleanup import leftovers, lost
 from infiniswap.device.control import client, launch, member_client
 from infiniswap.device.jobs import beside, usage
 from infiniswap.device.process import runs
@@ -117,7 +117,7 @@ def _start_device(
         ready = launch.start(spec, paths)
     except DeadlineError:
         with contextlib.suppress(ConflictError):
-            lost.clear(paths, spec)
+            leftovers.clear(paths, spec)
         raise
     except client.DeviceError as error:
         if error.exit_code == ConflictError.exit_code and rundir.is_running(paths):
@@ -229,7 +229,7 @@ def _say_what_remains(paths: rundir.DevicePaths, error: InfiniswapError) -> None
 def clear_lost(paths: rundir.DevicePaths) -> None:
     """Cleans up behind a device whose process has died; says what could not be removed."""
     try:
-        lost.clear(paths)
+        leftovers.clear(paths)
     except ConflictError as error:
         if not rundir.is_running(paths):  # else another run is doing it
             say(f"not everything could be cleaned up: {error}")

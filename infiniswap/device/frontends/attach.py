@@ -17,7 +17,8 @@ from pathlib import Path
 
 from infiniswap.control.text import clean_text
 from infiniswap.device import frontends
-from infiniswap.device.frontends import Choice, KernelDevice
+from infiniswap.device.frontends.base import KernelDevice
+from infiniswap.device.frontends.choice import Choice
 from infiniswap.device.spec.rundir import LINK_DIR, DevicePaths, remove_link
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.engine.protocol import Engine
@@ -48,7 +49,7 @@ class Attachment:
     warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.kernel = frontends.kernel_device(self.choice.frontend, self.paths)
+        self.kernel = frontends.FRONT_ENDS[self.choice.frontend].make(self.paths)
 
     @property
     def path(self) -> str:
@@ -69,14 +70,14 @@ class Attachment:
             self.detach_device()
             raise
 
-    def adopt_device(self, descriptors: Mapping[str, int]) -> None:
+    def take_over_device(self, descriptors: Mapping[str, int]) -> None:
         """Takes over what a predecessor has attached, as it is.
 
         Raises:
             NotFoundError: nothing is left of it.
             InfiniswapError: the step that failed; everything stays for another try.
         """
-        self.kernel.adopt(descriptors)
+        self.kernel.take_over(descriptors)
         device = self.kernel.block_device
         if device is None:
             return

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every front end is to the rest of the package."""
+"""What every front end is to the rest of the package: an entry of the table FRONT_ENDS, and a
+KernelDevice for each device that uses it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
+from infiniswap.device.spec.rundir import LINK_DIR, DevicePaths, is_running
 from infiniswap.engine.protocol import Engine
+from infiniswap.errors import NotPermittedError, UnavailableError
+from infiniswap.system.files import PROC, SYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +29,24 @@ class Handover:
     note: bytes = b""
 
 
-class KernelDevice(Protocol):
-    """One device's connection to the kernel. All methods block; none runs on the event loop."""
+class KernelDevice(ABC):
+    """One device's connection to the kernel. All methods block; none runs on the event loop.
+
+    What is not abstract is what a front end does whose device nothing can harm, and which leaves
+    its successor nothing.
+    """
 
     @property
     def block_device(self) -> Path | None:
         """The node in /dev; None while there is none, and always for nbd-socket."""
+        return None
 
     @property
+    @abstractmethod
     def path(self) -> str:
         """What users see: the block device, or the socket of nbd-socket."""
 
+    @abstractmethod
     def attach(self, engine: Engine) -> None:
         """Makes the block device.
 
@@ -50,10 +62,12 @@ class KernelDevice(Protocol):
         Raises:
             InfiniswapError: not now; to be tried again.
         """
+        return
 
     def is_ours(self) -> bool:
         """Whether `block_device` is still the one that this process serves: nobody has detached it,
         so that its number is free for others. Reads /sys alone, and is called often."""
+        return True
 
     def attach_again(self) -> None:
         """After `is_ours` has said no: another block device over what still serves.
@@ -61,24 +75,28 @@ class KernelDevice(Protocol):
         Raises:
             InfiniswapError: not now, or never with this front end.
         """
+        raise UnavailableError(f"{self.path} cannot be attached again")
 
     def is_left(self) -> bool:
-        """After FRONTEND_DOWN: whether the kernel has the device still, so that a successor could
+        """After FRONTEND_DOWN: whether the kernel still has the device, so that a successor could
         take it over though this process can serve it no longer.
 
         Raises:
             InfiniswapError: the kernel did not say.
         """
+        return False
 
     def handover(self) -> Handover:
-        """What a successor needs of this process. Asked once, after `attach` or `adopt`.
+        """What a successor needs of this process. Asked once, after `attach` or `take_over`.
 
         Raises:
             UnavailableError: nobody could take over on this host, and why.
         """
+        return Handover()
 
+    @abstractmethod
     def prepare(self, engine: Engine, note: bytes) -> None:
-        """In a standby, while its predecessor serves: makes what `adopt` would need memory for.
+        """In a standby, while its predecessor serves: makes what `take_over` would need memory for.
 
         Args:
             engine: a standby, too.
@@ -88,8 +106,9 @@ class KernelDevice(Protocol):
             InfiniswapError: this process could never take over.
         """
 
-    def adopt(self, descriptors: Mapping[str, int]) -> None:
-        """In a successor, after `prepare`: takes over what its predecessor left attached.
+    @abstractmethod
+    def take_over(self, descriptors: Mapping[str, int]) -> None:
+        """In a successor, after `prepare`: serves what its predecessor left attached.
 
         Opens and reads as little as it can: what lies on this device cannot be read yet. Nothing
         is detached when it fails, as another successor may fare better. The engine serves already.
@@ -105,10 +124,113 @@ class KernelDevice(Protocol):
     def rings(self) -> tuple[int, ...]:
         """Descriptors of io_urings by which the kernel hands requests to this process: they must
         not end with it. Asked after `attach` or `prepare`."""
+        return ()
 
+    @abstractmethod
     def detach(self) -> None:
         """Takes the block device away, then what is below it. Idempotent.
 
         Raises:
             ConflictError: the block device is in use; it and everything below it stays.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a host's devices are looked for; tests have other places."""
+
+    proc: Path = PROC
+    sys: Path = SYS
+    dev: Path = Path("/dev")
+    links: Path = LINK_DIR
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What a front end asks of a host, for `infiniswap doctor`.
+
+    Attributes:
+        name: of the finding.
+        what: how it is.
+        mend: the command that supplies it; empty: it is there.
+    """
+
+    name: str
+    what: str
+    mend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Something that no process serves; `mend` is the command that takes it away."""
+
+    what: str
+    mend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The device behind a block device; `mend` takes away what is left of a dead one."""
+
+    name: str
+    alive: bool
+    mend: str
+
+
+def owner_of(run: Path, run_dir: Path, by_hand: str) -> Owner:
+    """The owner with that run directory.
+
+    Args:
+        run: of the device.
+        run_dir: the configured directory of run directories.
+        by_hand: what takes it away when `run` is not in there.
+    """
+    ours = os.path.realpath(run.parent) == os.path.realpath(run_dir)
+    return Owner(
+        run.name, is_served(run), f"infiniswap device remove {run.name}" if ours else by_hand
+    )
+
+
+def is_served(run: Path) -> bool:
+    """Whether a process serves the device of that run directory."""
+    try:
+        return is_running(DevicePaths(run.name, run, run))
+    except NotPermittedError:
+        return True  # somebody's, at any rate
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEnd:
+    """A way to make a block device of a device's bytes. Docs: its chapter of docs/frontends.md.
+
+    Attributes:
+        name: in the configuration, and of the C library's front end.
+        check: raises UnavailableError, NotPermittedError: what this host lacks, and how to mend it.
+            May load a module of the kernel.
+        make: the connection to the kernel of the device with these paths, not attached yet.
+        clear: takes away what a killed process of the device left attached. ConflictError: it is
+            still in use (as swap space whose contents are gone, or mounted): only the user can end
+            that.
+        give_up: lets everything fail that waits for a process of the device, as nobody will come;
+            returns the block devices that can now be taken out of use.
+        examine: what doctor says of this host; loads no module.
+        owners: the block devices of any infiniswap device. Takes the directory of run directories.
+        leftovers: what no process serves, except of the devices with these names.
+        is_needed: no job can be run without it; else another one takes its place.
+        is_block_device: else nothing can swap on it, and it needs no rights.
+        packages: what a build without it lacks (Debian); empty: every build has it.
+        warning: told when the device is swap space for programs without a memory limit.
+    """
+
+    name: str
+    check: Callable[[], None]
+    make: Callable[[DevicePaths], KernelDevice]
+    clear: Callable[[DevicePaths], None]
+    give_up: Callable[[DevicePaths], tuple[Path, ...]] = lambda _paths: ()
+    examine: Callable[[Places], Iterator[Condition]] = lambda _places: iter(())
+    owners: Callable[[Path, Places], Iterator[tuple[Path, Owner]]] = lambda *_: iter(())
+    leftovers: Callable[[Path, Collection[str], Places], Iterator[Leftover]] = lambda *_: iter(())
+    is_needed: bool = False
+    is_block_device: bool = True
+    packages: str = ""
+    warning: str = ""

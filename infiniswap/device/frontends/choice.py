@@ -5,17 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
 
 from infiniswap import rights
-from infiniswap.device.frontends import fuse, nbd, nbd_socket, ublk
-from infiniswap.device.frontends.base import KernelDevice
-from infiniswap.device.frontends.fuse import FuseLoop
-from infiniswap.device.frontends.nbd import NbdKernel
-from infiniswap.device.frontends.nbd_socket import NbdSocket
-from infiniswap.device.frontends.ublk import UblkKernel
-from infiniswap.device.spec.rundir import DevicePaths, remove_link
+from infiniswap.device.frontends.table import FRONT_ENDS
 from infiniswap.errors import InfiniswapError, NotPermittedError, UsageError
 
 
@@ -30,35 +22,37 @@ class Choice:
 def choose(asked: str, swap_wanted: bool) -> Choice:
     """The front end to use on this host.
 
+    Args:
+        asked: a name of FRONT_ENDS, or "auto".
+        swap_wanted: whether the device is to be swap space.
+
     Raises:
         UnavailableError: none works, or the one asked for does not.
-        UsageError: nbd-socket with swap.
+        UsageError: swap on a front end that makes no block device.
         NotPermittedError: not root.
     """
-    if asked == "nbd-socket":
+    wanted = FRONT_ENDS.get(asked)
+    if wanted is not None and not wanted.is_block_device:
         if swap_wanted:
             raise UsageError(
-                "the nbd-socket front end is no block device, so nothing can swap on it",
-                mend="Leave --swap out, or use --frontend fuse.",
+                f"the {asked} front end is no block device, so nothing can swap on it",
+                mend="Leave --swap out, or use --frontend auto.",
             )
-        return Choice("nbd-socket", "asked for")
-    if lacking := rights.lacking("CAP_SYS_ADMIN"):
-        other = "" if swap_wanted else ", or use --frontend nbd-socket: a device without the kernel"
-        raise NotPermittedError(
-            f"a block device needs {lacking}", mend=f"{rights.way_to(lacking)}{other}."
-        )
-    if asked in CHECKS:
-        CHECKS[asked]()
         return Choice(asked, "asked for")
-    return best(CHECKS)
+    if lacking := rights.lacking("CAP_SYS_ADMIN"):
+        raise NotPermittedError(
+            f"a block device needs {lacking}",
+            mend=f"{rights.way_to(lacking)}{'' if swap_wanted else _without_rights()}.",
+        )
+    if wanted is not None:
+        wanted.check()
+        return Choice(asked, "asked for")
+    return best({name: one.check for name, one in FRONT_ENDS.items() if one.is_block_device})
 
 
-CHECKS: Final[Mapping[str, Callable[[], None]]] = {
-    "ublk": ublk.check,
-    "nbd": nbd.check,
-    "fuse": fuse.check,
-}
-"""Those of the kernel, the best first: ublk is fastest, fuse promises least under pressure."""
+def _without_rights() -> str:
+    name = next(name for name, one in FRONT_ENDS.items() if not one.is_block_device)
+    return f", or use --frontend {name}: a device without the kernel"
 
 
 def best(checks: Mapping[str, Callable[[], None]]) -> Choice:
@@ -81,35 +75,3 @@ def best(checks: Mapping[str, Callable[[], None]]) -> Choice:
             return Choice(name, "; ".join(lacks) or "the fastest, and the kernel has it")
     checks[last]()
     return Choice(last, "; ".join(lacks))
-
-
-def kernel_device(frontend: str, paths: DevicePaths) -> KernelDevice:
-    """The front end of that name, not attached yet."""
-    match frontend:
-        case "nbd-socket":
-            return NbdSocket(paths)
-        case "ublk":
-            return UblkKernel(paths)
-        case "nbd":
-            return NbdKernel(paths)
-        case _:
-            return FuseLoop(paths)
-
-
-def clear_leftovers(paths: DevicePaths) -> None:
-    """Takes away what a killed process of this device left attached, with whatever front end.
-
-    Raises:
-        ConflictError: it is still in use: only the user can end that.
-    """
-    nbd_socket.clear_leftovers(paths)
-    ublk.clear_leftovers(paths)
-    nbd.clear_leftovers(paths)
-    fuse.clear_leftovers(paths)
-    remove_link(paths.name)
-
-
-def give_up(paths: DevicePaths) -> tuple[Path, ...]:
-    """The block devices that a killed process of this device left, for `swapoff`; what waits for
-    that process fails from now on."""
-    return (*ublk.give_up(paths), *nbd.give_up(paths), *fuse.give_up(paths))

@@ -7,12 +7,23 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
-from infiniswap.device.frontends.base import Handover
+from infiniswap.device.frontends.base import (
+    Condition,
+    FrontEnd,
+    Handover,
+    KernelDevice,
+    Leftover,
+    Owner,
+    Places,
+    is_served,
+    owner_of,
+)
 from infiniswap.device.spec.rundir import LINK_DIR, DevicePaths
-from infiniswap.engine.protocol import Engine, Frontend
+from infiniswap.engine.protocol import Engine, Frontend, FrontendConfig
 from infiniswap.errors import (
     ConflictError,
     EngineError,
@@ -29,6 +40,7 @@ BACKING_UNMOUNTED = "/disk"
 
 _LOOP_MAJOR = 7
 _CONNECTION = "fuse"
+_MOUNTED = "/mnt/disk"
 
 
 def check() -> None:
@@ -45,7 +57,7 @@ def check() -> None:
             raise UnavailableError(f"this host has no {needed}", mend=mend)
 
 
-class FuseLoop:
+class FuseLoop(KernelDevice):
     """A KernelDevice. Each field is set once that step stands."""
 
     def __init__(self, paths: DevicePaths) -> None:
@@ -67,7 +79,7 @@ class FuseLoop:
     def attach(self, engine: Engine) -> None:
         """Mount, then loop device."""
         self._paths.mount.mkdir(mode=0o700, exist_ok=True)
-        self._frontend = engine.frontend_fuse(str(self._paths.mount))
+        self._frontend = engine.frontend("fuse", FrontendConfig(path=str(self._paths.mount)))
         self._mounted = True
         self._attach_loop()
 
@@ -101,13 +113,6 @@ class FuseLoop:
         self._loop = None
         self._attach_loop()
 
-    def repair(self) -> None:
-        """There is one connection to the kernel, which lasts."""
-
-    def is_left(self) -> bool:
-        """It ends with its connection to the kernel: unmounted, or aborted."""
-        return False
-
     def handover(self) -> Handover:
         """The connection to the kernel: with its last copy the mount dies.
 
@@ -124,9 +129,11 @@ class FuseLoop:
     def prepare(self, engine: Engine, note: bytes) -> None:
         """Buffers and libfuse's session."""
         self._loop, init = _read_note(note)
-        self._frontend = engine.frontend_fuse_prepare(str(self._paths.mount), init)
+        self._frontend = engine.frontend_prepare(
+            "fuse", FrontendConfig(path=str(self._paths.mount), note=init)
+        )
 
-    def adopt(self, descriptors: Mapping[str, int]) -> None:
+    def take_over(self, descriptors: Mapping[str, int]) -> None:
         """The same connection; mount, loop device and swap stay as they are.
 
         Raises:
@@ -142,7 +149,10 @@ class FuseLoop:
             )
         self._loop = now
         self._mounted = True
-        self._frontend.take_over(connection)
+        try:
+            self._frontend.serve(connection)
+        finally:
+            os.close(connection)
 
     def _find_loop(self) -> loop.LoopDevice | None:
         """Under its number, or another one: the predecessor may have had to attach it again. Not by
@@ -153,10 +163,6 @@ class FuseLoop:
         if first is not None and first.backing in (backing, BACKING_UNMOUNTED):
             return first
         return next((found for found in loop.attached() if found.backing == backing), None)
-
-    def rings(self) -> tuple[int, ...]:
-        """There are none."""
-        return ()
 
     def detach(self) -> None:
         """Loop device, then mount.
@@ -190,13 +196,8 @@ def _read_note(note: bytes) -> tuple[loop.LoopDevice, bytes]:
     return device, init
 
 
-def clear_leftovers(paths: DevicePaths) -> None:
-    """Takes away what a killed process of this device left attached.
-
-    Raises:
-        ConflictError: its loop device is still in use (as swap space whose contents are gone, or
-            mounted): only the user can end that.
-    """
+def clear(paths: DevicePaths) -> None:
+    """As FrontEnd says: loop devices, then the mount."""
     for device in _leftover_loops(paths):
         if swap.find_area(device.path) is not None:
             raise ConflictError(
@@ -222,7 +223,7 @@ def clear_leftovers(paths: DevicePaths) -> None:
 
 
 def give_up(paths: DevicePaths) -> tuple[Path, ...]:
-    """The block devices that a process of this device left: without it their requests fail."""
+    """As FrontEnd says: without the process the requests fail."""
     return tuple(device.path for device in loop.find_by_backing(paths.mount / "disk"))
 
 
@@ -245,3 +246,69 @@ def _check_unmounted(device: loop.LoopDevice, name: str) -> None:
             where=f"device {name}",
             mend=f"Unmount it: umount {mount.mount_point}.",
         )
+
+
+def examine(places: Places) -> Iterator[Condition]:
+    """As FrontEnd says."""
+    for name, node in (("fuse", "fuse"), ("loop", "loop-control")):
+        mend = f"modprobe {name} (in a container: pass the device in, --device /dev/{node})"
+        if (places.dev / node).exists():
+            yield Condition(name, f"/dev/{node} is there")
+        else:
+            yield Condition(name, f"/dev/{node} is missing", mend)
+
+
+def owners(run_dir: Path, places: Places) -> Iterator[tuple[Path, Owner]]:
+    """As FrontEnd says."""
+    for device in loop.attached(sys=places.sys):
+        if (run := _run_of(device, run_dir, places.links)) is not None:
+            yield device.path, owner_of(run, run_dir, f"losetup -d {device.path}")
+
+
+def _run_of(device: loop.LoopDevice, run_dir: Path, links: Path) -> Path | None:
+    """The run directory of the device process that made it, None when it is none of ours."""
+    if device.backing.endswith(_MOUNTED) and device.backing != _MOUNTED:
+        run = Path(device.backing.removesuffix(_MOUNTED))
+        # Both are False where this user may not look: then it is another user's.
+        if os.path.exists(run / "lock") or os.path.exists(run / "device.json"):
+            return run
+    if device.backing == BACKING_UNMOUNTED:
+        with contextlib.suppress(OSError):
+            for link in sorted(links.iterdir()):
+                if os.path.realpath(link) == str(device.path):
+                    return run_dir / link.name
+    return None
+
+
+def leftovers(run_dir: Path, died: Collection[str], places: Places) -> Iterator[Leftover]:
+    """As FrontEnd says: mounts, then loop devices."""
+    known = {os.path.realpath(run_dir / name) for name in died}
+    for mount in mounts.infiniswap_mounts(proc=places.proc):
+        run = Path(mount.mount_point).parent
+        if not is_served(run) and os.path.realpath(run) not in known:
+            yield Leftover(
+                f"{mount.mount_point}: a mount that no device process serves",
+                f"umount -l {mount.mount_point}",
+            )
+    for path, owner in owners(run_dir, places):
+        if not owner.alive and owner.name not in died:
+            yield Leftover(
+                f"{path}: a loop device of {owner.name}, which no process serves",
+                f"swapoff {path}; losetup -d {path}",
+            )
+
+
+FRONT_END: Final = FrontEnd(
+    name="fuse",
+    check=check,
+    make=FuseLoop,
+    clear=clear,
+    give_up=give_up,
+    examine=examine,
+    owners=owners,
+    leftovers=leftovers,
+    is_needed=True,
+    packages="libfuse3-dev",
+    warning="the fuse front end keeps its promises for programs under a memory limit; under "
+    "pressure on the whole host it may have to wait for memory",
+)

@@ -4,7 +4,7 @@
 A connection is a socket pair: one end goes to the kernel, the other to the engine, and neither has
 a name, so nobody else can get at it. When the kernel loses patience with a connection it shuts it
 down and sends what was in flight on another; `repair` then replaces it. When the process dies, the
-requests wait in the kernel until a successor's `adopt` has brought new sockets.
+requests wait in the kernel until a successor's `take_over` has brought new sockets.
 """
 
 from __future__ import annotations
@@ -17,13 +17,21 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from infiniswap.device.frontends.base import Handover
+from infiniswap.device.frontends.base import (
+    Condition,
+    FrontEnd,
+    KernelDevice,
+    Leftover,
+    Owner,
+    Places,
+    owner_of,
+)
 from infiniswap.device.spec.rundir import DevicePaths
-from infiniswap.engine.protocol import Engine, NbdFrontend
+from infiniswap.engine.protocol import Engine, Frontend, FrontendConfig
 from infiniswap.errors import (
     ConflictError,
     DeadlineError,
@@ -83,13 +91,13 @@ def run_of(device: nbd.NbdDevice) -> Path | None:
     return Path(match["run"]) if match else None
 
 
-class NbdKernel:
+class NbdKernel(KernelDevice):
     """A KernelDevice. Each field is set once that step stands."""
 
     def __init__(self, paths: DevicePaths) -> None:
         self._paths = paths
         self._lock = threading.Lock()  # repair and detach come from different threads
-        self._frontend: NbdFrontend | None = None
+        self._frontend: Frontend | None = None
         self._index: int | None = None
         self._connections = 0
         self._identifier = ""
@@ -119,15 +127,11 @@ class NbdKernel:
                 self._index = nbd.connect(
                     link,
                     [end.fileno() for end in kernel_ends],
-                    size_bytes=frontend.size_bytes,
+                    size_bytes=frontend.info().size_bytes,
                     identifier=self._identifier,
                 )
         self._tune(frontend)
         nbd.read_partitions(self._index)
-
-    def handover(self) -> Handover:
-        """Nothing: the kernel keeps the device, and what it was made with."""
-        return Handover()
 
     def prepare(self, engine: Engine, note: bytes) -> None:
         """Buffers and threads.
@@ -139,9 +143,10 @@ class NbdKernel:
         del note
         device, connections = self._find_one()
         frontend = self._begin(engine, connections)
-        if device.size_bytes != frontend.size_bytes:
+        size_bytes = frontend.info().size_bytes
+        if device.size_bytes != size_bytes:
             raise ConflictError(
-                f"{device.path} has {device.size_bytes} bytes, the device {frontend.size_bytes}",
+                f"{device.path} has {device.size_bytes} bytes, the device {size_bytes}",
                 where=f"device {self._paths.name}",
                 mend="Start it with the size it had.",
             )
@@ -161,7 +166,7 @@ class NbdKernel:
             )
         return left[0]
 
-    def adopt(self, descriptors: Mapping[str, int]) -> None:
+    def take_over(self, descriptors: Mapping[str, int]) -> None:
         """Takes over the device that a process which has died left in the kernel.
 
         What waits there goes on as soon as the first connection stands; what was in flight is sent
@@ -183,22 +188,22 @@ class NbdKernel:
                 self._replace_one(link, frontend)
         self._tune(frontend)
 
-    def _begin(self, engine: Engine, connections: int | None) -> NbdFrontend:
-        frontend = engine.frontend_nbd(nbd.REQUEST_BYTES_MAX)
+    def _begin(self, engine: Engine, connections: int | None) -> Frontend:
+        frontend = engine.frontend("nbd", FrontendConfig(request_bytes_max=nbd.REQUEST_BYTES_MAX))
         self._frontend = frontend
-        self._connections = connections or connections_for(frontend.requests_max)
+        self._connections = connections or connections_for(frontend.info().requests_max)
         self._identifier = identifier_of(self._paths, self._connections)
         return frontend
 
-    def _tune(self, frontend: NbdFrontend) -> None:
+    def _tune(self, frontend: Frontend) -> None:
         assert self._index is not None
         # Together no more than there are buffers: a read never waits behind writes that wait.
-        requests = max(_REQUESTS_MIN, frontend.requests_max // self._connections)
+        requests = max(_REQUESTS_MIN, frontend.info().requests_max // self._connections)
         refused = nbd.tune(self._index, requests)
         if refused:
             log.info("nbd device: the kernel refused to set %s", ", ".join(refused))
 
-    def _serve_one(self, frontend: NbdFrontend) -> socket.socket:
+    def _serve_one(self, frontend: Frontend) -> socket.socket:
         """A connection that the engine serves; returns the kernel's end."""
         engine_end, kernel_end = _socket_pair()
         try:
@@ -224,7 +229,7 @@ class NbdKernel:
             frontend = self._frontend
             if frontend is None or self._index is None:
                 return
-            missing = self._connections - frontend.connections()
+            missing = self._connections - frontend.info().connections
             if missing <= 0:
                 return
             now_s = time.monotonic()
@@ -246,7 +251,7 @@ class NbdKernel:
                 for _ in range(missing):
                     self._replace_one(link, frontend)
 
-    def _replace_one(self, link: GenericNetlink, frontend: NbdFrontend) -> None:
+    def _replace_one(self, link: GenericNetlink, frontend: Frontend) -> None:
         """The kernel notices a little later than we that a connection is dead, and drops a socket
         that it has no use for: tried until one is taken."""
         assert self._index is not None
@@ -288,15 +293,7 @@ class NbdKernel:
             "its nbd device was disconnected", mend=f"infiniswap device restart {self._paths.name}"
         )
 
-    def is_left(self) -> bool:
-        """It ends by its connections only, and those are mended."""
-        return False
-
     # ----------------------------------------------------------------------- detach
-
-    def rings(self) -> tuple[int, ...]:
-        """There are none."""
-        return ()
 
     def detach(self) -> None:
         """Nobody can begin to use it meanwhile: it is held exclusively until it is gone.
@@ -356,13 +353,8 @@ def _free(index: int, *, where: str) -> None:
         log.warning("%s", error)  # open for reading only, and it reads nothing any more
 
 
-def clear_leftovers(paths: DevicePaths) -> None:
-    """Takes away what a killed process of this device left attached.
-
-    Raises:
-        ConflictError: it is still in use (as swap space whose contents are gone, or mounted):
-            only the user can end that.
-    """
+def clear(paths: DevicePaths) -> None:
+    """As FrontEnd says."""
     for device, _ in find_left(paths):
         if swap.find_area(device.path) is not None:
             raise ConflictError(
@@ -385,14 +377,51 @@ def clear_leftovers(paths: DevicePaths) -> None:
 
 
 def give_up(paths: DevicePaths) -> tuple[Path, ...]:
-    """Lets everything fail that waits for a process of this device: nobody will come.
-
-    Returns:
-        The block devices, which can now be taken out of use.
-    """
+    """As FrontEnd says."""
     left = find_left(paths)
     if left:
         with GenericNetlink() as link:
             for device, _ in left:
                 nbd.disconnect(link, device.index)
     return tuple(device.path for device, _ in left)
+
+
+def examine(places: Places) -> Iterator[Condition]:
+    """As FrontEnd says. Where nbd is missing, fuse takes its place."""
+    del places
+    try:
+        check()
+    except UnavailableError as error:
+        yield Condition("nbd", f"no front end nbd: {error.what}", error.mend)
+    else:
+        yield Condition("nbd", "the kernel's nbd driver can be used")
+
+
+def owners(run_dir: Path, places: Places) -> Iterator[tuple[Path, Owner]]:
+    """As FrontEnd says."""
+    for device in nbd.devices(sys=places.sys):
+        if (run := run_of(device)) is not None:
+            yield device.path, owner_of(run, run_dir, f"nbd-client -d {device.path}")
+
+
+def leftovers(run_dir: Path, died: Collection[str], places: Places) -> Iterator[Leftover]:
+    """As FrontEnd says."""
+    for path, owner in owners(run_dir, places):
+        if not owner.alive and owner.name not in died:
+            yield Leftover(
+                f"{path}: an nbd device of {owner.name}, which no process serves",
+                # In this order: what waits for the process fails, so that swapoff can end.
+                f"nbd-client -d {path}; swapoff {path}",
+            )
+
+
+FRONT_END: Final = FrontEnd(
+    name="nbd",
+    check=check,
+    make=NbdKernel,
+    clear=clear,
+    give_up=give_up,
+    examine=examine,
+    owners=owners,
+    leftovers=leftovers,
+)

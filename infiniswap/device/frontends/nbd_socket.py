@@ -4,25 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from typing import Final
 
-from infiniswap.device.frontends.base import Handover
+from infiniswap.device.frontends.base import FrontEnd, KernelDevice
 from infiniswap.device.spec.rundir import DevicePaths
-from infiniswap.engine.protocol import Engine, Frontend
+from infiniswap.engine.protocol import Engine, Frontend, FrontendConfig
 
 
-class NbdSocket:
-    """A KernelDevice without a kernel."""
+class NbdSocket(KernelDevice):
+    """A KernelDevice without a kernel. Its clients come and go as they like."""
 
     def __init__(self, paths: DevicePaths) -> None:
         self._socket = paths.nbd_socket
         self._frontend: Frontend | None = None
         self._engine: Engine | None = None  # of a standby
-
-    @property
-    def block_device(self) -> Path | None:
-        """None."""
-        return None
 
     @property
     def path(self) -> str:
@@ -31,41 +26,19 @@ class NbdSocket:
 
     def attach(self, engine: Engine) -> None:
         """Listens on the socket."""
-        self._frontend = engine.frontend_nbd_socket(str(self._socket))
-
-    def repair(self) -> None:
-        """Clients come and go as they like."""
-
-    def is_ours(self) -> bool:
-        """There is nothing that others could take."""
-        return True
-
-    def attach_again(self) -> None:
-        """Never called."""
-
-    def is_left(self) -> bool:
-        """The kernel has nothing of it."""
-        return False
-
-    def handover(self) -> Handover:
-        """Nothing: clients connect again."""
-        return Handover()
+        self._frontend = engine.frontend("nbd-socket", FrontendConfig(path=str(self._socket)))
 
     def prepare(self, engine: Engine, note: bytes) -> None:
         """Nothing to make."""
         del note
         self._engine = engine
 
-    def adopt(self, descriptors: Mapping[str, int]) -> None:
-        """A new socket at the old place."""
+    def take_over(self, descriptors: Mapping[str, int]) -> None:
+        """A new socket at the old place, to which clients connect again."""
         del descriptors
         assert self._engine is not None
         self._socket.unlink(missing_ok=True)
         self.attach(self._engine)
-
-    def rings(self) -> tuple[int, ...]:
-        """There are none."""
-        return ()
 
     def detach(self) -> None:
         """Ends the connections."""
@@ -75,6 +48,10 @@ class NbdSocket:
         self._socket.unlink(missing_ok=True)
 
 
-def clear_leftovers(paths: DevicePaths) -> None:
-    """Takes away what a killed process of this device left."""
-    paths.nbd_socket.unlink(missing_ok=True)
+FRONT_END: Final = FrontEnd(
+    name="nbd-socket",
+    check=lambda: None,
+    make=NbdSocket,
+    clear=lambda paths: paths.nbd_socket.unlink(missing_ok=True),
+    is_block_device=False,
+)

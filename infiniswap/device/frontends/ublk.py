@@ -13,21 +13,29 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from infiniswap.device.frontends.base import Handover
+from infiniswap.device.frontends.base import (
+    Condition,
+    FrontEnd,
+    KernelDevice,
+    Leftover,
+    Places,
+)
 from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.engine.native_ublk import FailingUblk, ublk_check, ublk_remove, ublk_shape
-from infiniswap.engine.protocol import Engine, UblkFrontend
+from infiniswap.engine.protocol import Engine, Frontend, FrontendConfig
 from infiniswap.errors import (
     ConflictError,
+    InfiniswapError,
     NotFoundError,
     NotPermittedError,
     UnavailableError,
 )
 from infiniswap.system import mounts, swap, ublk
+from infiniswap.system.files import try_read_int
 
 log = logging.getLogger(__name__)
 
@@ -79,20 +87,20 @@ def _identity(number: int) -> int | None:
     return None if shape is None else shape.identity
 
 
-class UblkKernel:
-    """A KernelDevice."""
+class UblkKernel(KernelDevice):
+    """A KernelDevice. Its number stays taken as long as this process has it open, even if somebody
+    removes it (FRONTEND_DOWN)."""
 
     def __init__(self, paths: DevicePaths) -> None:
         self._paths = paths
-        self._frontend: UblkFrontend | None = None
+        self._frontend: Frontend | None = None
+        self._device_id = -1
         self._serving = False
 
     @property
     def block_device(self) -> Path | None:
         """The ublk device."""
-        if self._frontend is None or not self._serving:
-            return None
-        return ublk.block_path(self._frontend.device_id)
+        return ublk.block_path(self._device_id) if self._serving else None
 
     @property
     def path(self) -> str:
@@ -102,13 +110,10 @@ class UblkKernel:
 
     def attach(self, engine: Engine) -> None:
         """Makes the device."""
-        self._frontend = engine.frontend_ublk(identity_of(self._paths))
+        self._frontend = engine.frontend("ublk", FrontendConfig(identity=identity_of(self._paths)))
+        self._device_id = self._frontend.info().device_id
         self._serving = True
         self._tune()
-
-    def handover(self) -> Handover:
-        """Nothing: the kernel keeps the device, and what it was made with."""
-        return Handover()
 
     def prepare(self, engine: Engine, note: bytes = b"") -> None:
         """For a standby, while the predecessor serves: all that needs memory.
@@ -123,9 +128,12 @@ class UblkKernel:
             raise NotFoundError(
                 "there is no ublk device of an earlier process", where=f"device {self._paths.name}"
             )
-        self._frontend = engine.frontend_ublk_prepare(left[0], identity_of(self._paths))
+        self._frontend = engine.frontend_prepare(
+            "ublk", FrontendConfig(device_id=left[0], identity=identity_of(self._paths))
+        )
+        self._device_id = left[0]
 
-    def adopt(self, descriptors: Mapping[str, int]) -> None:
+    def take_over(self, descriptors: Mapping[str, int]) -> None:
         """Once the predecessor is dead: what waits is served.
 
         Raises:
@@ -143,32 +151,15 @@ class UblkKernel:
         return () if self._frontend is None else self._frontend.rings()
 
     def _tune(self) -> None:
-        assert self._frontend is not None
-        shape = ublk_shape(self._frontend.device_id)
+        shape = ublk_shape(self._device_id)
         assert shape is not None
-        refused = ublk.tune(self._frontend.device_id, shape.queue_depth)
+        refused = ublk.tune(self._device_id, shape.queue_depth)
         if refused:
             log.info("ublk device: the kernel refused to set %s", ", ".join(refused))
 
-    def repair(self) -> None:
-        """There is nothing that breaks on its own."""
-
-    def is_ours(self) -> bool:
-        """Its number stays taken as long as this process has it open, even if somebody removes it
-        (FRONTEND_DOWN)."""
-        return True
-
-    def attach_again(self) -> None:
-        """Never called.
-
-        Raises:
-            UnavailableError: always.
-        """
-        raise UnavailableError("a ublk device is not attached again")
-
     def is_left(self) -> bool:
         """Unless somebody has removed or stopped it."""
-        shape = None if self._frontend is None else ublk_shape(self._frontend.device_id)
+        shape = None if self._frontend is None else ublk_shape(self._device_id)
         return shape is not None and not shape.ended
 
     def detach(self) -> None:
@@ -199,13 +190,8 @@ def _check_not_held(device: Path, *, where: str) -> None:
         ) from error
 
 
-def clear_leftovers(paths: DevicePaths) -> None:
-    """Takes away what a killed process of this device left.
-
-    Raises:
-        ConflictError: it is still in use (as swap space whose contents are gone, or mounted):
-            only the user can end that.
-    """
+def clear(paths: DevicePaths) -> None:
+    """As FrontEnd says."""
     for number in find_left(paths):
         _check_unused(ublk.block_path(number), paths.name)
         log.warning("%s: ublk device of an earlier process removed", ublk.block_path(number))
@@ -250,12 +236,8 @@ def _remove(number: int, identity: int) -> None:
 
 
 def give_up(paths: DevicePaths) -> tuple[Path, ...]:
-    """Lets everything fail that waits for a process of this device: nobody will come.
-
-    Swap space there is taken out of use meanwhile, as nothing could once the device is gone.
-
-    Returns:
-        The block devices that are still to be taken out of use: none.
+    """As FrontEnd says. Swap space there is taken out of use meanwhile, as nothing could once the
+    device is gone, so none is returned.
 
     Raises:
         InfiniswapError: swapoff was refused; the device is removed all the same.
@@ -271,3 +253,65 @@ def give_up(paths: DevicePaths) -> tuple[Path, ...]:
 
 def _failing(number: int, paths: DevicePaths) -> FailingUblk:
     return FailingUblk(number, identity_of(paths), _GIVE_UP_MS_MAX)
+
+
+def examine(places: Places, check: Callable[[], None] = ublk_check) -> Iterator[Condition]:
+    """As FrontEnd says. Where ublk is missing, nbd or fuse takes its place."""
+    state = try_read_int(places.proc / "sys/kernel/io_uring_disabled") or 0
+    if state != 0:
+        yield Condition(
+            "ublk",
+            f"io_uring is not for everybody here (kernel.io_uring_disabled = {state}), and ublk "
+            "devices need it: devices get the front end nbd or fuse",
+            "sysctl -w kernel.io_uring_disabled=0",
+        )
+        return
+    try:
+        check()
+    except InfiniswapError as error:
+        yield Condition(
+            "ublk",
+            f"no ublk devices: {error.what}; devices get the front end nbd or fuse",
+            error.mend,
+        )
+        return
+    used, limit = len(ublk.numbers(sys=places.sys)), ublk.limit(sys=places.sys)
+    text = f"there are ublk devices ({used} now)"
+    if limit is not None and used >= limit:
+        yield Condition(
+            "ublk",
+            f"{text}, which is all that the driver may allow",
+            f"echo {used + 16} > /sys/{ublk.LIMIT}",
+        )
+    else:
+        yield Condition("ublk", text)
+
+
+def leftovers(run_dir: Path, died: Collection[str], places: Places) -> Iterator[Leftover]:
+    """As FrontEnd says."""
+    known = {identity_of(DevicePaths(name, run_dir / name, run_dir)) for name in died}
+    for number in ublk.numbers(sys=places.sys):
+        try:
+            shape = ublk_shape(number)
+        except (UnavailableError, NotPermittedError):
+            return
+        if shape is None or shape.live or not is_ours(shape.identity) or shape.identity in known:
+            continue
+        yield Leftover(
+            f"{ublk.block_path(number)}: a ublk device of infiniswap that no process serves (the "
+            f"last was {shape.server_pid})",
+            "start the device again with the run directory that it had (device.run_dir), or "
+            "restart the host",
+        )
+
+
+FRONT_END: Final = FrontEnd(
+    name="ublk",
+    check=check,
+    make=UblkKernel,
+    clear=clear,
+    give_up=give_up,
+    examine=examine,
+    leftovers=leftovers,
+    packages="liburing-dev linux-libc-dev",
+)

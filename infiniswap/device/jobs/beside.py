@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from infiniswap.device.api import DeviceStatus
-from infiniswap.device.cleanup import lost
+from infiniswap.device.cleanup import leftovers, lost
 from infiniswap.device.control import client
 from infiniswap.device.spec import rundir
 from infiniswap.device.spec.rundir import DevicePaths
@@ -108,7 +108,7 @@ def clear_lost(run_dir: Path, backup_dir: Path) -> None:
     """
     for name in rundir.died_names(run_dir):
         if _NAME.fullmatch(name):
-            lost.clear(rundir.paths_of(name, run_dir, backup_dir))
+            leftovers.clear(rundir.paths_of(name, run_dir, backup_dir))
 
 
 class Others:

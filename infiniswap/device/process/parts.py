@@ -22,16 +22,17 @@ from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.donors.link_types import LinkConfig
 from infiniswap.device.donors.transports import allowed, watches
 from infiniswap.device.frontends.attach import Attachment
-from infiniswap.device.frontends.others import Others
+from infiniswap.device.frontends.taken_away import TakenAway
 from infiniswap.device.off_loop import run_to_end
 from infiniswap.device.process.runs import Runs
 from infiniswap.device.slabs.finder import Finder
 from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.device.spec import contents, rundir
 from infiniswap.device.spec.spec import DeviceSpec
-from infiniswap.device.succession.hand_over import Succession, warm_up
+from infiniswap.device.succession.hand_over import Succession
 from infiniswap.device.succession.holder import Holder
 from infiniswap.device.succession.repairs import Repairs
+from infiniswap.device.succession.standby import warm_up
 from infiniswap.engine.protocol import Engine, EngineConfig
 from infiniswap.errors import InfiniswapError, MemoryLimitError
 from infiniswap.policy.ahead import MapAhead
@@ -229,8 +230,8 @@ class Parts:
         """The loops that keep the kernel's side attached, and watch who else uses it."""
         repairs = Repairs(attachment.kernel, self.holder, self.mapper.events, self.blocking)
         self._loop("repair", repairs.run())
-        others = Others(attachment, self.mapper.alarms, self.blocking)
-        self._loop("others", others.run(self.stop_lock, lambda: self.state == "serving"))
+        taken_away = TakenAway(attachment, self.mapper.alarms, self.blocking)
+        self._loop("taken away", taken_away.run(self.stop_lock, lambda: self.state == "serving"))
 
     def start_waker(self) -> None:
         """The loop that keeps processors awake while pages come in."""

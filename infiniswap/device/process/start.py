@@ -104,11 +104,9 @@ class Start:
     def _make_safe(self, frontend: str) -> None:
         parts = self._parts
         parts.make_safe()
-        if frontend == "fuse" and parts.spec.swap and not parts.spec.ephemeral:
-            parts.warnings.append(
-                "the fuse front end keeps its promises for programs under a memory limit; under "
-                "pressure on the whole host it may have to wait for memory"
-            )
+        warning = frontends.FRONT_ENDS[frontend].warning
+        if warning and parts.spec.swap and not parts.spec.ephemeral:
+            parts.warnings.append(warning)
         parts.warnings += parts.degraded
         if parts.waker is not None and parts.waker.problem is not None:
             parts.warnings.append(str(parts.waker.problem))

@@ -15,7 +15,7 @@ from infiniswap.device.frontends.attach import Attachment
 from infiniswap.device.process.parts import Parts
 from infiniswap.device.process.runs import Runs
 from infiniswap.device.slabs.after_take_over import restore_links
-from infiniswap.device.succession import hand_over
+from infiniswap.device.succession import hand_over, standby
 from infiniswap.device.succession.holder import LOCK, TakeOver
 
 
@@ -29,13 +29,13 @@ def prepare(parts: Parts, state_fd: int, note: bytes) -> None:
     parts.succession.note = note
     state = hand_over.reopen(state_fd)
     try:
-        hand_over.check_state(state, parts.spec)
+        standby.check_state(state, parts.spec)
         parts.make_standby_engine(state)
     finally:
         os.close(state)
     choice = frontends.Choice(parts.spec.config.device.frontend, "taken over")
     attachment = Attachment(parts.spec, parts.paths, choice)
-    parts.attachment = hand_over.prepare(attachment, parts.engine, note)
+    parts.attachment = standby.prepare_front_end(attachment, parts.engine, note)
     parts.holder.hold_rings(attachment.kernel.rings())
     parts.warm_up()
     parts.make_safe()
@@ -54,13 +54,13 @@ async def take_over(parts: Parts, runs: Runs, turn: TakeOver) -> None:
     parts.begun = True
     attachment, backup = parts.attachment, parts.spec.backup
     assert attachment is not None
-    await parts.blocking(lambda: hand_over.take_state(parts.engine, backup))
+    await parts.blocking(lambda: standby.take_over_state(parts.engine, backup))
     parts.start_mapper()
     restore_links(parts.engine, parts.mapper, parts.make_link)
     if backup is None:
         # What is suspended could be read from nowhere else.
         await asyncio.gather(*(link.settled() for link in parts.mapper.lenders.links))
-    await parts.blocking(lambda: hand_over.adopt(attachment, descriptors))
+    await parts.blocking(lambda: standby.take_over_front_end(attachment, descriptors))
     parts.succession.done()
     parts.finder.follow()
     parts.start_repairs(attachment)

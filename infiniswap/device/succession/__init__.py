@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a device's process hands over to the next one: what it keeps, and what a successor finds.
+"""How a device's process hands over to the next one.
 
-`holder` speaks with the parent process (csrc/holder). Only `process` enters.
+`hand_over` is what a process keeps for its successor, `standby` what that one prepares and takes
+over; `holder` speaks with the parent process (csrc/holder). Only `process` enters.
 """

@@ -8,13 +8,9 @@ without a name, which lasts as long as somebody of holder, device process and st
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
-import threading
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -32,12 +28,9 @@ from infiniswap.device.succession.holder import (
     TakeOver,
     read_all,
 )
-from infiniswap.engine.protocol import Engine
 from infiniswap.errors import (
     ConfigError,
-    EngineError,
     InfiniswapError,
-    NotFoundError,
     UnavailableError,
     from_oserror,
 )
@@ -47,9 +40,6 @@ from infiniswap.system.process import swap_safety_report
 
 log = logging.getLogger(__name__)
 
-_HOPELESS = frozenset({errno.ENODATA, errno.EBADMSG, errno.EPROTONOSUPPORT, errno.ESTALE})
-_WARM_UP_S_MAX = 30.0
-
 IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
@@ -58,10 +48,6 @@ class _Kept(msgspec.Struct, frozen=True):
 
     spec: msgspec.Raw
     note: bytes
-
-
-class HopelessError(InfiniswapError):
-    """Nobody can take this device over: it is lost, as if there had been no standby."""
 
 
 class Succession:
@@ -244,81 +230,3 @@ def reopen(fd: int) -> int:
         return os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise from_oserror("cannot open the state file again", error) from error
-
-
-def check_state(fd: int, spec: DeviceSpec) -> None:
-    """Whether this code could go on with a state file; nothing is touched.
-
-    Raises:
-        EngineError: damaged, of another version or boot, or of another device.
-    """
-    from infiniswap.engine.native_engine import read_state
-
-    info = read_state(fd)
-    if (info.size_bytes, info.slab_bytes) != (spec.size_bytes, spec.config.device.slab_bytes):
-        raise EngineError("the state file is of a device of another size", code=errno.EBADMSG)
-
-
-def take_state(engine: Engine, backup: str | None) -> None:
-    """Makes the predecessor's state the engine's own. Blocking.
-
-    Raises:
-        HopelessError: it cannot be used.
-        ConflictError: the predecessor's last writes have not ended yet.
-    """
-    try:
-        engine.take_over(backup)
-    except EngineError as error:
-        if error.code in _HOPELESS:
-            raise HopelessError(
-                f"the state of the device cannot be used: {error.what}", mend=error.mend
-            ) from error
-        raise
-
-
-def prepare(
-    attachment: Attachment, engine: Engine, note: bytes, *, look_again_s: float = 1.0
-) -> Attachment:
-    """Its front end is made ready to take over. Blocking; without an event loop.
-
-    Args:
-        attachment: of a standby.
-        engine: a standby, too.
-        note: the predecessor's.
-        look_again_s: after that, where nothing was found.
-
-    Raises:
-        HopelessError: nothing is left of the predecessor's.
-        InfiniswapError: this process could never take over.
-    """
-    try:
-        attachment.kernel.prepare(engine, note)
-    except NotFoundError:
-        # It ends the device if nobody serves: what could not be read for a moment is not gone.
-        time.sleep(look_again_s)
-        try:
-            attachment.kernel.prepare(engine, note)
-        except NotFoundError as error:
-            raise HopelessError(str(error)) from error
-    return attachment
-
-
-def adopt(attachment: Attachment, descriptors: Mapping[str, int]) -> None:
-    """Front end, link and swap as they are. Blocking.
-
-    Raises:
-        HopelessError: nothing is left of them.
-        InfiniswapError: the step that failed.
-    """
-    try:
-        attachment.adopt_device(descriptors)
-    except NotFoundError as error:
-        raise HopelessError(str(error)) from error
-
-
-def warm_up(executor: ThreadPoolExecutor, threads: int) -> None:
-    """Makes an executor start all its threads now."""
-    barrier = threading.Barrier(threads + 1)
-    for _ in range(threads):
-        executor.submit(barrier.wait, _WARM_UP_S_MAX)
-    barrier.wait(_WARM_UP_S_MAX)

@@ -22,7 +22,7 @@ from infiniswap.device.donors.link_types import LinkConfig
 from infiniswap.device.slabs.after_take_over import restore_links
 from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.engine.native import NativeEngine
-from infiniswap.engine.protocol import EngineConfig
+from infiniswap.engine.protocol import EngineConfig, FrontendConfig
 from infiniswap.policy.refill import Refill
 from infiniswap.units import PAGE_BYTES, HostPort
 
@@ -85,7 +85,7 @@ async def _run(role: str, fd: str, backup: str, donor: str, path: str, *sizes: s
         task = asyncio.create_task(mapper.run(), name="mapper")
         while not has_backup and mapper.lenders.links[0].state != "mapped":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        engine.frontend_nbd_socket(path)
+        engine.frontend("nbd-socket", FrontendConfig(path=path))
         while not task.done():
             link = mapper.lenders.links[0]
             lease = link.connections.lease

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from infiniswap.engine.native import NativeEngine, NativeFrontend
 from infiniswap.engine.native_ublk import ublk_shape
-from infiniswap.engine.protocol import UblkShape
+from infiniswap.engine.protocol import FrontendConfig, UblkShape
 
 ROOT = Path(__file__).resolve().parents[3]
 SERVER = ROOT / "build/c/tests/ublk_server"
@@ -147,6 +148,12 @@ def succession(mib: int) -> Iterator[Succession]:
         yield made
     finally:
         made.end()
+
+
+def prepared(engine: NativeEngine, device_id: int, identity: int) -> NativeFrontend:
+    """A front end of this process that could take the device over."""
+    config = FrontendConfig(device_id=device_id, identity=identity)
+    return engine.frontend_prepare("ublk", config)
 
 
 def kill_while(job: subprocess.Popen[str], devices: Succession, kills: int) -> None:

@@ -3,7 +3,7 @@
 
     nbdfile.py RUN_DIR FILE
 
-For each line that it reads, "attach" or "adopt", a child is forked (an interpreter takes many
+For each line that it reads, "attach" or "take-over", a child is forked (an interpreter takes many
 seconds to start in a virtual machine) that writes "ready PID PATH" when it serves, and serves until
 it is killed; SIGTERM detaches. After "wait" the next child has ended: "ended PID". The children
 stand in for the engine where the question is what the kernel does when a process dies: an answered
@@ -27,6 +27,7 @@ from typing import Any
 
 from infiniswap.device.frontends.nbd import NbdKernel
 from infiniswap.device.spec.rundir import DevicePaths
+from infiniswap.engine.protocol import FrontendConfig, FrontendInfo
 from infiniswap.errors import InfiniswapError
 from infiniswap.system.process import make_swap_safe
 from infiniswap.system.signals import open_signalfd, poll
@@ -44,16 +45,14 @@ _READ, _WRITE, _DISC, _FLUSH, _TRIM, _ZEROES = 0, 1, 2, 3, 4, 6
 class FileDisk:
     """An engine, as far as the front end needs one, and its frontend."""
 
-    requests_max = 128
-
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self.size_bytes = os.fstat(self._fd).st_size
         self._live = 0
         self._lock = threading.Lock()
 
-    def frontend_nbd(self, request_bytes_max: int) -> FileDisk:
-        assert request_bytes_max >= PAGE_BYTES
+    def frontend(self, kind: str, config: FrontendConfig) -> FileDisk:
+        assert kind == "nbd"
+        assert config.request_bytes_max >= PAGE_BYTES
         return self
 
     def serve(self, descriptor: int) -> None:
@@ -62,9 +61,9 @@ class FileDisk:
         connection = socket.socket(fileno=os.dup(descriptor))
         threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
-    def connections(self) -> int:
+    def info(self) -> FrontendInfo:
         with self._lock:
-            return self._live
+            return FrontendInfo(os.fstat(self._fd).st_size, 128, connections=self._live)
 
     def close(self) -> None:
         """The kernel has ended the connections."""
@@ -101,9 +100,9 @@ def serve(how: str, run: Path, file: Path) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     disk: Any = FileDisk(file)
     device = NbdKernel(DevicePaths(run.name, run, run))
-    if how == "adopt":
+    if how == "take-over":
         device.prepare(disk, b"")
-        device.adopt({})
+        device.take_over({})
     else:
         device.attach(disk)
     make_swap_safe()

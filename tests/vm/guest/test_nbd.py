@@ -199,7 +199,7 @@ def test_a_successor_brings_every_page_back(
     work.reach("filled")
     for _ in range(count(5, 20)):
         swapping.end(signal.SIGKILL)
-        swapping.start("adopt")
+        swapping.start("take-over")
         before = faults(work)
         until(lambda: faults(work) > before + 100, "page-ins by the successor")  # noqa: B023
     work.finish()  # verifies every page

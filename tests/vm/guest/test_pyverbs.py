@@ -41,7 +41,7 @@ from infiniswap.control.client import (
 )
 from infiniswap.engine.native import NativeEngine
 from infiniswap.engine.native_rdma import NativeEngineRdma
-from infiniswap.engine.protocol import EngineConfig, RemoteConfig
+from infiniswap.engine.protocol import EngineConfig, FrontendConfig, RemoteConfig
 from infiniswap.errors import RequestRefusedError, SessionLostError
 from infiniswap.units import MIB, PAGE_BYTES, HostPort
 
@@ -266,7 +266,7 @@ async def device(
         mapped, key = await consumer.map()
         rdma.slot_key(remote, mapped.slot, key)
         engine.slab_map(0, remote, mapped.slot, mapped.generation)
-        engine.frontend_nbd_socket(str(directory / "s"))
+        engine.frontend("nbd-socket", FrontendConfig(path=str(directory / "s")))
         client.settimeout(WAIT_S)
         client.connect(str(directory / "s"))
         assert await asyncio.to_thread(nbd.open_export, client, "") == nbd.ACK

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.devices.ublkservers import SERVER, Server, nodes, run, wait_for
+from support.devices.ublkservers import SERVER, Server, nodes, prepared, run, wait_for
 
 from infiniswap.engine.native import NativeEngine
-from infiniswap.engine.native_frontend import NativeUblk
+from infiniswap.engine.native_frontend import NativeFrontend
 from infiniswap.engine.native_ublk import ublk_check, ublk_remove, ublk_shape
-from infiniswap.engine.protocol import EngineConfig, EventKind
+from infiniswap.engine.protocol import EngineConfig, EventKind, FrontendConfig
 from infiniswap.errors import (
     ConflictError,
     EngineError,
@@ -55,14 +55,14 @@ def engine() -> Iterator[NativeEngine]:
 
 
 @pytest.fixture
-def device(engine: NativeEngine) -> Iterator[NativeUblk]:
-    frontend = engine.frontend_ublk(IDENTITY)
+def device(engine: NativeEngine) -> Iterator[NativeFrontend]:
+    frontend = engine.frontend("ublk", FrontendConfig(identity=IDENTITY))
     yield frontend
     frontend.close()
 
 
-def node(frontend: NativeUblk) -> str:
-    return f"/dev/ublkb{frontend.device_id}"
+def node(frontend: NativeFrontend) -> str:
+    return f"/dev/ublkb{frontend.info().device_id}"
 
 
 def queue_setting(path: str, name: str) -> str:
@@ -76,7 +76,7 @@ def fio(path: str, *options: str) -> str:
     )  # fmt: skip
 
 
-def test_the_kernel_takes_it_for_what_it_is(device: NativeUblk) -> None:
+def test_the_kernel_takes_it_for_what_it_is(device: NativeFrontend) -> None:
     path = node(device)
     wanted = {
         "rotational": "0",
@@ -91,7 +91,7 @@ def test_the_kernel_takes_it_for_what_it_is(device: NativeUblk) -> None:
     assert int(queue_setting(path, "discard_max_bytes")) >= MIB
     assert int(queue_setting(path, "write_zeroes_max_bytes")) >= MIB
     assert int(run("blockdev", "--getsize64", path)) == SIZE
-    shape = ublk_shape(device.device_id)
+    shape = ublk_shape(device.info().device_id)
     assert shape is not None
     assert shape.live
     assert shape.server_pid == os.getpid()
@@ -100,7 +100,7 @@ def test_the_kernel_takes_it_for_what_it_is(device: NativeUblk) -> None:
     assert shape.queues * shape.queue_depth <= CONFIG.requests_max
 
 
-def test_queue_threads_are_io_flushers(device: NativeUblk) -> None:
+def test_queue_threads_are_io_flushers(device: NativeFrontend) -> None:
     found = 0
     for task in Path("/proc/self/task").iterdir():
         if not (task / "comm").read_text().startswith("isw-ublk"):
@@ -108,12 +108,12 @@ def test_queue_threads_are_io_flushers(device: NativeUblk) -> None:
         flags = int((task / "stat").read_text().rsplit(")", 1)[1].split()[6])
         assert flags & IO_FLUSHER, (task / "comm").read_text()
         found += 1
-    shape = ublk_shape(device.device_id)
+    shape = ublk_shape(device.info().device_id)
     assert shape is not None
     assert found == shape.queues
 
 
-def test_what_is_written_is_read(device: NativeUblk) -> None:
+def test_what_is_written_is_read(device: NativeFrontend) -> None:
     """In blocks of every size."""
     jobs = []
     for kib in (4, 8, 16, 32, 64, 128, 256, 512, 1024):
@@ -122,7 +122,7 @@ def test_what_is_written_is_read(device: NativeUblk) -> None:
     fio(node(device), *jobs)
 
 
-def test_requests_of_all_sizes_at_once(device: NativeUblk, engine: NativeEngine) -> None:
+def test_requests_of_all_sizes_at_once(device: NativeFrontend, engine: NativeEngine) -> None:
     fio(
         node(device), "--name=mixed", "--rw=randrw", "--bsrange=4k-1m", "--size=64m",
         "--iodepth=32", "--numjobs=2", "--offset_increment=64m",
@@ -130,7 +130,7 @@ def test_requests_of_all_sizes_at_once(device: NativeUblk, engine: NativeEngine)
     assert engine.stats()["requests_failed"] == 0
 
 
-def test_a_file_system_lives_on_it(device: NativeUblk, tmp_path: Path) -> None:
+def test_a_file_system_lives_on_it(device: NativeFrontend, tmp_path: Path) -> None:
     path = node(device)
     run("mkfs.ext4", "-q", path)
     run("mount", "-o", "discard", path, tmp_path)
@@ -149,7 +149,7 @@ def test_a_file_system_lives_on_it(device: NativeUblk, tmp_path: Path) -> None:
     run("e2fsck", "-f", "-n", path)
 
 
-def test_discarded_and_zeroed_pages_are_zeros(device: NativeUblk, engine: NativeEngine) -> None:
+def test_discarded_and_zeroed_pages_are_zeros(device: NativeFrontend, engine: NativeEngine) -> None:
     path = node(device)
     run("dd", "if=/dev/urandom", f"of={path}", "bs=1M", "count=16", "oflag=direct")
     run("blkdiscard", "-o", 0, "-l", 4 * MIB, path)
@@ -168,7 +168,7 @@ def written(fd: int, offset: int, seed: int) -> bytes:
 
 
 def test_after_a_flush_the_bytes_are_on_the_backup(
-    device: NativeUblk, engine: NativeEngine
+    device: NativeFrontend, engine: NativeEngine
 ) -> None:
     fd = os.open(node(device), os.O_RDWR)
     try:
@@ -182,7 +182,7 @@ def test_after_a_flush_the_bytes_are_on_the_backup(
         assert backup.read(len(data)) == data
 
 
-def test_forced_unit_access_waits_for_the_backup(device: NativeUblk) -> None:
+def test_forced_unit_access_waits_for_the_backup(device: NativeFrontend) -> None:
     buffer = DISK / "fua"
     buffer.write_bytes(os.urandom(64 * KIB))
     run("dd", f"if={buffer}", f"of={node(device)}", "bs=64k", "count=1", "oflag=direct,dsync")
@@ -197,7 +197,7 @@ def test_it_is_made_and_removed_again_and_again(
     descriptors = len(os.listdir("/proc/self/fd"))
     threads = threads_now()
     for _ in range(count(10, 50)):
-        frontend = engine.frontend_ublk(IDENTITY)
+        frontend = engine.frontend("ublk", FrontendConfig(identity=IDENTITY))
         assert nodes()
         frontend.close()
         assert not nodes()
@@ -219,7 +219,7 @@ def is_readable(fd: int) -> bool:
 
 
 def test_removal_does_not_wait_for_who_has_it_open(engine: NativeEngine) -> None:
-    frontend = engine.frontend_ublk(IDENTITY)
+    frontend = engine.frontend("ublk", FrontendConfig(identity=IDENTITY))
     fd = os.open(node(frontend), os.O_RDONLY)
     frontend.close()
     assert not is_readable(fd)
@@ -229,7 +229,7 @@ def test_removal_does_not_wait_for_who_has_it_open(engine: NativeEngine) -> None
 
 def test_a_device_taken_away_by_somebody_else_is_reported(engine: NativeEngine) -> None:
     """As an administrator's own tool may do."""
-    frontend = engine.frontend_ublk(IDENTITY)
+    frontend = engine.frontend("ublk", FrontendConfig(identity=IDENTITY))
     events: list[EventKind] = []
 
     def down() -> bool:
@@ -237,9 +237,9 @@ def test_a_device_taken_away_by_somebody_else_is_reported(engine: NativeEngine) 
         return EventKind.FRONTEND_DOWN in events
 
     with pytest.raises(ConflictError, match=f"process {os.getpid()}"):
-        ublk_remove(frontend.device_id, IDENTITY)
+        ublk_remove(frontend.info().device_id, IDENTITY)
     assert not down()
-    run(SERVER, "/dev/shm/x", 1, "remove-by-force", frontend.device_id)
+    run(SERVER, "/dev/shm/x", 1, "remove-by-force", frontend.info().device_id)
     wait_for("the event", down)
     frontend.close()
 
@@ -249,7 +249,7 @@ def test_what_is_not_there_is_said(engine: NativeEngine) -> None:
     with pytest.raises(NotFoundError):
         ublk_remove(33, IDENTITY)
     with pytest.raises(EngineError) as caught:
-        engine.frontend_ublk_prepare(33, IDENTITY)
+        prepared(engine, 33, IDENTITY)
     assert caught.value.code == errno.ENODEV
 
 
@@ -286,7 +286,7 @@ def test_what_the_kernel_refuses_is_said() -> None:
 def test_a_strangers_device_is_left_alone(engine: NativeEngine) -> None:
     server = Server(SIZE // MIB, "new")
     for attempt in (
-        lambda: engine.frontend_ublk_prepare(server.device_id, IDENTITY),
+        lambda: prepared(engine, server.device_id, IDENTITY),
         lambda: ublk_remove(server.device_id, IDENTITY),
     ):
         with pytest.raises(EngineError) as caught:

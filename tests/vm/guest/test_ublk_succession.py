@@ -26,6 +26,7 @@ from support.devices.ublkservers import (
     Succession,
     kill_while,
     nodes,
+    prepared,
     run,
     shape_of,
     succession,
@@ -177,7 +178,7 @@ def test_a_device_that_somebody_has_removed_has_no_successor() -> None:
     config = EngineConfig(size_bytes=64 * MIB, slab_bytes=64 * MIB, staging_pages=64)
     backup = DISK / "successor"
     with NativeEngine(config, str(backup)) as engine:
-        frontend = engine.frontend_ublk_prepare(number, SERVERS)
+        frontend = prepared(engine, number, SERVERS)
         devices.active.kill()
         run(SERVER, "-", 0, "remove-by-force", number)
         with pytest.raises(NotFoundError, match=f"no ublk device {number}"):
@@ -213,7 +214,7 @@ def test_a_living_predecessor_is_not_robbed() -> None:
     server = Server(64, "new")
     backup = DISK / "successor"
     with NativeEngine(config, str(backup)) as engine:
-        frontend = engine.frontend_ublk_prepare(server.device_id, SERVERS)
+        frontend = prepared(engine, server.device_id, SERVERS)
         with pytest.raises(ConflictError, match=f"served by process {server.process.pid}"):
             frontend.take_over(200)
         frontend.close()
@@ -234,7 +235,7 @@ def test_a_device_of_another_shape_is_refused(size: int, requests: int, what: st
     backup = DISK / "successor"
     with NativeEngine(config, str(backup)) as engine:
         with pytest.raises(EngineError, match=what) as caught:
-            engine.frontend_ublk_prepare(server.device_id, SERVERS)
+            prepared(engine, server.device_id, SERVERS)
         assert caught.value.code == errno.EINVAL
     backup.unlink()
     server.end()

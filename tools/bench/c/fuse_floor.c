@@ -14,6 +14,7 @@
 
 #include "bench.h"
 #include "engine/request.h"
+#include "frontend/frontend.h"
 
 struct isw_engine {
 	uint64_t size_bytes;
@@ -74,6 +75,7 @@ int main(int argc, char **argv)
 	struct isw_engine engine = {
 		.size_bytes = bench_number(argc, argv, "size-bytes", 1u << 30),
 	};
+	const struct isw_frontend_config config = {.path = mountpoint};
 	struct isw_error error = {0};
 	isw_frontend *frontend;
 	char line[16];
@@ -87,12 +89,12 @@ int main(int argc, char **argv)
 	if (engine.bytes == MAP_FAILED)
 		bench_die("no memory for the device");
 	(void)mlockall(MCL_CURRENT | MCL_FUTURE);
-	if (isw_frontend_fuse(&engine, mountpoint, &frontend, &error))
+	if (iswi_fuse_ops.start(&engine, &config, &frontend, &error))
 		bench_die("%s", error.text);
 	printf("{\"disk\": \"%s/disk\"}\n", mountpoint);
 	fflush(stdout);
 	while (read(STDIN_FILENO, line, sizeof(line)) > 0)
 		;
-	isw_frontend_destroy(frontend);
+	iswi_fuse_ops.destroy(frontend);
 	return 0;
 }

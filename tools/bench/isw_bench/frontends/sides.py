@@ -13,7 +13,7 @@ from pathlib import Path
 
 from infiniswap.device.api import SuccessionRow
 from infiniswap.device.control import client
-from infiniswap.device.frontends.choice import CHECKS
+from infiniswap.device.frontends import FRONT_ENDS
 from infiniswap.errors import InfiniswapError
 from infiniswap.system.files import SYS
 from infiniswap.system.programs import run_command
@@ -62,7 +62,7 @@ def ours(
         SkipError: this host lacks this front end.
     """
     try:
-        CHECKS[frontend]()
+        FRONT_ENDS[frontend].check()
     except InfiniswapError as error:
         raise SkipError(error.what) from error
     changes = {

@@ -24,7 +24,7 @@ _PERIOD_S = 2.0
 _PAUSE_S_MAX = 60.0
 
 
-class Others:
+class TakenAway:
     """Looks every few seconds.
 
     Args:

@@ -13,7 +13,7 @@ import pytest
 
 from infiniswap.device.frontends import Choice
 from infiniswap.device.frontends.attach import Attachment
-from infiniswap.device.frontends.others import DEVICE, Others
+from infiniswap.device.frontends.taken_away import DEVICE, TakenAway
 from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.errors import UnavailableError
 
@@ -56,7 +56,7 @@ class Device:
         attachment = Attachment(cast(Any, Spec()), paths, Choice("nbd-socket", "for this test"))
         self.kernel, self.alarms = Kernel(), dict[str, str]()
         attachment.kernel = cast(Any, self.kernel)
-        self.others = Others(attachment, self.alarms, at_once, period_s=0.001)
+        self.watch = TakenAway(attachment, self.alarms, at_once, period_s=0.001)
 
 
 async def at_once(call: Callable[[], T]) -> T:
@@ -71,27 +71,27 @@ def device(tmp_path: Path) -> Device:
 def test_a_device_that_was_detached_is_told_once_and_tried_again(
     device: Device, caplog: pytest.LogCaptureFixture
 ) -> None:
-    device.others.look()
+    device.watch.look()
     assert not device.kernel.tries
     device.kernel.ours = False
     for _ in range(3):
-        device.others.look()
+        device.watch.look()
     assert device.kernel.tries == 3
     assert "/dev/loop7 was detached by somebody else: there is no unused" in device.alarms[DEVICE]
     assert len(caplog.records) == 1
     device.kernel.free = True
-    device.others.look()
+    device.watch.look()
     assert DEVICE not in device.alarms
     assert "the device is attached again" in caplog.text
     assert device.kernel.tries == 4
-    device.others.look()
+    device.watch.look()
     assert device.kernel.tries == 4
 
 
 async def test_nothing_is_touched_while_the_device_starts_or_stops(device: Device) -> None:
     state, stopping = "starting", asyncio.Lock()
     device.kernel.ours, device.kernel.free = False, True
-    task = asyncio.create_task(device.others.run(stopping, lambda: state == "serving"))
+    task = asyncio.create_task(device.watch.run(stopping, lambda: state == "serving"))
     await asyncio.sleep(0.05)
     assert not device.kernel.looked
     async with stopping:
