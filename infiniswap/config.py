@@ -193,7 +193,7 @@ class DeviceConfig:
     priority: int | None = _int(None, low=0, high=32_767, auto=True)
     """Priority of the swap area; auto: above every active area."""
     keep_awake: str = _choice("auto", "auto", "off", live="device")
-    """auto: processors stay awake while pages come in (infiniswap.system.wakeup)."""
+    """auto: processors stay awake while pages come in (infiniswap.system.keep_awake)."""
     group: str = _text("infiniswap")
     """Group whose members may run jobs on a declared device without root; empty: nobody may."""
     standby: str = _choice("on", "on", "off")

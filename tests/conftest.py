@@ -138,7 +138,7 @@ def _swap() -> str:
 def _idle_states() -> str:
     if _root():
         return _root()
-    from infiniswap.system.wakeup import idle_host
+    from infiniswap.system.keep_awake import idle_host
 
     if not _opens("/dev/cpu_dma_latency"):
         return "needs /dev/cpu_dma_latency"

@@ -19,7 +19,7 @@ from infiniswap.donor.service import DonorService
 from infiniswap.errors import ConfigError, InfiniswapError
 from infiniswap.policy.headroom import HeadroomConfig
 from infiniswap.secret import check_listen_secret
-from infiniswap.system.wakeful import Waker
+from infiniswap.system.keep_awake import Awake
 
 
 class Reloader:
@@ -35,7 +35,7 @@ class Reloader:
         config: Config,
         harvester: Harvester,
         service: DonorService,
-        waker: Waker,
+        waker: Awake,
     ) -> None:
         self._config = config
         self._harvester = harvester

@@ -45,9 +45,9 @@ from infiniswap.errors import ConflictError, EngineError, InfiniswapError, Syste
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
 from infiniswap.secret import check_listen_secret
 from infiniswap.system.clock import SteadyClock
+from infiniswap.system.keep_awake import Awake
 from infiniswap.system.pressure import PressureTrigger
 from infiniswap.system.process import be_nice
-from infiniswap.system.wakeful import Waker
 from infiniswap.units import PAGE_BYTES, HostPort, format_size, format_size_short
 
 log = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ async def _start(
     _log_start(config, service, limits)
     if note := pool_note(limits, figures):
         log.warning("%s", note)
-    waker = Waker(lambda: store.stats()["read_bytes"] // PAGE_BYTES, daemon.keep_awake)
+    waker = Awake(lambda: store.stats()["read_bytes"] // PAGE_BYTES, daemon.keep_awake)
     reloader = Reloader(config, harvester, service, waker)
     ports = Ports(service.control_port, service.data_port)
     donor = Donor(ports, service, server, harvester, reloader)
@@ -307,7 +307,7 @@ def _settle(home: Home | NoHome, service: DonorService, gives_back: bool = False
 
 @contextlib.asynccontextmanager
 async def _loops(
-    donor: Donor, config: Config, secret: bytes | None, waker: Waker, background: Executor
+    donor: Donor, config: Config, secret: bytes | None, waker: Awake, background: Executor
 ) -> AsyncIterator[None]:
     """The donor's own tasks, while the block lasts."""
     service = donor.service

@@ -14,7 +14,7 @@ import pytest
 from support.devices import nbd_bytes as nbd
 from support.devices.cluster import Cluster, Device, until
 
-from infiniswap.system.wakeup import REQUEST_PATH
+from infiniswap.system.keep_awake import REQUEST_PATH
 
 pytestmark = [pytest.mark.requires_native, pytest.mark.requires_idle_states]
 

@@ -26,8 +26,8 @@ from infiniswap.control import messages as m
 from infiniswap.device.cleanup import leftovers
 from infiniswap.device.frontends import Places, fuse, ublk
 from infiniswap.errors import BackupError, NoDonorError, SystemCallError, UnavailableError
+from infiniswap.system.keep_awake import CpuLatencyRequest
 from infiniswap.system.swap import SwapArea
-from infiniswap.system.wakeup import CpuLatencyRequest
 from infiniswap.units import GIB, HostPort
 
 SWAPS = "Filename\tType\tSize\tUsed\tPriority\n"

@@ -16,8 +16,8 @@ from infiniswap.device.frontends import FRONT_ENDS, Places
 from infiniswap.device.frontends.base import Condition, FrontEnd
 from infiniswap.rights import has, lacking, way_to
 from infiniswap.system.files import PROC, SYS, read_text, try_read_text
+from infiniswap.system.keep_awake import HALTPOLL, CpuLatencyRequest, IdleHost, idle_host
 from infiniswap.system.memory import host_memory, machine_memory, memory_hierarchy, parse_meminfo
-from infiniswap.system.wakeup import HALTPOLL, CpuLatencyRequest, IdleHost, idle_host
 from infiniswap.units import MIB, format_size_short
 
 _DEEP_US: Final = 20

@@ -37,8 +37,8 @@ from infiniswap.engine.protocol import Engine, EngineConfig
 from infiniswap.errors import InfiniswapError, MemoryLimitError
 from infiniswap.policy.ahead import MapAhead
 from infiniswap.policy.refill import Refill
+from infiniswap.system.keep_awake import Awake
 from infiniswap.system.process import make_swap_safe, sentences
-from infiniswap.system.wakeful import Waker
 from infiniswap.units import PAGE_BYTES, HostPort
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Parts:
         self.degraded: list[str] = []
         self.warnings: list[str] = []
         self.finder = Finder(spec, self.blocking)
-        self.waker: Waker | None = None
+        self.waker: Awake | None = None
         self._executor = ThreadPoolExecutor(_EXECUTOR_THREADS, thread_name_prefix="device")
         self._client: ClientConfig | None = None
         self._engine: Engine | None = None
@@ -236,7 +236,7 @@ class Parts:
     def start_waker(self) -> None:
         """The loop that keeps processors awake while pages come in."""
         engine = self.engine
-        self.waker = Waker(lambda: engine.pages_moved()[0], self.spec.config.device.keep_awake)
+        self.waker = Awake(lambda: engine.pages_moved()[0], self.spec.config.device.keep_awake)
         self._loop("waker", self.waker.run())
 
     def _loop(self, name: str, work: Coroutine[Any, Any, None]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from infiniswap.errors import InfiniswapError, UsageError
 from infiniswap.system.interrupts import Interrupted
-from infiniswap.system.wakeup import CpuLatencyRequest, idle_host
+from infiniswap.system.keep_awake import CpuLatencyRequest, idle_host
 from infiniswap.units import parse_page_size
 from isw_bench import machine, ratio_plot, results
 from isw_bench.bench import Bench, Settings, SkipError, build_programs
@@ -192,7 +192,7 @@ def processors_awake(wanted: bool) -> Iterator[str]:
         else:
             yield f"Processors were kept awake for all sides (/dev/cpu_dma_latency: {latency_us})."
     finally:
-        request.close()
+        request.release()
 
 
 def interrupt_behind(error: BaseException) -> Interrupted | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waking a processor costs on this host, and asking the kernel to keep processors awake.
+"""Keeps processors awake while pages come in fast (`keep_awake`): for devices and donors alike.
 
 A process that writes a number of microseconds (a 32-bit integer) to /dev/cpu_dma_latency asks for
 idle states that can be left within that time. The request lasts as long as the file is open, so it
@@ -9,16 +9,22 @@ states of a host are: Documentation/admin-guide/pm/cpuidle.rst.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import re
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from infiniswap import rights
+from infiniswap.policy.keep_awake import KeepAwakeConfig, KeepAwakePolicy
 from infiniswap.system.files import PROC, SYS, try_read_text
 from infiniswap.system.process import Degraded
+
+log = logging.getLogger(__name__)
 
 REQUEST_PATH: Final = Path("/dev/cpu_dma_latency")
 HALTPOLL: Final = "haltpoll"
@@ -26,6 +32,10 @@ HALTPOLL: Final = "haltpoll"
 _NO_DRIVER = ("", "none")
 _POLL = "POLL"
 _STATES_MAX = 10  # CPUIDLE_STATE_MAX
+_TICK_S_AWAKE = 0.1
+_TICK_S_ASLEEP = 0.25
+_RETRY_TICKS = 240
+"""After a refusal: about a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +112,7 @@ def idle_host(*, proc: Path = PROC, sys: Path = SYS) -> IdleHost:
 
 
 class CpuLatencyRequest:
-    """This process's request. Not thread-safe; close it.
+    """This process's request. Not thread-safe; release it.
 
     Args:
         path: the kernel's file.
@@ -154,14 +164,10 @@ class CpuLatencyRequest:
         return None
 
     def release(self) -> None:
-        """Asks for nothing any more."""
+        """Asks for nothing from now on. Idempotent."""
         fd, self._fd, self._latency_us = self._fd, -1, None
         if fd >= 0:
             os.close(fd)
-
-    def close(self) -> None:
-        """As release; for the end."""
-        self.release()
 
     def _refused(self, error: OSError) -> Degraded:
         mend = rights.mend("CAP_DAC_OVERRIDE")
@@ -176,3 +182,82 @@ class CpuLatencyRequest:
             f"{error.strerror}); each page-in may wait for several to wake up",
             f'{mend} keep_awake = "off" does without.',
         )
+
+
+class Awake:
+    """Holds the request while it is worth it. `run` is one task of an event loop.
+
+    Args:
+        page_ins: total since the start; must not wait.
+        mode: "auto" or "off" (keep_awake).
+        config: when it is worth it.
+        request: the kernel's, or a test's.
+        latency_us: what to ask for; None: nothing would help on this host.
+    """
+
+    def __init__(
+        self,
+        page_ins: Callable[[], int],
+        mode: str,
+        config: KeepAwakeConfig | None = None,
+        request: CpuLatencyRequest | None = None,
+        latency_us: Callable[[], int | None] = lambda: idle_host().latency_us,
+    ) -> None:
+        self._page_ins = page_ins
+        self._policy = KeepAwakePolicy(config or KeepAwakeConfig())
+        self._request = request or CpuLatencyRequest()
+        self._find_latency_us = latency_us
+        self._latency_us: int | None = None
+        self._retry_ticks = 0
+        self._mode = "off"
+        self._changed = asyncio.Event()
+        self.set_mode(mode)
+
+    def set_mode(self, mode: str) -> None:
+        """ "auto" or "off" from now on."""
+        if mode == self._mode:
+            return
+        self._mode = mode
+        self._latency_us = self._find_latency_us() if mode == "auto" else None
+        if self._latency_us is not None:
+            self._request.check()
+        self._changed.set()
+
+    @property
+    def awake(self) -> bool:
+        """Whether the request is held now."""
+        return self._request.held is not None
+
+    @property
+    def problem(self) -> Degraded | None:
+        """Why it cannot be held; None when it can, or is not wanted."""
+        return self._request.problem
+
+    async def run(self) -> None:
+        """Ticks until cancelled; then nothing is held any more."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                if self._changed.is_set() and self._request.problem is not None:
+                    log.warning("%s", self._request.problem)
+                self._changed.clear()
+                if self._latency_us is None:
+                    self._request.release()
+                    await self._changed.wait()
+                    continue
+                self.tick(loop.time())
+                await asyncio.sleep(_TICK_S_AWAKE if self.awake else _TICK_S_ASLEEP)
+        finally:
+            self._request.release()
+
+    def tick(self, now_s: float) -> None:
+        """Looks at the counter and holds or releases."""
+        if self._latency_us is None:
+            return
+        if not self._policy.tick(now_s, self._page_ins()):
+            self._request.release()
+            return
+        if self._retry_ticks:
+            self._retry_ticks -= 1
+        elif self._request.hold(self._latency_us) is not None:
+            self._retry_ticks = _RETRY_TICKS

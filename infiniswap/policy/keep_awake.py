@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class WakefulnessConfig:
+class KeepAwakeConfig:
     """When to stay awake.
 
     Attributes:
@@ -29,14 +29,14 @@ class WakefulnessConfig:
             raise ValueError(f"time {self.awake_s} s is below zero")
 
 
-class Wakefulness:
+class KeepAwakePolicy:
     """Decides from a counter of page-ins. The first tick only learns where the counter stands.
 
     Args:
         config: parameters.
     """
 
-    def __init__(self, config: WakefulnessConfig) -> None:
+    def __init__(self, config: KeepAwakeConfig) -> None:
         self._config = config
         self._pages = 0
         self._ticked_s: float | None = None

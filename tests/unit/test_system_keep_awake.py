@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""infiniswap.system.wakeup and wakeful, on made-up hosts."""
+"""infiniswap.system.keep_awake, on made-up hosts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from infiniswap.system.wakeful import Waker
-from infiniswap.system.wakeup import CpuLatencyRequest, IdleHost, IdleState, idle_host
+from infiniswap.system.keep_awake import (
+    Awake,
+    CpuLatencyRequest,
+    IdleHost,
+    IdleState,
+    idle_host,
+)
 
 POLL = IdleState("POLL", 0)
 
@@ -73,7 +78,6 @@ def test_a_request_is_the_open_file(tmp_path: Path) -> None:
     assert path.read_bytes() == struct.pack("=i", 0), "written once"
     request.release()
     assert request.held is None
-    request.close()
 
 
 def test_a_missing_file_is_a_named_reason_and_no_exception(tmp_path: Path) -> None:
@@ -90,15 +94,17 @@ def test_a_missing_file_is_a_named_reason_and_no_exception(tmp_path: Path) -> No
     assert request.problem is None
 
 
-def waker(path: Path, pages: list[int], mode: str = "auto", latency_us: int | None = 0) -> Waker:
+def keep_awake(
+    path: Path, pages: list[int], mode: str = "auto", latency_us: int | None = 0
+) -> Awake:
     request = CpuLatencyRequest(path)
-    return Waker(lambda: pages[0], mode, request=request, latency_us=lambda: latency_us)
+    return Awake(lambda: pages[0], mode, request=request, latency_us=lambda: latency_us)
 
 
 def test_it_holds_while_pages_come_and_lets_go(tmp_path: Path) -> None:
     path, pages = tmp_path / "latency", [0]
     path.touch()
-    awake = waker(path, pages)
+    awake = keep_awake(path, pages)
     awake.tick(0.0)
     assert not awake.awake
     pages[0] = 1000
@@ -115,7 +121,7 @@ def test_off_or_without_use_nothing_is_opened_nor_missed(
     tmp_path: Path, mode: str, latency_us: int | None
 ) -> None:
     pages = [0]
-    asleep = waker(tmp_path / "none", pages, mode, latency_us)
+    asleep = keep_awake(tmp_path / "none", pages, mode, latency_us)
     asleep.tick(0.0)
     pages[0] = 10_000
     asleep.tick(1.0)
@@ -125,7 +131,7 @@ def test_off_or_without_use_nothing_is_opened_nor_missed(
 
 def test_a_refusal_is_known_from_the_start_and_tried_again_rarely(tmp_path: Path) -> None:
     path, pages = tmp_path / "none", [0]
-    awake = waker(path, pages)
+    awake = keep_awake(path, pages)
     assert awake.problem is not None
     tries = 0
     for tick in range(200):
@@ -146,8 +152,8 @@ def test_a_refusal_is_known_from_the_start_and_tried_again_rarely(tmp_path: Path
 async def test_its_end_lets_go(tmp_path: Path) -> None:
     path, pages = tmp_path / "latency", [0]
     path.touch()
-    awake = waker(path, pages)
-    task = asyncio.create_task(awake.run(), name="waker")
+    awake = keep_awake(path, pages)
+    task = asyncio.create_task(awake.run(), name="keep awake")
     async with asyncio.timeout(30):
         while not awake.awake:
             pages[0] += 100_000
@@ -158,7 +164,7 @@ async def test_its_end_lets_go(tmp_path: Path) -> None:
 
 
 async def test_with_nothing_to_do_it_waits_for_its_end(tmp_path: Path) -> None:
-    task = asyncio.create_task(waker(tmp_path / "none", [0], "off").run(), name="waker")
+    task = asyncio.create_task(keep_awake(tmp_path / "none", [0], "off").run(), name="keep awake")
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not task.done()
