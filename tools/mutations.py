@@ -25,6 +25,7 @@ _SOURCES = ("CMakeLists.txt", "pyproject.toml", "csrc", "tests/c", "tests/fuzz",
 _PROGRAMS = (
     "test_engine",
     "test_crash",
+    "test_holder",
     "test_store",
     "test_transport",
     "test_backup",

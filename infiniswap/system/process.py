@@ -70,7 +70,7 @@ def pidfd_ended(pidfd: int, timeout_s: float = 0.0) -> bool:
     return bool(poll.poll(max(0, int(timeout_s * 1000))))
 
 
-def peer_of(sock: socket.socket) -> tuple[int, int]:
+def peer_credentials(sock: socket.socket) -> tuple[int, int]:
     """Pid and uid of the process at the other end of a Unix socket, as it was when it connected
     (SO_PEERCRED, unix(7)): the kernel's word, not the peer's."""
     credentials = struct.Struct("3i")  # struct ucred

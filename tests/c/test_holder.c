@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The holder with toy children: this program is started again by it, as the device's process and as
- * standby, and does what the test has written into a file for each start.
+ * The holder with toy children: it starts this program again, as the device's process and as
+ * standby, with the mode that the test names.
  */
 #define _GNU_SOURCE 1
 #include <errno.h>
@@ -13,16 +13,13 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "check.h"
 #include "holder/holder.h"
+#include "holder_fixture.h"
 
-#define WAIT_MS     60000
 #define ALONE_S_MAX 240
 
 /* ------------------------------------------------------------------ toy children */
@@ -264,155 +261,12 @@ static int standby(const char *mode)
 
 /* -------------------------------------------------------------------------- tests */
 
-struct held {
-	pid_t pid;
-	FILE *reports;
-	char line[256];
-};
-
-static void start_holder(struct held *held, const char *mode)
-{
-	static char spec_fd[12], ready_fd[12], self[512];
-	ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
-	int pipes[2], spec = memfd_create("spec", 0), ready = memfd_create("ready", 0);
-
-	CHECK(length > 0);
-	CHECK(pipe(pipes) == 0);
-	snprintf(spec_fd, sizeof(spec_fd), "%d", spec);
-	snprintf(ready_fd, sizeof(ready_fd), "%d", ready);
-	held->pid = fork();
-	CHECK(held->pid >= 0);
-	if (held->pid == 0) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves nobody */
-		dup2(pipes[1], STDOUT_FILENO);
-		close(pipes[0]);
-		close(pipes[1]);
-		execl(ISW_HOLDER_PROGRAM, "infiniswap-holder", spec_fd, ready_fd, self, mode, NULL);
-		_exit(99);
-	}
-	close(pipes[1]);
-	close(spec);
-	close(ready);
-	held->reports = fdopen(pipes[0], "r");
-	CHECK(held->reports != NULL);
-	/* What poll() says is what there is. */
-	setvbuf(held->reports, NULL, _IONBF, 0);
-}
-
-/* Waits for a report that ends with this text; returns who made it. */
-static pid_t expect(struct held *held, const char *text)
-{
-	for (;;) {
-		struct pollfd pollfd = {.fd = fileno(held->reports), .events = POLLIN};
-		size_t length;
-
-		CHECK(poll(&pollfd, 1, WAIT_MS) == 1);
-		if (!fgets(held->line, sizeof(held->line), held->reports)) {
-			fprintf(stderr, "no report of %s\n", text);
-			exit(1);
-		}
-		held->line[strcspn(held->line, "\n")] = '\0';
-		length = strlen(held->line);
-		if (length > strlen(text) && strcmp(held->line + length - strlen(text), text) == 0)
-			return (pid_t)atoi(held->line);
-	}
-}
-
-/* What somebody who waits for it in vain wants to know of a process. */
-static void show(pid_t pid, const char *name)
-{
-	char path[64], text[4096];
-	FILE *file;
-	size_t got;
-
-	snprintf(path, sizeof(path), "/proc/%d/%s", (int)pid, name);
-	file = fopen(path, "r");
-	if (!file)
-		return;
-	got = fread(text, 1, sizeof(text) - 1, file);
-	text[got] = '\0';
-	fprintf(stderr, "%s:\n%s\n", path, text);
-	fclose(file);
-}
-
-static void show_all(pid_t parent)
-{
-	char path[64], text[1024] = {0};
-	FILE *file;
-
-	show(parent, "status");
-	show(parent, "stack");
-	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)parent, (int)parent);
-	file = fopen(path, "r");
-	if (file && fgets(text, sizeof(text), file))
-		for (char *next = strtok(text, " "); next; next = strtok(NULL, " "))
-			show_all((pid_t)atoi(next));
-	if (file)
-		fclose(file);
-}
-
-/* Returns its status; a process that does not end fails the test and is shown. */
-static int end_of(pid_t pid)
-{
-	int status;
-
-	for (int i = 0; i < WAIT_MS; i++) {
-		pid_t ended = waitpid(pid, &status, WNOHANG);
-
-		CHECK(ended >= 0);
-		if (ended == pid)
-			return status;
-		(void)poll(NULL, 0, 1);
-	}
-	show_all(pid);
-	CHECK(!"has ended");
-	return 0;
-}
-
-/* As end_of(), for one that somebody else waits for. */
-static void await_gone(pid_t pid)
-{
-	for (int i = 0; i < WAIT_MS && kill(pid, 0) == 0; i++)
-		(void)poll(NULL, 0, 1);
-	if (kill(pid, 0) == 0) {
-		show_all(pid);
-		CHECK(!"has gone");
-	}
-}
-
-static int exit_code(struct held *held)
-{
-	int status = end_of(held->pid);
-
-	fclose(held->reports);
-	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-/* 'T': stopped; 'Z': all of it has ended, but for its being waited for. */
-static bool is_in_state(pid_t pid, char wanted)
-{
-	char path[32], state = '?';
-	FILE *file;
-
-	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	file = fopen(path, "r");
-	CHECK(file != NULL);
-	CHECK_EQ(fscanf(file, "%*d (%*[^)]) %c", &state), 1);
-	fclose(file);
-	return state == wanted;
-}
-
 static void an_orderly_end_ends_all(void)
 {
-	struct held held;
-	pid_t waiting;
+	struct held held = with_standby("serves");
 
-	start_holder(&held, "serves");
-	expect(&held, "serving");
-	waiting = expect(&held, "standby");
-	CHECK(kill(held.pid, SIGTERM) == 0);
-	CHECK_EQ(exit_code(&held), 7);
-	CHECK(kill(waiting, 0) != 0 && errno == ESRCH);
+	stop(&held);
+	CHECK(kill(held.waiting, 0) != 0 && errno == ESRCH);
 }
 
 /* The sanitizers' runtimes make mlock() do nothing. */
@@ -446,19 +300,14 @@ static unsigned int locked_files(pid_t pid)
 /* Else a successor would have to wait for what it reads before it serves. */
 static void what_a_successor_reads_stays_in_memory(void)
 {
-	struct held held;
-	pid_t serving;
+	struct held held = with_standby("serves");
 
-	start_holder(&held, "serves");
-	serving = expect(&held, "serving");
-	expect(&held, "standby");
 	CHECK_EQ(locked_files(held.pid), 2); /* of four that it was given, the state and the spec */
-	CHECK(kill(serving, SIGKILL) == 0);
+	signal_to(held.serving, SIGKILL);
 	expect(&held, "take-over 1 killed");
 	CHECK_EQ(locked_files(held.pid), 2);
 	expect(&held, "serving");
-	CHECK(kill(held.pid, SIGTERM) == 0);
-	CHECK_EQ(exit_code(&held), 7);
+	stop(&held);
 }
 
 static void a_start_that_fails_is_the_end(void)
@@ -471,259 +320,192 @@ static void a_start_that_fails_is_the_end(void)
 
 static void each_death_is_followed_by_a_take_over(void)
 {
-	struct held held;
-	pid_t serving;
+	struct held held = serving("serves");
 
-	start_holder(&held, "serves");
-	serving = expect(&held, "serving");
 	for (int i = 1; i <= 5; i++) {
 		pid_t waiting = expect(&held, "standby");
 		char text[32];
 
-		CHECK(kill(serving, SIGKILL) == 0);
+		signal_to(held.serving, SIGKILL);
 		snprintf(text, sizeof(text), "take-over %d killed", i);
-		serving = expect(&held, text);
-		CHECK_EQ(serving, waiting);
+		held.serving = expect(&held, text);
+		CHECK_EQ(held.serving, waiting);
 		expect(&held, "serving");
 	}
-	CHECK(kill(held.pid, SIGTERM) == 0);
-	CHECK_EQ(exit_code(&held), 7);
+	stop(&held);
 }
 
 static void a_standby_that_dies_is_replaced(void)
 {
-	struct held held;
-	pid_t serving, waiting;
+	struct held held = with_standby("serves");
 
-	start_holder(&held, "serves");
-	serving = expect(&held, "serving");
-	waiting = expect(&held, "standby");
 	expect(&held, "standby ready");
-	CHECK(kill(waiting, SIGKILL) == 0);
-	CHECK_EQ(expect(&held, "it has died; another one is started"), serving);
-	CHECK(expect(&held, "standby") != waiting);
-	CHECK(kill(held.pid, SIGTERM) == 0);
-	CHECK_EQ(exit_code(&held), 7);
+	signal_to(held.waiting, SIGKILL);
+	CHECK_EQ(expect(&held, "it has died; another one is started"), held.serving);
+	CHECK(expect(&held, "standby") != held.waiting);
+	stop(&held);
 }
 
 static void both_killed_at_once_a_new_one_takes_over(void)
 {
-	struct held held;
-	pid_t serving, waiting, next;
+	struct held held = with_standby("serves");
+	pid_t next;
 
-	start_holder(&held, "serves");
-	serving = expect(&held, "serving");
-	waiting = expect(&held, "standby");
 	/* The holder finds both dead. */
-	CHECK(kill(held.pid, SIGSTOP) == 0);
-	CHECK(kill(waiting, SIGKILL) == 0);
-	CHECK(kill(serving, SIGKILL) == 0);
-	CHECK(kill(held.pid, SIGCONT) == 0);
+	signal_to(held.pid, SIGSTOP);
+	signal_to(held.waiting, SIGKILL);
+	signal_to(held.serving, SIGKILL);
+	signal_to(held.pid, SIGCONT);
 	next = expect(&held, "standby");
-	CHECK(next != waiting);
+	CHECK(next != held.waiting);
 	/* The first when it has seen both deaths, else it has tried the dead one before. */
 	CHECK_EQ(expect(&held, " killed"), next);
 	expect(&held, "serving");
-	CHECK(kill(held.pid, SIGTERM) == 0);
-	CHECK_EQ(exit_code(&held), 7);
+	stop(&held);
 }
 
 static void a_signal_while_nobody_serves_is_not_forgotten(void)
 {
-	struct held held;
-	pid_t serving, waiting;
+	struct held held = with_standby("serves");
 
-	start_holder(&held, "serves");
-	serving = expect(&held, "serving");
-	waiting = expect(&held, "standby");
-	CHECK(kill(waiting, SIGSTOP) == 0);
-	CHECK(kill(serving, SIGKILL) == 0);
+	signal_to(held.waiting, SIGSTOP);
+	signal_to(held.serving, SIGKILL);
 	/* Told to take over, and not able to: that is when it comes. */
-	await_gone(serving);
-	CHECK(kill(held.pid, SIGTERM) == 0);
-	CHECK(kill(waiting, SIGCONT) == 0);
+	await_gone(held.serving);
+	signal_to(held.pid, SIGTERM);
+	signal_to(held.waiting, SIGCONT);
 	CHECK_EQ(exit_code(&held), 7);
 }
 
 static void a_signal_that_comes_with_a_death_is_not_forgotten(void)
 {
-	struct held held;
-	pid_t serving;
+	struct held held = with_standby("serves");
 
-	start_holder(&held, "serves");
-	serving = expect(&held, "serving");
-	expect(&held, "standby");
 	/* The holder finds both at once, and who is to get the signal dead. */
-	CHECK(kill(held.pid, SIGSTOP) == 0);
-	CHECK(kill(serving, SIGKILL) == 0);
-	while (!is_in_state(serving, 'Z'))
-		(void)poll(NULL, 0, 1);
-	CHECK(kill(held.pid, SIGTERM) == 0);
-	CHECK(kill(held.pid, SIGCONT) == 0);
+	signal_to(held.pid, SIGSTOP);
+	signal_to(held.serving, SIGKILL);
+	await_state(held.serving, 'Z');
+	signal_to(held.pid, SIGTERM);
+	signal_to(held.pid, SIGCONT);
 	CHECK_EQ(exit_code(&held), 7);
 }
 
 static void a_signal_that_was_answered_is_over(void)
 {
-	struct held held;
-	pid_t serving;
+	struct held held = with_standby("goes-on");
 
-	start_holder(&held, "goes-on");
-	serving = expect(&held, "serving");
-	expect(&held, "standby");
-	CHECK(kill(held.pid, SIGTERM) == 0);
-	CHECK_EQ(expect(&held, "goes on"), serving);
-	CHECK(kill(serving, SIGKILL) == 0);
-	serving = expect(&held, "take-over 1 killed");
+	signal_to(held.pid, SIGTERM);
+	CHECK_EQ(expect(&held, "goes on"), held.serving);
+	signal_to(held.serving, SIGKILL);
+	held.serving = expect(&held, "take-over 1 killed");
 	/* Time enough to be asked, were it asked as well. */
-	CHECK_EQ(expect(&held, "standby ready"), serving);
-	CHECK(kill(serving, SIGKILL) == 0);
+	CHECK_EQ(expect(&held, "standby ready"), held.serving);
+	signal_to(held.serving, SIGKILL);
 	expect(&held, "take-over 2 killed");
 	expect(&held, "serving");
-	CHECK(kill(held.pid, SIGTERM) == 0);
-	CHECK_EQ(exit_code(&held), 7);
+	stop(&held);
 }
 
 static void who_dies_while_taking_over_is_followed_by_the_next(void)
 {
-	struct held held;
-	pid_t first;
+	struct held held = with_standby("dies-once");
 
-	start_holder(&held, "dies-once");
-	first = expect(&held, "serving");
-	expect(&held, "standby");
-	CHECK(kill(first, SIGKILL) == 0);
-	first = expect(&held, "take-over 1 killed");
-	CHECK(expect(&held, "take-over 2 killed") != first);
+	signal_to(held.serving, SIGKILL);
+	held.serving = expect(&held, "take-over 1 killed");
+	CHECK(expect(&held, "take-over 2 killed") != held.serving);
 	expect(&held, "serving");
-	CHECK(kill(held.pid, SIGTERM) == 0);
-	CHECK_EQ(exit_code(&held), 7);
+	stop(&held);
 }
 
 static void a_ring_ends_when_its_process_is_seen_to_have_ended(void)
 {
-	struct held held;
 	char path[] = "/tmp/isw-holder-XXXXXX";
 	int fd = mkstemp(path);
-	pid_t serving;
+	struct held held;
 
 	CHECK(fd >= 0);
 	CHECK(setenv(RING, path, 1) == 0);
-	start_holder(&held, "rings");
-	serving = expect(&held, "serving");
-	expect(&held, "standby");
-	CHECK(kill(held.pid, SIGSTOP) == 0);
-	CHECK(kill(serving, SIGKILL) == 0);
-	while (!is_in_state(serving, 'Z'))
-		(void)poll(NULL, 0, 1);
+	held = with_standby("rings");
+	signal_to(held.pid, SIGSTOP);
+	signal_to(held.serving, SIGKILL);
+	await_state(held.serving, 'Z');
 	CHECK(flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK);
-	CHECK(kill(held.pid, SIGCONT) == 0);
+	signal_to(held.pid, SIGCONT);
 	expect(&held, "its ring is gone");
 	expect(&held, "serving");
 	close(fd);
 	unlink(path);
-	CHECK(kill(held.pid, SIGTERM) == 0);
-	CHECK_EQ(exit_code(&held), 7);
+	stop(&held);
 }
 
 static void a_ring_that_cannot_be_held_is_told(void)
 {
-	struct held held;
+	struct held held = serving("no-ring");
 
-	start_holder(&held, "no-ring");
-	expect(&held, "serving");
 	expect(&held, "unheld Bad file descriptor");
 	expect(&held, "standby ready");
-	CHECK(kill(held.pid, SIGTERM) == 0);
-	CHECK_EQ(exit_code(&held), 7);
+	stop(&held);
 }
 
 static void what_cannot_take_over_says_why(void)
 {
-	struct held held;
-	pid_t serving;
+	struct held held = serving("refuses");
 
-	start_holder(&held, "refuses");
-	serving = expect(&held, "serving");
-	CHECK_EQ(expect(&held, "standby none it is of another version"), serving);
-	CHECK(kill(held.pid, SIGTERM) == 0);
-	CHECK_EQ(exit_code(&held), 7);
+	CHECK_EQ(expect(&held, "standby none it is of another version"), held.serving);
+	stop(&held);
 }
 
 static void a_hopeless_device_ends(void)
 {
-	struct held held;
-	pid_t serving;
+	struct held held = with_standby("hopeless");
 
-	start_holder(&held, "hopeless");
-	serving = expect(&held, "serving");
-	expect(&held, "standby");
-	CHECK(kill(serving, SIGKILL) == 0);
+	signal_to(held.serving, SIGKILL);
 	CHECK_EQ(exit_code(&held), 5);
 }
 
 static void a_standby_that_finds_nothing_is_the_end_when_nobody_serves(void)
 {
-	struct held held;
-	pid_t serving, waiting;
+	struct held held = serving("nothing-left");
+	pid_t waiting = expect(&held, "nothing left");
 
-	start_holder(&held, "nothing-left");
-	serving = expect(&held, "serving");
-	waiting = expect(&held, "nothing left");
-	while (!is_in_state(waiting, 'T'))
-		(void)poll(NULL, 0, 1);
-	CHECK(kill(serving, SIGKILL) == 0);
-	while (kill(serving, 0) == 0)
-		(void)poll(NULL, 0, 1);
-	CHECK(kill(waiting, SIGCONT) == 0);
+	await_state(waiting, 'T');
+	signal_to(held.serving, SIGKILL);
+	await_gone(held.serving);
+	signal_to(waiting, SIGCONT);
 	CHECK_EQ(exit_code(&held), 1);
 	CHECK(kill(waiting, 0) != 0 && errno == ESRCH);
 }
 
 static void a_standby_that_finds_nothing_is_not_believed_while_somebody_serves(void)
 {
-	struct held held;
-	pid_t serving, waiting;
+	struct held held = serving("nothing-left");
+	pid_t waiting = expect(&held, "nothing left");
 
-	start_holder(&held, "nothing-left");
-	serving = expect(&held, "serving");
-	waiting = expect(&held, "nothing left");
-	while (!is_in_state(waiting, 'T'))
-		(void)poll(NULL, 0, 1);
-	CHECK(kill(waiting, SIGCONT) == 0);
-	CHECK_EQ(expect(&held, "standby none nothing is left"), serving);
-	CHECK(kill(held.pid, SIGTERM) == 0);
-	CHECK_EQ(exit_code(&held), 7);
+	await_state(waiting, 'T');
+	signal_to(waiting, SIGCONT);
+	CHECK_EQ(expect(&held, "standby none nothing is left"), held.serving);
+	stop(&held);
 }
 
 static void a_restart_is_a_new_standby_and_a_death(void)
 {
-	struct held held;
-	pid_t serving, next;
+	struct held held = serving("renew");
 
-	start_holder(&held, "renew");
-	serving = expect(&held, "serving");
-	next = expect(&held, "take-over 1 restart");
-	CHECK(next != serving);
+	CHECK(expect(&held, "take-over 1 restart") != held.serving);
 	expect(&held, "serving");
-	CHECK(kill(held.pid, SIGTERM) == 0);
-	CHECK_EQ(exit_code(&held), 7);
+	stop(&held);
 }
 
 static void who_serves_outlives_the_holder(void)
 {
-	struct held held;
-	pid_t serving, waiting;
+	struct held held = with_standby("serves");
 
-	start_holder(&held, "serves");
-	serving = expect(&held, "serving");
-	waiting = expect(&held, "standby");
-	CHECK(kill(held.pid, SIGKILL) == 0);
-	CHECK_EQ(expect(&held, "alone"), serving);
-	CHECK(kill(serving, 0) == 0);
+	signal_to(held.pid, SIGKILL);
+	CHECK_EQ(expect(&held, "alone"), held.serving);
+	CHECK(kill(held.serving, 0) == 0);
 	/* The pipe's end is the end of both; the standby goes by itself. */
-	await_gone(waiting);
-	CHECK(kill(serving, SIGTERM) == 0);
+	await_gone(held.waiting);
+	signal_to(held.serving, SIGTERM);
 	CHECK_EQ(exit_code(&held), 128 + SIGKILL);
 }
 
@@ -760,9 +542,9 @@ static void programs_start_in_the_root_directory(void)
 	pid_t pids[2];
 
 	CHECK(chdir("/tmp") == 0);
-	start_holder(&held, "serves");
-	pids[0] = expect(&held, "serving");
-	pids[1] = expect(&held, "standby");
+	held = with_standby("serves");
+	pids[0] = held.serving;
+	pids[1] = held.waiting;
 	for (size_t i = 0; i < 2; i++) {
 		char path[64], cwd[64] = "";
 
@@ -770,8 +552,7 @@ static void programs_start_in_the_root_directory(void)
 		CHECK(readlink(path, cwd, sizeof(cwd) - 1) > 0);
 		CHECK_EQ(strcmp(cwd, "/"), 0);
 	}
-	CHECK(kill(held.pid, SIGTERM) == 0);
-	CHECK_EQ(exit_code(&held), 7);
+	stop(&held);
 }
 
 /* A test that hangs all the same is ended from outside: then its output tells which it was. */

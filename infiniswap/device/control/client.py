@@ -37,7 +37,7 @@ from infiniswap.device.control import member_client
 from infiniswap.device.spec.rundir import DevicePaths, is_running, log_hint
 from infiniswap.errors import ConflictError, DeadlineError, InfiniswapError, NotPermittedError
 from infiniswap.json_text import NotJsonError, decode_json
-from infiniswap.system.process import peer_of, pidfd_ended
+from infiniswap.system.process import peer_credentials, pidfd_ended
 
 ASK_S = 5.0
 STOP_S = 3600.0
@@ -212,7 +212,7 @@ def stop(paths: DevicePaths, *, remove: bool) -> None:
             pidfds.append(os.pidfd_open(pid))
 
     def watch_peer(sock: socket.socket) -> None:
-        watch(peer_of(sock)[0])
+        watch(peer_credentials(sock)[0])
 
     try:
         request = StopRequest(remove=remove)

@@ -54,7 +54,7 @@ from infiniswap.json_text import NotJsonError, decode_json
 from infiniswap.system.cgroup import MemoryCgroup, put_where_its_parent_is
 from infiniswap.system.cgroup_limits import memory_allowed_bytes
 from infiniswap.system.job_cgroup import create_job_cgroup
-from infiniswap.system.process import peer_of, pidfd_ended, pidfd_open, process_uids
+from infiniswap.system.process import peer_credentials, pidfd_ended, pidfd_open, process_uids
 from infiniswap.units import format_size_short
 
 log = logging.getLogger(__name__)
@@ -265,7 +265,7 @@ class Members:
 
 def _peer(writer: asyncio.StreamWriter) -> Peer:
     sock = writer.get_extra_info("socket")
-    return Peer(*peer_of(sock))
+    return Peer(*peer_credentials(sock))
 
 
 def group_id(name: str) -> int | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from infiniswap import events
 from infiniswap.errors import ConflictError, InfiniswapError, SystemCallError
-from infiniswap.system.process import peer_of
+from infiniswap.system.process import peer_credentials
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Holder:
         self._on_gone: Callable[[], None] = lambda: None
         if fd >= 0:
             self._socket = socket.socket(fileno=fd)
-            self.pid, _ = peer_of(self._socket)
+            self.pid, _ = peer_credentials(self._socket)
         self._was_there = self._socket is not None
 
     @property
