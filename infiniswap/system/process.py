@@ -22,7 +22,7 @@ from infiniswap.errors import (
     SystemCallError,
     from_oserror,
 )
-from infiniswap.system.files import PROC, parse_key_values, read_text, try_read_text
+from infiniswap.system.files import PROC, read_text, try_read_text
 
 PF_IO_FLUSHER = 0x0008_0000
 """Bit of `flags` in /proc/PID/task/TID/stat that PR_SET_IO_FLUSHER sets (PF_MEMALLOC_NOIO)."""
@@ -281,13 +281,15 @@ def parse_thread_stat(text: str) -> tuple[str, int, int]:
     return text[start + 1 : end], int(fields[6]), policy
 
 
+def _status_fields(text: str, key: str) -> list[str]:
+    """What stands behind a key of /proc/PID/status."""
+    found = (line.partition(":") for line in text.splitlines())
+    return next((rest.split() for name, _, rest in found if name == key), [])
+
+
 def _status_kib(text: str, key: str) -> int:
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        fields = rest.split()
-        if name == key and fields and fields[0].isdecimal():
-            return int(fields[0])
-    return 0
+    fields = _status_fields(text, key)
+    return int(fields[0]) if fields and fields[0].isdecimal() else 0
 
 
 def _threads(task: Path) -> tuple[ThreadSafety, ...]:
@@ -335,71 +337,51 @@ def swap_safety_report(pid: int, *, proc: Path = PROC) -> SwapSafety:
     resident_bytes = _status_kib(status, "VmRSS") * 1024
     score = int(read_text(directory / "oom_score_adj", "cannot read the OOM score"))
     threads = _threads(directory / "task")
-    degraded: list[Degraded] = []
-    if locked_bytes == 0:
-        degraded.append(
-            Degraded("memory-lock", f"process {pid} has no memory locked", _MEND_CAPABILITY)
-        )
-    if score != OOM_SCORE_ADJ_NEVER:
-        degraded.append(
-            Degraded(
-                "oom-score",
-                f"oom_score_adj of process {pid} is {score}, not {OOM_SCORE_ADJ_NEVER}: the "
-                "kernel may kill it when memory runs out",
-                _MEND_CAPABILITY,
-            )
-        )
     plain = [
         thread.name
         for thread in threads
         if thread.name.startswith(PAGE_THREAD_PREFIX) and not thread.io_flusher
     ]
-    if plain:
-        degraded.append(
-            Degraded(
-                "io-flusher",
-                f"threads of process {pid} are not marked as I/O flushers: {', '.join(plain)}",
-                _MEND_CAPABILITY,
-            )
-        )
+    found = (
+        (locked_bytes == 0, "memory-lock", f"process {pid} has no memory locked"),
+        (
+            score != OOM_SCORE_ADJ_NEVER,
+            "oom-score",
+            f"oom_score_adj of process {pid} is {score}, not {OOM_SCORE_ADJ_NEVER}: the kernel may "
+            "kill it when memory runs out",
+        ),
+        (
+            bool(plain),
+            "io-flusher",
+            f"threads of process {pid} are not marked as I/O flushers: {', '.join(plain)}",
+        ),
+    )
+    degraded = [Degraded(name, why, _MEND_CAPABILITY) for is_so, name, why in found if is_so]
     if (waiting := _waiting(pid, threads)) is not None:
         degraded.append(waiting)
     return SwapSafety(pid, locked_bytes, resident_bytes, score, threads, tuple(degraded))
 
 
+def _stat_number(pid: int, field: int, proc: Path) -> int | None:
+    """A field of /proc/PID/stat, counted from the one after the name (which may hold anything)."""
+    text = try_read_text(proc / str(pid) / "stat") or ""
+    fields = text[text.rfind(")") + 1 :].split()
+    return int(fields[field]) if len(fields) > field else None
+
+
 def start_time(pid: int, *, proc: Path = PROC) -> int | None:
     """Start time of a process in clock ticks since boot; with the pid it names a process for
     good. None when there is no such process."""
-    text = try_read_text(proc / str(pid) / "stat")
-    if text is None:
-        return None
-    fields = text[text.rfind(")") + 1 :].split()
-    return int(fields[19]) if len(fields) > 19 else None
+    return _stat_number(pid, 19, proc)
+
+
+def parent_pid(pid: int, *, proc: Path = PROC) -> int | None:
+    """Pid of a process's parent; None when there is no such process."""
+    return _stat_number(pid, 1, proc)
 
 
 def process_uids(pid: int, *, proc: Path = PROC) -> frozenset[int]:
     """Every user whose rights a process has or could take: real, effective, saved, and of the
     file system. Empty when there is no such process."""
     text = try_read_text(proc / str(pid) / "status") or ""
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        if name == "Uid":
-            return frozenset(int(field) for field in rest.split())
-    return frozenset()
-
-
-def parent_pid(pid: int, *, proc: Path = PROC) -> int | None:
-    """Pid of a process's parent; None when there is no such process."""
-    text = try_read_text(proc / str(pid) / "stat")
-    if text is None:
-        return None
-    fields = text[text.rfind(")") + 1 :].split()
-    return int(fields[1]) if len(fields) > 1 else None
-
-
-def thread_count(pid: int, *, proc: Path = PROC) -> int:
-    """Threads of a process, 0 when there is no such process."""
-    text = try_read_text(proc / str(pid) / "status")
-    if text is None:
-        return 0
-    return parse_key_values(text.replace(":", " ")).get("Threads", 0)
+    return frozenset(int(field) for field in _status_fields(text, "Uid"))

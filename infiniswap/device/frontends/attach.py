@@ -9,22 +9,19 @@ serving. All of it blocks; none of it runs on the event loop.
 from __future__ import annotations
 
 import os
-import stat
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infiniswap.control.text import clean_text
 from infiniswap.device import frontends
+from infiniswap.device.frontends import in_use
 from infiniswap.device.frontends.base import KernelDevice
 from infiniswap.device.frontends.choice import Choice
 from infiniswap.device.spec.rundir import LINK_DIR, DevicePaths, remove_link
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.engine.protocol import Engine
-from infiniswap.errors import ConflictError, MemoryLimitError, SystemCallError
-from infiniswap.system import mounts, swap
-from infiniswap.system.files import try_read_text
+from infiniswap.errors import MemoryLimitError, SystemCallError
+from infiniswap.system import swap
 
 _SWAPOFF_S_MAX = 3600.0
 _BRIEF_USE_S = 2.0
@@ -174,42 +171,12 @@ class Attachment:
     def check_unused(self) -> None:
         """Refuses to detach a device that somebody has mounted, has open, or uses as swap.
 
-        The kernel would not refuse: it detaches a loop device later, when the last user is gone.
-
         Raises:
             ConflictError: who uses it.
         """
         path = self._device()
-        if path is None:
-            return
-        where = f"device {self.spec.name}"
-        status = path.stat()
-        number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
-        users = [str(mount.mount_point) for mount in mounts.mounts_of_device(number)]
-        if users:
-            raise ConflictError(
-                f"it is mounted at {', '.join(users)}",
-                where=where,
-                mend=f"Unmount it: umount {users[0]}.",
-            )
-        if swap.find_area(path) is not None:
-            raise ConflictError("it is in use as swap space", where=where)
-        end_s = time.monotonic() + _BRIEF_USE_S
-        while opened := processes_with_open(status.st_rdev):
-            if time.monotonic() >= end_s:
-                raise ConflictError(
-                    f"it is open in {', '.join(opened)}", where=where, mend="End that first."
-                )
-            time.sleep(0.05)  # something that only had a look, as udev does
-        try:
-            os.close(os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
-        except OSError as error:
-            raise ConflictError(
-                f"the kernel uses it ({error.strerror}): mounted in a container, or part of LVM, "
-                "RAID or encryption",
-                where=where,
-                mend=f"See what it is with lsblk {path}.",
-            ) from error
+        if path is not None:
+            in_use.check_unused(path, where=f"device {self.spec.name}")
 
     def withdraw_link(self) -> None:
         """From now on the name leads to no block device."""
@@ -225,33 +192,3 @@ class Attachment:
         """
         self.kernel.detach()
         self.withdraw_link()
-
-
-def processes_with_open(device: int) -> list[str]:
-    """Processes, this one left out, that have a block device open: `name (pid)`, a few of them.
-
-    Args:
-        device: its number, as st_rdev has it.
-    """
-    found: list[str] = []
-    for process in Path("/proc").iterdir():
-        if not process.name.isdecimal() or int(process.name) == os.getpid():
-            continue
-        try:
-            opened = any(_is_device(entry, device) for entry in (process / "fd").iterdir())
-        except OSError:
-            continue  # it has ended, or is not ours to look at
-        if opened:
-            name = clean_text((try_read_text(process / "comm") or "?").strip())
-            found.append(f"{name} ({process.name})")
-            if len(found) >= _PROCESSES_NAMED_MAX:
-                break
-    return found
-
-
-def _is_device(path: Path, device: int) -> bool:
-    try:
-        status = path.stat()
-    except OSError:
-        return False
-    return stat.S_ISBLK(status.st_mode) and status.st_rdev == device

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from infiniswap.device.frontends import in_use
 from infiniswap.device.frontends.base import (
     Condition,
     FrontEnd,
@@ -31,14 +32,13 @@ from infiniswap.errors import (
     NotFoundError,
     UnavailableError,
 )
-from infiniswap.system import loop, mounts, swap
+from infiniswap.system import loop, mounts
 
 log = logging.getLogger(__name__)
 
 BACKING_UNMOUNTED = "/disk"
 """What the kernel names the backing file once its mount is gone."""
 
-_LOOP_MAJOR = 7
 _CONNECTION = "fuse"
 _MOUNTED = "/mnt/disk"
 
@@ -199,14 +199,11 @@ def _read_note(note: bytes) -> tuple[loop.LoopDevice, bytes]:
 def clear(paths: DevicePaths) -> None:
     """As FrontEnd says: loop devices, then the mount."""
     for device in _leftover_loops(paths):
-        if swap.find_area(device.path) is not None:
-            raise ConflictError(
-                f"{device.path} is swap space of an earlier process of this device that died",
-                where=f"device {paths.name}",
-                mend="End the programs whose memory is there, then `swapoff` it, or restart the "
-                "host.",
-            )
-        _check_unmounted(device, paths.name)
+        in_use.check_left_unused(
+            device.path,
+            paths.name,
+            "End the programs whose memory is there, then `swapoff` it, or restart the host.",
+        )
         loop.detach(device)
     mount_point = os.path.join(os.path.realpath(paths.run), paths.mount.name)
     for mount in mounts.infiniswap_mounts():
@@ -236,16 +233,6 @@ def _leftover_loops(paths: DevicePaths) -> list[loop.LoopDevice]:
         if str(device.path) == linked and device.backing == BACKING_UNMOUNTED
     ]
     return found
-
-
-def _check_unmounted(device: loop.LoopDevice, name: str) -> None:
-    for mount in mounts.mounts_of_device(f"{_LOOP_MAJOR}:{device.number}"):
-        raise ConflictError(
-            f"{device.path}, of an earlier process of this device that died, is mounted at "
-            f"{mount.mount_point}",
-            where=f"device {name}",
-            mend=f"Unmount it: umount {mount.mount_point}.",
-        )
 
 
 def examine(places: Places) -> Iterator[Condition]:

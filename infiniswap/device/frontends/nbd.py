@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from infiniswap.device.frontends import in_use
 from infiniswap.device.frontends.base import (
     Condition,
     FrontEnd,
@@ -39,7 +40,7 @@ from infiniswap.errors import (
     UnavailableError,
     from_oserror,
 )
-from infiniswap.system import mounts, nbd, swap
+from infiniswap.system import nbd
 from infiniswap.system.genl import GenericNetlink
 
 log = logging.getLogger(__name__)
@@ -296,14 +297,14 @@ class NbdKernel(KernelDevice):
     # ----------------------------------------------------------------------- detach
 
     def detach(self) -> None:
-        """Nobody can begin to use it meanwhile: it is held exclusively until it is gone.
+        """Disconnects it.
 
         Raises:
             ConflictError: it is in use; everything stays.
         """
         with self._lock:
             if self._index is not None and self.is_ours():
-                _free(self._index, where=f"device {self._paths.name}")
+                _free(self._index, self._paths.name)
             self._index = None
             if self._frontend is not None:
                 self._frontend.close()
@@ -330,50 +331,30 @@ def _hung_up(end: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _free(index: int, *, where: str) -> None:
+def _free(index: int, name: str) -> None:
+    """Nobody can begin to use it meanwhile: it is held exclusively until it is gone."""
     device = nbd.device(index)
     if device is None:
         return  # an administrator was faster
-    try:
-        holder = os.open(device.path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
-    except OSError as error:
-        raise ConflictError(
-            f"{device.path} is in use ({error.strerror})",
-            where=where,
-            mend=f"See by whom: lsblk {device.path}; fuser -v {device.path}.",
-        ) from error
-    try:
-        with GenericNetlink() as link:
-            nbd.disconnect(link, index)
-    finally:
-        os.close(holder)
+    with in_use.held(device.path, name), GenericNetlink() as link:
+        nbd.disconnect(link, index)
     try:
         nbd.wait_free(index)
     except DeadlineError as error:
-        log.warning("%s", error)  # open for reading only, and it reads nothing any more
+        log.warning("%s", error)  # open for reading only, and it reads nothing now
 
 
 def clear(paths: DevicePaths) -> None:
     """As FrontEnd says."""
     for device, _ in find_left(paths):
-        if swap.find_area(device.path) is not None:
-            raise ConflictError(
-                f"{device.path} is swap space of an earlier process of this device that died",
-                where=f"device {paths.name}",
-                mend=f"End the programs whose memory is there, then `nbd-client -d {device.path}` "
-                "and `swapoff` it, or restart the host.",
-            )
-        with contextlib.suppress(OSError):
-            number = device.path.stat().st_rdev
-            for mount in mounts.mounts_of_device(f"{os.major(number)}:{os.minor(number)}"):
-                raise ConflictError(
-                    f"{device.path}, of an earlier process of this device that died, is mounted "
-                    f"at {mount.mount_point}",
-                    where=f"device {paths.name}",
-                    mend=f"Unmount it: umount -l {mount.mount_point}.",
-                )
+        in_use.check_left_unused(
+            device.path,
+            paths.name,
+            f"End the programs whose memory is there, then `nbd-client -d {device.path}` and "
+            "`swapoff` it, or restart the host.",
+        )
         log.warning("%s: nbd device of an earlier process removed", device.path)
-        _free(device.index, where=f"device {paths.name}")
+        _free(device.index, paths.name)
 
 
 def give_up(paths: DevicePaths) -> tuple[Path, ...]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from infiniswap.device.frontends import in_use
 from infiniswap.device.frontends.base import (
     Condition,
     FrontEnd,
@@ -34,7 +35,7 @@ from infiniswap.errors import (
     NotPermittedError,
     UnavailableError,
 )
-from infiniswap.system import mounts, swap, ublk
+from infiniswap.system import swap, ublk
 from infiniswap.system.files import try_read_int
 
 log = logging.getLogger(__name__)
@@ -170,53 +171,25 @@ class UblkKernel(KernelDevice):
         """
         device = self.block_device
         if device is not None:
-            _check_not_held(device, where=f"device {self._paths.name}")
+            with in_use.held(device, self._paths.name):
+                pass
         if self._frontend is not None:
             self._frontend.close()
             self._frontend = None
             self._serving = False
 
 
-def _check_not_held(device: Path, *, where: str) -> None:
-    try:
-        os.close(os.open(device, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
-    except FileNotFoundError:
-        return  # an administrator was faster
-    except OSError as error:
-        raise ConflictError(
-            f"{device} is in use ({error.strerror})",
-            where=where,
-            mend=f"See by whom: lsblk {device}; fuser -v {device}.",
-        ) from error
-
-
 def clear(paths: DevicePaths) -> None:
     """As FrontEnd says."""
     for number in find_left(paths):
-        _check_unused(ublk.block_path(number), paths.name)
+        in_use.check_left_unused(
+            ublk.block_path(number),
+            paths.name,
+            "End the programs whose memory is there, and restart the host: without its process "
+            "`swapoff` of it waits for ever.",
+        )
         log.warning("%s: ublk device of an earlier process removed", ublk.block_path(number))
         _remove(number, identity_of(paths))
-
-
-def _check_unused(device: Path, name: str) -> None:
-    if swap.find_area(device) is not None:
-        raise ConflictError(
-            f"{device} is swap space of an earlier process of this device that died",
-            where=f"device {name}",
-            mend="End the programs whose memory is there, and restart the host: without its "
-            "process `swapoff` of it waits for ever.",
-        )
-    try:
-        number = device.stat().st_rdev
-    except OSError:
-        return  # the block device is gone, only its other half is left
-    for mount in mounts.mounts_of_device(f"{os.major(number)}:{os.minor(number)}"):
-        raise ConflictError(
-            f"{device}, of an earlier process of this device that died, is mounted at "
-            f"{mount.mount_point}",
-            where=f"device {name}",
-            mend=f"Unmount it: umount -l {mount.mount_point}.",
-        )
 
 
 def _remove(number: int, identity: int) -> None:
