@@ -25,7 +25,6 @@ from infiniswap.system.programs import finish
 from infiniswap.system.swap import SWAP_LABEL_PREFIX, active_areas
 from infiniswap.units import MIB, format_size, format_size_short
 
-BACKUP_DIRECTORY = Path("/var/lib/infiniswap")
 FREE_RESERVE_BYTES = 64 * MIB
 """Left free on the file system beside a new backup."""
 
@@ -57,11 +56,6 @@ class BackupTarget:
     path: Path
     is_block_device: bool
     exists: bool
-
-
-def default_backup_path(name: str) -> Path:
-    """Where the backup of device `name` is when nothing else was said."""
-    return BACKUP_DIRECTORY / f"{name}.backup"
 
 
 def refusal_of_file_system(fs_type: str) -> str | None:

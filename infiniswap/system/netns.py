@@ -138,27 +138,6 @@ class NetworkNamespaces:
         port = self._port(self._index(host))
         _ip("-n", self._bridge, "link", "set", port, "up" if up else "down")
 
-    def set_delay(self, host: str, *, delay_ms: float, rate: str = "") -> None:
-        """Makes the host's cable slow in both directions, by netem.
-
-        Args:
-            host: its name.
-            delay_ms: added one way each.
-            rate: such as "100mbit", empty for none.
-
-        Raises:
-            NotFoundError: no such host.
-            SystemCallError, UnavailableError, DeadlineError: `tc` failed (no sch_netem module).
-        """
-        netem = ["netem", "delay", f"{delay_ms:g}ms", *(["rate", rate] if rate else [])]
-        ends = (
-            (self.namespace(host), _INTERFACE),
-            (self._bridge, self._port(self._index(host))),
-        )
-        for namespace, link in ends:
-            argv = ["tc", "-n", namespace, "qdisc", "replace", "dev", link, "root", *netem]
-            run_command(argv, timeout_s=_IP_S_MAX)
-
     # ---------------------------------------------------------------- insides
 
     @property

@@ -195,7 +195,3 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     host.disk.chmod(0o500)
     with pytest.raises(BackupError, match="may not write"):
         host.check(host.disk / "x")
-
-
-def test_the_default_is_named_after_the_device() -> None:
-    assert backup.default_backup_path("d1") == Path("/var/lib/infiniswap/d1.backup")

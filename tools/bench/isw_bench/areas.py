@@ -15,7 +15,7 @@ from infiniswap.errors import InfiniswapError
 from infiniswap.system import loop, swap
 from infiniswap.system.files import SYS, try_read_text
 from infiniswap.system.programs import run_command
-from infiniswap.system.throttle import CLOUD_VOLUME, blkio_root, throttled
+from infiniswap.system.throttle import CLOUD_VOLUME, IoLimits, blkio_root, set_limits_v1
 from infiniswap.units import MIB
 from isw_bench.bench import START_S, Bench, SkipError, nbdkit_memory, require_programs
 from isw_bench.children import Child
@@ -202,8 +202,11 @@ def limited_disk(bench: Bench) -> Iterator[loop.LoopDevice]:
     with looped(bench, image(bench, "cloud.img")) as lower:
         status = lower.path.stat()
         number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
-        with throttled(number, CLOUD_VOLUME):
+        try:
+            set_limits_v1(root, number, CLOUD_VOLUME)
             yield lower
+        finally:
+            set_limits_v1(root, number, IoLimits())
 
 
 @contextlib.contextmanager
