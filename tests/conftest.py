@@ -40,6 +40,7 @@ from support.machine.runmode import FULL, IN_CI, IN_GUEST
 pytest_plugins = (
     "support.machine.background",
     "support.devices.cluster",
+    "support.devices.holder_pair",
     "support.donors.broker",
     "support.jobs.pagejob",
     "support.jobs.runs",

@@ -20,9 +20,8 @@ int main(void)
 #include <string.h>
 #include <sys/utsname.h>
 
-#include "engine/request.h"
-#include "frontend/frontend.h"
 #include "frontend/ublk_control.h"
+#include "frontend_fixture.h"
 
 #define CONTROL_PATH "/dev/ublk-control"
 #define ENTRIES      4u
@@ -137,58 +136,14 @@ int __wrap_io_uring_wait_cqe_timeout(struct io_uring *made, struct io_uring_cqe 
 	return 0;
 }
 
-/* ------------------------------------------------------------ in place of the engine */
-
-struct isw_engine {
-	char unused;
-};
-
-uint64_t iswi_engine_size_bytes(const isw_engine *engine)
-{
-	(void)engine;
-	return 1u << 20;
-}
-
-uint32_t iswi_engine_request_bytes_max(const isw_engine *engine)
-{
-	(void)engine;
-	return 1u << 20;
-}
-
-uint32_t iswi_engine_requests_max(const isw_engine *engine)
-{
-	(void)engine;
-	return 64;
-}
-
-void iswi_engine_frontend_down(isw_engine *engine, int error)
-{
-	(void)engine;
-	(void)error;
-	CHECK(!"nothing has come up");
-}
-
-void iswi_engine_submit_plugged(isw_engine *engine, struct iswi_req *req, struct iswi_plug *plug)
-{
-	(void)engine;
-	(void)req;
-	(void)plug;
-	CHECK(!"there is no device");
-}
-
-void iswi_engine_unplug(isw_engine *engine, struct iswi_plug *plug)
-{
-	(void)engine;
-	(void)plug;
-}
-
 /* ------------------------------------------------------------------------- the tests */
+
+static isw_engine engine;
 
 /* Whoever asks whether there can be devices, and who wants one, are told the same. */
 static void told(struct kernel now, int code, const char *words)
 {
 	const struct isw_frontend_config config = {.queues = 1, .identity = 1};
-	struct isw_engine engine;
 	isw_frontend *frontend = NULL;
 	struct isw_error asked = {0}, tried = {0};
 
@@ -263,11 +218,15 @@ static void the_limit_of_devices_is_told(void)
 
 int main(void)
 {
+	engine_start(&engine, HELD, 64);
 	kernels_before_6_5_are_too_old();
 	a_control_device_that_may_not_be_used_is_told();
 	io_uring_that_is_off_is_told();
 	a_driver_that_is_too_old_is_told();
 	the_limit_of_devices_is_told();
+	CHECK(!engine.down);
+	CHECK_EQ(engine.submitted, 0);
+	engine_stop(&engine);
 	return 0;
 }
 

@@ -78,6 +78,14 @@ def new(cluster: Cluster, *args: str, size: str = "16M", donors: str = "") -> li
         (5, ("nbd", "fuse"), ["--frontend", "nbd"]),
         (2, ("nbd-socket", "--swap"), ["--frontend", "nbd-socket", "--swap"]),
         (2, ("--colour",), ["--colour", "red"]),
+        (6, ("no-such-host.invalid",), ["--donors", "no-such-host.invalid"]),
+        (2, ("127.0.0.1:99999",), ["--donors", "127.0.0.1:99999"]),
+        (7, ("4M", "8M", "slab"), ["--slab", "4M"]),
+        (8, ("memory", "--backup"), ["--backup", "/dev/shm/backup"]),
+        (8, ("does not exist", "--backup"), ["--backup", "/no/such/directory/backup"]),
+        (8, ("regular file", "--backup"), ["--backup", "/tmp"]),
+        (8, ("regular file", "--backup"), ["--backup", "/dev/null"]),
+        (8, ("proc", "--backup"), ["--backup", "/proc/self/mem"]),
         (3, ("/no/such/secret",), ["--secret-file", "/no/such/secret"]),
         (3, ("/no/such/file",), ["--config", "/no/such/file"]),
     ],
@@ -87,6 +95,7 @@ def test_bad_arguments(
     shared_cluster: Cluster, refused: Refused, code: int, texts: tuple[str, ...], args: list[str]
 ) -> None:
     refused(code, texts, *new(shared_cluster, *args))
+    assert not Path("/dev/shm/backup").exists()
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "-x", "x" * 33, "a b", "ä"])
@@ -95,16 +104,11 @@ def test_bad_names(shared_cluster: Cluster, refused: Refused, name: str) -> None
     refused(2, ("cannot be a device name", "letters"), *command)
 
 
-def test_a_run_directory_that_is_too_deep(shared_cluster: Cluster, refused: Refused) -> None:
-    deep = str(shared_cluster.root / ("d" * 90))
-    command = new(shared_cluster)
-    refused(2, (deep, "shorter"), *command, INFINISWAP_DEVICE_RUN_DIR=deep)
-
-
-def test_a_run_directory_that_is_a_file(shared_cluster: Cluster, refused: Refused) -> None:
-    file = shared_cluster.root / "file"
+def test_run_directories_that_cannot_be(shared_cluster: Cluster, refused: Refused) -> None:
+    deep, file = str(shared_cluster.root / ("d" * 90)), shared_cluster.root / "file"
     file.touch()
     command = new(shared_cluster)
+    refused(2, (deep, "shorter"), *command, INFINISWAP_DEVICE_RUN_DIR=deep)
     refused(10, (str(file),), *command, INFINISWAP_DEVICE_RUN_DIR=str(file))
 
 
@@ -218,11 +222,6 @@ def test_one_donor_of_two_is_enough_and_the_other_is_named(
     assert closed_ports[0] in done.stderr
 
 
-def test_names_that_cannot_be_resolved(shared_cluster: Cluster, refused: Refused) -> None:
-    refused(6, ("no-such-host.invalid",), *new(shared_cluster, donors="no-such-host.invalid"))
-    refused(2, ("127.0.0.1:99999",), *new(shared_cluster, donors="127.0.0.1:99999"))
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -252,10 +251,6 @@ def test_the_data_port_instead_of_the_control_port(
 ) -> None:
     address = f"127.0.0.1:{shared_cluster.donors[0].data}"
     refused(7, (address,), *new(shared_cluster, donors=address))
-
-
-def test_another_slab_size(shared_cluster: Cluster, refused: Refused) -> None:
-    refused(7, ("4M", "8M", "slab"), *new(shared_cluster, "--slab", "4M"))
 
 
 def test_secrets(shared_cluster: Cluster, refused: Refused) -> None:
@@ -335,18 +330,6 @@ def mount_overlooked(cluster: Cluster, point: Path) -> Iterator[None]:
         yield
     finally:
         del cluster.leftovers  # type: ignore[method-assign]
-
-
-def test_backups_that_cannot_be(shared_cluster: Cluster, refused: Refused) -> None:
-    for backup, text in (
-        ("/dev/shm/backup", "memory"),
-        ("/no/such/directory/backup", "does not exist"),
-        (str(shared_cluster.root), "regular file"),
-        ("/dev/null", "regular file"),
-        ("/proc/self/mem", "proc"),
-    ):
-        refused(8, (text, "--backup"), *new(shared_cluster, "--backup", backup))
-    assert not Path("/dev/shm/backup").exists()
 
 
 def test_a_file_of_the_user_is_not_overwritten(shared_cluster: Cluster, refused: Refused) -> None:

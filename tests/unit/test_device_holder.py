@@ -9,26 +9,17 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.devices.holder_pair import Pair
 
 from infiniswap.device.process.runs import Runs, cgroup_name
 from infiniswap.device.succession.holder import Holder, HolderGoneError, read_all
 from infiniswap.errors import ConflictError, SystemCallError
 from infiniswap.system.cgroup import RUN_PREFIX
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[Holder, socket.socket]]:
-    """A device's end, and the holder's."""
-    theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    holder = Holder(ours.detach())
-    yield holder, theirs
-    theirs.close()
-    holder.close()
 
 
 def _said(theirs: socket.socket) -> tuple[str, list[int]]:
@@ -41,8 +32,8 @@ def _hand(theirs: socket.socket, text: str, descriptors: list[int]) -> None:
     theirs.sendmsg([text.encode()], rights if descriptors else [])
 
 
-def test_descriptors_travel_with_their_names(pair: tuple[Holder, socket.socket]) -> None:
-    holder, theirs = pair
+def test_descriptors_travel_with_their_names(holder_pair: Pair) -> None:
+    holder, theirs = holder_pair
     holder.keep_bytes("spec", b"what the device is")
     text, (fd,) = _said(theirs)
     assert text == "keep spec"
@@ -54,8 +45,8 @@ def test_descriptors_travel_with_their_names(pair: tuple[Holder, socket.socket])
     os.close(prepared["spec"])
 
 
-def test_a_turn_says_why_and_when(pair: tuple[Holder, socket.socket]) -> None:
-    holder, theirs = pair
+def test_a_turn_says_why_and_when(holder_pair: Pair) -> None:
+    holder, theirs = holder_pair
     with open(os.devnull) as null:
         _hand(theirs, "take-over 3 1234567 crashed lock,fuse", [null.fileno(), null.fileno()])
     turn = holder.wait_turn()
@@ -66,15 +57,15 @@ def test_a_turn_says_why_and_when(pair: tuple[Holder, socket.socket]) -> None:
 
 
 @pytest.mark.parametrize("text", ["take-over 1 2 killed a,b", "prepare -", "nonsense"])
-def test_what_does_not_fit_is_an_error(pair: tuple[Holder, socket.socket], text: str) -> None:
-    holder, theirs = pair
+def test_what_does_not_fit_is_an_error(holder_pair: Pair, text: str) -> None:
+    holder, theirs = holder_pair
     _hand(theirs, text, [])
     with pytest.raises(SystemCallError, match="holder"):
         holder.wait_turn()
 
 
-def test_the_end_of_the_holder_is_the_end_of_waiting(pair: tuple[Holder, socket.socket]) -> None:
-    holder, theirs = pair
+def test_the_end_of_the_holder_is_the_end_of_waiting(holder_pair: Pair) -> None:
+    holder, theirs = holder_pair
     theirs.close()
     with pytest.raises(HolderGoneError):
         holder.wait_turn()
@@ -88,11 +79,16 @@ def test_without_a_holder_nothing_is_said() -> None:
     assert holder.degraded == ""
 
 
-async def test_a_restart_waits_for_the_new_standby(pair: tuple[Holder, socket.socket]) -> None:
-    holder, theirs = pair
-    holder.listen(lambda: None)
+async def _renewal(holder: Holder, gone: Callable[[], None] = lambda: None) -> asyncio.Task[None]:
+    holder.listen(gone)
     renewal = asyncio.create_task(holder.renew())
     await asyncio.sleep(0)
+    return renewal
+
+
+async def test_a_restart_waits_for_the_new_standby(holder_pair: Pair) -> None:
+    holder, theirs = holder_pair
+    renewal = await _renewal(holder)
     assert _said(theirs)[0] == "renew"
     with pytest.raises(ConflictError, match="under way"):
         await holder.renew()
@@ -104,11 +100,9 @@ async def test_a_restart_waits_for_the_new_standby(pair: tuple[Holder, socket.so
     holder.close()
 
 
-async def test_what_the_new_code_cannot_do_is_told(pair: tuple[Holder, socket.socket]) -> None:
-    holder, theirs = pair
-    holder.listen(lambda: None)
-    renewal = asyncio.create_task(holder.renew())
-    await asyncio.sleep(0)
+async def test_what_the_new_code_cannot_do_is_told(holder_pair: Pair) -> None:
+    holder, theirs = holder_pair
+    renewal = await _renewal(holder)
     _hand(theirs, "standby none it has died", [])
     _hand(theirs, "refused the state file has version 2", [])
     with pytest.raises(ConflictError, match="cannot be restarted: the state file has version 2"):
@@ -117,15 +111,12 @@ async def test_what_the_new_code_cannot_do_is_told(pair: tuple[Holder, socket.so
     holder.close()
 
 
-async def test_a_holder_that_dies_is_noticed(pair: tuple[Holder, socket.socket]) -> None:
-    holder, theirs = pair
+async def test_a_holder_that_dies_is_noticed(holder_pair: Pair) -> None:
+    holder, theirs = holder_pair
     gone = asyncio.Event()
-    holder.listen(gone.set)
-    renewal = asyncio.create_task(holder.renew())
-    await asyncio.sleep(0)
+    renewal = await _renewal(holder, gone.set)
     theirs.close()
-    async with asyncio.timeout(10):
-        await gone.wait()
+    await asyncio.wait_for(gone.wait(), 10)
     with pytest.raises(ConflictError):
         await renewal
     assert holder.degraded.startswith("holder: ")
@@ -135,8 +126,11 @@ async def test_a_holder_that_dies_is_noticed(pair: tuple[Holder, socket.socket])
 # ----------------------------------------------------------------------- what is found
 
 
+Two = tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]
+
+
 @pytest.fixture
-def two_processes() -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
+def two_processes() -> Iterator[Two]:
     argv = [sys.executable, "-c", "input()"]
     with (
         subprocess.Popen(argv, stdin=subprocess.PIPE) as first,
@@ -147,9 +141,7 @@ def two_processes() -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[
             process.kill()
 
 
-async def test_a_successor_knows_the_runs(
-    tmp_path: Path, two_processes: tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]
-) -> None:
+async def test_a_successor_knows_the_runs(tmp_path: Path, two_processes: Two) -> None:
     living, ended = two_processes
     with ThreadPoolExecutor(1) as executor:
         before = Runs(executor, lambda: None, lambda: (), tmp_path / "runs")
@@ -173,9 +165,9 @@ async def test_a_successor_knows_the_runs(
 
 
 async def test_rings_are_held_or_it_is_told(
-    pair: tuple[Holder, socket.socket], caplog: pytest.LogCaptureFixture
+    holder_pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    holder, theirs = pair
+    holder, theirs = holder_pair
     holder.hold_rings((7, 9))
     assert [_said(theirs)[0], _said(theirs)[0]] == ["ring 7", "ring 9"]
     gone = asyncio.Event()

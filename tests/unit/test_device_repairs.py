@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar, cast
 
 import pytest
+from support.devices.holder_pair import Pair
 
 from infiniswap.device.succession.holder import Holder
 from infiniswap.device.succession.repairs import FRONT_END, Repairs
@@ -84,17 +85,8 @@ class Device:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Holder, socket.socket]]:
-    theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    holder = Holder(ours.detach())
-    yield holder, theirs
-    holder.close()
-    theirs.close()
-
-
-@pytest.fixture
-async def device(pair: tuple[Holder, socket.socket]) -> AsyncIterator[Device]:
-    holder, theirs = pair
+async def device(holder_pair: Pair) -> AsyncIterator[Device]:
+    holder, theirs = holder_pair
     holder.listen(lambda: None)
     made = Device(holder, theirs)
     task = asyncio.create_task(made.repairs.run())

@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a standby says when it cannot take over, whatever the reason."""
+"""A standby that finds nothing of its predecessor's, and what it says when it cannot take over."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Iterator
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
 
 import pytest
 
 from infiniswap import logs
 from infiniswap.device import __main__ as process
 from infiniswap.device.succession.holder import Holder
-from infiniswap.device.succession.standby import HopelessError
-from infiniswap.errors import SystemCallError
+from infiniswap.device.succession.standby import HopelessError, prepare_front_end
+from infiniswap.errors import EngineError, InfiniswapError, NotFoundError, SystemCallError
+
+GONE = NotFoundError("there is no device of an earlier process")
 
 
 class Gone(BaseException):
@@ -63,25 +66,28 @@ def _no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_vanish", vanish)
 
 
-def test_an_error_of_ours_goes_to_the_next_one(log: int) -> None:
-    holder, error = Told(), SystemCallError("no such device")
-    with pytest.raises(Gone, match=str(error.exit_code)):
-        process._give_up(holder, error)
-    assert holder.said == ["refused no such device"]
-    assert holder.unsaid == b"no such device\n"
-    with pytest.raises(BlockingIOError):
-        os.read(log, 100)
-
-
-def test_so_does_what_nobody_has_thought_of(log: int) -> None:
+@pytest.mark.parametrize(
+    ("error", "code", "said", "kept"),
+    [
+        (SystemCallError("no such device"), 10, "no such device", b"no such device\n"),
+        (KeyError("state"), 1, "'state'", b"Traceback"),
+    ],
+)
+def test_any_error_goes_to_the_next_one(
+    log: int, error: Exception, code: int, said: str, kept: bytes
+) -> None:
     holder = Told()
-    try:
-        raise KeyError("state")
-    except KeyError as error:
-        with pytest.raises(Gone, match="1"):
-            process._give_up(holder, error)
-    assert holder.said == ["refused 'state'"]
-    assert b"Traceback" in holder.unsaid
+
+    def fail() -> None:
+        try:
+            raise error
+        except Exception as raised:
+            process._give_up(holder, raised)
+
+    with pytest.raises(Gone, match=str(code)):
+        fail()
+    assert holder.said == [f"refused {said}"]
+    assert kept in holder.unsaid
     with pytest.raises(BlockingIOError):
         os.read(log, 100)
 
@@ -92,3 +98,34 @@ def test_when_nobody_comes_any_more_it_is_said_at_once(log: int) -> None:
         process._give_up(holder, HopelessError("the state is damaged"))
     assert holder.said == ["hopeless the state is damaged"]
     assert os.read(log, 100) == b"the state is damaged\n"
+
+
+def attachment(*failures: InfiniswapError) -> Any:
+    """One whose front end fails so, and then can be prepared."""
+    left = list(failures)
+
+    def prepare(_engine: object, _note: bytes) -> None:
+        if left:
+            raise left.pop(0)
+
+    return SimpleNamespace(kernel=SimpleNamespace(prepare=prepare), left=left)
+
+
+def prepared(one: Any) -> Any:
+    return prepare_front_end(one, cast(Any, None), b"", look_again_s=0.0)
+
+
+def test_what_is_gone_for_good_is_hopeless() -> None:
+    with pytest.raises(HopelessError, match="no device of an earlier process"):
+        prepared(attachment(GONE, GONE))
+
+
+def test_what_was_not_seen_for_a_moment_is_not_gone() -> None:
+    one = attachment(GONE)
+    assert prepared(one) is one
+    assert not one.left
+
+
+def test_what_this_process_cannot_do_another_one_may() -> None:
+    with pytest.raises(EngineError, match="other code"):
+        prepared(attachment(GONE, EngineError("other code", code=1)))
