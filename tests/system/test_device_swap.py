@@ -45,26 +45,29 @@ def slabs_at(device: Device, number: int) -> int:
     return int(row["slabs"])
 
 
-def both_donors_hold_slabs(device: Device) -> None:
-    until(lambda: slabs_at(device, 0) and slabs_at(device, 1), "slabs on both donors")
+@pytest.fixture
+def work(swapping: Device, job: StartJob) -> Job:
+    """A job that has filled its memory, part of which is on both donors."""
+    work = job(0)
+    work.reach("filled")
+    until(lambda: slabs_at(swapping, 0) and slabs_at(swapping, 1), "slabs on both donors")
+    return work
 
 
-def all_right(device: Device) -> None:
+def finish(work: Job, device: Device) -> None:
+    """The job has found every byte right, and the device no error."""
+    work.finish()
     stats = device.status["stats"]
     for counter in ("requests_failed", "crc_errors_remote", "crc_errors_backup", "backup_errors"):
         assert stats[counter] == 0, (counter, stats[counter])
 
 
-def test_every_page_comes_back(swapping: Device, job: StartJob) -> None:
-    work = job(0)
-    work.reach("filled")
+def test_every_page_comes_back(swapping: Device, work: Job) -> None:
     until(lambda: swapping.status["swap"]["used_bytes"] >= (JOB_MIB - LIMIT_MIB) * MIB, "swapping")
-    both_donors_hold_slabs(swapping)
     # What went out before its slab had a donor lies in the backup alone, until it is written anew.
     until(lambda: share_of_a_round(swapping, work) > 0.9, "pages from donors", 2 * WAIT_S)
-    work.finish()
+    finish(work, swapping)
     status = swapping.status
-    all_right(swapping)
     stats = status["stats"]
     assert stats["pages_in_remote"] > 1000
     served = stats["pages_in"] - stats["pages_in_zero"]
@@ -103,30 +106,21 @@ def busier_donor(device: Device, work: Job) -> int:
     return int(reads.index(max(reads)))
 
 
-def test_a_killed_donor_costs_no_page(swapping: Device, job: StartJob) -> None:
-    work = job(0)
-    work.reach("filled")
-    both_donors_hold_slabs(swapping)
+def test_a_killed_donor_costs_no_page(swapping: Device, work: Job) -> None:
     until(lambda: share_of_a_round(swapping, work) > 0.9, "pages from donors", 2 * WAIT_S)
     swapping.cluster.donors[0].end(signal.SIGKILL)
     work.more_rounds()
     until(lambda: slabs_at(swapping, 0) == 0, "the end of the dead donor's slabs")
     until(lambda: not swapping.status["slabs"]["suspended"], "nothing suspended")
     work.more_rounds()
-    work.finish()
-    all_right(swapping)
+    finish(work, swapping)
     # Never silent: counted, and said. (Whether a request was under way just then is chance.)
     stats = swapping.status["stats"]
     assert sum(stats[key] for key in stats if key.startswith("fallback_")) > 0
     assert "given up" in swapping.log
 
 
-def test_two_killed_donors_cost_no_page_and_new_ones_are_used(
-    swapping: Device, job: StartJob
-) -> None:
-    work = job(0)
-    work.reach("filled")
-    both_donors_hold_slabs(swapping)
+def test_two_killed_donors_cost_no_page_and_new_ones_are_used(swapping: Device, work: Job) -> None:
     cluster = swapping.cluster
     dead = list(cluster.donors)
     for donor in dead:
@@ -143,18 +137,14 @@ def test_two_killed_donors_cost_no_page_and_new_ones_are_used(
     before = swapping.status["stats"]["pages_in_remote"]
     work.more_rounds()
     until(lambda: swapping.status["stats"]["pages_in_remote"] > before, "pages from donors")
-    work.finish()
-    all_right(swapping)
+    finish(work, swapping)
 
 
 # However long a look at the status takes, and so that a busy machine alone makes nobody suspect.
 @pytest.mark.parametrize("patience", [("5000", "60")], ids=["patient"])
 def test_a_donor_that_pauses_is_suspended_and_comes_back(
-    swapping: Device, job: StartJob, patience: tuple[str, str]
+    swapping: Device, work: Job, patience: tuple[str, str]
 ) -> None:
-    work = job(0)
-    work.reach("filled")
-    both_donors_hold_slabs(swapping)
     until(lambda: share_of_a_round(swapping, work) > 0.9, "pages from donors", 2 * WAIT_S)
     number = busier_donor(swapping, work)
     donor = swapping.cluster.donors[number]
@@ -179,17 +169,11 @@ def test_a_donor_that_pauses_is_suspended_and_comes_back(
     until(lambda: not swapping.status["slabs"]["suspended"], "nothing suspended")
     assert "given up" not in swapping.log, swapping.log
     work.more_rounds()
-    work.finish()
-    all_right(swapping)
+    finish(work, swapping)
     assert slabs_at(swapping, number) >= 1
 
 
-def test_a_donor_that_stays_away_is_replaced_and_may_return(
-    swapping: Device, job: StartJob
-) -> None:
-    work = job(0)
-    work.reach("filled")
-    both_donors_hold_slabs(swapping)
+def test_a_donor_that_stays_away_is_replaced_and_may_return(swapping: Device, work: Job) -> None:
     number = busier_donor(swapping, work)
     donor = swapping.cluster.donors[number]
     donor.send(signal.SIGSTOP)
@@ -202,28 +186,20 @@ def test_a_donor_that_stays_away_is_replaced_and_may_return(
     # Whatever it still had in its socket buffers from before must harm nobody now.
     until(lambda: slabs_at(swapping, number) or "mapped to donor" in swapping.log, "a second life")
     work.more_rounds()
-    work.finish()
-    all_right(swapping)
+    finish(work, swapping)
 
 
-def test_a_donor_that_leaves_in_order_costs_no_page(swapping: Device, job: StartJob) -> None:
-    work = job(0)
-    work.reach("filled")
-    both_donors_hold_slabs(swapping)
+def test_a_donor_that_leaves_in_order_costs_no_page(swapping: Device, work: Job) -> None:
     assert swapping.cluster.donors[0].end() == 0
     until(lambda: slabs_at(swapping, 0) == 0, "no slab there")
     work.more_rounds()
-    work.finish()
-    all_right(swapping)
+    finish(work, swapping)
     assert "shutdown" in swapping.log
 
 
 def test_a_device_process_that_pauses_loses_nothing(
-    cluster: Cluster, swapping: Device, job: StartJob
+    cluster: Cluster, swapping: Device, work: Job
 ) -> None:
-    work = job(0)
-    work.reach("filled")
-    both_donors_hold_slabs(swapping)
     pid = swapping.send(signal.SIGSTOP)
     try:
         # The donors hear nothing for longer than they bear; only their sessions may end of it,
@@ -235,17 +211,12 @@ def test_a_device_process_that_pauses_loses_nothing(
     work.more_rounds()
     until(lambda: swapping.status["slabs"]["mapped"], "mapped slabs")
     until(lambda: not swapping.status["slabs"]["suspended"], "nothing suspended")
-    work.finish()
-    all_right(swapping)
+    finish(work, swapping)
 
 
-def test_a_device_in_use_refuses_to_stop_until_there_is_room(
-    swapping: Device, job: StartJob
-) -> None:
+def test_a_device_in_use_refuses_to_stop_until_there_is_room(swapping: Device, work: Job) -> None:
     if len(swap.active_areas()) > 1:
         pytest.skip("needs a host without swap of its own, which would take the pages over")
-    work = job(0)
-    work.reach("filled")
     until(lambda: swapping.status["swap"]["used_bytes"] >= (JOB_MIB - LIMIT_MIB) * MIB, "swapping")
     for action in ("stop", "remove"):
         done = swapping.command(action)
@@ -267,12 +238,7 @@ def test_a_device_in_use_refuses_to_stop_until_there_is_room(
     work.finish()
 
 
-def test_stop_brings_back_what_a_resting_job_has_swapped_out(
-    swapping: Device, job: StartJob
-) -> None:
-    work = job(0)
-    work.reach("filled")
-    both_donors_hold_slabs(swapping)
+def test_stop_brings_back_what_a_resting_job_has_swapped_out(swapping: Device, work: Job) -> None:
     work.rest()
     # The donor dies first, so that swapoff itself meets its loss.
     swapping.cluster.donors[1].end(signal.SIGKILL)
@@ -283,11 +249,9 @@ def test_stop_brings_back_what_a_resting_job_has_swapped_out(
 
 
 def test_after_the_death_of_its_process_a_swap_device_can_be_started_again(
-    swapping: Device, job: StartJob
+    swapping: Device, job: StartJob, work: Job
 ) -> None:
     cluster, name = swapping.cluster, swapping.name
-    work = job(0)
-    work.reach("filled")
     path = Path(swapping.status["path"])
     swapping.kill()
     # Its memory is gone, so the job cannot go on; but nothing may hang.
