@@ -14,16 +14,18 @@ import pytest
 from infiniswap.config import ClusterConfig, Config, DeviceConfig
 from infiniswap.device.control import client, launch
 from infiniswap.device.spec import rundir
+from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.errors import ConflictError, DeadlineError, NotFoundError
 from infiniswap.units import MIB, HostPort
 
 
-def make_paths(tmp_path: Path) -> rundir.DevicePaths:
+@pytest.fixture
+def paths(tmp_path: Path) -> DevicePaths:
     return rundir.paths_of("d", tmp_path / "run", tmp_path / "kept")
 
 
-def make_spec(paths: rundir.DevicePaths, donor: HostPort, **changes: object) -> DeviceSpec:
+def make_spec(paths: DevicePaths, donor: HostPort, **changes: object) -> DeviceSpec:
     """A device that needs no kernel and no holder."""
     device = DeviceConfig(
         frontend="nbd-socket",
@@ -48,7 +50,7 @@ def make_spec(paths: rundir.DevicePaths, donor: HostPort, **changes: object) -> 
     return DeviceSpec(**fields)  # type: ignore[arg-type]
 
 
-def killed_while_it_starts(paths: rundir.DevicePaths, **changes: object) -> str:
+def killed_while_it_starts(paths: DevicePaths, **changes: object) -> str:
     """The error of a start whose process is killed when it asks its donor, which never answers."""
     before = set(psutil.Process().children())
     with socket.create_server(("127.0.0.1", 0)) as donor:
@@ -69,30 +71,30 @@ def killed_while_it_starts(paths: rundir.DevicePaths, **changes: object) -> str:
     return str(failed.value)
 
 
-def test_no_log_is_named_that_a_run_deletes_with_its_device(tmp_path: Path) -> None:
-    paths = make_paths(tmp_path)
+def test_no_log_is_named_that_a_run_deletes_with_its_device(paths: DevicePaths) -> None:
     said = killed_while_it_starts(paths, ephemeral=True)
     assert str(paths.log) not in said
     assert "Its log is empty" in said
 
 
-def test_the_log_that_stays_is_named(tmp_path: Path) -> None:
-    paths = make_paths(tmp_path)
+def test_the_log_that_stays_is_named(paths: DevicePaths) -> None:
     said = killed_while_it_starts(paths)
     assert f"See {paths.log}." in said
     assert paths.log.exists()
 
 
-def test_a_bug_while_a_device_starts_is_told_although_its_log_is_deleted(tmp_path: Path) -> None:
-    paths = make_paths(tmp_path)
+def test_a_bug_while_a_device_starts_is_told_although_its_log_is_deleted(
+    paths: DevicePaths,
+) -> None:
     no_pid = 1 << 40
     with pytest.raises(client.DeviceError, match=r"OverflowError.*line \d+.*please report it"):
         launch.start(make_spec(paths, HostPort("127.0.0.1", 1), owner_pid=no_pid), paths)
     assert not paths.run.exists()
 
 
-def test_an_error_has_the_last_lines_of_a_log_that_may_be_deleted(tmp_path: Path) -> None:
-    paths = make_paths(tmp_path)
+def test_an_error_has_the_last_lines_of_a_log_that_may_be_deleted(
+    paths: DevicePaths,
+) -> None:
     assert rundir.log_hint(paths, stays=False) == ""
     paths.run.mkdir(parents=True)
     paths.log.write_text("".join(f"line {number}\n" for number in range(1000)))
@@ -102,8 +104,9 @@ def test_an_error_has_the_last_lines_of_a_log_that_may_be_deleted(tmp_path: Path
     assert str(failed.value).endswith(f"It may be starting or stopping. Its log ends: {tail}")
 
 
-def test_a_device_in_the_foreground_has_no_log_that_could_be_named(tmp_path: Path) -> None:
-    paths = make_paths(tmp_path)
+def test_a_device_in_the_foreground_has_no_log_that_could_be_named(
+    paths: DevicePaths, tmp_path: Path
+) -> None:
     paths.run.mkdir(parents=True)
     paths.record.touch()
     with pytest.raises(NotFoundError, match="has died") as failed:
@@ -116,10 +119,8 @@ def test_a_device_in_the_foreground_has_no_log_that_could_be_named(tmp_path: Pat
 
 
 def test_a_device_starts_where_no_temporary_file_can_be_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    paths: DevicePaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     with pytest.raises(client.DeviceError, match="connection refused"):
-        launch.start(
-            make_spec(make_paths(tmp_path), HostPort("127.0.0.1", 1)), make_paths(tmp_path)
-        )
+        launch.start(make_spec(paths, HostPort("127.0.0.1", 1)), paths)

@@ -34,6 +34,11 @@ class Host:
         return backup.check_backup(path, size_bytes, proc=self.proc)
 
 
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
 @pytest.mark.parametrize("fs_type", ["ext4", "xfs", "ext3", "vfat", "jfs"])
 def test_a_local_disk_is_accepted(tmp_path: Path, fs_type: str) -> None:
     host = Host(tmp_path, fs_type)
@@ -82,8 +87,7 @@ def test_a_link_to_a_refused_file_system_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["empty", "absent"])
-def test_a_link_is_no_backup(tmp_path: Path, target: str) -> None:
-    host = Host(tmp_path)
+def test_a_link_is_no_backup(host: Host, target: str) -> None:
     (host.disk / "empty").touch(mode=0o600)
     link = host.disk / "link"
     link.symlink_to(target)
@@ -93,8 +97,7 @@ def test_a_link_is_no_backup(tmp_path: Path, target: str) -> None:
     assert not (host.disk / "absent").exists()
 
 
-def test_a_backup_in_a_directory_that_everybody_may_write_to_is_refused(tmp_path: Path) -> None:
-    host = Host(tmp_path)
+def test_a_backup_in_a_directory_that_everybody_may_write_to_is_refused(host: Host) -> None:
     host.disk.chmod(0o777)
     for name in ("absent", "empty"):
         with pytest.raises(BackupError, match="0777"):
@@ -121,31 +124,24 @@ def test_a_backup_that_other_users_can_read_or_write_is_refused(tmp_path: Path, 
     backup.check_private(path, is_ours=False)
 
 
-def test_a_backup_with_another_name_is_refused(tmp_path: Path) -> None:
+@pytest.mark.requires_root
+def test_a_backup_of_another_name_or_user_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.touch(mode=0o600)
     os.link(path, tmp_path / "y")
     with pytest.raises(BackupError, match="has 2 names"):
         backup.check_private(path, is_ours=False)
-
-
-@pytest.mark.requires_root
-def test_a_backup_of_another_user_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    path.touch(mode=0o600)
     os.chown(path, 65_534, 65_534)
     with pytest.raises(BackupError, match="another user"):
         backup.check_private(path, is_ours=False)
 
 
-def test_a_full_disk_is_refused_with_both_figures(tmp_path: Path) -> None:
-    host = Host(tmp_path)
+def test_a_full_disk_is_refused_with_both_figures(host: Host) -> None:
     with pytest.raises(BackupError, match=r"needs .*8.*PiB and only .* are free"):
         host.check(host.disk / "x", 8192 * PIB)
 
 
-def test_what_the_file_has_already_is_not_needed_again(tmp_path: Path) -> None:
-    host = Host(tmp_path)
+def test_what_the_file_has_already_is_not_needed_again(host: Host) -> None:
     path = host.disk / "x"
     with path.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, 2 * MIB)
@@ -159,15 +155,13 @@ def test_a_read_only_file_system_is_refused(tmp_path: Path) -> None:
     assert "remount" in str(caught.value)
 
 
-def test_things_that_are_no_files_are_refused(tmp_path: Path) -> None:
-    host = Host(tmp_path)
+def test_things_that_are_no_files_are_refused(host: Host) -> None:
     for path in (host.disk, Path("/dev/null")):
         with pytest.raises(BackupError, match="neither a regular file nor a block device"):
             host.check(path)
 
 
-def test_a_missing_directory_is_named(tmp_path: Path) -> None:
-    host = Host(tmp_path)
+def test_a_missing_directory_is_named(host: Host) -> None:
     with pytest.raises(BackupError, match="mkdir -p"):
         host.check(host.disk / "absent" / "x")
     (host.disk / "file").write_text("")
@@ -175,8 +169,7 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
         host.check(host.disk / "file" / "x")
 
 
-def test_an_active_swap_file_is_refused(tmp_path: Path) -> None:
-    host = Host(tmp_path)
+def test_an_active_swap_file_is_refused(host: Host) -> None:
     path, other = host.disk / "swap", host.disk / "other"
     path.write_text("")
     other.write_text("")
@@ -190,8 +183,7 @@ def test_an_active_swap_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.requires_unprivileged
-def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
-    host = Host(tmp_path)
+def test_a_directory_of_somebody_else_is_refused(host: Host) -> None:
     host.disk.chmod(0o500)
     with pytest.raises(BackupError, match="may not write"):
         host.check(host.disk / "x")

@@ -39,23 +39,22 @@ def test_attached_devices_in_order(tmp_path: Path) -> None:
 
 def test_a_number_that_was_detached_and_taken_again_is_another_attachment(tmp_path: Path) -> None:
     directory = _device(tmp_path, 1, "/a")
-    old = loop.loop_device(1, sys=tmp_path)
-    assert old is not None
+
+    def found() -> loop.LoopDevice:
+        (device,) = loop.attached(sys=tmp_path)
+        return device
+
+    old = found()
     assert old.sequence is None  # before Linux 5.15 only the file tells
     assert old.is_attachment(old)
     (directory / "loop" / "backing_file").write_text("/b\n")
-    taken = loop.loop_device(1, sys=tmp_path)
-    assert taken is not None
-    assert not taken.is_attachment(old)
+    assert not found().is_attachment(old)
     (directory / "diskseq").write_text("41\n")
-    first = loop.loop_device(1, sys=tmp_path)
+    first = found()
     (directory / "loop" / "backing_file").write_text("/renamed\n")
-    renamed = loop.loop_device(1, sys=tmp_path)
+    renamed = found()
     (directory / "diskseq").write_text("43\n")
-    second = loop.loop_device(1, sys=tmp_path)
-    assert first is not None
-    assert renamed is not None
-    assert second is not None
+    second = found()
     assert renamed.is_attachment(first)
     assert not second.is_attachment(renamed)
 
@@ -93,21 +92,15 @@ class _Losetup:
         return answer
 
 
-def test_a_device_taken_by_somebody_else_is_tried_again(
+def test_a_device_taken_by_somebody_else_is_tried_again_but_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _device(tmp_path, 4, "/a")
     busy = SystemCallError("`losetup` failed: /a: Device or resource busy")
-    losetup = _Losetup(busy, busy, "/dev/loop4\n")
+    losetup = _Losetup(busy, busy, "/dev/loop4\n", *[busy] * loop.ATTACH_TRIES_MAX)
     monkeypatch.setattr(loop, "run_command", losetup)
     assert loop.attach(Path("/a"), sys=tmp_path).number == 4
     assert len(losetup.calls) == 3
-
-
-def test_it_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = SystemCallError("`losetup` failed: /a: Device or resource busy")
-    losetup = _Losetup(*[busy] * loop.ATTACH_TRIES_MAX)
-    monkeypatch.setattr(loop, "run_command", losetup)
     with pytest.raises(SystemCallError, match="busy"):
         loop.attach(Path("/a"), sys=tmp_path)
 
