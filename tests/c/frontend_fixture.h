@@ -17,7 +17,8 @@
 #define MIB        (1u << 20)
 #define SIZE_BYTES (64u * MIB)
 
-enum completion { INLINE, REVERSED, HELD };
+/* MIXED: one of eight inside submit, the others as REVERSED. */
+enum completion { INLINE, REVERSED, HELD, MIXED };
 
 /* Read and written under the lock: a thread checker does not see the kernel's order. */
 struct isw_engine {
@@ -117,7 +118,8 @@ void iswi_engine_submit(isw_engine *engine, struct iswi_req *req)
 {
 	pthread_mutex_lock(&engine->lock);
 	count(engine, req);
-	if (engine->completion != INLINE) {
+	if (engine->completion != INLINE &&
+	    (engine->completion != MIXED || engine->submitted % 8 != 0)) {
 		req->next = engine->queue;
 		engine->queue = req;
 		pthread_cond_broadcast(&engine->changed);
@@ -170,19 +172,28 @@ static void *worker(void *arg)
 	}
 }
 
-static inline void engine_start(isw_engine *engine, enum completion completion,
-				uint32_t requests_max)
+/* On memory of the caller's. */
+static inline void engine_start_on(isw_engine *engine, char *bytes, uint64_t size_bytes,
+				   enum completion completion, uint32_t requests_max)
 {
 	memset(engine, 0, sizeof(*engine));
-	engine->size_bytes = SIZE_BYTES;
+	engine->size_bytes = size_bytes;
 	engine->request_bytes_max = MIB;
 	engine->requests_max = requests_max;
 	engine->completion = completion;
-	engine->bytes = calloc(1, SIZE_BYTES);
-	CHECK(engine->bytes != NULL);
+	engine->bytes = bytes;
 	pthread_mutex_init(&engine->lock, NULL);
 	pthread_cond_init(&engine->changed, NULL);
 	CHECK_EQ(iswi_thread_start(&engine->worker, "test-engine", worker, engine), 0);
+}
+
+static inline void engine_start(isw_engine *engine, enum completion completion,
+				uint32_t requests_max)
+{
+	char *bytes = calloc(1, SIZE_BYTES);
+
+	CHECK(bytes != NULL);
+	engine_start_on(engine, bytes, SIZE_BYTES, completion, requests_max);
 }
 
 static inline void engine_stop(isw_engine *engine)

@@ -9,8 +9,8 @@
  *     ublk_server FILE MIB begin N      a successor that dies when it has begun to take over
  *     ublk_server FILE MIB break PID    to each queue of a server a command seems to be refused
  *
- * Requests end on threads of their own, some in another order than they came, some inside submit,
- * as with the engine. What was answered is in FILE, whenever the process dies.
+ * Requests end on a thread of its own in another order than they came, some inside submit, as with
+ * the engine. What was answered is in FILE, whenever the process dies.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -24,26 +24,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "engine/request.h"
-#include "frontend/frontend.h"
 #include "frontend/ublk_control.h"
+#include "frontend_fixture.h"
 
-#define WORKERS      3u
 #define REQUESTS_MAX 64u
-/* Of so many requests one ends inside submit. */
-#define AT_ONCE_EACH 8u
 #define FDS_MAX      256 /* of a server: more than it has */
 #define IDENTITY     0x7465737475626c6bull
-
-struct isw_engine {
-	char *memory;
-	uint64_t bytes;
-	pthread_mutex_t lock; /* guards the next two */
-	pthread_cond_t changed;
-	struct iswi_req *waiting;
-	uint32_t submitted;
-	atomic_bool down;
-};
 
 static void fail(const char *what, int code, const struct isw_error *error)
 {
@@ -51,107 +37,17 @@ static void fail(const char *what, int code, const struct isw_error *error)
 	exit(1);
 }
 
-/* ------------------------------------------------------- in place of the engine */
-
-uint64_t iswi_engine_size_bytes(const isw_engine *engine)
+static void open_engine(isw_engine *engine, const char *path, uint64_t bytes)
 {
-	return engine->bytes;
-}
-
-uint32_t iswi_engine_request_bytes_max(const isw_engine *engine)
-{
-	(void)engine;
-	return 1u << 20;
-}
-
-uint32_t iswi_engine_requests_max(const isw_engine *engine)
-{
-	(void)engine;
-	return REQUESTS_MAX;
-}
-
-void iswi_engine_frontend_down(isw_engine *engine, int error)
-{
-	fprintf(stderr, "down: %s\n", strerror(-error));
-	atomic_store(&engine->down, true);
-}
-
-static void finish(isw_engine *engine, struct iswi_req *req)
-{
-	int err = 0;
-
-	if (req->op != ISWI_FLUSH &&
-	    (req->offset % ISW_PAGE_BYTES || req->length % ISW_PAGE_BYTES ||
-	     req->offset + req->length > engine->bytes))
-		err = -EINVAL;
-	else if (req->op == ISWI_READ)
-		memcpy(req->data, engine->memory + req->offset, req->length);
-	else if (req->op == ISWI_WRITE)
-		memcpy(engine->memory + req->offset, req->data, req->length);
-	else
-		memset(engine->memory + req->offset, 0, req->length);
-	req->done(req, err);
-}
-
-void iswi_engine_submit_plugged(isw_engine *engine, struct iswi_req *req, struct iswi_plug *plug)
-{
-	bool at_once;
-
-	(void)plug;
-	pthread_mutex_lock(&engine->lock);
-	at_once = engine->submitted++ % AT_ONCE_EACH == 0;
-	if (!at_once) {
-		req->next = engine->waiting; /* the newest first: another order than they came in */
-		engine->waiting = req;
-		pthread_cond_signal(&engine->changed);
-	}
-	pthread_mutex_unlock(&engine->lock);
-	if (at_once)
-		finish(engine, req);
-}
-
-void iswi_engine_unplug(isw_engine *engine, struct iswi_plug *plug)
-{
-	(void)engine;
-	(void)plug;
-}
-
-static void *worker(void *arg)
-{
-	isw_engine *engine = arg;
-
-	for (;;) {
-		struct iswi_req *req;
-
-		pthread_mutex_lock(&engine->lock);
-		while (engine->waiting == NULL)
-			pthread_cond_wait(&engine->changed, &engine->lock);
-		req = engine->waiting;
-		engine->waiting = req->next;
-		pthread_mutex_unlock(&engine->lock);
-		finish(engine, req);
-	}
-	return NULL;
-}
-
-static isw_engine *open_engine(const char *path, uint64_t bytes)
-{
-	isw_engine *engine = calloc(1, sizeof(*engine));
 	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-	pthread_t thread;
+	char *memory;
 
-	if (engine == NULL || fd < 0 || ftruncate(fd, (off_t)bytes) != 0)
+	if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0)
 		fail(path, -errno, NULL);
-	engine->bytes = bytes;
-	engine->memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (engine->memory == MAP_FAILED)
+	memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (memory == MAP_FAILED)
 		fail(path, -errno, NULL);
-	pthread_mutex_init(&engine->lock, NULL);
-	pthread_cond_init(&engine->changed, NULL);
-	for (uint32_t i = 0; i < WORKERS; i++)
-		if (pthread_create(&thread, NULL, worker, engine) != 0)
-			fail("threads", -errno, NULL);
-	return engine;
+	engine_start_on(engine, memory, bytes, MIXED, REQUESTS_MAX);
 }
 
 /* ------------------------------------------------------------------------ serving */
@@ -276,8 +172,8 @@ static int break_queues(pid_t pid)
 
 int main(int argc, char **argv)
 {
+	static isw_engine engine;
 	isw_frontend *frontend;
-	isw_engine *engine;
 	sigset_t ends;
 	int got;
 
@@ -292,11 +188,11 @@ int main(int argc, char **argv)
 	sigemptyset(&ends);
 	sigaddset(&ends, SIGTERM);
 	pthread_sigmask(SIG_BLOCK, &ends, NULL);
-	engine = open_engine(argv[1], strtoull(argv[2], NULL, 10) << 20);
-	frontend = argc == 4 ? serve_new(engine)
-			     : serve_after(engine, (uint32_t)strtoul(argv[4], NULL, 10));
+	open_engine(&engine, argv[1], strtoull(argv[2], NULL, 10) << 20);
+	frontend = argc == 4 ? serve_new(&engine)
+			     : serve_after(&engine, (uint32_t)strtoul(argv[4], NULL, 10));
 	sigwait(&ends, &got);
 	iswi_ublk_ops.destroy(frontend);
-	say(atomic_load(&engine->down) ? "down" : "removed", 0);
+	say(engine.down ? "down" : "removed", 0);
 	return 0;
 }

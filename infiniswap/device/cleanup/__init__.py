@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What killed processes have left, and a device that dies under a `run`. Commands enter."""
+"""Devices whose process has died: `leftovers` finds and clears what they left, `lost` tells a `run`
+that its device is dead. Commands and `jobs` enter."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What killed processes of ours have left: what it is, whose it is, and taking it away.
+"""Leftovers of killed processes: finds them, tells whose they are, and clears them.
 
 `find` only looks, and names the command that takes each thing away. `clear` takes away what is
 left of a `run`'s device.
@@ -30,7 +30,7 @@ _SWAPOFF_S_MAX = 60.0
 def owners_of_areas(
     areas: Iterable[SwapArea], run_dir: Path, places: Places | None = None
 ) -> dict[SwapArea, Owner]:
-    """Which of the swap areas are devices of ours."""
+    """The owners of those swap areas that are infiniswap devices."""
     owners = {
         str(path): owner
         for front_end in FRONT_ENDS.values()

@@ -21,11 +21,11 @@ class DeviceLostError(InfiniswapError):
 
 
 class Watch:
-    """Tells whether a device lives: its process, or somebody who will take over from that.
+    """Tells whether a device lives: its process, or one that will take over from it.
 
     Args:
         paths: of the device.
-        status: what it has told.
+        status: the device's answer.
 
     Attributes:
         path: of its block device.
@@ -44,8 +44,8 @@ class Watch:
         return self.known_ended(wait_s) and not rundir.is_running(self._paths)
 
     def known_ended(self, wait_s: float = 0.0) -> bool:
-        """Whether the processes that it had at first have. (Who clears what is left of it has the
-        lock meanwhile.)"""
+        """Whether the processes that it had at first have ended. (A process that clears its
+        leftovers has the lock meanwhile.)"""
         last = self._pidfds[-1] if self._pidfds else -1
         return last < 0 or pidfd_ended(last, wait_s)
 

@@ -30,7 +30,7 @@ _PROCESSES_NAMED_MAX = 5
 
 @dataclass(slots=True)
 class Attachment:
-    """What of a device is attached. Each field is set once that step stands.
+    """The attached parts of a device. Each field is set when its step is done.
 
     Attributes:
         priority: of the swap area while it is active.
@@ -71,7 +71,7 @@ class Attachment:
         """Takes over what a predecessor has attached, as it is.
 
         Raises:
-            NotFoundError: nothing is left of it.
+            NotFoundError: nothing of it is left.
             InfiniswapError: the step that failed; everything stays for another try.
         """
         self.kernel.take_over(descriptors)
@@ -115,29 +115,29 @@ class Attachment:
         self.priority = priority
 
     def _device(self) -> Path | None:
-        """The block device; None when there is none, or somebody has detached it: what lies under
-        its number then is none of our business."""
+        """The block device; None when there is none, or somebody has detached it: its number may
+        then belong to somebody else's device."""
         return self.kernel.block_device if self.kernel.is_ours() else None
 
     def swap_used_bytes(self) -> int:
-        """What is swapped out to the device now."""
+        """Bytes swapped out to the device now."""
         path = self._device()
         return swap.used_bytes(path) if self.swap_active and path is not None else 0
 
     def follow_swap(self) -> None:
-        """Whether the area is active now: others may take it off, and give it back.
+        """Looks whether the swap area is active: an administrator may take it off and put it back.
 
         Raises:
             NotPermittedError, SystemCallError: /proc could not be read.
         """
         path = self._device()
-        # By its name alone: other areas' files are none of our business.
+        # By its name alone: nobody else's swap file is opened.
         area = next((area for area in swap.active_areas() if area.path == str(path)), None)
         self.swap_active = area is not None
         self.priority = None if area is None else area.priority
 
     def link_leads_here(self) -> bool:
-        """Whether the link is as it was made; also when none could be made."""
+        """Whether the link is as we made it; True also when none could be made."""
         try:
             return self.link is None or os.readlink(self.link) == self.path
         except OSError:
@@ -148,7 +148,7 @@ class Attachment:
 
         Raises:
             MemoryLimitError: they would not fit into memory; nothing was done.
-            InfiniswapError: the kernel's refusal; the area is still active.
+            InfiniswapError: the kernel refused; the area is still active.
         """
         path = self._device()
         if not self.swap_active or path is None:
@@ -179,7 +179,7 @@ class Attachment:
             in_use.check_unused(path, where=f"device {self.spec.name}")
 
     def withdraw_link(self) -> None:
-        """From now on the name leads to no block device."""
+        """Removes the link of the device's name."""
         if self.link is not None:
             remove_link(self.spec.name)
             self.link = None

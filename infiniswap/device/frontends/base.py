@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every front end is to the rest of the package: an entry of the table FRONT_ENDS, and a
-KernelDevice for each device that uses it."""
+"""The two faces of every front end: an entry of the table FRONT_ENDS, and a KernelDevice for each
+device that uses it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from infiniswap.system.files import PROC, SYS
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """What a front end leaves its successor.
+    """A front end leaves this to its successor.
 
     Attributes:
         descriptors: by name (`[a-z0-9-]`, at most 23 characters); the holder keeps copies.
-        note: whatever else it must know; a standby has it in its locked memory from the start.
+        note: everything else the successor must know; a standby has it in locked memory from the
+            start.
     """
 
     descriptors: Mapping[str, int] = field(default_factory=dict)
@@ -32,8 +33,8 @@ class Handover:
 class KernelDevice(ABC):
     """One device's connection to the kernel. All methods block; none runs on the event loop.
 
-    What is not abstract is what a front end does whose device nothing can harm, and which leaves
-    its successor nothing.
+    The methods with a body suit a front end whose device nobody can take away and whose successor
+    needs nothing.
     """
 
     @property
@@ -57,10 +58,10 @@ class KernelDevice(ABC):
         """
 
     def repair(self) -> None:
-        """After CONNECTION_LOST, and whenever events were lost: mends what can be mended.
+        """Called after CONNECTION_LOST, and when events were lost: replaces what has broken.
 
         Raises:
-            InfiniswapError: not now; to be tried again.
+            InfiniswapError: it failed this time; call it again later.
         """
         return
 
@@ -70,10 +71,10 @@ class KernelDevice(ABC):
         return True
 
     def attach_again(self) -> None:
-        """After `is_ours` has said no: another block device over what still serves.
+        """After `is_ours` has said no: makes another block device for the engine that still serves.
 
         Raises:
-            InfiniswapError: not now, or never with this front end.
+            InfiniswapError: it failed this time, or this front end never can.
         """
         raise UnavailableError(f"{self.path} cannot be attached again")
 
@@ -87,16 +88,16 @@ class KernelDevice(ABC):
         return False
 
     def handover(self) -> Handover:
-        """What a successor needs of this process. Asked once, after `attach` or `take_over`.
+        """What a successor needs of this process. Called once, after `attach` or `take_over`.
 
         Raises:
-            UnavailableError: nobody could take over on this host, and why.
+            UnavailableError: no process could take over on this host, and why.
         """
         return Handover()
 
     @abstractmethod
     def prepare(self, engine: Engine, note: bytes) -> None:
-        """In a standby, while its predecessor serves: makes what `take_over` would need memory for.
+        """In a standby, while its predecessor serves: allocates all that `take_over` needs.
 
         Args:
             engine: a standby, too.
@@ -110,20 +111,20 @@ class KernelDevice(ABC):
     def take_over(self, descriptors: Mapping[str, int]) -> None:
         """In a successor, after `prepare`: serves what its predecessor left attached.
 
-        Opens and reads as little as it can: what lies on this device cannot be read yet. Nothing
-        is detached when it fails, as another successor may fare better. The engine serves already.
+        Opens and reads as little as it can, because files on this device cannot be read yet. When
+        it fails it detaches nothing, as another successor may succeed. The engine serves already.
 
         Args:
             descriptors: copies of the predecessor's, now ours to close.
 
         Raises:
-            NotFoundError: nothing is left that could be taken over, by anybody.
+            NotFoundError: nothing is left that any process could take over.
             InfiniswapError: the step that failed.
         """
 
     def rings(self) -> tuple[int, ...]:
-        """Descriptors of io_urings by which the kernel hands requests to this process: they must
-        not end with it. Asked after `attach` or `prepare`."""
+        """Descriptors of the io_urings by which the kernel hands requests to this process; they
+        must outlive it. Called after `attach` or `prepare`."""
         return ()
 
     @abstractmethod
@@ -137,7 +138,7 @@ class KernelDevice(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a host's devices are looked for; tests have other places."""
+    """The directories in which a host's devices are looked for; tests pass others."""
 
     proc: Path = PROC
     sys: Path = SYS
@@ -147,12 +148,12 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a front end asks of a host, for `infiniswap doctor`.
+    """Something that a front end needs of a host, for `infiniswap doctor`.
 
     Attributes:
         name: of the finding.
-        what: how it is.
-        mend: the command that supplies it; empty: it is there.
+        what: whether the host has it, and details.
+        mend: the command that supplies it; empty: the host has it.
     """
 
     name: str
@@ -162,7 +163,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something that no process serves; `mend` is the command that takes it away."""
+    """Something that a dead process has left; `mend` is the command that takes it away."""
 
     what: str
     mend: str
@@ -213,13 +214,14 @@ class FrontEnd:
             that.
         give_up: lets everything fail that waits for a process of the device, as nobody will come;
             returns the block devices that can now be taken out of use.
-        examine: what doctor says of this host; loads no module.
-        owners: the block devices of any infiniswap device. Takes the directory of run directories.
-        leftovers: what no process serves, except of the devices with these names.
-        is_needed: no job can be run without it; else another one takes its place.
-        is_block_device: else nothing can swap on it, and it needs no rights.
-        packages: what a build without it lacks (Debian); empty: every build has it.
-        warning: told when the device is swap space for programs without a memory limit.
+        examine: lists what this host has and lacks, for doctor; loads no module.
+        owners: finds the block devices of all infiniswap devices. Takes the directory of run
+            directories.
+        leftovers: finds what no process serves, except of the devices with these names.
+        is_needed: True: no job can run without it; False: another front end takes its place.
+        is_block_device: False: nothing can swap on it, and it needs no rights.
+        packages: Debian packages that a build without it lacks; empty: every build has it.
+        warning: shown when the device is swap space for programs without a memory limit.
     """
 
     name: str

@@ -37,7 +37,7 @@ from infiniswap.system import loop, mounts
 log = logging.getLogger(__name__)
 
 BACKING_UNMOUNTED = "/disk"
-"""What the kernel names the backing file once its mount is gone."""
+"""The kernel's name of the backing file once its mount is gone."""
 
 _CONNECTION = "fuse"
 _MOUNTED = "/mnt/disk"
@@ -155,8 +155,8 @@ class FuseLoop(KernelDevice):
             os.close(connection)
 
     def _find_loop(self) -> loop.LoopDevice | None:
-        """Under its number, or another one: the predecessor may have had to attach it again. Not by
-        looking at the path of its file: whoever does that waits for us."""
+        """Under its number, or another one: the predecessor may have had to attach it again. Does not
+        look at the file itself, as that would wait for this very process."""
         mount = os.path.join(os.path.realpath(self._paths.run), self._paths.mount.name)
         backing = f"{mount}/disk"
         first = None if self._loop is None else loop.loop_device(self._loop.number)

@@ -118,7 +118,7 @@ class NbdKernel(KernelDevice):
     # ----------------------------------------------------------------------- attach
 
     def attach(self, engine: Engine) -> None:
-        """Engine's end first: the kernel reads while it connects."""
+        """The engine's ends first, because the kernel reads while it connects."""
         frontend = self._begin(engine, None)
         with contextlib.ExitStack() as stack:
             kernel_ends = [
@@ -168,15 +168,15 @@ class NbdKernel(KernelDevice):
         return left[0]
 
     def take_over(self, descriptors: Mapping[str, int]) -> None:
-        """Takes over the device that a process which has died left in the kernel.
+        """Takes over the device that a dead process left in the kernel.
 
-        What waits there goes on as soon as the first connection stands; what was in flight is sent
-        again when its time is over (`nbd.REQUEST_TIMEOUT_S`). The engine has the predecessor's
-        contents, and none of its writes can still land: it holds the backup's lock, and the
-        leases are fenced.
+        Requests that wait there continue with the first new connection; the kernel sends those that
+        were in flight again after `nbd.REQUEST_TIMEOUT_S`. The engine has the predecessor's
+        contents, and none of the predecessor's writes can still land: the engine holds the
+        backup's lock, and the leases are fenced.
 
         Raises:
-            NotFoundError: there is none any more.
+            NotFoundError: the kernel has no such device.
             InfiniswapError: the kernel's refusal.
         """
         del descriptors
@@ -198,7 +198,7 @@ class NbdKernel(KernelDevice):
 
     def _tune(self, frontend: Frontend) -> None:
         assert self._index is not None
-        # Together no more than there are buffers: a read never waits behind writes that wait.
+        # No more requests than buffers, so that no read waits behind writes that wait.
         requests = max(_REQUESTS_MIN, frontend.info().requests_max // self._connections)
         refused = nbd.tune(self._index, requests)
         if refused:
@@ -253,8 +253,8 @@ class NbdKernel(KernelDevice):
                     self._replace_one(link, frontend)
 
     def _replace_one(self, link: GenericNetlink, frontend: Frontend) -> None:
-        """The kernel notices a little later than we that a connection is dead, and drops a socket
-        that it has no use for: tried until one is taken."""
+        """Offers new sockets until the kernel takes one: it notices a dead connection a bit later
+        than we do, and drops a socket that it does not need yet."""
         assert self._index is not None
         end_s = time.monotonic() + _TAKEN_S_MAX
         while True:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others do to a serving device: an administrator detaches its loop device, whose number then
-goes to another file; removes its link; takes its swap area off. It is noticed, said, and mended
-where nothing can be harmed by that: a swap area that somebody took off stays off."""
+"""A device that somebody else takes away while it serves: an administrator detaches its loop
+device, whose number then goes to another file, removes its link, or takes its swap area off.
+TakenAway notices, says so, and mends what it can without harm: a swap area that was taken off
+stays off."""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ _PAUSE_S_MAX = 60.0
 
 
 class TakenAway:
-    """Looks every few seconds.
+    """Looks at the attached device every few seconds.
 
     Args:
         attachment: of the device.
         alarms: the device's.
-        blocking: for what blocks.
+        blocking: runs what blocks.
         period_s: between two looks.
     """
 
@@ -53,7 +54,7 @@ class TakenAway:
 
         Args:
             stopping: held by whoever stops the device.
-            serving: whether everything is attached, and is to stay so.
+            serving: whether everything is attached and has to stay so.
         """
         while True:
             await asyncio.sleep(self._pause_s)
@@ -63,13 +64,13 @@ class TakenAway:
                 try:
                     await self._blocking(self.look)
                 except InfiniswapError as error:
-                    log.warning("what is attached cannot be looked at: %s", error)
+                    log.warning("cannot look whether the device is still attached: %s", error)
 
     def look(self) -> None:
-        """Once; blocks.
+        """Looks once; blocks.
 
         Raises:
-            InfiniswapError: the kernel did not say.
+            InfiniswapError: the kernel did not answer.
         """
         kernel, attachment = self._attachment.kernel, self._attachment
         self._pause_s = self._period_s
@@ -83,11 +84,11 @@ class TakenAway:
     def _attach_again(self) -> None:
         attachment = self._attachment
         was, known = attachment.path, DEVICE in self._alarms
-        attachment.withdraw_link()  # it leads to nothing, or to what is somebody else's
+        attachment.withdraw_link()  # it leads to nothing, or to somebody else's device
         try:
             attachment.kernel.attach_again()
         except InfiniswapError as error:
-            # Each try takes a child process: less and less often.
+            # Each try starts a child process, so the pause grows.
             self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
             if not known:
                 self._alarms[DEVICE] = f"{was} was detached by somebody else: {error}"

@@ -2,8 +2,8 @@
 """ublk: the kernel's user space block devices.
 
 A device outlives its process: when that dies, requests wait in the kernel, and a successor that has
-prepared itself takes the device over (`prepare`, `take_over`). It is known by an identity that the
-kernel keeps with it, never by its number, which the kernel gives to others once it is free.
+prepared itself takes the device over (`prepare`, `take_over`). We know a device by an identity that
+the kernel keeps with it, never by its number, which the kernel uses again once it is free.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _OURS: Final = 0x6973_7770 << 32
 _NOTICED_S_MAX: Final = 10.0
 _NOTICED_PAUSE_S: Final = 0.02
 _TAKE_OVER_MS_MAX: Final = 240_000
-"""Less than the holder gives a successor. Who gives up ends, and the next one may need memory that
-nobody can free without the device."""
+"""Less than the holder gives a successor. A process that gives up ends, and the next one may need
+memory that nobody can free without the device."""
 _GIVE_UP_MS_MAX: Final = 30_000
 _SWAPOFF_S_MAX: Final = 60.0
 
@@ -135,7 +135,7 @@ class UblkKernel(KernelDevice):
         self._device_id = left[0]
 
     def take_over(self, descriptors: Mapping[str, int]) -> None:
-        """Once the predecessor is dead: what waits is served.
+        """Once the predecessor is dead: serves the requests that wait.
 
         Raises:
             ConflictError: it is not dead; the device stays its.
@@ -216,7 +216,7 @@ def give_up(paths: DevicePaths) -> tuple[Path, ...]:
         InfiniswapError: swapoff was refused; the device is removed all the same.
     """
     for number in find_left(paths):
-        # Who has stopped it has made everything fail already.
+        # A device that somebody has stopped has failed all its requests already.
         with contextlib.suppress(NotFoundError), _failing(number, paths):
             device = ublk.block_path(number)
             if swap.find_area(device) is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device does for its successor, and what a successor finds.
+"""What a device process keeps for its successor.
 
 The state file is made here: `RUN_DIR/NAME/state` where that is in memory (tmpfs), else a file
 without a name, which lasts as long as somebody of holder, device process and standby lives.
@@ -51,7 +51,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class Succession:
-    """One process's part in it.
+    """One process's part in a hand-over: what it keeps for the next one, and its own take-over.
 
     Args:
         holder: the parent; one that is not present for a device without a standby.
@@ -63,7 +63,7 @@ class Succession:
         self._pause_ms = 0.0
         self._unavailable = ""
         self.note: bytes | None = None
-        """Of the front end, for a successor; None: nobody could succeed."""
+        """The front end's note for a successor; None: no process could succeed."""
 
     # ----------------------------------------------------- for whoever comes after us
 
@@ -87,7 +87,8 @@ class Succession:
             ) from error
 
     def keep_state(self, fd: int) -> None:
-        """The engine has given it its size: the holder locks it, and hands it on."""
+        """Gives the state file, which the engine has sized, to the holder: it locks the file and
+        hands it on."""
         if fd >= 0:
             # An open file of its own: the engine's has a lock that must end with this process.
             copy = reopen(fd)
@@ -95,14 +96,14 @@ class Succession:
             os.close(copy)
 
     def keep_device(self, spec: DeviceSpec, attachment: Attachment) -> None:
-        """What was attached, and with which front end: a successor must not choose another one."""
+        """Keeps what is attached, and with which front end: a successor must not choose another."""
         if not self.holder.present:
             return
         try:
             handover = attachment.kernel.handover()
         except UnavailableError as error:
             # The holder starts no standby that could only fail.
-            self._unavailable = f"standby: nobody can take over from this process: {error}"
+            self._unavailable = f"standby: no other process could take over from this one: {error}"
             self.holder.close()
             return
         self.holder.hold_rings(attachment.kernel.rings())
@@ -112,7 +113,7 @@ class Succession:
         self.keep_spec(spec, attachment)
 
     def keep_spec(self, spec: DeviceSpec, attachment: Attachment) -> None:
-        """The device as it is now."""
+        """Keeps the device's spec as it is now."""
         if self.note is None:
             return
         kept = msgspec.structs.replace(spec, owner_pid=None, discard_contents=False)
@@ -121,15 +122,15 @@ class Succession:
         self.holder.keep_bytes(SPEC, data)
 
     def keep_lock(self, fd: int) -> None:
-        """The same open file: the device runs as long as one of us has it."""
+        """Keeps the same open file: the device runs as long as one process has it."""
         self.holder.keep(LOCK, fd)
 
     # ------------------------------------------------------------------- as successor
 
     def begin(self, turn: TakeOver, spec: DeviceSpec) -> tuple[DeviceSpec, dict[str, int]]:
-        """It is this process's turn, with that spec.
+        """Begins the take-over.
 
-        No log line is written before it serves: that could wait for a page of this device.
+        Writes no log line before it serves: that could wait for a page of this device.
 
         Returns:
             The spec that the predecessor kept last, and the descriptors of lock and front end.
@@ -153,7 +154,7 @@ class Succession:
         return spec, descriptors
 
     def done(self) -> None:
-        """It serves."""
+        """Ends the take-over: this process serves."""
         assert self._turn is not None
         self._pause_ms = (time.monotonic_ns() - self._turn.died_ns) / 1e6
         log.warning(
@@ -184,7 +185,7 @@ class Succession:
         )
 
     def degraded(self) -> list[str]:
-        """What an administrator should know: of holder, standby, and the memory of the state."""
+        """What an administrator should know of the holder, the standby, and the state's memory."""
         if self._unavailable:
             return [self._unavailable]
         found = [self.holder.degraded] if self.holder.degraded else []

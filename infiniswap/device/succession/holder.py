@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device's side of what is said between it and its holder (csrc/holder/holder.h has the words).
+"""The device's end of the talk with its holder (csrc/holder/holder.h lists the words).
 
 The holder is the parent of the device's processes: it keeps the descriptors that a successor needs
-and says when that one's turn has come. A device without a standby has none, and then every call
-here does nothing.
+and tells the standby when to take over. A device without a standby has no holder, and then every
+call here does nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DESCRIPTORS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """What the holder says to the standby whose turn has come.
+    """The holder's order to a standby to take over.
 
     Attributes:
         count: of take-overs of this device, this one included.
@@ -94,8 +94,8 @@ class Holder:
         """What an administrator should know of it; empty is good."""
         if self._was_there and self._socket is None:
             return (
-                "holder: the process that would start a successor for this one has died; should "
-                "this one die too, what the device holds is lost. Stop the device and start it "
+                "holder: the parent process, which would start a successor, has died. If this "
+                "process dies, too, the device's contents are lost. Stop the device and start it "
                 "again."
             )
         if self._unheld:
@@ -106,9 +106,9 @@ class Holder:
             )
         if self.standby not in ("", "ready"):
             return (
-                f"standby: no second process is ready to take over ({self.standby.rstrip('.')}); "
-                "a death of the device's process would be followed by a longer pause. It is tried "
-                "again and again."
+                f"standby: no second process is ready to take over ({self.standby.rstrip('.')}). "
+                "If this process dies now, the device pauses until another one has started. The "
+                "holder keeps trying to start one."
             )
         return ""
 
@@ -134,8 +134,8 @@ class Holder:
         fd = os.memfd_create(f"infiniswap-{name}", os.MFD_CLOEXEC)
         try:
             os.write(fd, data)
-            # Its pages could be swapped out to the device until the holder has them locked, or
-            # for good where it does not: as all our memory is locked, a mapping keeps them.
+            # Until the holder locks its pages, or for good where it cannot, they could be swapped
+            # out to the device itself. All our memory is locked, so a mapping keeps them.
             with contextlib.suppress(OSError):
                 self._in_memory[name] = mmap.mmap(fd, len(data), prot=mmap.PROT_READ)
             self.keep(name, fd)
@@ -156,19 +156,19 @@ class Holder:
             self._say(f"ring {fd}")
 
     def serving(self) -> None:
-        """From here on a death is followed by a take-over."""
+        """From now on the holder answers this process's death with a take-over."""
         self._say("serving")
 
     def ending(self) -> None:
-        """From here on a death is the end."""
+        """From now on this process's death is the end."""
         self._say("ending")
 
     def ended(self, exit_code: int) -> None:
-        """This process ends now, as it should."""
+        """This process ends now, in order."""
         self._say(f"ended {exit_code}")
 
     def ready(self) -> None:
-        """This standby is."""
+        """This standby is ready."""
         self._say("standby")
 
     def refused(self, why: str) -> None:
@@ -176,7 +176,7 @@ class Holder:
         self._say(f"refused {_one_line(why)}")
 
     def hopeless(self, why: str) -> None:
-        """Nobody can take over."""
+        """No process can take over."""
         self._say(f"hopeless {_one_line(why)}")
 
     def yield_now(self) -> None:
@@ -261,7 +261,7 @@ class Holder:
 
     def _gone(self) -> None:
         log.error(
-            "the holder has ended; nobody would take over from this process now",
+            "the holder has ended: no process would take over from this one",
             extra=events.about(events.HOLDER_GONE),
         )
         self.close()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a successor makes beside its service: it serves without it, says so, and tries again."""
+"""Things that a successor can serve without for a while, such as its sockets: it says when one
+cannot be made, and tries again."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ _RETRY_S = 2.0
 async def patiently(
     what: str, make: Callable[[], AbstractAsyncContextManager[object]], retry_s: float = _RETRY_S
 ) -> AsyncIterator[None]:
-    """Has a context open while this one is, as soon as that is possible.
+    """Keeps a context open while this one is, from the moment at which that is possible.
 
     Args:
-        what: its name, in complaints.
-        make: the context, which may give where it is; made anew for each try.
+        what: its name, for the log.
+        make: makes the context for each try; the context may return where it is.
         retry_s: pause between two tries, in seconds.
     """
     keeping = asyncio.create_task(_keep(what, make, retry_s), name=what)

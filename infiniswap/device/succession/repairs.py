@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mends what ends of a device's front end while its process serves: connections of the kernel's are
-replaced; where all of it has ended, the process gives way to the standby."""
+"""Repairs a device's front end while its process serves: replaces the kernel's connections; when
+the whole front end has ended, the process gives way to the standby."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from infiniswap.errors import InfiniswapError
 log = logging.getLogger(__name__)
 
 FRONT_END = "frontend"
-"""Name of the alarm of a front end that has ended by itself."""
+"""Name of the alarm: the front end has ended though nobody stopped it."""
 
 _PAUSE_S_MIN = 0.5
 _PAUSE_S_MAX = 60.0
@@ -26,7 +26,7 @@ _STEADY_S = 5.0
 
 
 class Reports(Protocol):
-    """What the engine has reported (EngineEvents)."""
+    """The engine's reports (EngineEvents)."""
 
     on_connection_lost: Callable[[], None]
 
@@ -40,11 +40,11 @@ class Repairs:
 
     Args:
         kernel: the device's.
-        holder: who knows whether a standby is ready, and gives it its turn.
+        holder: knows whether a standby is ready, and gives it its turn.
         reports: calls `needed` from now on.
-        blocking: for what blocks.
-        steady_s: a front end that ends sooner after the start of this has ended for a reason that a
-            successor may meet, too: so long they follow each other at the least.
+        blocking: runs what blocks.
+        steady_s: least time between two processes that give way: whatever ends a front end sooner
+            may end its successor's, too.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class Repairs:
         holder.on_standby = self.needed
 
     def needed(self) -> None:
-        """A connection is lost, or the front end has ended, or events were lost; or a standby that
-        was waited for is ready."""
+        """A connection is lost, the front end has ended, events were lost, or a standby is ready at
+        last."""
         self._lost.set()
 
     async def run(self) -> None:
@@ -95,18 +95,18 @@ class Repairs:
             pause_s = _PAUSE_S_MIN
 
     async def _give_way(self) -> None:
-        """Ends this process, which can serve nothing any more, if another one could."""
+        """Ends this process, which can serve nothing now, if another one could."""
         await asyncio.sleep(self._steady_from_s - asyncio.get_running_loop().time())
         if self._holder.standby != "ready":
-            return  # once more when there is one
+            return  # called again when one is
         try:
             is_left = await self._blocking(self._kernel.is_left)
         except InfiniswapError as error:
-            log.error("whether the standby could take over cannot be seen: %s", error)
+            log.error("cannot find out whether the standby could take over: %s", error)
             await asyncio.sleep(_PAUSE_S_MIN)
             self._lost.set()
             return
         if not is_left:
-            return  # nobody could
-        log.error("as its front end has ended, this process ends now: its standby takes over")
+            return  # no process could
+        log.error("the front end has ended: this process ends, and its standby takes over")
         self._holder.yield_now()

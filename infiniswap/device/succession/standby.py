@@ -20,11 +20,11 @@ _WARM_UP_S_MAX = 30.0
 
 
 class HopelessError(InfiniswapError):
-    """Nobody can take this device over: it is lost, as if there had been no standby."""
+    """No process can take this device over: it is lost, as if there had been no standby."""
 
 
 def check_state(fd: int, spec: DeviceSpec) -> None:
-    """Whether this code could go on with a state file; nothing is touched.
+    """Checks that this code can go on with a state file, and changes nothing.
 
     Raises:
         EngineError: damaged, of another version or boot, or of another device.
@@ -56,13 +56,13 @@ def take_over_state(engine: Engine, backup: str | None) -> None:
 def prepare_front_end(
     attachment: Attachment, engine: Engine, note: bytes, *, look_again_s: float = 1.0
 ) -> Attachment:
-    """Its front end is made ready to take over. Blocking; without an event loop.
+    """Makes the attachment's front end ready to take over; there is no event loop yet.
 
     Args:
         attachment: of a standby.
         engine: a standby, too.
         note: the predecessor's.
-        look_again_s: after that, where nothing was found.
+        look_again_s: pause before the second look, where the first found nothing.
 
     Raises:
         HopelessError: nothing is left of the predecessor's.
@@ -71,7 +71,7 @@ def prepare_front_end(
     try:
         attachment.kernel.prepare(engine, note)
     except NotFoundError:
-        # It ends the device if nobody serves: what could not be read for a moment is not gone.
+        # A wrong answer would end the device, and what was not seen for a moment may be there.
         time.sleep(look_again_s)
         try:
             attachment.kernel.prepare(engine, note)
@@ -81,10 +81,10 @@ def prepare_front_end(
 
 
 def take_over_front_end(attachment: Attachment, descriptors: Mapping[str, int]) -> None:
-    """Front end, link and swap as they are. Blocking.
+    """Takes over front end, link and swap area as they are.
 
     Raises:
-        HopelessError: nothing is left of them.
+        HopelessError: nothing of them is left.
         InfiniswapError: the step that failed.
     """
     try:
