@@ -15,6 +15,7 @@ from infiniswap.control import messages as m
 from infiniswap.control.figures import Declarer, Figures, Values, figures
 from infiniswap.donor.leases import LeaseState
 from infiniswap.donor.report import DonorSnapshot
+from infiniswap.donor.requests import Requests
 from infiniswap.system.pressure import memory_stalls
 
 Read = Callable[[DonorSnapshot], Values]
@@ -90,7 +91,7 @@ _declare = Declarer[DonorSnapshot]("infiniswap_donor_")
 _gauge, _counter, _each = _declare.gauge, _declare.counter, _declare.each
 
 _LEASE: Final = ("lease", "device", "host")
-_TAGS: Final = ("memory", "lease", "map", "unmap", "renew", "release", "rdma")
+_TAGS: Final = [str(kind.__struct_config__.tag) for kind in (*Requests.AT_ONCE, *Requests.IN_TURN)]
 _ENDS: Final = (*m.GOODBYE_REASONS, "lost", "other")
 _SERVICE_ERRORS: Final = (
     "activity_unanswered",
@@ -129,7 +130,7 @@ METRICS: Final = (
     _gauge(
         "start_time_seconds",
         "When the daemon was started, in Unix time.",
-        lambda s: s.started_s,
+        lambda s: s.started_unix_s,
     ),
     *_each(
         "gauge",
@@ -137,7 +138,7 @@ METRICS: Final = (
         ("slab_bytes", "Size of a slab.", "slab_bytes"),
         ("pool_limit_bytes", "Most memory that is ever lent.", "pool.limit_bytes"),
         ("pool_unpinned_slabs", "Slabs that this host may swap out.", "pool.slabs_unpinned"),
-        ("pool_mappable_slabs", "Slabs that could be lent s.", "pool.can_map"),
+        ("pool_mappable_slabs", "Slabs that could be lent now.", "pool.can_map"),
         ("memory_total_bytes", "Memory of the host, or of its cgroup.", "memory.total_bytes"),
         ("memory_available_bytes", "Memory that programs may get.", "memory.available_bytes"),
         ("memory_headroom_bytes", "Memory to be kept free.", "memory.headroom_bytes"),

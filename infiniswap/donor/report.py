@@ -26,23 +26,22 @@ class DonorSnapshot:
 
     Args:
         donor: the service.
-        uptime_s: since it was started.
 
     Attributes:
         status: for the control API.
         stats: every field of struct isw_store_stats.
         service, harvest, server: counters of these parts.
+        started_unix_s: when the service was made.
         is_short: mapped slabs have to be taken back.
-        started_s: when the daemon was started, in Unix time.
     """
 
-    def __init__(self, donor: DonorService, started_s: float, uptime_s: float) -> None:
+    def __init__(self, donor: DonorService) -> None:
         harvester, identity = donor.harvester, donor.identity
         self.stats = stats = donor.store.stats()
         self.service: Mapping[str, int] = donor.counters
         self.server: Mapping[str, int] = donor.server_counters
         self.harvest = harvester.counters
-        self.started_s = started_s
+        self.started_unix_s: float = donor.started_unix_s
         self.is_short: bool = harvester.is_short
         policy, figures = harvester.policy, harvester.figures
         limits = policy.config
@@ -53,7 +52,7 @@ class DonorSnapshot:
             incarnation=identity.incarnation,
             software=__version__,
             versions=list(m.VERSIONS),
-            uptime_s=uptime_s,
+            uptime_s=donor.uptime_s(),
             slab_bytes=limits.slab_bytes,
             control_port=donor.control_port,
             data_port=donor.data_port,

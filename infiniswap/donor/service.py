@@ -55,6 +55,7 @@ class DonorService:
         authenticated: whether a cluster secret is in force.
 
     Attributes:
+        started_unix_s: when it was made.
         control_port, data_port: where it serves; set when it does.
         degraded: sentences for the status, by who says them.
         counters: of the service and its parts.
@@ -81,7 +82,7 @@ class DonorService:
         self.harvester = harvester
         self._clock = clock
         self._started_s = clock()
-        self._started_unix_s = time.time()
+        self.started_unix_s = time.time()
         self.control_port = 0
         self.data_port = 0
         self.degraded: dict[str, list[str]] = {}
@@ -187,12 +188,12 @@ class DonorService:
 
     def status(self) -> m.Status:
         """See Service."""
-        return fitting(self._snapshot().status)
+        return fitting(DonorSnapshot(self).status)
 
     def figures(self) -> Figures:
         """See Service."""
-        return metrics.values(self._snapshot())
+        return metrics.values(DonorSnapshot(self))
 
-    def _snapshot(self) -> DonorSnapshot:
-        uptime_s = max(0.0, self._clock() - self._started_s)
-        return DonorSnapshot(self, self._started_unix_s, uptime_s)
+    def uptime_s(self) -> float:
+        """Since it was made."""
+        return max(0.0, self._clock() - self._started_s)

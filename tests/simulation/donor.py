@@ -140,7 +140,7 @@ class SimDonor:
             DonorIdentity(self._donor_id, self.name, self._incarnation),
             Config(
                 daemon=DaemonConfig(
-                    # Without a directory a port of the system's choice: nothing to come back to.
+                    # Port 0: nothing is kept over restarts.
                     listen=HostPort(self.name, 0 if self._state_dir is None else CONTROL_PORT),
                     slab_bytes=self._slab_bytes,
                     lease_grace_s=GRACE_S,

@@ -155,7 +155,9 @@ class FuseLoop(KernelDevice):
             os.close(connection)
 
     def _find_loop(self) -> loop.LoopDevice | None:
-        """Under its number, or another one: the predecessor may have had to attach it again. Does not
+        """Under its number or another one: the predecessor may have had to attach it again.
+
+        Does not
         look at the file itself, as that would wait for this very process."""
         mount = os.path.join(os.path.realpath(self._paths.run), self._paths.mount.name)
         backing = f"{mount}/disk"
