@@ -157,8 +157,8 @@ class FuseLoop(KernelDevice):
     def _find_loop(self) -> loop.LoopDevice | None:
         """Under its number or another one: the predecessor may have had to attach it again.
 
-        Does not
-        look at the file itself, as that would wait for this very process."""
+        Does not look at the file itself, as that would wait for this very process.
+        """
         mount = os.path.join(os.path.realpath(self._paths.run), self._paths.mount.name)
         backing = f"{mount}/disk"
         first = None if self._loop is None else loop.loop_device(self._loop.number)
