@@ -29,7 +29,7 @@ import msgspec
 from infiniswap import logs
 from infiniswap.discovery.directory import Directory
 from infiniswap.discovery.listener import Listener
-from infiniswap.discovery.order import NOTES_MAX, ORDER_BYTES_MAX, Order, Report, decode_hook
+from infiniswap.discovery.order import NOTES_MAX, ORDER_BYTES_MAX, Order, Report
 from infiniswap.errors import InfiniswapError
 from infiniswap.secret import read_secret
 from infiniswap.system.process import make_ordinary
@@ -50,7 +50,7 @@ def main() -> int:
     # To where the device's own lines go, and as part of them.
     logs.set_up("infiniswap-device", to_journal=logs.is_journal())
     line = _order_line()
-    order = msgspec.json.decode(line, type=Order, dec_hook=decode_hook)
+    order = msgspec.json.decode(line, type=Order, dec_hook=lambda kind, text: kind(text))
     logs.identify(order.device)
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         asyncio.run(_run(order))

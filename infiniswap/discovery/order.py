@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
@@ -16,7 +15,7 @@ NOTES_MAX: Final = 8
 
 
 class Order(Struct, frozen=True, kw_only=True):
-    """What to listen for, and for which device."""
+    """What to listen for, and for which device. Paths are text on the way."""
 
     device: str
     mqtt: MqttConfig
@@ -39,17 +38,3 @@ class Report(Struct, frozen=True, kw_only=True):
     problem: str
     notes: list[str]
     ignored: dict[str, int]
-
-
-def encode_hook(value: object) -> object:
-    """For msgspec: paths as text."""
-    if isinstance(value, Path):
-        return str(value)
-    raise NotImplementedError(f"cannot encode {type(value).__name__}")
-
-
-def decode_hook(kind: type, value: object) -> object:
-    """For msgspec: paths from text."""
-    if kind is Path:
-        return Path(str(value))
-    raise NotImplementedError(f"cannot decode {kind.__name__}")

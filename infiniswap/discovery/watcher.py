@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from infiniswap.discovery.order import REPORT_BYTES_MAX, Order, Report, encode_hook
+from infiniswap.discovery.order import REPORT_BYTES_MAX, Order, Report
 from infiniswap.discovery.static import union
 from infiniswap.errors import UsageError
 from infiniswap.json_text import NotJsonError, decode_json
@@ -59,7 +59,7 @@ class Watcher:
         self.problem = ""
         self.notes: list[str] = []
         self.ignored: dict[str, int] = {}
-        self._order = msgspec.json.encode(order, enc_hook=encode_hook) + b"\n"
+        self._order = msgspec.json.encode(order, enc_hook=str) + b"\n"
         self._backoff = Backoff(_RETRY_S_FIRST, _RETRY_S_MAX, rng)
         self._changed = changed
         self._first = asyncio.Event()

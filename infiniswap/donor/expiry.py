@@ -25,10 +25,6 @@ class LeaseExpiry:
     """Ends leases.
 
     Attributes:
-        table: leases.
-        store: slab pool.
-        work: see LeaseWork.
-        written: what a successor will know of the leases.
         clock: seconds, monotonic.
         counters: lease_errors, leases_expired.
     """

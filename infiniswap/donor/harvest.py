@@ -61,6 +61,13 @@ class Harvester:
         clock: seconds, monotonic.
         period_s: distance of ticks.
         background: for what nobody waits for; None: the executor.
+
+    Attributes:
+        pool: slabs.
+        figures: the newest; zeros before the first reading.
+        is_short: whether mapped slabs have to be taken back.
+        evict: takes them back; None: nothing does.
+        counters: of the harvester and the pool.
     """
 
     def __init__(
@@ -73,8 +80,8 @@ class Harvester:
         period_s: float = 1.0,
         background: Executor | None = None,
     ) -> None:
-        self._policy = policy
-        self._memory = memory
+        self.policy = policy
+        self.memory = memory
         self._executor = executor
         self._background = background or executor
         self._clock = clock
@@ -87,42 +94,22 @@ class Harvester:
         self._upkeep: asyncio.Task[None] | None = None
         self._evictions: dict[asyncio.Task[None], _Batch] = {}
         self._evict_after_s = {False: float("-inf"), True: float("-inf")}
-        self._figures = MemoryFigures(0, 0)
+        self.figures = MemoryFigures(0, 0)
         self._read_s = float("-inf")
-        self._short = False
+        self.is_short = False
         self._blind = False
         self.evict: Evict | None = None
         self.counters: Counter[str] = Counter()
         self.pool = SlabPool(store, policy, executor, clock, self.counters)
 
     @property
-    def policy(self) -> HeadroomPolicy:
-        """Limits in force."""
-        return self._policy
-
-    @property
-    def source(self) -> str:
-        """Where the figures come from."""
-        return self._memory.name
-
-    @property
-    def figures(self) -> MemoryFigures:
-        """The newest figures; zeros before the first reading."""
-        return self._figures
-
-    @property
     def cache_bytes(self) -> int:
         """Page cache that is in use, as it is being read again and again."""
         return self._cache.used_bytes
 
-    @property
-    def is_short(self) -> bool:
-        """Whether mapped slabs have to be taken back."""
-        return self._short
-
     def used_share(self) -> float:
         """Share of the memory that cannot be lent, 0..1."""
-        return self._policy.used_share(self.pool.state())
+        return self.policy.used_share(self.pool.state())
 
     async def refresh(self, age_s_max: float = 0.1) -> None:
         """Reads the figures again unless they are younger than that.
@@ -132,23 +119,21 @@ class Harvester:
         """
         if self._clock() - self._read_s <= age_s_max:
             return
-        figures = await asyncio.get_running_loop().run_in_executor(
-            self._executor, self._memory.read
-        )
+        figures = await asyncio.get_running_loop().run_in_executor(self._executor, self.memory.read)
         if not 0 <= figures.available_bytes <= figures.total_bytes or not figures.total_bytes:
             # Lending by them could take what is not there.
             self.counters["figures_refused"] += 1
             raise SystemCallError(
                 f"memory figures that cannot be true: {figures.available_bytes} bytes available "
                 f"of {figures.total_bytes}",
-                where=self._memory.name,
+                where=self.memory.name,
                 mend="What is lent stays, no further slab is made. Look at where they come from.",
             )
-        self._figures = figures
+        self.figures = figures
         self._read_s = self._clock()
         # Cache in use is memory in use.
         available_bytes = max(0, figures.available_bytes - self._cache.used_bytes)
-        self._policy.observe(self._read_s, figures.total_bytes, available_bytes, self.pool.state())
+        self.policy.observe(self._read_s, figures.total_bytes, available_bytes, self.pool.state())
 
     def nudge(self) -> None:
         """Something hints at a shortage: the figures are read now, and often for a while."""
@@ -189,22 +174,22 @@ class Harvester:
     def _pause_s(self) -> float:
         if self._clock() < self._alert_until_s:
             return self._sampling.sample_s_min
-        return sample_s(self._sampling, self._policy.slack_bytes, self.pool.state().total)
+        return sample_s(self._sampling, self.policy.slack_bytes, self.pool.state().total)
 
     async def tick(self) -> None:
         """One round: read, give back what must be, and see to the rest beside the ticks."""
         await self._look_at_cache()
         await self.refresh(0.0)
-        released, before_bytes = 0, self._figures.available_bytes
-        while (plan := self._policy.plan(self.pool.state())).release and await self.pool.release():
+        released, before_bytes = 0, self.figures.available_bytes
+        while (plan := self.policy.plan(self.pool.state())).release and await self.pool.release():
             released += 1
             await self.refresh(0.0)
         if released:
             log.info(
                 "gave %d slabs (%s) back to this host: available %s, was %s",
                 released,
-                format_size_short(released * self._policy.config.slab_bytes),
-                format_size_short(self._figures.available_bytes),
+                format_size_short(released * self.policy.config.slab_bytes),
+                format_size_short(self.figures.available_bytes),
                 format_size_short(before_bytes),
             )
         if plan.evict:
@@ -218,7 +203,7 @@ class Harvester:
         if self._clock() - self._cache_read_s < self._period_s:
             return
         figures = await asyncio.get_running_loop().run_in_executor(
-            self._executor, self._memory.cache
+            self._executor, self.memory.cache
         )
         self._cache_read_s = self._clock()
         if figures is None:
@@ -234,9 +219,9 @@ class Harvester:
         """Zeroes what came back, then makes slabs, as long as there is memory for them."""
         try:
             spare = self._background
-            while self.pool.state().dirty and not self._short and await self.pool.scrub(spare):
+            while self.pool.state().dirty and not self.is_short and await self.pool.scrub(spare):
                 pass
-            while not self._short and self._policy.plan(self.pool.state()).grow:
+            while not self.is_short and self.policy.plan(self.pool.state()).grow:
                 if not await self.pool.grow(spare):
                     break
                 await self.refresh(0.0)
@@ -282,7 +267,7 @@ class Harvester:
         await self.refresh()
         if self.pool.state().free:
             return True
-        if self._policy.plan(self.pool.state()).release:
+        if self.policy.plan(self.pool.state()).release:
             return False  # the host needs what there is
         if self.pool.state().dirty and await self.pool.scrub():
             return True
@@ -290,16 +275,16 @@ class Harvester:
 
     def _report(self, evict: int) -> None:
         """Says once when the host gets short of memory, and when that is over."""
-        if evict and not self._short:
+        if evict and not self.is_short:
             self.counters["shortages"] += 1
             log.warning(
                 "this host is short of memory: %d lent slabs are taken back "
                 "(available %s, headroom %s)",
                 evict,
-                format_size_short(self._figures.available_bytes),
-                format_size_short(self._policy.config.headroom_bytes),
+                format_size_short(self.figures.available_bytes),
+                format_size_short(self.policy.config.headroom_bytes),
                 extra=events.about(events.MEMORY_SHORT),
             )
-        elif self._short and not evict:
+        elif self.is_short and not evict:
             log.info("this host has its headroom again", extra=events.about(events.MEMORY_BACK))
-        self._short = bool(evict)
+        self.is_short = bool(evict)

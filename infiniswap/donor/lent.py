@@ -30,10 +30,6 @@ class LentSlabs:
     """Every slab in a slot of a lease (infiniswap.donor.evict.SlabOwners).
 
     Attributes:
-        table: leases.
-        sessions: of the devices that hold them.
-        store: slab pool.
-        work: see LeaseWork.
         counters: evictions, evictions_forced, evictions_refused.
     """
 

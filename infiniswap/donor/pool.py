@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Final
+from typing import Final, TypeVar
 
 from infiniswap import events
 from infiniswap.engine.store import Store
@@ -16,6 +16,8 @@ from infiniswap.errors import EngineError
 from infiniswap.policy.headroom import HeadroomPolicy, PoolState
 
 log = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
 
 _RETRY_S: Final = 10.0
 """After the host refused memory for a slab."""
@@ -67,18 +69,14 @@ class SlabPool:
     async def release(self) -> bool:
         """Gives a free slab back to the host; False: there was none."""
         # Not under the lock: whoever makes or zeroes a slab meanwhile has it for half a second.
-        done = await asyncio.get_running_loop().run_in_executor(
-            self._executor, self._store.release_free
-        )
+        done = await self._off_loop(self._store.release_free)
         self._counters["slabs_released"] += done
         return done
 
     async def scrub(self, executor: Executor | None = None) -> bool:
         """Zeroes a slab that came back; False: there was none."""
         async with self._lock:
-            return await asyncio.get_running_loop().run_in_executor(
-                executor or self._executor, self._store.scrub
-            )
+            return await self._off_loop(self._store.scrub, executor)
 
     async def grow(self, executor: Executor | None = None) -> bool:
         """Makes a slab; False: there is no memory for it."""
@@ -86,9 +84,7 @@ class SlabPool:
             if self.mappable() <= self.state().free:
                 return False
             try:
-                await asyncio.get_running_loop().run_in_executor(
-                    executor or self._executor, self._store.preallocate
-                )
+                await self._off_loop(self._store.preallocate, executor)
             except EngineError as error:
                 self._refused_until_s = self._clock() + _RETRY_S
                 self._counters["slabs_refused"] += 1
@@ -112,3 +108,9 @@ class SlabPool:
                 unpinned,
                 extra=events.about(events.SLABS_UNPINNED),
             )
+
+    async def _off_loop(
+        self, call: Callable[[], ResultT], executor: Executor | None = None
+    ) -> ResultT:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(executor or self._executor, call)

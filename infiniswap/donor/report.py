@@ -71,7 +71,7 @@ class DonorSnapshot:
                 can_map=0 if draining else harvester.pool.mappable(),
             ),
             memory=m.MemoryStatus(
-                source=harvester.source,
+                source=harvester.memory.name,
                 total_bytes=figures.total_bytes,
                 available_bytes=figures.available_bytes,
                 headroom_bytes=limits.headroom_bytes,

@@ -44,16 +44,6 @@ class Requests:
     """Carries requests out.
 
     Attributes:
-        config: of the daemon.
-        store: slab pool.
-        table: leases.
-        work: see LeaseWork.
-        harvester: memory.
-        room: for one more slab.
-        ahead: slabs that are lent and not used.
-        rdma: connections by RDMA.
-        written: what a successor will know of the leases.
-        expiry: ends leases.
         clock: seconds, monotonic.
         counters: maps_refused, and requests_TYPE for each type.
     """

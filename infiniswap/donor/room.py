@@ -24,15 +24,8 @@ answer, so that it gets one."""
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What another slab would be made of.
-
-    Attributes:
-        harvester: memory.
-        drain: whether this donor lends at all.
-        ahead: slabs that are lent and not used.
-        quota: slabs of consumers that have more than their share.
-        work: see LeaseWork.
-    """
+    """What another slab would be made of: memory of the host, slabs that are lent and not used, and
+    slabs of consumers that have more than their share."""
 
     harvester: Harvester
     drain: Drain
