@@ -241,3 +241,12 @@ def count() -> Callable[[int, int], int]:
 def project_root() -> Path:
     """The checkout."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def secret_file(tmp_path: Path) -> Path:
+    """A file with the secret of the test cluster (support.donors.donor_world.SECRET)."""
+    path = tmp_path / "secret"
+    path.touch(0o600)
+    path.write_bytes(b"a secret of the test cluster")
+    return path

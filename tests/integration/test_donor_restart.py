@@ -185,13 +185,13 @@ def test_a_donor_is_found_again_where_nobody_can_resolve_its_name(
 
 
 @pytest.mark.requires_tool("unshare", "mount")
-def test_a_donor_serves_pages_at_each_address_of_its_name(cluster: Cluster, tmp_path: Path) -> None:
-    hosts, secret = tmp_path / "hosts", tmp_path / "secret"
+def test_a_donor_serves_pages_at_each_address_of_its_name(
+    cluster: Cluster, tmp_path: Path, secret_file: Path
+) -> None:
+    hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.2 donor.test\n127.0.0.3 donor.test\n127.0.0.2 donor.test\n")
-    secret.write_text("a secret of 16 bytes and more")
-    secret.chmod(0o600)
     donor = cluster.donor(
-        *("--secret-file", str(secret)),
+        *("--secret-file", str(secret_file)),
         host="donor.test",
         port=free_port(),
         prefix=with_hosts(hosts),

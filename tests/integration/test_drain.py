@@ -58,10 +58,7 @@ async def test_a_consumer_without_a_backup_keeps_its_slab_and_the_others_go() ->
             assert w.donor.service.counters["evictions_refused"] >= 1
 
 
-async def test_a_wish_that_is_not_authorized_is_refused(tmp_path: Path) -> None:
-    secret_file = tmp_path / "secret"
-    secret_file.touch(0o600)
-    secret_file.write_bytes(SECRET)
+async def test_a_wish_that_is_not_authorized_is_refused(secret_file: Path) -> None:
     async with world(cluster__secret_file=secret_file) as w:
         for secret in (None, b"quite another secret"):
             with pytest.raises(WrongSecretError):

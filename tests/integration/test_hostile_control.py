@@ -33,6 +33,7 @@ from support.donors.donor_world import (
     refusal,
     say,
     until,
+    welcomed,
     world,
 )
 from support.machine.descriptors import files_allowed
@@ -55,14 +56,6 @@ OPENING = (
     f"Sec-WebSocket-Key: {base64.b64encode(b'0123456789abcdef').decode()}\r\n"
     f"Sec-WebSocket-Protocol: {m.SUBPROTOCOL}\r\n\r\n"
 ).encode()
-
-
-@pytest.fixture
-def secret_file(tmp_path: Path) -> Path:
-    path = tmp_path / "secret"
-    path.touch(0o600)
-    path.write_bytes(SECRET)
-    return path
 
 
 @contextlib.asynccontextmanager
@@ -119,28 +112,25 @@ def frame(
 # ------------------------------------------------------------------------------ patience
 
 
+DRIBBLES = {
+    "a request line": (b"", b"GET / HTTP/1.1\r\n"),
+    "headers": (b"GET / HTTP/1.1\r\n", b"X-Header: x\r\n"),
+    "a body": (b"GET /v1/version HTTP/1.1\r\nHost: x\r\nContent-Length: 4000\r\n\r\n", b"x"),
+    "the second request": (
+        b"GET /v1/version HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: x\r\n",
+    ),
+    "a hello": (OPENING, frame(m.encode(hello()))[:2] + b"x"),
+    "an auth": (OPENING + frame(m.encode(hello())), frame(b"x" * 4000)),
+    "pings": (OPENING, frame(b"x", opcode=9)),
+    "fragments": (OPENING, frame(b"x", final=False)),
+}
+
+
 @pytest.mark.parametrize(
     ("begin", "endless"),
-    [
-        (b"", b"GET / HTTP/1.1\r\n"),
-        (b"GET / HTTP/1.1\r\n", b"X-Header: x\r\n"),
-        (b"GET /v1/version HTTP/1.1\r\nHost: x\r\nContent-Length: 4000\r\n\r\n", b"x"),
-        (b"GET /v1/version HTTP/1.1\r\nHost: x\r\n\r\n", b"GET / HTTP/1.1\r\nX: x\r\n"),
-        (OPENING, frame(m.encode(hello()))[:2] + b"x"),
-        (OPENING + frame(m.encode(hello())), frame(b"x" * 4000)),
-        (OPENING, frame(b"x", opcode=9)),
-        (OPENING, frame(b"x", final=False)),
-    ],
-    ids=[
-        "a request line",
-        "headers",
-        "a body",
-        "the second request",
-        "a hello",
-        "an auth",
-        "pings",
-        "fragments",
-    ],
+    DRIBBLES.values(),
+    ids=DRIBBLES,
 )
 async def test_a_peer_that_dribbles_is_shown_the_door(begin: bytes, endless: bytes) -> None:
     async with world(handshake_s=SHORT_S) as w, asyncio.timeout(WAIT_S):
@@ -173,9 +163,7 @@ def has_renewed(w: World, lease: int, epoch: int) -> bool:
 async def test_a_peer_that_never_reads_is_left() -> None:
     slabs = 500
     keys = {"cluster__heartbeat_s": 1.0, "cluster__heartbeats_missed_max": 100}
-    async with world(**keys, daemon__pool=f"{slabs}M") as w, raw(w) as ws:
-        await say(ws, hello())
-        assert isinstance(await say(ws, m.Auth(proof="")), m.Welcome)
+    async with world(**keys, daemon__pool=f"{slabs}M") as w, welcomed(w) as ws:
         lease = await say(ws, m.LeaseRequest(id=1, slots_max=slabs))
         for slab in range(slabs):
             mapped = await say(ws, m.MapRequest(id=1, lease=lease.lease, slab=slab))
@@ -283,9 +271,7 @@ async def test_unproven_sessions_are_bounded_in_number_and_time(secret_file: Pat
 async def test_a_flood_of_requests_is_answered_busy_not_queued(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with world(cluster__heartbeats_missed_max=100) as w, raw(w) as ws:
-        await say(ws, hello())
-        assert isinstance(await say(ws, m.Auth(proof="")), m.Welcome)
+    async with world(cluster__heartbeats_missed_max=100) as w, welcomed(w) as ws:
         w.store.destroyed.clear()  # a release takes until it is set
         lease = await say(ws, m.LeaseRequest(id=1, slots_max=1))
         assert isinstance(lease, m.LeaseAnswer)
@@ -400,39 +386,29 @@ async def test_addresses_of_one_ipv6_network_count_as_one_host() -> None:
 # ---------------------------------------------------------------------------------- size
 
 
+FRAMES = {
+    "oversize": frame(b"x" * (m.MESSAGE_BYTES_MAX + 1)),
+    "2^63-1": frame(b"x" * 100, length=2**63 - 1),
+    "2^63": frame(b"x" * 100, length=2**63),
+    "2^40": frame(b"x" * 100, length=2**40),
+    "fragments": frame(b"x" * 200_000, final=False)
+    + frame(b"x" * 200_000, opcode=0, final=False) * 5,
+    "deep objects": frame(b'{"type":' * 100_000),
+    "deep lists": frame(b"[" * 500_000),
+    "no text": frame(b"\xff\xfe" * 100),
+    "binary": frame(b"x", opcode=2),
+    "reserved opcode": frame(b"x", opcode=3),
+    "long ping": frame(b"x" * 200, opcode=9),
+    "ones": b"\xff" * 500,
+    "noise": os.urandom(5000),
+}
+
+
 @pytest.mark.parametrize("proven", [False, True], ids=["stranger", "session"])
 @pytest.mark.parametrize(
     "said",
-    [
-        frame(b"x" * (m.MESSAGE_BYTES_MAX + 1)),
-        frame(b"x" * 100, length=2**63 - 1),
-        frame(b"x" * 100, length=2**63),
-        frame(b"x" * 100, length=2**40),
-        frame(b"x" * 200_000, final=False) + frame(b"x" * 200_000, opcode=0, final=False) * 5,
-        frame(b'{"type":' * 100_000),
-        frame(b"[" * 500_000),
-        frame(b"\xff\xfe" * 100),
-        frame(b"x", opcode=2),
-        frame(b"x", opcode=3),
-        frame(b"x" * 200, opcode=9),
-        b"\xff" * 500,
-        os.urandom(5000),
-    ],
-    ids=[
-        "oversize",
-        "2^63-1",
-        "2^63",
-        "2^40",
-        "fragments",
-        "deep objects",
-        "deep lists",
-        "no text",
-        "binary",
-        "reserved opcode",
-        "long ping",
-        "ones",
-        "noise",
-    ],
+    FRAMES.values(),
+    ids=FRAMES,
 )
 async def test_frames_that_no_peer_sends_end_the_session_alone(said: bytes, proven: bool) -> None:
     async with world(handshake_s=1.0) as w, await w.session() as good, asyncio.timeout(WAIT_S):
@@ -515,9 +491,7 @@ async def test_a_recorded_session_opens_no_second_one(secret_file: Path) -> None
 
 
 async def test_answers_that_nobody_asked_for_do_nothing() -> None:
-    async with world() as w, raw(w) as ws:
-        await say(ws, hello())
-        assert isinstance(await say(ws, m.Auth(proof="")), m.Welcome)
+    async with world() as w, welcomed(w) as ws:
         for number in (0, 1, 2**53 - 1):
             for answer in (
                 m.EvictAnswer(id=number),
@@ -530,9 +504,7 @@ async def test_answers_that_nobody_asked_for_do_nothing() -> None:
 
 
 async def test_what_a_consumer_says_of_its_activity_is_only_believed_of_its_own_slots() -> None:
-    async with world() as w, raw(w) as ws:
-        await say(ws, hello())
-        assert isinstance(await say(ws, m.Auth(proof="")), m.Welcome)
+    async with world() as w, welcomed(w) as ws:
         asked = asyncio.create_task(w.donor.server.sessions[0].activity(1, WAIT_S))
         request = await hear(ws)
         assert isinstance(request, m.ActivityRequest)

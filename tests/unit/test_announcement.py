@@ -45,6 +45,7 @@ from infiniswap.secret import read_password
 from infiniswap.units import GIB, MIB, HostPort
 
 SECRET = b"a secret of the test cluster"
+NOTHING = cast(Any, None)
 ID = "00000000-0000-0000-0000-00000000000a"
 
 

@@ -15,6 +15,7 @@ from infiniswap.control import messages as m
 from infiniswap.donor.leases import (
     CONSUMER_SLOTS_MAX,
     SESSION_LEASES_MAX,
+    GrantedLease,
     LeaseRecord,
     LeaseState,
     LeaseTable,
@@ -47,6 +48,12 @@ def table_with_lease(grace_s: float = 10.0) -> LeaseTable:
     return table
 
 
+def reclaim(table: LeaseTable, session: int, epoch: int = 1) -> GrantedLease:
+    """By a new session of the lease's device."""
+    table.session_opened(session)
+    return table.reclaim(7, "device", RECLAIM, epoch, session)
+
+
 @contextlib.contextmanager
 def refused(reason: str) -> Iterator[None]:
     with pytest.raises(RequestRefusedError) as caught:
@@ -54,53 +61,43 @@ def refused(reason: str) -> Iterator[None]:
     assert caught.value.reason == reason
 
 
-def test_a_lease_outlives_its_session_by_the_grace_period() -> None:
+@pytest.mark.parametrize(
+    ("alone", "looks", "ends_s"),
+    [
+        # Its session has gone at 100 s; the grace period is 10 s.
+        ([], [109.9], 110.0),
+        # Data connections keep it; the grace period begins when the last one is gone.
+        ([(101.0, 2), (500.0, 1)], [501.0, 510.9], 511.0),
+        # One that is seen in the grace period brings it back.
+        ([(105.0, 0), (111.0, 1)], [200.0, 209.9], 210.0),
+        # But not for more than an hour, however often they come and go.
+        ([(3699.9, 2)], [], (3700.0, 2)),
+        ([(float(now_s), now_s // 5 % 2) for now_s in range(105, 3700, 5)], [], (3700.0, 1)),
+    ],
+    ids=["grace", "connected", "brought back", "an hour", "off and on for an hour"],
+)
+def test_a_lease_without_a_session_lives_by_its_grace_and_its_connections(
+    alone: list[tuple[float, int]], looks: list[float], ends_s: float | tuple[float, int]
+) -> None:
+    """alone: when how many connections are seen; looks: then, without any."""
     table = table_with_lease()
     assert [lease.lease for lease in table.session_closed(1, 100.0)] == [7]
-    assert table.observe([(7, 0)], 109.9) == []
-    assert [lease.lease for lease in table.observe([(7, 0)], 110.0)] == [7]
-    assert table.observe([(7, 0)], 120.0) == []
-
-
-def test_a_data_connection_keeps_a_lease_alive() -> None:
-    table = table_with_lease()
-    table.observe([(7, 2)], 1.0)
-    table.session_closed(1, 2.0)
-    assert table.observe([(7, 1)], 500.0) == []
-    assert table.leases()[0].state is LeaseState.ACTIVE
-    # The grace period begins when the last of the two is gone.
-    assert table.observe([(7, 0)], 501.0) == []
-    assert table.observe([(7, 0)], 510.9) == []
-    assert len(table.observe([(7, 0)], 511.0)) == 1
-
-
-def test_connections_without_a_session_keep_a_lease_for_an_hour_and_no_longer() -> None:
-    table = table_with_lease()
-    table.observe([(7, 2)], 1.0)
-    table.session_closed(1, 100.0)
-    assert table.observe([(7, 2)], 3699.9) == []
-    assert [lease.lease for lease in table.observe([(7, 2)], 3700.0)] == [7]
-    assert table.observe([(7, 2)], 3701.0) == []
+    for now_s, count in alone:
+        assert table.observe([(7, count)], now_s) == []
+        assert (table.leases()[0].state is LeaseState.ACTIVE) == (count > 0)
+    for now_s in looks:
+        assert table.observe([(7, 0)], now_s) == []
+    end_s, count = ends_s if isinstance(ends_s, tuple) else (ends_s, 0)
+    assert [lease.lease for lease in table.observe([(7, count)], end_s)] == [7]
+    assert table.observe([(7, count)], end_s + 1.0) == []
     assert table.leases()[0].state is LeaseState.EXPIRED
-
-
-def test_connections_that_come_and_go_do_not_begin_another_hour() -> None:
-    table = table_with_lease()
-    table.session_closed(1, 0.0)
-    ends: list[float] = []
-    for now_s in range(5, 10_000, 5):
-        if table.observe([(7, now_s // 5 % 2)], float(now_s)):
-            ends.append(now_s)
-    assert len(ends) == 1
-    assert 3600 <= ends[0] <= 3605
 
 
 def test_a_session_that_reclaims_the_lease_ends_the_hour() -> None:
     table = table_with_lease()
     table.session_closed(1, 0.0)
     assert table.observe([(7, 1)], 3599.0) == []
-    table.session_opened(2)
-    table.reclaim(7, "device", RECLAIM, 1, 2)
+    reclaim(table, 2)
     assert table.observe([(7, 1)], 9000.0) == []
     table.session_closed(2, 10_000.0)
     assert table.observe([(7, 1)], 13_599.0) == []
@@ -125,8 +122,7 @@ def test_a_lease_ends_with_its_grace_or_its_time_alone_and_never_sooner(
         was_used = is_open or connections > 0
         if event == "session" and not is_open:
             is_open, session = True, session + 1
-            table.session_opened(session)
-            table.reclaim(7, "device", RECLAIM, 1, session)
+            reclaim(table, session)
         elif event == "no session" and is_open:
             is_open, away_since_s = False, now_s
             table.session_closed(session, now_s)
@@ -141,13 +137,6 @@ def test_a_lease_ends_with_its_grace_or_its_time_alone_and_never_sooner(
         assert bool(ended) == (not is_open and now_s >= since_s + most_s)
         if ended:
             return
-
-
-def test_a_connection_seen_in_grace_brings_the_lease_back() -> None:
-    table = table_with_lease()
-    table.session_closed(1, 0.0)
-    assert table.observe([(7, 1)], 11.0) == []
-    assert table.leases()[0].state is LeaseState.ACTIVE
 
 
 def test_only_the_owning_session_may_use_a_lease() -> None:
@@ -175,8 +164,7 @@ def test_a_reclaim_needs_number_device_and_secret(lease: int, device: str, secre
 def test_a_reclaimed_lease_belongs_to_the_new_session() -> None:
     table = table_with_lease()
     table.session_closed(1, 0.0)
-    table.session_opened(2)
-    table.reclaim(7, "device", RECLAIM, 1, 2)
+    reclaim(table, 2)
     table.renewed(7, 2)
     assert table.observe([(7, 0)], 1000.0) == []
     assert table.owned(7, 2).record.epoch == 2
@@ -185,18 +173,15 @@ def test_a_reclaimed_lease_belongs_to_the_new_session() -> None:
 def test_a_lost_renewal_answer_does_not_lose_the_lease() -> None:
     table = table_with_lease()
     table.session_closed(1, 0.0)
-    table.session_opened(2)
-    table.reclaim(7, "device", RECLAIM, 1, 2)
+    reclaim(table, 2)
     table.renewed(7, 2)
     table.session_closed(2, 1.0)
-    table.session_opened(3)
-    assert table.reclaim(7, "device", RECLAIM, 1, 3).session == 3
+    assert reclaim(table, 3).session == 3
 
 
 def test_a_late_renewal_cannot_take_the_lease_from_a_newer_session() -> None:
     table = table_with_lease()
-    table.session_opened(2)
-    table.reclaim(7, "device", RECLAIM, 1, 2)
+    reclaim(table, 2)
     table.renewed(7, 2)
     with refused(m.REFUSED_STALE):
         table.reclaim(7, "device", RECLAIM, 1, 1)
@@ -219,9 +204,8 @@ def test_an_expired_lease_never_comes_back() -> None:
     table = table_with_lease()
     table.session_closed(1, 0.0)
     table.observe([(7, 0)], 10.0)
-    table.session_opened(2)
     with refused(m.REFUSED_UNKNOWN_LEASE):
-        table.reclaim(7, "device", RECLAIM, 1, 2)
+        reclaim(table, 2)
     table.observe([(7, 5)], 11.0)
     assert table.leases()[0].state is LeaseState.EXPIRED
     table.remove(7)

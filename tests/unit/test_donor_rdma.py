@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
@@ -60,6 +60,15 @@ class Donor:
         self.table.mapped(self.lease, info)
         return info
 
+    async def keep_registered(self, sleep: Callable[[float], Awaitable[None]]) -> None:
+        """Until `sleep` is cancelled."""
+        with ThreadPoolExecutor(1) as background, pytest.raises(asyncio.CancelledError):
+            await self.rdma.keep_ready(background, sleep)
+
+    async def key(self, slot: m.SlotInfo) -> m.RdmaKey | None:
+        """As the answer to a map request has it."""
+        return (await self.rdma.map_answer(1, self.lease, slot)).key
+
     async def open(self, ends: int = 2) -> m.RdmaAnswer:
         request = m.RdmaRequest(id=1, lease=self.lease, ends=[END] * ends)
         return await self.rdma.open(SESSION, request)
@@ -68,16 +77,15 @@ class Donor:
 async def test_what_is_mapped_before_and_after_has_a_key() -> None:
     donor = Donor()
     before = donor.map()
-    assert (await donor.rdma.map_answer(1, donor.lease, before)).key is None
+    assert await donor.key(before) is None
     answer = await donor.open()
     assert len(answer.ends) == 2
     assert [(slot.slot, slot.generation) for slot in answer.slots] == [(0, before.generation)]
-    after = await donor.rdma.map_answer(2, donor.lease, donor.map())
-    assert after.key is not None
-    assert after.key != answer.slots[0].key
+    after = await donor.key(donor.map())
+    assert after not in (None, answer.slots[0].key)
     # A renewed lease has none of that.
     donor.store.lease_renew(donor.lease, 0)
-    assert (await donor.rdma.map_answer(3, donor.lease, before)).key is None
+    assert await donor.key(before) is None
 
 
 async def test_a_consumer_that_comes_back_waits_for_no_registration() -> None:
@@ -88,13 +96,12 @@ async def test_a_consumer_that_comes_back_waits_for_no_registration() -> None:
         await donor.open()
     assert caught.value.reason == m.REFUSED_NO_RDMA
     # Over TCP until then: a slab is mapped without a key.
-    assert (await donor.rdma.map_answer(1, donor.lease, slabs[0])).key is None
+    assert await donor.key(slabs[0]) is None
 
     async def once(_pause_s: float) -> None:
         raise asyncio.CancelledError
 
-    with ThreadPoolExecutor(1) as background, pytest.raises(asyncio.CancelledError):
-        await donor.rdma.keep_ready(background, once)
+    await donor.keep_registered(once)
     assert donor.counters["rdma_registered_ahead"] == 3
     assert [slot.slot for slot in (await donor.open()).slots] == [slab.slot for slab in slabs]
 
@@ -113,8 +120,7 @@ async def test_a_host_without_rdma_is_asked_now_and_then() -> None:
             raise asyncio.CancelledError
         assert looks < 100
 
-    with ThreadPoolExecutor(1) as background, pytest.raises(asyncio.CancelledError):
-        await donor.rdma.keep_ready(background, sleep)
+    await donor.keep_registered(sleep)
     assert looks > 10
 
 
@@ -133,11 +139,10 @@ async def test_a_device_that_is_to_be_removed_is_let_go_of() -> None:
         donor.store.has_rdma = donor.store.rdma_is_leaving = True
 
     donor.store.rdma_is_leaving = True
-    with ThreadPoolExecutor(1) as background, pytest.raises(asyncio.CancelledError):
-        await donor.rdma.keep_ready(background, sleep)
+    await donor.keep_registered(sleep)
     assert seen == [set()] * 3
     assert not donor.store.rdma_is_leaving
-    assert (await donor.rdma.map_answer(1, donor.lease, info)).key is None
+    assert await donor.key(info) is None
 
 
 async def test_a_slab_that_cannot_be_registered_is_not_lent() -> None:
@@ -174,7 +179,7 @@ async def test_each_refusal_has_its_reason() -> None:
     with pytest.raises(RequestRefusedError, match="switched off") as caught:
         await off.open()
     assert caught.value.reason == m.REFUSED_NO_RDMA
-    assert (await off.rdma.map_answer(1, off.lease, off.map())).key is None
+    assert await off.key(off.map()) is None
     without = Donor()
     without.store.has_rdma = False
     with pytest.raises(RequestRefusedError, match="no RDMA device") as caught:
@@ -192,7 +197,7 @@ async def test_without_ends_it_is_ended() -> None:
     info = donor.map()
     await donor.open()
     assert (await donor.open(0)).ends == []
-    assert (await donor.rdma.map_answer(1, donor.lease, info)).key is None
+    assert await donor.key(info) is None
     # Perhaps a consumer's look whether RDMA works: nothing is registered anew for the next.
     assert donor.store.rdma_registered == {info.generation}
     donor.rdma.enabled = False
@@ -207,14 +212,12 @@ async def test_switched_off_and_on_again() -> None:
     seen: list[tuple[set[int], m.RdmaKey | None]] = []
 
     async def sleep(_pause_s: float) -> None:
-        answer = await donor.rdma.map_answer(1, donor.lease, info)
-        seen.append((donor.store.rdma_registered, answer.key))
+        seen.append((donor.store.rdma_registered, await donor.key(info)))
         donor.rdma.enabled = len(seen) > 2
         if len(seen) == 5:
             raise asyncio.CancelledError
 
-    with ThreadPoolExecutor(1) as background, pytest.raises(asyncio.CancelledError):
-        await donor.rdma.keep_ready(background, sleep)
+    await donor.keep_registered(sleep)
     assert [registered for registered, _key in seen] == [
         {info.generation},
         set(),
@@ -239,4 +242,4 @@ async def test_switched_off_while_a_consumer_connects() -> None:
     with pytest.raises(RequestRefusedError, match="switched off"):
         await donor.open()
     donor.rdma.enabled = True
-    assert (await donor.rdma.map_answer(1, donor.lease, info)).key is None
+    assert await donor.key(info) is None

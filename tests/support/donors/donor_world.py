@@ -147,6 +147,15 @@ async def raw(w: World) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         yield ws
 
 
+@contextlib.asynccontextmanager
+async def welcomed(w: World) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+    """A session whose messages the test writes."""
+    async with raw(w) as ws:
+        await say(ws, hello())
+        assert isinstance(await say(ws, m.Auth(proof="")), m.Welcome)
+        yield ws
+
+
 def hello(**changes: Any) -> m.Hello:
     fields = {
         "versions": [1],
