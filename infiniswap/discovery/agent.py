@@ -49,22 +49,14 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     # To where the device's own lines go, and as part of them.
     logs.set_up("infiniswap-device", to_journal=logs.is_journal())
-    line = _order_line()
+    line = sys.stdin.buffer.readline(ORDER_BYTES_MAX)
+    if not line:
+        return 0  # the device has ended
     order = msgspec.json.decode(line, type=Order, dec_hook=lambda kind, text: kind(text))
     logs.identify(order.device)
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         asyncio.run(_run(order))
     return 0
-
-
-def _order_line() -> bytes:
-    data = b""
-    while not data.endswith(b"\n") and len(data) < ORDER_BYTES_MAX:
-        chunk = os.read(0, ORDER_BYTES_MAX)
-        if not chunk:
-            sys.exit(0)
-        data += chunk
-    return data
 
 
 async def _run(order: Order) -> None:

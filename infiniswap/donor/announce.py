@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 from infiniswap import __version__
 from infiniswap.config import Config
 from infiniswap.control import messages as m
+from infiniswap.discovery.announcement import ADDRESSES_MAX, Announcement, MemoryTelemetry
+from infiniswap.discovery.announcer import Announcer
 from infiniswap.units import HostPort
 
 if TYPE_CHECKING:
-    from infiniswap.discovery.announcement import Announcement, MemoryTelemetry
-    from infiniswap.discovery.announcer import Announcer
     from infiniswap.donor.service import DonorService
 
 _TELL_S: Final = 0.5
@@ -38,8 +38,6 @@ async def announce(config: Config, service: DonorService, secret: bytes | None) 
 
 def make_announcer(config: Config, service: DonorService, secret: bytes | None) -> Announcer:
     """The announcer of this donor."""
-    # Late: a daemon with a list of peers has no use for any of it.
-    from infiniswap.discovery.announcer import Announcer
 
     async def make(local: str, session: str) -> Announcement:
         more = [one.name for one in service.transports if one.enabled and await one.is_usable()]
@@ -74,8 +72,6 @@ def addresses(config: Config, port: int, local: str) -> tuple[HostPort, ...]:
 def _announcement(
     config: Config, status: m.Status, local: str, session: str, transports: list[str]
 ) -> Announcement:
-    from infiniswap.discovery.announcement import ADDRESSES_MAX, Announcement
-
     found = addresses(config, status.control_port, local)
     return Announcement(
         cluster=config.cluster.name,
@@ -92,8 +88,6 @@ def _announcement(
 
 
 def _telemetry(config: Config, status: m.Status) -> MemoryTelemetry:
-    from infiniswap.discovery.announcement import MemoryTelemetry
-
     return MemoryTelemetry(
         cluster=config.cluster.name,
         donor_id=status.donor_id,

@@ -31,7 +31,6 @@ from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits
 from infiniswap.control.server import ControlServer
 from infiniswap.control.service import ServerConfig
-from infiniswap.donor.announce import announce
 from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.home import Home, NoHome, open_home
 from infiniswap.donor.identity import DonorIdentity, make_identity
@@ -318,6 +317,9 @@ async def _loops(
         "drain": service.drain.run(),
     }
     if config.cluster.discovery == "mqtt":
+        # Late: a daemon with a list of peers has no use for it.
+        from infiniswap.donor.announce import announce
+
         loops["announce"] = announce(config, service, secret)
     tasks = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
     for task in tasks:
