@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a donor says of itself on a broker, and telling it from everything else that may lie there.
+"""Announcements of donors on a broker: how they are written, and how others are told from them.
 
     infiniswap/CLUSTER/donors/DONOR/SESSION   retained: {"schema", "proof", "body": {...}}
     infiniswap/CLUSTER/memory/DONOR           not retained: memory figures, for people and graphs
 
-A topic of its own for each session (each connection of a daemon to its broker): the will of an
-earlier one, which may come late, cannot withdraw what a later one announces, and two daemons with
-one identity do not overwrite each other.
+Each session (each connection of a daemon to its broker) has a topic of its own: the will of an
+earlier session, which may come late, cannot withdraw the announcement of a later one, and two
+daemons with one identity do not overwrite each other.
 
-The proof is an HMAC of the body's bytes under the cluster secret. It keeps whoever may write to the
-broker, but has no secret, from naming hosts. It does not say that a donor is still there; that only
-the donor itself can, in a session of its control API, by a proof of that moment.
+The proof is an HMAC of the body's bytes under the cluster secret: a writer to the broker without
+the secret cannot name hosts. It does not prove that the donor is still there; only the donor itself
+does that, in a session of its control API.
 
 Pure: no clock, no I/O.
 """
@@ -44,7 +44,7 @@ Address = Annotated[str, Meta(min_length=1, max_length=300)]
 
 
 class Announcement(Struct, frozen=True, kw_only=True):
-    """A donor. Unknown fields are ignored, so that later releases may add some.
+    """A donor. Unknown fields are ignored: later releases may add some.
 
     Attributes:
         cluster: `cluster.name`.
@@ -53,7 +53,7 @@ class Announcement(Struct, frozen=True, kw_only=True):
         addresses: of its control API, the best one first.
         transports: for pages.
         protocols: versions of the control API that it speaks.
-        every_s: how often it says this; unheard for three times as long it counts as gone.
+        every_s: how often it repeats this; a donor silent for three times as long counts as gone.
     """
 
     cluster: Name
@@ -69,12 +69,12 @@ class Announcement(Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> HostPort:
-        """Where to ask it."""
+        """The address to ask it at."""
         return parse_host_port(self.addresses[0])
 
 
 class MemoryTelemetry(Struct, frozen=True, kw_only=True):
-    """Telemetry: nothing decides by it, as it is old when it arrives. Bytes, or counts of slabs."""
+    """For people and graphs; no decision uses it, as it is old when it arrives. Bytes, or slabs."""
 
     cluster: Name
     donor_id: Uuid
@@ -118,16 +118,16 @@ REASONS: Final = (
     "loopback",
     "bound",
 )
-"""Why a message does not count."""
+"""Reasons for which a message does not count."""
 
 
 def donor_topic(cluster: str, donor_id: str, session: str) -> str:
-    """Where a donor announces itself; `+` for any."""
+    """The topic on which a donor announces itself; `+` for any."""
     return f"infiniswap/{cluster}/donors/{donor_id}/{session}"
 
 
 def memory_topic(cluster: str, donor_id: str) -> str:
-    """Where its memory figures go."""
+    """The topic of its memory figures."""
     return f"infiniswap/{cluster}/memory/{donor_id}"
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A donor makes itself known on a broker, for as long as its daemon lives.
 
-The announcement is retained, and the will that the broker executes when the daemon vanishes takes
-it away. It is repeated: a broker may have lost what it had retained, and those who listen forget
-whom they do not hear. Whatever goes wrong with the broker is a sentence in the log and in
-`degraded`; the donor goes on.
+The announcement is retained; when the daemon vanishes, its will makes the broker remove it. The
+announcement is repeated, because a broker may lose what it has retained, and listeners forget
+donors they do not hear. A fault of the broker is a sentence in the log and in `degraded`; the donor
+goes on.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Announcer:
         return self._attempts.problem
 
     def degraded(self) -> list[str]:
-        """What an administrator should know."""
+        """Faults that an administrator should know of, in sentences."""
         now_s = asyncio.get_running_loop().time()
         live_s = 3.0 * self._config.announce_s
         self._others = {k: v for k, v in self._others.items() if now_s - v[1] < live_s}
@@ -150,7 +150,7 @@ class Announcer:
             announcement = await self._make(local, announcement.session)
 
     async def _check(self, announcement: Announcement) -> None:
-        """A broker may take what it does not let anybody have, and does not say so."""
+        """A broker may accept a message that its access rules let nobody read, without a word."""
         self._echoed.clear()
         try:
             async with asyncio.timeout(_ECHO_S_MAX):
@@ -189,7 +189,7 @@ class Announcer:
     async def _heard(
         self, client: Client, announcement: Announcement, topic: str, message: Message
     ) -> None:
-        """What comes under our own identity: our echo, an earlier session's, or somebody else's."""
+        """A message under our identity: our echo, an earlier session's, or another daemon's."""
         payload = message.payload
         if str(message.topic) == topic:
             if payload:
@@ -206,11 +206,11 @@ class Announcer:
             self._attempts.ignored(text, error)
             return
         if other.addresses == announcement.addresses:
-            # Nobody else can be at our address: an earlier session, whose will was lost.
+            # Nobody else is at our address: it is an earlier session of ours, whose will was lost.
             if message.retain and self._cleared < _CLEARED_MAX:
                 self._cleared += 1
                 await client.publish(str(message.topic), b"", qos=1, retain=True)
-        elif not message.retain:  # a retained one may be ours of before this host's address changed
+        elif not message.retain:  # a retained one may be ours, under an earlier address
             self._conflicts(announcement, other)
 
     def _conflicts(self, announcement: Announcement, other: Announcement) -> None:

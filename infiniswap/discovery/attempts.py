@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Staying with a broker: an attempt after the other, and what is wrong until one succeeds."""
+"""Repeated attempts to use a broker, and the fault to report until one succeeds."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _COMPLAIN_S: Final = 600.0
 
 
 class Attempts:
-    """To do something for as long as the connection lasts, again and again.
+    """Does something for as long as the connection lasts, again and again.
 
     Args:
         config: the broker.
         rng: source of randomness.
         retry_s_max: the longest pause between two attempts, in seconds.
-        meanwhile: what a failure means, in the words before its reason.
-        comfort: what goes on all the same, for the log.
+        meanwhile: what a failure means; the words before its reason.
+        comfort: what goes on all the same; the words after it, for the log.
 
     Attributes:
-        problem: why it is not being done, in a sentence; empty while it is.
+        problem: why the broker cannot be used, in a sentence; empty while it can.
         versions: the version of MQTT to speak.
     """
 
@@ -74,16 +74,16 @@ class Attempts:
             await asyncio.sleep(self._backoff.pause_s())
 
     def good(self) -> None:
-        """An attempt has come to what it is for."""
+        """An attempt has succeeded."""
         self.problem = ""
         self._backoff.good()
 
     def is_due(self, kind: str) -> bool:
-        """Whether such a line is worth one more."""
+        """Whether such a line may be logged again."""
         return self._complaints.due(kind, asyncio.get_running_loop().time()) is not None
 
     def ignored(self, text: str, error: NotOursError) -> None:
-        """A message that does not count: logged, unless many of its kind were."""
+        """Logs a message that does not count, unless many of its kind were logged."""
         count = self._complaints.due(error.reason, asyncio.get_running_loop().time())
         if count is not None:
             more = f" ({count} more of that kind were not told)" if count else ""

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection to an MQTT broker, and what is wrong when there is none.
+"""A connection to an MQTT broker, and the reason when there is none.
 
-The MQTT library is loaded by `connected` alone, so by nobody who does not talk to a broker.
+Only `connected` loads the MQTT library, so a process that talks to no broker never has it.
 
-Each attempt knocks first: an asyncio connection, with TLS where it is on, that is closed again. It
-can be cancelled, which the library's own connecting (in a thread) cannot, it finds most of what can
-be wrong with an address or a certificate, in words, and it tells which address of this host leads
-there.
+Each attempt first knocks: it opens an asyncio connection, with TLS where it is on, and closes it
+again. That can be cancelled (the library connects in a thread, which cannot), finds most faults of
+an address or a certificate in words, and tells which address of this host leads to the broker.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
 
 CONNECT_S_MAX: Final = 5.0
 QUEUE_MAX: Final = 256
-"""Messages received and not yet looked at, where they wait at all; what comes beyond is dropped."""
+"""Messages that may wait to be looked at; more are dropped."""
 PACKET_BYTES_MAX: Final = 16 * 1024
-"""Largest that a broker may send, where its protocol (MQTT 5) lets us say so."""
+"""Largest packet that a broker may send. Only MQTT 5 lets a client say so."""
 
 _PORT: Final = 1883
 _PORT_TLS: Final = 8883
@@ -43,10 +42,10 @@ _UNSPECIFIED: Final = {7, 128}
 
 
 class BrokerError(NoDonorError):
-    """The broker cannot be used. Nothing else is wrong, and nothing ends by it.
+    """The broker cannot be used. It ends nothing.
 
     Attributes:
-        is_protocol: it does not speak the version of MQTT that was tried.
+        is_protocol: the broker does not speak the version of MQTT that was tried.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class BrokerError(NoDonorError):
 
 
 class Versions:
-    """Which version of MQTT to speak: with `auto` 5, until a broker has shown that it cannot."""
+    """The version of MQTT to speak; `auto` begins with 5 and alternates after each refusal."""
 
     def __init__(self, protocol: str) -> None:
         self._choices = ("5", "3.1.1") if protocol == "auto" else (protocol,)
@@ -81,7 +80,7 @@ def where(config: MqttConfig) -> str:
 
 
 def tls_context(config: MqttConfig) -> ssl.SSLContext | None:
-    """How the broker is known; None without TLS. Blocking.
+    """How the broker proves itself; None without TLS. Blocking.
 
     Raises:
         ConfigError: a file cannot be used.
@@ -123,7 +122,7 @@ async def knock(config: MqttConfig, context: ssl.SSLContext | None) -> str:
 
 
 def _not_reached(config: MqttConfig, error: Exception) -> BrokerError:
-    reason, mend = _reason(error), "It is tried again by itself; see mqtt.broker."
+    reason, mend = _reason(error), "The next attempt follows on its own; see mqtt.broker."
     if isinstance(error, ssl.SSLCertVerificationError):
         reason = f"its certificate is not to be trusted: {error.verify_message}"
         mend = (
@@ -164,13 +163,13 @@ async def connected(
         context: of TLS.
         identifier: for the broker; nobody else's, as brokers end the older of two.
         protocol: "5" or "3.1.1".
-        withdrawn: topic of a retained message that the broker takes away when we vanish.
+        withdrawn: topic of a retained message that the broker removes when we vanish.
         sink: called with each message as it comes, so that in a flood none waits and none is
             dropped; None: they are read from the client.
 
     Raises:
         ConfigError: the password cannot be read.
-        BrokerError: there is no connection (any more).
+        BrokerError: there is no connection, or it was lost.
     """
     import aiomqtt
     from paho.mqtt.packettypes import PacketTypes
@@ -203,8 +202,8 @@ async def connected(
     )
     try:
         async with contextlib.AsyncExitStack() as stack:
-            # The library leaves a connection open that is answered too late, and with a slow broker
-            # each attempt would add one, kept alive for good.
+            # The library leaves a connection open that is answered too late. With a slow broker
+            # each attempt would leave another one.
             stack.push_async_exit(client)
             yield await client.__aenter__()
     except aiomqtt.MqttError as error:
@@ -213,12 +212,12 @@ async def connected(
         raise BrokerError(
             f"the connection was lost: {_reason(error)}",
             where=where(config),
-            mend="It is tried again by itself.",
+            mend="The next attempt follows on its own.",
         ) from error
 
 
 class _Sink(asyncio.Queue[Any]):
-    """What the library takes for its queue of messages: always empty."""
+    """A queue of messages for the library that is always empty: each goes straight to the sink."""
 
     def __init__(self, sink: Callable[[Message], None], maxsize: int = 0) -> None:
         super().__init__(maxsize)
@@ -267,12 +266,12 @@ def _explained(config: MqttConfig, error: Exception) -> BrokerError:
     return BrokerError(
         "the connection was lost" + (f": {reason}" if number not in _UNSPECIFIED else ""),
         where=place,
-        mend="It is tried again by itself.",
+        mend="The next attempt follows on its own.",
     )
 
 
 def refused(config: MqttConfig, codes: Any) -> BrokerError | None:
-    """What a broker's answer to a subscription says; None: granted."""
+    """The refusal in a broker's answer to a subscription; None: it was granted."""
     numbers = [int(getattr(code, "value", code)) for code in codes]
     if all(number < 128 for number in numbers):
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is announced: what a consumer makes of a broker's messages. Bounded, whatever comes.
+"""The announced donors, as a consumer knows them from a broker's messages. Bounded.
 
 Pure: the clock is passed in.
 """
@@ -16,7 +16,7 @@ from infiniswap.peers import PEERS_MAX
 from infiniswap.units import HostPort, format_size
 
 _LIVES: Final = 3.0
-"""Times `every_s` after which a donor that is not heard any more counts as gone."""
+"""Times `every_s` after which a silent donor counts as gone."""
 
 
 @dataclass(slots=True)
@@ -103,13 +103,13 @@ class Directory:
             )
 
     def connected(self, now_s: float) -> None:
-        """The broker is there (again): who was known has from now on the usual time to be heard."""
+        """The broker is there (again): known donors have the usual time to be heard from now on."""
         for entry in self._entries.values():
             entry.heard_s = now_s
 
     def expire(self, now_s: float) -> bool:
-        """Forgets donors that were not heard for long; returns whether there were any. Not while
-        there is no broker, as then nobody can be heard."""
+        """Forgets donors that were not heard for long; returns whether there were any. Not to be
+        called without a broker, as nobody can be heard then."""
         gone = [
             topic
             for topic, entry in self._entries.items()
@@ -120,11 +120,11 @@ class Directory:
         return bool(gone)
 
     def donors(self) -> tuple[Announcement, ...]:
-        """Everybody who is announced, in the order of their coming."""
+        """Every announced donor, in the order of arrival."""
         return tuple(entry.announcement for entry in self._entries.values())
 
     def addresses(self) -> tuple[HostPort, ...]:
-        """Where to ask them, each address once."""
+        """Addresses to ask them at, each once."""
         return tuple(dict.fromkeys(donor.address for donor in self.donors()))
 
     def conflicts(self) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who exists, asked once: for commands. A device keeps asking (infiniswap.device.slabs.finder)."""
+"""The donors there are, asked for once by a command. A device keeps asking: slabs/finder.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Listens to what donors announce on a broker, and keeps listening whatever the broker does."""
+"""Listens to donors' announcements on a broker, and keeps listening whatever the broker does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SETTLE_S_MAX: Final = 5.0
 class Listener:
     """Keeps a directory up to date. Everything runs on the event loop.
 
-    What was known stays known while the broker is away.
+    Known donors stay known while the broker is away.
 
     Args:
         config: the broker.
@@ -40,8 +40,8 @@ class Listener:
         changed: called after each change of the directory, of `problem` and of `is_settled`.
 
     Attributes:
-        is_settled: whether what the broker had retained was heard, once at least.
-        complaints: what did not count, the last sentence of each kind.
+        is_settled: whether the retained announcements were heard, once at least.
+        complaints: messages that did not count, the last sentence of each kind.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Listener:
 
     @property
     def problem(self) -> str:
-        """Why nothing new is heard, in a sentence; empty while it is."""
+        """Why no new donor is heard of, in a sentence; empty while donors are."""
         return self._attempts.problem
 
     async def run(self) -> None:
@@ -77,7 +77,7 @@ class Listener:
         await self._attempts.keep(lambda: self._listen(lambda: False), self._changed)
 
     async def once(self) -> None:
-        """Until what the broker has retained was heard. Bounded.
+        """Listens until the retained announcements were heard. Bounded.
 
         Raises:
             InfiniswapError: what is wrong with the broker or with its keys.
@@ -91,7 +91,7 @@ class Listener:
             await self._listen(lambda: self.is_settled)
 
     async def _listen(self, is_enough: Callable[[], bool]) -> None:
-        """Until the connection is lost, or that is enough."""
+        """Listens until the connection is lost, or that is enough."""
         context = await asyncio.to_thread(broker.tls_context, self._config)
         await broker.knock(self._config, context)
         name = f"isw{secrets.token_hex(8)}"
@@ -99,8 +99,8 @@ class Listener:
             self._config, context, name, self._attempts.versions.now, sink=self._heard
         ) as client:
             self._heard_s = asyncio.get_running_loop().time()
-            # QoS 0: for what is to be acknowledged a broker has a queue (Mosquitto of 1000), and
-            # throws away what a flood leaves no room for.
+            # QoS 0: messages to be acknowledged wait in a queue of the broker (Mosquitto: 1000),
+            # which drops those that a flood leaves no room for.
             answer = await client.subscribe(donor_topic(self._cluster, "+", "+"), qos=0)
             refusal = broker.refused(self._config, answer)
             if refusal is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device and the process that listens to a broker for it say to each other."""
+"""Messages between a device and the process that listens to a broker for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOTES_MAX: Final = 8
 
 
 class Order(Struct, frozen=True, kw_only=True):
-    """What to listen for, and for which device. Paths are text on the way."""
+    """The device, and what to listen for. Paths are sent as text."""
 
     device: str
     mqtt: MqttConfig
@@ -25,12 +25,12 @@ class Order(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """What is known now.
+    """The donors that are known now.
 
     Attributes:
         donors: control addresses; None until the broker was heard for the first time.
         problem: as of infiniswap.discovery.listener.Listener.
-        notes: what an administrator should know: identities that are not unique.
+        notes: sentences for an administrator: identities that are not unique.
         ignored: messages that did not count, by reason.
     """
 

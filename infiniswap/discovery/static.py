@@ -24,7 +24,7 @@ _Signature = tuple[int, int, int] | None
 
 
 def only_these(donors: object) -> dict[str, object]:
-    """`--donors` as configuration keys: whoever names donors wants no others; None: not given."""
+    """`--donors` as configuration keys, which replace all other donors; None: not given."""
     if donors is None:
         return {}
     return {"cluster.peers": donors, "cluster.peers_file": "", "cluster.discovery": "static"}
@@ -39,7 +39,7 @@ def union(*lists: Iterable[HostPort]) -> tuple[HostPort, ...]:
 class PeersFile:
     """A list of peers that is read again when its file changes. Not for two threads at once.
 
-    What cannot be read changes nothing: the last good content stays in force.
+    A file that cannot be read changes nothing: the last good content stays in force.
 
     Attributes:
         peers: control addresses, as of the last good content.
@@ -70,8 +70,8 @@ class PeersFile:
         self._is_known = True
 
     def look(self) -> bool:
-        """Reads it again if it has changed since and rests: at the second look that finds the same.
-        (An editor that writes in place leaves half a file for a moment.) Blocking; never raises.
+        """Reads the file again if it has changed and two looks in a row find the same. (An editor
+        that writes in place leaves half a file for a moment.) Blocking; never raises.
 
         Returns:
             Whether `peers` or `problem` has changed.
@@ -90,7 +90,7 @@ class PeersFile:
             peers = read_peers(self._path)
         except ConfigError as error:
             problem = f"{error}".rstrip(".")
-            self.problem = f"{problem}; until then the {len(self.peers)} peers of before count"
+            self.problem = f"{problem}; until then the {len(self.peers)} former peers count"
             if self.problem != before[1]:
                 log.warning("%s", self.problem, extra=events.about(events.PEERS_FILE))
         else:

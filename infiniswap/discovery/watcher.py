@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device's side of infiniswap.discovery.agent: starts it, reads what it tells, starts it again.
+"""The device's side of listener_process.py: starts that process, reads its reports, restarts it.
 
-Nothing of MQTT is loaded here. What is read is bounded; what is known stays known when the process
-at the other end dies.
+Nothing of MQTT is loaded here. Each report is bounded; known donors stay known when the process
+dies.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Watcher:
         changed: called after each report.
 
     Attributes:
-        donors: announced now, as far as is known.
-        has_heard: whether what the broker has was heard once.
-        problem: why nothing new is heard of; empty when it is.
-        notes: what an administrator should know.
+        donors: announced now, as far as known.
+        has_heard: whether the broker was heard once.
+        problem: why no new donor is heard of; empty when donors are.
+        notes: sentences for an administrator.
         ignored: messages that did not count, by reason.
     """
 
@@ -71,7 +71,7 @@ class Watcher:
             self._task = asyncio.create_task(self._run(), name="discovery")
 
     async def first(self, wait_s: float) -> None:
-        """Until somebody is announced, or something is wrong with the broker; so long at most."""
+        """Waits until a donor is announced or the broker has a fault; so long at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._first.wait()
@@ -101,7 +101,7 @@ class Watcher:
     async def _listen(self) -> None:
         """The life of one such process."""
         process = programs.start(
-            programs.python("-m", "infiniswap.discovery.agent"),
+            programs.python("-m", "infiniswap.discovery.listener_process"),
             stdin=programs.PIPE,
             stdout=programs.PIPE,
         )
@@ -145,7 +145,7 @@ class Watcher:
 
 
 async def _end(process: programs.Process) -> None:
-    """It holds nothing that it would have to put in order."""
+    """By SIGKILL: it holds nothing that it would have to put in order."""
     process.kill()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slabs that devices have mapped ahead and not used: lent, but the first to be taken back.
 
-A device says when it uses one (KeepRequest). What stands here may be out of date by that message:
-a slab in use that is taken back all the same is evicted as any other, and nothing is lost.
+A device says when it begins to use one (KeepRequest). Until that message arrives a slab in use may
+still be taken back: it is evicted like any other, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class MappedAhead:
-    """Which slabs those are.
+    """Slabs that were mapped ahead and are not used yet.
 
     Args:
         table: leases.
@@ -34,12 +34,12 @@ class MappedAhead:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for a slab that is about to be free: it is no spare one."""
+        """Whether a device waits for the next free slab, so that it is no spare one."""
         return self._waiting > 0
 
     @contextlib.contextmanager
     def awaited(self) -> Iterator[None]:
-        """While somebody does."""
+        """While the block lasts a device waits for a slab."""
         self._waiting += 1
         try:
             yield
@@ -51,12 +51,12 @@ class MappedAhead:
         self._generations[lease, slot.slot] = slot.generation
 
     def used(self, lease: int, slot: int, generation: int) -> None:
-        """Its device uses it now."""
+        """The device of the lease uses that slab from now on."""
         if self._generations.get((lease, slot)) == generation:
             del self._generations[lease, slot]
 
     def slabs(self) -> list[MappedSlab]:
-        """Those that are there still, and unused."""
+        """Those that are still lent and unused."""
         for slab, generation in list(self._generations.items()):
             lease, slot = slab
             entry = self._table.get(lease)
@@ -66,7 +66,8 @@ class MappedAhead:
         return list(self._generations)
 
     async def make_room(self, lease: int) -> bool:
-        """Takes one back for a lease that asks: its own first, as it has the choice between both.
+        """Takes one back for a lease that asks, its own first: then the device loses nothing it
+        has not chosen.
 
         Returns:
             False: there was none.

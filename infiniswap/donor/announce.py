@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a daemon announces of itself, where `cluster.discovery` is mqtt."""
+"""A daemon announces itself on the broker, where `cluster.discovery` is mqtt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TELL_S: Final = 0.5
 
 
 async def announce(config: Config, service: DonorService, secret: bytes | None) -> None:
-    """Announces the donor until cancelled, and then withdraws that. Never ends by itself."""
+    """Announces the donor until cancelled, and then withdraws the announcement."""
     announcer = make_announcer(config, service, secret)
     announcing = asyncio.create_task(announcer.run(), name="announcer")
     try:
@@ -53,7 +53,7 @@ def make_announcer(config: Config, service: DonorService, secret: bytes | None) 
 
 
 def addresses(config: Config, port: int, local: str) -> tuple[HostPort, ...]:
-    """Where others reach this donor.
+    """The addresses at which others reach this donor.
 
     Args:
         config: may say so.

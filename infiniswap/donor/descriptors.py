@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open files of a daemon: as many as its connections may want, and one line when they run out."""
+"""Open files of a daemon: a limit that fits its connections, and one log line when they run out."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def wanted_for(connections: int) -> int:
 
 
 def allow(connections: int) -> None:
-    """Raises the limit on open files as far as allowed, so that the configured limits on
-    connections are what refuses them: short of descriptors, nobody at all is accepted."""
+    """Raises the limit on open files as far as allowed, so that surplus connections are refused by
+    the configured limits: without descriptors no connection at all is accepted."""
     wanted = wanted_for(connections)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -49,9 +49,9 @@ def allow(connections: int) -> None:
 class ShortageLog:
     """The event loop's exception handler.
 
-    When no file can be opened, asyncio reports every connection it cannot accept, with a
-    traceback each, and tries again a second later: strangers could fill the log so. Said here is
-    one line a minute. Everything else is left to the loop's own handler.
+    When no file can be opened, asyncio reports every connection it cannot accept with a traceback,
+    and tries again a second later: strangers could fill the log. This handler logs one line a
+    minute instead, and leaves everything else to the loop's own handler.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draining: a donor gives every slab back and lends none, until it is told to again.
 
-The wish outlives the daemon (a host that is rebooted for maintenance comes back drained): it is a
-file in the state directory, there while the donor drains.
+Draining outlives the daemon: a host that is rebooted for maintenance comes back drained. While the
+donor drains, a file in the state directory says so.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _BATCH = 4
 
 
 class Drain:
-    """The wish and what carries it out.
+    """Whether the donor drains, and the loop that carries it out.
 
     Args:
         evictor: takes slabs back.
         mapped: how many slabs are lent.
         told: tells the consumers.
-        path: of the file that keeps the wish; None: it ends with the daemon.
+        path: of the file that outlives the daemon; None: draining ends with it.
         move_s: how long a consumer may take to copy a slab to another donor.
     """
 
@@ -56,10 +56,10 @@ class Drain:
         return self._active.is_set()
 
     def restore(self) -> None:
-        """Takes up what was wished before a restart.
+        """Goes on draining where the donor drained before a restart.
 
         Raises:
-            NotPermittedError, SystemCallError: it cannot be known.
+            NotPermittedError, SystemCallError: the file cannot be looked for.
         """
         if self._path is None:
             return
@@ -131,5 +131,5 @@ class Drain:
 
 
 def drain_path(state_dir: Path, donor_id: str, port: int) -> Path | None:
-    """The file of a donor; None where the next daemon could not know that it is its own."""
+    """The file of a donor; None without a fixed port, as the next daemon is another donor then."""
     return state_dir / f"{donor_id}.drain" if port else None

@@ -10,13 +10,13 @@
                                         <-  DONE
     fence, wait for references, release
 
-Each step is bounded. Who does not say how active its slabs are counts as busiest; who does not
-answer EVICT in time loses the slab all the same: it is fenced, requests that come later fail, and
-the consumer reads its backup. Who answers that it holds the only copy keeps the slab: taking it
-would lose data, and there is no hurry that is worth that.
+Each step is bounded. A consumer that does not say how active its slabs are counts as the busiest. A
+consumer that does not answer EVICT in time loses the slab all the same: it is fenced, later
+requests fail, and the consumer reads its backup. A consumer that holds the only copy keeps the
+slab: no hurry is worth losing data.
 
-A batch in a hurry takes first what another one is waiting for to be copied: its owner is asked
-once more, and copies no longer.
+A batch in a hurry first takes slabs that are being copied for another batch: their owners are asked
+once more, and stop copying.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class EvictionConfig:
     Attributes:
         slabs_max: E at most; the next batch follows.
         extra: E', slabs asked for their activity beyond E; None: as many as E.
-        activity_s: how long owners may take to say how active their slabs are.
+        activity_s: how long owners may take to report activity.
         deadline_s: how long a consumer may take to give a slab up.
         move_s: how long before that it may copy the slab to another donor.
         refused_s: how long a slab whose owner holds no other copy is left alone.

@@ -42,7 +42,7 @@ class LeaseExpiry:
             try:
                 await self._look()
             except InfiniswapError as error:
-                # One lease that cannot be ended must not keep all others alive.
+                # A lease that cannot be ended must not keep all others alive.
                 self.counters["lease_errors"] += 1
                 log.error("a lease cannot be ended: %s", error)
             await asyncio.sleep(period_s)

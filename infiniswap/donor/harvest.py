@@ -2,10 +2,10 @@
 """Keeps the slab pool in step with the host's memory.
 
 The figures are read once per period, and up to twenty times a second while memory is short or
-nearly so (infiniswap.policy.sampling). What a reading calls for happens at once: slabs that nobody
-has are given back in the same tick, mapped ones are taken back by batch eviction beside it. Making
-and zeroing slabs takes up to half a second each and never stands in the way of that: it goes on
-beside the ticks, one slab at a time, and the figures are read again before the next.
+nearly so (infiniswap.policy.sampling). Each tick acts on its reading: free slabs are given back in
+the same tick, and a batch eviction beside it takes mapped ones back. Making or zeroing a slab takes
+up to half a second, so it never delays a tick: it happens beside the ticks, one slab at a time, and
+the figures are read again before the next slab.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Harvester:
         executor: a few threads for blocking calls.
         clock: seconds, monotonic.
         period_s: distance of ticks.
-        background: for what nobody waits for; None: the executor.
+        background: for work that nobody waits for; None: the executor.
 
     Attributes:
         pool: slabs.
@@ -104,7 +104,7 @@ class Harvester:
 
     @property
     def cache_bytes(self) -> int:
-        """Page cache that is in use, as it is being read again and again."""
+        """Page cache in use: it is being read again and again."""
         return self._cache.used_bytes
 
     def used_share(self) -> float:
@@ -136,12 +136,12 @@ class Harvester:
         self.policy.observe(self._read_s, figures.total_bytes, available_bytes, self.pool.state())
 
     def nudge(self) -> None:
-        """Something hints at a shortage: the figures are read now, and often for a while."""
+        """Reads the figures now, and often for a while: something hints at a shortage."""
         self._alert_until_s = self._clock() + _ALERT_S
         self._wake.set()
 
     def top_up(self) -> None:
-        """A free slab was taken, and another may be wanted soon: no pause before it is made."""
+        """Makes the next free slab at once: one was taken, and another may be wanted soon."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -177,7 +177,7 @@ class Harvester:
         return sample_s(self._sampling, self.policy.slack_bytes, self.pool.state().total)
 
     async def tick(self) -> None:
-        """One round: read, give back what must be, and see to the rest beside the ticks."""
+        """One round: reads the figures, gives slabs back, and starts slower work beside the ticks."""
         await self._look_at_cache()
         await self.refresh(0.0)
         released, before_bytes = 0, self.figures.available_bytes
@@ -247,7 +247,7 @@ class Harvester:
     async def _run_eviction(self, evict: Evict, batch: _Batch) -> None:
         try:
             if not await evict(batch.count, batch.urgent):
-                # Nobody could give one up; asking on and on would help nobody.
+                # Nobody could give one up, and would not at once.
                 self._evict_after_s[batch.urgent] = self._clock() + _EVICT_RETRY_S
         except InfiniswapError as error:
             log.error("eviction: %s", error)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where slabs and records lie between two daemons: a tmpfs of the daemon's own.
+"""The home of slabs and records, which outlives a daemon: a tmpfs of its own.
 
     RUN_DIR/DONOR_ID/             the mount; held with flock by the daemon that runs
                     donor.json    whose it is (infiniswap.donor.records)
                     leases/       one record per lease
                     slabs/        one file per slab (csrc/store/slab_dir.h)
 
-Its own mount, because of its options: a size that is the pool's, huge pages where they are asked
-for, and no swapping, which nothing else prevents while no daemon runs that has the slabs locked.
+It is a mount of its own because of its options: the size of the pool, huge pages where they are
+configured, and no swapping, which nothing else prevents while no daemon has the slabs locked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from infiniswap.units import MIB
 log = logging.getLogger(__name__)
 
 LOCK_WAIT_S = 5.0
-"""How long a predecessor that is just ending is waited for."""
+"""How long a daemon waits for the end of its predecessor."""
 
 _RECORDS_BYTES = 64 * MIB
 """Beside the pool, for records and the file system's own needs; taken only where used."""
@@ -39,7 +39,7 @@ _RECORDS_BYTES = 64 * MIB
 
 @dataclass(frozen=True, slots=True)
 class NoHome:
-    """Slabs end with the daemon, and why.
+    """Why slabs end with the daemon.
 
     Attributes:
         reason: for the log.
@@ -75,7 +75,7 @@ class Home:
         return self.path / "slabs"
 
     def enter(self, donor_id: str, slab_bytes: int, incarnation: str) -> None:
-        """Takes over what is there, if it is this donor's, or begins anew.
+        """Takes over the slabs there if they are this donor's; otherwise removes them.
 
         Raises:
             InfiniswapError: it cannot be written there.
@@ -87,7 +87,7 @@ class Home:
         if found is None or reason:
             if any(self.path.iterdir()):
                 log.warning("what lies in %s is not served: %s", self.path, reason)
-            # First: what is half removed must not pass for the former daemon's.
+            # First, so that a home half removed does not pass for the former daemon's.
             self.records.remove_donor()
             self._empty()
         else:
@@ -96,7 +96,7 @@ class Home:
             self.slabs.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise from_oserror("cannot make a directory", error, where=str(self.slabs)) from error
-        # Written anew even if it says the same: whoever waits to clean up sees a successor by it.
+        # Also if it says the same: by its time `--release` sees that a successor has come.
         self.records.save_donor(own)
         self.incarnation = own.incarnation
 
@@ -125,8 +125,8 @@ class Home:
                 return
             self.close()
             log.info(
-                "what is lent stays in %s for a restarted daemon; `infiniswap daemon --release` "
-                "gives it back, which happens by itself after %g s",
+                "what is lent stays in %s for a restarted daemon, for %g s; `infiniswap daemon "
+                "--release` gives it back at once",
                 self.path,
                 grace_s,
             )
@@ -198,7 +198,7 @@ def _mount(path: Path, size_bytes: int) -> tuple[str, ...]:
     try:
         mounts.resize_tmpfs(path, size_bytes)
     except InfiniswapError as error:
-        # More is lent than the pool may have now: that comes back bit by bit.
+        # More is lent than the pool may have now; slabs come back one by one.
         log.warning("%s", error)
     return tuple(option for option in mounts.TMPFS_OPTIONS if option not in mount.super_options)
 
@@ -240,12 +240,12 @@ def _lock(path: Path, wait_s: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """What a daemon has left that does not run.
+    """The home of a daemon that does not run.
 
     Attributes:
         path: where.
         used_bytes: memory.
-        started_ns: names the daemon: another value means that another one has been there since.
+        started_ns: when its daemon wrote its record; another value means another daemon.
     """
 
     path: Path
@@ -281,14 +281,14 @@ def _look(path: Path) -> Leftover | None:
 
 
 def leave_release(path: Path, after_s: float) -> None:
-    """Leaves a process behind that gives a home back unless a daemon comes for it.
+    """Leaves a process behind that gives a home back unless a successor takes it over.
 
     Where a service manager ends all of a service's processes this is to be one of its units.
     """
     command = programs.infiniswap(
         "daemon", "--release", "--after", f"{after_s:g}", "--donor", path.name
     )
-    # Our own settings are not its: another configuration file could name another directory.
+    # Not our own settings: another configuration file could name another directory.
     run_dir = {"INFINISWAP_DAEMON_RUN_DIR": str(path.parent)}
     programs.leave(
         command,
@@ -298,7 +298,7 @@ def leave_release(path: Path, after_s: float) -> None:
 
 
 def release(leftover: Leftover) -> bool:
-    """Gives the memory of a daemon back that does not run; False: one has come meanwhile.
+    """Gives the memory of a stopped daemon back; False: a successor has come meanwhile.
 
     Raises:
         InfiniswapError: it cannot be removed.

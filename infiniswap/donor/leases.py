@@ -9,7 +9,7 @@
 
 A lease lives while its session or a data connection does: a device process whose interpreter is
 paused loses its session, but its C threads go on using the slabs. A connection without a session
-does so for an hour at most (ALONE_S): whoever holds it may be no device at all. A lease belongs to
+keeps it for an hour at most (ALONE_S), because its peer may be no device at all. A lease belongs to
 one session at a time; with its reclaim secret the same device may move it to a new one. An expired
 lease never comes back.
 
@@ -36,7 +36,8 @@ ALONE_S: Final = 3600.0
 not lose its pages."""
 
 SESSION_LEASES_MAX: Final = 4
-"""Leases of one session. A device needs one, and a second one when it could not give that back."""
+"""Leases of one session. A device needs one, and a second one if it could not give the first
+back."""
 
 CONSUMER_SLOTS_MAX: Final = 8 * SLOTS_MAX
 """Slots in all leases of one consumer: 8 MiB in the store, and 128 TiB of slabs of 1 GiB."""
@@ -172,7 +173,7 @@ class LeaseTable:
     def restore(
         self, record: LeaseRecord, slots: Iterable[m.SlotInfo], now_s: float
     ) -> GrantedLease:
-        """Enters a lease of the daemon's predecessor: its device has a whole grace period anew.
+        """Enters a lease of the daemon's predecessor: its device has a whole grace period.
 
         Raises:
             ValueError: that number is taken.
@@ -186,7 +187,7 @@ class LeaseTable:
 
         Raises:
             RequestRefusedError: no such lease, or not of that session. Both look alike, so that
-                nobody learns the numbers of others.
+                nobody learns the numbers of other leases.
         """
         entry = self._leases.get(lease)
         if entry is None or entry.state is LeaseState.EXPIRED or entry.session != session:

@@ -22,8 +22,8 @@ from infiniswap.system.memory import (
 )
 
 _HIERARCHY_S = 60.0
-"""How long to believe where this process's cgroups are: the figures are read every second, and a
-daemon is hardly ever moved."""
+"""How long the place of this process's cgroups is believed: the figures are read every second, and
+a daemon is hardly ever moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class MemoryFigures:
 
 
 class MemorySource(Protocol):
-    """Where the figures come from. Methods block (shortly): for a worker thread."""
+    """Reads the figures. Methods block for a moment: for a worker thread."""
 
     @property
     def name(self) -> str:
@@ -49,7 +49,7 @@ class MemorySource(Protocol):
 
 
 class HostMemory:
-    """What this process may use: the machine's memory, or less inside a container."""
+    """Memory that this process may use: the machine's, or less inside a container."""
 
     def __init__(self) -> None:
         self._name = "host"
@@ -95,7 +95,7 @@ class HostMemory:
 class CgroupMemory:
     """The memory of one cgroup, which must have a limit; never more than the host has left.
 
-    The daemon belongs into that cgroup (or below it), so that its slabs are counted there.
+    The daemon must run in that cgroup (or below it), so that its slabs are counted there.
 
     Args:
         path: directory of the cgroup.

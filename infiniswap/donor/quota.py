@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One consumer may not keep all that a donor lends while another one needs memory."""
+"""Shares of the pool: no consumer keeps everything while another one needs memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Quota:
         return sum(self._over(consumer).values())
 
     async def make_room(self, consumer: str) -> bool:
-        """Takes one slab of a consumer that has more than its share; False: nobody has."""
+        """Takes a slab back from a consumer with more than its share; False: there is none."""
         over = self._over(consumer)
         slabs = [
             (lease.lease, slot)

@@ -27,14 +27,14 @@ _FENCE_MS = 1_000
 """For a slab that nobody has heard of yet."""
 
 _PATIENCE_S = 0.5
-"""For slabs that have to be registered before an answer. A consumer gives its lease up when it has
-not come back after two seconds; over TCP it is back at once, and asks again for RDMA."""
+"""How long an answer waits for slabs to be registered. A consumer gives its lease up when it is not
+back after two seconds; over TCP it is back at once, and asks again for RDMA."""
 
 _LOOK_S = 1.0
 _VERBS_S_MAX = 2.0
 _REFUSED_LOOKS = 30
-"""Without another attempt, after the host or its device refused to register a slab ahead, or a
-device has gone."""
+"""Looks without another attempt, after the host or its device refused to register a slab ahead, or
+a device has gone."""
 
 
 class DonorRdma:
@@ -85,8 +85,8 @@ class DonorRdma:
         background: Executor,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Registers the pool's slabs before anybody waits for it, one by one, until cancelled.
-        Ends all that is by RDMA when that was switched off, and with a device that is to go."""
+        """Registers the pool's slabs one by one before anybody waits for it; until cancelled.
+        Closes all RDMA connections when RDMA is switched off, and when its device is removed."""
         in_background = partial(asyncio.get_running_loop().run_in_executor, background)
         is_on, looks_off = False, 0
         while True:
@@ -94,7 +94,7 @@ class DonorRdma:
                 if is_on and not self.enabled:
                     await self._end()
                     await in_background(self._store.rdma_ahead_end)
-                    log.info("RDMA was switched off: nothing is registered any more")
+                    log.info("RDMA was switched off: no slab is registered now")
                 is_on = self.enabled
                 if await self._off_loop(self._store.rdma_let_go):
                     log.warning(
@@ -117,15 +117,15 @@ class DonorRdma:
             await sleep(_LOOK_S)
 
     async def _end(self) -> None:
-        """Of every lease; their consumers come back over TCP."""
+        """Closes the connections of every lease; their consumers come back over TCP."""
         for lease in list(self._table.leases()):
-            # It may have ended meanwhile.
+            # The lease may have ended meanwhile.
             with contextlib.suppress(EngineError):
                 await self._off_loop(partial(self._store.rdma_close, lease.lease))
 
     async def open(self, session: ServerSession, request: m.RdmaRequest) -> m.RdmaAnswer:
-        """Connects to the consumer's ends and registers what the lease has; without ends, ends the
-        connections there were. What is registered stays so for the next.
+        """Connects to the consumer's ends and registers the lease's slabs. A request without ends
+        closes the connections. Slabs stay registered for the next ones.
 
         Raises:
             RequestRefusedError: this donor cannot be reached by RDMA, and why.
@@ -143,7 +143,7 @@ class DonorRdma:
             self.counters["rdma_refused"] += 1
             log.info("lease %d: not by RDMA: %s", lease.lease, error.what)
             raise RequestRefusedError(error.what, reason=m.REFUSED_NO_RDMA) from error
-        if not self.enabled:  # meanwhile, and what is there may have been ended before this was
+        if not self.enabled:  # switched off meanwhile, perhaps before this was connected
             await self._off_loop(lambda: self._store.rdma_close(lease.lease))
         self._check_enabled()
         slots = await self._keys(lease)
@@ -162,7 +162,7 @@ class DonorRdma:
             raise RequestRefusedError("RDMA is switched off here", reason=m.REFUSED_NO_RDMA)
 
     async def _keys(self, lease: GrantedLease) -> list[m.SlotKey]:
-        """Of every slab that can be registered."""
+        """The keys of every slab that can be registered."""
         keys, rest = [], []
         for info in list(lease.slots.values()):
             try:
@@ -175,7 +175,7 @@ class DonorRdma:
         until_s = time_s() + self._patience_s
         for done, info in enumerate(rest):
             if time_s() >= until_s:
-                # What is registered by now stays so.
+                # Slabs registered by now stay so.
                 await self._off_loop(lambda: self._store.rdma_pause(lease.lease))
                 self.counters["rdma_refused"] += 1
                 raise RequestRefusedError(

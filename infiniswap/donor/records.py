@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a daemon writes down for its successor: who it is, and which lease is whose.
+"""Records that a daemon leaves to its successor: who it is, and which lease is whose.
 
-Which slab is in which slot is not among it: that stands in the names of the slabs' files
-(csrc/store/slab_dir.h), and is written in one place only. Tokens are not either: a lease that comes
-back has nobody connected, and a new token with its renewal.
+Which slab is in which slot stands only in the names of the slabs' files (csrc/store/slab_dir.h).
+Tokens are not recorded: nobody is connected to a lease that comes back, and its renewal makes a new
+token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from infiniswap.json_text import NotJsonError, decode_json
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-"""Of everything here and of the slabs' names. Another one is not read."""
+"""Format of the records and of the slabs' names. Another one is not read."""
 
 _LEASE = re.compile(r"([1-9][0-9]{0,18})\.json")
 _RECORD_BYTES_MAX = 64 * 1024
@@ -54,13 +54,13 @@ RecordT = TypeVar("RecordT", DonorRecord, LeaseRecord)
 
 
 class LeaseRecords(Protocol):
-    """Where leases are written down. Methods block (shortly), and raise InfiniswapError."""
+    """Keeps records of leases. Methods block for a moment, and raise InfiniswapError."""
 
     def save(self, record: LeaseRecord) -> None:
-        """In one step: the old one or the new one is there, never a part."""
+        """Writes in one step: the old record or the new one is there, never a part."""
 
     def remove(self, lease: int) -> None:
-        """Nothing to do where there is none."""
+        """Does nothing where there is none."""
 
 
 class FileRecords:
@@ -81,21 +81,21 @@ class FileRecords:
     # ----------------------------------------------------------------------- donor
 
     def donor(self) -> DonorRecord | None:
-        """The daemon that was here; None: none, or one that cannot be made out."""
+        """The daemon that was here; None: there was none, or its record cannot be read."""
         return self._read(self._donor, DonorRecord)
 
     def save_donor(self, record: DonorRecord) -> None:
-        """From now on what lies here is this daemon's."""
+        """The slabs here are this daemon's from now on."""
         self._write(self._donor, record)
 
     def remove_donor(self) -> None:
-        """From now on what lies here is nobody's."""
+        """The slabs here are nobody's from now on."""
         _system(lambda: self._donor.unlink(missing_ok=True), self._donor)
 
     # ---------------------------------------------------------------------- leases
 
     def load(self) -> list[LeaseRecord]:
-        """Every lease, oldest first. What is no record is removed, and logged."""
+        """Every lease, oldest first. Other files are removed, and logged."""
         _system(lambda: self._leases.mkdir(mode=0o700, exist_ok=True), self._leases)
         found = []
         for path in sorted(self._leases.iterdir()):

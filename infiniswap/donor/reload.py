@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A daemon's configuration, read again while it runs (SIGHUP).
 
-What concerns leases, ports and the store waits for a restart; so does everything while the new
-values do not go together with what stays as it is. A file with a mistake changes nothing.
+Keys of leases, ports and the store wait for a restart. So do all others while the new values do not
+go together with those that wait. A file with a mistake changes nothing.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Reloader:
         self._harvester = harvester
         self._service = service
         self._waker = waker
-        # The store has room for so many, whatever is wanted later.
+        # The store has room for so many, whatever is configured later.
         self._slabs_max = harvester.policy.config.slabs_max
 
     async def reload(self, load: Callable[[], Config]) -> Outcome:
-        """Reads the configuration and takes over what can be; never raises for what is in it.
+        """Reads the configuration and applies what can be applied; never raises for its contents.
 
         Args:
             load: reads it; blocking.

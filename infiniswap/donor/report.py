@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a donor tells of itself: every figure of its parts, taken at one moment."""
+"""A donor's figures, taken from its parts at one moment: for its status and its metrics."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class DonorSnapshot:
 
 
 def fitting(status: m.Status) -> m.Status:
-    """The status as an answer that every client takes, whatever names its consumers have given
-    themselves: without the leases that hold the fewest slabs, if need be."""
+    """The status, short enough for every client whatever names consumers have given themselves:
+    where need be without the leases that hold the fewest slabs."""
     kept: set[int] = set()
     left_bytes = LEASES_BYTES_MAX
     for lease in sorted(status.leases, key=lambda lease: -lease.slots_mapped):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a donor does with the requests of its consumers: one method for each, found by its type.
+"""Carries out the requests of consumers: a method for each type of request.
 
-A further request is a struct in infiniswap.control.messages, and here a method and its line in
+To add one, declare its struct in infiniswap.control.messages, and write a method here and a line in
 AT_ONCE or IN_TURN.
 """
 
@@ -34,7 +34,7 @@ from infiniswap.errors import EngineError, RequestRefusedError
 log = logging.getLogger(__name__)
 
 _NOT_YET = {errno.ETIMEDOUT, errno.EBUSY, errno.EIO}
-"""Of a renewal: connections, or what RDMA has of them, have not ended."""
+"""Errors of a renewal whose old connections have not ended yet."""
 
 _Handler = Callable[..., Coroutine[Any, Any, Struct]]
 
@@ -195,7 +195,7 @@ class Requests:
             raise
         epoch = self.store.lease_stats(lease.lease).epoch
         self.table.renewed(lease.lease, epoch)
-        # Before the device hears of the epoch: it may know none that is later than what is written.
+        # Before the device hears of the epoch: it must never know a later one than the record.
         await self.written.write_down(lease)
         log.info("lease %d reclaimed by %s (epoch %d)", lease.lease, session, epoch)
         return m.RenewAnswer(

@@ -61,7 +61,7 @@ _WORKERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where a running daemon serves."""
+    """Ports of a running daemon."""
 
     control_port: int
     data_port: int
@@ -232,7 +232,7 @@ def _server_config(config: Config, stop_s: float, handshake_s: float) -> ServerC
 
 
 def _open_home(config: Config, limits: HeadroomConfig, identity: DonorIdentity) -> Home | NoHome:
-    """Blocking. Where there is one: entered, with the incarnation to go by."""
+    """Blocking. A home is entered, and has the incarnation to go by."""
     if not config.daemon.listen.port:
         reason = "with a port of the system's choice it is another donor after a restart"
         return NoHome(reason, is_chosen=True)
@@ -272,7 +272,7 @@ async def _open_store(
 
 
 def _restore(service: DonorService, store: Store, home: Home | NoHome, now_s: float) -> None:
-    """What a predecessor has left: leases with their slabs, and the wish to drain."""
+    """Takes over from a predecessor: leases with their slabs, and whether the donor drains."""
     if isinstance(home, NoHome):
         sentence = f"a restart of the daemon loses what is lent: {home.reason}"
         log.log(
@@ -299,7 +299,7 @@ def _restore(service: DonorService, store: Store, home: Home | NoHome, now_s: fl
 
 
 def _settle(home: Home | NoHome, service: DonorService, gives_back: bool = False) -> None:
-    """Whether a stop leaves what is lent to a successor."""
+    """Decides whether a stop leaves the slabs to a successor."""
     if isinstance(home, Home):
         home.keeps = not gives_back and bool(service.lent.mapped())
 

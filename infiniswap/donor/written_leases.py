@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WrittenLeases:
-    """What a successor will know of the leases.
+    """The leases as a successor will know them.
 
     Attributes:
         table: the leases.
@@ -36,7 +36,7 @@ class WrittenLeases:
     counters: Counter[str]
 
     def restore(self, records: Sequence[LeaseRecord], store: Store, now_s: float) -> None:
-        """Before anything is served: the leases of the predecessor, each with its slabs."""
+        """Takes over the predecessor's leases, each with its slabs, before anything is served."""
         for record in records:
             try:
                 found = store.lease_restore(record.lease, record.slots_max, record.epoch)
@@ -61,7 +61,8 @@ class WrittenLeases:
         store.restored()
 
     async def write_down(self, lease: GrantedLease) -> None:
-        """A lease that cannot be written down is served all the same; a restart ends it."""
+        """Writes a lease down. If that fails the lease is served all the same; a restart ends
+        it."""
         records = self.records
         if records is None or self.table.get(lease.lease) is not lease:
             return
@@ -77,7 +78,7 @@ class WrittenLeases:
             )
 
     async def strike_out(self, lease: GrantedLease) -> None:
-        """The lease ends: it must not come back."""
+        """Removes the record of a lease that ends, so that it does not come back."""
         records = self.records
         if records is None:
             return

@@ -259,7 +259,9 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
     # finds a broker that takes connections and says nothing.
     third = cluster.donor()
     until_mapped(device, data)
-    (listener,) = [pid for pid, command in cluster.processes().items() if ".agent" in command]
+    (listener,) = [
+        pid for pid, command in cluster.processes().items() if "listener_process" in command
+    ]
     assert "aiomqtt" not in Path(f"/proc/{device.pid}/maps").read_text()
     broker.send(signal.SIGSTOP)
     os.kill(listener, signal.SIGKILL)

@@ -135,7 +135,7 @@ def test_a_device_and_all_that_it_starts_run_nothing_of_the_callers_directory(
     )
     assert done.returncode == 0, done.stderr
 
-    parts = ("infiniswap-holder", " active", " standby", "discovery.agent")
+    parts = ("infiniswap-holder", " active", " standby", "discovery.listener_process")
 
     def started() -> dict[str, int]:
         return {

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from infiniswap import config as configuration
 from infiniswap.cli.config.paths import check_discovery
-from infiniswap.discovery.agent import is_own
 from infiniswap.discovery.announcement import (
     ADDRESSES_MAX,
     ANNOUNCEMENT_BYTES_MAX,
@@ -34,6 +33,7 @@ from infiniswap.discovery.announcement import (
 )
 from infiniswap.discovery.broker import Versions, address_of
 from infiniswap.discovery.directory import Directory
+from infiniswap.discovery.listener_process import is_own
 from infiniswap.donor import rdma as donor_rdma
 from infiniswap.donor.announce import addresses, make_announcer
 from infiniswap.donor.rdma import DonorRdma

@@ -99,7 +99,7 @@ def test_a_changed_list_is_in_force_when_it_rests_and_a_broken_one_never(tmp_pat
         peers.look()
         assert peers.look()
         assert str(path) in peers.problem
-        assert "3 peers of before" in peers.problem
+        assert "3 former peers" in peers.problem
         assert peers.peers == (A, B, C)
         assert not peers.look()
     path.write_text("10.0.0.2\n")

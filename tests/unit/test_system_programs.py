@@ -71,7 +71,7 @@ def test_python_of_ours_takes_no_module_from_the_callers_directory_or_environmen
 ) -> None:
     assert programs.run_command(programs.infiniswap("--version")).startswith("infiniswap ")
     script = (
-        "import infiniswap.discovery.agent, json, os, sys\n"
+        "import infiniswap.discovery.listener_process, json, os, sys\n"
         "print(json.dumps([sys.flags.isolated, dict(os.environ)]))"
     )
     isolated, found = json.loads(programs.run_command(programs.python("-c", script)))

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that listens to a broker for a device: `python -m infiniswap.discovery.agent`.
+"""A process that listens to a broker for a device (`python -m` this module).
 
-A device's process is locked in memory and must not wait for anything, nor hold what a stranger
-sends. So the MQTT library, its TLS and whatever a broker makes it keep are here, in a process that
-may be swapped out, may run out of its memory limit, and may be killed: the device goes on with the
+A device's process is locked in memory, must wait for nothing, and must not hold what strangers
+send. So the MQTT library, its TLS and everything that a broker makes it keep are in this process.
+It may be swapped out, may hit its memory limit, and may be killed: the device goes on with the
 donors it knows, and starts another one.
 
-Its order comes as the first line of its standard input, whose end is the end of the device, and so
-its own. It writes a line, a `Report`, after each change.
+The first line of its standard input is its order. The end of that input is the end of the device,
+and ends this process. It writes a line, a `Report`, after each change.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ async def _run(order: Order) -> None:
 
 
 def is_own(host: str) -> bool:
-    """Whether this is an address of this host: what its daemon lends is memory that the device's
-    host is short of itself. Loopback is for trying things on one machine, and counts as not."""
+    """Whether this is an address of this host: its daemon would lend memory that the device's host
+    is short of itself. Loopback addresses are for trials on one machine, and count as others'."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
