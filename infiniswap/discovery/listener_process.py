@@ -64,7 +64,7 @@ async def _run(order: Order) -> None:
     try:
         secret = None if order.secret_file is None else read_secret(Path(order.secret_file))
     except InfiniswapError as error:
-        _tell(Report(donors=None, problem=str(error), notes=[], ignored={}))
+        _tell(Report(donors=None, problem=str(error), notes=[]))
         raise SystemExit(error.exit_code) from None
     broker = order.mqtt.broker
     directory = Directory(
@@ -85,7 +85,6 @@ async def _run(order: Order) -> None:
                 donors=[str(address) for address in others] if listener.is_settled else None,
                 problem=listener.problem,
                 notes=directory.conflicts()[:NOTES_MAX],
-                ignored=dict(directory.ignored),
             )
         )
         await asyncio.sleep(_GATHER_S)  # many changes at once are one report

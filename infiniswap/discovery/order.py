@@ -31,10 +31,8 @@ class Report(Struct, frozen=True, kw_only=True):
         donors: control addresses; None until the broker was heard for the first time.
         problem: as of infiniswap.discovery.listener.Listener.
         notes: sentences for an administrator: identities that are not unique.
-        ignored: messages that did not count, by reason.
     """
 
     donors: list[str] | None
     problem: str
     notes: list[str]
-    ignored: dict[str, int]

@@ -45,7 +45,6 @@ class Watcher:
         has_heard: whether the broker was heard once.
         problem: why no new donor is heard of; empty when donors are.
         notes: sentences for an administrator.
-        ignored: messages that did not count, by reason.
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class Watcher:
         self.has_heard = False
         self.problem = ""
         self.notes: list[str] = []
-        self.ignored: dict[str, int] = {}
         self._order = msgspec.json.encode(order, enc_hook=str) + b"\n"
         self._backoff = Backoff(_RETRY_S_FIRST, _RETRY_S_MAX, rng)
         self._changed = changed
@@ -138,7 +136,7 @@ class Watcher:
         for note in report.notes:
             if note not in self.notes:
                 log.warning("%s", note)
-        self.problem, self.notes, self.ignored = report.problem, report.notes, report.ignored
+        self.problem, self.notes = report.problem, report.notes
         if self.problem or self.donors:
             self._first.set()
         self._changed()

@@ -177,7 +177,7 @@ class Harvester:
         return sample_s(self._sampling, self.policy.slack_bytes, self.pool.state().total)
 
     async def tick(self) -> None:
-        """One round: reads the figures, gives slabs back, and starts slower work beside the ticks."""
+        """One round: reads the figures, gives slabs back, starts slower work beside the ticks."""
         await self._look_at_cache()
         await self.refresh(0.0)
         released, before_bytes = 0, self.figures.available_bytes

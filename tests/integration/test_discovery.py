@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
@@ -22,6 +21,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from support.devices.cluster import SLAB, WAIT_S, Cluster, Device, run, until
+from support.devices.copied import Copied
+from support.donors.announcements import announcement, topic
 from support.donors.broker import PATH, Broker
 
 from infiniswap.config import load
@@ -29,7 +30,6 @@ from infiniswap.discovery import broker as mqtt
 from infiniswap.discovery.announcement import (
     Announcement,
     MemoryTelemetry,
-    donor_topic,
     encode,
     memory_topic,
 )
@@ -45,26 +45,10 @@ SIZE = 32 * MIB
 SLABS = SIZE // SLAB
 
 
-def announcement(**changes: Any) -> Announcement:
-    """Somebody's."""
-    values: dict[str, Any] = {
-        "cluster": "default",
-        "donor_id": "00000000-0000-0000-0000-0000000000aa",
-        "session": "00000000000000aa",
-        "name": "h1",
-        "addresses": ["127.0.0.1:1"],
-        "transports": ["tcp"],
-        "slab_bytes": SLAB,
-        "protocols": [1],
-        "software": "0.1.0",
-        "every_s": 60.0,
-    }
-    return Announcement(**{**values, **changes})
-
-
-def topic(made: Announcement) -> str:
-    """Where it lies."""
-    return donor_topic("default", made.donor_id, made.session)
+def on_loopback(**changes: Any) -> Announcement:
+    """Somebody's, for devices of this test."""
+    made = {"session": "00000000000000aa", "addresses": ["127.0.0.1:1"], "slab_bytes": SLAB}
+    return announcement(0xAA, **{**made, **changes})
 
 
 def start(cluster: Cluster, **changes: str) -> Device:
@@ -73,30 +57,6 @@ def start(cluster: Cluster, **changes: str) -> Device:
     options = ("--frontend", "nbd-socket", "--size", str(SIZE))
     cluster.ok("device", "start", name, *options, **changes)
     return Device(cluster, name)
-
-
-def fill(device: Device, file: Path) -> None:
-    """Writes all of the device."""
-    if not file.exists():
-        file.write_bytes(os.urandom(SIZE))
-    nbdcopy("--flush", str(file), uri(device))
-
-
-def verify(device: Device, file: Path) -> None:
-    """Reads all of it."""
-    back = file.with_suffix(".back")
-    nbdcopy(uri(device), str(back))
-    assert back.read_bytes() == file.read_bytes()
-
-
-def uri(device: Device) -> str:
-    return f"nbd+unix:///?socket={device.run}/nbd.sock"
-
-
-def nbdcopy(*args: str) -> None:
-    command = ["nbdcopy", *args]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def slabs(device: Device) -> dict[str, int]:
@@ -110,11 +70,11 @@ def troubles(device: Device) -> list[str]:
     return [text for text in degraded if "peers" in text or "broker" in text]
 
 
-def until_mapped(device: Device, file: Path) -> dict[str, int]:
+def until_mapped(device: Device, data: Copied) -> dict[str, int]:
     """Until every slab has a donor; returns slabs()."""
 
     def mapped() -> bool:
-        fill(device, file)
+        data.write()
         return sum(slabs(device).values()) == SLABS
 
     until(mapped, "slabs that are mapped")
@@ -130,9 +90,11 @@ def test_a_file_of_peers_is_read_again_and_a_broken_one_changes_nothing(
     assert (done.returncode, "/no: cannot read the list" in done.stderr) == (3, True)
     peers.write_text(f"# the only one\n{small.address}\n")
     device = start(cluster, INFINISWAP_CLUSTER_PEERS_FILE=str(peers))
+    data = Copied(device, tmp_path)
+    data.draw(SIZE)
 
     def one_is_mapped() -> bool:
-        fill(device, tmp_path / "data")
+        data.write()
         return slabs(device) == {small.address: 1}
 
     until(one_is_mapped, "the slab that there is room for")
@@ -144,7 +106,7 @@ def test_a_file_of_peers_is_read_again_and_a_broken_one_changes_nothing(
     assert "line 2" in table
     # Who is taken off the list keeps what it has.
     peers.write_text(f"{other.address}\n")
-    assert until_mapped(device, tmp_path / "data") == {small.address: 1, other.address: SLABS - 1}
+    assert until_mapped(device, data) == {small.address: 1, other.address: SLABS - 1}
     assert not troubles(device)
     status = cluster.ok("status", "--json", INFINISWAP_CLUSTER_PEERS_FILE=str(peers))
     assert [row["address"] for row in json.loads(status)["donors"]] == [other.address]
@@ -181,21 +143,23 @@ def until_degraded(device: Device, words: str) -> None:
 def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
     announced: Cluster, broker: Broker, tmp_path: Path
 ) -> None:
-    cluster, data = announced, tmp_path / "data"
+    cluster = announced
     done = cluster.cli("device", "start", "x", "--size", "8M", "--frontend", "nbd-socket")
     assert (done.returncode, "no donor is named or announced" in done.stderr) == (6, True)
     # A broker full of what is no announcement, as anybody who may write to it can make it.
     junk = "infiniswap/default/donors/00000000-0000-0000-0000-00000000000#/000000000000000#"
     broker.retain(junk, b"junk", b'{"schema": 2, "body": {}}', b"x" * 9000, b"\xff" * 20)
     broker.retain("infiniswap/default/donors/#/#", *[os.urandom(64) for _ in range(2000)])
-    other = announcement(cluster="default", addresses=["10.255.255.1:1"], slab_bytes=SLAB)
+    other = on_loopback(cluster="default", addresses=["10.255.255.1:1"], slab_bytes=SLAB)
     broker.retain(topic(other), encode(replace(other, cluster="elsewhere"), None))
     small, peers = cluster.donor(pool=str(SLAB)), cluster.root / "peers"
     peers.write_text("# nobody yet\n")
     device = start(cluster, INFINISWAP_CLUSTER_PEERS_FILE=str(peers))
+    data = Copied(device, tmp_path)
+    data.draw(SIZE)
 
     def one_is_mapped() -> bool:
-        fill(device, data)
+        data.write()
         return slabs(device) == {small.address: 1}
 
     until(one_is_mapped, "the slab that there is room for")
@@ -214,7 +178,7 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
     broker.kill()
     second = cluster.donor()
     until_degraded(device, f"broker {broker.address}: Connection refused")
-    fill(device, data)
+    data.write()
     assert slabs(device) == {small.address: 1}
     assert "this donor is not announced" in cluster.ok("status", "--donors", second.address)
     assert "[broker-lost]" in second.log
@@ -226,7 +190,7 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         addresses = ["127.0.0.1:1", f"127.0.0.1:{silent.getsockname()[1]}"]
         liars = [
-            announcement(donor_id=other.donor_id[:-1] + str(number), addresses=[address])
+            on_loopback(donor_id=other.donor_id[:-1] + str(number), addresses=[address])
             for number, address in enumerate(addresses)
         ]
         for liar in liars:
@@ -253,7 +217,7 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
     # One that stops in order withdraws itself, and the device lives on.
     second.end(signal.SIGINT)
     until(lambda: not slabs(device), "a donor that has withdrawn itself")
-    fill(device, data)
+    data.write()
     assert "0 donors are announced" in findings(cluster)
     # The process that listens is killed: what it told stays known, and another one is started. It
     # finds a broker that takes connections and says nothing.
@@ -270,9 +234,9 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
     until_degraded(device, silence)
     assert slabs(device) == {third.address: SLABS}
     before = device.status["donors"][0]["read_pages"]
-    verify(device, data)
+    data.read_back()
     assert device.status["donors"][0]["read_pages"] > before
-    fill(device, data)
+    data.write()
     until(lambda: f"this donor is not announced: {silence}" in third.log, "a donor's word of it")
     broker.send(signal.SIGCONT)
     until(lambda: not troubles(device), "another listener")
@@ -380,7 +344,7 @@ async def test_two_daemons_with_one_identity_are_told_and_leftovers_are_cleared(
     broker: Broker,
 ) -> None:
     """In either version of MQTT. And who is withdrawn by somebody else announces himself again."""
-    first = announcement(addresses=["127.0.0.1:1"])
+    first = on_loopback(addresses=["127.0.0.1:1"])
     second = replace(first, addresses=["127.0.0.1:2"])
     third = replace(first, donor_id=first.donor_id[:-1] + "4", addresses=["127.0.0.1:4"])
     # What a session has left whose will was lost with a broker.

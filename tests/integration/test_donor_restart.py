@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.devices.cluster import SLAB, WAIT_S, Cluster, Device, Donor, until
+from support.devices.copied import Copied
 from support.machine.trap import Trap
 
 from infiniswap.donor import home
@@ -54,40 +55,25 @@ class Lent:
         self.cluster = cluster
         cluster.env["INFINISWAP_DAEMON_LEASE_GRACE_S"] = "120"
         self.donor, self.device = self._start()
-        self._original, self._back = directory / "original", directory / "back"
-        self.write(os.urandom(SIZE))
+        self._contents = Copied(self.device, directory)
+        self.read_back = self._contents.read_back
+        self.write()
         until(lambda: self.on_donors() == PAGES, "pages that are all there")
 
     def _start(self) -> tuple[Donor, Device]:
         donor = self.cluster.donor(port=free_port())
         return donor, self.cluster.start("--frontend", "nbd-socket", size=str(SIZE), **PATIENT)
 
-    @property
-    def _uri(self) -> str:
-        return f"nbd+unix:///?socket={self.device.run}/nbd.sock"
-
-    def _nbdcopy(self, *args: object) -> None:
-        command = ["nbdcopy", *map(str, args)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
-        assert done.returncode == 0, done.stderr
-
-    def write(self, contents: bytes) -> None:
-        self._original.write_bytes(contents)
-        self._nbdcopy("--flush", self._original, self._uri)
+    def write(self) -> None:
+        """Other contents."""
+        self._contents.draw(SIZE)
+        self._contents.write()
 
     def on_donors(self) -> int:
         return int(self.device.status["pages_on_donors"])
 
     def slabs(self, state: str) -> int:
         return int(self.device.status["slabs"].get(state, 0))
-
-    def read_back(self) -> dict[str, int]:
-        """Reads everything, checks it, and returns what that added to the counters."""
-        before = self.device.status["stats"]
-        self._nbdcopy(self._uri, self._back)
-        assert self._back.read_bytes() == self._original.read_bytes()
-        after = self.device.status["stats"]
-        return {key: after[key] - before[key] for key in after}
 
     def donor_status(self) -> Any:
         return status_of(self.cluster, self.donor)
@@ -204,7 +190,7 @@ def test_a_donor_serves_pages_at_each_address_of_its_name(
 def test_what_is_written_while_the_donor_is_away_is_not_read_from_it(lent: Lent) -> None:
     lent.donor.end(signal.SIGKILL)
     until(lambda: lent.slabs("suspended") == SLABS, "slabs that wait for their donor")
-    lent.write(os.urandom(SIZE))
+    lent.write()
     assert lent.on_donors() == 0
     lent.restart()
     until(lambda: lent.slabs("mapped") == SLABS, "slabs that are resumed")

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
-from support.devices.cluster import SLAB, WAIT_S, Cluster, Donor, until
+from support.devices.cluster import SLAB, Cluster, Donor, until
+from support.devices.copied import Copied
 
 from infiniswap.units import MIB, PAGE_BYTES
 
@@ -31,25 +30,17 @@ class Filled:
             size=str(SIZE),
             INFINISWAP_DEVICE_HEDGE_MS="0",  # what is read from the backup shall mean something
         )
-        self._original, self._back = directory / "original", directory / "back"
-        self._original.write_bytes(os.urandom(SIZE))
+        contents = Copied(self.device, directory)
+        contents.draw(SIZE)
+        self.read_back = contents.read_back
 
         def filled() -> bool:
             # A page that is written before its slab is mapped stays on the disk.
-            self._nbdcopy("--flush", self._original, self._uri)
+            contents.write()
             return self.device.status["pages_on_donors"] == SIZE // PAGE_BYTES
 
         until(filled, "pages that are all there")
         assert self.slabs_at(self.leaving) == SLABS
-
-    @property
-    def _uri(self) -> str:
-        return f"nbd+unix:///?socket={self.device.run}/nbd.sock"
-
-    def _nbdcopy(self, *args: object) -> None:
-        command = ["nbdcopy", *map(str, args)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
-        assert done.returncode == 0, done.stderr
 
     def slabs_at(self, donor: Donor) -> int:
         rows = self.device.status["donors"]
@@ -61,14 +52,6 @@ class Filled:
     def undrain(self, donor: Donor) -> None:
         self.cluster.ok("donor", "undrain", donor.address)
         until(lambda: "no longer draining" in donor.log, "a donor that lends again")
-
-    def read_back(self) -> dict[str, int]:
-        """Reads everything, checks it, and returns what that added to the counters."""
-        before = self.device.status["stats"]
-        self._nbdcopy(self._uri, self._back)
-        assert self._back.read_bytes() == self._original.read_bytes()
-        after = self.device.status["stats"]
-        return {key: after[key] - before[key] for key in after}
 
 
 @pytest.mark.parametrize("backup", [True, False])

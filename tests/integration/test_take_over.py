@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.devices.cluster import PROGRAM, SLAB, WAIT_S, Cluster, until
+from support.devices.copied import nbdcopy
 from support.machine.trap import Trap, assert_untouched
 
 from infiniswap.engine.protocol import StateInfo
@@ -60,12 +61,6 @@ class Life:
             pipe.close()
 
 
-def _nbdcopy(*args: object) -> None:
-    command = ["nbdcopy", *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 @contextlib.contextmanager
 def _state() -> Iterator[int]:
     fd = os.memfd_create("state")
@@ -93,7 +88,7 @@ def test_a_successor_has_every_page_and_the_same_lease(
             before = lives[-1].until(lambda about: about["slabs"] == SLABS)
             for number in range(3):
                 if number != 1:  # the second one dies before it has been used
-                    _nbdcopy(original, uri)
+                    nbdcopy(original, uri)
                 lives.append(Life("standby", fd, *args))
                 lives[-1].until(lambda about: about["state"] == "standby")
                 lives[-2].kill()
@@ -104,7 +99,7 @@ def test_a_successor_has_every_page_and_the_same_lease(
                 assert about["lease"] == before["lease"]
                 assert about["epoch"] > before["epoch"]
                 before = about
-                _nbdcopy(uri, back)
+                nbdcopy(uri, back)
                 assert back.read_bytes() == original.read_bytes()
             pages = SIZE // PAGE_BYTES
             stats = lives[-1].until(

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.donors.announcements import announcement, topic
 
 from infiniswap import config as configuration
 from infiniswap.cli.config.paths import check_discovery
@@ -28,7 +29,6 @@ from infiniswap.discovery.announcement import (
     Announcement,
     NotOursError,
     decode,
-    donor_topic,
     encode,
 )
 from infiniswap.discovery.broker import Versions, address_of
@@ -45,28 +45,7 @@ from infiniswap.secret import read_password
 from infiniswap.units import GIB, MIB, HostPort
 
 SECRET = b"a secret of the test cluster"
-NOTHING = cast(Any, None)
 ID = "00000000-0000-0000-0000-00000000000a"
-
-
-def announcement(number: int = 1, **changes: Any) -> Announcement:
-    values: dict[str, Any] = {
-        "cluster": "default",
-        "donor_id": f"00000000-0000-0000-0000-{number:012x}",
-        "session": f"{number:016x}",
-        "name": f"h{number}",
-        "addresses": [f"10.0.{number // 256}.{number % 256}:9400"],
-        "transports": ["tcp", "rdma"],
-        "slab_bytes": GIB,
-        "protocols": [1],
-        "software": "0.1.0",
-        "every_s": 60.0,
-    }
-    return Announcement(**{**values, **changes})
-
-
-def topic(made: Announcement) -> str:
-    return donor_topic("default", made.donor_id, made.session)
 
 
 names = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=128)

@@ -10,6 +10,7 @@ from random import Random
 
 from infiniswap.donor.evict import EvictionConfig, Evictor, MappedSlab
 from infiniswap.errors import DeadlineError, EngineError, RequestRefusedError
+from infiniswap.testing.clock import FakeClock
 
 
 class Slabs:
@@ -55,16 +56,9 @@ class Slabs:
         return True
 
 
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def evictor(slabs: Slabs, clock: Clock | None = None, **config: object) -> Evictor:
+def evictor(slabs: Slabs, clock: FakeClock | None = None, **config: object) -> Evictor:
     settings = EvictionConfig(**config)  # type: ignore[arg-type]
-    return Evictor(slabs, settings, Random(1), clock or Clock(), Counter())
+    return Evictor(slabs, settings, Random(1), clock or FakeClock(), Counter())
 
 
 BUSY = dict.fromkeys(range(4), 500.0)
@@ -98,7 +92,7 @@ async def test_one_slab_alone_needs_no_question() -> None:
 
 
 async def test_a_slab_without_another_copy_is_left_alone_for_a_while() -> None:
-    clock = Clock()
+    clock = FakeClock()
     slabs = Slabs({1: IDLE, 2: IDLE})
     slabs.kept = {(1, slot) for slot in range(4)}
     batches = evictor(slabs, clock)
@@ -106,7 +100,7 @@ async def test_a_slab_without_another_copy_is_left_alone_for_a_while() -> None:
     assert await batches.evict(8) == 0
     slabs.kept = set()
     assert await batches.evict(8) == 0  # not asked again so soon
-    clock.now_s += 60.0
+    clock.advance(60.0)
     assert await batches.evict(8) == 4
 
 

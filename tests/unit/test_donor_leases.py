@@ -7,9 +7,8 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from infiniswap.control import messages as m
 from infiniswap.donor.leases import (
@@ -276,92 +275,3 @@ def test_one_host_never_gets_all_leases() -> None:
 
 def test_the_reclaim_secret_is_not_printed() -> None:
     assert RECLAIM not in repr(table_with_lease().leases())
-
-
-class LeaseLife(RuleBasedStateMachine):
-    """Random lives of one device's leases: none is lost while somebody uses it, none is kept for
-    long by connections alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = LeaseTable(10.0, 100, alone_s=30.0)
-        self.now_s = 0.0
-        self.sessions: set[int] = set()
-        self.next = 1
-        self.connections: dict[int, int] = {}
-        self.told: dict[int, int] = {}
-        self.idle_since_s: dict[int, float] = {}
-        self.away_since_s: dict[int, float] = {}  # without a session
-
-    @rule()
-    def open(self) -> None:
-        self.sessions.add(self.next)
-        self.table.session_opened(self.next)
-        self.next += 1
-
-    @rule(data=st.data())
-    def lose(self, data: st.DataObject) -> None:
-        if self.sessions:
-            session = data.draw(st.sampled_from(sorted(self.sessions)))
-            self.sessions.discard(session)
-            self.table.session_closed(session, self.now_s)
-
-    @rule(data=st.data())
-    def grant(self, data: st.DataObject) -> None:
-        if self.sessions and len(self.table) < 4:
-            session = data.draw(st.sampled_from(sorted(self.sessions)))
-            self.table.grant(record(self.next, 4), session, self.now_s)
-            self.connections[self.next] = self.told[self.next] = 0
-            self.next += 1
-
-    @rule(data=st.data(), count=st.integers(0, 2))
-    def connect(self, data: st.DataObject, count: int) -> None:
-        if self.connections:
-            self.connections[data.draw(st.sampled_from(sorted(self.connections)))] = count
-
-    @rule(data=st.data())
-    def reclaim(self, data: st.DataObject) -> None:
-        alive = [e for e in self.table.leases() if e.state is not LeaseState.EXPIRED]
-        if self.sessions and alive:
-            session = data.draw(st.sampled_from(sorted(self.sessions)))
-            lease = data.draw(st.sampled_from(alive))
-            self.table.reclaim(lease.lease, "device", RECLAIM, lease.record.epoch, session)
-            self.table.renewed(lease.lease, lease.record.epoch + 1)
-
-    @rule(elapsed_s=st.floats(0.0, 20.0))
-    def tick(self, elapsed_s: float) -> None:
-        self.now_s += elapsed_s
-        self.told = dict(self.connections)
-        for lease in self.table.observe(list(self.connections.items()), self.now_s):
-            assert lease.session is None
-            if self.connections[lease.lease]:
-                assert self.now_s - self.away_since_s[lease.lease] >= 30.0
-            else:
-                assert self.now_s - self.idle_since_s[lease.lease] >= 10.0
-            self.table.remove(lease.lease)
-            del self.connections[lease.lease]
-        for lease in self.table.leases():
-            if lease.session is None and self.connections[lease.lease]:
-                assert self.now_s - self.away_since_s[lease.lease] < 30.0
-
-    @invariant()
-    def idle_times_are_known(self) -> None:
-        for lease in self.table.leases():
-            if lease.session is not None:
-                self.away_since_s.pop(lease.lease, None)
-            else:
-                self.away_since_s.setdefault(lease.lease, self.now_s)
-            # What the table was told last: one that comes and goes between two looks is never seen.
-            if lease.session is not None or self.told[lease.lease]:
-                self.idle_since_s.pop(lease.lease, None)
-            else:
-                self.idle_since_s.setdefault(lease.lease, self.now_s)
-
-    @invariant()
-    def owners_are_open(self) -> None:
-        for lease in self.table.leases():
-            assert lease.session is None or lease.session in self.sessions
-
-
-LeaseLife.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
-TestLeaseLife = LeaseLife.TestCase

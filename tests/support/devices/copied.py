@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contents of a device, written and read back by nbdcopy through its socket."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from support.devices.cluster import WAIT_S, Device
+
+
+def nbdcopy(*args: object) -> None:
+    """Must succeed."""
+    command = ["nbdcopy", *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+class Copied:
+    """What is on a device with the front end nbd-socket; at first nothing.
+
+    Args:
+        device: that was started.
+        directory: for its contents, and what is read back.
+    """
+
+    def __init__(self, device: Device, directory: Path) -> None:
+        self._device = device
+        self._original, self._back = directory / "original", directory / "back"
+        self._uri = f"nbd+unix:///?socket={device.run}/nbd.sock"
+
+    def draw(self, size_bytes: int) -> None:
+        """Other contents, for `write`."""
+        self._original.write_bytes(os.urandom(size_bytes))
+
+    def write(self) -> None:
+        """All of it, to where it is safe."""
+        nbdcopy("--flush", self._original, self._uri)
+
+    def read_back(self) -> dict[str, int]:
+        """Reads everything, checks it, and returns what that added to the counters."""
+        before = self._device.status["stats"]
+        nbdcopy(self._uri, self._back)
+        assert self._back.read_bytes() == self._original.read_bytes()
+        after = self._device.status["stats"]
+        return {key: after[key] - before[key] for key in after}

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Announcements of donors that are not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infiniswap.discovery.announcement import Announcement, donor_topic
+from infiniswap.units import GIB
+
+
+def announcement(number: int = 1, **changes: Any) -> Announcement:
+    """Of donor h1, h2, ... of the cluster `default`."""
+    values: dict[str, Any] = {
+        "cluster": "default",
+        "donor_id": f"00000000-0000-0000-0000-{number:012x}",
+        "session": f"{number:016x}",
+        "name": f"h{number}",
+        "addresses": [f"10.0.{number // 256}.{number % 256}:9400"],
+        "transports": ["tcp", "rdma"],
+        "slab_bytes": GIB,
+        "protocols": [1],
+        "software": "0.1.0",
+        "every_s": 60.0,
+    }
+    return Announcement(**{**values, **changes})
+
+
+def topic(made: Announcement) -> str:
+    """On which it lies."""
+    return donor_topic("default", made.donor_id, made.session)
