@@ -7,17 +7,15 @@ import asyncio
 import contextlib
 import ipaddress
 import random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from infiniswap import __version__
 from infiniswap.config import Config
 from infiniswap.control import messages as m
 from infiniswap.discovery.announcement import ADDRESSES_MAX, Announcement, MemoryTelemetry
 from infiniswap.discovery.announcer import Announcer
+from infiniswap.donor.service import DonorService
 from infiniswap.units import HostPort
-
-if TYPE_CHECKING:
-    from infiniswap.donor.service import DonorService
 
 _TELL_S: Final = 0.5
 
