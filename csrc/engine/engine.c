@@ -6,7 +6,13 @@
 #include <string.h>
 #include <time.h>
 
-#include "engine/internal.h"
+#include "engine/backup/backup.h"
+#include "engine/engine.h"
+#include "engine/ops/ops.h"
+#include "engine/remote/remote.h"
+#include "engine/state/arena.h"
+#include "engine/state/memory.h"
+#include "transport/rdma.h"
 
 static int check_config(const struct isw_engine_config *c, struct isw_error *error)
 {
@@ -31,34 +37,28 @@ static int check_config(const struct isw_engine_config *c, struct isw_error *err
 	return 0;
 }
 
-static void init_backup(struct isw_engine *e)
-{
-	struct iswi_backup *b = &e->backup;
-	pthread_condattr_t attr;
+/* What is made and freed with an engine. */
+struct whole {
+	struct isw_engine engine; /* first: it is freed by its address */
+	struct iswi_backup backup;
+	struct iswi_rdma_domains rdma;
+};
 
-	pthread_mutex_init(&b->lock, NULL);
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-	pthread_cond_init(&b->write_cond, &attr);
-	pthread_cond_init(&b->read_cond, &attr);
-	pthread_condattr_destroy(&attr);
-	b->queue_head = b->queue_tail = b->failed_head = ISWI_NONE;
-	b->read_tail = &b->read_head;
-	b->copy_tail = &b->copy_head;
-}
-
-/* Everything but the backup's storage and threads. */
 int iswi_engine_make(const struct isw_engine_config *config, struct isw_engine **engine_out,
 		     struct isw_error *error)
 {
+	struct whole *whole;
 	struct isw_engine *e;
 	int code = check_config(config, error);
 
 	if (code)
 		return code;
-	e = calloc(1, sizeof(*e));
-	if (!e)
+	whole = calloc(1, sizeof(*whole));
+	if (!whole)
 		return iswi_error(error, -ENOMEM, "no memory for the device");
+	e = &whole->engine;
+	e->backup = &whole->backup;
+	e->rdma = &whole->rdma;
 	e->config = *config;
 	e->clock = &iswi_clock_monotonic;
 	e->pages = config->size_bytes / ISW_PAGE_BYTES;
@@ -68,17 +68,18 @@ int iswi_engine_make(const struct isw_engine_config *config, struct isw_engine *
 	e->standby = config->flags & ISW_ENGINE_STANDBY;
 	e->state_lock_fd = -1;
 	pthread_mutex_init(&e->control, NULL);
-	init_backup(e);
+	iswi_backup_init(e->backup);
+	e->waiting.go_on = iswi_write_kick;
 	code = iswi_events_init(&e->events);
 	if (code) {
 		iswi_error(error, code, "cannot create an eventfd");
 		goto err_free;
 	}
-	code = iswi_memory_create(e, error);
+	code = iswi_memory_create(e, sizeof(struct iswi_remote), error);
 	if (code)
 		goto err_memory;
 	iswi_remote_init(e);
-	iswi_rdma_domains_init(&e->rdma);
+	iswi_rdma_domains_init(e->rdma);
 	*engine_out = e;
 	return 0;
 
@@ -97,7 +98,7 @@ int isw_engine_create(const struct isw_engine_config *config, const char *backup
 	int code;
 
 	if (!config->backup_writers || !config->backup_readers ||
-	    config->backup_writers + config->backup_readers > 16)
+	    config->backup_writers + config->backup_readers > ISWI_BACKUP_THREADS_MAX)
 		return iswi_error(
 			error, -EINVAL,
 			"backup_writers and backup_readers: at least 1 each, 16 together");
@@ -108,11 +109,11 @@ int isw_engine_create(const struct isw_engine_config *config, const char *backup
 	if (code)
 		return code;
 	if (e->has_backup && !e->standby) {
-		code = iswi_backup_file_open(backup_path, config->size_bytes, false, &e->backup.ctx,
-					     error);
+		code = iswi_backup_file_open(backup_path, config->size_bytes, false,
+					     &e->backup->ctx, error);
 		if (code)
 			goto err_engine;
-		e->backup.ops = &iswi_backup_file_ops;
+		e->backup->ops = &iswi_backup_file_ops;
 	}
 	if (e->has_backup) {
 		code = iswi_backup_start(e, error);
@@ -154,15 +155,15 @@ int isw_engine_take_over(isw_engine *e, const char *backup_path, struct isw_erro
 	if (code)
 		goto err_backup;
 	if (e->has_backup) {
-		pthread_mutex_lock(&e->backup.lock); /* its threads wait already */
-		e->backup.ops = &iswi_backup_file_ops;
-		e->backup.ctx = backup;
-		pthread_mutex_unlock(&e->backup.lock);
+		pthread_mutex_lock(&e->backup->lock); /* its threads wait already */
+		e->backup->ops = &iswi_backup_file_ops;
+		e->backup->ctx = backup;
+		pthread_mutex_unlock(&e->backup->lock);
 	}
 	code = iswi_recover(e, error);
 	if (!code)
 		return 0;
-	e->backup.ctx = NULL; /* nothing is queued */
+	e->backup->ctx = NULL; /* nothing is queued */
 
 err_backup:
 	if (backup)
@@ -207,7 +208,7 @@ int isw_engine_settle(isw_engine *e, uint32_t wait_ms_max)
 			return -ETIMEDOUT;
 		nanosleep(&tick, NULL);
 	}
-	return e->has_backup ? e->backup.ops->sync(e->backup.ctx) : 0;
+	return e->has_backup ? e->backup->ops->sync(e->backup->ctx) : 0;
 }
 
 void isw_engine_stats(isw_engine *e, struct isw_engine_stats *out)
@@ -224,9 +225,9 @@ void isw_engine_stats(isw_engine *e, struct isw_engine_stats *out)
 	iswi_staging_count(e, &used, &copies);
 	out->staging_pages_used = used;
 	out->events_dropped = iswi_counted(&e->events.dropped);
-	pthread_mutex_lock(&e->backup.lock);
-	out->backup_failing = e->backup.ailing_count;
-	pthread_mutex_unlock(&e->backup.lock);
+	pthread_mutex_lock(&e->backup->lock);
+	out->backup_failing = e->backup->ailing_count;
+	pthread_mutex_unlock(&e->backup->lock);
 	for (uint32_t i = 0; i < ISW_LATENCY_BUCKETS; i++) {
 		out->read_latency[i] = iswi_counted(&e->read_latency.bucket[i]);
 		out->write_latency[i] = iswi_counted(&e->write_latency.bucket[i]);

@@ -13,7 +13,10 @@
 #include <errno.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/backup/backup.h"
+#include "engine/engine.h"
+#include "engine/remote/remote.h"
+#include "engine/state/memory.h"
 
 static int check_slots(const struct isw_engine *e, struct isw_error *error)
 {

@@ -40,6 +40,7 @@ struct iswi_req {
 	atomic_int error;
 	uint64_t start_ns;
 	uint64_t cursor; /* first page of a write not yet staged */
+	void (*then)(isw_engine *engine, struct iswi_req *req); /* NULL, or before done */
 	struct iswi_req *next;
 };
 

@@ -11,7 +11,7 @@ static const struct iswi_backup_ops sim_backup_ops;
 
 struct iswi_sim *iswi_sim_of(const struct isw_engine *e)
 {
-	return e->backup.ops == &sim_backup_ops ? e->backup.ctx : NULL;
+	return e->backup->ops == &sim_backup_ops ? e->backup->ctx : NULL;
 }
 
 /* ------------------------------------------------------------------------ donors */
@@ -484,8 +484,8 @@ int isw_sim_create(const struct isw_engine_config *config, isw_engine **engine_o
 	sim->done_tail = &sim->done;
 	sim->clock = (struct iswi_clock){sim_now_ns, sim};
 	e->clock = &sim->clock;
-	e->backup.ops = &sim_backup_ops;
-	e->backup.ctx = sim;
+	e->backup->ops = &sim_backup_ops;
+	e->backup->ctx = sim;
 	if (!e->standby)
 		iswi_arena_ready(e);
 	*engine_out = e;

@@ -3,7 +3,11 @@
 #ifndef ISWI_SIM_H
 #define ISWI_SIM_H
 
-#include "engine/internal.h"
+#include "engine/backup/backup.h"
+#include "engine/engine.h"
+#include "engine/ops/ops.h"
+#include "engine/remote/remote.h"
+#include "engine/state/memory.h"
 #include "sim/isw_sim.h"
 
 #define ISWI_SIM_REMOTES   16u

@@ -62,6 +62,8 @@ void iswi_crc32c_pages(const void *data, uint32_t pages, uint32_t *crc_out);
 
 /* Whole buffer or nothing: 0, or -errno, or -ENODATA at the end of the stream. */
 int iswi_read_full(int fd, void *data, size_t bytes);
+/* Tries to get a lock that a killed process may still hold; 0, or -EWOULDBLOCK, or -errno. */
+int iswi_flock_wait(int fd, uint32_t wait_ms_max);
 
 /* ---- events to Python: bounded ring + eventfd */
 #define ISWI_EVENT_RING 1024

@@ -11,7 +11,8 @@
 
 #include <unistd.h>
 
-#include "engine/internal.h"
+#include "engine/backup/backup.h"
+#include "engine/remote/remote.h"
 #include "engine_workers.h"
 #include "verbs/verbs.h"
 
@@ -423,9 +424,9 @@ static void use_memory(isw_engine *e)
 
 	CHECK(memory);
 	pthread_mutex_init(&memory->lock, NULL);
-	e->backup.ops->destroy(e->backup.ctx);
-	e->backup.ctx = memory;
-	e->backup.ops = &memory_ops;
+	e->backup->ops->destroy(e->backup->ctx);
+	e->backup->ctx = memory;
+	e->backup->ops = &memory_ops;
 }
 
 static void *end_stores(void *arg)

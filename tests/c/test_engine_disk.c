@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "engine/internal.h"
+#include "engine/backup/backup.h"
 #include "engine_workers.h"
 
 #define PAGES  512u
@@ -169,10 +169,10 @@ static const struct iswi_backup_ops bad_ops = {"bad", bad_write, bad_read, bad_s
 /* Before the first request: the threads look at the backup only when there is work. */
 static void make_bad(isw_engine *e, struct bad_disk *d)
 {
-	*d = (struct bad_disk){.ops = e->backup.ops, .ctx = e->backup.ctx};
+	*d = (struct bad_disk){.ops = e->backup->ops, .ctx = e->backup->ctx};
 	atomic_store_explicit(&d->bad, true, memory_order_relaxed);
-	e->backup.ctx = d;
-	e->backup.ops = &bad_ops;
+	e->backup->ctx = d;
+	e->backup->ops = &bad_ops;
 }
 
 static void wait_event(isw_engine *e, uint32_t kind)

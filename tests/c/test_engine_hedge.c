@@ -623,7 +623,7 @@ static void answers(struct iswi_remote *r, uint64_t *now_ns, uint32_t count, uin
 		uint64_t submitted_ns = *now_ns;
 
 		*now_ns += i % rare ? 100000 : rare_ns;
-		iswi_hedge_note(r, submitted_ns, *now_ns);
+		iswi_remote_note_read(r, submitted_ns, *now_ns);
 	}
 }
 
@@ -634,11 +634,12 @@ static void the_tail_follows_the_donor(void)
 	uint64_t now_ns = 1, hung_ns, before;
 
 	CHECK_EQ(tail_of(w), 0);
-	CHECK_EQ(iswi_hedge_after_us(w->e, r), 5000); /* the least */
+	CHECK_EQ(iswi_remote_slow_after_us(w->e, r), 5000); /* the least */
 	/* One answer in 50 takes 20 ms: that is this donor's tail. */
 	answers(r, &now_ns, 20000, 50, 20000000);
 	CHECK(tail_of(w) > 15000000 && tail_of(w) <= 20000000);
-	CHECK(iswi_hedge_after_us(w->e, r) > 60000 && iswi_hedge_after_us(w->e, r) <= 80000);
+	CHECK(iswi_remote_slow_after_us(w->e, r) > 60000 &&
+	      iswi_remote_slow_after_us(w->e, r) <= 80000);
 	/* One in 1000 is not. */
 	answers(r, &now_ns, 20000, 1000, 20000000);
 	before = tail_of(w);
@@ -647,12 +648,12 @@ static void the_tail_follows_the_donor(void)
 	hung_ns = now_ns;
 	now_ns += 1900000000;
 	for (uint32_t i = 0; i < 100; i++)
-		iswi_hedge_note(r, hung_ns + i, now_ns + i);
+		iswi_remote_note_read(r, hung_ns + i, now_ns + i);
 	CHECK(tail_of(w) > before && tail_of(w) < before + before / 4);
 	/* There is an end to the waiting. */
 	answers(r, &now_ns, 1000, 1, 1900000000);
 	CHECK_EQ(tail_of(w), 1900000000);
-	CHECK_EQ(iswi_hedge_after_us(w->e, r), 250000);
+	CHECK_EQ(iswi_remote_slow_after_us(w->e, r), 250000);
 	/* Real reads are noted, writes and errors are not. */
 	atomic_store(&r->read_tail_ns, 0);
 	write_settled(w, 0, 1, 10);

@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "engine/internal.h"
+#include "engine/remote/remote.h"
 
 #define SLABS      4u
 #define SLAB_PAGES 64u

@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "engine/internal.h"
+#include "engine/remote/remote.h"
 #include "tcp_fixture.h"
 
 #define SLAB_PAGES  256u

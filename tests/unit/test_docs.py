@@ -140,7 +140,7 @@ def test_the_check_of_names_can_fail() -> None:
     assert _unknown("struct iswi_no_such_struct")
     assert _unknown("daemon.no_such_key")
     assert not _unknown("SlabMapper.run()")
-    assert not _unknown("csrc/engine/write.c")
+    assert not _unknown("csrc/engine/ops/write.c")
 
 
 # ----------------------------------------------------------------------------- links

@@ -84,9 +84,12 @@ def test_a_right_import_is_not(layers: ModuleType, relative: str, text: str) -> 
     [
         ("util/io.c", "wire/nbd.h"),
         ("transport/tcp.c", "store/store.h"),
-        ("engine/read.c", "frontend/frontend.h"),
+        ("engine/ops/read.c", "frontend/frontend.h"),
+        ("engine/state/page.c", "engine/ops/ops.h"),
+        ("engine/backup/queue.c", "engine/remote/remote.h"),
+        ("engine/engine.c", "sim/isw_sim.h"),
         ("frontend/fuse.c", "transport/transport.h"),
-        ("frontend/fuse.c", "engine/internal.h"),
+        ("frontend/fuse.c", "engine/ops/ops.h"),
     ],
 )
 def test_a_wrong_include_is_found(layers: ModuleType, relative: str, include: str) -> None:
@@ -97,13 +100,31 @@ def test_a_wrong_include_is_found(layers: ModuleType, relative: str, include: st
     ("relative", "include"),
     [
         ("frontend/fuse.c", "engine/request.h"),
-        ("engine/read.c", "transport/transport.h"),
+        ("engine/ops/read.c", "engine/remote/remote.h"),
+        ("engine/state/op.h", "transport/transport.h"),
         ("store/store.c", "wire/nbd_server.h"),
         ("util/io.c", "isw.h"),
     ],
 )
 def test_a_right_include_is_not(layers: ModuleType, relative: str, include: str) -> None:
     assert list(layers.check_c_text(relative, f'#include "{include}"\n')) == []
+
+
+def test_c_files_that_call_each_other_in_a_circle_are_found(layers: ModuleType) -> None:
+    def function(name: str, calls: str) -> str:
+        return f"/* iswi_{name}() */\nint iswi_{name}(void)\n{{\n\treturn {calls};\n}}\n"
+
+    files = {
+        "engine/a.c": function("a", "iswi_b()"),
+        "engine/b.c": function("b", "iswi_c()"),
+        "engine/c.c": function("c", "0"),
+        "util/d.c": function("d", "iswi_a()"),
+    }
+    assert list(layers.check_c_circles(files)) == []
+    files["engine/c.c"] = function("c", "iswi_a()")
+    assert [path for path, _ in layers.check_c_circles(files)] == [
+        *("engine/a.c", "engine/b.c", "engine/c.c")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "engine/backup_open.h"
-#include "engine/internal.h"
+#include "engine/backup/backup.h"
 
 struct backup_file {
 	int fd;

@@ -6,22 +6,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "engine/internal.h"
+#include "engine/state/memory.h"
+#include "engine/state/page.h"
 
-static uint64_t align_page(uint64_t bytes)
-{
-	return (bytes + ISW_PAGE_BYTES - 1) / ISW_PAGE_BYTES * ISW_PAGE_BYTES;
-}
-
-static uint64_t place(uint64_t *end, uint64_t bytes)
-{
-	uint64_t offset = *end;
-
-	*end = align_page(offset + bytes);
-	return offset;
-}
-
-static int map_volatile(struct isw_engine *e, struct isw_error *error)
+static int map_volatile(struct isw_engine *e, size_t remote_bytes, struct isw_error *error)
 {
 	uint32_t staging = e->config.staging_pages;
 	uint64_t request_pages = e->config.request_bytes_max / ISW_PAGE_BYTES;
@@ -31,12 +19,12 @@ static int map_volatile(struct isw_engine *e, struct isw_error *error)
 	unsigned char *base;
 
 	e->staging_alloc.words = (staging + 63) / 64;
-	shards_at = place(&end, ISWI_SHARDS * sizeof(struct iswi_shard));
-	uses_at = place(&end, staging * sizeof(struct iswi_slot_use));
-	entries_at = place(&end, staging * sizeof(struct iswi_entry));
-	bits_at = place(&end, e->staging_alloc.words * sizeof(uint64_t));
-	ops_at = place(&end, ops * sizeof(struct iswi_op));
-	remotes_at = place(&end, e->config.remotes_max * sizeof(struct iswi_remote));
+	shards_at = iswi_lay_out(&end, ISWI_SHARDS * sizeof(struct iswi_shard));
+	uses_at = iswi_lay_out(&end, staging * sizeof(struct iswi_slot_use));
+	entries_at = iswi_lay_out(&end, staging * sizeof(struct iswi_entry));
+	bits_at = iswi_lay_out(&end, e->staging_alloc.words * sizeof(uint64_t));
+	ops_at = iswi_lay_out(&end, ops * sizeof(struct iswi_op));
+	remotes_at = iswi_lay_out(&end, e->config.remotes_max * remote_bytes);
 	base = mmap(NULL, end, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE,
 		    -1, 0);
 	if (base == MAP_FAILED)
@@ -58,7 +46,7 @@ static int map_volatile(struct isw_engine *e, struct isw_error *error)
 	return 0;
 }
 
-int iswi_memory_create(struct isw_engine *e, struct isw_error *error)
+int iswi_memory_create(struct isw_engine *e, size_t remote_bytes, struct isw_error *error)
 {
 	uint32_t staging = e->config.staging_pages;
 	int code;
@@ -66,9 +54,9 @@ int iswi_memory_create(struct isw_engine *e, struct isw_error *error)
 	code = iswi_arena_map(e, error);
 	if (code)
 		return code;
-	code = map_volatile(e, error);
+	code = map_volatile(e, remote_bytes, error);
 	if (code)
-		return code; /* the caller calls iswi_memory_destroy */
+		return code;
 
 	for (uint32_t i = 0; i < ISWI_SHARDS; i++) {
 		pthread_mutex_init(&e->shards[i].lock, NULL);

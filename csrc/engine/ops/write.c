@@ -8,7 +8,12 @@
 #include <errno.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/backup/backup.h"
+#include "engine/ops/ops.h"
+#include "engine/remote/remote.h"
+#include "engine/state/finish.h"
+#include "engine/state/memory.h"
+#include "engine/state/page.h"
 
 #define COPY_PAGES 4u
 
@@ -375,6 +380,6 @@ static void write_done(struct iswi_xfer *xfer, int error)
 	iswi_req_finish_list(e, done_list);
 	if (given)
 		iswi_write_kick(e);
-	if (op->pull && !error) /* as in pull_read_done */
-		iswi_pull_on(e);
+	if (op->pull)
+		op->done(&ended, error);
 }

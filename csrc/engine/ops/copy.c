@@ -19,7 +19,11 @@
  */
 #include <errno.h>
 
-#include "engine/internal.h"
+#include "engine/backup/backup.h"
+#include "engine/ops/ops.h"
+#include "engine/remote/remote.h"
+#include "engine/state/memory.h"
+#include "engine/state/page.h"
 
 /* Consecutive pages of one group, and so of one shard and one stripe. */
 struct run {
@@ -77,6 +81,7 @@ static struct run claim(struct isw_engine *e, uint32_t from, uint64_t page, uint
 }
 
 static void pull_read_done(struct iswi_xfer *xfer, int error);
+static void fill_read_done(struct iswi_op *op, int error);
 
 /* Begins to read what was claimed; of a place the caller holds a use. */
 static void read_run(struct isw_engine *e, const struct run *run, uint32_t from,
@@ -92,6 +97,7 @@ static void read_run(struct isw_engine *e, const struct run *run, uint32_t from,
 	op->slot = run->slot;
 	op->xfer.buf = e->staging + (uint64_t)run->slot * ISW_PAGE_BYTES;
 	if (from == BACKUP) {
+		op->done = fill_read_done;
 		iswi_backup_read(e, op);
 		return;
 	}
@@ -176,6 +182,8 @@ static void stage(struct isw_engine *e, struct iswi_entry *entry, uint32_t slot,
 	entry->remote_busy = true;
 }
 
+static void pull_written(struct iswi_op *op, int error);
+
 /*
  * What a copy has read, or failed to, is there. Its op is given back already: there is one for each
  * buffer, no more. Returns whether anything is written now.
@@ -208,6 +216,7 @@ static bool copy_on(struct isw_engine *e, const struct iswi_op *read, int error)
 			op = iswi_write_op(e, read->page + i, slot, &to);
 			op->copy = true;
 			op->pull = read->pull;
+			op->done = pull_written;
 			if (last)
 				last->xfer.next = &op->xfer;
 			else
@@ -231,7 +240,7 @@ static bool copy_on(struct isw_engine *e, const struct iswi_op *read, int error)
 }
 
 /* Backup reader. */
-void iswi_copy_read_done(struct iswi_op *op, int error)
+static void fill_read_done(struct iswi_op *op, int error)
 {
 	struct iswi_op ended = *op;
 
@@ -242,6 +251,14 @@ void iswi_copy_read_done(struct iswi_op *op, int error)
 }
 
 /* ------------------------------------------------------------------------ pulling */
+
+static void pull_on(struct isw_engine *e);
+
+static void pull_written(struct iswi_op *op, int error)
+{
+	if (!error)
+		pull_on(op->engine);
+}
 
 static void pull_read_done(struct iswi_xfer *xfer, int error)
 {
@@ -254,7 +271,7 @@ static void pull_read_done(struct iswi_xfer *xfer, int error)
 	goes_on = copy_on(e, &ended, error);
 	iswi_remote_ended(e, &ended, error);
 	if (!goes_on && !error) /* a donor that refuses is not asked for all the rest */
-		iswi_pull_on(e);
+		pull_on(e);
 }
 
 /* Begins to copy what a group's pages have at the slab's source; true when that is the end of it.
@@ -297,7 +314,7 @@ static uint32_t groups_of(const struct isw_engine *e)
 	return (uint32_t)((e->slab_pages + ISWI_GROUP_PAGES - 1) / ISWI_GROUP_PAGES) + 1;
 }
 
-void iswi_pull_on(struct isw_engine *e)
+static void pull_on(struct isw_engine *e)
 {
 	for (uint32_t looks = 0; looks < PULL_LOOKS_MAX; looks++) {
 		uint_fast64_t next = atomic_load(&e->pull);
@@ -336,7 +353,7 @@ int isw_slab_pull(isw_engine *e, uint32_t slab, uint64_t generation, uint32_t ag
 		if (again || next >> 32 != slab)
 			atomic_store(&e->pull, (uint64_t)slab << 32);
 		for (uint32_t i = 0; i < PULLS; i++)
-			iswi_pull_on(e);
+			pull_on(e);
 		iswi_place_put(e, slab, !to.place);
 	}
 	iswi_place_put(e, slab, to.place);

@@ -7,7 +7,12 @@
 #include <errno.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/backup/backup.h"
+#include "engine/ops/ops.h"
+#include "engine/remote/remote.h"
+#include "engine/state/finish.h"
+#include "engine/state/memory.h"
+#include "engine/state/page.h"
 
 enum source {
 	FROM_NOWHERE,
@@ -86,7 +91,11 @@ static void count_fallback(struct isw_engine *e, const struct cursor *at, const 
 		iswi_count(&e->count.fallback_unmapped, pages);
 }
 
+static void read_pages(struct isw_engine *e, struct iswi_req *req, uint64_t page, uint64_t end,
+		       uint8_t tried, struct iswi_plug *plug);
 static void remote_read_done(struct iswi_xfer *xfer, int error);
+static void remote_read_slow(struct iswi_xfer *xfer, uint32_t received);
+static void backup_read_done(struct iswi_op *op, int error);
 
 static void emit_transfer(struct isw_engine *e, struct cursor *at, const struct run *run)
 {
@@ -102,6 +111,7 @@ static void emit_transfer(struct isw_engine *e, struct cursor *at, const struct 
 	op->xfer.buf = place_of(at->req, run->page);
 	if (run->source != FROM_REMOTE) {
 		count_fallback(e, at, run);
+		op->done = backup_read_done;
 		iswi_backup_read(e, op);
 		return;
 	}
@@ -109,10 +119,11 @@ static void emit_transfer(struct isw_engine *e, struct cursor *at, const struct 
 	op->word = at->word[run->place];
 	op->xfer.kind = ISWI_XFER_READ;
 	op->xfer.done = remote_read_done;
-	op->xfer.slow = iswi_hedge_slow;
+	op->xfer.slow = remote_read_slow;
 	/* Once: what goes wrong after that is read anew without a second leg. */
 	if (!at->tried)
-		op->xfer.slow_us = iswi_hedge_after_us(e, iswi_remote_of(e, at->slab, run->place));
+		op->xfer.slow_us =
+			iswi_remote_slow_after_us(e, iswi_remote_of(e, at->slab, run->place));
 	iswi_place_get_more(e, at->slab, run->place);
 	if (at->last)
 		at->last->xfer.next = &op->xfer;
@@ -135,7 +146,7 @@ static void emit(struct isw_engine *e, struct cursor *at, const struct run *run)
 		return;
 	case AGAIN:
 		/* Whoever reads holds one of the request's pending. */
-		iswi_read_again(e, at->req, run->page, run->page + run->pages, at->tried);
+		read_pages(e, at->req, run->page, run->page + run->pages, at->tried, NULL);
 		return;
 	case FAILED:
 		iswi_req_fail(at->req, -EIO);
@@ -192,7 +203,7 @@ static void read_pages(struct isw_engine *e, struct iswi_req *req, uint64_t page
 	for (uint32_t place = 0; place < 2; place++) {
 		at.mapped[place] = iswi_place_get(e, at.slab, place, &at.word[place]);
 		at.avoid[place] = at.mapped[place] && e->has_backup &&
-				  iswi_hedge_avoid(iswi_remote_of(e, at.slab, place));
+				  iswi_remote_avoid(iswi_remote_of(e, at.slab, place));
 	}
 	while (page < end) {
 		uint64_t group_end = (page / ISWI_GROUP_PAGES + 1) * ISWI_GROUP_PAGES;
@@ -206,12 +217,6 @@ static void read_pages(struct isw_engine *e, struct iswi_req *req, uint64_t page
 	for (uint32_t place = 0; place < 2; place++)
 		if (at.mapped[place])
 			iswi_place_put(e, at.slab, place);
-}
-
-void iswi_read_again(struct isw_engine *e, struct iswi_req *req, uint64_t page, uint64_t end,
-		     uint8_t tried)
-{
-	read_pages(e, req, page, end, tried, NULL);
 }
 
 void iswi_read(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plug)
@@ -268,20 +273,6 @@ static uint8_t mismatch(struct isw_engine *e, const struct iswi_op *op, uint64_t
 	return (op->tried | source) & (uint8_t)~ISWI_RETRIED;
 }
 
-uint32_t iswi_read_wrong(struct isw_engine *e, const unsigned char *data, uint64_t page,
-			 uint32_t count)
-{
-	struct iswi_shard *shard = iswi_shard_of(e, page);
-	uint32_t crc[ISWI_GROUP_PAGES], wrong = 0;
-
-	iswi_crc32c_pages(data, count, crc);
-	pthread_mutex_lock(&shard->lock);
-	for (uint32_t i = 0; i < count; i++)
-		wrong |= (uint32_t)(iswi_kept32(&e->crc[page + i]) != crc[i]) << i;
-	pthread_mutex_unlock(&shard->lock);
-	return wrong;
-}
-
 /* Checks what arrived, page by page; reads anew what cannot be believed. */
 static void verify(struct isw_engine *e, const struct iswi_op *op, bool remote)
 {
@@ -290,7 +281,7 @@ static void verify(struct isw_engine *e, const struct iswi_op *op, bool remote)
 	while (page < end) {
 		uint64_t group_end = (page / ISWI_GROUP_PAGES + 1) * ISWI_GROUP_PAGES;
 		uint32_t count = (uint32_t)(ISWI_MIN(group_end, end) - page);
-		uint32_t wrong = iswi_read_wrong(e, place_of(op->req, page), page, count);
+		uint32_t wrong = iswi_pages_wrong(e, place_of(op->req, page), page, count);
 
 		for (uint32_t i = 0; wrong; i++, wrong >>= 1) {
 			if (!(wrong & 1))
@@ -302,6 +293,12 @@ static void verify(struct isw_engine *e, const struct iswi_op *op, bool remote)
 		page += count;
 	}
 	iswi_count(remote ? &e->count.pages_in_remote : &e->count.pages_in_backup, good);
+}
+
+/* Its pages are read again, by who holds one of the request's pending. */
+static void read_again(struct isw_engine *e, const struct iswi_op *op, uint8_t tried)
+{
+	read_pages(e, op->req, op->page, op->page + op->pages, tried, NULL);
 }
 
 static void remote_read_done(struct iswi_xfer *xfer, int error)
@@ -320,28 +317,36 @@ static void remote_read_done(struct iswi_xfer *xfer, int error)
 	iswi_op_give(e, op);
 	iswi_remote_ended(e, &ended, error);
 	if (error)
-		read_pages(e, ended.req, ended.page, ended.page + ended.pages,
-			   ended.tried | iswi_tried_place(ended.place), NULL);
+		read_again(e, &ended, ended.tried | iswi_tried_place(ended.place));
 	else
 		verify(e, &ended, true);
 	iswi_req_put(e, ended.req);
 }
 
-void iswi_read_backup_done(struct iswi_op *op, int error)
+/* Neither leg of a hedged read has brought its pages: it goes on as a read of one leg. */
+static void hedged_in_vain(struct iswi_op *op, int error)
+{
+	(void)error;
+	read_again(op->engine, op, op->tried);
+}
+
+static void remote_read_slow(struct iswi_xfer *xfer, uint32_t received)
+{
+	struct iswi_op *op = ISWI_CONTAINER(xfer, struct iswi_op, xfer);
+
+	op->done = hedged_in_vain;
+	iswi_hedge_begin(op, received);
+}
+
+static void backup_read_done(struct iswi_op *op, int error)
 {
 	struct isw_engine *e = op->engine;
-	struct iswi_op ended;
+	struct iswi_op ended = *op;
 
-	if (op->twin) {
-		iswi_hedge_ended(op, false, error);
-		return;
-	}
-	ended = *op;
 	iswi_op_give(e, op); /* see remote_read_done */
 	if (error) {
 		iswi_count(&e->count.backup_errors, 1);
-		read_pages(e, ended.req, ended.page, ended.page + ended.pages,
-			   ended.tried | ISWI_TRIED_BACKUP, NULL);
+		read_again(e, &ended, ended.tried | ISWI_TRIED_BACKUP);
 	} else {
 		verify(e, &ended, false);
 	}

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A request's way in and out of the engine. */
+/* A request's way into the engine. */
 #include <errno.h>
 
-#include "engine/internal.h"
+#include "engine/backup/backup.h"
+#include "engine/ops/ops.h"
+#include "engine/remote/remote.h"
+#include "engine/state/finish.h"
 
 /* As many as a transport sends at once, or nearly: holding back more would gain nothing. */
 #define PLUG_OPS_MAX 32u
@@ -52,59 +55,16 @@ static int check(const struct isw_engine *e, const struct iswi_req *req)
 	return 0;
 }
 
-static void finish(struct isw_engine *e, struct iswi_req *req)
-{
-	uint64_t took_ns = e->clock->now_ns(e->clock->ctx) - req->start_ns;
-	int error = atomic_load_explicit(&req->error, memory_order_relaxed);
-
-	if (req->op == ISWI_READ)
-		iswi_latency_add(&e->read_latency, took_ns);
-	else if (req->op == ISWI_WRITE)
-		iswi_latency_add(&e->write_latency, took_ns);
-	if (error)
-		iswi_count(&e->count.requests_failed, 1);
-	atomic_fetch_sub_explicit(&e->count.in_flight, 1, memory_order_release);
-	req->done(req, error);
-}
-
-void iswi_req_finish_list(struct isw_engine *e, struct iswi_req *list)
-{
-	while (list) {
-		struct iswi_req *req = list;
-		bool durable = req->flags & ISWI_REQ_FUA && req->op != ISWI_FLUSH &&
-			       req->op != ISWI_READ; /* O_DSYNC sets it on these, too */
-
-		list = req->next;
-		req->next = NULL;
-		if (durable && !atomic_load_explicit(&req->error, memory_order_relaxed)) {
-			/* Forced unit access is a write and the flush after it. */
-			req->flags &= ~(uint32_t)ISWI_REQ_FUA;
-			iswi_flush(e, req);
-		} else {
-			finish(e, req);
-		}
-	}
-}
-
-void iswi_req_fail(struct iswi_req *req, int error)
-{
-	/* Relaxed: ordered by the acq_rel decrement of pending that follows. */
-	atomic_store_explicit(&req->error, error, memory_order_relaxed);
-}
-
-void iswi_req_put(struct isw_engine *e, struct iswi_req *req)
-{
-	if (atomic_fetch_sub_explicit(&req->pending, 1, memory_order_acq_rel) == 1) {
-		req->next = NULL;
-		iswi_req_finish_list(e, req);
-	}
-}
-
 static void submit(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plug)
 {
 	int code = check(e, req);
 	uint64_t others;
 
+	/* Forced unit access is a write and the flush after it; O_DSYNC sets it on the others, too.
+	 */
+	req->then = req->flags & ISWI_REQ_FUA && req->op != ISWI_FLUSH && req->op != ISWI_READ
+			    ? iswi_flush
+			    : NULL;
 	req->next = NULL;
 	req->start_ns = e->clock->now_ns(e->clock->ctx);
 	atomic_init(&req->error, code);

@@ -12,25 +12,20 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "engine/internal.h"
+#include "engine/state/arena.h"
+#include "engine/state/page.h"
+#include "engine/state/place.h"
 
 #define ARENA_MAGIC   0x314152574b415049ull
 #define ARENA_VERSION 2u
-#define OWNER_TICK_MS 5u
 
-static uint64_t align_page(uint64_t bytes)
-{
-	return (bytes + ISW_PAGE_BYTES - 1) / ISW_PAGE_BYTES * ISW_PAGE_BYTES;
-}
-
-static uint64_t place(uint64_t *end, uint64_t bytes)
+uint64_t iswi_lay_out(uint64_t *end, uint64_t bytes)
 {
 	uint64_t offset = *end;
 
-	*end = align_page(offset + bytes);
+	*end = (offset + bytes + ISW_PAGE_BYTES - 1) / ISW_PAGE_BYTES * ISW_PAGE_BYTES;
 	return offset;
 }
 
@@ -64,9 +59,10 @@ static int plan_arena(const struct isw_engine *e, struct iswi_arena_header *head
 		      struct isw_error *error)
 {
 	uint64_t groups = (e->pages + ISWI_GROUP_PAGES - 1) / ISWI_GROUP_PAGES;
-	uint64_t end = align_page(sizeof(*header));
+	uint64_t end = 0;
 	int code;
 
+	iswi_lay_out(&end, sizeof(*header));
 	memset(header, 0, sizeof(*header));
 	header->magic = ARENA_MAGIC;
 	header->version = ARENA_VERSION;
@@ -75,14 +71,17 @@ static int plan_arena(const struct isw_engine *e, struct iswi_arena_header *head
 	header->no_backup = !e->has_backup;
 	header->size_bytes = e->config.size_bytes;
 	header->slab_bytes = e->config.slab_bytes;
-	header->slabs_offset = place(&end, e->slabs_count * sizeof(struct iswi_slab));
-	header->remote_valid_offset = place(&end, groups * sizeof(uint32_t));
-	header->at_place_offset = place(&end, groups * sizeof(uint32_t));
-	header->backup_current_offset = place(&end, groups * sizeof(uint32_t));
-	header->crc_offset = place(&end, e->pages * sizeof(uint32_t));
-	header->records_offset = place(&end, e->config.remotes_max * sizeof(struct iswi_record));
-	header->slots_offset = place(&end, e->config.staging_pages * sizeof(struct iswi_slot));
-	header->staging_offset = place(&end, (uint64_t)e->config.staging_pages * ISW_PAGE_BYTES);
+	header->slabs_offset = iswi_lay_out(&end, e->slabs_count * sizeof(struct iswi_slab));
+	header->remote_valid_offset = iswi_lay_out(&end, groups * sizeof(uint32_t));
+	header->at_place_offset = iswi_lay_out(&end, groups * sizeof(uint32_t));
+	header->backup_current_offset = iswi_lay_out(&end, groups * sizeof(uint32_t));
+	header->crc_offset = iswi_lay_out(&end, e->pages * sizeof(uint32_t));
+	header->records_offset =
+		iswi_lay_out(&end, e->config.remotes_max * sizeof(struct iswi_record));
+	header->slots_offset =
+		iswi_lay_out(&end, e->config.staging_pages * sizeof(struct iswi_slot));
+	header->staging_offset =
+		iswi_lay_out(&end, (uint64_t)e->config.staging_pages * ISW_PAGE_BYTES);
 	header->bytes = end;
 	code = read_boot_id(header->boot_id, sizeof(header->boot_id));
 	if (code)
@@ -239,19 +238,6 @@ int iswi_arena_check(const struct isw_engine *e, struct isw_error *error)
 }
 
 /* ------------------------------------------------------------------------ ownership */
-
-int iswi_flock_wait(int fd, uint32_t wait_ms_max)
-{
-	const struct timespec tick = {.tv_nsec = OWNER_TICK_MS * 1000000};
-
-	for (uint32_t waited_ms = 0;; waited_ms += OWNER_TICK_MS) {
-		if (!flock(fd, LOCK_EX | LOCK_NB))
-			return 0;
-		if ((errno != EWOULDBLOCK && errno != EINTR) || waited_ms >= wait_ms_max)
-			return -errno;
-		nanosleep(&tick, NULL);
-	}
-}
 
 int iswi_arena_own(struct isw_engine *e, uint32_t wait_ms_max, struct isw_error *error)
 {

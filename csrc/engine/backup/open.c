@@ -13,8 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "engine/backup_open.h"
-#include "engine/internal.h"
+#include "engine/backup/backup.h"
 
 #define FLAGS (O_RDWR | O_DIRECT | O_CLOEXEC)
 

@@ -10,7 +10,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/internal.h"
+#include "engine/state/arena.h"
+#include "engine/state/memory.h"
+#include "engine/state/page.h"
 
 #define TABLES_MAGIC   0x53454c4241545749ull /* "IWTABLES", little endian */
 #define TABLES_VERSION 1u

@@ -3,10 +3,10 @@
  * Remotes' records: opaque, of Python's making, so that a successor knows whose lease a remote is.
  * The older of the two copies is written over, and its number, stored last, makes it the newer one.
  */
-#include <errno.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/state/arena.h"
+#include "engine/state/engine.h"
 
 static uint32_t copy_crc(const struct iswi_record_copy *c, uint32_t sequence)
 {
@@ -63,36 +63,4 @@ void iswi_record_write(struct isw_engine *e, uint32_t remote, const void *data, 
 	c->length = length;
 	c->crc = copy_crc(c, sequence);
 	iswi_keep32(&c->sequence, sequence);
-}
-
-int isw_remote_record_set(isw_engine *e, uint32_t remote, const void *data, uint32_t bytes)
-{
-	int code = 0, state;
-
-	if (remote >= e->config.remotes_max)
-		return -EINVAL;
-	if (bytes > ISW_RECORD_BYTES_MAX)
-		return -E2BIG;
-	pthread_mutex_lock(&e->control);
-	state = atomic_load(&e->remotes[remote].state);
-	if (e->standby)
-		code = -EBUSY;
-	else if (state != ISWI_REMOTE_UP && state != ISWI_REMOTE_DOWN)
-		code = -ENOTCONN;
-	else
-		iswi_record_write(e, remote, data, bytes);
-	pthread_mutex_unlock(&e->control);
-	return code;
-}
-
-int isw_remote_record(isw_engine *e, uint32_t remote, void *data_out)
-{
-	int code;
-
-	if (remote >= e->config.remotes_max)
-		return -EINVAL;
-	pthread_mutex_lock(&e->control);
-	code = e->standby ? -EBUSY : (int)iswi_record_read(e, remote, data_out);
-	pthread_mutex_unlock(&e->control);
-	return code;
 }

@@ -8,63 +8,21 @@
  * so it can turn the donor's leg from the request's memory to a staging buffer there and then.
  * After that nobody has to be stopped: a reply that comes late, or never, or half, meets a buffer
  * that is held until the donor's leg has ended, and the request is long gone.
- *
- * How long is long: read_tail_ns follows about the 99th percentile. An answer above it raises it
- * by 1/8 at most, one below lowers it by 1/1024, so it stays where one answer in 129 is above. All
- * those that were waited for at the same time raise it once: after a donor hung for seconds, what
- * it then answers at once does not hide that the next hang is one.
  */
+#include <errno.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/backup/backup.h"
+#include "engine/ops/ops.h"
+#include "engine/remote/remote.h"
+#include "engine/state/finish.h"
+#include "engine/state/memory.h"
+#include "engine/state/page.h"
 
-#define TAIL_FACTOR         4u
-#define TAIL_RAISE          8u
-#define TAIL_LOWER          1024u
-#define TAIL_NS_FIRST       1000000u /* of the first answer, which may have waited for anything */
-#define AFTER_MIN_TIMES_MAX 50u /* no donor is waited for longer than hedge_us_min times this */
 /* Buffers of copies and hedges together: 16 pages in each of 32 reads, both legs. */
 #define HEDGE_PAGES_MAX 1024u
 
 #define BOTH_ENDED (ISWI_HEDGE_REMOTE_END | ISWI_HEDGE_BACKUP_END)
-
-/* ------------------------------------------------------------------ what is slow */
-
-uint32_t iswi_hedge_after_us(const struct isw_engine *e, const struct iswi_remote *r)
-{
-	uint64_t min_us = e->config.hedge_us_min;
-	uint64_t us = iswi_counted(&r->read_tail_ns) * TAIL_FACTOR / 1000;
-
-	if (!min_us || !e->has_backup)
-		return 0;
-	us = ISWI_MIN(ISWI_MAX(us, min_us), min_us * AFTER_MIN_TIMES_MAX);
-	return (uint32_t)ISWI_MIN(us, UINT32_MAX);
-}
-
-void iswi_hedge_note(struct iswi_remote *r, uint64_t submitted_ns, uint64_t now_ns)
-{
-	uint64_t took_ns = ISWI_MAX(now_ns - submitted_ns, 1);
-	uint64_t tail = iswi_counted(&r->read_tail_ns);
-
-	if (!tail) {
-		tail = ISWI_MIN(took_ns, TAIL_NS_FIRST);
-	} else if (took_ns <= tail) {
-		tail = ISWI_MAX(took_ns, tail - tail / TAIL_LOWER);
-	} else if (submitted_ns >= iswi_counted(&r->tail_raised_ns)) {
-		tail = ISWI_MIN(took_ns, tail + tail / TAIL_RAISE + 1);
-		atomic_store_explicit(&r->tail_raised_ns, now_ns, memory_order_relaxed);
-	}
-	atomic_store_explicit(&r->read_tail_ns, tail, memory_order_relaxed);
-}
-
-/*
- * The reads it owes are what asks it whether it is back: their answers come before any other's, or
- * their deadline does and it is down.
- */
-bool iswi_hedge_avoid(const struct iswi_remote *r)
-{
-	return atomic_load_explicit(&r->hedges, memory_order_relaxed) >= ISWI_HEDGES_MAX;
-}
 
 /* --------------------------------------------------------------- the second leg */
 
@@ -115,11 +73,15 @@ static bool take_buffers(struct isw_engine *e, uint32_t pages, uint32_t *slot, u
 	return false;
 }
 
-/* Receiver thread: until this returns nobody writes into xfer->buf, nor ends the transfer. */
-void iswi_hedge_slow(struct iswi_xfer *xfer, uint32_t received)
+static void backup_leg_done(struct iswi_op *op, int error)
 {
-	struct iswi_op *op = ISWI_CONTAINER(xfer, struct iswi_op, xfer), *leg;
+	iswi_hedge_ended(op, false, error);
+}
+
+void iswi_hedge_begin(struct iswi_op *op, uint32_t received)
+{
 	struct isw_engine *e = op->engine;
+	struct iswi_op *leg;
 	uint32_t slot = 0, twin_slot = 0;
 
 	if (!on_backup(e, op->page, op->page + op->pages) ||
@@ -133,11 +95,12 @@ void iswi_hedge_slow(struct iswi_xfer *xfer, uint32_t received)
 	leg->slot = twin_slot;
 	leg->xfer.buf = leg_data(e, leg);
 	leg->twin = op;
+	leg->done = backup_leg_done;
 	op->slot = slot;
 	op->twin = leg;
 	atomic_init(&op->hedge, 0);
-	memcpy(leg_data(e, op), xfer->buf, received);
-	xfer->buf = leg_data(e, op);
+	memcpy(leg_data(e, op), op->xfer.buf, received);
+	op->xfer.buf = leg_data(e, op);
 	atomic_fetch_add_explicit(&iswi_remote_of(e, op->slab, op->place)->hedges, 1,
 				  memory_order_relaxed);
 	iswi_count(&e->count.hedged_reads, 1);
@@ -156,8 +119,8 @@ static bool verified(struct isw_engine *e, const struct iswi_op *leg)
 	while (page < end && good) {
 		uint64_t stop = ISWI_MIN((page / ISWI_GROUP_PAGES + 1) * ISWI_GROUP_PAGES, end);
 
-		good = !iswi_read_wrong(e, data + (page - leg->page) * ISW_PAGE_BYTES, page,
-					(uint32_t)(stop - page));
+		good = !iswi_pages_wrong(e, data + (page - leg->page) * ISW_PAGE_BYTES, page,
+					 (uint32_t)(stop - page));
 		page = stop;
 	}
 	return good;
@@ -196,8 +159,6 @@ void iswi_hedge_ended(struct iswi_op *op, bool remote, int error)
 	struct isw_engine *e = op->engine;
 	struct iswi_op *twin = op->twin;
 	struct iswi_req *req = op->req;
-	uint64_t page = op->page, end = op->page + op->pages;
-	uint32_t place = remote ? op->place : twin->place;
 	atomic_uint *hedge = remote ? &op->hedge : &twin->hedge;
 	uint32_t bits = remote ? ISWI_HEDGE_REMOTE_END : ISWI_HEDGE_BACKUP_END, state;
 	bool won;
@@ -212,15 +173,16 @@ void iswi_hedge_ended(struct iswi_op *op, bool remote, int error)
 		answer(e, op, remote); /* before the twin may give our buffer back */
 	state = atomic_fetch_or(hedge, bits) | bits;
 	if ((state & BOTH_ENDED) == BOTH_ENDED) {
+		struct iswi_op lost = remote ? *op : *twin;
+
 		release(e, op, twin);
 		if (!(state & ISWI_HEDGE_WON)) {
-			uint8_t tried = ISWI_HEDGED;
-
+			lost.tried = ISWI_HEDGED;
 			if (state & ISWI_HEDGE_REMOTE_FAIL)
-				tried |= iswi_tried_place(place);
+				lost.tried |= iswi_tried_place(lost.place);
 			if (state & ISWI_HEDGE_BACKUP_FAIL)
-				tried |= ISWI_TRIED_BACKUP;
-			iswi_read_again(e, req, page, end, tried);
+				lost.tried |= ISWI_TRIED_BACKUP;
+			lost.done(&lost, -EIO);
 			won = true;
 		}
 		iswi_write_kick(e);

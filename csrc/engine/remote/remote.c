@@ -1,112 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Remotes: the connections to each donor, what goes over them, and their ends. */
+/* Remotes: the connections to each donor, from their making to their end. */
 #include <errno.h>
 #include <time.h>
 
-#include "engine/internal.h"
+#include "engine/remote/remote.h"
+#include "engine/state/arena.h"
 
 #define RETIRE_WAIT_MS 10000u
-
-/* ------------------------------------------------------------------------ traffic */
-
-/* The op's connection, and where its pages lie there. */
-static struct iswi_queue *address(struct isw_engine *e, struct iswi_op *op)
-{
-	const struct iswi_place *p = iswi_place(e, op->slab, op->place);
-	struct iswi_remote *r = iswi_remote_of(e, op->slab, op->place);
-	uint32_t count = atomic_load_explicit(&r->queues_count, memory_order_relaxed);
-
-	op->remote = (uint32_t)(r - e->remotes);
-	op->xfer.length = op->pages * ISW_PAGE_BYTES;
-	op->xfer.offset =
-		atomic_load_explicit(&p->slot, memory_order_relaxed) * e->config.slab_bytes +
-		op->page % e->slab_pages * ISW_PAGE_BYTES;
-	return r->queues[op->page / ISWI_STRIPE_PAGES % count];
-}
-
-static struct iswi_op *next_op(const struct iswi_op *op)
-{
-	return op->xfer.next ? ISWI_CONTAINER(op->xfer.next, struct iswi_op, xfer) : NULL;
-}
-
-void iswi_remote_submit(struct isw_engine *e, struct iswi_op *first)
-{
-	struct iswi_queue *queue = address(e, first);
-
-	/* Consecutive ops of one queue go as one batch. */
-	while (first) {
-		struct iswi_op *last = first, *next;
-		struct iswi_queue *next_queue = NULL;
-
-		while ((next = next_op(last)) && (next_queue = address(e, next)) == queue)
-			last = next;
-		last->xfer.next = NULL;
-		queue->ops->submit(queue, &first->xfer);
-		first = next;
-		queue = next_queue;
-	}
-}
-
-void iswi_remote_send(struct isw_engine *e, struct iswi_op *first, struct iswi_op *last,
-		      struct iswi_plug *plug)
-{
-	if (!plug) {
-		iswi_remote_submit(e, first);
-		return;
-	}
-	if (plug->last)
-		plug->last->xfer.next = &first->xfer;
-	else
-		plug->first = first;
-	plug->last = last;
-	plug->count++;
-}
-
-/* A donor has answered well. */
-static void note_answer(struct isw_engine *e, struct iswi_remote *r, const struct iswi_op *op)
-{
-	uint64_t now_ns = e->clock->now_ns(e->clock->ctx);
-	uint64_t took_ns = now_ns - op->xfer.submitted_ns;
-	uint32_t transport = atomic_load_explicit(&r->transport, memory_order_relaxed);
-
-	if (op->xfer.kind == ISWI_XFER_READ) {
-		iswi_hedge_note(r, op->xfer.submitted_ns, now_ns);
-		iswi_count(&r->read_pages[transport], op->pages);
-		iswi_latency_add(&e->remote_read_latency, took_ns);
-	} else {
-		iswi_count(&r->write_pages[transport], op->pages);
-		iswi_latency_add(&e->remote_write_latency, took_ns);
-	}
-}
-
-void iswi_remote_ended(struct isw_engine *e, const struct iswi_op *op, int error)
-{
-	struct iswi_place *p = iswi_place(e, op->slab, op->place);
-	struct iswi_remote *r = iswi_remote_of(e, op->slab, op->place);
-
-	if (op->twin)
-		atomic_fetch_sub_explicit(&r->hedges, 1, memory_order_relaxed);
-	if (!error) {
-		note_answer(e, r, op);
-	} else {
-		iswi_count(&e->count.remote_errors, 1);
-		iswi_count(&r->errors, 1);
-		/* The donor refuses this slab; a broken connection is reported once, by fence. */
-		if (atomic_load(&r->state) == ISWI_REMOTE_UP &&
-		    !atomic_exchange_explicit(&p->reported, 1, memory_order_relaxed))
-			iswi_events_put(&e->events,
-					&(struct isw_event){
-						.kind = ISW_EVENT_SLAB_ERROR,
-						.code = error,
-						.slab = op->slab,
-						.remote = (uint32_t)(r - e->remotes),
-						.generation = iswi_kept64(&p->generation),
-					});
-	}
-	iswi_place_put(e, op->slab, op->place);
-}
-
-/* ------------------------------------------------------------------------ remotes */
 
 /*
  * state before the places' words; map and resume do it the other way round. So a place mapped while
@@ -384,6 +284,38 @@ int isw_remote_destroy(isw_engine *e, uint32_t remote)
 		pthread_mutex_unlock(&e->control);
 	}
 	iswi_remote_set(e, remote, NULL, 0, code ? ISWI_REMOTE_DOWN : ISWI_REMOTE_UNUSED);
+	return code;
+}
+
+int isw_remote_record_set(isw_engine *e, uint32_t remote, const void *data, uint32_t bytes)
+{
+	int code = 0, state;
+
+	if (remote >= e->config.remotes_max)
+		return -EINVAL;
+	if (bytes > ISW_RECORD_BYTES_MAX)
+		return -E2BIG;
+	pthread_mutex_lock(&e->control);
+	state = atomic_load(&e->remotes[remote].state);
+	if (e->standby)
+		code = -EBUSY;
+	else if (state != ISWI_REMOTE_UP && state != ISWI_REMOTE_DOWN)
+		code = -ENOTCONN;
+	else
+		iswi_record_write(e, remote, data, bytes);
+	pthread_mutex_unlock(&e->control);
+	return code;
+}
+
+int isw_remote_record(isw_engine *e, uint32_t remote, void *data_out)
+{
+	int code;
+
+	if (remote >= e->config.remotes_max)
+		return -EINVAL;
+	pthread_mutex_lock(&e->control);
+	code = e->standby ? -EBUSY : (int)iswi_record_read(e, remote, data_out);
+	pthread_mutex_unlock(&e->control);
 	return code;
 }
 

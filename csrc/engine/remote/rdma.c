@@ -2,11 +2,12 @@
 /* What the engine adds to the RDMA transport: its memory, and its remotes when a device leaves. */
 #include <errno.h>
 
-#include "engine/internal.h"
+#include "engine/remote/remote.h"
+#include "transport/rdma.h"
 
 void iswi_engine_verbs_set(struct isw_engine *e, const struct iswi_verbs *verbs)
 {
-	e->rdma.verbs = verbs;
+	e->rdma->verbs = verbs;
 }
 
 int isw_rdma_offer_make(isw_engine *e, const char *host, uint32_t queues, uint32_t slots,
@@ -14,7 +15,7 @@ int isw_rdma_offer_make(isw_engine *e, const char *host, uint32_t queues, uint32
 {
 	const struct iswi_rdma_offer_config config = {
 		.engine = e,
-		.domains = &e->rdma,
+		.domains = e->rdma,
 		.host = host,
 		.memory = e->staging,
 		.memory_bytes = (uint64_t)e->config.staging_pages * ISW_PAGE_BYTES,
@@ -29,7 +30,7 @@ int isw_rdma_offer_make(isw_engine *e, const char *host, uint32_t queues, uint32
 
 uint32_t isw_rdma_let_go(isw_engine *e)
 {
-	uint32_t count = iswi_rdma_domains_look(&e->rdma);
+	uint32_t count = iswi_rdma_domains_look(e->rdma);
 
 	for (uint32_t i = 0; i < e->config.remotes_max; i++) {
 		struct iswi_remote *r = &e->remotes[i];

@@ -4,18 +4,18 @@
  * oldest with its queued neighbours as one write. take and done are the whole of its logic:
  * threads call them around the blocking I/O, tests call them in any order they like.
  */
-#include <errno.h>
-#include <stdio.h>
-#include <sys/uio.h>
-#include <time.h>
+#include "engine/backup/backup.h"
+#include "engine/state/finish.h"
+#include "engine/state/memory.h"
 
-#include "engine/internal.h"
+#define NO_EPOCH 0xff
+#define RETRY_NS 1000000000ull
 
 /* ------------------------------------------------------------ lists; backup lock */
 
 static void link_tail(struct isw_engine *e, uint32_t index)
 {
-	struct iswi_backup *b = &e->backup;
+	struct iswi_backup *b = e->backup;
 	struct iswi_entry *entry = &e->entries[index];
 
 	entry->backup_prev = b->queue_tail;
@@ -29,7 +29,7 @@ static void link_tail(struct isw_engine *e, uint32_t index)
 
 static void unlink_queued(struct isw_engine *e, struct iswi_entry *entry)
 {
-	struct iswi_backup *b = &e->backup;
+	struct iswi_backup *b = e->backup;
 
 	if (entry->backup_prev != ISWI_NONE)
 		e->entries[entry->backup_prev].backup_next = entry->backup_next;
@@ -43,7 +43,7 @@ static void unlink_queued(struct isw_engine *e, struct iswi_entry *entry)
 
 static void link_failed(struct isw_engine *e, struct iswi_entry *entry)
 {
-	struct iswi_backup *b = &e->backup;
+	struct iswi_backup *b = e->backup;
 
 	entry->backup_prev = ISWI_NONE;
 	entry->backup_next = b->failed_head;
@@ -55,7 +55,7 @@ static void link_failed(struct isw_engine *e, struct iswi_entry *entry)
 
 static void unlink_failed(struct isw_engine *e, struct iswi_entry *entry)
 {
-	struct iswi_backup *b = &e->backup;
+	struct iswi_backup *b = e->backup;
 
 	if (entry->backup_prev != ISWI_NONE)
 		e->entries[entry->backup_prev].backup_next = entry->backup_next;
@@ -74,111 +74,25 @@ static void set_ailing(struct iswi_backup *b, struct iswi_entry *entry, bool ail
 	entry->backup_ailing = ailing;
 }
 
-/* ------------------------------------------------------------------------ flush */
-
-/*
- * A flush must see every write completed before it on the disk. Pages not yet there are counted
- * in one of two epochs. A round of flushes turns the epoch, waits until the old one counts no
- * page, syncs, and answers; flushes that come meanwhile form the next round.
- */
-static void flush_round(struct iswi_backup *b)
-{
-	b->flush_now = b->flush_next;
-	b->flush_next = NULL;
-	b->epoch ^= 1;
-	b->flush_state = b->outstanding[b->epoch ^ 1] ? ISWI_FLUSH_DRAIN : ISWI_FLUSH_READY;
-	if (b->flush_state == ISWI_FLUSH_READY)
-		pthread_cond_signal(&b->write_cond);
-}
-
-static void outstanding_less(struct iswi_backup *b, uint8_t epoch)
-{
-	b->outstanding[epoch]--;
-	if (b->flush_state == ISWI_FLUSH_DRAIN && epoch != b->epoch && !b->outstanding[epoch]) {
-		b->flush_state = ISWI_FLUSH_READY;
-		pthread_cond_signal(&b->write_cond);
-	}
-}
-
-void iswi_flush(struct isw_engine *e, struct iswi_req *req)
-{
-	struct iswi_backup *b = &e->backup;
-	bool at_once = true;
-
-	req->next = NULL;
-	pthread_mutex_lock(&b->lock);
-	if (b->failed_count) {
-		iswi_req_fail(req, -EIO);
-	} else if (e->has_backup) {
-		at_once = false;
-		req->next = b->flush_next;
-		b->flush_next = req;
-		if (b->flush_state == ISWI_FLUSH_IDLE)
-			flush_round(b);
-	}
-	pthread_mutex_unlock(&b->lock);
-	if (at_once)
-		iswi_req_finish_list(e, req);
-}
-
-/* Under the backup lock: takes all flushes in wait, to be answered with an error. */
-static struct iswi_req *flush_give_up(struct iswi_backup *b)
-{
-	struct iswi_req *list = b->flush_now, **end = &list;
-
-	while (*end)
-		end = &(*end)->next;
-	*end = b->flush_next;
-	b->flush_now = b->flush_next = NULL;
-	return list;
-}
-
-static void fail_list(struct isw_engine *e, struct iswi_req *list)
-{
-	for (struct iswi_req *req = list; req; req = req->next)
-		iswi_req_fail(req, -EIO);
-	iswi_req_finish_list(e, list);
-}
-
-static void sync_done(struct isw_engine *e, int error)
-{
-	struct iswi_backup *b = &e->backup;
-	struct iswi_req *list;
-
-	if (error)
-		iswi_count(&e->count.backup_errors, 1);
-	pthread_mutex_lock(&b->lock);
-	list = b->flush_now;
-	b->flush_now = NULL;
-	b->flush_state = ISWI_FLUSH_IDLE;
-	if (b->flush_next)
-		flush_round(b);
-	pthread_mutex_unlock(&b->lock);
-	if (error)
-		fail_list(e, list);
-	else
-		iswi_req_finish_list(e, list);
-}
-
 /* ------------------------------------------------- queueing; page's shard lock held */
 
 void iswi_backup_enqueue(struct isw_engine *e, struct iswi_entry *entry)
 {
-	struct iswi_backup *b = &e->backup;
+	struct iswi_backup *b = e->backup;
 
 	pthread_mutex_lock(&b->lock);
 	switch (entry->backup_state) {
 	case ISWI_B_IDLE:
 		entry->backup_state = ISWI_B_QUEUED;
 		entry->flush_epoch = b->epoch;
-		entry->again_epoch = ISWI_NO_EPOCH;
+		entry->again_epoch = NO_EPOCH;
 		b->outstanding[b->epoch]++;
 		link_tail(e, (uint32_t)(entry - e->entries));
 		pthread_cond_signal(&b->write_cond);
 		break;
 	case ISWI_B_BUSY:
 		/* The first newer version decides which flush waits for the next write. */
-		if (entry->again_epoch == ISWI_NO_EPOCH)
+		if (entry->again_epoch == NO_EPOCH)
 			entry->again_epoch = b->epoch;
 		break;
 	default:
@@ -189,7 +103,7 @@ void iswi_backup_enqueue(struct isw_engine *e, struct iswi_entry *entry)
 
 void iswi_backup_cancel(struct isw_engine *e, struct iswi_entry *entry)
 {
-	struct iswi_backup *b = &e->backup;
+	struct iswi_backup *b = e->backup;
 
 	pthread_mutex_lock(&b->lock);
 	if (entry->backup_state == ISWI_B_QUEUED)
@@ -199,14 +113,14 @@ void iswi_backup_cancel(struct isw_engine *e, struct iswi_entry *entry)
 	if (entry->backup_state == ISWI_B_QUEUED || entry->backup_state == ISWI_B_FAILED) {
 		entry->backup_state = ISWI_B_IDLE;
 		set_ailing(b, entry, false);
-		outstanding_less(b, entry->flush_epoch);
+		iswi_flush_less(b, entry->flush_epoch);
 	}
 	pthread_mutex_unlock(&b->lock);
 }
 
 void iswi_backup_read(struct isw_engine *e, struct iswi_op *op)
 {
-	struct iswi_backup *b = &e->backup;
+	struct iswi_backup *b = e->backup;
 	struct iswi_op ***tail = op->copy ? &b->copy_tail : &b->read_tail;
 
 	op->next = NULL;
@@ -229,10 +143,10 @@ static uint32_t claim(struct isw_engine *e, uint64_t page)
 	pthread_mutex_lock(&shard->lock);
 	entry = iswi_entry_find(e, page);
 	if (entry && entry->backup_state == ISWI_B_QUEUED) {
-		pthread_mutex_lock(&e->backup.lock);
+		pthread_mutex_lock(&e->backup->lock);
 		unlink_queued(e, entry);
 		entry->backup_state = ISWI_B_BUSY;
-		pthread_mutex_unlock(&e->backup.lock);
+		pthread_mutex_unlock(&e->backup->lock);
 		slot = iswi_entry_newest(e, entry); /* QUEUED has one: zeroing cancels */
 		e->slot_uses[slot].refs++;
 	}
@@ -267,15 +181,9 @@ static void extend(struct isw_engine *e, struct iswi_job *job, uint32_t first_sl
 	}
 }
 
-/* Under the backup lock. */
-static bool may_copy(const struct iswi_backup *b)
-{
-	return b->copy_head && !b->copy_busy;
-}
-
 static bool take_read(struct isw_engine *e, struct iswi_job *job)
 {
-	struct iswi_backup *b = &e->backup;
+	struct iswi_backup *b = e->backup;
 	struct iswi_op *op;
 
 	pthread_mutex_lock(&b->lock);
@@ -284,7 +192,7 @@ static bool take_read(struct isw_engine *e, struct iswi_job *job)
 		b->read_head = op->next;
 		if (!b->read_head)
 			b->read_tail = &b->read_head;
-	} else if (may_copy(b)) {
+	} else if (iswi_backup_may_copy(b)) {
 		op = b->copy_head;
 		b->copy_busy = true;
 		b->copy_head = op->next;
@@ -301,7 +209,7 @@ static bool take_read(struct isw_engine *e, struct iswi_job *job)
 
 bool iswi_backup_take(struct isw_engine *e, bool reads, struct iswi_job *job)
 {
-	struct iswi_backup *b = &e->backup;
+	struct iswi_backup *b = e->backup;
 
 	if (reads)
 		return take_read(e, job);
@@ -332,35 +240,13 @@ bool iswi_backup_take(struct isw_engine *e, bool reads, struct iswi_job *job)
 	}
 }
 
-int iswi_backup_run(struct isw_engine *e, struct iswi_job *job)
-{
-	const struct iswi_backup *b = &e->backup;
-	struct iovec iov[ISWI_BACKUP_BATCH_MAX];
-
-	switch (job->kind) {
-	case ISWI_JOB_SYNC:
-		return b->ops->sync(b->ctx);
-	case ISWI_JOB_READ:
-		return b->ops->read(b->ctx, job->op->xfer.buf, job->op->pages * ISW_PAGE_BYTES,
-				    job->op->page * ISW_PAGE_BYTES);
-	case ISWI_JOB_WRITE:
-		break;
-	}
-	for (uint32_t i = 0; i < job->pages; i++)
-		iov[i] = (struct iovec){
-			.iov_base = e->staging + (uint64_t)job->slots[i] * ISW_PAGE_BYTES,
-			.iov_len = ISW_PAGE_BYTES,
-		};
-	return b->ops->write(b->ctx, iov, (int)job->pages, job->page * ISW_PAGE_BYTES);
-}
-
 /* ------------------------------------------------------------------------- done */
 
 /* Under the shard lock: the page's write has ended; what becomes of it? */
 static void page_written(struct isw_engine *e, struct iswi_entry *entry, uint32_t version,
 			 int error)
 {
-	struct iswi_backup *b = &e->backup;
+	struct iswi_backup *b = e->backup;
 	bool newest_staged = iswi_entry_newest(e, entry) != ISWI_NONE;
 
 	if (!error && newest_staged && entry->version == version)
@@ -369,7 +255,7 @@ static void page_written(struct isw_engine *e, struct iswi_entry *entry, uint32_
 	set_ailing(b, entry, error && newest_staged);
 	if (!newest_staged || (!error && entry->version == version)) {
 		entry->backup_state = ISWI_B_IDLE;
-		outstanding_less(b, entry->flush_epoch);
+		iswi_flush_less(b, entry->flush_epoch);
 	} else if (error) {
 		entry->backup_state = ISWI_B_FAILED;
 		link_failed(e, entry);
@@ -378,9 +264,9 @@ static void page_written(struct isw_engine *e, struct iswi_entry *entry, uint32_
 
 		entry->backup_state = ISWI_B_QUEUED;
 		entry->flush_epoch = entry->again_epoch;
-		entry->again_epoch = ISWI_NO_EPOCH;
+		entry->again_epoch = NO_EPOCH;
 		b->outstanding[entry->flush_epoch]++;
-		outstanding_less(b, old);
+		iswi_flush_less(b, old);
 		link_tail(e, (uint32_t)(entry - e->entries));
 		pthread_cond_signal(&b->write_cond);
 	}
@@ -390,7 +276,7 @@ static void page_written(struct isw_engine *e, struct iswi_entry *entry, uint32_
 /* Raises or clears the alarm after a write; returns the flushes that must not wait for it. */
 static struct iswi_req *judge(struct isw_engine *e, int error)
 {
-	struct iswi_backup *b = &e->backup;
+	struct iswi_backup *b = e->backup;
 	struct isw_event event = {.code = error};
 	struct iswi_req *flushes = NULL;
 
@@ -399,8 +285,8 @@ static struct iswi_req *judge(struct isw_engine *e, int error)
 		if (!b->alarm)
 			event.kind = ISW_EVENT_BACKUP_FAILING;
 		b->alarm = true;
-		b->retry_ns = e->clock->now_ns(e->clock->ctx) + ISWI_BACKUP_RETRY_NS;
-		flushes = flush_give_up(b);
+		b->retry_ns = e->clock->now_ns(e->clock->ctx) + RETRY_NS;
+		flushes = iswi_flush_give_up(b);
 	} else if (b->alarm && !b->ailing_count) {
 		b->alarm = false;
 		event.kind = ISW_EVENT_BACKUP_RECOVERED;
@@ -433,17 +319,20 @@ static void write_done(struct isw_engine *e, struct iswi_job *job, int error)
 		given += iswi_entry_collect(e, entry);
 		pthread_mutex_unlock(&shard->lock);
 	}
-	fail_list(e, judge(e, error));
+	iswi_req_fail_list(e, judge(e, error));
 	iswi_req_finish_list(e, done_list);
 	if (given || error)
-		iswi_write_kick(e);
+		e->waiting.go_on(e);
 }
 
-static void copy_done(struct isw_engine *e, struct iswi_op *op, int error)
+static void read_done(struct isw_engine *e, struct iswi_op *op, int error)
 {
-	struct iswi_backup *b = &e->backup;
+	struct iswi_backup *b = e->backup;
+	bool copy = op->copy;
 
-	iswi_copy_read_done(op, error);
+	op->done(op, error);
+	if (!copy)
+		return;
 	pthread_mutex_lock(&b->lock);
 	b->copy_busy = false;
 	if (b->copy_head)
@@ -458,20 +347,17 @@ void iswi_backup_done(struct isw_engine *e, struct iswi_job *job, int error)
 		write_done(e, job, error);
 		break;
 	case ISWI_JOB_SYNC:
-		sync_done(e, error);
+		iswi_flush_synced(e, error);
 		break;
 	case ISWI_JOB_READ:
-		if (job->op->copy)
-			copy_done(e, job->op, error);
-		else
-			iswi_read_backup_done(job->op, error);
+		read_done(e, job->op, error);
 		break;
 	}
 }
 
 bool iswi_backup_retry(struct isw_engine *e)
 {
-	struct iswi_backup *b = &e->backup;
+	struct iswi_backup *b = e->backup;
 	uint64_t retry_ns;
 	bool any;
 
@@ -500,7 +386,7 @@ bool iswi_backup_retry(struct isw_engine *e)
 			pthread_mutex_lock(&b->lock);
 			unlink_failed(e, entry);
 			entry->backup_state = ISWI_B_QUEUED;
-			entry->again_epoch = ISWI_NO_EPOCH;
+			entry->again_epoch = NO_EPOCH;
 			link_tail(e, (uint32_t)(entry - e->entries));
 			pthread_mutex_unlock(&b->lock);
 		}
@@ -513,131 +399,10 @@ bool iswi_backup_hopeless(struct isw_engine *e)
 	uint32_t used, copies;
 	bool hopeless;
 
-	pthread_mutex_lock(&e->backup.lock);
-	hopeless = e->backup.failed_count > e->config.staging_pages / 2;
-	pthread_mutex_unlock(&e->backup.lock);
+	pthread_mutex_lock(&e->backup->lock);
+	hopeless = e->backup->failed_count > e->config.staging_pages / 2;
+	pthread_mutex_unlock(&e->backup->lock);
 	/* What copies have comes back soon, and the last of them kicks. */
 	iswi_staging_count(e, &used, &copies);
 	return hopeless && !copies;
-}
-
-/* ---------------------------------------------------------------------- threads */
-
-static bool retry_due(struct isw_engine *e)
-{
-	struct iswi_backup *b = &e->backup;
-
-	return b->failed_head != ISWI_NONE && e->clock->now_ns(e->clock->ctx) >= b->retry_ns;
-}
-
-/* Waits for work; false: stop, and nothing is queued. */
-static bool wait_writer(struct isw_engine *e)
-{
-	struct iswi_backup *b = &e->backup;
-	bool retry, go;
-
-	pthread_mutex_lock(&b->lock);
-	/* Looked at before the queue, which may never be empty on a busy device. */
-	while (!(retry = retry_due(e)) && !b->stop && b->queue_head == ISWI_NONE &&
-	       b->flush_state != ISWI_FLUSH_READY) {
-		struct timespec until = {
-			.tv_sec = (time_t)(b->retry_ns / 1000000000ull),
-			.tv_nsec = (long)(b->retry_ns % 1000000000ull),
-		};
-
-		if (b->failed_head == ISWI_NONE)
-			pthread_cond_wait(&b->write_cond, &b->lock);
-		else
-			pthread_cond_timedwait(&b->write_cond, &b->lock, &until);
-	}
-	go = !b->stop || b->queue_head != ISWI_NONE;
-	pthread_mutex_unlock(&b->lock);
-	if (go && retry)
-		iswi_backup_retry(e);
-	return go;
-}
-
-static bool wait_reader(struct isw_engine *e)
-{
-	struct iswi_backup *b = &e->backup;
-	bool go;
-
-	pthread_mutex_lock(&b->lock);
-	while (!b->stop && !b->read_head && !may_copy(b))
-		pthread_cond_wait(&b->read_cond, &b->lock);
-	go = !b->stop;
-	pthread_mutex_unlock(&b->lock);
-	return go;
-}
-
-/* Does the job and reports it. How long a step takes is nobody's: these are the threads'. */
-static void work(struct isw_engine *e, struct iswi_job *job)
-{
-	uint64_t begun_ns = e->clock->now_ns(e->clock->ctx);
-	int error = iswi_backup_run(e, job);
-	uint64_t took_ns = e->clock->now_ns(e->clock->ctx) - begun_ns;
-
-	if (!error && job->kind == ISWI_JOB_READ)
-		iswi_latency_add(&e->backup_read_latency, took_ns);
-	else if (!error && job->kind == ISWI_JOB_WRITE)
-		iswi_latency_add(&e->backup_write_latency, took_ns);
-	iswi_backup_done(e, job, error);
-}
-
-static void *writer(void *arg)
-{
-	struct isw_engine *e = arg;
-	struct iswi_job job;
-
-	iswi_thread_urgent();
-	while (wait_writer(e))
-		if (iswi_backup_take(e, false, &job))
-			work(e, &job);
-	return NULL;
-}
-
-static void *reader(void *arg)
-{
-	struct isw_engine *e = arg;
-	struct iswi_job job;
-
-	iswi_thread_urgent();
-	while (wait_reader(e))
-		while (iswi_backup_take(e, true, &job))
-			work(e, &job);
-	return NULL;
-}
-
-int iswi_backup_start(struct isw_engine *e, struct isw_error *error)
-{
-	struct iswi_backup *b = &e->backup;
-	uint32_t writers = e->config.backup_writers, all = writers + e->config.backup_readers;
-
-	for (uint32_t i = 0; i < all; i++) {
-		char name[16];
-		int code;
-
-		snprintf(name, sizeof(name), "isw-backup-%c%u", i < writers ? 'w' : 'r',
-			 (i < writers ? i : i - writers) % 100);
-		code = iswi_thread_start(&b->threads[i], name, i < writers ? writer : reader, e);
-		if (code)
-			return iswi_error(error, code, "cannot start a backup thread");
-		b->threads_count++;
-	}
-	return 0;
-}
-
-void iswi_backup_stop(struct isw_engine *e)
-{
-	struct iswi_backup *b = &e->backup;
-
-	pthread_mutex_lock(&b->lock);
-	b->stop = true;
-	pthread_cond_broadcast(&b->write_cond);
-	pthread_cond_broadcast(&b->read_cond);
-	pthread_mutex_unlock(&b->lock);
-	for (uint32_t i = 0; i < b->threads_count; i++)
-		pthread_join(b->threads[i], NULL);
-	if (b->ops && b->ctx)
-		b->ops->destroy(b->ctx);
 }

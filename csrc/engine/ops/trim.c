@@ -4,7 +4,10 @@
  * new version without bytes. It goes through the same table as a write: it supersedes what is
  * staged, and whatever older write is still in flight finds its version outdated when it ends.
  */
-#include "engine/internal.h"
+#include "engine/backup/backup.h"
+#include "engine/ops/ops.h"
+#include "engine/state/finish.h"
+#include "engine/state/page.h"
 
 static uint32_t zero_page(struct isw_engine *e, uint64_t page, struct iswi_req **done_list)
 {

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The backup: what is queued for it, who writes and reads it, and where its bytes are. */
+#ifndef ISWI_BACKUP_BACKUP_H
+#define ISWI_BACKUP_BACKUP_H
+
+#include <sys/stat.h>
+#include <sys/uio.h>
+
+#include "engine/state/op.h"
+#include "engine/state/page.h"
+
+#define ISWI_BACKUP_BATCH_MAX   256u
+#define ISWI_BACKUP_THREADS_MAX 16u
+
+/*
+ * Where the backup's bytes are. All functions block and are called by the backup's threads (or
+ * by a step); each returns 0 or -errno. A write that failed may have changed any of its bytes.
+ */
+struct iswi_backup_ops {
+	const char *name;
+	int (*write)(void *ctx, const struct iovec *iov, int iov_count, uint64_t offset);
+	int (*read)(void *ctx, void *buf, uint32_t bytes, uint64_t offset);
+	int (*sync)(void *ctx);
+	void (*destroy)(void *ctx);
+};
+
+enum iswi_job_kind { ISWI_JOB_WRITE, ISWI_JOB_SYNC, ISWI_JOB_READ };
+
+/* What a backup thread does next: taken under the locks, done without, then reported. */
+struct iswi_job {
+	enum iswi_job_kind kind;
+	uint64_t page;
+	uint32_t pages;
+	struct iswi_op *op; /* READ */
+	uint32_t slots[ISWI_BACKUP_BATCH_MAX];
+};
+
+struct iswi_backup {
+	const struct iswi_backup_ops *ops;
+	void *ctx;
+	pthread_mutex_t lock;
+	pthread_cond_t write_cond, read_cond;
+	bool stop;
+	uint32_t queue_head, queue_tail; /* entries QUEUED */
+	uint32_t failed_head;            /* entries FAILED */
+	uint64_t failed_count;
+	uint64_t ailing_count; /* pages that failed and were not written since */
+	uint64_t retry_ns;
+	bool alarm; /* BACKUP_FAILING was reported, BACKUP_RECOVERED not yet */
+	struct iswi_op *read_head, **read_tail; /* for requests: before all copies */
+	struct iswi_op *copy_head, **copy_tail;
+	bool copy_busy; /* one reader reads for a copy: the others are free for faults */
+	/* Flush: epochs as in iswi_flush_submit. */
+	uint64_t outstanding[2];
+	uint8_t epoch;
+	enum { ISWI_FLUSH_IDLE, ISWI_FLUSH_DRAIN, ISWI_FLUSH_READY, ISWI_FLUSH_SYNC } flush_state;
+	struct iswi_req *flush_now, *flush_next;
+	pthread_t threads[ISWI_BACKUP_THREADS_MAX];
+	uint32_t threads_count;
+};
+
+/* Before anything else; its ops, ctx and threads come later. */
+void iswi_backup_init(struct iswi_backup *b);
+int iswi_backup_start(struct isw_engine *e, struct isw_error *error);
+void iswi_backup_stop(struct isw_engine *e);
+/* Under the shard lock: new data for the page. */
+void iswi_backup_enqueue(struct isw_engine *e, struct iswi_entry *entry);
+/* Under the shard lock: the page needs no backup write any more (zeroed). */
+void iswi_backup_cancel(struct isw_engine *e, struct iswi_entry *entry);
+/* op->done follows, on a reader. */
+void iswi_backup_read(struct isw_engine *e, struct iswi_op *op);
+bool iswi_backup_take(struct isw_engine *e, bool reads, struct iswi_job *job);
+void iswi_backup_done(struct isw_engine *e, struct iswi_job *job, int error);
+/* Failed pages are queued again. */
+bool iswi_backup_retry(struct isw_engine *e);
+/* More is failing than staging can carry: writes that find no buffer are refused. */
+bool iswi_backup_hopeless(struct isw_engine *e);
+/* Ends the request when every write that was done before is on the disk. */
+void iswi_flush(struct isw_engine *e, struct iswi_req *req);
+
+/* Among the files of this room. The first three under the backup lock. */
+/* A page that one of the epochs counted needs no backup write any more. */
+void iswi_flush_less(struct iswi_backup *b, uint8_t epoch);
+/* Takes all flushes in wait, to be answered with an error. */
+struct iswi_req *iswi_flush_give_up(struct iswi_backup *b);
+static inline bool iswi_backup_may_copy(const struct iswi_backup *b)
+{
+	return b->copy_head && !b->copy_busy;
+}
+void iswi_flush_synced(struct isw_engine *e, int error);
+
+extern const struct iswi_backup_ops iswi_backup_file_ops;
+/* A predecessor's must be there, and its last writes are waited for. */
+int iswi_backup_file_open(const char *path, uint64_t bytes, bool predecessors, void **ctx_out,
+			  struct isw_error *error);
+/*
+ * Opens a file, made where there is none, or a disk; the descriptor, or -errno. predecessors: it
+ * must be there. st_out: of what is open. is_new_out: made by this call.
+ */
+int iswi_backup_open(const char *path, bool predecessors, struct stat *st_out, bool *is_new_out,
+		     struct isw_error *error);
+
+#endif

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The backup's threads: each takes a job, does it, and reports it. */
+#include <stdio.h>
+#include <sys/uio.h>
+#include <time.h>
+
+#include "engine/backup/backup.h"
+
+void iswi_backup_init(struct iswi_backup *b)
+{
+	pthread_condattr_t attr;
+
+	pthread_mutex_init(&b->lock, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&b->write_cond, &attr);
+	pthread_cond_init(&b->read_cond, &attr);
+	pthread_condattr_destroy(&attr);
+	b->queue_head = b->queue_tail = b->failed_head = ISWI_NONE;
+	b->read_tail = &b->read_head;
+	b->copy_tail = &b->copy_head;
+}
+
+static bool retry_due(struct isw_engine *e)
+{
+	struct iswi_backup *b = e->backup;
+
+	return b->failed_head != ISWI_NONE && e->clock->now_ns(e->clock->ctx) >= b->retry_ns;
+}
+
+/* Waits for work; false: stop, and nothing is queued. */
+static bool wait_writer(struct isw_engine *e)
+{
+	struct iswi_backup *b = e->backup;
+	bool retry, go;
+
+	pthread_mutex_lock(&b->lock);
+	/* Looked at before the queue, which may never be empty on a busy device. */
+	while (!(retry = retry_due(e)) && !b->stop && b->queue_head == ISWI_NONE &&
+	       b->flush_state != ISWI_FLUSH_READY) {
+		struct timespec until = {
+			.tv_sec = (time_t)(b->retry_ns / 1000000000ull),
+			.tv_nsec = (long)(b->retry_ns % 1000000000ull),
+		};
+
+		if (b->failed_head == ISWI_NONE)
+			pthread_cond_wait(&b->write_cond, &b->lock);
+		else
+			pthread_cond_timedwait(&b->write_cond, &b->lock, &until);
+	}
+	go = !b->stop || b->queue_head != ISWI_NONE;
+	pthread_mutex_unlock(&b->lock);
+	if (go && retry)
+		iswi_backup_retry(e);
+	return go;
+}
+
+static bool wait_reader(struct isw_engine *e)
+{
+	struct iswi_backup *b = e->backup;
+	bool go;
+
+	pthread_mutex_lock(&b->lock);
+	while (!b->stop && !b->read_head && !iswi_backup_may_copy(b))
+		pthread_cond_wait(&b->read_cond, &b->lock);
+	go = !b->stop;
+	pthread_mutex_unlock(&b->lock);
+	return go;
+}
+
+static int run_job(struct isw_engine *e, struct iswi_job *job)
+{
+	const struct iswi_backup *b = e->backup;
+	struct iovec iov[ISWI_BACKUP_BATCH_MAX];
+
+	switch (job->kind) {
+	case ISWI_JOB_SYNC:
+		return b->ops->sync(b->ctx);
+	case ISWI_JOB_READ:
+		return b->ops->read(b->ctx, job->op->xfer.buf, job->op->pages * ISW_PAGE_BYTES,
+				    job->op->page * ISW_PAGE_BYTES);
+	case ISWI_JOB_WRITE:
+		break;
+	}
+	for (uint32_t i = 0; i < job->pages; i++)
+		iov[i] = (struct iovec){
+			.iov_base = e->staging + (uint64_t)job->slots[i] * ISW_PAGE_BYTES,
+			.iov_len = ISW_PAGE_BYTES,
+		};
+	return b->ops->write(b->ctx, iov, (int)job->pages, job->page * ISW_PAGE_BYTES);
+}
+
+/* Does the job and reports it. How long a step takes is nobody's: these are the threads'. */
+static void work(struct isw_engine *e, struct iswi_job *job)
+{
+	uint64_t begun_ns = e->clock->now_ns(e->clock->ctx);
+	int error = run_job(e, job);
+	uint64_t took_ns = e->clock->now_ns(e->clock->ctx) - begun_ns;
+
+	if (!error && job->kind == ISWI_JOB_READ)
+		iswi_latency_add(&e->backup_read_latency, took_ns);
+	else if (!error && job->kind == ISWI_JOB_WRITE)
+		iswi_latency_add(&e->backup_write_latency, took_ns);
+	iswi_backup_done(e, job, error);
+}
+
+static void *writer(void *arg)
+{
+	struct isw_engine *e = arg;
+	struct iswi_job job;
+
+	iswi_thread_urgent();
+	while (wait_writer(e))
+		if (iswi_backup_take(e, false, &job))
+			work(e, &job);
+	return NULL;
+}
+
+static void *reader(void *arg)
+{
+	struct isw_engine *e = arg;
+	struct iswi_job job;
+
+	iswi_thread_urgent();
+	while (wait_reader(e))
+		while (iswi_backup_take(e, true, &job))
+			work(e, &job);
+	return NULL;
+}
+
+int iswi_backup_start(struct isw_engine *e, struct isw_error *error)
+{
+	struct iswi_backup *b = e->backup;
+	uint32_t writers = e->config.backup_writers, all = writers + e->config.backup_readers;
+
+	for (uint32_t i = 0; i < all; i++) {
+		char name[16];
+		int code;
+
+		snprintf(name, sizeof(name), "isw-backup-%c%u", i < writers ? 'w' : 'r',
+			 (i < writers ? i : i - writers) % 100);
+		code = iswi_thread_start(&b->threads[i], name, i < writers ? writer : reader, e);
+		if (code)
+			return iswi_error(error, code, "cannot start a backup thread");
+		b->threads_count++;
+	}
+	return 0;
+}
+
+void iswi_backup_stop(struct isw_engine *e)
+{
+	struct iswi_backup *b = e->backup;
+
+	pthread_mutex_lock(&b->lock);
+	b->stop = true;
+	pthread_cond_broadcast(&b->write_cond);
+	pthread_cond_broadcast(&b->read_cond);
+	pthread_mutex_unlock(&b->lock);
+	for (uint32_t i = 0; i < b->threads_count; i++)
+		pthread_join(b->threads[i], NULL);
+	if (b->ops && b->ctx)
+		b->ops->destroy(b->ctx);
+}

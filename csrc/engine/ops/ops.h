@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is done with pages: read, written, zeroed, copied to donors. */
+#ifndef ISWI_OPS_OPS_H
+#define ISWI_OPS_OPS_H
+
+#include "engine/request.h"
+#include "engine/state/op.h"
+#include "engine/state/place.h"
+
+/* read.c, write.c, trim.c */
+/* plug: of the thread that submits the request, NULL when there is none or it goes on later. */
+void iswi_read(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plug);
+void iswi_write(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plug);
+/*
+ * A remote write of one staged page, by a holder of that use; it may be grown by the pages that
+ * follow in the device and in staging. For each, remote_busy is set and the buffer held.
+ */
+struct iswi_op *iswi_write_op(struct isw_engine *e, uint64_t page, uint32_t slot,
+			      const struct iswi_use *use);
+/*
+ * The slab has a place again: what a predecessor left staged and no backup takes is sent there.
+ */
+void iswi_write_stranded(struct isw_engine *e, uint32_t slab);
+/* Staging buffers became free, or the backup began to fail: goes on with waiting writes. */
+void iswi_write_kick(struct isw_engine *e);
+void iswi_zero(struct isw_engine *e, struct iswi_req *req);
+
+/* hedge.c */
+/*
+ * A read of a donor is slow: its pages are asked of the backup as well, if that has them all. On
+ * the transfer's receiver thread, as xfer.slow. When both legs have failed op->done is called, on a
+ * copy of the donor's leg whose `tried` says why; the request's pending is put after it.
+ */
+void iswi_hedge_begin(struct iswi_op *op, uint32_t received);
+/* A leg has ended; of the donor's the use of the slab was given back. */
+void iswi_hedge_ended(struct iswi_op *op, bool remote, int error);
+
+/* copy.c */
+/* Pages of a copy at once: what a fault's read may find before it on a connection. */
+#define ISWI_COPY_PAGES_MAX 256u
+static inline void iswi_copy_count(struct isw_engine *e, bool pull, bool arrived)
+{
+	if (!arrived)
+		iswi_count(&e->count.pages_copy_dropped, 1);
+	else
+		iswi_count(pull ? &e->count.pages_migrated : &e->count.pages_copied, 1);
+}
+/* The slab has a new place: the pass that may have been made is none to it. */
+void iswi_pull_anew(struct isw_engine *e, uint32_t slab);
+
+#endif

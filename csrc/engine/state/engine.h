@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The engine: one device's pages, wherever they are.
+ *
+ * A page's newest bytes are, in this order of preference, in a staging buffer, on a donor
+ * (remote-valid), on the backup (backup-current), or nowhere (neither bit, not staged: zeros).
+ *
+ * Rules that hold after every handler, with no lock held:
+ *  R1  The newest version of a page is staged until a copy of it is where the backup mode wants
+ *      one: backup-current is set, or without a backup remote-valid is (or the page is lost).
+ *  R2  remote-valid is set only by the acknowledgement of the newest version, on a slab mapped
+ *      since before it was sent, and is cleared before the next version is sent.
+ *  R3  At most one remote write and one backup write per page are in flight; newer data waits
+ *      for the end of both and supersedes what is queued.
+ *  R4  A request is done when each of its pages is safe: acknowledged while still staged, or on
+ *      the backup, in its own or a newer version.
+ *  R5  A slab's place is used only between a get and a put of it; DRAINED is reported, and the
+ *      queues of a remote are replaced, only when no such use is left.
+ *  R6  A copy (copy.c) begins only on a page without an entry, and is of version 0: any write or
+ *      zeroing outdates it. Its buffer is nobody's to read before its bytes were verified; then it
+ *      is staged, and sent under the rules of a write.
+ *  R7  A hedged read (hedge.c) has two legs, each with staging buffers of its own: from the moment
+ *      there are two, neither writes into the request. The first that ended with verified bytes
+ *      copies them there and is the request's end; the other one then looks at nothing of it. When
+ *      both ended badly the last one goes on for the request. Buffers and ops of both are given
+ *      back when both have ended, by completion events only; the donor's leg keeps its use of the
+ *      slab's place until its own (R5).
+ *  R8  A slab that migrates has two places. Writes go to its current one, where a page was valid
+ *      last says at_place, and only an acknowledgement moves it. A place becomes current before
+ *      anybody looks whether the other one is still written to.
+ *
+ * Rules of the arena, that hold after every single store to it, locks or not: the process may be
+ * killed there, and a successor (recover.c) has nothing else to go by.
+ *  R9  A descriptor is committed by the store of its page, after its bytes, version and checksum.
+ *      A page is what its newest committed descriptor says, or what its bits say if it has none. So
+ *      a version is committed before older ones are cleared, then the bits, then the checksum of
+ *      the page changes; and what makes a version safe elsewhere (R1) is stored before its
+ *      descriptor is cleared.
+ *  R10 Only a page's newest version has a descriptor, but for the moment in which a newer one was
+ *      committed: a superseded or zeroed version loses its own though transfers still hold its
+ *      buffer, or it would come back when the newer one is freed. Buffers of copies and hedged
+ *      reads have none.
+ *  R11 The bit that says where a page is valid is set before the one that said where it was, or
+ *      that it was lost, is cleared; at_place is stored before remote-valid is set.
+ *  R12 A place's word is stored after all else of its mapping, before it becomes current; it says
+ *      UNMAPPED only when no bit names the place any more.
+ *  R13 Arena and backup have one owner, who holds a lock of each that ends with its last thread and
+ *      its last write. Who takes over looks at everything first, and changes nothing when it
+ *      refuses; then each of its own stores keeps these rules, too.
+ *
+ * Locks, outermost first (never two of one kind):
+ *   isw_engine.control    remotes and slab mapping, control thread only, may block
+ *   iswi_shard.lock       entries, versions, page bits and checksums of the shard's pages
+ *   iswi_backup.lock      backup queue, flush state
+ *   staging.lock, ops_lock, entries_lock, waiting.lock   leaves
+ * No lock is held while a transport's submit or a request's done runs.
+ */
+#ifndef ISWI_STATE_ENGINE_H
+#define ISWI_STATE_ENGINE_H
+
+#include "engine/request.h"
+#include "util/util.h"
+
+#define ISWI_NONE UINT32_MAX
+/* For each lock of a predecessor who was killed: its last writes may be on a slow disk. */
+#define ISWI_OWNER_WAIT_MS 10000u
+
+struct iswi_backup;       /* backup/backup.h */
+struct iswi_remote;       /* remote/remote.h */
+struct iswi_rdma_domains; /* transport/rdma.h */
+
+/* Totals that are counted one by one, by the names that struct isw_engine_stats has for them. */
+#define ISWI_COUNTERS(COUNTER)                                                                     \
+	COUNTER(read_requests);                                                                    \
+	COUNTER(write_requests);                                                                   \
+	COUNTER(trim_requests);                                                                    \
+	COUNTER(zero_requests);                                                                    \
+	COUNTER(flush_requests);                                                                   \
+	COUNTER(requests_failed);                                                                  \
+	COUNTER(pages_in);                                                                         \
+	COUNTER(pages_in_remote);                                                                  \
+	COUNTER(pages_in_staging);                                                                 \
+	COUNTER(pages_in_backup);                                                                  \
+	COUNTER(pages_in_zero);                                                                    \
+	COUNTER(pages_out);                                                                        \
+	COUNTER(pages_out_remote);                                                                 \
+	COUNTER(pages_out_backup);                                                                 \
+	COUNTER(pages_out_superseded);                                                             \
+	COUNTER(backup_write_requests);                                                            \
+	COUNTER(fallback_unmapped);                                                                \
+	COUNTER(fallback_suspended);                                                               \
+	COUNTER(fallback_invalid);                                                                 \
+	COUNTER(fallback_error);                                                                   \
+	COUNTER(remote_errors);                                                                    \
+	COUNTER(crc_errors_remote);                                                                \
+	COUNTER(crc_errors_backup);                                                                \
+	COUNTER(backup_errors);                                                                    \
+	COUNTER(staging_waits);                                                                    \
+	COUNTER(pages_copied);                                                                     \
+	COUNTER(pages_copy_dropped);                                                               \
+	COUNTER(pages_migrated);                                                                   \
+	COUNTER(fallback_slow);                                                                    \
+	COUNTER(hedged_reads);                                                                     \
+	COUNTER(hedged_wins);
+
+struct iswi_counters {
+#define COUNTER(name) atomic_uint_fast64_t name
+	ISWI_COUNTERS(COUNTER)
+#undef COUNTER
+	atomic_uint_fast64_t in_flight, copies_begun;
+};
+
+struct isw_engine {
+	struct isw_engine_config config;
+	const struct iswi_clock *clock;
+	uint64_t pages, slab_pages;
+	uint32_t slabs_count;
+	bool has_backup;
+
+	struct iswi_arena_header *arena;
+	uint64_t arena_bytes;
+	int state_lock_fd; /* its flock says whose the state file is; -1 without one */
+	bool standby;      /* the arena is another process's: it is not even looked at */
+	bool stranded;     /* staged pages may wait for their slab to be mapped; see ops/write.c */
+	struct iswi_slab *slabs;
+	atomic_uint *remote_valid, *backup_current; /* one word a group; shard lock */
+	atomic_uint *at_place;                      /* of a remote-valid page: at which one it is */
+	atomic_uint *crc;                           /* of the newest version; shard lock */
+	struct iswi_record *records;                /* one a remote; control lock */
+	struct iswi_slot *slots;
+	unsigned char *staging;
+
+	struct iswi_shard *shards;
+	struct iswi_slot_use *slot_uses;
+	struct iswi_entry *entries;
+	uint32_t entries_free; /* through hash_next */
+	pthread_mutex_t entries_lock;
+
+	struct {
+		pthread_mutex_t lock;
+		uint64_t *free_bits;
+		uint32_t words, cursor, used;
+		uint32_t copies; /* of those used, by copies and hedged reads */
+	} staging_alloc;
+
+	struct {
+		pthread_mutex_t lock;
+		struct iswi_req *head, **tail;
+		bool busy, again;
+		/* Staging buffers became free, or the backup began to fail. Under no lock. */
+		void (*go_on)(struct isw_engine *e);
+	} waiting; /* writes without a staging buffer; see ops/write.c */
+
+	struct iswi_op *ops, *ops_free;
+	pthread_mutex_t ops_lock;
+	void *volatile_memory;
+	size_t volatile_bytes;
+
+	struct iswi_backup *backup;
+	pthread_mutex_t control;
+	struct iswi_remote *remotes;
+	struct iswi_rdma_domains *rdma;
+	uint64_t mappings;         /* numbers places' words; control lock */
+	atomic_uint_fast64_t pull; /* slab that is pulled, next group of it below: see ops/copy.c */
+	struct iswi_events events;
+	struct iswi_counters count;
+	struct iswi_latency read_latency, write_latency, remote_read_latency, remote_write_latency,
+		backup_read_latency, backup_write_latency;
+};
+
+#endif

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One transfer of the engine's: to or from a donor, or a read of the backup. */
+#ifndef ISWI_STATE_OP_H
+#define ISWI_STATE_OP_H
+
+#include "engine/state/engine.h"
+#include "transport/transport.h"
+
+#define ISWI_TRIED_REMOTE 0x3 /* a donor has failed this read: a bit for each place */
+#define ISWI_TRIED_BACKUP 0x4
+#define ISWI_RETRIED      0x8  /* bytes and checksum differed once: a write may have passed by */
+#define ISWI_HEDGED       0x10 /* was hedged, in vain: it is not again */
+
+static inline uint8_t iswi_tried_place(uint32_t place)
+{
+	return (uint8_t)(1u << place);
+}
+
+/* Of a hedged read: what became of its legs. */
+#define ISWI_HEDGE_WON         0x1 /* one of them answers the request, or has */
+#define ISWI_HEDGE_REMOTE_END  0x2
+#define ISWI_HEDGE_BACKUP_END  0x4
+#define ISWI_HEDGE_REMOTE_FAIL 0x8 /* ended with an error */
+#define ISWI_HEDGE_BACKUP_FAIL 0x10
+
+/* One transfer to or from a donor, or a read of the backup: a run of pages of one slab. */
+struct iswi_op {
+	struct iswi_xfer xfer;
+	struct isw_engine *engine;
+	struct iswi_req *req; /* reads */
+	uint64_t page;
+	/* The place's, when the op was made; of a copy's read the place's where it shall go. */
+	uint64_t word;
+	uint32_t pages;
+	uint32_t slab;
+	uint8_t place;   /* of which it holds a use */
+	uint32_t slot;   /* writes, copies: first of `pages` consecutive staging buffers */
+	uint32_t crc;    /* reads: the first page's checksum when they began */
+	uint32_t remote; /* where it was sent */
+	uint8_t tried;
+	bool copy; /* of copy.c: a read without a request, then a write */
+	bool pull; /* a copy from the slab's other place */
+	/* A read of the backup, a slow read of a donor, a pulled page's write: what follows it. */
+	void (*done)(struct iswi_op *op, int error);
+	struct iswi_op *next; /* free list or backup read queue */
+	struct iswi_op *twin; /* of a hedged read: the other leg */
+	atomic_uint hedge;    /* ISWI_HEDGE_*, in the donor's leg; seq_cst: orders the legs' ends */
+};
+
+#endif
