@@ -17,8 +17,8 @@
 #include "check.h"
 #include "isw.h"
 #include "sim/sim.h"
+#include "tests.h"
 
-#define UNUSED_OK         __attribute__((unused))
 #define SLAB_PAGES        8u
 #define SLABS             4u
 #define PAGES             (SLABS * SLAB_PAGES)
@@ -333,7 +333,7 @@ UNUSED_OK static void world_end(struct world *w)
 	CHECK_EQ(stats.staging_pages_used, 0);
 	CHECK_EQ(w->e->staging_alloc.copies, 0);
 	for (uint32_t i = 0; i < w->e->slabs_count; i++)
-		CHECK_EQ(slab_of(w, i).in_flight, 0);
+		CHECK_EQ(slab_of(w, i).in_flight + slab_of(w, i).source_in_flight, 0);
 	for (uint32_t i = w->e->entries_free; i != ISWI_NONE; i = w->e->entries[i].hash_next)
 		entries++;
 	CHECK_EQ(entries, w->e->config.staging_pages);
@@ -346,5 +346,18 @@ UNUSED_OK static void world_end(struct world *w)
 	isw_engine_destroy(w->e);
 	free(w);
 }
+
+/* A test, or one case of several, in a world that is made for it and ended after it. */
+#define WORLD_CASES(name, count, n, make)                                                          \
+	static void name##_in(struct world *w, uint32_t n);                                        \
+	TEST_CASES(name, count, n)                                                                 \
+	{                                                                                          \
+		struct world *w = make;                                                            \
+                                                                                                   \
+		name##_in(w, n);                                                                   \
+		world_end(w);                                                                      \
+	}                                                                                          \
+	static void name##_in(struct world *w, UNUSED_OK uint32_t n)
+#define WORLD_TEST(name, make) WORLD_CASES(name, 1, only, make)
 
 #endif

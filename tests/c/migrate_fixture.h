@@ -156,15 +156,6 @@ UNUSED_OK static void pull_goes_on(struct world *w, enum stage stage)
 	REPLY(w, stage == READING ? SOURCE : TARGET, 0);
 }
 
-/* Nothing is left at the source, nor under way. */
-UNUSED_OK static void moving_end(struct world *w)
-{
-	settle(w);
-	for (uint32_t slab = 0; slab < w->e->slabs_count; slab++)
-		CHECK_EQ(slab_of(w, slab).source_in_flight, 0);
-	world_end(w);
-}
-
 /* A large slab on a device of its own, everything at the source. */
 UNUSED_OK static struct world *world_large(uint32_t pages, uint32_t staging)
 {

@@ -42,10 +42,8 @@ static void record_is_old_or_new(struct world *w)
 	world_end(s);
 }
 
-static void a_record_is_old_or_new_behind_each_store(void)
+WORLD_TEST(a_record_is_old_or_new_behind_each_store, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
-
 	for (uint32_t i = 0; i < 2; i++) { /* both copies */
 		CHECK_EQ(isw_remote_record_set(w->e, 0, "older", 5), 0);
 		begin(w, record_is_old_or_new);
@@ -53,7 +51,6 @@ static void a_record_is_old_or_new_behind_each_store(void)
 		end(3);
 		CHECK_EQ(isw_remote_record_set(w->e, 0, "another", 7), 0);
 	}
-	world_end(w);
 }
 
 static void page_is_lost_or_valid(struct world *w)
@@ -62,9 +59,8 @@ static void page_is_lost_or_valid(struct world *w)
 }
 
 /* A copy of it arrives when the source has been given up. Never may it be zeros. */
-static void a_lost_page_that_arrives_is_never_zeros(void)
+WORLD_TEST(a_lost_page_that_arrives_is_never_zeros, world_mapped(ISW_ENGINE_NO_BACKUP))
 {
-	struct world *w = world_mapped(ISW_ENGINE_NO_BACKUP);
 	uint64_t source = slab_of(w, 0).generation;
 
 	write_settled(w, 1, 1, 10);
@@ -80,7 +76,6 @@ static void a_lost_page_that_arrives_is_never_zeros(void)
 	end(3);
 	CHECK(is_remote_valid(w, 1) && !is_backup_current(w, 1));
 	CHECK_EQ(read_settled(w, 1), 10);
-	world_end(w);
 }
 
 static void page_is_old_or_new(struct world *w)
@@ -108,7 +103,7 @@ static void page_is_new(struct world *w)
 }
 
 /* A page's whole way, with each kind of end, in both orders. */
-static void a_write_is_old_until_answered_and_then_new(void)
+TEST(a_write_is_old_until_answered_and_then_new)
 {
 	for (uint32_t order = 0; order < 2; order++) {
 		struct world *w = world_mapped(0);
@@ -131,12 +126,4 @@ static void a_write_is_old_until_answered_and_then_new(void)
 		end(2);
 		world_end(w);
 	}
-}
-
-int main(void)
-{
-	a_record_is_old_or_new_behind_each_store();
-	a_lost_page_that_arrives_is_never_zeros();
-	a_write_is_old_until_answered_and_then_new();
-	return 0;
 }

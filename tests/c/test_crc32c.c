@@ -3,10 +3,11 @@
 #include <string.h>
 
 #include "check.h"
+#include "tests.h"
 #include "util/util.h"
 
 /* RFC 3720, B.4. */
-static void test_published_values(void)
+TEST(test_published_values)
 {
 	unsigned char data[32];
 
@@ -21,7 +22,7 @@ static void test_published_values(void)
 	CHECK_EQ(iswi_crc32c(data, sizeof(data)), 0x46dd794eu);
 }
 
-static void test_table_agrees(void)
+TEST(test_table_agrees)
 {
 	static unsigned char data[4096 + 16];
 	uint32_t state = 1;
@@ -37,7 +38,7 @@ static void test_table_agrees(void)
 	CHECK_EQ(iswi_crc32c(data, 4096), iswi_crc32c_table(data, 4096));
 }
 
-static void test_pages_at_once(void)
+TEST(test_pages_at_once)
 {
 	static unsigned char data[11 * 4096];
 	uint32_t crc[12], state = 7;
@@ -55,7 +56,7 @@ static void test_pages_at_once(void)
 	}
 }
 
-static void test_one_bit_matters(void)
+TEST(test_one_bit_matters)
 {
 	static unsigned char page[4096];
 	uint32_t crc = iswi_crc32c(page, sizeof(page));
@@ -65,13 +66,4 @@ static void test_one_bit_matters(void)
 		CHECK(iswi_crc32c(page, sizeof(page)) != crc);
 		page[bit / 8] ^= (unsigned char)(1u << (bit % 8));
 	}
-}
-
-int main(void)
-{
-	test_published_values();
-	test_table_agrees();
-	test_pages_at_once();
-	test_one_bit_matters();
-	return 0;
 }

@@ -71,9 +71,8 @@ static void is_dropped(struct world *w)
 
 /* ------------------------------------------------------------------ what is copied */
 
-static void what_the_donor_lacks_is_copied(void)
+WORLD_TEST(what_the_donor_lacks_is_copied, world_behind(SLAB_PAGES))
 {
-	struct world *w = world_behind(SLAB_PAGES);
 	struct isw_slab_info before;
 	uint64_t sent_before;
 	uint32_t next;
@@ -103,13 +102,10 @@ static void what_the_donor_lacks_is_copied(void)
 	CHECK_EQ(read_settled(w, 0), 10);
 	CHECK_EQ(stats_of(w).pages_in_remote, 1);
 	CHECK_EQ(stats_of(w).pages_in_backup, 0);
-	world_end(w);
 }
 
-static void a_run_is_one_read_and_one_write(void)
+WORLD_TEST(a_run_is_one_read_and_one_write, world_behind(6))
 {
-	struct world *w = world_behind(6);
-
 	fill(w, 1, 5);
 	DISK_TAKE_READ(w);
 	CHECK_EQ(iswi_sim_of(w->e)->jobs[0].op->pages, 5);
@@ -119,12 +115,10 @@ static void a_run_is_one_read_and_one_write(void)
 	REPLY(w, 0, 0);
 	CHECK_EQ(stats_of(w).pages_copied, 5);
 	CHECK(!is_remote_valid(w, 0));
-	world_end(w);
 }
 
-static void as_many_as_asked_for_and_on_from_there(void)
+WORLD_TEST(as_many_as_asked_for_and_on_from_there, world_behind(SLAB_PAGES))
 {
-	struct world *w = world_behind(SLAB_PAGES);
 	uint32_t next = 0;
 
 	CHECK_EQ(fill_from(w, 0, 0, &next), 0);
@@ -141,12 +135,10 @@ static void as_many_as_asked_for_and_on_from_there(void)
 	CHECK_EQ(next, SLAB_PAGES);
 	settle(w);
 	CHECK_EQ(stats_of(w).pages_copied, SLAB_PAGES);
-	world_end(w);
 }
 
-static void only_the_slabs_own_mapping_is_filled(void)
+WORLD_TEST(only_the_slabs_own_mapping_is_filled, world_behind(2))
 {
-	struct world *w = world_behind(2);
 	uint64_t generation = slab_of(w, 0).generation;
 	uint32_t next;
 
@@ -158,12 +150,10 @@ static void only_the_slabs_own_mapping_is_filled(void)
 	unmap(w);
 	CHECK_EQ(isw_slab_fill(w->e, 0, generation, 0, 9, &next), -ESTALE);
 	CHECK_EQ(slab_of(w, 0).in_flight, 0);
-	world_end(w);
 }
 
-static void without_a_backup_there_is_nothing_to_copy(void)
+WORLD_TEST(without_a_backup_there_is_nothing_to_copy, world_mapped(ISW_ENGINE_NO_BACKUP))
 {
-	struct world *w = world_mapped(ISW_ENGINE_NO_BACKUP);
 	uint32_t next;
 
 	write_settled(w, 0, 2, 10);
@@ -171,10 +161,9 @@ static void without_a_backup_there_is_nothing_to_copy(void)
 	map(w, 0, 0);
 	CHECK_EQ(fill_from(w, 0, 9, &next), 0);
 	CHECK_EQ(next, SLAB_PAGES);
-	world_end(w);
 }
 
-static void the_last_slab_may_be_short(void)
+TEST(the_last_slab_may_be_short)
 {
 	struct isw_engine_config config = world_config(0);
 	struct world *w;
@@ -195,9 +184,8 @@ static void the_last_slab_may_be_short(void)
 
 /* ---------------------------------------------------------------- others go first */
 
-static void reads_go_before_copies(void)
+WORLD_TEST(reads_go_before_copies, world_behind(4))
 {
-	struct world *w = world_behind(4);
 	uint32_t next, id;
 
 	CHECK_EQ(fill_from(w, 0, 1, &next), 1);
@@ -216,10 +204,9 @@ static void reads_go_before_copies(void)
 	CHECK_EQ(w->got[id][0], 11);
 	settle(w);
 	CHECK_EQ(stats_of(w).pages_copied, 2);
-	world_end(w);
 }
 
-static void copies_leave_half_of_the_buffers_free(void)
+TEST(copies_leave_half_of_the_buffers_free)
 {
 	struct isw_engine_config config = world_config(0);
 	struct world *w;
@@ -250,7 +237,7 @@ static void copies_leave_half_of_the_buffers_free(void)
 	world_end(w);
 }
 
-static void copies_under_way_are_bounded(void)
+TEST(copies_under_way_are_bounded)
 {
 	struct isw_engine_config config = world_config(0);
 	uint32_t pages = 3 * ISWI_COPY_PAGES_MAX, begun = 0, next = 0;
@@ -287,39 +274,34 @@ static void copies_under_way_are_bounded(void)
 }
 
 /* A write that found no buffer goes on as soon as a copy gives some back, however it ends. */
-static void writes_go_on_with_the_buffers_of_copies(void)
+WORLD_CASES(writes_go_on_with_the_buffers_of_copies, 3, way, world_behind(SLAB_PAGES))
 {
-	for (int way = 0; way < 3; way++) {
-		struct world *w = world_behind(SLAB_PAGES);
-		uint32_t id;
+	uint32_t id;
 
-		fill(w, 0, SLAB_PAGES);
-		put(w, SLAB_PAGES, 8, 100);
-		id = put(w, 2 * SLAB_PAGES, 8, 200);
-		CHECK_EQ(stats_of(w).staging_waits, 1);
-		CHECK_EQ(stats_of(w).pages_out, SLAB_PAGES + 8);
-		DISK_TAKE_READ(w);
-		if (way == 0) {
-			DISK_FAIL(w, 0);
-		} else {
-			DISK_DONE(w, 0);
-			if (way == 1)
-				REPLY(w, 0, 0);
-			else
-				REFUSE(w, 0, 0);
-		}
-		CHECK_EQ(stats_of(w).pages_out, SLAB_PAGES + 16);
-		settle(w);
-		CHECK_EQ(w->error[id], 0);
-		CHECK_EQ(read_settled(w, 2 * SLAB_PAGES), 200);
-		world_end(w);
+	fill(w, 0, SLAB_PAGES);
+	put(w, SLAB_PAGES, 8, 100);
+	id = put(w, 2 * SLAB_PAGES, 8, 200);
+	CHECK_EQ(stats_of(w).staging_waits, 1);
+	CHECK_EQ(stats_of(w).pages_out, SLAB_PAGES + 8);
+	DISK_TAKE_READ(w);
+	if (way == 0) {
+		DISK_FAIL(w, 0);
+	} else {
+		DISK_DONE(w, 0);
+		if (way == 1)
+			REPLY(w, 0, 0);
+		else
+			REFUSE(w, 0, 0);
 	}
+	CHECK_EQ(stats_of(w).pages_out, SLAB_PAGES + 16);
+	settle(w);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(read_settled(w, 2 * SLAB_PAGES), 200);
 }
 
 /* Half of the buffers hold what cannot be written; the rest, which copies have, comes back. */
-static void a_write_is_not_refused_while_copies_hold_buffers(void)
+WORLD_TEST(a_write_is_not_refused_while_copies_hold_buffers, world_behind(4))
 {
-	struct world *w = world_behind(4);
 	uint32_t id;
 
 	fill(w, 0, 4);
@@ -338,14 +320,12 @@ static void a_write_is_not_refused_while_copies_hold_buffers(void)
 	settle(w);
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(read_settled(w, 3 * SLAB_PAGES + 3), 303);
-	world_end(w);
 }
 
 /* ------------------------------------------------------------------ reads meanwhile */
 
-static void a_read_meets_a_copy(void)
+WORLD_TEST(a_read_meets_a_copy, world_copying(READING))
 {
-	struct world *w = world_copying(READING);
 	uint32_t id = get(w, 0, 1);
 
 	/* Its buffer holds nothing yet: from the backup. */
@@ -362,12 +342,10 @@ static void a_read_meets_a_copy(void)
 	REPLY(w, 0, 0);
 	CHECK_EQ(read_settled(w, 0), 10);
 	CHECK_EQ(stats_of(w).pages_in_remote, 1);
-	world_end(w);
 }
 
-static void a_read_that_fails_is_answered_from_the_copy(void)
+WORLD_TEST(a_read_that_fails_is_answered_from_the_copy, world_copying(READING))
 {
-	struct world *w = world_copying(READING);
 	uint32_t id = get(w, 0, 1);
 
 	DISK_TAKE_READ(w);
@@ -375,14 +353,12 @@ static void a_read_that_fails_is_answered_from_the_copy(void)
 	DISK_FAIL(w, 0);
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(w->got[id][0], 10);
-	world_end(w);
 }
 
 /* ----------------------------------------------------------- what comes between wins */
 
-static void a_write_wins(enum stage stage)
+WORLD_CASES(a_write_wins, STAGES, stage, world_copying(stage))
 {
-	struct world *w = world_copying(stage);
 	uint32_t id = put(w, 0, 1, 99);
 
 	/* Its own transfer waits only for one that is on its way to the donor. */
@@ -400,13 +376,11 @@ static void a_write_wins(enum stage stage)
 	CHECK_EQ(disk_value(w, 0), 99);
 	CHECK_EQ(read_settled(w, 0), 99);
 	is_dropped(w);
-	world_end(w);
 }
 
 /* Nothing of the write is left to be seen when the copy goes on, but for the page's version. */
-static void a_write_that_is_all_over_wins(void)
+WORLD_TEST(a_write_that_is_all_over_wins, world_copying(READING))
 {
-	struct world *w = world_copying(READING);
 	uint32_t id = put(w, 0, 1, 99);
 
 	REPLY(w, 0, 0);
@@ -421,14 +395,11 @@ static void a_write_that_is_all_over_wins(void)
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(donor_value(w, 0, 0), 99);
 	CHECK_EQ(read_settled(w, 0), 99);
-	world_end(w);
 }
 
 /* The same bytes, so that no checksum tells, and a donor that refused them. */
-static void a_write_of_the_same_bytes_wins(void)
+WORLD_TEST(a_write_of_the_same_bytes_wins, world_copying(READING))
 {
-	struct world *w = world_copying(READING);
-
 	put(w, 0, 1, 10);
 	REFUSE(w, 0, 0);
 	DISK_DONE(w, 0);
@@ -437,27 +408,22 @@ static void a_write_of_the_same_bytes_wins(void)
 	settle(w);
 	CHECK(!is_remote_valid(w, 0));
 	CHECK_EQ(read_settled(w, 0), 10);
-	world_end(w);
 }
 
-static void zeros_win(enum stage stage, uint32_t op)
+WORLD_CASES(zeros_win, 2 * STAGES, n, world_copying(n / 2))
 {
-	struct world *w = world_copying(stage);
-	uint32_t id = submit(w, op, 0, 1, 0);
+	uint32_t id = submit(w, n % 2 ? ISW_SIM_ZERO : ISW_SIM_TRIM, 0, 1, 0);
 
 	CHECK_EQ(w->error[id], 0);
-	copy_goes_on(w, stage);
+	copy_goes_on(w, n / 2);
 	is_dropped(w);
 	CHECK(!is_remote_valid(w, 0) && !is_backup_current(w, 0));
 	CHECK_EQ(read_settled(w, 0), 0);
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
-	world_end(w);
 }
 
-static void a_write_after_zeros_wins(enum stage stage)
+WORLD_CASES(a_write_after_zeros_wins, STAGES, stage, world_copying(stage))
 {
-	struct world *w = world_copying(stage);
-
 	trim(w, 0, 1);
 	put(w, 0, 1, 99);
 	CHECK_EQ(sent_for(w, 0, 0, ISWI_XFER_WRITE), 1);
@@ -468,14 +434,11 @@ static void a_write_after_zeros_wins(enum stage stage)
 	CHECK_EQ(donor_value(w, 0, 0), 99);
 	CHECK_EQ(disk_value(w, 0), 99);
 	CHECK_EQ(read_settled(w, 0), 99);
-	world_end(w);
 }
 
 /* A few pages of a run are overtaken, the others are copied. */
-static void the_rest_of_a_run_is_copied(void)
+WORLD_TEST(the_rest_of_a_run_is_copied, world_behind(6))
 {
-	struct world *w = world_behind(6);
-
 	fill(w, 0, 6);
 	DISK_TAKE_READ(w);
 	trim(w, 1, 1);
@@ -490,15 +453,12 @@ static void the_rest_of_a_run_is_copied(void)
 		CHECK_EQ(is_remote_valid(w, page), page != 1);
 		CHECK_EQ(read_settled(w, page), page == 1 ? 0 : page == 4 ? 99 : 10 + page);
 	}
-	world_end(w);
 }
 
 /* ------------------------------------------------------------- the donor is taken away */
 
-static void an_unmapped_slab_is_drained(enum stage stage)
+WORLD_CASES(an_unmapped_slab_is_drained, STAGES, stage, world_copying(stage))
 {
-	struct world *w = world_copying(stage);
-
 	unmap(w);
 	/* The donor does not wait for our disk. */
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], stage == READING);
@@ -509,14 +469,11 @@ static void an_unmapped_slab_is_drained(enum stage stage)
 	CHECK(!is_remote_valid(w, 0));
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(read_settled(w, 0), 10);
-	world_end(w);
 }
 
 /* The next mapping is another donor's business: its own copies are asked for. */
-static void a_copy_does_not_follow_its_slab(void)
+WORLD_TEST(a_copy_does_not_follow_its_slab, world_copying(READING))
 {
-	struct world *w = world_copying(READING);
-
 	CHECK_EQ(remote_new(w), 1);
 	unmap(w);
 	map(w, 0, 1);
@@ -528,13 +485,10 @@ static void a_copy_does_not_follow_its_slab(void)
 	settle(w);
 	CHECK_EQ(donor_value(w, 1, 0), 10);
 	CHECK(is_remote_valid(w, 0));
-	world_end(w);
 }
 
-static void a_donor_goes_down(enum stage stage)
+WORLD_CASES(a_donor_goes_down, STAGES, stage, world_copying(stage))
 {
-	struct world *w = world_copying(stage);
-
 	BREAK(w, 0);
 	if (stage == READING)
 		DISK_DONE(w, 0);
@@ -549,28 +503,22 @@ static void a_donor_goes_down(enum stage stage)
 	settle(w);
 	CHECK(is_remote_valid(w, 0));
 	CHECK_EQ(donor_value(w, 0, 0), 10);
-	world_end(w);
 }
 
-static void a_refused_copy_is_reported(void)
+WORLD_TEST(a_refused_copy_is_reported, world_copying(WRITING))
 {
-	struct world *w = world_copying(WRITING);
-
 	REFUSE(w, 0, 0);
 	is_dropped(w);
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_ERROR], 1);
 	CHECK_EQ(stats_of(w).remote_errors, 1);
 	CHECK(!is_remote_valid(w, 0));
 	CHECK_EQ(read_settled(w, 0), 10);
-	world_end(w);
 }
 
 /* ---------------------------------------------------------------- the backup is bad */
 
-static void wrong_bytes_are_not_copied(void)
+WORLD_TEST(wrong_bytes_are_not_copied, world_behind(3))
 {
-	struct world *w = world_behind(3);
-
 	iswi_sim_of(w->e)->disk[ISW_PAGE_BYTES + 7] ^= 1;
 	fill(w, 0, 3);
 	settle(w);
@@ -584,13 +532,11 @@ static void wrong_bytes_are_not_copied(void)
 	CHECK_EQ(w->events[ISW_EVENT_BAD_PAGE], 0);
 	iswi_sim_of(w->e)->disk[ISW_PAGE_BYTES + 7] ^= 1;
 	CHECK_EQ(read_settled(w, 1), 11);
-	world_end(w);
 }
 
 /* A read of a page that rots is answered, not repeated for as long as the copy takes. */
-static void a_bad_page_is_judged_while_a_copy_reads_it(void)
+WORLD_TEST(a_bad_page_is_judged_while_a_copy_reads_it, world_copying(READING))
 {
-	struct world *w = world_copying(READING);
 	uint32_t id = get(w, 0, 1);
 
 	iswi_sim_of(w->e)->disk[7] ^= 1;
@@ -600,13 +546,10 @@ static void a_bad_page_is_judged_while_a_copy_reads_it(void)
 	}
 	CHECK_EQ(w->error[id], -EIO);
 	CHECK_EQ(w->events[ISW_EVENT_BAD_PAGE], 1);
-	world_end(w);
 }
 
-static void a_failed_read_copies_nothing(void)
+WORLD_TEST(a_failed_read_copies_nothing, world_copying(READING))
 {
-	struct world *w = world_copying(READING);
-
 	DISK_FAIL(w, 0);
 	is_dropped(w);
 	CHECK_EQ(stats_of(w).backup_errors, 1);
@@ -617,14 +560,12 @@ static void a_failed_read_copies_nothing(void)
 	fill(w, 0, 1);
 	settle(w);
 	CHECK(is_remote_valid(w, 0));
-	world_end(w);
 }
 
 /* ------------------------------------------------------------------- nothing to save */
 
-static void a_copy_is_nothing_to_wait_for(enum stage stage)
+WORLD_CASES(a_copy_is_nothing_to_wait_for, STAGES, stage, world_copying(stage))
 {
-	struct world *w = world_copying(stage);
 	struct isw_error error = {0};
 	char path[64];
 	uint32_t id;
@@ -643,10 +584,9 @@ static void a_copy_is_nothing_to_wait_for(enum stage stage)
 	CHECK_EQ(isw_engine_save_tables(w->e, path, &error), -EBUSY);
 	settle(w);
 	CHECK_EQ(isw_engine_settle(w->e, 0), 0);
-	world_end(w);
 }
 
-static void an_engine_may_end_in_the_middle_of_it(enum stage stage)
+TEST_CASES(an_engine_may_end_in_the_middle_of_it, STAGES, stage)
 {
 	struct world *w = world_behind(5);
 	uint32_t next;
@@ -658,40 +598,4 @@ static void an_engine_may_end_in_the_middle_of_it(enum stage stage)
 	CHECK_EQ(fill_from(w, 3, 9, &next), 2); /* not even begun to be read */
 	isw_engine_destroy(w->e);
 	free(w);
-}
-
-int main(void)
-{
-	what_the_donor_lacks_is_copied();
-	a_run_is_one_read_and_one_write();
-	as_many_as_asked_for_and_on_from_there();
-	only_the_slabs_own_mapping_is_filled();
-	without_a_backup_there_is_nothing_to_copy();
-	the_last_slab_may_be_short();
-	reads_go_before_copies();
-	copies_leave_half_of_the_buffers_free();
-	copies_under_way_are_bounded();
-	writes_go_on_with_the_buffers_of_copies();
-	a_write_is_not_refused_while_copies_hold_buffers();
-	a_read_meets_a_copy();
-	a_read_that_fails_is_answered_from_the_copy();
-	a_write_that_is_all_over_wins();
-	a_write_of_the_same_bytes_wins();
-	the_rest_of_a_run_is_copied();
-	a_copy_does_not_follow_its_slab();
-	a_refused_copy_is_reported();
-	wrong_bytes_are_not_copied();
-	a_bad_page_is_judged_while_a_copy_reads_it();
-	a_failed_read_copies_nothing();
-	for (enum stage stage = 0; stage < STAGES; stage++) {
-		a_write_wins(stage);
-		zeros_win(stage, ISW_SIM_TRIM);
-		zeros_win(stage, ISW_SIM_ZERO);
-		a_write_after_zeros_wins(stage);
-		an_unmapped_slab_is_drained(stage);
-		a_donor_goes_down(stage);
-		a_copy_is_nothing_to_wait_for(stage);
-		an_engine_may_end_in_the_middle_of_it(stage);
-	}
-	return 0;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The backup's own threads and file: errors, retries, merging, the lock, the space. */
+#define OWN_MAIN
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -7,6 +8,7 @@
 
 #include "engine/backup/backup.h"
 #include "engine_workers.h"
+#include "tests.h"
 
 #define PAGES  512u
 #define BAD_AT 300u /* a bad sector's page */
@@ -187,7 +189,7 @@ static void wait_event(isw_engine *e, uint32_t kind)
 	CHECK_EQ(event.kind, kind);
 }
 
-static void a_bad_sector_is_retried_until_it_is_good(void)
+TEST(a_bad_sector_is_retried_until_it_is_good)
 {
 	isw_engine *e = open_engine();
 	struct isw_engine_stats stats;
@@ -216,7 +218,7 @@ static void a_bad_sector_is_retried_until_it_is_good(void)
 }
 
 /* Workers whose writes hardly ever leave the queue empty. */
-static void retries_come_due_and_are_paced_on_a_busy_disk(void)
+TEST(retries_come_due_and_are_paced_on_a_busy_disk)
 {
 	static struct crowd crowd;
 	isw_engine *e = open_engine();
@@ -247,7 +249,7 @@ static void retries_come_due_and_are_paced_on_a_busy_disk(void)
 	isw_engine_destroy(e);
 }
 
-static void failing_at_once_is_not_retried_at_once(void)
+TEST(failing_at_once_is_not_retried_at_once)
 {
 	isw_engine *e = open_engine();
 	struct bad_disk disk;
@@ -274,7 +276,7 @@ static void failing_at_once_is_not_retried_at_once(void)
 
 /* --------------------------------------------------------------------- the file */
 
-static void contents_outlive_the_engine(void)
+TEST(contents_outlive_the_engine)
 {
 	isw_engine *e = open_engine();
 	char tables[sizeof(path) + 8];
@@ -296,7 +298,7 @@ static void contents_outlive_the_engine(void)
 	unlink(tables);
 }
 
-static void a_backup_has_one_owner(void)
+TEST(a_backup_has_one_owner)
 {
 	const struct isw_engine_config c = config();
 	isw_engine *e = open_engine(), *second = NULL;
@@ -311,7 +313,7 @@ static void a_backup_has_one_owner(void)
 	isw_engine_destroy(e);
 }
 
-static void its_space_is_reserved_and_nobody_else_may_read_it(void)
+TEST(its_space_is_reserved_and_nobody_else_may_read_it)
 {
 	isw_engine *e;
 	struct stat st;
@@ -325,7 +327,7 @@ static void its_space_is_reserved_and_nobody_else_may_read_it(void)
 	isw_engine_destroy(e);
 }
 
-static void a_backup_that_cannot_be_had_leaves_nothing_behind(void)
+TEST(a_backup_that_cannot_be_had_leaves_nothing_behind)
 {
 	const struct isw_engine_config c = config();
 	struct isw_error error = {0};
@@ -378,7 +380,7 @@ static bool objects(const char *backup, const char *why)
 	return text && strstr(text, why) != NULL;
 }
 
-static void a_backup_that_others_can_read_or_replace_is_refused(void)
+TEST(a_backup_that_others_can_read_or_replace_is_refused)
 {
 	char directory[4200], file[4300], other[4300];
 
@@ -412,7 +414,7 @@ static void a_backup_that_others_can_read_or_replace_is_refused(void)
 	rmdir(directory);
 }
 
-static void a_link_is_not_followed_to_a_file(void)
+TEST(a_link_is_not_followed_to_a_file)
 {
 	char link[4200];
 
@@ -426,7 +428,7 @@ static void a_link_is_not_followed_to_a_file(void)
 	unlink(link);
 }
 
-static void wrong_numbers_of_threads_are_refused(void)
+TEST(wrong_numbers_of_threads_are_refused)
 {
 	static const uint32_t wrong[][2] = {{0, 1}, {1, 0}, {8, 9}};
 	isw_engine *e = NULL;
@@ -460,16 +462,7 @@ int main(void)
 	if (!takes_direct_io(".") && !takes_direct_io(tmp ? tmp : "/tmp") &&
 	    !takes_direct_io("/var/tmp"))
 		SKIP("no directory here takes direct I/O");
-	a_bad_sector_is_retried_until_it_is_good();
-	retries_come_due_and_are_paced_on_a_busy_disk();
-	failing_at_once_is_not_retried_at_once();
-	contents_outlive_the_engine();
-	a_backup_has_one_owner();
-	its_space_is_reserved_and_nobody_else_may_read_it();
-	a_backup_that_others_can_read_or_replace_is_refused();
-	a_link_is_not_followed_to_a_file();
-	a_backup_that_cannot_be_had_leaves_nothing_behind();
-	wrong_numbers_of_threads_are_refused();
+	run_tests();
 	unlink(path);
 	return 0;
 }

@@ -19,9 +19,8 @@ static uint32_t under_way(const struct world *w, enum iswi_job_kind kind)
 
 /* ------------------------------------------------------------------------ flush */
 
-static void a_flush_waits_for_completed_writes_and_for_the_sync(void)
+WORLD_TEST(a_flush_waits_for_completed_writes_and_for_the_sync, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id = put(w, 1, 1, 100), done;
 
 	REPLY(w, 0, 0);
@@ -39,12 +38,10 @@ static void a_flush_waits_for_completed_writes_and_for_the_sync(void)
 	DISK_DONE(w, 0);
 	CHECK_EQ(w->error[done], 0);
 	CHECK_EQ(disk_value(w, 1), 100);
-	world_end(w);
 }
 
-static void a_flush_of_a_clean_device_still_syncs(void)
+WORLD_TEST(a_flush_of_a_clean_device_still_syncs, world_new(0))
 {
-	struct world *w = world_new(0);
 	uint32_t id;
 
 	write_settled(w, 1, 1, 100);
@@ -54,12 +51,10 @@ static void a_flush_of_a_clean_device_still_syncs(void)
 	CHECK_EQ(under_way(w, ISWI_JOB_SYNC), 1);
 	DISK_DONE(w, 0);
 	CHECK_EQ(w->error[id], 0);
-	world_end(w);
 }
 
-static void a_flush_waits_for_what_was_rewritten_while_busy(void)
+WORLD_TEST(a_flush_waits_for_what_was_rewritten_while_busy, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id, done;
 
 	put(w, 1, 1, 100);
@@ -77,13 +72,11 @@ static void a_flush_waits_for_what_was_rewritten_while_busy(void)
 	DISK_DONE(w, 0);
 	CHECK_EQ(w->error[done], 0);
 	CHECK_EQ(disk_value(w, 1), 200);
-	world_end(w);
 }
 
 /* The first version that came while the page was busy decides, not the last. */
-static void a_flush_waits_though_the_page_is_written_once_more(void)
+WORLD_TEST(a_flush_waits_though_the_page_is_written_once_more, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t first, second, done;
 
 	first = put(w, 1, 1, 100);
@@ -103,12 +96,10 @@ static void a_flush_waits_though_the_page_is_written_once_more(void)
 	DISK_DONE(w, 0);
 	CHECK_EQ(w->error[done], 0);
 	CHECK_EQ(disk_value(w, 1), 300);
-	world_end(w);
 }
 
-static void a_flush_does_not_wait_for_later_writes(void)
+WORLD_TEST(a_flush_does_not_wait_for_later_writes, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t done, busy, other;
 
 	put(w, 1, 1, 100);
@@ -124,12 +115,10 @@ static void a_flush_does_not_wait_for_later_writes(void)
 	CHECK_EQ(w->error[done], 0);
 	CHECK_EQ(w->error[busy], PENDING);
 	CHECK_EQ(w->error[other], PENDING);
-	world_end(w);
 }
 
-static void a_flush_during_a_flush_has_its_own_round(void)
+WORLD_TEST(a_flush_during_a_flush_has_its_own_round, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t first, second, third;
 
 	put(w, 1, 1, 100);
@@ -159,12 +148,10 @@ static void a_flush_during_a_flush_has_its_own_round(void)
 	CHECK_EQ(w->error[second], 0);
 	CHECK_EQ(w->error[third], 0);
 	CHECK_EQ(disk_value(w, 3), 300);
-	world_end(w);
 }
 
-static void forced_unit_access_is_done_when_synced(void)
+WORLD_TEST(forced_unit_access_is_done_when_synced, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id = put_fua(w, 1, 100);
 
 	REPLY(w, 0, 0);
@@ -176,12 +163,10 @@ static void forced_unit_access_is_done_when_synced(void)
 	DISK_DONE(w, 0);
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(disk_value(w, 1), 100);
-	world_end(w);
 }
 
-static void a_failed_sync_fails_the_flush_and_is_counted(void)
+WORLD_TEST(a_failed_sync_fails_the_flush_and_is_counted, world_new(0))
 {
-	struct world *w = world_new(0);
 	uint32_t id = flush(w);
 
 	DISK_TAKE(w);
@@ -191,14 +176,12 @@ static void a_failed_sync_fails_the_flush_and_is_counted(void)
 	id = flush(w);
 	settle(w);
 	CHECK_EQ(w->error[id], 0);
-	world_end(w);
 }
 
 /* --------------------------------------------------------------- a failing backup */
 
-static void flushes_fail_while_the_backup_fails_and_do_not_hang(void)
+WORLD_TEST(flushes_fail_while_the_backup_fails_and_do_not_hang, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t waiting, next, fua, later;
 
 	put(w, 1, 1, 100);
@@ -220,12 +203,10 @@ static void flushes_fail_while_the_backup_fails_and_do_not_hang(void)
 	settle(w);
 	CHECK_EQ(w->error[later], 0);
 	CHECK_EQ(disk_value(w, 1), 100);
-	world_end(w);
 }
 
-static void what_the_backup_refuses_stays_staged(void)
+WORLD_TEST(what_the_backup_refuses_stays_staged, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id = put(w, 1, 1, 100);
 
 	REPLY(w, 0, 0);
@@ -245,12 +226,10 @@ static void what_the_backup_refuses_stays_staged(void)
 	CHECK_EQ(disk_value(w, 1), 100);
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(read_settled(w, 1), 100);
-	world_end(w);
 }
 
-static void a_write_with_neither_copy_waits_for_the_backup(void)
+WORLD_TEST(a_write_with_neither_copy_waits_for_the_backup, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id = put(w, 1, 1, 100);
 
 	DISK_TAKE(w);
@@ -260,13 +239,10 @@ static void a_write_with_neither_copy_waits_for_the_backup(void)
 	settle(w);
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(read_settled(w, 1), 100);
-	world_end(w);
 }
 
-static void the_alarm_is_raised_once_and_taken_back_once(void)
+WORLD_TEST(the_alarm_is_raised_once_and_taken_back_once, world_new(0))
 {
-	struct world *w = world_new(0);
-
 	put(w, 1, 1, 100);
 	put(w, 9, 1, 200);
 	DISK_TAKE(w);
@@ -289,13 +265,10 @@ static void the_alarm_is_raised_once_and_taken_back_once(void)
 	CHECK_EQ(w->events[ISW_EVENT_BACKUP_RECOVERED], 1);
 	CHECK_EQ(w->events[ISW_EVENT_BACKUP_FAILING], 1);
 	CHECK_EQ(stats_of(w).backup_failing, 0);
-	world_end(w);
 }
 
-static void it_has_not_recovered_while_a_retry_is_under_way(void)
+WORLD_TEST(it_has_not_recovered_while_a_retry_is_under_way, world_new(0))
 {
-	struct world *w = world_new(0);
-
 	put(w, 1, 1, 100); /* this sector is bad; all others are good */
 	DISK_TAKE(w);
 	DISK_FAIL(w, 0);
@@ -311,12 +284,10 @@ static void it_has_not_recovered_while_a_retry_is_under_way(void)
 	CHECK_EQ(w->events[ISW_EVENT_BACKUP_FAILING], 1);
 	settle(w);
 	CHECK_EQ(w->events[ISW_EVENT_BACKUP_RECOVERED], 1);
-	world_end(w);
 }
 
-static void reads_do_not_ask_whether_the_backup_fails(void)
+WORLD_TEST(reads_do_not_ask_whether_the_backup_fails, world_new(0))
 {
-	struct world *w = world_new(0);
 	uint32_t id;
 
 	write_settled(w, 2, 1, 200);
@@ -330,12 +301,10 @@ static void reads_do_not_ask_whether_the_backup_fails(void)
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(w->got[id][0], 100);
 	CHECK_EQ(w->got[id][1], 200);
-	world_end(w);
 }
 
-static void data_newer_than_what_failed_is_what_gets_written(void)
+WORLD_TEST(data_newer_than_what_failed_is_what_gets_written, world_new(0))
 {
-	struct world *w = world_new(0);
 	uint32_t first = put(w, 1, 1, 100), second, third;
 
 	DISK_TAKE(w);
@@ -351,7 +320,6 @@ static void data_newer_than_what_failed_is_what_gets_written(void)
 	CHECK_EQ(w->error[first], 0);
 	CHECK_EQ(w->error[second], 0);
 	CHECK_EQ(w->error[third], 0);
-	world_end(w);
 }
 
 static void fail_all(struct world *w)
@@ -360,9 +328,8 @@ static void fail_all(struct world *w)
 		DISK_FAIL(w, 0);
 }
 
-static void with_a_hopeless_backup_writes_are_refused(void)
+WORLD_TEST(with_a_hopeless_backup_writes_are_refused, world_new(0))
 {
-	struct world *w = world_new(0);
 	uint32_t staged, partly, refused, id;
 
 	staged = put(w, 0, 8, 100);
@@ -384,12 +351,10 @@ static void with_a_hopeless_backup_writes_are_refused(void)
 	CHECK_EQ(read_settled(w, 24), 0);
 	CHECK_EQ(read_settled(w, 0), 100);
 	write_settled(w, 24, 1, 600);
-	world_end(w);
 }
 
-static void a_bad_page_alone_refuses_nobody(void)
+WORLD_TEST(a_bad_page_alone_refuses_nobody, world_new(0))
 {
-	struct world *w = world_new(0);
 	uint32_t stuck = put(w, 31, 1, 100), id;
 
 	DISK_TAKE(w);
@@ -403,27 +368,4 @@ static void a_bad_page_alone_refuses_nobody(void)
 	CHECK_EQ(w->error[stuck], PENDING);
 	settle(w);
 	CHECK_EQ(w->error[stuck], 0);
-	world_end(w);
-}
-
-int main(void)
-{
-	a_flush_waits_for_completed_writes_and_for_the_sync();
-	a_flush_of_a_clean_device_still_syncs();
-	a_flush_waits_for_what_was_rewritten_while_busy();
-	a_flush_waits_though_the_page_is_written_once_more();
-	a_flush_does_not_wait_for_later_writes();
-	a_flush_during_a_flush_has_its_own_round();
-	forced_unit_access_is_done_when_synced();
-	a_failed_sync_fails_the_flush_and_is_counted();
-	flushes_fail_while_the_backup_fails_and_do_not_hang();
-	what_the_backup_refuses_stays_staged();
-	a_write_with_neither_copy_waits_for_the_backup();
-	the_alarm_is_raised_once_and_taken_back_once();
-	it_has_not_recovered_while_a_retry_is_under_way();
-	reads_do_not_ask_whether_the_backup_fails();
-	data_newer_than_what_failed_is_what_gets_written();
-	with_a_hopeless_backup_writes_are_refused();
-	a_bad_page_alone_refuses_nobody();
-	return 0;
 }

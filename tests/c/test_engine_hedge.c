@@ -91,6 +91,20 @@ static void own_end(struct world *w, struct own *own)
 	free(own);
 }
 
+/* A test, or one case of several, with an own read of the first `pages` of so many stored ones. */
+#define OWN_CASES(name, count, n, stored, pages)                                                   \
+	static void name##_in(struct world *w, struct own *own, uint32_t n);                       \
+	TEST_CASES(name, count, n)                                                                 \
+	{                                                                                          \
+		struct world *w = world_hedging(stored);                                           \
+		struct own *own = own_read(w, 0, pages);                                           \
+                                                                                                   \
+		name##_in(w, own, n);                                                              \
+		own_end(w, own);                                                                   \
+	}                                                                                          \
+	static void name##_in(struct world *w, struct own *own, UNUSED_OK uint32_t n)
+#define OWN_TEST(name, stored, pages) OWN_CASES(name, 1, only, stored, pages)
+
 static void hedges_are(const struct world *w, uint64_t reads, uint64_t wins)
 {
 	CHECK_EQ(stats_of(w).hedged_reads, reads);
@@ -113,11 +127,8 @@ static void sources_are(const struct world *w, uint64_t remote, uint64_t backup,
 
 /* ------------------------------------------------------------------- who is first */
 
-static void the_backup_answers_for_a_silent_donor(void)
+OWN_TEST(the_backup_answers_for_a_silent_donor, 4, 4)
 {
-	struct world *w = world_hedging(4);
-	struct own *own = own_read(w, 0, 4);
-
 	SLOW(w, 0, 0);
 	NOT_SLOW(w, 0, 0); /* once */
 	hedges_are(w, 1, 0);
@@ -135,14 +146,10 @@ static void the_backup_answers_for_a_silent_donor(void)
 	CHECK_EQ(slab_of(w, 0).in_flight, 0);
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(stats_of(w).requests_failed, 0);
-	own_end(w, own);
 }
 
-static void the_donor_answers_when_it_is_first(void)
+OWN_TEST(the_donor_answers_when_it_is_first, 4, 4)
 {
-	struct world *w = world_hedging(4);
-	struct own *own = own_read(w, 0, 4);
-
 	SLOW(w, 0, 0);
 	DISK_TAKE_READ(w);
 	REPLY(w, 0, 0);
@@ -155,23 +162,18 @@ static void the_donor_answers_when_it_is_first(void)
 	DISK_DONE(w, 0);
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	hedges_are(w, 1, 0);
-	own_end(w, own);
 }
 
-static void bytes_that_were_there_already_are_kept(void)
+OWN_TEST(bytes_that_were_there_already_are_kept, 4, 4)
 {
-	struct world *w = world_hedging(4);
-	struct own *own = own_read(w, 0, 4);
-
 	APPLY(w, 0, 0); /* all of the payload has arrived, its end was not noticed */
 	SLOW(w, 0, 0);
 	REPLY(w, 0, 0);
 	own_is(own, 10);
 	sources_are(w, 4, 0, 0);
-	own_end(w, own);
 }
 
-static void other_parts_of_the_request_are_not_waited_for_twice(void)
+TEST(other_parts_of_the_request_are_not_waited_for_twice)
 {
 	struct world *w = world_hedging(4);
 	struct own *own;
@@ -196,11 +198,8 @@ static void other_parts_of_the_request_are_not_waited_for_twice(void)
 /* ------------------------------------------------------------- writes that pass by */
 
 /* Both legs carry old bytes, and the newer ones are staged. */
-static void a_write_passes_by(bool donor_first)
+OWN_CASES(a_write_passes_by, 2, donor_first, 2, 1)
 {
-	struct world *w = world_hedging(2);
-	struct own *own = own_read(w, 0, 1);
-
 	SLOW(w, 0, 0);
 	APPLY(w, 0, 0);
 	put(w, 0, 1, 500);
@@ -219,11 +218,10 @@ static void a_write_passes_by(bool donor_first)
 	CHECK_EQ(stats_of(w).crc_errors_remote + stats_of(w).crc_errors_backup, 0);
 	settle(w);
 	CHECK_EQ(read_settled(w, 0), 500);
-	own_end(w, own);
 }
 
 /* The donor's leg is older than the page, the backup's is not. */
-static void a_write_passes_by_to_its_end(void)
+TEST(a_write_passes_by_to_its_end)
 {
 	struct world *w = world_hedging(2);
 	struct own *own = own_read(w, 0, 1);
@@ -252,27 +250,20 @@ static void a_write_passes_by_to_its_end(void)
 	own_end(w, own);
 }
 
-static void a_trim_passes_by(void)
+OWN_TEST(a_trim_passes_by, 2, 1)
 {
-	struct world *w = world_hedging(2);
-	struct own *own = own_read(w, 0, 1);
-
 	SLOW(w, 0, 0);
 	trim(w, 0, 1);
 	DISK_TAKE_READ(w);
 	DISK_DONE(w, 0);
 	own_is(own, 10); /* it was asked for before */
 	CHECK_EQ(read_settled(w, 0), 0);
-	own_end(w, own);
 }
 
 /* ------------------------------------------------------------------------- failures */
 
-static void the_donor_goes_down(bool disk_first)
+OWN_CASES(the_donor_goes_down, 2, disk_first, 2, 2)
 {
-	struct world *w = world_hedging(2);
-	struct own *own = own_read(w, 0, 2);
-
 	SLOW(w, 0, 0);
 	DISK_TAKE_READ(w);
 	if (disk_first)
@@ -289,14 +280,10 @@ static void the_donor_goes_down(bool disk_first)
 	reconnect(w, 0);
 	resume(w, 0);
 	CHECK_EQ(read_settled(w, 0), 10);
-	own_end(w, own);
 }
 
-static void the_backup_fails(bool disk_first)
+OWN_CASES(the_backup_fails, 2, disk_first, 2, 2)
 {
-	struct world *w = world_hedging(2);
-	struct own *own = own_read(w, 0, 2);
-
 	SLOW(w, 0, 0);
 	DISK_TAKE_READ(w);
 	if (!disk_first)
@@ -308,13 +295,11 @@ static void the_backup_fails(bool disk_first)
 	own_is(own, 10);
 	hedges_are(w, 1, 0);
 	CHECK_EQ(stats_of(w).backup_errors, 1);
-	own_end(w, own);
 }
 
 /* Neither is asked a second time: there is nobody left to ask. */
-static void both_fail(bool disk_first)
+WORLD_CASES(both_fail, 2, disk_first, world_hedging(2))
 {
-	struct world *w = world_hedging(2);
 	struct own *own = own_read(w, 0, 2);
 
 	SLOW(w, 0, 0);
@@ -329,10 +314,9 @@ static void both_fail(bool disk_first)
 	CHECK_EQ(sent(w, 0), 0);
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	free(own);
-	world_end(w);
 }
 
-static void wrong_bytes_do_not_win(void)
+TEST(wrong_bytes_do_not_win)
 {
 	struct world *w = world_hedging(2);
 	struct own *own = own_read(w, 0, 2);
@@ -361,11 +345,8 @@ static void wrong_bytes_do_not_win(void)
 }
 
 /* Then the page is read anew, by the rules of any other read, and not hedged again. */
-static void wrong_bytes_of_both_are_read_anew(void)
+OWN_TEST(wrong_bytes_of_both_are_read_anew, 2, 2)
 {
-	struct world *w = world_hedging(2);
-	struct own *own = own_read(w, 0, 2);
-
 	SLOW(w, 0, 0);
 	DISK_TAKE_READ(w);
 	iswi_sim_of(w->e)->disk[9] ^= 1;
@@ -378,7 +359,6 @@ static void wrong_bytes_of_both_are_read_anew(void)
 	own_is(own, 10);
 	hedges_are(w, 1, 0);
 	sources_are(w, 2, 0, 0);
-	own_end(w, own);
 }
 
 /* --------------------------------------------------------------- when there is none */
@@ -398,11 +378,8 @@ static void is_not_hedged(struct world *w, uint64_t page, uint32_t pages, uint64
 	own_end(w, own);
 }
 
-static void none_when_a_page_is_staged(void)
+OWN_TEST(none_when_a_page_is_staged, 2, 2)
 {
-	struct world *w = world_hedging(2);
-	struct own *own = own_read(w, 0, 2);
-
 	put(w, 1, 1, 11);
 	DISK_TAKE(w);
 	DISK_DONE(w, 0);
@@ -411,10 +388,9 @@ static void none_when_a_page_is_staged(void)
 	hedges_are(w, 0, 0);
 	REPLY(w, 0, 0);
 	own_is(own, 10);
-	own_end(w, own);
 }
 
-static void none_when_a_page_is_not_on_the_backup(void)
+TEST(none_when_a_page_is_not_on_the_backup)
 {
 	struct world *w = world_hedging(2);
 
@@ -422,7 +398,7 @@ static void none_when_a_page_is_not_on_the_backup(void)
 	is_not_hedged(w, 0, 2, 10);
 }
 
-static void none_without_a_backup(void)
+TEST(none_without_a_backup)
 {
 	struct isw_engine_config config = hedge_config(ISW_ENGINE_NO_BACKUP);
 	struct world *w = world_of(&config);
@@ -433,7 +409,7 @@ static void none_without_a_backup(void)
 	is_not_hedged(w, 0, 2, 10);
 }
 
-static void none_when_it_is_off(void)
+TEST(none_when_it_is_off)
 {
 	struct world *w = world_mapped(0);
 
@@ -442,7 +418,7 @@ static void none_when_it_is_off(void)
 }
 
 /* Half of all buffers are never taken, and one leg alone does not begin. */
-static void none_without_buffers(void)
+TEST(none_without_buffers)
 {
 	/* What others leave of the share: enough for a part of one leg, or for one and a half. */
 	static const uint32_t left[] = {1, 3};
@@ -467,11 +443,8 @@ static void none_without_buffers(void)
 
 /* ------------------------------------------------------------------ others meanwhile */
 
-static void unmap_waits_for_the_donors_leg(void)
+OWN_TEST(unmap_waits_for_the_donors_leg, 2, 2)
 {
-	struct world *w = world_hedging(2);
-	struct own *own = own_read(w, 0, 2);
-
 	SLOW(w, 0, 0);
 	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
 	DISK_TAKE_READ(w);
@@ -482,27 +455,20 @@ static void unmap_waits_for_the_donors_leg(void)
 	REPLY(w, 0, 0);
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 1);
 	CHECK_EQ(read_settled(w, 0), 10);
-	own_end(w, own);
 }
 
-static void unmap_does_not_wait_for_the_backups_leg(void)
+OWN_TEST(unmap_does_not_wait_for_the_backups_leg, 2, 2)
 {
-	struct world *w = world_hedging(2);
-	struct own *own = own_read(w, 0, 2);
-
 	SLOW(w, 0, 0);
 	REPLY(w, 0, 0);
 	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
 	reap(w);
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 1);
 	own_is(own, 10);
-	own_end(w, own);
 }
 
-static void a_write_that_waits_gets_the_buffers(void)
+OWN_TEST(a_write_that_waits_gets_the_buffers, 8, 8)
 {
-	struct world *w = world_hedging(8);
-	struct own *own = own_read(w, 0, 8);
 	uint32_t id;
 
 	SLOW(w, 0, 0); /* 16 buffers */
@@ -524,23 +490,18 @@ static void a_write_that_waits_gets_the_buffers(void)
 	settle(w);
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(read_settled(w, 8), 900);
-	own_end(w, own);
 }
 
-static void legs_are_not_waited_for_by_settle(void)
+OWN_TEST(legs_are_not_waited_for_by_settle, 2, 2)
 {
-	struct world *w = world_hedging(2);
-	struct own *own = own_read(w, 0, 2);
-
 	SLOW(w, 0, 0);
 	CHECK_EQ(isw_engine_settle(w->e, 0), 0);
 	settle(w);
 	own_is(own, 10);
-	own_end(w, own);
 }
 
 /* The owner of the memory destroys the engine while the donor's leg is still out. */
-static void the_engine_ends_meanwhile(bool disk_first)
+TEST_CASES(the_engine_ends_meanwhile, 2, disk_first)
 {
 	struct world *w = world_hedging(2);
 	struct own *own = own_read(w, 0, 2);
@@ -561,9 +522,8 @@ static void the_engine_ends_meanwhile(bool disk_first)
 
 /* ------------------------------------------------------------- a donor that is silent */
 
-static void a_silent_donor_is_passed_by_until_it_answers(void)
+WORLD_TEST(a_silent_donor_is_passed_by_until_it_answers, world_hedging(4))
 {
-	struct world *w = world_hedging(4);
 	uint32_t id;
 
 	for (uint32_t i = 0; i < ISWI_HEDGES_MAX; i++) {
@@ -604,7 +564,6 @@ static void a_silent_donor_is_passed_by_until_it_answers(void)
 	settle(w);
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(w->e->remotes[0].hedges, 0);
-	world_end(w);
 }
 
 static uint64_t tail_of(struct world *w)
@@ -627,9 +586,8 @@ static void answers(struct iswi_remote *r, uint64_t *now_ns, uint32_t count, uin
 	}
 }
 
-static void the_tail_follows_the_donor(void)
+WORLD_TEST(the_tail_follows_the_donor, world_hedging(1))
 {
-	struct world *w = world_hedging(1);
 	struct iswi_remote *r = &w->e->remotes[0];
 	uint64_t now_ns = 1, hung_ns, before;
 
@@ -669,39 +627,4 @@ static void the_tail_follows_the_donor(void)
 	reap(w);
 	CHECK_EQ(remote_new(w), 0);
 	CHECK_EQ(tail_of(w), 0);
-	world_end(w);
-}
-
-int main(void)
-{
-	the_backup_answers_for_a_silent_donor();
-	the_donor_answers_when_it_is_first();
-	bytes_that_were_there_already_are_kept();
-	other_parts_of_the_request_are_not_waited_for_twice();
-	a_write_passes_by(true);
-	a_write_passes_by(false);
-	a_write_passes_by_to_its_end();
-	a_trim_passes_by();
-	the_donor_goes_down(true);
-	the_donor_goes_down(false);
-	the_backup_fails(true);
-	the_backup_fails(false);
-	both_fail(true);
-	both_fail(false);
-	wrong_bytes_do_not_win();
-	wrong_bytes_of_both_are_read_anew();
-	none_when_a_page_is_staged();
-	none_when_a_page_is_not_on_the_backup();
-	none_without_a_backup();
-	none_when_it_is_off();
-	none_without_buffers();
-	unmap_waits_for_the_donors_leg();
-	unmap_does_not_wait_for_the_backups_leg();
-	a_write_that_waits_gets_the_buffers();
-	legs_are_not_waited_for_by_settle();
-	the_engine_ends_meanwhile(true);
-	the_engine_ends_meanwhile(false);
-	a_silent_donor_is_passed_by_until_it_answers();
-	the_tail_follows_the_donor();
-	return 0;
 }

@@ -27,7 +27,7 @@ static int ask(struct world *w, enum iswi_req_op op, uint64_t offset, uint64_t l
 	return asked.error;
 }
 
-static void unaligned_requests_are_refused(void)
+TEST(unaligned_requests_are_refused)
 {
 	static _Alignas(ISW_PAGE_BYTES) unsigned char data[3 * ISW_PAGE_BYTES];
 	struct world *w = world_new(0);
@@ -43,7 +43,7 @@ static void unaligned_requests_are_refused(void)
 	world_end(w);
 }
 
-static void requests_past_the_end_are_refused(void)
+TEST(requests_past_the_end_are_refused)
 {
 	static _Alignas(ISW_PAGE_BYTES) unsigned char data[2 * ISW_PAGE_BYTES];
 	struct world *w = world_new(0);
@@ -60,7 +60,7 @@ static void requests_past_the_end_are_refused(void)
 	world_end(w);
 }
 
-static void requests_larger_than_agreed_are_refused(void)
+TEST(requests_larger_than_agreed_are_refused)
 {
 	static _Alignas(
 		ISW_PAGE_BYTES) unsigned char data[(REQUEST_PAGES_MAX + 1) * ISW_PAGE_BYTES];
@@ -73,18 +73,15 @@ static void requests_larger_than_agreed_are_refused(void)
 	world_end(w);
 }
 
-static void empty_requests_are_done(void)
+WORLD_TEST(empty_requests_are_done, world_new(0))
 {
-	struct world *w = world_new(0);
-
 	for (enum iswi_req_op op = ISWI_READ; op <= ISWI_ZERO; op++) {
 		CHECK_EQ(ask(w, op, ISW_PAGE_BYTES, 0, NULL), 0);
 		CHECK_EQ(ask(w, op, PAGES * ISW_PAGE_BYTES, 0, NULL), 0);
 	}
-	world_end(w);
 }
 
-static void one_request_too_many_is_refused(void)
+TEST(one_request_too_many_is_refused)
 {
 	struct isw_engine_config config = world_config(0);
 	struct world *w;
@@ -110,7 +107,7 @@ static void one_request_too_many_is_refused(void)
 	world_end(w);
 }
 
-static void a_write_larger_than_all_buffers_is_done_in_pieces(void)
+TEST(a_write_larger_than_all_buffers_is_done_in_pieces)
 {
 	struct isw_engine_config config = world_config(0);
 	static unsigned char data[PAGES * ISW_PAGE_BYTES];
@@ -175,7 +172,7 @@ static void push_in(struct iswi_req *req, int error)
 	iswi_engine_submit(pusher->w->e, &pusher->next);
 }
 
-static void a_later_write_does_not_overtake_a_waiting_one(void)
+TEST(a_later_write_does_not_overtake_a_waiting_one)
 {
 	static unsigned char zeros[ISW_PAGE_BYTES];
 	struct world *w = world_new(0);
@@ -199,7 +196,7 @@ static void a_later_write_does_not_overtake_a_waiting_one(void)
 	world_end(w);
 }
 
-static void done_may_submit_again(void)
+TEST(done_may_submit_again)
 {
 	static const enum iswi_req_op ops[] = {ISWI_WRITE, ISWI_READ, ISWI_FLUSH, ISWI_TRIM};
 	static _Alignas(ISW_PAGE_BYTES) unsigned char data[ISW_PAGE_BYTES];
@@ -225,7 +222,7 @@ static void done_may_submit_again(void)
 	world_end(w);
 }
 
-static void impossible_configurations_are_refused(void)
+TEST(impossible_configurations_are_refused)
 {
 	static const struct {
 		uint64_t size_bytes, slab_bytes;
@@ -259,18 +256,4 @@ static void impossible_configurations_are_refused(void)
 		CHECK(!e);
 	}
 	isw_engine_destroy(NULL);
-}
-
-int main(void)
-{
-	unaligned_requests_are_refused();
-	requests_past_the_end_are_refused();
-	requests_larger_than_agreed_are_refused();
-	empty_requests_are_done();
-	one_request_too_many_is_refused();
-	a_write_larger_than_all_buffers_is_done_in_pieces();
-	a_later_write_does_not_overtake_a_waiting_one();
-	done_may_submit_again();
-	impossible_configurations_are_refused();
-	return 0;
 }

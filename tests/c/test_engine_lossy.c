@@ -7,9 +7,8 @@ static struct world *world_lossy(void)
 	return world_mapped(ISW_ENGINE_NO_BACKUP);
 }
 
-static void writes_need_a_donor(void)
+WORLD_TEST(writes_need_a_donor, world_lossy())
 {
-	struct world *w = world_lossy();
 	uint32_t id = put(w, 8, 1, 100); /* slab 1 has none */
 
 	CHECK_EQ(w->error[id], -EIO);
@@ -19,12 +18,10 @@ static void writes_need_a_donor(void)
 	REPLY(w, 0, 0);
 	CHECK_EQ(w->error[id], -EIO); /* the half that has one is written all the same */
 	CHECK_EQ(read_settled(w, 7), 200);
-	world_end(w);
 }
 
-static void staging_is_given_back_on_the_acknowledgement(void)
+WORLD_TEST(staging_is_given_back_on_the_acknowledgement, world_lossy())
 {
-	struct world *w = world_lossy();
 	uint32_t id = put(w, 1, 1, 100);
 
 	CHECK_EQ(w->error[id], PENDING);
@@ -32,12 +29,10 @@ static void staging_is_given_back_on_the_acknowledgement(void)
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(read_settled(w, 1), 100);
-	world_end(w);
 }
 
-static void a_refused_write_fails_and_its_page_is_lost(void)
+WORLD_TEST(a_refused_write_fails_and_its_page_is_lost, world_lossy())
 {
-	struct world *w = world_lossy();
 	uint32_t id;
 
 	write_settled(w, 1, 1, 100);
@@ -51,13 +46,10 @@ static void a_refused_write_fails_and_its_page_is_lost(void)
 	CHECK_EQ(read_settled(w, 1), 300);
 	trim(w, 1, 1);
 	CHECK_EQ(read_settled(w, 1), 0);
-	world_end(w);
 }
 
-static void unmapping_loses_pages_and_says_so(void)
+WORLD_TEST(unmapping_loses_pages_and_says_so, world_lossy())
 {
-	struct world *w = world_lossy();
-
 	write_settled(w, 1, 2, 100);
 	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
 	CHECK_EQ(read_settled(w, 1), -EIO);
@@ -69,12 +61,10 @@ static void unmapping_loses_pages_and_says_so(void)
 	CHECK_EQ(read_settled(w, 2), -EIO);
 	trim(w, 2, 1);
 	CHECK_EQ(read_settled(w, 2), 0);
-	world_end(w);
 }
 
-static void a_break_keeps_what_the_donor_has(void)
+WORLD_TEST(a_break_keeps_what_the_donor_has, world_lossy())
 {
-	struct world *w = world_lossy();
 	uint32_t id;
 
 	write_settled(w, 1, 1, 100);
@@ -88,12 +78,10 @@ static void a_break_keeps_what_the_donor_has(void)
 	CHECK_EQ(read_settled(w, 2), -EIO); /* nobody knows what is there now */
 	write_settled(w, 2, 1, 300);
 	CHECK_EQ(read_settled(w, 2), 300);
-	world_end(w);
 }
 
-static void a_write_that_waits_for_a_transfer_ends_with_the_donor(void)
+WORLD_TEST(a_write_that_waits_for_a_transfer_ends_with_the_donor, world_lossy())
 {
-	struct world *w = world_lossy();
 	uint32_t first = put(w, 1, 1, 100), second = put(w, 1, 1, 200), third;
 
 	third = put(w, 1, 1, 300);
@@ -107,12 +95,10 @@ static void a_write_that_waits_for_a_transfer_ends_with_the_donor(void)
 	resume(w, 0);
 	write_settled(w, 1, 1, 400);
 	CHECK_EQ(read_settled(w, 1), 400);
-	world_end(w);
 }
 
-static void a_write_that_waits_for_a_transfer_ends_with_the_mapping(void)
+WORLD_TEST(a_write_that_waits_for_a_transfer_ends_with_the_mapping, world_lossy())
 {
-	struct world *w = world_lossy();
 	uint32_t first = put(w, 1, 1, 100), second = put(w, 1, 1, 200);
 
 	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
@@ -122,12 +108,10 @@ static void a_write_that_waits_for_a_transfer_ends_with_the_mapping(void)
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 1);
 	CHECK_EQ(read_settled(w, 1), -EIO);
-	world_end(w);
 }
 
-static void a_write_acknowledged_while_draining_is_lost_with_the_slab(void)
+WORLD_TEST(a_write_acknowledged_while_draining_is_lost_with_the_slab, world_lossy())
 {
-	struct world *w = world_lossy();
 	uint32_t id = put(w, 1, 1, 100);
 
 	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
@@ -136,24 +120,20 @@ static void a_write_acknowledged_while_draining_is_lost_with_the_slab(void)
 	/* Its buffer must not stay for ever: buffers are few. */
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(read_settled(w, 1), -EIO);
-	world_end(w);
 }
 
-static void a_flush_has_nothing_to_wait_for(void)
+WORLD_TEST(a_flush_has_nothing_to_wait_for, world_lossy())
 {
-	struct world *w = world_lossy();
 	uint32_t id = flush(w);
 
 	CHECK_EQ(w->error[id], 0);
 	id = submit(w, ISW_SIM_WRITE | ISW_SIM_FUA, 1, 1, 100);
 	REPLY(w, 0, 0);
 	CHECK_EQ(w->error[id], 0);
-	world_end(w);
 }
 
-static void writes_wait_for_buffers_and_go_on(void)
+WORLD_TEST(writes_wait_for_buffers_and_go_on, world_lossy())
 {
-	struct world *w = world_lossy();
 	uint32_t id;
 
 	map(w, 1, 0);
@@ -172,7 +152,6 @@ static void writes_wait_for_buffers_and_go_on(void)
 	id = put(w, 16, 4, 300);
 	BREAK(w, 0);
 	CHECK_EQ(w->error[id], -EIO);
-	world_end(w);
 }
 
 /* A donor of our own: it keeps what it is given, and is silent. */
@@ -198,10 +177,9 @@ static const struct iswi_transport_ops quiet_ops = {
 	.destroy = quiet_ignore,
 };
 
-static void an_acknowledgement_counts_that_meets_the_break(void)
+WORLD_TEST(an_acknowledgement_counts_that_meets_the_break, world_new(ISW_ENGINE_NO_BACKUP))
 {
-	struct world *w = world_new(ISW_ENGINE_NO_BACKUP);
-	struct quiet quiet = {.base.ops = &quiet_ops};
+	static struct quiet quiet = {.base.ops = &quiet_ops};
 	struct iswi_queue *queues[] = {&quiet.base};
 	uint32_t remote = ISW_NO_REMOTE, id;
 
@@ -217,21 +195,4 @@ static void an_acknowledgement_counts_that_meets_the_break(void)
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_SUSPENDED);
 	CHECK(is_remote_valid(w, 1)); /* it is there, and will be after the resume */
-	world_end(w);
-}
-
-int main(void)
-{
-	writes_need_a_donor();
-	staging_is_given_back_on_the_acknowledgement();
-	a_refused_write_fails_and_its_page_is_lost();
-	unmapping_loses_pages_and_says_so();
-	a_break_keeps_what_the_donor_has();
-	a_write_that_waits_for_a_transfer_ends_with_the_donor();
-	a_write_that_waits_for_a_transfer_ends_with_the_mapping();
-	a_write_acknowledged_while_draining_is_lost_with_the_slab();
-	an_acknowledgement_counts_that_meets_the_break();
-	a_flush_has_nothing_to_wait_for();
-	writes_wait_for_buffers_and_go_on();
-	return 0;
 }

@@ -11,9 +11,8 @@
 
 /* ---------------------------------------------------------- mapped to one more donor */
 
-static void a_slab_has_a_source_until_it_is_unmapped(void)
+WORLD_TEST(a_slab_has_a_source_until_it_is_unmapped, world_moving(0, 2))
 {
-	struct world *w = world_moving(0, 2);
 	struct isw_slab_info info = slab_of(w, 0);
 
 	CHECK_EQ(info.state, ISW_SLAB_MAPPED);
@@ -34,13 +33,10 @@ static void a_slab_has_a_source_until_it_is_unmapped(void)
 	CHECK_EQ(info.remote_valid_pages, 0);
 	CHECK_EQ(isw_remote_destroy(w->e, SOURCE), 0);
 	CHECK_EQ(isw_remote_destroy(w->e, TARGET), -EBUSY);
-	moving_end(w);
 }
 
-static void only_a_slab_that_is_somewhere_migrates(void)
+WORLD_TEST(only_a_slab_that_is_somewhere_migrates, world_moving(0, 1))
 {
-	struct world *w = world_moving(0, 1);
-
 	CHECK_EQ(try_migrate(w, 1, TARGET), -EINVAL); /* UNMAPPED */
 	CHECK_EQ(slab_of(w, 1).source_state, ISW_SLAB_UNMAPPED);
 	CHECK_EQ(try_migrate(w, SLABS, TARGET), -EINVAL);
@@ -56,13 +52,10 @@ static void only_a_slab_that_is_somewhere_migrates(void)
 	unmap(w);
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_DRAINING);
 	CHECK_EQ(try_migrate(w, 0, THIRD), -EINVAL);
-	moving_end(w);
 }
 
-static void a_donor_that_is_down_is_no_target(void)
+WORLD_TEST(a_donor_that_is_down_is_no_target, world_new(0))
 {
-	struct world *w = world_new(0);
-
 	for (uint32_t remote = SOURCE; remote <= TARGET; remote++)
 		CHECK_EQ(remote_new(w), remote);
 	map(w, 0, SOURCE);
@@ -86,13 +79,11 @@ static void a_donor_that_is_down_is_no_target(void)
 	CHECK_EQ(pull(w), 0);
 	settle(w);
 	CHECK(is_at(w, 0, TARGET));
-	moving_end(w);
 }
 
 /* Each donor counts its own. */
-static void two_donors_may_have_the_same_generation(void)
+WORLD_TEST(two_donors_may_have_the_same_generation, world_new(0))
 {
-	struct world *w = world_new(0);
 	uint32_t pages;
 
 	for (uint32_t remote = SOURCE; remote <= TARGET; remote++)
@@ -122,13 +113,10 @@ static void two_donors_may_have_the_same_generation(void)
 	CHECK_EQ(isw_slab_unmap(w->e, 0, SOURCE, 7), 0);
 	CHECK_EQ(slab_of(w, 0).source_state, ISW_SLAB_UNMAPPED);
 	CHECK_EQ(isw_slab_unmap(w->e, 0, SOURCE, 7), -EINVAL);
-	moving_end(w);
 }
 
-static void each_place_has_its_own_slot(void)
+WORLD_TEST(each_place_has_its_own_slot, world_new(0))
 {
-	struct world *w = world_new(0);
-
 	for (uint32_t remote = SOURCE; remote <= TARGET; remote++)
 		CHECK_EQ(remote_new(w), remote);
 	CHECK_EQ(isw_slab_map(w->e, 0, SOURCE, 3, 1), 0);
@@ -150,14 +138,12 @@ static void each_place_has_its_own_slot(void)
 	CHECK_EQ(donor_value(w, TARGET, 2 * SLAB_PAGES + 2), 12);
 	CHECK_EQ(stats_of(w).crc_errors_remote, 0);
 	CHECK_EQ(stats_of(w).pages_in_remote, 3);
-	moving_end(w);
 }
 
 /* ------------------------------------------------------------------------- reads */
 
-static void a_page_is_read_where_it_is(void)
+WORLD_TEST(a_page_is_read_where_it_is, world_moving(0, 8))
 {
-	struct world *w = world_moving(0, 8);
 	uint32_t id;
 
 	write_settled(w, 2, 2, 102);
@@ -176,12 +162,10 @@ static void a_page_is_read_where_it_is(void)
 			 page == 2 || page == 3 || page == 7 ? 100 + page : 10 + page);
 	CHECK_EQ(stats_of(w).pages_in_remote, 8);
 	CHECK_EQ(stats_of(w).crc_errors_remote, 0);
-	moving_end(w);
 }
 
-static void a_source_that_refuses_is_passed_by(void)
+WORLD_TEST(a_source_that_refuses_is_passed_by, world_moving(0, 2))
 {
-	struct world *w = world_moving(0, 2);
 	uint32_t id = get(w, 0, 1);
 
 	REFUSE(w, SOURCE, 0);
@@ -191,12 +175,10 @@ static void a_source_that_refuses_is_passed_by(void)
 	settle(w);
 	CHECK_EQ(w->got[id][0], 10);
 	CHECK_EQ(stats_of(w).pages_in_backup, 1);
-	moving_end(w);
 }
 
-static void a_source_that_lies_is_not_believed(void)
+WORLD_TEST(a_source_that_lies_is_not_believed, world_moving(0, 2))
 {
-	struct world *w = world_moving(0, 2);
 	uint32_t id = get(w, 0, 1);
 
 	CORRUPT(w, SOURCE, 0);
@@ -207,13 +189,11 @@ static void a_source_that_lies_is_not_believed(void)
 	settle(w);
 	CHECK_EQ(w->got[id][0], 10);
 	CHECK_EQ(stats_of(w).pages_in_backup, 1);
-	moving_end(w);
 }
 
 /* What the old donor said of it says nothing of what the new one has. */
-static void a_page_that_moves_while_the_source_lies_is_believed(void)
+WORLD_TEST(a_page_that_moves_while_the_source_lies_is_believed, world_moving(0, 1))
 {
-	struct world *w = world_moving(0, 1);
 	uint32_t id = get(w, 0, 1);
 
 	CORRUPT(w, SOURCE, 0); /* it is read once more */
@@ -226,13 +206,12 @@ static void a_page_that_moves_while_the_source_lies_is_believed(void)
 	CHECK_EQ(w->events[ISW_EVENT_BAD_PAGE], 0);
 	settle(w);
 	CHECK_EQ(w->got[id][0], 10);
-	moving_end(w);
 }
 
 /* The source failed a read; by then its page is at the target. */
-static void a_read_that_the_source_fails_finds_what_was_pulled(uint32_t flags)
+WORLD_CASES(a_read_that_the_source_fails_finds_what_was_pulled, 2, lossy,
+	    world_moving(lossy ? ISW_ENGINE_NO_BACKUP : 0, 1))
 {
-	struct world *w = world_moving(flags, 1);
 	uint32_t id = get(w, 0, 1);
 
 	CHECK_EQ(pull(w), 0);
@@ -244,15 +223,12 @@ static void a_read_that_the_source_fails_finds_what_was_pulled(uint32_t flags)
 	REPLY(w, TARGET, 0);
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(w->got[id][0], 10);
-	moving_end(w);
 }
 
 /* ------------------------------------------------------------------------ writes */
 
-static void writes_go_to_the_new_place_only(void)
+WORLD_TEST(writes_go_to_the_new_place_only, world_moving(0, 4))
 {
-	struct world *w = world_moving(0, 4);
-
 	put(w, 1, 2, 101);
 	CHECK_EQ(sent(w, SOURCE), 0);
 	CHECK_EQ(sent(w, TARGET), 1);
@@ -264,12 +240,10 @@ static void writes_go_to_the_new_place_only(void)
 	CHECK_EQ(donor_value(w, SOURCE, 1), 11); /* nobody reads it any more */
 	CHECK_EQ(donor_value(w, TARGET, 1), 101);
 	CHECK_EQ(slab_of(w, 0).remote_valid_pages, 4);
-	moving_end(w);
 }
 
-static void an_older_write_counts_where_it_went(void)
+WORLD_TEST(an_older_write_counts_where_it_went, world_new(0))
 {
-	struct world *w = world_new(0);
 	uint32_t id;
 
 	for (uint32_t remote = SOURCE; remote <= TARGET; remote++)
@@ -287,12 +261,10 @@ static void an_older_write_counts_where_it_went(void)
 	settle(w);
 	CHECK(is_at(w, 0, TARGET) && is_at(w, 1, TARGET));
 	source_is(w, 0, 0);
-	moving_end(w);
 }
 
-static void newer_data_waits_and_goes_to_the_new_place(void)
+WORLD_TEST(newer_data_waits_and_goes_to_the_new_place, world_writing(0))
 {
-	struct world *w = world_writing(0);
 	uint32_t id = put(w, 0, 1, 30);
 
 	CHECK_EQ(sent_for(w, SOURCE, 0, ISWI_XFER_WRITE), 1);
@@ -309,12 +281,10 @@ static void newer_data_waits_and_goes_to_the_new_place(void)
 	CHECK(is_at(w, 0, TARGET) && is_at(w, 1, SOURCE));
 	CHECK_EQ(donor_value(w, TARGET, 0), 30);
 	CHECK_EQ(read_settled(w, 0), 30);
-	moving_end(w);
 }
 
-static void newer_data_waits_for_an_old_place_that_drains(void)
+WORLD_TEST(newer_data_waits_for_an_old_place_that_drains, world_writing(0))
 {
-	struct world *w = world_writing(0);
 	uint32_t id = put(w, 0, 1, 30);
 
 	leave(w);
@@ -327,12 +297,10 @@ static void newer_data_waits_for_an_old_place_that_drains(void)
 	CHECK_EQ(w->error[id], 0);
 	CHECK(is_at(w, 0, TARGET) && !is_remote_valid(w, 1));
 	CHECK_EQ(read_settled(w, 0), 30);
-	moving_end(w);
 }
 
-static void newer_data_waits_for_an_old_place_that_breaks(void)
+WORLD_TEST(newer_data_waits_for_an_old_place_that_breaks, world_writing(0))
 {
-	struct world *w = world_writing(0);
 	uint32_t id = put(w, 0, 1, 30);
 
 	BREAK(w, SOURCE);
@@ -348,13 +316,12 @@ static void newer_data_waits_for_an_old_place_that_breaks(void)
 	CHECK_EQ(read_settled(w, 0), 30);
 	CHECK_EQ(read_settled(w, 1), 11);
 	CHECK_EQ(stats_of(w).crc_errors_remote, 0);
-	moving_end(w);
 }
 
 /* The new place is gone, or going, when the older write ends: newer data has nowhere to go. */
-static void newer_data_finds_the_new_place(bool draining, bool source_too)
+WORLD_CASES(newer_data_finds_the_new_place, 4, n, world_writing(0))
 {
-	struct world *w = world_writing(0);
+	bool draining = n & 1, source_too = n & 2;
 	uint64_t generation = slab_of(w, 0).generation;
 	uint32_t id = put(w, 0, 1, 30), read = 0;
 
@@ -389,13 +356,11 @@ static void newer_data_finds_the_new_place(bool draining, bool source_too)
 		CHECK_EQ(w->got[read][0], draining ? 40 : 11);
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(read_settled(w, 0), 30);
-	moving_end(w);
 }
 
 /* The place that was current when it was sent has become the source. */
-static void a_place_is_the_same_whatever_it_is_to_the_slab(void)
+WORLD_TEST(a_place_is_the_same_whatever_it_is_to_the_slab, world_moving(0, 0))
 {
-	struct world *w = world_moving(0, 0);
 	uint32_t id = put(w, 0, 1, 10);
 
 	leave(w); /* nothing is there */
@@ -409,14 +374,12 @@ static void a_place_is_the_same_whatever_it_is_to_the_slab(void)
 	settle(w);
 	CHECK(is_at(w, 0, THIRD));
 	CHECK_EQ(donor_value(w, THIRD, 0), 10);
-	moving_end(w);
 }
 
 /* ------------------------------------------------------------------ what is left there */
 
-static void the_source_may_get_more_while_it_is_written(void)
+WORLD_TEST(the_source_may_get_more_while_it_is_written, world_writing(0))
 {
-	struct world *w = world_writing(0);
 	struct isw_slab_info info = slab_of(w, 0);
 	uint32_t pages = 99, read;
 
@@ -440,13 +403,11 @@ static void the_source_may_get_more_while_it_is_written(void)
 	settle(w);
 	CHECK_EQ(w->got[read][0], 30);
 	CHECK_EQ(isw_slab_pages_at(w->e, 0, SOURCE, info.source_generation, &pages), -ESTALE);
-	moving_end(w);
 }
 
 /* Copies from the disk are under way when the slab migrates: they may not go where it was (R8). */
-static void a_fill_does_not_go_to_the_source(void)
+WORLD_TEST(a_fill_does_not_go_to_the_source, world_new(0))
 {
-	struct world *w = world_new(0);
 	uint32_t next;
 
 	write_settled(w, 0, 2, 10);
@@ -464,12 +425,10 @@ static void a_fill_does_not_go_to_the_source(void)
 	CHECK_EQ(isw_slab_fill(w->e, 0, slab_of(w, 0).generation, 0, 9, &next), 2);
 	settle(w);
 	CHECK(is_at(w, 0, TARGET) && is_at(w, 1, TARGET));
-	moving_end(w);
 }
 
-static void fill_and_pull_go_side_by_side(void)
+WORLD_TEST(fill_and_pull_go_side_by_side, world_new(0))
 {
-	struct world *w = world_new(0);
 	uint32_t next;
 
 	write_settled(w, 0, 6, 10);
@@ -492,7 +451,6 @@ static void fill_and_pull_go_side_by_side(void)
 		CHECK_EQ(donor_value(w, TARGET, page), value);
 	}
 	source_is(w, 0, 0);
-	moving_end(w);
 }
 
 /* ------------------------------------------------------------------------ hedges */
@@ -518,9 +476,8 @@ static unsigned int owed(const struct world *w, uint32_t remote)
 	return atomic_load(&w->e->remotes[remote].hedges);
 }
 
-static void a_read_of_the_source_is_hedged(void)
+WORLD_TEST(a_read_of_the_source_is_hedged, world_hedging())
 {
-	struct world *w = world_hedging();
 	uint32_t id = get(w, 0, 2);
 
 	SLOW(w, SOURCE, 0);
@@ -537,12 +494,10 @@ static void a_read_of_the_source_is_hedged(void)
 	drained(w, SOURCE, 1);
 	CHECK_EQ(owed(w, SOURCE), 0);
 	CHECK_EQ(owed(w, TARGET), 0);
-	moving_end(w);
 }
 
-static void a_source_that_hangs_is_passed_by(void)
+WORLD_TEST(a_source_that_hangs_is_passed_by, world_hedging())
 {
-	struct world *w = world_hedging();
 	uint32_t id;
 
 	write_settled(w, 0, 1, 20);
@@ -560,7 +515,6 @@ static void a_source_that_hangs_is_passed_by(void)
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(w->got[id][0], 20);
 	CHECK_EQ(w->got[id][2], 12);
-	moving_end(w);
 }
 
 /* --------------------------------------------------------- a reader that is interrupted */
@@ -618,9 +572,8 @@ static struct world *world_of_groups(uint32_t flags)
 }
 
 /* It saw the slab at its old place only, and its page is at the new one. */
-static void a_place_that_is_mapped_since_is_looked_at(void)
+WORLD_TEST(a_place_that_is_mapped_since_is_looked_at, world_of_groups(ISW_ENGINE_NO_BACKUP))
 {
-	struct world *w = world_of_groups(ISW_ENGINE_NO_BACKUP);
 	struct held held = {.w = w, .page = 31};
 
 	map(w, 0, SOURCE);
@@ -635,13 +588,11 @@ static void a_place_that_is_mapped_since_is_looked_at(void)
 	CHECK_EQ(w->error[held.id], 0);
 	CHECK_EQ(w->got[held.id][0], 31);
 	CHECK_EQ(w->got[held.id][1], 132);
-	moving_end(w);
 }
 
 /* The same when the backup has failed it: the donor is the last that has it. */
-static void a_place_that_is_mapped_since_is_looked_at_after_the_backup(void)
+WORLD_TEST(a_place_that_is_mapped_since_is_looked_at_after_the_backup, world_of_groups(0))
 {
-	struct world *w = world_of_groups(0);
 	struct held held = {.w = w, .page = 31};
 	uint32_t id, next;
 
@@ -663,7 +614,6 @@ static void a_place_that_is_mapped_since_is_looked_at_after_the_backup(void)
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(w->got[id][0], 131);
 	CHECK_EQ(w->got[id][1], 32);
-	moving_end(w);
 }
 
 /* ------------------------------------------------------------ writers and a migration */
@@ -699,9 +649,8 @@ static void *write_nothing(void *arg)
  * R8, of real threads: whoever has made another place current and has then seen the old one unused
  * has seen the last of its writes.
  */
-static void no_write_begins_at_a_place_that_was_left(void)
+WORLD_TEST(no_write_begins_at_a_place_that_was_left, world_moving(0, 0))
 {
-	struct world *w = world_moving(0, 0);
 	struct writers writers = {.w = w};
 	uint64_t end_ns = iswi_now_ns() + MIGRATE_NS;
 	uint32_t migrations = 0;
@@ -729,37 +678,4 @@ static void no_write_begins_at_a_place_that_was_left(void)
 	reap(w);
 	CHECK_EQ(atomic_load(&writers.wrong), 0);
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], migrations + 1);
-	moving_end(w);
-}
-
-int main(void)
-{
-	a_slab_has_a_source_until_it_is_unmapped();
-	only_a_slab_that_is_somewhere_migrates();
-	a_donor_that_is_down_is_no_target();
-	two_donors_may_have_the_same_generation();
-	each_place_has_its_own_slot();
-	a_page_is_read_where_it_is();
-	a_source_that_refuses_is_passed_by();
-	a_source_that_lies_is_not_believed();
-	a_page_that_moves_while_the_source_lies_is_believed();
-	a_read_that_the_source_fails_finds_what_was_pulled(0);
-	a_read_that_the_source_fails_finds_what_was_pulled(ISW_ENGINE_NO_BACKUP);
-	writes_go_to_the_new_place_only();
-	an_older_write_counts_where_it_went();
-	newer_data_waits_and_goes_to_the_new_place();
-	newer_data_waits_for_an_old_place_that_drains();
-	newer_data_waits_for_an_old_place_that_breaks();
-	for (int i = 0; i < 4; i++)
-		newer_data_finds_the_new_place(i & 1, i & 2);
-	a_place_is_the_same_whatever_it_is_to_the_slab();
-	the_source_may_get_more_while_it_is_written();
-	a_fill_does_not_go_to_the_source();
-	fill_and_pull_go_side_by_side();
-	a_read_of_the_source_is_hedged();
-	a_source_that_hangs_is_passed_by();
-	a_place_that_is_mapped_since_is_looked_at();
-	a_place_that_is_mapped_since_is_looked_at_after_the_backup();
-	no_write_begins_at_a_place_that_was_left();
-	return 0;
 }

@@ -4,10 +4,8 @@
 
 /* -------------------------------------------------------------------- without a backup */
 
-static void a_complete_pull_loses_nothing(void)
+WORLD_TEST(a_complete_pull_loses_nothing, world_pulling(ISW_ENGINE_NO_BACKUP, READING, 6))
 {
-	struct world *w = world_pulling(ISW_ENGINE_NO_BACKUP, READING, 6);
-
 	REPLY(w, SOURCE, 0);
 	source_is(w, 6, 0);
 	CHECK_EQ(stats_of(w).staging_pages_used, 6);
@@ -20,13 +18,10 @@ static void a_complete_pull_loses_nothing(void)
 	for (uint64_t page = 0; page < 6; page++)
 		CHECK_EQ(read_settled(w, page), 10 + page);
 	CHECK_EQ(read_settled(w, 7), 0);
-	moving_end(w);
 }
 
-static void what_is_still_at_the_source_is_lost_with_it(void)
+WORLD_TEST(what_is_still_at_the_source_is_lost_with_it, world_moving(ISW_ENGINE_NO_BACKUP, 6))
 {
-	struct world *w = world_moving(ISW_ENGINE_NO_BACKUP, 6);
-
 	write_settled(w, 1, 2, 21);
 	trim(w, 4, 1);
 	source_is(w, 3, 0);
@@ -41,13 +36,12 @@ static void what_is_still_at_the_source_is_lost_with_it(void)
 	write_settled(w, 0, 1, 30);
 	CHECK_EQ(read_settled(w, 0), 30);
 	CHECK_EQ(read_settled(w, 3), -EIO);
-	moving_end(w);
 }
 
 /* Its copy is under way when its place is given up: that is no loss. */
-static void a_page_under_way_is_not_lost_with_the_source(enum stage stage)
+WORLD_CASES(a_page_under_way_is_not_lost_with_the_source, STAGES, stage,
+	    world_pulling(ISW_ENGINE_NO_BACKUP, stage, 2))
 {
-	struct world *w = world_pulling(ISW_ENGINE_NO_BACKUP, stage, 2);
 	uint32_t id;
 
 	leave(w);
@@ -68,13 +62,12 @@ static void a_page_under_way_is_not_lost_with_the_source(enum stage stage)
 	CHECK_EQ(read_settled(w, 0), 10);
 	CHECK_EQ(read_settled(w, 1), 11);
 	CHECK_EQ(stats_of(w).pages_in_remote, 2);
-	moving_end(w);
 }
 
 /* Whatever becomes of its place: the bytes are still here, and there is another donor. */
-static void a_write_that_the_source_has_not_got_goes_to_the_target(int way)
+WORLD_CASES(a_write_that_the_source_has_not_got_goes_to_the_target, 3, way,
+	    world_writing(ISW_ENGINE_NO_BACKUP))
 {
-	struct world *w = world_writing(ISW_ENGINE_NO_BACKUP);
 	uint32_t id = (uint32_t)iswi_sim_of(w->e)->ids; /* the write */
 
 	if (way == 0) {
@@ -91,13 +84,11 @@ static void a_write_that_the_source_has_not_got_goes_to_the_target(int way)
 	CHECK_EQ(w->error[id], 0);
 	CHECK(is_at(w, 0, TARGET));
 	CHECK_EQ(read_settled(w, 0), 20);
-	moving_end(w);
 }
 
 /* Once: a write that both have failed has failed. */
-static void a_write_that_both_have_failed_has_failed(void)
+WORLD_TEST(a_write_that_both_have_failed_has_failed, world_writing(ISW_ENGINE_NO_BACKUP))
 {
-	struct world *w = world_writing(ISW_ENGINE_NO_BACKUP);
 	uint32_t id = (uint32_t)iswi_sim_of(w->e)->ids;
 
 	REFUSE(w, SOURCE, 0);
@@ -108,15 +99,13 @@ static void a_write_that_both_have_failed_has_failed(void)
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(read_settled(w, 0), -EIO);
 	CHECK_EQ(read_settled(w, 1), 11);
-	moving_end(w);
 }
 
 /* The copy under way was the last, and does not arrive: lost, which is said, and costs no buffer.
  */
-static void a_page_that_does_not_arrive_is_lost(bool breaks)
+WORLD_CASES(a_page_that_does_not_arrive_is_lost, 2, breaks,
+	    world_pulling(ISW_ENGINE_NO_BACKUP, WRITING, 2))
 {
-	struct world *w = world_pulling(ISW_ENGINE_NO_BACKUP, WRITING, 2);
-
 	leave(w);
 	if (breaks)
 		BREAK(w, TARGET);
@@ -127,12 +116,11 @@ static void a_page_that_does_not_arrive_is_lost(bool breaks)
 	CHECK_EQ(read_settled(w, 0), -EIO);
 	CHECK_EQ(read_settled(w, 1), -EIO);
 	CHECK_EQ(read_settled(w, 2), 0);
-	moving_end(w);
 }
 
-static void pages_of_the_source_are_read_without_a_target(enum stage stage)
+WORLD_CASES(pages_of_the_source_are_read_without_a_target, STAGES, stage,
+	    world_pulling(ISW_ENGINE_NO_BACKUP, stage, 2))
 {
-	struct world *w = world_pulling(ISW_ENGINE_NO_BACKUP, stage, 2);
 	uint32_t id;
 
 	BREAK(w, TARGET);
@@ -152,13 +140,10 @@ static void pages_of_the_source_are_read_without_a_target(enum stage stage)
 	leave(w);
 	CHECK_EQ(read_settled(w, 0), 10);
 	CHECK_EQ(read_settled(w, 1), 11);
-	moving_end(w);
 }
 
-static void a_break_of_the_source_keeps_what_it_has(void)
+WORLD_TEST(a_break_of_the_source_keeps_what_it_has, world_pulling(ISW_ENGINE_NO_BACKUP, READING, 2))
 {
-	struct world *w = world_pulling(ISW_ENGINE_NO_BACKUP, READING, 2);
-
 	BREAK(w, SOURCE);
 	migrated(w, 0, 2);
 	CHECK_EQ(read_settled(w, 0), -EIO); /* for now */
@@ -170,7 +155,6 @@ static void a_break_of_the_source_keeps_what_it_has(void)
 	source_is(w, 0, 0);
 	leave(w);
 	CHECK_EQ(read_settled(w, 1), 11);
-	moving_end(w);
 }
 
 /* A donor of our own: it keeps what it is given, and is silent. */
@@ -220,7 +204,7 @@ static struct world *world_quiet(struct quiet *quiet, uint32_t *remote)
 }
 
 /* A pulled page arrives together with the break of another connection of the target's. */
-static void an_acknowledgement_counts_that_meets_the_break(void)
+TEST(an_acknowledgement_counts_that_meets_the_break)
 {
 	struct quiet quiet;
 	uint32_t remote;
@@ -234,11 +218,11 @@ static void an_acknowledgement_counts_that_meets_the_break(void)
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_SUSPENDED);
 	CHECK(is_at(w, 0, remote)); /* it is there, and will be after the resume */
 	source_is(w, 0, 0);
-	moving_end(w);
+	world_end(w);
 }
 
 /* Or somebody would find it neither there nor here. */
-static void a_page_is_staged_before_its_place_is_given_up(void)
+TEST(a_page_is_staged_before_its_place_is_given_up)
 {
 	struct quiet quiet;
 	uint32_t remote;
@@ -250,24 +234,5 @@ static void a_page_is_staged_before_its_place_is_given_up(void)
 	CHECK_EQ(slab_of(w, 0).source_state, ISW_SLAB_UNMAPPED);
 	quiet.got->done(quiet.got, 0);
 	CHECK(is_at(w, 0, remote));
-	moving_end(w);
-}
-
-int main(void)
-{
-	a_complete_pull_loses_nothing();
-	what_is_still_at_the_source_is_lost_with_it();
-	a_page_that_does_not_arrive_is_lost(false);
-	a_page_that_does_not_arrive_is_lost(true);
-	a_break_of_the_source_keeps_what_it_has();
-	for (int way = 0; way < 3; way++)
-		a_write_that_the_source_has_not_got_goes_to_the_target(way);
-	a_write_that_both_have_failed_has_failed();
-	an_acknowledgement_counts_that_meets_the_break();
-	a_page_is_staged_before_its_place_is_given_up();
-	for (enum stage stage = 0; stage < STAGES; stage++) {
-		a_page_under_way_is_not_lost_with_the_source(stage);
-		pages_of_the_source_are_read_without_a_target(stage);
-	}
-	return 0;
+	world_end(w);
 }

@@ -17,9 +17,8 @@ static void unplug(struct world *w)
 	CHECK_EQ(step(w, ISW_STEP_UNPLUG, 0, 0), 1);
 }
 
-static void a_lone_request_is_sent_at_once(void)
+WORLD_TEST(a_lone_request_is_sent_at_once, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id;
 
 	write_settled(w, 0, 4, 10);
@@ -29,12 +28,10 @@ static void a_lone_request_is_sent_at_once(void)
 	REPLY(w, 0, 0);
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(w->got[id][0], 11);
-	world_end(w);
 }
 
-static void those_that_follow_leave_together(void)
+WORLD_TEST(those_that_follow_leave_together, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t ids[3];
 
 	CHECK_EQ(remote_new(w), 1);
@@ -55,12 +52,10 @@ static void those_that_follow_leave_together(void)
 	CHECK_EQ(w->got[ids[0]][0], 10);
 	CHECK_EQ(w->got[ids[1]][0], 12);
 	CHECK_EQ(w->got[ids[2]][0], 21);
-	world_end(w);
 }
 
-static void not_more_is_held_back_than_one_send_takes(void)
+WORLD_TEST(not_more_is_held_back_than_one_send_takes, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t held = 0;
 
 	write_settled(w, 0, 1, 10);
@@ -71,13 +66,11 @@ static void not_more_is_held_back_than_one_send_takes(void)
 	}
 	CHECK_EQ(held, 31);
 	CHECK_EQ(sent(w, 0), 33);
-	world_end(w);
 }
 
 /* The page is overwritten while its first write is held back. */
-static void a_held_write_does_not_outlive_a_newer_one(void)
+WORLD_TEST(a_held_write_does_not_outlive_a_newer_one, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t first, second;
 
 	put(w, 7, 1, 1); /* so that the next is not alone */
@@ -94,12 +87,10 @@ static void a_held_write_does_not_outlive_a_newer_one(void)
 	CHECK_EQ(donor_value(w, 0, 3), 200);
 	CHECK_EQ(disk_value(w, 3), 200);
 	CHECK_EQ(read_settled(w, 3), 200);
-	world_end(w);
 }
 
-static void a_donor_that_breaks_meanwhile_costs_nothing(void)
+WORLD_TEST(a_donor_that_breaks_meanwhile_costs_nothing, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t read, write;
 
 	write_settled(w, 0, 4, 10);
@@ -115,14 +106,11 @@ static void a_donor_that_breaks_meanwhile_costs_nothing(void)
 	CHECK_EQ(w->error[write], 0);
 	CHECK(!is_remote_valid(w, 5));
 	CHECK_EQ(read_settled(w, 5), 50);
-	world_end(w);
 }
 
 /* A slab is only given back when what is held for it has been sent and has ended. */
-static void held_transfers_hold_their_slab(void)
+WORLD_TEST(held_transfers_hold_their_slab, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
-
 	write_settled(w, 0, 4, 10);
 	get(w, 0, 1);
 	get_plugged(w, 1, 1);
@@ -133,16 +121,4 @@ static void held_transfers_hold_their_slab(void)
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 0);
 	REPLY(w, 0, 0);
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 1);
-	world_end(w);
-}
-
-int main(void)
-{
-	a_lone_request_is_sent_at_once();
-	those_that_follow_leave_together();
-	not_more_is_held_back_than_one_send_takes();
-	a_held_write_does_not_outlive_a_newer_one();
-	a_donor_that_breaks_meanwhile_costs_nothing();
-	held_transfers_hold_their_slab();
-	return 0;
 }

@@ -9,9 +9,8 @@
 
 /* ------------------------------------------------------------------------ pulling */
 
-static void a_pull_brings_everything(void)
+WORLD_TEST(a_pull_brings_everything, world_moving(0, SLAB_PAGES))
 {
-	struct world *w = world_moving(0, SLAB_PAGES);
 	struct isw_slab_info before;
 	uint64_t sent_before;
 
@@ -44,12 +43,10 @@ static void a_pull_brings_everything(void)
 	for (uint64_t page = 0; page < SLAB_PAGES; page++)
 		CHECK_EQ(read_settled(w, page), page == 3 ? 0 : page == 5 ? 500 : 10 + page);
 	CHECK_EQ(stats_of(w).pages_in_backup, 0);
-	moving_end(w);
 }
 
-static void only_a_slab_at_both_ends_is_pulled(void)
+WORLD_TEST(only_a_slab_at_both_ends_is_pulled, world_moving(0, 2))
 {
-	struct world *w = world_moving(0, 2);
 	uint64_t generation = slab_of(w, 0).generation;
 
 	CHECK_EQ(isw_slab_pull(w->e, SLABS, generation, 0), -EINVAL);
@@ -74,12 +71,10 @@ static void only_a_slab_at_both_ends_is_pulled(void)
 	settle(w);
 	CHECK_EQ(pull(w), -ESTALE);
 	CHECK_EQ(slab_of(w, 0).in_flight + slab_of(w, 0).source_in_flight, 0);
-	moving_end(w);
 }
 
-static void a_pulled_page_is_at_the_source_until_the_acknowledgement(void)
+WORLD_TEST(a_pulled_page_is_at_the_source_until_the_acknowledgement, world_pulling(0, READING, 2))
 {
-	struct world *w = world_pulling(0, READING, 2);
 	uint32_t id = get(w, 0, 1);
 
 	/* Its buffer holds nothing yet. */
@@ -101,13 +96,11 @@ static void a_pulled_page_is_at_the_source_until_the_acknowledgement(void)
 	source_is(w, 0, 0);
 	migrated(w, 2, 0);
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
-	moving_end(w);
 }
 
-static void a_page_with_a_write_in_flight_is_passed_over(void)
+WORLD_TEST(a_page_with_a_write_in_flight_is_passed_over,
+	   world_writing(0)) /* page 0, at the source */
 {
-	struct world *w = world_writing(0); /* page 0, at the source */
-
 	CHECK_EQ(pull(w), 0);
 	CHECK_EQ(sent_for(w, SOURCE, 0, ISWI_XFER_READ), 0);
 	CHECK_EQ(sent_for(w, SOURCE, 1, ISWI_XFER_READ), 1);
@@ -122,13 +115,10 @@ static void a_page_with_a_write_in_flight_is_passed_over(void)
 	migrated(w, 2, 0);
 	source_is(w, 0, 0);
 	CHECK_EQ(donor_value(w, TARGET, 0), 20);
-	moving_end(w);
 }
 
-static void a_page_is_pulled_once(void)
+WORLD_TEST(a_page_is_pulled_once, world_pulling(0, READING, 3))
 {
-	struct world *w = world_pulling(0, READING, 3);
-
 	for (int i = 0; i < 3; i++)
 		CHECK_EQ(pull_slab(w, 0, 1), 0);
 	CHECK_EQ(sent(w, SOURCE), 1);
@@ -138,14 +128,12 @@ static void a_page_is_pulled_once(void)
 	CHECK_EQ(sent(w, TARGET), 1);
 	settle(w);
 	migrated(w, 3, 0);
-	moving_end(w);
 }
 
 /* ----------------------------------------------------------- what comes between wins */
 
-static void a_write_wins(enum stage stage)
+WORLD_CASES(a_write_wins, STAGES, stage, world_pulling(0, stage, 1))
 {
-	struct world *w = world_pulling(0, stage, 1);
 	uint32_t id = put(w, 0, 1, 99);
 
 	/* Its own transfer waits only for one that is on its way there. */
@@ -163,13 +151,11 @@ static void a_write_wins(enum stage stage)
 	CHECK_EQ(donor_value(w, TARGET, 0), 99);
 	source_is(w, 0, 0);
 	CHECK_EQ(read_settled(w, 0), 99);
-	moving_end(w);
 }
 
 /* Nothing of the write is left to be seen when the pull goes on, but for the page's version. */
-static void a_write_that_is_all_over_wins(void)
+WORLD_TEST(a_write_that_is_all_over_wins, world_pulling(0, READING, 1))
 {
-	struct world *w = world_pulling(0, READING, 1);
 	uint32_t id = put(w, 0, 1, 99);
 
 	REPLY(w, TARGET, 0);
@@ -182,14 +168,11 @@ static void a_write_that_is_all_over_wins(void)
 	CHECK_EQ(sent(w, TARGET), 0);
 	CHECK_EQ(donor_value(w, TARGET, 0), 99);
 	CHECK_EQ(read_settled(w, 0), 99);
-	moving_end(w);
 }
 
 /* The same bytes, so that no checksum tells, and a donor that refused them. */
-static void a_write_of_the_same_bytes_wins(void)
+WORLD_TEST(a_write_of_the_same_bytes_wins, world_pulling(0, READING, 1))
 {
-	struct world *w = world_pulling(0, READING, 1);
-
 	put(w, 0, 1, 10);
 	REFUSE(w, TARGET, 0);
 	REPLY(w, SOURCE, 0);
@@ -198,13 +181,12 @@ static void a_write_of_the_same_bytes_wins(void)
 	settle(w);
 	CHECK(!is_remote_valid(w, 0));
 	CHECK_EQ(read_settled(w, 0), 10);
-	moving_end(w);
 }
 
-static void zeros_win(enum stage stage, uint32_t op)
+WORLD_CASES(zeros_win, 2 * STAGES, n, world_pulling(0, n / 2, 1))
 {
-	struct world *w = world_pulling(0, stage, 1);
-	uint32_t id = submit(w, op, 0, 1, 0);
+	enum stage stage = n / 2;
+	uint32_t id = submit(w, n % 2 ? ISW_SIM_ZERO : ISW_SIM_TRIM, 0, 1, 0);
 
 	CHECK_EQ(w->error[id], 0);
 	source_is(w, 0, stage == READING);
@@ -214,13 +196,10 @@ static void zeros_win(enum stage stage, uint32_t op)
 	source_is(w, 0, 0);
 	CHECK_EQ(read_settled(w, 0), 0);
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
-	moving_end(w);
 }
 
-static void a_write_after_zeros_wins(enum stage stage)
+WORLD_CASES(a_write_after_zeros_wins, STAGES, stage, world_pulling(0, stage, 1))
 {
-	struct world *w = world_pulling(0, stage, 1);
-
 	trim(w, 0, 1);
 	put(w, 0, 1, 99);
 	CHECK_EQ(sent_for(w, TARGET, 0, ISWI_XFER_WRITE), 1);
@@ -230,13 +209,10 @@ static void a_write_after_zeros_wins(enum stage stage)
 	settle(w);
 	CHECK_EQ(donor_value(w, TARGET, 0), 99);
 	CHECK_EQ(read_settled(w, 0), 99);
-	moving_end(w);
 }
 
-static void the_rest_of_a_run_is_pulled(void)
+WORLD_TEST(the_rest_of_a_run_is_pulled, world_pulling(0, READING, 6))
 {
-	struct world *w = world_pulling(0, READING, 6);
-
 	trim(w, 1, 1);
 	REPLY(w, SOURCE, 0);
 	CHECK_EQ(sent(w, TARGET), 2);
@@ -248,15 +224,12 @@ static void the_rest_of_a_run_is_pulled(void)
 		CHECK_EQ(read_settled(w, page), page == 1 ? 0 : page == 4 ? 99 : 10 + page);
 	}
 	source_is(w, 0, 0);
-	moving_end(w);
 }
 
 /* ----------------------------------------------------------------- the source is bad */
 
-static void a_source_that_refuses_keeps_its_pages(void)
+WORLD_TEST(a_source_that_refuses_keeps_its_pages, world_pulling(0, READING, 3))
 {
-	struct world *w = world_pulling(0, READING, 3);
-
 	REFUSE(w, SOURCE, 0);
 	migrated(w, 0, 3);
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_ERROR], 1);
@@ -270,14 +243,11 @@ static void a_source_that_refuses_keeps_its_pages(void)
 	CHECK_EQ(pull_slab(w, 0, 1), 0);
 	settle(w);
 	migrated(w, 3, 3);
-	moving_end(w);
 }
 
 /* A donor that refuses, either of them, is not asked for all the rest. */
-static void a_pull_ends_with_its_errors(enum stage stage)
+WORLD_CASES(a_pull_ends_with_its_errors, STAGES, stage, world_large(512, 64))
 {
-	struct world *w = world_large(512, 64);
-
 	CHECK_EQ(pull(w), 1);
 	CHECK_EQ(sent(w, SOURCE), 1);
 	if (stage == WRITING)
@@ -288,12 +258,10 @@ static void a_pull_ends_with_its_errors(enum stage stage)
 	source_is(w, 512, 0);
 	pull_slab(w, 0, 1); /* until it is told to */
 	CHECK_EQ(sent(w, SOURCE), 1);
-	moving_end(w);
 }
 
-static void wrong_bytes_are_not_pulled(void)
+WORLD_TEST(wrong_bytes_are_not_pulled, world_moving(0, 3))
 {
-	struct world *w = world_moving(0, 3);
 	unsigned char *byte = iswi_sim_of(w->e)->donors[SOURCE]->memory + ISW_PAGE_BYTES + 7;
 
 	*byte ^= 1;
@@ -316,13 +284,10 @@ static void wrong_bytes_are_not_pulled(void)
 	CHECK_EQ(pull_slab(w, 0, 1), 0);
 	settle(w);
 	CHECK(is_at(w, 1, TARGET));
-	moving_end(w);
 }
 
-static void a_source_that_breaks(enum stage stage)
+WORLD_CASES(a_source_that_breaks, STAGES, stage, world_pulling(0, stage, 2))
 {
-	struct world *w = world_pulling(0, stage, 2);
-
 	BREAK(w, SOURCE);
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_MAPPED);
 	CHECK_EQ(slab_of(w, 0).source_state, ISW_SLAB_SUSPENDED);
@@ -346,13 +311,10 @@ static void a_source_that_breaks(enum stage stage)
 	}
 	CHECK(is_at(w, 0, TARGET) && is_at(w, 1, TARGET));
 	source_is(w, 0, 0);
-	moving_end(w);
 }
 
-static void a_source_that_broke_is_given_up(void)
+WORLD_TEST(a_source_that_broke_is_given_up, world_moving(0, 2))
 {
-	struct world *w = world_moving(0, 2);
-
 	write_settled(w, 1, 1, 21);
 	CHECK_EQ(pull(w), 0);
 	CHECK_EQ(sent(w, SOURCE), 1);
@@ -365,12 +327,10 @@ static void a_source_that_broke_is_given_up(void)
 	CHECK_EQ(stats_of(w).pages_in_backup, 1);
 	CHECK_EQ(read_settled(w, 1), 21);
 	CHECK_EQ(stats_of(w).pages_in_backup, 1);
-	moving_end(w);
 }
 
-static void a_source_is_drained_after_its_last_transfer(void)
+WORLD_TEST(a_source_is_drained_after_its_last_transfer, world_pulling(0, READING, 2))
 {
-	struct world *w = world_pulling(0, READING, 2);
 	uint32_t read = get(w, 1, 1);
 
 	put(w, 4, 1, 400); /* the target's own business */
@@ -392,14 +352,11 @@ static void a_source_is_drained_after_its_last_transfer(void)
 	migrated(w, 2, 0);
 	CHECK(is_at(w, 0, TARGET) && is_at(w, 1, TARGET) && is_at(w, 4, TARGET));
 	drained(w, SOURCE, 1);
-	moving_end(w);
 }
 
 /* Nothing new is sent there, nor is what is under way begun anew. */
-static void a_pull_does_not_go_on_at_a_source_that_drains(void)
+WORLD_TEST(a_pull_does_not_go_on_at_a_source_that_drains, world_large(512, 64))
 {
-	struct world *w = world_large(512, 64);
-
 	CHECK_EQ(pull(w), 1);
 	get(w, 511, 1); /* keeps it in use */
 	leave(w);
@@ -412,15 +369,12 @@ static void a_pull_does_not_go_on_at_a_source_that_drains(void)
 	REPLY(w, SOURCE, 0);
 	drained(w, SOURCE, 1);
 	CHECK_EQ(slab_of(w, 0).remote_valid_pages, 32);
-	moving_end(w);
 }
 
 /* ----------------------------------------------------------------- the target is bad */
 
-static void a_target_that_refuses_has_nothing(void)
+WORLD_TEST(a_target_that_refuses_has_nothing, world_pulling(0, WRITING, 2))
 {
-	struct world *w = world_pulling(0, WRITING, 2);
-
 	REFUSE(w, TARGET, 0);
 	migrated(w, 0, 2);
 	CHECK(is_at(w, 0, SOURCE) && is_at(w, 1, SOURCE));
@@ -430,13 +384,10 @@ static void a_target_that_refuses_has_nothing(void)
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(read_settled(w, 1), 11);
 	CHECK_EQ(stats_of(w).pages_in_remote, 1);
-	moving_end(w);
 }
 
-static void a_torn_page_is_not_pulled(void)
+WORLD_TEST(a_torn_page_is_not_pulled, world_pulling(0, WRITING, 1))
 {
-	struct world *w = world_pulling(0, WRITING, 1);
-
 	CHECK_EQ(step(w, ISW_STEP_REMOTE_TEAR, TARGET, 0), 1);
 	CHECK_EQ(donor_value(w, TARGET, 0), TORN);
 	migrated(w, 0, 1);
@@ -453,13 +404,11 @@ static void a_torn_page_is_not_pulled(void)
 	CHECK_EQ(read_settled(w, 0), 10);
 	CHECK_EQ(stats_of(w).pages_in_remote, 2);
 	CHECK_EQ(stats_of(w).crc_errors_remote, 0);
-	moving_end(w);
 }
 
 /* Then the slab is nowhere, but for its source; and goes on to a third donor. */
-static void a_target_that_is_lost(void)
+WORLD_TEST(a_target_that_is_lost, world_moving(0, 2))
 {
-	struct world *w = world_moving(0, 2);
 	uint64_t generation = slab_of(w, 0).generation;
 	uint32_t id;
 
@@ -483,13 +432,11 @@ static void a_target_that_is_lost(void)
 	map(w, 0, THIRD);
 	write_settled(w, 6, 1, 600);
 	CHECK(is_at(w, 6, THIRD));
-	moving_end(w);
 }
 
 /* The same in the middle of a pull, which finds another donor where it was to go. */
-static void a_pull_does_not_follow_its_slab(enum stage stage)
+WORLD_CASES(a_pull_does_not_follow_its_slab, STAGES, stage, world_pulling(0, stage, 2))
 {
-	struct world *w = world_pulling(0, stage, 2);
 	uint64_t generation = slab_of(w, 0).generation;
 
 	BREAK(w, TARGET);
@@ -513,13 +460,10 @@ static void a_pull_does_not_follow_its_slab(enum stage stage)
 	leave(w);
 	CHECK_EQ(read_settled(w, 1), 11);
 	CHECK_EQ(stats_of(w).pages_in_remote, 2);
-	moving_end(w);
 }
 
-static void each_place_has_its_own_bits(bool source_first)
+WORLD_CASES(each_place_has_its_own_bits, 2, source_first, world_moving(0, 4))
 {
-	struct world *w = world_moving(0, 4);
-
 	write_settled(w, 1, 2, 21);
 	if (source_first)
 		leave(w);
@@ -544,15 +488,12 @@ static void each_place_has_its_own_bits(bool source_first)
 	map(w, 0, THIRD);
 	write_settled(w, 0, 1, 30);
 	CHECK(is_at(w, 0, THIRD));
-	moving_end(w);
 }
 
 /* ----------------------------------------------------- slabs, groups, and their borders */
 
-static void the_slab_next_to_it_is_left_alone(void)
+WORLD_TEST(the_slab_next_to_it_is_left_alone, world_moving(0, SLAB_PAGES))
 {
-	struct world *w = world_moving(0, SLAB_PAGES);
-
 	for (uint32_t slab = 1; slab < 4; slab++) {
 		map(w, slab, SOURCE);
 		write_settled(w, slab * SLAB_PAGES, SLAB_PAGES, 100 * slab);
@@ -569,14 +510,11 @@ static void the_slab_next_to_it_is_left_alone(void)
 		CHECK(is_at(w, page, page / SLAB_PAGES == 2 ? TARGET : SOURCE));
 	CHECK_EQ(read_settled(w, 2 * SLAB_PAGES + 7), 207);
 	CHECK_EQ(read_settled(w, 3 * SLAB_PAGES), 300);
-	moving_end(w);
 }
 
 /* One pull for all, which does one slab after the other. */
-static void slabs_are_pulled_in_turn(void)
+WORLD_TEST(slabs_are_pulled_in_turn, world_moving(0, SLAB_PAGES))
 {
-	struct world *w = world_moving(0, SLAB_PAGES);
-
 	map(w, 1, SOURCE);
 	write_settled(w, SLAB_PAGES, SLAB_PAGES, 100);
 	migrate(w, 1, TARGET);
@@ -595,13 +533,10 @@ static void slabs_are_pulled_in_turn(void)
 	/* Back to the first, for what may be left there. */
 	CHECK_EQ(pull(w), 0);
 	CHECK_EQ(sent(w, SOURCE), 0);
-	moving_end(w);
 }
 
-static void a_slab_that_migrates_again_is_pulled_from_its_start(void)
+WORLD_TEST(a_slab_that_migrates_again_is_pulled_from_its_start, world_moving(0, 3))
 {
-	struct world *w = world_moving(0, 3);
-
 	CHECK_EQ(pull(w), 0);
 	settle(w);
 	leave(w);
@@ -611,12 +546,14 @@ static void a_slab_that_migrates_again_is_pulled_from_its_start(void)
 	settle(w);
 	migrated(w, 6, 0);
 	CHECK(is_at(w, 0, THIRD) && is_at(w, 2, THIRD));
-	moving_end(w);
 }
 
 /* Slabs that begin and end within a group of the bitmaps, and a last one cut short. */
-static void every_page_of_any_slab_is_pulled(uint32_t slab_pages)
+static const uint32_t slabs_of[] = {4, 20, 32, 48, 100};
+
+TEST_CASES(every_page_of_any_slab_is_pulled, ISWI_ARRAY_LEN(slabs_of), n)
 {
+	uint32_t slab_pages = slabs_of[n];
 	struct isw_engine_config config = world_config(0);
 	uint32_t pages = SLABS * slab_pages - slab_pages / 2;
 	struct world *w;
@@ -644,14 +581,13 @@ static void every_page_of_any_slab_is_pulled(uint32_t slab_pages)
 	}
 	for (uint64_t page = 0; page < pages; page++)
 		CHECK_EQ(donor_value(w, TARGET, page), 10 + page);
-	moving_end(w);
+	world_end(w);
 }
 
 /* ------------------------------------------------------------- the copies' share, used up */
 
-static void a_pull_sets_its_own_pace(void)
+WORLD_TEST(a_pull_sets_its_own_pace, world_large(1024, 1024))
 {
-	struct world *w = world_large(1024, 1024);
 	uint32_t under_way = 0;
 
 	CHECK_EQ(pull(w), 1);
@@ -672,25 +608,20 @@ static void a_pull_sets_its_own_pace(void)
 	migrated(w, 1024, 0);
 	source_is(w, 0, 0);
 	CHECK_EQ(pull(w), 0);
-	moving_end(w);
 }
 
 /* Pages that cannot be pulled just now do not end it for the others. */
-static void a_pull_goes_on_past_what_it_drops(void)
+WORLD_TEST(a_pull_goes_on_past_what_it_drops, world_large(1024, 1024))
 {
-	struct world *w = world_large(1024, 1024);
-
 	CHECK_EQ(pull(w), 1);
 	trim(w, 0, 256); /* all that is under way */
 	settle(w);
 	migrated(w, 1024 - 256, 256);
 	source_is(w, 0, 0);
-	moving_end(w);
 }
 
-static void a_second_pass_finds_what_the_first_left(void)
+WORLD_TEST(a_second_pass_finds_what_the_first_left, world_large(512, 64))
 {
-	struct world *w = world_large(512, 64);
 	uint32_t passes = 0;
 
 	CHECK_EQ(pull(w), 1);
@@ -709,12 +640,10 @@ static void a_second_pass_finds_what_the_first_left(void)
 	source_is(w, 0, 0);
 	for (uint64_t page = 0; page < 512; page++)
 		CHECK_EQ(donor_value(w, TARGET, page), 10 + page);
-	moving_end(w);
 }
 
-static void a_pull_without_buffers_goes_on_when_asked_again(void)
+WORLD_TEST(a_pull_without_buffers_goes_on_when_asked_again, world_large(512, 64))
 {
-	struct world *w = world_large(512, 64);
 	uint32_t calls = 0;
 
 	for (uint64_t page = 0; page < 32; page += 8)
@@ -735,41 +664,35 @@ static void a_pull_without_buffers_goes_on_when_asked_again(void)
 	migrated(w, 512 - 32, 0); /* the rest was written to the target */
 	source_is(w, 0, 0);
 	CHECK_EQ(read_settled(w, 31), 1031);
-	moving_end(w);
 }
 
 /* A write that found no buffer goes on as soon as a pull gives some back, however it ends. */
-static void writes_go_on_with_the_buffers_of_a_pull(void)
+WORLD_CASES(writes_go_on_with_the_buffers_of_a_pull, 3, way, world_pulling(0, READING, SLAB_PAGES))
 {
-	for (int way = 0; way < 3; way++) {
-		struct world *w = world_pulling(0, READING, SLAB_PAGES);
-		uint32_t id;
+	uint32_t id;
 
-		put(w, SLAB_PAGES, 8, 100);
-		id = put(w, 2 * SLAB_PAGES, 8, 200);
-		CHECK_EQ(stats_of(w).staging_waits, 1);
-		if (way == 0) {
-			REFUSE(w, SOURCE, 0);
-		} else {
-			REPLY(w, SOURCE, 0);
-			if (way == 1)
-				REPLY(w, TARGET, 0);
-			else
-				REFUSE(w, TARGET, 0);
-		}
-		CHECK_EQ(stats_of(w).pages_out, SLAB_PAGES + 16);
-		settle(w);
-		CHECK_EQ(w->error[id], 0);
-		CHECK_EQ(read_settled(w, 2 * SLAB_PAGES), 200);
-		moving_end(w);
+	put(w, SLAB_PAGES, 8, 100);
+	id = put(w, 2 * SLAB_PAGES, 8, 200);
+	CHECK_EQ(stats_of(w).staging_waits, 1);
+	if (way == 0) {
+		REFUSE(w, SOURCE, 0);
+	} else {
+		REPLY(w, SOURCE, 0);
+		if (way == 1)
+			REPLY(w, TARGET, 0);
+		else
+			REFUSE(w, TARGET, 0);
 	}
+	CHECK_EQ(stats_of(w).pages_out, SLAB_PAGES + 16);
+	settle(w);
+	CHECK_EQ(w->error[id], 0);
+	CHECK_EQ(read_settled(w, 2 * SLAB_PAGES), 200);
 }
 
 /* ------------------------------------------------------------- flushes, and the end */
 
-static void a_pull_is_nothing_to_wait_for(enum stage stage)
+WORLD_CASES(a_pull_is_nothing_to_wait_for, STAGES, stage, world_pulling(0, stage, 1))
 {
-	struct world *w = world_pulling(0, stage, 1);
 	struct isw_error error = {0};
 	char path[64];
 	uint32_t id;
@@ -787,60 +710,12 @@ static void a_pull_is_nothing_to_wait_for(enum stage stage)
 	CHECK_EQ(isw_engine_settle(w->e, 0), -ETIMEDOUT);
 	settle(w);
 	CHECK_EQ(isw_engine_settle(w->e, 0), 0);
-	moving_end(w);
 }
 
-static void an_engine_may_end_in_the_middle_of_it(enum stage stage)
+TEST_CASES(an_engine_may_end_in_the_middle_of_it, STAGES, stage)
 {
 	struct world *w = world_pulling(0, stage, 3);
 
 	isw_engine_destroy(w->e);
 	free(w);
-}
-
-int main(void)
-{
-	a_pull_brings_everything();
-	only_a_slab_at_both_ends_is_pulled();
-	a_pulled_page_is_at_the_source_until_the_acknowledgement();
-	a_page_with_a_write_in_flight_is_passed_over();
-	a_page_is_pulled_once();
-	a_write_that_is_all_over_wins();
-	a_write_of_the_same_bytes_wins();
-	the_rest_of_a_run_is_pulled();
-	a_source_that_refuses_keeps_its_pages();
-	wrong_bytes_are_not_pulled();
-	a_source_that_broke_is_given_up();
-	a_source_is_drained_after_its_last_transfer();
-	a_pull_does_not_go_on_at_a_source_that_drains();
-	a_target_that_refuses_has_nothing();
-	a_torn_page_is_not_pulled();
-	a_target_that_is_lost();
-	each_place_has_its_own_bits(true);
-	each_place_has_its_own_bits(false);
-	the_slab_next_to_it_is_left_alone();
-	slabs_are_pulled_in_turn();
-	a_slab_that_migrates_again_is_pulled_from_its_start();
-	every_page_of_any_slab_is_pulled(4);
-	every_page_of_any_slab_is_pulled(20);
-	every_page_of_any_slab_is_pulled(32);
-	every_page_of_any_slab_is_pulled(48);
-	every_page_of_any_slab_is_pulled(100);
-	a_pull_sets_its_own_pace();
-	a_pull_goes_on_past_what_it_drops();
-	a_second_pass_finds_what_the_first_left();
-	a_pull_without_buffers_goes_on_when_asked_again();
-	writes_go_on_with_the_buffers_of_a_pull();
-	for (enum stage stage = 0; stage < STAGES; stage++) {
-		a_write_wins(stage);
-		zeros_win(stage, ISW_SIM_TRIM);
-		zeros_win(stage, ISW_SIM_ZERO);
-		a_write_after_zeros_wins(stage);
-		a_source_that_breaks(stage);
-		a_pull_ends_with_its_errors(stage);
-		a_pull_does_not_follow_its_slab(stage);
-		a_pull_is_nothing_to_wait_for(stage);
-		an_engine_may_end_in_the_middle_of_it(stage);
-	}
-	return 0;
 }

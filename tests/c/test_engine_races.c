@@ -112,9 +112,8 @@ static void one_round(struct meeting *m, unsigned int *round)
 	m->rounds++;
 }
 
-static void a_slab_is_never_mapped_to_a_donor_that_went_down(void)
+WORLD_TEST(a_slab_is_never_mapped_to_a_donor_that_went_down, world_new(0))
 {
-	struct world *w = world_new(0);
 	struct meeting m = {.e = w->e, .remote = ISW_NO_REMOTE, .rounds = 1};
 	uint64_t end_ns = iswi_now_ns() + RUN_NS;
 	unsigned int round = 0;
@@ -130,7 +129,6 @@ static void a_slab_is_never_mapped_to_a_donor_that_went_down(void)
 	meet(&m, &round);
 	pthread_join(thread, NULL);
 	printf("%llu breaks\n", (unsigned long long)m.rounds);
-	world_end(w);
 }
 
 /* ------------------------------------------- reconnecting while somebody still submits */
@@ -176,7 +174,7 @@ static void slow_destroy(struct iswi_queue *base)
 	atomic_fetch_add(&queue->destroyed, 1);
 }
 
-static void a_connection_is_not_freed_under_a_submitter(void)
+TEST(a_connection_is_not_freed_under_a_submitter)
 {
 	static const struct iswi_transport_ops ops = {
 		.name = "slow",
@@ -256,9 +254,8 @@ static void wait_drained(struct users *u, uint64_t generation)
 	CHECK(!isw_engine_events(u->e, &event, 1));
 }
 
-static void drained_is_told_once_and_after_the_last_user(void)
+WORLD_TEST(drained_is_told_once_and_after_the_last_user, world_new(0))
 {
-	struct world *w = world_new(0);
 	struct users u = {.e = w->e};
 	uint64_t end_ns = iswi_now_ns() + RUN_NS, generation = 0;
 	uint32_t remote = ISW_NO_REMOTE;
@@ -280,13 +277,4 @@ static void drained_is_told_once_and_after_the_last_user(void)
 	printf("%llu mappings, %llu uses\n", (unsigned long long)generation,
 	       (unsigned long long)iswi_counted(&u.held));
 	CHECK(iswi_counted(&u.held));
-	world_end(w);
-}
-
-int main(void)
-{
-	a_slab_is_never_mapped_to_a_donor_that_went_down();
-	a_connection_is_not_freed_under_a_submitter();
-	drained_is_told_once_and_after_the_last_user();
-	return 0;
 }

@@ -12,9 +12,8 @@ static struct world *with_page_1(void)
 	return w;
 }
 
-static void reads_prefer_staging(void)
+WORLD_TEST(reads_prefer_staging, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id;
 
 	put(w, 1, 1, 100);
@@ -30,12 +29,10 @@ static void reads_prefer_staging(void)
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(w->got[id][0], 200);
 	CHECK_EQ(stats_of(w).pages_in_staging, 2);
-	world_end(w);
 }
 
-static void then_the_donor_then_the_backup(void)
+WORLD_TEST(then_the_donor_then_the_backup, with_page_1())
 {
-	struct world *w = with_page_1();
 	uint32_t id = get(w, 1, 1);
 
 	CHECK_EQ(sent_for(w, 0, 1, ISWI_XFER_READ), 1);
@@ -50,24 +47,20 @@ static void then_the_donor_then_the_backup(void)
 	DISK_DONE(w, 0);
 	CHECK_EQ(w->got[id][0], 100);
 	CHECK_EQ(stats_of(w).pages_in_backup, 1);
-	world_end(w);
 }
 
-static void pages_never_written_are_zeros(void)
+WORLD_TEST(pages_never_written_are_zeros, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id = get(w, 5, 8);
 
 	CHECK_EQ(w->error[id], 0); /* at once: neither donor nor disk is asked */
 	for (uint32_t i = 0; i < 8; i++)
 		CHECK_EQ(w->got[id][i], 0);
 	CHECK_EQ(stats_of(w).pages_in_zero, 8);
-	world_end(w);
 }
 
-static void one_request_gathers_every_source(void)
+WORLD_TEST(one_request_gathers_every_source, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id;
 
 	write_settled(w, 1, 1, 101); /* donor */
@@ -91,13 +84,10 @@ static void one_request_gathers_every_source(void)
 	CHECK_EQ(stats_of(w).pages_in_remote, 1);
 	CHECK_EQ(stats_of(w).pages_in_backup, 1);
 	CHECK_EQ(stats_of(w).pages_in, 8);
-	world_end(w);
 }
 
-static void fallbacks_are_counted_by_their_reason(void)
+WORLD_TEST(fallbacks_are_counted_by_their_reason, with_page_1())
 {
-	struct world *w = with_page_1();
-
 	BREAK(w, 0);
 	CHECK_EQ(read_settled(w, 1), 100);
 	CHECK_EQ(stats_of(w).fallback_suspended, 1);
@@ -109,12 +99,10 @@ static void fallbacks_are_counted_by_their_reason(void)
 	CHECK_EQ(read_settled(w, 1), 100);
 	CHECK_EQ(stats_of(w).fallback_invalid, 1);
 	CHECK_EQ(stats_of(w).fallback_error, 0);
-	world_end(w);
 }
 
-static void a_write_that_passes_a_read_spoils_nothing(void)
+WORLD_TEST(a_write_that_passes_a_read_spoils_nothing, with_page_1())
 {
-	struct world *w = with_page_1();
 	uint32_t id = get(w, 1, 1);
 
 	APPLY(w, 0, 0); /* the read has the old bytes */
@@ -127,12 +115,10 @@ static void a_write_that_passes_a_read_spoils_nothing(void)
 	CHECK_EQ(w->events[ISW_EVENT_BAD_PAGE], 0);
 	settle(w);
 	CHECK(is_remote_valid(w, 1));
-	world_end(w);
 }
 
-static void a_backup_read_that_a_write_passed_is_not_blamed(void)
+WORLD_TEST(a_backup_read_that_a_write_passed_is_not_blamed, world_new(0))
 {
-	struct world *w = world_new(0);
 	uint32_t id;
 
 	write_settled(w, 1, 1, 100);
@@ -143,13 +129,11 @@ static void a_backup_read_that_a_write_passed_is_not_blamed(void)
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(w->got[id][0], 200);
 	CHECK_EQ(stats_of(w).crc_errors_backup, 0);
-	world_end(w);
 }
 
 /* Writes that come and are everywhere while a read of what was before is on its way. */
-static void a_page_rewritten_during_each_read_is_not_blamed_on_anyone(void)
+WORLD_TEST(a_page_rewritten_during_each_read_is_not_blamed_on_anyone, with_page_1())
 {
-	struct world *w = with_page_1();
 	uint32_t id = get(w, 1, 1);
 
 	for (uint32_t round = 0; round < 3; round++) {
@@ -167,12 +151,10 @@ static void a_page_rewritten_during_each_read_is_not_blamed_on_anyone(void)
 	CHECK_EQ(w->got[id][0], 202);
 	CHECK_EQ(w->events[ISW_EVENT_BAD_PAGE], 0);
 	CHECK(is_remote_valid(w, 1));
-	world_end(w);
 }
 
-static void garbage_from_a_donor_does_not_pass_for_a_page(void)
+WORLD_TEST(garbage_from_a_donor_does_not_pass_for_a_page, with_page_1())
 {
-	struct world *w = with_page_1();
 	uint32_t id = get(w, 1, 1);
 
 	CORRUPT(w, 0, 0);
@@ -192,12 +174,10 @@ static void garbage_from_a_donor_does_not_pass_for_a_page(void)
 	CHECK_EQ(stats_of(w).pages_in_remote, 0);
 	id = get(w, 1, 1);
 	CHECK_EQ(sent(w, 0), 0); /* not believed again */
-	world_end(w);
 }
 
-static void garbage_in_one_page_costs_only_that_page(void)
+WORLD_TEST(garbage_in_one_page_costs_only_that_page, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id;
 
 	write_settled(w, 0, 8, 100);
@@ -214,12 +194,10 @@ static void garbage_in_one_page_costs_only_that_page(void)
 	}
 	CHECK_EQ(stats_of(w).pages_in_remote, 7);
 	CHECK_EQ(stats_of(w).pages_in_backup, 1);
-	world_end(w);
 }
 
-static void the_only_copy_gone_bad_is_an_error_never_zeros(void)
+WORLD_TEST(the_only_copy_gone_bad_is_an_error_never_zeros, world_mapped(ISW_ENGINE_NO_BACKUP))
 {
-	struct world *w = world_mapped(ISW_ENGINE_NO_BACKUP);
 	uint32_t id;
 
 	write_settled(w, 1, 1, 100);
@@ -233,13 +211,10 @@ static void the_only_copy_gone_bad_is_an_error_never_zeros(void)
 	CHECK_EQ(w->events[ISW_EVENT_BAD_PAGE], 2);
 	/* It may have been the way and not the copy. */
 	CHECK_EQ(read_settled(w, 1), 100);
-	world_end(w);
 }
 
-static void garbage_on_the_disk_is_an_error_never_zeros(void)
+WORLD_TEST(garbage_on_the_disk_is_an_error_never_zeros, world_new(0))
 {
-	struct world *w = world_new(0);
-
 	write_settled(w, 1, 1, 100);
 	iswi_sim_of(w->e)->disk[ISW_PAGE_BYTES + 99] ^= 1;
 	for (int i = 1; i <= 2; i++) {
@@ -249,21 +224,16 @@ static void garbage_on_the_disk_is_an_error_never_zeros(void)
 	CHECK_EQ(w->events[ISW_EVENT_BAD_PAGE], 2);
 	iswi_sim_of(w->e)->disk[ISW_PAGE_BYTES + 99] ^= 1;
 	CHECK_EQ(read_settled(w, 1), 100);
-	world_end(w);
 }
 
-static void garbage_on_the_disk_does_not_matter_while_a_donor_has_the_page(void)
+WORLD_TEST(garbage_on_the_disk_does_not_matter_while_a_donor_has_the_page, with_page_1())
 {
-	struct world *w = with_page_1();
-
 	memset(iswi_sim_of(w->e)->disk, 0x55, PAGES * ISW_PAGE_BYTES);
 	CHECK_EQ(read_settled(w, 1), 100);
-	world_end(w);
 }
 
-static void a_failed_remote_read_goes_to_the_backup(void)
+WORLD_TEST(a_failed_remote_read_goes_to_the_backup, with_page_1())
 {
-	struct world *w = with_page_1();
 	uint32_t id = get(w, 1, 1);
 
 	REFUSE(w, 0, 0);
@@ -274,12 +244,10 @@ static void a_failed_remote_read_goes_to_the_backup(void)
 	CHECK_EQ(w->got[id][0], 100);
 	CHECK_EQ(stats_of(w).fallback_error, 1);
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_ERROR], 1);
-	world_end(w);
 }
 
-static void a_read_in_flight_when_the_donor_dies_goes_to_the_backup(void)
+WORLD_TEST(a_read_in_flight_when_the_donor_dies_goes_to_the_backup, with_page_1())
 {
-	struct world *w = with_page_1();
 	uint32_t id = get(w, 1, 1);
 
 	BREAK(w, 0);
@@ -290,12 +258,10 @@ static void a_read_in_flight_when_the_donor_dies_goes_to_the_backup(void)
 	CHECK_EQ(w->got[id][0], 100);
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_ERROR], 0);
 	CHECK_EQ(w->events[ISW_EVENT_REMOTE_DOWN], 1);
-	world_end(w);
 }
 
-static void when_every_copy_fails_it_is_an_error(void)
+WORLD_TEST(when_every_copy_fails_it_is_an_error, with_page_1())
 {
-	struct world *w = with_page_1();
 	uint32_t id, fine;
 
 	write_settled(w, 2, 1, 200);
@@ -311,12 +277,10 @@ static void when_every_copy_fails_it_is_an_error(void)
 	/* The next read tries both again. */
 	CHECK_EQ(read_settled(w, 1), 100);
 	CHECK_EQ(stats_of(w).requests_failed, 1);
-	world_end(w);
 }
 
-static void a_failed_backup_read_asks_the_donor(void)
+WORLD_TEST(a_failed_backup_read_asks_the_donor, with_page_1())
 {
-	struct world *w = with_page_1();
 	uint32_t id;
 
 	BREAK(w, 0);
@@ -330,23 +294,20 @@ static void a_failed_backup_read_asks_the_donor(void)
 	REPLY(w, 0, 0);
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(w->got[id][0], 100);
-	world_end(w);
 }
 
-static void a_page_is_read_anew_when_staging_overtook_it(void)
+WORLD_TEST(a_page_is_read_anew_when_staging_overtook_it, with_page_1())
 {
-	struct world *w = with_page_1();
 	uint32_t id = get(w, 1, 1);
 
 	put(w, 1, 1, 200);
 	REFUSE(w, 0, 0); /* the read; meanwhile the page is staged */
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(w->got[id][0], 200);
-	world_end(w);
 }
 
 /* Each buffer in a slow remote write, each request a read: no transfer may be missing. */
-static void reads_are_tried_anew_with_every_transfer_in_use(void)
+TEST(reads_are_tried_anew_with_every_transfer_in_use)
 {
 	struct isw_engine_config config = world_config(0);
 	struct world *w;
@@ -372,28 +333,4 @@ static void reads_are_tried_anew_with_every_transfer_in_use(void)
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(w->got[id][0], 100);
 	world_end(w);
-}
-
-int main(void)
-{
-	reads_prefer_staging();
-	then_the_donor_then_the_backup();
-	pages_never_written_are_zeros();
-	one_request_gathers_every_source();
-	fallbacks_are_counted_by_their_reason();
-	a_write_that_passes_a_read_spoils_nothing();
-	a_backup_read_that_a_write_passed_is_not_blamed();
-	a_page_rewritten_during_each_read_is_not_blamed_on_anyone();
-	garbage_from_a_donor_does_not_pass_for_a_page();
-	garbage_in_one_page_costs_only_that_page();
-	the_only_copy_gone_bad_is_an_error_never_zeros();
-	garbage_on_the_disk_is_an_error_never_zeros();
-	garbage_on_the_disk_does_not_matter_while_a_donor_has_the_page();
-	a_failed_remote_read_goes_to_the_backup();
-	a_read_in_flight_when_the_donor_dies_goes_to_the_backup();
-	when_every_copy_fails_it_is_an_error();
-	a_failed_backup_read_asks_the_donor();
-	a_page_is_read_anew_when_staging_overtook_it();
-	reads_are_tried_anew_with_every_transfer_in_use();
-	return 0;
 }

@@ -15,9 +15,8 @@ static int unmap(struct world *w, uint32_t slab)
 	return code;
 }
 
-static void drained_only_after_the_last_transfer(void)
+WORLD_TEST(drained_only_after_the_last_transfer, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t read;
 
 	write_settled(w, 1, 1, 100);
@@ -44,24 +43,19 @@ static void drained_only_after_the_last_transfer(void)
 	settle(w);
 	CHECK_EQ(w->got[read][0], 100);
 	CHECK_EQ(read_settled(w, 2), 200);
-	world_end(w);
 }
 
-static void an_idle_slab_is_drained_at_once(void)
+WORLD_TEST(an_idle_slab_is_drained_at_once, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
-
 	write_settled(w, 1, 1, 100);
 	CHECK_EQ(unmap(w, 0), 0);
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 1);
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_UNMAPPED);
 	CHECK(!is_remote_valid(w, 1));
-	world_end(w);
 }
 
-static void nothing_new_is_sent_to_a_draining_slab(void)
+WORLD_TEST(nothing_new_is_sent_to_a_draining_slab, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t newer, read;
 
 	write_settled(w, 3, 1, 300);
@@ -79,13 +73,10 @@ static void nothing_new_is_sent_to_a_draining_slab(void)
 	CHECK_EQ(w->error[newer], 0);
 	CHECK_EQ(w->got[read][0], 300);
 	CHECK_EQ(read_settled(w, 1), 101);
-	world_end(w);
 }
 
-static void another_mappings_bits_are_not_believed(void)
+WORLD_TEST(another_mappings_bits_are_not_believed, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
-
 	write_settled(w, 1, 1, 100);
 	CHECK_EQ(unmap(w, 0), 0);
 	CHECK_EQ(step(w, ISW_STEP_REMOTE_WIPE, 0, 0), 1);
@@ -96,12 +87,10 @@ static void another_mappings_bits_are_not_believed(void)
 	/* In its new place it gets valid by a write. */
 	write_settled(w, 1, 1, 200);
 	CHECK(is_remote_valid(w, 1));
-	world_end(w);
 }
 
-static void unmap_names_the_generation_it_means(void)
+WORLD_TEST(unmap_names_the_generation_it_means, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint64_t generation = generation_of(w, 0);
 
 	CHECK_EQ(isw_slab_unmap(w->e, 0, 0, generation + 1), -ESTALE);
@@ -112,13 +101,10 @@ static void unmap_names_the_generation_it_means(void)
 	CHECK_EQ(isw_slab_unmap(w->e, SLABS, 0, generation), -EINVAL);
 	CHECK_EQ(isw_slab_map(w->e, SLABS, 0, 0, 9), -EINVAL);
 	CHECK_EQ(isw_slab_map(w->e, 0, 99, 0, 9), -EINVAL);
-	world_end(w);
 }
 
-static void a_slab_has_one_mapping(void)
+WORLD_TEST(a_slab_has_one_mapping, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
-
 	CHECK_EQ(isw_slab_map(w->e, 0, 0, 1, 9), -EBUSY);
 	put(w, 1, 1, 100);
 	CHECK_EQ(unmap(w, 0), 0);
@@ -126,13 +112,10 @@ static void a_slab_has_one_mapping(void)
 	BREAK(w, 0);
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_UNMAPPED); /* a broken connection ends it, too */
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 1);
-	world_end(w);
 }
 
-static void no_slab_is_mapped_to_a_donor_that_is_down(void)
+WORLD_TEST(no_slab_is_mapped_to_a_donor_that_is_down, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
-
 	CHECK_EQ(isw_slab_map(w->e, 1, 1, 1, 9), -ENOTCONN); /* never connected */
 	BREAK(w, 0);
 	CHECK_EQ(isw_slab_map(w->e, 1, 0, 1, 9), -ENOTCONN);
@@ -145,13 +128,10 @@ static void no_slab_is_mapped_to_a_donor_that_is_down(void)
 	resume(w, 0);
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_MAPPED);
 	CHECK_EQ(isw_slab_resume(w->e, 0, 0, generation_of(w, 0)), -EINVAL);
-	world_end(w);
 }
 
-static void a_broken_donor_suspends_its_slabs_and_no_others(void)
+WORLD_TEST(a_broken_donor_suspends_its_slabs_and_no_others, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
-
 	CHECK_EQ(remote_new(w), 1);
 	map(w, 1, 1);
 	map(w, 2, 0);
@@ -163,12 +143,10 @@ static void a_broken_donor_suspends_its_slabs_and_no_others(void)
 	CHECK_EQ(w->events[ISW_EVENT_REMOTE_DOWN], 1);
 	CHECK_EQ(w->last[ISW_EVENT_REMOTE_DOWN].remote, 0);
 	CHECK_EQ(w->last[ISW_EVENT_REMOTE_DOWN].code, -ECONNRESET);
-	world_end(w);
 }
 
-static void a_shutdown_on_purpose_is_like_a_break(void)
+WORLD_TEST(a_shutdown_on_purpose_is_like_a_break, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id = put(w, 1, 1, 100);
 
 	CHECK_EQ(isw_remote_shutdown(w->e, 0), 0);
@@ -183,13 +161,10 @@ static void a_shutdown_on_purpose_is_like_a_break(void)
 	settle(w);
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(isw_remote_shutdown(w->e, 99), -EINVAL);
-	world_end(w);
 }
 
-static void a_suspended_slab_is_unmapped_like_any(void)
+WORLD_TEST(a_suspended_slab_is_unmapped_like_any, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
-
 	write_settled(w, 1, 1, 100);
 	BREAK(w, 0);
 	CHECK(is_remote_valid(w, 1)); /* kept, in case the donor comes back ... */
@@ -197,12 +172,10 @@ static void a_suspended_slab_is_unmapped_like_any(void)
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 1);
 	CHECK(!is_remote_valid(w, 1)); /* ... and given up here */
 	CHECK_EQ(read_settled(w, 1), 100);
-	world_end(w);
 }
 
-static void a_remote_is_destroyed_when_nothing_is_mapped_there(void)
+WORLD_TEST(a_remote_is_destroyed_when_nothing_is_mapped_there, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	struct isw_remote_info info[2];
 
 	CHECK_EQ(isw_remote_destroy(w->e, 0), -EBUSY);
@@ -218,12 +191,10 @@ static void a_remote_is_destroyed_when_nothing_is_mapped_there(void)
 	CHECK_EQ(info[0].state, 0);
 	CHECK_EQ(isw_remote_destroy(w->e, 0), -EBUSY); /* there is none */
 	CHECK_EQ(isw_remote_destroy(w->e, 99), -EINVAL);
-	world_end(w);
 }
 
-static void what_is_in_flight_at_a_donor_is_shown(void)
+WORLD_TEST(what_is_in_flight_at_a_donor_is_shown, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	struct isw_remote_info info;
 
 	put(w, 1, 2, 100);
@@ -236,7 +207,6 @@ static void what_is_in_flight_at_a_donor_is_shown(void)
 	CHECK_EQ(info.in_flight, 0);
 	CHECK_EQ(info.write_pages, 3);
 	CHECK_EQ(info.rdma_write_pages, 0);
-	world_end(w);
 }
 
 static uint64_t sum_of(const uint64_t *buckets)
@@ -248,7 +218,7 @@ static uint64_t sum_of(const uint64_t *buckets)
 	return sum;
 }
 
-static void what_a_donor_answered_is_not_the_next_donors(void)
+TEST(what_a_donor_answered_is_not_the_next_donors)
 {
 	static struct isw_engine_stats stats;
 	struct world *w = world_mapped(0);
@@ -292,9 +262,8 @@ static void map_when_done(struct iswi_req *req, int error)
 	inside->code = isw_slab_map(inside->w->e, 1, 0, 1, 99);
 }
 
-static void a_donor_that_dies_is_down_before_its_transfers_end(void)
+WORLD_TEST(a_donor_that_dies_is_down_before_its_transfers_end, world_mapped(ISW_ENGINE_NO_BACKUP))
 {
-	struct world *w = world_mapped(ISW_ENGINE_NO_BACKUP);
 	static unsigned char data[ISW_PAGE_BYTES];
 	struct map_inside inside = {.w = w, .code = 1};
 
@@ -307,7 +276,6 @@ static void a_donor_that_dies_is_down_before_its_transfers_end(void)
 	CHECK_EQ(inside.code, -ENOTCONN);
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_SUSPENDED);
 	CHECK_EQ(slab_of(w, 1).state, ISW_SLAB_UNMAPPED);
-	world_end(w);
 }
 
 static void ignore_submit(struct iswi_queue *queue, struct iswi_xfer *first)
@@ -322,7 +290,7 @@ static void ignore(struct iswi_queue *queue)
 }
 
 /* A connection that broke before its remote was UP could not suspend anything. */
-static void a_connection_that_breaks_during_connect_is_noticed(void)
+TEST(a_connection_that_breaks_during_connect_is_noticed)
 {
 	static const struct iswi_transport_ops ops = {
 		.name = "test",
@@ -350,24 +318,4 @@ static void a_connection_that_breaks_during_connect_is_noticed(void)
 	write_settled(w, 1, 1, 100);
 	CHECK(is_remote_valid(w, 1));
 	world_end(w);
-}
-
-int main(void)
-{
-	drained_only_after_the_last_transfer();
-	an_idle_slab_is_drained_at_once();
-	nothing_new_is_sent_to_a_draining_slab();
-	another_mappings_bits_are_not_believed();
-	unmap_names_the_generation_it_means();
-	a_slab_has_one_mapping();
-	no_slab_is_mapped_to_a_donor_that_is_down();
-	a_broken_donor_suspends_its_slabs_and_no_others();
-	a_shutdown_on_purpose_is_like_a_break();
-	a_suspended_slab_is_unmapped_like_any();
-	a_remote_is_destroyed_when_nothing_is_mapped_there();
-	what_is_in_flight_at_a_donor_is_shown();
-	what_a_donor_answered_is_not_the_next_donors();
-	a_donor_that_dies_is_down_before_its_transfers_end();
-	a_connection_that_breaks_during_connect_is_noticed();
-	return 0;
 }

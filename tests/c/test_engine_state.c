@@ -11,9 +11,9 @@
 
 /* ------------------------------------------------------------------------ its pages */
 
-static void what_was_staged_is_staged_again(void)
+WORLD_TEST(what_was_staged_is_staged_again, world_new(0))
 {
-	struct world *w = world_new(0), *s;
+	struct world *s;
 	uint32_t id = put(w, 1, 2, 10);
 
 	CHECK_EQ(w->error[id], PENDING);
@@ -22,12 +22,11 @@ static void what_was_staged_is_staged_again(void)
 	CHECK_EQ(read_settled(s, 1), 10);
 	CHECK_EQ(disk_value(s, 2), 11); /* it was queued for the backup */
 	world_end(s);
-	world_end(w);
 }
 
-static void what_the_donor_has_is_read_there_after_resume(void)
+WORLD_TEST(what_the_donor_has_is_read_there_after_resume, world_mapped(0))
 {
-	struct world *w = world_mapped(0), *s;
+	struct world *s;
 
 	write_settled(w, 1, 1, 10);
 	s = successor(w);
@@ -44,12 +43,11 @@ static void what_the_donor_has_is_read_there_after_resume(void)
 	CHECK(atomic_load(&iswi_place(s->e, 0, 0)->word) >> 8 >
 	      atomic_load(&iswi_place(w->e, 0, 0)->word) >> 8);
 	world_end(s);
-	world_end(w);
 }
 
-static void a_superseded_version_does_not_come_back(void)
+WORLD_TEST(a_superseded_version_does_not_come_back, world_mapped(0))
 {
-	struct world *w = world_mapped(0), *s;
+	struct world *s;
 
 	put(w, 1, 1, 10); /* its buffer is held by the transfer */
 	put(w, 1, 1, 20);
@@ -60,12 +58,11 @@ static void a_superseded_version_does_not_come_back(void)
 	s = successor(w);
 	CHECK_EQ(read_settled(s, 1), 20);
 	world_end(s);
-	world_end(w);
 }
 
-static void a_zeroed_version_does_not_come_back(void)
+WORLD_TEST(a_zeroed_version_does_not_come_back, world_mapped(0))
 {
-	struct world *w = world_mapped(0), *s;
+	struct world *s;
 	uint32_t id;
 
 	put(w, 1, 1, 10);
@@ -76,12 +73,11 @@ static void a_zeroed_version_does_not_come_back(void)
 	s = successor(w);
 	CHECK_EQ(read_settled(s, 1), 0);
 	world_end(s);
-	world_end(w);
 }
 
-static void of_two_descriptors_the_newer_one_counts(void)
+WORLD_TEST(of_two_descriptors_the_newer_one_counts, world_new(0))
 {
-	struct world *w = world_new(0), *s;
+	struct world *s;
 	uint32_t old = 0, new = STAGING - 1, versions[] = {1, UINT32_MAX};
 
 	for (uint32_t i = 0; i < 2; i++) {
@@ -104,12 +100,11 @@ static void of_two_descriptors_the_newer_one_counts(void)
 		w->e->slots[old].version = 1;
 		settle(w);
 	}
-	world_end(w);
 }
 
-static void copies_have_no_descriptor(void)
+WORLD_TEST(copies_have_no_descriptor, world_mapped(0))
 {
-	struct world *w = world_mapped(0), *s;
+	struct world *s;
 	uint32_t next;
 
 	write_settled(w, 1, 1, 10);
@@ -124,12 +119,11 @@ static void copies_have_no_descriptor(void)
 	CHECK_EQ(stats_of(s).staging_pages_used, 0);
 	CHECK_EQ(read_settled(s, 1), 10);
 	world_end(s);
-	world_end(w);
 }
 
-static void without_a_backup_what_is_staged_waits_for_a_donor(void)
+WORLD_TEST(without_a_backup_what_is_staged_waits_for_a_donor, world_mapped(ISW_ENGINE_NO_BACKUP))
 {
-	struct world *w = world_mapped(ISW_ENGINE_NO_BACKUP), *s;
+	struct world *s;
 
 	write_settled(w, 0, 1, 5);
 	put(w, 1, 1, 10);
@@ -157,12 +151,11 @@ static void without_a_backup_what_is_staged_waits_for_a_donor(void)
 	CHECK_EQ(read_settled(s, 1), 10);
 	CHECK_EQ(read_settled(s, 0), -EIO); /* lost, not zeros */
 	world_end(s);
-	world_end(w);
 }
 
-static void a_drain_is_finished_and_reported(void)
+WORLD_TEST(a_drain_is_finished_and_reported, world_mapped(0))
 {
-	struct world *w = world_mapped(0), *s;
+	struct world *s;
 	uint64_t generation = slab_of(w, 0).generation;
 
 	write_settled(w, 2, 1, 5);
@@ -176,12 +169,11 @@ static void a_drain_is_finished_and_reported(void)
 	CHECK(!is_remote_valid(s, 2));
 	CHECK_EQ(read_settled(s, 2), 5);
 	world_end(s);
-	world_end(w);
 }
 
-static void both_places_of_a_slab_that_migrates_are_kept(void)
+WORLD_TEST(both_places_of_a_slab_that_migrates_are_kept, world_mapped(0))
 {
-	struct world *w = world_mapped(0), *s;
+	struct world *s;
 
 	write_settled(w, 1, 2, 10);
 	CHECK_EQ(remote_new(w), 1);
@@ -198,10 +190,9 @@ static void both_places_of_a_slab_that_migrates_are_kept(void)
 	CHECK_EQ(read_settled(s, 2), 11);
 	CHECK_EQ(stats_of(s).pages_in_remote, 2);
 	world_end(s);
-	world_end(w);
 }
 
-static void a_staged_page_with_wrong_bytes_is_an_error(void)
+TEST(a_staged_page_with_wrong_bytes_is_an_error)
 {
 	for (uint32_t flags = 0; flags <= ISW_ENGINE_NO_BACKUP; flags++) {
 		struct world *w = world_mapped(flags), *s;
@@ -229,9 +220,9 @@ static void a_staged_page_with_wrong_bytes_is_an_error(void)
 
 /* -------------------------------------------------------------------------- records */
 
-static void a_record_goes_with_its_remote(void)
+WORLD_TEST(a_record_goes_with_its_remote, world_new(0))
 {
-	struct world *w = world_new(0), *s;
+	struct world *s;
 	char record[ISW_RECORD_BYTES_MAX], big[ISW_RECORD_BYTES_MAX + 1] = {0};
 	uint32_t remote = remote_new(w);
 
@@ -247,7 +238,6 @@ static void a_record_goes_with_its_remote(void)
 	CHECK_EQ(isw_remote_destroy(s->e, remote), 0); /* it was down */
 	CHECK_EQ(isw_remote_record(s->e, remote, record), 0);
 	world_end(s);
-	world_end(w);
 }
 
 /* --------------------------------------------------------------------------- damage */
@@ -307,9 +297,8 @@ static int patched_file(const struct world *w, const void *field, const void *da
 #define PATCHED(w, field, value)                                                                   \
 	patched_file(w, &(field), &(__typeof__(field)){value}, sizeof(field))
 
-static void each_damage_is_told(void)
+WORLD_TEST(each_damage_is_told, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	struct iswi_arena_header *h = w->e->arena;
 	static char zeros[4096];
 	int fd;
@@ -334,13 +323,11 @@ static void each_damage_is_told(void)
 	fd = copied_file(w);
 	CHECK_EQ(ftruncate(fd, (off_t)w->e->arena_bytes - 1), 0);
 	expect(fd, 0, w, -EBADMSG, "cut short");
-	world_end(w);
 }
 
 /* As the one before, with a checksum that fits. */
-static void another_boot_or_device_is_told(void)
+WORLD_TEST(another_boot_or_device_is_told, world_new(0))
 {
-	struct world *w = world_new(0);
 	struct iswi_arena_header *h = w->e->arena;
 	const struct {
 		size_t at;
@@ -364,10 +351,9 @@ static void another_boot_or_device_is_told(void)
 		expect(patched_file(w, h, &other, sizeof(other)), 0, w, fields[i].code,
 		       fields[i].says);
 	}
-	world_end(w);
 }
 
-static void half_loaded_tables_are_not_taken_over(void)
+TEST(half_loaded_tables_are_not_taken_over)
 {
 	int fd = new_file();
 	struct world *w = world_kept(0, fd);
@@ -384,7 +370,7 @@ static void half_loaded_tables_are_not_taken_over(void)
 
 /* ------------------------------------------------------------------------ ownership */
 
-static void a_state_file_has_one_owner(void)
+TEST(a_state_file_has_one_owner)
 {
 	int fd = new_file();
 	struct world *w = world_kept(0, fd);
@@ -403,7 +389,7 @@ static void a_state_file_has_one_owner(void)
 	close(fd);
 }
 
-static void a_standby_touches_nothing(void)
+TEST(a_standby_touches_nothing)
 {
 	int fd = new_file();
 	struct world *w = world_kept(0, fd), *s = world_standby(0, fd);
@@ -426,7 +412,7 @@ static void a_standby_touches_nothing(void)
 }
 
 /* A signal at the first page would be the end of whoever swaps there. */
-static void a_full_file_system_is_an_error_at_create(void)
+TEST(a_full_file_system_is_an_error_at_create)
 {
 	char directory[] = "/tmp/isw-state-XXXXXX", path[64];
 	struct isw_engine_config config = world_config(0);
@@ -451,7 +437,7 @@ static void a_full_file_system_is_an_error_at_create(void)
 	rmdir(directory);
 }
 
-static void a_state_file_is_a_regular_file(void)
+TEST(a_state_file_is_a_regular_file)
 {
 	struct isw_engine_config config = world_config(0);
 	struct isw_error error = {0};
@@ -461,27 +447,4 @@ static void a_state_file_is_a_regular_file(void)
 	CHECK_EQ(isw_sim_create(&config, &e, &error), -EINVAL);
 	CHECK(strstr(error.text, "regular"));
 	close(config.state_fd);
-}
-
-int main(void)
-{
-	what_was_staged_is_staged_again();
-	what_the_donor_has_is_read_there_after_resume();
-	a_superseded_version_does_not_come_back();
-	a_zeroed_version_does_not_come_back();
-	of_two_descriptors_the_newer_one_counts();
-	copies_have_no_descriptor();
-	without_a_backup_what_is_staged_waits_for_a_donor();
-	a_drain_is_finished_and_reported();
-	both_places_of_a_slab_that_migrates_are_kept();
-	a_staged_page_with_wrong_bytes_is_an_error();
-	a_record_goes_with_its_remote();
-	each_damage_is_told();
-	another_boot_or_device_is_told();
-	half_loaded_tables_are_not_taken_over();
-	a_state_file_has_one_owner();
-	a_standby_touches_nothing();
-	a_full_file_system_is_an_error_at_create();
-	a_state_file_is_a_regular_file();
-	return 0;
 }

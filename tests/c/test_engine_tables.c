@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Settling, and the page tables of a stopped device. */
+#define OWN_MAIN
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -30,7 +31,7 @@ static struct world *restarted(const struct world *before)
 	return w;
 }
 
-static void settling_waits_for_the_backup(void)
+TEST(settling_waits_for_the_backup)
 {
 	struct world *w = world_mapped(0);
 
@@ -45,7 +46,7 @@ static void settling_waits_for_the_backup(void)
 	world_end(w);
 }
 
-static void saved_tables_bring_the_contents_back(void)
+TEST(saved_tables_bring_the_contents_back)
 {
 	struct world *before = with_contents(), *w = restarted(before);
 	struct stat st;
@@ -68,7 +69,7 @@ static void saved_tables_bring_the_contents_back(void)
 	world_end(w);
 }
 
-static void saving_replaces_an_older_file_whole(void)
+TEST(saving_replaces_an_older_file_whole)
 {
 	struct world *w = with_contents();
 	char temporary[sizeof(path) + 8];
@@ -110,7 +111,7 @@ static void patch(int fd, off_t at, unsigned char mask)
 	CHECK_EQ(pwrite(fd, &byte, 1, at), 1);
 }
 
-static void a_damaged_file_is_refused(void)
+TEST(a_damaged_file_is_refused)
 {
 	struct world *before = with_contents();
 	char what[64];
@@ -134,7 +135,7 @@ static void a_damaged_file_is_refused(void)
 	world_end(before);
 }
 
-static void longer_files_are_refused(void)
+TEST(longer_files_are_refused)
 {
 	struct world *before = with_contents();
 	int fd;
@@ -148,7 +149,7 @@ static void longer_files_are_refused(void)
 	world_end(before);
 }
 
-static void another_devices_tables_are_refused(void)
+TEST(another_devices_tables_are_refused)
 {
 	struct isw_engine_config config = world_config(0);
 	struct world *before = with_contents(), *other;
@@ -163,7 +164,7 @@ static void another_devices_tables_are_refused(void)
 	world_end(before);
 }
 
-static void without_a_backup_there_are_no_tables(void)
+TEST(without_a_backup_there_are_no_tables)
 {
 	struct world *before = with_contents(), *w = world_new(ISW_ENGINE_NO_BACKUP);
 
@@ -184,13 +185,7 @@ int main(void)
 	fd = mkstemp(path);
 	CHECK(fd >= 0);
 	close(fd);
-	settling_waits_for_the_backup();
-	saved_tables_bring_the_contents_back();
-	saving_replaces_an_older_file_whole();
-	a_damaged_file_is_refused();
-	longer_files_are_refused();
-	another_devices_tables_are_refused();
-	without_a_backup_there_are_no_tables();
+	run_tests();
 	unlink(path);
 	return 0;
 }

@@ -2,9 +2,8 @@
 /* The rules of writing: one function each, every event ordered by hand. */
 #include "engine_fixture.h"
 
-static void remote_valid_is_cleared_before_sending(void)
+WORLD_TEST(remote_valid_is_cleared_before_sending, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id;
 
 	write_settled(w, 1, 1, 100);
@@ -24,12 +23,10 @@ static void remote_valid_is_cleared_before_sending(void)
 	settle(w);
 	CHECK_EQ(w->got[id][0], 200);
 	CHECK_EQ(stats_of(w).crc_errors_remote, 0);
-	world_end(w);
 }
 
-static void nothing_follows_a_broken_connection_until_resume(void)
+WORLD_TEST(nothing_follows_a_broken_connection_until_resume, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t old, id;
 
 	old = put(w, 1, 1, 100);
@@ -50,13 +47,10 @@ static void nothing_follows_a_broken_connection_until_resume(void)
 	CHECK_EQ(w->error[old], 0);
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(read_settled(w, 1), 200);
-	world_end(w);
 }
 
-static void a_late_write_after_resume_is_impossible(void)
+WORLD_TEST(a_late_write_after_resume_is_impossible, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
-
 	put(w, 1, 1, 100);
 	BREAK(w, 0);
 	reconnect(w, 0); /* stands for a renewed lease: the donor has fenced the old epoch */
@@ -68,12 +62,10 @@ static void a_late_write_after_resume_is_impossible(void)
 	CHECK_EQ(donor_value(w, 0, 1), 200);
 	CHECK_EQ(read_settled(w, 1), 200);
 	CHECK_EQ(stats_of(w).pages_in_remote, 1);
-	world_end(w);
 }
 
-static void a_page_written_while_suspended_is_not_read_remotely(void)
+WORLD_TEST(a_page_written_while_suspended_is_not_read_remotely, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id;
 
 	write_settled(w, 1, 2, 100);
@@ -90,12 +82,10 @@ static void a_page_written_while_suspended_is_not_read_remotely(void)
 	CHECK_EQ(sent(w, 0), 1);
 	settle(w);
 	CHECK_EQ(w->got[id][0], 101);
-	world_end(w);
 }
 
-static void a_write_unacknowledged_at_the_break_is_not_read_remotely(void)
+WORLD_TEST(a_write_unacknowledged_at_the_break_is_not_read_remotely, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id;
 
 	write_settled(w, 1, 1, 100);
@@ -109,12 +99,10 @@ static void a_write_unacknowledged_at_the_break_is_not_read_remotely(void)
 	CHECK_EQ(sent(w, 0), 0);
 	settle(w);
 	CHECK_EQ(w->got[id][0], 200);
-	world_end(w);
 }
 
-static void an_older_versions_ack_does_not_set_remote_valid(void)
+WORLD_TEST(an_older_versions_ack_does_not_set_remote_valid, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t first = put(w, 1, 1, 100), second = put(w, 1, 1, 200);
 
 	REPLY(w, 0, 0);
@@ -125,12 +113,10 @@ static void an_older_versions_ack_does_not_set_remote_valid(void)
 	CHECK_EQ(w->error[second], 0);
 	CHECK(is_remote_valid(w, 1));
 	CHECK_EQ(donor_value(w, 0, 1), 200);
-	world_end(w);
 }
 
-static void an_older_mappings_ack_does_not_set_remote_valid(void)
+WORLD_TEST(an_older_mappings_ack_does_not_set_remote_valid, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint64_t generation = slab_of(w, 0).generation;
 
 	put(w, 1, 1, 100);
@@ -145,12 +131,10 @@ static void an_older_mappings_ack_does_not_set_remote_valid(void)
 	CHECK_EQ(slab_of(w, 0).remote_valid_pages, 0);
 	settle(w);
 	CHECK_EQ(read_settled(w, 1), 100);
-	world_end(w);
 }
 
-static void one_remote_write_of_a_page_is_in_flight(void)
+WORLD_TEST(one_remote_write_of_a_page_is_in_flight, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t ids[4];
 
 	for (uint32_t i = 0; i < 4; i++) {
@@ -166,13 +150,10 @@ static void one_remote_write_of_a_page_is_in_flight(void)
 	CHECK_EQ(sent(w, 0), 0);
 	for (uint32_t i = 0; i < 4; i++)
 		CHECK_EQ(w->error[ids[i]], 0); /* a newer version's copy is as good */
-	world_end(w);
 }
 
-static void overlapping_writes_share_no_page_in_flight(void)
+WORLD_TEST(overlapping_writes_share_no_page_in_flight, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
-
 	put(w, 0, 4, 100);
 	put(w, 2, 4, 200); /* pages 2 and 3 wait, 4 and 5 go */
 	for (uint32_t page = 0; page < 6; page++)
@@ -187,12 +168,10 @@ static void overlapping_writes_share_no_page_in_flight(void)
 	CHECK_EQ(donor_value(w, 0, 2), 200);
 	CHECK_EQ(donor_value(w, 0, 3), 201);
 	CHECK_EQ(slab_of(w, 0).remote_valid_pages, 6);
-	world_end(w);
 }
 
-static void one_backup_write_of_a_page_is_in_flight(void)
+WORLD_TEST(one_backup_write_of_a_page_is_in_flight, world_new(0))
 {
-	struct world *w = world_new(0);
 	uint32_t first, second, third;
 
 	first = put(w, 1, 1, 100);
@@ -212,13 +191,10 @@ static void one_backup_write_of_a_page_is_in_flight(void)
 	CHECK(is_backup_current(w, 1));
 	CHECK_EQ(disk_value(w, 1), 300);
 	DISK_NOTHING(w);
-	world_end(w);
 }
 
-static void newer_data_supersedes_what_the_backup_has_queued(void)
+WORLD_TEST(newer_data_supersedes_what_the_backup_has_queued, world_new(0))
 {
-	struct world *w = world_new(0);
-
 	put(w, 1, 1, 100);
 	put(w, 1, 1, 200);
 	put(w, 1, 1, 300);
@@ -230,13 +206,10 @@ static void newer_data_supersedes_what_the_backup_has_queued(void)
 	CHECK_EQ(disk_value(w, 1), 300);
 	CHECK_EQ(stats_of(w).pages_out_backup, 1);
 	CHECK_EQ(stats_of(w).requests_in_flight, 0);
-	world_end(w);
 }
 
-static void neighbours_are_merged_into_one_backup_write(void)
+WORLD_TEST(neighbours_are_merged_into_one_backup_write, world_new(0))
 {
-	struct world *w = world_new(0);
-
 	put(w, 2, 1, 102); /* the oldest; its neighbours on both sides came later */
 	put(w, 3, 1, 103);
 	put(w, 1, 1, 101);
@@ -251,12 +224,10 @@ static void neighbours_are_merged_into_one_backup_write(void)
 	for (uint32_t page = 1; page <= 5; page++)
 		CHECK_EQ(disk_value(w, page), 100 + page);
 	CHECK_EQ(disk_value(w, 9), 109);
-	world_end(w);
 }
 
-static void done_on_the_acknowledgement_and_not_before(void)
+WORLD_TEST(done_on_the_acknowledgement_and_not_before, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id = put(w, 1, 1, 100);
 
 	CHECK_EQ(w->error[id], PENDING);
@@ -266,12 +237,10 @@ static void done_on_the_acknowledgement_and_not_before(void)
 	REPLY(w, 0, 0);
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(stats_of(w).staging_pages_used, 1);
-	world_end(w);
 }
 
-static void done_on_the_backup_when_that_is_first(void)
+WORLD_TEST(done_on_the_backup_when_that_is_first, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id = put(w, 1, 1, 100);
 
 	DISK_TAKE(w);
@@ -279,12 +248,10 @@ static void done_on_the_backup_when_that_is_first(void)
 	DISK_DONE(w, 0);
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(sent(w, 0), 1);
-	world_end(w);
 }
 
-static void done_only_when_each_page_is_safe(void)
+WORLD_TEST(done_only_when_each_page_is_safe, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id;
 
 	map(w, 2, 0);
@@ -300,12 +267,10 @@ static void done_only_when_each_page_is_safe(void)
 	REPLY(w, 0, 0); /* slab 2's of the last write */
 	REPLY(w, 0, 0);
 	CHECK_EQ(w->error[id], PENDING);
-	world_end(w);
 }
 
-static void staging_is_held_until_both_copies_ended(void)
+WORLD_TEST(staging_is_held_until_both_copies_ended, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id = put(w, 1, 1, 100);
 
 	REPLY(w, 0, 0);
@@ -319,13 +284,10 @@ static void staging_is_held_until_both_copies_ended(void)
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(read_settled(w, 1), 100);
 	CHECK_EQ(stats_of(w).pages_in_backup, 1);
-	world_end(w);
 }
 
-static void a_buffer_being_sent_is_not_reused(void)
+WORLD_TEST(a_buffer_being_sent_is_not_reused, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
-
 	put(w, 1, 1, 100);
 	disk_settle(w);
 	CHECK_EQ(sent(w, 0), 1);
@@ -337,12 +299,10 @@ static void a_buffer_being_sent_is_not_reused(void)
 	REPLY(w, 0, 0);
 	CHECK_EQ(donor_value(w, 0, 1), 100);
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
-	world_end(w);
 }
 
-static void a_donors_refusal_falls_back_and_is_told_once(void)
+WORLD_TEST(a_donors_refusal_falls_back_and_is_told_once, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t first = put(w, 1, 1, 100), second = put(w, 2, 1, 200);
 
 	REFUSE(w, 0, 0);
@@ -361,12 +321,10 @@ static void a_donors_refusal_falls_back_and_is_told_once(void)
 	CHECK_EQ(stats_of(w).pages_in_backup, 1);
 	CHECK_EQ(stats_of(w).fallback_invalid, 1);
 	CHECK_EQ(w->events[ISW_EVENT_REMOTE_DOWN], 0);
-	world_end(w);
 }
 
-static void a_refused_write_does_not_hold_up_the_newer_one(void)
+WORLD_TEST(a_refused_write_does_not_hold_up_the_newer_one, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t first = put(w, 1, 1, 100), second = put(w, 1, 1, 200);
 
 	REFUSE(w, 0, 0);
@@ -376,12 +334,10 @@ static void a_refused_write_does_not_hold_up_the_newer_one(void)
 	CHECK_EQ(w->error[second], 0);
 	CHECK(is_remote_valid(w, 1));
 	CHECK_EQ(donor_value(w, 0, 1), 200);
-	world_end(w);
 }
 
-static void requests_are_split_at_slab_borders(void)
+WORLD_TEST(requests_are_split_at_slab_borders, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id;
 
 	CHECK_EQ(remote_new(w), 1);
@@ -404,12 +360,10 @@ static void requests_are_split_at_slab_borders(void)
 	CHECK_EQ(slab_of(w, 0).page_ins, 3);
 	CHECK_EQ(slab_of(w, 1).page_ins, 2);
 	CHECK_EQ(slab_of(w, 1).page_outs, 2);
-	world_end(w);
 }
 
-static void waiting_writes_go_on_in_their_order_and_reads_do_not_wait(void)
+WORLD_TEST(waiting_writes_go_on_in_their_order_and_reads_do_not_wait, world_new(0))
 {
-	struct world *w = world_new(0);
 	uint32_t wide, narrow[2], id;
 
 	write_settled(w, 31, 1, 77);
@@ -433,12 +387,10 @@ static void waiting_writes_go_on_in_their_order_and_reads_do_not_wait(void)
 	CHECK_EQ(read_settled(w, 0), 500);
 	for (uint32_t i = 0; i < 4; i++)
 		CHECK_EQ(read_settled(w, 16 + i), 300 + i);
-	world_end(w);
 }
 
-static void a_small_write_does_not_overtake_a_waiting_one(void)
+WORLD_TEST(a_small_write_does_not_overtake_a_waiting_one, world_new(0))
 {
-	struct world *w = world_new(0);
 	uint32_t first, second;
 
 	put(w, 0, 8, 100);
@@ -455,12 +407,10 @@ static void a_small_write_does_not_overtake_a_waiting_one(void)
 	CHECK_EQ(w->error[first], 0);
 	CHECK_EQ(w->error[second], 0);
 	CHECK_EQ(read_settled(w, 16), 400);
-	world_end(w);
 }
 
-static void a_remote_write_ends_after_its_buffers_are_wanted(void)
+WORLD_TEST(a_remote_write_ends_after_its_buffers_are_wanted, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id;
 
 	/* All buffers are held by the donor's slow writes; the requests are long done. */
@@ -475,33 +425,4 @@ static void a_remote_write_ends_after_its_buffers_are_wanted(void)
 	REPLY(w, 0, 1); /* its end alone, without any backup's, must wake the waiting write */
 	disk_settle(w);
 	CHECK_EQ(w->error[id], 0);
-	world_end(w);
-}
-
-int main(void)
-{
-	remote_valid_is_cleared_before_sending();
-	nothing_follows_a_broken_connection_until_resume();
-	a_late_write_after_resume_is_impossible();
-	a_page_written_while_suspended_is_not_read_remotely();
-	a_write_unacknowledged_at_the_break_is_not_read_remotely();
-	an_older_versions_ack_does_not_set_remote_valid();
-	an_older_mappings_ack_does_not_set_remote_valid();
-	one_remote_write_of_a_page_is_in_flight();
-	overlapping_writes_share_no_page_in_flight();
-	one_backup_write_of_a_page_is_in_flight();
-	newer_data_supersedes_what_the_backup_has_queued();
-	neighbours_are_merged_into_one_backup_write();
-	done_on_the_acknowledgement_and_not_before();
-	done_on_the_backup_when_that_is_first();
-	done_only_when_each_page_is_safe();
-	staging_is_held_until_both_copies_ended();
-	a_buffer_being_sent_is_not_reused();
-	a_donors_refusal_falls_back_and_is_told_once();
-	a_refused_write_does_not_hold_up_the_newer_one();
-	requests_are_split_at_slab_borders();
-	waiting_writes_go_on_in_their_order_and_reads_do_not_wait();
-	a_small_write_does_not_overtake_a_waiting_one();
-	a_remote_write_ends_after_its_buffers_are_wanted();
-	return 0;
 }

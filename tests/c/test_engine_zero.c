@@ -2,7 +2,7 @@
 /* TRIM and WRITE_ZEROES: what was there may not come back. */
 #include "engine_fixture.h"
 
-static void trimmed_pages_are_zeros_wherever_they_were(void)
+TEST(trimmed_pages_are_zeros_wherever_they_were)
 {
 	static const uint32_t ops[] = {ISW_SIM_TRIM, ISW_SIM_ZERO};
 
@@ -27,9 +27,8 @@ static void trimmed_pages_are_zeros_wherever_they_were(void)
 	}
 }
 
-static void trim_cancels_staging_and_the_queued_backup(void)
+WORLD_TEST(trim_cancels_staging_and_the_queued_backup, world_new(0))
 {
-	struct world *w = world_new(0);
 	uint32_t id = put(w, 1, 2, 100);
 
 	trim(w, 1, 1);
@@ -42,12 +41,10 @@ static void trim_cancels_staging_and_the_queued_backup(void)
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(read_settled(w, 1), 0);
 	CHECK_EQ(read_settled(w, 2), 101);
-	world_end(w);
 }
 
-static void trim_completes_the_writes_it_makes_void(void)
+WORLD_TEST(trim_completes_the_writes_it_makes_void, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t first = put(w, 1, 1, 100), second = put(w, 1, 1, 200), wide = put(w, 2, 2, 300);
 
 	trim(w, 1, 2);
@@ -57,13 +54,10 @@ static void trim_completes_the_writes_it_makes_void(void)
 	settle(w);
 	CHECK_EQ(w->error[wide], 0);
 	CHECK_EQ(read_settled(w, 3), 301);
-	world_end(w);
 }
 
-static void a_late_acknowledgement_does_not_resurrect(void)
+WORLD_TEST(a_late_acknowledgement_does_not_resurrect, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
-
 	put(w, 1, 1, 100);
 	put(w, 1, 1, 200);
 	trim(w, 1, 1);
@@ -72,13 +66,10 @@ static void a_late_acknowledgement_does_not_resurrect(void)
 	CHECK(!is_remote_valid(w, 1));
 	CHECK_EQ(donor_value(w, 0, 1), 100);
 	CHECK_EQ(read_settled(w, 1), 0);
-	world_end(w);
 }
 
-static void a_late_backup_write_does_not_resurrect(void)
+WORLD_TEST(a_late_backup_write_does_not_resurrect, world_new(0))
 {
-	struct world *w = world_new(0);
-
 	put(w, 1, 1, 100);
 	DISK_TAKE(w);
 	trim(w, 1, 1);
@@ -88,12 +79,10 @@ static void a_late_backup_write_does_not_resurrect(void)
 	CHECK(!is_backup_current(w, 1));
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(read_settled(w, 1), 0);
-	world_end(w);
 }
 
-static void a_write_after_a_trim_waits_for_what_is_in_flight(void)
+WORLD_TEST(a_write_after_a_trim_waits_for_what_is_in_flight, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id;
 
 	put(w, 1, 1, 100);
@@ -114,12 +103,10 @@ static void a_write_after_a_trim_waits_for_what_is_in_flight(void)
 	CHECK_EQ(donor_value(w, 0, 1), 200);
 	CHECK_EQ(disk_value(w, 1), 200);
 	CHECK_EQ(read_settled(w, 1), 200);
-	world_end(w);
 }
 
-static void trim_frees_buffers_for_writes_that_wait(void)
+WORLD_TEST(trim_frees_buffers_for_writes_that_wait, world_new(0))
 {
-	struct world *w = world_new(0);
 	uint32_t id;
 
 	put(w, 0, 8, 100);
@@ -132,12 +119,10 @@ static void trim_frees_buffers_for_writes_that_wait(void)
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(read_settled(w, 17), 301);
 	CHECK_EQ(read_settled(w, 0), 0);
-	world_end(w);
 }
 
-static void trim_of_a_page_whose_backup_failed_ends_the_failure(void)
+WORLD_TEST(trim_of_a_page_whose_backup_failed_ends_the_failure, world_new(0))
 {
-	struct world *w = world_new(0);
 	uint32_t id = put(w, 1, 1, 100);
 
 	DISK_TAKE(w);
@@ -151,13 +136,10 @@ static void trim_of_a_page_whose_backup_failed_ends_the_failure(void)
 	id = flush(w);
 	settle(w);
 	CHECK_EQ(w->error[id], 0);
-	world_end(w);
 }
 
-static void a_backup_write_that_fails_after_a_trim_fails_nobody(void)
+WORLD_TEST(a_backup_write_that_fails_after_a_trim_fails_nobody, world_new(0))
 {
-	struct world *w = world_new(0);
-
 	put(w, 1, 1, 100);
 	DISK_TAKE(w);
 	trim(w, 1, 1);
@@ -165,12 +147,10 @@ static void a_backup_write_that_fails_after_a_trim_fails_nobody(void)
 	CHECK_EQ(stats_of(w).backup_failing, 0);
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(read_settled(w, 1), 0);
-	world_end(w);
 }
 
-static void a_read_in_flight_at_a_trim_sees_old_bytes_or_zeros(void)
+WORLD_TEST(a_read_in_flight_at_a_trim_sees_old_bytes_or_zeros, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
 	uint32_t id;
 
 	write_settled(w, 1, 1, 100);
@@ -180,10 +160,9 @@ static void a_read_in_flight_at_a_trim_sees_old_bytes_or_zeros(void)
 	CHECK_EQ(w->error[id], 0);
 	CHECK(w->got[id][0] == 100 || w->got[id][0] == 0);
 	CHECK_EQ(read_settled(w, 1), 0);
-	world_end(w);
 }
 
-static void a_large_trim_reaches_every_page(void)
+TEST(a_large_trim_reaches_every_page)
 {
 	struct isw_engine_config config = world_config(0);
 	struct world *w;
@@ -201,20 +180,4 @@ static void a_large_trim_reaches_every_page(void)
 		CHECK_EQ(read_settled(w, page), page < 8 || page >= 484 ? 1000 + page : 0);
 	isw_engine_destroy(w->e);
 	free(w);
-}
-
-int main(void)
-{
-	trimmed_pages_are_zeros_wherever_they_were();
-	trim_cancels_staging_and_the_queued_backup();
-	trim_completes_the_writes_it_makes_void();
-	a_late_acknowledgement_does_not_resurrect();
-	a_late_backup_write_does_not_resurrect();
-	a_write_after_a_trim_waits_for_what_is_in_flight();
-	trim_frees_buffers_for_writes_that_wait();
-	trim_of_a_page_whose_backup_failed_ends_the_failure();
-	a_backup_write_that_fails_after_a_trim_fails_nobody();
-	a_read_in_flight_at_a_trim_sees_old_bytes_or_zeros();
-	a_large_trim_reaches_every_page();
-	return 0;
 }

@@ -8,10 +8,11 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "tests.h"
 #include "util/util.h"
 
 /* A latency lands in the bucket whose bound is the first above it. */
-static void test_latency_buckets(void)
+TEST(test_latency_buckets)
 {
 	static struct iswi_latency latency;
 
@@ -35,7 +36,7 @@ static void test_latency_buckets(void)
 	CHECK_EQ(iswi_counted(&latency.bucket[ISW_LATENCY_BUCKETS - 1]), 3);
 }
 
-static void test_error_text(void)
+TEST(test_error_text)
 {
 	struct isw_error error;
 	char text[400];
@@ -50,7 +51,7 @@ static void test_error_text(void)
 	CHECK_EQ(strlen(error.text), ISW_ERROR_TEXT_BYTES - 1);
 }
 
-static void test_read_full(void)
+TEST(test_read_full)
 {
 	char data[8];
 	int fds[2];
@@ -76,7 +77,7 @@ static void *look_around(void *opaque)
 	return sigismember(&blocked, SIGTERM) && sigismember(&blocked, SIGCHLD) ? opaque : NULL;
 }
 
-static void test_thread(void)
+TEST(test_thread)
 {
 	char name[16];
 	sigset_t mine;
@@ -89,13 +90,4 @@ static void test_thread(void)
 	CHECK(strcmp(name, "a-name-that-is-") == 0);
 	pthread_sigmask(SIG_SETMASK, NULL, &mine);
 	CHECK(!sigismember(&mine, SIGTERM));
-}
-
-int main(void)
-{
-	test_latency_buckets();
-	test_error_text();
-	test_read_full();
-	test_thread();
-	return 0;
 }

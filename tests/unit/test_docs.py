@@ -77,9 +77,10 @@ def _words() -> frozenset[str]:
 
 @functools.cache
 def _functions() -> frozenset[str]:
-    """Names that are called or defined: `name(` in any source, and C function pointers."""
+    """Names that are called or defined: `name(` in any source, C function pointers, C tests."""
     called = re.findall(r"(\w+)\(", _sources())
-    return frozenset([*called, *re.findall(r"\(\*(\w+)\)\(", _sources())])
+    tests = re.findall(r"^[A-Z]+_?(?:TEST|CASES)?\((\w+)[,)]", _sources(), re.MULTILINE)
+    return frozenset([*called, *tests, *re.findall(r"\(\*(\w+)\)\(", _sources())])
 
 
 @functools.cache
