@@ -237,6 +237,28 @@ static inline int step(struct world *w, uint32_t kind, uint32_t r, uint32_t n)
 #define DISK_TAKE_READ(w) CHECK_EQ(step(w, ISW_STEP_BACKUP_TAKE, 1, 0), 1)
 #define DISK_DONE(w, n)   CHECK_EQ(step(w, ISW_STEP_BACKUP_DONE, 0, n), 1)
 #define DISK_FAIL(w, n)   CHECK_EQ(step(w, ISW_STEP_BACKUP_FAIL, 0, n), 1)
+/* The next job of a writer, or a reader, from its beginning to its end, which is the first. */
+#define DISK_WRITE(w)                                                                              \
+	do {                                                                                       \
+		DISK_TAKE(w);                                                                      \
+		DISK_DONE(w, 0);                                                                   \
+	} while (0)
+#define DISK_READ(w)                                                                               \
+	do {                                                                                       \
+		DISK_TAKE_READ(w);                                                                 \
+		DISK_DONE(w, 0);                                                                   \
+	} while (0)
+#define DISK_REFUSE(w)                                                                             \
+	do {                                                                                       \
+		DISK_TAKE(w);                                                                      \
+		DISK_FAIL(w, 0);                                                                   \
+	} while (0)
+/* A read of one page, or the first of several, that is done. */
+#define GOT(w, id, value)                                                                          \
+	do {                                                                                       \
+		CHECK_EQ((w)->error[id], 0);                                                       \
+		CHECK_EQ((w)->got[id][0], value);                                                  \
+	} while (0)
 
 UNUSED_OK static void remotes_settle(struct world *w)
 {
@@ -309,6 +331,20 @@ UNUSED_OK static void resume(struct world *w, uint32_t slab)
 {
 	CHECK_EQ(isw_slab_resume(w->e, slab, slab_of(w, slab).remote, slab_of(w, slab).generation),
 		 0);
+}
+
+/* A donor that broke is there again, and so is slab 0. */
+UNUSED_OK static void donor_returns(struct world *w, uint32_t remote)
+{
+	reconnect(w, remote);
+	resume(w, 0);
+}
+
+/* Slab 0's current place is given up. */
+UNUSED_OK static void unmap(struct world *w)
+{
+	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
+	reap(w);
 }
 
 /* A world with slab 0 on a donor, number 0. */

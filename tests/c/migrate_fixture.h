@@ -50,13 +50,6 @@ UNUSED_OK static void leave(struct world *w)
 	CHECK_EQ(leave_slab(w, 0), 0);
 }
 
-/* Slab 0's current place is. */
-UNUSED_OK static void unmap(struct world *w)
-{
-	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
-	reap(w);
-}
-
 UNUSED_OK static void resume_source(struct world *w)
 {
 	CHECK_EQ(isw_slab_resume(w->e, 0, slab_of(w, 0).source_remote,
@@ -113,6 +106,16 @@ UNUSED_OK static struct world *world_of_three(const struct isw_engine_config *co
 	struct world *w = world_of(config);
 
 	for (uint32_t remote = SOURCE; remote <= THIRD; remote++)
+		CHECK_EQ(remote_new(w), remote);
+	return w;
+}
+
+/* Of a source and a target only. */
+UNUSED_OK static struct world *world_of_two(void)
+{
+	struct world *w = world_new(0);
+
+	for (uint32_t remote = SOURCE; remote <= TARGET; remote++)
 		CHECK_EQ(remote_new(w), remote);
 	return w;
 }

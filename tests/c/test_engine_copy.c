@@ -20,12 +20,6 @@ static void fill(struct world *w, uint32_t first, uint32_t pages)
 	CHECK_EQ(fill_from(w, first, pages, &next), (int)pages);
 }
 
-static void unmap(struct world *w)
-{
-	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
-	reap(w);
-}
-
 /* `pages` pages of slab 0, page i holding 10 + i, are on the backup; its donor has none. */
 static struct world *world_behind(uint32_t pages)
 {
@@ -273,32 +267,6 @@ TEST(copies_under_way_are_bounded)
 	world_end(w);
 }
 
-/* A write that found no buffer goes on as soon as a copy gives some back, however it ends. */
-WORLD_CASES(writes_go_on_with_the_buffers_of_copies, 3, way, world_behind(SLAB_PAGES))
-{
-	uint32_t id;
-
-	fill(w, 0, SLAB_PAGES);
-	put(w, SLAB_PAGES, 8, 100);
-	id = put(w, 2 * SLAB_PAGES, 8, 200);
-	CHECK_EQ(stats_of(w).staging_waits, 1);
-	CHECK_EQ(stats_of(w).pages_out, SLAB_PAGES + 8);
-	DISK_TAKE_READ(w);
-	if (way == 0) {
-		DISK_FAIL(w, 0);
-	} else {
-		DISK_DONE(w, 0);
-		if (way == 1)
-			REPLY(w, 0, 0);
-		else
-			REFUSE(w, 0, 0);
-	}
-	CHECK_EQ(stats_of(w).pages_out, SLAB_PAGES + 16);
-	settle(w);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(read_settled(w, 2 * SLAB_PAGES), 200);
-}
-
 /* Half of the buffers hold what cannot be written; the rest, which copies have, comes back. */
 WORLD_TEST(a_write_is_not_refused_while_copies_hold_buffers, world_behind(4))
 {
@@ -308,13 +276,11 @@ WORLD_TEST(a_write_is_not_refused_while_copies_hold_buffers, world_behind(4))
 	put(w, SLAB_PAGES, 8, 100);
 	put(w, 2 * SLAB_PAGES, 1, 200);
 	for (int i = 0; i < 3; i++) { /* 4, 4 and 1 pages */
-		DISK_TAKE(w);
-		DISK_FAIL(w, 0);
+		DISK_REFUSE(w);
 	}
 	id = put(w, 3 * SLAB_PAGES, 4, 300); /* three buffers are left */
 	CHECK_EQ(w->error[id], PENDING);
-	DISK_TAKE_READ(w);
-	DISK_DONE(w, 0);
+	DISK_READ(w);
 	CHECK_EQ(w->error[id], PENDING);
 	REPLY(w, 0, 0);
 	settle(w);
@@ -336,8 +302,7 @@ WORLD_TEST(a_read_meets_a_copy, world_copying(READING))
 	CHECK_EQ(stats_of(w).pages_in_backup, 1);
 	DISK_DONE(w, 0);
 	id = get(w, 0, 1);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 10);
+	GOT(w, id, 10);
 	CHECK_EQ(stats_of(w).pages_in_staging, 1);
 	REPLY(w, 0, 0);
 	CHECK_EQ(read_settled(w, 0), 10);
@@ -348,111 +313,9 @@ WORLD_TEST(a_read_that_fails_is_answered_from_the_copy, world_copying(READING))
 {
 	uint32_t id = get(w, 0, 1);
 
-	DISK_TAKE_READ(w);
-	DISK_DONE(w, 0);
+	DISK_READ(w);
 	DISK_FAIL(w, 0);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 10);
-}
-
-/* ----------------------------------------------------------- what comes between wins */
-
-WORLD_CASES(a_write_wins, STAGES, stage, world_copying(stage))
-{
-	uint32_t id = put(w, 0, 1, 99);
-
-	/* Its own transfer waits only for one that is on its way to the donor. */
-	CHECK_EQ(sent_for(w, 0, 0, ISWI_XFER_WRITE), 1);
-	copy_goes_on(w, stage);
-	is_dropped(w);
-	CHECK(!is_remote_valid(w, 0));
-	CHECK_EQ(w->error[id], PENDING);
-	CHECK_EQ(sent_for(w, 0, 0, ISWI_XFER_WRITE), 1);
-	REPLY(w, 0, 0);
-	CHECK_EQ(w->error[id], 0);
-	CHECK(is_remote_valid(w, 0));
-	CHECK_EQ(donor_value(w, 0, 0), 99);
-	settle(w);
-	CHECK_EQ(disk_value(w, 0), 99);
-	CHECK_EQ(read_settled(w, 0), 99);
-	is_dropped(w);
-}
-
-/* Nothing of the write is left to be seen when the copy goes on, but for the page's version. */
-WORLD_TEST(a_write_that_is_all_over_wins, world_copying(READING))
-{
-	uint32_t id = put(w, 0, 1, 99);
-
-	REPLY(w, 0, 0);
-	DISK_TAKE(w);
-	DISK_DONE(w, 1);
-	CHECK_EQ(w->error[id], 0);
-	CHECK(is_remote_valid(w, 0) && is_backup_current(w, 0));
-	CHECK_EQ(stats_of(w).staging_pages_used, 1); /* the copy's */
-	DISK_DONE(w, 0);
-	is_dropped(w);
-	CHECK_EQ(sent(w, 0), 0);
-	CHECK_EQ(stats_of(w).staging_pages_used, 0);
-	CHECK_EQ(donor_value(w, 0, 0), 99);
-	CHECK_EQ(read_settled(w, 0), 99);
-}
-
-/* The same bytes, so that no checksum tells, and a donor that refused them. */
-WORLD_TEST(a_write_of_the_same_bytes_wins, world_copying(READING))
-{
-	put(w, 0, 1, 10);
-	REFUSE(w, 0, 0);
-	DISK_DONE(w, 0);
-	is_dropped(w);
-	CHECK_EQ(sent(w, 0), 0);
-	settle(w);
-	CHECK(!is_remote_valid(w, 0));
-	CHECK_EQ(read_settled(w, 0), 10);
-}
-
-WORLD_CASES(zeros_win, 2 * STAGES, n, world_copying(n / 2))
-{
-	uint32_t id = submit(w, n % 2 ? ISW_SIM_ZERO : ISW_SIM_TRIM, 0, 1, 0);
-
-	CHECK_EQ(w->error[id], 0);
-	copy_goes_on(w, n / 2);
-	is_dropped(w);
-	CHECK(!is_remote_valid(w, 0) && !is_backup_current(w, 0));
-	CHECK_EQ(read_settled(w, 0), 0);
-	CHECK_EQ(stats_of(w).staging_pages_used, 0);
-}
-
-WORLD_CASES(a_write_after_zeros_wins, STAGES, stage, world_copying(stage))
-{
-	trim(w, 0, 1);
-	put(w, 0, 1, 99);
-	CHECK_EQ(sent_for(w, 0, 0, ISWI_XFER_WRITE), 1);
-	copy_goes_on(w, stage);
-	is_dropped(w);
-	CHECK(!is_remote_valid(w, 0));
-	settle(w);
-	CHECK_EQ(donor_value(w, 0, 0), 99);
-	CHECK_EQ(disk_value(w, 0), 99);
-	CHECK_EQ(read_settled(w, 0), 99);
-}
-
-/* A few pages of a run are overtaken, the others are copied. */
-WORLD_TEST(the_rest_of_a_run_is_copied, world_behind(6))
-{
-	fill(w, 0, 6);
-	DISK_TAKE_READ(w);
-	trim(w, 1, 1);
-	CHECK_EQ(stats_of(w).pages_copy_dropped, 0);
-	DISK_DONE(w, 0);
-	CHECK_EQ(sent(w, 0), 2);
-	put(w, 4, 1, 99);
-	settle(w);
-	CHECK_EQ(stats_of(w).pages_copied, 4);
-	CHECK_EQ(stats_of(w).pages_copy_dropped, 2);
-	for (uint64_t page = 0; page < 6; page++) {
-		CHECK_EQ(is_remote_valid(w, page), page != 1);
-		CHECK_EQ(read_settled(w, page), page == 1 ? 0 : page == 4 ? 99 : 10 + page);
-	}
+	GOT(w, id, 10);
 }
 
 /* ------------------------------------------------------------- the donor is taken away */
@@ -497,8 +360,7 @@ WORLD_CASES(a_donor_goes_down, STAGES, stage, world_copying(stage))
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(slab_of(w, 0).in_flight, 0);
 	CHECK_EQ(read_settled(w, 0), 10);
-	reconnect(w, 0);
-	resume(w, 0);
+	donor_returns(w, 0);
 	fill(w, 0, 1);
 	settle(w);
 	CHECK(is_remote_valid(w, 0));
@@ -563,28 +425,6 @@ WORLD_TEST(a_failed_read_copies_nothing, world_copying(READING))
 }
 
 /* ------------------------------------------------------------------- nothing to save */
-
-WORLD_CASES(a_copy_is_nothing_to_wait_for, STAGES, stage, world_copying(stage))
-{
-	struct isw_error error = {0};
-	char path[64];
-	uint32_t id;
-
-	snprintf(path, sizeof(path), "isw-copy-%d.tables", (int)getpid());
-	CHECK_EQ(isw_engine_settle(w->e, 0), 0);
-	CHECK_EQ(isw_engine_save_tables(w->e, path, &error), 0);
-	unlink(path);
-	id = flush(w);
-	DISK_TAKE(w);
-	DISK_DONE(w, stage == READING); /* the sync */
-	CHECK_EQ(w->error[id], 0);
-	/* What is written meanwhile is. */
-	put(w, 0, 1, 99);
-	CHECK_EQ(isw_engine_settle(w->e, 0), -ETIMEDOUT);
-	CHECK_EQ(isw_engine_save_tables(w->e, path, &error), -EBUSY);
-	settle(w);
-	CHECK_EQ(isw_engine_settle(w->e, 0), 0);
-}
 
 TEST_CASES(an_engine_may_end_in_the_middle_of_it, STAGES, stage)
 {

@@ -68,8 +68,7 @@ WORLD_TEST(a_flush_waits_for_what_was_rewritten_while_busy, world_mapped(0))
 	CHECK_EQ(under_way(w, ISWI_JOB_SYNC), 0);
 	DISK_DONE(w, 0);
 	CHECK_EQ(w->error[done], PENDING);
-	DISK_TAKE(w);
-	DISK_DONE(w, 0);
+	DISK_WRITE(w);
 	CHECK_EQ(w->error[done], 0);
 	CHECK_EQ(disk_value(w, 1), 200);
 }
@@ -156,11 +155,9 @@ WORLD_TEST(forced_unit_access_is_done_when_synced, world_mapped(0))
 
 	REPLY(w, 0, 0);
 	CHECK_EQ(w->error[id], PENDING);
-	DISK_TAKE(w);
-	DISK_DONE(w, 0);
+	DISK_WRITE(w);
 	CHECK_EQ(w->error[id], PENDING);
-	DISK_TAKE(w);
-	DISK_DONE(w, 0);
+	DISK_WRITE(w);
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(disk_value(w, 1), 100);
 }
@@ -169,8 +166,7 @@ WORLD_TEST(a_failed_sync_fails_the_flush_and_is_counted, world_new(0))
 {
 	uint32_t id = flush(w);
 
-	DISK_TAKE(w);
-	DISK_FAIL(w, 0);
+	DISK_REFUSE(w);
 	CHECK_EQ(w->error[id], -EIO);
 	CHECK_EQ(stats_of(w).backup_errors, 1);
 	id = flush(w);
@@ -190,8 +186,7 @@ WORLD_TEST(flushes_fail_while_the_backup_fails_and_do_not_hang, world_mapped(0))
 	next = flush(w);
 	fua = put_fua(w, 5, 200);
 	REPLY(w, 0, 0);
-	DISK_TAKE(w);
-	DISK_FAIL(w, 0);
+	DISK_REFUSE(w);
 	CHECK_EQ(w->error[waiting], -EIO);
 	CHECK_EQ(w->error[next], -EIO);
 	later = flush(w);
@@ -210,19 +205,16 @@ WORLD_TEST(what_the_backup_refuses_stays_staged, world_mapped(0))
 	uint32_t id = put(w, 1, 1, 100);
 
 	REPLY(w, 0, 0);
-	DISK_TAKE(w);
-	DISK_FAIL(w, 0); /* half of it landed over what was there */
+	DISK_REFUSE(w); /* half of it landed over what was there */
 	CHECK_EQ(disk_value(w, 1), TORN);
 	CHECK(!is_backup_current(w, 1));
 	CHECK_EQ(stats_of(w).staging_pages_used, 1);
 	BREAK(w, 0);
 	id = get(w, 1, 1);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 100);
+	GOT(w, id, 100);
 	DISK_NOTHING(w); /* not before its time */
 	CHECK_EQ(step(w, ISW_STEP_BACKUP_RETRY, 0, 0), 1);
-	DISK_TAKE(w);
-	DISK_DONE(w, 0);
+	DISK_WRITE(w);
 	CHECK_EQ(disk_value(w, 1), 100);
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(read_settled(w, 1), 100);
@@ -232,8 +224,7 @@ WORLD_TEST(a_write_with_neither_copy_waits_for_the_backup, world_mapped(0))
 {
 	uint32_t id = put(w, 1, 1, 100);
 
-	DISK_TAKE(w);
-	DISK_FAIL(w, 0);
+	DISK_REFUSE(w);
 	REFUSE(w, 0, 0);
 	CHECK_EQ(w->error[id], PENDING);
 	settle(w);
@@ -246,8 +237,7 @@ WORLD_TEST(the_alarm_is_raised_once_and_taken_back_once, world_new(0))
 	put(w, 1, 1, 100);
 	put(w, 9, 1, 200);
 	DISK_TAKE(w);
-	DISK_TAKE(w);
-	DISK_FAIL(w, 0);
+	DISK_REFUSE(w);
 	CHECK_EQ(w->events[ISW_EVENT_BACKUP_FAILING], 1);
 	CHECK_EQ(w->last[ISW_EVENT_BACKUP_FAILING].code, -EIO);
 	CHECK_EQ(stats_of(w).backup_failing, 1);
@@ -255,13 +245,11 @@ WORLD_TEST(the_alarm_is_raised_once_and_taken_back_once, world_new(0))
 	DISK_DONE(w, 0); /* another page succeeds: one still waits */
 	CHECK_EQ(w->events[ISW_EVENT_BACKUP_RECOVERED], 0);
 	CHECK_EQ(step(w, ISW_STEP_BACKUP_RETRY, 0, 0), 1);
-	DISK_TAKE(w);
-	DISK_FAIL(w, 0);
+	DISK_REFUSE(w);
 	CHECK_EQ(w->events[ISW_EVENT_BACKUP_FAILING], 1);
 	CHECK_EQ(stats_of(w).backup_errors, 2);
 	CHECK_EQ(step(w, ISW_STEP_BACKUP_RETRY, 0, 0), 1);
-	DISK_TAKE(w);
-	DISK_DONE(w, 0);
+	DISK_WRITE(w);
 	CHECK_EQ(w->events[ISW_EVENT_BACKUP_RECOVERED], 1);
 	CHECK_EQ(w->events[ISW_EVENT_BACKUP_FAILING], 1);
 	CHECK_EQ(stats_of(w).backup_failing, 0);
@@ -270,14 +258,12 @@ WORLD_TEST(the_alarm_is_raised_once_and_taken_back_once, world_new(0))
 WORLD_TEST(it_has_not_recovered_while_a_retry_is_under_way, world_new(0))
 {
 	put(w, 1, 1, 100); /* this sector is bad; all others are good */
-	DISK_TAKE(w);
-	DISK_FAIL(w, 0);
+	DISK_REFUSE(w);
 	for (int i = 0; i < 3; i++) {
 		put(w, 9, 1, 200);
 		DISK_TAKE(w);
 		CHECK_EQ(step(w, ISW_STEP_BACKUP_RETRY, 0, 0), 1);
-		DISK_TAKE(w);
-		DISK_DONE(w, 0); /* page 9, while page 1 is neither failed nor written */
+		DISK_WRITE(w); /* page 9, while page 1 is neither failed nor written */
 		CHECK_EQ(w->events[ISW_EVENT_BACKUP_RECOVERED], 0);
 		DISK_FAIL(w, 0);
 	}
@@ -292,14 +278,11 @@ WORLD_TEST(reads_do_not_ask_whether_the_backup_fails, world_new(0))
 
 	write_settled(w, 2, 1, 200);
 	put(w, 1, 1, 100);
-	DISK_TAKE(w);
-	DISK_FAIL(w, 0);
+	DISK_REFUSE(w);
 	/* A file opened with O_DSYNC has its reads marked as well. */
 	id = submit(w, ISW_SIM_READ | ISW_SIM_FUA, 1, 2, 0);
-	DISK_TAKE_READ(w);
-	DISK_DONE(w, 0);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 100);
+	DISK_READ(w);
+	GOT(w, id, 100);
 	CHECK_EQ(w->got[id][1], 200);
 }
 
@@ -313,8 +296,7 @@ WORLD_TEST(data_newer_than_what_failed_is_what_gets_written, world_new(0))
 	third = put(w, 1, 1, 300);
 	DISK_NOTHING(w);
 	CHECK_EQ(step(w, ISW_STEP_BACKUP_RETRY, 0, 0), 1);
-	DISK_TAKE(w);
-	DISK_DONE(w, 0);
+	DISK_WRITE(w);
 	CHECK_EQ(disk_value(w, 1), 300);
 	CHECK(is_backup_current(w, 1));
 	CHECK_EQ(w->error[first], 0);
@@ -357,8 +339,7 @@ WORLD_TEST(a_bad_page_alone_refuses_nobody, world_new(0))
 {
 	uint32_t stuck = put(w, 31, 1, 100), id;
 
-	DISK_TAKE(w);
-	DISK_FAIL(w, 0);
+	DISK_REFUSE(w);
 	put(w, 0, 8, 200);
 	put(w, 8, 7, 300);
 	id = put(w, 16, 1, 400); /* there will be buffers: it waits */

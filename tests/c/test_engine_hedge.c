@@ -238,13 +238,11 @@ TEST(a_write_passes_by_to_its_end)
 	APPLY(w, 0, 0);
 	put(w, 0, 1, 500);
 	REPLY(w, 0, 1); /* the write */
-	DISK_TAKE(w);
-	DISK_DONE(w, 0);
+	DISK_WRITE(w);
 	CHECK(is_backup_current(w, 0) && is_remote_valid(w, 0));
 	REPLY(w, 0, 0);
 	CHECK(!own->done);
-	DISK_TAKE_READ(w);
-	DISK_DONE(w, 0);
+	DISK_READ(w);
 	own_is(own, 500);
 	hedges_are(w, 1, 1);
 	own_end(w, own);
@@ -254,8 +252,7 @@ OWN_TEST(a_trim_passes_by, 2, 1)
 {
 	SLOW(w, 0, 0);
 	trim(w, 0, 1);
-	DISK_TAKE_READ(w);
-	DISK_DONE(w, 0);
+	DISK_READ(w);
 	own_is(own, 10); /* it was asked for before */
 	CHECK_EQ(read_settled(w, 0), 0);
 }
@@ -277,8 +274,7 @@ OWN_CASES(the_donor_goes_down, 2, disk_first, 2, 2)
 	CHECK_EQ(slab_of(w, 0).in_flight, 0);
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(w->e->remotes[0].hedges, 0);
-	reconnect(w, 0);
-	resume(w, 0);
+	donor_returns(w, 0);
 	CHECK_EQ(read_settled(w, 0), 10);
 }
 
@@ -325,8 +321,7 @@ TEST(wrong_bytes_do_not_win)
 	SLOW(w, 0, 0);
 	CORRUPT(w, 0, 0);
 	CHECK(!own->done);
-	DISK_TAKE_READ(w);
-	DISK_DONE(w, 0);
+	DISK_READ(w);
 	own_is(own, 10);
 	own_end(w, own);
 
@@ -381,8 +376,7 @@ static void is_not_hedged(struct world *w, uint64_t page, uint32_t pages, uint64
 OWN_TEST(none_when_a_page_is_staged, 2, 2)
 {
 	put(w, 1, 1, 11);
-	DISK_TAKE(w);
-	DISK_DONE(w, 0);
+	DISK_WRITE(w);
 	CHECK(is_backup_current(w, 1)); /* the donor has not got it yet */
 	SLOW(w, 0, 0);                  /* asked, in vain */
 	hedges_are(w, 0, 0);
@@ -446,9 +440,8 @@ TEST(none_without_buffers)
 OWN_TEST(unmap_waits_for_the_donors_leg, 2, 2)
 {
 	SLOW(w, 0, 0);
-	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
-	DISK_TAKE_READ(w);
-	DISK_DONE(w, 0);
+	unmap(w);
+	DISK_READ(w);
 	own_is(own, 10);
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 0);
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_DRAINING);
@@ -461,8 +454,7 @@ OWN_TEST(unmap_does_not_wait_for_the_backups_leg, 2, 2)
 {
 	SLOW(w, 0, 0);
 	REPLY(w, 0, 0);
-	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
-	reap(w);
+	unmap(w);
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 1);
 	own_is(own, 10);
 }
@@ -477,8 +469,7 @@ OWN_TEST(a_write_that_waits_gets_the_buffers, 8, 8)
 	id = put(w, 8, 8, 900);
 	CHECK_EQ(stats_of(w).staging_pages_used, HEDGE_N);
 	CHECK_EQ(stats_of(w).staging_waits, 1);
-	DISK_TAKE_READ(w);
-	DISK_DONE(w, 0);
+	DISK_READ(w);
 	own_is(own, 10);
 	CHECK_EQ(stats_of(w).staging_waits, 1);
 	CHECK_EQ(stats_of(w).staging_pages_used, HEDGE_N);
@@ -530,10 +521,8 @@ WORLD_TEST(a_silent_donor_is_passed_by_until_it_answers, world_hedging(4))
 		id = get(w, 0, 1);
 		CHECK_EQ(sent(w, 0), i + 1);
 		SLOW(w, 0, i);
-		DISK_TAKE_READ(w);
-		DISK_DONE(w, 0);
-		CHECK_EQ(w->error[id], 0);
-		CHECK_EQ(w->got[id][0], 10);
+		DISK_READ(w);
+		GOT(w, id, 10);
 	}
 	hedges_are(w, ISWI_HEDGES_MAX, ISWI_HEDGES_MAX);
 	/* Straight from the backup, but for the page that it lacks. */
@@ -542,8 +531,7 @@ WORLD_TEST(a_silent_donor_is_passed_by_until_it_answers, world_hedging(4))
 	CHECK_EQ(sent(w, 0), ISWI_HEDGES_MAX + 1);
 	CHECK_EQ(sent_for(w, 0, 1, ISWI_XFER_READ), 1);
 	DISK_TAKE_READ(w);
-	DISK_TAKE_READ(w);
-	DISK_DONE(w, 0);
+	DISK_READ(w);
 	DISK_DONE(w, 0);
 	REPLY(w, 0, ISWI_HEDGES_MAX);
 	CHECK_EQ(w->error[id], 0);
@@ -622,7 +610,7 @@ WORLD_TEST(the_tail_follows_the_donor, world_hedging(1))
 	CHECK_EQ(read_settled(w, 0), 10);
 	CHECK(tail_of(w) > 0);
 	/* The next donor of that number begins anew. */
-	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
+	unmap(w);
 	CHECK_EQ(isw_remote_destroy(w->e, 0), 0);
 	reap(w);
 	CHECK_EQ(remote_new(w), 0);

@@ -188,8 +188,7 @@ TEST(a_later_write_does_not_overtake_a_waiting_one)
 	put(w, 1, 8, 100);
 	put(w, 9, 7, 200);
 	id = put(w, 16, 1, 300); /* waits */
-	DISK_TAKE(w);
-	DISK_DONE(w, 0);
+	DISK_WRITE(w);
 	settle(w);
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(read_settled(w, 16), 0); /* the pusher's, which came last */

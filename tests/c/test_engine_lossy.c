@@ -51,7 +51,7 @@ WORLD_TEST(a_refused_write_fails_and_its_page_is_lost, world_lossy())
 WORLD_TEST(unmapping_loses_pages_and_says_so, world_lossy())
 {
 	write_settled(w, 1, 2, 100);
-	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
+	unmap(w);
 	CHECK_EQ(read_settled(w, 1), -EIO);
 	CHECK_EQ(read_settled(w, 3), 0);
 	map(w, 0, 0);
@@ -72,8 +72,7 @@ WORLD_TEST(a_break_keeps_what_the_donor_has, world_lossy())
 	id = put(w, 2, 1, 201);
 	BREAK(w, 0);
 	CHECK_EQ(w->error[id], -EIO);
-	reconnect(w, 0);
-	resume(w, 0);
+	donor_returns(w, 0);
 	CHECK_EQ(read_settled(w, 1), 100);
 	CHECK_EQ(read_settled(w, 2), -EIO); /* nobody knows what is there now */
 	write_settled(w, 2, 1, 300);
@@ -91,8 +90,7 @@ WORLD_TEST(a_write_that_waits_for_a_transfer_ends_with_the_donor, world_lossy())
 	CHECK_EQ(w->error[third], -EIO);
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(read_settled(w, 1), -EIO);
-	reconnect(w, 0);
-	resume(w, 0);
+	donor_returns(w, 0);
 	write_settled(w, 1, 1, 400);
 	CHECK_EQ(read_settled(w, 1), 400);
 }
@@ -101,7 +99,7 @@ WORLD_TEST(a_write_that_waits_for_a_transfer_ends_with_the_mapping, world_lossy(
 {
 	uint32_t first = put(w, 1, 1, 100), second = put(w, 1, 1, 200);
 
-	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
+	unmap(w);
 	REPLY(w, 0, 0);
 	CHECK_EQ(w->error[first], 0);
 	CHECK_EQ(w->error[second], -EIO);
@@ -114,7 +112,7 @@ WORLD_TEST(a_write_acknowledged_while_draining_is_lost_with_the_slab, world_loss
 {
 	uint32_t id = put(w, 1, 1, 100);
 
-	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
+	unmap(w);
 	REPLY(w, 0, 0);
 	CHECK_EQ(w->error[id], 0);
 	/* Its buffer must not stay for ever: buffers are few. */

@@ -54,10 +54,8 @@ WORLD_TEST(only_a_slab_that_is_somewhere_migrates, world_moving(0, 1))
 	CHECK_EQ(try_migrate(w, 0, THIRD), -EINVAL);
 }
 
-WORLD_TEST(a_donor_that_is_down_is_no_target, world_new(0))
+WORLD_TEST(a_donor_that_is_down_is_no_target, world_of_two())
 {
-	for (uint32_t remote = SOURCE; remote <= TARGET; remote++)
-		CHECK_EQ(remote_new(w), remote);
 	map(w, 0, SOURCE);
 	BREAK(w, TARGET);
 	CHECK_EQ(try_migrate(w, 0, TARGET), -ENOTCONN);
@@ -82,12 +80,10 @@ WORLD_TEST(a_donor_that_is_down_is_no_target, world_new(0))
 }
 
 /* Each donor counts its own. */
-WORLD_TEST(two_donors_may_have_the_same_generation, world_new(0))
+WORLD_TEST(two_donors_may_have_the_same_generation, world_of_two())
 {
 	uint32_t pages;
 
-	for (uint32_t remote = SOURCE; remote <= TARGET; remote++)
-		CHECK_EQ(remote_new(w), remote);
 	CHECK_EQ(isw_slab_map(w->e, 0, SOURCE, 0, 7), 0);
 	write_settled(w, 0, 3, 10);
 	CHECK_EQ(isw_slab_migrate(w->e, 0, TARGET, 0, 7), 0);
@@ -115,10 +111,8 @@ WORLD_TEST(two_donors_may_have_the_same_generation, world_new(0))
 	CHECK_EQ(isw_slab_unmap(w->e, 0, SOURCE, 7), -EINVAL);
 }
 
-WORLD_TEST(each_place_has_its_own_slot, world_new(0))
+WORLD_TEST(each_place_has_its_own_slot, world_of_two())
 {
-	for (uint32_t remote = SOURCE; remote <= TARGET; remote++)
-		CHECK_EQ(remote_new(w), remote);
 	CHECK_EQ(isw_slab_map(w->e, 0, SOURCE, 3, 1), 0);
 	write_settled(w, 0, 3, 10);
 	put(w, 0, 1, 20);
@@ -221,8 +215,7 @@ WORLD_CASES(a_read_that_the_source_fails_finds_what_was_pulled, 2, lossy,
 	REFUSE(w, SOURCE, 0);
 	CHECK_EQ(sent_for(w, TARGET, 0, ISWI_XFER_READ), 1);
 	REPLY(w, TARGET, 0);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 10);
+	GOT(w, id, 10);
 }
 
 /* ------------------------------------------------------------------------ writes */
@@ -242,12 +235,10 @@ WORLD_TEST(writes_go_to_the_new_place_only, world_moving(0, 4))
 	CHECK_EQ(slab_of(w, 0).remote_valid_pages, 4);
 }
 
-WORLD_TEST(an_older_write_counts_where_it_went, world_new(0))
+WORLD_TEST(an_older_write_counts_where_it_went, world_of_two())
 {
 	uint32_t id;
 
-	for (uint32_t remote = SOURCE; remote <= TARGET; remote++)
-		CHECK_EQ(remote_new(w), remote);
 	map(w, 0, SOURCE);
 	id = put(w, 0, 2, 10);
 	migrate(w, 0, TARGET);
@@ -406,13 +397,11 @@ WORLD_TEST(the_source_may_get_more_while_it_is_written, world_writing(0))
 }
 
 /* Copies from the disk are under way when the slab migrates: they may not go where it was (R8). */
-WORLD_TEST(a_fill_does_not_go_to_the_source, world_new(0))
+WORLD_TEST(a_fill_does_not_go_to_the_source, world_of_two())
 {
 	uint32_t next;
 
 	write_settled(w, 0, 2, 10);
-	for (uint32_t remote = SOURCE; remote <= TARGET; remote++)
-		CHECK_EQ(remote_new(w), remote);
 	map(w, 0, SOURCE);
 	CHECK_EQ(isw_slab_fill(w->e, 0, slab_of(w, 0).generation, 0, 9, &next), 2);
 	DISK_TAKE_READ(w);
@@ -427,13 +416,11 @@ WORLD_TEST(a_fill_does_not_go_to_the_source, world_new(0))
 	CHECK(is_at(w, 0, TARGET) && is_at(w, 1, TARGET));
 }
 
-WORLD_TEST(fill_and_pull_go_side_by_side, world_new(0))
+WORLD_TEST(fill_and_pull_go_side_by_side, world_of_two())
 {
 	uint32_t next;
 
 	write_settled(w, 0, 6, 10);
-	for (uint32_t remote = SOURCE; remote <= TARGET; remote++)
-		CHECK_EQ(remote_new(w), remote);
 	map(w, 0, SOURCE);
 	write_settled(w, 2, 2, 22);
 	migrate(w, 0, TARGET);
@@ -484,8 +471,7 @@ WORLD_TEST(a_read_of_the_source_is_hedged, world_hedging())
 	CHECK_EQ(owed(w, SOURCE), 1);
 	CHECK_EQ(owed(w, TARGET), 0);
 	leave(w);
-	DISK_TAKE_READ(w);
-	DISK_DONE(w, 0);
+	DISK_READ(w);
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(w->got[id][1], 11);
 	not_drained(w); /* the donor may still write into our buffers */
@@ -512,8 +498,7 @@ WORLD_TEST(a_source_that_hangs_is_passed_by, world_hedging())
 	CHECK_EQ(sent_for(w, TARGET, 0, ISWI_XFER_READ), 1); /* which does not hang */
 	REPLY(w, TARGET, 0);
 	disk_settle(w);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 20);
+	GOT(w, id, 20);
 	CHECK_EQ(w->got[id][2], 12);
 }
 
@@ -605,14 +590,12 @@ WORLD_TEST(a_place_that_is_mapped_since_is_looked_at_after_the_backup, world_of_
 	hold(&held, held_disk_error);
 	migrate(w, 0, TARGET);
 	CHECK_EQ(isw_slab_fill(w->e, 0, slab_of(w, 0).generation, 32, 1, &next), 1);
-	DISK_TAKE_READ(w);
-	DISK_DONE(w, 0);
+	DISK_READ(w);
 	REPLY(w, TARGET, 0);
 	CHECK(is_at(w, 32, TARGET));
 	let_go(&held);
 	settle(w);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 131);
+	GOT(w, id, 131);
 	CHECK_EQ(w->got[id][1], 32);
 }
 

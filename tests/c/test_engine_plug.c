@@ -26,8 +26,7 @@ WORLD_TEST(a_lone_request_is_sent_at_once, world_mapped(0))
 	CHECK_EQ(sent(w, 0), 1);
 	CHECK_EQ(step(w, ISW_STEP_UNPLUG, 0, 0), 0); /* nothing was held back */
 	REPLY(w, 0, 0);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 11);
+	GOT(w, id, 11);
 }
 
 WORLD_TEST(those_that_follow_leave_together, world_mapped(0))
@@ -101,8 +100,7 @@ WORLD_TEST(a_donor_that_breaks_meanwhile_costs_nothing, world_mapped(0))
 	CHECK_EQ(w->error[read], PENDING);
 	unplug(w);
 	settle(w);
-	CHECK_EQ(w->error[read], 0);
-	CHECK_EQ(w->got[read][0], 12);
+	GOT(w, read, 12);
 	CHECK_EQ(w->error[write], 0);
 	CHECK(!is_remote_valid(w, 5));
 	CHECK_EQ(read_settled(w, 5), 50);
@@ -114,7 +112,7 @@ WORLD_TEST(held_transfers_hold_their_slab, world_mapped(0))
 	write_settled(w, 0, 4, 10);
 	get(w, 0, 1);
 	get_plugged(w, 1, 1);
-	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
+	unmap(w);
 	REPLY(w, 0, 0);
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 0);
 	unplug(w);

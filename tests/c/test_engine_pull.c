@@ -62,8 +62,7 @@ WORLD_TEST(only_a_slab_at_both_ends_is_pulled, world_moving(0, 2))
 	resume_source(w);
 	BREAK(w, TARGET);
 	CHECK_EQ(pull(w), -ESTALE);
-	reconnect(w, TARGET);
-	resume(w, 0);
+	donor_returns(w, TARGET);
 	get(w, 0, 1);
 	leave(w);
 	CHECK_EQ(slab_of(w, 0).source_state, ISW_SLAB_DRAINING);
@@ -128,102 +127,6 @@ WORLD_TEST(a_page_is_pulled_once, world_pulling(0, READING, 3))
 	CHECK_EQ(sent(w, TARGET), 1);
 	settle(w);
 	migrated(w, 3, 0);
-}
-
-/* ----------------------------------------------------------- what comes between wins */
-
-WORLD_CASES(a_write_wins, STAGES, stage, world_pulling(0, stage, 1))
-{
-	uint32_t id = put(w, 0, 1, 99);
-
-	/* Its own transfer waits only for one that is on its way there. */
-	CHECK_EQ(sent_for(w, TARGET, 0, ISWI_XFER_WRITE), 1);
-	CHECK(!is_remote_valid(w, 0));
-	source_is(w, 0, stage == READING);
-	pull_goes_on(w, stage);
-	migrated(w, 0, 1);
-	CHECK(!is_remote_valid(w, 0));
-	CHECK_EQ(w->error[id], PENDING);
-	CHECK_EQ(sent_for(w, TARGET, 0, ISWI_XFER_WRITE), 1);
-	REPLY(w, TARGET, 0);
-	CHECK_EQ(w->error[id], 0);
-	CHECK(is_at(w, 0, TARGET));
-	CHECK_EQ(donor_value(w, TARGET, 0), 99);
-	source_is(w, 0, 0);
-	CHECK_EQ(read_settled(w, 0), 99);
-}
-
-/* Nothing of the write is left to be seen when the pull goes on, but for the page's version. */
-WORLD_TEST(a_write_that_is_all_over_wins, world_pulling(0, READING, 1))
-{
-	uint32_t id = put(w, 0, 1, 99);
-
-	REPLY(w, TARGET, 0);
-	DISK_TAKE(w);
-	DISK_DONE(w, 0);
-	CHECK_EQ(w->error[id], 0);
-	CHECK(is_at(w, 0, TARGET));
-	REPLY(w, SOURCE, 0);
-	migrated(w, 0, 1);
-	CHECK_EQ(sent(w, TARGET), 0);
-	CHECK_EQ(donor_value(w, TARGET, 0), 99);
-	CHECK_EQ(read_settled(w, 0), 99);
-}
-
-/* The same bytes, so that no checksum tells, and a donor that refused them. */
-WORLD_TEST(a_write_of_the_same_bytes_wins, world_pulling(0, READING, 1))
-{
-	put(w, 0, 1, 10);
-	REFUSE(w, TARGET, 0);
-	REPLY(w, SOURCE, 0);
-	migrated(w, 0, 1);
-	CHECK_EQ(sent(w, TARGET), 0);
-	settle(w);
-	CHECK(!is_remote_valid(w, 0));
-	CHECK_EQ(read_settled(w, 0), 10);
-}
-
-WORLD_CASES(zeros_win, 2 * STAGES, n, world_pulling(0, n / 2, 1))
-{
-	enum stage stage = n / 2;
-	uint32_t id = submit(w, n % 2 ? ISW_SIM_ZERO : ISW_SIM_TRIM, 0, 1, 0);
-
-	CHECK_EQ(w->error[id], 0);
-	source_is(w, 0, stage == READING);
-	pull_goes_on(w, stage);
-	migrated(w, 0, 1);
-	CHECK(!is_remote_valid(w, 0) && !is_backup_current(w, 0));
-	source_is(w, 0, 0);
-	CHECK_EQ(read_settled(w, 0), 0);
-	CHECK_EQ(stats_of(w).staging_pages_used, 0);
-}
-
-WORLD_CASES(a_write_after_zeros_wins, STAGES, stage, world_pulling(0, stage, 1))
-{
-	trim(w, 0, 1);
-	put(w, 0, 1, 99);
-	CHECK_EQ(sent_for(w, TARGET, 0, ISWI_XFER_WRITE), 1);
-	pull_goes_on(w, stage);
-	migrated(w, 0, 1);
-	CHECK(!is_remote_valid(w, 0));
-	settle(w);
-	CHECK_EQ(donor_value(w, TARGET, 0), 99);
-	CHECK_EQ(read_settled(w, 0), 99);
-}
-
-WORLD_TEST(the_rest_of_a_run_is_pulled, world_pulling(0, READING, 6))
-{
-	trim(w, 1, 1);
-	REPLY(w, SOURCE, 0);
-	CHECK_EQ(sent(w, TARGET), 2);
-	put(w, 4, 1, 99);
-	settle(w);
-	migrated(w, 4, 2);
-	for (uint64_t page = 0; page < 6; page++) {
-		CHECK_EQ(is_at(w, page, TARGET), page != 1);
-		CHECK_EQ(read_settled(w, page), page == 1 ? 0 : page == 4 ? 99 : 10 + page);
-	}
-	source_is(w, 0, 0);
 }
 
 /* ----------------------------------------------------------------- the source is bad */
@@ -394,8 +297,7 @@ WORLD_TEST(a_torn_page_is_not_pulled, world_pulling(0, WRITING, 1))
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_SUSPENDED);
 	CHECK(is_at(w, 0, SOURCE));
 	CHECK_EQ(read_settled(w, 0), 10);
-	reconnect(w, TARGET);
-	resume(w, 0);
+	donor_returns(w, TARGET);
 	CHECK(is_at(w, 0, SOURCE));
 	CHECK_EQ(pull_slab(w, 0, 1), 0);
 	settle(w);
@@ -666,51 +568,7 @@ WORLD_TEST(a_pull_without_buffers_goes_on_when_asked_again, world_large(512, 64)
 	CHECK_EQ(read_settled(w, 31), 1031);
 }
 
-/* A write that found no buffer goes on as soon as a pull gives some back, however it ends. */
-WORLD_CASES(writes_go_on_with_the_buffers_of_a_pull, 3, way, world_pulling(0, READING, SLAB_PAGES))
-{
-	uint32_t id;
-
-	put(w, SLAB_PAGES, 8, 100);
-	id = put(w, 2 * SLAB_PAGES, 8, 200);
-	CHECK_EQ(stats_of(w).staging_waits, 1);
-	if (way == 0) {
-		REFUSE(w, SOURCE, 0);
-	} else {
-		REPLY(w, SOURCE, 0);
-		if (way == 1)
-			REPLY(w, TARGET, 0);
-		else
-			REFUSE(w, TARGET, 0);
-	}
-	CHECK_EQ(stats_of(w).pages_out, SLAB_PAGES + 16);
-	settle(w);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(read_settled(w, 2 * SLAB_PAGES), 200);
-}
-
 /* ------------------------------------------------------------- flushes, and the end */
-
-WORLD_CASES(a_pull_is_nothing_to_wait_for, STAGES, stage, world_pulling(0, stage, 1))
-{
-	struct isw_error error = {0};
-	char path[64];
-	uint32_t id;
-
-	snprintf(path, sizeof(path), "isw-migrate-%d.tables", (int)getpid());
-	CHECK_EQ(isw_engine_settle(w->e, 0), 0);
-	CHECK_EQ(isw_engine_save_tables(w->e, path, &error), 0);
-	unlink(path);
-	id = flush(w);
-	DISK_TAKE(w);
-	DISK_DONE(w, 0); /* the sync */
-	CHECK_EQ(w->error[id], 0);
-	/* What is written meanwhile is. */
-	put(w, 0, 1, 99);
-	CHECK_EQ(isw_engine_settle(w->e, 0), -ETIMEDOUT);
-	settle(w);
-	CHECK_EQ(isw_engine_settle(w->e, 0), 0);
-}
 
 TEST_CASES(an_engine_may_end_in_the_middle_of_it, STAGES, stage)
 {

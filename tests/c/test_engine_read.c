@@ -19,15 +19,13 @@ WORLD_TEST(reads_prefer_staging, world_mapped(0))
 	put(w, 1, 1, 100);
 	put(w, 1, 1, 200);
 	id = get(w, 1, 1);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 200);
+	GOT(w, id, 200);
 	CHECK_EQ(sent_for(w, 0, 1, ISWI_XFER_READ), 0);
 	/* Also when the donor has it: staged is nearer. */
 	remotes_settle(w);
 	CHECK(is_remote_valid(w, 1));
 	id = get(w, 1, 1);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 200);
+	GOT(w, id, 200);
 	CHECK_EQ(stats_of(w).pages_in_staging, 2);
 }
 
@@ -40,11 +38,10 @@ WORLD_TEST(then_the_donor_then_the_backup, with_page_1())
 	settle(w);
 	CHECK_EQ(w->got[id][0], 100);
 	CHECK_EQ(stats_of(w).pages_in_remote, 1);
-	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
+	unmap(w);
 	id = get(w, 1, 1);
 	CHECK_EQ(sent(w, 0), 0);
-	DISK_TAKE_READ(w);
-	DISK_DONE(w, 0);
+	DISK_READ(w);
 	CHECK_EQ(w->got[id][0], 100);
 	CHECK_EQ(stats_of(w).pages_in_backup, 1);
 }
@@ -71,8 +68,7 @@ WORLD_TEST(one_request_gathers_every_source, world_mapped(0))
 	id = get(w, 0, 8);
 	CHECK_EQ(w->error[id], PENDING);
 	settle(w);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 0);
+	GOT(w, id, 0);
 	CHECK_EQ(w->got[id][1], 101);
 	CHECK_EQ(w->got[id][2], 0);
 	CHECK_EQ(w->got[id][3], 104);
@@ -91,7 +87,7 @@ WORLD_TEST(fallbacks_are_counted_by_their_reason, with_page_1())
 	BREAK(w, 0);
 	CHECK_EQ(read_settled(w, 1), 100);
 	CHECK_EQ(stats_of(w).fallback_suspended, 1);
-	CHECK_EQ(isw_slab_unmap(w->e, 0, slab_of(w, 0).remote, slab_of(w, 0).generation), 0);
+	unmap(w);
 	CHECK_EQ(read_settled(w, 1), 100);
 	CHECK_EQ(stats_of(w).fallback_unmapped, 1);
 	reconnect(w, 0);
@@ -109,8 +105,7 @@ WORLD_TEST(a_write_that_passes_a_read_spoils_nothing, with_page_1())
 	put(w, 1, 1, 200);
 	REPLY(w, 0, 0);
 	/* Either would be right; what is not is a page that fits no checksum. */
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 200);
+	GOT(w, id, 200);
 	CHECK_EQ(stats_of(w).crc_errors_remote, 0);
 	CHECK_EQ(w->events[ISW_EVENT_BAD_PAGE], 0);
 	settle(w);
@@ -126,8 +121,7 @@ WORLD_TEST(a_backup_read_that_a_write_passed_is_not_blamed, world_new(0))
 	DISK_TAKE_READ(w);
 	put(w, 1, 1, 200);
 	CHECK_EQ(step(w, ISW_STEP_BACKUP_DONE, 0, 0), 1);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 200);
+	GOT(w, id, 200);
 	CHECK_EQ(stats_of(w).crc_errors_backup, 0);
 }
 
@@ -147,8 +141,7 @@ WORLD_TEST(a_page_rewritten_during_each_read_is_not_blamed_on_anyone, with_page_
 		CHECK_EQ(stats_of(w).crc_errors_remote, 0);
 	}
 	REPLY(w, 0, 0);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 202);
+	GOT(w, id, 202);
 	CHECK_EQ(w->events[ISW_EVENT_BAD_PAGE], 0);
 	CHECK(is_remote_valid(w, 1));
 }
@@ -166,10 +159,8 @@ WORLD_TEST(garbage_from_a_donor_does_not_pass_for_a_page, with_page_1())
 	CHECK_EQ(w->last[ISW_EVENT_BAD_PAGE].slab, 0);
 	CHECK_EQ(w->last[ISW_EVENT_BAD_PAGE].value, 1);
 	CHECK(!is_remote_valid(w, 1));
-	DISK_TAKE_READ(w);
-	DISK_DONE(w, 0);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 100);
+	DISK_READ(w);
+	GOT(w, id, 100);
 	CHECK_EQ(stats_of(w).fallback_error, 1);
 	CHECK_EQ(stats_of(w).pages_in_remote, 0);
 	id = get(w, 1, 1);
@@ -238,10 +229,8 @@ WORLD_TEST(a_failed_remote_read_goes_to_the_backup, with_page_1())
 
 	REFUSE(w, 0, 0);
 	CHECK_EQ(w->error[id], PENDING);
-	DISK_TAKE_READ(w);
-	DISK_DONE(w, 0);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 100);
+	DISK_READ(w);
+	GOT(w, id, 100);
 	CHECK_EQ(stats_of(w).fallback_error, 1);
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_ERROR], 1);
 }
@@ -252,10 +241,8 @@ WORLD_TEST(a_read_in_flight_when_the_donor_dies_goes_to_the_backup, with_page_1(
 
 	BREAK(w, 0);
 	CHECK_EQ(w->error[id], PENDING);
-	DISK_TAKE_READ(w);
-	DISK_DONE(w, 0);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 100);
+	DISK_READ(w);
+	GOT(w, id, 100);
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_ERROR], 0);
 	CHECK_EQ(w->events[ISW_EVENT_REMOTE_DOWN], 1);
 }
@@ -286,14 +273,12 @@ WORLD_TEST(a_failed_backup_read_asks_the_donor, with_page_1())
 	BREAK(w, 0);
 	id = get(w, 1, 1);
 	DISK_TAKE_READ(w);
-	reconnect(w, 0);
-	resume(w, 0);
+	donor_returns(w, 0);
 	DISK_FAIL(w, 0);
 	CHECK_EQ(w->error[id], PENDING); /* no error while any copy exists */
 	CHECK_EQ(sent_for(w, 0, 1, ISWI_XFER_READ), 1);
 	REPLY(w, 0, 0);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 100);
+	GOT(w, id, 100);
 }
 
 WORLD_TEST(a_page_is_read_anew_when_staging_overtook_it, with_page_1())
@@ -302,8 +287,7 @@ WORLD_TEST(a_page_is_read_anew_when_staging_overtook_it, with_page_1())
 
 	put(w, 1, 1, 200);
 	REFUSE(w, 0, 0); /* the read; meanwhile the page is staged */
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 200);
+	GOT(w, id, 200);
 }
 
 /* Each buffer in a slow remote write, each request a read: no transfer may be missing. */
@@ -328,9 +312,7 @@ TEST(reads_are_tried_anew_with_every_transfer_in_use)
 	id = get(w, 16, 1);
 	CHECK_EQ(sent(w, 0), STAGING + 1);
 	REFUSE(w, 0, STAGING);
-	DISK_TAKE_READ(w);
-	DISK_DONE(w, 0);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 100);
+	DISK_READ(w);
+	GOT(w, id, 100);
 	world_end(w);
 }

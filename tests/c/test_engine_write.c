@@ -14,8 +14,7 @@ WORLD_TEST(remote_valid_is_cleared_before_sending, world_mapped(0))
 	/* The connection is cut in the middle of the page: the donor has a torn one. */
 	CHECK_EQ(step(w, ISW_STEP_REMOTE_TEAR, 0, 0), 1);
 	CHECK_EQ(donor_value(w, 0, 1), TORN);
-	reconnect(w, 0);
-	resume(w, 0);
+	donor_returns(w, 0);
 	settle(w);
 	CHECK_EQ(w->error[id], 0);
 	id = get(w, 1, 1);
@@ -71,8 +70,7 @@ WORLD_TEST(a_page_written_while_suspended_is_not_read_remotely, world_mapped(0))
 	write_settled(w, 1, 2, 100);
 	BREAK(w, 0);
 	write_settled(w, 1, 1, 200);
-	reconnect(w, 0);
-	resume(w, 0);
+	donor_returns(w, 0);
 	id = get(w, 1, 1);
 	CHECK_EQ(sent(w, 0), 0);
 	settle(w);
@@ -93,8 +91,7 @@ WORLD_TEST(a_write_unacknowledged_at_the_break_is_not_read_remotely, world_mappe
 	APPLY(w, 0, 0); /* it landed, but nobody told us */
 	BREAK(w, 0);
 	settle(w);
-	reconnect(w, 0);
-	resume(w, 0);
+	donor_returns(w, 0);
 	id = get(w, 1, 1);
 	CHECK_EQ(sent(w, 0), 0);
 	settle(w);
@@ -184,8 +181,7 @@ WORLD_TEST(one_backup_write_of_a_page_is_in_flight, world_new(0))
 	CHECK_EQ(w->error[second], PENDING);
 	CHECK(!is_backup_current(w, 1)); /* the disk's version is not the newest */
 	CHECK_EQ(disk_value(w, 1), 100);
-	DISK_TAKE(w);
-	DISK_DONE(w, 0);
+	DISK_WRITE(w);
 	CHECK_EQ(w->error[second], 0);
 	CHECK_EQ(w->error[third], 0);
 	CHECK(is_backup_current(w, 1));
@@ -278,8 +274,7 @@ WORLD_TEST(staging_is_held_until_both_copies_ended, world_mapped(0))
 	CHECK_EQ(stats_of(w).staging_pages_used, 1);
 	BREAK(w, 0); /* acknowledged, and gone before the backup has it */
 	id = get(w, 1, 1);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 100);
+	GOT(w, id, 100);
 	disk_settle(w);
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(read_settled(w, 1), 100);
@@ -375,10 +370,8 @@ WORLD_TEST(waiting_writes_go_on_in_their_order_and_reads_do_not_wait, world_new(
 	CHECK_EQ(stats_of(w).staging_pages_used, STAGING);
 	CHECK_EQ(stats_of(w).staging_waits, 3);
 	id = get(w, 31, 1);
-	DISK_TAKE_READ(w);
-	DISK_DONE(w, 0);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(w->got[id][0], 77);
+	DISK_READ(w);
+	GOT(w, id, 77);
 	settle(w);
 	CHECK_EQ(w->error[wide], 0);
 	CHECK_EQ(w->error[narrow[0]], 0);
@@ -398,8 +391,7 @@ WORLD_TEST(a_small_write_does_not_overtake_a_waiting_one, world_new(0))
 	first = put(w, 16, 8, 300);
 	second = put(w, 16, 1, 400);
 	/* Four buffers become free: they are the first one's, all of them. */
-	DISK_TAKE(w);
-	DISK_DONE(w, 0);
+	DISK_WRITE(w);
 	CHECK_EQ(stats_of(w).staging_pages_used, STAGING);
 	CHECK_EQ(w->error[first], PENDING);
 	CHECK_EQ(w->error[second], PENDING);

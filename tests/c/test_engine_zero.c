@@ -125,8 +125,7 @@ WORLD_TEST(trim_of_a_page_whose_backup_failed_ends_the_failure, world_new(0))
 {
 	uint32_t id = put(w, 1, 1, 100);
 
-	DISK_TAKE(w);
-	DISK_FAIL(w, 0);
+	DISK_REFUSE(w);
 	CHECK_EQ(stats_of(w).backup_failing, 1);
 	trim(w, 1, 1);
 	CHECK_EQ(w->error[id], 0);
