@@ -114,26 +114,14 @@ static bool tell_key(struct world *w, struct donor *d, uint32_t slot, uint64_t g
 
 static void donor_start(struct world *w, struct donor *d)
 {
-	const struct isw_store_config config = {
-		.slab_bytes = SLAB_PAGES * ISW_PAGE_BYTES,
-		.slabs_max = SLABS,
-		.leases_max = 4,
-		.connections_max = 16,
-		.connections_per_lease_max = 16,
-		.handshake_ms_max = WAIT_MS,
-		.send_ms_max = WAIT_MS,
-	};
 	char token[ISW_TOKEN_TEXT_BYTES];
 	struct isw_rdma_end peers[QUEUES];
 	struct isw_remote_config remote;
 	struct isw_error error = {0};
 
-	CHECK_EQ(isw_store_create(&config, &d->store, &error), 0);
+	d->store = donor_store(host, SLAB_PAGES * ISW_PAGE_BYTES, SLABS, SLABS * 3 / 4, &d->port);
 	if (verbs != NULL)
 		iswi_store_verbs_set(d->store, verbs);
-	CHECK_EQ(isw_store_listen(d->store, host, 0, &d->port, &error), 0);
-	for (uint32_t i = 0; i < SLABS * 3 / 4; i++)
-		CHECK_EQ(isw_store_preallocate(d->store, &error), 0);
 	CHECK_EQ(isw_store_lease_create(d->store, SLABS, token, &d->lease, &error), 0);
 	remote = remote_config(d, token);
 	exchange(w, d, &remote, peers);
@@ -379,13 +367,8 @@ static const struct iswi_backup_ops memory_ops = {"memory", memory_write, memory
 
 /* ------------------------------------------------------------------------- runs */
 
-/*
- * With a backup in the first directory that takes direct I/O; false: none does. The file has no
- * name from then on, so that a test that is killed leaves none.
- */
-static bool engine_start(struct world *w, uint32_t staging)
+static void engine_start(struct world *w, uint32_t staging)
 {
-	const char *directories[] = {".", getenv("TMPDIR"), "/var/tmp", "/tmp"};
 	const struct isw_engine_config config = {
 		.size_bytes = PAGES * ISW_PAGE_BYTES,
 		.slab_bytes = SLAB_PAGES * ISW_PAGE_BYTES,
@@ -399,22 +382,8 @@ static bool engine_start(struct world *w, uint32_t staging)
 		.backup_readers = 2,
 		.hedge_us_min = 1, /* whatever takes more than four times the tail */
 	};
-	struct isw_error error = {0};
-	char backup_path[4096];
-	int err;
 
-	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(directories); i++) {
-		if (!directories[i])
-			continue;
-		snprintf(backup_path, sizeof(backup_path), "%s/isw-threads-%d.backup",
-			 directories[i], (int)getpid());
-		err = isw_engine_create(&config, backup_path, &w->engine, &error);
-		unlink(backup_path);
-		if (err == 0)
-			return true;
-		fprintf(stderr, "%s\n", error.text);
-	}
-	return false;
+	w->engine = engine_with_backup(&config, "threads");
 }
 
 /* Before the first request: the threads look at the backup only when there is work. */
@@ -520,8 +489,7 @@ static void run(uint32_t run_ms, uint64_t seed, bool in_memory)
 
 	memset(w, 0, sizeof(*w));
 	w->control_random = seed;
-	if (!engine_start(w, in_memory ? 16 : 96))
-		SKIP("no directory here takes direct I/O");
+	engine_start(w, in_memory ? 16 : 96);
 	if (in_memory)
 		use_memory(w->engine);
 	if (verbs != NULL)

@@ -7,13 +7,8 @@
 #define ISW_TEST_ENGINE_WORKERS_H
 
 #include <errno.h>
-#include <stdbool.h>
-#include <string.h>
-#include <time.h>
 
-#include "check.h"
-#include "engine/request.h"
-#include "util/util.h"
+#include "engine_real.h"
 
 #define WORKERS      4u
 #define SHARED_PAGES 64u /* the first ones, written by all; the rest is divided */
@@ -55,26 +50,6 @@ struct worker {
 	bool page_busy[PAGES_MAX];    /* part of a request of its own in flight */
 	uint64_t first, end;          /* own pages */
 };
-
-static uint64_t draw(uint64_t *random) /* xorshift64* */
-{
-	*random ^= *random >> 12;
-	*random ^= *random << 25;
-	*random ^= *random >> 27;
-	return *random * 2685821657736338717ull;
-}
-
-static uint32_t below(uint64_t *random, uint32_t limit)
-{
-	return (uint32_t)((draw(random) >> 33) % limit);
-}
-
-static void pause_ms(uint32_t ms)
-{
-	const struct timespec time = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-
-	nanosleep(&time, NULL);
-}
 
 /* Who wrote it, where, and the how manieth of his it is. 0 is zeros. */
 static uint64_t make_value(struct worker *w, uint64_t page)

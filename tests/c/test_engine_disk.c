@@ -47,73 +47,34 @@ static isw_engine *open_engine(void)
 
 /* ------------------------------------------------------------- one request at a time */
 
-struct asked {
-	struct iswi_req req;
-	pthread_mutex_t lock;
-	pthread_cond_t cond;
-	bool ended;
-	int error;
+struct page_asked {
+	struct asked asked;
 	_Alignas(ISW_PAGE_BYTES) unsigned char data[ISW_PAGE_BYTES];
 };
 
-static void asked_done(struct iswi_req *req, int error)
+static void ask_page(isw_engine *e, struct page_asked *a, enum iswi_req_op op, uint64_t page,
+		     uint64_t value)
 {
-	struct asked *a = ISWI_CONTAINER(req, struct asked, req);
-
-	pthread_mutex_lock(&a->lock);
-	a->ended = true;
-	a->error = error;
-	pthread_cond_signal(&a->cond);
-	pthread_mutex_unlock(&a->lock);
-}
-
-static void ask(isw_engine *e, struct asked *a, enum iswi_req_op op, uint64_t page, uint64_t value)
-{
-	a->req = (struct iswi_req){.op = op, .data = a->data, .done = asked_done};
-	if (op != ISWI_FLUSH) {
-		a->req.offset = page * ISW_PAGE_BYTES;
-		a->req.length = ISW_PAGE_BYTES;
-	}
-	pthread_mutex_init(&a->lock, NULL);
-	pthread_cond_init(&a->cond, NULL);
-	a->ended = false;
 	for (uint32_t i = 0; op == ISWI_WRITE && i < ISW_PAGE_BYTES; i += 8)
 		memcpy(a->data + i, &value, 8);
-	iswi_engine_submit(e, &a->req);
-}
-
-static int answer(struct asked *a)
-{
-	struct timespec until;
-	int code = 0;
-
-	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_sec += WAIT_MS / 1000;
-	pthread_mutex_lock(&a->lock);
-	while (!a->ended && !code)
-		code = pthread_cond_timedwait(&a->cond, &a->lock, &until);
-	pthread_mutex_unlock(&a->lock);
-	CHECK_EQ(code, 0);
-	pthread_cond_destroy(&a->cond);
-	pthread_mutex_destroy(&a->lock);
-	return a->error;
+	ask(e, &a->asked, op, page, op != ISWI_FLUSH, a->data);
 }
 
 static int do_one(isw_engine *e, enum iswi_req_op op, uint64_t page, uint64_t value)
 {
-	struct asked a;
+	struct page_asked a;
 
-	ask(e, &a, op, page, value);
-	return answer(&a);
+	ask_page(e, &a, op, page, value);
+	return answer(&a.asked);
 }
 
 static uint64_t read_one(isw_engine *e, uint64_t page)
 {
-	struct asked a;
+	struct page_asked a;
 	uint64_t value;
 
-	ask(e, &a, ISWI_READ, page, 0);
-	CHECK_EQ(answer(&a), 0);
+	ask_page(e, &a, ISWI_READ, page, 0);
+	CHECK_EQ(answer(&a.asked), 0);
 	memcpy(&value, a.data, sizeof(value));
 	return value;
 }
@@ -194,11 +155,11 @@ TEST(a_bad_sector_is_retried_until_it_is_good)
 	isw_engine *e = open_engine();
 	struct isw_engine_stats stats;
 	struct bad_disk disk;
-	struct asked stuck;
+	struct page_asked stuck;
 
 	make_bad(e, &disk);
 	CHECK_EQ(do_one(e, ISWI_WRITE, 1, 100), 0);
-	ask(e, &stuck, ISWI_WRITE, BAD_AT, 200);
+	ask_page(e, &stuck, ISWI_WRITE, BAD_AT, 200);
 	wait_event(e, ISW_EVENT_BACKUP_FAILING);
 	isw_engine_stats(e, &stats);
 	CHECK_EQ(stats.backup_failing, 1);
@@ -209,7 +170,7 @@ TEST(a_bad_sector_is_retried_until_it_is_good)
 	CHECK_EQ(isw_engine_settle(e, 20), -ETIMEDOUT);
 	atomic_store_explicit(&disk.bad, false, memory_order_relaxed);
 	wait_event(e, ISW_EVENT_BACKUP_RECOVERED);
-	CHECK_EQ(answer(&stuck), 0);
+	CHECK_EQ(answer(&stuck.asked), 0);
 	CHECK_EQ(do_one(e, ISWI_FLUSH, 0, 0), 0);
 	CHECK_EQ(isw_engine_settle(e, WAIT_MS), 0);
 	CHECK_EQ(read_one(e, BAD_AT), 200);
@@ -224,11 +185,11 @@ TEST(retries_come_due_and_are_paced_on_a_busy_disk)
 	isw_engine *e = open_engine();
 	uint64_t began_ns = iswi_now_ns(), seconds;
 	struct bad_disk disk;
-	struct asked stuck;
+	struct page_asked stuck;
 
 	make_bad(e, &disk);
 	disk.slow = true;
-	ask(e, &stuck, ISWI_WRITE, BAD_AT, 200);
+	ask_page(e, &stuck, ISWI_WRITE, BAD_AT, 200);
 	wait_event(e, ISW_EVENT_BACKUP_FAILING);
 	crowd_start(&crowd, e, 1, BAD_AT - 50, false);
 	while (iswi_counted(&disk.tries) < 3) {
@@ -240,7 +201,7 @@ TEST(retries_come_due_and_are_paced_on_a_busy_disk)
 	CHECK(iswi_counted(&disk.tries) <= seconds + 3);
 	atomic_store_explicit(&disk.bad, false, memory_order_relaxed);
 	wait_event(e, ISW_EVENT_BACKUP_RECOVERED);
-	CHECK_EQ(answer(&stuck), 0);
+	CHECK_EQ(answer(&stuck.asked), 0);
 	crowd_stop(&crowd);
 	crowd_check(&crowd);
 	/* Writes were merged: a write a page would wear a cloud disk out. */
@@ -253,14 +214,14 @@ TEST(failing_at_once_is_not_retried_at_once)
 {
 	isw_engine *e = open_engine();
 	struct bad_disk disk;
-	struct asked stuck[STUCK];
+	struct page_asked stuck[STUCK];
 	uint64_t began_ns = iswi_now_ns(), seconds, tries;
 
 	/* Two writers, each failing what the other has just queued anew, would never pause. */
 	make_bad(e, &disk);
 	disk.all = true;
 	for (uint32_t i = 0; i < STUCK; i++)
-		ask(e, &stuck[i], ISWI_WRITE, 2 * i, i);
+		ask_page(e, &stuck[i], ISWI_WRITE, 2 * i, i);
 	while (iswi_counted(&disk.tries) < 3 * STUCK) {
 		CHECK(iswi_now_ns() - began_ns < WAIT_MS * 1000000ull);
 		pause_ms(20);
@@ -270,7 +231,7 @@ TEST(failing_at_once_is_not_retried_at_once)
 	CHECK(tries <= 2 * STUCK * (seconds + 2));
 	atomic_store_explicit(&disk.bad, false, memory_order_relaxed);
 	for (uint32_t i = 0; i < STUCK; i++)
-		CHECK_EQ(answer(&stuck[i]), 0);
+		CHECK_EQ(answer(&stuck[i].asked), 0);
 	isw_engine_destroy(e);
 }
 
@@ -280,13 +241,11 @@ TEST(contents_outlive_the_engine)
 {
 	isw_engine *e = open_engine();
 	char tables[sizeof(path) + 8];
-	struct asked a;
 
 	snprintf(tables, sizeof(tables), "%s.tables", path);
 	for (uint64_t page = 0; page < PAGES; page += 3)
 		CHECK_EQ(do_one(e, ISWI_WRITE, page, 1000 + page), 0);
-	ask(e, &a, ISWI_TRIM, 3, 0);
-	CHECK_EQ(answer(&a), 0);
+	CHECK_EQ(do_one(e, ISWI_TRIM, 3, 0), 0);
 	CHECK_EQ(isw_engine_settle(e, WAIT_MS), 0);
 	CHECK_EQ(isw_engine_save_tables(e, tables, NULL), 0);
 	isw_engine_destroy(e);
@@ -443,25 +402,9 @@ TEST(wrong_numbers_of_threads_are_refused)
 	CHECK(access(path, F_OK) < 0);
 }
 
-static bool takes_direct_io(const char *directory)
-{
-	int fd;
-
-	snprintf(path, sizeof(path), "%s/isw-disk-%d.backup", directory, (int)getpid());
-	fd = open(path, O_RDWR | O_CREAT | O_DIRECT | O_CLOEXEC, 0600);
-	unlink(path);
-	if (fd >= 0)
-		close(fd);
-	return fd >= 0;
-}
-
 int main(void)
 {
-	const char *tmp = getenv("TMPDIR");
-
-	if (!takes_direct_io(".") && !takes_direct_io(tmp ? tmp : "/tmp") &&
-	    !takes_direct_io("/var/tmp"))
-		SKIP("no directory here takes direct I/O");
+	find_backup("disk", path, sizeof(path));
 	run_tests();
 	unlink(path);
 	return 0;

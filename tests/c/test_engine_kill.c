@@ -8,25 +8,18 @@
  *     test_engine_kill [DEATHS [SEED]]
  */
 #include <errno.h>
-#include <fcntl.h>
-#include <semaphore.h>
 #include <signal.h>
 #include <spawn.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
-#include "check.h"
-#include "engine/remote/remote.h"
+#include "engine_real.h"
 
 #define SLABS      4u
 #define SLAB_PAGES 64u
 #define PAGES      (SLABS * SLAB_PAGES)
 #define WORKERS    4u
 #define RUN_PAGES  8u
-#define WAIT_MS    120000u
 #define STATE_FD   200
 #define LEDGER_FD  201
 #define GO_FD      202
@@ -49,26 +42,6 @@ struct ledger {
 
 static struct ledger *ledger;
 
-static uint64_t draw(uint64_t *random) /* xorshift64* */
-{
-	*random ^= *random >> 12;
-	*random ^= *random << 25;
-	*random ^= *random >> 27;
-	return *random * 2685821657736338717ull;
-}
-
-static uint32_t below(uint64_t *random, uint32_t limit)
-{
-	return (uint32_t)((draw(random) >> 33) % limit);
-}
-
-static void pause_us(uint32_t us)
-{
-	const struct timespec time = {.tv_nsec = us * 1000l};
-
-	nanosleep(&time, NULL);
-}
-
 static uint64_t bytes_of(uint64_t value)
 {
 	return value % 8 ? value : 0;
@@ -81,34 +54,8 @@ struct worker {
 	uint32_t number;
 	uint64_t random;
 	pthread_t thread;
-	struct iswi_req req;
-	sem_t ended;
-	int error;
 	unsigned char *data;
 };
-
-static void request_done(struct iswi_req *req, int error)
-{
-	struct worker *w = ISWI_CONTAINER(req, struct worker, req);
-
-	w->error = error;
-	sem_post(&w->ended);
-}
-
-static int ask(struct worker *w, enum iswi_req_op op, uint64_t page, uint32_t pages)
-{
-	w->req = (struct iswi_req){
-		.op = op,
-		.offset = page * ISW_PAGE_BYTES,
-		.length = pages * ISW_PAGE_BYTES,
-		.data = w->data,
-		.done = request_done,
-	};
-	iswi_engine_submit(w->engine, &w->req);
-	while (sem_wait(&w->ended))
-		;
-	return w->error;
-}
 
 /* A page that was read is what was answered last, or what was begun since. */
 static void check_page(const unsigned char *data, uint64_t page)
@@ -131,7 +78,7 @@ static void check_page(const unsigned char *data, uint64_t page)
 
 static void read_pages(struct worker *w, uint64_t page, uint32_t pages)
 {
-	CHECK_EQ(ask(w, ISWI_READ, page, pages), 0);
+	CHECK_EQ(ask_and_wait(w->engine, ISWI_READ, page, pages, w->data), 0);
 	for (uint32_t i = 0; i < pages; i++)
 		check_page(w->data + i * ISW_PAGE_BYTES, page + i);
 }
@@ -160,7 +107,7 @@ static void change_pages(struct worker *w, uint64_t page, uint32_t pages, bool z
 		for (uint32_t k = 0; k < ISW_PAGE_BYTES; k += 8)
 			memcpy(w->data + i * ISW_PAGE_BYTES + k, &value, 8);
 	}
-	CHECK_EQ(ask(w, zero ? ISWI_TRIM : ISWI_WRITE, page, pages), 0);
+	CHECK_EQ(ask_and_wait(w->engine, zero ? ISWI_TRIM : ISWI_WRITE, page, pages, w->data), 0);
 	for (uint32_t i = 0; i < pages; i++)
 		atomic_store(&ledger->answered[page + i], atomic_load(&ledger->begun[page + i]));
 }
@@ -189,7 +136,6 @@ static void worker_init(struct worker *w, isw_engine *e, uint32_t number)
 {
 	*w = (struct worker){.engine = e, .number = number};
 	w->random = ledger->seed + number * 7919 + atomic_load(&ledger->lives) * 104729 + 1;
-	sem_init(&w->ended, 0, 0);
 	w->data = aligned_alloc(ISW_PAGE_BYTES, RUN_PAGES * ISW_PAGE_BYTES);
 	CHECK(w->data);
 }
@@ -218,8 +164,8 @@ static void find_donor(isw_engine *e, uint32_t life)
 		.host = "127.0.0.1",
 		.port = ledger->port,
 		.queues = 2,
-		.connect_ms_max = WAIT_MS,
-		.request_ms_max = WAIT_MS,
+		.connect_ms_max = REAL_WAIT_MS,
+		.request_ms_max = REAL_WAIT_MS,
 		.export_bytes = SLABS * SLAB_PAGES * ISW_PAGE_BYTES,
 	};
 	unsigned char record[ISW_RECORD_BYTES_MAX];
@@ -288,7 +234,7 @@ static int live(uint32_t life)
 	for (uint32_t i = 0; i < WORKERS; i++)
 		pthread_join(workers[i].thread, NULL);
 	settle_pages(reader);
-	CHECK_EQ(isw_engine_settle(e, WAIT_MS), 0);
+	CHECK_EQ(isw_engine_settle(e, REAL_WAIT_MS), 0);
 	settle_pages(reader);
 	for (uint32_t i = 0; i <= WORKERS; i++)
 		free(workers[i].data);
@@ -340,7 +286,7 @@ static void let_live(const struct child *child, uint64_t *random)
 				(unsigned long long)lives, (unsigned int)status);
 			exit(1);
 		}
-		CHECK(i < WAIT_MS);
+		CHECK(i < REAL_WAIT_MS);
 		pause_us(1000);
 	}
 }
@@ -356,21 +302,9 @@ static void bury(const struct child *child)
 
 static isw_store *make_donor(uint64_t *lease)
 {
-	const struct isw_store_config config = {
-		.slab_bytes = SLAB_PAGES * ISW_PAGE_BYTES,
-		.slabs_max = SLABS,
-		.leases_max = 1,
-		.connections_max = 16,
-		.connections_per_lease_max = 8,
-		.handshake_ms_max = WAIT_MS,
-		.send_ms_max = WAIT_MS,
-	};
-	isw_store *store;
+	isw_store *store =
+		donor_store("127.0.0.1", SLAB_PAGES * ISW_PAGE_BYTES, SLABS, SLABS, &ledger->port);
 
-	CHECK_EQ(isw_store_create(&config, &store, NULL), 0);
-	for (uint32_t i = 0; i < SLABS; i++)
-		CHECK_EQ(isw_store_preallocate(store, NULL), 0);
-	CHECK_EQ(isw_store_listen(store, "127.0.0.1", 0, &ledger->port, NULL), 0);
 	CHECK_EQ(isw_store_lease_create(store, SLABS, ledger->token, lease, NULL), 0);
 	for (uint32_t i = 0; i < SLABS; i++)
 		CHECK_EQ(
@@ -404,7 +338,7 @@ static void run(const char *program, const char *backup_path, uint32_t deaths, u
 		CHECK_EQ(kill(active.pid, SIGKILL), 0);
 		/* At once: whoever is dying may still hold its locks. */
 		CHECK_EQ(write(standby.go_fd, "", 1), 1);
-		CHECK_EQ(isw_store_lease_renew(store, lease, WAIT_MS, ledger->token), 0);
+		CHECK_EQ(isw_store_lease_renew(store, lease, REAL_WAIT_MS, ledger->token), 0);
 		atomic_store(&ledger->tokens, life + 1);
 		bury(&active);
 		active = standby;
@@ -426,27 +360,6 @@ static void run(const char *program, const char *backup_path, uint32_t deaths, u
 	close(ledger_fd);
 }
 
-/* In the first directory that takes direct I/O; false: none does. */
-static bool find_backup(char *path, size_t bytes)
-{
-	const char *directories[] = {".", getenv("TMPDIR"), "/var/tmp", "/tmp"};
-
-	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(directories); i++) {
-		int fd;
-
-		if (!directories[i])
-			continue;
-		snprintf(path, bytes, "%s/isw-kill-%d.backup", directories[i], (int)getpid());
-		fd = open(path, O_RDWR | O_CREAT | O_DIRECT | O_CLOEXEC, 0600);
-		if (fd >= 0) {
-			close(fd);
-			return true;
-		}
-		unlink(path);
-	}
-	return false;
-}
-
 int main(int argc, char **argv)
 {
 	uint32_t deaths = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 12;
@@ -462,8 +375,7 @@ int main(int argc, char **argv)
 	printf("seed %llu\n", (unsigned long long)seed);
 	fflush(stdout);
 	run(argv[0], "", deaths, seed);
-	if (!find_backup(path, sizeof(path)))
-		SKIP("no directory here takes direct I/O");
+	find_backup("kill", path, sizeof(path));
 	run(argv[0], path, deaths, seed);
 	unlink(path);
 	return 0;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "engine/remote/remote.h"
+#include "engine_real.h"
 #include "tcp_fixture.h"
 
 #define SLAB_PAGES  256u
@@ -56,44 +57,6 @@ static void link_run(int fd, void *arg)
 
 /* ------------------------------------------------------------------------- requests */
 
-struct request {
-	struct iswi_req req;
-	pthread_mutex_t lock;
-	pthread_cond_t cond;
-	bool ended;
-	int error;
-};
-
-static void request_done(struct iswi_req *req, int error)
-{
-	struct request *r = ISWI_CONTAINER(req, struct request, req);
-
-	pthread_mutex_lock(&r->lock);
-	r->ended = true;
-	r->error = error;
-	pthread_cond_signal(&r->cond);
-	pthread_mutex_unlock(&r->lock);
-}
-
-static void request_run(isw_engine *e, enum iswi_req_op op, uint64_t page, void *data)
-{
-	struct request r = {.lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER};
-
-	r.req = (struct iswi_req){
-		.op = op,
-		.offset = page * ISW_PAGE_BYTES,
-		.length = RUN_PAGES * ISW_PAGE_BYTES,
-		.data = data,
-		.done = request_done,
-	};
-	iswi_engine_submit(e, &r.req);
-	pthread_mutex_lock(&r.lock);
-	while (!r.ended)
-		pthread_cond_wait(&r.cond, &r.lock);
-	pthread_mutex_unlock(&r.lock);
-	CHECK_EQ(r.error, 0);
-}
-
 static uint64_t value_of(uint64_t page, uint32_t word)
 {
 	return (page + 1) << 20 | word;
@@ -114,7 +77,7 @@ static void write_all(isw_engine *e)
 	for (uint64_t page = 0; page < SLAB_PAGES; page += RUN_PAGES) {
 		for (uint32_t i = 0; i < RUN_PAGES * ISW_PAGE_BYTES / 8; i++)
 			data[i] = value_of(page, i);
-		request_run(e, ISWI_WRITE, page, data);
+		CHECK_EQ(ask_and_wait(e, ISWI_WRITE, page, RUN_PAGES, data), 0);
 	}
 	free(data);
 	CHECK_EQ(isw_engine_settle(e, WAIT_S * 1000), 0);
@@ -138,7 +101,7 @@ static void *reader_main(void *arg)
 
 		/* A leg that comes late would write into what the next read has. */
 		memset(data, 0xa5, RUN_PAGES * ISW_PAGE_BYTES);
-		request_run(reader->engine, ISWI_READ, page, data);
+		CHECK_EQ(ask_and_wait(reader->engine, ISWI_READ, page, RUN_PAGES, data), 0);
 		reader->slowest_ns = ISWI_MAX(reader->slowest_ns, iswi_now_ns() - start_ns);
 		for (uint32_t i = 0; i < RUN_PAGES * ISW_PAGE_BYTES / 8; i++)
 			CHECK_EQ(data[i], value_of(page, i));
@@ -149,11 +112,8 @@ static void *reader_main(void *arg)
 
 /* ---------------------------------------------------------------------------- world */
 
-/* Its backup file has no name any more. */
 static isw_engine *engine_start(void)
 {
-	char path[4096];
-	const char *directories[] = {".", getenv("TMPDIR"), "/var/tmp", "/tmp"};
 	const struct isw_engine_config config = {
 		.size_bytes = SLAB_PAGES * ISW_PAGE_BYTES,
 		.slab_bytes = SLAB_PAGES * ISW_PAGE_BYTES,
@@ -167,35 +127,12 @@ static isw_engine *engine_start(void)
 		.backup_readers = 2,
 		.hedge_us_min = HEDGE_US,
 	};
-	struct isw_error error = {0};
-	isw_engine *e;
 
-	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(directories); i++) {
-		int code;
-
-		if (!directories[i])
-			continue;
-		snprintf(path, sizeof(path), "%s/isw-stall-%d.backup", directories[i],
-			 (int)getpid());
-		code = isw_engine_create(&config, path, &e, &error);
-		unlink(path);
-		if (!code)
-			return e;
-	}
-	SKIP("no directory here takes direct I/O");
+	return engine_with_backup(&config, "stall");
 }
 
 static isw_store *donor_start(isw_engine *e, struct link *link)
 {
-	const struct isw_store_config config = {
-		.slab_bytes = SLAB_PAGES * ISW_PAGE_BYTES,
-		.slabs_max = 1,
-		.leases_max = 1,
-		.connections_max = 1,
-		.connections_per_lease_max = 1,
-		.handshake_ms_max = WAIT_S * 1000,
-		.send_ms_max = WAIT_S * 1000,
-	};
 	char token[ISW_TOKEN_TEXT_BYTES];
 	struct isw_remote_config remote = {
 		.host = "127.0.0.1",
@@ -203,16 +140,14 @@ static isw_store *donor_start(isw_engine *e, struct link *link)
 		.queues = 1,
 		.connect_ms_max = WAIT_S * 1000,
 		.request_ms_max = DEADLINE_MS,
-		.export_bytes = config.slab_bytes,
+		.export_bytes = SLAB_PAGES * ISW_PAGE_BYTES,
 	};
 	struct isw_error error = {0};
 	uint64_t lease, generation;
 	uint32_t number, slot;
-	isw_store *store;
+	isw_store *store =
+		donor_store("127.0.0.1", SLAB_PAGES * ISW_PAGE_BYTES, 1, 1, &link->donor_port);
 
-	CHECK_EQ(isw_store_create(&config, &store, &error), 0);
-	CHECK_EQ(isw_store_listen(store, "127.0.0.1", 0, &link->donor_port, &error), 0);
-	CHECK_EQ(isw_store_preallocate(store, &error), 0);
 	CHECK_EQ(isw_store_lease_create(store, 1, token, &lease, &error), 0);
 	CHECK_EQ(isw_store_map(store, lease, 0, &slot, &generation), 0);
 	server_start(&link->server, link_run, link);
