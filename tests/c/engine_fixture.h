@@ -383,6 +383,46 @@ UNUSED_OK static void world_end(struct world *w)
 	free(w);
 }
 
+/* A connection of our own: it keeps what it is given, and is silent. A world has one at most. */
+static struct quiet {
+	struct iswi_queue base;
+	struct iswi_xfer *got;
+	const struct world *w;
+	uint32_t source_state; /* of slab 0, when it was given that */
+} quiet;
+
+static inline void quiet_submit(struct iswi_queue *queue, struct iswi_xfer *first)
+{
+	(void)queue;
+	quiet.got = first;
+	quiet.source_state = slab_of(quiet.w, 0).source_state;
+}
+
+static inline void quiet_ignore(struct iswi_queue *queue)
+{
+	(void)queue;
+}
+
+/* It is all that a remote which is being changed has from now on. */
+UNUSED_OK static void connect_quiet(const struct world *w, uint32_t remote)
+{
+	static const struct iswi_transport_ops ops = {"quiet", quiet_submit, quiet_ignore,
+						      quiet_ignore};
+	struct iswi_queue *queues[] = {&quiet.base};
+
+	quiet = (struct quiet){.base.ops = &ops, .w = w};
+	iswi_remote_set(w->e, remote, queues, 1, ISWI_REMOTE_UP);
+}
+
+UNUSED_OK static uint32_t quiet_remote(const struct world *w)
+{
+	uint32_t remote = ISW_NO_REMOTE;
+
+	CHECK_EQ(iswi_remote_reserve(w->e, &remote), 0);
+	connect_quiet(w, remote);
+	return remote;
+}
+
 /* A test, or one case of several, in a world that is made for it and ended after it. */
 #define WORLD_CASES(name, count, n, make)                                                          \
 	static void name##_in(struct world *w, uint32_t n);                                        \

@@ -103,26 +103,22 @@ static void page_is_new(struct world *w)
 }
 
 /* A page's whole way, with each kind of end, in both orders. */
-TEST(a_write_is_old_until_answered_and_then_new)
+WORLD_CASES(a_write_is_old_until_answered_and_then_new, 2, order, world_mapped(0))
 {
-	for (uint32_t order = 0; order < 2; order++) {
-		struct world *w = world_mapped(0);
-		uint32_t id;
+	uint32_t id;
 
-		write_settled(w, 1, 1, 10);
-		begin(w, page_is_old_or_new);
-		id = put(w, 1, 1, 20);
-		end(4);
-		begin(w, page_is_new);
-		for (uint32_t i = 0; i < 2; i++) {
-			if (i == order) {
-				REPLY(w, 0, 0);
-			} else {
-				DISK_WRITE(w);
-			}
-			CHECK_EQ(w->error[id], 0);
+	write_settled(w, 1, 1, 10);
+	begin(w, page_is_old_or_new);
+	id = put(w, 1, 1, 20);
+	end(4);
+	begin(w, page_is_new);
+	for (uint32_t i = 0; i < 2; i++) {
+		if (i == order) {
+			REPLY(w, 0, 0);
+		} else {
+			DISK_WRITE(w);
 		}
-		end(2);
-		world_end(w);
+		CHECK_EQ(w->error[id], 0);
 	}
+	end(2);
 }

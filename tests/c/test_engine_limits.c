@@ -27,10 +27,9 @@ static int ask(struct world *w, enum iswi_req_op op, uint64_t offset, uint64_t l
 	return asked.error;
 }
 
-TEST(unaligned_requests_are_refused)
+WORLD_TEST(unaligned_requests_are_refused, world_new(0))
 {
 	static _Alignas(ISW_PAGE_BYTES) unsigned char data[3 * ISW_PAGE_BYTES];
-	struct world *w = world_new(0);
 
 	for (enum iswi_req_op op = ISWI_READ; op <= ISWI_ZERO; op++) {
 		CHECK_EQ(ask(w, op, 512, ISW_PAGE_BYTES, data), -EINVAL);
@@ -40,13 +39,11 @@ TEST(unaligned_requests_are_refused)
 	CHECK_EQ(ask(w, ISWI_READ, 0, ISW_PAGE_BYTES, data + 512), -EINVAL);
 	CHECK_EQ(stats_of(w).requests_failed, 13);
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
-	world_end(w);
 }
 
-TEST(requests_past_the_end_are_refused)
+WORLD_TEST(requests_past_the_end_are_refused, world_new(0))
 {
 	static _Alignas(ISW_PAGE_BYTES) unsigned char data[2 * ISW_PAGE_BYTES];
-	struct world *w = world_new(0);
 	uint64_t end = PAGES * ISW_PAGE_BYTES, page = ISW_PAGE_BYTES;
 
 	for (enum iswi_req_op op = ISWI_READ; op <= ISWI_ZERO; op++) {
@@ -57,20 +54,17 @@ TEST(requests_past_the_end_are_refused)
 	}
 	CHECK_EQ(ask(w, ISWI_TRIM, 0, end, NULL), 0);
 	CHECK_EQ(ask(w, ISWI_READ, end - page, page, data), 0);
-	world_end(w);
 }
 
-TEST(requests_larger_than_agreed_are_refused)
+WORLD_TEST(requests_larger_than_agreed_are_refused, world_new(0))
 {
 	static _Alignas(
 		ISW_PAGE_BYTES) unsigned char data[(REQUEST_PAGES_MAX + 1) * ISW_PAGE_BYTES];
-	struct world *w = world_new(0);
 
 	CHECK_EQ(ask(w, ISWI_READ, 0, sizeof(data), data), -EINVAL);
 	CHECK_EQ(ask(w, ISWI_WRITE, 0, sizeof(data), data), -EINVAL);
 	CHECK_EQ(ask(w, ISWI_TRIM, 0, sizeof(data), NULL), 0);
 	CHECK_EQ(ask(w, ISWI_ZERO, 0, sizeof(data), NULL), 0);
-	world_end(w);
 }
 
 WORLD_TEST(empty_requests_are_done, world_new(0))
@@ -172,10 +166,9 @@ static void push_in(struct iswi_req *req, int error)
 	iswi_engine_submit(pusher->w->e, &pusher->next);
 }
 
-TEST(a_later_write_does_not_overtake_a_waiting_one)
+WORLD_TEST(a_later_write_does_not_overtake_a_waiting_one, world_new(0))
 {
 	static unsigned char zeros[ISW_PAGE_BYTES];
-	struct world *w = world_new(0);
 	struct pusher pusher = {.w = w};
 	uint32_t id;
 
@@ -192,14 +185,12 @@ TEST(a_later_write_does_not_overtake_a_waiting_one)
 	settle(w);
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(read_settled(w, 16), 0); /* the pusher's, which came last */
-	world_end(w);
 }
 
-TEST(done_may_submit_again)
+WORLD_TEST(done_may_submit_again, world_mapped(0))
 {
 	static const enum iswi_req_op ops[] = {ISWI_WRITE, ISWI_READ, ISWI_FLUSH, ISWI_TRIM};
 	static _Alignas(ISW_PAGE_BYTES) unsigned char data[ISW_PAGE_BYTES];
-	struct world *w = world_mapped(0);
 
 	for (uint32_t i = 0; i < 4; i++) {
 		struct chain chains[20];
@@ -218,7 +209,6 @@ TEST(done_may_submit_again)
 		for (uint32_t k = 0; k < 20; k++)
 			CHECK_EQ(chains[k].left, 0);
 	}
-	world_end(w);
 }
 
 TEST(impossible_configurations_are_refused)

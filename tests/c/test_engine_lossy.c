@@ -152,37 +152,10 @@ WORLD_TEST(writes_wait_for_buffers_and_go_on, world_lossy())
 	CHECK_EQ(w->error[id], -EIO);
 }
 
-/* A donor of our own: it keeps what it is given, and is silent. */
-struct quiet {
-	struct iswi_queue base;
-	struct iswi_xfer *got;
-};
-
-static void quiet_submit(struct iswi_queue *queue, struct iswi_xfer *first)
-{
-	((struct quiet *)queue)->got = first;
-}
-
-static void quiet_ignore(struct iswi_queue *queue)
-{
-	(void)queue;
-}
-
-static const struct iswi_transport_ops quiet_ops = {
-	.name = "quiet",
-	.submit = quiet_submit,
-	.shutdown = quiet_ignore,
-	.destroy = quiet_ignore,
-};
-
 WORLD_TEST(an_acknowledgement_counts_that_meets_the_break, world_new(ISW_ENGINE_NO_BACKUP))
 {
-	static struct quiet quiet = {.base.ops = &quiet_ops};
-	struct iswi_queue *queues[] = {&quiet.base};
-	uint32_t remote = ISW_NO_REMOTE, id;
+	uint32_t remote = quiet_remote(w), id;
 
-	CHECK_EQ(iswi_remote_reserve(w->e, &remote), 0);
-	iswi_remote_set(w->e, remote, queues, 1, ISWI_REMOTE_UP);
 	map(w, 0, remote);
 	id = put(w, 1, 1, 100);
 	CHECK(quiet.got);

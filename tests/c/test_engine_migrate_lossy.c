@@ -157,82 +157,40 @@ WORLD_TEST(a_break_of_the_source_keeps_what_it_has, world_pulling(ISW_ENGINE_NO_
 	CHECK_EQ(read_settled(w, 1), 11);
 }
 
-/* A donor of our own: it keeps what it is given, and is silent. */
-struct quiet {
-	struct iswi_queue base;
-	struct iswi_xfer *got;
-	struct world *w;
-	uint32_t source_state; /* of slab 0, when it was given that */
-};
-
-static void quiet_submit(struct iswi_queue *queue, struct iswi_xfer *first)
-{
-	struct quiet *quiet = (struct quiet *)queue;
-
-	quiet->got = first;
-	quiet->source_state = slab_of(quiet->w, 0).source_state;
-}
-
-static void quiet_ignore(struct iswi_queue *queue)
-{
-	(void)queue;
-}
-
-static const struct iswi_transport_ops quiet_ops = {
-	.name = "quiet",
-	.submit = quiet_submit,
-	.shutdown = quiet_ignore,
-	.destroy = quiet_ignore,
-};
-
 /* Page 0 is being pulled from donor 0 to the quiet one. */
-static struct world *world_quiet(struct quiet *quiet, uint32_t *remote)
+static struct world *world_quiet(void)
 {
 	struct world *w = world_new(ISW_ENGINE_NO_BACKUP);
-	struct iswi_queue *queues[] = {&quiet->base};
 
-	*quiet = (struct quiet){.base.ops = &quiet_ops, .w = w};
-	*remote = ISW_NO_REMOTE;
 	CHECK_EQ(remote_new(w), SOURCE);
-	CHECK_EQ(iswi_remote_reserve(w->e, remote), 0);
-	iswi_remote_set(w->e, *remote, queues, 1, ISWI_REMOTE_UP);
+	CHECK_EQ(quiet_remote(w), TARGET);
 	map(w, 0, SOURCE);
 	write_settled(w, 0, 1, 10);
-	migrate(w, 0, *remote);
+	migrate(w, 0, TARGET);
 	CHECK_EQ(pull(w), 0);
 	return w;
 }
 
 /* A pulled page arrives together with the break of another connection of the target's. */
-TEST(an_acknowledgement_counts_that_meets_the_break)
+WORLD_TEST(an_acknowledgement_counts_that_meets_the_break, world_quiet())
 {
-	struct quiet quiet;
-	uint32_t remote;
-	struct world *w = world_quiet(&quiet, &remote);
-
 	REPLY(w, SOURCE, 0);
 	CHECK(quiet.got);
-	iswi_remote_fence(w->e, remote, -ECONNRESET);
+	iswi_remote_fence(w->e, TARGET, -ECONNRESET);
 	quiet.got->done(quiet.got, 0);
 	reap(w);
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_SUSPENDED);
-	CHECK(is_at(w, 0, remote)); /* it is there, and will be after the resume */
+	CHECK(is_at(w, 0, TARGET)); /* it is there, and will be after the resume */
 	source_is(w, 0, 0);
-	world_end(w);
 }
 
 /* Or somebody would find it neither there nor here. */
-TEST(a_page_is_staged_before_its_place_is_given_up)
+WORLD_TEST(a_page_is_staged_before_its_place_is_given_up, world_quiet())
 {
-	struct quiet quiet;
-	uint32_t remote;
-	struct world *w = world_quiet(&quiet, &remote);
-
 	leave(w);
 	REPLY(w, SOURCE, 0);
 	CHECK_EQ(quiet.source_state, ISW_SLAB_DRAINING);
 	CHECK_EQ(slab_of(w, 0).source_state, ISW_SLAB_UNMAPPED);
 	quiet.got->done(quiet.got, 0);
-	CHECK(is_at(w, 0, remote));
-	world_end(w);
+	CHECK(is_at(w, 0, TARGET));
 }

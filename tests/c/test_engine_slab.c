@@ -218,10 +218,9 @@ static uint64_t sum_of(const uint64_t *buckets)
 	return sum;
 }
 
-TEST(what_a_donor_answered_is_not_the_next_donors)
+WORLD_TEST(what_a_donor_answered_is_not_the_next_donors, world_mapped(0))
 {
 	static struct isw_engine_stats stats;
-	struct world *w = world_mapped(0);
 	struct isw_remote_info info;
 	uint32_t remote;
 
@@ -244,7 +243,6 @@ TEST(what_a_donor_answered_is_not_the_next_donors)
 	CHECK_EQ(info.errors, 0);
 	isw_engine_stats(w->e, &stats);
 	CHECK_EQ(sum_of(stats.remote_write_latency), 1); /* of all donors there were */
-	world_end(w);
 }
 
 /* A donor that dies exactly when a slab is mapped to it, from inside what its death ends. */
@@ -278,28 +276,9 @@ WORLD_TEST(a_donor_that_dies_is_down_before_its_transfers_end, world_mapped(ISW_
 	CHECK_EQ(slab_of(w, 1).state, ISW_SLAB_UNMAPPED);
 }
 
-static void ignore_submit(struct iswi_queue *queue, struct iswi_xfer *first)
-{
-	(void)queue;
-	first->done(first, -ESHUTDOWN);
-}
-
-static void ignore(struct iswi_queue *queue)
-{
-	(void)queue;
-}
-
 /* A connection that broke before its remote was UP could not suspend anything. */
-TEST(a_connection_that_breaks_during_connect_is_noticed)
+WORLD_TEST(a_connection_that_breaks_during_connect_is_noticed, world_mapped(0))
 {
-	static const struct iswi_transport_ops ops = {
-		.name = "test",
-		.submit = ignore_submit,
-		.shutdown = ignore,
-		.destroy = ignore,
-	};
-	struct iswi_queue queue = {&ops}, *queues[] = {&queue};
-	struct world *w = world_mapped(0);
 	struct iswi_remote *r = &w->e->remotes[0];
 	uint32_t remote = 0;
 
@@ -309,13 +288,11 @@ TEST(a_connection_that_breaks_during_connect_is_noticed)
 	r->events.down(r->events.ctx, -ECONNRESET); /* the new queue, at once */
 	reap(w);
 	CHECK_EQ(w->events[ISW_EVENT_REMOTE_DOWN], 1);
-	iswi_remote_set(w->e, 0, queues, 1, ISWI_REMOTE_UP);
+	connect_quiet(w, 0);
 	reap(w);
 	CHECK_EQ(w->events[ISW_EVENT_REMOTE_DOWN], 2);
 	CHECK_EQ(isw_slab_resume(w->e, 0, 0, generation_of(w, 0)), -ENOTCONN);
-	reconnect(w, 0); /* and is forgotten with its queue */
-	resume(w, 0);
+	donor_returns(w, 0); /* and is forgotten with its queue */
 	write_settled(w, 1, 1, 100);
 	CHECK(is_remote_valid(w, 1));
-	world_end(w);
 }

@@ -31,10 +31,8 @@ static struct world *restarted(const struct world *before)
 	return w;
 }
 
-TEST(settling_waits_for_the_backup)
+WORLD_TEST(settling_waits_for_the_backup, world_mapped(0))
 {
-	struct world *w = world_mapped(0);
-
 	CHECK_EQ(isw_engine_settle(w->e, 0), 0);
 	put(w, 1, 1, 100);
 	CHECK_EQ(isw_engine_settle(w->e, 20), -ETIMEDOUT);
@@ -43,7 +41,6 @@ TEST(settling_waits_for_the_backup)
 	CHECK_EQ(isw_engine_save_tables(w->e, path, NULL), -EBUSY);
 	disk_settle(w);
 	CHECK_EQ(isw_engine_settle(w->e, 0), 0);
-	world_end(w);
 }
 
 TEST(saved_tables_bring_the_contents_back)
@@ -69,9 +66,8 @@ TEST(saved_tables_bring_the_contents_back)
 	world_end(w);
 }
 
-TEST(saving_replaces_an_older_file_whole)
+WORLD_TEST(saving_replaces_an_older_file_whole, with_contents())
 {
-	struct world *w = with_contents();
 	char temporary[sizeof(path) + 8];
 
 	snprintf(temporary, sizeof(temporary), "%s.new", path);
@@ -83,7 +79,6 @@ TEST(saving_replaces_an_older_file_whole)
 	CHECK_EQ(isw_engine_save_tables(w->e, path, NULL), -EISDIR);
 	CHECK_EQ(rmdir(temporary), 0);
 	CHECK_EQ(isw_engine_load_tables(w->e, path, NULL), 0);
-	world_end(w);
 }
 
 static void nothing_is_served_of(const struct world *before, const char *what)
@@ -111,57 +106,51 @@ static void patch(int fd, off_t at, unsigned char mask)
 	CHECK_EQ(pwrite(fd, &byte, 1, at), 1);
 }
 
-TEST(a_damaged_file_is_refused)
+WORLD_TEST(a_damaged_file_is_refused, with_contents())
 {
-	struct world *before = with_contents();
 	char what[64];
 	int fd;
 
-	CHECK_EQ(isw_engine_save_tables(before->e, path, NULL), 0);
+	CHECK_EQ(isw_engine_save_tables(w->e, path, NULL), 0);
 	fd = open(path, O_RDWR | O_CLOEXEC);
 	CHECK(fd >= 0);
 	for (uint32_t at = 0; at < TABLE_BYTES; at++) {
 		patch(fd, at, (unsigned char)(1u << at % 8));
 		snprintf(what, sizeof(what), "byte %u changed", at);
-		nothing_is_served_of(before, what);
+		nothing_is_served_of(w, what);
 		patch(fd, at, (unsigned char)(1u << at % 8));
 	}
 	for (int length = TABLE_BYTES - 1; length >= 0; length -= 5) {
 		CHECK_EQ(ftruncate(fd, length), 0);
 		snprintf(what, sizeof(what), "cut to %d bytes", length);
-		nothing_is_served_of(before, what);
+		nothing_is_served_of(w, what);
 	}
 	close(fd);
-	world_end(before);
 }
 
-TEST(longer_files_are_refused)
+WORLD_TEST(longer_files_are_refused, with_contents())
 {
-	struct world *before = with_contents();
 	int fd;
 
-	CHECK_EQ(isw_engine_save_tables(before->e, path, NULL), 0);
+	CHECK_EQ(isw_engine_save_tables(w->e, path, NULL), 0);
 	fd = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
 	CHECK(fd >= 0);
 	CHECK_EQ(write(fd, "x", 1), 1);
 	close(fd);
-	nothing_is_served_of(before, "one byte longer");
-	world_end(before);
+	nothing_is_served_of(w, "one byte longer");
 }
 
-TEST(another_devices_tables_are_refused)
+WORLD_TEST(another_devices_tables_are_refused, with_contents())
 {
 	struct isw_engine_config config = world_config(0);
-	struct world *before = with_contents(), *other;
+	struct world *other;
 
-	CHECK_EQ(isw_engine_save_tables(before->e, path, NULL), 0);
+	CHECK_EQ(isw_engine_save_tables(w->e, path, NULL), 0);
 	config.size_bytes -= ISW_PAGE_BYTES;
 	other = world_of(&config);
 	CHECK_EQ(isw_engine_load_tables(other->e, path, NULL), -EBADMSG);
 	CHECK_EQ(isw_engine_load_tables(other->e, "/nowhere/at/all", NULL), -ENOENT);
-	isw_engine_destroy(other->e);
-	free(other);
-	world_end(before);
+	world_end(other);
 }
 
 TEST(without_a_backup_there_are_no_tables)

@@ -2,29 +2,23 @@
 /* TRIM and WRITE_ZEROES: what was there may not come back. */
 #include "engine_fixture.h"
 
-TEST(trimmed_pages_are_zeros_wherever_they_were)
+WORLD_CASES(trimmed_pages_are_zeros_wherever_they_were, 2, n, world_mapped(0))
 {
-	static const uint32_t ops[] = {ISW_SIM_TRIM, ISW_SIM_ZERO};
+	uint32_t id;
 
-	for (int i = 0; i < 2; i++) {
-		struct world *w = world_mapped(0);
-		uint32_t id;
-
-		write_settled(w, 1, 4, 100); /* donor and disk */
-		write_settled(w, 9, 2, 200); /* disk */
-		put(w, 4, 1, 300);           /* staged */
-		id = submit(w, ops[i], 2, 8, 0);
-		CHECK_EQ(w->error[id], 0); /* at once: no copy of zeros is needed */
-		id = get(w, 1, 8);
-		settle(w);
-		CHECK_EQ(w->got[id][0], 100);
-		for (uint32_t k = 1; k < 8; k++)
-			CHECK_EQ(w->got[id][k], 0);
-		CHECK_EQ(read_settled(w, 9), 0);
-		CHECK_EQ(read_settled(w, 10), 201);
-		CHECK_EQ(slab_of(w, 0).remote_valid_pages, 1);
-		world_end(w);
-	}
+	write_settled(w, 1, 4, 100); /* donor and disk */
+	write_settled(w, 9, 2, 200); /* disk */
+	put(w, 4, 1, 300);           /* staged */
+	id = submit(w, n ? ISW_SIM_ZERO : ISW_SIM_TRIM, 2, 8, 0);
+	CHECK_EQ(w->error[id], 0); /* at once: no copy of zeros is needed */
+	id = get(w, 1, 8);
+	settle(w);
+	CHECK_EQ(w->got[id][0], 100);
+	for (uint32_t k = 1; k < 8; k++)
+		CHECK_EQ(w->got[id][k], 0);
+	CHECK_EQ(read_settled(w, 9), 0);
+	CHECK_EQ(read_settled(w, 10), 201);
+	CHECK_EQ(slab_of(w, 0).remote_valid_pages, 1);
 }
 
 WORLD_TEST(trim_cancels_staging_and_the_queued_backup, world_new(0))
