@@ -6,12 +6,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "engine/backup/backup.h"
 #include "engine/engine.h"
 #include "engine/ops/ops.h"
-#include "engine/remote/remote.h"
-#include "engine/state/arena.h"
-#include "engine/state/memory.h"
 #include "transport/rdma.h"
 
 static int check_config(const struct isw_engine_config *c, struct isw_error *error)
@@ -217,7 +213,7 @@ void isw_engine_stats(isw_engine *e, struct isw_engine_stats *out)
 	uint32_t used, copies;
 
 	memset(out, 0, sizeof(*out));
-#define COPY(field) out->field = iswi_counted(&c->field)
+#define COPY(name) out->name = iswi_counted(&c->name);
 	ISWI_COUNTERS(COPY)
 #undef COPY
 	out->requests_in_flight = iswi_counted(&c->in_flight);

@@ -3,8 +3,6 @@
 #include <errno.h>
 
 #include "engine/ops/ops.h"
-#include "engine/remote/remote.h"
-#include "engine/state/page.h"
 
 /* After a place became MAPPED: its remote may have gone down just before (see fence). */
 static void suspend_if_down(struct isw_engine *e, struct iswi_place *p)
@@ -179,7 +177,7 @@ int isw_slab_pages_at(isw_engine *e, uint32_t slab, uint32_t remote, uint64_t ge
 	page = slab * e->slab_pages;
 	end = ISWI_MIN(page + e->slab_pages, e->pages);
 	while (page < end) {
-		uint64_t stop = ISWI_MIN((page / ISWI_GROUP_PAGES + 1) * ISWI_GROUP_PAGES, end);
+		uint64_t stop = iswi_group_end(page, end);
 		struct iswi_shard *shard = iswi_shard_of(e, page);
 
 		pthread_mutex_lock(&shard->lock);

@@ -2,10 +2,7 @@
 /* A request's way into the engine. */
 #include <errno.h>
 
-#include "engine/backup/backup.h"
 #include "engine/ops/ops.h"
-#include "engine/remote/remote.h"
-#include "engine/state/finish.h"
 
 /* As many as a transport sends at once, or nearly: holding back more would gain nothing. */
 #define PLUG_OPS_MAX 32u

@@ -77,6 +77,15 @@ UNUSED_OK static struct world *world_new(uint32_t flags)
 	return world_of(&config);
 }
 
+/* A world of another config: the statements change it. */
+#define WORLD_BUT(...)                                                                             \
+	({                                                                                         \
+		struct isw_engine_config config = world_config(0);                                 \
+                                                                                                   \
+		__VA_ARGS__;                                                                       \
+		world_of(&config);                                                                 \
+	})
+
 /* ---------------------------------------------------------------------- looking */
 
 static inline void reap(struct world *w)
@@ -406,8 +415,12 @@ static inline void quiet_ignore(struct iswi_queue *queue)
 /* It is all that a remote which is being changed has from now on. */
 UNUSED_OK static void connect_quiet(const struct world *w, uint32_t remote)
 {
-	static const struct iswi_transport_ops ops = {"quiet", quiet_submit, quiet_ignore,
-						      quiet_ignore};
+	static const struct iswi_transport_ops ops = {
+		.name = "quiet",
+		.submit = quiet_submit,
+		.shutdown = quiet_ignore,
+		.destroy = quiet_ignore,
+	};
 	struct iswi_queue *queues[] = {&quiet.base};
 
 	quiet = (struct quiet){.base.ops = &ops, .w = w};

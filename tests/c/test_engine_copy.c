@@ -157,14 +157,10 @@ WORLD_TEST(without_a_backup_there_is_nothing_to_copy, world_mapped(ISW_ENGINE_NO
 	CHECK_EQ(next, SLAB_PAGES);
 }
 
-TEST(the_last_slab_may_be_short)
+WORLD_TEST(the_last_slab_may_be_short, WORLD_BUT(config.size_bytes -= 5 * ISW_PAGE_BYTES))
 {
-	struct isw_engine_config config = world_config(0);
-	struct world *w;
 	uint32_t next;
 
-	config.size_bytes -= 5 * ISW_PAGE_BYTES;
-	w = world_of(&config);
 	write_settled(w, PAGES - SLAB_PAGES, 3, 70);
 	CHECK_EQ(remote_new(w), 0);
 	map(w, SLABS - 1, 0);
@@ -173,7 +169,6 @@ TEST(the_last_slab_may_be_short)
 	settle(w);
 	CHECK_EQ(donor_value(w, 0, PAGES - SLAB_PAGES + 2), 72);
 	CHECK_EQ(stats_of(w).pages_copied, 3);
-	world_end(w);
 }
 
 /* ---------------------------------------------------------------- others go first */
@@ -200,14 +195,11 @@ WORLD_TEST(reads_go_before_copies, world_behind(4))
 	CHECK_EQ(stats_of(w).pages_copied, 2);
 }
 
-TEST(copies_leave_half_of_the_buffers_free)
+WORLD_TEST(copies_leave_half_of_the_buffers_free,
+	   WORLD_BUT(config.slab_bytes = PAGES * ISW_PAGE_BYTES))
 {
-	struct isw_engine_config config = world_config(0);
-	struct world *w;
 	uint32_t next;
 
-	config.slab_bytes = PAGES * ISW_PAGE_BYTES;
-	w = world_of(&config);
 	for (uint64_t page = 0; page < PAGES; page += 8)
 		write_settled(w, page, 8, 10 + page);
 	CHECK_EQ(remote_new(w), 0);
@@ -228,7 +220,6 @@ TEST(copies_leave_half_of_the_buffers_free)
 	CHECK_EQ(fill_from(w, 0, 100, &next), 0);
 	CHECK_EQ(slab_of(w, 0).remote_valid_pages, PAGES);
 	CHECK_EQ(stats_of(w).pages_copied, PAGES - 3); /* the first three were written */
-	world_end(w);
 }
 
 TEST(copies_under_way_are_bounded)

@@ -220,20 +220,17 @@ OWN_CASES(a_write_passes_by, 2, donor_first, 2, 1)
 	CHECK_EQ(read_settled(w, 0), 500);
 }
 
-/* The donor's leg is older than the page, the backup's is not. */
-TEST(a_write_passes_by_to_its_end)
+OWN_TEST(a_write_of_another_page_passes_by, 2, 1)
 {
-	struct world *w = world_hedging(2);
-	struct own *own = own_read(w, 0, 1);
-
 	SLOW(w, 0, 0);
 	APPLY(w, 0, 0);
 	write_settled(w, 1, 1, 99);
 	own_is(own, 10); /* settled */
-	own_end(w, own);
+}
 
-	w = world_hedging(2);
-	own = own_read(w, 0, 1);
+/* The donor's leg is older than the page, the backup's is not. */
+OWN_TEST(a_write_passes_by_to_its_end, 2, 1)
+{
 	SLOW(w, 0, 0);
 	APPLY(w, 0, 0);
 	put(w, 0, 1, 500);
@@ -245,7 +242,6 @@ TEST(a_write_passes_by_to_its_end)
 	DISK_READ(w);
 	own_is(own, 500);
 	hedges_are(w, 1, 1);
-	own_end(w, own);
 }
 
 OWN_TEST(a_trim_passes_by, 2, 1)
@@ -312,22 +308,17 @@ WORLD_CASES(both_fail, 2, disk_first, world_hedging(2))
 	free(own);
 }
 
-TEST(wrong_bytes_do_not_win)
+OWN_TEST(a_donors_wrong_bytes_do_not_win, 2, 2)
 {
-	struct world *w = world_hedging(2);
-	struct own *own = own_read(w, 0, 2);
-
-	/* The donor's. */
 	SLOW(w, 0, 0);
 	CORRUPT(w, 0, 0);
 	CHECK(!own->done);
 	DISK_READ(w);
 	own_is(own, 10);
-	own_end(w, own);
+}
 
-	/* The backup's. */
-	w = world_hedging(2);
-	own = own_read(w, 0, 2);
+OWN_TEST(the_backups_wrong_bytes_do_not_win, 2, 2)
+{
 	SLOW(w, 0, 0);
 	DISK_TAKE_READ(w);
 	iswi_sim_of(w->e)->disk[ISW_PAGE_BYTES + 9] ^= 1;
@@ -336,7 +327,6 @@ TEST(wrong_bytes_do_not_win)
 	REPLY(w, 0, 0);
 	own_is(own, 10);
 	sources_are(w, 2, 0, 0);
-	own_end(w, own);
 }
 
 /* Then the page is read anew, by the rules of any other read, and not hedged again. */

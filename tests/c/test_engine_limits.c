@@ -75,14 +75,10 @@ WORLD_TEST(empty_requests_are_done, world_new(0))
 	}
 }
 
-TEST(one_request_too_many_is_refused)
+WORLD_TEST(one_request_too_many_is_refused, WORLD_BUT(config.requests_max = 4))
 {
-	struct isw_engine_config config = world_config(0);
-	struct world *w;
 	uint32_t ids[4], id;
 
-	config.requests_max = 4;
-	w = world_of(&config);
 	for (uint32_t i = 0; i < 4; i++)
 		ids[i] = put(w, i, 1, 100 + i);
 	CHECK_EQ(stats_of(w).requests_in_flight, 4);
@@ -98,20 +94,16 @@ TEST(one_request_too_many_is_refused)
 		CHECK_EQ(w->error[ids[i]], 0);
 	CHECK_EQ(read_settled(w, 9), 0);
 	write_settled(w, 9, 1, 901);
-	world_end(w);
 }
 
-TEST(a_write_larger_than_all_buffers_is_done_in_pieces)
+WORLD_TEST(a_write_larger_than_all_buffers_is_done_in_pieces,
+	   WORLD_BUT(config.request_bytes_max = PAGES * ISW_PAGE_BYTES))
 {
-	struct isw_engine_config config = world_config(0);
 	static unsigned char data[PAGES * ISW_PAGE_BYTES];
-	struct world *w;
 	struct asked asked = {
 		.req = {.op = ISWI_WRITE, .length = sizeof(data), .data = data},
 	};
 
-	config.request_bytes_max = sizeof(data);
-	w = world_of(&config);
 	for (uint32_t page = 0; page < PAGES; page++)
 		for (uint32_t i = 0; i < ISW_PAGE_BYTES / 8; i++)
 			((uint64_t *)(data + page * ISW_PAGE_BYTES))[i] = 100 + page;
@@ -125,7 +117,6 @@ TEST(a_write_larger_than_all_buffers_is_done_in_pieces)
 	CHECK_EQ(asked.error, 0);
 	for (uint32_t page = 0; page < PAGES; page++)
 		CHECK_EQ(read_settled(w, page), 100 + page);
-	world_end(w);
 }
 
 /* A front end that asks for the next page as soon as it has one. */

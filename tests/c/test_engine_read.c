@@ -291,15 +291,11 @@ WORLD_TEST(a_page_is_read_anew_when_staging_overtook_it, with_page_1())
 }
 
 /* Each buffer in a slow remote write, each request a read: no transfer may be missing. */
-TEST(reads_are_tried_anew_with_every_transfer_in_use)
+WORLD_TEST(reads_are_tried_anew_with_every_transfer_in_use,
+	   WORLD_BUT(config.requests_max = 1; config.request_bytes_max = ISW_PAGE_BYTES))
 {
-	struct isw_engine_config config = world_config(0);
-	struct world *w;
 	uint32_t id;
 
-	config.requests_max = 1;
-	config.request_bytes_max = ISW_PAGE_BYTES;
-	w = world_of(&config);
 	remote_new(w);
 	for (uint32_t slab = 0; slab < 3; slab++)
 		map(w, slab, 0);
@@ -314,5 +310,4 @@ TEST(reads_are_tried_anew_with_every_transfer_in_use)
 	REFUSE(w, 0, STAGING);
 	DISK_READ(w);
 	GOT(w, id, 100);
-	world_end(w);
 }

@@ -142,12 +142,9 @@ WORLD_TEST(longer_files_are_refused, with_contents())
 
 WORLD_TEST(another_devices_tables_are_refused, with_contents())
 {
-	struct isw_engine_config config = world_config(0);
-	struct world *other;
+	struct world *other = WORLD_BUT(config.size_bytes -= ISW_PAGE_BYTES);
 
 	CHECK_EQ(isw_engine_save_tables(w->e, path, NULL), 0);
-	config.size_bytes -= ISW_PAGE_BYTES;
-	other = world_of(&config);
 	CHECK_EQ(isw_engine_load_tables(other->e, path, NULL), -EBADMSG);
 	CHECK_EQ(isw_engine_load_tables(other->e, "/nowhere/at/all", NULL), -ENOENT);
 	world_end(other);

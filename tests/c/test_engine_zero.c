@@ -155,22 +155,16 @@ WORLD_TEST(a_read_in_flight_at_a_trim_sees_old_bytes_or_zeros, world_mapped(0))
 	CHECK_EQ(read_settled(w, 1), 0);
 }
 
-TEST(a_large_trim_reaches_every_page)
+/* More than a word of the bitmaps, its ends inside of one. */
+WORLD_TEST(a_large_trim_reaches_every_page,
+	   WORLD_BUT(config.size_bytes = config.slab_bytes = 500 * ISW_PAGE_BYTES))
 {
-	struct isw_engine_config config = world_config(0);
-	struct world *w;
 	uint32_t id;
 
-	/* More than a word of the bitmaps, its ends inside of one. */
-	config.size_bytes = 500ull * ISW_PAGE_BYTES;
-	config.slab_bytes = 500ull * ISW_PAGE_BYTES;
-	w = world_of(&config);
 	for (uint32_t page = 0; page < 500; page += 7)
 		write_settled(w, page, 1, 1000 + page);
 	id = trim(w, 8, 476);
 	CHECK_EQ(w->error[id], 0);
 	for (uint32_t page = 0; page < 500; page += 7)
 		CHECK_EQ(read_settled(w, page), page < 8 || page >= 484 ? 1000 + page : 0);
-	isw_engine_destroy(w->e);
-	free(w);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "tests.h"
 #include "util/util.h"
 
 #define PUTTERS      4
@@ -25,7 +26,20 @@ static void put(struct iswi_events *events, uint32_t slab)
 	iswi_events_put(events, &event);
 }
 
-static void test_order_and_eventfd(struct iswi_events *events)
+/* A test with a ring of its own. */
+#define EVENTS_TEST(name)                                                                          \
+	static void name##_in(struct iswi_events *events);                                         \
+	TEST(name)                                                                                 \
+	{                                                                                          \
+		static struct iswi_events events;                                                  \
+                                                                                                   \
+		CHECK_EQ(iswi_events_init(&events), 0);                                            \
+		name##_in(&events);                                                                \
+		iswi_events_fini(&events);                                                         \
+	}                                                                                          \
+	static void name##_in(struct iswi_events *events)
+
+EVENTS_TEST(test_order_and_eventfd)
 {
 	struct isw_event out[8];
 
@@ -43,7 +57,7 @@ static void test_order_and_eventfd(struct iswi_events *events)
 	CHECK(!readable(events));
 }
 
-static void test_overflow_comes_last_and_once(struct iswi_events *events)
+EVENTS_TEST(test_overflow_comes_last_and_once)
 {
 	static struct isw_event out[ISWI_EVENT_RING + 1];
 
@@ -70,15 +84,12 @@ static void *put_many(void *opaque)
 }
 
 /* Every event is either taken or counted as dropped, and a drop is announced. */
-static void test_many_threads(void)
+EVENTS_TEST(test_many_threads)
 {
-	struct iswi_events *events = malloc(sizeof(*events));
 	struct isw_event out[TAKE_AT_ONCE];
 	pthread_t putters[PUTTERS];
 	uint64_t taken = 0, overflows = 0;
 
-	CHECK(events != NULL);
-	CHECK_EQ(iswi_events_init(events), 0);
 	for (int i = 0; i < PUTTERS; i++)
 		CHECK_EQ(iswi_thread_start(&putters[i], "putter", put_many, events), 0);
 	while (taken + iswi_counted(&events->dropped) < (uint64_t)PUTTERS * PUTS_EACH ||
@@ -96,20 +107,4 @@ static void test_many_threads(void)
 		pthread_join(putters[i], NULL);
 	CHECK_EQ(taken + iswi_counted(&events->dropped), (uint64_t)PUTTERS * PUTS_EACH);
 	CHECK((overflows > 0) == (iswi_counted(&events->dropped) > 0));
-	iswi_events_fini(events);
-	free(events);
-}
-
-int main(void)
-{
-	struct iswi_events *events = malloc(sizeof(*events));
-
-	CHECK(events != NULL);
-	CHECK_EQ(iswi_events_init(events), 0);
-	test_order_and_eventfd(events);
-	test_overflow_comes_last_and_once(events);
-	iswi_events_fini(events);
-	free(events);
-	test_many_threads();
-	return 0;
 }

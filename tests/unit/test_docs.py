@@ -79,7 +79,7 @@ def _words() -> frozenset[str]:
 def _functions() -> frozenset[str]:
     """Names that are called or defined: `name(` in any source, C function pointers, C tests."""
     called = re.findall(r"(\w+)\(", _sources())
-    tests = re.findall(r"^[A-Z]+_?(?:TEST|CASES)?\((\w+)[,)]", _sources(), re.MULTILINE)
+    tests = re.findall(r"^(?:\w+_)?(?:TEST|CASES)\((\w+)[,)]", _sources(), re.MULTILINE)
     return frozenset([*called, *tests, *re.findall(r"\(\*(\w+)\)\(", _sources())])
 
 

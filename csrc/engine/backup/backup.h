@@ -35,14 +35,18 @@ struct iswi_job {
 	uint32_t slots[ISWI_BACKUP_BATCH_MAX];
 };
 
+/* Linked by backup_prev and backup_next. */
+struct iswi_entry_list {
+	uint32_t head, tail;
+};
+
 struct iswi_backup {
 	const struct iswi_backup_ops *ops;
 	void *ctx;
 	pthread_mutex_t lock;
 	pthread_cond_t write_cond, read_cond;
 	bool stop;
-	uint32_t queue_head, queue_tail; /* entries QUEUED */
-	uint32_t failed_head;            /* entries FAILED */
+	struct iswi_entry_list queue, failed; /* entries QUEUED, and FAILED; oldest first */
 	uint64_t failed_count;
 	uint64_t ailing_count; /* pages that failed and were not written since */
 	uint64_t retry_ns;

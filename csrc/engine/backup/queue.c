@@ -13,57 +13,36 @@
 
 /* ------------------------------------------------------------ lists; backup lock */
 
-static void link_tail(struct isw_engine *e, uint32_t index)
+static void list_add(struct isw_engine *e, struct iswi_entry_list *list, struct iswi_entry *entry)
 {
-	struct iswi_backup *b = e->backup;
-	struct iswi_entry *entry = &e->entries[index];
+	uint32_t index = (uint32_t)(entry - e->entries);
 
-	entry->backup_prev = b->queue_tail;
+	entry->backup_prev = list->tail;
 	entry->backup_next = ISWI_NONE;
-	if (b->queue_tail != ISWI_NONE)
-		e->entries[b->queue_tail].backup_next = index;
+	if (list->tail != ISWI_NONE)
+		e->entries[list->tail].backup_next = index;
 	else
-		b->queue_head = index;
-	b->queue_tail = index;
+		list->head = index;
+	list->tail = index;
 }
 
-static void unlink_queued(struct isw_engine *e, struct iswi_entry *entry)
+static void list_remove(struct isw_engine *e, struct iswi_entry_list *list,
+			const struct iswi_entry *entry)
 {
-	struct iswi_backup *b = e->backup;
-
 	if (entry->backup_prev != ISWI_NONE)
 		e->entries[entry->backup_prev].backup_next = entry->backup_next;
 	else
-		b->queue_head = entry->backup_next;
+		list->head = entry->backup_next;
 	if (entry->backup_next != ISWI_NONE)
 		e->entries[entry->backup_next].backup_prev = entry->backup_prev;
 	else
-		b->queue_tail = entry->backup_prev;
+		list->tail = entry->backup_prev;
 }
 
-static void link_failed(struct isw_engine *e, struct iswi_entry *entry)
+static void fail_less(struct isw_engine *e, const struct iswi_entry *entry)
 {
-	struct iswi_backup *b = e->backup;
-
-	entry->backup_prev = ISWI_NONE;
-	entry->backup_next = b->failed_head;
-	if (b->failed_head != ISWI_NONE)
-		e->entries[b->failed_head].backup_prev = (uint32_t)(entry - e->entries);
-	b->failed_head = (uint32_t)(entry - e->entries);
-	b->failed_count++;
-}
-
-static void unlink_failed(struct isw_engine *e, struct iswi_entry *entry)
-{
-	struct iswi_backup *b = e->backup;
-
-	if (entry->backup_prev != ISWI_NONE)
-		e->entries[entry->backup_prev].backup_next = entry->backup_next;
-	else
-		b->failed_head = entry->backup_next;
-	if (entry->backup_next != ISWI_NONE)
-		e->entries[entry->backup_next].backup_prev = entry->backup_prev;
-	b->failed_count--;
+	list_remove(e, &e->backup->failed, entry);
+	e->backup->failed_count--;
 }
 
 /* Whether the last backup write of the page failed and none has replaced it since. */
@@ -87,7 +66,7 @@ void iswi_backup_enqueue(struct isw_engine *e, struct iswi_entry *entry)
 		entry->flush_epoch = b->epoch;
 		entry->again_epoch = NO_EPOCH;
 		b->outstanding[b->epoch]++;
-		link_tail(e, (uint32_t)(entry - e->entries));
+		list_add(e, &b->queue, entry);
 		pthread_cond_signal(&b->write_cond);
 		break;
 	case ISWI_B_BUSY:
@@ -107,9 +86,9 @@ void iswi_backup_cancel(struct isw_engine *e, struct iswi_entry *entry)
 
 	pthread_mutex_lock(&b->lock);
 	if (entry->backup_state == ISWI_B_QUEUED)
-		unlink_queued(e, entry);
+		list_remove(e, &e->backup->queue, entry);
 	else if (entry->backup_state == ISWI_B_FAILED)
-		unlink_failed(e, entry);
+		fail_less(e, entry);
 	if (entry->backup_state == ISWI_B_QUEUED || entry->backup_state == ISWI_B_FAILED) {
 		entry->backup_state = ISWI_B_IDLE;
 		set_ailing(b, entry, false);
@@ -144,7 +123,7 @@ static uint32_t claim(struct isw_engine *e, uint64_t page)
 	entry = iswi_entry_find(e, page);
 	if (entry && entry->backup_state == ISWI_B_QUEUED) {
 		pthread_mutex_lock(&e->backup->lock);
-		unlink_queued(e, entry);
+		list_remove(e, &e->backup->queue, entry);
 		entry->backup_state = ISWI_B_BUSY;
 		pthread_mutex_unlock(&e->backup->lock);
 		slot = iswi_entry_newest(e, entry); /* QUEUED has one: zeroing cancels */
@@ -223,11 +202,11 @@ bool iswi_backup_take(struct isw_engine *e, bool reads, struct iswi_job *job)
 			job->kind = ISWI_JOB_SYNC;
 			return true;
 		}
-		if (b->queue_head == ISWI_NONE) {
+		if (b->queue.head == ISWI_NONE) {
 			pthread_mutex_unlock(&b->lock);
 			return false;
 		}
-		job->page = e->entries[b->queue_head].page;
+		job->page = e->entries[b->queue.head].page;
 		pthread_mutex_unlock(&b->lock);
 
 		slot = claim(e, job->page);
@@ -258,7 +237,8 @@ static void page_written(struct isw_engine *e, struct iswi_entry *entry, uint32_
 		iswi_flush_less(b, entry->flush_epoch);
 	} else if (error) {
 		entry->backup_state = ISWI_B_FAILED;
-		link_failed(e, entry);
+		list_add(e, &b->failed, entry);
+		b->failed_count++;
 	} else {
 		uint8_t old = entry->flush_epoch;
 
@@ -267,7 +247,7 @@ static void page_written(struct isw_engine *e, struct iswi_entry *entry, uint32_
 		entry->again_epoch = NO_EPOCH;
 		b->outstanding[entry->flush_epoch]++;
 		iswi_flush_less(b, old);
-		link_tail(e, (uint32_t)(entry - e->entries));
+		list_add(e, &b->queue, entry);
 		pthread_cond_signal(&b->write_cond);
 	}
 	pthread_mutex_unlock(&b->lock);
@@ -373,9 +353,9 @@ bool iswi_backup_retry(struct isw_engine *e)
 
 		pthread_mutex_lock(&b->lock);
 		/* Another write has failed by now: the next try is a while later. */
-		last = b->failed_head == ISWI_NONE || b->retry_ns != retry_ns;
+		last = b->failed.head == ISWI_NONE || b->retry_ns != retry_ns;
 		if (!last)
-			page = e->entries[b->failed_head].page;
+			page = e->entries[b->failed.head].page;
 		pthread_mutex_unlock(&b->lock);
 		if (last)
 			return any;
@@ -384,10 +364,10 @@ bool iswi_backup_retry(struct isw_engine *e)
 		entry = iswi_entry_find(e, page);
 		if (entry && entry->backup_state == ISWI_B_FAILED) {
 			pthread_mutex_lock(&b->lock);
-			unlink_failed(e, entry);
+			fail_less(e, entry);
 			entry->backup_state = ISWI_B_QUEUED;
 			entry->again_epoch = NO_EPOCH;
-			link_tail(e, (uint32_t)(entry - e->entries));
+			list_add(e, &b->queue, entry);
 			pthread_mutex_unlock(&b->lock);
 		}
 		pthread_mutex_unlock(&shard->lock);

@@ -16,7 +16,7 @@ void iswi_backup_init(struct iswi_backup *b)
 	pthread_cond_init(&b->write_cond, &attr);
 	pthread_cond_init(&b->read_cond, &attr);
 	pthread_condattr_destroy(&attr);
-	b->queue_head = b->queue_tail = b->failed_head = ISWI_NONE;
+	b->queue = b->failed = (struct iswi_entry_list){ISWI_NONE, ISWI_NONE};
 	b->read_tail = &b->read_head;
 	b->copy_tail = &b->copy_head;
 }
@@ -25,7 +25,7 @@ static bool retry_due(struct isw_engine *e)
 {
 	struct iswi_backup *b = e->backup;
 
-	return b->failed_head != ISWI_NONE && e->clock->now_ns(e->clock->ctx) >= b->retry_ns;
+	return b->failed.head != ISWI_NONE && e->clock->now_ns(e->clock->ctx) >= b->retry_ns;
 }
 
 /* Waits for work; false: stop, and nothing is queued. */
@@ -36,19 +36,19 @@ static bool wait_writer(struct isw_engine *e)
 
 	pthread_mutex_lock(&b->lock);
 	/* Looked at before the queue, which may never be empty on a busy device. */
-	while (!(retry = retry_due(e)) && !b->stop && b->queue_head == ISWI_NONE &&
+	while (!(retry = retry_due(e)) && !b->stop && b->queue.head == ISWI_NONE &&
 	       b->flush_state != ISWI_FLUSH_READY) {
 		struct timespec until = {
 			.tv_sec = (time_t)(b->retry_ns / 1000000000ull),
 			.tv_nsec = (long)(b->retry_ns % 1000000000ull),
 		};
 
-		if (b->failed_head == ISWI_NONE)
+		if (b->failed.head == ISWI_NONE)
 			pthread_cond_wait(&b->write_cond, &b->lock);
 		else
 			pthread_cond_timedwait(&b->write_cond, &b->lock, &until);
 	}
-	go = !b->stop || b->queue_head != ISWI_NONE;
+	go = !b->stop || b->queue.head != ISWI_NONE;
 	pthread_mutex_unlock(&b->lock);
 	if (go && retry)
 		iswi_backup_retry(e);

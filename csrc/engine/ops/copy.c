@@ -19,11 +19,7 @@
  */
 #include <errno.h>
 
-#include "engine/backup/backup.h"
 #include "engine/ops/ops.h"
-#include "engine/remote/remote.h"
-#include "engine/state/memory.h"
-#include "engine/state/page.h"
 
 /* Consecutive pages of one group, and so of one shard and one stripe. */
 struct run {
@@ -136,9 +132,8 @@ int isw_slab_fill(isw_engine *e, uint32_t slab, uint64_t generation, uint32_t fi
 	page = e->has_backup ? ISWI_MIN(start + first, end) : end;
 	pages_max = ISWI_MIN(pages_max, ISWI_COPY_PAGES_MAX);
 	while (page < end && begun < pages_max) {
-		uint64_t group_end = (page / ISWI_GROUP_PAGES + 1) * ISWI_GROUP_PAGES;
 		struct run run =
-			claim(e, BACKUP, page, ISWI_MIN(group_end, end), pages_max - begun);
+			claim(e, BACKUP, page, iswi_group_end(page, end), pages_max - begun);
 
 		page = run.page + run.pages;
 		begun += run.pages;
@@ -285,7 +280,7 @@ static bool pull_group(struct isw_engine *e, uint32_t slab, uint32_t group)
 
 	/* Pages of one group of the bitmaps, which a slab need not begin with. */
 	page = ISWI_MAX(page / ISWI_GROUP_PAGES * ISWI_GROUP_PAGES, start);
-	stop = ISWI_MIN((page / ISWI_GROUP_PAGES + 1) * ISWI_GROUP_PAGES, end);
+	stop = iswi_group_end(page, end);
 	if (!iswi_slab_get(e, slab, &to))
 		return true;
 	if (iswi_place_get(e, slab, !to.place, &word)) {

@@ -12,12 +12,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "engine/backup/backup.h"
 #include "engine/ops/ops.h"
-#include "engine/remote/remote.h"
-#include "engine/state/finish.h"
-#include "engine/state/memory.h"
-#include "engine/state/page.h"
 
 /* Buffers of copies and hedges together: 16 pages in each of 32 reads, both legs. */
 #define HEDGE_PAGES_MAX 1024u
@@ -37,11 +32,11 @@ static bool on_backup(struct isw_engine *e, uint64_t page, uint64_t end)
 	bool all = true;
 
 	while (page < end && all) {
-		uint64_t stop = (page / ISWI_GROUP_PAGES + 1) * ISWI_GROUP_PAGES;
+		uint64_t stop = iswi_group_end(page, end);
 		struct iswi_shard *shard = iswi_shard_of(e, page);
 
 		pthread_mutex_lock(&shard->lock);
-		for (; page < ISWI_MIN(stop, end) && all; page++) {
+		for (; page < stop && all; page++) {
 			const struct iswi_entry *entry = iswi_entry_find(e, page);
 
 			all = iswi_bit(e->backup_current, page) &&
@@ -117,7 +112,7 @@ static bool verified(struct isw_engine *e, const struct iswi_op *leg)
 	bool good = true;
 
 	while (page < end && good) {
-		uint64_t stop = ISWI_MIN((page / ISWI_GROUP_PAGES + 1) * ISWI_GROUP_PAGES, end);
+		uint64_t stop = iswi_group_end(page, end);
 
 		good = !iswi_pages_wrong(e, data + (page - leg->page) * ISW_PAGE_BYTES, page,
 					 (uint32_t)(stop - page));

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is done with pages: read, written, zeroed, copied to donors. */
+/* What is done with pages: read, written, zeroed, copied to donors; and all that it takes. */
 #ifndef ISWI_OPS_OPS_H
 #define ISWI_OPS_OPS_H
 
-#include "engine/request.h"
-#include "engine/state/op.h"
-#include "engine/state/place.h"
+#include "engine/backup/backup.h"
+#include "engine/remote/remote.h"
+#include "engine/state/finish.h"
+#include "engine/state/memory.h"
 
 /* read.c, write.c, trim.c */
 /* plug: of the thread that submits the request, NULL when there is none or it goes on later. */

@@ -7,12 +7,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "engine/backup/backup.h"
 #include "engine/ops/ops.h"
-#include "engine/remote/remote.h"
-#include "engine/state/finish.h"
-#include "engine/state/memory.h"
-#include "engine/state/page.h"
 
 enum source {
 	FROM_NOWHERE,
@@ -206,10 +201,10 @@ static void read_pages(struct isw_engine *e, struct iswi_req *req, uint64_t page
 				  iswi_remote_avoid(iswi_remote_of(e, at.slab, place));
 	}
 	while (page < end) {
-		uint64_t group_end = (page / ISWI_GROUP_PAGES + 1) * ISWI_GROUP_PAGES;
+		uint64_t stop = iswi_group_end(page, end);
 
-		read_group(e, &at, page, ISWI_MIN(group_end, end), &open);
-		page = ISWI_MIN(group_end, end);
+		read_group(e, &at, page, stop, &open);
+		page = stop;
 	}
 	emit(e, &at, &open);
 	if (at.first)
@@ -279,8 +274,7 @@ static void verify(struct isw_engine *e, const struct iswi_op *op, bool remote)
 	uint64_t page = op->page, end = op->page + op->pages, good = op->pages;
 
 	while (page < end) {
-		uint64_t group_end = (page / ISWI_GROUP_PAGES + 1) * ISWI_GROUP_PAGES;
-		uint32_t count = (uint32_t)(ISWI_MIN(group_end, end) - page);
+		uint32_t count = (uint32_t)(iswi_group_end(page, end) - page);
 		uint32_t wrong = iswi_pages_wrong(e, place_of(op->req, page), page, count);
 
 		for (uint32_t i = 0; wrong; i++, wrong >>= 1) {

@@ -4,10 +4,7 @@
  * new version without bytes. It goes through the same table as a write: it supersedes what is
  * staged, and whatever older write is still in flight finds its version outdated when it ends.
  */
-#include "engine/backup/backup.h"
 #include "engine/ops/ops.h"
-#include "engine/state/finish.h"
-#include "engine/state/page.h"
 
 static uint32_t zero_page(struct isw_engine *e, uint64_t page, struct iswi_req **done_list)
 {
@@ -37,7 +34,7 @@ void iswi_zero(struct isw_engine *e, struct iswi_req *req)
 
 	while (page < end) {
 		uint64_t group = page / ISWI_GROUP_PAGES;
-		uint64_t stop = ISWI_MIN((group + 1) * ISWI_GROUP_PAGES, end);
+		uint64_t stop = iswi_group_end(page, end);
 		struct iswi_shard *shard = iswi_shard_of(e, page);
 
 		pthread_mutex_lock(&shard->lock);

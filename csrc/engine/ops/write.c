@@ -8,12 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "engine/backup/backup.h"
 #include "engine/ops/ops.h"
-#include "engine/remote/remote.h"
-#include "engine/state/finish.h"
-#include "engine/state/memory.h"
-#include "engine/state/page.h"
 
 #define COPY_PAGES 4u
 

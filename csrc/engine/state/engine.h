@@ -69,44 +69,24 @@ struct iswi_backup;       /* backup/backup.h */
 struct iswi_remote;       /* remote/remote.h */
 struct iswi_rdma_domains; /* transport/rdma.h */
 
-/* Totals that are counted one by one, by the names that struct isw_engine_stats has for them. */
-#define ISWI_COUNTERS(COUNTER)                                                                     \
-	COUNTER(read_requests);                                                                    \
-	COUNTER(write_requests);                                                                   \
-	COUNTER(trim_requests);                                                                    \
-	COUNTER(zero_requests);                                                                    \
-	COUNTER(flush_requests);                                                                   \
-	COUNTER(requests_failed);                                                                  \
-	COUNTER(pages_in);                                                                         \
-	COUNTER(pages_in_remote);                                                                  \
-	COUNTER(pages_in_staging);                                                                 \
-	COUNTER(pages_in_backup);                                                                  \
-	COUNTER(pages_in_zero);                                                                    \
-	COUNTER(pages_out);                                                                        \
-	COUNTER(pages_out_remote);                                                                 \
-	COUNTER(pages_out_backup);                                                                 \
-	COUNTER(pages_out_superseded);                                                             \
-	COUNTER(backup_write_requests);                                                            \
-	COUNTER(fallback_unmapped);                                                                \
-	COUNTER(fallback_suspended);                                                               \
-	COUNTER(fallback_invalid);                                                                 \
-	COUNTER(fallback_error);                                                                   \
-	COUNTER(remote_errors);                                                                    \
-	COUNTER(crc_errors_remote);                                                                \
-	COUNTER(crc_errors_backup);                                                                \
-	COUNTER(backup_errors);                                                                    \
-	COUNTER(staging_waits);                                                                    \
-	COUNTER(pages_copied);                                                                     \
-	COUNTER(pages_copy_dropped);                                                               \
-	COUNTER(pages_migrated);                                                                   \
-	COUNTER(fallback_slow);                                                                    \
-	COUNTER(hedged_reads);                                                                     \
-	COUNTER(hedged_wins);
+/* What isw_engine_stats copies, by its names. Relaxed: they order nothing. */
+/* clang-format off */
+#define ISWI_COUNTERS(each) \
+	each(read_requests) each(write_requests) each(trim_requests) each(zero_requests) \
+	each(flush_requests) each(requests_failed) each(pages_in) each(pages_in_remote) \
+	each(pages_in_staging) each(pages_in_backup) each(pages_in_zero) each(pages_out) \
+	each(pages_out_remote) each(pages_out_backup) each(pages_out_superseded) \
+	each(backup_write_requests) each(fallback_unmapped) each(fallback_suspended) \
+	each(fallback_invalid) each(fallback_error) each(remote_errors) \
+	each(crc_errors_remote) each(crc_errors_backup) each(backup_errors) \
+	each(staging_waits) each(pages_copied) each(pages_migrated) \
+	each(pages_copy_dropped) each(fallback_slow) each(hedged_reads) each(hedged_wins)
+/* clang-format on */
 
 struct iswi_counters {
-#define COUNTER(name) atomic_uint_fast64_t name
-	ISWI_COUNTERS(COUNTER)
-#undef COUNTER
+#define ISWI_COUNTER(name) atomic_uint_fast64_t name;
+	ISWI_COUNTERS(ISWI_COUNTER)
+#undef ISWI_COUNTER
 	atomic_uint_fast64_t in_flight, copies_begun;
 };
 

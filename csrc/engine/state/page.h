@@ -69,6 +69,11 @@ static inline void iswi_slot_clear(struct isw_engine *e, uint32_t slot)
 /* Gives back what nobody needs any more; returns how many staging buffers that were. */
 uint32_t iswi_entry_collect(struct isw_engine *e, struct iswi_entry *entry);
 
+/* Where the pages of one group end that `page` is in, or before, at `end`. */
+static inline uint64_t iswi_group_end(uint64_t page, uint64_t end)
+{
+	return ISWI_MIN((page / ISWI_GROUP_PAGES + 1) * ISWI_GROUP_PAGES, end);
+}
 static inline bool iswi_bit(const atomic_uint *bits, uint64_t page)
 {
 	return iswi_kept32(&bits[page / ISWI_GROUP_PAGES]) >> (page % ISWI_GROUP_PAGES) & 1;

@@ -43,11 +43,11 @@ static void clear_remote_bits(struct isw_engine *e, uint32_t slab, uint32_t plac
 	uint64_t end = ISWI_MIN(page + e->slab_pages, e->pages);
 
 	while (page < end) {
-		uint64_t stop = (page / ISWI_GROUP_PAGES + 1) * ISWI_GROUP_PAGES;
+		uint64_t stop = iswi_group_end(page, end);
 		struct iswi_shard *shard = iswi_shard_of(e, page);
 
 		pthread_mutex_lock(&shard->lock);
-		for (; page < ISWI_MIN(stop, end); page++) {
+		for (; page < stop; page++) {
 			if (!iswi_bit(e->remote_valid, page) || iswi_place_at(e, page) != place)
 				continue;
 			if (!e->has_backup)
