@@ -135,7 +135,7 @@ int isw_engine_take_over(isw_engine *e, const char *backup_path, struct isw_erro
 		return iswi_error(error, -EINVAL, "only a standby takes over");
 	if (!backup_path != !e->has_backup)
 		return iswi_error(error, -EINVAL, "either a backup path or ISW_ENGINE_NO_BACKUP");
-	/* Before anything is waited for, and once more when nobody else can change it. */
+	/* Checked before any wait, and again when nobody else can change it. */
 	code = iswi_arena_check(e, error);
 	if (code)
 		return code;

@@ -3,12 +3,12 @@
  * Taking over: what a killed process left in the arena becomes this engine's state.
  *
  * Nothing is stored before everything was looked at. After that each store leaves what a take-over
- * understands, so whoever is killed in the middle of this is followed by one who does the rest:
+ * understands, so a process killed in the middle of this is followed by one that does the rest:
  * losing descriptors are cleared while the winning one stands, a page's bits and checksum are made
  * to fit its descriptor while that stands, places are made SUSPENDED or drained as ever.
  *
- * What is staged is the newest (R9), wherever the page may be valid by its bits: of which version
- * those are nobody can tell any more. So it is staged as if it had just been written.
+ * What is staged is the newest (R9), wherever the page may be valid by its bits: nobody can tell
+ * which version those bits are of. So it is staged as if it had just been written.
  */
 #include <errno.h>
 #include <string.h>
@@ -101,7 +101,7 @@ static void restage(struct isw_engine *e)
 	}
 }
 
-/* Statistics begin anew, but for this one, which the bits tell. */
+/* Statistics begin at zero, except this one, which follows from the bits. */
 static void count_valid(struct isw_engine *e)
 {
 	for (uint32_t slab = 0; slab < e->slabs_count; slab++) {

@@ -78,7 +78,9 @@ uint32_t iswi_engine_request_bytes_max(const isw_engine *engine);
 uint32_t iswi_engine_requests_max(const isw_engine *engine);
 /* For a front end of several connections, one of which has ended: ISW_EVENT_CONNECTION_LOST. */
 void iswi_engine_connection_lost(isw_engine *engine);
-/* For a front end that ends by itself (unmounted, device gone): ISW_EVENT_FRONTEND_DOWN. */
+/*
+ * For a front end that ended without being asked (unmounted, device gone): ISW_EVENT_FRONTEND_DOWN.
+ */
 void iswi_engine_frontend_down(isw_engine *engine, int error);
 
 #endif

@@ -43,7 +43,7 @@ int isw_slab_map(isw_engine *e, uint32_t slab, uint32_t remote, uint32_t slot, u
 	code = map_place(e, iswi_place(e, slab, atomic_load(&e->slabs[slab].current)), remote, slot,
 			 generation);
 	if (!code)
-		iswi_pull_anew(e, slab);
+		iswi_pull_restart(e, slab);
 	pthread_mutex_unlock(&e->control);
 	if (!code)
 		iswi_write_stranded(e, slab);
@@ -68,7 +68,7 @@ int isw_slab_migrate(isw_engine *e, uint32_t slab, uint32_t remote, uint32_t slo
 	if (!code) {
 		atomic_store(&e->slabs[slab].current, !current);
 		iswi_crash_point();
-		iswi_pull_anew(e, slab);
+		iswi_pull_restart(e, slab);
 	}
 	pthread_mutex_unlock(&e->control);
 	if (!code)
@@ -76,7 +76,8 @@ int isw_slab_migrate(isw_engine *e, uint32_t slab, uint32_t remote, uint32_t slo
 	return code;
 }
 
-/* Under the control lock, which keeps it what it is: the slab's place with this mapping, or NULL.
+/*
+ * Under the control lock, which keeps it what it is: the slab's place with this mapping, or NULL.
  */
 static struct iswi_place *find_place(struct isw_engine *e, uint32_t slab, uint32_t remote,
 				     uint64_t generation, uint32_t *place_out)

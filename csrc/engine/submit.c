@@ -57,7 +57,8 @@ static void submit(struct isw_engine *e, struct iswi_req *req, struct iswi_plug 
 	int code = check(e, req);
 	uint64_t others;
 
-	/* Forced unit access is a write and the flush after it; O_DSYNC sets it on the others, too.
+	/*
+	 * Forced unit access is a write and the flush after it; O_DSYNC sets it on the others, too.
 	 */
 	req->then = req->flags & ISWI_REQ_FUA && req->op != ISWI_FLUSH && req->op != ISWI_READ
 			    ? iswi_flush

@@ -53,7 +53,7 @@ const char *isw_version(void);
 #define ISW_EVENT_BACKUP_FAILING   5 /* code: a backup write failed; staging is kept, retried */
 #define ISW_EVENT_BACKUP_RECOVERED 6
 #define ISW_EVENT_BAD_PAGE         7 /* slab, value = page, code: wrong bytes, of remote if code is 1 */
-#define ISW_EVENT_FRONTEND_DOWN    8 /* code: the front end ended by itself */
+#define ISW_EVENT_FRONTEND_DOWN    8 /* code: the front end ended without being asked */
 #define ISW_EVENT_CONNECTION_LOST  9 /* of the front end nbd: see isw_frontend_info */
 
 struct isw_event {
@@ -270,7 +270,7 @@ void isw_store_stats(isw_store *store, struct isw_store_stats *stats_out);
 
 /*
  * RDMA beside a lease's TCP connections, for as long as its epoch: connects a queue pair to each of
- * the consumer's ends, in place of those of before, and tells its own. probe_out: a page of that
+ * the consumer's ends, replaces earlier ones, and returns its own ends. probe_out: a page of that
  * lease's that can only be read. renew and rdma_pause end the queue pairs; what is registered stays
  * so for the next of the lease's, and nobody reaches it meanwhile. destroy and rdma_close end that,
  * too. Blocking. Errors as isw_rdma_choose, and: -ENOENT: no such lease; -EBUSY: it is being
@@ -331,16 +331,15 @@ struct isw_engine_config {
 	uint32_t backup_writers; /* threads */
 	uint32_t backup_readers;
 	/*
-	 * A READ that a donor has not answered is also read from the backup, where that has its
-	 * pages, once it takes much longer than that donor's reads of late did, and this long at
-	 * least. 0: it waits for its donor.
+	 * A READ that takes much longer than its donor's recent reads did, and at least this long,
+	 * is also read from the backup, if the backup has its pages. 0 turns that off.
 	 */
 	uint32_t hedge_us_min;
 	uint32_t flags;
 	/*
-	 * The state file: borrowed until create returns, and made anew, unless this is a standby.
-	 * It outlives the process, whatever becomes of that; it should be in memory (tmpfs) and
-	 * nobody else's to read. -1: anonymous memory, which ends with the process.
+	 * The state file: borrowed until create returns, and made new, unless this is a standby.
+	 * It outlives the process, however that ends; it should be in memory (tmpfs), and nobody
+	 * else should be able to read it. -1: anonymous memory, which ends with the process.
 	 */
 	int32_t state_fd;
 };
@@ -359,18 +358,17 @@ int isw_engine_create(const struct isw_engine_config *config, const char *backup
 /*
  * Goes on where the process that had the state file was killed, at whatever instruction. Waits up
  * to ten seconds each for the locks of state file and backup, which are free when that process's
- * last thread and its last write have ended: -EWOULDBLOCK. A state file that is not what it should
- * be is an error as from isw_state_read, and then nothing has changed: the engine is a standby
- * still.
+ * last thread and its last write have ended: -EWOULDBLOCK. A state file that does not fit is an
+ * error as from isw_state_read; then nothing has changed, and the engine is still a standby.
  *
- * After it staged pages are staged and on their way to the backup, every slab that had a donor is
- * SUSPENDED (but those that were draining, which are drained and reported), and every remote that
- * has a record or a slab is down: isw_remote_reconnect and isw_slab_resume bring them back, when
- * the donor has fenced the old connections. Statistics begin at zero. Blocking.
+ * Afterwards staged pages are staged and on their way to the backup, every slab that had a donor is
+ * SUSPENDED (except those that were draining, which are drained and reported), and every remote
+ * that has a record or a slab is down: isw_remote_reconnect and isw_slab_resume bring them back,
+ * when the donor has fenced the old connections. Statistics begin at zero. Blocking.
  */
 int isw_engine_take_over(isw_engine *engine, const char *backup_path, struct isw_error *error);
 
-/* What a state file is of, without an engine. */
+/* What a state file says of its device, read without an engine. */
 struct isw_state_info {
 	uint64_t size_bytes;
 	uint64_t slab_bytes;
@@ -383,7 +381,7 @@ struct isw_state_info {
 };
 /*
  * Looks at a state file's header; nothing changes. -ENODATA: it is empty or zeros; -EBADMSG:
- * damaged, truncated, or no state file; -EPROTONOSUPPORT: of another version; -ESTALE: of before
+ * damaged, truncated, or no state file; -EPROTONOSUPPORT: of another version; -ESTALE: from before
  * the host was booted.
  */
 int isw_state_read(int32_t fd, struct isw_state_info *info_out, struct isw_error *error);
@@ -443,8 +441,8 @@ int isw_remote_shutdown(isw_engine *engine, uint32_t remote);
 int isw_remote_destroy(isw_engine *engine, uint32_t remote);
 /*
  * A remote's record: whatever a successor needs to know to get its lease back. To be set before a
- * slab is mapped there; goes with the remote. Whoever is killed while setting it leaves the old one
- * or the new one. -E2BIG: more than ISW_RECORD_BYTES_MAX.
+ * slab is mapped there; goes with the remote. A process killed while setting it leaves the old
+ * record or the new one. -E2BIG: more than ISW_RECORD_BYTES_MAX.
  */
 int isw_remote_record_set(isw_engine *engine, uint32_t remote, const void *data, uint32_t bytes);
 /* data_out has room for ISW_RECORD_BYTES_MAX. Returns the record's length, 0 when there is none. */
@@ -468,10 +466,10 @@ int isw_slab_unmap(isw_engine *engine, uint32_t slab, uint32_t remote, uint64_t 
 int isw_slab_resume(isw_engine *engine, uint32_t slab, uint32_t remote, uint64_t generation);
 
 /*
- * A slab migrates: it is mapped to one more donor, the source, where it was until now, keeps what
- * it has, and each page is read where it was valid last. Writes go to the new one. The source may
- * be unmapped at any time; then what is still only there is left to the backup. -EBUSY: it migrates
- * already; -EINVAL: it is neither MAPPED nor SUSPENDED.
+ * Begins a migration: maps the slab to one more donor, to which writes go from then on. The source,
+ * where it was until now, keeps what it has, and each page is read where it was valid last. The
+ * source may be unmapped at any time; what is then still only there is left to the backup. -EBUSY:
+ * it migrates already; -EINVAL: it is neither MAPPED nor SUSPENDED.
  */
 int isw_slab_migrate(isw_engine *engine, uint32_t slab, uint32_t remote, uint32_t slot,
 		     uint64_t generation);

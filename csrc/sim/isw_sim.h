@@ -11,8 +11,8 @@
  * slot when a request takes effect decides, and a reconnect fences nothing - the store has to have
  * done so (isw_sim_fence), or late writes go on landing.
  *
- * A process dies by isw_sim_take_over and isw_sim_bury: no handler of it runs any more, and what it
- * leaves is its arena. What it had sent may still land, on donors until they are reconnected, and
+ * A process dies by isw_sim_take_over and isw_sim_bury: none of its handlers runs again, and it
+ * leaves only its arena. What it had sent may still land, on donors until they are reconnected, and
  * on the disk before the successor begins (R13).
  */
 #ifndef ISW_SIM_H
@@ -88,7 +88,8 @@ int isw_sim_pending(isw_engine *engine, uint32_t remote);
 #define ISW_STEP_UNPLUG         13 /* what is held back is sent */
 #define ISW_STEP_REMOTE_SLOW    14 /* transfer n of remote r has taken too long */
 
-/* Returns 1 when something was done, 0 when nothing of that kind was pending, negative on misuse.
+/*
+ * Returns 1 when something was done, 0 when nothing of that kind was pending, negative on misuse.
  */
 int isw_engine_step(isw_engine *engine, uint32_t step, uint32_t r, uint32_t n);
 /* cdef end */

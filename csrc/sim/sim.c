@@ -331,7 +331,7 @@ static int step_transfer(struct iswi_sim_donor *donor, uint32_t step, uint32_t n
 		return 0;
 	n %= donor->pending_count;
 	x = donor->pending[n].xfer;
-	/* Of a closed connection nothing arrives but answers that were on their way. */
+	/* From a closed connection only answers that were on their way arrive. */
 	if (donor->fenced && !donor->pending[n].applied && step != ISW_STEP_REMOTE_SLOW)
 		return 0;
 	if (step == ISW_STEP_REMOTE_APPLY) {

@@ -101,7 +101,8 @@ WORLD_TEST(a_write_that_both_have_failed_has_failed, world_writing(ISW_ENGINE_NO
 	CHECK_EQ(read_settled(w, 1), 11);
 }
 
-/* The copy under way was the last, and does not arrive: lost, which is said, and costs no buffer.
+/*
+ * The copy under way was the last, and does not arrive: lost, which is said, and costs no buffer.
  */
 WORLD_CASES(a_page_that_does_not_arrive_is_lost, 2, breaks,
 	    world_pulling(ISW_ENGINE_NO_BACKUP, WRITING, 2))

@@ -332,7 +332,8 @@ WORLD_TEST(another_boot_or_device_is_told, world_new(0))
 		{offsetof(struct iswi_arena_header, size_bytes), -EINVAL, "bytes of device"},
 		{offsetof(struct iswi_arena_header, slab_bytes), -EINVAL, "bytes a slab"},
 		{offsetof(struct iswi_arena_header, staging_pages), -EINVAL, "staging buffers"},
-		{offsetof(struct iswi_arena_header, crc_offset), -EPROTONOSUPPORT, "laid out"},
+		{offsetof(struct iswi_arena_header, crc_offset), -EPROTONOSUPPORT,
+		 "another layout"},
 	};
 
 	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(fields); i++) {

@@ -54,7 +54,7 @@ struct iswi_backup {
 	struct iswi_op *read_head, **read_tail; /* for requests: before all copies */
 	struct iswi_op *copy_head, **copy_tail;
 	bool copy_busy; /* one reader reads for a copy: the others are free for faults */
-	/* Flush: epochs as in iswi_flush_submit. */
+	/* Flush: epochs as in flush.c. */
 	uint64_t outstanding[2];
 	uint8_t epoch;
 	enum { ISWI_FLUSH_IDLE, ISWI_FLUSH_DRAIN, ISWI_FLUSH_READY, ISWI_FLUSH_SYNC } flush_state;
@@ -69,7 +69,7 @@ int iswi_backup_start(struct isw_engine *e, struct isw_error *error);
 void iswi_backup_stop(struct isw_engine *e);
 /* Under the shard lock: new data for the page. */
 void iswi_backup_enqueue(struct isw_engine *e, struct iswi_entry *entry);
-/* Under the shard lock: the page needs no backup write any more (zeroed). */
+/* Under the shard lock: the page was zeroed and needs no backup write. */
 void iswi_backup_cancel(struct isw_engine *e, struct iswi_entry *entry);
 /* op->done follows, on a reader. */
 void iswi_backup_read(struct isw_engine *e, struct iswi_op *op);
@@ -83,7 +83,7 @@ bool iswi_backup_hopeless(struct isw_engine *e);
 void iswi_flush(struct isw_engine *e, struct iswi_req *req);
 
 /* Among the files of this room. The first three under the backup lock. */
-/* A page that one of the epochs counted needs no backup write any more. */
+/* A page that this epoch counted needs no backup write now. */
 void iswi_flush_less(struct iswi_backup *b, uint8_t epoch);
 /* Takes all flushes in wait, to be answered with an error. */
 struct iswi_req *iswi_flush_give_up(struct iswi_backup *b);
@@ -94,7 +94,7 @@ static inline bool iswi_backup_may_copy(const struct iswi_backup *b)
 void iswi_flush_synced(struct isw_engine *e, int error);
 
 extern const struct iswi_backup_ops iswi_backup_file_ops;
-/* A predecessor's must be there, and its last writes are waited for. */
+/* Of a predecessor: the file must exist, and its last writes end first. */
 int iswi_backup_file_open(const char *path, uint64_t bytes, bool predecessors, void **ctx_out,
 			  struct isw_error *error);
 /*

@@ -14,7 +14,7 @@
  * wait for our disk, or another donor. The word, compared at its end, says whether it is the same
  * mapping still.
  *
- * Of a slab that is pulled each copy that has ended begins the next, so no timer sets the pace and
+ * In a slab that is pulled, each copy that has ended begins the next, so no timer sets the pace and
  * no more than the copies' share is ever under way. All of them take their groups from one counter.
  */
 #include <errno.h>
@@ -31,7 +31,7 @@ struct run {
 
 /* Where copies come from: a place of the slab, or */
 #define BACKUP 2u
-/* Copies that isw_slab_pull begins at once; each goes on by itself. */
+/* Copies that isw_slab_pull begins at once; each begins the next. */
 #define PULLS 8u
 /* Groups without a page to copy that one look passes over. */
 #define PULL_LOOKS_MAX 512u
@@ -193,7 +193,7 @@ static bool copy_on(struct isw_engine *e, const struct iswi_op *read, int error)
 
 	if (!error)
 		iswi_crc32c_pages(read->xfer.buf, read->pages, crc);
-	/* The slab may have migrated since: then it is not where writes go any more (R8). */
+	/* The slab may have migrated since: then writes no longer go there (R8). */
 	mapped = iswi_slab_get(e, read->slab, &to);
 	pthread_mutex_lock(&shard->lock);
 	for (uint32_t i = 0; i < read->pages; i++) {
@@ -269,7 +269,8 @@ static void pull_read_done(struct iswi_xfer *xfer, int error)
 		pull_on(e);
 }
 
-/* Begins to copy what a group's pages have at the slab's source; true when that is the end of it.
+/*
+ * Begins to copy what a group's pages have at the slab's source; true when that is the end of it.
  */
 static bool pull_group(struct isw_engine *e, uint32_t slab, uint32_t group)
 {
@@ -323,7 +324,7 @@ static void pull_on(struct isw_engine *e)
 	}
 }
 
-void iswi_pull_anew(struct isw_engine *e, uint32_t slab)
+void iswi_pull_restart(struct isw_engine *e, uint32_t slab)
 {
 	uint_fast64_t next = atomic_load(&e->pull);
 

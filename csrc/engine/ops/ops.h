@@ -46,7 +46,7 @@ static inline void iswi_copy_count(struct isw_engine *e, bool pull, bool arrived
 	else
 		iswi_count(pull ? &e->count.pages_migrated : &e->count.pages_copied, 1);
 }
-/* The slab has a new place: the pass that may have been made is none to it. */
-void iswi_pull_anew(struct isw_engine *e, uint32_t slab);
+/* The slab has a new place: a pass that was made does not count for it. */
+void iswi_pull_restart(struct isw_engine *e, uint32_t slab);
 
 #endif

@@ -115,7 +115,7 @@ static void emit_transfer(struct isw_engine *e, struct cursor *at, const struct 
 	op->xfer.kind = ISWI_XFER_READ;
 	op->xfer.done = remote_read_done;
 	op->xfer.slow = remote_read_slow;
-	/* Once: what goes wrong after that is read anew without a second leg. */
+	/* Once: what goes wrong after that is read again without a second leg. */
 	if (!at->tried)
 		op->xfer.slow_us =
 			iswi_remote_slow_after_us(e, iswi_remote_of(e, at->slab, run->place));
@@ -140,7 +140,7 @@ static void emit(struct isw_engine *e, struct cursor *at, const struct run *run)
 		iswi_count(&e->count.pages_in_zero, run->pages);
 		return;
 	case AGAIN:
-		/* Whoever reads holds one of the request's pending. */
+		/* The caller holds one of the request's pending. */
 		read_pages(e, at->req, run->page, run->page + run->pages, at->tried, NULL);
 		return;
 	case FAILED:
@@ -233,7 +233,7 @@ void iswi_read(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plu
 
 /*
  * The bytes of a page do not match its checksum. The first time it may be a write that went by
- * while they travelled, so the page is read anew; the second time the source is not believed.
+ * while they travelled, so the page is read again; the second time the source is not believed.
  */
 static uint8_t mismatch(struct isw_engine *e, const struct iswi_op *op, uint64_t page, bool remote)
 {
@@ -247,7 +247,7 @@ static uint8_t mismatch(struct isw_engine *e, const struct iswi_op *op, uint64_t
 		return op->tried | ISWI_RETRIED;
 	pthread_mutex_lock(&shard->lock);
 	entry = iswi_entry_find(e, page);
-	/* A page read anew goes alone: op->crc is its own, of when it was asked for. */
+	/* A page that is read again goes alone: op->crc is its checksum when it was asked for. */
 	believed = iswi_bit(bits, page) && (!remote || iswi_place_at(e, page) == op->place) &&
 		   (!entry || !entry->version) && iswi_kept32(&e->crc[page]) == op->crc;
 	/* Kept when it is the only copy: then each read says error, never zeros. */
@@ -268,7 +268,7 @@ static uint8_t mismatch(struct isw_engine *e, const struct iswi_op *op, uint64_t
 	return (op->tried | source) & (uint8_t)~ISWI_RETRIED;
 }
 
-/* Checks what arrived, page by page; reads anew what cannot be believed. */
+/* Checks what arrived, page by page; reads again what cannot be believed. */
 static void verify(struct isw_engine *e, const struct iswi_op *op, bool remote)
 {
 	uint64_t page = op->page, end = op->page + op->pages, good = op->pages;
@@ -307,7 +307,7 @@ static void remote_read_done(struct iswi_xfer *xfer, int error)
 		return;
 	}
 	ended = *op;
-	/* Given back before its pages are read anew: there is one for each page, no more. */
+	/* Given back before its pages are read again: there is one op for each page, no more. */
 	iswi_op_give(e, op);
 	iswi_remote_ended(e, &ended, error);
 	if (error)

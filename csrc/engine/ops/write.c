@@ -55,7 +55,7 @@ static struct iswi_entry *stage_page(struct isw_engine *e, uint64_t page, uint32
 	entry->version = iswi_version_after(entry->version);
 	e->slots[slot].version = entry->version;
 	e->slot_uses[slot] = (struct iswi_slot_use){.req = req, .older = entry->newest};
-	/* The order of R9: with this store the page is what is staged, whoever asks, ... */
+	/* The order of R9: with this store the page is what is staged, for every reader, ... */
 	iswi_keep64(&e->slots[slot].page, page);
 	/* ... an older version is over, though its buffer may still be sent from (R10), ... */
 	if (entry->newest != ISWI_NONE)
@@ -180,7 +180,7 @@ static bool stage_request(struct isw_engine *e, struct iswi_req *req, struct isw
 
 /*
  * Goes on with the first waiting write until it cannot. One thread at a time, so that writes are
- * staged in their order; whoever comes meanwhile leaves word and the busy one looks again.
+ * staged in their order; a thread that comes meanwhile leaves word, and the busy one looks again.
  */
 void iswi_write_kick(struct isw_engine *e)
 {
@@ -334,7 +334,7 @@ static void write_done(struct iswi_xfer *xfer, int error)
 	struct batch again = {0};
 	uint32_t given = 0, owed[2] = {0};
 
-	/* Given back before its buffers are: there is one for each buffer, no more. */
+	/* Given back before its buffers are: there is one op for each buffer, no more. */
 	iswi_op_give(e, taken);
 	if (!error && !op->copy)
 		iswi_count(&e->count.pages_out_remote, op->pages);

@@ -35,7 +35,7 @@ void iswi_remote_fence(struct isw_engine *e, uint32_t remote, int error)
 	atomic_fetch_sub(&r->fencing, 1);
 }
 
-/* On a queue's own thread, before it ends its transfers. */
+/* On a queue's own thread, before the queue ends its transfers. */
 static void queue_down(void *ctx, int error)
 {
 	struct iswi_remote *r = ctx;
@@ -64,7 +64,7 @@ static bool remote_in_use(struct isw_engine *e, uint32_t remote, bool only_trans
 	return false;
 }
 
-/* Of the donor whose number it was. */
+/* Forgets the donor that had this number. */
 static void forget(struct iswi_remote *r)
 {
 	atomic_store_explicit(&r->read_tail_ns, 0, memory_order_relaxed);

@@ -54,7 +54,7 @@ void iswi_remote_submit(struct isw_engine *e, struct iswi_op *first);
 /* The same at unplug, or at once when plug is NULL. */
 void iswi_remote_send(struct isw_engine *e, struct iswi_op *first, struct iswi_op *last,
 		      struct iswi_plug *plug);
-/* Its error is counted, its use of the place given back: that may be another donor's after that. */
+/* Counts the error and gives back the use of the place, which may then become another donor's. */
 void iswi_remote_ended(struct isw_engine *e, const struct iswi_op *op, int error);
 /* After how long a read of this remote is slow, in microseconds; 0: it never is. */
 uint32_t iswi_remote_slow_after_us(const struct isw_engine *e, const struct iswi_remote *r);

@@ -14,7 +14,7 @@
 #define TAIL_RAISE          8u
 #define TAIL_LOWER          1024u
 #define TAIL_NS_FIRST       1000000u /* of the first answer, which may have waited for anything */
-#define AFTER_MIN_TIMES_MAX 50u /* no donor is waited for longer than hedge_us_min times this */
+#define AFTER_MIN_TIMES_MAX 50u /* the longest wait for a donor, as a multiple of hedge_us_min */
 
 uint32_t iswi_remote_slow_after_us(const struct isw_engine *e, const struct iswi_remote *r)
 {

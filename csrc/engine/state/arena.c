@@ -111,7 +111,7 @@ static int check_header(const struct iswi_arena_header *h, uint64_t file_bytes,
 	if (is_zero(h, sizeof(*h)))
 		return iswi_error(error, -ENODATA,
 				  "the state file is all zeros: its device has never served; start "
-				  "the device anew");
+				  "the device again");
 	if (h->magic != ARENA_MAGIC)
 		return iswi_error(error, -EBADMSG,
 				  "this is no state file of a device, or its beginning is damaged; "
@@ -119,7 +119,7 @@ static int check_header(const struct iswi_arena_header *h, uint64_t file_bytes,
 	if (h->version != ARENA_VERSION)
 		return iswi_error(error, -EPROTONOSUPPORT,
 				  "the state file has layout version %u and this program knows %u; "
-				  "go on with the program that made it",
+				  "use the program that made it",
 				  h->version, ARENA_VERSION);
 	if (h->header_crc != header_crc(h))
 		return iswi_error(error, -EBADMSG,
@@ -130,8 +130,8 @@ static int check_header(const struct iswi_arena_header *h, uint64_t file_bytes,
 		code = -ESTALE;
 	if (code)
 		return iswi_error(error, code,
-				  "the state file is of before this host was booted, and the "
-				  "kernel's device with it; start the device anew");
+				  "the state file is from before this host was booted, and so was "
+				  "the kernel's device; start the device again");
 	if (file_bytes < h->bytes)
 		return iswi_error(error, -EBADMSG,
 				  "the state file is damaged: it was cut short to %llu of %llu "
@@ -153,7 +153,7 @@ static int read_header(int fd, struct iswi_arena_header *header, uint64_t *file_
 	if (!n)
 		return iswi_error(error, -ENODATA,
 				  "the state file is empty: its device has never served; start "
-				  "the device anew");
+				  "the device again");
 	if ((size_t)n < sizeof(*header))
 		return iswi_error(error, -EBADMSG,
 				  "the state file is damaged: it was cut short to %lld bytes",
@@ -206,8 +206,8 @@ static int check_same(const struct iswi_arena_header *h, const struct iswi_arena
 					  (unsigned long long)fields[i].wanted);
 	if (memcmp(h, planned, offsetof(struct iswi_arena_header, phase)))
 		return iswi_error(error, -EPROTONOSUPPORT,
-				  "the state file is laid out otherwise than this program does; go "
-				  "on with the program that made it");
+				  "the state file has another layout than this program's; use the "
+				  "program that made it");
 	return 0;
 }
 
@@ -233,7 +233,7 @@ int iswi_arena_check(const struct isw_engine *e, struct isw_error *error)
 	if (!code && iswi_kept32(&header.phase) != ISWI_ARENA_READY)
 		code = iswi_error(error, -ENODATA,
 				  "the state file was never finished: its process ended while it "
-				  "was starting; start the device anew");
+				  "was starting; start the device again");
 	return code;
 }
 

@@ -73,7 +73,7 @@ struct iswi_arena_header {
 struct iswi_record {
 	struct iswi_record_copy {
 		atomic_uint sequence; /* 0: being written; stored last */
-		uint32_t length;      /* 0: there is none any more */
+		uint32_t length;      /* 0: there is none */
 		uint32_t crc;
 		unsigned char data[ISW_RECORD_BYTES_MAX];
 	} copies[2];
@@ -90,7 +90,7 @@ struct iswi_place {
 };
 
 /*
- * One slab: where it is, and while it migrates, where it was. Of a slab that does not, the place
+ * One slab: where it is and, while it migrates, where it was. While it does not migrate, the place
  * that is not current is UNMAPPED.
  */
 struct iswi_slab {

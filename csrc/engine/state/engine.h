@@ -9,44 +9,44 @@
  *  R1  The newest version of a page is staged until a copy of it is where the backup mode wants
  *      one: backup-current is set, or without a backup remote-valid is (or the page is lost).
  *  R2  remote-valid is set only by the acknowledgement of the newest version, on a slab mapped
- *      since before it was sent, and is cleared before the next version is sent.
+ *      since before that version was sent, and is cleared before the next version is sent.
  *  R3  At most one remote write and one backup write per page are in flight; newer data waits
  *      for the end of both and supersedes what is queued.
  *  R4  A request is done when each of its pages is safe: acknowledged while still staged, or on
  *      the backup, in its own or a newer version.
  *  R5  A slab's place is used only between a get and a put of it; DRAINED is reported, and the
  *      queues of a remote are replaced, only when no such use is left.
- *  R6  A copy (copy.c) begins only on a page without an entry, and is of version 0: any write or
- *      zeroing outdates it. Its buffer is nobody's to read before its bytes were verified; then it
- *      is staged, and sent under the rules of a write.
- *  R7  A hedged read (hedge.c) has two legs, each with staging buffers of its own: from the moment
- *      there are two, neither writes into the request. The first that ended with verified bytes
- *      copies them there and is the request's end; the other one then looks at nothing of it. When
- *      both ended badly the last one goes on for the request. Buffers and ops of both are given
- *      back when both have ended, by completion events only; the donor's leg keeps its use of the
- *      slab's place until its own (R5).
- *  R8  A slab that migrates has two places. Writes go to its current one, where a page was valid
- *      last says at_place, and only an acknowledgement moves it. A place becomes current before
- *      anybody looks whether the other one is still written to.
+ *  R6  A copy (ops/copy.c) begins only on a page without an entry and has version 0, so any write
+ *      or zeroing outdates it. Nobody reads its buffer before its bytes are verified; then it is
+ *      staged and sent under the rules of a write.
+ *  R7  A hedged read (ops/hedge.c) has two legs, each with its own staging buffers: once there are
+ *      two, neither writes into the request. The first leg that ends with verified bytes copies
+ *      them into the request and ends it; the other leg then touches nothing of the request. When
+ *      both legs fail, the last one to end goes on for the request. Buffers and ops of both legs
+ *      are given back when both have ended, and only by completion events; the donor's leg keeps
+ *      its use of the slab's place until its own end (R5).
+ *  R8  A slab that migrates has two places. Writes go to the current one, at_place says where a
+ *      page was valid last, and only an acknowledgement moves it. A place becomes current before
+ *      anybody checks whether the other one is still written to.
  *
- * Rules of the arena, that hold after every single store to it, locks or not: the process may be
- * killed there, and a successor (recover.c) has nothing else to go by.
+ * Rules of the arena. They hold after every single store to it, with or without locks, because the
+ * process may be killed there and its successor (recover.c) has nothing else to go by:
  *  R9  A descriptor is committed by the store of its page, after its bytes, version and checksum.
  *      A page is what its newest committed descriptor says, or what its bits say if it has none. So
- *      a version is committed before older ones are cleared, then the bits, then the checksum of
- *      the page changes; and what makes a version safe elsewhere (R1) is stored before its
- *      descriptor is cleared.
- *  R10 Only a page's newest version has a descriptor, but for the moment in which a newer one was
- *      committed: a superseded or zeroed version loses its own though transfers still hold its
- *      buffer, or it would come back when the newer one is freed. Buffers of copies and hedged
- *      reads have none.
+ *      a version is committed before older ones are cleared, then the bits change, then the page's
+ *      checksum; and what makes a version safe elsewhere (R1) is stored before its descriptor is
+ *      cleared.
+ *  R10 Only a page's newest version has a descriptor, except for the moment after a newer one was
+ *      committed. A superseded or zeroed version loses its descriptor even while transfers hold its
+ *      buffer: otherwise it would come back when the newer one is freed. Buffers of copies and
+ *      hedged reads have none.
  *  R11 The bit that says where a page is valid is set before the one that said where it was, or
  *      that it was lost, is cleared; at_place is stored before remote-valid is set.
- *  R12 A place's word is stored after all else of its mapping, before it becomes current; it says
- *      UNMAPPED only when no bit names the place any more.
- *  R13 Arena and backup have one owner, who holds a lock of each that ends with its last thread and
- *      its last write. Who takes over looks at everything first, and changes nothing when it
- *      refuses; then each of its own stores keeps these rules, too.
+ *  R12 A place's word is stored after everything else of its mapping and before the place becomes
+ *      current; it says UNMAPPED only after the last bit that names the place was cleared.
+ *  R13 Arena and backup have one owner, who holds a lock on each that ends with its last thread and
+ *      its last write. A successor checks everything first and changes nothing if it refuses; after
+ *      that, each of its own stores keeps these rules too.
  *
  * Locks, outermost first (never two of one kind):
  *   isw_engine.control    remotes and slab mapping, control thread only, may block

@@ -5,7 +5,7 @@
 
 #include "engine/state/op.h"
 
-/* remote_bytes: of each remote. After an error, too, destroy is to be called. */
+/* remote_bytes: of each remote. Call destroy after an error, too. */
 int iswi_memory_create(struct isw_engine *e, size_t remote_bytes, struct isw_error *error);
 void iswi_memory_destroy(struct isw_engine *e);
 /* Up to `want` consecutive free buffers; returns how many (0: none), the first in *slot_out. */

@@ -16,7 +16,7 @@ static inline uint8_t iswi_tried_place(uint32_t place)
 	return (uint8_t)(1u << place);
 }
 
-/* Of a hedged read: what became of its legs. */
+/* What became of the legs of a hedged read. */
 #define ISWI_HEDGE_WON         0x1 /* one of them answers the request, or has */
 #define ISWI_HEDGE_REMOTE_END  0x2
 #define ISWI_HEDGE_BACKUP_END  0x4

@@ -81,7 +81,9 @@ void iswi_entry_safe(struct isw_engine *e, struct iswi_entry *entry, uint32_t ve
 		if (!req || iswi_is_newer(e->slots[i].version, version))
 			continue;
 		e->slot_uses[i].req = NULL;
-		/* acq_rel: whoever finishes the request sees what each page's thread wrote. */
+		/*
+		 * acq_rel: the thread that finishes the request sees what each page's thread wrote.
+		 */
 		if (atomic_fetch_sub_explicit(&req->pending, 1, memory_order_acq_rel) == 1) {
 			req->next = *done_list;
 			*done_list = req;
@@ -115,7 +117,7 @@ uint32_t iswi_entry_collect(struct isw_engine *e, struct iswi_entry *entry)
 		iswi_slot_clear(e, i);
 		given++;
 	}
-	/* The entry first: whoever takes the last free buffer must find an entry for it. */
+	/* The entry first: the taker of the last free buffer must find an entry for it. */
 	if (entry->newest == ISWI_NONE && !entry->remote_busy && !entry->copying &&
 	    entry->backup_state == ISWI_B_IDLE)
 		entry_free(e, entry);

@@ -66,7 +66,7 @@ static inline void iswi_slot_clear(struct isw_engine *e, uint32_t slot)
 	if (iswi_kept64(&e->slots[slot].page) != ISWI_NO_PAGE)
 		iswi_keep64(&e->slots[slot].page, ISWI_NO_PAGE);
 }
-/* Gives back what nobody needs any more; returns how many staging buffers that were. */
+/* Gives back what nobody needs; returns how many staging buffers it gave back. */
 uint32_t iswi_entry_collect(struct isw_engine *e, struct iswi_entry *entry);
 
 /* Where the pages of one group end that `page` is in, or before, at `end`. */
@@ -91,8 +91,8 @@ static inline void iswi_bit_clear(atomic_uint *bits, uint64_t page)
 	iswi_keep32(word, iswi_kept32(word) & ~(1u << page % ISWI_GROUP_PAGES));
 }
 /*
- * Without a backup backup_current means "lost": the page had contents that nobody has any more,
- * and reading it is an error, never zeros.
+ * Without a backup backup_current means "lost": the last copy of the page is gone, and reading it
+ * is an error, never zeros.
  */
 static inline void iswi_lost_set(struct isw_engine *e, uint64_t page)
 {

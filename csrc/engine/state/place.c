@@ -3,9 +3,9 @@
  * Places of slabs: where a slab is, who may send there, and from when to when.
  *
  * A place's word holds its state and the number of its mapping; in_flight counts its users. A user
- * raises the count first and looks at the word second; whoever changes the word looks at the
- * count after it. Both are seq_cst, so one of the two sees the other, and DRAINED is reported
- * only when no user is left and none can come.
+ * raises the count first and looks at the word second; a thread that changes the word looks at the
+ * count after it. Both are seq_cst, so one of the two sees the other, and DRAINED is reported only
+ * when no user is left and none can come.
  *
  *   UNMAPPED ──map──▶ MAPPED ──remote down──▶ SUSPENDED ──resume──▶ MAPPED
  *       ▲               │ unmap                  │ unmap

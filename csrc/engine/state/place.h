@@ -6,7 +6,7 @@
 #include "engine/state/arena.h"
 #include "engine/state/engine.h"
 
-/* A use of a slab's place: whoever has one may send there. */
+/* A use of a slab's place: its holder may send there. */
 struct iswi_use {
 	uint64_t word;
 	uint32_t place;
@@ -32,12 +32,12 @@ static inline struct iswi_place *iswi_place(const struct isw_engine *e, uint32_t
 bool iswi_place_get(struct isw_engine *e, uint32_t slab, uint32_t place, uint64_t *word_out);
 /* The same under any lock, but in_flight stays raised, also when the place is not MAPPED. */
 bool iswi_place_hold(struct isw_engine *e, uint32_t slab, uint32_t place, uint64_t *word_out);
-/* One more use, by whoever holds one already. */
+/* One more use, by a holder of one. */
 void iswi_place_get_more(struct isw_engine *e, uint32_t slab, uint32_t place);
 void iswi_place_put(struct isw_engine *e, uint32_t slab, uint32_t place);
 /* A use of the slab's current place, where writes go; false when that is not MAPPED. */
 bool iswi_slab_get(struct isw_engine *e, uint32_t slab, struct iswi_use *use_out);
-/* Under the control lock, or by who takes over: its word becomes this one. */
+/* Stores its word. Under the control lock, or by a successor. */
 static inline void iswi_place_keep(struct iswi_place *p, uint64_t word)
 {
 	atomic_store(&p->word, word);
@@ -52,7 +52,7 @@ void iswi_place_drain(struct isw_engine *e, uint32_t slab, uint32_t place);
 uint32_t iswi_place_state(const struct iswi_place *p);
 /* ISW_NO_REMOTE while it is UNMAPPED. */
 uint32_t iswi_place_remote(const struct iswi_place *p);
-/* By who takes over: no use of any place is left, and none is MAPPED. */
+/* By a successor: no use of any place is left, and none is MAPPED. */
 int iswi_places_check(const struct isw_engine *e, struct isw_error *error);
 void iswi_places_recover(struct isw_engine *e);
 /* Every place of a remote that is down already: those MAPPED are SUSPENDED from now on. */

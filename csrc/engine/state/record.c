@@ -55,7 +55,7 @@ void iswi_record_write(struct isw_engine *e, uint32_t remote, const void *data, 
 	if (!length && (!old || !old->length))
 		return;
 	iswi_keep32(&c->sequence, 0);
-	/* Not above: whoever is killed from here on leaves the old one. */
+	/* Not above: a process killed from here on leaves the old record. */
 	atomic_thread_fence(memory_order_seq_cst);
 	if (length)
 		memcpy(c->data, data, length);
