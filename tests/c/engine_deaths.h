@@ -90,17 +90,8 @@ static void learn_places(struct world *w)
 
 static void bring_back(isw_engine *engine)
 {
-	struct isw_slab_info info;
-
 	for (uint32_t i = 0; i < DONORS; i++)
-		isw_sim_remote_reconnect(engine, i);
-	for (uint32_t slab = 0; slab < SLABS; slab++) {
-		isw_engine_slabs(engine, slab, 1, &info);
-		if (info.state == ISW_SLAB_SUSPENDED)
-			isw_slab_resume(engine, slab, info.remote, info.generation);
-		if (info.source_state == ISW_SLAB_SUSPENDED)
-			isw_slab_resume(engine, slab, info.source_remote, info.source_generation);
-	}
+		sim_donor_returns(engine, i);
 }
 
 /* What each page is from now on is what the successor says first. */

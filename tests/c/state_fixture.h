@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "engine_fixture.h"
+#include "sim_donor.h"
 
 UNUSED_OK static struct world *world_kept(uint32_t flags, int state_fd)
 {
@@ -60,15 +61,7 @@ UNUSED_OK static struct world *successor(const struct world *w)
 
 UNUSED_OK static void bring_back(struct world *w, uint32_t remote)
 {
-	reconnect(w, remote);
-	for (uint32_t slab = 0; slab < SLABS; slab++) {
-		struct isw_slab_info info = slab_of(w, slab);
-
-		if (info.state == ISW_SLAB_SUSPENDED && info.remote == remote)
-			resume(w, slab);
-		if (info.source_state == ISW_SLAB_SUSPENDED && info.source_remote == remote)
-			CHECK_EQ(isw_slab_resume(w->e, slab, remote, info.source_generation), 0);
-	}
+	CHECK_EQ(sim_donor_returns(w->e, remote), 0);
 }
 
 UNUSED_OK static uint32_t descriptors(const struct world *w)

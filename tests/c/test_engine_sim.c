@@ -19,6 +19,7 @@
 
 #include "isw.h"
 #include "sim/sim.h"
+#include "sim_donor.h"
 
 #define SLAB_PAGES        8u
 #define SLABS             5u
@@ -409,18 +410,7 @@ static void control(struct world *w)
 	default:
 		if (!w->down[donor])
 			break;
-		if (isw_sim_remote_reconnect(w->engine, w->remotes[donor]))
-			break;
-		w->down[donor] = false;
-		for (uint32_t i = 0; i < SLABS; i++) {
-			info = slab_info(w, i);
-			if (info.state == ISW_SLAB_SUSPENDED && info.remote == w->remotes[donor])
-				isw_slab_resume(w->engine, i, info.remote, info.generation);
-			if (info.source_state == ISW_SLAB_SUSPENDED &&
-			    info.source_remote == w->remotes[donor])
-				isw_slab_resume(w->engine, i, info.source_remote,
-						info.source_generation);
-		}
+		w->down[donor] = sim_donor_returns(w->engine, w->remotes[donor]) != 0;
 	}
 	take_events(w);
 }
