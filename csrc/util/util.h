@@ -57,7 +57,7 @@ void iswi_thread_urgent(void);
 uint32_t iswi_crc32c(const void *data, size_t bytes);
 /* The same without the CPU's help: what iswi_crc32c falls back to, and is tested against. */
 uint32_t iswi_crc32c_table(const void *data, size_t bytes);
-/* Of each of so many consecutive pages. */
+/* The checksum of each of `pages` consecutive pages. */
 void iswi_crc32c_pages(const void *data, uint32_t pages, uint32_t *crc_out);
 
 /* Whole buffer or nothing: 0, or -errno, or -ENODATA at the end of the stream. */

@@ -2,7 +2,7 @@
 /*
  * Hedged reads: a donor that hangs must not hold a fault for the whole of its deadline. A read that
  * takes much longer than those that this donor answered of late gets a second leg, from the backup,
- * and the first of the two that ends well is its end (R7).
+ * and the first of the two that ends well answers it (R7).
  *
  * The connection's receiver thread notices (xfer.slow), and it alone writes into a read's buffer,
  * so it can turn the donor's leg from the request's memory to a staging buffer there and then.

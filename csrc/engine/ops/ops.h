@@ -19,10 +19,10 @@ void iswi_write(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *pl
 struct iswi_op *iswi_write_op(struct isw_engine *e, uint64_t page, uint32_t slot,
 			      const struct iswi_use *use);
 /*
- * The slab has a place again: what a predecessor left staged and no backup takes is sent there.
+ * The slab has a place again: sends it what a predecessor left staged and no backup takes.
  */
 void iswi_write_stranded(struct isw_engine *e, uint32_t slab);
-/* Staging buffers became free, or the backup began to fail: goes on with waiting writes. */
+/* Goes on with waiting writes: staging buffers became free, or the backup began to fail. */
 void iswi_write_kick(struct isw_engine *e);
 void iswi_zero(struct isw_engine *e, struct iswi_req *req);
 

@@ -44,8 +44,8 @@ void iswi_remote_note_read(struct iswi_remote *r, uint64_t submitted_ns, uint64_
 }
 
 /*
- * The reads it owes are what asks it whether it is back: their answers come before any other's, or
- * their deadline does and it is down.
+ * The reads it owes tell whether it is back: their answers come before any other's, or their
+ * deadline passes and it is down.
  */
 bool iswi_remote_avoid(const struct iswi_remote *r)
 {

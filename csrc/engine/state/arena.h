@@ -69,7 +69,7 @@ struct iswi_arena_header {
 	atomic_uint phase;
 };
 
-/* Whose lease a remote is, in Python's words: of the two the newer one that is whole. */
+/* Whose lease a remote is, in Python's words: the newer of the two copies that are whole counts. */
 struct iswi_record {
 	struct iswi_record_copy {
 		atomic_uint sequence; /* 0: being written; stored last */
