@@ -4,6 +4,7 @@
 #define ISW_TEST_RDMA_CONSUMER_H
 
 #include "rdma_fixture.h"
+#include "store_fixture.h"
 
 #define SLAB_BYTES (16u * ISW_PAGE_BYTES)
 #define SLABS      6u
@@ -25,36 +26,6 @@ struct consumer {
 
 static const struct iswi_verbs *verbs;
 static const char *host;
-
-static isw_store *store_make(uint32_t slabs)
-{
-	const struct isw_store_config config = {
-		.slab_bytes = SLAB_BYTES,
-		.slabs_max = SLABS,
-		.leases_max = 4,
-		.connections_max = 16,
-		.connections_per_lease_max = 16,
-		.handshake_ms_max = 1000,
-		.send_ms_max = 1000,
-	};
-	struct isw_error error = {0};
-	isw_store *store;
-
-	CHECK_EQ(isw_store_create(&config, &store, &error), 0);
-	iswi_store_verbs_set(store, verbs);
-	for (uint32_t i = 0; i < slabs; i++)
-		CHECK_EQ(isw_store_preallocate(store, &error), 0);
-	return store;
-}
-
-static uint64_t lease_make(isw_store *store)
-{
-	char token[ISW_TOKEN_TEXT_BYTES];
-	uint64_t lease;
-
-	CHECK_EQ(isw_store_lease_create(store, SLABS, token, &lease, NULL), 0);
-	return lease;
-}
 
 static void consumer_make(struct consumer *c)
 {
@@ -127,42 +98,97 @@ static int transfer(struct consumer *c, uint32_t queue, bool write, uint64_t add
 	return done.error;
 }
 
-static uint32_t map_slab(isw_store *store, uint64_t lease, uint64_t *generation_out,
-			 struct isw_rdma_key *key_out)
-{
-	uint32_t slot;
-
-	CHECK_EQ(isw_store_map(store, lease, 0, &slot, generation_out), 0);
-	CHECK_EQ(isw_store_rdma_key(store, lease, slot, *generation_out, 0, key_out, NULL), 0);
-	return slot;
-}
-
-static struct isw_store_stats stats_of(isw_store *store)
-{
-	struct isw_store_stats stats;
-
-	isw_store_stats(store, &stats);
-	return stats;
-}
-
-/* Threads that do everything at once. */
-struct race {
-	isw_store *store;
+/* A store with a lease, and its consumer, which is not connected yet. */
+struct scene {
+	struct fixture f;
 	uint64_t lease;
-	atomic_bool stop;
-	struct consumer *consumer;
+	char token[ISW_TOKEN_TEXT_BYTES];
+	struct consumer c;
+	int live;         /* objects of the stub's by now */
+	atomic_bool stop; /* for threads that do everything at once */
 };
+
+static isw_store *scene_begin(struct scene *s, uint32_t slabs)
+{
+	set_up(&s->f, SLAB_BYTES, slabs);
+	iswi_store_verbs_set(s->f.store, verbs);
+	CHECK_EQ(isw_store_lease_create(s->f.store, SLABS, s->token, &s->lease, NULL), 0);
+	consumer_make(&s->c);
+	s->live = stub.live;
+	atomic_init(&s->stop, false);
+	return s->f.store;
+}
+
+static isw_store *scene_connected(struct scene *s, uint32_t slabs)
+{
+	isw_store *store = scene_begin(s, slabs);
+
+	consumer_connect(&s->c, store, s->lease);
+	return store;
+}
+
+static void scene_end(struct scene *s)
+{
+	consumer_free(&s->c);
+	tear_down(&s->f);
+}
+
+/* With other connections. */
+static void come_back(struct scene *s)
+{
+	consumer_free(&s->c);
+	consumer_make(&s->c);
+	consumer_connect(&s->c, s->f.store, s->lease);
+}
+
+static int key_of(struct scene *s, struct mapped m, uint32_t at_hand, struct isw_rdma_key *key_out)
+{
+	return isw_store_rdma_key(s->f.store, s->lease, m.slot, m.generation, at_hand, key_out,
+				  NULL);
+}
+
+static struct mapped map_key(struct scene *s, struct isw_rdma_key *key_out)
+{
+	struct mapped m = map_slab(&s->f, s->lease);
+
+	CHECK_EQ(key_of(s, m, 0, key_out), 0);
+	return m;
+}
+
+/* A page of the slab's start. */
+static int reach(struct scene *s, uint32_t queue, bool write, const struct isw_rdma_key *key)
+{
+	return transfer(&s->c, queue, write, key->address, key->rkey);
+}
+
+/* Another lease's connections, or this one's again, which the consumer does not use. */
+static int open_again(struct scene *s, uint64_t lease)
+{
+	struct isw_rdma_end peers[QUEUES];
+	struct isw_rdma_key probe;
+
+	return isw_store_rdma_open(s->f.store, lease, s->c.ends, QUEUES, peers, &probe, NULL);
+}
 
 static void *register_ahead(void *arg)
 {
-	struct race *race = arg;
+	struct scene *s = arg;
 
-	while (!atomic_load(&race->stop)) {
-		int code = isw_store_rdma_ahead(race->store, NULL);
+	while (!atomic_load(&s->stop)) {
+		int code = isw_store_rdma_ahead(s->f.store, NULL);
 
 		CHECK(code == 0 || code == -ENOENT);
 	}
 	return NULL;
+}
+
+static void race_end(struct scene *s, pthread_t *threads, uint32_t count)
+{
+	atomic_store(&s->stop, true);
+	for (uint32_t i = 0; i < count; i++)
+		pthread_join(threads[i], NULL);
+	CHECK_EQ(stats_of(&s->f).rdma_regions, 0);
+	scene_end(s);
 }
 
 #endif

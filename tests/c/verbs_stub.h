@@ -114,11 +114,14 @@ static int stub_ports(struct isw_rdma_port *ports_out, uint32_t max, struct isw_
 	return (int)stub.port_count;
 }
 
-static void stub_born(int *children)
+/* An object more or less below its parent. */
+static void stub_count(int *children, int change)
 {
+	pthread_mutex_lock(&stub.lock);
 	if (children != NULL)
-		++*children;
-	stub.live++;
+		*children += change;
+	stub.live += change;
+	pthread_mutex_unlock(&stub.lock);
 }
 
 static int stub_open(const char *device, struct iswi_vdev **dev_out, struct isw_error *error)
@@ -127,10 +130,8 @@ static int stub_open(const char *device, struct iswi_vdev **dev_out, struct isw_
 		if (strcmp(stub.ports[i].device, device) != 0)
 			continue;
 		*dev_out = calloc(1, sizeof(**dev_out));
-		pthread_mutex_lock(&stub.lock);
 		stub.opened++;
-		stub_born(NULL);
-		pthread_mutex_unlock(&stub.lock);
+		stub_count(NULL, 1);
 		return 0;
 	}
 	return iswi_error(error, -ENODEV, "no device %s", device);
@@ -138,10 +139,8 @@ static int stub_open(const char *device, struct iswi_vdev **dev_out, struct isw_
 
 static void stub_close(struct iswi_vdev *dev)
 {
-	pthread_mutex_lock(&stub.lock);
 	CHECK_EQ(dev->children, 0);
-	stub.live--;
-	pthread_mutex_unlock(&stub.lock);
+	stub_count(NULL, -1);
 	free(dev);
 }
 
@@ -162,71 +161,64 @@ static int stub_pd_make(struct iswi_vdev *dev, struct iswi_vpd **pd_out)
 		return stub.pd_make_error;
 	*pd_out = calloc(1, sizeof(**pd_out));
 	(*pd_out)->dev = dev;
-	pthread_mutex_lock(&stub.lock);
-	stub_born(&dev->children);
-	pthread_mutex_unlock(&stub.lock);
+	stub_count(&dev->children, 1);
 	return 0;
 }
 
 static void stub_pd_free(struct iswi_vpd *pd)
 {
-	pthread_mutex_lock(&stub.lock);
 	CHECK_EQ(pd->children, 0);
-	pd->dev->children--;
-	stub.live--;
-	pthread_mutex_unlock(&stub.lock);
+	stub_count(&pd->dev->children, -1);
 	free(pd);
 }
 
 static int stub_mr_make(struct iswi_vpd *pd, void *memory, uint64_t bytes, unsigned int peer,
 			struct iswi_vmr **mr_out, struct iswi_verbs_key *key_out)
 {
-	struct iswi_vmr *mr;
-	int code = 0, count = 0;
+	struct iswi_vmr *mr = calloc(1, sizeof(*mr));
+	int count = 0;
+	bool room;
 
 	pthread_mutex_lock(&stub.lock);
-	for (mr = stub.mrs; mr != NULL; mr = mr->next)
+	for (const struct iswi_vmr *one = stub.mrs; one != NULL; one = one->next)
 		count++;
-	if (stub.mr_makes_left == 0 || (stub.mrs_max > 0 && count >= stub.mrs_max)) {
-		code = -ENOMEM;
-	} else {
-		if (stub.mr_makes_left > 0)
-			stub.mr_makes_left--;
-		mr = calloc(1, sizeof(*mr));
-		*mr = (struct iswi_vmr){.pd = pd, .memory = memory, .bytes = bytes, .peer = peer};
+	room = stub.mr_makes_left != 0 && (stub.mrs_max == 0 || count < stub.mrs_max);
+	if (room) {
+		stub.mr_makes_left -= stub.mr_makes_left > 0;
+		*mr = (struct iswi_vmr){pd, stub.mrs, memory, bytes, peer, {0}};
 		mr->key.local = stub.key_last += 7;
 		mr->key.remote = stub.key_last += 7;
-		mr->next = stub.mrs;
 		stub.mrs = mr;
 		stub.looked_up += bytes;
-		stub_born(&pd->children);
-		*mr_out = mr;
 		*key_out = mr->key;
 	}
 	pthread_mutex_unlock(&stub.lock);
-	return code;
+	if (!room) {
+		free(mr);
+		return -ENOMEM;
+	}
+	stub_count(&pd->children, 1);
+	*mr_out = mr;
+	return 0;
 }
 
 static int stub_mr_free(struct iswi_vmr *mr)
 {
-	int code = 0;
+	struct iswi_vmr **link = &stub.mrs;
+	int code;
 
 	pthread_mutex_lock(&stub.lock);
-	if (stub.mr_free_error != 0 && (mr->peer & ISWI_VERBS_PEER_WRITES) != 0) {
-		code = stub.mr_free_error;
-	} else {
-		struct iswi_vmr **link = &stub.mrs;
-
-		while (*link != mr)
-			link = &(*link)->next;
-		*link = mr->next;
-		mr->pd->children--;
-		stub.live--;
-	}
-	pthread_mutex_unlock(&stub.lock);
+	code = (mr->peer & ISWI_VERBS_PEER_WRITES) != 0 ? stub.mr_free_error : 0;
+	while (*link != mr)
+		link = &(*link)->next;
 	if (code == 0)
-		free(mr);
-	return code;
+		*link = mr->next;
+	pthread_mutex_unlock(&stub.lock);
+	if (code != 0)
+		return code;
+	stub_count(&mr->pd->children, -1);
+	free(mr);
+	return 0;
 }
 
 /* The key stays, as that of soft-RoCE does. */
@@ -264,20 +256,15 @@ static int stub_cq_make(struct iswi_vdev *dev, uint32_t entries, struct iswi_vcq
 	cq->fd = fd_out == NULL ? -1 : eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (fd_out != NULL)
 		*fd_out = cq->fd;
-	pthread_mutex_lock(&stub.lock);
-	stub_born(&dev->children);
-	pthread_mutex_unlock(&stub.lock);
+	stub_count(&dev->children, 1);
 	*cq_out = cq;
 	return 0;
 }
 
 static void stub_cq_free(struct iswi_vcq *cq)
 {
-	pthread_mutex_lock(&stub.lock);
 	CHECK_EQ(cq->children, 0);
-	cq->dev->children--;
-	stub.live--;
-	pthread_mutex_unlock(&stub.lock);
+	stub_count(&cq->dev->children, -1);
 	if (cq->fd >= 0)
 		close(cq->fd);
 	free(cq->done);
@@ -300,9 +287,9 @@ static int stub_qp_make(struct iswi_vpd *pd, struct iswi_vcq *cq,
 		CHECK(++at < STUB_QPS);
 	stub.qps[at] = qp;
 	qp->number = ++stub.qp_last;
-	stub_born(&pd->children);
 	cq->children++;
 	pthread_mutex_unlock(&stub.lock);
+	stub_count(&pd->children, 1);
 	*number_out = qp->number;
 	*qp_out = qp;
 	return 0;
@@ -361,39 +348,26 @@ static int stub_qp_free(struct iswi_vqp *qp)
 	for (uint32_t i = 0; i < STUB_QPS && code == 0; i++)
 		if (stub.qps[i] == qp)
 			stub.qps[i] = NULL;
-	if (code == 0) {
-		qp->pd->children--;
-		qp->cq->children--;
-		stub.live--;
-	}
+	qp->cq->children -= code == 0;
 	pthread_mutex_unlock(&stub.lock);
-	if (code == 0) {
-		free(qp->posts);
-		free(qp);
-	}
-	return code;
-}
-
-/* Lock held. */
-static const struct iswi_vmr *stub_region(const struct iswi_vpd *pd, uint32_t local)
-{
-	for (const struct iswi_vmr *mr = stub.mrs; mr != NULL; mr = mr->next)
-		if (mr->pd == pd && mr->key.local == local)
-			return mr;
-	CHECK(0);
-	return NULL;
+	if (code != 0)
+		return code;
+	stub_count(&qp->pd->children, -1);
+	free(qp->posts);
+	free(qp);
+	return 0;
 }
 
 /* Lock held. NULL: no such key there, or not for that. */
-static char *stub_memory(const struct iswi_vpd *pd, uint32_t key, bool remote, uintptr_t at,
-			 uint32_t bytes, unsigned int access)
+static const struct iswi_vmr *stub_region(const struct iswi_vpd *pd, uint32_t key, bool remote,
+					  uintptr_t at, uint32_t bytes, unsigned int access)
 {
 	for (const struct iswi_vmr *mr = stub.mrs; mr != NULL; mr = mr->next)
 		if (mr->pd == pd && (remote ? mr->key.remote : mr->key.local) == key &&
 		    at >= (uintptr_t)mr->memory && bytes <= mr->bytes &&
 		    at - (uintptr_t)mr->memory <= mr->bytes - bytes &&
 		    (!remote || (mr->peer & access) == access))
-			return (char *)at;
+			return mr;
 	return NULL;
 }
 
@@ -416,7 +390,8 @@ static int stub_carry(const struct iswi_vqp *qp, const struct iswi_verbs_post *p
 {
 	const struct iswi_vqp *peer = stub_peer(qp);
 	unsigned int access = post->write ? ISWI_VERBS_PEER_WRITES : ISWI_VERBS_PEER_READS;
-	char *ours, *theirs;
+	const struct iswi_vmr *ours;
+	void *theirs = (void *)(uintptr_t)post->remote;
 
 	if (stub.transfer_error != 0) {
 		int error = stub.transfer_error;
@@ -426,17 +401,18 @@ static int stub_carry(const struct iswi_vqp *qp, const struct iswi_verbs_post *p
 	}
 	if (peer == NULL)
 		return -ETIMEDOUT;
-	ours = stub_memory(qp->pd, post->lkey, false, (uintptr_t)post->local, post->length, 0);
+	ours = stub_region(qp->pd, post->lkey, false, (uintptr_t)post->local, post->length, 0);
 	if (ours == NULL)
 		return -EIO;
-	theirs = stub_memory(peer->pd, post->rkey, true, post->remote, post->length, access);
-	if (theirs == NULL || (peer->config.peer & access) == 0) {
+	if (stub_region(peer->pd, post->rkey, true, post->remote, post->length, access) == NULL ||
+	    (peer->config.peer & access) == 0) {
 		stub.refused++;
 		return -EACCES;
 	}
-	memcpy(post->write ? theirs : ours, post->write ? ours : theirs, post->length);
+	memcpy(post->write ? theirs : post->local, post->write ? post->local : theirs,
+	       post->length);
 	stub.transfers++;
-	stub.staged += post->write && stub_region(qp->pd, post->lkey)->bytes < (2u << 20);
+	stub.staged += post->write && ours->bytes < (2u << 20);
 	return 0;
 }
 
