@@ -249,6 +249,24 @@ static UNUSED void server_join(struct server *server)
 	close(server->listen_fd);
 }
 
+/* A server with that script and a client of it; depth 0: that of client_config. */
+static UNUSED void both_start(struct server *server, struct client *client,
+			      void (*script)(int fd, void *arg), void *arg, uint32_t depth)
+{
+	struct iswi_tcp_config config;
+
+	server_start(server, script, arg);
+	config = client_config(server->port);
+	config.depth = depth != 0 ? depth : config.depth;
+	client_connect(client, &config);
+}
+
+static UNUSED void both_end(struct server *server, struct client *client)
+{
+	client_destroy(client);
+	server_join(server);
+}
+
 /* False: the client has gone. */
 static UNUSED bool server_get(int fd, void *data, size_t bytes)
 {

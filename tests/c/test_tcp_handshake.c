@@ -24,144 +24,92 @@ static void expect_error(const struct iswi_tcp_config *config, int code, const c
 	CHECK_EQ(client.downs, 0);
 }
 
-static void expect_script_error(void (*script)(int fd, void *arg), int code, const char *words)
+/* What a server says, and what connecting to it ends with. */
+struct answer {
+	int code;
+	const char *words; /* in the message */
+	/* Of what follows the first that is there; before all but `bytes` there is a greeting. */
+	const char *bytes;
+	uint32_t count; /* of bytes */
+	uint32_t type;  /* of an option's reply, without `count` of `payload` */
+	const char *payload;
+	uint64_t size; /* an export's */
+	uint32_t flags, block_min;
+	bool shut; /* then says no more; else waits */
+	bool go;   /* bytes come after a greeting and a request for GO */
+};
+
+#define NO_NAME        "no " TOKEN " here", .count = sizeof(TOKEN) + 8
+#define GRANTED(bytes) .size = (bytes), .block_min = 1, .flags = NBD_FLAG_HAS_FLAGS
+
+static void answer(int fd, void *arg)
+{
+	const struct answer *a = arg;
+
+	if (a->bytes == NULL || a->go)
+		CHECK(server_greet(fd) && server_take_go(fd));
+	if (a->bytes != NULL)
+		server_put(fd, a->bytes, a->count);
+	else if (a->type != 0)
+		server_option_reply(fd, a->type, a->payload, a->count);
+	else if (server_info_export(fd, a->size, (uint16_t)a->flags) &&
+		 server_info_blocks(fd, a->block_min, 1u << 20))
+		server_option_reply(fd, NBD_REP_ACK, NULL, 0);
+	if (a->shut)
+		shutdown(fd, SHUT_WR);
+	server_drain(fd);
+}
+
+static void expect_script_error(void (*script)(int fd, void *arg), void *arg, int code,
+				const char *words)
 {
 	struct server server;
 	struct iswi_tcp_config config;
 
-	server_start(&server, script, NULL);
+	server_start(&server, script, arg);
 	config = client_config(server.port);
 	expect_error(&config, code, words);
 	server_join(&server);
 }
 
-static void close_at_once(int fd, void *arg)
+static void check_answers(void)
 {
-	(void)arg;
-	shutdown(fd, SHUT_WR);
-	server_drain(fd);
-}
+	static char old[152], not_fixed[NBD_GREETING_BYTES], too_long[NBD_OPTION_REPLY_BYTES];
+	static const struct answer answers[] = {
+		{-ECONNRESET, "closed the connection", .bytes = "", .shut = true},
+		{-EPROTO, "does not speak the NBD protocol", .bytes = "SSH-2.0\r\n", .count = 9},
+		{-EPROTO, "does not speak the NBD protocol",
+		 .bytes = "HTTP/1.1 400 Bad Request\r\n\r\n", .count = 28},
+		{-EPROTO, "old style", .bytes = old, .count = sizeof(old)},
+		{-EPROTO, "fixed newstyle", .bytes = not_fixed, .count = sizeof(not_fixed)},
+		{-ECONNRESET, "closed the connection", .bytes = not_fixed, .count = 8,
+		 .shut = true},
+		{-ENOENT, "no such export", .type = NBD_REP_ERR_UNKNOWN, .payload = NO_NAME},
+		{-EACCES, "TLS", .type = NBD_REP_ERR_TLS_REQD, .payload = NO_NAME},
+		{-EOPNOTSUPP, "GO", .type = NBD_REP_ERR_UNSUP, .payload = NO_NAME},
+		{-ECONNRESET, "shutting down", .type = NBD_REP_ERR_SHUTDOWN, .payload = NO_NAME},
+		{-EPROTO, "0x80001234", .type = 0x80001234u, .payload = NO_NAME},
+		{-ERANGE, "are needed", GRANTED(EXPORT_BYTES - 1)},
+		{-EROFS, "read-only", .size = EXPORT_BYTES, .block_min = 1,
+		 .flags = NBD_FLAG_HAS_FLAGS | NBD_FLAG_READ_ONLY},
+		{-EOPNOTSUPP, "pages", .size = EXPORT_BYTES, .block_min = 65536,
+		 .flags = NBD_FLAG_HAS_FLAGS},
+		{-EPROTO, "without a size", .type = NBD_REP_ACK},
+		{-EPROTO, "too long", .bytes = too_long, .count = sizeof(too_long), .go = true},
+		{-EPROTO, "wrong length", .type = NBD_REP_INFO, .payload = "\0\0\0", .count = 3},
+		{-EPROTO, "another option", .bytes = "not an option's reply", .count = 21,
+		 .go = true},
+	};
 
-static void say_ssh(int fd, void *arg)
-{
-	(void)arg;
-	server_put(fd, "SSH-2.0\r\n", 9); /* then waits, as such servers do */
-	server_drain(fd);
-}
-
-static void say_http(int fd, void *arg)
-{
-	static const char answer[] = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n";
-
-	(void)arg;
-	server_put(fd, answer, sizeof(answer) - 1);
-	server_drain(fd);
-}
-
-static void say_oldstyle(int fd, void *arg)
-{
-	uint8_t bytes[152] = {0};
-
-	(void)arg;
-	nbd_put64(bytes, NBD_MAGIC);
-	nbd_put64(bytes + 8, NBD_OLDSTYLE_MAGIC);
-	nbd_put64(bytes + 16, EXPORT_BYTES);
-	server_put(fd, bytes, sizeof(bytes));
-	server_drain(fd);
-}
-
-static void say_not_fixed(int fd, void *arg)
-{
-	uint8_t greeting[NBD_GREETING_BYTES];
-
-	(void)arg;
-	nbd_put64(greeting, NBD_MAGIC);
-	nbd_put64(greeting + 8, NBD_OPTION_MAGIC);
-	nbd_put16(greeting + 16, 0);
-	server_put(fd, greeting, sizeof(greeting));
-	server_drain(fd);
-}
-
-static void say_half_greeting(int fd, void *arg)
-{
-	uint8_t bytes[8];
-
-	(void)arg;
-	nbd_put64(bytes, NBD_MAGIC);
-	server_put(fd, bytes, sizeof(bytes));
-	shutdown(fd, SHUT_WR);
-	server_drain(fd);
-}
-
-static void refuse(int fd, uint32_t type)
-{
-	if (server_greet(fd) && server_take_go(fd))
-		server_option_reply(fd, type, "no " TOKEN " here", sizeof(TOKEN) + 8);
-	server_drain(fd);
-}
-
-static void say_unknown(int fd, void *arg)
-{
-	(void)arg;
-	refuse(fd, NBD_REP_ERR_UNKNOWN);
-}
-
-static void say_tls(int fd, void *arg)
-{
-	(void)arg;
-	refuse(fd, NBD_REP_ERR_TLS_REQD);
-}
-
-static void say_unsupported(int fd, void *arg)
-{
-	(void)arg;
-	refuse(fd, NBD_REP_ERR_UNSUP);
-}
-
-static void say_shutting_down(int fd, void *arg)
-{
-	(void)arg;
-	refuse(fd, NBD_REP_ERR_SHUTDOWN);
-}
-
-static void say_other_error(int fd, void *arg)
-{
-	(void)arg;
-	refuse(fd, 0x80001234u);
-}
-
-static void grant(int fd, uint64_t bytes, uint16_t flags, uint32_t min, uint32_t max)
-{
-	if (server_greet(fd) && server_take_go(fd) && server_info_export(fd, bytes, flags) &&
-	    server_info_blocks(fd, min, max))
-		server_option_reply(fd, NBD_REP_ACK, NULL, 0);
-	server_drain(fd);
-}
-
-static void grant_small(int fd, void *arg)
-{
-	(void)arg;
-	grant(fd, EXPORT_BYTES - 1, NBD_FLAG_HAS_FLAGS, 1, 1u << 20);
-}
-
-static void grant_read_only(int fd, void *arg)
-{
-	(void)arg;
-	grant(fd, EXPORT_BYTES, NBD_FLAG_HAS_FLAGS | NBD_FLAG_READ_ONLY, 1, 1u << 20);
-}
-
-static void grant_big_blocks(int fd, void *arg)
-{
-	(void)arg;
-	grant(fd, EXPORT_BYTES, NBD_FLAG_HAS_FLAGS, 65536, 1u << 20);
-}
-
-static void grant_without_size(int fd, void *arg)
-{
-	(void)arg;
-	if (server_greet(fd) && server_take_go(fd))
-		server_option_reply(fd, NBD_REP_ACK, NULL, 0);
-	server_drain(fd);
+	nbd_put64(old, NBD_MAGIC);
+	nbd_put64(old + 8, NBD_OLDSTYLE_MAGIC);
+	nbd_put64(old + 16, EXPORT_BYTES);
+	nbd_put64(not_fixed, NBD_MAGIC);
+	nbd_put64(not_fixed + 8, NBD_OPTION_MAGIC);
+	nbd_put_option_reply(too_long, NBD_OPT_GO, NBD_REP_INFO, UINT32_MAX);
+	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(answers); i++)
+		expect_script_error(answer, (void *)(uintptr_t)&answers[i], answers[i].code,
+				    answers[i].words);
 }
 
 static void reply_without_end(int fd, void *arg)
@@ -171,33 +119,6 @@ static void reply_without_end(int fd, void *arg)
 		return;
 	while (server_info_export(fd, EXPORT_BYTES, NBD_FLAG_HAS_FLAGS))
 		;
-}
-
-static void reply_too_long(int fd, void *arg)
-{
-	uint8_t header[NBD_OPTION_REPLY_BYTES];
-
-	(void)arg;
-	nbd_put_option_reply(header, NBD_OPT_GO, NBD_REP_INFO, UINT32_MAX);
-	if (server_greet(fd) && server_take_go(fd))
-		server_put(fd, header, sizeof(header));
-	server_drain(fd);
-}
-
-static void reply_short_info(int fd, void *arg)
-{
-	(void)arg;
-	if (server_greet(fd) && server_take_go(fd))
-		server_option_reply(fd, NBD_REP_INFO, "\0\0\0", 3);
-	server_drain(fd);
-}
-
-static void reply_wrong_magic(int fd, void *arg)
-{
-	(void)arg;
-	if (server_greet(fd) && server_take_go(fd))
-		server_put(fd, "not an option's reply", 21);
-	server_drain(fd);
 }
 
 /* Replies that nobody asked for are passed over. */
@@ -239,22 +160,20 @@ static void check_silence(void)
 static void check_config(void)
 {
 	static char long_name[NBD_NAME_BYTES_MAX + 2];
-	struct iswi_tcp_config config = client_config(0);
+	struct iswi_tcp_config configs[5];
+	static const char *const words[] = {"depth", "depth", "requests", "name",
+					    "no such host.invalid"};
 
-	config.depth = 0;
-	expect_error(&config, -EINVAL, "depth");
-	config.depth = ISWI_TCP_DEPTH_MAX + 1;
-	expect_error(&config, -EINVAL, "depth");
-	config = client_config(0);
-	config.request_ms_max = 0;
-	expect_error(&config, -EINVAL, "requests");
-	config = client_config(0);
+	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(configs); i++)
+		configs[i] = client_config(0);
+	configs[0].depth = 0;
+	configs[1].depth = ISWI_TCP_DEPTH_MAX + 1;
+	configs[2].request_ms_max = 0;
 	memset(long_name, 'x', sizeof(long_name) - 1);
-	config.export_name = long_name;
-	expect_error(&config, -EINVAL, "name");
-	config = client_config(0);
-	config.host = "no such host.invalid";
-	expect_error(&config, -ENXIO, "no such host.invalid");
+	configs[3].export_name = long_name;
+	configs[4].host = words[4];
+	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(configs); i++)
+		expect_error(&configs[i], i == 4 ? -ENXIO : -EINVAL, words[i]);
 }
 
 static void check_connects(const char *host, int family, void (*script)(int fd, void *arg))
@@ -280,25 +199,8 @@ int main(void)
 	check_nobody_there();
 	check_silence();
 	check_config();
-	expect_script_error(close_at_once, -ECONNRESET, "closed the connection");
-	expect_script_error(say_ssh, -EPROTO, "does not speak the NBD protocol");
-	expect_script_error(say_http, -EPROTO, "does not speak the NBD protocol");
-	expect_script_error(say_oldstyle, -EPROTO, "old style");
-	expect_script_error(say_not_fixed, -EPROTO, "fixed newstyle");
-	expect_script_error(say_half_greeting, -ECONNRESET, "closed the connection");
-	expect_script_error(say_unknown, -ENOENT, "no such export");
-	expect_script_error(say_tls, -EACCES, "TLS");
-	expect_script_error(say_unsupported, -EOPNOTSUPP, "GO");
-	expect_script_error(say_shutting_down, -ECONNRESET, "shutting down");
-	expect_script_error(say_other_error, -EPROTO, "0x80001234");
-	expect_script_error(grant_small, -ERANGE, "are needed");
-	expect_script_error(grant_read_only, -EROFS, "read-only");
-	expect_script_error(grant_big_blocks, -EOPNOTSUPP, "pages");
-	expect_script_error(grant_without_size, -EPROTO, "without a size");
-	expect_script_error(reply_without_end, -EPROTO, "no end");
-	expect_script_error(reply_too_long, -EPROTO, "too long");
-	expect_script_error(reply_short_info, -EPROTO, "wrong length");
-	expect_script_error(reply_wrong_magic, -EPROTO, "another option");
+	check_answers();
+	expect_script_error(reply_without_end, NULL, -EPROTO, "no end");
 	check_connects("127.0.0.1", AF_INET, grant_chatty);
 	check_connects("localhost", AF_INET, grant_chatty);
 	check_connects("::1", AF_INET6, grant_chatty); /* last: may skip */

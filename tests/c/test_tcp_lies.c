@@ -17,11 +17,7 @@ struct setup {
 
 static void setup_start(struct setup *setup, void (*script)(int fd, void *arg), void *arg)
 {
-	struct iswi_tcp_config config;
-
-	server_start(&setup->server, script, arg);
-	config = client_config(setup->server.port);
-	client_connect(&setup->client, &config);
+	both_start(&setup->server, &setup->client, script, arg, 0);
 	for (uint32_t i = 0; i < OPS; i++) {
 		memset(setup->page[i], 0xee, ISW_PAGE_BYTES);
 		op_init(&setup->op[i], &setup->client, ISWI_XFER_READ, i * ISW_PAGE_BYTES,
@@ -29,80 +25,66 @@ static void setup_start(struct setup *setup, void (*script)(int fd, void *arg), 
 	}
 }
 
-static void setup_end(struct setup *setup)
+/* A lie about the first request: a reply, or bytes. */
+struct lie {
+	int code;                /* with which the queue goes down */
+	uint32_t reads;          /* at once, which that ends */
+	uint64_t flip, add, set; /* how the reply's cookie differs */
+	uint32_t replies, error;
+	const char *bytes; /* after that */
+	uint32_t count;
+	bool header; /* the bytes are the beginning of a reply */
+	bool shut;   /* says no more then */
+	bool reset;  /* says nothing at all, and resets the connection */
+};
+
+static void tell(int fd, void *arg)
 {
-	client_destroy(&setup->client);
-	server_join(&setup->server);
+	const struct linger linger = {.l_onoff = 1};
+	const struct lie *lie = arg;
+	uint8_t header[NBD_SIMPLE_REPLY_BYTES];
+	struct nbd_request request;
+
+	if (server_handshake(fd) && server_request(fd, &request)) {
+		for (uint32_t i = 0; i < lie->replies; i++)
+			server_reply(fd, ((request.cookie ^ lie->flip) + lie->add) | lie->set,
+				     lie->error);
+		nbd_put_simple_reply(header, &(struct nbd_simple_reply){0, request.cookie});
+		server_put(fd, lie->header ? (const char *)header : lie->bytes, lie->count);
+	}
+	if (lie->reset) { /* the script's end closes: with this, by a reset */
+		setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
+		return;
+	}
+	if (lie->shut)
+		shutdown(fd, SHUT_WR);
+	server_drain(fd);
 }
 
-/* count reads at once; the script must take the queue down with code, which ends them all. */
-static void expect_down(void (*script)(int fd, void *arg), uint32_t count, int code)
+static void expect_down(const struct lie *lie)
 {
 	static struct setup setup;
 	struct iswi_queue *queue;
 
-	setup_start(&setup, script, NULL);
+	setup_start(&setup, tell, (void *)(uintptr_t)lie);
 	queue = setup.client.queue;
-	for (uint32_t i = 0; i + 1 < count; i++)
+	for (uint32_t i = 0; i + 1 < lie->reads; i++)
 		setup.op[i].xfer.next = &setup.op[i + 1].xfer;
 	queue->ops->submit(queue, &setup.op[0].xfer);
-	CHECK_EQ(client_wait_down(&setup.client), code);
-	client_wait_ended(&setup.client, count);
+	CHECK_EQ(client_wait_down(&setup.client), lie->code);
+	client_wait_ended(&setup.client, lie->reads);
 	/* Whoever comes later is told at once, inside submit, unless down is still running. */
 	op_submit(&setup.op[OPS - 1]);
-	if (setup.op[count - 1].error == code) {
+	if (setup.op[lie->reads - 1].error == lie->code) {
 		CHECK_EQ(setup.op[OPS - 1].ended, 1);
 		CHECK_EQ(setup.op[OPS - 1].error, -ESHUTDOWN);
 	}
-	client_wait_ended(&setup.client, count + 1);
+	client_wait_ended(&setup.client, lie->reads + 1);
 	queue->ops->shutdown(queue);
-	setup_end(&setup);
-	for (uint32_t i = 0; i < count; i++)
+	both_end(&setup.server, &setup.client);
+	for (uint32_t i = 0; i < lie->reads; i++)
 		CHECK_EQ(setup.op[i].ended, 1);
-	CHECK_EQ(setup.client.down_error, code);
-}
-
-static void unknown_cookie(int fd, void *arg)
-{
-	struct nbd_request request;
-
-	(void)arg;
-	if (server_handshake(fd) && server_request(fd, &request))
-		server_reply(fd, request.cookie ^ 8, 0); /* a slot never used */
-	server_drain(fd);
-}
-
-static void future_generation(int fd, void *arg)
-{
-	struct nbd_request request;
-
-	(void)arg;
-	if (server_handshake(fd) && server_request(fd, &request))
-		server_reply(fd, request.cookie + (1u << 16), 0);
-	server_drain(fd);
-}
-
-static void cookie_out_of_table(int fd, void *arg)
-{
-	struct nbd_request request;
-
-	(void)arg;
-	if (server_handshake(fd) && server_request(fd, &request))
-		server_reply(fd, request.cookie | 0xffff, 0);
-	server_drain(fd);
-}
-
-/* An error first, so that no payload stands between the two. */
-static void reply_twice(int fd, void *arg)
-{
-	struct nbd_request request;
-
-	(void)arg;
-	if (server_handshake(fd) && server_request(fd, &request)) {
-		server_reply(fd, request.cookie, NBD_EIO);
-		server_reply(fd, request.cookie, NBD_EIO);
-	}
-	server_drain(fd);
+	CHECK_EQ(setup.client.down_error, lie->code);
 }
 
 /* The slot is in use again, but not under that cookie. */
@@ -117,55 +99,6 @@ static void reply_stale(int fd, void *arg)
 			server_reply(fd, first.cookie, NBD_EIO);
 	}
 	server_drain(fd);
-}
-
-static void wrong_magic(int fd, void *arg)
-{
-	struct nbd_request request;
-
-	(void)arg;
-	if (server_handshake(fd) && server_request(fd, &request))
-		server_put(fd, "sixteen bytes, or more of them", 30);
-	server_drain(fd);
-}
-
-static void short_header(int fd, void *arg)
-{
-	struct nbd_request request;
-	uint8_t bytes[NBD_SIMPLE_REPLY_BYTES];
-
-	(void)arg;
-	if (server_handshake(fd) && server_request(fd, &request)) {
-		nbd_put_simple_reply(bytes, &(struct nbd_simple_reply){0, request.cookie});
-		server_put(fd, bytes, 15);
-	}
-	shutdown(fd, SHUT_WR);
-	server_drain(fd);
-}
-
-static void short_payload(int fd, void *arg)
-{
-	struct nbd_request request;
-
-	(void)arg;
-	if (server_handshake(fd) && server_request(fd, &request)) {
-		server_reply(fd, request.cookie, 0);
-		server_put(fd, "short", 5);
-	}
-	shutdown(fd, SHUT_WR);
-	server_drain(fd);
-}
-
-static void reset(int fd, void *arg)
-{
-	struct linger linger = {.l_onoff = 1};
-	struct nbd_request request;
-
-	(void)arg;
-	if (server_handshake(fd))
-		server_request(fd, &request);
-	/* The script's end closes: with this, by a reset. */
-	setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
 }
 
 /* ---------------------------------------------------------------- errors are not failures */
@@ -204,7 +137,7 @@ static void check_error_replies(void)
 	CHECK_EQ(op_run(&setup.op[0]), 0);
 	for (uint32_t i = 0; i < ISW_PAGE_BYTES; i++)
 		CHECK_EQ(setup.page[0][i], 'a');
-	setup_end(&setup);
+	both_end(&setup.server, &setup.client);
 	CHECK_EQ(setup.client.down_error, -ESHUTDOWN);
 }
 
@@ -226,7 +159,7 @@ static void check_bounds(void)
 	for (uint32_t i = 0; i < 5; i++)
 		CHECK_EQ(op[i].error, -EINVAL);
 	CHECK_EQ(op[5].error, -EPERM); /* the only one that reached the server */
-	setup_end(&setup);
+	both_end(&setup.server, &setup.client);
 }
 
 /* ---------------------------------------------------------------- order and early replies */
@@ -263,7 +196,7 @@ static void check_any_order(void)
 		for (uint32_t n = 0; n < ISW_PAGE_BYTES; n++)
 			CHECK_EQ(setup.page[i][n], i);
 	}
-	setup_end(&setup);
+	both_end(&setup.server, &setup.client);
 }
 
 /* Answers a write that is larger than the socket's buffers before it takes the payload. */
@@ -306,7 +239,7 @@ static void check_early_reply(uint32_t nbd_error, int error)
 	setup.op[0].then = scribble;
 	CHECK_EQ(op_run(&setup.op[0]), error);
 	CHECK_EQ(setup.client.downs, 0);
-	setup_end(&setup);
+	both_end(&setup.server, &setup.client);
 	free(data);
 }
 
@@ -338,7 +271,7 @@ static void check_early_reply_twice(void)
 	/* The first answer counts when the sockets took all of the write before the second came. */
 	CHECK(error == -EPROTO || error == -EIO);
 	CHECK_EQ(client_wait_down(&setup.client), -EPROTO);
-	setup_end(&setup);
+	both_end(&setup.server, &setup.client);
 	free(data);
 }
 
@@ -349,7 +282,7 @@ static void check_stale_reply(void)
 	setup_start(&setup, reply_stale, NULL);
 	CHECK_EQ(op_run(&setup.op[0]), -EIO);
 	CHECK_EQ(op_run(&setup.op[1]), -EPROTO);
-	setup_end(&setup);
+	both_end(&setup.server, &setup.client);
 }
 
 /* ---------------------------------------------------------------- deadlines */
@@ -404,7 +337,7 @@ static void check_deadline(enum iswi_xfer_kind kind)
 	client_wait_ended(&setup.client, 1);
 	CHECK_EQ(setup.op[0].error, -ETIMEDOUT);
 	CHECK_EQ(write(silent.go[1], "", 1), 1);
-	setup_end(&setup);
+	both_end(&setup.server, &setup.client);
 	for (uint32_t i = 0; i < ISW_PAGE_BYTES; i++)
 		CHECK_EQ((uint8_t)setup.page[0][i], 0xee);
 	close(silent.go[0]);
@@ -413,6 +346,18 @@ static void check_deadline(enum iswi_xfer_kind kind)
 
 int main(void)
 {
+	static const struct lie lies[] = {
+		{-EPROTO, OPS - 1, .flip = 8, .replies = 1}, /* a slot never used */
+		{-EPROTO, 1, .add = 1u << 16, .replies = 1}, /* its next generation */
+		{-EPROTO, 1, .set = 0xffff, .replies = 1},   /* a slot beyond the table */
+		/* Errors, so that no payload stands between the two. */
+		{-EPROTO, 1, .replies = 2, .error = NBD_EIO},
+		{-EPROTO, OPS - 1, .bytes = "sixteen bytes, or more of them", .count = 30},
+		{-ECONNRESET, OPS - 1, .header = true, .count = 15, .shut = true},
+		{-ECONNRESET, OPS - 1, .replies = 1, .bytes = "short", .count = 5, .shut = true},
+		{-ECONNRESET, OPS - 1, .reset = true},
+	};
+
 	check_error_replies();
 	check_bounds();
 	check_any_order();
@@ -422,13 +367,7 @@ int main(void)
 	check_stale_reply();
 	check_deadline(ISWI_XFER_READ);
 	check_deadline(ISWI_XFER_WRITE);
-	expect_down(unknown_cookie, OPS - 1, -EPROTO);
-	expect_down(future_generation, 1, -EPROTO);
-	expect_down(cookie_out_of_table, 1, -EPROTO);
-	expect_down(reply_twice, 1, -EPROTO);
-	expect_down(wrong_magic, OPS - 1, -EPROTO);
-	expect_down(short_header, OPS - 1, -ECONNRESET);
-	expect_down(short_payload, OPS - 1, -ECONNRESET);
-	expect_down(reset, OPS - 1, -ECONNRESET);
+	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(lies); i++)
+		expect_down(&lies[i]);
 	return 0;
 }

@@ -71,12 +71,8 @@ static void check_many_threads(uint32_t depth)
 	static struct worker worker[THREADS];
 	struct server server;
 	struct client client;
-	struct iswi_tcp_config config;
 
-	server_start(&server, server_memory, memory);
-	config = client_config(server.port);
-	config.depth = depth;
-	client_connect(&client, &config);
+	both_start(&server, &client, server_memory, memory, depth);
 	for (uint32_t i = 0; i < THREADS; i++) {
 		client_init(&worker[i].client);
 		worker[i].client.queue = client.queue;
@@ -86,8 +82,7 @@ static void check_many_threads(uint32_t depth)
 	for (uint32_t i = 0; i < THREADS; i++)
 		CHECK_EQ(pthread_join(worker[i].thread, NULL), 0);
 	CHECK_EQ(client.downs, 0);
-	client_destroy(&client);
-	server_join(&server);
+	both_end(&server, &client);
 }
 
 /* ---------------------------------------------------------------- a full socket */
@@ -118,16 +113,12 @@ static void check_full_socket(void)
 {
 	static char memory[EXPORT_BYTES], data[BIG_WRITES][BIG_BYTES];
 	struct slow slow = {.memory = memory};
-	struct iswi_tcp_config config;
 	struct op op[BIG_WRITES];
 	struct server server;
 	struct client client;
 
 	CHECK_EQ(pipe(slow.go), 0);
-	server_start(&server, slow_script, &slow);
-	config = client_config(server.port);
-	config.depth = BIG_WRITES / 2;
-	client_connect(&client, &config);
+	both_start(&server, &client, slow_script, &slow, BIG_WRITES / 2);
 	for (uint32_t i = 0; i < BIG_WRITES; i++) {
 		memset(data[i], (int)i + 1, BIG_BYTES);
 		op_init(&op[i], &client, ISWI_XFER_WRITE, (uint64_t)i * BIG_BYTES, data[i],
@@ -140,8 +131,7 @@ static void check_full_socket(void)
 		CHECK_EQ(op[i].error, 0);
 		CHECK(memcmp(memory + (size_t)i * BIG_BYTES, data[i], BIG_BYTES) == 0);
 	}
-	client_destroy(&client);
-	server_join(&server);
+	both_end(&server, &client);
 	close(slow.go[0]);
 	close(slow.go[1]);
 }
@@ -151,8 +141,8 @@ static void check_end_in_full_socket(bool by_deadline)
 {
 	static char data[BIG_WRITES][BIG_BYTES];
 	struct slow slow = {0};
-	struct iswi_tcp_config config;
 	struct op op[BIG_WRITES];
+	struct iswi_tcp_config config;
 	struct server server;
 	struct client client;
 	int code = by_deadline ? -ETIMEDOUT : -ESHUTDOWN;
@@ -212,14 +202,10 @@ static void check_depth(void)
 	static char page[ISW_PAGE_BYTES];
 	static struct op op[200];
 	uint32_t depth = 5;
-	struct iswi_tcp_config config;
 	struct server server;
 	struct client client;
 
-	server_start(&server, count_depth, &depth);
-	config = client_config(server.port);
-	config.depth = depth;
-	client_connect(&client, &config);
+	both_start(&server, &client, count_depth, &depth, depth);
 	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(op); i++) {
 		op_init(&op[i], &client, ISWI_XFER_READ, (uint64_t)i * ISW_PAGE_BYTES, page,
 			sizeof(page));
@@ -227,8 +213,7 @@ static void check_depth(void)
 	}
 	client_wait_ended(&client, ISWI_ARRAY_LEN(op));
 	CHECK_EQ(client.downs, 0);
-	client_destroy(&client);
-	server_join(&server);
+	both_end(&server, &client);
 }
 
 /* ---------------------------------------------------------------- ends among submits */
@@ -266,13 +251,9 @@ static void storm_run(int run)
 {
 	static struct storm storm;
 	struct storm_thread arg[THREADS];
-	struct iswi_tcp_config config;
 	struct server server;
 
-	server_start(&server, server_memory, storm.memory);
-	config = client_config(server.port);
-	config.depth = 1 + (uint32_t)run % 8;
-	client_connect(&storm.client, &config);
+	both_start(&server, &storm.client, server_memory, storm.memory, 1 + (uint32_t)run % 8);
 	for (uint32_t i = 0; i < THREADS; i++) {
 		arg[i] = (struct storm_thread){&storm, i};
 		CHECK_EQ(pthread_create(&storm.thread[i], NULL, storm_main, &arg[i]), 0);
@@ -308,22 +289,17 @@ static void again(struct op *op)
 static void check_submit_from_done(void)
 {
 	static char memory[EXPORT_BYTES], page[ISW_PAGE_BYTES];
-	struct iswi_tcp_config config;
 	struct server server;
 	struct client client;
 	struct op op;
 
-	server_start(&server, server_memory, memory);
-	config = client_config(server.port);
-	config.depth = 1;
-	client_connect(&client, &config);
+	both_start(&server, &client, server_memory, memory, 1);
 	rounds_left = 500;
 	op_init(&op, &client, ISWI_XFER_READ, 0, page, sizeof(page));
 	op.then = again;
 	op_submit(&op);
 	client_wait_ended(&client, 501);
-	client_destroy(&client);
-	server_join(&server);
+	both_end(&server, &client);
 }
 
 int main(void)

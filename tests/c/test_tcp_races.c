@@ -14,11 +14,7 @@ static char memory[EXPORT_BYTES], page[ISW_PAGE_BYTES];
 
 static struct iswi_tcp *start(struct server *server, struct client *client)
 {
-	struct iswi_tcp_config config;
-
-	server_start(server, server_memory, memory);
-	config = client_config(server->port);
-	client_connect(client, &config);
+	both_start(server, client, server_memory, memory, 0);
 	return ISWI_CONTAINER(client->queue, struct iswi_tcp, base);
 }
 
@@ -57,8 +53,7 @@ static void check_sender_inside(void)
 	pthread_mutex_unlock(&tcp->lock);
 	client_wait_ended(&client, 1);
 	CHECK_EQ(op.error, -ESHUTDOWN);
-	client_destroy(&client);
-	server_join(&server);
+	both_end(&server, &client);
 }
 
 /* What others submit while one sends goes along, or is handed on: nothing is forgotten. */
@@ -82,8 +77,7 @@ static void check_sender_takes_along(void)
 	client_wait_ended(&client, 3);
 	for (uint32_t i = 0; i < 3; i++)
 		CHECK_EQ(op[i].error, 0);
-	client_destroy(&client);
-	server_join(&server);
+	both_end(&server, &client);
 }
 
 static void *destroy_main(void *opaque)

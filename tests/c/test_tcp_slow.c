@@ -107,20 +107,14 @@ static void holds(const char *bytes, size_t from, size_t to, int value)
 
 static void start(struct server *server, struct client *client, int *ahead, uint32_t depth)
 {
-	struct iswi_tcp_config config;
-
 	gate_set(false);
-	server_start(server, stalling_server, ahead);
-	config = client_config(server->port);
-	config.depth = depth;
-	client_connect(client, &config);
+	both_start(server, client, stalling_server, ahead, depth);
 }
 
 static void end(struct server *server, struct client *client)
 {
 	gate_set(true);
-	client_destroy(client);
-	server_join(server);
+	both_end(server, client);
 }
 
 /* Late answers go to the new buffers; also that of a READ which is queued and not sent. */
