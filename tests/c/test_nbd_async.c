@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Requests that end on other threads: order, many connections, a deaf client, an early end. */
-#include "nbd_fixture.h"
-#include "util/util.h"
-#include "wire/nbd_server.h"
-
-#define EXPORT_BYTES (1u << 20)
-#define BLOCK_MAX    65536u
-#define REQUESTS     16u
+#include "nbd_pool.h"
 
 /*
  * The backend: requests wait in a stack until a worker takes them - the last first, so that
@@ -16,13 +10,11 @@ struct fixture {
 	struct iswi_nbd_server *server;
 	char path[64];
 	char *memory;
-	struct iswi_nbd_request requests[REQUESTS];
 	pthread_t workers[2];
-
-	pthread_mutex_t lock;
-	pthread_cond_t changed;
-	struct iswi_nbd_request *free, *stack;
-	unsigned free_count, stacked, opens;
+	struct pool pool;
+	/* Under its lock. */
+	struct iswi_nbd_request *stack;
+	unsigned stacked;
 	bool hold_back, ending;
 	atomic_bool crowded; /* relaxed */
 };
@@ -35,27 +27,17 @@ static int test_open(void *ctx, const char *name, size_t name_bytes, struct iswi
 	(void)name;
 	if (name_bytes != 0)
 		return -ENOENT;
-	export_out->size_bytes = EXPORT_BYTES;
-	export_out->block_bytes_min = export_out->block_bytes_preferred = 4096;
-	export_out->block_bytes_max = BLOCK_MAX;
-	export_out->handle = f;
-	if (conn == NULL)
-		return 0;
-	pthread_mutex_lock(&f->lock);
-	f->opens++;
-	pthread_mutex_unlock(&f->lock);
+	pool_open(&f->pool, export_out, f);
+	if (conn == NULL) /* it is only asked for */
+		pool_close(&f->pool);
 	return 0;
 }
 
 static void test_close(void *ctx, struct iswi_nbd_export *export, struct iswi_nbd_conn *conn)
 {
-	struct fixture *f = ctx;
-
 	(void)export;
 	(void)conn;
-	pthread_mutex_lock(&f->lock);
-	f->opens--;
-	pthread_mutex_unlock(&f->lock);
+	pool_close(&((struct fixture *)ctx)->pool);
 }
 
 static struct iswi_nbd_request *test_take(struct iswi_nbd_export *export)
@@ -63,26 +45,15 @@ static struct iswi_nbd_request *test_take(struct iswi_nbd_export *export)
 	struct fixture *f = export->handle;
 	struct iswi_nbd_request *request;
 
-	pthread_mutex_lock(&f->lock);
-	while (f->free == NULL)
-		pthread_cond_wait(&f->changed, &f->lock);
-	request = f->free;
-	f->free = request->next;
-	f->free_count--;
-	pthread_mutex_unlock(&f->lock);
+	pthread_mutex_lock(&f->pool.lock);
+	request = pool_take(&f->pool);
+	pthread_mutex_unlock(&f->pool.lock);
 	return request;
 }
 
 static void test_give(struct iswi_nbd_export *export, struct iswi_nbd_request *request)
 {
-	struct fixture *f = export->handle;
-
-	pthread_mutex_lock(&f->lock);
-	request->next = f->free;
-	f->free = request;
-	f->free_count++;
-	pthread_cond_broadcast(&f->changed);
-	pthread_mutex_unlock(&f->lock);
+	pool_put(&((struct fixture *)export->handle)->pool, request);
 }
 
 static void test_submit(struct iswi_nbd_export *export, struct iswi_nbd_request *request)
@@ -93,12 +64,12 @@ static void test_submit(struct iswi_nbd_export *export, struct iswi_nbd_request 
 		iswi_nbd_complete(request, 0);
 		return;
 	}
-	pthread_mutex_lock(&f->lock);
+	pthread_mutex_lock(&f->pool.lock);
 	request->next = f->stack;
 	f->stack = request;
 	f->stacked++;
-	pthread_cond_broadcast(&f->changed);
-	pthread_mutex_unlock(&f->lock);
+	pthread_cond_broadcast(&f->pool.changed);
+	pthread_mutex_unlock(&f->pool.lock);
 }
 
 static bool test_crowds(struct iswi_nbd_export *export)
@@ -118,7 +89,7 @@ static const struct iswi_nbd_backend backend = {
 	.crowds = test_crowds,
 };
 
-/* f->lock held, so that bytes of the same request order as their requests end. */
+/* f->pool.lock held, so that bytes of the same request order as their requests end. */
 static int execute(struct fixture *f, const struct iswi_nbd_request *request)
 {
 	char *at = f->memory + request->offset;
@@ -142,23 +113,23 @@ static void *worker(void *opaque)
 {
 	struct fixture *f = opaque;
 
-	pthread_mutex_lock(&f->lock);
+	pthread_mutex_lock(&f->pool.lock);
 	while (!f->ending) {
 		struct iswi_nbd_request *request = f->stack;
 		int error;
 
 		if (request == NULL || f->hold_back) {
-			pthread_cond_wait(&f->changed, &f->lock);
+			pthread_cond_wait(&f->pool.changed, &f->pool.lock);
 			continue;
 		}
 		f->stack = request->next;
 		f->stacked--;
 		error = execute(f, request);
-		pthread_mutex_unlock(&f->lock);
+		pthread_mutex_unlock(&f->pool.lock);
 		iswi_nbd_complete(request, error);
-		pthread_mutex_lock(&f->lock);
+		pthread_mutex_lock(&f->pool.lock);
 	}
-	pthread_mutex_unlock(&f->lock);
+	pthread_mutex_unlock(&f->pool.lock);
 	return NULL;
 }
 
@@ -175,17 +146,9 @@ static void set_up(struct fixture *f, uint32_t send_ms)
 	memset(f, 0, sizeof(*f));
 	atomic_init(&f->crowded, false);
 	snprintf(f->path, sizeof(f->path), "nbd-async-%d.sock", (int)getpid());
-	pthread_mutex_init(&f->lock, NULL);
-	pthread_cond_init(&f->changed, NULL);
+	pool_make(&f->pool);
 	f->memory = calloc(1, EXPORT_BYTES);
 	CHECK(f->memory != NULL);
-	for (unsigned i = 0; i < REQUESTS; i++) {
-		f->requests[i].data = malloc(BLOCK_MAX);
-		CHECK(f->requests[i].data != NULL);
-		f->requests[i].next = f->free;
-		f->free = &f->requests[i];
-		f->free_count++;
-	}
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(f->workers); i++)
 		CHECK_EQ(iswi_thread_start(&f->workers[i], "worker", worker, f), 0);
 	CHECK_EQ(iswi_nbd_server_create(&config, &f->server, NULL), 0);
@@ -194,10 +157,7 @@ static void set_up(struct fixture *f, uint32_t send_ms)
 
 static void set_hold_back(struct fixture *f, bool hold_back)
 {
-	pthread_mutex_lock(&f->lock);
-	f->hold_back = hold_back;
-	pthread_cond_broadcast(&f->changed);
-	pthread_mutex_unlock(&f->lock);
+	pool_set(&f->pool, &f->hold_back, hold_back);
 }
 
 static void tear_down(struct fixture *f)
@@ -205,29 +165,11 @@ static void tear_down(struct fixture *f)
 	set_hold_back(f, false);
 	iswi_nbd_server_destroy(f->server);
 	CHECK_EQ(access(f->path, F_OK), -1);
-	CHECK_EQ(f->free_count, REQUESTS);
-	CHECK_EQ(f->opens, 0);
-	pthread_mutex_lock(&f->lock);
-	f->ending = true;
-	pthread_cond_broadcast(&f->changed);
-	pthread_mutex_unlock(&f->lock);
+	pool_set(&f->pool, &f->ending, true);
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(f->workers); i++)
 		pthread_join(f->workers[i], NULL);
-	for (unsigned i = 0; i < REQUESTS; i++)
-		free(f->requests[i].data);
+	pool_free(&f->pool);
 	free(f->memory);
-	pthread_cond_destroy(&f->changed);
-	pthread_mutex_destroy(&f->lock);
-}
-
-static unsigned look(struct fixture *f, const unsigned *field)
-{
-	unsigned value;
-
-	pthread_mutex_lock(&f->lock);
-	value = *field;
-	pthread_mutex_unlock(&f->lock);
-	return value;
 }
 
 static int connected(struct fixture *f)
@@ -261,7 +203,7 @@ static void test_requests(struct fixture *f)
 	CHECK_EQ(do_read(fd, EXPORT_BYTES - 4096, in, 4096), NBD_EIO);
 	CHECK_EQ(do_write(fd, EXPORT_BYTES - 4096, out, 4096), NBD_EIO);
 	CHECK_EQ(do_read(fd, 0, in, 4096), 0);
-	WAIT_FOR(look(f, &f->free_count) == REQUESTS);
+	WAIT_FOR(look(&f->pool, &f->pool.free_count) == REQUESTS);
 	iswi_nbd_server_stats(f->server, &stats);
 	CHECK_EQ(stats.read_requests, 3);
 	CHECK_EQ(stats.write_requests, 1);
@@ -342,13 +284,13 @@ static void test_early_end(struct fixture *f)
 	set_hold_back(f, true);
 	for (unsigned i = 0; i < 8; i++)
 		CHECK(say_request(fd, NBD_CMD_READ, 0, i, 0, BLOCK_MAX));
-	WAIT_FOR(look(f, &f->stacked) == 8);
+	WAIT_FOR(look(&f->pool, &f->stacked) == 8);
 	close(fd);
 	sleep_ms(20);
-	CHECK_EQ(look(f, &f->opens), 1);
+	CHECK_EQ(look(&f->pool, &f->pool.opens), 1);
 	set_hold_back(f, false);
-	WAIT_FOR(look(f, &f->opens) == 0);
-	CHECK_EQ(look(f, &f->free_count), REQUESTS);
+	WAIT_FOR(look(&f->pool, &f->pool.opens) == 0);
+	CHECK_EQ(look(&f->pool, &f->pool.free_count), REQUESTS);
 }
 
 /* Everything sent before DISC is answered. */
@@ -387,12 +329,12 @@ static void test_deaf_clients(struct fixture *f, bool read_at_last)
 		CHECK_EQ(do_read(deaf[i], 0, block, 4096), 0);
 	}
 	if (!read_at_last)
-		WAIT_FOR(look(f, &f->opens) == 1);
-	WAIT_FOR(look(f, &f->free_count) == REQUESTS);
+		WAIT_FOR(look(&f->pool, &f->pool.opens) == 1);
+	WAIT_FOR(look(&f->pool, &f->pool.free_count) == REQUESTS);
 	close(deaf[0]);
 	close(deaf[1]);
 	close(fd);
-	WAIT_FOR(look(f, &f->opens) == 0);
+	WAIT_FOR(look(&f->pool, &f->pool.opens) == 0);
 }
 
 /*
@@ -419,8 +361,8 @@ static bool dripped(struct fixture *f, bool crowded)
 		sleep_ms(10);
 	}
 	close(fd);
-	WAIT_FOR(look(f, &f->opens) == 0);
-	CHECK_EQ(look(f, &f->free_count), REQUESTS);
+	WAIT_FOR(look(&f->pool, &f->pool.opens) == 0);
+	CHECK_EQ(look(&f->pool, &f->pool.free_count), REQUESTS);
 	atomic_store_explicit(&f->crowded, false, memory_order_relaxed);
 	return left == 0;
 }
@@ -468,7 +410,7 @@ int main(void)
 	test_requests(&f);
 	test_out_of_order(&f);
 	test_connections_at_once(&f);
-	WAIT_FOR(look(&f, &f.opens) == 0);
+	WAIT_FOR(look(&f.pool, &f.pool.opens) == 0);
 	test_early_end(&f);
 	test_disc(&f);
 	test_deaf_clients(&f, true);
@@ -477,9 +419,9 @@ int main(void)
 	atomic_store_explicit(&f.crowded, true, memory_order_relaxed);
 	test_out_of_order(&f);
 	atomic_store_explicit(&f.crowded, false, memory_order_relaxed);
-	WAIT_FOR(look(&f, &f.opens) == 0);
+	WAIT_FOR(look(&f.pool, &f.pool.opens) == 0);
 	test_unix_socket_rules(&f);
-	WAIT_FOR(look(&f, &f.opens) == 0);
+	WAIT_FOR(look(&f.pool, &f.pool.opens) == 0);
 	tear_down(&f);
 	set_up(&f, 300);
 	test_deaf_clients(&f, false);

@@ -3,14 +3,9 @@
  * A client that shuts a connection down and sends what was in flight there again on another one,
  * as the kernel does: the first connection's requests come before those sent again, or never.
  */
-#include "nbd_fixture.h"
-#include "util/util.h"
-#include "wire/nbd_server.h"
+#include "nbd_pool.h"
 
-#define EXPORT_BYTES (1u << 20)
-#define BLOCK_MAX    65536u
-#define REQUESTS     16u
-#define CONNS        4u
+#define CONNS 4u
 
 /* What one connection is bound to. A slow one gets its requests' memory when the test says so. */
 struct end {
@@ -22,12 +17,9 @@ struct end {
 struct fixture {
 	struct iswi_nbd_server *server;
 	char memory[EXPORT_BYTES];
-	struct iswi_nbd_request requests[REQUESTS];
 	struct end ends[CONNS];
-	pthread_mutex_t lock;
-	pthread_cond_t changed;
-	struct iswi_nbd_request *free;
-	unsigned opened, opens;
+	struct pool pool;
+	unsigned opened; /* under its lock */
 };
 
 static int fence_open(void *ctx, const char *name, size_t name_bytes, struct iswi_nbd_conn *conn,
@@ -37,54 +29,39 @@ static int fence_open(void *ctx, const char *name, size_t name_bytes, struct isw
 
 	(void)name;
 	CHECK(name_bytes == 0 && conn != NULL);
-	pthread_mutex_lock(&f->lock);
+	pool_open(&f->pool, export_out, NULL);
+	pthread_mutex_lock(&f->pool.lock);
 	export_out->handle = &f->ends[f->opened++];
-	f->opens++;
-	pthread_mutex_unlock(&f->lock);
-	export_out->size_bytes = EXPORT_BYTES;
-	export_out->block_bytes_min = export_out->block_bytes_preferred = 4096;
-	export_out->block_bytes_max = BLOCK_MAX;
+	pthread_mutex_unlock(&f->pool.lock);
 	return 0;
 }
 
 static void fence_close(void *ctx, struct iswi_nbd_export *export, struct iswi_nbd_conn *conn)
 {
-	struct fixture *f = ctx;
-
 	(void)export;
 	(void)conn;
-	pthread_mutex_lock(&f->lock);
-	f->opens--;
-	pthread_mutex_unlock(&f->lock);
+	pool_close(&((struct fixture *)ctx)->pool);
 }
 
 static struct iswi_nbd_request *fence_take(struct iswi_nbd_export *export)
 {
 	struct end *end = export->handle;
-	struct fixture *f = end->f;
+	struct pool *pool = &end->f->pool;
 	struct iswi_nbd_request *request;
 
-	pthread_mutex_lock(&f->lock);
+	pthread_mutex_lock(&pool->lock);
 	end->waiting++;
 	while (end->slow)
-		pthread_cond_wait(&f->changed, &f->lock);
+		pthread_cond_wait(&pool->changed, &pool->lock);
 	end->waiting--;
-	request = f->free;
-	CHECK(request != NULL);
-	f->free = request->next;
-	pthread_mutex_unlock(&f->lock);
+	request = pool_take(pool);
+	pthread_mutex_unlock(&pool->lock);
 	return request;
 }
 
 static void fence_give(struct iswi_nbd_export *export, struct iswi_nbd_request *request)
 {
-	struct end *end = export->handle;
-	struct fixture *f = end->f;
-
-	pthread_mutex_lock(&f->lock);
-	request->next = f->free;
-	f->free = request;
-	pthread_mutex_unlock(&f->lock);
+	pool_put(&((struct end *)export->handle)->f->pool, request);
 }
 
 static void fence_submit(struct iswi_nbd_export *export, struct iswi_nbd_request *request)
@@ -92,13 +69,13 @@ static void fence_submit(struct iswi_nbd_export *export, struct iswi_nbd_request
 	struct end *end = export->handle;
 	struct fixture *f = end->f;
 
-	pthread_mutex_lock(&f->lock);
+	pthread_mutex_lock(&f->pool.lock);
 	end->submitted++;
 	if (request->command == NBD_CMD_WRITE)
 		memcpy(f->memory + request->offset, request->data, request->length);
 	else if (request->command == NBD_CMD_READ)
 		memcpy(request->data, f->memory + request->offset, request->length);
-	pthread_mutex_unlock(&f->lock);
+	pthread_mutex_unlock(&f->pool.lock);
 	iswi_nbd_complete(request, 0);
 }
 
@@ -123,14 +100,7 @@ static void set_up(struct fixture *f)
 	};
 
 	memset(f, 0, sizeof(*f));
-	pthread_mutex_init(&f->lock, NULL);
-	pthread_cond_init(&f->changed, NULL);
-	for (unsigned i = 0; i < REQUESTS; i++) {
-		f->requests[i].data = malloc(BLOCK_MAX);
-		CHECK(f->requests[i].data != NULL);
-		f->requests[i].next = f->free;
-		f->free = &f->requests[i];
-	}
+	pool_make(&f->pool);
 	for (unsigned i = 0; i < CONNS; i++)
 		f->ends[i].f = f;
 	CHECK_EQ(iswi_nbd_server_create(&config, &f->server, NULL), 0);
@@ -139,42 +109,25 @@ static void set_up(struct fixture *f)
 static void tear_down(struct fixture *f)
 {
 	iswi_nbd_server_destroy(f->server);
-	CHECK_EQ(f->opens, 0);
-	for (unsigned i = 0; i < REQUESTS; i++)
-		free(f->requests[i].data);
-	pthread_cond_destroy(&f->changed);
-	pthread_mutex_destroy(&f->lock);
-}
-
-static unsigned look(struct fixture *f, const unsigned *field)
-{
-	unsigned value;
-
-	pthread_mutex_lock(&f->lock);
-	value = *field;
-	pthread_mutex_unlock(&f->lock);
-	return value;
+	pool_free(&f->pool);
 }
 
 /* The client's end of a connection without a handshake. */
 static int adopted(struct fixture *f)
 {
-	const unsigned before = look(f, &f->opened);
+	const unsigned before = look(&f->pool, &f->opened);
 	int fds[2];
 
 	CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
 	bound_waits(fds[0]);
 	CHECK_EQ(iswi_nbd_server_adopt(f->server, fds[1], NULL), 0);
-	WAIT_FOR(look(f, &f->opened) == before + 1);
+	WAIT_FOR(look(&f->pool, &f->opened) == before + 1);
 	return fds[0];
 }
 
 static void set_slow(struct fixture *f, unsigned end, bool slow)
 {
-	pthread_mutex_lock(&f->lock);
-	f->ends[end].slow = slow;
-	pthread_cond_broadcast(&f->changed);
-	pthread_mutex_unlock(&f->lock);
+	pool_set(&f->pool, &f->ends[end].slow, slow);
 }
 
 /* Without a handshake; one end after the other. */
@@ -189,7 +142,7 @@ static void test_in_transmission(struct fixture *f)
 	CHECK_EQ(do_read(fd, 8192, block, sizeof(block)), 0);
 	CHECK(all_bytes(block, 7, sizeof(block)));
 	close(fd);
-	WAIT_FOR(look(f, &f->opens) == 0);
+	WAIT_FOR(look(&f->pool, &f->pool.opens) == 0);
 }
 
 /*
@@ -207,19 +160,19 @@ static void test_a_late_write_of_a_dead_connection_is_discarded(struct fixture *
 	set_slow(f, 0, true);
 	CHECK(say_request(dead, NBD_CMD_WRITE, 0, 1, 0, sizeof(old)));
 	CHECK(say(dead, old, sizeof(old)));
-	WAIT_FOR(look(f, &f->ends[0].waiting) == 1);
+	WAIT_FOR(look(&f->pool, &f->ends[0].waiting) == 1);
 	CHECK_EQ(shutdown(dead, SHUT_RDWR), 0);
 
 	CHECK_EQ(do_write(live, 0, old, sizeof(old)), 0);
 	CHECK_EQ(do_write(live, 0, new, sizeof(new)), 0);
 	set_slow(f, 0, false);
-	WAIT_FOR(look(f, &f->opens) == 1);
-	CHECK_EQ(look(f, &f->ends[0].submitted), 1);
+	WAIT_FOR(look(&f->pool, &f->pool.opens) == 1);
+	CHECK_EQ(look(&f->pool, &f->ends[0].submitted), 1);
 	CHECK_EQ(do_read(live, 0, block, sizeof(block)), 0);
 	CHECK(all_bytes(block, 0xbb, sizeof(block)));
 	close(dead);
 	close(live);
-	WAIT_FOR(look(f, &f->opens) == 0);
+	WAIT_FOR(look(&f->pool, &f->pool.opens) == 0);
 }
 
 /* One that is only slow is served: nobody has shut it down. */
@@ -231,14 +184,14 @@ static void test_a_slow_connection_is_not_a_dead_one(struct fixture *f)
 	set_slow(f, 0, true);
 	CHECK(say_request(slow, NBD_CMD_WRITE, 0, 1, 0, sizeof(block)));
 	CHECK(say(slow, block, sizeof(block)));
-	WAIT_FOR(look(f, &f->ends[0].waiting) == 1);
+	WAIT_FOR(look(&f->pool, &f->ends[0].waiting) == 1);
 	CHECK_EQ(do_write(live, 4096, block, sizeof(block)), 0);
 	set_slow(f, 0, false);
 	CHECK_EQ(hear_reply(slow, 1, NULL, 0), 0);
 	CHECK_EQ(do_read(slow, 0, block, sizeof(block)), 0);
 	close(slow);
 	close(live);
-	WAIT_FOR(look(f, &f->opens) == 0);
+	WAIT_FOR(look(&f->pool, &f->pool.opens) == 0);
 }
 
 static void test_more_than_there_is_room_for(struct fixture *f)
@@ -254,7 +207,7 @@ static void test_more_than_there_is_room_for(struct fixture *f)
 	close(fds[0]);
 	for (unsigned i = 0; i < CONNS; i++)
 		close(ends[i]);
-	WAIT_FOR(look(f, &f->opens) == 0);
+	WAIT_FOR(look(&f->pool, &f->pool.opens) == 0);
 }
 
 int main(void)
