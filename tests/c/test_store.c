@@ -129,8 +129,7 @@ static void test_slots_run_out(struct fixture *f)
 
 	CHECK_EQ(isw_store_map(f->store, leased.lease, 0, &slot, &generation), -ENOSPC);
 	CHECK_EQ(unmap_slab(f, leased.lease, mapped, 0), 0);
-	CHECK_EQ(isw_store_scrub(f->store), 0);
-	CHECK_EQ(isw_store_lease_destroy(f->store, leased.lease), 0);
+	give_back(f, leased.lease);
 }
 
 static void test_leases(struct fixture *f)
@@ -166,7 +165,7 @@ static void test_what_a_request_reaches(struct fixture *f)
 	struct leased leased = lease_slots(f, 3);
 	struct mapped first = map_slab(f, leased.lease), second = map_slab(f, leased.lease);
 	uint64_t at = first.slot * (uint64_t)SLAB_BYTES, empty;
-	char page[4096], long_one[8192];
+	char page[4096] = {0}, long_one[8192] = {0};
 	struct described described = {0};
 	int fd;
 
@@ -176,14 +175,10 @@ static void test_what_a_request_reaches(struct fixture *f)
 	greet(fd, NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES);
 	CHECK_EQ(ask_export(fd, NBD_OPT_GO, leased.token, &described), NBD_REP_ACK);
 	CHECK_EQ(described.size, 3 * SLAB_BYTES);
-	CHECK_EQ(do_read(fd, at, page, sizeof(page)), 0);
-	CHECK(all_bytes(page, 0, sizeof(page)));
-	memset(page, 1, sizeof(page));
-	CHECK_EQ(do_write(fd, at + SLAB_BYTES - 4096, page, 4096), 0);
-	memset(page, 2, sizeof(page));
-	CHECK_EQ(do_write(fd, at + SLAB_BYTES, page, 4096), 0);
-	CHECK_EQ(do_read(fd, at + SLAB_BYTES - 4096, page, 4096), 0);
-	CHECK(all_bytes(page, 1, sizeof(page)));
+	check_bytes(fd, at, 0, 4096);
+	fill_bytes(fd, at + SLAB_BYTES - 4096, 1, 4096);
+	fill_bytes(fd, at + SLAB_BYTES, 2, 4096);
+	check_bytes(fd, at + SLAB_BYTES - 4096, 1, 4096);
 	/* Over a border: refused, though both sides are mapped. */
 	CHECK_EQ(do_read(fd, at + SLAB_BYTES - 4096, long_one, 8192), NBD_EINVAL);
 	CHECK_EQ(do_write(fd, at + SLAB_BYTES - 4096, long_one, 8192), NBD_EINVAL);
@@ -194,14 +189,11 @@ static void test_what_a_request_reaches(struct fixture *f)
 	CHECK_EQ(do_command(fd, NBD_CMD_WRITE_ZEROES, 0, empty, 4096), NBD_EIO);
 	CHECK_EQ(do_read(fd, 3 * SLAB_BYTES, page, 4096), NBD_EINVAL);
 	CHECK_EQ(do_command(fd, NBD_CMD_TRIM, 0, at + SLAB_BYTES, 4096), 0);
-	CHECK_EQ(do_read(fd, at + SLAB_BYTES, page, 4096), 0);
-	CHECK(all_bytes(page, 0, sizeof(page)));
+	check_bytes(fd, at + SLAB_BYTES, 0, 4096);
 	CHECK_EQ(lease_stats_of(f, leased.lease).write_bytes, 2 * 4096);
 	CHECK_EQ(stats_of(f).request_errors, 7);
 	close(fd);
-	CHECK_EQ(isw_store_lease_destroy(f->store, leased.lease), 0);
-	CHECK_EQ(isw_store_scrub(f->store), 0);
-	CHECK_EQ(isw_store_scrub(f->store), 0);
+	give_back(f, leased.lease);
 }
 
 static void test_who_may_connect(struct fixture *f)
@@ -209,20 +201,18 @@ static void test_who_may_connect(struct fixture *f)
 	struct leased leased = lease_slots(f, 1), other = lease_slots(f, 1);
 	uint64_t refused;
 	int fds[9], fd;
-	char name[40];
+	char names[4][40] = {""};
 
 	fd = dial(f->port);
 	greet(fd, NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES);
 	CHECK(say_option(fd, NBD_OPT_LIST, NULL, 0));
 	CHECK_EQ(hear_option(fd, NBD_OPT_LIST, NULL, 0, NULL), NBD_REP_ACK);
-	CHECK_EQ(ask_export(fd, NBD_OPT_GO, "", NULL), NBD_REP_ERR_UNKNOWN);
-	snprintf(name, sizeof(name), "%.31s", leased.token);
-	CHECK_EQ(ask_export(fd, NBD_OPT_GO, name, NULL), NBD_REP_ERR_UNKNOWN);
-	snprintf(name, sizeof(name), "%s0", leased.token);
-	CHECK_EQ(ask_export(fd, NBD_OPT_GO, name, NULL), NBD_REP_ERR_UNKNOWN);
-	snprintf(name, sizeof(name), "%s", leased.token);
-	name[31] = name[31] == '0' ? '1' : '0';
-	CHECK_EQ(ask_export(fd, NBD_OPT_GO, name, NULL), NBD_REP_ERR_UNKNOWN);
+	snprintf(names[1], sizeof(names[1]), "%.31s", leased.token);
+	snprintf(names[2], sizeof(names[2]), "%s0", leased.token);
+	snprintf(names[3], sizeof(names[3]), "%s", leased.token);
+	names[3][31] = names[3][31] == '0' ? '1' : '0';
+	for (unsigned i = 0; i < 4; i++)
+		CHECK_EQ(ask_export(fd, NBD_OPT_GO, names[i], NULL), NBD_REP_ERR_UNKNOWN);
 	CHECK_EQ(ask_export(fd, NBD_OPT_INFO, leased.token, NULL), NBD_REP_ACK);
 	close(fd);
 	for (unsigned i = 0; i < 8; i++)
@@ -253,44 +243,37 @@ static void test_who_may_connect(struct fixture *f)
 static void test_no_bytes_left_behind(struct fixture *f)
 {
 	struct leased leased = lease_slots(f, SLABS), next;
-	static char data[SLAB_BYTES];
 	struct mapped mapped[SLABS];
 	int fd = open_export(f->port, leased.token);
+	char byte;
 
-	memset(data, 0xee, sizeof(data));
 	for (unsigned i = 0; i < SLABS; i++) {
 		mapped[i] = map_slab(f, leased.lease);
-		CHECK_EQ(do_write(fd, mapped[i].slot * (uint64_t)SLAB_BYTES, data, SLAB_BYTES), 0);
+		fill_bytes(fd, mapped[i].slot * (uint64_t)SLAB_BYTES, 0xee, SLAB_BYTES);
 	}
 	for (unsigned i = 0; i + 1 < SLABS; i++)
 		CHECK_EQ(unmap_slab(f, leased.lease, mapped[i], WAIT_S * 1000), 0);
-	CHECK_EQ(do_read(fd, mapped[0].slot * (uint64_t)SLAB_BYTES, data, 4096), NBD_EIO);
-	CHECK_EQ(isw_store_lease_destroy(f->store, leased.lease), 0);
+	CHECK_EQ(do_read(fd, mapped[0].slot * (uint64_t)SLAB_BYTES, &byte, 1), NBD_EIO);
 	close(fd);
-	for (unsigned i = 0; i < SLABS; i++)
-		CHECK_EQ(isw_store_scrub(f->store), 0);
+	give_back(f, leased.lease);
 	next = lease_slots(f, SLABS);
 	fd = open_export(f->port, next.token);
 	for (unsigned i = 0; i < SLABS; i++) {
 		mapped[i] = map_slab(f, next.lease);
-		CHECK_EQ(do_read(fd, mapped[i].slot * (uint64_t)SLAB_BYTES, data, SLAB_BYTES), 0);
-		CHECK(all_bytes(data, 0, sizeof(data)));
+		check_bytes(fd, mapped[i].slot * (uint64_t)SLAB_BYTES, 0, SLAB_BYTES);
 	}
 	close(fd);
-	CHECK_EQ(isw_store_lease_destroy(f->store, next.lease), 0);
-	for (unsigned i = 0; i < SLABS; i++)
-		CHECK_EQ(isw_store_scrub(f->store), 0);
+	give_back(f, next.lease);
 }
 
 static void test_renew(struct fixture *f)
 {
 	struct leased leased = lease_slots(f, 1);
 	struct mapped mapped = map_slab(f, leased.lease);
-	char token[ISW_TOKEN_TEXT_BYTES], page[4096];
+	char token[ISW_TOKEN_TEXT_BYTES];
 	int fd = open_export(f->port, leased.token);
 
-	memset(page, 9, sizeof(page));
-	CHECK_EQ(do_write(fd, 0, page, sizeof(page)), 0);
+	fill_bytes(fd, 0, 9, 4096);
 	CHECK_EQ(lease_stats_of(f, leased.lease).epoch, 1);
 	CHECK_EQ(isw_store_lease_renew(f->store, leased.lease, WAIT_S * 1000, token), 0);
 	CHECK(strcmp(token, leased.token) != 0);
@@ -302,13 +285,11 @@ static void test_renew(struct fixture *f)
 	CHECK_EQ(try_open(fd, leased.token), NBD_REP_ERR_UNKNOWN);
 	/* The slab stayed, with its bytes and its generation. */
 	CHECK_EQ(ask_export(fd, NBD_OPT_GO, token, NULL), NBD_REP_ACK);
-	CHECK_EQ(do_read(fd, 0, page, sizeof(page)), 0);
-	CHECK(all_bytes(page, 9, sizeof(page)));
+	check_bytes(fd, 0, 9, 4096);
 	CHECK_EQ(unmap_slab(f, leased.lease, mapped, WAIT_S * 1000), 0);
 	CHECK_EQ(isw_store_lease_renew(f->store, leased.lease + 100, 0, token), -ENOENT);
 	close(fd);
-	CHECK_EQ(isw_store_lease_destroy(f->store, leased.lease), 0);
-	CHECK_EQ(isw_store_scrub(f->store), 0);
+	give_back(f, leased.lease);
 }
 
 int main(void)

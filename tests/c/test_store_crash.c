@@ -74,34 +74,28 @@ static void step(void)
 		_exit(STOPPED);
 }
 
-int __wrap_renameat(int from_fd, const char *from, int to_fd, const char *to)
+static int stepped(int result)
 {
-	int result;
-
-	step();
-	result = __real_renameat(from_fd, from, to_fd, to);
 	step();
 	return result;
+}
+
+int __wrap_renameat(int from_fd, const char *from, int to_fd, const char *to)
+{
+	step();
+	return stepped(__real_renameat(from_fd, from, to_fd, to));
 }
 
 int __wrap_unlinkat(int fd, const char *name, int flags)
 {
-	int result;
-
 	step();
-	result = __real_unlinkat(fd, name, flags);
-	step();
-	return result;
+	return stepped(__real_unlinkat(fd, name, flags));
 }
 
 int __wrap_ftruncate(int fd, off_t bytes)
 {
-	int result;
-
 	step();
-	result = __real_ftruncate(fd, bytes);
-	step();
-	return result;
+	return stepped(__real_ftruncate(fd, bytes));
 }
 
 void __wrap_iswi_slab_mem_zero(struct iswi_slab_mem *mem)
@@ -122,16 +116,6 @@ static uint32_t draw(uint32_t *seed, uint32_t below)
 static unsigned char pattern_of(uint64_t generation)
 {
 	return (unsigned char)(1 + generation % 255);
-}
-
-static bool is_filled(const void *memory, unsigned char with)
-{
-	const unsigned char *bytes = memory;
-
-	for (uint32_t i = 0; i < SLAB_BYTES; i++)
-		if (bytes[i] != with)
-			return false;
-	return true;
 }
 
 static struct iswi_slot *slot_of(isw_store *store, uint64_t lease, uint32_t slot)
@@ -214,7 +198,7 @@ static void map_one(isw_store *store, uint32_t number, uint32_t tag)
 	CHECK(mapping->generation > model->generation_last);
 	model->generation_last = mapping->generation;
 	memory = slot_of(store, mapping->lease, mapping->slot)->memory;
-	CHECK(is_filled(memory, 0));
+	CHECK(all_bytes(memory, 0, SLAB_BYTES));
 	memset(memory, pattern_of(mapping->generation), SLAB_BYTES);
 	mapping->promise = KEPT;
 }
@@ -314,11 +298,11 @@ static uint32_t check_lease(isw_store *store, uint64_t lease)
 		if (mapping == NULL || mapping->promise == BEGUN) {
 			/* Its device was not told: it gives it back. */
 			CHECK(info.generation > model->generation_last);
-			CHECK(is_filled(memory, 0));
+			CHECK(all_bytes(memory, 0, SLAB_BYTES));
 			continue;
 		}
 		CHECK(mapping->promise == KEPT || mapping->promise == ENDING);
-		CHECK(is_filled(memory, pattern_of(info.generation)));
+		CHECK(all_bytes(memory, pattern_of(info.generation), SLAB_BYTES));
 		kept += mapping->promise == KEPT;
 	}
 	return kept;
@@ -328,7 +312,7 @@ static void check_slabs(isw_store *store)
 {
 	for (uint32_t i = 0; i < store->slabs_size; i++)
 		if (store->slabs[i].state == ISWI_SLAB_FREE)
-			CHECK(is_filled(store->slabs[i].mem.base, 0));
+			CHECK(all_bytes(store->slabs[i].mem.base, 0, SLAB_BYTES));
 }
 
 /* All that can be made new: every number is above every old one, every byte is zero. */
@@ -352,7 +336,7 @@ static void check_new(isw_store *store)
 	CHECK(lease > model->lease_last);
 	while (isw_store_map(store, lease, 0, &slot, &generation) == 0) {
 		CHECK(generation > model->generation_last);
-		CHECK(is_filled(slot_of(store, lease, slot)->memory, 0));
+		CHECK(all_bytes(slot_of(store, lease, slot)->memory, 0, SLAB_BYTES));
 	}
 }
 

@@ -12,63 +12,86 @@
 #define SMALL_BYTES 65536u
 #define LARGE_BYTES (8u << 20) /* more than loopback takes in for a client that does not read */
 
-struct unmapping {
-	const struct fixture *f;
-	uint64_t lease;
+/* A store with one lease, and a slab there that a thread may take away. */
+struct scene {
+	struct fixture f;
+	struct leased leased;
 	struct mapped mapped;
-	uint32_t wait_ms_max;
 	pthread_t thread;
 	int result;
 };
 
+static void begin(struct scene *s, uint32_t bytes, uint32_t slabs, uint32_t slots)
+{
+	set_up(&s->f, bytes, slabs);
+	s->leased = lease_slots(&s->f, slots);
+	s->mapped = map_slab(&s->f, s->leased.lease);
+}
+
+static int unmap(struct scene *s, uint32_t wait_ms_max)
+{
+	return unmap_slab(&s->f, s->leased.lease, s->mapped, wait_ms_max);
+}
+
+static int connected(const struct scene *s)
+{
+	return open_export(s->f.port, s->leased.token);
+}
+
 static void *unmap_main(void *opaque)
 {
-	struct unmapping *u = opaque;
+	struct scene *s = opaque;
 
-	u->result = unmap_slab(u->f, u->lease, u->mapped, u->wait_ms_max);
+	s->result = unmap(s, WAIT_S * 1000);
 	return NULL;
 }
 
-static void unmap_start(struct unmapping *u)
+static void unmap_start(struct scene *s)
 {
-	CHECK_EQ(iswi_thread_start(&u->thread, "unmap", unmap_main, u), 0);
+	CHECK_EQ(iswi_thread_start(&s->thread, "unmap", unmap_main, s), 0);
 }
 
-static int unmap_join(struct unmapping *u)
+static int unmap_join(struct scene *s)
 {
-	pthread_join(u->thread, NULL);
-	return u->result;
+	pthread_join(s->thread, NULL);
+	return s->result;
 }
 
 /* How many requests hold the slot. From inside, for the bytes of a write under way are its own. */
-static unsigned holders(const struct fixture *f, uint64_t lease, struct mapped mapped)
+static unsigned holders(const struct scene *s)
 {
 	struct iswi_lease *found;
 	unsigned refs = 0;
 
-	pthread_mutex_lock(&f->store->lock);
-	found = iswi_lease_find(f->store, lease);
+	pthread_mutex_lock(&s->f.store->lock);
+	found = iswi_lease_find(s->f.store, s->leased.lease);
 	if (found != NULL)
-		refs = (unsigned)atomic_load(&found->slots[mapped.slot].refs);
-	pthread_mutex_unlock(&f->store->lock);
+		refs = (unsigned)atomic_load(&found->slots[s->mapped.slot].refs);
+	pthread_mutex_unlock(&s->f.store->lock);
 	return refs;
 }
 
-static void fill(int fd, uint64_t offset, int value, uint32_t bytes)
+/* Half of a page's WRITE: from here on it holds the slot, until the other half is said. */
+static void say_first_half(struct scene *s, int fd, int value)
 {
-	char *data = malloc(bytes);
+	char half[2048];
 
-	CHECK(data != NULL);
-	memset(data, value, bytes);
-	CHECK_EQ(do_write(fd, offset, data, bytes), 0);
-	free(data);
+	memset(half, value, sizeof(half));
+	CHECK(say_request(fd, NBD_CMD_WRITE, 0, 8, 0, 2 * sizeof(half)));
+	CHECK(say(fd, half, sizeof(half)));
+	WAIT_FOR(holders(s) == 1);
 }
 
-static void give_back(struct fixture *f, uint64_t lease)
+/* Asks for all of the slab and takes no more of the answer than its header. */
+static int deaf_reader(struct scene *s)
 {
-	CHECK_EQ(isw_store_lease_destroy(f->store, lease), 0);
-	while (isw_store_scrub(f->store) == 0)
-		;
+	char header[NBD_SIMPLE_REPLY_BYTES];
+	int fd = dial_buffered(s->f.port, 4096);
+
+	CHECK_EQ(try_open(fd, s->leased.token), 0);
+	CHECK(say_request(fd, NBD_CMD_READ, 0, 1, 0, LARGE_BYTES));
+	CHECK(hear(fd, header, sizeof(header)));
+	return fd;
 }
 
 /*
@@ -77,63 +100,46 @@ static void give_back(struct fixture *f, uint64_t lease)
  */
 static void test_half_sent_answer_holds_the_slab(void)
 {
-	struct fixture f;
-	struct leased leased;
-	struct unmapping u;
 	static char data[LARGE_BYTES];
+	struct scene s;
 	int reader, other;
 
-	set_up(&f, LARGE_BYTES, 1);
-	leased = lease_slots(&f, 1);
-	u = (struct unmapping){.f = &f,
-			       .lease = leased.lease,
-			       .mapped = map_slab(&f, leased.lease),
-			       .wait_ms_max = WAIT_S * 1000};
-	other = open_export(f.port, leased.token);
-	fill(other, 0, 0x77, LARGE_BYTES);
-	reader = dial_buffered(f.port, 4096);
-	CHECK_EQ(try_open(reader, leased.token), 0);
-	CHECK(say_request(reader, NBD_CMD_READ, 0, 1, 0, LARGE_BYTES));
-	CHECK(hear(reader, data, NBD_SIMPLE_REPLY_BYTES)); /* it has begun */
-	unmap_start(&u);
+	begin(&s, LARGE_BYTES, 1, 1);
+	other = connected(&s);
+	fill_bytes(other, 0, 0x77, LARGE_BYTES);
+	reader = deaf_reader(&s);
+	unmap_start(&s);
 	WAIT_FOR(do_read(other, 0, data, 512) == NBD_EIO); /* the fence is up */
 	sleep_ms(50);
-	CHECK_EQ(stats_of(&f).slabs_mapped, 1);
-	CHECK_EQ(isw_store_scrub(f.store), -ENOENT);
+	CHECK_EQ(stats_of(&s.f).slabs_mapped, 1);
+	CHECK_EQ(isw_store_scrub(s.f.store), -ENOENT);
 	CHECK(hear(reader, data, LARGE_BYTES));
 	CHECK(all_bytes(data, 0x77, LARGE_BYTES));
-	CHECK_EQ(unmap_join(&u), 0);
-	CHECK_EQ(stats_of(&f).slabs_dirty, 1);
+	CHECK_EQ(unmap_join(&s), 0);
+	CHECK_EQ(stats_of(&s.f).slabs_dirty, 1);
 	/* Nothing was forced: both connections live. */
 	CHECK_EQ(do_read(reader, 0, data, 512), NBD_EIO);
 	CHECK_EQ(do_read(other, 0, data, 512), NBD_EIO);
 	close(reader);
 	close(other);
-	tear_down(&f);
+	tear_down(&s.f);
 }
 
 /* The same, but the client never reads on: past its time unmap ends the connections. */
 static void test_forced_unmap_of_a_deaf_reader(void)
 {
-	struct fixture f;
-	struct leased leased;
-	struct mapped mapped;
 	static char data[LARGE_BYTES];
+	struct scene s;
 	int reader;
 
-	set_up(&f, LARGE_BYTES, 1);
-	leased = lease_slots(&f, 1);
-	mapped = map_slab(&f, leased.lease);
-	reader = dial_buffered(f.port, 4096);
-	CHECK_EQ(try_open(reader, leased.token), 0);
-	CHECK(say_request(reader, NBD_CMD_READ, 0, 1, 0, LARGE_BYTES));
-	CHECK(hear(reader, data, NBD_SIMPLE_REPLY_BYTES));
-	CHECK_EQ(unmap_slab(&f, leased.lease, mapped, 50), 0);
-	CHECK_EQ(stats_of(&f).slabs_dirty, 1);
-	WAIT_FOR(lease_stats_of(&f, leased.lease).connections == 0);
+	begin(&s, LARGE_BYTES, 1, 1);
+	reader = deaf_reader(&s);
+	CHECK_EQ(unmap(&s, 50), 0);
+	CHECK_EQ(stats_of(&s.f).slabs_dirty, 1);
+	WAIT_FOR(lease_stats_of(&s.f, s.leased.lease).connections == 0);
 	CHECK(!hear(reader, data, LARGE_BYTES)); /* cut off, never filled up with something else */
 	close(reader);
-	tear_down(&f);
+	tear_down(&s.f);
 }
 
 /*
@@ -142,33 +148,26 @@ static void test_forced_unmap_of_a_deaf_reader(void)
  */
 static void test_slow_write_ends_with_forced_unmap(void)
 {
-	struct fixture f;
-	struct leased leased, next;
-	struct mapped mapped;
-	char half[2048], page[4096];
+	struct leased next;
+	struct scene s;
+	char half[2048];
 	int slow, fd;
 
-	set_up(&f, SMALL_BYTES, 1);
-	leased = lease_slots(&f, 1);
-	mapped = map_slab(&f, leased.lease);
-	slow = open_export(f.port, leased.token);
+	begin(&s, SMALL_BYTES, 1, 1);
+	slow = connected(&s);
+	say_first_half(&s, slow, 0x66);
+	CHECK_EQ(unmap(&s, 50), 0);
+	CHECK_EQ(isw_store_scrub(s.f.store), 0);
+	next = lease_slots(&s.f, 1);
+	map_slab(&s.f, next.lease);
 	memset(half, 0x66, sizeof(half));
-	CHECK(say_request(slow, NBD_CMD_WRITE, 0, 1, 0, 4096));
-	CHECK(say(slow, half, sizeof(half)));
-	/* Not before it holds the slot, or there would be nothing to force. */
-	WAIT_FOR(holders(&f, leased.lease, mapped) == 1);
-	CHECK_EQ(unmap_slab(&f, leased.lease, mapped, 50), 0);
-	CHECK_EQ(isw_store_scrub(f.store), 0);
-	next = lease_slots(&f, 1);
-	map_slab(&f, next.lease);
 	say(slow, half, sizeof(half));
 	hear_close(slow);
 	close(slow);
-	fd = open_export(f.port, next.token);
-	CHECK_EQ(do_read(fd, 0, page, sizeof(page)), 0);
-	CHECK(all_bytes(page, 0, sizeof(page)));
+	fd = open_export(s.f.port, next.token);
+	check_bytes(fd, 0, 0, 4096);
 	close(fd);
-	tear_down(&f);
+	tear_down(&s.f);
 }
 
 /*
@@ -177,104 +176,70 @@ static void test_slow_write_ends_with_forced_unmap(void)
  */
 static void test_slot_taken_by_force_waits_for_old_connections(void)
 {
-	struct fixture f;
-	struct leased leased;
 	struct mapped forced, other, again;
+	struct scene s;
 	char page[512];
 	int old, second;
 
-	set_up(&f, SMALL_BYTES, 3);
-	leased = lease_slots(&f, 2);
-	forced = map_slab(&f, leased.lease);
-	old = open_export(f.port, leased.token);
-	CHECK_EQ(unmap_slab(&f, leased.lease, forced, 0), 0);
-	other = map_slab(&f, leased.lease);
+	begin(&s, SMALL_BYTES, 3, 2);
+	forced = s.mapped;
+	old = connected(&s);
+	CHECK_EQ(unmap(&s, 0), 0);
+	other = map_slab(&s.f, s.leased.lease);
 	CHECK(other.slot != forced.slot);
 	/* With DONE a slot is free at once, and taken again: the forced one is not. */
-	CHECK_EQ(unmap_slab(&f, leased.lease, other, 1), 0);
-	again = map_slab(&f, leased.lease);
+	CHECK_EQ(unmap_slab(&s.f, s.leased.lease, other, 1), 0);
+	again = map_slab(&s.f, s.leased.lease);
 	CHECK_EQ(again.slot, other.slot);
 	memset(page, 0x44, sizeof(page));
 	CHECK_EQ(do_write(old, forced.slot * SMALL_BYTES, page, sizeof(page)), NBD_EIO);
 	/* One that came after that has nothing to do with it. */
-	second = open_export(f.port, leased.token);
-	CHECK_EQ(isw_store_scrub(f.store), 0);
-	CHECK_EQ(isw_store_scrub(f.store), 0);
+	second = connected(&s);
+	CHECK_EQ(isw_store_scrub(s.f.store), 0);
+	CHECK_EQ(isw_store_scrub(s.f.store), 0);
 	/* Nothing else is left: the old connections are sent away for it, all of them. */
-	CHECK_EQ(isw_store_map(f.store, leased.lease, 0, &again.slot, &again.generation), -EAGAIN);
+	CHECK_EQ(isw_store_map(s.f.store, s.leased.lease, 0, &again.slot, &again.generation),
+		 -EAGAIN);
 	hear_close(old);
 	close(old);
 	hear_close(second);
 	close(second);
-	WAIT_FOR(isw_store_map(f.store, leased.lease, 0, &again.slot, &again.generation) == 0);
+	WAIT_FOR(isw_store_map(s.f.store, s.leased.lease, 0, &again.slot, &again.generation) == 0);
 	CHECK_EQ(again.slot, forced.slot);
-	tear_down(&f);
+	tear_down(&s.f);
 }
 
-/* A write under way is waited for, and it is whole when unmap returns. */
-static void test_write_under_way_is_waited_for(void)
+/*
+ * A write under way is waited for, and it is whole when unmap returns; or its lease is destroyed
+ * meanwhile, and both end.
+ */
+static void test_write_under_way_is_waited_for(bool destroyed)
 {
-	struct fixture f;
-	struct leased leased;
-	struct unmapping u;
+	struct scene s;
 	char half[2048], byte;
 	int writer, other;
 
-	set_up(&f, SMALL_BYTES, 1);
-	leased = lease_slots(&f, 1);
-	u = (struct unmapping){.f = &f,
-			       .lease = leased.lease,
-			       .mapped = map_slab(&f, leased.lease),
-			       .wait_ms_max = WAIT_S * 1000};
-	writer = open_export(f.port, leased.token);
-	other = open_export(f.port, leased.token);
-	memset(half, 0x55, sizeof(half));
-	CHECK(say_request(writer, NBD_CMD_WRITE, 0, 8, 0, 4096));
-	CHECK(say(writer, half, sizeof(half)));
-	WAIT_FOR(holders(&f, leased.lease, u.mapped) == 1);
-	unmap_start(&u);
+	begin(&s, SMALL_BYTES, 1, 1);
+	writer = connected(&s);
+	other = connected(&s);
+	say_first_half(&s, writer, 0x55);
+	unmap_start(&s);
 	WAIT_FOR(do_read(other, 8192, &byte, 1) == NBD_EIO);
-	CHECK_EQ(stats_of(&f).slabs_dirty, 0);
-	/* A second unmap of the same slot is told so, and waits for nothing. */
-	CHECK_EQ(unmap_slab(&f, leased.lease, u.mapped, 0), -EALREADY);
-	CHECK(say(writer, half, sizeof(half)));
-	CHECK_EQ(hear_reply(writer, 8, NULL, 0), 0);
-	CHECK_EQ(unmap_join(&u), 0);
-	CHECK_EQ(stats_of(&f).slabs_dirty, 1);
+	CHECK_EQ(stats_of(&s.f).slabs_dirty, 0);
+	if (destroyed) {
+		CHECK_EQ(isw_store_lease_destroy(s.f.store, s.leased.lease), 0);
+	} else {
+		/* A second unmap of the same slot is told so, and waits for nothing. */
+		CHECK_EQ(unmap(&s, 0), -EALREADY);
+		memset(half, 0x55, sizeof(half));
+		CHECK(say(writer, half, sizeof(half)));
+		CHECK_EQ(hear_reply(writer, 8, NULL, 0), 0);
+	}
+	CHECK_EQ(unmap_join(&s), 0);
+	CHECK_EQ(stats_of(&s.f).slabs_dirty, 1);
 	close(writer);
 	close(other);
-	tear_down(&f);
-}
-
-/* A lease is destroyed while an unmap of its slot waits: both end. */
-static void test_destroy_during_unmap(void)
-{
-	struct fixture f;
-	struct leased leased;
-	struct unmapping u;
-	char half[2048], byte;
-	int writer, other;
-
-	set_up(&f, SMALL_BYTES, 1);
-	leased = lease_slots(&f, 1);
-	u = (struct unmapping){.f = &f,
-			       .lease = leased.lease,
-			       .mapped = map_slab(&f, leased.lease),
-			       .wait_ms_max = WAIT_S * 1000};
-	writer = open_export(f.port, leased.token);
-	other = open_export(f.port, leased.token);
-	memset(half, 0x55, sizeof(half));
-	CHECK(say_request(writer, NBD_CMD_WRITE, 0, 8, 0, 4096));
-	CHECK(say(writer, half, sizeof(half)));
-	WAIT_FOR(holders(&f, leased.lease, u.mapped) == 1);
-	unmap_start(&u);
-	WAIT_FOR(do_read(other, 8192, &byte, 1) == NBD_EIO);
-	CHECK_EQ(isw_store_lease_destroy(f.store, leased.lease), 0);
-	CHECK_EQ(unmap_join(&u), 0);
-	CHECK_EQ(stats_of(&f).slabs_dirty, 1);
-	close(writer);
-	close(other);
-	tear_down(&f);
+	tear_down(&s.f);
 }
 
 struct old_writer {
@@ -308,39 +273,34 @@ static void *old_writer_main(void *opaque)
  */
 static void test_no_late_write_after_renew(void)
 {
-	char token[ISW_TOKEN_TEXT_BYTES], page[4096];
-	struct fixture f;
-	struct leased leased;
+	char *token, page[4096] = {0};
+	struct scene s;
 
-	set_up(&f, SMALL_BYTES, 1);
-	leased = lease_slots(&f, 1);
-	map_slab(&f, leased.lease);
-	strcpy(token, leased.token);
+	begin(&s, SMALL_BYTES, 1, 1);
+	token = s.leased.token;
 	for (unsigned round = 0; round < 20; round++) {
-		struct old_writer old = {.fd = open_export(f.port, token)};
-		int slow = open_export(f.port, token), fd;
+		struct old_writer old = {.fd = connected(&s)};
+		int slow = connected(&s), fd;
 		pthread_t thread;
 
 		CHECK(say_request(slow, NBD_CMD_WRITE, 0, 1, 4096 * 8, 4096));
 		CHECK(say(slow, "half", 4));
 		CHECK_EQ(iswi_thread_start(&thread, "old", old_writer_main, &old), 0);
 		WAIT_FOR(atomic_load(&old.written) > 100);
-		CHECK_EQ(isw_store_lease_renew(f.store, leased.lease, WAIT_S * 1000, token), 0);
-		fd = open_export(f.port, token);
+		CHECK_EQ(isw_store_lease_renew(s.f.store, s.leased.lease, WAIT_S * 1000, token), 0);
+		fd = connected(&s);
 		for (unsigned i = 0; i < 9; i++)
-			fill(fd, 4096 * i, 0x22, 4096);
+			fill_bytes(fd, 4096 * i, 0x22, 4096);
 		say(slow, page, 4092);
-		for (unsigned i = 0; i < 45; i++) {
-			CHECK_EQ(do_read(fd, 4096 * (i % 9), page, sizeof(page)), 0);
-			CHECK(all_bytes(page, 0x22, sizeof(page)));
-		}
+		for (unsigned i = 0; i < 45; i++)
+			check_bytes(fd, 4096 * (i % 9), 0x22, 4096);
 		pthread_join(thread, NULL);
 		close(old.fd);
 		close(slow);
 		close(fd);
 	}
-	give_back(&f, leased.lease);
-	tear_down(&f);
+	give_back(&s.f, s.leased.lease);
+	tear_down(&s.f);
 }
 
 /*
@@ -352,34 +312,30 @@ static void test_renewal_that_cannot_wait(void)
 {
 	const uint32_t bytes = 64u << 20;
 	char token[ISW_TOKEN_TEXT_BYTES];
-	struct fixture f;
-	struct leased leased;
-	struct mapped mapped;
+	struct scene s;
 	int err = 0, late;
 
-	set_up(&f, bytes, 1);
-	leased = lease_slots(&f, 1);
-	mapped = map_slab(&f, leased.lease);
+	begin(&s, bytes, 1, 1);
 	/* The scheduler may give it the time after all, but not every time. */
 	for (unsigned attempt = 0; attempt < 20 && err == 0; attempt++) {
-		int busy = open_export(f.port, leased.token);
+		int busy = connected(&s);
 
 		for (unsigned i = 0; i < 32; i++)
 			CHECK(say_request(busy, NBD_CMD_WRITE_ZEROES, 0, i, 0, bytes));
-		WAIT_FOR(holders(&f, leased.lease, mapped) == 1);
-		strcpy(token, leased.token);
-		err = isw_store_lease_renew(f.store, leased.lease, 0, leased.token);
+		WAIT_FOR(holders(&s) == 1);
+		strcpy(token, s.leased.token);
+		err = isw_store_lease_renew(s.f.store, s.leased.lease, 0, s.leased.token);
 		close(busy);
 	}
 	CHECK_EQ(err, -ETIMEDOUT);
-	CHECK(strcmp(token, leased.token) == 0);
-	late = dial(f.port);
+	CHECK(strcmp(token, s.leased.token) == 0);
+	late = dial(s.f.port);
 	CHECK_EQ(try_open(late, token), NBD_REP_ERR_UNKNOWN);
-	CHECK_EQ(isw_store_lease_renew(f.store, leased.lease, WAIT_S * 1000, token), 0);
-	CHECK_EQ(ask_export(late, NBD_OPT_GO, leased.token, NULL), NBD_REP_ERR_UNKNOWN);
+	CHECK_EQ(isw_store_lease_renew(s.f.store, s.leased.lease, WAIT_S * 1000, token), 0);
+	CHECK_EQ(ask_export(late, NBD_OPT_GO, s.leased.token, NULL), NBD_REP_ERR_UNKNOWN);
 	CHECK_EQ(ask_export(late, NBD_OPT_GO, token, NULL), NBD_REP_ACK);
 	close(late);
-	tear_down(&f);
+	tear_down(&s.f);
 }
 
 /* ---- the fence alone, as fast as it goes: the windows are a few instructions wide */
@@ -617,8 +573,8 @@ int main(void)
 	test_forced_unmap_of_a_deaf_reader();
 	test_slow_write_ends_with_forced_unmap();
 	test_slot_taken_by_force_waits_for_old_connections();
-	test_write_under_way_is_waited_for();
-	test_destroy_during_unmap();
+	test_write_under_way_is_waited_for(false);
+	test_write_under_way_is_waited_for(true);
 	test_no_late_write_after_renew();
 	test_renewal_that_cannot_wait();
 	test_fence_alone();

@@ -33,12 +33,6 @@ static void open_store(struct fixture *f)
 	CHECK_EQ(try_open_store(f, SLABS, NULL), 0);
 }
 
-static void fill_pool(const struct fixture *f)
-{
-	while (isw_store_preallocate(f->store, NULL) == 0)
-		;
-}
-
 static void empty_directory(void)
 {
 	DIR *dir = opendir(directory);
@@ -71,22 +65,41 @@ static void find(const char *part, char *path_out, size_t bytes)
 
 static void fill(const struct fixture *f, const char *token, uint32_t slot, int value)
 {
-	static char bytes[SLAB_BYTES];
 	int fd = open_export(f->port, token);
 
-	memset(bytes, value, sizeof(bytes));
-	CHECK_EQ(do_write(fd, (uint64_t)slot * SLAB_BYTES, bytes, sizeof(bytes)), 0);
+	fill_bytes(fd, (uint64_t)slot * SLAB_BYTES, value, SLAB_BYTES);
 	close(fd);
 }
 
 static void check_filled(const struct fixture *f, const char *token, uint32_t slot, int value)
 {
-	static char bytes[SLAB_BYTES];
 	int fd = open_export(f->port, token);
 
-	CHECK_EQ(do_read(fd, (uint64_t)slot * SLAB_BYTES, bytes, sizeof(bytes)), 0);
-	CHECK(all_bytes(bytes, (unsigned char)value, sizeof(bytes)));
+	check_bytes(fd, (uint64_t)slot * SLAB_BYTES, value, SLAB_BYTES);
 	close(fd);
+}
+
+/* A full pool, and a lease of it. */
+static struct leased begin(struct fixture *f)
+{
+	open_store(f);
+	while (isw_store_preallocate(f->store, NULL) == 0)
+		;
+	return lease_slots(f, 4);
+}
+
+/* By the next daemon, which knows of the lease. */
+static void open_again(struct fixture *f, uint64_t lease, uint32_t slabs)
+{
+	CHECK_EQ(try_open_store(f, slabs, NULL), 0);
+	CHECK_EQ(isw_store_lease_restore(f->store, lease, 4, 5), 0);
+	isw_store_restored(f->store);
+}
+
+static void end(struct fixture *f)
+{
+	tear_down(f);
+	empty_directory();
 }
 
 static void check_note(const struct fixture *f, const char *part)
@@ -108,17 +121,12 @@ static void test_same_lease_again(void)
 	struct isw_slot_info info;
 	char token[ISW_TOKEN_TEXT_BYTES];
 	struct mapped one, two;
-	uint32_t tag_slot;
-	uint64_t generation;
 	int fd;
 
-	open_store(&f);
+	leased = begin(&f);
 	isw_store_restored(f.store);
-	fill_pool(&f);
-	leased = lease_slots(&f, 8);
 	one = map_slab(&f, leased.lease);
-	CHECK_EQ(isw_store_map(f.store, leased.lease, 77, &tag_slot, &generation), 0);
-	two = (struct mapped){tag_slot, generation};
+	CHECK_EQ(isw_store_map(f.store, leased.lease, 77, &two.slot, &two.generation), 0);
 	fill(&f, leased.token, one.slot, 1);
 	fill(&f, leased.token, two.slot, 2);
 	CHECK_EQ(unmap_slab(&f, leased.lease, one, 1000), 0);
@@ -126,9 +134,9 @@ static void test_same_lease_again(void)
 
 	open_store(&f);
 	CHECK_EQ(stats_of(&f).slabs_free + stats_of(&f).slabs_dirty, SLABS);
-	CHECK_EQ(isw_store_lease_restore(f.store, leased.lease, 8, 5), 0);
-	CHECK_EQ(isw_store_lease_restore(f.store, leased.lease, 8, 5), -EEXIST);
-	CHECK_EQ(isw_store_lease_restore(f.store, 1u << 30, 8, 5), -EINVAL);
+	CHECK_EQ(isw_store_lease_restore(f.store, leased.lease, 4, 5), 0);
+	CHECK_EQ(isw_store_lease_restore(f.store, leased.lease, 4, 5), -EEXIST);
+	CHECK_EQ(isw_store_lease_restore(f.store, 1u << 30, 4, 5), -EINVAL);
 	isw_store_restored(f.store);
 	CHECK_EQ(stats_of(&f).slabs_mapped, 1);
 	CHECK_EQ(stats_of(&f).slabs_dirty, 1);
@@ -153,8 +161,7 @@ static void test_same_lease_again(void)
 	CHECK(lease_slots(&f, 1).lease > leased.lease);
 	while (isw_store_pin(f.store) == 0)
 		;
-	tear_down(&f);
-	empty_directory();
+	end(&f);
 }
 
 /* Nobody has named the lease: its bytes are nobody's. */
@@ -162,11 +169,8 @@ static void test_lease_that_nobody_names(void)
 {
 	struct fixture f;
 	struct leased leased, other;
-	struct mapped mapped;
 
-	open_store(&f);
-	fill_pool(&f);
-	leased = lease_slots(&f, 4);
+	leased = begin(&f);
 	for (uint32_t i = 0; i < SLABS; i++)
 		fill(&f, leased.token, map_slab(&f, leased.lease).slot, 9);
 	tear_down(&f);
@@ -176,12 +180,9 @@ static void test_lease_that_nobody_names(void)
 	while (isw_store_scrub(f.store) == 0)
 		;
 	other = lease_slots(&f, 4);
-	for (uint32_t i = 0; i < SLABS; i++) {
-		mapped = map_slab(&f, other.lease);
-		check_filled(&f, other.token, mapped.slot, 0);
-	}
-	tear_down(&f);
-	empty_directory();
+	for (uint32_t i = 0; i < SLABS; i++)
+		check_filled(&f, other.token, map_slab(&f, other.lease).slot, 0);
+	end(&f);
 }
 
 /* One directory, one store: even a second one of the same process is refused. */
@@ -195,8 +196,7 @@ static void test_directory_in_use(void)
 	CHECK(strstr(error.text, directory) != NULL);
 	tear_down(&f);
 	open_store(&f);
-	tear_down(&f);
-	empty_directory();
+	end(&f);
 }
 
 /* A pool that was made smaller gives back what nobody has, and keeps what is lent. */
@@ -205,47 +205,51 @@ static void test_smaller_pool(void)
 	struct fixture f;
 	struct leased leased;
 
-	open_store(&f);
-	fill_pool(&f);
-	leased = lease_slots(&f, 4);
+	leased = begin(&f);
 	map_slab(&f, leased.lease);
 	map_slab(&f, leased.lease);
 	tear_down(&f);
-	CHECK_EQ(try_open_store(&f, 1, NULL), 0);
-	CHECK_EQ(isw_store_lease_restore(f.store, leased.lease, 4, 1), 0);
-	isw_store_restored(f.store);
+	open_again(&f, leased.lease, 1);
 	CHECK_EQ(stats_of(&f).slabs_mapped, 2);
 	CHECK_EQ(stats_of(&f).slabs_free, 0);
 	CHECK_EQ(isw_store_preallocate(f.store, NULL), -ENOSPC);
-	tear_down(&f);
-	empty_directory();
+	end(&f);
 }
 
 /* What is done to the file of a lent slab while no daemon runs, and what is said about it. */
-static void with_bad_file(void (*spoil)(const char *path), const char *why, uint32_t slabs_left)
+struct bad_file {
+	void (*spoil)(const char *path);
+	const char *name; /* else the name it gets */
+	const char *why;
+	uint32_t slabs_left;
+};
+
+static void with_bad_file(const struct bad_file *bad)
 {
 	struct isw_slot_info info;
 	struct fixture f;
 	struct leased leased;
-	char path[512];
+	char path[512], other[512];
 
-	open_store(&f);
-	fill_pool(&f);
-	leased = lease_slots(&f, 4);
+	leased = begin(&f);
 	map_slab(&f, leased.lease);
 	tear_down(&f);
 	find(".mapped.", path, sizeof(path));
-	spoil(path);
+	snprintf(other, sizeof(other), "%s/%s", directory, bad->name == NULL ? "" : bad->name);
+	if (bad->spoil != NULL)
+		bad->spoil(path);
+	else
+		CHECK_EQ(rename(path, other), 0);
 	open_store(&f);
-	check_note(&f, why);
+	check_note(&f, bad->why);
 	/* Where everything goes, no number of before counts. */
-	CHECK_EQ(isw_store_lease_restore(f.store, leased.lease, 4, 1), slabs_left ? 0 : -EINVAL);
+	CHECK_EQ(isw_store_lease_restore(f.store, leased.lease, 4, 1),
+		 bad->slabs_left ? 0 : -EINVAL);
 	isw_store_restored(f.store);
 	CHECK_EQ(isw_store_lease_slot(f.store, leased.lease, 0, &info), -ENOENT);
 	CHECK_EQ(stats_of(&f).slabs_mapped, 0);
-	CHECK_EQ(stats_of(&f).slabs_free + stats_of(&f).slabs_dirty, slabs_left);
-	tear_down(&f);
-	empty_directory();
+	CHECK_EQ(stats_of(&f).slabs_free + stats_of(&f).slabs_dirty, bad->slabs_left);
+	end(&f);
 }
 
 static void make_short(const char *path)
@@ -280,29 +284,6 @@ static void give_away(const char *path)
 		make_short(path); /* not root: it is refused all the same, see the caller */
 }
 
-static void spoil_name(const char *path, const char *name)
-{
-	char other[512];
-
-	snprintf(other, sizeof(other), "%s/%s", directory, name);
-	CHECK_EQ(rename(path, other), 0);
-}
-
-static void strange_name(const char *path)
-{
-	spoil_name(path, "slab.7.mapped.1.0.5");
-}
-
-static void zero_padded_name(const char *path)
-{
-	spoil_name(path, "slab.1.mapped.01.0.5.0");
-}
-
-static void number_from_nowhere(const char *path)
-{
-	spoil_name(path, "slab.1.mapped.1.0.99999.0");
-}
-
 static void no_counter(const char *path)
 {
 	char counter[512];
@@ -326,16 +307,21 @@ static void second_counter(const char *path)
 
 static void test_bad_files(void)
 {
-	with_bad_file(make_short, "size", SLABS - 1);
-	with_bad_file(make_long, "size", SLABS - 1);
-	with_bad_file(make_hole, "missing", SLABS - 1);
-	with_bad_file(make_link, "opened", SLABS);
-	with_bad_file(give_away, geteuid() == 0 ? "user" : "size", SLABS - 1);
-	with_bad_file(strange_name, "name", SLABS - 1);
-	with_bad_file(zero_padded_name, "name", SLABS - 1);
-	with_bad_file(number_from_nowhere, "number", SLABS - 1);
-	with_bad_file(no_counter, "counter", 0);
-	with_bad_file(second_counter, "counter", 0);
+	const struct bad_file files[] = {
+		{make_short, NULL, "size", SLABS - 1},
+		{make_long, NULL, "size", SLABS - 1},
+		{make_hole, NULL, "missing", SLABS - 1},
+		{make_link, NULL, "opened", SLABS},
+		{give_away, NULL, geteuid() == 0 ? "user" : "size", SLABS - 1},
+		{NULL, "slab.7.mapped.1.0.5", "name", SLABS - 1},
+		{NULL, "slab.1.mapped.01.0.5.0", "name", SLABS - 1},
+		{NULL, "slab.1.mapped.1.0.99999.0", "number", SLABS - 1},
+		{no_counter, NULL, "counter", 0},
+		{second_counter, NULL, "counter", 0},
+	};
+
+	for (unsigned i = 0; i < sizeof(files) / sizeof(files[0]); i++)
+		with_bad_file(&files[i]);
 }
 
 /* Two files that claim one slot: neither is served. */
@@ -347,9 +333,7 @@ static void test_two_in_one_slot(void)
 	struct mapped mapped;
 	char path[512], other[512];
 
-	open_store(&f);
-	fill_pool(&f);
-	leased = lease_slots(&f, 4);
+	leased = begin(&f);
 	mapped = map_slab(&f, leased.lease);
 	map_slab(&f, leased.lease);
 	tear_down(&f);
@@ -359,13 +343,10 @@ static void test_two_in_one_slot(void)
 	snprintf(other, sizeof(other), "%s/slab.900.mapped.%llu.%u.901.0", directory,
 		 (unsigned long long)leased.lease, mapped.slot);
 	CHECK_EQ(rename(path, other), 0);
-	open_store(&f);
-	CHECK_EQ(isw_store_lease_restore(f.store, leased.lease, 4, 1), 0);
-	isw_store_restored(f.store);
+	open_again(&f, leased.lease, SLABS);
 	CHECK_EQ(isw_store_lease_slot(f.store, leased.lease, 0, &info), -ENOENT);
 	CHECK_EQ(stats_of(&f).slabs_dirty, 2);
-	tear_down(&f);
-	empty_directory();
+	end(&f);
 }
 
 /* Something that cannot even be removed is a mistake for somebody to look at. */
@@ -381,8 +362,7 @@ static void test_what_cannot_be_removed(void)
 	CHECK(strstr(error.text, "somebody") != NULL);
 	empty_directory();
 	open_store(&f);
-	tear_down(&f);
-	empty_directory();
+	end(&f);
 }
 
 /* Its files go under the daemon: it serves on, and nothing survives it. */
@@ -392,9 +372,7 @@ static void test_files_removed_under_it(void)
 	struct leased leased;
 	struct mapped mapped;
 
-	open_store(&f);
-	fill_pool(&f);
-	leased = lease_slots(&f, 4);
+	leased = begin(&f);
 	mapped = map_slab(&f, leased.lease);
 	fill(&f, leased.token, mapped.slot, 3);
 	empty_directory();
@@ -410,8 +388,7 @@ static void test_files_removed_under_it(void)
 	tear_down(&f);
 	open_store(&f);
 	CHECK_EQ(stats_of(&f).slabs_free, 0);
-	tear_down(&f);
-	empty_directory();
+	end(&f);
 }
 
 static void test_no_directory(void)
