@@ -19,15 +19,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "check.h"
+#include "nbd_fixture.h"
 #include "transport/tcp.h"
 #include "util/util.h"
 #include "wire/nbd.h"
 
-#define UNUSED __attribute__((unused))
-#ifndef WAIT_S
-#define WAIT_S 60 /* a bound for what ends at once unless something is broken */
-#endif
+#define UNUSED       __attribute__((unused))
 #define EXPORT_BYTES (16u << 20)
 #define TOKEN        "0123456789abcdef0123456789abcdef"
 
@@ -115,6 +112,23 @@ static UNUSED void op_submit(struct op *op)
 	op->client->queue->ops->submit(op->client->queue, &op->xfer);
 }
 
+static UNUSED void op_start(struct op *op, struct client *client, enum iswi_xfer_kind kind,
+			    uint64_t offset, void *buf, uint32_t length)
+{
+	op_init(op, client, kind, offset, buf, length);
+	op_submit(op);
+}
+
+/* As one batch. */
+static UNUSED void ops_submit(struct op *ops, uint32_t count)
+{
+	struct iswi_queue *queue = ops[0].client->queue;
+
+	for (uint32_t i = 0; i < count; i++)
+		ops[i].xfer.next = i + 1 < count ? &ops[i + 1].xfer : NULL;
+	queue->ops->submit(queue, &ops[0].xfer);
+}
+
 /* Waits until *value, changed under the client's lock, is at least want. */
 static UNUSED void client_wait(struct client *client, const uint32_t *value, uint32_t want)
 {
@@ -152,6 +166,18 @@ static UNUSED int op_run(struct op *op)
 	client_wait_ended(op->client, before + 1);
 	CHECK_EQ(op->ended, 1);
 	return op->error;
+}
+
+static UNUSED int op_do(struct op *op, struct client *client, enum iswi_xfer_kind kind,
+			uint64_t offset, void *buf, uint32_t length)
+{
+	op_init(op, client, kind, offset, buf, length);
+	return op_run(op);
+}
+
+static UNUSED void client_shutdown(struct client *client)
+{
+	client->queue->ops->shutdown(client->queue);
 }
 
 static UNUSED struct iswi_tcp_config client_config(uint16_t port)
@@ -267,36 +293,6 @@ static UNUSED void both_end(struct server *server, struct client *client)
 	server_join(server);
 }
 
-/* False: the client has gone. */
-static UNUSED bool server_get(int fd, void *data, size_t bytes)
-{
-	return bytes == 0 || recv(fd, data, bytes, MSG_WAITALL) == (ssize_t)bytes;
-}
-
-static UNUSED bool server_put(int fd, const void *data, size_t bytes)
-{
-	const char *at = data;
-
-	while (bytes > 0) {
-		ssize_t n = send(fd, at, bytes, MSG_NOSIGNAL);
-
-		if (n <= 0)
-			return false;
-		at += n;
-		bytes -= (size_t)n;
-	}
-	return true;
-}
-
-/* Reads until the client closes, so that none of its bytes causes a reset. */
-static UNUSED void server_drain(int fd)
-{
-	char bytes[65536];
-
-	while (recv(fd, bytes, sizeof(bytes), 0) > 0)
-		;
-}
-
 static UNUSED bool server_greet(int fd)
 {
 	uint8_t greeting[NBD_GREETING_BYTES];
@@ -305,7 +301,7 @@ static UNUSED bool server_greet(int fd)
 	nbd_put64(greeting, NBD_MAGIC);
 	nbd_put64(greeting + 8, NBD_OPTION_MAGIC);
 	nbd_put16(greeting + 16, NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES);
-	return server_put(fd, greeting, sizeof(greeting)) && server_get(fd, flags, sizeof(flags));
+	return say(fd, greeting, sizeof(greeting)) && hear(fd, flags, sizeof(flags));
 }
 
 /* Takes the GO option with the name that TOKEN is. */
@@ -313,7 +309,7 @@ static UNUSED bool server_take_go(int fd)
 {
 	uint8_t bytes[NBD_OPTION_HEADER_BYTES + 4 + sizeof(TOKEN) - 1 + 4];
 
-	if (!server_get(fd, bytes, sizeof(bytes)))
+	if (!hear(fd, bytes, sizeof(bytes)))
 		return false;
 	CHECK_EQ(nbd_get64(bytes), NBD_OPTION_MAGIC);
 	CHECK_EQ(nbd_get32(bytes + 8), NBD_OPT_GO);
@@ -327,7 +323,7 @@ static UNUSED bool server_option_reply(int fd, uint32_t type, const void *data, 
 	uint8_t header[NBD_OPTION_REPLY_BYTES];
 
 	nbd_put_option_reply(header, NBD_OPT_GO, type, length);
-	return server_put(fd, header, sizeof(header)) && server_put(fd, data, length);
+	return say(fd, header, sizeof(header)) && say(fd, data, length);
 }
 
 static UNUSED bool server_info_export(int fd, uint64_t bytes, uint16_t flags)
@@ -364,7 +360,7 @@ static UNUSED bool server_request(int fd, struct nbd_request *request)
 {
 	uint8_t header[NBD_REQUEST_BYTES];
 
-	if (!server_get(fd, header, sizeof(header)))
+	if (!hear(fd, header, sizeof(header)))
 		return false;
 	CHECK_EQ(nbd_get_request(header, request), 0);
 	return request->command != NBD_CMD_DISC;
@@ -375,7 +371,7 @@ static UNUSED bool server_reply(int fd, uint64_t cookie, uint32_t error)
 	uint8_t header[NBD_SIMPLE_REPLY_BYTES];
 
 	nbd_put_simple_reply(header, &(struct nbd_simple_reply){error, cookie});
-	return server_put(fd, header, sizeof(header));
+	return say(fd, header, sizeof(header));
 }
 
 /* An honest server over memory of EXPORT_BYTES at arg, one request after the other. */
@@ -389,12 +385,12 @@ static UNUSED void server_memory(int fd, void *arg)
 	while (server_request(fd, &request)) {
 		CHECK(request.offset + request.length <= EXPORT_BYTES);
 		if (request.command == NBD_CMD_WRITE &&
-		    !server_get(fd, memory + request.offset, request.length))
+		    !hear(fd, memory + request.offset, request.length))
 			return;
 		if (!server_reply(fd, request.cookie, 0))
 			return;
 		if (request.command == NBD_CMD_READ &&
-		    !server_put(fd, memory + request.offset, request.length))
+		    !say(fd, memory + request.offset, request.length))
 			return;
 	}
 }

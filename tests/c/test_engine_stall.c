@@ -47,7 +47,7 @@ static void link_run(int fd, void *arg)
 			ssize_t n = fds[i].revents ? recv(fds[i].fd, bytes, sizeof(bytes), 0) : 1;
 
 			if (n <= 0 ||
-			    (fds[i].revents && !server_put(fds[1 - i].fd, bytes, (size_t)n))) {
+			    (fds[i].revents && !say(fds[1 - i].fd, bytes, (size_t)n))) {
 				close(donor);
 				return;
 			}

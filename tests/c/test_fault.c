@@ -45,14 +45,6 @@ static void add(struct iswi_fault_rule rule)
 	CHECK_EQ(iswi_fault_add(setup.fault, &rule), 0);
 }
 
-/* As one batch. */
-static void submit_all(void)
-{
-	for (uint32_t i = 0; i + 1 < OPS; i++)
-		setup.op[i].xfer.next = &setup.op[i + 1].xfer;
-	setup.client.queue->ops->submit(setup.client.queue, &setup.op[0].xfer);
-}
-
 static void end(void)
 {
 	client_destroy(&setup.client);
@@ -75,7 +67,7 @@ static void check_rules(void)
 		add(rule);
 	CHECK_EQ(iswi_fault_add(setup.fault, &rule), -ENOSPC);
 	iswi_fault_clear(setup.fault);
-	submit_all();
+	ops_submit(setup.op, OPS);
 	client_wait_ended(&setup.client, OPS);
 	for (uint32_t i = 0; i < OPS; i++) {
 		CHECK_EQ(setup.op[i].error, 0);
@@ -89,7 +81,7 @@ static void check_fail(void)
 	start(ISWI_XFER_WRITE);
 	add((struct iswi_fault_rule){ISWI_FAULT_FAIL, ISWI_FAULT_READS, .error = -EPERM});
 	add((struct iswi_fault_rule){ISWI_FAULT_FAIL, ISWI_FAULT_WRITES, 2, 3, .error = -ENOSPC});
-	submit_all();
+	ops_submit(setup.op, OPS);
 	client_wait_ended(&setup.client, OPS);
 	for (uint32_t i = 0; i < OPS; i++) {
 		bool hit = i >= 2 && i < 5;
@@ -108,7 +100,7 @@ static void check_corrupt(void)
 				     .corrupt_bytes = 2});
 	add((struct iswi_fault_rule){ISWI_FAULT_CORRUPT, ISWI_FAULT_READS, 2, 1,
 				     .corrupt_at = 2048});
-	submit_all();
+	ops_submit(setup.op, OPS);
 	client_wait_ended(&setup.client, OPS);
 	for (uint32_t i = 0; i < OPS; i++) {
 		CHECK_EQ(setup.op[i].error, 0);
@@ -127,7 +119,7 @@ static void check_delay(void)
 	start(ISWI_XFER_READ);
 	add((struct iswi_fault_rule){ISWI_FAULT_DELAY, ISWI_FAULT_READS, .count = 1,
 				     .delay_ms = 150});
-	submit_all();
+	ops_submit(setup.op, OPS);
 	client_wait_ended(&setup.client, OPS - 1);
 	/* The others overtook it; that it comes at all is what the next wait shows. */
 	client_wait_ended(&setup.client, OPS);
@@ -143,13 +135,13 @@ static void check_drop(enum iswi_fault_action action)
 
 	start(ISWI_XFER_WRITE);
 	add((struct iswi_fault_rule){action, ISWI_FAULT_WRITES, .skip = 3, .count = 2});
-	submit_all();
+	ops_submit(setup.op, OPS);
 	client_wait_ended(&setup.client, OPS - 2);
 	while (iswi_fault_held(setup.fault) < 2)
 		usleep(1000);
 	CHECK_EQ(setup.op[3].ended, 0);
 	CHECK_EQ(setup.op[4].ended, 0);
-	setup.client.queue->ops->shutdown(setup.client.queue);
+	client_shutdown(&setup.client);
 	CHECK_EQ(client_wait_down(&setup.client), -ESHUTDOWN);
 	client_wait_ended(&setup.client, OPS);
 	CHECK_EQ(setup.op[3].error, -ESHUTDOWN);
@@ -165,7 +157,7 @@ static void check_drop_then_destroy(void)
 	start(ISWI_XFER_READ);
 	add((struct iswi_fault_rule){ISWI_FAULT_DROP, ISWI_FAULT_READS, .count = OPS / 2});
 	add((struct iswi_fault_rule){ISWI_FAULT_DELAY, ISWI_FAULT_READS, .delay_ms = 3600000});
-	submit_all();
+	ops_submit(setup.op, OPS);
 	CHECK_EQ(setup.client.ended, 0);
 	end();
 	for (uint32_t i = 0; i < OPS; i++)

@@ -26,8 +26,7 @@ static void unlock_and_meet(pthread_mutex_t *lock, const char *function)
 	if (strcmp(function, "complete") != 0 || !atomic_exchange(&armed, false))
 		return;
 	STUB_SET(frozen, true);
-	op_init(&between, &rig.client, ISWI_XFER_READ, rig_offset(0, 1), page, sizeof(page));
-	op_submit(&between);
+	op_start(&between, &rig.client, ISWI_XFER_READ, rig_offset(0, 1), page, sizeof(page));
 }
 
 /* What is posted and not carried yet does not share memory. */
@@ -61,14 +60,12 @@ static void test_two_reads_do_not_share_bounce_memory(enum iswi_xfer_kind kind, 
 	rig_start(&rig);
 	memset(rig.memory + rig_offset(0, 1), 1, ISW_PAGE_BYTES);
 	memset(rig.memory + rig_offset(0, 2), 2, ISW_PAGE_BYTES);
-	op_init(&first, &rig.client, ISWI_XFER_READ, 0, page, sizeof(page));
-	CHECK_EQ(op_run(&first), 0);
+	CHECK_EQ(op_do(&first, &rig.client, ISWI_XFER_READ, 0, page, sizeof(page)), 0);
 	atomic_store(&armed, true);
-	op_init(&before, &rig.client, kind, rig_offset(1, 0), staged ? rig.staging : own,
-		ISW_PAGE_BYTES);
-	CHECK_EQ(op_run(&before), 0);
-	op_init(&after, &rig.client, ISWI_XFER_READ, rig_offset(0, 2), other, sizeof(other));
-	op_submit(&after);
+	CHECK_EQ(op_do(&before, &rig.client, kind, rig_offset(1, 0), staged ? rig.staging : own,
+		       ISW_PAGE_BYTES),
+		 0);
+	op_start(&after, &rig.client, ISWI_XFER_READ, rig_offset(0, 2), other, sizeof(other));
 	check_posted_apart(2);
 	STUB_SET(frozen, false);
 	client_wait_ended(&rig.client, 4);

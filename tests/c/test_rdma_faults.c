@@ -12,15 +12,13 @@ static void run_into(struct rig *rig, enum iswi_xfer_kind kind, int error)
 	struct op ops[4], late;
 
 	for (uint32_t i = 0; i < 4; i++) {
-		op_init(&ops[i], &rig->client, kind, rig_offset(0, i), page, ISW_PAGE_BYTES);
-		op_submit(&ops[i]);
+		op_start(&ops[i], &rig->client, kind, rig_offset(0, i), page, ISW_PAGE_BYTES);
 	}
 	CHECK_EQ(client_wait_down(&rig->client), error);
 	client_wait_ended(&rig->client, 4);
 	for (uint32_t i = 0; i < 4; i++)
 		CHECK_EQ(ops[i].error, error);
-	op_init(&late, &rig->client, kind, 0, page, ISW_PAGE_BYTES);
-	CHECK_EQ(op_run(&late), -ESHUTDOWN);
+	CHECK_EQ(op_do(&late, &rig->client, kind, 0, page, ISW_PAGE_BYTES), -ESHUTDOWN);
 }
 
 /* A deadline ends our wait; nothing that the donor does later is seen. */
@@ -72,12 +70,10 @@ static void test_a_post_that_fails_ends_the_queue(void)
 	rig_start(&rig);
 	STUB_SET(frozen, true);
 	STUB_SET(post_error, -ENOMEM);
-	for (uint32_t i = 0; i < 3; i++) {
+	for (uint32_t i = 0; i < 3; i++)
 		op_init(&ops[i], &rig.client, ISWI_XFER_WRITE, rig_offset(0, i), page,
 			ISW_PAGE_BYTES);
-		ops[i].xfer.next = i < 2 ? &ops[i + 1].xfer : NULL;
-	}
-	rig.client.queue->ops->submit(rig.client.queue, &ops[0].xfer);
+	ops_submit(ops, 3);
 	CHECK_EQ(client_wait_down(&rig.client), -ENOMEM);
 	client_wait_ended(&rig.client, 3);
 	STUB_SET(frozen, false);
@@ -130,12 +126,11 @@ static void test_shutdown_and_destroy_with_much_in_flight(void)
 	rig_start(&rig);
 	STUB_SET(frozen, true);
 	for (uint32_t i = 0; i < 40; i++) {
-		op_init(&ops[i], &rig.client, i % 2 ? ISWI_XFER_READ : ISWI_XFER_WRITE,
-			rig_offset(0, i), page, ISW_PAGE_BYTES);
-		op_submit(&ops[i]);
+		op_start(&ops[i], &rig.client, i % 2 ? ISWI_XFER_READ : ISWI_XFER_WRITE,
+			 rig_offset(0, i), page, ISW_PAGE_BYTES);
 	}
-	rig.client.queue->ops->shutdown(rig.client.queue);
-	rig.client.queue->ops->shutdown(rig.client.queue);
+	client_shutdown(&rig.client);
+	client_shutdown(&rig.client);
 	CHECK_EQ(client_wait_down(&rig.client), -ESHUTDOWN);
 	rig_stop(&rig);
 	for (uint32_t i = 0; i < 40; i++)
@@ -207,70 +202,47 @@ static void test_a_slow_read_may_get_another_buffer(void)
 
 /* --------------------------------------------------------------------- connecting */
 
-static void refused(struct rig *rig, int code, const char *words)
+/* What is wrong with the peer, or with what it has told. */
+enum wrong { SILENT, OTHER_CONNECTION, OTHER_PROBE, NUMBER, PSN, MTU, READS, LINK };
+
+static void test_peers_that_are_refused(void)
 {
-	struct isw_error error = {0};
+	static const struct {
+		enum wrong wrong;
+		int code;
+		const char *words;
+	} cases[] = {
+		{SILENT, -ETIMEDOUT, "4791"},         {OTHER_CONNECTION, -ETIMEDOUT, "4791"},
+		{OTHER_PROBE, -EACCES, "refuses us"}, {NUMBER, -EINVAL, "cannot be"},
+		{PSN, -EINVAL, "cannot be"},          {MTU, -EINVAL, "cannot be"},
+		{READS, -EINVAL, "cannot be"},        {LINK, -EINVAL, "InfiniBand"},
+	};
 
-	CHECK_EQ(rig_connect(rig, &error), code);
-	CHECK_EQ(error.code, code);
-	if (strstr(error.text, words) == NULL) {
-		fprintf(stderr, "%s\n", error.text);
-		CHECK(0);
-	}
-	rig->client.queue->ops->destroy(rig->client.queue);
-	CHECK_EQ(rig->client.downs, 0);
-	rig_free(rig);
-}
-
-static void test_a_peer_that_is_silent(void)
-{
-	struct rig rig = {.connect_ms_max = 100};
-
-	rig_make(&rig);
-	rig_donor(&rig);
-	STUB_SET(frozen, true);
-	refused(&rig, -ETIMEDOUT, "4791");
-	STUB_SET(frozen, false);
-}
-
-static void test_a_peer_of_another_connection(void)
-{
-	struct rig rig = {0};
-
-	rig_make(&rig);
-	rig_donor(&rig);
-	rig.peer.psn ^= 1;
-	refused(&rig, -ETIMEDOUT, "4791");
-}
-
-static void test_a_probe_that_is_not_ours(void)
-{
-	struct rig rig = {0};
-
-	rig_make(&rig);
-	rig_donor(&rig);
-	rig.probe_key.rkey++;
-	refused(&rig, -EACCES, "refuses us");
-}
-
-static void test_a_peer_that_says_nonsense(void)
-{
-	for (uint32_t i = 0; i < 5; i++) {
-		struct rig rig = {0};
+	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(cases); i++) {
+		const enum wrong wrong = cases[i].wrong;
+		struct rig rig = {.connect_ms_max = wrong == SILENT ? 100 : 0};
+		struct isw_error error = {0};
 
 		rig_make(&rig);
 		rig_donor(&rig);
-		if (i == 0)
-			rig.peer.number = 1u << 24;
-		else if (i == 1)
-			rig.peer.psn = 1u << 24;
-		else if (i == 2)
-			rig.peer.mtu_bytes = 0;
-		else if (i == 3)
-			rig.peer.reads_max = 0;
-		else
-			rig.peer.link = ISW_RDMA_LINK_INFINIBAND;
-		refused(&rig, -EINVAL, i == 4 ? "InfiniBand" : "cannot be");
+		STUB_SET(frozen, wrong == SILENT);
+		rig.peer.psn ^= wrong == OTHER_CONNECTION;
+		rig.probe_key.rkey += wrong == OTHER_PROBE;
+		rig.peer.number = wrong == NUMBER ? 1u << 24 : rig.peer.number;
+		rig.peer.psn = wrong == PSN ? 1u << 24 : rig.peer.psn;
+		rig.peer.mtu_bytes = wrong == MTU ? 0 : rig.peer.mtu_bytes;
+		rig.peer.reads_max = wrong == READS ? 0 : rig.peer.reads_max;
+		rig.peer.link = wrong == LINK ? ISW_RDMA_LINK_INFINIBAND : rig.peer.link;
+		CHECK_EQ(rig_connect(&rig, &error), cases[i].code);
+		CHECK_EQ(error.code, cases[i].code);
+		if (strstr(error.text, cases[i].words) == NULL) {
+			fprintf(stderr, "%s\n", error.text);
+			CHECK(0);
+		}
+		rig.client.queue->ops->destroy(rig.client.queue);
+		CHECK_EQ(rig.client.downs, 0);
+		rig_free(&rig);
+		STUB_SET(frozen, false);
 	}
 }
 
@@ -364,10 +336,7 @@ int main(void)
 	test_shutdown_and_destroy_with_much_in_flight();
 	test_a_device_that_was_removed_ends_an_idle_queue();
 	test_a_slow_read_may_get_another_buffer();
-	test_a_peer_that_is_silent();
-	test_a_peer_of_another_connection();
-	test_a_probe_that_is_not_ours();
-	test_a_peer_that_says_nonsense();
+	test_peers_that_are_refused();
 	test_the_smaller_mtu_holds();
 	test_an_end_is_one_host();
 	test_too_little_memory_may_be_locked();

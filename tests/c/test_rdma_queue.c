@@ -36,12 +36,13 @@ static void test_pages_go_there_and_back(void)
 		char *from = i == 0 ? rig.staging + 3 * ISW_PAGE_BYTES : own;
 
 		fill(from, 100 + i);
-		op_init(&op, &rig.client, ISWI_XFER_WRITE, rig_offset(i, 7), from, ISW_PAGE_BYTES);
-		CHECK_EQ(op_run(&op), 0);
+		CHECK_EQ(op_do(&op, &rig.client, ISWI_XFER_WRITE, rig_offset(i, 7), from,
+			       ISW_PAGE_BYTES),
+			 0);
 		CHECK(is_filled(rig.memory + rig_offset(i, 7), 100 + i));
-		op_init(&op, &rig.client, ISWI_XFER_READ, rig_offset(i, 7), own + ISW_PAGE_BYTES,
-			ISW_PAGE_BYTES);
-		CHECK_EQ(op_run(&op), 0);
+		CHECK_EQ(op_do(&op, &rig.client, ISWI_XFER_READ, rig_offset(i, 7),
+			       own + ISW_PAGE_BYTES, ISW_PAGE_BYTES),
+			 0);
 		CHECK(is_filled(own + ISW_PAGE_BYTES, 100 + i));
 	}
 	/* What is registered is not copied first. */
@@ -71,11 +72,8 @@ static void test_a_long_chain_waits_its_turn(void)
 				memset(page, 0xee, ISW_PAGE_BYTES);
 			op_init(&ops[i], &rig.client, round ? ISWI_XFER_READ : ISWI_XFER_WRITE,
 				rig_offset(1, i), page, ISW_PAGE_BYTES);
-			if (i > 0)
-				ops[i - 1].xfer.next = &ops[i].xfer;
 		}
-		ops[MANY - 1].xfer.next = NULL;
-		rig.client.queue->ops->submit(rig.client.queue, &ops[0].xfer);
+		ops_submit(ops, MANY);
 		client_wait_ended(&rig.client, (round + 1) * MANY);
 		for (uint32_t i = 0; i < MANY; i++) {
 			CHECK_EQ(ops[i].error, 0);
@@ -102,9 +100,9 @@ static void test_large_reads_share_the_bounce_memory(void)
 	for (uint32_t i = 0; i < RIG_SLAB_PAGES; i++)
 		fill(rig.memory + i * ISW_PAGE_BYTES, i);
 	for (uint32_t i = 0; i < READS; i++) {
-		op_init(&ops[i], &rig.client, ISWI_XFER_READ, i * ISW_PAGE_BYTES,
-			memory + i * (1u << 20), pages[i % ISWI_ARRAY_LEN(pages)] * ISW_PAGE_BYTES);
-		op_submit(&ops[i]);
+		op_start(&ops[i], &rig.client, ISWI_XFER_READ, i * ISW_PAGE_BYTES,
+			 memory + i * (1u << 20),
+			 pages[i % ISWI_ARRAY_LEN(pages)] * ISW_PAGE_BYTES);
 	}
 	client_wait_ended(&rig.client, READS);
 	for (uint32_t i = 0; i < READS; i++) {
@@ -120,29 +118,29 @@ static void test_what_cannot_be_is_refused_and_the_rest_is_done(void)
 {
 	static char page[2 * ISW_PAGE_BYTES];
 	struct rig rig = {0};
-	struct op good, no_key, no_slot, border, empty;
+	const struct {
+		int error;
+		enum iswi_xfer_kind kind;
+		uint64_t offset;
+		uint32_t length;
+	} cases[] = {
+		{-ENXIO, ISWI_XFER_READ, rig_offset(RIG_SLOTS, 0), ISW_PAGE_BYTES}, /* no key */
+		{0, ISWI_XFER_WRITE, 0, ISW_PAGE_BYTES},
+		{-ENXIO, ISWI_XFER_READ, rig_offset(RIG_SLOTS + 1, 0),
+		 ISW_PAGE_BYTES}, /* no slot */
+		{-EINVAL, ISWI_XFER_WRITE, rig_offset(1, 0) - ISW_PAGE_BYTES, 2 * ISW_PAGE_BYTES},
+		{-EINVAL, ISWI_XFER_READ, 0, 0},
+	};
+	struct op ops[ISWI_ARRAY_LEN(cases)];
 
 	rig_start(&rig);
-	op_init(&good, &rig.client, ISWI_XFER_WRITE, 0, page, ISW_PAGE_BYTES);
-	op_init(&no_key, &rig.client, ISWI_XFER_READ, rig_offset(RIG_SLOTS, 0), page,
-		ISW_PAGE_BYTES);
-	op_init(&no_slot, &rig.client, ISWI_XFER_READ, rig_offset(RIG_SLOTS + 1, 0), page,
-		ISW_PAGE_BYTES);
-	op_init(&border, &rig.client, ISWI_XFER_WRITE, rig_offset(1, 0) - ISW_PAGE_BYTES, page,
-		2 * ISW_PAGE_BYTES);
-	op_init(&empty, &rig.client, ISWI_XFER_READ, 0, page, 0);
-	no_key.xfer.next = &good.xfer;
-	good.xfer.next = &no_slot.xfer;
-	no_slot.xfer.next = &border.xfer;
-	border.xfer.next = &empty.xfer;
-	empty.xfer.next = NULL;
-	rig.client.queue->ops->submit(rig.client.queue, &no_key.xfer);
-	client_wait_ended(&rig.client, 5);
-	CHECK_EQ(good.error, 0);
-	CHECK_EQ(no_key.error, -ENXIO);
-	CHECK_EQ(no_slot.error, -ENXIO);
-	CHECK_EQ(border.error, -EINVAL);
-	CHECK_EQ(empty.error, -EINVAL);
+	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(cases); i++)
+		op_init(&ops[i], &rig.client, cases[i].kind, cases[i].offset, page,
+			cases[i].length);
+	ops_submit(ops, ISWI_ARRAY_LEN(cases));
+	client_wait_ended(&rig.client, ISWI_ARRAY_LEN(cases));
+	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(cases); i++)
+		CHECK_EQ(ops[i].error, cases[i].error);
 	CHECK_EQ(rig.client.downs, 0);
 	CHECK_EQ(iswi_rdma_places_set(rig.places, RIG_SLOTS + 1, &rig.probe_key), -EINVAL);
 	rig_stop(&rig);
@@ -168,11 +166,10 @@ static void *write_and_read(void *arg)
 		uint64_t offset = rig_offset(writer->number, i % 5);
 
 		fill(memory, i << 8 | writer->number);
-		op_init(&op, &client, ISWI_XFER_WRITE, offset, memory, ISW_PAGE_BYTES);
-		CHECK_EQ(op_run(&op), 0);
-		op_init(&op, &client, ISWI_XFER_READ, offset, memory + ISW_PAGE_BYTES,
-			ISW_PAGE_BYTES);
-		CHECK_EQ(op_run(&op), 0);
+		CHECK_EQ(op_do(&op, &client, ISWI_XFER_WRITE, offset, memory, ISW_PAGE_BYTES), 0);
+		CHECK_EQ(op_do(&op, &client, ISWI_XFER_READ, offset, memory + ISW_PAGE_BYTES,
+			       ISW_PAGE_BYTES),
+			 0);
 		CHECK(is_filled(memory + ISW_PAGE_BYTES, i << 8 | writer->number));
 	}
 	free(memory);
@@ -204,8 +201,7 @@ static void test_an_idle_queue_wakes_up(void)
 	rig_start(&rig);
 	for (uint32_t i = 0; i < 3; i++) {
 		usleep(30000);
-		op_init(&op, &rig.client, ISWI_XFER_READ, 0, page, sizeof(page));
-		CHECK_EQ(op_run(&op), 0);
+		CHECK_EQ(op_do(&op, &rig.client, ISWI_XFER_READ, 0, page, sizeof(page)), 0);
 	}
 	rig_stop(&rig);
 }

@@ -49,7 +49,7 @@ static void answer(int fd, void *arg)
 	if (a->bytes == NULL || a->go)
 		CHECK(server_greet(fd) && server_take_go(fd));
 	if (a->bytes != NULL)
-		server_put(fd, a->bytes, a->count);
+		say(fd, a->bytes, a->count);
 	else if (a->type != 0)
 		server_option_reply(fd, a->type, a->payload, a->count);
 	else if (server_info_export(fd, a->size, (uint16_t)a->flags) &&
@@ -57,7 +57,7 @@ static void answer(int fd, void *arg)
 		server_option_reply(fd, NBD_REP_ACK, NULL, 0);
 	if (a->shut)
 		shutdown(fd, SHUT_WR);
-	server_drain(fd);
+	hear_close(fd);
 }
 
 static void expect_script_error(void (*script)(int fd, void *arg), void *arg, int code,
@@ -130,7 +130,7 @@ static void grant_chatty(int fd, void *arg)
 	    server_option_reply(fd, NBD_REP_INFO, "\1\0later", 7) &&
 	    server_info_export(fd, EXPORT_BYTES, NBD_FLAG_HAS_FLAGS))
 		server_option_reply(fd, NBD_REP_ACK, NULL, 0);
-	server_drain(fd);
+	hear_close(fd);
 }
 
 static void check_nobody_there(void)

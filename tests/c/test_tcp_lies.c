@@ -50,7 +50,7 @@ static void tell(int fd, void *arg)
 			server_reply(fd, ((request.cookie ^ lie->flip) + lie->add) | lie->set,
 				     lie->error);
 		nbd_put_simple_reply(header, &(struct nbd_simple_reply){0, request.cookie});
-		server_put(fd, lie->header ? (const char *)header : lie->bytes, lie->count);
+		say(fd, lie->header ? (const char *)header : lie->bytes, lie->count);
 	}
 	if (lie->reset) { /* the script's end closes: with this, by a reset */
 		setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
@@ -58,19 +58,15 @@ static void tell(int fd, void *arg)
 	}
 	if (lie->shut)
 		shutdown(fd, SHUT_WR);
-	server_drain(fd);
+	hear_close(fd);
 }
 
 static void expect_down(const struct lie *lie)
 {
 	static struct setup setup;
-	struct iswi_queue *queue;
 
 	setup_start(&setup, tell, (void *)(uintptr_t)lie);
-	queue = setup.client.queue;
-	for (uint32_t i = 0; i + 1 < lie->reads; i++)
-		setup.op[i].xfer.next = &setup.op[i + 1].xfer;
-	queue->ops->submit(queue, &setup.op[0].xfer);
+	ops_submit(setup.op, lie->reads);
 	CHECK_EQ(client_wait_down(&setup.client), lie->code);
 	client_wait_ended(&setup.client, lie->reads);
 	/* Whoever comes later is told at once, inside submit, unless down is still running. */
@@ -80,7 +76,7 @@ static void expect_down(const struct lie *lie)
 		CHECK_EQ(setup.op[OPS - 1].error, -ESHUTDOWN);
 	}
 	client_wait_ended(&setup.client, lie->reads + 1);
-	queue->ops->shutdown(queue);
+	client_shutdown(&setup.client);
 	both_end(&setup.server, &setup.client);
 	for (uint32_t i = 0; i < lie->reads; i++)
 		CHECK_EQ(setup.op[i].ended, 1);
@@ -98,7 +94,7 @@ static void reply_stale(int fd, void *arg)
 		if (server_request(fd, &second))
 			server_reply(fd, first.cookie, NBD_EIO);
 	}
-	server_drain(fd);
+	hear_close(fd);
 }
 
 /* ---------------------------------------------------------------- errors are not failures */
@@ -119,7 +115,7 @@ static void refuse_all(int fd, void *arg)
 		}
 		server_reply(fd, request.cookie, 0);
 		for (int n = 0; n < ISW_PAGE_BYTES; n++)
-			server_put(fd, "a", 1); /* payload in as many pieces as there can be */
+			say(fd, "a", 1); /* payload in as many pieces as there can be */
 	}
 }
 
@@ -152,9 +148,7 @@ static void check_bounds(void)
 	op[2].xfer.length = 0;
 	op[3].xfer.length = (4u << 20) + ISW_PAGE_BYTES; /* more than the server takes at once */
 	op[4].xfer.offset = EXPORT_BYTES - ISW_PAGE_BYTES + 1;
-	for (uint32_t i = 0; i < 5; i++)
-		op[i].xfer.next = &op[i + 1].xfer;
-	setup.client.queue->ops->submit(setup.client.queue, &op[0].xfer);
+	ops_submit(op, 6);
 	client_wait_ended(&setup.client, 6);
 	for (uint32_t i = 0; i < 5; i++)
 		CHECK_EQ(op[i].error, -EINVAL);
@@ -178,9 +172,9 @@ static void answer_backwards(int fd, void *arg)
 	for (uint32_t i = OPS; i-- > 0;) {
 		memset(page, (int)(request[i].offset / ISW_PAGE_BYTES), sizeof(page));
 		server_reply(fd, request[i].cookie, 0);
-		server_put(fd, page, sizeof(page));
+		say(fd, page, sizeof(page));
 	}
-	server_drain(fd);
+	hear_close(fd);
 }
 
 static void check_any_order(void)
@@ -213,12 +207,12 @@ static void answer_early(int fd, void *arg)
 
 			if (n % 4096 != 0)
 				continue;
-			CHECK(server_get(fd, &byte, 1));
+			CHECK(hear(fd, &byte, 1));
 			CHECK_EQ(byte, 'w'); /* 'x' would be a buffer given back too early */
 			CHECK_EQ(recv(fd, (char[4095]){0}, 4095, MSG_WAITALL), 4095);
 		}
 	}
-	server_drain(fd);
+	hear_close(fd);
 }
 
 static void scribble(struct op *op)
@@ -254,7 +248,7 @@ static void answer_early_twice(int fd, void *arg)
 		server_reply(fd, request.cookie, 0);
 		usleep(100000);
 	}
-	server_drain(fd);
+	hear_close(fd);
 }
 
 static void check_early_reply_twice(void)
@@ -303,8 +297,8 @@ static void answer_late(int fd, void *arg)
 	CHECK_EQ(read(silent->go[0], &byte, 1), 1);
 	memset(page, 'l', sizeof(page));
 	server_reply(fd, silent->request.cookie, 0);
-	server_put(fd, page, sizeof(page));
-	server_drain(fd);
+	say(fd, page, sizeof(page));
+	hear_close(fd);
 }
 
 static uint64_t fake_now(void *ctx)
@@ -330,8 +324,7 @@ static void check_deadline(enum iswi_xfer_kind kind)
 	config.clock = &clock;
 	client_connect(&setup.client, &config);
 	memset(setup.page[0], 0xee, ISW_PAGE_BYTES);
-	op_init(&setup.op[0], &setup.client, kind, 0, setup.page[0], ISW_PAGE_BYTES);
-	op_submit(&setup.op[0]);
+	op_start(&setup.op[0], &setup.client, kind, 0, setup.page[0], ISW_PAGE_BYTES);
 	atomic_store(&now_ns, 3600 * 1000000000ull);
 	CHECK_EQ(client_wait_down(&setup.client), -ETIMEDOUT);
 	client_wait_ended(&setup.client, 1);

@@ -103,7 +103,7 @@ static void slow_script(int fd, void *arg)
 		return;
 	while (server_request(fd, &request)) {
 		CHECK_EQ(request.command, NBD_CMD_WRITE);
-		if (!server_get(fd, slow->memory + request.offset, request.length) ||
+		if (!hear(fd, slow->memory + request.offset, request.length) ||
 		    !server_reply(fd, request.cookie, 0))
 			return;
 	}
@@ -121,9 +121,8 @@ static void check_full_socket(void)
 	both_start(&server, &client, slow_script, &slow, BIG_WRITES / 2);
 	for (uint32_t i = 0; i < BIG_WRITES; i++) {
 		memset(data[i], (int)i + 1, BIG_BYTES);
-		op_init(&op[i], &client, ISWI_XFER_WRITE, (uint64_t)i * BIG_BYTES, data[i],
-			BIG_BYTES);
-		op_submit(&op[i]); /* returns although nobody reads */
+		op_start(&op[i], &client, ISWI_XFER_WRITE, (uint64_t)i * BIG_BYTES, data[i],
+			 BIG_BYTES); /* returns although nobody reads */
 	}
 	CHECK_EQ(write(slow.go[1], "", 1), 1);
 	client_wait_ended(&client, BIG_WRITES);
@@ -154,11 +153,10 @@ static void check_end_in_full_socket(bool by_deadline)
 		config.request_ms_max = 200;
 	client_connect(&client, &config);
 	for (uint32_t i = 0; i < BIG_WRITES; i++) {
-		op_init(&op[i], &client, ISWI_XFER_WRITE, 0, data[i], BIG_BYTES);
-		op_submit(&op[i]);
+		op_start(&op[i], &client, ISWI_XFER_WRITE, 0, data[i], BIG_BYTES);
 	}
 	if (!by_deadline)
-		client.queue->ops->shutdown(client.queue);
+		client_shutdown(&client);
 	CHECK_EQ(client_wait_down(&client), code);
 	client_wait_ended(&client, BIG_WRITES);
 	for (uint32_t i = 0; i < BIG_WRITES; i++)
@@ -207,9 +205,8 @@ static void check_depth(void)
 
 	both_start(&server, &client, count_depth, &depth, depth);
 	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(op); i++) {
-		op_init(&op[i], &client, ISWI_XFER_READ, (uint64_t)i * ISW_PAGE_BYTES, page,
-			sizeof(page));
-		op_submit(&op[i]);
+		op_start(&op[i], &client, ISWI_XFER_READ, (uint64_t)i * ISW_PAGE_BYTES, page,
+			 sizeof(page));
 	}
 	client_wait_ended(&client, ISWI_ARRAY_LEN(op));
 	CHECK_EQ(client.downs, 0);
@@ -238,10 +235,9 @@ static void *storm_main(void *opaque)
 	for (uint32_t i = 0; i < 64; i++) {
 		struct op *op = &me->storm->op[me->index][i];
 
-		op_init(op, &me->storm->client, i % 2 ? ISWI_XFER_READ : ISWI_XFER_WRITE,
-			(uint64_t)me->index * ISW_PAGE_BYTES, page[me->index][i % 2],
-			ISW_PAGE_BYTES);
-		op_submit(op);
+		op_start(op, &me->storm->client, i % 2 ? ISWI_XFER_READ : ISWI_XFER_WRITE,
+			 (uint64_t)me->index * ISW_PAGE_BYTES, page[me->index][i % 2],
+			 ISW_PAGE_BYTES);
 	}
 	return NULL;
 }
@@ -259,7 +255,7 @@ static void storm_run(int run)
 		CHECK_EQ(pthread_create(&storm.thread[i], NULL, storm_main, &arg[i]), 0);
 	}
 	client_wait_ended(&storm.client, 1 + (uint32_t)run * 7);
-	storm.client.queue->ops->shutdown(storm.client.queue);
+	client_shutdown(&storm.client);
 	for (uint32_t i = 0; i < THREADS; i++)
 		CHECK_EQ(pthread_join(storm.thread[i], NULL), 0);
 	client_destroy(&storm.client);

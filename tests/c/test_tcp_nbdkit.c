@@ -46,15 +46,13 @@ static void round_trip(const struct iswi_tcp_config *config)
 	client_connect(&client, config);
 	for (uint32_t i = 0; i < OPS; i++) {
 		fill(sent[i], OP_BYTES, i);
-		op_init(&op[i], &client, ISWI_XFER_WRITE, (uint64_t)i * OP_BYTES, sent[i],
-			OP_BYTES);
-		op_submit(&op[i]);
+		op_start(&op[i], &client, ISWI_XFER_WRITE, (uint64_t)i * OP_BYTES, sent[i],
+			 OP_BYTES);
 	}
 	client_wait_ended(&client, OPS);
 	for (uint32_t i = 0; i < OPS; i++) {
 		CHECK_EQ(op[i].error, 0);
-		op_init(&op[i], &client, ISWI_XFER_READ, (uint64_t)i * OP_BYTES, got[i], OP_BYTES);
-		op_submit(&op[i]);
+		op_start(&op[i], &client, ISWI_XFER_READ, (uint64_t)i * OP_BYTES, got[i], OP_BYTES);
 	}
 	client_wait_ended(&client, 2 * OPS);
 	for (uint32_t i = 0; i < OPS; i++) {
@@ -74,8 +72,7 @@ static void lose_server(const struct iswi_tcp_config *config, pid_t pid)
 
 	client_connect(&client, config);
 	for (uint32_t i = 0; i < OPS; i++) {
-		op_init(&op[i], &client, ISWI_XFER_READ, (uint64_t)i * OP_BYTES, data, OP_BYTES);
-		op_submit(&op[i]);
+		op_start(&op[i], &client, ISWI_XFER_READ, (uint64_t)i * OP_BYTES, data, OP_BYTES);
 		if (i == OPS / 2)
 			CHECK_EQ(kill(pid, SIGKILL), 0);
 	}

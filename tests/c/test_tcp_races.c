@@ -39,8 +39,7 @@ static void check_sender_inside(void)
 	pthread_mutex_lock(&tcp->lock);
 	tcp->sending = true;
 	pthread_mutex_unlock(&tcp->lock);
-	op_init(&op, &client, ISWI_XFER_WRITE, 0, page, sizeof(page));
-	op_submit(&op);
+	op_start(&op, &client, ISWI_XFER_WRITE, 0, page, sizeof(page));
 	tcp->base.ops->shutdown(&tcp->base);
 	CHECK_EQ(client_wait_down(&client), -ESHUTDOWN);
 	usleep(LOOK_US);
@@ -68,8 +67,7 @@ static void check_sender_takes_along(void)
 	tcp->sending = true;
 	pthread_mutex_unlock(&tcp->lock);
 	for (uint32_t i = 0; i < 3; i++) {
-		op_init(&op[i], &client, ISWI_XFER_READ, 0, page, sizeof(page));
-		op_submit(&op[i]);
+		op_start(&op[i], &client, ISWI_XFER_READ, 0, page, sizeof(page));
 	}
 	usleep(LOOK_US);
 	CHECK_EQ(ended(&client), 0);

@@ -60,11 +60,11 @@ static void stalling_server(int fd, void *arg)
 		if (!server_reply(fd, request.cookie, 0))
 			return;
 		if (ahead >= 0) {
-			if (!server_put(fd, data, (size_t)ahead))
+			if (!say(fd, data, (size_t)ahead))
 				return;
 			gate_wait();
 		}
-		if (!server_put(fd, data, request.length - (size_t)ISWI_MAX(ahead, 0)))
+		if (!say(fd, data, request.length - (size_t)ISWI_MAX(ahead, 0)))
 			return;
 	}
 }
@@ -316,7 +316,7 @@ static void check_down(void)
 	for (uint32_t i = 0; i < 2; i++)
 		client_wait(&client, &read[i].slow, 1);
 	CHECK_EQ(client.ended, 0);
-	client.queue->ops->shutdown(client.queue);
+	client_shutdown(&client);
 	client_wait_ended(&client, 2);
 	for (uint32_t i = 0; i < 2; i++) {
 		CHECK_EQ(read[i].op.error, -ESHUTDOWN);
