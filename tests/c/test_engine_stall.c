@@ -46,8 +46,7 @@ static void link_run(int fd, void *arg)
 		for (uint32_t i = 0; i < 2; i++) {
 			ssize_t n = fds[i].revents ? recv(fds[i].fd, bytes, sizeof(bytes), 0) : 1;
 
-			if (n <= 0 ||
-			    (fds[i].revents && !say(fds[1 - i].fd, bytes, (size_t)n))) {
+			if (n <= 0 || (fds[i].revents && !say(fds[1 - i].fd, bytes, (size_t)n))) {
 				close(donor);
 				return;
 			}
