@@ -133,8 +133,8 @@ fuzz: setup
 	@$(RUN)/python tests/fuzz/fuzzers.py --seconds $(FUZZ_SECONDS)
 
 lint: setup
-	$(RUN)/ruff check infiniswap tools tests
-	$(RUN)/ruff format --check infiniswap tools tests
+	$(RUN)/ruff check infiniswap tools tests csrc
+	$(RUN)/ruff format --check infiniswap tools tests csrc
 	$(RUN)/mypy
 	$(RUN)/python tools/check_layers.py
 	@if command -v clang-format >/dev/null; then clang-format --dry-run --Werror $(C_SOURCES); \
@@ -143,8 +143,8 @@ lint: setup
 check: lint test
 
 format: setup
-	$(RUN)/ruff check --fix --select I infiniswap tools tests
-	$(RUN)/ruff format infiniswap tools tests
+	$(RUN)/ruff check --fix --select I infiniswap tools tests csrc
+	$(RUN)/ruff format infiniswap tools tests csrc
 	clang-format -i $(C_SOURCES)
 
 clean:
