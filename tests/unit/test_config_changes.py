@@ -12,7 +12,13 @@ import pytest
 from infiniswap.config import Config, load
 from infiniswap.config_changes import Outcome, Process, concerning_keys, live_keys, merged
 from infiniswap.device.process import reload
-from infiniswap.device.spec.spec import DeviceSpec, decode_spec, encode_spec, source_fields
+from infiniswap.device.spec.spec import (
+    DeviceSpec,
+    decode_spec,
+    encode_spec,
+    source_fields,
+    with_own_values,
+)
 from infiniswap.errors import ConfigError
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy, PoolState
 from infiniswap.policy.refill import Refill
@@ -71,16 +77,13 @@ def test_what_is_said_of_a_reload() -> None:
     assert text.endswith("nothing has changed: no")
 
 
-def test_a_device_reads_its_configuration_again_and_its_flags_stay(tmp_path: Path) -> None:
-    path = tmp_path / "x.toml"
-    path.write_text('[cluster]\npeers = ["10.0.0.2"]\n[device]\nstaging = "8M"\n')
-    flags = {"device.staging": "16M", "cluster.peers": None}
-    config = load(path, flags, {})
+def started(path: Path, flags: dict[str, str | None]) -> DeviceSpec:
+    """A device with that configuration, as its process knows it."""
     spec = DeviceSpec(
         name="a",
         device_id="b",
         size_bytes=4096,
-        config=config,
+        config=load(path, flags, {}),
         backup=None,
         backup_owned=False,
         swap=False,
@@ -88,7 +91,22 @@ def test_a_device_reads_its_configuration_again_and_its_flags_stay(tmp_path: Pat
         owner_pid=None,
         **source_fields(str(path), flags),
     )
-    spec = decode_spec(encode_spec(spec), "here")
+    return decode_spec(encode_spec(spec), "here")
+
+
+def test_values_of_a_devices_own_do_not_wait_for_a_start_that_keeps_them(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text('[device]\nfrontend = "nbd"\nstaging = "8M"\n')
+    spec = with_own_values(started(path, {}), frontend="fuse", staging_bytes=16 << 20)
+    assert reload.plan(spec) == (spec, Outcome())
+    path.write_text('[cluster]\nmetrics_token_file = "/x"\n')
+    assert reload.plan(spec)[1] == Outcome(waiting=("cluster.metrics_token_file",))
+
+
+def test_a_device_reads_its_configuration_again_and_its_flags_stay(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text('[cluster]\npeers = ["10.0.0.2"]\n[device]\nstaging = "8M"\n')
+    spec = started(path, {"device.staging": "16M", "cluster.peers": None})
     assert reload.plan(spec) == (spec, Outcome())
     path.write_text('[cluster]\npeers = ["10.0.0.3"]\n[device]\nrequest_ms = 99\nqueues = 1\n')
     new, outcome = reload.plan(spec)
@@ -97,7 +115,7 @@ def test_a_device_reads_its_configuration_again_and_its_flags_stay(tmp_path: Pat
     device = new.config.device
     assert (device.request_ms, device.queues, device.staging_bytes) == (99, 2, 16 << 20)
     path.write_text("")
-    assert reload.plan(spec)[0].config.cluster == config.cluster, "named nowhere is not nobody"
+    assert reload.plan(spec)[0].config.cluster == spec.config.cluster, "named nowhere is not nobody"
     path.unlink()
     same, outcome = reload.plan(spec)
     assert same is spec
