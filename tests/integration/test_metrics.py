@@ -219,10 +219,7 @@ def test_only_the_token_opens_them_and_it_opens_nothing_else(cluster: Cluster) -
 
 def _shell(text: str) -> str:
     """What the commands print."""
-    argv = ["bash", "-c", f"set -euo pipefail\n{text}"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run("bash", "-c", f"set -euo pipefail\n{text}")
 
 
 def test_a_port_that_cannot_be_had_is_an_error_before_anything_is_attached(

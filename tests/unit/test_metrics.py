@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -78,16 +79,9 @@ def test_every_counter_of_the_daemon_is_exported(project_root: Path) -> None:
 @pytest.mark.requires_tool("promtool")
 @pytest.mark.parametrize("metrics", [device.METRICS, donor.METRICS], ids=["device", "donor"])
 def test_promtool_finds_no_fault(metrics: tuple[Metric[Any], ...]) -> None:
-    promtool_check(page(_full(metrics)).decode())
-
-
-def promtool_check(text: str) -> None:
-    import subprocess
-
-    done = subprocess.run(
-        ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout + done.stderr) == (0, ""), text
+    command = ["promtool", "check", "metrics"]
+    done = subprocess.run(command, input=page(_full(metrics)), capture_output=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, b"")
 
 
 def _full(metrics: tuple[Metric[Any], ...]) -> Figures:
