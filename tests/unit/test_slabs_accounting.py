@@ -21,26 +21,13 @@ SLABS = 4
 DONORS = 3
 EVENT_FIELDS = ("code", "remote", "slab", "generation", "value")
 ACTIONS = st.sampled_from(
-    [
-        "page out",
-        "discard",
-        "rest",
-        "evict",
-        "evict at once",
-        "refuse",
-        "die",
-        "fill up",
-        "free",
-        "stick",
-        "distrust",
-        "forget",
-        "list",
-        "backup fails",
-        "backup works",
-    ]
+    (
+        *("page out", "discard", "rest", "evict", "evict at once", "refuse", "die", "fill up"),
+        *("free", "stick", "distrust", "forget", "list", "backup fails", "backup works"),
+    )
 )
 STEPS = st.lists(
-    st.tuples(ACTIONS, st.integers(0, SLABS - 1), st.integers(0, DONORS - 1)), max_size=30
+    st.tuples(ACTIONS, st.integers(0, SLABS - 1), st.integers(0, DONORS - 1)), max_size=24
 )
 
 
@@ -80,9 +67,11 @@ class Model:
         elif action == "refuse" and slab in link.mapped:
             place, remote = link.mapped[slab], link.remote
             self.report("SLAB_ERROR", slab=slab, remote=remote, generation=place.generation)
-        elif action in ("fill up", "free", "stick"):
+        elif action in ("fill up", "free"):
             link.room, link.is_reachable = (0 if action == "fill up" else SLABS), True
-            link.is_stuck = action == "stick"
+        elif action == "stick":  # for longer than a move may take, not as long as a drain
+            link.is_stuck = True
+            asyncio.get_running_loop().call_later(5.0, setattr, link, "is_stuck", False)
         elif action == "distrust" and cast(Any, link) in w.mapper.lenders.links:
             self.distrusted[link.address] = len(link.done)
             w.mapper.distrusted(cast(Any, link), "it lies")
@@ -103,12 +92,11 @@ class Model:
 
     async def settle(self) -> None:
         """No slab is on its way."""
-        for link in self.links:
-            link.is_stuck = False
         if self.evicting:
             await asyncio.wait(self.evicting)
         await self.world.until(lambda: not any(s.is_migrating for s in self.world.engine.slabs()))
-        await asyncio.sleep(3.0)
+        await asyncio.sleep(6.0)
+        await self.world.until(lambda: not self.world.mapper.lenders.searches)
 
     def alarms(self) -> set[str]:
         """Those that must stand."""
@@ -130,7 +118,7 @@ def taken(done: list[tuple[str, int]]) -> bool:
 
 
 @pytest.mark.parametrize("has_backup", [True, False])
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(STEPS, st.integers(0, 99))
 def test_engine_donors_counts_and_alarms_agree(
     has_backup: bool, steps: list[tuple[str, int, int]], seed: int

@@ -27,7 +27,13 @@ from typing import Final
 
 from infiniswap import rights
 from infiniswap.device.jobs.terminal import JobTerminal, open_terminal
-from infiniswap.errors import NotFoundError, NotPermittedError, SystemCallError, UsageError
+from infiniswap.errors import (
+    InfiniswapError,
+    NotFoundError,
+    NotPermittedError,
+    SystemCallError,
+    UsageError,
+)
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.files import PROC
 from infiniswap.system.signals import open_signalfd, poll, take_pending
@@ -332,10 +338,39 @@ def start(
         CommandNotExecutableError: it cannot be executed.
         SystemCallError: no process could be made, or it could not enter the cgroup.
     """
+    streams = (None, None, None) if terminal is None else terminal.standard_streams()
+    environment = None if user is None else dict(user.environment)
+    reason_read, reason_write = os.pipe()
+    try:
+        process = subprocess.Popen(
+            list(command),
+            stdin=streams[0],
+            stdout=streams[1],
+            stderr=streams[2],
+            preexec_fn=_entry(cgroup, user, signals, terminal, reason_write),
+            env=environment,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise _start_error(error, command[0], environment, reason_read) from error
+    finally:
+        os.close(reason_read)
+        os.close(reason_write)
+    if terminal is not None:
+        terminal.started()
+    return process
+
+
+def _entry(
+    cgroup: MemoryCgroup,
+    user: User | None,
+    signals: Signals,
+    terminal: JobTerminal | None,
+    reason_write: int,
+) -> Callable[[], None]:
+    """What the child does between fork and exec; the runner has no other thread. What goes wrong
+    is written to `reason_write`."""
     libc = ctypes.CDLL(None)
     runner = os.getpid()
-    stdin, stdout, stderr = (None,) * 3 if terminal is None else terminal.standard_streams()
-    reason_read, reason_write = os.pipe()
 
     def die_with(parent: int) -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -343,7 +378,6 @@ def start(
             os._exit(1)
 
     def enter() -> None:
-        # In the child, between fork and exec; the runner has no other thread.
         try:
             parent = runner if terminal is None else terminal.enter()
             # Whoever cleans up after a killed runner looks for its job in the cgroup, so until
@@ -360,38 +394,28 @@ def start(
             os.write(reason_write, str(error).encode(errors="replace")[:_REASON_BYTES_MAX])
             raise
 
-    environment = None if user is None else dict(user.environment)
-    try:
-        process = subprocess.Popen(
-            list(command),
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            preexec_fn=enter,
-            env=environment,
-        )
-    except (FileNotFoundError, NotADirectoryError) as error:
+    return enter
+
+
+def _start_error(
+    error: Exception, name: str, environment: Mapping[str, str] | None, reason_read: int
+) -> InfiniswapError:
+    """Why no process could be made for the command of that name, in our words."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
         path = (os.environ if environment is None else environment).get("PATH", os.defpath)
-        if os.path.exists(shutil.which(command[0], path=path) or command[0]):
-            raise CommandNotExecutableError(
-                f"{command[0]!r} cannot be executed: the interpreter it names does not exist",
+        if os.path.exists(shutil.which(name, path=path) or name):
+            return CommandNotExecutableError(
+                f"{name!r} cannot be executed: the interpreter it names does not exist",
                 mend="See its first line.",
-            ) from error
-        raise _not_found(command[0]) from error
-    except OSError as error:
-        raise _not_executable(command[0], error.strerror) from error
-    except (ValueError, subprocess.SubprocessError) as error:
-        os.set_blocking(reason_read, False)
-        with contextlib.suppress(BlockingIOError):
-            reason = os.read(reason_read, _REASON_BYTES_MAX).decode(errors="replace")
-            raise SystemCallError(f"the job cannot be set up: {reason or error}") from error
-        raise SystemCallError(f"the job cannot be set up: {error}") from error
-    finally:
-        os.close(reason_read)
-        os.close(reason_write)
-    if terminal is not None:
-        terminal.started()
-    return process
+            )
+        return _not_found(name)
+    if isinstance(error, OSError):
+        return _not_executable(name, error.strerror)
+    os.set_blocking(reason_read, False)
+    reason = ""
+    with contextlib.suppress(BlockingIOError):
+        reason = os.read(reason_read, _REASON_BYTES_MAX).decode(errors="replace")
+    return SystemCallError(f"the job cannot be set up: {reason or error}")
 
 
 def wait(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process between `run` and a job that has a terminal of its own: it leads the session of that
-terminal and is the job's parent. job_terminal.py says what for.
+terminal and is the job's parent. `terminal` says what for.
 
 What it and the runner say to each other over a socket is here, too.
 """

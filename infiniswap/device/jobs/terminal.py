@@ -2,7 +2,7 @@
 """A terminal of its own for a job of another user; docs/adr/0031-terminal-of-its-own.md has why.
 
 The runner stays with the user's terminal, and carries bytes between that and a pseudo-terminal. Its
-child, the leader (job_leader.py), leads the pseudo-terminal's session. The job is the leader's
+child, the leader (`leader`), leads the pseudo-terminal's session. The job is the leader's
 child in a process group of its own: the kernel lets Ctrl-Z stop a job only where its parent is in
 the same session and in another group.
 
