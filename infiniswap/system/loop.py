@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import time
@@ -11,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap.errors import ConflictError, NotFoundError, SystemCallError, UnavailableError
-from infiniswap.system.files import SYS, try_read_int, try_read_text, try_write_text
+from infiniswap.system import block
+from infiniswap.system.files import SYS, try_read_int, try_read_text
 from infiniswap.system.programs import run_command
 from infiniswap.units import PAGE_BYTES
 
@@ -22,11 +22,8 @@ QUEUE_SETTINGS = (
     # Half of what the front end takes at once (csrc/frontend/fuse.c): even a request whose memory
     # is not page aligned, so that it touches twice the pages, is then not cut in mid-page.
     ("max_sectors_kb", "128"),
-    ("scheduler", "none"),  # there is no head to move; sorting only adds latency
-    ("rotational", "0"),  # swap then gives each processor a cluster of its own
+    *block.AS_MEMORY,
     ("nr_requests", "128"),
-    ("read_ahead_kb", "128"),  # for file systems; swap has its own
-    ("add_random", "0"),
 )
 """What `tune` writes to /sys/block/loopN/queue, with why."""
 
@@ -69,11 +66,6 @@ class LoopDevice:
 _DELETED = " (deleted)"
 
 
-def _loop_number(name: str) -> int | None:
-    match = re.fullmatch(r"loop([0-9]+)", name, re.ASCII)
-    return int(match.group(1)) if match else None
-
-
 def loop_device(number: int, *, sys: Path = SYS) -> LoopDevice | None:
     """What loop device `number` is attached to, None when to nothing."""
     directory = sys / "block" / f"loop{number}" / "loop"
@@ -93,14 +85,7 @@ def loop_device(number: int, *, sys: Path = SYS) -> LoopDevice | None:
 
 def attached(*, sys: Path = SYS) -> tuple[LoopDevice, ...]:
     """Every attached loop device, by number."""
-    numbers: list[int] = []
-    with contextlib.suppress(OSError):
-        numbers = [
-            number
-            for entry in (sys / "block").iterdir()
-            if (number := _loop_number(entry.name)) is not None
-        ]
-    devices = (loop_device(number, sys=sys) for number in sorted(numbers))
+    devices = (loop_device(number, sys=sys) for number in block.numbers(sys / "block", "loop"))
     return tuple(device for device in devices if device is not None)
 
 
@@ -129,8 +114,8 @@ def attach(backing: Path, *, sector_bytes: int = PAGE_BYTES, sys: Path = SYS) ->
             if not taken or attempt == ATTACH_TRIES_MAX:
                 raise _explain(error) from error
             time.sleep(0.05 * attempt)
-    number = _loop_number(Path(output).name)
-    device = None if number is None else loop_device(number, sys=sys)
+    match = re.fullmatch(r"/dev/loop([0-9]+)", output, re.ASCII)
+    device = None if match is None else loop_device(int(match[1]), sys=sys)
     if device is None:
         raise SystemCallError(f"losetup named {output!r}, which is not attached to anything")
     try:
@@ -199,8 +184,7 @@ def detach(device: LoopDevice, *, timeout_s: float = DETACH_S_MAX, sys: Path = S
 
 def tune(device: LoopDevice, *, sys: Path = SYS) -> tuple[str, ...]:
     """Best effort: writes QUEUE_SETTINGS. Returns the names of those the kernel refused."""
-    queue = sys / "block" / f"loop{device.number}" / "queue"
-    return tuple(name for name, value in QUEUE_SETTINGS if not try_write_text(queue / name, value))
+    return block.tune(device.path.name, QUEUE_SETTINGS, sys=sys)
 
 
 def size_bytes(device: LoopDevice, *, sys: Path = SYS) -> int:

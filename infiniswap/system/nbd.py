@@ -9,7 +9,6 @@ before it lets anybody reconfigure the device: a stranger's device is never take
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,8 +24,8 @@ from infiniswap.errors import (
     UnavailableError,
     from_oserror,
 )
-from infiniswap.system import genl
-from infiniswap.system.files import PROC, SYS, try_read_text, try_write_text
+from infiniswap.system import block, genl
+from infiniswap.system.files import PROC, SYS, try_read_text
 from infiniswap.system.genl import Family, Link
 from infiniswap.units import PAGE_BYTES
 
@@ -40,7 +39,7 @@ so it is short; and yet longer than all that a living process does: 2 s until a 
 then a read from the backup."""
 
 REQUEST_TIMEOUT_S_MAX: Final = 80
-"""What the timeout is doubled up to while a living process is too slow (a disk that hangs)."""
+"""The timeout doubles up to this while a living process is too slow (a disk that hangs)."""
 
 DEAD_CONNECTION_S: Final = 600
 """How long requests wait for a successor when no connection is left. After that they fail, which
@@ -50,11 +49,8 @@ for a successor that has to be swapped in itself. Detaching ends the wait at onc
 FREE_S_MAX: Final = 10.0
 
 QUEUE_SETTINGS: Final = (
-    ("scheduler", "none"),  # there is no head to move; sorting only adds latency
+    *block.AS_MEMORY,
     ("max_sectors_kb", str(REQUEST_BYTES_MAX // 1024)),
-    ("rotational", "0"),  # swap then gives each processor a cluster of its own
-    ("read_ahead_kb", "128"),  # for file systems; swap has its own
-    ("add_random", "0"),
 )
 """What `tune` writes to /sys/block/nbdN/queue, with why."""
 
@@ -106,12 +102,7 @@ def device(index: int, *, sys: Path = SYS) -> NbdDevice | None:
 
 def devices(*, sys: Path = SYS) -> tuple[NbdDevice, ...]:
     """Every one that is not free, by index."""
-    try:
-        names = [entry.name for entry in (sys / "block").iterdir()]
-    except OSError:
-        return ()
-    indices = sorted(int(name[3:]) for name in names if re.fullmatch(r"nbd[0-9]+", name, re.ASCII))
-    found = (device(index, sys=sys) for index in indices)
+    found = (device(index, sys=sys) for index in block.numbers(sys / "block", "nbd"))
     return tuple(device for device in found if device is not None)
 
 
@@ -239,7 +230,7 @@ def reconnect(link: Link, index: int, descriptor: int, *, identifier: str, timeo
 
 
 def disconnect(link: Link, index: int) -> None:
-    """Requests under way fail; the device is free when nobody has it open any more.
+    """Fails the requests under way; the device is free when the last process has closed it.
 
     Raises:
         NotPermittedError, SystemCallError: the kernel's refusal.
@@ -257,7 +248,7 @@ def wait_free(index: int, *, timeout_s: float = FREE_S_MAX, sys: Path = SYS) -> 
     while device(index, sys=sys) is not None:
         if time.monotonic() >= end_s:
             raise DeadlineError(
-                "the nbd device is disconnected, and free when nobody has it open any more",
+                "the nbd device is disconnected, but a process still has it open",
                 where=f"/dev/nbd{index}",
                 mend=f"See who has it: fuser -v /dev/nbd{index}.",
             )
@@ -265,17 +256,11 @@ def wait_free(index: int, *, timeout_s: float = FREE_S_MAX, sys: Path = SYS) -> 
 
 
 def tune(index: int, requests: int, *, sys: Path = SYS) -> tuple[str, ...]:
-    """Best effort: writes QUEUE_SETTINGS where they differ; returns what the kernel refused.
+    """Best effort: writes QUEUE_SETTINGS; returns the names of those that the kernel refused.
 
     Args:
         index: of the device.
         requests: how many one connection may have under way.
         sys: where /sys is.
     """
-    queue = sys / "block" / f"nbd{index}" / "queue"
-    refused = []
-    for name, value in (*QUEUE_SETTINGS, ("nr_requests", str(requests))):
-        now = (try_read_text(queue / name) or "").strip()
-        if now != value and f"[{value}]" not in now and not try_write_text(queue / name, value):
-            refused.append(name)
-    return tuple(refused)
+    return block.tune(f"nbd{index}", (*QUEUE_SETTINGS, ("nr_requests", str(requests))), sys=sys)

@@ -5,27 +5,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from infiniswap.errors import InfiniswapError
-from infiniswap.system.files import SYS, try_read_int, try_write_text
+from infiniswap.system import block
+from infiniswap.system.files import SYS, try_read_int
 from infiniswap.system.programs import run_command
 
 CONTROL: Final = Path("/dev/ublk-control")
 LIMIT: Final = Path("module/ublk_drv/parameters/ublks_max")
 _MODULE: Final = "ublk_drv"
 _CHAR_DEVICES: Final = Path("class/ublk-char")
-_NODE: Final = re.compile(r"ublkc([0-9]+)", re.ASCII)
-
-QUEUE_SETTINGS: Final = (
-    ("scheduler", "none"),  # there is no head to move; sorting only adds latency
-    ("add_random", "0"),
-)
-"""What `tune` writes to /sys/block/ublkbN/queue, with why; all else the driver is told (ublk.c)."""
-
 _REQUESTS: Final = "nr_requests"  # after the scheduler, which sets it
 _MODE: Final = 0o600
 """The bytes are those of everybody's memory: for root only, as /dev/mem is."""
@@ -42,14 +34,8 @@ def char_path(number: int) -> Path:
 
 
 def numbers(*, sys: Path = SYS) -> tuple[int, ...]:
-    """Every ublk device, anybody's, also those that nobody serves any more."""
-    found = []
-    with contextlib.suppress(OSError):
-        for entry in (sys / _CHAR_DEVICES).iterdir():
-            match = _NODE.fullmatch(entry.name)
-            if match is not None:
-                found.append(int(match.group(1)))
-    return tuple(sorted(found))
+    """Every ublk device, anybody's, also those that no process serves."""
+    return block.numbers(sys / _CHAR_DEVICES, "ublkc")
 
 
 def has_driver(*, control: Path = CONTROL) -> bool:
@@ -82,10 +68,12 @@ def tune(number: int, queue_depth: int, *, sys: Path = SYS) -> tuple[str, ...]:
     Returns:
         Names of what the kernel refused.
     """
-    queue = sys / "block" / f"ublkb{number}" / "queue"
-    settings = (*QUEUE_SETTINGS, (_REQUESTS, str(queue_depth - 1)))
-    refused = [name for name, value in settings if not try_write_text(queue / name, value + "\n")]
-    if _REQUESTS not in refused and try_read_int(queue / _REQUESTS) != queue_depth - 1:
+    name = block_path(number).name
+    # All other settings the driver is told (ublk.c).
+    settings = (*block.FOR_MEMORY, (_REQUESTS, str(queue_depth - 1)))
+    refused = list(block.tune(name, settings, sys=sys))
+    now = try_read_int(sys / "block" / name / "queue" / _REQUESTS)
+    if _REQUESTS not in refused and now != queue_depth - 1:
         refused.append(_REQUESTS)  # the kernel has a minimum of its own
     return (*refused, *_protect((block_path(number), char_path(number))))
 

@@ -180,10 +180,10 @@ def test_tuning_writes_what_differs_and_names_what_was_refused(tmp_path: Path) -
     assert set(refused) == set()  # what is not there is made: this is no real /sys
     assert nbd.tune(2, 32, sys=tmp_path) == (
         "scheduler",
-        "max_sectors_kb",
+        "add_random",
         "rotational",
         "read_ahead_kb",
-        "add_random",
+        "max_sectors_kb",
         "nr_requests",
     )
 

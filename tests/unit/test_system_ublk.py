@@ -13,7 +13,7 @@ from infiniswap.device.frontends import FRONT_ENDS, choice
 from infiniswap.device.frontends import ublk as frontend
 from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.errors import UnavailableError
-from infiniswap.system import ublk
+from infiniswap.system import block, ublk
 
 
 def test_devices_are_found_by_their_char_devices(tmp_path: Path) -> None:
@@ -38,8 +38,8 @@ def test_of_each_queue_one_place_stays_empty(tmp_path: Path) -> None:
         (queue / name).write_text("as it was\n")
     nodes = ("/dev/ublkb987654", "/dev/ublkc987654")  # there are none
     assert ublk.tune(987654, 64, sys=tmp_path) == nodes
-    assert (queue / "nr_requests").read_text() == "63\n"
-    assert (queue / "scheduler").read_text() == "none\n"
+    assert (queue / "nr_requests").read_text() == "63"
+    assert (queue / "scheduler").read_text() == "none"
 
 
 def test_a_queue_that_stays_as_it_was_is_told(
@@ -48,7 +48,9 @@ def test_a_queue_that_stays_as_it_was_is_told(
     queue = tmp_path / "block/ublkb987654/queue"
     queue.mkdir(parents=True)
     (queue / "nr_requests").write_text("4\n")
-    monkeypatch.setattr(ublk, "try_write_text", lambda path, text: True)  # takes it, and ignores it
+    monkeypatch.setattr(
+        block, "try_write_text", lambda path, text: True
+    )  # takes it, and ignores it
     assert "nr_requests" in ublk.tune(987654, 4, sys=tmp_path)
 
 

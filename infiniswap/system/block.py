@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block devices in /sys, of whatever driver: their numbers and the settings of their queues."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from infiniswap.system.files import SYS, try_read_text, try_write_text
+
+Settings = tuple[tuple[str, str], ...]
+"""Files of /sys/block/NAME/queue and what to write to them."""
+
+FOR_MEMORY: Final[Settings] = (
+    ("scheduler", "none"),  # there is no head to move; sorting only adds latency
+    ("add_random", "0"),
+)
+"""For a device without moving parts."""
+
+AS_MEMORY: Final[Settings] = (
+    *FOR_MEMORY,
+    ("rotational", "0"),  # swap then gives each processor a cluster of its own
+    ("read_ahead_kb", "128"),  # for file systems; swap has its own
+)
+"""The same where the driver takes a device for a disk."""
+
+
+def numbers(directory: Path, prefix: str) -> tuple[int, ...]:
+    """N of every entry `prefixN` of a directory, in order; empty when there is none."""
+    pattern = re.compile(re.escape(prefix) + "([0-9]+)", re.ASCII)
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for entry in directory.iterdir():
+            if match := pattern.fullmatch(entry.name):
+                found.append(int(match[1]))
+    return tuple(sorted(found))
+
+
+def tune(name: str, settings: Iterable[tuple[str, str]], *, sys: Path = SYS) -> tuple[str, ...]:
+    """Best effort: writes the settings that differ; returns the names of those that the kernel
+    refused.
+
+    Args:
+        name: of the device in /sys/block.
+        settings: of its queue, in this order.
+        sys: where /sys is.
+    """
+    queue = sys / "block" / name / "queue"
+    refused = []
+    for file, value in settings:
+        now = (try_read_text(queue / file) or "").strip()
+        if now != value and f"[{value}]" not in now and not try_write_text(queue / file, value):
+            refused.append(file)
+    return tuple(refused)
