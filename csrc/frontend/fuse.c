@@ -41,7 +41,7 @@
 #endif
 #define FLAGS2_HAS_RESEND (1u << 7) /* FUSE_HAS_RESEND >> 32 */
 /* fuse_session_custom_io() */
-#define CAN_ADOPT (FUSE_VERSION >= FUSE_MAKE_VERSION(3, 13))
+#define CAN_HAND_OVER (FUSE_VERSION >= FUSE_MAKE_VERSION(3, 13))
 /*
  * Largest READ and WRITE asked of the kernel. Every buffer has this size and all of them are
  * locked in memory, and swap asks for far less, so more would only cost.
@@ -507,7 +507,7 @@ static int fe_handover(isw_frontend *frontend, int32_t *fd_out, void *note_out,
 {
 	struct iswi_fuse *fe = ISWI_CONTAINER(frontend, struct iswi_fuse, base);
 
-	if (!CAN_ADOPT)
+	if (!CAN_HAND_OVER)
 		return iswi_error(error, -EOPNOTSUPP,
 				  "libfuse is older than 3.13, so no other process can take the "
 				  "connection to the kernel over");
@@ -520,7 +520,7 @@ static int fe_handover(isw_frontend *frontend, int32_t *fd_out, void *note_out,
 	return (int)fe->init_bytes;
 }
 
-#if CAN_ADOPT
+#if CAN_HAND_OVER
 static ssize_t answer(int fd, struct iovec *parts, int count, void *userdata)
 {
 	const struct iswi_fuse *fe = userdata;
@@ -636,7 +636,7 @@ const struct iswi_frontend_ops iswi_fuse_ops = {
 	.destroy = fe_destroy,
 	.info = fe_info,
 	.handover = fe_handover,
-#if CAN_ADOPT
+#if CAN_HAND_OVER
 	.prepare = fe_prepare,
 	.serve = fe_serve,
 #endif

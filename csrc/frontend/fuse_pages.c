@@ -104,7 +104,7 @@ int iswi_fuse_slots_init(struct iswi_fuse *fe)
 /* ------------------------------------------------------------------- answers */
 
 /*
- * error: 0 or negative errno. A failed write means that nobody waits any more (the request was
+ * error: 0 or negative errno. A failed write means that nobody waits now (the request was
  * aborted or the file system unmounted), so there is nobody to tell.
  */
 static void reply(struct iswi_fuse *fe, uint64_t unique, int error, const void *data, size_t bytes)

@@ -7,7 +7,7 @@
  * - The shares are equal. One buffer is left out for each place that nobody has taken yet.
  * - Nobody's first buffer is ever given to somebody who has one: as long as there are places, a
  *   connection that comes later gets a buffer at once, whatever the others hold.
- * - When connections come, shares become smaller. Who holds more than its share then takes nothing
+ * - When connections come, shares become smaller. One that holds more than its share takes nothing
  *   until enough came back; iswi_nbd_share_exceeded tells it, and the server ends a connection
  *   whose client does not let go.
  */

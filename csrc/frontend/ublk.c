@@ -55,7 +55,7 @@ struct ublk {
 	size_t descs_bytes;
 	struct iswi_ublk_queue *queues;
 	uint16_t queues_made;
-	/* Set by destroy, and by the first queue that ends by itself: one report (acq_rel). */
+	/* Set by destroy, and by the first queue that ends unasked: one report (acq_rel). */
 	atomic_bool ending;
 };
 
@@ -70,14 +70,13 @@ static void queue_down(void *ctx, int error)
 
 /* ---------------------------------------------------------------------- queues */
 
-static int make_queues(struct ublk *fe)
+static int make_queues(struct ublk *fe, struct isw_error *error)
 {
-	int err = 0;
+	int err;
 
 	fe->queues = calloc(fe->info.nr_hw_queues, sizeof(*fe->queues));
 	fe->descs = calloc(fe->info.nr_hw_queues, sizeof(*fe->descs));
-	if (fe->queues == NULL || fe->descs == NULL)
-		return -ENOMEM;
+	err = fe->queues == NULL || fe->descs == NULL ? -ENOMEM : 0;
 	for (uint16_t i = 0; i < fe->info.nr_hw_queues && err == 0; i++) {
 		struct iswi_ublk_queue *queue = &fe->queues[i];
 
@@ -92,7 +91,8 @@ static int make_queues(struct ublk *fe)
 		if (err == 0)
 			err = iswi_ublk_queue_wait(queue, ISWI_UBLK_PARKED);
 	}
-	return err;
+	return err == 0 ? 0
+			: iswi_error(error, err, "the ublk front end's queues: %s", strerror(-err));
 }
 
 static void free_queues(struct ublk *fe)
@@ -291,9 +291,14 @@ static int fe_create(isw_engine *engine, struct ublk **fe_out, struct isw_error 
 	return 0;
 }
 
-static int explain_queues(int code, struct isw_error *error)
+/* Hands a front end that was made over, or undoes it. */
+static int finish(struct ublk *fe, int err, isw_frontend **frontend_out)
 {
-	return iswi_error(error, code, "the ublk front end's queues: %s", strerror(-code));
+	if (err != 0)
+		fe_destroy(&fe->base);
+	else
+		*frontend_out = &fe->base;
+	return err;
 }
 
 static int fe_start(isw_engine *engine, const struct isw_frontend_config *config,
@@ -306,28 +311,15 @@ static int fe_start(isw_engine *engine, const struct isw_frontend_config *config
 		return err;
 	set_shape(fe, config->queues, config->identity);
 	err = add_device(fe, error); /* which may lower the number of queues */
-	if (err != 0)
-		goto err_fe;
-	err = set_params(fe, error);
-	if (err != 0)
-		goto err_fe;
-	err = make_queues(fe);
-	if (err != 0) {
-		explain_queues(err, error);
-		goto err_fe;
-	}
-	err = fetch(fe, error);
-	if (err != 0)
-		goto err_fe;
-	err = start_device(fe, error);
-	if (err != 0)
-		goto err_fe;
-	*frontend_out = &fe->base;
-	return 0;
-
-err_fe:
-	fe_destroy(&fe->base);
-	return err;
+	if (err == 0)
+		err = set_params(fe, error);
+	if (err == 0)
+		err = make_queues(fe, error);
+	if (err == 0)
+		err = fetch(fe, error);
+	if (err == 0)
+		err = start_device(fe, error);
+	return finish(fe, err, frontend_out);
 }
 
 /* --------------------------------------------------------- a predecessor's device */
@@ -400,26 +392,15 @@ static int fe_prepare(isw_engine *engine, const struct isw_frontend_config *conf
 	if (err != 0)
 		return err;
 	err = iswi_ublk_get_info(&fe->control, dev_id, &fe->info);
-	if (err != 0) {
+	if (err != 0)
 		explain_info(err, dev_id, error);
-		goto err_fe;
-	}
-	err = check_identity(&fe->info, config->identity, error);
+	else
+		err = check_identity(&fe->info, config->identity, error);
 	if (err == 0 && engine != NULL)
 		err = check_shape(fe, error);
-	if (err != 0)
-		goto err_fe;
-	err = make_queues(fe);
-	if (err != 0) {
-		explain_queues(err, error);
-		goto err_fe;
-	}
-	*frontend_out = &fe->base;
-	return 0;
-
-err_fe:
-	fe_destroy(&fe->base);
-	return err;
+	if (err == 0)
+		err = make_queues(fe, error);
+	return finish(fe, err, frontend_out);
 }
 
 /* Numbers are used again: is it still the device that we prepared for? */
@@ -445,7 +426,7 @@ static int check_same(struct ublk *fe, struct isw_error *error)
  * Linux 6.12 says that a device is quiesced a moment before its worker cancels the commands of the
  * dead process, and starts that worker once for each of its queues (ublk_quiesce_work_fn). What is
  * fetched before the last one has ended is cancelled, too, at any time later: seen. The workers are
- * on the system's work queue, so it is waited for; where that is not possible they get time.
+ * on the system's work queue, so we wait for that; where we cannot, we give them time.
  */
 static void let_cancel(struct ublk *fe)
 {
@@ -502,9 +483,9 @@ static int begin_recovery(struct ublk *fe)
 /*
  * Until the kernel has ended what the dead predecessor left: its rings, and requests under way.
  *
- * Who dies from here on and before the last queue has fetched leaves a device that has no server
- * and is no longer as a server's death leaves it. Linux 6.12 does not mend that when the dead
- * one's file is closed, as later ones do, and from outside only the first half can be mended
+ * A process that dies from here on and before the last queue has fetched leaves a device without
+ * server and is no longer as a server's death leaves it. Linux 6.12 does not mend that when the
+ * dead one's file is closed, as later ones do, and from outside only the first half can be mended
  * (has_begun). Once it has mapped the descriptors, the kernel lets nobody else map them
  * (ublk_ch_mmap: ub->mm) without a new beginning, and where one queue of several has fetched a new
  * beginning is a fault in the kernel (ublk_queue_reinit: the others have no thread to forget). So

@@ -37,7 +37,7 @@
 #define POLL_MS_LONG  60000
 
 /*
- * What is refused is named by `infiniswap device show`, which reads it back from /proc.
+ * `infiniswap device show` names what the kernel refuses; it reads that back from /proc.
  *
  * No child of ours dumps core: it is dead only when that is done, and whoever takes cores through a
  * pipe may lie on the device that is dead meanwhile. A limit of 0 does not keep the kernel from

@@ -16,7 +16,7 @@
 #define STANDBY_NS (180 * SECOND_NS)
 /* The successor waits for its predecessor's last writes, and those for a slow disk. */
 #define TAKE_OVER_NS (300 * SECOND_NS)
-/* Who has served this long did not die of how it began; starting the next one takes as long. */
+/* A process that has served this long did not die of its start, which takes as long. */
 #define STEADY_NS       SECOND_NS
 #define BACK_OFF_NS     (SECOND_NS / 10)
 #define BACK_OFF_NS_MAX (10 * SECOND_NS)
@@ -85,7 +85,7 @@ static void start_waiting(struct iswi_holder *holder, struct iswi_child *child)
 	child->until_ns = iswi_now_ns() + STANDBY_NS;
 	count = iswi_keep_list(&holder->keep, true, names, fds);
 	snprintf(packet, sizeof(packet), "prepare %s", names);
-	/* What has not heard it is not ready in time. */
+	/* A child that does not hear it will not be ready in time. */
 	(void)iswi_child_tell(child, packet, fds, count);
 }
 
@@ -161,7 +161,7 @@ static void hear_waiting(struct iswi_holder *holder, struct iswi_child *child)
 		if (said_no(holder, child, text))
 			return;
 	}
-	/* Who does not listen any more cannot be told; if it lives, it does not for long. */
+	/* A child that has closed its end cannot be told anything: end it. */
 	if (got < 0 && iswi_child_is(child))
 		kill(child->pid, SIGKILL);
 }
