@@ -3,9 +3,9 @@
  * infiniswap-holder: the parent of one device's processes. It keeps what must survive the device
  * process (descriptors, the locked state file) and says who is next when that dies.
  *
- * One process serves (the active one), another has been started and waits (the standby). All that
- * is said between them and the holder is one text packet at a time, over a SEQPACKET pair each;
- * descriptors travel with them. From the active process:
+ * One process serves (the active one), another has been started and waits (the standby). Each has a
+ * SEQPACKET socket pair with the holder. A message is one text packet; descriptors travel with it.
+ * From the active process:
  *
  *   keep NAME   + a descriptor: keep it, in place of an earlier one of that name
  *   drop NAME     close it
@@ -110,7 +110,7 @@ static inline bool iswi_child_is(const struct iswi_child *child)
 
 /* 0 or -errno. */
 int iswi_child_start(struct iswi_child *child, const struct iswi_spawn *spawn);
-/* SIGKILL, and forgets it: whoever reaps it finds that nobody knows its number. */
+/* SIGKILL, and forgets it: when it is reaped, its number belongs to no role. */
 void iswi_child_end(struct iswi_child *child);
 /* Copies a descriptor of its into its rings, or says there why not. */
 void iswi_child_hold_ring(struct iswi_child *child, int fd);

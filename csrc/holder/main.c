@@ -39,9 +39,9 @@
 /*
  * `infiniswap device show` names what the kernel refuses; it reads that back from /proc.
  *
- * No child of ours dumps core: it is dead only when that is done, and whoever takes cores through a
- * pipe may lie on the device that is dead meanwhile. A limit of 0 does not keep the kernel from
- * pipes, 1 does (fs/coredump.c).
+ * No child of ours dumps core: it is dead only when that is done, and a program that takes cores
+ * through a pipe may itself lie on the device, which is dead meanwhile. A limit of 0 does not keep
+ * the kernel from pipes, 1 does (fs/coredump.c).
  */
 static void make_safe(void)
 {
@@ -130,7 +130,7 @@ static void run(struct iswi_holder *holder, int signals)
 	}
 }
 
-/* They are killed already; nobody shall find them when we have gone. */
+/* They are killed already; none of them may outlive us. */
 static void reap_rest(int signals)
 {
 	uint64_t until = iswi_now_ns() + REAP_MS_MAX * NS_PER_MS;

@@ -271,7 +271,7 @@ static void yield_now(struct iswi_holder *holder)
 
 static void keep_descriptor(struct iswi_holder *holder, const char *name, int fd)
 {
-	/* Without a free slot a take-over lacks it: said by whoever then misses it. */
+	/* Without a free slot a take-over lacks it; the successor that misses it says so. */
 	if (fd >= 0)
 		(void)iswi_keep_put(&holder->keep, name, fd);
 }

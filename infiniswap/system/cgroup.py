@@ -59,7 +59,7 @@ class MemoryCgroup:
         return self.path.name
 
     def add(self, pid: int) -> None:
-        """Moves a process, with all its threads, into it. What the process has in memory stays
+        """Moves a process, with all its threads, into it. Memory that the process has already stays
         charged where it was, so this comes before the job's own work.
 
         Raises:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process would escape by leaving its cgroups.
+"""Limits that a process would escape by leaving its cgroups.
 
-Who puts a process of another user into a cgroup of his own making must not lift a limit that an
-administrator has set on that user. So a memory limit above binds the new one, too, and any other
-limit that would be left behind is a reason to refuse.
+A process of another user that we put into a cgroup of our own must not escape a limit that an
+administrator has set on that user. So a memory limit above also binds the new cgroup, and any other
+limit that the process would leave behind is a reason to refuse.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class SteadyClock:
     The kernel's monotonic clock should not need it. But the clock of a virtual machine that was
     moved or brought back from a snapshot has been seen to, and then whatever compares times would
     wait for as long as that. Time stands still while the clock below is behind; when it has jumped
-    ahead it is believed: to whoever was stopped for an hour an hour has passed.
+    ahead it is believed: for a process that was stopped for an hour, an hour has passed.
 
     Args:
         read: the clock below, in seconds.

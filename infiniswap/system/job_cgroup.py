@@ -78,8 +78,8 @@ class SliceCgroup(MemoryCgroup):
             scope.name,
             "Slice s " + self.path.name,
             f"PIDs au 1 {pid}",
-            # What is delegated systemd does not end when the kernel has killed one process of
-            # it for want of memory; `run` leaves it to the job what to do then.
+            # systemd does not end a delegated unit when the kernel has killed one of its processes
+            # for lack of memory; `run` leaves it to the job to react.
             "Delegate b true",
             "CollectMode s inactive-or-failed",
         )

@@ -185,7 +185,7 @@ class CpuLatencyRequest:
 
 
 class Awake:
-    """Holds the request while it is worth it. `run` is one task of an event loop.
+    """Keeps processors awake while that is worth it. `run` is one task of an event loop.
 
     Args:
         page_ins: total since the start; must not wait.
@@ -234,7 +234,7 @@ class Awake:
         return self._request.problem
 
     async def run(self) -> None:
-        """Ticks until cancelled; then nothing is held any more."""
+        """Ticks until cancelled, and then releases the request."""
         loop = asyncio.get_running_loop()
         try:
             while True:

@@ -67,7 +67,7 @@ _DELETED = " (deleted)"
 
 
 def loop_device(number: int, *, sys: Path = SYS) -> LoopDevice | None:
-    """What loop device `number` is attached to, None when to nothing."""
+    """The attachment of loop device `number`, None when it has none."""
     directory = sys / "block" / f"loop{number}" / "loop"
     backing = try_read_text(directory / "backing_file")
     if backing is None:
@@ -151,8 +151,8 @@ def _explain(error: SystemCallError) -> UnavailableError | SystemCallError:
 
 
 def detach(device: LoopDevice, *, timeout_s: float = DETACH_S_MAX, sys: Path = SYS) -> None:
-    """Detaches the device and verifies it: with somebody else holding it open, the kernel only
-    promises to detach it later. Nothing to do when it is attached to something else by now.
+    """Detaches the device and verifies that: while somebody has it open, the kernel only promises
+    to detach it later. Does nothing when it is attached to something else by now.
 
     Raises:
         ConflictError: it is still in use.
@@ -174,7 +174,7 @@ def detach(device: LoopDevice, *, timeout_s: float = DETACH_S_MAX, sys: Path = S
     while still_there():
         if time.monotonic() >= deadline:
             raise ConflictError(
-                "the loop device is still in use and detaches when it no longer is",
+                "the loop device is still in use; the kernel detaches it when it is closed",
                 where=str(device.path),
                 mend=f"See who has it: grep {device.path} /proc/swaps /proc/mounts; "
                 f"fuser -v {device.path}.",

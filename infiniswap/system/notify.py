@@ -2,8 +2,8 @@
 """What a service says to the service manager that started it: sd_notify(3) and its watchdog.
 
 The protocol is one datagram of `NAME=value` lines to the socket in NOTIFY_SOCKET; that is all
-there is to it, so no library is needed. Without that variable nothing is said, and nothing that
-is said can fail: a service must not end because nobody listens.
+there is to it, so no library is needed. Without that variable the service sends nothing, and no
+failure to send ends it: a service must not end because nobody listens.
 """
 
 from __future__ import annotations

@@ -164,8 +164,8 @@ def lock_memory() -> Degraded | None:
     reason = os.strerror(ctypes.get_errno())
     return Degraded(
         "memory-lock",
-        f"the process's memory could not be locked ({reason}); it may have to be paged in "
-        "to page in",
+        f"the process's memory could not be locked ({reason}); it may be swapped out itself, and "
+        "then wait for its own pages",
         f"{rights.mend('CAP_IPC_LOCK')} Or raise the memlock limit (ulimit -l).",
     )
 
@@ -203,7 +203,7 @@ def set_io_flusher() -> Degraded | None:
 
 
 def make_ordinary(score: int) -> None:
-    """For a child that needs no favour: gives up what it has inherited of a page-path thread, as
+    """For a child that needs no favour: gives up what it has inherited from a page-path thread, as
     far as it may.
 
     Args:
@@ -216,15 +216,16 @@ def make_ordinary(score: int) -> None:
 
 
 def be_nice() -> None:
-    """The calling thread gives way to whatever else the host has to do (Linux: nice is a
-    thread's). What nobody waits for runs in such threads: a host must not feel that it lends."""
+    """The calling thread gives way to everything else that the host has to do (Linux: each thread
+    has its own niceness). Work that nobody waits for runs in such threads: the host must not feel
+    that it lends."""
     thread = threading.get_native_id()
     os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICE)
 
 
 def make_swap_safe() -> tuple[Degraded, ...]:
-    """All of the above for this process and thread; returns what was refused, to its page-path
-    threads as well, which ask for themselves."""
+    """Does all of the above for this process and thread. Returns what the kernel refused, also to
+    the page-path threads, which ask for themselves."""
     outcomes: tuple[Degraded | None, ...] = (
         set_oom_score_adj(OOM_SCORE_ADJ_NEVER),
         set_io_flusher(),

@@ -270,7 +270,7 @@ def judge_swapoff(
     A page read back is charged to the cgroup that owns it, whoever asked for it; so each limited
     cgroup must have room for all that it has in swap (which of it lies in this area the kernel
     does not tell), and the host for the whole. Where other swap areas have room for all of it
-    (`elsewhere_bytes`), the kernel makes that room by itself.
+    (`elsewhere_bytes`), the kernel makes that room.
     """
     needed = area_used_bytes + SWAPOFF_RESERVE_BYTES
     if area_used_bytes == 0 or elsewhere_bytes >= needed:

@@ -29,7 +29,7 @@ def has_bus(root: Path = Path("/")) -> bool:
 
 
 def reload() -> None:
-    """Makes it read its unit files anew.
+    """Makes it read its unit files again.
 
     Raises:
         SystemCallError, UnavailableError, DeadlineError: see run_command.

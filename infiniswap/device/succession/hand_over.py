@@ -65,7 +65,7 @@ class Succession:
         self.note: bytes | None = None
         """The front end's note for a successor; None: no process could succeed."""
 
-    # ----------------------------------------------------- for whoever comes after us
+    # ----------------------------------------------------------- for the successor
 
     def make_state(self, paths: DevicePaths) -> int:
         """A new state file for the engine; -1 for a device without a standby. The caller closes it.

@@ -58,7 +58,7 @@ class TakeOver:
 
 
 class HolderGoneError(InfiniswapError):
-    """The holder has ended, and with it whoever could tell a standby that its turn has come."""
+    """The holder has ended, so nothing can tell a standby that its turn has come."""
 
 
 class Holder:
