@@ -105,15 +105,11 @@ static void join(struct fixture *f, unsigned who)
 }
 
 /* Of 64 one that is alone gets 49: each of the other 15 places keeps one. */
-static void test_a_lone_connection_gets_nearly_all(void)
+static void test_a_lone_connection_gets_nearly_all(struct fixture *f)
 {
-	static struct fixture f;
-
-	set_up(&f, 64, true);
-	join(&f, 0);
-	CHECK_EQ(take_all(&f, 0), 49);
-	CHECK(!iswi_nbd_share_exceeded(f.clients[0]));
-	tear_down(&f);
+	join(f, 0);
+	CHECK_EQ(take_all(f, 0), 49);
+	CHECK(!iswi_nbd_share_exceeded(f->clients[0]));
 }
 
 static void test_shares_are_equal(void)
@@ -135,59 +131,48 @@ static void test_shares_are_equal(void)
 }
 
 /* However much the first holds and keeps, everybody who comes gets one at once. */
-static void test_who_comes_later_gets_one_at_once(void)
+static void test_who_comes_later_gets_one_at_once(struct fixture *f)
 {
-	static struct fixture f;
-
-	set_up(&f, 64, true);
-	join(&f, 0);
-	CHECK_EQ(take_all(&f, 0), 49);
+	join(f, 0);
+	CHECK_EQ(take_all(f, 0), 49);
 	for (unsigned who = 1; who < CLIENTS_MAX; who++) {
-		join(&f, who);
-		CHECK_EQ(take_all(&f, who), 1);
+		join(f, who);
+		CHECK_EQ(take_all(f, who), 1);
 	}
-	tear_down(&f);
 }
 
 /* What comes back from who holds too much goes to the others, until all have the same. */
-static void test_shares_follow_the_number_of_connections(void)
+static void test_shares_follow_the_number_of_connections(struct fixture *f)
 {
-	static struct fixture f;
-
-	set_up(&f, 64, true);
-	join(&f, 0);
-	CHECK_EQ(take_all(&f, 0), 49);
-	join(&f, 1);
-	CHECK(iswi_nbd_share_exceeded(f.clients[0]));
-	CHECK_EQ(take_all(&f, 1), 1);
-	give_back(&f, 0, 23);
-	CHECK(iswi_nbd_share_exceeded(f.clients[0]));
-	give_back(&f, 0, 1);
-	CHECK(!iswi_nbd_share_exceeded(f.clients[0]));
-	CHECK_EQ(take_all(&f, 1), 25);
-	CHECK_EQ(take_all(&f, 0), 25);
-	leave(&f, 1);
-	CHECK_EQ(take_all(&f, 0), 49);
-	tear_down(&f);
+	join(f, 0);
+	CHECK_EQ(take_all(f, 0), 49);
+	join(f, 1);
+	CHECK(iswi_nbd_share_exceeded(f->clients[0]));
+	CHECK_EQ(take_all(f, 1), 1);
+	give_back(f, 0, 23);
+	CHECK(iswi_nbd_share_exceeded(f->clients[0]));
+	give_back(f, 0, 1);
+	CHECK(!iswi_nbd_share_exceeded(f->clients[0]));
+	CHECK_EQ(take_all(f, 1), 25);
+	CHECK_EQ(take_all(f, 0), 25);
+	leave(f, 1);
+	CHECK_EQ(take_all(f, 0), 49);
 }
 
 /* One that waits for its share is woken when another leaves, not only when something is given. */
-static void test_a_share_that_grows_wakes(void)
+static void test_a_share_that_grows_wakes(struct fixture *f)
 {
-	static struct fixture f;
-	struct taker taker = {.f = &f, .who = 0};
+	struct taker taker = {.f = f, .who = 0};
 	pthread_t thread;
 
-	set_up(&f, 64, true);
-	join(&f, 0);
-	join(&f, 1);
-	CHECK_EQ(take_all(&f, 0), 25);
+	join(f, 0);
+	join(f, 1);
+	CHECK_EQ(take_all(f, 0), 25);
 	CHECK_EQ(iswi_thread_start(&thread, "taker", taker_main, &taker), 0);
-	WAIT_FOR(waiting(&f) == 1);
-	leave(&f, 1);
+	WAIT_FOR(waiting(f) == 1);
+	leave(f, 1);
 	pthread_join(thread, NULL);
-	f.taken[0]++;
-	tear_down(&f);
+	f->taken[0]++;
 }
 
 /* More connections than buffers: each takes one at a time, and all have their turn. */
@@ -213,27 +198,18 @@ static void test_fewer_buffers_than_connections(void)
 }
 
 /* The kernel bounds its own connections: every request finds a buffer. */
-static void test_no_shares_where_there_are_to_be_none(void)
+static void test_no_shares_where_there_are_to_be_none(struct fixture *f)
 {
-	static struct fixture f;
-
-	set_up(&f, 64, false);
 	for (unsigned who = 0; who < 4; who++)
-		join(&f, who);
-	CHECK_EQ(take_all(&f, 0), 64);
-	CHECK(!iswi_nbd_share_exceeded(f.clients[0]));
-	tear_down(&f);
+		join(f, who);
+	CHECK_EQ(take_all(f, 0), 64);
+	CHECK(!iswi_nbd_share_exceeded(f->clients[0]));
 }
-
-struct hammer {
-	struct fixture *f;
-	unsigned who;
-};
 
 /* Connections that come, take what they can and go: nobody waits for ever, nothing is lost. */
 static void *hammer_main(void *opaque)
 {
-	struct hammer *h = opaque;
+	struct taker *h = opaque;
 	struct iswi_nbd_share *share = &h->f->share;
 
 	for (unsigned round = 0; round < 200; round++) {
@@ -255,31 +231,37 @@ static void *hammer_main(void *opaque)
 	return NULL;
 }
 
-static void test_many_at_once(void)
+static void test_many_at_once(struct fixture *f)
 {
-	static struct fixture f;
-	struct hammer hammers[CLIENTS_MAX];
+	struct taker hammers[CLIENTS_MAX];
 	pthread_t threads[CLIENTS_MAX];
 
-	set_up(&f, 64, true);
 	for (unsigned i = 0; i < CLIENTS_MAX; i++) {
-		hammers[i] = (struct hammer){.f = &f, .who = i};
+		hammers[i] = (struct taker){.f = f, .who = i};
 		CHECK_EQ(iswi_thread_start(&threads[i], "hammer", hammer_main, &hammers[i]), 0);
 	}
 	for (unsigned i = 0; i < CLIENTS_MAX; i++)
 		pthread_join(threads[i], NULL);
+}
+
+static void run(void (*test)(struct fixture *f), uint32_t count, bool fair)
+{
+	static struct fixture f;
+
+	set_up(&f, count, fair);
+	test(&f);
 	tear_down(&f);
 }
 
 int main(void)
 {
-	test_a_lone_connection_gets_nearly_all();
+	run(test_a_lone_connection_gets_nearly_all, 64, true);
 	test_shares_are_equal();
-	test_who_comes_later_gets_one_at_once();
-	test_shares_follow_the_number_of_connections();
-	test_a_share_that_grows_wakes();
+	run(test_who_comes_later_gets_one_at_once, 64, true);
+	run(test_shares_follow_the_number_of_connections, 64, true);
+	run(test_a_share_that_grows_wakes, 64, true);
 	test_fewer_buffers_than_connections();
-	test_no_shares_where_there_are_to_be_none();
-	test_many_at_once();
+	run(test_no_shares_where_there_are_to_be_none, 64, false);
+	run(test_many_at_once, 64, true);
 	return 0;
 }

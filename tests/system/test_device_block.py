@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,13 +44,13 @@ def mounted(device: Device, *options: str) -> Iterator[Path]:
         run("umount", point)
 
 
-def write_files(directory: Path, count: int = 24) -> dict[str, str]:
-    """Files of many sizes; their digests by name."""
+def write_files(directory: Path, name: str, sizes: range) -> dict[str, str]:
+    """Files of these sizes; their digests by name."""
     digests = {}
-    for number in range(count):
-        data = os.urandom(number * 37_001 + 1)
-        (directory / f"file{number}").write_bytes(data)
-        digests[f"file{number}"] = hashlib.sha256(data).hexdigest()
+    for size in sizes:
+        data = os.urandom(size)
+        (directory / f"{name}{size}").write_bytes(data)
+        digests[f"{name}{size}"] = hashlib.sha256(data).hexdigest()
     return digests
 
 
@@ -83,13 +82,13 @@ def check_pattern(device: Device, seed: int, offset: int, length: int = MIB) -> 
 def test_a_file_system_keeps_its_files(device: Device) -> None:
     run("mkfs.ext4", "-q", "-F", device.path)
     with mounted(device) as point:
-        digests = write_files(point)
+        digests = write_files(point, "file", range(1, 24 * 37_001, 37_001))
         run("sync", "-f", point)
         until(lambda: device.status["slabs"]["mapped"], "a mapped slab")
 
         def on_donors() -> bool:
             # Into the same files: into the slabs that were busy already.
-            digests.update({f"again-{k}": v for k, v in write_files_again(point).items()})
+            digests.update(write_files(point, "again", range(MIB, MIB + 8)))
             run("sync", "-f", point)
             return sum(row["write_pages"] for row in device.status["donors"]) > 0
 
@@ -101,15 +100,6 @@ def test_a_file_system_keeps_its_files(device: Device) -> None:
     status = device.status
     assert status["stats"]["requests_failed"] == 0
     assert status["stats"]["pages_out"] > 0
-
-
-def write_files_again(directory: Path) -> dict[str, str]:
-    digests = {}
-    for number in range(8):
-        data = os.urandom(MIB + number)
-        (directory / f"again-file{number}").write_bytes(data)
-        digests[f"file{number}"] = hashlib.sha256(data).hexdigest()
-    return digests
 
 
 @pytest.mark.requires_tool("mkfs.ext4", "fstrim")
@@ -226,7 +216,7 @@ def test_a_mounted_or_open_device_is_not_stopped(device: Device) -> None:
         pid = device.send(signal.SIGTERM)
         until(lambda: "not stopped" in device.log, "the refusal in the log")
         assert device.pid == pid
-        digests = write_files(point, 4)
+        digests = write_files(point, "file", range(1, 4 * 37_001, 37_001))
         run("sync", "-f", point)
         assert digests_of(point) == digests
 
@@ -308,22 +298,30 @@ def test_two_swap_devices_and_the_priorities_above_others(shared_cluster: Cluste
     second.stop()
 
 
+def started(cluster: Cluster, name: str, *args: str) -> subprocess.Popen[str]:
+    """A `device start` under way."""
+    command = [*cluster.program, "device", "start", name, "--size", "16M", *args]
+    return subprocess.Popen(
+        [*command, "--donors", cluster.addresses],
+        env=cluster.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 def test_foreground_stops_with_ctrl_c(shared_cluster: Cluster) -> None:
     name = shared_cluster.name()
-    command = [sys.executable, "-m", "infiniswap", "device", "start", name, "--size", "16M"]
-    command += ["--donors", shared_cluster.addresses, "--foreground"]
-    process = subprocess.Popen(
-        command, env=shared_cluster.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    process = started(shared_cluster, name, "--foreground")
     assert process.stdout is not None
     line = process.stdout.readline()
     while f"device {name}: 16M at" not in line:
         assert line
         line = process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 0, output
-    assert "Traceback" not in output
+    output, said = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, said
+    assert "Traceback" not in output + said
     assert not (shared_cluster.run_dir / name).exists()
     listed = json.loads(shared_cluster.ok("device", "list", "--json"))
     assert name in listed["stopped"]
@@ -405,18 +403,7 @@ def test_a_front_end_that_somebody_has_unmounted(shared_cluster: Cluster) -> Non
 
 def test_only_one_of_many_starts_wins(shared_cluster: Cluster) -> None:
     name = shared_cluster.name()
-    command = [sys.executable, "-m", "infiniswap", "device", "start", name, "--size", "16M"]
-    command += ["--donors", shared_cluster.addresses]
-    processes = [
-        subprocess.Popen(
-            command,
-            env=shared_cluster.env,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(3)
-    ]
+    processes = [started(shared_cluster, name) for _ in range(3)]
     outputs = [process.communicate(timeout=WAIT_S)[1] for process in processes]
     codes = sorted(process.returncode for process in processes)
     assert codes == [0, 9, 9], outputs
