@@ -5,6 +5,9 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "frontend/fuse_frontend.h"
+#include "frontend/nbd_socket.h"
+#include "frontend/ublk.h"
 #include "util/util.h"
 
 static const struct iswi_frontend_ops *const all[] = {

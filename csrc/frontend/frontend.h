@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The front-end seam: how block requests come from the kernel or a client to the engine. A front
- * end is one const table of functions; frontend.c lists the tables and is all that calls them.
+ * end is one const table of functions, declared in a header of its own; frontend.c lists the tables
+ * and is all that calls them.
  */
 #ifndef ISWI_FRONTEND_H
 #define ISWI_FRONTEND_H
@@ -55,12 +56,6 @@ struct iswi_frontend_ops {
 	/* Optional: NULL without io_urings. Control thread, never waits. How many there are. */
 	int (*rings)(isw_frontend *frontend, int32_t *fds_out, uint32_t max);
 };
-
-/* One for each front end, in its own file; what a build lacks has one of that name without it. */
-extern const struct iswi_frontend_ops iswi_fuse_ops;
-extern const struct iswi_frontend_ops iswi_nbd_ops;
-extern const struct iswi_frontend_ops iswi_nbd_socket_ops;
-extern const struct iswi_frontend_ops iswi_ublk_ops;
 
 /* Implementations embed this first. */
 struct isw_frontend {

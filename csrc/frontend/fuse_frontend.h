@@ -13,6 +13,8 @@
 #include "engine/request.h"
 #include "frontend/frontend.h"
 
+extern const struct iswi_frontend_ops iswi_fuse_ops; /* in fuse.c, or fuse_none.c */
+
 #define ISWI_FUSE_DISK_NODE 2 /* the root is FUSE_ROOT_ID, 1 */
 
 struct fuse_session;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The FUSE front end of a build that found no libfuse3. */
-#include "frontend/frontend.h"
+#include "frontend/fuse_frontend.h"
 
 const struct iswi_frontend_ops iswi_fuse_ops = {
 	.name = "fuse",

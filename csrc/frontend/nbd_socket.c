@@ -15,8 +15,8 @@
 #include <string.h>
 
 #include "engine/request.h"
-#include "frontend/frontend.h"
 #include "frontend/nbd_share.h"
+#include "frontend/nbd_socket.h"
 #include "util/util.h"
 #include "wire/nbd.h"
 #include "wire/nbd_server.h"

@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "frontend/frontend.h"
+#include "frontend/ublk.h"
 #include "frontend/ublk_control.h"
 #include "frontend/ublk_queue.h"
 #include "util/util.h"

@@ -2,7 +2,7 @@
 /* The ublk front end of a build that found no liburing, or kernel headers without ublk. */
 #include <errno.h>
 
-#include "frontend/frontend.h"
+#include "frontend/ublk.h"
 #include "util/util.h"
 
 const struct iswi_frontend_ops iswi_ublk_ops = {

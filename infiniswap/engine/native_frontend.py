@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 from typing import TYPE_CHECKING, Any
@@ -42,20 +43,13 @@ def frontend_error(code: int, text: str, where: str = "") -> InfiniswapError:
 
 def frontend_config(config: FrontendConfig) -> tuple[Any, Any]:
     """struct isw_frontend_config; it is good as long as the first value lives."""
-    alive = [ffi.new("char[]", os.fsencode(config.path)), ffi.from_buffer(config.note)]
-    shape = ffi.new(
-        "struct isw_frontend_config *",
-        {
-            "path": alive[0],
-            "identity": config.identity,
-            "queues": config.queues,
-            "request_bytes_max": config.request_bytes_max,
-            "device_id": config.device_id,
-            "note_bytes": len(config.note),
-            "note": alive[1],
-        },
-    )
-    return alive, shape
+    values: dict[str, Any] = dataclasses.asdict(config)
+    for name, value in dataclasses.asdict(config).items():
+        if isinstance(value, str):
+            values[name] = ffi.new("char[]", os.fsencode(value))
+        elif isinstance(value, bytes):
+            values |= {name: ffi.from_buffer(value), f"{name}_bytes": len(value)}
+    return values, ffi.new("struct isw_frontend_config *", values)
 
 
 class NativeFrontend:

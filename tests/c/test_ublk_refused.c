@@ -20,6 +20,7 @@ int main(void)
 #include <string.h>
 #include <sys/utsname.h>
 
+#include "frontend/ublk.h"
 #include "frontend/ublk_control.h"
 #include "frontend_fixture.h"
 

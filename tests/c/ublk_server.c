@@ -24,6 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "frontend/ublk.h"
 #include "frontend/ublk_control.h"
 #include "frontend_fixture.h"
 

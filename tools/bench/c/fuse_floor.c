@@ -14,7 +14,7 @@
 
 #include "bench.h"
 #include "engine/request.h"
-#include "frontend/frontend.h"
+#include "frontend/fuse_frontend.h"
 
 struct isw_engine {
 	uint64_t size_bytes;
