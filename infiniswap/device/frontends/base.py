@@ -202,7 +202,7 @@ def is_served(run: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FrontEnd:
-    """A way to make a block device of a device's bytes. Docs: its chapter of docs/frontends.md.
+    """A way to make a block device of a device's bytes. Docs: its row in docs/frontends.md.
 
     Attributes:
         name: in the configuration, and of the C library's front end.
