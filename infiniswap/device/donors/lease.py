@@ -78,15 +78,9 @@ async def new_lease(session: Session, slab_count: int, slab_bytes: int) -> HeldL
             f"{slots_max} slabs",
             where=f"donor {session.address}",
         )
-    return HeldLease(
-        lease=answer.lease,
-        reclaim=answer.reclaim,
-        epoch=answer.epoch,
-        token=answer.token,
-        export_bytes=answer.export_bytes,
-        incarnation=session.welcome.incarnation,
-        peer=session.peer,
-    )
+    names = ("lease", "reclaim", "epoch", "token", "export_bytes")
+    granted = {name: getattr(answer, name) for name in names}
+    return HeldLease(**granted, incarnation=session.welcome.incarnation, peer=session.peer)
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True):

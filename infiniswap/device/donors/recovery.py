@@ -197,13 +197,11 @@ class Recovery:
             self._down_s = None
             # Session and connections may have been lost again while nobody listened.
             connections = self._connections
-            if not connections.is_closing and connections.is_down:
+            is_down, has_lease = connections.is_down, connections.lease is not None
+            if is_down:
                 self._down_s = asyncio.get_running_loop().time()
-                self.begin()
-            elif (
-                not connections.is_closing
-                and connections.lease is not None
-                and not self._session.is_open
+            if not connections.is_closing and (
+                is_down or (has_lease and not self._session.is_open)
             ):
                 self.begin()
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,10 +23,6 @@ log = logging.getLogger(__name__)
 _TAKE_BACK_S = 0.2
 """For an answer that is only good to know: a recovery may have to wait for it."""
 _LOOK_S = 1.0
-
-
-class _RefusedError(UnusableError):
-    """The donor refused, so it has made nothing."""
 
 
 def _native(engine: Engine) -> EngineRdma:
@@ -90,15 +86,19 @@ class Rdma(Transport):
             return offers[0]
 
         try:
-            offer = await self._offer(make)
+            with _unusable("here: ", EngineError):
+                offer = await self._blocking(make)
             try:
-                answer = await self._ask(target, offer)
+                with _unusable("at the donor: ", RequestRefusedError, m.REFUSED_NO_RDMA):
+                    answer = await target.session.rdma(target.lease.lease, offer.ends)
                 _check(answer, len(offer.ends), slots, target.places)
-                remote = await self._dial(offer, answer, target, dial)
-            except (_RefusedError, RequestRefusedError):
-                raise
-            except BaseException:
-                await self._take_back(target)
+                config = replace(target.config, over=offer.answered(answer.ends, answer.probe))
+                with _unusable("", EngineError):
+                    remote = await self._blocking(lambda: dial(config))
+            except BaseException as error:
+                # A donor that refused has made nothing.
+                if not isinstance(error.__cause__ or error, RequestRefusedError):
+                    await self._take_back(target)
                 raise
         finally:
             # Also an offer that was made while this task was cancelled.
@@ -109,21 +109,6 @@ class Rdma(Transport):
                 rdma.slot_key(remote, slot.slot, slot.key)
         return remote
 
-    async def _offer(self, make: Callable[[], RdmaOffer]) -> RdmaOffer:
-        try:
-            return await self._blocking(make)
-        except EngineError as error:
-            raise UnusableError(f"here: {_without_prefix(error)}") from error
-
-    @staticmethod
-    async def _ask(target: Target, offer: RdmaOffer) -> m.RdmaAnswer:
-        try:
-            return await target.session.rdma(target.lease.lease, offer.ends)
-        except RequestRefusedError as error:
-            if error.reason != m.REFUSED_NO_RDMA:
-                raise
-            raise _RefusedError(f"at the donor: {_without_prefix(error)}") from error
-
     @staticmethod
     async def _take_back(target: Target) -> None:
         """The donor's half would wait for us until the lease ends, and the donor would refuse to
@@ -132,15 +117,6 @@ class Rdma(Transport):
             with contextlib.suppress(InfiniswapError, TimeoutError):
                 async with asyncio.timeout(_TAKE_BACK_S):
                     await target.session.rdma(target.lease.lease, [])
-
-    async def _dial(
-        self, offer: RdmaOffer, answer: m.RdmaAnswer, target: Target, dial: Dial
-    ) -> int:
-        config = replace(target.config, over=offer.answered(answer.ends, answer.probe))
-        try:
-            return await self._blocking(lambda: dial(config))
-        except EngineError as error:
-            raise UnusableError(error.what) from error
 
     def mapped(self, remote: int, answer: m.MapAnswer) -> None:
         """See Transport."""
@@ -162,8 +138,15 @@ def _check(answer: m.RdmaAnswer, count: int, slots: int, places: frozenset[Place
         )
 
 
-def _without_prefix(error: EngineError | RequestRefusedError) -> str:
-    return error.what.removeprefix("no RDMA: ")
+@contextlib.contextmanager
+def _unusable(where: str, kind: type[InfiniswapError], reason: str = "") -> Iterator[None]:
+    """Makes an UnusableError of an error of that kind, and for that reason."""
+    try:
+        yield
+    except kind as error:
+        if getattr(error, "reason", "") != reason:
+            raise
+        raise UnusableError(where + error.what.removeprefix("no RDMA: ")) from error
 
 
 async def let_go(
