@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -19,9 +18,15 @@
 
 /* ---------------------------------------------------------------------- any thread */
 
-/* 0, or why it must not go to the device. */
-static int check(const struct iswi_rdma *rdma, const struct iswi_xfer *xfer)
+static struct iswi_rdma *rdma_of(struct iswi_tq *tq)
 {
+	return ISWI_CONTAINER(tq, struct iswi_rdma, tq);
+}
+
+/* 0, or why it must not go to the device. */
+static int check(struct iswi_tq *tq, const struct iswi_xfer *xfer)
+{
+	const struct iswi_rdma *rdma = rdma_of(tq);
 	uint64_t address;
 	uint32_t key;
 
@@ -31,88 +36,15 @@ static int check(const struct iswi_rdma *rdma, const struct iswi_xfer *xfer)
 	return iswi_rdma_locate(rdma, xfer, &address, &key) ? 0 : -ENXIO;
 }
 
-struct sorted {
-	struct iswi_xfer *first, *last;    /* to be sent, and stamped */
-	struct iswi_xfer *invalid, *empty; /* to be refused */
-	bool watched;                      /* one of them minds being slow */
-};
-
-static void sort(struct iswi_rdma *rdma, struct iswi_xfer *xfer, uint64_t now_ns,
-		 struct sorted *sorted)
+static bool queued(struct iswi_tq *tq)
 {
-	*sorted = (struct sorted){0};
-	while (xfer != NULL) {
-		struct iswi_xfer *next = xfer->next, **bad;
-		int code = check(rdma, xfer);
-
-		if (code != 0) {
-			bad = code == -EINVAL ? &sorted->invalid : &sorted->empty;
-			xfer->next = *bad;
-			*bad = xfer;
-		} else {
-			xfer->submitted_ns = now_ns;
-			xfer->deadline_ns = now_ns + rdma->request_ns_max;
-			sorted->watched |= iswi_xfer_minds(xfer);
-			xfer->next = NULL;
-			if (sorted->last == NULL)
-				sorted->first = xfer;
-			else
-				sorted->last->next = xfer;
-			sorted->last = xfer;
-		}
-		xfer = next;
-	}
+	iswi_rdma_post_pending(rdma_of(tq));
+	return false;
 }
 
 static void rdma_submit(struct iswi_queue *queue, struct iswi_xfer *first)
 {
-	struct iswi_rdma *rdma = ISWI_CONTAINER(queue, struct iswi_rdma, base);
-	uint64_t now_ns = rdma->clock->now_ns(rdma->clock->ctx);
-	struct sorted sorted;
-	bool down, wake;
-
-	sort(rdma, first, now_ns, &sorted);
-	if (sorted.first != NULL) {
-		pthread_mutex_lock(&rdma->lock);
-		down = rdma->state == RDMA_DOWN;
-		/* Only the receiver thread sees deadlines: it sleeps long where there are none. */
-		wake = sorted.watched && rdma->dozing;
-		if (sorted.watched) {
-			rdma->watched_ns = now_ns;
-			rdma->dozing = false;
-		}
-		if (!down) {
-			iswi_xfer_append(&rdma->pending_first, &rdma->pending_last, sorted.first,
-					 sorted.last);
-			iswi_rdma_post_pending(rdma);
-			/* From here on they may be ended: keeps destroy away. */
-			rdma->users++;
-		}
-		pthread_mutex_unlock(&rdma->lock);
-		if (down) {
-			iswi_xfer_end_chain(sorted.first, -ESHUTDOWN);
-		} else {
-			if (wake)
-				iswi_rdma_wake(rdma);
-			pthread_mutex_lock(&rdma->lock);
-			rdma->users--;
-			if (rdma->state != RDMA_UP)
-				pthread_cond_broadcast(&rdma->quiet);
-			pthread_mutex_unlock(&rdma->lock);
-		}
-	}
-	iswi_xfer_end_chain(sorted.invalid, -EINVAL);
-	iswi_xfer_end_chain(sorted.empty, -ENXIO);
-}
-
-static void rdma_shutdown(struct iswi_queue *queue)
-{
-	struct iswi_rdma *rdma = ISWI_CONTAINER(queue, struct iswi_rdma, base);
-
-	pthread_mutex_lock(&rdma->lock);
-	iswi_rdma_fail(rdma, -ESHUTDOWN);
-	pthread_mutex_unlock(&rdma->lock);
-	iswi_rdma_wake(rdma);
+	iswi_tq_submit(iswi_tq_of(queue), first, check, queued, NULL);
 }
 
 static void rdma_free(struct iswi_rdma *rdma)
@@ -125,10 +57,7 @@ static void rdma_free(struct iswi_rdma *rdma)
 		rdma->verbs->mr_free(rdma->bounce_mr);
 	if (rdma->bounce != NULL)
 		munmap(rdma->bounce, rdma->bounce_bytes);
-	if (rdma->wake_fd >= 0)
-		close(rdma->wake_fd);
-	pthread_cond_destroy(&rdma->quiet);
-	pthread_mutex_destroy(&rdma->lock);
+	iswi_tq_fini(&rdma->tq);
 	free(rdma->slot);
 	iswi_rdma_places_leave(rdma->places);
 	iswi_rdma_domain_leave(rdma->domain);
@@ -137,17 +66,10 @@ static void rdma_free(struct iswi_rdma *rdma)
 
 static void rdma_destroy(struct iswi_queue *queue)
 {
-	struct iswi_rdma *rdma = ISWI_CONTAINER(queue, struct iswi_rdma, base);
+	struct iswi_rdma *rdma = rdma_of(iswi_tq_of(queue));
 
-	if (rdma->started) {
-		rdma_shutdown(queue);
-		pthread_join(rdma->thread, NULL);
-		/* Every transfer was ended; a submitter may still be on its way out. */
-		pthread_mutex_lock(&rdma->lock);
-		while (rdma->users > 0)
-			pthread_cond_wait(&rdma->quiet, &rdma->lock);
-		pthread_mutex_unlock(&rdma->lock);
-	}
+	if (rdma->started)
+		iswi_tq_join(&rdma->tq);
 	rdma_free(rdma);
 }
 
@@ -213,8 +135,11 @@ int iswi_rdma_make(const struct iswi_rdma_config *config, struct iswi_queue **qu
 	rdma = calloc(1, sizeof(*rdma));
 	if (rdma == NULL)
 		return iswi_error(error, -ENOMEM, "no memory for an RDMA connection");
-	rdma->base.ops = &iswi_transport_rdma;
-	rdma->clock = config->clock != NULL ? config->clock : &iswi_clock_monotonic;
+	code = iswi_tq_init(&rdma->tq, &iswi_transport_rdma, config->clock);
+	if (code != 0) {
+		free(rdma);
+		return iswi_error(error, code, "no descriptor for an RDMA connection");
+	}
 	rdma->verbs = config->domain->domains->verbs;
 	rdma->domain = config->domain;
 	rdma->places = config->places;
@@ -224,13 +149,9 @@ int iswi_rdma_make(const struct iswi_rdma_config *config, struct iswi_queue **qu
 	rdma->slab_bytes = config->slab_bytes;
 	rdma->depth = config->depth;
 	snprintf(rdma->thread_name, sizeof(rdma->thread_name), "%s", config->thread_name);
-	pthread_mutex_init(&rdma->lock, NULL);
-	pthread_cond_init(&rdma->quiet, NULL);
-	rdma->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	rdma->slot = calloc(rdma->depth, sizeof(*rdma->slot));
-	if (rdma->wake_fd < 0 || rdma->slot == NULL)
-		code = iswi_error(error, rdma->slot == NULL ? -ENOMEM : -errno,
-				  "no memory or descriptor for an RDMA connection");
+	if (rdma->slot == NULL)
+		code = iswi_error(error, -ENOMEM, "no memory for an RDMA connection");
 	else
 		code = make_bounce(rdma, config->request_bytes_max, error);
 	if (code == 0)
@@ -242,7 +163,7 @@ int iswi_rdma_make(const struct iswi_rdma_config *config, struct iswi_queue **qu
 	/* With one processor the wait for a device in software would keep that from working. */
 	rdma->spin_ns_max = sysconf(_SC_NPROCESSORS_ONLN) > 1 ? RDMA_SPIN_NS_MAX : 0;
 	rdma->spin_ns = rdma->spin_ns_max / 2;
-	*queue_out = &rdma->base;
+	*queue_out = &rdma->tq.base;
 	return 0;
 }
 
@@ -291,13 +212,11 @@ int iswi_rdma_connect(struct iswi_queue *queue, const struct isw_rdma_end *peer,
 		      uint32_t request_ms_max, const struct iswi_queue_events *events,
 		      struct isw_error *error)
 {
-	struct iswi_rdma *rdma = ISWI_CONTAINER(queue, struct iswi_rdma, base);
+	struct iswi_rdma *rdma = rdma_of(iswi_tq_of(queue));
 	uint64_t deadline_ns = iswi_now_ns() + connect_ms_max * NS_PER_MS;
 	struct iswi_verbs_path path;
 	int code;
 
-	rdma->events = *events;
-	rdma->request_ns_max = request_ms_max * NS_PER_MS;
 	code = iswi_verbs_meet(&rdma->choice, rdma->psn, peer, &path, error);
 	if (code != 0)
 		return code;
@@ -309,14 +228,11 @@ int iswi_rdma_connect(struct iswi_queue *queue, const struct isw_rdma_end *peer,
 	code = probe(rdma, key, deadline_ns, error);
 	if (code != 0)
 		return code;
-	rdma->now_ns = rdma->ticked_ns = rdma->clock->now_ns(rdma->clock->ctx);
-	rdma->state = RDMA_UP;
-	code = iswi_thread_start(&rdma->thread, rdma->thread_name, iswi_rdma_receiver, rdma);
-	if (code != 0) {
-		rdma->state = RDMA_MADE;
+	iswi_tq_begin(&rdma->tq, events, request_ms_max);
+	code = iswi_thread_start(&rdma->tq.thread, rdma->thread_name, iswi_rdma_receiver, rdma);
+	if (code != 0)
 		return iswi_error(error, code, "no thread for an RDMA connection: %s",
 				  strerror(-code));
-	}
 	rdma->started = true;
 	return 0;
 }
@@ -344,13 +260,12 @@ static int rdma_connect(const isw_engine *engine, const struct isw_remote_config
 
 static int rdma_place(struct iswi_queue *queue, uint32_t slot, const struct isw_rdma_key *key)
 {
-	return iswi_rdma_places_set(ISWI_CONTAINER(queue, struct iswi_rdma, base)->places, slot,
-				    key);
+	return iswi_rdma_places_set(rdma_of(iswi_tq_of(queue))->places, slot, key);
 }
 
 static bool rdma_is_leaving(struct iswi_queue *queue)
 {
-	return atomic_load(&ISWI_CONTAINER(queue, struct iswi_rdma, base)->domain->leaving);
+	return atomic_load(&rdma_of(iswi_tq_of(queue))->domain->leaving);
 }
 
 const struct iswi_transport_ops iswi_transport_rdma = {
@@ -361,6 +276,6 @@ const struct iswi_transport_ops iswi_transport_rdma = {
 	.place = rdma_place,
 	.is_leaving = rdma_is_leaving,
 	.submit = rdma_submit,
-	.shutdown = rdma_shutdown,
+	.shutdown = iswi_tq_shutdown,
 	.destroy = rdma_destroy,
 };

@@ -13,11 +13,9 @@
  * the caller's is does not matter then, it may be exchanged while the READ is under way (`slow`),
  * and a late answer finds memory that is still ours. WRITEs go straight from registered staging.
  *
- * Threads. Any thread may submit, and posts what fits, under the lock: a queue pair takes one at a
- * time anyway. The receiver thread alone polls, copies READs out, calls done and slow, and takes
- * the queue down.
- *
- * One lock, a leaf; the only system call under it is the doorbell of a device that is software.
+ * Threads: see queue.h. A submitter posts what fits under the lock, because a queue pair takes one
+ * at a time anyway. The receiver thread alone polls, copies READs out and calls done and slow. The
+ * only system call under the lock is the doorbell of a device that is software.
  */
 #ifndef ISWI_RDMA_INTERNAL_H
 #define ISWI_RDMA_INTERNAL_H
@@ -25,30 +23,18 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "transport/queue.h"
 #include "transport/rdma.h"
-#include "transport/xfer.h"
 #include "util/util.h"
 
 #define RDMA_BOUNCE_BYTES   (2u << 20) /* at least; of each queue */
 #define RDMA_BATCH          16
 #define RDMA_SIGNAL_EVERY   16
 #define RDMA_POLL           32
-#define RDMA_TICK_MS        100 /* how late a missed deadline is noticed */
-#define RDMA_IDLE_MS        1000
-#define RDMA_WATCH_MS       5   /* how late a slow READ is noticed ... */
-#define RDMA_LINGER_MS      100 /* ... while one that minds was submitted no longer ago than this */
 #define RDMA_FLUSH_MS       2000
 #define RDMA_SPIN_NS_MAX    20000ull
 #define RDMA_SPIN_NS_MIN    1000ull
 #define RDMA_SPIN_TRY_EVERY 64 /* sleeps, then one try whether spinning pays by now */
-
-enum rdma_state {
-	RDMA_MADE,
-	RDMA_UP,
-	RDMA_FAILING, /* nothing more is posted; submit still queues, so that nothing ends too early
-		       */
-	RDMA_DOWN     /* submit ends transfers at once */
-};
 
 struct rdma_slot {
 	struct iswi_xfer *xfer;
@@ -79,46 +65,33 @@ struct iswi_rdma_places {
 };
 
 struct iswi_rdma {
-	struct iswi_queue base;
-	struct iswi_queue_events events;
-	const struct iswi_clock *clock;
+	struct iswi_tq tq;
 	const struct iswi_verbs *verbs;
 	struct iswi_rdma_domain *domain;
 	struct iswi_rdma_places *places;
 	struct iswi_verbs_choice choice;
 	uint64_t slab_bytes;
-	uint64_t request_ns_max;
 	uint32_t psn;
 	uint32_t depth;
 	struct iswi_vcq *cq;
 	struct iswi_vqp *qp;
-	int cq_fd, wake_fd;
+	int cq_fd;
 	struct iswi_vmr *bounce_mr;
 	uint32_t bounce_lkey;
 	uint64_t bounce_bytes;
 	char *bounce;
-	pthread_t thread;
 	bool started; /* by who connected it; the thread runs, or has */
 	char thread_name[16];
 
 	/* Receiver thread only. */
-	uint64_t now_ns, ticked_ns;
 	uint64_t spin_ns, spin_ns_max, spin_until_ns;
 	uint32_t sleeps;
 
-	pthread_mutex_t lock;
-	/* Everything below is under lock. */
-	pthread_cond_t quiet; /* users fell while not UP */
-	enum rdma_state state;
-	int down_error;
-	uint32_t users; /* threads inside submit; destroy waits for them */
-	struct iswi_xfer *pending_first, *pending_last;
+	/* Everything below is under tq.lock. */
 	/* Sequence numbers: [head, tail) are in the ring, those below posted were posted. */
 	uint64_t head, tail, posted;
 	uint64_t bounce_head, bounce_tail; /* bytes; places modulo bounce_bytes */
-	uint64_t watched_ns;               /* when the last READ that minds being slow came, or 0 */
-	bool dozing; /* the receiver thread sleeps for longer than such a READ could bear */
-	struct rdma_slot *slot; /* depth */
+	struct rdma_slot *slot;            /* depth */
 };
 
 /* ---- rdma_domain.c */
@@ -128,8 +101,6 @@ int iswi_rdma_memory_error(int code, const char *what, struct isw_error *error);
 /* ---- rdma_queue.c: lock held */
 /* Posts what fits. An error fails the queue: then the receiver thread is to be woken. */
 void iswi_rdma_post_pending(struct iswi_rdma *rdma);
-/* The first error stays. */
-void iswi_rdma_fail(struct iswi_rdma *rdma, int error);
 struct rdma_slot *iswi_rdma_slot(struct iswi_rdma *rdma, uint64_t number);
 /* Everything that is in the ring or pending, as a chain; both are empty then. */
 struct iswi_xfer *iswi_rdma_take_all(struct iswi_rdma *rdma);
@@ -138,7 +109,6 @@ struct iswi_xfer *iswi_rdma_take_all(struct iswi_rdma *rdma);
 /* Where the transfer's bytes lie there. False: the slot has no key. */
 bool iswi_rdma_locate(const struct iswi_rdma *rdma, const struct iswi_xfer *xfer,
 		      uint64_t *address_out, uint32_t *key_out);
-void iswi_rdma_wake(struct iswi_rdma *rdma);
 /* One user more. */
 void iswi_rdma_places_hold(struct iswi_rdma_places *places);
 

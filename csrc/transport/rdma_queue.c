@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "transport/rdma_internal.h"
 
@@ -61,23 +60,6 @@ bool iswi_rdma_locate(const struct iswi_rdma *rdma, const struct iswi_xfer *xfer
 	return true;
 }
 
-void iswi_rdma_wake(struct iswi_rdma *rdma)
-{
-	uint64_t one = 1;
-
-	/* Fails only when the counter is at its end, and then the receiver is awake anyway. */
-	if (write(rdma->wake_fd, &one, sizeof(one)) < 0)
-		return;
-}
-
-void iswi_rdma_fail(struct iswi_rdma *rdma, int error)
-{
-	if (rdma->state != RDMA_UP)
-		return;
-	rdma->state = RDMA_FAILING;
-	rdma->down_error = error;
-}
-
 struct rdma_slot *iswi_rdma_slot(struct iswi_rdma *rdma, uint64_t number)
 {
 	return &rdma->slot[number % rdma->depth];
@@ -117,7 +99,7 @@ static bool is_staged(const struct iswi_rdma *rdma, const struct iswi_xfer *xfer
 /* The first pending transfer into the ring and *post. False: there is none, or no room. */
 static bool prepare(struct iswi_rdma *rdma, struct iswi_verbs_post *post)
 {
-	struct iswi_xfer *xfer = rdma->pending_first;
+	struct iswi_xfer *xfer = rdma->tq.pending_first;
 	struct rdma_slot *slot;
 	char *bounce = NULL;
 	bool staged;
@@ -127,7 +109,7 @@ static bool prepare(struct iswi_rdma *rdma, struct iswi_verbs_post *post)
 	staged = xfer->kind == ISWI_XFER_WRITE && is_staged(rdma, xfer);
 	if (!staged && (bounce = bounce_take(rdma, xfer->length)) == NULL)
 		return false;
-	rdma->pending_first = xfer->next;
+	rdma->tq.pending_first = xfer->next;
 	slot = iswi_rdma_slot(rdma, rdma->tail);
 	*slot = (struct rdma_slot){.xfer = xfer, .bounce = bounce, .bounce_end = rdma->bounce_tail};
 	if (bounce != NULL && xfer->kind == ISWI_XFER_WRITE)
@@ -153,7 +135,7 @@ void iswi_rdma_post_pending(struct iswi_rdma *rdma)
 	uint32_t count;
 	int code;
 
-	while (rdma->state == RDMA_UP) {
+	while (rdma->tq.state == ISWI_TQ_UP) {
 		count = 0;
 		while (count < RDMA_BATCH && prepare(rdma, &posts[count]))
 			count++;
@@ -163,8 +145,8 @@ void iswi_rdma_post_pending(struct iswi_rdma *rdma)
 		code = rdma->verbs->post(rdma->qp, posts, &count);
 		rdma->posted += count;
 		if (code != 0) {
-			iswi_rdma_fail(rdma, code);
-			iswi_rdma_wake(rdma);
+			iswi_tq_fail(&rdma->tq, code);
+			iswi_tq_wake(&rdma->tq);
 		}
 	}
 }
@@ -177,7 +159,7 @@ struct iswi_xfer *iswi_rdma_take_all(struct iswi_rdma *rdma)
 		*link = iswi_rdma_slot(rdma, rdma->head)->xfer;
 		link = &(*link)->next;
 	}
-	*link = rdma->pending_first;
-	rdma->pending_first = NULL;
+	*link = rdma->tq.pending_first;
+	rdma->tq.pending_first = NULL;
 	return first;
 }

@@ -8,8 +8,6 @@
 
 #include "transport/rdma_internal.h"
 
-#define NS_PER_MS 1000000ull
-
 /* Everything up to this number is done: READs are copied out, then room is given back. */
 static void complete(struct iswi_rdma *rdma, uint64_t number)
 {
@@ -17,10 +15,10 @@ static void complete(struct iswi_rdma *rdma, uint64_t number)
 	uint64_t head, posted, bounce_end = 0;
 	bool bounced = false;
 
-	pthread_mutex_lock(&rdma->lock);
+	pthread_mutex_lock(&rdma->tq.lock);
 	head = rdma->head;
 	posted = rdma->posted;
-	pthread_mutex_unlock(&rdma->lock);
+	pthread_mutex_unlock(&rdma->tq.lock);
 	if (number < head || number >= posted)
 		return; /* no device says that; were it believed, pages would be taken for read */
 	/* Slots of what is posted are this thread's to free, so they stay as they are meanwhile. */
@@ -37,21 +35,14 @@ static void complete(struct iswi_rdma *rdma, uint64_t number)
 		link = &slot->xfer->next;
 	}
 	*link = NULL;
-	pthread_mutex_lock(&rdma->lock);
+	pthread_mutex_lock(&rdma->tq.lock);
 	rdma->head = number + 1;
 	/* While one of these holds bytes of the bounce ring, that does not begin anew. */
 	if (bounced)
 		rdma->bounce_head = bounce_end;
 	iswi_rdma_post_pending(rdma);
-	pthread_mutex_unlock(&rdma->lock);
+	pthread_mutex_unlock(&rdma->tq.lock);
 	iswi_xfer_end_chain(first, 0);
-}
-
-static void fail(struct iswi_rdma *rdma, int error)
-{
-	pthread_mutex_lock(&rdma->lock);
-	iswi_rdma_fail(rdma, error);
-	pthread_mutex_unlock(&rdma->lock);
 }
 
 /* Returns how many completions there were. */
@@ -62,12 +53,12 @@ static int reap(struct iswi_rdma *rdma)
 	int last = -1;
 
 	if (count < 0)
-		fail(rdma, count);
+		iswi_tq_fail_now(&rdma->tq, count);
 	for (int i = 0; i < count; i++) {
 		if (done[i].error != 0) {
 			if (last >= 0)
 				complete(rdma, done[last].id);
-			fail(rdma, done[i].error);
+			iswi_tq_fail_now(&rdma->tq, done[i].error);
 			return count;
 		}
 		last = i;
@@ -80,50 +71,41 @@ static int reap(struct iswi_rdma *rdma)
 /* ---------------------------------------------------------------------------- time */
 
 /* All of them are ended by this thread only, so they are there still when the lock is not. */
-static void call_slow(struct iswi_rdma *rdma, uint64_t now_ns)
+static void call_slow(struct iswi_rdma *rdma)
 {
 	struct iswi_xfer *slow[RDMA_POLL];
 	uint32_t count = 0;
 
-	pthread_mutex_lock(&rdma->lock);
+	pthread_mutex_lock(&rdma->tq.lock);
 	for (uint64_t i = rdma->head; i < rdma->tail && count < RDMA_POLL; i++)
-		if (iswi_xfer_became_slow(iswi_rdma_slot(rdma, i)->xfer, now_ns))
+		if (iswi_xfer_became_slow(iswi_rdma_slot(rdma, i)->xfer, rdma->tq.now_ns))
 			slow[count++] = iswi_rdma_slot(rdma, i)->xfer;
-	for (struct iswi_xfer *xfer = rdma->pending_first; xfer != NULL && count < RDMA_POLL;
-	     xfer = xfer->next)
-		if (iswi_xfer_became_slow(xfer, now_ns))
-			slow[count++] = xfer;
-		else if (iswi_xfer_minds(xfer))
-			break; /* those behind it are younger */
-	pthread_mutex_unlock(&rdma->lock);
+	count = iswi_tq_slow_pending(&rdma->tq, slow, count, RDMA_POLL);
+	pthread_mutex_unlock(&rdma->tq.lock);
 	/* Nothing of it is in its buffer yet: it lands elsewhere. */
 	for (uint32_t i = 0; i < count; i++)
 		slow[i]->slow(slow[i], 0);
 }
 
 /* In the order in which they were submitted: the oldest says it for all. */
-static void check_deadline(struct iswi_rdma *rdma, uint64_t now_ns)
+static void check_deadline(struct iswi_rdma *rdma)
 {
 	const struct iswi_xfer *oldest;
 
-	pthread_mutex_lock(&rdma->lock);
+	pthread_mutex_lock(&rdma->tq.lock);
 	oldest = rdma->head < rdma->tail ? iswi_rdma_slot(rdma, rdma->head)->xfer
-					 : rdma->pending_first;
-	if (oldest != NULL && oldest->deadline_ns <= now_ns)
-		iswi_rdma_fail(rdma, -ETIMEDOUT);
-	pthread_mutex_unlock(&rdma->lock);
+					 : rdma->tq.pending_first;
+	if (oldest != NULL && oldest->deadline_ns <= rdma->tq.now_ns)
+		iswi_tq_fail(&rdma->tq, -ETIMEDOUT);
+	pthread_mutex_unlock(&rdma->tq.lock);
 }
 
-static void tick(struct iswi_rdma *rdma, uint32_t tick_ms, bool timed_out)
+static void tick(struct iswi_rdma *rdma, bool watched)
 {
-	uint64_t now_ns = rdma->clock->now_ns(rdma->clock->ctx);
-
-	rdma->now_ns = now_ns;
-	if (!timed_out && now_ns - rdma->ticked_ns < tick_ms * NS_PER_MS)
+	if (!iswi_tq_tick(&rdma->tq, watched, false))
 		return;
-	rdma->ticked_ns = now_ns;
-	call_slow(rdma, now_ns);
-	check_deadline(rdma, now_ns);
+	call_slow(rdma);
+	check_deadline(rdma);
 }
 
 /* Whether to look once more before sleeping; learns how long that pays. */
@@ -158,43 +140,40 @@ static void found(struct iswi_rdma *rdma)
 
 static void doze(struct iswi_rdma *rdma, int timeout_ms)
 {
+	int code;
 	struct pollfd fds[2] = {
 		{.fd = rdma->cq_fd, .events = POLLIN},
-		{.fd = rdma->wake_fd, .events = POLLIN},
+		{.fd = rdma->tq.wake_fd, .events = POLLIN},
 	};
-	uint64_t count;
 
 	if (poll(fds, 2, timeout_ms) < 0 && errno != EINTR)
-		fail(rdma, -errno);
+		iswi_tq_fail_now(&rdma->tq, -errno);
 	if ((fds[0].revents & (POLLERR | POLLHUP | POLLNVAL)) != 0)
-		fail(rdma, -EIO); /* the device was removed, and would be readable for ever */
-	if (fds[1].revents != 0 && read(rdma->wake_fd, &count, sizeof(count)) < 0 &&
-	    errno != EAGAIN)
-		fail(rdma, -errno);
+		iswi_tq_fail_now(&rdma->tq,
+				 -EIO); /* the device was removed, and would be readable for ever */
+	if (fds[1].revents != 0 && (code = iswi_tq_woken(&rdma->tq)) < 0)
+		iswi_tq_fail_now(&rdma->tq, code);
 }
 
 /* Waits for something to do and does it. */
 static void receiver_round(struct iswi_rdma *rdma, bool busy, bool watched)
 {
-	uint32_t tick_ms = watched ? RDMA_WATCH_MS : RDMA_TICK_MS;
-	uint32_t idle_ms = (uint32_t)ISWI_MIN(
-		(uint64_t)RDMA_IDLE_MS, ISWI_MAX(rdma->request_ns_max / NS_PER_MS, RDMA_TICK_MS));
 	int code;
 
 	if (reap(rdma) != 0) {
 		found(rdma);
-		tick(rdma, tick_ms, false);
+		tick(rdma, watched);
 		return;
 	}
 	if (spin(rdma, busy))
 		return;
 	code = rdma->verbs->arm(rdma->cq);
 	if (code != 0)
-		fail(rdma, code);
+		iswi_tq_fail_now(&rdma->tq, code);
 	/* What came before the queue was armed makes nothing readable. */
 	else if (reap(rdma) == 0)
-		doze(rdma, (int)(busy || watched ? tick_ms : idle_ms));
-	tick(rdma, tick_ms, false);
+		doze(rdma, (int)iswi_tq_wait_ms(&rdma->tq, !busy, watched));
+	tick(rdma, watched);
 }
 
 /* ----------------------------------------------------------------------------- end */
@@ -230,16 +209,16 @@ static void go_down(struct iswi_rdma *rdma)
 	struct iswi_xfer *first;
 	int error;
 
-	pthread_mutex_lock(&rdma->lock);
-	error = rdma->down_error;
-	pthread_mutex_unlock(&rdma->lock);
+	pthread_mutex_lock(&rdma->tq.lock);
+	error = rdma->tq.down_error;
+	pthread_mutex_unlock(&rdma->tq.lock);
 	rdma->verbs->qp_fail(rdma->qp);
-	rdma->events.down(rdma->events.ctx, error);
+	rdma->tq.events.down(rdma->tq.events.ctx, error);
 	end_queue_pair(rdma); /* nobody posts any more: the state is FAILING */
-	pthread_mutex_lock(&rdma->lock);
-	rdma->state = RDMA_DOWN;
+	pthread_mutex_lock(&rdma->tq.lock);
+	rdma->tq.state = ISWI_TQ_DOWN;
 	first = iswi_rdma_take_all(rdma);
-	pthread_mutex_unlock(&rdma->lock);
+	pthread_mutex_unlock(&rdma->tq.lock);
 	iswi_xfer_end_chain(first, error);
 }
 
@@ -250,13 +229,11 @@ void *iswi_rdma_receiver(void *arg)
 	for (;;) {
 		bool up, busy, watched;
 
-		pthread_mutex_lock(&rdma->lock);
-		up = rdma->state == RDMA_UP;
-		busy = rdma->head < rdma->tail || rdma->pending_first != NULL;
-		watched = rdma->watched_ns != 0 &&
-			  rdma->watched_ns + RDMA_LINGER_MS * NS_PER_MS > rdma->now_ns;
-		rdma->dozing = !watched;
-		pthread_mutex_unlock(&rdma->lock);
+		pthread_mutex_lock(&rdma->tq.lock);
+		up = rdma->tq.state == ISWI_TQ_UP;
+		busy = rdma->head < rdma->tail || rdma->tq.pending_first != NULL;
+		watched = iswi_tq_watch(&rdma->tq);
+		pthread_mutex_unlock(&rdma->tq.lock);
 		if (!up)
 			break;
 		receiver_round(rdma, busy, watched);

@@ -7,7 +7,6 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -25,106 +24,42 @@ _Static_assert(ISWI_TCP_DEPTH_MAX <= 1u << TCP_SLOT_BITS, "a slot's index must f
 
 /* ---------------------------------------------------------------- any thread */
 
-/*
- * Transfers that must not go on the wire are chained to *bad_out, the rest is stamped. Returns the
- * time when one of these minds being slow, else 0.
- */
-static uint64_t chain_check(struct iswi_tcp *tcp, struct iswi_xfer *xfer,
-			    struct iswi_xfer **good_first, struct iswi_xfer **good_last,
-			    struct iswi_xfer **bad_out)
+static struct iswi_tcp *tcp_of(struct iswi_tq *tq)
 {
-	uint64_t now_ns = tcp->clock->now_ns(tcp->clock->ctx), watched_ns = 0;
+	return ISWI_CONTAINER(tq, struct iswi_tcp, tq);
+}
 
-	*good_first = NULL;
-	*good_last = NULL;
-	*bad_out = NULL;
-	while (xfer != NULL) {
-		struct iswi_xfer *next = xfer->next;
+static int check(struct iswi_tq *tq, const struct iswi_xfer *xfer)
+{
+	const struct iswi_tcp_export *remote = &tcp_of(tq)->remote;
 
-		if (xfer->length == 0 || xfer->length > tcp->remote.request_bytes_max ||
-		    xfer->length > tcp->remote.bytes ||
-		    xfer->offset > tcp->remote.bytes - xfer->length) {
-			xfer->next = *bad_out;
-			*bad_out = xfer;
-		} else {
-			xfer->submitted_ns = now_ns;
-			xfer->deadline_ns = now_ns + tcp->request_ns_max;
-			if (iswi_xfer_minds(xfer))
-				watched_ns = now_ns;
-			xfer->next = NULL;
-			if (*good_last == NULL)
-				*good_first = xfer;
-			else
-				(*good_last)->next = xfer;
-			*good_last = xfer;
-		}
-		xfer = next;
-	}
-	return watched_ns;
+	return xfer->length == 0 || xfer->length > remote->request_bytes_max ||
+			       xfer->length > remote->bytes ||
+			       xfer->offset > remote->bytes - xfer->length
+		       ? -EINVAL
+		       : 0;
+}
+
+static bool queued(struct iswi_tq *tq)
+{
+	return iswi_tcp_claim_sender(tcp_of(tq));
+}
+
+static void send_queued(struct iswi_tq *tq)
+{
+	iswi_tcp_send(tcp_of(tq), false);
 }
 
 static void tcp_submit(struct iswi_queue *queue, struct iswi_xfer *first)
 {
-	struct iswi_tcp *tcp = ISWI_CONTAINER(queue, struct iswi_tcp, base);
-	struct iswi_xfer *last, *bad;
-	bool sender, down, wake;
-	uint64_t watched_ns;
-
-	watched_ns = chain_check(tcp, first, &first, &last, &bad);
-	if (first != NULL) {
-		pthread_mutex_lock(&tcp->lock);
-		down = tcp->state == TCP_DOWN;
-		sender = false;
-		wake = watched_ns != 0 && tcp->dozing;
-		if (watched_ns != 0) {
-			tcp->watched_ns = watched_ns;
-			tcp->dozing = false;
-		}
-		if (!down) {
-			iswi_tcp_enqueue(tcp, first, last);
-			sender = iswi_tcp_claim_sender(tcp);
-			/* From here on another thread may end the transfers: keeps destroy away. */
-			tcp->users++;
-		}
-		pthread_mutex_unlock(&tcp->lock);
-		if (sender)
-			iswi_tcp_send(tcp, false);
-		if (wake && !down)
-			iswi_tcp_wake(tcp);
-		if (down) {
-			iswi_xfer_end_chain(first, -ESHUTDOWN);
-		} else {
-			pthread_mutex_lock(&tcp->lock);
-			tcp->users--;
-			if (tcp->state != TCP_UP)
-				pthread_cond_broadcast(&tcp->quiet);
-			pthread_mutex_unlock(&tcp->lock);
-		}
-	}
-	iswi_xfer_end_chain(bad, -EINVAL);
-}
-
-static void tcp_shutdown(struct iswi_queue *queue)
-{
-	struct iswi_tcp *tcp = ISWI_CONTAINER(queue, struct iswi_tcp, base);
-
-	pthread_mutex_lock(&tcp->lock);
-	iswi_tcp_fail(tcp, -ESHUTDOWN);
-	pthread_mutex_unlock(&tcp->lock);
-	iswi_tcp_wake(tcp);
+	iswi_tq_submit(iswi_tq_of(queue), first, check, queued, send_queued);
 }
 
 static void tcp_destroy(struct iswi_queue *queue)
 {
-	struct iswi_tcp *tcp = ISWI_CONTAINER(queue, struct iswi_tcp, base);
+	struct iswi_tcp *tcp = tcp_of(iswi_tq_of(queue));
 
-	tcp_shutdown(queue);
-	pthread_join(tcp->thread, NULL);
-	/* Every transfer was ended; a submitter may still be on its way out. */
-	pthread_mutex_lock(&tcp->lock);
-	while (tcp->users > 0)
-		pthread_cond_wait(&tcp->quiet, &tcp->lock);
-	pthread_mutex_unlock(&tcp->lock);
+	iswi_tq_join(&tcp->tq);
 	iswi_tcp_free(tcp);
 }
 
@@ -158,14 +93,15 @@ static int receive(struct iswi_tcp *tcp)
 }
 
 /* What waits in the FIFO is younger than what is in the slots: looking at these is enough. */
-static int check_deadlines(struct iswi_tcp *tcp, uint64_t now_ns)
+static int check_deadlines(struct iswi_tcp *tcp)
 {
 	bool missed = false;
 
-	pthread_mutex_lock(&tcp->lock);
+	pthread_mutex_lock(&tcp->tq.lock);
 	for (uint32_t i = 0; i < tcp->depth && !missed; i++)
-		missed = tcp->slot[i].xfer != NULL && tcp->slot[i].xfer->deadline_ns <= now_ns;
-	pthread_mutex_unlock(&tcp->lock);
+		missed = tcp->slot[i].xfer != NULL &&
+			 tcp->slot[i].xfer->deadline_ns <= tcp->tq.now_ns;
+	pthread_mutex_unlock(&tcp->tq.lock);
 	return missed ? -ETIMEDOUT : 0;
 }
 
@@ -173,71 +109,48 @@ static int check_deadlines(struct iswi_tcp *tcp, uint64_t now_ns)
  * What is in a slot or in the FIFO is ended by this thread only, so it is there still when the lock
  * is not. More than a batch: the rest at the next tick.
  */
-static void call_slow(struct iswi_tcp *tcp, uint64_t now_ns)
+static void call_slow(struct iswi_tcp *tcp)
 {
 	struct iswi_xfer *slow[TCP_BATCH];
 	uint32_t count = 0;
 
-	pthread_mutex_lock(&tcp->lock);
+	pthread_mutex_lock(&tcp->tq.lock);
 	for (uint32_t i = 0; i < tcp->depth && count < TCP_BATCH; i++)
-		if (tcp->slot[i].xfer != NULL && iswi_xfer_became_slow(tcp->slot[i].xfer, now_ns))
+		if (tcp->slot[i].xfer != NULL &&
+		    iswi_xfer_became_slow(tcp->slot[i].xfer, tcp->tq.now_ns))
 			slow[count++] = tcp->slot[i].xfer;
-	for (struct iswi_xfer *xfer = tcp->pending_first; xfer != NULL && count < TCP_BATCH;
-	     xfer = xfer->next)
-		if (iswi_xfer_became_slow(xfer, now_ns))
-			slow[count++] = xfer;
-		else if (iswi_xfer_minds(xfer))
-			break; /* those behind it are younger */
-	pthread_mutex_unlock(&tcp->lock);
+	count = iswi_tq_slow_pending(&tcp->tq, slow, count, TCP_BATCH);
+	pthread_mutex_unlock(&tcp->tq.lock);
 	for (uint32_t i = 0; i < count; i++)
 		slow[i]->slow(slow[i], slow[i] == tcp->rx.xfer ? tcp->rx.filled : 0);
 }
 
-static int tick(struct iswi_tcp *tcp, uint32_t tick_ms, bool timed_out)
-{
-	uint64_t now_ns = tcp->clock->now_ns(tcp->clock->ctx);
-
-	tcp->now_ns = now_ns;
-	if (!timed_out && now_ns - tcp->ticked_ns < tick_ms * NS_PER_MS)
-		return 0;
-	tcp->ticked_ns = now_ns;
-	call_slow(tcp, now_ns);
-	return check_deadlines(tcp, now_ns);
-}
-
-/*
- * Waits for something to do and does it. An idle connection wakes up seldom, but not later than a
- * request submitted meanwhile could miss its deadline.
- */
+/* Waits for something to do and does it. */
 static int receiver_round(struct iswi_tcp *tcp, bool idle, bool watched, bool blocked)
 {
-	int tick_ms = watched ? TCP_WATCH_MS : TCP_TICK_MS;
-	int idle_ms = (int)ISWI_MIN((uint64_t)TCP_IDLE_MS,
-				    ISWI_MAX(tcp->request_ns_max / NS_PER_MS, TCP_TICK_MS));
 	struct pollfd fds[2] = {
 		{.fd = tcp->fd, .events = (short)(blocked ? POLLIN | POLLOUT : POLLIN)},
-		{.fd = tcp->wake_fd, .events = POLLIN},
+		{.fd = tcp->tq.wake_fd, .events = POLLIN},
 	};
 	int n, err = 0;
 
-	n = poll(fds, 2, idle && !watched ? idle_ms : tick_ms);
+	n = poll(fds, 2, (int)iswi_tq_wait_ms(&tcp->tq, idle, watched));
 	if (n < 0)
 		return errno == EINTR ? 0 : -errno;
-	if (fds[1].revents != 0) {
-		uint64_t count;
-
-		if (read(tcp->wake_fd, &count, sizeof(count)) < 0 && errno != EAGAIN)
-			return -errno;
-	}
+	if (fds[1].revents != 0)
+		err = iswi_tq_woken(&tcp->tq);
 	if ((fds[0].revents & POLLOUT) != 0) {
-		pthread_mutex_lock(&tcp->lock);
+		pthread_mutex_lock(&tcp->tq.lock);
 		tcp->blocked = false;
-		pthread_mutex_unlock(&tcp->lock);
+		pthread_mutex_unlock(&tcp->tq.lock);
 		iswi_tcp_send(tcp, true);
 	}
-	if ((fds[0].revents & ~POLLOUT) != 0)
+	if (err == 0 && (fds[0].revents & ~POLLOUT) != 0)
 		err = receive(tcp);
-	return err < 0 ? err : tick(tcp, (uint32_t)tick_ms, n == 0);
+	if (err < 0 || !iswi_tq_tick(&tcp->tq, watched, n == 0))
+		return err;
+	call_slow(tcp);
+	return check_deadlines(tcp);
 }
 
 /* FAILING → DOWN. Polite only when nothing is under way, and only by our own wish. */
@@ -247,10 +160,10 @@ static void go_down(struct iswi_tcp *tcp)
 	bool polite;
 	int error;
 
-	pthread_mutex_lock(&tcp->lock);
-	error = tcp->down_error;
+	pthread_mutex_lock(&tcp->tq.lock);
+	error = tcp->tq.down_error;
 	polite = error == -ESHUTDOWN && tcp->in_flight == 0 && !tcp->sending;
-	pthread_mutex_unlock(&tcp->lock);
+	pthread_mutex_unlock(&tcp->tq.lock);
 	if (polite) {
 		uint8_t goodbye[NBD_REQUEST_BYTES];
 
@@ -259,13 +172,13 @@ static void go_down(struct iswi_tcp *tcp)
 		(void)!send(tcp->fd, goodbye, sizeof(goodbye), MSG_DONTWAIT | MSG_NOSIGNAL);
 	}
 	shutdown(tcp->fd, SHUT_RDWR);
-	tcp->events.down(tcp->events.ctx, error);
+	tcp->tq.events.down(tcp->tq.events.ctx, error);
 
-	pthread_mutex_lock(&tcp->lock);
+	pthread_mutex_lock(&tcp->tq.lock);
 	/* A sender inside its system call still reads buffers. It does not wait, nor do we long. */
 	while (tcp->sending && !tcp->blocked)
-		pthread_cond_wait(&tcp->quiet, &tcp->lock);
-	tcp->state = TCP_DOWN;
+		pthread_cond_wait(&tcp->tq.quiet, &tcp->tq.lock);
+	tcp->tq.state = ISWI_TQ_DOWN;
 	for (uint32_t i = 0; i < tcp->depth; i++) {
 		struct iswi_xfer *xfer = tcp->slot[i].xfer;
 
@@ -275,10 +188,10 @@ static void go_down(struct iswi_tcp *tcp)
 		*link = xfer;
 		link = &xfer->next;
 	}
-	*link = tcp->pending_first;
-	tcp->pending_first = NULL;
+	*link = tcp->tq.pending_first;
+	tcp->tq.pending_first = NULL;
 	tcp->rx.xfer = NULL;
-	pthread_mutex_unlock(&tcp->lock);
+	pthread_mutex_unlock(&tcp->tq.lock);
 	iswi_xfer_end_chain(first, error);
 }
 
@@ -290,16 +203,14 @@ static void *receiver_main(void *arg)
 		bool up, sender, idle, watched, blocked;
 		int err;
 
-		pthread_mutex_lock(&tcp->lock);
-		up = tcp->state == TCP_UP;
+		pthread_mutex_lock(&tcp->tq.lock);
+		up = tcp->tq.state == ISWI_TQ_UP;
 		/* Replies made room for transfers that wait. */
 		sender = iswi_tcp_claim_sender(tcp);
-		idle = tcp->in_flight == 0 && tcp->pending_first == NULL;
-		watched = tcp->watched_ns != 0 &&
-			  tcp->watched_ns + TCP_LINGER_MS * NS_PER_MS > tcp->now_ns;
-		tcp->dozing = !watched;
+		idle = tcp->in_flight == 0 && tcp->tq.pending_first == NULL;
+		watched = iswi_tq_watch(&tcp->tq);
 		blocked = tcp->blocked;
-		pthread_mutex_unlock(&tcp->lock);
+		pthread_mutex_unlock(&tcp->tq.lock);
 		if (!up)
 			break;
 		if (sender) {
@@ -307,11 +218,8 @@ static void *receiver_main(void *arg)
 			continue;
 		}
 		err = receiver_round(tcp, idle, watched, blocked);
-		if (err < 0) {
-			pthread_mutex_lock(&tcp->lock);
-			iswi_tcp_fail(tcp, err);
-			pthread_mutex_unlock(&tcp->lock);
-		}
+		if (err < 0)
+			iswi_tq_fail_now(&tcp->tq, err);
 	}
 	go_down(tcp);
 	return NULL;
@@ -321,25 +229,23 @@ static void *receiver_main(void *arg)
 
 int iswi_tcp_alloc(uint32_t depth, struct iswi_tcp **tcp_out)
 {
-	struct iswi_tcp *tcp;
+	struct iswi_tcp *tcp = calloc(1, sizeof(*tcp));
+	int err = -ENOMEM;
 
-	tcp = calloc(1, sizeof(*tcp));
 	if (tcp == NULL)
-		return -ENOMEM;
+		return err;
 	tcp->slot = calloc(depth, sizeof(*tcp->slot));
-	if (tcp->slot == NULL) {
+	if (tcp->slot != NULL)
+		err = iswi_tq_init(&tcp->tq, &iswi_transport_tcp, NULL);
+	if (err < 0) {
+		free(tcp->slot);
 		free(tcp);
-		return -ENOMEM;
+		return err;
 	}
-	tcp->base.ops = &iswi_transport_tcp;
 	tcp->depth = depth;
 	tcp->fd = -1;
-	tcp->wake_fd = -1;
-	tcp->clock = &iswi_clock_monotonic;
 	for (uint32_t i = 0; i < depth; i++)
 		tcp->slot[i].next_free = i + 1 < depth ? i + 1 : TCP_SLOT_NONE;
-	pthread_mutex_init(&tcp->lock, NULL);
-	pthread_cond_init(&tcp->quiet, NULL);
 	*tcp_out = tcp;
 	return 0;
 }
@@ -348,10 +254,7 @@ void iswi_tcp_free(struct iswi_tcp *tcp)
 {
 	if (tcp->fd >= 0)
 		close(tcp->fd);
-	if (tcp->wake_fd >= 0)
-		close(tcp->wake_fd);
-	pthread_cond_destroy(&tcp->quiet);
-	pthread_mutex_destroy(&tcp->lock);
+	iswi_tq_fini(&tcp->tq);
 	free(tcp->slot);
 	free(tcp);
 }
@@ -400,13 +303,10 @@ int iswi_tcp_connect(const struct iswi_tcp_config *config, const struct iswi_que
 		return err;
 	err = iswi_tcp_alloc(config->depth, &tcp);
 	if (err < 0)
-		return iswi_error(error, err, "no memory for a connection");
-	tcp->events = *events;
-	tcp->request_ns_max = config->request_ms_max * NS_PER_MS;
+		return iswi_error(error, err, "a connection cannot be made: %s", strerror(-err));
 	if (config->clock != NULL)
-		tcp->clock = config->clock;
-	tcp->now_ns = tcp->ticked_ns = tcp->clock->now_ns(tcp->clock->ctx);
-
+		tcp->tq.clock = config->clock;
+	iswi_tq_begin(&tcp->tq, events, config->request_ms_max);
 	err = iswi_tcp_dial(config, deadline_ns, &tcp->fd, error);
 	if (err < 0)
 		goto err_free;
@@ -414,19 +314,14 @@ int iswi_tcp_connect(const struct iswi_tcp_config *config, const struct iswi_que
 	if (err < 0)
 		goto err_free;
 	tune(tcp->fd, config->request_ms_max);
-	tcp->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (tcp->wake_fd < 0) {
-		err = iswi_error(error, -errno, "no eventfd: %s", strerror(errno));
-		goto err_free;
-	}
-	err = iswi_thread_start(&tcp->thread,
+	err = iswi_thread_start(&tcp->tq.thread,
 				config->thread_name != NULL ? config->thread_name : "isw-tcp",
 				receiver_main, tcp);
 	if (err < 0) {
 		iswi_error(error, err, "cannot start a connection's thread: %s", strerror(-err));
 		goto err_free;
 	}
-	*queue_out = &tcp->base;
+	*queue_out = &tcp->tq.base;
 	return 0;
 
 err_free:
@@ -459,6 +354,6 @@ const struct iswi_transport_ops iswi_transport_tcp = {
 	.kind = ISW_TRANSPORT_TCP,
 	.connect = tcp_connect,
 	.submit = tcp_submit,
-	.shutdown = tcp_shutdown,
+	.shutdown = iswi_tq_shutdown,
 	.destroy = tcp_destroy,
 };

@@ -5,45 +5,29 @@
  * A transfer's way:  submit → pending FIFO → slot (its index and generation are the cookie) →
  * batch (one gathered send) → reply → done.
  *
- * Threads. Any thread may submit; the one that finds nobody sending becomes the sender (owns
- * batch, marked by `sending`) and also takes along what others add meanwhile. A full socket makes
- * it hand that role to the receiver thread (`blocked`). Only the receiver thread reads the socket
- * and writes into READ buffers. When something fails, whoever notices sets FAILING, after which
- * nothing is sent; the receiver thread alone goes from there to DOWN and ends every transfer.
- * So a READ that is queued or in a slot stays there while the receiver thread does something else,
- * and its buf is that thread's alone: there it calls `slow`, between two receives.
- *
- * One lock, a leaf: no callback and no system call that could wait runs under it.
+ * Threads: see queue.h. A submitter that finds nobody sending becomes the sender (owns batch,
+ * marked by `sending`) and also takes along what others add meanwhile. A full socket makes it hand
+ * that role to the receiver thread (`blocked`). Only the receiver thread reads the socket and
+ * writes into READ buffers: there it calls `slow`, between two receives.
  */
 #ifndef ISWI_TCP_INTERNAL_H
 #define ISWI_TCP_INTERNAL_H
 
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/uio.h>
 
+#include "transport/queue.h"
 #include "transport/tcp.h"
-#include "transport/xfer.h"
 #include "util/util.h"
 #include "wire/nbd.h"
 
 #define TCP_SLOT_BITS   16 /* of a cookie; the rest is the slot's generation */
 #define TCP_SLOT_NONE   UINT32_MAX
-#define TCP_BATCH       64  /* requests in one send */
-#define TCP_SEND_ROUNDS 8   /* sends for others on one submitter's thread, then handed over */
-#define TCP_RECV_ROUNDS 16  /* receives before the tick is looked at again */
-#define TCP_TICK_MS     100 /* how late a missed deadline is noticed */
-#define TCP_IDLE_MS     1000
-#define TCP_WATCH_MS    5   /* how late a slow READ is noticed ... */
-#define TCP_LINGER_MS   100 /* ... while one that minds was submitted no longer ago than this */
+#define TCP_BATCH       64 /* requests in one send */
+#define TCP_SEND_ROUNDS 8  /* sends for others on one submitter's thread, then handed over */
+#define TCP_RECV_ROUNDS 16 /* receives before the tick is looked at again */
 #define TCP_RX_BYTES    16384
-
-enum tcp_state {
-	TCP_UP,
-	TCP_FAILING, /* nothing more is sent; submit still queues, so that nothing ends too early */
-	TCP_DOWN     /* submit ends transfers at once */
-};
 
 struct tcp_slot {
 	struct iswi_xfer *xfer; /* NULL: free */
@@ -88,30 +72,16 @@ struct iswi_tcp_export {
 };
 
 struct iswi_tcp {
-	struct iswi_queue base;
-	struct iswi_queue_events events;
-	const struct iswi_clock *clock;
+	struct iswi_tq tq;
 	struct iswi_tcp_export remote;
-	uint64_t request_ns_max;
 	uint32_t depth;
 	int fd;
-	int wake_fd;
-	pthread_t thread;
-	uint64_t now_ns, ticked_ns; /* receiver thread; now_ns: of its last look at the clock */
 
-	pthread_mutex_t lock;
-	/* Everything down to the next gap is under lock. */
-	pthread_cond_t quiet; /* sending or users fell while not UP */
-	enum tcp_state state;
-	int down_error;
-	uint32_t users; /* threads inside submit; destroy waits for them */
-	bool sending;   /* somebody owns batch: the thread that set it or, with blocked, ... */
-	bool blocked;   /* ... the receiver thread, which waits for room in the socket */
-	struct iswi_xfer *pending_first, *pending_last;
+	/* Under tq.lock, whose `quiet` also says that sending fell. */
+	bool sending; /* somebody owns batch: the thread that set it or, with blocked, ... */
+	bool blocked; /* ... the receiver thread, which waits for room in the socket */
 	uint32_t free_slot;
-	uint32_t in_flight;  /* slots in use */
-	uint64_t watched_ns; /* when the last READ that minds being slow was submitted, or 0 */
-	bool dozing;         /* the receiver thread sleeps for longer than such a READ could bear */
+	uint32_t in_flight; /* slots in use */
 	struct tcp_slot *slot;
 
 	struct tcp_batch batch;
@@ -127,11 +97,6 @@ int iswi_tcp_handshake(int fd, const struct iswi_tcp_config *config, uint64_t de
 /* ---- tcp_send.c */
 /* Lock held. */
 void iswi_tcp_slot_free(struct iswi_tcp *tcp, uint32_t index);
-/* Lock held; then wake the receiver thread, unless on it. The first error stays. */
-void iswi_tcp_fail(struct iswi_tcp *tcp, int error);
-void iswi_tcp_wake(struct iswi_tcp *tcp);
-/* Lock held. Puts the chain at the FIFO's end. */
-void iswi_tcp_enqueue(struct iswi_tcp *tcp, struct iswi_xfer *first, struct iswi_xfer *last);
 /* Lock held. True: the caller is now the sender and must call iswi_tcp_send. */
 bool iswi_tcp_claim_sender(struct iswi_tcp *tcp);
 /* Lock held. Moves transfers from the FIFO to slots and the batch. False: none could be. */

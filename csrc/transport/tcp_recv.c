@@ -35,9 +35,9 @@ static void payload_complete(struct iswi_tcp *tcp)
 {
 	struct iswi_xfer *xfer = tcp->rx.xfer;
 
-	pthread_mutex_lock(&tcp->lock);
+	pthread_mutex_lock(&tcp->tq.lock);
 	iswi_tcp_slot_free(tcp, tcp->rx.slot);
-	pthread_mutex_unlock(&tcp->lock);
+	pthread_mutex_unlock(&tcp->tq.lock);
 	tcp->rx.xfer = NULL;
 	xfer->done(xfer, 0);
 }
@@ -70,7 +70,7 @@ static int reply_match(struct iswi_tcp *tcp, const struct nbd_simple_reply *repl
 	int err = 0;
 
 	*done_out = NULL;
-	pthread_mutex_lock(&tcp->lock);
+	pthread_mutex_lock(&tcp->tq.lock);
 	slot = index < tcp->depth ? &tcp->slot[index] : NULL;
 	if (slot == NULL || slot->xfer == NULL || slot->replied ||
 	    slot->generation != reply->cookie >> TCP_SLOT_BITS) {
@@ -88,7 +88,7 @@ static int reply_match(struct iswi_tcp *tcp, const struct nbd_simple_reply *repl
 		*done_out = slot->xfer;
 		iswi_tcp_slot_free(tcp, index);
 	}
-	pthread_mutex_unlock(&tcp->lock);
+	pthread_mutex_unlock(&tcp->tq.lock);
 	return err;
 }
 

@@ -3,7 +3,6 @@
 #define _GNU_SOURCE 1
 #include <errno.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include "transport/tcp_internal.h"
 
@@ -15,31 +14,9 @@ void iswi_tcp_slot_free(struct iswi_tcp *tcp, uint32_t index)
 	tcp->in_flight--;
 }
 
-void iswi_tcp_wake(struct iswi_tcp *tcp)
-{
-	uint64_t one = 1;
-
-	/* Fails only when the counter is at its end, and then the receiver is awake anyway. */
-	if (write(tcp->wake_fd, &one, sizeof(one)) < 0)
-		return;
-}
-
-void iswi_tcp_fail(struct iswi_tcp *tcp, int error)
-{
-	if (tcp->state != TCP_UP)
-		return;
-	tcp->state = TCP_FAILING;
-	tcp->down_error = error;
-}
-
-void iswi_tcp_enqueue(struct iswi_tcp *tcp, struct iswi_xfer *first, struct iswi_xfer *last)
-{
-	iswi_xfer_append(&tcp->pending_first, &tcp->pending_last, first, last);
-}
-
 bool iswi_tcp_claim_sender(struct iswi_tcp *tcp)
 {
-	if (tcp->state != TCP_UP || tcp->sending || tcp->pending_first == NULL ||
+	if (tcp->tq.state != ISWI_TQ_UP || tcp->sending || tcp->tq.pending_first == NULL ||
 	    tcp->free_slot == TCP_SLOT_NONE)
 		return false;
 	tcp->sending = true;
@@ -74,12 +51,13 @@ bool iswi_tcp_batch_build(struct iswi_tcp *tcp)
 	batch->write_first = 0;
 	batch->write_count = 0;
 	batch->sent_bytes = 0;
-	while (count < TCP_BATCH && tcp->pending_first != NULL && tcp->free_slot != TCP_SLOT_NONE) {
-		struct iswi_xfer *xfer = tcp->pending_first;
+	while (count < TCP_BATCH && tcp->tq.pending_first != NULL &&
+	       tcp->free_slot != TCP_SLOT_NONE) {
+		struct iswi_xfer *xfer = tcp->tq.pending_first;
 		struct nbd_request request = {.offset = xfer->offset, .length = xfer->length};
 		uint32_t index;
 
-		tcp->pending_first = xfer->next;
+		tcp->tq.pending_first = xfer->next;
 		request.cookie = slot_take(tcp, xfer, &index);
 		request.command = xfer->kind == ISWI_XFER_READ ? NBD_CMD_READ : NBD_CMD_WRITE;
 		nbd_put_request(batch->header[count], &request);
@@ -142,26 +120,26 @@ static bool send_once(struct iswi_tcp *tcp)
 	ssize_t n;
 	int err;
 
-	pthread_mutex_unlock(&tcp->lock);
+	pthread_mutex_unlock(&tcp->tq.lock);
 	n = sendmsg(tcp->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
 	err = errno;
-	pthread_mutex_lock(&tcp->lock);
+	pthread_mutex_lock(&tcp->tq.lock);
 	if (n < 0) {
 		if (err == EINTR)
 			return true;
 		if (err == EAGAIN || err == EWOULDBLOCK)
 			tcp->blocked = true;
 		else
-			iswi_tcp_fail(tcp, -err);
+			iswi_tq_fail(&tcp->tq, -err);
 		return false;
 	}
 	count = iswi_tcp_batch_advance(tcp, (uint64_t)n, ended);
 	if (count == 0)
 		return true;
-	pthread_mutex_unlock(&tcp->lock);
+	pthread_mutex_unlock(&tcp->tq.lock);
 	for (uint32_t i = 0; i < count; i++)
 		ended[i].xfer->done(ended[i].xfer, ended[i].error);
-	pthread_mutex_lock(&tcp->lock);
+	pthread_mutex_lock(&tcp->tq.lock);
 	return true;
 }
 
@@ -170,8 +148,8 @@ void iswi_tcp_send(struct iswi_tcp *tcp, bool on_receiver)
 	uint32_t rounds = 0;
 	bool wake;
 
-	pthread_mutex_lock(&tcp->lock);
-	while (tcp->state == TCP_UP &&
+	pthread_mutex_lock(&tcp->tq.lock);
+	while (tcp->tq.state == ISWI_TQ_UP &&
 	       (tcp->batch.iov_first < tcp->batch.iov_count || iswi_tcp_batch_build(tcp))) {
 		/* A submitter must not become everybody's sender for good. */
 		if (!on_receiver && rounds++ == TCP_SEND_ROUNDS) {
@@ -183,10 +161,10 @@ void iswi_tcp_send(struct iswi_tcp *tcp, bool on_receiver)
 	}
 	if (!tcp->blocked)
 		tcp->sending = false;
-	wake = !on_receiver && (tcp->blocked || tcp->state != TCP_UP);
-	if (tcp->state != TCP_UP)
-		pthread_cond_broadcast(&tcp->quiet);
-	pthread_mutex_unlock(&tcp->lock);
+	wake = !on_receiver && (tcp->blocked || tcp->tq.state != ISWI_TQ_UP);
+	if (tcp->tq.state != ISWI_TQ_UP)
+		pthread_cond_broadcast(&tcp->tq.quiet);
+	pthread_mutex_unlock(&tcp->tq.lock);
 	if (wake)
-		iswi_tcp_wake(tcp);
+		iswi_tq_wake(&tcp->tq);
 }

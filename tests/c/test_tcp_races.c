@@ -15,7 +15,7 @@ static char memory[EXPORT_BYTES], page[ISW_PAGE_BYTES];
 static struct iswi_tcp *start(struct server *server, struct client *client)
 {
 	both_start(server, client, server_memory, memory, 0);
-	return ISWI_CONTAINER(client->queue, struct iswi_tcp, base);
+	return ISWI_CONTAINER(iswi_tq_of(client->queue), struct iswi_tcp, tq);
 }
 
 static uint32_t ended(struct client *client)
@@ -36,20 +36,20 @@ static void check_sender_inside(void)
 	struct op op;
 	struct iswi_tcp *tcp = start(&server, &client);
 
-	pthread_mutex_lock(&tcp->lock);
+	pthread_mutex_lock(&tcp->tq.lock);
 	tcp->sending = true;
-	pthread_mutex_unlock(&tcp->lock);
+	pthread_mutex_unlock(&tcp->tq.lock);
 	op_start(&op, &client, ISWI_XFER_WRITE, 0, page, sizeof(page));
-	tcp->base.ops->shutdown(&tcp->base);
+	client_shutdown(&client);
 	CHECK_EQ(client_wait_down(&client), -ESHUTDOWN);
 	usleep(LOOK_US);
 	CHECK_EQ(ended(&client), 0);
 
 	/* The system call returns. */
-	pthread_mutex_lock(&tcp->lock);
+	pthread_mutex_lock(&tcp->tq.lock);
 	tcp->sending = false;
-	pthread_cond_broadcast(&tcp->quiet);
-	pthread_mutex_unlock(&tcp->lock);
+	pthread_cond_broadcast(&tcp->tq.quiet);
+	pthread_mutex_unlock(&tcp->tq.lock);
 	client_wait_ended(&client, 1);
 	CHECK_EQ(op.error, -ESHUTDOWN);
 	both_end(&server, &client);
@@ -63,9 +63,9 @@ static void check_sender_takes_along(void)
 	struct op op[3];
 	struct iswi_tcp *tcp = start(&server, &client);
 
-	pthread_mutex_lock(&tcp->lock);
+	pthread_mutex_lock(&tcp->tq.lock);
 	tcp->sending = true;
-	pthread_mutex_unlock(&tcp->lock);
+	pthread_mutex_unlock(&tcp->tq.lock);
 	for (uint32_t i = 0; i < 3; i++) {
 		op_start(&op[i], &client, ISWI_XFER_READ, 0, page, sizeof(page));
 	}
@@ -97,19 +97,19 @@ static void check_destroy_waits_for_submitter(void)
 	pthread_t thread;
 	struct iswi_tcp *tcp = start(&server, &client);
 
-	pthread_mutex_lock(&tcp->lock);
-	tcp->users++;
-	pthread_mutex_unlock(&tcp->lock);
+	pthread_mutex_lock(&tcp->tq.lock);
+	tcp->tq.users++;
+	pthread_mutex_unlock(&tcp->tq.lock);
 	CHECK_EQ(pthread_create(&thread, NULL, destroy_main, &client), 0);
 	CHECK_EQ(client_wait_down(&client), -ESHUTDOWN);
 	usleep(LOOK_US);
 	pthread_mutex_lock(&client.lock);
 	CHECK(client.queue != NULL);
 	pthread_mutex_unlock(&client.lock);
-	pthread_mutex_lock(&tcp->lock);
-	tcp->users--;
-	pthread_cond_broadcast(&tcp->quiet);
-	pthread_mutex_unlock(&tcp->lock);
+	pthread_mutex_lock(&tcp->tq.lock);
+	tcp->tq.users--;
+	pthread_cond_broadcast(&tcp->tq.quiet);
+	pthread_mutex_unlock(&tcp->tq.lock);
 	CHECK_EQ(pthread_join(thread, NULL), 0);
 	CHECK_EQ(client.downs, 1);
 	server_join(&server);

@@ -73,7 +73,7 @@ static void submit(struct iswi_tcp *tcp, struct op *ops, uint8_t what)
 	memset(op->buf, 0, op->xfer.length);
 	op->xfer.buf = op->buf;
 	op->busy = true;
-	iswi_tcp_enqueue(tcp, &op->xfer, &op->xfer);
+	iswi_xfer_append(&tcp->tq.pending_first, &tcp->tq.pending_last, &op->xfer);
 	if (!iswi_tcp_batch_build(tcp))
 		abort();
 	op->cookie = nbd_get64(tcp->batch.header[0] + 8);
