@@ -5,7 +5,7 @@
 
 #include "store/store.h"
 
-/* In the same time whatever the name shares with the token: a guess must not be told warm. */
+/* Takes the same time for every name, so that a guess does not learn how much of it was right. */
 static bool token_is(const char *token, const char *name)
 {
 	unsigned char differs = 0;
@@ -112,8 +112,8 @@ static void drop_ref(isw_store *store, struct iswi_slot *slot)
 	if (atomic_fetch_sub(&slot->refs, 1) != 1)
 		return;
 	/*
-	 * The last one out. If the word says mapped, a fence that comes later reads refs after
-	 * this; if it does not, somebody may be waiting, and the lock makes sure he hears it.
+	 * The last request. If the word says mapped, a later fence reads refs after this. If it
+	 * does not, a call may be waiting, and the lock makes sure that it hears the broadcast.
 	 */
 	if ((atomic_load(&slot->word) & ISWI_SLOT_STATE_MASK) != ISWI_SLOT_FENCED)
 		return;

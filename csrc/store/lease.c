@@ -35,7 +35,7 @@ void iswi_slot_empty(struct iswi_lease *lease, struct iswi_slot *slot)
 	lease->slots_mapped--;
 }
 
-/* token_out: ISW_TOKEN_TEXT_BYTES. Blocks only before the kernel's random source is ready. */
+/* token_out: ISW_TOKEN_TEXT_BYTES. Blocks only until the kernel's random source is ready. */
 static int make_token(char *token_out)
 {
 	static const char digits[] = "0123456789abcdef";
@@ -199,7 +199,7 @@ int isw_store_lease_create(isw_store *store, uint32_t slots_max, char *token_out
 			  store->config.leases_max);
 }
 
-/* store->lock held; dropped while waiting. 0, -ETIMEDOUT, or -ENOENT: being destroyed. */
+/* store->lock held, and dropped while waiting. -ENOENT: the lease is being destroyed. */
 static int wait_unconnected(struct iswi_lease *lease, const struct timespec *deadline)
 {
 	isw_store *store = lease->store;
@@ -230,7 +230,7 @@ int isw_store_lease_renew(isw_store *store, uint64_t id, uint32_t wait_ms_max, c
 	iswi_lease_enter(lease);
 	lease->renewing = true;
 	lease->epoch++;
-	lease->open = false; /* nobody comes in any more, and those inside are sent out */
+	lease->open = false; /* no new connection is let in, and the present ones are shut down */
 	iswi_lease_shut(lease);
 	pthread_mutex_unlock(&store->lock);
 	err = lease_pause(lease);
@@ -250,9 +250,9 @@ out_unlock:
 }
 
 /*
- * A dying lease that nobody else comes to. Without a connection there is no request: no slot needs
- * a fence of its own. With one that its RDMA device does not let go, the slabs stay out of the
- * pool.
+ * The rest of a dying lease, which nobody else can enter. It has no connection and therefore no
+ * request, so no slot needs a fence. If a transport cannot end what it has of the lease, the slabs
+ * stay out of the pool.
  */
 static int destroy_rest(struct iswi_lease *lease)
 {
@@ -353,7 +353,7 @@ static uint32_t find_free_slab(const struct iswi_lease *lease)
 	return found;
 }
 
-/* slots_max: there is none; *barred_out: but for old connections there would be. */
+/* slots_max: no slot is empty. *barred_out: one would be, but for old connections. */
 static uint32_t find_empty_slot(const struct iswi_lease *lease, bool *barred_out)
 {
 	uint64_t oldest = lease->conn_last + 1;
@@ -374,7 +374,7 @@ static uint32_t find_empty_slot(const struct iswi_lease *lease, bool *barred_out
 	return lease->slots_max;
 }
 
-/* store->lock held. Says in the slab's name whose it is. */
+/* store->lock held. Writes the lease into the name of the slab's file. */
 static int commit_mapped(isw_store *store, uint32_t slab, struct iswi_slab_name *to)
 {
 	int err = iswi_store_number(store, &store->generation_last, &to->generation);
@@ -405,7 +405,7 @@ int isw_store_map(isw_store *store, uint64_t id, uint32_t tag, uint32_t *slot_ou
 	if (name.slot == lease->slots_max) {
 		err = barred ? -EAGAIN : -ENOSPC;
 		if (barred)
-			iswi_lease_shut(lease); /* the device comes back with others */
+			iswi_lease_shut(lease); /* the device will open new ones */
 		goto out_unlock;
 	}
 	err = commit_mapped(store, slab, &name);
@@ -418,7 +418,8 @@ int isw_store_map(isw_store *store, uint64_t id, uint32_t tag, uint32_t *slot_ou
 	slot->memory = store->slabs[slab].mem.base;
 	*slot_out = name.slot;
 	*generation_out = name.generation;
-	/* Last: who sees it mapped sees the memory. Pair: the load in export_hold. */
+	/* Last, so that whoever sees the slot mapped sees its memory. Pair: the load in
+	 * export_hold. */
 	atomic_store(&slot->word,
 		     (name.generation << ISWI_SLOT_STATE_BITS) | (uint64_t)ISWI_SLOT_MAPPED);
 	lease->slots_mapped++;
@@ -428,7 +429,7 @@ out_unlock:
 	return err;
 }
 
-/* store->lock held. Raises the fence, or says why not. */
+/* store->lock held. Fences the slot, or returns why it cannot. */
 static int fence(struct iswi_lease *lease, uint32_t number, uint64_t generation)
 {
 	struct iswi_slot *slot;
@@ -467,18 +468,18 @@ int isw_store_unmap(isw_store *store, uint64_t id, uint32_t number, uint64_t gen
 	pthread_mutex_unlock(&store->lock);
 	err = slot_end(lease, number, wait_ms_max == 0);
 	pthread_mutex_lock(&store->lock);
-	if (err != 0) { /* it stays fenced, and nobody else's */
+	if (err != 0) { /* the slot stays fenced, and its slab is lent to nobody else */
 		iswi_lease_leave(lease);
 		goto out_unlock;
 	}
 	/*
-	 * Once zero is enough, and is looked at once: refs may rise again for a moment, by
-	 * requests that find the fence.
+	 * It is enough that refs was zero once: requests that find the fence may raise it again
+	 * for a moment.
 	 */
 	while ((held = atomic_load(&slot->refs) > 0) && waited == 0)
 		waited = pthread_cond_timedwait(&store->changed, &store->lock, &deadline);
 	if (held) {
-		/* Asked long enough. A connection that was shut ends, and its requests with it. */
+		/* The time is over. Shutting a connection down ends its requests, too. */
 		iswi_lease_shut(lease);
 		while (atomic_load(&slot->refs) > 0)
 			pthread_cond_wait(&store->changed, &store->lock);

@@ -27,7 +27,7 @@ void iswi_slab_end(isw_store *store, struct iswi_store_slab *slab)
 
 void iswi_slab_retire(isw_store *store, struct iswi_store_slab *slab)
 {
-	/* A file that keeps its old name would be found by a successor as what it is no more. */
+	/* A successor would believe a file that keeps its old name. */
 	if (iswi_slab_dir_become(&store->dir, &slab->name, ISWI_SLAB_FILE_DIRTY) != 0)
 		iswi_slab_dir_unlink(&store->dir, &slab->name);
 	slab->state = ISWI_SLAB_DIRTY;
@@ -50,7 +50,7 @@ static struct iswi_store_slab *claim(isw_store *store, enum iswi_slab_state from
 	return found;
 }
 
-/* As claim; the pool may have found more slabs than it may make. */
+/* As claim. There may be more slabs than slabs_max, because a predecessor left them. */
 static struct iswi_store_slab *claim_place(isw_store *store, struct iswi_slab_name *name_out)
 {
 	struct iswi_store_slab *found = NULL;
@@ -132,7 +132,7 @@ int isw_store_preallocate(isw_store *store, struct isw_error *error)
 
 int isw_store_release_free(isw_store *store)
 {
-	/* A dirty one first: the host that waits for its memory need not wait for the zeroing. */
+	/* A dirty slab first: the host gets its memory without waiting for the zeroing. */
 	struct iswi_store_slab *slab = claim(store, ISWI_SLAB_DIRTY, ISWI_SLAB_FREEING);
 
 	if (slab == NULL)

@@ -237,8 +237,8 @@ static bool has_registered(const struct rdma_lease *mine)
 }
 
 /*
- * The connections of before are ended; what is registered stays, where it is of use
- * to those that come. On success the domain is there, perhaps without anything in it.
+ * Ends the previous connections and keeps what is registered, where the next ones can use
+ * it. On success the domain is there, perhaps without anything in it.
  */
 static int begin(struct rdma_lease *mine, const struct iswi_verbs_choice *choice,
 		 struct isw_error *error)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What a predecessor left in the directory of slabs. A file is taken over only if it can be nothing
- * else than what its name says; any other is removed, and a note says why.
+ * What a predecessor left in the directory of slabs. A file is taken over only if it is certainly
+ * what its name says. Any other file is removed, and a note says why.
  */
 #define _GNU_SOURCE 1
 #include <dirent.h>
@@ -69,7 +69,7 @@ static int list(int dir_fd, struct found *found)
 	return err;
 }
 
-/* Removes a file that is not to be served. */
+/* Removes a file that must not be served. */
 static int refuse(isw_store *store, const char *text, const char *why, struct isw_error *error)
 {
 	struct isw_error *note =
@@ -120,7 +120,7 @@ numbers:
 	return 0;
 }
 
-/* NULL: what it should be. */
+/* What is wrong with it; NULL: nothing. */
 static const char *bad_numbers(const isw_store *store, const struct iswi_slab_name *name)
 {
 	const uint64_t last = store->dir.reserved;
@@ -196,7 +196,7 @@ static int take_file(isw_store *store, const char *text, uint32_t *count, struct
 		return 0;
 	if (!iswi_slab_name_parse(text, &name))
 		return refuse(store, text, "not a name of ours", error);
-	/* It was being made: nobody has used it. */
+	/* The slab was being made, so nobody has used it. */
 	if (name.kind == ISWI_SLAB_FILE_NEW) {
 		if (unlinkat(store->dir.fd, text, 0) == 0)
 			return 0;
@@ -269,7 +269,7 @@ static void put_into_lease(struct iswi_lease *lease, uint32_t number)
 	struct iswi_slot *slot = &lease->slots[slab->name.slot];
 	uint64_t word = atomic_load(&slot->word);
 
-	/* Two slabs in one slot: one of the names is wrong, and nobody knows which. */
+	/* Two slabs in one slot: one of the names is wrong, and it is unknown which. */
 	if (word != ISWI_SLOT_EMPTY) {
 		if ((word & ISWI_SLOT_STATE_MASK) != ISWI_SLOT_EMPTY)
 			iswi_slot_empty(lease, slot);

@@ -10,8 +10,9 @@
  *   slab.SERIAL.dirty                       not lent, not zeroed
  *   next.NUMBER                             no serial, lease or generation above it was ever used
  *
- * The rename to "mapped" comes before anybody can reach the memory, the one to "dirty" after nobody
- * can any more and before somebody else may; zeroing lies between "dirty" and "free".
+ * The rename to "mapped" comes before anybody can reach the memory. The rename to "dirty" comes
+ * after the last owner lost the memory and before the next gets it. Zeroing lies between "dirty"
+ * and "free".
  */
 #ifndef ISWI_SLAB_DIR_H
 #define ISWI_SLAB_DIR_H

@@ -75,7 +75,7 @@ int iswi_slab_mem_make(struct iswi_slab_mem *mem, int fd, uint64_t bytes)
 	if (err != 0)
 		return err;
 	*mem = (struct iswi_slab_mem){.base = base, .bytes = bytes};
-	/* Pinning makes anonymous pages present by itself, and knows no full file system. */
+	/* Pinning also makes anonymous pages present; no file system can be full here. */
 	if (fd < 0)
 		mem->pinned = iswi_slab_mem_pin(mem);
 	if (mem->pinned)

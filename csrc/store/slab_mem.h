@@ -20,7 +20,7 @@ struct iswi_slab_mem {
  * empty file of that size, or -1 for anonymous memory; it is not needed afterwards.
  */
 int iswi_slab_mem_make(struct iswi_slab_mem *mem, int fd, uint64_t bytes);
-/* A slab of before, with its contents; not pinned. */
+/* A predecessor's slab, with its contents; not pinned. */
 int iswi_slab_mem_open(struct iswi_slab_mem *mem, int fd, uint64_t bytes);
 /* Blocks. false: refused. */
 bool iswi_slab_mem_pin(const struct iswi_slab_mem *mem);

@@ -102,7 +102,7 @@ int isw_store_create(const struct isw_store_config *config, isw_store **store_ou
 	if (store == NULL)
 		return iswi_error(error, -ENOMEM, "no memory for the store");
 	store->config = *config;
-	store->config.slab_dir = NULL; /* the caller's, and not needed any more */
+	store->config.slab_dir = NULL; /* the caller's, and no longer needed */
 	store->dir.fd = -1;
 	store->transports = transports;
 	store->leases = calloc(config->leases_max, sizeof(struct iswi_lease *));

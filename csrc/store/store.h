@@ -11,9 +11,9 @@
  * sequentially consistent. So either the request sees the fence and lets go, or unmap sees the
  * request and waits. Only then does the slot's memory become somebody else's.
  *
- * The slot itself is a name for another slab of the same device then. A request that was sent
- * before the fence and arrives after that would meet that slab. After DONE there is none; a slot
- * that was taken without it stays empty until the connections that could bring one have ended.
+ * The slot may then name another slab of the same device. A request that was sent before the fence
+ * and arrives later would reach that slab. After DONE no such request exists. A slot that was taken
+ * without DONE stays empty until the connections that could carry one have ended.
  */
 #ifndef ISWI_STORE_H
 #define ISWI_STORE_H
@@ -60,12 +60,12 @@ struct iswi_store_slab {
 struct iswi_slot {
 	/* Written under store->lock. Pair: refs, see the fence above. */
 	_Alignas(64) atomic_uint_fast64_t word;
-	/* Requests that use memory, or are about to find out that they may not. Pair: word. */
+	/* Requests that use memory, or are about to see that they must not. Pair: word. */
 	atomic_uint_fast32_t refs;
 	uint32_t slab;
 	uint32_t tag;
 	char *memory;    /* changed only while no request can hold the slot */
-	uint64_t barred; /* empty, but not to be used before connections up to this number are gone
+	uint64_t barred; /* empty, but unusable until connections up to this number have ended
 			  */
 };
 
@@ -95,7 +95,7 @@ struct iswi_store_transport {
 
 	/* The transport's share of a lease without anything in it. -ENOMEM. Does not wait. */
 	int (*lease_create)(struct iswi_lease *lease, void **part_out);
-	/* Nothing is in it any more, or it is the store that is destroyed. */
+	/* The share is empty, or the whole store is being destroyed. */
 	void (*lease_destroy)(struct iswi_lease *lease);
 	/* store->lock held; does not wait. */
 	void (*lease_stats)(const struct iswi_lease *lease, struct isw_lease_stats *stats_out);
@@ -124,13 +124,14 @@ struct iswi_lease {
 	char token[ISW_TOKEN_TEXT_BYTES];
 	bool open;      /* new connections with the token are welcome */
 	bool renewing;  /* one at a time */
-	bool dying;     /* being destroyed: to everybody else it is not there */
+	bool dying;     /* being destroyed: nobody else finds it */
 	bool stuck;     /* likewise: a transport keeps something of it */
-	uint32_t users; /* calls that wait with the lock dropped and come back to the lease */
+	uint32_t users; /* calls that wait without the lock and return to the lease */
 	uint64_t epoch;
 	uint32_t slots_max;
 	uint32_t slots_mapped;
-	uint32_t slot_next; /* where to look for an empty slot: reuse comes as late as it can */
+	uint32_t slot_next; /* where to look for an empty slot first, so that slots are reused late
+			     */
 	uint32_t conn_count;
 	uint64_t conn_last;
 	struct iswi_store_conn *conns;
@@ -145,8 +146,8 @@ struct iswi_lease {
  *      made, zeroed or freed, nor while anything is received or sent; held while a slab's file is
  *      renamed, which on a tmpfs waits for nothing.
  *   2. the server's own (inside iswi_nbd_server_*).
- * iswi_nbd_conn_shutdown takes none and is called with lock held: that a connection is in its
- * lease's list is what keeps it alive.
+ * iswi_nbd_conn_shutdown takes none and is called with lock held: a connection lives as long as it
+ * is in its lease's list.
  */
 struct isw_store {
 	struct isw_store_config config;
@@ -177,11 +178,11 @@ extern const struct iswi_nbd_backend iswi_store_backend;
 int iswi_store_number(struct isw_store *store, uint64_t *last, uint64_t *number_out);
 /* Blocks: the transports' shares of the slab; nobody else uses it. */
 void iswi_slab_end(struct isw_store *store, struct iswi_store_slab *slab);
-/* store->lock held: nobody reaches the slab's memory any more. */
+/* store->lock held: nobody can reach the slab's memory from here on. */
 void iswi_slab_retire(struct isw_store *store, struct iswi_store_slab *slab);
 
 /* ---- restore.c */
-/* Takes over what is in store->dir, and allocates store->slabs. Nobody else knows the store yet. */
+/* Allocates store->slabs and takes over what is in store->dir. The store is not shared yet. */
 int iswi_store_restore(struct isw_store *store, struct isw_error *error);
 
 /* ---- lease.c */
@@ -192,17 +193,17 @@ void iswi_lease_free(struct iswi_lease *lease);
 /* Of every transport, until one fails: see struct iswi_store_transport. */
 int iswi_lease_end(struct iswi_lease *lease);
 /* store->lock held from here on. */
-/* false: leases_max are there. */
+/* false: there are leases_max already. */
 bool iswi_lease_insert(struct isw_store *store, struct iswi_lease *lease);
 struct iswi_lease *iswi_lease_find(struct isw_store *store, uint64_t id);
-/* One user more, one less: while there is one the lease is not freed. */
+/* One user more, one less. A lease with a user is not freed. */
 void iswi_lease_enter(struct iswi_lease *lease);
 void iswi_lease_leave(struct iswi_lease *lease);
 /* No lock held; blocks: the rest of a destroyed lease at that place, if it is stuck. */
 void iswi_lease_destroy_again(struct isw_store *store, uint32_t number);
-/* Shuts each of its connections down; their threads end on their own. */
+/* Shuts down each of its connections, whose threads then end. */
 void iswi_lease_shut(struct iswi_lease *lease);
-/* No request holds the slot: its slab becomes dirty. */
+/* No request holds the slot. Its slab becomes dirty. */
 void iswi_slot_empty(struct iswi_lease *lease, struct iswi_slot *slot);
 
 #endif

@@ -14,7 +14,7 @@
 enum fault_state {
 	FAULT_UP,
 	FAULT_FAILING, /* the submitter is being told: what is dropped now is still held */
-	FAULT_DOWN     /* nothing is held any more */
+	FAULT_DOWN     /* nothing is held */
 };
 
 /* Stands in for a transfer below, so that its end passes through here. */

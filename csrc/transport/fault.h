@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A layer over another queue that breaks it as told, for tests. Unlike a real transport it
+ * A layer over another queue that breaks it by rules, for tests. Unlike a real transport it
  * allocates for each transfer.
  *
- * Making one takes two steps, because the queue below wants to know at its own start whom to tell
- * that it is down:
+ * To make one takes two steps, because the queue below must know from its start whom to tell that
+ *it is down:
  *
  *	iswi_fault_create(&events, &fault, &below_events);
  *	iswi_tcp_connect(&config, &below_events, &below, NULL);
@@ -61,7 +61,7 @@ void iswi_fault_abandon(struct iswi_fault *fault);
  * ISWI_FAULT_RULES_MAX, -EINVAL for a rule that cannot hit or lacks its error.
  */
 int iswi_fault_add(struct iswi_fault *fault, const struct iswi_fault_rule *rule);
-/* Any thread. No rules any more; what is held stays held. */
+/* Any thread. Removes all rules; what is held stays held. */
 void iswi_fault_clear(struct iswi_fault *fault);
 /* Any thread. How many transfers wait for the queue's end or a delay's. */
 uint32_t iswi_fault_held(struct iswi_fault *fault);

@@ -109,7 +109,7 @@ static int make_queue_pair(struct iswi_rdma *rdma, struct isw_rdma_end *end_out,
 
 	*end_out = rdma->choice.end;
 	end_out->psn = rdma->psn;
-	/* In an error each transfer completes, asked for or not; and one more is the probe. */
+	/* After an error every transfer completes, signalled or not. One more is the probe. */
 	if (code == 0)
 		code = rdma->verbs->cq_make(rdma->domain->dev, rdma->depth + 1, &rdma->cq,
 					    &rdma->cq_fd);
@@ -160,14 +160,14 @@ int iswi_rdma_make(const struct iswi_rdma_config *config, struct iswi_queue **qu
 		rdma_free(rdma);
 		return code;
 	}
-	/* With one processor the wait for a device in software would keep that from working. */
+	/* With one processor, spinning would keep a device in software from working. */
 	rdma->spin_ns_max = sysconf(_SC_NPROCESSORS_ONLN) > 1 ? RDMA_SPIN_NS_MAX : 0;
 	rdma->spin_ns = rdma->spin_ns_max / 2;
 	*queue_out = &rdma->tq.base;
 	return 0;
 }
 
-/* One page over the connection: no port, firewall or MTU is in its way. */
+/* Reads one page over the connection, which no port, firewall or MTU may prevent. */
 static int probe(struct iswi_rdma *rdma, const struct isw_rdma_key *key, uint64_t deadline_ns,
 		 struct isw_error *error)
 {

@@ -9,9 +9,9 @@
  * stands for all before it, and only the last of a batch and every RDMA_SIGNAL_EVERYth asks for
  * one. An error completion fails the whole queue: what is posted behind it is flushed.
  *
- * READs land in the bounce buffer, a second ring of bytes, registered with the queue: whose buffer
- * the caller's is does not matter then, it may be exchanged while the READ is under way (`slow`),
- * and a late answer finds memory that is still ours. WRITEs go straight from registered staging.
+ * READs land in the bounce buffer, a second ring of bytes that is registered with the queue. So the
+ * caller's buffer may be anybody's, it may be exchanged while the READ is under way (`slow`), and a
+ * late answer lands in memory that is still ours. WRITEs go straight from registered staging.
  *
  * Threads: see queue.h. A submitter posts what fits under the lock, because a queue pair takes one
  * at a time anyway. The receiver thread alone polls, copies READs out and calls done and slow. The
@@ -38,7 +38,7 @@
 
 struct rdma_slot {
 	struct iswi_xfer *xfer;
-	char *bounce;        /* NULL: sent from where it lies */
+	char *bounce;        /* NULL: it is sent from its own buffer */
 	uint64_t bounce_end; /* what is free when it is done, see bounce_tail */
 };
 

@@ -70,7 +70,7 @@ static char *bounce_take(struct iswi_rdma *rdma, uint32_t bytes)
 {
 	uint64_t at, left;
 
-	/* An empty ring begins anew, so that even its whole length is contiguous. */
+	/* An empty ring starts again at 0, so that even its whole length is contiguous. */
 	if (rdma->bounce_head == rdma->bounce_tail)
 		rdma->bounce_head = rdma->bounce_tail = 0;
 	at = rdma->bounce_tail % rdma->bounce_bytes;

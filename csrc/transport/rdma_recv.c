@@ -20,8 +20,8 @@ static void complete(struct iswi_rdma *rdma, uint64_t number)
 	posted = rdma->posted;
 	pthread_mutex_unlock(&rdma->tq.lock);
 	if (number < head || number >= posted)
-		return; /* no device says that; were it believed, pages would be taken for read */
-	/* Slots of what is posted are this thread's to free, so they stay as they are meanwhile. */
+		return; /* no device says that; pages would count as read that are not */
+	/* Only this thread frees the slots of what is posted, so they stay as they are. */
 	for (uint64_t i = head; i <= number; i++) {
 		struct rdma_slot *slot = iswi_rdma_slot(rdma, i);
 
@@ -37,7 +37,8 @@ static void complete(struct iswi_rdma *rdma, uint64_t number)
 	*link = NULL;
 	pthread_mutex_lock(&rdma->tq.lock);
 	rdma->head = number + 1;
-	/* While one of these holds bytes of the bounce ring, that does not begin anew. */
+	/* As long as one of these holds bytes of the bounce ring, the ring does not start again at
+	 * 0. */
 	if (bounced)
 		rdma->bounce_head = bounce_end;
 	iswi_rdma_post_pending(rdma);
@@ -87,7 +88,7 @@ static void call_slow(struct iswi_rdma *rdma)
 		slow[i]->slow(slow[i], 0);
 }
 
-/* In the order in which they were submitted: the oldest says it for all. */
+/* Transfers are in the order of submission: only the oldest is looked at. */
 static void check_deadline(struct iswi_rdma *rdma)
 {
 	const struct iswi_xfer *oldest;
@@ -120,7 +121,7 @@ static bool spin(struct iswi_rdma *rdma, bool busy)
 		rdma->spin_until_ns = now_ns + rdma->spin_ns;
 	if (now_ns < rdma->spin_until_ns)
 		return true;
-	/* In vain: the device is slower than that, or needs the processor itself. */
+	/* In vain: the device is slower than that, or needs this processor. */
 	rdma->spin_ns /= 2;
 	if (rdma->spin_ns < RDMA_SPIN_NS_MIN)
 		rdma->spin_ns = 0;
@@ -170,7 +171,7 @@ static void receiver_round(struct iswi_rdma *rdma, bool busy, bool watched)
 	code = rdma->verbs->arm(rdma->cq);
 	if (code != 0)
 		iswi_tq_fail_now(&rdma->tq, code);
-	/* What came before the queue was armed makes nothing readable. */
+	/* A completion from before the queue was armed makes no descriptor readable. */
 	else if (reap(rdma) == 0)
 		doze(rdma, (int)iswi_tq_wait_ms(&rdma->tq, !busy, watched));
 	tick(rdma, watched);
@@ -179,9 +180,9 @@ static void receiver_round(struct iswi_rdma *rdma, bool busy, bool watched)
 /* ----------------------------------------------------------------------------- end */
 
 /*
- * Gone, nothing of it touches our buffers any more. A device that will not let it go (none is
- * known) has flushed it at least, or had the time to: what it could still send are bytes of staging
- * to a donor that is fenced before its slabs are looked at again.
+ * Frees the queue pair, after which the device touches our buffers no more. A device that cannot
+ * free it (none is known) gets the time to flush it. What it could still send then are bytes of
+ * staging, to a donor that is fenced before its slabs are used again.
  */
 static void end_queue_pair(struct iswi_rdma *rdma)
 {
@@ -214,7 +215,7 @@ static void go_down(struct iswi_rdma *rdma)
 	pthread_mutex_unlock(&rdma->tq.lock);
 	rdma->verbs->qp_fail(rdma->qp);
 	rdma->tq.events.down(rdma->tq.events.ctx, error);
-	end_queue_pair(rdma); /* nobody posts any more: the state is FAILING */
+	end_queue_pair(rdma); /* the state is FAILING, so nobody posts */
 	pthread_mutex_lock(&rdma->tq.lock);
 	rdma->tq.state = ISWI_TQ_DOWN;
 	first = iswi_rdma_take_all(rdma);

@@ -85,14 +85,15 @@ static int receive(struct iswi_tcp *tcp)
 		if (n < 0)
 			return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -errno;
 		err = iswi_tcp_rx_advance(tcp, (size_t)n);
-		/* Less than asked for: the socket is empty, poll says when it is not. */
+		/* Fewer bytes than asked for: the socket is empty, and poll tells when it is not.
+		 */
 		if (err < 0 || (size_t)n < room)
 			return err;
 	}
 	return 0;
 }
 
-/* What waits in the FIFO is younger than what is in the slots: looking at these is enough. */
+/* Transfers in the FIFO are younger than those in slots, so only the slots are looked at. */
 static int check_deadlines(struct iswi_tcp *tcp)
 {
 	bool missed = false;
@@ -106,8 +107,8 @@ static int check_deadlines(struct iswi_tcp *tcp)
 }
 
 /*
- * What is in a slot or in the FIFO is ended by this thread only, so it is there still when the lock
- * is not. More than a batch: the rest at the next tick.
+ * Only this thread ends what is in a slot or in the FIFO, so it stays there without the lock. What
+ * exceeds a batch follows at the next tick.
  */
 static void call_slow(struct iswi_tcp *tcp)
 {
@@ -153,7 +154,7 @@ static int receiver_round(struct iswi_tcp *tcp, bool idle, bool watched, bool bl
 	return check_deadlines(tcp);
 }
 
-/* FAILING → DOWN. Polite only when nothing is under way, and only by our own wish. */
+/* FAILING → DOWN. Says goodbye only when we end the connection and nothing is under way. */
 static void go_down(struct iswi_tcp *tcp)
 {
 	struct iswi_xfer *first = NULL, **link = &first;
@@ -175,7 +176,7 @@ static void go_down(struct iswi_tcp *tcp)
 	tcp->tq.events.down(tcp->tq.events.ctx, error);
 
 	pthread_mutex_lock(&tcp->tq.lock);
-	/* A sender inside its system call still reads buffers. It does not wait, nor do we long. */
+	/* A sender inside its system call still reads buffers. That call does not wait. */
 	while (tcp->sending && !tcp->blocked)
 		pthread_cond_wait(&tcp->tq.quiet, &tcp->tq.lock);
 	tcp->tq.state = ISWI_TQ_DOWN;
@@ -259,7 +260,7 @@ void iswi_tcp_free(struct iswi_tcp *tcp)
 	free(tcp);
 }
 
-/* None of these is needed for right results, so a refusal is not an error. */
+/* Results are right without any of these, so a refusal is no error. */
 static void tune(int fd, uint32_t request_ms_max)
 {
 	const struct {

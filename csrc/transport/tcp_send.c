@@ -34,7 +34,7 @@ static uint64_t slot_take(struct iswi_tcp *tcp, struct iswi_xfer *xfer, uint32_t
 	slot->generation++;
 	slot->error = 0;
 	slot->replied = false;
-	/* Of a READ the sender reads nothing but the header, which is a copy in the batch. */
+	/* For a READ the sender needs only the header, which is copied into the batch. */
 	slot->sent = xfer->kind == ISWI_XFER_READ;
 	*index_out = index;
 	return slot->generation << TCP_SLOT_BITS | index;
@@ -151,7 +151,7 @@ void iswi_tcp_send(struct iswi_tcp *tcp, bool on_receiver)
 	pthread_mutex_lock(&tcp->tq.lock);
 	while (tcp->tq.state == ISWI_TQ_UP &&
 	       (tcp->batch.iov_first < tcp->batch.iov_count || iswi_tcp_batch_build(tcp))) {
-		/* A submitter must not become everybody's sender for good. */
+		/* A submitter must not remain everybody's sender. */
 		if (!on_receiver && rounds++ == TCP_SEND_ROUNDS) {
 			tcp->blocked = true;
 			break;

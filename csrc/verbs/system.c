@@ -287,8 +287,8 @@ static bool system_is_leaving(struct iswi_vdev *dev)
 }
 
 /*
- * Where a driver can take its device from a program, the kernel ends everything by itself when the
- * host removes it, and answers EIO from then on, also before it has done so.
+ * Where a driver can take its device from a program, the kernel ends everything when the host
+ * removes the device, and answers EIO from then on, also before it has done so.
  */
 static int ended(struct iswi_vdev *dev, int code)
 {

@@ -86,8 +86,8 @@ struct iswi_verbs {
 	int (*mr_make)(struct iswi_vpd *pd, void *memory, uint64_t bytes, unsigned int peer,
 		       struct iswi_vmr **mr_out, struct iswi_verbs_key *key_out);
 	/*
-	 * The fence: when it returns 0, the key is dead and nothing of the other end's touches the
-	 * memory any more, whatever it does. After an error everything is as before.
+	 * The fence: when it returns 0, the key is dead and the other end can no longer touch the
+	 * memory, whatever it does. After an error everything is as before.
 	 */
 	int (*mr_free)(struct iswi_vmr *mr);
 	/*
@@ -107,7 +107,7 @@ struct iswi_verbs {
 		       const struct iswi_verbs_qp_config *config, struct iswi_vqp **qp_out,
 		       uint32_t *number_out);
 	int (*qp_connect)(struct iswi_vqp *qp, const struct iswi_verbs_path *path);
-	/* When it returns, nothing that was posted there touches our memory any more. */
+	/* When it returns, no transfer that was posted there touches our memory. */
 	int (*qp_free)(struct iswi_vqp *qp);
 
 	/* The page path: no waiting. qp_fail: all that is posted is completed, with an error. */
@@ -142,7 +142,7 @@ struct iswi_verbs_choice {
 #define ISWI_VERBS_PORTS_MAX 32u
 
 /*
- * The port that carries the address from which packets to host leave (numeric or a name), with the
+ * The port with the address from which packets to `host` (numeric or a name) leave, with the
  * RoCE v2 GID of that very address; else, if there is one, an active InfiniBand port. Errors with a
  * sentence each: -ENODEV no device, -ENETDOWN its port is down, -EADDRNOTAVAIL no RoCE v2 GID for
  * that address, -ENXIO no such host, or that of `ports`.
@@ -159,7 +159,7 @@ int iswi_verbs_choose_for(const struct iswi_verbs *verbs, const struct isw_rdma_
 int iswi_verbs_meet(const struct iswi_verbs_choice *ours, uint32_t psn,
 		    const struct isw_rdma_end *peer, struct iswi_verbs_path *path_out,
 		    struct isw_error *error);
-/* 24 random bits, so that packets of a connection of before are no packets of this one. */
+/* 24 random bits, so that packets of an earlier connection do not fit this one. */
 int iswi_verbs_psn(uint32_t *psn_out);
 
 #endif

@@ -91,7 +91,7 @@ static uint32_t batch_give(struct iswi_nbd_conn *conn)
 static void batch_break(struct iswi_nbd_conn *conn)
 {
 	atomic_store_explicit(&conn->tx.broken, true, memory_order_relaxed);
-	/* Nobody can be answered any more: let the connection's thread see the end. */
+	/* Answers cannot be sent: let the connection's thread see the end. */
 	iswi_nbd_conn_shutdown(conn);
 	conn->tx.iov_sent = conn->tx.iov_count;
 }

@@ -51,7 +51,7 @@ struct iswi_nbd_tx {
 	 * nbd_fence.c. Taken before `lock`.
 	 */
 	pthread_mutex_t gate;
-	bool shut; /* gate: nothing of this connection is submitted any more */
+	bool shut; /* gate: no request of this connection is submitted from now on */
 	/*
 	 * The client is gone: answers are dropped. Relaxed, a hint only. Not beside the fields
 	 * under the lock, of which a compiler may load several at once.
@@ -66,11 +66,11 @@ struct iswi_nbd_conn {
 	int fd;                       /* written by the own thread under server->lock */
 	/*
 	 * Set by iswi_nbd_conn_shutdown before it shuts the socket, read by the connection's
-	 * thread before each request: what was received earlier is not served any more.
+	 * thread before each request: requests received earlier are not served.
 	 */
 	atomic_bool closing;
 	bool no_zeroes;
-	bool in_transmission; /* it came without a handshake to shake */
+	bool in_transmission; /* it came after its handshake */
 	/* What was received so far, in receives; and when the others were last looked at. */
 	uint64_t received;
 	uint64_t looked;
@@ -128,7 +128,7 @@ void iswi_nbd_server_add(struct iswi_nbd_server *server, int fd, const unsigned 
 void iswi_nbd_conn_init(struct iswi_nbd_conn *conn, struct iswi_nbd_server *server, int fd);
 /* Shakes hands and serves until the connection ends; fd stays open. */
 void iswi_nbd_conn_run(struct iswi_nbd_conn *conn);
-/* Shuts every connection down and joins its thread. Nobody adds one any more. */
+/* Shuts every connection down and joins its thread. None can be added meanwhile. */
 void iswi_nbd_conns_end(struct iswi_nbd_server *server);
 
 /* ---- nbd_listen.c. Ends and joins the listeners. */

@@ -17,7 +17,7 @@
 #define LISTEN_BACKLOG 64
 /* Of one host name. */
 #define ADDRESSES_MAX 8
-/* Out of descriptors or memory: others must give some back first. */
+/* How long to wait when descriptors or memory have run out. */
 #define ACCEPT_RETRY_MS 100
 
 /* Waits until there is something to accept. false: stop. */
@@ -156,8 +156,10 @@ static bool is_before(const struct addrinfo *list, const struct addrinfo *addres
 	return false;
 }
 
-/* Every address that is of this host, with one port: whoever came to one of them by the control
- * port comes to the same one for pages. Returns how many, or -errno. */
+/*
+ * Binds one port on every address of this host, because a consumer asks for pages at the address at
+ * which it reached the control port. Returns how many, or -errno.
+ */
 static int bind_all(struct addrinfo *addresses, int *fds)
 {
 	int count = 0, err = -EADDRNOTAVAIL;
@@ -220,7 +222,7 @@ int iswi_nbd_server_listen_tcp(struct iswi_nbd_server *server, const char *host,
 	return 0;
 }
 
-/* A name nobody listens behind any more is free to take. */
+/* Removes a socket on which nobody listens. */
 static int clear_stale(int fd, const struct sockaddr_un *address)
 {
 	struct stat status;

@@ -85,8 +85,9 @@ struct iswi_nbd_backend {
 	int (*open)(void *ctx, const char *name, size_t name_bytes, struct iswi_nbd_conn *conn,
 		    struct iswi_nbd_export *export_out);
 	/*
-	 * Optional, of asynchronous exports; does not block: nothing is received on the connection
-	 * any more. close follows when the requests under way have ended, which may take long.
+	 * Optional, of asynchronous exports; does not block. Called when no further request will be
+	 * received on the connection. close follows when the requests under way have ended, which
+	 * may take long.
 	 */
 	void (*ending)(void *ctx, struct iswi_nbd_export *export);
 	/* Required, may block: every request and hold of the connection has ended. */
@@ -124,9 +125,8 @@ struct iswi_nbd_server_config {
 	uint32_t connections_per_host_max; /* of one address; 0: only the limit of all. TCP */
 	uint32_t handshake_ms_max;         /* from accept to GO */
 	/*
-	 * The client sends what was in flight on a connection that it has shut down again, on
-	 * another one: then nothing of the first may be submitted any more. For asynchronous
-	 * exports.
+	 * For asynchronous exports. A client that shuts a connection down sends the requests in
+	 * flight there again on another one. From then on no request of the first is submitted.
 	 */
 	bool fenced;
 	bool urgent; /* who waits for an answer may wait for memory: iswi_thread_urgent() */
