@@ -114,23 +114,13 @@ void iswi_lease_free(struct iswi_lease *lease)
 	free(lease);
 }
 
-int iswi_lease_end(struct iswi_lease *lease)
+int iswi_lease_end(struct iswi_lease *lease, bool pause)
 {
 	const struct iswi_store_transport *const *transports = lease->store->transports;
 	int err = 0;
 
 	for (uint32_t i = 0; transports[i] != NULL && err == 0; i++)
-		err = transports[i]->lease_end(lease);
-	return err;
-}
-
-static int lease_pause(struct iswi_lease *lease)
-{
-	const struct iswi_store_transport *const *transports = lease->store->transports;
-	int err = 0;
-
-	for (uint32_t i = 0; transports[i] != NULL && err == 0; i++)
-		err = transports[i]->lease_pause(lease);
+		err = transports[i]->lease_end(lease, pause);
 	return err;
 }
 
@@ -233,7 +223,7 @@ int isw_store_lease_renew(isw_store *store, uint64_t id, uint32_t wait_ms_max, c
 	lease->open = false; /* no new connection is let in, and the present ones are shut down */
 	iswi_lease_shut(lease);
 	pthread_mutex_unlock(&store->lock);
-	err = lease_pause(lease);
+	err = iswi_lease_end(lease, true);
 	pthread_mutex_lock(&store->lock);
 	if (err == 0)
 		err = wait_unconnected(lease, &deadline);
@@ -257,7 +247,7 @@ out_unlock:
 static int destroy_rest(struct iswi_lease *lease)
 {
 	isw_store *store = lease->store;
-	int err = iswi_lease_end(lease);
+	int err = iswi_lease_end(lease, false);
 
 	pthread_mutex_lock(&store->lock);
 	for (uint32_t i = 0; i < lease->slots_max && err == 0; i++)

@@ -91,7 +91,7 @@ static int end_queue_pairs(struct rdma_lease *mine)
 	struct rdma_domain *domain = mine->domain;
 	int code;
 
-	while (domain->qp_count > 0) {
+	while (domain != NULL && domain->qp_count > 0) {
 		code = mine->store->verbs->qp_free(domain->qp[domain->qp_count - 1]);
 		if (code != 0)
 			return code;
@@ -253,7 +253,7 @@ static int begin(struct rdma_lease *mine, const struct iswi_verbs_choice *choice
 	pthread_mutex_unlock(&store->lock);
 	if (!open)
 		return iswi_error(error, -EBUSY, CHANGING);
-	if (domain != NULL && end_queue_pairs(mine) != 0)
+	if (end_queue_pairs(mine) != 0)
 		return iswi_error(error, -EBUSY, CHANGING);
 	/* It takes a while to end what is registered there: isw_store_rdma_let_go does. */
 	if (domain != NULL && has_registered(mine) && atomic_load(&domain->device->stale))
@@ -445,12 +445,11 @@ uint32_t isw_store_rdma_let_go(isw_store *store)
 int isw_store_rdma_pause(isw_store *store, uint64_t id)
 {
 	struct rdma_lease *mine = enter(store, id);
-	int code = 0;
+	int code;
 
 	if (mine == NULL)
 		return -ENOENT;
-	if (mine->domain != NULL)
-		code = end_queue_pairs(mine);
+	code = end_queue_pairs(mine);
 	leave(mine);
 	return code;
 }
@@ -644,25 +643,13 @@ static void rdma_lease_stats(const struct iswi_lease *lease, struct isw_lease_st
 		atomic_load_explicit(connections(share_of(lease)), memory_order_relaxed);
 }
 
-static int rdma_lease_end(struct iswi_lease *lease)
+static int rdma_lease_end(struct iswi_lease *lease, bool pause)
 {
 	struct rdma_lease *mine = share_of(lease);
 	int code;
 
 	pthread_mutex_lock(&mine->lock);
-	code = end_all(mine);
-	pthread_mutex_unlock(&mine->lock);
-	return code;
-}
-
-static int rdma_lease_pause(struct iswi_lease *lease)
-{
-	struct rdma_lease *mine = share_of(lease);
-	int code = 0;
-
-	pthread_mutex_lock(&mine->lock);
-	if (mine->domain != NULL)
-		code = end_queue_pairs(mine);
+	code = pause ? end_queue_pairs(mine) : end_all(mine);
 	pthread_mutex_unlock(&mine->lock);
 	return code;
 }
@@ -716,7 +703,6 @@ const struct iswi_store_transport iswi_store_rdma = {
 	.lease_destroy = rdma_lease_destroy,
 	.lease_stats = rdma_lease_stats,
 	.lease_end = rdma_lease_end,
-	.lease_pause = rdma_lease_pause,
 	.slot_end = rdma_slot_end,
 	.slab_end = rdma_slab_end,
 };

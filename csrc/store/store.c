@@ -147,7 +147,7 @@ void isw_store_destroy(isw_store *store)
 	for (uint32_t i = 0; i < store->config.leases_max; i++) {
 		if (store->leases[i] == NULL)
 			continue;
-		iswi_lease_end(store->leases[i]);
+		iswi_lease_end(store->leases[i], false);
 		iswi_lease_free(store->leases[i]);
 	}
 	destroy_parts(store);

@@ -100,12 +100,11 @@ struct iswi_store_transport {
 	/* store->lock held; does not wait. */
 	void (*lease_stats)(const struct iswi_lease *lease, struct isw_lease_stats *stats_out);
 	/*
-	 * Blocks: ends a lease's connections, then all by which its slabs were reached. An error:
-	 * some of that is still there, so nothing that it reached may become somebody else's.
+	 * Blocks: ends a lease's connections and, unless it is to pause only, all by which its
+	 * slabs were reached. An error: some of that is still there, so nothing that it reached may
+	 * become somebody else's.
 	 */
-	int (*lease_end)(struct iswi_lease *lease);
-	/* Likewise its connections only. */
-	int (*lease_pause)(struct iswi_lease *lease);
+	int (*lease_end)(struct iswi_lease *lease, bool pause);
 	/*
 	 * Blocks. After the slot was fenced: from now on nobody reaches its memory by this
 	 * transport. forced: its owner may still be sending there, so all the lease's connections
@@ -191,7 +190,7 @@ struct iswi_lease *iswi_lease_alloc(struct isw_store *store, uint32_t slots_max)
 /* Nobody uses it; its transports have ended, or it is the store that is destroyed. */
 void iswi_lease_free(struct iswi_lease *lease);
 /* Of every transport, until one fails: see struct iswi_store_transport. */
-int iswi_lease_end(struct iswi_lease *lease);
+int iswi_lease_end(struct iswi_lease *lease, bool pause);
 /* store->lock held from here on. */
 /* false: there are leases_max already. */
 bool iswi_lease_insert(struct isw_store *store, struct iswi_lease *lease);
