@@ -11,6 +11,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -297,6 +298,26 @@ static inline bool all_bytes(const void *data, unsigned char value, size_t bytes
 		if (at[i] != value)
 			return false;
 	return true;
+}
+
+static inline void fill_bytes(int fd, uint64_t offset, int value, uint32_t bytes)
+{
+	char *data = malloc(bytes);
+
+	CHECK(data != NULL);
+	memset(data, value, bytes);
+	CHECK_EQ(do_write(fd, offset, data, bytes), 0);
+	free(data);
+}
+
+static inline void check_bytes(int fd, uint64_t offset, int value, uint32_t bytes)
+{
+	char *data = malloc(bytes);
+
+	CHECK(data != NULL);
+	CHECK_EQ(do_read(fd, offset, data, bytes), 0);
+	CHECK(all_bytes(data, (unsigned char)value, bytes));
+	free(data);
 }
 
 #endif

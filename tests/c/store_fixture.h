@@ -91,26 +91,6 @@ static inline void give_back(const struct fixture *f, uint64_t lease)
 		;
 }
 
-static inline void fill_bytes(int fd, uint64_t offset, int value, uint32_t bytes)
-{
-	char *data = malloc(bytes);
-
-	CHECK(data != NULL);
-	memset(data, value, bytes);
-	CHECK_EQ(do_write(fd, offset, data, bytes), 0);
-	free(data);
-}
-
-static inline void check_bytes(int fd, uint64_t offset, int value, uint32_t bytes)
-{
-	char *data = malloc(bytes);
-
-	CHECK(data != NULL);
-	CHECK_EQ(do_read(fd, offset, data, bytes), 0);
-	CHECK(all_bytes(data, (unsigned char)value, bytes));
-	free(data);
-}
-
 static inline int unmap_slab(const struct fixture *f, uint64_t lease, struct mapped mapped,
 			     uint32_t wait_ms_max)
 {

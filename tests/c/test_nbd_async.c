@@ -186,14 +186,11 @@ static void test_requests(struct fixture *f)
 	struct iswi_nbd_server_stats stats;
 	int fd = connected(f);
 
-	memset(out, 0x42, sizeof(out));
-	CHECK_EQ(do_write(fd, 4096, out, sizeof(out)), 0);
-	CHECK_EQ(do_read(fd, 4096, in, sizeof(in)), 0);
-	CHECK(memcmp(in, out, sizeof(in)) == 0);
+	fill_bytes(fd, 4096, 0x42, BLOCK_MAX);
+	check_bytes(fd, 4096, 0x42, BLOCK_MAX);
 	CHECK_EQ(do_command(fd, NBD_CMD_TRIM, 0, 4096, 4096), 0);
 	CHECK_EQ(do_command(fd, NBD_CMD_WRITE_ZEROES, NBD_CMD_FLAG_FUA, 8192, 4096), 0);
-	CHECK_EQ(do_read(fd, 4096, in, 8192), 0);
-	CHECK(all_bytes(in, 0, 8192));
+	check_bytes(fd, 4096, 0, 8192);
 	CHECK_EQ(do_command(fd, NBD_CMD_FLUSH, 0, 0, 0), 0);
 	/* Wrong ones: refused before the backend sees them, or failed by it. */
 	CHECK_EQ(do_read(fd, 512, in, 512), NBD_EINVAL);
@@ -220,8 +217,7 @@ static void test_out_of_order(struct fixture *f)
 	int fd = connected(f);
 
 	for (unsigned i = 0; i < 64; i++) {
-		memset(block, (int)i + 1, 4096);
-		CHECK_EQ(do_write(fd, i * 4096, block, 4096), 0);
+		fill_bytes(fd, i * 4096, (int)i + 1, 4096);
 	}
 	for (unsigned i = 0; i < 64; i++)
 		CHECK(say_request(fd, NBD_CMD_READ, 0, i, i * 4096, 4096));
@@ -248,16 +244,13 @@ struct hammer {
 static void *hammer(void *opaque)
 {
 	struct hammer *h = opaque;
-	char block[4096];
 	int fd = connected(h->f);
 
 	for (unsigned i = 0; i < 400; i++) {
 		uint64_t offset = h->base + 4096 * (i % 8);
 
-		memset(block, (int)(i % 250) + 1, sizeof(block));
-		CHECK_EQ(do_write(fd, offset, block, sizeof(block)), 0);
-		CHECK_EQ(do_read(fd, offset, block, sizeof(block)), 0);
-		CHECK(all_bytes(block, (unsigned char)(i % 250 + 1), sizeof(block)));
+		fill_bytes(fd, offset, (int)(i % 250) + 1, 4096);
+		check_bytes(fd, offset, (int)(i % 250) + 1, 4096);
 	}
 	close(fd);
 	return NULL;

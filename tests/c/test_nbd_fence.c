@@ -133,14 +133,10 @@ static void set_slow(struct fixture *f, unsigned end, bool slow)
 /* Without a handshake; one end after the other. */
 static void test_in_transmission(struct fixture *f)
 {
-	char block[4096];
 	int fd = adopted(f);
 
-	memset(block, 7, sizeof(block));
-	CHECK_EQ(do_write(fd, 8192, block, sizeof(block)), 0);
-	memset(block, 0, sizeof(block));
-	CHECK_EQ(do_read(fd, 8192, block, sizeof(block)), 0);
-	CHECK(all_bytes(block, 7, sizeof(block)));
+	fill_bytes(fd, 8192, 7, 4096);
+	check_bytes(fd, 8192, 7, 4096);
 	close(fd);
 	WAIT_FOR(look(&f->pool, &f->pool.opens) == 0);
 }
@@ -151,7 +147,7 @@ static void test_in_transmission(struct fixture *f)
  */
 static void test_a_late_write_of_a_dead_connection_is_discarded(struct fixture *f)
 {
-	char old[4096], new[4096], block[4096];
+	char old[4096], new[4096];
 	int dead = adopted(f), live = adopted(f);
 
 	memset(old, 0xaa, sizeof(old));
@@ -168,8 +164,7 @@ static void test_a_late_write_of_a_dead_connection_is_discarded(struct fixture *
 	set_slow(f, 0, false);
 	WAIT_FOR(look(&f->pool, &f->pool.opens) == 1);
 	CHECK_EQ(look(&f->pool, &f->ends[0].submitted), 1);
-	CHECK_EQ(do_read(live, 0, block, sizeof(block)), 0);
-	CHECK(all_bytes(block, 0xbb, sizeof(block)));
+	check_bytes(live, 0, 0xbb, 4096);
 	close(dead);
 	close(live);
 	WAIT_FOR(look(&f->pool, &f->pool.opens) == 0);

@@ -13,16 +13,6 @@ static void set_up(struct fixture *f, uint32_t send_ms)
 		       });
 }
 
-/* Through the wire: the memory is the server's threads' alone. */
-static void fill(int fd, uint64_t offset, int value, uint32_t bytes)
-{
-	static char data[65536];
-
-	CHECK(bytes <= sizeof(data));
-	memset(data, value, bytes);
-	CHECK_EQ(do_write(fd, offset, data, bytes), 0);
-}
-
 /*
  * The connection's thread has ended too: ThreadSanitizer counts what sendmsg reads only after it
  * has returned, which may be when the client has its answer and another connection writes there.
@@ -65,18 +55,14 @@ static void test_zeroes_and_flush(struct fixture *f)
 		     {NBD_CMD_TRIM, NBD_CMD_FLAG_FUA},
 		     {NBD_CMD_WRITE_ZEROES, NBD_CMD_FLAG_NO_HOLE},
 		     {NBD_CMD_WRITE_ZEROES, NBD_CMD_FLAG_FUA}};
-	char page[4096];
 	int fd = open_export(f->port, "");
 
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(cases); i++) {
-		fill(fd, 0, 7, 3 * 4096);
+		fill_bytes(fd, 0, 7, 3 * 4096);
 		CHECK_EQ(do_command(fd, cases[i].command, cases[i].flags, 4096, 4096), 0);
-		CHECK_EQ(do_read(fd, 4096, page, sizeof(page)), 0);
-		CHECK(all_bytes(page, 0, sizeof(page)));
-		CHECK_EQ(do_read(fd, 0, page, sizeof(page)), 0);
-		CHECK(all_bytes(page, 7, sizeof(page)));
-		CHECK_EQ(do_read(fd, 8192, page, sizeof(page)), 0);
-		CHECK(all_bytes(page, 7, sizeof(page)));
+		check_bytes(fd, 4096, 0, 4096);
+		check_bytes(fd, 0, 7, 4096);
+		check_bytes(fd, 8192, 7, 4096);
 	}
 	CHECK_EQ(do_command(fd, NBD_CMD_FLUSH, 0, 0, 0), 0);
 	/* Longer than a READ or WRITE may be. */
@@ -147,15 +133,13 @@ static void test_refused_writes(struct fixture *f)
 		{BAD_FROM, 512, NBD_EIO},
 		{UINT64_MAX - 511, 512, NBD_ENOSPC},
 	};
-	char page[512];
 	int fd = open_export(f->port, "");
 
-	fill(fd, 0, 5, 4096);
+	fill_bytes(fd, 0, 5, 4096);
 	memset(data, 6, sizeof(data));
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(cases); i++) {
 		CHECK_EQ(do_write(fd, cases[i].offset, data, cases[i].length), cases[i].error);
-		CHECK_EQ(do_read(fd, 0, page, sizeof(page)), 0);
-		CHECK(all_bytes(page, 5, sizeof(page)));
+		check_bytes(fd, 0, 5, 512);
 	}
 	leave(f, fd);
 }
@@ -198,7 +182,7 @@ static void test_pipelined_then_disc(struct fixture *f)
 	int fd = open_export(f->port, "");
 
 	for (unsigned i = 0; i < COUNT; i++) {
-		fill(fd, i * sizeof(block), (int)(i & 0xff), sizeof(block));
+		fill_bytes(fd, i * sizeof(block), (int)(i & 0xff), sizeof(block));
 		request.cookie = i;
 		request.offset = i * sizeof(block);
 		nbd_put_request(wire + i * NBD_REQUEST_BYTES, &request);
@@ -220,7 +204,7 @@ static void test_answers_before_it_waits(struct fixture *f)
 	char block[512];
 	int fd = open_export(f->port, "");
 
-	fill(fd, 0, 3, sizeof(block));
+	fill_bytes(fd, 0, 3, sizeof(block));
 	CHECK(say_request(fd, NBD_CMD_READ, 0, 1, 0, sizeof(block)));
 	CHECK(say_request(fd, NBD_CMD_WRITE, 0, 2, 4096, sizeof(block)));
 	CHECK(say(fd, block, 100));
@@ -237,7 +221,7 @@ static void test_answers_before_it_waits(struct fixture *f)
 /* One byte at a time: every border between receives is one a request may lie on. */
 static void test_drip(struct fixture *f)
 {
-	unsigned char wire[NBD_REQUEST_BYTES + 512], block[512];
+	unsigned char wire[NBD_REQUEST_BYTES + 512];
 	struct nbd_request request = {
 		.command = NBD_CMD_WRITE, .cookie = 9, .offset = 512, .length = 512};
 	int fd = open_export(f->port, "");
@@ -247,8 +231,7 @@ static void test_drip(struct fixture *f)
 	for (unsigned i = 0; i < sizeof(wire); i++)
 		CHECK(say(fd, wire + i, 1));
 	CHECK_EQ(hear_reply(fd, 9, NULL, 0), 0);
-	CHECK_EQ(do_read(fd, 512, block, sizeof(block)), 0);
-	CHECK(all_bytes(block, 0x5a, sizeof(block)));
+	check_bytes(fd, 512, 0x5a, 512);
 	leave(f, fd);
 }
 
@@ -281,16 +264,13 @@ static void *hammer(void *opaque)
 {
 	struct fixture *f = opaque;
 	const uint64_t base = (uint64_t)atomic_fetch_add(&f->hammers, 1) * 65536;
-	char block[4096];
 	int fd = open_export(f->port, "");
 
 	for (unsigned i = 0; i < 500; i++) {
 		const uint64_t offset = base + 4096 * (i % 16);
 
-		memset(block, (int)(i & 0x7f) + 1, sizeof(block));
-		CHECK_EQ(do_write(fd, offset, block, sizeof(block)), 0);
-		CHECK_EQ(do_read(fd, offset, block, sizeof(block)), 0);
-		CHECK(all_bytes(block, (unsigned char)((i & 0x7f) + 1), sizeof(block)));
+		fill_bytes(fd, offset, (int)(i & 0x7f) + 1, 4096);
+		check_bytes(fd, offset, (int)(i & 0x7f) + 1, 4096);
 		CHECK_EQ(do_command(fd, NBD_CMD_TRIM, 0, offset, 512), 0);
 	}
 	close(fd);
