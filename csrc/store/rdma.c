@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A lease by RDMA. Each has a protection domain of its own, so that a key of one consumer is
- * useless on another's connection, and a slab's registration is put there when it is mapped
- * (rdma_ahead.c); nothing here runs per page. What fences a slab is the end of its registration,
- * whatever the consumer does; what fences an epoch is the end of its queue pairs. What was
- * registered stays so for the next epoch's.
+ * Leases by RDMA: the calls of the public header, and the table of functions that the store calls.
+ * Nothing here runs per page. What fences a slab is the end of its registration, whatever the
+ * consumer does; what fences an epoch is the end of its queue pairs. Slabs stay registered from one
+ * epoch to the next.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -12,45 +11,13 @@
 
 #include "store/rdma.h"
 
-#define SLAB_PEER  (ISWI_VERBS_PEER_READS | ISWI_VERBS_PEER_WRITES)
-#define CHANGING   "the lease's connections are just being changed"
-#define CQ_ENTRIES 16u /* nothing is ever posted on a donor's queue pair */
-
-/* Where a lease's slabs and connections are. */
-struct rdma_domain {
-	struct iswi_verbs_choice choice;
-	struct iswi_store_device *device;
-	struct iswi_vpd *pd;
-	struct iswi_vcq *cq;
-	struct iswi_vqp *qp[ISW_RDMA_QUEUES_MAX];
-	uint32_t qp_count;
-	bool stuck; /* a registration could not be ended: no connection is made here again */
-	void *probe;
-	struct iswi_vmr *probe_mr;
-	uint32_t probe_rkey;
-	struct {
-		struct iswi_vmr *mr; /* NULL: not registered */
-		uint32_t rkey;
-		bool dead; /* it can only be freed */
-		bool left; /* after the end of the connections: the slot's slab is another */
-	} slot[];          /* slots_max */
-};
-
-/* RDMA's share of a lease. */
-struct rdma_lease {
-	struct iswi_lease *lease;
-	struct iswi_rdma_store *store;
-	pthread_mutex_t lock;
-	struct rdma_domain *domain; /* under lock; NULL: there is none */
-};
-
-static struct rdma_lease *share_of(const struct iswi_lease *lease)
+static struct iswi_rdma_lease *share_of(const struct iswi_lease *lease)
 {
 	return lease->parts[ISW_TRANSPORT_RDMA];
 }
 
 /* NULL: there is no such lease. Else it stays, and its lock is held, until `leave`. */
-static struct rdma_lease *enter(isw_store *store, uint64_t id)
+static struct iswi_rdma_lease *enter(isw_store *store, uint64_t id)
 {
 	struct iswi_lease *lease;
 
@@ -65,7 +32,7 @@ static struct rdma_lease *enter(isw_store *store, uint64_t id)
 	return share_of(lease);
 }
 
-static void leave_unlocked(struct rdma_lease *mine)
+static void leave_unlocked(struct iswi_rdma_lease *mine)
 {
 	isw_store *store = mine->lease->store;
 
@@ -74,213 +41,20 @@ static void leave_unlocked(struct rdma_lease *mine)
 	pthread_mutex_unlock(&store->lock);
 }
 
-static void leave(struct rdma_lease *mine)
+static void leave(struct iswi_rdma_lease *mine)
 {
 	pthread_mutex_unlock(&mine->lock);
 	leave_unlocked(mine);
 }
 
-static atomic_uint *connections(struct rdma_lease *mine)
-{
-	return &mine->lease->connections[ISW_TRANSPORT_RDMA];
-}
-
-/* The functions from here on: lock held. */
-static int end_queue_pairs(struct rdma_lease *mine)
-{
-	struct rdma_domain *domain = mine->domain;
-	int code;
-
-	while (domain != NULL && domain->qp_count > 0) {
-		code = mine->store->verbs->qp_free(domain->qp[domain->qp_count - 1]);
-		if (code != 0)
-			return code;
-		domain->qp_count--;
-		atomic_fetch_sub_explicit(connections(mine), 1, memory_order_relaxed);
-	}
-	return 0;
-}
-
-static int unregister(struct rdma_lease *mine, uint32_t slot)
-{
-	struct rdma_domain *domain = mine->domain;
-	struct iswi_vmr *mr = domain->slot[slot].mr;
-	int code;
-
-	if (mr == NULL)
-		return 0;
-	domain->slot[slot].dead = true;
-	code = mine->store->verbs->mr_free(mr);
-	if (code != 0) {
-		domain->stuck = true;
-		return code;
-	}
-	domain->slot[slot].mr = NULL;
-	atomic_fetch_sub_explicit(&mine->store->regions, 1, memory_order_relaxed);
-	if (!domain->slot[slot].left)
-		iswi_slab_ahead_leave(mine->store, mine->lease->slots[slot].slab);
-	domain->slot[slot].left = domain->slot[slot].dead = false;
-	return 0;
-}
-
-static int end_all(struct rdma_lease *mine)
-{
-	struct rdma_domain *domain = mine->domain;
-	int code;
-
-	if (domain == NULL)
-		return 0;
-	code = end_queue_pairs(mine);
-	for (uint32_t i = 0; i < mine->lease->slots_max && code == 0; i++)
-		code = unregister(mine, i);
-	if (code == 0 && domain->probe_mr != NULL)
-		code = mine->store->verbs->mr_free(domain->probe_mr);
-	if (code != 0)
-		return code; /* it all stays, and so does the memory behind it */
-	if (domain->cq != NULL)
-		mine->store->verbs->cq_free(domain->cq);
-	if (domain->pd != NULL)
-		mine->store->verbs->pd_free(domain->pd);
-	if (domain->device != NULL)
-		iswi_store_device_put(mine->store, domain->device);
-	free(domain->probe);
-	free(domain);
-	mine->domain = NULL;
-	return 0;
-}
-
 /* ---------------------------------------------------------------------------- opening */
-
-/* Slabs that are registered for nobody give way to who needs it. */
-static int make_region(struct iswi_rdma_store *rdma, struct iswi_vpd *pd, void *memory,
-		       uint64_t bytes, unsigned int peer, struct iswi_vmr **mr_out,
-		       struct iswi_verbs_key *key_out)
-{
-	int code = rdma->verbs->mr_make(pd, memory, bytes, peer, mr_out, key_out);
-
-	if (iswi_store_is_limit(code) && iswi_store_ahead_end_one(rdma, false))
-		code = rdma->verbs->mr_make(pd, memory, bytes, peer, mr_out, key_out);
-	return code;
-}
-
-/* What was made is in the domain also when it fails. */
-static int make_domain(struct rdma_lease *mine, struct isw_error *error)
-{
-	const struct iswi_verbs *verbs = mine->store->verbs;
-	struct rdma_domain *domain = mine->domain;
-	struct iswi_verbs_key key;
-	int code =
-		iswi_store_device_get(mine->store, domain->choice.device, &domain->device, error);
-
-	if (code != 0)
-		return code;
-	code = verbs->pd_make(domain->device->dev, &domain->pd);
-	if (code == 0)
-		code = verbs->cq_make(domain->device->dev, CQ_ENTRIES, &domain->cq, NULL);
-	if (code == 0) {
-		domain->probe = aligned_alloc(ISW_PAGE_BYTES, ISW_PAGE_BYTES);
-		code = domain->probe == NULL ? -ENOMEM : 0;
-	}
-	if (code == 0) {
-		memset(domain->probe, 0, ISW_PAGE_BYTES);
-		code = make_region(mine->store, domain->pd, domain->probe, ISW_PAGE_BYTES,
-				   ISWI_VERBS_PEER_READS, &domain->probe_mr, &key);
-	}
-	if (code != 0) {
-		iswi_store_device_failed(domain->device, code);
-		return iswi_error(error, code, "RDMA device %s can serve no further lease: %s",
-				  domain->choice.device, strerror(-code));
-	}
-	domain->probe_rkey = key.remote;
-	return 0;
-}
-
-static int make_queue_pair(struct rdma_lease *mine, const struct isw_rdma_end *peer,
-			   struct isw_rdma_end *end_out, struct isw_error *error)
-{
-	const struct iswi_verbs *verbs = mine->store->verbs;
-	struct rdma_domain *domain = mine->domain;
-	const struct iswi_verbs_qp_config config = {
-		.port = domain->choice.port,
-		.gid_index = domain->choice.gid_index,
-		.sends_max = 1,
-		.peer = ISWI_VERBS_PEER_READS | ISWI_VERBS_PEER_WRITES,
-	};
-	struct iswi_verbs_path path;
-	struct iswi_vqp *qp;
-	int code;
-
-	*end_out = domain->choice.end;
-	code = iswi_verbs_psn(&end_out->psn);
-	if (code == 0)
-		code = iswi_verbs_meet(&domain->choice, end_out->psn, peer, &path, error);
-	if (code != 0)
-		return code;
-	code = verbs->qp_make(domain->pd, domain->cq, &config, &qp, &end_out->number);
-	if (code == 0) {
-		domain->qp[domain->qp_count++] = qp;
-		atomic_fetch_add_explicit(connections(mine), 1, memory_order_relaxed);
-		code = verbs->qp_connect(qp, &path);
-	}
-	if (code != 0)
-		return iswi_error(error, code, "RDMA device %s can take no further connection: %s",
-				  domain->choice.device, strerror(-code));
-	return 0;
-}
-
-static bool has_registered(const struct rdma_lease *mine)
-{
-	for (uint32_t i = 0; i < mine->lease->slots_max; i++)
-		if (mine->domain->slot[i].mr != NULL)
-			return true;
-	return false;
-}
-
-/*
- * Ends the previous connections and keeps what is registered, where the next ones can use
- * it. On success the domain is there, perhaps without anything in it.
- */
-static int begin(struct rdma_lease *mine, const struct iswi_verbs_choice *choice,
-		 struct isw_error *error)
-{
-	isw_store *store = mine->lease->store;
-	struct rdma_domain *domain = mine->domain;
-	bool open;
-
-	/* A renewal that begins later ends what is made here: it waits for the lock. */
-	pthread_mutex_lock(&store->lock);
-	open = mine->lease->open;
-	pthread_mutex_unlock(&store->lock);
-	if (!open)
-		return iswi_error(error, -EBUSY, CHANGING);
-	if (end_queue_pairs(mine) != 0)
-		return iswi_error(error, -EBUSY, CHANGING);
-	/* It takes a while to end what is registered there: isw_store_rdma_let_go does. */
-	if (domain != NULL && has_registered(mine) && atomic_load(&domain->device->stale))
-		return iswi_error(error, -EBUSY,
-				  "slabs are still registered with RDMA device %s, which failed or "
-				  "is being removed",
-				  domain->device->name);
-	if (domain != NULL &&
-	    (domain->stuck || !iswi_store_device_is(domain->device, choice->device)))
-		if (end_all(mine) != 0)
-			return iswi_error(error, -EBUSY, CHANGING);
-	if (mine->domain == NULL)
-		mine->domain =
-			calloc(1, sizeof(*mine->domain) +
-					  mine->lease->slots_max * sizeof(mine->domain->slot[0]));
-	if (mine->domain == NULL)
-		return iswi_error(error, -ENOMEM, "no memory for RDMA");
-	mine->domain->choice = *choice;
-	return 0;
-}
 
 int isw_store_rdma_open(isw_store *store, uint64_t id, const struct isw_rdma_end *peers,
 			uint32_t count, struct isw_rdma_end *ends_out,
 			struct isw_rdma_key *probe_out, struct isw_error *error)
 {
 	struct iswi_verbs_choice choice;
-	struct rdma_lease *mine;
+	struct iswi_rdma_lease *mine;
 	int code;
 
 	if (count == 0 || count > ISW_RDMA_QUEUES_MAX)
@@ -292,14 +66,14 @@ int isw_store_rdma_open(isw_store *store, uint64_t id, const struct isw_rdma_end
 	mine = enter(store, id);
 	if (mine == NULL)
 		return iswi_error(error, -ENOENT, "no such lease");
-	code = begin(mine, &choice, error);
+	code = iswi_rdma_begin(mine, &choice, error);
 	if (code != 0)
 		goto out;
-	code = mine->domain->pd != NULL ? 0 : make_domain(mine, error);
+	code = mine->domain->pd != NULL ? 0 : iswi_rdma_make_domain(mine, error);
 	for (uint32_t i = 0; i < count && code == 0; i++)
-		code = make_queue_pair(mine, &peers[i], &ends_out[i], error);
+		code = iswi_rdma_make_queue_pair(mine, &peers[i], &ends_out[i], error);
 	if (code != 0)
-		end_all(mine);
+		iswi_rdma_end_all(mine);
 	else
 		*probe_out = (struct isw_rdma_key){(uintptr_t)mine->domain->probe,
 						   mine->domain->probe_rkey};
@@ -310,14 +84,14 @@ out:
 	return code;
 }
 
-/* Its consumer hears it from the connections of TCP beside them. */
-static int disconnect(struct rdma_lease *mine)
+/* The TCP connections beside them tell the consumer. */
+static int disconnect(struct iswi_rdma_lease *mine)
 {
 	int code = 0;
 
 	pthread_mutex_lock(&mine->lock);
 	if (mine->domain != NULL && mine->domain->qp_count > 0) {
-		code = end_queue_pairs(mine);
+		code = iswi_rdma_end_queue_pairs(mine);
 		pthread_mutex_lock(&mine->lease->store->lock);
 		iswi_lease_shut(mine->lease);
 		pthread_mutex_unlock(&mine->lease->store->lock);
@@ -327,10 +101,11 @@ static int disconnect(struct rdma_lease *mine)
 }
 
 /*
- * What a lease without connections has registered, slab by slab: a renewal waits for the lock, and
- * the consumer does not wait for long. Who has connected it again meanwhile keeps the rest.
+ * Ends what a lease without connections has registered, slab by slab, because a renewal waits for
+ * the lock and its consumer does not wait for long. If the lease is connected again meanwhile, it
+ * keeps the rest.
  */
-static int end_rest(struct rdma_lease *mine)
+static int end_rest(struct iswi_rdma_lease *mine)
 {
 	uint32_t slot = 0;
 	int code = 0;
@@ -342,9 +117,9 @@ static int end_rest(struct rdma_lease *mine)
 		while (more && slot < mine->lease->slots_max && mine->domain->slot[slot].mr == NULL)
 			slot++;
 		if (more && slot < mine->lease->slots_max) {
-			code = unregister(mine, slot++);
+			code = iswi_rdma_unregister(mine, slot++);
 		} else if (more) {
-			code = end_all(mine);
+			code = iswi_rdma_end_all(mine);
 			more = false;
 		}
 		pthread_mutex_unlock(&mine->lock);
@@ -354,7 +129,7 @@ static int end_rest(struct rdma_lease *mine)
 
 int isw_store_rdma_close(isw_store *store, uint64_t id)
 {
-	struct rdma_lease *mine = enter(store, id);
+	struct iswi_rdma_lease *mine = enter(store, id);
 	int code;
 
 	if (mine == NULL)
@@ -369,10 +144,10 @@ int isw_store_rdma_close(isw_store *store, uint64_t id)
 }
 
 /*
- * By a user of the lease's: ends its connections by a device that is leaving, of which its consumer
- * hears; rest: and what it has registered with a device that is stale.
+ * The caller counts among the lease's users. Ends the connections through a device that is leaving,
+ * of which the consumer hears. rest: ends what is registered with a device that is stale.
  */
-static void let_go(struct rdma_lease *mine, bool rest)
+static void let_go(struct iswi_rdma_lease *mine, bool rest)
 {
 	const struct iswi_store_device *device;
 	bool leaving = false, stale = false;
@@ -403,7 +178,7 @@ static bool has_stuck(isw_store *store)
 }
 
 /* The lease at that place, not locked. NULL: none, or whoever destroys it ends that, too. */
-static struct rdma_lease *enter_place(isw_store *store, uint32_t number)
+static struct iswi_rdma_lease *enter_place(isw_store *store, uint32_t number)
 {
 	struct iswi_lease *lease;
 
@@ -427,7 +202,7 @@ uint32_t isw_store_rdma_let_go(isw_store *store)
 	/* Consumers first: they wait. */
 	for (uint32_t rest = 0; rest < 2; rest++) {
 		for (uint32_t i = 0; i < store->config.leases_max; i++) {
-			struct rdma_lease *mine = enter_place(store, i);
+			struct iswi_rdma_lease *mine = enter_place(store, i);
 
 			if (mine == NULL) {
 				iswi_lease_destroy_again(store, i);
@@ -444,12 +219,12 @@ uint32_t isw_store_rdma_let_go(isw_store *store)
 
 int isw_store_rdma_pause(isw_store *store, uint64_t id)
 {
-	struct rdma_lease *mine = enter(store, id);
+	struct iswi_rdma_lease *mine = enter(store, id);
 	int code;
 
 	if (mine == NULL)
 		return -ENOENT;
-	code = end_queue_pairs(mine);
+	code = iswi_rdma_end_queue_pairs(mine);
 	leave(mine);
 	return code;
 }
@@ -457,7 +232,7 @@ int isw_store_rdma_pause(isw_store *store, uint64_t id)
 /* ------------------------------------------------------------------------------- keys */
 
 /* The slot's memory while it is mapped under that generation. NULL: it is not. */
-static void *mapped_memory(struct rdma_lease *mine, uint32_t slot, uint64_t generation)
+static void *mapped_memory(struct iswi_rdma_lease *mine, uint32_t slot, uint64_t generation)
 {
 	void *memory = NULL;
 	uint64_t word;
@@ -473,97 +248,30 @@ static void *mapped_memory(struct rdma_lease *mine, uint32_t slot, uint64_t gene
 	return memory;
 }
 
-/*
- * What was registered ahead, moved into the lease's domain; NULL: nothing, and what
- * there was is freed. dead_out: it is neither.
- */
-static struct iswi_vmr *move_in(struct rdma_lease *mine, struct iswi_vmr *mr,
-				struct iswi_store_device *device, struct iswi_verbs_key *key_out,
-				bool *dead_out)
-{
-	const struct iswi_verbs *verbs = mine->store->verbs;
-	struct rdma_domain *domain = mine->domain;
-	int code = 0;
-
-	*dead_out = false;
-	if (mr == NULL)
-		return NULL;
-	if (device != domain->device) {
-		verbs->mr_free(mr); /* else nobody reaches it either */
-		mr = NULL;
-	} else {
-		code = verbs->mr_move(mr, domain->pd, SLAB_PEER, key_out);
-		if (code == -EOPNOTSUPP || code == -ENOSYS)
-			atomic_store(&device->immovable, true);
-		if (code != 0 && verbs->mr_free(mr) == 0)
-			mr = NULL;
-	}
-	*dead_out = mr != NULL && code != 0;
-	iswi_store_device_put(mine->store, device); /* the lease is its user */
-	return mr;
-}
-
-/* The slot is mapped. What was registered ahead is taken, else it is done now. */
-static int register_slot(struct rdma_lease *mine, uint32_t slot, void *memory, bool at_hand,
-			 struct isw_error *error)
-{
-	struct rdma_domain *domain = mine->domain;
-	uint32_t slab = mine->lease->slots[slot].slab;
-	const isw_store *store = mine->lease->store;
-	struct iswi_store_device *device;
-	struct iswi_verbs_key key = {0};
-	struct iswi_vmr *mr;
-	int code = iswi_slab_ahead_take(mine->store, slab, at_hand ? domain->device : NULL, &mr,
-					&device);
-
-	if (code != 0)
-		return code;
-	mr = move_in(mine, mr, device, &key, &domain->slot[slot].dead);
-	if (mr == NULL && at_hand) {
-		iswi_slab_ahead_leave(mine->store, slab);
-		return -EAGAIN;
-	}
-	if (mr == NULL)
-		code = make_region(mine->store, domain->pd, memory, store->config.slab_bytes,
-				   SLAB_PEER, &mr, &key);
-	if (code == 0) {
-		domain->slot[slot].mr = mr;
-		domain->slot[slot].rkey = key.remote;
-		atomic_fetch_add_explicit(&mine->store->regions, 1, memory_order_relaxed);
-		return 0;
-	}
-	iswi_slab_ahead_leave(mine->store, slab);
-	atomic_fetch_add_explicit(&mine->store->failures, 1, memory_order_relaxed);
-	iswi_store_device_failed(domain->device, code);
-	return iswi_error(error, code, "a slab cannot be registered with RDMA device %s: %s%s",
-			  domain->choice.device, strerror(-code),
-			  code == -ENOMEM ? " (ulimit -l, LimitMEMLOCK=infinity)" : "");
-}
-
 int isw_store_rdma_key(isw_store *store, uint64_t id, uint32_t slot, uint64_t generation,
 		       uint32_t at_hand, struct isw_rdma_key *key_out, struct isw_error *error)
 {
-	struct rdma_lease *mine = enter(store, id);
-	struct rdma_domain *domain;
+	struct iswi_rdma_lease *mine = enter(store, id);
+	struct iswi_lease_domain *domain;
 	void *memory;
 	int code = 0;
 
 	if (mine == NULL)
 		return iswi_error(error, -ENOENT, "no such lease");
 	domain = mine->domain;
-	/* Without queue pairs a slot's registration may be one that could not be ended. */
+	/* Without queue pairs the slot may have a registration that could not be ended. */
 	if (domain == NULL || domain->qp_count == 0) {
 		code = iswi_error(error, -ENOTCONN, "the lease has no RDMA connections");
 		goto out;
 	}
-	/* An unmap that comes later fences the slot first and then waits for the lock. */
+	/* A later unmap first fences the slot and then waits for the lock. */
 	memory = mapped_memory(mine, slot, generation);
 	if (memory == NULL) {
 		code = iswi_error(error, -ESTALE, "the slot holds another generation");
 		goto out;
 	}
 	if (domain->slot[slot].mr == NULL)
-		code = register_slot(mine, slot, memory, at_hand != 0, error);
+		code = iswi_rdma_register(mine, slot, memory, at_hand != 0, error);
 	if (code == 0 && domain->slot[slot].dead)
 		code = iswi_error(error, -EIO, "the slab's registration could not be ended");
 	if (code == 0)
@@ -613,14 +321,15 @@ static void rdma_stats(isw_store *store, struct isw_store_stats *stats_out)
 	for (uint32_t i = 0; i < store->config.leases_max; i++)
 		if (store->leases[i] != NULL && !store->leases[i]->dying)
 			stats_out->rdma_connections += atomic_load_explicit(
-				connections(share_of(store->leases[i])), memory_order_relaxed);
+				iswi_rdma_connections(share_of(store->leases[i])),
+				memory_order_relaxed);
 	stats_out->rdma_regions = iswi_counted(&rdma->regions);
 	stats_out->rdma_failures = iswi_counted(&rdma->failures);
 }
 
 static int rdma_lease_create(struct iswi_lease *lease, void **part_out)
 {
-	struct rdma_lease *mine = calloc(1, sizeof(*mine));
+	struct iswi_rdma_lease *mine = calloc(1, sizeof(*mine));
 
 	if (mine == NULL)
 		return -ENOMEM;
@@ -640,42 +349,42 @@ static void rdma_lease_destroy(struct iswi_lease *lease)
 static void rdma_lease_stats(const struct iswi_lease *lease, struct isw_lease_stats *stats_out)
 {
 	stats_out->rdma_connections =
-		atomic_load_explicit(connections(share_of(lease)), memory_order_relaxed);
+		atomic_load_explicit(iswi_rdma_connections(share_of(lease)), memory_order_relaxed);
 }
 
 static int rdma_lease_end(struct iswi_lease *lease, bool pause)
 {
-	struct rdma_lease *mine = share_of(lease);
+	struct iswi_rdma_lease *mine = share_of(lease);
 	int code;
 
 	pthread_mutex_lock(&mine->lock);
-	code = pause ? end_queue_pairs(mine) : end_all(mine);
+	code = pause ? iswi_rdma_end_queue_pairs(mine) : iswi_rdma_end_all(mine);
 	pthread_mutex_unlock(&mine->lock);
 	return code;
 }
 
 static int rdma_slot_end(struct iswi_lease *lease, uint32_t slot, bool forced)
 {
-	struct rdma_lease *mine = share_of(lease);
+	struct iswi_rdma_lease *mine = share_of(lease);
 	int code = 0, ended = 0;
 	bool connected;
 
 	pthread_mutex_lock(&mine->lock);
 	if (mine->domain == NULL)
 		goto out;
-	connected =
-		mine->domain->qp_count > 0; /* else pages go over TCP, which has its own fence */
+	connected = mine->domain->qp_count >
+		    0; /* else pages go over TCP, which has a fence of its own */
 	/*
-	 * A request that is still on its way must not meet the slot's next slab, whose key a device
-	 * may make the same. The consumer hears it from the TCP connection beside them.
+	 * A request that is still on its way must not reach the slot's next slab, which a device
+	 * may give the same key. The TCP connection beside them tells the consumer.
 	 */
 	if (forced)
-		ended = end_queue_pairs(mine);
-	code = unregister(mine, slot);
+		ended = iswi_rdma_end_queue_pairs(mine);
+	code = iswi_rdma_unregister(mine, slot);
 	if (code == 0 && ended == 0 && !(forced && connected))
 		goto out;
-	/* A device that keeps a registration keeps it from nobody when the connections are gone. */
-	code = end_queue_pairs(mine);
+	/* A registration that the device keeps is unreachable when the connections are gone. */
+	code = iswi_rdma_end_queue_pairs(mine);
 	if (mine->domain->slot[slot].mr != NULL && code == 0) {
 		mine->domain->slot[slot].left = true;
 		iswi_slab_ahead_leave(mine->store, lease->slots[slot].slab);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The store by RDMA. rdma_device.c: the donor's RDMA devices. rdma_ahead.c: slabs registered before
- * somebody waits for them. rdma.c: leases, and the table that the store calls.
+ * somebody waits for them. rdma_lease.c: what a lease has. rdma.c: the calls of the public header,
+ * and the table that the store calls.
  *
  * Locks, before the store's own (store.h):
- *   0. a lease's lock (rdma.c): its RDMA connections and keys. Held while memory is registered, by
+ *   0. a lease's lock: its RDMA connections and keys. Held while memory is registered, by
  *      a call that counts among the lease's users.
  *   0b. devices_lock: RDMA devices. Held while one is opened or closed.
  */
@@ -93,5 +94,58 @@ void iswi_slab_ahead_leave(struct iswi_rdma_store *rdma, uint32_t slab);
 void iswi_slab_ahead_end(struct iswi_rdma_store *rdma, uint32_t slab);
 /* Ends any one slab's registration ahead; leaving_only: with a device that leaves. false: none. */
 bool iswi_store_ahead_end_one(struct iswi_rdma_store *rdma, bool leaving_only);
+
+/* Where a lease's slabs and connections are. */
+struct iswi_lease_domain {
+	struct iswi_verbs_choice choice;
+	struct iswi_store_device *device;
+	struct iswi_vpd *pd;
+	struct iswi_vcq *cq;
+	struct iswi_vqp *qp[ISW_RDMA_QUEUES_MAX];
+	uint32_t qp_count;
+	bool stuck; /* a registration could not be ended: no connection is made here again */
+	void *probe;
+	struct iswi_vmr *probe_mr;
+	uint32_t probe_rkey;
+	struct {
+		struct iswi_vmr *mr; /* NULL: not registered */
+		uint32_t rkey;
+		bool dead; /* it can only be freed */
+		bool left; /* after the end of the connections: the slot's slab is another */
+	} slot[];          /* slots_max */
+};
+
+/* RDMA's share of a lease. */
+struct iswi_rdma_lease {
+	struct iswi_lease *lease;
+	struct iswi_rdma_store *store;
+	pthread_mutex_t lock;
+	struct iswi_lease_domain *domain; /* under lock; NULL: there is none */
+};
+
+static inline atomic_uint *iswi_rdma_connections(struct iswi_rdma_lease *mine)
+{
+	return &mine->lease->connections[ISW_TRANSPORT_RDMA];
+}
+
+/* ---- rdma_lease.c: the lease's lock held; blocking */
+int iswi_rdma_end_queue_pairs(struct iswi_rdma_lease *mine);
+/* Ends the slot's registration, if there is one. */
+int iswi_rdma_unregister(struct iswi_rdma_lease *mine, uint32_t slot);
+/* After an error all of it stays, and so must the memory behind it. */
+int iswi_rdma_end_all(struct iswi_rdma_lease *mine);
+/*
+ * Ends the previous connections and keeps what is registered, where the next ones can use it. On
+ * success the domain is there, perhaps without anything in it.
+ */
+int iswi_rdma_begin(struct iswi_rdma_lease *mine, const struct iswi_verbs_choice *choice,
+		    struct isw_error *error);
+/* What was made is in the domain also when it fails. */
+int iswi_rdma_make_domain(struct iswi_rdma_lease *mine, struct isw_error *error);
+int iswi_rdma_make_queue_pair(struct iswi_rdma_lease *mine, const struct isw_rdma_end *peer,
+			      struct isw_rdma_end *end_out, struct isw_error *error);
+/* The slot is mapped. What was registered ahead is taken, else it is registered now. */
+int iswi_rdma_register(struct iswi_rdma_lease *mine, uint32_t slot, void *memory, bool at_hand,
+		       struct isw_error *error);
 
 #endif
