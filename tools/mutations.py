@@ -26,7 +26,6 @@ _PROGRAMS = (
     "test_engine",
     "test_crash",
     "test_holder",
-    "test_fault",
     "test_rdma",
     "test_store",
     "test_sysfs",

@@ -2,8 +2,8 @@
 /*
  * The transport seam: one const table of functions per transport, and queues made by it. A queue is
  * one connection to one lease on one donor; the engine knows nothing else about how bytes reach a
- * donor. Implementations: tcp.c (NBD over TCP), rdma.c (one-sided RDMA), fault.c (a layer that
- * breaks another queue, for tests), and the simulated remotes (sim/sim.c).
+ * donor. Implementations: tcp.c (NBD over TCP), rdma.c (one-sided RDMA), and the simulated remotes
+ * of tests (sim/sim.c).
  *
  * A further transport has its own files here, a line in transport.c, and its fields of
  * isw_remote_config in isw.h. The donor's side of the seam is store/store.h.
@@ -58,7 +58,7 @@ struct iswi_transport_ops {
 	const struct iswi_transport_ops *witness;
 	/*
 	 * Makes the queue `number` of the config->queues to one donor, ready for use. Optional:
-	 * NULL where queues are made in another way (a layer, a simulation). A control thread,
+	 * NULL where queues are made in another way (a simulation). A control thread,
 	 * blocks for connect_ms_max at most. config is borrowed until it returns, *events is
 	 * copied; `engine` is whose queue it will be, and is only compared.
 	 */
