@@ -33,10 +33,8 @@ static void test_silence_ends_with_the_deadline(enum iswi_xfer_kind kind)
 	run_into(&rig, kind, -ETIMEDOUT);
 	STUB_SET(frozen, false);
 	usleep(20000);
-	for (uint32_t i = 0; i < sizeof(page); i++)
-		CHECK_EQ(page[i], 0x11);
-	for (uint32_t i = 0; i < 4 * ISW_PAGE_BYTES; i++)
-		CHECK_EQ(rig.memory[i], 0x22);
+	CHECK(all_bytes(page, 0x11, sizeof(page)));
+	CHECK(all_bytes(rig.memory, 0x22, 4 * ISW_PAGE_BYTES));
 	rig_stop(&rig);
 }
 

@@ -131,8 +131,7 @@ static void check_error_replies(void)
 	CHECK_EQ(setup.client.downs, 0);
 	setup.op[0].ended = 0;
 	CHECK_EQ(op_run(&setup.op[0]), 0);
-	for (uint32_t i = 0; i < ISW_PAGE_BYTES; i++)
-		CHECK_EQ(setup.page[0][i], 'a');
+	CHECK(all_bytes(setup.page[0], 'a', ISW_PAGE_BYTES));
 	both_end(&setup.server, &setup.client);
 	CHECK_EQ(setup.client.down_error, -ESHUTDOWN);
 }
@@ -187,8 +186,7 @@ static void check_any_order(void)
 	client_wait_ended(&setup.client, OPS);
 	for (uint32_t i = 0; i < OPS; i++) {
 		CHECK_EQ(setup.op[i].error, 0);
-		for (uint32_t n = 0; n < ISW_PAGE_BYTES; n++)
-			CHECK_EQ(setup.page[i][n], i);
+		CHECK(all_bytes(setup.page[i], i, ISW_PAGE_BYTES));
 	}
 	both_end(&setup.server, &setup.client);
 }
@@ -331,8 +329,7 @@ static void check_deadline(enum iswi_xfer_kind kind)
 	CHECK_EQ(setup.op[0].error, -ETIMEDOUT);
 	CHECK_EQ(write(silent.go[1], "", 1), 1);
 	both_end(&setup.server, &setup.client);
-	for (uint32_t i = 0; i < ISW_PAGE_BYTES; i++)
-		CHECK_EQ((uint8_t)setup.page[0][i], 0xee);
+	CHECK(all_bytes(setup.page[0], 0xee, ISW_PAGE_BYTES));
 	close(silent.go[0]);
 	close(silent.go[1]);
 }

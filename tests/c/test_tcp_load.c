@@ -11,6 +11,9 @@
 #define BIG_WRITES    12
 #define SHUTDOWN_RUNS 30
 
+static struct server server;
+static struct client client;
+
 /* ---------------------------------------------------------------- pipelined, verified */
 
 struct worker {
@@ -69,8 +72,6 @@ static void check_many_threads(uint32_t depth)
 {
 	static char memory[EXPORT_BYTES];
 	static struct worker worker[THREADS];
-	struct server server;
-	struct client client;
 
 	both_start(&server, &client, server_memory, memory, depth);
 	for (uint32_t i = 0; i < THREADS; i++) {
@@ -114,8 +115,6 @@ static void check_full_socket(void)
 	static char memory[EXPORT_BYTES], data[BIG_WRITES][BIG_BYTES];
 	struct slow slow = {.memory = memory};
 	struct op op[BIG_WRITES];
-	struct server server;
-	struct client client;
 
 	CHECK_EQ(pipe(slow.go), 0);
 	both_start(&server, &client, slow_script, &slow, BIG_WRITES / 2);
@@ -142,8 +141,6 @@ static void check_end_in_full_socket(bool by_deadline)
 	struct slow slow = {0};
 	struct op op[BIG_WRITES];
 	struct iswi_tcp_config config;
-	struct server server;
-	struct client client;
 	int code = by_deadline ? -ETIMEDOUT : -ESHUTDOWN;
 
 	CHECK_EQ(pipe(slow.go), 0);
@@ -200,8 +197,6 @@ static void check_depth(void)
 	static char page[ISW_PAGE_BYTES];
 	static struct op op[200];
 	uint32_t depth = 5;
-	struct server server;
-	struct client client;
 
 	both_start(&server, &client, count_depth, &depth, depth);
 	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(op); i++) {
@@ -247,7 +242,6 @@ static void storm_run(int run)
 {
 	static struct storm storm;
 	struct storm_thread arg[THREADS];
-	struct server server;
 
 	both_start(&server, &storm.client, server_memory, storm.memory, 1 + (uint32_t)run % 8);
 	for (uint32_t i = 0; i < THREADS; i++) {
@@ -285,8 +279,6 @@ static void again(struct op *op)
 static void check_submit_from_done(void)
 {
 	static char memory[EXPORT_BYTES], page[ISW_PAGE_BYTES];
-	struct server server;
-	struct client client;
 	struct op op;
 
 	both_start(&server, &client, server_memory, memory, 1);

@@ -10,31 +10,31 @@
 /* How long is looked whether something happens that must not: too short only hides a fault. */
 #define LOOK_US 50000
 
+static struct server server;
+static struct client client;
 static char memory[EXPORT_BYTES], page[ISW_PAGE_BYTES];
 
-static struct iswi_tcp *start(struct server *server, struct client *client)
+static struct iswi_tcp *start(void)
 {
-	both_start(server, client, server_memory, memory, 0);
-	return ISWI_CONTAINER(iswi_tq_of(client->queue), struct iswi_tcp, tq);
+	both_start(&server, &client, server_memory, memory, 0);
+	return ISWI_CONTAINER(iswi_tq_of(client.queue), struct iswi_tcp, tq);
 }
 
-static uint32_t ended(struct client *client)
+static uint32_t ended(void)
 {
 	uint32_t count;
 
-	pthread_mutex_lock(&client->lock);
-	count = client->ended;
-	pthread_mutex_unlock(&client->lock);
+	pthread_mutex_lock(&client.lock);
+	count = client.ended;
+	pthread_mutex_unlock(&client.lock);
 	return count;
 }
 
 /* A thread inside sendmsg reads a write's buffer: the queue is down, but the write is not ended. */
 static void check_sender_inside(void)
 {
-	struct server server;
-	struct client client;
 	struct op op;
-	struct iswi_tcp *tcp = start(&server, &client);
+	struct iswi_tcp *tcp = start();
 
 	pthread_mutex_lock(&tcp->tq.lock);
 	tcp->sending = true;
@@ -43,7 +43,7 @@ static void check_sender_inside(void)
 	client_shutdown(&client);
 	CHECK_EQ(client_wait_down(&client), -ESHUTDOWN);
 	usleep(LOOK_US);
-	CHECK_EQ(ended(&client), 0);
+	CHECK_EQ(ended(), 0);
 
 	/* The system call returns. */
 	pthread_mutex_lock(&tcp->tq.lock);
@@ -58,10 +58,8 @@ static void check_sender_inside(void)
 /* What others submit while one sends goes along, or is handed on: nothing is forgotten. */
 static void check_sender_takes_along(void)
 {
-	struct server server;
-	struct client client;
 	struct op op[3];
-	struct iswi_tcp *tcp = start(&server, &client);
+	struct iswi_tcp *tcp = start();
 
 	pthread_mutex_lock(&tcp->tq.lock);
 	tcp->sending = true;
@@ -70,7 +68,7 @@ static void check_sender_takes_along(void)
 		op_start(&op[i], &client, ISWI_XFER_READ, 0, page, sizeof(page));
 	}
 	usleep(LOOK_US);
-	CHECK_EQ(ended(&client), 0);
+	CHECK_EQ(ended(), 0);
 	iswi_tcp_send(tcp, false);
 	client_wait_ended(&client, 3);
 	for (uint32_t i = 0; i < 3; i++)
@@ -92,10 +90,8 @@ static void *destroy_main(void *opaque)
 /* A submitter whose transfers all ended is still inside submit: the queue must outlive that. */
 static void check_destroy_waits_for_submitter(void)
 {
-	struct server server;
-	struct client client;
 	pthread_t thread;
-	struct iswi_tcp *tcp = start(&server, &client);
+	struct iswi_tcp *tcp = start();
 
 	pthread_mutex_lock(&tcp->tq.lock);
 	tcp->tq.users++;

@@ -22,6 +22,8 @@ struct read {
 	uint64_t slow_ns; /* after submit */
 };
 
+static struct server server;
+static struct client client;
 static char old_bytes[4][LENGTH], new_bytes[4][LENGTH];
 static pthread_mutex_t gate_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t gate_changed = PTHREAD_COND_INITIALIZER;
@@ -86,13 +88,12 @@ static void read_slow(struct iswi_xfer *xfer, uint32_t received)
 	pthread_mutex_unlock(&client->lock);
 }
 
-static void read_start(struct read *read, struct client *client, uint32_t number, uint32_t slow_us,
-		       bool swap)
+static void read_start(struct read *read, uint32_t number, uint32_t slow_us, bool swap)
 {
 	memset(read, 0, sizeof(*read));
 	memset(old_bytes[number], OLD, LENGTH);
 	memset(new_bytes[number], NEW, LENGTH);
-	op_init(&read->op, client, ISWI_XFER_READ, 0, old_bytes[number], LENGTH);
+	op_init(&read->op, &client, ISWI_XFER_READ, 0, old_bytes[number], LENGTH);
 	read->op.xfer.slow = read_slow;
 	read->op.xfer.slow_us = slow_us;
 	read->swap = swap ? new_bytes[number] : NULL;
@@ -101,33 +102,30 @@ static void read_start(struct read *read, struct client *client, uint32_t number
 
 static void holds(const char *bytes, size_t from, size_t to, int value)
 {
-	for (size_t i = from; i < to; i++)
-		CHECK_EQ(bytes[i], value);
+	CHECK(all_bytes(bytes + from, (unsigned char)value, to - from));
 }
 
-static void start(struct server *server, struct client *client, int *ahead, uint32_t depth)
+static void start(int *ahead, uint32_t depth)
 {
 	gate_set(false);
-	both_start(server, client, stalling_server, ahead, depth);
+	both_start(&server, &client, stalling_server, ahead, depth);
 }
 
-static void end(struct server *server, struct client *client)
+static void end(void)
 {
 	gate_set(true);
-	both_end(server, client);
+	both_end(&server, &client);
 }
 
 /* Late answers go to the new buffers; also that of a READ which is queued and not sent. */
 static void check_swapped(uint32_t depth)
 {
 	int ahead = -1;
-	struct server server;
-	struct client client;
 	struct read read[3];
 
-	start(&server, &client, &ahead, depth);
+	start(&ahead, depth);
 	for (uint32_t i = 0; i < 3; i++)
-		read_start(&read[i], &client, i, SLOW_US, i != 1);
+		read_start(&read[i], i, SLOW_US, i != 1);
 	for (uint32_t i = 0; i < 3; i++) {
 		client_wait(&client, &read[i].slow, 1);
 		CHECK(read[i].slow_ns >= SLOW_US * 1000ull);
@@ -144,18 +142,16 @@ static void check_swapped(uint32_t depth)
 		holds(old_bytes[i], 0, LENGTH, i == 1 ? DATA : OLD + 1);
 		holds(new_bytes[i], 0, LENGTH, i == 1 ? NEW : DATA);
 	}
-	end(&server, &client);
+	end();
 }
 
 /* The connection stalls in the middle of a payload. */
 static void check_half_received(int ahead)
 {
-	struct server server;
-	struct client client;
 	struct read read;
 
-	start(&server, &client, &ahead, 16);
-	read_start(&read, &client, 0, SLOW_US, true);
+	start(&ahead, 16);
+	read_start(&read, 0, SLOW_US, true);
 	client_wait(&client, &read.slow, 1);
 	CHECK_EQ(read.received, ahead);
 	holds(new_bytes[0], 0, (size_t)ahead, DATA);
@@ -166,24 +162,22 @@ static void check_half_received(int ahead)
 	CHECK_EQ(read.op.error, 0);
 	holds(new_bytes[0], 0, LENGTH, DATA);
 	holds(old_bytes[0], 0, LENGTH, OLD + 1);
-	end(&server, &client);
+	end();
 }
 
 /* Nobody asks for the time of those that do not mind, or are answered. */
 static void check_not_told(void)
 {
 	int ahead = -1;
-	struct server server;
-	struct client client;
 	struct read minds, does_not, quick;
 
-	start(&server, &client, &ahead, 16);
+	start(&ahead, 16);
 	gate_set(true);
-	read_start(&quick, &client, 0, 10000000, true);
+	read_start(&quick, 0, 10000000, true);
 	client_wait_ended(&client, 1);
 	gate_set(false);
-	read_start(&does_not, &client, 1, 0, true);
-	read_start(&minds, &client, 2, SLOW_US, true);
+	read_start(&does_not, 1, 0, true);
+	read_start(&minds, 2, SLOW_US, true);
 	client_wait(&client, &minds.slow, 1);
 	gate_set(true);
 	client_wait_ended(&client, 3);
@@ -191,18 +185,16 @@ static void check_not_told(void)
 	CHECK_EQ(does_not.slow, 0);
 	holds(old_bytes[0], 0, LENGTH, DATA);
 	holds(old_bytes[1], 0, LENGTH, DATA);
-	end(&server, &client);
+	end();
 }
 
 /* Also on a connection that has been idle, whose thread sleeps for long. */
 static void check_soon(void)
 {
 	int ahead = -1;
-	struct server server;
-	struct client client;
 	uint64_t best_ns = UINT64_MAX;
 
-	start(&server, &client, &ahead, 16);
+	start(&ahead, 16);
 	/* One is enough: a busy machine may let any of them wait, but not a hundred in a row. */
 	for (uint32_t i = 0; i < 100 && best_ns >= 5 * SLOW_US * 1000ull; i++) {
 		struct read read;
@@ -210,7 +202,7 @@ static void check_soon(void)
 
 		usleep(300000);
 		gate_set(false);
-		read_start(&read, &client, 0, SLOW_US, true);
+		read_start(&read, 0, SLOW_US, true);
 		client_wait(&client, &read.slow, 1);
 		took_ns = read.slow_ns;
 		gate_set(true);
@@ -218,7 +210,7 @@ static void check_soon(void)
 		best_ns = ISWI_MIN(best_ns, took_ns);
 	}
 	CHECK(best_ns < 5 * SLOW_US * 1000ull);
-	end(&server, &client);
+	end();
 }
 
 /* The receiver thread looked at the clock, and then a READ was submitted. */
@@ -235,8 +227,6 @@ static void check_younger_than_the_clock(void)
 	pthread_t self = pthread_self();
 	struct iswi_clock clock = {.now_ns = late_now_ns, .ctx = &self};
 	struct iswi_tcp_config config;
-	struct server server;
-	struct client client;
 	struct read read;
 
 	gate_set(false);
@@ -244,7 +234,7 @@ static void check_younger_than_the_clock(void)
 	config = client_config(server.port);
 	config.clock = &clock;
 	client_connect(&client, &config);
-	read_start(&read, &client, 0, SLOW_US, true);
+	read_start(&read, 0, SLOW_US, true);
 	usleep(10 * SLOW_US);
 	pthread_mutex_lock(&client.lock);
 	CHECK_EQ(read.slow, 0);
@@ -252,7 +242,7 @@ static void check_younger_than_the_clock(void)
 	gate_set(true);
 	client_wait_ended(&client, 1);
 	holds(old_bytes[0], 0, LENGTH, DATA);
-	end(&server, &client);
+	end();
 }
 
 /* How often the connection's thread has slept. */
@@ -285,34 +275,30 @@ static uint64_t sleeps(void)
 static void check_idle_wakes_nobody(void)
 {
 	int ahead = 0;
-	struct server server;
-	struct client client;
 	struct read read;
 	uint64_t before;
 
-	start(&server, &client, &ahead, 16);
+	start(&ahead, 16);
 	gate_set(true);
-	read_start(&read, &client, 0, SLOW_US, true);
+	read_start(&read, 0, SLOW_US, true);
 	client_wait_ended(&client, 1);
 	usleep(300000);
 	before = sleeps();
 	CHECK(before > 0);
 	usleep(700000);
 	CHECK(sleeps() - before <= 2); /* a tick of 5 ms would make it 140 */
-	end(&server, &client);
+	end();
 }
 
 /* The donor never answers: the transfer ends with the connection, and only then. */
 static void check_down(void)
 {
 	int ahead = 5000;
-	struct server server;
-	struct client client;
 	struct read read[2];
 
-	start(&server, &client, &ahead, 16);
+	start(&ahead, 16);
 	for (uint32_t i = 0; i < 2; i++)
-		read_start(&read[i], &client, i, SLOW_US, true);
+		read_start(&read[i], i, SLOW_US, true);
 	for (uint32_t i = 0; i < 2; i++)
 		client_wait(&client, &read[i].slow, 1);
 	CHECK_EQ(client.ended, 0);
@@ -322,7 +308,7 @@ static void check_down(void)
 		CHECK_EQ(read[i].op.error, -ESHUTDOWN);
 		holds(old_bytes[i], 5000, LENGTH, OLD);
 	}
-	end(&server, &client);
+	end();
 }
 
 int main(void)
