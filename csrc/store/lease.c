@@ -321,8 +321,8 @@ int isw_store_lease_stats(isw_store *store, uint64_t id, struct isw_lease_stats 
 }
 
 /*
- * store->lock held. slabs_size: there is none. A slab that some transport reaches at once is for
- * those who use that one.
+ * store->lock held. slabs_size: there is none. Prefers a slab that the lease's own transports, and
+ * no others, reach at once.
  */
 static uint32_t find_free_slab(const struct iswi_lease *lease)
 {

@@ -29,16 +29,17 @@ struct iswi_store_device {
 	struct iswi_vdev *dev;
 	struct iswi_vpd *spare; /* has no queue pair: nobody reaches what is registered there */
 	uint32_t users;         /* 0: the place is free */
-	atomic_bool stale;      /* it failed: the next that asks opens it again */
+	atomic_bool stale;      /* it failed: the next user opens the device again */
 	atomic_bool immovable;  /* it cannot move a registration: nothing is registered ahead */
 	atomic_bool leaving;    /* likewise stale: whoever uses it stops */
 };
 
 /* Under store->lock. */
 struct iswi_rdma_slab {
-	struct iswi_vmr *ahead; /* registered, for nobody; NULL: it is not */
+	struct iswi_vmr *ahead; /* its registration for nobody; NULL: none */
 	struct iswi_store_device *device;
-	bool registering; /* just now, ahead; the slab is held (iswi_store_slab.holds) */
+	bool registering; /* a call is registering it, or ending that; it holds the slab
+			     (iswi_store_slab.holds) */
 	bool lent;        /* registered for a lease */
 };
 
@@ -65,37 +66,37 @@ static inline struct iswi_rdma_store *iswi_rdma_of(const isw_store *store)
 int iswi_store_device_get(struct iswi_rdma_store *rdma, const char *name,
 			  struct iswi_store_device **device_out, struct isw_error *error);
 void iswi_store_device_put(struct iswi_rdma_store *rdma, struct iswi_store_device *device);
-/* A lease's connections go through it: slabs are registered ahead there. */
+/* A lease's connections go through this device: slabs are now registered ahead there. */
 void iswi_store_device_chosen(struct iswi_rdma_store *rdma, const struct iswi_store_device *device);
-/* Whether it is the device of that name, and has not failed. */
+/* Whether the device has that name and has not failed. */
 bool iswi_store_device_is(const struct iswi_store_device *device, const char *name);
-/* It could not do what it was asked for: it may have been removed, and be there again. */
+/* The device failed with `code`: it may have been removed, and come back under the same name. */
 void iswi_store_device_failed(struct iswi_store_device *device, int code);
-/* A limit of the host, its cgroup or the device, which is no failure. */
+/* Whether the code means a limit of the host, its cgroup or the device, which is no failure. */
 bool iswi_store_is_limit(int code);
 /*
- * Marks the devices that the host is removing; returns how many are new. any_out: whether somebody
- * must go from one.
+ * Marks the devices that the host is removing; returns how many are new. any_out: whether
+ * any device in use is stale.
  */
 uint32_t iswi_store_devices_look(struct iswi_rdma_store *rdma, bool *any_out);
 
 /* ---- rdma_ahead.c: no lock but a lease's is held; blocking */
 /*
- * The slab's registration ahead, for a lease that has it mapped; the caller holds its device then.
- * NULL in *mr_out: it has none. at_hand: the device with which it must be and that can move it;
- * -EAGAIN: it is not, or is just being registered. NULL: any.
+ * Takes the slab's registration ahead, for a lease that has it mapped, and with it one use of its
+ * device. *mr_out NULL: there was none. at_hand: waits for nothing; -EAGAIN unless the slab is
+ * registered with this device, which can move it. NULL: any device, and waits.
  */
 int iswi_slab_ahead_take(struct iswi_rdma_store *rdma, uint32_t slab,
 			 const struct iswi_store_device *at_hand, struct iswi_vmr **mr_out,
 			 struct iswi_store_device **device_out);
 /* The lease does not use the slab by RDMA any longer. */
 void iswi_slab_ahead_leave(struct iswi_rdma_store *rdma, uint32_t slab);
-/* Ends it. Before the slab's memory goes: nobody else uses the slab. */
+/* Ends the slab's registration ahead, if there is one. Nobody else uses the slab. */
 void iswi_slab_ahead_end(struct iswi_rdma_store *rdma, uint32_t slab);
-/* Ends any one slab's registration ahead; leaving_only: with a device that leaves. false: none. */
+/* Ends one slab's registration ahead; leaving_only: with a leaving device. false: there is none. */
 bool iswi_store_ahead_end_one(struct iswi_rdma_store *rdma, bool leaving_only);
 
-/* Where a lease's slabs and connections are. */
+/* A lease's protection domain, with its connections and the registrations of its slabs. */
 struct iswi_lease_domain {
 	struct iswi_verbs_choice choice;
 	struct iswi_store_device *device;
@@ -111,7 +112,7 @@ struct iswi_lease_domain {
 		struct iswi_vmr *mr; /* NULL: not registered */
 		uint32_t rkey;
 		bool dead; /* it can only be freed */
-		bool left; /* after the end of the connections: the slot's slab is another */
+		bool left; /* the connections have ended, and the slot's slab is another by now */
 	} slot[];          /* slots_max */
 };
 
@@ -140,11 +141,11 @@ int iswi_rdma_end_all(struct iswi_rdma_lease *mine);
  */
 int iswi_rdma_begin(struct iswi_rdma_lease *mine, const struct iswi_verbs_choice *choice,
 		    struct isw_error *error);
-/* What was made is in the domain also when it fails. */
+/* After an error the domain has what was made until then. */
 int iswi_rdma_make_domain(struct iswi_rdma_lease *mine, struct isw_error *error);
 int iswi_rdma_make_queue_pair(struct iswi_rdma_lease *mine, const struct isw_rdma_end *peer,
 			      struct isw_rdma_end *end_out, struct isw_error *error);
-/* The slot is mapped. What was registered ahead is taken, else it is registered now. */
+/* The slot is mapped. Takes its slab's registration ahead, or else registers it now. */
 int iswi_rdma_register(struct iswi_rdma_lease *mine, uint32_t slot, void *memory, bool at_hand,
 		       struct isw_error *error);
 

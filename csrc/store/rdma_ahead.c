@@ -10,7 +10,7 @@
 
 #include "store/rdma.h"
 
-/* store->lock held. Of a slab that has one, only NULL. */
+/* store->lock held. The slab has none, or mr is NULL. */
 static void set_ahead(struct iswi_rdma_store *rdma, uint32_t number, struct iswi_vmr *mr)
 {
 	uint32_t *ready = &rdma->store->slabs[number].ready;
@@ -68,7 +68,7 @@ void iswi_slab_ahead_end(struct iswi_rdma_store *rdma, uint32_t number)
 	pthread_mutex_unlock(&rdma->store->lock);
 	if (mr == NULL)
 		return;
-	/* Where a device (that was removed) does not let it go, nobody could reach it. */
+	/* A removed device may refuse; then nobody can reach the registration. */
 	rdma->verbs->mr_free(mr);
 	iswi_store_device_put(rdma, rdma->slabs[number].device);
 }
@@ -89,8 +89,8 @@ static void done(struct iswi_rdma_store *rdma, uint32_t number)
 }
 
 /*
- * store->lock held. slabs_size: none. First one that is mapped: it came to be mapped without RDMA,
- * so that it is worth less there.
+ * store->lock held. slabs_size: none. Prefers a mapped slab: its lease does without RDMA, so its
+ * registration is worth less than that of a free one.
  */
 static uint32_t find_spare(const struct iswi_rdma_store *rdma, bool leaving_only)
 {
@@ -138,7 +138,7 @@ void isw_store_rdma_ahead_end(isw_store *store)
 
 /* ------------------------------------------------------------------ in the background */
 
-/* Where leases have their connections; before there are any, the first device that has a port. */
+/* The device that leases use; before one does, the first with an active port. */
 static int choose_device(struct iswi_rdma_store *rdma, char *name_out, struct isw_error *error)
 {
 	struct isw_rdma_port ports[4];
@@ -207,13 +207,13 @@ int isw_store_rdma_ahead(isw_store *store, struct isw_error *error)
 	if (code == 0)
 		code = iswi_store_device_get(rdma, name, &device, error);
 	if (code != 0) {
-		/* It may have gone, or be another's name by the next time. */
+		/* Another device may have that name by the next time. */
 		pthread_mutex_lock(&rdma->devices_lock);
 		rdma->ahead_name[0] = '\0';
 		pthread_mutex_unlock(&rdma->devices_lock);
 		return code;
 	}
-	/* What cannot be moved into a lease's domain is of no use to it. */
+	/* A lease has no use for a registration that cannot be moved into its domain. */
 	slab = atomic_load(&device->immovable) ? store->slabs_size : next_slab(rdma, name, true);
 	if (slab == store->slabs_size) {
 		iswi_store_device_put(rdma, device);

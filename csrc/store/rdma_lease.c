@@ -89,7 +89,6 @@ static int make_region(struct iswi_rdma_store *rdma, struct iswi_vpd *pd, void *
 	return code;
 }
 
-/* What was made is in the domain also when it fails. */
 int iswi_rdma_make_domain(struct iswi_rdma_lease *mine, struct isw_error *error)
 {
 	const struct iswi_verbs *verbs = mine->store->verbs;
@@ -231,7 +230,6 @@ static struct iswi_vmr *move_in(struct iswi_rdma_lease *mine, struct iswi_vmr *m
 	return mr;
 }
 
-/* The slot is mapped. What was registered ahead is taken, else it is done now. */
 int iswi_rdma_register(struct iswi_rdma_lease *mine, uint32_t slot, void *memory, bool at_hand,
 		       struct isw_error *error)
 {

@@ -84,8 +84,8 @@ static int refuse(isw_store *store, const char *text, const char *why, struct is
 }
 
 /*
- * Numbers go on above every one that was used. Without a counter, or with two, nobody knows what
- * the files are: all of them go, the counters last.
+ * New numbers are above all used ones. Without a counter, or with two, it is unknown what the files
+ * are: all of them are removed, the counters last.
  */
 static int take_counter(isw_store *store, struct found *found, struct isw_error *error)
 {

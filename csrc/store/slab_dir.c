@@ -117,7 +117,7 @@ bool iswi_counter_parse(const char *text, uint64_t *number_out)
 	if (sscanf(text, "next.%" SCNu64, number_out) != 1)
 		return false;
 	counter_text(*number_out, again);
-	/* One so high that numbers would run out is none of ours either. */
+	/* A counter so high that numbers would run out is none of ours. */
 	return strcmp(again, text) == 0 && *number_out < (UINT64_MAX >> 8);
 }
 

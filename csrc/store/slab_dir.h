@@ -61,10 +61,10 @@ int iswi_slab_dir_make(const struct iswi_slab_dir *dir, const struct iswi_slab_n
 /* The commit. On success *name is what it has become. Without a file nothing is done. */
 int iswi_slab_dir_rename(const struct iswi_slab_dir *dir, struct iswi_slab_name *name,
 			 const struct iswi_slab_name *to);
-/* Likewise to a kind that needs no more than that. */
+/* Likewise, for a kind without further fields. */
 int iswi_slab_dir_become(const struct iswi_slab_dir *dir, struct iswi_slab_name *name,
 			 enum iswi_slab_kind kind);
-/* Its file, if it has one, is no more; the memory lives as long as it is mapped. */
+/* Removes its file, if it has one. The memory lives as long as it is mapped. */
 int iswi_slab_dir_unlink(const struct iswi_slab_dir *dir, struct iswi_slab_name *name);
 
 #endif

@@ -54,7 +54,7 @@ static int map(int fd, uint64_t bytes, char **base_out)
 	return 0;
 }
 
-/* So that every page is there: a file system that is full says so now, not by a signal later. */
+/* Makes every page present: a full file system fails here, not with a signal later. */
 static int populate(char *base, int fd, uint64_t bytes)
 {
 	if (madvise(base, bytes, MADV_POPULATE_WRITE) == 0)

@@ -26,7 +26,7 @@ int iswi_slab_mem_open(struct iswi_slab_mem *mem, int fd, uint64_t bytes);
 bool iswi_slab_mem_pin(const struct iswi_slab_mem *mem);
 /* Blocks: overwrites all of it with zeros. */
 void iswi_slab_mem_zero(struct iswi_slab_mem *mem);
-/* Gives it back to the host, once no file has it. */
+/* Gives the memory back to the host, or to the file that keeps it. */
 void iswi_slab_mem_free(struct iswi_slab_mem *mem);
 
 #endif

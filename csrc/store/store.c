@@ -142,7 +142,7 @@ void isw_store_destroy(isw_store *store)
 {
 	if (store == NULL)
 		return;
-	/* After this no thread but ours is left in here. */
+	/* From here on this is the only thread in the store. */
 	iswi_nbd_server_destroy(store->server);
 	for (uint32_t i = 0; i < store->config.leases_max; i++) {
 		if (store->leases[i] == NULL)
@@ -176,7 +176,7 @@ static void count_slab(const struct iswi_store_slab *slab, struct isw_store_stat
 	case ISWI_SLAB_ORPHAN:
 		stats_out->slabs_dirty++;
 		break;
-	default: /* its memory is not there yet, or no more */
+	default: /* has no memory, or not for long */
 		return;
 	}
 	if (!slab->mem.pinned)

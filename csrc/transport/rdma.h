@@ -62,7 +62,7 @@ void iswi_rdma_domain_hold(struct iswi_rdma_domain *domain);
 void iswi_rdma_domain_leave(struct iswi_rdma_domain *domain);
 /* The device did not do what it was asked for. */
 void iswi_rdma_domain_fail(struct iswi_rdma_domain *domain);
-/* Looks which devices the host is removing. Returns how many are since just now. Blocks shortly. */
+/* Marks the devices that the host is removing; returns how many are new. Blocks shortly. */
 uint32_t iswi_rdma_domains_look(struct iswi_rdma_domains *domains);
 
 /* ---- rdma_queue.c */

@@ -8,7 +8,7 @@
 
 #define RDMA_DEPTH 256u
 
-/* The choice's domain and places; what was made is the offer's also when it fails. */
+/* Chooses the port, and gives the offer its domain and places, or after an error some of them. */
 static int prepare(isw_rdma_offer *offer, const struct iswi_rdma_offer_config *config,
 		   struct iswi_verbs_choice *choice_out, struct isw_error *error)
 {

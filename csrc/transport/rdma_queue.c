@@ -78,7 +78,7 @@ static char *bounce_take(struct iswi_rdma *rdma, uint32_t bytes)
 	if (left < bytes) {
 		if (rdma->bounce_tail + left + bytes - rdma->bounce_head > rdma->bounce_bytes)
 			return NULL;
-		rdma->bounce_tail += left; /* given back with the transfer that comes next */
+		rdma->bounce_tail += left; /* given back with the next transfer */
 		at = 0;
 	} else if (rdma->bounce_tail + bytes - rdma->bounce_head > rdma->bounce_bytes) {
 		return NULL;
@@ -122,7 +122,7 @@ static bool prepare(struct iswi_rdma *rdma, struct iswi_verbs_post *post)
 		.local = staged ? xfer->buf : bounce,
 		.lkey = staged ? rdma->domain->lkey : rdma->bounce_lkey,
 	};
-	/* It had one when it was submitted, and a key is never taken out again. */
+	/* The slot had a key at submit, and keys are never removed. */
 	if (!iswi_rdma_locate(rdma, xfer, &post->remote, &post->rkey))
 		post->rkey = 0;
 	rdma->tail++;

@@ -71,7 +71,7 @@ static int reap(struct iswi_rdma *rdma)
 
 /* ---------------------------------------------------------------------------- time */
 
-/* All of them are ended by this thread only, so they are there still when the lock is not. */
+/* Only this thread ends transfers, so they stay without the lock. */
 static void call_slow(struct iswi_rdma *rdma)
 {
 	struct iswi_xfer *slow[RDMA_POLL];
@@ -83,7 +83,7 @@ static void call_slow(struct iswi_rdma *rdma)
 			slow[count++] = iswi_rdma_slot(rdma, i)->xfer;
 	count = iswi_tq_slow_pending(&rdma->tq, slow, count, RDMA_POLL);
 	pthread_mutex_unlock(&rdma->tq.lock);
-	/* Nothing of it is in its buffer yet: it lands elsewhere. */
+	/* READs land in the bounce buffer, so their own buffers have received nothing. */
 	for (uint32_t i = 0; i < count; i++)
 		slow[i]->slow(slow[i], 0);
 }
@@ -150,8 +150,9 @@ static void doze(struct iswi_rdma *rdma, int timeout_ms)
 	if (poll(fds, 2, timeout_ms) < 0 && errno != EINTR)
 		iswi_tq_fail_now(&rdma->tq, -errno);
 	if ((fds[0].revents & (POLLERR | POLLHUP | POLLNVAL)) != 0)
-		iswi_tq_fail_now(&rdma->tq,
-				 -EIO); /* the device was removed, and would be readable for ever */
+		iswi_tq_fail_now(
+			&rdma->tq,
+			-EIO); /* the device was removed; its descriptor would stay readable */
 	if (fds[1].revents != 0 && (code = iswi_tq_woken(&rdma->tq)) < 0)
 		iswi_tq_fail_now(&rdma->tq, code);
 }

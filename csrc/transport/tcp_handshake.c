@@ -130,7 +130,7 @@ int iswi_tcp_dial(const struct iswi_tcp_config *config, uint64_t deadline_ns, in
 		uint64_t now_ns = iswi_now_ns();
 		uint64_t share_ns = now_ns < deadline_ns ? (deadline_ns - now_ns) / left-- : 0;
 
-		/* One address that swallows packets must not use up the time of the others. */
+		/* An address that swallows packets must leave time for the others. */
 		err = dial_one(address, now_ns + share_ns, fd_out);
 		if (err == 0)
 			break;

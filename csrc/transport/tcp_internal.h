@@ -78,7 +78,7 @@ struct iswi_tcp {
 	int fd;
 
 	/* Under tq.lock, whose `quiet` also says that sending fell. */
-	bool sending; /* somebody owns batch: the thread that set it or, with blocked, ... */
+	bool sending; /* a thread owns batch: the one that set this or, with blocked, ... */
 	bool blocked; /* ... the receiver thread, which waits for room in the socket */
 	uint32_t free_slot;
 	uint32_t in_flight; /* slots in use */

@@ -115,9 +115,9 @@ struct iswi_queue_events {
 };
 
 /* ---- transport.c */
-/* By which transport the remote is to be reached. */
+/* The transport by which the remote will be reached. */
 const struct iswi_transport_ops *iswi_transport_for(const struct isw_remote_config *config);
-/* Frees what the config gave its transport, and no queue has taken. */
+/* Frees what the config holds for its transport and no queue has taken. */
 void iswi_transport_release(const struct isw_remote_config *config);
 
 #endif
