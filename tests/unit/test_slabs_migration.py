@@ -157,3 +157,15 @@ async def test_a_slab_that_is_on_its_way_from_elsewhere_does_not_move_on() -> No
         assert not await w.mapper.move(cast(Any, other), 0, 1.0)
         other.is_stuck = False
         assert await evicting
+
+
+@in_virtual_time
+async def test_a_move_that_its_donor_waits_for_is_not_begun_and_counted_again() -> None:
+    """The mapper looks at the slabs before the donor has taken its slab off."""
+    w = SlabWorld(1)
+    async with w.live():
+        leaving, _other = await filled(w, 0)
+        assert await w.mapper.move(cast(Any, leaving), 0, 3.0)
+        w.donors(0)  # wakes it
+        await asyncio.sleep(0.5)
+        assert (w.mapper.counts.moved, list(leaving.mapped)) == (1, [0])

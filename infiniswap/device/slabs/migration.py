@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 _TICK_S_PULL = 0.01  # a pull goes on by itself; this sees to what did not
 _PULL_RETRY_S = 1.0
+_ALONE_S_MIN = 1.0  # a donor that has waited for a move takes the slab off within that
 _PULLS_FUTILE_MAX = 100  # a second's worth
 _PLACE_S_MAX = 2.5  # a donor without room is not asked again for two seconds
 
@@ -67,6 +68,7 @@ class Migration:
         self._take_off = take_off
         self._slab_pages = slab_pages
         self._moves: dict[int, Move] = {}  # by slab
+        self._alone_s: dict[int, float] = {}  # at two donors, and nobody moves it: since when
         self._is_pulling = False  # the engine pulls one slab at a time
 
     async def move(self, link: DonorLink, slab: int, wait_s: float) -> bool:
@@ -97,12 +99,14 @@ class Migration:
 
     def finish(self, slabs: Sequence[SlabInfo]) -> None:
         """A donor whose session ended while it waited no longer takes its slab back."""
+        now_s = asyncio.get_running_loop().time()
         for number, slab in enumerate(slabs):
             if slab.source_state is not SlabState.MAPPED or number in self._moves:
-                continue
-            link = self._lenders.at(slab.source_remote, number)
-            if link is not None and link.is_usable:
-                self._begin(link, number)
+                self._alone_s.pop(number, None)
+            elif now_s - self._alone_s.setdefault(number, now_s) > _ALONE_S_MIN:
+                link = self._lenders.at(slab.source_remote, number)
+                if link is not None and link.is_usable:
+                    self._begin(link, number)
 
     def _begin(self, link: DonorLink, slab: int) -> Move:
         move = self._moves[slab] = Move(link)

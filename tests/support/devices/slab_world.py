@@ -114,7 +114,6 @@ class ObedientLink:
     async def unmap(self, slab: int, reason: str) -> None:
         if slab not in self.mapped:
             return
-        self._moved(slab, is_moved=reason == "moved" and self.pages(slab) == 0)
         if await self._drain(slab):
             self.done.append((reason, slab))
             self._world.lost.add(slab)
@@ -127,13 +126,6 @@ class ObedientLink:
             generation = self.mapped[slab].generation
             return self._world.engine.slab_pages_at(slab, self.remote, generation)[0]
         return 0
-
-    def _moved(self, slab: int, *, is_moved: bool) -> None:
-        """Every page of it has left; more than one may have asked for that."""
-        if is_moved and self.mapped[slab] not in self._whole:
-            assert self.pages(slab) == 0
-            self._whole.add(self.mapped[slab])
-            self.done.append(("whole", slab))
 
     async def _drain(self, slab: int) -> bool:
         engine, place, remote = self._world.engine, self.mapped[slab], self.remote
@@ -171,7 +163,10 @@ class ObedientLink:
         if not moved and not self._world.has_backup:
             return False  # it has the only copies
         if slab in self.mapped:
-            self._moved(slab, is_moved=moved)
+            assert not moved or self.pages(slab) == 0
+            if moved and self.mapped[slab] not in self._whole:  # others may have asked for it, too
+                self._whole.add(self.mapped[slab])
+                self.done.append(("whole", slab))
             if await self._drain(slab):
                 self.done.append(("evicted", slab))
                 self._world.lost.add(slab)
@@ -352,7 +347,7 @@ class SlabWorld:
         assert at_links == sorted(at_engine)
         counts, done = self.mapper.counts, self.done()
         assert counts.mapped == done["map"]
-        # A slab that is whole at its new donor may leave the old one for another reason.
+        # Of a slab that is moved without an eviction that waits, only the mapper knows more.
         assert done["whole"] <= counts.moved <= done["take"]
         assert counts.evicted + counts.returned == done["evicted"] + done["empty"]
         assert counts.remapped == self.remapped
