@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import Random
 
 from infiniswap.donor.evict import EvictionConfig, Evictor, MappedSlab
 from infiniswap.errors import DeadlineError, EngineError, RequestRefusedError
-from infiniswap.testing.clock import FakeClock
 
 
 class Slabs:
@@ -56,9 +55,9 @@ class Slabs:
         return True
 
 
-def evictor(slabs: Slabs, clock: FakeClock | None = None, **config: object) -> Evictor:
+def evictor(slabs: Slabs, clock: Callable[[], float] = lambda: 0.0, **config: object) -> Evictor:
     settings = EvictionConfig(**config)  # type: ignore[arg-type]
-    return Evictor(slabs, settings, Random(1), clock or FakeClock(), Counter())
+    return Evictor(slabs, settings, Random(1), clock, Counter())
 
 
 BUSY = dict.fromkeys(range(4), 500.0)
@@ -92,15 +91,15 @@ async def test_one_slab_alone_needs_no_question() -> None:
 
 
 async def test_a_slab_without_another_copy_is_left_alone_for_a_while() -> None:
-    clock = FakeClock()
+    now_s = 0.0
     slabs = Slabs({1: IDLE, 2: IDLE})
     slabs.kept = {(1, slot) for slot in range(4)}
-    batches = evictor(slabs, clock)
+    batches = evictor(slabs, lambda: now_s)
     assert await batches.evict(8) == 4
     assert await batches.evict(8) == 0
     slabs.kept = set()
     assert await batches.evict(8) == 0  # not asked again so soon
-    clock.advance(60.0)
+    now_s = 60.0
     assert await batches.evict(8) == 4
 
 
