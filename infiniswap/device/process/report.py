@@ -13,6 +13,8 @@ from infiniswap.device.process.parts import Parts
 from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.engine.protocol import Engine, EngineFigures, histogram_quantiles
 
+_TOTALS = [name for name in DonorRow.__struct_fields__ if name.endswith("_pages")] + ["errors"]
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -109,15 +111,11 @@ def _donor_rows(engine: Engine, mapper: SlabMapper) -> list[DonorRow]:
                 state=link.state,
                 detail=link.detail,
                 slabs=len(link.mapped),
-                read_pages=totals["read_pages"],
-                write_pages=totals["write_pages"],
-                errors=totals["errors"],
+                **{name: totals[name] for name in _TOTALS},
                 transport=transport.name,
                 transport_reason=transport.reason,
                 rdma_fallbacks=transport.fallbacks,
                 rdma_probes=transport.probes,
-                rdma_read_pages=totals["rdma_read_pages"],
-                rdma_write_pages=totals["rdma_write_pages"],
                 read_tail_us=info.read_tail_ns / 1000 if info else 0.0,
                 connections_lost=counts.connections_lost,
                 reclaimed=counts.reclaimed,
