@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -18,11 +17,11 @@ from support.donors.donor_world import SECRET, Handler, refusal, until, world
 
 from infiniswap.config import DeviceConfig
 from infiniswap.control import messages as m
-from infiniswap.control.client import ClientConfig, Identity, fetch_status, set_draining
+from infiniswap.control.client import ClientConfig, Identity, connect, fetch_status, set_draining
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.donors.link_types import LinkConfig
 from infiniswap.errors import WrongSecretError
-from infiniswap.units import MIB
+from infiniswap.units import MIB, parse_host_port
 
 
 async def test_every_slab_comes_back_and_none_is_lent_until_undrain() -> None:
@@ -105,18 +104,8 @@ async def test_a_device_that_has_no_slab_there_finds_out_that_the_drain_is_over(
 pytestmark = pytest.mark.requires_native
 
 
-def donor_with_slabs(cluster: Cluster) -> Donor:
-    """A donor whose port stays its own, with a device that has slabs there."""
-    donor = cluster.donor()
-    donor.end()
-    return cluster.successor(donor)
-
-
 def hold(donor: Donor, count: int, has_backup: bool) -> asyncio.Task[None]:
     async def work() -> None:
-        from infiniswap.control.client import Identity, connect
-        from infiniswap.units import parse_host_port
-
         handler = Handler()
         handler.has_backup = has_backup
         identity = Identity("00000000-0000-0000-0000-00000000000c", "swap7", "consumer")
@@ -130,23 +119,11 @@ def hold(donor: Donor, count: int, has_backup: bool) -> asyncio.Task[None]:
     return asyncio.create_task(work())
 
 
-def drain_command(cluster: Cluster, donor: Donor) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "infiniswap", "donor", "drain", donor.address],
-        env=cluster.env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 async def command(cluster: Cluster, *args: str) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(cluster.cli, "donor", *args)
 
 
 async def mapped(donor: Donor) -> int:
-    from infiniswap.units import parse_host_port
-
     status = await fetch_status(parse_host_port(donor.address), ClientConfig())
     return status.pool.slabs_mapped
 
@@ -160,7 +137,9 @@ async def until_mapped(donor: Donor, count: int) -> None:
 async def test_the_command_waits_until_it_is_done_and_a_restart_forgets_nothing(
     cluster: Cluster,
 ) -> None:
-    donor = await asyncio.to_thread(donor_with_slabs, cluster)
+    ended = await asyncio.to_thread(cluster.donor)
+    await asyncio.to_thread(ended.end)
+    donor = await asyncio.to_thread(cluster.successor, ended)  # with a port that stays its own
     holder = hold(donor, 3, True)
     await until_mapped(donor, 3)
     done = await command(cluster, "drain", donor.address)
@@ -199,7 +178,13 @@ async def test_an_interrupted_command_does_not_end_the_drain(cluster: Cluster) -
     donor = await asyncio.to_thread(cluster.donor)
     holder = hold(donor, 2, False)
     await until_mapped(donor, 2)
-    process = drain_command(cluster, donor)
+    process = subprocess.Popen(
+        [*cluster.program, "donor", "drain", donor.address],
+        env=cluster.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     await asyncio.to_thread(wait_until, lambda: "asks for drain" in donor.log, "the drain")
     await asyncio.to_thread(wait_until, lambda: "[slab-kept]" in donor.log, "a refusal")
     process.send_signal(signal.SIGINT)

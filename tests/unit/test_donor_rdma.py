@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,6 +23,13 @@ from infiniswap.testing.store import FakeStore
 from infiniswap.units import MIB
 
 SESSION = cast(Any, SimpleNamespace(number=4))
+
+
+@contextlib.contextmanager
+def refused(reason: str, words: str = "") -> Iterator[None]:
+    with pytest.raises(RequestRefusedError, match=words) as caught:
+        yield
+    assert caught.value.reason == reason
 
 
 async def _off_loop(call: Callable[[], Any]) -> Any:
@@ -92,9 +100,8 @@ async def test_a_consumer_that_comes_back_waits_for_no_registration() -> None:
     """Dozens of slabs take longer than it has: it is told so, and asks again."""
     donor = Donor(patience_s=0.0)
     slabs = [donor.map() for _ in range(3)]
-    with pytest.raises(RequestRefusedError, match="3 of 3 slabs are still being") as caught:
+    with refused(m.REFUSED_NO_RDMA, "3 of 3 slabs are still being"):
         await donor.open()
-    assert caught.value.reason == m.REFUSED_NO_RDMA
     # Over TCP until then: a slab is mapped without a key.
     assert await donor.key(slabs[0]) is None
 
@@ -151,9 +158,8 @@ async def test_a_slab_that_cannot_be_registered_is_not_lent() -> None:
     await donor.open()
     donor.store.refuse_registration = True
     second = donor.map()
-    with pytest.raises(RequestRefusedError, match="locked") as caught:
+    with refused(m.REFUSED_NO_MEMORY, "locked"):
         await donor.rdma.map_answer(2, donor.lease, second)
-    assert caught.value.reason == m.REFUSED_NO_MEMORY
     lease = donor.table.get(donor.lease)
     assert lease is not None
     assert list(lease.slots.values()) == [first]
@@ -176,20 +182,17 @@ async def test_a_slab_that_cannot_be_registered_is_not_lent() -> None:
 
 async def test_each_refusal_has_its_reason() -> None:
     off = Donor(enabled=False)
-    with pytest.raises(RequestRefusedError, match="switched off") as caught:
+    with refused(m.REFUSED_NO_RDMA, "switched off"):
         await off.open()
-    assert caught.value.reason == m.REFUSED_NO_RDMA
     assert await off.key(off.map()) is None
     without = Donor()
     without.store.has_rdma = False
-    with pytest.raises(RequestRefusedError, match="no RDMA device") as caught:
+    with refused(m.REFUSED_NO_RDMA, "no RDMA device"):
         await without.open()
-    assert caught.value.reason == m.REFUSED_NO_RDMA
     assert without.counters["rdma_refused"] == 1
     foreign = m.RdmaRequest(id=1, lease=without.lease + 1, ends=[END])
-    with pytest.raises(RequestRefusedError) as caught:
+    with refused(m.REFUSED_UNKNOWN_LEASE):
         await without.rdma.open(SESSION, foreign)
-    assert caught.value.reason == m.REFUSED_UNKNOWN_LEASE
 
 
 async def test_without_ends_it_is_ended() -> None:
