@@ -119,6 +119,16 @@ def hold(donor: Donor, count: int, has_backup: bool) -> asyncio.Task[None]:
     return asyncio.create_task(work())
 
 
+def drain_command(cluster: Cluster, donor: Donor) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*cluster.program, "donor", "drain", donor.address],
+        env=cluster.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 async def command(cluster: Cluster, *args: str) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(cluster.cli, "donor", *args)
 
@@ -178,13 +188,7 @@ async def test_an_interrupted_command_does_not_end_the_drain(cluster: Cluster) -
     donor = await asyncio.to_thread(cluster.donor)
     holder = hold(donor, 2, False)
     await until_mapped(donor, 2)
-    process = subprocess.Popen(
-        [*cluster.program, "donor", "drain", donor.address],
-        env=cluster.env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = drain_command(cluster, donor)
     await asyncio.to_thread(wait_until, lambda: "asks for drain" in donor.log, "the drain")
     await asyncio.to_thread(wait_until, lambda: "[slab-kept]" in donor.log, "a refusal")
     process.send_signal(signal.SIGINT)
