@@ -36,8 +36,7 @@ ALONE_S: Final = 3600.0
 not lose its pages."""
 
 SESSION_LEASES_MAX: Final = 4
-"""Leases of one session. A device needs one, and a second one if it could not give the first
-back."""
+"""Leases of one session. A device needs one, and another one if it could not give that back."""
 
 CONSUMER_SLOTS_MAX: Final = 8 * SLOTS_MAX
 """Slots in all leases of one consumer: 8 MiB in the store, and 128 TiB of slabs of 1 GiB."""

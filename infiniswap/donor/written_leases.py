@@ -61,8 +61,7 @@ class WrittenLeases:
         store.restored()
 
     async def write_down(self, lease: GrantedLease) -> None:
-        """Writes a lease down. If that fails the lease is served all the same; a restart ends
-        it."""
+        """Writes a lease down. If that fails it is served all the same, and ends with a restart."""
         records = self.records
         if records is None or self.table.get(lease.lease) is not lease:
             return
