@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a donor that answers is given up all the same. Not in the paper, whose donors are honest.
+"""What a donor that answers is given up for: bad pages, lies, refusals, losses again and again.
+
+The paper does not have this: its donors are honest.
 
 No single fault proves anything but one: a reply that breaks the protocol. Everything else happens
 to good donors too (a connection breaks, a host is slow, a slab is taken back by force), and counts
@@ -14,7 +16,7 @@ from errno import EPROTO
 
 @dataclass(frozen=True, slots=True)
 class FaultLimits:
-    """How much is borne.
+    """How much a device bears before it gives a donor up.
 
     Attributes:
         flap_s: connections lost within this time of their recovery were none.
@@ -92,7 +94,7 @@ class DonorFaults:
         self._announced_s[why] = now_s + min(in_s, self._config.announced_s_max)
 
     def withdraw(self, why: int) -> None:
-        """There is no reason for that any more."""
+        """That reason has ended."""
         self._announced_s.pop(why, None)
 
     def _forget_announced(self, now_s: float) -> None:

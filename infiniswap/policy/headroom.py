@@ -164,7 +164,7 @@ class HeadroomPolicy:
         self._others.update(now_s, self._others_now_bytes)
 
     def used_share(self, pool: PoolState) -> float:
-        """Share of the memory that cannot be lent any more, 0..1: the average use of everything
+        """Share of the memory that can no longer be lent, 0..1: the average use of everything
         else, plus mapped slabs. Free slabs are there to be taken and count as free; the figure
         is what placement compares.
         """

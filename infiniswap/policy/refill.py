@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which pages are copied from the backup to a donor next, and how many now.
 
-A slab that has just got a donor holds nothing there: until a page is written anew, reading it goes
+A slab that has just got a donor holds nothing there: until a page is written again, reading it goes
 to the disk. So its pages are copied in the background, the most active slab first, at a rate
 (infiniswap.policy.pace) that leaves disk and network to the page-ins that somebody waits for.
 """
@@ -74,7 +74,7 @@ class Refill:
             self._slabs[slab] = _Filling()
 
     def end(self, slab: int) -> None:
-        """It has no donor any more."""
+        """It has lost its donor."""
         self._slabs.pop(slab, None)
 
     def due_s(self) -> float:
@@ -95,7 +95,7 @@ class Refill:
             now_s: seconds of the clock used throughout.
             activity: page I/O per second of a slab; the busiest is filled first.
             copy: of slab, first page, most pages; returns how many were begun and where to go on,
-                or None when the slab is not mapped any more.
+                or None when the slab is no longer mapped.
             slab_pages: pages of a slab.
             pages_per_s: rate since the last step; None: the highest.
         """

@@ -66,8 +66,8 @@ FUZZERS: Final = (
         ("recvmsg", "sendmsg", "setsockopt", "shutdown", "poll", "pthread_cond_wait"),
         16_384,
     ),
-    Fuzzer("nbd_client", ("transport/tcp*.c", "util/*.c"), ("recv", "send", "poll")),
-    Fuzzer("nbd_reply", ("transport/tcp*.c", "util/*.c"), (), 2048),
+    Fuzzer("nbd_client", ("transport/tcp*.c", "transport/queue.c", "util/*.c"), ("recv", "send", "poll")),
+    Fuzzer("nbd_reply", ("transport/tcp*.c", "transport/queue.c", "util/*.c"), (), 2048),
     Fuzzer("control", (), (), 2048),
 )
 

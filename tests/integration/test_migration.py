@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -73,15 +72,6 @@ def test_after_a_drain_everything_is_read_from_the_other_donor(
     assert filled.read_back()["pages_in_backup"] == 0
 
 
-def test_without_room_elsewhere_the_pages_come_from_the_backup(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    filled = Filled(cluster, tmp_path)
-    filled.drain(filled.leaving)
-    assert filled.slabs_at(filled.leaving) == filled.slabs_at(filled.other) == 0
-    assert filled.read_back()["pages_in_backup"] == SIZE // PAGE_BYTES
-
-
 def test_without_room_and_without_a_backup_the_slabs_stay_until_there_is_room(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -92,16 +82,3 @@ def test_without_room_and_without_a_backup_the_slabs_stay_until_there_is_room(
     filled.undrain(filled.other)
     until(lambda: filled.slabs_at(filled.leaving) == 0, "slabs that have moved")
     assert filled.read_back()["requests_failed"] == 0
-
-
-def test_a_donor_that_dies_while_its_slabs_move_costs_no_page(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    filled = Filled(cluster, tmp_path)
-    filled.undrain(filled.other)
-    cluster.ok("donor", "drain", "--no-wait", filled.leaving.address)
-    until(lambda: "moves to" in filled.device.log, "a slab that moves")
-    filled.leaving.end(signal.SIGKILL)
-    until(lambda: filled.slabs_at(filled.leaving) == 0, "the end of the dead donor's slabs")
-    counted = filled.read_back()
-    assert counted["requests_failed"] == 0

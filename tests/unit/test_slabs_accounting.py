@@ -23,7 +23,8 @@ EVENT_FIELDS = ("code", "remote", "slab", "generation", "value")
 ACTIONS = st.sampled_from(
     (
         *("page out", "discard", "rest", "evict", "evict at once", "refuse", "die", "fill up"),
-        *("free", "stick", "distrust", "forget", "list", "backup fails", "backup works"),
+        *("free", "stick", "stick", "distrust", "distrust", "refuse", "evict", "forget", "list"),
+        *("backup fails", "backup works"),
     )
 )
 STEPS = st.lists(
@@ -75,6 +76,7 @@ class Model:
         elif action == "distrust" and cast(Any, link) in w.mapper.lenders.links:
             self.distrusted[link.address] = len(link.done)
             w.mapper.distrusted(cast(Any, link), "it lies")
+            await asyncio.sleep(11.0)
         elif action in ("forget", "list"):
             self.listed ^= {link.address} & self.listed
             self.listed |= {link.address} if action == "list" else set()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 import pytest
 from support.devices.slab_world import ObedientLink, SlabWorld
@@ -121,3 +122,16 @@ async def test_a_slab_that_is_taken_before_it_could_move_is_no_donors_fault() ->
         assert w.mapper.lenders.backoff.eligible(w.mapper.lenders.links, 9.0)
         assert isinstance(new, ObedientLink)
         assert not new.mapped
+
+
+@in_virtual_time
+async def test_a_distrusted_donor_is_left_alone_and_its_alarm_ends_with_the_next_slab() -> None:
+    w = SlabWorld()
+    (link,) = w.donors(4)
+    async with w.live():
+        w.mapper.distrusted(cast(Any, link), "it lies")
+        assert not await w.mapper.placer.place(0)
+        await asyncio.sleep(10.1)
+        assert list(w.mapper.alarms) == [f"donor {link.address}"]
+        assert await w.mapper.placer.place(0)
+        assert not w.mapper.alarms

@@ -27,7 +27,7 @@ def restore_links(
     Args:
         engine: after `take_over`.
         mapper: with a fresh link for every donor; not running yet.
-        make_link: for a donor that is not among those any more, but has slabs of ours.
+        make_link: for a donor that is no longer listed and still has slabs of this device.
     """
     places, links = _places(engine), mapper.lenders.links
     for info in engine.remotes():
@@ -59,7 +59,7 @@ def _places(engine: Engine) -> dict[int, dict[int, Place]]:
 
 
 def _abandon(engine: Engine, mapper: SlabMapper, remote: int, mapped: dict[int, Place]) -> None:
-    """Nobody knows whose it was: its lease ends by itself, and its slabs find other donors."""
+    """Nobody knows whose it was: its lease expires, and its slabs get other donors."""
     log.error("a donor's record is unreadable: its %d slabs are given up", len(mapped))
     for slab, place in mapped.items():
         engine.slab_unmap(slab, remote, place.generation)

@@ -18,7 +18,7 @@ from infiniswap.errors import EngineError, InfiniswapError
 
 log = logging.getLogger(__name__)
 
-_TICK_S_PULL = 0.01  # a pull goes on by itself; this sees to what did not
+_TICK_S_PULL = 0.01  # the engine continues a pull alone; this resumes one that found no buffer
 _PULL_RETRY_S = 1.0
 _ALONE_S_MIN = 1.0  # a donor that has waited for a move takes the slab off within that
 _PULLS_FUTILE_MAX = 100  # a second's worth

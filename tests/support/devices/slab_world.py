@@ -67,7 +67,7 @@ class ObedientLink:
         self.told: list[tuple[Any, ...]] = []
         self._world = world
         self._generation = 0
-        self._whole: set[Place] = set()
+        self._left: set[Place] = set()
 
     @property
     def is_idle(self) -> bool:
@@ -164,9 +164,11 @@ class ObedientLink:
             return False  # it has the only copies
         if slab in self.mapped:
             assert not moved or self.pages(slab) == 0
-            if moved and self.mapped[slab] not in self._whole:  # others may have asked for it, too
-                self._whole.add(self.mapped[slab])
-                self.done.append(("whole", slab))
+            if self.mapped[slab] not in self._left:  # others may have asked for it, too
+                self._left.add(self.mapped[slab])
+                is_source = self._world.engine.slab(slab).source_remote == self.remote
+                is_cut = is_source and self.pages(slab)
+                self.done += [("whole", slab)] if moved else [("cut", slab)] if is_cut else []
             if await self._drain(slab):
                 self.done.append(("evicted", slab))
                 self._world.lost.add(slab)
@@ -348,7 +350,7 @@ class SlabWorld:
         counts, done = self.mapper.counts, self.done()
         assert counts.mapped == done["map"]
         # Of a slab that is moved without an eviction that waits, only the mapper knows more.
-        assert done["whole"] <= counts.moved <= done["take"]
+        assert done["whole"] <= counts.moved <= done["take"] - done["cut"]
         assert counts.evicted + counts.returned == done["evicted"] + done["empty"]
         assert counts.remapped == self.remapped
         assert not self.mapper.lenders.searches
