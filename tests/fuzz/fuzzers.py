@@ -66,7 +66,11 @@ FUZZERS: Final = (
         ("recvmsg", "sendmsg", "setsockopt", "shutdown", "poll", "pthread_cond_wait"),
         16_384,
     ),
-    Fuzzer("nbd_client", ("transport/tcp*.c", "transport/queue.c", "util/*.c"), ("recv", "send", "poll")),
+    Fuzzer(
+        "nbd_client",
+        ("transport/tcp*.c", "transport/queue.c", "util/*.c"),
+        ("recv", "send", "poll"),
+    ),
     Fuzzer("nbd_reply", ("transport/tcp*.c", "transport/queue.c", "util/*.c"), (), 2048),
     Fuzzer("control", (), (), 2048),
 )
