@@ -70,7 +70,7 @@ def set_up(
     else:
         handler = logging.StreamHandler(sys.stderr) if waits else AsideHandler()
         handler.setFormatter(PlainFormatter(_PLAIN))
-    handler.addFilter(RateLimit())
+    handler.addFilter(LogRateLimit())
     root.addHandler(handler)
     root.setLevel(level)
 
@@ -239,7 +239,7 @@ class AsideHandler(logging.Handler):
         super().close()
 
 
-class RateLimit(logging.Filter):
+class LogRateLimit(logging.Filter):
     """Lets `burst` lines of each kind pass per `window_s` seconds; the first one after that says
     how many were left out."""
 

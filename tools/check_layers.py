@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that imports and includes point one way, and a few other rules of the house.
 
-Python: rights → errors → units → secret, peers → config → policy, control → engine, system →
-discovery → donor, device → demo → cli; each may import what stands before it, and itself. `policy/`
-and the message code are pure: no clock, no I/O, no randomness of their own. `testing/` is shipped
-for tests and imported by nothing else. Programs are started in one place (SPAWNERS), which gives
-them nothing that another user may have prepared.
+Python: rights → errors → units, fields → secret, peers → config → policy, control, engine →
+system → discovery → donor, device → demo → cli; each may import what stands before it, and itself.
+`policy/` and the message code are pure: no clock, no I/O, no randomness of their own. `testing/` is
+shipped for tests and imported by nothing else. Programs are started in one place (SPAWNERS), which
+gives them nothing that another user may have prepared.
 
 C: util → wire, verbs → transport, store → engine → frontend → api, and inside the engine state →
 backup, remote → ops; of the engine a front end sees only engine/request.h, and never a transport's
@@ -29,6 +29,8 @@ PYTHON_RANKS = {
     "rights": -1,
     "errors": 0,
     "units": 1,
+    "fields": 1,
+    "rdma_address": 2,
     "json_text": 1,
     "secret": 2,
     "toml_lines": 2,
@@ -41,7 +43,7 @@ PYTHON_RANKS = {
     "config_changes": 4,
     "policy": 4,
     "control": 4,
-    "engine": 5,
+    "engine": 4,
     "system": 5,
     "discovery": 6,
     "donor": 7,
@@ -57,7 +59,10 @@ DEVICE_ROOMS = (
     *("spec", "donors", "slabs", "frontends", "succession", "process"),
     *("control", "cleanup", "jobs"),
 )
-PURE_PARTS = ("policy/", "control/fields", "control/messages", "control/text", "control/rate")
+PURE_PARTS = (
+    *("policy/", "fields", "rdma_address"),
+    *("control/messages", "control/text", "control/rate"),
+)
 # Beside the one place: the user's own program, and the leader of its terminal, which runs no other.
 SPAWNERS = ("system/programs.py", "device/jobs/job.py", "device/jobs/terminal.py")
 SPAWNING_MODULES = {"subprocess", "multiprocessing", "pty", "_posixsubprocess"}

@@ -66,7 +66,7 @@ _HEADINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class DonorRow:
+class AskedDonor:
     """A donor's answer: its status, or the reason why there is none."""
 
     address: HostPort
@@ -120,25 +120,27 @@ def _discovery(found: Found) -> dict[str, Any]:
     }
 
 
-async def ask(addresses: Iterable[HostPort], secret: bytes | None, wait_s: float) -> list[DonorRow]:
+async def ask(
+    addresses: Iterable[HostPort], secret: bytes | None, wait_s: float
+) -> list[AskedDonor]:
     """Asks every donor at once; takes no longer than `wait_s` seconds."""
     from infiniswap.control.client import ClientConfig, fetch_status
 
     client = ClientConfig(secret=secret, connect_s=wait_s)
 
-    async def one(address: HostPort) -> DonorRow:
+    async def one(address: HostPort) -> AskedDonor:
         try:
-            return DonorRow(address, await fetch_status(address, client), "")
+            return AskedDonor(address, await fetch_status(address, client), "")
         except InfiniswapError as error:
             mend = f". {error.mend}" if error.mend else ""
-            return DonorRow(address, None, error.what + mend, error)
+            return AskedDonor(address, None, error.what + mend, error)
 
     async with asyncio.TaskGroup() as tasks:
         asked = [tasks.create_task(one(a), name=f"status of {a}") for a in addresses]
     return [task.result() for task in asked]
 
 
-def lendable(rows: Sequence[DonorRow]) -> tuple[int, str]:
+def lendable(rows: Sequence[AskedDonor]) -> tuple[int, str]:
     """What these donors can lend together, in bytes, and why some of them lend nothing.
 
     Raises:
@@ -172,7 +174,7 @@ def _first(sentences: Iterable[str]) -> list[str]:
     return said[:_NAMED_MAX] + more
 
 
-def as_json(rows: Iterable[DonorRow], devices: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def as_json(rows: Iterable[AskedDonor], devices: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The whole status as plain data."""
     import msgspec
 
@@ -191,7 +193,7 @@ def as_json(rows: Iterable[DonorRow], devices: Iterable[Mapping[str, Any]]) -> d
     }
 
 
-def _print_tables(rows: Sequence[DonorRow], devices: Sequence[Mapping[str, Any]]) -> None:
+def _print_tables(rows: Sequence[AskedDonor], devices: Sequence[Mapping[str, Any]]) -> None:
     from rich.console import Console
 
     console = Console()
@@ -240,7 +242,7 @@ def _sentences(device: Mapping[str, Any]) -> Iterator[str]:
     yield from device.get("degraded", ())
 
 
-def _donor_table(rows: Sequence[DonorRow]) -> Any:
+def _donor_table(rows: Sequence[AskedDonor]) -> Any:
     from rich.text import Text
 
     table = _table("donors")
@@ -284,7 +286,7 @@ def _errors(status: Status) -> int:
     )
 
 
-def _lease_table(leases: Sequence[tuple[DonorRow, Any]]) -> Any:
+def _lease_table(leases: Sequence[tuple[AskedDonor, Any]]) -> Any:
     from rich.text import Text
 
     table = _table("leases")

@@ -36,6 +36,7 @@ from infiniswap.errors import (
     NoDonorError,
     ProtocolMismatchError,
 )
+from infiniswap.rdma_address import RdmaEnd
 from infiniswap.units import HostPort
 
 BodyT = TypeVar("BodyT")
@@ -253,7 +254,7 @@ class Session:
             self._config.renew_s,
         )
 
-    async def rdma(self, lease: int, ends: Sequence[m.RdmaEnd]) -> m.RdmaAnswer:
+    async def rdma(self, lease: int, ends: Sequence[RdmaEnd]) -> m.RdmaAnswer:
         """RDMA connections to these ends; refused with REFUSED_NO_RDMA where there can be none."""
         return await self.ask(
             m.RdmaRequest(id=self.next_id(), lease=lease, ends=list(ends)), self._config.renew_s

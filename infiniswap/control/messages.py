@@ -27,7 +27,9 @@ from typing import Annotated, Any, Final, Generic, TypeVar, get_args
 import msgspec
 from msgspec import Meta, Struct
 
-from infiniswap.control.fields import (
+from infiniswap.control.text import clean_text, cleaned, is_plain
+from infiniswap.errors import ProtocolMismatchError
+from infiniswap.fields import (
     SLOTS_MAX,
     U53,
     Count,
@@ -43,8 +45,7 @@ from infiniswap.control.fields import (
     Uuid,
     Versions,
 )
-from infiniswap.control.text import clean_text, cleaned, is_plain
-from infiniswap.errors import ProtocolMismatchError
+from infiniswap.rdma_address import RdmaEnd, RdmaKey
 
 VERSIONS: Final = (1,)
 """Protocol versions this code speaks."""
@@ -274,13 +275,6 @@ class LeaseRequest(ConsumerRequest[LeaseAnswer], frozen=True, tag="lease"):
     slots_max: Annotated[int, Meta(ge=1, le=SLOTS_MAX)]
 
 
-class RdmaKey(Struct, frozen=True, array_like=True):
-    """Memory of the donor's that the lease's connections reach (struct isw_rdma_key)."""
-
-    address: U53
-    rkey: Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
-
-
 class MapAnswer(Answer, frozen=True, tag="map_answer", omit_defaults=True):
     """The slab is in this slot; `key` where the lease has RDMA connections."""
 
@@ -348,18 +342,6 @@ class ReleaseRequest(ConsumerRequest[OkAnswer], frozen=True, tag="release"):
     """Gives a lease and everything in it back."""
 
     lease: U53
-
-
-class RdmaEnd(Struct, frozen=True, array_like=True):
-    """One end of an RDMA connection (struct isw_rdma_end)."""
-
-    gid: Hex128
-    link: Count
-    lid: Count
-    mtu_bytes: Count
-    reads_max: Count
-    number: Count
-    psn: Count
 
 
 class SlotKey(Struct, frozen=True, array_like=True):

@@ -33,7 +33,7 @@ class Served:
     write_bytes: int
 
 
-class Donor:
+class DemoDonor:
     """One daemon.
 
     Args:
@@ -109,7 +109,7 @@ class Donor:
         self._child.end(_STOP_S)
 
 
-def stop_all(donors: list[Donor]) -> None:
+def stop_all(donors: list[DemoDonor]) -> None:
     """Ends them; one that cannot be killed is raised when all were tried.
 
     Raises:

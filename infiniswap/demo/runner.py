@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap.demo import data, leftovers, legs, requirements, results, volume
-from infiniswap.demo.donors import NAMES, Donor, Served, stop_all
+from infiniswap.demo.donors import NAMES, DemoDonor, Served, stop_all
 from infiniswap.demo.leftovers import Record
 from infiniswap.demo.progress import Progress
 from infiniswap.errors import ConflictError, SystemCallError, from_oserror
@@ -204,10 +204,10 @@ def _infiniswap_leg(
         f"starting {len(NAMES)} donors, each a daemon that lends up to "
         f"{format_size_short(POOL_BYTES)}"
     )
-    donors: list[Donor] = []
+    donors: list[DemoDonor] = []
     try:
         with stage.interrupts.hold():
-            donors += (Donor(name, stage.record, stage.config, POOL_BYTES) for name in NAMES)
+            donors += (DemoDonor(name, stage.record, stage.config, POOL_BYTES) for name in NAMES)
         for donor in donors:
             donor.await_ready()
         before = [donor.served() for donor in donors]

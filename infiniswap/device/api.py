@@ -165,7 +165,7 @@ class ReloadAnswer(Struct, frozen=True, kw_only=True):
     waiting: list[str]
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class DeviceAnswer(Struct, frozen=True, kw_only=True):
     """`error` is empty after a success. A device that has stopped names its holder's pid: that
     process ends last."""
 

@@ -25,9 +25,9 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from infiniswap.control.fields import U53, Count, Name, Proof, Share, Uuid
 from infiniswap.control.text import cleaned
 from infiniswap.errors import InfiniswapError, UsageError
+from infiniswap.fields import U53, Count, Name, Proof, Share, Uuid
 from infiniswap.json_text import NotJsonError, decode_json
 from infiniswap.units import HostPort, parse_host_port
 

@@ -239,7 +239,7 @@ def _lock(path: Path, wait_s: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Leftover:
+class OrphanedHome:
     """The home of a daemon that does not run.
 
     Attributes:
@@ -253,7 +253,7 @@ class Leftover:
     started_ns: int
 
 
-def leftovers(run_dir: Path) -> list[Leftover]:
+def leftovers(run_dir: Path) -> list[OrphanedHome]:
     """Homes that no daemon has now. Raises InfiniswapError."""
     return [found for path in _homes(run_dir) if (found := _look(path)) is not None]
 
@@ -263,7 +263,7 @@ def _homes(run_dir: Path) -> Iterator[Path]:
         yield from sorted(path for path in run_dir.iterdir() if path.is_dir())
 
 
-def _look(path: Path) -> Leftover | None:
+def _look(path: Path) -> OrphanedHome | None:
     try:
         descriptor = _try_lock(path)
         if descriptor is None:
@@ -275,7 +275,7 @@ def _look(path: Path) -> Leftover | None:
         if _own_mount(path) is None:
             return None
         room = os.statvfs(path)
-        return Leftover(path, (room.f_blocks - room.f_bfree) * room.f_frsize, started_ns)
+        return OrphanedHome(path, (room.f_blocks - room.f_bfree) * room.f_frsize, started_ns)
     except (OSError, InfiniswapError):
         return None
 
@@ -297,7 +297,7 @@ def leave_release(path: Path, after_s: float) -> None:
     )
 
 
-def release(leftover: Leftover) -> bool:
+def release(leftover: OrphanedHome) -> bool:
     """Gives the memory of a stopped daemon back; False: a successor has come meanwhile.
 
     Raises:

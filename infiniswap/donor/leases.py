@@ -27,9 +27,9 @@ from typing import Final
 from msgspec import Struct, structs
 
 from infiniswap.control import messages as m
-from infiniswap.control.fields import SLOTS_MAX, U53, Hex128, Name, Uuid
 from infiniswap.control.peer import consumer_of
 from infiniswap.errors import RequestRefusedError
+from infiniswap.fields import SLOTS_MAX, U53, Hex128, Name, Uuid
 
 ALONE_S: Final = 3600.0
 """How long data connections keep a lease that has no session. Not less: a paused interpreter must

@@ -48,7 +48,7 @@ class MemorySource(Protocol):
         """None where this kernel does not count refaults. Raises InfiniswapError."""
 
 
-class HostMemory:
+class HostMemorySource:
     """Memory that this process may use: the machine's, or less inside a container."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class HostMemory:
         return host_memory(hierarchy=self._hierarchy)
 
 
-class CgroupMemory:
+class CgroupMemorySource:
     """The memory of one cgroup, which must have a limit; never more than the host has left.
 
     The daemon must run in that cgroup (or below it), so that its slabs are counted there.
@@ -142,7 +142,7 @@ def memory_source(cgroup: Path | None) -> MemorySource:
         UnavailableError: this kernel has none at all.
     """
     if cgroup is None:
-        return HostMemory()
+        return HostMemorySource()
     try:
         hierarchy = memory_hierarchy()
     except UnavailableError as error:
@@ -151,7 +151,7 @@ def memory_source(cgroup: Path | None) -> MemorySource:
     below = hierarchy.mount_point / str(cgroup).lstrip("/")
     for path in (cgroup, below):
         if (path / "memory.stat").exists():
-            return CgroupMemory(path, hierarchy.version)
+            return CgroupMemorySource(path, hierarchy.version)
     raise ConfigError(
         "no such memory cgroup",
         where=f"--memory-cgroup {cgroup}",

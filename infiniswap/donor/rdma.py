@@ -20,6 +20,7 @@ from infiniswap.donor.leases import GrantedLease, LeaseTable
 from infiniswap.engine.protocol import OffLoop
 from infiniswap.engine.store import Store
 from infiniswap.errors import EngineError, RequestRefusedError
+from infiniswap.rdma_address import RdmaKey
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ class DonorRdma:
         lease = self._table.owned(request.lease, session.number)
         if not request.ends:
             await self._off_loop(lambda: self._store.rdma_pause(lease.lease))
-            return m.RdmaAnswer(id=request.id, ends=[], probe=m.RdmaKey(0, 0), slots=[])
+            return m.RdmaAnswer(id=request.id, ends=[], probe=RdmaKey(0, 0), slots=[])
         self._check_enabled()
         try:
             ends, probe = await self._off_loop(
@@ -206,9 +207,7 @@ class DonorRdma:
             raise
         return m.MapAnswer(id=number, slot=slot.slot, generation=slot.generation, key=key)
 
-    async def _key(
-        self, lease: int, slot: m.SlotInfo, *, at_hand: bool = False
-    ) -> m.RdmaKey | None:
+    async def _key(self, lease: int, slot: m.SlotInfo, *, at_hand: bool = False) -> RdmaKey | None:
         """None: the lease has no RDMA connections."""
         if not self.enabled:
             return None

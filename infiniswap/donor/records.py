@@ -18,9 +18,9 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from infiniswap.control.fields import Hex128, Uuid
 from infiniswap.donor.leases import LeaseRecord
 from infiniswap.errors import from_oserror
+from infiniswap.fields import Hex128, Uuid
 from infiniswap.json_text import NotJsonError, decode_json
 
 log = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from infiniswap.engine.binding import (
 from infiniswap.engine.native_frontend import NativeFrontend, frontend_config, frontend_error
 from infiniswap.engine.protocol import (
     EngineConfig,
+    EngineEvent,
     EngineFigures,
-    Event,
     EventKind,
     FrontendConfig,
     RemoteConfig,
@@ -108,13 +108,13 @@ class NativeEngine(HandleOwner):
         with self._use() as engine:
             return int(lib.isw_engine_eventfd(engine))
 
-    def events(self) -> Sequence[Event]:
+    def events(self) -> Sequence[EngineEvent]:
         """Any thread, never waits. At most 256 at once: call again until it is empty."""
         with self._use() as engine, self._event_lock:
             scratch = self._event_scratch
             count = check(lib.isw_engine_events(engine, scratch, _EVENTS_MAX), "cannot read events")
             return [
-                Event(EventKind(kind), *rest)
+                EngineEvent(EventKind(kind), *rest)
                 for kind, *rest in (struct_ints(item).values() for item in scratch[0:count])
             ]
 

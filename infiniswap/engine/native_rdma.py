@@ -8,11 +8,11 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from infiniswap.control.messages import RdmaEnd, RdmaKey
 from infiniswap.engine.binding import check, ffi, lib
 from infiniswap.engine.protocol import Connector, Engine
 from infiniswap.engine.rdma import RdmaGid, RdmaPort
 from infiniswap.errors import EngineError
+from infiniswap.rdma_address import RdmaEnd, RdmaKey
 
 _PORTS_MAX = 32
 _LINKS = {1: "InfiniBand", 2: "Ethernet"}

@@ -9,10 +9,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from infiniswap.control.messages import RdmaEnd, RdmaKey
 from infiniswap.engine.binding import Handle, HandleOwner, check, ffi, lib, struct_ints
 from infiniswap.engine.native_rdma import end_from_c, ends_to_c, key_from_c
 from infiniswap.engine.store import LeaseStats, LeaseToken, MappedSlot, RestoredSlot, StoreConfig
+from infiniswap.rdma_address import RdmaEnd, RdmaKey
 
 _UNSAFE = ("RDMAV_ALLOW_DISASSOC_DESTROY", "MLX4_DEVICE_FATAL_CLEANUP")
 """With these libibverbs says of what a removed card still has that it has ended: no fence."""

@@ -25,7 +25,7 @@ class OffLoop(Protocol):
 
 
 class EventKind(enum.IntEnum):
-    """Kinds of `Event`; the numbers are those of csrc/include/isw.h."""
+    """Kinds of `EngineEvent`; the numbers are those of csrc/include/isw.h."""
 
     OVERFLOW = 1
     REMOTE_DOWN = 2
@@ -48,7 +48,7 @@ class SlabState(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class EngineEvent:
     """One thing the C threads report. Unused fields are 0."""
 
     kind: EventKind
@@ -315,7 +315,7 @@ class Engine(Protocol):
     def use(self) -> AbstractContextManager[Any]:
         """The C object, for a transport's own functions. EngineError once the engine is closed."""
 
-    def events(self) -> Sequence[Event]:
+    def events(self) -> Sequence[EngineEvent]:
         """Takes the events that have been reported."""
 
     def take_over(self, backup_path: str | None) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from infiniswap.control.messages import RdmaEnd, RdmaKey
 from infiniswap.engine.protocol import Connector
+from infiniswap.rdma_address import RdmaEnd, RdmaKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from infiniswap.control.messages import RdmaEnd, RdmaKey
 from infiniswap.engine.store import LeaseStats, LeaseToken, MappedSlot, RestoredSlot, StoreConfig
 from infiniswap.errors import EngineError
+from infiniswap.rdma_address import RdmaEnd, RdmaKey
 
 _WAIT_S = 60.0
 

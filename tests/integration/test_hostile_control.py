@@ -42,10 +42,10 @@ from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.channel import LOST, Channel, Limits
 from infiniswap.control.client import ClientConfig, fetch_status
-from infiniswap.control.fields import SLOTS_MAX
 from infiniswap.control.figures import METRICS_PATH
 from infiniswap.donor.leases import SESSION_LEASES_MAX
 from infiniswap.errors import InfiniswapError, RequestRefusedError
+from infiniswap.fields import SLOTS_MAX
 
 SHORT_S = 0.5
 """A deadline that tests wait for, and that good neighbours keep on a slow machine, too."""

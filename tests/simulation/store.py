@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from infiniswap.control.messages import RdmaEnd, RdmaKey
 from infiniswap.engine.binding import ffi
 from infiniswap.engine.store import LeaseStats, LeaseToken, MappedSlot, RestoredSlot
 from infiniswap.errors import EngineError
+from infiniswap.rdma_address import RdmaEnd, RdmaKey
 
 if TYPE_CHECKING:
     from simulation.engine import Connection

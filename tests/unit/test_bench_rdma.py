@@ -11,9 +11,9 @@ from isw_bench.bench import SkipError
 from isw_bench.rdma import cpu, donor, mapping, perftest, place
 from isw_bench.results import Samples
 
-from infiniswap.control.messages import RdmaEnd, RdmaKey
 from infiniswap.engine.rdma import RdmaGid, RdmaPort
 from infiniswap.errors import SystemCallError, UsageError
+from infiniswap.rdma_address import RdmaEnd, RdmaKey
 from infiniswap.units import MIB
 
 LATENCY = """

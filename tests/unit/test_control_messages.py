@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infiniswap.control import messages as m
-from infiniswap.control.fields import SLOTS_MAX
 from infiniswap.control.openapi import document
 from infiniswap.control.text import clean_text
 from infiniswap.errors import ProtocolMismatchError
+from infiniswap.fields import SLOTS_MAX
 
 
 def from_info(info: Any) -> st.SearchStrategy[Any]:

@@ -20,7 +20,7 @@ from infiniswap.cli.doctor import donors as donor_findings
 from infiniswap.cli.doctor import host as host_findings
 from infiniswap.cli.doctor import swap as swap_findings
 from infiniswap.cli.doctor.finding import MISSING, OK, WARN, Finding, guarded
-from infiniswap.cli.status import DonorRow
+from infiniswap.cli.status import AskedDonor
 from infiniswap.config import Config
 from infiniswap.control import messages as m
 from infiniswap.device.cleanup import leftovers
@@ -339,8 +339,8 @@ def donor_status(*, slab_bytes: int = GIB, draining: bool = False, **pool: int) 
     return msgspec.convert(said, m.Status)
 
 
-def donors(monkeypatch: pytest.MonkeyPatch, made: Config, row: DonorRow) -> list[Finding]:
-    async def ask(*_: object) -> list[DonorRow]:
+def donors(monkeypatch: pytest.MonkeyPatch, made: Config, row: AskedDonor) -> list[Finding]:
+    async def ask(*_: object) -> list[AskedDonor]:
         return [row]
 
     monkeypatch.setattr(donor_findings, "ask", ask)
@@ -357,9 +357,9 @@ def test_no_donor_is_configured() -> None:
 
 def test_a_donor_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     failure = NoDonorError("no answer", mend="Start it.")
-    found = one(donors(monkeypatch, PEERS, DonorRow(ADDRESS, None, "text", failure)))
+    found = one(donors(monkeypatch, PEERS, AskedDonor(ADDRESS, None, "text", failure)))
     assert found == Finding("donors", WARN, "10.0.0.2:9400: no answer", "Start it.")
-    bare = one(donors(monkeypatch, PEERS, DonorRow(ADDRESS, None, "text", NoDonorError("x"))))
+    bare = one(donors(monkeypatch, PEERS, AskedDonor(ADDRESS, None, "text", NoDonorError("x"))))
     assert "log" in bare.mend
 
 
@@ -375,13 +375,13 @@ def test_a_donor_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_donor_that_lends_less_than_it_could(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], state: str, mend: str
 ) -> None:
-    found = one(donors(monkeypatch, PEERS, DonorRow(ADDRESS, donor_status(**changes), "")))
+    found = one(donors(monkeypatch, PEERS, AskedDonor(ADDRESS, donor_status(**changes), "")))
     assert found.state == state
     assert mend in found.mend
 
 
 def test_slabs_that_may_be_swapped_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = DonorRow(ADDRESS, donor_status(slabs_unpinned=2), "")
+    row = AskedDonor(ADDRESS, donor_status(slabs_unpinned=2), "")
     good, unpinned = donors(monkeypatch, PEERS, row)
     assert good.state == OK
     assert "LimitMEMLOCK" in one([unpinned]).mend

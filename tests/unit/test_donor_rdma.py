@@ -19,6 +19,7 @@ from infiniswap.donor.leases import LeaseRecord, LeaseTable
 from infiniswap.donor.rdma import DonorRdma
 from infiniswap.engine.store import StoreConfig
 from infiniswap.errors import RequestRefusedError
+from infiniswap.rdma_address import RdmaKey
 from infiniswap.testing.store import FakeStore
 from infiniswap.units import MIB
 
@@ -73,7 +74,7 @@ class Donor:
         with ThreadPoolExecutor(1) as background, pytest.raises(asyncio.CancelledError):
             await self.rdma.keep_ready(background, sleep)
 
-    async def key(self, slot: m.SlotInfo) -> m.RdmaKey | None:
+    async def key(self, slot: m.SlotInfo) -> RdmaKey | None:
         """As the answer to a map request has it."""
         return (await self.rdma.map_answer(1, self.lease, slot)).key
 
@@ -212,7 +213,7 @@ async def test_switched_off_and_on_again() -> None:
     donor = Donor()
     info = donor.map()
     await donor.open()
-    seen: list[tuple[set[int], m.RdmaKey | None]] = []
+    seen: list[tuple[set[int], RdmaKey | None]] = []
 
     async def sleep(_pause_s: float) -> None:
         seen.append((donor.store.rdma_registered, await donor.key(info)))

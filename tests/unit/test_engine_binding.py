@@ -21,12 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import infiniswap
-from infiniswap.control.messages import RdmaEnd, RdmaKey
 from infiniswap.device.frontends import FRONT_ENDS
 from infiniswap.engine import build_cdef
 from infiniswap.engine.protocol import (
     EngineConfig,
-    Event,
+    EngineEvent,
     EventKind,
     FrontendConfig,
     RemoteConfig,
@@ -36,6 +35,7 @@ from infiniswap.engine.protocol import (
 )
 from infiniswap.engine.store import LeaseStats, StoreConfig
 from infiniswap.errors import BackupError, ConflictError, EngineError, InfiniswapError
+from infiniswap.rdma_address import RdmaEnd, RdmaKey
 from infiniswap.units import MIB, PAGE_BYTES
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def test_enums_and_records_match_the_header(project_root: Path) -> None:
     def names(record: Any) -> list[str]:
         return [field.name for field in dataclasses.fields(record)]
 
-    assert names(Event) == fields("isw_event")
+    assert names(EngineEvent) == fields("isw_event")
     assert names(StoreConfig) == fields("isw_store_config")
     assert names(LeaseStats) == fields("isw_lease_stats")
     assert names(SlabInfo) == fields("isw_slab_info")

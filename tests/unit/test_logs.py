@@ -235,7 +235,7 @@ def test_what_is_held_is_written_at_the_end(pipe: tuple[int, int]) -> None:
 
 
 def test_lines_of_one_kind_are_limited_and_counted() -> None:
-    limit = logs.RateLimit(burst=3, window_s=30.0)
+    limit = logs.LogRateLimit(burst=3, window_s=30.0)
 
     def at(second: float, text: str = "a %s", **extra: object) -> logging.LogRecord:
         made = record(text, "x", **extra)

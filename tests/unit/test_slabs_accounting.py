@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.devices.slab_world import SlabWorld
 from support.machine.virtual_time import in_virtual_time
 
-from infiniswap.engine.protocol import Event, EventKind
+from infiniswap.engine.protocol import EngineEvent, EventKind
 from infiniswap.units import HostPort
 
 pytestmark = pytest.mark.requires_native
@@ -90,7 +90,7 @@ class Model:
 
     def report(self, kind: str, **fields: int | None) -> None:
         values = {name: fields.get(name) or 0 for name in EVENT_FIELDS}
-        self.world.mapper.events._take(Event(EventKind[kind], **values))
+        self.world.mapper.events._take(EngineEvent(EventKind[kind], **values))
 
     async def settle(self) -> None:
         """No slab is on its way."""

@@ -13,7 +13,7 @@ from infiniswap.device.donors.lease import Place
 from infiniswap.device.slabs.alarms import Alarms
 from infiniswap.device.slabs.engine_events import EngineEvents
 from infiniswap.device.slabs.lenders import Lenders
-from infiniswap.engine.protocol import Event, EventKind
+from infiniswap.engine.protocol import EngineEvent, EventKind
 
 
 class Link:
@@ -39,7 +39,7 @@ class Fixture:
     """Two donors: remote 1 has slab 1, remote 2 has slab 2."""
 
     def __init__(self) -> None:
-        self.queue: list[Event] = []
+        self.queue: list[EngineEvent] = []
         self.drained: set[int] = set()
         self.down: set[int] = set()
         self.links = [Link(1, 1), Link(2, 2)]
@@ -59,7 +59,7 @@ class Fixture:
 
     def report(self, kind: EventKind, **fields: int) -> None:
         names = ("code", "remote", "slab", "generation", "value")
-        self.queue.append(Event(kind, **{name: fields.get(name, 0) for name in names}))
+        self.queue.append(EngineEvent(kind, **{name: fields.get(name, 0) for name in names}))
         self.found.take()
 
     def eligible(self) -> list[Any]:
@@ -68,7 +68,7 @@ class Fixture:
 
     # ------------------------------------------------------- what is used of the engine
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[EngineEvent]:
         taken, self.queue = self.queue[:1], self.queue[1:]
         return taken
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from support.donors.hostile_donor import status
 
-from infiniswap.cli.status import DonorRow, _print_tables, as_json, lendable
+from infiniswap.cli.status import AskedDonor, _print_tables, as_json, lendable
 from infiniswap.control import explain
 from infiniswap.control import messages as m
 from infiniswap.device import api
@@ -102,11 +102,11 @@ def test_devices_that_say_less(capsys: pytest.CaptureFixture[str]) -> None:
 
 def row(
     failure: InfiniswapError | None = None, *, draining: bool = False, mapped: int = 0
-) -> DonorRow:
+) -> AskedDonor:
     said = None
     if failure is None:
         said = msgspec.convert(status(draining=draining, pool__slabs_mapped=mapped), m.Status)
-    return DonorRow(ADDRESS, said, "" if failure is None else failure.what, failure)
+    return AskedDonor(ADDRESS, said, "" if failure is None else failure.what, failure)
 
 
 @pytest.mark.parametrize(
@@ -166,9 +166,9 @@ HEADROOM = "needs its memory itself: 1.00 GiB are available there"
 
 
 def test_donors_that_lend_nothing_say_why() -> None:
-    def told(why: str, can_map: int = 0) -> DonorRow:
+    def told(why: str, can_map: int = 0) -> AskedDonor:
         said = msgspec.convert(status(no_room=why, pool__can_map=can_map), m.Status)
-        return DonorRow(ADDRESS, said, "")
+        return AskedDonor(ADDRESS, said, "")
 
     assert lendable([told("", 4)]) == (4 * GIB, "")
     assert lendable([told(HEADROOM), told("", 1)]) == (GIB, f"{ADDRESS} {HEADROOM}")
@@ -196,7 +196,7 @@ def test_donors_that_all_have_another_secret_are_not_unreachable() -> None:
 
 def test_the_reason_is_shown_below_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     said = msgspec.convert(status(no_room=HEADROOM, pool__can_map=0), m.Status)
-    _print_tables([DonorRow(ADDRESS, said, "")], [])
+    _print_tables([AskedDonor(ADDRESS, said, "")], [])
     assert f"{ADDRESS}: lends no more slabs: it {HEADROOM}" in capsys.readouterr().out
 
 

@@ -204,7 +204,7 @@ def test_a_donor_in_a_container_looks_at_the_containers_cache(
         monkeypatch.setattr(
             donor_memory, name, functools.partial(getattr(memory, name), proc=host.proc)
         )
-    source = donor_memory.HostMemory()
+    source = donor_memory.HostMemorySource()
     source.read()
     cache = source.cache()
     assert cache is not None

@@ -30,16 +30,17 @@ from infiniswap.errors import (
     SessionLostError,
     UnavailableError,
 )
+from infiniswap.rdma_address import RdmaEnd, RdmaKey
 from infiniswap.units import MIB, HostPort
 
-KEY = m.RdmaKey(4096, 5)
+KEY = RdmaKey(4096, 5)
 LEASE = HeldLease(7, "0" * 32, 1, "1" * 32, 4 * MIB, "2" * 32)
 CONFIG = RemoteConfig(host="127.0.0.1", port=1, token="1" * 32, export_bytes=4 * MIB, queues=2)
 
 
 @dataclass
 class Offer:
-    ends: tuple[m.RdmaEnd, ...] = (END, END)
+    ends: tuple[RdmaEnd, ...] = (END, END)
     is_closed: bool = False
 
     def answered(self, ends: object, probe: object) -> Any:
@@ -71,7 +72,7 @@ class World:
     def welcome(self) -> Any:
         return cast(Any, _Welcome(self.offered))
 
-    async def rdma(self, lease: int, ends: Sequence[m.RdmaEnd]) -> m.RdmaAnswer:
+    async def rdma(self, lease: int, ends: Sequence[RdmaEnd]) -> m.RdmaAnswer:
         self.asked.append(len(ends))
         if self.there is not None:
             raise self.there
@@ -86,7 +87,7 @@ class World:
             raise self.here
         return self.offer
 
-    def slot_key(self, remote: int, slot: int, key: m.RdmaKey) -> None:
+    def slot_key(self, remote: int, slot: int, key: RdmaKey) -> None:
         self.keys.append((slot, key.rkey))
 
     def remote_connect(self, config: RemoteConfig) -> int:
@@ -138,7 +139,7 @@ async def test_rdma_where_both_ends_can() -> None:
     assert (choice.name, choice.reason, choice.fallbacks) == ("rdma", "", 0)
     assert world.dialled == ["rdma"]
     assert world.keys == [(2, 5)]
-    choice.mapped(3, m.MapAnswer(id=0, slot=1, generation=4, key=m.RdmaKey(8192, 6)))
+    choice.mapped(3, m.MapAnswer(id=0, slot=1, generation=4, key=RdmaKey(8192, 6)))
     assert world.keys[-1] == (1, 6)
     # A slab without a key could be written nowhere.
     with pytest.raises(EngineError, match="no key"):

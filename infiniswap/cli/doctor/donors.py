@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from infiniswap.cli.doctor import broker
 from infiniswap.cli.doctor.finding import Finding, degraded, good
-from infiniswap.cli.status import DonorRow, ask
+from infiniswap.cli.status import AskedDonor, ask
 from infiniswap.config import Config
 from infiniswap.discovery.find import find
 from infiniswap.secret import check_listen_secret
@@ -42,7 +42,7 @@ def donors(config: Config) -> Iterator[Finding]:
         yield from _donor(config, row)
 
 
-def _donor(config: Config, row: DonorRow) -> Iterator[Finding]:
+def _donor(config: Config, row: AskedDonor) -> Iterator[Finding]:
     if row.status is None:
         failure = row.failure
         what, mend = (failure.what, failure.mend) if failure else (row.error, "")

@@ -107,11 +107,11 @@ def _locked_pool(config: Config, soft: int, what: str) -> Iterator[Finding]:
     daemon = config.daemon
     if daemon.listen.is_loopback or daemon.rdma == "off":
         return
-    from infiniswap.donor.memory import HostMemory
+    from infiniswap.donor.memory import HostMemorySource
     from infiniswap.donor.pool_limits import pool_limits
 
     try:
-        slabs = pool_limits(config, HostMemory().read()).slabs_max
+        slabs = pool_limits(config, HostMemorySource().read()).slabs_max
     except ConfigError:
         return  # there is no room for a slab: that daemon would not start
     pool_bytes = slabs * daemon.slab_bytes

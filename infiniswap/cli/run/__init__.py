@@ -21,7 +21,7 @@ from infiniswap.cli.run.live_line import say
 from infiniswap.cli.run.local import Local, parse_local
 from infiniswap.cli.run.request import (
     EndingSignal,
-    Request,
+    RunRequest,
     ending_signals_raise,
     open_summary_file,
 )
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         say(f"the command runs as {user.name}, who called sudo")
     try:
         with ending_signals_raise(), open_summary_file(args.summary_json, user) as summary_file:
-            request = Request(args, command, user, is_member, local.limit_bytes, summary_file)
+            request = RunRequest(args, command, user, is_member, local.limit_bytes, summary_file)
             return _run_with_device(request, config)
     except EndingSignal as error:
         return 128 + error.number
@@ -124,7 +124,7 @@ def _check(args: argparse.Namespace, command: list[str]) -> Local:
     return local
 
 
-def _run_with_device(request: Request, config: configuration.Config) -> int:
+def _run_with_device(request: RunRequest, config: configuration.Config) -> int:
     paths, joined = device.get(request, config)
     watch: lost.Watch | None = None
     others = beside.Others(config.device.run_dir, paths.name)

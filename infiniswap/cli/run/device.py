@@ -14,7 +14,7 @@ from infiniswap import config as configuration
 from infiniswap.cli.device.options import backup_path, make_spec, prepare_backup_dir
 from infiniswap.cli.run import inherit
 from infiniswap.cli.run.live_line import say
-from infiniswap.cli.run.request import EndingSignal, Request
+from infiniswap.cli.run.request import EndingSignal, RunRequest
 from infiniswap.device.cleanup import leftovers, lost
 from infiniswap.device.control import client, launch, member_client
 from infiniswap.device.jobs import beside, usage
@@ -45,7 +45,7 @@ END_S_MAX = 10.0
 """How long to wait for a device that is about to end."""
 
 
-def get(request: Request, config: configuration.Config) -> tuple[rundir.DevicePaths, bool]:
+def get(request: RunRequest, config: configuration.Config) -> tuple[rundir.DevicePaths, bool]:
     """The device to page to, joined; True when it is not this run's own."""
     run_dir, backup_dir = config.device.run_dir, config.device.backup_dir
     if request.is_member:
@@ -87,7 +87,7 @@ def _join(paths: rundir.DevicePaths) -> None:
 
 
 def _start_device(
-    request: Request, config: configuration.Config, others: tuple[beside.RunDevice, ...]
+    request: RunRequest, config: configuration.Config, others: tuple[beside.RunDevice, ...]
 ) -> rundir.DevicePaths | None:
     """None when another run was faster."""
     run_dir, backup_dir = config.device.run_dir, config.device.backup_dir

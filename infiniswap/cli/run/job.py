@@ -11,7 +11,7 @@ from typing import Final
 
 from infiniswap.cli.run.device import END_S_MAX
 from infiniswap.cli.run.live_line import LiveLine, say
-from infiniswap.cli.run.request import Request
+from infiniswap.cli.run.request import RunRequest
 from infiniswap.device.api import DeviceStatus
 from infiniswap.device.cleanup import lost
 from infiniswap.device.control import client, member_client
@@ -45,7 +45,7 @@ class Paging:
     joined: bool
 
 
-def run(request: Request, paging: Paging) -> int:
+def run(request: RunRequest, paging: Paging) -> int:
     """Runs the job and sums up; returns its exit code."""
     cgroup = _make_cgroup(request, paging.paths)
     told = account.Account(paging.before)
@@ -74,7 +74,7 @@ def run(request: Request, paging: Paging) -> int:
 
 
 def _run_job(
-    request: Request,
+    request: RunRequest,
     paging: Paging,
     cgroup: MemoryCgroup,
     signals: job.Signals,
@@ -132,7 +132,7 @@ def _run_job(
         return result, None
 
 
-def _make_cgroup(request: Request, paths: rundir.DevicePaths) -> MemoryCgroup:
+def _make_cgroup(request: RunRequest, paths: rundir.DevicePaths) -> MemoryCgroup:
     if request.is_member:
         return member_client.begin(paths, request.local_bytes)
     return create_job_cgroup(runs.cgroup_name(os.getpid()), request.local_bytes)

@@ -19,7 +19,7 @@ from infiniswap.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RunRequest:
     """What was asked for.
 
     Attributes:

@@ -21,7 +21,7 @@ _NAMES_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LeftPlace:
     """A directory of Infiniswap.
 
     Attributes:
@@ -39,28 +39,28 @@ class Place:
     named: tuple[Path, ...] = ()
 
 
-def places(root: Path, config: Config) -> tuple[Place, ...]:
+def places(root: Path, config: Config) -> tuple[LeftPlace, ...]:
     """Every directory that daemon, devices and `infiniswap init` make, below the root."""
     purge = "infiniswap service uninstall --purge"
     contents = ("*.device", "*.tables", "*.backup", "*.drain")
     found = [
-        Place(
+        LeftPlace(
             DEFAULT_PATH.parent,
             "settings, secrets and declared devices",
             purge,
             (DEFAULT_PATH.name, "secret", "devices/*.env"),
             tuple(_named(config)),
         ),
-        Place(config.device.backup_dir, "contents of stopped devices", purge, contents),
-        Place(config.daemon.state_dir, "whether the donor drains", purge, ("*.drain",)),
-        Place(
+        LeftPlace(config.device.backup_dir, "contents of stopped devices", purge, contents),
+        LeftPlace(config.daemon.state_dir, "whether the donor drains", purge, ("*.drain",)),
+        LeftPlace(
             config.device.run_dir, "devices that run or have died", "infiniswap device remove NAME"
         ),
-        Place(LINK_DIR, "links to devices", "infiniswap device remove NAME"),
+        LeftPlace(LINK_DIR, "links to devices", "infiniswap device remove NAME"),
     ]
     if config.daemon.run_dir is not None:
         mend = "infiniswap daemon --release"
-        found.append(Place(config.daemon.run_dir, "memory that is still lent", mend))
+        found.append(LeftPlace(config.daemon.run_dir, "memory that is still lent", mend))
     unique = {place.path: place for place in reversed(found)}
     return tuple(
         dataclasses.replace(
@@ -81,7 +81,7 @@ def _named(config: Config) -> Iterator[Path]:
                 yield path
 
 
-def own_files(place: Place) -> list[Path]:
+def own_files(place: LeftPlace) -> list[Path]:
     """Files there that `--purge` removes."""
     found = {path for pattern in place.own for path in place.path.glob(pattern)}
     found |= set(place.named)
@@ -100,7 +100,7 @@ def _is_below(path: Path, directory: Path) -> bool:
         return False
 
 
-def purge(place: Place) -> None:
+def purge(place: LeftPlace) -> None:
     """Removes them.
 
     Raises:
@@ -113,7 +113,7 @@ def purge(place: Place) -> None:
             raise from_oserror("cannot remove the file", error, where=str(path)) from error
 
 
-def _directories(place: Place) -> list[Path]:
+def _directories(place: LeftPlace) -> list[Path]:
     """The place, and those in it that are ours: inner ones first."""
     if not place.own:
         return [Path(path) for path, _, _ in os.walk(place.path, topdown=False)]
@@ -128,7 +128,7 @@ def _directories(place: Place) -> list[Path]:
     return sorted(found, key=lambda path: len(path.parts), reverse=True)
 
 
-def tidy(place: Place) -> bool:
+def tidy(place: LeftPlace) -> bool:
     """Removes its empty directories; False where something is left."""
     for directory in _directories(place):
         with contextlib.suppress(OSError):
@@ -136,7 +136,7 @@ def tidy(place: Place) -> bool:
     return not place.path.exists()
 
 
-def strangers(place: Place) -> list[str]:
+def strangers(place: LeftPlace) -> list[str]:
     """Files that `--purge` leaves because they are not Infiniswap's: names below the place."""
     directories = _directories(place)
     known = {*own_files(place), *directories}
@@ -147,7 +147,7 @@ def strangers(place: Place) -> list[str]:
     return sorted(str(path.relative_to(place.path)) for path in found)
 
 
-def left(found: tuple[Place, ...], *, purged: bool, tidied: bool) -> Iterator[str]:
+def left(found: tuple[LeftPlace, ...], *, purged: bool, tidied: bool) -> Iterator[str]:
     """What stays, and how to get rid of it.
 
     Args:

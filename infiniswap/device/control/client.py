@@ -24,7 +24,7 @@ from infiniswap.device.api import (
     RESTART_PATH,
     RUNS_PATH,
     STOP_PATH,
-    Answer,
+    DeviceAnswer,
     DeviceStatus,
     JoinRequest,
     LeaveRequest,
@@ -94,7 +94,7 @@ def _ask(
         if len(data) > ANSWER_BYTES_MAX:
             raise http.client.HTTPException(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
         if response.status != 200:
-            answer = cleaned(decode_json(data, Answer))
+            answer = cleaned(decode_json(data, DeviceAnswer))
             raise DeviceError(answer.error, answer.exit_code)
         return cleaned(decode_json(data, kind))
     except PermissionError as error:
@@ -153,7 +153,7 @@ def restart(paths: DevicePaths) -> DeviceStatus:
         DeadlineError: the new process does not answer.
     """
     before = status(paths)
-    _ask(paths, "POST", RESTART_PATH, RestartRequest(), Answer, RESTART_S)
+    _ask(paths, "POST", RESTART_PATH, RestartRequest(), DeviceAnswer, RESTART_S)
     end_s = time.monotonic() + RESTART_S
     while time.monotonic() < end_s:
         after = status_patiently(paths, wait_s=RESTART_S)
@@ -182,7 +182,7 @@ def join(paths: DevicePaths, pid: int) -> None:
     Raises:
         DeviceError: refused. Others: see status.
     """
-    _ask(paths, "POST", RUNS_PATH, JoinRequest(pid=pid), Answer, ASK_S)
+    _ask(paths, "POST", RUNS_PATH, JoinRequest(pid=pid), DeviceAnswer, ASK_S)
 
 
 def leave(paths: DevicePaths, pid: int, *, wait: bool = True) -> None:
@@ -193,10 +193,10 @@ def leave(paths: DevicePaths, pid: int, *, wait: bool = True) -> None:
     """
     request = LeaveRequest(pid=pid, wait=wait)
     try:
-        _ask(paths, "POST", LEAVE_PATH, request, Answer, STOP_S)
+        _ask(paths, "POST", LEAVE_PATH, request, DeviceAnswer, STOP_S)
     except ConflictError:
         status_patiently(paths)  # its process may just have died, and another one taken over
-        _ask(paths, "POST", LEAVE_PATH, request, Answer, STOP_S)
+        _ask(paths, "POST", LEAVE_PATH, request, DeviceAnswer, STOP_S)
 
 
 def stop(paths: DevicePaths, *, remove: bool) -> None:
@@ -216,7 +216,7 @@ def stop(paths: DevicePaths, *, remove: bool) -> None:
 
     try:
         request = StopRequest(remove=remove)
-        answer = _ask(paths, "POST", STOP_PATH, request, Answer, STOP_S, watch_peer)
+        answer = _ask(paths, "POST", STOP_PATH, request, DeviceAnswer, STOP_S, watch_peer)
         if answer.holder_pid is not None:
             watch(answer.holder_pid)
         for pidfd in pidfds:

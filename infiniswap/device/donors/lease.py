@@ -12,8 +12,8 @@ import msgspec
 
 from infiniswap.control import messages as m
 from infiniswap.control.client import Session
-from infiniswap.control.fields import SLOTS_MAX
 from infiniswap.errors import InfiniswapError, ProtocolMismatchError, RequestRefusedError
+from infiniswap.fields import SLOTS_MAX
 from infiniswap.units import HostPort
 
 _SPARE_SLOTS = 16

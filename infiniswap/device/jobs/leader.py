@@ -61,12 +61,12 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
     turn: int
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
+class JobEnded(msgspec.Struct, frozen=True, tag=True):
     """From the leader: the job has ended, and the terminal should be released if it was taken."""
 
 
 Order = Signal | Continue | Taken | Released
-Report = Stopped | Ended
+Report = Stopped | JobEnded
 
 
 class Leader:
@@ -131,7 +131,7 @@ class Leader:
                 self._say(Stopped(os.WSTOPSIG(status), self._turn))
             else:
                 self._exit_code = os.waitstatus_to_exitcode(status)
-                self._say(Ended())
+                self._say(JobEnded())
 
     def _say(self, report: Report) -> None:
         with contextlib.suppress(OSError):  # the runner was killed, as we shall hear

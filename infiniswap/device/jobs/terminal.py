@@ -29,7 +29,7 @@ from infiniswap.device.jobs.leader import (
     MESSAGE_BYTES_MAX,
     Attributes,
     Continue,
-    Ended,
+    JobEnded,
     Leader,
     Order,
     Released,
@@ -279,7 +279,7 @@ class JobTerminal:
         except ConnectionError:
             data = b""
         # Without a word: the leader was killed.
-        yield msgspec.msgpack.decode(data, type=Report) if data else Ended()
+        yield msgspec.msgpack.decode(data, type=Report) if data else JobEnded()
 
     def _job_stopped(self, stopped: Stopped) -> None:
         if stopped.turn != self._turn:

@@ -24,7 +24,7 @@ from infiniswap.device.api import (
     RESTART_PATH,
     RUNS_PATH,
     STOP_PATH,
-    Answer,
+    DeviceAnswer,
     DeviceStatus,
     JoinRequest,
     LeaveRequest,
@@ -66,7 +66,7 @@ async def _status(service: DeviceService, _nothing: None) -> object:
 
 async def _join(service: DeviceService, body: JoinRequest) -> object:
     service.join(body.pid)
-    return Answer()
+    return DeviceAnswer()
 
 
 async def _leave(service: DeviceService, body: LeaveRequest) -> object:
@@ -74,7 +74,7 @@ async def _leave(service: DeviceService, body: LeaveRequest) -> object:
         await service.leave(body.pid)
     else:
         service.runs.leave_behind(body.pid)
-    return Answer()
+    return DeviceAnswer()
 
 
 async def _stop(service: DeviceService, body: StopRequest) -> object:
@@ -93,13 +93,13 @@ async def _stop(service: DeviceService, body: StopRequest) -> object:
             mend=f"If that is meant: infiniswap device remove {spec.name}.",
         )
     await service.stop(remove=body.remove or spec.ephemeral)
-    return Answer(holder_pid=service.holder.pid)
+    return DeviceAnswer(holder_pid=service.holder.pid)
 
 
 async def _restart(service: DeviceService, _body: RestartRequest) -> object:
     log.info("asked to restart")
     await service.renew()
-    return Answer()
+    return DeviceAnswer()
 
 
 async def _reload(service: DeviceService, _body: ReloadRequest) -> object:
@@ -110,16 +110,19 @@ async def _reload(service: DeviceService, _body: ReloadRequest) -> object:
 
 
 _RELOADS: Final = "Takes over what can change while it runs"
-_REFUSED: Final[Errors] = {"409": (Answer, "It cannot be done, and why; nothing has changed")}
+_REFUSED: Final[Errors] = {"409": (DeviceAnswer, "It cannot be done, and why; nothing has changed")}
 _CALLS: Final[dict[str, tuple[Operation, _Call]]] = {
     DEVICE_PATH: (Operation("device", "The device's state", DeviceStatus, _REFUSED), _status),
     RUNS_PATH: (
-        Operation("join", "A `run` uses the device", Answer, _REFUSED, JoinRequest),
+        Operation("join", "A `run` uses the device", DeviceAnswer, _REFUSED, JoinRequest),
         _join,
     ),
-    LEAVE_PATH: (Operation("leave", "A `run` has ended", Answer, _REFUSED, LeaveRequest), _leave),
+    LEAVE_PATH: (
+        Operation("leave", "A `run` has ended", DeviceAnswer, _REFUSED, LeaveRequest),
+        _leave,
+    ),
     STOP_PATH: (
-        Operation("stop", "Stops or removes the device", Answer, _REFUSED, StopRequest),
+        Operation("stop", "Stops or removes the device", DeviceAnswer, _REFUSED, StopRequest),
         _stop,
     ),
     RELOAD_PATH: (
@@ -127,7 +130,9 @@ _CALLS: Final[dict[str, tuple[Operation, _Call]]] = {
         _reload,
     ),
     RESTART_PATH: (
-        Operation("restart", "Replaces the device's process", Answer, _REFUSED, RestartRequest),
+        Operation(
+            "restart", "Replaces the device's process", DeviceAnswer, _REFUSED, RestartRequest
+        ),
         _restart,
     ),
 }
@@ -173,7 +178,7 @@ async def _answer(service: DeviceService, request: web.Request) -> web.StreamRes
         body: Any = None if operation.body is None else await _body(request, operation.body)
         response = _json(await call(service, body))
     except InfiniswapError as error:
-        return _json(Answer(error=str(error), exit_code=error.exit_code), 409)
+        return _json(DeviceAnswer(error=str(error), exit_code=error.exit_code), 409)
     if call is _restart:
         await response.prepare(request)
         await response.write_eof()  # the asker must get it before this process ends

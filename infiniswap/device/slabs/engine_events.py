@@ -12,7 +12,7 @@ from infiniswap import events
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.slabs.alarms import Alarms
 from infiniswap.device.slabs.lenders import Lenders
-from infiniswap.engine.protocol import Engine, Event, EventKind
+from infiniswap.engine.protocol import Engine, EngineEvent, EventKind
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class EngineEvents:
             for event in found:
                 self._take(event)
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: EngineEvent) -> None:
         match event.kind:
             case EventKind.SLAB_DRAINED:
                 self._drain_ended(event.slab, event.remote, event.generation)
@@ -100,7 +100,7 @@ class EngineEvents:
         if future is not None and not future.done():
             future.set_result(None)
 
-    def _donor_refused(self, event: Event) -> None:
+    def _donor_refused(self, event: EngineEvent) -> None:
         link = self._lenders.at(event.remote, event.slab)
         if link is None or link.mapped[event.slab].generation != event.generation:
             return
@@ -109,7 +109,7 @@ class EngineEvents:
         link.refused()
         self._refused(link, event.slab)
 
-    def _bad_page(self, event: Event) -> None:
+    def _bad_page(self, event: EngineEvent) -> None:
         if not event.code:
             sentence = f"page {event.value} came back from the backup with other bytes"
             self.alarms.sound("backup-data", sentence, events.BACKUP_DATA)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An end of an RDMA connection as it is told over a session."""
 
-from infiniswap.control import messages as m
+from infiniswap.rdma_address import RdmaEnd
 
-END = m.RdmaEnd(
+END = RdmaEnd(
     gid="00000000000000000000ffff7f000001",
     link=2,
     lid=0,

@@ -43,6 +43,7 @@ from infiniswap.engine.native import NativeEngine
 from infiniswap.engine.native_rdma import NativeEngineRdma
 from infiniswap.engine.protocol import EngineConfig, FrontendConfig, RemoteConfig
 from infiniswap.errors import RequestRefusedError, SessionLostError
+from infiniswap.rdma_address import RdmaEnd, RdmaKey
 from infiniswap.units import MIB, PAGE_BYTES, HostPort
 
 pytestmark = [
@@ -83,7 +84,7 @@ class Peer:
         return await asyncio.to_thread(self._ask, {"do": do, **fields})
 
     async def transfer(
-        self, do: str, name: str, key: m.RdmaKey, at: int = 0, data: bytes = b""
+        self, do: str, name: str, key: RdmaKey, at: int = 0, data: bytes = b""
     ) -> tuple[str, bytes]:
         """Completion and bytes of a page, or of 8 bytes for an atomic operation."""
         done = await self.ask(
@@ -96,13 +97,13 @@ class Peer:
         )
         return done["status"], bytes.fromhex(done["data"])
 
-    async def read(self, name: str, key: m.RdmaKey, at: int = 0) -> bytes:
+    async def read(self, name: str, key: RdmaKey, at: int = 0) -> bytes:
         """A page that can be read."""
         status, data = await self.transfer("read", name, key, at)
         assert status == "SUCCESS"
         return data
 
-    async def write(self, name: str, key: m.RdmaKey, at: int, data: bytes) -> None:
+    async def write(self, name: str, key: RdmaKey, at: int, data: bytes) -> None:
         """A page that can be written."""
         status, _ = await self.transfer("write", name, key, at, data)
         assert status == "SUCCESS"
@@ -135,12 +136,11 @@ class Consumer:
     handler: Handler
     lease: m.LeaseAnswer
 
-    async def connect(self, count: int, *ours: m.RdmaEnd, mtu_bytes: int = 4096) -> m.RdmaAnswer:
+    async def connect(self, count: int, *ours: RdmaEnd, mtu_bytes: int = 4096) -> m.RdmaAnswer:
         """Connections NAME0 and so on; behind those to `ours`, which are somebody else's."""
         names = [f"{self.name}{number}" for number in range(count)]
         ends = [
-            m.RdmaEnd(**await self.peer.ask("make", name=name, mtu_bytes=mtu_bytes))
-            for name in names
+            RdmaEnd(**await self.peer.ask("make", name=name, mtu_bytes=mtu_bytes)) for name in names
         ]
         answer = await self.session.rdma(self.lease.lease, [*ours, *ends])
         for name, end in zip(names, answer.ends[len(ours) :], strict=True):
@@ -148,7 +148,7 @@ class Consumer:
             await self.peer.ask("connect", name=name, end=fields)
         return answer
 
-    async def map(self) -> tuple[m.MapAnswer, m.RdmaKey]:
+    async def map(self) -> tuple[m.MapAnswer, RdmaKey]:
         """A slab, and where it is."""
         answer = await self.session.map(self.lease.lease, 0)
         assert answer.key is not None
@@ -200,7 +200,7 @@ async def consumer(name: str, donor: Donor, peer: Peer) -> AsyncIterator[Consume
             await session.release(made.lease.lease)
 
 
-def end_with(**fields: Any) -> m.RdmaEnd:
+def end_with(**fields: Any) -> RdmaEnd:
     """An end that could be, but for these."""
     return msgspec.structs.replace(END, **fields)
 
@@ -240,7 +240,7 @@ def slab_over_tcp(port: int, token: str) -> bytes:
 @contextlib.asynccontextmanager
 async def device(
     consumer: Consumer, directory: Path
-) -> AsyncIterator[tuple[NativeEngine, socket.socket, m.RdmaKey]]:
+) -> AsyncIterator[tuple[NativeEngine, socket.socket, RdmaKey]]:
     """Our C code with one slab on the consumer's lease by RDMA, beside the other program's "a0",
     which can do smaller packets only; a client of its front end; where the slab is."""
     engine_config = EngineConfig(size_bytes=SLAB, slab_bytes=SLAB, no_backup=True, staging_pages=64)
@@ -321,20 +321,20 @@ async def test_nothing_reaches_beyond_a_lease(donor: Donor, peer: Peer) -> None:
         probe = (await b.connect(16)).probe
         _, mine = await b.map()
         access, invalid, unready = "REM_ACCESS_ERR", "REM_INV_REQ_ERR", "RNR_RETRY_EXC_ERR"
-        attacks: Sequence[tuple[str, m.RdmaKey, int, str]] = [
+        attacks: Sequence[tuple[str, RdmaKey, int, str]] = [
             # The key is good, but a neighbour's.
             ("read", theirs, 0, access),
             ("write", theirs, 0, access),
-            ("read", m.RdmaKey(theirs.address, mine.rkey), 0, access),
+            ("read", RdmaKey(theirs.address, mine.rkey), 0, access),
             # Eight bytes before the slab, eight bytes behind it.
             ("read", mine, -8, access),
             ("write", mine, -8, access),
             ("read", mine, SLAB - PAGE_BYTES + 8, access),
             ("write", mine, SLAB - PAGE_BYTES + 8, access),
             # Keys that are none.
-            ("read", m.RdmaKey(mine.address, mine.rkey ^ 1), 0, access),
-            ("write", m.RdmaKey(mine.address, mine.rkey ^ 0x100), 0, access),
-            ("write", m.RdmaKey(mine.address, 0), 0, access),
+            ("read", RdmaKey(mine.address, mine.rkey ^ 1), 0, access),
+            ("write", RdmaKey(mine.address, mine.rkey ^ 0x100), 0, access),
+            ("write", RdmaKey(mine.address, 0), 0, access),
             # What a connection is not for.
             ("write", probe, 0, access),
             ("fetch_and_add", mine, 0, invalid),

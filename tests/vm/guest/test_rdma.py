@@ -29,12 +29,12 @@ from support.machine.stopping import stopped
 
 from infiniswap.cli.doctor.rdma import rdma as rdma_findings
 from infiniswap.config import load
-from infiniswap.control.messages import RdmaKey
 from infiniswap.engine.native import NativeEngine, NativeStore
 from infiniswap.engine.native_rdma import NativeEngineRdma, rdma_ports
 from infiniswap.engine.protocol import EngineConfig, RemoteConfig
 from infiniswap.engine.store import StoreConfig
 from infiniswap.errors import EngineError
+from infiniswap.rdma_address import RdmaKey
 from infiniswap.units import MIB
 
 pytestmark = [

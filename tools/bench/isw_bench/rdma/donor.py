@@ -17,9 +17,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from infiniswap.control.messages import RdmaEnd, RdmaKey
 from infiniswap.engine.native import NativeStore
 from infiniswap.engine.store import MappedSlot, StoreConfig
+from infiniswap.rdma_address import RdmaEnd, RdmaKey
 
 
 class Ends(msgspec.Struct, frozen=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounded building blocks of the messages. Numbers stay below 2^53: every JSON implementation keeps
+"""Bounded fields of messages and records. Numbers stay below 2^53: every JSON implementation keeps
 those exact.
 """
 
