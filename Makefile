@@ -137,6 +137,7 @@ lint: setup
 	$(RUN)/ruff format --check infiniswap tools tests csrc
 	$(RUN)/mypy
 	$(RUN)/python tools/check_layers.py
+	$(RUN)/python tools/check_words.py
 	@if command -v clang-format >/dev/null; then clang-format --dry-run --Werror $(C_SOURCES); \
 	else echo "lint: clang-format is missing: the C style was not checked"; fi
 

@@ -298,7 +298,7 @@ static int kernel_serve(isw_frontend *frontend, int32_t fd, struct isw_error *er
 				  strerror(errno));
 	/* Counted here: who asks next must not take it for one that is lost. */
 	atomic_fetch_add_explicit(&socket->connections, 1, memory_order_relaxed);
-	err = iswi_nbd_server_adopt(socket->server, own, error);
+	err = iswi_nbd_server_connected(socket->server, own, error);
 	if (err != 0)
 		atomic_fetch_sub_explicit(&socket->connections, 1, memory_order_relaxed);
 	return err;

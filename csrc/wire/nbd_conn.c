@@ -201,7 +201,7 @@ void iswi_nbd_server_add(struct iswi_nbd_server *server, int fd, const unsigned 
 	add_conn(server, fd, peer, false);
 }
 
-int iswi_nbd_server_adopt(struct iswi_nbd_server *server, int fd, struct isw_error *error)
+int iswi_nbd_server_connected(struct iswi_nbd_server *server, int fd, struct isw_error *error)
 {
 	int err = add_conn(server, fd, NULL, true);
 

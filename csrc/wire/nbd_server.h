@@ -161,7 +161,7 @@ int iswi_nbd_server_listen_unix(struct iswi_nbd_server *server, const char *path
  * Control thread: serves the default export to a client that is in transmission already. Takes fd,
  * a stream socket, also when it fails.
  */
-int iswi_nbd_server_adopt(struct iswi_nbd_server *server, int fd, struct isw_error *error);
+int iswi_nbd_server_connected(struct iswi_nbd_server *server, int fd, struct isw_error *error);
 /*
  * Control thread, blocks: accepts no more, shuts every connection down, joins every thread,
  * frees. NULL is fine.

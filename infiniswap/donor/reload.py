@@ -19,7 +19,7 @@ from infiniswap.donor.service import DonorService
 from infiniswap.errors import ConfigError, InfiniswapError
 from infiniswap.policy.headroom import HeadroomConfig
 from infiniswap.secret import check_listen_secret
-from infiniswap.system.keep_awake import Awake
+from infiniswap.system.keep_awake import KeepAwake
 
 
 class Reloader:
@@ -27,7 +27,7 @@ class Reloader:
 
     Args:
         config: the one that the daemon was started with.
-        harvester, service, waker: what is changed.
+        harvester, service, keep_awake: what is changed.
     """
 
     def __init__(
@@ -35,12 +35,12 @@ class Reloader:
         config: Config,
         harvester: Harvester,
         service: DonorService,
-        waker: Awake,
+        keep_awake: KeepAwake,
     ) -> None:
         self._config = config
         self._harvester = harvester
         self._service = service
-        self._waker = waker
+        self._keep_awake = keep_awake
         # The store has room for so many, whatever is configured later.
         self._slabs_max = harvester.policy.config.slabs_max
 
@@ -84,7 +84,7 @@ class Reloader:
     def _apply(self, config: Config, limits: HeadroomConfig) -> None:
         self._harvester.policy.limit(limits)
         self._service.reconfigure(config)
-        self._waker.set_mode(config.daemon.keep_awake)
+        self._keep_awake.set_mode(config.daemon.keep_awake)
 
 
 def _load(load: Callable[[], Config]) -> Config:

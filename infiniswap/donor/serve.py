@@ -44,7 +44,7 @@ from infiniswap.errors import ConflictError, EngineError, InfiniswapError, Syste
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
 from infiniswap.secret import check_listen_secret
 from infiniswap.system.clock import SteadyClock
-from infiniswap.system.keep_awake import Awake
+from infiniswap.system.keep_awake import KeepAwake
 from infiniswap.system.pressure import PressureTrigger
 from infiniswap.system.process import be_nice
 from infiniswap.units import PAGE_BYTES, HostPort, format_size, format_size_short
@@ -194,12 +194,12 @@ async def _start(
     _log_start(config, service, limits)
     if note := pool_note(limits, figures):
         log.warning("%s", note)
-    waker = Awake(lambda: store.stats()["read_bytes"] // PAGE_BYTES, daemon.keep_awake)
-    reloader = Reloader(config, harvester, service, waker)
+    keep_awake = KeepAwake(lambda: store.stats()["read_bytes"] // PAGE_BYTES, daemon.keep_awake)
+    reloader = Reloader(config, harvester, service, keep_awake)
     ports = Ports(service.control_port, service.data_port)
     donor = Donor(ports, service, server, harvester, reloader)
     stack.callback(_watch_pressure(harvester))
-    await stack.enter_async_context(_loops(donor, config, control.secret, waker, background))
+    await stack.enter_async_context(_loops(donor, config, control.secret, keep_awake, background))
     # A donor that ends by a fault is started again, as one that gets a SIGTERM may be.
     stack.callback(lambda: _settle(home, service, donor.gives_back))
     return donor
@@ -306,14 +306,14 @@ def _settle(home: Home | NoHome, service: DonorService, gives_back: bool = False
 
 @contextlib.asynccontextmanager
 async def _loops(
-    donor: Donor, config: Config, secret: bytes | None, waker: Awake, background: Executor
+    donor: Donor, config: Config, secret: bytes | None, keep_awake: KeepAwake, background: Executor
 ) -> AsyncIterator[None]:
     """The donor's own tasks, while the block lasts."""
     service = donor.service
     loops = {
         "harvest": donor.harvester.run(),
         "leases": service.expiry.run(config.policy.period_s),
-        "waker": waker.run(),
+        "keep-awake": keep_awake.run(),
         "drain": service.drain.run(),
     }
     if config.cluster.discovery == "mqtt":

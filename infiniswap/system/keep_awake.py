@@ -184,7 +184,7 @@ class CpuLatencyRequest:
         )
 
 
-class Awake:
+class KeepAwake:
     """Keeps processors awake while that is worth it. `run` is one task of an event loop.
 
     Args:

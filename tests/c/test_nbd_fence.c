@@ -120,7 +120,7 @@ static int adopted(struct fixture *f)
 
 	CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
 	bound_waits(fds[0]);
-	CHECK_EQ(iswi_nbd_server_adopt(f->server, fds[1], NULL), 0);
+	CHECK_EQ(iswi_nbd_server_connected(f->server, fds[1], NULL), 0);
 	WAIT_FOR(look(&f->pool, &f->opened) == before + 1);
 	return fds[0];
 }
@@ -197,7 +197,7 @@ static void test_more_than_there_is_room_for(struct fixture *f)
 	for (unsigned i = 0; i < CONNS; i++)
 		ends[i] = adopted(f);
 	CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
-	CHECK_EQ(iswi_nbd_server_adopt(f->server, fds[1], &error), -EMFILE);
+	CHECK_EQ(iswi_nbd_server_connected(f->server, fds[1], &error), -EMFILE);
 	hear_close(fds[0]); /* it was taken all the same */
 	close(fds[0]);
 	for (unsigned i = 0; i < CONNS; i++)

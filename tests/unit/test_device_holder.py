@@ -154,7 +154,7 @@ async def test_a_successor_knows_the_runs(tmp_path: Path, two_processes: Two) ->
         ended.wait()
         changed = asyncio.Event()
         after = Runs(executor, changed.set, lambda: (), tmp_path / "runs")
-        after.adopt()
+        after.watch_again()
         assert after.pids() == [living.pid]
         async with asyncio.timeout(30):
             await changed.wait()  # cleaned up after the one that has ended

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from infiniswap.system.keep_awake import (
-    Awake,
     CpuLatencyRequest,
     IdleHost,
     IdleState,
+    KeepAwake,
     idle_host,
 )
 
@@ -96,9 +96,9 @@ def test_a_missing_file_is_a_named_reason_and_no_exception(tmp_path: Path) -> No
 
 def keep_awake(
     path: Path, pages: list[int], mode: str = "auto", latency_us: int | None = 0
-) -> Awake:
+) -> KeepAwake:
     request = CpuLatencyRequest(path)
-    return Awake(lambda: pages[0], mode, request=request, latency_us=lambda: latency_us)
+    return KeepAwake(lambda: pages[0], mode, request=request, latency_us=lambda: latency_us)
 
 
 def test_it_holds_while_pages_come_and_lets_go(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@
 #include "engine/ops/ops.h"
 
 /* Consecutive pages of one group, and so of one shard and one stripe. */
-struct run {
+struct claimed_run {
 	uint64_t page;
 	uint32_t wanted; /* could be copied; of these the first `pages` have got a buffer */
 	uint32_t pages;
@@ -47,12 +47,12 @@ static bool lacking(struct isw_engine *e, uint64_t page, uint32_t from)
 }
 
 /* Claims the first run of pages to copy in [page, stop), all of one group. */
-static struct run claim(struct isw_engine *e, uint32_t from, uint64_t page, uint64_t stop,
-			uint32_t pages_max)
+static struct claimed_run claim(struct isw_engine *e, uint32_t from, uint64_t page, uint64_t stop,
+				uint32_t pages_max)
 {
 	struct iswi_shard *shard = iswi_shard_of(e, page);
 	uint64_t group = page / ISWI_GROUP_PAGES;
-	struct run run = {0};
+	struct claimed_run run = {0};
 	uint32_t valid;
 
 	pthread_mutex_lock(&shard->lock);
@@ -80,7 +80,7 @@ static void pull_read_done(struct iswi_xfer *xfer, int error);
 static void fill_read_done(struct iswi_op *op, int error);
 
 /* Begins to read what was claimed; of a place the caller holds a use. */
-static void read_run(struct isw_engine *e, const struct run *run, uint32_t from,
+static void read_run(struct isw_engine *e, const struct claimed_run *run, uint32_t from,
 		     const struct iswi_use *to)
 {
 	struct iswi_op *op = iswi_op_take(e);
@@ -132,7 +132,7 @@ int isw_slab_fill(isw_engine *e, uint32_t slab, uint64_t generation, uint32_t fi
 	page = e->has_backup ? ISWI_MIN(start + first, end) : end;
 	pages_max = ISWI_MIN(pages_max, ISWI_COPY_PAGES_MAX);
 	while (page < end && begun < pages_max) {
-		struct run run =
+		struct claimed_run run =
 			claim(e, BACKUP, page, iswi_group_end(page, end), pages_max - begun);
 
 		page = run.page + run.pages;
@@ -287,7 +287,8 @@ static bool pull_group(struct isw_engine *e, uint32_t slab, uint32_t group)
 	if (iswi_place_get(e, slab, !to.place, &word)) {
 		ends = false;
 		while (page < stop) {
-			struct run run = claim(e, !to.place, page, stop, (uint32_t)(stop - page));
+			struct claimed_run run =
+				claim(e, !to.place, page, stop, (uint32_t)(stop - page));
 
 			page = run.page + run.pages;
 			begun |= run.pages;

@@ -20,7 +20,7 @@ enum source {
 	FAILED
 };
 
-struct run {
+struct read_run {
 	enum source source;
 	uint64_t page;
 	uint32_t pages;
@@ -69,7 +69,8 @@ static enum source choose(struct isw_engine *e, uint64_t page, const struct curs
 										    : FROM_ZEROS;
 }
 
-static void count_fallback(struct isw_engine *e, const struct cursor *at, const struct run *run)
+static void count_fallback(struct isw_engine *e, const struct cursor *at,
+			   const struct read_run *run)
 {
 	uint32_t current = atomic_load(&e->slabs[at->slab].current), pages = run->pages;
 	uint32_t state = iswi_word_state(atomic_load(&iswi_place(e, at->slab, current)->word));
@@ -92,7 +93,7 @@ static void remote_read_done(struct iswi_xfer *xfer, int error);
 static void remote_read_slow(struct iswi_xfer *xfer, uint32_t received);
 static void backup_read_done(struct iswi_op *op, int error);
 
-static void emit_transfer(struct isw_engine *e, struct cursor *at, const struct run *run)
+static void emit_transfer(struct isw_engine *e, struct cursor *at, const struct read_run *run)
 {
 	struct iswi_op *op = iswi_op_take(e);
 
@@ -127,7 +128,7 @@ static void emit_transfer(struct isw_engine *e, struct cursor *at, const struct 
 	at->last = op;
 }
 
-static void emit(struct isw_engine *e, struct cursor *at, const struct run *run)
+static void emit(struct isw_engine *e, struct cursor *at, const struct read_run *run)
 {
 	switch (run->source) {
 	case FROM_NOWHERE:
@@ -155,9 +156,9 @@ static void emit(struct isw_engine *e, struct cursor *at, const struct run *run)
 
 /* Classifies the pages of one group; runs that end inside it are emitted without the lock. */
 static void read_group(struct isw_engine *e, struct cursor *at, uint64_t page, uint64_t end,
-		       struct run *open)
+		       struct read_run *open)
 {
-	struct run ended[ISWI_GROUP_PAGES];
+	struct read_run ended[ISWI_GROUP_PAGES];
 	uint32_t ended_count = 0;
 	struct iswi_shard *shard = iswi_shard_of(e, page);
 
@@ -174,7 +175,7 @@ static void read_group(struct isw_engine *e, struct cursor *at, uint64_t page, u
 		    (source == FROM_REMOTE &&
 		     (page % ISWI_STRIPE_PAGES == 0 || open->place != iswi_place_at(e, page)))) {
 			ended[ended_count++] = *open;
-			*open = (struct run){
+			*open = (struct read_run){
 				.source = source,
 				.page = page,
 				.place = iswi_place_at(e, page),
@@ -193,7 +194,7 @@ static void read_pages(struct isw_engine *e, struct iswi_req *req, uint64_t page
 		       uint8_t tried, struct iswi_plug *plug)
 {
 	struct cursor at = {.req = req, .slab = (uint32_t)(page / e->slab_pages), .tried = tried};
-	struct run open = {.source = FROM_NOWHERE};
+	struct read_run open = {.source = FROM_NOWHERE};
 
 	for (uint32_t place = 0; place < 2; place++) {
 		at.mapped[place] = iswi_place_get(e, at.slab, place, &at.word[place]);

@@ -79,7 +79,7 @@ static int plan_arena(const struct isw_engine *e, struct iswi_arena_header *head
 	header->records_offset =
 		iswi_lay_out(&end, e->config.remotes_max * sizeof(struct iswi_record));
 	header->slots_offset =
-		iswi_lay_out(&end, e->config.staging_pages * sizeof(struct iswi_slot));
+		iswi_lay_out(&end, e->config.staging_pages * sizeof(struct iswi_descriptor));
 	header->staging_offset =
 		iswi_lay_out(&end, (uint64_t)e->config.staging_pages * ISW_PAGE_BYTES);
 	header->bytes = end;
@@ -316,7 +316,7 @@ static void use_arena(struct isw_engine *e, unsigned char *base,
 	e->backup_current = (atomic_uint *)(base + header->backup_current_offset);
 	e->crc = (atomic_uint *)(base + header->crc_offset);
 	e->records = (struct iswi_record *)(base + header->records_offset);
-	e->slots = (struct iswi_slot *)(base + header->slots_offset);
+	e->slots = (struct iswi_descriptor *)(base + header->slots_offset);
 	e->staging = base + header->staging_offset;
 }
 

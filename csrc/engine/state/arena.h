@@ -102,7 +102,7 @@ struct iswi_slab {
 #define ISWI_NO_PAGE UINT64_MAX
 
 /* Descriptor of one staging buffer. A successor believes it only while it names a page. */
-struct iswi_slot {
+struct iswi_descriptor {
 	atomic_uint_fast64_t page; /* or ISWI_NO_PAGE; stored last, which commits it (R9) */
 	uint32_t version;
 	uint32_t crc;

@@ -107,7 +107,7 @@ struct isw_engine {
 	atomic_uint *at_place;                      /* of a remote-valid page: at which one it is */
 	atomic_uint *crc;                           /* of the newest version; shard lock */
 	struct iswi_record *records;                /* one a remote; control lock */
-	struct iswi_slot *slots;
+	struct iswi_descriptor *slots;
 	unsigned char *staging;
 
 	struct iswi_shard *shards;

@@ -22,11 +22,11 @@ from infiniswap.control.figures import (
     histogram,
 )
 from infiniswap.control.messages import GOODBYE_FLOOD, GOODBYE_PROTOCOL
-from infiniswap.device.process.report import Snapshot
+from infiniswap.device.process.report import DeviceSnapshot
 from infiniswap.system.pressure import memory_stalls
 from infiniswap.units import PAGE_BYTES
 
-Read = Callable[[Snapshot], Values]
+Read = Callable[[DeviceSnapshot], Values]
 
 
 def _status(field: str) -> Read:
@@ -82,7 +82,7 @@ def _by_transport(index: int, unit: int = 1) -> Read:
     }
 
 
-_declare = Declarer[Snapshot]("infiniswap_device_")
+_declare = Declarer[DeviceSnapshot]("infiniswap_device_")
 _gauge, _counter, _each = _declare.gauge, _declare.counter, _declare.each
 _histogram = _declare.histogram
 
@@ -94,7 +94,7 @@ def _pages_and_bytes(
     read: Callable[[int], Read],
     *labels: str,
     notes: str = "",
-) -> tuple[Metric[Snapshot], Metric[Snapshot]]:
+) -> tuple[Metric[DeviceSnapshot], Metric[DeviceSnapshot]]:
     """A counter of pages, and the same in bytes."""
     return (
         _counter(in_pages, f"Pages {what}.", read(1), *labels, notes=notes),
@@ -340,6 +340,6 @@ METRICS: Final = (
 )
 
 
-def values(snapshot: Snapshot) -> Figures:
+def values(snapshot: DeviceSnapshot) -> Figures:
     """All values at the moment of the snapshot."""
     return figures(METRICS, snapshot, device=snapshot.status.name)

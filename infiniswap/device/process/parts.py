@@ -37,7 +37,7 @@ from infiniswap.engine.protocol import Engine, EngineConfig
 from infiniswap.errors import InfiniswapError, MemoryLimitError
 from infiniswap.policy.ahead import MapAhead
 from infiniswap.policy.refill import Refill
-from infiniswap.system.keep_awake import Awake
+from infiniswap.system.keep_awake import KeepAwake
 from infiniswap.system.process import make_swap_safe, sentences
 from infiniswap.units import PAGE_BYTES, HostPort
 
@@ -78,7 +78,7 @@ class Parts:
         self.degraded: list[str] = []
         self.warnings: list[str] = []
         self.finder = Finder(spec, self.blocking)
-        self.waker: Awake | None = None
+        self.keep_awake: KeepAwake | None = None
         self._executor = ThreadPoolExecutor(_EXECUTOR_THREADS, thread_name_prefix="device")
         self._client: ClientConfig | None = None
         self._engine: Engine | None = None
@@ -236,8 +236,10 @@ class Parts:
     def start_waker(self) -> None:
         """The loop that keeps processors awake while pages come in."""
         engine = self.engine
-        self.waker = Awake(lambda: engine.pages_moved()[0], self.spec.config.device.keep_awake)
-        self._loop("waker", self.waker.run())
+        self.keep_awake = KeepAwake(
+            lambda: engine.pages_moved()[0], self.spec.config.device.keep_awake
+        )
+        self._loop("keep-awake", self.keep_awake.run())
 
     def _loop(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         self._loops.add(asyncio.create_task(work, name=name))
@@ -258,8 +260,8 @@ class Parts:
         )
         for link in mapper.lenders.links:
             link.connections.config = self._link_config
-        if self.waker is not None:
-            self.waker.set_mode(device.keep_awake)
+        if self.keep_awake is not None:
+            self.keep_awake.set_mode(device.keep_awake)
         self.finder.tell(spec, mapper.lenders, self.make_link)
         rundir.write_record(self.paths.record, spec)
         self.succession.keep_spec(spec, self.attachment)

@@ -17,7 +17,7 @@ _TOTALS = [name for name in DonorRow.__struct_fields__ if name.endswith("_pages"
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class DeviceSnapshot:
     """The device at one moment.
 
     Attributes:
@@ -35,7 +35,7 @@ class Snapshot:
 
 def snapshot(
     parts: Parts, *, started_s: float, uptime_s: float, reloaded: list[str], runs: list[int]
-) -> Snapshot:
+) -> DeviceSnapshot:
     """Looks at every part; does not wait.
 
     Args:
@@ -47,8 +47,8 @@ def snapshot(
     """
     spec, engine, mapper, attachment = parts.spec, parts.engine, parts.mapper, parts.attachment
     assert attachment is not None
-    waker = parts.waker
-    problem = None if waker is None else waker.problem
+    keep_awake = parts.keep_awake
+    problem = None if keep_awake is None else keep_awake.problem
     figures = engine.figures()
     stats = figures.counts
     p50_ns, p99_ns = histogram_quantiles(
@@ -88,13 +88,13 @@ def snapshot(
         ],
         alarms=list(mapper.alarms.values()),
         runs=runs,
-        awake=waker is not None and waker.awake,
+        awake=keep_awake is not None and keep_awake.awake,
         evictions=mapper.counts.evicted,
         slab_counts=dataclasses.asdict(mapper.counts),
         succession=parts.succession.row(),
     )
     links = {str(link.address): link.connections.counts for link in mapper.lenders.links}
-    return Snapshot(status, figures, links, started_s)
+    return DeviceSnapshot(status, figures, links, started_s)
 
 
 def _donor_rows(engine: Engine, mapper: SlabMapper) -> list[DonorRow]:

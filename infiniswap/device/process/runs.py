@@ -172,16 +172,16 @@ class Runs:
             with contextlib.suppress(OSError):
                 (self._directory / run.name).unlink()
 
-    def adopt(self) -> None:
+    def watch_again(self) -> None:
         """Watches the runs that a predecessor watched; cleans up after those that have ended."""
         if self._directory is None:
             return
         with contextlib.suppress(OSError):
             for name in sorted(entry.name for entry in self._directory.iterdir()):
                 if name.partition("-")[0].isdecimal():  # else it is no record of ours
-                    self._adopt(name)
+                    self._watch_again(name)
 
-    def _adopt(self, name: str) -> None:
+    def _watch_again(self, name: str) -> None:
         pid = int(name.partition("-")[0])
         try:
             pidfd = pidfd_open(pid)

@@ -20,7 +20,7 @@ from infiniswap.device.api import DeviceStatus, Ready
 from infiniswap.device.off_loop import run_to_end
 from infiniswap.device.process import reload, take_over
 from infiniswap.device.process.parts import Parts
-from infiniswap.device.process.report import Snapshot, snapshot
+from infiniswap.device.process.report import DeviceSnapshot, snapshot
 from infiniswap.device.process.runs import STOP_PAUSE_S_MAX, Runs
 from infiniswap.device.process.start import Start
 from infiniswap.device.spec import contents
@@ -181,7 +181,7 @@ class DeviceService:
         """Everything that can be known of the device; does not wait."""
         return self.snapshot().status
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> DeviceSnapshot:
         """The status, and what the metrics need besides."""
         parts = self._parts
         if not parts.are_made:

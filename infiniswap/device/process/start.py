@@ -108,8 +108,8 @@ class Start:
         if warning and parts.spec.swap and not parts.spec.ephemeral:
             parts.warnings.append(warning)
         parts.warnings += parts.degraded
-        if parts.waker is not None and parts.waker.problem is not None:
-            parts.warnings.append(str(parts.waker.problem))
+        if parts.keep_awake is not None and parts.keep_awake.problem is not None:
+            parts.warnings.append(str(parts.keep_awake.problem))
 
     async def _undo(self) -> None:
         self._task = None  # undoing is not interrupted in its turn

@@ -65,4 +65,4 @@ async def take_over(parts: Parts, runs: Runs, turn: TakeOver) -> None:
     parts.finder.follow()
     parts.start_repairs(attachment)
     parts.start_waker()
-    runs.adopt()
+    runs.watch_again()

@@ -129,8 +129,8 @@ class Finder:
     def _know(self, lenders: Lenders, make_link: Callable[[HostPort], DonorLink]) -> None:
         # A successor takes donors over before it has heard of anybody, maybe with the broker away.
         is_deaf = self._watcher is not None and not self._watcher.has_heard
-        adopted = [link.address for link in lenders.links if link.is_listed] if is_deaf else []
-        lenders.know(union(self.named(), self.announced(), adopted), make_link)
+        inherited = [link.address for link in lenders.links if link.is_listed] if is_deaf else []
+        lenders.know(union(self.named(), self.announced(), inherited), make_link)
 
     async def _run(self, lenders: Lenders, make_link: Callable[[HostPort], DonorLink]) -> None:
         while True:
