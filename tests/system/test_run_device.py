@@ -10,6 +10,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from support.devices.cluster import (
 )
 from support.jobs.runs import Runner, StartTerminal, Terminal, other_area, ready, touch
 
+from infiniswap.device.jobs import beside
 from infiniswap.system import loop, mounts, swap
 from infiniswap.system.cgroup import create_memory_cgroup
 from infiniswap.units import MIB
@@ -146,6 +148,7 @@ def test_a_second_run_has_the_room_that_it_asked_for_in_an_area_beside_the_first
         "run-2": 48,
     }
     assert areas["run"].priority == areas["run-2"].priority
+    time.sleep(2 * beside._LOOK_S)  # each has looked for the other meanwhile
     order = [(first, "run"), (second, "run-2")]
     (ends, gone), (stays, left) = order if first_ends_first else reversed(order)
     text = finish(ends)

@@ -112,7 +112,8 @@ def test_a_histogram_has_every_duration_once_and_their_sum_nearly(durations: lis
     for bound, count in made.buckets[:-1]:
         assert count == sum(took_ns < float(bound) * 1e9 for took_ns in durations)
     assert made.buckets[-1] == ("+Inf", len(durations))
-    assert made.sum_s == pytest.approx(sum(durations) / 1e9, rel=1 / 16)
+    # The middle of a bucket is 1/16 above its lower border; the rest is for rounding.
+    assert made.sum_s == pytest.approx(sum(durations) / 1e9, rel=1 / 16 + 1e-9)
 
 
 @given(st.lists(st.sampled_from(["pages", "give up", "connect", "late"]), max_size=30))
