@@ -13,25 +13,21 @@ Each fault is printed, and so is the seed, first; INFINISWAP_TEST_SEED repeats o
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from netns_cluster import cluster as clusters
 from netns_cluster import record
 from netns_cluster.cluster import Cluster
-from netns_cluster.plan import HostPlan, Plan
 from support.devices.cluster import LINK_DIR, WAIT_S, until
 from support.jobs.fiojob import Fio
 from support.jobs.hostfaults import Chaos
 from support.jobs.pagejob import NEEDS, Job
-from support.machine.netns_left import left_of, links, unused_name
+from support.machine.netns_left import HostedDevice, cluster_of
 
 from infiniswap.system import mounts, swap
 from infiniswap.units import CONTROL_PORT, MIB
@@ -50,7 +46,6 @@ BUDGET_S = 30.0
 
 DONORS = [f"h{number}" for number in range(1, 7)]
 CONSUMERS = ["h7", "h8", "h9"]
-SLAB = 8 * MIB
 FIO_MIB = 32
 REMAPPED_S_MAX = 4 * WAIT_S
 """A donor that was lost again and again is not trusted for a while; see policy.placement."""
@@ -85,49 +80,21 @@ TOLD = (
 )
 
 
-class Device:
+class Device(HostedDevice):
     """A device on a host, on all donors."""
 
     def __init__(self, cluster: Cluster, host: str, mib: int, *args: str) -> None:
-        self.cluster = cluster
-        self.host = host
-        self.name = f"{cluster.name}{host}"
-        self.run = cluster.directory(host) / "devices" / self.name
-        self._kept_log = cluster.directory(host) / "device.log"
-        hosts = cluster.record
-        donors = ",".join(f"{hosts.host(donor).address}:{CONTROL_PORT}" for donor in DONORS)
-        self.infiniswap("start", self.name, "--size", f"{mib}M", "--donors", donors, *args)
+        donors = ",".join(f"{cluster.record.host(one).address}:{CONTROL_PORT}" for one in DONORS)
+        options = ("--size", f"{mib}M", "--donors", donors, *args)
+        super().__init__(cluster, host, f"{cluster.name}{host}", *options)
         # In order a device takes its log with it.
+        self._kept_log = cluster.directory(host) / "device.log"
         self._kept_log.hardlink_to(self.run / "log")
-
-    def infiniswap(self, action: str, *args: str) -> str:
-        """`infiniswap device ACTION ARGS` on its host, must succeed."""
-        command = ["infiniswap", "device", action, *args]
-        done = subprocess.run(
-            self.cluster.command(self.host, command, cgroup=False),
-            env=self.cluster.environment(self.host),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=4 * WAIT_S,
-            check=False,
-        )
-        assert done.returncode == 0, f"{self.host}: {action}: {done.stderr}"
-        return done.stdout
-
-    @property
-    def status(self) -> Any:
-        """`device show --json`."""
-        return json.loads(self.infiniswap("show", self.name, "--json"))
 
     @property
     def log(self) -> str:
         """What its process has written, also after its end."""
         return self._kept_log.read_text()
-
-    def remove(self) -> None:
-        """Must succeed."""
-        self.infiniswap("remove", self.name)
 
     def told(self) -> str:
         """What has become of it, in figures."""
@@ -204,7 +171,7 @@ class World:
         for device in self.devices:
             with contextlib.suppress(AssertionError, OSError, subprocess.SubprocessError):
                 parts.append(f"=== {device.host}: {device.log[-4000:]}")
-                parts.append(device.infiniswap("show", device.name))
+                parts.append(device.command("show"))
         for host in DONORS:
             log = self.cluster.directory(host) / "daemon.log"
             parts.append(f"=== daemon of {host}: {log.read_text()[-2500:]}")
@@ -214,15 +181,9 @@ class World:
 @pytest.fixture
 def nine() -> Iterator[Cluster]:
     """Six donors and three consumers; nothing of it stays."""
-    name, before = unused_name(), links()
-    donor, consumer = HostPlan(192 * MIB, "auto", ""), HostPlan(128 * MIB, "auto", "")
-    hosts = (donor,) * len(DONORS) + (consumer,) * len(CONSUMERS)
-    try:
-        yield clusters.up(Plan(name, hosts, SLAB, str(40 * MIB), SETTINGS, keep=True))
-    finally:
-        clusters.down(name)
-    assert not left_of(name)
-    assert links() == before
+    memory_bytes = [192 * MIB] * len(DONORS) + [128 * MIB] * len(CONSUMERS)
+    with cluster_of(memory_bytes, 40 * MIB, SETTINGS) as made:
+        yield made
 
 
 def attached(name: str, loops: set[tuple[str, str]]) -> list[str]:
@@ -284,7 +245,7 @@ def ends(world: World) -> None:
         assert not {key: stats[key] for key in NEVER if stats[key]}
         assert device.status["pages_on_donors"] > 0
     for device in world.devices:
-        device.remove()
+        device.command("remove")
     until(world.no_lease, "the end of every lease")
     for host in DONORS + CONSUMERS:
         log = (world.cluster.directory(host) / "daemon.log").read_text()

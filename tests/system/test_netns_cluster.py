@@ -15,17 +15,21 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from netns_cluster import cluster as clusters
 from netns_cluster import leftovers, memory, network, record
 from netns_cluster.cluster import Cluster
-from netns_cluster.plan import HostPlan, Plan
-from support.devices.cluster import WAIT_S, run, until
+from support.devices.cluster import SLAB, WAIT_S, run, until
 from support.donors.broker import Broker
 from support.jobs.runs import touch
-from support.machine.netns_left import left_of, links, unused_name
+from support.machine.netns_left import (
+    HostedDevice,
+    cluster_of,
+    left_of,
+    links,
+    on_host,
+    unused_name,
+)
 
 from infiniswap.errors import ConflictError, MemoryLimitError, NotFoundError, UsageError
 from infiniswap.units import CONTROL_PORT, MIB
@@ -40,7 +44,6 @@ pytestmark = [
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = str(ROOT / "tools" / "netns-cluster")
-SLAB = 8 * MIB
 HOST_MEMORY = 256 * MIB
 HEADROOM = 48 * MIB
 DEVICE_MIB = 48
@@ -56,44 +59,18 @@ SETTINGS = {
 @pytest.fixture(scope="module")
 def three() -> Iterator[Cluster]:
     """Three hosts; a test leaves them as it found them."""
-    name = unused_name()
-    host = HostPlan(HOST_MEMORY, "auto", "")
-    before = links()
-    try:
-        plan = Plan(name, (host, host, host), SLAB, str(HEADROOM), SETTINGS, keep=True)
-        yield clusters.up(plan)
-    finally:
-        clusters.down(name)
-    assert not left_of(name)
-    assert links() == before
+    with cluster_of([HOST_MEMORY] * 3, HEADROOM, SETTINGS) as made:
+        yield made
 
 
-class Device:
+class Device(HostedDevice):
     """A device of h1's that programs reach by a socket."""
 
     def __init__(self, cluster: Cluster, *args: str) -> None:
-        self.cluster = cluster
-        self.name = f"d{secrets.token_hex(3)}"
-        self.socket = cluster.directory("h1") / "devices" / self.name / "nbd.sock"
-        self.uri = f"nbd+unix:///?socket={self.socket}"
-        self.data = b"".join(secrets.token_bytes(MIB) for _ in range(DEVICE_MIB))
         size = ("--size", f"{DEVICE_MIB}M", "--frontend", "nbd-socket")
-        self.infiniswap("device", "start", self.name, *size, *args)
-
-    def infiniswap(self, *args: str) -> str:
-        """`infiniswap ARGS` on h1, must succeed."""
-        command = self.cluster.command("h1", ["infiniswap", *args], cgroup=False)
-        done = subprocess.run(
-            command,
-            env=self.cluster.environment("h1"),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=2 * WAIT_S,
-            check=False,
-        )
-        assert done.returncode == 0, f"{args}: {done.stderr}"
-        return done.stdout
+        super().__init__(cluster, "h1", f"d{secrets.token_hex(3)}", *size, *args)
+        self.uri = f"nbd+unix:///?socket={self.run / 'nbd.sock'}"
+        self.data = secrets.token_bytes(DEVICE_MIB * MIB)
 
     def fill(self, file: Path) -> None:
         """Writes all of it."""
@@ -106,7 +83,7 @@ class Device:
         def all_there() -> bool:
             self.verify(file)
             status = self.status
-            return status["slabs"]["mapped"] == SLABS and status["pages_on_donors"] == PAGES
+            return (status["slabs"]["mapped"], status["pages_on_donors"]) == (SLABS, PAGES)
 
         until(all_there, f"every slab on {where}")
 
@@ -114,11 +91,6 @@ class Device:
         """All of it is still there."""
         run("nbdcopy", self.uri, file)
         assert file.read_bytes() == self.data
-
-    @property
-    def status(self) -> Any:
-        """`device show --json`."""
-        return json.loads(self.infiniswap("device", "show", self.name, "--json"))
 
     def slabs(self) -> dict[str, int]:
         """How many each donor has, by its name."""
@@ -132,7 +104,7 @@ def device(cluster: Cluster, *args: str) -> Iterator[Device]:
     try:
         yield made
     finally:
-        made.infiniswap("device", "remove", made.name)
+        made.command("remove")
 
 
 def slabs_mapped(cluster: Cluster, host: str) -> int:
@@ -242,12 +214,14 @@ def test_a_squeezed_host_gets_its_memory_back(three: Cluster, tmp_path: Path) ->
         three.squeeze("h3", take)
         three.squeeze("h3", take)
         until(lambda: 0 <= slabs_mapped(three, "h3") < lent, "slabs that come back")
+        assert one.status["evictions"] > 0
 
         def has_headroom() -> bool:
             available = three.state("h3").memory.available_bytes
             return available is not None and available >= HEADROOM - SLAB
 
         until(has_headroom, "the host's headroom")
+        assert three.state("h3").memory.oom_kills == 0
         one.verify(tmp_path / "back")
         three.release("h3")
         three.release("h3")
@@ -289,16 +263,7 @@ def test_a_delay_goes_either_way_and_off_again(three: Cluster, tmp_path: Path) -
 @pytest.mark.requires_swap
 def test_a_job_on_a_host_swaps_to_the_others(three: Cluster) -> None:
     argv = ["infiniswap", "run", "--local", "32M", "--size", "128M", "--", *touch(64)]
-    done = subprocess.run(
-        three.command("h1", argv, cgroup=False),
-        env=three.environment("h1"),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=2 * WAIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = on_host(three, "h1", *argv)
     assert "round 0" in done.stdout
     assert "paged out" in done.stderr
 
@@ -422,10 +387,9 @@ TOKEN = "a-token-of-thirty-two-characters"
 @pytest.fixture
 def announced(tmp_path: Path) -> Iterator[Cluster]:
     """Three hosts, of which nobody names another one; h3 is the one with the broker."""
-    name, token = unused_name(), tmp_path / "metrics-token"
+    token = tmp_path / "metrics-token"
+    token.touch(0o600)
     token.write_text(TOKEN)
-    token.chmod(0o600)
-    host = HostPlan(HOST_MEMORY, "auto", "")
     settings = {
         **SETTINGS,
         "cluster.peers": "[]",
@@ -435,11 +399,8 @@ def announced(tmp_path: Path) -> Iterator[Cluster]:
         "mqtt.announce_s": "2.0",
         "cluster.metrics_token_file": f'"{token}"',
     }
-    try:
-        yield clusters.up(Plan(name, (host, host, host), SLAB, str(HEADROOM), settings, keep=True))
-    finally:
-        clusters.down(name)
-    assert not left_of(name)
+    with cluster_of([HOST_MEMORY] * 3, HEADROOM, settings) as made:
+        yield made
 
 
 def metrics(cluster: Cluster, source: str, target: str, token: str) -> tuple[int, str]:
@@ -458,7 +419,7 @@ def metrics(cluster: Cluster, source: str, target: str, token: str) -> tuple[int
 
 def found(one: Device) -> set[str]:
     """Addresses of the donors that somebody who knows the broker alone finds."""
-    rows = json.loads(one.infiniswap("status", "--json"))["donors"]
+    rows = json.loads(on_host(one.cluster, "h1", "infiniswap", "status", "--json").stdout)["donors"]
     return {row["address"].partition(":")[0] for row in rows if row["status"] is not None}
 
 

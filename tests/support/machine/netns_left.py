@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cluster of tools/netns-cluster has left on the machine, for tests that make one."""
+"""Clusters of tools/netns-cluster for tests, and what one has left on the machine."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from netns_cluster import cluster as clusters
 from netns_cluster import memory, network, record
+from netns_cluster.cluster import Cluster
+from netns_cluster.plan import HostPlan, Plan
+
+from support.devices.cluster import SLAB, WAIT_S
 
 
 def unused_name() -> str:
@@ -47,3 +56,54 @@ def left_of(name: str) -> list[str]:
 def links() -> set[str]:
     """Network interfaces of the machine itself."""
     return set(os.listdir("/sys/class/net"))
+
+
+@contextlib.contextmanager
+def cluster_of(
+    memory_bytes: list[int], headroom_bytes: int, settings: dict[str, str]
+) -> Iterator[Cluster]:
+    """Hosts with so much memory; nothing of them stays."""
+    name, before = unused_name(), links()
+    hosts = tuple(HostPlan(size) for size in memory_bytes)
+    try:
+        yield clusters.up(Plan(name, hosts, SLAB, str(headroom_bytes), settings, keep=True))
+    finally:
+        clusters.down(name)
+    assert not left_of(name)
+    assert links() == before
+
+
+def on_host(cluster: Cluster, host: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command there, which must succeed."""
+    done = subprocess.run(
+        cluster.command(host, argv, cgroup=False),
+        env=cluster.environment(host),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=4 * WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{host}: {argv}: {done.stderr}"
+    return done
+
+
+class HostedDevice:
+    """A device that was started on a host."""
+
+    def __init__(self, cluster: Cluster, host: str, name: str, *options: str) -> None:
+        self.cluster = cluster
+        self.host = host
+        self.name = name
+        self.run = cluster.directory(host) / "devices" / name
+        self.command("start", *options)
+
+    def command(self, action: str, *options: str) -> str:
+        """`infiniswap device ACTION NAME OPTIONS`, must succeed."""
+        argv = ("infiniswap", "device", action, self.name, *options)
+        return on_host(self.cluster, self.host, *argv).stdout
+
+    @property
+    def status(self) -> Any:
+        """`device show --json`."""
+        return json.loads(self.command("show", "--json"))
