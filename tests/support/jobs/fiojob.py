@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fio on a device, again and again until it is told to stop; it verifies all that it wrote.
+"""fio on a device, once, or again and again until it is told to stop.
 
-Each pass writes the whole area twice. First checksums (crc32c), with reads in between, verified
-soon after and once more at the end. Then a pattern that names pass and offset, verified twice, one
-time by a process that has not written it: so an old page that comes back is noticed, too, however
-right its checksum.
+`Fio` verifies all that it wrote. Each pass writes the whole area twice. First checksums (crc32c),
+with reads in between, verified soon after and once more at the end. Then a pattern that names pass
+and offset, verified twice, one time by a process that has not written it: so an old page that comes
+back is noticed, too, however right its checksum.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 from pathlib import Path
 
-from support.devices.cluster import WAIT_S, environment
+from support.devices.cluster import WAIT_S, environment, run
 
+VERIFY = ("--verify=crc32c", "--verify_fatal=1")
 _S_MAX = 5 * WAIT_S
 """Bound of one run of fio, which takes a few seconds where all is well."""
 
@@ -25,6 +27,43 @@ _CHECKSUMS = ["--rw=randrw", "--rwmixread=40", "--verify=crc32c", "--verify_back
 def _pattern(number: int) -> list[str]:
     pattern = f"--verify_pattern=0x{number:08x}%o"
     return ["--rw=randwrite", _SIZES, "--verify=pattern", pattern, f"--randseed={number}"]
+
+
+def fio(path: Path, *options: str) -> str:
+    """Runs it once, past the kernel's cache; returns what it says."""
+    return run(*_fio_on(path), "--name=v", *options)
+
+
+def _fio_on(path: Path) -> list[str]:
+    return ["fio", "--name=global", f"--filename={path}", "--ioengine=libaio", "--direct=1"]
+
+
+def verify_every_block_size(path: Path) -> None:
+    """From a page to a MiB."""
+    jobs = []
+    for kib in (4, 8, 16, 32, 64, 128, 256, 512, 1024):
+        jobs += [f"--name={kib}k", "--stonewall", "--rw=randwrite", f"--bs={kib}k"]
+        jobs += [f"--size={max(2048, 8 * kib)}k"]
+    run(*_fio_on(path), *VERIFY, "--iodepth=16", *jobs)
+
+
+def stress_a_file_system(device: Path, point: Path) -> None:
+    """Makes one, writes, discards, and finds it clean."""
+    run("mkfs.ext4", "-q", "-F", device)
+    run("mount", "-o", "discard", device, point)
+    try:
+        sizes = ("--bssplit=4k/60:32k/30:256k/10", "--size=8m", "--iodepth=32")
+        # What one writes the other must not verify.
+        both = ("--numjobs=2", "--offset_increment=8m", "--fsync=16")
+        fio(point / "file", "--rw=randrw", *VERIFY, *sizes, *both)
+        for number in range(100):
+            (point / f"small{number}").write_bytes(os.urandom(7_001 * number + 1))
+        for number in range(0, 100, 2):
+            (point / f"small{number}").unlink()
+        run("fstrim", point)
+    finally:
+        run("umount", point)
+    run("e2fsck", "-f", "-n", device)
 
 
 class Fio:

@@ -8,8 +8,11 @@ import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.devices.cluster import Cluster
+from support.devices.cluster import Cluster, run
+from support.devices.ublkservers import nodes, wait_for
 from support.machine.softroce import soft_roce as soft_roce_device
+
+from infiniswap.engine.native_ublk import ublk_check
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -60,6 +63,26 @@ def modules() -> Callable[..., None]:
         subprocess.run(["modprobe", "-a", *names], check=True, timeout=120)
 
     return load
+
+
+@pytest.fixture(scope="session")
+def nbd_driver() -> None:
+    run("modprobe", "nbd")
+
+
+@pytest.fixture(scope="session")
+def ublk_driver() -> None:
+    run("modprobe", "ublk_drv")
+    ublk_check()
+
+
+@pytest.fixture
+def no_ublk_left() -> Iterator[None]:
+    """No device, and no word of a bug in the kernel."""
+    yield
+    wait_for("no device is left behind", lambda: not nodes())
+    wrong = [line for line in run("dmesg").splitlines() if "WARNING" in line or "BUG:" in line]
+    assert not wrong, run("dmesg")[-8000:]
 
 
 @pytest.fixture

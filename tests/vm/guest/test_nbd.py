@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The front end nbd on real kernels: block sizes, file systems, swap, processes that die."""
+"""The front end nbd on real kernels: what is attached, left, and left alone."""
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.devices.cluster import WAIT_S, run, until
-from support.jobs.pagejob import Job, StartJob
+from support.devices.cluster import WAIT_S, Cluster
 
 from infiniswap.device.frontends import clear_leftovers
 from infiniswap.device.frontends.nbd import NbdKernel, find_left
@@ -21,22 +17,13 @@ from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.engine.native import NativeEngine
 from infiniswap.engine.protocol import EngineConfig
 from infiniswap.errors import ConflictError, NotFoundError, SystemCallError
-from infiniswap.system import nbd, swap
-from infiniswap.system.files import parse_key_values
+from infiniswap.system import nbd
 from infiniswap.system.genl import GenericNetlink
 from infiniswap.units import MIB
 
-pytestmark = pytest.mark.kernels("6.12", "6.1")
+pytestmark = [pytest.mark.kernels("6.12", "6.1"), pytest.mark.usefixtures("nbd_driver")]
 
 SIZE = 128 * MIB
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _nbd() -> None:
-    run("modprobe", "nbd")
-
-
-# --------------------------------------------------------------- without a cluster
 
 
 @pytest.fixture
@@ -107,118 +94,15 @@ def test_a_device_that_is_open_exclusively_stays(engine: NativeEngine, paths: De
     assert not nbd.devices()
 
 
-# ------------------------------------------------------------------ processes that die
-
-
-class Servers:
-    """nbdfile.py and its children, one at a time. Their file is memory that outlives them."""
-
-    def __init__(self, run_dir: Path, file: Path) -> None:
-        program = Path(__file__).with_name("nbdfile.py")
-        self._parent = subprocess.Popen(
-            [sys.executable, str(program), str(run_dir), str(file)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._pid = 0
-
-    def start(self, how: str) -> None:
-        """Returns when it serves."""
-        word, pid, _path = self._ask(how).split()
-        assert word == "ready"
-        self._pid = int(pid)
-
-    def end(self, number: signal.Signals) -> None:
-        """Of the one that serves; returns when it has ended."""
-        os.kill(self._pid, number)
-        assert self._ask("wait") == f"ended {self._pid}\n"
-        self._pid = 0
-
-    def close(self) -> None:
-        if self._pid:
-            self.end(signal.SIGTERM)
-        self._parent.communicate(timeout=WAIT_S)
-
-    def _ask(self, what: str) -> str:
-        assert self._parent.stdin is not None
-        assert self._parent.stdout is not None
-        self._parent.stdin.write(f"{what}\n")
-        self._parent.stdin.flush()
-        return self._parent.stdout.readline()
-
-
-@pytest.fixture
-def servers(paths: DevicePaths) -> Iterator[Servers]:
-    file = Path("/dev/shm/nbd-file")
-    with file.open("wb") as made:
-        made.truncate(SIZE)
-    servers = Servers(paths.run, file)
-    yield servers
-    servers.close()
-    file.unlink()
-    assert not nbd.devices()
-
-
-@pytest.fixture
-def job(pagecheck: Path, tmp_path: Path) -> Iterator[StartJob]:
-    started: list[Job] = []
-
-    def start(rounds: int) -> Job:
-        started.append(Job(pagecheck, tmp_path / "job", rounds))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.close()
-
-
-@pytest.fixture
-def swapping(servers: Servers, paths: DevicePaths) -> Iterator[Servers]:
-    """A device that is swap space until whatever swaps there has ended."""
-    servers.start("attach")
-    ((left, _),) = find_left(paths)
-    swap.mkswap(left.path, label="nbd")
-    swap.swapon(left.path, priority=10, discard=True, timeout_s=WAIT_S)
-    yield servers
-    swap.swapoff(left.path, timeout_s=WAIT_S)
-
-
-def faults(work: Job) -> int:
-    """Major ones so far; the job must be alive."""
-    assert work.process.poll() is None, work.log
-    return parse_key_values((work.cgroup.path / "memory.stat").read_text())["pgmajfault"]
-
-
-@pytest.mark.full  # test_take_over does the same, and more
-def test_a_successor_brings_every_page_back(
-    swapping: Servers, job: StartJob, count: Callable[[int, int], int]
-) -> None:
-    """kill -9 under swap load: programs see a pause, no error and no wrong byte."""
-    work = job(0)
-    work.reach("filled")
-    for _ in range(count(5, 20)):
-        swapping.end(signal.SIGKILL)
-        swapping.start("take-over")
-        before = faults(work)
-        until(lambda: faults(work) > before + 100, "page-ins by the successor")  # noqa: B023
-    work.finish()  # verifies every page
-    assert "I/O error, dev nbd" not in run("dmesg")
-
-
-def test_what_a_dead_process_left_is_taken_away(
-    servers: Servers, paths: DevicePaths, engine: NativeEngine
-) -> None:
+def test_what_a_dead_process_left_is_taken_away(module_cluster: Cluster) -> None:
     """Although nobody has ever opened it."""
-    servers.start("attach")
+    device = module_cluster.start("--frontend", "nbd", size="16M")
+    device.kill()
+    paths = DevicePaths(device.name, device.run, module_cluster.backup_dir)
     ((left, _),) = find_left(paths)
-    servers.end(signal.SIGKILL)
     holder = os.open(left.path, os.O_RDONLY | os.O_EXCL)  # open, and nobody reads
     with pytest.raises(ConflictError):
         clear_leftovers(paths)
     os.close(holder)
-    clear_leftovers(paths)
+    device.remove()
     assert not nbd.devices()
-    device = NbdKernel(paths)
-    device.attach(engine)
-    device.detach()

@@ -5,29 +5,23 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support.devices.cluster import WAIT_S, Cluster, Device, run, until
+from support.jobs.fiojob import VERIFY, fio, stress_a_file_system, verify_every_block_size
 
 from infiniswap.errors import ConflictError, UnavailableError
 from infiniswap.system import nbd
 from infiniswap.units import MIB
 
-pytestmark = pytest.mark.kernels("6.12", "6.1")
-
-SIZE = 128 * MIB
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _nbd() -> None:
-    run("modprobe", "nbd")
+pytestmark = [pytest.mark.kernels("6.12", "6.1"), pytest.mark.usefixtures("nbd_driver")]
 
 
 @pytest.fixture(scope="module")
-def device(module_cluster: Cluster) -> Iterator[Device]:
+def device(nbd_driver: None, module_cluster: Cluster) -> Iterator[Device]:
     device = module_cluster.start("--frontend", "nbd")
     yield device
     assert "Traceback" not in device.log
@@ -36,51 +30,13 @@ def device(module_cluster: Cluster) -> Iterator[Device]:
     assert not nbd.devices()
 
 
-def fio(path: Path, *options: str) -> None:
-    run(
-        "fio",
-        "--name=global",
-        f"--filename={path}",
-        "--ioengine=libaio",
-        "--direct=1",
-        "--iodepth=32",
-        "--verify=crc32c",
-        "--verify_fatal=1",
-        "--name=verify",
-        *options,
-    )
-
-
 def test_fio_verifies_every_block_size(device: Device) -> None:
     assert device.status["frontend"] == "nbd"
-    jobs = []
-    for kib in (4, 8, 16, 32, 64, 128, 256, 512, 1024):
-        jobs += ["--stonewall", "--rw=randwrite", f"--bs={kib}k", f"--size={max(2048, 8 * kib)}k"]
-        jobs += [] if kib == 1024 else ["--name=next"]
-    fio(device.path, *jobs)
+    verify_every_block_size(device.path)
 
 
 def test_a_file_system_under_stress_is_clean(device: Device, tmp_path: Path) -> None:
-    run("mkfs.ext4", "-q", "-F", device.path)
-    run("mount", "-o", "discard", device.path, tmp_path)
-    try:
-        fio(
-            tmp_path / "file",
-            "--rw=randrw",
-            "--bssplit=4k/60:32k/30:256k/10",
-            "--size=6m",
-            "--numjobs=2",
-            "--offset_increment=6m",  # what one writes the other must not verify
-            "--fsync=16",
-        )
-        for number in range(64):
-            (tmp_path / f"small{number}").write_bytes(os.urandom(7_001 * number + 1))
-        for number in range(0, 64, 2):
-            (tmp_path / f"small{number}").unlink()
-        run("fstrim", tmp_path)
-    finally:
-        run("umount", tmp_path)
-    run("e2fsck", "-f", "-n", device.path)
+    stress_a_file_system(device.path, tmp_path)
 
 
 def test_discarded_blocks_are_zeros(device: Device) -> None:
@@ -146,20 +102,18 @@ def test_a_device_in_use_is_not_detached(device: Device, tmp_path: Path) -> None
 
 def test_a_slow_process_loses_connections_and_no_byte(device: Device) -> None:
     """Stopped for longer than the kernel waits: what it has received is sent again."""
-    command = ["fio", "--name=v", f"--filename={device.path}", "--ioengine=libaio", "--direct=1"]
-    command += ["--iodepth=32", "--rw=randrw", "--bs=4k", "--size=12m", "--verify=crc32c"]
-    command += ["--verify_fatal=1"]
+    load = ("--iodepth=32", "--rw=randrw", "--bs=4k", "--size=12m")
     moved = device.status["stats"]["write_requests"]
     gave_up = run("dmesg").count("timed out")
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+    with ThreadPoolExecutor(1) as pool:
+        verified = pool.submit(fio, device.path, *load, *VERIFY)
         until(lambda: device.status["stats"]["write_requests"] > moved + 500, "load")
         pid = device.send(signal.SIGSTOP)  # which cannot be asked for while it stands still
         try:
             until(lambda: run("dmesg").count("timed out") > gave_up, "the kernel's patience to end")
         finally:
             os.kill(pid, signal.SIGCONT)
-        _, said = process.communicate(timeout=4 * WAIT_S)
-    assert process.returncode == 0, said.decode()
+        verified.result(4 * WAIT_S)
     until(lambda: "answers may now take" in device.log, "connections that are replaced")
     status = device.status
     assert status["stats"]["requests_failed"] == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.devices.ublkservers import SERVER, Server, nodes, prepared, run, wait_for
+from support.jobs.fiojob import VERIFY, fio, stress_a_file_system, verify_every_block_size
 
 from infiniswap.engine.native import NativeEngine
 from infiniswap.engine.native_frontend import NativeFrontend
@@ -25,25 +26,13 @@ from infiniswap.errors import (
 )
 from infiniswap.units import KIB, MIB
 
+pytestmark = pytest.mark.usefixtures("ublk_driver", "no_ublk_left")
+
 DISK = Path("/var/tmp")
 SIZE = 256 * MIB
 CONFIG = EngineConfig(size_bytes=SIZE, slab_bytes=64 * MIB, staging_pages=4096)
 IO_FLUSHER = 0x80000
 IDENTITY = 0x1234_5678_9ABC_DEF0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def driver() -> None:
-    run("modprobe", "ublk_drv")
-    ublk_check()
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    yield
-    wait_for("no device is left behind", lambda: not nodes())
-    wrong = [line for line in run("dmesg").splitlines() if "WARNING" in line or "BUG:" in line]
-    assert not wrong, run("dmesg")[-8000:]
 
 
 @pytest.fixture
@@ -61,19 +50,12 @@ def device(engine: NativeEngine) -> Iterator[NativeFrontend]:
     frontend.close()
 
 
-def node(frontend: NativeFrontend) -> str:
-    return f"/dev/ublkb{frontend.info().device_id}"
+def node(frontend: NativeFrontend) -> Path:
+    return Path(f"/dev/ublkb{frontend.info().device_id}")
 
 
-def queue_setting(path: str, name: str) -> str:
-    return Path(f"/sys/block/{Path(path).name}/queue/{name}").read_text().strip()
-
-
-def fio(path: str, *options: str) -> str:
-    return run(
-        "fio", "--name=global", f"--filename={path}", "--direct=1", "--ioengine=libaio",
-        "--verify=crc32c", "--verify_fatal=1", "--group_reporting", *options,
-    )  # fmt: skip
+def queue_setting(path: Path, name: str) -> str:
+    return Path(f"/sys/block/{path.name}/queue/{name}").read_text().strip()
 
 
 def test_the_kernel_takes_it_for_what_it_is(device: NativeFrontend) -> None:
@@ -115,38 +97,17 @@ def test_queue_threads_are_io_flushers(device: NativeFrontend) -> None:
 
 def test_what_is_written_is_read(device: NativeFrontend) -> None:
     """In blocks of every size."""
-    jobs = []
-    for kib in (4, 8, 16, 32, 64, 128, 256, 512, 1024):
-        jobs += [f"--name={kib}k", "--stonewall", "--rw=randwrite", f"--bs={kib}k", "--iodepth=16"]
-        jobs += [f"--size={max(4096, 8 * kib)}k"]
-    fio(node(device), *jobs)
+    verify_every_block_size(node(device))
 
 
 def test_requests_of_all_sizes_at_once(device: NativeFrontend, engine: NativeEngine) -> None:
-    fio(
-        node(device), "--name=mixed", "--rw=randrw", "--bsrange=4k-1m", "--size=64m",
-        "--iodepth=32", "--numjobs=2", "--offset_increment=64m",
-    )  # fmt: skip
+    both = ("--iodepth=32", "--numjobs=2", "--offset_increment=64m")
+    fio(node(device), "--rw=randrw", "--bsrange=4k-1m", "--size=64m", *both, *VERIFY)
     assert engine.stats()["requests_failed"] == 0
 
 
 def test_a_file_system_lives_on_it(device: NativeFrontend, tmp_path: Path) -> None:
-    path = node(device)
-    run("mkfs.ext4", "-q", path)
-    run("mount", "-o", "discard", path, tmp_path)
-    try:
-        fio(
-            str(tmp_path / "file"), "--name=stress", "--rw=randrw", "--bs=4k", "--size=16m",
-            "--iodepth=8", "--fsync=64",
-        )  # fmt: skip
-        for number in range(200):
-            (tmp_path / f"f{number}").write_bytes(os.urandom(20_000))
-        for number in range(0, 200, 2):
-            (tmp_path / f"f{number}").unlink()
-        run("fstrim", tmp_path)
-    finally:
-        run("umount", tmp_path)
-    run("e2fsck", "-f", "-n", path)
+    stress_a_file_system(node(device), tmp_path)
 
 
 def test_discarded_and_zeroed_pages_are_zeros(device: NativeFrontend, engine: NativeEngine) -> None:

@@ -11,17 +11,13 @@ from pathlib import Path
 import pytest
 from support.devices.cluster import Cluster, run, until
 from support.devices.ublkservers import SERVER, nodes
-from support.jobs.pagejob import StartJob
 
 from infiniswap.device.frontends.ublk import find_left, give_up
 from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.system import swap
 from infiniswap.units import MIB
 
-
-@pytest.fixture(autouse=True, scope="module")
-def driver() -> None:
-    run("modprobe", "ublk_drv")
+pytestmark = pytest.mark.usefixtures("ublk_driver")
 
 
 def test_auto_takes_it(shared_cluster: Cluster) -> None:
@@ -46,21 +42,6 @@ def test_auto_takes_it(shared_cluster: Cluster) -> None:
     device.stop()
     assert not nodes()
     assert not device.path.is_symlink()
-
-
-@pytest.mark.full  # test_take_over does the same, and more
-def test_a_job_swaps_on_it(shared_cluster: Cluster, job: StartJob) -> None:
-    device = shared_cluster.start("--frontend", "ublk", "--swap")
-    working = job(0)
-    working.reach("filled")
-    working.more_rounds(1)
-    until(lambda: device.status["stats"]["pages_in"] > 0, "page-ins")
-    working.finish()
-    stats = device.status["stats"]
-    assert stats["requests_failed"] == 0
-    assert stats["pages_out"] > 0
-    device.stop()
-    assert not nodes()
 
 
 @pytest.mark.full

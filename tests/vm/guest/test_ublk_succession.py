@@ -15,6 +15,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,26 +35,38 @@ from support.devices.ublkservers import (
 )
 
 from infiniswap.engine.native import NativeEngine
-from infiniswap.engine.native_ublk import FailingUblk, ublk_check, ublk_remove
+from infiniswap.engine.native_ublk import FailingUblk, ublk_remove
 from infiniswap.engine.protocol import EngineConfig
 from infiniswap.errors import ConflictError, EngineError, NotFoundError
 from infiniswap.units import GIB, MIB, PAGE_BYTES
 
+pytestmark = pytest.mark.usefixtures("ublk_driver", "no_ublk_left")
+
 DISK = Path("/var/tmp")
+CONFIG = EngineConfig(size_bytes=64 * MIB, slab_bytes=32 * MIB, staging_pages=64)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def driver() -> None:
-    run("modprobe", "ublk_drv")
-    ublk_check()
+@pytest.fixture
+def data() -> Iterator[Path]:
+    """4 MiB to be written, and found again."""
+    path = Path("/dev/shm/ublk-data")
+    path.write_bytes(os.urandom(4 * MIB))
+    yield path
+    path.unlink()
 
 
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    yield
-    wait_for("no device is left behind", lambda: not nodes())
-    wrong = [line for line in run("dmesg").splitlines() if "WARNING" in line or "BUG:" in line]
-    assert not wrong, run("dmesg")[-8000:]
+def store(data: Path, path: str) -> None:
+    run("dd", f"if={data}", f"of={path}", "bs=256k", "oflag=direct")
+    run("blockdev", "--flushbufs", path)
+
+
+@contextlib.contextmanager
+def successor(config: EngineConfig = CONFIG) -> Iterator[NativeEngine]:
+    """An engine that could serve the device of another process."""
+    backup = DISK / "successor"
+    with NativeEngine(config, str(backup)) as engine:
+        yield engine
+    backup.unlink()
 
 
 # The servers' rings are held, as by a device's holder: without that Linux 6.12 was seen to panic in
@@ -78,42 +91,6 @@ def test_no_request_fails_and_no_byte_is_lost_when_servers_are_killed(
         assert "err= 0" in output, output
         assert "verify:" not in output, output
         assert re.search(r"\bIO error|Input/output", output) is None, output
-
-
-def test_swap_survives_its_servers_deaths(
-    pagecheck: Path, count: Callable[[int, int], int]
-) -> None:
-    """Only the job swaps: whoever gives a successor its turn must not wait for the dead one."""
-    cgroup = Path("/sys/fs/cgroup/ublk-test")
-    with succession(64) as devices:
-        run("mkswap", devices.path)
-        run("swapon", "-d", "-p", 10, devices.path)
-        cgroup.mkdir()
-        (cgroup / "memory.max").write_text(str(16 * MIB))
-
-        def enter() -> None:
-            (cgroup / "cgroup.procs").write_text(str(os.getpid()))
-
-        job = subprocess.Popen(
-            [str(pagecheck), "48", "7", "0"],
-            stdout=subprocess.PIPE,
-            text=True,
-            preexec_fn=enter,
-        )
-        assert job.stdout is not None
-        try:
-            assert job.stdout.readline() == "filled\n"
-            kill_while(job, devices, count(5, 20))
-            assert job.stdout.readline().startswith("round")
-            job.terminate()
-            output = job.communicate(timeout=WAIT_S)[0]
-            assert job.returncode == 0, output
-            assert "wrong" not in output
-        finally:
-            job.kill()
-            job.wait()
-            run("swapoff", devices.path)
-            cgroup.rmdir()
 
 
 def test_a_device_without_a_server_waits_and_can_be_removed() -> None:
@@ -145,17 +122,13 @@ def test_a_device_without_a_server_waits_and_can_be_removed() -> None:
     wait_for("the device is gone", lambda: not nodes())
 
 
-def test_a_successor_that_died_as_it_began_has_a_successor() -> None:
+def test_a_successor_that_died_as_it_began_has_a_successor(data: Path) -> None:
     """Linux 6.12 refuses to begin a second time where nothing has been fetched since the first."""
     devices = Succession(64)
     number, path = devices.active.device_id, devices.path
-    data = Path("/dev/shm/ublk-data")
-    data.write_bytes(os.urandom(4 * MIB))
-    run("dd", f"if={data}", f"of={path}", "bs=256k", "oflag=direct")
-    run("blockdev", "--flushbufs", path)
+    store(data, path)
     devices.active.kill()
     with contextlib.ExitStack() as stack:
-        stack.callback(data.unlink)
         waiting = stack.enter_context(subprocess.Popen(["cmp", "-n", str(4 * MIB), data, path]))
         stack.callback(run, SERVER, "-", 0, "remove-by-force", number, check=False)
         stack.callback(devices.standby.kill)
@@ -175,32 +148,25 @@ def test_a_successor_that_died_as_it_began_has_a_successor() -> None:
 def test_a_device_that_somebody_has_removed_has_no_successor() -> None:
     devices = Succession(64)
     number = devices.active.device_id
-    config = EngineConfig(size_bytes=64 * MIB, slab_bytes=64 * MIB, staging_pages=64)
-    backup = DISK / "successor"
-    with NativeEngine(config, str(backup)) as engine:
+    with successor() as engine:
         frontend = prepared(engine, number, SERVERS)
         devices.active.kill()
         run(SERVER, "-", 0, "remove-by-force", number)
         with pytest.raises(NotFoundError, match=f"no ublk device {number}"):
             frontend.take_over(60_000)
         frontend.close()
-    backup.unlink()
     devices.standby.kill()
 
 
-def test_a_queue_whose_command_is_refused_ends_and_can_be_taken_over() -> None:
-    data = Path("/dev/shm/ublk-data")
-    data.write_bytes(os.urandom(4 * MIB))
+def test_a_queue_whose_command_is_refused_ends_and_can_be_taken_over(data: Path) -> None:
     with succession(64) as devices:
-        run("dd", f"if={data}", f"of={devices.path}", "bs=256k", "oflag=direct")
-        run("blockdev", "--flushbufs", devices.path)
+        store(data, devices.path)
         pid = devices.active.process.pid
         run(SERVER, "-", 0, "break", pid)
         wait_for("its queues to end", lambda: not queues_of(pid))
         with subprocess.Popen(["cmp", "-n", str(4 * MIB), data, devices.path]) as waiting:
             devices.kill()
             assert waiting.wait(WAIT_S) == 0
-    data.unlink()
 
 
 def queues_of(pid: int) -> list[str]:
@@ -210,34 +176,28 @@ def queues_of(pid: int) -> list[str]:
 
 
 def test_a_living_predecessor_is_not_robbed() -> None:
-    config = EngineConfig(size_bytes=64 * MIB, slab_bytes=64 * MIB, staging_pages=64)
     server = Server(64, "new")
-    backup = DISK / "successor"
-    with NativeEngine(config, str(backup)) as engine:
+    with successor() as engine:
         frontend = prepared(engine, server.device_id, SERVERS)
         with pytest.raises(ConflictError, match=f"served by process {server.process.pid}"):
             frontend.take_over(200)
         frontend.close()
     assert shape_of(server.device_id).live
-    backup.unlink()
     server.end()
 
 
 @pytest.mark.parametrize(
-    ("size", "requests", "what"),
-    [(32 * MIB, 128, "bytes where this device has"), (64 * MIB, 16, "requests_max")],
+    ("config", "what"),
+    [
+        (replace(CONFIG, size_bytes=32 * MIB), "bytes where this device has"),
+        (replace(CONFIG, requests_max=16), "requests_max"),
+    ],
 )
-def test_a_device_of_another_shape_is_refused(size: int, requests: int, what: str) -> None:
-    config = EngineConfig(
-        size_bytes=size, slab_bytes=32 * MIB, staging_pages=64, requests_max=requests
-    )
+def test_a_device_of_another_shape_is_refused(config: EngineConfig, what: str) -> None:
     server = Server(64, "new")
-    backup = DISK / "successor"
-    with NativeEngine(config, str(backup)) as engine:
-        with pytest.raises(EngineError, match=what) as caught:
-            prepared(engine, server.device_id, SERVERS)
-        assert caught.value.code == errno.EINVAL
-    backup.unlink()
+    with successor(config) as engine, pytest.raises(EngineError, match=what) as caught:
+        prepared(engine, server.device_id, SERVERS)
+    assert caught.value.code == errno.EINVAL
     server.end()
 
 
@@ -247,9 +207,7 @@ def test_a_number_that_was_given_again_is_not_taken() -> None:
     first.end()
     second = Server(64, "new")
     assert second.device_id == first.device_id
-    assert standby.process.stdin is not None
-    standby.process.stdin.write("go\n")
-    standby.process.stdin.flush()
+    standby.ask()
     assert standby.process.wait(WAIT_S) == 1
     assert shape_of(second.device_id).live
     standby.close()
