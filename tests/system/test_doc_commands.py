@@ -17,19 +17,16 @@ GIB_MIB MiB here), and the directory /etc/infiniswap, of which each host has its
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.devices.cluster import NEEDS_SWAP, WAIT_S, Cluster, environment, until
+from support.devices.cluster import NEEDS_SWAP, WAIT_S, Cluster, environment
 from support.documents import ROOT, Block, blocks, documents
 from support.machine.netns_left import left_of, unused_name
+from support.machine.usershell import BESIDE, Service, bash, search_path, smaller
 
 from infiniswap.system.netns import NetworkNamespaces
 from infiniswap.units import MIB
@@ -49,11 +46,6 @@ RUNNABLE = {
     if (found := [block for block in blocks(path) if block.kind == "run"])
 }
 
-_STAND_INS = {
-    "sudo": 'exec "$@"',
-    # The donor's files lie beside the consumer's.
-    "ssh": 'shift; exec sh -c "$(echo "$*" | sed "s,/consumer/,/donor/,g")"',
-}
 _DAEMON = re.compile(r"^sudo infiniswap daemon(?! --release).*\n\Z", re.MULTILINE)
 _LENDS = "sudo infiniswap daemon --listen 10.0.0.2:9400 --secret-file /etc/infiniswap/secret\n"
 
@@ -72,17 +64,12 @@ class Hosts:
         self.net = net
         self.cluster = cluster
         self.work = cluster.root / "work"
-        self._bin = cluster.root / "bin"
-        self._daemon: subprocess.Popen[bytes] | None = None
-        self._broker: subprocess.Popen[bytes] | None = None
-        self._log = cluster.root / "daemon.log"
+        self.work.mkdir()
+        self._path = search_path(cluster.root / "bin", BESIDE)
+        self._daemon: Service | None = None
+        self._broker: Service | None = None
         self._cluster_name = ""
         self.said = ""
-        for directory in (self.work, self._bin):
-            directory.mkdir()
-        for name, body in _STAND_INS.items():
-            (self._bin / name).write_text(f"#!/bin/sh\n{body}\n")
-            (self._bin / name).chmod(0o755)
         for host in ("donor", "consumer"):
             etc = self.etc(host)
             etc.mkdir(parents=True)
@@ -99,7 +86,7 @@ class Hosts:
         env = self.cluster.env
         return {
             **env,
-            "PATH": f"{self._bin}:{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
+            "PATH": self._path,
             "INFINISWAP_CONFIG": str(self.etc(host) / "infiniswap.toml"),
             "INFINISWAP_DAEMON_SLAB": env["INFINISWAP_DEVICE_SLAB"],
             "INFINISWAP_DAEMON_POOL": "256M",
@@ -112,23 +99,21 @@ class Hosts:
         if block.mark == "donor":
             self._lend(self._own(block.body, "donor"))
         elif block.mark == "broker":
-            self._start_broker(block.body)
+            self._broker = self._serve("broker", f"{block.body.rstrip()} -v", " running")
         elif block.mark == "consumer":
             if self._daemon is None:
                 self._lend(self._own(_LENDS, "donor"))
             if "infiniswap init" in block.body:
                 (self.etc("consumer") / "infiniswap.toml").unlink()
             text = self._own(block.body, "consumer")
-            self._finish(block, self.net.command("consumer", self._shell(text)))
+            self._finish(block, self.net.command("consumer", bash(text)))
         elif block.mark == "here":
-            self._finish(block, self._shell(block.body), of_checkout=True)
+            self._finish(block, bash(block.body), of_checkout=True)
         else:
-            self._finish(block, self._shell(self._in_cluster(block.body)), of_checkout=True)
+            self._finish(block, bash(self._in_cluster(block.body)), of_checkout=True)
 
     def _own(self, text: str, host: str) -> str:
-        text = text.replace("/etc/infiniswap", str(self.etc(host)))
-        text = re.sub(r"(\d+) << 30", lambda match: f"{int(match[1]) * GIB_MIB} << 20", text)
-        return re.sub(r"(?<![\w.])(\d+)G\b", lambda match: f"{int(match[1]) * GIB_MIB}M", text)
+        return smaller(text.replace("/etc/infiniswap", str(self.etc(host))), GIB_MIB)
 
     def _in_cluster(self, text: str) -> str:
         name = self._cluster_name = self._cluster_name or unused_name()
@@ -136,14 +121,10 @@ class Hosts:
         text = re.sub(r"(tools/netns-cluster )(\w+)", rf"\1\2 --name {name}", text)
         return text.replace("/run/infiniswap-cluster/local/", f"/run/infiniswap-cluster/{name}/")
 
-    def _shell(self, text: str) -> list[str]:
-        return ["bash", "-c", f"set -euo pipefail\n{text}"]
-
     def _finish(self, block: Block, command: list[str], *, of_checkout: bool = False) -> None:
-        environ = self.environment("consumer")
         done = subprocess.run(
             command,
-            env=environment({"PATH": environ["PATH"]}) if of_checkout else environ,
+            env=environment({"PATH": self._path}) if of_checkout else self.environment("consumer"),
             cwd=ROOT if of_checkout else self.work,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -160,67 +141,27 @@ class Hosts:
         """Runs commands on the donor, of which the last is the daemon."""
         assert _DAEMON.search(text), "its last command has to be the daemon"
         self.end_daemon()
-        with self._log.open("wb") as output:
-            self._daemon = subprocess.Popen(
-                self.net.command("donor", self._shell(text)),
-                env=self.environment("donor"),
-                cwd=self.work,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                process_group=0,
-            )
+        self._daemon = self._serve("daemon", text, "pages 10.0.0.2:9401")
 
-        def serves() -> bool:
-            assert self._daemon is not None
-            assert self._daemon.poll() is None, self._log.read_text()
-            return "pages 10.0.0.2:9401" in self._log.read_text()
-
-        until(serves, "the daemon to serve")
-
-    def _start_broker(self, text: str) -> None:
-        log = self.cluster.root / "broker.log"
-        with log.open("wb") as output:
-            self._broker = subprocess.Popen(
-                self.net.command("donor", self._shell(f"{text.rstrip()} -v")),
-                cwd=self.work,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                process_group=0,
-            )
-
-        def serves() -> bool:
-            assert self._broker is not None
-            assert self._broker.poll() is None, log.read_text()
-            return " running" in log.read_text()
-
-        until(serves, "the broker to serve")
-
-    def end_broker(self) -> None:
-        """As Ctrl-C does."""
-        if self._broker is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._broker.pid, signal.SIGINT)
-            self._broker.wait(WAIT_S)
+    def _serve(self, name: str, text: str, serving: str) -> Service:
+        argv = self.net.command("donor", bash(text))
+        log = self.cluster.root / f"{name}.log"
+        return Service(argv, log, serving, self.environment("donor"), self.work)
 
     def end_daemon(self) -> None:
         """As Ctrl-C in its shell does, and what it keeps for a successor is given back."""
-        if self._daemon is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._daemon.pid, signal.SIGINT)
-        self._daemon.wait(WAIT_S)
-        self._daemon = None
-        self.cluster.ok("daemon", "--release")
-        assert "Traceback" not in self._log.read_text()
+        if self._daemon is not None:
+            self._daemon.end()
+            self._daemon = None
+            self.cluster.ok("daemon", "--release")
 
     def close(self) -> None:
         """Ends daemon, broker and cluster."""
         try:
             self.end_daemon()
         finally:
-            self.end_broker()
+            if self._broker is not None:
+                self._broker.end()
             if self._cluster_name:
                 down = [str(ROOT / "tools/netns-cluster"), "down", "--name", self._cluster_name]
                 subprocess.run(down, check=True, capture_output=True, timeout=WAIT_S)

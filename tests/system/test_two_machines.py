@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.devices.cluster import WAIT_S, Cluster, until
+from support.documents import marked
+from support.machine.usershell import BESIDE, Service, bash, search_path
 
 from infiniswap.system.netns import NetworkNamespaces
 from infiniswap.system.programs import run_command
@@ -41,51 +40,41 @@ ADDRESS = "10.0.0.2"
 LOCAL = 48 * MIB
 WANTED_MIB = 128
 
-_BLOCK = re.compile(r"^<!-- (on|message): (\w+) -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-_STAND_INS = {
-    # The environment stays, as with `sudo -E`: it carries the small sizes.
-    "sudo": 'exec "$@"',
-    # The donor's files lie beside the consumer's.
-    "ssh": 'shift; exec sh -c "$(echo "$*" | sed "s,/consumer/,/donor/,g")"',
-}
-
-
-def section() -> str:
-    """The section of the README."""
-    text = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-    start = text.index("## Two machines")
-    return text[start : text.index("\n## ", start + 1)]
-
 
 def blocks(kind: str, name: str) -> list[str]:
-    """Code blocks of the section that are marked so."""
-    found = [body for k, n, body in _BLOCK.findall(section()) if (k, n) == (kind, name)]
-    assert found, f"the README has no block marked <!-- {kind}: {name} -->"
-    return found
+    """Bodies of the section's code blocks that are marked so."""
+    return [block.body for block in marked(Path("README.md"), kind, name)]
 
 
 class Machines:
-    """Two hosts, a shell on each.
+    """Two hosts, a shell on each; the donor lends, as its block says.
 
     Attributes:
         net: the namespaces.
         cluster: directories, environment and clean-up of the consumer's device.
-        daemon: the donor's process, once it was started.
+        daemon: the donor's, the last command of that block.
     """
 
     def __init__(self, net: NetworkNamespaces, cluster: Cluster) -> None:
         self.net = net
         self.cluster = cluster
         self.address = net.address("donor")
-        self.daemon: subprocess.Popen[bytes] | None = None
-        self.daemon_log = cluster.root / "daemon.log"
-        self._bin = cluster.root / "bin"
-        self._bin.mkdir()
-        for name, body in _STAND_INS.items():
-            file = self._bin / name
-            file.write_text(f"#!/bin/sh\n{body}\n")
-            file.chmod(0o755)
+        self.environment = {
+            **cluster.env,
+            "PATH": search_path(cluster.root / "bin", BESIDE),
+            "INFINISWAP_DAEMON_SLAB": cluster.env["INFINISWAP_DEVICE_SLAB"],
+            "INFINISWAP_DAEMON_POOL": "512M",
+            "INFINISWAP_DAEMON_HEADROOM": "16M",
+        }
+        lend = blocks("on", "donor")[0]
+        assert re.search(r"^sudo infiniswap daemon .*\n\Z", lend, re.MULTILINE)
+        self.daemon = Service(
+            self.script("donor", lend),
+            cluster.root / "daemon.log",
+            f"control {self.address}:9400, pages {self.address}:9401",
+            self.environment,
+            cluster.root,
+        )
 
     def secret(self, host: str) -> Path:
         """Where a host keeps the secret."""
@@ -100,20 +89,8 @@ class Machines:
 
     def script(self, host: str, commands: str, **values: str) -> list[str]:
         """The command that runs them in a shell of that host, after what is said on both."""
-        text = self.own(f"set -euo pipefail\n{blocks('on', 'both')[0]}{commands}", host, **values)
-        return self.net.command(host, ["bash", "-c", text])
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """As of a user who has installed Infiniswap, with the test's sizes."""
-        path = f"{self._bin}:{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
-        return {
-            **self.cluster.env,
-            "PATH": path,
-            "INFINISWAP_DAEMON_SLAB": self.cluster.env["INFINISWAP_DEVICE_SLAB"],
-            "INFINISWAP_DAEMON_POOL": "512M",
-            "INFINISWAP_DAEMON_HEADROOM": "16M",
-        }
+        text = self.own(blocks("on", "both")[0] + commands, host, **values)
+        return self.net.command(host, bash(text))
 
     def run(self, host: str, commands: str, **values: str) -> subprocess.CompletedProcess[str]:
         """Runs commands of the section on a host."""
@@ -127,54 +104,21 @@ class Machines:
             check=False,
         )
 
-    def start_daemon(self) -> None:
-        """Follows the donor's block; its last command runs on."""
-        assert re.search(r"^sudo infiniswap daemon .*\n\Z", blocks("on", "donor")[0], re.MULTILINE)
-        with self.daemon_log.open("wb") as output:
-            self.daemon = subprocess.Popen(
-                self.script("donor", blocks("on", "donor")[0]),
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                process_group=0,
-            )
-
-        def serves() -> bool:
-            assert self.daemon is not None
-            assert self.daemon.poll() is None, self.daemon_log.read_text()
-            return f"control {self.address}:9400, pages {self.address}:9401" in (
-                self.daemon_log.read_text()
-            )
-
-        until(serves, "the daemon to serve its fixed ports")
-
-    def end_daemon(self) -> None:
-        """As Ctrl-C in its shell does."""
-        if self.daemon is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.daemon.pid, signal.SIGINT)
-        self.daemon.wait(WAIT_S)
-        self.daemon = None
-
-    def prepare_consumer(self) -> subprocess.CompletedProcess[str]:
+    def prepare_consumer(self) -> None:
         """The consumer's first block: secret, and a look at the donor."""
-        return self.run("consumer", blocks("on", "consumer")[0])
+        done = self.run("consumer", blocks("on", "consumer")[0])
+        assert done.returncode == 0, done.stderr
+        assert "serving" in done.stdout
 
     def job(self, **values: str) -> subprocess.CompletedProcess[str]:
         """The consumer's second block: the program."""
         small = {"LOCAL": str(LOCAL), "MIB": str(WANTED_MIB)}
         return self.run("consumer", blocks("on", "consumer")[1], **{**small, **values})
 
-    def drop(self, port: int) -> None:
-        """The donor's firewall: nothing that its port answers goes out, so nobody gets in."""
-        rule = ["ip", "rule", "add", "ipproto", "tcp", "sport", str(port), "blackhole"]
-        run_command(self.net.command("donor", rule))
-
-    def pass_again(self, port: int) -> None:
-        """Undoes drop."""
-        rule = ["ip", "rule", "del", "ipproto", "tcp", "sport", str(port), "blackhole"]
+    def firewall(self, action: str, port: int) -> None:
+        """The donor's: with "add" nothing that its port answers goes out, so nobody gets in;
+        until "del"."""
+        rule = ["ip", "rule", action, "ipproto", "tcp", "sport", str(port), "blackhole"]
         run_command(self.net.command("donor", rule))
 
     def counters(self) -> dict[str, int]:
@@ -207,20 +151,15 @@ def machines(cluster: Cluster) -> Iterator[Machines]:
     with NetworkNamespaces(["donor", "consumer"]) as net:
         made = Machines(net, cluster)
         try:
+            made.prepare_consumer()
             yield made
         finally:
-            made.end_daemon()
-            log = made.daemon_log.read_text() if made.daemon_log.exists() else ""
-            assert "Traceback" not in log, log
+            made.daemon.end()
 
 
 def test_the_section_as_it_stands(machines: Machines) -> None:
-    machines.start_daemon()
     assert machines.secret("donor").stat().st_mode & 0o777 == 0o600
-    assert "plain TCP" in machines.daemon_log.read_text()  # the warning of the start-up
-    done = machines.prepare_consumer()
-    assert done.returncode == 0, done.stderr
-    assert "serving" in done.stdout
+    assert "plain TCP" in machines.daemon.log  # the warning of the start-up
     assert machines.secret("consumer").read_bytes() == machines.secret("donor").read_bytes()
 
     before = machines.counters()
@@ -236,37 +175,27 @@ def test_the_section_as_it_stands(machines: Machines) -> None:
 
 
 def test_a_wrong_address(machines: Machines) -> None:
-    machines.start_daemon()
-    machines.prepare_consumer()
     nobody = machines.address.rpartition(".")[0] + ".99"
     message = machines.message("control").replace(machines.address, nobody)
     machines.expect(machines.job(DONOR=nobody), message, 6)
 
 
 def test_a_daemon_that_does_not_run(machines: Machines) -> None:
-    machines.start_daemon()
-    machines.prepare_consumer()
-    machines.end_daemon()
+    machines.daemon.end()
     machines.expect(machines.job(), machines.message("refused"), 6)
 
 
 @pytest.mark.parametrize(("port", "name"), [(9400, "control"), (9401, "data")])
 def test_a_blocked_port(machines: Machines, port: int, name: str) -> None:
-    machines.start_daemon()
-    machines.prepare_consumer()
-    machines.drop(port)
+    machines.firewall("add", port)
     machines.expect(machines.job(), machines.message(name), 6)
 
 
 def test_the_port_of_the_pages_instead_of_the_control_port(machines: Machines) -> None:
-    machines.start_daemon()
-    machines.prepare_consumer()
     machines.expect(machines.job(DONOR=f"{machines.address}:9401"), machines.message("port"), 7)
 
 
 def test_a_wrong_secret(machines: Machines) -> None:
-    machines.start_daemon()
-    machines.prepare_consumer()
     machines.secret("consumer").write_text("another secret, long enough\n")
     machines.expect(machines.job(), machines.message("secret"), 7)
 
@@ -285,8 +214,6 @@ print(data.count(b"x"))
 
 def test_a_link_that_stalls_is_told_and_loses_nothing(machines: Machines) -> None:
     root = machines.cluster.root
-    machines.start_daemon()
-    machines.prepare_consumer()
     script, started, go_on = root / "job.py", root / "started", root / "go-on"
     script.write_text(STALLED_JOB)
     command = f"sudo infiniswap run --local {LOCAL} --donors $DONOR --secret-file $SECRET -- "
@@ -303,9 +230,9 @@ def test_a_link_that_stalls_is_told_and_loses_nothing(machines: Machines) -> Non
     wanted = re.escape(machines.message("slow")).replace(r"1\ slabs", r"\d+\ slabs")
     try:
         until(started.exists, "the job to have its memory")
-        machines.drop(9401)
+        machines.firewall("add", 9401)
         until(lambda: re.search(wanted, log.read_text()), "the message of a slow link")
-        machines.pass_again(9401)
+        machines.firewall("del", 9401)
         go_on.touch()
         out, err = job.communicate(timeout=WAIT_S * 2)
     finally:

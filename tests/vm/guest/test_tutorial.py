@@ -8,19 +8,17 @@ it: it is a machine of its own, and nothing of it is kept.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.devices.cluster import WAIT_S, disk_directory, run, until
+from support.devices.cluster import disk_directory, environment, run, until
 from support.documents import blocks
+from support.machine.usershell import Service, bash, search_path, smaller
 
 from infiniswap.units import MIB
 
@@ -40,15 +38,7 @@ JOB = "infiniswap run --local 1G -- "
 JOB += """python3 -c 'data = bytearray(b"x") * (3 << 30)
 print({data.count(b"x") for _ in range(5)}.pop())'"""
 ADDRESSES = {"donor": "10.0.0.2", "consumer": "10.0.0.3"}
-_STAND_INS = {"sudo": 'exec "$@"', "ssh": f"exec cat {SHARE}/tutorial-secret"}
-_PROGRAMS = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 _SERVES = {"donor": "pages 10.0.0.2:9401", "broker": " running"}
-
-
-def smaller(text: str) -> str:
-    """The sizes of a block's commands."""
-    text = re.sub(r"(\d+) << 30", lambda match: f"{int(match[1]) * GIB_MIB} << 20", text)
-    return re.sub(r"(?<![\w.])(\d+)G\b", lambda match: f"{int(match[1]) * GIB_MIB}M", text)
 
 
 class Shell:
@@ -61,15 +51,9 @@ class Shell:
     def __init__(self, directory: Path) -> None:
         self._work = directory / "work"
         self._work.mkdir()
-        self._services: dict[str, subprocess.Popen[bytes]] = {}
-        stand_ins = directory / "bin"
-        stand_ins.mkdir()
-        for name, body in _STAND_INS.items():
-            (stand_ins / name).write_text(f"#!/bin/sh\n{body}\n")
-            (stand_ins / name).chmod(0o755)
-        own = {name: value for name, value in os.environ.items() if "INFINISWAP" not in name}
-        self._env = own | {
-            "PATH": f"{stand_ins}:{Path(sys.executable).parent}:{_PROGRAMS}",
+        self._services: dict[str, Service] = {}
+        self._env = environment() | {
+            "PATH": search_path(directory / "bin", f"exec cat {SHARE}/tutorial-secret"),
             "INFINISWAP_DAEMON_SLAB": "8M",
             "INFINISWAP_DAEMON_POOL": "128M",
             "INFINISWAP_DAEMON_HEADROOM": "16M",
@@ -106,52 +90,24 @@ class Shell:
 
     def serve(self, kind: str, text: str) -> None:
         """Commands of which the last one runs on; the one of this kind before ends."""
-        self.end(kind)
-        log = self.log(kind)
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                self._argv(text.rstrip() + (" -v" if kind == "broker" else "")),
-                env=self._env,
-                cwd=self._work,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                process_group=0,
-            )
-        self._services[kind] = process
+        if kind in self._services:
+            self._services[kind].end()
+        argv = self._argv(text.rstrip() + (" -v" if kind == "broker" else ""))
+        log = self._work / f"{kind}.log"
+        self._services[kind] = Service(argv, log, _SERVES[kind], self._env, self._work)
 
-        def serves() -> bool:
-            assert process.poll() is None, log.read_text()
-            return _SERVES[kind] in log.read_text()
-
-        until(serves, f"the {kind} to serve")
-
-    def log(self, kind: str) -> Path:
-        """What it says."""
-        return self._work / f"{kind}.log"
-
-    def send(self, kind: str, number: signal.Signals) -> None:
-        """A signal to it."""
-        os.killpg(self._services[kind].pid, number)
-
-    def end(self, kind: str, number: signal.Signals = signal.SIGINT) -> None:
-        """As Ctrl-C does."""
-        process = self._services.get(kind)
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self.send(kind, number)
-            process.wait(WAIT_S)
-            del self._services[kind]
-            assert "Traceback" not in self.log(kind).read_text()
+    def __getitem__(self, kind: str) -> Service:
+        """The one of that kind."""
+        return self._services[kind]
 
     def close(self) -> None:
         """Ends what is still running."""
-        for kind in list(self._services):
-            self.end(kind)
+        for service in self._services.values():
+            service.end()
 
     @staticmethod
     def _argv(text: str) -> list[str]:
-        return ["bash", "-c", f"set -euo pipefail\n{smaller(text)}"]
+        return bash(smaller(text, GIB_MIB))
 
 
 @pytest.fixture
@@ -196,22 +152,23 @@ def watched_and_unplugged(shell: Shell, role: str, barrier: Callable[[str], None
             (row,) = json.loads(shell.output("infiniswap status --json"))["donors"]
             return bool(row["status"]["pool"]["slabs_mapped"])
 
-        def log() -> str:
-            return shell.log("donor").read_text()
-
         until(is_lending, "the job's first slab", 900)
         CONFIG.write_text(f"{text}[devise]\n")
-        shell.send("donor", signal.SIGHUP)
-        until(lambda: "was not reloaded" in log(), "word of the broken file", 300)
+        shell["donor"].send(signal.SIGHUP)
+        until(lambda: "was not reloaded" in shell["donor"].log, "word of the broken file", 300)
         CONFIG.write_text(text)
-        shell.send("donor", signal.SIGHUP)
-        until(lambda: "reloaded: nothing has changed" in log(), "the mended file", 300)
-        announced = log().count("announced as")
-        shell.end("broker", signal.SIGKILL)
+        shell["donor"].send(signal.SIGHUP)
+        until(lambda: "reloaded: nothing has changed" in shell["donor"].log, "the mended file", 300)
+        announced = shell["donor"].log.count("announced as")
+        shell["broker"].end(signal.SIGKILL)
         shell.serve("broker", "exec /usr/sbin/mosquitto -c broker.conf")
-        until(lambda: log().count("announced as") > announced, "the donor to announce itself", 300)
+        until(
+            lambda: shell["donor"].log.count("announced as") > announced,
+            "the donor to announce itself",
+            300,
+        )
         assert is_lending()
-        shell.end("donor")
+        shell["donor"].end()
     barrier("unplugged")
     if role == "donor":
         shell.serve("donor", "exec infiniswap daemon")
