@@ -63,7 +63,9 @@ def test_output_streams_and_a_killed_one_leaves_no_qemu() -> None:
             (child,) = children(tool.pid)
             line = Path(f"/proc/{child}/cmdline").read_text()
             assert "qemu-system" in line
-            mine = Path(re.search(r"path=([^,\0]*/runs/[^,\0]*),", line)[1])
+            found = re.search(r"path=([^,\0]*/runs/[^,\0]*),", line)
+            assert found is not None
+            mine = Path(found[1])
             assert mine.is_dir()
         finally:
             tool.kill()

@@ -214,8 +214,10 @@ class Guest:
         hook = self._config.hook.pytest_report_from_serializable
         report = hook(config=self._config, data=entry)
         assert isinstance(report, pytest.TestReport)
-        if isinstance(report.longrepr, list):  # of a skipped test: a tuple, but not to JSON
-            report.longrepr = tuple(report.longrepr)
+        longrepr: object = report.longrepr
+        if isinstance(longrepr, list):  # of a skipped test: a tuple, but not to JSON
+            path, line, reason = longrepr
+            report.longrepr = (path, line, reason)
         if len(self._files) > 1:
             report.sections.insert(0, ("machine", f"h{number + 1}"))
         self._reports.setdefault(report.nodeid, []).append((number, report))

@@ -82,8 +82,7 @@ def two_links() -> Iterator[dict[str, str]]:
             run("rdma", "link", "add", device, "type", "rxe", "netdev", interface)
             undo.callback(run, "rdma", "link", "delete", device)
             found[device] = address
-        for address in found.values():
-            until(lambda address=address: leads_to(address) == "", "a port that leads there")
+        until(lambda: not any(map(leads_to, found.values())), "ports that lead there")
         yield found
 
 

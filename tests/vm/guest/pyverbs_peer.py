@@ -7,11 +7,14 @@ Each line of the input is a request, each line of the output its answer, both JS
 is told, wrong or right. Completions are named as the verbs do, without IBV_WC_.
 """
 
+from __future__ import annotations
+
 import ipaddress
 import json
 import random
 import sys
 import time
+from typing import Any
 
 import pyverbs.enums as e
 from pyverbs.addr import GID, AHAttr, GlobalRoute
@@ -28,8 +31,8 @@ WAIT_S = 120.0
 ACK_TIMEOUT = 17  # half a second, and six times more: a guest is slow
 RETRIES = 6
 
-NAMES = ("SUCCESS", "REM_ACCESS_ERR", "REM_INV_REQ_ERR", "REM_OP_ERR", "RETRY_EXC_ERR")
-NAMES += ("RNR_RETRY_EXC_ERR", "WR_FLUSH_ERR")
+NAMES = ["SUCCESS", "REM_ACCESS_ERR", "REM_INV_REQ_ERR", "REM_OP_ERR", "RETRY_EXC_ERR"]
+NAMES += ["RNR_RETRY_EXC_ERR", "WR_FLUSH_ERR"]
 STATUS = {getattr(e, f"IBV_WC_{name}"): name for name in NAMES}
 OPCODES = {
     "read": e.IBV_WR_RDMA_READ,
@@ -44,7 +47,7 @@ OPCODES = {
 class Host:
     """The device, opened by its name, and the RoCE v2 GID of an address."""
 
-    def __init__(self, device, address):
+    def __init__(self, device: str, address: str) -> None:
         self.context = Context(name=device)
         for entry in self.context.query_gid_table(64):
             raw = ipaddress.IPv6Address(entry.gid_str())
@@ -57,7 +60,7 @@ class Host:
 class Connection:
     """A queue pair with a protection domain, a completion queue and a page of its own."""
 
-    def __init__(self, host, mtu_bytes):
+    def __init__(self, host: Host, mtu_bytes: int) -> None:
         self.host = host
         self.mtu_bytes = mtu_bytes
         self.pd = PD(host.context)
@@ -68,7 +71,7 @@ class Connection:
         self.qp = QP(self.pd, init, QPAttr(port_num=PORT))
         self.psn = random.getrandbits(24)
 
-    def end(self):
+    def end(self) -> dict[str, Any]:
         """What the donor must know, as the control session tells it (struct isw_rdma_end)."""
         return {
             "gid": self.host.gid.packed.hex(),
@@ -80,7 +83,7 @@ class Connection:
             "psn": self.psn,
         }
 
-    def connect(self, end):
+    def connect(self, end: dict[str, Any]) -> None:
         """To the donor's."""
         gid = GID(str(ipaddress.IPv6Address(bytes.fromhex(end["gid"])).exploded))
         route = GlobalRoute(dgid=gid, sgid_index=self.host.gid_index, hop_limit=8)
@@ -99,7 +102,9 @@ class Connection:
         attr.sq_psn = self.psn
         self.qp.to_rts(attr)
 
-    def transfer(self, kind, address, rkey, length, data):
+    def transfer(
+        self, kind: str, address: int, rkey: int, length: int, data: bytes
+    ) -> dict[str, str]:
         """Its completion, and what is in our page then."""
         if data:
             self.mr.write(data, len(data))
@@ -119,13 +124,15 @@ class Connection:
             time.sleep(0.001)
         return {"status": "nothing", "data": ""}
 
-    def close(self):
+    def close(self) -> None:
         """Children first."""
         for item in (self.qp, self.mr, self.cq, self.pd):
             item.close()
 
 
-def answer(host, connections, request):
+def answer(
+    host: Host, connections: dict[str, Connection], request: dict[str, Any]
+) -> dict[str, Any]:
     """Of one request; an error is an answer, too."""
     do, name = request["do"], request.get("name", "")
     if do == "make":
@@ -142,9 +149,10 @@ def answer(host, connections, request):
     return connections[name].transfer(do, *where, data)
 
 
-def main():
+def main() -> None:
     """Until the end of the input."""
-    host, connections = Host(*sys.argv[1:3]), {}
+    host = Host(*sys.argv[1:3])
+    connections: dict[str, Connection] = {}
     for line in sys.stdin:
         print(json.dumps(answer(host, connections, json.loads(line))), flush=True)
     for connection in connections.values():

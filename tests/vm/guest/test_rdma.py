@@ -5,13 +5,14 @@ happen to them meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import psutil
 import pytest
 from support.devices.cluster import WAIT_S, Cluster, Device, Donor, run, until
 from support.donors.rdma_end import END
-from support.jobs.fiojob import Fio
+from support.jobs.fiojob import VERIFY, Fio, fio
 from support.jobs.pagejob import StartJob
 from support.machine.locklimit import locked_memory_limit
 from support.machine.runmode import FULL
@@ -89,18 +90,28 @@ def start_mapped(cluster: Cluster, *args: str, frontend: str = "nbd") -> Device:
     return device
 
 
-def fio(device: Device, *options: str) -> None:
-    command = ["fio", "--name=v", f"--filename={device.path}", "--ioengine=libaio", "--direct=1"]
-    run(*command, *options)
-
-
 def write(device: Device, mib: int) -> None:
-    fio(device, "--rw=write", "--bs=64k", f"--size={mib}m", "--iodepth=8")
+    fio(device.path, "--rw=write", "--bs=64k", f"--size={mib}m", "--iodepth=8")
 
 
-def verifying(cluster: Cluster, device: Device) -> Fio:
+@contextlib.contextmanager
+def verifying(cluster: Cluster, device: Device) -> Iterator[Fio]:
+    """fio on a device that pages by RDMA, after its first pass; in the end all is right."""
+    assert set(transports(device).values()) == {"rdma"}
     target = [f"--filename={device.path}", "--ioengine=libaio", "--direct=1"]
-    return Fio(target, 24 if FULL else 8, 4, cluster.root)
+    load = Fio(target, 24 if FULL else 8, 4, cluster.root)
+    try:
+        until(lambda: load.passes >= 1 or load.error, "a pass", WAIT_S * 3)
+        yield load
+        load.finish()
+    finally:
+        load.close()
+    assert device.status["stats"]["crc_errors_remote"] == 0
+
+
+def another_pass(load: Fio) -> None:
+    passes = load.passes
+    until(lambda: load.passes > passes or load.error, "another pass", WAIT_S * 3)
 
 
 # ------------------------------------------------------------------- the C programs
@@ -287,7 +298,7 @@ def pages_to_two_donors(frontend: str, cluster: Cluster, donors: list[Donor]) ->
     assert transports(device) == {donor.address: "rdma" for donor in donors}
     before = {row["address"]: row["read_pages"] for row in device.status["donors"]}
     sizes = ("--bssplit=4k/50:16k/30:128k/20", "--size=24m", "--iodepth=16")
-    fio(device, "--rw=randwrite", *sizes, "--verify=crc32c", "--verify_fatal=1")
+    fio(device.path, "--rw=randwrite", *sizes, *VERIFY)
     for row in device.status["donors"]:
         assert row["read_pages"] > before[row["address"]]
         assert row["write_pages"] > 0
@@ -297,7 +308,7 @@ def pages_to_two_donors(frontend: str, cluster: Cluster, donors: list[Donor]) ->
     # Their processes have no part in it.
     reads = sum(row["read_pages"] for row in device.status["donors"])
     with stopped(*(donor.process.pid for donor in donors)):
-        fio(device, "--rw=randwrite", "--bs=4k", "--size=2m", "--verify=crc32c", "--verify_fatal=1")
+        fio(device.path, "--rw=randwrite", "--bs=4k", "--size=2m", *VERIFY)
         assert sum(row["read_pages"] for row in device.status["donors"]) > reads
     stats = device.status["stats"]
     assert stats["crc_errors_remote"] == stats["requests_failed"] == 0
@@ -327,7 +338,8 @@ def test_the_donors_process_does_nothing_for_a_page(
         device = start_mapped(cluster, "--transport", transport)
         reads = sum(row["read_pages"] for row in device.status["donors"])
         before = _processor_us(donors)
-        fio(device, "--rw=randread", "--bs=4k", f"--io_size={pages * 4}k", f"--size={SIZE_MIB}m")
+        sizes = ("--bs=4k", f"--io_size={pages * 4}k", f"--size={SIZE_MIB}m")
+        fio(device.path, "--rw=randread", *sizes)
         now = _processor_us(donors)
         used[transport] = {whose: now[whose] - before[whose] for whose in now}
         reads = sum(row["read_pages"] for row in device.status["donors"]) - reads
@@ -353,7 +365,7 @@ def test_a_donor_without_rdma_beside_one_with(cluster: Cluster) -> None:
     told = cluster.ok("status", "--donors", cluster.addresses)
     assert "rdma 1, tcp 1" in told
     assert f"no RDMA to {without.address}: {row['transport_reason']}" in told
-    fio(device, "--rw=randwrite", "--bs=4k", "--size=8m", "--verify=crc32c", "--verify_fatal=1")
+    fio(device.path, "--rw=randwrite", "--bs=4k", "--size=8m", *VERIFY)
     # Who wants nothing else is told before anything is attached.
     refused = cluster.cli(
         "device", "start", cluster.name(), "--size", "64M", "--donors", without.address,
@@ -366,36 +378,21 @@ def test_a_donor_without_rdma_beside_one_with(cluster: Cluster) -> None:
 
 def test_a_killed_donor_costs_no_byte(cluster: Cluster, donors: list[Donor]) -> None:
     device = start_mapped(cluster)
-    assert set(transports(device).values()) == {"rdma"}
-    load = verifying(cluster, device)
-    try:
-        until(lambda: load.passes >= 1 or load.error, "a pass", WAIT_S * 3)
+    with verifying(cluster, device) as load:
         donors[0].end(signal.SIGKILL)
         until(lambda: row_of(device, donors[0])["slabs"] == 0, "its slabs to be given up")
-        passes = load.passes
-        until(lambda: load.passes > passes or load.error, "another pass", WAIT_S * 3)
-        load.finish()
-    finally:
-        load.close()
+        another_pass(load)
     assert row_of(device, donors[1])["transport"] == "rdma"
-    assert device.status["stats"]["crc_errors_remote"] == 0
     device.remove()
 
 
 def test_slabs_are_taken_back_under_load(cluster: Cluster, donors: list[Donor]) -> None:
     device = start_mapped(cluster)
-    assert set(transports(device).values()) == {"rdma"}
-    load = verifying(cluster, device)
-    try:
-        until(lambda: load.passes >= 1 or load.error, "a pass", WAIT_S * 3)
+    with verifying(cluster, device):
         cluster.ok("donor", "drain", donors[0].address)
         until(lambda: row_of(device, donors[0])["slabs"] == 0, "the donor to be empty")
         cluster.ok("donor", "undrain", donors[0].address)
-        load.finish()
-    finally:
-        load.close()
     assert "Traceback" not in donors[0].log
-    assert device.status["stats"]["crc_errors_remote"] == 0
     assert row_of(device, donors[1])["transport"] == "rdma"
     device.remove()
 
@@ -405,9 +402,8 @@ def test_a_link_that_goes_down_leaves_tcp_and_comes_back(
     cluster: Cluster, donors: list[Donor]
 ) -> None:
     device = start_mapped(cluster)
-    load = verifying(cluster, device)
-    try:
-        until(lambda: load.passes >= 1 or load.error, "a pass", WAIT_S * 3)
+    with verifying(cluster, device) as load, contextlib.ExitStack() as up:
+        up.callback(run, "ip", "link", "set", LINK, "up")
         run("ip", "link", "set", LINK, "down")
         until(lambda: set(transports(device).values()) == {"tcp"} or load.error, "TCP to be used")
         load.check()
@@ -415,24 +411,18 @@ def test_a_link_that_goes_down_leaves_tcp_and_comes_back(
             row = row_of(device, donor)
             assert "down" in row["transport_reason"]
             assert row["rdma_fallbacks"] >= 1
-        run("ip", "link", "set", LINK, "up")
+        up.close()
         # Without a further loss of connections.
         until(
             lambda: set(transports(device).values()) == {"rdma"} or load.error,
             "RDMA to be used again",
             WAIT_S * 5,
         )
-        passes = load.passes
-        until(lambda: load.passes > passes or load.error, "a pass over RDMA", WAIT_S * 3)
-        load.finish()
-    finally:
-        load.close()
-        run("ip", "link", "set", LINK, "up")
+        another_pass(load)
     for donor in donors:
         row = row_of(device, donor)
         assert row["rdma_probes"] >= 1
         assert row["transport_reason"] == ""
-    assert device.status["stats"]["crc_errors_remote"] == 0
     device.remove()
 
 
@@ -440,12 +430,12 @@ def test_a_device_that_is_removed_is_let_go_of(cluster: Cluster, donors: list[Do
     """By donors that lend and a device that pages: the kernel would wait for them."""
     device = start_mapped(cluster)
     assert set(transports(device).values()) == {"rdma"}
-    pages = ("--rw=write", "--bs=16k", "--size=8m", "--verify=crc32c", "--verify_fatal=1")
-    fio(device, *pages, "--do_verify=0")
+    pages = ("--rw=write", "--bs=16k", "--size=8m", *VERIFY)
+    fio(device.path, *pages, "--do_verify=0")
     remove()
     try:
         until(lambda: set(transports(device).values()) == {"tcp"}, "TCP to be used")
-        fio(device, *pages, "--verify_only")
+        fio(device.path, *pages, "--verify_only")
         assert all(row["given_up"] == 0 for row in device.status["donors"])
         for donor in donors:
             assert "is being removed" in donor.log
@@ -453,7 +443,7 @@ def test_a_device_that_is_removed_is_let_go_of(cluster: Cluster, donors: list[Do
         add()
     if FULL:
         until(lambda: set(transports(device).values()) == {"rdma"}, "RDMA again", WAIT_S * 5)
-        fio(device, *pages, "--verify_only")
+        fio(device.path, *pages, "--verify_only")
     assert device.status["stats"]["crc_errors_remote"] == 0
     device.remove()
 

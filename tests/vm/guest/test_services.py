@@ -65,7 +65,7 @@ def host(request: pytest.FixtureRequest, pagecheck: Path) -> Host:
     run("modprobe", {"nbd": "nbd", "ublk": "ublk_drv"}[frontend])
     directory = disk_directory()
     directory.chmod(0o755)  # for a member, who has to execute the job
-    job = shutil.copy(pagecheck, directory)
+    job = str(shutil.copy(pagecheck, directory))
     boot = [sys.executable, str(HERE / "systemd_boot.py"), "--poweroff"]
     boot += [sys.executable, str(HERE / "services_probe.py"), frontend, str(directory), job]
     said = directory / "said"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.devices.cluster import SLAB, Cluster, run, until
+from support.jobs.fiojob import VERIFY, fio
 from support.machine.softroce import two_links
 
 pytestmark = [
@@ -67,11 +68,10 @@ def test_each_donor_is_reached_by_the_device_that_leads_to_it(
     }
     donors = {name: cluster.donor(host=address) for name, address in links.items()}
     device = cluster.start("--frontend", "nbd", "--transport", "rdma", size=SIZE)
-    fio = ["fio", "--name=v", f"--filename={device.path}", "--ioengine=libaio", "--direct=1"]
-    fio += ["--bs=64k", f"--size={SIZE}", "--iodepth=8"]
+    pages = ("--bs=64k", f"--size={SIZE}", "--iodepth=8")
 
     def is_mapped() -> bool:
-        run(*fio, "--rw=write")
+        fio(device.path, "--rw=write", *pages)
         slabs = device.status["slabs"]
         return bool(slabs["mapped"] == sum(slabs.values()))
 
@@ -85,7 +85,7 @@ def test_each_donor_is_reached_by_the_device_that_leads_to_it(
     assert list(found.values()) == [set(links)]
     # Requests and answers cross the cable: what the one device asks the other one answers.
     before = {name: (crossed(name), sent(name)) for name in links}
-    run(*fio, "--rw=randwrite", "--verify=crc32c", "--verify_fatal=1")
+    fio(device.path, "--rw=randwrite", *pages, *VERIFY)
     for name, (crossed_before, sent_before) in before.items():
         packets = sent(name) - sent_before
         assert packets > SLAB // PAGE_BYTES, "a page takes a packet"
