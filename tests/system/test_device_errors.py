@@ -10,10 +10,8 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -56,6 +54,21 @@ def new(cluster: Cluster, *args: str, size: str = "16M", donors: str = "") -> li
     """`device start` of a new device; later options win."""
     command = ["start", cluster.name(), "--donors", donors or cluster.addresses]
     return [*command, "--size", size, *args]
+
+
+def launch(
+    cluster: Cluster, *args: str, prefix: Sequence[str] = ()
+) -> tuple[subprocess.Popen[str], str]:
+    """A `device start` under way, by a command that executes it in the end; the device's name."""
+    command = new(cluster, *args)
+    process = subprocess.Popen(
+        [*prefix, *cluster.program, "device", *command],
+        env=cluster.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return process, command[1]
 
 
 # ------------------------------------------------------------------------- the command line
@@ -127,18 +140,16 @@ def test_unknown_devices(shared_cluster: Cluster, refused: Refused) -> None:
     refused(2, ("--size",), "start", "nothere", "--donors", shared_cluster.addresses)
 
 
-def test_it_says_who_may(shared_cluster: Cluster, refused: Refused) -> None:
+def test_it_says_who_may(shared_cluster: Cluster) -> None:
     """Not root: a user namespace, as another user may not run the tests' interpreter."""
     command = ["unshare", "--user", "--map-user=65534", "--map-group=65534"]
     if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs user namespaces")
-    command += [sys.executable, "-m", "infiniswap", "device", *new(shared_cluster)]
-    done = subprocess.run(
-        command, env=shared_cluster.env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 4, done.stderr
+    process, _ = launch(shared_cluster, prefix=command)
+    _, stderr = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 4, stderr
     for text in ("root", "sudo", "nbd-socket"):
-        assert text in done.stderr
+        assert text in stderr
     assert shared_cluster.leftovers() == []
 
 
@@ -148,17 +159,11 @@ def test_no_fuse(shared_cluster: Cluster) -> None:
         "mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && "
         'mknod -m 666 /dev/urandom c 1 9 && exec "$0" "$@"'
     )
-    command = ["unshare", "--mount", "sh", "-c", script, sys.executable, "-m", "infiniswap"]
-    done = subprocess.run(
-        [*command, "device", *new(shared_cluster)],
-        env=shared_cluster.env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 5, done.stderr
-    assert "/dev/fuse" in done.stderr
-    assert "modprobe" in done.stderr
+    process, _ = launch(shared_cluster, prefix=["unshare", "--mount", "sh", "-c", script])
+    _, stderr = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 5, stderr
+    assert "/dev/fuse" in stderr
+    assert "modprobe" in stderr
     assert shared_cluster.leftovers() == []
 
 
@@ -289,19 +294,18 @@ def test_donors_that_cannot_hold_a_device_without_backup(
 
 
 @pytest.fixture
-def small_disk(shared_cluster: Cluster) -> Iterator[Path]:
+def small_disk(tmp_path: Path) -> Iterator[Path]:
     """An ext4 file system of 100 MiB."""
-    image, point = shared_cluster.root / "image", shared_cluster.root / "small"
+    image, point = tmp_path / "image", tmp_path / "small"
     with image.open("wb") as file:
         file.truncate(100 * MIB)
-    point.mkdir(exist_ok=True)
+    point.mkdir()
     run("mkfs.ext4", "-q", "-F", image)
     run("mount", "-o", "loop", image, point)
     try:
         yield point
     finally:
         run("umount", point)
-        image.unlink()
 
 
 @pytest.mark.requires_tool("mkfs.ext4")
@@ -309,27 +313,12 @@ def test_backups_on_a_full_or_read_only_disk(
     shared_cluster: Cluster, refused: Refused, small_disk: Path
 ) -> None:
     backup = small_disk / "backup"
-    # The loop device under it is ours, too, and no leftover.
-    shared_cluster.foreign_loops |= {(loop.number, loop.backing) for loop in shared_cluster.loops()}
-    with mount_overlooked(shared_cluster, small_disk):
-        command = new(shared_cluster, "--backup", str(backup), size="128M")
-        refused(8, (str(backup), "free", "--backup"), *command)
-        assert not backup.exists()
-        run("mount", "-o", "remount,ro", small_disk)
-        command = new(shared_cluster, "--backup", str(backup), size="8M")
-        refused(8, (str(backup), "read-only", "--backup"), *command)
-
-
-@contextlib.contextmanager
-def mount_overlooked(cluster: Cluster, point: Path) -> Iterator[None]:
-    """leftovers() passes over a mount of the test's own."""
-    whole = cluster.leftovers
-    own = f"mount {point}"
-    cluster.leftovers = lambda: [left for left in whole() if left != own]  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del cluster.leftovers  # type: ignore[method-assign]
+    command = new(shared_cluster, "--backup", str(backup), size="128M")
+    refused(8, (str(backup), "free", "--backup"), *command)
+    assert not backup.exists()
+    run("mount", "-o", "remount,ro", small_disk)
+    command = new(shared_cluster, "--backup", str(backup), size="8M")
+    refused(8, (str(backup), "read-only", "--backup"), *command)
 
 
 def test_a_file_of_the_user_is_not_overwritten(shared_cluster: Cluster, refused: Refused) -> None:
@@ -359,28 +348,15 @@ def test_a_file_of_the_user_is_not_overwritten(shared_cluster: Cluster, refused:
     assert not backup.exists()
 
 
-@pytest.mark.parametrize("prepared", ["open", "foreign", "linked", "named twice"])
-def test_what_another_user_has_prepared_is_no_backup(
-    shared_cluster: Cluster, refused: Refused, prepared: str
+def test_what_another_user_may_write_is_no_backup(
+    shared_cluster: Cluster, refused: Refused
 ) -> None:
-    place = shared_cluster.root / "prepared"
-    place.mkdir()
-    file, trap = place / "empty", place / "trap"
-    file.touch(mode=0o600)
-    if prepared == "open":
-        file.rename(trap)
-        trap.chmod(0o666)
-    elif prepared == "foreign":
-        file.rename(trap)
-        os.chown(trap, 65_534, 65_534)
-    elif prepared == "linked":
-        trap.symlink_to(file)
-    else:
-        os.link(file, trap)
-    texts = {"open": "0666", "foreign": "65534", "linked": "symbolic", "named twice": "2 names"}
-    refused(8, (str(trap), texts[prepared]), *new(shared_cluster, "--backup", str(trap)))
+    """tests/unit/test_system_backup.py has all that another user could prepare."""
+    trap = shared_cluster.root / "trap"
+    trap.touch()
+    trap.chmod(0o666)
+    refused(8, (str(trap), "0666"), *new(shared_cluster, "--backup", str(trap)))
     assert trap.stat().st_size == 0
-    shutil.rmtree(place)
 
 
 # -------------------------------------------------------------------------- lost and damaged
@@ -489,20 +465,6 @@ def test_a_dead_device_that_is_still_mounted(shared_cluster: Cluster) -> None:
 # ------------------------------------------------------------------------ interrupted starts
 
 
-def launch(
-    cluster: Cluster, *args: str, prefix: tuple[str, ...] = ()
-) -> tuple[subprocess.Popen[str], str]:
-    command = new(cluster, *args)
-    process = subprocess.Popen(
-        [*prefix, *cluster.program, "device", *command],
-        env=cluster.env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    return process, command[1]
-
-
 def only_daemons(cluster: Cluster) -> None:
     until(lambda: not cluster.processes(), "the device process to undo its start")
     assert cluster.leftovers() == []
@@ -524,48 +486,6 @@ def test_a_start_that_is_interrupted_leaves_nothing(
     only_daemons(shared_cluster)
     assert sorted(shared_cluster.backup_dir.glob("*")) == before
     assert name not in shared_cluster.ok("device", "list")
-
-
-def settled(cluster: Cluster, name: str) -> str:
-    """How a start has ended; empty while it goes on."""
-    if f"device {name} serves" in Device(cluster, name).log:  # and its starter was told so
-        return "served"
-    return "" if cluster.processes() else "undone"
-
-
-@pytest.mark.requires_swap
-def test_a_starter_that_dies_at_any_moment_leaves_nothing_or_a_device(
-    shared_cluster: Cluster,
-) -> None:
-    before = sorted(shared_cluster.backup_dir.glob("*"))
-    for number, delay_s in (
-        (signal.SIGKILL, 0.0),
-        (signal.SIGINT, 0.05),
-        (signal.SIGKILL, 0.1),
-        (signal.SIGINT, 0.15),
-        (signal.SIGKILL, 0.2),
-    ):
-        process, name = launch(shared_cluster, "--swap")
-        # From the moment that the engine has its backup, the steps that attach something follow.
-        until(
-            lambda name=name, process=process: (
-                (shared_cluster.backup_dir / f"{name}.backup").exists()
-                or process.poll() is not None
-            ),
-            "a backup",
-        )
-        time.sleep(delay_s)
-        process.send_signal(number)
-        _, stderr = process.communicate(timeout=WAIT_S)
-        assert "Traceback" not in stderr
-        # The starter may have been told of success and died before it could say so.
-        served = until(lambda name=name: settled(shared_cluster, name), "the start's outcome")
-        if served == "served":
-            shared_cluster.ok("device", "remove", name)
-        else:
-            assert process.returncode != 0
-        only_daemons(shared_cluster)
-        assert sorted(shared_cluster.backup_dir.glob("*")) == before
 
 
 @pytest.mark.requires_swap
