@@ -225,30 +225,3 @@ def test_a_demo_that_nobody_reads_any_more_leaves_nothing(host_before: set[str])
     process.stdout.close()
     assert process.wait(WAIT_S) != 0
     assert_nothing_left(host_before)
-
-
-def test_a_second_demo_is_refused(tmp_path: Path) -> None:
-    with leftovers.only_one():
-        done = subprocess.run(
-            [sys.executable, "-m", "infiniswap", "demo"],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-        )
-    assert done.returncode == 9
-    assert "another demo is running" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "infiniswap", "demo", "--dir", str(tmp_path / "absent")],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-    )
-    assert done.returncode == 11
-    assert "--dir" in done.stderr
-    assert not RUN_DIR.exists()
