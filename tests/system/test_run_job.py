@@ -42,6 +42,15 @@ def ready(process: subprocess.Popen[bytes]) -> int:
     return int(line[1])
 
 
+@pytest.fixture
+def unknown_format(tmp_path: Path) -> Path:
+    """A file that may be executed and cannot."""
+    path = tmp_path / "binary"
+    path.write_bytes(b"\x00\x01\x02\x03")
+    path.chmod(0o755)
+    return path
+
+
 @pytest.mark.parametrize("code", [0, 3, 255])
 def test_the_exit_code_is_the_commands(device_runner: Runner, code: int) -> None:
     assert device_runner("sh", "-c", f"exit {code}").returncode == code
@@ -106,16 +115,16 @@ def test_a_command_that_does_not_exist(device_runner: Runner) -> None:
         assert f"there is no command '{name}'" in done.stderr.decode()
 
 
-def test_a_file_that_cannot_be_executed(device_runner: Runner, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_executed(
+    device_runner: Runner, tmp_path: Path, unknown_format: Path
+) -> None:
     plain = tmp_path / "plain"
     plain.write_text("nothing to execute\n")
     wrong = tmp_path / "wrong"
     wrong.write_text("#!/no/such/interpreter\n")
     wrong.chmod(0o755)
-    binary = tmp_path / "binary"
-    binary.write_bytes(b"\x00\x01\x02\x03")
-    binary.chmod(0o755)
-    for path, reason in ((plain, "Permission"), (wrong, "interpreter"), (binary, "format")):
+    reasons = {plain: "Permission", wrong: "interpreter", unknown_format: "format"}
+    for path, reason in reasons.items():
         done = device_runner(str(path))
         assert done.returncode == 126, (path, done.stderr)
         assert reason in done.stderr.decode()
@@ -281,12 +290,9 @@ def test_a_summary_on_a_full_disk_does_not_change_the_exit_code(device_runner: R
 
 
 def test_no_summary_file_is_left_when_the_command_never_ran(
-    device_runner: Runner, tmp_path: Path
+    device_runner: Runner, tmp_path: Path, unknown_format: Path
 ) -> None:
     path = tmp_path / "summary.json"
-    binary = tmp_path / "binary"
-    binary.write_bytes(b"\x00\x01\x02\x03")
-    binary.chmod(0o755)
-    done = device_runner(str(binary), options=("--summary-json", str(path)))
+    done = device_runner(str(unknown_format), options=("--summary-json", str(path)))
     assert done.returncode == 126
     assert not path.exists()
