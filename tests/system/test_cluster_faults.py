@@ -27,7 +27,7 @@ from support.devices.cluster import LINK_DIR, WAIT_S, until
 from support.jobs.fiojob import Fio
 from support.jobs.hostfaults import Chaos
 from support.jobs.pagejob import NEEDS, Job
-from support.machine.netns_left import HostedDevice, cluster_of
+from support.machine.netns_hosts import HostedDevice, cluster_of
 
 from infiniswap.system import mounts, swap
 from infiniswap.units import CONTROL_PORT, MIB

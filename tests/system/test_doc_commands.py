@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 from support.devices.cluster import NEEDS_SWAP, WAIT_S, Cluster, environment
 from support.documents import ROOT, Block, blocks, documents
-from support.machine.netns_left import left_of, unused_name
+from support.machine.netns_hosts import left_of, unused_name
 from support.machine.usershell import BESIDE, Service, bash, search_path, smaller
 
 from infiniswap.system.netns import NetworkNamespaces

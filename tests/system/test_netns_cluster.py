@@ -22,7 +22,7 @@ from netns_cluster.cluster import Cluster
 from support.devices.cluster import SLAB, WAIT_S, run, until
 from support.donors.broker import Broker
 from support.jobs.runs import touch
-from support.machine.netns_left import (
+from support.machine.netns_hosts import (
     HostedDevice,
     cluster_of,
     left_of,
