@@ -44,7 +44,7 @@ def verify_every_block_size(path: Path) -> None:
     for kib in (4, 8, 16, 32, 64, 128, 256, 512, 1024):
         jobs += [f"--name={kib}k", "--stonewall", "--rw=randwrite", f"--bs={kib}k"]
         jobs += [f"--size={max(2048, 8 * kib)}k"]
-    run(*_fio_on(path), *VERIFY, "--iodepth=16", *jobs)
+    run(*_fio_on(path), *VERIFY, "--iodepth=32", *jobs)
 
 
 def stress_a_file_system(device: Path, point: Path) -> None:
@@ -52,13 +52,13 @@ def stress_a_file_system(device: Path, point: Path) -> None:
     run("mkfs.ext4", "-q", "-F", device)
     run("mount", "-o", "discard", device, point)
     try:
-        sizes = ("--bssplit=4k/60:32k/30:256k/10", "--size=8m", "--iodepth=32")
+        sizes = ("--bssplit=4k/60:32k/30:256k/10", "--size=6m", "--iodepth=32")
         # What one writes the other must not verify.
-        both = ("--numjobs=2", "--offset_increment=8m", "--fsync=16")
+        both = ("--numjobs=2", "--offset_increment=6m", "--fsync=16")
         fio(point / "file", "--rw=randrw", *VERIFY, *sizes, *both)
-        for number in range(100):
+        for number in range(64):
             (point / f"small{number}").write_bytes(os.urandom(7_001 * number + 1))
-        for number in range(0, 100, 2):
+        for number in range(0, 64, 2):
             (point / f"small{number}").unlink()
         run("fstrim", point)
     finally:

@@ -6,13 +6,11 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from support.devices.cluster import Cluster, run
-from support.devices.ublkservers import nodes, wait_for
+from support.devices.cluster import Cluster, run, until
 from support.machine.softroce import soft_roce as soft_roce_device
-
-from infiniswap.engine.native_ublk import ublk_check
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -73,14 +71,13 @@ def nbd_driver() -> None:
 @pytest.fixture(scope="session")
 def ublk_driver() -> None:
     run("modprobe", "ublk_drv")
-    ublk_check()
 
 
 @pytest.fixture
 def no_ublk_left() -> Iterator[None]:
     """No device, and no word of a bug in the kernel."""
     yield
-    wait_for("no device is left behind", lambda: not nodes())
+    until(lambda: not any(Path("/dev").glob("ublk[bc][0-9]*")), "the end of every device")
     wrong = [line for line in run("dmesg").splitlines() if "WARNING" in line or "BUG:" in line]
     assert not wrong, run("dmesg")[-8000:]
 
