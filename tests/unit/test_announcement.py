@@ -18,10 +18,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.configs import configured
 from support.donors.announcements import announcement, topic
 
-from infiniswap import config as configuration
 from infiniswap.cli.config.paths import check_discovery
+from infiniswap.config import Config
 from infiniswap.discovery.announcement import (
     ADDRESSES_MAX,
     ANNOUNCEMENT_BYTES_MAX,
@@ -250,10 +251,8 @@ def test_which_version_of_mqtt_is_tried() -> None:
     assert fixed.now == "3.1.1"
 
 
-def load(**values: object) -> configuration.Config:
-    named = {key.replace("__", "."): value for key, value in values.items()}
-    named = {"cluster.discovery": "mqtt", "mqtt.broker": "broker", **named}
-    return configuration.load(Path("/dev/null"), named, {})
+def load(**values: object) -> Config:
+    return configured(**{"cluster__discovery": "mqtt", "mqtt__broker": "broker", **values})
 
 
 def test_keys_that_need_others_are_told() -> None:

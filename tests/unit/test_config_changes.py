@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.configs import configured as made
 
-from infiniswap.config import Config, load
+from infiniswap.config import load
 from infiniswap.config_changes import Outcome, Process, concerning_keys, live_keys, merged
 from infiniswap.device.process import reload
 from infiniswap.device.spec.spec import (
@@ -23,10 +23,6 @@ from infiniswap.errors import ConfigError
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy, PoolState
 from infiniswap.policy.refill import Refill
 from infiniswap.units import HostPort
-
-
-def made(**keys: Any) -> Config:
-    return load(Path("/dev/null"), {key.replace("__", "."): v for key, v in keys.items()}, {})
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,15 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import pytest
 from support.devices.holder_pair import Pair
+from support.machine.at_once import at_once
 
 from infiniswap.device.succession.holder import Holder
 from infiniswap.device.succession.repairs import FRONT_END, Repairs
 from infiniswap.errors import SystemCallError
-
-T = TypeVar("T")
 
 
 class Kernel:
@@ -47,10 +46,6 @@ class Reports:
     def front_end_down(self) -> None:
         self.alarms[FRONT_END] = "the front end has ended"
         self.on_connection_lost()
-
-
-async def at_once(call: Callable[[], T]) -> T:
-    return call()
 
 
 class Device:

@@ -5,19 +5,17 @@ the kernel's side."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import pytest
+from support.machine.at_once import at_once
 
 from infiniswap.device.frontends import Choice
 from infiniswap.device.frontends.attach import Attachment
 from infiniswap.device.frontends.taken_away import DEVICE, TakenAway
 from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.errors import UnavailableError
-
-T = TypeVar("T")
 
 
 class Kernel:
@@ -57,10 +55,6 @@ class Device:
         self.kernel, self.alarms = Kernel(), dict[str, str]()
         attachment.kernel = cast(Any, self.kernel)
         self.watch = TakenAway(attachment, self.alarms, at_once, period_s=0.001)
-
-
-async def at_once(call: Callable[[], T]) -> T:
-    return call()
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.configs import configured as config
 from support.donors.hostile_donor import status
 
-from infiniswap import config as configuration
 from infiniswap.cli.doctor import devices as device_findings
 from infiniswap.cli.doctor import donors as donor_findings
 from infiniswap.cli.doctor import host as host_findings
@@ -31,12 +31,6 @@ from infiniswap.system.swap import SwapArea
 from infiniswap.units import GIB, HostPort
 
 SWAPS = "Filename\tType\tSize\tUsed\tPriority\n"
-
-
-def config(**keys: object) -> Config:
-    return configuration.load(
-        Path("/dev/null"), {key.replace("__", "."): value for key, value in keys.items()}, {}
-    )
 
 
 class Host:

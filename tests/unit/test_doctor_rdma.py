@@ -8,10 +8,11 @@ import resource
 from pathlib import Path
 
 import pytest
+from support.configs import configured as config
 
 from infiniswap.cli.doctor import rdma
 from infiniswap.cli.doctor.finding import MISSING, OK, WARN, Finding
-from infiniswap.config import Config, load
+from infiniswap.config import Config
 from infiniswap.engine import native_rdma
 from infiniswap.engine.rdma import RdmaGid, RdmaPort
 from infiniswap.errors import EngineError
@@ -35,12 +36,6 @@ def port(**changes: object) -> RdmaPort:
         "gids": GIDS,
     }
     return RdmaPort(**{**fields, **changes})  # type: ignore[arg-type]
-
-
-def config(**keys: str) -> Config:
-    return load(
-        Path("/dev/null"), {key.replace("__", "."): value for key, value in keys.items()}, {}
-    )
 
 
 @pytest.fixture

@@ -9,48 +9,35 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.donors.lease_records import lease_record
 
 from infiniswap.control import messages as m
 from infiniswap.donor.leases import (
     CONSUMER_SLOTS_MAX,
     SESSION_LEASES_MAX,
     GrantedLease,
-    LeaseRecord,
     LeaseState,
     LeaseTable,
     consumer_leases,
 )
 from infiniswap.errors import RequestRefusedError
+from infiniswap.fields import SLOTS_MAX
 
-HOST = "10.0.0.7"
-RECLAIM = "5" * 32
-
-
-def record(lease: int, slots_max: int = 8, **changes: str) -> LeaseRecord:
-    """A lease of one device, at epoch 1."""
-    names = {"device_id": "device", "host_name": "host", **changes}
-    return LeaseRecord(
-        lease=lease,
-        device_name="swap0",
-        address=f"{HOST}:41000",
-        slots_max=slots_max,
-        reclaim=RECLAIM,
-        epoch=1,
-        **names,
-    )
+RECORD = lease_record(7)
+HOST, DEVICE, RECLAIM = "10.0.0.7", RECORD.device_id, RECORD.reclaim
 
 
 def table_with_lease(grace_s: float = 10.0) -> LeaseTable:
     table = LeaseTable(grace_s, leases_max=4)
     table.session_opened(1)
-    table.grant(record(7), 1, 0.0)
+    table.grant(RECORD, 1, 0.0)
     return table
 
 
 def reclaim(table: LeaseTable, session: int, epoch: int = 1) -> GrantedLease:
     """By a new session of the lease's device."""
     table.session_opened(session)
-    return table.reclaim(7, "device", RECLAIM, epoch, session)
+    return table.reclaim(7, DEVICE, RECLAIM, epoch, session)
 
 
 @contextlib.contextmanager
@@ -115,7 +102,7 @@ def test_a_lease_ends_with_its_grace_or_its_time_alone_and_never_sooner(
     session, connections, now_s = 1, 0, 0.0
     is_open, away_since_s, idle_since_s = True, 0.0, 0.0
     table.session_opened(session)
-    table.grant(record(7), session, now_s)
+    table.grant(RECORD, session, now_s)
     for elapsed_s, event in steps:
         now_s += elapsed_s
         was_used = is_open or connections > 0
@@ -149,7 +136,7 @@ def test_only_the_owning_session_may_use_a_lease() -> None:
 
 @pytest.mark.parametrize(
     ("lease", "device", "secret"),
-    [(8, "device", RECLAIM), (7, "other", RECLAIM), (7, "device", "6" * 32)],
+    [(8, DEVICE, RECLAIM), (7, "other", RECLAIM), (7, DEVICE, "6" * 32)],
 )
 def test_a_reclaim_needs_number_device_and_secret(lease: int, device: str, secret: str) -> None:
     table = table_with_lease()
@@ -160,21 +147,14 @@ def test_a_reclaim_needs_number_device_and_secret(lease: int, device: str, secre
     assert table.leases()[0].session is None
 
 
-def test_a_reclaimed_lease_belongs_to_the_new_session() -> None:
+def test_a_reclaimed_lease_belongs_to_the_new_session_though_it_may_miss_the_answer() -> None:
     table = table_with_lease()
     table.session_closed(1, 0.0)
     reclaim(table, 2)
     table.renewed(7, 2)
     assert table.observe([(7, 0)], 1000.0) == []
     assert table.owned(7, 2).record.epoch == 2
-
-
-def test_a_lost_renewal_answer_does_not_lose_the_lease() -> None:
-    table = table_with_lease()
-    table.session_closed(1, 0.0)
-    reclaim(table, 2)
-    table.renewed(7, 2)
-    table.session_closed(2, 1.0)
+    table.session_closed(2, 1000.0)
     assert reclaim(table, 3).session == 3
 
 
@@ -183,9 +163,9 @@ def test_a_late_renewal_cannot_take_the_lease_from_a_newer_session() -> None:
     reclaim(table, 2)
     table.renewed(7, 2)
     with refused(m.REFUSED_STALE):
-        table.reclaim(7, "device", RECLAIM, 1, 1)
+        table.reclaim(7, DEVICE, RECLAIM, 1, 1)
     with refused(m.REFUSED_STALE):
-        table.reclaim(7, "device", RECLAIM, 3, 2)
+        table.reclaim(7, DEVICE, RECLAIM, 3, 2)
     assert table.owned(7, 2)
 
 
@@ -193,8 +173,8 @@ def test_a_session_that_is_gone_gets_nothing() -> None:
     table = table_with_lease()
     table.session_closed(1, 0.0)
     with refused(m.REFUSED_UNKNOWN_LEASE):
-        table.reclaim(7, "device", RECLAIM, 1, 1)
-    lease = table.grant(record(8), 1, 5.0)
+        table.reclaim(7, DEVICE, RECLAIM, 1, 1)
+    lease = table.grant(lease_record(8), 1, 5.0)
     assert lease.state is LeaseState.GRACE
     assert lease.grace_until_s == 15.0
 
@@ -215,11 +195,11 @@ def test_leases_are_limited() -> None:
     table = table_with_lease()
     for number in range(3):
         table.check_room(number, HOST, 8)
-        table.grant(record(10 + number), 0, 0.0)
+        table.grant(lease_record(10 + number), 0, 0.0)
     with refused(m.REFUSED_QUOTA):
         table.check_room(9, "10.0.0.8", 8)
     with pytest.raises(ValueError, match="exists"):
-        table.grant(record(7), 1, 0.0)
+        table.grant(RECORD, 1, 0.0)
 
 
 def test_one_session_has_so_many_leases_and_no_more() -> None:
@@ -228,14 +208,14 @@ def test_one_session_has_so_many_leases_and_no_more() -> None:
         table.session_opened(session)
     for number in range(SESSION_LEASES_MAX):
         table.check_room(1, HOST, 8)
-        table.grant(record(number), 1, 0.0)
+        table.grant(lease_record(number), 1, 0.0)
     with refused(m.REFUSED_QUOTA):
         table.check_room(1, HOST, 8)
     # Not by way of another session of the same device either.
     table.check_room(2, HOST, 8)
-    table.grant(record(50), 2, 0.0)
+    table.grant(lease_record(50), 2, 0.0)
     with refused(m.REFUSED_QUOTA):
-        table.reclaim(50, "device", RECLAIM, 1, 1)
+        table.reclaim(50, DEVICE, RECLAIM, 1, 1)
     assert table.owned(50, 2)
 
 
@@ -244,7 +224,7 @@ def test_one_host_has_so_many_leases_whatever_names_it_gives_itself() -> None:
     for number in range(3):
         table.check_room(number, HOST, 8)
         names = {"host_name": f"host-{number}", "device_id": f"device-{number}"}
-        table.grant(record(number, **names), 0, 0.0)
+        table.grant(lease_record(number, **names), 0, 0.0)
     with refused(m.REFUSED_QUOTA):
         table.check_room(3, HOST, 8)
     table.check_room(3, "10.0.0.8", 8)
@@ -258,12 +238,12 @@ def test_one_host_has_so_many_leases_whatever_names_it_gives_itself() -> None:
 
 def test_the_slots_of_one_host_are_bounded() -> None:
     table = LeaseTable(10.0, 100)
-    for number in range(CONSUMER_SLOTS_MAX // m.SLOTS_MAX):
-        table.check_room(number, HOST, m.SLOTS_MAX)
-        table.grant(record(number, m.SLOTS_MAX), 0, 0.0)
+    for number in range(CONSUMER_SLOTS_MAX // SLOTS_MAX):
+        table.check_room(number, HOST, SLOTS_MAX)
+        table.grant(lease_record(number, slots_max=SLOTS_MAX), 0, 0.0)
     with refused(m.REFUSED_QUOTA):
         table.check_room(90, HOST, 1)
-    table.check_room(90, "10.0.0.8", m.SLOTS_MAX)
+    table.check_room(90, "10.0.0.8", SLOTS_MAX)
 
 
 def test_one_host_never_gets_all_leases() -> None:

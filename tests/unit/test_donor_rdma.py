@@ -12,10 +12,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from support.donors.lease_records import lease_record
 from support.donors.rdma_end import END
+from support.machine.at_once import at_once
 
 from infiniswap.control import messages as m
-from infiniswap.donor.leases import LeaseRecord, LeaseTable
+from infiniswap.donor.leases import LeaseTable
 from infiniswap.donor.rdma import DonorRdma
 from infiniswap.engine.store import StoreConfig
 from infiniswap.errors import RequestRefusedError
@@ -33,10 +35,6 @@ def refused(reason: str, words: str = "") -> Iterator[None]:
     assert caught.value.reason == reason
 
 
-async def _off_loop(call: Callable[[], Any]) -> Any:
-    return call()
-
-
 class Donor:
     def __init__(self, *, enabled: bool = True, patience_s: float = 60.0) -> None:
         self.store = FakeStore(StoreConfig(slab_bytes=MIB, slabs_max=4))
@@ -44,22 +42,9 @@ class Donor:
         self.table = LeaseTable(10.0, 4)
         self.table.session_opened(4)
         self.counters: Counter[str] = Counter()
-        self.rdma = DonorRdma(self.store, self.table, _off_loop, self.counters, enabled, patience_s)
+        self.rdma = DonorRdma(self.store, self.table, at_once, self.counters, enabled, patience_s)
         self.lease = self.store.lease_create(4).lease
-        self.table.grant(
-            LeaseRecord(
-                lease=self.lease,
-                device_id="",
-                device_name="swap0",
-                host_name="consumer",
-                address="127.0.0.1",
-                slots_max=4,
-                reclaim="",
-                epoch=1,
-            ),
-            4,
-            0.0,
-        )
+        self.table.grant(lease_record(self.lease, slots_max=4), 4, 0.0)
 
     def map(self) -> m.SlotInfo:
         self.store.preallocate()

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.donors.lease_records import lease_record as record
+from support.machine.at_once import at_once
 
 from infiniswap.donor.leases import LeaseRecord, LeaseState, LeaseTable
 from infiniswap.donor.records import DonorRecord, FileRecords
@@ -18,21 +18,6 @@ from infiniswap.engine.store import StoreConfig
 from infiniswap.errors import InfiniswapError
 from infiniswap.testing.store import FakeStore
 from infiniswap.units import MIB
-
-DEVICE = "00000000-0000-0000-0000-00000000000b"
-
-
-def record(lease: int, epoch: int = 1) -> LeaseRecord:
-    return LeaseRecord(
-        lease=lease,
-        device_id=DEVICE,
-        device_name="swap0",
-        host_name="consumer",
-        address="10.0.0.2:5",
-        slots_max=4,
-        reclaim="0" * 32,
-        epoch=epoch,
-    )
 
 
 @pytest.fixture
@@ -71,12 +56,11 @@ def test_what_is_no_record_is_removed(
     name: str,
     text: str | None,
 ) -> None:
+    """None: a whole record."""
     records.save(record(3))
-    source = tmp_path / "leases" / "3.json"
-    whole = source.read_bytes()
-    source.unlink()
-    path = tmp_path / "leases" / name
-    path.write_bytes(whole if text is None else text.encode("latin-1"))
+    path = (tmp_path / "leases/3.json").rename(tmp_path / "leases" / name)
+    if text is not None:
+        path.write_bytes(text.encode("latin-1"))
     with caplog.at_level(logging.WARNING):
         assert records.load() == []
     assert not path.exists()
@@ -94,7 +78,7 @@ def test_a_record_that_was_being_written_counts_as_the_old_one(
 
 
 def test_the_donor_s_own_record(records: FileRecords, tmp_path: Path) -> None:
-    own = DonorRecord(1, DEVICE, "a" * 32, MIB, "boot")
+    own = DonorRecord(1, record(1).device_id, "a" * 32, MIB, "boot")
     assert records.donor() is None
     records.save_donor(own)
     assert records.donor() == own
@@ -115,31 +99,27 @@ class FullDisk:
         raise InfiniswapError("no space")
 
 
-async def at_once(call: Callable[[], None]) -> None:
-    call()
-
-
-def test_a_lease_that_cannot_be_written_down_is_served_all_the_same(
+async def test_a_lease_that_cannot_be_written_down_is_served_all_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     table, counters = LeaseTable(10.0, 4), Counter[str]()
     keeping = WrittenLeases(table, FullDisk(), at_once, counters)
     lease = table.grant(record(1), 0, 0.0)
-    asyncio.run(keeping.write_down(lease))
-    asyncio.run(keeping.strike_out(lease))
+    await keeping.write_down(lease)
+    await keeping.strike_out(lease)
     assert counters["records_failed"] == 2
     assert "will not survive a restart" in caplog.text
 
 
-def test_a_lease_that_has_ended_is_not_written_down_again(records: FileRecords) -> None:
+async def test_a_lease_that_has_ended_is_not_written_down_again(records: FileRecords) -> None:
     table = LeaseTable(10.0, 4)
     keeping = WrittenLeases(table, records, at_once, Counter())
     lease = table.grant(record(1), 0, 0.0)
-    asyncio.run(keeping.write_down(lease))
+    await keeping.write_down(lease)
     assert [one.lease for one in records.load()] == [1]
     table.remove(1)
-    asyncio.run(keeping.strike_out(lease))
-    asyncio.run(keeping.write_down(lease))
+    await keeping.strike_out(lease)
+    await keeping.write_down(lease)
     assert records.load() == []
 
 
@@ -153,5 +133,8 @@ def test_a_lease_that_was_taken_over_has_a_whole_grace_period() -> None:
     assert (entry.state, entry.grace_until_s, entry.record.epoch) == (LeaseState.GRACE, 110.0, 5)
     assert store.lease_stats(3).epoch == 5
     table.session_opened(9)
-    assert table.reclaim(3, DEVICE, "0" * 32, 5, 9).state is LeaseState.ACTIVE
+    assert (
+        table.reclaim(3, entry.record.device_id, entry.record.reclaim, 5, 9).state
+        is LeaseState.ACTIVE
+    )
     assert counters["leases_restored"] == 1
