@@ -10,25 +10,19 @@ from pathlib import Path
 
 import pytest
 
+NEEDS = {
+    name: getattr(pytest.mark, f"requires_{name}")
+    for name in ("root", "native", "fuse", "loop", "memcg", "swap", "netns")
+} | {
+    "virtual machines": pytest.mark.requires_tool("qemu-system-x86_64", "busybox", "nbd-client"),
+    "userspace clients": pytest.mark.requires_tool(
+        "nbdinfo", "nbdcopy", "nbdsh", "qemu-io", "fio", "mkfs.ext4"
+    ),
+}
 
-@pytest.mark.parametrize(
-    "need",
-    [
-        pytest.param(need, marks=getattr(pytest.mark, f"requires_{need}"))
-        for need in ("root", "native", "fuse", "loop", "memcg", "swap", "netns")
-    ],
-)
+
+@pytest.mark.parametrize("need", [pytest.param(name, marks=NEEDS[name]) for name in NEEDS])
 def test_ci_has(need: str) -> None:
-    pass
-
-
-@pytest.mark.requires_tool("qemu-system-x86_64", "busybox", "nbd-client")
-def test_ci_has_what_virtual_machines_need() -> None:
-    pass
-
-
-@pytest.mark.requires_tool("nbdinfo", "nbdcopy", "nbdsh", "qemu-io", "fio", "mkfs.ext4")
-def test_ci_has_the_userspace_clients() -> None:
     pass
 
 
@@ -44,10 +38,18 @@ def test_without_a_need():
 """
 
 
-def _outcome(tmp_path: Path, project_root: Path, ci: str) -> tuple[int, str]:
+@pytest.mark.parametrize(
+    ("ci", "code", "words"),
+    [
+        ("", 0, ("1 passed, 1 skipped", "needs no-such-tool-here")),
+        ("1", 1, ("1 passed, 1 error", "CI must have it: needs no-such-tool-here")),
+    ],
+)
+def test_what_is_missing_is_skipped_by_name_and_fails_in_ci(
+    tmp_path: Path, project_root: Path, ci: str, code: int, words: tuple[str, ...]
+) -> None:
     tests = project_root / "tests"
-    conftest = (tests / "conftest.py").read_text()
-    (tmp_path / "conftest.py").write_text(conftest)
+    (tmp_path / "conftest.py").write_text((tests / "conftest.py").read_text())
     (tmp_path / "test_sample.py").write_text(_SAMPLE)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     done = subprocess.run(
@@ -58,18 +60,5 @@ def _outcome(tmp_path: Path, project_root: Path, ci: str) -> tuple[int, str]:
         capture_output=True,
         text=True,
     )
-    return done.returncode, done.stdout
-
-
-def test_what_is_missing_is_skipped_by_name(tmp_path: Path, project_root: Path) -> None:
-    code, output = _outcome(tmp_path, project_root, ci="")
-    assert code == 0, output
-    assert "1 passed, 1 skipped" in output
-    assert "needs no-such-tool-here" in output
-
-
-def test_in_ci_what_is_missing_fails(tmp_path: Path, project_root: Path) -> None:
-    code, output = _outcome(tmp_path, project_root, ci="1")
-    assert code == 1, output
-    assert "1 passed, 1 error" in output
-    assert "CI must have it: needs no-such-tool-here" in output
+    assert done.returncode == code, done.stdout
+    assert all(said in done.stdout for said in words), done.stdout
