@@ -47,47 +47,22 @@ def refused(reason: str) -> Iterator[None]:
     assert caught.value.reason == reason
 
 
-@pytest.mark.parametrize(
-    ("alone", "looks", "ends_s"),
-    [
-        # Its session has gone at 100 s; the grace period is 10 s.
-        ([], [109.9], 110.0),
-        # Data connections keep it; the grace period begins when the last one is gone.
-        ([(101.0, 2), (500.0, 1)], [501.0, 510.9], 511.0),
-        # One that is seen in the grace period brings it back.
-        ([(105.0, 0), (111.0, 1)], [200.0, 209.9], 210.0),
-        # But not for more than an hour, however often they come and go.
-        ([(3699.9, 2)], [], (3700.0, 2)),
-        ([(float(now_s), now_s // 5 % 2) for now_s in range(105, 3700, 5)], [], (3700.0, 1)),
-    ],
-    ids=["grace", "connected", "brought back", "an hour", "off and on for an hour"],
-)
-def test_a_lease_without_a_session_lives_by_its_grace_and_its_connections(
-    alone: list[tuple[float, int]], looks: list[float], ends_s: float | tuple[float, int]
-) -> None:
-    """alone: when how many connections are seen; looks: then, without any."""
+def test_a_lease_without_a_session_lives_by_its_grace_or_an_hour_by_its_connections() -> None:
     table = table_with_lease()
-    assert [lease.lease for lease in table.session_closed(1, 100.0)] == [7]
-    for now_s, count in alone:
-        assert table.observe([(7, count)], now_s) == []
-        assert (table.leases()[0].state is LeaseState.ACTIVE) == (count > 0)
-    for now_s in looks:
-        assert table.observe([(7, 0)], now_s) == []
-    end_s, count = ends_s if isinstance(ends_s, tuple) else (ends_s, 0)
-    assert [lease.lease for lease in table.observe([(7, count)], end_s)] == [7]
-    assert table.observe([(7, count)], end_s + 1.0) == []
-    assert table.leases()[0].state is LeaseState.EXPIRED
-
-
-def test_a_session_that_reclaims_the_lease_ends_the_hour() -> None:
-    table = table_with_lease()
-    table.session_closed(1, 0.0)
-    assert table.observe([(7, 1)], 3599.0) == []
-    reclaim(table, 2)
-    assert table.observe([(7, 1)], 9000.0) == []
-    table.session_closed(2, 10_000.0)
-    assert table.observe([(7, 1)], 13_599.0) == []
-    assert len(table.observe([(7, 1)], 13_600.0)) == 1
+    (lease,) = table.session_closed(1, 100.0)
+    for now_s, connections, state in (
+        (105.0, 0, LeaseState.GRACE),
+        (109.9, 1, LeaseState.ACTIVE),
+        (111.0, 0, LeaseState.GRACE),
+        (120.9, 0, LeaseState.GRACE),
+        (120.9, 1, LeaseState.ACTIVE),
+        (3699.9, 1, LeaseState.ACTIVE),
+    ):
+        assert table.observe([(7, connections)], now_s) == []
+        assert lease.state is state
+    assert table.observe([(7, 1)], 3700.0) == [lease]
+    assert table.observe([(7, 1)], 3701.0) == []
+    assert lease.state is LeaseState.EXPIRED
 
 
 ELAPSED_S = st.sampled_from([0.0, 0.5, 9.5, 10.0, 29.5, 30.0]) | st.floats(0.0, 40.0)
