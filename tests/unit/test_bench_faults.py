@@ -41,12 +41,6 @@ def test_a_device_is_timed_where_its_placer_is_made() -> None:
 # -------------------------------------------------------------------------- time lines
 
 
-@given(OPS)
-def test_a_window_of_the_whole_run_is_its_mean(ops: list[int]) -> None:
-    run = Run(0.1, ops)
-    assert timeline.moving(run, len(ops) * 0.1) == [pytest.approx(run.per_s)]
-
-
 @given(OPS, st.integers(min_value=1, max_value=20))
 def test_every_window_is_the_mean_of_its_slices(ops: list[int], slices: int) -> None:
     found = timeline.moving(Run(0.1, ops), slices * 0.1)
@@ -55,43 +49,32 @@ def test_every_window_is_the_mean_of_its_slices(ops: list[int], slices: int) -> 
         assert value == pytest.approx(sum(ops[first : first + slices]) / (slices * 0.1))
 
 
-def test_the_level_of_a_part_of_a_run() -> None:
-    run = steps((2.0, 1000), (2.0, 500))
-    assert run.per_s == pytest.approx(750)
-    assert timeline.per_s(run, 0.0, 2.0) == pytest.approx(1000)
-    assert timeline.per_s(run, 2.0) == pytest.approx(500)
+def test_the_level_and_the_worst_second_of_a_part_of_a_run() -> None:
+    run = steps((2.0, 100), (2.0, 1000))
+    assert run.per_s == pytest.approx(550)
+    assert timeline.per_s(run, 0.0, 2.0) == timeline.lowest_per_s(run) == pytest.approx(100)
+    assert timeline.per_s(run, 2.0) == timeline.lowest_per_s(run, 2.0) == pytest.approx(1000)
     assert timeline.per_s(run, 9.0) == 0.0
-
-
-def test_a_job_has_recovered_with_the_first_whole_second_at_its_level() -> None:
-    run = steps((2.0, 1000), (3.0, 100), (5.0, 1000))
-    # The window that begins 0.1 s before the end of the outage still has 91 % of the level.
-    assert timeline.recovered_s(run, 2.0, 1000.0) == pytest.approx(2.9)
-    assert timeline.lowest_per_s(run) == pytest.approx(100)
-
-
-def test_a_fault_that_nobody_noticed_is_recovered_from_at_once() -> None:
-    assert timeline.recovered_s(steps((8.0, 1000)), 2.0, 1000.0) == 0.0
-
-
-def test_a_dip_that_comes_late_is_not_overlooked() -> None:
-    run = steps((2.0, 1000), (1.5, 1000), (2.0, 100), (4.5, 1000))
-    assert timeline.recovered_s(run, 2.0, 1000.0) == pytest.approx(3.4)
-    assert timeline.recovered_s(run, 9.9, 1000.0) == pytest.approx(0.1)  # no whole second is left
-
-
-def test_a_job_that_does_not_recover_shows_what_was_left_of_the_run() -> None:
-    run = steps((2.0, 1000), (6.0, 800))
-    assert timeline.recovered_s(run, 2.0, 1000.0) == pytest.approx(6.0)
-    assert timeline.left_s(run, 2.0) == pytest.approx(6.0)
+    assert timeline.lowest_per_s(run, 3.9) == 0.0  # no whole second is left
+    assert timeline.left_s(run, 1.0) == pytest.approx(3.0)
     assert timeline.left_s(run, 20.0) == 0.0
 
 
-def test_a_calm_beginning_is_not_the_worst_second() -> None:
-    run = steps((2.0, 100), (6.0, 1000))
-    assert timeline.lowest_per_s(run) == pytest.approx(100)
-    assert timeline.lowest_per_s(run, 2.0) == pytest.approx(1000)
-    assert timeline.lowest_per_s(run, 7.9) == 0.0  # no whole second is left
+@pytest.mark.parametrize(
+    ("parts", "fault_s", "recovered_s"),
+    [
+        # The window that begins 0.1 s before the end of the outage still has 91 % of the level.
+        (((2.0, 1000), (3.0, 100), (5.0, 1000)), 2.0, 2.9),
+        (((8.0, 1000),), 2.0, 0.0),  # nobody noticed it
+        (((3.5, 1000), (2.0, 100), (4.5, 1000)), 2.0, 3.4),  # a dip that comes late
+        (((3.5, 1000), (2.0, 100), (4.5, 1000)), 9.9, 0.1),  # no whole second is left
+        (((2.0, 1000), (6.0, 800)), 2.0, 6.0),  # it does not recover
+    ],
+)
+def test_a_job_has_recovered_with_the_first_whole_second_at_its_level(
+    parts: tuple[tuple[float, int], ...], fault_s: float, recovered_s: float
+) -> None:
+    assert timeline.recovered_s(steps(*parts), fault_s, 1000.0) == pytest.approx(recovered_s)
 
 
 def test_work_lost_does_not_depend_on_the_length_of_the_run() -> None:
@@ -116,21 +99,17 @@ def two_rounds() -> tuple[Samples, list[TimeLine]]:
     return samples, lines
 
 
-def test_a_loss_is_of_the_neighbour_of_the_same_round() -> None:
+def test_a_loss_is_of_the_neighbour_of_the_same_round_and_the_worst_is_judged_alone() -> None:
     samples, _ = two_rounds()
     figure = jobs.throughput(samples, "disk", "x", results.at_least(1 - paper.LOST_WITH_DONOR))
     assert figure.ratio.median == pytest.approx(0.9)
     assert figure.verdict == "pass"
     assert jobs.recovery(samples, "disk").ours == [0.0, pytest.approx(2.0)]
     assert "0.00 to 0.80 s" in jobs.recovery_note(samples, "disk")
-
-
-def test_the_worst_round_is_judged_alone() -> None:
-    samples, _ = two_rounds()
-    figure = jobs.worst_round(samples, "disk", 0.85)
-    assert figure.ratio.median == pytest.approx(0.8)
-    assert figure.ratio.count == 1
-    assert figure.verdict == "miss"
+    worst = jobs.worst_round(samples, "disk", 0.85)
+    assert worst.ratio.median == pytest.approx(0.8)
+    assert worst.ratio.count == 1
+    assert worst.verdict == "miss"
 
 
 def test_lines_go_to_panels_and_into_the_json() -> None:
@@ -167,12 +146,8 @@ def test_what_redis_benchmark_prints_is_read() -> None:
         '"avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms","p99_latency_ms",'
         '"max_latency_ms"\n"SET","41666.67","0.10","0.05","0.103","0.199","0.423","3.1"\n'
     )
-    assert host.parse(text) == {
-        "requests_per_s": 41666.67,
-        "p50_ms": 0.103,
-        "p99_ms": 0.423,
-        "max_ms": 3.1,
-    }
+    found = host.parse(text)
+    assert found == {"requests_per_s": 41666.67, "p50_ms": 0.103, "p99_ms": 0.423, "max_ms": 3.1}
     with pytest.raises(SystemCallError, match="redis-benchmark"):
         host.parse("Could not connect")
 

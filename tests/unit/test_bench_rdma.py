@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 
 import pytest
 from isw_bench import rdma, suite
 from isw_bench.bench import SkipError
 from isw_bench.rdma import cpu, donor, mapping, perftest, place
 from isw_bench.results import Samples
+from support.donors.rdma_end import END
 
 from infiniswap.engine.rdma import RdmaGid, RdmaPort
 from infiniswap.errors import SystemCallError, UsageError
-from infiniswap.rdma_address import RdmaEnd, RdmaKey
+from infiniswap.rdma_address import RdmaKey
 from infiniswap.units import MIB
 
 LATENCY = """
@@ -63,40 +65,30 @@ def test_who_listens_is_seen_without_connecting() -> None:
 
 
 def test_a_donor_answers_in_words() -> None:
-    end = RdmaEnd(gid="00" * 16, link=2, lid=0, mtu_bytes=4096, reads_max=16, number=17, psn=1)
     keys = [RdmaKey(4096, 7), RdmaKey(8192, 8)]
-    assert donor.words([end], keys) == f"{'00' * 16} 2 0 4096 16 17 1 4096 7 8192 8"
-
-
-def port(*gids: RdmaGid, is_active: bool = True) -> RdmaPort:
-    return RdmaPort("mlx5_0", 1, "Ethernet", is_active, 4096, 100, 100, gids)
+    assert donor.words([END], keys) == f"{END.gid} 2 0 4096 16 17 1 4096 7 8192 8"
 
 
 def test_the_first_ipv4_address_of_a_port_that_is_up_is_taken() -> None:
     link_local = RdmaGid(0, "fe80::1", True)
     old, new = RdmaGid(1, "10.0.0.1", False), RdmaGid(2, "10.0.0.1", True)
-    down = port(RdmaGid(0, "10.0.0.9", True), is_active=False)
-    assert place.first_address([down, port(link_local, old, new)]) == "10.0.0.1"
+    port = RdmaPort("mlx5_0", 1, "Ethernet", True, 4096, 100, 100, (link_local, old))
+    down = replace(port, is_active=False, gids=(RdmaGid(0, "10.0.0.9", True),))
+    assert place.first_address([down, replace(port, gids=(*port.gids, new))]) == "10.0.0.1"
     with pytest.raises(SkipError, match="--address"):
-        place.first_address([down, port(link_local, old)])
+        place.first_address([down, port])
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        ["--rounds", "0"],
-        ["--seconds", "0"],
-        ["--depth", "257"],
-        ["--donor-size", "100K"],
-        ["--device-size", "12M"],
-        ["--slab-sizes", "64M,0"],
-        ["--rxe", "--address", "10.0.0.1"],
-        ["latencies"],
+        *("--rounds 0", "--seconds 0", "--depth 257", "--donor-size 100K", "--device-size 12M"),
+        *("--slab-sizes 64M,0", "--rxe --address 10.0.0.1", "latencies"),
     ],
 )
-def test_options_that_cannot_work_are_refused(options: list[str]) -> None:
+def test_options_that_cannot_work_are_refused(options: str) -> None:
     with pytest.raises(UsageError):
-        suite.parse(rdma.SUITE, options)
+        suite.parse(rdma.SUITE, options.split())
 
 
 def test_processor_time_is_counted_per_gib() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.configs import configured as made
+from support.devices.specs import device_spec
 
 from infiniswap.config import load
 from infiniswap.config_changes import Outcome, Process, concerning_keys, live_keys, merged
@@ -75,18 +76,7 @@ def test_what_is_said_of_a_reload() -> None:
 
 def started(path: Path, flags: dict[str, str | None]) -> DeviceSpec:
     """A device with that configuration, as its process knows it."""
-    spec = DeviceSpec(
-        name="a",
-        device_id="b",
-        size_bytes=4096,
-        config=load(path, flags, {}),
-        backup=None,
-        backup_owned=False,
-        swap=False,
-        ephemeral=False,
-        owner_pid=None,
-        **source_fields(str(path), flags),
-    )
+    spec = device_spec(load(path, flags, {}), **source_fields(str(path), flags))
     return decode_spec(encode_spec(spec), "here")
 
 

@@ -49,20 +49,13 @@ def test_every_part_of_the_transcript_counts(change: dict[str, object]) -> None:
 
 @given(st.tuples(st.text(), st.text()), st.tuples(st.text(), st.text()))
 def test_no_two_requests_share_a_proof(a: tuple[str, str], b: tuple[str, str]) -> None:
-    same = (a[0], a[1]) == (b[0], b[1])
     proofs = auth.http_proof(SECRET, "GET", *a), auth.http_proof(SECRET, "GET", *b)
-    assert auth.proofs_equal(*proofs) == same
+    assert auth.proofs_equal(*proofs) == (a == b)
 
 
 def test_an_empty_secret_is_never_used() -> None:
     with pytest.raises(ValueError, match="secret"):
         auth.donor_proof(b"", TRANSCRIPT)
-
-
-def test_the_secret_does_not_show() -> None:
-    for proof in (auth.donor_proof(SECRET, TRANSCRIPT), auth.consumer_proof(SECRET, TRANSCRIPT)):
-        assert SECRET.hex() not in proof
-        assert len(proof) == 64
 
 
 @given(st.binary(max_size=80))
@@ -78,15 +71,6 @@ def test_what_is_no_utf8_is_a_wrong_proof(given_bytes: bytes) -> None:
 def test_any_authorization_header_is_parsed_or_refused(header: str) -> None:
     parsed = auth.parse_http_authorization(header)
     assert parsed is None or len(parsed[0]) == len(parsed[1]) == 64
-
-
-def test_an_authorization_header_round_trips() -> None:
-    nonce = "ab" * 32
-    header = auth.http_authorization(SECRET, "GET", "/v1/status", nonce)
-    assert auth.parse_http_authorization(header) == (
-        nonce,
-        auth.http_proof(SECRET, "get", "/v1/status", nonce),
-    )
 
 
 @pytest.mark.parametrize("digit", ["\udc9d", "é", "F", "g", " "])

@@ -15,7 +15,7 @@ from infiniswap.demo.donors import Served
 from infiniswap.demo.results import DISK, INFINISWAP, UNLIMITED, Leg, Results
 from infiniswap.units import GIB, MIB
 
-OUTPUT = {"lines.parquet": "aa", "totals.parquet": "bb"}
+OUTPUT = {"lines": "aa", "totals": "bb"}
 
 
 def leg(name: str, **changes: object) -> Leg:
@@ -56,13 +56,9 @@ def with_leg(changed: Leg) -> Results:
     )
 
 
-def test_a_demo_above_its_floors_passes() -> None:
+def test_a_demo_at_or_above_its_floors_passes() -> None:
     assert results.failures(demo()) == []
-
-
-def test_the_floors_themselves_pass() -> None:
-    at_floor = replace(
-        demo(),
+    at_floor = demo(
         legs=(
             leg(UNLIMITED, anon_peak_bytes=768 * MIB),
             leg(INFINISWAP, page_in_bytes=GIB // 4, page_out_bytes=GIB // 4),
@@ -76,36 +72,25 @@ def test_the_floors_themselves_pass() -> None:
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        (leg(INFINISWAP, page_in_disk_bytes=24 * MIB), []),
-        (leg(INFINISWAP, page_in_disk_bytes=25 * MIB), ["3.1% of the page-in bytes came from the"]),
-        (leg(UNLIMITED, anon_peak_bytes=768 * MIB - 1), ["the job's anonymous memory peaked at"]),
-        (leg(INFINISWAP, page_in_bytes=0), ["only 0 B were paged in with infiniswap"]),
+        (leg(INFINISWAP, page_in_disk_bytes=24 * MIB), ""),
+        (leg(INFINISWAP, page_in_disk_bytes=25 * MIB), "3.1% of the page-in bytes came from the"),
+        (leg(UNLIMITED, anon_peak_bytes=768 * MIB - 1), "the job's anonymous memory peaked at"),
+        (leg(INFINISWAP, page_in_bytes=0), "only 0 B were paged in with infiniswap"),
+        (leg(INFINISWAP, page_out_bytes=255 * MIB), "only 255 MiB were paged out with"),
+        (leg(DISK, page_in_bytes=0, page_out_bytes=0), ""),
+        (leg(INFINISWAP, output={**OUTPUT, "totals": "cc"}), "infiniswap job differs: totals"),
         (
-            leg(INFINISWAP, page_out_bytes=255 * MIB),
-            ["only 255 MiB were paged out with"],
+            leg(DISK, output={**OUTPUT, "totals": "cc"}),
+            "the output of the disk job differs: totals",
         ),
-        (leg(DISK, page_in_bytes=0, page_out_bytes=0), []),
-        (
-            leg(INFINISWAP, output={**OUTPUT, "totals.parquet": "cc"}),
-            ["the output of the infiniswap job differs: totals.parquet"],
-        ),
-        (
-            leg(DISK, output={**OUTPUT, "totals.parquet": "cc"}),
-            ["the output of the disk job differs: totals.parquet"],
-        ),
-        (
-            leg(INFINISWAP, output={"lines.parquet": "aa"}),
-            ["the output of the infiniswap job differs: totals.parquet"],
-        ),
-        (
-            leg(INFINISWAP, output={**OUTPUT, "more.parquet": "dd"}),
-            ["the output of the infiniswap job differs: more.parquet"],
-        ),
+        (leg(INFINISWAP, output={"lines": "aa"}), "the infiniswap job differs: totals"),
+        (leg(INFINISWAP, output={**OUTPUT, "more": "dd"}), "the infiniswap job differs: more"),
     ],
 )
-def test_each_result_beyond_its_bound_fails_once(changed: Leg, told: list[str]) -> None:
+def test_each_result_beyond_its_bound_fails_once(changed: Leg, told: str) -> None:
     failed = results.failures(with_leg(changed))
-    assert [text[: len(start)] for text, start in zip(failed, told, strict=True)] == told
+    assert len(failed) == bool(told)
+    assert told in "".join(failed)
 
 
 def test_too_little_paged_in_or_from_donors_fails() -> None:

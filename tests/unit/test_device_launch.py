@@ -10,14 +10,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.configs import configured
+from support.devices.specs import device_spec
 
-from infiniswap.config import ClusterConfig, Config, DeviceConfig
 from infiniswap.device.control import client, launch
 from infiniswap.device.spec import rundir
 from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.errors import ConflictError, DeadlineError, NotFoundError
-from infiniswap.units import MIB, HostPort
+from infiniswap.units import HostPort
 
 
 @pytest.fixture
@@ -27,31 +28,24 @@ def paths(tmp_path: Path) -> DevicePaths:
 
 def make_spec(paths: DevicePaths, donor: HostPort, **changes: object) -> DeviceSpec:
     """A device that needs no kernel and no holder."""
-    device = DeviceConfig(
-        frontend="nbd-socket",
-        transport="tcp",
-        run_dir=paths.run.parent,
-        backup_dir=paths.store,
-        slab_bytes=MIB,
-        standby="off",
+    config = configured(
+        device__frontend="nbd-socket",
+        device__transport="tcp",
+        device__run_dir=str(paths.run.parent),
+        device__backup_dir=str(paths.store),
+        device__slab="1M",
+        device__standby="off",
+        cluster__peers=str(donor),
+        cluster__ask_s=60.0,
     )
-    fields = {
-        "name": paths.name,
-        "device_id": "00000000-0000-0000-0000-000000000000",
-        "size_bytes": 4 * MIB,
-        "config": Config(device=device, cluster=ClusterConfig(peers=(donor,), ask_s=60.0)),
-        "backup": None,
-        "backup_owned": False,
-        "swap": False,
-        "ephemeral": False,
-        "owner_pid": None,
-        **changes,
-    }
-    return DeviceSpec(**fields)  # type: ignore[arg-type]
+    return device_spec(config, **changes)
 
 
-def killed_while_it_starts(paths: DevicePaths, **changes: object) -> str:
-    """The error of a start whose process is killed when it asks its donor, which never answers."""
+@pytest.mark.parametrize("ephemeral", [False, True])
+def test_the_log_is_named_unless_a_run_deletes_it_with_its_device(
+    paths: DevicePaths, ephemeral: bool
+) -> None:
+    """As its process is killed when it asks its donor, which never answers."""
     before = set(psutil.Process().children())
     with socket.create_server(("127.0.0.1", 0)) as donor:
 
@@ -64,23 +58,14 @@ def killed_while_it_starts(paths: DevicePaths, **changes: object) -> str:
 
         killer = threading.Thread(target=kill, name="killer")
         killer.start()
-        spec = make_spec(paths, HostPort(*donor.getsockname()), **changes)
+        spec = make_spec(paths, HostPort(*donor.getsockname()), ephemeral=ephemeral)
         with pytest.raises(DeadlineError, match="ended or did not answer") as failed:
             launch.start(spec, paths)
         killer.join()
-    return str(failed.value)
-
-
-def test_no_log_is_named_that_a_run_deletes_with_its_device(paths: DevicePaths) -> None:
-    said = killed_while_it_starts(paths, ephemeral=True)
-    assert str(paths.log) not in said
-    assert "Its log is empty" in said
-
-
-def test_the_log_that_stays_is_named(paths: DevicePaths) -> None:
-    said = killed_while_it_starts(paths)
-    assert f"See {paths.log}." in said
-    assert paths.log.exists()
+    said = str(failed.value)
+    assert (str(paths.log) in said) == (f"See {paths.log}." in said) == (not ephemeral)
+    assert ("Its log is empty" in said) == ephemeral
+    assert ephemeral or paths.log.exists()
 
 
 def test_a_bug_while_a_device_starts_is_told_although_its_log_is_deleted(

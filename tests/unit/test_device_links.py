@@ -128,23 +128,17 @@ def make() -> Iterator[Make]:
 
         def make(
             session: Any,
-            keeper: Any = None,
-            engine: Any = None,
+            keeper: Keeper | None = None,
+            engine: Engine | None = None,
             *,
             suspend_s: float = 60.0,
             has_backup: bool = False,
         ) -> DonorLink:
             nothing = cast(Any, None)
-            config = LinkConfig(
-                identity=nothing,
-                client=nothing,
-                device=DeviceConfig(transport="tcp"),
-                suspend_s=suspend_s,
-                slab_count=1,
-                has_backup=has_backup,
-            )
-            address = HostPort("127.0.0.1", 1)
-            link = DonorLink(address, engine or Engine(), keeper or Keeper(), config, executor)
+            device = DeviceConfig(transport="tcp")
+            config = LinkConfig(nothing, nothing, device, suspend_s, 1, has_backup=has_backup)
+            ends = cast(Any, engine or Engine()), cast(Any, keeper or Keeper())
+            link = DonorLink(HostPort("127.0.0.1", 1), *ends, config, executor)
             link.session.current = session
             link.connections.lease = HeldLease(7, "", 1, "", MIB, "")
             link.connections.remote = 0

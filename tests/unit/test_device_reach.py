@@ -84,9 +84,16 @@ class Net:
     def draining(self, draining: bool) -> None:
         self.drains.append(draining)
 
+    def reaching(self) -> asyncio.Task[Any]:
+        return asyncio.create_task(reach(self.dial, cast(Any, self), "donor.example", LEASE))
+
+    async def opened(self, count: int) -> None:
+        while len(self.sessions) < count:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+
     async def reach(self, lease: HeldLease | None = LEASE, host: str = "donor.example") -> Any:
         """As a link does; what has not been returned has ended afterwards, without a word."""
-        found = None
+        found: Any = None
         try:
             found = await asyncio.wait_for(reach(self.dial, cast(Any, self), host, lease), 30)
         finally:
@@ -135,18 +142,16 @@ async def test_where_neither_leads_there_the_name_says_why(address: str) -> None
 async def test_who_waits_no_longer_leaves_nothing_behind() -> None:
     net = Net(["hangs"], ["hangs"])
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1):
-            await reach(net.dial, cast(Any, net), "donor.example", LEASE)
+        await asyncio.wait_for(net.reaching(), 0.1)
     assert net.dialled == ["address", "name"]
     assert net.under_way == 0
 
 
 async def test_who_is_told_to_end_while_the_other_way_is_closed_leaves_nothing_behind() -> None:
     net = Net([OTHER], ["hangs"])
-    reaching = asyncio.create_task(reach(net.dial, cast(Any, net), "donor.example", LEASE))
-    while not net.sessions:  # noqa: ASYNC110 - nobody tells
-        await asyncio.sleep(0)
-    other = net.sessions[0]
+    reaching = net.reaching()
+    await net.opened(1)
+    (other,) = net.sessions
     other.may_close.clear()
     for _ in range(3):  # to begin again it has to be closed, and afterwards as well
         reaching.cancel()
@@ -160,24 +165,17 @@ async def test_who_is_told_to_end_while_the_other_way_is_closed_leaves_nothing_b
     assert net.under_way == net.ends == 0
 
 
-async def other_is_being_closed(net: Net) -> tuple[asyncio.Task[Any], Session, Session]:
-    """Our donor is found by name, while closing the session with another one takes its time."""
-    reaching = asyncio.create_task(reach(net.dial, cast(Any, net), "donor.example", LEASE))
-    while not net.sessions:  # noqa: ASYNC110 - nobody tells
-        await asyncio.sleep(0)
-    net.sessions[0].may_close.clear()
-    while len(net.sessions) < 2:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    return reaching, *net.sessions
-
-
 async def test_what_the_donor_says_before_it_is_taken_is_not_lost() -> None:
     net = Net([OTHER], [OURS])
-    reaching, other, ours = await other_is_being_closed(net)
+    reaching = net.reaching()
+    await net.opened(1)
+    net.sessions[0].may_close.clear()
+    await net.opened(2)
+    other, ours = net.sessions
     other.handler.draining(True)
     ours.handler.draining(False)
     other.may_close.set()
-    assert await reaching is cast(Any, ours)
+    assert await reaching is ours
     assert net.drains == [False]
     ours.handler.draining(True)
     assert net.drains == [False, True]
@@ -185,12 +183,11 @@ async def test_what_the_donor_says_before_it_is_taken_is_not_lost() -> None:
 
 async def test_a_session_that_has_ended_leads_nowhere() -> None:
     net = Net(["hangs"], [OURS])
-    reaching = asyncio.create_task(reach(net.dial, cast(Any, net), "donor.example", LEASE))
-    while not net.sessions:  # noqa: ASYNC110 - nobody tells
-        await asyncio.sleep(0)
+    reaching = net.reaching()
+    await net.opened(1)
     net.sessions[0].lose()
     found = await reaching
-    assert net.sessions == [net.sessions[0], cast(Any, found)]
+    assert net.sessions == [net.sessions[0], found]
     assert found.ended is None
     assert net.ends == 0
 

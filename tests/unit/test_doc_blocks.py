@@ -39,10 +39,9 @@ def copied(text: str) -> list[str]:
 def problem(block: Block) -> str:
     """What is wrong with its mark; empty when nothing is."""
     if block.language != "sh":
-        is_shown = block.language in ("", "bash", "shell", "console") and (
-            match := _COMMAND.search(block.body)
-        )
-        return f"a command in a block that is not sh: {match[0].strip()}" if is_shown else ""
+        is_shell = block.language in ("", "bash", "shell", "console")
+        match = _COMMAND.search(block.body) if is_shell else None
+        return f"a command in a block that is not sh: {match[0].strip()}" if match else ""
     if block.kind == "run":
         return "" if block.mark in HOSTS else f"no such place to run it: {block.mark}"
     if block.kind == "on":

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import fcntl
-import os
+import json
 import resource
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -25,6 +25,7 @@ from infiniswap.config import Config
 from infiniswap.control import messages as m
 from infiniswap.device.cleanup import leftovers
 from infiniswap.device.frontends import Places, fuse, ublk
+from infiniswap.device.frontends.base import Leftover, Owner
 from infiniswap.errors import BackupError, NoDonorError, SystemCallError, UnavailableError
 from infiniswap.system.keep_awake import CpuLatencyRequest
 from infiniswap.system.swap import SwapArea
@@ -69,16 +70,16 @@ def one(findings: Iterable[Finding], name: str = "") -> Finding:
 
 
 def test_a_check_that_fails_is_a_finding_with_a_next_step() -> None:
-    def broken(error: Exception) -> Any:
-        def check() -> Any:
+    def failing(error: Exception) -> Finding:
+        def check() -> NoReturn:
             raise error
 
-        return check
+        return one(guarded("x", check))
 
-    found = one(guarded("x", broken(BackupError("no room", where="/a", mend="Buy a disk."))))
+    found = failing(BackupError("no room", where="/a", mend="Buy a disk."))
     assert found == Finding("x", MISSING, "/a: no room", "Buy a disk.")
-    assert one(guarded("x", broken(SystemCallError("what")))).state == MISSING
-    assert one(guarded("x", broken(OSError(5, "Input/output error")))).state == WARN
+    assert failing(SystemCallError("what")).state == MISSING
+    assert failing(OSError(5, "Input/output error")).state == WARN
 
 
 # -------------------------------------------------------------------------------- paging
@@ -108,17 +109,15 @@ def test_settings_of_the_kernel(
 
 def test_swappiness_0_is_not_the_end_where_jobs_have_their_own(host: Host) -> None:
     host.write("proc/sys/vm/swappiness", 0)
-    host.write(
-        "proc/self/mountinfo",
-        f"30 20 0:26 / {host.root}/cg rw - cgroup cgroup rw,memory",
-    )
+    mount = f"30 20 0:26 / {host.root}/cg rw - cgroup cgroup rw,memory"
+    host.write("proc/self/mountinfo", mount)
     host.write("proc/self/cgroup", "5:memory:/")
     (host.root / "cg").mkdir()
     assert one([host.settings()["swappiness"]]).state == WARN
 
 
-def areas(host: Host, made: Config, *lines: str) -> list[Finding]:
-    host.write("proc/swaps", SWAPS + "".join(f"{line}\n" for line in lines))
+def areas(host: Host, made: Config, line: str = "") -> list[Finding]:
+    host.write("proc/swaps", SWAPS + line)
     return list(swap_findings.areas(made, proc=host.proc, sys=host.sys))
 
 
@@ -142,9 +141,8 @@ def test_other_areas_against_the_priority_of_devices(
 ) -> None:
     made = config(device__priority=configured)
     found = one(areas(host, made, f"/dev/sda2 partition 1024 0 {priority}"))
-    assert found.state == state
+    assert (found.state, not found.mend) == (state, state == OK)
     assert words in found.what
-    assert (state == OK) == (not found.mend)
 
 
 def device_area(host: Host, name: str) -> Config:
@@ -157,20 +155,18 @@ def device_area(host: Host, name: str) -> Config:
     return config(device__run_dir=str(host.root / "run"))
 
 
-def test_a_living_devices_area_is_no_other_swap(host: Host) -> None:
-    made = device_area(host, "d1")
+def test_a_living_devices_area_is_no_other_swap_and_a_dead_ones_is_named_with_its_end(
+    host: Host,
+) -> None:
+    made, line = device_area(host, "d1"), "/dev/loop7 partition 1024 512 100"
     with (host.root / "run/d1/lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        found = areas(host, made, "/dev/loop7 partition 1024 0 100")
-        assert [f.state for f in found] == [OK, OK]
-        assert "device d1" in found[1].what
-
-
-def test_swap_whose_process_died_is_named_with_its_end(host: Host) -> None:
-    made = device_area(host, "d1")
-    found = areas(host, made, "/dev/loop7 partition 1024 512 100")[1]
-    assert found.state == MISSING
-    assert "swapoff /dev/loop7 && infiniswap device remove d1" in found.mend
+        found = areas(host, made, line)
+    assert [f.state for f in found] == [OK, OK]
+    assert "device d1" in found[1].what
+    found = areas(host, made, line)
+    assert found[1].state == MISSING
+    assert "swapoff /dev/loop7 && infiniswap device remove d1" in found[1].mend
 
 
 # ------------------------------------------------------------------------------ the host
@@ -243,13 +239,10 @@ def test_strict_accounting_without_room(
     host: Host, mode: int, committed_kib: int, state: str
 ) -> None:
     host.write("proc/sys/vm/overcommit_memory", mode)
-    host.write(
-        "proc/meminfo",
-        "MemTotal: 1048576 kB\nMemAvailable: 1 kB\nCommitLimit: 1000000 kB\n"
-        f"Committed_AS: {committed_kib} kB",
-    )
-    found = one(host_findings.overcommit(proc=host.proc))
-    assert found.state == state
+    figures = {"MemTotal": 1 << 20, "MemAvailable": 1, "CommitLimit": 1_000_000}
+    figures["Committed_AS"] = committed_kib
+    host.write("proc/meminfo", "\n".join(f"{name}: {kib} kB" for name, kib in figures.items()))
+    assert one(host_findings.overcommit(proc=host.proc)).state == state
 
 
 def places(host: Host) -> Places:
@@ -282,8 +275,7 @@ def test_the_limit_of_ublk_devices(host: Host) -> None:
     host.write("sys/module/ublk_drv/parameters/ublks_max", "2\n")
     for number, state in ((0, OK), (1, WARN)):
         host.write(f"sys/class/ublk-char/ublkc{number}/dev", "")
-        found = one(ublk_devices(host))
-        assert found.state == state
+        assert one(ublk_devices(host)).state == state
 
 
 def test_open_files_against_connections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,22 +319,20 @@ def test_the_secret_where_the_daemon_would_listen(tmp_path: Path) -> None:
     assert found(daemon__listen="10.0.0.1").state == OK
 
 
-def donor_status(*, slab_bytes: int = GIB, draining: bool = False, **pool: int) -> m.Status:
-    changes = {f"pool__{key}": value for key, value in pool.items()}
-    said = status(slab_bytes=slab_bytes, draining=draining, **changes)
-    return msgspec.convert(said, m.Status)
+ADDRESS = HostPort("10.0.0.2", 9400)
 
 
-def donors(monkeypatch: pytest.MonkeyPatch, made: Config, row: AskedDonor) -> list[Finding]:
+def donors(
+    monkeypatch: pytest.MonkeyPatch, failure: NoDonorError | None = None, **changes: Any
+) -> list[Finding]:
+    """With one donor, whose status has those changes, or which fails."""
+    said = msgspec.convert(status(**{"slab_bytes": GIB, **changes}), m.Status)
+
     async def ask(*_: object) -> list[AskedDonor]:
-        return [row]
+        return [AskedDonor(ADDRESS, None if failure else said, "", failure)]
 
     monkeypatch.setattr(donor_findings, "ask", ask)
-    return list(donor_findings.donors(made))
-
-
-ADDRESS = HostPort("10.0.0.2", 9400)
-PEERS = config(cluster__peers="10.0.0.2")
+    return list(donor_findings.donors(config(cluster__peers="10.0.0.2")))
 
 
 def test_no_donor_is_configured() -> None:
@@ -350,11 +340,9 @@ def test_no_donor_is_configured() -> None:
 
 
 def test_a_donor_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    failure = NoDonorError("no answer", mend="Start it.")
-    found = one(donors(monkeypatch, PEERS, AskedDonor(ADDRESS, None, "text", failure)))
+    found = one(donors(monkeypatch, NoDonorError("no answer", mend="Start it.")))
     assert found == Finding("donors", WARN, "10.0.0.2:9400: no answer", "Start it.")
-    bare = one(donors(monkeypatch, PEERS, AskedDonor(ADDRESS, None, "text", NoDonorError("x"))))
-    assert "log" in bare.mend
+    assert "log" in one(donors(monkeypatch, NoDonorError("x"))).mend
 
 
 @pytest.mark.parametrize(
@@ -363,20 +351,19 @@ def test_a_donor_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         ({}, OK, ""),
         ({"slab_bytes": GIB // 4}, WARN, 'slab = "256M" under [device]'),
         ({"draining": True}, WARN, "another donor"),
-        ({"can_map": 0}, WARN, "--headroom"),
+        ({"pool__can_map": 0}, WARN, "--headroom"),
     ],
 )
 def test_a_donor_that_lends_less_than_it_could(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], state: str, mend: str
 ) -> None:
-    found = one(donors(monkeypatch, PEERS, AskedDonor(ADDRESS, donor_status(**changes), "")))
+    found = one(donors(monkeypatch, **changes))
     assert found.state == state
     assert mend in found.mend
 
 
 def test_slabs_that_may_be_swapped_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = AskedDonor(ADDRESS, donor_status(slabs_unpinned=2), "")
-    good, unpinned = donors(monkeypatch, PEERS, row)
+    good, unpinned = donors(monkeypatch, pool__slabs_unpinned=2)
     assert good.state == OK
     assert "LimitMEMLOCK" in one([unpinned]).mend
 
@@ -421,7 +408,7 @@ def test_devices_that_serve_stop_or_say_nothing(monkeypatch: pytest.MonkeyPatch)
     assert devices(monkeypatch, state="no answer: it hangs").state == WARN
 
 
-def left(host: Host, monkeypatch: pytest.MonkeyPatch) -> list[leftovers.Leftover]:
+def left(host: Host, monkeypatch: pytest.MonkeyPatch) -> list[Leftover]:
     monkeypatch.setattr(leftovers, "abandoned_cgroups", tuple)
     (host.root / "links").mkdir(exist_ok=True)
     return list(leftovers.find(host.root / "run", places(host)))
@@ -464,7 +451,7 @@ def test_an_nbd_device_that_no_process_serves(host: Host, monkeypatch: pytest.Mo
     assert found.mend == "nbd-client -d /dev/nbd1; swapoff /dev/nbd1"
     area = SwapArea("/dev/nbd1", "partition", 1 << 20, 0, 5)
     (owner,) = leftovers.owners_of_areas([area], host.root / "elsewhere", places(host)).values()
-    assert owner == leftovers.Owner("d2", False, "infiniswap device remove d2")
+    assert owner == Owner("d2", False, "infiniswap device remove d2")
 
 
 def test_an_unmounted_device_is_known_by_its_link(host: Host) -> None:
@@ -474,23 +461,16 @@ def test_an_unmounted_device_is_known_by_its_link(host: Host) -> None:
     for number in (6, 7):
         host.write(f"sys/block/loop{number}/loop/backing_file", "/disk")
     found = list(fuse.owners(host.root / "run", places(host)))
-    owner = leftovers.Owner("d1", False, "infiniswap device remove d1")
+    owner = Owner("d1", False, "infiniswap device remove d1")
     assert found == [(Path("/dev/loop7"), owner)]
 
 
 def test_a_killed_demo_is_found_and_a_running_one_is_not(host: Host) -> None:
     run_dir = host.root / "demo"
-    work = host.root / "infiniswap-demo-01234567"
-    host.write(
-        "demo/record.json",
-        msgspec.json.encode({"demo_id": "01234567", "work_dir": str(work)}).decode(),
-    )
-    (run_dir / "lock").touch()
-    found = [f for f in device_findings._demos(run_dir) if str(work) in f.what]
-    assert one(found).mend.startswith("infiniswap demo")
-    lock = os.open(run_dir / "lock", os.O_RDWR)
-    try:
+    work = str(host.root / "infiniswap-demo-01234567")
+    host.write("demo/record.json", json.dumps({"demo_id": "01234567", "work_dir": work}))
+    with (run_dir / "lock").open("w") as lock:
+        found = [f for f in device_findings._demos(run_dir) if work in f.what]
+        assert one(found).mend.startswith("infiniswap demo")
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert list(device_findings._demos(run_dir)) == []
-    finally:
-        os.close(lock)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,42 +22,32 @@ from infiniswap.units import MIB
 
 pytestmark = pytest.mark.requires_native
 
+Host = list[RdmaPort | EngineError]
 GIDS = (RdmaGid(0, "fe80::1", True), RdmaGid(1, "10.0.0.1", False), RdmaGid(2, "10.0.0.1", True))
 
 
-def port(**changes: object) -> RdmaPort:
-    fields = {
-        "device": "mlx5_0",
-        "port": 1,
-        "link": "Ethernet",
-        "is_active": True,
-        "mtu_bytes": 4096,
-        "regions_max": 65_536,
-        "connections_max": 1024,
-        "gids": GIDS,
-    }
-    return RdmaPort(**{**fields, **changes})  # type: ignore[arg-type]
+PORT = RdmaPort("mlx5_0", 1, "Ethernet", True, 4096, 65_536, 1024, GIDS)
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> list[RdmaPort | EngineError]:
+def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     """Its ports, or the error that asking for them is."""
-    has: list[RdmaPort | EngineError] = []
+    has: Host = []
 
-    def ports() -> list[RdmaPort]:
+    def ports() -> Host:
         if isinstance(has[0], EngineError):
             raise has[0]
-        return [item for item in has if isinstance(item, RdmaPort)]
+        return has
 
-    def choose(name: str) -> tuple[RdmaPort, str]:
+    def choose(name: str) -> tuple[object, str]:
         if name == "far":
             raise EngineError("no RDMA: no RDMA device has a RoCE v2 GID", code=errno.EADDRNOTAVAIL)
-        return ports()[0], "10.0.0.1"
+        return has[0], "10.0.0.1"
 
     monkeypatch.setattr(native_rdma, "rdma_ports", ports)
-    monkeypatch.setattr(rdma.system, "devices", lambda: ())
-    monkeypatch.setattr(rdma.system, "interface", lambda device, _port: f"{device}-net")
-    monkeypatch.setattr(rdma.system, "locks_without_limit", lambda: False)
+    monkeypatch.setattr(system, "devices", lambda: ())
+    monkeypatch.setattr(system, "interface", lambda device, _port: f"{device}-net")
+    monkeypatch.setattr(system, "locks_without_limit", lambda: False)
     monkeypatch.setattr(native_rdma, "rdma_choose", choose)
     return has
 
@@ -76,9 +67,7 @@ def found(of: Config) -> list[Finding]:
         (errno.EOPNOTSUPP, "rdma", MISSING, "libibverbs-dev"),
     ],
 )
-def test_a_host_without_it(
-    host: list[RdmaPort | EngineError], code: int, transport: str, state: str, mend: str
-) -> None:
+def test_a_host_without_it(host: Host, code: int, transport: str, state: str, mend: str) -> None:
     host.append(EngineError("no RDMA: this is why", code=code))
     (finding,) = found(config(device__transport=transport))
     assert (finding.name, finding.state) == ("rdma", state)
@@ -86,13 +75,13 @@ def test_a_host_without_it(
     assert mend in finding.mend
 
 
-def test_every_port_and_the_way_to_each_donor(host: list[RdmaPort | EngineError]) -> None:
+def test_every_port_and_the_way_to_each_donor(host: Host) -> None:
     host += [
-        port(),
-        port(device="down0", is_active=False),
-        port(device="bare0", gids=GIDS[1:2]),
-        port(device="ib0", link="InfiniBand", gids=()),
-        port(device="ib1", link="InfiniBand", gids=(), is_active=False),
+        PORT,
+        replace(PORT, device="down0", is_active=False),
+        replace(PORT, device="bare0", gids=GIDS[1:2]),
+        replace(PORT, device="ib0", link="InfiniBand", gids=()),
+        replace(PORT, device="ib1", link="InfiniBand", gids=(), is_active=False),
     ]
     findings = found(config(cluster__peers="near,far"))
     ports = [finding for finding in findings if finding.name == "rdma"]
@@ -113,17 +102,15 @@ def test_every_port_and_the_way_to_each_donor(host: list[RdmaPort | EngineError]
     assert far.mend
 
 
-def test_a_device_that_no_program_can_use(
-    host: list[RdmaPort | EngineError], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rdma.system, "devices", lambda: ("mlx5_0", "rxe0"))
+def test_a_device_that_no_program_can_use(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "devices", lambda: ("mlx5_0", "rxe0"))
     host.append(EngineError("no RDMA: device rxe0 is of no use to programs", code=errno.ENODEV))
     for transport, state in (("auto", WARN), ("rdma", MISSING), ("tcp", OK)):
         (finding,) = found(config(device__transport=transport))
         assert finding.state == state
         assert ("ibverbs-providers" in finding.mend) == (state != OK)
     # Beside one that they can.
-    host[:] = [port()]
+    host[:] = [PORT]
     states = {finding.what: finding for finding in found(config()) if finding.name == "rdma"}
     assert len(states) == 2
     lost = states["no program can use rxe0: its provider is missing"]
@@ -142,16 +129,16 @@ def test_a_device_that_no_program_can_use(
     ],
 )
 def test_what_may_be_locked(
-    host: list[RdmaPort | EngineError],
+    host: Host,
     monkeypatch: pytest.MonkeyPatch,
     limit: int,
     staging: str,
     capable: bool,
     state: str,
 ) -> None:
-    host.append(port())
-    monkeypatch.setattr(rdma.resource, "getrlimit", lambda _what: (limit, limit))
-    monkeypatch.setattr(rdma.system, "locks_without_limit", lambda: capable)
+    host.append(PORT)
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (limit, limit))
+    monkeypatch.setattr(system, "locks_without_limit", lambda: capable)
     findings = found(config(device__staging=staging, device__queues="2"))
     (finding,) = (one for one in findings if one.name == "rdma-memlock")
     assert finding.state == state
@@ -174,13 +161,13 @@ def test_what_may_be_locked(
     ],
 )
 def test_what_a_donor_may_lock(
-    host: list[RdmaPort | EngineError],
+    host: Host,
     monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, str],
     states: list[str],
 ) -> None:
-    host.append(port())
-    monkeypatch.setattr(rdma.resource, "getrlimit", lambda _what: (18 * MIB, 18 * MIB))
+    host.append(PORT)
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (18 * MIB, 18 * MIB))
     donor = {"listen": "10.0.0.1:9400", "slab": "1M", **changes}
     keys = {f"daemon__{key}": value for key, value in donor.items()}
     findings = found(config(device__staging="2M", **keys))
@@ -193,14 +180,14 @@ def test_what_a_donor_may_lock(
 
 def test_what_the_kernel_lists(tmp_path: Path) -> None:
     assert system.devices(sys=tmp_path) == ()
-    base = tmp_path / "class/infiniband"
     for path, text in (
         ("mlx5_0/ports/2/gid_attrs/ndevs/0", "eth4\n"),
         ("rxe0/parent", "eth0\n"),
         ("ib0/node_type", "1: CA\n"),
     ):
-        (base / path).parent.mkdir(parents=True, exist_ok=True)
-        (base / path).write_text(text)
+        file = tmp_path / "class/infiniband" / path
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
     assert system.devices(sys=tmp_path) == ("ib0", "mlx5_0", "rxe0")
     assert system.interface("mlx5_0", 2, sys=tmp_path) == "eth4"
     assert system.interface("rxe0", 1, sys=tmp_path) == "eth0"

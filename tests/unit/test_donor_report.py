@@ -12,6 +12,7 @@ from support.donors.hostile_donor import lease, status
 from infiniswap.control import messages as m
 from infiniswap.control.service import ServerConfig
 from infiniswap.donor.report import fitting
+from infiniswap.fields import SLOTS_MAX
 
 U53_MAX = (1 << 53) - 1
 
@@ -25,7 +26,7 @@ def made(leases: int, name: str) -> m.Status:
             host_name=name,
             address="[2001:0db8:1111:2222:3333:4444:5555:6666]:65535",
             epoch=U53_MAX,
-            slots_max=m.SLOTS_MAX,
+            slots_max=SLOTS_MAX,
             slots_mapped=number,
             connections=1000,
             read_bytes=U53_MAX,

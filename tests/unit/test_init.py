@@ -37,13 +37,12 @@ def test_the_file_says_what_this_host_is_above_the_keys_concerned(
 ) -> None:
     addresses = [
         SimpleNamespace(family=family, address=address)
-        for family, address in (
-            (socket.AF_INET, "127.0.0.1"),
-            (socket.AF_INET, "10.1.2.3"),
-            (socket.AF_INET6, "fe80::1%eth0"),
-            (socket.AF_INET6, "fd00::5"),
-            (socket.AF_PACKET, "aa:bb:cc:dd:ee:ff"),
+        for family, of_family in (
+            (socket.AF_INET, ("127.0.0.1", "10.1.2.3")),
+            (socket.AF_INET6, ("fe80::1%eth0", "fd00::5")),
+            (socket.AF_PACKET, ("aa:bb:cc:dd:ee:ff",)),
         )
+        for address in of_family
     ]
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": addresses})
     text = init.compose(tmp_path / "infiniswap.toml")

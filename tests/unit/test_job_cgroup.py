@@ -44,7 +44,8 @@ class Notes:
     """Takes the place of systemd: makes slices and scopes as asked."""
 
     def __init__(self, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.top, self.commands, self.works = top, [], True  # type: ignore[var-annotated]
+        self.top, self.works = top, True
+        self.commands: list[list[str]] = []
         monkeypatch.setattr(systemd, "has_bus", lambda: True)
         monkeypatch.setattr(job_cgroup, "run_command", self.run)
 
@@ -90,8 +91,10 @@ def test_without_systemd_it_is_made_at_the_top(tree: Tree, monkeypatch: pytest.M
     assert (tree.top / NAME / "memory.max").read_text() == str(MIB)
 
 
-def test_a_job_of_roots_is_a_slice_at_the_top(tree: Tree, notes: Notes) -> None:
-    made = create_job_cgroup(NAME, 64 * MIB, proc=tree.proc)
+@pytest.mark.parametrize("member_pid", [None, PID])
+def test_a_job_is_a_slice_at_the_top(tree: Tree, notes: Notes, member_pid: int | None) -> None:
+    """What is in a user's slice systemd ends as soon as nothing runs in it (user-.slice.d)."""
+    made = create_job_cgroup(NAME, 64 * MIB, member_pid=member_pid, proc=tree.proc)
     assert made.path == tree.top / "infiniswap_run_4711_99.slice"
     assert made.name == NAME
     assert notes.commands[0][7:] == [
@@ -100,14 +103,6 @@ def test_a_job_of_roots_is_a_slice_at_the_top(tree: Tree, notes: Notes) -> None:
         *("MemoryAccounting", "b", "true"),
         *("CollectMode", "s", "inactive-or-failed", "0"),
     ]
-    assert [found.path for found in find_job_cgroups(proc=tree.proc)] == [made.path]
-
-
-def test_a_members_job_is_a_slice_at_the_top_too(tree: Tree, notes: Notes) -> None:
-    """What is in a user's slice systemd ends as soon as nothing runs in it (user-.slice.d)."""
-    made = create_job_cgroup(NAME, MIB, member_pid=PID, proc=tree.proc)
-    assert made.path == tree.top / "infiniswap_run_4711_99.slice"
-    assert made.name == NAME
     assert find_job_cgroups(proc=tree.proc) == (made,)
 
 
@@ -164,15 +159,10 @@ def test_a_job_must_not_escape_a_limit(tree: Tree, notes: Notes, file: str, valu
     create_job_cgroup(NAME, MIB, proc=tree.proc)
 
 
-def test_a_limit_on_tasks_goes_with_the_job(tree: Tree, notes: Notes) -> None:
+def test_the_least_limit_on_tasks_goes_with_the_job_and_some_are_none(
+    tree: Tree, notes: Notes
+) -> None:
     """Every service has one by default, and so have programs of a desktop session."""
-    (tree.own / "pids.max").write_text("100\n")
-    create_job_cgroup(NAME, MIB, member_pid=PID, proc=tree.proc)
-    asked = notes.commands[0]
-    assert asked[asked.index("TasksMax") + 1 :][:2] == ["t", "100"]
-
-
-def test_the_least_limit_on_tasks_counts_and_some_are_none(tree: Tree, notes: Notes) -> None:
     (tree.own.parent / "pids.max").write_text("50\n")  # of the user's slice
     (tree.own / "pids.max").write_text("100\n")
     (tree.own.parent.parent / "pids.max").write_text("max\n")
