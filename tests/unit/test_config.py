@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infiniswap import config as configuration
-from infiniswap.config import SECTIONS, Config, env_name, known_keys, load
+from infiniswap.config import SECTIONS, Config, DaemonConfig, env_name, known_keys, load
 from infiniswap.errors import ConfigError
 from infiniswap.secret import (
     check_listen_secret,
@@ -51,19 +51,12 @@ def test_the_defaults_are_the_papers(tmp_path: Path) -> None:
     assert config.daemon.data_port == 9401
 
 
-def test_flags_beat_environment_beats_file(tmp_path: Path) -> None:
+def test_flags_beat_environment_beats_the_file_which_it_names(tmp_path: Path) -> None:
     path = _file(tmp_path, '[daemon]\nslab = "64M"\npool = "1G"\ndata_port = 1\n')
-    env = {"INFINISWAP_DAEMON_POOL": "2G", "INFINISWAP_DAEMON_DATA_PORT": "2"}
-    config = load(path, {"daemon.data_port": 3, "daemon.name": None}, env)
-    assert config.daemon.slab_bytes == 64 * MIB
-    assert config.daemon.pool_bytes == 2 * GIB
-    assert config.daemon.data_port == 3
-    assert config.daemon.name == ""
-
-
-def test_the_environment_names_the_file(tmp_path: Path) -> None:
-    path = _file(tmp_path, '[daemon]\nname = "here"\n')
-    assert load(environ={"INFINISWAP_CONFIG": str(path)}).daemon.name == "here"
+    env = {"INFINISWAP_DAEMON_POOL": "auto", "INFINISWAP_DAEMON_DATA_PORT": "2"}
+    env["INFINISWAP_CONFIG"] = str(path)
+    config = load(None, {"daemon.data_port": 3, "daemon.name": None}, env)
+    assert config.daemon == DaemonConfig(slab_bytes=64 * MIB, pool_bytes=None, data_port=3)
 
 
 @pytest.mark.parametrize(
@@ -107,10 +100,6 @@ def test_variables_of_others_and_of_the_tests_are_left_alone() -> None:
     assert load(environ=env) == Config()
     with pytest.raises(ConfigError, match="nearest known variable is INFINISWAP_DAEMON_POOL"):
         load(environ={"INFINISWAP_DAEMON_POOOL": "1G"})
-
-
-def test_auto_is_none_only_where_it_is_allowed() -> None:
-    assert load(overrides={"daemon.pool": "auto"}, environ={}).daemon.pool_bytes is None
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from infiniswap.device.succession.holder import Holder
 from infiniswap.device.succession.standby import HopelessError, prepare_front_end
 from infiniswap.errors import EngineError, InfiniswapError, NotFoundError, SystemCallError
 
+ENGINE = cast(Any, None)
 GONE = NotFoundError("there is no device of an earlier process")
 
 
@@ -111,21 +112,10 @@ def attachment(*failures: InfiniswapError) -> Any:
     return SimpleNamespace(kernel=SimpleNamespace(prepare=prepare), left=left)
 
 
-def prepared(one: Any) -> Any:
-    return prepare_front_end(one, cast(Any, None), b"", look_again_s=0.0)
-
-
-def test_what_is_gone_for_good_is_hopeless() -> None:
-    with pytest.raises(HopelessError, match="no device of an earlier process"):
-        prepared(attachment(GONE, GONE))
-
-
-def test_what_was_not_seen_for_a_moment_is_not_gone() -> None:
-    one = attachment(GONE)
-    assert prepared(one) is one
+def test_what_is_gone_for_good_is_hopeless_and_what_this_process_cannot_do_is_not() -> None:
+    one = attachment(GONE)  # for a moment
+    assert prepare_front_end(one, ENGINE, b"", look_again_s=0.0) == one
     assert not one.left
-
-
-def test_what_this_process_cannot_do_another_one_may() -> None:
-    with pytest.raises(EngineError, match="other code"):
-        prepared(attachment(GONE, EngineError("other code", code=1)))
+    for error, kind in ((GONE, HopelessError), (EngineError("other code", code=1), EngineError)):
+        with pytest.raises(kind, match=error.what):
+            prepare_front_end(attachment(GONE, error), ENGINE, b"", look_again_s=0.0)

@@ -8,7 +8,6 @@ import os
 import select
 import socket
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
@@ -22,7 +21,9 @@ from infiniswap.system import nbd
 from infiniswap.system.nbd import NbdDevice
 from infiniswap.units import MIB
 
-CONFIG = EngineConfig(size_bytes=MIB, slab_bytes=MIB, staging_pages=64, requests_max=8)
+CONFIG = EngineConfig(
+    size_bytes=MIB, slab_bytes=MIB, staging_pages=64, requests_max=8, no_backup=True
+)
 HAS_NBD = Path("/sys/module/nbd").exists() or Path("/sys/block/nbd0").exists()
 
 
@@ -48,24 +49,7 @@ def test_a_device_is_known_by_its_run_directory(tmp_path: Path) -> None:
         assert front.run_of(NbdDevice(0, strange, 1)) is None
 
 
-class Frontend:
-    """The engine's side, which nobody asks for anything."""
-
-    def info(self) -> FrontendInfo:
-        return FrontendInfo(size_bytes=MIB, requests_max=8)
-
-    def serve(self, descriptor: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Engine:
-    def frontend(self, kind: str, config: FrontendConfig) -> Frontend:
-        return Frontend()
-
-
+@pytest.mark.requires_native
 def test_what_has_taken_its_number_is_not_disconnected(
     paths: DevicePaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,16 +59,17 @@ def test_what_has_taken_its_number_is_not_disconnected(
     monkeypatch.setattr(nbd, "read_partitions", lambda _: None)
     disconnected: list[int] = []
     monkeypatch.setattr(nbd, "disconnect", lambda _, index: disconnected.append(index))
-    device = front.NbdKernel(paths)
-    device.attach(cast(Any, Engine()))
-    shown = [NbdDevice(0, front.identifier_of(paths, front.connections_for(8)), 1)]
-    monkeypatch.setattr(nbd, "device", lambda _: shown[0])
-    assert device.is_ours()
-    shown[0] = NbdDevice(0, "another's", 1)
-    assert not device.is_ours()
-    with pytest.raises(UnavailableError, match="device restart d1"):
-        device.attach_again()
-    device.detach()
+    with NativeEngine(CONFIG, None) as engine:
+        device = front.NbdKernel(paths)
+        device.attach(engine)
+        shown = [NbdDevice(0, front.identifier_of(paths, front.connections_for(8)), 1)]
+        monkeypatch.setattr(nbd, "device", lambda _: shown[0])
+        assert device.is_ours()
+        shown[0] = NbdDevice(0, "another's", 1)
+        assert not device.is_ours()
+        with pytest.raises(UnavailableError, match="device restart d1"):
+            device.attach_again()
+        device.detach()
     assert not disconnected
 
 
@@ -111,9 +96,8 @@ def test_auto_says_why_it_is_not_nbd() -> None:
 
 @pytest.mark.skipif(HAS_NBD, reason="this kernel has nbd")
 @pytest.mark.requires_native
-def test_what_cannot_be_attached_leaves_nothing(paths: DevicePaths, tmp_path: Path) -> None:
-    backup = tmp_path / "backup"
-    with NativeEngine(CONFIG, str(backup)) as engine:
+def test_what_cannot_be_attached_leaves_nothing(paths: DevicePaths) -> None:
+    with NativeEngine(CONFIG, None) as engine:
         device = front.NbdKernel(paths)
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(UnavailableError, match="modprobe nbd"):
@@ -128,8 +112,8 @@ def test_what_cannot_be_attached_leaves_nothing(paths: DevicePaths, tmp_path: Pa
 
 
 @pytest.mark.requires_native
-def test_sockets_are_served_and_a_lost_one_is_reported(tmp_path: Path) -> None:
-    with NativeEngine(CONFIG, str(tmp_path / "backup")) as engine:
+def test_sockets_are_served_and_a_lost_one_is_reported() -> None:
+    with NativeEngine(CONFIG, None) as engine:
         frontend = engine.frontend("nbd", FrontendConfig(request_bytes_max=4096))
         assert frontend.info() == FrontendInfo(MIB, 8)
         ours, theirs = socket.socketpair()
