@@ -41,9 +41,8 @@ def test_an_error_is_one_paragraph_and_its_exit_code(
 ) -> None:
     error = NoDonorError("no donor\nanswers", where="10.0.0.2:9400", mend="Start one.")
     assert _run(monkeypatch, error) == 6
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == "infiniswap: 10.0.0.2:9400: no donor answers. Start one.\n"
+    told = "infiniswap: 10.0.0.2:9400: no donor answers. Start one.\n"
+    assert capsys.readouterr() == ("", told)
 
 
 @pytest.mark.parametrize(

@@ -71,13 +71,8 @@ def test_what_is_out_of_bounds_is_refused(frame: bytes | str) -> None:
 
 
 def test_names_cannot_forge_log_lines() -> None:
-    good = m.Hello(
-        versions=[1],
-        device_id="0" * 8 + "-0000-0000-0000-" + "0" * 12,
-        device_name="swap0",
-        host_name="höst",
-        nonce="0" * 64,
-    )
+    device_id = "00000000-0000-0000-0000-000000000000"
+    good = m.Hello([1], device_id, "swap0", "höst", "0" * 64)
     assert m.decode_to_donor(m.encode(good)) == good
     for bad in ("a\nERROR b", "\x1b[31m", "", "x" * 129):
         with pytest.raises(ProtocolMismatchError):

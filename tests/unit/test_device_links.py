@@ -96,11 +96,13 @@ class Engine:
 class Keeper:
     """Remembers what it was told. `end` is that of every drain."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, drained: bool = False, moves: bool = False) -> None:
         self.end = asyncio.get_running_loop().create_future()
         self.evictions: list[int] = []
         self.losses: list[int] = []
-        self.moves = False
+        self.moves = moves
+        if drained:
+            self.end.set_result(None)
 
     def drained(self, slab: int, remote: int, generation: int) -> asyncio.Future[None]:
         return self.end
@@ -165,8 +167,7 @@ async def test_a_slab_that_was_refused_and_then_given_up_is_unmapped_explicitly(
     make: Make, refusal: str
 ) -> None:
     """The donor no longer waits for the EVICT that was refused: told twice, its DONE is lost."""
-    session, keeper = Session(refusal), Keeper()
-    keeper.end.set_result(None)
+    session, keeper = Session(refusal), Keeper(drained=True)
     link = make(session, keeper)
     with pytest.raises(RequestRefusedError) as caught:
         await link.evict(7, 3, 9, 2.0, 1.0)
@@ -182,10 +183,8 @@ async def test_a_slab_that_was_refused_and_then_given_up_is_unmapped_explicitly(
 
 
 async def test_done_alone_gives_a_slab_up_that_the_donor_waits_for(make: Make) -> None:
-    session, keeper = Session(), Keeper()
-    keeper.end.set_result(None)
-    keeper.moves = True
-    link = make(session, keeper)
+    session = Session()
+    link = make(session, Keeper(drained=True, moves=True))
     await link.evict(7, 3, 9, 2.0, 1.0)
     assert not link.mapped
     assert not session.unmapped
@@ -279,9 +278,8 @@ async def test_a_slab_evicted_past_the_deadline_is_not_the_donors_for_good(
 
 async def test_a_donor_that_is_busy_is_asked_for_the_lease_once_more(make: Make) -> None:
     session = Session(REFUSED_BUSY, REFUSED_BUSY, "", REFUSED_UNKNOWN_LEASE, "")
-    keeper, engine = Keeper(), Engine()
-    keeper.end.set_result(None)
-    link = make(session, keeper, engine)
+    engine = Engine()
+    link = make(session, Keeper(drained=True), engine)
     for reclaimed in (1, 0):
         engine.state = "down"
         link.connections_down(-ECONNRESET)

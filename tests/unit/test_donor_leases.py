@@ -27,8 +27,8 @@ RECORD = lease_record(7)
 HOST, DEVICE, RECLAIM = "10.0.0.7", RECORD.device_id, RECORD.reclaim
 
 
-def table_with_lease(grace_s: float = 10.0) -> LeaseTable:
-    table = LeaseTable(grace_s, leases_max=4)
+def table_with_lease() -> LeaseTable:
+    table = LeaseTable(grace_s=10.0, leases_max=4)
     table.session_opened(1)
     table.grant(RECORD, 1, 0.0)
     return table
