@@ -13,17 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.devices.holder_pair import Pair
+from support.devices.holder_pair import Pair, said
 
 from infiniswap.device.process.runs import Runs, cgroup_name
 from infiniswap.device.succession.holder import Holder, HolderGoneError, read_all
 from infiniswap.errors import ConflictError, SystemCallError
 from infiniswap.system.cgroup import RUN_PREFIX
-
-
-def _said(theirs: socket.socket) -> tuple[str, list[int]]:
-    data, descriptors, _, _ = socket.recv_fds(theirs, 4096, 8)
-    return data.decode(), descriptors
 
 
 def _hand(theirs: socket.socket, text: str, descriptors: list[int]) -> None:
@@ -34,7 +29,7 @@ def _hand(theirs: socket.socket, text: str, descriptors: list[int]) -> None:
 def test_descriptors_travel_with_their_names(holder_pair: Pair) -> None:
     holder, theirs = holder_pair
     holder.keep_bytes("spec", b"what the device is")
-    text, (fd,) = _said(theirs)
+    text, (fd,) = said(theirs)
     assert text == "keep spec"
     assert read_all(fd) == b"what the device is"
     _hand(theirs, "prepare spec", [fd])
@@ -70,7 +65,7 @@ def test_the_end_of_the_holder_is_the_end_of_waiting(holder_pair: Pair) -> None:
         holder.wait_turn()
 
 
-def test_without_a_holder_nothing_is_said() -> None:
+def test_without_a_holder_nothing_issaid() -> None:
     holder = Holder()
     holder.serving()
     holder.keep("lock", 0)
@@ -88,7 +83,7 @@ async def _renewal(holder: Holder, gone: Callable[[], None] = lambda: None) -> a
 async def test_a_restart_waits_for_the_new_standby(holder_pair: Pair) -> None:
     holder, theirs = holder_pair
     renewal = await _renewal(holder)
-    assert _said(theirs)[0] == "renew"
+    assert said(theirs)[0] == "renew"
     with pytest.raises(ConflictError, match="under way"):
         await holder.renew()
     _hand(theirs, "standby ready", [])
@@ -165,7 +160,7 @@ async def test_rings_are_held_or_it_is_told(
 ) -> None:
     holder, theirs = holder_pair
     holder.hold_rings((7, 9))
-    assert [_said(theirs)[0], _said(theirs)[0]] == ["ring 7", "ring 9"]
+    assert [said(theirs)[0], said(theirs)[0]] == ["ring 7", "ring 9"]
     gone = asyncio.Event()
     holder.listen(gone.set)
     _hand(theirs, "unheld Operation not permitted", [])

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 import pytest
+from support.devices.holder_pair import Pair, said
 
 from infiniswap import logs
 from infiniswap.device import __main__ as process
-from infiniswap.device.succession.holder import Holder
+from infiniswap.device.succession.holder import read_all
 from infiniswap.device.succession.standby import HopelessError, prepare_front_end
 from infiniswap.errors import EngineError, InfiniswapError, NotFoundError, SystemCallError
 
@@ -23,25 +24,6 @@ GONE = NotFoundError("there is no device of an earlier process")
 
 class Gone(BaseException):
     """The process has ended."""
-
-
-class Told(Holder):
-    """A holder that writes down what it is told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: list[str] = []
-        self.unsaid = b""
-
-    def refused(self, why: str) -> None:
-        self.said.append(f"refused {why}")
-
-    def hopeless(self, why: str) -> None:
-        self.said.append(f"hopeless {why}")
-
-    def keep_bytes(self, name: str, data: bytes) -> None:
-        assert name == "unsaid"
-        self.unsaid = data
 
 
 @pytest.fixture
@@ -68,16 +50,16 @@ def _no_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said", "kept"),
+    ("error", "code", "words", "kept"),
     [
         (SystemCallError("no such device"), 10, "no such device", b"no such device\n"),
         (KeyError("state"), 1, "'state'", b"Traceback"),
     ],
 )
 def test_any_error_goes_to_the_next_one(
-    log: int, error: Exception, code: int, said: str, kept: bytes
+    log: int, holder_pair: Pair, error: Exception, code: int, words: str, kept: bytes
 ) -> None:
-    holder = Told()
+    holder, theirs = holder_pair
 
     def fail() -> None:
         try:
@@ -87,17 +69,20 @@ def test_any_error_goes_to_the_next_one(
 
     with pytest.raises(Gone, match=str(code)):
         fail()
-    assert holder.said == [f"refused {said}"]
-    assert kept in holder.unsaid
+    text, (fd,) = said(theirs)
+    assert text == "keep unsaid"
+    assert kept in read_all(fd)
+    os.close(fd)
+    assert said(theirs) == (f"refused {words}", [])
     with pytest.raises(BlockingIOError):
         os.read(log, 100)
 
 
-def test_when_nobody_comes_any_more_it_is_said_at_once(log: int) -> None:
-    holder = Told()
+def test_when_nobody_comes_any_more_it_is_said_at_once(log: int, holder_pair: Pair) -> None:
+    holder, theirs = holder_pair
     with pytest.raises(Gone):
         process._give_up(holder, HopelessError("the state is damaged"))
-    assert holder.said == ["hopeless the state is damaged"]
+    assert said(theirs) == ("hopeless the state is damaged", [])
     assert os.read(log, 100) == b"the state is damaged\n"
 
 

@@ -66,6 +66,14 @@ def one(findings: Iterable[Finding], name: str = "") -> Finding:
     return found
 
 
+def expect(findings: Iterable[Finding], state: str, mend: str = "", name: str = "") -> Finding:
+    """That the only one (of that name) is so."""
+    found = one(findings, name)
+    assert found.state == state
+    assert mend in found.mend
+    return found
+
+
 # ------------------------------------------------------------------------------ failures
 
 
@@ -102,9 +110,7 @@ def test_settings_of_the_kernel(
 ) -> None:
     host.write("proc/sys/vm/swappiness", 60)
     host.write(path, value)
-    found = one([host.settings()[name]])
-    assert found.state == state
-    assert mend in found.mend
+    expect([host.settings()[name]], state, mend)
 
 
 def test_swappiness_0_is_not_the_end_where_jobs_have_their_own(host: Host) -> None:
@@ -206,8 +212,7 @@ def test_what_wake_ups_cost(
     host: Host, driver: str, flags: str, keep_awake: str, there: bool, state: str, words: str
 ) -> None:
     idle_host(host, driver, flags=flags)
-    found = one(idle(host, config(device__keep_awake=keep_awake), there))
-    assert found.state == state
+    found = expect(idle(host, config(device__keep_awake=keep_awake), there), state)
     assert words in f"{found.what} {found.mend}"
 
 
@@ -225,11 +230,9 @@ def test_a_donor_that_makes_consumers_wait(
 ) -> None:
     idle_host(host, driver, latency_us, flags="vmx")
     host.write("sys/module/haltpoll/parameters/guest_halt_poll_ns", polls_ns)
-    found = one(idle(host, LISTENS), "idle-donor")
-    assert found.state == state
-    assert mend in found.mend
+    expect(idle(host, LISTENS), state, mend, name="idle-donor")
     told = config(daemon__listen="10.0.0.1", daemon__keep_awake="auto")
-    assert one(idle(host, told), "idle-donor").state == OK
+    expect(idle(host, told), OK, name="idle-donor")
 
 
 @pytest.mark.parametrize(
@@ -256,17 +259,14 @@ def ublk_devices(host: Host, check: Callable[[], None] = lambda: None) -> Iterat
 
 def test_ublk_needs_io_uring(host: Host) -> None:
     host.write("proc/sys/kernel/io_uring_disabled", "2")
-    found = one(ublk_devices(host))
-    assert found.state == WARN
-    assert "io_uring_disabled=0" in found.mend
+    expect(ublk_devices(host), WARN, "io_uring_disabled=0")
 
 
 def test_without_ublk_there_are_other_front_ends(host: Host) -> None:
     def refused() -> None:
         raise UnavailableError("there is no /dev/ublk-control", mend="modprobe ublk_drv")
 
-    found = one(ublk_devices(host, refused))
-    assert found.state == WARN
+    found = expect(ublk_devices(host, refused), WARN)
     assert "nbd or fuse" in found.what
     assert "modprobe ublk_drv" in found.mend
 
@@ -281,9 +281,7 @@ def test_the_limit_of_ublk_devices(host: Host) -> None:
 def test_open_files_against_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
     assert one(host_findings.open_files(Config())).state == OK
-    found = one(host_findings.open_files(config(daemon__connections_max=4000)))
-    assert found.state == WARN
-    assert "LimitNOFILE=6176" in found.mend
+    expect(host_findings.open_files(config(daemon__connections_max=4000)), WARN, "LimitNOFILE=6176")
 
 
 def test_front_ends_that_are_missing(host: Host) -> None:
@@ -291,13 +289,13 @@ def test_front_ends_that_are_missing(host: Host) -> None:
     assert found["fuse"].state == found["loop"].state == MISSING
     assert found["nbd"].state in (OK, WARN)  # this kernel's own
     host.write("dev/fuse", "")
-    assert one(host_findings.front_ends(places(host)), "fuse").state == OK
+    expect(host_findings.front_ends(places(host)), OK, name="fuse")
 
 
 @pytest.mark.parametrize(("effective", "state"), [(0, WARN), (0x1FFFFFFFFFF, OK)])
 def test_no_capability_is_named(host: Host, effective: int, state: str) -> None:
     host.write("proc/self/status", f"CapEff:\t{effective:016x}")
-    assert one(host_findings.rights(proc=host.proc), "cap-sys-resource").state == state
+    expect(host_findings.rights(proc=host.proc), state, name="cap-sys-resource")
 
 
 # --------------------------------------------------------------------------- the cluster
@@ -357,9 +355,7 @@ def test_a_donor_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_donor_that_lends_less_than_it_could(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], state: str, mend: str
 ) -> None:
-    found = one(donors(monkeypatch, **changes))
-    assert found.state == state
-    assert mend in found.mend
+    expect(donors(monkeypatch, **changes), state, mend)
 
 
 def test_slabs_that_may_be_swapped_out(monkeypatch: pytest.MonkeyPatch) -> None:

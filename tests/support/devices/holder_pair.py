@@ -21,3 +21,9 @@ def holder_pair() -> Iterator[Pair]:
     yield holder, theirs
     theirs.close()
     holder.close()
+
+
+def said(theirs: socket.socket) -> tuple[str, list[int]]:
+    """What the device has said to its holder, with descriptors that are the caller's."""
+    data, descriptors, _, _ = socket.recv_fds(theirs, 4096, 8)
+    return data.decode(), descriptors
