@@ -153,11 +153,9 @@ def test_other_areas_against_the_priority_of_devices(
 
 def device_area(host: Host, name: str) -> Config:
     """A swap area on /dev/loop7, whose file is on the mount of a device."""
-    run = host.root / "run" / name
-    run.mkdir(parents=True)
-    (run / "lock").touch()
-    (run / "device.json").touch()
-    host.write("sys/block/loop7/loop/backing_file", f"{run}/mnt/disk")
+    for file in ("lock", "device.json"):
+        host.write(f"run/{name}/{file}", "")
+    host.write("sys/block/loop7/loop/backing_file", f"{host.root}/run/{name}/mnt/disk")
     return config(device__run_dir=str(host.root / "run"))
 
 
@@ -187,15 +185,9 @@ def idle_host(host: Host, driver: str, latency_us: int = 1, flags: str = "hyperv
 
 
 def idle(host: Host, made: Config, there: bool = True) -> list[Finding]:
-    path = host.root / "cpu_dma_latency"
-    if there:
-        path.touch()
-    request = CpuLatencyRequest(path)
+    host.write("cpu_dma_latency", "")
+    request = CpuLatencyRequest(host.root / ("cpu_dma_latency" if there else "absent"))
     return list(host_findings.idle(made, proc=host.proc, sys=host.sys, request=request))
-
-
-LISTENS = config(daemon__listen="10.0.0.1")
-"""Of a host that lends to others."""
 
 
 @pytest.mark.parametrize(
@@ -230,9 +222,9 @@ def test_a_donor_that_makes_consumers_wait(
 ) -> None:
     idle_host(host, driver, latency_us, flags="vmx")
     host.write("sys/module/haltpoll/parameters/guest_halt_poll_ns", polls_ns)
-    expect(idle(host, LISTENS), state, mend, name="idle-donor")
-    told = config(daemon__listen="10.0.0.1", daemon__keep_awake="auto")
-    expect(idle(host, told), OK, name="idle-donor")
+    lends = {"daemon__listen": "10.0.0.1"}
+    expect(idle(host, config(**lends)), state, mend, name="idle-donor")
+    expect(idle(host, config(**lends, daemon__keep_awake="auto")), OK, name="idle-donor")
 
 
 @pytest.mark.parametrize(
@@ -404,45 +396,45 @@ def test_devices_that_serve_stop_or_say_nothing(monkeypatch: pytest.MonkeyPatch)
     assert devices(monkeypatch, state="no answer: it hangs").state == WARN
 
 
-def left(host: Host, monkeypatch: pytest.MonkeyPatch) -> list[Leftover]:
+Left = Callable[[], list[Leftover]]
+
+
+@pytest.fixture
+def left(host: Host, monkeypatch: pytest.MonkeyPatch) -> Left:
     monkeypatch.setattr(leftovers, "abandoned_cgroups", tuple)
     (host.root / "links").mkdir(exist_ok=True)
-    return list(leftovers.find(host.root / "run", places(host)))
+    return lambda: list(leftovers.find(host.root / "run", places(host)))
 
 
-def test_a_dead_device_is_told_once(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert left(host, monkeypatch) == []
+def test_a_dead_device_is_told_once(host: Host, left: Left) -> None:
+    assert left() == []
     device_area(host, "d1")
     mount = f"{host.root}/run/d1/mnt"
     host.write("proc/self/mountinfo", f"30 20 0:26 / {mount} rw - fuse.infiniswap i rw")
-    (found,) = left(host, monkeypatch)
+    (found,) = left()
     assert "infiniswap device remove d1" in found.mend
 
 
-def test_what_has_no_record_is_taken_away_by_hand(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_has_no_record_is_taken_away_by_hand(host: Host, left: Left) -> None:
     mount = f"{host.root}/elsewhere/d1/mnt"
     host.write("proc/self/mountinfo", f"30 20 0:26 / {mount} rw - fuse.infiniswap i rw")
-    (host.root / "elsewhere/d1").mkdir(parents=True)
-    (host.root / "elsewhere/d1/lock").touch()
+    host.write("elsewhere/d1/lock", "")
     host.write("sys/block/loop7/loop/backing_file", f"{mount}/disk")
     host.write("sys/block/loop8/loop/backing_file", "/home/somebody/mnt/disk")
-    (host.root / "links").mkdir()
     (host.root / "links/d9").symlink_to(host.root / "gone")
-    assert [item.mend for item in left(host, monkeypatch)] == [
+    assert [item.mend for item in left()] == [
         f"umount -l {mount}",
         "swapoff /dev/loop7; losetup -d /dev/loop7",
         f"rm {host.root}/links/d9",
     ]
 
 
-def test_an_nbd_device_that_no_process_serves(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_nbd_device_that_no_process_serves(host: Host, left: Left) -> None:
     for index, identifier in enumerate(("", f"infiniswap:2:{host.root}/elsewhere/d2", "other:1")):
         host.write(f"sys/block/nbd{index}/size", "2048")
         host.write(f"sys/block/nbd{index}/pid", "77")
         host.write(f"sys/block/nbd{index}/backend", identifier)
-    (found,) = left(host, monkeypatch)
+    (found,) = left()
     assert found.what == "/dev/nbd1: an nbd device of d2, which no process serves"
     assert found.mend == "nbd-client -d /dev/nbd1; swapoff /dev/nbd1"
     area = SwapArea("/dev/nbd1", "partition", 1 << 20, 0, 5)

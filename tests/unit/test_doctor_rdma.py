@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.configs import configured as config
+from support.configs import configured
 
 from infiniswap.cli.doctor import rdma
 from infiniswap.cli.doctor.finding import MISSING, OK, WARN, Finding
-from infiniswap.config import Config
 from infiniswap.engine import native_rdma
 from infiniswap.engine.rdma import RdmaGid, RdmaPort
 from infiniswap.errors import EngineError
@@ -52,8 +51,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     return has
 
 
-def found(of: Config) -> list[Finding]:
-    return list(rdma.rdma(of))
+def found(name: str, **keys: object) -> list[Finding]:
+    return [finding for finding in rdma.rdma(configured(**keys)) if finding.name == name]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,7 @@ def found(of: Config) -> list[Finding]:
 )
 def test_a_host_without_it(host: Host, code: int, transport: str, state: str, mend: str) -> None:
     host.append(EngineError("no RDMA: this is why", code=code))
-    (finding,) = found(config(device__transport=transport))
+    (finding,) = rdma.rdma(configured(device__transport=transport))
     assert (finding.name, finding.state) == ("rdma", state)
     assert finding.what.startswith("this is why")
     assert mend in finding.mend
@@ -83,8 +82,7 @@ def test_every_port_and_the_way_to_each_donor(host: Host) -> None:
         replace(PORT, device="ib0", link="InfiniBand", gids=()),
         replace(PORT, device="ib1", link="InfiniBand", gids=(), is_active=False),
     ]
-    findings = found(config(cluster__peers="near,far"))
-    ports = [finding for finding in findings if finding.name == "rdma"]
+    ports = found("rdma", cluster__peers="near,far")
     assert [finding.state for finding in ports] == [OK, WARN, WARN, OK, WARN]
     assert "fe80::1, 10.0.0.1" in ports[0].what
     assert "1024 connections, 65536 regions" in ports[0].what
@@ -94,7 +92,7 @@ def test_every_port_and_the_way_to_each_donor(host: Host) -> None:
     assert ports[2].mend == "ip address add ADDRESS dev bare0-net"
     assert "ib1 port 1 is down" in ports[4].what
     assert "subnet manager" in ports[4].mend
-    near, far = (finding for finding in findings if finding.name == "rdma-donor")
+    near, far = found("rdma-donor", cluster__peers="near,far")
     assert near.state == OK
     assert "mlx5_0 port 1 from 10.0.0.1" in near.what
     assert far.state == WARN
@@ -106,15 +104,14 @@ def test_a_device_that_no_program_can_use(host: Host, monkeypatch: pytest.Monkey
     monkeypatch.setattr(system, "devices", lambda: ("mlx5_0", "rxe0"))
     host.append(EngineError("no RDMA: device rxe0 is of no use to programs", code=errno.ENODEV))
     for transport, state in (("auto", WARN), ("rdma", MISSING), ("tcp", OK)):
-        (finding,) = found(config(device__transport=transport))
+        (finding,) = rdma.rdma(configured(device__transport=transport))
         assert finding.state == state
         assert ("ibverbs-providers" in finding.mend) == (state != OK)
     # Beside one that they can.
     host[:] = [PORT]
-    states = {finding.what: finding for finding in found(config()) if finding.name == "rdma"}
-    assert len(states) == 2
-    lost = states["no program can use rxe0: its provider is missing"]
-    assert (lost.state, lost.mend) == (WARN, "apt install ibverbs-providers")
+    what = "no program can use rxe0: its provider is missing"
+    assert Finding("rdma", WARN, what, "apt install ibverbs-providers") in found("rdma")
+    assert len(found("rdma")) == 2
 
 
 @pytest.mark.parametrize(
@@ -139,8 +136,7 @@ def test_what_may_be_locked(
     host.append(PORT)
     monkeypatch.setattr(resource, "getrlimit", lambda _what: (limit, limit))
     monkeypatch.setattr(system, "locks_without_limit", lambda: capable)
-    findings = found(config(device__staging=staging, device__queues="2"))
-    (finding,) = (one for one in findings if one.name == "rdma-memlock")
+    (finding,) = found("rdma-memlock", device__staging=staging, device__queues="2")
     assert finding.state == state
     assert bool(finding.mend) == (state == WARN)
 
@@ -170,8 +166,7 @@ def test_what_a_donor_may_lock(
     monkeypatch.setattr(resource, "getrlimit", lambda _what: (18 * MIB, 18 * MIB))
     donor = {"listen": "10.0.0.1:9400", "slab": "1M", **changes}
     keys = {f"daemon__{key}": value for key, value in donor.items()}
-    findings = found(config(device__staging="2M", **keys))
-    findings = [one for one in findings if one.name == "rdma-memlock"]
+    findings = found("rdma-memlock", device__staging="2M", **keys)
     assert [finding.state for finding in findings] == states
     for finding in findings[1:]:
         assert "a pool of" in finding.what

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.donors.lease_records import lease_record
+from support.donors.refusals import refused
 
 from infiniswap.control import messages as m
 from infiniswap.donor.leases import (
@@ -20,7 +18,6 @@ from infiniswap.donor.leases import (
     LeaseTable,
     consumer_leases,
 )
-from infiniswap.errors import RequestRefusedError
 from infiniswap.fields import SLOTS_MAX
 
 RECORD = lease_record(7)
@@ -38,13 +35,6 @@ def reclaim(table: LeaseTable, session: int, epoch: int = 1) -> GrantedLease:
     """By a new session of the lease's device."""
     table.session_opened(session)
     return table.reclaim(7, DEVICE, RECLAIM, epoch, session)
-
-
-@contextlib.contextmanager
-def refused(reason: str) -> Iterator[None]:
-    with pytest.raises(RequestRefusedError) as caught:
-        yield
-    assert caught.value.reason == reason
 
 
 def test_a_lease_without_a_session_lives_by_its_grace_or_an_hour_by_its_connections() -> None:

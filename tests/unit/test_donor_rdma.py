@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +13,7 @@ from typing import Any, cast
 import pytest
 from support.donors.lease_records import lease_record
 from support.donors.rdma_end import END
+from support.donors.refusals import refused
 from support.machine.at_once import at_once
 
 from infiniswap.control import messages as m
@@ -26,13 +26,6 @@ from infiniswap.testing.store import FakeStore
 from infiniswap.units import MIB
 
 SESSION = cast(Any, SimpleNamespace(number=4))
-
-
-@contextlib.contextmanager
-def refused(reason: str, words: str = "") -> Iterator[None]:
-    with pytest.raises(RequestRefusedError, match=words or None) as caught:
-        yield
-    assert caught.value.reason == reason
 
 
 class Donor:

@@ -12,6 +12,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -194,14 +195,12 @@ def test_closing_waits_for_calls_on_other_threads() -> None:
         except EngineError as error:
             errors.append(error.code)
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    started.wait(10)
-    store.close()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+    with ThreadPoolExecutor(2) as threads:
+        calls = [threads.submit(work) for _ in range(2)]
+        started.wait(10)
+        store.close()
+        for call in calls:
+            call.result(60)
     assert set(errors) <= {errno.EBADF, errno.ENOSPC}
 
 

@@ -74,15 +74,6 @@ def test_what_has_taken_its_number_is_not_disconnected(
 
 
 @pytest.mark.skipif(HAS_NBD, reason="this kernel has nbd")
-def test_a_kernel_without_nbd_is_told_of(paths: DevicePaths) -> None:
-    with pytest.raises(UnavailableError, match=r"modprobe nbd .*--frontend fuse"):
-        front.check()
-    assert front.find_left(paths) == ()
-    front.clear(paths)
-    assert front.give_up(paths) == ()
-
-
-@pytest.mark.skipif(HAS_NBD, reason="this kernel has nbd")
 @pytest.mark.requires_root
 @pytest.mark.requires_fuse
 @pytest.mark.requires_loop
@@ -96,7 +87,12 @@ def test_auto_says_why_it_is_not_nbd() -> None:
 
 @pytest.mark.skipif(HAS_NBD, reason="this kernel has nbd")
 @pytest.mark.requires_native
-def test_what_cannot_be_attached_leaves_nothing(paths: DevicePaths) -> None:
+def test_a_kernel_without_nbd_is_told_of_and_nothing_is_left(paths: DevicePaths) -> None:
+    with pytest.raises(UnavailableError, match=r"modprobe nbd .*--frontend fuse"):
+        front.check()
+    assert front.find_left(paths) == ()
+    assert front.give_up(paths) == ()
+    front.clear(paths)
     with NativeEngine(CONFIG, None) as engine:
         device = front.NbdKernel(paths)
         before = len(os.listdir("/proc/self/fd"))

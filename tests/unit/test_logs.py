@@ -31,19 +31,18 @@ def record(
     )
 
 
+Journal = tuple[socket.socket, logs.JournalHandler]
+
+
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[socket.socket]:
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    """What the journal reads from, and the handler that writes to it."""
+    handler = logs.JournalHandler("infiniswap-test", tmp_path / "socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(tmp_path / "socket"))
         sock.setblocking(False)
-        yield sock
-
-
-@pytest.fixture
-def handler(tmp_path: Path) -> Iterator[logs.JournalHandler]:
-    found = logs.JournalHandler("infiniswap-test", tmp_path / "socket")
-    yield found
-    found.close()
+        yield sock, handler
+    handler.close()
 
 
 def decode(data: bytes) -> dict[str, str]:
@@ -60,13 +59,12 @@ def decode(data: bytes) -> dict[str, str]:
     return found
 
 
-def test_a_record_is_one_datagram_with_its_fields(
-    journal: socket.socket, handler: logs.JournalHandler
-) -> None:
+def test_a_record_is_one_datagram_with_its_fields(journal: Journal) -> None:
+    sock, handler = journal
     handler.fields["INFINISWAP_DEVICE"] = "swap0"
     extra = events.about(events.DONOR_GIVEN_UP, donor="10.0.0.2:9400")
     handler.emit(record("donor %s:\ngiven up", "d", extra=extra))
-    assert decode(journal.recv(65536)) == {
+    assert decode(sock.recv(65536)) == {
         "MESSAGE": "donor d:\ngiven up",
         "PRIORITY": "4",
         "LOGGER": "isw.test",
@@ -77,12 +75,11 @@ def test_a_record_is_one_datagram_with_its_fields(
         "INFINISWAP_DONOR": "10.0.0.2:9400",
     }
     handler.emit(record("x" * 1_000_000, level=logging.ERROR))
-    assert decode(journal.recv(65536))["PRIORITY"] == "3"
+    assert decode(sock.recv(65536))["PRIORITY"] == "3"
 
 
-def test_a_full_journal_is_not_waited_for_and_hears_what_it_missed(
-    journal: socket.socket, handler: logs.JournalHandler
-) -> None:
+def test_a_full_journal_is_not_waited_for_and_hears_what_it_missed(journal: Journal) -> None:
+    sock, handler = journal
     sent = 0
     while not handler.lost:  # its queue is bounded; blocking would never end here
         handler.emit(record("line %d", sent))
@@ -90,14 +87,14 @@ def test_a_full_journal_is_not_waited_for_and_hears_what_it_missed(
     handler.emit(record("lost, too"))
     assert handler.lost == 2
     for number in range(sent - 1):
-        assert decode(journal.recv(65536))["MESSAGE"] == f"line {number}"
+        assert decode(sock.recv(65536))["MESSAGE"] == f"line {number}"
     handler.emit(record("again"))
-    told = decode(journal.recv(65536))
+    told = decode(sock.recv(65536))
     assert told["MESSAGE"].startswith("2 log lines were lost")
     assert told["INFINISWAP_EVENT"] == events.LINES_LOST.name
-    assert decode(journal.recv(65536))["MESSAGE"] == "again"
+    assert decode(sock.recv(65536))["MESSAGE"] == "again"
     assert handler.lost == 0
-    journal.close()
+    sock.close()
     handler.emit(record("nobody hears"))
     assert handler.lost == 1
 
