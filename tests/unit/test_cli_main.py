@@ -34,6 +34,7 @@ def _run(monkeypatch: pytest.MonkeyPatch, outcome: BaseException | int) -> int:
 def test_a_commands_exit_code_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _run(monkeypatch, 0) == 0
     assert _run(monkeypatch, 42) == 42
+    assert _run(monkeypatch, KeyboardInterrupt()) == 130
 
 
 def test_an_error_is_one_paragraph_and_its_exit_code(
@@ -88,10 +89,6 @@ def test_what_belongs_to_the_job_is_not_looked_at() -> None:
         args = cli.build_parser("run").parse_args(line.split())
         assert args.local == "1G"
         assert args.command_line[-1] in ("--zzz", "-l")
-
-
-def test_control_c_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _run(monkeypatch, KeyboardInterrupt()) == 130
 
 
 def test_every_command_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,27 +81,6 @@ def _slab(remote: int | None, source: int | None = None) -> Any:
     )
 
 
-class _Engine:
-    def __init__(self, records: dict[int, bytes], slabs: list[Any]) -> None:
-        self.records, self._slabs = records, slabs
-        self.calls: list[tuple[Any, ...]] = []
-
-    def slabs(self) -> list[Any]:
-        return self._slabs
-
-    def remotes(self) -> list[Any]:
-        return [SimpleNamespace(remote=number, state="down") for number in self.records]
-
-    def remote_record(self, remote: int) -> bytes:
-        return self.records[remote]
-
-    def slab_unmap(self, *args: int) -> None:
-        self.calls.append(("unmap", *args))
-
-    def remote_destroy(self, remote: int) -> None:
-        self.calls.append(("destroy", remote))
-
-
 class _Link:
     def __init__(self, address: HostPort) -> None:
         self.address = address
@@ -111,28 +90,34 @@ class _Link:
         self.inherited = (remote, lease.lease, mapped)
 
 
-def _restore(engine: _Engine, links: list[_Link]) -> list[int]:
-    lost: list[int] = []
-    mapper = SimpleNamespace(lenders=SimpleNamespace(links=links), lost=lost.append)
+def _restore(
+    records: dict[int, bytes], slabs: list[Any], links: list[_Link]
+) -> list[tuple[object, ...]]:
+    """What is done with slabs and remotes that no link gets."""
+    done: list[tuple[object, ...]] = []
+    engine = SimpleNamespace(
+        slabs=lambda: slabs,
+        remotes=lambda: [SimpleNamespace(remote=number, state="down") for number in records],
+        remote_record=records.__getitem__,
+        slab_unmap=lambda *args: done.append(("unmap", *args)),
+        remote_destroy=lambda remote: done.append(("destroy", remote)),
+    )
+    lenders = SimpleNamespace(links=links)
+    mapper = SimpleNamespace(lenders=lenders, lost=lambda slab: done.append(("lost", slab)))
     restore_links(cast(Any, engine), cast(Any, mapper), cast(Any, _Link))
-    return lost
+    return done
 
 
 def test_each_remote_finds_its_link_and_a_slab_may_be_at_two() -> None:
     other = HostPort("other", 1)
-    engine = _Engine(
-        {0: encode_record(_ADDRESS, _LEASE), 3: encode_record(other, _LEASE)},
-        [_slab(0), _slab(None), _slab(3, source=0)],
-    )
+    records = {0: encode_record(_ADDRESS, _LEASE), 3: encode_record(other, _LEASE)}
     links = [_Link(_ADDRESS)]
-    assert _restore(engine, links) == []
+    assert not _restore(records, [_slab(0), _slab(None), _slab(3, source=0)], links)
     assert links[0].inherited == (0, 7, {0: Place(1, 11), 2: Place(2, 22)})
     assert links[1].address == other  # not named any more: it gets a link all the same
     assert links[1].inherited == (3, 7, {2: Place(1, 11)})
-    assert not engine.calls
 
 
 def test_a_remote_without_a_record_is_given_up() -> None:
-    engine = _Engine({2: b"garbage"}, [_slab(None), _slab(2)])
-    assert _restore(engine, []) == [1]
-    assert engine.calls == [("unmap", 1, 2, 11), ("destroy", 2)]
+    done = _restore({2: b"garbage"}, [_slab(None), _slab(2)], [])
+    assert done == [("unmap", 1, 2, 11), ("lost", 1), ("destroy", 2)]

@@ -159,12 +159,13 @@ def test_a_job_must_not_escape_a_limit(tree: Tree, notes: Notes, file: str, valu
     create_job_cgroup(NAME, MIB, proc=tree.proc)
 
 
+@pytest.mark.parametrize(("own", "users"), [(100, 50), (50, 100), (50, "max")])
 def test_the_least_limit_on_tasks_goes_with_the_job_and_some_are_none(
-    tree: Tree, notes: Notes
+    tree: Tree, notes: Notes, own: int, users: object
 ) -> None:
     """Every service has one by default, and so have programs of a desktop session."""
-    (tree.own.parent / "pids.max").write_text("50\n")  # of the user's slice
-    (tree.own / "pids.max").write_text("100\n")
+    (tree.own.parent / "pids.max").write_text(f"{users}\n")  # of the user's slice
+    (tree.own / "pids.max").write_text(f"{own}\n")
     (tree.own.parent.parent / "pids.max").write_text("max\n")
     (tree.own / "cpu.max").write_text("max 100000\n")
     (tree.own / "cpuset.cpus").write_text("\n")
