@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
 import os
 import socket
@@ -21,18 +20,13 @@ from infiniswap.errors import ConflictError, SystemCallError
 from infiniswap.system.cgroup import RUN_PREFIX
 
 
-def _hand(theirs: socket.socket, text: str, descriptors: list[int]) -> None:
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-    theirs.sendmsg([text.encode()], rights if descriptors else [])
-
-
 def test_descriptors_travel_with_their_names(holder_pair: Pair) -> None:
     holder, theirs = holder_pair
     holder.keep_bytes("spec", b"what the device is")
     text, (fd,) = said(theirs)
     assert text == "keep spec"
     assert read_all(fd) == b"what the device is"
-    _hand(theirs, "prepare spec", [fd])
+    socket.send_fds(theirs, [b"prepare spec"], [fd])
     os.close(fd)
     prepared = holder.wait_prepared()
     assert read_all(prepared["spec"]) == b"what the device is"
@@ -41,8 +35,8 @@ def test_descriptors_travel_with_their_names(holder_pair: Pair) -> None:
 
 def test_a_turn_says_why_and_when(holder_pair: Pair) -> None:
     holder, theirs = holder_pair
-    with open(os.devnull) as null:
-        _hand(theirs, "take-over 3 1234567 crashed lock,fuse", [null.fileno(), null.fileno()])
+    fd = theirs.fileno()
+    socket.send_fds(theirs, [b"take-over 3 1234567 crashed lock,fuse"], [fd, fd])
     turn = holder.wait_turn()
     assert (turn.count, turn.died_ns, turn.reason) == (3, 1_234_567, "crashed")
     assert list(turn.descriptors) == ["lock", "fuse"]
@@ -53,7 +47,7 @@ def test_a_turn_says_why_and_when(holder_pair: Pair) -> None:
 @pytest.mark.parametrize("text", ["take-over 1 2 killed a,b", "prepare -", "nonsense"])
 def test_what_does_not_fit_is_an_error(holder_pair: Pair, text: str) -> None:
     holder, theirs = holder_pair
-    _hand(theirs, text, [])
+    theirs.send(text.encode())
     with pytest.raises(SystemCallError, match="holder"):
         holder.wait_turn()
 
@@ -86,8 +80,8 @@ async def test_a_restart_waits_for_the_new_standby(holder_pair: Pair) -> None:
     assert said(theirs)[0] == "renew"
     with pytest.raises(ConflictError, match="under way"):
         await holder.renew()
-    _hand(theirs, "standby ready", [])
-    _hand(theirs, "renewed", [])
+    theirs.send(b"standby ready")
+    theirs.send(b"renewed")
     await renewal
     assert holder.standby == "ready"
     assert holder.degraded == ""
@@ -97,8 +91,8 @@ async def test_a_restart_waits_for_the_new_standby(holder_pair: Pair) -> None:
 async def test_what_the_new_code_cannot_do_is_told(holder_pair: Pair) -> None:
     holder, theirs = holder_pair
     renewal = await _renewal(holder)
-    _hand(theirs, "standby none it has died", [])
-    _hand(theirs, "refused the state file has version 2", [])
+    theirs.send(b"standby none it has died")
+    theirs.send(b"refused the state file has version 2")
     with pytest.raises(ConflictError, match="cannot be restarted: the state file has version 2"):
         await renewal
     assert holder.degraded.startswith("standby: ")
@@ -163,7 +157,7 @@ async def test_rings_are_held_or_it_is_told(
     assert [said(theirs)[0], said(theirs)[0]] == ["ring 7", "ring 9"]
     gone = asyncio.Event()
     holder.listen(gone.set)
-    _hand(theirs, "unheld Operation not permitted", [])
+    theirs.send(b"unheld Operation not permitted")
     theirs.close()
     await asyncio.wait_for(gone.wait(), 10)
     assert "could not copy the rings of this process (Operation not permitted)" in caplog.text
