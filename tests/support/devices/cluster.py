@@ -244,6 +244,10 @@ class Cluster:
         assert "Traceback" not in done.stderr
         return done.stdout
 
+    def donor_row(self, donor: Donor) -> Any:
+        """What `status --json` tells of it."""
+        return json.loads(self.ok("status", "--json", "--donors", donor.address))["donors"][0]
+
     def start(self, *args: str, name: str = "", size: str = "128M", **changes: str) -> Device:
         """Starts a device with every donor."""
         name = name or self.name()
@@ -345,8 +349,7 @@ class Cluster:
         ]
         found += [f"swap {area}" for area in swap.active_areas() if Path(area.path) in paths]
         with contextlib.suppress(OSError):
-            links = [link for link in LINK_DIR.iterdir() if link.name.startswith(self._prefix)]
-            found += [f"link {link}" for link in links]
+            found += [f"link {link}" for link in LINK_DIR.glob(f"{self._prefix}*")]
         found += [f"run directory of {name}" for name in self.names()]
         return found
 
@@ -384,9 +387,8 @@ class Cluster:
                 with contextlib.suppress(InfiniswapError):
                     mounts.unmount(Path(mount.mount_point), lazy=True)
         with contextlib.suppress(OSError):
-            for link in LINK_DIR.iterdir():
-                if link.name.startswith(self._prefix):
-                    link.unlink()
+            for path in LINK_DIR.glob(f"{self._prefix}*"):
+                path.unlink()
         for name in self.names():
             shutil.rmtree(self.run_dir / name, ignore_errors=True)
         return found
