@@ -36,7 +36,8 @@ async def test_every_slab_comes_back_and_none_is_lent_until_undrain() -> None:
             await until(lambda: w.store.stats()["slabs_mapped"] == 0)
             assert len(handler.evicted) == 5
             assert handler.drains == [True]
-            assert await refusal(session.map(lease.lease, 0)) == m.REFUSED_DRAINING
+            for request in (session.map(lease.lease, 0), session.lease(1)):
+                assert await refusal(request) == m.REFUSED_DRAINING
             assert not (await set_draining(w.address, ClientConfig(), False)).draining
             await session.map(lease.lease, 0)
             assert handler.drains == [True, False]

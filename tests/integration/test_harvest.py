@@ -239,11 +239,6 @@ async def test_names_that_a_host_invents_take_no_more_than_its_share(
         assert held(w, A) == kept
 
 
-async def test_alone_a_consumer_may_have_the_whole_pool() -> None:
-    async with world() as w, borrowing(w, A, POOL):
-        assert held(w, A) == POOL
-
-
 async def test_cache_that_is_read_again_counts_as_used() -> None:
     async with world(daemon__preallocate_slabs=2) as w, borrowing(w, A, 6):
         await until(lambda: w.store.stats()["slabs_free"] == 2)

@@ -154,14 +154,6 @@ def provoke(w: World, frame: Json, background: list[asyncio.Task[Any]]) -> None:
     background.append(asyncio.create_task(work))
 
 
-@pytest.fixture
-def secret_file(tmp_path: Path) -> Path:
-    path = tmp_path / "secret"
-    path.touch(0o600)
-    path.write_bytes(SECRET)
-    return path
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_a_recorded_consumer_is_served(version: int, secret_file: Path) -> None:
     background: list[asyncio.Task[Any]] = []

@@ -95,6 +95,7 @@ class HostileDonor:
     Attributes:
         body: answer to a request for its status.
         headers: of that answer.
+        greeting: its answer to a hello.
         converse: what it does in sessions.
         welcome: fields of the welcome that are not as usual.
         sessions: handshakes so far.
@@ -104,6 +105,9 @@ class HostileDonor:
         self.address = HostPort("127.0.0.1", 0)
         self.body = b""
         self.headers: dict[str, str] = {"Content-Type": "application/json"}
+        self.greeting: Any = m.Challenge(
+            version=1, versions=[1], nonce=secrets.token_hex(32), proof=""
+        )
         self.converse: Conversation = quiet
         self.welcome: dict[str, Any] = {}
         self.sessions = 0
@@ -142,7 +146,9 @@ class HostileDonor:
         ws = web.WebSocketResponse(protocols=(m.SUBPROTOCOL,), compress=False, autoping=False)
         await ws.prepare(request)
         m.decode_to_donor(await ws.receive_str())
-        await _say(ws, m.Challenge(version=1, versions=[1], nonce=secrets.token_hex(32), proof=""))
+        await _say(ws, self.greeting)
+        if not isinstance(self.greeting, m.Challenge):
+            return ws
         m.decode_to_donor(await ws.receive_str())
         usual: dict[str, Any] = {
             "version": 1,
