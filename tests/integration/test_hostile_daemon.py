@@ -37,25 +37,6 @@ def test_it_allows_itself_as_many_files_as_connections(cluster: Cluster) -> None
         until(lambda: reachable(cluster, donor), "an answer to status")
 
 
-def test_thousands_of_connections_of_one_host_keep_no_other_out(cluster: Cluster) -> None:
-    donor = cluster.donor()
-    most = 128  # connections_per_host_max
-    with files_allowed(8192), ExitStack() as held:
-        for port in (donor.data, donor.control):
-            for _ in range(2000):
-                client = dial(port, "127.0.0.1")
-                client.settimeout(0.001)
-                held.callback(client.close)
-        served = 0
-        for _ in range(most + 10):
-            client = held.enter_context(dial(donor.data, "127.0.0.2"))
-            served += receive(client, len(GREETING)) == GREETING
-        assert served == most
-    until(lambda: reachable(cluster, donor), "the end of connections that said nothing")
-    device = cluster.start("--frontend", "nbd-socket", size="16M")
-    device.remove()
-
-
 def test_short_of_files_it_says_so_once_and_goes_on(cluster: Cluster) -> None:
     donor = cluster.donor()
     resource.prlimit(donor.process.pid, resource.RLIMIT_NOFILE, (60, 60))

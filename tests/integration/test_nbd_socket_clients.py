@@ -165,16 +165,6 @@ def test_fio_verifies_what_it_wrote(export: Export, tmp_path: Path) -> None:
 
 
 @pytest.mark.requires_tool("nbdsh")
-def test_contents_outlive_a_stop_and_a_start(export: Export) -> None:
-    device = export.device
-    run("nbdsh", "-u", export.uri, "-c", "h.pwrite(b'kept' * 1024, 20 << 20)")
-    device.stop()
-    assert not export.socket.exists()
-    device.cluster.ok("device", "start", device.name, "--frontend", "nbd-socket")
-    run("nbdsh", "-u", export.uri, "-c", "assert h.pread(4096, 20 << 20) == b'kept' * 1024")
-
-
-@pytest.mark.requires_tool("nbdsh")
 def test_it_needs_no_root(cluster: Cluster) -> None:
     # Another user may have no access to the interpreter of the tests; in a user namespace all
     # that is ours stays ours, but we are not root.
