@@ -4,18 +4,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.devices.cluster import PROGRAM, SLAB, WAIT_S, Cluster, until
-from support.devices.copied import nbdcopy
+from support.devices.copied import Copied
 from support.machine.trap import Trap, assert_untouched
 
 from infiniswap.engine.protocol import StateInfo
@@ -25,40 +22,7 @@ pytestmark = [pytest.mark.requires_native, pytest.mark.requires_tool("nbdcopy")]
 
 SIZE = 16 * MIB
 SLABS = SIZE // SLAB
-_PROGRAM = Path(__file__).resolve().parents[1] / "support/devices/state_device.py"
-
-
-class Life:
-    """One process of the device."""
-
-    def __init__(self, role: str, fd: int, *args: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(_PROGRAM), role, str(fd), *args, str(SIZE), str(SLAB)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            pass_fds=(fd,),
-        )
-
-    def until(self, condition: Callable[[Any], bool]) -> Any:
-        """The first of its lines for which that holds; pytest's own limit bounds it."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if condition(about := json.loads(line)):
-                return about
-        raise AssertionError(f"it ended with {self.process.wait(WAIT_S)}")
-
-    def go(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(WAIT_S)
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
+PAGES = SIZE // PAGE_BYTES
 
 
 @contextlib.contextmanager
@@ -70,48 +34,41 @@ def _state() -> Iterator[int]:
         os.close(fd)
 
 
-@pytest.mark.parametrize("backup", [True, False])
+@pytest.mark.parametrize("backup", [(), ("--backup", "none")], ids=["backup", "none"])
 def test_a_successor_has_every_page_and_the_same_lease(
-    cluster: Cluster, tmp_path: Path, backup: bool
+    cluster: Cluster, tmp_path: Path, backup: tuple[str, ...]
 ) -> None:
     cluster.env["INFINISWAP_DAEMON_LEASE_GRACE_S"] = "120"  # on a machine that is busy
+    cluster.env["INFINISWAP_DEVICE_STANDBY"] = "on"
     donor = cluster.donor()
-    socket = tmp_path / "nbd.sock"
-    uri = f"nbd+unix:///?socket={socket}"
-    original, back = tmp_path / "original", tmp_path / "back"
-    original.write_bytes(os.urandom(SIZE))
-    args = (str(cluster.root / "backup.img") if backup else "none", donor.address, str(socket))
-    lives: list[Life] = []
-    with _state() as fd:
-        try:
-            lives.append(Life("first", fd, *args))
-            before = lives[-1].until(lambda about: about["slabs"] == SLABS)
-            for number in range(3):
-                if number != 1:  # the second one dies before it has been used
-                    nbdcopy(original, uri)
-                lives.append(Life("standby", fd, *args))
-                lives[-1].until(lambda about: about["state"] == "standby")
-                lives[-2].kill()
-                socket.unlink(missing_ok=True)
-                lives[-1].go()
-                about = lives[-1].until(lambda about: about["state"] == "mapped")
-                assert about["slabs"] == SLABS
-                assert about["lease"] == before["lease"]
-                assert about["epoch"] > before["epoch"]
-                before = about
-                nbdcopy(uri, back)
-                assert back.read_bytes() == original.read_bytes()
-            pages = SIZE // PAGE_BYTES
-            stats = lives[-1].until(
-                lambda about: about["valid"] == pages <= about["stats"]["pages_in"]
-            )["stats"]
-            assert stats["requests_failed"] == 0
-            assert stats["crc_errors_remote"] == 0
-            assert stats["crc_errors_backup"] == 0
-            assert stats["pages_in_remote"] > 0
-        finally:
-            for life in lives:
-                life.kill()
+    device = cluster.start("--frontend", "nbd-socket", *backup, size=str(SIZE))
+    contents = Copied(device, tmp_path)
+
+    def filled() -> bool:
+        # A page that is written before its slab is mapped stays on the disk.
+        contents.write()
+        return bool(device.status["pages_on_donors"] == PAGES)
+
+    def lease() -> dict[str, Any]:
+        (found,) = cluster.donor_row(donor)["status"]["leases"]
+        return dict(found)
+
+    for kill in range(1, 4):
+        if kill != 2:  # the second one dies before it has been used
+            contents.draw(SIZE)
+            until(filled, "pages that are all there")
+        before = lease()
+        device.wait_standby()
+        device.kill()
+        device.wait_take_over(kill)
+        until(lambda: device.status["slabs"].get("mapped") == SLABS, "slabs that are resumed")
+        after = lease()
+        assert (after["lease"], after["slots_mapped"]) == (before["lease"], SLABS)
+        assert after["epoch"] > before["epoch"]
+        counted = contents.read_back()
+        assert counted["pages_in_remote"] > 0
+        assert counted["requests_failed"] == counted["crc_errors_remote"] == 0
+        assert counted["crc_errors_backup"] == 0
 
 
 @pytest.mark.requires_root
