@@ -58,7 +58,7 @@ def test_the_job_joins_sorts_and_groups(source: Path, tmp_path: Path) -> None:
 
 def test_the_job_knows_nothing_of_infiniswap() -> None:
     tree = ast.parse(legs.JOB.read_text(encoding="utf-8"))
-    names = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names.update(alias.name.partition(".")[0] for alias in node.names)

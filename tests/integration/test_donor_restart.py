@@ -66,11 +66,9 @@ class Lent:
         cluster.program = (*device_by, *PROGRAM)
         self.device = cluster.start(*options, size=str(SIZE), **PATIENT)
         cluster.program = PROGRAM
-        self._contents = Copied(self.device, directory)
-        self.read_back = self._contents.read_back
-        self._contents.draw(SIZE)
-        self._contents.write()
-        until(lambda: self.device.status["pages_on_donors"] == PAGES, "pages that are all there")
+        contents = Copied(self.device, directory)
+        contents.fill(SIZE)
+        self.read_back = contents.read_back
 
     def until_slabs(self, state: str, count: int = SLABS) -> None:
         """Until so many are in that state."""

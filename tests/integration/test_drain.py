@@ -92,8 +92,7 @@ async def test_a_device_that_has_no_slab_there_finds_out_that_the_drain_is_over(
         with ThreadPoolExecutor(1) as executor:
             link = DonorLink(w.address, nothing, nothing, config, executor)
             await set_draining(w.address, ClientConfig(), True)
-            assert (await link.ask()).slabs_mappable == 0
-            assert not link.is_usable
+            assert ((await link.ask()).slabs_mappable, link.is_usable) == (0, False)
             await link.let_go()
             await set_draining(w.address, ClientConfig(), False)
             # Nobody is left who could tell it, so it has to be worth asking.

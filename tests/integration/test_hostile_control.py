@@ -159,8 +159,14 @@ def has_renewed(w: World, lease: int, epoch: int) -> bool:
 
 async def test_a_peer_that_never_reads_is_left() -> None:
     slabs = 500
-    keys = {"cluster__heartbeat_s": 1.0, "cluster__heartbeats_missed_max": 100}
-    async with world(**keys, daemon__pool=f"{slabs}M") as w, welcomed(w) as ws:
+    async with (
+        world(
+            cluster__heartbeat_s=1.0,
+            cluster__heartbeats_missed_max=100,
+            daemon__pool=f"{slabs}M",
+        ) as w,
+        welcomed(w) as ws,
+    ):
         lease = await say(ws, m.LeaseRequest(id=1, slots_max=slabs))
         for slab in range(slabs):
             mapped = await say(ws, m.MapRequest(id=1, lease=lease.lease, slab=slab))
@@ -493,9 +499,10 @@ async def test_no_bytes_of_a_request_are_a_fault_of_ours(
     token = tmp_path / "token"
     token.touch(0o600)
     token.write_text("t" * 32)
-    files = {"cluster__secret_file": secret_file, "cluster__metrics_token_file": token}
     seen: set[int] = set()
-    async with world(handshake_s=SHORT_S, **files) as w:
+    async with world(
+        handshake_s=SHORT_S, cluster__secret_file=secret_file, cluster__metrics_token_file=token
+    ) as w:
         bearers = (b"Bearer \xff\xfe", b"Bearer \xed\xa0\x80", b"Infiniswap \xff:\xff", b"\xff")
         requests = [
             b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: %b\r\n\r\n"

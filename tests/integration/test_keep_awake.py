@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,7 +42,7 @@ def page_ins(device: Device) -> Iterator[None]:
     def read() -> None:
         # Ends with its connection, too: the device may be killed meanwhile.
         with (
-            contextlib.suppress(OSError, nbd.struct.error),
+            contextlib.suppress(OSError, struct.error),
             socket.socket(socket.AF_UNIX) as client,
         ):
             client.connect(str(device.run / "nbd.sock"))
@@ -101,7 +102,12 @@ def test_a_donor_does_so_only_when_told_to(cluster: Cluster, mode: str, wanted: 
     cluster.env.pop("INFINISWAP_DAEMON_KEEP_AWAKE")
     device = start(cluster)
     assert not holds(donor.process.pid)
-    until(lambda: write_all(device) or device.status["pages_on_donors"] > 4096, "pages there")
+
+    def written() -> bool:
+        write_all(device)
+        return int(device.status["pages_on_donors"]) > 4096
+
+    until(written, "pages there")
     with page_ins(device):
         if wanted:
             until(lambda: holds(donor.process.pid), "a request in force at the donor")

@@ -81,8 +81,8 @@ def test_status_shows_what_lies_on_donors(export: Export, tmp_path: Path) -> Non
     def agrees() -> bool:  # pages may still be on their way
         run("nbdcopy", data, export.uri)
         (row,) = json.loads(export.device.cluster.ok("status", "--json"))["devices"]
-        shown: int = row["on_donors_bytes"]
-        return shown == export.device.status["pages_on_donors"] * 4096 > 0
+        pages = int(export.device.status["pages_on_donors"])
+        return int(row["on_donors_bytes"]) == pages * 4096 > 0
 
     until(agrees, "the same figure in `status` and `device show`")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
+from openapi_schema_validator import OAS31Validator
 from support.devices.cluster import WAIT_S, Cluster
 
 from infiniswap.control.auth import http_authorization
@@ -45,7 +45,7 @@ def check(connection: http.client.HTTPConnection, secret: bytes | None) -> set[s
         assert (found, others) == (kind, [])
         if kind == "application/json":
             schema = {**described["schema"], "components": document["components"]}
-            Draft202012Validator(schema).validate(json.loads(body))
+            OAS31Validator(schema).validate(json.loads(body))
 
     asked = set()
     for path, methods in document["paths"].items():

@@ -160,8 +160,7 @@ async def test_a_recorded_consumer_is_served(version: int, secret_file: Path) ->
     hello: Json = {}
     challenge: Json = {}
     reclaim = ""
-    config = {"cluster__secret_file": secret_file, "daemon__name": "donor1"}
-    async with world(**config) as w, raw(w) as ws:
+    async with world(cluster__secret_file=secret_file, daemon__name="donor1") as w, raw(w) as ws:
         await until(lambda: w.store.stats()["slabs_free"] == 2)  # as it was then
         for who, frame in session_of(version):
             if who == ">":

@@ -41,8 +41,8 @@ def test_nbdcopy_brings_back_what_it_has_copied_in(lent: LentStore, tmp_path: Pa
         lent.store.unmap(lent.lease, mapped.slot, mapped.generation, 1000)
         lent.store.scrub()
     full = lent.store.lease_create(4)
-    for _ in range(4):
-        assert lent.store.map(full.lease) is not None
+    for slab in range(4):
+        assert lent.store.map(full.lease, slab) is not None
     uri = f"nbd://127.0.0.1:{lent.port}/{full.token}"
     original, back = tmp_path / "in", tmp_path / "out"
     original.write_bytes(os.urandom(12 * MIB) + bytes(4 * MIB) + os.urandom(16 * MIB))

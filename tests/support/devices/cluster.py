@@ -156,7 +156,7 @@ class Cluster:
                 "INFINISWAP_POLICY_PERIOD_S": "1" if IN_GUEST else "0.2",
             }
         )
-        self.program = PROGRAM
+        self.program: tuple[str, ...] = PROGRAM
         self.donors: list[Donor] = []
         self._names = 0
         self._prefix = os.pread(self._lock, 16, 0).decode() or f"t{secrets.token_hex(3)}"

@@ -7,7 +7,8 @@ import os
 import subprocess
 from pathlib import Path
 
-from support.devices.cluster import WAIT_S, Device
+from infiniswap.units import PAGE_BYTES
+from support.devices.cluster import WAIT_S, Device, until
 
 
 def nbdcopy(*args: object) -> None:
@@ -37,6 +38,19 @@ class Copied:
     def write(self) -> None:
         """All of it, to where it is safe."""
         nbdcopy("--flush", self._original, self._uri)
+
+    def fill(self, size_bytes: int) -> None:
+        """Other contents, every page of which is on a donor in the end.
+
+        A page that is written before its slab is mapped stays on the disk.
+        """
+        self.draw(size_bytes)
+
+        def filled() -> bool:
+            self.write()
+            return int(self._device.status["pages_on_donors"]) == size_bytes // PAGE_BYTES
+
+        until(filled, "pages that are all there")
 
     def read_back(self) -> dict[str, int]:
         """Reads everything, checks it, and returns what that added to the counters."""

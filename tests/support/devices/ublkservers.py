@@ -160,12 +160,11 @@ def kill_while(job: subprocess.Popen[str], devices: Succession, kills: int) -> N
     """Kills at moments when requests are under way, as far as they are."""
     stat = Path(f"/sys/block/{Path(devices.path).name}/stat")
     for _ in range(kills):
-        before = stat.read_text().split()
-        wait_for(
-            "some I/O since the last kill",
-            lambda before=before: (
-                stat.read_text().split()[0:5] != before[0:5] or job.poll() is not None
-            ),
-        )
+        before = stat.read_text().split()[:5]
+
+        def goes_on(before: list[str] = before) -> bool:
+            return stat.read_text().split()[:5] != before or job.poll() is not None
+
+        wait_for("some I/O since the last kill", goes_on)
         assert job.poll() is None, f"the job ended early: {job.communicate()[0]}"
         devices.kill()

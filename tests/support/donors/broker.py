@@ -83,16 +83,14 @@ class Broker:
         """Publishes retained messages; with several, `#` in the topic is their number."""
         from paho.mqtt import publish  # late: few tests need it
 
-        messages = [
-            {
-                "topic": topic.replace("#", f"{number:x}"),
-                "payload": payload,
-                "qos": 1,
-                "retain": True,
-            }
-            for number, payload in enumerate(payloads)
-        ]
-        publish.multiple(messages, hostname="127.0.0.1", port=self.port)
+        publish.multiple(
+            [
+                (topic.replace("#", f"{n:x}"), payload, 1, True)
+                for n, payload in enumerate(payloads)
+            ],
+            hostname="127.0.0.1",
+            port=self.port,
+        )
 
 
 @pytest.fixture

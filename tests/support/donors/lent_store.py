@@ -46,32 +46,34 @@ def lent_store(
     *,
     slab_bytes: int = 8 * MIB,
     slots: int = 5,
-    handshake_ms_max: int = 60_000,
-    **limits: int,
+    slabs_max: int = 0,
+    send_ms_max: int = 30_000,
+    connections_per_host_max: int = 128,
 ) -> Iterator[LentStore]:
     """Runs a store on a free port of the loopback, with `slots` - 1 slabs in it.
 
     Args:
-        limits: other fields of StoreConfig.
+        slabs_max: 0: no more than these.
     """
     from infiniswap.engine.native import NativeStore
 
-    limits = {
-        "slabs_max": slots - 1,
-        "leases_max": 4,
-        "handshake_ms_max": handshake_ms_max,
-        **limits,
-    }
-    config = StoreConfig(slab_bytes, **limits)
-    store = NativeStore(config)
+    store = NativeStore(
+        StoreConfig(
+            slab_bytes,
+            slabs_max or slots - 1,
+            leases_max=4,
+            send_ms_max=send_ms_max,
+            connections_per_host_max=connections_per_host_max,
+        )
+    )
     try:
         for _ in range(slots - 1):
             store.preallocate()
         port = store.listen("127.0.0.1", 0)
         lease = store.lease_create(slots)
         lent = LentStore(store, slab_bytes, slots, port, lease.lease, lease.token)
-        for _ in range(slots - 1):
-            mapped = store.map(lease.lease)
+        for slab in range(slots - 1):
+            mapped = store.map(lease.lease, slab)
             assert mapped is not None
             lent.mapped.append(mapped)
         assert [mapped.slot for mapped in lent.mapped] == list(range(slots - 1))
