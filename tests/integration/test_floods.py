@@ -10,11 +10,21 @@ from typing import Any
 
 import aiohttp
 import pytest
-from support.donors.donor_world import IDENTITY, WAIT_S, Handler, hello, raw, say, until, world
-from support.donors.hostile_donor import hostile
+from support.donors.donor_world import (
+    IDENTITY,
+    WAIT_S,
+    Handler,
+    hello,
+    raw,
+    say,
+    until,
+    welcomed,
+    world,
+)
+from support.donors.hostile_donor import Conversation, hostile
 
 from infiniswap.control import messages as m
-from infiniswap.control.channel import Limits, bytes_received
+from infiniswap.control.channel import Ended, Limits, bytes_received
 from infiniswap.control.client import ClientConfig, connect
 from infiniswap.errors import InfiniswapError
 
@@ -56,15 +66,22 @@ async def flood(ws: Any, one: Say, until_done: Callable[[], bool]) -> int:
     return said
 
 
+async def ended_session(converse: Conversation, handler: Handler) -> Ended:
+    """How it ends with a donor that does so in it."""
+    async with hostile() as donor, asyncio.timeout(WAIT_S):
+        donor.converse = converse
+        donor.welcome = {"heartbeat_ms": 1000, "silence_ms": 100_000}
+        config = ClientConfig(connect_s=WAIT_S)
+        async with await connect(donor.address, IDENTITY, config, handler) as session:
+            return await session.wait_ended()
+
+
 @pytest.mark.parametrize("kind", OF_DONORS)
 async def test_the_session_of_a_donor_that_floods_is_ended(kind: str) -> None:
     handler = Handler()
-    async with hostile() as donor, asyncio.timeout(WAIT_S):
-        donor.converse = lambda ws: flood(ws, OF_DONORS[kind], lambda: bool(handler.ends))
-        donor.welcome = {"heartbeat_ms": 1000}
-        session = await connect(donor.address, IDENTITY, ClientConfig(connect_s=WAIT_S), handler)
-        async with session:
-            ended = await session.wait_ended()
+    ended = await ended_session(
+        lambda ws: flood(ws, OF_DONORS[kind], lambda: bool(handler.ends)), handler
+    )
     assert (ended.reason, ended.by_peer) == (m.GOODBYE_FLOOD, False)
     assert "more than" in ended.detail
     assert handler.ends == [ended]
@@ -72,10 +89,8 @@ async def test_the_session_of_a_donor_that_floods_is_ended(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", OF_CONSUMERS)
 async def test_the_session_of_a_consumer_that_floods_is_ended(kind: str) -> None:
-    async with world(cluster__heartbeat_s=1.0) as w, raw(w) as ws, asyncio.timeout(WAIT_S):
+    async with world(cluster__heartbeat_s=1.0) as w, welcomed(w) as ws:
         counters = w.donor.server.counters
-        await say(ws, hello())
-        assert isinstance(await say(ws, m.Auth(proof="")), m.Welcome)
 
         async def hear_all() -> list[Any]:
             heard = []
@@ -98,20 +113,15 @@ async def test_a_host_that_has_flooded_is_not_let_in_again_at_once() -> None:
     async with world() as w, asyncio.timeout(WAIT_S):
         server = w.donor.server
         neighbour = await w.session()
-        async with raw(w) as ws:
-            await say(ws, hello())
-            await say(ws, m.Auth(proof=""))
+        async with welcomed(w) as ws:
             await flood(ws, EITHER["pings"], lambda: bool(server.counters["sessions_ended_flood"]))
         with pytest.raises(InfiniswapError, match="has flooded"):
             await w.session()
         # Whoever is there stays, and other hosts come.
         await neighbour.memory()
         await neighbour.close()
-        connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
-        async with aiohttp.ClientSession(connector=connector) as http:
-            url = f"http://{w.address}{m.SESSION_PATH}"
-            async with http.ws_connect(url, protocols=(m.SUBPROTOCOL,)) as other:
-                assert isinstance(await say(other, hello()), m.Challenge)
+        async with raw(w, "127.0.0.2") as other:
+            assert isinstance(await say(other, hello()), m.Challenge)
 
 
 FRAGMENTS = b"\x00\x00" * 500_000
@@ -129,12 +139,7 @@ async def test_a_donor_that_never_ends_a_message_has_its_session_ended() -> None
                 transport.write(FRAGMENTS)
             await asyncio.sleep(0)
 
-    async with hostile() as donor, asyncio.timeout(WAIT_S):
-        donor.converse = fragments
-        donor.welcome = {"heartbeat_ms": 1000, "silence_ms": 100_000}
-        session = await connect(donor.address, IDENTITY, ClientConfig(connect_s=WAIT_S), handler)
-        async with session:
-            ended = await session.wait_ended()
+    ended = await ended_session(fragments, handler)
     assert (ended.reason, ended.by_peer) == (m.GOODBYE_FLOOD, False)
     assert "MiB a second" in ended.detail
 
@@ -162,9 +167,7 @@ async def test_nobody_pings_before_the_session_is_open(kind: str) -> None:
 async def test_as_many_requests_as_an_honest_consumer_sends_are_borne() -> None:
     """One for every slab of the largest lease that comes at once, and heartbeats of a pause."""
     limits = Limits()
-    async with world() as w, raw(w) as ws, asyncio.timeout(WAIT_S):
-        await say(ws, hello())
-        await say(ws, m.Auth(proof=""))
+    async with world() as w, welcomed(w) as ws:
         for number in range(limits.beats_burst // 2):
             await ws.send_str(m.encode(m.Ping(id=number)).decode())
         for number in range(limits.requests.burst // 2):

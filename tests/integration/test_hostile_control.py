@@ -41,6 +41,7 @@ from infiniswap.control import messages as m
 from infiniswap.control.channel import LOST, Channel, Limits
 from infiniswap.control.client import ClientConfig, fetch_status
 from infiniswap.control.figures import METRICS_PATH
+from infiniswap.control.gate import Gate
 from infiniswap.donor.leases import SESSION_LEASES_MAX
 from infiniswap.errors import InfiniswapError, RequestRefusedError
 
@@ -223,23 +224,27 @@ async def test_a_thousand_connections_of_one_host_take_its_places_only(
 
 
 async def test_all_hosts_together_have_a_limit_too() -> None:
-    from infiniswap.control.gate import Gate
-
-    made = []
-
-    def make() -> asyncio.Protocol:
-        made.append(asyncio.Protocol())
-        return made[-1]
-
-    counters: dict[str, int] = {"connections_refused": 0}
-    gate = Gate(make, 10, 4, counters)  # type: ignore[arg-type]
-    entered = [host for host, _ in itertools.product("abcd", range(5)) if gate.enter(host)]
-    assert entered == ["a"] * 4 + ["b"] * 4 + ["c"] * 2
+    counters = Counter[str]()
+    gate = Gate(asyncio.Protocol, 10, 4, counters)
+    entered = [host for host in "aaaaabbbbbcccccddddd" if gate.enter(host)]
+    assert entered == [*"aaaabbbbcc"]
     assert counters["connections_refused"] == 10
     for host in entered:
         gate.leave(host)
-    assert not gate._by_host
     assert gate.enter("d")
+
+
+async def test_addresses_of_one_ipv6_network_count_as_one_host() -> None:
+    refused: list[str] = []
+    gate = Gate(asyncio.Protocol, 100, 4, Counter(), refused.append)
+    hosts = [f"fd00::1:{number:x}" for number in range(6)]
+    assert [host for host in hosts if gate.enter(host)] == hosts[:4]
+    assert refused == hosts[4:]
+    assert gate.enter("fd00:0:0:1::1")
+    assert gate.enter("::ffff:10.0.0.1")
+    for host in (*hosts[:4], "fd00:0:0:1::1", "10.0.0.1"):
+        gate.leave(host)
+    assert not gate._by_host
 
 
 async def test_unproven_sessions_are_bounded_in_number_and_time(secret_file: Path) -> None:
@@ -257,11 +262,8 @@ async def test_unproven_sessions_are_bounded_in_number_and_time(secret_file: Pat
             assert isinstance(goodbye, m.Goodbye)
             assert goodbye.reason == m.GOODBYE_BUSY
         # Another host is let in.
-        connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
-        async with aiohttp.ClientSession(connector=connector) as http:
-            url = f"http://{w.address}{m.SESSION_PATH}"
-            async with http.ws_connect(url, protocols=(m.SUBPROTOCOL,)) as ws:
-                assert isinstance(await say(ws, hello()), m.Challenge)
+        async with raw(w, "127.0.0.2") as ws:
+            assert isinstance(await say(ws, hello()), m.Challenge)
         for ws in waiting:
             goodbye = m.decode_to_consumer(await ws.receive_str())
             assert isinstance(goodbye, m.Goodbye)
@@ -353,26 +355,6 @@ async def test_the_leases_of_one_host_leave_room_for_others(
         assert "(10.0.0.66:1): this session has 4 leases" in caplog.text
         async with await w.session(host="10.0.0.1") as other:
             await other.lease(4)
-
-
-async def test_addresses_of_one_ipv6_network_count_as_one_host() -> None:
-    from infiniswap.control.gate import Gate
-
-    counters = Counter[str]()
-    refused: list[str] = []
-    gate = Gate(asyncio.Protocol, 100, 4, counters, refused.append)
-    hosts = [f"fd00::1:{number:x}" for number in range(6)]
-    entered = [host for host in hosts if gate.enter(host)]
-    assert entered == hosts[:4]
-    assert refused == hosts[4:]
-    assert counters["connections_refused"] == 2
-    assert gate.enter("fd00:0:0:1::1")
-    assert gate.enter("::ffff:10.0.0.1")
-    gate.leave("fd00:0:0:1::1")
-    gate.leave("10.0.0.1")
-    for host in entered:
-        gate.leave(host)
-    assert not gate._by_host
 
 
 # ---------------------------------------------------------------------------------- size

@@ -7,10 +7,12 @@ import contextlib
 import random
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from support.devices.cluster import SLAB, WAIT_S, Cluster, Device, until
-from support.devices.nbd_bytes import ACK, DISC, FLUSH, open_export, read, reply, request, write
+from support.devices.cluster import SLAB, Cluster, Device, until
+from support.devices.nbd_bytes import DISC, FLUSH, read, reply, request, write
+from support.devices.nbd_client import connected
 from support.donors.lying_donor import LIES, LyingDonor, lying_donor, truth
 
 from infiniswap.units import MIB
@@ -30,142 +32,112 @@ def liar() -> Iterator[LyingDonor]:
 
 
 class Pages:
-    """What a device must hold, and a connection to it."""
+    """What a device must hold, and a connection to it. Everything begins on the donor."""
 
-    def __init__(self, device: Device, seed: int) -> None:
-        self._random = random.Random(seed)
-        self._client = socket.socket(socket.AF_UNIX)
-        self._client.settimeout(WAIT_S)
-        self._client.connect(str(device.run / "nbd.sock"))
-        assert open_export(self._client, "") == ACK
-        self.truth: dict[int, bytes] = {}
+    def __init__(self, device: Device, client: socket.socket) -> None:
+        self.device = device
+        self._client = client
+        self._random = random.Random(1)
+        self._truth: dict[int, bytes] = {}
+
+    @property
+    def status(self) -> Any:
+        return self.device.status
 
     def write(self) -> None:
         for page in self._random.sample(PAGES, len(PAGES)):
             data = self._random.randbytes(PAGE)
             assert write(self._client, page * PAGE, data) == 0
-            self.truth[page] = data
-
-    def flush(self) -> None:
-        self._client.sendall(request(FLUSH, cookie=5))
-        assert reply(self._client) == (0, 5)
+            self._truth[page] = data
 
     def check(self) -> None:
-        for page in self._random.sample(sorted(self.truth), len(self.truth)):
-            assert read(self._client, page * PAGE, PAGE) == self.truth[page], page
+        for page in self._random.sample(sorted(self._truth), len(self._truth)):
+            assert read(self._client, page * PAGE, PAGE) == self._truth[page], page
 
-    def __enter__(self) -> Pages:
-        return self
+    def is_mapped(self, slabs: int) -> bool:
+        return int(self.status["slabs"]["mapped"]) == slabs
 
-    def __exit__(self, *_exc: object) -> None:
-        with contextlib.suppress(OSError):
-            self._client.sendall(request(DISC))
-        self._client.close()
+    def fill(self) -> None:
+        """Until both slabs are on the donor and hold pages that only need to be read back."""
+
+        def both() -> bool:
+            self.write()
+            return self.is_mapped(SIZE // SLAB)
+
+        until(both, "both slabs on the donor")
+        self.write()
+        self._client.sendall(request(FLUSH, cookie=5))
+        assert reply(self._client) == (0, 5)
+        assert self.status["pages_on_donors"] > 0
+
+    def until_given_up(self, words: str) -> None:
+        """Until the donor is, with an alarm of these words; every byte is right meanwhile."""
+
+        def told() -> bool:
+            self.check()
+            self.write()
+            return any(words in alarm for alarm in self.status["alarms"])
+
+        until(told, "the end of trust")
+        until(lambda: self.is_mapped(0), "its slabs to be unmapped")
+        self.check()
+        assert self.status["stats"]["requests_failed"] == 0
 
 
-def start(cluster: Cluster, liar: LyingDonor) -> Device:
+@pytest.fixture
+def pages(cluster: Cluster, liar: LyingDonor) -> Iterator[Pages]:
     cluster.env["INFINISWAP_DEVICE_REQUEST_MS"] = "500"
     cluster.env["INFINISWAP_POLICY_SUSPEND_S"] = "0.3"
-    name = cluster.name()
-    cluster.ok(
-        *("device", "start", name, "--frontend", "nbd-socket"),
-        *("--donors", liar.address, "--size", str(SIZE)),
-    )
-    return Device(cluster, name)
-
-
-def mapped(device: Device) -> int:
-    return int(device.status["slabs"]["mapped"])
-
-
-def fill(device: Device, pages: Pages) -> None:
-    """Until both slabs are on the donor and hold pages that only need to be read back."""
-
-    def both() -> bool:
-        pages.write()
-        return mapped(device) == SIZE // SLAB
-
-    until(both, "both slabs on the donor")
-    pages.write()
-    pages.flush()
-    assert device.status["pages_on_donors"] > 0
+    options = ("--frontend", "nbd-socket", "--donors", liar.address)
+    device = cluster.start(*options, size=str(SIZE))
+    with connected(device.run / "nbd.sock") as client:
+        yield Pages(device, client)
+        with contextlib.suppress(OSError):
+            client.sendall(request(DISC))
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_right_bytes_and_the_donor_given_up(lie: str, cluster: Cluster, liar: LyingDonor) -> None:
-    device = start(cluster, liar)
-    with Pages(device, seed=1) as pages:
-        fill(device, pages)
-        maps = liar.store.counters["maps"]
-        liar.store.lie = LIES[lie]
+def test_right_bytes_and_the_donor_given_up(lie: str, pages: Pages, liar: LyingDonor) -> None:
+    pages.fill()
+    maps = liar.store.counters["maps"]
+    liar.store.lie = LIES[lie]
+    pages.until_given_up("given up")
+    stats = pages.status["stats"]
+    fallbacks = ("fallback_error", "fallback_suspended", "fallback_unmapped")
+    assert sum(stats[name] for name in fallbacks) > 0
+    # Two slabs, tried anew a few times at most.
+    assert liar.store.counters["maps"] - maps < 20
 
-        def distrusted() -> bool:
-            pages.check()
-            pages.write()
-            return any("given up" in alarm for alarm in device.status["alarms"])
 
-        until(distrusted, f"the end of trust after {lie}")
-        until(lambda: mapped(device) == 0, "its slabs to be unmapped")
+def test_a_donor_that_mends_its_ways_is_used_again(pages: Pages, liar: LyingDonor) -> None:
+    pages.fill()
+    liar.store.lie = LIES["wrong_cookie"]
+
+    def distrusted() -> bool:
         pages.check()
-        stats = device.status["stats"]
-        assert stats["requests_failed"] == 0
-        fallbacks = ("fallback_error", "fallback_suspended", "fallback_unmapped")
-        assert sum(stats[name] for name in fallbacks) > 0
-        # Two slabs, tried anew a few times at most.
-        assert liar.store.counters["maps"] - maps < 20
-    log = device.log
-    assert "Traceback" not in log, log[log.index("Traceback") - 1000 :]
-    device.remove()
+        return pages.is_mapped(0)
+
+    until(distrusted, "the end of trust")
+    liar.store.lie = truth
+    pages.fill()
+    pages.check()
+    assert pages.status["alarms"] == []
 
 
-def test_a_donor_that_mends_its_ways_is_used_again(cluster: Cluster, liar: LyingDonor) -> None:
-    device = start(cluster, liar)
-    with Pages(device, seed=2) as pages:
-        fill(device, pages)
-        liar.store.lie = LIES["wrong_cookie"]
-
-        def distrusted() -> bool:
-            pages.check()
-            return mapped(device) == 0
-
-        until(distrusted, "the end of trust")
-        liar.store.lie = truth
-        fill(device, pages)
-        pages.check()
-        assert device.status["alarms"] == []
-    device.remove()
+def test_a_donor_that_floods_its_sessions_is_given_up(pages: Pages, liar: LyingDonor) -> None:
+    pages.fill()
+    liar.floods = True
+    pages.until_given_up("floods its control sessions")
+    assert pages.status["donors"][0]["sessions_broken"]["flood"] >= 3
+    assert "more than" in pages.device.log
 
 
-def test_a_donor_that_floods_its_sessions_is_given_up(cluster: Cluster, liar: LyingDonor) -> None:
-    device = start(cluster, liar)
-    with Pages(device, seed=4) as pages:
-        fill(device, pages)
-        liar.floods = True
-
-        def distrusted() -> bool:
-            pages.check()
-            pages.write()
-            return any("floods its control sessions" in alarm for alarm in device.status["alarms"])
-
-        until(distrusted, "the end of trust")
-        until(lambda: mapped(device) == 0, "its slabs to be unmapped")
-        pages.check()
-        assert device.status["donors"][0]["sessions_broken"]["flood"] >= 3
-        assert device.status["stats"]["requests_failed"] == 0
-    assert "more than" in device.log
-    assert "Traceback" not in device.log
-    device.remove()
-
-
-def test_a_donor_that_forgets_what_it_acknowledged(cluster: Cluster, liar: LyingDonor) -> None:
-    device = start(cluster, liar)
+def test_a_donor_that_forgets_what_it_acknowledged(pages: Pages, liar: LyingDonor) -> None:
     liar.store.stores = False
-    with Pages(device, seed=3) as pages:
-        fill(device, pages)
-        for _ in range(3):
-            pages.check()
-            pages.write()
-        stats = device.status["stats"]
-        assert stats["crc_errors_remote"] > 0
-        assert stats["requests_failed"] == 0
-    device.remove()
+    pages.fill()
+    for _ in range(3):
+        pages.check()
+        pages.write()
+    stats = pages.status["stats"]
+    assert stats["crc_errors_remote"] > 0
+    assert stats["requests_failed"] == 0

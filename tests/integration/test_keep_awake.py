@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.devices import nbd_bytes as nbd
 from support.devices.cluster import Cluster, Device, until
+from support.devices.nbd_client import connected
 
 from infiniswap.system.keep_awake import REQUEST_PATH
 
@@ -43,10 +43,8 @@ def page_ins(device: Device) -> Iterator[None]:
         # Ends with its connection, too: the device may be killed meanwhile.
         with (
             contextlib.suppress(OSError, struct.error),
-            socket.socket(socket.AF_UNIX) as client,
+            connected(device.run / "nbd.sock") as client,
         ):
-            client.connect(str(device.run / "nbd.sock"))
-            assert nbd.open_export(client, "") == nbd.ACK
             offset = 0
             while not stop.is_set():
                 nbd.read(client, offset, _READ_BYTES)
@@ -66,9 +64,7 @@ def start(cluster: Cluster, **changes: str) -> Device:
 
 
 def write_all(device: Device) -> None:
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(device.run / "nbd.sock"))
-        assert nbd.open_export(client, "") == nbd.ACK
+    with connected(device.run / "nbd.sock") as client:
         for offset in range(0, 32 << 20, 1 << 19):
             assert nbd.write(client, offset, b"x" * (1 << 19)) == 0
 

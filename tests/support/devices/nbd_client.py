@@ -24,13 +24,8 @@ def connected(path: Path, wait_s: float = WAIT_S) -> socket.socket:
         return True
 
     until(connect, f"{path} to be served")
-    nbd_bytes.receive(client, len(nbd_bytes.GREETING))
-    client.sendall(nbd_bytes.FLAGS + nbd_bytes.go(""))
-    while True:
-        _, _, kind, length = struct.unpack(">QIII", nbd_bytes.receive(client, 20))
-        nbd_bytes.receive(client, length)
-        if kind == nbd_bytes.ACK:
-            return client
+    assert nbd_bytes.open_export(client, "") == nbd_bytes.ACK
+    return client
 
 
 def ask(client: socket.socket, command: int, offset: int, data: bytes | int) -> bytes:

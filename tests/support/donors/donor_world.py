@@ -138,10 +138,12 @@ async def refusal(request: Awaitable[object]) -> str:
 
 
 @contextlib.asynccontextmanager
-async def raw(w: World) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+async def raw(w: World, host: str = "") -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+    """From that address of the loopback."""
+    connector = aiohttp.TCPConnector(local_addr=(host, 0) if host else None)
     async with (
         asyncio.timeout(WAIT_S),
-        aiohttp.ClientSession() as http,
+        aiohttp.ClientSession(connector=connector) as http,
         http.ws_connect(f"http://{w.address}{m.SESSION_PATH}", protocols=(m.SUBPROTOCOL,)) as ws,
     ):
         yield ws
