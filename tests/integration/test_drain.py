@@ -119,16 +119,6 @@ def hold(donor: Donor, count: int, has_backup: bool) -> asyncio.Task[None]:
     return asyncio.create_task(work())
 
 
-def drain_command(cluster: Cluster, donor: Donor) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*cluster.program, "donor", "drain", donor.address],
-        env=cluster.env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 async def command(cluster: Cluster, *args: str) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(cluster.cli, "donor", *args)
 
@@ -168,18 +158,18 @@ async def test_the_command_waits_until_it_is_done_and_a_restart_forgets_nothing(
     assert "still draining" not in again.log
 
 
-async def test_a_device_that_starts_says_which_donor_lends_nothing(cluster: Cluster) -> None:
-    donor = await asyncio.to_thread(cluster.donor)
+def test_a_device_that_starts_says_which_donor_lends_nothing(cluster: Cluster) -> None:
+    donor = cluster.donor()
     start = ["device", "start", cluster.name(), "--donors", donor.address, "--size", "64M"]
     start += ["--frontend", "nbd-socket"]
-    assert (await command(cluster, "drain", donor.address)).returncode == 0
-    done = await asyncio.to_thread(cluster.cli, *start)
+    cluster.ok("donor", "drain", donor.address)
+    done = cluster.cli(*start)
     assert done.returncode == 0, done.stderr
     assert f"donor {donor.address} is draining and lends nothing" in done.stderr
     assert f"`infiniswap donor undrain {donor.address}`" in done.stderr
-    await asyncio.to_thread(cluster.ok, "device", "remove", start[2])
-    assert (await command(cluster, "undrain", donor.address)).returncode == 0
-    done = await asyncio.to_thread(cluster.cli, *start)
+    cluster.ok("device", "remove", start[2])
+    cluster.ok("donor", "undrain", donor.address)
+    done = cluster.cli(*start)
     assert done.returncode == 0, done.stderr
     assert "lends nothing" not in done.stderr
 
@@ -188,11 +178,16 @@ async def test_an_interrupted_command_does_not_end_the_drain(cluster: Cluster) -
     donor = await asyncio.to_thread(cluster.donor)
     holder = hold(donor, 2, False)
     await until_mapped(donor, 2)
-    process = drain_command(cluster, donor)
+    process = await asyncio.create_subprocess_exec(
+        *(*cluster.program, "donor", "drain", donor.address),
+        env=cluster.env,
+        stderr=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+    )
     await asyncio.to_thread(wait_until, lambda: "asks for drain" in donor.log, "the drain")
     await asyncio.to_thread(wait_until, lambda: "[slab-kept]" in donor.log, "a refusal")
     process.send_signal(signal.SIGINT)
-    _, said = await asyncio.to_thread(process.communicate, timeout=WAIT_S)
+    said = (await asyncio.wait_for(process.communicate(), WAIT_S))[1].decode()
     assert process.returncode == 130
     # The one or the other: the donor may have refused before the command had heard its answer.
     assert "keeps draining; `undrain` ends" in said or "may have begun to drain; `undrain`" in said
