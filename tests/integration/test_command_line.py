@@ -104,6 +104,14 @@ def test_root_of_a_user_namespace_is_told_so(config: str) -> None:
     assert "user namespace" in done.stderr
 
 
+@pytest.fixture
+def kept(shared: Path) -> Path:
+    """A directory that root alone may look into."""
+    path = shared / "kept"
+    path.mkdir(mode=0o700)
+    return path
+
+
 # ---------------------------------------------------------------------------- another user
 
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
@@ -162,9 +170,7 @@ def test_whoever_may_not_read_the_configuration_is_told_so(
 
 @pytest.mark.requires_root
 @pytest.mark.requires_tool("setpriv")
-def test_what_a_user_may_not_see_is_not_said_to_be_absent(config: str, shared: Path) -> None:
-    kept = shared / "kept"
-    kept.mkdir(mode=0o700)
+def test_what_a_user_may_not_see_is_not_said_to_be_absent(config: str, kept: Path) -> None:
     done = infiniswap("device", "list", "--config", config, by=NOBODY)
     assert done.returncode == 0
     assert done.stderr.count(f"this user may not look into {kept}") == 1
@@ -175,10 +181,8 @@ def test_what_a_user_may_not_see_is_not_said_to_be_absent(config: str, shared: P
 @pytest.mark.requires_tool("setpriv")
 @pytest.mark.parametrize("action", ["show", "stop", "restart", "reload"])
 def test_an_unknown_device_is_told_where_this_user_may_not_look_for_stopped_ones(
-    config: str, shared: Path, action: str
+    config: str, kept: Path, action: str
 ) -> None:
-    kept = shared / "kept"
-    kept.mkdir(mode=0o700)
     done = infiniswap("device", action, "absent", "--config", config, by=NOBODY)
     assert done.returncode == 11, done.stderr
     assert "no device named absent is running" in done.stderr
@@ -192,10 +196,8 @@ def test_an_unknown_device_is_told_where_this_user_may_not_look_for_stopped_ones
 @pytest.mark.requires_tool("setpriv")
 @pytest.mark.parametrize("options", [("--release",), ("--pool", "1G", "--data-port", "0")])
 def test_a_daemon_of_another_user_is_told_what_it_may_not_do(
-    config: str, shared: Path, options: tuple[str, ...]
+    config: str, kept: Path, options: tuple[str, ...]
 ) -> None:
-    kept = shared / "kept"
-    kept.mkdir(mode=0o700)
     Path(config).write_text(f'[daemon]\nrun_dir = "{kept}"\nstate_dir = "{kept}"\n')
     done = infiniswap("daemon", "--config", config, *options, by=NOBODY)
     assert (done.returncode, "Run it with sudo" in done.stderr) == (4, True), done.stderr

@@ -70,15 +70,15 @@ def troubles(device: Device) -> list[str]:
     return [text for text in degraded if "peers" in text or "broker" in text]
 
 
-def until_mapped(device: Device, data: Copied) -> dict[str, int]:
-    """Until every slab has a donor; returns slabs()."""
+def until_mapped(device: Device, data: Copied, count: int = SLABS) -> dict[str, int]:
+    """Until so many slabs have a donor; returns how many each donor has that has any."""
 
-    def mapped() -> bool:
+    def mapped() -> dict[str, int] | None:
         data.write()
-        return sum(slabs(device).values()) == SLABS
+        found = {address: number for address, number in slabs(device).items() if number}
+        return found if sum(found.values()) == count else None
 
-    until(mapped, "slabs that are mapped")
-    return slabs(device)
+    return dict(until(mapped, f"{count} slabs that are mapped"))
 
 
 def test_a_file_of_peers_is_read_again_and_a_broken_one_changes_nothing(
@@ -92,12 +92,7 @@ def test_a_file_of_peers_is_read_again_and_a_broken_one_changes_nothing(
     device = start(cluster, INFINISWAP_CLUSTER_PEERS_FILE=str(peers))
     data = Copied(device, tmp_path)
     data.draw(SIZE)
-
-    def one_is_mapped() -> bool:
-        data.write()
-        return slabs(device) == {small.address: 1}
-
-    until(one_is_mapped, "the slab that there is room for")
+    assert until_mapped(device, data, 1) == {small.address: 1}
     peers.write_text(f"{small.address}\nno address\n{other.address}\n")
     until(lambda: troubles(device), "word of the broken file")
     assert "line 2 is not an address" in troubles(device)[0]
@@ -157,12 +152,7 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
     device = start(cluster, INFINISWAP_CLUSTER_PEERS_FILE=str(peers))
     data = Copied(device, tmp_path)
     data.draw(SIZE)
-
-    def one_is_mapped() -> bool:
-        data.write()
-        return slabs(device) == {small.address: 1}
-
-    until(one_is_mapped, "the slab that there is room for")
+    assert until_mapped(device, data, 1) == {small.address: 1}
     report = findings(cluster, INFINISWAP_CLUSTER_PEERS="127.0.0.1:2")
     for words in (
         "degraded: 127.0.0.1:2: ",
@@ -199,11 +189,7 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
         nobody = {*addresses, "127.0.0.1:2"}
         until(lambda: nobody <= slabs(device).keys(), "hosts that are none")
         assert {k: v for k, v in slabs(device).items() if v} == {small.address: 1}
-        mapped = until_mapped(device, data)
-        assert {k: v for k, v in mapped.items() if v} == {
-            small.address: 1,
-            second.address: SLABS - 1,
-        }
+        assert until_mapped(device, data) == {small.address: 1, second.address: SLABS - 1}
         for liar in liars:
             broker.retain(topic(liar), b"")
         peers.write_text("# nobody any more\n")
@@ -408,6 +394,14 @@ async def test_two_daemons_with_one_identity_are_told_and_leftovers_are_cleared(
         await asyncio.wait(tasks)
 
 
+async def listen_once(server: asyncio.Server, **keys: object) -> None:
+    """As a device does, to the broker that a test plays."""
+    port = server.sockets[0].getsockname()[1]
+    keys = {f"mqtt.{key}": value for key, value in keys.items()}
+    config = load(Path("/dev/null"), {**keys, "mqtt.broker": f"127.0.0.1:{port}"}, {})
+    await Listener(config.mqtt, "default", Directory("default", None), Random()).once()
+
+
 async def test_an_older_broker_is_spoken_to_in_its_version_and_a_liar_is_explained() -> None:
     """MQTT 3.1.1: the first byte of CONNACK is 0x20, of SUBACK 0x90; level 5 is refused with 1."""
     tried = []
@@ -423,18 +417,13 @@ async def test_an_older_broker_is_spoken_to_in_its_version_and_a_liar_is_explain
                 await reader.read(4096)
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    config = load(Path("/dev/null"), {"mqtt.broker": f"127.0.0.1:{port}"}, {})
-    try:
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         answer = b"\x20\x02\x00\x00"
-        await Listener(config.mqtt, "default", Directory("default", None), Random()).once()
+        await listen_once(server)
         assert tried == [5, 4]
         answer = b"\xff" * 64
-        with pytest.raises(BrokerError, match=f"broker 127.0.0.1:{port}"):
-            await Listener(config.mqtt, "default", Directory("default", None), Random()).once()
-    finally:
-        server.close()
+        with pytest.raises(BrokerError, match=r"broker 127\.0\.0\.1:\d"):
+            await listen_once(server)
 
 
 async def test_a_broker_that_answers_too_late_is_left_with_no_connection(
@@ -452,13 +441,7 @@ async def test_a_broker_that_answers_too_late_is_left_with_no_connection(
         writer.close()
 
     monkeypatch.setattr(mqtt, "CONNECT_S_MAX", 0.2)
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    keys = {"mqtt.protocol": "5", "mqtt.keepalive_s": 3600}
-    config = load(Path("/dev/null"), {**keys, "mqtt.broker": f"127.0.0.1:{port}"}, {})
-    try:
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         with pytest.raises(BrokerError, match=r"no answer in MQTT within 0\.2 s"):
-            await Listener(config.mqtt, "default", Directory("default", None), Random()).once()
+            await listen_once(server, protocol="5", keepalive_s=3600)
         await eventually(lambda: seen == ["opened", "closed"])
-    finally:
-        server.close()

@@ -183,13 +183,12 @@ def _data(cluster: Cluster) -> Path:
 
 
 @pytest.mark.requires_tool("curl")
-def test_only_the_token_opens_them_and_it_opens_nothing_else(cluster: Cluster) -> None:
+def test_only_the_token_opens_them_and_it_opens_nothing_else(
+    cluster: Cluster, secret_file: Path
+) -> None:
     """It is made, and shown, as docs/metrics.md says."""
     make, show = (block.body for block in marked(Path("docs/metrics.md"), "on", "prometheus"))
-    secret = cluster.root / "secret"
-    secret.touch(0o600)
-    secret.write_text("s" * 32)
-    cluster.env["INFINISWAP_CLUSTER_SECRET_FILE"] = str(secret)
+    cluster.env["INFINISWAP_CLUSTER_SECRET_FILE"] = str(secret_file)
     path = cluster.root / "metrics-token"
     cluster.env["INFINISWAP_CLUSTER_METRICS_TOKEN_FILE"] = str(path)
     assert "/etc/infiniswap/metrics-token" in make
@@ -209,7 +208,7 @@ def test_only_the_token_opens_them_and_it_opens_nothing_else(cluster: Cluster) -
     assert families(_shell(show)) == names
     for port in (donor.control, port_of(device)):
         assert get(port, token=token)[0] == 200
-        for wrong in ("", "wrong", token[:-1], "s" * 32):
+        for wrong in ("", "wrong", token[:-1], secret_file.read_text()):
             status, text = get(port, token=wrong)
             assert status == 401, wrong
             assert "Bearer" in text

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from openapi_schema_validator import OAS31Validator
 from support.devices.cluster import WAIT_S, Cluster
+from support.donors.donor_world import SECRET
 
 from infiniswap.control.auth import http_authorization
 from infiniswap.device.control.client import _UnixConnection
 
 pytestmark = pytest.mark.requires_native
-
-SECRET = "s" * 32
 
 
 def check(connection: http.client.HTTPConnection, secret: bytes | None) -> set[str]:
@@ -78,15 +77,12 @@ def check(connection: http.client.HTTPConnection, secret: bytes | None) -> set[s
     return asked
 
 
-def test_both_answer_as_their_documents_say(cluster: Cluster, tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.touch(0o600)
-    secret.write_text(SECRET)
+def test_both_answer_as_their_documents_say(cluster: Cluster, secret_file: Path) -> None:
     open_donor = cluster.donor()
-    cluster.env["INFINISWAP_CLUSTER_SECRET_FILE"] = str(secret)
+    cluster.env["INFINISWAP_CLUSTER_SECRET_FILE"] = str(secret_file)
     closed_donor = cluster.donor()
     device = cluster.start("--frontend", "nbd-socket", "--donors", closed_donor.address, size="64M")
-    for donor, known in ((open_donor, None), (closed_donor, SECRET.encode())):
+    for donor, known in ((open_donor, None), (closed_donor, SECRET)):
         connection = http.client.HTTPConnection("127.0.0.1", donor.control, timeout=WAIT_S)
         paths = check(connection, known)
         connection.close()
