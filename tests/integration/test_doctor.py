@@ -5,12 +5,18 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support.devices.cluster import Cluster
+
+from infiniswap import config as configuration
+from infiniswap.cli import doctor
+from infiniswap.cli.doctor import swap
+from infiniswap.cli.doctor.finding import WARN
 
 COMMAND = (sys.executable, "-m", "infiniswap", "doctor")
 
@@ -37,12 +43,31 @@ def test_json_names_every_check_with_a_known_state() -> None:
     assert all(finding["mend"] for finding in findings if finding["state"] != "ok")
 
 
+def test_an_unreachable_donor_is_a_finding_with_its_remedy() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        done = run_doctor("--donors", f"127.0.0.1:{unused.getsockname()[1]}")
+    assert "connection refused" in done.stdout
+    assert "infiniswap daemon" in done.stdout
+
+
 def test_a_backup_directory_in_memory_is_found() -> None:
     done = run_doctor("--json", INFINISWAP_DEVICE_BACKUP_DIR="/dev/shm")
     backup = [f for f in json.loads(done.stdout) if f["name"] == "backup"]
     assert backup[0]["state"] == "missing"
     assert "memory" in backup[0]["what"]
     assert done.returncode == 5
+
+
+def test_a_check_that_fails_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> object:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(swap, "areas", broken)
+    config = configuration.load(Path("/dev/null"), environ={})
+    findings = list(doctor.examine(config))
+    assert [f for f in findings if f.name == "swap" and f.state == WARN]
+    assert [f for f in findings if f.name == "donors"]
 
 
 def test_a_mistake_in_the_configuration_hides_nothing() -> None:

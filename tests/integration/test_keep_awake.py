@@ -91,6 +91,15 @@ def test_a_device_holds_the_request_while_pages_come_in(shared_cluster: Cluster)
     assert not any(item.startswith("keep-awake") for item in device.status["degraded"])
 
 
+def test_off_is_off(shared_cluster: Cluster) -> None:
+    device = start(shared_cluster, INFINISWAP_DEVICE_KEEP_AWAKE="off")
+    with page_ins(device):
+        before = device.status["stats"]["pages_in"]
+        until(lambda: device.status["stats"]["pages_in"] > before + 10_000, "page-ins")
+        assert not holds(device.pid)
+        assert device.status["awake"] is False
+
+
 @pytest.mark.parametrize(("mode", "wanted"), [("auto", True), ("off", False)])
 def test_a_donor_does_so_only_when_told_to(cluster: Cluster, mode: str, wanted: bool) -> None:
     cluster.env["INFINISWAP_DAEMON_KEEP_AWAKE"] = mode

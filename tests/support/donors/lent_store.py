@@ -62,6 +62,7 @@ def lent_store(
             slab_bytes,
             slabs_max or slots - 1,
             leases_max=4,
+            handshake_ms_max=60_000,
             send_ms_max=send_ms_max,
             connections_per_host_max=connections_per_host_max,
         )
