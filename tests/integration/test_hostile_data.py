@@ -157,6 +157,26 @@ def test_ten_thousand_connections_of_one_host_take_its_places_only() -> None:
         still_serves(lent)
 
 
+def test_connections_that_say_nothing_make_room_at_their_deadline() -> None:
+    most = 8
+    with (
+        lent_store(
+            slab_bytes=SLAB, slots=2, handshake_ms_max=SHORT_MS, connections_max=most
+        ) as lent,
+        contextlib.ExitStack() as held,
+    ):
+        silent = [held.enter_context(lent.dial()) for _ in range(most)]
+        for client in silent:
+            assert receive(client, len(GREETING)) == GREETING
+        with lent.dial("127.0.0.2") as surplus:
+            assert receive(surplus, 1) == b""
+        for client in silent:
+            assert ends(client)
+        until_gone(lent)
+        assert lent.store.stats()["protocol_errors"] == most
+        still_serves(lent)
+
+
 # ---------------------------------------------------------------------------- neighbours
 
 

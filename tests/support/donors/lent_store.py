@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypedDict, Unpack
 
 from infiniswap.engine.store import MappedSlot, Store, StoreConfig
 from infiniswap.units import MIB
@@ -41,32 +42,33 @@ class LentStore:
         return socket.create_connection(("127.0.0.1", self.port), WAIT_S, (host, 0))
 
 
+class Limits(TypedDict, total=False):
+    """Of StoreConfig, what tests change."""
+
+    handshake_ms_max: int
+    send_ms_max: int
+    connections_max: int
+    connections_per_host_max: int
+
+
 @contextlib.contextmanager
 def lent_store(
     *,
     slab_bytes: int = 8 * MIB,
     slots: int = 5,
     slabs_max: int = 0,
-    send_ms_max: int = 30_000,
-    connections_per_host_max: int = 128,
+    **limits: Unpack[Limits],
 ) -> Iterator[LentStore]:
     """Runs a store on a free port of the loopback, with `slots` - 1 slabs in it.
 
     Args:
         slabs_max: 0: no more than these.
+        limits: other fields of StoreConfig.
     """
     from infiniswap.engine.native import NativeStore
 
-    store = NativeStore(
-        StoreConfig(
-            slab_bytes,
-            slabs_max or slots - 1,
-            leases_max=4,
-            handshake_ms_max=60_000,
-            send_ms_max=send_ms_max,
-            connections_per_host_max=connections_per_host_max,
-        )
-    )
+    patient: Limits = {"handshake_ms_max": 60_000, **limits}
+    store = NativeStore(StoreConfig(slab_bytes, slabs_max or slots - 1, leases_max=4, **patient))
     try:
         for _ in range(slots - 1):
             store.preallocate()
