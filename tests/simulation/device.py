@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from support.devices.stepped_engine import SimDone, lib
 
@@ -20,12 +19,15 @@ from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.engine.protocol import EngineConfig
 from infiniswap.policy.ahead import MapAhead
 from infiniswap.policy.refill import Refill
-from infiniswap.units import PAGE_BYTES, HostPort
+from infiniswap.units import PAGE_BYTES
 from simulation.donor import SECRET
-from simulation.engine import Connection, CoupledEngine, Dial
-from simulation.loop import Host, SimLoop
+from simulation.engine import Connection, CoupledEngine
+from simulation.loop import Host
 from simulation.model import Pages, Version, page_bytes
-from simulation.network import Network
+from simulation.store import SLAB_BYTES, SLAB_PAGES
+
+if TYPE_CHECKING:
+    from simulation.world import World
 
 REQUEST_PAGES_MAX = 8
 REQUESTS_MAX = 12
@@ -66,59 +68,46 @@ class SimDevice:
     """One device's process.
 
     Args:
-        loop, network: the world.
+        world: that it is in.
         rng: what happens.
         number: names it.
-        slabs, slab_pages: its size; the last slab is cut short.
+        slabs: its size; the last slab is cut short.
         has_backup: otherwise every slab is kept mapped, and pages are lost with their donors.
-        donors: addresses.
-        dial: see CoupledEngine.
-        stalled: whether a connection carries nothing now.
-        failed: told what is wrong.
         ahead_share: of all devices with a backup, those that map ahead.
     """
 
     def __init__(
         self,
-        loop: SimLoop,
-        network: Network,
+        world: World,
         rng: Random,
         number: int,
         slabs: int,
-        slab_pages: int,
         has_backup: bool,
-        donors: list[HostPort],
-        dial: Dial,
-        stalled: Callable[[Connection], bool],
-        failed: Callable[[str], None],
         ahead_share: float = 0.5,
     ) -> None:
         self.name = f"device{number}"
-        self.host: Host = loop.host(self.name)
+        self.host: Host = world.loop.host(self.name)
         self.slabs = slabs
         self.has_backup = has_backup
-        self.engine_stopped = False
+        self.threads_frozen = False
         """Its C threads stand still."""
         self.faults = True
         self.disk_fails = False
         self.disk_failed = False
         self.requests: dict[int, Request] = {}
         self.reads = 0
-        self._loop = loop
+        self._world = world
+        self._loop, self._network = world.loop, world.network
         self._rng = rng
         self._number = number
         self._values = 0
         self._clock = 0
-        self._network = network
-        self._stalled = stalled
-        self._failed = failed
-        slab_bytes = slab_pages * PAGE_BYTES
-        self.pages = Pages(slabs * slab_pages - 3)
+        self.pages = Pages(slabs * SLAB_PAGES - 3)
         self.engine = CoupledEngine(
             self.name,
             EngineConfig(
                 size_bytes=self.pages.count * PAGE_BYTES,
-                slab_bytes=slab_bytes,
+                slab_bytes=SLAB_BYTES,
                 staging_pages=64,
                 request_bytes_max=REQUEST_PAGES_MAX * PAGE_BYTES,
                 requests_max=REQUESTS_MAX,
@@ -127,22 +116,20 @@ class SimDevice:
                 hedge_us_min=rng.choice((0, 1)),
                 no_backup=not has_backup,
             ),
-            dial,
+            lambda config: world.dial(self, config),
             self._broken,
-            lambda connection: None,
         )
         self._fd = self.engine.eventfd
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
-        client = ClientConfig(
-            secret=SECRET, connect_s=1.0, renew_s=4.0, send_s=2.0, http=network.client(self.host)
-        )
+        http = self._network.client(self.host)
+        client = ClientConfig(secret=SECRET, connect_s=1.0, renew_s=4.0, send_s=2.0, http=http)
         self._config = LinkConfig(
             identity=Identity(f"00000000-0000-0000-0000-{number:012x}", self.name, self.name),
             client=client,
             device=DeviceConfig(
                 transport="tcp",
-                slab_bytes=slab_bytes,
+                slab_bytes=SLAB_BYTES,
                 queues=rng.choice((1, 2)),
                 connect_ms=1000,
                 request_ms=round(REQUEST_S * 1000),
@@ -152,9 +139,9 @@ class SimDevice:
             has_backup=has_backup,
         )
         maps_ahead = has_backup and rng.random() < ahead_share
-        self.host.run(self._start, donors, slab_pages, maps_ahead)
+        self.host.run(self._start, maps_ahead)
 
-    def _start(self, donors: list[HostPort], slab_pages: int, maps_ahead: bool) -> None:
+    def _start(self, maps_ahead: bool) -> None:
         self.mapper = SlabMapper(
             self.engine,
             self.slabs,
@@ -162,20 +149,21 @@ class SimDevice:
             Random(self._rng.getrandbits(64)),
             self._loop.time(),
             Refill(self._rng.choice((0.0, 500.0)) if self.has_backup else 0.0, self._loop.time()),
-            slab_pages,
-            MapAhead(self.slabs, slab_pages) if maps_ahead else None,
+            SLAB_PAGES,
+            MapAhead(self.slabs, SLAB_PAGES) if maps_ahead else None,
         )
         self.mapper.is_eager = not self.has_backup
         executor: Any = None
         self.mapper.lenders.links = [
-            Link(donor, self.engine, self.mapper, self._config, executor) for donor in donors
+            Link(donor.address, self.engine, self.mapper, self._config, executor)
+            for donor in self._world.donors
         ]
         self._task = self._loop.create_task(self.mapper.run(), name="mapper")
         self._task.add_done_callback(self._ended)
 
     def _ended(self, task: Any) -> None:
         if not task.cancelled():
-            self._failed(f"{self.name}: the mapper ended: {task.exception()!r}")
+            self._world.failed(f"{self.name}: the mapper ended: {task.exception()!r}")
 
     async def close(self) -> None:
         """As DeviceService does it."""
@@ -250,14 +238,14 @@ class SimDevice:
         self._clock += 1
         request = self.requests.pop(done.id, None)
         if request is None:
-            self._failed(f"{self.name}: request {done.id} was answered twice")
+            self._world.failed(f"{self.name}: request {done.id} was answered twice")
             return
         self._loop.note(f"{self.name}: {request.op} {request.page} {done.error}")
         if done.error:
             is_borne = request.disk_failed if request.op == lib.ISW_SIM_READ else self.disk_failed
             is_borne |= not self.has_backup
             if not is_borne:
-                self._failed(f"{self.name}: {request} failed ({done.error}) with a backup")
+                self._world.failed(f"{self.name}: {request} failed ({done.error}) with a backup")
             return
         for version in request.versions:
             version.completed = self._clock
@@ -265,7 +253,7 @@ class SimDevice:
             self.reads += request.pages
             wrong = self.pages.wrong(request.page, done.data, request.submitted)
             if wrong:
-                self._failed(f"{self.name}: {wrong}")
+                self._world.failed(f"{self.name}: {wrong}")
 
     # ----------------------------------------------------------------------- steps
 
@@ -297,7 +285,7 @@ class SimDevice:
     def _remote_step(self, connection: Connection) -> None:
         rng, remote = self._rng, connection.remote
         n = rng.randrange(64)
-        if self._stalled(connection):
+        if self._world.is_stalled(self, connection):
             self._wait_for(connection)
             return
         connection.stalled_s = None
@@ -341,7 +329,7 @@ class SimDevice:
     def _notice(self, connection: Connection) -> None:
         if connection.is_closed:
             return
-        if self._stalled(connection):
+        if self._world.is_stalled(self, connection):
             self._loop.world.run(self._loop.call_later, 0.3, self._notice, connection)
         else:
             connection.gone()

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from infiniswap.config import ClusterConfig, Config, DaemonConfig, PolicyConfig
 from infiniswap.control import messages as m
@@ -20,10 +19,13 @@ from infiniswap.donor.leases import LeaseRecord
 from infiniswap.donor.service import DonorService
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
 from infiniswap.testing.memory import FakeMemory
-from infiniswap.units import GIB, HostPort
-from simulation.loop import Host, SimLoop, SimTask
-from simulation.network import End, Network
-from simulation.store import Files, Mapping, SimStore, Unmapping
+from infiniswap.units import HostPort
+from simulation.loop import Host, SimTask
+from simulation.network import End
+from simulation.store import PRETENDED_BYTES, SLAB_BYTES, Files, SimStore
+
+if TYPE_CHECKING:
+    from simulation.world import World
 
 CONTROL_PORT = 9400
 DATA_PORT = 9401
@@ -31,22 +33,18 @@ SECRET = b"a secret of the simulated cluster"
 HEARTBEAT_S = 0.5
 MISSED_MAX = 5
 GRACE_S = 4.0
-PRETENDED_BYTES = 16 * GIB
-"""Of a slab, for the policy: it looks at a host with little memory twenty times a second."""
 
 
 class SimRecords:
-    """What a donor writes down; in its host's memory, as its slabs are."""
+    """What a donor writes down; in its host's memory, as its slabs are. See LeaseRecords."""
 
     def __init__(self) -> None:
         self.leases: dict[int, LeaseRecord] = {}
 
     def save(self, record: LeaseRecord) -> None:
-        """See LeaseRecords."""
         self.leases[record.lease] = record
 
     def remove(self, lease: int) -> None:
-        """See LeaseRecords."""
         self.leases.pop(lease, None)
 
 
@@ -54,27 +52,15 @@ class SimDonor:
     """One donor's machine; its daemon can be crashed, stopped and started again.
 
     Args:
-        loop, network: the world.
+        world: that it is in.
         rng: what the donor itself draws.
         number: names it.
-        slab_bytes, slabs_max: of its pool.
+        slabs_max: of its pool.
         state_dir: for the wish to drain.
-        unmapping, mapping: see SimStore.
-        failed: told when a loop of the daemon ends by itself.
     """
 
     def __init__(
-        self,
-        loop: SimLoop,
-        network: Network,
-        rng: Random,
-        number: int,
-        slab_bytes: int,
-        slabs_max: int,
-        state_dir: Path | None,
-        unmapping: Unmapping,
-        mapping: Mapping,
-        failed: Callable[[str], None],
+        self, world: World, rng: Random, number: int, slabs_max: int, state_dir: Path | None
     ) -> None:
         self.name = f"donor{number}"
         self.address = HostPort(self.name, CONTROL_PORT)
@@ -85,14 +71,11 @@ class SimDonor:
         """Down, and nobody tells those who ask."""
         self.threads_frozen = False
         """Its C threads stand still, too."""
-        self._loop = loop
-        self._network = network
+        self._world = world
+        self._loop, self._network = world.loop, world.network
         self._rng = rng
-        self._slab_bytes = slab_bytes
         self._slabs_max = slabs_max
         self._state_dir = state_dir
-        self._checks = (unmapping, mapping)
-        self._failed = failed
         self._sessions: set[SimTask] = set()
         self._loops: list[SimTask] = []
         self._left: tuple[str, Files, SimRecords] | None = None
@@ -105,19 +88,14 @@ class SimDonor:
         otherwise of another incarnation, with nothing lent."""
         if self.is_up:
             return
-        incarnation, files, records = self._left or (
-            f"{self._rng.getrandbits(128):032x}",
-            Files(),
-            SimRecords(),
-        )
+        new = f"{self._rng.getrandbits(128):032x}" if self._left is None else ""
+        incarnation, files, records = self._left or (new, Files(), SimRecords())
         self._left = None
         self._incarnation, self._records = incarnation, records
         self.host: Host = self._loop.host(self.name)
         self.is_up, self.is_silent = True, False
         self._network.host_back(self.name)
-        self.store = SimStore(
-            self._slab_bytes, PRETENDED_BYTES, self._slabs_max, self._rng, *self._checks, files
-        )
+        self.store = SimStore(self._world, self._slabs_max, self._rng, files)
         self.memory.store = self.store
         self.host.run(self._start)
         self._network.listen(str(self.address), self.host, self._serve)
@@ -142,7 +120,7 @@ class SimDonor:
                 daemon=DaemonConfig(
                     # Port 0: nothing is kept over restarts.
                     listen=HostPort(self.name, 0 if self._state_dir is None else CONTROL_PORT),
-                    slab_bytes=self._slab_bytes,
+                    slab_bytes=SLAB_BYTES,
                     lease_grace_s=GRACE_S,
                     state_dir=self._state_dir or Path(),
                 ),
@@ -177,7 +155,7 @@ class SimDonor:
 
     def _loop_ended(self, task: Any) -> None:
         if not task.cancelled():
-            self._failed(f"{self.name}: {task.get_name()} ended: {task.exception()!r}")
+            self._world.failed(f"{self.name}: {task.get_name()} ended: {task.exception()!r}")
 
     async def _serve(self, end: End, address: str) -> None:
         task: Any = asyncio.current_task()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from support.devices.stepped_engine import SimEngine, lib
 
 from infiniswap.engine.protocol import EngineConfig, RemoteConfig
 from infiniswap.errors import EngineError
-from simulation.store import SimStore, StoreLease
+from simulation.store import SLAB_BYTES, SimStore, StoreLease
 
 
 class Connection:
@@ -24,12 +25,11 @@ class Connection:
         is_closed: ... unless the donor's end is closed.
     """
 
-    def __init__(self, engine: CoupledEngine, donor: str, remote: int) -> None:
+    def __init__(self, engine: CoupledEngine, donor: str, remote: int, lease: StoreLease) -> None:
         self.engine = engine
         self.donor = donor
         self.remote = remote
-        self.store: SimStore | None = None
-        self.lease: StoreLease | None = None
+        self.lease = lease
         self.is_current = True
         self.is_broken = False
         self.is_closed = False
@@ -45,33 +45,17 @@ class Connection:
         self.is_closed = True
         if self.is_current:
             self.engine.fence(self.remote)
-            self.engine.closed(self)
 
     def gone(self) -> None:
         """The donor has noticed that the device's end is closed: all that was sent has landed."""
-        if self.lease is not None and self in self.lease.connections:
+        if self in self.lease.connections:
             self.lease.connections.remove(self)
         if not self.is_closed:
-            self.is_closed = True
-            if self.is_current:
-                self.engine.fence(self.remote)
+            self.closed_by_donor()
 
 
 Dial = Callable[[RemoteConfig], SimStore]
 """The store that answers at an address. Raises EngineError."""
-
-
-class _Raw:
-    """The engine's pointer as a context, for calls from the only thread."""
-
-    def __init__(self, pointer: Any) -> None:
-        self._pointer = pointer
-
-    def __enter__(self) -> Any:
-        return self._pointer
-
-    def __exit__(self, *_exc: object) -> None:
-        pass
 
 
 class CoupledEngine(SimEngine):
@@ -82,63 +66,56 @@ class CoupledEngine(SimEngine):
         config: shape.
         dial: finds the store.
         broken: told when the device's end of a connection is closed.
-        closed: told when the donor's end is.
     """
 
     def __init__(
-        self,
-        name: str,
-        config: EngineConfig,
-        dial: Dial,
-        broken: Callable[[Connection], None],
-        closed: Callable[[Connection], None],
+        self, name: str, config: EngineConfig, dial: Dial, broken: Callable[[Connection], None]
     ) -> None:
         super().__init__(config)
         with super()._use() as pointer:
-            self._raw = _Raw(pointer)
+            self._raw = contextlib.nullcontext(pointer)
         self.name = name
         self._dial = dial
         self._broken = broken
-        self.closed = closed
         self.connections: dict[int, Connection] = {}
 
     def _use(self) -> Any:
         # There is one thread: what else counts calls under way costs more than the calls.
         return self._raw if hasattr(self, "_raw") else super()._use()
 
-    def remote_connect(self, config: RemoteConfig) -> int:
-        """See Engine."""
+    def _lease(self, config: RemoteConfig) -> StoreLease:
         store = self._dial(config)
-        if not any(entry.token == config.token for entry in store.leases.values()):
+        found = [lease for lease in store.leases.values() if lease.token == config.token]
+        if not found or store.closed:
             raise EngineError("no such export", code=errno.ENOENT)
-        remote = self.remote(config.queues, config.export_bytes // store.slab_bytes)
-        self._bind(Connection(self, config.host, remote), store, config.token)
+        return found[0]
+
+    def remote_connect(self, config: RemoteConfig) -> int:
+        lease = self._lease(config)
+        remote = self.remote(config.queues, config.export_bytes // SLAB_BYTES)
+        self._bind(Connection(self, config.host, remote, lease))
         return remote
 
     def remote_reconnect(self, remote: int, config: RemoteConfig) -> None:
-        """See Engine."""
-        store = self._dial(config)
-        if not any(entry.token == config.token for entry in store.leases.values()):
-            raise EngineError("no such export", code=errno.ENOENT)
+        lease = self._lease(config)
         self.step(lib.ISW_STEP_UNPLUG)
         self.sim_reconnect(remote)
-        self._bind(Connection(self, config.host, remote), store, config.token)
+        self._bind(Connection(self, config.host, remote, lease))
 
-    def _bind(self, connection: Connection, store: SimStore, token: str) -> None:
-        old = self.connections.get(connection.remote)
-        if old is not None:
+    def _bind(self, connection: Connection) -> None:
+        if old := self.connections.get(connection.remote):
             old.is_current = False
         self.connections[connection.remote] = connection
-        connection.store = store
-        connection.lease = store.bind(connection, token)
+        lease = connection.lease
+        lease.connections.append(connection)
+        for slot in range(lease.slots_max):
+            connection.lay(slot, lease.slots[slot].memory if slot in lease.slots else None)
 
     def remote_shutdown(self, remote: int) -> None:
-        """See Engine."""
         super().remote_shutdown(remote)
         self.remote_broken(remote)
 
     def remote_destroy(self, remote: int) -> None:
-        """See Engine."""
         super().remote_destroy(remote)
         self.remote_broken(remote)
         self.connections.pop(remote).is_current = False

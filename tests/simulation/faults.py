@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from support.devices.stepped_engine import lib
 if TYPE_CHECKING:
     from simulation.device import SimDevice
     from simulation.donor import SimDonor
+    from simulation.loop import Host
     from simulation.world import World
 
 HOUR_S = 3600.0
@@ -31,26 +33,10 @@ class Faults:
         self.is_over = False
         self._numbers = 0
         kinds: list[Callable[[], None]] = [
-            self.cut_session,
-            self.cut_data,
-            self.flap,
-            self.partition,
-            self.partition,
-            self.stall_data,
-            self.crash,
-            self.crash,
-            self.restart,
-            self.crash_and_keep,
-            self.crash_and_keep,
-            self.restart_and_keep,
-            self.freeze_donor,
-            self.freeze_device,
-            self.kill_device,
-            self.evict,
-            self.evict,
-            self.drain,
-            self.squeeze,
-            self.disk,
+            *(self.cut_session, self.cut_data, self.flap, self.partition, self.partition),
+            *(self.stall_data, self.crash, self.crash, self.restart, self.crash_and_keep),
+            *(self.crash_and_keep, self.restart_and_keep, self.freeze_donor, self.freeze_device),
+            *(self.kill_device, self.evict, self.evict, self.drain, self.squeeze, self.disk),
             self.refuse,
         ]
         # Few kinds per seed: what is rare together with everything else is then common.
@@ -64,10 +50,13 @@ class Faults:
         if not self.is_over:
             kind = self._rng.choice(self._kinds)
             self.counts[kind.__name__] = self.counts.get(kind.__name__, 0) + 1
-            self._world.loop.note(kind.__name__)
-            self._world.say(kind.__name__)
+            self._tell(kind.__name__)
             kind()
             self.begin()
+
+    def _tell(self, what: str) -> None:
+        self._world.loop.note(what)
+        self._world.say(what)
 
     def _later(self, after_s: float, call: Callable[[], None]) -> None:
         self._world.loop.world.run(self._world.loop.call_later, after_s, call)
@@ -83,8 +72,7 @@ class Faults:
     def _end(self, key: object, undo: Callable[[], None]) -> None:
         if self._undo.get(key) is undo:
             del self._undo[key]
-            self._world.loop.note(f"end of {key}")
-            self._world.say(f"end of {key}")
+            self._tell(f"end of {key}")
             undo()
 
     def end_all(self) -> None:
@@ -123,7 +111,7 @@ class Faults:
         for _ in range(self._rng.randrange(3, 12)):
             after_s += self._rng.expovariate(50.0)
             cut_data = self._rng.random() < 0.7
-            self._later(after_s, lambda cut_data=cut_data: self._flap(device, donor, cut_data))
+            self._later(after_s, functools.partial(self._flap, device, donor, cut_data))
 
     def _flap(self, device: SimDevice, donor: SimDonor, cut_data: bool) -> None:
         if not cut_data:
@@ -154,16 +142,15 @@ class Faults:
 
     def crash(self) -> None:
         """A donor is gone at once, with or without its host; later it is back, and empty."""
-        donor = self._donor()
-        if donor.is_up:
-            donor.crash(silently=self._rng.random() < 0.5)
-            self._for(("crash", donor.name), donor.start)
+        self._crash(self._donor(), keeps=False)
 
     def crash_and_keep(self) -> None:
         """A donor's daemon is killed; the next one finds its slabs, and what was written down."""
-        donor = self._donor()
+        self._crash(self._donor(), keeps=True)
+
+    def _crash(self, donor: SimDonor, keeps: bool) -> None:
         if donor.is_up:
-            donor.crash(silently=False, keeps=True)
+            donor.crash(not keeps and self._rng.random() < 0.5, keeps)
             self._for(("crash", donor.name), donor.start)
 
     def restart(self) -> None:
@@ -196,37 +183,30 @@ class Faults:
 
     def freeze_donor(self) -> None:
         """A donor's interpreter, or its whole process, does not run."""
-        donor, since_s = self._donor(), self._world.loop.now_s
-        if not donor.is_up or donor.host.frozen:
+        donor = self._donor()
+        if donor.is_up:
+            self._freeze(donor, donor.host)
+
+    def freeze_device(self) -> None:
+        """Likewise a device."""
+        device = self._device()
+        self._freeze(device, device.host)
+
+    def _freeze(self, who: SimDonor | SimDevice, host: Host) -> None:
+        if host.frozen:
             return
-        host = donor.host
+        since_s = self._world.loop.now_s
         host.frozen = True
-        donor.threads_frozen = self._rng.random() < 0.5
+        who.threads_frozen = self._rng.random() < 0.5
 
         def thaw() -> None:
-            donor.threads_frozen = False
+            who.threads_frozen = False
             if not host.dead:
                 host.skew_s += self._clock_jump(since_s)
                 host.frozen = False
                 self._world.loop.wake(host)
 
-        self._for(("freeze", donor.name), thaw)
-
-    def freeze_device(self) -> None:
-        """Likewise a device."""
-        device, since_s = self._device(), self._world.loop.now_s
-        if device.host.frozen:
-            return
-        device.host.frozen = True
-        device.engine_stopped = self._rng.random() < 0.5
-
-        def thaw() -> None:
-            device.engine_stopped = False
-            device.host.skew_s += self._clock_jump(since_s)
-            device.host.frozen = False
-            self._world.loop.wake(device.host)
-
-        self._for(("freeze", device.name), thaw)
+        self._for(("freeze", who.name), thaw)
 
     def kill_device(self) -> None:
         """A device's process is gone; another one takes its place at once, under its name."""
@@ -261,30 +241,21 @@ class Faults:
         donor = self._donor()
         donor.memory.others_bytes = round(donor.memory.total_bytes * self._rng.uniform(0.3, 1.0))
 
-        def release() -> None:
-            donor.memory.others_bytes = 0
-
-        self._for(("squeeze", donor.name), release)
+        self._for(("squeeze", donor.name), lambda: setattr(donor.memory, "others_bytes", 0))
 
     def refuse(self) -> None:
         """A donor's host gives no memory, its old connections do not drain."""
         donor = self._donor()
-        donor.store.refuse_memory = True
-        donor.store.renewals_fail_share = 0.5
         store = donor.store
 
-        def mend() -> None:
-            store.refuse_memory = False
-            store.renewals_fail_share = 0.0
+        def refuse(share: float) -> None:
+            store.refuse_memory, store.renewals_fail_share = bool(share), share
 
-        self._for(("refuse", donor.name), mend)
+        refuse(0.5)
+        self._for(("refuse", donor.name), lambda: refuse(0.0))
 
     def disk(self) -> None:
         """A device's backup refuses writes and reads."""
         device = self._device()
         device.disk_fails = True
-
-        def mend() -> None:
-            device.disk_fails = False
-
-        self._for(("disk", device.name), mend)
+        self._for(("disk", device.name), lambda: setattr(device, "disk_fails", False))

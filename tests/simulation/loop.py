@@ -11,13 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import heapq
 import zlib
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from contextvars import Context
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+Call = Callable[[*Ts], object]
 
 
 class Host:
@@ -52,7 +62,8 @@ class Host:
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> SimTask:
         """Starts a task on this host."""
-        return self.run(lambda: self._loop.create_task(work, name=name))
+        task: SimTask = self.run(lambda: self._loop.create_task(work, name=name))
+        return task
 
     def open_tasks(self) -> list[SimTask]:
         """Those that have not ended, oldest first."""
@@ -75,7 +86,7 @@ class Host:
 _HOST: contextvars.ContextVar[Host] = contextvars.ContextVar("host")
 
 
-class SimFuture(asyncio.Future):  # type: ignore[type-arg]
+class _Numbered:
     """Hashed by its number: the order of sets must not depend on addresses."""
 
     number = 0
@@ -84,13 +95,10 @@ class SimFuture(asyncio.Future):  # type: ignore[type-arg]
         return self.number
 
 
-class SimTask(asyncio.Task):  # type: ignore[type-arg]
-    """Likewise."""
+class SimFuture(_Numbered, asyncio.Future[Any]): ...
 
-    number = 0
 
-    def __hash__(self) -> int:
-        return self.number
+class SimTask(_Numbered, asyncio.Task[Any]): ...
 
 
 class SimLoop(asyncio.AbstractEventLoop):
@@ -104,13 +112,12 @@ class SimLoop(asyncio.AbstractEventLoop):
     def __init__(self, rng: Random, failed: Callable[[str, BaseException | None], None]) -> None:
         self.now_s = 1000.0
         self.trace = 0
-        self.callbacks = 0
         self.hosts: list[Host] = []
         self._rng = rng
         self._failed = failed
         self._numbers = 0
         self._hosts_made = 0
-        self._readers: dict[int, tuple[Host, Callable[..., Any], tuple[Any, ...]]] = {}
+        self._readers: dict[object, tuple[Host, Callable[..., Any], tuple[Any, ...]]] = {}
         self.world = self.host("world")
 
     def host(self, name: str) -> Host:
@@ -128,7 +135,6 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def run_one(self, host: Host) -> None:
         """Runs one ready callback."""
-        self.callbacks += 1
         self.trace = zlib.crc32(b"%d %d" % (host.number, len(host.ready)), self.trace)
         handle = host.ready.popleft()
         if not handle.cancelled():
@@ -167,21 +173,20 @@ class SimLoop(asyncio.AbstractEventLoop):
         return _HOST.get(self.world).time()
 
     def get_debug(self) -> bool:
-        """Off."""
         return False
 
     def is_running(self) -> bool:
-        """Always, as far as anybody here can tell."""
         return True
 
     def is_closed(self) -> bool:
-        """Never."""
         return False
 
-    def _host_of(self, context: contextvars.Context | None) -> Host:
+    def _host_of(self, context: Context | None) -> Host:
         return _HOST.get(self.world) if context is None else context.get(_HOST, self.world)
 
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon(
+        self, callback: Call[*Ts], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
         """To the end of its host's queue."""
         handle = asyncio.Handle(callback, args, self, context)
         self._host_of(context).ready.append(handle)
@@ -190,7 +195,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     call_soon_threadsafe = call_soon
 
     def call_at(
-        self, when: float, callback: Any, *args: Any, context: Any = None
+        self, when: float, callback: Call[*Ts], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """By its host's clock."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
@@ -199,7 +204,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return handle
 
     def call_later(
-        self, delay: float, callback: Any, *args: Any, context: Any = None
+        self, delay: float, callback: Call[*Ts], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """By its host's clock."""
         when_s = self._host_of(context).time() + delay
@@ -209,7 +214,6 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Cancelled timers are dropped when they come up."""
 
     def create_future(self) -> SimFuture:
-        """A future with a number."""
         future = SimFuture(loop=self)
         self._numbers += 1
         future.number = self._numbers
@@ -227,18 +231,20 @@ class SimLoop(asyncio.AbstractEventLoop):
             host.open_tasks()
         return task
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> SimFuture:
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
+    ) -> asyncio.Future[T]:
         """Runs it after a while, at once and whole; a cancelled one may run all the same."""
-        future = self.create_future()
+        future: asyncio.Future[T] = self.create_future()
         delay_s = self._rng.choice((0.0, 0.001, 0.001, 0.01, 0.1))
-        self.call_later(delay_s, self._execute, future, func, args)
+        self.call_later(delay_s, self._execute, future, functools.partial(func, *args))
         return future
 
-    def _execute(self, future: SimFuture, func: Any, args: Any) -> None:
+    def _execute(self, future: asyncio.Future[T], func: Callable[[], T]) -> None:
         if future.cancelled() and self._rng.random() < 0.5:
             return  # it had not begun
         try:
-            result = func(*args)
+            result = func()
         except Exception as error:
             if not future.done():
                 future.set_exception(error)
@@ -246,12 +252,13 @@ class SimLoop(asyncio.AbstractEventLoop):
             if not future.done():
                 future.set_result(result)
 
-    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
+    def add_reader(
+        self, fd: FileDescriptorLike, callback: Callable[[*Ts], Any], *args: *Ts
+    ) -> None:
         """The scheduler says when it is readable."""
         self._readers[fd] = (_HOST.get(self.world), callback, args)
 
     def remove_reader(self, fd: Any) -> bool:
-        """See add_reader."""
         return self._readers.pop(fd, None) is not None
 
     def call_exception_handler(self, context: Any) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import errno
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +34,11 @@ _FAREWELL = "farewell"
 
 FIGURES = "figures-of-"
 """Before a name: the address that it stands for."""
+
+
+def _end(wait: SimFuture | None) -> None:
+    if wait is not None and not wait.done():
+        wait.set_result(None)
 
 
 class End:
@@ -103,17 +109,15 @@ class End:
     def broken(self) -> None:
         """The connection is over."""
         self.is_open = False
-        if self._farewell is not None and not self._farewell.done():
-            self._farewell.set_result(None)
+        _end(self._farewell)
         self._feed(_CLOSED)
 
     def _feed(self, message: WSMessage) -> None:
         self._inbox.append(message)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        _end(self._waiter)
 
 
-Listener = tuple[Host, Callable[[End, str], Awaitable[None]]]
+Serve = Callable[[End, str], Coroutine[Any, Any, None]]
 
 
 class Network:
@@ -128,9 +132,8 @@ class Network:
         self.loop = loop
         self.duplicate_share = 0.0
         self.delay_s_max = 0.002
-        self.messages = 0
         self._rng = rng
-        self._listeners: dict[str, Listener] = {}
+        self._listeners: dict[str, tuple[Host, Serve]] = {}
         self._ends: list[End] = []
         self._cut: set[tuple[str, str]] = set()
         self._silent: set[str] = set()
@@ -203,7 +206,6 @@ class Network:
 
     def send(self, end: End, text: str) -> None:
         """From one end to the other."""
-        self.messages += 1
         if end.host.dead:
             return
         if self.is_cut(end.host, end.peer.host):
@@ -211,9 +213,8 @@ class Network:
             return
         self._deliver_later(end, text)
         kind = _TYPE.search(text)
-        is_borne = kind is not None and kind.group(1) in _TWICE
-        if is_borne and self._rng.random() < self.duplicate_share:
-            if kind is not None and kind.group(1) in _TWICE_LATE:
+        if kind and kind[1] in _TWICE and self._rng.random() < self.duplicate_share:
+            if kind[1] in _TWICE_LATE:
                 later_s = self._rng.choice((0.001, 0.1, 0.5, 2.0))
                 self.loop.world.run(self.loop.call_later, later_s, self._deliver, end, text)
             else:
@@ -228,7 +229,7 @@ class Network:
             end.held.append(text)
             return
         kind = _TYPE.search(text)
-        what = kind.group(1) if kind else text
+        what = kind[1] if kind else text
         self.loop.note(f"{end.host.name} > {end.peer.host.name}: {what}")
         if end.peer.host.dead:
             if end.peer.host.name not in self._silent:
@@ -238,7 +239,7 @@ class Network:
 
     # ----------------------------------------------------------------- connections
 
-    def listen(self, address: str, host: Host, serve: Callable[[End, str], Any]) -> None:
+    def listen(self, address: str, host: Host, serve: Serve) -> None:
         """Connections to an address are served by `serve`."""
         self._listeners[address] = (host, serve)
 
@@ -253,37 +254,30 @@ class Network:
     async def open(self, host: Host, address: str) -> End:
         """Connects; waits for as long as nobody answers."""
         while True:
-            done = self.loop.create_future()
-            self.loop.world.run(self.loop.call_later, self._delay_s(), self._knock, done)
-            await done
+            await self._pause(self._delay_s())
             address = address.removeprefix(FIGURES)
             name, _, _ = address.partition(":")
             listener = self._listeners.get(address)
-            if (host.name, name) in self._cut or name in self._silent:
-                continue_s = 0.2  # the kernel sends its SYN again
-            elif listener is None:
+            is_heard = (host.name, name) not in self._cut and name not in self._silent
+            if is_heard and listener is None:
                 key = SimpleNamespace(host=name, port=0, ssl=False)
                 error = OSError(errno.ECONNREFUSED, "Connection refused")
                 raise aiohttp.ClientConnectorError(key, error)  # type: ignore[arg-type]
-            elif listener[0].frozen:
-                continue_s = 0.2
-            else:
-                return self._connect(host, listener)
-            pause = self.loop.create_future()
-            self.loop.world.run(self.loop.call_later, continue_s, self._knock, pause)
-            await pause
+            if is_heard and listener is not None and not listener[0].frozen:
+                return self._connect(host, *listener)
+            await self._pause(0.2)  # the kernel sends its SYN again
 
-    @staticmethod
-    def _knock(done: SimFuture) -> None:
-        if not done.done():
-            done.set_result(None)
+    async def _pause(self, pause_s: float) -> None:
+        """By the world's clock, whatever the host's shows."""
+        over = self.loop.create_future()
+        self.loop.world.run(self.loop.call_later, pause_s, _end, over)
+        await over
 
-    def _connect(self, host: Host, listener: Listener) -> End:
-        there, serve = listener
+    def _connect(self, host: Host, there: Host, serve: Serve) -> End:
         mine, theirs = End(self, host), End(self, there)
         mine.peer, theirs.peer = theirs, mine
         self._ends += [mine, theirs]
-        there.spawn(serve(theirs, f"{host.name}:1"), "session")  # type: ignore[arg-type]
+        there.spawn(serve(theirs, f"{host.name}:1"), "session")
         return mine
 
     def open_connections(self) -> int:
@@ -291,16 +285,14 @@ class Network:
         return sum(end.is_open for end in self._ends)
 
 
+@dataclass
 class Http:
     """What `connect` uses of aiohttp.ClientSession."""
 
-    def __init__(self, network: Network, host: Host) -> None:
-        self._network = network
-        self._host = host
+    network: Network
+    host: Host
 
     async def ws_connect(self, url: str, **_options: Any) -> End:
-        """Opens a WebSocket."""
-        return await self._network.open(self._host, url.split("/")[2])
+        return await self.network.open(self.host, url.split("/")[2])
 
-    async def close(self) -> None:
-        """Nothing is kept."""
+    async def close(self) -> None: ...

@@ -9,7 +9,7 @@ what a device can read or write are therefore one thing.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -18,15 +18,17 @@ from infiniswap.engine.binding import ffi
 from infiniswap.engine.store import LeaseStats, LeaseToken, MappedSlot, RestoredSlot
 from infiniswap.errors import EngineError
 from infiniswap.rdma_address import RdmaEnd, RdmaKey
+from infiniswap.units import GIB, PAGE_BYTES
 
 if TYPE_CHECKING:
     from simulation.engine import Connection
+    from simulation.world import World
 
-Unmapping = Callable[["StoreLease", int, int, bool], None]
-"""Lease, slot, generation, whether by force: what the checker wants to see before it happens."""
-
-Mapping = Callable[["StoreLease", int], None]
-"""Lease and slot: likewise."""
+SLAB_PAGES = 16
+SLAB_BYTES = SLAB_PAGES * PAGE_BYTES
+PRETENDED_BYTES = 16 * GIB
+"""Of a slab, for the policy: it looks at a host with little memory twenty times a second."""
+_ZEROS = bytes(SLAB_BYTES)
 
 
 @dataclass(slots=True)
@@ -68,47 +70,29 @@ class SimStore:
     """infiniswap.engine.protocol.Store.
 
     Args:
-        slab_bytes: size of a slab.
-        pretended_bytes: likewise, for those who look at the host's memory.
+        world: told before a slot is emptied or filled.
         slabs_max: of the pool.
         rng: tokens, and which renewals find connections that do not drain.
-        unmapping: told before a slot is emptied.
-        mapping: told before a slot is filled.
         files: what a predecessor has left.
     """
 
-    def __init__(
-        self,
-        slab_bytes: int,
-        pretended_bytes: int,
-        slabs_max: int,
-        rng: Random,
-        unmapping: Unmapping,
-        mapping: Mapping,
-        files: Files | None = None,
-    ) -> None:
-        self.slab_bytes = slab_bytes
+    def __init__(self, world: World, slabs_max: int, rng: Random, files: Files) -> None:
         self.slabs_max = slabs_max
         self.renewals_fail_share = 0.0
         self.refuse_memory = False
         self.closed = False
         self.leases: dict[int, StoreLease] = {}
+        self._world = world
         self._rng = rng
-        self._pretended_bytes = pretended_bytes
-        self._unmapping = unmapping
-        self._mapping = mapping
-        files = files or Files()
-        self._free: list[Any] = list(files.free)
-        self._dirty: list[Any] = list(files.dirty)
+        self._free = list(files.free)
+        self._dirty = list(files.dirty)
         self._orphans = dict(files.mapped)
         self._last_lease = files.last_lease
         self._last_generation = files.last_generation
-        self._zeros = bytes(slab_bytes)
 
     @property
     def pool_bytes(self) -> int:
-        """Memory of all slabs."""
-        return self._total() * self._pretended_bytes
+        return self._total() * PRETENDED_BYTES
 
     def _total(self) -> int:
         mapped = sum(len(entry.slots) for entry in self.leases.values())
@@ -123,16 +107,14 @@ class SimStore:
     # ------------------------------------------------------------------------ pool
 
     def listen(self, host: str, port: int) -> int:
-        """Connections come by themselves."""
         return port
 
     def preallocate(self) -> None:
-        """One more free slab."""
         if self.refuse_memory:
             raise EngineError("no memory", code=errno.ENOMEM)
         if self._total() >= self.slabs_max:
             raise EngineError("the pool is full", code=errno.ENOSPC)
-        self._free.append(ffi.new("uint8_t[]", self.slab_bytes))
+        self._free.append(ffi.new("uint8_t[]", SLAB_BYTES))
 
     def release_free(self) -> bool:
         """A dirty slab, or else a free one, to the host."""
@@ -142,11 +124,10 @@ class SimStore:
         return True
 
     def scrub(self) -> bool:
-        """Zeroes a dirty slab."""
         if not self._dirty:
             return False
         memory = self._dirty.pop()
-        ffi.memmove(memory, self._zeros, self.slab_bytes)
+        ffi.memmove(memory, _ZEROS, SLAB_BYTES)
         self._free.append(memory)
         return True
 
@@ -165,28 +146,20 @@ class SimStore:
     def files(self) -> Files:
         """What a successor finds if this one dies now. Numbers go on in leaps."""
         mapped = {number: dict(entry.slots) for number, entry in self.leases.items()}
-        return Files(
-            mapped,
-            list(self._free),
-            list(self._dirty),
-            self._last_lease + 1024,
-            self._last_generation + 1024,
-        )
+        numbers = self._last_lease + 1024, self._last_generation + 1024
+        return Files(mapped, list(self._free), list(self._dirty), *numbers)
 
     def pin(self) -> bool:
-        """There is nothing to pin."""
         return False
 
     def notes(self) -> list[str]:
-        """Nobody but donors has their files."""
         return []
 
     def lease_restore(self, lease: int, slots_max: int, epoch: int) -> list[RestoredSlot]:
         """A lease of before; its token is no one's."""
-        entry = StoreLease(lease, slots_max, "", epoch)
-        self.leases[lease] = entry
-        entry.slots = self._orphans.pop(lease, {})
-        return [RestoredSlot(n, slot.generation, slot.slab) for n, slot in entry.slots.items()]
+        slots = self._orphans.pop(lease, {})
+        self.leases[lease] = StoreLease(lease, slots_max, "", epoch, slots)
+        return [RestoredSlot(n, slot.generation, slot.slab) for n, slot in slots.items()]
 
     def restored(self) -> None:
         """Slabs of leases that nobody has named are nobody's."""
@@ -200,7 +173,6 @@ class SimStore:
         return f"{self._rng.getrandbits(128):032x}"
 
     def lease_create(self, slots_max: int) -> LeaseToken:
-        """A new lease."""
         self._last_lease += 1
         entry = StoreLease(self._last_lease, slots_max, self._token())
         self.leases[entry.number] = entry
@@ -225,7 +197,6 @@ class SimStore:
         del self.leases[lease]
 
     def lease_stats(self, lease: int) -> LeaseStats:
-        """Counters."""
         entry = self._find(lease)
         count = len(entry.connections)
         return LeaseStats(entry.epoch, entry.slots_max, len(entry.slots), count, 0, 0)
@@ -251,9 +222,9 @@ class SimStore:
         if slot is None:
             raise EngineError("no empty slot", code=errno.ENOSPC)
         entry.forced.pop(slot, None)
-        self._mapping(entry, slot)
+        self._world.mapping(entry, slot)
         memory = self._free.pop()
-        if bytes(ffi.buffer(memory)) != self._zeros:
+        if bytes(ffi.buffer(memory)) != _ZEROS:
             raise AssertionError("a slab that is not zeroed is lent")
         self._last_generation += 1
         entry.slots[slot] = Slot(self._last_generation, memory, slab)
@@ -272,7 +243,7 @@ class SimStore:
         entry = self._find(lease)
         if slot not in entry.slots or entry.slots[slot].generation != generation:
             raise EngineError("another generation", code=errno.ESTALE)
-        self._unmapping(entry, slot, generation, not wait_ms_max)
+        self._world.unmapping(entry, slot, generation, not wait_ms_max)
         if not wait_ms_max:
             entry.forced[slot] = list(entry.connections)
         self._empty(entry, slot)
@@ -282,49 +253,27 @@ class SimStore:
             connection.lay(slot, None)
         self._dirty.append(entry.slots.pop(slot).memory)
 
-    # ----------------------------------------------------------------- connections
-
-    def bind(self, connection: Connection, token: str) -> StoreLease:
-        """A connection that names a token.
-
-        Raises:
-            EngineError: there is no such export.
-        """
-        entry = next((e for e in self.leases.values() if e.token == token), None)
-        if entry is None or self.closed:
-            raise EngineError("no such export", code=errno.ENOENT)
-        entry.connections.append(connection)
-        for slot in range(entry.slots_max):
-            connection.lay(slot, entry.slots[slot].memory if slot in entry.slots else None)
-        return entry
+    # ------------------------------------------------- RDMA, which hosts here have not
 
     def rdma_open(self, lease: int, peers: Sequence[RdmaEnd]) -> tuple[Sequence[RdmaEnd], RdmaKey]:
-        """Hosts here have no RDMA."""
         raise EngineError("no RDMA: this host has no RDMA device", code=errno.ENODEV)
 
-    def rdma_close(self, lease: int) -> None:
-        """There was none."""
+    def rdma_close(self, lease: int) -> None: ...
 
-    def rdma_pause(self, lease: int) -> None:
-        """There was none."""
+    def rdma_pause(self, lease: int) -> None: ...
 
     def rdma_key(self, lease: int, slot: int, generation: int, *, at_hand: bool = False) -> RdmaKey:
-        """Never: no lease has such connections."""
         raise EngineError("no connections by RDMA", code=errno.ENOTCONN)
 
     def rdma_ahead(self) -> bool:
-        """Hosts here have no RDMA."""
         raise EngineError("no RDMA: this host has no RDMA device", code=errno.ENODEV)
 
     def rdma_let_go(self) -> int:
-        """There is none."""
         return 0
 
-    def rdma_ahead_end(self) -> None:
-        """There was nothing."""
+    def rdma_ahead_end(self) -> None: ...
 
     def close(self) -> None:
-        """The memory is gone."""
         self.closed = True
         for entry in self.leases.values():
             self._cut(entry)

@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from random import Random
 
 from support.devices.stepped_engine import lib
 
 from infiniswap.engine.protocol import SlabState
-from infiniswap.units import PAGE_BYTES
 from simulation.device import SimDevice
 from simulation.donor import SimDonor
-from simulation.world import SLAB_PAGES, World
+from simulation.store import SLAB_PAGES
+from simulation.world import World
 
 SLABS = 3
 
@@ -37,37 +36,12 @@ class ThreeSlabs(World):
     def _build(self) -> None:
         self._engine_share = 0.15
         self.network.delay_s_max = 0.005
-        self.donors.append(
-            SimDonor(
-                self.loop,
-                self.network,
-                Random(self.rng.getrandbits(64)),
-                0,
-                SLAB_PAGES * PAGE_BYTES,
-                SLABS,
-                None,
-                self._unmapping,
-                self._mapping,
-                self.failed,
-            )
-        )
+        self.donors.append(SimDonor(self, self.new_rng(), 0, SLABS, None))
 
     def add_device(self) -> SimDevice:
         """One more run."""
-        device = SimDevice(
-            self.loop,
-            self.network,
-            Random(self.rng.getrandbits(64)),
-            len(self.devices) + 1,
-            SLABS,
-            SLAB_PAGES,
-            True,
-            [donor.address for donor in self.donors],
-            lambda config: self._dial(device._number, config),
-            self._is_stalled,
-            self.failed,
-            ahead_share=1.0,
-        )
+        number = len(self.devices) + 1
+        device = SimDevice(self, self.new_rng(), number, SLABS, has_backup=True, ahead_share=1.0)
         device.faults = False
         self.devices.append(device)
         return device
@@ -81,7 +55,7 @@ class ThreeSlabs(World):
         """A few pages of a slab, written; returns when every copy is made that is wanted."""
         for number in range(4):
             device.request(lib.ISW_SIM_WRITE, slab * SLAB_PAGES + 3 * number, 3)
-        self._until(
+        self.until(
             lambda: not device.requests and not any(s.in_flight for s in device.engine.slabs()),
             30.0,
             "pages are written",
@@ -102,17 +76,17 @@ class ThreeSlabs(World):
     def rest(self, seconds: float) -> None:
         """Time passes."""
         end_s = self.loop.now_s + seconds
-        self._until(lambda: self.loop.now_s >= end_s, seconds + 1.0, "time passes")
+        self.until(lambda: self.loop.now_s >= end_s, seconds + 1.0, "time passes")
 
     def mapped(self, device: SimDevice) -> list[int]:
         """Slabs that have a donor."""
         slabs = device.engine.slabs()
         return [n for n, info in enumerate(slabs) if info.state is SlabState.MAPPED]
 
-    def until(self, done: Callable[[], bool], wait_s: float, what: str) -> None:
-        """Returns when something holds."""
-        self._until(done, wait_s, what)
+    def has(self, device: SimDevice, slab: int) -> bool:
+        """Whether a slab has a donor."""
+        return slab in self.mapped(device)
 
     def until_mapped(self, device: SimDevice, slabs: list[int], wait_s: float) -> None:
         """Returns when a device has these, and no others."""
-        self._until(lambda: self.mapped(device) == slabs, wait_s, f"{device.name} has {slabs}")
+        self.until(lambda: self.mapped(device) == slabs, wait_s, f"{device.name} has {slabs}")

@@ -15,7 +15,6 @@ from support.devices.stepped_engine import lib
 
 from infiniswap.engine.protocol import RemoteConfig, SlabState
 from infiniswap.errors import EngineError
-from infiniswap.units import PAGE_BYTES
 from simulation.device import REQUEST_PAGES_MAX, SimDevice
 from simulation.donor import SimDonor
 from simulation.engine import Connection
@@ -27,8 +26,6 @@ from simulation.store import SimStore, StoreLease
 FAULTS_S = 12.0
 CALM_S_MAX = 240.0
 """A donor given up for what it did is not asked for a minute or two."""
-
-SLAB_PAGES = 16
 
 
 class SimulationError(AssertionError):
@@ -69,16 +66,19 @@ class World:
         self.problems: list[str] = []
         self.stalled_pairs: set[tuple[str, str]] = set()
         self.pages_migrated = 0
-        self.steps = 0
         self._is_loud = is_loud
         self._engine_share = 0.0
         self._gone: list[SimDevice] = []
-        self.loop = SimLoop(Random(self.rng.getrandbits(64)), self._loop_failed)
-        self.network = Network(self.loop, Random(self.rng.getrandbits(64)))
+        self.loop = SimLoop(self.new_rng(), self._loop_failed)  # type: ignore[abstract]
+        self.network = Network(self.loop, self.new_rng())
         self.donors: list[SimDonor] = []
         self.devices: list[SimDevice] = []
         self._state_dir = state_dir
         self.faults = Faults(self)
+
+    def new_rng(self) -> Random:
+        """For a part of the world."""
+        return Random(self.rng.getrandbits(64))
 
     def say(self, text: str) -> None:
         """For whoever reads along."""
@@ -115,68 +115,44 @@ class World:
             directory = None
             if self._state_dir is not None:
                 directory = self._state_dir / f"{self.seed}-{number}"
-            self.donors.append(
-                SimDonor(
-                    self.loop,
-                    self.network,
-                    Random(rng.getrandbits(64)),
-                    number,
-                    SLAB_PAGES * PAGE_BYTES,
-                    rng.randrange(3 if has_backup else slabs * devices, slabs * devices + 2),
-                    directory,
-                    self._unmapping,
-                    self._mapping,
-                    self.failed,
-                )
-            )
+            rng_of_donor = self.new_rng()
+            slabs_max = rng.randrange(3 if has_backup else slabs * devices, slabs * devices + 2)
+            self.donors.append(SimDonor(self, rng_of_donor, number, slabs_max, directory))
         for number in range(1, devices + 1):
-            self.devices.append(self._device(number, slabs, has_backup))
-
-    def _device(self, number: int, slabs: int, has_backup: bool) -> SimDevice:
-        return SimDevice(
-            self.loop,
-            self.network,
-            Random(self.rng.getrandbits(64)),
-            number,
-            slabs,
-            SLAB_PAGES,
-            has_backup,
-            [donor.address for donor in self.donors],
-            lambda config: self._dial(number, config),
-            self._is_stalled,
-            self.failed,
-        )
+            self.devices.append(SimDevice(self, self.new_rng(), number, slabs, has_backup))
 
     def replace_device(self, number: int) -> None:
         """A device's process is killed, and started again with nothing of before."""
         old = self.devices[number]
         old.kill()
         self._gone.append(old)
-        self.devices[number] = self._device(number + 1, old.slabs, old.has_backup)
+        rng = self.new_rng()
+        self.devices[number] = SimDevice(self, rng, number + 1, old.slabs, old.has_backup)
 
     def _donor_of(self, name: str) -> SimDonor:
         name = name.removeprefix(FIGURES)
         return next(donor for donor in self.donors if donor.name == name)
 
-    def _dial(self, number: int, config: RemoteConfig) -> SimStore:
-        donor, device = self._donor_of(config.host), self.devices[number - 1]
-        if self._is_parted(device.name, donor):
+    def dial(self, device: SimDevice, config: RemoteConfig) -> SimStore:
+        """The store that answers at an address."""
+        donor = self._donor_of(config.host)
+        if self._is_parted(device, donor):
             raise EngineError("no answer", code=errno.ETIMEDOUT)
         if not donor.is_up:
             raise EngineError("connection refused", code=errno.ECONNREFUSED)
         return donor.store
 
-    def _is_parted(self, device: str, donor: SimDonor) -> bool:
-        host = self.devices[int(device.removeprefix("device")) - 1].host
+    def _is_parted(self, device: SimDevice, donor: SimDonor) -> bool:
         return (
             donor.is_silent
             or donor.threads_frozen
-            or (device, donor.name) in self.stalled_pairs
-            or self.network.is_cut(host, donor.host)
+            or (device.name, donor.name) in self.stalled_pairs
+            or self.network.is_cut(device.host, donor.host)
         )
 
-    def _is_stalled(self, connection: Connection) -> bool:
-        return self._is_parted(connection.engine.name, self._donor_of(connection.donor))
+    def is_stalled(self, device: SimDevice, connection: Connection) -> bool:
+        """Whether a connection carries nothing now."""
+        return self._is_parted(device, self._donor_of(connection.donor))
 
     # -------------------------------------------------------------------- checking
 
@@ -202,7 +178,7 @@ class World:
             if state is not SlabState.UNMAPPED and (remote, at) == (connection.remote, slot)
         ]
 
-    def _unmapping(self, lease: StoreLease, slot: int, generation: int, forced: bool) -> None:
+    def unmapping(self, lease: StoreLease, slot: int, generation: int, forced: bool) -> None:
         """DONE means that the engine uses the slot no more, and says so of the right one."""
         for device, number, there, _ in [] if forced else self._users(lease, slot):
             if there == generation:
@@ -211,7 +187,7 @@ class World:
                     f"where {device.name} has slab {number}: {device.engine.slab(number)}"
                 )
 
-    def _mapping(self, lease: StoreLease, slot: int) -> None:
+    def mapping(self, lease: StoreLease, slot: int) -> None:
         """What is still on its way to a slot must not meet another slab there."""
         for device, number, _, in_flight in self._users(lease, slot):
             if in_flight:
@@ -224,18 +200,17 @@ class World:
 
     def _turn(self, io_share: float) -> None:
         """One thing that can happen now happens."""
-        self.steps += 1
         loop, rng = self.loop, self.rng
         draw = rng.random()
         engine_share = self._engine_share
         if draw < engine_share:
             device = rng.choice(self.devices)
-            if not device.engine_stopped:
+            if not device.threads_frozen:
                 for _ in range(4):
                     device.step()
         elif draw < engine_share + io_share:
             device = rng.choice(self.devices)
-            if not device.engine_stopped:
+            if not device.threads_frozen:
                 device.submit()
         else:
             ready = [host for host in loop.hosts if host.ready and host.has_ready()]
@@ -250,7 +225,7 @@ class World:
         if self.problems:
             self._check()
 
-    def _until(
+    def until(
         self, done: Callable[[], bool], wait_s: float, what: str, io_share: float = 0.0
     ) -> None:
         """Goes on until something holds, for a bounded virtual time."""
@@ -296,7 +271,7 @@ class World:
         self.say("no more faults")
         for device in self.devices:
             device.faults = False
-        self._until(self._all_up, 30.0, "every donor is back", 0.05)
+        self.until(self._all_up, 30.0, "every donor is back", 0.05)
 
     def _all_up(self) -> bool:
         return all(donor.is_up and not donor.host.frozen for donor in self.donors)
@@ -309,29 +284,26 @@ class World:
         return sum(donor.store.slabs_max for donor in self.donors) >= slabs
 
     def _is_whole(self) -> bool:
-        for device in self.devices:
-            states = {info.state for info in device.engine.slabs()}
-            if not states <= {SlabState.MAPPED, SlabState.UNMAPPED}:
-                return False
-            if self._room() and states != {SlabState.MAPPED}:
-                return False
-            if any(link.state == "suspended" for link in device.mapper.lenders.links):
-                return False
-        return True
+        links = [link for device in self.devices for link in device.mapper.lenders.links]
+        infos = [info for device in self.devices for info in device.engine.slabs()]
+        settled = {SlabState.MAPPED} if self._room() else {SlabState.MAPPED, SlabState.UNMAPPED}
+        return {info.state for info in infos} <= settled and not any(
+            link.state == "suspended" for link in links
+        )
 
     def _end(self) -> None:
-        self._until(self._is_whole, CALM_S_MAX, "every slab has a donor again", 0.06)
+        self.until(self._is_whole, CALM_S_MAX, "every slab has a donor again", 0.06)
         # Nothing but the engine has work to do: hours of virtual time would pass meanwhile.
         self._engine_share = 0.7
-        self._until(self._is_idle, 60.0, "every request ends")
+        self.until(self._is_idle, 60.0, "every request ends")
         self._engine_share = 0.1
-        self._until(self._agree, 30.0, "devices and donors agree")
+        self.until(lambda: not self._disagreement(), 30.0, "devices and donors agree")
         self._engine_share = 0.7
         for device in self.devices:
             for page in range(0, device.pages.count, REQUEST_PAGES_MAX):
                 pages = min(REQUEST_PAGES_MAX, device.pages.count - page)
                 device.request(lib.ISW_SIM_READ, page, pages)
-                self._until(self._is_idle, 30.0, "the last reads end")
+                self.until(self._is_idle, 30.0, "the last reads end")
             stats = device.engine.stats()
             crc_errors = stats["crc_errors_remote"] + stats["crc_errors_backup"]
             self.pages_migrated += stats["pages_migrated"]
@@ -339,22 +311,19 @@ class World:
                 self.failed(f"{device.name}: only a checksum told that bytes were not its own")
         self._engine_share = 0.1
         tasks = [device.host.spawn(device.close(), "close") for device in self.devices]
-        self._until(lambda: all(t.done() for t in tasks), 60.0, "the devices close")
+        self.until(lambda: all(t.done() for t in tasks), 60.0, "the devices close")
         for device in self.devices:
             device.disconnect()
-        self._until(self._nothing_left, 60.0, "nothing is left of the devices")
+        self.until(lambda: not self._left(), 60.0, "nothing is left of the devices")
         for donor in self.donors:
             donor.stop()
-        self._until(lambda: not any(d.is_up for d in self.donors), 60.0, "the donors stop")
+        self.until(lambda: not any(d.is_up for d in self.donors), 60.0, "the donors stop")
 
     def _is_idle(self) -> bool:
         return not any(
             device.requests or device.engine.stats()["staging_pages_used"]
             for device in self.devices
         )
-
-    def _agree(self) -> bool:
-        return not self._disagreement()
 
     def _disagreement(self) -> str:
         """Engine, links, tables and stores tell the same; "" when they do."""
@@ -369,8 +338,8 @@ class World:
                     if slab in linked:
                         return f"{device.name}: slab {slab} is at two donors"
                     linked[slab] = (link.remote, place.slot, place.generation)
-                    lease = link.connections.lease
-                    seen[link.address.host].add((lease.lease if lease else 0, place.slot, slab))
+                    held = link.connections.lease
+                    seen[link.address.host].add((held.lease if held else 0, place.slot, slab))
             there = {
                 slab: (info.remote, info.slot, info.generation)
                 for slab, info in enumerate(infos)
@@ -393,9 +362,6 @@ class World:
             if table != seen[donor.name]:
                 return f"{donor.name} says {table}, the devices say {seen[donor.name]}"
         return ""
-
-    def _nothing_left(self) -> bool:
-        return not self._left()
 
     def _left(self) -> str:
         for donor in self.donors:
