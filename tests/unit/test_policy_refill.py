@@ -36,21 +36,6 @@ def quiet(_slab: int) -> float:
     return 0.0
 
 
-def run(refill: Refill, engine: Engine, seconds: float, tick_s: float = 0.05) -> list[int]:
-    return [
-        refill.step(tick * tick_s, quiet, engine.copy, PAGES)
-        for tick in range(1, int(seconds / tick_s) + 1)
-    ]
-
-
-def test_every_page_once_then_it_ends() -> None:
-    refill, engine = Refill(4096.0, 0.0), Engine()
-    refill.begin(3)
-    run(refill, engine, 17.0)
-    assert engine.copied == [(3, page) for page in range(PAGES)]
-    assert not refill
-
-
 def test_the_rate_is_kept_and_what_was_not_used_does_not_pile_up() -> None:
     refill, engine = Refill(1000.0, 0.0), Engine()
     assert refill.step(100.0, quiet, engine.copy, PAGES) == 0  # nothing to do for long

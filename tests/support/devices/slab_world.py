@@ -61,6 +61,7 @@ class ObedientLink:
         self.is_busy = self.is_stuck = False
         self.room = room
         self.used_share = 0.5
+        self.no_room = ""
         self.config = SimpleNamespace(has_backup=world.has_backup)
         self.asked = 0
         self.done: list[tuple[str, int]] = []
@@ -81,7 +82,7 @@ class ObedientLink:
     async def ask(self, *, ahead: bool) -> MemoryUse:
         self.asked += 1
         await self._answer()
-        return MemoryUse(self.used_share, self.room)
+        return MemoryUse(self.used_share, self.room, self.no_room)
 
     async def map(self, slab: int, *, migrates: bool, ahead: bool) -> None:
         await self._answer()
