@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from manuals import pages, roff
+from manuals.commands import whole
 
 from infiniswap.cli.main import COMMANDS, build_parser
 
@@ -109,7 +110,7 @@ def test_readers_of_manual_pages_have_nothing_to_complain_about() -> None:
 
 
 def test_a_source_that_lacks_something_is_refused_with_what_to_write(tmp_path: Path) -> None:
-    command = pages.whole().actions[0]
+    command = whole().actions[0]
     source = tmp_path / "infiniswap-daemon.1.md"
     source.write_text("# infiniswap(1)\n")
     with pytest.raises(pages.PageError, match="the first line has to be"):

@@ -25,7 +25,9 @@ from infiniswap.donor import metrics as donor
 from infiniswap.engine.protocol import RemoteInfo
 from infiniswap.system.pressure import memory_stalls
 
-ALL = (*device.METRICS, *donor.METRICS)
+DEVICE: tuple[Metric[Any], ...] = device.METRICS
+DONOR: tuple[Metric[Any], ...] = donor.METRICS
+ALL = (*DEVICE, *DONOR)
 BOUNDS_NS = [(9 + bucket % 8) << (bucket // 8 + 5) for bucket in range(256)]
 """As isw_latency_bucket_ns."""
 
@@ -52,7 +54,7 @@ def test_every_count_of_a_device_is_exported(project_root: Path) -> None:
     body = re.search(r"^struct isw_engine_stats {(.*?)^};", header, re.MULTILINE | re.DOTALL)
     assert body is not None
     source = MagicMock()
-    figures(device.METRICS, source)
+    figures(DEVICE, source)
     counts = asked(source.figures.counts)
     assert len(counts) > 30
     assert set(re.findall(r"uint64_t (\w+);", body[1])) - counts == {"pages_in"}, "their sum"
@@ -68,7 +70,7 @@ def test_every_counter_of_the_daemon_is_exported(project_root: Path) -> None:
         for file in [path] if path.is_file() else path.rglob("*.py"):
             counted |= set(re.findall(_COUNTED, file.read_text()))
     source = MagicMock()
-    figures(donor.METRICS, source)
+    figures(DONOR, source)
     exported = asked(source.service) | asked(source.harvest) | asked(source.server)
     by_label = {name.partition("{")[0] for name in counted if "{" in name}
     assert by_label == {"requests_", "requests_refused_", "sessions_ended_", "handshakes_ended_"}
@@ -77,7 +79,7 @@ def test_every_counter_of_the_daemon_is_exported(project_root: Path) -> None:
 
 
 @pytest.mark.requires_tool("promtool")
-@pytest.mark.parametrize("metrics", [device.METRICS, donor.METRICS], ids=["device", "donor"])
+@pytest.mark.parametrize("metrics", [DEVICE, DONOR], ids=["device", "donor"])
 def test_promtool_finds_no_fault(metrics: tuple[Metric[Any], ...]) -> None:
     command = ["promtool", "check", "metrics"]
     done = subprocess.run(command, input=page(_full(metrics)), capture_output=True, check=False)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
+from infiniswap.control.figures import Metric
 from infiniswap.device.process import metrics as device
 from infiniswap.donor import metrics as donor
 
@@ -20,7 +21,8 @@ DIRECTORY = Path(__file__).resolve().parents[2] / "tools" / "monitoring"
 RULES = DIRECTORY / "infiniswap-alerts.yml"
 TESTS = DIRECTORY / "infiniswap-alerts-test.yml"
 DASHBOARD = DIRECTORY / "infiniswap-dashboard.json"
-METRICS = {metric.name: metric for metric in (*device.METRICS, *donor.METRICS)}
+ALL: tuple[Metric[Any], ...] = (*device.METRICS, *donor.METRICS)
+METRICS = {metric.name: metric for metric in ALL}
 TARGET = {"job", "instance"}
 
 

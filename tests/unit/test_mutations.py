@@ -3,19 +3,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
+import mutations
 import pytest
-
-_PATH = Path(__file__).resolve().parents[2] / "tools" / "mutations.py"
-_SPEC = importlib.util.spec_from_file_location("mutations", _PATH)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-mutations = importlib.util.module_from_spec(_SPEC)
-sys.modules["mutations"] = mutations
-_SPEC.loader.exec_module(mutations)
 
 
 @pytest.mark.parametrize("mutation", mutations.mutations(), ids=lambda mutation: mutation.name)

@@ -20,7 +20,7 @@ from infiniswap.device.jobs import beside
 from infiniswap.device.jobs.beside import RunDevice
 from infiniswap.device.spec import rundir
 from infiniswap.device.spec.spec import DeviceSpec
-from infiniswap.errors import ConflictError, UsageError
+from infiniswap.errors import ConfigError, ConflictError, UsageError
 from infiniswap.units import MIB
 
 PID = 4711
@@ -180,7 +180,7 @@ def test_what_the_configuration_names_is_overruled_by_the_option_that_the_error_
 
 def test_a_secret_that_cannot_be_read_is_told_beside_another_run_too(host: Host) -> None:
     others = host.running(*FIRST)
-    with pytest.raises(configuration.ConfigError, match="/no/such"):
+    with pytest.raises(ConfigError, match="/no/such"):
         host.spec("--secret-file", "/no/such", others=others)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,14 +21,11 @@ NOTHING = cast(Any, None)
 FIRST, SECOND = HostPort("10.0.0.1", 1), HostPort("10.0.0.2", 1)
 
 
-class Link:
-    def __init__(self, address: HostPort) -> None:
-        self.address = address
-        self.is_listed = self.is_usable = self.is_idle = True
-        self.remote: int | None = None
-
-
-MAKE = cast(Any, Link)
+def make(address: HostPort) -> Any:
+    """In place of a DonorLink."""
+    return SimpleNamespace(
+        address=address, is_listed=True, is_usable=True, is_idle=True, remote=None
+    )
 
 
 class Watched:
@@ -59,12 +57,12 @@ def test_a_successor_that_has_heard_nobody_yet_keeps_the_donors_it_took_over(
     lenders: Lenders,
 ) -> None:
     found = Finder(spec(mqtt=1), NOTHING, cast(Any, Watched))
-    lenders.links = [cast(Any, Link(FIRST))]
-    found.start(spec(mqtt=1), lenders, MAKE)
+    lenders.links = [make(FIRST)]
+    found.start(spec(mqtt=1), lenders, make)
     assert usable(lenders) == [FIRST]
     watched = cast(Any, found._watcher)
     watched.donors, watched.has_heard = (SECOND,), True
-    found.tell(spec(mqtt=1), lenders, MAKE)
+    found.tell(spec(mqtt=1), lenders, make)
     assert usable(lenders) == [SECOND]
 
 
@@ -74,26 +72,26 @@ async def test_donors_that_are_named_and_announced_are_used_together(
     named, listed, both, announced = (HostPort(f"10.0.0.{number}", 1) for number in range(1, 5))
     peers = tmp_path / "peers"
     peers.write_text(f"{listed}\n{both}\n")
-    sources = {"peers_file": str(peers), "mqtt": 1}
-    found = Finder(spec(named, **sources), NOTHING, cast(Any, Watched))
+    sourced = functools.partial(spec, peers_file=str(peers), mqtt=1)
+    found = Finder(sourced(named), NOTHING, cast(Any, Watched))
     await found.begin()  # waits for no broker: somebody is named
-    found.start(spec(named, **sources), lenders, MAKE)
+    found.start(sourced(named), lenders, make)
     assert usable(lenders) == [named, listed, both]
     watched = cast(Any, found._watcher)
     watched.donors, watched.has_heard = (both, announced), True
-    found.tell(spec(named, **sources), lenders, MAKE)
+    found.tell(sourced(named), lenders, make)
     assert usable(lenders) == [named, listed, both, announced]
     assert found.announced() == (announced,)
     # What one source takes back another one may still say.
     watched.donors = (announced,)
-    found.tell(spec(**sources), lenders, MAKE)
+    found.tell(sourced(), lenders, make)
     assert usable(lenders) == [listed, both, announced]
     watched.donors = ()
-    found.tell(spec(**sources), lenders, MAKE)
+    found.tell(sourced(), lenders, make)
     assert usable(lenders) == [listed, both]
 
 
 def test_a_successor_goes_by_those_that_are_named_now(lenders: Lenders) -> None:
     """It was made when others were, and waited for its turn."""
-    Finder(spec(FIRST), NOTHING).start(spec(SECOND), lenders, MAKE)
+    Finder(spec(FIRST), NOTHING).start(spec(SECOND), lenders, make)
     assert usable(lenders) == [SECOND]

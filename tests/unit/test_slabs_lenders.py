@@ -16,13 +16,16 @@ A, B, C = (HostPort(f"10.0.0.{number}", 9400) for number in (1, 2, 3))
 
 
 class Link:
+    """In place of a DonorLink."""
+
+    is_listed = is_usable = is_idle = True
+    remote: int | None = None
+
     def __init__(self, address: HostPort) -> None:
         self.address = address
-        self.is_listed = self.is_idle = self.is_usable = True
-        self.remote: int | None = None
 
 
-MAKE = cast(Any, Link)
+make = cast(Any, Link)
 
 
 @pytest.fixture
@@ -41,42 +44,42 @@ def known(lenders: Lenders) -> list[HostPort]:
 def test_who_is_not_listed_any_more_keeps_what_it_has_and_gets_nothing_more(
     lenders: Lenders,
 ) -> None:
-    lenders.know((A, B, A), MAKE)
+    lenders.know((A, B, A), make)
     assert known(lenders) == [A, B]
     first = cast(Any, lenders.links[0])
     first.is_idle, first.remote = False, 7
-    lenders.know((C,), MAKE)
+    lenders.know((C,), make)
     assert known(lenders) == [A, C]
     assert usable(lenders) == [C]
-    lenders.know((A, C), MAKE)
+    lenders.know((A, C), make)
     assert lenders.links[0] is first
     assert usable(lenders) == [A, C]
     # A slab is being placed: somebody may be about to ask it.
     lenders.searches.add(0)
-    lenders.know((A,), MAKE)
+    lenders.know((A,), make)
     assert known(lenders) == [A, C]
     lenders.searches.clear()
-    lenders.know((A,), MAKE)
+    lenders.know((A,), make)
     assert known(lenders) == [A]
 
 
 def test_a_new_donor_wakes_the_mapper_and_a_known_one_does_not() -> None:
     wake = asyncio.Event()
     lenders = Lenders(cast(Any, None), Alarms(), wake)
-    lenders.know((A,), MAKE)
+    lenders.know((A,), make)
     assert wake.is_set()
     wake.clear()
-    lenders.know((A,), MAKE)
+    lenders.know((A,), make)
     assert not wake.is_set()
 
 
 def test_more_donors_than_an_engine_has_places_for_are_known_and_64_are_used(
     lenders: Lenders,
 ) -> None:
-    lenders.know([HostPort("10.0.0.1", port) for port in range(1, 101)], MAKE)
+    lenders.know([HostPort("10.0.0.1", port) for port in range(1, 101)], make)
     assert len(lenders.usable()) == 100
     for number, link in enumerate(lenders.links[:64]):
-        link.remote = number
+        cast(Any, link).remote = number
     assert lenders.usable() == lenders.links[:64]
 
 
@@ -84,7 +87,7 @@ def test_more_donors_than_an_engine_has_places_for_are_known_and_64_are_used(
 async def test_the_alarm_of_a_distrusted_donor_is_its_own_and_ends(ending: str) -> None:
     alarms = Alarms()
     lenders = Lenders(cast(Any, None), alarms, asyncio.Event())
-    lenders.know((A, B), MAKE)
+    lenders.know((A, B), make)
     liar, other = lenders.links
     for link in (liar, other):
         lenders.distrusted(link, "its replies break the protocol")
@@ -98,5 +101,5 @@ async def test_the_alarm_of_a_distrusted_donor_is_its_own_and_ends(ending: str) 
     if ending == "it takes a slab":
         lenders.took(liar)
     else:
-        lenders.know((B,), MAKE)
+        lenders.know((B,), make)
     assert list(alarms) == [f"donor {B}"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -112,32 +113,33 @@ def _cgroup(limit: int | None, usage: int, swapped: int | None, file: int = 0) -
 
 
 ROOMY = Memory(16 * GIB, 8 * GIB, "host")
+FULL = _cgroup(2 * GIB, 2 * GIB, GIB)
 
 
-def test_swapoff_fits_where_there_is_room() -> None:
-    cgroups = [("/job", _cgroup(2 * GIB, GIB, GIB)), ("/free", _cgroup(None, GIB, 9 * GIB))]
-    assert swap.judge_swapoff(GIB, ROOMY, cgroups).fits
-    assert swap.judge_swapoff(0, Memory(GIB, 0, "host"), []).fits
-
-
-def test_swapoff_needs_memory_on_the_host() -> None:
-    fit = swap.judge_swapoff(8 * GIB, ROOMY, [])
-    assert not fit.fits
-    assert "8.00 GiB" in fit.reason
-
-
-def test_swapoff_needs_room_in_the_owning_cgroup() -> None:
-    fit = swap.judge_swapoff(GIB, ROOMY, [("/job", _cgroup(2 * GIB, 2 * GIB, GIB))])
-    assert not fit.fits
-    assert "/job" in fit.reason
-    file_cache = _cgroup(2 * GIB, 2 * GIB, GIB, file=GIB)
-    assert swap.judge_swapoff(GIB, ROOMY, [("/job", file_cache)]).fits
-
-
-def test_only_what_lies_in_this_area_comes_back() -> None:
-    """The cgroup has 4 GiB swapped out, but this area holds 1 GiB in all."""
-    cgroup = _cgroup(6 * GIB, 4 * GIB, 4 * GIB)
-    assert swap.judge_swapoff(GIB, ROOMY, [("/job", cgroup)]).fits
+@pytest.mark.parametrize(
+    ("used_bytes", "host", "cgroup", "elsewhere_bytes", "why_not"),
+    [
+        (GIB, ROOMY, _cgroup(2 * GIB, GIB, GIB), 0, ""),
+        (GIB, ROOMY, _cgroup(None, GIB, 9 * GIB), 0, ""),
+        (0, Memory(GIB, 0, "host"), None, 0, ""),
+        (8 * GIB, ROOMY, None, 0, "8.00 GiB"),
+        (GIB, ROOMY, FULL, 0, "/job"),
+        (GIB, ROOMY, _cgroup(2 * GIB, 2 * GIB, GIB, file=GIB), 0, ""),  # file cache can go
+        # It has 4 GiB swapped out, but this area holds 1 GiB in all.
+        (GIB, ROOMY, _cgroup(6 * GIB, 4 * GIB, 4 * GIB), 0, ""),
+        # Room in other swap areas makes a full cgroup no obstacle, if there is some to spare.
+        (GIB, ROOMY, FULL, GIB // 2, "/job"),
+        (GIB, ROOMY, FULL, GIB, "/job"),
+        (GIB, ROOMY, FULL, 2 * GIB, ""),
+    ],
+)
+def test_swapoff_fits_where_host_and_cgroup_have_room(
+    used_bytes: int, host: Memory, cgroup: CgroupMemory | None, elsewhere_bytes: int, why_not: str
+) -> None:
+    cgroups = [] if cgroup is None else [("/job", cgroup)]
+    fit = swap.judge_swapoff(used_bytes, host, cgroups, elsewhere_bytes)
+    assert fit.fits is not bool(why_not)
+    assert why_not in fit.reason
 
 
 def test_an_inactive_area_always_fits(tmp_path: Path) -> None:
@@ -145,11 +147,14 @@ def test_an_inactive_area_always_fits(tmp_path: Path) -> None:
     assert swap.swapoff_fits(Path("/absent"), proc=tmp_path).fits
 
 
-def test_room_in_other_swap_areas_makes_a_full_cgroup_no_obstacle() -> None:
-    cgroups = [("/job", _cgroup(2 * GIB, 2 * GIB, GIB))]
-    assert not swap.judge_swapoff(GIB, ROOMY, cgroups, GIB // 2).fits
-    assert not swap.judge_swapoff(GIB, ROOMY, cgroups, GIB).fits  # nothing to spare
-    assert swap.judge_swapoff(GIB, ROOMY, cgroups, 2 * GIB).fits
+def pretend(
+    monkeypatch: pytest.MonkeyPatch, areas: Callable[[], list[swap.SwapArea]], swapped: int
+) -> None:
+    """These areas, and one job, which is at its limit."""
+    job = CgroupMemory(16 * MIB, 16 * MIB, None, 16 * MIB, 0, swapped, None)
+    monkeypatch.setattr(swap, "active_areas", lambda *, proc: areas())
+    monkeypatch.setattr(swap, "machine_memory", lambda *, proc: Memory(GIB, GIB, "host"))
+    monkeypatch.setattr(swap, "_limited_cgroups", lambda proc: [("/job", job)])
 
 
 def test_an_area_that_is_being_used_is_not_taken_for_another_one(
@@ -158,13 +163,10 @@ def test_an_area_that_is_being_used_is_not_taken_for_another_one(
     """Its figures change between two looks; its own free space is no room for its pages."""
     used = iter(range(40 * MIB, 80 * MIB, MIB))
 
-    def areas(*, proc: Path = swap.PROC) -> list[swap.SwapArea]:
+    def areas() -> list[swap.SwapArea]:
         return [swap.SwapArea("/dev/loop9", "partition", 192 * MIB, next(used), 5)]
 
-    job = CgroupMemory(16 * MIB, 16 * MIB, None, 16 * MIB, 0, 40 * MIB, None)
-    monkeypatch.setattr(swap, "active_areas", areas)
-    monkeypatch.setattr(swap, "machine_memory", lambda *, proc: Memory(GIB, GIB, "host"))
-    monkeypatch.setattr(swap, "_limited_cgroups", lambda proc: [("/job", job)])
+    pretend(monkeypatch, areas, 40 * MIB)
     fit = swap.swapoff_fits(Path("/dev/loop9"))
     assert not fit.fits
     assert "/job" in fit.reason
@@ -177,17 +179,9 @@ def test_room_in_an_area_that_is_being_removed_does_not_count(
     going, other, third = (tmp_path / name for name in ("going", "other", "third"))
     for path in (going, other, third):
         path.touch()
-
-    def areas(*, proc: Path = swap.PROC) -> list[swap.SwapArea]:
-        return [
-            swap.SwapArea(str(path), "file", GIB, used, 5)
-            for path, used in ((going, GIB // 2), (other, 0), (third, GIB))
-        ]
-
-    job = CgroupMemory(16 * MIB, 16 * MIB, None, 16 * MIB, 0, GIB, None)
-    monkeypatch.setattr(swap, "active_areas", areas)
-    monkeypatch.setattr(swap, "machine_memory", lambda *, proc: Memory(GIB, GIB, "host"))
-    monkeypatch.setattr(swap, "_limited_cgroups", lambda proc: [("/job", job)])
+    used_bytes = {going: GIB // 2, other: 0, third: GIB}
+    areas = [swap.SwapArea(str(path), "file", GIB, used, 5) for path, used in used_bytes.items()]
+    pretend(monkeypatch, lambda: areas, GIB)
     with swap.leaving(going):
         assert swap.swapoff_fits(going).fits
         with swap.leaving(other):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import pytest
@@ -48,9 +49,7 @@ def test_a_queue_that_stays_as_it_was_is_told(
     queue = tmp_path / "block/ublkb987654/queue"
     queue.mkdir(parents=True)
     (queue / "nr_requests").write_text("4\n")
-    monkeypatch.setattr(
-        block, "try_write_text", lambda path, text: True
-    )  # takes it, and ignores it
+    monkeypatch.setattr(block, "try_write_text", lambda path, text: True)  # and ignores it
     assert "nr_requests" in ublk.tune(987654, 4, sys=tmp_path)
 
 
@@ -70,8 +69,9 @@ def test_a_device_is_known_by_its_run_directory(tmp_path: Path) -> None:
     assert not frontend.is_ours(1)
 
 
-def refused(name: str) -> None:
-    raise UnavailableError(f"nothing of {name}")
+def check(name: str, have: set[str]) -> None:
+    if name not in have:
+        raise UnavailableError(f"nothing of {name}")
 
 
 @pytest.mark.parametrize(
@@ -80,21 +80,18 @@ def refused(name: str) -> None:
         ({"ublk", "nbd", "fuse"}, "ublk", "fastest"),
         ({"nbd", "fuse"}, "nbd", "no ublk: nothing of ublk"),
         ({"fuse"}, "fuse", "no ublk: nothing of ublk; no nbd: nothing of nbd"),
+        (set(), "", "nothing of fuse"),  # the last one says what is missing
     ],
 )
 def test_auto_takes_the_best_and_says_why(have: set[str], taken: str, why: str) -> None:
-    checks = {
-        name: (lambda: None) if name in have else (lambda name=name: refused(name))
-        for name in ("ublk", "nbd", "fuse")
-    }
+    checks = {name: functools.partial(check, name, have) for name in ("ublk", "nbd", "fuse")}
+    if not taken:
+        with pytest.raises(UnavailableError, match=why):
+            choice.best(checks)
+        return
     chosen = choice.best(checks)
     assert chosen.frontend == taken
     assert why in chosen.why
-
-
-def test_with_none_the_last_one_says_what_is_missing() -> None:
-    with pytest.raises(UnavailableError, match="nothing of fuse"):
-        choice.best({name: lambda name=name: refused(name) for name in ("ublk", "nbd", "fuse")})
 
 
 def test_the_table_has_the_names_of_the_configuration_and_of_the_documents(

@@ -8,10 +8,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import pytest
-from qemu_vm import accel, cache, commands, kernels, machine, qemu
+from qemu_vm import accel, cache, commands, initrd, kernels, machine, plan, qemu
 from qemu_vm.cli import main, split
 from qemu_vm.kernels import Kernel
 from qemu_vm.plan import Plan, check, environment
@@ -99,16 +99,16 @@ def test_the_host_s_root_is_shared_read_only() -> None:
 
 
 def test_machines_are_on_a_hub_in_the_first_one() -> None:
-    plan = Plan(("true",), "6.12", hosts=3)
-    first = _line(plan, "h1", (20, 21))
+    three = Plan(("true",), "6.12", hosts=3)
+    first = _line(three, "h1", (20, 21))
     assert [word for word in first if "addr.str" in word] == [
         "stream,id=link0,addr.type=fd,addr.str=20",
         "stream,id=link1,addr.type=fd,addr.str=21",
     ]
-    third = _line(plan, "h3", (22,))
+    third = _line(three, "h3", (22,))
     assert "stream,id=card,addr.type=fd,addr.str=22" in third
     assert "virtio-net-pci,netdev=card,mac=52:54:00:88:00:03" in third
-    assert qemu.settings(plan, "h3")["hosts"] == "h1=10.88.0.1 h2=10.88.0.2 h3=10.88.0.3"
+    assert qemu.settings(three, "h3")["hosts"] == "h1=10.88.0.1 h2=10.88.0.2 h3=10.88.0.3"
 
 
 def test_a_plan_of_usual_size_is_good() -> None:
@@ -269,7 +269,9 @@ def test_tests_of_one_kind_share_a_machine() -> None:
 class _Item:
     """What of a test decides where it runs."""
 
-    def __init__(self, name: str, place: Path, hosts: int = 1, *, full: bool = False) -> None:
+    def __init__(
+        self, name: str, hosts: int = 1, *, place: Path = GUEST_TESTS, full: bool = False
+    ) -> None:
         self.name = name
         self.nodeid = f"tests/vm/guest/test_x.py::{name}"
         self.path = place / "test_x.py"
@@ -281,33 +283,31 @@ class _Item:
         return self._marks.get(name)
 
 
+NO_CONFIG = cast(pytest.Config, None)
+
+
+def items_of(*items: _Item) -> list[pytest.Item]:
+    return cast(list[pytest.Item], [*items])
+
+
 def test_tests_of_one_kind_follow_each_other_in_the_places_of_guests_tests() -> None:
     here = Path(__file__).parent
-    items = [
-        _Item("a", here),
-        _Item("b", GUEST_TESTS),
-        _Item("c", GUEST_TESTS, hosts=2),
-        _Item("d", here),
-        _Item("e", GUEST_TESTS),
-        _Item("f", GUEST_TESTS, hosts=2),
-    ]
-    put_together(items)  # type: ignore[arg-type]
+    items = items_of(
+        *(_Item("a", place=here), _Item("b"), _Item("c", 2)),
+        *(_Item("d", place=here), _Item("e"), _Item("f", 2)),
+    )
+    put_together(items)
     assert [item.name for item in items] == ["a", "b", "e", "d", "c", "f"]
 
 
 def test_most_tests_begin_first_and_none_that_is_skipped_boots(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    items = [
-        _Item("a", GUEST_TESTS, hosts=3, full=True),
-        _Item("b", GUEST_TESTS, hosts=2),
-        _Item("c", GUEST_TESTS),
-        _Item("d", GUEST_TESTS),
-    ]
+    items = items_of(_Item("a", 3, full=True), _Item("b", 2), _Item("c"), _Item("d"))
     for full, begun in ((False, "cdb"), (True, "cdab")):
         monkeypatch.setattr(guestrun, "FULL", full)
-        put_together(items)  # type: ignore[arg-type]
-        assert "".join(item.name for item in items if remote(item)) == begun  # type: ignore[arg-type]
+        put_together(items)
+        assert "".join(item.name for item in items if remote(item)) == begun
 
 
 @pytest.mark.parametrize(
@@ -320,12 +320,11 @@ def test_without_machines_tests_fail_in_ci_and_in_full_runs(
     def none() -> None:
         raise UnavailableError("no QEMU here")
 
-    monkeypatch.setattr(guestrun.plan, "check_host", none)
+    monkeypatch.setattr(plan, "check_host", none)
     monkeypatch.setattr(guestrun, "IN_CI", in_ci)
     monkeypatch.setattr(guestrun, "FULL", full)
-    item = _Item("a", GUEST_TESTS)
-    runs = guestrun.GuestRuns(None, [item])  # type: ignore[arg-type, list-item]
-    (report,) = runs.reports(item)  # type: ignore[arg-type]
+    items = items_of(_Item("a"))
+    (report,) = guestrun.GuestRuns(NO_CONFIG, items).reports(items[0])
     assert report.outcome == outcome
     assert "needs virtual machines: no QEMU here" in str(report.longrepr)
 
@@ -357,20 +356,15 @@ def guests(monkeypatch: pytest.MonkeyPatch) -> list[_Guest]:
     """Those that have begun."""
     _Guest.begun = []
     monkeypatch.setattr(guestrun, "Guest", _Guest)
-    monkeypatch.setattr(guestrun.plan, "check_host", lambda: None)
-    monkeypatch.setattr(guestrun.kernels, "get", lambda _name: None)
+    monkeypatch.setattr(plan, "check_host", lambda: None)
+    monkeypatch.setattr(kernels, "get", lambda _name: None)
     return _Guest.begun
 
 
 def test_the_next_machines_boot_when_those_before_have_ended(guests: list[_Guest]) -> None:
-    place = Path(__file__).parent
-    items = [
-        _Item("a", place),
-        _Item("b", GUEST_TESTS),
-        _Item("c", GUEST_TESTS, hosts=2),
-        _Item("d", GUEST_TESTS, hosts=3),
-    ]
-    runs = guestrun.GuestRuns(None, items)  # type: ignore[arg-type]
+    here = Path(__file__).parent
+    items = items_of(_Item("a", place=here), _Item("b"), _Item("c", 2), _Item("d", 3))
+    runs = guestrun.GuestRuns(NO_CONFIG, items)
     runs.go_on()
     assert [guest.kind.hosts for guest in guests] == [1]  # one at a time
     guests[0].ended = True
@@ -378,10 +372,10 @@ def test_the_next_machines_boot_when_those_before_have_ended(guests: list[_Guest
     runs.go_on()
     assert [(guest.kind.hosts, guest.low) for guest in guests] == [(1, True), (2, True)]
     # What the first ones have left to say is still there, and nobody boots again for it.
-    assert [runs.reports(item)[0].outcome for item in items[1:3]] == ["passed", "passed"]  # type: ignore[arg-type]
+    assert [runs.reports(item)[0].outcome for item in items[1:3]] == ["passed", "passed"]
     assert len(guests) == 2
     guests[1].ended = True
-    assert runs.reports(items[3])[0].outcome == "passed"  # type: ignore[arg-type]
+    assert runs.reports(items[3])[0].outcome == "passed"
     assert [guest.kind.hosts for guest in guests] == [1, 2, 3]
     assert not guests[2].low  # it is waited for
     runs.close()
@@ -389,16 +383,16 @@ def test_the_next_machines_boot_when_those_before_have_ended(guests: list[_Guest
 
 
 def test_machines_that_died_boot_again_for_what_is_left(guests: list[_Guest]) -> None:
-    items = [_Item("a", GUEST_TESTS), _Item("b", GUEST_TESTS), _Item("c", GUEST_TESTS, hosts=2)]
-    runs = guestrun.GuestRuns(None, items)  # type: ignore[arg-type]
+    items = items_of(_Item("a"), _Item("b"), _Item("c", 2))
+    runs = guestrun.GuestRuns(NO_CONFIG, items)
     guests[0].ended = guests[0].dies = True
     runs.go_on()
     assert len(guests) == 1
-    assert runs.reports(items[0])[0].outcome == "failed"  # type: ignore[arg-type]
-    assert runs.reports(items[1])[0].outcome == "passed"  # type: ignore[arg-type]
+    assert runs.reports(items[0])[0].outcome == "failed"
+    assert runs.reports(items[1])[0].outcome == "passed"
     assert guests[0].is_closed
     assert guests[1].nodeids == [items[1].nodeid]
-    assert runs.reports(items[2])[0].outcome == "passed"  # type: ignore[arg-type]
+    assert runs.reports(items[2])[0].outcome == "passed"
     assert guests[1].is_closed  # it had not ended, and another kind is wanted
 
 
@@ -430,11 +424,11 @@ def test_a_panic_at_boot_is_tried_again(
         return [sys.executable, "-c", script]
 
     monkeypatch.setattr(machine, "check_host", lambda: None)
-    monkeypatch.setattr(machine.kernels, "get", lambda _: KERNEL)
-    monkeypatch.setattr(machine.initrd, "get", lambda _: Path("/initrd"))
-    monkeypatch.setattr(machine.qemu, "command_line", panics)
+    monkeypatch.setattr(kernels, "get", lambda _: KERNEL)
+    monkeypatch.setattr(initrd, "get", lambda _: Path("/initrd"))
+    monkeypatch.setattr(qemu, "command_line", panics)
     for chosen, times in (("tcg", 3), ("kvm", 1)):
-        monkeypatch.setattr(machine.accel, "choose", lambda *_, chosen=chosen: chosen)
+        monkeypatch.setattr(accel, "choose", lambda *_, chosen=chosen: chosen)
         with pytest.raises(SystemCallError, match="the kernel of machine h1 panicked"):
             machine.run(Plan(("true",), "6.12"))
         assert len(boots) == times
