@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import argparse
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from manuals import pages, roff
 from manuals.commands import whole
+from support.machine.ran import ran
 
 from infiniswap.cli.main import COMMANDS, build_parser
 
@@ -97,12 +97,10 @@ def test_the_pages_in_the_tree_are_those_of_their_sources() -> None:
 
 @pytest.mark.requires_tool("groff", "mandoc")
 def test_readers_of_manual_pages_have_nothing_to_complain_about() -> None:
-    lint = ["mandoc", "-T", "lint", "-W", "warning", *map(str, MADE)]
-    done = subprocess.run(lint, capture_output=True, text=True, timeout=60, check=False)
+    done = ran("mandoc", "-T", "lint", "-W", "warning", *MADE)
     assert (done.returncode, done.stdout) == (0, "")
     # What `man` runs.
-    show = ["groff", "-K", "utf8", "-Tutf8", "-P-cbou", "-ww", "-man", *map(str, MADE)]
-    done = subprocess.run(show, capture_output=True, text=True, timeout=60, check=False)
+    done = ran("groff", "-K", "utf8", "-Tutf8", "-P-cbou", "-ww", "-man", *MADE)
     assert (done.returncode, done.stderr) == (0, "")
     for path in MADE:
         assert f" {path.stem} - " in " ".join(done.stdout.split())

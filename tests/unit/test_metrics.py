@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from manuals import metrics as tables
+from support.machine.ran import ran
 
 from infiniswap.control.exposition import page
 from infiniswap.control.figures import Figures, Metric, Value, figures, histogram
@@ -81,9 +81,8 @@ def test_every_counter_of_the_daemon_is_exported(project_root: Path) -> None:
 @pytest.mark.requires_tool("promtool")
 @pytest.mark.parametrize("metrics", [DEVICE, DONOR], ids=["device", "donor"])
 def test_promtool_finds_no_fault(metrics: tuple[Metric[Any], ...]) -> None:
-    command = ["promtool", "check", "metrics"]
-    done = subprocess.run(command, input=page(_full(metrics)), capture_output=True, check=False)
-    assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+    done = ran("promtool", "check", "metrics", says=page(_full(metrics)).decode())
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def _full(metrics: tuple[Metric[Any], ...]) -> Figures:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from support.machine.ran import ran
 
 from infiniswap.control.figures import Metric
 from infiniswap.device.process import metrics as device
@@ -108,7 +108,7 @@ def test_legends_name_labels_of_their_queries() -> None:
 
 
 def _promtool(*args: str | Path) -> None:
-    done = subprocess.run(["promtool", *args], capture_output=True, text=True, check=False)
+    done = ran("promtool", *args)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -40,12 +40,9 @@ def _described(document: dict[str, Any]) -> set[tuple[str, str]]:
     return {(method, path) for path, methods in document["paths"].items() for method in methods}
 
 
-def test_the_daemons_document_has_every_route_and_no_other() -> None:
+def test_each_document_has_every_route_of_its_process_and_no_other() -> None:
     server = ControlServer(None, ServerConfig())  # type: ignore[arg-type]
     assert _described(DOCUMENTS["daemon"]) == _routes(server._port.router)
-
-
-def test_the_devices_document_has_every_route_and_no_other() -> None:
     app = application(None)  # type: ignore[arg-type]
     assert _described(DOCUMENTS["device"]) == _routes(app.router)
 

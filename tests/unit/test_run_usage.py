@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.devices.device_status import device_status
+from support.devices.device_status import device_status, donor_row
 
 from infiniswap.cli.run.live_line import fit
 from infiniswap.device.api import DeviceStatus, DonorRow, SuccessionRow
@@ -209,9 +209,8 @@ def test_the_summary_says_why_pages_came_from_the_disk(host: Host) -> None:
 
 
 def donor(state: str, *, given_up: int = 0, detail: str = "") -> DonorRow:
-    row = {"address": "10.0.0.2:9", "name": "moon", "state": state, "detail": detail}
-    counts = {"slabs": 1, "read_pages": 0, "write_pages": 0, "errors": 0, "given_up": given_up}
-    return msgspec.convert({**row, **counts}, DonorRow)
+    row = donor_row("10.0.0.2:9", "moon", state)
+    return msgspec.structs.replace(row, given_up=given_up, detail=detail)
 
 
 def test_a_donor_that_goes_is_told_once_and_once_when_it_is_back(host: Host) -> None:

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
+from support.machine.ran import ran
 
 from infiniswap import errors
 from infiniswap.cli import service
@@ -142,13 +142,8 @@ def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path, directory: s
         template = DEVICE_UNIT if name not in UNITS else name
         file = tmp_path / name
         file.write_text(service_units.render(template, (str(program),)))
-        files.append(str(file))
-    done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", *files],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        files.append(file)
+    done = ran("systemd-analyze", "verify", "--man=no", *files)
     said = [line for line in (done.stdout + done.stderr).splitlines() if "infiniswap" in line]
     assert (done.returncode, said) == (0, []), done.stderr
 
@@ -156,25 +151,25 @@ def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path, directory: s
 @pytest.mark.requires_tool("systemctl")
 def test_a_declared_device_that_is_enabled_comes_up_at_boot(root: Path) -> None:
     """By systemctl itself, in a system that does not run."""
-    assert call("install", "--root", str(root)) == 0
+    assert call("install", root) == 0
     devices = [declared_devices.Declaration(root / "etc/infiniswap/devices/swap0.env")]
     unit = service_units.device_unit("swap0")
     (note,) = declared_devices.boot_notes(devices, root)
-    command = ["systemctl", f"--root={root}", "enable", DAEMON_UNIT, unit]
     assert unit.removesuffix(".service") in note
-    subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ran("systemctl", f"--root={root}", "enable", DAEMON_UNIT, unit).returncode == 0
     wants = root / UNIT_DIR / "multi-user.target.wants"
     assert {path.name for path in wants.iterdir()} == {DAEMON_UNIT, unit}
     assert list(declared_devices.boot_notes(devices, root)) == []
-    assert call("uninstall", "--root", str(root)) == 0
+    assert call("uninstall", root) == 0
     assert files_below(root) == []
 
 
 # --------------------------------------------------------------- install, uninstall
 
 
-def call(*words: str) -> int:
-    return main(["service", *words])
+def call(action: str, root: Path | None = None, *words: str) -> int:
+    below = [] if root is None else ["--root", str(root)]
+    return main(["service", action, *below, *words])
 
 
 @pytest.fixture
@@ -191,7 +186,7 @@ def files_below(root: Path) -> list[Path]:
 def test_install_writes_the_units_and_says_what_comes_next(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call("install", "--root", str(root)) == 0
+    assert call("install", root) == 0
     said = capsys.readouterr().out
     assert files_below(root) == sorted(root / UNIT_DIR / name for name in UNITS)
     for name in UNITS:
@@ -207,30 +202,30 @@ def test_install_writes_the_units_and_says_what_comes_next(
 def test_install_twice_changes_nothing_and_mends_what_is_old(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    call("install", "--root", str(root))
+    call("install", root)
     path = root / UNIT_DIR / DAEMON_UNIT
     before = path.stat().st_mtime_ns
     capsys.readouterr()
-    assert call("install", "--root", str(root)) == 0
+    assert call("install", root) == 0
     assert path.stat().st_mtime_ns == before
     assert f"unchanged: {path}" in capsys.readouterr().out
     path.write_text(f"# {service_units.MARK}\n[Unit]\n")
-    assert call("install", "--root", str(root)) == 0
+    assert call("install", root) == 0
     assert f"wrote: {path}" in capsys.readouterr().out
     assert path.read_text() == service_units.render(DAEMON_UNIT, service.command())
 
 
-@pytest.mark.parametrize("words", [("install", "--dry-run"), ("install", "--print")])
+@pytest.mark.parametrize("word", ["--dry-run", "--print"])
 def test_what_only_shows_writes_nothing(
-    root: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    root: Path, word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(*words, "--root", str(root)) == 0
+    assert call("install", root, word) == 0
     assert files_below(root) == []
     assert str(UNIT_DIR / DEVICE_UNIT) in capsys.readouterr().out
 
 
 def test_uninstall_leaves_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    call("install", "--root", str(root))
+    call("install", root)
     directory = root / UNIT_DIR
     wants = directory / "multi-user.target.wants"
     wants.mkdir()
@@ -239,13 +234,13 @@ def test_uninstall_leaves_nothing(root: Path, capsys: pytest.CaptureFixture[str]
     other = directory / "network-online.target.wants" / "other.service"
     other.parent.mkdir()
     other.symlink_to("/dev/null")
-    assert call("uninstall", "--root", str(root), "--dry-run") == 0
+    assert call("uninstall", root, "--dry-run") == 0
     assert len(files_below(root)) == 5
-    assert call("uninstall", "--root", str(root)) == 0
+    assert call("uninstall", root) == 0
     assert files_below(root) == [other]
     assert not wants.exists()
     capsys.readouterr()
-    assert call("uninstall", "--root", str(root)) == 0
+    assert call("uninstall", root) == 0
     assert "no units of Infiniswap" in capsys.readouterr().out
 
 
@@ -270,14 +265,14 @@ def test_purge_removes_what_the_configuration_names_beside_it_and_nothing_elsewh
         'key_file = "/etc/infiniswap/../ssl/key.pem"\n'
     )
     config.write_text(text + "broker = 7\n")
-    assert call("uninstall", "--root", str(root), "--purge", "--dry-run") == 0
+    assert call("uninstall", root, "--purge", "--dry-run") == 0
     assert "mqtt.broker" in capsys.readouterr().err, "what a broken file names is not known"
     config.write_text(text)
-    assert call("uninstall", "--root", str(root), "--purge", "--dry-run") == 0
+    assert call("uninstall", root, "--purge", "--dry-run") == 0
     said = capsys.readouterr()
     assert said.err == ""
     assert f"would remove: {inside[0]}" in said.out
-    assert call("uninstall", "--root", str(root), "--purge") == 0
+    assert call("uninstall", root, "--purge") == 0
     assert files_below(root) == sorted([*outside, etc / "link"])
     assert not (etc / "certs").exists()
     assert (root / "var/lib/infiniswap/mine").is_dir(), "an empty directory that is not ours"
@@ -294,10 +289,10 @@ def test_units_and_drop_ins_of_others_stay(root: Path, capsys: pytest.CaptureFix
     own.write_text("[Unit]\n")
     drop_in = directory / (DEVICE_UNIT + ".d")
     drop_in.mkdir()
-    assert call("install", "--root", str(root)) == ConflictError.exit_code
+    assert call("install", root) == ConflictError.exit_code
     assert "systemctl edit" in capsys.readouterr().err
     assert files_below(root) == [own]
-    assert call("uninstall", "--root", str(root)) == 0
+    assert call("uninstall", root) == 0
     assert files_below(root) == [own]
     assert (
         f"left in place, because Infiniswap did not write it: {drop_in}" in capsys.readouterr().out
@@ -305,7 +300,7 @@ def test_units_and_drop_ins_of_others_stay(root: Path, capsys: pytest.CaptureFix
 
 
 def test_a_root_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("install", "--root", str(tmp_path / "no")) == UsageError.exit_code
+    assert call("install", tmp_path / "no") == UsageError.exit_code
     assert "no such directory" in capsys.readouterr().err
 
 
@@ -354,5 +349,4 @@ def test_the_list_of_units_is_understood() -> None:
 def test_this_very_installation_is_what_the_units_run() -> None:
     words = service.command()
     assert os.path.isabs(words[0])
-    done = subprocess.run([*words, "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("infiniswap ")
+    assert ran(*words, "--version").stdout.startswith("infiniswap ")

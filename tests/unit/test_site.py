@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from support.machine.ran import ran
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,19 +31,16 @@ runpy.run_module("mkdocs", run_name="__main__")
 """
 
 
+def build(*args: str) -> None:
+    env = {"PYTHONPATH": "tools", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = ran(sys.executable, *args, cwd=ROOT, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "--quiet", "build", "--strict", "--site-dir", str(made)],
-        cwd=ROOT,
-        env={"PYTHONPATH": "tools", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    build("-m", "mkdocs", "--quiet", "build", "--strict", "--site-dir", str(made))
     return made
 
 
@@ -68,28 +65,12 @@ def test_pages_are_made_with_what_the_extra_docs_names_alone(tmp_path: Path) -> 
     others = {*project["dependencies"], *(line for extra in extras.values() for line in extra)}
     names = {re.split("[<>=]", line)[0].replace("-", "_") for line in others - set(docs)}
     assert {"aiohttp", "rich", "pytest"} <= names
-    done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT, *names, "_isw", "--", str(tmp_path / "site")],
-        cwd=ROOT,
-        env={"PYTHONPATH": "tools", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    build("-c", _WITHOUT, *names, "_isw", "--", str(tmp_path / "site"))
     assert (tmp_path / "site/man/infiniswap-run.1.html").exists()
 
 
 def test_make_site_sets_up_nothing_else() -> None:
-    done = subprocess.run(
-        ["make", "--dry-run", "--always-make", "site"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = ran("make", "--dry-run", "--always-make", "site", cwd=ROOT)
     assert "mkdocs" in done.stdout
     for other in ("setup.sh", "--editable", "cmake"):
         assert other not in done.stdout

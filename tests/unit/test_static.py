@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from support.machine.ran import ran
 
 import infiniswap
 
 
-def _run(root: Path, *command: str) -> None:
-    done = subprocess.run(command, cwd=root, check=False, capture_output=True, text=True)
+def _run(root: Path, *command: str | Path) -> None:
+    done = ran(*command, cwd=root)
     assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
 
 
@@ -39,9 +39,7 @@ def test_mypy_finds_nothing(project_root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.requires_tool("clang-format")
 def test_c_is_formatted(project_root: Path) -> None:
-    files = [
-        str(path) for part in ("csrc", "tests/c") for path in (project_root / part).rglob("*.[ch]")
-    ]
+    files = [p for part in ("csrc", "tests/c") for p in (project_root / part).rglob("*.[ch]")]
     _run(project_root, "clang-format", "--dry-run", "--Werror", *files)
 
 

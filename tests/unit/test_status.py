@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.devices.device_status import donor_row
 from support.donors.hostile_donor import status
 
 from infiniswap.cli.status import AskedDonor, _print_tables, as_json, lendable
@@ -25,18 +26,8 @@ _NO_PORT = "here: no RDMA device has a RoCE v2 GID"
 
 
 def donor(number: int, state: str, transport: str, reason: str = "") -> api.DonorRow:
-    return api.DonorRow(
-        address=f"10.0.0.{number}:9400",
-        name="",
-        state=state,
-        detail="",
-        slabs=1,
-        read_pages=0,
-        write_pages=0,
-        errors=0,
-        transport=transport,
-        transport_reason=reason,
-    )
+    row = donor_row(f"10.0.0.{number}:9400", "", state)
+    return msgspec.structs.replace(row, transport=transport, transport_reason=reason)
 
 
 def device(*donors: api.DonorRow) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -77,37 +78,22 @@ def test_a_size_of_nothing_is_an_error(tmp_path: Path) -> None:
         loop.size_bytes(loop.LoopDevice(9, "/x", False, True, False), sys=tmp_path)
 
 
-class _Losetup:
-    """Stands in for losetup: answers in turn, an exception is raised."""
-
-    def __init__(self, *answers: str | Exception) -> None:
-        self.answers = list(answers)
-        self.calls: list[list[str]] = []
-
-    def __call__(self, argv: list[str], **_: object) -> str:
-        self.calls.append(argv)
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
 def test_a_device_taken_by_somebody_else_is_tried_again_but_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _device(tmp_path, 4, "/a")
     busy = SystemCallError("`losetup` failed: /a: Device or resource busy")
-    losetup = _Losetup(busy, busy, "/dev/loop4\n", *[busy] * loop.ATTACH_TRIES_MAX)
+    losetup = Mock(side_effect=[busy, busy, "/dev/loop4\n", *[busy] * loop.ATTACH_TRIES_MAX])
     monkeypatch.setattr(loop, "run_command", losetup)
     assert loop.attach(Path("/a"), sys=tmp_path).number == 4
-    assert len(losetup.calls) == 3
+    assert losetup.call_count == 3
     with pytest.raises(SystemCallError, match="busy"):
         loop.attach(Path("/a"), sys=tmp_path)
 
 
 def test_no_loop_devices_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = SystemCallError("`losetup` failed: cannot find an unused loop device")
-    monkeypatch.setattr(loop, "run_command", _Losetup(error))
+    monkeypatch.setattr(loop, "run_command", Mock(side_effect=error))
     with pytest.raises(UnavailableError, match="modprobe loop"):
         loop.attach(Path("/a"), sys=tmp_path)
 
@@ -133,7 +119,7 @@ def test_a_device_that_stays_busy_is_a_conflict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _device(tmp_path, 4, "/a")
-    monkeypatch.setattr(loop, "run_command", _Losetup(""))
+    monkeypatch.setattr(loop, "run_command", Mock(return_value=""))
     device = loop.loop_device(4, sys=tmp_path)
     assert device is not None
     with pytest.raises(ConflictError, match="still in use"):
@@ -144,7 +130,5 @@ def test_a_device_of_somebody_else_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _device(tmp_path, 4, "/theirs")
-    losetup = _Losetup()
-    monkeypatch.setattr(loop, "run_command", losetup)
+    monkeypatch.setattr(loop, "run_command", lambda *_, **__: pytest.fail("it was detached"))
     loop.detach(loop.LoopDevice(4, "/ours", False, True, False), sys=tmp_path)
-    assert losetup.calls == []

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from infiniswap.errors import NotFoundError, SystemCallError, UsageError
@@ -46,49 +48,34 @@ def test_networks_that_are_public_or_too_small(network: str) -> None:
 
 
 def test_what_was_made_is_removed_when_making_fails(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pytest.TempPathFactory
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Whichever call of `ip` fails, every namespace that was added is deleted again."""
-    for failing in range(40):
-        added: set[str] = set()
-        calls = 0
+    calls_left = 0
 
-        def ip(*args: str, fail_at: int = failing, names: set[str] = added) -> str:
-            nonlocal calls
-            calls += 1
-            if calls == fail_at + 1:
-                raise SystemCallError("refused")
-            if args[:2] == ("netns", "add"):
-                names.add(args[2])
-            if args[:2] == ("netns", "del"):
-                names.remove(args[2])
-            return ""
+    def ip(*args: str) -> str:
+        nonlocal calls_left
+        calls_left -= 1
+        if calls_left == -1:
+            raise SystemCallError("refused")
+        if args[:2] == ("netns", "add"):
+            (tmp_path / args[2]).touch()
+        if args[:2] == ("netns", "del"):
+            (tmp_path / args[2]).unlink()
+        return ""
 
-        monkeypatch.setattr(netns, "_ip", ip)
-        monkeypatch.setattr(netns, "NAMES_DIRECTORY", _Names(added))
+    monkeypatch.setattr(netns, "_ip", ip)
+    monkeypatch.setattr(netns, "NAMES_DIRECTORY", tmp_path)
+    for calls_before in range(40):
+        calls_left = calls_before
         try:
             with NetworkNamespaces(["a", "b"], root=True):
-                assert len(added) == 3
+                assert len(list(tmp_path.iterdir())) == 3
         except SystemCallError:
-            pass
+            left = list(tmp_path.iterdir())
+            assert len(left) <= 1  # only a failed `del` itself may leave one
+            for path in left:
+                path.unlink()
         else:
             return  # there were no more calls to fail
-        if added:  # only a failed `del` itself may leave one
-            assert len(added) == 1
     pytest.fail("never came through")
-
-
-class _Names:
-    def __init__(self, names: set[str]) -> None:
-        self.names = names
-
-    def __truediv__(self, name: str) -> _Name:
-        return _Name(name in self.names)
-
-
-class _Name:
-    def __init__(self, there: bool) -> None:
-        self.there = there
-
-    def exists(self) -> bool:
-        return self.there

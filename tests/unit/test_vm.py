@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import lzma
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import ClassVar, cast
@@ -24,6 +23,7 @@ from support.machine.guestrun import (
     put_together,
     remote,
 )
+from support.machine.ran import ran
 
 from infiniswap.errors import NotFoundError, SystemCallError, UnavailableError, UsageError
 from infiniswap.units import GIB, MIB
@@ -214,13 +214,7 @@ def test_a_mirror_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.requires_tool("apt-config")
 def test_apt_works_on_files_of_its_own(tmp_path: Path) -> None:
     config = kernels.configuration(tmp_path, "file:///debian", "bookworm")
-    dump = subprocess.run(
-        ["apt-config", "dump"],
-        env={**os.environ, "APT_CONFIG": str(config)},
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
+    dump = ran("apt-config", "dump", env={**os.environ, "APT_CONFIG": str(config)}).stdout
     assert f'Dir::State::lists "{tmp_path}/lists";' in dump
     assert f'Dir::Cache "{tmp_path}/cache";' in dump
     assert 'Dir::Etc::sourceparts "/dev/null";' in dump
@@ -437,7 +431,7 @@ def test_a_panic_at_boot_is_tried_again(
 
 
 def test_help_names_every_option() -> None:
-    tool = str(Path(__file__).resolve().parents[2] / "tools" / "vm")
-    done = subprocess.run([sys.executable, tool, "--help"], check=True, capture_output=True)
-    for word in (b"shell", b"build", b"clean", b"--hosts", b"--kernel", b"--share"):
-        assert word in done.stdout
+    tool = Path(__file__).resolve().parents[2] / "tools" / "vm"
+    text = ran(sys.executable, tool, "--help").stdout
+    for word in ("shell", "build", "clean", "--hosts", "--kernel", "--share"):
+        assert word in text

@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from qemu_vm import commands, rxe
 from qemu_vm.cli import main
 from qemu_vm.rxe_guest import this_host
 from qemu_vm.rxe_results import Cpu, Donor, Results, lines, problems
+from support.machine.ran import ran
 
 from infiniswap.errors import UnavailableError, UsageError
 from infiniswap.units import MIB, PAGE_BYTES
@@ -145,13 +145,7 @@ def test_each_script_is_run_by_vagrant_and_by_us() -> None:
 
 @pytest.mark.parametrize("name", ["install", "rxe", "donor", "consumer"])
 def test_a_script_without_arguments_touches_nothing(name: str) -> None:
-    done = subprocess.run(
-        ["sh", str(VAGRANT / "provision" / f"{name}.sh")],
-        check=False,
-        capture_output=True,
-        text=True,
-        env={"PATH": "/usr/bin:/bin"},
-    )
+    done = ran("sh", VAGRANT / "provision" / f"{name}.sh", env={"PATH": "/usr/bin:/bin"})
     assert done.returncode != 0
     assert f"usage: {name}.sh" in done.stderr
 
@@ -160,15 +154,8 @@ def test_a_script_without_arguments_touches_nothing(name: str) -> None:
 def test_the_vagrantfile_is_valid(tmp_path: Path) -> None:
     place = tmp_path / "vagrant"
     shutil.copytree(VAGRANT, place, ignore=shutil.ignore_patterns(".vagrant"))
-    done = subprocess.run(
-        # Without a provider of machines here: their settings are libvirt's to judge.
-        ["vagrant", "validate", "--ignore-provider"],
-        cwd=place,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "VAGRANT_HOME": str(tmp_path / "v")},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "VAGRANT_HOME": str(tmp_path / "v")}
+    # Without a provider of machines here: their settings are libvirt's to judge.
+    done = ran("vagrant", "validate", "--ignore-provider", cwd=place, env=env)
     assert "validated successfully" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0

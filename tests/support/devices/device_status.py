@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from infiniswap.device.api import DeviceStatus, SwapRow
+from infiniswap.device.api import DeviceStatus, DonorRow, SwapRow
 from infiniswap.units import MIB
 
 
@@ -36,3 +36,9 @@ def device_status(**changes: Any) -> DeviceStatus:
         "runs": [1],
     }
     return DeviceStatus(**{**values, **changes})
+
+
+def donor_row(address: str, name: str, state: str) -> DonorRow:
+    """Of a donor that has one slab, from which nothing was read yet."""
+    counts: dict[str, Any] = {"slabs": 1, "read_pages": 0, "write_pages": 0, "errors": 0}
+    return DonorRow(address=address, name=name, state=state, detail="", **counts)
