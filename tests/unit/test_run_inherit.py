@@ -95,12 +95,7 @@ FIRST = ("--donors", "10.0.0.2,10.0.0.3", "--transport", "tcp", "--slab", "64M")
         (FIRST, ("--frontend", "ublk"), "--frontend", "fuse"),
         (FIRST, ("--slab", "1G"), "--slab", "64M"),
         (FIRST, ("--secret-file", "A"), "--secret-file", "no secret"),
-        (
-            (*FIRST, "--secret-file", "A"),
-            ("--secret-file", "B"),
-            "--secret-file",
-            "secret",
-        ),
+        ((*FIRST, "--secret-file", "A"), ("--secret-file", "B"), "--secret-file", "secret"),
         (FIRST, ("--backup", "/mnt/b"), "--backup", "a file in"),
         (FIRST, ("--backup", "none", "--allow-data-loss"), "--backup", "a file in"),
         ((*FIRST, "--backup", "/mnt/a"), ("--backup", "/mnt/b"), "--backup", "/mnt/a"),

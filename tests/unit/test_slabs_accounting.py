@@ -135,7 +135,6 @@ def test_engine_donors_counts_and_alarms_agree(
             for step in steps:
                 await model.step(*step)
             await model.settle()
-            w.check()
             assert set(w.mapper.alarms) == model.alarms()
             assert w.mapper.counts.evicted == w.done()["evicted"]
 

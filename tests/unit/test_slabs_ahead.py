@@ -21,8 +21,7 @@ async def ahead(w: SlabWorld) -> int:
 @in_virtual_time
 async def test_the_first_page_of_a_slab_that_was_mapped_ahead_is_told_to_its_donor() -> None:
     w = SlabWorld(ahead=True)
-    (link,) = w.donors(8)
-    async with w.live():
+    async with w.live(8) as (link,):
         slab = await ahead(w)
         await asyncio.sleep(5.0)
         assert ("keep", slab) not in link.told
@@ -36,8 +35,8 @@ async def test_only_a_slab_that_was_written_to_is_moved_counted_as_evicted_and_w
     is_touched: bool,
 ) -> None:
     w = SlabWorld(ahead=True)
-    (link,) = w.donors(8)
-    async with w.live():
+    # The world takes every slab that went back for a lost one.
+    async with w.live(8, agrees=is_touched) as (link,):
         slab = await ahead(w)
         (other,) = w.donors(0)
         link.room = -9
@@ -57,8 +56,7 @@ async def test_only_a_slab_that_was_written_to_is_moved_counted_as_evicted_and_w
 @in_virtual_time
 async def test_a_donor_without_a_free_slab_is_left_alone_but_gets_what_is_needed() -> None:
     w = SlabWorld(ahead=True)
-    (link,) = w.donors(0)
-    async with w.live():
+    async with w.live(0) as (link,):
         await asyncio.sleep(3.0)
         assert w.mapped() == []
         asked = link.asked

@@ -21,8 +21,7 @@ pytestmark = pytest.mark.requires_native
 @in_virtual_time
 async def test_a_slab_gets_a_donor_when_it_is_hot_and_no_sooner() -> None:
     w = SlabWorld(policy=PolicyConfig(period_s=1.0, hot_pages_per_s=20.0))
-    w.donors(4)
-    async with w.live():
+    async with w.live(4):
         for _ in range(60):
             w.page_out(0, 10)  # ten pages a second
             await asyncio.sleep(1.0)
@@ -32,14 +31,12 @@ async def test_a_slab_gets_a_donor_when_it_is_hot_and_no_sooner() -> None:
         await asyncio.sleep(1.0)
         assert w.mapped() == [0]
         assert (w.mapper.counts.mapped, w.mapper.counts.remapped) == (1, 0)
-        w.check()
 
 
 @in_virtual_time
 async def test_the_hottest_slab_gets_the_only_room() -> None:
     w = SlabWorld()
-    (link,) = w.donors(0)
-    async with w.live():
+    async with w.live(0) as (link,):
         for tenths in range(30):
             for slab, pages in ((0, 8), (1, 16), (2, 12)):
                 w.page_out(slab, pages)
@@ -56,8 +53,7 @@ async def test_without_a_backup_every_slab_gets_a_donor_and_what_lacks_one_raise
     None
 ):
     w = SlabWorld(4, has_backup=False)
-    first, second = w.donors(3, 0)
-    async with w.live():
+    async with w.live(3, 0) as (first, second):
         await asyncio.sleep(1.0)
         assert w.mapped() == [0, 1, 2]
         assert "neither a donor nor a backup" in w.mapper.alarms["no-donor"]
@@ -67,14 +63,12 @@ async def test_without_a_backup_every_slab_gets_a_donor_and_what_lacks_one_raise
         assert not w.mapper.alarms
         await asyncio.sleep(120.0)
         assert (len(first.mapped), len(second.mapped)) == (3, 1)  # empty, and all the same
-        w.check()
 
 
 @in_virtual_time
 async def test_a_slab_that_has_lost_its_donor_gets_another_one_without_getting_hot_again() -> None:
     w = SlabWorld()
-    (first,) = w.donors(1)
-    async with w.live():
+    async with w.live(1) as (first,):
         await w.heat(0)
         await asyncio.sleep(20.0)
         await first.die()
@@ -83,14 +77,12 @@ async def test_a_slab_that_has_lost_its_donor_gets_another_one_without_getting_h
         (second,) = w.donors(1)
         await w.until(lambda: 0 in second.mapped, 1.0)
         assert (w.mapper.counts.mapped, w.mapper.counts.remapped) == (2, 1)
-        w.check()
 
 
 @in_virtual_time
 async def test_a_donor_that_took_a_slab_back_is_not_asked_for_two_seconds() -> None:
     w = SlabWorld()
-    first, second = w.donors(1, 0)
-    async with w.live():
+    async with w.live(1, 0) as (first, second):
         await w.heat(0)
         await first.evict(0, 0.0)
         first.room = 1
@@ -98,14 +90,12 @@ async def test_a_donor_that_took_a_slab_back_is_not_asked_for_two_seconds() -> N
         assert took_s == pytest.approx(2.0, abs=0.3)
         assert (w.mapper.counts.evicted, w.mapper.counts.remapped) == (1, 1)
         assert not second.mapped
-        w.check()
 
 
 @in_virtual_time
 async def test_a_slab_that_its_donor_refuses_is_taken_off_it() -> None:
     w = SlabWorld()
-    first, second = w.donors(1, 0)
-    async with w.live():
+    async with w.live(1, 0) as (first, second):
         await w.heat(0)
         w.submit(0, 1)
         assert first.remote is not None
@@ -114,15 +104,13 @@ async def test_a_slab_that_its_donor_refuses_is_taken_off_it() -> None:
         await w.until(lambda: 0 in second.mapped)
         assert first.done == [("map", 0), ("refused", 0)]
         assert first.told == [("refused",)]
-        w.check()
 
 
 @pytest.mark.parametrize("pages", [0, 1])
 @in_virtual_time
 async def test_an_empty_slab_that_rests_goes_back_after_half_a_minute(pages: int) -> None:
     w = SlabWorld()
-    w.donors(2)
-    async with w.live():
+    async with w.live(2):
         await w.heat(0)
         w.discard(0)
         if pages:
@@ -134,14 +122,12 @@ async def test_an_empty_slab_that_rests_goes_back_after_half_a_minute(pages: int
         assert w.mapper.counts.returned == (not pages)
         await asyncio.sleep(60.0)
         assert w.mapper.counts.remapped == 0  # nor is it wanted back
-        w.check()
 
 
 @in_virtual_time
 async def test_the_half_minute_begins_again_with_each_use() -> None:
     w = SlabWorld()
-    w.donors(2)
-    async with w.live():
+    async with w.live(2):
         await w.heat(0)
         for _ in range(4):
             w.discard(0)
@@ -202,8 +188,7 @@ async def test_the_mapper_ends_with_the_filler_and_says_why() -> None:
 @in_virtual_time
 async def test_every_state_is_counted() -> None:
     w = SlabWorld(4)
-    w.donors(4)
-    async with w.live():
+    async with w.live(4):
         await w.heat(1, 2)
         states: dict[str, Any] = w.mapper.slab_states()
         assert states == {"unmapped": 2, "mapped": 2, "suspended": 0, "draining": 0}
@@ -212,8 +197,7 @@ async def test_every_state_is_counted() -> None:
 @in_virtual_time
 async def test_a_slab_that_got_a_donor_is_filled_from_the_backup() -> None:
     w = SlabWorld(refill_pages_per_s=1000.0)
-    w.donors(4)
-    async with w.live():
+    async with w.live(4, agrees=False):
         w.page_out(1)  # to the backup only
         w.mapper.lost(1)
         await w.until(lambda: w.engine.slab(1).remote_valid_pages == SLAB_PAGES)

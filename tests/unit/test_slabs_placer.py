@@ -18,20 +18,17 @@ pytestmark = pytest.mark.requires_native
 @in_virtual_time
 async def test_a_hundred_donors_cost_two_queries_a_slab() -> None:
     w = SlabWorld(16)
-    links = w.donors(*[4] * 100)
-    async with w.live():
+    async with w.live(*[4] * 100) as links:
         for slab in range(16):
             assert await w.mapper.placer.place(slab)
             assert sum(link.asked for link in links) == 2 * (slab + 1)
-        w.check()
 
 
 @in_virtual_time
 async def test_the_donor_that_uses_less_memory_gets_the_slab_and_new_ones_come_first() -> None:
     w = SlabWorld()
-    busy, idle = w.donors(4, 4)
-    busy.used_share, idle.used_share = 0.9, 0.1
-    async with w.live():
+    async with w.live(4, 4) as (busy, idle):
+        busy.used_share, idle.used_share = 0.9, 0.1
         assert await w.mapper.placer.place(0)
         assert await w.mapper.placer.place(1)
         assert (list(idle.mapped), list(busy.mapped)) == ([0], [1])
@@ -69,9 +66,8 @@ async def test_a_donor_that_cannot_take_it_is_passed_over_and_left_alone_for_a_w
 @in_virtual_time
 async def test_why_a_donor_has_no_room_is_passed_on() -> None:
     w = SlabWorld()
-    (link,) = w.donors(0)
-    link.no_room = "drains"
-    async with w.live():
+    async with w.live(0) as (link,):
+        link.no_room = "drains"
         assert not await w.mapper.placer.place(0)
         assert link.detail == "no room: the donor drains"
 
@@ -79,8 +75,7 @@ async def test_why_a_donor_has_no_room_is_passed_on() -> None:
 @in_virtual_time
 async def test_a_donor_without_a_free_slab_may_have_room_for_one_that_is_needed() -> None:
     w = SlabWorld()
-    (link,) = w.donors(0)
-    async with w.live():
+    async with w.live(0) as (link,):
         assert not await w.mapper.placer.place(0, Purpose.AHEAD)
         assert link.detail == ""
         link.room = 1
@@ -90,8 +85,7 @@ async def test_a_donor_without_a_free_slab_may_have_room_for_one_that_is_needed(
 @in_virtual_time
 async def test_a_slab_is_placed_once_and_no_donor_is_forgotten_meanwhile() -> None:
     w = SlabWorld()
-    (link,) = w.donors(4)
-    async with w.live():
+    async with w.live(4) as (link,):
         first = asyncio.create_task(w.mapper.placer.place(0))
         await asyncio.sleep(0)
         assert w.mapper.placer.is_placing(0)
@@ -106,8 +100,7 @@ async def test_a_slab_is_placed_once_and_no_donor_is_forgotten_meanwhile() -> No
 @in_virtual_time
 async def test_a_slab_that_is_taken_before_it_could_move_is_no_donors_fault() -> None:
     w = SlabWorld()
-    old, new = w.donors(4, 0)
-    async with w.live():
+    async with w.live(4, 0, agrees=False) as (old, new):
         assert await w.mapper.placer.place(0)
         new.room = 4
         assert old.remote is not None

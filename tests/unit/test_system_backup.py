@@ -49,26 +49,19 @@ def test_a_local_disk_is_accepted(tmp_path: Path, fs_type: str) -> None:
     assert path.read_bytes() == b"old"
 
 
+REFUSED = {
+    "memory": ("tmpfs", "ramfs"),
+    "network": ("nfs4", "cifs", "9p", "ceph", "virtiofs"),
+    "another process": ("fuse.sshfs", "fuse", "fuseblk"),
+    "layered": ("overlay",),
+    "copy-on-write": ("btrfs", "zfs", "bcachefs"),
+    "read-only": ("squashfs",),
+    "no files of ours": ("sysfs",),
+}
+
+
 @pytest.mark.parametrize(
-    ("fs_type", "why"),
-    [
-        ("tmpfs", "memory"),
-        ("ramfs", "memory"),
-        ("nfs4", "network"),
-        ("cifs", "network"),
-        ("9p", "network"),
-        ("ceph", "network"),
-        ("virtiofs", "network"),
-        ("fuse.sshfs", "another process"),
-        ("fuse", "another process"),
-        ("fuseblk", "another process"),
-        ("overlay", "layered"),
-        ("btrfs", "copy-on-write"),
-        ("zfs", "copy-on-write"),
-        ("bcachefs", "copy-on-write"),
-        ("squashfs", "read-only"),
-        ("sysfs", "no files of ours"),
-    ],
+    ("fs_type", "why"), [(fs_type, why) for why, types in REFUSED.items() for fs_type in types]
 )
 def test_other_file_systems_are_refused(tmp_path: Path, fs_type: str, why: str) -> None:
     host = Host(tmp_path, fs_type)

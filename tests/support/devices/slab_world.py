@@ -253,16 +253,19 @@ class SlabWorld:
         return new
 
     @contextlib.asynccontextmanager
-    async def live(self) -> AsyncIterator[None]:
-        """Everything runs meanwhile, and is at rest afterwards."""
+    async def live(self, *rooms: int, agrees: bool = True) -> AsyncIterator[list[ObedientLink]]:
+        """Everything runs meanwhile, with donors that have so much room, and agrees in the end."""
+        links = self.donors(*rooms)
         running = {
             asyncio.create_task(self._run_engine(), name="engine"),
             asyncio.create_task(self.mapper.run(), name="mapper"),
         }
         try:
-            yield
+            yield links
             for task in running:
                 assert not task.done(), task.exception()
+            if agrees:
+                self.check()
         finally:
             for task in running:
                 task.cancel()
