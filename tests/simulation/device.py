@@ -194,7 +194,6 @@ class SimDevice:
     # -------------------------------------------------------------------- requests
 
     def submit(self) -> None:
-        """One random request."""
         rng = self._rng
         if len(self.requests) >= REQUESTS_MAX:
             return
@@ -208,7 +207,6 @@ class SimDevice:
         self.request(op, page, 0 if op == lib.ISW_SIM_FLUSH else pages)
 
     def request(self, op: int, page: int, pages: int) -> None:
-        """One request."""
         self._clock += 1
         request = Request(op, page, pages, self._clock)
         data = b""
@@ -305,7 +303,6 @@ class SimDevice:
         self.remote_step(step, connection, n)
 
     def remote_step(self, step: int, connection: Connection, n: int = 0) -> None:
-        """One step of a connection."""
         did = self.engine.step(step, connection.remote, n)
         if did and step in (lib.ISW_STEP_REMOTE_DOWN, lib.ISW_STEP_REMOTE_TEAR):
             self.engine.remote_broken(connection.remote)

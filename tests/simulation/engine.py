@@ -128,5 +128,4 @@ class CoupledEngine(SimEngine):
             self._broken(connection)
 
     def live(self) -> list[Connection]:
-        """Connections by remote."""
         return list(self.connections.values())

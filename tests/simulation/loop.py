@@ -53,15 +53,12 @@ class Host:
         self._context.run(_HOST.set, self)
 
     def time(self) -> float:
-        """Its clock."""
         return self._loop.now_s + self.skew_s
 
     def run(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Calls something as this host."""
         return self._context.copy().run(call, *args)
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> SimTask:
-        """Starts a task on this host."""
         task: SimTask = self.run(lambda: self._loop.create_task(work, name=name))
         return task
 
@@ -121,7 +118,6 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.world = self.host("world")
 
     def host(self, name: str) -> Host:
-        """One more host."""
         self._hosts_made += 1
         host = Host(self, name, self._hosts_made)
         self.hosts.append(host)
@@ -134,7 +130,6 @@ class SimLoop(asyncio.AbstractEventLoop):
     # ------------------------------------------------------------- for the scheduler
 
     def run_one(self, host: Host) -> None:
-        """Runs one ready callback."""
         self.trace = zlib.crc32(b"%d %d" % (host.number, len(host.ready)), self.trace)
         handle = host.ready.popleft()
         if not handle.cancelled():
@@ -169,7 +164,6 @@ class SimLoop(asyncio.AbstractEventLoop):
     # ---------------------------------------------------------------- what asyncio uses
 
     def time(self) -> float:
-        """The clock of the host that asks."""
         return _HOST.get(self.world).time()
 
     def get_debug(self) -> bool:
@@ -220,7 +214,6 @@ class SimLoop(asyncio.AbstractEventLoop):
         return future
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> SimTask:
-        """A task with a number, known to its host."""
         host = self._host_of(context)
         task: SimTask = SimTask.__new__(SimTask)
         self._numbers += 1

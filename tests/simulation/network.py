@@ -65,7 +65,6 @@ class End:
         return f"{FIGURES}{self.peer.host.name}", 0
 
     async def receive(self) -> WSMessage:
-        """The next message."""
         while not self._inbox:
             if not self.is_open:
                 return _CLOSED
@@ -97,7 +96,6 @@ class End:
                 self._network.reset(self)
 
     def arrive(self, text: str) -> None:
-        """A message is there."""
         if text != _FAREWELL:
             if self.is_open:
                 self._feed(WSMessage(WSMsgType.TEXT, text, None))
@@ -107,7 +105,6 @@ class End:
         self.broken()
 
     def broken(self) -> None:
-        """The connection is over."""
         self.is_open = False
         _end(self._farewell)
         self._feed(_CLOSED)
@@ -154,11 +151,9 @@ class Network:
                     self._deliver_later(end, text)
 
     def is_cut(self, one: Host, other: Host) -> bool:
-        """Whether two hosts are parted."""
         return (one.name, other.name) in self._cut
 
     def cut_sessions(self, one: str, other: str) -> None:
-        """Resets every connection between two hosts."""
         for end in list(self._ends):
             if (end.host.name, end.peer.host.name) == (one, other):
                 self.reset(end)
@@ -205,7 +200,6 @@ class Network:
         return self._rng.random() * self.delay_s_max * (50 if slow else 1)
 
     def send(self, end: End, text: str) -> None:
-        """From one end to the other."""
         if end.host.dead:
             return
         if self.is_cut(end.host, end.peer.host):
@@ -240,7 +234,6 @@ class Network:
     # ----------------------------------------------------------------- connections
 
     def listen(self, address: str, host: Host, serve: Serve) -> None:
-        """Connections to an address are served by `serve`."""
         self._listeners[address] = (host, serve)
 
     def silence(self, address: str) -> None:
@@ -248,7 +241,6 @@ class Network:
         self._listeners.pop(address, None)
 
     def client(self, host: Host) -> Callable[[], Any]:
-        """For ClientConfig.http of a host."""
         return lambda: Http(self, host)
 
     async def open(self, host: Host, address: str) -> End:

@@ -33,8 +33,6 @@ _ZEROS = bytes(SLAB_BYTES)
 
 @dataclass(slots=True)
 class Slot:
-    """A mapped slot."""
-
     generation: int
     memory: Any
     slab: int = 0
@@ -42,8 +40,6 @@ class Slot:
 
 @dataclass(slots=True)
 class StoreLease:
-    """A lease and the connections bound to it."""
-
     number: int
     slots_max: int
     token: str

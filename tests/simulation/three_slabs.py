@@ -30,7 +30,6 @@ class ThreeSlabs(World):
 
     @property
     def donor(self) -> SimDonor:
-        """The only one."""
         return self.donors[0]
 
     def _build(self) -> None:
@@ -39,7 +38,6 @@ class ThreeSlabs(World):
         self.donors.append(SimDonor(self, self.new_rng(), 0, SLABS, None))
 
     def add_device(self) -> SimDevice:
-        """One more run."""
         number = len(self.devices) + 1
         device = SimDevice(self, self.new_rng(), number, SLABS, has_backup=True, ahead_share=1.0)
         device.faults = False
@@ -74,17 +72,14 @@ class ThreeSlabs(World):
                 self._check()
 
     def rest(self, seconds: float) -> None:
-        """Time passes."""
         end_s = self.loop.now_s + seconds
         self.until(lambda: self.loop.now_s >= end_s, seconds + 1.0, "time passes")
 
     def mapped(self, device: SimDevice) -> list[int]:
-        """Slabs that have a donor."""
         slabs = device.engine.slabs()
         return [n for n, info in enumerate(slabs) if info.state is SlabState.MAPPED]
 
     def has(self, device: SimDevice, slab: int) -> bool:
-        """Whether a slab has a donor."""
         return slab in self.mapped(device)
 
     def until_mapped(self, device: SimDevice, slabs: list[int], wait_s: float) -> None:

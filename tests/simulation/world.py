@@ -77,17 +77,14 @@ class World:
         self.faults = Faults(self)
 
     def new_rng(self) -> Random:
-        """For a part of the world."""
         return Random(self.rng.getrandbits(64))
 
     def say(self, text: str) -> None:
-        """For whoever reads along."""
         if self._is_loud:
             host = _HOST.get(self.loop.world)
             print(f"{self.loop.now_s:9.3f} {host.name:8} {text}", file=sys.stderr)
 
     def failed(self, what: str) -> None:
-        """An invariant does not hold."""
         self.say(f"FAILED {what}")
         self.problems.append(what)
 
@@ -151,7 +148,6 @@ class World:
         )
 
     def is_stalled(self, device: SimDevice, connection: Connection) -> bool:
-        """Whether a connection carries nothing now."""
         return self._is_parted(device, self._donor_of(connection.donor))
 
     # -------------------------------------------------------------------- checking
@@ -410,8 +406,3 @@ class World:
             device.engine.close()
         self.loop.kill(self.loop.world)
         del self.problems[problems:]  # of a world that has failed already
-
-
-def run_seed(seed: int, state_dir: Path | None = None, is_loud: bool = False) -> int:
-    """Runs one seed; returns the hash of its trace."""
-    return World(seed, state_dir, is_loud).run()
