@@ -14,6 +14,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from support.machine.stopping import stopped
@@ -232,31 +233,22 @@ def sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sleep", "1000"])
 
 
-class FakeCgroup(MemoryCgroup):
-    """Counts how often it is ended; fails the first `failures` times."""
-
-    ended: list[str] = []  # noqa: RUF012
-    failures = 0
-
-    def kill(self, *, timeout_s: float = 10.0) -> None:
-        FakeCgroup.ended.append(self.name)
-        if len(FakeCgroup.ended) <= FakeCgroup.failures:
-            raise SystemCallError("not yet")
-
-    def remove(self, *, timeout_s: float = 10.0) -> None:
-        pass
+def cgroup_of(run: str, failures: int = 0) -> Mock:
+    """Of a run; it cannot be ended the first times."""
+    cgroup = Mock(spec=MemoryCgroup)
+    cgroup.name = run
+    cgroup.kill.side_effect = [*[SystemCallError("not yet")] * failures, None]
+    return cgroup
 
 
 @pytest.mark.parametrize("failures", [0, 2])
 async def test_the_job_of_a_killed_run_is_ended_and_nobody_elses(
     monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
-    monkeypatch.setattr(FakeCgroup, "ended", [])
-    monkeypatch.setattr(FakeCgroup, "failures", failures)
     monkeypatch.setattr(runs, "CLEAN_PAUSE_S", 0.001)
     processes = [sleeper(), sleeper()]
-    names = [runs.cgroup_name(process.pid) for process in processes]
-    cgroups = tuple(FakeCgroup(Path("/no") / name, 1) for name in [*names, f"{RUN_PREFIX}1-1"])
+    names = [*(runs.cgroup_name(process.pid) for process in processes), f"{RUN_PREFIX}1-1"]
+    cgroups = tuple(cgroup_of(name, failures) for name in names)
     changed = asyncio.Event()
     with ThreadPoolExecutor(1) as executor:
         watched = runs.Runs(executor, changed.set, lambda: cgroups)
@@ -267,12 +259,12 @@ async def test_the_job_of_a_killed_run_is_ended_and_nobody_elses(
             assert watched.pids() == sorted(process.pid for process in processes)
             processes[0].kill()
             await asyncio.wait_for(changed.wait(), 60)
-            assert FakeCgroup.ended == [names[0]] * (failures + 1)
+            assert [cgroup.kill.call_count for cgroup in cgroups] == [failures + 1, 0, 0]
             assert (watched.pids(), watched.idle) == ([processes[1].pid], False)
             watched.leave(processes[1].pid)
             watched.leave(processes[1].pid)
             assert watched.idle
-            assert len(FakeCgroup.ended) == failures + 1  # it has left in order
+            assert not cgroups[1].kill.called  # it has left in order
         finally:
             for process in processes:
                 process.kill()
@@ -288,10 +280,9 @@ async def test_a_run_that_does_not_exist_cannot_join() -> None:
         assert watched.idle
 
 
-async def test_closing_waits_for_a_clean_up_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeCgroup, "ended", [])
+async def test_closing_waits_for_a_clean_up_under_way() -> None:
     process = sleeper()
-    cgroup = FakeCgroup(Path("/no") / runs.cgroup_name(process.pid), 1)
+    cgroup = cgroup_of(runs.cgroup_name(process.pid))
     with ThreadPoolExecutor(1) as executor:
         watched = runs.Runs(executor, lambda: None, lambda: (cgroup,))
         watched.join(process.pid)
@@ -301,4 +292,4 @@ async def test_closing_waits_for_a_clean_up_under_way(monkeypatch: pytest.Monkey
         await asyncio.sleep(0)
         assert not watched.pids()
         await watched.close()
-        assert FakeCgroup.ended == [cgroup.name]
+        cgroup.kill.assert_called_once()

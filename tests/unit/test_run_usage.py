@@ -317,11 +317,6 @@ def test_other_areas_are_named_with_their_turn(host: Host, priority: int, when: 
 # ---------------------------------------------------------------------------- size
 
 
-def test_the_least_choice_sets_the_size() -> None:
-    assert usage.choose_size({"a": 5 * MIB, "b": 3 * MIB + 7, "c": 4 * MIB}) == (3 * MIB, "b")
-    assert usage.choose_size({"a": MIB - 1, "b": GIB}) == (0, "a")
-
-
 @given(st.dictionaries(st.text(), st.integers(0, 1 << 60), min_size=1))
 def test_no_choice_is_exceeded_and_only_whole_mebibytes_are_given(choices: dict[str, int]) -> None:
     size_bytes, why = usage.choose_size(choices)

@@ -6,33 +6,21 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock, call
 
 import pytest
 
 from infiniswap.device.donors.lease import Place
+from infiniswap.device.donors.recovery import Recovery
 from infiniswap.device.slabs.alarms import Alarms
 from infiniswap.device.slabs.engine_events import EngineEvents
 from infiniswap.device.slabs.lenders import Lenders
 from infiniswap.engine.protocol import EngineEvent, EventKind
 
 
-class Link:
-    """Notes what it is told."""
-
-    def __init__(self, remote: int, slab: int) -> None:
-        self.address = f"10.0.0.{remote}"
-        self.remote = remote
-        self.mapped = {slab: Place(0, 7)}
-        self.told: list[tuple[Any, ...]] = []
-
-    def connections_down(self, code: int) -> None:
-        self.told.append(("down", code))
-
-    def refused(self) -> None:
-        self.told.append(("refused",))
-
-    def bad_page(self, page: int) -> None:
-        self.told.append(("bad page", page))
+def link_of(remote: int, slab: int) -> Mock:
+    """A donor's, with that slab. What it is told its recovery takes."""
+    return Mock(spec=Recovery, address="10.0.0.1", remote=remote, mapped={slab: Place(0, 7)})
 
 
 class Fixture:
@@ -42,7 +30,7 @@ class Fixture:
         self.queue: list[EngineEvent] = []
         self.drained: set[int] = set()
         self.down: set[int] = set()
-        self.links = [Link(1, 1), Link(2, 2)]
+        self.links = [link_of(1, 1), link_of(2, 2)]
         self.alarms = Alarms()
         self.refused: list[tuple[Any, int]] = []
         self.lost = 0
@@ -104,14 +92,14 @@ async def test_what_dropped_events_would_have_said_is_read_from_the_state() -> N
     w.drained, w.down = {1}, {2}
     w.report(EventKind.OVERFLOW)
     assert (ended.done(), going_on.done()) == (True, False)
-    assert [link.told for link in w.links] == [[], [("down", 0)]]
+    assert [link.mock_calls for link in w.links] == [[], [call.connections_down(0)]]
     assert w.lost == 1
 
 
 async def test_a_donor_that_is_lost_is_told_so_and_not_asked_for_a_while() -> None:
     w = Fixture()
     w.report(EventKind.REMOTE_DOWN, remote=2, code=-104)
-    assert [link.told for link in w.links] == [[], [("down", -104)]]
+    assert [link.mock_calls for link in w.links] == [[], [call.connections_down(-104)]]
     assert w.eligible() == w.links[:1]
 
 
@@ -129,7 +117,7 @@ async def test_a_slab_that_its_donor_refuses_is_taken_off_it_unless_it_has_left(
     w = Fixture()
     w.report(EventKind.SLAB_ERROR, code=-5, **place)
     assert w.refused == ([(w.links[0], 1)] if is_news else [])
-    assert w.links[0].told == ([("refused",)] if is_news else [])
+    assert w.links[0].mock_calls == ([call.refused()] if is_news else [])
     assert (w.links[0] in w.eligible()) is not is_news
 
 
@@ -137,7 +125,7 @@ async def test_a_bad_page_is_held_against_its_donor_or_raises_the_alarm_of_the_d
     w = Fixture()
     w.report(EventKind.BAD_PAGE, slab=2, remote=2, code=1, value=99)
     w.report(EventKind.BAD_PAGE, slab=1, remote=2, code=1, value=98)  # it has left that donor
-    assert [link.told for link in w.links] == [[], [("bad page", 99)]]
+    assert [link.mock_calls for link in w.links] == [[], [call.bad_page(99)]]
     assert not w.alarms
     w.report(EventKind.BAD_PAGE, value=97)
     assert w.alarms == {"backup-data": "page 97 came back from the backup with other bytes"}

@@ -70,7 +70,7 @@ class World:
     # As a session.
     @property
     def welcome(self) -> Any:
-        return cast(Any, _Welcome(self.offered))
+        return SimpleNamespace(rdma=self.offered, slab_bytes=MIB)
 
     async def rdma(self, lease: int, ends: Sequence[RdmaEnd]) -> m.RdmaAnswer:
         self.asked.append(len(ends))
@@ -123,12 +123,6 @@ class World:
 
     async def probe(self, choice: TransportChoice, *places: Place) -> bool:
         return await choice.probe(self.target(*places))
-
-
-@dataclass
-class _Welcome:
-    rdma: bool
-    slab_bytes: int = MIB
 
 
 async def _blocking(call: Callable[[], Any]) -> Any:
