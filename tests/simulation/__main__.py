@@ -24,10 +24,11 @@ def main(state_dir: Path, seeds: list[int]) -> int:
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     happened: set[str] = set()
     migrated = 0
+    traces = []
     for seed in seeds:
         world = World(seed, state_dir)
         try:
-            world.run()
+            traces.append(world.run())
         except SimulationError as error:
             print(json.dumps({"seed": seed, "error": str(error)}))
             return 1
@@ -37,7 +38,7 @@ def main(state_dir: Path, seeds: list[int]) -> int:
         gc.collect()
         happened |= set(world.faults.counts)
         migrated += world.pages_migrated
-    print(json.dumps({"seeds": len(seeds), "happened": sorted(happened), "migrated": migrated}))
+    print(json.dumps({"traces": traces, "happened": sorted(happened), "migrated": migrated}))
     return 0
 
 
