@@ -56,10 +56,6 @@ class Device:
         return [n for n, binding in enumerate(self.bindings) if binding is Binding.EMPTY]
 
 
-def test_the_first_two_slabs_are_mapped_before_anything_is_written() -> None:
-    assert Device(8).map() == [0, 1]
-
-
 def test_two_slabs_beyond_the_front_are_mapped_however_slow_page_out_is() -> None:
     device = Device(8)
     device.map()

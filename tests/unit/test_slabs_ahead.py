@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.devices.slab_world import SlabWorld
+from support.devices.slab_world import SlabWorld, device
 from support.machine.virtual_time import in_virtual_time
 
 pytestmark = pytest.mark.requires_native
@@ -20,8 +20,7 @@ async def ahead(w: SlabWorld) -> int:
 
 @in_virtual_time
 async def test_the_first_page_of_a_slab_that_was_mapped_ahead_is_told_to_its_donor() -> None:
-    w = SlabWorld(ahead=True)
-    async with w.live(8) as (link,):
+    async with device(8, ahead=True) as (w, (link,)):
         slab = await ahead(w)
         await asyncio.sleep(5.0)
         assert ("keep", slab) not in link.told
@@ -55,8 +54,7 @@ async def test_only_a_slab_that_was_written_to_is_moved_counted_as_evicted_and_w
 
 @in_virtual_time
 async def test_a_donor_without_a_free_slab_is_left_alone_but_gets_what_is_needed() -> None:
-    w = SlabWorld(ahead=True)
-    async with w.live(0) as (link,):
+    async with device(0, ahead=True) as (w, (link,)):
         await asyncio.sleep(3.0)
         assert w.mapped() == []
         asked = link.asked

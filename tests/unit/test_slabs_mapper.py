@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from support.devices.slab_world import SLAB_PAGES, SlabWorld
+from support.devices.slab_world import SLAB_PAGES, SlabWorld, device
 from support.devices.stepped_engine import lib
 from support.machine.virtual_time import in_virtual_time
 
@@ -20,8 +20,7 @@ pytestmark = pytest.mark.requires_native
 
 @in_virtual_time
 async def test_a_slab_gets_a_donor_when_it_is_hot_and_no_sooner() -> None:
-    w = SlabWorld(policy=PolicyConfig(period_s=1.0, hot_pages_per_s=20.0))
-    async with w.live(4):
+    async with device(4, policy=PolicyConfig(period_s=1.0, hot_pages_per_s=20.0)) as (w, _):
         for _ in range(60):
             w.page_out(0, 10)  # ten pages a second
             await asyncio.sleep(1.0)
@@ -35,8 +34,7 @@ async def test_a_slab_gets_a_donor_when_it_is_hot_and_no_sooner() -> None:
 
 @in_virtual_time
 async def test_the_hottest_slab_gets_the_only_room() -> None:
-    w = SlabWorld()
-    async with w.live(0) as (link,):
+    async with device(0) as (w, (link,)):
         for tenths in range(30):
             for slab, pages in ((0, 8), (1, 16), (2, 12)):
                 w.page_out(slab, pages)
@@ -52,8 +50,7 @@ async def test_the_hottest_slab_gets_the_only_room() -> None:
 async def test_without_a_backup_every_slab_gets_a_donor_and_what_lacks_one_raises_the_alarm() -> (
     None
 ):
-    w = SlabWorld(4, has_backup=False)
-    async with w.live(3, 0) as (first, second):
+    async with device(3, 0, slabs=4, has_backup=False) as (w, (first, second)):
         await asyncio.sleep(1.0)
         assert w.mapped() == [0, 1, 2]
         assert "neither a donor nor a backup" in w.mapper.alarms["no-donor"]
@@ -67,8 +64,7 @@ async def test_without_a_backup_every_slab_gets_a_donor_and_what_lacks_one_raise
 
 @in_virtual_time
 async def test_a_slab_that_has_lost_its_donor_gets_another_one_without_getting_hot_again() -> None:
-    w = SlabWorld()
-    async with w.live(1) as (first,):
+    async with device(1) as (w, (first,)):
         await w.heat(0)
         await asyncio.sleep(20.0)
         await first.die()
@@ -81,8 +77,7 @@ async def test_a_slab_that_has_lost_its_donor_gets_another_one_without_getting_h
 
 @in_virtual_time
 async def test_a_donor_that_took_a_slab_back_is_not_asked_for_two_seconds() -> None:
-    w = SlabWorld()
-    async with w.live(1, 0) as (first, second):
+    async with device(1, 0) as (w, (first, second)):
         await w.heat(0)
         await first.evict(0, 0.0)
         first.room = 1
@@ -94,8 +89,7 @@ async def test_a_donor_that_took_a_slab_back_is_not_asked_for_two_seconds() -> N
 
 @in_virtual_time
 async def test_a_slab_that_its_donor_refuses_is_taken_off_it() -> None:
-    w = SlabWorld()
-    async with w.live(1, 0) as (first, second):
+    async with device(1, 0) as (w, (first, second)):
         await w.heat(0)
         w.submit(0, 1)
         assert first.remote is not None
@@ -109,8 +103,7 @@ async def test_a_slab_that_its_donor_refuses_is_taken_off_it() -> None:
 @pytest.mark.parametrize("pages", [0, 1])
 @in_virtual_time
 async def test_an_empty_slab_that_rests_goes_back_after_half_a_minute(pages: int) -> None:
-    w = SlabWorld()
-    async with w.live(2):
+    async with device(2) as (w, _):
         await w.heat(0)
         w.discard(0)
         if pages:
@@ -126,8 +119,7 @@ async def test_an_empty_slab_that_rests_goes_back_after_half_a_minute(pages: int
 
 @in_virtual_time
 async def test_the_half_minute_begins_again_with_each_use() -> None:
-    w = SlabWorld()
-    async with w.live(2):
+    async with device(2) as (w, _):
         await w.heat(0)
         for _ in range(4):
             w.discard(0)
@@ -187,8 +179,7 @@ async def test_the_mapper_ends_with_the_filler_and_says_why() -> None:
 
 @in_virtual_time
 async def test_every_state_is_counted() -> None:
-    w = SlabWorld(4)
-    async with w.live(4):
+    async with device(4, slabs=4) as (w, _):
         await w.heat(1, 2)
         states: dict[str, Any] = w.mapper.slab_states()
         assert states == {"unmapped": 2, "mapped": 2, "suspended": 0, "draining": 0}
@@ -196,8 +187,7 @@ async def test_every_state_is_counted() -> None:
 
 @in_virtual_time
 async def test_a_slab_that_got_a_donor_is_filled_from_the_backup() -> None:
-    w = SlabWorld(refill_pages_per_s=1000.0)
-    async with w.live(4, agrees=False):
+    async with device(4, agrees=False, refill_pages_per_s=1000.0) as (w, _):
         w.page_out(1)  # to the backup only
         w.mapper.lost(1)
         await w.until(lambda: w.engine.slab(1).remote_valid_pages == SLAB_PAGES)

@@ -7,7 +7,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from support.devices.slab_world import SlabWorld
+from support.devices.slab_world import SlabWorld, device
 from support.machine.virtual_time import in_virtual_time
 
 from infiniswap.device.slabs.placer import Purpose
@@ -17,8 +17,7 @@ pytestmark = pytest.mark.requires_native
 
 @in_virtual_time
 async def test_a_hundred_donors_cost_two_queries_a_slab() -> None:
-    w = SlabWorld(16)
-    async with w.live(*[4] * 100) as links:
+    async with device(*[4] * 100, slabs=16) as (w, links):
         for slab in range(16):
             assert await w.mapper.placer.place(slab)
             assert sum(link.asked for link in links) == 2 * (slab + 1)
@@ -26,8 +25,7 @@ async def test_a_hundred_donors_cost_two_queries_a_slab() -> None:
 
 @in_virtual_time
 async def test_the_donor_that_uses_less_memory_gets_the_slab_and_new_ones_come_first() -> None:
-    w = SlabWorld()
-    async with w.live(4, 4) as (busy, idle):
+    async with device(4, 4) as (w, (busy, idle)):
         busy.used_share, idle.used_share = 0.9, 0.1
         assert await w.mapper.placer.place(0)
         assert await w.mapper.placer.place(1)
@@ -65,8 +63,7 @@ async def test_a_donor_that_cannot_take_it_is_passed_over_and_left_alone_for_a_w
 
 @in_virtual_time
 async def test_why_a_donor_has_no_room_is_passed_on() -> None:
-    w = SlabWorld()
-    async with w.live(0) as (link,):
+    async with device(0) as (w, (link,)):
         link.no_room = "drains"
         assert not await w.mapper.placer.place(0)
         assert link.detail == "no room: the donor drains"
@@ -74,8 +71,7 @@ async def test_why_a_donor_has_no_room_is_passed_on() -> None:
 
 @in_virtual_time
 async def test_a_donor_without_a_free_slab_may_have_room_for_one_that_is_needed() -> None:
-    w = SlabWorld()
-    async with w.live(0) as (link,):
+    async with device(0) as (w, (link,)):
         assert not await w.mapper.placer.place(0, Purpose.AHEAD)
         assert link.detail == ""
         link.room = 1
@@ -84,8 +80,7 @@ async def test_a_donor_without_a_free_slab_may_have_room_for_one_that_is_needed(
 
 @in_virtual_time
 async def test_a_slab_is_placed_once_and_no_donor_is_forgotten_meanwhile() -> None:
-    w = SlabWorld()
-    async with w.live(4) as (link,):
+    async with device(4) as (w, (link,)):
         first = asyncio.create_task(w.mapper.placer.place(0))
         await asyncio.sleep(0)
         assert w.mapper.placer.is_placing(0)
@@ -99,8 +94,7 @@ async def test_a_slab_is_placed_once_and_no_donor_is_forgotten_meanwhile() -> No
 
 @in_virtual_time
 async def test_a_slab_that_is_taken_before_it_could_move_is_no_donors_fault() -> None:
-    w = SlabWorld()
-    async with w.live(4, 0, agrees=False) as (old, new):
+    async with device(4, 0, agrees=False) as (w, (old, new)):
         assert await w.mapper.placer.place(0)
         new.room = 4
         assert old.remote is not None

@@ -40,8 +40,8 @@ def device(*donors: api.DonorRow) -> dict[str, Any]:
     }
 
 
-def printed(capsys: pytest.CaptureFixture[str], row: dict[str, Any]) -> list[str]:
-    _print_tables([], [row])
+def printed(capsys: pytest.CaptureFixture[str], *rows: dict[str, Any]) -> list[str]:
+    _print_tables([], [*rows])
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
 
@@ -85,8 +85,8 @@ def test_donors_that_pages_do_not_go_to(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_devices_that_say_less(capsys: pytest.CaptureFixture[str]) -> None:
     """Stopped ones, beside one that runs."""
-    _print_tables([], [{"name": "d0", "state": "stopped"}, device(donor(1, "mapped", "tcp"))])
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    rows = {"name": "d0", "state": "stopped"}, device(donor(1, "mapped", "tcp"))
+    lines = [line.split() for line in printed(capsys, *rows)]
     assert ["d0", "stopped"] in lines
     assert ["d1", "serving", "tcp", "1"] in lines
 
@@ -141,16 +141,12 @@ def test_what_lies_on_donors_is_told_from_what_was_read_there(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A device that has written 98.8 MiB, and read nothing yet."""
-    figures = {
-        "on_donors_bytes": round(98.8 * MIB),
-        "in_donors_bytes": 0,
-        "in_disk_bytes": 0,
-        "out_bytes": 200 * MIB,
-    }
-    _print_tables([], [{"name": "d1", "state": "serving", **figures}])
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "on donors read from donors read from disk written" in printed
-    assert "98.8 MiB 0 B 0 B 200 MiB" in printed
+    figures = {"on_donors_bytes": round(98.8 * MIB), "in_donors_bytes": 0}
+    figures |= {"in_disk_bytes": 0, "out_bytes": 200 * MIB}
+    lines = printed(capsys, {"name": "d1", "state": "serving", **figures})
+    said = " ".join(" ".join(lines).split())
+    assert "on donors read from donors read from disk written" in said
+    assert "98.8 MiB 0 B 0 B 200 MiB" in said
 
 
 HEADROOM = "needs its memory itself: 1.00 GiB are available there"

@@ -143,9 +143,8 @@ def test_what_the_file_has_already_is_not_needed_again(host: Host) -> None:
 
 def test_a_read_only_file_system_is_refused(tmp_path: Path) -> None:
     host = Host(tmp_path, options="ro,relatime")
-    with pytest.raises(BackupError, match="read-only") as caught:
+    with pytest.raises(BackupError, match=r"(?s)read-only.*remount"):
         host.check(host.disk / "x")
-    assert "remount" in str(caught.value)
 
 
 def test_things_that_are_no_files_are_refused(host: Host) -> None:

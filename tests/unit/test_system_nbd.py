@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import struct
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -20,29 +21,27 @@ from infiniswap.system import genl, nbd
 from infiniswap.system.genl import Family, GenericNetlink
 
 
+@dataclass
 class FakeLink:
     """A kernel that remembers what it was asked."""
 
-    def __init__(
-        self, *answers: bytes, error: Exception | None = None, attribute_max: int = 10
-    ) -> None:
-        self.asked: list[tuple[int, dict[int, bytes]]] = []
-        self._answers = answers
-        self._error = error
-        self._attribute_max = attribute_max
+    answer: bytes = b""
+    error: Exception | None = None
+    attribute_max: int = 10
+    asked: list[tuple[int, dict[int, bytes]]] = field(default_factory=list)
 
     def family(self, name: str) -> Family:
         assert name == "nbd"
-        if not self._attribute_max:
+        if not self.attribute_max:
             raise NotFoundError("there is no generic netlink family nbd")
-        return Family(31, self._attribute_max)
+        return Family(31, self.attribute_max)
 
     def ask(self, family: Family, command: int, payload: bytes) -> tuple[bytes, ...]:
         assert family.number == 31
         self.asked.append((command, dict(genl.attributes(payload))))
-        if self._error is not None:
-            raise self._error
-        return self._answers
+        if self.error is not None:
+            raise self.error
+        return (self.answer,) if self.answer else ()
 
 
 @pytest.fixture

@@ -18,10 +18,6 @@ from infiniswap.system.process import pidfd_open
 PYTHON = sys.executable
 
 
-def test_a_commands_output_is_returned() -> None:
-    assert programs.run_command([PYTHON, "-c", "print('out')"]) == "out\n"
-
-
 def test_a_failed_commands_own_words_are_in_the_error() -> None:
     script = "import sys; print('no such luck', file=sys.stderr); sys.exit(3)"
     with pytest.raises(SystemCallError, match="no such luck"):

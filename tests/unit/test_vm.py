@@ -206,11 +206,6 @@ def test_the_kernel_in_a_boot_image_is_found() -> None:
     assert kernels.uncompressed(b"\x7fELF" + bytes(1000)) is None
 
 
-def test_a_mirror_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INFINISWAP_VM_MIRROR", "file:///debian")
-    assert kernels.mirror() == "file:///debian"
-
-
 @pytest.mark.requires_tool("apt-config")
 def test_apt_works_on_files_of_its_own(tmp_path: Path) -> None:
     config = kernels.configuration(tmp_path, "file:///debian", "bookworm")
@@ -253,11 +248,6 @@ def test_what_is_for_another_kernel_only_is_skipped_by_name() -> None:
     assert parameters_of(marker, full=False) == [pytest.param("6.1", marks=pytest.mark.full)]
     assert parameters_of(marker, full=True) == ["6.1"]
     assert parameters_of(None, full=False) == ["6.12"]
-
-
-def test_tests_of_one_kind_share_a_machine() -> None:
-    assert Kind("6.12") == Kind("6.12", hosts=1)
-    assert Kind("6.12") != Kind("6.1")
 
 
 class _Item:

@@ -359,3 +359,13 @@ class SlabWorld:
         assert counts.remapped == self.remapped
         assert not self.mapper.lenders.searches
         assert not self.mapper.events.drains
+
+
+@contextlib.asynccontextmanager
+async def device(
+    *rooms: int, agrees: bool = True, **shape: Any
+) -> AsyncIterator[tuple[SlabWorld, list[ObedientLink]]]:
+    """A device of that shape (see SlabWorld), alive, with its donors."""
+    w = SlabWorld(**shape)
+    async with w.live(*rooms, agrees=agrees) as links:
+        yield w, links
