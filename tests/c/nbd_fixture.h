@@ -36,6 +36,14 @@ static inline void sleep_ms(unsigned ms)
 	nanosleep(&time, NULL);
 }
 
+static inline void check_says(const char *text, const char *words)
+{
+	if (strstr(text, words) == NULL) {
+		fprintf(stderr, "no '%s' in: %s\n", words, text);
+		exit(1);
+	}
+}
+
 /* Waits until the condition is true; fails the test when it does not become so. */
 #define WAIT_FOR(condition)                                                                        \
 	do {                                                                                       \
@@ -140,6 +148,13 @@ static inline void hear_close(int fd)
 	while (recv(fd, bytes, sizeof(bytes), 0) > 0)
 		;
 	CHECK(errno != EAGAIN);
+}
+
+/* The other end must end the connection. */
+static inline void await_close(int fd)
+{
+	hear_close(fd);
+	close(fd);
 }
 
 static inline void greet(int fd, uint32_t flags)

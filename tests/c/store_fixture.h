@@ -5,12 +5,10 @@
 
 #include "isw.h"
 #include "nbd_fixture.h"
+#include "tests_with.h"
 
-struct fixture {
-	isw_store *store;
-	uint64_t slab_bytes;
-	uint16_t port;
-};
+static isw_store *store;
+static uint16_t port;
 
 struct leased {
 	uint64_t lease;
@@ -35,66 +33,69 @@ static inline struct isw_store_config config_of(uint64_t slab_bytes, uint32_t sl
 	};
 }
 
-static inline void set_up(struct fixture *f, uint64_t slab_bytes, uint32_t slabs)
+static inline void set_up(uint64_t slab_bytes, uint32_t slabs)
 {
 	const struct isw_store_config config = config_of(slab_bytes, slabs);
 
-	f->slab_bytes = slab_bytes;
-	CHECK_EQ(isw_store_create(&config, &f->store, NULL), 0);
+	CHECK_EQ(isw_store_create(&config, &store, NULL), 0);
 	for (uint32_t i = 0; i < slabs; i++)
-		CHECK_EQ(isw_store_preallocate(f->store, NULL), 0);
-	CHECK_EQ(isw_store_listen(f->store, "127.0.0.1", 0, &f->port, NULL), 0);
+		CHECK_EQ(isw_store_preallocate(store, NULL), 0);
+	CHECK_EQ(isw_store_listen(store, "127.0.0.1", 0, &port, NULL), 0);
 }
 
-static inline void tear_down(struct fixture *f)
+static inline void tear_down(void)
 {
-	isw_store_destroy(f->store);
+	isw_store_destroy(store);
 }
 
-static inline struct isw_store_stats stats_of(const struct fixture *f)
+static inline struct isw_store_stats store_stats(void)
 {
 	struct isw_store_stats stats;
 
-	isw_store_stats(f->store, &stats);
+	isw_store_stats(store, &stats);
 	return stats;
 }
 
-static inline struct isw_lease_stats lease_stats_of(const struct fixture *f, uint64_t lease)
+static inline struct isw_lease_stats lease_stats(uint64_t lease)
 {
 	struct isw_lease_stats stats;
 
-	CHECK_EQ(isw_store_lease_stats(f->store, lease, &stats), 0);
+	CHECK_EQ(isw_store_lease_stats(store, lease, &stats), 0);
 	return stats;
 }
 
-static inline struct leased lease_slots(const struct fixture *f, uint32_t slots)
+static inline struct leased lease_slots(uint32_t slots)
 {
 	struct leased leased;
 
-	CHECK_EQ(isw_store_lease_create(f->store, slots, leased.token, &leased.lease, NULL), 0);
+	CHECK_EQ(isw_store_lease_create(store, slots, leased.token, &leased.lease, NULL), 0);
 	return leased;
 }
 
-static inline struct mapped map_slab(const struct fixture *f, uint64_t lease)
+static inline struct mapped map_slab(uint64_t lease)
 {
 	struct mapped mapped;
 
-	CHECK_EQ(isw_store_map(f->store, lease, 0, &mapped.slot, &mapped.generation), 0);
+	CHECK_EQ(isw_store_map(store, lease, 0, &mapped.slot, &mapped.generation), 0);
 	return mapped;
 }
 
-/* Nothing of it is left, not even in the pool. */
-static inline void give_back(const struct fixture *f, uint64_t lease)
+static inline void scrub_all(void)
 {
-	CHECK_EQ(isw_store_lease_destroy(f->store, lease), 0);
-	while (isw_store_scrub(f->store) == 0)
+	while (isw_store_scrub(store) == 0)
 		;
 }
 
-static inline int unmap_slab(const struct fixture *f, uint64_t lease, struct mapped mapped,
-			     uint32_t wait_ms_max)
+/* Nothing of it is left, not even in the pool. */
+static inline void give_back(uint64_t lease)
 {
-	return isw_store_unmap(f->store, lease, mapped.slot, mapped.generation, wait_ms_max);
+	CHECK_EQ(isw_store_lease_destroy(store, lease), 0);
+	scrub_all();
+}
+
+static inline int unmap_slab(uint64_t lease, struct mapped mapped, uint32_t wait_ms_max)
+{
+	return isw_store_unmap(store, lease, mapped.slot, mapped.generation, wait_ms_max);
 }
 
 #endif

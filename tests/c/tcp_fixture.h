@@ -46,7 +46,7 @@ struct op {
 	struct iswi_xfer xfer;
 	struct client *client;
 	int error;
-	int ended; /* times */
+	uint32_t ended; /* times */
 	void (*then)(struct op *op);
 };
 
@@ -145,6 +145,15 @@ static UNUSED void client_wait(struct client *client, const uint32_t *value, uin
 static UNUSED void client_wait_ended(struct client *client, uint32_t want)
 {
 	client_wait(client, &client->ended, want);
+}
+
+/* All of them end with that error. */
+static UNUSED void ops_await(const struct op *ops, uint32_t count, int error)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		client_wait(ops[i].client, &ops[i].ended, 1);
+		CHECK_EQ(ops[i].error, error);
+	}
 }
 
 static UNUSED int client_wait_down(struct client *client)

@@ -297,8 +297,7 @@ static void test_disc(struct fixture *f)
 	CHECK(say_request(fd, NBD_CMD_DISC, 0, 0, 0, 0));
 	for (unsigned i = 0; i < 8; i++)
 		CHECK_EQ(hear_reply(fd, 5, block, BLOCK_MAX), 0);
-	hear_close(fd);
-	close(fd);
+	await_close(fd);
 }
 
 /*

@@ -42,8 +42,7 @@ static int opened(struct fixture *f)
 /* The server ends the connection, which is then the broken one of that number. */
 static void ends_badly(struct fixture *f, int fd, uint64_t errors)
 {
-	hear_close(fd);
-	close(fd);
+	await_close(fd);
 	WAIT_FOR(stats_of(f).protocol_errors == errors);
 }
 
@@ -209,8 +208,7 @@ static void test_export_name(struct fixture *f)
 	}
 	fd = greeted(f);
 	CHECK(say_option(fd, NBD_OPT_EXPORT_NAME, "nope", 4));
-	hear_close(fd);
-	close(fd);
+	await_close(fd);
 }
 
 static void test_abort(struct fixture *f)
@@ -220,8 +218,7 @@ static void test_abort(struct fixture *f)
 
 	CHECK(say_option(fd, NBD_OPT_ABORT, NULL, 0));
 	CHECK_EQ(hear_option(fd, NBD_OPT_ABORT, NULL, 0, NULL), NBD_REP_ACK);
-	hear_close(fd);
-	close(fd);
+	await_close(fd);
 	WAIT_FOR(stats_of(f).connections == 0);
 	CHECK_EQ(stats_of(f).protocol_errors, errors);
 }
@@ -267,8 +264,7 @@ static void test_connection_limit(struct fixture *f)
 	for (unsigned i = 0; i < CONNECTIONS; i++)
 		fds[i] = greeted(f);
 	fd = dial(f->port);
-	hear_close(fd);
-	close(fd);
+	await_close(fd);
 	CHECK_EQ(stats_of(f).connections_refused, refused + 1);
 	close(fds[0]);
 	WAIT_FOR(stats_of(f).connections == CONNECTIONS - 1);
@@ -316,8 +312,7 @@ static void test_destroy_with_clients(void)
 	CHECK(say_request(fds[2], NBD_CMD_WRITE, 0, 1, 0, 4096)); /* half of it */
 	tear_down(&f);
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(fds); i++) {
-		hear_close(fds[i]);
-		close(fds[i]);
+		await_close(fds[i]);
 	}
 }
 

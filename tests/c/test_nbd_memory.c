@@ -151,13 +151,11 @@ static void test_broken_streams(struct fixture *f)
 	int fd = open_export(f->port, "");
 
 	CHECK(say(fd, zeros, sizeof(zeros)));
-	hear_close(fd);
-	close(fd);
+	await_close(fd);
 	WAIT_FOR(stats_of(f).protocol_errors == errors + 1);
 	fd = open_export(f->port, "");
 	CHECK(say_request(fd, NBD_CMD_WRITE, 0, 1, 0, ISWI_NBD_PAYLOAD_BYTES_MAX + 1));
-	hear_close(fd);
-	close(fd);
+	await_close(fd);
 	WAIT_FOR(stats_of(f).protocol_errors == errors + 2);
 	/* Gone in the middle of a header, or of a payload: nobody's fault, nothing kept. */
 	fd = open_export(f->port, "");

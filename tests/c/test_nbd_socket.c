@@ -279,8 +279,7 @@ static void test_sockets_that_are_given(struct fixture *f)
 	hold_back(f, false);
 	CHECK_EQ(do_read(second[0], 0, block, sizeof(block)), 0);
 	isw_frontend_destroy(frontend);
-	hear_close(second[0]);
-	close(second[0]);
+	await_close(second[0]);
 }
 
 int main(void)

@@ -14,7 +14,6 @@ static void unlock_and_meet(pthread_mutex_t *lock, const char *function);
 
 #include "rdma_fixture.h"
 
-static struct rig rig;
 static struct op between;
 static char page[ISW_PAGE_BYTES], other[ISW_PAGE_BYTES];
 static atomic_bool armed;
@@ -51,37 +50,30 @@ static void check_posted_apart(uint32_t count)
 }
 
 /* Whatever is found done then: a staged WRITE has no part in the ring, which is empty beside it. */
-static void test_two_reads_do_not_share_bounce_memory(enum iswi_xfer_kind kind, bool staged)
+TEST_CASES(test_two_reads_do_not_share_bounce_memory, 3, which)
 {
+	static const enum iswi_xfer_kind kinds[] = {ISWI_XFER_WRITE, ISWI_XFER_WRITE,
+						    ISWI_XFER_READ};
 	static char own[ISW_PAGE_BYTES];
-	struct op first, before, after;
+	struct op after;
 
-	rig = (struct rig){0};
-	rig_start(&rig);
+	rig_start((struct rig){0});
 	memset(rig.memory + rig_offset(0, 1), 1, ISW_PAGE_BYTES);
 	memset(rig.memory + rig_offset(0, 2), 2, ISW_PAGE_BYTES);
-	CHECK_EQ(op_do(&first, &rig.client, ISWI_XFER_READ, 0, page, sizeof(page)), 0);
+	CHECK_EQ(rig_do(ISWI_XFER_READ, 0, 0, page), 0);
 	atomic_store(&armed, true);
-	CHECK_EQ(op_do(&before, &rig.client, kind, rig_offset(1, 0), staged ? rig.staging : own,
-		       ISW_PAGE_BYTES),
-		 0);
-	op_start(&after, &rig.client, ISWI_XFER_READ, rig_offset(0, 2), other, sizeof(other));
+	CHECK_EQ(rig_do(kinds[which], 1, 0, which == 0 ? rig.staging : own), 0);
+	rig_op(&after, ISWI_XFER_READ, 0, 2, other);
+	op_submit(&after);
 	check_posted_apart(2);
 	STUB_SET(frozen, false);
 	client_wait_ended(&rig.client, 4);
 	CHECK_EQ(page[0], 1);
 	CHECK_EQ(other[0], 2);
-	rig_stop(&rig);
+	rig_stop();
 }
 
 int main(void)
 {
-	if (!rig_on_stub())
-		SKIP("the wire is stopped, which the stub's can be");
-	tests_begin();
-	test_two_reads_do_not_share_bounce_memory(ISWI_XFER_WRITE, true);
-	test_two_reads_do_not_share_bounce_memory(ISWI_XFER_WRITE, false);
-	test_two_reads_do_not_share_bounce_memory(ISWI_XFER_READ, false);
-	tests_end();
-	return 0;
+	return run_on_rig(true);
 }

@@ -23,44 +23,34 @@ static bool is_filled(const char *page, uint64_t value)
 }
 
 /* From staging that is registered, and from memory that is not. */
-static void test_pages_go_there_and_back(void)
+RIG(test_pages_go_there_and_back)
 {
-	struct rig rig = {0};
 	char *own = rig_pages(2 * ISW_PAGE_BYTES);
 	uint64_t staged;
-	struct op op;
 
-	rig_start(&rig);
 	staged = stub.staged;
 	for (uint32_t i = 0; i < 2; i++) {
 		char *from = i == 0 ? rig.staging + 3 * ISW_PAGE_BYTES : own;
 
 		fill(from, 100 + i);
-		CHECK_EQ(op_do(&op, &rig.client, ISWI_XFER_WRITE, rig_offset(i, 7), from,
-			       ISW_PAGE_BYTES),
-			 0);
+		CHECK_EQ(rig_do(ISWI_XFER_WRITE, i, 7, from), 0);
 		CHECK(is_filled(rig.memory + rig_offset(i, 7), 100 + i));
-		CHECK_EQ(op_do(&op, &rig.client, ISWI_XFER_READ, rig_offset(i, 7),
-			       own + ISW_PAGE_BYTES, ISW_PAGE_BYTES),
-			 0);
+		CHECK_EQ(rig_do(ISWI_XFER_READ, i, 7, own + ISW_PAGE_BYTES), 0);
 		CHECK(is_filled(own + ISW_PAGE_BYTES, 100 + i));
 	}
 	/* What is registered is not copied first. */
 	if (rig_on_stub())
 		CHECK_EQ(stub.staged - staged, 1);
-	rig_stop(&rig);
 	free(own);
 }
 
 /* Many more than fit, as one chain; few completions are asked for. */
-static void test_a_long_chain_waits_its_turn(void)
+RIG(test_a_long_chain_waits_its_turn, .depth = 32)
 {
 	static struct op ops[MANY];
-	struct rig rig = {.depth = 32};
 	char *memory = rig_pages(MANY * ISW_PAGE_BYTES);
 	uint64_t completions;
 
-	rig_start(&rig);
 	completions = stub.completions;
 	for (uint32_t round = 0; round < 2; round++) {
 		for (uint32_t i = 0; i < MANY; i++) {
@@ -70,33 +60,26 @@ static void test_a_long_chain_waits_its_turn(void)
 				fill(page, i);
 			else
 				memset(page, 0xee, ISW_PAGE_BYTES);
-			op_init(&ops[i], &rig.client, round ? ISWI_XFER_READ : ISWI_XFER_WRITE,
-				rig_offset(1, i), page, ISW_PAGE_BYTES);
+			rig_op(&ops[i], round ? ISWI_XFER_READ : ISWI_XFER_WRITE, 1, i, page);
 		}
 		ops_submit(ops, MANY);
-		client_wait_ended(&rig.client, (round + 1) * MANY);
-		for (uint32_t i = 0; i < MANY; i++) {
-			CHECK_EQ(ops[i].error, 0);
-			CHECK_EQ(ops[i].ended, 1);
+		ops_await(ops, MANY, 0);
+		for (uint32_t i = 0; i < MANY; i++)
 			CHECK(is_filled(memory + i * ISW_PAGE_BYTES, i));
-		}
 	}
 	if (rig_on_stub())
 		CHECK(stub.completions - completions < MANY);
-	rig_stop(&rig);
 	free(memory);
 }
 
 /* Of 1 MiB each: two fill the connection's own memory, in any order of sizes before them. */
-static void test_large_reads_share_the_bounce_memory(void)
+RIG(test_large_reads_share_the_bounce_memory, .depth = 64)
 {
 	enum { READS = 24 };
 	static const uint32_t pages[] = {256, 1, 255, 256, 17, 256};
 	static struct op ops[READS];
-	struct rig rig = {.depth = 64};
 	char *memory = rig_pages(READS * (1u << 20));
 
-	rig_start(&rig);
 	for (uint32_t i = 0; i < RIG_SLAB_PAGES; i++)
 		fill(rig.memory + i * ISW_PAGE_BYTES, i);
 	for (uint32_t i = 0; i < READS; i++) {
@@ -104,20 +87,16 @@ static void test_large_reads_share_the_bounce_memory(void)
 			 memory + i * (1u << 20),
 			 pages[i % ISWI_ARRAY_LEN(pages)] * ISW_PAGE_BYTES);
 	}
-	client_wait_ended(&rig.client, READS);
-	for (uint32_t i = 0; i < READS; i++) {
-		CHECK_EQ(ops[i].error, 0);
+	ops_await(ops, READS, 0);
+	for (uint32_t i = 0; i < READS; i++)
 		for (uint32_t p = 0; p < ops[i].xfer.length / ISW_PAGE_BYTES; p++)
 			CHECK(is_filled((char *)ops[i].xfer.buf + p * ISW_PAGE_BYTES, i + p));
-	}
-	rig_stop(&rig);
 	free(memory);
 }
 
-static void test_what_cannot_be_is_refused_and_the_rest_is_done(void)
+RIG(test_what_cannot_be_is_refused_and_the_rest_is_done)
 {
 	static char page[2 * ISW_PAGE_BYTES];
-	struct rig rig = {0};
 	const struct {
 		int error;
 		enum iswi_xfer_kind kind;
@@ -133,21 +112,17 @@ static void test_what_cannot_be_is_refused_and_the_rest_is_done(void)
 	};
 	struct op ops[ISWI_ARRAY_LEN(cases)];
 
-	rig_start(&rig);
 	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(cases); i++)
 		op_init(&ops[i], &rig.client, cases[i].kind, cases[i].offset, page,
 			cases[i].length);
 	ops_submit(ops, ISWI_ARRAY_LEN(cases));
-	client_wait_ended(&rig.client, ISWI_ARRAY_LEN(cases));
 	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(cases); i++)
-		CHECK_EQ(ops[i].error, cases[i].error);
+		ops_await(&ops[i], 1, cases[i].error);
 	CHECK_EQ(rig.client.downs, 0);
 	CHECK_EQ(iswi_rdma_places_set(rig.places, RIG_SLOTS + 1, &rig.probe_key), -EINVAL);
-	rig_stop(&rig);
 }
 
 struct writer {
-	struct rig *rig;
 	uint32_t number;
 	pthread_t thread;
 };
@@ -161,7 +136,7 @@ static void *write_and_read(void *arg)
 	struct op op;
 
 	client_init(&client);
-	client.queue = writer->rig->client.queue;
+	client.queue = rig.client.queue;
 	for (uint32_t i = 0; i < 100; i++) {
 		uint64_t offset = rig_offset(writer->number, i % 5);
 
@@ -176,45 +151,30 @@ static void *write_and_read(void *arg)
 	return NULL;
 }
 
-static void test_many_threads_submit(void)
+RIG(test_many_threads_submit, .depth = 3)
 {
 	struct writer writers[WRITERS];
-	struct rig rig = {.depth = 3};
 
-	rig_start(&rig);
 	for (uint32_t i = 0; i < WRITERS; i++) {
-		writers[i] = (struct writer){.rig = &rig, .number = i};
+		writers[i] = (struct writer){.number = i};
 		CHECK_EQ(pthread_create(&writers[i].thread, NULL, write_and_read, &writers[i]), 0);
 	}
 	for (uint32_t i = 0; i < WRITERS; i++)
 		pthread_join(writers[i].thread, NULL);
-	rig_stop(&rig);
 }
 
 /* On an idle queue the receiver sleeps: what ends is noticed all the same. */
-static void test_an_idle_queue_wakes_up(void)
+RIG(test_an_idle_queue_wakes_up)
 {
 	static char page[ISW_PAGE_BYTES];
-	struct rig rig = {0};
-	struct op op;
 
-	rig_start(&rig);
 	for (uint32_t i = 0; i < 3; i++) {
 		usleep(30000);
-		CHECK_EQ(op_do(&op, &rig.client, ISWI_XFER_READ, 0, page, sizeof(page)), 0);
+		CHECK_EQ(rig_do(ISWI_XFER_READ, 0, 0, page), 0);
 	}
-	rig_stop(&rig);
 }
 
 int main(void)
 {
-	tests_begin();
-	test_pages_go_there_and_back();
-	test_a_long_chain_waits_its_turn();
-	test_large_reads_share_the_bounce_memory();
-	test_what_cannot_be_is_refused_and_the_rest_is_done();
-	test_many_threads_submit();
-	test_an_idle_queue_wakes_up();
-	tests_end();
-	return 0;
+	return run_on_rig(false);
 }

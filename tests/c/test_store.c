@@ -5,11 +5,20 @@
 #define SLAB_BYTES 65536u
 #define SLABS      3u
 
-static void test_bad_configurations(void)
+/* A test leaves nothing behind. */
+static void end(void)
+{
+	CHECK_EQ(store_stats().slabs_free, SLABS);
+	CHECK_EQ(store_stats().protocol_errors, 0);
+	tear_down();
+}
+
+#define STORE_TEST(name) TEST_WITH(name, set_up(SLAB_BYTES, SLABS), end())
+
+TEST(test_bad_configurations)
 {
 	struct isw_store_config config;
 	struct isw_error error;
-	isw_store *store;
 
 #define REFUSED(field, value)                                                                      \
 	do {                                                                                       \
@@ -33,106 +42,102 @@ static void test_bad_configurations(void)
 	isw_store_destroy(NULL);
 }
 
-static void test_pool(void)
+TEST(test_pool)
 {
 	struct isw_store_config config = config_of(SLAB_BYTES, SLABS);
 	struct isw_error error;
-	struct fixture f;
 
-	CHECK_EQ(isw_store_create(&config, &f.store, NULL), 0);
-	CHECK_EQ(isw_store_release_free(f.store), -ENOENT);
-	CHECK_EQ(isw_store_scrub(f.store), -ENOENT);
+	CHECK_EQ(isw_store_create(&config, &store, NULL), 0);
+	CHECK_EQ(isw_store_release_free(store), -ENOENT);
+	CHECK_EQ(isw_store_scrub(store), -ENOENT);
 	for (unsigned i = 0; i < SLABS; i++)
-		CHECK_EQ(isw_store_preallocate(f.store, &error), 0);
-	CHECK_EQ(isw_store_preallocate(f.store, &error), -ENOSPC);
+		CHECK_EQ(isw_store_preallocate(store, &error), 0);
+	CHECK_EQ(isw_store_preallocate(store, &error), -ENOSPC);
 	CHECK_EQ(error.code, -ENOSPC);
-	CHECK_EQ(stats_of(&f).slabs_free, SLABS);
-	CHECK_EQ(isw_store_release_free(f.store), 0);
-	CHECK_EQ(stats_of(&f).slabs_free, SLABS - 1);
-	CHECK_EQ(isw_store_preallocate(f.store, &error), 0);
-	CHECK(stats_of(&f).slabs_unpinned <= SLABS);
-	isw_store_destroy(f.store);
+	CHECK_EQ(store_stats().slabs_free, SLABS);
+	CHECK_EQ(isw_store_release_free(store), 0);
+	CHECK_EQ(store_stats().slabs_free, SLABS - 1);
+	CHECK_EQ(isw_store_preallocate(store, &error), 0);
+	CHECK(store_stats().slabs_unpinned <= SLABS);
+	isw_store_destroy(store);
 }
 
 /* Memory the host does not have is an error, and the place in the pool is not lost. */
-static void test_no_memory(void)
+TEST(test_no_memory)
 {
 	struct isw_store_config config = config_of((1ull << 47) - 4096, 1);
 	struct isw_error error;
-	struct fixture f;
 
-	CHECK_EQ(isw_store_create(&config, &f.store, NULL), 0);
+	CHECK_EQ(isw_store_create(&config, &store, NULL), 0);
 	for (unsigned i = 0; i < 3; i++) {
-		CHECK_EQ(isw_store_preallocate(f.store, &error), -ENOMEM);
+		CHECK_EQ(isw_store_preallocate(store, &error), -ENOMEM);
 		CHECK(strstr(error.text, "memory") != NULL);
 	}
-	CHECK_EQ(stats_of(&f).slabs_free, 0);
-	isw_store_destroy(f.store);
+	CHECK_EQ(store_stats().slabs_free, 0);
+	isw_store_destroy(store);
 }
 
-static void test_listen_errors(struct fixture *f)
+STORE_TEST(test_listen_errors)
 {
 	struct isw_error error;
-	uint16_t port;
+	uint16_t other;
 
-	CHECK_EQ(isw_store_listen(f->store, "127.0.0.1", f->port, &port, &error), -EADDRINUSE);
+	CHECK_EQ(isw_store_listen(store, "127.0.0.1", port, &other, &error), -EADDRINUSE);
 	CHECK(strstr(error.text, "127.0.0.1") != NULL);
-	CHECK(isw_store_listen(f->store, "256.1.1.1", 0, &port, &error) < 0);
-	CHECK(isw_store_listen(f->store, "", 0, &port, &error) < 0);
+	CHECK(isw_store_listen(store, "256.1.1.1", 0, &other, &error) < 0);
+	CHECK(isw_store_listen(store, "", 0, &other, &error) < 0);
 	/* 192.0.2.0/24 is for documentation: no host has it. */
-	CHECK(isw_store_listen(f->store, "192.0.2.1", 0, &port, &error) < 0);
+	CHECK(isw_store_listen(store, "192.0.2.1", 0, &other, &error) < 0);
 }
 
-static void test_map_and_unmap(struct fixture *f)
+STORE_TEST(test_map_and_unmap)
 {
-	struct leased leased = lease_slots(f, SLABS + 1);
+	struct leased leased = lease_slots(SLABS + 1);
 	struct mapped mapped[SLABS];
 	uint64_t generation;
 	uint32_t slot;
 
 	for (unsigned i = 0; i < SLABS; i++) {
-		mapped[i] = map_slab(f, leased.lease);
+		mapped[i] = map_slab(leased.lease);
 		for (unsigned k = 0; k < i; k++) {
 			CHECK(mapped[i].slot != mapped[k].slot);
 			CHECK(mapped[i].generation > mapped[k].generation);
 		}
 	}
-	CHECK_EQ(isw_store_map(f->store, leased.lease, 0, &slot, &generation), -ENOENT);
-	CHECK_EQ(isw_store_unmap(f->store, leased.lease, mapped[0].slot, mapped[0].generation + 1,
-				 0),
+	CHECK_EQ(isw_store_map(store, leased.lease, 0, &slot, &generation), -ENOENT);
+	CHECK_EQ(isw_store_unmap(store, leased.lease, mapped[0].slot, mapped[0].generation + 1, 0),
 		 -ESTALE);
-	CHECK_EQ(isw_store_unmap(f->store, leased.lease, SLABS + 1, 1, 0), -EINVAL);
-	CHECK_EQ(isw_store_unmap(f->store, leased.lease + 100, 0, 1, 0), -ENOENT);
-	CHECK_EQ(unmap_slab(f, leased.lease, mapped[0], 0), 0);
-	CHECK_EQ(unmap_slab(f, leased.lease, mapped[0], 0), -ESTALE);
-	CHECK_EQ(stats_of(f).slabs_dirty, 1);
+	CHECK_EQ(isw_store_unmap(store, leased.lease, SLABS + 1, 1, 0), -EINVAL);
+	CHECK_EQ(isw_store_unmap(store, leased.lease + 100, 0, 1, 0), -ENOENT);
+	CHECK_EQ(unmap_slab(leased.lease, mapped[0], 0), 0);
+	CHECK_EQ(unmap_slab(leased.lease, mapped[0], 0), -ESTALE);
+	CHECK_EQ(store_stats().slabs_dirty, 1);
 	/* Dirty is not free. */
-	CHECK_EQ(isw_store_map(f->store, leased.lease, 0, &slot, &generation), -ENOENT);
-	CHECK_EQ(isw_store_scrub(f->store), 0);
-	CHECK_EQ(stats_of(f).slabs_free, 1);
-	mapped[0] = map_slab(f, leased.lease);
+	CHECK_EQ(isw_store_map(store, leased.lease, 0, &slot, &generation), -ENOENT);
+	CHECK_EQ(isw_store_scrub(store), 0);
+	CHECK_EQ(store_stats().slabs_free, 1);
+	mapped[0] = map_slab(leased.lease);
 	CHECK(mapped[0].generation > mapped[SLABS - 1].generation);
-	CHECK_EQ(lease_stats_of(f, leased.lease).slots_mapped, SLABS);
-	CHECK_EQ(isw_store_lease_destroy(f->store, leased.lease), 0);
-	CHECK_EQ(isw_store_lease_destroy(f->store, leased.lease), -ENOENT);
-	CHECK_EQ(stats_of(f).slabs_dirty, SLABS);
-	for (unsigned i = 0; i < SLABS; i++)
-		CHECK_EQ(isw_store_scrub(f->store), 0);
+	CHECK_EQ(lease_stats(leased.lease).slots_mapped, SLABS);
+	CHECK_EQ(isw_store_lease_destroy(store, leased.lease), 0);
+	CHECK_EQ(isw_store_lease_destroy(store, leased.lease), -ENOENT);
+	CHECK_EQ(store_stats().slabs_dirty, SLABS);
+	scrub_all();
 }
 
-static void test_slots_run_out(struct fixture *f)
+STORE_TEST(test_slots_run_out)
 {
-	struct leased leased = lease_slots(f, 1);
-	struct mapped mapped = map_slab(f, leased.lease);
+	struct leased leased = lease_slots(1);
+	struct mapped mapped = map_slab(leased.lease);
 	uint64_t generation;
 	uint32_t slot;
 
-	CHECK_EQ(isw_store_map(f->store, leased.lease, 0, &slot, &generation), -ENOSPC);
-	CHECK_EQ(unmap_slab(f, leased.lease, mapped, 0), 0);
-	give_back(f, leased.lease);
+	CHECK_EQ(isw_store_map(store, leased.lease, 0, &slot, &generation), -ENOSPC);
+	CHECK_EQ(unmap_slab(leased.lease, mapped, 0), 0);
+	give_back(leased.lease);
 }
 
-static void test_leases(struct fixture *f)
+STORE_TEST(test_leases)
 {
 	struct leased leased[4];
 	struct isw_error error;
@@ -140,7 +145,7 @@ static void test_leases(struct fixture *f)
 	uint64_t lease;
 
 	for (unsigned i = 0; i < 4; i++) {
-		leased[i] = lease_slots(f, 2);
+		leased[i] = lease_slots(2);
 		CHECK_EQ(strlen(leased[i].token), 32);
 		CHECK_EQ(strspn(leased[i].token, "0123456789abcdef"), 32);
 		for (unsigned k = 0; k < i; k++) {
@@ -148,22 +153,22 @@ static void test_leases(struct fixture *f)
 			CHECK(strcmp(leased[i].token, leased[k].token) != 0);
 		}
 	}
-	CHECK_EQ(isw_store_lease_create(f->store, 2, token, &lease, &error), -ENOSPC);
-	CHECK_EQ(isw_store_lease_create(f->store, 0, token, &lease, &error), -EINVAL);
-	CHECK_EQ(isw_store_lease_create(f->store, UINT32_MAX, token, &lease, &error), -EINVAL);
-	CHECK_EQ(stats_of(f).leases, 4);
+	CHECK_EQ(isw_store_lease_create(store, 2, token, &lease, &error), -ENOSPC);
+	CHECK_EQ(isw_store_lease_create(store, 0, token, &lease, &error), -EINVAL);
+	CHECK_EQ(isw_store_lease_create(store, UINT32_MAX, token, &lease, &error), -EINVAL);
+	CHECK_EQ(store_stats().leases, 4);
 	for (unsigned i = 0; i < 4; i++)
-		CHECK_EQ(isw_store_lease_destroy(f->store, leased[i].lease), 0);
+		CHECK_EQ(isw_store_lease_destroy(store, leased[i].lease), 0);
 	/* Numbers are not given out twice. */
-	leased[0] = lease_slots(f, 2);
+	leased[0] = lease_slots(2);
 	CHECK(leased[0].lease > leased[3].lease);
-	CHECK_EQ(isw_store_lease_destroy(f->store, leased[0].lease), 0);
+	CHECK_EQ(isw_store_lease_destroy(store, leased[0].lease), 0);
 }
 
-static void test_what_a_request_reaches(struct fixture *f)
+STORE_TEST(test_what_a_request_reaches)
 {
-	struct leased leased = lease_slots(f, 3);
-	struct mapped first = map_slab(f, leased.lease), second = map_slab(f, leased.lease);
+	struct leased leased = lease_slots(3);
+	struct mapped first = map_slab(leased.lease), second = map_slab(leased.lease);
 	uint64_t at = first.slot * (uint64_t)SLAB_BYTES, empty;
 	char page[4096] = {0}, long_one[8192] = {0};
 	struct described described = {0};
@@ -171,7 +176,7 @@ static void test_what_a_request_reaches(struct fixture *f)
 
 	CHECK_EQ(second.slot, first.slot + 1);
 	empty = (second.slot + 1) * (uint64_t)SLAB_BYTES;
-	fd = dial(f->port);
+	fd = dial(port);
 	greet(fd, NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES);
 	CHECK_EQ(ask_export(fd, NBD_OPT_GO, leased.token, &described), NBD_REP_ACK);
 	CHECK_EQ(described.size, 3 * SLAB_BYTES);
@@ -190,20 +195,20 @@ static void test_what_a_request_reaches(struct fixture *f)
 	CHECK_EQ(do_read(fd, 3 * SLAB_BYTES, page, 4096), NBD_EINVAL);
 	CHECK_EQ(do_command(fd, NBD_CMD_TRIM, 0, at + SLAB_BYTES, 4096), 0);
 	check_bytes(fd, at + SLAB_BYTES, 0, 4096);
-	CHECK_EQ(lease_stats_of(f, leased.lease).write_bytes, 2 * 4096);
-	CHECK_EQ(stats_of(f).request_errors, 7);
+	CHECK_EQ(lease_stats(leased.lease).write_bytes, 2 * 4096);
+	CHECK_EQ(store_stats().request_errors, 7);
 	close(fd);
-	give_back(f, leased.lease);
+	give_back(leased.lease);
 }
 
-static void test_who_may_connect(struct fixture *f)
+STORE_TEST(test_who_may_connect)
 {
-	struct leased leased = lease_slots(f, 1), other = lease_slots(f, 1);
+	struct leased leased = lease_slots(1), other = lease_slots(1);
 	uint64_t refused;
 	int fds[9], fd;
 	char names[4][40] = {""};
 
-	fd = dial(f->port);
+	fd = dial(port);
 	greet(fd, NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES);
 	CHECK(say_option(fd, NBD_OPT_LIST, NULL, 0));
 	CHECK_EQ(hear_option(fd, NBD_OPT_LIST, NULL, 0, NULL), NBD_REP_ACK);
@@ -216,100 +221,76 @@ static void test_who_may_connect(struct fixture *f)
 	CHECK_EQ(ask_export(fd, NBD_OPT_INFO, leased.token, NULL), NBD_REP_ACK);
 	close(fd);
 	for (unsigned i = 0; i < 8; i++)
-		fds[i] = open_export(f->port, leased.token);
-	refused = stats_of(f).connections_refused;
-	fds[8] = dial(f->port);
+		fds[i] = open_export(port, leased.token);
+	refused = store_stats().connections_refused;
+	fds[8] = dial(port);
 	CHECK_EQ(try_open(fds[8], leased.token), NBD_REP_ERR_POLICY);
-	CHECK_EQ(stats_of(f).connections_refused, refused + 1);
-	CHECK_EQ(lease_stats_of(f, leased.lease).connections, 8);
+	CHECK_EQ(store_stats().connections_refused, refused + 1);
+	CHECK_EQ(lease_stats(leased.lease).connections, 8);
 	/* Another lease is not touched by that. */
-	fd = open_export(f->port, other.token);
+	fd = open_export(port, other.token);
 	close(fd);
 	close(fds[0]);
-	WAIT_FOR(lease_stats_of(f, leased.lease).connections == 7);
+	WAIT_FOR(lease_stats(leased.lease).connections == 7);
 	CHECK_EQ(ask_export(fds[8], NBD_OPT_GO, leased.token, NULL), NBD_REP_ACK);
-	CHECK_EQ(isw_store_lease_destroy(f->store, leased.lease), 0);
+	CHECK_EQ(isw_store_lease_destroy(store, leased.lease), 0);
 	for (unsigned i = 1; i < 9; i++) {
-		hear_close(fds[i]);
-		close(fds[i]);
+		await_close(fds[i]);
 	}
-	fd = dial(f->port);
+	fd = dial(port);
 	CHECK_EQ(try_open(fd, leased.token), NBD_REP_ERR_UNKNOWN);
 	close(fd);
-	CHECK_EQ(isw_store_lease_destroy(f->store, other.lease), 0);
+	CHECK_EQ(isw_store_lease_destroy(store, other.lease), 0);
 }
 
 /* What one lease wrote is not there for the next that gets the slab. */
-static void test_no_bytes_left_behind(struct fixture *f)
+STORE_TEST(test_no_bytes_left_behind)
 {
-	struct leased leased = lease_slots(f, SLABS), next;
+	struct leased leased = lease_slots(SLABS), next;
 	struct mapped mapped[SLABS];
-	int fd = open_export(f->port, leased.token);
+	int fd = open_export(port, leased.token);
 	char byte;
 
 	for (unsigned i = 0; i < SLABS; i++) {
-		mapped[i] = map_slab(f, leased.lease);
+		mapped[i] = map_slab(leased.lease);
 		fill_bytes(fd, mapped[i].slot * (uint64_t)SLAB_BYTES, 0xee, SLAB_BYTES);
 	}
 	for (unsigned i = 0; i + 1 < SLABS; i++)
-		CHECK_EQ(unmap_slab(f, leased.lease, mapped[i], WAIT_S * 1000), 0);
+		CHECK_EQ(unmap_slab(leased.lease, mapped[i], WAIT_S * 1000), 0);
 	CHECK_EQ(do_read(fd, mapped[0].slot * (uint64_t)SLAB_BYTES, &byte, 1), NBD_EIO);
 	close(fd);
-	give_back(f, leased.lease);
-	next = lease_slots(f, SLABS);
-	fd = open_export(f->port, next.token);
+	give_back(leased.lease);
+	next = lease_slots(SLABS);
+	fd = open_export(port, next.token);
 	for (unsigned i = 0; i < SLABS; i++) {
-		mapped[i] = map_slab(f, next.lease);
+		mapped[i] = map_slab(next.lease);
 		check_bytes(fd, mapped[i].slot * (uint64_t)SLAB_BYTES, 0, SLAB_BYTES);
 	}
 	close(fd);
-	give_back(f, next.lease);
+	give_back(next.lease);
 }
 
-static void test_renew(struct fixture *f)
+STORE_TEST(test_renew)
 {
-	struct leased leased = lease_slots(f, 1);
-	struct mapped mapped = map_slab(f, leased.lease);
+	struct leased leased = lease_slots(1);
+	struct mapped mapped = map_slab(leased.lease);
 	char token[ISW_TOKEN_TEXT_BYTES];
-	int fd = open_export(f->port, leased.token);
+	int fd = open_export(port, leased.token);
 
 	fill_bytes(fd, 0, 9, 4096);
-	CHECK_EQ(lease_stats_of(f, leased.lease).epoch, 1);
-	CHECK_EQ(isw_store_lease_renew(f->store, leased.lease, WAIT_S * 1000, token), 0);
+	CHECK_EQ(lease_stats(leased.lease).epoch, 1);
+	CHECK_EQ(isw_store_lease_renew(store, leased.lease, WAIT_S * 1000, token), 0);
 	CHECK(strcmp(token, leased.token) != 0);
-	CHECK_EQ(lease_stats_of(f, leased.lease).epoch, 2);
-	CHECK_EQ(lease_stats_of(f, leased.lease).connections, 0);
-	hear_close(fd);
-	close(fd);
-	fd = dial(f->port);
+	CHECK_EQ(lease_stats(leased.lease).epoch, 2);
+	CHECK_EQ(lease_stats(leased.lease).connections, 0);
+	await_close(fd);
+	fd = dial(port);
 	CHECK_EQ(try_open(fd, leased.token), NBD_REP_ERR_UNKNOWN);
 	/* The slab stayed, with its bytes and its generation. */
 	CHECK_EQ(ask_export(fd, NBD_OPT_GO, token, NULL), NBD_REP_ACK);
 	check_bytes(fd, 0, 9, 4096);
-	CHECK_EQ(unmap_slab(f, leased.lease, mapped, WAIT_S * 1000), 0);
-	CHECK_EQ(isw_store_lease_renew(f->store, leased.lease + 100, 0, token), -ENOENT);
+	CHECK_EQ(unmap_slab(leased.lease, mapped, WAIT_S * 1000), 0);
+	CHECK_EQ(isw_store_lease_renew(store, leased.lease + 100, 0, token), -ENOENT);
 	close(fd);
-	give_back(f, leased.lease);
-}
-
-int main(void)
-{
-	struct fixture f;
-
-	test_bad_configurations();
-	test_pool();
-	test_no_memory();
-	set_up(&f, SLAB_BYTES, SLABS);
-	test_listen_errors(&f);
-	test_map_and_unmap(&f);
-	test_slots_run_out(&f);
-	test_leases(&f);
-	test_what_a_request_reaches(&f);
-	test_who_may_connect(&f);
-	test_no_bytes_left_behind(&f);
-	test_renew(&f);
-	CHECK_EQ(stats_of(&f).slabs_free, SLABS);
-	CHECK_EQ(stats_of(&f).protocol_errors, 0);
-	tear_down(&f);
-	return 0;
+	give_back(leased.lease);
 }

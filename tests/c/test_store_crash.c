@@ -5,16 +5,13 @@
  * are the system calls themselves (the linker's --wrap, see CMakeLists.txt).
  */
 #define _GNU_SOURCE 1
-#include <dirent.h>
-#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "store/store.h"
-#include "store_fixture.h"
+#include "store_directory.h"
 
 #define SLAB_BYTES   8192u
 #define SLABS        4u
@@ -56,8 +53,6 @@ static struct model {
 	struct mapping mappings[MAPPINGS_MAX];
 	uint32_t mapping_count;
 } * model;
-
-static char directory[] = "/dev/shm/isw-store-crash-XXXXXX";
 
 int __real_renameat(int from_fd, const char *from, int to_fd, const char *to);
 int __real_unlinkat(int fd, const char *name, int flags);
@@ -118,7 +113,7 @@ static unsigned char pattern_of(uint64_t generation)
 	return (unsigned char)(1 + generation % 255);
 }
 
-static struct iswi_slot *slot_of(isw_store *store, uint64_t lease, uint32_t slot)
+static struct iswi_slot *slot_of(uint64_t lease, uint32_t slot)
 {
 	struct iswi_lease *found = iswi_lease_find(store, lease);
 
@@ -126,22 +121,18 @@ static struct iswi_slot *slot_of(isw_store *store, uint64_t lease, uint32_t slot
 	return &found->slots[slot];
 }
 
-static isw_store *open_store(void)
+static void open_store(void)
 {
-	struct isw_store_config config = config_of(SLAB_BYTES, SLABS);
 	struct isw_error error;
-	isw_store *store;
 
-	config.slab_dir = directory;
-	if (isw_store_create(&config, &store, &error) != 0) {
+	if (try_open_store(SLAB_BYTES, SLABS, &store, &error) != 0) {
 		fprintf(stderr, "%s\n", error.text);
 		exit(1);
 	}
-	return store;
 }
 
 /* As the daemon does, whose own note of a lease goes before the lease does. */
-static void restore_leases(isw_store *store)
+static void restore_leases(void)
 {
 	for (uint32_t i = 0; i < model->lease_count; i++)
 		if (model->leases[i].promise == KEPT)
@@ -151,7 +142,7 @@ static void restore_leases(isw_store *store)
 
 /* ------------------------------------------------------- the one that is stopped */
 
-static void make_lease(isw_store *store)
+static void make_lease(void)
 {
 	struct lease_promise *promise = &model->leases[model->lease_count];
 	char token[ISW_TOKEN_TEXT_BYTES];
@@ -163,7 +154,7 @@ static void make_lease(isw_store *store)
 	model->lease_count++;
 }
 
-static void end_lease(isw_store *store, uint32_t number)
+static void end_lease(uint32_t number)
 {
 	struct lease_promise *promise = &model->leases[number];
 
@@ -181,7 +172,7 @@ static void end_lease(isw_store *store, uint32_t number)
 			model->mappings[i].promise = GIVEN_UP;
 }
 
-static void map_one(isw_store *store, uint32_t number, uint32_t tag)
+static void map_one(uint32_t number, uint32_t tag)
 {
 	struct mapping *mapping = &model->mappings[model->mapping_count];
 	void *memory;
@@ -197,13 +188,13 @@ static void map_one(isw_store *store, uint32_t number, uint32_t tag)
 	}
 	CHECK(mapping->generation > model->generation_last);
 	model->generation_last = mapping->generation;
-	memory = slot_of(store, mapping->lease, mapping->slot)->memory;
+	memory = slot_of(mapping->lease, mapping->slot)->memory;
 	CHECK(all_bytes(memory, 0, SLAB_BYTES));
 	memset(memory, pattern_of(mapping->generation), SLAB_BYTES);
 	mapping->promise = KEPT;
 }
 
-static void unmap_one(isw_store *store, uint32_t number, uint32_t wait_ms_max)
+static void unmap_one(uint32_t number, uint32_t wait_ms_max)
 {
 	struct mapping *mapping = &model->mappings[number];
 
@@ -216,32 +207,30 @@ static void unmap_one(isw_store *store, uint32_t number, uint32_t wait_ms_max)
 	mapping->promise = GIVEN_UP;
 }
 
-static isw_store *restart(isw_store *store)
+static void restart(void)
 {
 	isw_store_destroy(store);
-	store = open_store();
-	restore_leases(store);
+	open_store();
+	restore_leases();
 	isw_store_restored(store);
-	return store;
 }
 
 static void live(uint32_t seed)
 {
-	isw_store *store = open_store();
-
+	open_store();
 	isw_store_restored(store);
-	make_lease(store);
+	make_lease();
 	for (uint32_t i = 0; i < OPERATIONS; i++) {
 		uint32_t one = draw(&seed, 64), lease = one % model->lease_count;
 
 		switch (draw(&seed, 10)) {
 		case 0:
 			if (model->lease_count < LEASES * 2)
-				make_lease(store);
+				make_lease();
 			break;
 		case 1:
 			if (draw(&seed, 3) == 0)
-				end_lease(store, lease);
+				end_lease(lease);
 			break;
 		case 2:
 		case 3:
@@ -249,11 +238,11 @@ static void live(uint32_t seed)
 			break;
 		case 4:
 		case 5:
-			map_one(store, lease, one);
+			map_one(lease, one);
 			break;
 		case 6:
 			if (model->mapping_count > 0)
-				unmap_one(store, one % model->mapping_count, one % 2 * 1000);
+				unmap_one(one % model->mapping_count, one % 2 * 1000);
 			break;
 		case 7:
 			isw_store_scrub(store);
@@ -264,7 +253,7 @@ static void live(uint32_t seed)
 			break;
 		default:
 			if (draw(&seed, 3) == 0)
-				store = restart(store);
+				restart();
 		}
 	}
 	isw_store_destroy(store);
@@ -285,7 +274,7 @@ static const struct mapping *promised(uint64_t lease, const struct isw_slot_info
 }
 
 /* What is there was promised, or was just being promised; returns how many of the first. */
-static uint32_t check_lease(isw_store *store, uint64_t lease)
+static uint32_t check_lease(uint64_t lease)
 {
 	struct isw_slot_info info;
 	uint32_t kept = 0;
@@ -293,7 +282,7 @@ static uint32_t check_lease(isw_store *store, uint64_t lease)
 	for (uint32_t slot = 0; isw_store_lease_slot(store, lease, slot, &info) == 0;
 	     slot = info.slot + 1) {
 		const struct mapping *mapping = promised(lease, &info);
-		const void *memory = slot_of(store, lease, info.slot)->memory;
+		const void *memory = slot_of(lease, info.slot)->memory;
 
 		if (mapping == NULL || mapping->promise == BEGUN) {
 			/* Its device was not told: it gives it back. */
@@ -308,7 +297,7 @@ static uint32_t check_lease(isw_store *store, uint64_t lease)
 	return kept;
 }
 
-static void check_slabs(isw_store *store)
+static void check_slabs(void)
 {
 	for (uint32_t i = 0; i < store->slabs_size; i++)
 		if (store->slabs[i].state == ISWI_SLAB_FREE)
@@ -316,14 +305,13 @@ static void check_slabs(isw_store *store)
 }
 
 /* All that can be made new: every number is above every old one, every byte is zero. */
-static void check_new(isw_store *store)
+static void check_new(void)
 {
 	char token[ISW_TOKEN_TEXT_BYTES];
 	uint64_t lease, generation;
 	uint32_t slot;
 
-	while (isw_store_scrub(store) == 0)
-		;
+	scrub_all();
 	while (isw_store_preallocate(store, NULL) == 0)
 		;
 	for (uint32_t i = 0; i < model->lease_count; i++)
@@ -336,40 +324,28 @@ static void check_new(isw_store *store)
 	CHECK(lease > model->lease_last);
 	while (isw_store_map(store, lease, 0, &slot, &generation) == 0) {
 		CHECK(generation > model->generation_last);
-		CHECK(all_bytes(slot_of(store, lease, slot)->memory, 0, SLAB_BYTES));
+		CHECK(all_bytes(slot_of(lease, slot)->memory, 0, SLAB_BYTES));
 	}
 }
 
 static void succeed(void)
 {
 	uint32_t kept = 0, wanted = 0;
-	isw_store *store = open_store();
 	struct isw_error note;
 
+	open_store();
 	CHECK_EQ(isw_store_note(store, 0, &note), -ENOENT);
-	restore_leases(store);
+	restore_leases();
 	isw_store_restored(store);
 	for (uint32_t i = 0; i < model->lease_count; i++)
 		if (model->leases[i].promise == KEPT)
-			kept += check_lease(store, model->leases[i].lease);
+			kept += check_lease(model->leases[i].lease);
 	for (uint32_t i = 0; i < model->mapping_count; i++)
 		wanted += model->mappings[i].promise == KEPT;
 	CHECK_EQ(kept, wanted);
-	check_slabs(store);
-	check_new(store);
+	check_slabs();
+	check_new();
 	isw_store_destroy(store);
-}
-
-static void empty_directory(void)
-{
-	DIR *dir = opendir(directory);
-	const struct dirent *entry;
-
-	CHECK(dir != NULL);
-	while ((entry = readdir(dir)) != NULL)
-		if (entry->d_name[0] != '.')
-			CHECK_EQ(__real_unlinkat(dirfd(dir), entry->d_name, 0), 0);
-	closedir(dir);
 }
 
 /* false: it came to its end before that step. */
@@ -403,8 +379,7 @@ int main(int argc, char **argv)
 	model = mmap(NULL, sizeof(*model), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
 		     0);
 	CHECK(model != MAP_FAILED);
-	if (mkdtemp(directory) == NULL)
-		SKIP("no directory can be made in /dev/shm");
+	directory_make();
 	for (uint32_t seed = first; seed < first + SEEDS; seed++) {
 		uint32_t at = 1;
 

@@ -13,82 +13,82 @@
 #define LARGE_BYTES (8u << 20) /* more than loopback takes in for a client that does not read */
 
 /* A store with one lease, and a slab there that a thread may take away. */
-struct scene {
-	struct fixture f;
-	struct leased leased;
-	struct mapped mapped;
-	pthread_t thread;
-	int result;
-};
+static struct leased leased;
+static struct mapped mapped;
+static pthread_t thread;
 
-static void begin(struct scene *s, uint32_t bytes, uint32_t slabs, uint32_t slots)
+static void begin(uint32_t bytes, uint32_t slabs, uint32_t slots)
 {
-	set_up(&s->f, bytes, slabs);
-	s->leased = lease_slots(&s->f, slots);
-	s->mapped = map_slab(&s->f, s->leased.lease);
+	set_up(bytes, slabs);
+	leased = lease_slots(slots);
+	mapped = map_slab(leased.lease);
 }
 
-static int unmap(struct scene *s, uint32_t wait_ms_max)
+#define SMALL_TEST(name, slabs, slots)                                                             \
+	TEST_WITH(name, begin(SMALL_BYTES, slabs, slots), tear_down())
+#define LARGE_TEST(name) TEST_WITH(name, begin(LARGE_BYTES, 1, 1), tear_down())
+
+static int unmap(uint32_t wait_ms_max)
 {
-	return unmap_slab(&s->f, s->leased.lease, s->mapped, wait_ms_max);
+	return unmap_slab(leased.lease, mapped, wait_ms_max);
 }
 
-static int connected(const struct scene *s)
+static int connected(void)
 {
-	return open_export(s->f.port, s->leased.token);
+	return open_export(port, leased.token);
 }
 
 static void *unmap_main(void *opaque)
 {
-	struct scene *s = opaque;
-
-	s->result = unmap(s, WAIT_S * 1000);
-	return NULL;
+	(void)opaque;
+	return (void *)(intptr_t)unmap(WAIT_S * 1000);
 }
 
-static void unmap_start(struct scene *s)
+static void unmap_start(void)
 {
-	CHECK_EQ(iswi_thread_start(&s->thread, "unmap", unmap_main, s), 0);
+	CHECK_EQ(iswi_thread_start(&thread, "unmap", unmap_main, NULL), 0);
 }
 
-static int unmap_join(struct scene *s)
+static int unmap_join(void)
 {
-	pthread_join(s->thread, NULL);
-	return s->result;
+	void *result;
+
+	pthread_join(thread, &result);
+	return (int)(intptr_t)result;
 }
 
 /* How many requests hold the slot. From inside, for the bytes of a write under way are its own. */
-static unsigned holders(const struct scene *s)
+static unsigned holders(void)
 {
 	struct iswi_lease *found;
 	unsigned refs = 0;
 
-	pthread_mutex_lock(&s->f.store->lock);
-	found = iswi_lease_find(s->f.store, s->leased.lease);
+	pthread_mutex_lock(&store->lock);
+	found = iswi_lease_find(store, leased.lease);
 	if (found != NULL)
-		refs = (unsigned)atomic_load(&found->slots[s->mapped.slot].refs);
-	pthread_mutex_unlock(&s->f.store->lock);
+		refs = (unsigned)atomic_load(&found->slots[mapped.slot].refs);
+	pthread_mutex_unlock(&store->lock);
 	return refs;
 }
 
 /* Half of a page's WRITE: from here on it holds the slot, until the other half is said. */
-static void say_first_half(struct scene *s, int fd, int value)
+static void say_first_half(int fd, int value)
 {
 	char half[2048];
 
 	memset(half, value, sizeof(half));
 	CHECK(say_request(fd, NBD_CMD_WRITE, 0, 8, 0, 2 * sizeof(half)));
 	CHECK(say(fd, half, sizeof(half)));
-	WAIT_FOR(holders(s) == 1);
+	WAIT_FOR(holders() == 1);
 }
 
 /* Asks for all of the slab and takes no more of the answer than its header. */
-static int deaf_reader(struct scene *s)
+static int deaf_reader(void)
 {
 	char header[NBD_SIMPLE_REPLY_BYTES];
-	int fd = dial_buffered(s->f.port, 4096);
+	int fd = dial_buffered(port, 4096);
 
-	CHECK_EQ(try_open(fd, s->leased.token), 0);
+	CHECK_EQ(try_open(fd, leased.token), 0);
 	CHECK(say_request(fd, NBD_CMD_READ, 0, 1, 0, LARGE_BYTES));
 	CHECK(hear(fd, header, sizeof(header)));
 	return fd;
@@ -98,148 +98,125 @@ static int deaf_reader(struct scene *s)
  * A READ whose answer is half sent holds its slab: unmap waits, the slab is not even dirty, and
  * when the client reads on, every byte is the right one.
  */
-static void test_half_sent_answer_holds_the_slab(void)
+LARGE_TEST(test_half_sent_answer_holds_the_slab)
 {
 	static char data[LARGE_BYTES];
-	struct scene s;
-	int reader, other;
+	int reader, other = connected();
 
-	begin(&s, LARGE_BYTES, 1, 1);
-	other = connected(&s);
 	fill_bytes(other, 0, 0x77, LARGE_BYTES);
-	reader = deaf_reader(&s);
-	unmap_start(&s);
+	reader = deaf_reader();
+	unmap_start();
 	WAIT_FOR(do_read(other, 0, data, 512) == NBD_EIO); /* the fence is up */
 	sleep_ms(50);
-	CHECK_EQ(stats_of(&s.f).slabs_mapped, 1);
-	CHECK_EQ(isw_store_scrub(s.f.store), -ENOENT);
+	CHECK_EQ(store_stats().slabs_mapped, 1);
+	CHECK_EQ(isw_store_scrub(store), -ENOENT);
 	CHECK(hear(reader, data, LARGE_BYTES));
 	CHECK(all_bytes(data, 0x77, LARGE_BYTES));
-	CHECK_EQ(unmap_join(&s), 0);
-	CHECK_EQ(stats_of(&s.f).slabs_dirty, 1);
+	CHECK_EQ(unmap_join(), 0);
+	CHECK_EQ(store_stats().slabs_dirty, 1);
 	/* Nothing was forced: both connections live. */
 	CHECK_EQ(do_read(reader, 0, data, 512), NBD_EIO);
 	CHECK_EQ(do_read(other, 0, data, 512), NBD_EIO);
 	close(reader);
 	close(other);
-	tear_down(&s.f);
 }
 
 /* The same, but the client never reads on: past its time unmap ends the connections. */
-static void test_forced_unmap_of_a_deaf_reader(void)
+LARGE_TEST(test_forced_unmap_of_a_deaf_reader)
 {
 	static char data[LARGE_BYTES];
-	struct scene s;
-	int reader;
+	int reader = deaf_reader();
 
-	begin(&s, LARGE_BYTES, 1, 1);
-	reader = deaf_reader(&s);
-	CHECK_EQ(unmap(&s, 50), 0);
-	CHECK_EQ(stats_of(&s.f).slabs_dirty, 1);
-	WAIT_FOR(lease_stats_of(&s.f, s.leased.lease).connections == 0);
+	CHECK_EQ(unmap(50), 0);
+	CHECK_EQ(store_stats().slabs_dirty, 1);
+	WAIT_FOR(lease_stats(leased.lease).connections == 0);
 	CHECK(!hear(reader, data, LARGE_BYTES)); /* cut off, never filled up with something else */
 	close(reader);
-	tear_down(&s.f);
 }
 
 /*
  * Half a payload, then silence: it holds its slot until unmap forces it out. What the client
  * sends after that lands nowhere, least of all in the slab's next use.
  */
-static void test_slow_write_ends_with_forced_unmap(void)
+SMALL_TEST(test_slow_write_ends_with_forced_unmap, 1, 1)
 {
 	struct leased next;
-	struct scene s;
 	char half[2048];
-	int slow, fd;
+	int slow = connected(), fd;
 
-	begin(&s, SMALL_BYTES, 1, 1);
-	slow = connected(&s);
-	say_first_half(&s, slow, 0x66);
-	CHECK_EQ(unmap(&s, 50), 0);
-	CHECK_EQ(isw_store_scrub(s.f.store), 0);
-	next = lease_slots(&s.f, 1);
-	map_slab(&s.f, next.lease);
+	say_first_half(slow, 0x66);
+	CHECK_EQ(unmap(50), 0);
+	CHECK_EQ(isw_store_scrub(store), 0);
+	next = lease_slots(1);
+	map_slab(next.lease);
 	memset(half, 0x66, sizeof(half));
 	say(slow, half, sizeof(half));
-	hear_close(slow);
-	close(slow);
-	fd = open_export(s.f.port, next.token);
+	await_close(slow);
+	fd = open_export(port, next.token);
 	check_bytes(fd, 0, 0, 4096);
 	close(fd);
-	tear_down(&s.f);
 }
 
 /*
  * A slab that was taken by force, without its owner's DONE: a write that was sent before that and
  * arrives later finds no other slab under the same offset, however many are mapped meanwhile.
  */
-static void test_slot_taken_by_force_waits_for_old_connections(void)
+SMALL_TEST(test_slot_taken_by_force_waits_for_old_connections, 3, 2)
 {
-	struct mapped forced, other, again;
-	struct scene s;
+	struct mapped other, again;
 	char page[512];
-	int old, second;
+	int old = connected(), second;
 
-	begin(&s, SMALL_BYTES, 3, 2);
-	forced = s.mapped;
-	old = connected(&s);
-	CHECK_EQ(unmap(&s, 0), 0);
-	other = map_slab(&s.f, s.leased.lease);
-	CHECK(other.slot != forced.slot);
+	CHECK_EQ(unmap(0), 0);
+	other = map_slab(leased.lease);
+	CHECK(other.slot != mapped.slot);
 	/* With DONE a slot is free at once, and taken again: the forced one is not. */
-	CHECK_EQ(unmap_slab(&s.f, s.leased.lease, other, 1), 0);
-	again = map_slab(&s.f, s.leased.lease);
+	CHECK_EQ(unmap_slab(leased.lease, other, 1), 0);
+	again = map_slab(leased.lease);
 	CHECK_EQ(again.slot, other.slot);
 	memset(page, 0x44, sizeof(page));
-	CHECK_EQ(do_write(old, forced.slot * SMALL_BYTES, page, sizeof(page)), NBD_EIO);
+	CHECK_EQ(do_write(old, mapped.slot * SMALL_BYTES, page, sizeof(page)), NBD_EIO);
 	/* One that came after that has nothing to do with it. */
-	second = connected(&s);
-	CHECK_EQ(isw_store_scrub(s.f.store), 0);
-	CHECK_EQ(isw_store_scrub(s.f.store), 0);
+	second = connected();
+	scrub_all();
 	/* Nothing else is left: the old connections are sent away for it, all of them. */
-	CHECK_EQ(isw_store_map(s.f.store, s.leased.lease, 0, &again.slot, &again.generation),
-		 -EAGAIN);
-	hear_close(old);
-	close(old);
-	hear_close(second);
-	close(second);
-	WAIT_FOR(isw_store_map(s.f.store, s.leased.lease, 0, &again.slot, &again.generation) == 0);
-	CHECK_EQ(again.slot, forced.slot);
-	tear_down(&s.f);
+	CHECK_EQ(isw_store_map(store, leased.lease, 0, &again.slot, &again.generation), -EAGAIN);
+	await_close(old);
+	await_close(second);
+	WAIT_FOR(isw_store_map(store, leased.lease, 0, &again.slot, &again.generation) == 0);
+	CHECK_EQ(again.slot, mapped.slot);
 }
 
 /*
  * A write under way is waited for, and it is whole when unmap returns; or its lease is destroyed
  * meanwhile, and both end.
  */
-static void test_write_under_way_is_waited_for(bool destroyed)
+TEST_CASES(test_write_under_way_is_waited_for, 2, destroyed)
 {
-	struct scene s;
 	char half[2048], byte;
 	int writer, other;
 
-	begin(&s, SMALL_BYTES, 1, 1);
-	writer = connected(&s);
-	other = connected(&s);
-	say_first_half(&s, writer, 0x55);
-	unmap_start(&s);
+	begin(SMALL_BYTES, 1, 1);
+	writer = connected();
+	other = connected();
+	say_first_half(writer, 0x55);
+	unmap_start();
 	WAIT_FOR(do_read(other, 8192, &byte, 1) == NBD_EIO);
-	CHECK_EQ(stats_of(&s.f).slabs_dirty, 0);
+	CHECK_EQ(store_stats().slabs_dirty, 0);
 	if (destroyed) {
-		CHECK_EQ(isw_store_lease_destroy(s.f.store, s.leased.lease), 0);
+		CHECK_EQ(isw_store_lease_destroy(store, leased.lease), 0);
 	} else {
 		/* A second unmap of the same slot is told so, and waits for nothing. */
-		CHECK_EQ(unmap(&s, 0), -EALREADY);
+		CHECK_EQ(unmap(0), -EALREADY);
 		memset(half, 0x55, sizeof(half));
 		CHECK(say(writer, half, sizeof(half)));
 		CHECK_EQ(hear_reply(writer, 8, NULL, 0), 0);
 	}
-	CHECK_EQ(unmap_join(&s), 0);
-	CHECK_EQ(stats_of(&s.f).slabs_dirty, 1);
+	CHECK_EQ(unmap_join(), 0);
+	CHECK_EQ(store_stats().slabs_dirty, 1);
 	close(writer);
 	close(other);
-	tear_down(&s.f);
+	tear_down();
 }
 
 struct old_writer {
@@ -271,24 +248,22 @@ static void *old_writer_main(void *opaque)
  * Writes sent on a connection of the old epoch, however many are under way, do not land after
  * renew has returned: what the new epoch writes stays.
  */
-static void test_no_late_write_after_renew(void)
+SMALL_TEST(test_no_late_write_after_renew, 1, 1)
 {
-	char *token, page[4096] = {0};
-	struct scene s;
+	char page[4096] = {0};
 
-	begin(&s, SMALL_BYTES, 1, 1);
-	token = s.leased.token;
 	for (unsigned round = 0; round < 20; round++) {
-		struct old_writer old = {.fd = connected(&s)};
-		int slow = connected(&s), fd;
+		struct old_writer old = {.fd = connected()};
+		int slow = connected(), fd;
 		pthread_t thread;
 
 		CHECK(say_request(slow, NBD_CMD_WRITE, 0, 1, 4096 * 8, 4096));
 		CHECK(say(slow, "half", 4));
 		CHECK_EQ(iswi_thread_start(&thread, "old", old_writer_main, &old), 0);
 		WAIT_FOR(atomic_load(&old.written) > 100);
-		CHECK_EQ(isw_store_lease_renew(s.f.store, s.leased.lease, WAIT_S * 1000, token), 0);
-		fd = connected(&s);
+		CHECK_EQ(isw_store_lease_renew(store, leased.lease, WAIT_S * 1000, leased.token),
+			 0);
+		fd = connected();
 		for (unsigned i = 0; i < 9; i++)
 			fill_bytes(fd, 4096 * i, 0x22, 4096);
 		say(slow, page, 4092);
@@ -299,8 +274,7 @@ static void test_no_late_write_after_renew(void)
 		close(slow);
 		close(fd);
 	}
-	give_back(&s.f, s.leased.lease);
-	tear_down(&s.f);
+	give_back(leased.lease);
 }
 
 /*
@@ -308,34 +282,31 @@ static void test_no_late_write_after_renew(void)
  * grants nothing: from then on the old token is dead and there is no new one, until a renewal
  * that has seen it end.
  */
-static void test_renewal_that_cannot_wait(void)
+TEST_WITH(test_renewal_that_cannot_wait, begin(64u << 20, 1, 1), tear_down())
 {
 	const uint32_t bytes = 64u << 20;
 	char token[ISW_TOKEN_TEXT_BYTES];
-	struct scene s;
 	int err = 0, late;
 
-	begin(&s, bytes, 1, 1);
 	/* The scheduler may give it the time after all, but not every time. */
 	for (unsigned attempt = 0; attempt < 20 && err == 0; attempt++) {
-		int busy = connected(&s);
+		int busy = connected();
 
 		for (unsigned i = 0; i < 32; i++)
 			CHECK(say_request(busy, NBD_CMD_WRITE_ZEROES, 0, i, 0, bytes));
-		WAIT_FOR(holders(&s) == 1);
-		strcpy(token, s.leased.token);
-		err = isw_store_lease_renew(s.f.store, s.leased.lease, 0, s.leased.token);
+		WAIT_FOR(holders() == 1);
+		strcpy(token, leased.token);
+		err = isw_store_lease_renew(store, leased.lease, 0, leased.token);
 		close(busy);
 	}
 	CHECK_EQ(err, -ETIMEDOUT);
-	CHECK(strcmp(token, s.leased.token) == 0);
-	late = dial(s.f.port);
+	CHECK(strcmp(token, leased.token) == 0);
+	late = dial(port);
 	CHECK_EQ(try_open(late, token), NBD_REP_ERR_UNKNOWN);
-	CHECK_EQ(isw_store_lease_renew(s.f.store, s.leased.lease, WAIT_S * 1000, token), 0);
-	CHECK_EQ(ask_export(late, NBD_OPT_GO, s.leased.token, NULL), NBD_REP_ERR_UNKNOWN);
+	CHECK_EQ(isw_store_lease_renew(store, leased.lease, WAIT_S * 1000, token), 0);
+	CHECK_EQ(ask_export(late, NBD_OPT_GO, leased.token, NULL), NBD_REP_ERR_UNKNOWN);
 	CHECK_EQ(ask_export(late, NBD_OPT_GO, token, NULL), NBD_REP_ACK);
 	close(late);
-	tear_down(&s.f);
 }
 
 /* ---- the fence alone, as fast as it goes: the windows are a few instructions wide */
@@ -369,19 +340,18 @@ static void *holder_main(void *opaque)
 }
 
 /* No connection, no socket: what a request holds is not taken away under it. */
-static void test_fence_alone(void)
+TEST(test_fence_alone)
 {
 	struct holder holders[2] = {0};
 	atomic_bool ending = false;
 	struct leased leased;
-	struct fixture f;
 	char nobody; /* stands for a connection. Were one shut without need, it would show */
 
-	set_up(&f, ISW_PAGE_BYTES, 1);
-	leased = lease_slots(&f, 1);
+	set_up(ISW_PAGE_BYTES, 1);
+	leased = lease_slots(1);
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(holders); i++) {
 		holders[i].ending = &ending;
-		CHECK_EQ(iswi_store_backend.open(f.store, leased.token, ISWI_TOKEN_BYTES,
+		CHECK_EQ(iswi_store_backend.open(store, leased.token, ISWI_TOKEN_BYTES,
 						 (struct iswi_nbd_conn *)&nobody,
 						 &holders[i].export),
 			 0);
@@ -389,24 +359,24 @@ static void test_fence_alone(void)
 			 0);
 	}
 	for (unsigned i = 0; i < DIRECT_ROUNDS; i++) {
-		struct mapped mapped = map_slab(&f, leased.lease);
+		struct mapped mapped = map_slab(leased.lease);
 
-		CHECK_EQ(unmap_slab(&f, leased.lease, mapped, WAIT_S * 1000), 0);
-		atomic_store((atomic_uint *)f.store->slabs[0].mem.base, TAKEN_AWAY);
-		CHECK_EQ(isw_store_scrub(f.store), 0);
+		CHECK_EQ(unmap_slab(leased.lease, mapped, WAIT_S * 1000), 0);
+		atomic_store((atomic_uint *)store->slabs[0].mem.base, TAKEN_AWAY);
+		CHECK_EQ(isw_store_scrub(store), 0);
 	}
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(holders); i++)
 		WAIT_FOR(atomic_load(&holders[i].refused) > 0);
-	map_slab(&f, leased.lease);
+	map_slab(leased.lease);
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(holders); i++)
 		WAIT_FOR(atomic_load(&holders[i].held) > 0);
 	atomic_store(&ending, true);
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(holders); i++) {
 		pthread_join(holders[i].thread, NULL);
-		iswi_store_backend.close(f.store, &holders[i].export,
+		iswi_store_backend.close(store, &holders[i].export,
 					 (struct iswi_nbd_conn *)&nobody);
 	}
-	tear_down(&f);
+	tear_down();
 }
 
 /* ---- everything at once */
@@ -417,7 +387,6 @@ static void test_fence_alone(void)
 #define TENANTS       4u
 
 struct tenant {
-	const struct fixture *f;
 	unsigned char tag;
 	uint64_t page; /* of each slot this client keeps to: two do not share bytes */
 	pthread_t thread;
@@ -457,7 +426,7 @@ static void *tenant_main(void *opaque)
 
 	while (!atomic_load(t->ending)) {
 		char token[ISW_TOKEN_TEXT_BYTES];
-		int fd = dial(t->f->port);
+		int fd = dial(port);
 
 		pthread_mutex_lock(t->lock);
 		strcpy(token, t->leased->token);
@@ -471,7 +440,6 @@ static void *tenant_main(void *opaque)
 }
 
 struct landlord {
-	struct fixture f;
 	pthread_mutex_t lock;
 	struct leased leased[2];
 	struct mapped mapped[2][HAMMER_SLOTS]; /* generation 0: not mapped */
@@ -494,29 +462,26 @@ static void landlord_step(struct landlord *l, uint32_t *random)
 	int err;
 
 	if (what == 0) {
-		CHECK_EQ(isw_store_lease_renew(l->f.store, leased->lease, WAIT_S * 1000, token), 0);
+		CHECK_EQ(isw_store_lease_renew(store, leased->lease, WAIT_S * 1000, token), 0);
 		pthread_mutex_lock(&l->lock);
 		strcpy(leased->token, token);
 		pthread_mutex_unlock(&l->lock);
 	} else if (what == 1) {
-		CHECK_EQ(isw_store_lease_destroy(l->f.store, leased->lease), 0);
+		CHECK_EQ(isw_store_lease_destroy(store, leased->lease), 0);
 		pthread_mutex_lock(&l->lock);
-		*leased = lease_slots(&l->f, HAMMER_SLOTS);
+		*leased = lease_slots(HAMMER_SLOTS);
 		pthread_mutex_unlock(&l->lock);
 		memset(l->mapped[who], 0, sizeof(l->mapped[who]));
 	} else if (mapped->generation != 0) {
-		CHECK_EQ(unmap_slab(&l->f, leased->lease, *mapped, what % 2 ? 0 : WAIT_S * 1000),
-			 0);
+		CHECK_EQ(unmap_slab(leased->lease, *mapped, what % 2 ? 0 : WAIT_S * 1000), 0);
 		mapped->generation = 0;
 	} else {
-		err = isw_store_map(l->f.store, leased->lease, 0, &mapped->slot,
-				    &mapped->generation);
+		err = isw_store_map(store, leased->lease, 0, &mapped->slot, &mapped->generation);
 		CHECK(err == 0 || err == -ENOENT || err == -EAGAIN);
 		if (err != 0)
 			mapped->generation = 0;
 	}
-	while (isw_store_scrub(l->f.store) == 0)
-		;
+	scrub_all();
 }
 
 /* Whether bytes were read, and a request was refused. */
@@ -531,20 +496,19 @@ static bool all_tried(struct tenant *tenants)
 	return reads > 0 && refusals > 0;
 }
 
-static void test_tenants_never_meet(void)
+TEST(test_tenants_never_meet)
 {
 	static struct landlord l;
 	static struct tenant tenants[TENANTS];
 	uint32_t random = 12345;
 
-	set_up(&l.f, SMALL_BYTES, HAMMER_SLABS);
+	set_up(SMALL_BYTES, HAMMER_SLABS);
 	pthread_mutex_init(&l.lock, NULL);
 	atomic_init(&l.ending, false);
 	for (unsigned i = 0; i < 2; i++)
-		l.leased[i] = lease_slots(&l.f, HAMMER_SLOTS);
+		l.leased[i] = lease_slots(HAMMER_SLOTS);
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(tenants); i++) {
 		tenants[i] = (struct tenant){
-			.f = &l.f,
 			.tag = (unsigned char)(0xa1 + i % 2),
 			.page = i / 2,
 			.lock = &l.lock,
@@ -563,21 +527,6 @@ static void test_tenants_never_meet(void)
 	atomic_store(&l.ending, true);
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(tenants); i++)
 		pthread_join(tenants[i].thread, NULL);
-	tear_down(&l.f);
+	tear_down();
 	pthread_mutex_destroy(&l.lock);
-}
-
-int main(void)
-{
-	test_half_sent_answer_holds_the_slab();
-	test_forced_unmap_of_a_deaf_reader();
-	test_slow_write_ends_with_forced_unmap();
-	test_slot_taken_by_force_waits_for_old_connections();
-	test_write_under_way_is_waited_for(false);
-	test_write_under_way_is_waited_for(true);
-	test_no_late_write_after_renew();
-	test_renewal_that_cannot_wait();
-	test_fence_alone();
-	test_tenants_never_meet();
-	return 0;
 }

@@ -2,47 +2,18 @@
 /* A store in a directory, and the one that comes after it: what is served again, and what is not.
  */
 #define _GNU_SOURCE 1
-#include <dirent.h>
-#include <fcntl.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include "store_fixture.h"
+#include "store_directory.h"
 
 #define SLAB_BYTES 65536u
 #define SLABS      3u
 
-static char directory[] = "/dev/shm/isw-store-restart-XXXXXX";
-
-static int try_open_store(struct fixture *f, uint32_t slabs, struct isw_error *error)
+static void open_store(uint32_t slabs)
 {
-	struct isw_store_config config = config_of(SLAB_BYTES, slabs);
-	int err;
-
-	config.slab_dir = directory;
-	f->slab_bytes = SLAB_BYTES;
-	err = isw_store_create(&config, &f->store, error);
-	if (err == 0)
-		CHECK_EQ(isw_store_listen(f->store, "127.0.0.1", 0, &f->port, NULL), 0);
-	return err;
-}
-
-static void open_store(struct fixture *f)
-{
-	CHECK_EQ(try_open_store(f, SLABS, NULL), 0);
-}
-
-static void empty_directory(void)
-{
-	DIR *dir = opendir(directory);
-	const struct dirent *entry;
-
-	CHECK(dir != NULL);
-	while ((entry = readdir(dir)) != NULL)
-		if (entry->d_name[0] != '.' && unlinkat(dirfd(dir), entry->d_name, 0) != 0)
-			CHECK_EQ(unlinkat(dirfd(dir), entry->d_name, AT_REMOVEDIR), 0);
-	closedir(dir);
+	CHECK_EQ(try_open_store(SLAB_BYTES, slabs, &store, NULL), 0);
+	CHECK_EQ(isw_store_listen(store, "127.0.0.1", 0, &port, NULL), 0);
 }
 
 /* The one file whose name has that in it. */
@@ -63,157 +34,147 @@ static void find(const char *part, char *path_out, size_t bytes)
 	CHECK_EQ(found, 1);
 }
 
-static void fill(const struct fixture *f, const char *token, uint32_t slot, int value)
+static void fill(const char *token, uint32_t slot, int value)
 {
-	int fd = open_export(f->port, token);
+	int fd = open_export(port, token);
 
 	fill_bytes(fd, (uint64_t)slot * SLAB_BYTES, value, SLAB_BYTES);
 	close(fd);
 }
 
-static void check_filled(const struct fixture *f, const char *token, uint32_t slot, int value)
+static void check_filled(const char *token, uint32_t slot, int value)
 {
-	int fd = open_export(f->port, token);
+	int fd = open_export(port, token);
 
 	check_bytes(fd, (uint64_t)slot * SLAB_BYTES, value, SLAB_BYTES);
 	close(fd);
 }
 
 /* A full pool, and a lease of it. */
-static struct leased begin(struct fixture *f)
+static struct leased begin(void)
 {
-	open_store(f);
-	while (isw_store_preallocate(f->store, NULL) == 0)
+	open_store(SLABS);
+	while (isw_store_preallocate(store, NULL) == 0)
 		;
-	return lease_slots(f, 4);
+	return lease_slots(4);
 }
 
 /* By the next daemon, which knows of the lease. */
-static void open_again(struct fixture *f, uint64_t lease, uint32_t slabs)
+static void open_again(uint64_t lease, uint32_t slabs)
 {
-	CHECK_EQ(try_open_store(f, slabs, NULL), 0);
-	CHECK_EQ(isw_store_lease_restore(f->store, lease, 4, 5), 0);
-	isw_store_restored(f->store);
+	open_store(slabs);
+	CHECK_EQ(isw_store_lease_restore(store, lease, 4, 5), 0);
+	isw_store_restored(store);
 }
 
-static void end(struct fixture *f)
+static void end(void)
 {
-	tear_down(f);
+	tear_down();
 	empty_directory();
 }
 
-static void check_note(const struct fixture *f, const char *part)
+static void check_note(const char *part)
 {
 	struct isw_error note;
 
-	CHECK_EQ(isw_store_note(f->store, 0, &note), 0);
-	if (strstr(note.text, part) == NULL) {
-		fprintf(stderr, "%s\n", note.text);
-		CHECK(strstr(note.text, part) != NULL);
-	}
+	CHECK_EQ(isw_store_note(store, 0, &note), 0);
+	check_says(note.text, part);
 }
 
 /* A lease comes back with its slabs where they were, but to its device alone. */
-static void test_same_lease_again(void)
+TEST(test_same_lease_again)
 {
-	struct fixture f;
-	struct leased leased;
+	struct leased leased = begin();
 	struct isw_slot_info info;
 	char token[ISW_TOKEN_TEXT_BYTES];
 	struct mapped one, two;
 	int fd;
 
-	leased = begin(&f);
-	isw_store_restored(f.store);
-	one = map_slab(&f, leased.lease);
-	CHECK_EQ(isw_store_map(f.store, leased.lease, 77, &two.slot, &two.generation), 0);
-	fill(&f, leased.token, one.slot, 1);
-	fill(&f, leased.token, two.slot, 2);
-	CHECK_EQ(unmap_slab(&f, leased.lease, one, 1000), 0);
-	tear_down(&f);
+	isw_store_restored(store);
+	one = map_slab(leased.lease);
+	CHECK_EQ(isw_store_map(store, leased.lease, 77, &two.slot, &two.generation), 0);
+	fill(leased.token, one.slot, 1);
+	fill(leased.token, two.slot, 2);
+	CHECK_EQ(unmap_slab(leased.lease, one, 1000), 0);
+	tear_down();
 
-	open_store(&f);
-	CHECK_EQ(stats_of(&f).slabs_free + stats_of(&f).slabs_dirty, SLABS);
-	CHECK_EQ(isw_store_lease_restore(f.store, leased.lease, 4, 5), 0);
-	CHECK_EQ(isw_store_lease_restore(f.store, leased.lease, 4, 5), -EEXIST);
-	CHECK_EQ(isw_store_lease_restore(f.store, 1u << 30, 4, 5), -EINVAL);
-	isw_store_restored(f.store);
-	CHECK_EQ(stats_of(&f).slabs_mapped, 1);
-	CHECK_EQ(stats_of(&f).slabs_dirty, 1);
-	CHECK_EQ(stats_of(&f).slabs_free, 1);
-	CHECK_EQ(isw_store_lease_slot(f.store, leased.lease, 0, &info), 0);
+	open_store(SLABS);
+	CHECK_EQ(store_stats().slabs_free + store_stats().slabs_dirty, SLABS);
+	CHECK_EQ(isw_store_lease_restore(store, leased.lease, 4, 5), 0);
+	CHECK_EQ(isw_store_lease_restore(store, leased.lease, 4, 5), -EEXIST);
+	CHECK_EQ(isw_store_lease_restore(store, 1u << 30, 4, 5), -EINVAL);
+	isw_store_restored(store);
+	CHECK_EQ(store_stats().slabs_mapped, 1);
+	CHECK_EQ(store_stats().slabs_dirty, 1);
+	CHECK_EQ(store_stats().slabs_free, 1);
+	CHECK_EQ(isw_store_lease_slot(store, leased.lease, 0, &info), 0);
 	CHECK_EQ(info.slot, two.slot);
 	CHECK_EQ(info.generation, two.generation);
 	CHECK_EQ(info.tag, 77);
-	CHECK_EQ(isw_store_lease_slot(f.store, leased.lease, info.slot + 1, &info), -ENOENT);
-	CHECK_EQ(lease_stats_of(&f, leased.lease).epoch, 5);
+	CHECK_EQ(isw_store_lease_slot(store, leased.lease, info.slot + 1, &info), -ENOENT);
+	CHECK_EQ(lease_stats(leased.lease).epoch, 5);
 	/* Tokens are not kept. */
-	fd = dial(f.port);
+	fd = dial(port);
 	CHECK(try_open(fd, leased.token) != 0);
 	close(fd);
-	CHECK_EQ(isw_store_lease_renew(f.store, leased.lease, 1000, token), 0);
-	CHECK_EQ(lease_stats_of(&f, leased.lease).epoch, 6);
-	check_filled(&f, token, two.slot, 2);
+	CHECK_EQ(isw_store_lease_renew(store, leased.lease, 1000, token), 0);
+	CHECK_EQ(lease_stats(leased.lease).epoch, 6);
+	check_filled(token, two.slot, 2);
 	/* A new slab is another generation, and zeroed. */
-	one = map_slab(&f, leased.lease);
+	one = map_slab(leased.lease);
 	CHECK(one.generation > two.generation);
-	check_filled(&f, token, one.slot, 0);
-	CHECK(lease_slots(&f, 1).lease > leased.lease);
-	while (isw_store_pin(f.store) == 0)
+	check_filled(token, one.slot, 0);
+	CHECK(lease_slots(1).lease > leased.lease);
+	while (isw_store_pin(store) == 0)
 		;
-	end(&f);
+	end();
 }
 
 /* Nobody has named the lease: its bytes are nobody's. */
-static void test_lease_that_nobody_names(void)
+TEST(test_lease_that_nobody_names)
 {
-	struct fixture f;
-	struct leased leased, other;
+	struct leased leased = begin(), other;
 
-	leased = begin(&f);
 	for (uint32_t i = 0; i < SLABS; i++)
-		fill(&f, leased.token, map_slab(&f, leased.lease).slot, 9);
-	tear_down(&f);
-	open_store(&f);
-	isw_store_restored(f.store);
-	CHECK_EQ(stats_of(&f).slabs_dirty, SLABS);
-	while (isw_store_scrub(f.store) == 0)
-		;
-	other = lease_slots(&f, 4);
+		fill(leased.token, map_slab(leased.lease).slot, 9);
+	tear_down();
+	open_store(SLABS);
+	isw_store_restored(store);
+	CHECK_EQ(store_stats().slabs_dirty, SLABS);
+	scrub_all();
+	other = lease_slots(4);
 	for (uint32_t i = 0; i < SLABS; i++)
-		check_filled(&f, other.token, map_slab(&f, other.lease).slot, 0);
-	end(&f);
+		check_filled(other.token, map_slab(other.lease).slot, 0);
+	end();
 }
 
 /* One directory, one store: even a second one of the same process is refused. */
-static void test_directory_in_use(void)
+TEST(test_directory_in_use)
 {
-	struct fixture f, second;
+	isw_store *second;
 	struct isw_error error;
 
-	open_store(&f);
-	CHECK_EQ(try_open_store(&second, SLABS, &error), -EBUSY);
+	open_store(SLABS);
+	CHECK_EQ(try_open_store(SLAB_BYTES, SLABS, &second, &error), -EBUSY);
 	CHECK(strstr(error.text, directory) != NULL);
-	tear_down(&f);
-	open_store(&f);
-	end(&f);
+	tear_down();
+	open_store(SLABS);
+	end();
 }
 
 /* A pool that was made smaller gives back what nobody has, and keeps what is lent. */
-static void test_smaller_pool(void)
+TEST(test_smaller_pool)
 {
-	struct fixture f;
-	struct leased leased;
+	struct leased leased = begin();
 
-	leased = begin(&f);
-	map_slab(&f, leased.lease);
-	map_slab(&f, leased.lease);
-	tear_down(&f);
-	open_again(&f, leased.lease, 1);
-	CHECK_EQ(stats_of(&f).slabs_mapped, 2);
-	CHECK_EQ(stats_of(&f).slabs_free, 0);
-	CHECK_EQ(isw_store_preallocate(f.store, NULL), -ENOSPC);
-	end(&f);
+	map_slab(leased.lease);
+	map_slab(leased.lease);
+	tear_down();
+	open_again(leased.lease, 1);
+	CHECK_EQ(store_stats().slabs_mapped, 2);
+	CHECK_EQ(store_stats().slabs_free, 0);
+	CHECK_EQ(isw_store_preallocate(store, NULL), -ENOSPC);
+	end();
 }
 
 /* What is done to the file of a lent slab while no daemon runs, and what is said about it. */
@@ -227,29 +188,26 @@ struct bad_file {
 static void with_bad_file(const struct bad_file *bad)
 {
 	struct isw_slot_info info;
-	struct fixture f;
-	struct leased leased;
+	struct leased leased = begin();
 	char path[512], other[512];
 
-	leased = begin(&f);
-	map_slab(&f, leased.lease);
-	tear_down(&f);
+	map_slab(leased.lease);
+	tear_down();
 	find(".mapped.", path, sizeof(path));
 	snprintf(other, sizeof(other), "%s/%s", directory, bad->name == NULL ? "" : bad->name);
 	if (bad->spoil != NULL)
 		bad->spoil(path);
 	else
 		CHECK_EQ(rename(path, other), 0);
-	open_store(&f);
-	check_note(&f, bad->why);
+	open_store(SLABS);
+	check_note(bad->why);
 	/* Where everything goes, no number of before counts. */
-	CHECK_EQ(isw_store_lease_restore(f.store, leased.lease, 4, 1),
-		 bad->slabs_left ? 0 : -EINVAL);
-	isw_store_restored(f.store);
-	CHECK_EQ(isw_store_lease_slot(f.store, leased.lease, 0, &info), -ENOENT);
-	CHECK_EQ(stats_of(&f).slabs_mapped, 0);
-	CHECK_EQ(stats_of(&f).slabs_free + stats_of(&f).slabs_dirty, bad->slabs_left);
-	end(&f);
+	CHECK_EQ(isw_store_lease_restore(store, leased.lease, 4, 1), bad->slabs_left ? 0 : -EINVAL);
+	isw_store_restored(store);
+	CHECK_EQ(isw_store_lease_slot(store, leased.lease, 0, &info), -ENOENT);
+	CHECK_EQ(store_stats().slabs_mapped, 0);
+	CHECK_EQ(store_stats().slabs_free + store_stats().slabs_dirty, bad->slabs_left);
+	end();
 }
 
 static void make_short(const char *path)
@@ -305,7 +263,7 @@ static void second_counter(const char *path)
 	close(fd);
 }
 
-static void test_bad_files(void)
+TEST(test_bad_files)
 {
 	const struct bad_file files[] = {
 		{make_short, NULL, "size", SLABS - 1},
@@ -325,73 +283,68 @@ static void test_bad_files(void)
 }
 
 /* Two files that claim one slot: neither is served. */
-static void test_two_in_one_slot(void)
+TEST(test_two_in_one_slot)
 {
 	struct isw_slot_info info;
-	struct fixture f;
-	struct leased leased;
+	struct leased leased = begin();
 	struct mapped mapped;
 	char path[512], other[512];
 
-	leased = begin(&f);
-	mapped = map_slab(&f, leased.lease);
-	map_slab(&f, leased.lease);
-	tear_down(&f);
+	mapped = map_slab(leased.lease);
+	map_slab(leased.lease);
+	tear_down();
 	snprintf(path, sizeof(path), ".mapped.%llu.%u.", (unsigned long long)leased.lease,
 		 mapped.slot + 1);
 	find(path, path, sizeof(path));
 	snprintf(other, sizeof(other), "%s/slab.900.mapped.%llu.%u.901.0", directory,
 		 (unsigned long long)leased.lease, mapped.slot);
 	CHECK_EQ(rename(path, other), 0);
-	open_again(&f, leased.lease, SLABS);
-	CHECK_EQ(isw_store_lease_slot(f.store, leased.lease, 0, &info), -ENOENT);
-	CHECK_EQ(stats_of(&f).slabs_dirty, 2);
-	end(&f);
+	open_again(leased.lease, SLABS);
+	CHECK_EQ(isw_store_lease_slot(store, leased.lease, 0, &info), -ENOENT);
+	CHECK_EQ(store_stats().slabs_dirty, 2);
+	end();
 }
 
 /* Something that cannot even be removed is a mistake for somebody to look at. */
-static void test_what_cannot_be_removed(void)
+TEST(test_what_cannot_be_removed)
 {
-	struct fixture f;
 	struct isw_error error;
 	char path[512];
 
 	snprintf(path, sizeof(path), "%s/somebody", directory);
 	CHECK_EQ(mkdir(path, 0700), 0);
-	CHECK(try_open_store(&f, SLABS, &error) < 0);
+	CHECK(try_open_store(SLAB_BYTES, SLABS, &store, &error) < 0);
 	CHECK(strstr(error.text, "somebody") != NULL);
 	empty_directory();
-	open_store(&f);
-	end(&f);
+	open_store(SLABS);
+	end();
 }
 
 /* Its files go under the daemon: it serves on, and nothing survives it. */
-static void test_files_removed_under_it(void)
+TEST(test_files_removed_under_it)
 {
-	struct fixture f;
-	struct leased leased;
+	struct leased leased = begin();
 	struct mapped mapped;
 
-	leased = begin(&f);
-	mapped = map_slab(&f, leased.lease);
-	fill(&f, leased.token, mapped.slot, 3);
+	mapped = map_slab(leased.lease);
+	fill(leased.token, mapped.slot, 3);
 	empty_directory();
-	check_filled(&f, leased.token, mapped.slot, 3);
-	CHECK_EQ(unmap_slab(&f, leased.lease, mapped, 1000), 0);
-	CHECK_EQ(isw_store_scrub(f.store), 0);
-	mapped = map_slab(&f, leased.lease);
-	check_filled(&f, leased.token, mapped.slot, 0);
-	CHECK_EQ(isw_store_lease_destroy(f.store, leased.lease), 0);
-	while (isw_store_release_free(f.store) == 0)
+	check_filled(leased.token, mapped.slot, 3);
+	CHECK_EQ(unmap_slab(leased.lease, mapped, 1000), 0);
+	CHECK_EQ(isw_store_scrub(store), 0);
+	mapped = map_slab(leased.lease);
+	check_filled(leased.token, mapped.slot, 0);
+	CHECK_EQ(isw_store_lease_destroy(store, leased.lease), 0);
+	while (isw_store_release_free(store) == 0)
 		;
-	CHECK_EQ(stats_of(&f).slabs_free, 0);
-	tear_down(&f);
-	open_store(&f);
-	CHECK_EQ(stats_of(&f).slabs_free, 0);
-	end(&f);
+	CHECK_EQ(store_stats().slabs_free, 0);
+	tear_down();
+	open_store(SLABS);
+	CHECK_EQ(store_stats().slabs_free, 0);
+	end();
 }
 
-static void test_no_directory(void)
+TEST(test_no_directory)
 {
 	struct isw_store_config config = config_of(SLAB_BYTES, SLABS);
 	struct isw_error error;
@@ -404,17 +357,7 @@ static void test_no_directory(void)
 
 int main(void)
 {
-	if (mkdtemp(directory) == NULL)
-		SKIP("no directory can be made in /dev/shm");
-	test_same_lease_again();
-	test_lease_that_nobody_names();
-	test_directory_in_use();
-	test_smaller_pool();
-	test_bad_files();
-	test_two_in_one_slot();
-	test_what_cannot_be_removed();
-	test_files_removed_under_it();
-	test_no_directory();
-	CHECK_EQ(rmdir(directory), 0);
-	return 0;
+	directory_make();
+	run_tests();
+	return rmdir(directory);
 }

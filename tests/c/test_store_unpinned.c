@@ -15,10 +15,9 @@
 #define NO_MLOCK 1
 #endif
 
-int main(void)
+TEST(test_a_donor_that_may_not_lock_memory_lends_it_and_says_so)
 {
 	const struct rlimit none = {0};
-	struct fixture f;
 	struct leased leased;
 	char page[4096];
 	int fd;
@@ -30,17 +29,16 @@ int main(void)
 	/* The limit does not hold for root. */
 	if (geteuid() == 0)
 		CHECK_EQ(setresuid(65534, 65534, 65534), 0);
-	set_up(&f, 4u << 20, 2);
-	CHECK_EQ(stats_of(&f).slabs_free, 2);
-	CHECK_EQ(stats_of(&f).slabs_unpinned, 2);
-	leased = lease_slots(&f, 1);
-	map_slab(&f, leased.lease);
-	fd = open_export(f.port, leased.token);
+	set_up(4u << 20, 2);
+	CHECK_EQ(store_stats().slabs_free, 2);
+	CHECK_EQ(store_stats().slabs_unpinned, 2);
+	leased = lease_slots(1);
+	map_slab(leased.lease);
+	fd = open_export(port, leased.token);
 	CHECK_EQ(do_read(fd, (4u << 20) - 4096, page, sizeof(page)), 0);
 	CHECK(all_bytes(page, 0, sizeof(page)));
 	close(fd);
-	CHECK_EQ(isw_store_release_free(f.store), 0);
-	CHECK_EQ(stats_of(&f).slabs_unpinned, 1);
-	tear_down(&f);
-	return 0;
+	CHECK_EQ(isw_store_release_free(store), 0);
+	CHECK_EQ(store_stats().slabs_unpinned, 1);
+	tear_down();
 }
