@@ -39,6 +39,8 @@ struct isw_engine {
 	pthread_t worker;
 };
 
+static isw_engine engine;
+
 uint64_t iswi_engine_size_bytes(const isw_engine *engine)
 {
 	return engine->size_bytes;
@@ -173,64 +175,63 @@ static void *worker(void *arg)
 }
 
 /* On memory of the caller's. */
-static inline void engine_start_on(isw_engine *engine, char *bytes, uint64_t size_bytes,
-				   enum completion completion, uint32_t requests_max)
+static inline void engine_start_on(char *bytes, uint64_t size_bytes, enum completion completion,
+				   uint32_t requests_max)
 {
-	memset(engine, 0, sizeof(*engine));
-	engine->size_bytes = size_bytes;
-	engine->request_bytes_max = MIB;
-	engine->requests_max = requests_max;
-	engine->completion = completion;
-	engine->bytes = bytes;
-	pthread_mutex_init(&engine->lock, NULL);
-	pthread_cond_init(&engine->changed, NULL);
-	CHECK_EQ(iswi_thread_start(&engine->worker, "test-engine", worker, engine), 0);
+	memset(&engine, 0, sizeof(engine));
+	engine.size_bytes = size_bytes;
+	engine.request_bytes_max = MIB;
+	engine.requests_max = requests_max;
+	engine.completion = completion;
+	engine.bytes = bytes;
+	pthread_mutex_init(&engine.lock, NULL);
+	pthread_cond_init(&engine.changed, NULL);
+	CHECK_EQ(iswi_thread_start(&engine.worker, "test-engine", worker, &engine), 0);
 }
 
-static inline void engine_start(isw_engine *engine, enum completion completion,
-				uint32_t requests_max)
+static inline void engine_start(enum completion completion, uint32_t requests_max)
 {
 	char *bytes = calloc(1, SIZE_BYTES);
 
 	CHECK(bytes != NULL);
-	engine_start_on(engine, bytes, SIZE_BYTES, completion, requests_max);
+	engine_start_on(bytes, SIZE_BYTES, completion, requests_max);
 }
 
-static inline void engine_stop(isw_engine *engine)
+static inline void engine_stop(void)
 {
-	pthread_mutex_lock(&engine->lock);
-	CHECK_EQ(engine->in_flight, 0);
-	engine->stop = true;
-	pthread_cond_broadcast(&engine->changed);
-	pthread_mutex_unlock(&engine->lock);
-	pthread_join(engine->worker, NULL);
-	pthread_cond_destroy(&engine->changed);
-	pthread_mutex_destroy(&engine->lock);
-	free(engine->bytes);
+	pthread_mutex_lock(&engine.lock);
+	CHECK_EQ(engine.in_flight, 0);
+	engine.stop = true;
+	pthread_cond_broadcast(&engine.changed);
+	pthread_mutex_unlock(&engine.lock);
+	pthread_join(engine.worker, NULL);
+	pthread_cond_destroy(&engine.changed);
+	pthread_mutex_destroy(&engine.lock);
+	free(engine.bytes);
 }
 
-static inline void engine_complete(isw_engine *engine, enum completion completion)
+static inline void engine_complete(enum completion completion)
 {
-	pthread_mutex_lock(&engine->lock);
-	engine->completion = completion;
-	pthread_cond_broadcast(&engine->changed);
-	pthread_mutex_unlock(&engine->lock);
+	pthread_mutex_lock(&engine.lock);
+	engine.completion = completion;
+	pthread_cond_broadcast(&engine.changed);
+	pthread_mutex_unlock(&engine.lock);
 }
 
-static inline void engine_fail_with(isw_engine *engine, int error)
+static inline void engine_fail_with(int error)
 {
-	pthread_mutex_lock(&engine->lock);
-	engine->fail_with = error;
-	pthread_mutex_unlock(&engine->lock);
+	pthread_mutex_lock(&engine.lock);
+	engine.fail_with = error;
+	pthread_mutex_unlock(&engine.lock);
 }
 
-static inline uint32_t counted(isw_engine *engine, const uint32_t *counter)
+static inline uint32_t counted(const uint32_t *counter)
 {
 	uint32_t value;
 
-	pthread_mutex_lock(&engine->lock);
+	pthread_mutex_lock(&engine.lock);
 	value = *counter;
-	pthread_mutex_unlock(&engine->lock);
+	pthread_mutex_unlock(&engine.lock);
 	return value;
 }
 

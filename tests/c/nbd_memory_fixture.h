@@ -5,6 +5,7 @@
 #define ISW_TEST_NBD_MEMORY_FIXTURE_H
 
 #include "nbd_fixture.h"
+#include "tests_with.h"
 #include "util/util.h"
 #include "wire/nbd_conn.h"
 #include "wire/nbd_server.h"
@@ -14,21 +15,17 @@
 #define BAD_FROM     (3u << 20) /* from here on hold fails */
 #define PLACES       8u
 
-struct fixture {
-	struct iswi_nbd_server *server;
-	uint16_t port;
-	char *memory;
-	struct iswi_nbd_counters counters;
-	atomic_int holds; /* relaxed: compared when nothing is in flight */
-	atomic_int opens;
-	atomic_int hammers;
-};
+static struct iswi_nbd_server *server;
+static uint16_t port;
+static char memory[EXPORT_BYTES];
+static struct iswi_nbd_counters counters;
+static atomic_int holds; /* relaxed: compared when nothing is in flight */
+static atomic_int opens;
 
 static int test_open(void *ctx, const char *name, size_t name_bytes, struct iswi_nbd_conn *conn,
 		     struct iswi_nbd_export *export_out)
 {
-	struct fixture *f = ctx;
-
+	(void)ctx;
 	if (name_bytes == 4 && memcmp(name, "busy", 4) == 0)
 		return -EMFILE;
 	if (name_bytes != 0 && (name_bytes != 4 || memcmp(name, "disk", 4) != 0))
@@ -37,39 +34,36 @@ static int test_open(void *ctx, const char *name, size_t name_bytes, struct iswi
 	export_out->block_bytes_min = 512;
 	export_out->block_bytes_preferred = 4096;
 	export_out->block_bytes_max = BLOCK_MAX;
-	export_out->handle = f;
-	export_out->counters = &f->counters;
-	atomic_fetch_add(&f->opens, conn != NULL);
+	export_out->handle = &counters;
+	export_out->counters = &counters;
+	atomic_fetch_add(&opens, conn != NULL);
 	return 0;
 }
 
 static void test_close(void *ctx, struct iswi_nbd_export *export, struct iswi_nbd_conn *conn)
 {
-	struct fixture *f = ctx;
-
-	(void)conn;
-	CHECK(export->handle == f);
-	atomic_fetch_sub(&f->opens, 1);
+	(void)ctx, (void)conn;
+	CHECK(export->handle == &counters);
+	atomic_fetch_sub(&opens, 1);
 }
 
 static int test_hold(struct iswi_nbd_export *export, uint64_t offset, uint32_t length,
 		     struct iswi_nbd_hold *hold_out)
 {
-	struct fixture *f = export->handle;
-
+	CHECK(export->handle == &counters);
 	CHECK(length > 0 && offset + length <= EXPORT_BYTES);
 	if (offset >= BAD_FROM)
 		return -ENXIO;
-	atomic_fetch_add(&f->holds, 1);
-	hold_out->memory = f->memory + offset;
-	hold_out->cookie = f;
+	atomic_fetch_add(&holds, 1);
+	hold_out->memory = memory + offset;
+	hold_out->cookie = &holds;
 	return 0;
 }
 
 static void test_release(struct iswi_nbd_export *export, struct iswi_nbd_hold *hold)
 {
-	CHECK(hold->cookie == export->handle);
-	atomic_fetch_sub(&((struct fixture *)export->handle)->holds, 1);
+	CHECK(export->handle == &counters && hold->cookie == &holds);
+	atomic_fetch_sub(&holds, 1);
 }
 
 static const struct iswi_nbd_backend secret_backend = {
@@ -79,32 +73,27 @@ static const struct iswi_nbd_backend secret_backend = {
 	.release = test_release,
 };
 
-static void set_up_with(struct fixture *f, const struct iswi_nbd_server_config *config)
+static void set_up_with(const struct iswi_nbd_server_config *config)
 {
-	struct iswi_nbd_server_config whole = *config;
-
-	memset(f, 0, sizeof(*f));
-	whole.ctx = f;
-	f->memory = calloc(1, EXPORT_BYTES);
-	CHECK(f->memory != NULL);
-	CHECK_EQ(iswi_nbd_server_create(&whole, &f->server, NULL), 0);
-	CHECK_EQ(iswi_nbd_server_listen_tcp(f->server, "127.0.0.1", 0, &f->port, NULL), 0);
-	CHECK(f->port != 0);
+	memset(&counters, 0, sizeof(counters));
+	memset(memory, 0, sizeof(memory));
+	CHECK_EQ(iswi_nbd_server_create(config, &server, NULL), 0);
+	CHECK_EQ(iswi_nbd_server_listen_tcp(server, "127.0.0.1", 0, &port, NULL), 0);
+	CHECK(port != 0);
 }
 
-static void tear_down(struct fixture *f)
+static void tear_down(void)
 {
-	iswi_nbd_server_destroy(f->server);
-	CHECK_EQ(atomic_load(&f->holds), 0);
-	CHECK_EQ(atomic_load(&f->opens), 0);
-	free(f->memory);
+	iswi_nbd_server_destroy(server);
+	CHECK_EQ(atomic_load(&holds), 0);
+	CHECK_EQ(atomic_load(&opens), 0);
 }
 
-static struct iswi_nbd_server_stats stats_of(struct fixture *f)
+static struct iswi_nbd_server_stats server_stats(void)
 {
 	struct iswi_nbd_server_stats stats;
 
-	iswi_nbd_server_stats(f->server, &stats);
+	iswi_nbd_server_stats(server, &stats);
 	return stats;
 }
 

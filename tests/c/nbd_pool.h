@@ -4,6 +4,7 @@
 #define ISW_TEST_NBD_POOL_H
 
 #include "nbd_fixture.h"
+#include "tests_with.h"
 #include "util/util.h"
 #include "wire/nbd_server.h"
 
@@ -11,7 +12,7 @@
 #define BLOCK_MAX    65536u
 #define REQUESTS     16u
 
-struct pool {
+static struct pool {
 	struct iswi_nbd_request requests[REQUESTS];
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
@@ -19,88 +20,102 @@ struct pool {
 	struct iswi_nbd_request *free;
 	unsigned free_count;
 	unsigned opens; /* connections that are open */
-};
+} pool;
 
-static void pool_put(struct pool *pool, struct iswi_nbd_request *request)
+static void pool_put(struct iswi_nbd_request *request)
 {
-	pthread_mutex_lock(&pool->lock);
-	request->next = pool->free;
-	pool->free = request;
-	pool->free_count++;
-	pthread_cond_broadcast(&pool->changed);
-	pthread_mutex_unlock(&pool->lock);
+	pthread_mutex_lock(&pool.lock);
+	request->next = pool.free;
+	pool.free = request;
+	pool.free_count++;
+	pthread_cond_broadcast(&pool.changed);
+	pthread_mutex_unlock(&pool.lock);
 }
 
 /* Lock held; waits until there is one. */
-static struct iswi_nbd_request *pool_take(struct pool *pool)
+static struct iswi_nbd_request *pool_take(void)
 {
 	struct iswi_nbd_request *request;
 
-	while (pool->free == NULL)
-		pthread_cond_wait(&pool->changed, &pool->lock);
-	request = pool->free;
-	pool->free = request->next;
-	pool->free_count--;
+	while (pool.free == NULL)
+		pthread_cond_wait(&pool.changed, &pool.lock);
+	request = pool.free;
+	pool.free = request->next;
+	pool.free_count--;
 	return request;
 }
 
-static void pool_make(struct pool *pool)
+static void pool_make(void)
 {
-	pthread_mutex_init(&pool->lock, NULL);
-	pthread_cond_init(&pool->changed, NULL);
+	memset(&pool, 0, sizeof(pool));
+	pthread_mutex_init(&pool.lock, NULL);
+	pthread_cond_init(&pool.changed, NULL);
 	for (unsigned i = 0; i < REQUESTS; i++) {
-		pool->requests[i].data = malloc(BLOCK_MAX);
-		CHECK(pool->requests[i].data != NULL);
-		pool_put(pool, &pool->requests[i]);
+		pool.requests[i].data = malloc(BLOCK_MAX);
+		CHECK(pool.requests[i].data != NULL);
+		pool_put(&pool.requests[i]);
 	}
 }
 
 /* The server is gone: everything came back. */
-static void pool_free(struct pool *pool)
+static void pool_free(void)
 {
-	CHECK_EQ(pool->free_count, REQUESTS);
-	CHECK_EQ(pool->opens, 0);
+	CHECK_EQ(pool.free_count, REQUESTS);
+	CHECK_EQ(pool.opens, 0);
 	for (unsigned i = 0; i < REQUESTS; i++)
-		free(pool->requests[i].data);
-	pthread_cond_destroy(&pool->changed);
-	pthread_mutex_destroy(&pool->lock);
+		free(pool.requests[i].data);
+	pthread_cond_destroy(&pool.changed);
+	pthread_mutex_destroy(&pool.lock);
 }
 
-static void pool_open(struct pool *pool, struct iswi_nbd_export *export_out, void *handle)
+static void pool_open(struct iswi_nbd_export *export_out)
 {
-	pthread_mutex_lock(&pool->lock);
-	pool->opens++;
-	pthread_mutex_unlock(&pool->lock);
-	export_out->handle = handle;
+	pthread_mutex_lock(&pool.lock);
+	pool.opens++;
+	pthread_mutex_unlock(&pool.lock);
 	export_out->size_bytes = EXPORT_BYTES;
 	export_out->block_bytes_min = export_out->block_bytes_preferred = 4096;
 	export_out->block_bytes_max = BLOCK_MAX;
 }
 
-static void pool_close(struct pool *pool)
+/* A backend's. */
+static void pool_close(void *ctx, struct iswi_nbd_export *export, struct iswi_nbd_conn *conn)
 {
-	pthread_mutex_lock(&pool->lock);
-	pool->opens--;
-	pthread_mutex_unlock(&pool->lock);
+	(void)ctx, (void)export, (void)conn;
+	pthread_mutex_lock(&pool.lock);
+	pool.opens--;
+	pthread_mutex_unlock(&pool.lock);
 }
 
-/* Changes something that others wait for. */
-static void pool_set(struct pool *pool, bool *field, bool value)
+/* A backend's. */
+static void pool_give(struct iswi_nbd_export *export, struct iswi_nbd_request *request)
 {
-	pthread_mutex_lock(&pool->lock);
-	*field = value;
-	pthread_cond_broadcast(&pool->changed);
-	pthread_mutex_unlock(&pool->lock);
+	(void)export;
+	pool_put(request);
 }
 
-static unsigned look(struct pool *pool, const unsigned *field)
+static unsigned look(const unsigned *field)
 {
 	unsigned value;
 
-	pthread_mutex_lock(&pool->lock);
+	pthread_mutex_lock(&pool.lock);
 	value = *field;
-	pthread_mutex_unlock(&pool->lock);
+	pthread_mutex_unlock(&pool.lock);
 	return value;
+}
+
+static void await_open(unsigned connections)
+{
+	WAIT_FOR(look(&pool.opens) == connections);
+}
+
+/* Changes something that others wait for. */
+static void pool_set(bool *field, bool value)
+{
+	pthread_mutex_lock(&pool.lock);
+	*field = value;
+	pthread_cond_broadcast(&pool.changed);
+	pthread_mutex_unlock(&pool.lock);
 }
 
 #endif

@@ -12,38 +12,40 @@ static const struct iswi_nbd_backend listed_backend = {
 	.release = test_release,
 };
 
-static void set_up(struct fixture *f, const struct iswi_nbd_backend *backend, uint32_t handshake_ms)
+static void set_up(const struct iswi_nbd_backend *backend, uint32_t handshake_ms)
 {
-	set_up_with(f, &(struct iswi_nbd_server_config){
-			       .backend = backend,
-			       .connections_max = CONNECTIONS,
-			       .handshake_ms_max = handshake_ms,
-			       .send_ms_max = WAIT_S * 1000,
-		       });
+	set_up_with(&(struct iswi_nbd_server_config){
+		.backend = backend,
+		.connections_max = CONNECTIONS,
+		.handshake_ms_max = handshake_ms,
+		.send_ms_max = WAIT_S * 1000,
+	});
 }
 
-static int greeted(struct fixture *f)
+#define SECRET(name) TEST_WITH(name, set_up(&secret_backend, WAIT_S * 1000), tear_down())
+
+static int greeted(void)
 {
-	int fd = dial(f->port);
+	int fd = dial(port);
 
 	greet(fd, NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES);
 	return fd;
 }
 
 /* Past GO. */
-static int opened(struct fixture *f)
+static int opened(void)
 {
-	int fd = greeted(f);
+	int fd = greeted();
 
 	CHECK_EQ(ask_export(fd, NBD_OPT_GO, "disk", NULL), NBD_REP_ACK);
 	return fd;
 }
 
 /* The server ends the connection, which is then the broken one of that number. */
-static void ends_badly(struct fixture *f, int fd, uint64_t errors)
+static void ends_badly(int fd, uint64_t errors)
 {
 	await_close(fd);
-	WAIT_FOR(stats_of(f).protocol_errors == errors);
+	WAIT_FOR(server_stats().protocol_errors == errors);
 }
 
 /* The connection still works: whatever came before was answered and is over. */
@@ -56,10 +58,10 @@ static void still_opens(int fd)
 	close(fd);
 }
 
-static void test_info_describes(struct fixture *f)
+SECRET(test_info_describes)
 {
 	struct described described = {0};
-	int fd = greeted(f);
+	int fd = greeted();
 
 	CHECK_EQ(ask_export(fd, NBD_OPT_INFO, "disk", &described), NBD_REP_ACK);
 	CHECK_EQ(described.size, EXPORT_BYTES);
@@ -73,24 +75,26 @@ static void test_info_describes(struct fixture *f)
 	still_opens(fd);
 }
 
-static void test_refusals(struct fixture *f)
+SECRET(test_refusals)
 {
-	uint64_t refused = stats_of(f).connections_refused;
-	int fd = greeted(f);
+	int fd = greeted();
 
 	CHECK_EQ(ask_export(fd, NBD_OPT_GO, "disk2", NULL), NBD_REP_ERR_UNKNOWN);
 	CHECK_EQ(ask_export(fd, NBD_OPT_GO, "dis", NULL), NBD_REP_ERR_UNKNOWN);
 	CHECK_EQ(ask_export(fd, NBD_OPT_GO, "busy", NULL), NBD_REP_ERR_POLICY);
-	CHECK_EQ(stats_of(f).connections_refused, refused + 3);
+	CHECK_EQ(server_stats().connections_refused, 3);
 	still_opens(fd);
 }
 
-static void test_list(struct fixture *f, const char *listed)
+TEST_CASES(test_list, 2, is_listed)
 {
+	const char *listed = is_listed ? "disk" : NULL;
 	char name[64];
 	uint32_t bytes;
-	int fd = greeted(f);
+	int fd;
 
+	set_up(is_listed ? &listed_backend : &secret_backend, WAIT_S * 1000);
+	fd = greeted();
 	CHECK(say_option(fd, NBD_OPT_LIST, NULL, 0));
 	if (listed != NULL) {
 		CHECK_EQ(hear_option(fd, NBD_OPT_LIST, name, sizeof(name), &bytes), NBD_REP_SERVER);
@@ -102,13 +106,14 @@ static void test_list(struct fixture *f, const char *listed)
 	CHECK(say_option(fd, NBD_OPT_LIST, "x", 1));
 	CHECK_EQ(hear_option(fd, NBD_OPT_LIST, NULL, 0, NULL), NBD_REP_ERR_INVALID);
 	still_opens(fd);
+	tear_down();
 }
 
 /*
  * Unknown ones are skipped. Those that are known and not offered never have a payload: with one
  * they are wrong.
  */
-static void test_options_that_are_not_offered(struct fixture *f)
+SECRET(test_options_that_are_not_offered)
 {
 	static const struct {
 		uint32_t option;
@@ -125,7 +130,7 @@ static void test_options_that_are_not_offered(struct fixture *f)
 	};
 	static const char payload[ISWI_NBD_OPTION_BYTES_MAX];
 	static const uint32_t sizes[] = {0, 1, sizeof(payload)};
-	int fd = greeted(f);
+	int fd = greeted();
 
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(options); i++)
 		for (unsigned k = 0; k < ISWI_ARRAY_LEN(sizes); k++) {
@@ -138,12 +143,12 @@ static void test_options_that_are_not_offered(struct fixture *f)
 }
 
 /* nbd-client is one: it goes by its command line. */
-static void test_who_does_not_ask_for_block_sizes_is_let_in(struct fixture *f)
+SECRET(test_who_does_not_ask_for_block_sizes_is_let_in)
 {
 	static const uint32_t options[] = {NBD_OPT_INFO, NBD_OPT_GO};
 	unsigned char data[64] = {0}, page[4096];
 	uint32_t bytes;
-	int fd = greeted(f);
+	int fd = greeted();
 
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(options); i++) {
 		unsigned told = 0;
@@ -169,7 +174,7 @@ static void test_who_does_not_ask_for_block_sizes_is_let_in(struct fixture *f)
 }
 
 /* Lengths that contradict each other. */
-static void test_malformed_go(struct fixture *f)
+SECRET(test_malformed_go)
 {
 	static const struct {
 		uint32_t bytes, name_bytes;
@@ -177,7 +182,7 @@ static void test_malformed_go(struct fixture *f)
 	} cases[] = {{0, 0, 0},  {5, 0, 0},           {6, 1, 0},     {10, 4, 1},
 		     {14, 4, 1}, {10, UINT32_MAX, 0}, {6, 0, 65535}, {8192, 5000, 0}};
 	static unsigned char data[8192];
-	int fd = greeted(f);
+	int fd = greeted();
 
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(cases); i++) {
 		memset(data, 0, sizeof(data));
@@ -190,7 +195,7 @@ static void test_malformed_go(struct fixture *f)
 	still_opens(fd);
 }
 
-static void test_export_name(struct fixture *f)
+SECRET(test_export_name)
 {
 	unsigned char reply[10 + 124];
 	char page[4096];
@@ -198,7 +203,7 @@ static void test_export_name(struct fixture *f)
 
 	for (uint32_t no_zeroes = 0; no_zeroes <= NBD_FLAG_NO_ZEROES;
 	     no_zeroes += NBD_FLAG_NO_ZEROES) {
-		fd = dial(f->port);
+		fd = dial(port);
 		greet(fd, NBD_FLAG_FIXED_NEWSTYLE | no_zeroes);
 		CHECK(say_option(fd, NBD_OPT_EXPORT_NAME, "disk", 4));
 		CHECK(hear(fd, reply, no_zeroes != 0 ? 10 : sizeof(reply)));
@@ -206,136 +211,100 @@ static void test_export_name(struct fixture *f)
 		CHECK_EQ(do_read(fd, 4096, page, sizeof(page)), 0);
 		close(fd);
 	}
-	fd = greeted(f);
+	fd = greeted();
 	CHECK(say_option(fd, NBD_OPT_EXPORT_NAME, "nope", 4));
 	await_close(fd);
 }
 
-static void test_abort(struct fixture *f)
+SECRET(test_abort)
 {
-	uint64_t errors = stats_of(f).protocol_errors;
-	int fd = greeted(f);
+	int fd = greeted();
 
 	CHECK(say_option(fd, NBD_OPT_ABORT, NULL, 0));
 	CHECK_EQ(hear_option(fd, NBD_OPT_ABORT, NULL, 0, NULL), NBD_REP_ACK);
 	await_close(fd);
-	WAIT_FOR(stats_of(f).connections == 0);
-	CHECK_EQ(stats_of(f).protocol_errors, errors);
+	WAIT_FOR(server_stats().connections == 0);
+	CHECK_EQ(server_stats().protocol_errors, 0);
 }
 
-static void test_protocol_errors(struct fixture *f)
+SECRET(test_protocol_errors)
 {
-	const uint64_t errors = stats_of(f).protocol_errors;
 	unsigned char head[NBD_OPTION_HEADER_BYTES];
-	int fd = dial(f->port);
+	int fd = dial(port);
 
 	greet(fd, 0x80000003u); /* a flag nobody knows */
-	ends_badly(f, fd, errors + 1);
+	ends_badly(fd, 1);
 
-	fd = greeted(f);
+	fd = greeted();
 	nbd_put_option(head, NBD_OPT_LIST, 0);
 	head[3] ^= 1;
 	CHECK(say(fd, head, sizeof(head)));
-	ends_badly(f, fd, errors + 2);
+	ends_badly(fd, 2);
 
-	fd = greeted(f);
+	fd = greeted();
 	nbd_put_option(head, NBD_OPT_GO, ISWI_NBD_OPTION_BYTES_MAX + 1);
 	CHECK(say(fd, head, sizeof(head)));
-	ends_badly(f, fd, errors + 3);
+	ends_badly(fd, 3);
 
-	fd = greeted(f);
+	fd = greeted();
 	for (unsigned i = 0; i < ISWI_NBD_OPTIONS_MAX; i++) {
 		CHECK(say_option(fd, NBD_OPT_INFO, NULL, 0));
 		CHECK_EQ(hear_option(fd, NBD_OPT_INFO, NULL, 0, NULL), NBD_REP_ERR_INVALID);
 	}
 	say_option(fd, NBD_OPT_INFO, NULL, 0);
-	ends_badly(f, fd, errors + 4);
-	WAIT_FOR(stats_of(f).connections == 0);
-	CHECK_EQ(stats_of(f).protocol_errors, errors + 4);
-	still_opens(greeted(f));
+	ends_badly(fd, 4);
+	WAIT_FOR(server_stats().connections == 0);
+	CHECK_EQ(server_stats().protocol_errors, 4);
+	still_opens(greeted());
 }
 
-static void test_connection_limit(struct fixture *f)
+SECRET(test_connection_limit)
 {
-	uint64_t refused = stats_of(f).connections_refused;
-	int fds[CONNECTIONS], fd;
+	int fds[CONNECTIONS];
 
-	WAIT_FOR(stats_of(f).connections == 0);
 	for (unsigned i = 0; i < CONNECTIONS; i++)
-		fds[i] = greeted(f);
-	fd = dial(f->port);
-	await_close(fd);
-	CHECK_EQ(stats_of(f).connections_refused, refused + 1);
+		fds[i] = greeted();
+	await_close(dial(port));
+	CHECK_EQ(server_stats().connections_refused, 1);
 	close(fds[0]);
-	WAIT_FOR(stats_of(f).connections == CONNECTIONS - 1);
-	still_opens(greeted(f));
+	WAIT_FOR(server_stats().connections == CONNECTIONS - 1);
+	still_opens(greeted());
 	for (unsigned i = 1; i < CONNECTIONS; i++)
 		close(fds[i]);
 }
 
 /* A client that never gets to GO does not keep its place. One that did may be idle. */
-static void test_handshake_deadline(void)
+TEST_WITH(test_handshake_deadline, set_up(&secret_backend, 500), tear_down())
 {
-	struct fixture f;
 	char page[4096];
-	int silent, drip, idle;
+	int idle = opened(), silent = dial(port), drip = greeted();
 
-	set_up(&f, &secret_backend, 500);
-	idle = opened(&f);
-	silent = dial(f.port);
-	drip = greeted(&f);
 	/* Bytes that lead nowhere do not buy time. */
-	for (unsigned i = 0; stats_of(&f).connections > 1; i++) {
+	for (unsigned i = 0; server_stats().connections > 1; i++) {
 		CHECK(i < WAIT_S * 50);
 		send(drip, "I", 1, MSG_NOSIGNAL);
 		sleep_ms(20);
 	}
 	hear_close(silent);
-	CHECK_EQ(stats_of(&f).protocol_errors, 2);
+	CHECK_EQ(server_stats().protocol_errors, 2);
 	CHECK_EQ(do_read(idle, 0, page, sizeof(page)), 0);
 	close(silent);
 	close(drip);
 	close(idle);
-	tear_down(&f);
 }
 
 /* The end of the server does not wait for clients, wherever they are. */
-static void test_destroy_with_clients(void)
+TEST(test_destroy_with_clients)
 {
-	struct fixture f;
 	int fds[3];
 
-	set_up(&f, &secret_backend, WAIT_S * 1000);
-	fds[0] = greeted(&f);
-	fds[1] = opened(&f);
-	fds[2] = opened(&f);
+	set_up(&secret_backend, WAIT_S * 1000);
+	fds[0] = greeted();
+	fds[1] = opened();
+	fds[2] = opened();
 	CHECK(say_request(fds[2], NBD_CMD_WRITE, 0, 1, 0, 4096)); /* half of it */
-	tear_down(&f);
+	tear_down();
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(fds); i++) {
 		await_close(fds[i]);
 	}
-}
-
-int main(void)
-{
-	struct fixture f;
-
-	set_up(&f, &secret_backend, WAIT_S * 1000);
-	test_info_describes(&f);
-	test_refusals(&f);
-	test_list(&f, NULL);
-	test_options_that_are_not_offered(&f);
-	test_who_does_not_ask_for_block_sizes_is_let_in(&f);
-	test_malformed_go(&f);
-	test_export_name(&f);
-	test_abort(&f);
-	test_protocol_errors(&f);
-	test_connection_limit(&f);
-	tear_down(&f);
-	set_up(&f, &listed_backend, WAIT_S * 1000);
-	test_list(&f, "disk");
-	tear_down(&f);
-	test_handshake_deadline();
-	test_destroy_with_clients();
-	return 0;
 }

@@ -139,8 +139,6 @@ int __wrap_io_uring_wait_cqe_timeout(struct io_uring *made, struct io_uring_cqe 
 
 /* ------------------------------------------------------------------------- the tests */
 
-static isw_engine engine;
-
 /* Whoever asks whether there can be devices, and who wants one, are told the same. */
 static void told(struct kernel now, int code, const char *words)
 {
@@ -219,7 +217,7 @@ static void the_limit_of_devices_is_told(void)
 
 int main(void)
 {
-	engine_start(&engine, HELD, 64);
+	engine_start(HELD, 64);
 	kernels_before_6_5_are_too_old();
 	a_control_device_that_may_not_be_used_is_told();
 	io_uring_that_is_off_is_told();
@@ -227,7 +225,7 @@ int main(void)
 	the_limit_of_devices_is_told();
 	CHECK(!engine.down);
 	CHECK_EQ(engine.submitted, 0);
-	engine_stop(&engine);
+	engine_stop();
 	return 0;
 }
 

@@ -38,7 +38,7 @@ static void fail(const char *what, int code, const struct isw_error *error)
 	exit(1);
 }
 
-static void open_engine(isw_engine *engine, const char *path, uint64_t bytes)
+static void open_engine(const char *path, uint64_t bytes)
 {
 	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
 	char *memory;
@@ -48,7 +48,7 @@ static void open_engine(isw_engine *engine, const char *path, uint64_t bytes)
 	memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (memory == MAP_FAILED)
 		fail(path, -errno, NULL);
-	engine_start_on(engine, memory, bytes, MIXED, REQUESTS_MAX);
+	engine_start_on(memory, bytes, MIXED, REQUESTS_MAX);
 }
 
 /* ------------------------------------------------------------------------ serving */
@@ -59,13 +59,13 @@ static void say(const char *what, uint32_t number)
 	fflush(stdout);
 }
 
-static isw_frontend *serve_new(isw_engine *engine)
+static isw_frontend *serve_new(void)
 {
 	struct isw_error error = {0};
 	const struct isw_frontend_config config = {.identity = IDENTITY};
 	struct isw_frontend_info info;
 	isw_frontend *frontend;
-	int err = iswi_ublk_ops.start(engine, &config, &frontend, &error);
+	int err = iswi_ublk_ops.start(&engine, &config, &frontend, &error);
 
 	if (err != 0)
 		fail("new", err, &error);
@@ -74,13 +74,13 @@ static isw_frontend *serve_new(isw_engine *engine)
 	return frontend;
 }
 
-static isw_frontend *serve_after(isw_engine *engine, uint32_t device)
+static isw_frontend *serve_after(uint32_t device)
 {
 	struct isw_error error = {0};
 	const struct isw_frontend_config config = {.identity = IDENTITY, .device_id = device};
 	isw_frontend *frontend;
 	char line[16];
-	int err = iswi_ublk_ops.prepare(engine, &config, &frontend, &error);
+	int err = iswi_ublk_ops.prepare(&engine, &config, &frontend, &error);
 
 	if (err != 0)
 		fail("prepare", err, &error);
@@ -173,7 +173,6 @@ static int break_queues(pid_t pid)
 
 int main(int argc, char **argv)
 {
-	static isw_engine engine;
 	isw_frontend *frontend;
 	sigset_t ends;
 	int got;
@@ -189,9 +188,8 @@ int main(int argc, char **argv)
 	sigemptyset(&ends);
 	sigaddset(&ends, SIGTERM);
 	pthread_sigmask(SIG_BLOCK, &ends, NULL);
-	open_engine(&engine, argv[1], strtoull(argv[2], NULL, 10) << 20);
-	frontend = argc == 4 ? serve_new(&engine)
-			     : serve_after(&engine, (uint32_t)strtoul(argv[4], NULL, 10));
+	open_engine(argv[1], strtoull(argv[2], NULL, 10) << 20);
+	frontend = argc == 4 ? serve_new() : serve_after((uint32_t)strtoul(argv[4], NULL, 10));
 	sigwait(&ends, &got);
 	iswi_ublk_ops.destroy(frontend);
 	say(engine.down ? "down" : "removed", 0);
