@@ -18,17 +18,18 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "tests_with.h"
 
 #define WAIT_MS 60000
 
-struct held {
+static struct held {
 	pid_t pid;
 	pid_t serving, waiting; /* who is the active process, and the standby, at first */
 	FILE *reports;
 	char line[256];
-};
+} held;
 
-static inline void start_holder(struct held *held, const char *mode)
+static inline void start_holder(const char *mode)
 {
 	static char spec_fd[12], ready_fd[12], self[512];
 	ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
@@ -38,9 +39,9 @@ static inline void start_holder(struct held *held, const char *mode)
 	CHECK(pipe(pipes) == 0);
 	snprintf(spec_fd, sizeof(spec_fd), "%d", spec);
 	snprintf(ready_fd, sizeof(ready_fd), "%d", ready);
-	held->pid = fork();
-	CHECK(held->pid >= 0);
-	if (held->pid == 0) {
+	held.pid = fork();
+	CHECK(held.pid >= 0);
+	if (held.pid == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves nobody */
 		dup2(pipes[1], STDOUT_FILENO);
 		close(pipes[0]);
@@ -51,28 +52,28 @@ static inline void start_holder(struct held *held, const char *mode)
 	close(pipes[1]);
 	close(spec);
 	close(ready);
-	held->reports = fdopen(pipes[0], "r");
-	CHECK(held->reports != NULL);
+	held.reports = fdopen(pipes[0], "r");
+	CHECK(held.reports != NULL);
 	/* What poll() says is what there is. */
-	setvbuf(held->reports, NULL, _IONBF, 0);
+	setvbuf(held.reports, NULL, _IONBF, 0);
 }
 
 /* Waits for a report that ends with this text; returns who made it. */
-static inline pid_t expect(struct held *held, const char *text)
+static inline pid_t expect(const char *text)
 {
 	for (;;) {
-		struct pollfd pollfd = {.fd = fileno(held->reports), .events = POLLIN};
+		struct pollfd pollfd = {.fd = fileno(held.reports), .events = POLLIN};
 		size_t length;
 
 		CHECK(poll(&pollfd, 1, WAIT_MS) == 1);
-		if (!fgets(held->line, sizeof(held->line), held->reports)) {
+		if (!fgets(held.line, sizeof(held.line), held.reports)) {
 			fprintf(stderr, "no report of %s\n", text);
 			exit(1);
 		}
-		held->line[strcspn(held->line, "\n")] = '\0';
-		length = strlen(held->line);
-		if (length > strlen(text) && strcmp(held->line + length - strlen(text), text) == 0)
-			return (pid_t)atoi(held->line);
+		held.line[strcspn(held.line, "\n")] = '\0';
+		length = strlen(held.line);
+		if (length > strlen(text) && strcmp(held.line + length - strlen(text), text) == 0)
+			return (pid_t)atoi(held.line);
 	}
 }
 
@@ -138,11 +139,11 @@ static inline void await_gone(pid_t pid)
 	}
 }
 
-static inline int exit_code(struct held *held)
+static inline int exit_code(void)
 {
-	int status = end_of(held->pid);
+	int status = end_of(held.pid);
 
-	fclose(held->reports);
+	fclose(held.reports);
 	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
@@ -167,22 +168,17 @@ static inline void await_state(pid_t pid, char wanted)
 }
 
 /* A device that serves; its standby may be getting ready. */
-static inline struct held serving(const char *mode)
+static inline void start_serving(const char *mode)
 {
-	struct held held;
-
-	start_holder(&held, mode);
-	held.serving = expect(&held, "serving");
-	return held;
+	start_holder(mode);
+	held.serving = expect("serving");
 }
 
 /* A device that serves, and a standby that waits. */
-static inline struct held with_standby(const char *mode)
+static inline void start_with_standby(const char *mode)
 {
-	struct held held = serving(mode);
-
-	held.waiting = expect(&held, "standby");
-	return held;
+	start_serving(mode);
+	held.waiting = expect("standby");
 }
 
 static inline void signal_to(pid_t pid, int number)
@@ -191,10 +187,17 @@ static inline void signal_to(pid_t pid, int number)
 }
 
 /* The orderly end: whoever serves is asked to, and says with which code. */
-static inline void stop(struct held *held)
+static inline void stop(void)
 {
-	signal_to(held->pid, SIGTERM);
-	CHECK_EQ(exit_code(held), 7);
+	signal_to(held.pid, SIGTERM);
+	CHECK_EQ(exit_code(), 7);
 }
+
+/* Says which it is: a test that hangs is ended from outside, and its output is what is left. */
+#define NAMED_WITH(name, begin, end) TEST_WITH(name, fprintf(stderr, "%s\n", #name); begin, end)
+#define NAMED(name)                  NAMED_WITH(name, , )
+/* A device in that mode serves, its standby waits or may be getting ready; it ends as it should. */
+#define WITH_SERVING(name, mode) NAMED_WITH(name, start_serving(mode), stop())
+#define WITH_STANDBY(name, mode) NAMED_WITH(name, start_with_standby(mode), stop())
 
 #endif

@@ -284,14 +284,20 @@ static UNUSED void server_join(struct server *server)
 	close(server->listen_fd);
 }
 
+/* A server with that script, and how to connect to it. */
+static UNUSED struct iswi_tcp_config server_config(struct server *server,
+						   void (*script)(int fd, void *arg), void *arg)
+{
+	server_start(server, script, arg);
+	return client_config(server->port);
+}
+
 /* A server with that script and a client of it; depth 0: that of client_config. */
 static UNUSED void both_start(struct server *server, struct client *client,
 			      void (*script)(int fd, void *arg), void *arg, uint32_t depth)
 {
-	struct iswi_tcp_config config;
+	struct iswi_tcp_config config = server_config(server, script, arg);
 
-	server_start(server, script, arg);
-	config = client_config(server->port);
 	config.depth = depth != 0 ? depth : config.depth;
 	client_connect(client, &config);
 }

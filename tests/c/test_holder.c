@@ -4,6 +4,7 @@
  * standby, with the mode that the test names.
  */
 #define _GNU_SOURCE 1
+#define OWN_MAIN
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -261,11 +262,10 @@ static int standby(const char *mode)
 
 /* -------------------------------------------------------------------------- tests */
 
-static void an_orderly_end_ends_all(void)
+NAMED(an_orderly_end_ends_all)
 {
-	struct held held = with_standby("serves");
-
-	stop(&held);
+	start_with_standby("serves");
+	stop();
 	CHECK(kill(held.waiting, 0) != 0 && errno == ESRCH);
 }
 
@@ -298,57 +298,45 @@ static unsigned int locked_files(pid_t pid)
 }
 
 /* Else a successor would have to wait for what it reads before it serves. */
-static void what_a_successor_reads_stays_in_memory(void)
+WITH_STANDBY(what_a_successor_reads_stays_in_memory, "serves")
 {
-	struct held held = with_standby("serves");
-
 	CHECK_EQ(locked_files(held.pid), 2); /* of four that it was given, the state and the spec */
 	signal_to(held.serving, SIGKILL);
-	expect(&held, "take-over 1 killed");
+	expect("take-over 1 killed");
 	CHECK_EQ(locked_files(held.pid), 2);
-	expect(&held, "serving");
-	stop(&held);
+	expect("serving");
 }
 
-static void a_start_that_fails_is_the_end(void)
+NAMED(a_start_that_fails_is_the_end)
 {
-	struct held held;
-
-	start_holder(&held, "fails");
-	CHECK_EQ(exit_code(&held), 9);
+	start_holder("fails");
+	CHECK_EQ(exit_code(), 9);
 }
 
-static void each_death_is_followed_by_a_take_over(void)
+WITH_SERVING(each_death_is_followed_by_a_take_over, "serves")
 {
-	struct held held = serving("serves");
-
 	for (int i = 1; i <= 5; i++) {
-		pid_t waiting = expect(&held, "standby");
+		pid_t waiting = expect("standby");
 		char text[32];
 
 		signal_to(held.serving, SIGKILL);
 		snprintf(text, sizeof(text), "take-over %d killed", i);
-		held.serving = expect(&held, text);
+		held.serving = expect(text);
 		CHECK_EQ(held.serving, waiting);
-		expect(&held, "serving");
+		expect("serving");
 	}
-	stop(&held);
 }
 
-static void a_standby_that_dies_is_replaced(void)
+WITH_STANDBY(a_standby_that_dies_is_replaced, "serves")
 {
-	struct held held = with_standby("serves");
-
-	expect(&held, "standby ready");
+	expect("standby ready");
 	signal_to(held.waiting, SIGKILL);
-	CHECK_EQ(expect(&held, "it has died; another one is started"), held.serving);
-	CHECK(expect(&held, "standby") != held.waiting);
-	stop(&held);
+	CHECK_EQ(expect("it has died; another one is started"), held.serving);
+	CHECK(expect("standby") != held.waiting);
 }
 
-static void both_killed_at_once_a_new_one_takes_over(void)
+WITH_STANDBY(both_killed_at_once_a_new_one_takes_over, "serves")
 {
-	struct held held = with_standby("serves");
 	pid_t next;
 
 	/* The holder finds both dead. */
@@ -356,157 +344,135 @@ static void both_killed_at_once_a_new_one_takes_over(void)
 	signal_to(held.waiting, SIGKILL);
 	signal_to(held.serving, SIGKILL);
 	signal_to(held.pid, SIGCONT);
-	next = expect(&held, "standby");
+	next = expect("standby");
 	CHECK(next != held.waiting);
 	/* The first when it has seen both deaths, else it has tried the dead one before. */
-	CHECK_EQ(expect(&held, " killed"), next);
-	expect(&held, "serving");
-	stop(&held);
+	CHECK_EQ(expect(" killed"), next);
+	expect("serving");
 }
 
-static void a_signal_while_nobody_serves_is_not_forgotten(void)
+NAMED(a_signal_while_nobody_serves_is_not_forgotten)
 {
-	struct held held = with_standby("serves");
-
+	start_with_standby("serves");
 	signal_to(held.waiting, SIGSTOP);
 	signal_to(held.serving, SIGKILL);
 	/* Told to take over, and not able to: that is when it comes. */
 	await_gone(held.serving);
 	signal_to(held.pid, SIGTERM);
 	signal_to(held.waiting, SIGCONT);
-	CHECK_EQ(exit_code(&held), 7);
+	CHECK_EQ(exit_code(), 7);
 }
 
-static void a_signal_that_comes_with_a_death_is_not_forgotten(void)
+NAMED(a_signal_that_comes_with_a_death_is_not_forgotten)
 {
-	struct held held = with_standby("serves");
-
+	start_with_standby("serves");
 	/* The holder finds both at once, and who is to get the signal dead. */
 	signal_to(held.pid, SIGSTOP);
 	signal_to(held.serving, SIGKILL);
 	await_state(held.serving, 'Z');
 	signal_to(held.pid, SIGTERM);
 	signal_to(held.pid, SIGCONT);
-	CHECK_EQ(exit_code(&held), 7);
+	CHECK_EQ(exit_code(), 7);
 }
 
-static void a_signal_that_was_answered_is_over(void)
+WITH_STANDBY(a_signal_that_was_answered_is_over, "goes-on")
 {
-	struct held held = with_standby("goes-on");
-
 	signal_to(held.pid, SIGTERM);
-	CHECK_EQ(expect(&held, "goes on"), held.serving);
+	CHECK_EQ(expect("goes on"), held.serving);
 	signal_to(held.serving, SIGKILL);
-	held.serving = expect(&held, "take-over 1 killed");
+	held.serving = expect("take-over 1 killed");
 	/* Time enough to be asked, were it asked as well. */
-	CHECK_EQ(expect(&held, "standby ready"), held.serving);
+	CHECK_EQ(expect("standby ready"), held.serving);
 	signal_to(held.serving, SIGKILL);
-	expect(&held, "take-over 2 killed");
-	expect(&held, "serving");
-	stop(&held);
+	expect("take-over 2 killed");
+	expect("serving");
 }
 
-static void who_dies_while_taking_over_is_followed_by_the_next(void)
+WITH_STANDBY(who_dies_while_taking_over_is_followed_by_the_next, "dies-once")
 {
-	struct held held = with_standby("dies-once");
-
 	signal_to(held.serving, SIGKILL);
-	held.serving = expect(&held, "take-over 1 killed");
-	CHECK(expect(&held, "take-over 2 killed") != held.serving);
-	expect(&held, "serving");
-	stop(&held);
+	held.serving = expect("take-over 1 killed");
+	CHECK(expect("take-over 2 killed") != held.serving);
+	expect("serving");
 }
 
-static void a_ring_ends_when_its_process_is_seen_to_have_ended(void)
+NAMED(a_ring_ends_when_its_process_is_seen_to_have_ended)
 {
 	char path[] = "/tmp/isw-holder-XXXXXX";
 	int fd = mkstemp(path);
-	struct held held;
 
 	CHECK(fd >= 0);
 	CHECK(setenv(RING, path, 1) == 0);
-	held = with_standby("rings");
+	start_with_standby("rings");
 	signal_to(held.pid, SIGSTOP);
 	signal_to(held.serving, SIGKILL);
 	await_state(held.serving, 'Z');
 	CHECK(flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK);
 	signal_to(held.pid, SIGCONT);
-	expect(&held, "its ring is gone");
-	expect(&held, "serving");
+	expect("its ring is gone");
+	expect("serving");
 	close(fd);
 	unlink(path);
-	stop(&held);
+	stop();
 }
 
-static void a_ring_that_cannot_be_held_is_told(void)
+WITH_SERVING(a_ring_that_cannot_be_held_is_told, "no-ring")
 {
-	struct held held = serving("no-ring");
-
-	expect(&held, "unheld Bad file descriptor");
-	expect(&held, "standby ready");
-	stop(&held);
+	expect("unheld Bad file descriptor");
+	expect("standby ready");
 }
 
-static void what_cannot_take_over_says_why(void)
+WITH_SERVING(what_cannot_take_over_says_why, "refuses")
 {
-	struct held held = serving("refuses");
-
-	CHECK_EQ(expect(&held, "standby none it is of another version"), held.serving);
-	stop(&held);
+	CHECK_EQ(expect("standby none it is of another version"), held.serving);
 }
 
-static void a_hopeless_device_ends(void)
+NAMED(a_hopeless_device_ends)
 {
-	struct held held = with_standby("hopeless");
-
+	start_with_standby("hopeless");
 	signal_to(held.serving, SIGKILL);
-	CHECK_EQ(exit_code(&held), 5);
+	CHECK_EQ(exit_code(), 5);
 }
 
-static void a_standby_that_finds_nothing_is_the_end_when_nobody_serves(void)
+NAMED(a_standby_that_finds_nothing_is_the_end_when_nobody_serves)
 {
-	struct held held = serving("nothing-left");
-	pid_t waiting = expect(&held, "nothing left");
+	pid_t waiting;
 
+	start_serving("nothing-left");
+	waiting = expect("nothing left");
 	await_state(waiting, 'T');
 	signal_to(held.serving, SIGKILL);
 	await_gone(held.serving);
 	signal_to(waiting, SIGCONT);
-	CHECK_EQ(exit_code(&held), 1);
+	CHECK_EQ(exit_code(), 1);
 	CHECK(kill(waiting, 0) != 0 && errno == ESRCH);
 }
 
-static void a_standby_that_finds_nothing_is_not_believed_while_somebody_serves(void)
+WITH_SERVING(a_standby_that_finds_nothing_is_not_believed_while_somebody_serves, "nothing-left")
 {
-	struct held held = serving("nothing-left");
-	pid_t waiting = expect(&held, "nothing left");
+	pid_t waiting = expect("nothing left");
 
 	await_state(waiting, 'T');
 	signal_to(waiting, SIGCONT);
-	CHECK_EQ(expect(&held, "standby none nothing is left"), held.serving);
-	stop(&held);
+	CHECK_EQ(expect("standby none nothing is left"), held.serving);
 }
 
-static void a_restart_is_a_new_standby_and_a_death(void)
+WITH_SERVING(a_restart_is_a_new_standby_and_a_death, "renew")
 {
-	struct held held = serving("renew");
-
-	CHECK(expect(&held, "take-over 1 restart") != held.serving);
-	expect(&held, "serving");
-	stop(&held);
+	CHECK(expect("take-over 1 restart") != held.serving);
+	expect("serving");
 }
 
-static void who_serves_outlives_the_holder(void)
+NAMED(who_serves_outlives_the_holder)
 {
-	struct held held = with_standby("serves");
-
+	start_with_standby("serves");
 	signal_to(held.pid, SIGKILL);
-	CHECK_EQ(expect(&held, "alone"), held.serving);
+	CHECK_EQ(expect("alone"), held.serving);
 	CHECK(kill(held.serving, 0) == 0);
 	/* The pipe's end is the end of both; the standby goes by itself. */
 	await_gone(held.waiting);
 	signal_to(held.serving, SIGTERM);
-	CHECK_EQ(exit_code(&held), 128 + SIGKILL);
+	CHECK_EQ(exit_code(), 128 + SIGKILL);
 }
 
 static void refuses(const char *program)
@@ -524,25 +490,24 @@ static void refuses(const char *program)
 	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 2);
 }
 
-static void wrong_arguments_are_told(void)
+NAMED(wrong_arguments_are_told)
 {
 	refuses(NULL);
 }
 
 /* Or somebody who has prepared the directory that we are in could say what runs. */
-static void a_program_without_an_absolute_path_is_not_started(void)
+NAMED(a_program_without_an_absolute_path_is_not_started)
 {
 	refuses("true");
 	refuses("./true");
 }
 
-static void programs_start_in_the_root_directory(void)
+NAMED(programs_start_in_the_root_directory)
 {
-	struct held held;
 	pid_t pids[2];
 
 	CHECK(chdir("/tmp") == 0);
-	held = with_standby("serves");
+	start_with_standby("serves");
 	pids[0] = held.serving;
 	pids[1] = held.waiting;
 	for (size_t i = 0; i < 2; i++) {
@@ -552,15 +517,8 @@ static void programs_start_in_the_root_directory(void)
 		CHECK(readlink(path, cwd, sizeof(cwd) - 1) > 0);
 		CHECK_EQ(strcmp(cwd, "/"), 0);
 	}
-	stop(&held);
+	stop();
 }
-
-/* A test that hangs all the same is ended from outside: then its output tells which it was. */
-#define RUN(test)                                                                                  \
-	do {                                                                                       \
-		fprintf(stderr, "%s\n", #test);                                                    \
-		test();                                                                            \
-	} while (0)
 
 int main(int argc, char **argv)
 {
@@ -568,26 +526,5 @@ int main(int argc, char **argv)
 		alarm(ALONE_S_MAX);
 		return strcmp(argv[2], "active") == 0 ? active(argv[1]) : standby(argv[1]);
 	}
-	RUN(an_orderly_end_ends_all);
-	RUN(what_a_successor_reads_stays_in_memory);
-	RUN(a_start_that_fails_is_the_end);
-	RUN(each_death_is_followed_by_a_take_over);
-	RUN(a_standby_that_dies_is_replaced);
-	RUN(both_killed_at_once_a_new_one_takes_over);
-	RUN(a_signal_while_nobody_serves_is_not_forgotten);
-	RUN(a_signal_that_comes_with_a_death_is_not_forgotten);
-	RUN(a_signal_that_was_answered_is_over);
-	RUN(who_dies_while_taking_over_is_followed_by_the_next);
-	RUN(what_cannot_take_over_says_why);
-	RUN(a_hopeless_device_ends);
-	RUN(a_standby_that_finds_nothing_is_the_end_when_nobody_serves);
-	RUN(a_standby_that_finds_nothing_is_not_believed_while_somebody_serves);
-	RUN(a_restart_is_a_new_standby_and_a_death);
-	RUN(a_ring_ends_when_its_process_is_seen_to_have_ended);
-	RUN(a_ring_that_cannot_be_held_is_told);
-	RUN(who_serves_outlives_the_holder);
-	RUN(wrong_arguments_are_told);
-	RUN(a_program_without_an_absolute_path_is_not_started);
-	RUN(programs_start_in_the_root_directory);
-	return 0;
+	return run_tests();
 }

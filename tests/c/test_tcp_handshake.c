@@ -2,6 +2,7 @@
 /* Every way in which connecting can fail has its own error, and none shows the export's name. */
 #define _GNU_SOURCE 1
 #include "tcp_fixture.h"
+#include "tests_with.h"
 
 /* Fails as expected, with a message that names the port and keeps the token secret. */
 static void expect_error(const struct iswi_tcp_config *config, int code, const char *words)
@@ -14,10 +15,7 @@ static void expect_error(const struct iswi_tcp_config *config, int code, const c
 	client_init(&client);
 	CHECK_EQ(iswi_tcp_connect(config, &events, &client.queue, &error), code);
 	CHECK_EQ(error.code, code);
-	if (strstr(error.text, words) == NULL) {
-		fprintf(stderr, "no '%s' in: %s\n", words, error.text);
-		exit(1);
-	}
+	check_says(error.text, words);
 	snprintf(port, sizeof(port), "port %u", config->port);
 	CHECK(config->port == 0 || strstr(error.text, port) != NULL);
 	CHECK(strstr(error.text, TOKEN) == NULL);
@@ -64,15 +62,13 @@ static void expect_script_error(void (*script)(int fd, void *arg), void *arg, in
 				const char *words)
 {
 	struct server server;
-	struct iswi_tcp_config config;
+	const struct iswi_tcp_config config = server_config(&server, script, arg);
 
-	server_start(&server, script, arg);
-	config = client_config(server.port);
 	expect_error(&config, code, words);
 	server_join(&server);
 }
 
-static void check_answers(void)
+TEST(check_answers)
 {
 	static char old[152], not_fixed[NBD_GREETING_BYTES], too_long[NBD_OPTION_REPLY_BYTES];
 	static const struct answer answers[] = {
@@ -133,7 +129,12 @@ static void grant_chatty(int fd, void *arg)
 	hear_close(fd);
 }
 
-static void check_nobody_there(void)
+TEST(check_reply_without_end)
+{
+	expect_script_error(reply_without_end, NULL, -EPROTO, "no end");
+}
+
+TEST(check_nobody_there)
 {
 	struct server server;
 	struct iswi_tcp_config config;
@@ -144,7 +145,7 @@ static void check_nobody_there(void)
 	expect_error(&config, -ECONNREFUSED, "refused the connection");
 }
 
-static void check_silence(void)
+TEST(check_silence)
 {
 	struct server server;
 	struct iswi_tcp_config config;
@@ -157,7 +158,7 @@ static void check_silence(void)
 	close(server.listen_fd);
 }
 
-static void check_config(void)
+TEST(check_config)
 {
 	static char long_name[NBD_NAME_BYTES_MAX + 2];
 	struct iswi_tcp_config configs[5];
@@ -176,33 +177,20 @@ static void check_config(void)
 		expect_error(&configs[i], i == 4 ? -ENXIO : -EINVAL, words[i]);
 }
 
-static void check_connects(const char *host, int family, void (*script)(int fd, void *arg))
+/* The last may skip. */
+TEST_CASES(check_connects, 3, n)
 {
-	struct server server;
+	static const char *const hosts[] = {"127.0.0.1", "localhost", "::1"};
+	struct server server = {.script = grant_chatty};
 	struct client client;
 	struct iswi_tcp_config config;
 
-	server_listen(&server, family);
-	server.script = script;
-	server.arg = NULL;
+	server_listen(&server, n < 2 ? AF_INET : AF_INET6);
 	CHECK_EQ(pthread_create(&server.thread, NULL, server_main, &server), 0);
 	config = client_config(server.port);
-	config.host = host;
+	config.host = hosts[n];
 	client_connect(&client, &config);
 	client_destroy(&client);
 	CHECK_EQ(client.down_error, -ESHUTDOWN);
 	server_join(&server);
-}
-
-int main(void)
-{
-	check_nobody_there();
-	check_silence();
-	check_config();
-	check_answers();
-	expect_script_error(reply_without_end, NULL, -EPROTO, "no end");
-	check_connects("127.0.0.1", AF_INET, grant_chatty);
-	check_connects("localhost", AF_INET, grant_chatty);
-	check_connects("::1", AF_INET6, grant_chatty); /* last: may skip */
-	return 0;
 }

@@ -5,25 +5,27 @@
  */
 #define _GNU_SOURCE 1
 #include "tcp_fixture.h"
+#include "tests_with.h"
 
 #define OPS 8
 
-struct setup {
-	struct server server;
-	struct client client;
-	struct op op[OPS];
-	char page[OPS][ISW_PAGE_BYTES];
-};
+static struct server server;
+static struct client client;
+static struct op op[OPS]; /* READs, until a test makes others of them */
+static char page[OPS][ISW_PAGE_BYTES];
+static char large[4u << 20]; /* more than the sockets' buffers take */
 
-static void setup_start(struct setup *setup, void (*script)(int fd, void *arg), void *arg)
+static void setup(void (*script)(int fd, void *arg), void *arg)
 {
-	both_start(&setup->server, &setup->client, script, arg, 0);
+	both_start(&server, &client, script, arg, 0);
 	for (uint32_t i = 0; i < OPS; i++) {
-		memset(setup->page[i], 0xee, ISW_PAGE_BYTES);
-		op_init(&setup->op[i], &setup->client, ISWI_XFER_READ, i * ISW_PAGE_BYTES,
-			setup->page[i], ISW_PAGE_BYTES);
+		memset(page[i], 0xee, ISW_PAGE_BYTES);
+		op_init(&op[i], &client, ISWI_XFER_READ, i * ISW_PAGE_BYTES, page[i],
+			ISW_PAGE_BYTES);
 	}
 }
+
+#define ANSWERED_BY(name, script) TEST_WITH(name, setup(script, NULL), both_end(&server, &client))
 
 /* A lie about the first request: a reply, or bytes. */
 struct lie {
@@ -61,26 +63,38 @@ static void tell(int fd, void *arg)
 	hear_close(fd);
 }
 
-static void expect_down(const struct lie *lie)
+TEST_CASES(expect_down, 8, n)
 {
-	static struct setup setup;
+	static const struct lie lies[] = {
+		{-EPROTO, OPS - 1, .flip = 8, .replies = 1}, /* a slot never used */
+		{-EPROTO, 1, .add = 1u << 16, .replies = 1}, /* its next generation */
+		{-EPROTO, 1, .set = 0xffff, .replies = 1},   /* a slot beyond the table */
+		/* Errors, so that no payload stands between the two. */
+		{-EPROTO, 1, .replies = 2, .error = NBD_EIO},
+		{-EPROTO, OPS - 1, .bytes = "sixteen bytes, or more of them", .count = 30},
+		{-ECONNRESET, OPS - 1, .header = true, .count = 15, .shut = true},
+		{-ECONNRESET, OPS - 1, .replies = 1, .bytes = "short", .count = 5, .shut = true},
+		{-ECONNRESET, OPS - 1, .reset = true},
+	};
+	const struct lie *lie = &lies[n];
+	struct op *late = &op[OPS - 1];
 
-	setup_start(&setup, tell, (void *)(uintptr_t)lie);
-	ops_submit(setup.op, lie->reads);
-	CHECK_EQ(client_wait_down(&setup.client), lie->code);
-	client_wait_ended(&setup.client, lie->reads);
+	setup(tell, (void *)(uintptr_t)lie);
+	ops_submit(op, lie->reads);
+	CHECK_EQ(client_wait_down(&client), lie->code);
+	client_wait_ended(&client, lie->reads);
 	/* Whoever comes later is told at once, inside submit, unless down is still running. */
-	op_submit(&setup.op[OPS - 1]);
-	if (setup.op[lie->reads - 1].error == lie->code) {
-		CHECK_EQ(setup.op[OPS - 1].ended, 1);
-		CHECK_EQ(setup.op[OPS - 1].error, -ESHUTDOWN);
+	op_submit(late);
+	if (op[lie->reads - 1].error == lie->code) {
+		CHECK_EQ(late->ended, 1);
+		CHECK_EQ(late->error, -ESHUTDOWN);
 	}
-	client_wait_ended(&setup.client, lie->reads + 1);
-	client_shutdown(&setup.client);
-	both_end(&setup.server, &setup.client);
+	client_wait_ended(&client, lie->reads + 1);
+	client_shutdown(&client);
+	both_end(&server, &client);
 	for (uint32_t i = 0; i < lie->reads; i++)
-		CHECK_EQ(setup.op[i].ended, 1);
-	CHECK_EQ(setup.client.down_error, lie->code);
+		CHECK_EQ(op[i].ended, 1);
+	CHECK_EQ(client.down_error, lie->code);
 }
 
 /* The slot is in use again, but not under that cookie. */
@@ -119,40 +133,32 @@ static void refuse_all(int fd, void *arg)
 	}
 }
 
-static void check_error_replies(void)
+TEST(check_error_replies)
 {
 	static const int errors[] = {-EPERM,  -EIO,        -ENOMEM, -EINVAL,
 				     -ENOSPC, -EOPNOTSUPP, -EIO,    -EINVAL};
-	static struct setup setup;
 
-	setup_start(&setup, refuse_all, NULL);
+	setup(refuse_all, NULL);
 	for (uint32_t i = 0; i < OPS; i++)
-		CHECK_EQ(op_run(&setup.op[i]), errors[i]);
-	CHECK_EQ(setup.client.downs, 0);
-	setup.op[0].ended = 0;
-	CHECK_EQ(op_run(&setup.op[0]), 0);
-	CHECK(all_bytes(setup.page[0], 'a', ISW_PAGE_BYTES));
-	both_end(&setup.server, &setup.client);
-	CHECK_EQ(setup.client.down_error, -ESHUTDOWN);
+		CHECK_EQ(op_run(&op[i]), errors[i]);
+	CHECK_EQ(client.downs, 0);
+	op[0].ended = 0;
+	CHECK_EQ(op_run(&op[0]), 0);
+	CHECK(all_bytes(page[0], 'a', ISW_PAGE_BYTES));
+	both_end(&server, &client);
+	CHECK_EQ(client.down_error, -ESHUTDOWN);
 }
 
-static void check_bounds(void)
+ANSWERED_BY(check_bounds, refuse_all)
 {
-	static struct setup setup;
-	struct op *op = setup.op;
-
-	setup_start(&setup, refuse_all, NULL);
 	op[0].xfer.offset = EXPORT_BYTES;
 	op[1].xfer.offset = UINT64_MAX - ISW_PAGE_BYTES + 1;
 	op[2].xfer.length = 0;
 	op[3].xfer.length = (4u << 20) + ISW_PAGE_BYTES; /* more than the server takes at once */
 	op[4].xfer.offset = EXPORT_BYTES - ISW_PAGE_BYTES + 1;
 	ops_submit(op, 6);
-	client_wait_ended(&setup.client, 6);
-	for (uint32_t i = 0; i < 5; i++)
-		CHECK_EQ(op[i].error, -EINVAL);
-	CHECK_EQ(op[5].error, -EPERM); /* the only one that reached the server */
-	both_end(&setup.server, &setup.client);
+	ops_await(op, 5, -EINVAL);
+	ops_await(&op[5], 1, -EPERM); /* the only one that reached the server */
 }
 
 /* ---------------------------------------------------------------- order and early replies */
@@ -176,19 +182,13 @@ static void answer_backwards(int fd, void *arg)
 	hear_close(fd);
 }
 
-static void check_any_order(void)
+ANSWERED_BY(check_any_order, answer_backwards)
 {
-	static struct setup setup;
-
-	setup_start(&setup, answer_backwards, NULL);
 	for (uint32_t i = 0; i < OPS; i++)
-		op_submit(&setup.op[i]);
-	client_wait_ended(&setup.client, OPS);
-	for (uint32_t i = 0; i < OPS; i++) {
-		CHECK_EQ(setup.op[i].error, 0);
-		CHECK(all_bytes(setup.page[i], i, ISW_PAGE_BYTES));
-	}
-	both_end(&setup.server, &setup.client);
+		op_submit(&op[i]);
+	ops_await(op, OPS, 0);
+	for (uint32_t i = 0; i < OPS; i++)
+		CHECK(all_bytes(page[i], i, ISW_PAGE_BYTES));
 }
 
 /* Answers a write that is larger than the socket's buffers before it takes the payload. */
@@ -200,11 +200,9 @@ static void answer_early(int fd, void *arg)
 	if (server_handshake(fd) && server_request(fd, &request)) {
 		server_reply(fd, request.cookie, error);
 		usleep(100000);
-		for (uint32_t n = 0; n < request.length; n++) {
+		for (uint32_t n = 0; n < request.length; n += 4096) {
 			uint8_t byte;
 
-			if (n % 4096 != 0)
-				continue;
 			CHECK(hear(fd, &byte, 1));
 			CHECK_EQ(byte, 'w'); /* 'x' would be a buffer given back too early */
 			CHECK_EQ(recv(fd, (char[4095]){0}, 4095, MSG_WAITALL), 4095);
@@ -218,21 +216,22 @@ static void scribble(struct op *op)
 	memset(op->xfer.buf, 'x', op->xfer.length);
 }
 
-static void check_early_reply(uint32_t nbd_error, int error)
+static void large_write(void)
 {
-	static struct setup setup;
-	uint32_t length = 4u << 20;
-	char *data = malloc(length);
+	memset(large, 'w', sizeof(large));
+	op_init(&op[0], &client, ISWI_XFER_WRITE, 0, large, sizeof(large));
+}
 
-	setup_start(&setup, answer_early, &nbd_error);
-	CHECK(data != NULL);
-	memset(data, 'w', length);
-	op_init(&setup.op[0], &setup.client, ISWI_XFER_WRITE, 0, data, length);
-	setup.op[0].then = scribble;
-	CHECK_EQ(op_run(&setup.op[0]), error);
-	CHECK_EQ(setup.client.downs, 0);
-	both_end(&setup.server, &setup.client);
-	free(data);
+TEST_CASES(check_early_reply, 2, is_error)
+{
+	uint32_t nbd_error = is_error ? NBD_ENOSPC : 0;
+
+	setup(answer_early, &nbd_error);
+	large_write();
+	op[0].then = scribble;
+	CHECK_EQ(op_run(&op[0]), is_error ? -ENOSPC : 0);
+	CHECK_EQ(client.downs, 0);
+	both_end(&server, &client);
 }
 
 /* Two answers to a write that is not even sent. */
@@ -249,32 +248,21 @@ static void answer_early_twice(int fd, void *arg)
 	hear_close(fd);
 }
 
-static void check_early_reply_twice(void)
+ANSWERED_BY(check_early_reply_twice, answer_early_twice)
 {
-	static struct setup setup;
-	uint32_t length = 4u << 20;
-	char *data = calloc(1, length);
 	int error;
 
-	setup_start(&setup, answer_early_twice, NULL);
-	CHECK(data != NULL);
-	op_init(&setup.op[0], &setup.client, ISWI_XFER_WRITE, 0, data, length);
-	error = op_run(&setup.op[0]);
+	large_write();
+	error = op_run(&op[0]);
 	/* The first answer counts when the sockets took all of the write before the second came. */
 	CHECK(error == -EPROTO || error == -EIO);
-	CHECK_EQ(client_wait_down(&setup.client), -EPROTO);
-	both_end(&setup.server, &setup.client);
-	free(data);
+	CHECK_EQ(client_wait_down(&client), -EPROTO);
 }
 
-static void check_stale_reply(void)
+ANSWERED_BY(check_stale_reply, reply_stale)
 {
-	static struct setup setup;
-
-	setup_start(&setup, reply_stale, NULL);
-	CHECK_EQ(op_run(&setup.op[0]), -EIO);
-	CHECK_EQ(op_run(&setup.op[1]), -EPROTO);
-	both_end(&setup.server, &setup.client);
+	CHECK_EQ(op_run(&op[0]), -EIO);
+	CHECK_EQ(op_run(&op[1]), -EPROTO);
 }
 
 /* ---------------------------------------------------------------- deadlines */
@@ -308,56 +296,26 @@ static uint64_t fake_now(void *ctx)
  * An hour passes by the queue's clock: down and ended; the answer that comes afterwards finds no
  * way into the buffer.
  */
-static void check_deadline(enum iswi_xfer_kind kind)
+TEST_CASES(check_deadline, 2, is_write)
 {
 	atomic_uint_fast64_t now_ns = 1;
 	struct iswi_clock clock = {.now_ns = fake_now, .ctx = &now_ns};
-	static struct setup setup;
 	struct silent silent;
 	struct iswi_tcp_config config;
 
 	CHECK_EQ(pipe(silent.go), 0);
-	server_start(&setup.server, answer_late, &silent);
-	config = client_config(setup.server.port);
+	config = server_config(&server, answer_late, &silent);
 	config.clock = &clock;
-	client_connect(&setup.client, &config);
-	memset(setup.page[0], 0xee, ISW_PAGE_BYTES);
-	op_start(&setup.op[0], &setup.client, kind, 0, setup.page[0], ISW_PAGE_BYTES);
+	client_connect(&client, &config);
+	memset(page[0], 0xee, ISW_PAGE_BYTES);
+	op_start(&op[0], &client, is_write ? ISWI_XFER_WRITE : ISWI_XFER_READ, 0, page[0],
+		 ISW_PAGE_BYTES);
 	atomic_store(&now_ns, 3600 * 1000000000ull);
-	CHECK_EQ(client_wait_down(&setup.client), -ETIMEDOUT);
-	client_wait_ended(&setup.client, 1);
-	CHECK_EQ(setup.op[0].error, -ETIMEDOUT);
+	CHECK_EQ(client_wait_down(&client), -ETIMEDOUT);
+	ops_await(op, 1, -ETIMEDOUT);
 	CHECK_EQ(write(silent.go[1], "", 1), 1);
-	both_end(&setup.server, &setup.client);
-	CHECK(all_bytes(setup.page[0], 0xee, ISW_PAGE_BYTES));
+	both_end(&server, &client);
+	CHECK(all_bytes(page[0], 0xee, ISW_PAGE_BYTES));
 	close(silent.go[0]);
 	close(silent.go[1]);
-}
-
-int main(void)
-{
-	static const struct lie lies[] = {
-		{-EPROTO, OPS - 1, .flip = 8, .replies = 1}, /* a slot never used */
-		{-EPROTO, 1, .add = 1u << 16, .replies = 1}, /* its next generation */
-		{-EPROTO, 1, .set = 0xffff, .replies = 1},   /* a slot beyond the table */
-		/* Errors, so that no payload stands between the two. */
-		{-EPROTO, 1, .replies = 2, .error = NBD_EIO},
-		{-EPROTO, OPS - 1, .bytes = "sixteen bytes, or more of them", .count = 30},
-		{-ECONNRESET, OPS - 1, .header = true, .count = 15, .shut = true},
-		{-ECONNRESET, OPS - 1, .replies = 1, .bytes = "short", .count = 5, .shut = true},
-		{-ECONNRESET, OPS - 1, .reset = true},
-	};
-
-	check_error_replies();
-	check_bounds();
-	check_any_order();
-	check_early_reply(0, 0);
-	check_early_reply(NBD_ENOSPC, -ENOSPC);
-	check_early_reply_twice();
-	check_stale_reply();
-	check_deadline(ISWI_XFER_READ);
-	check_deadline(ISWI_XFER_WRITE);
-	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(lies); i++)
-		expect_down(&lies[i]);
-	return 0;
 }

@@ -2,6 +2,7 @@
 /* Many requests, many threads, a full socket, and ends at the worst moment. */
 #define _GNU_SOURCE 1
 #include "tcp_fixture.h"
+#include "tests_with.h"
 
 #define THREADS       4
 #define OPS_PER       2000 /* transfers of each thread */
@@ -13,12 +14,13 @@
 
 static struct server server;
 static struct client client;
+static char memory[EXPORT_BYTES];
 
 /* ---------------------------------------------------------------- pipelined, verified */
 
 struct worker {
-	struct client
-		client; /* only its lock, ended and queue: one per thread, one queue for all */
+	/* Only its lock, ended and queue: one per thread, one queue for all. */
+	struct client client;
 	pthread_t thread;
 	uint32_t first_page;
 };
@@ -68,12 +70,11 @@ static void *worker_main(void *opaque)
 	return NULL;
 }
 
-static void check_many_threads(uint32_t depth)
+TEST_CASES(check_many_threads, 2, is_narrow)
 {
-	static char memory[EXPORT_BYTES];
 	static struct worker worker[THREADS];
 
-	both_start(&server, &client, server_memory, memory, depth);
+	both_start(&server, &client, server_memory, memory, is_narrow ? 3 : 64);
 	for (uint32_t i = 0; i < THREADS; i++) {
 		client_init(&worker[i].client);
 		worker[i].client.queue = client.queue;
@@ -93,6 +94,14 @@ struct slow {
 	char *memory;
 };
 
+static struct slow slow_new(char *memory)
+{
+	struct slow slow = {.memory = memory};
+
+	CHECK_EQ(pipe(slow.go), 0);
+	return slow;
+}
+
 /* Reads nothing until told, so that the client's socket fills in the middle of a payload. */
 static void slow_script(int fd, void *arg)
 {
@@ -110,13 +119,12 @@ static void slow_script(int fd, void *arg)
 	}
 }
 
-static void check_full_socket(void)
+TEST(check_full_socket)
 {
-	static char memory[EXPORT_BYTES], data[BIG_WRITES][BIG_BYTES];
-	struct slow slow = {.memory = memory};
+	static char data[BIG_WRITES][BIG_BYTES];
+	struct slow slow = slow_new(memory);
 	struct op op[BIG_WRITES];
 
-	CHECK_EQ(pipe(slow.go), 0);
 	both_start(&server, &client, slow_script, &slow, BIG_WRITES / 2);
 	for (uint32_t i = 0; i < BIG_WRITES; i++) {
 		memset(data[i], (int)i + 1, BIG_BYTES);
@@ -124,40 +132,31 @@ static void check_full_socket(void)
 			 BIG_BYTES); /* returns although nobody reads */
 	}
 	CHECK_EQ(write(slow.go[1], "", 1), 1);
-	client_wait_ended(&client, BIG_WRITES);
-	for (uint32_t i = 0; i < BIG_WRITES; i++) {
-		CHECK_EQ(op[i].error, 0);
-		CHECK(memcmp(memory + (size_t)i * BIG_BYTES, data[i], BIG_BYTES) == 0);
-	}
+	ops_await(op, BIG_WRITES, 0);
+	CHECK(memcmp(memory, data, sizeof(data)) == 0);
 	both_end(&server, &client);
 	close(slow.go[0]);
 	close(slow.go[1]);
 }
 
 /* Nobody reads; the deadline or a shutdown ends what is half sent and what waits behind it. */
-static void check_end_in_full_socket(bool by_deadline)
+TEST_CASES(check_end_in_full_socket, 2, by_deadline)
 {
 	static char data[BIG_WRITES][BIG_BYTES];
-	struct slow slow = {0};
+	struct slow slow = slow_new(NULL);
 	struct op op[BIG_WRITES];
-	struct iswi_tcp_config config;
+	struct iswi_tcp_config config = server_config(&server, slow_script, &slow);
 	int code = by_deadline ? -ETIMEDOUT : -ESHUTDOWN;
 
-	CHECK_EQ(pipe(slow.go), 0);
-	server_start(&server, slow_script, &slow);
-	config = client_config(server.port);
 	if (by_deadline)
 		config.request_ms_max = 200;
 	client_connect(&client, &config);
-	for (uint32_t i = 0; i < BIG_WRITES; i++) {
+	for (uint32_t i = 0; i < BIG_WRITES; i++)
 		op_start(&op[i], &client, ISWI_XFER_WRITE, 0, data[i], BIG_BYTES);
-	}
 	if (!by_deadline)
 		client_shutdown(&client);
 	CHECK_EQ(client_wait_down(&client), code);
-	client_wait_ended(&client, BIG_WRITES);
-	for (uint32_t i = 0; i < BIG_WRITES; i++)
-		CHECK_EQ(op[i].error, code);
+	ops_await(op, BIG_WRITES, code);
 	client_destroy(&client);
 	close(slow.go[1]); /* ends the script */
 	server_join(&server);
@@ -192,7 +191,7 @@ static void count_depth(int fd, void *arg)
 	}
 }
 
-static void check_depth(void)
+TEST(check_depth)
 {
 	static char page[ISW_PAGE_BYTES];
 	static struct op op[200];
@@ -210,52 +209,35 @@ static void check_depth(void)
 
 /* ---------------------------------------------------------------- ends among submits */
 
-struct storm {
-	struct client client;
-	pthread_t thread[THREADS];
-	struct op op[THREADS][64];
-	char memory[EXPORT_BYTES];
-};
-
-struct storm_thread {
-	struct storm *storm;
-	uint32_t index;
-};
+static struct op storm_ops[THREADS][64];
 
 static void *storm_main(void *opaque)
 {
-	struct storm_thread *me = opaque;
 	static char page[THREADS][2][ISW_PAGE_BYTES]; /* written from, read into */
+	const uintptr_t me = (uintptr_t)opaque;
 
-	for (uint32_t i = 0; i < 64; i++) {
-		struct op *op = &me->storm->op[me->index][i];
-
-		op_start(op, &me->storm->client, i % 2 ? ISWI_XFER_READ : ISWI_XFER_WRITE,
-			 (uint64_t)me->index * ISW_PAGE_BYTES, page[me->index][i % 2],
-			 ISW_PAGE_BYTES);
-	}
+	for (uint32_t i = 0; i < 64; i++)
+		op_start(&storm_ops[me][i], &client, i % 2 ? ISWI_XFER_READ : ISWI_XFER_WRITE,
+			 me * ISW_PAGE_BYTES, page[me][i % 2], ISW_PAGE_BYTES);
 	return NULL;
 }
 
 /* Each transfer is ended exactly once, whenever the end comes. */
-static void storm_run(int run)
+TEST_CASES(check_storm, SHUTDOWN_RUNS, run)
 {
-	static struct storm storm;
-	struct storm_thread arg[THREADS];
+	pthread_t threads[THREADS];
 
-	both_start(&server, &storm.client, server_memory, storm.memory, 1 + (uint32_t)run % 8);
-	for (uint32_t i = 0; i < THREADS; i++) {
-		arg[i] = (struct storm_thread){&storm, i};
-		CHECK_EQ(pthread_create(&storm.thread[i], NULL, storm_main, &arg[i]), 0);
-	}
-	client_wait_ended(&storm.client, 1 + (uint32_t)run * 7);
-	client_shutdown(&storm.client);
+	both_start(&server, &client, server_memory, memory, 1 + run % 8);
+	for (uintptr_t i = 0; i < THREADS; i++)
+		CHECK_EQ(pthread_create(&threads[i], NULL, storm_main, (void *)i), 0);
+	client_wait_ended(&client, 1 + run * 7);
+	client_shutdown(&client);
 	for (uint32_t i = 0; i < THREADS; i++)
-		CHECK_EQ(pthread_join(storm.thread[i], NULL), 0);
-	client_destroy(&storm.client);
-	CHECK_EQ(storm.client.ended, THREADS * 64);
+		CHECK_EQ(pthread_join(threads[i], NULL), 0);
+	client_destroy(&client);
+	CHECK_EQ(client.ended, THREADS * 64);
 	for (uint32_t i = 0; i < THREADS * 64; i++) {
-		struct op *op = &storm.op[i / 64][i % 64];
+		const struct op *op = &storm_ops[i / 64][i % 64];
 
 		CHECK_EQ(op->ended, 1);
 		CHECK(op->error == 0 || op->error == -ESHUTDOWN);
@@ -276,9 +258,9 @@ static void again(struct op *op)
 	}
 }
 
-static void check_submit_from_done(void)
+TEST(check_submit_from_done)
 {
-	static char memory[EXPORT_BYTES], page[ISW_PAGE_BYTES];
+	static char page[ISW_PAGE_BYTES];
 	struct op op;
 
 	both_start(&server, &client, server_memory, memory, 1);
@@ -288,18 +270,4 @@ static void check_submit_from_done(void)
 	op_submit(&op);
 	client_wait_ended(&client, 501);
 	both_end(&server, &client);
-}
-
-int main(void)
-{
-	check_many_threads(64);
-	check_many_threads(3);
-	check_full_socket();
-	check_end_in_full_socket(false);
-	check_end_in_full_socket(true);
-	check_depth();
-	check_submit_from_done();
-	for (int run = 0; run < SHUTDOWN_RUNS; run++)
-		storm_run(run);
-	return 0;
 }

@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE 1
 #include "tcp_fixture.h"
+#include "tests_with.h"
 #include "transport/tcp_internal.h"
 
 /* How long is looked whether something happens that must not: too short only hides a fault. */
@@ -20,75 +21,67 @@ static struct iswi_tcp *start(void)
 	return ISWI_CONTAINER(iswi_tq_of(client.queue), struct iswi_tcp, tq);
 }
 
-static uint32_t ended(void)
+static void set_sending(struct iswi_tcp *tcp, bool sending)
 {
-	uint32_t count;
+	pthread_mutex_lock(&tcp->tq.lock);
+	tcp->sending = sending;
+	pthread_cond_broadcast(&tcp->tq.quiet);
+	pthread_mutex_unlock(&tcp->tq.lock);
+}
 
+static void check_none_ended(void)
+{
+	usleep(LOOK_US);
 	pthread_mutex_lock(&client.lock);
-	count = client.ended;
+	CHECK_EQ(client.ended, 0);
 	pthread_mutex_unlock(&client.lock);
-	return count;
 }
 
 /* A thread inside sendmsg reads a write's buffer: the queue is down, but the write is not ended. */
-static void check_sender_inside(void)
+TEST(check_sender_inside)
 {
 	struct op op;
 	struct iswi_tcp *tcp = start();
 
-	pthread_mutex_lock(&tcp->tq.lock);
-	tcp->sending = true;
-	pthread_mutex_unlock(&tcp->tq.lock);
+	set_sending(tcp, true);
 	op_start(&op, &client, ISWI_XFER_WRITE, 0, page, sizeof(page));
 	client_shutdown(&client);
 	CHECK_EQ(client_wait_down(&client), -ESHUTDOWN);
-	usleep(LOOK_US);
-	CHECK_EQ(ended(), 0);
+	check_none_ended();
 
 	/* The system call returns. */
-	pthread_mutex_lock(&tcp->tq.lock);
-	tcp->sending = false;
-	pthread_cond_broadcast(&tcp->tq.quiet);
-	pthread_mutex_unlock(&tcp->tq.lock);
-	client_wait_ended(&client, 1);
-	CHECK_EQ(op.error, -ESHUTDOWN);
+	set_sending(tcp, false);
+	ops_await(&op, 1, -ESHUTDOWN);
 	both_end(&server, &client);
 }
 
 /* What others submit while one sends goes along, or is handed on: nothing is forgotten. */
-static void check_sender_takes_along(void)
+TEST(check_sender_takes_along)
 {
 	struct op op[3];
 	struct iswi_tcp *tcp = start();
 
-	pthread_mutex_lock(&tcp->tq.lock);
-	tcp->sending = true;
-	pthread_mutex_unlock(&tcp->tq.lock);
-	for (uint32_t i = 0; i < 3; i++) {
-		op_start(&op[i], &client, ISWI_XFER_READ, 0, page, sizeof(page));
-	}
-	usleep(LOOK_US);
-	CHECK_EQ(ended(), 0);
-	iswi_tcp_send(tcp, false);
-	client_wait_ended(&client, 3);
+	set_sending(tcp, true);
 	for (uint32_t i = 0; i < 3; i++)
-		CHECK_EQ(op[i].error, 0);
+		op_start(&op[i], &client, ISWI_XFER_READ, 0, page, sizeof(page));
+	check_none_ended();
+	iswi_tcp_send(tcp, false);
+	ops_await(op, 3, 0);
 	both_end(&server, &client);
 }
 
 static void *destroy_main(void *opaque)
 {
-	struct client *client = opaque;
-
-	client->queue->ops->destroy(client->queue);
-	pthread_mutex_lock(&client->lock);
-	client->queue = NULL;
-	pthread_mutex_unlock(&client->lock);
+	(void)opaque;
+	client.queue->ops->destroy(client.queue);
+	pthread_mutex_lock(&client.lock);
+	client.queue = NULL;
+	pthread_mutex_unlock(&client.lock);
 	return NULL;
 }
 
 /* A submitter whose transfers all ended is still inside submit: the queue must outlive that. */
-static void check_destroy_waits_for_submitter(void)
+TEST(check_destroy_waits_for_submitter)
 {
 	pthread_t thread;
 	struct iswi_tcp *tcp = start();
@@ -96,7 +89,7 @@ static void check_destroy_waits_for_submitter(void)
 	pthread_mutex_lock(&tcp->tq.lock);
 	tcp->tq.users++;
 	pthread_mutex_unlock(&tcp->tq.lock);
-	CHECK_EQ(pthread_create(&thread, NULL, destroy_main, &client), 0);
+	CHECK_EQ(pthread_create(&thread, NULL, destroy_main, NULL), 0);
 	CHECK_EQ(client_wait_down(&client), -ESHUTDOWN);
 	usleep(LOOK_US);
 	pthread_mutex_lock(&client.lock);
@@ -109,12 +102,4 @@ static void check_destroy_waits_for_submitter(void)
 	CHECK_EQ(pthread_join(thread, NULL), 0);
 	CHECK_EQ(client.downs, 1);
 	server_join(&server);
-}
-
-int main(void)
-{
-	check_sender_inside();
-	check_sender_takes_along();
-	check_destroy_waits_for_submitter();
-	return 0;
 }

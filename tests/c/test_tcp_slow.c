@@ -6,6 +6,7 @@
 #include <dirent.h>
 
 #include "tcp_fixture.h"
+#include "tests_with.h"
 
 #define SLOW_US 20000
 #define LENGTH  (16u * ISW_PAGE_BYTES)
@@ -118,12 +119,12 @@ static void end(void)
 }
 
 /* Late answers go to the new buffers; also that of a READ which is queued and not sent. */
-static void check_swapped(uint32_t depth)
+TEST_CASES(check_swapped, 2, one_at_a_time)
 {
 	int ahead = -1;
 	struct read read[3];
 
-	start(&ahead, depth);
+	start(&ahead, one_at_a_time ? 1 : 16);
 	for (uint32_t i = 0; i < 3; i++)
 		read_start(&read[i], i, SLOW_US, i != 1);
 	for (uint32_t i = 0; i < 3; i++) {
@@ -135,9 +136,8 @@ static void check_swapped(uint32_t depth)
 	memset(old_bytes[0], OLD + 1, LENGTH);
 	memset(old_bytes[2], OLD + 1, LENGTH);
 	gate_set(true);
-	client_wait_ended(&client, 3);
 	for (uint32_t i = 0; i < 3; i++) {
-		CHECK_EQ(read[i].op.error, 0);
+		ops_await(&read[i].op, 1, 0);
 		CHECK_EQ(read[i].slow, 1);
 		holds(old_bytes[i], 0, LENGTH, i == 1 ? DATA : OLD + 1);
 		holds(new_bytes[i], 0, LENGTH, i == 1 ? NEW : DATA);
@@ -146,8 +146,9 @@ static void check_swapped(uint32_t depth)
 }
 
 /* The connection stalls in the middle of a payload. */
-static void check_half_received(int ahead)
+TEST_CASES(check_half_received, 3, n)
 {
+	int ahead = (int[]){5000, 40000, 0}[n];
 	struct read read;
 
 	start(&ahead, 16);
@@ -158,15 +159,14 @@ static void check_half_received(int ahead)
 	holds(new_bytes[0], (size_t)ahead, LENGTH, NEW);
 	memset(old_bytes[0], OLD + 1, LENGTH);
 	gate_set(true);
-	client_wait_ended(&client, 1);
-	CHECK_EQ(read.op.error, 0);
+	ops_await(&read.op, 1, 0);
 	holds(new_bytes[0], 0, LENGTH, DATA);
 	holds(old_bytes[0], 0, LENGTH, OLD + 1);
 	end();
 }
 
 /* Nobody asks for the time of those that do not mind, or are answered. */
-static void check_not_told(void)
+TEST(check_not_told)
 {
 	int ahead = -1;
 	struct read minds, does_not, quick;
@@ -189,7 +189,7 @@ static void check_not_told(void)
 }
 
 /* Also on a connection that has been idle, whose thread sleeps for long. */
-static void check_soon(void)
+TEST(check_soon)
 {
 	int ahead = -1;
 	uint64_t best_ns = UINT64_MAX;
@@ -221,7 +221,7 @@ static uint64_t late_now_ns(void *ctx)
 	return iswi_now_ns() - (submitter ? 0 : 1000000000ull);
 }
 
-static void check_younger_than_the_clock(void)
+TEST(check_younger_than_the_clock)
 {
 	int ahead = -1;
 	pthread_t self = pthread_self();
@@ -230,8 +230,7 @@ static void check_younger_than_the_clock(void)
 	struct read read;
 
 	gate_set(false);
-	server_start(&server, stalling_server, &ahead);
-	config = client_config(server.port);
+	config = server_config(&server, stalling_server, &ahead);
 	config.clock = &clock;
 	client_connect(&client, &config);
 	read_start(&read, 0, SLOW_US, true);
@@ -272,7 +271,7 @@ static uint64_t sleeps(void)
 	return count;
 }
 
-static void check_idle_wakes_nobody(void)
+TEST(check_idle_wakes_nobody)
 {
 	int ahead = 0;
 	struct read read;
@@ -291,7 +290,7 @@ static void check_idle_wakes_nobody(void)
 }
 
 /* The donor never answers: the transfer ends with the connection, and only then. */
-static void check_down(void)
+TEST(check_down)
 {
 	int ahead = 5000;
 	struct read read[2];
@@ -303,25 +302,9 @@ static void check_down(void)
 		client_wait(&client, &read[i].slow, 1);
 	CHECK_EQ(client.ended, 0);
 	client_shutdown(&client);
-	client_wait_ended(&client, 2);
 	for (uint32_t i = 0; i < 2; i++) {
-		CHECK_EQ(read[i].op.error, -ESHUTDOWN);
+		ops_await(&read[i].op, 1, -ESHUTDOWN);
 		holds(old_bytes[i], 5000, LENGTH, OLD);
 	}
 	end();
-}
-
-int main(void)
-{
-	check_swapped(16);
-	check_swapped(1);
-	check_half_received(5000);
-	check_half_received(40000);
-	check_half_received(0);
-	check_not_told();
-	check_soon();
-	check_younger_than_the_clock();
-	check_idle_wakes_nobody();
-	check_down();
-	return 0;
 }
