@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,6 +43,18 @@ static inline void check_says(const char *text, const char *words)
 		fprintf(stderr, "no '%s' in: %s\n", words, text);
 		exit(1);
 	}
+}
+
+/* Runs it in so many threads, each with its number. */
+static inline void at_once(uintptr_t count, void *(*run)(void *number))
+{
+	pthread_t threads[16];
+
+	CHECK(count <= 16);
+	for (uintptr_t i = 0; i < count; i++)
+		CHECK_EQ(pthread_create(&threads[i], NULL, run, (void *)i), 0);
+	while (count > 0)
+		CHECK_EQ(pthread_join(threads[--count], NULL), 0);
 }
 
 /* Waits until the condition is true; fails the test when it does not become so. */

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A server with exports whose bytes lie in memory: "" and "disk", and "busy", which is always full.
- */
+/* A server with exports whose bytes lie in memory: "" and "disk". */
 #ifndef ISW_TEST_NBD_MEMORY_FIXTURE_H
 #define ISW_TEST_NBD_MEMORY_FIXTURE_H
 
@@ -26,8 +25,6 @@ static int test_open(void *ctx, const char *name, size_t name_bytes, struct iswi
 		     struct iswi_nbd_export *export_out)
 {
 	(void)ctx;
-	if (name_bytes == 4 && memcmp(name, "busy", 4) == 0)
-		return -EMFILE;
 	if (name_bytes != 0 && (name_bytes != 4 || memcmp(name, "disk", 4) != 0))
 		return -ENOENT;
 	export_out->size_bytes = EXPORT_BYTES;

@@ -247,12 +247,7 @@ static void *hammer(void *opaque)
 
 SERVED(test_connections_at_once)
 {
-	pthread_t threads[6];
-
-	for (uintptr_t i = 0; i < 6; i++)
-		CHECK_EQ(iswi_thread_start(&threads[i], "hammer", hammer, (void *)i), 0);
-	for (unsigned i = 0; i < 6; i++)
-		pthread_join(threads[i], NULL);
+	at_once(6, hammer);
 }
 
 /* The client leaves while its requests are with the backend: they end first, then it. */

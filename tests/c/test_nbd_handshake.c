@@ -75,17 +75,6 @@ SECRET(test_info_describes)
 	still_opens(fd);
 }
 
-SECRET(test_refusals)
-{
-	int fd = greeted();
-
-	CHECK_EQ(ask_export(fd, NBD_OPT_GO, "disk2", NULL), NBD_REP_ERR_UNKNOWN);
-	CHECK_EQ(ask_export(fd, NBD_OPT_GO, "dis", NULL), NBD_REP_ERR_UNKNOWN);
-	CHECK_EQ(ask_export(fd, NBD_OPT_GO, "busy", NULL), NBD_REP_ERR_POLICY);
-	CHECK_EQ(server_stats().connections_refused, 3);
-	still_opens(fd);
-}
-
 TEST_CASES(test_list, 2, is_listed)
 {
 	const char *listed = is_listed ? "disk" : NULL;

@@ -272,12 +272,7 @@ static void *hammer(void *opaque)
 
 SERVED(test_connections_at_once)
 {
-	pthread_t threads[4];
-
-	for (uintptr_t i = 0; i < ISWI_ARRAY_LEN(threads); i++)
-		CHECK_EQ(iswi_thread_start(&threads[i], "hammer", hammer, (void *)i), 0);
-	for (unsigned i = 0; i < ISWI_ARRAY_LEN(threads); i++)
-		pthread_join(threads[i], NULL);
+	at_once(4, hammer);
 	WAIT_FOR(server_stats().connections == 0);
 }
 

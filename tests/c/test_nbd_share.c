@@ -220,10 +220,5 @@ static void *hammer_main(void *opaque)
 
 SHARED(test_many_at_once)
 {
-	pthread_t threads[CLIENTS_MAX];
-
-	for (uintptr_t i = 0; i < CLIENTS_MAX; i++)
-		CHECK_EQ(iswi_thread_start(&threads[i], "hammer", hammer_main, (void *)i), 0);
-	for (unsigned i = 0; i < CLIENTS_MAX; i++)
-		pthread_join(threads[i], NULL);
+	at_once(CLIENTS_MAX, hammer_main);
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which port and GID lead to a peer, and what is said where none does. */
+#define OWN_MAIN
 #include <arpa/inet.h>
 
+#include "tests.h"
 #include "verbs_stub.h"
 
 static void refused(const char *host, int code, const char *words)
@@ -17,7 +19,7 @@ static void refused(const char *host, int code, const char *words)
 	}
 }
 
-static void test_the_gid_of_the_address_is_taken(void)
+TEST(test_the_gid_of_the_address_is_taken)
 {
 	struct iswi_verbs_choice choice, theirs;
 	struct isw_error error = {0};
@@ -36,7 +38,7 @@ static void test_the_gid_of_the_address_is_taken(void)
 	CHECK_EQ(theirs.gid_index, 2);
 }
 
-static void test_each_reason_has_its_sentence(void)
+TEST(test_each_reason_has_its_sentence)
 {
 	struct isw_rdma_port *port;
 
@@ -56,7 +58,7 @@ static void test_each_reason_has_its_sentence(void)
 	refused("127.0.0.1", -ENETDOWN, "stub1");
 }
 
-static void test_infiniband_has_no_address(void)
+TEST(test_infiniband_has_no_address)
 {
 	struct iswi_verbs_choice choice, theirs;
 	struct isw_error error = {0};
@@ -81,7 +83,7 @@ static void test_infiniband_has_no_address(void)
 	CHECK_EQ(choice.end.link, ISW_RDMA_LINK_ETHERNET);
 }
 
-static void test_a_consumer_from_nowhere(void)
+TEST(test_a_consumer_from_nowhere)
 {
 	struct isw_rdma_end peer = {.link = ISW_RDMA_LINK_ETHERNET};
 	struct iswi_verbs_choice choice;
@@ -95,7 +97,7 @@ static void test_a_consumer_from_nowhere(void)
 }
 
 /* Whatever this host has: an answer, or a reason. */
-static void test_this_host(void)
+TEST(test_this_host)
 {
 	static struct isw_rdma_port ports[ISWI_VERBS_PORTS_MAX];
 	struct isw_error error = {0};
@@ -112,11 +114,7 @@ static void test_this_host(void)
 int main(void)
 {
 	stub_start();
-	test_the_gid_of_the_address_is_taken();
-	test_each_reason_has_its_sentence();
-	test_infiniband_has_no_address();
-	test_a_consumer_from_nowhere();
-	test_this_host();
+	run_tests();
 	stub_stop();
 	return 0;
 }

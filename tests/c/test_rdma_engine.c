@@ -5,23 +5,46 @@
  *
  *     test_rdma_engine [MILLISECONDS [SEED]]
  */
+#define OWN_MAIN
 #include "engine_threads.h"
+#include "tests_with.h"
 #include "verbs_stub.h"
 
-/* donor: of the world's, mapped and connected. */
-static void begin(struct world *world, struct donor *donor)
+static struct world world;
+static struct donor *const d = &world.donors[0];
+static int live_before;
+
+static int live(void)
 {
-	engine_start(world, 16);
-	iswi_engine_verbs_set(world->engine, verbs);
-	if (donor != NULL)
-		donor_start(world, donor);
+	int count;
+
+	pthread_mutex_lock(&stub.lock);
+	count = stub.live;
+	pthread_mutex_unlock(&stub.lock);
+	return count;
 }
 
-/* The first connection is up, the second gets no answer: then the number is another donor's. */
-static void test_a_connect_that_fails_half_way_breaks_nothing_later(void)
+static void begin(bool with_donor)
 {
-	static struct world world;
-	struct donor *d = &world.donors[0];
+	live_before = live();
+	engine_start(&world, 16);
+	iswi_engine_verbs_set(world.engine, verbs);
+	if (with_donor)
+		donor_start(&world, d);
+}
+
+static void end(bool with_donor)
+{
+	isw_engine_destroy(world.engine);
+	if (with_donor)
+		isw_store_destroy(d->store);
+}
+
+#define WITH_DONOR(name) TEST_WITH(name, begin(true), end(true))
+
+/* The first connection is up, the second gets no answer: then the number is another donor's. */
+WITH_DONOR(test_a_connect_that_fails_half_way_breaks_nothing_later)
+{
 	char token[ISW_TOKEN_TEXT_BYTES];
 	struct isw_rdma_end peers[QUEUES];
 	struct isw_remote_config remote;
@@ -29,7 +52,6 @@ static void test_a_connect_that_fails_half_way_breaks_nothing_later(void)
 	struct isw_error error = {0};
 	struct isw_event event;
 
-	begin(&world, d);
 	CHECK_EQ(isw_remote_shutdown(world.engine, d->remote), 0);
 	for (uint32_t again = 0; again < 2; again++) {
 		CHECK_EQ(isw_store_lease_renew(d->store, d->lease, WAIT_MS, token), 0);
@@ -52,20 +74,15 @@ static void test_a_connect_that_fails_half_way_breaks_nothing_later(void)
 		CHECK_EQ(isw_engine_events(world.engine, &event, 1), 0);
 		CHECK_EQ(isw_remote_shutdown(world.engine, d->remote), 0);
 	}
-	isw_engine_destroy(world.engine);
-	isw_store_destroy(d->store);
 }
 
 /* Nothing is under way there that could run into it. */
-static void test_a_device_hears_at_once_of_a_slab_taken_by_force(void)
+WITH_DONOR(test_a_device_hears_at_once_of_a_slab_taken_by_force)
 {
-	static struct world world;
-	struct donor *d = &world.donors[0];
 	struct isw_event event;
 	uint64_t generation;
 	uint32_t slot;
 
-	begin(&world, d);
 	CHECK_EQ(isw_store_map(d->store, d->lease, 0, &slot, &generation), 0);
 	CHECK_EQ(isw_store_unmap(d->store, d->lease, slot, generation, 0), 0);
 	for (uint32_t i = 0; !isw_engine_events(world.engine, &event, 1); i++) {
@@ -73,30 +90,15 @@ static void test_a_device_hears_at_once_of_a_slab_taken_by_force(void)
 		pause_ms(1);
 	}
 	CHECK_EQ(event.kind, ISW_EVENT_REMOTE_DOWN);
-	isw_engine_destroy(world.engine);
-	isw_store_destroy(d->store);
-}
-
-static int live(void)
-{
-	int count;
-
-	pthread_mutex_lock(&stub.lock);
-	count = stub.live;
-	pthread_mutex_unlock(&stub.lock);
-	return count;
 }
 
 /* So that it may go; and one that failed is opened anew, however long others still use it. */
-static void test_a_device_is_open_as_long_as_it_is_used(void)
+TEST_WITH(test_a_device_is_open_as_long_as_it_is_used, begin(false), end(false))
 {
-	static struct world world;
 	isw_rdma_offer *offers[3];
 	struct isw_error error = {0};
-	int before = live();
 	uint64_t opened;
 
-	begin(&world, NULL);
 	opened = stub.opened;
 	for (uint32_t again = 0; again < 2; again++) {
 		CHECK_EQ(isw_rdma_offer_make(world.engine, host, 2, 1, &offers[0], &error), 0);
@@ -104,7 +106,7 @@ static void test_a_device_is_open_as_long_as_it_is_used(void)
 		CHECK_EQ(stub.opened, opened + again + 1);
 		isw_rdma_offer_destroy(offers[0]);
 		isw_rdma_offer_destroy(offers[1]);
-		CHECK_EQ(live(), before);
+		CHECK_EQ(live(), live_before);
 	}
 	CHECK_EQ(isw_rdma_offer_make(world.engine, host, 1, 1, &offers[0], &error), 0);
 	STUB_SET(cq_make_error, -EIO);
@@ -115,22 +117,17 @@ static void test_a_device_is_open_as_long_as_it_is_used(void)
 	CHECK_EQ(stub.opened, opened + 4);
 	for (uint32_t i = 0; i < 3; i++)
 		isw_rdma_offer_destroy(offers[i]);
-	CHECK_EQ(live(), before);
-	isw_engine_destroy(world.engine);
+	CHECK_EQ(live(), live_before);
 }
 
 /* Nothing has to be under way for that, and over TCP it goes on. */
-static void test_a_device_that_is_to_be_removed_is_given_up(void)
+WITH_DONOR(test_a_device_that_is_to_be_removed_is_given_up)
 {
-	static struct world world;
-	struct donor *d = &world.donors[0];
 	char token[ISW_TOKEN_TEXT_BYTES];
 	struct isw_remote_config remote;
 	struct isw_error error = {0};
 	struct isw_event event;
-	int before = live();
 
-	begin(&world, d);
 	CHECK_EQ(isw_rdma_let_go(world.engine), 0);
 	STUB_SET(leaving, true);
 	CHECK_EQ(isw_rdma_let_go(world.engine), 1);
@@ -142,12 +139,10 @@ static void test_a_device_that_is_to_be_removed_is_given_up(void)
 	CHECK_EQ(isw_store_lease_renew(d->store, d->lease, WAIT_MS, token), 0);
 	remote = remote_config(d, token);
 	CHECK_EQ(isw_remote_reconnect(world.engine, d->remote, &remote, &error), 0);
-	CHECK_EQ(live(), before);
+	CHECK_EQ(live(), live_before);
 	CHECK_EQ(isw_rdma_let_go(world.engine), 0);
 	CHECK_EQ(isw_engine_events(world.engine, &event, 1), 0);
 	STUB_SET(leaving, false);
-	isw_engine_destroy(world.engine);
-	isw_store_destroy(d->store);
 }
 
 int main(int argc, char **argv)
@@ -162,10 +157,7 @@ int main(int argc, char **argv)
 	}
 	stub_start();
 	verbs = &stub_verbs;
-	test_a_connect_that_fails_half_way_breaks_nothing_later();
-	test_a_device_hears_at_once_of_a_slab_taken_by_force();
-	test_a_device_is_open_as_long_as_it_is_used();
-	test_a_device_that_is_to_be_removed_is_given_up();
+	run_tests();
 	STUB_SET(delay_us, 20);
 	code = conform(argc, argv);
 	CHECK(stub.transfers && stub.staged);

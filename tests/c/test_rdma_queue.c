@@ -122,14 +122,9 @@ RIG(test_what_cannot_be_is_refused_and_the_rest_is_done)
 	CHECK_EQ(iswi_rdma_places_set(rig.places, RIG_SLOTS + 1, &rig.probe_key), -EINVAL);
 }
 
-struct writer {
-	uint32_t number;
-	pthread_t thread;
-};
-
 static void *write_and_read(void *arg)
 {
-	struct writer *writer = arg;
+	const uint32_t number = (uint32_t)(uintptr_t)arg;
 	char *memory = rig_pages(2 * ISW_PAGE_BYTES);
 	/* Its own client: op_run counts what has ended. */
 	struct client client;
@@ -138,14 +133,14 @@ static void *write_and_read(void *arg)
 	client_init(&client);
 	client.queue = rig.client.queue;
 	for (uint32_t i = 0; i < 100; i++) {
-		uint64_t offset = rig_offset(writer->number, i % 5);
+		uint64_t offset = rig_offset(number, i % 5);
 
-		fill(memory, i << 8 | writer->number);
+		fill(memory, i << 8 | number);
 		CHECK_EQ(op_do(&op, &client, ISWI_XFER_WRITE, offset, memory, ISW_PAGE_BYTES), 0);
 		CHECK_EQ(op_do(&op, &client, ISWI_XFER_READ, offset, memory + ISW_PAGE_BYTES,
 			       ISW_PAGE_BYTES),
 			 0);
-		CHECK(is_filled(memory + ISW_PAGE_BYTES, i << 8 | writer->number));
+		CHECK(is_filled(memory + ISW_PAGE_BYTES, i << 8 | number));
 	}
 	free(memory);
 	return NULL;
@@ -153,14 +148,7 @@ static void *write_and_read(void *arg)
 
 RIG(test_many_threads_submit, .depth = 3)
 {
-	struct writer writers[WRITERS];
-
-	for (uint32_t i = 0; i < WRITERS; i++) {
-		writers[i] = (struct writer){.number = i};
-		CHECK_EQ(pthread_create(&writers[i].thread, NULL, write_and_read, &writers[i]), 0);
-	}
-	for (uint32_t i = 0; i < WRITERS; i++)
-		pthread_join(writers[i].thread, NULL);
+	at_once(WRITERS, write_and_read);
 }
 
 /* On an idle queue the receiver sleeps: what ends is noticed all the same. */

@@ -18,71 +18,55 @@ static char memory[EXPORT_BYTES];
 
 /* ---------------------------------------------------------------- pipelined, verified */
 
-struct worker {
-	/* Only its lock, ended and queue: one per thread, one queue for all. */
-	struct client client;
-	pthread_t thread;
-	uint32_t first_page;
-};
-
 /* Batches of WINDOW, alternately written and read back: the n-th batch gets pages of its own. */
 static void *worker_main(void *opaque)
 {
 	static const uint32_t batches = OPS_PER / WINDOW / 2;
-	struct worker *worker = opaque;
-	struct iswi_queue *queue = worker->client.queue;
-	char *memory = malloc((size_t)WINDOW * ISW_PAGE_BYTES);
+	const uint32_t first_page = (uint32_t)(uintptr_t)opaque * PAGES_PER;
+	/* Only its lock, ended and queue: one per thread, one queue for all. */
+	struct client own;
+	char *buffer = malloc((size_t)WINDOW * ISW_PAGE_BYTES);
 	struct op op[WINDOW];
 
-	CHECK(memory != NULL);
+	CHECK(buffer != NULL);
+	client_init(&own);
+	own.queue = client.queue;
 	for (uint32_t n = 0; n < 2 * batches; n++) {
 		bool write = n % 2 == 0;
-		uint32_t first = worker->first_page + n / 2 * WINDOW % (PAGES_PER - WINDOW);
+		uint32_t first = first_page + n / 2 * WINDOW % (PAGES_PER - WINDOW);
 
 		for (uint32_t i = 0; i < WINDOW; i++) {
-			char *page = memory + (size_t)i * ISW_PAGE_BYTES;
+			char *page = buffer + (size_t)i * ISW_PAGE_BYTES;
 
 			if (write)
 				memset(page, (int)(n / 2 + i + first), ISW_PAGE_BYTES);
-			op_init(&op[i], &worker->client, write ? ISWI_XFER_WRITE : ISWI_XFER_READ,
+			op_init(&op[i], &own, write ? ISWI_XFER_WRITE : ISWI_XFER_READ,
 				(uint64_t)(first + i) * ISW_PAGE_BYTES, page, ISW_PAGE_BYTES);
-			if (i > 0 && n % 3 == 0)
-				op[i - 1].xfer.next = &op[i].xfer;
 		}
 		/* As one chain, or one by one. */
 		if (n % 3 == 0)
-			queue->ops->submit(queue, &op[0].xfer);
+			ops_submit(op, WINDOW);
 		for (uint32_t i = 0; i < WINDOW && n % 3 != 0; i++)
 			op_submit(&op[i]);
-		client_wait_ended(&worker->client, (n + 1) * WINDOW);
+		ops_await(op, WINDOW, 0);
 		for (uint32_t i = 0; i < WINDOW; i++) {
-			char *page = memory + (size_t)i * ISW_PAGE_BYTES;
+			char *page = buffer + (size_t)i * ISW_PAGE_BYTES;
 
 			CHECK_EQ(op[i].ended, 1);
-			CHECK_EQ(op[i].error, 0);
 			for (uint32_t at = 0; at < ISW_PAGE_BYTES; at += 64)
 				CHECK_EQ(page[at], (char)(n / 2 + i + first));
 			if (write)
 				memset(page, 0, ISW_PAGE_BYTES);
 		}
 	}
-	free(memory);
+	free(buffer);
 	return NULL;
 }
 
 TEST_CASES(check_many_threads, 2, is_narrow)
 {
-	static struct worker worker[THREADS];
-
 	both_start(&server, &client, server_memory, memory, is_narrow ? 3 : 64);
-	for (uint32_t i = 0; i < THREADS; i++) {
-		client_init(&worker[i].client);
-		worker[i].client.queue = client.queue;
-		worker[i].first_page = i * PAGES_PER;
-		CHECK_EQ(pthread_create(&worker[i].thread, NULL, worker_main, &worker[i]), 0);
-	}
-	for (uint32_t i = 0; i < THREADS; i++)
-		CHECK_EQ(pthread_join(worker[i].thread, NULL), 0);
+	at_once(THREADS, worker_main);
 	CHECK_EQ(client.downs, 0);
 	both_end(&server, &client);
 }

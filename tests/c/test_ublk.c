@@ -36,6 +36,7 @@ int main(void)
 #else
 
 #include "frontend/ublk_request.h"
+#include "tests.h"
 
 #define THREADS 4u
 #define TAGS    64u
@@ -51,7 +52,7 @@ static struct iswi_ublk_tag parsed(uint32_t op_flags, uint64_t sector, uint32_t 
 	return tag;
 }
 
-static void descriptors_become_requests(void)
+TEST(descriptors_become_requests)
 {
 	struct iswi_ublk_tag tag = parsed(UBLK_IO_OP_READ, 8, 16, 0);
 
@@ -69,13 +70,13 @@ static void descriptors_become_requests(void)
 	CHECK_EQ(tag.req.length, (uint64_t)UINT32_MAX * 512);
 }
 
-static void fua_is_forced_unit_access_and_nothing_else_is(void)
+TEST(fua_is_forced_unit_access_and_nothing_else_is)
 {
 	CHECK_EQ(parsed(UBLK_IO_OP_WRITE | UBLK_IO_F_FUA, 0, 8, 0).req.flags, ISWI_REQ_FUA);
 	CHECK_EQ(parsed(UBLK_IO_OP_WRITE | UBLK_IO_F_META | UBLK_IO_F_SWAP, 0, 8, 0).req.flags, 0);
 }
 
-static void a_flush_has_no_range(void)
+TEST(a_flush_has_no_range)
 {
 	struct iswi_ublk_tag tag = parsed(UBLK_IO_OP_FLUSH, UINT64_MAX, 7, 0);
 
@@ -84,13 +85,13 @@ static void a_flush_has_no_range(void)
 	CHECK_EQ(tag.req.length, 0);
 }
 
-static void what_is_not_known_is_refused(void)
+TEST(what_is_not_known_is_refused)
 {
 	parsed(UBLK_IO_OP_WRITE_SAME, 0, 8, -EOPNOTSUPP);
 	parsed(0xff, 0, 8, -EOPNOTSUPP);
 }
 
-static void results_are_bytes_where_data_moves(void)
+TEST(results_are_bytes_where_data_moves)
 {
 	struct iswi_req req = {.op = ISWI_READ, .length = 8192};
 
@@ -100,7 +101,7 @@ static void results_are_bytes_where_data_moves(void)
 	CHECK_EQ(iswi_ublk_result(&req, 0), 0);
 }
 
-static void ended_requests_come_oldest_first_and_are_announced_once(void)
+TEST(ended_requests_come_oldest_first_and_are_announced_once)
 {
 	struct iswi_ublk_ended ended = {0};
 	struct iswi_ublk_tag tags[3] = {0};
@@ -146,7 +147,7 @@ static void *end_requests(void *arg)
 }
 
 /* None is lost, none comes twice, and there are as many announcements as batches. */
-static void no_request_is_lost_between_threads(void)
+TEST(no_request_is_lost_between_threads)
 {
 	pthread_t threads[THREADS];
 	unsigned long taken = 0, batches = 0;
@@ -181,7 +182,7 @@ static void no_request_is_lost_between_threads(void)
 	CHECK_EQ(atomic_load(&race.announced), batches);
 }
 
-static void a_host_without_the_driver_is_told_what_to_do(void)
+TEST(a_host_without_the_driver_is_told_what_to_do)
 {
 	struct isw_error error = {0};
 	int err = isw_ublk_check(&error);
@@ -191,19 +192,6 @@ static void a_host_without_the_driver_is_told_what_to_do(void)
 	CHECK(err == -ENODEV || err == -EOPNOTSUPP);
 	CHECK(strstr(error.text, err == -ENODEV ? "modprobe ublk_drv" : "Linux 6.5") != NULL);
 	CHECK_EQ(isw_ublk_remove(0, 1, &error), err);
-}
-
-int main(void)
-{
-	descriptors_become_requests();
-	fua_is_forced_unit_access_and_nothing_else_is();
-	a_flush_has_no_range();
-	what_is_not_known_is_refused();
-	results_are_bytes_where_data_moves();
-	ended_requests_come_oldest_first_and_are_announced_once();
-	no_request_is_lost_between_threads();
-	a_host_without_the_driver_is_told_what_to_do();
-	return 0;
 }
 
 #endif

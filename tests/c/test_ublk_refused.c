@@ -23,6 +23,7 @@ int main(void)
 #include "frontend/ublk.h"
 #include "frontend/ublk_control.h"
 #include "frontend_fixture.h"
+#include "tests_with.h"
 
 #define CONTROL_PATH "/dev/ublk-control"
 #define ENTRIES      4u
@@ -149,10 +150,7 @@ static void told(struct kernel now, int code, const char *words)
 	kernel = now;
 	if (kernel.release == NULL)
 		kernel.release = "6.12.1-amd64";
-	if (kernel.add == 0)
-		CHECK_EQ(isw_ublk_check(&asked), code);
-	else
-		CHECK_EQ(isw_ublk_check(&asked), 0);
+	CHECK_EQ(isw_ublk_check(&asked), kernel.add == 0 ? code : 0);
 	CHECK_EQ(iswi_ublk_ops.start(&engine, &config, &frontend, &tried), code);
 	CHECK(frontend == NULL);
 	if (kernel.add == 0)
@@ -165,7 +163,16 @@ static void told(struct kernel now, int code, const char *words)
 	CHECK((strstr(tried.text, "modprobe") != NULL) == (code == -ENODEV));
 }
 
-static void kernels_before_6_5_are_too_old(void)
+static void end(void)
+{
+	CHECK(!engine.down);
+	CHECK_EQ(engine.submitted, 0);
+	engine_stop();
+}
+
+#define TOLD(name) TEST_WITH(name, engine_start(HELD, 64), end())
+
+TOLD(kernels_before_6_5_are_too_old)
 {
 	const char *old[] = {"4.19.0-27-amd64", "5.15.0", "6.0.19", "6.1.0-27-amd64", "6.4.16-rt"};
 	const char *new[] = {"6.5.0", "6.12.9+bpo-amd64", "7.0.0-rc1", "10.1", "unknown"};
@@ -184,7 +191,7 @@ static void kernels_before_6_5_are_too_old(void)
 	}
 }
 
-static void a_control_device_that_may_not_be_used_is_told(void)
+TOLD(a_control_device_that_may_not_be_used_is_told)
 {
 	told((struct kernel){.open = -EACCES}, -EACCES, "need root: " CONTROL_PATH);
 	told((struct kernel){.open = -EPERM}, -EPERM, "need root: " CONTROL_PATH);
@@ -194,39 +201,25 @@ static void a_control_device_that_may_not_be_used_is_told(void)
 	told((struct kernel){.features = ALL_FEATURES, .add = -EPERM}, -EPERM, "a ublk device");
 }
 
-static void io_uring_that_is_off_is_told(void)
+TOLD(io_uring_that_is_off_is_told)
 {
 	told((struct kernel){.ring = -EPERM}, -EOPNOTSUPP, "/proc/sys/kernel/io_uring_disabled");
 	told((struct kernel){.ring = -ENOSYS}, -EOPNOTSUPP, "seccomp profile");
 	told((struct kernel){.ring = -ENOMEM}, -ENOMEM, "io_uring for " CONTROL_PATH);
 }
 
-static void a_driver_that_is_too_old_is_told(void)
+TOLD(a_driver_that_is_too_old_is_told)
 {
 	told((struct kernel){.features_code = -EINVAL}, -EOPNOTSUPP, "Linux 6.5 or later");
 	told((struct kernel){.features = UBLK_F_CMD_IOCTL_ENCODE}, -EOPNOTSUPP, "user recovery");
 }
 
-static void the_limit_of_devices_is_told(void)
+TOLD(the_limit_of_devices_is_told)
 {
 	told((struct kernel){.features = ALL_FEATURES, .add = -EACCES}, -ENOSPC, "ublks_max");
 	told((struct kernel){.features = ALL_FEATURES, .add = -ENOSPC}, -ENOSPC, "ublks_max");
 	told((struct kernel){.features = ALL_FEATURES, .add = -ENOMEM}, -ENOMEM,
 	     "the kernel made no ublk device");
-}
-
-int main(void)
-{
-	engine_start(HELD, 64);
-	kernels_before_6_5_are_too_old();
-	a_control_device_that_may_not_be_used_is_told();
-	io_uring_that_is_off_is_told();
-	a_driver_that_is_too_old_is_told();
-	the_limit_of_devices_is_told();
-	CHECK(!engine.down);
-	CHECK_EQ(engine.submitted, 0);
-	engine_stop();
-	return 0;
 }
 
 #endif

@@ -38,6 +38,12 @@ static void fail(const char *what, int code, const struct isw_error *error)
 	exit(1);
 }
 
+static void must(int err, const char *what, const struct isw_error *error)
+{
+	if (err != 0)
+		fail(what, err, error);
+}
+
 static void open_engine(const char *path, uint64_t bytes)
 {
 	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -65,10 +71,8 @@ static isw_frontend *serve_new(void)
 	const struct isw_frontend_config config = {.identity = IDENTITY};
 	struct isw_frontend_info info;
 	isw_frontend *frontend;
-	int err = iswi_ublk_ops.start(&engine, &config, &frontend, &error);
 
-	if (err != 0)
-		fail("new", err, &error);
+	must(iswi_ublk_ops.start(&engine, &config, &frontend, &error), "new", &error);
 	iswi_ublk_ops.info(frontend, &info);
 	say("device", info.device_id);
 	return frontend;
@@ -80,10 +84,8 @@ static isw_frontend *serve_after(uint32_t device)
 	const struct isw_frontend_config config = {.identity = IDENTITY, .device_id = device};
 	isw_frontend *frontend;
 	char line[16];
-	int err = iswi_ublk_ops.prepare(&engine, &config, &frontend, &error);
 
-	if (err != 0)
-		fail("prepare", err, &error);
+	must(iswi_ublk_ops.prepare(&engine, &config, &frontend, &error), "prepare", &error);
 	if (mlockall(MCL_CURRENT | MCL_FUTURE) != 0)
 		fail("mlockall", -errno, NULL);
 	say("prepared", device);
@@ -91,9 +93,7 @@ static isw_frontend *serve_after(uint32_t device)
 		iswi_ublk_ops.destroy(frontend); /* not needed: the device stays */
 		exit(0);
 	}
-	err = iswi_ublk_ops.take_over(frontend, 60000, &error);
-	if (err != 0)
-		fail("take over", err, &error);
+	must(iswi_ublk_ops.take_over(frontend, 60000, &error), "take over", &error);
 	say("serving", device);
 	return frontend;
 }
@@ -103,15 +103,12 @@ static int remove_by_force(uint32_t device)
 {
 	struct isw_error error = {0};
 	struct iswi_ublk_control control;
-	int err = iswi_ublk_control_open(&control, &error);
 
-	if (err != 0)
-		fail("control", err, &error);
-	err = iswi_ublk_stop(&control, device);
-	if (err == 0)
-		err = iswi_ublk_del(&control, device);
+	must(iswi_ublk_control_open(&control, &error), "control", &error);
+	must(iswi_ublk_stop(&control, device), "stop", NULL);
+	must(iswi_ublk_del(&control, device), "delete", NULL);
 	iswi_ublk_control_close(&control);
-	return err == 0 ? 0 : 1;
+	return 0;
 }
 
 static int begin(uint32_t device)
@@ -119,15 +116,13 @@ static int begin(uint32_t device)
 	const struct timespec tick = {.tv_nsec = 2000000};
 	struct isw_error error = {0};
 	struct iswi_ublk_control control;
-	int err = iswi_ublk_control_open(&control, &error);
+	int err;
 
-	if (err != 0)
-		fail("control", err, &error);
+	must(iswi_ublk_control_open(&control, &error), "control", &error);
 	/* Until its server is dead. Who waits for us has a bound. */
 	while ((err = iswi_ublk_start_recovery(&control, device)) == -EBUSY)
 		nanosleep(&tick, NULL);
-	if (err != 0)
-		fail("begin", err, NULL);
+	must(err, "begin", NULL);
 	return 0;
 }
 
