@@ -36,7 +36,7 @@ def background_jobs(
     """The programs that these tests are about, as far as they are built."""
     jobs = {}
     for item in items:
-        build, program = item.callspec.params["build"], item.callspec.params["program"]
+        build, program = (str(item.callspec.params[name]) for name in ("build", "program"))
         if (binary := _binary(build, program)).exists():
             argv = sanitizers.command(build, [str(binary)])
             jobs[f"{build}-{program}"] = Job(argv, new_directory(), _TIME_S_MAX, sanitizers.ENV)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import json
 import re
@@ -29,8 +30,7 @@ from typing import Any, Final
 HAVE_ATHERIS: Final = importlib.util.find_spec("atheris") is not None
 
 if HAVE_ATHERIS and __name__ == "__main__":
-    import atheris
-
+    atheris = importlib.import_module("atheris")
     _instrumented: Any = atheris.instrument_imports(include=["infiniswap"])
 else:
     _instrumented = contextlib.nullcontext()
@@ -101,9 +101,11 @@ class Bytes:
 
 
 @functools.cache
-def fields_of(kind: type[Any]) -> tuple[Any, ...]:
+def fields_of(kind: type[msgspec.Struct]) -> tuple[msgspec.inspect.Field, ...]:
     """Fields with their types and bounds."""
-    return tuple(msgspec.inspect.type_info(kind).fields)
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return info.fields
 
 
 def value(info: Any, source: Bytes) -> Any:
@@ -149,7 +151,7 @@ def text(pattern: str, source: Bytes) -> str:
     return "".join(chr(source.below(0x3000)) for _ in range(count))
 
 
-def structure(kind: type[Any], source: Bytes) -> dict[str, Any]:
+def structure(kind: type[msgspec.Struct], source: Bytes) -> dict[str, Any]:
     """A message or body as a dict, perhaps with a field too many or too few."""
     made: dict[str, Any] = {}
     if kind.__struct_config__.tag is not None:

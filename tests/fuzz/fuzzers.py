@@ -125,7 +125,7 @@ def _command(fuzzer: Fuzzer, target: Path, directory: Path, seconds: float) -> l
     findings = directory / "findings" / fuzzer.name
     for path in (corpus, findings):
         path.mkdir(parents=True, exist_ok=True)
-    import seeds
+    from fuzz import seeds
 
     seeds.write(fuzzer.name, directory / "seeds" / fuzzer.name)
     start = [str(target)] if fuzzer.sources else [sys.executable, str(target)]
@@ -206,4 +206,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(HERE.parent))
     sys.exit(main())

@@ -3,14 +3,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import fuzzers
+from fuzz import fuzzers
 
 pytestmark = pytest.mark.requires_native
 
