@@ -109,7 +109,8 @@ TEST(test_shutdown_and_destroy_with_much_in_flight)
 	client_shutdown(&rig.client);
 	CHECK_EQ(client_wait_down(&rig.client), -ESHUTDOWN);
 	rig_stop();
-	ops_await(ops, 40, -ESHUTDOWN);
+	for (uint32_t i = 0; i < 40; i++)
+		CHECK_EQ(ops[i].error, -ESHUTDOWN);
 	STUB_SET(frozen, false);
 }
 

@@ -314,9 +314,10 @@ TEST_WITH(test_renewal_that_cannot_wait, begin(64u << 20, 1, 1), tear_down())
 #define DIRECT_ROUNDS 20000u
 #define TAKEN_AWAY    0xdeadu
 
+static atomic_bool fence_ending;
+
 struct holder {
 	struct iswi_nbd_export export;
-	atomic_bool *ending;
 	atomic_uint held, refused; /* relaxed: shows that both were tried */
 	pthread_t thread;
 };
@@ -325,7 +326,7 @@ static void *holder_main(void *opaque)
 {
 	struct holder *h = opaque;
 
-	while (!atomic_load(h->ending)) {
+	while (!atomic_load(&fence_ending)) {
 		struct iswi_nbd_hold hold;
 
 		if (iswi_store_backend.hold(&h->export, 0, ISW_PAGE_BYTES, &hold) != 0) {
@@ -343,14 +344,12 @@ static void *holder_main(void *opaque)
 TEST(test_fence_alone)
 {
 	struct holder holders[2] = {0};
-	atomic_bool ending = false;
 	struct leased leased;
 	char nobody; /* stands for a connection. Were one shut without need, it would show */
 
 	set_up(ISW_PAGE_BYTES, 1);
 	leased = lease_slots(1);
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(holders); i++) {
-		holders[i].ending = &ending;
 		CHECK_EQ(iswi_store_backend.open(store, leased.token, ISWI_TOKEN_BYTES,
 						 (struct iswi_nbd_conn *)&nobody,
 						 &holders[i].export),
@@ -370,7 +369,7 @@ TEST(test_fence_alone)
 	map_slab(leased.lease);
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(holders); i++)
 		WAIT_FOR(atomic_load(&holders[i].held) > 0);
-	atomic_store(&ending, true);
+	atomic_store(&fence_ending, true);
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(holders); i++) {
 		pthread_join(holders[i].thread, NULL);
 		iswi_store_backend.close(store, &holders[i].export,
@@ -386,14 +385,20 @@ TEST(test_fence_alone)
 #define HAMMER_ROUNDS 150u
 #define TENANTS       4u
 
+static struct {
+	pthread_mutex_t lock;
+	struct leased leased[2];
+	struct mapped mapped[2][HAMMER_SLOTS]; /* generation 0: not mapped */
+	atomic_bool ending;
+} landlord;
+
+static atomic_ullong reads, refusals; /* show that both were tried */
+
 struct tenant {
 	unsigned char tag;
 	uint64_t page; /* of each slot this client keeps to: two do not share bytes */
+	const struct leased *leased;
 	pthread_t thread;
-	pthread_mutex_t *lock; /* lease, token, as they change */
-	struct leased *leased;
-	atomic_bool *ending;
-	atomic_ullong reads, refusals; /* relaxed: show that both were tried */
 };
 
 /* Writes its own tag, reads: nothing but that tag or zeros may come, or an error. */
@@ -408,10 +413,10 @@ static bool tenant_step(struct tenant *t, int fd, unsigned i)
 	if (error == 0) {
 		CHECK(page[0] == 0 || page[0] == t->tag);
 		CHECK(all_bytes(page, page[0], sizeof(page)));
-		t->reads++;
+		reads++;
 	} else {
 		CHECK_EQ(error, NBD_EIO);
-		t->refusals++;
+		refusals++;
 	}
 	memset(page, t->tag, sizeof(page));
 	error = do_write(fd, offset, page, sizeof(page));
@@ -424,27 +429,20 @@ static void *tenant_main(void *opaque)
 	struct tenant *t = opaque;
 	unsigned i = 0;
 
-	while (!atomic_load(t->ending)) {
+	while (!atomic_load(&landlord.ending)) {
 		char token[ISW_TOKEN_TEXT_BYTES];
 		int fd = dial(port);
 
-		pthread_mutex_lock(t->lock);
+		pthread_mutex_lock(&landlord.lock);
 		strcpy(token, t->leased->token);
-		pthread_mutex_unlock(t->lock);
+		pthread_mutex_unlock(&landlord.lock);
 		if (try_open(fd, token) == 0)
-			while (!atomic_load(t->ending) && tenant_step(t, fd, i))
+			while (!atomic_load(&landlord.ending) && tenant_step(t, fd, i))
 				i++;
 		close(fd);
 	}
 	return NULL;
 }
-
-struct landlord {
-	pthread_mutex_t lock;
-	struct leased leased[2];
-	struct mapped mapped[2][HAMMER_SLOTS]; /* generation 0: not mapped */
-	atomic_bool ending;
-};
 
 static uint32_t random_next(uint32_t *state)
 {
@@ -453,25 +451,25 @@ static uint32_t random_next(uint32_t *state)
 }
 
 /* Takes a slab from one lease or gives one; now and then a fresh token, or a fresh lease. */
-static void landlord_step(struct landlord *l, uint32_t *random)
+static void landlord_step(uint32_t *random)
 {
 	const unsigned who = random_next(random) % 2, what = random_next(random) % 16;
-	struct leased *leased = &l->leased[who];
-	struct mapped *mapped = &l->mapped[who][random_next(random) % HAMMER_SLOTS];
+	struct leased *leased = &landlord.leased[who];
+	struct mapped *mapped = &landlord.mapped[who][random_next(random) % HAMMER_SLOTS];
 	char token[ISW_TOKEN_TEXT_BYTES];
 	int err;
 
 	if (what == 0) {
 		CHECK_EQ(isw_store_lease_renew(store, leased->lease, WAIT_S * 1000, token), 0);
-		pthread_mutex_lock(&l->lock);
+		pthread_mutex_lock(&landlord.lock);
 		strcpy(leased->token, token);
-		pthread_mutex_unlock(&l->lock);
+		pthread_mutex_unlock(&landlord.lock);
 	} else if (what == 1) {
 		CHECK_EQ(isw_store_lease_destroy(store, leased->lease), 0);
-		pthread_mutex_lock(&l->lock);
+		pthread_mutex_lock(&landlord.lock);
 		*leased = lease_slots(HAMMER_SLOTS);
-		pthread_mutex_unlock(&l->lock);
-		memset(l->mapped[who], 0, sizeof(l->mapped[who]));
+		pthread_mutex_unlock(&landlord.lock);
+		memset(landlord.mapped[who], 0, sizeof(landlord.mapped[who]));
 	} else if (mapped->generation != 0) {
 		CHECK_EQ(unmap_slab(leased->lease, *mapped, what % 2 ? 0 : WAIT_S * 1000), 0);
 		mapped->generation = 0;
@@ -484,49 +482,34 @@ static void landlord_step(struct landlord *l, uint32_t *random)
 	scrub_all();
 }
 
-/* Whether bytes were read, and a request was refused. */
-static bool all_tried(struct tenant *tenants)
-{
-	unsigned long long reads = 0, refusals = 0;
-
-	for (unsigned i = 0; i < TENANTS; i++) {
-		reads += atomic_load_explicit(&tenants[i].reads, memory_order_relaxed);
-		refusals += atomic_load_explicit(&tenants[i].refusals, memory_order_relaxed);
-	}
-	return reads > 0 && refusals > 0;
-}
-
 TEST(test_tenants_never_meet)
 {
-	static struct landlord l;
 	static struct tenant tenants[TENANTS];
 	uint32_t random = 12345;
 
 	set_up(SMALL_BYTES, HAMMER_SLABS);
-	pthread_mutex_init(&l.lock, NULL);
-	atomic_init(&l.ending, false);
+	pthread_mutex_init(&landlord.lock, NULL);
+	atomic_init(&landlord.ending, false);
 	for (unsigned i = 0; i < 2; i++)
-		l.leased[i] = lease_slots(HAMMER_SLOTS);
+		landlord.leased[i] = lease_slots(HAMMER_SLOTS);
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(tenants); i++) {
 		tenants[i] = (struct tenant){
 			.tag = (unsigned char)(0xa1 + i % 2),
 			.page = i / 2,
-			.lock = &l.lock,
-			.leased = &l.leased[i % 2],
-			.ending = &l.ending,
+			.leased = &landlord.leased[i % 2],
 		};
 		CHECK_EQ(iswi_thread_start(&tenants[i].thread, "tenant", tenant_main, &tenants[i]),
 			 0);
 	}
 	/* On a machine that others use it takes them longer to get anything done. */
-	for (unsigned round = 0; round < HAMMER_ROUNDS || !all_tried(tenants); round++) {
-		landlord_step(&l, &random);
+	for (unsigned round = 0; round < HAMMER_ROUNDS || reads == 0 || refusals == 0; round++) {
+		landlord_step(&random);
 		if (round % 4 == 0)
 			sleep_ms(2); /* let the tenants use what they have */
 	}
-	atomic_store(&l.ending, true);
+	atomic_store(&landlord.ending, true);
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(tenants); i++)
 		pthread_join(tenants[i].thread, NULL);
 	tear_down();
-	pthread_mutex_destroy(&l.lock);
+	pthread_mutex_destroy(&landlord.lock);
 }

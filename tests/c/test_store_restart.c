@@ -179,10 +179,12 @@ TEST(test_smaller_pool)
 
 /* What is done to the file of a lent slab while no daemon runs, and what is said about it. */
 struct bad_file {
-	void (*spoil)(const char *path);
-	const char *name; /* else the name it gets */
 	const char *why;
 	uint32_t slabs_left;
+	/* One of these. */
+	void (*spoil)(const char *path);
+	const char *name;
+	off_t bytes;
 };
 
 static void with_bad_file(const struct bad_file *bad)
@@ -194,11 +196,14 @@ static void with_bad_file(const struct bad_file *bad)
 	map_slab(leased.lease);
 	tear_down();
 	find(".mapped.", path, sizeof(path));
-	snprintf(other, sizeof(other), "%s/%s", directory, bad->name == NULL ? "" : bad->name);
-	if (bad->spoil != NULL)
+	if (bad->spoil != NULL) {
 		bad->spoil(path);
-	else
+	} else if (bad->name != NULL) {
+		snprintf(other, sizeof(other), "%s/%s", directory, bad->name);
 		CHECK_EQ(rename(path, other), 0);
+	} else {
+		CHECK_EQ(truncate(path, bad->bytes), 0);
+	}
 	open_store(SLABS);
 	check_note(bad->why);
 	/* Where everything goes, no number of before counts. */
@@ -208,16 +213,6 @@ static void with_bad_file(const struct bad_file *bad)
 	CHECK_EQ(store_stats().slabs_mapped, 0);
 	CHECK_EQ(store_stats().slabs_free + store_stats().slabs_dirty, bad->slabs_left);
 	end();
-}
-
-static void make_short(const char *path)
-{
-	CHECK_EQ(truncate(path, SLAB_BYTES - 4096), 0);
-}
-
-static void make_long(const char *path)
-{
-	CHECK_EQ(truncate(path, 2 * SLAB_BYTES), 0);
 }
 
 static void make_hole(const char *path)
@@ -238,8 +233,9 @@ static void make_link(const char *path)
 
 static void give_away(const char *path)
 {
-	if (chown(path, 65534, 65534) != 0)
-		make_short(path); /* not root: it is refused all the same, see the caller */
+	if (chown(path, 65534, 65534) !=
+	    0) /* not root: it is refused all the same, see the caller */
+		CHECK_EQ(truncate(path, SLAB_BYTES - 4096), 0);
 }
 
 static void no_counter(const char *path)
@@ -266,16 +262,16 @@ static void second_counter(const char *path)
 TEST(test_bad_files)
 {
 	const struct bad_file files[] = {
-		{make_short, NULL, "size", SLABS - 1},
-		{make_long, NULL, "size", SLABS - 1},
-		{make_hole, NULL, "missing", SLABS - 1},
-		{make_link, NULL, "opened", SLABS},
-		{give_away, NULL, geteuid() == 0 ? "user" : "size", SLABS - 1},
-		{NULL, "slab.7.mapped.1.0.5", "name", SLABS - 1},
-		{NULL, "slab.1.mapped.01.0.5.0", "name", SLABS - 1},
-		{NULL, "slab.1.mapped.1.0.99999.0", "number", SLABS - 1},
-		{no_counter, NULL, "counter", 0},
-		{second_counter, NULL, "counter", 0},
+		{"size", SLABS - 1, .bytes = SLAB_BYTES - 4096},
+		{"size", SLABS - 1, .bytes = 2 * SLAB_BYTES},
+		{"missing", SLABS - 1, .spoil = make_hole},
+		{"opened", SLABS, .spoil = make_link},
+		{geteuid() == 0 ? "user" : "size", SLABS - 1, .spoil = give_away},
+		{"name", SLABS - 1, .name = "slab.7.mapped.1.0.5"},
+		{"name", SLABS - 1, .name = "slab.1.mapped.01.0.5.0"},
+		{"number", SLABS - 1, .name = "slab.1.mapped.1.0.99999.0"},
+		{"counter", 0, .spoil = no_counter},
+		{"counter", 0, .spoil = second_counter},
 	};
 
 	for (unsigned i = 0; i < sizeof(files) / sizeof(files[0]); i++)

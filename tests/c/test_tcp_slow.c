@@ -26,25 +26,7 @@ struct read {
 static struct server server;
 static struct client client;
 static char old_bytes[4][LENGTH], new_bytes[4][LENGTH];
-static pthread_mutex_t gate_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t gate_changed = PTHREAD_COND_INITIALIZER;
-static bool gate_open;
-
-static void gate_set(bool open)
-{
-	pthread_mutex_lock(&gate_lock);
-	gate_open = open;
-	pthread_cond_broadcast(&gate_changed);
-	pthread_mutex_unlock(&gate_lock);
-}
-
-static void gate_wait(void)
-{
-	pthread_mutex_lock(&gate_lock);
-	while (!gate_open)
-		pthread_cond_wait(&gate_changed, &gate_lock);
-	pthread_mutex_unlock(&gate_lock);
-}
+static atomic_bool gate_open;
 
 /* Answers reads with DATA, `ahead` bytes of the payload before the gate opens (-1: nothing). */
 static void stalling_server(int fd, void *arg)
@@ -59,13 +41,13 @@ static void stalling_server(int fd, void *arg)
 	while (server_request(fd, &request)) {
 		CHECK(request.length <= LENGTH);
 		if (ahead < 0)
-			gate_wait();
+			WAIT_FOR(atomic_load(&gate_open));
 		if (!server_reply(fd, request.cookie, 0))
 			return;
 		if (ahead >= 0) {
 			if (!say(fd, data, (size_t)ahead))
 				return;
-			gate_wait();
+			WAIT_FOR(atomic_load(&gate_open));
 		}
 		if (!say(fd, data, request.length - (size_t)ISWI_MAX(ahead, 0)))
 			return;
@@ -108,13 +90,13 @@ static void holds(const char *bytes, size_t from, size_t to, int value)
 
 static void start(int *ahead, uint32_t depth)
 {
-	gate_set(false);
+	atomic_store(&gate_open, false);
 	both_start(&server, &client, stalling_server, ahead, depth);
 }
 
 static void end(void)
 {
-	gate_set(true);
+	atomic_store(&gate_open, true);
 	both_end(&server, &client);
 }
 
@@ -135,7 +117,7 @@ TEST_CASES(check_swapped, 2, one_at_a_time)
 	/* Somebody else's by now. */
 	memset(old_bytes[0], OLD + 1, LENGTH);
 	memset(old_bytes[2], OLD + 1, LENGTH);
-	gate_set(true);
+	atomic_store(&gate_open, true);
 	for (uint32_t i = 0; i < 3; i++) {
 		ops_await(&read[i].op, 1, 0);
 		CHECK_EQ(read[i].slow, 1);
@@ -158,7 +140,7 @@ TEST_CASES(check_half_received, 3, n)
 	holds(new_bytes[0], 0, (size_t)ahead, DATA);
 	holds(new_bytes[0], (size_t)ahead, LENGTH, NEW);
 	memset(old_bytes[0], OLD + 1, LENGTH);
-	gate_set(true);
+	atomic_store(&gate_open, true);
 	ops_await(&read.op, 1, 0);
 	holds(new_bytes[0], 0, LENGTH, DATA);
 	holds(old_bytes[0], 0, LENGTH, OLD + 1);
@@ -172,14 +154,14 @@ TEST(check_not_told)
 	struct read minds, does_not, quick;
 
 	start(&ahead, 16);
-	gate_set(true);
+	atomic_store(&gate_open, true);
 	read_start(&quick, 0, 10000000, true);
 	client_wait_ended(&client, 1);
-	gate_set(false);
+	atomic_store(&gate_open, false);
 	read_start(&does_not, 1, 0, true);
 	read_start(&minds, 2, SLOW_US, true);
 	client_wait(&client, &minds.slow, 1);
-	gate_set(true);
+	atomic_store(&gate_open, true);
 	client_wait_ended(&client, 3);
 	CHECK_EQ(quick.slow, 0);
 	CHECK_EQ(does_not.slow, 0);
@@ -201,11 +183,11 @@ TEST(check_soon)
 		uint64_t took_ns;
 
 		usleep(300000);
-		gate_set(false);
+		atomic_store(&gate_open, false);
 		read_start(&read, 0, SLOW_US, true);
 		client_wait(&client, &read.slow, 1);
 		took_ns = read.slow_ns;
-		gate_set(true);
+		atomic_store(&gate_open, true);
 		client_wait_ended(&client, i + 1);
 		best_ns = ISWI_MIN(best_ns, took_ns);
 	}
@@ -229,7 +211,7 @@ TEST(check_younger_than_the_clock)
 	struct iswi_tcp_config config;
 	struct read read;
 
-	gate_set(false);
+	atomic_store(&gate_open, false);
 	config = server_config(&server, stalling_server, &ahead);
 	config.clock = &clock;
 	client_connect(&client, &config);
@@ -238,7 +220,7 @@ TEST(check_younger_than_the_clock)
 	pthread_mutex_lock(&client.lock);
 	CHECK_EQ(read.slow, 0);
 	pthread_mutex_unlock(&client.lock);
-	gate_set(true);
+	atomic_store(&gate_open, true);
 	client_wait_ended(&client, 1);
 	holds(old_bytes[0], 0, LENGTH, DATA);
 	end();
@@ -278,7 +260,7 @@ TEST(check_idle_wakes_nobody)
 	uint64_t before;
 
 	start(&ahead, 16);
-	gate_set(true);
+	atomic_store(&gate_open, true);
 	read_start(&read, 0, SLOW_US, true);
 	client_wait_ended(&client, 1);
 	usleep(300000);
