@@ -169,19 +169,9 @@ static UNUSED int client_wait_down(struct client *client)
 
 static UNUSED int op_run(struct op *op)
 {
-	uint32_t before = op->client->ended;
-
 	op_submit(op);
-	client_wait_ended(op->client, before + 1);
-	CHECK_EQ(op->ended, 1);
+	client_wait(op->client, &op->ended, 1);
 	return op->error;
-}
-
-static UNUSED int op_do(struct op *op, struct client *client, enum iswi_xfer_kind kind,
-			uint64_t offset, void *buf, uint32_t length)
-{
-	op_init(op, client, kind, offset, buf, length);
-	return op_run(op);
 }
 
 static UNUSED void client_shutdown(struct client *client)

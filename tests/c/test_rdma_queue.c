@@ -126,20 +126,11 @@ static void *write_and_read(void *arg)
 {
 	const uint32_t number = (uint32_t)(uintptr_t)arg;
 	char *memory = rig_pages(2 * ISW_PAGE_BYTES);
-	/* Its own client: op_run counts what has ended. */
-	struct client client;
-	struct op op;
 
-	client_init(&client);
-	client.queue = rig.client.queue;
 	for (uint32_t i = 0; i < 100; i++) {
-		uint64_t offset = rig_offset(number, i % 5);
-
 		fill(memory, i << 8 | number);
-		CHECK_EQ(op_do(&op, &client, ISWI_XFER_WRITE, offset, memory, ISW_PAGE_BYTES), 0);
-		CHECK_EQ(op_do(&op, &client, ISWI_XFER_READ, offset, memory + ISW_PAGE_BYTES,
-			       ISW_PAGE_BYTES),
-			 0);
+		CHECK_EQ(rig_do(ISWI_XFER_WRITE, number, i % 5, memory), 0);
+		CHECK_EQ(rig_do(ISWI_XFER_READ, number, i % 5, memory + ISW_PAGE_BYTES), 0);
 		CHECK(is_filled(memory + ISW_PAGE_BYTES, i << 8 | number));
 	}
 	free(memory);

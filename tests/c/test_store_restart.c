@@ -2,6 +2,7 @@
 /* A store in a directory, and the one that comes after it: what is served again, and what is not.
  */
 #define _GNU_SOURCE 1
+#include <glob.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -19,19 +20,14 @@ static void open_store(uint32_t slabs)
 /* The one file whose name has that in it. */
 static void find(const char *part, char *path_out, size_t bytes)
 {
-	DIR *dir = opendir(directory);
-	const struct dirent *entry;
-	unsigned found = 0;
+	char pattern[512];
+	glob_t found;
 
-	CHECK(dir != NULL);
-	while ((entry = readdir(dir)) != NULL) {
-		if (strstr(entry->d_name, part) == NULL)
-			continue;
-		snprintf(path_out, bytes, "%s/%s", directory, entry->d_name);
-		found++;
-	}
-	closedir(dir);
-	CHECK_EQ(found, 1);
+	snprintf(pattern, sizeof(pattern), "%s/*%s*", directory, part);
+	CHECK_EQ(glob(pattern, 0, NULL, &found), 0);
+	CHECK_EQ(found.gl_pathc, 1);
+	snprintf(path_out, bytes, "%s", found.gl_pathv[0]);
+	globfree(&found);
 }
 
 static void fill(const char *token, uint32_t slot, int value)

@@ -23,14 +23,10 @@ static void *worker_main(void *opaque)
 {
 	static const uint32_t batches = OPS_PER / WINDOW / 2;
 	const uint32_t first_page = (uint32_t)(uintptr_t)opaque * PAGES_PER;
-	/* Only its lock, ended and queue: one per thread, one queue for all. */
-	struct client own;
 	char *buffer = malloc((size_t)WINDOW * ISW_PAGE_BYTES);
 	struct op op[WINDOW];
 
 	CHECK(buffer != NULL);
-	client_init(&own);
-	own.queue = client.queue;
 	for (uint32_t n = 0; n < 2 * batches; n++) {
 		bool write = n % 2 == 0;
 		uint32_t first = first_page + n / 2 * WINDOW % (PAGES_PER - WINDOW);
@@ -40,7 +36,7 @@ static void *worker_main(void *opaque)
 
 			if (write)
 				memset(page, (int)(n / 2 + i + first), ISW_PAGE_BYTES);
-			op_init(&op[i], &own, write ? ISWI_XFER_WRITE : ISWI_XFER_READ,
+			op_init(&op[i], &client, write ? ISWI_XFER_WRITE : ISWI_XFER_READ,
 				(uint64_t)(first + i) * ISW_PAGE_BYTES, page, ISW_PAGE_BYTES);
 		}
 		/* As one chain, or one by one. */
