@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.machine.made_host import MadeHost
 
 from infiniswap.errors import (
     ConflictError,
@@ -21,14 +22,10 @@ from infiniswap.units import MIB
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
     """Version 2 with the memory controller on, and this process deep in a limited cgroup."""
-    proc, top = tmp_path / "proc", tmp_path / "cgroup"
-    (proc / "self").mkdir(parents=True)
-    (top / "user.slice" / "job").mkdir(parents=True)
-    (proc / "self" / "mountinfo").write_text(f"1 0 0:1 / {top} rw - cgroup2 none rw\n")
-    (proc / "self" / "cgroup").write_text("0::/user.slice/job\n")
-    (top / "cgroup.controllers").write_text("memory\n")
-    (top / "cgroup.subtree_control").write_text("cpu memory\n")
-    return proc
+    host = MadeHost(tmp_path, version=2, own="/user.slice/job")
+    host.cgroup("user.slice/job", limit=MIB)
+    (host.top / "cgroup.subtree_control").write_text("cpu memory\n")
+    return host.proc
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".x", "a b", "x" * 101, "ü"])

@@ -9,53 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.machine.made_host import MadeHost
 
 from infiniswap.donor import memory as donor_memory
 from infiniswap.errors import SystemCallError, UnavailableError
 from infiniswap.system import memory
 from infiniswap.units import GIB, MIB
-
-NO_LIMIT_V1 = 9_223_372_036_854_771_712
-
-
-class Host:
-    """A /proc and a cgroup mount under one directory."""
-
-    def __init__(self, root: Path, *, version: int, own: str, mount_root: str = "/") -> None:
-        self.proc, self.top, self.version = root / "proc", root / "cgroup", version
-        (self.proc / "self").mkdir(parents=True)
-        self.top.mkdir()
-        (self.proc / "meminfo").write_text(
-            "MemTotal:       16777216 kB\nMemFree:         1048576 kB\n"
-            "MemAvailable:    8388608 kB\nHugePages_Total:       0\n"
-        )
-        kind, options = ("cgroup2", "rw") if version == 2 else ("cgroup", "rw,memory")
-        line = f"35 24 0:32 {mount_root} {self.top} rw - {kind} none {options}\n"
-        (self.proc / "self" / "mountinfo").write_text(line)
-        text = f"0::{own}\n" if version == 2 else f"5:cpu:/other\n4:memory:{own}\n0::/\n"
-        (self.proc / "self" / "cgroup").write_text(text)
-        if version == 2:
-            (self.top / "cgroup.controllers").write_text("cpu memory\n")
-
-    def cgroup(self, path: str, *, limit: int | None, usage: int, file: int = 0) -> Path:
-        directory = self.top / path
-        directory.mkdir(parents=True, exist_ok=True)
-        if self.version == 2:
-            (directory / "memory.max").write_text("max\n" if limit is None else f"{limit}\n")
-            (directory / "memory.current").write_text(f"{usage}\n")
-            (directory / "memory.stat").write_text(f"anon 7\nfile 1\ninactive_file {file}\n")
-            (directory / "memory.events").write_text("oom 3\noom_kill 2\n")
-            (directory / "memory.swap.current").write_text("11\n")
-        else:
-            shown = NO_LIMIT_V1 if limit is None else limit
-            (directory / "memory.limit_in_bytes").write_text(f"{shown}\n")
-            (directory / "memory.usage_in_bytes").write_text(f"{usage}\n")
-            (directory / "memory.max_usage_in_bytes").write_text(f"{usage + 1}\n")
-            (directory / "memory.stat").write_text(
-                f"inactive_file 99\ntotal_rss 7\ntotal_inactive_file {file}\ntotal_swap 11\n"
-            )
-            (directory / "memory.oom_control").write_text("under_oom 0\noom_kill 2\n")
-        return directory
 
 
 @pytest.fixture(params=[1, 2])
@@ -65,16 +24,16 @@ def version(request: pytest.FixtureRequest) -> int:
 
 
 def test_without_limits_the_host_counts(tmp_path: Path, version: int) -> None:
-    host = Host(tmp_path, version=version, own="/a/b")
+    host = MadeHost(tmp_path, version=version, own="/a/b")
     for path in (".", "a", "a/b"):
-        host.cgroup(path, limit=None, usage=GIB)
+        host.cgroup(path, usage=GIB)
     got = memory.host_memory(proc=host.proc)
     assert got == memory.Memory(16 * GIB, 8 * GIB, "host")
 
 
 def test_the_tightest_limit_of_the_chain_counts(tmp_path: Path, version: int) -> None:
-    host = Host(tmp_path, version=version, own="/a/b")
-    host.cgroup(".", limit=None, usage=GIB)
+    host = MadeHost(tmp_path, version=version, own="/a/b")
+    host.cgroup(".", usage=GIB)
     host.cgroup("a", limit=2 * GIB, usage=GIB + 512 * MIB, file=256 * MIB)
     host.cgroup("a/b", limit=4 * GIB, usage=GIB)
     got = memory.host_memory(proc=host.proc)
@@ -84,29 +43,29 @@ def test_the_tightest_limit_of_the_chain_counts(tmp_path: Path, version: int) ->
 
 
 def test_a_wide_limit_leaves_the_hosts_available_memory(tmp_path: Path, version: int) -> None:
-    host = Host(tmp_path, version=version, own="/a")
-    host.cgroup(".", limit=None, usage=GIB)
-    host.cgroup("a", limit=12 * GIB, usage=0)
+    host = MadeHost(tmp_path, version=version, own="/a")
+    host.cgroup(".", usage=GIB)
+    host.cgroup("a", limit=12 * GIB)
     got = memory.host_memory(proc=host.proc)
     assert (got.total_bytes, got.available_bytes) == (12 * GIB, 8 * GIB)
 
 
 def test_a_container_that_sees_only_its_own_cgroup(tmp_path: Path, version: int) -> None:
     """The path starts at the host's root, the mount shows the container's directory."""
-    host = Host(tmp_path, version=version, own="/docker/abc", mount_root="/docker/abc")
-    host.cgroup(".", limit=GIB, usage=0)
+    host = MadeHost(tmp_path, version=version, own="/docker/abc", mount_root="/docker/abc")
+    host.cgroup(".", limit=GIB)
     assert memory.host_memory(proc=host.proc).total_bytes == GIB
 
 
 @pytest.mark.parametrize("own", ["/../other", "/elsewhere/x"])
 def test_a_cgroup_that_is_not_visible(tmp_path: Path, version: int, own: str) -> None:
-    host = Host(tmp_path, version=version, own=own, mount_root="/")
-    host.cgroup(".", limit=GIB, usage=0)
+    host = MadeHost(tmp_path, version=version, own=own, mount_root="/")
+    host.cgroup(".", limit=GIB)
     assert memory.memory_hierarchy(proc=host.proc).own == host.top
 
 
 def test_without_memory_cgroups_the_host_counts(tmp_path: Path) -> None:
-    host = Host(tmp_path, version=2, own="/")
+    host = MadeHost(tmp_path, version=2, own="/")
     (host.top / "cgroup.controllers").write_text("cpu io\n")
     assert memory.host_memory(proc=host.proc).limited_by == "host"
     with pytest.raises(UnavailableError, match="memory cgroups"):
@@ -114,8 +73,8 @@ def test_without_memory_cgroups_the_host_counts(tmp_path: Path) -> None:
 
 
 def test_version_1_where_version_2_has_no_memory_controller(tmp_path: Path) -> None:
-    host = Host(tmp_path, version=1, own="/job")
-    host.cgroup("job", limit=GIB, usage=0)
+    host = MadeHost(tmp_path, version=1, own="/job")
+    host.cgroup("job", limit=GIB)
     unified = tmp_path / "unified"
     unified.mkdir()
     (unified / "cgroup.controllers").write_text("\n")
@@ -126,7 +85,7 @@ def test_version_1_where_version_2_has_no_memory_controller(tmp_path: Path) -> N
 
 
 def test_the_figures_of_a_cgroup(tmp_path: Path, version: int) -> None:
-    host = Host(tmp_path, version=version, own="/")
+    host = MadeHost(tmp_path, version=version, own="/")
     got = memory.cgroup_memory(host.cgroup("a", limit=GIB, usage=5, file=3), version)
     assert (got.limit_bytes, got.usage_bytes, got.anon_bytes) == (GIB, 5, 7)
     assert (got.file_bytes, got.swap_bytes, got.oom_kills) == (3, 11, 2)
@@ -193,7 +152,7 @@ def test_refaults_of_a_cgroup(tmp_path: Path, version: int) -> None:
 def test_a_donor_in_a_container_looks_at_the_containers_cache(
     tmp_path: Path, version: int, limit: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = Host(tmp_path, version=version, own="/box")
+    host = MadeHost(tmp_path, version=version, own="/box")
     host.cgroup(".", limit=None, usage=2 * MIB)
     box = host.cgroup("box", limit=limit, usage=MIB)
     prefix = "" if version == 2 else "total_"
