@@ -95,7 +95,7 @@ def keep_awake(
     return KeepAwake(lambda: pages[0], mode, request=request, latency_us=lambda: latency_us)
 
 
-def is_awake(awake: Awake) -> bool:
+def is_awake(awake: KeepAwake) -> bool:
     return awake.awake
 
 
