@@ -91,7 +91,7 @@ static void tear_down(void)
 }
 
 /* The client's end of a connection without a handshake. */
-static int adopted(void)
+static int served(void)
 {
 	const unsigned before = look(&opened);
 	int fds[2];
@@ -111,7 +111,7 @@ static void set_slow(unsigned end, bool slow)
 /* Without a handshake; one end after the other. */
 TEST_WITH(test_in_transmission, set_up(), tear_down())
 {
-	int fd = adopted();
+	int fd = served();
 
 	fill_bytes(fd, 8192, 7, 4096);
 	check_bytes(fd, 8192, 7, 4096);
@@ -125,7 +125,7 @@ TEST_WITH(test_in_transmission, set_up(), tear_down())
 TEST_WITH(test_a_late_write_of_a_dead_connection_is_discarded, set_up(), tear_down())
 {
 	char old[4096], new[4096];
-	int dead = adopted(), live = adopted();
+	int dead = served(), live = served();
 
 	memset(old, 0xaa, sizeof(old));
 	memset(new, 0xbb, sizeof(new));
@@ -150,7 +150,7 @@ TEST_WITH(test_a_late_write_of_a_dead_connection_is_discarded, set_up(), tear_do
 TEST_WITH(test_a_slow_connection_is_not_a_dead_one, set_up(), tear_down())
 {
 	char block[4096] = {1};
-	int slow = adopted(), live = adopted();
+	int slow = served(), live = served();
 
 	set_slow(0, true);
 	CHECK(say_request(slow, NBD_CMD_WRITE, 0, 1, 0, sizeof(block)));
@@ -170,7 +170,7 @@ TEST_WITH(test_more_than_there_is_room_for, set_up(), tear_down())
 	int fds[2], taken[CONNS];
 
 	for (unsigned i = 0; i < CONNS; i++)
-		taken[i] = adopted();
+		taken[i] = served();
 	CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
 	CHECK_EQ(iswi_nbd_server_connected(server, fds[1], &error), -EMFILE);
 	await_close(fds[0]); /* it was taken all the same */

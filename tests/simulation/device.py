@@ -154,7 +154,7 @@ class SimDevice:
         )
         self.mapper.is_eager = not self.has_backup
         executor: Any = None
-        self.mapper.lenders.links = [
+        self.mapper.known_donors.links = [
             Link(donor.address, self.engine, self.mapper, self._config, executor)
             for donor in self._world.donors
         ]
@@ -170,14 +170,14 @@ class SimDevice:
         self._task.cancel()
         await asyncio.wait({self._task})
         self._loop.add_reader(self._fd, self.mapper.events.take)
-        await asyncio.gather(*(link.close() for link in self.mapper.lenders.links))
+        await asyncio.gather(*(link.close() for link in self.mapper.known_donors.links))
         self._loop.remove_reader(self._fd)
 
     def kill(self) -> None:
         """No more of it, from one moment to the next. The engine can still be looked at."""
         if self.host.dead:
             return
-        for link in self.mapper.lenders.links:
+        for link in self.mapper.known_donors.links:
             link.connections.is_closing = True  # or a recovery that is cancelled begins anew
         self._network.host_died(self.host, False)
         self.disconnect()

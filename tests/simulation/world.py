@@ -280,7 +280,7 @@ class World:
         return sum(donor.store.slabs_max for donor in self.donors) >= slabs
 
     def _is_whole(self) -> bool:
-        links = [link for device in self.devices for link in device.mapper.lenders.links]
+        links = [link for device in self.devices for link in device.mapper.known_donors.links]
         infos = [info for device in self.devices for info in device.engine.slabs()]
         settled = {SlabState.MAPPED} if self._room() else {SlabState.MAPPED, SlabState.UNMAPPED}
         return {info.state for info in infos} <= settled and not any(
@@ -327,7 +327,7 @@ class World:
         for device in self.devices:
             infos = device.engine.slabs()
             linked = {}
-            for link in device.mapper.lenders.links:
+            for link in device.mapper.known_donors.links:
                 if link.connections.lease is not None and not link.session.is_open:
                     return f"{device.name}: a lease and no session at {link.address}"
                 for slab, place in link.mapped.items():
@@ -384,7 +384,7 @@ class World:
             lines += [
                 f"{device.name}: {link.address} {link.state} {link.detail!r} "
                 f"{link.session.is_draining}"
-                for link in device.mapper.lenders.links
+                for link in device.mapper.known_donors.links
             ]
             lines += [f"{device.name}: open {request}" for request in device.requests.values()]
             lines += [f"{device.name}: {task}" for task in device.host.open_tasks()]

@@ -102,8 +102,10 @@ def _restore(
         slab_unmap=lambda *args: done.append(("unmap", *args)),
         remote_destroy=lambda remote: done.append(("destroy", remote)),
     )
-    lenders = SimpleNamespace(links=links)
-    mapper = SimpleNamespace(lenders=lenders, lost=lambda slab: done.append(("lost", slab)))
+    known_donors = SimpleNamespace(links=links)
+    mapper = SimpleNamespace(
+        known_donors=known_donors, lost=lambda slab: done.append(("lost", slab))
+    )
     restore_links(cast(Any, engine), cast(Any, mapper), cast(Any, _Link))
     return done
 

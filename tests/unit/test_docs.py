@@ -71,15 +71,16 @@ def _sources() -> str:
 
 @functools.cache
 def _words() -> frozenset[str]:
-    metrics = (metric.name for metric in (*device_metrics.METRICS, *donor_metrics.METRICS))
-    return frozenset([*re.findall(r"\w+", _sources()), *metrics])
+    device = (metric.name for metric in device_metrics.METRICS)
+    donor = (metric.name for metric in donor_metrics.METRICS)
+    return frozenset([*re.findall(r"\w+", _sources()), *device, *donor])
 
 
 @functools.cache
 def _functions() -> frozenset[str]:
     """Names that are called or defined: `name(` in any source, C function pointers, C tests."""
     called = re.findall(r"(\w+)\(", _sources())
-    tests = re.findall(r"^(?:\w+_)?(?:TEST|CASES)\((\w+)[,)]", _sources(), re.MULTILINE)
+    tests = re.findall(r"^[A-Z_]+\((test_\w+)[,)]", _sources(), re.MULTILINE)
     return frozenset([*called, *tests, *re.findall(r"\(\*(\w+)\)\(", _sources())])
 
 
@@ -296,7 +297,7 @@ def test_exit_codes_are_those_of_the_code() -> None:
 
 def _default_text(kind: type[Any], entry: dataclasses.Field[Any]) -> str:
     """A default as the configuration would write it."""
-    value = entry.default
+    value: Any = entry.default
     if entry.metadata.get("auto") and value is None:
         return "auto"
     if value is None or value in ((), ""):

@@ -16,7 +16,7 @@ from infiniswap.errors import DeadlineError, EngineError, InfiniswapError, Reque
 Rates = Mapping[int, dict[int, float] | InfiniswapError]
 
 
-class Slabs:
+class Owners:
     """Leases 1 and 2 with slots; `rates` is what their owners say, or why nothing."""
 
     def __init__(self, rates: Rates) -> None:
@@ -59,7 +59,7 @@ class Slabs:
         return True
 
 
-def evictor(slabs: Slabs, clock: Callable[[], float] = lambda: 0.0, **config: object) -> Evictor:
+def evictor(slabs: Owners, clock: Callable[[], float] = lambda: 0.0, **config: object) -> Evictor:
     settings = EvictionConfig(**config)  # type: ignore[arg-type]
     return Evictor(slabs, settings, Random(1), clock, Counter())
 
@@ -78,18 +78,18 @@ IDLE = dict.fromkeys(range(4), 1.0)
     ],
 )
 async def test_the_least_active_of_those_asked_go(rates: Rates, gone: int) -> None:
-    slabs = Slabs(rates)
+    slabs = Owners(rates)
     assert await evictor(slabs).evict(4) == 4  # E' = E: all eight are asked for
     assert {lease for lease, _ in slabs.taken} == {gone}
 
 
 async def test_a_batch_is_bounded_and_asks_no_more_than_e_and_e_prime() -> None:
-    slabs = Slabs({1: BUSY, 2: IDLE})
+    slabs = Owners({1: BUSY, 2: IDLE})
     assert await evictor(slabs, slabs_max=3, extra=0).evict(8) == len(slabs.taken) == 3
 
 
 async def test_one_slab_alone_needs_no_question() -> None:
-    slabs = Slabs({1: BUSY, 2: IDLE})
+    slabs = Owners({1: BUSY, 2: IDLE})
     slabs.slabs = [(1, 0)]
     assert await evictor(slabs).evict(5) == 1
     assert slabs.asked == []
@@ -98,7 +98,7 @@ async def test_one_slab_alone_needs_no_question() -> None:
 
 async def test_a_slab_without_another_copy_is_left_alone_for_a_while() -> None:
     now_s = 0.0
-    slabs = Slabs({1: IDLE, 2: IDLE})
+    slabs = Owners({1: IDLE, 2: IDLE})
     slabs.kept = {(1, slot) for slot in range(4)}
     batches = evictor(slabs, lambda: now_s)
     assert await batches.evict(8) == 4
@@ -110,13 +110,13 @@ async def test_a_slab_without_another_copy_is_left_alone_for_a_while() -> None:
 
 
 async def test_one_that_cannot_be_taken_does_not_stop_the_others() -> None:
-    slabs = Slabs({1: IDLE, 2: IDLE})
+    slabs = Owners({1: IDLE, 2: IDLE})
     slabs.broken = {(1, 0), (2, 3)}
     assert await evictor(slabs).evict(8) == 6
 
 
 async def test_a_batch_in_a_hurry_takes_what_is_being_moved_first() -> None:
-    slabs = Slabs({1: IDLE, 2: BUSY})
+    slabs = Owners({1: IDLE, 2: BUSY})
     batches = evictor(slabs)
     gentle = asyncio.create_task(batches.evict(2, move_s=60.0))
     async with asyncio.timeout(30):
@@ -133,7 +133,7 @@ async def test_a_batch_in_a_hurry_takes_what_is_being_moved_first() -> None:
 
 
 async def test_what_is_being_moved_is_not_chosen_again() -> None:
-    slabs = Slabs({1: IDLE, 2: IDLE})
+    slabs = Owners({1: IDLE, 2: IDLE})
     batches = evictor(slabs, extra=8)
     first = asyncio.create_task(batches.evict(5, move_s=60.0))
     second = asyncio.create_task(batches.evict(5, move_s=60.0))
@@ -144,6 +144,6 @@ async def test_what_is_being_moved_is_not_chosen_again() -> None:
 
 
 async def test_only_those_named_are_taken() -> None:
-    slabs = Slabs({1: IDLE, 2: IDLE})
+    slabs = Owners({1: IDLE, 2: IDLE})
     assert await evictor(slabs).evict(8, among=[(1, 2), (9, 9)]) == 1
     assert slabs.taken == [(1, 2)]

@@ -46,7 +46,7 @@ class Model:
 
     async def step(self, action: str, slab: int, donor: int) -> None:
         w, link = self.world, self.links[donor]
-        holder = w.mapper.lenders.of(slab) or link
+        holder = w.mapper.known_donors.of(slab) or link
         if action in ("evict", "evict at once", "refuse", "distrust"):
             link = cast(Any, holder)
         if action == "page out":
@@ -73,7 +73,7 @@ class Model:
         elif action == "stick":  # for longer than a move may take, not as long as a drain
             link.is_stuck = True
             asyncio.get_running_loop().call_later(5.0, setattr, link, "is_stuck", False)
-        elif action == "distrust" and cast(Any, link) in w.mapper.lenders.links:
+        elif action == "distrust" and cast(Any, link) in w.mapper.known_donors.links:
             self.distrusted[link.address] = len(link.done)
             w.mapper.distrusted(cast(Any, link), "it lies")
             await asyncio.sleep(11.0)
@@ -81,8 +81,8 @@ class Model:
             self.listed ^= {link.address} & self.listed
             self.listed |= {link.address} if action == "list" else set()
             made = {link.address: cast(Any, link) for link in self.links}
-            w.mapper.lenders.know(sorted(self.listed), made.__getitem__)
-            known = {link.address for link in w.mapper.lenders.links}
+            w.mapper.known_donors.know(sorted(self.listed), made.__getitem__)
+            known = {link.address for link in w.mapper.known_donors.links}
             self.distrusted = {a: done for a, done in self.distrusted.items() if a in known}
         elif action.startswith("backup"):
             self.is_backup_failing = action == "backup fails"
@@ -98,7 +98,7 @@ class Model:
             await asyncio.wait(self.evicting)
         await self.world.until(lambda: not any(s.is_migrating for s in self.world.engine.slabs()))
         await asyncio.sleep(6.0)
-        await self.world.until(lambda: not self.world.mapper.lenders.searches)
+        await self.world.until(lambda: not self.world.mapper.known_donors.searches)
 
     def alarms(self) -> set[str]:
         """Those that must stand."""

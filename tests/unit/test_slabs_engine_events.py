@@ -14,7 +14,7 @@ from infiniswap.device.donors.lease import Place
 from infiniswap.device.donors.recovery import Recovery
 from infiniswap.device.slabs.alarms import Alarms
 from infiniswap.device.slabs.engine_events import EngineEvents
-from infiniswap.device.slabs.lenders import Lenders
+from infiniswap.device.slabs.known_donors import KnownDonors
 from infiniswap.engine.protocol import EngineEvent, EventKind
 
 
@@ -35,10 +35,10 @@ class Fixture:
         self.refused: list[tuple[Any, int]] = []
         self.lost = 0
         engine = cast(Any, self)
-        self.lenders = Lenders(engine, self.alarms, asyncio.Event())
-        self.lenders.links = cast(Any, self.links)
+        self.known_donors = KnownDonors(engine, self.alarms, asyncio.Event())
+        self.known_donors.links = cast(Any, self.links)
         self.found = EngineEvents(
-            engine, self.lenders, self.alarms, lambda *args: self.refused.append(args)
+            engine, self.known_donors, self.alarms, lambda *args: self.refused.append(args)
         )
         self.found.on_connection_lost = self._connection_lost
 
@@ -52,7 +52,7 @@ class Fixture:
 
     def eligible(self) -> list[Any]:
         now_s = asyncio.get_running_loop().time()
-        return list(self.lenders.backoff.eligible(self.lenders.links, now_s))
+        return list(self.known_donors.backoff.eligible(self.known_donors.links, now_s))
 
     # ------------------------------------------------------- what is used of the engine
 

@@ -14,7 +14,7 @@ import pytest
 from infiniswap.config import ClusterConfig, Config
 from infiniswap.device.slabs.alarms import Alarms
 from infiniswap.device.slabs.finder import Finder
-from infiniswap.device.slabs.lenders import Lenders
+from infiniswap.device.slabs.known_donors import KnownDonors
 from infiniswap.units import HostPort
 
 NOTHING = cast(Any, None)
@@ -40,8 +40,8 @@ class Watched:
 
 
 @pytest.fixture
-def lenders() -> Lenders:
-    return Lenders(NOTHING, Alarms(), asyncio.Event())
+def known_donors() -> KnownDonors:
+    return KnownDonors(NOTHING, Alarms(), asyncio.Event())
 
 
 def spec(*donors: HostPort, mqtt: int = 0, **cluster: Any) -> Any:
@@ -49,25 +49,25 @@ def spec(*donors: HostPort, mqtt: int = 0, **cluster: Any) -> Any:
     return SimpleNamespace(config=Config(cluster=found))
 
 
-def usable(lenders: Lenders) -> list[HostPort]:
-    return [link.address for link in lenders.usable()]
+def usable(known_donors: KnownDonors) -> list[HostPort]:
+    return [link.address for link in known_donors.usable()]
 
 
 def test_a_successor_that_has_heard_nobody_yet_keeps_the_donors_it_took_over(
-    lenders: Lenders,
+    known_donors: KnownDonors,
 ) -> None:
     found = Finder(spec(mqtt=1), NOTHING, cast(Any, Watched))
-    lenders.links = [make(FIRST)]
-    found.start(spec(mqtt=1), lenders, make)
-    assert usable(lenders) == [FIRST]
+    known_donors.links = [make(FIRST)]
+    found.start(spec(mqtt=1), known_donors, make)
+    assert usable(known_donors) == [FIRST]
     watched = cast(Any, found._watcher)
     watched.donors, watched.has_heard = (SECOND,), True
-    found.tell(spec(mqtt=1), lenders, make)
-    assert usable(lenders) == [SECOND]
+    found.tell(spec(mqtt=1), known_donors, make)
+    assert usable(known_donors) == [SECOND]
 
 
 async def test_donors_that_are_named_and_announced_are_used_together(
-    tmp_path: Path, lenders: Lenders
+    tmp_path: Path, known_donors: KnownDonors
 ) -> None:
     named, listed, both, announced = (HostPort(f"10.0.0.{number}", 1) for number in range(1, 5))
     peers = tmp_path / "peers"
@@ -75,23 +75,23 @@ async def test_donors_that_are_named_and_announced_are_used_together(
     sourced = functools.partial(spec, peers_file=str(peers), mqtt=1)
     found = Finder(sourced(named), NOTHING, cast(Any, Watched))
     await found.begin()  # waits for no broker: somebody is named
-    found.start(sourced(named), lenders, make)
-    assert usable(lenders) == [named, listed, both]
+    found.start(sourced(named), known_donors, make)
+    assert usable(known_donors) == [named, listed, both]
     watched = cast(Any, found._watcher)
     watched.donors, watched.has_heard = (both, announced), True
-    found.tell(sourced(named), lenders, make)
-    assert usable(lenders) == [named, listed, both, announced]
+    found.tell(sourced(named), known_donors, make)
+    assert usable(known_donors) == [named, listed, both, announced]
     assert found.announced() == (announced,)
     # What one source takes back another one may still say.
     watched.donors = (announced,)
-    found.tell(sourced(), lenders, make)
-    assert usable(lenders) == [listed, both, announced]
+    found.tell(sourced(), known_donors, make)
+    assert usable(known_donors) == [listed, both, announced]
     watched.donors = ()
-    found.tell(sourced(), lenders, make)
-    assert usable(lenders) == [listed, both]
+    found.tell(sourced(), known_donors, make)
+    assert usable(known_donors) == [listed, both]
 
 
-def test_a_successor_goes_by_those_that_are_named_now(lenders: Lenders) -> None:
+def test_a_successor_goes_by_those_that_are_named_now(known_donors: KnownDonors) -> None:
     """It was made when others were, and waited for its turn."""
-    Finder(spec(FIRST), NOTHING).start(spec(SECOND), lenders, make)
-    assert usable(lenders) == [SECOND]
+    Finder(spec(FIRST), NOTHING).start(spec(SECOND), known_donors, make)
+    assert usable(known_donors) == [SECOND]

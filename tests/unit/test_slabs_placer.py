@@ -55,7 +55,7 @@ async def test_a_donor_that_cannot_take_it_is_passed_over_and_left_alone_for_a_w
         assert await w.mapper.placer.place(0)
         assert list(can.mapped) == [0]
         assert detail in cannot.detail
-        retry_s = w.mapper.lenders.backoff.retry_s(w.mapper.lenders.links, begun_s)
+        retry_s = w.mapper.known_donors.backoff.retry_s(w.mapper.known_donors.links, begun_s)
         assert retry_s == pytest.approx(begun_s + wait_s, abs=0.01)
         assert await w.mapper.placer.place(1)
         assert cannot.asked == 1
@@ -85,8 +85,8 @@ async def test_a_slab_is_placed_once_and_no_donor_is_forgotten_meanwhile() -> No
         await asyncio.sleep(0)
         assert w.mapper.placer.is_placing(0)
         assert not await w.mapper.placer.place(0)
-        w.mapper.lenders.know((), lambda _: pytest.fail("nobody is new"))
-        assert w.mapper.lenders.links == cast(Any, [link])
+        w.mapper.known_donors.know((), lambda _: pytest.fail("nobody is new"))
+        assert w.mapper.known_donors.links == cast(Any, [link])
         assert await first
         assert not w.mapper.placer.is_placing(0)
         assert link.done == [("map", 0)]
@@ -101,5 +101,5 @@ async def test_a_slab_that_is_taken_before_it_could_move_is_no_donors_fault() ->
         asyncio.get_running_loop().call_later(0.0015, w.engine.slab_unmap, 0, old.remote, 1)
         await asyncio.sleep(2.0)  # the new one may be asked again
         assert not await w.mapper.placer.place(0, Purpose.MOVE)
-        assert w.mapper.lenders.backoff.eligible(w.mapper.lenders.links, 9.0)
+        assert w.mapper.known_donors.backoff.eligible(w.mapper.known_donors.links, 9.0)
         assert not new.mapped

@@ -48,7 +48,7 @@ def test_the_last_column_names_what_was_given_up(words: ModuleType) -> None:
             '/* a lender\n */\nint x; // giver\nint lender = "giver";\n',
             [4],
         ),
-        ("csrc/giver/read.c", "int lenders;\n", [1]),
+        ("csrc/giver/read.c", "int known_donors;\n", [1]),
     ],
 )
 def test_a_retired_name_is_found_in_code_and_paths_alone(

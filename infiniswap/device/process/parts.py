@@ -189,7 +189,7 @@ class Parts:
             slab_count=self.spec.slab_count,
             has_backup=self.spec.backup is not None,
         )
-        self.finder.start(self.spec, self._mapper.lenders, self.make_link)
+        self.finder.start(self.spec, self._mapper.known_donors, self.make_link)
         self._loop("mapper", self._run_mapper())
         for name, work in watches(self.spec.config.device.transport, self.engine, self.blocking):
             self._loop(name, work)
@@ -258,11 +258,11 @@ class Parts:
         self._link_config = dataclasses.replace(
             self._link_config, device=device, suspend_s=policy.suspend_s
         )
-        for link in mapper.lenders.links:
+        for link in mapper.known_donors.links:
             link.connections.config = self._link_config
         if self.keep_awake is not None:
             self.keep_awake.set_mode(device.keep_awake)
-        self.finder.tell(spec, mapper.lenders, self.make_link)
+        self.finder.tell(spec, mapper.known_donors, self.make_link)
         rundir.write_record(self.paths.record, spec)
         self.succession.keep_spec(spec, self.attachment)
 
@@ -311,7 +311,7 @@ class Parts:
             # Drains are still reported while the links give their slabs back.
             loop = asyncio.get_running_loop()
             loop.add_reader(engine.eventfd, mapper.events.take)
-            await asyncio.gather(*(link.close() for link in mapper.lenders.links))
+            await asyncio.gather(*(link.close() for link in mapper.known_donors.links))
             loop.remove_reader(engine.eventfd)
         if engine is not None:
             await self.blocking(engine.close)

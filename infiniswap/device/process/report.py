@@ -93,14 +93,14 @@ def snapshot(
         slab_counts=dataclasses.asdict(mapper.counts),
         succession=parts.succession.row(),
     )
-    links = {str(link.address): link.connections.counts for link in mapper.lenders.links}
+    links = {str(link.address): link.connections.counts for link in mapper.known_donors.links}
     return DeviceSnapshot(status, figures, links, started_s)
 
 
 def _donor_rows(engine: Engine, mapper: SlabMapper) -> list[DonorRow]:
     remotes = {info.remote: info for info in engine.remotes()}
     rows = []
-    for link in mapper.lenders.links:
+    for link in mapper.known_donors.links:
         info = remotes.get(link.remote) if link.remote is not None else None
         counts, transport = link.connections.counts, link.connections.transport
         totals = counts.totals(info)

@@ -59,7 +59,7 @@ async def take_over(parts: Parts, runs: Runs, turn: TakeOver) -> None:
     restore_links(parts.engine, parts.mapper, parts.make_link)
     if backup is None:
         # What is suspended could be read from nowhere else.
-        await asyncio.gather(*(link.settled() for link in parts.mapper.lenders.links))
+        await asyncio.gather(*(link.settled() for link in parts.mapper.known_donors.links))
     await parts.blocking(lambda: standby.take_over_front_end(attachment, descriptors))
     parts.succession.done()
     parts.finder.follow()

@@ -29,7 +29,7 @@ def restore_links(
         mapper: with a fresh link for every donor; not running yet.
         make_link: for a donor that is no longer listed and still has slabs of this device.
     """
-    places, links = _places(engine), mapper.lenders.links
+    places, links = _places(engine), mapper.known_donors.links
     for info in engine.remotes():
         mapped = places.get(info.remote, {})
         known = decode_record(engine.remote_record(info.remote))

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Sequence
 
 from infiniswap.device.donors.link import DonorLink
-from infiniswap.device.slabs.lenders import Lenders
+from infiniswap.device.slabs.known_donors import KnownDonors
 from infiniswap.device.slabs.placer import Placer, Purpose
 from infiniswap.device.slabs.tasks import Tasks
 from infiniswap.engine.protocol import Engine, SlabInfo, SlabState
@@ -28,17 +28,22 @@ class AheadMapper:
 
     Args:
         engine: counts what is written.
-        lenders: the donors.
+        known_donors: the donors.
         placer: finds one of them for a slab.
         tasks: of the mapper.
         policy: says which slabs are next.
     """
 
     def __init__(
-        self, engine: Engine, lenders: Lenders, placer: Placer, tasks: Tasks, policy: MapAhead
+        self,
+        engine: Engine,
+        known_donors: KnownDonors,
+        placer: Placer,
+        tasks: Tasks,
+        policy: MapAhead,
     ) -> None:
         self._engine = engine
-        self._lenders = lenders
+        self._known_donors = known_donors
         self._placer = placer
         self._tasks = tasks
         self._policy = policy
@@ -94,7 +99,7 @@ class AheadMapper:
 
     async def _tell(self) -> None:
         for slab in sorted(self._used):
-            link = self._lenders.of(slab)
+            link = self._known_donors.of(slab)
             if link is None or await self._keep(link, slab):
                 self._used.discard(slab)
 

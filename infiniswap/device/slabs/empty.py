@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from infiniswap.device.slabs.lenders import Lenders
+from infiniswap.device.slabs.known_donors import KnownDonors
 from infiniswap.engine.protocol import SlabInfo, SlabState
 from infiniswap.errors import InfiniswapError
 
@@ -21,18 +21,18 @@ class EmptySlabs:
     """A part of the mapper. Everything runs on the event loop.
 
     Args:
-        lenders: the donors.
+        known_donors: the donors.
         activity: page I/O per second of a slab.
         returned: told of each slab that was given back.
     """
 
     def __init__(
         self,
-        lenders: Lenders,
+        known_donors: KnownDonors,
         activity: Callable[[int], float],
         returned: Callable[[int], None],
     ) -> None:
-        self._lenders = lenders
+        self._known_donors = known_donors
         self._activity = activity
         self._returned = returned
         self._since_s: dict[int, float] = {}
@@ -53,7 +53,7 @@ class EmptySlabs:
                 await self._give_back(number)
 
     async def _give_back(self, slab: int) -> None:
-        link = self._lenders.of(slab)
+        link = self._known_donors.of(slab)
         if link is None or not link.is_usable:
             return
         try:

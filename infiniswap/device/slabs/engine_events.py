@@ -11,7 +11,7 @@ from collections.abc import Callable
 from infiniswap import events
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.slabs.alarms import Alarms
-from infiniswap.device.slabs.lenders import Lenders
+from infiniswap.device.slabs.known_donors import KnownDonors
 from infiniswap.engine.protocol import Engine, EngineEvent, EventKind
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ class EngineEvents:
 
     Args:
         engine: reports.
-        lenders: the donors that events are about.
+        known_donors: the donors that events are about.
         alarms: of the device.
         refused: called with a donor and a slab that it had taken on and now refuses.
 
@@ -34,7 +34,7 @@ class EngineEvents:
     def __init__(
         self,
         engine: Engine,
-        lenders: Lenders,
+        known_donors: KnownDonors,
         alarms: Alarms,
         refused: Callable[[DonorLink, int], None],
     ) -> None:
@@ -42,7 +42,7 @@ class EngineEvents:
         self.on_connection_lost: Callable[[], None] = lambda: None
         self.drains: dict[tuple[int, int, int], asyncio.Future[None]] = {}
         self._engine = engine
-        self._lenders = lenders
+        self._known_donors = known_donors
         self._refused = refused
 
     def drained(self, slab: int, remote: int, generation: int) -> asyncio.Future[None]:
@@ -64,11 +64,11 @@ class EngineEvents:
             case EventKind.SLAB_DRAINED:
                 self._drain_ended(event.slab, event.remote, event.generation)
             case EventKind.REMOTE_DOWN:
-                for link in self._lenders.links:
+                for link in self._known_donors.links:
                     if link.remote == event.remote:
                         link.connections_down(event.code)
                         now_s = asyncio.get_running_loop().time()
-                        self._lenders.backoff.unreachable(link, now_s)
+                        self._known_donors.backoff.unreachable(link, now_s)
             case EventKind.SLAB_ERROR:
                 self._donor_refused(event)
             case EventKind.BAD_PAGE:
@@ -101,11 +101,11 @@ class EngineEvents:
             future.set_result(None)
 
     def _donor_refused(self, event: EngineEvent) -> None:
-        link = self._lenders.at(event.remote, event.slab)
+        link = self._known_donors.at(event.remote, event.slab)
         if link is None or link.mapped[event.slab].generation != event.generation:
             return
         log.warning("slab %d: donor %s refuses it (code %d)", event.slab, link.address, event.code)
-        self._lenders.backoff.full(link, asyncio.get_running_loop().time())
+        self._known_donors.backoff.full(link, asyncio.get_running_loop().time())
         link.refused()
         self._refused(link, event.slab)
 
@@ -114,7 +114,7 @@ class EngineEvents:
             sentence = f"page {event.value} came back from the backup with other bytes"
             self.alarms.sound("backup-data", sentence, events.BACKUP_DATA)
             return
-        link = self._lenders.at(event.remote, event.slab)
+        link = self._known_donors.at(event.remote, event.slab)
         if link is not None:
             link.bad_page(event.value)
 
@@ -125,6 +125,6 @@ class EngineEvents:
             if not slabs[slab].is_at(remote, generation):
                 self._drain_ended(slab, remote, generation)
         down = {info.remote for info in self._engine.remotes() if info.state == "down"}
-        for link in self._lenders.links:
+        for link in self._known_donors.links:
             if link.remote in down:
                 link.connections_down(0)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from infiniswap.device.donors.link import DonorLink
-from infiniswap.device.slabs.lenders import Lenders
+from infiniswap.device.slabs.known_donors import KnownDonors
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.discovery.static import PeersFile, union
 from infiniswap.units import HostPort
@@ -91,31 +91,39 @@ class Finder:
         return [sentence for sentence in found if sentence]
 
     def start(
-        self, spec: DeviceSpec, lenders: Lenders, make_link: Callable[[HostPort], DonorLink]
+        self,
+        spec: DeviceSpec,
+        known_donors: KnownDonors,
+        make_link: Callable[[HostPort], DonorLink],
     ) -> None:
         """Gets links to the donors that are known. `spec`: as it is by now; others may
         be named than when this was made."""
         self._spec = spec
-        self._know(lenders, make_link)
-        self._begin_following = partial(self._follow, lenders, make_link)
+        self._know(known_donors, make_link)
+        self._begin_following = partial(self._follow, known_donors, make_link)
 
     def follow(self) -> None:
         """Keeps the links up to date from now on. That may execute a program: nothing for somebody
         who takes a device over, and does not serve yet."""
         self._begin_following()
 
-    def _follow(self, lenders: Lenders, make_link: Callable[[HostPort], DonorLink]) -> None:
+    def _follow(
+        self, known_donors: KnownDonors, make_link: Callable[[HostPort], DonorLink]
+    ) -> None:
         if self._watcher is not None:
             self._watcher.start()
         if self._file is not None or self._watcher is not None:
-            self._task = asyncio.create_task(self._run(lenders, make_link), name="finder")
+            self._task = asyncio.create_task(self._run(known_donors, make_link), name="finder")
 
     def tell(
-        self, spec: DeviceSpec, lenders: Lenders, make_link: Callable[[HostPort], DonorLink]
+        self,
+        spec: DeviceSpec,
+        known_donors: KnownDonors,
+        make_link: Callable[[HostPort], DonorLink],
     ) -> None:
         """Others are named now; file and broker are as before."""
         self._spec = spec
-        self._know(lenders, make_link)
+        self._know(known_donors, make_link)
 
     async def close(self) -> None:
         """Ends what `begin` and `start` began. Idempotent."""
@@ -126,13 +134,17 @@ class Finder:
         if self._watcher is not None:
             await self._watcher.close()
 
-    def _know(self, lenders: Lenders, make_link: Callable[[HostPort], DonorLink]) -> None:
+    def _know(self, known_donors: KnownDonors, make_link: Callable[[HostPort], DonorLink]) -> None:
         # A successor takes donors over before it has heard of anybody, maybe with the broker away.
         is_deaf = self._watcher is not None and not self._watcher.has_heard
-        inherited = [link.address for link in lenders.links if link.is_listed] if is_deaf else []
-        lenders.know(union(self.named(), self.announced(), inherited), make_link)
+        inherited = (
+            [link.address for link in known_donors.links if link.is_listed] if is_deaf else []
+        )
+        known_donors.know(union(self.named(), self.announced(), inherited), make_link)
 
-    async def _run(self, lenders: Lenders, make_link: Callable[[HostPort], DonorLink]) -> None:
+    async def _run(
+        self, known_donors: KnownDonors, make_link: Callable[[HostPort], DonorLink]
+    ) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
@@ -141,7 +153,7 @@ class Finder:
             try:
                 if self._file is not None:
                     await self._blocking(self._file.look)
-                self._know(lenders, make_link)
+                self._know(known_donors, make_link)
             except Exception:
                 log.exception("donors cannot be looked for; it is tried again")
                 await asyncio.sleep(_LOOK_S)

@@ -21,7 +21,7 @@ from infiniswap.device.slabs.counts import SlabCounts
 from infiniswap.device.slabs.empty import EmptySlabs
 from infiniswap.device.slabs.engine_events import EngineEvents
 from infiniswap.device.slabs.filling import Filler
-from infiniswap.device.slabs.lenders import Lenders
+from infiniswap.device.slabs.known_donors import KnownDonors
 from infiniswap.device.slabs.migration import Migration
 from infiniswap.device.slabs.placer import Placer
 from infiniswap.device.slabs.tasks import Tasks
@@ -72,21 +72,21 @@ class SlabMapper:
         self.counts = SlabCounts()
         self._wake = asyncio.Event()
         self._tasks = Tasks()
-        self.lenders = Lenders(engine, self.alarms, self._wake)
-        self.placer = Placer(engine, self.lenders, policy, rng, self.counts)
-        self.events = EngineEvents(engine, self.lenders, self.alarms, self._refused)
+        self.known_donors = KnownDonors(engine, self.alarms, self._wake)
+        self.placer = Placer(engine, self.known_donors, policy, rng, self.counts)
+        self.events = EngineEvents(engine, self.known_donors, self.alarms, self._refused)
         self._engine = engine
         self._tracker = ActivityTracker(slab_count, policy, now_s)
-        self._filler = Filler(engine, refill, self.lenders.of, self.activity, slab_pages)
-        self._empty = EmptySlabs(self.lenders, self.activity, self._returned)
+        self._filler = Filler(engine, refill, self.known_donors.of, self.activity, slab_pages)
+        self._empty = EmptySlabs(self.known_donors, self.activity, self._returned)
         self._migration = Migration(
-            *(engine, self.lenders, self.placer, self._tasks, self.counts),
+            *(engine, self.known_donors, self.placer, self._tasks, self.counts),
             take_off=self.take_off,
             slab_pages=slab_pages,
         )
         self._ahead = None
         if ahead is not None:
-            self._ahead = AheadMapper(engine, self.lenders, self.placer, self._tasks, ahead)
+            self._ahead = AheadMapper(engine, self.known_donors, self.placer, self._tasks, ahead)
         self._urgent: set[int] = set()
         self._pages_seen = 0
         self._totals = [0] * slab_count
@@ -135,13 +135,13 @@ class SlabMapper:
             self.counts.returned += 1
             return
         self.counts.evicted += 1
-        self.lenders.backoff.full(link, asyncio.get_running_loop().time())
+        self.known_donors.backoff.full(link, asyncio.get_running_loop().time())
         self.lost(slab)
         self.arrived(slab)  # where it was moved to, for what had no time to be copied
 
     def distrusted(self, link: DonorLink, why: str) -> None:
         """A donor is given up for what it did."""
-        self.lenders.distrusted(link, why)
+        self.known_donors.distrusted(link, why)
 
     def pages_lost(self, pages: int) -> None:
         """So many pages had no other copy. Reading one is an error from now on, never zeros."""

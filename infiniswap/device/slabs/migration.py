@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.slabs.counts import SlabCounts
-from infiniswap.device.slabs.lenders import Lenders
+from infiniswap.device.slabs.known_donors import KnownDonors
 from infiniswap.device.slabs.placer import Placer, Purpose
 from infiniswap.device.slabs.tasks import Tasks
 from infiniswap.engine.protocol import Engine, SlabInfo, SlabState
@@ -42,7 +42,7 @@ class Migration:
 
     Args:
         engine: copies the pages.
-        lenders: the donors.
+        known_donors: the donors.
         placer: finds the donor that a slab goes to.
         tasks: of the mapper.
         counts: of the device.
@@ -53,7 +53,7 @@ class Migration:
     def __init__(
         self,
         engine: Engine,
-        lenders: Lenders,
+        known_donors: KnownDonors,
         placer: Placer,
         tasks: Tasks,
         counts: SlabCounts,
@@ -61,7 +61,7 @@ class Migration:
         slab_pages: int,
     ) -> None:
         self._engine = engine
-        self._lenders = lenders
+        self._known_donors = known_donors
         self._placer = placer
         self._tasks = tasks
         self._counts = counts
@@ -84,7 +84,7 @@ class Migration:
         if move is None:
             if not wait_s and link.config.has_backup:
                 return False
-            self._lenders.backoff.full(link, asyncio.get_running_loop().time())
+            self._known_donors.backoff.full(link, asyncio.get_running_loop().time())
             move = self._begin(link, slab)
         if move.link is not link or move.task is None:
             return False  # it has not even come from elsewhere
@@ -104,7 +104,7 @@ class Migration:
             if slab.source_state is not SlabState.MAPPED or number in self._moves:
                 self._alone_s.pop(number, None)
             elif now_s - self._alone_s.setdefault(number, now_s) > _ALONE_S_MIN:
-                link = self._lenders.at(slab.source_remote, number)
+                link = self._known_donors.at(slab.source_remote, number)
                 if link is not None and link.is_usable:
                     self._begin(link, number)
 
@@ -120,7 +120,7 @@ class Migration:
             if is_here and (info.is_migrating or not await self._place_move(move, slab)):
                 return
             # Its slab may have been taken meanwhile and found another donor, which is now left.
-            source = self._lenders.at(self._engine.slab(slab).source_remote, slab)
+            source = self._known_donors.at(self._engine.slab(slab).source_remote, slab)
             if source is None:
                 return
             is_whole = await self._pull(source, slab, move)
@@ -146,8 +146,8 @@ class Migration:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + _PLACE_S_MAX
         while True:
-            others = [link for link in self._lenders.usable() if link is not move.link]
-            retry_s = self._lenders.backoff.retry_s(others, loop.time())
+            others = [link for link in self._known_donors.usable() if link is not move.link]
+            retry_s = self._known_donors.backoff.retry_s(others, loop.time())
             if await self._placer.place(slab, Purpose.MOVE):
                 return True
             if retry_s is None or retry_s > end_s or move.is_over:

@@ -11,7 +11,7 @@ from random import Random
 from infiniswap.config import PolicyConfig
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.slabs.counts import SlabCounts
-from infiniswap.device.slabs.lenders import Lenders
+from infiniswap.device.slabs.known_donors import KnownDonors
 from infiniswap.engine.protocol import Engine, SlabState
 from infiniswap.errors import InfiniswapError, RequestRefusedError
 from infiniswap.policy.placement import Ask, Choose, MemoryUse, Placement
@@ -35,7 +35,7 @@ class Placer:
 
     Args:
         engine: is told by the links; here it is only asked.
-        lenders: the donors.
+        known_donors: the donors.
         policy: [policy] of the configuration; a reload puts another one in its place.
         rng: source of randomness.
         counts: of the device.
@@ -44,21 +44,21 @@ class Placer:
     def __init__(
         self,
         engine: Engine,
-        lenders: Lenders,
+        known_donors: KnownDonors,
         policy: PolicyConfig,
         rng: Random,
         counts: SlabCounts,
     ) -> None:
         self.policy = policy
         self._engine = engine
-        self._lenders = lenders
-        self._backoff = lenders.backoff
+        self._known_donors = known_donors
+        self._backoff = known_donors.backoff
         self._rng = rng
         self._counts = counts
 
     def is_placing(self, slab: int) -> bool:
         """Whether a donor is being found for it."""
-        return slab in self._lenders.searches
+        return slab in self._known_donors.searches
 
     async def place(self, slab: int, purpose: Purpose = Purpose.NEED) -> bool:
         """Finds a donor for a slab and maps it.
@@ -68,16 +68,16 @@ class Placer:
         """
         if self.is_placing(slab):
             return False
-        self._lenders.searches.add(slab)
+        self._known_donors.searches.add(slab)
         try:
             return await self._search(slab, purpose)
         finally:
-            self._lenders.searches.discard(slab)
+            self._known_donors.searches.discard(slab)
 
     async def _search(self, slab: int, purpose: Purpose) -> bool:
-        usable = [link for link in self._lenders.usable() if slab not in link.mapped]
+        usable = [link for link in self._known_donors.usable() if slab not in link.mapped]
         eligible = self._backoff.eligible(usable, _now_s())
-        holding = [link for link in self._lenders.links if link.mapped]
+        holding = [link for link in self._known_donors.links if link.mapped]
         placement = Placement(eligible, holding, self._rng, self.policy)
         asked: set[DonorLink] = set()
         try:
@@ -138,7 +138,7 @@ class Placer:
             return False
         log.info("slab %d: %s donor %s", slab, purpose.value, link.address)
         self._counts.mapped += not migrates
-        self._lenders.took(link)
+        self._known_donors.took(link)
         return True
 
     def _was_taken(self, slab: int, purpose: Purpose) -> bool:

@@ -249,7 +249,7 @@ class SlabWorld:
         ]
         self.links += new
         made = {link.address: cast(Any, link) for link in self.links}
-        self.mapper.lenders.know(list(made), made.__getitem__)
+        self.mapper.known_donors.know(list(made), made.__getitem__)
         return new
 
     @contextlib.asynccontextmanager
@@ -357,7 +357,7 @@ class SlabWorld:
         assert done["whole"] <= counts.moved <= done["take"] - done["cut"]
         assert counts.evicted + counts.returned == done["evicted"] + done["empty"]
         assert counts.remapped == self.remapped
-        assert not self.mapper.lenders.searches
+        assert not self.mapper.known_donors.searches
         assert not self.mapper.events.drains
 
 

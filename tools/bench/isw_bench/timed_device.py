@@ -32,7 +32,7 @@ class TimedPlacer(Placer):
 
     async def place(self, slab: int, purpose: Purpose = Purpose.NEED) -> bool:
         """See Placer."""
-        links = self._lenders.links
+        links = self._known_donors.links
         holding = [link for link in links if link.mapped]
         start_s = time.monotonic()
         mapped = await super().place(slab, purpose)

@@ -16,7 +16,7 @@ from infiniswap.units import HostPort
 _REMOTES_MAX = 64  # of an engine (EngineConfig)
 
 
-class Lenders:
+class KnownDonors:
     """A part of the mapper. Everything runs on the event loop.
 
     Args:
