@@ -80,7 +80,7 @@ def _words() -> frozenset[str]:
 def _functions() -> frozenset[str]:
     """Names that are called or defined: `name(` in any source, C function pointers, C tests."""
     called = re.findall(r"(\w+)\(", _sources())
-    tests = re.findall(r"^[A-Z_]+\((test_\w+)[,)]", _sources(), re.MULTILINE)
+    tests = re.findall(r"^[A-Z_]+\((\w+)[,)]", _sources(), re.MULTILINE)
     return frozenset([*called, *tests, *re.findall(r"\(\*(\w+)\)\(", _sources())])
 
 
