@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "tests_with.h"
+#include "tests_between.h"
 
 #define WAIT_MS 60000
 
@@ -194,10 +194,11 @@ static inline void stop(void)
 }
 
 /* Says which it is: a test that hangs is ended from outside, and its output is what is left. */
-#define NAMED_WITH(name, begin, end) TEST_WITH(name, fprintf(stderr, "%s\n", #name); begin, end)
-#define NAMED(name)                  NAMED_WITH(name, , )
+#define NAMED_BETWEEN(name, begin, end)                                                            \
+	BETWEEN_TEST(name, fprintf(stderr, "%s\n", #name); begin, end)
+#define NAMED_TEST(name) NAMED_BETWEEN(name, , )
 /* A device in that mode serves, its standby waits or may be getting ready; it ends as it should. */
-#define WITH_SERVING(name, mode) NAMED_WITH(name, start_serving(mode), stop())
-#define WITH_STANDBY(name, mode) NAMED_WITH(name, start_with_standby(mode), stop())
+#define SERVING_TEST(name, mode) NAMED_BETWEEN(name, start_serving(mode), stop())
+#define STANDBY_TEST(name, mode) NAMED_BETWEEN(name, start_with_standby(mode), stop())
 
 #endif

@@ -4,7 +4,7 @@
 #define ISW_TEST_NBD_MEMORY_FIXTURE_H
 
 #include "nbd_fixture.h"
-#include "tests_with.h"
+#include "tests_between.h"
 #include "util/util.h"
 #include "wire/nbd_conn.h"
 #include "wire/nbd_server.h"

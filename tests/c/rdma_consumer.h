@@ -120,9 +120,9 @@ static void scene_end(void)
 	tear_down();
 }
 
-#define SCENE(name, slabs) TEST_WITH(name, scene_begin(slabs), scene_end())
-#define SCENE_CONNECTED(name, slabs)                                                               \
-	TEST_WITH(name, scene_begin(slabs); consumer_connect(&consumer, lease), scene_end())
+#define SCENE_TEST(name, slabs) BETWEEN_TEST(name, scene_begin(slabs), scene_end())
+#define CONNECTED_TEST(name, slabs)                                                                \
+	BETWEEN_TEST(name, scene_begin(slabs); consumer_connect(&consumer, lease), scene_end())
 
 /* With other connections. */
 static void come_back(void)

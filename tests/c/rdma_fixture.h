@@ -9,7 +9,7 @@
 
 #define OWN_MAIN
 #include "tcp_fixture.h"
-#include "tests_with.h"
+#include "tests_between.h"
 #include "transport/rdma.h"
 #include "verbs_stub.h"
 
@@ -192,7 +192,7 @@ static UNUSED void rig_stop(void)
 }
 
 /* A test on a rig, with some of its members as wanted. */
-#define RIG(name, ...) TEST_WITH(name, rig_start((struct rig){__VA_ARGS__}), rig_stop())
+#define RIG_TEST(name, ...) BETWEEN_TEST(name, rig_start((struct rig){__VA_ARGS__}), rig_stop())
 
 static UNUSED uint64_t rig_offset(uint32_t slot, uint32_t page)
 {

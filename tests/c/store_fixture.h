@@ -5,7 +5,7 @@
 
 #include "isw.h"
 #include "nbd_fixture.h"
-#include "tests_with.h"
+#include "tests_between.h"
 
 static isw_store *store;
 static uint16_t port;

@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #include "frontend_fixture.h"
-#include "tests_with.h"
+#include "tests_between.h"
 
 #define SECONDS_MAX   60
 #define HAMMERS       4
@@ -69,8 +69,8 @@ static void end(void)
 	engine_stop();
 }
 
-#define MOUNTED(name, completion, requests_max)                                                    \
-	TEST_WITH(name, start(completion, requests_max), end())
+#define MOUNTED_TEST(name, completion, requests_max)                                               \
+	BETWEEN_TEST(name, start(completion, requests_max), end())
 
 static int open_disk(int flags)
 {
@@ -176,7 +176,7 @@ TEST(test_root_without_the_capability_is_told_so)
 	engine_stop();
 }
 
-MOUNTED(test_names_and_attributes, INLINE, 8)
+MOUNTED_TEST(test_names_and_attributes, INLINE, 8)
 {
 	struct statvfs fs;
 	struct stat attr;
@@ -227,7 +227,7 @@ TEST_CASES(test_bytes_of_every_size, 2, reversed)
 	end();
 }
 
-MOUNTED(test_borders, INLINE, 8)
+MOUNTED_TEST(test_borders, INLINE, 8)
 {
 	static char data[2 * ISW_PAGE_BYTES];
 	int fd;
@@ -248,7 +248,7 @@ MOUNTED(test_borders, INLINE, 8)
 }
 
 /* Without O_DIRECT too: nothing may be kept in the page cache, where it would count twice. */
-MOUNTED(test_nothing_is_cached, INLINE, 8)
+MOUNTED_TEST(test_nothing_is_cached, INLINE, 8)
 {
 	char *page = memory_for(ISW_PAGE_BYTES, 0);
 	uint64_t before;
@@ -267,7 +267,7 @@ MOUNTED(test_nothing_is_cached, INLINE, 8)
 	memory_free(page);
 }
 
-MOUNTED(test_flush_and_holes, REVERSED, 8)
+MOUNTED_TEST(test_flush_and_holes, REVERSED, 8)
 {
 	const int keep = FALLOC_FL_KEEP_SIZE;
 	static char data[16 * ISW_PAGE_BYTES], zeros[16 * ISW_PAGE_BYTES];
@@ -421,7 +421,7 @@ TEST(test_destroy_while_open)
 	memory_free(page);
 }
 
-MOUNTED(test_unmounted_by_somebody_else, INLINE, 4)
+MOUNTED_TEST(test_unmounted_by_somebody_else, INLINE, 4)
 {
 	CHECK_EQ(umount2(mountpoint, 0), 0);
 	pthread_mutex_lock(&engine.lock);

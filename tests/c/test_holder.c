@@ -262,7 +262,7 @@ static int standby(const char *mode)
 
 /* -------------------------------------------------------------------------- tests */
 
-NAMED(an_orderly_end_ends_all)
+NAMED_TEST(an_orderly_end_ends_all)
 {
 	start_with_standby("serves");
 	stop();
@@ -298,7 +298,7 @@ static unsigned int locked_files(pid_t pid)
 }
 
 /* Else a successor would have to wait for what it reads before it serves. */
-WITH_STANDBY(what_a_successor_reads_stays_in_memory, "serves")
+STANDBY_TEST(what_a_successor_reads_stays_in_memory, "serves")
 {
 	CHECK_EQ(locked_files(held.pid), 2); /* of four that it was given, the state and the spec */
 	signal_to(held.serving, SIGKILL);
@@ -307,13 +307,13 @@ WITH_STANDBY(what_a_successor_reads_stays_in_memory, "serves")
 	expect("serving");
 }
 
-NAMED(a_start_that_fails_is_the_end)
+NAMED_TEST(a_start_that_fails_is_the_end)
 {
 	start_holder("fails");
 	CHECK_EQ(exit_code(), 9);
 }
 
-WITH_SERVING(each_death_is_followed_by_a_take_over, "serves")
+SERVING_TEST(each_death_is_followed_by_a_take_over, "serves")
 {
 	for (int i = 1; i <= 5; i++) {
 		pid_t waiting = expect("standby");
@@ -327,7 +327,7 @@ WITH_SERVING(each_death_is_followed_by_a_take_over, "serves")
 	}
 }
 
-WITH_STANDBY(a_standby_that_dies_is_replaced, "serves")
+STANDBY_TEST(a_standby_that_dies_is_replaced, "serves")
 {
 	expect("standby ready");
 	signal_to(held.waiting, SIGKILL);
@@ -335,7 +335,7 @@ WITH_STANDBY(a_standby_that_dies_is_replaced, "serves")
 	CHECK(expect("standby") != held.waiting);
 }
 
-WITH_STANDBY(both_killed_at_once_a_new_one_takes_over, "serves")
+STANDBY_TEST(both_killed_at_once_a_new_one_takes_over, "serves")
 {
 	pid_t next;
 
@@ -351,7 +351,7 @@ WITH_STANDBY(both_killed_at_once_a_new_one_takes_over, "serves")
 	expect("serving");
 }
 
-NAMED(a_signal_while_nobody_serves_is_not_forgotten)
+NAMED_TEST(a_signal_while_nobody_serves_is_not_forgotten)
 {
 	start_with_standby("serves");
 	signal_to(held.waiting, SIGSTOP);
@@ -363,7 +363,7 @@ NAMED(a_signal_while_nobody_serves_is_not_forgotten)
 	CHECK_EQ(exit_code(), 7);
 }
 
-NAMED(a_signal_that_comes_with_a_death_is_not_forgotten)
+NAMED_TEST(a_signal_that_comes_with_a_death_is_not_forgotten)
 {
 	start_with_standby("serves");
 	/* The holder finds both at once, and who is to get the signal dead. */
@@ -375,7 +375,7 @@ NAMED(a_signal_that_comes_with_a_death_is_not_forgotten)
 	CHECK_EQ(exit_code(), 7);
 }
 
-WITH_STANDBY(a_signal_that_was_answered_is_over, "goes-on")
+STANDBY_TEST(a_signal_that_was_answered_is_over, "goes-on")
 {
 	signal_to(held.pid, SIGTERM);
 	CHECK_EQ(expect("goes on"), held.serving);
@@ -388,7 +388,7 @@ WITH_STANDBY(a_signal_that_was_answered_is_over, "goes-on")
 	expect("serving");
 }
 
-WITH_STANDBY(who_dies_while_taking_over_is_followed_by_the_next, "dies-once")
+STANDBY_TEST(who_dies_while_taking_over_is_followed_by_the_next, "dies-once")
 {
 	signal_to(held.serving, SIGKILL);
 	held.serving = expect("take-over 1 killed");
@@ -396,7 +396,7 @@ WITH_STANDBY(who_dies_while_taking_over_is_followed_by_the_next, "dies-once")
 	expect("serving");
 }
 
-NAMED(a_ring_ends_when_its_process_is_seen_to_have_ended)
+NAMED_TEST(a_ring_ends_when_its_process_is_seen_to_have_ended)
 {
 	char path[] = "/tmp/isw-holder-XXXXXX";
 	int fd = mkstemp(path);
@@ -416,25 +416,25 @@ NAMED(a_ring_ends_when_its_process_is_seen_to_have_ended)
 	stop();
 }
 
-WITH_SERVING(a_ring_that_cannot_be_held_is_told, "no-ring")
+SERVING_TEST(a_ring_that_cannot_be_held_is_told, "no-ring")
 {
 	expect("unheld Bad file descriptor");
 	expect("standby ready");
 }
 
-WITH_SERVING(what_cannot_take_over_says_why, "refuses")
+SERVING_TEST(what_cannot_take_over_says_why, "refuses")
 {
 	CHECK_EQ(expect("standby none it is of another version"), held.serving);
 }
 
-NAMED(a_hopeless_device_ends)
+NAMED_TEST(a_hopeless_device_ends)
 {
 	start_with_standby("hopeless");
 	signal_to(held.serving, SIGKILL);
 	CHECK_EQ(exit_code(), 5);
 }
 
-NAMED(a_standby_that_finds_nothing_is_the_end_when_nobody_serves)
+NAMED_TEST(a_standby_that_finds_nothing_is_the_end_when_nobody_serves)
 {
 	pid_t waiting;
 
@@ -448,7 +448,7 @@ NAMED(a_standby_that_finds_nothing_is_the_end_when_nobody_serves)
 	CHECK(kill(waiting, 0) != 0 && errno == ESRCH);
 }
 
-WITH_SERVING(a_standby_that_finds_nothing_is_not_believed_while_somebody_serves, "nothing-left")
+SERVING_TEST(a_standby_that_finds_nothing_is_not_believed_while_somebody_serves, "nothing-left")
 {
 	pid_t waiting = expect("nothing left");
 
@@ -457,13 +457,13 @@ WITH_SERVING(a_standby_that_finds_nothing_is_not_believed_while_somebody_serves,
 	CHECK_EQ(expect("standby none nothing is left"), held.serving);
 }
 
-WITH_SERVING(a_restart_is_a_new_standby_and_a_death, "renew")
+SERVING_TEST(a_restart_is_a_new_standby_and_a_death, "renew")
 {
 	CHECK(expect("take-over 1 restart") != held.serving);
 	expect("serving");
 }
 
-NAMED(who_serves_outlives_the_holder)
+NAMED_TEST(who_serves_outlives_the_holder)
 {
 	start_with_standby("serves");
 	signal_to(held.pid, SIGKILL);
@@ -490,19 +490,19 @@ static void refuses(const char *program)
 	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 2);
 }
 
-NAMED(wrong_arguments_are_told)
+NAMED_TEST(wrong_arguments_are_told)
 {
 	refuses(NULL);
 }
 
 /* Or somebody who has prepared the directory that we are in could say what runs. */
-NAMED(a_program_without_an_absolute_path_is_not_started)
+NAMED_TEST(a_program_without_an_absolute_path_is_not_started)
 {
 	refuses("true");
 	refuses("./true");
 }
 
-NAMED(programs_start_in_the_root_directory)
+NAMED_TEST(programs_start_in_the_root_directory)
 {
 	pid_t pids[2];
 

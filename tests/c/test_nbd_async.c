@@ -158,7 +158,7 @@ static void tear_down(void)
 	pool_free();
 }
 
-#define SERVED(name) TEST_WITH(name, set_up(WAIT_S * 1000), tear_down())
+#define SERVED_TEST(name) BETWEEN_TEST(name, set_up(WAIT_S * 1000), tear_down())
 
 static int connected(void)
 {
@@ -168,7 +168,7 @@ static int connected(void)
 	return fd;
 }
 
-SERVED(test_requests)
+SERVED_TEST(test_requests)
 {
 	static char out[BLOCK_MAX], in[BLOCK_MAX];
 	struct iswi_nbd_server_stats stats;
@@ -245,13 +245,13 @@ static void *hammer(void *opaque)
 	return NULL;
 }
 
-SERVED(test_connections_at_once)
+SERVED_TEST(test_connections_at_once)
 {
 	at_once(6, hammer);
 }
 
 /* The client leaves while its requests are with the backend: they end first, then it. */
-SERVED(test_early_end)
+SERVED_TEST(test_early_end)
 {
 	int fd = connected();
 
@@ -268,7 +268,7 @@ SERVED(test_early_end)
 }
 
 /* Everything sent before DISC is answered. */
-SERVED(test_disc)
+SERVED_TEST(test_disc)
 {
 	static char block[BLOCK_MAX];
 	int fd = connected();
@@ -342,7 +342,7 @@ TEST_CASES(test_dripping_clients, 2, crowds)
 	tear_down();
 }
 
-SERVED(test_unix_socket_rules)
+SERVED_TEST(test_unix_socket_rules)
 {
 	const struct iswi_nbd_server_config config = config_of(1000);
 	struct sockaddr_un address = {.sun_family = AF_UNIX};

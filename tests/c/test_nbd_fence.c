@@ -109,7 +109,7 @@ static void set_slow(unsigned end, bool slow)
 }
 
 /* Without a handshake; one end after the other. */
-TEST_WITH(test_in_transmission, set_up(), tear_down())
+BETWEEN_TEST(test_in_transmission, set_up(), tear_down())
 {
 	int fd = served();
 
@@ -122,7 +122,7 @@ TEST_WITH(test_in_transmission, set_up(), tear_down())
  * A write has been received and not been submitted when its connection is shut down; it is sent
  * again on another, then the page is written anew. The first one must not be submitted after that.
  */
-TEST_WITH(test_a_late_write_of_a_dead_connection_is_discarded, set_up(), tear_down())
+BETWEEN_TEST(test_a_late_write_of_a_dead_connection_is_discarded, set_up(), tear_down())
 {
 	char old[4096], new[4096];
 	int dead = served(), live = served();
@@ -147,7 +147,7 @@ TEST_WITH(test_a_late_write_of_a_dead_connection_is_discarded, set_up(), tear_do
 }
 
 /* One that is only slow is served: nobody has shut it down. */
-TEST_WITH(test_a_slow_connection_is_not_a_dead_one, set_up(), tear_down())
+BETWEEN_TEST(test_a_slow_connection_is_not_a_dead_one, set_up(), tear_down())
 {
 	char block[4096] = {1};
 	int slow = served(), live = served();
@@ -164,7 +164,7 @@ TEST_WITH(test_a_slow_connection_is_not_a_dead_one, set_up(), tear_down())
 	close(live);
 }
 
-TEST_WITH(test_more_than_there_is_room_for, set_up(), tear_down())
+BETWEEN_TEST(test_more_than_there_is_room_for, set_up(), tear_down())
 {
 	struct isw_error error;
 	int fds[2], taken[CONNS];

@@ -22,7 +22,7 @@ static void set_up(const struct iswi_nbd_backend *backend, uint32_t handshake_ms
 	});
 }
 
-#define SECRET(name) TEST_WITH(name, set_up(&secret_backend, WAIT_S * 1000), tear_down())
+#define SECRET_TEST(name) BETWEEN_TEST(name, set_up(&secret_backend, WAIT_S * 1000), tear_down())
 
 static int greeted(void)
 {
@@ -58,7 +58,7 @@ static void still_opens(int fd)
 	close(fd);
 }
 
-SECRET(test_info_describes)
+SECRET_TEST(test_info_describes)
 {
 	struct described described = {0};
 	int fd = greeted();
@@ -102,7 +102,7 @@ TEST_CASES(test_list, 2, is_listed)
  * Unknown ones are skipped. Those that are known and not offered never have a payload: with one
  * they are wrong.
  */
-SECRET(test_options_that_are_not_offered)
+SECRET_TEST(test_options_that_are_not_offered)
 {
 	static const struct {
 		uint32_t option;
@@ -132,7 +132,7 @@ SECRET(test_options_that_are_not_offered)
 }
 
 /* nbd-client is one: it goes by its command line. */
-SECRET(test_who_does_not_ask_for_block_sizes_is_let_in)
+SECRET_TEST(test_who_does_not_ask_for_block_sizes_is_let_in)
 {
 	static const uint32_t options[] = {NBD_OPT_INFO, NBD_OPT_GO};
 	unsigned char data[64] = {0}, page[4096];
@@ -163,7 +163,7 @@ SECRET(test_who_does_not_ask_for_block_sizes_is_let_in)
 }
 
 /* Lengths that contradict each other. */
-SECRET(test_malformed_go)
+SECRET_TEST(test_malformed_go)
 {
 	static const struct {
 		uint32_t bytes, name_bytes;
@@ -184,7 +184,7 @@ SECRET(test_malformed_go)
 	still_opens(fd);
 }
 
-SECRET(test_export_name)
+SECRET_TEST(test_export_name)
 {
 	unsigned char reply[10 + 124];
 	char page[4096];
@@ -205,7 +205,7 @@ SECRET(test_export_name)
 	await_close(fd);
 }
 
-SECRET(test_abort)
+SECRET_TEST(test_abort)
 {
 	int fd = greeted();
 
@@ -216,7 +216,7 @@ SECRET(test_abort)
 	CHECK_EQ(server_stats().protocol_errors, 0);
 }
 
-SECRET(test_protocol_errors)
+SECRET_TEST(test_protocol_errors)
 {
 	unsigned char head[NBD_OPTION_HEADER_BYTES];
 	int fd = dial(port);
@@ -247,7 +247,7 @@ SECRET(test_protocol_errors)
 	still_opens(greeted());
 }
 
-SECRET(test_connection_limit)
+SECRET_TEST(test_connection_limit)
 {
 	int fds[CONNECTIONS];
 
@@ -263,7 +263,7 @@ SECRET(test_connection_limit)
 }
 
 /* A client that never gets to GO does not keep its place. One that did may be idle. */
-TEST_WITH(test_handshake_deadline, set_up(&secret_backend, 500), tear_down())
+BETWEEN_TEST(test_handshake_deadline, set_up(&secret_backend, 500), tear_down())
 {
 	char page[4096];
 	int idle = opened(), silent = dial(port), drip = greeted();

@@ -13,7 +13,7 @@ static void set_up(uint32_t send_ms)
 	});
 }
 
-#define SERVED(name) TEST_WITH(name, set_up(WAIT_S * 1000), tear_down())
+#define SERVED_TEST(name) BETWEEN_TEST(name, set_up(WAIT_S * 1000), tear_down())
 
 /*
  * The connection's thread has ended too: ThreadSanitizer counts what sendmsg reads only after it
@@ -25,7 +25,7 @@ static void leave(int fd)
 	WAIT_FOR(server_stats().connections == 0);
 }
 
-SERVED(test_bytes_go_round)
+SERVED_TEST(test_bytes_go_round)
 {
 	static char out[BLOCK_MAX], in[BLOCK_MAX];
 	static const uint32_t sizes[] = {512, 4096, 65536, 65536 + 512, BLOCK_MAX};
@@ -49,7 +49,7 @@ SERVED(test_bytes_go_round)
 	leave(fd);
 }
 
-SERVED(test_zeroes_and_flush)
+SERVED_TEST(test_zeroes_and_flush)
 {
 	static const struct {
 		uint16_t command, flags;
@@ -73,7 +73,7 @@ SERVED(test_zeroes_and_flush)
 }
 
 /* Well-formed and wrong: an error, and the connection goes on. */
-SERVED(test_request_errors)
+SERVED_TEST(test_request_errors)
 {
 	static const struct {
 		uint16_t command, flags;
@@ -117,7 +117,7 @@ SERVED(test_request_errors)
 }
 
 /* A refused WRITE's payload is not taken for the next request. */
-SERVED(test_refused_writes)
+SERVED_TEST(test_refused_writes)
 {
 	static char data[BLOCK_MAX + 512];
 	static const struct {
@@ -145,7 +145,7 @@ SERVED(test_refused_writes)
 	leave(fd);
 }
 
-SERVED(test_broken_streams)
+SERVED_TEST(test_broken_streams)
 {
 	static const char zeros[NBD_REQUEST_BYTES];
 	int fd = open_export(port, "");
@@ -171,7 +171,7 @@ SERVED(test_broken_streams)
 }
 
 /* More requests in one send than one batch of answers; DISC at the end loses none of them. */
-SERVED(test_pipelined_then_disc)
+SERVED_TEST(test_pipelined_then_disc)
 {
 	enum { COUNT = 300 };
 	static unsigned char wire[COUNT * NBD_REQUEST_BYTES + NBD_REQUEST_BYTES];
@@ -197,7 +197,7 @@ SERVED(test_pipelined_then_disc)
 }
 
 /* The answer to a request must not wait for the rest of the next one. */
-SERVED(test_answers_before_it_waits)
+SERVED_TEST(test_answers_before_it_waits)
 {
 	char block[512];
 	int fd = open_export(port, "");
@@ -217,7 +217,7 @@ SERVED(test_answers_before_it_waits)
 }
 
 /* One byte at a time: every border between receives is one a request may lie on. */
-SERVED(test_drip)
+SERVED_TEST(test_drip)
 {
 	unsigned char wire[NBD_REQUEST_BYTES + 512];
 	struct nbd_request request = {
@@ -234,7 +234,7 @@ SERVED(test_drip)
 }
 
 /* Asks and never reads: its holds end with it, and others are served meanwhile. */
-TEST_WITH(test_client_that_never_reads, set_up(300), tear_down())
+BETWEEN_TEST(test_client_that_never_reads, set_up(300), tear_down())
 {
 	char block[512];
 	int deaf = dial_buffered(port, 4096), fd;
@@ -270,14 +270,14 @@ static void *hammer(void *opaque)
 	return NULL;
 }
 
-SERVED(test_connections_at_once)
+SERVED_TEST(test_connections_at_once)
 {
 	at_once(4, hammer);
 	WAIT_FOR(server_stats().connections == 0);
 }
 
 /* Not when its place is used again: that may be never. */
-SERVED(test_ended_connections_are_freed)
+SERVED_TEST(test_ended_connections_are_freed)
 {
 	int fds[PLACES - 1];
 
@@ -330,7 +330,7 @@ static void close_all(const int *fds)
 	WAIT_FOR(server_stats().connections == 0);
 }
 
-SERVED(test_an_ipv6_host_counts_by_its_network)
+SERVED_TEST(test_an_ipv6_host_counts_by_its_network)
 {
 	int fds[PLACES];
 	char address[32];

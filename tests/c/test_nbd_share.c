@@ -2,7 +2,7 @@
 /* Request buffers shared by connections: how many each gets, alone, with others, and after them. */
 #include "frontend/nbd_share.h"
 #include "nbd_fixture.h"
-#include "tests_with.h"
+#include "tests_between.h"
 
 #define CLIENTS_MAX 16u
 #define COUNT_MAX   64u
@@ -64,7 +64,7 @@ static uint32_t waiting(void)
 	return count;
 }
 
-#define SHARED(name) TEST_WITH(name, set_up(64, true), tear_down())
+#define SHARED_TEST(name) BETWEEN_TEST(name, set_up(64, true), tear_down())
 
 /* Takes until the next one would have to wait; that one is let through by giving one back. */
 static uint32_t take_all(unsigned who)
@@ -99,7 +99,7 @@ static void join(unsigned who)
 }
 
 /* Of 64 one that is alone gets 49: each of the other 15 places keeps one. */
-SHARED(test_a_lone_connection_gets_nearly_all)
+SHARED_TEST(test_a_lone_connection_gets_nearly_all)
 {
 	join(0);
 	CHECK_EQ(take_all(0), 49);
@@ -122,7 +122,7 @@ TEST_CASES(test_shares_are_equal, 7, n)
 }
 
 /* However much the first holds and keeps, everybody who comes gets one at once. */
-SHARED(test_who_comes_later_gets_one_at_once)
+SHARED_TEST(test_who_comes_later_gets_one_at_once)
 {
 	join(0);
 	CHECK_EQ(take_all(0), 49);
@@ -133,7 +133,7 @@ SHARED(test_who_comes_later_gets_one_at_once)
 }
 
 /* What comes back from who holds too much goes to the others, until all have the same. */
-SHARED(test_shares_follow_the_number_of_connections)
+SHARED_TEST(test_shares_follow_the_number_of_connections)
 {
 	join(0);
 	CHECK_EQ(take_all(0), 49);
@@ -151,7 +151,7 @@ SHARED(test_shares_follow_the_number_of_connections)
 }
 
 /* One that waits for its share is woken when another leaves, not only when something is given. */
-SHARED(test_a_share_that_grows_wakes)
+SHARED_TEST(test_a_share_that_grows_wakes)
 {
 	pthread_t thread;
 
@@ -186,7 +186,7 @@ TEST(test_fewer_buffers_than_connections)
 }
 
 /* The kernel bounds its own connections: every request finds a buffer. */
-TEST_WITH(test_no_shares_where_there_are_to_be_none, set_up(64, false), tear_down())
+BETWEEN_TEST(test_no_shares_where_there_are_to_be_none, set_up(64, false), tear_down())
 {
 	for (unsigned who = 0; who < 4; who++)
 		join(who);
@@ -218,7 +218,7 @@ static void *hammer_main(void *opaque)
 	return NULL;
 }
 
-SHARED(test_many_at_once)
+SHARED_TEST(test_many_at_once)
 {
 	at_once(CLIENTS_MAX, hammer_main);
 }

@@ -5,7 +5,7 @@
  */
 #include "frontend_fixture.h"
 #include "nbd_fixture.h"
-#include "tests_with.h"
+#include "tests_between.h"
 
 #define REQUEST_MAX  MIB
 #define REQUESTS_MAX 8u
@@ -36,7 +36,7 @@ static void tear_down(void)
 	engine_stop();
 }
 
-#define SERVED(name) TEST_WITH(name, set_up(), tear_down())
+#define SERVED_TEST(name) BETWEEN_TEST(name, set_up(), tear_down())
 
 static void hold_back(bool held_back)
 {
@@ -66,7 +66,7 @@ static void check_last(enum iswi_req_op op, uint32_t flags, uint64_t offset, uin
 	pthread_mutex_unlock(&engine.lock);
 }
 
-SERVED(test_what_is_offered)
+SERVED_TEST(test_what_is_offered)
 {
 	struct described described = {0};
 	char entry[8];
@@ -88,7 +88,7 @@ SERVED(test_what_is_offered)
 	close(fd);
 }
 
-SERVED(test_what_reaches_the_engine)
+SERVED_TEST(test_what_reaches_the_engine)
 {
 	static char data[REQUEST_MAX];
 	int fd = connected(), other = connected();
@@ -128,7 +128,7 @@ SERVED(test_what_reaches_the_engine)
 }
 
 /* More than the engine takes: the rest waits, is lost by nobody, and is never refused. */
-SERVED(test_more_requests_than_buffers)
+SERVED_TEST(test_more_requests_than_buffers)
 {
 	const unsigned count = 5 * REQUESTS_MAX;
 	char page[4096];
@@ -150,7 +150,7 @@ SERVED(test_more_requests_than_buffers)
  * One reads nothing: its answers keep the buffers it got. Another's requests are served meanwhile,
  * and the first is still there to read everything at last.
  */
-SERVED(test_a_client_that_reads_nothing_keeps_nobody_else_waiting)
+SERVED_TEST(test_a_client_that_reads_nothing_keeps_nobody_else_waiting)
 {
 	const unsigned count = 3 * REQUESTS_MAX;
 	static char data[REQUEST_MAX];
@@ -179,7 +179,7 @@ static void *destroy_main(void *opaque)
 }
 
 /* The end of the front end waits for the engine: its buffers are the engine's until then. */
-SERVED(test_end_waits_for_the_engine)
+SERVED_TEST(test_end_waits_for_the_engine)
 {
 	pthread_t destroyer;
 	int fds[2] = {connected(), connected()};
@@ -199,7 +199,7 @@ SERVED(test_end_waits_for_the_engine)
 	close(fds[1]);
 }
 
-SERVED(test_bad_paths)
+SERVED_TEST(test_bad_paths)
 {
 	struct isw_error error;
 	isw_frontend *other;
@@ -221,7 +221,7 @@ static uint32_t connections(isw_frontend *frontend)
 }
 
 /* What a kind of front end lacks is refused, not called. */
-SERVED(test_what_a_kind_lacks)
+SERVED_TEST(test_what_a_kind_lacks)
 {
 	const struct isw_frontend_config config = {.path = path};
 	char note[ISW_FRONTEND_NOTE_BYTES_MAX];
@@ -239,7 +239,7 @@ SERVED(test_what_a_kind_lacks)
 }
 
 /* The front end for the kernel: sockets in transmission, counted; one that ends is reported. */
-SERVED(test_sockets_that_are_given)
+SERVED_TEST(test_sockets_that_are_given)
 {
 	const struct isw_frontend_config config = {.request_bytes_max = ISW_PAGE_BYTES};
 	char block[ISW_PAGE_BYTES] = {0};

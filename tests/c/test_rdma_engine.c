@@ -7,7 +7,7 @@
  */
 #define OWN_MAIN
 #include "engine_threads.h"
-#include "tests_with.h"
+#include "tests_between.h"
 #include "verbs_stub.h"
 
 static struct world world;
@@ -40,10 +40,10 @@ static void end(bool with_donor)
 		isw_store_destroy(d->store);
 }
 
-#define WITH_DONOR(name) TEST_WITH(name, begin(true), end(true))
+#define DONOR_TEST(name) BETWEEN_TEST(name, begin(true), end(true))
 
 /* The first connection is up, the second gets no answer: then the number is another donor's. */
-WITH_DONOR(test_a_connect_that_fails_half_way_breaks_nothing_later)
+DONOR_TEST(test_a_connect_that_fails_half_way_breaks_nothing_later)
 {
 	char token[ISW_TOKEN_TEXT_BYTES];
 	struct isw_rdma_end peers[QUEUES];
@@ -77,7 +77,7 @@ WITH_DONOR(test_a_connect_that_fails_half_way_breaks_nothing_later)
 }
 
 /* Nothing is under way there that could run into it. */
-WITH_DONOR(test_a_device_hears_at_once_of_a_slab_taken_by_force)
+DONOR_TEST(test_a_device_hears_at_once_of_a_slab_taken_by_force)
 {
 	struct isw_event event;
 	uint64_t generation;
@@ -93,7 +93,7 @@ WITH_DONOR(test_a_device_hears_at_once_of_a_slab_taken_by_force)
 }
 
 /* So that it may go; and one that failed is opened anew, however long others still use it. */
-TEST_WITH(test_a_device_is_open_as_long_as_it_is_used, begin(false), end(false))
+BETWEEN_TEST(test_a_device_is_open_as_long_as_it_is_used, begin(false), end(false))
 {
 	isw_rdma_offer *offers[3];
 	struct isw_error error = {0};
@@ -121,7 +121,7 @@ TEST_WITH(test_a_device_is_open_as_long_as_it_is_used, begin(false), end(false))
 }
 
 /* Nothing has to be under way for that, and over TCP it goes on. */
-WITH_DONOR(test_a_device_that_is_to_be_removed_is_given_up)
+DONOR_TEST(test_a_device_that_is_to_be_removed_is_given_up)
 {
 	char token[ISW_TOKEN_TEXT_BYTES];
 	struct isw_remote_config remote;

@@ -46,14 +46,14 @@ TEST_CASES(test_a_dead_key_ends_the_queue, 2, kind)
 	rig_stop();
 }
 
-RIG(test_the_peers_end_ends_the_queue)
+RIG_TEST(test_the_peers_end_ends_the_queue)
 {
 	CHECK_EQ(rig_verbs()->qp_free(rig.qp), 0);
 	rig.qp = NULL;
 	run_into(ISWI_XFER_READ, -ETIMEDOUT);
 }
 
-RIG(test_a_post_that_fails_ends_the_queue)
+RIG_TEST(test_a_post_that_fails_ends_the_queue)
 {
 	struct op ops[3];
 
@@ -68,7 +68,7 @@ RIG(test_a_post_that_fails_ends_the_queue)
 }
 
 /* One of many fails: those before it are done, it and those behind it are not. */
-RIG(test_an_error_in_the_middle)
+RIG_TEST(test_an_error_in_the_middle)
 {
 	struct op ops[8];
 
@@ -86,7 +86,7 @@ RIG(test_an_error_in_the_middle)
 	ops_await(ops + 4, 4, -EIO);
 }
 
-RIG(test_a_queue_pair_that_stays_does_not_hang_us, .request_ms_max = 200)
+RIG_TEST(test_a_queue_pair_that_stays_does_not_hang_us, .request_ms_max = 200)
 {
 	STUB_SET(frozen, true);
 	STUB_SET(qp_free_error, -EBUSY);
@@ -115,7 +115,7 @@ TEST(test_shutdown_and_destroy_with_much_in_flight)
 }
 
 /* Its descriptor is readable for ever then: nobody must spin on that. */
-RIG(test_a_device_that_was_removed_ends_an_idle_queue, .request_ms_max = 100)
+RIG_TEST(test_a_device_that_was_removed_ends_an_idle_queue, .request_ms_max = 100)
 {
 	int ends[2];
 
@@ -145,7 +145,7 @@ static void exchange(struct iswi_xfer *xfer, uint32_t received)
 	atomic_fetch_add(&slowed.calls, 1);
 }
 
-RIG(test_a_slow_read_may_get_another_buffer)
+RIG_TEST(test_a_slow_read_may_get_another_buffer)
 {
 	struct op op;
 

@@ -6,7 +6,7 @@
 #include "rdma_consumer.h"
 
 /* Registered ahead, by a lease with connections and by one whose connections have ended. */
-SCENE(test_a_device_that_is_removed, 4)
+SCENE_TEST(test_a_device_that_is_removed, 4)
 {
 	uint64_t paused = lease_slots(SLABS).lease;
 	int fd = open_export(port, token);
@@ -53,7 +53,7 @@ SCENE(test_a_device_that_is_removed, 4)
 }
 
 /* What cannot be ended at once is tried again. */
-SCENE_CONNECTED(test_what_stays_is_ended_later, 1)
+CONNECTED_TEST(test_what_stays_is_ended_later, 1)
 {
 	struct isw_rdma_key key;
 
@@ -71,7 +71,7 @@ SCENE_CONNECTED(test_what_stays_is_ended_later, 1)
 }
 
 /* Its slabs come back to the pool then. */
-SCENE_CONNECTED(test_a_lease_that_could_not_be_destroyed_is_later, 1)
+CONNECTED_TEST(test_a_lease_that_could_not_be_destroyed_is_later, 1)
 {
 	struct isw_rdma_key key;
 
@@ -96,7 +96,7 @@ SCENE_CONNECTED(test_a_lease_that_could_not_be_destroyed_is_later, 1)
 
 /* It takes a while to end what a lease has there, and its consumer does not wait: it comes later.
  */
-SCENE_CONNECTED(test_what_a_failed_device_has_is_ended_beside_the_answers, 2)
+CONNECTED_TEST(test_what_a_failed_device_has_is_ended_beside_the_answers, 2)
 {
 	uint64_t other = lease_slots(SLABS).lease;
 	struct isw_rdma_key key;
@@ -127,7 +127,7 @@ static void *come_and_go(void *arg)
 	return NULL;
 }
 
-SCENE(test_beside_everything_else, SLABS)
+SCENE_TEST(test_beside_everything_else, SLABS)
 {
 	void *(*const beside[])(void *) = {come_and_go, register_ahead};
 	pthread_t threads[2];

@@ -23,7 +23,7 @@ static bool is_filled(const char *page, uint64_t value)
 }
 
 /* From staging that is registered, and from memory that is not. */
-RIG(test_pages_go_there_and_back)
+RIG_TEST(test_pages_go_there_and_back)
 {
 	char *own = rig_pages(2 * ISW_PAGE_BYTES);
 	uint64_t staged;
@@ -45,7 +45,7 @@ RIG(test_pages_go_there_and_back)
 }
 
 /* Many more than fit, as one chain; few completions are asked for. */
-RIG(test_a_long_chain_waits_its_turn, .depth = 32)
+RIG_TEST(test_a_long_chain_waits_its_turn, .depth = 32)
 {
 	static struct op ops[MANY];
 	char *memory = rig_pages(MANY * ISW_PAGE_BYTES);
@@ -73,7 +73,7 @@ RIG(test_a_long_chain_waits_its_turn, .depth = 32)
 }
 
 /* Of 1 MiB each: two fill the connection's own memory, in any order of sizes before them. */
-RIG(test_large_reads_share_the_bounce_memory, .depth = 64)
+RIG_TEST(test_large_reads_share_the_bounce_memory, .depth = 64)
 {
 	enum { READS = 24 };
 	static const uint32_t pages[] = {256, 1, 255, 256, 17, 256};
@@ -94,7 +94,7 @@ RIG(test_large_reads_share_the_bounce_memory, .depth = 64)
 	free(memory);
 }
 
-RIG(test_what_cannot_be_is_refused_and_the_rest_is_done)
+RIG_TEST(test_what_cannot_be_is_refused_and_the_rest_is_done)
 {
 	static char page[2 * ISW_PAGE_BYTES];
 	const struct {
@@ -137,13 +137,13 @@ static void *write_and_read(void *arg)
 	return NULL;
 }
 
-RIG(test_many_threads_submit, .depth = 3)
+RIG_TEST(test_many_threads_submit, .depth = 3)
 {
 	at_once(WRITERS, write_and_read);
 }
 
 /* On an idle queue the receiver sleeps: what ends is noticed all the same. */
-RIG(test_an_idle_queue_wakes_up)
+RIG_TEST(test_an_idle_queue_wakes_up)
 {
 	static char page[ISW_PAGE_BYTES];
 

@@ -5,7 +5,7 @@
  */
 #include "rdma_consumer.h"
 
-SCENE(test_a_slab_is_reached_until_it_is_unmapped, 2)
+SCENE_TEST(test_a_slab_is_reached_until_it_is_unmapped, 2)
 {
 	struct mapped m = map_slab(lease);
 	struct isw_rdma_key key, again;
@@ -39,7 +39,7 @@ SCENE(test_a_slab_is_reached_until_it_is_unmapped, 2)
 	CHECK_EQ(store_stats().read_requests + store_stats().write_requests, 0);
 }
 
-SCENE_CONNECTED(test_out_of_bounds_and_the_probe_are_refused, 1)
+CONNECTED_TEST(test_out_of_bounds_and_the_probe_are_refused, 1)
 {
 	struct isw_rdma_key key;
 	struct mapped m = map_key(&key);
@@ -65,7 +65,7 @@ SCENE_CONNECTED(test_out_of_bounds_and_the_probe_are_refused, 1)
 	}
 }
 
-SCENE_CONNECTED(test_a_neighbours_key_is_useless, 2)
+CONNECTED_TEST(test_a_neighbours_key_is_useless, 2)
 {
 	struct consumer neighbour;
 	struct isw_rdma_key key;
@@ -81,7 +81,7 @@ SCENE_CONNECTED(test_a_neighbours_key_is_useless, 2)
 }
 
 /* The old epoch's connections are dead before the new one is granted; what they reached is not. */
-SCENE_CONNECTED(test_a_renewal_ends_the_connections, 1)
+CONNECTED_TEST(test_a_renewal_ends_the_connections, 1)
 {
 	struct isw_rdma_key key, fresh;
 	struct mapped m = map_key(&key);
@@ -103,7 +103,7 @@ SCENE_CONNECTED(test_a_renewal_ends_the_connections, 1)
 }
 
 /* What it has sent before must not meet the slot's next slab, whatever key that gets. */
-SCENE_CONNECTED(test_a_slab_taken_by_force_ends_the_connections, 2)
+CONNECTED_TEST(test_a_slab_taken_by_force_ends_the_connections, 2)
 {
 	struct isw_rdma_key key, other;
 	struct mapped kept = map_key(&other), taken = map_key(&key);
@@ -121,7 +121,7 @@ SCENE_CONNECTED(test_a_slab_taken_by_force_ends_the_connections, 2)
 }
 
 /* The lease has its registrations, but pages go over TCP: that is the fence then. */
-SCENE_CONNECTED(test_without_rdma_connections_force_leaves_those_of_tcp, 3)
+CONNECTED_TEST(test_without_rdma_connections_force_leaves_those_of_tcp, 3)
 {
 	int fd = open_export(port, token);
 	char page[ISW_PAGE_BYTES];
@@ -146,7 +146,7 @@ SCENE_CONNECTED(test_without_rdma_connections_force_leaves_those_of_tcp, 3)
 	close(fd);
 }
 
-SCENE(test_nonsense_is_refused, 1)
+SCENE_TEST(test_nonsense_is_refused, 1)
 {
 	const struct {
 		uint32_t ends;
@@ -197,7 +197,7 @@ TEST(test_a_device_can_move_registrations_or_says_that_it_cannot)
  * Registered when nobody waits for it; a key to it is nobody's before it is mapped. Only where
  * registrations can be moved.
  */
-SCENE(test_a_slab_is_registered_ahead, 3)
+SCENE_TEST(test_a_slab_is_registered_ahead, 3)
 {
 	struct isw_rdma_key key, again;
 	struct mapped m;
@@ -240,7 +240,7 @@ SCENE(test_a_slab_is_registered_ahead, 3)
 	CHECK_EQ(store_stats().rdma_ahead, 1);
 }
 
-SCENE(test_what_is_not_registered_is_not_waited_for, 2)
+SCENE_TEST(test_what_is_not_registered_is_not_waited_for, 2)
 {
 	struct mapped m = map_slab(lease);
 	struct isw_rdma_key key;
@@ -264,7 +264,7 @@ SCENE(test_what_is_not_registered_is_not_waited_for, 2)
  * A device that cannot move a registration makes a new one; only the time is lost. The stub, told
  * so, or a real one that cannot.
  */
-SCENE_CONNECTED(test_a_registration_that_cannot_be_moved, 1)
+CONNECTED_TEST(test_a_registration_that_cannot_be_moved, 1)
 {
 	struct isw_rdma_key key;
 	struct mapped m;
@@ -321,7 +321,7 @@ static void *open_and_close(void *arg)
 	return NULL;
 }
 
-SCENE(test_mapping_registering_and_renewing_at_once, SLABS)
+SCENE_TEST(test_mapping_registering_and_renewing_at_once, SLABS)
 {
 	void *(*const beside[])(void *) = {register_all, open_and_close, register_ahead};
 	pthread_t threads[ISWI_ARRAY_LEN(beside)];

@@ -3,7 +3,7 @@
 #include "rdma_consumer.h"
 
 /* Dozens of slabs: neither the answer to a consumer that comes back nor mapping looks one up. */
-SCENE(test_a_reclaim_looks_nothing_up, SLABS)
+SCENE_TEST(test_a_reclaim_looks_nothing_up, SLABS)
 {
 	uint64_t looked_up, moved, probe = ISW_PAGE_BYTES; /* of the lease */
 	struct mapped m[SLABS];
@@ -28,7 +28,7 @@ SCENE(test_a_reclaim_looks_nothing_up, SLABS)
 }
 
 /* Neither moved nor freed it may be half a key: the slab has none then. */
-SCENE_CONNECTED(test_a_registration_that_is_half_moved, 1)
+CONNECTED_TEST(test_a_registration_that_is_half_moved, 1)
 {
 	struct mapped m;
 	struct isw_rdma_key key;
@@ -52,7 +52,7 @@ SCENE_CONNECTED(test_a_registration_that_is_half_moved, 1)
 }
 
 /* A device is opened once for all, closed with its last user, and opened anew when it failed. */
-SCENE_CONNECTED(test_a_device_that_failed_is_opened_anew, 1)
+CONNECTED_TEST(test_a_device_that_failed_is_opened_anew, 1)
 {
 	uint64_t other = lease_slots(SLABS).lease;
 
@@ -66,7 +66,7 @@ SCENE_CONNECTED(test_a_device_that_failed_is_opened_anew, 1)
 }
 
 /* What is registered with it is registered anew, before somebody waits for that. */
-SCENE(test_what_a_failed_device_had_is_registered_anew, 2)
+SCENE_TEST(test_what_a_failed_device_had_is_registered_anew, 2)
 {
 	uint64_t other = lease_slots(SLABS).lease;
 	struct mapped m;
@@ -92,7 +92,7 @@ SCENE(test_what_a_failed_device_had_is_registered_anew, 2)
 }
 
 /* A limit is for those who use RDMA first. */
-SCENE(test_what_nobody_uses_gives_way, 3)
+SCENE_TEST(test_what_nobody_uses_gives_way, 3)
 {
 	struct isw_rdma_key key;
 	struct mapped m;
@@ -115,7 +115,7 @@ SCENE(test_what_nobody_uses_gives_way, 3)
 	STUB_SET(mrs_max, 0);
 }
 
-SCENE_CONNECTED(test_what_could_be_registered_is_lent, 4)
+CONNECTED_TEST(test_what_could_be_registered_is_lent, 4)
 {
 	struct mapped first, m;
 	struct isw_error error = {0};
@@ -143,7 +143,7 @@ SCENE_CONNECTED(test_what_could_be_registered_is_lent, 4)
 }
 
 /* A device that does not end a registration: the connections end instead, and the slab is safe. */
-SCENE_CONNECTED(test_a_registration_that_stays, 1)
+CONNECTED_TEST(test_a_registration_that_stays, 1)
 {
 	struct isw_rdma_key key;
 	struct mapped m = map_key(&key);
@@ -163,7 +163,7 @@ SCENE_CONNECTED(test_a_registration_that_stays, 1)
 }
 
 /* Neither registration nor connections end: then the slab never becomes somebody else's. */
-SCENE_CONNECTED(test_a_fence_that_fails_keeps_the_slab, 1)
+CONNECTED_TEST(test_a_fence_that_fails_keeps_the_slab, 1)
 {
 	struct isw_rdma_key key;
 	struct mapped m = map_key(&key);

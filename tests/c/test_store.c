@@ -13,7 +13,7 @@ static void end(void)
 	tear_down();
 }
 
-#define STORE_TEST(name) TEST_WITH(name, set_up(SLAB_BYTES, SLABS), end())
+#define STORE_TEST(name) BETWEEN_TEST(name, set_up(SLAB_BYTES, SLABS), end())
 
 TEST(test_bad_configurations)
 {
@@ -239,6 +239,29 @@ STORE_TEST(test_who_may_connect)
 	CHECK_EQ(try_open(fd, leased.token), NBD_REP_ERR_UNKNOWN);
 	close(fd);
 	CHECK_EQ(isw_store_lease_destroy(store, other.lease), 0);
+}
+
+/* What one lease wrote is not there for the next that gets the slab. */
+STORE_TEST(test_no_bytes_left_behind)
+{
+	for (unsigned next = 0; next < 2; next++) {
+		struct leased leased = lease_slots(SLABS);
+		struct mapped mapped[SLABS];
+		int fd = open_export(port, leased.token);
+		char byte;
+
+		for (unsigned i = 0; i < SLABS; i++) {
+			mapped[i] = map_slab(leased.lease);
+			check_bytes(fd, mapped[i].slot * (uint64_t)SLAB_BYTES, 0, SLAB_BYTES);
+			fill_bytes(fd, mapped[i].slot * (uint64_t)SLAB_BYTES, 0xee, SLAB_BYTES);
+		}
+		/* Some come back from the lease, and one with it. */
+		for (unsigned i = 0; i + 1 < SLABS; i++)
+			CHECK_EQ(unmap_slab(leased.lease, mapped[i], WAIT_S * 1000), 0);
+		CHECK_EQ(do_read(fd, mapped[0].slot * (uint64_t)SLAB_BYTES, &byte, 1), NBD_EIO);
+		close(fd);
+		give_back(leased.lease);
+	}
 }
 
 STORE_TEST(test_renew)

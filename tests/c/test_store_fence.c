@@ -25,8 +25,8 @@ static void begin(uint32_t bytes, uint32_t slabs, uint32_t slots)
 }
 
 #define SMALL_TEST(name, slabs, slots)                                                             \
-	TEST_WITH(name, begin(SMALL_BYTES, slabs, slots), tear_down())
-#define LARGE_TEST(name) TEST_WITH(name, begin(LARGE_BYTES, 1, 1), tear_down())
+	BETWEEN_TEST(name, begin(SMALL_BYTES, slabs, slots), tear_down())
+#define LARGE_TEST(name) BETWEEN_TEST(name, begin(LARGE_BYTES, 1, 1), tear_down())
 
 static int unmap(uint32_t wait_ms_max)
 {
@@ -282,7 +282,7 @@ SMALL_TEST(test_no_late_write_after_renew, 1, 1)
  * grants nothing: from then on the old token is dead and there is no new one, until a renewal
  * that has seen it end.
  */
-TEST_WITH(test_renewal_that_cannot_wait, begin(64u << 20, 1, 1), tear_down())
+BETWEEN_TEST(test_renewal_that_cannot_wait, begin(64u << 20, 1, 1), tear_down())
 {
 	const uint32_t bytes = 64u << 20;
 	char token[ISW_TOKEN_TEXT_BYTES];

@@ -2,7 +2,7 @@
 /* Every way in which connecting can fail has its own error, and none shows the export's name. */
 #define _GNU_SOURCE 1
 #include "tcp_fixture.h"
-#include "tests_with.h"
+#include "tests_between.h"
 
 /* Fails as expected, with a message that names the port and keeps the token secret. */
 static void expect_error(const struct iswi_tcp_config *config, int code, const char *words)

@@ -5,7 +5,7 @@
  */
 #define _GNU_SOURCE 1
 #include "tcp_fixture.h"
-#include "tests_with.h"
+#include "tests_between.h"
 
 #define OPS 8
 
@@ -25,7 +25,8 @@ static void setup(void (*script)(int fd, void *arg), void *arg)
 	}
 }
 
-#define ANSWERED_BY(name, script) TEST_WITH(name, setup(script, NULL), both_end(&server, &client))
+#define ANSWERED_TEST(name, script)                                                                \
+	BETWEEN_TEST(name, setup(script, NULL), both_end(&server, &client))
 
 /* A lie about the first request: a reply, or bytes. */
 struct lie {
@@ -149,7 +150,7 @@ TEST(check_error_replies)
 	CHECK_EQ(client.down_error, -ESHUTDOWN);
 }
 
-ANSWERED_BY(check_bounds, refuse_all)
+ANSWERED_TEST(check_bounds, refuse_all)
 {
 	op[0].xfer.offset = EXPORT_BYTES;
 	op[1].xfer.offset = UINT64_MAX - ISW_PAGE_BYTES + 1;
@@ -182,7 +183,7 @@ static void answer_backwards(int fd, void *arg)
 	hear_close(fd);
 }
 
-ANSWERED_BY(check_any_order, answer_backwards)
+ANSWERED_TEST(check_any_order, answer_backwards)
 {
 	for (uint32_t i = 0; i < OPS; i++)
 		op_submit(&op[i]);
@@ -248,7 +249,7 @@ static void answer_early_twice(int fd, void *arg)
 	hear_close(fd);
 }
 
-ANSWERED_BY(check_early_reply_twice, answer_early_twice)
+ANSWERED_TEST(check_early_reply_twice, answer_early_twice)
 {
 	int error;
 
@@ -259,7 +260,7 @@ ANSWERED_BY(check_early_reply_twice, answer_early_twice)
 	CHECK_EQ(client_wait_down(&client), -EPROTO);
 }
 
-ANSWERED_BY(check_stale_reply, reply_stale)
+ANSWERED_TEST(check_stale_reply, reply_stale)
 {
 	CHECK_EQ(op_run(&op[0]), -EIO);
 	CHECK_EQ(op_run(&op[1]), -EPROTO);

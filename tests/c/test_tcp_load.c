@@ -2,7 +2,7 @@
 /* Many requests, many threads, a full socket, and ends at the worst moment. */
 #define _GNU_SOURCE 1
 #include "tcp_fixture.h"
-#include "tests_with.h"
+#include "tests_between.h"
 
 #define THREADS       4
 #define OPS_PER       2000 /* transfers of each thread */

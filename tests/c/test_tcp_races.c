@@ -5,7 +5,7 @@
  */
 #define _GNU_SOURCE 1
 #include "tcp_fixture.h"
-#include "tests_with.h"
+#include "tests_between.h"
 #include "transport/tcp_internal.h"
 
 /* How long is looked whether something happens that must not: too short only hides a fault. */

@@ -6,7 +6,7 @@
 #include <dirent.h>
 
 #include "tcp_fixture.h"
-#include "tests_with.h"
+#include "tests_between.h"
 
 #define SLOW_US 20000
 #define LENGTH  (16u * ISW_PAGE_BYTES)

@@ -23,7 +23,7 @@ int main(void)
 #include "frontend/ublk.h"
 #include "frontend/ublk_control.h"
 #include "frontend_fixture.h"
-#include "tests_with.h"
+#include "tests_between.h"
 
 #define CONTROL_PATH "/dev/ublk-control"
 #define ENTRIES      4u
@@ -170,9 +170,9 @@ static void end(void)
 	engine_stop();
 }
 
-#define TOLD(name) TEST_WITH(name, engine_start(HELD, 64), end())
+#define TOLD_TEST(name) BETWEEN_TEST(name, engine_start(HELD, 64), end())
 
-TOLD(kernels_before_6_5_are_too_old)
+TOLD_TEST(kernels_before_6_5_are_too_old)
 {
 	const char *old[] = {"4.19.0-27-amd64", "5.15.0", "6.0.19", "6.1.0-27-amd64", "6.4.16-rt"};
 	const char *new[] = {"6.5.0", "6.12.9+bpo-amd64", "7.0.0-rc1", "10.1", "unknown"};
@@ -191,7 +191,7 @@ TOLD(kernels_before_6_5_are_too_old)
 	}
 }
 
-TOLD(a_control_device_that_may_not_be_used_is_told)
+TOLD_TEST(a_control_device_that_may_not_be_used_is_told)
 {
 	told((struct kernel){.open = -EACCES}, -EACCES, "need root: " CONTROL_PATH);
 	told((struct kernel){.open = -EPERM}, -EPERM, "need root: " CONTROL_PATH);
@@ -201,20 +201,20 @@ TOLD(a_control_device_that_may_not_be_used_is_told)
 	told((struct kernel){.features = ALL_FEATURES, .add = -EPERM}, -EPERM, "a ublk device");
 }
 
-TOLD(io_uring_that_is_off_is_told)
+TOLD_TEST(io_uring_that_is_off_is_told)
 {
 	told((struct kernel){.ring = -EPERM}, -EOPNOTSUPP, "/proc/sys/kernel/io_uring_disabled");
 	told((struct kernel){.ring = -ENOSYS}, -EOPNOTSUPP, "seccomp profile");
 	told((struct kernel){.ring = -ENOMEM}, -ENOMEM, "io_uring for " CONTROL_PATH);
 }
 
-TOLD(a_driver_that_is_too_old_is_told)
+TOLD_TEST(a_driver_that_is_too_old_is_told)
 {
 	told((struct kernel){.features_code = -EINVAL}, -EOPNOTSUPP, "Linux 6.5 or later");
 	told((struct kernel){.features = UBLK_F_CMD_IOCTL_ENCODE}, -EOPNOTSUPP, "user recovery");
 }
 
-TOLD(the_limit_of_devices_is_told)
+TOLD_TEST(the_limit_of_devices_is_told)
 {
 	told((struct kernel){.features = ALL_FEATURES, .add = -EACCES}, -ENOSPC, "ublks_max");
 	told((struct kernel){.features = ALL_FEATURES, .add = -ENOSPC}, -ENOSPC, "ublks_max");

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests that all need the same thing: it is there when one begins, and taken down behind it. */
-#ifndef ISW_TEST_TESTS_WITH_H
-#define ISW_TEST_TESTS_WITH_H
+#ifndef ISW_TEST_TESTS_BETWEEN_H
+#define ISW_TEST_TESTS_BETWEEN_H
 
 #include "tests.h"
 
-#define TEST_WITH(name, begin, end)                                                                \
+#define BETWEEN_TEST(name, begin, end)                                                             \
 	static void in_##name(void);                                                               \
 	TEST(name)                                                                                 \
 	{                                                                                          \
