@@ -88,6 +88,21 @@ static void learn_places(struct world *w)
 	}
 }
 
+/* One page, from wherever it is; the error of the read. */
+static int read_page(isw_engine *e, uint32_t page, void *data)
+{
+	struct isw_sim_request done;
+	uint64_t id;
+
+	isw_sim_submit(e, ISW_SIM_READ, page * ISW_PAGE_BYTES, ISW_PAGE_BYTES, NULL, &id);
+	while (!isw_sim_reap(e, &done, data, ISW_PAGE_BYTES))
+		if (!isw_engine_step(e, ISW_STEP_BACKUP_TAKE, 1, 0) &&
+		    !isw_engine_step(e, ISW_STEP_BACKUP_DONE, 0, 0))
+			for (uint32_t i = 0; i < DONORS; i++)
+				isw_engine_step(e, ISW_STEP_REMOTE_REPLY, i, 0);
+	return done.error;
+}
+
 static void bring_back(isw_engine *engine)
 {
 	for (uint32_t i = 0; i < DONORS; i++)
@@ -99,18 +114,11 @@ static void observe(struct world *w)
 {
 	settle(w);
 	for (uint32_t page = 0; page < PAGES; page++) {
-		struct isw_sim_request done;
-		uint64_t id, value;
+		int error = read_page(w->engine, page, w->buffer);
+		uint64_t value;
 
-		isw_sim_submit(w->engine, ISW_SIM_READ, page * ISW_PAGE_BYTES, ISW_PAGE_BYTES, NULL,
-			       &id);
-		while (!isw_sim_reap(w->engine, &done, w->buffer, ISW_PAGE_BYTES))
-			if (!isw_engine_step(w->engine, ISW_STEP_BACKUP_TAKE, 1, 0) &&
-			    !isw_engine_step(w->engine, ISW_STEP_BACKUP_DONE, 0, 0))
-				for (uint32_t i = 0; i < DONORS; i++)
-					isw_engine_step(w->engine, ISW_STEP_REMOTE_REPLY, i, 0);
-		if (done.error)
-			fail(w, "a page is lost with its process", page, (uint64_t)-done.error);
+		if (error)
+			fail(w, "a page is lost with its process", page, (uint64_t)-error);
 		w->time++;
 		memcpy(&value, w->buffer, sizeof(value));
 		if (!may_read(&w->pages[page], value, w->time))
@@ -212,20 +220,14 @@ static void nested_settle(const struct world *w, isw_engine *e)
 static void nested_read(const struct world *w, isw_engine *e, bool errors, uint64_t *values)
 {
 	static _Alignas(8) unsigned char data[ISW_PAGE_BYTES];
-	struct isw_sim_request done;
-	uint64_t id;
 
 	for (uint32_t page = 0; page < PAGES; page++) {
-		isw_sim_submit(e, ISW_SIM_READ, page * ISW_PAGE_BYTES, ISW_PAGE_BYTES, NULL, &id);
-		while (!isw_sim_reap(e, &done, data, sizeof(data)))
-			if (!isw_engine_step(e, ISW_STEP_BACKUP_TAKE, 1, 0) &&
-			    !isw_engine_step(e, ISW_STEP_BACKUP_DONE, 0, 0))
-				for (uint32_t i = 0; i < DONORS; i++)
-					isw_engine_step(e, ISW_STEP_REMOTE_REPLY, i, 0);
+		int error = read_page(e, page, data);
+
 		values[page] = UINT64_MAX;
-		if (done.error && !errors)
+		if (error && !errors)
 			fail(w, "a page cannot be read behind a store", page, look.stores);
-		if (done.error)
+		if (error)
 			continue;
 		memcpy(&values[page], data, sizeof(values[page]));
 		for (uint32_t i = 0; i < ISW_PAGE_BYTES; i += 8)

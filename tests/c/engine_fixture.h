@@ -88,6 +88,19 @@ UNUSED_OK static struct world *world_new(uint32_t flags)
 
 /* ---------------------------------------------------------------------- looking */
 
+static inline uint64_t value_at(const unsigned char *page)
+{
+	uint64_t first, word;
+
+	memcpy(&first, page, sizeof(first));
+	for (uint32_t i = 8; i < ISW_PAGE_BYTES; i += 8) {
+		memcpy(&word, page + i, sizeof(word));
+		if (word != first)
+			return TORN;
+	}
+	return first;
+}
+
 static inline void reap(struct world *w)
 {
 	static _Alignas(8) unsigned char data[REQUEST_PAGES_MAX * ISW_PAGE_BYTES];
@@ -100,14 +113,8 @@ static inline void reap(struct world *w)
 		w->error[done.id] = done.error;
 		w->done_order[w->done_count++] = (uint32_t)done.id;
 		for (uint32_t i = 0;
-		     (done.op & 0xff) == ISW_SIM_READ && i < done.length / ISW_PAGE_BYTES; i++) {
-			const uint64_t *words = (uint64_t *)(data + i * ISW_PAGE_BYTES);
-
-			w->got[done.id][i] = words[0];
-			for (uint32_t k = 1; k < ISW_PAGE_BYTES / 8; k++)
-				if (words[k] != words[0])
-					w->got[done.id][i] = TORN;
-		}
+		     (done.op & 0xff) == ISW_SIM_READ && i < done.length / ISW_PAGE_BYTES; i++)
+			w->got[done.id][i] = value_at(data + i * ISW_PAGE_BYTES);
 	}
 	while (isw_engine_events(w->e, &event, 1)) {
 		CHECK(event.kind < KINDS);
@@ -162,19 +169,6 @@ UNUSED_OK static uint32_t sent_for(const struct world *w, uint32_t remote, uint6
 			n++;
 	}
 	return n;
-}
-
-static inline uint64_t value_at(const unsigned char *page)
-{
-	uint64_t first, word;
-
-	memcpy(&first, page, sizeof(first));
-	for (uint32_t i = 8; i < ISW_PAGE_BYTES; i += 8) {
-		memcpy(&word, page + i, sizeof(word));
-		if (word != first)
-			return TORN;
-	}
-	return first;
 }
 
 UNUSED_OK static uint64_t donor_value(const struct world *w, uint32_t remote, uint64_t page)

@@ -17,6 +17,14 @@ static uint32_t under_way(const struct world *w, enum iswi_job_kind kind)
 	return n;
 }
 
+/* Its next job is of that kind, and the only one. */
+static void disk_does(struct world *w, enum iswi_job_kind kind)
+{
+	DISK_TAKE(w);
+	CHECK_EQ(under_way(w, kind), 1);
+	DISK_DONE(w, 0);
+}
+
 /* ------------------------------------------------------------------------ flush */
 
 WORLD_TEST(a_flush_waits_for_completed_writes_and_for_the_sync, world_mapped(0))
@@ -47,54 +55,29 @@ WORLD_TEST(a_flush_of_a_clean_device_still_syncs, world_new(0))
 	write_settled(w, 1, 1, 100);
 	id = flush(w);
 	CHECK_EQ(w->error[id], PENDING);
-	DISK_TAKE(w);
-	CHECK_EQ(under_way(w, ISWI_JOB_SYNC), 1);
-	DISK_DONE(w, 0);
+	disk_does(w, ISWI_JOB_SYNC);
 	CHECK_EQ(w->error[id], 0);
 }
 
-WORLD_TEST(a_flush_waits_for_what_was_rewritten_while_busy, world_mapped(0))
+/* The version that came while the page was busy decides, not one after the flush. */
+WORLD_CASES(a_flush_waits_for_what_was_rewritten_while_busy, 2, once_more, world_mapped(0))
 {
-	uint32_t id, done;
+	uint32_t first = put(w, 1, 1, 100), second, done;
 
-	put(w, 1, 1, 100);
 	DISK_TAKE(w);
-	id = put(w, 1, 1, 200); /* while the first is being written */
-	remotes_settle(w);
-	CHECK_EQ(w->error[id], 0);
-	done = flush(w);
-	DISK_DONE(w, 0);
-	DISK_TAKE(w);
-	CHECK_EQ(under_way(w, ISWI_JOB_SYNC), 0);
-	DISK_DONE(w, 0);
-	CHECK_EQ(w->error[done], PENDING);
-	DISK_WRITE(w);
-	CHECK_EQ(w->error[done], 0);
-	CHECK_EQ(disk_value(w, 1), 200);
-}
-
-/* The first version that came while the page was busy decides, not the last. */
-WORLD_TEST(a_flush_waits_though_the_page_is_written_once_more, world_mapped(0))
-{
-	uint32_t first, second, done;
-
-	first = put(w, 1, 1, 100);
-	DISK_TAKE(w);
-	second = put(w, 1, 1, 200);
+	second = put(w, 1, 1, 200); /* while the first is being written */
 	remotes_settle(w);
 	CHECK_EQ(w->error[first], 0);
 	CHECK_EQ(w->error[second], 0);
 	done = flush(w);
-	put(w, 1, 1, 300);
+	if (once_more)
+		put(w, 1, 1, 300);
 	DISK_DONE(w, 0);
-	DISK_TAKE(w);
-	CHECK_EQ(under_way(w, ISWI_JOB_SYNC), 0);
-	DISK_DONE(w, 0);
-	DISK_TAKE(w);
-	CHECK_EQ(under_way(w, ISWI_JOB_SYNC), 1);
-	DISK_DONE(w, 0);
+	disk_does(w, ISWI_JOB_WRITE);
+	CHECK_EQ(w->error[done], PENDING);
+	disk_does(w, ISWI_JOB_SYNC);
 	CHECK_EQ(w->error[done], 0);
-	CHECK_EQ(disk_value(w, 1), 300);
+	CHECK_EQ(disk_value(w, 1), once_more ? 300 : 200);
 }
 
 WORLD_TEST(a_flush_does_not_wait_for_later_writes, world_mapped(0))
@@ -108,9 +91,7 @@ WORLD_TEST(a_flush_does_not_wait_for_later_writes, world_mapped(0))
 	busy = put(w, 1, 1, 200);
 	other = put(w, 9, 1, 300);
 	DISK_DONE(w, 0);
-	DISK_TAKE(w);
-	CHECK_EQ(under_way(w, ISWI_JOB_SYNC), 1);
-	DISK_DONE(w, 0);
+	disk_does(w, ISWI_JOB_SYNC);
 	CHECK_EQ(w->error[done], 0);
 	CHECK_EQ(w->error[busy], PENDING);
 	CHECK_EQ(w->error[other], PENDING);
@@ -138,12 +119,8 @@ WORLD_TEST(a_flush_during_a_flush_has_its_own_round, world_mapped(0))
 	/* The sync under way began before the third flush: it proves nothing for it. */
 	CHECK_EQ(w->error[second], PENDING);
 	CHECK_EQ(w->error[third], PENDING);
-	DISK_TAKE(w);
-	CHECK_EQ(under_way(w, ISWI_JOB_WRITE), 1);
-	DISK_DONE(w, 0);
-	DISK_TAKE(w);
-	CHECK_EQ(under_way(w, ISWI_JOB_SYNC), 1);
-	DISK_DONE(w, 0);
+	disk_does(w, ISWI_JOB_WRITE);
+	disk_does(w, ISWI_JOB_SYNC);
 	CHECK_EQ(w->error[second], 0);
 	CHECK_EQ(w->error[third], 0);
 	CHECK_EQ(disk_value(w, 3), 300);

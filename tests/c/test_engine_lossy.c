@@ -20,17 +20,6 @@ WORLD_TEST(writes_need_a_donor, world_lossy())
 	CHECK_EQ(read_settled(w, 7), 200);
 }
 
-WORLD_TEST(staging_is_given_back_on_the_acknowledgement, world_lossy())
-{
-	uint32_t id = put(w, 1, 1, 100);
-
-	CHECK_EQ(w->error[id], PENDING);
-	REPLY(w, 0, 0);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(stats_of(w).staging_pages_used, 0);
-	CHECK_EQ(read_settled(w, 1), 100);
-}
-
 WORLD_TEST(a_refused_write_fails_and_its_page_is_lost, world_lossy())
 {
 	uint32_t id;

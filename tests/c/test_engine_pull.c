@@ -131,12 +131,16 @@ WORLD_TEST(a_page_is_pulled_once, world_pulling(0, READING, 3))
 
 /* ----------------------------------------------------------------- the source is bad */
 
-WORLD_TEST(a_source_that_refuses_keeps_its_pages, world_pulling(0, READING, 3))
+/* Either donor: the pages stay where they are. */
+WORLD_CASES(a_pull_that_is_refused_moves_nothing, STAGES, stage, world_pulling(0, stage, 3))
 {
-	REFUSE(w, SOURCE, 0);
+	uint32_t refuses = stage == READING ? SOURCE : TARGET;
+
+	REFUSE(w, refuses, 0);
 	migrated(w, 0, 3);
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_ERROR], 1);
-	CHECK_EQ(w->last[ISW_EVENT_SLAB_ERROR].remote, SOURCE);
+	CHECK_EQ(w->last[ISW_EVENT_SLAB_ERROR].remote, refuses);
+	CHECK_EQ(w->last[ISW_EVENT_SLAB_ERROR].generation, refuses == SOURCE ? 1 : 2);
 	CHECK_EQ(sent(w, SOURCE) + sent(w, TARGET), 0);
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(stats_of(w).crc_errors_remote, 0); /* nothing was looked at */
@@ -275,19 +279,6 @@ WORLD_TEST(a_pull_does_not_go_on_at_a_source_that_drains, world_large(512, 64))
 }
 
 /* ----------------------------------------------------------------- the target is bad */
-
-WORLD_TEST(a_target_that_refuses_has_nothing, world_pulling(0, WRITING, 2))
-{
-	REFUSE(w, TARGET, 0);
-	migrated(w, 0, 2);
-	CHECK(is_at(w, 0, SOURCE) && is_at(w, 1, SOURCE));
-	CHECK_EQ(w->events[ISW_EVENT_SLAB_ERROR], 1);
-	CHECK_EQ(w->last[ISW_EVENT_SLAB_ERROR].remote, TARGET);
-	CHECK_EQ(w->last[ISW_EVENT_SLAB_ERROR].generation, 2);
-	CHECK_EQ(stats_of(w).staging_pages_used, 0);
-	CHECK_EQ(read_settled(w, 1), 11);
-	CHECK_EQ(stats_of(w).pages_in_remote, 1);
-}
 
 WORLD_TEST(a_torn_page_is_not_pulled, world_pulling(0, WRITING, 1))
 {

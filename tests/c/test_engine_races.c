@@ -12,34 +12,6 @@
 #define RUN_NS 1000000000ull
 #define USERS  2u
 
-/* A donor that swallows everything: only slabs and remotes matter here. */
-static void no_submit(struct iswi_queue *queue, struct iswi_xfer *first)
-{
-	(void)queue;
-	(void)first;
-	CHECK(!"nothing is sent here");
-}
-
-static void no_op(struct iswi_queue *queue)
-{
-	(void)queue;
-}
-
-static const struct iswi_transport_ops no_ops = {
-	.name = "none",
-	.submit = no_submit,
-	.shutdown = no_op,
-	.destroy = no_op,
-};
-static struct iswi_queue no_queue = {&no_ops};
-
-static void connect_none(isw_engine *e, uint32_t remote)
-{
-	struct iswi_queue *queues[] = {&no_queue};
-
-	iswi_remote_set(e, remote, queues, 1, ISWI_REMOTE_UP);
-}
-
 static void forget_events(isw_engine *e)
 {
 	struct isw_event events[16];
@@ -51,6 +23,7 @@ static void forget_events(isw_engine *e)
 /* ------------------------------------------------- mapping while the donor goes down */
 
 struct meeting {
+	const struct world *w;
 	isw_engine *e;
 	uint32_t remote;
 	atomic_uint arrived; /* seq_cst: orders each round's steps */
@@ -84,7 +57,7 @@ static void *breaker(void *arg)
 		meet(m, &round);
 		CHECK_EQ(iswi_remote_reserve(m->e, &remote), 0);
 		CHECK_EQ(iswi_remote_retire(m->e, remote), 0);
-		connect_none(m->e, remote);
+		connect_quiet(m->w, remote);
 		meet(m, &round);
 	}
 }
@@ -114,13 +87,12 @@ static void one_round(struct meeting *m, unsigned int *round)
 
 WORLD_TEST(a_slab_is_never_mapped_to_a_donor_that_went_down, world_new(0))
 {
-	struct meeting m = {.e = w->e, .remote = ISW_NO_REMOTE, .rounds = 1};
+	struct meeting m = {.w = w, .e = w->e, .rounds = 1};
 	uint64_t end_ns = iswi_now_ns() + RUN_NS;
 	unsigned int round = 0;
 	pthread_t thread;
 
-	CHECK_EQ(iswi_remote_reserve(w->e, &m.remote), 0);
-	connect_none(w->e, m.remote);
+	m.remote = quiet_remote(w);
 	CHECK_EQ(isw_slab_map(w->e, 1, m.remote, 1, 1), 0);
 	CHECK_EQ(iswi_thread_start(&thread, "breaker", breaker, &m), 0);
 	while (iswi_now_ns() < end_ns)
@@ -136,6 +108,7 @@ WORLD_TEST(a_slab_is_never_mapped_to_a_donor_that_went_down, world_new(0))
 /* A connection on which a submitter is slow; meanwhile its remote goes down and comes back. */
 struct slow_queue {
 	struct iswi_queue base;
+	const struct world *w;
 	isw_engine *e;
 	pthread_t thread;
 	atomic_bool in_submit; /* seq_cst */
@@ -149,7 +122,7 @@ static void *come_back(void *arg)
 
 	CHECK_EQ(iswi_remote_reserve(queue->e, &remote), 0);
 	CHECK_EQ(iswi_remote_retire(queue->e, remote), 0);
-	connect_none(queue->e, remote);
+	connect_quiet(queue->w, remote);
 	return NULL;
 }
 
@@ -179,11 +152,11 @@ TEST(a_connection_is_not_freed_under_a_submitter)
 	static const struct iswi_transport_ops ops = {
 		.name = "slow",
 		.submit = slow_submit,
-		.shutdown = no_op,
+		.shutdown = quiet_ignore,
 		.destroy = slow_destroy,
 	};
 	struct world *w = world_new(0);
-	struct slow_queue queue = {.base = {&ops}, .e = w->e};
+	struct slow_queue queue = {.base = {&ops}, .w = w, .e = w->e};
 	struct iswi_queue *queues[] = {&queue.base};
 	uint32_t remote = ISW_NO_REMOTE, id;
 
@@ -258,11 +231,9 @@ WORLD_TEST(drained_is_told_once_and_after_the_last_user, world_new(0))
 {
 	struct users u = {.e = w->e};
 	uint64_t end_ns = iswi_now_ns() + RUN_NS, generation = 0;
-	uint32_t remote = ISW_NO_REMOTE;
+	uint32_t remote = quiet_remote(w);
 	pthread_t threads[USERS];
 
-	CHECK_EQ(iswi_remote_reserve(w->e, &remote), 0);
-	connect_none(w->e, remote);
 	for (uint32_t i = 0; i < USERS; i++)
 		CHECK_EQ(iswi_thread_start(&threads[i], "user", user, &u), 0);
 	while (iswi_now_ns() < end_ns) {

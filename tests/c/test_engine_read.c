@@ -46,16 +46,6 @@ WORLD_TEST(then_the_donor_then_the_backup, with_page_1())
 	CHECK_EQ(stats_of(w).pages_in_backup, 1);
 }
 
-WORLD_TEST(pages_never_written_are_zeros, world_mapped(0))
-{
-	uint32_t id = get(w, 5, 8);
-
-	CHECK_EQ(w->error[id], 0); /* at once: neither donor nor disk is asked */
-	for (uint32_t i = 0; i < 8; i++)
-		CHECK_EQ(w->got[id][i], 0);
-	CHECK_EQ(stats_of(w).pages_in_zero, 8);
-}
-
 WORLD_TEST(one_request_gathers_every_source, world_mapped(0))
 {
 	uint32_t id;
@@ -217,34 +207,20 @@ WORLD_TEST(garbage_on_the_disk_is_an_error_never_zeros, world_new(0))
 	CHECK_EQ(read_settled(w, 1), 100);
 }
 
-WORLD_TEST(garbage_on_the_disk_does_not_matter_while_a_donor_has_the_page, with_page_1())
-{
-	memset(iswi_sim_of(w->e)->disk, 0x55, PAGES * ISW_PAGE_BYTES);
-	CHECK_EQ(read_settled(w, 1), 100);
-}
-
-WORLD_TEST(a_failed_remote_read_goes_to_the_backup, with_page_1())
+WORLD_CASES(a_failed_remote_read_goes_to_the_backup, 2, dies, with_page_1())
 {
 	uint32_t id = get(w, 1, 1);
 
-	REFUSE(w, 0, 0);
+	if (dies)
+		BREAK(w, 0);
+	else
+		REFUSE(w, 0, 0);
 	CHECK_EQ(w->error[id], PENDING);
 	DISK_READ(w);
 	GOT(w, id, 100);
 	CHECK_EQ(stats_of(w).fallback_error, 1);
-	CHECK_EQ(w->events[ISW_EVENT_SLAB_ERROR], 1);
-}
-
-WORLD_TEST(a_read_in_flight_when_the_donor_dies_goes_to_the_backup, with_page_1())
-{
-	uint32_t id = get(w, 1, 1);
-
-	BREAK(w, 0);
-	CHECK_EQ(w->error[id], PENDING);
-	DISK_READ(w);
-	GOT(w, id, 100);
-	CHECK_EQ(w->events[ISW_EVENT_SLAB_ERROR], 0);
-	CHECK_EQ(w->events[ISW_EVENT_REMOTE_DOWN], 1);
+	CHECK_EQ(w->events[ISW_EVENT_SLAB_ERROR], !dies);
+	CHECK_EQ(w->events[ISW_EVENT_REMOTE_DOWN], dies);
 }
 
 WORLD_TEST(when_every_copy_fails_it_is_an_error, with_page_1())

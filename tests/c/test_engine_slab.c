@@ -7,14 +7,6 @@ static uint64_t generation_of(const struct world *w, uint32_t slab)
 	return slab_of(w, slab).generation;
 }
 
-static int unmap_slab(struct world *w, uint32_t slab)
-{
-	int code = isw_slab_unmap(w->e, slab, slab_of(w, slab).remote, generation_of(w, slab));
-
-	reap(w);
-	return code;
-}
-
 WORLD_TEST(drained_only_after_the_last_transfer, world_mapped(0))
 {
 	uint32_t read;
@@ -24,7 +16,7 @@ WORLD_TEST(drained_only_after_the_last_transfer, world_mapped(0))
 	put(w, 5, 1, 500);
 	read = get(w, 1, 1);
 	CHECK_EQ(slab_of(w, 0).in_flight, 3);
-	CHECK_EQ(unmap_slab(w, 0), 0);
+	unmap(w);
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_DRAINING);
 	for (uint32_t left = 3; left; left--) {
 		CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 0);
@@ -45,15 +37,6 @@ WORLD_TEST(drained_only_after_the_last_transfer, world_mapped(0))
 	CHECK_EQ(read_settled(w, 2), 200);
 }
 
-WORLD_TEST(an_idle_slab_is_drained_at_once, world_mapped(0))
-{
-	write_settled(w, 1, 1, 100);
-	CHECK_EQ(unmap_slab(w, 0), 0);
-	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 1);
-	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_UNMAPPED);
-	CHECK(!is_remote_valid(w, 1));
-}
-
 WORLD_TEST(nothing_new_is_sent_to_a_draining_slab, world_mapped(0))
 {
 	uint32_t newer, read;
@@ -61,7 +44,7 @@ WORLD_TEST(nothing_new_is_sent_to_a_draining_slab, world_mapped(0))
 	write_settled(w, 3, 1, 300);
 	put(w, 1, 1, 100);
 	newer = put(w, 1, 1, 101); /* waits for the first to end, then must not be sent */
-	CHECK_EQ(unmap_slab(w, 0), 0);
+	unmap(w);
 	put(w, 2, 1, 200);
 	read = get(w, 3, 1);
 	CHECK_EQ(sent(w, 0), 1);
@@ -78,7 +61,7 @@ WORLD_TEST(nothing_new_is_sent_to_a_draining_slab, world_mapped(0))
 WORLD_TEST(another_mappings_bits_are_not_believed, world_mapped(0))
 {
 	write_settled(w, 1, 1, 100);
-	CHECK_EQ(unmap_slab(w, 0), 0);
+	unmap(w);
 	CHECK_EQ(step(w, ISW_STEP_REMOTE_WIPE, 0, 0), 1);
 	map(w, 0, 0);
 	CHECK_EQ(read_settled(w, 1), 100);
@@ -107,7 +90,7 @@ WORLD_TEST(a_slab_has_one_mapping, world_mapped(0))
 {
 	CHECK_EQ(isw_slab_map(w->e, 0, 0, 1, 9), -EBUSY);
 	put(w, 1, 1, 100);
-	CHECK_EQ(unmap_slab(w, 0), 0);
+	unmap(w);
 	CHECK_EQ(isw_slab_map(w->e, 0, 0, 1, 9), -EBUSY); /* still draining */
 	BREAK(w, 0);
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_UNMAPPED); /* a broken connection ends it, too */
@@ -168,7 +151,7 @@ WORLD_TEST(a_suspended_slab_is_unmapped_like_any, world_mapped(0))
 	write_settled(w, 1, 1, 100);
 	BREAK(w, 0);
 	CHECK(is_remote_valid(w, 1)); /* kept, in case the donor comes back ... */
-	CHECK_EQ(unmap_slab(w, 0), 0);
+	unmap(w);
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 1);
 	CHECK(!is_remote_valid(w, 1)); /* ... and given up here */
 	CHECK_EQ(read_settled(w, 1), 100);
@@ -185,7 +168,7 @@ WORLD_TEST(a_remote_is_destroyed_when_nothing_is_mapped_there, world_mapped(0))
 	CHECK_EQ(info[1].state, 0);
 	BREAK(w, 0);
 	CHECK_EQ(isw_remote_destroy(w->e, 0), -EBUSY); /* suspended there */
-	CHECK_EQ(unmap_slab(w, 0), 0);
+	unmap(w);
 	CHECK_EQ(isw_remote_destroy(w->e, 0), 0);
 	CHECK_EQ(isw_engine_remotes(w->e, 1, info), 1);
 	CHECK_EQ(info[0].state, 0);
@@ -234,7 +217,7 @@ WORLD_TEST(what_a_donor_answered_is_not_the_next_donors, world_mapped(0))
 	isw_engine_stats(w->e, &stats);
 	CHECK_EQ(sum_of(stats.remote_write_latency), 1);
 	CHECK_EQ(sum_of(stats.remote_read_latency), 0);
-	CHECK_EQ(unmap_slab(w, 0), 0);
+	unmap(w);
 	CHECK_EQ(isw_remote_destroy(w->e, 0), 0);
 	CHECK_EQ(isw_sim_remote(w->e, 2, 4, &remote), 0);
 	CHECK_EQ(remote, 0); /* its number is another donor's now */

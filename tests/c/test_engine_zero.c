@@ -62,15 +62,19 @@ WORLD_TEST(a_late_acknowledgement_does_not_resurrect, world_mapped(0))
 	CHECK_EQ(read_settled(w, 1), 0);
 }
 
-WORLD_TEST(a_late_backup_write_does_not_resurrect, world_new(0))
+WORLD_CASES(a_late_backup_write_does_not_resurrect, 2, fails, world_new(0))
 {
 	put(w, 1, 1, 100);
 	DISK_TAKE(w);
 	trim(w, 1, 1);
 	CHECK_EQ(stats_of(w).staging_pages_used, 1); /* the disk still reads from it */
-	DISK_DONE(w, 0);
-	CHECK_EQ(disk_value(w, 1), 100);
+	if (fails)
+		DISK_FAIL(w, 0);
+	else
+		DISK_DONE(w, 0);
+	CHECK_EQ(disk_value(w, 1), fails ? TORN : 100);
 	CHECK(!is_backup_current(w, 1));
+	CHECK_EQ(stats_of(w).backup_failing, 0);
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(read_settled(w, 1), 0);
 }
@@ -129,17 +133,6 @@ WORLD_TEST(trim_of_a_page_whose_backup_failed_ends_the_failure, world_new(0))
 	id = flush(w);
 	settle(w);
 	CHECK_EQ(w->error[id], 0);
-}
-
-WORLD_TEST(a_backup_write_that_fails_after_a_trim_fails_nobody, world_new(0))
-{
-	put(w, 1, 1, 100);
-	DISK_TAKE(w);
-	trim(w, 1, 1);
-	DISK_FAIL(w, 0);
-	CHECK_EQ(stats_of(w).backup_failing, 0);
-	CHECK_EQ(stats_of(w).staging_pages_used, 0);
-	CHECK_EQ(read_settled(w, 1), 0);
 }
 
 WORLD_TEST(a_read_in_flight_at_a_trim_sees_old_bytes_or_zeros, world_mapped(0))
