@@ -25,6 +25,15 @@
 		}                                                                                  \
 	} while (0)
 
+/* What the call has said in its struct isw_error is shown. */
+#define CHECK_OK(call, error)                                                                      \
+	do {                                                                                       \
+		if (call) {                                                                        \
+			fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, (error).text);          \
+			exit(1);                                                                   \
+		}                                                                                  \
+	} while (0)
+
 #define SKIP(reason)                                                                               \
 	do {                                                                                       \
 		fprintf(stderr, "skipped: %s\n", reason);                                          \

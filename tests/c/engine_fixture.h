@@ -61,10 +61,7 @@ static inline struct world *world_of(const struct isw_engine_config *config)
 	struct isw_error error = {0};
 
 	CHECK(w);
-	if (isw_sim_create(config, &w->e, &error)) {
-		fprintf(stderr, "%s\n", error.text);
-		exit(1);
-	}
+	CHECK_OK(isw_sim_create(config, &w->e, &error), error);
 	for (uint32_t i = 0; i < IDS_MAX; i++)
 		w->error[i] = PENDING;
 	return w;

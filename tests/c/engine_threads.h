@@ -81,16 +81,12 @@ static void exchange(struct world *w, struct donor *d, struct isw_remote_config 
 
 	if (verbs == NULL)
 		return;
-	if (isw_rdma_offer_make(w->engine, host, QUEUES, SLABS, &remote->rdma, &error))
-		fprintf(stderr, "%s\n", error.text);
-	CHECK(remote->rdma);
+	CHECK_OK(isw_rdma_offer_make(w->engine, host, QUEUES, SLABS, &remote->rdma, &error), error);
 	for (uint32_t i = 0; i < QUEUES; i++)
 		isw_rdma_offer_end(remote->rdma, i, &ends[i]);
-	if (isw_store_rdma_open(d->store, d->lease, ends, QUEUES, peers, &remote->rdma_probe,
-				&error)) {
-		fprintf(stderr, "%s\n", error.text);
-		CHECK(0);
-	}
+	CHECK_OK(isw_store_rdma_open(d->store, d->lease, ends, QUEUES, peers, &remote->rdma_probe,
+				     &error),
+		 error);
 	remote->rdma_peers = peers;
 }
 
@@ -224,10 +220,7 @@ static void come_back(struct world *w, struct donor *d)
 	CHECK_EQ(isw_store_lease_renew(d->store, d->lease, WAIT_MS, token), 0);
 	remote = remote_config(d, token);
 	exchange(w, d, &remote, peers);
-	code = isw_remote_reconnect(w->engine, d->remote, &remote, &error);
-	if (code)
-		fprintf(stderr, "reconnect: %s\n", error.text);
-	CHECK_EQ(code, 0);
+	CHECK_OK(isw_remote_reconnect(w->engine, d->remote, &remote, &error), error);
 	d->down = false;
 	for (uint32_t i = 0; i < SLABS; i++) {
 		struct isw_slab_info info = slab_of(w, i);

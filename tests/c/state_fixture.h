@@ -50,10 +50,7 @@ UNUSED_OK static struct world *successor(const struct world *w)
 	struct isw_error error = {0};
 
 	close(fd);
-	if (isw_sim_take_over(s->e, w->e, 0, &error)) {
-		fprintf(stderr, "%s\n", error.text);
-		exit(1);
-	}
+	CHECK_OK(isw_sim_take_over(s->e, w->e, 0, &error), error);
 	s->generations = w->generations;
 	reap(s);
 	return s;

@@ -38,10 +38,7 @@ static isw_engine *open_engine(void)
 	struct isw_error error = {0};
 	isw_engine *e = NULL;
 
-	if (isw_engine_create(&c, path, &e, &error)) {
-		fprintf(stderr, "%s\n", error.text);
-		exit(1);
-	}
+	CHECK_OK(isw_engine_create(&c, path, &e, &error), error);
 	return e;
 }
 

@@ -187,9 +187,7 @@ static void find_donor(isw_engine *e, uint32_t life)
 		if (!code)
 			CHECK_EQ(isw_remote_record_set(e, 0, "lease", 5), 0);
 	}
-	if (code)
-		fprintf(stderr, "%s\n", error.text);
-	CHECK_EQ(code, 0);
+	CHECK_OK(code, error);
 	for (uint32_t slab = 0; slab < SLABS; slab++) {
 		struct isw_slab_info info;
 
@@ -218,9 +216,7 @@ static int live(uint32_t life)
 		CHECK_EQ(read(GO_FD, &go, 1), 1);
 		code = isw_engine_take_over(e, path, &error);
 	}
-	if (code)
-		fprintf(stderr, "%s\n", error.text);
-	CHECK_EQ(code, 0);
+	CHECK_OK(code, error);
 	atomic_fetch_add(&ledger->lives, 1);
 	worker_init(reader, e, WORKERS);
 	if (path) /* with a backup nothing waits for the donor */

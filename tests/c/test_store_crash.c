@@ -125,10 +125,7 @@ static void open_store(void)
 {
 	struct isw_error error;
 
-	if (try_open_store(SLAB_BYTES, SLABS, &store, &error) != 0) {
-		fprintf(stderr, "%s\n", error.text);
-		exit(1);
-	}
+	CHECK_OK(try_open_store(SLAB_BYTES, SLABS, &store, &error), error);
 }
 
 /* As the daemon does, whose own note of a lease goes before the lease does. */
