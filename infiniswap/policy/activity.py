@@ -32,15 +32,15 @@ class ActivityTracker:
         self._ticked_s = now_s
 
     def tune(self, policy: PolicyConfig) -> None:
-        """Other parameters from now on; the averages stay."""
+        """Uses other parameters from now on; the averages stay."""
         self._policy = policy
 
     def tick(self, now_s: float, totals: Sequence[int]) -> None:
         """Takes the counters once per period, late or not.
 
-        A late tick spreads its pages over the time since the last one: three seconds late, 60
-        pages more are 20 per second for three periods, not a burst of 60. A tick that comes
-        before any time has passed is left for the next one.
+        A late tick spreads its pages over the time since the last one: if it comes three seconds
+        late, 60 pages count as 20 per second for three periods, not as a burst of 60. The pages of
+        a tick that comes before any time has passed count with the next one.
 
         Args:
             now_s: seconds of the clock used throughout.

@@ -3,12 +3,13 @@
 
 A job that begins to page out writes some hundred MiB per second. The kernel goes through a swap
 area from its beginning to its end before it uses freed places again, so the slab that it writes to
-next is known. Mapped only once it is hot, that slab gets its donor a tick and two round trips late,
-and what was written until then has to be read from the disk.
+next is known. If that slab were mapped only once it is hot, it would get its donor a tick and two
+round trips late, and the pages written until then would have to be read from the disk.
 
 A slab that was mapped ahead and stays untouched goes back to its donor. It is not mapped ahead
 again before the front has moved on by a part of a slab: otherwise a job that pages out slowly would
-take and return it for as long as it runs. A job that has not paged out for a while wants nothing.
+take and return it as long as it runs. For a job that has not paged out for a while, nothing is
+mapped ahead.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from infiniswap.policy.ewma import Ewma
 
 _RETRY_S_MIN = 0.25
 _RETRY_S_MAX = 2.0
-"""After no donor had a free slab. It may be making one, or have none for the whole job."""
+"""Pause after no donor had a free slab. A donor may be making one, or have none for the whole
+job."""
 
 
 class Binding(Enum):
-    """What a slab is to whoever maps ahead."""
+    """What a slab is to the code that maps ahead."""
 
     UNMAPPED = "unmapped"
     EMPTY = "empty"
-    """Has a donor, and nothing was ever written to it there."""
+    """It has a donor, and nothing was ever written to it there."""
     OTHER = "other"
 
 
@@ -39,12 +41,12 @@ class AheadConfig:
     """How far ahead.
 
     Attributes:
-        ahead_s: so much page-out, at its present pace, shall find its slabs mapped.
+        ahead_s: the slabs for so many seconds of page-out, at its present pace, are to be mapped.
         slabs_min: at least so many slabs.
         pace_s: the pace is an average over about this time.
-        again_share: of a slab's pages; so many are paged out before slabs that went back
+        again_share: share of a slab's pages that must be paged out before slabs that went back
             untouched are mapped again.
-        idle_s: after so long without page-out nothing is mapped ahead.
+        idle_s: after this time without page-out nothing is mapped ahead.
     """
 
     ahead_s: float = 2.0
@@ -93,7 +95,7 @@ class MapAhead:
         return min(max(self._config.slabs_min, ceil(pages / self._slab_pages)), len(self._outs))
 
     def went_back(self) -> None:
-        """Slabs were untouched for so long that they went back, or a donor wanted them back."""
+        """Slabs went back: they were untouched for long, or a donor took them back."""
         self._again_pages = sum(self._outs) + ceil(self._config.again_share * self._slab_pages)
 
     def mapped(self) -> None:
@@ -106,7 +108,7 @@ class MapAhead:
         self._wait_s = min(2.0 * self._wait_s, _RETRY_S_MAX)
 
     def next(self, now_s: float, outs: Sequence[int], bindings: Sequence[Binding]) -> list[int]:
-        """The slabs to map now, in their order; free slabs of donors are all that they may take.
+        """The slabs to map now, in their order; they may only take free slabs of donors.
 
         Args:
             now_s: seconds of the clock used throughout.
@@ -137,7 +139,7 @@ class MapAhead:
         if self._looked_s is not None and now_s > self._looked_s:
             self._pace.update(now_s, sum(grown) / (now_s - self._looked_s))
         elif self._looked_s is not None:
-            return  # no time has passed: counted the next time
+            return  # no time has passed: these pages count the next time
         else:
             self._moved_s = now_s  # a job that begins may page out soon
         self._looked_s = now_s

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much of the page cache a host is using.
 
-MemAvailable counts page cache as free, which it is as long as nobody reads it again. A host that
-re-reads a data set loses when the pool squeezes it out; the kernel notices: a refault is a page
-read from disk that had been in the cache a short while ago. So while pages refault, the whole cache
-counts as used, and what refaulted with it, as that much more would have been needed. When it stops
-the cache is believed to suffice for a while, then less and less of it counts.
+MemAvailable counts page cache as free, which it is unless its pages are read again. A host that
+re-reads a data set gets slower when the pool squeezes these pages out. The kernel notices that: a
+refault is a page read from disk that was in the cache a short while ago. So while pages refault,
+the whole cache counts as used, and so do the refaulted bytes, because a sufficient cache would have
+been larger by these. When refaults stop, the cache counts in full for a while, then less and less.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class CacheConfig:
 
     Attributes:
         refault_bytes_per_s: rate of refaults above which it does.
-        hold_s: for how long after the last such second.
-        half_s: after that, half of what counts is forgotten in each such time.
+        hold_s: how long the cache counts in full after the last such second.
+        half_s: after that, the time in which the amount that counts halves.
     """
 
     refault_bytes_per_s: float = 1.0 * MIB
@@ -46,7 +46,7 @@ class CacheUse:
 
     @property
     def used_bytes(self) -> int:
-        """File cache that is not to be counted as available; 0 while nothing refaults."""
+        """File cache that must not count as available; 0 while nothing refaults."""
         return self._used_bytes
 
     def observe(self, now_s: float, refault_bytes: int, file_bytes: int) -> int:
@@ -71,6 +71,6 @@ class CacheUse:
             self._used_bytes = int(left) if left >= MIB else 0
         else:
             self._used_bytes = int(max(self._peak_bytes, 0.0))
-        # What is not cached at all takes no memory; what refaulted in this second will.
+        # Pages that are not cached take no memory; those that refaulted in this second will.
         self._used_bytes = min(self._used_bytes, file_bytes + refaulted)
         return self._used_bytes

@@ -18,8 +18,8 @@ class BackoffConfig:
         unreachable_s: after the first failure; doubles with every further one in a row.
         unreachable_s_max: upper bound of that.
         full_s: after an answer without room.
-        distrust_s: after it was given up for what it did; doubles with every further time.
-        distrust_s_max: upper bound of that; after so long without a further time it is forgiven.
+        distrust_s: after it was given up for its faults; doubles with every further time.
+        distrust_s_max: upper bound of that; after so long without a further fault it is forgiven.
     """
 
     unreachable_s: float = 1.0
@@ -43,7 +43,7 @@ class DonorBackoff(Generic[Donor]):
         self._distrusted: dict[Donor, tuple[int, float]] = {}  # how often, when last
 
     def distrusted(self, donor: Donor, now_s: float) -> float:
-        """A donor was given up for what it did; returns for how long, in seconds."""
+        """A donor was given up for its faults; returns for how long, in seconds."""
         config = self._config
         times, last_s = self._distrusted.get(donor, (0, now_s))
         times = 0 if now_s - last_s > config.distrust_s_max else times
@@ -70,7 +70,7 @@ class DonorBackoff(Generic[Donor]):
         self._wait_until(donor, now_s + self._config.full_s)
 
     def good(self, donor: Donor) -> None:
-        """A donor answered and has room: nothing against asking it again at once."""
+        """A donor answered and has room: it may be asked again at once."""
         self._failures.pop(donor, None)
         self._retry_s.pop(donor, None)
 

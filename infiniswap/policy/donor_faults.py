@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a donor that answers is given up for: bad pages, lies, refusals, losses again and again.
+"""Faults for which a donor that answers is given up: bad pages, lies, refusals, repeated losses.
 
 The paper does not have this: its donors are honest.
 
-No single fault proves anything but one: a reply that breaks the protocol. Everything else happens
-to good donors too (a connection breaks, a host is slow, a slab is taken back by force), and counts
-only when it comes again and again.
+Only one kind of fault proves something at once: a reply that breaks the protocol. All others happen
+to good donors too (a connection breaks, a host is slow, a slab is taken back by force), and count
+only when they repeat.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ class FaultLimits:
     """How much a device bears before it gives a donor up.
 
     Attributes:
-        flap_s: connections lost within this time of their recovery were none.
-        flaps_max: of these in a row are too many.
-        refusals_max: slabs refused within `refusal_s` that are too many.
+        flap_s: a recovery whose connections are lost within this time is a flap.
+        flaps_max: so many flaps in a row are too many.
+        refusals_max: so many slabs refused within `refusal_s` are too many.
         refusal_s: how long a refusal counts, in seconds.
-        announced_s: how long after its time a loss that was announced may come.
-        announced_s_max: the longest announcement.
-        sessions_max: control sessions that it broke or flooded within `session_s`, in seconds, that
+        announced_s: how much later than announced a loss may come.
+        announced_s_max: the longest announcement that counts.
+        sessions_max: so many control sessions that it broke or flooded within `session_s` (seconds)
             are too many.
-        session_pause_s_max: longest pause before it gets another one after that.
-        bad_pages_max: pages with other bytes than were written, until the donor is given up.
+        session_pause_s_max: longest pause after that before it gets another session.
+        bad_pages_max: so many pages with other bytes than were written are too many.
     """
 
     flap_s: float = 5.0
@@ -44,10 +44,10 @@ class FaultLimits:
 
 
 class DonorFaults:
-    """What one donor has done. Methods return why it must be given up now; empty: it need not be.
+    """The faults of one donor. Methods return why it must be given up now; empty: it need not be.
 
     Args:
-        config: how much is borne.
+        config: how much the device bears.
     """
 
     def __init__(self, config: FaultLimits | None = None) -> None:
@@ -62,16 +62,16 @@ class DonorFaults:
 
     @property
     def bad_pages(self) -> int:
-        """Since the donor was last given up."""
+        """Bad pages since the donor was last given up."""
         return self._bad_pages
 
     @property
     def is_excused(self) -> bool:
-        """Whether the last loss was one that had been announced."""
+        """Whether the last loss had been announced."""
         return self._is_excused
 
     def given_up(self) -> None:
-        """From now on it is a donor like any other."""
+        """The donor was given up; from now on it is a donor like any other."""
         self._recovered_s = None
         self._flaps = self._bad_pages = 0
         self._refusals_s.clear()
@@ -80,21 +80,21 @@ class DonorFaults:
 
     def recovered(self, now_s: float) -> None:
         """Its connections were lost and are back."""
-        # What was replaced in good order, and long after, was no flapping.
+        # Connections that were lost long after their recovery did not flap.
         if self._recovered_s is not None and now_s - self._recovered_s > self._config.flap_s:
             self._flaps = 0
         self._recovered_s = now_s
 
     def announce(self, why: int, now_s: float, in_s: float) -> None:
-        """It says in good order that it may cut the connections until then; `why` tells it from
-        others. A slab that is taken back by force costs them, and a donor has the right to that:
-        once for each.
+        """The donor announces that it may cut the connections until then; `why` identifies the
+        announcement. Taking a slab back by force breaks the connections, and a donor may do that:
+        one loss for each announcement.
         """
         self._forget_announced(now_s)
         self._announced_s[why] = now_s + min(in_s, self._config.announced_s_max)
 
     def withdraw(self, why: int) -> None:
-        """That reason has ended."""
+        """The reason of that announcement has ended."""
         self._announced_s.pop(why, None)
 
     def _forget_announced(self, now_s: float) -> None:
@@ -130,14 +130,14 @@ class DonorFaults:
         return "it refuses what it has taken on" if too_many else ""
 
     def session_broken(self, now_s: float) -> str:
-        """What it said in a control session broke the protocol, or was too much."""
+        """It broke the protocol in a control session, or flooded the session."""
         self._sessions_s = [*self._recent_s(now_s), now_s][-16:]
         too_many = len(self._sessions_s) >= self._config.sessions_max
         return "it breaks or floods its control sessions" if too_many else ""
 
     def session_pause_s(self, now_s: float) -> float:
-        """How long to go without a session with it, for a donor that is not given up: each one
-        costs us what it says."""
+        """How long to wait before another session with a donor that is not given up: every session
+        costs us time for its messages."""
         recent = len(self._recent_s(now_s))
         return min(2.0**recent / 2, self._config.session_pause_s_max) if recent else 0.0
 

@@ -19,13 +19,13 @@ Slab = TypeVar("Slab", bound=Hashable)
 def candidates(
     mapped: Iterable[Slab], evict: int, rng: Random, extra: int | None = None
 ) -> list[Slab]:
-    """The E + E' slabs whose owners are to be asked.
+    """The E + E' slabs whose owners the donor asks.
 
     Args:
         mapped: every mapped slab.
-        evict: E, how many are to be taken back.
+        evict: E, how many the donor takes back.
         rng: source of randomness.
-        extra: E', at most E is used; None: E.
+        extra: E'; at most E of it is used; None: E.
 
     Returns:
         Distinct slabs of `mapped`, at most E + E', in random order.
@@ -44,7 +44,7 @@ def victims(asked: Iterable[Slab], activity: Mapping[Slab, float], evict: int) -
     to lose its memory, and a dead one loses it anyway when its lease expires.
 
     Args:
-        asked: what `candidates` gave; its random order breaks ties.
+        asked: the result of `candidates`; its random order breaks ties.
         activity: page I/O per second by slab, as far as the owners answered.
         evict: E.
 

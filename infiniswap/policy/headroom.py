@@ -7,11 +7,10 @@ applications. It follows the memory use of everything else on the host with
 free it allocates slabs ahead of demand, which hides the time of allocation from consumers; with
 less it gives free slabs back first, then evicts mapped ones.
 
-Two things are ours. What an application has taken suddenly does not wait for the average: once
-half of the headroom is gone, mapped slabs are evicted by the newest figures. And page cache that is
-being read again and again counts as used (infiniswap.policy.cache).
-
-Ours reads MemAvailable, not MemFree: page cache that the kernel would drop is not in use.
+Three things differ from the paper. Sudden use does not wait for the average: once half of the
+headroom is used, mapped slabs are evicted by the newest figures. Page cache that is read repeatedly
+counts as used (infiniswap.policy.cache). And we read MemAvailable, not MemFree, because page cache
+that the kernel would drop is not in use.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ class HeadroomConfig:
     Attributes:
         slab_bytes: size of a slab.
         headroom_bytes: memory that stays free for the host's own applications.
-        pool_bytes_max: most memory ever lent or kept ready; rounded down to slabs.
+        pool_bytes_max: upper bound of memory lent or kept ready; rounded down to slabs.
         hysteresis_bytes: free memory beyond the headroom that must remain after growing, so that
-            a little noise does not allocate and release a slab in turn.
+            a little noise does not allocate and release the same slab repeatedly.
         free_slabs_max: free slabs kept ready; None: as many as fit, as in the paper.
         beta: weight of the newest measurement.
         period_s: nominal distance of measurements, seconds.
@@ -91,7 +90,7 @@ class HarvestPlan:
         grow: free slabs to allocate.
         release: free or dirty slabs to give back to the host; never more than there are.
         evict: mapped slabs to take back (the paper's E).
-        urgent: no time for their consumers to copy them elsewhere first.
+        urgent: their consumers get no time to copy them elsewhere first.
     """
 
     grow: int
@@ -101,7 +100,7 @@ class HarvestPlan:
 
 
 URGENT_FRACTION = 0.5
-"""Below this part of the headroom the average is not waited for."""
+"""Below this part of the headroom the newest figures count instead of the average."""
 
 
 class HeadroomPolicy:
@@ -124,7 +123,7 @@ class HeadroomPolicy:
         return self._config
 
     def limit(self, config: HeadroomConfig) -> None:
-        """Other limits from now on; weight and period of the average stay.
+        """Uses other limits from now on; weight and period of the average stay.
 
         Raises:
             ValueError: another slab size.
@@ -140,8 +139,8 @@ class HeadroomPolicy:
 
     @property
     def slack_bytes(self) -> int:
-        """How much more the host may take before mapped slabs are evicted at once; by the newest
-        figures, with free slabs counted as given back already."""
+        """How much more the host may take before mapped slabs are evicted at once, by the newest
+        figures; free slabs count as given back."""
         return self._room_bytes(
             self._others_now_bytes, self._mapped, int(self._config.headroom_bytes * URGENT_FRACTION)
         )
@@ -165,8 +164,8 @@ class HeadroomPolicy:
 
     def used_share(self, pool: PoolState) -> float:
         """Share of the memory that can no longer be lent, 0..1: the average use of everything
-        else, plus mapped slabs. Free slabs are there to be taken and count as free; the figure
-        is what placement compares.
+        else, plus mapped slabs. Free slabs count as free, because they are there to be taken.
+        Placement compares this figure.
         """
         if self._total_bytes == 0:
             return 1.0
@@ -176,9 +175,9 @@ class HeadroomPolicy:
     def plan(self, pool: PoolState) -> HarvestPlan:
         """What to do with the pool now; nothing before the first measurement.
 
-        Growing and releasing heed the higher of average and newest use: both cost little and
-        should not wait for the average. Eviction, which costs consumers, heeds the average, unless
-        the newest figures leave less than URGENT_FRACTION of the headroom: then those.
+        Growing and releasing go by the higher of average and newest use: both cost little and
+        should not wait for the average. Eviction, which costs consumers, goes by the average,
+        unless the newest figures leave less than URGENT_FRACTION of the headroom.
         """
         if self._others.value is None:
             return HarvestPlan(0, 0, 0)

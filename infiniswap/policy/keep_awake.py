@@ -45,7 +45,7 @@ class KeepAwakePolicy:
     def tick(self, now_s: float, page_ins_total: int) -> bool:
         """Whether to be awake from now on.
 
-        A tick that comes before any time has passed is left for the next one.
+        The page-ins of a tick that comes before any time has passed count with the next one.
 
         Args:
             now_s: seconds of the clock used throughout.

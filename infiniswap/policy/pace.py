@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast pages may be copied in the background, by what that costs those who wait for a page.
+"""How fast pages may be copied in the background, judged by what that costs page-ins.
 
-No figure is right for every link, disk and donor, and none could be set by hand: what copies take
-away is seen in the time of page-ins alone. So copying and resting take turns, and the time of
-page-ins in a turn of copying is compared with that in the turn of rest which follows. Copying gets
-slower when it costs more than `COST_MAX`, and that is no accident: the mean of the differences is
-beyond its own standard error. Otherwise it gets faster.
+No fixed rate is right for every link, disk and donor, and nobody could set one by hand: only the
+time of page-ins shows what copies cost. So copying and resting take turns, and the time of page-ins
+in a turn of copying is compared with that in the turn of rest which follows. Copying gets slower
+if it costs more than `COST_MAX` and that is no accident: the mean of the differences is beyond its
+own standard error. Otherwise it gets faster.
 
-While next to nobody waits for pages there is nothing to compare and nobody to harm, and copying
-goes as fast as it can.
+While hardly any page-in waits, there is nothing to compare and nobody to harm, and copying goes as
+fast as it can.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from math import log, sqrt
 from statistics import fmean, stdev
 
 COST_MAX = 0.05
-"""So much longer page-ins may take while pages are copied."""
+"""Page-ins may take so much longer while pages are copied."""
 
 TURN_S = 0.05
 
@@ -31,8 +31,8 @@ _PAGES_PER_S_MAX = 262_144.0  # 1 GiB/s
 _FASTER = 1.25
 _SLOWER = 0.7
 _HARM = 0.5
-_QUIET_SHARE = 0.02  # of the time that somebody waits: twice as long would still be next to nothing
-_CLIP = 16.0  # of the median: one page-in that a disk or a scheduler holds up is not the copies'
+_QUIET_SHARE = 0.02  # of the time, with a page-in waiting: even twice that is very little
+_CLIP = 16.0  # of the median: longer delays come from a disk or a scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class Waits:
 
     @property
     def mean_s(self) -> float:
-        """Of one; 0 without any."""
+        """Mean time of one; 0 without any."""
         return self.total_s / self.count if self.count else 0.0
 
 
 def waits(before: Sequence[int], after: Sequence[int], bounds_ns: Sequence[int]) -> Waits:
-    """What came between two readings of a histogram.
+    """The page-ins between two readings of a histogram.
 
     Args:
         before: count by bucket, at the first reading.
@@ -86,13 +86,13 @@ class Pace:
 
     @property
     def pages_per_s(self) -> float:
-        """Now; 0 in a turn of rest, infinite where nobody waits."""
+        """The rate now; 0 in a turn of rest, infinite while no page-in waits."""
         if self._is_resting:
             return 0.0
         return float("inf") if self._is_quiet else self._busy
 
     def begin(self) -> None:
-        """Copying begins after a pause: what was learned before may be true no more."""
+        """Copying begins after a pause: what was learned before may no longer be true."""
         self._busy = min(self._busy, _START_PAGES_PER_S)
         self._is_quiet = self._is_resting = False
         self._costs.clear()

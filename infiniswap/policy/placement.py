@@ -6,8 +6,8 @@ M_old, which do. Two random ones of M_new are asked for their memory use now, an
 less wins; M_old is asked only when M_new has nothing to give. That spreads a device over many
 donors and keeps the load even without any central state.
 
-These objects ask nobody themselves. `Placement.next()` says what the caller has to do, the caller
-reports what came of it, and so on until a donor is chosen or none is left:
+These objects do not ask donors themselves. `Placement.next()` says what the caller has to do, the
+caller reports the result, and so on until a donor is chosen or none is left:
 
     placement = Placement(donors, holding, rng, policy)
     while isinstance(step := placement.next(), Ask):
@@ -35,7 +35,7 @@ class MemoryUse:
     Attributes:
         used_share: memory in use on that host, slabs it lends included, 0..1.
         slabs_mappable: slabs it could lend at once.
-        no_room: why none, in the donor's words; empty where it does not say.
+        no_room: why it could lend none, in the donor's words; empty if it does not say.
     """
 
     used_share: float
@@ -91,7 +91,7 @@ class Placement(Generic[Donor]):
         self._answers: dict[Donor, MemoryUse] = {}
 
     def next(self) -> Ask[Donor] | Choose[Donor] | Exhausted:
-        """The next step. Repeats the same step until it has been reported on."""
+        """The next step. Returns the same step until the caller has reported on it."""
         if self._asked:
             return Ask(tuple(self._asked))
         if self._answers:

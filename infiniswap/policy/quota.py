@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one consumer may keep of a donor's pool when another one needs memory.
 
-A consumer may take more than its share as long as nobody else asks: memory that lies idle helps
-nobody. When another consumer that is below its share asks and nothing is left, slabs of whoever is
-above it are taken back for it.
+A consumer may take more than its share as long as no other one asks: idle memory helps nobody. When
+a consumer below its share asks and nothing is left, slabs of consumers above their share are taken
+back for it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ def fair_slabs(slabs_max: int, consumers: int, share_max: float) -> int:
     """Slabs that every consumer may count on; at least one.
 
     Args:
-        slabs_max: of the whole pool.
-        consumers: that hold slabs here, or ask for one.
-        share_max: of the pool, what one consumer may keep at most while others need memory.
+        slabs_max: size of the whole pool.
+        consumers: how many hold slabs here, or ask for one.
+        share_max: share of the pool that one consumer may keep at most while others need memory.
     """
     share = min(share_max, 1.0 / max(1, consumers))
     return max(1, int(slabs_max * share))
@@ -45,5 +45,5 @@ def over_quota(
     if held.get(asking, 0) >= fair:
         return {}
     over = {consumer: slabs - fair for consumer, slabs in held.items() if slabs > fair}
-    # By one slab is no reason when that only turns the two round.
+    # One slab above the share is no reason if taking it would only swap the two consumers.
     return {c: n for c, n in over.items() if c != asking and held[c] - held.get(asking, 0) > 1}

@@ -3,7 +3,7 @@
 
 A slab that has just got a donor holds nothing there: until a page is written again, reading it goes
 to the disk. So its pages are copied in the background, the most active slab first, at a rate
-(infiniswap.policy.pace) that leaves disk and network to the page-ins that somebody waits for.
+(infiniswap.policy.pace) that leaves disk and network to the page-ins for which programs wait.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _PASSES = 6
 during the first pass, and is found by a later one. The last begins after 16 seconds."""
 
 _PAUSE_S_FIRST = 0.5
-"""Between the first two passes; twice as long each time."""
+"""Pause between the first two passes; it doubles each time."""
 
 _BURST_S = 0.1
-"""So much of the rate may be begun at once after a pause."""
+"""Copies for so many seconds of the rate may begin at once after a pause."""
 
 
 @dataclass(slots=True)
 class _Filling:
-    """How far a slab is."""
+    """How far the copying of a slab is."""
 
     page: int = 0
     passes: int = 0
@@ -57,7 +57,7 @@ class Refill:
         return tuple(self._slabs)
 
     def set_rate(self, pages_per_s: float) -> None:
-        """Another rate from now on; 0 ends what is under way.
+        """Uses another rate from now on; 0 ends all copying.
 
         Raises:
             ValueError: below zero.
@@ -69,7 +69,7 @@ class Refill:
             self._slabs.clear()
 
     def begin(self, slab: int) -> None:
-        """A slab has got a donor, or its donor back: from its first page on."""
+        """A slab has got a donor, or its donor back: copying begins at its first page."""
         if self._pages_per_s_max > 0.0:
             self._slabs[slab] = _Filling()
 
@@ -78,7 +78,7 @@ class Refill:
         self._slabs.pop(slab, None)
 
     def due_s(self) -> float:
-        """When there is something to copy; infinite: when the next slab begins."""
+        """When there is something to copy; infinite: not before the next slab begins."""
         return min((filling.due_s for filling in self._slabs.values()), default=float("inf"))
 
     def step(
@@ -89,13 +89,13 @@ class Refill:
         slab_pages: int,
         pages_per_s: float | None = None,
     ) -> int:
-        """Begins what may be begun now; returns how many pages that were.
+        """Begins the copies that may begin now; returns the number of pages.
 
         Args:
             now_s: seconds of the clock used throughout.
             activity: page I/O per second of a slab; the busiest is filled first.
-            copy: of slab, first page, most pages; returns how many were begun and where to go on,
-                or None when the slab is no longer mapped.
+            copy: called with slab, first page and the largest number of pages; returns how many
+                copies it began and where to go on, or None if the slab is no longer mapped.
             slab_pages: pages of a slab.
             pages_per_s: rate since the last step; None: the highest.
         """
@@ -119,7 +119,7 @@ class Refill:
                     self._pass_done(slab, now_s)
                     break
                 if begun == 0 or self._budget >= 1.0:
-                    return done  # the engine takes no more now
+                    return done  # the engine accepts no more now
         return done
 
     def _pass_done(self, slab: int, now_s: float) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How soon again: for attempts that fail, and for complaints that repeat themselves."""
+"""Pauses between attempts that fail, and between complaints that repeat themselves."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from random import Random
 
 
 class Backoff:
-    """Pauses between attempts: each twice as long, up to a bound, and drawn from its upper half so
-    that hosts which lost the same peer do not come back at the same moment.
+    """Pauses between attempts. Each is twice as long as the last, up to a bound, and drawn from its
+    upper half, so that hosts which lost the same peer do not come back at the same moment.
 
     Args:
         first_s: the first pause, at most.
@@ -23,7 +23,7 @@ class Backoff:
         self._failures = 0
 
     def pause_s(self) -> float:
-        """After one more failure."""
+        """The pause after one more failure."""
         # The exponent is bounded so that it cannot overflow.
         longest_s = min(self._first_s * 2.0 ** min(self._failures, 32), self._max_s)
         self._failures += 1
@@ -48,7 +48,8 @@ class Complaints:
         self._told: dict[str, tuple[float, int]] = {}  # when, and how many since
 
     def due(self, kind: str, now_s: float) -> int | None:
-        """One more of that kind: how many were not told since the last line; None: be silent."""
+        """One more of that kind: how many were not logged since the last line; None: do not log
+        this one either."""
         told_s, left_out = self._told.get(kind, (float("-inf"), 0))
         if now_s - told_s < self._every_s:
             self._told[kind] = (told_s, left_out + 1)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How soon a donor looks at its memory again.
+"""How soon a donor reads its memory figures again.
 
-A sudden allocation has to be answered in under 100 ms, and an idle host is to pay nothing. Both
-hold when the pause follows from what the host may still take: memory cannot be touched faster than
-the kernel zeroes pages, so with much left there is no need to look for a while.
+A donor must react to a sudden allocation in under 100 ms, and an idle host should pay nothing. So
+the pause depends on how much the host may still take: programs cannot use memory faster than the
+kernel zeroes pages, so while much is left there is no need to look.
 """
 
 from __future__ import annotations
