@@ -62,7 +62,7 @@ class Limits:
             as busy.
         beats_burst: heartbeats and notices of the peer at once: those that were queued while this
             process was stopped are fewer.
-        bytes: from the peer, whether they become messages or not: fragments without end do not.
+        bytes: from the peer, whether they become messages or not: endless fragments do not.
         requests: of the peer, and unexpected answers. An honest peer sends at most three for a
             slab, or one to evict it.
     """
@@ -101,7 +101,7 @@ class Ended:
 
     @property
     def is_broken(self) -> bool:
-        """Whether this end has ended it for what the peer said."""
+        """Whether this end has ended it because of the peer's messages."""
         return self.reason in (m.GOODBYE_PROTOCOL, m.GOODBYE_FLOOD) and not self.by_peer
 
 

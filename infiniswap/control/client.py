@@ -114,7 +114,7 @@ class SessionHandler(Protocol):
         """Page I/O per second by slot."""
 
     def draining(self, draining: bool) -> None:
-        """The donor takes no more slabs on, or does again."""
+        """The donor lends no more slabs, or lends again."""
 
     def ended(self, ended: Ended) -> None:
         """The session has ended; called once. Leases live on for their grace period."""
@@ -232,7 +232,7 @@ class Session:
         return await self.ask(m.LeaseRequest(id=self.next_id(), slots_max=slots_max))
 
     async def map(self, lease: int, slab: int, *, ahead: bool = False) -> m.MapAnswer:
-        """Puts a slab into a slot of the lease; `ahead`: see MapRequest."""
+        """Asks for a slab in a slot of the lease; `ahead`: see MapRequest."""
         return await self.ask(m.MapRequest(id=self.next_id(), lease=lease, slab=slab, ahead=ahead))
 
     async def keep(self, lease: int, slot: int, generation: int) -> None:
@@ -303,7 +303,7 @@ async def connect(
         config: bounds and secret.
         handler: for what the donor asks.
         slab_bytes: slab size that is needed, None: any.
-        peer: the donor's address in figures, where the name is not to be resolved.
+        peer: the donor's address in figures, if the name must not be resolved.
 
     Raises:
         NoDonorError: nothing there, or no answer.

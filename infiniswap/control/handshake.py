@@ -47,7 +47,7 @@ class PeerLog:
 
 
 class Handshakes:
-    """Handshakes of one server.
+    """The handshakes of one server.
 
     Args:
         config: bounds and secret.

@@ -34,7 +34,7 @@ class RateLimit:
         self._then_s: float | None = None
 
     def take(self, now_s: float, count: int = 1) -> bool:
-        """Counts so many more; False: too many."""
+        """Counts that many more; False: too many."""
         if self._then_s is not None:
             gained = max(0.0, now_s - self._then_s) * self.rate.per_s
             self._left = min(self._left + gained, float(self.rate.burst))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam between the control server and the donor behind it."""
+"""The interface between the control server and the donor behind it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ServerSession:
 
     @property
     def channel(self) -> Channel:
-        """For requests to the consumer."""
+        """The channel for requests to the consumer."""
         assert self._channel is not None, "set before the service sees the session"
         return self._channel
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text from peers: cleaned where it enters, so that later code can print it.
 
-A peer's words end up on terminals of root, in log lines, labels of metrics and JSON. There a
-control character moves the cursor or rings, a line break forges a line, and a mark of direction
-turns what follows. Whatever decodes what comes from outside (a peer, a broker, a device of another
-user) hands it through here.
+A peer's text ends up on terminals of root, in log lines, labels of metrics and JSON. There a
+control character moves the cursor or rings, a line break forges a line, and a direction mark
+reverses the text after it. Code that decodes text from outside (a peer, a broker, a device of
+another user) passes it through here.
 
 Pure: no I/O.
 """

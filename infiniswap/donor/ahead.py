@@ -66,11 +66,11 @@ class MappedAhead:
         return list(self._generations)
 
     async def make_room(self, lease: int) -> bool:
-        """Takes one back for a lease that asks, its own first: then the device loses nothing it
-        has not chosen.
+        """Takes one back for a lease that asks, from that lease first: then no other device loses
+        a slab.
 
         Returns:
-            False: there was none.
+            False if there was none.
         """
         untouched = self.slabs()
         own = [slab for slab in untouched if slab[0] == lease]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draining: a donor gives every slab back and lends none, until it is told to again.
+"""Draining: a donor takes every slab back and lends none until it is undrained.
 
 Draining outlives the daemon: a host that is rebooted for maintenance comes back drained. While the
 donor drains, a file in the state directory says so.
@@ -56,7 +56,7 @@ class Drain:
         return self._active.is_set()
 
     def restore(self) -> None:
-        """Goes on draining where the donor drained before a restart.
+        """Continues to drain if the donor drained before a restart.
 
         Raises:
             NotPermittedError, SystemCallError: the file cannot be looked for.

@@ -11,9 +11,9 @@
     fence, wait for references, release
 
 Each step is bounded. A consumer that does not say how active its slabs are counts as the busiest. A
-consumer that does not answer EVICT in time loses the slab all the same: it is fenced, later
+consumer that does not answer EVICT in time loses the slab nevertheless: it is fenced, later
 requests fail, and the consumer reads its backup. A consumer that holds the only copy keeps the
-slab: no hurry is worth losing data.
+slab, because no hurry justifies losing data.
 
 A batch in a hurry first takes slabs that are being copied for another batch: their owners are asked
 once more, and stop copying.

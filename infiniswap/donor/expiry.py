@@ -50,7 +50,7 @@ class LeaseExpiry:
     async def _look(self) -> None:
         counts = []
         for lease in self.table.leases():
-            # A lease that is being released is gone from the store before it is from the table.
+            # A lease that is being released leaves the store before it leaves the table.
             with contextlib.suppress(EngineError):
                 counts.append((lease.lease, self.store.lease_stats(lease.lease).connections))
         for lease in self.table.observe(counts, self.clock()):
@@ -67,7 +67,7 @@ class LeaseExpiry:
             EngineError: the store could not.
         """
         slots = len(lease.slots)
-        # First, so that a lease half gone does not come back with a successor.
+        # First, so that a half-removed lease does not come back with a successor.
         await self.written.strike_out(lease)
         try:
             await self.work.off_loop(lambda: self.store.lease_destroy(lease.lease))

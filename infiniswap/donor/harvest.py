@@ -32,10 +32,10 @@ log = logging.getLogger(__name__)
 
 _SAMPLE_S_MIN = 0.05
 _ALERT_S = 2.0
-"""How long the figures are read often after a hint; the kernel gives one per two seconds."""
+"""After a hint, the figures are read often for this long; the kernel hints every two seconds."""
 
 _EVICT_RETRY_S = 1.0
-"""After a batch that brought nothing."""
+"""Pause after a batch that brought nothing."""
 
 
 Evict = Callable[[int, bool], Awaitable[int]]
@@ -60,7 +60,7 @@ class Harvester:
         executor: a few threads for blocking calls.
         clock: seconds, monotonic.
         period_s: distance of ticks.
-        background: for work that nobody waits for; None: the executor.
+        background: for work that no caller waits for; None: the executor.
 
     Attributes:
         pool: slabs.
@@ -247,7 +247,7 @@ class Harvester:
     async def _run_eviction(self, evict: Evict, batch: _Batch) -> None:
         try:
             if not await evict(batch.count, batch.urgent):
-                # Nobody could give one up, and would not at once.
+                # No consumer could give a slab up, and the next batch would find the same.
                 self._evict_after_s[batch.urgent] = self._clock() + _EVICT_RETRY_S
         except InfiniswapError as error:
             log.error("eviction: %s", error)

@@ -87,7 +87,7 @@ class Home:
         if found is None or reason:
             if any(self.path.iterdir()):
                 log.warning("what lies in %s is not served: %s", self.path, reason)
-            # First, so that a home half removed does not pass for the former daemon's.
+            # First, so that a half-removed home does not pass for the former daemon's.
             self.records.remove_donor()
             self._empty()
         else:
@@ -283,7 +283,7 @@ def _look(path: Path) -> OrphanedHome | None:
 def leave_release(path: Path, after_s: float) -> None:
     """Leaves a process behind that gives a home back unless a successor takes it over.
 
-    Where a service manager ends all of a service's processes this is to be one of its units.
+    If a service manager ends all processes of a service, the process must be a unit of its own.
     """
     command = programs.infiniswap(
         "daemon", "--release", "--after", f"{after_s:g}", "--donor", path.name

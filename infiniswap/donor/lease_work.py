@@ -42,7 +42,7 @@ class LeaseWork:
         """Runs work under the lease's lock, to its end even when the caller is cancelled."""
 
         async def locked() -> ResultT:
-            # No lock for a number that nobody holds: those would pile up.
+            # No lock for a number without a lease: such locks would pile up.
             if self._table.get(lease) is None:
                 return await work
             async with self._locks.setdefault(lease, asyncio.Lock()):

@@ -13,7 +13,8 @@ keeps it for an hour at most (ALONE_S), because its peer may be no device at all
 one session at a time; with its reclaim secret the same device may move it to a new one. An expired
 lease never comes back.
 
-Leases and their slots are memory here, so a session and a consumer (a host) have so many at most.
+Leases and their slots take memory here, so their number per session and per consumer (a host) is
+limited.
 """
 
 from __future__ import annotations
@@ -217,7 +218,7 @@ class LeaseTable:
         if entry.session != session:
             self._check_session(session)
         # The answer to an earlier renewal may have been lost with its session: then the device
-        # knows an old epoch and is right all the same.
+        # knows only an old epoch, which is not its fault.
         superseded = entry.session not in (None, session) and epoch != entry.record.epoch
         if superseded or epoch > entry.record.epoch:
             raise RequestRefusedError(

@@ -79,7 +79,7 @@ class LentSlabs:
         session = self.sessions.owner_of(lease)
         wait_ms = 0
         if session is None and move_ms and entry and entry.state is LeaseState.ACTIVE:
-            return False  # no hurry: its device pages on, and will be back and asked again
+            return False  # no hurry: its device pages on, and is asked again when it is back
         if session is not None:
             try:
                 await session.evict(lease, slot, info.generation, deadline_ms + move_ms, move_ms)

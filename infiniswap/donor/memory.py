@@ -22,7 +22,7 @@ from infiniswap.system.memory import (
 )
 
 _HIERARCHY_S = 60.0
-"""How long the place of this process's cgroups is believed: the figures are read every second, and
+"""How long the paths of this process's cgroups are reused: the figures are read every second, and
 a daemon is hardly ever moved."""
 
 

@@ -68,7 +68,7 @@ class SlabPool:
 
     async def release(self) -> bool:
         """Gives a free slab back to the host; False: there was none."""
-        # Not under the lock: whoever makes or zeroes a slab meanwhile has it for half a second.
+        # Not under the lock: a thread that makes or zeroes a slab holds it for half a second.
         done = await self._off_loop(self._store.release_free)
         self._counters["slabs_released"] += done
         return done

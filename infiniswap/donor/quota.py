@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Quota:
-    """Shares of the pool. A consumer is a host, whatever number of devices and names it has.
+    """Shares of the pool. A consumer is a host, however many devices and names it has.
 
     Args:
         table: leases.
@@ -31,7 +31,7 @@ class Quota:
         self.limit(slabs_max, share_max)
 
     def limit(self, slabs_max: int, share_max: float) -> None:
-        """Other shares from now on."""
+        """Uses other shares from now on."""
         self._slabs_max = slabs_max
         self._share_max = share_max
 

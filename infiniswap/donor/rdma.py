@@ -25,7 +25,7 @@ from infiniswap.rdma_address import RdmaKey
 log = logging.getLogger(__name__)
 
 _FENCE_MS = 1_000
-"""For a slab that nobody has heard of yet."""
+"""For a slab that no consumer knows yet."""
 
 _PATIENCE_S = 0.5
 """How long an answer waits for slabs to be registered. A consumer gives its lease up when it is not
@@ -34,8 +34,8 @@ back after two seconds; over TCP it is back at once, and asks again for RDMA."""
 _LOOK_S = 1.0
 _VERBS_S_MAX = 2.0
 _REFUSED_LOOKS = 30
-"""Looks without another attempt, after the host or its device refused to register a slab ahead, or
-a device has gone."""
+"""Checks without another attempt after the host or its device refused to register a slab ahead, or
+a device was removed."""
 
 
 class DonorRdma:
@@ -86,7 +86,7 @@ class DonorRdma:
         background: Executor,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Registers the pool's slabs one by one before anybody waits for it; until cancelled.
+        """Registers the pool's slabs one by one before a consumer needs them; until cancelled.
         Closes all RDMA connections when RDMA is switched off, and when its device is removed."""
         in_background = partial(asyncio.get_running_loop().run_in_executor, background)
         is_on, looks_off = False, 0
@@ -183,7 +183,7 @@ class DonorRdma:
                     f"{len(rest) - done} of {len(lease.slots)} slabs are still being registered",
                     reason=m.REFUSED_NO_RDMA,
                 )
-            # Those that cannot be are counted and logged; the consumer sees which are missing.
+            # Other slabs are counted and logged; the consumer sees that they are missing.
             with contextlib.suppress(RequestRefusedError):
                 keys.append((info, await self._key(lease.lease, info)))
         return [m.SlotKey(info.slot, info.generation, key) for info, key in keys if key is not None]
@@ -192,8 +192,8 @@ class DonorRdma:
         """The answer to request `number`: the slab is in that slot.
 
         Raises:
-            RequestRefusedError: it cannot be registered, and is in the pool again. Others, that
-                could be, stay lent.
+            RequestRefusedError: it cannot be registered, and is in the pool again. Other slabs,
+                which were registered, stay lent.
         """
         try:
             key = await self._key(lease, slot)

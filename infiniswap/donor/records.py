@@ -2,7 +2,7 @@
 """Records that a daemon leaves to its successor: who it is, and which lease is whose.
 
 Which slab is in which slot stands only in the names of the slabs' files (csrc/store/slab_dir.h).
-Tokens are not recorded: nobody is connected to a lease that comes back, and its renewal makes a new
+Tokens are not recorded: a lease that comes back has no connections, and its renewal makes a new
 token.
 """
 
@@ -89,7 +89,7 @@ class FileRecords:
         self._write(self._donor, record)
 
     def remove_donor(self) -> None:
-        """The slabs here are nobody's from now on."""
+        """The slabs here belong to no daemon from now on."""
         _system(lambda: self._donor.unlink(missing_ok=True), self._donor)
 
     # ---------------------------------------------------------------------- leases

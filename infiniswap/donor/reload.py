@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A daemon's configuration, read again while it runs (SIGHUP).
 
-Keys of leases, ports and the store wait for a restart. So do all others while the new values do not
-go together with those that wait. A file with a mistake changes nothing.
+Keys of leases, ports and the store wait for a restart. If the other new values are only valid
+together with those, all keys wait. A file with a mistake changes nothing.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Reloader:
             config = merged(before, wanted, "daemon")
             limits = pool_limits(config, self._harvester.figures)
         except ConfigError:
-            # Only together with what waits for a restart.
+            # These values are only valid together with others that wait for a restart.
             return Outcome.between(before, before, wanted, "daemon")
         is_capped = limits.slabs_max > self._slabs_max
         if is_capped:

@@ -22,7 +22,7 @@ LEASES_BYTES_MAX: Final = 3 * m.MESSAGE_BYTES_MAX // 4
 
 
 class DonorSnapshot:
-    """The donor at one moment; making it waits for nobody.
+    """The donor at one moment; it is made without waiting.
 
     Args:
         donor: the service.

@@ -34,7 +34,7 @@ class Room:
     work: LeaseWork
 
     def slabs(self, consumer: str) -> int:
-        """How many this consumer could get now; above zero when any could be had."""
+        """How many slabs this consumer could get now; above zero if it could get any."""
         if self.drain.is_active or self.harvester.is_short:
             return 0
         return (
@@ -49,7 +49,7 @@ class Room:
             raise RequestRefusedError("this donor is being drained", reason=m.REFUSED_DRAINING)
 
     def check_ahead(self) -> None:
-        """Raises RequestRefusedError where a slab that nobody writes to yet has to wait."""
+        """Raises RequestRefusedError if a slab that is not written to yet has to wait."""
         if self.harvester.is_short or self.ahead.is_awaited:
             raise RequestRefusedError("others need it now", reason=m.REFUSED_NO_MEMORY)
 
@@ -65,7 +65,7 @@ class Room:
 
         task = self.work.track(prepare())
         with self.ahead.awaited():
-            # A slab that comes too late for this request is there for the next.
+            # A slab that comes too late for this request is available for the next one.
             await asyncio.wait({task}, timeout=_PREPARE_S)
 
     def why_none(self) -> str:

@@ -200,7 +200,7 @@ async def _start(
     donor = Donor(ports, service, server, harvester, reloader)
     stack.callback(_watch_pressure(harvester))
     await stack.enter_async_context(_loops(donor, config, control.secret, keep_awake, background))
-    # A donor that ends by a fault is started again, as one that gets a SIGTERM may be.
+    # A donor that ends by a fault is started again, like one that gets a SIGTERM.
     stack.callback(lambda: _settle(home, service, donor.gives_back))
     return donor
 
@@ -340,7 +340,7 @@ async def _loops(
 
 
 async def _pin(store: Store, executor: Executor) -> None:
-    """Pins what a predecessor has left, beside serving it: consumers wait for that."""
+    """Pins the slabs of a predecessor while the donor already serves them: consumers wait."""
     loop = asyncio.get_running_loop()
     try:
         while await loop.run_in_executor(executor, store.pin):
@@ -350,8 +350,8 @@ async def _pin(store: Store, executor: Executor) -> None:
 
 
 def _watch_pressure(harvester: Harvester) -> Callable[[], None]:
-    """Looks at memory at once when the kernel says that somebody waits for it; returns what ends
-    that. Where the kernel says nothing the samples alone have to do."""
+    """Reads the memory figures at once when the kernel reports that programs wait for memory;
+    returns what ends that. If the kernel reports nothing, the samples alone must suffice."""
     try:
         trigger = PressureTrigger()
     except InfiniswapError as error:
@@ -383,7 +383,7 @@ async def _say_goodbye(
     end_s = time.monotonic() + stop_s
     left = service.store.stats()["connections"]
     while left and time.monotonic() < end_s:
-        await asyncio.sleep(0.05)  # the store tells nobody when a connection ends
+        await asyncio.sleep(0.05)  # the store does not report the end of a connection
         left = service.store.stats()["connections"]
     if left:
         log.warning("%d data connections are cut", left)

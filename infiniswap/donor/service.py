@@ -50,7 +50,7 @@ class DonorService:
         harvester: memory.
         executor: for blocking calls.
         clock: seconds, monotonic.
-        rng: chooses which slabs may be evicted; None: a source of its own.
+        rng: chooses which slabs may be evicted; None: the service makes one.
         records: where leases are written down for a successor; None: they end with this one.
         authenticated: whether a cluster secret is in force.
 
@@ -180,7 +180,7 @@ class DonorService:
     async def evict_some(self, count: int, urgent: bool) -> int:
         """For the harvester: takes slabs back; returns how many came."""
         unused = self._ahead.slabs()
-        if unused:  # which costs nobody anything
+        if unused:  # which costs no consumer anything
             return await self.evictor.evict(min(count, len(unused)), unused)
         return await self.evictor.evict(
             count, move_s=0.0 if urgent else self.config.daemon.evict_move_s

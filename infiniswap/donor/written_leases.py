@@ -61,7 +61,7 @@ class WrittenLeases:
         store.restored()
 
     async def write_down(self, lease: GrantedLease) -> None:
-        """Writes a lease down. If that fails it is served all the same, and ends with a restart."""
+        """Writes a lease down. If that fails, it is still served, but ends with a restart."""
         records = self.records
         if records is None or self.table.get(lease.lease) is not lease:
             return
@@ -84,6 +84,6 @@ class WrittenLeases:
         try:
             await self.off_loop(lambda: records.remove(lease.lease))
         except InfiniswapError as error:
-            # Its slabs are taken all the same: a successor finds a lease without any.
+            # Its slabs are taken in any case: a successor finds a lease without slabs.
             self.counters["records_failed"] += 1
             log.error("lease %d: %s", lease.lease, error)

@@ -186,7 +186,7 @@ def join(paths: DevicePaths, pid: int) -> None:
 
 
 def leave(paths: DevicePaths, pid: int, *, wait: bool = True) -> None:
-    """Ends a `run`; returns when a device that nobody uses any more has stopped, or at once.
+    """Ends a `run`; returns when a device that is no longer used has stopped, or at once.
 
     Raises:
         DeviceError: it cannot be stopped. Others: see status.

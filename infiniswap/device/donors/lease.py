@@ -108,7 +108,7 @@ def encode_record(address: HostPort, lease: HeldLease) -> bytes:
 
 
 def decode_record(data: bytes) -> tuple[HostPort, HeldLease] | None:
-    """None for bytes that are no record: then nobody can reclaim that lease."""
+    """None for bytes that are no record: that lease cannot be reclaimed."""
     try:
         record = _decoder.decode(data)
     except msgspec.MsgspecError:

@@ -6,7 +6,7 @@ donor is told. The answer to an EVICT, DONE, tells it; otherwise the slab is unm
 Explicitly, too, where DONE might reach nobody: a donor that was told to keep a slab no longer waits
 for the answer to that EVICT. When the same EVICT arrives a second time and now succeeds, the slab
 would stay mapped at the donor for as long as the lease lives. The same goes for a drain whose end
-came when nobody waited for it, as on a host that was suspended meanwhile.
+came when no task waited for it, as on a host that was suspended meanwhile.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class MappedSlabs:
         Raises:
             RequestRefusedError: without a backup its pages are nowhere else.
             TimeoutError: requests are still in flight there at the deadline.
-            SessionLostError: nobody is there to answer.
+            SessionLostError: there is no session for the answer.
         """
         if not self._in(slot, generation) and self._arriving is not None:
             # The answer to a map may have arrived, before its task could note the slab.
@@ -242,7 +242,7 @@ class MappedSlabs:
         return self._forget(slab, place)
 
     def _drained_late(self, slab: int, place: Place, then: HeldLease | None) -> None:
-        """Nobody waited for the end of the drain: the donor is told, unless the lease is gone."""
+        """No task waited for the end of the drain: tells the donor, unless the lease has ended."""
         now = self._connections.lease
         if self._forget(slab, place) and then is not None and now is not None and then.is_same(now):
             task = asyncio.create_task(self._tell_quietly(place))

@@ -195,7 +195,7 @@ class Recovery:
         finally:
             self._task = None
             self._down_s = None
-            # Session and connections may have been lost again while nobody listened.
+            # Session and connections may have been lost again before this task listened.
             connections = self._connections
             is_down, has_lease = connections.is_down, connections.lease is not None
             if is_down:

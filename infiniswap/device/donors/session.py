@@ -66,4 +66,4 @@ class DonorSession:
                 with contextlib.suppress(InfiniswapError):
                     await session.release(lease.lease)
         finally:
-            await session.close()  # nobody else knows of it if the device closes meanwhile
+            await session.close()  # only this task knows of it if the device closes meanwhile

@@ -212,7 +212,7 @@ class FrontEnd:
         clear: takes away what a killed process of the device left attached. ConflictError: it is
             still in use (as swap space whose contents are gone, or mounted): only the user can end
             that.
-        give_up: lets everything fail that waits for a process of the device, as nobody will come;
+        give_up: fails all requests that wait for a process of the device, as none will come;
             returns the block devices that can now be taken out of use.
         examine: lists what this host has and lacks, for doctor; loads no module.
         owners: finds the block devices of all infiniswap devices. Takes the directory of run

@@ -24,7 +24,7 @@ def choose(asked: str, swap_wanted: bool) -> Choice:
 
     Args:
         asked: a name of FRONT_ENDS, or "auto".
-        swap_wanted: whether the device is to be swap space.
+        swap_wanted: whether the device will be swap space.
 
     Raises:
         UnavailableError: none works, or the one asked for does not.

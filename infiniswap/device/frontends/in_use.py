@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who uses a block device, so that nobody's is taken away: swap areas, mounts, processes."""
+"""Who uses a block device (swap areas, mounts, processes), so that none in use is removed."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def check_left_unused(path: Path, name: str, mend: str) -> None:
 
 @contextlib.contextmanager
 def held(path: Path, name: str) -> Iterator[None]:
-    """Nobody can begin to use the block device meanwhile; nothing to hold when it is gone.
+    """Keeps others from using the block device meanwhile; does nothing if it no longer exists.
 
     Raises:
         ConflictError: it is in use.

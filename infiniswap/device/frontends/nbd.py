@@ -2,7 +2,7 @@
 """nbd: the kernel's own nbd client, several connections to the engine's NBD server.
 
 A connection is a socket pair: one end goes to the kernel, the other to the engine, and neither has
-a name, so nobody else can get at it. When the kernel loses patience with a connection it shuts it
+a name, so no other process can reach it. When the kernel loses patience with a connection, it shuts
 down and sends what was in flight on another; `repair` then replaces it. When the process dies, the
 requests wait in the kernel until a successor's `take_over` has brought new sockets.
 """
@@ -112,7 +112,7 @@ class NbdKernel(KernelDevice):
 
     @property
     def path(self) -> str:
-        """The nbd device; what is to become one until there is one."""
+        """The nbd device, also before it exists."""
         return "/dev/nbd" if self._index is None else f"/dev/nbd{self._index}"
 
     # ----------------------------------------------------------------------- attach
@@ -224,7 +224,7 @@ class NbdKernel(KernelDevice):
         doubled each time, until nothing has happened for a while.
 
         Raises:
-            InfiniswapError: the kernel takes no new ones; it is to be tried again.
+            InfiniswapError: the kernel takes no new ones; the caller tries again.
         """
         with self._lock:
             frontend = self._frontend
@@ -332,7 +332,7 @@ def _hung_up(end: socket.socket) -> bool:
 
 
 def _free(index: int, name: str) -> None:
-    """Nobody can begin to use it meanwhile: it is held exclusively until it is gone."""
+    """Keeps others from using it meanwhile: it is held exclusively until it no longer exists."""
     device = nbd.device(index)
     if device is None:
         return  # an administrator was faster

@@ -53,7 +53,7 @@ class TakenAway:
         """Until cancelled.
 
         Args:
-            stopping: held by whoever stops the device.
+            stopping: held by the task that stops the device.
             serving: whether everything is attached and has to stay so.
         """
         while True:

@@ -105,7 +105,7 @@ class UblkKernel(KernelDevice):
 
     @property
     def path(self) -> str:
-        """The ublk device; what is to become one until there is one."""
+        """The ublk device, also before it exists."""
         device = self.block_device
         return "/dev/ublkb" if device is None else str(device)
 
@@ -164,7 +164,7 @@ class UblkKernel(KernelDevice):
         return shape is not None and not shape.ended
 
     def detach(self) -> None:
-        """Ends the device. (The kernel would not refuse, whoever uses it.)
+        """Ends the device. (The kernel would not refuse, even if the device is in use.)
 
         Raises:
             ConflictError: it is in use; everything stays.
@@ -213,7 +213,7 @@ def give_up(paths: DevicePaths) -> tuple[Path, ...]:
     device is gone, so none is returned.
 
     Raises:
-        InfiniswapError: swapoff was refused; the device is removed all the same.
+        InfiniswapError: swapoff was refused; the device is removed nevertheless.
     """
     for number in find_left(paths):
         # A device that somebody has stopped has failed all its requests already.

@@ -93,7 +93,7 @@ def invoking_user(environ: Mapping[str, str], *, proc: Path = PROC) -> User | No
         proc: root of the proc file system.
 
     Raises:
-        UsageError: SUDO_UID names nobody.
+        UsageError: SUDO_UID names no user.
         NotPermittedError: this process cannot become that user.
     """
     text = environ.get("SUDO_UID", "")
@@ -195,7 +195,7 @@ def check_command(command: Sequence[str], user: User | None) -> None:
 
     Raises:
         CommandNotFoundError: there is no such file on the PATH, or at all.
-        CommandNotExecutableError: there is one, and nobody may execute it.
+        CommandNotExecutableError: the command exists, but cannot be executed.
     """
     path = (os.environ if user is None else user.environment).get("PATH", os.defpath)
     with acting_as(user):
@@ -249,7 +249,7 @@ class Signals:
 
 @contextlib.contextmanager
 def block_signals() -> Iterator[Signals]:
-    """Signals are taken by `wait` while this is open, and by nobody before the job runs."""
+    """While this is open, `wait` takes the signals; before the job runs they stay pending."""
     taken = {number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN}
     taken.add(signal.SIGCHLD)
     # Where it is ignored, as some supervisors leave it, the kernel forgets exit codes.

@@ -115,7 +115,7 @@ class Leader:
             _end_as(self._exit_code)
 
     def _close_others(self) -> None:
-        """Whoever waits for the end of a pipe must not wait for this process."""
+        """Keeps a reader that waits for the end of a pipe from waiting for this process."""
         own = {self._terminal, self._secondary, self._socket.fileno()}
         for fd in map(int, os.listdir("/proc/self/fd")):
             if fd not in own:

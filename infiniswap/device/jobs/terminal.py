@@ -65,7 +65,7 @@ class JobTerminal:
 
     Args:
         terminal: the user's, opened with O_NONBLOCK. Taken.
-        uid: whose the job's terminal is to be.
+        uid: the user that will own the job's terminal.
 
     Raises:
         SystemCallError: there can be no pseudo-terminal.
@@ -417,7 +417,7 @@ def _read(fd: int) -> bytes | None:
 
 
 def _write(fd: int, data: bytes) -> bytes:
-    """What could not be written yet; nothing when nobody would read it."""
+    """The bytes that could not be written yet; none if no process would read them."""
     try:
         return data[os.write(fd, data) :] if data else data
     except BlockingIOError:

@@ -103,7 +103,7 @@ async def serve(
                 if url:
                     log.info("metrics at %s", url)
             else:
-                # Nobody knows of it: the same as a start that was interrupted a moment earlier.
+                # No caller knows of it: the same as a start that was interrupted a moment earlier.
                 log.warning("device %s: its starter has gone; it is stopped again", spec.name)
                 try:
                     await service.stop(remove=new)
@@ -117,7 +117,7 @@ async def succeed(service: DeviceService, turn: TakeOver) -> int:
     """Takes a device over from a predecessor and runs it until it is stopped.
 
     Raises:
-        HopelessError: nobody can take it over.
+        HopelessError: no process can take it over.
         InfiniswapError: this process could not; the next one may.
     """
     logs.identify(service.spec.name)

@@ -278,7 +278,7 @@ def group_id(name: str) -> int | None:
 
 @contextlib.asynccontextmanager
 async def member_socket(service: DeviceService) -> AsyncIterator[None]:
-    """Serves members while the context is open; without such a group it serves nobody.
+    """Serves members while the context is open; does nothing without such a group.
 
     Raises:
         NotPermittedError, SystemCallError: the socket cannot be made.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The start of a device that nobody serves yet: everything up to serving, or nothing.
+"""The start of a new device: everything up to serving, or nothing.
 
 Lock, contents checked, donors asked, backup checked, engine, kernel device, memory locked, swap.
 Whatever fails, or a signal, undoes what stood before it.
@@ -112,7 +112,7 @@ class Start:
             parts.warnings.append(str(parts.keep_awake.problem))
 
     async def _undo(self) -> None:
-        self._task = None  # undoing is not interrupted in its turn
+        self._task = None  # the undoing itself must not be interrupted
         parts, attachment = self._parts, self._parts.attachment
         if attachment is not None:
             await self._undo_swap(attachment)

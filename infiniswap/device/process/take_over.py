@@ -45,7 +45,7 @@ async def take_over(parts: Parts, runs: Runs, turn: TakeOver) -> None:
     """In the predecessor's place, after `prepare`.
 
     Raises:
-        HopelessError: nobody could.
+        HopelessError: no process could.
         InfiniswapError: this process could not; nothing is lost by that.
     """
     # The spec may have changed since it prepared for its turn.

@@ -59,7 +59,7 @@ def _places(engine: Engine) -> dict[int, dict[int, Place]]:
 
 
 def _abandon(engine: Engine, mapper: SlabMapper, remote: int, mapped: dict[int, Place]) -> None:
-    """Nobody knows whose it was: its lease expires, and its slabs get other donors."""
+    """Its donor is unknown: the lease expires, and the slabs get other donors."""
     log.error("a donor's record is unreadable: its %d slabs are given up", len(mapped))
     for slab, place in mapped.items():
         engine.slab_unmap(slab, remote, place.generation)

@@ -66,7 +66,7 @@ class AheadMapper:
         return was_untouched
 
     def look(self, now_s: float, slabs: Sequence[SlabInfo]) -> None:
-        """Begins what is to be done now; waits for nobody."""
+        """Begins the work that is due now, without waiting."""
         for slab, outs in list(self._outs.items()):
             # Newer than `slabs`. One that is unmapped by now stays until `went_back` is told.
             if self._engine.slab(slab).page_outs != outs:

@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class Alarms(dict[str, str]):
-    """Sentences by a name that only the code knows. Whoever has raised one removes it.
+    """Sentences by a name that only the code knows. The code that raises one removes it.
 
     `infiniswap doctor` knows their words and has the remedy (infiniswap.cli.findings_cluster).
     """

@@ -28,7 +28,7 @@ class EngineEvents:
 
     Attributes:
         on_connection_lost: called when a connection of the front end, or all of it, may have ended.
-        drains: whoever waits for a drain, by slab, remote and generation.
+        drains: tasks that wait for a drain, by slab, remote and generation.
     """
 
     def __init__(

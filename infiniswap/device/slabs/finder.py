@@ -59,7 +59,7 @@ class Finder:
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Before anything is attached. Waits for the broker only when nobody is named.
+        """Begins, before anything is attached. Waits for the broker only if no donor is named.
 
         Raises:
             ConfigError: the file of peers cannot be read.
@@ -72,7 +72,7 @@ class Finder:
                 await self._watcher.first(_FIRST_S_MAX)
 
     def named(self) -> tuple[HostPort, ...]:
-        """Donors that somebody has written down."""
+        """Donors that the configuration or the file of peers names."""
         return union(
             self._spec.config.cluster.peers, () if self._file is None else self._file.peers
         )

@@ -230,7 +230,7 @@ class SlabMapper:
                 continue  # by a move that has been overtaken; once more when that has ended
             if not await self.placer.place(slab):
                 self._homeless(len(urgent))
-                return  # nobody has room: the next slab would fare no better
+                return  # no donor has room, and so none for the next slab
             self.counts.remapped += slab in self._urgent
             self._urgent.discard(slab)
         self.alarms.pop("no-donor", None)

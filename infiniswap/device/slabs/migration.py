@@ -68,7 +68,7 @@ class Migration:
         self._take_off = take_off
         self._slab_pages = slab_pages
         self._moves: dict[int, Move] = {}  # by slab
-        self._alone_s: dict[int, float] = {}  # at two donors, and nobody moves it: since when
+        self._alone_s: dict[int, float] = {}  # at two donors, and no task moves it: since when
         self._is_pulling = False  # the engine pulls one slab at a time
 
     async def move(self, link: DonorLink, slab: int, wait_s: float) -> bool:

@@ -64,7 +64,7 @@ class Placer:
         """Finds a donor for a slab and maps it.
 
         Returns:
-            False when no donor has room now, or somebody is placing this slab already.
+            False when no donor has room now, or another task is placing this slab already.
         """
         if self.is_placing(slab):
             return False
@@ -113,7 +113,7 @@ class Placer:
         link.detail = ""
         if use.slabs_mappable:
             self._backoff.good(link)
-        elif purpose is not Purpose.AHEAD:  # it may have room all the same
+        elif purpose is not Purpose.AHEAD:  # it may still have room
             link.detail = f"no room: the donor {use.no_room}" if use.no_room else "no room"
             self._backoff.full(link, now_s)
         return use

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 
 
 class Tasks:
-    """Work that nobody waits for. Everything runs on the event loop."""
+    """Background work, for which no caller waits. Everything runs on the event loop."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

@@ -39,7 +39,7 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
         config: with the device's own values, see with_own_values; [daemon] is unused.
         backup: file or block device; None is `--backup none`.
         backup_owned: the file was made by us, `remove` deletes it.
-        swap: is to be used as swap space.
+        swap: whether it is used as swap space.
         ephemeral: ends with the last `run` that uses it, contents and all.
         owner_pid: of the `run` that starts it, None otherwise.
         discard_contents: begin with zeros whatever was kept; never recorded.

@@ -2,7 +2,7 @@
 """What a device process keeps for its successor.
 
 The state file is made here: `RUN_DIR/NAME/state` where that is in memory (tmpfs), else a file
-without a name, which lasts as long as somebody of holder, device process and standby lives.
+without a name, which lasts until holder, device process and standby have all ended.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from infiniswap.errors import InfiniswapError
 log = logging.getLogger(__name__)
 
 FRONT_END = "frontend"
-"""Name of the alarm: the front end has ended though nobody stopped it."""
+"""Name of the alarm: the front end has ended without being stopped."""
 
 _PAUSE_S_MIN = 0.5
 _PAUSE_S_MAX = 60.0
