@@ -45,7 +45,7 @@ struct iswi_req {
 };
 
 /*
- * Transfers held back while more requests are at hand, so that all of them leave in one send. A
+ * Transfers held back while more requests are waiting, so that all of them leave in one send. A
  * front end's thread has one, zeroed, and unplugs it before it waits for anything.
  */
 struct iswi_op;
@@ -66,7 +66,7 @@ void iswi_engine_submit(isw_engine *engine, struct iswi_req *req);
  * before unplug.
  */
 void iswi_engine_submit_plugged(isw_engine *engine, struct iswi_req *req, struct iswi_plug *plug);
-/* Sends what is held back. */
+/* Sends the transfers that are held back. */
 void iswi_engine_unplug(isw_engine *engine, struct iswi_plug *plug);
 static inline bool iswi_plug_is_empty(const struct iswi_plug *plug)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * infiniswap-holder: the parent of one device's processes. It keeps what must survive the device
- * process (descriptors, the locked state file) and says who is next when that dies.
+ * process (descriptors, the locked state file) and decides which process follows when that dies.
  *
  * One process serves (the active one), another has been started and waits (the standby). Each has a
  * SEQPACKET socket pair with the holder. A message is one text packet; descriptors travel with it.
@@ -18,8 +18,8 @@
  *   yield         end it at once: the standby takes over; answered only when refused
  *
  * and from a standby: `standby` (it is ready), `refused TEXT` (it can never take over), `hopeless
- * TEXT` (nobody can: nothing is left to take over; the end where nobody serves, else as `refused`),
- * and when it has been told to take over `serving`, or `hopeless TEXT` (the end). From both:
+ * TEXT` (no process can: nothing is left to take over; the end if no process serves, else as
+ * `refused`), and after `take-over` either `serving` or `hopeless TEXT` (the end). From both:
  *
  *   ring FD       the sender's descriptor FD, which no socket would carry, is an io_uring: it must
  *                 not end with the sender (isw_frontend_rings). Copied at once, closed when
@@ -33,9 +33,9 @@
  *
  * NAMES is a list with commas, or `-`; DIED_NS is CLOCK_MONOTONIC at the death; REASON is one word.
  *
- * The holder waits for nobody: it opens no file after its start, writes no log, blocks in poll()
- * only, but for the moment in which a new process is executed, allocates nothing, and has all its
- * memory locked.
+ * The holder never waits for another process. After its start it opens no file, writes no log and
+ * allocates nothing. All its memory is locked. It blocks only in poll(), and for the moment in
+ * which a new process is executed.
  */
 #ifndef ISWI_HOLDER_H
 #define ISWI_HOLDER_H
@@ -130,8 +130,8 @@ enum iswi_hold_phase {
 	ISWI_HOLD_STARTING,    /* the first process, before it serves */
 	ISWI_HOLD_SERVING,     /* a death is followed by a take-over */
 	ISWI_HOLD_ENDING,      /* a death is the end */
-	ISWI_HOLD_ORPHANED,    /* nobody serves, a standby is awaited */
-	ISWI_HOLD_TAKING_OVER, /* a successor is at it */
+	ISWI_HOLD_ORPHANED,    /* no process serves; waits for a standby */
+	ISWI_HOLD_TAKING_OVER, /* a successor is taking over */
 	ISWI_HOLD_DONE,        /* exit_code counts */
 };
 
@@ -145,7 +145,7 @@ struct iswi_holder {
 	struct iswi_spawn others; /* how a standby is */
 	const char *reason;       /* why the active process ended */
 	uint64_t died_ns;         /* when the last one that served ended */
-	uint64_t served_ns;       /* since when somebody serves */
+	uint64_t served_ns;       /* since when a process serves */
 	uint64_t take_over_ns;    /* not before this: back-off */
 	uint64_t spawn_ns;        /* no new standby before this: back-off */
 	uint32_t deaths;          /* in a row, without a while of service between them */
@@ -160,7 +160,7 @@ struct iswi_holder {
 /* Starts the first process: 0 or -errno. */
 int iswi_roles_start(struct iswi_holder *holder);
 /*
- * A child has ended; it is not reaped yet, so that its number is nobody else's. by_signal: number
+ * A child has ended; it is not reaped yet, so that no other process gets its pid. by_signal: number
  * is that signal, else its exit code.
  */
 void iswi_roles_died(struct iswi_holder *holder, pid_t pid, bool by_signal, int number);
@@ -168,7 +168,7 @@ void iswi_roles_died(struct iswi_holder *holder, pid_t pid, bool by_signal, int 
 void iswi_roles_hear(struct iswi_holder *holder);
 /* SIGTERM or SIGINT. */
 void iswi_roles_signal(struct iswi_holder *holder, int number);
-/* What is due now; returns nanoseconds until something else is, UINT64_MAX: nothing. */
+/* Does what is due now; returns nanoseconds until the next thing is due, UINT64_MAX: nothing. */
 uint64_t iswi_roles_step(struct iswi_holder *holder);
 
 #endif

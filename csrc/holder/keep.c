@@ -25,7 +25,7 @@ static bool is_name(const char *name)
 	       strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789-") == length;
 }
 
-/* What a standby needs to get ready, and again in its turn, before the device serves. */
+/* What a standby needs to get ready, and again when it takes over, before the device serves. */
 static bool is_early(const char *name)
 {
 	return strcmp(name, ISWI_HOLD_STATE) == 0 || strcmp(name, ISWI_HOLD_SPEC) == 0;
@@ -38,9 +38,9 @@ static bool is_read(const char *name)
 }
 
 /*
- * The pages of a tmpfs file can be swapped out as soon as nobody has them locked, and the only
- * place they could go is the device that waits for them: we hold them while the process is gone.
- * A refusal is no reason to hold nothing: `status` reads back how much of us is locked.
+ * The pages of a tmpfs file can be swapped out as soon as no process has them locked, and the only
+ * place they could go is the device that waits for them: so we lock them while no device process
+ * does. A refusal is not fatal: `status` reads back how much of the holder is locked.
  */
 static void lock_file(struct iswi_kept *slot)
 {

@@ -101,7 +101,7 @@ static void reap(struct iswi_holder *holder)
 {
 	siginfo_t info = {.si_pid = 0};
 
-	/* Several deaths may be one SIGCHLD. Reaped last: until then the number is nobody else's.
+	/* Several deaths may be one SIGCHLD. Reaped last: until then no other process gets the pid.
 	 */
 	while (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid > 0) {
 		iswi_roles_died(holder, info.si_pid, info.si_code != CLD_EXITED, info.si_status);

@@ -20,14 +20,14 @@
 #define STEADY_NS       SECOND_NS
 #define BACK_OFF_NS     (SECOND_NS / 10)
 #define BACK_OFF_NS_MAX (10 * SECOND_NS)
-/* A standby of code that cannot take over: somebody may install other code. */
+/* After a standby whose code cannot take over: other code may be installed meanwhile. */
 #define REFUSED_NS (60 * SECOND_NS)
 /* Of InfiniswapError: a standby says why, not with which code it ends. */
 #define EXIT_HOPELESS 1
 
 static const char *const no_standby = "standby none ";
 
-/* Doubled with each death in a row; never given up, as the device may hold somebody's memory. */
+/* Doubles with each death in a row; never gives up, as the device may hold programs' memory. */
 static uint64_t back_off_ns(uint32_t failures)
 {
 	uint64_t ns = BACK_OFF_NS;
@@ -133,7 +133,7 @@ static bool said_no(struct iswi_holder *holder, struct iswi_child *child, const 
 
 	if (!why)
 		return false;
-	/* While somebody serves, or takes over, that one knows better. */
+	/* A process that serves, or takes over, knows better. */
 	if (hopeless && holder->phase == ISWI_HOLD_ORPHANED)
 		finish(holder, EXIT_HOPELESS);
 	else if (child == &holder->fresh)
@@ -177,7 +177,7 @@ static void take_over(struct iswi_holder *holder)
 	snprintf(packet, sizeof(packet), "take-over %" PRIu32 " %" PRIu64 " %s %s",
 		 holder->take_overs + 1, holder->died_ns, holder->reason, names);
 	if (iswi_child_tell(&holder->standby, packet, fds, count) != 0) {
-		/* Descriptors take memory to send. Nobody would tell it again, so it is tried. */
+		/* Sending descriptors takes memory. Tries again, as nothing else would tell it. */
 		holder->take_over_ns = iswi_now_ns() + BACK_OFF_NS;
 		return;
 	}
@@ -338,8 +338,8 @@ void iswi_roles_signal(struct iswi_holder *holder, int number)
 		holder->phase == ISWI_HOLD_ORPHANED || holder->phase == ISWI_HOLD_TAKING_OVER;
 
 	/*
-	 * Whoever serves next gets it, too, unless this one answers: it may be dead already and not
-	 * yet known to be, or die before it has got to it.
+	 * The next process that serves gets it, too, unless this one answers: this one may be dead
+	 * without our knowing, or die before it handles the signal.
 	 */
 	if (orphaned || holder->phase == ISWI_HOLD_SERVING)
 		holder->signal_wanted = number;
@@ -377,7 +377,7 @@ uint64_t iswi_roles_step(struct iswi_holder *holder)
 	if (holder->phase == ISWI_HOLD_ORPHANED && holder->standby.ready &&
 	    now >= holder->take_over_ns)
 		take_over(holder);
-	/* Not while somebody takes over: starting a process may wait for the device's pages. */
+	/* Not during a take-over: starting a process may wait for the device's pages. */
 	else if (wants_standby && !iswi_child_is(&holder->standby) &&
 		 !iswi_child_is(&holder->fresh) && now >= holder->spawn_ns)
 		start_waiting(holder, &holder->standby);

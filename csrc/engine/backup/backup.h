@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The backup: what is queued for it, who writes and reads it, and where its bytes are. */
+/* The backup: its queue, the threads that write and read it, and the place of its bytes. */
 #ifndef ISWI_BACKUP_BACKUP_H
 #define ISWI_BACKUP_BACKUP_H
 
@@ -98,8 +98,8 @@ extern const struct iswi_backup_ops iswi_backup_file_ops;
 int iswi_backup_file_open(const char *path, uint64_t bytes, bool predecessors, void **ctx_out,
 			  struct isw_error *error);
 /*
- * Opens a file, made where there is none, or a disk; the descriptor, or -errno. predecessors: it
- * must be there. st_out: of what is open. is_new_out: made by this call.
+ * Opens a file, which it makes if there is none, or a disk; returns the descriptor, or -errno.
+ * predecessors: the file must exist. st_out: of the open file. is_new_out: this call made it.
  */
 int iswi_backup_open(const char *path, bool predecessors, struct stat *st_out, bool *is_new_out,
 		     struct isw_error *error);

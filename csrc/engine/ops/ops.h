@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is done with pages: read, written, zeroed, copied to donors; and all that it takes. */
+/* The operations on pages (read, write, zero, copy to donors) and their parts. */
 #ifndef ISWI_OPS_OPS_H
 #define ISWI_OPS_OPS_H
 

@@ -113,7 +113,7 @@ static inline bool iswi_is_newer(uint32_t version, uint32_t than)
 {
 	return (int32_t)(version - than) > 0;
 }
-/* 0 is nobody's: see iswi_entry. */
+/* No written version is 0: see iswi_entry. */
 static inline uint32_t iswi_version_after(uint32_t version)
 {
 	return version + 1 ? version + 1 : 1;

@@ -6,8 +6,8 @@
  * (remote-valid), on the backup (backup-current), or nowhere (neither bit, not staged: zeros).
  *
  * Rules that hold after every handler, with no lock held:
- *  R1  The newest version of a page is staged until a copy of it is where the backup mode wants
- *      one: backup-current is set, or without a backup remote-valid is (or the page is lost).
+ *  R1  The newest version of a page stays staged until a copy of it is where the backup mode
+ *      requires one: backup-current is set, or without a backup remote-valid (or the page is lost).
  *  R2  remote-valid is set only by the acknowledgement of the newest version, on a slab mapped
  *      since before that version was sent, and is cleared before the next version is sent.
  *  R3  At most one remote write and one backup write per page are in flight; newer data waits
@@ -17,7 +17,7 @@
  *  R5  A slab's place is used only between a get and a put of it; DRAINED is reported, and the
  *      queues of a remote are replaced, only when no such use is left.
  *  R6  A copy (ops/copy.c) begins only on a page without an entry and has version 0, so any write
- *      or zeroing outdates it. Nobody reads its buffer before its bytes are verified; then it is
+ *      or zeroing outdates it. Its buffer is not read before its bytes are verified; then it is
  *      staged and sent under the rules of a write.
  *  R7  A hedged read (ops/hedge.c) has two legs, each with its own staging buffers: once there are
  *      two, neither writes into the request. The first leg that ends with verified bytes copies
@@ -32,10 +32,10 @@
  * Rules of the arena. They hold after every single store to it, with or without locks, because the
  * process may be killed there and its successor (recover.c) has nothing else to go by:
  *  R9  A descriptor is committed by the store of its page, after its bytes, version and checksum.
- *      A page is what its newest committed descriptor says, or what its bits say if it has none. So
+ *      A page's newest committed descriptor says where it is; without one, its bits do. So
  *      a version is committed before older ones are cleared, then the bits change, then the page's
- *      checksum; and what makes a version safe elsewhere (R1) is stored before its descriptor is
- *      cleared.
+ *      checksum; and the store that makes a version safe elsewhere (R1) comes before its descriptor
+ *      is cleared.
  *  R10 Only a page's newest version has a descriptor, except for the moment after a newer one was
  *      committed. A superseded or zeroed version loses its descriptor even while transfers hold its
  *      buffer: otherwise it would come back when the newer one is freed. Buffers of copies and

@@ -17,9 +17,9 @@ uint32_t iswi_staging_take(struct isw_engine *e, uint32_t want, uint32_t *slot_o
 uint32_t iswi_staging_take_spare(struct isw_engine *e, uint32_t want, uint32_t spare_max,
 				 uint32_t *slot_out);
 void iswi_staging_give(struct isw_engine *e, uint32_t slot);
-/* This very one, which is free, by who has found it in use in the arena. */
+/* Takes this free buffer, for a caller that found it in use in the arena. */
 void iswi_staging_claim(struct isw_engine *e, uint32_t slot);
-/* How many are in use, and of these by copies and hedged reads, which nobody would miss. */
+/* How many are in use, and how many of these by copies and hedged reads, which are dispensable. */
 void iswi_staging_count(struct isw_engine *e, uint32_t *used_out, uint32_t *copies_out);
 struct iswi_op *iswi_op_take(struct isw_engine *e);
 void iswi_op_give(struct isw_engine *e, struct iswi_op *op);

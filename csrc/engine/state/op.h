@@ -29,7 +29,7 @@ struct iswi_op {
 	struct isw_engine *engine;
 	struct iswi_req *req; /* reads */
 	uint64_t page;
-	/* The place's, when the op was made; of a copy's read the place's where it shall go. */
+	/* Of the place, when the op was made; in a copy's read, of the place that it is for. */
 	uint64_t word;
 	uint32_t pages;
 	uint32_t slab;

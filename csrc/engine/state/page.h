@@ -32,7 +32,7 @@ struct iswi_entry {
 	uint64_t page;
 	uint32_t hash_next;
 	uint32_t newest;  /* slot list, newest first; its head may be older than version (zeroed) */
-	uint32_t version; /* 0: nobody has written it since a copy made the entry */
+	uint32_t version; /* 0: not written since a copy made the entry */
 	uint32_t backup_prev, backup_next; /* queue or failed list; backup lock */
 	uint8_t backup_state;
 	uint8_t flush_epoch; /* which epoch counts this page while it is not IDLE */
@@ -66,7 +66,7 @@ static inline void iswi_slot_clear(struct isw_engine *e, uint32_t slot)
 	if (iswi_kept64(&e->slots[slot].page) != ISWI_NO_PAGE)
 		iswi_keep64(&e->slots[slot].page, ISWI_NO_PAGE);
 }
-/* Gives back what nobody needs; returns how many staging buffers it gave back. */
+/* Gives back what is no longer needed; returns how many staging buffers it gave back. */
 uint32_t iswi_entry_collect(struct isw_engine *e, struct iswi_entry *entry);
 
 /* Where the pages of one group end that `page` is in, or before, at `end`. */
