@@ -3,10 +3,10 @@
 
 A slab leaves by a drain: the engine sends nothing more there, the requests in flight end, and the
 donor is told. The answer to an EVICT, DONE, tells it; otherwise the slab is unmapped explicitly.
-Explicitly, too, where DONE might reach nobody: a donor that was told to keep a slab no longer waits
-for the answer to that EVICT. When the same EVICT arrives a second time and now succeeds, the slab
-would stay mapped at the donor for as long as the lease lives. The same goes for a drain whose end
-came when no task waited for it, as on a host that was suspended meanwhile.
+It is also unmapped explicitly if the donor may not hear DONE: a donor that was told to keep a slab
+no longer waits for the answer to that EVICT. If the same EVICT then arrives a second time and
+succeeds, the slab would stay mapped at the donor as long as the lease lives. The same holds for a
+drain that ended while no task waited for it, as on a host that was suspended meanwhile.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class MappedSlabs:
         """Puts a slab there and tells the engine. The link is connected.
 
         Raises:
-            InfiniswapError: refused, or unreachable. Nothing has changed then.
+            InfiniswapError: the donor refused, or is unreachable. Nothing has changed.
         """
         lease, remote = self._connections.lease, self._connections.remote
         assert lease is not None
@@ -192,8 +192,8 @@ class MappedSlabs:
         self._faults.withdraw(generation)
 
     async def _move(self, slab: int, move_s: float) -> bool:
-        """As SlabKeeper.move, but ends with the session: then nobody waits for the answer, and the
-        recovery of the session waits for this. The keeper goes on moving the slab."""
+        """As SlabKeeper.move, but ends with the session: then no donor waits for the answer, but
+        the recovery of the session waits for this. The keeper goes on moving the slab."""
         session = self._session.current
         if session is None:
             return await self._keeper.move(self._link, slab, move_s)

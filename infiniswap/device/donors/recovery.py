@@ -3,7 +3,7 @@
 
 The device reclaims the lease, with new connections, while there is time; otherwise it gives the
 lease up. While a slab is suspended the engine reads from staging and backup, and clears the bit of
-every page that is written. A reclaimed slab needs no copying: a page that is still valid is right.
+every page that is written. A reclaimed slab needs no copying: pages still marked valid are correct.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Recovery:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether pages do not flow. They do when only the session is missing."""
+        """Whether no pages go over the link. They still do when only the session is missing."""
         return self._task is not None and self._down_s is not None
 
     async def settled(self) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """After the engine has taken over: its remotes and slabs find their links again.
 
-Nothing is said to a donor here. Each link reclaims its lease, which makes the donor fence the dead
-process's connections, before a slab is resumed, given back or mapped.
+This code sends nothing to a donor. Each link reclaims its lease, which makes the donor fence the
+dead process's connections, before a slab is resumed, given back or mapped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def restore_links(
     Args:
         engine: after `take_over`.
         mapper: with a fresh link for every donor; not running yet.
-        make_link: for a donor that is no longer listed and still has slabs of this device.
+        make_link: for a donor that is no longer listed but still has slabs of this device.
     """
     places, links = _places(engine), mapper.known_donors.links
     for info in engine.remotes():

@@ -27,8 +27,8 @@ class KnownDonors:
     Attributes:
         links: one to each donor.
         backoff: which of them are not asked for a while.
-        searches: slabs that a donor is being found for. As long as there are any, no donor is
-            forgotten: it may be about to be asked.
+        searches: slabs for which a donor is being found. As long as there are any, no donor is
+            forgotten, because it may be asked next.
     """
 
     def __init__(self, engine: Engine, alarms: Alarms, wake: asyncio.Event) -> None:
@@ -40,8 +40,8 @@ class KnownDonors:
         self._wake = wake
 
     def know(self, donors: Iterable[HostPort], make_link: Callable[[HostPort], DonorLink]) -> None:
-        """Says which donors exist now. One that is no longer among them keeps the slabs that it
-        has, gets no others, and is forgotten when it has none.
+        """Says which donors exist now. One that is no longer among them keeps its slabs, gets no
+        others, and is forgotten when the last slab has left it.
 
         Args:
             donors: all of them.
@@ -78,15 +78,15 @@ class KnownDonors:
         )
 
     def of(self, slab: int) -> DonorLink | None:
-        """The donor that has a slab; of one that migrates, the donor that it goes to."""
+        """The donor that has a slab; for a slab that migrates, the donor to which it goes."""
         return self.at(self._engine.slab(slab).remote, slab)
 
     def took(self, link: DonorLink) -> None:
-        """A donor has taken a slab on: whatever it did is forgiven."""
+        """A donor has taken a slab on: its earlier faults are forgiven."""
         self._alarms.pop(_alarm(link), None)
 
     def distrusted(self, link: DonorLink, why: str) -> None:
-        """A donor is given up for what it did (infiniswap.policy.donor_faults)."""
+        """A donor is given up for its faults (infiniswap.policy.donor_faults)."""
         wait_s = self.backoff.distrusted(link, asyncio.get_running_loop().time())
         sentence = f"donor {link.address} was given up for {wait_s:.0f} s: {why}"
         self._alarms.sound(_alarm(link), sentence, events.DONOR_DISTRUSTED, donor=link.address)

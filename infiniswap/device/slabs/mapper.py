@@ -53,7 +53,7 @@ class SlabMapper:
         ahead: says which slabs are mapped before they are hot; None: none are.
 
     Attributes:
-        is_eager: without a backup an unmapped slab could take no page: every slab is kept mapped.
+        is_eager: every slab is kept mapped, because without a backup an unmapped one takes no page.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class SlabMapper:
         self._totals = [0] * slab_count
 
     def tune(self, policy: PolicyConfig, refill_pages_per_s: float) -> None:
-        """Other parameters from now on."""
+        """Uses other parameters from now on."""
         self._tracker.tune(policy)
         self.placer.policy = policy
         self._filler.set_rate(refill_pages_per_s)
@@ -124,7 +124,7 @@ class SlabMapper:
         self._filler.begin(slab)
 
     async def move(self, link: DonorLink, slab: int, wait_s: float) -> bool:
-        """See Migration. Of an untouched slab there is nothing to copy."""
+        """See Migration. An untouched slab has nothing to copy."""
         if self._ahead is not None and self._ahead.is_untouched(slab):
             return False
         return await self._migration.move(link, slab, wait_s)
@@ -140,7 +140,7 @@ class SlabMapper:
         self.arrived(slab)  # where it was moved to, for what had no time to be copied
 
     def distrusted(self, link: DonorLink, why: str) -> None:
-        """A donor is given up for what it did."""
+        """A donor is given up for its faults."""
         self.known_donors.distrusted(link, why)
 
     def pages_lost(self, pages: int) -> None:

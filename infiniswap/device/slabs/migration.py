@@ -72,7 +72,7 @@ class Migration:
         self._is_pulling = False  # the engine pulls one slab at a time
 
     async def move(self, link: DonorLink, slab: int, wait_s: float) -> bool:
-        """Copies a slab from a donor that wants it back to another one, for so long at most.
+        """Copies a slab from a donor that wants it back to another one; waits `wait_s` at most.
 
         With a backup a move that has run out of time ends there. Without one it goes on until
         every page is copied, and then gives the slab back.
@@ -141,8 +141,8 @@ class Migration:
             del self._moves[slab]
 
     async def _place_move(self, move: Move, slab: int) -> bool:
-        """As place(), and once more where a donor that is not to be asked just now may have room:
-        it is worth a moment, else every page of the slab is read from the disk."""
+        """As place(), but waits for donors that may be asked again soon: that is worth a moment,
+        because otherwise every page of the slab is read from the disk."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + _PLACE_S_MAX
         while True:

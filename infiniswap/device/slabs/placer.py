@@ -36,7 +36,7 @@ class Placer:
     Args:
         engine: is told by the links; here it is only asked.
         known_donors: the donors.
-        policy: [policy] of the configuration; a reload puts another one in its place.
+        policy: [policy] of the configuration; a reload replaces it.
         rng: source of randomness.
         counts: of the device.
     """
