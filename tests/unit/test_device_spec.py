@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""infiniswap.device.spec.spec: records of devices, which every release reads."""
+"""infiniswap.device.spec: records of devices, which every release reads, and where they lie."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from infiniswap.config import DeviceConfig, MqttConfig, PolicyConfig
+from infiniswap.device.spec import rundir
 from infiniswap.device.spec.spec import decode_spec, encode_spec, with_own_values
-from infiniswap.errors import ConfigError
+from infiniswap.errors import ConfigError, UsageError
 from infiniswap.units import GIB, MIB, HostPort
 
 RECORD_0_1: dict[str, Any] = {
@@ -90,3 +91,17 @@ def test_a_value_of_the_devices_own_comes_before_the_configuration() -> None:
 def test_a_damaged_record_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="the record of this device cannot be read"):
         decode_spec(json.dumps({**RECORD_0_1, **change}).encode(), "here")
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "-x", "x" * 33, "a b", "ä"])
+def test_bad_names(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be a device name"):
+        rundir.paths_of(name, tmp_path, tmp_path)
+
+
+def test_a_run_directory_that_is_too_deep(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 90)
+    with pytest.raises(UsageError, match="longer than") as refused:
+        rundir.paths_of("swap0", deep, tmp_path)
+    assert refused.value.where.startswith(str(deep))
+    assert "shorter" in refused.value.mend

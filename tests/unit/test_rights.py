@@ -10,7 +10,7 @@ import pytest
 
 from infiniswap import rights
 from infiniswap.cli.doctor import host
-from infiniswap.device.jobs import job
+from infiniswap.device.jobs import sudo
 from infiniswap.errors import NotPermittedError, from_oserror
 from infiniswap.system.process import Degraded, sentences
 
@@ -98,5 +98,5 @@ def test_a_run_that_cannot_become_its_caller_says_why(tmp_path: Path, name: str)
     """Before anything is set up: without CAP_KILL the job could not be ended."""
     proc = proc_of(tmp_path, without=name)
     with pytest.raises(NotPermittedError) as failed:
-        job.invoking_user({"SUDO_UID": "65534"}, proc=proc)
+        sudo.invoking_user({"SUDO_UID": "65534"}, proc=proc)
     assert f"needs the capability {name}." in str(failed.value)

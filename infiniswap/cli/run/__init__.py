@@ -27,7 +27,7 @@ from infiniswap.cli.run.request import (
 )
 from infiniswap.device.cleanup import lost
 from infiniswap.device.control import client
-from infiniswap.device.jobs import beside, job, usage
+from infiniswap.device.jobs import beside, job, sudo, usage
 from infiniswap.device.spec import rundir
 from infiniswap.errors import NotPermittedError, UsageError
 from infiniswap.system import swap
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
             "itself then runs as you. Without root it needs a device that an administrator has "
             "started: --device NAME.",
         )
-    user = None if is_member else job.invoking_user(os.environ)
+    user = None if is_member else sudo.invoking_user(os.environ)
     job.check_command(command, user)
     config = load_config(args)
     if local.note and not args.quiet:

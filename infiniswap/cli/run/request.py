@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from infiniswap.cli.run.live_line import say
-from infiniswap.device.jobs import job
+from infiniswap.device.jobs import sudo
 from infiniswap.errors import UsageError
 
 
@@ -28,7 +28,7 @@ class RunRequest:
 
     args: argparse.Namespace
     command: list[str]
-    user: job.User | None
+    user: sudo.User | None
     is_member: bool
     local_bytes: int
     summary_file: SummaryFile | None
@@ -56,7 +56,7 @@ class SummaryFile:
 
 
 @contextlib.contextmanager
-def open_summary_file(name: str | None, user: job.User | None) -> Iterator[SummaryFile | None]:
+def open_summary_file(name: str | None, user: sudo.User | None) -> Iterator[SummaryFile | None]:
     """The file of --summary-json. One that was made here and not written is removed.
 
     Raises:
@@ -65,7 +65,7 @@ def open_summary_file(name: str | None, user: job.User | None) -> Iterator[Summa
     if name is None:
         yield None
         return
-    with job.acting_as(user):
+    with sudo.acting_as(user):
         is_new = not os.path.lexists(name)
         try:
             fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY, 0o666)
@@ -81,7 +81,7 @@ def open_summary_file(name: str | None, user: job.User | None) -> Iterator[Summa
     finally:
         os.close(fd)
         if is_new and not file.written:
-            with contextlib.suppress(OSError), job.acting_as(user):
+            with contextlib.suppress(OSError), sudo.acting_as(user):
                 os.unlink(name)
 
 
