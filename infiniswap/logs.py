@@ -216,7 +216,7 @@ class AsideHandler(logging.Handler):
             try:
                 while line:
                     line = line[os.write(self._fd, line) :]
-            except OSError:  # its disk is full, or nobody reads it any more
+            except OSError:  # its disk is full, or nobody reads it
                 lost = count
             self._keep_tail()
 

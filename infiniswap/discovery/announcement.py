@@ -165,7 +165,7 @@ def decode(topic: str, payload: bytes, secret: bytes | None, cluster: str) -> An
         raise NotOursError(
             "schema",
             f"an announcement of schema {envelope.schema}; this release reads schema {SCHEMA}, so "
-            "one of the two is to be upgraded",
+            "upgrade the older of the two hosts",
         )
     body = bytes(envelope.body)
     if secret is not None and not hmac.compare_digest(envelope.proof, _proof(secret, body)):

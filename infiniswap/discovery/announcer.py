@@ -54,7 +54,7 @@ class Announcer:
     Args:
         config: the broker.
         secret: of the cluster.
-        make: the announcement as it is to be now, given this host's address on the way to the
+        make: the announcement for this moment, given this host's address on the way to the
             broker and a session.
         memory: figures for telemetry.
         rng: source of randomness.

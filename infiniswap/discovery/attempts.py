@@ -30,7 +30,7 @@ class Attempts:
         rng: source of randomness.
         retry_s_max: the longest pause between two attempts, in seconds.
         meanwhile: what a failure means; the words before its reason.
-        comfort: what goes on all the same; the words after it, for the log.
+        comfort: what still works; the words after it, for the log.
 
     Attributes:
         problem: why the broker cannot be used, in a sentence; empty while it can.

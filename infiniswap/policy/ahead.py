@@ -41,7 +41,7 @@ class AheadConfig:
     """How far ahead.
 
     Attributes:
-        ahead_s: the slabs for so many seconds of page-out, at its present pace, are to be mapped.
+        ahead_s: seconds of page-out, at the present pace, that mapped slabs must have room for.
         slabs_min: at least so many slabs.
         pace_s: the pace is an average over about this time.
         again_share: share of a slab's pages that must be paged out before slabs that went back

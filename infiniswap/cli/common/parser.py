@@ -167,7 +167,7 @@ class Parser(argparse.ArgumentParser):
             return self._mistake(message)
         names = message.removeprefix(_REQUIRED)
         late = [word for word in words if word.partition("=")[0] in names.split(", ")]
-        mend = f"Write {late[0]} before the command that is to be run." if late else ""
+        mend = f"Write {late[0]} before the command." if late else ""
         return self._mistake(f"{names} {'are' if ', ' in names else 'is'} missing", mend)
 
     def _wrong(self, error: argparse.ArgumentError, at: int, words: Sequence[str]) -> UsageError:

@@ -67,7 +67,7 @@ def _configuration(
     path: Path | None, overrides: dict[str, object]
 ) -> tuple[configuration.Config, Finding]:
     """The configuration and its finding. Where it is wrong: the defaults, so that the host is
-    checked all the same."""
+    still checked."""
     try:
         config = configuration.load(path, overrides)
     except ConfigError as error:
