@@ -64,7 +64,7 @@ def test_an_error_is_one_paragraph_and_its_exit_code(
         ("status --donors", "status: --donors: its value is missing. See `infiniswap status --hel"),
         ("status --json=1", "status: --json: it takes no value. See `infiniswap status --help`."),
         ("run --local 1G --device d --size 1G x", "run: --size: it cannot be used together with -"),
-        ("run job --local 4G", "run: --local is missing. Write --local before the command that is"),
+        ("run job --local 4G", "run: --local is missing. Write --local before the command."),
         ("donor drain", "donor drain: HOST[:PORT] is missing. See `infiniswap donor drain --help`"),
         ("--config f status", "there is no option --config before the command. Write options aft"),
         ("device --config f list", "device: there is no option --config before the action. Write "),
