@@ -3,25 +3,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
+import check_layers as layers
 import pytest
 
 
-@pytest.fixture(scope="module")
-def layers(project_root: Path) -> ModuleType:
-    path = project_root / "tools" / "check_layers.py"
-    spec = importlib.util.spec_from_file_location("check_layers", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_this_tree_keeps_the_rules(layers: ModuleType, project_root: Path) -> None:
+def test_this_tree_keeps_the_rules(project_root: Path) -> None:
     assert layers.check_tree(project_root) == []
 
 
@@ -54,7 +42,7 @@ def test_this_tree_keeps_the_rules(layers: ModuleType, project_root: Path) -> No
         ("device/off_loop.py", "from concurrent.futures import ProcessPoolExecutor"),
     ],
 )
-def test_a_wrong_import_is_found(layers: ModuleType, relative: str, text: str) -> None:
+def test_a_wrong_import_is_found(relative: str, text: str) -> None:
     assert list(layers.check_python_text(relative, text))
 
 
@@ -74,7 +62,7 @@ def test_a_wrong_import_is_found(layers: ModuleType, relative: str, text: str) -
         ("donor/home.py", "from infiniswap.system import programs\nprograms.start(['ip'])"),
     ],
 )
-def test_a_right_import_is_not(layers: ModuleType, relative: str, text: str) -> None:
+def test_a_right_import_is_not(relative: str, text: str) -> None:
     assert list(layers.check_python_text(relative, text)) == []
 
 
@@ -91,7 +79,7 @@ def test_a_right_import_is_not(layers: ModuleType, relative: str, text: str) -> 
         ("frontend/fuse.c", "engine/ops/ops.h"),
     ],
 )
-def test_a_wrong_include_is_found(layers: ModuleType, relative: str, include: str) -> None:
+def test_a_wrong_include_is_found(relative: str, include: str) -> None:
     assert list(layers.check_c_text(relative, f'#include "{include}"\n'))
 
 
@@ -105,11 +93,11 @@ def test_a_wrong_include_is_found(layers: ModuleType, relative: str, include: st
         ("util/io.c", "isw.h"),
     ],
 )
-def test_a_right_include_is_not(layers: ModuleType, relative: str, include: str) -> None:
+def test_a_right_include_is_not(relative: str, include: str) -> None:
     assert list(layers.check_c_text(relative, f'#include "{include}"\n')) == []
 
 
-def test_c_files_that_call_each_other_in_a_circle_are_found(layers: ModuleType) -> None:
+def test_c_files_that_call_each_other_in_a_circle_are_found() -> None:
     def function(name: str, calls: str) -> str:
         return f"/* iswi_{name}() */\nint iswi_{name}(void)\n{{\n\treturn {calls};\n}}\n"
 
@@ -129,14 +117,12 @@ def test_c_files_that_call_each_other_in_a_circle_are_found(layers: ModuleType) 
 @pytest.mark.parametrize(
     "call", ["execvp(name, argv)", "posix_spawnp(&pid, name)", "system (text)", "fork()"]
 )
-def test_only_the_holder_starts_programs_in_c(layers: ModuleType, call: str) -> None:
+def test_only_the_holder_starts_programs_in_c(call: str) -> None:
     assert list(layers.check_c_text("util/io.c", f"\t{call};\n"))
     assert list(layers.check_c_text("holder/child.c", f"\t{call};\n")) == []
 
 
-def test_a_long_function_and_a_long_class_are_found_and_a_long_file_is_not(
-    layers: ModuleType,
-) -> None:
+def test_a_long_function_and_a_long_class_are_found_and_a_long_file_is_not() -> None:
     def function(lines: int) -> str:
         return "def f():\n" + "    pass\n" * (lines - 1)
 

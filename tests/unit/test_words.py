@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
+import check_words as words
 import pytest
 
 GLOSSARY = """
@@ -17,23 +16,12 @@ GLOSSARY = """
 """
 
 
-@pytest.fixture(scope="module")
-def words(project_root: Path) -> ModuleType:
-    path = project_root / "tools" / "check_words.py"
-    spec = importlib.util.spec_from_file_location("check_words", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_this_tree_keeps_to_its_glossary(words: ModuleType, project_root: Path) -> None:
+def test_this_tree_keeps_to_its_glossary(project_root: Path) -> None:
     assert words.retired_names((project_root / words.GLOSSARY).read_text())
     assert words.check_tree(project_root) == []
 
 
-def test_the_last_column_names_what_was_given_up(words: ModuleType) -> None:
+def test_the_last_column_names_what_was_given_up() -> None:
     assert words.retired_names(GLOSSARY) == {"lender": "donor", "giver": "donor"}
 
 
@@ -52,7 +40,7 @@ def test_the_last_column_names_what_was_given_up(words: ModuleType) -> None:
     ],
 )
 def test_a_retired_name_is_found_in_code_and_paths_alone(
-    words: ModuleType, path: str, source: str, lines: list[int]
+    path: str, source: str, lines: list[int]
 ) -> None:
     faults = words.check_file(Path(path), source, words.retired_names(GLOSSARY))
     assert [int(fault.split(":")[1]) for fault in faults] == lines
@@ -68,7 +56,7 @@ def test_a_retired_name_is_found_in_code_and_paths_alone(
     ],
 )
 def test_two_classes_of_one_name_are_found(
-    words: ModuleType, one: tuple[str, str], other: tuple[str, str], found: bool
+    one: tuple[str, str], other: tuple[str, str], found: bool
 ) -> None:
     files = [(Path(path), source) for path, source in (one, other)]
     assert bool(list(words.check_kinds(files))) == found
