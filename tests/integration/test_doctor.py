@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.devices.cluster import Cluster
+from support.machine.ran import ran
 
 from infiniswap import config as configuration
 from infiniswap.cli import doctor
@@ -22,14 +23,7 @@ COMMAND = (sys.executable, "-m", "infiniswap", "doctor")
 
 
 def run_doctor(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *args],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **environment},
-        check=False,
-    )
+    return ran(*COMMAND, *args, env={**os.environ, **environment})
 
 
 def test_json_names_every_check_with_a_known_state() -> None:
@@ -83,13 +77,7 @@ def test_a_mistake_in_the_configuration_hides_nothing() -> None:
 @pytest.mark.requires_root
 @pytest.mark.requires_tool("setpriv")
 def test_any_user_may_ask() -> None:
-    done = subprocess.run(
-        ["setpriv", "--reuid", "65534", "--clear-groups", *COMMAND, "--json"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = ran("setpriv", "--reuid", "65534", "--clear-groups", *COMMAND, "--json")
     if "No module named" in done.stderr or "Permission denied" in done.stderr:
         pytest.skip("needs a checkout that other users may read")
     assert done.stderr == ""

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.devices.cluster import Cluster, Device, run, until
+from support.devices.nbd_client import fio_verifies, nbdinfo
+from support.machine.ran import ran
 
 from infiniswap.units import MIB
 
@@ -42,19 +43,14 @@ def pages_on_donors(device: Device) -> int:
 
 @pytest.mark.requires_tool("nbdinfo")
 def test_nbdinfo_describes_it(export: Export) -> None:
-    (described,) = json.loads(run("nbdinfo", "--json", export.uri))["exports"]
-    assert described["export-size"] == SIZE
-    assert not described["is_read_only"]
-    for ability in ("can_flush", "can_trim", "can_zero", "can_multi_conn", "can_fua"):
-        assert described[ability] is True, ability
+    assert nbdinfo(export.uri)["export-size"] == SIZE
 
 
 @pytest.mark.requires_tool("nbd-client")
 def test_nbd_client_which_asks_for_no_block_sizes_is_let_in(export: Export, tmp_path: Path) -> None:
     no_device = tmp_path / "file"  # in place of /dev/nbd0: it goes as far as the handshake
     no_device.touch()
-    argv = ["nbd-client", "-nonetlink", "-b", "4096", "-unix", str(export.socket), str(no_device)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    done = ran("nbd-client", "-nonetlink", "-b", "4096", "-unix", export.socket, no_device)
     assert f"size = {SIZE // MIB}MB" in done.stdout, done.stderr
 
 
@@ -143,22 +139,8 @@ def test_qemu_io_verifies_patterns(export: Export) -> None:
 
 @pytest.mark.requires_tool("fio")
 def test_fio_verifies_what_it_wrote(export: Export, tmp_path: Path) -> None:
-    run(
-        "fio",
-        "--name=verify",
-        "--ioengine=nbd",
-        f"--uri={export.uri}",
-        "--rw=randwrite",
-        "--bssplit=4k/60:64k/30:256k/10",
-        "--iodepth=16",
-        "--size=32m",
-        "--io_size=96m",
-        "--verify=crc32c",
-        "--verify_fatal=1",
-        "--randrepeat=0",
-        f"--aux-path={tmp_path}",
-        "--verify_state_save=0",
-    )
+    options = ("--bssplit=4k/60:64k/30:256k/10", "--iodepth=16", "--size=32m", "--io_size=96m")
+    fio_verifies(export.uri, tmp_path, *options, "--randrepeat=0")
     stats = export.device.status["stats"]
     assert stats["requests_failed"] == 0
     assert stats["crc_errors_remote"] == stats["crc_errors_backup"] == 0
@@ -169,7 +151,7 @@ def test_it_needs_no_root(cluster: Cluster) -> None:
     # Another user may have no access to the interpreter of the tests; in a user namespace all
     # that is ours stays ours, but we are not root.
     command = ["unshare", "--user", "--map-user=65534", "--map-group=65534"]
-    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+    if ran(*command, "true").returncode:
         pytest.skip("needs user namespaces")
     cluster.donor()
     name = cluster.name()

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from support.machine import sanitizers
+from support.machine.ran import ran
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _BUILDS = {"asan": "make asan", "tsan": "make tsan"}
@@ -50,14 +51,8 @@ class World:
         """Fills the device, then runs the load for a while."""
         argv = [str(self._directory / "isw-bench-engine-load"), *self._size]
         argv += ["--port", str(self._told["port"]), "--token", self._told["token"]]
-        done = subprocess.run(
-            sanitizers.command(self._build, [*argv, "--ms", "1500", *args]),
-            check=False,
-            capture_output=True,
-            text=True,
-            env=sanitizers.ENV,
-            timeout=_WAIT_S,
-        )
+        command = sanitizers.command(self._build, [*argv, "--ms", "1500", *args])
+        done = ran(*command, env=sanitizers.ENV, wait_s=_WAIT_S)
         assert done.returncode == 0, done.stderr[-8000:]
         return json.loads(done.stdout)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.devices.cluster import PROGRAM, SLAB, WAIT_S, Cluster, until
+from support.devices.cluster import PROGRAM, SLAB, Cluster, until
 from support.devices.copied import Copied
+from support.machine.ran import ran
 from support.machine.trap import Trap, assert_untouched
 
 from infiniswap.engine.protocol import StateInfo
@@ -75,9 +75,7 @@ def test_a_device_and_all_that_it_starts_run_nothing_of_the_callers_directory(
     cluster.env["INFINISWAP_MQTT_BROKER"] = "127.0.0.1:1"  # nobody is there
     argv = [*trap.prefix, *PROGRAM, "device", "start", name, "--size", str(SIZE)]
     argv += ["--frontend", "nbd-socket"]
-    done = subprocess.run(
-        argv, env=cluster.env, capture_output=True, text=True, timeout=WAIT_S, check=False
-    )
+    done = ran(*argv, env=cluster.env)
     assert done.returncode == 0, done.stderr
 
     parts = ("infiniswap-holder", " active", " standby", "discovery.listener_process")

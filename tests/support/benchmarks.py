@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from isw_bench import scope
 
+from support.machine.ran import ran
+
 
 @dataclass
 class Runner:
@@ -41,14 +43,7 @@ class Runner:
 
     def results(self, suite: str, name: str, *options: str) -> dict[str, Any]:
         """Runs one comparison and returns its part of the JSON. What this host lacks is skipped."""
-        done = subprocess.run(
-            self.command(suite, name, *options),
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=800,
-            check=False,
-        )
+        done = ran(*self.command(suite, name, *options), env=self.environment, wait_s=800)
         assert done.returncode == 0, done.stdout + done.stderr
         data = json.loads((self.build / suite / "results.json").read_text())
         assert data["schema"] == 1

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.machine.ran import ran
 
 NEEDS = {
     name: getattr(pytest.mark, f"requires_{name}")
@@ -52,13 +52,10 @@ def test_what_is_missing_is_skipped_by_name_and_fails_in_ci(
     (tmp_path / "conftest.py").write_text((tests / "conftest.py").read_text())
     (tmp_path / "test_sample.py").write_text(_SAMPLE)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", str(tmp_path)],
+    done = ran(
+        *(sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", tmp_path),
         cwd=tmp_path,
         env={**os.environ, "INFINISWAP_CI": ci, "PYTHONPATH": f"{tests}:{project_root}/tools"},
-        check=False,
-        capture_output=True,
-        text=True,
     )
     assert done.returncode == code, done.stdout
     assert all(said in done.stdout for said in words), done.stdout

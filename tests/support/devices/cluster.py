@@ -32,6 +32,7 @@ from infiniswap.errors import InfiniswapError
 from infiniswap.system import loop, mounts, nbd, swap
 from infiniswap.system.genl import GenericNetlink
 from infiniswap.units import MIB
+from support.machine.ran import ran
 from support.machine.runmode import IN_GUEST
 
 WAIT_S = 600.0 if IN_GUEST else 60.0
@@ -227,15 +228,8 @@ class Cluster:
         """Runs `infiniswap ARGS`; `changes` to the environment."""
         # Who only asks has patience with donors. Devices have not: they must notice dead ones.
         patient = {"INFINISWAP_CLUSTER_ASK_S": "30"} if args[:1] in _ASKING else {}
-        return subprocess.run(
-            [*self.program, *args],
-            env={**self.env, **patient, **changes},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S * 2,
-            check=False,
-        )
+        env = {**self.env, **patient, **changes}
+        return ran(*self.program, *args, env=env, wait_s=WAIT_S * 2)
 
     def ok(self, *args: str, **changes: str) -> str:
         """As cli, must succeed; returns the standard output."""
@@ -525,15 +519,8 @@ def run(*argv: str | Path, **changes: str) -> str:
     """Runs a command of the system, which must succeed; returns its standard output."""
     # Programs in Python of the distribution must find its interpreter, not that of the tests.
     path = f"/usr/sbin:/usr/bin:/sbin:/bin:{os.environ.get('PATH', '')}"
-    done = subprocess.run(
-        [str(arg) for arg in argv],
-        env=environment({"LC_ALL": "C", "PATH": path, **changes}),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S * 2,
-        check=False,
-    )
+    env = environment({"LC_ALL": "C", "PATH": path, **changes})
+    done = ran(*argv, env=env, wait_s=WAIT_S * 2)
     assert done.returncode == 0, f"{argv}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
 

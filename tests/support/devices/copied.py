@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 from infiniswap.units import PAGE_BYTES
 from support.devices.cluster import WAIT_S, Device, until
+from support.machine.ran import ran
 
 
 def nbdcopy(*args: object) -> None:
     """Must succeed."""
-    command = ["nbdcopy", *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    done = ran("nbdcopy", *map(str, args), wait_s=WAIT_S)
     assert done.returncode == 0, done.stderr
 
 

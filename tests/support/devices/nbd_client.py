@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 from pathlib import Path
+from typing import Any
 
 from support.devices import nbd_bytes
-from support.devices.cluster import WAIT_S, until
+from support.devices.cluster import WAIT_S, run, until
 
 
 def connected(path: Path, wait_s: float = WAIT_S) -> socket.socket:
@@ -39,3 +41,19 @@ def ask(client: socket.socket, command: int, offset: int, data: bytes | int) -> 
         raise ConnectionError("it has gone")
     assert struct.unpack(">IIQ", answer)[1] == 0
     return nbd_bytes.receive(client, length) if isinstance(data, int) else b""
+
+
+def nbdinfo(uri: str) -> Any:
+    """What it tells of an export that can be written to and does all that ours do."""
+    (described,) = json.loads(run("nbdinfo", "--json", uri))["exports"]
+    assert described["is_read_only"] is False
+    for ability in ("can_flush", "can_trim", "can_zero", "can_multi_conn", "can_fua"):
+        assert described[ability] is True, ability
+    return described
+
+
+def fio_verifies(uri: str, directory: Path, *options: str) -> None:
+    """fio writes at random, with these options, and reads back what it has written."""
+    checks = ("--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0")
+    job = ("--name=verify", "--ioengine=nbd", f"--uri={uri}", f"--aux-path={directory}")
+    run("fio", *job, "--rw=randwrite", *options, *checks)

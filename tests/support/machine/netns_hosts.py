@@ -18,6 +18,7 @@ from netns_cluster.cluster import Cluster
 from netns_cluster.plan import HostPlan, Plan
 
 from support.devices.cluster import SLAB, WAIT_S
+from support.machine.ran import ran
 
 
 def unused_name() -> str:
@@ -75,15 +76,8 @@ def cluster_of(
 
 def on_host(cluster: Cluster, host: str, *argv: str) -> subprocess.CompletedProcess[str]:
     """Runs a command there, which must succeed."""
-    done = subprocess.run(
-        cluster.command(host, argv, cgroup=False),
-        env=cluster.environment(host),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=4 * WAIT_S,
-        check=False,
-    )
+    command = cluster.command(host, argv, cgroup=False)
+    done = ran(*command, env=cluster.environment(host), wait_s=4 * WAIT_S)
     assert done.returncode == 0, f"{host}: {argv}: {done.stderr}"
     return done
 

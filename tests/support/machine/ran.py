@@ -11,7 +11,11 @@ WAIT_S = 200.0
 
 
 def ran(
-    *argv: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, says: str = ""
+    *argv: str | Path,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    says: str = "",
+    wait_s: float = WAIT_S,
 ) -> subprocess.CompletedProcess[str]:
     """Whether it has failed is the caller's to see. `says` is its standard input."""
     return subprocess.run(
@@ -19,7 +23,7 @@ def ran(
         env=env,
         cwd=cwd,
         input=says,
-        timeout=WAIT_S,
+        timeout=wait_s,
         capture_output=True,
         text=True,
         check=False,
