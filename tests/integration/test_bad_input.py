@@ -61,13 +61,14 @@ async def neighbour(w: World) -> AsyncIterator[tuple[m.LeaseAnswer, m.MapAnswer]
         assert w.store.token(lease.lease) == lease.token
 
 
-async def test_an_unknown_version(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("version", [0, max(m.VERSIONS) + 5])
+async def test_an_unknown_version(version: int, caplog: pytest.LogCaptureFixture) -> None:
     async with world() as w, neighbour(w):
         async with raw(w) as ws:
-            answer = await say(ws, hello(versions=[77]))
+            answer = await say(ws, hello(versions=[version]))
             assert (type(answer), answer.reason) == (m.Goodbye, m.GOODBYE_VERSION)
             assert "1" in answer.detail
-        await told(w, caplog, "speaks protocol 1, not 77", sessions_refused=1)
+        await told(w, caplog, f"speaks protocol 1, not {version}", sessions_refused=1)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def pages(cluster: Cluster, liar: LyingDonor) -> Iterator[Pages]:
     cluster.env["INFINISWAP_POLICY_SUSPEND_S"] = "0.3"
     options = ("--frontend", "nbd-socket", "--donors", liar.address)
     device = cluster.start(*options, size=str(SIZE))
-    with connected(device.run / "nbd.sock") as client:
+    with connected(device.socket) as client:
         yield Pages(device, client)
         with contextlib.suppress(OSError):
             client.sendall(request(DISC))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.donors.hostile_donor import EVIL, HostileDonor, hostile, hostile_beside, lease, status
+from support.messages import texts
 
 from infiniswap.cli.main import main
 from infiniswap.control.client import ClientConfig, fetch_status
@@ -58,19 +59,6 @@ def test_no_text_of_a_donor_moves_the_terminal(
         assert line.isprintable(), ascii(line)
     shown = json.loads(told(donor, capsys, "--json"))
     assert all(text.isprintable() for text in texts(shown))
-
-
-def texts(value: object) -> Iterator[str]:
-    """Every text in plain data, keys too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from texts(key)
-            yield from texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from texts(item)
 
 
 def test_no_text_of_a_donor_is_markup(

@@ -43,7 +43,7 @@ def page_ins(device: Device) -> Iterator[None]:
         # Ends with its connection, too: the device may be killed meanwhile.
         with (
             contextlib.suppress(OSError, struct.error),
-            connected(device.run / "nbd.sock") as client,
+            connected(device.socket) as client,
         ):
             offset = 0
             while not stop.is_set():
@@ -64,7 +64,7 @@ def start(cluster: Cluster, **changes: str) -> Device:
 
 
 def write_all(device: Device) -> None:
-    with connected(device.run / "nbd.sock") as client:
+    with connected(device.socket) as client:
         for offset in range(0, 32 << 20, 1 << 19):
             assert nbd.write(client, offset, b"x" * (1 << 19)) == 0
 

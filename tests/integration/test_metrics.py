@@ -14,14 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from support.devices.cluster import WAIT_S, Cluster, Device, Donor, run, until
 from support.documents import marked
 
-from infiniswap.device.control import client
 from infiniswap.device.process import metrics as device_metrics
-from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.donor import metrics as donor_metrics
 from infiniswap.units import MIB, PAGE_BYTES
 
@@ -40,12 +37,6 @@ def get(port: int, path: str = "/metrics", token: str = "") -> tuple[int, str]:
         return answer.status, answer.read().decode()
     finally:
         connection.close()
-
-
-def told_by(device: Device) -> Any:
-    """Its status, without a process for each question."""
-    paths = DevicePaths(device.name, device.run, device.cluster.backup_dir)
-    return msgspec.to_builtins(client.status(paths, wait_s=WAIT_S))
 
 
 def port_of(device: Device) -> int:
@@ -84,19 +75,15 @@ def device(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Device]
     assert "Traceback" not in device.log
 
 
-def uri(device: Device) -> str:
-    return f"nbd+unix:///?socket={device.run / 'nbd.sock'}"
-
-
 def test_both_export_all_that_is_declared_in_step_with_status(
     cluster: Cluster, device: Device, tmp_path: Path
 ) -> None:
     original = tmp_path / "in"
     original.write_bytes(os.urandom(32 * MIB))
-    run("nbdcopy", "--flush", original, uri(device))
-    until(lambda: told_by(device)["slabs"]["mapped"], "a slab on a donor")
-    run("nbdcopy", "--flush", original, uri(device))
-    run("nbdcopy", uri(device), tmp_path / "out")
+    run("nbdcopy", "--flush", original, device.uri)
+    until(lambda: device.told["slabs"]["mapped"], "a slab on a donor")
+    run("nbdcopy", "--flush", original, device.uri)
+    run("nbdcopy", device.uri, tmp_path / "out")
 
     (donor,) = cluster.donors
     of_device, of_donor, told = until(lambda: _settled(device, donor), "an end of all copies")
@@ -136,7 +123,7 @@ def test_both_export_all_that_is_declared_in_step_with_status(
 def _settled(device: Device, donor: Donor) -> Any:
     """Both pages and a status between which nothing moved, else None."""
     before = get(port_of(device))
-    of_donor, told = get(donor.control), told_by(device)
+    of_donor, told = get(donor.control), device.told
     after = get(port_of(device))
 
     def moved(answer: tuple[int, str]) -> dict[str, float]:
@@ -152,12 +139,12 @@ def test_a_silent_donor_and_a_busy_device_keep_no_scrape_waiting(
     (donor,) = cluster.donors
     port, name = port_of(device), device.name
     at = {"device": name, "donor": donor.address}
-    run("nbdcopy", "--flush", _data(cluster), uri(device))
-    until(lambda: told_by(device)["slabs"]["mapped"], "a slab on a donor")
+    run("nbdcopy", "--flush", _data(cluster), device.uri)
+    until(lambda: device.told["slabs"]["mapped"], "a slab on a donor")
     written = key("device_donor_written_pages_total", **at, transport="tcp")
-    run("nbdcopy", "--flush", _data(cluster), uri(device))
+    run("nbdcopy", "--flush", _data(cluster), device.uri)
     until(lambda: samples(get(port)[1]).get(written, 0) > 0, "pages that were sent to it")
-    writer = subprocess.Popen(["nbdcopy", "--flush", str(_data(cluster)), uri(device)])
+    writer = subprocess.Popen(["nbdcopy", "--flush", str(_data(cluster)), device.uri])
     donor.send(signal.SIGSTOP)
     try:
         lost = key("device_donor_connections_lost_total", **at)

@@ -21,19 +21,10 @@ pytestmark = pytest.mark.requires_native
 SIZE = 64 * MIB
 
 
-class Export:
-    """A running device and its URI."""
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.socket = device.run / "nbd.sock"
-        self.uri = f"nbd+unix:///?socket={self.socket}"
-
-
 @pytest.fixture
-def export(shared_cluster: Cluster) -> Iterator[Export]:
+def device(shared_cluster: Cluster) -> Iterator[Device]:
     device = shared_cluster.start("--frontend", "nbd-socket", size="64M")
-    yield Export(device)
+    yield device
     assert "Traceback" not in device.log
 
 
@@ -42,50 +33,50 @@ def pages_on_donors(device: Device) -> int:
 
 
 @pytest.mark.requires_tool("nbdinfo")
-def test_nbdinfo_describes_it(export: Export) -> None:
-    assert nbdinfo(export.uri)["export-size"] == SIZE
+def test_nbdinfo_describes_it(device: Device) -> None:
+    assert nbdinfo(device.uri)["export-size"] == SIZE
 
 
 @pytest.mark.requires_tool("nbd-client")
-def test_nbd_client_which_asks_for_no_block_sizes_is_let_in(export: Export, tmp_path: Path) -> None:
+def test_nbd_client_which_asks_for_no_block_sizes_is_let_in(device: Device, tmp_path: Path) -> None:
     no_device = tmp_path / "file"  # in place of /dev/nbd0: it goes as far as the handshake
     no_device.touch()
-    done = ran("nbd-client", "-nonetlink", "-b", "4096", "-unix", export.socket, no_device)
+    done = ran("nbd-client", "-nonetlink", "-b", "4096", "-unix", device.socket, no_device)
     assert f"size = {SIZE // MIB}MB" in done.stdout, done.stderr
 
 
 @pytest.mark.requires_tool("nbdcopy")
-def test_nbdcopy_brings_back_what_it_has_copied_in(export: Export, tmp_path: Path) -> None:
+def test_nbdcopy_brings_back_what_it_has_copied_in(device: Device, tmp_path: Path) -> None:
     original, back = tmp_path / "in", tmp_path / "out"
     original.write_bytes(os.urandom(SIZE // 2) + bytes(SIZE // 4) + os.urandom(SIZE // 4))
-    run("nbdcopy", "--flush", original, export.uri)
+    run("nbdcopy", "--flush", original, device.uri)
     # By then slabs have been mapped while pages were on their way; both copies must be right.
-    run("nbdcopy", export.uri, back)
+    run("nbdcopy", device.uri, back)
     assert back.read_bytes() == original.read_bytes()
-    run("nbdcopy", original, export.uri)
-    until(lambda: pages_on_donors(export.device), "pages on donors")
-    run("nbdcopy", export.uri, back)
+    run("nbdcopy", original, device.uri)
+    until(lambda: pages_on_donors(device), "pages on donors")
+    run("nbdcopy", device.uri, back)
     assert back.read_bytes() == original.read_bytes()
-    assert export.device.status["stats"]["requests_failed"] == 0
+    assert device.status["stats"]["requests_failed"] == 0
 
 
 @pytest.mark.requires_tool("nbdcopy")
-def test_status_shows_what_lies_on_donors(export: Export, tmp_path: Path) -> None:
+def test_status_shows_what_lies_on_donors(device: Device, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.write_bytes(os.urandom(SIZE))
 
     def agrees() -> bool:  # pages may still be on their way
-        run("nbdcopy", data, export.uri)
-        (row,) = json.loads(export.device.cluster.ok("status", "--json"))["devices"]
-        pages = int(export.device.status["pages_on_donors"])
+        run("nbdcopy", data, device.uri)
+        (row,) = json.loads(device.cluster.ok("status", "--json"))["devices"]
+        pages = int(device.status["pages_on_donors"])
         return int(row["on_donors_bytes"]) == pages * 4096 > 0
 
     until(agrees, "the same figure in `status` and `device show`")
 
 
 @pytest.mark.requires_tool("nbdsh")
-def test_nbdsh_trims_zeroes_and_meets_its_limits(export: Export) -> None:
-    run("nbdsh", "-u", export.uri, "-c", NBDSH)
+def test_nbdsh_trims_zeroes_and_meets_its_limits(device: Device) -> None:
+    run("nbdsh", "-u", device.uri, "-c", NBDSH)
 
 
 NBDSH = f"""
@@ -120,7 +111,7 @@ assert h.pread(4096, size - 4096) == b"e" * 4096
 
 
 @pytest.mark.requires_tool("qemu-io")
-def test_qemu_io_verifies_patterns(export: Export) -> None:
+def test_qemu_io_verifies_patterns(device: Device) -> None:
     commands = []
     # Unaligned ends, a slab border in the middle, then zeros over part of it.
     for pattern, offset, length in ((1, 0, MIB), (2, 8 * MIB - 65536, 131072), (3, 40 * MIB, 4096)):
@@ -132,16 +123,16 @@ def test_qemu_io_verifies_patterns(export: Export) -> None:
     commands += [f"read -P 2 {8 * MIB - 65536} 61440", f"read -P 2 {8 * MIB + 4096} 61440"]
     commands += [f"discard 0 {MIB}", f"read -P 0 0 {MIB}", "flush"]
     arguments = [argument for command in commands for argument in ("-c", command)]
-    output = run("qemu-io", "-f", "raw", *arguments, export.uri)
+    output = run("qemu-io", "-f", "raw", *arguments, device.uri)
     # qemu-io tells a wrong pattern in words and then still ends with 0.
     assert "failed" not in output.lower(), output
 
 
 @pytest.mark.requires_tool("fio")
-def test_fio_verifies_what_it_wrote(export: Export, tmp_path: Path) -> None:
+def test_fio_verifies_what_it_wrote(device: Device, tmp_path: Path) -> None:
     options = ("--bssplit=4k/60:64k/30:256k/10", "--iodepth=16", "--size=32m", "--io_size=96m")
-    fio_verifies(export.uri, tmp_path, *options, "--randrepeat=0")
-    stats = export.device.status["stats"]
+    fio_verifies(device.uri, tmp_path, *options, "--randrepeat=0")
+    stats = device.status["stats"]
     assert stats["requests_failed"] == 0
     assert stats["crc_errors_remote"] == stats["crc_errors_backup"] == 0
 
@@ -154,12 +145,10 @@ def test_it_needs_no_root(cluster: Cluster) -> None:
     if ran(*command, "true").returncode:
         pytest.skip("needs user namespaces")
     cluster.donor()
-    name = cluster.name()
+    device = Device(cluster, cluster.name())
     command += [sys.executable, "-m", "infiniswap", "device"]
     common = ["--frontend", "nbd-socket", "--donors", cluster.addresses]
-    run(*command, "start", name, "--size", "16M", *common, **cluster.env)
-    uri = f"nbd+unix:///?socket={cluster.run_dir / name / 'nbd.sock'}"
-    run(
-        "nbdsh", "-u", uri, "-c", "h.pwrite(b'x' * 4096, 0); assert h.pread(4096, 0) == b'x' * 4096"
-    )
-    run(*command, "remove", name, **cluster.env)
+    run(*command, "start", device.name, "--size", "16M", *common, **cluster.env)
+    script = "h.pwrite(b'x' * 4096, 0); assert h.pread(4096, 0) == b'x' * 4096"
+    run("nbdsh", "-u", device.uri, "-c", script)
+    run(*command, "remove", device.name, **cluster.env)

@@ -301,15 +301,6 @@ async def test_a_recorded_donor_is_used(version: int) -> None:
     assert donor.problem is None
 
 
-async def test_a_donor_of_a_far_version_is_told_apart() -> None:
-    for versions in ([max(m.VERSIONS) + 5], [0]):
-        async with world() as w, raw(w) as ws:
-            hello = {**session_of(1)[0][1], "versions": versions}
-            await ws.send_str(json.dumps(hello))
-            goodbye = await hear(ws)
-            assert (goodbye["type"], goodbye["reason"]) == ("goodbye", "version")
-
-
 async def test_the_highest_common_version_is_chosen() -> None:
     async with world() as w, raw(w) as ws:
         offered = [*range(max(m.VERSIONS) + 3)]

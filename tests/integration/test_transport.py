@@ -22,8 +22,7 @@ pytestmark = [
 
 def mapped(device: Device) -> bool:
     """Writes until a slab has a donor, which takes some activity."""
-    uri = f"nbd+unix:///?socket={device.run / 'nbd.sock'}"
-    run("qemu-io", "-f", "raw", "-c", "write -P 7 0 1M", "-c", "read -P 7 0 1M", uri)
+    run("qemu-io", "-f", "raw", "-c", "write -P 7 0 1M", "-c", "read -P 7 0 1M", device.uri)
     return bool(device.status["slabs"]["mapped"])
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -47,3 +48,15 @@ def values(kind: Any, texts: st.SearchStrategy[str] = _PLAIN) -> st.SearchStrate
             return st.fixed_dictionaries(typed | {f.name: values(f.type, texts) for f in fields})
         case unknown:
             raise NotImplementedError(unknown)
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every text in plain data, keys too."""
+    match value:
+        case str():
+            yield value
+        case dict():
+            yield from texts([*value.keys(), *value.values()])
+        case list():
+            for item in value:
+                yield from texts(item)

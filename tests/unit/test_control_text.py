@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.donors.hostile_donor import EVIL
-from support.messages import values
+from support.messages import texts, values
 
 from infiniswap.control import messages as m
 from infiniswap.control.text import VALUE_LENGTH_MAX, clean_text, cleaned, is_plain
@@ -29,18 +29,6 @@ from infiniswap.errors import ConflictError, InfiniswapError, ProtocolMismatchEr
 BODIES = (m.Status, m.DrainInfo, m.VersionInfo, m.NonceInfo, m.HttpError)
 FRAMES = (*m.TO_CONSUMER, *m.TO_DONOR)
 TEXTS = st.text() | st.sampled_from([EVIL, "\x1b", "\x7f", "\x9b", "\u202e", "\u2066", "\ufeff"])
-
-
-def texts(value: Any) -> Iterator[str]:
-    """Every text in what was decoded."""
-    match value:
-        case str():
-            yield value
-        case dict():
-            yield from texts([*value.keys(), *value.values()])
-        case list():
-            for item in value:
-                yield from texts(item)
 
 
 @pytest.mark.parametrize("kind", [*BODIES, *FRAMES])

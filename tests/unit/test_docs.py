@@ -263,12 +263,6 @@ def test_configuration_files_in_the_documents_load(path: Path, tmp_path: Path) -
 # ---------------------------------------------------------------------------- tables
 
 
-def _rows(text: str) -> list[list[str]]:
-    lines = [line for line in text.splitlines() if line.startswith("| ")]
-    rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
-    return [row for row in rows if not set(row[0]) <= set("- ")]
-
-
 def test_exit_codes_are_those_of_the_code() -> None:
     """test_errors.py compares the table in errors.py with its classes."""
     of_code = re.findall(r"^(\d+) +(\w+Error) +(.+)$", errors.__doc__ or "", re.MULTILINE)

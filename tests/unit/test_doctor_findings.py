@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from support.configs import configured as config
 from support.donors.hostile_donor import status
+from support.machine.made_host import make_files, make_idle
 
 from infiniswap.cli.doctor import devices as device_findings
 from infiniswap.cli.doctor import donors as donor_findings
@@ -46,9 +47,7 @@ class Host:
         self.write("proc/self/cgroup", "")
 
     def write(self, path: str, text: object) -> None:
-        target = self.root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(f"{text}\n")
+        make_files(self.root, {path: text})
 
     def settings(self) -> dict[str, Finding]:
         return {f.name: f for f in swap_findings.settings(proc=self.proc, sys=self.sys)}
@@ -176,14 +175,6 @@ def test_a_living_devices_area_is_no_other_swap_and_a_dead_ones_is_named_with_it
 # ------------------------------------------------------------------------------ the host
 
 
-def idle_host(host: Host, driver: str, latency_us: int = 1, flags: str = "hypervisor") -> None:
-    host.write("sys/devices/system/cpu/cpuidle/current_driver", driver)
-    host.write("proc/cpuinfo", f"flags : fpu {flags}")
-    for number, (name, us) in enumerate((("POLL", 0), ("C1", 1), ("C6", latency_us))):
-        host.write(f"sys/devices/system/cpu/cpu0/cpuidle/state{number}/name", name)
-        host.write(f"sys/devices/system/cpu/cpu0/cpuidle/state{number}/latency", us)
-
-
 def idle(host: Host, made: Config, there: bool = True) -> list[Finding]:
     host.write("cpu_dma_latency", "")
     request = CpuLatencyRequest(host.root / ("cpu_dma_latency" if there else "absent"))
@@ -203,7 +194,7 @@ def idle(host: Host, made: Config, there: bool = True) -> list[Finding]:
 def test_what_wake_ups_cost(
     host: Host, driver: str, flags: str, keep_awake: str, there: bool, state: str, words: str
 ) -> None:
-    idle_host(host, driver, flags=flags)
+    make_idle(host.root, driver, ("POLL", 0), ("C1", 1), flags=flags)
     found = expect(idle(host, config(device__keep_awake=keep_awake), there), state)
     assert words in f"{found.what} {found.mend}"
 
@@ -220,7 +211,7 @@ def test_what_wake_ups_cost(
 def test_a_donor_that_makes_consumers_wait(
     host: Host, driver: str, latency_us: int, polls_ns: int, state: str, mend: str
 ) -> None:
-    idle_host(host, driver, latency_us, flags="vmx")
+    make_idle(host.root, driver, ("POLL", 0), ("C1", 1), ("C6", latency_us), flags="vmx")
     host.write("sys/module/haltpoll/parameters/guest_halt_poll_ns", polls_ns)
     lends = {"daemon__listen": "10.0.0.1"}
     expect(idle(host, config(**lends)), state, mend, name="idle-donor")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.configs import configured
+from support.machine.made_host import make_files
 
 from infiniswap.cli.doctor import rdma
 from infiniswap.cli.doctor.finding import MISSING, OK, WARN, Finding
@@ -175,14 +176,8 @@ def test_what_a_donor_may_lock(
 
 def test_what_the_kernel_lists(tmp_path: Path) -> None:
     assert system.devices(sys=tmp_path) == ()
-    for path, text in (
-        ("mlx5_0/ports/2/gid_attrs/ndevs/0", "eth4\n"),
-        ("rxe0/parent", "eth0\n"),
-        ("ib0/node_type", "1: CA\n"),
-    ):
-        file = tmp_path / "class/infiniband" / path
-        file.parent.mkdir(parents=True)
-        file.write_text(text)
+    names = {"mlx5_0/ports/2/gid_attrs/ndevs/0": "eth4", "rxe0/parent": "eth0"}
+    make_files(tmp_path / "class/infiniband", {**names, "ib0/node_type": "1: CA"})
     assert system.devices(sys=tmp_path) == ("ib0", "mlx5_0", "rxe0")
     assert system.interface("mlx5_0", 2, sys=tmp_path) == "eth4"
     assert system.interface("rxe0", 1, sys=tmp_path) == "eth0"

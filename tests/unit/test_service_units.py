@@ -75,10 +75,9 @@ def test_what_has_an_exit_code_of_its_own_is_meant_by_it(name: str) -> None:
         (
             DEVICE_UNIT,
             {"KillMode": "mixed", "SendSIGKILL": "no", "OOMScoreAdjust": "-1000"},
-            ("WatchdogSec", "FinalKillSignal", "KillSignal"),
+            # Default dependencies are what ends it at a shutdown.
+            ("WatchdogSec", "FinalKillSignal", "KillSignal", "DefaultDependencies"),
         ),
-        # Default dependencies are what ends it at a shutdown.
-        (DEVICE_UNIT, {}, ("DefaultDependencies",)),
         # The process that gives the memory back outlives the daemon.
         (DAEMON_UNIT, {"KillMode": "process", "Restart": "on-failure"}, ()),
     ],

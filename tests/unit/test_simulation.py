@@ -99,7 +99,6 @@ def test_a_seed_replays_exactly(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(TESTS), "PYTHONHASHSEED": "1"}
     other = ran(sys.executable, "-m", "simulation", tmp_path, *map(str, some), env=env)
     assert json.loads(other.stdout)["traces"] == first
-    assert len(set(first)) == len(some)  # another seed is another world
 
 
 def test_the_model_tells_old_torn_and_foreign_bytes() -> None:

@@ -8,6 +8,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from support.machine.made_host import make_idle
 
 from infiniswap.system.keep_awake import (
     CpuLatencyRequest,
@@ -21,17 +22,7 @@ POLL = IdleState("POLL", 0)
 
 
 def host(root: Path, driver: str, *states: tuple[str, int], flags: str = "fpu") -> IdleHost:
-    cpuidle = root / "sys/devices/system/cpu/cpuidle"
-    cpuidle.mkdir(parents=True)
-    (cpuidle / "current_driver").write_text(f"{driver}\n")
-    (cpuidle / "current_governor_ro").write_text("menu\n")
-    for number, (name, latency_us) in enumerate(states):
-        state = root / f"sys/devices/system/cpu/cpu0/cpuidle/state{number}"
-        state.mkdir(parents=True)
-        (state / "name").write_text(f"{name}\n")
-        (state / "latency").write_text(f"{latency_us}\n")
-    (root / "proc").mkdir()
-    (root / "proc/cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
+    make_idle(root, driver, *states, flags=flags)
     return idle_host(proc=root / "proc", sys=root / "sys")
 
 

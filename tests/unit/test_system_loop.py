@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from support.machine.made_host import make_files
 
 from infiniswap.errors import ConflictError, NotFoundError, SystemCallError, UnavailableError
 from infiniswap.system import loop
@@ -15,13 +16,10 @@ from infiniswap.system import loop
 def _device(sys: Path, number: int, backing: str | None, *, dio: int = 1, clear: int = 0) -> Path:
     directory = sys / "block" / f"loop{number}"
     (directory / "queue").mkdir(parents=True)
-    (directory / "size").write_text("0\n" if backing is None else "2048\n")
-    if backing is not None:
-        (directory / "loop").mkdir()
-        (directory / "loop" / "backing_file").write_text(backing + "\n")
-        (directory / "loop" / "dio").write_text(f"{dio}\n")
-        (directory / "loop" / "autoclear").write_text(f"{clear}\n")
-    return directory
+    if backing is None:
+        return make_files(directory, {"size": 0})
+    loop_files = {"loop/backing_file": backing, "loop/dio": dio, "loop/autoclear": clear}
+    return make_files(directory, {"size": 2048, **loop_files})
 
 
 def test_attached_devices_in_order(tmp_path: Path) -> None:

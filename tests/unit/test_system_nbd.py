@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from support.machine.made_host import make_files
 
 from infiniswap.errors import (
     DeadlineError,
@@ -53,11 +54,8 @@ def loaded(tmp_path: Path) -> Path:
 def _device(sys: Path, index: int, *, sectors: int, identifier: str | None) -> Path:
     directory = sys / "block" / f"nbd{index}"
     (directory / "queue").mkdir(parents=True)
-    (directory / "size").write_text(f"{sectors}\n")
-    if identifier is not None:
-        (directory / "pid").write_text("7\n")
-        (directory / "backend").write_text(f"{identifier}\n")
-    return directory
+    served = {} if identifier is None else {"pid": 7, "backend": identifier}
+    return make_files(directory, {"size": sectors, **served})
 
 
 def test_attributes_are_padded_and_nested() -> None:
@@ -169,9 +167,8 @@ def test_what_a_kernel_can_lack(tmp_path: Path) -> None:
 
 def test_tuning_writes_what_differs_and_names_what_was_refused(tmp_path: Path) -> None:
     queue = _device(tmp_path, 1, sectors=8, identifier="x") / "queue"
-    (queue / "scheduler").write_text("[none] mq-deadline\n")
-    (queue / "nr_requests").write_text("128\n")
-    (queue / "max_sectors_kb").write_text("1280\n")
+    before = {"scheduler": "[none] mq-deadline", "nr_requests": 128, "max_sectors_kb": 1280}
+    make_files(queue, before)
     refused = nbd.tune(1, 32, sys=tmp_path)
     assert (queue / "scheduler").read_text() == "[none] mq-deadline\n"
     assert (queue / "nr_requests").read_text() == "32"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.machine.made_host import make_files
 
 from infiniswap.errors import NotFoundError, SystemCallError
 from infiniswap.system import process
@@ -77,15 +78,11 @@ def _fake_process(
     policy: int = os.SCHED_RR,
 ) -> None:
     directory = proc / "77"
-    (directory / "task").mkdir(parents=True)
-    (directory / "status").write_text(
-        f"Name:\tx\nVmLck:\t{locked_kib:8} kB\nVmRSS:\t    4000 kB\nThreads:\t{len(threads)}\n"
-    )
-    (directory / "oom_score_adj").write_text(f"{score}\n")
+    memory = f"VmLck:\t{locked_kib:8} kB\nVmRSS:\t    4000 kB"
+    status = f"Name:\tx\n{memory}\nThreads:\t{len(threads)}"
+    make_files(directory, {"status": status, "oom_score_adj": score})
     for tid, (name, flags) in enumerate(threads.items(), start=77):
-        (directory / "task" / str(tid)).mkdir()
-        text = stat_text(tid, name, flags, policy)
-        (directory / "task" / str(tid) / "stat").write_text(text)
+        make_files(directory, {f"task/{tid}/stat": stat_text(tid, name, flags, policy)})
 
 
 def test_a_safe_process_has_nothing_degraded(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import functools
 from pathlib import Path
 
 import pytest
+from support.machine.made_host import make_files
 
 from infiniswap.config import DeviceConfig
 from infiniswap.device.frontends import FRONT_ENDS, choice
@@ -33,10 +34,8 @@ def test_the_drivers_limit(tmp_path: Path, text: str, limit: int | None) -> None
 
 
 def test_of_each_queue_one_place_stays_empty(tmp_path: Path) -> None:
-    queue = tmp_path / "block/ublkb987654/queue"
-    queue.mkdir(parents=True)
-    for name in ("scheduler", "nr_requests"):
-        (queue / name).write_text("as it was\n")
+    before = dict.fromkeys(("scheduler", "nr_requests"), "as it was")
+    queue = make_files(tmp_path / "block/ublkb987654/queue", before)
     nodes = ("/dev/ublkb987654", "/dev/ublkc987654")  # there are none
     assert ublk.tune(987654, 64, sys=tmp_path) == nodes
     assert (queue / "nr_requests").read_text() == "63"
@@ -46,9 +45,7 @@ def test_of_each_queue_one_place_stays_empty(tmp_path: Path) -> None:
 def test_a_queue_that_stays_as_it_was_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = tmp_path / "block/ublkb987654/queue"
-    queue.mkdir(parents=True)
-    (queue / "nr_requests").write_text("4\n")
+    make_files(tmp_path / "block/ublkb987654/queue", {"nr_requests": 4})
     monkeypatch.setattr(block, "try_write_text", lambda path, text: True)  # and ignores it
     assert "nr_requests" in ublk.tune(987654, 4, sys=tmp_path)
 

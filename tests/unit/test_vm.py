@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar, cast
 
 import pytest
-from qemu_vm import accel, cache, commands, initrd, kernels, machine, plan, qemu
+from qemu_vm import accel, cache, commands, initrd, kernels, machine, plan, qemu, rxe
 from qemu_vm.cli import main, split
 from qemu_vm.kernels import Kernel
 from qemu_vm.plan import Plan, check, environment
@@ -56,11 +56,20 @@ def test_the_command_starts_after_the_first_two_dashes() -> None:
         (["--share", "/no/such/place", "--", "true"], "no such directory"),
         (["--hosts", "2", "shell"], "one machine"),
         (["--env", "NO_SUCH_VARIABLE", "--", "true"], "no such variable"),
+        (["demo"], "--hosts 3 --rxe demo"),
+        (["--hosts", "3", "demo"], "--hosts 3 --rxe demo"),
+        (["--rxe", "demo"], "needs a network"),
+        (["--rxe", "--", "true"], "needs a network"),
+        (["--rxe", "--hosts", "2", "shell"], "one machine"),
     ],
 )
 def test_wrong_arguments_are_told(
-    argv: list[str], word: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str],
+    word: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(rxe, "missing", list)
     assert main(argv) == UsageError.exit_code
     assert word in capsys.readouterr().err
 

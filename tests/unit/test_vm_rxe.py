@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tools/vm --rxe`: its arguments, what is missing, what the demo makes of its figures; and the
+"""`tools/vm --rxe`: what is missing, what the demo makes of its figures; and the
 files of vagrant/."""
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from qemu_vm import commands, rxe
-from qemu_vm.cli import main
 from qemu_vm.rxe_guest import this_host
 from qemu_vm.rxe_results import Cpu, Donor, Results, lines, problems
 from support.machine.ran import ran
@@ -24,27 +23,6 @@ VAGRANT = ROOT / "vagrant"
 
 
 # -------------------------------------------------------------------------- arguments
-
-
-@pytest.mark.parametrize(
-    ("argv", "word"),
-    [
-        (["demo"], "--hosts 3 --rxe demo"),
-        (["--hosts", "3", "demo"], "--hosts 3 --rxe demo"),
-        (["--rxe", "demo"], "needs a network"),
-        (["--rxe", "--", "true"], "needs a network"),
-        (["--rxe", "--hosts", "2", "shell"], "one machine"),
-    ],
-)
-def test_wrong_arguments_are_told(
-    argv: list[str],
-    word: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(rxe, "missing", list)
-    assert main(argv) == UsageError.exit_code
-    assert word in capsys.readouterr().err
 
 
 def test_what_is_missing_is_told_in_one_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -402,9 +402,24 @@ class Device:
         """`device show --json`; in a virtual machine, where a process of it takes many seconds,
         asked for here."""
         if IN_GUEST:
-            paths = DevicePaths(self.name, self.run, self.cluster.backup_dir)
-            return msgspec.to_builtins(client.status(paths, wait_s=WAIT_S))
+            return self.told
         return json.loads(self.cluster.ok("device", "show", self.name, "--json"))
+
+    @property
+    def told(self) -> Any:
+        """The same without a process for each question."""
+        paths = DevicePaths(self.name, self.run, self.cluster.backup_dir)
+        return msgspec.to_builtins(client.status(paths, wait_s=WAIT_S))
+
+    @property
+    def socket(self) -> Path:
+        """Of the front end nbd-socket."""
+        return self.run / "nbd.sock"
+
+    @property
+    def uri(self) -> str:
+        """For NBD clients of that socket."""
+        return f"nbd+unix:///?socket={self.socket}"
 
     @property
     def path(self) -> Path:

@@ -28,7 +28,6 @@ class Copied:
     def __init__(self, device: Device, directory: Path) -> None:
         self._device = device
         self._original, self._back = directory / "original", directory / "back"
-        self._uri = f"nbd+unix:///?socket={device.run}/nbd.sock"
 
     def draw(self, size_bytes: int) -> None:
         """Other contents, for `write`."""
@@ -36,7 +35,7 @@ class Copied:
 
     def write(self) -> None:
         """All of it, to where it is safe."""
-        nbdcopy("--flush", self._original, self._uri)
+        nbdcopy("--flush", self._original, self._device.uri)
 
     def fill(self, size_bytes: int) -> None:
         """Other contents, every page of which is on a donor in the end.
@@ -54,7 +53,7 @@ class Copied:
     def read_back(self) -> dict[str, int]:
         """Reads everything, checks it, and returns what that added to the counters."""
         before = self._device.status["stats"]
-        nbdcopy(self._uri, self._back)
+        nbdcopy(self._device.uri, self._back)
         assert self._back.read_bytes() == self._original.read_bytes()
         after = self._device.status["stats"]
         return {key: after[key] - before[key] for key in after}

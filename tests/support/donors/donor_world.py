@@ -8,13 +8,11 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from infiniswap import config as configuration
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
 from infiniswap.control.client import ClientConfig, Identity, Session, connect
@@ -24,11 +22,23 @@ from infiniswap.errors import RequestRefusedError
 from infiniswap.testing.memory import FakeMemory
 from infiniswap.testing.store import FakeStore
 from infiniswap.units import GIB, HostPort
+from support.configs import configured
 from support.donors.near_link import http_from
 
 WAIT_S = 60.0
 SECRET = b"a secret of the test cluster"
 IDENTITY = Identity("00000000-0000-0000-0000-00000000000a", "swap0", "consumer")
+SETTINGS: dict[str, object] = {
+    "daemon__listen": "127.0.0.1:0",
+    "daemon__data_port": 0,
+    "daemon__slab": "1M",
+    "daemon__pool": "8M",
+    "daemon__headroom": "1M",
+    "daemon__lease_grace_s": 0.3,
+    "cluster__heartbeat_s": 0.05,
+    "cluster__heartbeats_missed_max": 20,
+    "policy__period_s": 0.05,
+}
 
 
 class World:
@@ -86,22 +96,6 @@ class Handler:
         self.ends.append(ended)
 
 
-def settings(**overrides: object) -> configuration.Config:
-    keys: dict[str, object] = {
-        "daemon.listen": "127.0.0.1:0",
-        "daemon.data_port": 0,
-        "daemon.slab": "1M",
-        "daemon.pool": "8M",
-        "daemon.headroom": "1M",
-        "daemon.lease_grace_s": 0.3,
-        "cluster.heartbeat_s": 0.05,
-        "cluster.heartbeats_missed_max": 20,
-        "policy.period_s": 0.05,
-    }
-    keys |= {key.replace("__", "."): value for key, value in overrides.items()}
-    return configuration.load(Path("/dev/null"), keys, {})
-
-
 @contextlib.asynccontextmanager
 async def world(
     *,
@@ -118,7 +112,7 @@ async def world(
         made.append(store)
         return store
 
-    config = settings(**overrides)
+    config = configured(**{**SETTINGS, **overrides})
     made_so = serve(config, factory, memory, stop_s=2.0, handshake_s=handshake_s, clock=clock)
     async with made_so as donor:
         yield World(donor, made[0], memory)

@@ -14,16 +14,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
-from infiniswap import config as configuration
 from infiniswap.control import messages as m
 from infiniswap.donor.serve import Donor, serve
 from infiniswap.engine.store import StoreConfig
 from infiniswap.testing.memory import FakeMemory
 from infiniswap.testing.store import FakeStore
 from infiniswap.units import GIB
+from support.configs import configured
 from support.devices.nbd_bytes import (
     ACK,
     DISC,
@@ -287,16 +286,12 @@ class LyingDonor:
 @contextlib.contextmanager
 def lying_donor(slab_bytes: int, slabs: int) -> Iterator[LyingDonor]:
     """Runs a donor in a thread of this process, at first an honest one."""
-    config = configuration.load(
-        Path("/dev/null"),
-        {
-            "daemon.listen": "127.0.0.1:0",
-            "daemon.data_port": 0,
-            "daemon.slab": slab_bytes,
-            "daemon.pool": slab_bytes * slabs,
-            "daemon.headroom": "1M",
-        },
-        {},
+    config = configured(
+        daemon__listen="127.0.0.1:0",
+        daemon__data_port=0,
+        daemon__slab=slab_bytes,
+        daemon__pool=slab_bytes * slabs,
+        daemon__headroom="1M",
     )
     memory = FakeMemory(GIB)
     made: list[LyingStore] = []

@@ -3,9 +3,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 NO_LIMIT_V1 = 9_223_372_036_854_771_712
+_CPUS = "sys/devices/system/cpu"
+
+
+def make_files(root: Path, files: Mapping[str, object]) -> Path:
+    """Texts of a line or more, by their path below a directory, which is returned."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    return root
+
+
+def make_idle(root: Path, driver: str, *states: tuple[str, int], flags: str = "fpu") -> None:
+    """What a /proc and a /sys below it tell of idle processors; states: names and µs to wake up."""
+    cpus = {"current_driver": driver, "current_governor_ro": "menu"}
+    make_files(root / _CPUS / "cpuidle", cpus)
+    make_files(root, {"proc/cpuinfo": f"processor\t: 0\nflags\t\t: {flags}"})
+    for number, (name, latency_us) in enumerate(states):
+        state = root / f"{_CPUS}/cpu0/cpuidle/state{number}"
+        make_files(state, {"name": name, "latency": latency_us})
 
 
 class MadeHost:
