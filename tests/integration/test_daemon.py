@@ -6,12 +6,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from support.devices.cluster import WAIT_S, Cluster, Donor, until
+from support.devices.nbd_bytes import GREETING, receive
+from support.machine.descriptors import files_allowed
 
 from infiniswap.control import messages as m
 from infiniswap.control.channel import LOST
@@ -113,8 +118,6 @@ def test_a_port_in_use_is_one_clear_error(cluster: Cluster, daemon: Donor) -> No
     ("args", "code", "text"),
     [
         (["--listen", "0.0.0.0:0"], 3, "cluster secret"),
-        (["--listen", "127.0.0.1:0", "--slab", "2000001"], 3, "multiple"),
-        (["--listen", "127.0.0.1:0", "--pool", "lots"], 3, "lots"),
         (["--listen", "127.0.0.1:0", "--pool", "1M", "--slab", "2M"], 3, "smaller than one slab"),
         (["--listen", "127.0.0.1:0", "--pool", "900P"], 3, "more than the"),
         (["--listen", "127.0.0.1:0", "--secret-file", "/no/such/file"], 3, "/no/such/file"),
@@ -122,7 +125,6 @@ def test_a_port_in_use_is_one_clear_error(cluster: Cluster, daemon: Donor) -> No
         (["--listen", "127.0.0.1:0", "--secret-file", "READABLE"], 3, "0644"),
         (["--listen", "192.0.2.1:0", "--secret-file", "SECRET"], 10, "192.0.2.1"),
         (["--listen", "127.0.0.1:0", "--ready-file", "/no/such/dir/x"], 10, "/no/such/dir/x"),
-        (["--colour", "red"], 2, "--colour"),
     ],
 )
 def test_bad_arguments_are_one_clear_error(
@@ -192,3 +194,33 @@ def memory_cgroup(request: pytest.FixtureRequest) -> Iterator[Path]:
         yield path
     finally:
         until(removed, "its processes to end")
+
+
+# ------------------------------------------------------------------------- many connections
+
+
+def dial(port: int, host: str) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), WAIT_S, (host, 0))
+
+
+def test_it_allows_itself_as_many_files_as_connections(cluster: Cluster) -> None:
+    with files_allowed(128):
+        donor = cluster.donor()
+    with files_allowed(4096), ExitStack() as held:
+        for host in ("127.0.0.1", "127.0.0.2", "127.0.0.3"):
+            for _ in range(60):
+                held.enter_context(dial(donor.control, host))
+                client = held.enter_context(dial(donor.data, host))
+                assert receive(client, len(GREETING)) == GREETING
+        until(lambda: cluster.donor_row(donor)["reachable"], "an answer to status")
+
+
+def test_short_of_files_it_says_so_once_and_goes_on(cluster: Cluster) -> None:
+    donor = cluster.donor()
+    resource.prlimit(donor.process.pid, resource.RLIMIT_NOFILE, (60, 60))
+    with ExitStack() as held:
+        for _ in range(100):
+            held.enter_context(dial(donor.control, "127.0.0.1"))
+        until(lambda: "no more files can be opened" in donor.log, "the line in the log")
+    until(lambda: cluster.donor_row(donor)["reachable"], "an answer to status")
+    assert donor.log.count("no more files can be opened") == 1

@@ -25,12 +25,9 @@ from infiniswap.secret import (
 from infiniswap.units import GIB, MIB, PAGE_BYTES, HostPort
 
 
-@pytest.fixture
-def no_default_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def _no_default_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(configuration, "DEFAULT_PATH", tmp_path / "none.toml")
-
-
-pytestmark = pytest.mark.usefixtures("no_default_file")
 
 
 def _file(tmp_path: Path, text: str) -> Path:

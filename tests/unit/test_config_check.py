@@ -29,14 +29,11 @@ run_dir = "{0}/run"
 """
 
 
-@pytest.fixture
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in configuration.known_keys():
         monkeypatch.delenv(configuration.env_name(key), raising=False)
     monkeypatch.delenv("INFINISWAP_CONFIG", raising=False)
-
-
-pytestmark = pytest.mark.usefixtures("no_variables")
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""infiniswap.control.messages and openapi."""
+"""infiniswap.control.messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from support.messages import values
 
 from infiniswap.control import messages as m
-from infiniswap.control.openapi import document
 from infiniswap.errors import ProtocolMismatchError
 from infiniswap.fields import SLOTS_MAX
 
@@ -98,14 +97,6 @@ def test_both_ends_choose_the_same_version(ours: list[int], theirs: list[int]) -
     assert chosen == m.choose_version(theirs, ours)
     common = set(ours) & set(theirs)
     assert chosen == (max(common) if common else None)
-
-
-def test_the_openapi_document_names_every_message() -> None:
-    made = document("1.2.3")
-    assert set(made["paths"]) >= {m.STATUS_PATH, m.VERSION_PATH, m.SESSION_PATH}
-    kinds: tuple[type, ...] = (*m.TO_DONOR, *m.TO_CONSUMER, m.Status)
-    for kind in kinds:
-        assert kind.__name__ in made["components"]["schemas"]
 
 
 @pytest.mark.parametrize("forged", ["\n", "\x1b[2J", "\x9b", "\u2028", "\u202e"])

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.machine.ran import ran
 
 from infiniswap.demo import children, data, legs, requirements, volume
 from infiniswap.errors import (
@@ -66,8 +66,7 @@ def test_a_placed_child_enters_its_cgroups_before_its_program_starts(tmp_path: P
     command = children.placed(
         ["sh", "-c", 'echo "$$ $*"', "x", "a b", "--"], [tmp_path / "one", tmp_path / "two words"]
     )
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    pid, _, rest = done.stdout.strip().partition(" ")
+    pid, _, rest = ran(*command).stdout.strip().partition(" ")
     assert rest == "a b --"
     assert (tmp_path / "one/cgroup.procs").read_text().strip() == pid
     assert (tmp_path / "two words/cgroup.procs").read_text().strip() == pid
@@ -75,7 +74,7 @@ def test_a_placed_child_enters_its_cgroups_before_its_program_starts(tmp_path: P
 
 def test_a_child_that_cannot_be_placed_does_not_start(tmp_path: Path) -> None:
     command = children.placed(["touch", str(tmp_path / "started")], [tmp_path / "absent"])
-    assert subprocess.run(command, check=False, capture_output=True).returncode == 125
+    assert ran(*command).returncode == 125
     assert not (tmp_path / "started").exists()
 
 

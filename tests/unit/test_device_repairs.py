@@ -93,12 +93,6 @@ async def device(holder_pair: Pair) -> AsyncIterator[Device]:
     holder.close()
 
 
-async def test_a_front_end_that_has_ended_gives_way_to_the_standby(device: Device) -> None:
-    await device.standby_is_ready()
-    device.reports.front_end_down()
-    assert await device.said() == "yield"
-
-
 async def test_where_there_is_no_standby_it_is_waited_for(device: Device) -> None:
     device.reports.front_end_down()
     await device.rest()
@@ -123,7 +117,9 @@ async def test_what_nobody_could_take_over_stays_an_alarm(device: Device) -> Non
     assert FRONT_END in device.reports.alarms
 
 
-async def test_what_the_kernel_did_not_say_is_asked_again(device: Device) -> None:
+async def test_what_the_kernel_did_not_say_is_asked_again(
+    device: Device,
+) -> None:
     device.kernel.left = [SystemCallError("not now"), True]
     await device.standby_is_ready()
     device.reports.front_end_down()

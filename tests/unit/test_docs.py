@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from support.documents import ROOT, documents
 
 from infiniswap import config as configuration
 from infiniswap import errors
@@ -21,19 +22,13 @@ from infiniswap.device.process import metrics as device_metrics
 from infiniswap.donor import metrics as donor_metrics
 from infiniswap.units import HostPort, format_size
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-DOCUMENTS = sorted(
-    path.relative_to(ROOT)
-    for path in (
-        *ROOT.glob("*.md"),
-        *(ROOT / "docs").rglob("*.md"),
-        *(ROOT / "changes.d").glob("*.md"),
-    )
-)
+CHANGES = sorted(path.relative_to(ROOT) for path in (ROOT / "changes.d").glob("*.md"))
+DOCUMENTS = [*documents(), *CHANGES]
 WITH_NAMES = [path for path in DOCUMENTS if path.parts[0] == "docs"]
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`([^`\n]+)`")
+_PATH = re.compile(r"(csrc|infiniswap|tests|tools|docs|\.ci|changes\.d)/[\w./-]*")
 _LINK = re.compile(r"\[[^\]\n]+\]\(([^)\s]+)\)")
 
 
@@ -99,16 +94,9 @@ def _methods() -> frozenset[str]:
     return frozenset(found)
 
 
-def _is_path(name: str) -> bool:
-    return (
-        re.fullmatch(r"(csrc|infiniswap|tests|tools|docs|\.ci|changes\.d)/[\w./-]*", name)
-        is not None
-    )
-
-
 def _unknown(name: str) -> str:
     """Why a name in code type is not in the tree; empty when it is, or is no name of ours."""
-    if _is_path(name):
+    if _PATH.fullmatch(name):
         return "" if (ROOT / name).exists() else "no such file"
     if match := re.fullmatch(r"(?:struct )?(\w+)\(\)", name):
         return "" if match[1] in _functions() else "no such function"

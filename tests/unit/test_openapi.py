@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from infiniswap.control import messages as m
 from infiniswap.control import openapi as donor_openapi
 from infiniswap.control.server import ControlServer
 from infiniswap.control.service import ServerConfig
@@ -26,6 +27,11 @@ def test_the_document_is_valid(document: dict[str, Any]) -> None:
     OpenAPIV31SpecValidator(document).validate()
     assert document == json.loads(json.dumps(document))
     assert r"\Z" not in json.dumps(document), "no regular expression of JSON Schema's"
+
+
+def test_every_message_of_a_session_is_described() -> None:
+    kinds: tuple[type, ...] = (*m.TO_DONOR, *m.TO_CONSUMER, m.Status)
+    assert {kind.__name__ for kind in kinds} <= DOCUMENTS["daemon"]["components"]["schemas"].keys()
 
 
 def _routes(router: Any) -> set[tuple[str, str]]:

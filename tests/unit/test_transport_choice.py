@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 from support.donors.rdma_end import END
+from support.machine.at_once import at_once
 
 from infiniswap.config import TRANSPORT_NAMES
 from infiniswap.control import messages as m
@@ -105,7 +106,7 @@ class World:
     def choice(
         self, wish: str = "auto", blocking: Any = None, more: Sequence[Transport] = ()
     ) -> TransportChoice:
-        engine, blocking = cast(Any, self), blocking or _blocking
+        engine, blocking = cast(Any, self), blocking or at_once
         rdma = cast(Any, SimpleNamespace(offer=self.offer_made, slot_key=self.slot_key))
         both: tuple[Transport, ...] = (
             Rdma(engine, blocking, lambda _: rdma),
@@ -123,10 +124,6 @@ class World:
 
     async def probe(self, choice: TransportChoice, *places: Place) -> bool:
         return await choice.probe(self.target(*places))
-
-
-async def _blocking(call: Callable[[], Any]) -> Any:
-    return call()
 
 
 async def test_rdma_where_both_ends_can() -> None:
@@ -248,7 +245,7 @@ async def test_a_transport_between_is_taken_until_the_best_can_be() -> None:
 
     world = World(here=no_rdma("no device"))
     engine = cast(Any, world)
-    choice = world.choice(more=[Between(engine, _blocking)])
+    choice = world.choice(more=[Between(engine, at_once)])
     await world.connect(choice)
     assert (choice.name, choice.reason) == ("between", "here: no device")
     assert not await world.probe(choice)
@@ -318,7 +315,7 @@ async def test_a_device_that_is_removed_is_told_of_once(caplog: pytest.LogCaptur
             raise asyncio.CancelledError
 
     with contextlib.suppress(asyncio.CancelledError):
-        await let_go(cast(Any, SimpleNamespace(let_go=let_go_of)), _blocking, sleep)
+        await let_go(cast(Any, SimpleNamespace(let_go=let_go_of)), at_once, sleep)
     assert not answers
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
     assert "being removed" in caplog.text

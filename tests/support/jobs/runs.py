@@ -206,16 +206,17 @@ class Runner:
             if any(f"-{process.pid}-" in cgroup.name for process in self.running):
                 cgroup.kill()
 
+    def close(self) -> None:
+        """Ends them, and sees to it that nothing is left of them."""
+        self.end()
+        self.nothing_left()
+
 
 @pytest.fixture
 def runner(shared_cluster: Cluster) -> Iterator[Runner]:
     """Runs that make their device."""
-    own = Runner(shared_cluster)
-    try:
+    with contextlib.closing(Runner(shared_cluster)) as own:
         yield own
-    finally:
-        own.end()
-        own.nothing_left()
 
 
 @pytest.fixture(scope="module")
@@ -231,12 +232,8 @@ def declared_device(module_cluster: Cluster) -> Iterator[Device]:
 @pytest.fixture
 def device_runner(declared_device: Device) -> Iterator[Runner]:
     """Runs on the module's device."""
-    own = Runner(declared_device.cluster, declared_device)
-    try:
+    with contextlib.closing(Runner(declared_device.cluster, declared_device)) as own:
         yield own
-    finally:
-        own.end()
-        own.nothing_left()
 
 
 class Terminal:
