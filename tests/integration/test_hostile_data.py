@@ -15,34 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.devices import nbd_bytes as nbd
 from support.devices.cluster import until
-from support.devices.nbd_bytes import (
-    ACK,
-    DISC,
-    EINVAL,
-    EIO,
-    ENOSPC,
-    ERR_UNKNOWN,
-    EXPORT_NAME,
-    FLAGS,
-    GO,
-    GREETING,
-    INFO,
-    READ,
-    TRIM,
-    WRITE,
-    ZEROES,
-    go,
-    negotiate,
-    open_export,
-    option,
-    read,
-    receive,
-    reply,
-    request,
-    say,
-    write,
-)
 from support.donors.lent_store import LentStore, lent_store
 
 pytestmark = pytest.mark.requires_native
@@ -55,16 +29,16 @@ SHORT_MS = 1000
 def opened(lent: LentStore, host: str = "127.0.0.1", token: str = "") -> socket.socket:
     """A connection past GO."""
     client = lent.dial(host)
-    assert open_export(client, token or lent.token) == ACK
+    assert nbd.open_export(client, token or lent.token) == nbd.ACK
     return client
 
 
 def still_serves(lent: LentStore, host: str = "127.0.0.1") -> None:
     data = os.urandom(4096)
     with opened(lent, host) as client:
-        assert write(client, 4096, data) == 0
-        assert read(client, 4096, 4096) == data
-        client.sendall(request(DISC))
+        assert nbd.write(client, 4096, data) == 0
+        assert nbd.read(client, 4096, 4096) == data
+        client.sendall(nbd.request(nbd.DISC))
 
 
 def until_gone(lent: LentStore) -> None:
@@ -73,7 +47,7 @@ def until_gone(lent: LentStore) -> None:
 
 def ends(client: socket.socket) -> bool:
     """Whether the other end closes, whatever it says before; fails the test if it does nothing."""
-    while receive(client, 4096):
+    while nbd.receive(client, 4096):
         pass
     return True
 
@@ -82,7 +56,7 @@ def dribble(client: socket.socket, data: bytes) -> int:
     """A byte now and then, until it is all out or the other end has closed; how many were said."""
     client.settimeout(SHORT_MS / 1000 / 20)
     for count, byte in enumerate(data):
-        if not say(client, bytes([byte])):
+        if not nbd.say(client, bytes([byte])):
             return count
         with contextlib.suppress(TimeoutError):
             try:
@@ -96,10 +70,10 @@ def dribble(client: socket.socket, data: bytes) -> int:
 @pytest.mark.parametrize(
     "begun",
     [
-        request(READ, 0, 4096)[:1],
-        request(WRITE, 0, 60_000),
-        request(WRITE, 2**40, 60_000),
-        request(READ, 0, 4096) + request(WRITE, 0, 60_000),
+        nbd.request(nbd.READ, 0, 4096)[:1],
+        nbd.request(nbd.WRITE, 0, 60_000),
+        nbd.request(nbd.WRITE, 2**40, 60_000),
+        nbd.request(nbd.READ, 0, 4096) + nbd.request(nbd.WRITE, 0, 60_000),
     ],
     ids=["a header", "a payload", "an unwanted payload", "after a good one"],
 )
@@ -121,9 +95,9 @@ def test_a_request_that_never_ends_ends_its_connection(begun: bytes, then: str) 
 def test_between_requests_a_client_may_be_silent() -> None:
     with lent_store(slab_bytes=SLAB, slots=2, send_ms_max=50) as lent, opened(lent) as client:
         for _ in range(3):
-            assert write(client, 0, b"x" * 512) == 0
+            assert nbd.write(client, 0, b"x" * 512) == 0
             time.sleep(0.3)  # several times the deadline: one that holds here fails the next
-        assert read(client, 0, 512) == b"x" * 512
+        assert nbd.read(client, 0, 512) == b"x" * 512
         assert lent.store.stats()["protocol_errors"] == 0
 
 
@@ -139,10 +113,10 @@ def test_ten_thousand_connections_of_one_host_take_its_places_only() -> None:
     ):
         before = len(list(tasks.iterdir()))
         first = held.enter_context(lent.dial())
-        served = int(receive(first, len(GREETING)) == GREETING)
+        served = int(nbd.receive(first, len(nbd.GREETING)) == nbd.GREETING)
         for _ in range(9_999):
             with lent.dial() as client:
-                if receive(client, len(GREETING)):
+                if nbd.receive(client, len(nbd.GREETING)):
                     served += 1
                     held.enter_context(client.dup())
         assert served == most
@@ -167,9 +141,9 @@ def test_connections_that_say_nothing_make_room_at_their_deadline() -> None:
     ):
         silent = [held.enter_context(lent.dial()) for _ in range(most)]
         for client in silent:
-            assert receive(client, len(GREETING)) == GREETING
+            assert nbd.receive(client, len(nbd.GREETING)) == nbd.GREETING
         with lent.dial("127.0.0.2") as surplus:
-            assert receive(surplus, 1) == b""
+            assert nbd.receive(surplus, 1) == b""
         for client in silent:
             assert ends(client)
         until_gone(lent)
@@ -190,7 +164,7 @@ def two_leases() -> Iterator[tuple[LentStore, str, bytes]]:
         assert lent.store.map(neighbour.lease, 0) is not None
         secret = os.urandom(SLAB)
         with opened(lent, token=neighbour.token) as owner:
-            assert write(owner, 0, secret) == 0
+            assert nbd.write(owner, 0, secret) == 0
         yield lent, neighbour.token, secret
 
 
@@ -213,16 +187,17 @@ def test_no_name_but_the_token_opens_an_export(two_leases: tuple[LentStore, str,
         "x" * 4096,
     ]
     with lent.dial() as client:
-        assert receive(client, len(GREETING)) == GREETING
-        client.sendall(FLAGS)
+        assert nbd.receive(client, len(nbd.GREETING)) == nbd.GREETING
+        client.sendall(nbd.FLAGS)
         for name in wrong:
-            for number in (GO, INFO):
-                assert negotiate(client, go(name, number=number)) == ERR_UNKNOWN, repr(name)
+            for number in (nbd.GO, nbd.INFO):
+                answer = nbd.negotiate(client, nbd.go(name, number=number))
+                assert answer == nbd.ERR_UNKNOWN, repr(name)
     for name in wrong:
         with lent.dial() as client:
-            assert receive(client, len(GREETING)) == GREETING
-            client.sendall(FLAGS + option(EXPORT_NAME, name.encode()))
-            assert receive(client, 1) == b""
+            assert nbd.receive(client, len(nbd.GREETING)) == nbd.GREETING
+            client.sendall(nbd.FLAGS + nbd.option(nbd.EXPORT_NAME, name.encode()))
+            assert nbd.receive(client, 1) == b""
     until_gone(lent)
 
 
@@ -235,14 +210,14 @@ def test_no_offset_reaches_a_neighbour(two_leases: tuple[LentStore, str, bytes])
             *(2**bits - SLAB // 2 for bits in range(17, 65)),
             *(-SLAB * slabs % 2**64 for slabs in range(1, 9)),
         ]:
-            answer = read(client, offset, SLAB // 2)
+            answer = nbd.read(client, offset, SLAB // 2)
             if offset < 2 * SLAB:
                 assert answer == bytes(SLAB // 2)
             else:
-                assert answer in (EINVAL, EIO), offset
-                assert write(client, offset, b"!" * 512) in (EINVAL, EIO, ENOSPC)
-                for command in (TRIM, ZEROES):
-                    client.sendall(request(command, offset, 512, cookie=4))
-                    assert reply(client)[0] in (EINVAL, EIO, ENOSPC)
+                assert answer in (nbd.EINVAL, nbd.EIO), offset
+                assert nbd.write(client, offset, b"!" * 512) in (nbd.EINVAL, nbd.EIO, nbd.ENOSPC)
+                for command in (nbd.TRIM, nbd.ZEROES):
+                    client.sendall(nbd.request(command, offset, 512, cookie=4))
+                    assert nbd.reply(client)[0] in (nbd.EINVAL, nbd.EIO, nbd.ENOSPC)
     with opened(lent, token=token) as owner:
-        assert read(owner, 0, SLAB) == secret
+        assert nbd.read(owner, 0, SLAB) == secret

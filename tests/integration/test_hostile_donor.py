@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.devices import nbd_bytes as nbd
 from support.devices.cluster import SLAB, Cluster, Device, until
-from support.devices.nbd_bytes import DISC, FLUSH, read, reply, request, write
 from support.devices.nbd_client import connected
 from support.donors.lying_donor import LIES, LyingDonor, lying_donor, truth
 
@@ -47,12 +47,12 @@ class Pages:
     def write(self) -> None:
         for page in self._random.sample(PAGES, len(PAGES)):
             data = self._random.randbytes(PAGE)
-            assert write(self._client, page * PAGE, data) == 0
+            assert nbd.write(self._client, page * PAGE, data) == 0
             self._truth[page] = data
 
     def check(self) -> None:
         for page in self._random.sample(sorted(self._truth), len(self._truth)):
-            assert read(self._client, page * PAGE, PAGE) == self._truth[page], page
+            assert nbd.read(self._client, page * PAGE, PAGE) == self._truth[page], page
 
     def is_mapped(self, slabs: int) -> bool:
         return int(self.status["slabs"]["mapped"]) == slabs
@@ -66,8 +66,8 @@ class Pages:
 
         until(both, "both slabs on the donor")
         self.write()
-        self._client.sendall(request(FLUSH, cookie=5))
-        assert reply(self._client) == (0, 5)
+        self._client.sendall(nbd.request(nbd.FLUSH, cookie=5))
+        assert nbd.reply(self._client) == (0, 5)
         assert self.status["pages_on_donors"] > 0
 
     def until_given_up(self, words: str) -> None:
@@ -93,7 +93,7 @@ def pages(cluster: Cluster, liar: LyingDonor) -> Iterator[Pages]:
     with connected(device.socket) as client:
         yield Pages(device, client)
         with contextlib.suppress(OSError):
-            client.sendall(request(DISC))
+            client.sendall(nbd.request(nbd.DISC))
 
 
 @pytest.mark.parametrize("lie", LIES)

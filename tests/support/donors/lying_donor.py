@@ -23,22 +23,7 @@ from infiniswap.testing.memory import FakeMemory
 from infiniswap.testing.store import FakeStore
 from infiniswap.units import GIB
 from support.configs import configured
-from support.devices.nbd_bytes import (
-    ACK,
-    DISC,
-    EIO,
-    ERR_UNKNOWN,
-    FLAGS,
-    GO,
-    GREETING,
-    INFO_REPLY,
-    READ,
-    REPLY_MAGIC,
-    REQUEST_MAGIC,
-    SIMPLE_REPLY_MAGIC,
-    WRITE,
-    receive,
-)
+from support.devices import nbd_bytes as nbd
 
 Lie = Callable[["Answer"], None]
 """Answers a request, or breaks the connection (ConnectionError)."""
@@ -51,12 +36,12 @@ class Answer:
         magic, _flags, self.command, self.cookie, self.offset, self.length = struct.unpack(
             ">IHHQQI", head
         )
-        if magic != REQUEST_MAGIC:
+        if magic != nbd.REQUEST_MAGIC:
             raise ConnectionError("not a request")
         self.client = client
         self.pages = store.pages.setdefault(lease, {})
-        if self.command == WRITE:
-            data = receive(client, self.length)
+        if self.command == nbd.WRITE:
+            data = nbd.receive(client, self.length)
             if store.stores:
                 self.pages[self.offset] = data
                 for at in range(0, self.length, 4096):
@@ -65,7 +50,7 @@ class Answer:
     @property
     def data(self) -> bytes:
         """What a READ is to bring."""
-        if self.command != READ:
+        if self.command != nbd.READ:
             return b""
         return b"".join(
             self.pages.get(self.offset + at, bytes(4096)) for at in range(0, self.length, 4096)
@@ -77,7 +62,7 @@ class Answer:
         *,
         error: int = 0,
         cookie: int | None = None,
-        magic: int = SIMPLE_REPLY_MAGIC,
+        magic: int = nbd.SIMPLE_REPLY_MAGIC,
     ) -> None:
         """A reply; without arguments the true one."""
         head = struct.pack(">IIQ", magic, error, self.cookie if cookie is None else cookie)
@@ -112,7 +97,7 @@ def much_data(answer: Answer) -> None:
 
 
 def errors(answer: Answer) -> None:
-    answer.say(error=EIO)
+    answer.say(error=nbd.EIO)
 
 
 def odd_errors(answer: Answer) -> None:
@@ -230,25 +215,25 @@ class LyingStore(FakeStore):
     def _converse(self, client: socket.socket) -> None:
         self.counters["connections"] += 1
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        client.sendall(GREETING)
-        receive(client, len(FLAGS))
-        _magic, number, length = struct.unpack(">QII", receive(client, 16))
-        payload = receive(client, length)
+        client.sendall(nbd.GREETING)
+        nbd.receive(client, len(nbd.FLAGS))
+        _magic, number, length = struct.unpack(">QII", nbd.receive(client, 16))
+        payload = nbd.receive(client, length)
         name = payload[4 : 4 + struct.unpack(">I", payload[:4])[0]]
         lease = self._lease_of(name)
 
         def answer(kind: int, data: bytes = b"") -> None:
-            client.sendall(struct.pack(">QIII", REPLY_MAGIC, number, kind, len(data)) + data)
+            client.sendall(struct.pack(">QIII", nbd.REPLY_MAGIC, number, kind, len(data)) + data)
 
-        if number != GO or lease is None:
-            answer(ERR_UNKNOWN)
+        if number != nbd.GO or lease is None:
+            answer(nbd.ERR_UNKNOWN)
             return
-        answer(INFO_REPLY, struct.pack(">HQH", 0, 1 << 40, 0x16D))
-        answer(INFO_REPLY, struct.pack(">HIII", 3, 1, 4096, 1 << 25))
-        answer(ACK)
+        answer(nbd.INFO_REPLY, struct.pack(">HQH", 0, 1 << 40, 0x16D))
+        answer(nbd.INFO_REPLY, struct.pack(">HIII", 3, 1, 4096, 1 << 25))
+        answer(nbd.ACK)
         while True:
-            request = Answer(self, client, receive(client, 28), str(lease).encode())
-            if request.command == DISC:
+            request = Answer(self, client, nbd.receive(client, 28), str(lease).encode())
+            if request.command == nbd.DISC:
                 return
             self.counters["requests"] += 1
             self.lie(request)
