@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from support.devices.cluster import SLAB, WAIT_S, Cluster, Donor
+from support.devices.cluster import WAIT_S, Cluster, Donor
 from support.devices.cluster import until as wait_until
-from support.devices.copied import Copied
 from support.donors.donor_world import SECRET, Handler, refusal, until, world
 
 from infiniswap.config import DeviceConfig
@@ -22,7 +21,7 @@ from infiniswap.control.client import ClientConfig, Identity, connect, fetch_sta
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.donors.link_types import LinkConfig
 from infiniswap.errors import WrongSecretError
-from infiniswap.units import MIB, PAGE_BYTES, parse_host_port
+from infiniswap.units import MIB, parse_host_port
 
 
 async def test_every_slab_comes_back_and_none_is_lent_until_undrain() -> None:
@@ -211,42 +210,3 @@ def test_mistakes_are_one_clear_error(cluster: Cluster) -> None:
         done = cluster.cli("donor", *args)
         assert (done.returncode, text in done.stderr) == (code, True), done.stderr
         assert "Traceback" not in done.stderr
-
-
-# ------------------------------------------------------------------------- pages that move
-
-SIZE = 32 * MIB
-SLABS = SIZE // SLAB
-
-
-@pytest.mark.requires_tool("nbdcopy")
-@pytest.mark.parametrize("backup", [(), ("--backup", "none")], ids=["backup", "none"])
-def test_after_a_drain_everything_is_read_from_the_other_donor(
-    cluster: Cluster, tmp_path: Path, backup: tuple[str, ...]
-) -> None:
-    leaving, other = cluster.donor(), cluster.donor()
-    cluster.ok("donor", "drain", other.address)
-    device = cluster.start(
-        *("--frontend", "nbd-socket", *backup),
-        size=str(SIZE),
-        INFINISWAP_DEVICE_HEDGE_MS="0",  # what is read from the backup shall mean something
-    )
-
-    def slabs() -> dict[str, int]:
-        return {row["address"]: row["slabs"] for row in device.status["donors"]}
-
-    contents = Copied(device, tmp_path)
-    contents.fill(SIZE)
-    assert slabs() == {leaving.address: SLABS, other.address: 0}
-    cluster.ok("donor", "undrain", other.address)
-    wait_until(lambda: "no longer draining" in other.log, "a donor that lends again")
-    cluster.ok("donor", "drain", leaving.address)
-    assert slabs() == {leaving.address: 0, other.address: SLABS}
-    counted = contents.read_back()
-    assert counted["pages_in_backup"] == counted["requests_failed"] == 0
-    status = device.status
-    assert status["stats"]["pages_migrated"] == SIZE // PAGE_BYTES
-    assert not any("lost" in alarm for alarm in status["alarms"])
-    # The drained one holds nothing of it any more: it may go.
-    assert leaving.end() == 0
-    assert contents.read_back()["pages_in_backup"] == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A donor's answers: infiniswap.donor.report for its status, infiniswap.donor.requests."""
+"""A donor's status as an answer: infiniswap.donor.report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from support.donors.hostile_donor import lease, status
 from infiniswap.control import messages as m
 from infiniswap.control.service import ServerConfig
 from infiniswap.donor.report import fitting
-from infiniswap.donor.requests import Requests
 from infiniswap.fields import SLOTS_MAX
 
 U53_MAX = (1 << 53) - 1
@@ -58,11 +57,3 @@ def test_a_status_that_would_be_too_long_leaves_the_smallest_leases_out(name: st
     assert said.leases_left_out == 20_000 - len(said.leases)
     # As before but for those that hold fewer slabs.
     assert said.leases == whole.leases[-len(said.leases) :]
-
-
-def test_every_request_of_a_consumer_is_carried_out_in_one_way() -> None:
-    handled = [*Requests.AT_ONCE, *Requests.IN_TURN]
-    assert len(handled) == len(set(handled))
-    assert set(handled) == set(m.ConsumerRequest.__subclasses__())
-    # Those that wait for their lease name it.
-    assert all("lease" in kind.__struct_fields__ for kind in Requests.IN_TURN)

@@ -1,20 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""infiniswap.device.slabs: which donors there are (finder), and which may be asked
-(known_donors)."""
+"""infiniswap.device.slabs.known_donors: which donors there are, and which may be asked."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from infiniswap.config import ClusterConfig, Config
 from infiniswap.device.slabs.alarms import Alarms
-from infiniswap.device.slabs.finder import Finder
 from infiniswap.device.slabs.known_donors import KnownDonors
 from infiniswap.units import HostPort
 
@@ -32,12 +26,11 @@ class Link:
 
 
 make = cast(Any, Link)
-NOTHING = cast(Any, None)
 
 
 @pytest.fixture
 def known_donors() -> KnownDonors:
-    return KnownDonors(NOTHING, Alarms(), asyncio.Event())
+    return KnownDonors(cast(Any, None), Alarms(), asyncio.Event())
 
 
 def usable(known_donors: KnownDonors) -> list[HostPort]:
@@ -72,7 +65,7 @@ def test_who_is_not_listed_any_more_keeps_what_it_has_and_gets_nothing_more(
 
 def test_a_new_donor_wakes_the_mapper_and_a_known_one_does_not() -> None:
     wake = asyncio.Event()
-    known_donors = KnownDonors(NOTHING, Alarms(), wake)
+    known_donors = KnownDonors(cast(Any, None), Alarms(), wake)
     known_donors.know((A,), make)
     assert wake.is_set()
     wake.clear()
@@ -93,7 +86,7 @@ def test_more_donors_than_an_engine_has_places_for_are_known_and_64_are_used(
 @pytest.mark.parametrize("ending", ["it takes a slab", "it is forgotten"])
 async def test_the_alarm_of_a_distrusted_donor_is_its_own_and_ends(ending: str) -> None:
     alarms = Alarms()
-    known_donors = KnownDonors(NOTHING, alarms, asyncio.Event())
+    known_donors = KnownDonors(cast(Any, None), alarms, asyncio.Event())
     known_donors.know((A, B), make)
     liar, other = known_donors.links
     for link in (liar, other):
@@ -110,66 +103,3 @@ async def test_the_alarm_of_a_distrusted_donor_is_its_own_and_ends(ending: str) 
     else:
         known_donors.know((B,), make)
     assert list(alarms) == [f"donor {B}"]
-
-
-# ----------------------------------------------------------------- where they are named
-
-
-class Watched:
-    """What a process that listens has told."""
-
-    def __init__(self, spec: Any, changed: Any) -> None:
-        self.donors: tuple[HostPort, ...] = ()
-        self.has_heard = False
-        self.problem, self.notes = "", list[str]()
-
-    def start(self) -> None: ...
-
-
-def spec(*donors: HostPort, mqtt: int = 0, **cluster: Any) -> Any:
-    found = ClusterConfig(peers=donors, discovery="mqtt" if mqtt else "static", **cluster)
-    return SimpleNamespace(config=Config(cluster=found))
-
-
-def test_a_successor_that_has_heard_nobody_yet_keeps_the_donors_it_took_over(
-    known_donors: KnownDonors,
-) -> None:
-    found = Finder(spec(mqtt=1), NOTHING, cast(Any, Watched))
-    known_donors.links = [make(A)]
-    found.start(spec(mqtt=1), known_donors, make)
-    assert usable(known_donors) == [A]
-    watched = cast(Any, found._watcher)
-    watched.donors, watched.has_heard = (B,), True
-    found.tell(spec(mqtt=1), known_donors, make)
-    assert usable(known_donors) == [B]
-
-
-async def test_donors_that_are_named_and_announced_are_used_together(
-    tmp_path: Path, known_donors: KnownDonors
-) -> None:
-    named, listed, both, announced = (HostPort(f"10.0.0.{number}", 1) for number in range(1, 5))
-    peers = tmp_path / "peers"
-    peers.write_text(f"{listed}\n{both}\n")
-    sourced = functools.partial(spec, peers_file=str(peers), mqtt=1)
-    found = Finder(sourced(named), NOTHING, cast(Any, Watched))
-    await found.begin()  # waits for no broker: somebody is named
-    found.start(sourced(named), known_donors, make)
-    assert usable(known_donors) == [named, listed, both]
-    watched = cast(Any, found._watcher)
-    watched.donors, watched.has_heard = (both, announced), True
-    found.tell(sourced(named), known_donors, make)
-    assert usable(known_donors) == [named, listed, both, announced]
-    assert found.announced() == (announced,)
-    # What one source takes back another one may still say.
-    watched.donors = (announced,)
-    found.tell(sourced(), known_donors, make)
-    assert usable(known_donors) == [listed, both, announced]
-    watched.donors = ()
-    found.tell(sourced(), known_donors, make)
-    assert usable(known_donors) == [listed, both]
-
-
-def test_a_successor_goes_by_those_that_are_named_now(known_donors: KnownDonors) -> None:
-    """It was made when others were, and waited for its turn."""
-    Finder(spec(A), NOTHING).start(spec(B), known_donors, make)
-    assert usable(known_donors) == [B]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Job cgroups and their limits on made-up trees; tests/system has the kernel's."""
+"""Job cgroups on made-up trees; tests/system has the kernel's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from infiniswap.errors import (
     UnavailableError,
     UsageError,
 )
-from infiniswap.system import cgroup, throttle
+from infiniswap.system import cgroup
 from infiniswap.units import MIB
 
 
@@ -104,32 +104,3 @@ def test_job_cgroups_are_found_by_name(proc: Path, tmp_path: Path) -> None:
         (top / name).mkdir()
     names = [found.name for found in cgroup.find_run_cgroups(proc=proc)]
     assert names == ["infiniswap-run-a", "infiniswap-run-b"]
-
-
-# ------------------------------------------------------------------ limits on a block device
-
-NAMES = ("read_bps", "write_bps", "read_iops", "write_iops")
-
-
-def test_version_1_has_a_file_for_each_limit(tmp_path: Path) -> None:
-    proc, root = tmp_path / "proc", tmp_path / "blkio"
-    (proc / "self").mkdir(parents=True)
-    (proc / "self" / "mountinfo").write_text(f"1 0 0:1 / {root} rw - cgroup cgroup rw,blkio\n")
-    assert throttle.blkio_root(proc=proc) is None, "the kernel cannot limit devices"
-    root.mkdir()
-    files = [root / f"blkio.throttle.{name}_device" for name in NAMES]
-    for file in files:
-        file.touch()
-    assert throttle.blkio_root(proc=proc) == root
-    for limits, values in (
-        (throttle.CLOUD_VOLUME, (125_000_000, 125_000_000, 3000, 3000)),
-        (throttle.IoLimits(), (0, 0, 0, 0)),
-    ):
-        throttle.set_limits_v1(root, "7:1", limits)
-        assert [file.read_text() for file in files] == [f"7:1 {value}" for value in values]
-
-
-def test_version_2_has_one_file(tmp_path: Path) -> None:
-    (tmp_path / "io.max").touch()
-    throttle.set_limits_v2(tmp_path, "7:1", throttle.IoLimits(write_bytes_per_s=9))
-    assert (tmp_path / "io.max").read_text() == "7:1 rbps=max wbps=9 riops=max wiops=max"

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory figures and pressure of hosts and containers, on made-up /proc and cgroup trees."""
+"""Memory figures of hosts and containers, on made-up /proc and cgroup trees."""
 
 from __future__ import annotations
 
 import functools
-import os
-import select
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from support.machine.made_host import MadeHost
 from infiniswap.donor import memory as donor_memory
 from infiniswap.errors import SystemCallError, UnavailableError
 from infiniswap.system import memory
-from infiniswap.system.pressure import PressureTrigger
 from infiniswap.units import GIB, MIB
 
 
@@ -171,33 +168,3 @@ def test_a_donor_in_a_container_looks_at_the_containers_cache(
     cache = source.cache()
     assert cache is not None
     assert cache.refault_bytes == (50 if limit is None else 2) * 4096
-
-
-# ------------------------------------------------------------------------------- pressure
-
-
-def test_no_figures_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError, match="no pressure figures"):
-        PressureTrigger(proc=tmp_path)
-
-
-def test_a_file_that_grants_no_trigger_is_one_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "pressure").mkdir()
-    (tmp_path / "pressure" / "memory").write_text("")
-    before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(UnavailableError, match="no pressure trigger"):
-        PressureTrigger(proc=tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_quiet_host_fires_nothing() -> None:
-    try:
-        trigger = PressureTrigger(stall_us=1_900_000)
-    except UnavailableError as error:
-        pytest.skip(f"this kernel grants no trigger: {error}")
-    try:
-        assert select.select([trigger.fileno()], [], [], 0)[0] == []
-        assert not trigger.take()
-    finally:
-        trigger.close()
-        trigger.close()
