@@ -38,6 +38,7 @@ struct world {
 	uint32_t events[KINDS];
 	struct isw_event last[KINDS];
 	uint64_t generations;
+	struct world *successor; /* ends before this one */
 };
 
 static inline struct isw_engine_config world_config(uint32_t flags)
@@ -256,8 +257,18 @@ static inline int step(struct world *w, uint32_t kind, uint32_t r, uint32_t n)
 /* A read of one page, or the first of several, that is done. */
 #define GOT(w, id, value)                                                                          \
 	do {                                                                                       \
-		CHECK_EQ((w)->error[id], 0);                                                       \
-		CHECK_EQ((w)->got[id][0], value);                                                  \
+		uint32_t id_ = (id);                                                               \
+                                                                                                   \
+		CHECK_EQ((w)->error[id_], 0);                                                      \
+		CHECK_EQ((w)->got[id_][0], value);                                                 \
+	} while (0)
+/* What has become of each of these requests. */
+#define CAME_TO(w, code, ...)                                                                      \
+	do {                                                                                       \
+		const uint32_t ids_[] = {__VA_ARGS__};                                             \
+                                                                                                   \
+		for (uint32_t i_ = 0; i_ < ISWI_ARRAY_LEN(ids_); i_++)                             \
+			CHECK_EQ((w)->error[ids_[i_]], code);                                      \
 	} while (0)
 
 UNUSED_OK static void remotes_settle(struct world *w)
@@ -305,6 +316,30 @@ UNUSED_OK static int64_t read_settled(struct world *w, uint64_t page)
 	return w->error[id] ? w->error[id] : (int64_t)w->got[id][0];
 }
 
+/* Every page came from exactly one place. */
+UNUSED_OK static void sources_are(const struct world *w, uint64_t remote, uint64_t backup,
+				  uint64_t staging)
+{
+	const struct isw_engine_stats stats = stats_of(w);
+
+	CHECK_EQ(stats.pages_in_remote, remote);
+	CHECK_EQ(stats.pages_in_backup, backup);
+	CHECK_EQ(stats.pages_in_staging, staging);
+	CHECK_EQ(stats.pages_in, remote + backup + staging + stats.pages_in_zero);
+	CHECK_EQ(stats.fallback_slow + stats.fallback_error + stats.fallback_suspended +
+			 stats.fallback_invalid + stats.fallback_unmapped,
+		 backup);
+}
+
+/* The page's value comes from there: remote, backup, staging or zero. */
+#define READ_FROM(w, source, page, value)                                                          \
+	do {                                                                                       \
+		uint64_t before_ = stats_of(w).pages_in_##source;                                  \
+                                                                                                   \
+		CHECK_EQ(read_settled(w, page), value);                                            \
+		CHECK_EQ(stats_of(w).pages_in_##source, before_ + 1);                              \
+	} while (0)
+
 /* ---------------------------------------------------------------------- control */
 
 UNUSED_OK static uint32_t remote_new(struct world *w)
@@ -347,6 +382,18 @@ UNUSED_OK static void unmap(struct world *w)
 	reap(w);
 }
 
+/* Copies of slab 0's backup to its donor, from page *next on: so many of them have begun. */
+UNUSED_OK static int fill_on(struct world *w, uint32_t *next, uint32_t pages_max)
+{
+	return isw_slab_fill(w->e, 0, slab_of(w, 0).generation, *next, pages_max, next);
+}
+
+UNUSED_OK static uint32_t fill(struct world *w, uint32_t next, uint32_t pages_max, int begun)
+{
+	CHECK_EQ(fill_on(w, &next, pages_max), begun);
+	return next;
+}
+
 /* A world with slab 0 on a donor, number 0. */
 UNUSED_OK static struct world *world_mapped(uint32_t flags)
 {
@@ -357,12 +404,26 @@ UNUSED_OK static struct world *world_mapped(uint32_t flags)
 	return w;
 }
 
+/* With some pages there, and on the backup if it has one; page i of them holds value + i. */
+UNUSED_OK static struct world *world_holding(uint32_t flags, uint64_t page, uint64_t pages,
+					     uint64_t value)
+{
+	struct world *w = world_mapped(flags);
+
+	write_settled(w, page, pages, value);
+	for (uint64_t i = page; i < page + pages; i++)
+		CHECK(is_remote_valid(w, i) && is_backup_current(w, i) == w->e->has_backup);
+	return w;
+}
+
 /* At the end nothing may be left over: no request, no buffer, no entry, no transfer. */
 UNUSED_OK static void world_end(struct world *w)
 {
 	struct isw_engine_stats stats;
 	uint64_t entries = 0, ops = 0, wanted;
 
+	if (w->successor)
+		world_end(w->successor);
 	settle(w);
 	stats = stats_of(w);
 	CHECK_EQ(stats.requests_in_flight, 0);

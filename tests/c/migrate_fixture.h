@@ -35,6 +35,19 @@ UNUSED_OK static int pull(struct world *w)
 	return pull_slab(w, 0, 0);
 }
 
+UNUSED_OK static void pull_all(struct world *w)
+{
+	CHECK_EQ(pull(w), 0);
+	settle(w);
+}
+
+/* From the start. */
+UNUSED_OK static void pull_again(struct world *w)
+{
+	CHECK_EQ(pull_slab(w, 0, 1), 0);
+	settle(w);
+}
+
 UNUSED_OK static int leave_slab(struct world *w, uint32_t slab)
 {
 	struct isw_slab_info info = slab_of(w, slab);

@@ -41,9 +41,9 @@ static inline struct world *world_standby(uint32_t flags, int state_fd)
 
 /*
  * Who would go on if the process died here: with a copy of everything, the other one goes on. What
- * was under way to the disk has not landed.
+ * was under way to the disk has not landed. There is one at a time.
  */
-UNUSED_OK static struct world *successor(const struct world *w)
+UNUSED_OK static struct world *successor(struct world *w)
 {
 	int fd = copied_file(w);
 	struct world *s = world_standby(w->e->has_backup ? 0 : ISW_ENGINE_NO_BACKUP, fd);
@@ -52,6 +52,9 @@ UNUSED_OK static struct world *successor(const struct world *w)
 	close(fd);
 	CHECK_OK(isw_sim_take_over(s->e, w->e, 0, &error), error);
 	s->generations = w->generations;
+	if (w->successor)
+		world_end(w->successor);
+	w->successor = s;
 	reap(s);
 	return s;
 }

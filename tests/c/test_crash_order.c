@@ -39,7 +39,6 @@ static void record_is_old_or_new(struct world *w)
 
 	CHECK((bytes == 5 && !memcmp(record, "older", 5)) ||
 	      (bytes == 6 && !memcmp(record, "newest", 6)));
-	world_end(s);
 }
 
 WORLD_TEST(a_record_is_old_or_new_behind_each_store, world_mapped(0))
@@ -59,11 +58,10 @@ static void page_is_lost_or_valid(struct world *w)
 }
 
 /* A copy of it arrives when the source has been given up. Never may it be zeros. */
-WORLD_TEST(a_lost_page_that_arrives_is_never_zeros, world_mapped(ISW_ENGINE_NO_BACKUP))
+WORLD_TEST(a_lost_page_that_arrives_is_never_zeros, world_holding(ISW_ENGINE_NO_BACKUP, 1, 1, 10))
 {
 	uint64_t source = slab_of(w, 0).generation;
 
-	write_settled(w, 1, 1, 10);
 	CHECK_EQ(remote_new(w), 1);
 	CHECK_EQ(isw_slab_migrate(w->e, 0, 1, 0, ++w->generations), 0);
 	CHECK(isw_slab_pull(w->e, 0, w->generations, 1) >= 0);
@@ -79,7 +77,7 @@ WORLD_TEST(a_lost_page_that_arrives_is_never_zeros, world_mapped(ISW_ENGINE_NO_B
 }
 
 /* What a successor reads, with and without its donor. */
-static int64_t value_behind(const struct world *w)
+static int64_t value_behind(struct world *w)
 {
 	struct world *s = successor(w);
 	int64_t value = read_settled(s, 1);
@@ -88,7 +86,6 @@ static int64_t value_behind(const struct world *w)
 	settle(s);
 	CHECK_EQ(read_settled(s, 1), value);
 	CHECK_EQ(stats_of(s).crc_errors_remote + stats_of(s).crc_errors_backup, 0);
-	world_end(s);
 	return value;
 }
 
@@ -105,21 +102,19 @@ static void page_is_new(struct world *w)
 }
 
 /* A page's whole way, with each kind of end, in both orders. */
-WORLD_CASES(a_write_is_old_until_answered_and_then_new, 2, order, world_mapped(0))
+WORLD_CASES(a_write_is_old_until_answered_and_then_new, 2, order, world_holding(0, 1, 1, 10))
 {
 	uint32_t id;
 
-	write_settled(w, 1, 1, 10);
 	begin(w, page_is_old_or_new);
 	id = put(w, 1, 1, 20);
 	end(4);
 	begin(w, page_is_new);
 	for (uint32_t i = 0; i < 2; i++) {
-		if (i == order) {
+		if (i == order)
 			REPLY(w, 0, 0);
-		} else {
+		else
 			DISK_WRITE(w);
-		}
 		CHECK_EQ(w->error[id], 0);
 	}
 	end(2);

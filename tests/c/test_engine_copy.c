@@ -7,19 +7,6 @@
 
 #include "engine_fixture.h"
 
-/* From page `first` of slab 0 on, of the mapping the slab has now. */
-static int fill_from(struct world *w, uint32_t first, uint32_t pages_max, uint32_t *next)
-{
-	return isw_slab_fill(w->e, 0, slab_of(w, 0).generation, first, pages_max, next);
-}
-
-static void fill(struct world *w, uint32_t first, uint32_t pages)
-{
-	uint32_t next;
-
-	CHECK_EQ(fill_from(w, first, pages, &next), (int)pages);
-}
-
 /* `pages` pages of slab 0, page i holding 10 + i, are on the backup; its donor has none. */
 static struct world *world_behind(uint32_t pages)
 {
@@ -40,7 +27,7 @@ static struct world *world_copying(enum stage stage)
 {
 	struct world *w = world_behind(1);
 
-	fill(w, 0, 1);
+	fill(w, 0, 1, 1);
 	DISK_TAKE_READ(w);
 	if (stage == READING)
 		return w;
@@ -69,14 +56,12 @@ WORLD_TEST(what_the_donor_lacks_is_copied, world_behind(SLAB_PAGES))
 {
 	struct isw_slab_info before;
 	uint64_t sent_before;
-	uint32_t next;
 
 	trim(w, 3, 1);               /* nobody has it */
 	write_settled(w, 5, 1, 500); /* the donor has it */
 	before = slab_of(w, 0);
 	sent_before = stats_of(w).pages_out_remote;
-	CHECK_EQ(fill_from(w, 0, 100, &next), 6);
-	CHECK_EQ(next, SLAB_PAGES);
+	CHECK_EQ(fill(w, 0, 100, 6), SLAB_PAGES);
 	CHECK_EQ(stats_of(w).staging_pages_used, 6);
 	settle(w);
 	CHECK_EQ(stats_of(w).pages_copied, 6);
@@ -91,16 +76,14 @@ WORLD_TEST(what_the_donor_lacks_is_copied, world_behind(SLAB_PAGES))
 	CHECK_EQ(slab_of(w, 0).page_outs, before.page_outs);
 	CHECK_EQ(stats_of(w).pages_out_remote, sent_before);
 	/* Again: there is nothing left. */
-	CHECK_EQ(fill_from(w, 0, 100, &next), 0);
-	CHECK_EQ(next, SLAB_PAGES);
-	CHECK_EQ(read_settled(w, 0), 10);
-	CHECK_EQ(stats_of(w).pages_in_remote, 1);
+	CHECK_EQ(fill(w, 0, 100, 0), SLAB_PAGES);
+	READ_FROM(w, remote, 0, 10);
 	CHECK_EQ(stats_of(w).pages_in_backup, 0);
 }
 
 WORLD_TEST(a_run_is_one_read_and_one_write, world_behind(6))
 {
-	fill(w, 1, 5);
+	fill(w, 1, 5, 5);
 	DISK_TAKE_READ(w);
 	CHECK_EQ(iswi_sim_of(w->e)->jobs[0].op->pages, 5);
 	DISK_DONE(w, 0);
@@ -113,20 +96,12 @@ WORLD_TEST(a_run_is_one_read_and_one_write, world_behind(6))
 
 WORLD_TEST(as_many_as_asked_for_and_on_from_there, world_behind(SLAB_PAGES))
 {
-	uint32_t next = 0;
-
-	CHECK_EQ(fill_from(w, 0, 0, &next), 0);
-	CHECK_EQ(next, 0);
-	CHECK_EQ(fill_from(w, next, 3, &next), 3);
-	CHECK_EQ(next, 3);
-	CHECK_EQ(fill_from(w, 1, 3, &next), 3); /* those under way are passed over */
-	CHECK_EQ(next, 6);
-	CHECK_EQ(fill_from(w, next, 3, &next), 2);
-	CHECK_EQ(next, SLAB_PAGES);
-	CHECK_EQ(fill_from(w, next, 3, &next), 0);
-	CHECK_EQ(next, SLAB_PAGES);
-	CHECK_EQ(fill_from(w, UINT32_MAX, UINT32_MAX, &next), 0);
-	CHECK_EQ(next, SLAB_PAGES);
+	CHECK_EQ(fill(w, 0, 0, 0), 0);
+	CHECK_EQ(fill(w, 0, 3, 3), 3);
+	CHECK_EQ(fill(w, 1, 3, 3), 6); /* those under way are passed over */
+	CHECK_EQ(fill(w, 6, 3, 2), SLAB_PAGES);
+	CHECK_EQ(fill(w, SLAB_PAGES, 3, 0), SLAB_PAGES);
+	CHECK_EQ(fill(w, UINT32_MAX, UINT32_MAX, 0), SLAB_PAGES);
 	settle(w);
 	CHECK_EQ(stats_of(w).pages_copied, SLAB_PAGES);
 }
@@ -146,15 +121,11 @@ WORLD_TEST(only_the_slabs_own_mapping_is_filled, world_behind(2))
 	CHECK_EQ(slab_of(w, 0).in_flight, 0);
 }
 
-WORLD_TEST(without_a_backup_there_is_nothing_to_copy, world_mapped(ISW_ENGINE_NO_BACKUP))
+WORLD_TEST(without_a_backup_there_is_nothing_to_copy, world_holding(ISW_ENGINE_NO_BACKUP, 0, 2, 10))
 {
-	uint32_t next;
-
-	write_settled(w, 0, 2, 10);
 	unmap(w); /* both pages are lost, which the bits of the backup tell */
 	map(w, 0, 0);
-	CHECK_EQ(fill_from(w, 0, 9, &next), 0);
-	CHECK_EQ(next, SLAB_PAGES);
+	CHECK_EQ(fill(w, 0, 9, 0), SLAB_PAGES);
 }
 
 WORLD_TEST(the_last_slab_may_be_short, WORLD_BUT(config.size_bytes -= 5 * ISW_PAGE_BYTES))
@@ -175,10 +146,10 @@ WORLD_TEST(the_last_slab_may_be_short, WORLD_BUT(config.size_bytes -= 5 * ISW_PA
 
 WORLD_TEST(reads_go_before_copies, world_behind(4))
 {
-	uint32_t next, id;
+	uint32_t id;
 
-	CHECK_EQ(fill_from(w, 0, 1, &next), 1);
-	CHECK_EQ(fill_from(w, 2, 1, &next), 1);
+	fill(w, 0, 1, 1);
+	fill(w, 2, 1, 1);
 	id = get(w, 1, 1);
 	DISK_TAKE_READ(w);
 	CHECK(!iswi_sim_of(w->e)->jobs[0].op->copy);
@@ -198,64 +169,61 @@ WORLD_TEST(reads_go_before_copies, world_behind(4))
 WORLD_TEST(copies_leave_half_of_the_buffers_free,
 	   WORLD_BUT(config.slab_bytes = PAGES * ISW_PAGE_BYTES))
 {
-	uint32_t next;
+	uint32_t next = 5 + STAGING / 2;
 
 	for (uint64_t page = 0; page < PAGES; page += 8)
 		write_settled(w, page, 8, 10 + page);
 	CHECK_EQ(remote_new(w), 0);
 	map(w, 0, 0);
-	CHECK_EQ(fill_from(w, 3, 100, &next), STAGING / 2);
-	CHECK_EQ(next, 3 + STAGING / 2);
-	CHECK_EQ(fill_from(w, next, 100, &next), 0);
-	CHECK_EQ(next, 3 + STAGING / 2);
+	CHECK_EQ(fill(w, 3, 100, STAGING / 2), 3 + STAGING / 2);
+	CHECK_EQ(fill(w, 3 + STAGING / 2, 100, 0), 3 + STAGING / 2);
 	settle(w);
 	put(w, 0, 6, 600); /* has six buffers until the backup has them */
-	CHECK_EQ(fill_from(w, next, 100, &next), 2);
-	CHECK_EQ(next, 5 + STAGING / 2);
+	CHECK_EQ(fill(w, 3 + STAGING / 2, 100, 2), next);
 	settle(w);
 	while (next < PAGES) {
-		CHECK(fill_from(w, next, 100, &next) > 0);
+		CHECK(fill_on(w, &next, 100) > 0);
 		settle(w);
 	}
-	CHECK_EQ(fill_from(w, 0, 100, &next), 0);
+	fill(w, 0, 100, 0);
 	CHECK_EQ(slab_of(w, 0).remote_valid_pages, PAGES);
 	CHECK_EQ(stats_of(w).pages_copied, PAGES - 3); /* the first three were written */
 }
 
-TEST(copies_under_way_are_bounded)
-{
-	struct isw_engine_config config = world_config(0);
-	uint32_t pages = 3 * ISWI_COPY_PAGES_MAX, begun = 0, next = 0;
-	struct world *w;
+#define MANY_PAGES (3u * ISWI_COPY_PAGES_MAX)
 
-	config.size_bytes = config.slab_bytes = pages * ISW_PAGE_BYTES;
-	config.staging_pages = 2 * pages;
-	config.backup_write_bytes_max = 1 << 20;
-	w = world_of(&config);
-	for (uint64_t page = 0; page < pages; page += 8)
+WORLD_TEST(copies_under_way_are_bounded,
+	   WORLD_BUT(config.size_bytes = config.slab_bytes = MANY_PAGES * ISW_PAGE_BYTES;
+		     config.staging_pages = 2 * MANY_PAGES;
+		     config.backup_write_bytes_max = 1 << 20))
+{
+	uint32_t next = 0;
+
+	for (uint64_t page = 0; page < MANY_PAGES; page += 8)
 		write_settled(w, page, 8, page);
 	CHECK_EQ(isw_sim_remote(w->e, 2, 1, &next), 0);
 	map(w, 0, 0);
-	CHECK_EQ(fill_from(w, 0, UINT32_MAX, &next), (int)ISWI_COPY_PAGES_MAX);
+	CHECK_EQ(fill_on(w, &next, UINT32_MAX), ISWI_COPY_PAGES_MAX);
 	CHECK_EQ(next, ISWI_COPY_PAGES_MAX);
-	CHECK_EQ(fill_from(w, next, 1, &next), 0);
+	CHECK_EQ(fill_on(w, &next, 1), 0);
 	DISK_TAKE_READ(w);
 	CHECK(iswi_sim_of(w->e)->jobs[0].op->pages <= 32); /* nor does one take the disk for long */
 	DISK_DONE(w, 0);
-	CHECK_EQ(fill_from(w, next, 1, &next), 0); /* read, but not yet written */
+	CHECK_EQ(fill_on(w, &next, 1), 0); /* read, but not yet written */
 	REPLY(w, 0, 0);
-	CHECK_EQ(fill_from(w, next, UINT32_MAX, &next), 32);
-	while (next < pages) {
+	CHECK_EQ(fill_on(w, &next, UINT32_MAX), 32);
+	while (next < MANY_PAGES) {
+		int begun;
+
 		disk_settle(w);
 		remotes_settle(w);
-		begun = (uint32_t)fill_from(w, next, UINT32_MAX, &next);
-		CHECK(begun && begun <= ISWI_COPY_PAGES_MAX);
+		begun = fill_on(w, &next, UINT32_MAX);
+		CHECK(begun > 0 && begun <= (int)ISWI_COPY_PAGES_MAX);
 	}
 	settle(w);
-	CHECK_EQ(stats_of(w).pages_copied, pages);
-	for (uint64_t page = 0; page < pages; page++)
+	CHECK_EQ(stats_of(w).pages_copied, MANY_PAGES);
+	for (uint64_t page = 0; page < MANY_PAGES; page++)
 		CHECK_EQ(donor_value(w, 0, page), page);
-	world_end(w);
 }
 
 /* Half of the buffers hold what cannot be written; the rest, which copies have, comes back. */
@@ -263,7 +231,7 @@ WORLD_TEST(a_write_is_not_refused_while_copies_hold_buffers, world_behind(4))
 {
 	uint32_t id;
 
-	fill(w, 0, 4);
+	fill(w, 0, 4, 4);
 	put(w, SLAB_PAGES, 8, 100);
 	put(w, 2 * SLAB_PAGES, 1, 200);
 	for (int i = 0; i < 3; i++) { /* 4, 4 and 1 pages */
@@ -292,12 +260,10 @@ WORLD_TEST(a_read_meets_a_copy, world_copying(READING))
 	CHECK_EQ(w->got[id][0], 10);
 	CHECK_EQ(stats_of(w).pages_in_backup, 1);
 	DISK_DONE(w, 0);
-	id = get(w, 0, 1);
-	GOT(w, id, 10);
+	GOT(w, get(w, 0, 1), 10);
 	CHECK_EQ(stats_of(w).pages_in_staging, 1);
 	REPLY(w, 0, 0);
-	CHECK_EQ(read_settled(w, 0), 10);
-	CHECK_EQ(stats_of(w).pages_in_remote, 1);
+	READ_FROM(w, remote, 0, 10);
 }
 
 WORLD_TEST(a_read_that_fails_is_answered_from_the_copy, world_copying(READING))
@@ -335,7 +301,7 @@ WORLD_TEST(a_copy_does_not_follow_its_slab, world_copying(READING))
 	is_dropped(w);
 	CHECK_EQ(sent(w, 0), 0);
 	CHECK_EQ(sent(w, 1), 0);
-	fill(w, 0, 1);
+	fill(w, 0, 1, 1);
 	settle(w);
 	CHECK_EQ(donor_value(w, 1, 0), 10);
 	CHECK(is_remote_valid(w, 0));
@@ -352,7 +318,7 @@ WORLD_CASES(a_donor_goes_down, STAGES, stage, world_copying(stage))
 	CHECK_EQ(slab_of(w, 0).in_flight, 0);
 	CHECK_EQ(read_settled(w, 0), 10);
 	donor_returns(w, 0);
-	fill(w, 0, 1);
+	fill(w, 0, 1, 1);
 	settle(w);
 	CHECK(is_remote_valid(w, 0));
 	CHECK_EQ(donor_value(w, 0, 0), 10);
@@ -373,7 +339,7 @@ WORLD_TEST(a_refused_copy_is_reported, world_copying(WRITING))
 WORLD_TEST(wrong_bytes_are_not_copied, world_behind(3))
 {
 	iswi_sim_of(w->e)->disk[ISW_PAGE_BYTES + 7] ^= 1;
-	fill(w, 0, 3);
+	fill(w, 0, 3, 3);
 	settle(w);
 	CHECK_EQ(stats_of(w).pages_copied, 2);
 	CHECK_EQ(stats_of(w).pages_copy_dropped, 1);
@@ -410,7 +376,7 @@ WORLD_TEST(a_failed_read_copies_nothing, world_copying(READING))
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK(is_backup_current(w, 0) && !is_remote_valid(w, 0));
 	CHECK_EQ(w->events[ISW_EVENT_BACKUP_FAILING], 0);
-	fill(w, 0, 1);
+	fill(w, 0, 1, 1);
 	settle(w);
 	CHECK(is_remote_valid(w, 0));
 }
@@ -420,13 +386,12 @@ WORLD_TEST(a_failed_read_copies_nothing, world_copying(READING))
 TEST_CASES(an_engine_may_end_in_the_middle_of_it, STAGES, stage)
 {
 	struct world *w = world_behind(5);
-	uint32_t next;
 
-	fill(w, 0, 2);
+	fill(w, 0, 2, 2);
 	DISK_TAKE_READ(w);
 	if (stage == WRITING)
 		DISK_DONE(w, 0);
-	CHECK_EQ(fill_from(w, 3, 9, &next), 2); /* not even begun to be read */
+	fill(w, 3, 9, 2); /* not even begun to be read */
 	isw_engine_destroy(w->e);
 	free(w);
 }

@@ -67,8 +67,7 @@ WORLD_CASES(a_flush_waits_for_what_was_rewritten_while_busy, 2, once_more, world
 	DISK_TAKE(w);
 	second = put(w, 1, 1, 200); /* while the first is being written */
 	remotes_settle(w);
-	CHECK_EQ(w->error[first], 0);
-	CHECK_EQ(w->error[second], 0);
+	CAME_TO(w, 0, first, second);
 	done = flush(w);
 	if (once_more)
 		put(w, 1, 1, 300);
@@ -93,8 +92,7 @@ WORLD_TEST(a_flush_does_not_wait_for_later_writes, world_mapped(0))
 	DISK_DONE(w, 0);
 	disk_does(w, ISWI_JOB_SYNC);
 	CHECK_EQ(w->error[done], 0);
-	CHECK_EQ(w->error[busy], PENDING);
-	CHECK_EQ(w->error[other], PENDING);
+	CAME_TO(w, PENDING, busy, other);
 }
 
 WORLD_TEST(a_flush_during_a_flush_has_its_own_round, world_mapped(0))
@@ -117,12 +115,10 @@ WORLD_TEST(a_flush_during_a_flush_has_its_own_round, world_mapped(0))
 	DISK_DONE(w, 0);
 	CHECK_EQ(w->error[first], 0);
 	/* The sync under way began before the third flush: it proves nothing for it. */
-	CHECK_EQ(w->error[second], PENDING);
-	CHECK_EQ(w->error[third], PENDING);
+	CAME_TO(w, PENDING, second, third);
 	disk_does(w, ISWI_JOB_WRITE);
 	disk_does(w, ISWI_JOB_SYNC);
-	CHECK_EQ(w->error[second], 0);
-	CHECK_EQ(w->error[third], 0);
+	CAME_TO(w, 0, second, third);
 	CHECK_EQ(disk_value(w, 3), 300);
 }
 
@@ -155,7 +151,7 @@ WORLD_TEST(a_failed_sync_fails_the_flush_and_is_counted, world_new(0))
 
 WORLD_TEST(flushes_fail_while_the_backup_fails_and_do_not_hang, world_mapped(0))
 {
-	uint32_t waiting, next, fua, later;
+	uint32_t waiting, next, fua;
 
 	put(w, 1, 1, 100);
 	remotes_settle(w);
@@ -164,31 +160,27 @@ WORLD_TEST(flushes_fail_while_the_backup_fails_and_do_not_hang, world_mapped(0))
 	fua = put_fua(w, 5, 200);
 	REPLY(w, 0, 0);
 	DISK_REFUSE(w);
-	CHECK_EQ(w->error[waiting], -EIO);
-	CHECK_EQ(w->error[next], -EIO);
-	later = flush(w);
-	CHECK_EQ(w->error[later], -EIO);
+	CAME_TO(w, -EIO, waiting, next);
+	CHECK_EQ(w->error[flush(w)], -EIO);
 	settle(w);
 	CHECK(w->error[fua] != PENDING);
 	/* Then it recovers, and so do flushes. */
-	later = flush(w);
+	waiting = flush(w);
 	settle(w);
-	CHECK_EQ(w->error[later], 0);
+	CHECK_EQ(w->error[waiting], 0);
 	CHECK_EQ(disk_value(w, 1), 100);
 }
 
 WORLD_TEST(what_the_backup_refuses_stays_staged, world_mapped(0))
 {
-	uint32_t id = put(w, 1, 1, 100);
-
+	put(w, 1, 1, 100);
 	REPLY(w, 0, 0);
 	DISK_REFUSE(w); /* half of it landed over what was there */
 	CHECK_EQ(disk_value(w, 1), TORN);
 	CHECK(!is_backup_current(w, 1));
 	CHECK_EQ(stats_of(w).staging_pages_used, 1);
 	BREAK(w, 0);
-	id = get(w, 1, 1);
-	GOT(w, id, 100);
+	GOT(w, get(w, 1, 1), 100);
 	DISK_NOTHING(w); /* not before its time */
 	CHECK_EQ(step(w, ISW_STEP_BACKUP_RETRY, 0, 0), 1);
 	DISK_WRITE(w);
@@ -276,9 +268,7 @@ WORLD_TEST(data_newer_than_what_failed_is_what_gets_written, world_new(0))
 	DISK_WRITE(w);
 	CHECK_EQ(disk_value(w, 1), 300);
 	CHECK(is_backup_current(w, 1));
-	CHECK_EQ(w->error[first], 0);
-	CHECK_EQ(w->error[second], 0);
-	CHECK_EQ(w->error[third], 0);
+	CAME_TO(w, 0, first, second, third);
 }
 
 static void fail_all(struct world *w)
@@ -289,17 +279,15 @@ static void fail_all(struct world *w)
 
 WORLD_TEST(with_a_hopeless_backup_writes_are_refused, world_new(0))
 {
-	uint32_t staged, partly, refused, id;
+	uint32_t staged = put(w, 0, 8, 100), partly, refused, id;
 
-	staged = put(w, 0, 8, 100);
 	put(w, 8, 4, 200);
 	partly = put(w, 16, 8, 300); /* four find a buffer */
 	refused = put(w, 24, 1, 400);
 	CHECK_EQ(w->error[refused], PENDING);
 	fail_all(w);
 	CHECK_EQ(w->error[refused], -EIO);
-	id = put(w, 24, 1, 500);
-	CHECK_EQ(w->error[id], -EIO); /* and so is whoever comes later, at once */
+	CHECK_EQ(w->error[put(w, 24, 1, 500)], -EIO); /* and so is whoever comes later, at once */
 	id = get(w, 0, 8);
 	CHECK_EQ(w->error[id], 0); /* reads go on from staging */
 	CHECK_EQ(w->got[id][7], 107);

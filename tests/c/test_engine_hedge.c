@@ -11,20 +11,11 @@
 #define SLOW(w, r, n)     CHECK_EQ(step(w, ISW_STEP_REMOTE_SLOW, r, n), 1)
 #define NOT_SLOW(w, r, n) CHECK_EQ(step(w, ISW_STEP_REMOTE_SLOW, r, n), 0)
 
-static struct isw_engine_config hedge_config(uint32_t flags)
-{
-	struct isw_engine_config config = world_config(flags);
-
-	config.staging_pages = HEDGE_N;
-	config.hedge_us_min = 5000;
-	return config;
-}
-
 /* `pages` pages of slab 0, page i holding 10 + i, are on donor 0 and on the backup. */
-static struct world *world_hedging(uint32_t pages)
+static struct world *world_hedging(uint32_t flags, uint32_t pages)
 {
-	struct isw_engine_config config = hedge_config(0);
-	struct world *w = world_of(&config);
+	struct world *w = WORLD_BUT(config.flags = flags; config.staging_pages = HEDGE_N;
+				    config.hedge_us_min = 5000);
 
 	CHECK_EQ(remote_new(w), 0);
 	map(w, 0, 0);
@@ -96,7 +87,7 @@ static void own_end(struct world *w, struct own *own)
 	static void name##_in(struct world *w, struct own *own, uint32_t n);                       \
 	TEST_CASES(name, count, n)                                                                 \
 	{                                                                                          \
-		struct world *w = world_hedging(stored);                                           \
+		struct world *w = world_hedging(0, stored);                                        \
 		struct own *own = own_read(w, 0, pages);                                           \
                                                                                                    \
 		name##_in(w, own, n);                                                              \
@@ -109,20 +100,6 @@ static void hedges_are(const struct world *w, uint64_t reads, uint64_t wins)
 {
 	CHECK_EQ(stats_of(w).hedged_reads, reads);
 	CHECK_EQ(stats_of(w).hedged_wins, wins);
-}
-
-/* Every page came from exactly one place. */
-static void sources_are(const struct world *w, uint64_t remote, uint64_t backup, uint64_t staging)
-{
-	const struct isw_engine_stats stats = stats_of(w);
-
-	CHECK_EQ(stats.pages_in_remote, remote);
-	CHECK_EQ(stats.pages_in_backup, backup);
-	CHECK_EQ(stats.pages_in_staging, staging);
-	CHECK_EQ(stats.pages_in, remote + backup + staging + stats.pages_in_zero);
-	CHECK_EQ(stats.fallback_slow + stats.fallback_error + stats.fallback_suspended +
-			 stats.fallback_invalid + stats.fallback_unmapped,
-		 backup);
 }
 
 /* ------------------------------------------------------------------- who is first */
@@ -175,7 +152,7 @@ OWN_TEST(bytes_that_were_there_already_are_kept, 4, 4)
 
 TEST(other_parts_of_the_request_are_not_waited_for_twice)
 {
-	struct world *w = world_hedging(4);
+	struct world *w = world_hedging(0, 4);
 	struct own *own;
 
 	CHECK_EQ(put(w, 1, 1, 11) != 0, 1); /* staged: two transfers, around it */
@@ -290,7 +267,7 @@ OWN_CASES(the_backup_fails, 2, disk_first, 2, 2)
 }
 
 /* Neither is asked a second time: there is nobody left to ask. */
-WORLD_CASES(both_fail, 2, disk_first, world_hedging(2))
+WORLD_CASES(both_fail, 2, disk_first, world_hedging(0, 2))
 {
 	struct own *own = own_read(w, 0, 2);
 
@@ -348,21 +325,6 @@ OWN_TEST(wrong_bytes_of_both_are_read_anew, 2, 2)
 
 /* --------------------------------------------------------------- when there is none */
 
-/* The read waits for its donor, and the transfer is still into the request. */
-static void is_not_hedged(struct world *w, uint64_t page, uint32_t pages, uint64_t value)
-{
-	struct own *own = own_read(w, page, pages);
-	uint32_t n = sent(w, 0) - 1, used = (uint32_t)stats_of(w).staging_pages_used;
-
-	step(w, ISW_STEP_REMOTE_SLOW, 0, n);
-	hedges_are(w, 0, 0);
-	CHECK_EQ(stats_of(w).staging_pages_used, used);
-	CHECK(iswi_sim_of(w->e)->donors[0]->pending[n].xfer->buf == own->data);
-	REPLY(w, 0, n);
-	own_is(own, value);
-	own_end(w, own);
-}
-
 OWN_TEST(none_when_a_page_is_staged, 2, 2)
 {
 	put(w, 1, 1, 11);
@@ -374,55 +336,44 @@ OWN_TEST(none_when_a_page_is_staged, 2, 2)
 	own_is(own, 10);
 }
 
-TEST(none_when_a_page_is_not_on_the_backup)
-{
-	struct world *w = world_hedging(2);
+/* The read waits for its donor, and the transfer is still into the request. */
+enum none { OFF, NO_BACKUP, NOT_ON_THE_BACKUP, NONE_CASES };
 
-	iswi_backup_current_clear(w->e, 1);
-	is_not_hedged(w, 0, 2, 10);
+TEST_CASES(none_of_what_the_backup_lacks_or_when_it_is_off, NONE_CASES, why)
+{
+	struct world *w = why == OFF
+				  ? world_holding(0, 0, 2, 10)
+				  : world_hedging(why == NO_BACKUP ? ISW_ENGINE_NO_BACKUP : 0, 2);
+	struct own *own;
+
+	if (why == NOT_ON_THE_BACKUP)
+		iswi_backup_current_clear(w->e, 1);
+	own = own_read(w, 0, 2);
+	step(w, ISW_STEP_REMOTE_SLOW, 0, 0);
+	hedges_are(w, 0, 0);
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK(iswi_sim_of(w->e)->donors[0]->pending[0].xfer->buf == own->data);
+	REPLY(w, 0, 0);
+	own_is(own, 10);
+	own_end(w, own);
 }
 
-TEST(none_without_a_backup)
+/*
+ * Half of all buffers are never taken, and one leg alone does not begin: others leave enough of the
+ * share for a part of one leg, or for one and a half.
+ */
+OWN_CASES(none_without_buffers, 2, more, 2, 2)
 {
-	struct isw_engine_config config = hedge_config(ISW_ENGINE_NO_BACKUP);
-	struct world *w = world_of(&config);
+	uint32_t slot, others = HEDGE_N / 2 - (more ? 3 : 1);
 
-	CHECK_EQ(remote_new(w), 0);
-	map(w, 0, 0);
-	write_settled(w, 0, 2, 10);
-	is_not_hedged(w, 0, 2, 10);
-}
-
-TEST(none_when_it_is_off)
-{
-	struct world *w = world_mapped(0);
-
-	write_settled(w, 0, 2, 10);
-	is_not_hedged(w, 0, 2, 10);
-}
-
-/* Half of all buffers are never taken, and one leg alone does not begin. */
-TEST(none_without_buffers)
-{
-	/* What others leave of the share: enough for a part of one leg, or for one and a half. */
-	static const uint32_t left[] = {1, 3};
-
-	for (uint32_t k = 0; k < 2; k++) {
-		struct world *w = world_hedging(2);
-		uint32_t slot, others = HEDGE_N / 2 - left[k];
-		struct own *own;
-
-		CHECK_EQ(iswi_staging_take_spare(w->e, others, HEDGE_N, &slot), others);
-		own = own_read(w, 0, 2);
-		SLOW(w, 0, 0);
-		hedges_are(w, 0, 0);
-		CHECK_EQ(stats_of(w).staging_pages_used, others);
-		REPLY(w, 0, 0);
-		own_is(own, 10);
-		for (uint32_t i = 0; i < others; i++)
-			iswi_staging_give(w->e, slot + i);
-		own_end(w, own);
-	}
+	CHECK_EQ(iswi_staging_take_spare(w->e, others, HEDGE_N, &slot), others);
+	SLOW(w, 0, 0);
+	hedges_are(w, 0, 0);
+	CHECK_EQ(stats_of(w).staging_pages_used, others);
+	REPLY(w, 0, 0);
+	own_is(own, 10);
+	for (uint32_t i = 0; i < others; i++)
+		iswi_staging_give(w->e, slot + i);
 }
 
 /* ------------------------------------------------------------------ others meanwhile */
@@ -484,7 +435,7 @@ OWN_TEST(legs_are_not_waited_for_by_settle, 2, 2)
 /* The owner of the memory destroys the engine while the donor's leg is still out. */
 TEST_CASES(the_engine_ends_meanwhile, 2, disk_first)
 {
-	struct world *w = world_hedging(2);
+	struct world *w = world_hedging(0, 2);
 	struct own *own = own_read(w, 0, 2);
 
 	SLOW(w, 0, 0);
@@ -503,7 +454,7 @@ TEST_CASES(the_engine_ends_meanwhile, 2, disk_first)
 
 /* ------------------------------------------------------------- a donor that is silent */
 
-WORLD_TEST(a_silent_donor_is_passed_by_until_it_answers, world_hedging(4))
+WORLD_TEST(a_silent_donor_is_passed_by_until_it_answers, world_hedging(0, 4))
 {
 	uint32_t id;
 
@@ -564,7 +515,7 @@ static void answers(struct iswi_remote *r, uint64_t *now_ns, uint32_t count, uin
 	}
 }
 
-WORLD_TEST(the_tail_follows_the_donor, world_hedging(1))
+WORLD_TEST(the_tail_follows_the_donor, world_hedging(0, 1))
 {
 	struct iswi_remote *r = &w->e->remotes[0];
 	uint64_t now_ns = 1, hung_ns, before;

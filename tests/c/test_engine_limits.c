@@ -77,17 +77,14 @@ WORLD_TEST(empty_requests_are_done, world_new(0))
 
 WORLD_TEST(one_request_too_many_is_refused, WORLD_BUT(config.requests_max = 4))
 {
-	uint32_t ids[4], id;
+	uint32_t ids[4];
 
 	for (uint32_t i = 0; i < 4; i++)
 		ids[i] = put(w, i, 1, 100 + i);
 	CHECK_EQ(stats_of(w).requests_in_flight, 4);
-	id = put(w, 9, 1, 900);
-	CHECK_EQ(w->error[id], -EBUSY);
-	id = get(w, 9, 1);
-	CHECK_EQ(w->error[id], -EBUSY);
-	id = flush(w);
-	CHECK_EQ(w->error[id], -EBUSY);
+	CHECK_EQ(w->error[put(w, 9, 1, 900)], -EBUSY);
+	CHECK_EQ(w->error[get(w, 9, 1)], -EBUSY);
+	CHECK_EQ(w->error[flush(w)], -EBUSY);
 	CHECK_EQ(stats_of(w).requests_in_flight, 4); /* those refused do not count */
 	settle(w);
 	for (uint32_t i = 0; i < 4; i++)

@@ -74,8 +74,7 @@ WORLD_TEST(a_donor_that_is_down_is_no_target, world_of_two())
 	CHECK_EQ(read_settled(w, 0), 10);
 	reconnect(w, SOURCE);
 	resume_source(w);
-	CHECK_EQ(pull(w), 0);
-	settle(w);
+	pull_all(w);
 	CHECK(is_at(w, 0, TARGET));
 }
 
@@ -125,8 +124,7 @@ WORLD_TEST(each_place_has_its_own_slot, world_of_two())
 	CHECK_EQ(read_settled(w, 0), 20);
 	CHECK_EQ(read_settled(w, 1), 31);
 	CHECK_EQ(read_settled(w, 2), 12);
-	CHECK_EQ(pull(w), 0);
-	settle(w);
+	pull_all(w);
 	source_is(w, 0, 0);
 	CHECK_EQ(donor_value(w, TARGET, 2 * SLAB_PAGES), 20);
 	CHECK_EQ(donor_value(w, TARGET, 2 * SLAB_PAGES + 2), 12);
@@ -248,8 +246,7 @@ WORLD_TEST(an_older_write_counts_where_it_went, world_of_two())
 	CHECK(is_at(w, 0, SOURCE) && is_at(w, 1, SOURCE));
 	source_is(w, 2, 0);
 	CHECK_EQ(read_settled(w, 1), 11);
-	CHECK_EQ(pull(w), 0);
-	settle(w);
+	pull_all(w);
 	CHECK(is_at(w, 0, TARGET) && is_at(w, 1, TARGET));
 	source_is(w, 0, 0);
 }
@@ -352,8 +349,7 @@ WORLD_TEST(a_place_is_the_same_whatever_it_is_to_the_slab, world_moving(0, 0))
 	CHECK(is_at(w, 0, TARGET));
 	source_is(w, 1, 0);
 	settle(w);
-	CHECK_EQ(pull(w), 0);
-	settle(w);
+	pull_all(w);
 	CHECK(is_at(w, 0, THIRD));
 	CHECK_EQ(donor_value(w, THIRD, 0), 10);
 }
@@ -390,11 +386,9 @@ WORLD_TEST(the_source_may_get_more_while_it_is_written, world_writing(0))
 /* Copies from the disk are under way when the slab migrates: they may not go where it was (R8). */
 WORLD_TEST(a_fill_does_not_go_to_the_source, world_of_two())
 {
-	uint32_t next;
-
 	write_settled(w, 0, 2, 10);
 	map(w, 0, SOURCE);
-	CHECK_EQ(isw_slab_fill(w->e, 0, slab_of(w, 0).generation, 0, 9, &next), 2);
+	fill(w, 0, 9, 2);
 	DISK_TAKE_READ(w);
 	migrate(w, 0, TARGET);
 	source_is(w, 0, 0); /* and that is final */
@@ -402,20 +396,18 @@ WORLD_TEST(a_fill_does_not_go_to_the_source, world_of_two())
 	CHECK_EQ(sent(w, SOURCE) + sent(w, TARGET), 0);
 	source_is(w, 0, 0);
 	CHECK_EQ(stats_of(w).pages_copy_dropped, 2);
-	CHECK_EQ(isw_slab_fill(w->e, 0, slab_of(w, 0).generation, 0, 9, &next), 2);
+	fill(w, 0, 9, 2);
 	settle(w);
 	CHECK(is_at(w, 0, TARGET) && is_at(w, 1, TARGET));
 }
 
 WORLD_TEST(fill_and_pull_go_side_by_side, world_of_two())
 {
-	uint32_t next;
-
 	write_settled(w, 0, 6, 10);
 	map(w, 0, SOURCE);
 	write_settled(w, 2, 2, 22);
 	migrate(w, 0, TARGET);
-	CHECK_EQ(isw_slab_fill(w->e, 0, slab_of(w, 0).generation, 0, 9, &next), 4);
+	fill(w, 0, 9, 4);
 	CHECK_EQ(pull(w), 0);
 	CHECK_EQ(sent(w, SOURCE), 1);
 	settle(w);
@@ -570,7 +562,7 @@ WORLD_TEST(a_place_that_is_mapped_since_is_looked_at, world_of_groups(ISW_ENGINE
 WORLD_TEST(a_place_that_is_mapped_since_is_looked_at_after_the_backup, world_of_groups(0))
 {
 	struct held held = {.w = w, .page = 31};
-	uint32_t id, next;
+	uint32_t id;
 
 	write_settled(w, 31, 2, 31);
 	map(w, 0, SOURCE);
@@ -580,7 +572,7 @@ WORLD_TEST(a_place_that_is_mapped_since_is_looked_at_after_the_backup, world_of_
 	REPLY(w, SOURCE, 0);
 	hold(&held, held_disk_error);
 	migrate(w, 0, TARGET);
-	CHECK_EQ(isw_slab_fill(w->e, 0, slab_of(w, 0).generation, 32, 1, &next), 1);
+	fill(w, 32, 1, 1);
 	DISK_READ(w);
 	REPLY(w, TARGET, 0);
 	CHECK(is_at(w, 32, TARGET));

@@ -135,8 +135,7 @@ WORLD_CASES(pages_of_the_source_are_read_without_a_target, STAGES, stage,
 	CHECK_EQ(w->error[id], -EIO);
 	CHECK_EQ(read_settled(w, 1), 11); /* which says so before it has done harm */
 	map(w, 0, THIRD);
-	CHECK_EQ(pull_slab(w, 0, 1), 0);
-	settle(w);
+	pull_again(w);
 	source_is(w, 0, 0);
 	leave(w);
 	CHECK_EQ(read_settled(w, 0), 10);
@@ -151,8 +150,7 @@ WORLD_TEST(a_break_of_the_source_keeps_what_it_has, world_pulling(ISW_ENGINE_NO_
 	reconnect(w, SOURCE);
 	resume_source(w);
 	CHECK_EQ(read_settled(w, 0), 10);
-	CHECK_EQ(pull_slab(w, 0, 1), 0);
-	settle(w);
+	pull_again(w);
 	source_is(w, 0, 0);
 	leave(w);
 	CHECK_EQ(read_settled(w, 1), 11);

@@ -25,14 +25,13 @@ static enum stage stage_of(uint32_t n)
 static struct world *world_copying(uint32_t n, uint32_t pages)
 {
 	struct world *w;
-	uint32_t next;
 
 	if (is_pull(n))
 		return world_pulling(0, stage_of(n), pages);
 	w = world_of_two();
 	write_settled(w, 0, pages, 10);
 	map(w, 0, TARGET);
-	CHECK_EQ(isw_slab_fill(w->e, 0, slab_of(w, 0).generation, 0, pages, &next), (int)pages);
+	fill(w, 0, pages, (int)pages);
 	DISK_TAKE_READ(w);
 	if (stage_of(n) == READING)
 		return w;

@@ -17,12 +17,10 @@ static void unplug(struct world *w)
 	CHECK_EQ(step(w, ISW_STEP_UNPLUG, 0, 0), 1);
 }
 
-WORLD_TEST(a_lone_request_is_sent_at_once, world_mapped(0))
+WORLD_TEST(a_lone_request_is_sent_at_once, world_holding(0, 0, 4, 10))
 {
-	uint32_t id;
+	uint32_t id = get_plugged(w, 1, 1);
 
-	write_settled(w, 0, 4, 10);
-	id = get_plugged(w, 1, 1);
 	CHECK_EQ(sent(w, 0), 1);
 	CHECK_EQ(step(w, ISW_STEP_UNPLUG, 0, 0), 0); /* nothing was held back */
 	REPLY(w, 0, 0);
@@ -80,19 +78,17 @@ WORLD_TEST(a_held_write_does_not_outlive_a_newer_one, world_mapped(0))
 	unplug(w);
 	CHECK_EQ(sent_for(w, 0, 3, ISWI_XFER_WRITE), 1);
 	settle(w);
-	CHECK_EQ(w->error[first], 0);
-	CHECK_EQ(w->error[second], 0);
+	CAME_TO(w, 0, first, second);
 	CHECK(is_remote_valid(w, 3));
 	CHECK_EQ(donor_value(w, 0, 3), 200);
 	CHECK_EQ(disk_value(w, 3), 200);
 	CHECK_EQ(read_settled(w, 3), 200);
 }
 
-WORLD_TEST(a_donor_that_breaks_meanwhile_costs_nothing, world_mapped(0))
+WORLD_TEST(a_donor_that_breaks_meanwhile_costs_nothing, world_holding(0, 0, 4, 10))
 {
 	uint32_t read, write;
 
-	write_settled(w, 0, 4, 10);
 	get(w, 0, 1);
 	read = get_plugged(w, 2, 1);
 	write = put_plugged(w, 5, 1, 50);
@@ -107,9 +103,8 @@ WORLD_TEST(a_donor_that_breaks_meanwhile_costs_nothing, world_mapped(0))
 }
 
 /* A slab is only given back when what is held for it has been sent and has ended. */
-WORLD_TEST(held_transfers_hold_their_slab, world_mapped(0))
+WORLD_TEST(held_transfers_hold_their_slab, world_holding(0, 0, 4, 10))
 {
-	write_settled(w, 0, 4, 10);
 	get(w, 0, 1);
 	get_plugged(w, 1, 1);
 	unmap(w);

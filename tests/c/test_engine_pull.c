@@ -109,8 +109,7 @@ WORLD_TEST(a_page_with_a_write_in_flight_is_passed_over,
 	/* A second pass finds it. */
 	CHECK_EQ(pull(w), 0);
 	CHECK_EQ(sent(w, SOURCE), 0);
-	CHECK_EQ(pull_slab(w, 0, 1), 0);
-	settle(w);
+	pull_again(w);
 	migrated(w, 2, 0);
 	source_is(w, 0, 0);
 	CHECK_EQ(donor_value(w, TARGET, 0), 20);
@@ -145,10 +144,8 @@ WORLD_CASES(a_pull_that_is_refused_moves_nothing, STAGES, stage, world_pulling(0
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(stats_of(w).crc_errors_remote, 0); /* nothing was looked at */
 	source_is(w, 3, 0);
-	CHECK_EQ(read_settled(w, 2), 12);
-	CHECK_EQ(stats_of(w).pages_in_remote, 1);
-	CHECK_EQ(pull_slab(w, 0, 1), 0);
-	settle(w);
+	READ_FROM(w, remote, 2, 12);
+	pull_again(w);
 	migrated(w, 3, 3);
 }
 
@@ -172,8 +169,7 @@ WORLD_TEST(wrong_bytes_are_not_pulled, world_moving(0, 3))
 	unsigned char *byte = iswi_sim_of(w->e)->donors[SOURCE]->memory + ISW_PAGE_BYTES + 7;
 
 	*byte ^= 1;
-	CHECK_EQ(pull(w), 0);
-	settle(w);
+	pull_all(w);
 	migrated(w, 2, 1);
 	CHECK_EQ(stats_of(w).crc_errors_remote, 1);
 	CHECK_EQ(stats_of(w).crc_errors_backup, 0);
@@ -188,8 +184,7 @@ WORLD_TEST(wrong_bytes_are_not_pulled, world_moving(0, 3))
 	CORRUPT(w, SOURCE, 0);
 	CHECK_EQ(sent(w, TARGET), 0);
 	CHECK(is_at(w, 1, SOURCE));
-	CHECK_EQ(pull_slab(w, 0, 1), 0);
-	settle(w);
+	pull_again(w);
 	CHECK(is_at(w, 1, TARGET));
 }
 
@@ -201,15 +196,12 @@ WORLD_CASES(a_source_that_breaks, STAGES, stage, world_pulling(0, stage, 2))
 	if (stage == READING) {
 		migrated(w, 0, 2);
 		source_is(w, 2, 0); /* bits are kept */
-		CHECK_EQ(read_settled(w, 0), 10);
-		CHECK_EQ(stats_of(w).pages_in_backup, 1);
+		READ_FROM(w, backup, 0, 10);
 		reconnect(w, SOURCE);
 		CHECK_EQ(slab_of(w, 0).source_state, ISW_SLAB_SUSPENDED);
 		resume_source(w);
-		CHECK_EQ(read_settled(w, 0), 10);
-		CHECK_EQ(stats_of(w).pages_in_backup, 1);
-		CHECK_EQ(pull_slab(w, 0, 1), 0);
-		settle(w);
+		READ_FROM(w, remote, 0, 10);
+		pull_again(w);
 		migrated(w, 2, 2);
 	} else {
 		/* What was read is pulled all the same. */
@@ -230,10 +222,8 @@ WORLD_TEST(a_source_that_broke_is_given_up, world_moving(0, 2))
 	drained(w, SOURCE, 1);
 	CHECK_EQ(slab_of(w, 0).source_state, ISW_SLAB_UNMAPPED);
 	CHECK_EQ(slab_of(w, 0).remote_valid_pages, 1);
-	CHECK_EQ(read_settled(w, 0), 10);
-	CHECK_EQ(stats_of(w).pages_in_backup, 1);
-	CHECK_EQ(read_settled(w, 1), 21);
-	CHECK_EQ(stats_of(w).pages_in_backup, 1);
+	READ_FROM(w, backup, 0, 10);
+	READ_FROM(w, remote, 1, 21);
 }
 
 WORLD_TEST(a_source_is_drained_after_its_last_transfer, world_pulling(0, READING, 2))
@@ -290,8 +280,7 @@ WORLD_TEST(a_torn_page_is_not_pulled, world_pulling(0, WRITING, 1))
 	CHECK_EQ(read_settled(w, 0), 10);
 	donor_returns(w, TARGET);
 	CHECK(is_at(w, 0, SOURCE));
-	CHECK_EQ(pull_slab(w, 0, 1), 0);
-	settle(w);
+	pull_again(w);
 	migrated(w, 1, 1);
 	CHECK(is_at(w, 0, TARGET));
 	CHECK_EQ(read_settled(w, 0), 10);
@@ -308,15 +297,13 @@ WORLD_TEST(a_target_that_is_lost, world_moving(0, 2))
 	write_settled(w, 4, 1, 400);
 	BREAK(w, TARGET);
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_SUSPENDED);
-	CHECK_EQ(read_settled(w, 4), 400);
-	CHECK_EQ(stats_of(w).pages_in_backup, 1);
+	READ_FROM(w, backup, 4, 400);
 	unmap(w);
 	drained(w, TARGET, generation);
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_UNMAPPED);
 	CHECK_EQ(slab_of(w, 0).source_state, ISW_SLAB_MAPPED);
 	CHECK(!is_remote_valid(w, 4));
-	CHECK_EQ(read_settled(w, 0), 10);
-	CHECK_EQ(stats_of(w).pages_in_remote, 1);
+	READ_FROM(w, remote, 0, 10);
 	id = put(w, 5, 1, 500); /* the source gets nothing new */
 	CHECK_EQ(sent(w, SOURCE), 0);
 	settle(w);
@@ -343,10 +330,8 @@ WORLD_CASES(a_pull_does_not_follow_its_slab, STAGES, stage, world_pulling(0, sta
 		REPLY(w, SOURCE, 0);
 	migrated(w, 0, 2);
 	CHECK_EQ(sent(w, THIRD), 0);
-	CHECK_EQ(read_settled(w, 0), 10);
-	CHECK_EQ(stats_of(w).pages_in_remote, 1);
-	CHECK_EQ(pull_slab(w, 0, 1), 0);
-	settle(w);
+	READ_FROM(w, remote, 0, 10);
+	pull_again(w);
 	migrated(w, 2, 2);
 	CHECK(is_at(w, 0, THIRD) && is_at(w, 1, THIRD));
 	CHECK_EQ(donor_value(w, THIRD, 1), 11);
@@ -430,8 +415,7 @@ WORLD_TEST(slabs_are_pulled_in_turn, world_moving(0, SLAB_PAGES))
 
 WORLD_TEST(a_slab_that_migrates_again_is_pulled_from_its_start, world_moving(0, 3))
 {
-	CHECK_EQ(pull(w), 0);
-	settle(w);
+	pull_all(w);
 	leave(w);
 	migrate(w, 0, THIRD);
 	CHECK_EQ(pull(w), 0); /* nobody said `again`: this pass is the first */

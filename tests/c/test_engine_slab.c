@@ -7,11 +7,10 @@ static uint64_t generation_of(const struct world *w, uint32_t slab)
 	return slab_of(w, slab).generation;
 }
 
-WORLD_TEST(drained_only_after_the_last_transfer, world_mapped(0))
+WORLD_TEST(drained_only_after_the_last_transfer, world_holding(0, 1, 1, 100))
 {
 	uint32_t read;
 
-	write_settled(w, 1, 1, 100);
 	put(w, 2, 1, 200);
 	put(w, 5, 1, 500);
 	read = get(w, 1, 1);
@@ -37,11 +36,10 @@ WORLD_TEST(drained_only_after_the_last_transfer, world_mapped(0))
 	CHECK_EQ(read_settled(w, 2), 200);
 }
 
-WORLD_TEST(nothing_new_is_sent_to_a_draining_slab, world_mapped(0))
+WORLD_TEST(nothing_new_is_sent_to_a_draining_slab, world_holding(0, 3, 1, 300))
 {
 	uint32_t newer, read;
 
-	write_settled(w, 3, 1, 300);
 	put(w, 1, 1, 100);
 	newer = put(w, 1, 1, 101); /* waits for the first to end, then must not be sent */
 	unmap(w);
@@ -58,9 +56,8 @@ WORLD_TEST(nothing_new_is_sent_to_a_draining_slab, world_mapped(0))
 	CHECK_EQ(read_settled(w, 1), 101);
 }
 
-WORLD_TEST(another_mappings_bits_are_not_believed, world_mapped(0))
+WORLD_TEST(another_mappings_bits_are_not_believed, world_holding(0, 1, 1, 100))
 {
-	write_settled(w, 1, 1, 100);
 	unmap(w);
 	CHECK_EQ(step(w, ISW_STEP_REMOTE_WIPE, 0, 0), 1);
 	map(w, 0, 0);
@@ -146,9 +143,8 @@ WORLD_TEST(a_shutdown_on_purpose_is_like_a_break, world_mapped(0))
 	CHECK_EQ(isw_remote_shutdown(w->e, 99), -EINVAL);
 }
 
-WORLD_TEST(a_suspended_slab_is_unmapped_like_any, world_mapped(0))
+WORLD_TEST(a_suspended_slab_is_unmapped_like_any, world_holding(0, 1, 1, 100))
 {
-	write_settled(w, 1, 1, 100);
 	BREAK(w, 0);
 	CHECK(is_remote_valid(w, 1)); /* kept, in case the donor comes back ... */
 	unmap(w);

@@ -21,58 +21,37 @@ WORLD_TEST(what_was_staged_is_staged_again, world_new(0))
 	CHECK_EQ(stats_of(s).staging_pages_used, 2);
 	CHECK_EQ(read_settled(s, 1), 10);
 	CHECK_EQ(disk_value(s, 2), 11); /* it was queued for the backup */
-	world_end(s);
 }
 
-WORLD_TEST(what_the_donor_has_is_read_there_after_resume, world_mapped(0))
+WORLD_TEST(what_the_donor_has_is_read_there_after_resume, world_holding(0, 1, 1, 10))
 {
-	struct world *s;
+	struct world *s = successor(w);
 
-	write_settled(w, 1, 1, 10);
-	s = successor(w);
 	CHECK_EQ(slab_of(s, 0).state, ISW_SLAB_SUSPENDED);
 	CHECK_EQ(slab_of(s, 0).remote_valid_pages, 1);
-	CHECK_EQ(read_settled(s, 1), 10);
-	CHECK_EQ(stats_of(s).pages_in_backup, 1);
+	READ_FROM(s, backup, 1, 10);
 	bring_back(s, 0);
-	CHECK_EQ(read_settled(s, 1), 10);
-	CHECK_EQ(stats_of(s).pages_in_remote, 1);
+	READ_FROM(s, remote, 1, 10);
 	/* Mapping numbers go on above the old ones. */
-	CHECK_EQ(isw_slab_unmap(s->e, 0, 0, slab_of(s, 0).generation), 0);
+	unmap(s);
 	map(s, 0, 0);
 	CHECK(atomic_load(&iswi_place(s->e, 0, 0)->word) >> 8 >
 	      atomic_load(&iswi_place(w->e, 0, 0)->word) >> 8);
-	world_end(s);
 }
 
-WORLD_TEST(a_superseded_version_does_not_come_back, world_mapped(0))
+WORLD_CASES(an_older_version_does_not_come_back, 2, zeroed, world_mapped(0))
 {
-	struct world *s;
-
 	put(w, 1, 1, 10); /* its buffer is held by the transfer */
-	put(w, 1, 1, 20);
-	CHECK_EQ(descriptors(w), 1);
-	disk_settle(w);
+	if (zeroed) {
+		CHECK_EQ(w->error[trim(w, 1, 1)], 0);
+	} else {
+		put(w, 1, 1, 20);
+		CHECK_EQ(descriptors(w), 1);
+		disk_settle(w);
+	}
 	CHECK_EQ(sent(w, 0), 1);
 	CHECK_EQ(descriptors(w), 0);
-	s = successor(w);
-	CHECK_EQ(read_settled(s, 1), 20);
-	world_end(s);
-}
-
-WORLD_TEST(a_zeroed_version_does_not_come_back, world_mapped(0))
-{
-	struct world *s;
-	uint32_t id;
-
-	put(w, 1, 1, 10);
-	id = trim(w, 1, 1);
-	CHECK_EQ(w->error[id], 0);
-	CHECK_EQ(sent(w, 0), 1);
-	CHECK_EQ(descriptors(w), 0);
-	s = successor(w);
-	CHECK_EQ(read_settled(s, 1), 0);
-	world_end(s);
+	CHECK_EQ(read_settled(successor(w), 1), zeroed ? 0 : 20);
 }
 
 WORLD_CASES(of_two_descriptors_the_newer_one_counts, 2, n, world_new(0))
@@ -93,35 +72,31 @@ WORLD_CASES(of_two_descriptors_the_newer_one_counts, 2, n, world_new(0))
 	s = successor(w);
 	CHECK_EQ(descriptors(s), 1);
 	CHECK_EQ(read_settled(s, 1), 20);
-	world_end(s);
 	atomic_store(&w->e->slots[new].page, ISWI_NO_PAGE);
 	w->e->slots[old].version = 1;
 	settle(w);
 }
 
-WORLD_TEST(copies_have_no_descriptor, world_mapped(0))
+WORLD_TEST(copies_have_no_descriptor, world_holding(0, 1, 1, 10))
 {
 	struct world *s;
-	uint32_t next;
 
-	write_settled(w, 1, 1, 10);
-	CHECK_EQ(isw_slab_unmap(w->e, 0, 0, slab_of(w, 0).generation), 0);
+	unmap(w);
 	map(w, 0, 0);
-	CHECK_EQ(isw_slab_fill(w->e, 0, slab_of(w, 0).generation, 0, 8, &next), 1);
+	fill(w, 0, 8, 1);
 	DISK_READ(w);
 	CHECK_EQ(sent_for(w, 0, 1, ISWI_XFER_WRITE), 1);
 	CHECK_EQ(descriptors(w), 0);
 	s = successor(w);
 	CHECK_EQ(stats_of(s).staging_pages_used, 0);
 	CHECK_EQ(read_settled(s, 1), 10);
-	world_end(s);
 }
 
-WORLD_TEST(without_a_backup_what_is_staged_waits_for_a_donor, world_mapped(ISW_ENGINE_NO_BACKUP))
+WORLD_TEST(without_a_backup_what_is_staged_waits_for_a_donor,
+	   world_holding(ISW_ENGINE_NO_BACKUP, 0, 1, 5))
 {
 	struct world *s;
 
-	write_settled(w, 0, 1, 5);
 	put(w, 1, 1, 10);
 	put(w, 2, 1, 20);
 	APPLY(w, 0, 0);
@@ -136,17 +111,15 @@ WORLD_TEST(without_a_backup_what_is_staged_waits_for_a_donor, world_mapped(ISW_E
 	CHECK_EQ(read_settled(s, 0), 5);
 	CHECK_EQ(read_settled(s, 2), 20);
 	CHECK_EQ(donor_value(s, 0, 1), 10);
-	world_end(s);
 	/* The donor is given up, and the slab finds another one. */
 	s = successor(w);
-	CHECK_EQ(isw_slab_unmap(s->e, 0, 0, slab_of(s, 0).generation), 0);
+	unmap(s);
 	CHECK_EQ(remote_new(s), 1);
 	map(s, 0, 1);
 	CHECK_EQ(sent(s, 1), 2);
 	settle(s);
 	CHECK_EQ(read_settled(s, 1), 10);
 	CHECK_EQ(read_settled(s, 0), -EIO); /* lost, not zeros */
-	world_end(s);
 }
 
 WORLD_TEST(a_drain_is_finished_and_reported, world_mapped(0))
@@ -156,7 +129,7 @@ WORLD_TEST(a_drain_is_finished_and_reported, world_mapped(0))
 
 	write_settled(w, 2, 1, 5);
 	put(w, 1, 1, 10);
-	CHECK_EQ(isw_slab_unmap(w->e, 0, 0, generation), 0);
+	unmap(w);
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_DRAINING);
 	s = successor(w);
 	CHECK_EQ(slab_of(s, 0).state, ISW_SLAB_UNMAPPED);
@@ -164,14 +137,12 @@ WORLD_TEST(a_drain_is_finished_and_reported, world_mapped(0))
 	CHECK_EQ(s->last[ISW_EVENT_SLAB_DRAINED].generation, generation);
 	CHECK(!is_remote_valid(s, 2));
 	CHECK_EQ(read_settled(s, 2), 5);
-	world_end(s);
 }
 
-WORLD_TEST(both_places_of_a_slab_that_migrates_are_kept, world_mapped(0))
+WORLD_TEST(both_places_of_a_slab_that_migrates_are_kept, world_holding(0, 1, 2, 10))
 {
 	struct world *s;
 
-	write_settled(w, 1, 2, 10);
 	CHECK_EQ(remote_new(w), 1);
 	CHECK_EQ(isw_slab_migrate(w->e, 0, 1, 0, ++w->generations), 0);
 	write_settled(w, 1, 1, 30);
@@ -182,10 +153,8 @@ WORLD_TEST(both_places_of_a_slab_that_migrates_are_kept, world_mapped(0))
 	CHECK_EQ(slab_of(s, 0).source_remote, 0);
 	bring_back(s, 0);
 	bring_back(s, 1);
-	CHECK_EQ(read_settled(s, 1), 30);
-	CHECK_EQ(read_settled(s, 2), 11);
-	CHECK_EQ(stats_of(s).pages_in_remote, 2);
-	world_end(s);
+	READ_FROM(s, remote, 1, 30);
+	READ_FROM(s, remote, 2, 11);
 }
 
 WORLD_CASES(a_staged_page_with_wrong_bytes_is_an_error, 2, lossy,
@@ -209,7 +178,6 @@ WORLD_CASES(a_staged_page_with_wrong_bytes_is_an_error, 2, lossy,
 	CHECK_EQ(read_settled(s, 1), -EIO);
 	write_settled(s, 1, 1, 30);
 	CHECK_EQ(read_settled(s, 1), 30);
-	world_end(s);
 }
 
 /* -------------------------------------------------------------------------- records */
@@ -231,7 +199,6 @@ WORLD_TEST(a_record_goes_with_its_remote, world_new(0))
 	CHECK_EQ(isw_remote_record(s->e, remote, record), 6);
 	CHECK_EQ(isw_remote_destroy(s->e, remote), 0); /* it was down */
 	CHECK_EQ(isw_remote_record(s->e, remote, record), 0);
-	world_end(s);
 }
 
 /* --------------------------------------------------------------------------- damage */

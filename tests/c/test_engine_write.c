@@ -2,11 +2,10 @@
 /* The rules of writing: one function each, every event ordered by hand. */
 #include "engine_fixture.h"
 
-WORLD_TEST(remote_valid_is_cleared_before_sending, world_mapped(0))
+WORLD_TEST(remote_valid_is_cleared_before_sending, world_holding(0, 1, 1, 100))
 {
 	uint32_t id;
 
-	write_settled(w, 1, 1, 100);
 	CHECK(is_remote_valid(w, 1));
 	id = put(w, 1, 1, 200);
 	CHECK_EQ(sent_for(w, 0, 1, ISWI_XFER_WRITE), 1);
@@ -26,9 +25,8 @@ WORLD_TEST(remote_valid_is_cleared_before_sending, world_mapped(0))
 
 WORLD_TEST(nothing_follows_a_broken_connection_until_resume, world_mapped(0))
 {
-	uint32_t old, id;
+	uint32_t old = put(w, 1, 1, 100), id;
 
-	old = put(w, 1, 1, 100);
 	BREAK(w, 0);
 	CHECK_EQ(w->events[ISW_EVENT_REMOTE_DOWN], 1);
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_SUSPENDED);
@@ -43,8 +41,7 @@ WORLD_TEST(nothing_follows_a_broken_connection_until_resume, world_mapped(0))
 	CHECK_EQ(sent(w, 0), 0);
 	resume(w, 0);
 	settle(w);
-	CHECK_EQ(w->error[old], 0);
-	CHECK_EQ(w->error[id], 0);
+	CAME_TO(w, 0, old, id);
 	CHECK_EQ(read_settled(w, 1), 200);
 }
 
@@ -59,15 +56,13 @@ WORLD_TEST(a_late_write_after_resume_is_impossible, world_mapped(0))
 	write_settled(w, 1, 1, 200);
 	CHECK(is_remote_valid(w, 1));
 	CHECK_EQ(donor_value(w, 0, 1), 200);
-	CHECK_EQ(read_settled(w, 1), 200);
-	CHECK_EQ(stats_of(w).pages_in_remote, 1);
+	READ_FROM(w, remote, 1, 200);
 }
 
-WORLD_TEST(a_page_written_while_suspended_is_not_read_remotely, world_mapped(0))
+WORLD_TEST(a_page_written_while_suspended_is_not_read_remotely, world_holding(0, 1, 2, 100))
 {
 	uint32_t id;
 
-	write_settled(w, 1, 2, 100);
 	BREAK(w, 0);
 	write_settled(w, 1, 1, 200);
 	donor_returns(w, 0);
@@ -82,11 +77,10 @@ WORLD_TEST(a_page_written_while_suspended_is_not_read_remotely, world_mapped(0))
 	CHECK_EQ(w->got[id][0], 101);
 }
 
-WORLD_TEST(a_write_unacknowledged_at_the_break_is_not_read_remotely, world_mapped(0))
+WORLD_TEST(a_write_unacknowledged_at_the_break_is_not_read_remotely, world_holding(0, 1, 1, 100))
 {
 	uint32_t id;
 
-	write_settled(w, 1, 1, 100);
 	put(w, 1, 1, 200);
 	APPLY(w, 0, 0); /* it landed, but nobody told us */
 	BREAK(w, 0);
@@ -159,9 +153,8 @@ WORLD_TEST(overlapping_writes_share_no_page_in_flight, world_mapped(0))
 
 WORLD_TEST(one_backup_write_of_a_page_is_in_flight, world_new(0))
 {
-	uint32_t first, second, third;
+	uint32_t first = put(w, 1, 1, 100), second, third;
 
-	first = put(w, 1, 1, 100);
 	DISK_TAKE(w);
 	second = put(w, 1, 1, 200);
 	third = put(w, 1, 1, 300);
@@ -172,8 +165,7 @@ WORLD_TEST(one_backup_write_of_a_page_is_in_flight, world_new(0))
 	CHECK(!is_backup_current(w, 1)); /* the disk's version is not the newest */
 	CHECK_EQ(disk_value(w, 1), 100);
 	DISK_WRITE(w);
-	CHECK_EQ(w->error[second], 0);
-	CHECK_EQ(w->error[third], 0);
+	CAME_TO(w, 0, second, third);
 	CHECK(is_backup_current(w, 1));
 	CHECK_EQ(disk_value(w, 1), 300);
 	DISK_NOTHING(w);
@@ -252,12 +244,10 @@ WORLD_TEST(staging_is_held_until_both_copies_ended, world_mapped(0))
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(stats_of(w).staging_pages_used, 1);
 	BREAK(w, 0); /* acknowledged, and gone before the backup has it */
-	id = get(w, 1, 1);
-	GOT(w, id, 100);
+	GOT(w, get(w, 1, 1), 100);
 	disk_settle(w);
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
-	CHECK_EQ(read_settled(w, 1), 100);
-	CHECK_EQ(stats_of(w).pages_in_backup, 1);
+	READ_FROM(w, backup, 1, 100);
 }
 
 WORLD_TEST(a_buffer_being_sent_is_not_reused, world_mapped(0))
@@ -281,18 +271,15 @@ WORLD_TEST(a_donors_refusal_falls_back_and_is_told_once, world_mapped(0))
 
 	REFUSE(w, 0, 0);
 	REFUSE(w, 0, 0);
-	CHECK_EQ(w->error[first], PENDING);
-	CHECK_EQ(w->error[second], PENDING);
+	CAME_TO(w, PENDING, first, second);
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_ERROR], 1);
 	CHECK_EQ(w->last[ISW_EVENT_SLAB_ERROR].slab, 0);
 	CHECK_EQ(w->last[ISW_EVENT_SLAB_ERROR].generation, slab_of(w, 0).generation);
 	CHECK_EQ(stats_of(w).remote_errors, 2);
 	CHECK(!is_remote_valid(w, 1));
 	disk_settle(w);
-	CHECK_EQ(w->error[first], 0);
-	CHECK_EQ(w->error[second], 0);
-	CHECK_EQ(read_settled(w, 1), 100);
-	CHECK_EQ(stats_of(w).pages_in_backup, 1);
+	CAME_TO(w, 0, first, second);
+	READ_FROM(w, backup, 1, 100);
 	CHECK_EQ(stats_of(w).fallback_invalid, 1);
 	CHECK_EQ(w->events[ISW_EVENT_REMOTE_DOWN], 0);
 }
@@ -304,8 +291,7 @@ WORLD_TEST(a_refused_write_does_not_hold_up_the_newer_one, world_mapped(0))
 	REFUSE(w, 0, 0);
 	CHECK_EQ(sent_for(w, 0, 1, ISWI_XFER_WRITE), 1);
 	REPLY(w, 0, 0);
-	CHECK_EQ(w->error[first], 0);
-	CHECK_EQ(w->error[second], 0);
+	CAME_TO(w, 0, first, second);
 	CHECK(is_remote_valid(w, 1));
 	CHECK_EQ(donor_value(w, 0, 1), 200);
 }
@@ -352,9 +338,7 @@ WORLD_TEST(waiting_writes_go_on_in_their_order_and_reads_do_not_wait, world_new(
 	DISK_READ(w);
 	GOT(w, id, 77);
 	settle(w);
-	CHECK_EQ(w->error[wide], 0);
-	CHECK_EQ(w->error[narrow[0]], 0);
-	CHECK_EQ(w->error[narrow[1]], 0);
+	CAME_TO(w, 0, wide, narrow[0], narrow[1]);
 	/* The last of two writes to one page, asked for in this order, is what stays. */
 	CHECK_EQ(read_settled(w, 0), 500);
 	for (uint32_t i = 0; i < 4; i++)
@@ -372,11 +356,9 @@ WORLD_TEST(a_small_write_does_not_overtake_a_waiting_one, world_new(0))
 	/* Four buffers become free: they are the first one's, all of them. */
 	DISK_WRITE(w);
 	CHECK_EQ(stats_of(w).staging_pages_used, STAGING);
-	CHECK_EQ(w->error[first], PENDING);
-	CHECK_EQ(w->error[second], PENDING);
+	CAME_TO(w, PENDING, first, second);
 	settle(w);
-	CHECK_EQ(w->error[first], 0);
-	CHECK_EQ(w->error[second], 0);
+	CAME_TO(w, 0, first, second);
 	CHECK_EQ(read_settled(w, 16), 400);
 }
 
