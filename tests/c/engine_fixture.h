@@ -137,6 +137,14 @@ UNUSED_OK static struct isw_slab_info slab_of(const struct world *w, uint32_t sl
 	return info;
 }
 
+UNUSED_OK static struct isw_remote_info remote_of(const struct world *w, uint32_t remote)
+{
+	struct isw_remote_info info[4];
+
+	CHECK_EQ(isw_engine_remotes(w->e, 4, info), 4);
+	return info[remote];
+}
+
 UNUSED_OK static bool is_remote_valid(const struct world *w, uint64_t page)
 {
 	return iswi_bit(w->e->remote_valid, page);
@@ -231,6 +239,7 @@ static inline int step(struct world *w, uint32_t kind, uint32_t r, uint32_t n)
 #define REPLY(w, r, n)    CHECK_EQ(step(w, ISW_STEP_REMOTE_REPLY, r, n), 1)
 #define APPLY(w, r, n)    CHECK_EQ(step(w, ISW_STEP_REMOTE_APPLY, r, n), 1)
 #define REFUSE(w, r, n)   CHECK_EQ(step(w, ISW_STEP_REMOTE_FAIL, r, n), 1)
+#define SLOW(w, r, n)     CHECK_EQ(step(w, ISW_STEP_REMOTE_SLOW, r, n), 1)
 #define CORRUPT(w, r, n)  CHECK_EQ(step(w, ISW_STEP_REMOTE_CORRUPT, r, n), 1)
 #define BREAK(w, r)       CHECK_EQ(step(w, ISW_STEP_REMOTE_DOWN, r, 0), 1)
 #define DISK_TAKE(w)      CHECK_EQ(step(w, ISW_STEP_BACKUP_TAKE, 0, 0), 1)
@@ -329,6 +338,16 @@ UNUSED_OK static void sources_are(const struct world *w, uint64_t remote, uint64
 	CHECK_EQ(stats.fallback_slow + stats.fallback_error + stats.fallback_suspended +
 			 stats.fallback_invalid + stats.fallback_unmapped,
 		 backup);
+}
+
+/* It is not even asked of donor 0. */
+UNUSED_OK static void read_elsewhere(struct world *w, uint64_t page, uint64_t value)
+{
+	uint32_t id = get(w, page, 1);
+
+	CHECK_EQ(sent(w, 0), 0);
+	settle(w);
+	GOT(w, id, value);
 }
 
 /* The page's value comes from there: remote, backup, staging or zero. */

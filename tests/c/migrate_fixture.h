@@ -114,10 +114,8 @@ UNUSED_OK static void not_drained(const struct world *w)
 
 /* ----------------------------------------------------------------------- worlds */
 
-UNUSED_OK static struct world *world_of_three(const struct isw_engine_config *config)
+UNUSED_OK static struct world *with_three(struct world *w)
 {
-	struct world *w = world_of(config);
-
 	for (uint32_t remote = SOURCE; remote <= THIRD; remote++)
 		CHECK_EQ(remote_new(w), remote);
 	return w;
@@ -128,16 +126,15 @@ UNUSED_OK static struct world *world_of_two(void)
 {
 	struct world *w = world_new(0);
 
-	for (uint32_t remote = SOURCE; remote <= TARGET; remote++)
-		CHECK_EQ(remote_new(w), remote);
+	CHECK_EQ(remote_new(w), SOURCE);
+	CHECK_EQ(remote_new(w), TARGET);
 	return w;
 }
 
 /* `pages` pages of slab 0, page i holding 10 + i, are at its source (and on the backup). */
 UNUSED_OK static struct world *world_moving(uint32_t flags, uint32_t pages)
 {
-	struct isw_engine_config config = world_config(flags);
-	struct world *w = world_of_three(&config);
+	struct world *w = with_three(world_new(flags));
 
 	map(w, 0, SOURCE);
 	if (pages)
@@ -175,12 +172,10 @@ UNUSED_OK static void pull_goes_on(struct world *w, enum stage stage)
 /* A large slab on a device of its own, everything at the source. */
 UNUSED_OK static struct world *world_large(uint32_t pages, uint32_t staging)
 {
-	struct isw_engine_config config = world_config(0);
-	struct world *w;
+	struct world *w =
+		with_three(WORLD_BUT(config.size_bytes = config.slab_bytes = pages * ISW_PAGE_BYTES;
+				     config.staging_pages = staging));
 
-	config.size_bytes = config.slab_bytes = pages * ISW_PAGE_BYTES;
-	config.staging_pages = staging;
-	w = world_of_three(&config);
 	map(w, 0, SOURCE);
 	for (uint64_t page = 0; page < pages; page += 8)
 		write_settled(w, page, 8, 10 + page);
@@ -191,8 +186,7 @@ UNUSED_OK static struct world *world_large(uint32_t pages, uint32_t staging)
 /* Donor 0 has slab 0, and a write of page 0 is on its way there, which holds 20. */
 UNUSED_OK static struct world *world_writing(uint32_t flags)
 {
-	struct isw_engine_config config = world_config(flags);
-	struct world *w = world_of_three(&config);
+	struct world *w = with_three(world_new(flags));
 
 	map(w, 0, SOURCE);
 	write_settled(w, 0, 2, 10);

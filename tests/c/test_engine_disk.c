@@ -8,7 +8,7 @@
 
 #include "engine/backup/backup.h"
 #include "engine_workers.h"
-#include "tests.h"
+#include "tests_between.h"
 
 #define PAGES  512u
 #define BAD_AT 300u /* a bad sector's page */
@@ -36,11 +36,16 @@ static isw_engine *open_engine(void)
 {
 	const struct isw_engine_config c = config();
 	struct isw_error error = {0};
-	isw_engine *e = NULL;
+	isw_engine *opened = NULL;
 
-	CHECK_OK(isw_engine_create(&c, path, &e, &error), error);
-	return e;
+	CHECK_OK(isw_engine_create(&c, path, &opened, &error), error);
+	return opened;
 }
+
+/* A test of an engine of its own. */
+static isw_engine *e;
+
+#define ENGINE_TEST(name) BETWEEN_TEST(name, e = open_engine(), isw_engine_destroy(e))
 
 /* ------------------------------------------------------------- one request at a time */
 
@@ -49,28 +54,27 @@ struct page_asked {
 	_Alignas(ISW_PAGE_BYTES) unsigned char data[ISW_PAGE_BYTES];
 };
 
-static void ask_page(isw_engine *e, struct page_asked *a, enum iswi_req_op op, uint64_t page,
-		     uint64_t value)
+static void ask_page(struct page_asked *a, enum iswi_req_op op, uint64_t page, uint64_t value)
 {
 	for (uint32_t i = 0; op == ISWI_WRITE && i < ISW_PAGE_BYTES; i += 8)
 		memcpy(a->data + i, &value, 8);
 	ask(e, &a->asked, op, page, op != ISWI_FLUSH, a->data);
 }
 
-static int do_one(isw_engine *e, enum iswi_req_op op, uint64_t page, uint64_t value)
+static int do_one(enum iswi_req_op op, uint64_t page, uint64_t value)
 {
 	struct page_asked a;
 
-	ask_page(e, &a, op, page, value);
+	ask_page(&a, op, page, value);
 	return answer(&a.asked);
 }
 
-static uint64_t read_one(isw_engine *e, uint64_t page)
+static uint64_t read_one(uint64_t page)
 {
 	struct page_asked a;
 	uint64_t value;
 
-	ask_page(e, &a, ISWI_READ, page, 0);
+	ask_page(&a, ISWI_READ, page, 0);
 	CHECK_EQ(answer(&a.asked), 0);
 	memcpy(&value, a.data, sizeof(value));
 	return value;
@@ -127,7 +131,7 @@ static void bad_destroy(void *ctx)
 static const struct iswi_backup_ops bad_ops = {"bad", bad_write, bad_read, bad_sync, bad_destroy};
 
 /* Before the first request: the threads look at the backup only when there is work. */
-static void make_bad(isw_engine *e, struct bad_disk *d)
+static void make_bad(struct bad_disk *d)
 {
 	*d = (struct bad_disk){.ops = e->backup->ops, .ctx = e->backup->ctx};
 	atomic_store_explicit(&d->bad, true, memory_order_relaxed);
@@ -135,7 +139,7 @@ static void make_bad(isw_engine *e, struct bad_disk *d)
 	e->backup->ops = &bad_ops;
 }
 
-static void wait_event(isw_engine *e, uint32_t kind)
+static void wait_event(uint32_t kind)
 {
 	uint64_t end_ns = iswi_now_ns() + WAIT_MS * 1000000ull;
 	struct isw_event event;
@@ -147,47 +151,44 @@ static void wait_event(isw_engine *e, uint32_t kind)
 	CHECK_EQ(event.kind, kind);
 }
 
-TEST(a_bad_sector_is_retried_until_it_is_good)
+ENGINE_TEST(a_bad_sector_is_retried_until_it_is_good)
 {
-	isw_engine *e = open_engine();
 	struct isw_engine_stats stats;
 	struct bad_disk disk;
 	struct page_asked stuck;
 
-	make_bad(e, &disk);
-	CHECK_EQ(do_one(e, ISWI_WRITE, 1, 100), 0);
-	ask_page(e, &stuck, ISWI_WRITE, BAD_AT, 200);
-	wait_event(e, ISW_EVENT_BACKUP_FAILING);
+	make_bad(&disk);
+	CHECK_EQ(do_one(ISWI_WRITE, 1, 100), 0);
+	ask_page(&stuck, ISWI_WRITE, BAD_AT, 200);
+	wait_event(ISW_EVENT_BACKUP_FAILING);
 	isw_engine_stats(e, &stats);
 	CHECK_EQ(stats.backup_failing, 1);
 	CHECK_EQ(stats.requests_in_flight, 1);
-	CHECK_EQ(do_one(e, ISWI_FLUSH, 0, 0), -EIO);
-	CHECK_EQ(do_one(e, ISWI_WRITE, 1, 101), 0); /* the rest goes on */
-	CHECK_EQ(read_one(e, BAD_AT), 200);
+	CHECK_EQ(do_one(ISWI_FLUSH, 0, 0), -EIO);
+	CHECK_EQ(do_one(ISWI_WRITE, 1, 101), 0); /* the rest goes on */
+	CHECK_EQ(read_one(BAD_AT), 200);
 	CHECK_EQ(isw_engine_settle(e, 20), -ETIMEDOUT);
 	atomic_store_explicit(&disk.bad, false, memory_order_relaxed);
-	wait_event(e, ISW_EVENT_BACKUP_RECOVERED);
+	wait_event(ISW_EVENT_BACKUP_RECOVERED);
 	CHECK_EQ(answer(&stuck.asked), 0);
-	CHECK_EQ(do_one(e, ISWI_FLUSH, 0, 0), 0);
+	CHECK_EQ(do_one(ISWI_FLUSH, 0, 0), 0);
 	CHECK_EQ(isw_engine_settle(e, WAIT_MS), 0);
-	CHECK_EQ(read_one(e, BAD_AT), 200);
-	CHECK_EQ(read_one(e, 1), 101);
-	isw_engine_destroy(e);
+	CHECK_EQ(read_one(BAD_AT), 200);
+	CHECK_EQ(read_one(1), 101);
 }
 
 /* Workers whose writes hardly ever leave the queue empty. */
-TEST(retries_come_due_and_are_paced_on_a_busy_disk)
+ENGINE_TEST(retries_come_due_and_are_paced_on_a_busy_disk)
 {
 	static struct crowd crowd;
-	isw_engine *e = open_engine();
 	uint64_t began_ns = iswi_now_ns(), seconds;
 	struct bad_disk disk;
 	struct page_asked stuck;
 
-	make_bad(e, &disk);
+	make_bad(&disk);
 	disk.slow = true;
-	ask_page(e, &stuck, ISWI_WRITE, BAD_AT, 200);
-	wait_event(e, ISW_EVENT_BACKUP_FAILING);
+	ask_page(&stuck, ISWI_WRITE, BAD_AT, 200);
+	wait_event(ISW_EVENT_BACKUP_FAILING);
 	crowd_start(&crowd, e, 1, BAD_AT - 50, false);
 	while (iswi_counted(&disk.tries) < 3) {
 		CHECK(iswi_now_ns() - began_ns < WAIT_MS * 1000000ull);
@@ -197,28 +198,26 @@ TEST(retries_come_due_and_are_paced_on_a_busy_disk)
 	seconds = (iswi_now_ns() - began_ns) / 1000000000ull;
 	CHECK(iswi_counted(&disk.tries) <= seconds + 3);
 	atomic_store_explicit(&disk.bad, false, memory_order_relaxed);
-	wait_event(e, ISW_EVENT_BACKUP_RECOVERED);
+	wait_event(ISW_EVENT_BACKUP_RECOVERED);
 	CHECK_EQ(answer(&stuck.asked), 0);
 	crowd_stop(&crowd);
 	crowd_check(&crowd);
 	/* Writes were merged: a write a page would wear a cloud disk out. */
 	CHECK(iswi_counted(&disk.writes) < iswi_counted(&disk.pages));
 	crowd_free(&crowd);
-	isw_engine_destroy(e);
 }
 
-TEST(failing_at_once_is_not_retried_at_once)
+ENGINE_TEST(failing_at_once_is_not_retried_at_once)
 {
-	isw_engine *e = open_engine();
 	struct bad_disk disk;
 	struct page_asked stuck[STUCK];
 	uint64_t began_ns = iswi_now_ns(), seconds, tries;
 
 	/* Two writers, each failing what the other has just queued anew, would never pause. */
-	make_bad(e, &disk);
+	make_bad(&disk);
 	disk.all = true;
 	for (uint32_t i = 0; i < STUCK; i++)
-		ask_page(e, &stuck[i], ISWI_WRITE, 2 * i, i);
+		ask_page(&stuck[i], ISWI_WRITE, 2 * i, i);
 	while (iswi_counted(&disk.tries) < 3 * STUCK) {
 		CHECK(iswi_now_ns() - began_ns < WAIT_MS * 1000000ull);
 		pause_ms(20);
@@ -229,49 +228,44 @@ TEST(failing_at_once_is_not_retried_at_once)
 	atomic_store_explicit(&disk.bad, false, memory_order_relaxed);
 	for (uint32_t i = 0; i < STUCK; i++)
 		CHECK_EQ(answer(&stuck[i].asked), 0);
-	isw_engine_destroy(e);
 }
 
 /* --------------------------------------------------------------------- the file */
 
-TEST(contents_outlive_the_engine)
+ENGINE_TEST(contents_outlive_the_engine)
 {
-	isw_engine *e = open_engine();
 	char tables[sizeof(path) + 8];
 
 	snprintf(tables, sizeof(tables), "%s.tables", path);
 	for (uint64_t page = 0; page < PAGES; page += 3)
-		CHECK_EQ(do_one(e, ISWI_WRITE, page, 1000 + page), 0);
-	CHECK_EQ(do_one(e, ISWI_TRIM, 3, 0), 0);
+		CHECK_EQ(do_one(ISWI_WRITE, page, 1000 + page), 0);
+	CHECK_EQ(do_one(ISWI_TRIM, 3, 0), 0);
 	CHECK_EQ(isw_engine_settle(e, WAIT_MS), 0);
 	CHECK_EQ(isw_engine_save_tables(e, tables, NULL), 0);
 	isw_engine_destroy(e);
 	e = open_engine();
 	CHECK_EQ(isw_engine_load_tables(e, tables, NULL), 0);
 	for (uint64_t page = 0; page < PAGES; page++)
-		CHECK_EQ(read_one(e, page), page % 3 || page == 3 ? 0 : 1000 + page);
-	isw_engine_destroy(e);
+		CHECK_EQ(read_one(page), page % 3 || page == 3 ? 0 : 1000 + page);
 	unlink(tables);
 }
 
-TEST(a_backup_has_one_owner)
+ENGINE_TEST(a_backup_has_one_owner)
 {
 	const struct isw_engine_config c = config();
-	isw_engine *e = open_engine(), *second = NULL;
+	isw_engine *second = NULL;
 	struct isw_error error = {0};
 
 	CHECK_EQ(isw_engine_create(&c, path, &second, &error), -EWOULDBLOCK);
 	CHECK(strstr(error.text, path));
 	CHECK(!second);
-	CHECK_EQ(do_one(e, ISWI_WRITE, 1, 100), 0); /* the first is not disturbed */
+	CHECK_EQ(do_one(ISWI_WRITE, 1, 100), 0); /* the first is not disturbed */
 	isw_engine_destroy(e);
 	e = open_engine();
-	isw_engine_destroy(e);
 }
 
 TEST(its_space_is_reserved_and_nobody_else_may_read_it)
 {
-	isw_engine *e;
 	struct stat st;
 
 	unlink(path);
@@ -287,7 +281,7 @@ TEST(a_backup_that_cannot_be_had_leaves_nothing_behind)
 {
 	const struct isw_engine_config c = config();
 	struct isw_error error = {0};
-	isw_engine *e = NULL;
+	isw_engine *none = NULL;
 	struct stat before, after;
 	void *ctx;
 
@@ -301,10 +295,10 @@ TEST(a_backup_that_cannot_be_had_leaves_nothing_behind)
 	unlink(path);
 	CHECK(iswi_backup_file_open(path, INT64_MAX / 2, false, &ctx, &error) < 0);
 	CHECK(access(path, F_OK) < 0);
-	CHECK_EQ(isw_engine_create(&c, "/nowhere/at/all", &e, &error), -ENOENT);
-	CHECK_EQ(isw_engine_create(&c, "/", &e, &error), -EISDIR);
-	CHECK_EQ(isw_engine_create(&c, NULL, &e, &error), -EINVAL);
-	CHECK(!e);
+	CHECK_EQ(isw_engine_create(&c, "/nowhere/at/all", &none, &error), -ENOENT);
+	CHECK_EQ(isw_engine_create(&c, "/", &none, &error), -EISDIR);
+	CHECK_EQ(isw_engine_create(&c, NULL, &none, &error), -EINVAL);
+	CHECK(!none);
 }
 
 /* What opening says of a path, NULL: nothing, it was opened. The file is left as it was. */
@@ -387,14 +381,14 @@ TEST(a_link_is_not_followed_to_a_file)
 TEST(wrong_numbers_of_threads_are_refused)
 {
 	static const uint32_t wrong[][2] = {{0, 1}, {1, 0}, {8, 9}};
-	isw_engine *e = NULL;
+	isw_engine *none = NULL;
 
 	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(wrong); i++) {
 		struct isw_engine_config c = config();
 
 		c.backup_writers = wrong[i][0];
 		c.backup_readers = wrong[i][1];
-		CHECK_EQ(isw_engine_create(&c, path, &e, NULL), -EINVAL);
+		CHECK_EQ(isw_engine_create(&c, path, &none, NULL), -EINVAL);
 	}
 	CHECK(access(path, F_OK) < 0);
 }

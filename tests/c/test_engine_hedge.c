@@ -8,7 +8,6 @@
 #define POISON  0x77
 #define HEDGE_N 64u /* staging buffers: half of them for both legs of 16 pages */
 
-#define SLOW(w, r, n)     CHECK_EQ(step(w, ISW_STEP_REMOTE_SLOW, r, n), 1)
 #define NOT_SLOW(w, r, n) CHECK_EQ(step(w, ISW_STEP_REMOTE_SLOW, r, n), 0)
 
 /* `pages` pages of slab 0, page i holding 10 + i, are on donor 0 and on the backup. */
@@ -495,12 +494,9 @@ WORLD_TEST(a_silent_donor_is_passed_by_until_it_answers, world_hedging(0, 4))
 	CHECK_EQ(w->e->remotes[0].hedges, 0);
 }
 
-static uint64_t tail_of(struct world *w)
+static uint64_t tail_of(const struct world *w)
 {
-	struct isw_remote_info info[4];
-
-	CHECK_EQ(isw_engine_remotes(w->e, 4, info), 4);
-	return info[0].read_tail_ns;
+	return remote_of(w, 0).read_tail_ns;
 }
 
 /* One answer in `rare` takes that long, the others 100 us; one after the other. */

@@ -430,15 +430,11 @@ static const uint32_t slabs_of[] = {4, 20, 32, 48, 100};
 
 TEST_CASES(every_page_of_any_slab_is_pulled, ISWI_ARRAY_LEN(slabs_of), n)
 {
-	uint32_t slab_pages = slabs_of[n];
-	struct isw_engine_config config = world_config(0);
-	uint32_t pages = SLABS * slab_pages - slab_pages / 2;
-	struct world *w;
+	uint32_t slab_pages = slabs_of[n], pages = SLABS * slab_pages - slab_pages / 2;
+	struct world *w = with_three(WORLD_BUT(config.slab_bytes = slab_pages * ISW_PAGE_BYTES;
+					       config.size_bytes = pages * ISW_PAGE_BYTES;
+					       config.staging_pages = 4 * slab_pages + 16));
 
-	config.slab_bytes = slab_pages * ISW_PAGE_BYTES;
-	config.size_bytes = pages * ISW_PAGE_BYTES;
-	config.staging_pages = 4 * slab_pages + 16;
-	w = world_of_three(&config);
 	for (uint32_t slab = 0; slab < SLABS; slab++)
 		map(w, slab, SOURCE);
 	for (uint64_t page = 0; page < pages; page++)

@@ -562,16 +562,26 @@ struct totals {
 
 #include "engine_deaths.h"
 
-static void start(struct world *w, uint64_t seed, const struct isw_engine_config *config)
+/* A world that knows only what is to happen in it. */
+static void start(struct world *w, uint64_t seed, uint32_t staging)
 {
 	struct isw_error error = {0};
 
-	memset(w, 0, sizeof(*w));
 	w->seed = seed;
 	w->random = seed * 0x9e3779b97f4a7c15ull + 1;
-	w->lossless = config->flags & ISW_ENGINE_NO_BACKUP;
-	w->config = *config;
-	w->config.state_fd = w->state_fd = memfd_create("state", MFD_CLOEXEC);
+	w->state_fd = memfd_create("state", MFD_CLOEXEC);
+	w->config = (struct isw_engine_config){
+		.size_bytes = PAGES * ISW_PAGE_BYTES,
+		.slab_bytes = SLAB_PAGES * ISW_PAGE_BYTES,
+		.staging_pages = staging,
+		.request_bytes_max = REQUEST_PAGES_MAX * ISW_PAGE_BYTES,
+		.requests_max = REQUESTS_MAX,
+		.remotes_max = DONORS,
+		.state_fd = w->state_fd,
+		.backup_write_bytes_max = 4 * ISW_PAGE_BYTES,
+		.hedge_us_min = w->hedges,
+		.flags = w->lossless ? ISW_ENGINE_NO_BACKUP : 0,
+	};
 	if (isw_sim_create(&w->config, &w->engine, &error))
 		fail(w, error.text, 0, 0);
 	for (uint32_t i = 0; i < PAGES; i++) {
@@ -586,6 +596,15 @@ static void start(struct world *w, uint64_t seed, const struct isw_engine_config
 
 static void end(struct world *w, struct totals *totals)
 {
+	struct isw_engine_stats stats;
+
+	isw_engine_stats(w->engine, &stats);
+	totals->copied += stats.pages_copied;
+	totals->migrated += stats.pages_migrated;
+	totals->dropped += stats.pages_copy_dropped;
+	totals->hedged += stats.hedged_reads;
+	totals->hedges_won += stats.hedged_wins;
+	totals->passed_by += stats.fallback_slow;
 	totals->deaths += w->deaths;
 	totals->checks += w->checks;
 	look_at(NULL);
@@ -644,21 +663,10 @@ static void run_lossless(uint64_t seed, struct totals *totals)
 {
 	static struct world world;
 	struct world *w = &world;
-	const struct isw_engine_config config = {
-		.size_bytes = PAGES * ISW_PAGE_BYTES,
-		.slab_bytes = SLAB_PAGES * ISW_PAGE_BYTES,
-		.staging_pages = seed % 3 ? 64 : 16,
-		.request_bytes_max = REQUEST_PAGES_MAX * ISW_PAGE_BYTES,
-		.requests_max = REQUESTS_MAX,
-		.remotes_max = DONORS,
-		.state_fd = -1,
-		.backup_write_bytes_max = 4 * ISW_PAGE_BYTES,
-		.flags = ISW_ENGINE_NO_BACKUP,
-	};
 	struct isw_engine_stats stats;
 
-	start(w, seed, &config);
-	w->migrates = true;
+	world = (struct world){.lossless = true, .migrates = true};
+	start(w, seed, seed % 3 ? 64 : 16);
 	for (uint32_t slab = 0; slab < SLABS; slab++)
 		while (slab_info(w, slab).state == ISW_SLAB_UNMAPPED)
 			map_slab(w, slab);
@@ -669,9 +677,7 @@ static void run_lossless(uint64_t seed, struct totals *totals)
 	if (stats.requests_failed || (stats.crc_errors_remote && !w->corrupted))
 		fail(w, "something failed", stats.requests_failed, stats.crc_errors_remote);
 	end(w, totals);
-	totals->migrated += stats.pages_migrated;
 	totals->moved_lossless += w->moved;
-	totals->dropped += stats.pages_copy_dropped;
 }
 
 static void step(struct world *w)
@@ -696,25 +702,15 @@ static void run(uint64_t seed, struct totals *totals)
 {
 	static struct world world;
 	struct world *w = &world;
-	bool copies = seed % 5 > 2, hedges = seed % 7 > 2, migrates = seed % 11 > 3;
-	struct isw_engine_config config = {
-		.size_bytes = PAGES * ISW_PAGE_BYTES,
-		.slab_bytes = SLAB_PAGES * ISW_PAGE_BYTES,
-		/* They leave half of them free. */
-		.staging_pages = copies || hedges || migrates ? 64 : 16,
-		.request_bytes_max = REQUEST_PAGES_MAX * ISW_PAGE_BYTES,
-		.requests_max = REQUESTS_MAX,
-		.remotes_max = DONORS,
-		.state_fd = -1,
-		.backup_write_bytes_max = 4 * ISW_PAGE_BYTES,
-		.hedge_us_min = hedges,
-	};
 	struct isw_engine_stats stats;
 
-	start(w, seed, &config);
-	w->copies_much = copies;
-	w->hedges = hedges;
-	w->migrates = migrates;
+	world = (struct world){
+		.copies_much = seed % 5 > 2,
+		.hedges = seed % 7 > 2,
+		.migrates = seed % 11 > 3,
+	};
+	/* They leave half of the buffers free. */
+	start(w, seed, w->copies_much || w->hedges || w->migrates ? 64 : 16);
 	live(w, step);
 	settle(w);
 	read_all(w);
@@ -734,13 +730,7 @@ static void run(uint64_t seed, struct totals *totals)
 	if (w->reads_checked < PAGES)
 		fail(w, "too little was checked", w->reads_checked, 0);
 	end(w, totals);
-	totals->copied += stats.pages_copied;
-	totals->migrated += stats.pages_migrated;
 	totals->moved += w->moved;
-	totals->dropped += stats.pages_copy_dropped;
-	totals->hedged += stats.hedged_reads;
-	totals->hedges_won += stats.hedged_wins;
-	totals->passed_by += stats.fallback_slow;
 }
 
 int main(int argc, char **argv)

@@ -155,37 +155,29 @@ WORLD_TEST(a_suspended_slab_is_unmapped_like_any, world_holding(0, 1, 1, 100))
 
 WORLD_TEST(a_remote_is_destroyed_when_nothing_is_mapped_there, world_mapped(0))
 {
-	struct isw_remote_info info[2];
-
 	CHECK_EQ(isw_remote_destroy(w->e, 0), -EBUSY);
-	CHECK_EQ(isw_engine_remotes(w->e, 2, info), 2);
-	CHECK_EQ(info[0].state, 1);
-	CHECK_EQ(info[0].queues, 2);
-	CHECK_EQ(info[1].state, 0);
+	CHECK_EQ(remote_of(w, 0).state, 1);
+	CHECK_EQ(remote_of(w, 0).queues, 2);
+	CHECK_EQ(remote_of(w, 1).state, 0);
 	BREAK(w, 0);
 	CHECK_EQ(isw_remote_destroy(w->e, 0), -EBUSY); /* suspended there */
 	unmap(w);
 	CHECK_EQ(isw_remote_destroy(w->e, 0), 0);
-	CHECK_EQ(isw_engine_remotes(w->e, 1, info), 1);
-	CHECK_EQ(info[0].state, 0);
+	CHECK_EQ(remote_of(w, 0).state, 0);
 	CHECK_EQ(isw_remote_destroy(w->e, 0), -EBUSY); /* there is none */
 	CHECK_EQ(isw_remote_destroy(w->e, 99), -EINVAL);
 }
 
 WORLD_TEST(what_is_in_flight_at_a_donor_is_shown, world_mapped(0))
 {
-	struct isw_remote_info info;
-
 	put(w, 1, 2, 100);
 	put(w, 5, 1, 100);
-	CHECK_EQ(isw_engine_remotes(w->e, 1, &info), 1);
-	CHECK_EQ(info.in_flight, 2);
-	CHECK_EQ(info.write_pages, 0); /* none is answered yet */
+	CHECK_EQ(remote_of(w, 0).in_flight, 2);
+	CHECK_EQ(remote_of(w, 0).write_pages, 0); /* none is answered yet */
 	remotes_settle(w);
-	CHECK_EQ(isw_engine_remotes(w->e, 1, &info), 1);
-	CHECK_EQ(info.in_flight, 0);
-	CHECK_EQ(info.write_pages, 3);
-	CHECK_EQ(info.rdma_write_pages, 0);
+	CHECK_EQ(remote_of(w, 0).in_flight, 0);
+	CHECK_EQ(remote_of(w, 0).write_pages, 3);
+	CHECK_EQ(remote_of(w, 0).rdma_write_pages, 0);
 }
 
 static uint64_t sum_of(const uint64_t *buckets)
@@ -199,29 +191,20 @@ static uint64_t sum_of(const uint64_t *buckets)
 
 WORLD_TEST(what_a_donor_answered_is_not_the_next_donors, world_mapped(0))
 {
-	static struct isw_engine_stats stats;
-	struct isw_remote_info info;
-	uint32_t remote;
-
 	put(w, 1, 2, 100); /* one transfer of two pages, ... */
 	remotes_settle(w);
 	put(w, 5, 1, 100); /* ... and one that is not answered */
 	BREAK(w, 0);
-	CHECK_EQ(isw_engine_remotes(w->e, 1, &info), 1);
-	CHECK_EQ(info.write_pages, 2);
-	CHECK_EQ(info.errors, 1);
-	isw_engine_stats(w->e, &stats);
-	CHECK_EQ(sum_of(stats.remote_write_latency), 1);
-	CHECK_EQ(sum_of(stats.remote_read_latency), 0);
+	CHECK_EQ(remote_of(w, 0).write_pages, 2);
+	CHECK_EQ(remote_of(w, 0).errors, 1);
+	CHECK_EQ(sum_of(stats_of(w).remote_write_latency), 1);
+	CHECK_EQ(sum_of(stats_of(w).remote_read_latency), 0);
 	unmap(w);
 	CHECK_EQ(isw_remote_destroy(w->e, 0), 0);
-	CHECK_EQ(isw_sim_remote(w->e, 2, 4, &remote), 0);
-	CHECK_EQ(remote, 0); /* its number is another donor's now */
-	CHECK_EQ(isw_engine_remotes(w->e, 1, &info), 1);
-	CHECK_EQ(info.write_pages, 0);
-	CHECK_EQ(info.errors, 0);
-	isw_engine_stats(w->e, &stats);
-	CHECK_EQ(sum_of(stats.remote_write_latency), 1); /* of all donors there were */
+	CHECK_EQ(remote_new(w), 0); /* its number is another donor's now */
+	CHECK_EQ(remote_of(w, 0).write_pages, 0);
+	CHECK_EQ(remote_of(w, 0).errors, 0);
+	CHECK_EQ(sum_of(stats_of(w).remote_write_latency), 1); /* of all donors there were */
 }
 
 /* A donor that dies exactly when a slab is mapped to it, from inside what its death ends. */

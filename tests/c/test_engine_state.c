@@ -332,22 +332,27 @@ TEST(half_loaded_tables_are_not_taken_over)
 
 /* ------------------------------------------------------------------------ ownership */
 
-TEST(a_state_file_has_one_owner)
+static void is_refused(int fd, int code, const char *says)
 {
-	int fd = new_file();
-	struct world *w = world_kept(0, fd);
 	struct isw_engine_config config = world_config(0);
 	struct isw_error error = {0};
 	isw_engine *e = NULL;
 
-	write_settled(w, 1, 1, 10);
 	config.state_fd = fd;
-	CHECK_EQ(isw_sim_create(&config, &e, &error), -EWOULDBLOCK);
-	CHECK(strstr(error.text, "alive"));
+	CHECK_EQ(isw_sim_create(&config, &e, &error), code);
+	CHECK(strstr(error.text, says));
+}
+
+TEST(a_state_file_has_one_owner)
+{
+	int fd = new_file();
+	struct world *w = world_kept(0, fd);
+
+	write_settled(w, 1, 1, 10);
+	is_refused(fd, -EWOULDBLOCK, "alive");
 	CHECK_EQ(read_settled(w, 1), 10); /* nothing of it was touched */
 	world_end(w);
-	CHECK_EQ(isw_sim_create(&config, &e, &error), 0);
-	isw_engine_destroy(e);
+	world_end(world_kept(0, fd));
 	close(fd);
 }
 
@@ -377,10 +382,8 @@ TEST(a_standby_touches_nothing)
 TEST(a_full_file_system_is_an_error_at_create)
 {
 	char directory[] = "/tmp/isw-state-XXXXXX", path[64];
-	struct isw_engine_config config = world_config(0);
-	struct isw_error error = {0};
 	struct stat st;
-	isw_engine *e = NULL;
+	int fd;
 
 	CHECK(mkdtemp(directory));
 	if (mount("none", directory, "tmpfs", 0, "size=64k")) {
@@ -388,25 +391,20 @@ TEST(a_full_file_system_is_an_error_at_create)
 		return; /* not root: the other checks stand */
 	}
 	snprintf(path, sizeof(path), "%s/state", directory);
-	config.state_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-	CHECK(config.state_fd >= 0);
-	CHECK_EQ(isw_sim_create(&config, &e, &error), -ENOSPC);
-	CHECK(strstr(error.text, "smaller device or less staging"));
-	CHECK_EQ(fstat(config.state_fd, &st), 0);
+	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	CHECK(fd >= 0);
+	is_refused(fd, -ENOSPC, "smaller device or less staging");
+	CHECK_EQ(fstat(fd, &st), 0);
 	CHECK_EQ(st.st_size, 0);
-	close(config.state_fd);
+	close(fd);
 	CHECK_EQ(umount(directory), 0);
 	rmdir(directory);
 }
 
 TEST(a_state_file_is_a_regular_file)
 {
-	struct isw_engine_config config = world_config(0);
-	struct isw_error error = {0};
-	isw_engine *e = NULL;
+	int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
 
-	config.state_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-	CHECK_EQ(isw_sim_create(&config, &e, &error), -EINVAL);
-	CHECK(strstr(error.text, "regular"));
-	close(config.state_fd);
+	is_refused(fd, -EINVAL, "regular");
+	close(fd);
 }

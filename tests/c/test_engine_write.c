@@ -4,10 +4,8 @@
 
 WORLD_TEST(remote_valid_is_cleared_before_sending, world_holding(0, 1, 1, 100))
 {
-	uint32_t id;
+	uint32_t id = put(w, 1, 1, 200);
 
-	CHECK(is_remote_valid(w, 1));
-	id = put(w, 1, 1, 200);
 	CHECK_EQ(sent_for(w, 0, 1, ISWI_XFER_WRITE), 1);
 	CHECK(!is_remote_valid(w, 1));
 	/* The connection is cut in the middle of the page: the donor has a torn one. */
@@ -16,10 +14,7 @@ WORLD_TEST(remote_valid_is_cleared_before_sending, world_holding(0, 1, 1, 100))
 	donor_returns(w, 0);
 	settle(w);
 	CHECK_EQ(w->error[id], 0);
-	id = get(w, 1, 1);
-	CHECK_EQ(sent(w, 0), 0); /* not even asked */
-	settle(w);
-	CHECK_EQ(w->got[id][0], 200);
+	read_elsewhere(w, 1, 200);
 	CHECK_EQ(stats_of(w).crc_errors_remote, 0);
 }
 
@@ -61,35 +56,22 @@ WORLD_TEST(a_late_write_after_resume_is_impossible, world_mapped(0))
 
 WORLD_TEST(a_page_written_while_suspended_is_not_read_remotely, world_holding(0, 1, 2, 100))
 {
-	uint32_t id;
-
 	BREAK(w, 0);
 	write_settled(w, 1, 1, 200);
 	donor_returns(w, 0);
-	id = get(w, 1, 1);
-	CHECK_EQ(sent(w, 0), 0);
-	settle(w);
-	CHECK_EQ(w->got[id][0], 200);
+	read_elsewhere(w, 1, 200);
 	/* Its neighbour, untouched, is still good there. */
-	id = get(w, 2, 1);
-	CHECK_EQ(sent(w, 0), 1);
-	settle(w);
-	CHECK_EQ(w->got[id][0], 101);
+	READ_FROM(w, remote, 2, 101);
 }
 
 WORLD_TEST(a_write_unacknowledged_at_the_break_is_not_read_remotely, world_holding(0, 1, 1, 100))
 {
-	uint32_t id;
-
 	put(w, 1, 1, 200);
 	APPLY(w, 0, 0); /* it landed, but nobody told us */
 	BREAK(w, 0);
 	settle(w);
 	donor_returns(w, 0);
-	id = get(w, 1, 1);
-	CHECK_EQ(sent(w, 0), 0);
-	settle(w);
-	CHECK_EQ(w->got[id][0], 200);
+	read_elsewhere(w, 1, 200);
 }
 
 WORLD_TEST(an_older_mappings_ack_does_not_set_remote_valid, world_mapped(0))

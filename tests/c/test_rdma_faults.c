@@ -121,11 +121,12 @@ RIG_TEST(test_a_device_that_was_removed_ends_an_idle_queue, .request_ms_max = 10
 
 	CHECK_EQ(pipe(ends), 0);
 	close(ends[1]);
-	pthread_mutex_lock(&stub.lock);
-	for (uint32_t i = 0; i < STUB_QPS; i++)
+	for (uint32_t i = 0; i < STUB_QPS; i++) {
+		STUB_LOCKED();
+
 		if (stub.qps[i] != NULL && stub.qps[i]->cq->fd >= 0)
 			CHECK(dup2(ends[0], stub.qps[i]->cq->fd) >= 0);
-	pthread_mutex_unlock(&stub.lock);
+	}
 	close(ends[0]);
 	CHECK_EQ(client_wait_down(&rig.client), -EIO);
 }

@@ -99,6 +99,21 @@ static struct stub {
 	uint64_t staged;    /* WRITEs from memory that is smaller than any connection's own */
 } stub;
 
+static inline pthread_mutex_t *stub_lock(void)
+{
+	pthread_mutex_lock(&stub.lock);
+	return &stub.lock;
+}
+
+static inline void stub_unlock(pthread_mutex_t **lock)
+{
+	pthread_mutex_unlock(*lock);
+}
+
+/* From here to the end of the block. */
+#define STUB_LOCKED()                                                                              \
+	__attribute__((cleanup(stub_unlock), unused)) pthread_mutex_t *locked_ = stub_lock()
+
 static uint32_t stub_below(uint32_t limit)
 {
 	stub.random = stub.random * 6364136223846793005ull + 1442695040888963407ull;
@@ -114,18 +129,18 @@ static int stub_ports(struct isw_rdma_port *ports_out, uint32_t max, struct isw_
 	return (int)stub.port_count;
 }
 
-/* An object more or less below its parent. */
+/* An object more or less below its parent. Lock held. */
 static void stub_count(int *children, int change)
 {
-	pthread_mutex_lock(&stub.lock);
 	if (children != NULL)
 		*children += change;
 	stub.live += change;
-	pthread_mutex_unlock(&stub.lock);
 }
 
 static int stub_open(const char *device, struct iswi_vdev **dev_out, struct isw_error *error)
 {
+	STUB_LOCKED();
+
 	for (uint32_t i = 0; i < stub.port_count; i++) {
 		if (strcmp(stub.ports[i].device, device) != 0)
 			continue;
@@ -139,6 +154,8 @@ static int stub_open(const char *device, struct iswi_vdev **dev_out, struct isw_
 
 static void stub_close(struct iswi_vdev *dev)
 {
+	STUB_LOCKED();
+
 	CHECK_EQ(dev->children, 0);
 	stub_count(NULL, -1);
 	free(dev);
@@ -146,17 +163,16 @@ static void stub_close(struct iswi_vdev *dev)
 
 static bool stub_is_leaving(struct iswi_vdev *dev)
 {
-	bool leaving;
+	STUB_LOCKED();
 
 	(void)dev;
-	pthread_mutex_lock(&stub.lock);
-	leaving = stub.leaving;
-	pthread_mutex_unlock(&stub.lock);
-	return leaving;
+	return stub.leaving;
 }
 
 static int stub_pd_make(struct iswi_vdev *dev, struct iswi_vpd **pd_out)
 {
+	STUB_LOCKED();
+
 	if (stub.pd_make_error != 0)
 		return stub.pd_make_error;
 	*pd_out = calloc(1, sizeof(**pd_out));
@@ -167,6 +183,8 @@ static int stub_pd_make(struct iswi_vdev *dev, struct iswi_vpd **pd_out)
 
 static void stub_pd_free(struct iswi_vpd *pd)
 {
+	STUB_LOCKED();
+
 	CHECK_EQ(pd->children, 0);
 	stub_count(&pd->dev->children, -1);
 	free(pd);
@@ -175,47 +193,37 @@ static void stub_pd_free(struct iswi_vpd *pd)
 static int stub_mr_make(struct iswi_vpd *pd, void *memory, uint64_t bytes, unsigned int peer,
 			struct iswi_vmr **mr_out, struct iswi_verbs_key *key_out)
 {
-	struct iswi_vmr *mr = calloc(1, sizeof(*mr));
+	STUB_LOCKED();
+	struct iswi_vmr *mr;
 	int count = 0;
-	bool room;
 
-	pthread_mutex_lock(&stub.lock);
 	for (const struct iswi_vmr *one = stub.mrs; one != NULL; one = one->next)
 		count++;
-	room = stub.mr_makes_left != 0 && (stub.mrs_max == 0 || count < stub.mrs_max);
-	if (room) {
-		stub.mr_makes_left -= stub.mr_makes_left > 0;
-		*mr = (struct iswi_vmr){pd, stub.mrs, memory, bytes, peer, {0}};
-		mr->key.local = stub.key_last += 7;
-		mr->key.remote = stub.key_last += 7;
-		stub.mrs = mr;
-		stub.looked_up += bytes;
-		*key_out = mr->key;
-	}
-	pthread_mutex_unlock(&stub.lock);
-	if (!room) {
-		free(mr);
+	if (stub.mr_makes_left == 0 || (stub.mrs_max != 0 && count >= stub.mrs_max))
 		return -ENOMEM;
-	}
+	stub.mr_makes_left -= stub.mr_makes_left > 0;
+	mr = calloc(1, sizeof(*mr));
+	*mr = (struct iswi_vmr){pd, stub.mrs, memory, bytes, peer, {0}};
+	mr->key.local = stub.key_last += 7;
+	mr->key.remote = stub.key_last += 7;
+	stub.mrs = mr;
+	stub.looked_up += bytes;
 	stub_count(&pd->children, 1);
+	*key_out = mr->key;
 	*mr_out = mr;
 	return 0;
 }
 
 static int stub_mr_free(struct iswi_vmr *mr)
 {
+	STUB_LOCKED();
 	struct iswi_vmr **link = &stub.mrs;
-	int code;
 
-	pthread_mutex_lock(&stub.lock);
-	code = (mr->peer & ISWI_VERBS_PEER_WRITES) != 0 ? stub.mr_free_error : 0;
+	if ((mr->peer & ISWI_VERBS_PEER_WRITES) != 0 && stub.mr_free_error != 0)
+		return stub.mr_free_error;
 	while (*link != mr)
 		link = &(*link)->next;
-	if (code == 0)
-		*link = mr->next;
-	pthread_mutex_unlock(&stub.lock);
-	if (code != 0)
-		return code;
+	*link = mr->next;
 	stub_count(&mr->pd->children, -1);
 	free(mr);
 	return 0;
@@ -225,26 +233,24 @@ static int stub_mr_free(struct iswi_vmr *mr)
 static int stub_mr_move(struct iswi_vmr *mr, struct iswi_vpd *pd, unsigned int peer,
 			struct iswi_verbs_key *key_out)
 {
-	int code;
+	STUB_LOCKED();
 
-	pthread_mutex_lock(&stub.lock);
-	code = stub.mr_move_error;
-	if (code == 0) {
-		CHECK(pd->dev == mr->pd->dev);
-		mr->pd->children--;
-		pd->children++;
-		mr->pd = pd;
-		mr->peer = peer;
-		stub.moved++;
-		*key_out = mr->key;
-	}
-	pthread_mutex_unlock(&stub.lock);
-	return code;
+	if (stub.mr_move_error != 0)
+		return stub.mr_move_error;
+	CHECK(pd->dev == mr->pd->dev);
+	mr->pd->children--;
+	pd->children++;
+	mr->pd = pd;
+	mr->peer = peer;
+	stub.moved++;
+	*key_out = mr->key;
+	return 0;
 }
 
 static int stub_cq_make(struct iswi_vdev *dev, uint32_t entries, struct iswi_vcq **cq_out,
 			int *fd_out)
 {
+	STUB_LOCKED();
 	struct iswi_vcq *cq;
 
 	if (stub.cq_make_error != 0)
@@ -263,6 +269,8 @@ static int stub_cq_make(struct iswi_vdev *dev, uint32_t entries, struct iswi_vcq
 
 static void stub_cq_free(struct iswi_vcq *cq)
 {
+	STUB_LOCKED();
+
 	CHECK_EQ(cq->children, 0);
 	stub_count(&cq->dev->children, -1);
 	if (cq->fd >= 0)
@@ -275,6 +283,7 @@ static int stub_qp_make(struct iswi_vpd *pd, struct iswi_vcq *cq,
 			const struct iswi_verbs_qp_config *config, struct iswi_vqp **qp_out,
 			uint32_t *number_out)
 {
+	STUB_LOCKED();
 	struct iswi_vqp *qp = calloc(1, sizeof(*qp));
 	uint32_t at = 0;
 
@@ -282,13 +291,11 @@ static int stub_qp_make(struct iswi_vpd *pd, struct iswi_vcq *cq,
 	qp->cq = cq;
 	qp->config = *config;
 	qp->posts = calloc(config->sends_max, sizeof(*qp->posts));
-	pthread_mutex_lock(&stub.lock);
 	while (stub.qps[at] != NULL)
 		CHECK(++at < STUB_QPS);
 	stub.qps[at] = qp;
 	qp->number = ++stub.qp_last;
 	cq->children++;
-	pthread_mutex_unlock(&stub.lock);
 	stub_count(&pd->children, 1);
 	*number_out = qp->number;
 	*qp_out = qp;
@@ -297,14 +304,14 @@ static int stub_qp_make(struct iswi_vpd *pd, struct iswi_vcq *cq,
 
 static int stub_qp_connect(struct iswi_vqp *qp, const struct iswi_verbs_path *path)
 {
-	pthread_mutex_lock(&stub.lock);
+	STUB_LOCKED();
+
 	CHECK(!qp->connected);
 	CHECK_EQ(path->port, qp->config.port);
 	CHECK(path->mtu_bytes >= 256 && path->mtu_bytes <= 4096 && path->reads_max > 0);
 	qp->path = *path;
 	qp->connected = true;
 	pthread_cond_broadcast(&stub.work);
-	pthread_mutex_unlock(&stub.lock);
 	return 0;
 }
 
@@ -333,25 +340,22 @@ static void stub_flush(struct iswi_vqp *qp)
 
 static int stub_qp_fail(struct iswi_vqp *qp)
 {
-	pthread_mutex_lock(&stub.lock);
+	STUB_LOCKED();
+
 	stub_flush(qp);
-	pthread_mutex_unlock(&stub.lock);
 	return 0;
 }
 
 static int stub_qp_free(struct iswi_vqp *qp)
 {
-	int code;
+	STUB_LOCKED();
 
-	pthread_mutex_lock(&stub.lock);
-	code = stub.qp_free_error;
-	for (uint32_t i = 0; i < STUB_QPS && code == 0; i++)
+	if (stub.qp_free_error != 0)
+		return stub.qp_free_error;
+	for (uint32_t i = 0; i < STUB_QPS; i++)
 		if (stub.qps[i] == qp)
 			stub.qps[i] = NULL;
-	qp->cq->children -= code == 0;
-	pthread_mutex_unlock(&stub.lock);
-	if (code != 0)
-		return code;
+	qp->cq->children--;
 	stub_count(&qp->pd->children, -1);
 	free(qp->posts);
 	free(qp);
@@ -467,9 +471,9 @@ static void *stub_wire(void *arg)
 
 static int stub_post(struct iswi_vqp *qp, const struct iswi_verbs_post *posts, uint32_t *count)
 {
+	STUB_LOCKED();
 	int code = 0;
 
-	pthread_mutex_lock(&stub.lock);
 	CHECK(qp->connected);
 	if (stub.post_error != 0) {
 		code = stub.post_error;
@@ -485,31 +489,28 @@ static int stub_post(struct iswi_vqp *qp, const struct iswi_verbs_post *posts, u
 		qp->posts[(qp->first + qp->count++) % qp->config.sends_max] = posts[i];
 	}
 	pthread_cond_broadcast(&stub.work);
-	pthread_mutex_unlock(&stub.lock);
 	return code;
 }
 
 static int stub_poll(struct iswi_vcq *cq, struct iswi_verbs_done *done_out, uint32_t max)
 {
+	STUB_LOCKED();
 	int count = 0;
 
-	pthread_mutex_lock(&stub.lock);
 	for (; cq->count > 0 && (uint32_t)count < max; cq->count--)
 		done_out[count++] = cq->done[cq->first++ % cq->entries];
 	cq->first %= cq->entries;
-	pthread_mutex_unlock(&stub.lock);
 	return count;
 }
 
 static int stub_arm(struct iswi_vcq *cq)
 {
+	STUB_LOCKED();
 	uint64_t count;
 
-	pthread_mutex_lock(&stub.lock);
 	if (read(cq->fd, &count, sizeof(count)) < 0)
 		CHECK_EQ(errno, EAGAIN);
 	cq->armed = true;
-	pthread_mutex_unlock(&stub.lock);
 	return 0;
 }
 
@@ -536,6 +537,14 @@ static const struct iswi_verbs stub_verbs = {
 };
 
 /* ------------------------------------------------------------------------- for tests */
+
+#define STUB_SET(field, value)                                                                     \
+	do {                                                                                       \
+		STUB_LOCKED();                                                                     \
+                                                                                                   \
+		stub.field = (value);                                                              \
+		pthread_cond_broadcast(&stub.work);                                                \
+	} while (0)
 
 static __attribute__((unused)) void stub_gid(struct isw_rdma_port *port, const uint8_t *raw,
 					     uint32_t type)
@@ -584,20 +593,9 @@ static __attribute__((unused)) void stub_start(void)
 /* Nothing must be left of what was made. */
 static __attribute__((unused)) void stub_stop(void)
 {
-	pthread_mutex_lock(&stub.lock);
-	stub.stop = true;
-	pthread_cond_broadcast(&stub.work);
-	pthread_mutex_unlock(&stub.lock);
+	STUB_SET(stop, true);
 	pthread_join(stub.wire, NULL);
 	CHECK_EQ(stub.live, 0);
 }
-
-#define STUB_SET(field, value)                                                                     \
-	do {                                                                                       \
-		pthread_mutex_lock(&stub.lock);                                                    \
-		stub.field = (value);                                                              \
-		pthread_cond_broadcast(&stub.work);                                                \
-		pthread_mutex_unlock(&stub.lock);                                                  \
-	} while (0)
 
 #endif
