@@ -307,12 +307,24 @@ UNUSED_OK static void settle(struct world *w)
 	disk_settle(w);
 }
 
+/* Everything ends, these requests without an error, ... */
+#define END_WELL(w, ...)                                                                           \
+	do {                                                                                       \
+		settle(w);                                                                         \
+		CAME_TO(w, 0, __VA_ARGS__);                                                        \
+	} while (0)
+/* ... or this read with that value. */
+#define READ_ENDS(w, id, value)                                                                    \
+	do {                                                                                       \
+		settle(w);                                                                         \
+		GOT(w, id, value);                                                                 \
+	} while (0)
+
 UNUSED_OK static void write_settled(struct world *w, uint64_t page, uint64_t pages, uint64_t value)
 {
 	uint32_t id = put(w, page, pages, value);
 
-	settle(w);
-	CHECK_EQ(w->error[id], 0);
+	END_WELL(w, id);
 }
 
 /* The page's value, or the error, negative. */
@@ -346,8 +358,7 @@ UNUSED_OK static void read_elsewhere(struct world *w, uint64_t page, uint64_t va
 	uint32_t id = get(w, page, 1);
 
 	CHECK_EQ(sent(w, 0), 0);
-	settle(w);
-	GOT(w, id, value);
+	READ_ENDS(w, id, value);
 }
 
 /* The page's value comes from there: remote, backup, staging or zero. */

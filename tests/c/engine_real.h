@@ -139,6 +139,21 @@ static inline isw_engine *engine_with_backup(const struct isw_engine_config *con
 	SKIP("no directory here takes direct I/O");
 }
 
+/* What a consumer says to connect to it: `bytes` of slots, by so many connections. */
+static inline struct isw_remote_config
+donor_config(const char *host, uint16_t port, const char *token, uint32_t queues, uint64_t bytes)
+{
+	return (struct isw_remote_config){
+		.host = host,
+		.port = port,
+		.token = token,
+		.queues = queues,
+		.connect_ms_max = REAL_WAIT_MS,
+		.request_ms_max = REAL_WAIT_MS,
+		.export_bytes = bytes,
+	};
+}
+
 /* A store that listens and has so many slabs, `ready` of them to be mapped at once. */
 static inline isw_store *donor_store(const char *host, uint64_t slab_bytes, uint32_t slabs,
 				     uint32_t ready, uint16_t *port)

@@ -61,15 +61,7 @@ static struct isw_slab_info slab_of(struct world *w, uint32_t slab)
 
 static struct isw_remote_config remote_config(const struct donor *d, const char *token)
 {
-	return (struct isw_remote_config){
-		.host = host,
-		.port = d->port,
-		.token = token,
-		.queues = QUEUES,
-		.connect_ms_max = WAIT_MS,
-		.request_ms_max = WAIT_MS,
-		.export_bytes = SLABS * SLAB_PAGES * ISW_PAGE_BYTES,
-	};
+	return donor_config(host, d->port, token, QUEUES, SLABS * SLAB_PAGES * ISW_PAGE_BYTES);
 }
 
 /* What goes over the control session: each end tells the other of its own. */

@@ -143,8 +143,7 @@ WORLD_TEST(a_failed_sync_fails_the_flush_and_is_counted, world_new(0))
 	CHECK_EQ(w->error[id], -EIO);
 	CHECK_EQ(stats_of(w).backup_errors, 1);
 	id = flush(w);
-	settle(w);
-	CHECK_EQ(w->error[id], 0);
+	END_WELL(w, id);
 }
 
 /* --------------------------------------------------------------- a failing backup */
@@ -166,8 +165,7 @@ WORLD_TEST(flushes_fail_while_the_backup_fails_and_do_not_hang, world_mapped(0))
 	CHECK(w->error[fua] != PENDING);
 	/* Then it recovers, and so do flushes. */
 	waiting = flush(w);
-	settle(w);
-	CHECK_EQ(w->error[waiting], 0);
+	END_WELL(w, waiting);
 	CHECK_EQ(disk_value(w, 1), 100);
 }
 
@@ -196,8 +194,7 @@ WORLD_TEST(a_write_with_neither_copy_waits_for_the_backup, world_mapped(0))
 	DISK_REFUSE(w);
 	REFUSE(w, 0, 0);
 	CHECK_EQ(w->error[id], PENDING);
-	settle(w);
-	CHECK_EQ(w->error[id], 0);
+	END_WELL(w, id);
 	CHECK_EQ(read_settled(w, 1), 100);
 }
 
@@ -292,8 +289,7 @@ WORLD_TEST(with_a_hopeless_backup_writes_are_refused, world_new(0))
 	CHECK_EQ(w->error[id], 0); /* reads go on from staging */
 	CHECK_EQ(w->got[id][7], 107);
 	CHECK_EQ(w->error[staged], PENDING);
-	settle(w);
-	CHECK_EQ(w->error[staged], 0);
+	END_WELL(w, staged);
 	CHECK_EQ(w->error[partly], -EIO);
 	CHECK_EQ(read_settled(w, 24), 0);
 	CHECK_EQ(read_settled(w, 0), 100);
@@ -312,6 +308,5 @@ WORLD_TEST(a_bad_page_alone_refuses_nobody, world_new(0))
 	disk_settle(w);
 	CHECK_EQ(w->error[id], 0);
 	CHECK_EQ(w->error[stuck], PENDING);
-	settle(w);
-	CHECK_EQ(w->error[stuck], 0);
+	END_WELL(w, stuck);
 }

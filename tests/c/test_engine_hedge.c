@@ -418,8 +418,7 @@ OWN_TEST(a_write_that_waits_gets_the_buffers, 8, 8)
 	REPLY(w, 0, 0);
 	CHECK_EQ(w->e->staging_alloc.copies, 0);
 	CHECK(w->e->waiting.head == NULL);
-	settle(w);
-	CHECK_EQ(w->error[id], 0);
+	END_WELL(w, id);
 	CHECK_EQ(read_settled(w, 8), 900);
 }
 
@@ -489,8 +488,7 @@ WORLD_TEST(a_silent_donor_is_passed_by_until_it_answers, world_hedging(0, 4))
 	REPLY(w, 0, 0);
 	get(w, 3, 1);
 	CHECK_EQ(sent_for(w, 0, 3, ISWI_XFER_READ), 1);
-	settle(w);
-	CHECK_EQ(w->error[id], 0);
+	END_WELL(w, id);
 	CHECK_EQ(w->e->remotes[0].hedges, 0);
 }
 

@@ -160,14 +160,8 @@ static struct isw_engine_config engine_config(uint32_t flags)
 /* The donor's connections: new ones, or those of the record again. */
 static void find_donor(isw_engine *e, uint32_t life)
 {
-	struct isw_remote_config remote = {
-		.host = "127.0.0.1",
-		.port = ledger->port,
-		.queues = 2,
-		.connect_ms_max = REAL_WAIT_MS,
-		.request_ms_max = REAL_WAIT_MS,
-		.export_bytes = SLABS * SLAB_PAGES * ISW_PAGE_BYTES,
-	};
+	struct isw_remote_config remote =
+		donor_config("127.0.0.1", ledger->port, ledger->token, 2, PAGES * ISW_PAGE_BYTES);
 	unsigned char record[ISW_RECORD_BYTES_MAX];
 	struct isw_error error = {0};
 	uint32_t number = 0;
@@ -175,7 +169,6 @@ static void find_donor(isw_engine *e, uint32_t life)
 
 	while (atomic_load(&ledger->tokens) <= life) /* the old connections are fenced */
 		pause_us(1000);
-	remote.token = ledger->token;
 	code = isw_remote_record(e, 0, record);
 	if (code) {
 		CHECK_EQ(code, 5);

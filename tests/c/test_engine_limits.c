@@ -170,8 +170,7 @@ WORLD_TEST(a_later_write_does_not_overtake_a_waiting_one, world_new(0))
 	put(w, 9, 7, 200);
 	id = put(w, 16, 1, 300); /* waits */
 	DISK_WRITE(w);
-	settle(w);
-	CHECK_EQ(w->error[id], 0);
+	END_WELL(w, id);
 	CHECK_EQ(read_settled(w, 16), 0); /* the pusher's, which came last */
 }
 

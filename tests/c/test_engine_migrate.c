@@ -170,8 +170,7 @@ WORLD_CASES(a_source_that_refuses_or_lies_is_passed_by, 2, lies, world_moving(0,
 		CHECK(!is_remote_valid(w, 0) && is_at(w, 1, SOURCE));
 	else
 		CHECK_EQ(w->last[event].generation, 1);
-	settle(w);
-	CHECK_EQ(w->got[id][0], 10);
+	READ_ENDS(w, id, 10);
 	CHECK_EQ(stats_of(w).pages_in_backup, 1);
 }
 
@@ -188,8 +187,7 @@ WORLD_TEST(a_page_that_moves_while_the_source_lies_is_believed, world_moving(0, 
 	CORRUPT(w, SOURCE, 0);
 	CHECK(is_at(w, 0, TARGET));
 	CHECK_EQ(w->events[ISW_EVENT_BAD_PAGE], 0);
-	settle(w);
-	CHECK_EQ(w->got[id][0], 10);
+	READ_ENDS(w, id, 10);
 }
 
 /* The source failed a read; by then its page is at the target. */
@@ -370,8 +368,7 @@ WORLD_TEST(the_source_may_get_more_while_it_is_written, world_writing(0))
 	read = get(w, 0, 1);
 	leave(w);
 	CHECK_EQ(isw_slab_pages_at(w->e, 0, TARGET, info.generation, &pages), 1);
-	settle(w);
-	CHECK_EQ(w->got[read][0], 30);
+	READ_ENDS(w, read, 30);
 	CHECK_EQ(isw_slab_pages_at(w->e, 0, SOURCE, info.source_generation, &pages), -ESTALE);
 }
 
@@ -563,8 +560,7 @@ WORLD_TEST(a_place_that_is_mapped_since_is_looked_at_after_the_backup, world_of_
 	REPLY(w, TARGET, 0);
 	CHECK(is_at(w, 32, TARGET));
 	let_go(&held);
-	settle(w);
-	GOT(w, id, 131);
+	READ_ENDS(w, id, 131);
 	CHECK_EQ(w->got[id][1], 32);
 }
 

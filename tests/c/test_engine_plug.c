@@ -77,8 +77,7 @@ WORLD_TEST(a_held_write_does_not_outlive_a_newer_one, world_mapped(0))
 	CHECK_EQ(sent_for(w, 0, 3, ISWI_XFER_WRITE), 0); /* one write of a page at a time */
 	unplug(w);
 	CHECK_EQ(sent_for(w, 0, 3, ISWI_XFER_WRITE), 1);
-	settle(w);
-	CAME_TO(w, 0, first, second);
+	END_WELL(w, first, second);
 	CHECK(is_remote_valid(w, 3));
 	CHECK_EQ(donor_value(w, 0, 3), 200);
 	CHECK_EQ(disk_value(w, 3), 200);
@@ -95,8 +94,7 @@ WORLD_TEST(a_donor_that_breaks_meanwhile_costs_nothing, world_holding(0, 0, 4, 1
 	BREAK(w, 0);
 	CHECK_EQ(w->error[read], PENDING);
 	unplug(w);
-	settle(w);
-	GOT(w, read, 12);
+	READ_ENDS(w, read, 12);
 	CHECK_EQ(w->error[write], 0);
 	CHECK(!is_remote_valid(w, 5));
 	CHECK_EQ(read_settled(w, 5), 50);

@@ -21,8 +21,7 @@ WORLD_TEST(then_the_donor_then_the_backup, world_holding(0, 1, 1, 100))
 
 	CHECK_EQ(sent_for(w, 0, 1, ISWI_XFER_READ), 1);
 	CHECK_EQ(step(w, ISW_STEP_BACKUP_TAKE, 1, 0), 0);
-	settle(w);
-	CHECK_EQ(w->got[id][0], 100);
+	READ_ENDS(w, id, 100);
 	CHECK_EQ(stats_of(w).pages_in_remote, 1);
 	unmap(w);
 	id = get(w, 1, 1);
@@ -44,8 +43,7 @@ WORLD_TEST(one_request_gathers_every_source, world_mapped(0))
 	put(w, 4, 2, 105); /* staged */
 	id = get(w, 0, 8);
 	CHECK_EQ(w->error[id], PENDING);
-	settle(w);
-	CHECK_EQ(w->error[id], 0);
+	END_WELL(w, id);
 	CHECK(!memcmp(w->got[id], values, sizeof(values)));
 	sources_are(w, 1, 1, 2);
 	CHECK_EQ(stats_of(w).pages_in_zero, 4);
@@ -144,8 +142,7 @@ WORLD_TEST(garbage_in_one_page_costs_only_that_page, world_holding(0, 0, 8, 100)
 	CHECK_EQ(sent(w, 0), 1);
 	CHECK_EQ(sent_for(w, 0, 4, ISWI_XFER_READ), 1);
 	CORRUPT(w, 0, 0);
-	settle(w);
-	CHECK_EQ(w->error[id], 0);
+	END_WELL(w, id);
 	for (uint32_t i = 0; i < 8; i++) {
 		CHECK_EQ(w->got[id][i], 100 + i);
 		CHECK_EQ(is_remote_valid(w, i), i != 4);
@@ -212,8 +209,7 @@ WORLD_TEST(when_every_copy_fails_it_is_an_error, world_holding(0, 1, 1, 100))
 	DISK_FAIL(w, 0);
 	CHECK_EQ(w->error[id], -EIO);
 	CHECK_EQ(w->error[fine], PENDING);
-	settle(w);
-	CHECK_EQ(w->got[fine][0], 200);
+	READ_ENDS(w, fine, 200);
 	/* The next read tries both again. */
 	CHECK_EQ(read_settled(w, 1), 100);
 	CHECK_EQ(stats_of(w).requests_failed, 1);

@@ -31,8 +31,7 @@ WORLD_TEST(drained_only_after_the_last_transfer, world_holding(0, 1, 1, 100))
 	CHECK_EQ(slab_of(w, 0).state, ISW_SLAB_UNMAPPED);
 	CHECK_EQ(slab_of(w, 0).remote, ISW_NO_REMOTE);
 	CHECK_EQ(slab_of(w, 0).remote_valid_pages, 0);
-	settle(w);
-	CHECK_EQ(w->got[read][0], 100);
+	READ_ENDS(w, read, 100);
 	CHECK_EQ(read_settled(w, 2), 200);
 }
 
@@ -50,8 +49,7 @@ WORLD_TEST(nothing_new_is_sent_to_a_draining_slab, world_holding(0, 3, 1, 300))
 	CHECK_EQ(sent(w, 0), 0);
 	CHECK_EQ(w->events[ISW_EVENT_SLAB_DRAINED], 1);
 	CHECK_EQ(w->error[newer], PENDING);
-	settle(w);
-	CHECK_EQ(w->error[newer], 0);
+	END_WELL(w, newer);
 	CHECK_EQ(w->got[read][0], 300);
 	CHECK_EQ(read_settled(w, 1), 101);
 }
@@ -138,8 +136,7 @@ WORLD_TEST(a_shutdown_on_purpose_is_like_a_break, world_mapped(0))
 	CHECK_EQ(isw_remote_shutdown(w->e, 0), 0);
 	reap(w);
 	CHECK_EQ(w->events[ISW_EVENT_REMOTE_DOWN], 1);
-	settle(w);
-	CHECK_EQ(w->error[id], 0);
+	END_WELL(w, id);
 	CHECK_EQ(isw_remote_shutdown(w->e, 99), -EINVAL);
 }
 

@@ -133,14 +133,7 @@ static isw_engine *engine_start(void)
 static isw_store *donor_start(isw_engine *e, struct link *link)
 {
 	char token[ISW_TOKEN_TEXT_BYTES];
-	struct isw_remote_config remote = {
-		.host = "127.0.0.1",
-		.token = token,
-		.queues = 1,
-		.connect_ms_max = WAIT_S * 1000,
-		.request_ms_max = DEADLINE_MS,
-		.export_bytes = SLAB_PAGES * ISW_PAGE_BYTES,
-	};
+	struct isw_remote_config remote;
 	struct isw_error error = {0};
 	uint64_t lease, generation;
 	uint32_t number, slot;
@@ -150,39 +143,28 @@ static isw_store *donor_start(isw_engine *e, struct link *link)
 	CHECK_EQ(isw_store_lease_create(store, 1, token, &lease, &error), 0);
 	CHECK_EQ(isw_store_map(store, lease, 0, &slot, &generation), 0);
 	server_start(&link->server, link_run, link);
-	remote.port = link->server.port;
+	remote =
+		donor_config("127.0.0.1", link->server.port, token, 1, SLAB_PAGES * ISW_PAGE_BYTES);
+	remote.request_ms_max = DEADLINE_MS;
 	CHECK_EQ(isw_remote_connect(e, &remote, &number, &error), 0);
 	CHECK_EQ(isw_slab_map(e, 0, number, slot, generation), 0);
 	return store;
 }
 
+static struct isw_engine_stats stats_of(isw_engine *e)
+{
+	struct isw_engine_stats stats;
+
+	isw_engine_stats(e, &stats);
+	return stats;
+}
+
 /* The donor owes nothing, and is asked again. */
 static void wait_answered(isw_engine *e)
 {
-	struct isw_engine_stats before, now;
+	uint64_t before = stats_of(e).pages_in_remote;
 
-	isw_engine_stats(e, &before);
-	for (uint32_t i = 0; i < WAIT_S * 1000; i++) {
-		isw_engine_stats(e, &now);
-		if (!atomic_load(&e->remotes[0].hedges) &&
-		    now.pages_in_remote > before.pages_in_remote)
-			return;
-		usleep(1000);
-	}
-	CHECK(!"the donor is not asked again");
-}
-
-static void wait_wins(isw_engine *e, uint64_t before)
-{
-	struct isw_engine_stats now;
-
-	for (uint32_t i = 0; i < WAIT_S * 1000; i++) {
-		isw_engine_stats(e, &now);
-		if (now.hedged_wins > before)
-			return;
-		usleep(1000);
-	}
-	CHECK(!"reads wait for a donor that is silent");
+	WAIT_FOR(!atomic_load(&e->remotes[0].hedges) && stats_of(e).pages_in_remote > before);
 }
 
 int main(void)
@@ -191,9 +173,10 @@ int main(void)
 	isw_engine *e = engine_start();
 	isw_store *store = donor_start(e, &link);
 	struct reader readers[READERS] = {0};
-	struct isw_engine_stats before, after;
+	struct isw_engine_stats after;
 	struct isw_remote_info remote;
 	atomic_bool stop = false;
+	uint64_t wins;
 
 	write_all(e);
 	for (uint32_t i = 0; i < READERS; i++) {
@@ -203,10 +186,10 @@ int main(void)
 	for (uint32_t i = 0; i < STALLS; i++) {
 		usleep(100000);
 		wait_answered(e);
-		isw_engine_stats(e, &before);
+		wins = stats_of(e).hedged_wins;
 		atomic_store_explicit(&link.still, true, memory_order_relaxed);
 		usleep(300000);
-		wait_wins(e, before.hedged_wins);
+		WAIT_FOR(stats_of(e).hedged_wins > wins); /* nobody waits for the silent donor */
 		atomic_store_explicit(&link.still, false, memory_order_relaxed);
 	}
 	wait_answered(e);
@@ -217,7 +200,7 @@ int main(void)
 	}
 	CHECK_EQ(isw_engine_remotes(e, 1, &remote), 1);
 	CHECK_EQ(remote.state, 1);
-	isw_engine_stats(e, &after);
+	after = stats_of(e);
 	printf("%llu reads hedged, %llu by the backup; %llu pages from the donor, %llu from the "
 	       "backup; the slowest took %llu and %llu us, the tail is %llu us\n",
 	       (unsigned long long)after.hedged_reads, (unsigned long long)after.hedged_wins,

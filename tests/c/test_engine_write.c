@@ -12,8 +12,7 @@ WORLD_TEST(remote_valid_is_cleared_before_sending, world_holding(0, 1, 1, 100))
 	CHECK_EQ(step(w, ISW_STEP_REMOTE_TEAR, 0, 0), 1);
 	CHECK_EQ(donor_value(w, 0, 1), TORN);
 	donor_returns(w, 0);
-	settle(w);
-	CHECK_EQ(w->error[id], 0);
+	END_WELL(w, id);
 	read_elsewhere(w, 1, 200);
 	CHECK_EQ(stats_of(w).crc_errors_remote, 0);
 }
@@ -35,8 +34,7 @@ WORLD_TEST(nothing_follows_a_broken_connection_until_resume, world_mapped(0))
 	put(w, 2, 1, 300);
 	CHECK_EQ(sent(w, 0), 0);
 	resume(w, 0);
-	settle(w);
-	CAME_TO(w, 0, old, id);
+	END_WELL(w, old, id);
 	CHECK_EQ(read_settled(w, 1), 200);
 }
 
@@ -295,8 +293,7 @@ WORLD_TEST(requests_are_split_at_slab_borders, world_mapped(0))
 	id = get(w, 5, 5);
 	CHECK_EQ(sent(w, 0), 1);
 	CHECK_EQ(sent(w, 1), 1);
-	settle(w);
-	CHECK_EQ(w->got[id][0], 0);
+	READ_ENDS(w, id, 0);
 	for (uint32_t i = 0; i < 4; i++)
 		CHECK_EQ(w->got[id][i + 1], 100 + i);
 	CHECK_EQ(slab_of(w, 0).page_ins, 3);
@@ -319,8 +316,7 @@ WORLD_TEST(waiting_writes_go_on_in_their_order_and_reads_do_not_wait, world_new(
 	id = get(w, 31, 1);
 	DISK_READ(w);
 	GOT(w, id, 77);
-	settle(w);
-	CAME_TO(w, 0, wide, narrow[0], narrow[1]);
+	END_WELL(w, wide, narrow[0], narrow[1]);
 	/* The last of two writes to one page, asked for in this order, is what stays. */
 	CHECK_EQ(read_settled(w, 0), 500);
 	for (uint32_t i = 0; i < 4; i++)
@@ -339,8 +335,7 @@ WORLD_TEST(a_small_write_does_not_overtake_a_waiting_one, world_new(0))
 	DISK_WRITE(w);
 	CHECK_EQ(stats_of(w).staging_pages_used, STAGING);
 	CAME_TO(w, PENDING, first, second);
-	settle(w);
-	CAME_TO(w, 0, first, second);
+	END_WELL(w, first, second);
 	CHECK_EQ(read_settled(w, 16), 400);
 }
 

@@ -12,8 +12,7 @@ WORLD_CASES(trimmed_pages_are_zeros_wherever_they_were, 2, n, world_mapped(0))
 	id = submit(w, n ? ISW_SIM_ZERO : ISW_SIM_TRIM, 2, 8, 0);
 	CHECK_EQ(w->error[id], 0); /* at once: no copy of zeros is needed */
 	id = get(w, 1, 8);
-	settle(w);
-	CHECK_EQ(w->got[id][0], 100);
+	READ_ENDS(w, id, 100);
 	for (uint32_t k = 1; k < 8; k++)
 		CHECK_EQ(w->got[id][k], 0);
 	CHECK_EQ(read_settled(w, 9), 0);
@@ -44,8 +43,7 @@ WORLD_TEST(trim_completes_the_writes_it_makes_void, world_mapped(0))
 	trim(w, 1, 2);
 	CAME_TO(w, 0, first, second);
 	CHECK_EQ(w->error[wide], PENDING); /* page 3 is safe nowhere yet */
-	settle(w);
-	CHECK_EQ(w->error[wide], 0);
+	END_WELL(w, wide);
 	CHECK_EQ(read_settled(w, 3), 301);
 }
 
@@ -95,8 +93,7 @@ WORLD_TEST(a_write_after_a_trim_waits_for_what_is_in_flight, world_mapped(0))
 	DISK_DONE(w, 0);
 	CHECK(!is_backup_current(w, 1));
 	CHECK_EQ(w->error[id], PENDING);
-	settle(w);
-	CHECK_EQ(w->error[id], 0);
+	END_WELL(w, id);
 	CHECK_EQ(donor_value(w, 0, 1), 200);
 	CHECK_EQ(disk_value(w, 1), 200);
 	CHECK_EQ(read_settled(w, 1), 200);
@@ -112,8 +109,7 @@ WORLD_TEST(trim_frees_buffers_for_writes_that_wait, world_new(0))
 	CHECK_EQ(stats_of(w).staging_waits, 1);
 	trim(w, 0, 2);
 	CHECK_EQ(stats_of(w).staging_pages_used, STAGING);
-	settle(w);
-	CHECK_EQ(w->error[id], 0);
+	END_WELL(w, id);
 	CHECK_EQ(read_settled(w, 17), 301);
 	CHECK_EQ(read_settled(w, 0), 0);
 }
@@ -130,8 +126,7 @@ WORLD_TEST(trim_of_a_page_whose_backup_failed_ends_the_failure, world_new(0))
 	CHECK_EQ(stats_of(w).staging_pages_used, 0);
 	CHECK_EQ(step(w, ISW_STEP_BACKUP_RETRY, 0, 0), 0);
 	id = flush(w);
-	settle(w);
-	CHECK_EQ(w->error[id], 0);
+	END_WELL(w, id);
 }
 
 WORLD_TEST(a_read_in_flight_at_a_trim_sees_old_bytes_or_zeros, world_holding(0, 1, 1, 100))
