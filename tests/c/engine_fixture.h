@@ -412,12 +412,13 @@ UNUSED_OK static void unmap(struct world *w)
 	reap(w);
 }
 
-/* Copies of slab 0's backup to its donor, from page *next on: so many of them have begun. */
+/* Copies from the backup to slab 0's donor, page *next and on; returns how many have begun. */
 UNUSED_OK static int fill_on(struct world *w, uint32_t *next, uint32_t pages_max)
 {
 	return isw_slab_fill(w->e, 0, slab_of(w, 0).generation, *next, pages_max, next);
 }
 
+/* So many begin; returns where others would. */
 UNUSED_OK static uint32_t fill(struct world *w, uint32_t next, uint32_t pages_max, int begun)
 {
 	CHECK_EQ(fill_on(w, &next, pages_max), begun);

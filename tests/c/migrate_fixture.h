@@ -35,13 +35,14 @@ UNUSED_OK static int pull(struct world *w)
 	return pull_slab(w, 0, 0);
 }
 
+/* To its end. */
 UNUSED_OK static void pull_all(struct world *w)
 {
 	CHECK_EQ(pull(w), 0);
 	settle(w);
 }
 
-/* From the start. */
+/* From the start, to its end. */
 UNUSED_OK static void pull_again(struct world *w)
 {
 	CHECK_EQ(pull_slab(w, 0, 1), 0);

@@ -335,9 +335,9 @@ OWN_TEST(none_when_a_page_is_staged, 2, 2)
 	own_is(own, 10);
 }
 
-/* The read waits for its donor, and the transfer is still into the request. */
 enum none { OFF, NO_BACKUP, NOT_ON_THE_BACKUP, NONE_CASES };
 
+/* The read waits for its donor, and the transfer is still into the request. */
 TEST_CASES(none_of_what_the_backup_lacks_or_when_it_is_off, NONE_CASES, why)
 {
 	struct world *w = why == OFF

@@ -517,9 +517,9 @@ static void let_go(struct held *held)
 /* Slab 0 has two groups, its pages' border lies before page 32. */
 static struct world *world_of_groups(uint32_t flags)
 {
-	return with_three(
-		WORLD_BUT(config.flags = flags; config.size_bytes = config.slab_bytes =
-							2 * ISWI_GROUP_PAGES * ISW_PAGE_BYTES));
+	return with_three(WORLD_BUT(config.flags = flags;
+				    config.slab_bytes = 2 * ISWI_GROUP_PAGES * ISW_PAGE_BYTES;
+				    config.size_bytes = config.slab_bytes));
 }
 
 /* It saw the slab at its old place only, and its page is at the new one. */
