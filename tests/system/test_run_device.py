@@ -145,11 +145,11 @@ def test_a_second_run_has_the_room_that_it_asked_for_in_an_area_beside_the_first
     (ends, gone), (stays, left) = order if first_ends_first else reversed(order)
     text = finish(ends)
     assert f"swap areas are shared with other runs ({areas[left].path})" in text
-    # At once: nothing was swapped out.
-    assert runner.cluster.names() == [left]
+    # In the background if the host has put a page there, which may be anybody's.
+    until(lambda: runner.cluster.names() == [left], "its device to go")
     text = finish(stays)
     assert f"swap areas are shared with other runs ({areas[gone].path})" in text
-    assert runner.leftovers() == []
+    runner.nothing_left()
 
 
 def test_the_summary_of_a_run_that_was_alone_says_nothing_of_shared_areas(runner: Runner) -> None:

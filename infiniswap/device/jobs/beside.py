@@ -187,7 +187,7 @@ class Others:
 
     def held_bytes(self, path: Path) -> int:
         """What others have in the area at `path` that this run leaves; 0 where there are none."""
-        if not self._watches:
+        if all(watch.known_ended() for watch in self._watches.values()):
             return 0
         with contextlib.suppress(InfiniswapError):
             return swap.used_bytes(path)
