@@ -272,7 +272,9 @@ def test_it_can_be_started_a_hundred_pages_long(shared_cluster: Cluster) -> None
 def test_a_second_swapon_is_refused(shared_cluster: Cluster) -> None:
     device = shared_cluster.start("--swap", "--priority", "7")
     status = device.status
-    assert status["swap"] == {"active": True, "priority": 7, "used_bytes": 0}
+    # How much it holds is not asked: a host may page cold memory out by itself (DAMON_RECLAIM).
+    assert status["swap"]["active"]
+    assert status["swap"]["priority"] == 7
     area = swap.find_area(device.path)
     assert area is not None
     assert area.priority == 7
