@@ -152,7 +152,7 @@ static void queue_for_backup(struct isw_engine *e)
 		pthread_mutex_lock(&shard->lock);
 		entry = iswi_entry_find(e, page); /* gone, if a writer was faster with it */
 		if (entry && entry->newest == i)
-			iswi_backup_enqueue(e, entry);
+			iswi_backup_enqueue(e, entry, true);
 		pthread_mutex_unlock(&shard->lock);
 	}
 }

@@ -356,3 +356,64 @@ WORLD_TEST(a_remote_write_ends_after_its_buffers_are_wanted, world_mapped(0))
 	disk_settle(w);
 	CHECK_EQ(w->error[id], 0);
 }
+
+/* ------------------------------------------- when the backup's writers begin to write */
+
+static void time_passes(struct world *w, uint64_t us)
+{
+	iswi_sim_of(w->e)->now_ns += us * 1000;
+}
+
+WORLD_TEST(a_page_on_its_way_to_a_donor_waits_for_neighbours, world_mapped(0))
+{
+	CHECK(!iswi_backup_due(w->e));
+	put(w, 0, 1, 100);
+	REPLY(w, 0, 0);
+	CHECK(!iswi_backup_due(w->e));
+	time_passes(w, 2500);
+	put(w, 1, 1, 200); /* the first one counts */
+	time_passes(w, 3000);
+	CHECK(iswi_backup_due(w->e));
+	DISK_WRITE(w);
+	CHECK_EQ(stats_of(w).backup_write_requests, 1);
+	CHECK(!iswi_backup_due(w->e)); /* nothing is queued */
+	put(w, 2, 1, 300);
+	CHECK(!iswi_backup_due(w->e)); /* its own time begins */
+}
+
+WORLD_TEST(enough_pages_for_one_write_wait_for_no_more, world_mapped(0))
+{
+	put(w, 0, 3, 100);
+	CHECK(!iswi_backup_due(w->e));
+	put(w, 3, 1, 200);
+	CHECK(iswi_backup_due(w->e));
+	DISK_WRITE(w);
+	CHECK_EQ(stats_of(w).backup_write_requests, 1);
+}
+
+WORLD_TEST(a_page_that_only_the_backup_gets_does_not_wait, world_mapped(0))
+{
+	put(w, 0, 1, 100);
+	put(w, SLAB_PAGES, 1, 200); /* of a slab that is nowhere */
+	CHECK(iswi_backup_due(w->e));
+	disk_settle(w);
+	put(w, 0, 1, 300);
+	CHECK(!iswi_backup_due(w->e));
+	unmap(w);
+	put(w, 0, 1, 400); /* of a page that is queued */
+	CHECK(iswi_backup_due(w->e));
+}
+
+WORLD_TEST(a_flush_waits_for_no_neighbours, world_mapped(0))
+{
+	uint32_t id;
+
+	put(w, 0, 1, 100);
+	REPLY(w, 0, 0);
+	id = flush(w);
+	CHECK(iswi_backup_due(w->e));
+	disk_settle(w);
+	CHECK_EQ(w->error[id], 0);
+	put(w, 0, 1, 200);
+	CHECK(!iswi_backup_due(w->e));
+}

@@ -47,6 +47,9 @@ struct iswi_backup {
 	pthread_cond_t write_cond, read_cond;
 	bool stop;
 	struct iswi_entry_list queue, failed; /* entries QUEUED, and FAILED; oldest first */
+	uint32_t queue_count;
+	uint64_t due_ns; /* when the queue is written although it is not enough for a write */
+	bool hurry;      /* somebody waits for a queued page */
 	uint64_t failed_count;
 	uint64_t ailing_count; /* pages that failed and were not written since */
 	uint64_t retry_ns;
@@ -67,8 +70,8 @@ struct iswi_backup {
 void iswi_backup_init(struct iswi_backup *b);
 int iswi_backup_start(struct isw_engine *e, struct isw_error *error);
 void iswi_backup_stop(struct isw_engine *e);
-/* Under the shard lock: new data for the page. */
-void iswi_backup_enqueue(struct isw_engine *e, struct iswi_entry *entry);
+/* Under the shard lock: new data for the page. hurry: its request ends with the backup write. */
+void iswi_backup_enqueue(struct isw_engine *e, struct iswi_entry *entry, bool hurry);
 /* Under the shard lock: the page was zeroed and needs no backup write. */
 void iswi_backup_cancel(struct isw_engine *e, struct iswi_entry *entry);
 /* op->done follows, on a reader. */
@@ -92,6 +95,8 @@ static inline bool iswi_backup_may_copy(const struct iswi_backup *b)
 	return b->copy_head && !b->copy_busy;
 }
 void iswi_flush_synced(struct isw_engine *e, int error);
+/* Whether pages are queued and there is nothing to gain by waiting for more of them. */
+bool iswi_backup_due(const struct isw_engine *e);
 
 extern const struct iswi_backup_ops iswi_backup_file_ops;
 /* Of a predecessor: the file must exist, and its last writes end first. */

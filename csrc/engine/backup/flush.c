@@ -15,8 +15,7 @@ static void flush_round(struct iswi_backup *b)
 	b->flush_next = NULL;
 	b->epoch ^= 1;
 	b->flush_state = b->outstanding[b->epoch ^ 1] ? ISWI_FLUSH_DRAIN : ISWI_FLUSH_READY;
-	if (b->flush_state == ISWI_FLUSH_READY)
-		pthread_cond_signal(&b->write_cond);
+	pthread_cond_broadcast(&b->write_cond); /* no page waits for neighbours now */
 }
 
 void iswi_flush_less(struct iswi_backup *b, uint8_t epoch)

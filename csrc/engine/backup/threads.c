@@ -28,6 +28,25 @@ static bool retry_due(struct isw_engine *e)
 	return b->failed.head != ISWI_NONE && e->clock->now_ns(e->clock->ctx) >= b->retry_ns;
 }
 
+/* Until something may have changed, or it is time for what waits. */
+static void wait_for_write(struct iswi_backup *b)
+{
+	uint64_t until_ns = UINT64_MAX;
+	struct timespec until;
+
+	if (b->failed.head != ISWI_NONE)
+		until_ns = b->retry_ns;
+	if (b->queue.head != ISWI_NONE)
+		until_ns = ISWI_MIN(until_ns, b->due_ns);
+	if (until_ns == UINT64_MAX) {
+		pthread_cond_wait(&b->write_cond, &b->lock);
+		return;
+	}
+	until.tv_sec = (time_t)(until_ns / 1000000000ull);
+	until.tv_nsec = (long)(until_ns % 1000000000ull);
+	pthread_cond_timedwait(&b->write_cond, &b->lock, &until);
+}
+
 /* Waits for work; false: stop, and nothing is queued. */
 static bool wait_writer(struct isw_engine *e)
 {
@@ -36,18 +55,9 @@ static bool wait_writer(struct isw_engine *e)
 
 	pthread_mutex_lock(&b->lock);
 	/* Looked at before the queue, which may never be empty on a busy device. */
-	while (!(retry = retry_due(e)) && !b->stop && b->queue.head == ISWI_NONE &&
-	       b->flush_state != ISWI_FLUSH_READY) {
-		struct timespec until = {
-			.tv_sec = (time_t)(b->retry_ns / 1000000000ull),
-			.tv_nsec = (long)(b->retry_ns % 1000000000ull),
-		};
-
-		if (b->failed.head == ISWI_NONE)
-			pthread_cond_wait(&b->write_cond, &b->lock);
-		else
-			pthread_cond_timedwait(&b->write_cond, &b->lock, &until);
-	}
+	while (!(retry = retry_due(e)) && !iswi_backup_due(e) && !b->stop &&
+	       b->flush_state != ISWI_FLUSH_READY)
+		wait_for_write(b);
 	go = !b->stop || b->queue.head != ISWI_NONE;
 	pthread_mutex_unlock(&b->lock);
 	if (go && retry)

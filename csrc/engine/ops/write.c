@@ -48,7 +48,7 @@ struct iswi_op *iswi_write_op(struct isw_engine *e, uint64_t page, uint32_t slot
 
 /* Under the shard lock: the staged bytes in `slot` become the newest version of the page. */
 static struct iswi_entry *stage_page(struct isw_engine *e, uint64_t page, uint32_t slot,
-				     struct iswi_req *req)
+				     struct iswi_req *req, bool mapped)
 {
 	struct iswi_entry *entry = iswi_entry_make(e, page);
 
@@ -67,7 +67,7 @@ static struct iswi_entry *stage_page(struct isw_engine *e, uint64_t page, uint32
 	/* ... and what its checksum was no longer matters. */
 	iswi_keep32(&e->crc[page], e->slots[slot].crc);
 	if (e->has_backup)
-		iswi_backup_enqueue(e, entry);
+		iswi_backup_enqueue(e, entry, !mapped);
 	return entry;
 }
 
@@ -84,7 +84,7 @@ static uint32_t stage_run(struct isw_engine *e, struct iswi_req *req, uint64_t p
 		bool send = false;
 
 		pthread_mutex_lock(&shard->lock);
-		entry = stage_page(e, page + i, slot + i, req);
+		entry = stage_page(e, page + i, slot + i, req, use);
 		if (use && entry->remote_busy) {
 			entry->remote_wanted = true;
 		} else if (use) {
