@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.requires_root, pytest.mark.requires_native, pytest.mar
 LITTLE = (
     *("--rounds", "2", "--seconds", "0.1", "--donor-size", "16M"),
     *("--swap-size", "96M", "--swap-limit", "48M", "--swap-device", "128M"),
+    *("--pageout-size", "96M", "--pageout-limit", "32M"),
     *("--idle-seconds", "0.5", "--device-size", "128M"),
 )
 
@@ -51,6 +52,18 @@ def test_swap(runner: Runner) -> None:
     assert {"infiniswap", "nbdfuse", "FUSE floor", "disk"} <= set(found)
     for side in found.values():
         assert min(side["faults"]) > 0
+
+
+@pytest.mark.requires_fuse
+@pytest.mark.requires_loop
+@pytest.mark.requires_memcg
+@pytest.mark.requires_swap
+@pytest.mark.requires_tool("cmake")
+def test_pageout(runner: Runner) -> None:
+    found = samples(runner, "pageout")
+    assert {"infiniswap", "FUSE floor", "disk"} <= set(found)
+    for side in found.values():
+        assert min(side["out_mb_per_s_1"] + side["out_mb_per_s_4"]) > 0
 
 
 @pytest.mark.requires_fuse

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from infiniswap.errors import SystemCallError
 from infiniswap.system import swap
@@ -22,6 +23,7 @@ from isw_bench.scope import PREFIX
 KEY = "swap"
 TITLE = "Swap faults: a job with twice the memory of its limit"
 
+_T = TypeVar("_T")
 _FILL_S = 300.0
 _TRIES = 4
 _PAUSE_S = 5.0
@@ -48,7 +50,8 @@ def run(bench: Bench) -> Comparison:
                 notes.append(f"{name} was left out: {error}.")
         for _ in bench.rounds("swap"):
             for area in ready:
-                samples.add(area.name, **_measure_undisturbed(bench, area))
+                once = functools.partial(measure, bench, area)
+                samples.add(area.name, **undisturbed(bench, once))
     return Comparison(
         KEY, TITLE, figures(samples), samples.values, notes=[*_notes(bench, samples), *notes]
     )
@@ -76,16 +79,16 @@ class ElsewhereError(SystemCallError):
     """Another swap area of this host has got the pages."""
 
 
-def _measure_undisturbed(bench: Bench, area: Area) -> dict[str, float]:
-    """Tries again when somebody else's swap area came in between."""
+def undisturbed(bench: Bench, measure_once: Callable[[], _T]) -> _T:
+    """Measures, and tries again when somebody else's swap area came in between."""
     for _ in range(_TRIES - 1):
         bench.await_quiet()
         try:
-            return measure(bench, area)
+            return measure_once()
         except ElsewhereError as error:
             bench.say(f"swap: again: {error.what}")
             time.sleep(_PAUSE_S)
-    return measure(bench, area)
+    return measure_once()
 
 
 @contextlib.contextmanager
