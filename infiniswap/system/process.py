@@ -376,6 +376,13 @@ def start_time(pid: int, *, proc: Path = PROC) -> int | None:
     return _stat_number(pid, 19, proc)
 
 
+def cpu_ticks(pid: int, tid: int, *, proc: Path = PROC) -> int | None:
+    """Processor time of one thread so far, in clock ticks; None when there is no such thread."""
+    own = proc / str(pid) / "task"
+    user, system = (_stat_number(tid, field, own) for field in (11, 12))
+    return None if user is None or system is None else user + system
+
+
 def parent_pid(pid: int, *, proc: Path = PROC) -> int | None:
     """Pid of a process's parent; None when there is no such process."""
     return _stat_number(pid, 1, proc)

@@ -16,6 +16,7 @@ from infiniswap.device.api import DeviceStatus
 from infiniswap.device.cleanup import lost
 from infiniswap.device.control import client, member_client
 from infiniswap.device.jobs import account, beside, job, usage
+from infiniswap.device.jobs.attendant import Attendant
 from infiniswap.device.process import runs
 from infiniswap.device.spec import rundir
 from infiniswap.errors import InfiniswapError
@@ -84,10 +85,12 @@ def _run_job(
     """The device's last status is None when it has gone."""
     paths, watch, others = paging.paths, paging.watch, paging.others
     live = LiveLine(paths, sampler, request.local_bytes, told, enabled=not request.args.quiet)
+    attendant = Attendant(cgroup, wanted=not request.is_member)
     started_s = time.monotonic()
 
     def tick() -> None:
         sampler.sample()
+        attendant.look(sampler.peaks.swap)
         if not request.is_member:
             others.look()
         if watch.ended():
@@ -108,6 +111,7 @@ def _run_job(
             process.wait()
             return job.JobResult(KILLED, time.monotonic() - started_s), None
         finally:
+            attendant.end()
             live.clear()
     sampler.sample()
     if left := cgroup.pids():

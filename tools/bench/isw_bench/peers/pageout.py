@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from infiniswap.device.jobs.attendant import Attendant
 from infiniswap.units import MIB, format_size_short
 from isw_bench import areas
 from isw_bench.areas import Area
@@ -65,7 +66,8 @@ def _notes(bench: Bench) -> list[str]:
         f"{format_size_short(settings.swap_bytes)} filled once by 1, 2 and 4 threads in a cgroup "
         f"of {format_size_short(settings.swap_limit_bytes)}, on {os.cpu_count()} processors, no "
         "thread pinned, no huge pages; half of each page is zeros. The rate counts what is above "
-        "the limit. Donors on loopback.",
+        "the limit. Donors on loopback. Beside the job on our area runs an attendant, as with "
+        "`infiniswap run`.",
         "The fault after: random touches right after the fill, compared with the same when "
         "everything has come to rest.",
     ]
@@ -88,9 +90,12 @@ def _fill(bench: Bench, area: Area, threads: int) -> Any:
     argv = [bench.program("pageout"), "--threads", str(threads)]
     argv += ["--bytes", str(settings.swap_bytes), "--limit", str(settings.swap_limit_bytes)]
     argv += ["--touch-ms", str(round(settings.seconds * 1000))]
-    with swapped_on(bench, area) as cgroup:
+    with swapped_on(bench, area) as cgroup, contextlib.ExitStack() as stack:
         argv += ["--cgroup", str(cgroup.path)]
         with bench.running(f"page-out to {area.name}", argv) as child:
+            attendant = Attendant(cgroup, wanted=area.name == areas.OURS)
+            stack.callback(attendant.end)
+            attendant.look(settings.swap_limit_bytes)
             child.line(_RUN_S)
             check_swapped(bench, area)
             area.settle()
