@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.requires_root, pytest.mark.requires_native, pytest.mar
 LITTLE = (
     *("--rounds", "2", "--seconds", "0.1", "--donor-size", "16M"),
     *("--swap-size", "96M", "--swap-limit", "48M", "--swap-device", "128M"),
-    *("--pageout-size", "96M", "--pageout-limit", "32M"),
+    *("--page-out-size", "96M", "--page-out-limit", "32M"),
     *("--idle-seconds", "0.5", "--device-size", "128M"),
 )
 
@@ -59,8 +59,8 @@ def test_swap(runner: Runner) -> None:
 @pytest.mark.requires_memcg
 @pytest.mark.requires_swap
 @pytest.mark.requires_tool("cmake")
-def test_pageout(runner: Runner) -> None:
-    found = samples(runner, "pageout")
+def test_page_out(runner: Runner) -> None:
+    found = samples(runner, "page-out")
     assert {"infiniswap", "FUSE floor", "disk"} <= set(found)
     for side in found.values():
         assert min(side["out_mb_per_s_1"] + side["out_mb_per_s_4"]) > 0

@@ -38,8 +38,8 @@ class Settings:
         swap_bytes: what the swapping job fills.
         swap_limit_bytes: what of it may be in memory.
         swap_device_bytes: size of each swap area.
-        pageout_bytes: what the job of `pageout` fills.
-        pageout_limit_bytes: what of it may be in memory.
+        page_out_bytes: what the job of `page-out` fills.
+        page_out_limit_bytes: what of it may be in memory.
         idle_s: how long to watch idle processes.
         process_bytes: size of the device whose memory is looked at.
         demo_args: options for `infiniswap demo`.
@@ -58,8 +58,8 @@ class Settings:
     swap_bytes: int = 0
     swap_limit_bytes: int = 0
     swap_device_bytes: int = 0
-    pageout_bytes: int = 0
-    pageout_limit_bytes: int = 0
+    page_out_bytes: int = 0
+    page_out_limit_bytes: int = 0
     donor_bytes: int = 0
     idle_s: float = 0.0
     process_bytes: int = 0

@@ -8,7 +8,7 @@ import shlex
 from infiniswap.units import PAGE_BYTES
 from isw_bench.bench import Settings
 from isw_bench.machine import PEERS
-from isw_bench.peers import demo, donor, engine, pageout, process, swapping
+from isw_bench.peers import demo, donor, engine, page_out, process, swapping
 from isw_bench.suite import Option, Suite
 
 
@@ -19,8 +19,8 @@ def _check(settings: Settings) -> str:
         return "--donor-size must be a multiple of 1M"
     if settings.swap_limit_bytes >= settings.swap_bytes:
         return "--swap-limit must be less than --swap-size, or nothing is swapped"
-    if settings.pageout_limit_bytes >= settings.pageout_bytes:
-        return "--pageout-limit must be less than --pageout-size, or nothing is paged out"
+    if settings.page_out_limit_bytes >= settings.page_out_bytes:
+        return "--page_out-limit must be less than --page_out-size, or nothing is paged out"
     if settings.swap_device_bytes < 2 * (settings.swap_bytes - settings.swap_limit_bytes):
         return "--swap-device must be at least twice of what is swapped"
     return ""
@@ -34,17 +34,17 @@ SUITE = Suite(
     target="bench",
     description="Compares Infiniswap with its floor, its peers and disks.",
     comparisons={
-        module.KEY: module for module in (donor, engine, swapping, pageout, process, demo)
+        module.KEY: module for module in (donor, engine, swapping, page_out, process, demo)
     },
-    timed=frozenset({donor.KEY, engine.KEY, swapping.KEY, pageout.KEY}),
+    timed=frozenset({donor.KEY, engine.KEY, swapping.KEY, page_out.KEY}),
     packages=PEERS,
     options=(
         Option("--donor-size", "donor_bytes", "256M", "store of the server comparisons"),
         Option("--swap-size", "swap_bytes", "512M", "what the swapping job fills"),
         Option("--swap-limit", "swap_limit_bytes", "256M", "its memory limit"),
         Option("--swap-device", "swap_device_bytes", "1G", "size of each swap area"),
-        Option("--pageout-size", "pageout_bytes", "4G", "what the job of pageout fills"),
-        Option("--pageout-limit", "pageout_limit_bytes", "512M", "its memory limit"),
+        Option("--page_out-size", "page_out_bytes", "4G", "what the job of page-out fills"),
+        Option("--page_out-limit", "page_out_limit_bytes", "512M", "its memory limit"),
         Option("--device-size", "process_bytes", "4G", "of the device whose memory is read"),
         Option("--idle-seconds", "idle_s", "20", "watched per round", float),
         Option("--demo-args", "demo_args", "", "options for `infiniswap demo`", _words),

@@ -3,7 +3,7 @@
  * A job that writes far more memory than its limit, front to end, by one thread or several: how
  * fast it gets its pages out. Then it touches pages at random, at once and after a rest.
  *
- *     isw-bench-pageout --cgroup DIR [--bytes N] [--limit N] [--threads N] [--touch-ms N]
+ *     isw-bench-page-out --cgroup DIR [--bytes N] [--limit N] [--threads N] [--touch-ms N]
  *
  * Enters the memory cgroup first. Prints "filled" after the first touches and waits for a line
  * before the second ones, so that what is being written can come to rest.

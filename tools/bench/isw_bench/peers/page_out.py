@@ -16,7 +16,7 @@ from isw_bench.bench import Bench, SkipError, require_root
 from isw_bench.peers.swapping import check_swapped, swapped_on, undisturbed
 from isw_bench.results import Comparison, Figure, Samples, at_least, at_most
 
-KEY = "pageout"
+KEY = "page-out"
 TITLE = "Sustained page-out: a job that writes many times its limit"
 
 THREADS = (1, 2, 4)
@@ -32,14 +32,14 @@ def run(bench: Bench) -> Comparison:
     Raises:
         SkipError: not root, or no FUSE.
     """
-    require_root("pageout")
+    require_root("page-out")
     settings = bench.settings
     sized = bench.with_settings(
         replace(
             settings,
-            swap_bytes=settings.pageout_bytes,
-            swap_limit_bytes=settings.pageout_limit_bytes,
-            swap_device_bytes=round(settings.pageout_bytes * _ROOM) // MIB * MIB,
+            swap_bytes=settings.page_out_bytes,
+            swap_limit_bytes=settings.page_out_limit_bytes,
+            swap_device_bytes=round(settings.page_out_bytes * _ROOM) // MIB * MIB,
         )
     )
     samples, notes = Samples(), _notes(sized)
@@ -48,12 +48,12 @@ def run(bench: Bench) -> Comparison:
         for name, make in areas.ALL:
             if name not in _SIDES:
                 continue
-            bench.say(f"pageout: setting up {name}")
+            bench.say(f"page-out: setting up {name}")
             try:
                 ready.append(stack.enter_context(make(sized)))
             except SkipError as error:
                 notes.append(f"{name} was left out: {error}.")
-        for _ in bench.rounds("pageout"):
+        for _ in bench.rounds("page-out"):
             for threads in THREADS:
                 for area in ready:
                     samples.add(area.name, **_measure(sized, area, threads))
@@ -87,7 +87,7 @@ def _measure(bench: Bench, area: Area, threads: int) -> dict[str, float]:
 
 def _fill(bench: Bench, area: Area, threads: int) -> Any:
     settings = bench.settings
-    argv = [bench.program("pageout"), "--threads", str(threads)]
+    argv = [bench.program("page-out"), "--threads", str(threads)]
     argv += ["--bytes", str(settings.swap_bytes), "--limit", str(settings.swap_limit_bytes)]
     argv += ["--touch-ms", str(round(settings.seconds * 1000))]
     with swapped_on(bench, area) as cgroup, contextlib.ExitStack() as stack:
