@@ -317,8 +317,9 @@ uint32_t isw_store_rdma_let_go(isw_store *store);
 /* The consumer's side: one device. */
 typedef struct isw_engine isw_engine;
 
-#define ISW_ENGINE_NO_BACKUP 0x1 /* --backup none: the loss of a donor loses data */
-#define ISW_ENGINE_STANDBY   0x2 /* waits for isw_engine_take_over */
+#define ISW_ENGINE_NO_BACKUP  0x1 /* --backup none: the loss of a donor loses data */
+#define ISW_ENGINE_STANDBY    0x2 /* waits for isw_engine_take_over */
+#define ISW_ENGINE_READ_AHEAD 0x4 /* reads from donors what will be asked for next */
 
 struct isw_engine_config {
 	uint64_t size_bytes; /* multiple of ISW_PAGE_BYTES */
@@ -575,6 +576,9 @@ struct isw_engine_stats {
 	uint64_t pages_copy_dropped; /* begun by either, but overtaken by a write or failed */
 	uint64_t hedged_reads;       /* transfers that were slow and read from the backup too ... */
 	uint64_t hedged_wins;        /* ... which was faster */
+	uint64_t pages_ahead;        /* read ahead of their requests ... */
+	uint64_t pages_ahead_used;   /* ... and asked for then */
+	uint64_t pages_ahead_wasted; /* ... or given up: outdated, or asked for by nobody */
 	uint64_t events_dropped;
 	/* Request latency at the front end, log-linear: see isw_latency_bucket_ns. */
 	uint64_t read_latency[256];

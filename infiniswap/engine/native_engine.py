@@ -313,6 +313,7 @@ def engine_config(config: EngineConfig) -> Any:
     fields = dataclasses.asdict(config)
     flags = lib.ISW_ENGINE_NO_BACKUP if fields.pop("no_backup") else 0
     flags |= lib.ISW_ENGINE_STANDBY if fields.pop("standby") else 0
+    flags |= lib.ISW_ENGINE_READ_AHEAD if fields.pop("read_ahead") else 0
     return ffi.new("struct isw_engine_config *", {**fields, "flags": flags})
 
 

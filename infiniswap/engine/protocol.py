@@ -137,6 +137,7 @@ class EngineConfig:
 
     `state_fd`: open state file, which outlives the process; -1: anonymous memory, which does not.
     `standby`: made without a backup, for `take_over`.
+    `read_ahead`: reads from donors what will be asked for next, where the reads have a trend.
     """
 
     size_bytes: int
@@ -151,6 +152,7 @@ class EngineConfig:
     hedge_us_min: int = 10_000
     no_backup: bool = False
     standby: bool = False
+    read_ahead: bool = True
     state_fd: int = -1
 
 

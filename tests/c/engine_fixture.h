@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "engine/state/ahead.h"
 #include "isw.h"
 #include "sim/sim.h"
 #include "tests.h"
@@ -470,6 +471,8 @@ UNUSED_OK static void world_end(struct world *w)
 	wanted = w->e->config.staging_pages + (uint64_t)w->e->config.requests_max *
 						      w->e->config.request_bytes_max /
 						      ISW_PAGE_BYTES;
+	for (uint32_t i = 0; w->e->ahead && i < ISWI_AHEAD_GROUPS; i++, wanted++)
+		CHECK(!w->e->ahead->groups[i].taken && !w->e->ahead->groups[i].waits_count);
 	CHECK_EQ(ops, wanted);
 	isw_engine_destroy(w->e);
 	free(w);

@@ -366,6 +366,7 @@ static void engine_start(struct world *w, uint32_t staging)
 		.backup_writers = 2,
 		.backup_readers = 2,
 		.hedge_us_min = 1, /* whatever takes more than four times the tail */
+		.flags = ISW_ENGINE_READ_AHEAD,
 	};
 
 	w->engine = engine_with_backup(&config, "threads");
@@ -421,8 +422,8 @@ static bool is_full(const struct world *w)
 
 	isw_engine_stats(w->engine, &stats);
 	return stats.pages_in_remote && stats.pages_in_backup && stats.pages_in_staging &&
-	       stats.staging_waits && w->maps && w->unmaps && w->breaks && w->resumes &&
-	       w->migrations;
+	       stats.pages_ahead_used && stats.staging_waits && w->maps && w->unmaps && w->breaks &&
+	       w->resumes && w->migrations;
 }
 
 static uint64_t pages_migrated; /* by all runs */
@@ -443,14 +444,15 @@ static void check_end(struct world *w, struct crowd *crowd)
 	printf("%llu pages checked: %llu from donors, %llu staged, %llu from the backup; "
 	       "%llu waits; %u maps, %u migrations, %u of them complete, %u unmaps, %u breaks, "
 	       "%u resumes; %llu copied, %llu migrated, %llu dropped; "
-	       "%llu hedged, %llu by the backup\n",
+	       "%llu hedged, %llu by the backup; %llu read ahead, %llu used\n",
 	       (unsigned long long)checked, (unsigned long long)stats.pages_in_remote,
 	       (unsigned long long)stats.pages_in_staging,
 	       (unsigned long long)stats.pages_in_backup, (unsigned long long)stats.staging_waits,
 	       w->maps, w->migrations, w->moves, w->unmaps, w->breaks, w->resumes,
 	       (unsigned long long)stats.pages_copied, (unsigned long long)stats.pages_migrated,
 	       (unsigned long long)stats.pages_copy_dropped, (unsigned long long)stats.hedged_reads,
-	       (unsigned long long)stats.hedged_wins);
+	       (unsigned long long)stats.hedged_wins, (unsigned long long)stats.pages_ahead,
+	       (unsigned long long)stats.pages_ahead_used);
 	CHECK_EQ(stats.requests_failed, 0);
 	CHECK_EQ(stats.requests_in_flight, 0);
 	CHECK_EQ(stats.staging_pages_used, 0);

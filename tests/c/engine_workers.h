@@ -207,12 +207,32 @@ static void read_all(struct worker *w, uint64_t first, uint64_t end)
 	collect(w, true);
 }
 
+/* Reads with a trend, of what is written meanwhile. */
+static void scan(struct worker *w)
+{
+	for (uint64_t page = w->first; page < w->end;) {
+		struct slot *slot = collect(w, false);
+		uint32_t pages = 0, pages_max = 1 + below(&w->random, RUN_PAGES);
+
+		while (pages < pages_max && page + pages < w->end && !w->page_busy[page + pages])
+			pages++;
+		if (pages)
+			submit(w, slot, ISWI_READ, page, pages);
+		page += ISWI_MAX(pages, 1);
+		if (!below(&w->random, 3))
+			random_request(w, collect(w, false));
+	}
+}
+
 static void *work(void *arg)
 {
 	struct worker *w = arg;
 
-	while (!atomic_load_explicit(&w->crowd->stop, memory_order_relaxed))
+	while (!atomic_load_explicit(&w->crowd->stop, memory_order_relaxed)) {
 		random_request(w, collect(w, false));
+		if (!below(&w->random, 100))
+			scan(w);
+	}
 	collect(w, true);
 	read_all(w, w->first, w->end);
 	return NULL;

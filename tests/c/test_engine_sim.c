@@ -17,6 +17,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "engine/state/ahead.h"
 #include "isw.h"
 #include "sim/sim.h"
 #include "sim_donor.h"
@@ -505,6 +506,49 @@ static void change_donors(struct world *w)
 	}
 }
 
+/* Each page that may be had from what was read ahead is remote-valid, and at rest it is right. */
+static void check_ahead(struct world *w)
+{
+	struct isw_engine *e = w->engine;
+
+	for (uint32_t i = 0; e->ahead && i < ISWI_AHEAD_GROUPS; i++) {
+		const struct iswi_ahead_group *g = &e->ahead->groups[i];
+
+		for (uint64_t page = g->group * ISWI_GROUP_PAGES, bits = g->pages; bits;
+		     page++, bits >>= 1) {
+			if (!(bits & 1))
+				continue;
+			if (!iswi_bit(e->remote_valid, page))
+				fail(w, "read ahead and not remote-valid", page, i);
+			if (!g->reading && iswi_crc32c(iswi_ahead_data(g, page), ISW_PAGE_BYTES) !=
+						   iswi_kept32(&e->crc[page]))
+				fail(w, "outdated, and still read ahead", page, i);
+		}
+	}
+}
+
+/* Reads with a trend, with anything in between. */
+static void scan(struct world *w)
+{
+	bool back = below(w, 2);
+	uint32_t at = 0;
+
+	if (below(w, 2))
+		settle(w);
+	while (at < PAGES) {
+		uint32_t pages = 1 + below(w, 3);
+
+		pages = at + pages > PAGES ? PAGES - at : pages;
+		submit(w, ISW_SIM_READ, back ? PAGES - at - pages : at, pages);
+		for (uint32_t i = below(w, 6); i; i--)
+			random_step(w, false);
+		if (below(w, 8) == 0)
+			random_request(w);
+		check_ahead(w);
+		at += pages;
+	}
+}
+
 /* Donors and backup have everything, and reads are under way: there is much to hedge. */
 static void read_much(struct world *w)
 {
@@ -557,7 +601,7 @@ static void read_all(struct world *w)
 /* What all seeds did together. */
 struct totals {
 	uint64_t copied, migrated, moved, moved_lossless, dropped, hedged, hedges_won, passed_by,
-		deaths, checks;
+		deaths, checks, ahead, ahead_used;
 };
 
 #include "engine_deaths.h"
@@ -580,7 +624,8 @@ static void start(struct world *w, uint64_t seed, uint32_t staging)
 		.state_fd = w->state_fd,
 		.backup_write_bytes_max = 4 * ISW_PAGE_BYTES,
 		.hedge_us_min = w->hedges,
-		.flags = w->lossless ? ISW_ENGINE_NO_BACKUP : 0,
+		.flags = (w->lossless ? ISW_ENGINE_NO_BACKUP : 0) |
+			 (w->seed / 2 % 2 ? ISW_ENGINE_READ_AHEAD : 0),
 	};
 	if (isw_sim_create(&w->config, &w->engine, &error))
 		fail(w, error.text, 0, 0);
@@ -605,6 +650,8 @@ static void end(struct world *w, struct totals *totals)
 	totals->hedged += stats.hedged_reads;
 	totals->hedges_won += stats.hedged_wins;
 	totals->passed_by += stats.fallback_slow;
+	totals->ahead += stats.pages_ahead;
+	totals->ahead_used += stats.pages_ahead_used;
 	totals->deaths += w->deaths;
 	totals->checks += w->checks;
 	look_at(NULL);
@@ -650,8 +697,11 @@ static void lossless_step(struct world *w)
 	else
 		random_step(w, false);
 	take_events(w);
+	check_ahead(w);
 	if (w->step % (STEPS / 4) == STEPS / 8)
 		migrate_all(w);
+	if (w->engine->ahead && w->step % (STEPS / 4) == STEPS / 16)
+		scan(w);
 }
 
 /*
@@ -690,12 +740,15 @@ static void step(struct world *w)
 		read_much(w);
 	if (w->migrates && i % (STEPS / 8) == STEPS / 32)
 		migrate_all(w);
+	if (w->engine->ahead && i % (STEPS / 8) == STEPS / 64)
+		scan(w);
 	if (what < 3)
 		random_request(w);
 	else if (what < 4)
 		control(w);
 	else
 		random_step(w, w->seed % 4 != 0);
+	check_ahead(w);
 }
 
 static void run(uint64_t seed, struct totals *totals)
@@ -746,12 +799,14 @@ int main(int argc, char **argv)
 	}
 	printf("%llu seeds from %llu; %llu pages copied, %llu migrated, %llu copies dropped, %llu "
 	       "slabs moved, %llu without a backup; %llu reads hedged, %llu by the backup, %llu "
-	       "pages from there; %llu deaths, %llu stores looked behind\n",
+	       "pages from there; %llu pages read ahead, %llu of them used; %llu deaths, %llu "
+	       "stores looked behind\n",
 	       (unsigned long long)seeds, (unsigned long long)first,
 	       (unsigned long long)totals.copied, (unsigned long long)totals.migrated,
 	       (unsigned long long)totals.dropped, (unsigned long long)totals.moved,
 	       (unsigned long long)totals.moved_lossless, (unsigned long long)totals.hedged,
 	       (unsigned long long)totals.hedges_won, (unsigned long long)totals.passed_by,
+	       (unsigned long long)totals.ahead, (unsigned long long)totals.ahead_used,
 	       (unsigned long long)totals.deaths, (unsigned long long)totals.checks);
 	return 0;
 }

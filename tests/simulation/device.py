@@ -115,6 +115,7 @@ class SimDevice:
                 backup_write_bytes_max=4 * PAGE_BYTES,
                 hedge_us_min=rng.choice((0, 1)),
                 no_backup=not has_backup,
+                read_ahead=rng.random() < 0.5,
             ),
             lambda config: world.dial(self, config),
             self._broken,

@@ -36,6 +36,17 @@ void iswi_hedge_begin(struct iswi_op *op, uint32_t received);
 /* A leg has ended; of the donor's the use of the slab was given back. */
 void iswi_hedge_ended(struct iswi_op *op, bool remote, int error);
 
+/* ahead.c */
+/*
+ * A request has read [page, end): reads ahead, if the reads of late have a trend. in_vain is called
+ * on a copy of that op for pages of a request that joined and did not get them, with `tried` and
+ * one of the request's pending held.
+ */
+void iswi_ahead_note(struct isw_engine *e, uint64_t page, uint64_t end, struct iswi_plug *plug,
+		     void (*in_vain)(struct iswi_op *op, int error));
+/* So many pages that were read ahead are in requests now. */
+void iswi_ahead_used(struct isw_engine *e, uint32_t pages);
+
 /* copy.c */
 /* Pages of a copy at once: what a fault's read may find before it on a connection. */
 #define ISWI_COPY_PAGES_MAX 256u

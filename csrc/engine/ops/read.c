@@ -8,11 +8,14 @@
 #include <string.h>
 
 #include "engine/ops/ops.h"
+#include "engine/state/ahead.h"
 
 enum source {
 	FROM_NOWHERE,
 	FROM_STAGING,
 	FROM_ZEROS,
+	FROM_AHEAD,
+	JOINED, /* comes with what is being read ahead */
 	FROM_REMOTE,
 	FROM_BACKUP,
 	PAST_REMOTE, /* from the backup although the donor has it */
@@ -54,6 +57,12 @@ static enum source choose(struct isw_engine *e, uint64_t page, const struct curs
 	*slot_out = entry ? iswi_entry_newest(e, entry) : ISWI_NONE;
 	if (*slot_out != ISWI_NONE)
 		return FROM_STAGING;
+	if (!at->tried) {
+		enum iswi_ahead_found found = iswi_ahead_get(e, at->req, page);
+
+		if (found != ISWI_AHEAD_NOT)
+			return found == ISWI_AHEAD_HAD ? FROM_AHEAD : JOINED;
+	}
 	if (remote && at->mapped[place]) {
 		if (at->avoid[place] && iswi_bit(e->backup_current, page) &&
 		    !(at->tried & ISWI_TRIED_BACKUP))
@@ -92,6 +101,7 @@ static void read_pages(struct isw_engine *e, struct iswi_req *req, uint64_t page
 static void remote_read_done(struct iswi_xfer *xfer, int error);
 static void remote_read_slow(struct iswi_xfer *xfer, uint32_t received);
 static void backup_read_done(struct iswi_op *op, int error);
+static void in_vain(struct iswi_op *op, int error);
 
 static void emit_transfer(struct isw_engine *e, struct cursor *at, const struct read_run *run)
 {
@@ -132,6 +142,10 @@ static void emit(struct isw_engine *e, struct cursor *at, const struct read_run 
 {
 	switch (run->source) {
 	case FROM_NOWHERE:
+	case JOINED:
+		return;
+	case FROM_AHEAD:
+		iswi_ahead_used(e, run->pages);
 		return;
 	case FROM_STAGING:
 		iswi_count(&e->count.pages_in_staging, run->pages);
@@ -199,7 +213,8 @@ static void read_pages(struct isw_engine *e, struct iswi_req *req, uint64_t page
 	for (uint32_t place = 0; place < 2; place++) {
 		at.mapped[place] = iswi_place_get(e, at.slab, place, &at.word[place]);
 		at.avoid[place] = at.mapped[place] && e->has_backup &&
-				  iswi_remote_avoid(iswi_remote_of(e, at.slab, place));
+				  (tried & ISWI_PAST_SLOW ||
+				   iswi_remote_avoid(iswi_remote_of(e, at.slab, place)));
 	}
 	while (page < end) {
 		uint64_t stop = iswi_group_end(page, end);
@@ -217,7 +232,7 @@ static void read_pages(struct isw_engine *e, struct iswi_req *req, uint64_t page
 
 void iswi_read(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plug)
 {
-	uint64_t page = req->offset / ISW_PAGE_BYTES;
+	uint64_t first = req->offset / ISW_PAGE_BYTES, page = first;
 	uint64_t end = page + req->length / ISW_PAGE_BYTES;
 
 	iswi_count(&e->count.pages_in, end - page);
@@ -230,6 +245,7 @@ void iswi_read(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plu
 		page = stop;
 	}
 	iswi_req_put(e, req);
+	iswi_ahead_note(e, first, end, plug, in_vain);
 }
 
 /*
@@ -318,8 +334,8 @@ static void remote_read_done(struct iswi_xfer *xfer, int error)
 	iswi_req_put(e, ended.req);
 }
 
-/* Neither leg of a hedged read has brought its pages: it goes on as a read of one leg. */
-static void hedged_in_vain(struct iswi_op *op, int error)
+/* Neither leg of a hedged read has brought its pages, or a read ahead has not: it is read anew. */
+static void in_vain(struct iswi_op *op, int error)
 {
 	(void)error;
 	read_again(op->engine, op, op->tried);
@@ -329,7 +345,7 @@ static void remote_read_slow(struct iswi_xfer *xfer, uint32_t received)
 {
 	struct iswi_op *op = ISWI_CONTAINER(xfer, struct iswi_op, xfer);
 
-	op->done = hedged_in_vain;
+	op->done = in_vain;
 	iswi_hedge_begin(op, received);
 }
 

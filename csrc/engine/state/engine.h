@@ -28,6 +28,14 @@
  *  R8  A slab that migrates has two places. Writes go to the current one, at_place says where a
  *      page was valid last, and only an acknowledgement moves it. A place becomes current before
  *      anybody checks whether the other one is still written to.
+ *  R14 A page read ahead (ops/ahead.c) may be had while its bit is set in its group. The bit is set
+ *      when the read begins, of a page that is remote-valid where it is read and that no other
+ * group has. It is cleared with remote-valid, by a write, a TRIM or an unmapping, under the same
+ *      lock. Bytes come to rest when they match the page's checksum. So they are of the newest
+ *      version, and never its only copy; and nothing of them is in the arena.
+ *  R15 A read ahead on its way holds a use of its place (R5). At rest it is no use, no entry and no
+ *      activity. A request that joins has one of its pending there, which is taken once: by the
+ *      read's end, or when that is slow. What it did not get by then is read in another way.
  *
  * Rules of the arena. They hold after every single store to it, with or without locks, because the
  * process may be killed there and its successor (recover.c) has nothing else to go by:
@@ -52,7 +60,7 @@
  *   isw_engine.control    remotes and slab mapping, control thread only, may block
  *   iswi_shard.lock       entries, versions, page bits and checksums of the shard's pages
  *   iswi_backup.lock      backup queue, flush state
- *   staging.lock, ops_lock, entries_lock, waiting.lock   leaves
+ *   staging.lock, ops_lock, entries_lock, waiting.lock, ahead.lock   leaves
  * No lock is held while a transport's submit or a request's done runs.
  */
 #ifndef ISWI_STATE_ENGINE_H
@@ -68,6 +76,7 @@
 struct iswi_backup;       /* backup/backup.h */
 struct iswi_remote;       /* remote/remote.h */
 struct iswi_rdma_domains; /* transport/rdma.h */
+struct iswi_ahead;        /* state/ahead.h */
 
 /* What isw_engine_stats copies, by its names. Relaxed: they order nothing. */
 /* clang-format off */
@@ -80,7 +89,8 @@ struct iswi_rdma_domains; /* transport/rdma.h */
 	each(fallback_invalid) each(fallback_error) each(remote_errors) \
 	each(crc_errors_remote) each(crc_errors_backup) each(backup_errors) \
 	each(staging_waits) each(pages_copied) each(pages_migrated) \
-	each(pages_copy_dropped) each(fallback_slow) each(hedged_reads) each(hedged_wins)
+	each(pages_copy_dropped) each(fallback_slow) each(hedged_reads) each(hedged_wins) \
+	each(pages_ahead) each(pages_ahead_used) each(pages_ahead_wasted)
 /* clang-format on */
 
 struct iswi_counters {
@@ -131,6 +141,7 @@ struct isw_engine {
 		void (*go_on)(struct isw_engine *e);
 	} waiting; /* writes without a staging buffer; see ops/write.c */
 
+	struct iswi_ahead *ahead; /* NULL: nothing is read ahead */
 	struct iswi_op *ops, *ops_free;
 	pthread_mutex_t ops_lock;
 	void *volatile_memory;

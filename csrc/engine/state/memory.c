@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "engine/state/ahead.h"
 #include "engine/state/memory.h"
 #include "engine/state/page.h"
 
@@ -13,9 +14,14 @@ static int map_volatile(struct isw_engine *e, size_t remote_bytes, struct isw_er
 {
 	uint32_t staging = e->config.staging_pages;
 	uint64_t request_pages = e->config.request_bytes_max / ISW_PAGE_BYTES;
-	/* Each write, copy or leg holds a staging buffer, each other read a page of a request. */
-	uint64_t ops = staging + e->config.requests_max * request_pages;
-	uint64_t end = 0, shards_at, uses_at, entries_at, bits_at, ops_at, remotes_at;
+	uint32_t ahead = e->config.flags & ISW_ENGINE_READ_AHEAD ? ISWI_AHEAD_GROUPS : 0;
+	/*
+	 * Each write, copy or leg holds a staging buffer, each read of a group ahead that group,
+	 * each other read a page of a request.
+	 */
+	uint64_t ops = staging + e->config.requests_max * request_pages + ahead;
+	uint64_t end = 0, shards_at, uses_at, entries_at, bits_at, ops_at, remotes_at, ahead_at,
+		 ahead_data_at;
 	unsigned char *base;
 
 	e->staging_alloc.words = (staging + 63) / 64;
@@ -25,6 +31,8 @@ static int map_volatile(struct isw_engine *e, size_t remote_bytes, struct isw_er
 	bits_at = iswi_lay_out(&end, e->staging_alloc.words * sizeof(uint64_t));
 	ops_at = iswi_lay_out(&end, ops * sizeof(struct iswi_op));
 	remotes_at = iswi_lay_out(&end, e->config.remotes_max * remote_bytes);
+	ahead_at = iswi_lay_out(&end, ahead ? sizeof(struct iswi_ahead) : 0);
+	ahead_data_at = iswi_lay_out(&end, ahead * ISWI_AHEAD_GROUP_BYTES);
 	base = mmap(NULL, end, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE,
 		    -1, 0);
 	if (base == MAP_FAILED)
@@ -38,6 +46,9 @@ static int map_volatile(struct isw_engine *e, size_t remote_bytes, struct isw_er
 	e->staging_alloc.free_bits = (uint64_t *)(base + bits_at);
 	e->ops = (struct iswi_op *)(base + ops_at);
 	e->remotes = (struct iswi_remote *)(base + remotes_at);
+	e->ahead = ahead ? (struct iswi_ahead *)(base + ahead_at) : NULL;
+	for (uint32_t i = 0; i < ahead; i++)
+		e->ahead->groups[i].data = base + ahead_data_at + i * ISWI_AHEAD_GROUP_BYTES;
 	for (uint64_t i = 0; i < ops; i++) {
 		e->ops[i].engine = e;
 		e->ops[i].next = i + 1 < ops ? &e->ops[i + 1] : NULL;
@@ -61,6 +72,7 @@ int iswi_memory_create(struct isw_engine *e, size_t remote_bytes, struct isw_err
 	for (uint32_t i = 0; i < ISWI_SHARDS; i++) {
 		pthread_mutex_init(&e->shards[i].lock, NULL);
 		memset(e->shards[i].hash, 0xff, sizeof(e->shards[i].hash));
+		e->shards[i].ahead = ISWI_NONE;
 	}
 	for (uint32_t i = 0; i < staging; i++) {
 		e->entries[i].hash_next = i + 1 < staging ? i + 1 : ISWI_NONE;
@@ -71,6 +83,10 @@ int iswi_memory_create(struct isw_engine *e, size_t remote_bytes, struct isw_err
 	pthread_mutex_init(&e->staging_alloc.lock, NULL);
 	pthread_mutex_init(&e->ops_lock, NULL);
 	pthread_mutex_init(&e->waiting.lock, NULL);
+	if (e->ahead) {
+		pthread_mutex_init(&e->ahead->lock, NULL);
+		atomic_init(&e->ahead->credit, ISWI_AHEAD_CREDIT_FIRST);
+	}
 	e->waiting.tail = &e->waiting.head;
 	return 0;
 }

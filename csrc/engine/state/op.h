@@ -10,6 +10,7 @@
 #define ISWI_TRIED_BACKUP 0x4
 #define ISWI_RETRIED      0x8  /* bytes and checksum differed once: a write may have passed by */
 #define ISWI_HEDGED       0x10 /* was hedged, in vain: it is not again */
+#define ISWI_PAST_SLOW    0x20 /* from the backup, if that has it */
 
 static inline uint8_t iswi_tried_place(uint32_t place)
 {

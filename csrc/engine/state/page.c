@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* State of single pages: the sharded in-flight table and the page bits. */
 #include "engine/state/page.h"
+#include "engine/state/ahead.h"
 #include "engine/state/memory.h"
-
-struct iswi_shard *iswi_shard_of(struct isw_engine *e, uint64_t page)
-{
-	return &e->shards[page / ISWI_GROUP_PAGES % ISWI_SHARDS];
-}
 
 static uint32_t *bucket_of(struct isw_engine *e, uint64_t page)
 {
@@ -166,6 +162,7 @@ void iswi_remote_valid_clear(struct isw_engine *e, uint64_t page)
 {
 	if (!iswi_bit(e->remote_valid, page))
 		return;
+	iswi_ahead_drop(e, page);
 	iswi_bit_clear(e->remote_valid, page);
 	atomic_fetch_sub_explicit(&e->slabs[page / e->slab_pages].remote_valid_pages, 1,
 				  memory_order_relaxed);

@@ -46,10 +46,14 @@ struct iswi_entry {
 struct iswi_shard {
 	pthread_mutex_t lock;
 	uint32_t entries;
+	uint32_t ahead; /* list of groups that are read ahead */
 	uint32_t hash[ISWI_HASH_PER_SHARD];
 } __attribute__((aligned(64)));
 
-struct iswi_shard *iswi_shard_of(struct isw_engine *e, uint64_t page);
+static inline struct iswi_shard *iswi_shard_of(const struct isw_engine *e, uint64_t page)
+{
+	return &e->shards[page / ISWI_GROUP_PAGES % ISWI_SHARDS];
+}
 struct iswi_entry *iswi_entry_find(struct isw_engine *e, uint64_t page);
 struct iswi_entry *iswi_entry_make(struct isw_engine *e, uint64_t page);
 /* The slot that holds the newest version, or ISWI_NONE. */

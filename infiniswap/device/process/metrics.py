@@ -219,6 +219,17 @@ METRICS: Final = (
         ("backup_writes_total", "Writes to the backup, after merging.", "backup_write_requests"),
         ("hedged_reads_total", "Reads of a slow donor and of the backup, too.", "hedged_reads"),
         ("hedged_reads_won_total", "Hedged reads that the backup answered first.", "hedged_wins"),
+        ("read_ahead_pages_total", "Pages read from a donor in advance.", "pages_ahead"),
+        (
+            "read_ahead_used_pages_total",
+            "Pages read in advance that were asked for later.",
+            "pages_ahead_used",
+        ),
+        (
+            "read_ahead_wasted_pages_total",
+            "Pages read in advance in vain: changed since then, or asked for by nobody.",
+            "pages_ahead_wasted",
+        ),
         (
             "copies_dropped_pages_total",
             "Copies overtaken by a write, or failed.",
