@@ -6,6 +6,7 @@
 #include "engine_fixture.h"
 
 #define VALUE 100u /* of page 0; page i of the device holds VALUE + i */
+#define TREND 5u   /* reads of a stream that make a trend: the last begins to read ahead */
 
 /* Every page is on donor 0, and on the backup if there is one. Nothing was read yet. */
 static struct world *world_ahead(uint32_t flags)
@@ -46,9 +47,6 @@ static void read_in_order(struct world *w, uint64_t first, uint64_t last)
 	}
 }
 
-/* So many reads of a stream make a trend: the last of these begins to read ahead. */
-#define TREND 5u
-
 static struct world *world_of_a_trend(uint32_t flags)
 {
 	struct world *w = world_ahead(flags);
@@ -72,6 +70,72 @@ static void ahead_is(const struct world *w, uint64_t used, uint64_t wasted)
 {
 	CHECK_EQ(stats_of(w).pages_ahead_used, used);
 	CHECK_EQ(stats_of(w).pages_ahead_wasted, wasted);
+}
+
+/* -------------------------------------------------------------------------- trends */
+
+/* Requests of a table of streams, and the trend of the last one's stream after each. */
+struct trends {
+	struct iswi_stream streams[ISWI_AHEAD_STREAMS];
+	uint32_t now;
+};
+
+static int trend(struct trends *t, uint64_t page, uint64_t pages)
+{
+	return iswi_trend_note(t->streams, ISWI_AHEAD_STREAMS, ++t->now, page, page + pages)->trend;
+}
+
+TEST(as_many_streams_as_there_are_do_not_mix)
+{
+	struct trends t = {0};
+
+	for (uint32_t i = 0; i < 2 * TREND; i++)
+		for (uint32_t s = 0; s < ISWI_AHEAD_STREAMS; s++) {
+			int way = s % 2 ? -1 : 1;
+			int got = trend(&t, (s + 1) * 1000 + (uint64_t)((int)i * way), 1);
+
+			CHECK_EQ(got, i + 1 < TREND ? 0 : way);
+		}
+}
+
+TEST(reads_at_random_do_not_end_a_stream)
+{
+	struct trends t = {0};
+	uint64_t random = 1;
+
+	for (uint32_t i = 0; i < 200; i++) {
+		CHECK_EQ(trend(&t, 5000 + 8 * i, 8), i + 1 < TREND ? 0 : 1);
+		for (uint32_t k = 0; k < ISWI_AHEAD_STREAMS - 1; k++) {
+			random = random * 6364136223846793005ull + 1442695040888963407ull;
+			CHECK_EQ(trend(&t, 1000000 + (random >> 33), 1), 0);
+		}
+	}
+}
+
+TEST(neither_size_nor_a_gap_nor_a_few_others_hide_a_trend)
+{
+	static const struct {
+		uint32_t pages, gap;
+	} moves[] = {{1, 0}, {8, 3}, {2, 31}, {8, 0}, {5, 1}, {32, 0}, {1, 7}, {3, 0}};
+	struct trends t = {0};
+	uint64_t page = 5000;
+
+	for (uint32_t i = 0; i < 64; i++) {
+		CHECK_EQ(trend(&t, page, moves[i % 8].pages), i + 1 < TREND ? 0 : 1);
+		if (i % 4 == 3) /* once more: no vote */
+			CHECK_EQ(trend(&t, page, moves[i % 8].pages), i + 1 < TREND - 1 ? 0 : 1);
+		page += moves[i % 8].pages + moves[i % 8].gap;
+	}
+}
+
+TEST_CASES(no_majority_no_trend, 2, large_strides)
+{
+	struct trends t = {0};
+
+	for (uint32_t i = 0; i < 64; i++)
+		CHECK_EQ(large_strides ? trend(&t, 5000 + 40 * i, 1)
+				       : trend(&t, 5000 + (i % 2) * 20, 1),
+			 0);
 }
 
 /* -------------------------------------------------------------------------- when */
