@@ -20,7 +20,9 @@
 /* From a stream's last request to the end of what is read ahead for it. */
 #define DEPTH_PAGES 64u
 /* What was read ahead ends further away: the stream has leapt. */
-#define LEAP_PAGES  (DEPTH_PAGES + ISWI_GROUP_PAGES)
+#define LEAP_PAGES (DEPTH_PAGES + ISWI_GROUP_PAGES)
+/* Groups that one request begins to read. */
+#define WISHES_MAX  4u
 #define CREDIT_USED 2
 #define CREDIT_MAX  4096
 
@@ -72,14 +74,14 @@ static bool has_credit(struct iswi_ahead *a)
 static bool next_wish(struct isw_engine *e, struct iswi_stream *s, struct wish *wish_out)
 {
 	struct iswi_ahead *a = e->ahead;
-	struct iswi_ahead_group *own =
-		&a->groups[(uint32_t)(s - a->streams) * ISWI_AHEAD_GROUPS_EACH];
 
-	wish_out->to = &own[s->turn];
-	if (wish_out->to->taken || !next_pages(e, s, wish_out) || !has_credit(a))
+	if (!next_pages(e, s, wish_out) || !has_credit(a))
+		return false;
+	wish_out->to = &a->groups[a->turn];
+	a->turn = (a->turn + 1) % ISWI_AHEAD_GROUPS;
+	if (wish_out->to->taken)
 		return false;
 	wish_out->to->taken = true;
-	s->turn = (s->turn + 1) % ISWI_AHEAD_GROUPS_EACH;
 	s->ahead = s->trend > 0 ? wish_out->end : wish_out->page;
 	return true;
 }
@@ -181,7 +183,7 @@ void iswi_ahead_note(struct isw_engine *e, uint64_t page, uint64_t end, struct i
 		     void (*in_vain)(struct iswi_op *op, int error))
 {
 	struct iswi_ahead *a = e->ahead;
-	struct wish wishes[ISWI_AHEAD_GROUPS_EACH];
+	struct wish wishes[WISHES_MAX];
 	struct iswi_op *first = NULL, *last = NULL;
 	struct iswi_stream *s;
 	uint32_t count = 0;
@@ -190,7 +192,7 @@ void iswi_ahead_note(struct isw_engine *e, uint64_t page, uint64_t end, struct i
 		return;
 	pthread_mutex_lock(&a->lock);
 	s = iswi_trend_note(a->streams, ISWI_AHEAD_STREAMS, ++a->requests, page, end);
-	while (s->trend && count < ISWI_AHEAD_GROUPS_EACH && next_wish(e, s, &wishes[count]))
+	while (s->trend && count < WISHES_MAX && next_wish(e, s, &wishes[count]))
 		count++;
 	pthread_mutex_unlock(&a->lock);
 	for (uint32_t i = 0; i < count; i++) {

@@ -6,10 +6,9 @@
 #include "engine/state/page.h"
 #include "engine/state/trend.h"
 
-#define ISWI_AHEAD_STREAMS 8u
-/* Groups of pages that one stream has, at most. */
-#define ISWI_AHEAD_GROUPS_EACH 4u
-#define ISWI_AHEAD_GROUPS      (ISWI_AHEAD_STREAMS * ISWI_AHEAD_GROUPS_EACH)
+#define ISWI_AHEAD_STREAMS 16u
+/* Of pages, for all streams: one that is read at full depth has three. */
+#define ISWI_AHEAD_GROUPS      20u
 #define ISWI_AHEAD_GROUP_BYTES (ISWI_GROUP_PAGES * ISW_PAGE_BYTES)
 /* Requests, or parts of one, that may wait for a group that is being read. */
 #define ISWI_AHEAD_WAITS 8u
@@ -44,8 +43,9 @@ struct iswi_ahead {
 	pthread_mutex_t lock; /* streams, and which groups are taken; a leaf */
 	struct iswi_stream streams[ISWI_AHEAD_STREAMS];
 	uint32_t requests; /* counts them, around */
+	uint32_t turn;     /* which group is next; the oldest */
 	atomic_int credit; /* pages that may still be read ahead; relaxed */
-	struct iswi_ahead_group groups[ISWI_AHEAD_GROUPS]; /* those of the first stream first */
+	struct iswi_ahead_group groups[ISWI_AHEAD_GROUPS];
 };
 
 enum iswi_ahead_found {

@@ -63,7 +63,6 @@ struct iswi_stream *iswi_trend_note(struct iswi_stream *streams, uint32_t count,
 		.page = page,
 		.end = end,
 		.used = now,
-		.turn = oldest->turn,
 	};
 	return oldest;
 }

@@ -15,7 +15,6 @@ struct iswi_stream {
 	uint32_t forward, back; /* the last 32 moves, the newest in the lowest bit */
 	uint32_t moves;         /* how many of these there are */
 	uint32_t used;          /* when it was last */
-	uint32_t turn;          /* which of its groups it reads into next */
 	int trend;              /* 1, -1, or 0: none */
 };
 
