@@ -5,8 +5,9 @@
  */
 #include "engine_fixture.h"
 
-#define VALUE 100u /* of page 0; page i of the device holds VALUE + i */
-#define TREND 5u   /* reads of a stream that make a trend: the last begins to read ahead */
+#define VALUE 100u                 /* of page 0; page i of the device holds VALUE + i */
+#define READ  (int)(PAGES - TREND) /* of the world below, ahead */
+#define TREND 5u /* reads of a stream that make a trend: the last begins to read ahead */
 
 /* Every page is on donor 0, and on the backup if there is one. Nothing was read yet. */
 static struct world *world_ahead(uint32_t flags)
@@ -210,17 +211,19 @@ WORLD_CASES(a_page_is_read_ahead_once, 2, at_rest, world_of_a_trend(0))
 /* Wrong guesses cost credit; right ones bring more than they cost. */
 WORLD_CASES(credit, 2, used, world_of_a_trend(0))
 {
-	CHECK_EQ(atomic_load(&w->e->ahead->credit), ISWI_AHEAD_CREDIT_FIRST - (int)(PAGES - TREND));
+	CHECK_EQ(atomic_load(&w->e->ahead->credit),
+		 ISWI_AHEAD_CREDIT_FIRST - READ * ISWI_AHEAD_PAGE_TAKES);
 	settle(w);
 	if (used) {
 		read_in_order(w, TREND, PAGES - 1);
 		CHECK_EQ(atomic_load(&w->e->ahead->credit),
-			 ISWI_AHEAD_CREDIT_FIRST + (int)(PAGES - TREND));
+			 ISWI_AHEAD_CREDIT_FIRST +
+				 READ * (ISWI_AHEAD_PAGE_GIVES - ISWI_AHEAD_PAGE_TAKES));
 		return;
 	}
 	for (uint64_t page = 0; page < PAGES; page += 8) /* all of it outdated */
 		write_settled(w, page, 8, VALUE + page);
-	atomic_store(&w->e->ahead->credit, -2);
+	atomic_store(&w->e->ahead->credit, -2 * ISWI_AHEAD_PAGE_TAKES);
 	w->e->ahead->streams[0].ahead = 0;
 	read_in_order(w, 5, 7);
 	CHECK_EQ(stats_of(w).pages_ahead, PAGES - TREND);

@@ -9,8 +9,9 @@
  *   at rest      Bytes that were right when they came. They are no entry, no use of a place and no
  *                activity of the slab, so they hold up neither copies nor evictions.
  *
- * A page read ahead is had once. Credit keeps wrong guesses few: each page read takes one, each
- * page that was asked for gives two, and without credit there is a try every now and then.
+ * A page read ahead is had once. Credit keeps wrong guesses few: each page that is read takes four,
+ * each that is then asked for gives five, so one in five may be in vain. Without credit there is a
+ * try every now and then.
  */
 #include <errno.h>
 
@@ -22,9 +23,8 @@
 /* What was read ahead ends further away: the stream has leapt. */
 #define LEAP_PAGES (DEPTH_PAGES + ISWI_GROUP_PAGES)
 /* Groups that one request begins to read. */
-#define WISHES_MAX  4u
-#define CREDIT_USED 2
-#define CREDIT_MAX  4096
+#define WISHES_MAX 4u
+#define CREDIT_MAX (4 * ISWI_AHEAD_CREDIT_FIRST)
 
 /* Pages of one group and one slab, to be read into a group that was taken for them. */
 struct wish {
@@ -66,7 +66,7 @@ static bool has_credit(struct iswi_ahead *a)
 {
 	if (atomic_load_explicit(&a->credit, memory_order_relaxed) > 0)
 		return true;
-	atomic_fetch_add_explicit(&a->credit, 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&a->credit, ISWI_AHEAD_PAGE_TAKES, memory_order_relaxed);
 	return false;
 }
 
@@ -162,7 +162,8 @@ static struct iswi_op *begin(struct isw_engine *e, const struct wish *wish)
 		return NULL;
 	}
 	iswi_count(&e->count.pages_ahead, (uint32_t)__builtin_popcount(pages));
-	atomic_fetch_sub_explicit(&e->ahead->credit, __builtin_popcount(pages),
+	atomic_fetch_sub_explicit(&e->ahead->credit,
+				  __builtin_popcount(pages) * ISWI_AHEAD_PAGE_TAKES,
 				  memory_order_relaxed);
 	first = (uint32_t)__builtin_ctz(pages);
 	op = iswi_op_take(e);
@@ -220,7 +221,8 @@ void iswi_ahead_used(struct isw_engine *e, uint32_t pages)
 	iswi_count(&e->count.pages_in_remote, pages);
 	iswi_count(&e->count.pages_ahead_used, pages);
 	if (atomic_load_explicit(credit, memory_order_relaxed) < CREDIT_MAX)
-		atomic_fetch_add_explicit(credit, (int)pages * CREDIT_USED, memory_order_relaxed);
+		atomic_fetch_add_explicit(credit, (int)pages * ISWI_AHEAD_PAGE_GIVES,
+					  memory_order_relaxed);
 }
 
 /* Under the shard lock: of what has come, only right bytes are kept. */

@@ -12,8 +12,10 @@
 #define ISWI_AHEAD_GROUP_BYTES (ISWI_GROUP_PAGES * ISW_PAGE_BYTES)
 /* Requests, or parts of one, that may wait for a group that is being read. */
 #define ISWI_AHEAD_WAITS 8u
-/* Pages that may be read ahead in vain before the first of them was asked for. */
-#define ISWI_AHEAD_CREDIT_FIRST 256
+/* Credit at first, what a page that is read takes of it, and what one that is asked for gives. */
+#define ISWI_AHEAD_CREDIT_FIRST 1024
+#define ISWI_AHEAD_PAGE_TAKES   4
+#define ISWI_AHEAD_PAGE_GIVES   5
 
 /* Consecutive pages of a request that come with a group; they count as one of its pending. */
 struct iswi_ahead_wait {
@@ -44,7 +46,7 @@ struct iswi_ahead {
 	struct iswi_stream streams[ISWI_AHEAD_STREAMS];
 	uint32_t requests; /* counts them, around */
 	uint32_t turn;     /* which group is next; the oldest */
-	atomic_int credit; /* pages that may still be read ahead; relaxed */
+	atomic_int credit; /* for pages to be read; relaxed */
 	struct iswi_ahead_group groups[ISWI_AHEAD_GROUPS];
 };
 
