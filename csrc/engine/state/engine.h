@@ -29,10 +29,10 @@
  *      page was valid last, and only an acknowledgement moves it. A place becomes current before
  *      anybody checks whether the other one is still written to.
  *  R14 A page read ahead (ops/ahead.c) may be had while its bit is set in its group. The bit is set
- *      when the read begins, of a page that is remote-valid where it is read and that no other
- * group has. It is cleared with remote-valid, by a write, a TRIM or an unmapping, under the same
- *      lock. Bytes come to rest when they match the page's checksum. So they are of the newest
- *      version, and never its only copy; and nothing of them is in the arena.
+ *      when the read begins, of a page that is remote-valid where it is read and that no
+ *      other group has. It is cleared with remote-valid, by a write, a TRIM or an unmapping, under
+ *      the same lock. Bytes come to rest when they match the page's checksum. So they are of the
+ *      newest version, and never its only copy; and nothing of them is in the arena.
  *  R15 A read ahead on its way holds a use of its place (R5). At rest it is no use, no entry and no
  *      activity. A request that joins has one of its pending there, which is taken once: by the
  *      read's end, or when that is slow. What it did not get by then is read in another way.
