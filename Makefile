@@ -13,7 +13,7 @@ MUTATIONS ?=
 C_SOURCES := $(shell find csrc tests/c tests/fuzz tools/bench/c -name '*.[ch]' 2>/dev/null | sort)
 C_BUILD := CMakeLists.txt $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null)
 
-.PHONY: help setup demo test test-full bench bench-faults bench-frontends bench-rdma check lint asan tsan fuzz mutations man site release format clean
+.PHONY: help setup demo test test-full bench bench-faults bench-frontends bench-rdma bench-apps check lint asan tsan fuzz mutations man site release format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make bench-faults  what evictions and dying donors cost; BENCH_ARGS=--help"
 	@echo "make bench-frontends  ublk, nbd and fuse beside nbdkit, and what a killed device costs"
 	@echo "make bench-rdma  RDMA beside perftest and TCP; BENCH_ARGS=--help"
+	@echo "make bench-apps  other people's benchmarks with half of their memory; BENCH_ARGS=--help"
 	@echo "make mutations  breaks the C library rule by rule and looks which test notices"
 	@echo "make asan    C tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make tsan    C tests under ThreadSanitizer"
@@ -95,6 +96,18 @@ bench-frontends: setup
 
 bench-rdma: setup
 	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench rdma $(BENCH_ARGS)
+
+# Its jobs need packages that nothing else does.
+$(VENV)/.stamp-bench-apps: $(VENV)/.stamp-venv
+	@echo "bench-apps: installing the libraries of its jobs into $(VENV)"
+	@$(RUN)/python -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["bench-apps"]))' \
+		>$(VENV)/bench-apps.txt
+	@$(RUN)/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
+		--requirement $(VENV)/bench-apps.txt
+	@touch $@
+
+bench-apps: setup $(VENV)/.stamp-bench-apps
+	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench apps $(BENCH_ARGS)
 
 # They are kept in the tree: building a package needs neither this nor what it imports.
 man: setup

@@ -164,8 +164,9 @@ import tomllib
 with open("pyproject.toml", "rb") as file:
     project = tomllib.load(file)
 requirements = project["build-system"]["requires"] + project["project"]["dependencies"]
-for extra in project["project"]["optional-dependencies"].values():
-    requirements += extra
+for name, extra in project["project"]["optional-dependencies"].items():
+    if name != "bench-apps":  # large; `make bench-apps` installs it
+        requirements += extra
 print("\n".join(requirements))
 EOF
 "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \

@@ -95,7 +95,7 @@ class Bench:
         self.commands: dict[str, str] = {}
 
     def with_settings(self, settings: Settings) -> Bench:
-        """The same run with other sizes."""
+        """The same run with other settings."""
         other = Bench(settings, self.scope, self.root, self._build)
         other.commands = self.commands
         return other

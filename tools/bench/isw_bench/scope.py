@@ -31,6 +31,7 @@ from infiniswap.system.memory import memory_hierarchy
 from infiniswap.system.mounts import mounts
 from infiniswap.system.programs import run_command
 from infiniswap.system.throttle import IoLimits, blkio_root, set_limits_v1
+from isw_bench import zswap
 from isw_bench.children import MARK
 
 PREFIX = "isw-bench-"
@@ -111,6 +112,7 @@ def sweep(work: Path) -> list[str]:
     mark = work.name.removeprefix(PREFIX)
     steps: list[tuple[str, Callable[[], None]]] = [
         ("cgroups", lambda: _remove_cgroups(mark)),
+        ("settings of zswap", lambda: zswap.restore(work)),
         ("swap areas", lambda: _swapoff(work)),
         ("loop devices", lambda: _detach(work)),
         ("zram devices", lambda: remove_zram(work)),

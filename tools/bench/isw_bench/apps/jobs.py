@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The jobs: other people's benchmarks, each a program of its own that knows nothing of Infiniswap.
+
+A program prints one line of JSON at its end: `check`, numbers that every rival's run must agree
+on, and from servers `ops_per_s` with percentiles. A job without that is timed as a whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infiniswap.demo import data
+from infiniswap.units import MIB
+from isw_bench import machine
+from isw_bench.bench import Bench, SkipError
+
+PROGRAMS = Path(__file__).parent / "programs"
+LAUNCH = PROGRAMS / "launch.py"
+FULL, QUICK, TINY = "full", "quick", "tiny"
+"""Sizes of inputs; the last is for tests of this suite."""
+
+_MAKE_S = 1200.0
+_SPILL_SHARE = 0.7
+"""Of the limit, for what an application counts as its own; the rest is all its other memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a job runs.
+
+    Attributes:
+        source: directory of its input.
+        work: an empty directory of its own, on disk.
+        size: one of the job's sizes.
+    """
+
+    source: Path
+    work: Path
+    size: float
+
+
+Make = Callable[[Bench, Path, float], None]
+Command = Callable[[Bench, Place], list[str]]
+Spill = Callable[[Bench, Place, int], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class AppJob:
+    """One job.
+
+    Attributes:
+        key: in results and on the command line.
+        title: in tables.
+        about: what it does; `{size}` stands for its size.
+        sizes: by FULL, QUICK, TINY.
+        make: writes the input of a size into an empty directory.
+        command: the program and its arguments.
+        input_name: of its input; jobs with the same name share it.
+        maker: the program that makes the input, or "".
+        files: its other programs; when one has changed, earlier results do not count any longer.
+        spill: the command that keeps to a limit in its own way; None: it has none.
+        modules: that Python must find.
+        packages: of Debian, by a program of theirs.
+        needs_build: runs a program of tools/bench/c.
+    """
+
+    key: str
+    title: str
+    about: str
+    sizes: Mapping[str, float]
+    make: Make
+    command: Command
+    input_name: str
+    maker: str
+    files: Sequence[str]
+    spill: Spill | None = None
+    modules: Sequence[str] = ()
+    packages: Mapping[str, str] = field(default_factory=dict)
+    needs_build: bool = False
+
+    def missing(self) -> list[str]:
+        """What is not installed: modules, programs."""
+        found = [name for name in self.modules if importlib.util.find_spec(name) is None]
+        return found + [name for name in self.packages if machine.find(name) is None]
+
+    def digest(self) -> str:
+        """Of its programs."""
+        return _digest(LAUNCH.name, self.maker, *self.files)
+
+    def input_digest(self) -> str:
+        """Of the program that makes its input."""
+        return _digest(self.maker)
+
+
+def _digest(*names: str) -> str:
+    texts = [(PROGRAMS / name).read_bytes() for name in names if name]
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:12]
+
+
+def python(program: str, *args: object) -> list[str]:
+    """The command for one of our programs; only its own directory and what is installed are
+    imported from."""
+    return [sys.executable, "-I", str(PROGRAMS / program), *map(str, args)]
+
+
+# ------------------------------------------------------------------------ db-benchmark
+
+
+def _h2o(question: str, library: str) -> tuple[Make, Command]:
+    def make(bench: Bench, directory: Path, rows: float) -> None:
+        bench.run("input", python("h2o_data.py", question, directory, int(rows)), _MAKE_S)
+
+    def command(_: Bench, place: Place) -> list[str]:
+        return python(f"h2o_{library}.py", question, place.source)
+
+    return make, command
+
+
+def _h2o_job(question: str, library: str, spill: Spill | None) -> AppJob:
+    make, command = _h2o(question, library)
+    name = {"groupby": "group-by", "join": "join"}[question]
+    return AppJob(
+        key=f"{library}-{question}",
+        title=f"{library}, db-benchmark {name}",
+        about=f"the db-benchmark's {name} questions on {{size}} rows in {library}",
+        sizes={FULL: 1e7, QUICK: 2e6, TINY: 2e5},
+        make=make,
+        command=command,
+        input_name=question,
+        maker="h2o_data.py",
+        files=(f"h2o_{library}.py",),
+        spill=spill,
+        modules=("numpy", "pyarrow", library),
+    )
+
+
+def _stream(question: str) -> Spill:
+    def command(_: Bench, place: Place, limit_bytes: int) -> list[str]:
+        return python("h2o_polars.py", question, place.source, "--streaming")
+
+    return command
+
+
+# ------------------------------------------------------------------------------- TPC-H
+
+
+def _make_tpch(bench: Bench, directory: Path, scale: float) -> None:
+    program = data.generator()
+    if program is None:
+        raise SkipError("tpchgen-cli is not installed")
+    argv = [program, "parquet", "--quiet", "--scale-factor", f"{scale:g}"]
+    bench.run("input", [*argv, "--output-dir", str(directory)], _MAKE_S)
+
+
+def _tpch(_: Bench, place: Place) -> list[str]:
+    return python("tpch_duckdb.py", place.source)
+
+
+def _tpch_spill(_: Bench, place: Place, limit_bytes: int) -> list[str]:
+    size = f"{int(limit_bytes * _SPILL_SHARE) // MIB}MiB"
+    return python("tpch_duckdb.py", place.source, "--memory", size, place.work)
+
+
+# ------------------------------------------------------------------------------ graphs
+
+
+def _make_graph(bench: Bench, directory: Path, scale: float) -> None:
+    bench.run("input", python("rmat.py", directory, int(scale)), _MAKE_S)
+
+
+def _pagerank(_: Bench, place: Place) -> list[str]:
+    return python("pagerank.py", place.source)
+
+
+# -------------------------------------------------------------------------------- all
+
+_ALL = (
+    _h2o_job("groupby", "pandas", None),
+    _h2o_job("join", "pandas", None),
+    _h2o_job("groupby", "polars", _stream("groupby")),
+    _h2o_job("join", "polars", _stream("join")),
+    AppJob(
+        key="duckdb-tpch",
+        title="DuckDB, TPC-H",
+        about="TPC-H queries 1, 3, 5, 9, 13, 18 and 21 at scale factor {size} in DuckDB, in memory",
+        sizes={FULL: 5, QUICK: 1, TINY: 0.05},
+        make=_make_tpch,
+        command=_tpch,
+        input_name="tpch",
+        maker="",
+        files=("tpch_duckdb.py",),
+        spill=_tpch_spill,
+        modules=("duckdb",),
+    ),
+    AppJob(
+        key="pagerank",
+        title="PageRank, scipy",
+        about="twenty steps of PageRank on a scale-free graph of 2^{size} vertices, scipy.sparse",
+        sizes={FULL: 21, QUICK: 19, TINY: 14},
+        make=_make_graph,
+        command=_pagerank,
+        input_name="graph",
+        maker="rmat.py",
+        files=("pagerank.py",),
+        modules=("numpy", "scipy"),
+    ),
+)
+
+JOBS: Mapping[str, AppJob] = {job.key: job for job in _ALL}
+"""In the order of every round."""

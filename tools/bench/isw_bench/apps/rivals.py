@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rivals: each sets up where a job's memory goes beyond its limit, for one run of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from infiniswap.demo.children import placed
+from infiniswap.device.process import runs
+from infiniswap.errors import NotFoundError
+from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
+from infiniswap.system.files import SYS, try_read_text
+from infiniswap.system.memory import UNLIMITED_BYTES, machine_memory, memory_hierarchy
+from infiniswap.system.programs import infiniswap
+from infiniswap.units import MIB, format_size, round_up
+from isw_bench import areas, cluster, zswap
+from isw_bench.apps import plan
+from isw_bench.areas import Area
+from isw_bench.bench import Bench, SkipError
+from isw_bench.children import Child
+from isw_bench.peers.swapping import swapped_on
+from isw_bench.scope import PREFIX, zram_numbers
+
+_DEVICE_SHARE = 1.5
+"""Size of every swap area, of the job's peak."""
+_SLABS = 8
+_SLAB_BYTES_MAX = 1024 * MIB
+_SLAB_BYTES_MIN = 16 * MIB
+_ZSWAP_POOL_SHARE = 0.4
+"""Of the job's limit, where zswap begins to write to the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A rival that is set up.
+
+    Attributes:
+        command: the job's command as it is started here.
+        cgroup: of the job, None while there is none.
+        area: path of the swap area, or "".
+        pool_bytes: memory outside the job's cgroup that counts against its limit; None: none.
+        donors: pids.
+    """
+
+    command: Callable[[Sequence[str]], list[str]]
+    cgroup: Callable[[Child], MemoryCgroup | None]
+    area: str = ""
+    pool_bytes: Callable[[], int] | None = None
+    donors: Sequence[int] = ()
+
+
+Rival = Callable[[Bench], AbstractContextManager[Ready]]
+"""Raises SkipError when this host cannot have it."""
+
+
+def sized(bench: Bench, peak_bytes: int, limit_bytes: int) -> Bench:
+    """The same for a job of that peak: how large swap areas and slabs are."""
+    slab_bytes = _SLAB_BYTES_MAX
+    while slab_bytes > _SLAB_BYTES_MIN and slab_bytes * _SLABS > peak_bytes * _DEVICE_SHARE:
+        slab_bytes //= 2
+    device_bytes = round_up(int(peak_bytes * _DEVICE_SHARE), slab_bytes)
+    settings = replace(
+        bench.settings,
+        swap_bytes=peak_bytes,
+        swap_limit_bytes=limit_bytes,
+        swap_device_bytes=device_bytes,
+        slab_bytes=slab_bytes,
+    )
+    return bench.with_settings(settings)
+
+
+def _in_cgroup(cgroup: MemoryCgroup, area: str = "") -> Ready:
+    return Ready(lambda argv: placed(argv, [cgroup.path]), lambda _: cgroup, area)
+
+
+@contextlib.contextmanager
+def _alone(bench: Bench, limit_bytes: int) -> Iterator[Ready]:
+    """A cgroup, and no swap."""
+    with bench.scope.interrupts.hold():
+        cgroup = create_memory_cgroup(f"{PREFIX}{bench.scope.mark}", limit_bytes)
+    try:
+        yield _in_cgroup(cgroup)
+    finally:
+        with bench.scope.interrupts.hold():
+            cgroup.kill()
+            cgroup.remove()
+
+
+def _no_limit(bench: Bench) -> AbstractContextManager[Ready]:
+    return _alone(bench, UNLIMITED_BYTES)
+
+
+def _own_spilling(bench: Bench) -> AbstractContextManager[Ready]:
+    return _alone(bench, bench.settings.swap_limit_bytes)
+
+
+@contextlib.contextmanager
+def _swapping(
+    bench: Bench, make: Callable[[Bench], AbstractContextManager[Area]]
+) -> Iterator[Ready]:
+    with make(bench) as area:
+        try:
+            with swapped_on(bench, area) as cgroup:
+                yield _in_cgroup(cgroup, str(area.path))
+        finally:
+            if area.path.is_file():
+                area.path.unlink(missing_ok=True)
+
+
+def _disk(bench: Bench) -> AbstractContextManager[Ready]:
+    return _swapping(bench, areas.disk)
+
+
+def _cloud(bench: Bench) -> AbstractContextManager[Ready]:
+    return _swapping(bench, areas.cloud)
+
+
+@contextlib.contextmanager
+def _zram(bench: Bench) -> Iterator[Ready]:
+    with _swapping(bench, areas.zram) as ready:
+        (number,) = zram_numbers(bench.work)
+        statistics = SYS / "block" / f"zram{number}" / "mm_stat"
+        yield replace(ready, pool_bytes=lambda: parse_mm_stat(try_read_text(statistics) or ""))
+
+
+def parse_mm_stat(text: str) -> int:
+    """Memory that a zram device takes, from its mm_stat; 0 where there is none."""
+    fields = text.split()
+    return int(fields[2]) if len(fields) > 2 else 0
+
+
+@contextlib.contextmanager
+def _zswap(bench: Bench) -> Iterator[Ready]:
+    """In front of the swap file; its pool may take a part of the job's limit, then the pages that
+    were not used for longest go to the disk."""
+    if not zswap.is_there():
+        raise SkipError("this kernel has no zswap")
+    pool_bytes = bench.settings.swap_limit_bytes * _ZSWAP_POOL_SHARE
+    percent = max(1, round(100 * pool_bytes / machine_memory().total_bytes))
+    wanted = {"max_pool_percent": str(percent), "enabled": "Y"}
+    with (
+        zswap.settings(bench.work, bench.scope.interrupts, wanted),
+        _swapping(bench, areas.disk) as ready,
+    ):
+        yield replace(ready, pool_bytes=zswap.pool_bytes)
+
+
+@contextlib.contextmanager
+def _ours(bench: Bench, *options: str) -> Iterator[Ready]:
+    """`infiniswap run`, as a user would call it, with two donors on loopback."""
+    settings = bench.settings
+    pool_bytes = settings.swap_device_bytes // 2 + settings.slab_bytes
+    with cluster.donors(bench, 2, settings.slab_bytes, pool_bytes) as donors:
+        argv = infiniswap(
+            *("run", "--local", format_size(settings.swap_limit_bytes)),
+            *("--size", format_size(settings.swap_device_bytes)),
+            *("--slab", format_size(settings.slab_bytes), "--donors", ",".join(donors)),
+            *("--quiet", *options, "--"),
+        )
+        yield Ready(
+            command=lambda job: [*argv, *job],
+            cgroup=run_cgroup,
+            donors=[child.pid for child in donors.values()],
+        )
+
+
+@contextlib.contextmanager
+def _ours_on_cloud(bench: Bench) -> Iterator[Ready]:
+    with areas.limited_disk(bench) as lower, _ours(bench, "--backup", str(lower.path)) as ready:
+        yield ready
+
+
+def run_cgroup(child: Child) -> MemoryCgroup | None:
+    """Of the `infiniswap run` that is this process; None while there is none."""
+    hierarchy = memory_hierarchy()
+    with contextlib.suppress(NotFoundError):
+        path = hierarchy.mount_point / runs.cgroup_name(child.pid)
+        if path.is_dir():
+            return MemoryCgroup(path, hierarchy.version)
+    return None
+
+
+RIVALS: dict[str, Rival] = {
+    plan.UNLIMITED: _no_limit,
+    plan.OURS: _ours,
+    plan.OURS_CLOUD: _ours_on_cloud,
+    plan.DISK: _disk,
+    plan.CLOUD: _cloud,
+    plan.ZRAM: _zram,
+    plan.ZSWAP: _zswap,
+    plan.SPILL: _own_spilling,
+}
+
+
+def environment(bench: Bench) -> dict[str, str]:
+    """Of every job, whoever runs it. Arrow takes its memory from malloc: its own pool gives freed
+    memory back some time later, so that the peak would depend on how busy the machine is."""
+    backup = bench.work / "backup"
+    backup.mkdir(exist_ok=True)
+    return {
+        "ARROW_DEFAULT_MEMORY_POOL": "system",
+        "INFINISWAP_DEVICE_RUN_DIR": str(bench.work / "run"),
+        "INFINISWAP_DEVICE_BACKUP_DIR": str(backup),
+    }
+
+
+def leftover_files(work: Path) -> list[Path]:
+    """Images of areas, which the next cell makes anew."""
+    return [path for path in work.glob("*.img") if path.is_file()]
