@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
+import signal
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -13,11 +13,9 @@ from typing import Any
 
 from infiniswap.demo.data import forget_cached_pages
 from infiniswap.device.jobs.usage import Sampler
-from infiniswap.errors import InfiniswapError
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.files import try_read_text
 from infiniswap.system.swap import active_areas
-from infiniswap.units import MIB, PAGE_BYTES
 from isw_bench.apps import plan, rivals
 from isw_bench.apps.accounting import (
     BusyTimes,
@@ -61,11 +59,10 @@ class Watch:
         self._cgroup: MemoryCgroup | None = None
         self._sampler: Sampler | None = None
         self._looked_s = 0.0
-        self._lowered_bytes = 0
         self._device: frozenset[int] = frozenset()
         self._kernel = BusyTimes(kernel_thread_kind)
         self._processes = BusyTimes(self._kind)
-        self._peaks = {"pool_bytes": 0, "with_pool_bytes": 0, "device_bytes": 0}
+        self._peaks = {"pool_bytes": 0, "device_bytes": 0}
         self._has_room = True
         self._front_end = ""
 
@@ -80,6 +77,7 @@ class Watch:
             if time.monotonic() >= end_s:
                 return TIMEOUT
             time.sleep(_TICK_S)
+        self._tick()
         self._look()
         return ""
 
@@ -114,7 +112,7 @@ class Watch:
             if self._sampler is None:
                 self._sampler = Sampler(self._cgroup, self._ready.area)
             self._sampler.sample()
-            self._count_pool(self._cgroup)
+            self._look_at_pool()
         if time.monotonic() - self._looked_s >= _LOOK_S:
             self._look()
 
@@ -126,8 +124,7 @@ class Watch:
         if self._ready.donors:  # else all that is outside starts or ends
             self._device = marked - inside - set(self._ready.donors)
             self._front_end = self._front_end or front_end(area.path for area in active_areas())
-        device_bytes = resident_bytes(self._device)
-        self._peaks["device_bytes"] = max(self._peaks["device_bytes"], device_bytes)
+        self._raise_peak("device_bytes", resident_bytes(self._device))
         self._kernel.sample()
         self._processes.sample()
 
@@ -136,21 +133,16 @@ class Watch:
             return "donors"
         return "device" if pid in self._device else None
 
-    def _count_pool(self, cgroup: MemoryCgroup) -> None:
-        """Lowers the limit by what the pool has taken: that is the job's memory, too."""
-        if self._ready.pool_bytes is None:
-            return
-        pool_bytes, limit_bytes = self._ready.pool_bytes(), self._bench.settings.swap_limit_bytes
-        self._peaks["pool_bytes"] = max(self._peaks["pool_bytes"], pool_bytes)
-        if self._sampler is not None and self._sampler.memory is not None:
-            both_bytes = pool_bytes + self._sampler.memory.usage_bytes
-            self._peaks["with_pool_bytes"] = max(self._peaks["with_pool_bytes"], both_bytes)
-        if limit_bytes - pool_bytes < _ROOM_SHARE * limit_bytes:
-            self._has_room = False
-        elif abs(pool_bytes - self._lowered_bytes) >= MIB:
-            with contextlib.suppress(InfiniswapError):  # busy: again at the next tick
-                cgroup.set_limit((limit_bytes - pool_bytes) // PAGE_BYTES * PAGE_BYTES)
-                self._lowered_bytes = pool_bytes
+    def _look_at_pool(self) -> None:
+        ready, limit_bytes = self._ready, self._bench.settings.swap_limit_bytes
+        if ready.pool_bytes is not None:
+            pool_bytes = ready.pool_bytes()
+            self._raise_peak("pool_bytes", pool_bytes)
+            left_bytes = limit_bytes - pool_bytes
+            self._has_room = left_bytes >= _ROOM_SHARE * limit_bytes and ready.counts_pool()
+
+    def _raise_peak(self, name: str, value: int) -> None:
+        self._peaks[name] = max(self._peaks[name], value)
 
 
 def front_end(paths: Iterable[str]) -> str:
@@ -181,8 +173,9 @@ def measure(
     try:
         with rivals.RIVALS[rival](bench) as ready:
             argv = ready.command(python(LAUNCH.name, report, *_command(bench, job, place, rival)))
+            environment = rivals.environment(bench, place.work)
             before = paged()
-            with bench.running("job", argv, changes=rivals.environment(bench)) as child:
+            with bench.running("job", argv, changes=environment) as child:
                 watch = Watch(bench, ready, child)
                 status = watch.await_end(timeout_s)
                 if status:
@@ -229,8 +222,9 @@ def judged(
     busy = {"job": told["user_s"] + told["system_s"], **figures["busy_s"]}
     found = {**figures, "busy_s": busy, "elapsed_s": told["elapsed_s"]}
     if told["code"]:
+        killed = oom_kills or told["code"] == -signal.SIGKILL  # nobody else sends that
         why = f"the job ended with exit code {told['code']}: {told['said'][-300:]}"
-        return {"status": KILLED if oom_kills else FAILED, "why": why, **found}
+        return {"status": KILLED if killed else FAILED, "why": why, **found}
     try:
         return {"status": OK, **found, **json.loads(told["said"])}
     except ValueError:

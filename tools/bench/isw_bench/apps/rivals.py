@@ -13,12 +13,13 @@ from infiniswap.demo.children import placed
 from infiniswap.device.process import runs
 from infiniswap.errors import NotFoundError
 from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
-from infiniswap.system.files import SYS, try_read_text
+from infiniswap.system.files import PROC, SYS, try_read_text
 from infiniswap.system.memory import UNLIMITED_BYTES, machine_memory, memory_hierarchy
 from infiniswap.system.programs import infiniswap
 from infiniswap.units import MIB, format_size, round_up
 from isw_bench import areas, cluster, zswap
 from isw_bench.apps import plan
+from isw_bench.apps.jobs import python
 from isw_bench.areas import Area
 from isw_bench.bench import Bench, SkipError
 from isw_bench.children import Child
@@ -42,7 +43,8 @@ class Ready:
         command: the job's command as it is started here.
         cgroup: of the job, None while there is none.
         area: path of the swap area, or "".
-        pool_bytes: memory outside the job's cgroup that counts against its limit; None: none.
+        pool_bytes: memory that a pool of compressed pages takes; None: there is none.
+        counts_pool: whether it still counts against the limit.
         donors: pids.
     """
 
@@ -50,6 +52,7 @@ class Ready:
     cgroup: Callable[[Child], MemoryCgroup | None]
     area: str = ""
     pool_bytes: Callable[[], int] | None = None
+    counts_pool: Callable[[], bool] = lambda: True
     donors: Sequence[int] = ()
 
 
@@ -120,11 +123,26 @@ def _cloud(bench: Bench) -> AbstractContextManager[Ready]:
 
 
 @contextlib.contextmanager
+def _counted(
+    bench: Bench, ready: Ready, kind: str, path: Path, pool_bytes: Callable[[], int]
+) -> Iterator[Ready]:
+    """The same with a process in the job's cgroup that holds as much as the pool takes outside."""
+    argv = python("balloon.py", kind, path, bench.settings.swap_limit_bytes)
+    with bench.running("balloon", ready.command(argv)) as child:
+        yield replace(ready, pool_bytes=pool_bytes, counts_pool=lambda: child.is_running)
+
+
+@contextlib.contextmanager
 def _zram(bench: Bench) -> Iterator[Ready]:
     with _swapping(bench, areas.zram) as ready:
         (number,) = zram_numbers(bench.work)
-        statistics = SYS / "block" / f"zram{number}" / "mm_stat"
-        yield replace(ready, pool_bytes=lambda: parse_mm_stat(try_read_text(statistics) or ""))
+        path = SYS / "block" / f"zram{number}" / "mm_stat"
+
+        def pool_bytes() -> int:
+            return parse_mm_stat(try_read_text(path) or "")
+
+        with _counted(bench, ready, "zram", path, pool_bytes) as counted:
+            yield counted
 
 
 def parse_mm_stat(text: str) -> int:
@@ -140,13 +158,16 @@ def _zswap(bench: Bench) -> Iterator[Ready]:
     if not zswap.is_there():
         raise SkipError("this kernel has no zswap")
     pool_bytes = bench.settings.swap_limit_bytes * _ZSWAP_POOL_SHARE
-    percent = max(1, round(100 * pool_bytes / machine_memory().total_bytes))
+    percent = round(100 * pool_bytes / machine_memory().total_bytes)
+    if percent < 1:
+        raise SkipError("zswap's smallest pool, 1 % of this machine's memory, is too large")
     wanted = {"max_pool_percent": str(percent), "enabled": "Y"}
     with (
         zswap.settings(bench.work, bench.scope.interrupts, wanted),
         _swapping(bench, areas.disk) as ready,
+        _counted(bench, ready, "zswap", PROC / "meminfo", zswap.pool_bytes) as counted,
     ):
-        yield replace(ready, pool_bytes=zswap.pool_bytes)
+        yield counted
 
 
 @contextlib.contextmanager
@@ -196,12 +217,17 @@ RIVALS: dict[str, Rival] = {
 }
 
 
-def environment(bench: Bench) -> dict[str, str]:
-    """Of every job, whoever runs it. Arrow takes its memory from malloc: its own pool gives freed
-    memory back some time later, so that the peak would depend on how busy the machine is."""
+def environment(bench: Bench, temporary: Path) -> dict[str, str]:
+    """Of every job, whoever runs it, with a directory for its temporary files.
+
+    Arrow takes its memory from malloc: its own pool gives freed memory back some time later, so
+    that the peak would depend on how busy the machine is.
+    """
     backup = bench.work / "backup"
     backup.mkdir(exist_ok=True)
     return {
+        "TMPDIR": str(temporary),
+        "POLARS_TEMP_DIR": str(temporary),
         "ARROW_DEFAULT_MEMORY_POOL": "system",
         "INFINISWAP_DEVICE_RUN_DIR": str(bench.work / "run"),
         "INFINISWAP_DEVICE_BACKUP_DIR": str(backup),

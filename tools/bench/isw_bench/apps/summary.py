@@ -117,7 +117,7 @@ def _own_figures(results: Sequence[Result]) -> dict[str, Any]:
         },
         "memory": {
             part: int(_median_at(results, "memory", part) or 0)
-            for part in ("inside_bytes", "pool_bytes", "with_pool_bytes", "device_bytes")
+            for part in ("inside_bytes", "pool_bytes", "device_bytes")
         },
     }
     for name in ("ops_per_s", *LATENCIES):

@@ -24,8 +24,9 @@ def overview(summary: Summary) -> str:
     """Slowdowns: a line for each job and share, a column for each rival."""
     lines = []
     for job, share, rivals in _shares(summary):
+        limit_bytes = next(iter(rivals.values()))["limit_bytes"]
         cells = [_slowdown(rivals[name]) if name in rivals else "" for name in plan.RIVALS]
-        lines.append((job["title"], _memory(job, share), *cells))
+        lines.append((job["title"], _memory(share, limit_bytes), *cells))
     return _table(_OVERVIEW, lines)
 
 
@@ -37,7 +38,15 @@ def busy(summary: Summary) -> str:
         every = [seconds[part] for part in ("job", "device", "donors", "kernel")]
         total = sum(value for value in every if value is not None)
         cells = ["" if value is None else format_value(value) for value in every]
-        lines.append((job["title"], _memory(job, share), name, *cells, format_value(total)))
+        lines.append(
+            (
+                job["title"],
+                _memory(share, rival.get("limit_bytes", job["peak_bytes"])),
+                name,
+                *cells,
+                format_value(total),
+            )
+        )
     return _table(_BUSY, lines)
 
 
@@ -50,7 +59,15 @@ def memory(summary: Summary) -> str:
         peaks = [rival["memory"][part] for part in ("inside_bytes", "pool_bytes", "device_bytes")]
         sizes = [format_size_short(peak) if peak else "" for peak in peaks]
         paged = format_size_short(rival["paged_in_bytes"])
-        lines.append((job["title"], _memory(job, share), name, *sizes, paged))
+        lines.append(
+            (
+                job["title"],
+                _memory(share, rival.get("limit_bytes", job["peak_bytes"])),
+                name,
+                *sizes,
+                paged,
+            )
+        )
     return _table(_MEMORY, lines)
 
 
@@ -59,7 +76,7 @@ def servers(summary: Summary) -> str:
     lines = [
         (
             job["title"],
-            _memory(job, share),
+            _memory(share, rival.get("limit_bytes", job["peak_bytes"])),
             name,
             *(
                 format_value(rival[key]) if key in rival else ""
@@ -108,8 +125,8 @@ def _slowdown(rival: Mapping[str, Any]) -> str:
     return f"{text} {rival['verdict']}".strip()
 
 
-def _memory(job: Mapping[str, Any], share: int) -> str:
-    size = format_size_short(job["peak_bytes"] * share // plan.WHOLE)
+def _memory(share: int, limit_bytes: int) -> str:
+    size = format_size_short(limit_bytes)
     return f"{share} %, {size}" if share != plan.WHOLE else f"all, {size}"
 
 
