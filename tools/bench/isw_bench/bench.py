@@ -91,12 +91,12 @@ class Bench:
         self.settings = settings
         self.scope = scope
         self.root = root
-        self._build = build
+        self.build = build
         self.commands: dict[str, str] = {}
 
     def with_settings(self, settings: Settings) -> Bench:
         """The same run with other settings."""
-        other = Bench(settings, self.scope, self.root, self._build)
+        other = Bench(settings, self.scope, self.root, self.build)
         other.commands = self.commands
         return other
 
@@ -128,7 +128,7 @@ class Bench:
         Raises:
             SkipError: this build has none of that name.
         """
-        path = self._build / "bench" / f"isw-bench-{name}"
+        path = self.build / "bench" / f"isw-bench-{name}"
         if not path.exists():
             raise SkipError(f"{path.name} was not built (see the messages of cmake)")
         return str(path)

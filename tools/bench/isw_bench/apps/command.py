@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import os
 import platform
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,10 +21,11 @@ from infiniswap.system.memory import memory_hierarchy
 from infiniswap.system.swap import active_areas
 from infiniswap.units import MIB, round_up
 from isw_bench import machine
-from isw_bench.apps import cell, inputs, jobs, plan, report, rivals, summary
+from isw_bench.apps import cell, inputs, jobs, packages, plan, report, rivals, summary
 from isw_bench.apps.jobs import JOBS, AppJob, Place
 from isw_bench.apps.ledger import Ledger
 from isw_bench.apps.plan import Cell
+from isw_bench.apps.turns import Turns
 from isw_bench.bench import Bench, Settings, SkipError, build_programs, require_root
 from isw_bench.children import output_of
 from isw_bench.scope import WORK_DIR, Scope
@@ -92,8 +91,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--cell-minutes", type=float, default=_CELL_MINUTES, metavar="MINUTES",
         help="after which a job is ended (%(default)s)")  # fmt: skip
     add("--lock", type=Path, metavar="FILE",
-        help="hold this file's lock (flock) during each cell, on a machine where others measure, "
-        "too")  # fmt: skip
+        help="hold this file's lock (flock) while measuring, up to three minutes at a time: for a "
+        "machine where others measure, too")  # fmt: skip
     output = ROOT / "build" / "bench-apps-results"
     add("--output", type=Path, default=output, help="directory (%(default)s)")
     add("--build", type=Path, default=ROOT / "build" / "bench", help="where to build programs")
@@ -162,13 +161,17 @@ class Course:
         wanted: what was asked for.
         output: directory of results and inputs.
         ledger: there.
+        turns: with others who measure.
     """
 
-    def __init__(self, bench: Bench, wanted: Wanted, output: Path, ledger: Ledger) -> None:
+    def __init__(
+        self, bench: Bench, wanted: Wanted, output: Path, ledger: Ledger, turns: Turns
+    ) -> None:
         self._bench = bench
         self._wanted = wanted
         self._output = output
         self._ledger = ledger
+        self._turns = turns
         self._left_out: dict[tuple[str, str], str] = {}
         self.results = ledger.load()
         self.failed = False
@@ -208,8 +211,8 @@ class Course:
         reason = self._left_out.get((each.job, each.rival))
         if reason is None:
             try:
-                with _locked(self._wanted.lock):
-                    result = self._measure(each)
+                self._turns.begin(plan.estimate_s(each, self._took_s()))
+                result = self._measure(each)
                 self._ledger.append(each, result)
                 self.results[each] = result
                 self._bench.say(f"  {report.short(result)}")
@@ -227,10 +230,10 @@ class Course:
     def _measure(self, each: Cell) -> dict[str, Any]:
         job = JOBS[each.job]
         size = job.sizes[self._wanted.size]
-        if missing := job.missing():
+        if missing := job.missing(self._bench.build):
             raise SkipError(f"not installed: {', '.join(missing)}")
         source = inputs.prepare(self._bench, self._output, job, size)
-        place = Place(source, self._bench.work / "job", size)
+        place = Place(source, self._bench.work / "job", size, self._wanted.size == jobs.TINY)
         base = self._unlimited(each)
         timeout_s = self._wanted.cell_s
         bench = self._bench
@@ -270,16 +273,6 @@ def peak_of(results: Mapping[Cell, Mapping[str, Any]], job: str) -> int:
     return peaks[min(peaks)]
 
 
-@contextlib.contextmanager
-def _locked(path: Path | None) -> Iterator[None]:
-    if path is None:
-        yield
-        return
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def run(args: argparse.Namespace, wanted: Wanted) -> int:
     """Measures what is missing and reports; returns the exit code."""
     try:
@@ -288,6 +281,10 @@ def run(args: argparse.Namespace, wanted: Wanted) -> int:
         raise UsageError(f"{error}, for swap areas and memory cgroups") from None
     if not args.no_install:
         machine.install_peers({k: v for job in wanted.jobs for k, v in job.packages.items()})
+        for program, package in {
+            k: v for job in wanted.jobs for k, v in job.servers.items()
+        }.items():
+            packages.take(program, package, args.build)
     if any(job.needs_build for job in wanted.jobs):
         build_programs(ROOT, args.build)
     args.output.mkdir(parents=True, exist_ok=True)
@@ -303,10 +300,10 @@ def run(args: argparse.Namespace, wanted: Wanted) -> int:
         **machine.describe(ROOT),
     }
     begin_s = time.monotonic()
-    with Scope(args.work) as scope:
+    with Scope(args.work) as scope, Turns(wanted.lock) as turns:
         scope.work.chmod(0o711)  # a database server runs as another user
         bench = Bench(Settings(wanted.rounds, 0.0), scope, ROOT, args.build.resolve())
-        course = Course(bench, wanted, args.output, ledger)
+        course = Course(bench, wanted, args.output, ledger, turns)
         try:
             course.run()
         finally:

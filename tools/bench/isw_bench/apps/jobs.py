@@ -16,7 +16,7 @@ from pathlib import Path
 
 from infiniswap.demo import data
 from infiniswap.units import MIB
-from isw_bench import machine
+from isw_bench.apps import packages
 from isw_bench.bench import Bench, SkipError
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -25,6 +25,9 @@ FULL, QUICK, TINY = "full", "quick", "tiny"
 """Sizes of inputs; the last is for tests of this suite."""
 
 _MAKE_S = 1200.0
+_MANY = 10_000
+_ROW_BYTES = 4 * 300
+"""Of sysbench's four tables, with their indexes."""
 _SPILL_SHARE = 0.7
 """Of the limit, for what an application counts as its own; the rest is all its other memory."""
 
@@ -37,11 +40,13 @@ class Place:
         source: directory of its input.
         work: an empty directory of its own, on disk.
         size: one of the job's sizes.
+        is_tiny: whether it is the one for tests.
     """
 
     source: Path
     work: Path
     size: float
+    is_tiny: bool
 
 
 Make = Callable[[Bench, Path, float], None]
@@ -66,6 +71,7 @@ class AppJob:
         spill: the command that keeps to a limit in its own way; None: it has none.
         modules: that Python must find.
         packages: of Debian, by a program of theirs.
+        servers: likewise, of packages that would start a service.
         needs_build: runs a program of tools/bench/c.
     """
 
@@ -81,12 +87,22 @@ class AppJob:
     spill: Spill | None = None
     modules: Sequence[str] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
+    servers: Mapping[str, str] = field(default_factory=dict)
     needs_build: bool = False
 
-    def missing(self) -> list[str]:
+    def missing(self, build: Path) -> list[str]:
         """What is not installed: modules, programs."""
         found = [name for name in self.modules if importlib.util.find_spec(name) is None]
-        return found + [name for name in self.packages if machine.find(name) is None]
+        programs = {**self.packages, **self.servers}
+        return found + [
+            f"{name} ({package})"
+            for name, package in programs.items()
+            if packages.find(name, build) is None
+        ]
+
+    def described(self, size: float) -> str:
+        """What it does, of that size."""
+        return self.about.format(size=f"{size:,.0f}" if size >= _MANY else f"{size:g}")
 
     def digest(self) -> str:
         """Of its programs."""
@@ -177,6 +193,71 @@ def _pagerank(_: Bench, place: Place) -> list[str]:
     return python("pagerank.py", place.source)
 
 
+# ----------------------------------------------------------------------------- servers
+
+
+def _no_input(_: Bench, __: Path, ___: float) -> None:
+    """The client makes what it stores."""
+
+
+def _memcached(mix: str) -> Command:
+    def command(bench: Bench, place: Place) -> list[str]:
+        server, client = _server(bench, "memcached"), bench.program("key-value-load")
+        return python("key_value.py", server, client, mix, f"{place.size:g}", _seconds(place))
+
+    return command
+
+
+def _memcached_job(mix: str, shares: str) -> AppJob:
+    return AppJob(
+        key=f"memcached-{mix}",
+        title=f"memcached, {mix.upper()}",
+        about=f"memcached with {{size}} MiB in values, the {mix.upper()} mix ({shares}), 32 "
+        "connections in a closed loop",
+        sizes={FULL: 1024, QUICK: 256, TINY: 48},
+        make=_no_input,
+        command=_memcached(mix),
+        input_name="none",
+        maker="",
+        files=("key_value.py",),
+        servers={"memcached": "memcached"},
+        needs_build=True,
+    )
+
+
+def _make_database(bench: Bench, directory: Path, rows: float) -> None:
+    temporary = bench.work / "database"
+    temporary.mkdir(mode=0o755)
+    argv = ["make", directory, *_database(bench, rows)]
+    bench.run(
+        "input", python("transactions.py", *argv), _MAKE_S, changes={"TMPDIR": str(temporary)}
+    )
+
+
+def _transactions(bench: Bench, place: Place) -> list[str]:
+    return python(
+        "transactions.py", "run", place.source, *_database(bench, place.size), _seconds(place)
+    )
+
+
+def _database(bench: Bench, rows: float) -> list[str]:
+    """Programs, rows of a table, and buffers with room for all tables to grow."""
+    programs = Path(_server(bench, "postgres")).resolve().parent
+    return [str(programs), str(int(rows)), str(64 + int(rows * _ROW_BYTES) // MIB)]
+
+
+def _server(bench: Bench, name: str) -> str:
+    found = packages.find(name, bench.build)
+    if found is None:
+        raise SkipError(f"{name} is not installed")
+    return found
+
+
+def _seconds(place: Place) -> int:
+    """How long a server is asked."""
+    return 3 if place.is_tiny else 15
+
+
 # -------------------------------------------------------------------------------- all
 
 _ALL = (
@@ -208,6 +289,22 @@ _ALL = (
         maker="rmat.py",
         files=("pagerank.py",),
         modules=("numpy", "scipy"),
+    ),
+    _memcached_job("etc", "95 % GET"),
+    _memcached_job("sys", "75 % GET"),
+    AppJob(
+        key="postgres-oltp",
+        title="PostgreSQL, sysbench OLTP",
+        about="sysbench's oltp_read_write with 16 connections on four tables of {size} rows, all "
+        "in PostgreSQL's buffers",
+        sizes={FULL: 1e6, QUICK: 2e5, TINY: 2e4},
+        make=_make_database,
+        command=_transactions,
+        input_name="database",
+        maker="transactions.py",
+        files=(),
+        packages={"sysbench": "sysbench"},
+        servers={"postgres": "postgresql"},
     ),
 )
 

@@ -42,7 +42,7 @@ def write(
         about: machine, versions, command.
         output: directory.
     """
-    described = [(job.key, job.title, job.about.format(size=f"{size:g}")) for job, size in jobs]
+    described = [(job.key, job.title, job.described(size)) for job, size in jobs]
     found = summary.summarize(results, described)
     front_ends = {result["front_end"] for result in results.values() if result.get("front_end")}
     about = {**about, "front_end": " or ".join(sorted(front_ends)) or "none"}
