@@ -25,14 +25,11 @@ from isw_bench.apps.accounting import (
     resident_bytes,
 )
 from isw_bench.apps.jobs import LAUNCH, AppJob, Place, python
+from isw_bench.apps.plan import FAILED, KILLED, NO_ROOM, OK, TIMEOUT
 from isw_bench.apps.rivals import Ready
 from isw_bench.bench import Bench
 from isw_bench.children import Child
 from isw_bench.scope import marked_processes
-
-OK, TIMEOUT, KILLED = "ok", "timeout", "killed for lack of memory"
-FAILED, NO_ROOM, WRONG = "failed", "no room beside the pool", "wrong answer"
-"""How a cell ended."""
 
 _TICK_S = 0.05
 _LOOK_S = 1.0

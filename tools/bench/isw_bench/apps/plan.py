@@ -18,6 +18,10 @@ RIVALS = (OURS, DISK, OURS_CLOUD, CLOUD, ZRAM, ZSWAP, SPILL)
 WHOLE = 100
 """As a share: all the memory that the job wants."""
 
+OK, TIMEOUT, KILLED = "ok", "timeout", "killed for lack of memory"
+FAILED, NO_ROOM, WRONG = "failed", "no room beside the pool", "wrong answer"
+"""How a cell ended."""
+
 _FIRST_GUESS_S = 45.0
 
 

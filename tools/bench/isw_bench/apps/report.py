@@ -11,9 +11,8 @@ from typing import Any
 
 from infiniswap.units import format_size_short
 from isw_bench.apps import slowdown_plot, summary, tables
-from isw_bench.apps.cell import OK
 from isw_bench.apps.jobs import AppJob
-from isw_bench.apps.plan import Cell
+from isw_bench.apps.plan import OK, Cell
 
 
 def short(result: Mapping[str, Any]) -> str:

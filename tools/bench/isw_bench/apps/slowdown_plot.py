@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from isw_bench.apps import plan
-from isw_bench.apps.cell import OK
 
 _COLOURS = {
     plan.OURS: "#1f5fbf",
@@ -33,7 +32,7 @@ def lines(summary: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
             good = {
                 name: rival["slowdown"]
                 for name, rival in cells["rivals"].items()
-                if rival["status"] == OK and rival["slowdown"]
+                if rival["status"] == plan.OK and rival["slowdown"]
             }
             if good:
                 found.append((f"{job['title']}, {share} %", good))

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from isw_bench.apps import plan
-from isw_bench.apps.cell import KILLED, NO_ROOM, OK, TIMEOUT, WRONG
-from isw_bench.apps.plan import Cell
+from isw_bench.apps.plan import KILLED, NO_ROOM, OK, TIMEOUT, WRONG, Cell
 from isw_bench.stats import Spread, quantile, spread
 
 Result = Mapping[str, Any]

@@ -8,7 +8,6 @@ from typing import Any
 
 from infiniswap.units import format_size_short
 from isw_bench.apps import plan
-from isw_bench.apps.cell import OK
 from isw_bench.apps.summary import LATENCIES, as_spread, rounds_of
 from isw_bench.results import format_spread, format_value
 
@@ -119,7 +118,7 @@ def everything(about: Mapping[str, Any], summary: Summary) -> str:
 
 
 def _slowdown(rival: Mapping[str, Any]) -> str:
-    if rival["slowdown"] is None or rival["status"] != OK:
+    if rival["slowdown"] is None or rival["status"] != plan.OK:
         return str(rival["verdict"] or rival["status"])
     text = format_spread(as_spread(rival["slowdown"]))
     return f"{text} {rival['verdict']}".strip()

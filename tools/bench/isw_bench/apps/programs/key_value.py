@@ -49,4 +49,5 @@ def main(memcached: str, client: str, mix: str, mebibytes: float, seconds: float
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:4], float(sys.argv[4]), float(sys.argv[5])))
+    server_path, client_path, mix_name, size, duration = sys.argv[1:]
+    sys.exit(main(server_path, client_path, mix_name, float(size), float(duration)))
