@@ -39,6 +39,7 @@ def take(program: str, package: str, build: Path) -> None:
     if find(program, build) or machine.find("apt-get") is None:
         return
     target = build / "packages" / package
+    target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as directory:
         script = 'cd "$1" && apt-get download -qq "$2" && dpkg-deb -x "$2"_*.deb "$3"'
         argv = ["sh", "-c", script, "sh", directory, package, str(target)]
