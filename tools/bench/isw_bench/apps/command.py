@@ -45,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("jobs", nargs="*", metavar="JOB", help=f"{', '.join(JOBS)} (default: all)")
+    add("jobs", nargs="*", metavar="JOB", help=f"{', '.join(JOBS)} (default: all but sort)")
     add(
         "--quick", action="store_true", help="small inputs, half of the peak, one round, two rivals"
     )
@@ -85,8 +85,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Wanted]:
     rounds = args.rounds or (1 if args.quick else _ROUNDS_MAX)
     if rounds < 1 or args.minutes <= 0 or args.cell_minutes <= 0:
         raise UsageError("--rounds, --minutes and --cell-minutes must be positive")
+    usual = [job.key for job in JOBS.values() if not job.is_extra]
     wanted = Wanted(
-        jobs=[job for job in JOBS.values() if not args.jobs or job.key in args.jobs],
+        jobs=[job for job in JOBS.values() if job.key in (args.jobs or usual)],
         shares=sorted(set(shares), reverse=True),
         rivals=args.rival or (_QUICK_RIVALS if args.quick else plan.RIVALS),
         size=args.size or (jobs.QUICK if args.quick else jobs.FULL),

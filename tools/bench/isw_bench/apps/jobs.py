@@ -25,6 +25,8 @@ FULL, QUICK, TINY = "full", "quick", "tiny"
 """Sizes of inputs; the last is for tests of this suite."""
 
 _MAKE_S = 1200.0
+_LINE_BYTES = 3 * 33
+"""Of sort's buffer, for a line of 33 bytes."""
 _MANY = 10_000
 _ROW_BYTES = 4 * 300
 """Of sysbench's four tables, with their indexes."""
@@ -72,6 +74,7 @@ class AppJob:
         modules: that Python must find.
         packages: of Debian, by a program of theirs.
         servers: likewise, of packages that would start a service.
+        is_extra: runs only when it is named.
         needs_build: runs a program of tools/bench/c.
     """
 
@@ -88,6 +91,7 @@ class AppJob:
     modules: Sequence[str] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
     servers: Mapping[str, str] = field(default_factory=dict)
+    is_extra: bool = False
     needs_build: bool = False
 
     def missing(self, build: Path) -> list[str]:
@@ -191,6 +195,24 @@ def _make_graph(bench: Bench, directory: Path, scale: float) -> None:
 
 def _pagerank(_: Bench, place: Place) -> list[str]:
     return python("pagerank.py", place.source)
+
+
+# ------------------------------------------------------------------------------- lines
+
+
+def _make_lines(bench: Bench, directory: Path, lines: float) -> None:
+    bench.run("input", python("sort_lines.py", "make", directory, int(lines)), _MAKE_S)
+
+
+def _sort(_: Bench, place: Place) -> list[str]:
+    """With a buffer for all lines."""
+    buffer_kib = int(place.size * _LINE_BYTES) // 1024
+    return python("sort_lines.py", "run", place.source, buffer_kib)
+
+
+def _sort_spill(_: Bench, place: Place, limit_bytes: int) -> list[str]:
+    buffer_kib = int(limit_bytes * _SPILL_SHARE) // 1024
+    return python("sort_lines.py", "run", place.source, buffer_kib)
 
 
 # ----------------------------------------------------------------------------- servers
@@ -305,6 +327,20 @@ _ALL = (
         files=(),
         packages={"sysbench": "sysbench"},
         servers={"postgres": "postgresql"},
+    ),
+    AppJob(
+        key="sort",
+        title="sort",
+        about="GNU sort on {size} lines of 32 characters",
+        sizes={FULL: 2e7, QUICK: 4e6, TINY: 4e5},
+        make=_make_lines,
+        command=_sort,
+        input_name="lines",
+        maker="sort_lines.py",
+        files=(),
+        spill=_sort_spill,
+        modules=("numpy",),
+        is_extra=True,
     ),
 )
 
