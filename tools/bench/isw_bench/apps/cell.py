@@ -98,7 +98,8 @@ class Watch:
         busy = {
             "device": processes.get("device", 0.0),
             "donors": processes.get("donors", 0.0),
-            "kernel": self._kernel.totals(),
+            # Reclaim for the pool's sake happens in that process.
+            "kernel": {**self._kernel.totals(), "balloon": processes.get("balloon", 0.0)},
         }
         return {"busy_s": busy, "memory": memory, "front_end": self._front_end}
 
@@ -128,6 +129,8 @@ class Watch:
     def _kind(self, pid: int, _: ProcessTimes) -> str | None:
         if pid in self._ready.donors:
             return "donors"
+        if pid == self._ready.balloon:
+            return "balloon"
         return "device" if pid in self._device else None
 
     def _look_at_pool(self) -> None:

@@ -46,6 +46,7 @@ class Ready:
         pool_bytes: memory that a pool of compressed pages takes; None: there is none.
         counts_pool: whether it still counts against the limit.
         donors: pids.
+        balloon: pid of the process that makes a pool count, 0 without one.
     """
 
     command: Callable[[Sequence[str]], list[str]]
@@ -54,6 +55,7 @@ class Ready:
     pool_bytes: Callable[[], int] | None = None
     counts_pool: Callable[[], bool] = lambda: True
     donors: Sequence[int] = ()
+    balloon: int = 0
 
 
 Rival = Callable[[Bench], AbstractContextManager[Ready]]
@@ -129,7 +131,12 @@ def _counted(
     """The same with a process in the job's cgroup that holds as much as the pool takes outside."""
     argv = python("balloon.py", kind, path, bench.settings.swap_limit_bytes)
     with bench.running("balloon", ready.command(argv)) as child:
-        yield replace(ready, pool_bytes=pool_bytes, counts_pool=lambda: child.is_running)
+        yield replace(
+            ready,
+            pool_bytes=pool_bytes,
+            counts_pool=lambda: child.is_running,
+            balloon=child.pid,
+        )
 
 
 @contextlib.contextmanager
