@@ -69,7 +69,7 @@ class Course:
         self._output = output
         self._ledger = ledger
         self._turns = turns
-        self._left_out: dict[tuple[str, str], str] = {}
+        self._left_out: dict[tuple[str, int, str], str] = {}
         self.results = ledger.load()
         self.failed = False
 
@@ -105,7 +105,7 @@ class Course:
         )
 
     def _keep(self, each: Cell) -> None:
-        reason = self._left_out.get((each.job, each.rival))
+        reason = self._left_out.get((each.job, each.share, each.rival))
         if reason is None:
             try:
                 source = self._source(each)
@@ -118,7 +118,7 @@ class Course:
                 return
             except SkipError as error:
                 reason = str(error)
-                self._left_out[each.job, each.rival] = reason
+                self._left_out[each.job, each.share, each.rival] = reason
             except (InfiniswapError, OSError) as error:  # the other cells are measured
                 if isinstance(error, InfiniswapError) and (signal := interrupt_behind(error)):
                     raise signal from error

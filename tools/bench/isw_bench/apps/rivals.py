@@ -33,6 +33,7 @@ _SLAB_BYTES_MAX = 1024 * MIB
 _SLAB_BYTES_MIN = 16 * MIB
 _ZSWAP_POOL_SHARE = 0.4
 """Of the job's limit, where zswap begins to write to the disk."""
+_ZSWAP_POOL_SHARE_MAX = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +165,12 @@ def _zswap(bench: Bench) -> Iterator[Ready]:
     were not used for longest go to the disk."""
     if not zswap.is_there():
         raise SkipError("this kernel has no zswap")
-    pool_bytes = bench.settings.swap_limit_bytes * _ZSWAP_POOL_SHARE
-    percent = round(100 * pool_bytes / machine_memory().total_bytes)
-    if percent < 1:
-        raise SkipError("zswap's smallest pool, 1 % of this machine's memory, is too large")
+    limit_bytes, memory_bytes = bench.settings.swap_limit_bytes, machine_memory().total_bytes
+    percent = max(1, int(100 * limit_bytes * _ZSWAP_POOL_SHARE / memory_bytes))
+    if percent * memory_bytes > 100 * limit_bytes * _ZSWAP_POOL_SHARE_MAX:
+        raise SkipError(
+            "zswap's smallest pool, 1 % of the machine's memory, is too much of the limit"
+        )
     wanted = {"max_pool_percent": str(percent), "enabled": "Y"}
     with (
         zswap.settings(bench.work, bench.scope.interrupts, wanted),
