@@ -188,6 +188,16 @@ def test_what_was_before_does_not_count_and_what_vanishes_stays_counted(tmp_path
     assert times.totals() == {"kswapd": pytest.approx(2.0), "loop": pytest.approx(0.5)}
 
 
+def test_known_processes_are_looked_at_alone(tmp_path: Path) -> None:
+    times = BusyTimes(kernel_thread_kind, proc=tmp_path)
+    write_stat(tmp_path, 10, "kswapd0", 100)
+    times.sample()
+    write_stat(tmp_path, 10, "kswapd0", 300)
+    write_stat(tmp_path, 12, "loop3", 50)
+    times.sample_known()
+    assert times.totals() == {"kswapd": pytest.approx(2.0)}
+
+
 def test_what_zswap_serves_is_counted_as_paged_in() -> None:
     found = parse_vmstat({"pswpin": 3, "zswpin": 1, "pswpout": 2})
     assert (found.in_bytes, found.out_bytes, found.pool_in_bytes) == (4 * 4096, 2 * 4096, 4096)

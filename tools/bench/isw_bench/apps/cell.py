@@ -35,8 +35,6 @@ _TICK_S = 0.05
 _LOOK_S = 1.0
 _ROOM_SHARE = 0.05
 """Of the limit: when a pool leaves less than that, the job does not fit."""
-
-
 _FRONT_ENDS = {"/dev/ublkb": "ublk", "/dev/nbd": "nbd", "/dev/loop": "FUSE"}
 
 
@@ -111,6 +109,7 @@ class Watch:
                 self._sampler = Sampler(self._cgroup, self._ready.area)
             self._sampler.sample()
             self._look_at_pool()
+        self._processes.sample_known()
         if time.monotonic() - self._looked_s >= _LOOK_S:
             self._look()
 

@@ -98,6 +98,7 @@ class Course:
 
     def _say(self, each: Cell) -> None:
         cells, took_s = self._cells(each.round), self._took_s()
+        cells = [x for x in cells if (x.job, x.share, x.rival) not in self._left_out]
         done = sum(other in self.results for other in cells)
         minutes = plan.left_s(cells, took_s) / 60
         self._bench.say(
