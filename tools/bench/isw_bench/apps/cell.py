@@ -13,6 +13,7 @@ from typing import Any
 
 from infiniswap.demo.data import forget_cached_pages
 from infiniswap.device.jobs.usage import Sampler
+from infiniswap.errors import ConflictError
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.files import try_read_text
 from infiniswap.system.swap import active_areas
@@ -160,9 +161,15 @@ def measure(
 
     Raises:
         SkipError: this host cannot have the rival.
+        ConflictError: another swap area is active.
         InfiniswapError: the rival could not be set up.
     """
     begin_s = time.monotonic()
+    if areas := active_areas():
+        raise ConflictError(
+            f"swap is active ({areas[0].path}), and would take the rivals' pages",
+            mend="Switch it off while this runs: swapoff -a.",
+        )
     report, log = bench.work / "report.json", bench.work / "job.log"
     for path in (report, log):
         path.unlink(missing_ok=True)

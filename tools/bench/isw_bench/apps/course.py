@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infiniswap.errors import ConflictError, InfiniswapError
-from infiniswap.system.swap import active_areas
+from infiniswap.errors import InfiniswapError
 from infiniswap.units import MIB, round_up
 from isw_bench.apps import cell, inputs, jobs, plan, report, rivals
-from isw_bench.apps.jobs import JOBS, AppJob, Place
+from isw_bench.apps.jobs import AppJob, Place
 from isw_bench.apps.ledger import Ledger
 from isw_bench.apps.plan import Cell
 from isw_bench.apps.turns import Turns
@@ -23,6 +22,8 @@ _LIMIT_BYTES_MIN = 32 * MIB
 _SLOWEST = 40.0
 """Times as long as without a limit: a job that takes longer is ended."""
 _SLACK_S = 60.0
+
+Measure = Callable[[Bench, AppJob, Place, str, float], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +60,25 @@ class Course:
         output: directory of results and inputs.
         ledger: there.
         turns: with others who measure.
+        measure: runs a cell, as cell.measure does.
     """
 
     def __init__(
-        self, bench: Bench, wanted: Wanted, output: Path, ledger: Ledger, turns: Turns
+        self,
+        bench: Bench,
+        wanted: Wanted,
+        output: Path,
+        ledger: Ledger,
+        turns: Turns,
+        measure: Measure = cell.measure,
     ) -> None:
         self._bench = bench
         self._wanted = wanted
         self._output = output
         self._ledger = ledger
         self._turns = turns
+        self._run_cell = measure
+        self._jobs = {job.key: job for job in wanted.jobs}
         self._left_out: dict[tuple[str, int, str], str] = {}
         self.results = ledger.load()
         self.failed = False
@@ -129,13 +139,13 @@ class Course:
 
     def _source(self, each: Cell) -> Path:
         """The input of its job."""
-        job = JOBS[each.job]
+        job = self._jobs[each.job]
         if missing := job.missing(self._bench.build):
             raise SkipError(f"not installed: {', '.join(missing)}")
         return inputs.prepare(self._bench, self._output, job, job.sizes[self._wanted.size])
 
     def _measure(self, each: Cell, source: Path) -> dict[str, Any]:
-        job = JOBS[each.job]
+        job = self._jobs[each.job]
         size = job.sizes[self._wanted.size]
         place = Place(source, self._bench.work / "job", size, self._wanted.size == jobs.TINY)
         base = self._unlimited(each)
@@ -148,12 +158,7 @@ class Course:
             timeout_s = min(timeout_s, _SLOWEST * base["elapsed_s"] + _SLACK_S)
         elif each.rival != plan.UNLIMITED:
             raise SkipError("the job did not work without a limit")
-        if areas := active_areas():
-            raise ConflictError(
-                f"swap is active ({areas[0].path}), and would take the rivals' pages",
-                mend="Switch it off while this runs: swapoff -a.",
-            )
-        result = cell.measure(bench, job, place, each.rival, timeout_s)
+        result = self._run_cell(bench, job, place, each.rival, timeout_s)
         answer = result.get("check")
         if base is not None and answer and not cell.agrees(base["check"], answer):
             result["status"] = plan.WRONG
