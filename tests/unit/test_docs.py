@@ -57,6 +57,7 @@ def _sources() -> str:
         *(ROOT / "tests/vm").rglob("*.py"),
         *(ROOT / "infiniswap").rglob("*.py"),
         *(ROOT / "tools").glob("*"),
+        *(ROOT / "tools/bench/isw_bench").rglob("*.py"),
         *(ROOT / "tools/monitoring").glob("*"),
         ROOT / "Makefile",
         ROOT / "CMakeLists.txt",

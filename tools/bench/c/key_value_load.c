@@ -363,8 +363,12 @@ int main(int argc, char **argv)
 		if (pthread_create(&c->thread, &attributes, ask, c))
 			bench_die("no thread");
 	}
-	for (uint64_t i = 0; i < number; i++)
+	for (uint64_t i = 0; i < number; i++) {
 		pthread_join(connections[i].thread, NULL);
+		close(connections[i].fd);
+	}
+	pthread_attr_destroy(&attributes);
 	print(connections, number, load.items, run_ms);
+	free(connections);
 	return 0;
 }

@@ -33,6 +33,7 @@ listen_addresses = ''
 unix_socket_directories = '{socket}'
 shared_buffers = {buffers}MB
 huge_pages = off
+dynamic_shared_memory_type = mmap
 jit = off
 fsync = off
 full_page_writes = off
@@ -46,9 +47,10 @@ max_wal_senders = 0
 
 
 def as_nobody(argv: Sequence[str]) -> list[str]:
-    """PostgreSQL refuses to run as root."""
+    """PostgreSQL refuses to run as root. In an IPC namespace of its own, as a server that is killed
+    leaves a shared segment behind."""
     ids = [f"--reuid={NOBODY.pw_uid}", f"--regid={NOBODY.pw_gid}", "--clear-groups"]
-    return ["setpriv", *ids, "--pdeathsig", "KILL", "--", *argv]
+    return ["unshare", "--ipc", "setpriv", *ids, "--pdeathsig", "KILL", "--", *argv]
 
 
 def checked(argv: Sequence[str], directory: Path) -> str:
