@@ -34,7 +34,8 @@ def _under(table: Callable[[Mapping[str, Any]], str]) -> Callable[..., str]:
     """The table with the caption that each one needs."""
 
     def part(about: Mapping[str, Any], jobs: Mapping[str, Any]) -> str:
-        return f"{table(jobs)}\n{tables.caption(about, jobs)}\n"
+        text = table(jobs)
+        return f"{text}\n{tables.caption(about, jobs)}\n" if text else "Not measured.\n"
 
     return part
 

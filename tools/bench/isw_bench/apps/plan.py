@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 UNLIMITED = "no limit"
-OURS, OURS_CLOUD = "infiniswap", "infiniswap, backup on the cloud volume"
+OURS, OURS_CLOUD = "infiniswap", "infiniswap + cloud volume"
 DISK, CLOUD = "disk", "cloud volume"
 ZRAM, ZSWAP = "zram", "zswap + disk"
 SPILL = "own spilling"

@@ -22,6 +22,8 @@ _COLOURS = {
 _INCHES_WIDE = 9.0
 _INCHES_PER_LINE = 0.45
 _DPI = 100
+_APART = 0.11
+"""Of two rivals in a line."""
 
 
 def lines(summary: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -55,8 +57,8 @@ def draw(summary: Mapping[str, Any], path: Path, caption: str) -> bool:
         figsize=(_INCHES_WIDE, 2.0 + _INCHES_PER_LINE * len(drawn)), layout="constrained"
     )
     for place, (_, slowdowns) in enumerate(drawn):
-        for offset, (name, found) in enumerate(slowdowns.items()):
-            at = place + 0.1 * (offset - (len(slowdowns) - 1) / 2)
+        for name, found in slowdowns.items():
+            at = place + _APART * (plan.RIVALS.index(name) - (len(plan.RIVALS) - 1) / 2)
             axes.plot([found["q1"], found["q3"]], [at, at], color=_COLOURS[name], linewidth=3,
                       alpha=0.5)  # fmt: skip
             label = name if name not in axes.get_legend_handles_labels()[1] else None

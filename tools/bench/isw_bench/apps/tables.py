@@ -13,6 +13,8 @@ from isw_bench.results import format_spread, format_value
 
 Summary = Mapping[str, Any]
 
+_TEXTS = ("job", "server", "memory", "rival")
+"""Columns of words."""
 _OVERVIEW = ("job", "memory", *plan.RIVALS)
 _BUSY = ("job", "memory", "rival", "job, s", "device, s", "donors, s", "kernel, s", "all, s")
 _MEMORY = ("job", "memory", "rival", "in the limit", "pool", "run and device", "paged in")
@@ -136,14 +138,16 @@ def _shares(summary: Summary) -> Iterable[tuple[Any, int, Mapping[str, Any]]]:
 
 
 def _every(summary: Summary) -> Iterable[tuple[Any, int, str, Mapping[str, Any]]]:
+    """What has run to its end."""
     for job in summary.values():
         yield job, plan.WHOLE, plan.UNLIMITED, job["no_limit"]
         for share, found in job["shares"].items():
             for name, rival in found["rivals"].items():
-                yield job, int(share), name, rival
+                if rival["status"] == plan.OK:
+                    yield job, int(share), name, rival
 
 
 def _table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    marks = ["---" if number < 2 else "---:" for number in range(len(headings))]
+    marks = ["---" if heading in _TEXTS else "---:" for heading in headings]
     rows = [headings, marks, *lines]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
