@@ -336,6 +336,13 @@ def test_zswap_fits_only_when_its_pool_served_nearly_all() -> None:
         assert rivals_of(rival_cells(**cells))[plan.ZSWAP]["verdict"] == verdict
 
 
+def test_a_job_that_was_ended_was_at_least_that_slow() -> None:
+    cells = {plan.DISK: [result(30.0)], plan.CLOUD: [result(400.0, status=plan.TIMEOUT)]}
+    found = summary.summarize(rival_cells(**cells), [("j", "the job", "does things")])
+    assert "| > 40.0 |" in tables.overview(found)
+    assert plan.CLOUD not in tables.busy(found)
+
+
 def test_a_wrong_answer_is_neither_hidden_by_good_rounds_nor_by_other_failures() -> None:
     bad = [result(20.0), result(status=plan.TIMEOUT), result(status=plan.WRONG)]
     cells = rival_cells(**{plan.OURS: bad, plan.DISK: [result(30.0)]})

@@ -188,6 +188,8 @@ def measure(
                     watch.kill()
             after = paged()
         found = judged(status, try_read_text(report), watch.oom_kills, watch.figures())
+        if status == TIMEOUT:
+            found["elapsed_s"] = timeout_s
         if found["status"] == FAILED:
             found["why"] += f" {(try_read_text(log) or '').strip()[-600:]}"
     finally:

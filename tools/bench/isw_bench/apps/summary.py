@@ -89,6 +89,11 @@ def _share(
 def _rival(cells: Mapping[int, Result], base: Mapping[int, Result]) -> dict[str, Any]:
     good = {number: result for number, result in cells.items() if result["status"] == OK}
     bad = [result["status"] for result in cells.values() if result["status"] != OK]
+    ended = [
+        work_s(result) / work_s(base[number])
+        for number, result in cells.items()
+        if result["status"] == TIMEOUT and "ops_per_s" not in base[number]
+    ]
     ratios = [work_s(result) / work_s(base[number]) for number, result in good.items()]
     served = [
         result["paged"]["pool_in_bytes"] / max(1, result["paged"]["in_bytes"])
@@ -97,6 +102,7 @@ def _rival(cells: Mapping[int, Result], base: Mapping[int, Result]) -> dict[str,
     return {
         "status": WRONG if WRONG in bad else bad[0] if bad else OK,
         "slowdown": _spread(ratios),
+        "slowdown_min": round(min(ended), 1) if ended else None,
         "pool_served": round(median(served), 4) if served else None,
         "limit_bytes": next(iter(cells.values()))["limit_bytes"],
         "paged_in_bytes": int(median([r["paged"]["in_bytes"] for r in cells.values()])),

@@ -121,7 +121,9 @@ def everything(about: Mapping[str, Any], summary: Summary) -> str:
 
 def _slowdown(rival: Mapping[str, Any]) -> str:
     if rival["slowdown"] is None or rival["status"] != plan.OK:
-        return str(rival["verdict"] or rival["status"])
+        words = str(rival["verdict"] or rival["status"])
+        least = rival["slowdown_min"]
+        return f"> {format_value(least)}" if words == plan.TIMEOUT and least else words
     text = format_spread(as_spread(rival["slowdown"]))
     return f"{text} {rival['verdict']}".strip()
 
