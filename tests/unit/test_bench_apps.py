@@ -311,6 +311,18 @@ def test_a_rival_on_a_slower_disk_is_no_measure_for_one_on_the_raw_disk() -> Non
     assert wins == {plan.DISK, plan.OURS_CLOUD}
 
 
+def test_the_only_one_that_got_to_the_end_wins() -> None:
+    cells = {
+        plan.DISK: [result(30.0)],
+        plan.OURS_CLOUD: [result(30.0)],
+        plan.CLOUD: [result(status=plan.TIMEOUT)],
+    }
+    rivals = rivals_of(rival_cells(**cells))
+    assert rivals[plan.OURS_CLOUD]["verdict"] == summary.WIN
+    assert rivals[plan.CLOUD]["verdict"] == plan.TIMEOUT
+    assert rivals[plan.DISK]["verdict"] == ""  # there was nobody to win against
+
+
 def test_what_compresses_into_the_limit_fits_and_does_not_win() -> None:
     cells = {plan.OURS: [result(20.0)], plan.DISK: [result(30.0)], plan.ZRAM: [result(11.0)]}
     rivals = rivals_of(rival_cells(**cells))
@@ -333,7 +345,9 @@ def test_zswap_fits_only_when_its_pool_served_nearly_all() -> None:
 
     for served, verdict in ((0.96, summary.FITS), (0.5, summary.WIN)):
         cells = {plan.DISK: [result(30.0)], plan.ZSWAP: [zswap(served)]}
-        assert rivals_of(rival_cells(**cells))[plan.ZSWAP]["verdict"] == verdict
+        rivals = rivals_of(rival_cells(**cells))
+        assert rivals[plan.ZSWAP]["verdict"] == verdict
+        assert rivals[plan.DISK]["verdict"] == ""
 
 
 def test_a_job_that_was_ended_was_at_least_that_slow() -> None:

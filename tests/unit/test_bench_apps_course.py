@@ -75,7 +75,8 @@ def course(
     )
     bench = Bench(Settings(rounds, 0.0), Scope(tmp_path), tmp_path, tmp_path)
     ledger = Ledger(tmp_path / "cells.jsonl", {key: {"commit": "c0ffee"} for key in keys})
-    return Course(bench, wanted, tmp_path, ledger, Turns(None), machine.measure), machine
+    made = Course(bench, wanted, tmp_path, ledger, Turns(None), ledger.load(), machine.measure)
+    return made, machine
 
 
 def test_limits_are_shares_of_the_peak_without_a_limit(tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ from isw_bench.apps import jobs, packages, plan, report, summary
 from isw_bench.apps.course import Course, Wanted
 from isw_bench.apps.jobs import JOBS, AppJob
 from isw_bench.apps.ledger import Ledger
+from isw_bench.apps.plan import Cell
 from isw_bench.apps.turns import Turns
-from isw_bench.bench import Bench, Settings, SkipError, build_programs, require_root
+from isw_bench.bench import Bench, Settings, build_programs
 from isw_bench.children import output_of
 from isw_bench.scope import WORK_DIR, Scope
 from isw_bench.suite import ROOT
@@ -61,6 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--lock", type=Path, metavar="FILE",
         help="hold this file's lock (flock) while measuring, up to three minutes at a time: for a "
         "machine where others measure, too")  # fmt: skip
+    add("--report", action="store_true", help="measure nothing: write the tables of what is there")
     output = ROOT / "build" / "bench-apps-results"
     add("--output", type=Path, default=output, help="directory (%(default)s)")
     add("--build", type=Path, default=ROOT / "build" / "bench", help="where to build programs")
@@ -123,19 +125,13 @@ def identity(job: AppJob, size: str, commit: str) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace, wanted: Wanted) -> int:
-    """Measures what is missing and reports; returns the exit code."""
-    try:
-        require_root("bench-apps")
-    except SkipError as error:
-        raise UsageError(f"{error}, for swap areas and memory cgroups") from None
-    if not args.no_install:
-        machine.install_peers({k: v for job in wanted.jobs for k, v in job.packages.items()})
-        for program, package in {
-            k: v for job in wanted.jobs for k, v in job.servers.items()
-        }.items():
-            packages.take(program, package, args.build)
-    if any(job.needs_build for job in wanted.jobs):
-        build_programs(ROOT, args.build)
+    """Measures what is missing and reports; returns the exit code.
+
+    Raises:
+        UsageError: not root.
+    """
+    if os.geteuid() != 0 and not args.report:
+        raise UsageError("bench-apps makes swap areas and memory cgroups, which needs root")
     args.output.mkdir(parents=True, exist_ok=True)
     commit = product_commit()
     identities = {job.key: identity(job, wanted.size, commit) for job in wanted.jobs}
@@ -148,22 +144,40 @@ def run(args: argparse.Namespace, wanted: Wanted) -> int:
         "cgroup_version": memory_hierarchy().version,
         **machine.describe(ROOT),
     }
+    failed = False
+    results = ledger.load()
     begin_s = time.monotonic()
+    try:
+        if not args.report:
+            failed = _measure(args, wanted, ledger, results)
+    finally:
+        about["ended"] = datetime.now(UTC).isoformat(timespec="seconds")
+        about["minutes"] = round((time.monotonic() - begin_s) / 60, 1)
+        sizes = [(job, job.sizes[wanted.size]) for job in wanted.jobs]
+        report.write(results, sizes, about, args.output)
+    wrong = summary.bad_answers(results)
+    for each in wrong:
+        print(f"bench: wrong answer: {each}", file=sys.stderr)
+    return 1 if wrong or failed else 0
+
+
+def _measure(
+    args: argparse.Namespace, wanted: Wanted, ledger: Ledger, results: dict[Cell, dict[str, Any]]
+) -> bool:
+    """Adds the cells that are missing to `results`; whether something could not be set up."""
+    if not args.no_install:
+        for job in wanted.jobs:
+            machine.install_peers(job.packages)
+            for program, package in job.servers.items():
+                packages.take(program, package, args.build)
+    if any(job.needs_build for job in wanted.jobs):
+        build_programs(ROOT, args.build)
     with Scope(args.work) as scope, Turns(wanted.lock) as turns:
         scope.work.chmod(0o711)  # a database server runs as another user
         bench = Bench(Settings(wanted.rounds, 0.0), scope, ROOT, args.build.resolve())
-        course = Course(bench, wanted, args.output, ledger, turns)
-        try:
-            course.run()
-        finally:
-            about["ended"] = datetime.now(UTC).isoformat(timespec="seconds")
-            about["minutes"] = round((time.monotonic() - begin_s) / 60, 1)
-            sizes = [(job, job.sizes[wanted.size]) for job in wanted.jobs]
-            report.write(course.results, sizes, about, args.output)
-    wrong = summary.bad_answers(course.results)
-    for each in wrong:
-        print(f"bench: wrong answer: {each}", file=sys.stderr)
-    return 1 if wrong or course.failed else 0
+        course = Course(bench, wanted, args.output, ledger, turns, results)
+        course.run()
+    return course.failed
 
 
 def main(argv: Sequence[str]) -> int:

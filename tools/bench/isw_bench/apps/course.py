@@ -60,6 +60,7 @@ class Course:
         output: directory of results and inputs.
         ledger: there.
         turns: with others who measure.
+        results: of finished cells; those of this invocation are added.
         measure: runs a cell, as cell.measure does.
     """
 
@@ -70,6 +71,7 @@ class Course:
         output: Path,
         ledger: Ledger,
         turns: Turns,
+        results: dict[Cell, dict[str, Any]],
         measure: Measure = cell.measure,
     ) -> None:
         self._bench = bench
@@ -80,7 +82,7 @@ class Course:
         self._run_cell = measure
         self._jobs = {job.key: job for job in wanted.jobs}
         self._left_out: dict[tuple[str, int, str], str] = {}
-        self.results = ledger.load()
+        self.results = results
         self.failed = False
 
     def run(self) -> None:

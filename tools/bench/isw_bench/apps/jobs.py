@@ -236,7 +236,7 @@ def _memcached_job(mix: str, shares: str) -> AppJob:
         title=f"memcached, {mix.upper()}",
         about=f"memcached with {{size}} MiB in values, the {mix.upper()} mix ({shares}), 32 "
         "connections in a closed loop",
-        sizes={FULL: 1024, QUICK: 256, TINY: 48},
+        sizes={FULL: 512, QUICK: 256, TINY: 48},
         make=_no_input,
         command=_memcached(mix),
         input_name="none",

@@ -182,7 +182,9 @@ def verdicts(rivals: Mapping[str, Result], counts: bool | None) -> dict[str, str
         word = TOO_SMALL if counts is False else ""
         return {name: verdict or word for name, verdict in found.items()}
     for meeting in _MEETINGS:
-        found |= _wins({name: rivals[name] for name in meeting if found.get(name) == ""})
+        present = [name for name in meeting if found.get(name, FITS) != FITS]
+        if len(present) > 1:
+            found |= _wins({name: rivals[name] for name in present if found[name] == ""})
     return found
 
 
@@ -197,8 +199,9 @@ def _verdict(name: str, rival: Result) -> str:
 
 
 def _wins(rivals: Mapping[str, Result]) -> dict[str, str]:
-    """The fastest wins; those whose quartiles overlap with its tie with it."""
-    if len(rivals) < 2:
+    """The fastest wins; those whose quartiles overlap with its tie with it. Rivals that did not
+    get to the end are not among them."""
+    if not rivals:
         return {}
     spreads = {name: as_spread(rival["slowdown"]) for name, rival in rivals.items()}
     best = min(spreads, key=lambda name: spreads[name].median)
