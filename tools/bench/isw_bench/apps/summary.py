@@ -215,6 +215,12 @@ def bad_answers(results: Results) -> list[Cell]:
 
 
 def rounds_of(summary: Iterable[Result]) -> tuple[int, int]:
-    """The least and the greatest number of rounds of any job."""
-    counts = [job["no_limit"]["rounds"] for job in summary]
+    """The least and the greatest number of rounds behind any slowdown."""
+    counts = [
+        rival["slowdown"]["count"]
+        for job in summary
+        for share in job["shares"].values()
+        for rival in share["rivals"].values()
+        if rival["slowdown"]
+    ]
     return (min(counts), max(counts)) if counts else (0, 0)

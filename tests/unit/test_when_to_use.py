@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/when-to-use.md: its figures are those that were measured, and it has no others."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from isw_bench.apps import page, plan, summary
+
+SUMMARY_BYTES_MAX = 100 * 1024
+
+_MARKED = re.compile(r"<!-- measured: \w+ -->\n.*?<!-- end -->", re.DOTALL)
+_FIGURE = re.compile(r"\b\d+[.,]\d+|\b\d+(?= (?:s|ms|µs|MiB|GiB|times|%|rounds))|\d ×")
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return page.PAGE.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(page.SUMMARY.read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_pages_tables_are_made_of_the_summary(text: str, measured: dict[str, Any]) -> None:
+    assert page.filled(text, measured) == text
+    assert len(_MARKED.findall(text)) >= 4
+
+
+def test_a_figure_that_was_changed_by_hand_is_noticed(text: str, measured: dict[str, Any]) -> None:
+    job = next(iter(measured["jobs"].values()))
+    job["shares"]["50"]["rivals"][plan.OURS]["slowdown"]["median"] *= 1.5
+    assert page.filled(text, measured) != text
+
+
+def test_the_text_around_the_tables_has_no_figures_of_its_own(text: str) -> None:
+    assert _FIGURE.findall(_MARKED.sub("", text)) == []
+
+
+def test_each_table_says_how_it_was_measured(text: str) -> None:
+    tables = [part for part in _MARKED.findall(text) if "\n| --- |" in part]
+    assert len(tables) >= 3
+    for table in tables:
+        assert "Donors on loopback, cgroup v" in table
+        assert "front end " in table
+
+
+def test_verdicts_follow_from_the_figures_beside_them(measured: dict[str, Any]) -> None:
+    for job in measured["jobs"].values():
+        for share in job["shares"].values():
+            kept = {name: rival["verdict"] for name, rival in share["rivals"].items()}
+            assert summary.verdicts(share["rivals"], share["counts"]) == kept
+
+
+def test_the_summary_is_small(measured: dict[str, Any]) -> None:
+    assert page.SUMMARY.stat().st_size < SUMMARY_BYTES_MAX
+    assert measured["jobs"]
