@@ -11,9 +11,9 @@ from pathlib import Path
 
 from infiniswap.demo.children import placed
 from infiniswap.device.process import runs
-from infiniswap.errors import NotFoundError
 from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
 from infiniswap.system.files import PROC, SYS, try_read_text
+from infiniswap.system.job_cgroup import find_job_cgroups
 from infiniswap.system.memory import UNLIMITED_BYTES, machine_memory, memory_hierarchy
 from infiniswap.system.programs import infiniswap
 from infiniswap.units import MIB, format_size, round_up
@@ -175,9 +175,12 @@ def _zswap(bench: Bench) -> Iterator[Ready]:
     with (
         zswap.settings(bench.work, bench.scope.interrupts, wanted),
         _swapping(bench, areas.disk) as ready,
-        _counted(bench, ready, "zswap", PROC / "meminfo", zswap.pool_bytes) as counted,
     ):
-        yield counted
+        if memory_hierarchy().version == 2:  # the kernel charges the pool to the job
+            yield ready
+            return
+        with _counted(bench, ready, "zswap", PROC / "meminfo", zswap.pool_bytes) as counted:
+            yield counted
 
 
 @contextlib.contextmanager
@@ -207,12 +210,8 @@ def _ours_on_cloud(bench: Bench) -> Iterator[Ready]:
 
 def run_cgroup(child: Child) -> MemoryCgroup | None:
     """Of the `infiniswap run` that is this process; None while there is none."""
-    hierarchy = memory_hierarchy()
-    with contextlib.suppress(NotFoundError):
-        path = hierarchy.mount_point / runs.cgroup_name(child.pid)
-        if path.is_dir():
-            return MemoryCgroup(path, hierarchy.version)
-    return None
+    wanted = runs.cgroup_name_or_none(child.pid)
+    return next((cgroup for cgroup in find_job_cgroups() if cgroup.name == wanted), None)
 
 
 RIVALS: dict[str, Rival] = {
