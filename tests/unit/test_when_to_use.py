@@ -57,6 +57,7 @@ def test_verdicts_follow_from_the_figures_beside_them(measured: dict[str, Any]) 
             assert summary.verdicts(share["rivals"], share["counts"]) == kept
 
 
-def test_the_summary_is_small(measured: dict[str, Any]) -> None:
+def test_the_summary_is_small_and_names_no_directory(measured: dict[str, Any]) -> None:
     assert page.SUMMARY.stat().st_size < SUMMARY_BYTES_MAX
     assert measured["jobs"]
+    assert not re.search(r"/(?:tmp|work|home|root|var)\b", page.SUMMARY.read_text())

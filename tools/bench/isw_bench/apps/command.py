@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,7 @@ def run(args: argparse.Namespace, wanted: Wanted) -> int:
         "commit": commit,
         "size": wanted.size,
         "cgroup_version": memory_hierarchy().version,
+        "libraries": _versions(name for job in wanted.jobs for name in job.modules),
         **machine.describe(ROOT),
     }
     failed = False
@@ -159,6 +162,15 @@ def run(args: argparse.Namespace, wanted: Wanted) -> int:
     for each in wrong:
         print(f"bench: wrong answer: {each}", file=sys.stderr)
     return 1 if wrong or failed else 0
+
+
+def _versions(modules: Iterable[str]) -> dict[str, str]:
+    """Of the libraries that are installed."""
+    found = {}
+    for name in sorted(set(modules)):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def _measure(

@@ -23,6 +23,11 @@ PAGE = ROOT / "docs" / "when-to-use.md"
 SUMMARY = PAGE.with_suffix(".json")
 PICTURE = PAGE.with_suffix(".png")
 
+_KEPT = (
+    *("schema", "ended", "commit", "size", "cgroup_version", "front_end"),
+    *("machine", "libraries", "jobs"),
+)
+"""Of a run's results: nothing that names a directory."""
 _MARKED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -66,7 +71,8 @@ def filled(page: str, summary: Mapping[str, Any]) -> str:
 
 def main(results: Path) -> None:
     """Takes over the results of a run."""
-    summary = json.loads(results.read_text(encoding="utf-8"))
+    found = json.loads(results.read_text(encoding="utf-8"))
+    summary = {name: found[name] for name in _KEPT}
     SUMMARY.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), summary), encoding="utf-8")
     slowdown_plot.draw(summary["jobs"], PICTURE, tables.caption(summary, summary["jobs"]))
