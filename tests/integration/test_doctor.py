@@ -43,6 +43,7 @@ def test_an_unreachable_donor_is_a_finding_with_its_remedy() -> None:
         done = run_doctor("--donors", f"127.0.0.1:{unused.getsockname()[1]}")
     assert "connection refused" in done.stdout
     assert "infiniswap daemon" in done.stdout
+    assert done.stdout.rstrip().endswith("docs/when-to-use.md")
 
 
 def test_a_backup_directory_in_memory_is_found() -> None:

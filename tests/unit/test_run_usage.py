@@ -181,6 +181,13 @@ def test_without_paging_no_shares_are_claimed(host: Host) -> None:
     assert usage.describe(found)[1:] == ["paged out 40.0 KiB, in 0 B"]
 
 
+def test_a_job_that_pages_all_the_time_is_shown_where_to_look(host: Host) -> None:
+    peak_pages = summary(host, status()).anon_peak_bytes // 4096
+    for pages_in, is_shown in ((10 + peak_pages, False), (11 + peak_pages, True)):
+        text = "\n".join(usage.describe(summary(host, status(pages_in=pages_in))))
+        assert ("docs/when-to-use.md" in text) == is_shown
+
+
 def test_what_was_counted_before_a_take_over_stays_in_the_summary(host: Host) -> None:
     """`status` counts from 10; a successor counts from zero."""
     none = {"pages_in": 0, "pages_in_remote": 0, "pages_in_staging": 0, "pages_in_backup": 0}

@@ -128,4 +128,7 @@ def _print(findings: list[Finding]) -> None:
             text.append(f"\n  mend: {finding.mend}", style="italic")
         table.add_row(finding.name, Text(finding.state, style=styles[finding.state]), text)
     console = Console()
-    (console if console.is_terminal else Console(width=200)).print(table)
+    if not console.is_terminal:
+        console = Console(width=200)
+    console.print(table)
+    console.print("Which jobs gain, and which gain more from something else: docs/when-to-use.md")

@@ -300,6 +300,11 @@ def describe(summary: Summary) -> list[str]:
         lines.append(text + (" (of all that use the device)" if s.shared else ""))
     else:
         lines.append("nothing was paged out")
+    if s.page_in_bytes > s.anon_peak_bytes and not s.shared:
+        lines.append(
+            "all of its memory was paged in more than once: docs/when-to-use.md shows what helps "
+            "such jobs more"
+        )
     if reasons := [
         f"{format_size_short(part)} because {_WHY[name]}"
         for name, part in s.page_in_backup_why.items()

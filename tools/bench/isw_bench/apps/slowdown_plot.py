@@ -72,7 +72,7 @@ def draw(summary: Mapping[str, Any], path: Path, caption: str) -> bool:
     axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if value < 10 else "")
     axes.tick_params(axis="x", which="both", labelsize=7)
     axes.grid(axis="x", which="both", linewidth=0.3)
-    axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4)
+    figure.legend(fontsize=7, loc="outside lower center", ncols=4)
     axes.set_title(textwrap.fill(caption, 100), fontsize=8)
     figure.savefig(path, dpi=_DPI)
     pyplot.close(figure)
