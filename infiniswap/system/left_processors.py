@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from infiniswap.errors import NotFoundError, SystemCallError
+from infiniswap.errors import InfiniswapError
 from infiniswap.system.files import PROC
 from infiniswap.system.process import cpu_ticks, pidfd_open
 from infiniswap.units import PAGE_BYTES
@@ -35,6 +35,8 @@ _FIRST_KERNEL: Final = (6, 13)
 _GET_ROBUST_LIST: Final = 274  # on x86-64, as all of this
 _PROCESS_MADVISE: Final = 440
 _MADV_COLD: Final = 20
+_THREADS_MAX: Final = 256
+"""Looked at in each process: of so many that run, one is as good as another."""
 
 Mark = Callable[[int, int], bool]
 """Marks the page that holds a thread's control block, of a process and thread, as cold; False when
@@ -74,7 +76,7 @@ def mark_control_block(pid: int, tid: int) -> bool:
     page = _Range(head.value & ~(PAGE_BYTES - 1), PAGE_BYTES)
     try:
         pidfd = pidfd_open(pid)
-    except (NotFoundError, SystemCallError):
+    except InfiniswapError:
         return False
     try:
         done = libc.syscall(
@@ -98,36 +100,46 @@ class LeftProcessors:
     def __init__(self, *, proc: Path = PROC, mark: Mark = mark_control_block) -> None:
         self._proc = proc
         self._mark = mark
-        self._ticks: dict[int, int] = {}
+        self._ticks: dict[Path, int] = {}
 
     def strike_off(self, pids: Iterable[int]) -> int:
         """For each process that ran since the last call, by its busiest thread. Returns for how
         many.
 
         Raises:
-            PermissionError: see mark_control_block.
+            PermissionError: it is not allowed for any of them, see mark_control_block.
         """
-        seen: dict[int, int] = {}
-        struck = 0
+        seen: dict[Path, int] = {}
+        struck, refusal = 0, None
         for pid in pids:
-            busiest = self._busiest(pid, seen)
-            if busiest is not None and self._mark(pid, busiest):
-                struck += 1
+            process = self._proc / str(pid)
+            if not self._ran_since(process / "stat", seen):
+                continue
+            busiest = self._busiest(process / "task", seen)
+            try:
+                if busiest is not None and self._mark(pid, busiest):
+                    struck += 1
+            except PermissionError as error:
+                refusal = error
         self._ticks = seen
+        if refusal is not None and not struck:
+            raise refusal
         return struck
 
-    def _busiest(self, pid: int, seen: dict[int, int]) -> int | None:
-        """The thread that has run for longest since the last call, None when none has run. What
-        each has run in all is added to `seen`."""
+    def _ran_since(self, stat: Path, seen: dict[Path, int]) -> int:
+        """Clock ticks since the last call, 0 for what has ended. The sum is added to `seen`."""
+        ticks = cpu_ticks(stat)
+        if ticks is None:
+            return 0
+        seen[stat] = ticks
+        return ticks - self._ticks.get(stat, 0)
+
+    def _busiest(self, task: Path, seen: dict[Path, int]) -> int | None:
+        """The thread that has run for longest since the last call, None when none has run."""
         longest, found = 0, None
         with contextlib.suppress(OSError):  # the process has ended
-            for name in os.listdir(self._proc / str(pid) / "task"):
-                tid = int(name)
-                ticks = cpu_ticks(pid, tid, proc=self._proc)
-                if ticks is None:
-                    continue
-                seen[tid] = ticks
-                since = ticks - self._ticks.get(tid, 0)
+            for name in os.listdir(task)[:_THREADS_MAX]:
+                since = self._ran_since(task / name / "stat", seen)
                 if since > longest:
-                    longest, found = since, tid
+                    longest, found = since, int(name)
         return found

@@ -376,11 +376,12 @@ def start_time(pid: int, *, proc: Path = PROC) -> int | None:
     return _stat_number(pid, 19, proc)
 
 
-def cpu_ticks(pid: int, tid: int, *, proc: Path = PROC) -> int | None:
-    """Processor time of one thread so far, in clock ticks; None when there is no such thread."""
-    own = proc / str(pid) / "task"
-    user, system = (_stat_number(tid, field, own) for field in (11, 12))
-    return None if user is None or system is None else user + system
+def cpu_ticks(stat: Path) -> int | None:
+    """Processor time so far, in clock ticks, by the stat file of a process or thread; None when
+    that has ended."""
+    text = try_read_text(stat) or ""
+    fields = text[text.rfind(")") + 1 :].split()
+    return int(fields[11]) + int(fields[12]) if len(fields) > 12 else None
 
 
 def parent_pid(pid: int, *, proc: Path = PROC) -> int | None:

@@ -85,7 +85,8 @@ static uint64_t read_one(uint64_t page)
 struct bad_disk {
 	const struct iswi_backup_ops *ops;
 	void *ctx;
-	atomic_bool bad; /* relaxed: a switch */
+	atomic_bool bad;   /* relaxed: a switch */
+	atomic_bool still; /* relaxed: no write ends */
 	bool all, slow;
 	atomic_uint_fast64_t tries, writes, pages;
 };
@@ -98,6 +99,8 @@ static int bad_write(void *ctx, const struct iovec *iov, int iov_count, uint64_t
 	iswi_count(&d->writes, 1);
 	iswi_count(&d->pages, (uint64_t)iov_count);
 	if (d->slow)
+		pause_ms(1);
+	while (atomic_load_explicit(&d->still, memory_order_relaxed))
 		pause_ms(1);
 	if ((d->all || (first <= BAD_AT && BAD_AT < first + (uint64_t)iov_count)) &&
 	    atomic_load_explicit(&d->bad, memory_order_relaxed)) {
@@ -228,6 +231,51 @@ ENGINE_TEST(failing_at_once_is_not_retried_at_once)
 	atomic_store_explicit(&disk.bad, false, memory_order_relaxed);
 	for (uint32_t i = 0; i < STUCK; i++)
 		CHECK_EQ(answer(&stuck[i].asked), 0);
+}
+
+/* ------------------------------------------------- pages that a donor has as well */
+
+/* Slab 0 of the engine is mapped to a donor. */
+static isw_store *map_to_donor(void)
+{
+	const uint64_t slab_bytes = config().slab_bytes;
+	char token[ISW_TOKEN_TEXT_BYTES];
+	struct isw_remote_config remote;
+	struct isw_error error = {0};
+	uint64_t lease, generation;
+	uint32_t number, slot;
+	uint16_t port;
+	isw_store *store = donor_store("127.0.0.1", slab_bytes, 1, 1, &port);
+
+	CHECK_EQ(isw_store_lease_create(store, 1, token, &lease, &error), 0);
+	CHECK_EQ(isw_store_map(store, lease, 0, &slot, &generation), 0);
+	remote = donor_config("127.0.0.1", port, token, 1, slab_bytes);
+	CHECK_EQ(isw_remote_connect(e, &remote, &number, &error), 0);
+	CHECK_EQ(isw_slab_map(e, 0, number, slot, generation), 0);
+	return store;
+}
+
+/* Both wait for neighbours. The writer that comes takes one of them, and stands still. */
+ENGINE_TEST(a_page_does_not_wait_for_a_writer_that_stands_still)
+{
+	isw_store *store = map_to_donor();
+	uint64_t end_ns = iswi_now_ns() + WAIT_MS * 1000000ull;
+	struct bad_disk disk;
+
+	make_bad(&disk);
+	atomic_store_explicit(&disk.bad, false, memory_order_relaxed);
+	atomic_store_explicit(&disk.still, true, memory_order_relaxed);
+	CHECK_EQ(do_one(ISWI_WRITE, 0, 100), 0);
+	CHECK_EQ(do_one(ISWI_WRITE, 32, 200), 0);
+	while (iswi_counted(&disk.writes) < 2) { /* neither has ended */
+		CHECK(iswi_now_ns() < end_ns);
+		pause_ms(2);
+	}
+	atomic_store_explicit(&disk.still, false, memory_order_relaxed);
+	CHECK_EQ(isw_engine_settle(e, WAIT_MS), 0);
+	isw_engine_destroy(e);
+	isw_store_destroy(store);
+	e = open_engine();
 }
 
 /* --------------------------------------------------------------------- the file */

@@ -33,17 +33,22 @@ class Host:
         self.proc = proc
         self.marked: list[tuple[int, int]] = []
         self.has_block = True
+        self.refused: set[int] = set()
         self.left = LeftProcessors(proc=proc, mark=self.mark)
 
     def mark(self, pid: int, tid: int) -> bool:
+        if pid in self.refused:
+            raise PermissionError
         self.marked.append((pid, tid))
         return self.has_block
 
     def ran(self, pid: int, tid: int, ticks: int) -> None:
-        directory = self.proc / str(pid) / "task" / str(tid)
-        directory.mkdir(parents=True, exist_ok=True)
-        fields = ["S", *["0"] * 10, str(ticks - ticks // 3), str(ticks // 3), *["0"] * 30]
-        (directory / "stat").write_text(f"{tid} (a ) b) {' '.join(fields)}\n")
+        """The thread, and its process with it, has run for so long in all."""
+        process = self.proc / str(pid)
+        (process / "task" / str(tid)).mkdir(parents=True, exist_ok=True)
+        for stat in (process / "task" / str(tid) / "stat", process / "stat"):
+            fields = ["S", *["0"] * 10, str(ticks - ticks // 3), str(ticks // 3), *["0"] * 30]
+            stat.write_text(f"{tid} (a ) b) {' '.join(fields)}\n")
 
 
 @pytest.fixture
@@ -52,12 +57,12 @@ def host(tmp_path: Path) -> Host:
 
 
 def test_the_thread_that_ran_longest_since_the_last_call(host: Host) -> None:
-    host.ran(10, 10, 500)
     host.ran(10, 11, 30)
+    host.ran(10, 10, 500)
     assert host.left.strike_off([10]) == 1
     assert host.marked == [(10, 10)]
-    host.ran(10, 10, 505)
     host.ran(10, 11, 40)
+    host.ran(10, 10, 505)
     assert host.left.strike_off([10]) == 1
     assert host.marked[1:] == [(10, 11)]
 
@@ -91,3 +96,13 @@ def test_a_pid_that_came_again_is_not_compared_with_the_old_one(host: Host) -> N
     host.ran(10, 10, 3)
     host.marked.clear()
     assert host.left.strike_off([10]) == 1
+
+
+def test_one_process_that_is_refused_does_not_keep_the_others_from_it(host: Host) -> None:
+    host.ran(10, 10, 5)
+    host.ran(20, 20, 5)
+    host.refused = {10}
+    assert host.left.strike_off([10, 20]) == 1
+    host.ran(10, 10, 9)
+    with pytest.raises(PermissionError):
+        host.left.strike_off([10])

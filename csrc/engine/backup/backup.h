@@ -74,6 +74,8 @@ void iswi_backup_stop(struct isw_engine *e);
 void iswi_backup_enqueue(struct isw_engine *e, struct iswi_entry *entry, bool hurry);
 /* Under the shard lock: the page was zeroed and needs no backup write. */
 void iswi_backup_cancel(struct isw_engine *e, struct iswi_entry *entry);
+/* Somebody waits for the backup write of a queued page, as its donor has failed. */
+void iswi_backup_hurry(struct isw_engine *e);
 /* op->done follows, on a reader. */
 void iswi_backup_read(struct isw_engine *e, struct iswi_op *op);
 bool iswi_backup_take(struct isw_engine *e, bool reads, struct iswi_job *job);

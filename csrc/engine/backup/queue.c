@@ -91,6 +91,27 @@ static void queue_remove(struct isw_engine *e, const struct iswi_entry *entry)
 		b->hurry = false;
 }
 
+void iswi_backup_hurry(struct isw_engine *e)
+{
+	struct iswi_backup *b = e->backup;
+
+	pthread_mutex_lock(&b->lock);
+	if (b->queue.head != ISWI_NONE) {
+		b->hurry = true;
+		pthread_cond_signal(&b->write_cond);
+	}
+	pthread_mutex_unlock(&b->lock);
+}
+
+/* A writer that leaves pages behind wakes another, to write them or to watch their time. */
+static void pass_on(struct iswi_backup *b)
+{
+	pthread_mutex_lock(&b->lock);
+	if (b->queue.head != ISWI_NONE)
+		pthread_cond_signal(&b->write_cond);
+	pthread_mutex_unlock(&b->lock);
+}
+
 /* ------------------------------------------------- queueing; page's shard lock held */
 
 void iswi_backup_enqueue(struct isw_engine *e, struct iswi_entry *entry, bool hurry)
@@ -267,6 +288,7 @@ bool iswi_backup_take(struct isw_engine *e, bool reads, struct iswi_job *job)
 		job->kind = ISWI_JOB_WRITE;
 		job->pages = 0;
 		extend(e, job, slot);
+		pass_on(b);
 		return true;
 	}
 }

@@ -372,6 +372,8 @@ static void write_done(struct iswi_xfer *xfer, int error)
 		while (owed[place]--)
 			iswi_place_put(e, op->slab, place);
 	iswi_remote_ended(e, op, error);
+	if (error && e->has_backup)
+		iswi_backup_hurry(e);
 	iswi_req_finish_list(e, done_list);
 	if (given)
 		iswi_write_kick(e);

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import select
 import sys
+import time
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,9 @@ from infiniswap.system.left_processors import LeftProcessors, is_needed_here
 
 _PERIOD_S: Final = 0.5
 """The kernel strikes off at most once a second; twice as often comes soon after it may again."""
+
+_REST: Final = 20.0
+"""At least so many times as long as a look takes: a job may have thousands of processes."""
 
 _END_S_MAX: Final = 0.5
 
@@ -85,9 +89,12 @@ def main(path: str, version: str) -> None:
     cgroup, left = MemoryCgroup(Path(path), int(version)), LeftProcessors()
     stdin = select.poll()
     stdin.register(sys.stdin.fileno(), select.POLLIN)
+    rest_s = _PERIOD_S
     with contextlib.suppress(PermissionError, InfiniswapError):
-        while not stdin.poll(_PERIOD_S * 1000):
+        while not stdin.poll(rest_s * 1000):
+            began_s = time.monotonic()
             attend(cgroup, left)
+            rest_s = max(_PERIOD_S, _REST * (time.monotonic() - began_s))
 
 
 if __name__ == "__main__":
