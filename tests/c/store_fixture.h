@@ -26,7 +26,8 @@ static inline struct isw_store_config config_of(uint64_t slab_bytes, uint32_t sl
 		.slab_bytes = slab_bytes,
 		.slabs_max = slabs,
 		.leases_max = 4,
-		.connections_max = 16,
+		.connections_max =
+			64, /* who dials again at once is not refused on a busy machine */
 		.connections_per_lease_max = 8,
 		.handshake_ms_max = WAIT_S * 1000,
 		.send_ms_max = WAIT_S * 1000,
