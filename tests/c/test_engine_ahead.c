@@ -405,7 +405,7 @@ WORLD_TEST(one_too_many_reads_by_itself, world_of_a_trend(0))
 		GOT(w, ids[i], VALUE + 6);
 }
 
-/* Who joined goes to the backup at once; the transfer's late end is nothing to them any more. */
+/* Who joined goes to the backup at once; the transfer's late end does not concern them. */
 WORLD_CASES(a_slow_donor_holds_up_nobody, 2, writes, world_of_a_trend(0))
 {
 	uint32_t id = get(w, 5, 2), later;

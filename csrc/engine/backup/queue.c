@@ -91,15 +91,20 @@ static void queue_remove(struct isw_engine *e, const struct iswi_entry *entry)
 		b->hurry = false;
 }
 
+/* Somebody waits for a page of the queue, which is not empty. */
+static void queue_hurry(struct iswi_backup *b)
+{
+	b->hurry = true;
+	pthread_cond_signal(&b->write_cond);
+}
+
 void iswi_backup_hurry(struct isw_engine *e)
 {
 	struct iswi_backup *b = e->backup;
 
 	pthread_mutex_lock(&b->lock);
-	if (b->queue.head != ISWI_NONE) {
-		b->hurry = true;
-		pthread_cond_signal(&b->write_cond);
-	}
+	if (b->queue.head != ISWI_NONE)
+		queue_hurry(b);
 	pthread_mutex_unlock(&b->lock);
 }
 
@@ -132,13 +137,9 @@ void iswi_backup_enqueue(struct isw_engine *e, struct iswi_entry *entry, bool hu
 		if (entry->again_epoch == NO_EPOCH)
 			entry->again_epoch = b->epoch;
 		break;
-	case ISWI_B_QUEUED:
-		b->hurry |= hurry;
-		if (hurry)
-			pthread_cond_signal(&b->write_cond);
-		iswi_count(&e->count.pages_out_superseded, 1);
-		break;
 	default:
+		if (hurry && entry->backup_state == ISWI_B_QUEUED)
+			queue_hurry(b);
 		iswi_count(&e->count.pages_out_superseded, 1);
 	}
 	pthread_mutex_unlock(&b->lock);

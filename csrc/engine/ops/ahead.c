@@ -241,7 +241,7 @@ static void keep_right(struct isw_engine *e, struct iswi_ahead_group *g, const s
 	}
 }
 
-/* A wait is over: what it did not get, a bit for each page of the group, is read anew. */
+/* A wait is over. What it did not get (a bit for each page of the group) is read again. */
 static void end_wait(const struct iswi_op *op, const struct iswi_ahead_wait *wait, uint32_t missing,
 		     uint8_t tried)
 {

@@ -334,7 +334,7 @@ static void remote_read_done(struct iswi_xfer *xfer, int error)
 	iswi_req_put(e, ended.req);
 }
 
-/* Neither leg of a hedged read has brought its pages, or a read ahead has not: it is read anew. */
+/* Neither leg of a hedged read, or no read ahead, has brought these pages: they are read again. */
 static void in_vain(struct iswi_op *op, int error)
 {
 	(void)error;

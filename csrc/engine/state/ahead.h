@@ -35,7 +35,7 @@ struct iswi_ahead_group {
 	uint32_t waits_count;
 	bool listed;
 	bool reading; /* its bytes are on their way ... */
-	bool slow;    /* ... and late: no request waits for them any more */
+	bool slow;    /* ... and late: no request waits for them */
 	bool taken;   /* from when it is given new pages until they are at rest; ahead.lock */
 	struct iswi_ahead_wait waits[ISWI_AHEAD_WAITS];
 	unsigned char *data; /* of the whole group */
@@ -65,7 +65,7 @@ void iswi_ahead_drop(struct isw_engine *e, uint64_t page);
 void iswi_ahead_list(struct isw_engine *e, struct iswi_ahead_group *g, uint64_t number,
 		     uint32_t pages);
 void iswi_ahead_unlist(struct isw_engine *e, struct iswi_ahead_group *g);
-/* Nobody waits for the group any more; returns how many did. */
+/* Takes all who wait for the group; returns how many. */
 uint32_t iswi_ahead_release(struct iswi_ahead_group *g, struct iswi_ahead_wait *waits_out);
 /*
  * The pages of a group that is at rest from now on go to who waits; `missing` gets a bit for each
