@@ -363,11 +363,16 @@ def swap_safety_report(pid: int, *, proc: Path = PROC) -> SwapSafety:
     return SwapSafety(pid, locked_bytes, resident_bytes, score, threads, tuple(degraded))
 
 
-def _stat_number(pid: int, field: int, proc: Path) -> int | None:
-    """A field of /proc/PID/stat, counted from the one after the name (which may hold anything)."""
-    text = try_read_text(proc / str(pid) / "stat") or ""
+def _stat_numbers(stat: Path, *wanted: int) -> tuple[int, ...] | None:
+    """Fields of a stat file, counted from the one after the name (which may hold anything)."""
+    text = try_read_text(stat) or ""
     fields = text[text.rfind(")") + 1 :].split()
-    return int(fields[field]) if len(fields) > field else None
+    return tuple(int(fields[field]) for field in wanted) if len(fields) > max(wanted) else None
+
+
+def _stat_number(pid: int, field: int, proc: Path) -> int | None:
+    numbers = _stat_numbers(proc / str(pid) / "stat", field)
+    return None if numbers is None else numbers[0]
 
 
 def start_time(pid: int, *, proc: Path = PROC) -> int | None:
@@ -379,9 +384,8 @@ def start_time(pid: int, *, proc: Path = PROC) -> int | None:
 def cpu_ticks(stat: Path) -> int | None:
     """Processor time so far, in clock ticks, by the stat file of a process or thread; None when
     that has ended."""
-    text = try_read_text(stat) or ""
-    fields = text[text.rfind(")") + 1 :].split()
-    return int(fields[11]) + int(fields[12]) if len(fields) > 12 else None
+    times = _stat_numbers(stat, 11, 12)
+    return None if times is None else sum(times)
 
 
 def parent_pid(pid: int, *, proc: Path = PROC) -> int | None:

@@ -3,7 +3,7 @@
 
 Now that is one thing, infiniswap.system.left_processors. It is a process of its own because it
 waits for locks on the job's memory, and their holder may wait for a page: the runner, which has to
-end the job then, must not. For the same reason nobody waits for its end.
+end the job then, must not. For the same reason the runner waits only briefly for its end.
 
     python -m infiniswap.device.jobs.attendant CGROUP VERSION
 
@@ -48,15 +48,13 @@ class Attendant:
 
     def look(self, swap_bytes: int) -> None:
         """Tells how much of the job is swapped out."""
-        if not self._wanted or self._process is not None or swap_bytes == 0:
+        if not self._wanted or swap_bytes == 0:
             return
         self._wanted = False  # it is tried once
         name = "infiniswap.device.jobs.attendant"
         argv = programs.python("-m", name, str(self._cgroup.path), str(self._cgroup.version))
         with contextlib.suppress(InfiniswapError):  # the job only is slower without
-            self._process = programs.start(
-                argv, stdin=programs.PIPE, stdout=programs.DEVNULL, stderr=programs.DEVNULL
-            )
+            self._process = programs.start(argv, stdin=programs.PIPE, stderr=programs.DEVNULL)
 
     def end(self) -> None:
         """Idempotent."""
