@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from isw_bench import scope
-from support.benchmarks import Runner
-
-from infiniswap.system import loop, mounts, swap
+from support.benchmarks import Runner, work_directory
 
 
 @pytest.fixture(scope="session")
@@ -23,17 +19,8 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def work() -> Iterator[Path]:
     """A directory on disk for runs; nothing may be in it at the end."""
-    directory = Path(f"/var/tmp/isw-bench-test-{os.getpid()}")
-    directory.mkdir()
-    yield directory
-    left = sorted(directory.iterdir())
-    for path in left:
-        scope.sweep(path)
-    directory.rmdir()
-    assert not left
-    assert not [device for device in loop.attached() if str(directory) in device.backing]
-    assert not [mount for mount in mounts.mounts() if str(directory) in mount.mount_point]
-    assert not [area for area in swap.active_areas() if str(directory) in area.path]
+    with work_directory() as directory:
+        yield directory
 
 
 @pytest.fixture

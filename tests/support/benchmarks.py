@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from isw_bench import scope
 
+from infiniswap.system import loop, mounts, swap
 from support.machine.ran import ran
 
 
@@ -93,3 +95,19 @@ def check_figures(found: dict[str, Any], rounds: int = 2) -> None:
             assert math.isfinite(figure[side]["median"]), figure
             assert figure[side]["median"] >= 0, figure
         assert figure["verdict"] in ("", "pass", "miss")
+
+
+@contextlib.contextmanager
+def work_directory() -> Iterator[Path]:
+    """A directory on disk for runs; nothing may be in it at the end."""
+    directory = Path(f"/var/tmp/isw-bench-test-{os.getpid()}")
+    directory.mkdir()
+    yield directory
+    left = sorted(directory.iterdir())
+    for path in left:
+        scope.sweep(path)
+    directory.rmdir()
+    assert not left
+    assert not [device for device in loop.attached() if str(directory) in device.backing]
+    assert not [mount for mount in mounts.mounts() if str(directory) in mount.mount_point]
+    assert not [area for area in swap.active_areas() if str(directory) in area.path]

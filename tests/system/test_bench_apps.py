@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,20 +15,14 @@ from typing import Any
 import pytest
 from isw_bench import scope
 from isw_bench.apps import plan
+from support.benchmarks import work_directory
+from support.devices.cluster import NEEDS_SWAP
 from support.machine.ran import ran
 
-from infiniswap.system import loop, swap
+from infiniswap.system import swap
 from infiniswap.system.memory import memory_hierarchy
 
-pytestmark = [
-    pytest.mark.requires_native,
-    pytest.mark.requires_root,
-    pytest.mark.requires_fuse,
-    pytest.mark.requires_loop,
-    pytest.mark.requires_memcg,
-    pytest.mark.requires_swap,
-    pytest.mark.requires_tool("setpriv"),
-]
+pytestmark = [*NEEDS_SWAP, pytest.mark.requires_tool("setpriv")]
 if importlib.util.find_spec("pandas") is None:
     pytest.skip("needs the demo extra", allow_module_level=True)
 
@@ -40,16 +33,8 @@ WAIT_S = 240.0
 @pytest.fixture
 def work() -> Iterator[Path]:
     """A directory on disk for runs; nothing may be in it at the end."""
-    directory = Path(f"/var/tmp/isw-bench-test-{os.getpid()}")
-    directory.mkdir(mode=0o755)
-    yield directory
-    left = sorted(directory.iterdir())
-    for path in left:
-        scope.sweep(path)
-    directory.rmdir()
-    assert not left
-    assert not [device for device in loop.attached() if str(directory) in device.backing]
-    assert not [area for area in swap.active_areas() if str(directory) in area.path]
+    with work_directory() as directory:
+        yield directory
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.devices.cluster import until
+from support.devices.cluster import NEEDS_SWAP, until
 
 from infiniswap.demo import data, leftovers
 from infiniswap.demo.leftovers import PREFIX, RUN_DIR, WORK_DIR
@@ -25,15 +25,7 @@ from infiniswap.system.memory import memory_hierarchy
 from infiniswap.system.throttle import blkio_root
 from infiniswap.units import GIB, MIB
 
-pytestmark = [
-    pytest.mark.requires_native,
-    pytest.mark.requires_root,
-    pytest.mark.requires_fuse,
-    pytest.mark.requires_loop,
-    pytest.mark.requires_memcg,
-    pytest.mark.requires_swap,
-    pytest.mark.requires_tool("setpriv"),
-]
+pytestmark = [*NEEDS_SWAP, pytest.mark.requires_tool("setpriv")]
 if importlib.util.find_spec("pandas") is None or data.generator() is None:
     pytest.skip("needs the demo extra", allow_module_level=True)
 
