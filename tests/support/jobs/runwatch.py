@@ -77,10 +77,11 @@ def _seen(pid: int, paths: DevicePaths, before: int) -> dict[str, Any]:
     """Nothing as long as the job has got no page back from a donor."""
     cgroups = [found for found in find_job_cgroups() if f"-{pid}-" in found.name]
     status = client.status(paths)
-    if not cgroups or status.stats["pages_in_remote"] <= before:
+    pids = [pid for cgroup in cgroups for pid in cgroup.pids()]
+    # Until the job has started, it is the swap area's header that has come back.
+    if not pids or status.stats["pages_in_remote"] <= before:
         return {}
-    (cgroup,) = cgroups
-    (job,) = cgroup.pids()
+    (cgroup,), (job,) = cgroups, pids
     return {
         "cgroup": str(cgroup.path),
         "below": Path(f"/proc/{job}/cgroup").read_text().strip().rpartition("/")[2],
