@@ -152,9 +152,12 @@ def test_an_attendant_ends_with_its_runner(cgroup: MemoryCgroup) -> None:
     argv = [sys.executable, "-c", code, str(cgroup.path), str(cgroup.version)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as runner:
         assert runner.stdout is not None
-        assert runner.stdout.readline()
-        assert set(attendants(cgroup.path)) > {str(runner.pid)}
-        runner.kill()
+        try:
+            assert runner.stdout.readline()
+            # For a moment a process that was just executed has no command line.
+            until(lambda: set(attendants(cgroup.path)) > {str(runner.pid)}, "the attendant to run")
+        finally:
+            runner.kill()
     until(lambda: not attendants(cgroup.path), "the attendant to end")
 
 
