@@ -101,7 +101,7 @@ def test_a_check_that_fails_is_a_finding_with_a_next_step() -> None:
         ("proc/sys/vm/page-cluster", 0, "page-cluster", WARN, "vm.page-cluster=3"),
         ("proc/sys/vm/page-cluster", 8, "page-cluster", WARN, "vm.page-cluster=3"),
         ("sys/module/zswap/parameters/enabled", "N", "zswap", OK, ""),
-        ("sys/module/zswap/parameters/enabled", "Y", "zswap", WARN, "echo N >"),
+        ("sys/module/zswap/parameters/enabled", "Y", "zswap", OK, ""),
     ],
 )
 def test_settings_of_the_kernel(
@@ -119,6 +119,54 @@ def test_swappiness_0_is_not_the_end_where_jobs_have_their_own(host: Host) -> No
     host.write("proc/self/cgroup", "5:memory:/")
     (host.root / "cg").mkdir()
     assert one([host.settings()["swappiness"]]).state == WARN
+
+
+def zswap_on(host: Host, version: int, held_mib: int = 0, pool_mib: int = 0) -> None:
+    """Switched on, with so much in its pool; on a host with cgroups of that version."""
+    kind = "cgroup cgroup rw,memory" if version == 1 else "cgroup2 cgroup2 rw"
+    host.write("proc/self/mountinfo", f"30 20 0:26 / {host.root}/cg rw - {kind}")
+    host.write("proc/self/cgroup", "5:memory:/\n0::/user")
+    host.write("cg/cgroup.controllers", "cpu memory")
+    host.write("proc/vmstat", "zswpin 1\nzswpout 2\n")
+    host.write("proc/meminfo", f"Zswap: {pool_mib << 10} kB\nZswapped: {held_mib << 10} kB\n")
+    host.write("sys/module/zswap/parameters/enabled", "Y")
+    host.write("sys/module/zswap/parameters/max_pool_percent", 33)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_zswap_that_holds_nothing_is_no_fault(host: Host, version: int) -> None:
+    zswap_on(host, version)
+    found = expect([host.settings()["zswap"]], OK)
+    assert "up to 33 % of it" in found.what
+    assert "docs/when-to-use.md" in found.what
+    assert ("Limits of jobs do not count that memory" in found.what) == (version == 1)
+
+
+@pytest.mark.parametrize(
+    ("pool_mib", "state", "mend"), [(40, OK, ""), (95, WARN, "echo N > "), (2, OK, "")]
+)
+def test_zswap_helps_while_what_it_holds_shrinks(
+    host: Host, pool_mib: int, state: str, mend: str
+) -> None:
+    zswap_on(host, 2, held_mib=100, pool_mib=pool_mib)
+    found = expect([host.settings()["zswap"]], state, mend)
+    assert f"It holds 100 MiB, shrunk to {pool_mib}%" in found.what
+
+
+def test_a_few_pages_in_zswap_say_nothing_about_the_rest(host: Host) -> None:
+    zswap_on(host, 2, held_mib=2, pool_mib=2)
+    assert "It holds" not in expect([host.settings()["zswap"]], OK).what
+
+
+def test_pages_that_may_not_leave_zswap_are_a_fault_only_while_that_is_on(host: Host) -> None:
+    zswap_on(host, 2)
+    host.write("cg/memory.zswap.writeback", 0)
+    expect([host.settings()["zswap"]], WARN, f"echo 1 > {host.root}/cg/memory.zswap.writeback")
+    host.write("sys/module/zswap/parameters/enabled", "N")
+    expect([host.settings()["zswap"]], OK)
+    zswap_on(host, 2)
+    host.write("cg/memory.zswap.writeback", 1)
+    expect([host.settings()["zswap"]], OK)
 
 
 def areas(host: Host, made: Config, line: str = "") -> list[Finding]:

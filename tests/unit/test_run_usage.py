@@ -15,8 +15,9 @@ from support.devices.device_status import device_status, donor_row
 
 from infiniswap.cli.run.live_line import fit
 from infiniswap.device.api import DeviceStatus, DonorRow, SuccessionRow
-from infiniswap.device.jobs import usage
+from infiniswap.device.jobs import compressed, usage
 from infiniswap.device.jobs.account import Account
+from infiniswap.device.jobs.compressed import ZswapUse
 from infiniswap.device.jobs.job import JobResult
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.swap import SwapArea
@@ -181,6 +182,15 @@ def test_without_paging_no_shares_are_claimed(host: Host) -> None:
     assert usage.describe(found)[1:] == ["paged out 40.0 KiB, in 0 B"]
 
 
+def test_what_zswap_has_kept_from_the_device_was_paged_out_all_the_same(host: Host) -> None:
+    host.set(swapped=8 * MIB)
+    found = summary(host, status())
+    assert usage.describe(found)[1:] == ["none of that went to the device"]
+    use = ZswapUse("job", 9 * MIB, 5 * MIB, None, 2 * MIB, None)
+    lines = usage.describe(dataclasses.replace(found, zswap=use))
+    assert lines[1:] == ["none of that went to the device", compressed.describe(use)]
+
+
 def test_a_job_that_pages_all_the_time_is_shown_where_to_look(host: Host) -> None:
     peak_pages = summary(host, status()).anon_peak_bytes // 4096
     for pages_in, is_shown in ((10 + peak_pages, False), (11 + peak_pages, True)):
@@ -307,6 +317,9 @@ def test_the_limit_that_ran_out(host: Host) -> None:
     text = usage.describe_oom(found, 256 * MIB)
     assert "killed 2 processes of the job" in text
     assert "the whole swap device of 256 MiB. Give a larger --size." in text
+    text = usage.describe_oom(dataclasses.replace(found, limit="zswap"), 256 * MIB)
+    assert "local memory of 64.0 MiB (--local) ran out, and memory.zswap.writeback" in text
+    assert "Write 1 there, or switch zswap off." in text
 
 
 @pytest.mark.parametrize(

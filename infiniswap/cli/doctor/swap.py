@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from infiniswap.config import Config
 from infiniswap.device.cleanup import leftovers
 from infiniswap.device.frontends import Places
 from infiniswap.errors import UnavailableError
-from infiniswap.system.files import PROC, SYS, try_read_text
+from infiniswap.system import zswap
+from infiniswap.system.files import PROC, SYS
 from infiniswap.system.memory import memory_hierarchy
 from infiniswap.system.swap import PRIORITY_MAX, SwapArea, active_areas, priority_above
 from infiniswap.units import format_size_short
@@ -40,7 +42,7 @@ def settings(*, proc: Path = PROC, sys: Path = SYS) -> Iterator[Finding]:
         )
     else:
         yield good("page-cluster", f"up to {1 << cluster} pages per fault (vm.page-cluster)")
-    yield from _zswap(sys)
+    yield from _zswap(proc, sys)
 
 
 def _swappiness(proc: Path) -> Iterator[Finding]:
@@ -72,19 +74,48 @@ def _swappiness(proc: Path) -> Iterator[Finding]:
         )
 
 
-def _zswap(sys: Path) -> Iterator[Finding]:
-    parameters = sys / "module/zswap/parameters"
-    if (try_read_text(parameters / "enabled") or "N").strip() not in ("Y", "1"):
+def _zswap(proc: Path, sys: Path) -> Iterator[Finding]:
+    if not zswap.is_on(sys=sys):
         yield good("zswap", "off")
         return
-    share = number(parameters / "max_pool_percent")
-    yield degraded(
-        "zswap",
-        "on: pages are compressed into this host's own memory first (up to "
-        f"{'20' if share is None else share} % of it) and reach donors only when that is full; "
-        "figures of devices do not show those pages",
-        f"echo N > {parameters / 'enabled'}",
+    version, kept_by = 0, None
+    with contextlib.suppress(UnavailableError):
+        hierarchy = memory_hierarchy(proc=proc)
+        version = hierarchy.version
+        kept_by = zswap.keeps_pages_at((hierarchy.mount_point,), sys=sys)  # where jobs are
+    if kept_by is not None:
+        yield degraded(
+            "zswap",
+            f"on, and {kept_by} is 0: what zswap does not take stays in memory and never reaches "
+            "donors, so jobs are killed at their limit instead",
+            f"echo 1 > {kept_by}",
+        )
+        return
+    what = (
+        "on: pages are first compressed into this host's memory, up to "
+        f"{zswap.pool_percent_max(sys=sys)} % of it; the rest goes to donors"
     )
+    if version == 1:
+        what += ". Limits of jobs do not count that memory (cgroup version 1)"
+    found = zswap.of_host(proc=proc)
+    share = None if found is None else found.shrunk_share
+    if found is None or share is None:
+        yield good(
+            "zswap",
+            f"{what}. It helps jobs whose pages shrink to about half, and slows down jobs whose "
+            "pages hardly shrink, such as tables of numbers: the summary of `infiniswap run` and "
+            "docs/when-to-use.md show which",
+        )
+        return
+    what += f". It holds {format_size_short(found.held_bytes)}, shrunk to {share:.0%}"
+    if share <= zswap.HELPS_SHARE_MAX:
+        yield good("zswap", f"{what}: that helps")
+    else:
+        yield degraded(
+            "zswap",
+            f"{what}: that slows jobs down (docs/when-to-use.md)",
+            f"echo N > {zswap.switch(sys=sys)}",
+        )
 
 
 def areas(config: Config, *, proc: Path = PROC, sys: Path = SYS) -> Iterator[Finding]:

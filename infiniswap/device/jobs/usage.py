@@ -10,13 +10,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from infiniswap.device.api import DeviceStatus
+from infiniswap.device.jobs import compressed
 from infiniswap.device.jobs.account import Account
+from infiniswap.device.jobs.compressed import ZswapUse
 from infiniswap.device.jobs.job import JobResult
 from infiniswap.errors import InfiniswapError
-from infiniswap.system import swap
+from infiniswap.system import swap, zswap
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.files import parse_key_values, try_read_text
 from infiniswap.system.memory import CgroupMemory
@@ -49,6 +52,8 @@ class Peaks:
         swap_free_min: least free space in all swap areas, None before the first sample.
         oom_kills: processes that the kernel killed for the limit.
         swap_failures: pages for which there was no swap space; version 2 only.
+        kept_by: the file that kept pages from going to any swap area when processes were killed,
+            None without one; see infiniswap.system.zswap.
     """
 
     anon: int = 0
@@ -58,6 +63,7 @@ class Peaks:
     swap_free_min: int | None = None
     oom_kills: int = 0
     swap_failures: int = 0
+    kept_by: Path | None = None
 
 
 class Sampler:
@@ -81,8 +87,14 @@ class Sampler:
         found = tuple(areas())
         self._others_before_bytes = self._others_used_bytes(found)
         self._swap_free_before_bytes = _free_bytes(found)
+        self._compressed = compressed.Meter(cgroup)
         self.peaks = Peaks()
         self.memory: CgroupMemory | None = None
+
+    @property
+    def zswap(self) -> ZswapUse | None:
+        """What zswap has done so far."""
+        return self._compressed.use()
 
     def sample(self) -> None:
         """Takes the figures of now into `peaks`; keeps the last ones where they cannot be read.
@@ -109,6 +121,10 @@ class Sampler:
         )
         peaks.oom_kills = max(peaks.oom_kills, memory.oom_kills or 0)
         peaks.swap_failures = self._swap_failures()
+        self._compressed.sample()
+        if peaks.oom_kills and peaks.kept_by is None:
+            own = self._cgroup.path
+            peaks.kept_by = zswap.keeps_pages_at((own, own.parent))
 
     def was_swap_full(self) -> bool:
         """Whether there was no swap space left at some time.
@@ -162,7 +178,8 @@ class Summary:
         anon_peak_bytes: highest anonymous memory, in RAM and swapped out together.
         swap_peak_bytes: highest amount swapped out.
         oom_kills: processes of the job that the kernel killed for want of memory.
-        limit: which limit ran out then: "device", "local", or "" when nothing was killed.
+        limit: which limit ran out then: "device", "local", or "" when nothing was killed; "zswap":
+            the local one, as pages were not allowed to go to any swap area.
         page_in_bytes: read from the device, and `page_in_*_bytes` by who served it. They are the
             device's, so with several runs on one device those of all.
         page_in_backup_why: of page_in_backup_bytes, why not from a donor: "unmapped" (the slab had
@@ -175,6 +192,7 @@ class Summary:
         page_in_us_p50: time of a page-in at the front end, since the start of the device's process;
             also _p99.
         other_swap_bytes: at most this much went to other swap areas of the host.
+        zswap: what it did meanwhile; None: nothing, or the kernel does not tell.
         device: the block device.
         shared: whether other runs or programs used the device, too.
         shared_areas: block devices of other runs; the command's pages went there as well.
@@ -198,6 +216,7 @@ class Summary:
     page_in_us_p50: float
     page_in_us_p99: float
     other_swap_bytes: int
+    zswap: ZswapUse | None
     device: str
     shared: bool
     page_in_backup_why: dict[str, int]
@@ -228,7 +247,8 @@ def summarize(
     served = remote + staging + backup
     limit = ""
     if peaks.oom_kills:
-        limit = "device" if sampler.was_swap_full() else "local"
+        limit = "zswap" if peaks.kept_by else "local"
+        limit = "device" if sampler.was_swap_full() else limit
     return Summary(
         command=command,
         exit_code=result.exit_code,
@@ -248,6 +268,7 @@ def summarize(
         page_in_us_p50=after.page_in_us_p50,
         page_in_us_p99=after.page_in_us_p99,
         other_swap_bytes=peaks.others,
+        zswap=sampler.zswap,
         device=after.path,
         shared=shared,
         page_in_backup_why={name: grown(f"fallback_{name}") for name in _WHY},
@@ -265,6 +286,12 @@ def describe_oom(summary: Summary, size_bytes: int) -> str:
         return (
             f"{killed}it used up its {local} of local memory (--local) and the whole swap device "
             f"of {format_size_short(size_bytes)}. Give a larger --size."
+        )
+    if summary.limit == "zswap":
+        return (
+            f"{killed}its local memory of {local} (--local) ran out, and memory.zswap.writeback of "
+            "its cgroup, or of the one above, is 0: what zswap did not take could not be paged "
+            "out. Write 1 there, or switch zswap off."
         )
     return (
         f"{killed}its local memory of {local} (--local) ran out, and what it held could not be "
@@ -298,8 +325,12 @@ def describe(summary: Summary) -> list[str]:
                 f"p50 {s.page_in_us_p50:.0f} µs, p99 {s.page_in_us_p99:.0f} µs"
             )
         lines.append(text + (" (of all that use the device)" if s.shared else ""))
+    elif s.swap_peak_bytes:
+        lines.append("none of that went to the device")
     else:
         lines.append("nothing was paged out")
+    if s.zswap is not None:
+        lines.append(compressed.describe(s.zswap))
     if s.page_in_bytes > s.anon_peak_bytes and not s.shared:
         lines.append(
             "all of its memory was paged in more than once: docs/when-to-use.md shows what helps "

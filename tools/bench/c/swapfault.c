@@ -4,7 +4,7 @@
  * front to end and then at random places, and times what the kernel swaps in.
  *
  *     isw-bench-swapfault --cgroup DIR [--bytes N] [--sweep-ms N] [--touch-ms N]
- *                         [--touches-max N]
+ *                         [--touches-max N] [--zeros PERCENT]
  *
  * Enters the memory cgroup first. Prints "filled" and waits for a line before it reads, so that
  * what is being written can come to rest.
@@ -31,15 +31,16 @@ static volatile unsigned char *place(const struct job *job, uint64_t page)
 	return job->memory + page * ISW_PAGE_BYTES;
 }
 
-/* Half of each page is random, half zeros: what a compressing device may get is then known. */
-static void fill(struct job *job)
+/* The first part of each page is random, the rest zeros: how far it can shrink is then known. */
+static void fill(struct job *job, uint64_t zeros_percent)
 {
 	uint64_t start_ns = iswi_now_ns(), random = 88172645463325252ull;
 	uint64_t words[ISW_PAGE_BYTES / 8] = {0};
+	size_t used = ISWI_ARRAY_LEN(words) * (100 - zeros_percent) / 100;
 
 	for (uint64_t page = 0; page < job->pages; page++) {
 		words[0] = page;
-		for (size_t i = 1; i < ISWI_ARRAY_LEN(words) / 2; i++)
+		for (size_t i = 1; i < used; i++)
 			words[i] = bench_random(&random);
 		memcpy((void *)place(job, page), words, sizeof(words));
 	}
@@ -111,12 +112,13 @@ int main(int argc, char **argv)
 {
 	const char *cgroup = bench_option(argc, argv, "cgroup", NULL);
 	uint64_t bytes = bench_number(argc, argv, "bytes", 512u << 20);
+	uint64_t zeros_percent = bench_number(argc, argv, "zeros", 50);
 	struct job job = {.pages = bytes / ISW_PAGE_BYTES};
 	char line[16];
 
 	bench_die_with_parent();
-	if (!cgroup || !job.pages)
-		bench_die("--cgroup and --bytes are needed");
+	if (!cgroup || !job.pages || zeros_percent > 100)
+		bench_die("--cgroup and --bytes are needed, and at most 100 % of zeros");
 	bench_enter(cgroup);
 	bench_samples_init(&job.faults, SAMPLES_MAX);
 	bench_samples_init(&job.touches, SAMPLES_MAX);
@@ -127,7 +129,7 @@ int main(int argc, char **argv)
 		bench_die("no memory");
 	/* One page a fault, whatever the host's setting. */
 	(void)madvise((void *)job.memory, bytes, MADV_NOHUGEPAGE);
-	fill(&job);
+	fill(&job, zeros_percent);
 	printf("filled\n");
 	fflush(stdout);
 	if (read(STDIN_FILENO, line, sizeof(line)) <= 0)

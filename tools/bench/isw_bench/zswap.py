@@ -6,12 +6,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from infiniswap.system.files import PROC, SYS, parse_key_values, try_read_text, write_text
 from infiniswap.system.interrupts import Interrupts
+from infiniswap.system.memory import machine_memory
 
+_BALLOON = Path(__file__).parent / "apps" / "programs" / "balloon.py"
+_POOL_SHARE = 0.4
+"""Of a job's limit: the pool's bound."""
+_POOL_SHARE_MAX = 0.5
 PARAMETERS = SYS / "module/zswap/parameters"
 NOTE = "zswap.json"
 """In the run's directory: what was set before, and what the run has set."""
@@ -74,6 +80,28 @@ def settings(
     finally:
         with interrupts.hold():
             restore(work, parameters)
+
+
+def bounded(limit_bytes: int) -> dict[str, str] | None:
+    """Settings with which it is on, and its pool takes a part of this limit at the most; pages that
+    were not used for longest then go to the swap area. None: the kernel has no zswap, or its
+    smallest pool, 1 % of the machine's memory, is too much."""
+    memory_bytes = machine_memory().total_bytes
+    percent = max(1, int(100 * limit_bytes * _POOL_SHARE / memory_bytes))
+    if not is_there() or percent * memory_bytes > 100 * limit_bytes * _POOL_SHARE_MAX:
+        return None
+    return {"max_pool_percent": str(percent), "enabled": "Y"}
+
+
+def limit_bytes_min() -> int:
+    """The least limit for which `bounded` has settings."""
+    return int(machine_memory().total_bytes / 100 / _POOL_SHARE)
+
+
+def balloon(limit_bytes: int) -> list[str]:
+    """The command that makes the pool count, in a cgroup of version 1."""
+    meminfo = PROC / "meminfo"
+    return [sys.executable, "-I", str(_BALLOON), "zswap", str(meminfo), str(limit_bytes)]
 
 
 def pool_bytes() -> int:

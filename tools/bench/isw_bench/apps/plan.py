@@ -10,10 +10,10 @@ from statistics import fmean
 UNLIMITED = "no limit"
 OURS, OURS_CLOUD = "infiniswap", "infiniswap + cloud volume"
 DISK, CLOUD = "disk", "cloud volume"
-ZRAM, ZSWAP = "zram", "zswap + disk"
+ZRAM, ZSWAP, OURS_ZSWAP = "zram", "zswap + disk", "infiniswap + zswap"
 SPILL = "own spilling"
 
-RIVALS = (OURS, DISK, OURS_CLOUD, CLOUD, ZRAM, ZSWAP, SPILL)
+RIVALS = (OURS, OURS_ZSWAP, DISK, OURS_CLOUD, CLOUD, ZRAM, ZSWAP, SPILL)
 """In the order of every round, those on the same disk side by side."""
 WHOLE = 100
 """As a share: all the memory that the job wants."""

@@ -14,7 +14,7 @@ from infiniswap.device.process import runs
 from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
 from infiniswap.system.files import PROC, SYS, try_read_text
 from infiniswap.system.job_cgroup import find_job_cgroups
-from infiniswap.system.memory import UNLIMITED_BYTES, machine_memory, memory_hierarchy
+from infiniswap.system.memory import UNLIMITED_BYTES, memory_hierarchy
 from infiniswap.system.programs import infiniswap
 from infiniswap.units import MIB, format_size, round_up
 from isw_bench import areas, cluster, zswap
@@ -31,9 +31,6 @@ _DEVICE_SHARE = 1.5
 _SLABS = 8
 _SLAB_BYTES_MAX = 1024 * MIB
 _SLAB_BYTES_MIN = 16 * MIB
-_ZSWAP_POOL_SHARE = 0.4
-"""Of the job's limit, where zswap begins to write to the disk."""
-_ZSWAP_POOL_SHARE_MAX = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,23 +156,22 @@ def parse_mm_stat(text: str) -> int:
     return int(fields[2]) if len(fields) > 2 else 0
 
 
+def _zswap_on(bench: Bench) -> AbstractContextManager[None]:
+    """Its pool may take a part of the job's limit, then the pages that were not used for longest go
+    to the swap area."""
+    wanted = zswap.bounded(bench.settings.swap_limit_bytes)
+    if wanted is None:
+        raise SkipError(
+            "this kernel has no zswap, or its smallest pool, 1 % of the machine's memory, is too "
+            "much of the limit"
+        )
+    return zswap.settings(bench.work, bench.scope.interrupts, wanted)
+
+
 @contextlib.contextmanager
 def _zswap(bench: Bench) -> Iterator[Ready]:
-    """In front of the swap file; its pool may take a part of the job's limit, then the pages that
-    were not used for longest go to the disk."""
-    if not zswap.is_there():
-        raise SkipError("this kernel has no zswap")
-    limit_bytes, memory_bytes = bench.settings.swap_limit_bytes, machine_memory().total_bytes
-    percent = max(1, int(100 * limit_bytes * _ZSWAP_POOL_SHARE / memory_bytes))
-    if percent * memory_bytes > 100 * limit_bytes * _ZSWAP_POOL_SHARE_MAX:
-        raise SkipError(
-            "zswap's smallest pool, 1 % of the machine's memory, is too much of the limit"
-        )
-    wanted = {"max_pool_percent": str(percent), "enabled": "Y"}
-    with (
-        zswap.settings(bench.work, bench.scope.interrupts, wanted),
-        _swapping(bench, areas.disk) as ready,
-    ):
+    """In front of the swap file."""
+    with _zswap_on(bench), _swapping(bench, areas.disk) as ready:
         if memory_hierarchy().version == 2:  # the kernel charges the pool to the job
             yield ready
             return
@@ -203,6 +199,35 @@ def _ours(bench: Bench, *options: str) -> Iterator[Ready]:
 
 
 @contextlib.contextmanager
+def _ours_behind_zswap(bench: Bench) -> Iterator[Ready]:
+    """The balloon joins the job's cgroup as soon as that is there, and ends with the job."""
+    with _zswap_on(bench), _ours(bench) as ready:
+        if memory_hierarchy().version == 2:
+            yield ready
+            return
+        with bench.running("balloon", zswap.balloon(bench.settings.swap_limit_bytes)) as balloon:
+            found: list[MemoryCgroup] = []
+
+            def joined(child: Child) -> MemoryCgroup | None:
+                cgroup = run_cgroup(child)
+                if cgroup is not None:
+                    cgroup.add(balloon.pid)
+                    found.append(cgroup)
+                return cgroup
+
+            def counts() -> bool:
+                return balloon.is_running or not any(cgroup.pids() for cgroup in found)
+
+            yield replace(
+                ready,
+                cgroup=joined,
+                pool_bytes=zswap.pool_bytes,
+                counts_pool=counts,
+                balloon=balloon.pid,
+            )
+
+
+@contextlib.contextmanager
 def _ours_on_cloud(bench: Bench) -> Iterator[Ready]:
     with areas.limited_disk(bench) as lower, _ours(bench, "--backup", str(lower.path)) as ready:
         yield ready
@@ -217,6 +242,7 @@ def run_cgroup(child: Child) -> MemoryCgroup | None:
 RIVALS: dict[str, Rival] = {
     plan.UNLIMITED: _no_limit,
     plan.OURS: _ours,
+    plan.OURS_ZSWAP: _ours_behind_zswap,
     plan.OURS_CLOUD: _ours_on_cloud,
     plan.DISK: _disk,
     plan.CLOUD: _cloud,

@@ -12,6 +12,7 @@ from isw_bench.apps import plan
 
 _COLOURS = {
     plan.OURS: "#1f5fbf",
+    plan.OURS_ZSWAP: "#12a4a8",
     plan.OURS_CLOUD: "#7fb0ee",
     plan.DISK: "#b3261e",
     plan.CLOUD: "#e8908a",

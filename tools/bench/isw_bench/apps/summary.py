@@ -21,11 +21,11 @@ PAGED_SHARE_MIN = 0.5
 _POOL_SERVED_MIN = 0.95
 """Of the page-ins: zswap whose pool served that many held the job compressed."""
 _MEETINGS = (
-    (plan.OURS, plan.DISK, plan.ZSWAP, plan.SPILL),
+    (plan.OURS, plan.OURS_ZSWAP, plan.DISK, plan.ZSWAP, plan.SPILL),
     (plan.OURS_CLOUD, plan.CLOUD),
 )
 """Rivals that have the same disk behind them, and so may win against each other."""
-_COMPRESSING = (plan.ZRAM, plan.ZSWAP)
+_COMPRESSING = (plan.ZRAM, plan.ZSWAP, plan.OURS_ZSWAP)
 LATENCIES = ("p50_us", "p99_us", "p999_us")
 
 

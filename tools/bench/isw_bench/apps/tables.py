@@ -15,20 +15,21 @@ Summary = Mapping[str, Any]
 
 _TEXTS = ("job", "server", "memory", "rival")
 """Columns of words."""
-_OVERVIEW = ("job", "memory", *plan.RIVALS)
 _BUSY = ("job", "memory", "rival", "job, s", "device, s", "donors, s", "kernel, s", "all, s")
 _MEMORY = ("job", "memory", "rival", "in the limit", "pool", "run and device", "paged in")
 _SERVERS = ("server", "memory", "rival", "op/s", "p50, µs", "p99, µs", "p99.9, µs")
 
 
 def overview(summary: Summary) -> str:
-    """Slowdowns: a line for each job and share, a column for each rival."""
+    """Slowdowns: a line for each job and share, a column for each rival that was measured."""
     lines = []
+    measured = {name for _, _, rivals in _shares(summary) for name in rivals}
+    columns = [name for name in plan.RIVALS if name in measured]
     for job, share, rivals in _shares(summary):
         limit_bytes = next(iter(rivals.values()))["limit_bytes"]
-        cells = [_slowdown(rivals[name]) if name in rivals else "" for name in plan.RIVALS]
+        cells = [_slowdown(rivals[name]) if name in rivals else "" for name in columns]
         lines.append((job["title"], _memory(share, limit_bytes), *cells))
-    return _table(_OVERVIEW, lines)
+    return _table(("job", "memory", *columns), lines)
 
 
 def busy(summary: Summary) -> str:
