@@ -68,6 +68,17 @@ def test_page_out(runner: Runner) -> None:
 
 @pytest.mark.requires_fuse
 @pytest.mark.requires_loop
+@pytest.mark.requires_memcg
+@pytest.mark.requires_swap
+@pytest.mark.requires_tool("cmake")
+def test_zswap(runner: Runner) -> None:
+    found = samples(runner, "zswap")
+    assert max(found["infiniswap"]["shrunk_50"]) == 0
+    assert 0 < min(found["infiniswap + zswap"]["shrunk_50"]) < 1
+
+
+@pytest.mark.requires_fuse
+@pytest.mark.requires_loop
 @pytest.mark.requires_swap
 @pytest.mark.requires_tool("cmake")
 def test_process(runner: Runner) -> None:

@@ -350,6 +350,19 @@ def test_zswap_fits_only_when_its_pool_served_nearly_all() -> None:
         assert rivals[plan.DISK]["verdict"] == ""
 
 
+def test_our_device_behind_zswap_is_a_rival_of_its_own() -> None:
+    cells = {plan.OURS: [result(20.0)], plan.DISK: [result(30.0)], plan.OURS_ZSWAP: [result(15.0)]}
+    rivals = rivals_of(rival_cells(**cells))
+    assert rivals[plan.OURS_ZSWAP]["verdict"] == summary.WIN
+    assert rivals[plan.OURS]["verdict"] == ""
+
+
+def test_only_rivals_that_were_measured_have_a_column() -> None:
+    cells = rival_cells(**{plan.OURS: [result(20.0)], plan.ZRAM: [result(30.0)]})
+    found = summary.summarize(cells, [("j", "the job", "does things")])
+    assert tables.overview(found).splitlines()[0] == "| job | memory | infiniswap | zram |"
+
+
 def test_a_job_that_was_ended_was_at_least_that_slow() -> None:
     cells = {plan.DISK: [result(30.0)], plan.CLOUD: [result(400.0, status=plan.TIMEOUT)]}
     found = summary.summarize(rival_cells(**cells), [("j", "the job", "does things")])

@@ -12,6 +12,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from isw_bench import zswap
 from isw_bench.apps import jobs, slowdown_plot
 from isw_bench.apps.turns import Turns
@@ -45,6 +47,15 @@ def test_zswap_is_as_it_was_after_a_measurement(tmp_path: Path, parameters: Path
         assert now(parameters) == WANTED
     assert now(parameters) == BEFORE
     assert not (tmp_path / zswap.NOTE).exists()
+
+
+@given(st.integers(1 << 20, 1 << 40), st.integers(1 << 28, 1 << 42))
+def test_zswaps_pool_takes_at_most_half_of_a_limit(limit_bytes: int, memory_bytes: int) -> None:
+    percent = zswap.pool_percent(limit_bytes, memory_bytes)
+    if percent is None:
+        assert memory_bytes / 100 > limit_bytes * 0.5
+    else:
+        assert 1 <= percent <= limit_bytes * 50 / memory_bytes
 
 
 def test_the_next_run_puts_zswap_back_for_a_killed_one(tmp_path: Path, parameters: Path) -> None:

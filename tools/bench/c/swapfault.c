@@ -118,7 +118,7 @@ int main(int argc, char **argv)
 
 	bench_die_with_parent();
 	if (!cgroup || !job.pages || zeros_percent > 100)
-		bench_die("--cgroup and --bytes are needed, and at most 100 % of zeros");
+		bench_die("--cgroup and --bytes are needed, and at most 100 %% of zeros");
 	bench_enter(cgroup);
 	bench_samples_init(&job.faults, SAMPLES_MAX);
 	bench_samples_init(&job.touches, SAMPLES_MAX);

@@ -86,11 +86,16 @@ def bounded(limit_bytes: int) -> dict[str, str] | None:
     """Settings with which it is on, and its pool takes a part of this limit at the most; pages that
     were not used for longest then go to the swap area. None: the kernel has no zswap, or its
     smallest pool, 1 % of the machine's memory, is too much."""
-    memory_bytes = machine_memory().total_bytes
-    percent = max(1, int(100 * limit_bytes * _POOL_SHARE / memory_bytes))
-    if not is_there() or percent * memory_bytes > 100 * limit_bytes * _POOL_SHARE_MAX:
+    percent = pool_percent(limit_bytes, machine_memory().total_bytes)
+    if percent is None or not is_there():
         return None
     return {"max_pool_percent": str(percent), "enabled": "Y"}
+
+
+def pool_percent(limit_bytes: int, memory_bytes: int) -> int | None:
+    """Of so much memory, for a job with that limit; None: no whole number will do."""
+    percent = max(1, int(100 * limit_bytes * _POOL_SHARE / memory_bytes))
+    return percent if percent * memory_bytes <= 100 * limit_bytes * _POOL_SHARE_MAX else None
 
 
 def limit_bytes_min() -> int:
