@@ -134,7 +134,11 @@ METRICS: Final = (
         ("size_bytes", "Size of the device.", "size_bytes"),
         ("slab_bytes", "Size of a slab.", "slab_bytes"),
         ("swap_active", "1 while the device is swap space.", "swap.active"),
-        ("swap_used_bytes", "Memory swapped out to the device, with what zswap keeps of it.", "swap.used_bytes"),
+        (
+            "swap_used_bytes",
+            "Memory swapped out to the device or kept by zswap.",
+            "swap.used_bytes",
+        ),
         ("remote_valid_pages", "Pages with a valid copy on a donor.", "pages_on_donors"),
         ("processors_awake", "1 while the device keeps processors awake.", "awake"),
     ),
