@@ -35,10 +35,14 @@ from infiniswap.system.cgroup import (
     find_run_cgroups,
 )
 from infiniswap.system.cgroup_limits import check_leaves_no_limit
-from infiniswap.system.files import PROC, try_read_text
+from infiniswap.system.files import PROC, try_read_text, try_write_text
 from infiniswap.system.memory import Memory, host_memory, machine_memory, memory_hierarchy
 from infiniswap.system.programs import run_command
 
+_ZSWAP_SHARE_MAX: Final = 0.4
+"""Of a job's limit, for zswap's pool, which counts against it. With the kernel's default, no bound,
+the pool fills the whole limit, and the kernel kills the job though there is swap space left (seen
+with 6.12)."""
 _SYSTEMD_S_MAX: Final = 20.0
 _POLL_S = 0.02
 _SLICE = re.compile(r"infiniswap_run_(\d+)_(\d+)\.slice", re.ASCII)
@@ -144,7 +148,8 @@ def memory_for_jobs(*, proc: Path = PROC) -> Memory:
 def create_job_cgroup(
     name: str, limit_bytes: int, *, member_pid: int | None = None, proc: Path = PROC
 ) -> MemoryCgroup:
-    """Makes an empty cgroup for a job, with a memory limit and unlimited swap.
+    """Makes an empty cgroup for a job, with a memory limit and unlimited swap; zswap may have a
+    part of the limit.
 
     Args:
         name: from run_cgroup_name.
@@ -161,9 +166,14 @@ def create_job_cgroup(
     tasks = None
     if member_pid is not None:
         tasks = check_leaves_no_limit(member_pid, top, carries_tasks=by_systemd, proc=proc)
-    if not by_systemd:
-        return create_memory_cgroup(name, limit_bytes, proc=proc)
-    return _create_slice(slice_name(name), limit_bytes, top, tasks)
+    if by_systemd:
+        cgroup: MemoryCgroup = _create_slice(slice_name(name), limit_bytes, top, tasks)
+    else:
+        cgroup = create_memory_cgroup(name, limit_bytes, proc=proc)
+    if cgroup.version == 2:  # not there before Linux 5.19
+        pool_bytes = int(limit_bytes * _ZSWAP_SHARE_MAX)
+        try_write_text(cgroup.path / "memory.zswap.max", str(pool_bytes))
+    return cgroup
 
 
 def slice_name(name: str) -> str:

@@ -17,9 +17,9 @@ from infiniswap.units import MIB, PAGE_BYTES
 _PARAMETERS: Final = Path("module/zswap/parameters")
 _POOL_PERCENT_DEFAULT: Final = 20
 
-HELPS_SHARE_MAX: Final = 0.7
+HELPS_SHARE_MAX: Final = 0.5
 """Of its size, to which a page may shrink at the most if zswap is to help a job whose limit counts
-the pool, too. Measured: docs/benchmarks.md, "zswap in front"."""
+the pool, too: it helped at 44 % and did harm at 55 % (docs/benchmarks.md, "zswap in front")."""
 HELD_BYTES_MIN: Final = 16 * MIB
 """What the pool must hold before the share to which pages shrink means anything."""
 

@@ -89,6 +89,7 @@ def test_without_systemd_it_is_made_at_the_top(tree: Tree, monkeypatch: pytest.M
     monkeypatch.setattr(Path, "mkdir", lambda *_args, **_more: None)
     assert create_job_cgroup(NAME, MIB, proc=tree.proc) == MemoryCgroup(tree.top / NAME, 2)
     assert (tree.top / NAME / "memory.max").read_text() == str(MIB)
+    assert (tree.top / NAME / "memory.zswap.max").read_text() == str(int(0.4 * MIB))
 
 
 @pytest.mark.parametrize("member_pid", [None, PID])
@@ -97,6 +98,7 @@ def test_a_job_is_a_slice_at_the_top(tree: Tree, notes: Notes, member_pid: int |
     made = create_job_cgroup(NAME, 64 * MIB, member_pid=member_pid, proc=tree.proc)
     assert made.path == tree.top / "infiniswap_run_4711_99.slice"
     assert made.name == NAME
+    assert (made.path / "memory.zswap.max").read_text() == str(int(0.4 * 64 * MIB))
     assert notes.commands[0][7:] == [
         *("infiniswap_run_4711_99.slice", "fail", "3"),
         *("MemoryMax", "t", str(64 * MIB)),

@@ -131,7 +131,7 @@ def test_the_line_of_the_hosts_figures_says_whose_they_are_and_that_no_limit_cou
 
 
 @given(st.none() | st.floats(0.0, 1.0))
-def test_only_pages_that_hardly_shrink_are_warned_of(share: float | None) -> None:
+def test_only_pages_that_shrink_too_little_are_warned_of(share: float | None) -> None:
     text = compressed.describe(dataclasses.replace(USE, shrunk_share=share))
     hardly = share is not None and share > zswap.HELPS_SHARE_MAX
     assert ("docs/when-to-use.md" in text) == hardly

@@ -102,9 +102,9 @@ def _zswap(proc: Path, sys: Path) -> Iterator[Finding]:
     if found is None or share is None:
         yield good(
             "zswap",
-            f"{what}. It helps jobs whose pages shrink to about half, and slows down jobs whose "
-            "pages hardly shrink, such as tables of numbers: the summary of `infiniswap run` and "
-            "docs/when-to-use.md show which",
+            f"{what}. It helps jobs whose pages shrink to less than half, and slows down the "
+            "others, such as those on tables of numbers: the summary of `infiniswap run` shows "
+            "which it is (docs/when-to-use.md)",
         )
         return
     what += f". It holds {format_size_short(found.held_bytes)}, shrunk to {share:.0%}"

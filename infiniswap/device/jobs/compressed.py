@@ -103,5 +103,5 @@ def describe(use: ZswapUse) -> str:
         return text
     text += f", pages shrank to {use.shrunk_share:.0%}"
     if use.shrunk_share > zswap.HELPS_SHARE_MAX:
-        text += ". Pages that hardly shrink make a job slower with zswap: docs/when-to-use.md"
+        text += ". Pages that shrink so little make a job slower with zswap: docs/when-to-use.md"
     return text

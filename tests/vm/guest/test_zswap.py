@@ -15,6 +15,7 @@ from support.devices.cluster import Cluster
 from support.jobs.runs import Runner
 from support.jobs.zswapped import COMPRESSES, RANDOM, Job, set_zswap
 
+from infiniswap.system.zswap import HELPS_SHARE_MAX
 from infiniswap.units import MIB
 
 pytestmark = [pytest.mark.kernels("6.12", "6.1"), pytest.mark.timeout(1800)]
@@ -44,43 +45,33 @@ def job(runner: Runner, tmp_path: Path) -> Job:
     return Job(runner, tmp_path / "summary.json", LOCAL_MIB, JOB_MIB, options)
 
 
-def test_pages_that_zswap_keeps_are_the_jobs_and_in_its_summary(job: Job, on: None) -> None:
-    job.start(COMPRESSES)
-    job.rounds(2)
-    summary, said = job.end()
-    zswap = summary["zswap"]
-    assert zswap["whose"] == "job"
-    assert min(zswap["stored_bytes"], zswap["loaded_bytes"]) > (JOB_MIB - LOCAL_MIB) * MIB / 2
-    assert 0 < zswap["pool_peak_bytes"] < LOCAL_MIB * MIB
-    assert "infiniswap: zswap: took" in said
-    assert "of the local memory" in said
-
-
-def test_zswap_switched_off_and_on_does_not_disturb_the_job(job: Job, on: None) -> None:
+def test_a_job_goes_on_behind_zswap_also_while_that_is_off_and_its_summary_is_true(
+    job: Job, on: None
+) -> None:
     job.start(COMPRESSES)
     job.rounds(1)
     stored = job.counters()["zswpout"]
+    assert stored > (JOB_MIB - LOCAL_MIB) * MIB / 4096 / 2
     with set_zswap(enabled="N"):
         before = job.page_outs()
-        job.rounds(2)
+        job.rounds(1)
         assert job.counters()["zswpout"] == stored
         assert job.page_outs() > before
     job.rounds(1)
-    summary, _ = job.end()
-    assert summary["zswap"]["stored_bytes"] > stored * 4096
-    assert summary["page_out_bytes"] > 0
-
-
-def test_a_pool_that_is_full_passes_right_bytes_on_to_donors(job: Job, on: None) -> None:
-    cgroup = job.start(COMPRESSES)
-    (cgroup / "memory.zswap.max").write_text(str(MIB))
-    job.rounds(3)
     counters = job.counters()
     summary, said = job.end()
-    assert summary["page_in_remote_bytes"] + summary["page_in_staging_bytes"] > 0, said
-    assert summary["zswap"]["written_bytes"] == (
-        counters["zswpwb"] * 4096 if "zswpwb" in counters else None
-    )
+    zswap = summary["zswap"]
+    assert zswap["whose"] == "job"
+    assert zswap["stored_bytes"] == counters["zswpout"] * 4096 > stored * 4096
+    assert zswap["loaded_bytes"] >= counters["zswpin"] * 4096 > 0
+    assert 0 < zswap["pool_peak_bytes"] < 0.5 * LOCAL_MIB * MIB
+    assert 0.4 < zswap["shrunk_share"] < 0.7
+    # What the pool had no room for went to the device, on newer kernels out of the pool.
+    assert summary["page_out_bytes"] > 0
+    assert (zswap["written_bytes"] or 0) > 0 or "zswpwb" not in counters
+    assert "infiniswap: zswap: took" in said
+    assert "of the local memory, pages shrank to" in said
+    assert ("docs/when-to-use.md" in said) == (zswap["shrunk_share"] > HELPS_SHARE_MAX)
 
 
 def test_a_job_without_a_share_of_zswap_is_not_told_of_it(job: Job, on: None) -> None:
