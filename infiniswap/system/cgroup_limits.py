@@ -21,6 +21,8 @@ from infiniswap.system.memory import (
     memory_hierarchy,
 )
 
+_RUNS: Final = ("infiniswap-run-", "infiniswap_run_")
+"""How cgroups of runs' jobs begin, made by us or by systemd."""
 _V2_OTHERS: Final = (
     "memory.high",
     "memory.swap.max",
@@ -31,6 +33,8 @@ _V2_OTHERS: Final = (
     "cpuset.mems",
     "io.max",
 )
+_OF_RUNS: Final = "memory.zswap.max"
+"""Each job of a run has one of its own, as a part of its memory limit."""
 _V1_OTHERS: Final = ("memory.memsw.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes")
 
 
@@ -68,7 +72,7 @@ def check_leaves_no_limit(
     for path in left(hierarchy, stays):
         for name in _V2_OTHERS if hierarchy.version == 2 else _V1_OTHERS:
             value = (try_read_text(path / name) or "").strip()
-            if not _is_limit(value):
+            if not _is_limit(value) or (name == _OF_RUNS and is_of_run(path)):
                 continue
             if carries_tasks and name == "pids.max":
                 tasks.append(int(value))
@@ -79,6 +83,11 @@ def check_leaves_no_limit(
                 mend="Start it from where there is no such limit, or have it run by root.",
             )
     return min(tasks, default=None)
+
+
+def is_of_run(path: Path) -> bool:
+    """Whether a cgroup is that of a run's job, or within it."""
+    return any(part.startswith(_RUNS) for part in path.parts)
 
 
 def left(hierarchy: MemoryHierarchy, stays: Path) -> tuple[Path, ...]:

@@ -150,6 +150,7 @@ def test_a_systemd_that_does_nothing(
         ("cpu.max", "50000 100000"),
         ("io.max", "8:0 rbps=1"),
         ("cpuset.cpus", "0"),
+        ("memory.zswap.max", "0"),
     ],
 )
 def test_a_job_must_not_escape_a_limit(tree: Tree, notes: Notes, file: str, value: str) -> None:
@@ -174,6 +175,19 @@ def test_the_least_limit_on_tasks_goes_with_the_job_and_some_are_none(
     create_job_cgroup(NAME, MIB, member_pid=PID, proc=tree.proc)
     asked = notes.commands[0]
     assert asked[asked.index("TasksMax") + 1 :][:2] == ["t", "50"]
+
+
+@pytest.mark.parametrize("own", ["infiniswap-run-1-2", "infiniswap_run_1_2.slice/x.scope"])
+def test_a_run_within_a_runs_job_does_not_escape_that_jobs_share_of_zswap(
+    tmp_path: Path, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new job gets a share of its own."""
+    tree = Tree(tmp_path, own)
+    notes = Notes(tree.top, monkeypatch)
+    (tree.top / own.partition("/")[0] / "memory.zswap.max").write_text(f"{MIB}\n")
+    made = create_job_cgroup(NAME, 10 * MIB, member_pid=PID, proc=tree.proc)
+    assert notes.commands
+    assert (made.path / "memory.zswap.max").read_text() == str(4 * MIB)
 
 
 def test_without_systemd_the_limits_of_the_slice_count_too(
