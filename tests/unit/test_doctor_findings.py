@@ -153,6 +153,12 @@ def test_zswap_helps_while_what_it_holds_shrinks(
     assert f"It holds 100 MiB, shrunk to {pool_mib}%" in found.what
 
 
+def test_a_pool_that_no_limit_counts_slows_nothing_down(host: Host) -> None:
+    zswap_on(host, 1, held_mib=100, pool_mib=95)
+    found = expect([host.settings()["zswap"]], OK)
+    assert "shrunk to 95%: 95.0 MiB more as --local would help a job more" in found.what
+
+
 def test_a_few_pages_in_zswap_say_nothing_about_the_rest(host: Host) -> None:
     zswap_on(host, 2, held_mib=2, pool_mib=2)
     assert "It holds" not in expect([host.settings()["zswap"]], OK).what

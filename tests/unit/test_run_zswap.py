@@ -130,6 +130,14 @@ def test_the_line_of_the_hosts_figures_says_whose_they_are_and_that_no_limit_cou
     assert "beside the local memory" in text
 
 
+def test_a_pool_that_no_limit_counts_is_not_said_to_slow_the_job_down() -> None:
+    little = dataclasses.replace(USE, shrunk_share=0.9)
+    assert "make a job slower with zswap" in compressed.describe(little)
+    text = compressed.describe(dataclasses.replace(little, whose="host"))
+    assert "slower" not in text
+    assert "as much more --local helps a job more: docs/when-to-use.md" in text
+
+
 @given(st.none() | st.floats(0.0, 1.0))
 def test_only_pages_that_shrink_too_little_are_warned_of(share: float | None) -> None:
     text = compressed.describe(dataclasses.replace(USE, shrunk_share=share))

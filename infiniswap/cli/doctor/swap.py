@@ -110,6 +110,9 @@ def _zswap(proc: Path, sys: Path) -> Iterator[Finding]:
     what += f". It holds {format_size_short(found.held_bytes)}, shrunk to {share:.0%}"
     if share <= zswap.HELPS_SHARE_MAX:
         yield good("zswap", f"{what}: that helps")
+    elif version == 1:
+        as_memory = f"{format_size_short(found.pool_bytes)} more as --local would help a job more"
+        yield good("zswap", f"{what}: {as_memory} (docs/when-to-use.md)")
     else:
         yield degraded(
             "zswap",

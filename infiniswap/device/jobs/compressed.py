@@ -102,6 +102,10 @@ def describe(use: ZswapUse) -> str:
     if use.shrunk_share is None:
         return text
     text += f", pages shrank to {use.shrunk_share:.0%}"
-    if use.shrunk_share > zswap.HELPS_SHARE_MAX:
-        text += ". Pages that shrink so little make a job slower with zswap: docs/when-to-use.md"
-    return text
+    if use.shrunk_share <= zswap.HELPS_SHARE_MAX:
+        return text
+    if is_jobs:
+        harm = "Pages that shrink so little make a job slower with zswap"
+    else:
+        harm = "With pages that shrink so little, as much more --local helps a job more"
+    return f"{text}. {harm}: docs/when-to-use.md"
