@@ -27,6 +27,7 @@ def main() -> None:
         "named": cgroup.name == name,
         "inside": cgroup.pids() == (job.pid,),
         "limit": int((cgroup.path / "memory.max").read_text()),
+        "zswap": int((cgroup.path / "memory.zswap.max").read_text()),
         "found": [found.name for found in job_cgroup.find_job_cgroups()] == [name],
         "top": str(cgroup.path.parent),
     }

@@ -30,6 +30,7 @@ def check(seen: Any) -> None:
     assert seen["inside"]
     assert seen["found"]
     assert seen["limit"] == 32 << 20
+    assert 12 << 20 <= seen["zswap"] < 13 << 20
     assert seen["killed"]
     assert seen["oom_kills"] == 1
     assert seen["gone"]

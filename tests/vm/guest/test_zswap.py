@@ -62,7 +62,7 @@ def test_a_job_goes_on_behind_zswap_also_while_that_is_off_and_its_summary_is_tr
     summary, said = job.end()
     zswap = summary["zswap"]
     assert zswap["whose"] == "job"
-    assert zswap["stored_bytes"] == counters["zswpout"] * 4096 > stored * 4096
+    assert zswap["stored_bytes"] >= counters["zswpout"] * 4096 > stored * 4096
     assert zswap["loaded_bytes"] >= counters["zswpin"] * 4096 > 0
     assert 0 < zswap["pool_peak_bytes"] < 0.5 * LOCAL_MIB * MIB
     assert 0.4 < zswap["shrunk_share"] < 0.7
