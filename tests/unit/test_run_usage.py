@@ -323,6 +323,29 @@ def test_the_limit_that_ran_out(host: Host) -> None:
 
 
 @pytest.mark.parametrize(
+    ("on", "own", "above", "limit"),
+    [("Y", 0, 1, "zswap"), ("Y", 1, 0, "zswap"), ("Y", 1, 1, "local"), ("N", 0, 0, "local")],
+)
+def test_a_job_killed_because_its_pages_may_not_leave_zswap(
+    tmp_path: Path, on: str, own: int, above: int, limit: str
+) -> None:
+    job, enabled = tmp_path / "job", tmp_path / "sys/module/zswap/parameters/enabled"
+    enabled.parent.mkdir(parents=True)
+    enabled.write_text(f"{on}\n")
+    job.mkdir()
+    (job / "memory.stat").write_text("anon 4096\n")
+    (job / "memory.events").write_text("oom_kill 1\n")
+    (job / "memory.zswap.writeback").write_text(f"{own}\n")
+    (tmp_path / "memory.zswap.writeback").write_text(f"{above}\n")
+    area = SwapArea(OURS, "partition", GIB, 0, 100)
+    sampler = usage.Sampler(MemoryCgroup(job, 2), OURS, lambda: [area], tmp_path / "sys")
+    sampler.sample()
+    account, result = Account(status()), JobResult(137, 1.0)
+    found = usage.summarize("job", result, sampler, LOCAL, account, status(), shared=False)
+    assert found.limit == limit
+
+
+@pytest.mark.parametrize(
     ("priority", "when"),
     [(99, "when ours is full"), (100, "in turn with ours"), (101, "before ours")],
 )

@@ -21,7 +21,7 @@ from infiniswap.device.jobs.job import JobResult
 from infiniswap.errors import InfiniswapError
 from infiniswap.system import swap, zswap
 from infiniswap.system.cgroup import MemoryCgroup
-from infiniswap.system.files import parse_key_values, try_read_text
+from infiniswap.system.files import SYS, parse_key_values, try_read_text
 from infiniswap.system.memory import CgroupMemory
 from infiniswap.system.swap import SwapArea
 from infiniswap.units import MIB, PAGE_BYTES, format_size_short
@@ -73,6 +73,7 @@ class Sampler:
         cgroup: of the job.
         path: of our swap area.
         areas: every active one.
+        sys: root of the sys file system.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class Sampler:
         cgroup: MemoryCgroup,
         path: str,
         areas: Callable[[], Iterable[SwapArea]] = swap.active_areas,
+        sys: Path = SYS,
     ) -> None:
         self._cgroup = cgroup
+        self._sys = sys
         self._path = os.path.realpath(path)
         self._areas = areas
         found = tuple(areas())
@@ -124,7 +127,7 @@ class Sampler:
         self._compressed.sample()
         if peaks.oom_kills and peaks.kept_by is None:
             own = self._cgroup.path
-            peaks.kept_by = zswap.keeps_pages_at((own, own.parent))
+            peaks.kept_by = zswap.keeps_pages_at((own, own.parent), sys=self._sys)
 
     def was_swap_full(self) -> bool:
         """Whether there was no swap space left at some time.

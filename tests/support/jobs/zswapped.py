@@ -16,7 +16,7 @@ from support.devices.cluster import WAIT_S
 from support.jobs.runs import Runner, ready
 
 PARAMETERS: Final = SYS / "module/zswap/parameters"
-COMPRESSES, RANDOM = 50, 100
+COMPRESSES = 50
 """Percent of each page that are random bytes; the rest are zeros."""
 
 _JOB = """
@@ -112,13 +112,6 @@ class Job:
         """Ends it in order; the summary, and what `run` has said."""
         code, said = self._communicate()
         assert code == 0, said
-        return json.loads(self._summary.read_text()), said
-
-    def killed(self) -> tuple[Any, str]:
-        """Lets it go on until the kernel kills it."""
-        self._tell()
-        code, said = self._communicate()
-        assert code == 137, said
         return json.loads(self._summary.read_text()), said
 
     def _communicate(self) -> tuple[int, str]:

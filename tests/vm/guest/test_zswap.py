@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.devices.cluster import Cluster
 from support.jobs.runs import Runner
-from support.jobs.zswapped import COMPRESSES, RANDOM, Job, set_zswap
+from support.jobs.zswapped import COMPRESSES, Job, set_zswap
 
 from infiniswap.system.zswap import HELPS_SHARE_MAX
 from infiniswap.units import MIB
@@ -84,18 +84,7 @@ def test_a_job_without_a_share_of_zswap_is_not_told_of_it(job: Job, on: None) ->
     assert summary["page_out_bytes"] > 0
 
 
-@pytest.mark.kernels("6.12")  # Linux 6.8 and later
-def test_a_job_whose_pages_may_not_leave_zswap_is_told_why_it_was_killed(
-    job: Job, on: None
-) -> None:
-    cgroup = job.start(RANDOM)
-    (cgroup / "memory.zswap.writeback").write_text("0")
-    summary, said = job.killed()
-    assert summary["limit"] == "zswap", said
-    assert "memory.zswap.writeback of its cgroup, or of the one above, is 0" in said
-
-
-@pytest.mark.kernels("6.12")
+@pytest.mark.kernels("6.12")  # Linux 6.8 and later have that file
 def test_doctor_names_the_switch_that_keeps_pages_from_donors(
     module_cluster: Cluster, on: None
 ) -> None:
