@@ -29,6 +29,7 @@ PYTHON_RANKS = {
     "rights": -1,
     "errors": 0,
     "units": 1,
+    "ticks": 1,
     "fields": 1,
     "rdma_address": 2,
     "json_text": 1,

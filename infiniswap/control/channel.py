@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One open session, the same at both ends: answers to requests, heartbeats, bounds.
 
-Both ends send a ping every heartbeat and count the heartbeats in which they heard nothing. Counting
-ticks instead of comparing clocks keeps a session alive whose own process was stopped for a while:
-after the pause one tick passes, and the peer's messages of that time are read before the next.
+Both ends count the heartbeats in which they heard nothing. The consumer sends a ping every
+heartbeat, which the donor answers; the donor sends one only after a heartbeat in which it heard
+nothing. Counting ticks instead of comparing clocks keeps a session alive whose own process was
+stopped for a while: after the pause one tick passes, and the peer's messages of that time are read
+before the next.
 
 Unrequested messages of a peer cost this end time, so they are counted: a peer that sends more than
 an honest one could loses its session (GOODBYE_FLOOD).
@@ -32,6 +34,7 @@ from infiniswap.errors import (
     RequestRefusedError,
     SessionLostError,
 )
+from infiniswap.ticks import next_tick
 
 log = logging.getLogger(__name__)
 
@@ -190,6 +193,7 @@ class Channel:
         limits: bounds.
         unawaited: takes unexpected answers: late, or repeated. Must not raise.
         surplus: takes requests beyond `handling_max`, which are refused. Must not raise.
+        pings: every heartbeat. Otherwise the peer does, and this end only if it hears nothing.
     """
 
     def __init__(
@@ -203,6 +207,7 @@ class Channel:
         limits: Limits,
         unawaited: Callable[[Struct], None] = lambda answer: None,
         surplus: Callable[[Struct], None] = lambda request: None,
+        pings: bool = True,
     ) -> None:
         self._ws = ws
         self._decode = decode
@@ -212,6 +217,8 @@ class Channel:
         self._surplus = surplus
         self._peer = peer
         self._limits = limits
+        # In the first silent heartbeat a ping of the peer may just be late.
+        self._ping_from = 1 if pings else min(2, limits.missed_max)
         self._ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self._pending: dict[int, asyncio.Future[m.Answer]] = {}
         self._handling = 0
@@ -421,15 +428,16 @@ class Channel:
     async def _beat(self) -> None:
         beat = 0
         while True:
-            await asyncio.sleep(self._limits.heartbeat_s)
+            await next_tick(self._limits.heartbeat_s)
             self._missed += 1
             if self._missed > self._limits.missed_max:
                 silent_s = self._limits.missed_max * self._limits.heartbeat_s
                 self._end(Ended(m.GOODBYE_SILENCE, f"silent for {silent_s:g} s", by_peer=False))
                 return
             self._look()
-            beat += 1
-            await self.notify(m.Ping(id=beat))
+            if self._missed >= self._ping_from:
+                beat += 1
+                await self.notify(m.Ping(id=beat))
 
 
 def _bear(limit: RateLimit, what: str) -> None:

@@ -19,6 +19,7 @@ from infiniswap.control import messages as m
 from infiniswap.control.gate import Gate
 from infiniswap.control.http import HttpProcessingError, web
 from infiniswap.errors import ConflictError, SystemCallError
+from infiniswap.ticks import next_tick
 from infiniswap.units import HostPort
 
 log = logging.getLogger(__name__)
@@ -177,7 +178,7 @@ class HttpPort:
         """Closes connections that never asked for anything."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(min(1.0, self._limits.request_s))
+            await next_tick(min(1.0, self._limits.request_s))
             if self._runner is None or self._runner.server is None:
                 return
             alive = set(self._runner.server.connections)

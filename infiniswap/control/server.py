@@ -211,6 +211,7 @@ class ControlServer:
             limits=self._config.limits,
             unawaited=unawaited,
             surplus=surplus,
+            pings=False,
         )
         session.attach(channel)
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections import Counter
@@ -16,6 +15,7 @@ from infiniswap.donor.leases import ALONE_S, GrantedLease, LeaseTable
 from infiniswap.donor.written_leases import WrittenLeases
 from infiniswap.engine.store import Store
 from infiniswap.errors import EngineError, InfiniswapError
+from infiniswap.ticks import next_tick
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class LeaseExpiry:
                 # A lease that cannot be ended must not keep all others alive.
                 self.counters["lease_errors"] += 1
                 log.error("a lease cannot be ended: %s", error)
-            await asyncio.sleep(period_s)
+            await next_tick(period_s)
 
     async def _look(self) -> None:
         counts = []

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
@@ -26,6 +27,8 @@ from infiniswap.errors import InfiniswapError, SystemCallError
 from infiniswap.policy.cache import CacheUse
 from infiniswap.policy.headroom import HeadroomPolicy
 from infiniswap.policy.sampling import SamplingConfig, sample_s
+from infiniswap.system.memory import Cache
+from infiniswap.ticks import tick_pause_s
 from infiniswap.units import format_size_short
 
 log = logging.getLogger(__name__)
@@ -36,6 +39,9 @@ _ALERT_S = 2.0
 
 _EVICT_RETRY_S = 1.0
 """Pause after a batch that brought nothing."""
+
+_OF_PERIOD = 0.9
+"""The page cache is read again after so much of a period: ticks come a little early or late."""
 
 
 Evict = Callable[[int, bool], Awaitable[int]]
@@ -119,7 +125,9 @@ class Harvester:
         """
         if self._clock() - self._read_s <= age_s_max:
             return
-        figures = await asyncio.get_running_loop().run_in_executor(self._executor, self.memory.read)
+        figures, cache = await asyncio.get_running_loop().run_in_executor(
+            self._executor, self._read, self._is_cache_due()
+        )
         if not 0 <= figures.available_bytes <= figures.total_bytes or not figures.total_bytes:
             # Lending by them could take what is not there.
             self.counters["figures_refused"] += 1
@@ -131,9 +139,25 @@ class Harvester:
             )
         self.figures = figures
         self._read_s = self._clock()
+        if cache is not None:
+            self._note_cache(cache)
         # Cache in use is memory in use.
         available_bytes = max(0, figures.available_bytes - self._cache.used_bytes)
         self.policy.observe(self._read_s, figures.total_bytes, available_bytes, self.pool.state())
+
+    def _is_cache_due(self) -> bool:
+        return self._clock() - self._cache_read_s > _OF_PERIOD * self._period_s
+
+    def _read(self, cache_too: bool) -> tuple[MemoryFigures, Cache | None]:
+        """Blocking. In this order: the cache is that of whatever limits the figures."""
+        return self.memory.read(), self.memory.cache() if cache_too else None
+
+    def _note_cache(self, cache: Cache) -> None:
+        self._cache_read_s = self._read_s
+        was = self._cache.used_bytes
+        used = self._cache.observe(self._read_s, cache.refault_bytes, cache.file_bytes)
+        if used and not was:
+            log.info("%s of page cache count as used: they are read again", format_size_short(used))
 
     def nudge(self) -> None:
         """Reads the figures now, and often for a while: something hints at a shortage."""
@@ -174,11 +198,13 @@ class Harvester:
     def _pause_s(self) -> float:
         if self._clock() < self._alert_until_s:
             return self._sampling.sample_s_min
-        return sample_s(self._sampling, self.policy.slack_bytes, self.pool.state().total)
+        pause_s = sample_s(self._sampling, self.policy.slack_bytes, self.pool.state().total)
+        # A whole part of the period, so that some ticks come with those of the other loops.
+        part_s = self._period_s / math.ceil(self._period_s / pause_s)
+        return min(pause_s, tick_pause_s(asyncio.get_running_loop().time(), part_s))
 
     async def tick(self) -> None:
         """One round: reads the figures, gives slabs back, starts slower work beside the ticks."""
-        await self._look_at_cache()
         await self.refresh(0.0)
         released, before_bytes = 0, self.figures.available_bytes
         while (plan := self.policy.plan(self.pool.state())).release and await self.pool.release():
@@ -198,20 +224,6 @@ class Harvester:
             self._upkeep = asyncio.create_task(self._keep_up(), name="upkeep")
         self._report(plan.evict)
         self.pool.tell_unpinned()
-
-    async def _look_at_cache(self) -> None:
-        if self._clock() - self._cache_read_s < self._period_s:
-            return
-        figures = await asyncio.get_running_loop().run_in_executor(
-            self._executor, self.memory.cache
-        )
-        self._cache_read_s = self._clock()
-        if figures is None:
-            return
-        was = self._cache.used_bytes
-        used = self._cache.observe(self._cache_read_s, figures.refault_bytes, figures.file_bytes)
-        if used and not was:
-            log.info("%s of page cache count as used: they are read again", format_size_short(used))
 
     # ----------------------------------------------------------- beside the ticks
 

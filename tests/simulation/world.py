@@ -26,6 +26,8 @@ from simulation.store import SimStore, StoreLease
 FAULTS_S = 12.0
 CALM_S_MAX = 240.0
 """A donor given up for what it did is not asked for a minute or two."""
+_LOOK_S = 0.25
+"""A host at rest does something once a second: what is waited for is not noticed much later."""
 
 
 class SimulationError(AssertionError):
@@ -211,7 +213,8 @@ class World:
         else:
             ready = [host for host in loop.hosts if host.ready and host.has_ready()]
             if not ready or draw > 0.995:
-                loop.advance(min(loop.next_s(), loop.now_s + 10.0))
+                # Whoever is ready may have no timer left, and is not kept waiting for long.
+                loop.advance(min(loop.next_s(), loop.now_s + (_LOOK_S if ready else 10.0)))
             else:
                 host = ready[0] if len(ready) == 1 else rng.choice(ready)
                 loop.run_one(host)
@@ -227,8 +230,11 @@ class World:
         """Goes on until something holds, for a bounded virtual time."""
         end_s = self.loop.now_s + wait_s
         while not done():
+            look_s = self.loop.now_s + _LOOK_S
             for _ in range(20):
                 self._turn(io_share)
+                if self.loop.now_s >= look_s:
+                    break
             if self.loop.now_s > end_s and not done():
                 self.failed(f"not within {wait_s} s: {what}\n{self._figure()}")
                 self._check()

@@ -14,6 +14,7 @@ from infiniswap import events
 from infiniswap.device.frontends.attach import Attachment
 from infiniswap.engine.protocol import OffLoop
 from infiniswap.errors import InfiniswapError
+from infiniswap.ticks import next_tick
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class TakenAway:
             serving: whether everything is attached and has to stay so.
         """
         while True:
-            await asyncio.sleep(self._pause_s)
+            await next_tick(self._pause_s)
             async with stopping:
                 if not serving():
                     continue

@@ -19,6 +19,7 @@ from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.slabs.known_donors import KnownDonors
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.discovery.static import PeersFile, union
+from infiniswap.ticks import tick_pause_s
 from infiniswap.units import HostPort
 
 if TYPE_CHECKING:
@@ -147,7 +148,9 @@ class Finder:
     ) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
+                async with asyncio.timeout(
+                    tick_pause_s(asyncio.get_running_loop().time(), _LOOK_S)
+                ):
                     await self._changed.wait()
             self._changed.clear()
             try:
