@@ -190,6 +190,11 @@ int isw_engine_events(isw_engine *e, struct isw_event *events_out, uint32_t max)
 	return iswi_events_take(&e->events, events_out, max);
 }
 
+void isw_engine_report_use(isw_engine *e)
+{
+	atomic_store(&e->report_use, true);
+}
+
 int isw_engine_settle(isw_engine *e, uint32_t wait_ms_max)
 {
 	const struct timespec tick = {.tv_nsec = 5000000};

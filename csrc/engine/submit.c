@@ -52,6 +52,14 @@ static int check(const struct isw_engine *e, const struct iswi_req *req)
 	return 0;
 }
 
+/* The load is all that a busy device pays. Pair: isw_engine_report_use. */
+static void tell_of_use(struct isw_engine *e)
+{
+	if (atomic_load_explicit(&e->report_use, memory_order_relaxed) &&
+	    atomic_exchange(&e->report_use, false))
+		iswi_events_put(&e->events, &(struct isw_event){.kind = ISW_EVENT_USED});
+}
+
 static void submit(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plug)
 {
 	int code = check(e, req);
@@ -77,6 +85,8 @@ static void submit(struct isw_engine *e, struct iswi_req *req, struct iswi_plug 
 		iswi_req_put(e, req);
 		return;
 	}
+	if (req->op == ISWI_READ || req->op == ISWI_WRITE)
+		tell_of_use(e);
 	switch (req->op) {
 	case ISWI_READ:
 		iswi_count(&e->count.read_requests, 1);

@@ -53,8 +53,9 @@ const char *isw_version(void);
 #define ISW_EVENT_BACKUP_FAILING   5 /* code: a backup write failed; staging is kept, retried */
 #define ISW_EVENT_BACKUP_RECOVERED 6
 #define ISW_EVENT_BAD_PAGE         7 /* slab, value = page, code: wrong bytes, of remote if code is 1 */
-#define ISW_EVENT_FRONTEND_DOWN    8 /* code: the front end ended without being asked */
-#define ISW_EVENT_CONNECTION_LOST  9 /* of the front end nbd: see isw_frontend_info */
+#define ISW_EVENT_FRONTEND_DOWN    8  /* code: the front end ended without being asked */
+#define ISW_EVENT_CONNECTION_LOST  9  /* of the front end nbd: see isw_frontend_info */
+#define ISW_EVENT_USED             10 /* a page was asked for: see isw_engine_report_use */
 
 struct isw_event {
 	uint32_t kind;
@@ -393,6 +394,11 @@ void isw_engine_destroy(isw_engine *engine);
 int isw_engine_eventfd(isw_engine *engine);
 /* Returns how many events were stored, at most max. Never blocks. */
 int isw_engine_events(isw_engine *engine, struct isw_event *events_out, uint32_t max);
+/*
+ * Reports ISW_EVENT_USED once, with the next read or write; one that is being submitted at this
+ * moment may not count. Never blocks.
+ */
+void isw_engine_report_use(isw_engine *engine);
 
 /*
  * The consumer's half of RDMA connections to a donor, to be told to it. isw_remote_connect and

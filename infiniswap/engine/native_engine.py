@@ -225,6 +225,11 @@ class NativeEngine(HandleOwner):
             lib.isw_engine_stats(engine, stats)
         return stats
 
+    def report_use(self) -> None:
+        """Any thread, never waits."""
+        with self._use() as engine:
+            lib.isw_engine_report_use(engine)
+
     def pages_moved(self) -> tuple[int, int]:
         """Any thread, never waits. Page-ins and page-outs since the start."""
         stats = self._stats()
@@ -374,6 +379,7 @@ def _remote_info(number: int, item: Any) -> RemoteInfo:
         totals={name: n for name, n in ints.items() if name.endswith("_pages") or name == "errors"},
         in_flight=item.in_flight,
         read_tail_ns=item.read_tail_ns,
+        by_rdma=bool(item.rdma),
     )
 
 

@@ -36,6 +36,7 @@ class EventKind(enum.IntEnum):
     BAD_PAGE = 7
     FRONTEND_DOWN = 8
     CONNECTION_LOST = 9
+    USED = 10
 
 
 class SlabState(enum.IntEnum):
@@ -105,6 +106,7 @@ class RemoteInfo:
             same after the name of a transport other than TCP, and "errors".
         in_flight: transfers under way.
         read_tail_ns: 99 of 100 reads of late took less; 0: none yet.
+        by_rdma: whether pages go by RDMA.
     """
 
     remote: int
@@ -113,6 +115,7 @@ class RemoteInfo:
     totals: Mapping[str, int]
     in_flight: int
     read_tail_ns: int = 0
+    by_rdma: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +382,10 @@ class Engine(Protocol):
     def slab(self, slab: int) -> SlabInfo: ...
     def slabs(self) -> Sequence[SlabInfo]: ...
     def remotes(self) -> Sequence[RemoteInfo]: ...
+    def report_use(self) -> None:
+        """USED is reported once, with the next page that is read or written. A request that is
+        under way at this moment may not count."""
+
     def pages_moved(self) -> tuple[int, int]:
         """Page-ins and page-outs since the start. Cheap."""
 

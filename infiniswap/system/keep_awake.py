@@ -10,6 +10,7 @@ states of a host are: Documentation/admin-guide/pm/cpuidle.rst.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -23,6 +24,7 @@ from infiniswap import rights
 from infiniswap.policy.keep_awake import KeepAwakeConfig, KeepAwakePolicy
 from infiniswap.system.files import PROC, SYS, try_read_text
 from infiniswap.system.process import Degraded
+from infiniswap.ticks import tick_pause_s
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ _POLL = "POLL"
 _STATES_MAX = 10  # CPUIDLE_STATE_MAX
 _TICK_S_AWAKE = 0.1
 _TICK_S_ASLEEP = 0.25
+_TICK_S_RESTING = 1.0
 _RETRY_TICKS = 240
 """After a refusal: about a minute."""
 
@@ -193,6 +196,7 @@ class KeepAwake:
         config: when it is worth it.
         request: the kernel's, or a test's.
         latency_us: what to ask for; None: nothing would help on this host.
+        rests: whether nothing comes in or goes out; `used` is called at the end of such a rest.
     """
 
     def __init__(
@@ -202,15 +206,18 @@ class KeepAwake:
         config: KeepAwakeConfig | None = None,
         request: CpuLatencyRequest | None = None,
         latency_us: Callable[[], int | None] = lambda: idle_host().latency_us,
+        rests: Callable[[], bool] = lambda: False,
     ) -> None:
         self._page_ins = page_ins
+        self._rests = rests
         self._policy = KeepAwakePolicy(config or KeepAwakeConfig())
         self._request = request or CpuLatencyRequest()
         self._find_latency_us = latency_us
         self._latency_us: int | None = None
         self._retry_ticks = 0
         self._mode = "off"
-        self._changed = asyncio.Event()
+        self._is_changed = False
+        self._wake = asyncio.Event()
         self.set_mode(mode)
 
     def set_mode(self, mode: str) -> None:
@@ -221,7 +228,12 @@ class KeepAwake:
         self._latency_us = self._find_latency_us() if mode == "auto" else None
         if self._latency_us is not None:
             self._request.check()
-        self._changed.set()
+        self._is_changed = True
+        self._wake.set()
+
+    def used(self) -> None:
+        """Pages come in or go out after a rest."""
+        self._wake.set()
 
     @property
     def awake(self) -> bool:
@@ -238,17 +250,25 @@ class KeepAwake:
         loop = asyncio.get_running_loop()
         try:
             while True:
-                if self._changed.is_set() and self._request.problem is not None:
+                if self._is_changed and self._request.problem is not None:
                     log.warning("%s", self._request.problem)
-                self._changed.clear()
+                self._is_changed = False
+                self._wake.clear()
                 if self._latency_us is None:
                     self._request.release()
-                    await self._changed.wait()
+                    await self._wake.wait()
                     continue
                 self.tick(loop.time())
-                await asyncio.sleep(_TICK_S_AWAKE if self.awake else _TICK_S_ASLEEP)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._pause_s(loop.time())):
+                        await self._wake.wait()
         finally:
             self._request.release()
+
+    def _pause_s(self, now_s: float) -> float:
+        if self.awake:
+            return _TICK_S_AWAKE
+        return tick_pause_s(now_s, _TICK_S_RESTING) if self._rests() else _TICK_S_ASLEEP
 
     def tick(self, now_s: float) -> None:
         """Looks at the counter and holds or releases."""

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a request or a configuration may not be, and that answers come exactly once. */
+/*
+ * What a request or a configuration may not be, and that answers come exactly once. So does the
+ * report of a use.
+ */
 #include "engine_fixture.h"
 
 struct asked {
@@ -54,6 +57,27 @@ WORLD_TEST(requests_past_the_end_are_refused, world_new(0))
 	}
 	CHECK_EQ(ask(w, ISWI_TRIM, 0, end, NULL), 0);
 	CHECK_EQ(ask(w, ISWI_READ, end - page, page, data), 0);
+}
+
+WORLD_TEST(the_next_page_is_reported_once, world_new(0))
+{
+	put(w, 1, 1, 100);
+	CHECK_EQ(w->events[ISW_EVENT_USED], 0); /* nobody has asked */
+	for (uint32_t times = 1; times <= 4; times++) {
+		isw_engine_report_use(w->e);
+		isw_engine_report_use(w->e);
+		trim(w, 8, 1);
+		flush(w);
+		CHECK_EQ(w->events[ISW_EVENT_USED], times - 1); /* these move no page */
+		if (times % 2)
+			put(w, 2, 1, 200);
+		else
+			get(w, 2, 1);
+		CHECK_EQ(w->events[ISW_EVENT_USED], times);
+		put(w, 3, 1, 300);
+		get(w, 3, 1);
+		CHECK_EQ(w->events[ISW_EVENT_USED], times);
+	}
 }
 
 WORLD_TEST(requests_larger_than_agreed_are_refused, world_new(0))

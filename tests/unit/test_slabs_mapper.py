@@ -157,11 +157,39 @@ async def test_slabs_are_looked_at_once_a_second_while_nothing_moves(
     async with w.live():
         await asyncio.sleep(5.0)
         at_rest = len(looks)
-        for _ in range(50):
+        for _ in range(100):
             w.page_out(0, 1)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.05)
         assert at_rest == pytest.approx(5, abs=1)
         assert len(looks) - at_rest == pytest.approx(50, abs=3)
+
+
+def rests(w: SlabWorld) -> bool:
+    return w.mapper.rests
+
+
+@in_virtual_time
+async def test_a_device_at_rest_is_looked_at_at_once_when_it_is_used() -> None:
+    w = SlabWorld()
+    w.donors(2)
+    uses: list[float] = []
+    w.mapper.events.on_use.append(lambda: uses.append(asyncio.get_running_loop().time()))
+    async with w.live():
+        await asyncio.sleep(5.3)
+        assert rests(w)
+        w.submit(0, 1)
+        await asyncio.sleep(0.001)
+        assert not rests(w)
+        w.discard(1)  # moves no page
+        for _ in range(20):
+            w.page_out(0, 1)
+            await asyncio.sleep(0.01)
+        assert uses == pytest.approx([5.3])  # one report for all of them
+        await asyncio.sleep(2.0)
+        assert rests(w)
+        w.discard(0)
+        await asyncio.sleep(1.0)
+        assert len(uses) == 1
 
 
 @in_virtual_time

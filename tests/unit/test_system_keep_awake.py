@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.machine.made_host import make_idle
+from support.machine.virtual_time import in_virtual_time
 
 from infiniswap.system.keep_awake import (
     CpuLatencyRequest,
@@ -145,6 +146,32 @@ async def test_its_end_lets_go(tmp_path: Path) -> None:
     task.cancel()
     await asyncio.wait({task})
     assert not is_awake(awake)
+
+
+@in_virtual_time
+async def test_at_rest_it_looks_once_a_second_and_at_once_when_that_ends(tmp_path: Path) -> None:
+    path, pages, rests = tmp_path / "latency", 0, True
+    path.touch()
+    looks: list[float] = []
+
+    def page_ins() -> int:
+        looks.append(asyncio.get_running_loop().time())
+        return pages
+
+    request = CpuLatencyRequest(path)
+    awake = KeepAwake(page_ins, "auto", request=request, latency_us=lambda: 0, rests=lambda: rests)
+    task = asyncio.create_task(awake.run(), name="keep awake")
+    await asyncio.sleep(60.3)
+    assert len(looks) == 61
+    rests = False
+    awake.used()
+    await asyncio.sleep(0.2)
+    pages = 1000
+    await asyncio.sleep(0.1)
+    assert looks[-2:] == [60.3, 60.55]
+    assert is_awake(awake)
+    task.cancel()
+    await asyncio.wait({task})
 
 
 async def test_with_nothing_to_do_it_waits_for_its_end(tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ struct isw_engine {
 	uint64_t pages, slab_pages;
 	uint32_t slabs_count;
 	bool has_backup;
+	atomic_bool report_use; /* whoever clears it reports. Pair: tell_of_use() in submit.c */
 
 	struct iswi_arena_header *arena;
 	uint64_t arena_bytes;

@@ -237,8 +237,11 @@ class Parts:
         """The loop that keeps processors awake while pages come in."""
         engine = self.engine
         self.keep_awake = KeepAwake(
-            lambda: engine.pages_moved()[0], self.spec.config.device.keep_awake
+            lambda: engine.pages_moved()[0],
+            self.spec.config.device.keep_awake,
+            rests=lambda: self.mapper.rests,
         )
+        self.mapper.events.on_use.append(self.keep_awake.used)
         self._loop("keep-awake", self.keep_awake.run())
 
     def _loop(self, name: str, work: Coroutine[Any, Any, None]) -> None:

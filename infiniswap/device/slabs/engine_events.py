@@ -28,6 +28,7 @@ class EngineEvents:
 
     Attributes:
         on_connection_lost: called when a connection of the front end, or all of it, may have ended.
+        on_use: called when the device is used after a rest (Engine.report_use).
         drains: tasks that wait for a drain, by slab, remote and generation.
     """
 
@@ -40,6 +41,7 @@ class EngineEvents:
     ) -> None:
         self.alarms = alarms
         self.on_connection_lost: Callable[[], None] = lambda: None
+        self.on_use: list[Callable[[], None]] = []
         self.drains: dict[tuple[int, int, int], asyncio.Future[None]] = {}
         self._engine = engine
         self._known_donors = known_donors
@@ -90,6 +92,9 @@ class EngineEvents:
                 self.on_connection_lost()
             case EventKind.CONNECTION_LOST:
                 self.on_connection_lost()
+            case EventKind.USED:
+                for used in self.on_use:
+                    used()
             case EventKind.FRONTEND_DOWN:
                 sentence = f"the front end has ended (code {event.code})"
                 self.alarms.sound("frontend", sentence, events.FRONTEND_DOWN)

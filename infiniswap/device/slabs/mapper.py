@@ -7,6 +7,7 @@ The engine never waits for any of this: a write to a slab that is not mapped goe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -30,13 +31,14 @@ from infiniswap.errors import InfiniswapError
 from infiniswap.policy.activity import ActivityTracker
 from infiniswap.policy.ahead import MapAhead
 from infiniswap.policy.refill import Refill
+from infiniswap.ticks import tick_pause_s
 
 log = logging.getLogger(__name__)
 
-# How often the counters are looked at: soon after I/O begins, rarely when there is none.
+# How often the slabs are looked at. When a device that rests is used, the engine reports it.
 _TICK_S_BUSY = 0.1
-_TICK_S_IDLE = 0.25
-_SKIPPED_MAX = 3  # idle ticks in a row on which the slabs are not looked at
+_TICK_S_WAITING = 0.25  # a slab wants a donor and has found none
+_TICK_S_RESTING = 1.0
 
 
 class SlabMapper:
@@ -53,6 +55,7 @@ class SlabMapper:
         ahead: says which slabs are mapped before they are hot; None: none are.
 
     Attributes:
+        rests: no page has come in or gone out since the last look.
         is_eager: every slab is kept mapped, because without a backup an unmapped one takes no page.
     """
 
@@ -67,6 +70,7 @@ class SlabMapper:
         slab_pages: int,
         ahead: MapAhead | None = None,
     ) -> None:
+        self.rests = False
         self.is_eager = False
         self.alarms = Alarms()
         self.counts = SlabCounts()
@@ -89,7 +93,7 @@ class SlabMapper:
             self._ahead = AheadMapper(engine, self.known_donors, self.placer, self._tasks, ahead)
         self._urgent: set[int] = set()
         self._pages_seen = 0
-        self._totals = [0] * slab_count
+        self.events.on_use.append(self._used)
 
     def tune(self, policy: PolicyConfig, refill_pages_per_s: float) -> None:
         """Uses other parameters from now on."""
@@ -182,35 +186,39 @@ class SlabMapper:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._engine.eventfd, self.events.take)
         filling = self._tasks.spawn(self._filler.run(), "fill slabs")
-        skipped = 0
         try:
             while not filling.done():
+                self._wake.clear()
                 pages = sum(self._engine.pages_moved())
-                is_busy = pages != self._pages_seen
+                self.rests = pages == self._pages_seen
                 self._pages_seen = pages
-                waiting = self._urgent or self.is_eager or self._wake.is_set()
-                if is_busy or waiting or skipped == _SKIPPED_MAX:
-                    skipped = 0
-                    self._wake.clear()
-                    await self._look_at_slabs()
-                else:
-                    # Nothing has moved: the slabs, of which there may be many, need no look.
-                    skipped += 1
-                    self._tracker.tick(loop.time(), self._totals)
-                try:
-                    async with asyncio.timeout(_TICK_S_BUSY if is_busy else _TICK_S_IDLE):
+                await self._look_at_slabs()
+                if self.rests:
+                    self._engine.report_use()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._pause_s(loop.time())):
                         await self._wake.wait()
-                except TimeoutError:
-                    pass
             filling.result()  # why it has ended
         finally:
             loop.remove_reader(self._engine.eventfd)
             await self._tasks.close()
 
+    def _used(self) -> None:
+        self.rests = False
+        self._pages_seen = -1  # what was asked for may not be counted yet
+        self._wake.set()
+
+    def _pause_s(self, now_s: float) -> float:
+        if not self.rests:
+            return _TICK_S_BUSY
+        if self._urgent or "no-donor" in self.alarms:
+            return _TICK_S_WAITING
+        return tick_pause_s(now_s, _TICK_S_RESTING)
+
     async def _look_at_slabs(self) -> None:
         slabs = self._engine.slabs()
-        self._totals = [slab.page_ins + slab.page_outs for slab in slabs]
-        self._tracker.tick(asyncio.get_running_loop().time(), self._totals)
+        totals = [slab.page_ins + slab.page_outs for slab in slabs]
+        self._tracker.tick(asyncio.get_running_loop().time(), totals)
         await self._map_hot(slabs)
         if self._ahead is not None:
             self._ahead.look(asyncio.get_running_loop().time(), slabs)
