@@ -98,9 +98,7 @@ uint32_t iswi_tq_wait_ms(const struct iswi_tq *tq, bool idle, bool watched)
 	if (!idle)
 		return ISWI_TQ_TICK_MS;
 	/* Not later than a request submitted meanwhile could miss its deadline. */
-	return (uint32_t)ISWI_MIN(
-		(uint64_t)ISWI_TQ_IDLE_MS,
-		ISWI_MAX(tq->request_ns_max / ISWI_TQ_NS_PER_MS, ISWI_TQ_TICK_MS));
+	return (uint32_t)ISWI_MAX(tq->request_ns_max / ISWI_TQ_NS_PER_MS, ISWI_TQ_TICK_MS);
 }
 
 bool iswi_tq_tick(struct iswi_tq *tq, bool watched, bool timed_out)

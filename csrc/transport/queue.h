@@ -22,7 +22,6 @@
 #define ISWI_TQ_NS_PER_US 1000ull
 
 #define ISWI_TQ_TICK_MS   100 /* how late a missed deadline is noticed */
-#define ISWI_TQ_IDLE_MS   1000
 #define ISWI_TQ_WATCH_MS  5   /* how late a slow READ is noticed ... */
 #define ISWI_TQ_LINGER_MS 100 /* ... while one that minds was submitted at most this long ago */
 

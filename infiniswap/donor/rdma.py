@@ -21,6 +21,7 @@ from infiniswap.engine.protocol import OffLoop
 from infiniswap.engine.store import Store
 from infiniswap.errors import EngineError, RequestRefusedError
 from infiniswap.rdma_address import RdmaKey
+from infiniswap.ticks import next_tick
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class DonorRdma:
         self.enabled = enabled
         self._patience_s = patience_s
         self._told = ""
+        self._is_used = False  # there was something to let go of
         self._asked: asyncio.Future[bool] | None = None
 
     async def is_usable(self) -> bool:
@@ -84,7 +86,7 @@ class DonorRdma:
     async def keep_ready(
         self,
         background: Executor,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        sleep: Callable[[float], Awaitable[None]] = next_tick,
     ) -> None:
         """Registers the pool's slabs one by one before a consumer needs them; until cancelled.
         Closes all RDMA connections when RDMA is switched off, and when its device is removed."""
@@ -97,13 +99,14 @@ class DonorRdma:
                     await in_background(self._store.rdma_ahead_end)
                     log.info("RDMA was switched off: no slab is registered now")
                 is_on = self.enabled
-                if await self._off_loop(self._store.rdma_let_go):
+                if self._is_used and await self._off_loop(self._store.rdma_let_go) > 0:
                     log.warning(
                         "an RDMA device is being removed: consumers come back over TCP",
                         extra=events.about(events.RDMA_REMOVED),
                     )
                     looks_off = _REFUSED_LOOKS
                 if is_on and not looks_off and await in_background(self._store.rdma_ahead):
+                    self._is_used = True
                     self.counters["rdma_registered_ahead"] += 1
                     continue
                 looks_off = max(0, looks_off - 1)
@@ -136,6 +139,7 @@ class DonorRdma:
             await self._off_loop(lambda: self._store.rdma_pause(lease.lease))
             return m.RdmaAnswer(id=request.id, ends=[], probe=RdmaKey(0, 0), slots=[])
         self._check_enabled()
+        self._is_used = True
         try:
             ends, probe = await self._off_loop(
                 lambda: self._store.rdma_open(lease.lease, request.ends)

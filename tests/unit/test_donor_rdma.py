@@ -110,6 +110,28 @@ async def test_a_host_without_rdma_is_asked_now_and_then() -> None:
     assert looks > 10
 
 
+async def test_a_host_without_rdma_is_asked_for_nothing_to_let_go_of() -> None:
+    donor = Donor()
+    donor.store.has_rdma = False
+    asked: list[str] = []
+
+    async def asks(call: Callable[[], Any]) -> Any:
+        asked.append(getattr(call, "__name__", "?"))
+        return call()
+
+    donor.rdma = DonorRdma(donor.store, donor.table, cast(Any, asks), donor.counters, True)
+    looks = 0
+
+    async def sleep(_pause_s: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 60:
+            raise asyncio.CancelledError
+
+    await donor.keep_registered(sleep)
+    assert asked == []
+
+
 async def test_a_device_that_is_to_be_removed_is_let_go_of() -> None:
     """At once, also while a refusal is waited out, and when RDMA is switched off."""
     donor = Donor()

@@ -315,10 +315,28 @@ async def test_a_device_that_is_removed_is_told_of_once(caplog: pytest.LogCaptur
             raise asyncio.CancelledError
 
     with contextlib.suppress(asyncio.CancelledError):
-        await let_go(cast(Any, SimpleNamespace(let_go=let_go_of)), at_once, sleep)
+        await let_go(cast(Any, SimpleNamespace(let_go=let_go_of)), at_once, lambda: True, sleep)
     assert not answers
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
     assert "being removed" in caplog.text
+
+
+async def test_a_device_that_uses_no_rdma_looks_for_none() -> None:
+    looks = 0
+
+    async def sleep(_pause_s: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 60:
+            raise asyncio.CancelledError
+
+    def let_go_of() -> int:
+        raise AssertionError("nothing to let go of")
+
+    rdma = cast(Any, SimpleNamespace(let_go=let_go_of))
+    with pytest.raises(asyncio.CancelledError):
+        await let_go(rdma, at_once, lambda: False, sleep)
+    assert looks == 60
 
 
 def test_the_configuration_names_every_transport() -> None:

@@ -17,6 +17,7 @@ from infiniswap.device.donors.transports.base import Dial, Target, Transport, Un
 from infiniswap.engine.protocol import Engine, OffLoop
 from infiniswap.engine.rdma import EngineRdma, RdmaOffer
 from infiniswap.errors import EngineError, InfiniswapError, RequestRefusedError
+from infiniswap.ticks import next_tick
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,9 @@ class Rdma(Transport):
     @classmethod
     def watch(cls, engine: Engine, blocking: OffLoop) -> Coroutine[Any, Any, None]:
         """See Transport."""
-        return let_go(_native(engine), blocking)
+        return let_go(
+            _native(engine), blocking, lambda: any(remote.by_rdma for remote in engine.remotes())
+        )
 
     @classmethod
     def is_offered(cls, welcome: m.Welcome) -> bool:
@@ -152,7 +155,8 @@ def _unusable(where: str, kind: type[InfiniswapError], reason: str = "") -> Iter
 async def let_go(
     rdma: EngineRdma,
     blocking: OffLoop,
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    is_used: Callable[[], bool],
+    sleep: Callable[[float], Awaitable[None]] = next_tick,
 ) -> None:
     """Ends connections over RDMA devices that this host removes, as long as the device serves.
 
@@ -162,7 +166,7 @@ async def let_go(
     while True:
         await sleep(_LOOK_S)
         try:
-            if await blocking(rdma.let_go):
+            if is_used() and await blocking(rdma.let_go) > 0:
                 log.warning(
                     "an RDMA device is being removed: its connections are ended",
                     extra=events.about(events.RDMA_REMOVED),
