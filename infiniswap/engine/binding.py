@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import importlib
 import itertools
 import os
@@ -70,10 +71,14 @@ def check(result: int, what: str, error: Any = None) -> int:
     raise EngineError(f"{what}: {text_of(error, code)}", code=code)
 
 
+@functools.cache  # to list the fields takes longer than to read them
+def _int_names(struct_type: Any) -> tuple[str, ...]:
+    return tuple(name for name, kind in struct_type.fields if kind.type.kind != "array")
+
+
 def struct_ints(struct: Any) -> dict[str, int]:
     """The scalar fields of a C struct by name, in the header's order."""
-    fields = ffi.typeof(struct).fields
-    return {name: int(getattr(struct, name)) for name, kind in fields if kind.type.kind != "array"}
+    return {name: int(getattr(struct, name)) for name in _int_names(ffi.typeof(struct))}
 
 
 def struct_arrays(struct: Any) -> dict[str, Sequence[int]]:

@@ -15,6 +15,7 @@ PROC = Path("/proc")
 SYS = Path("/sys")
 
 _ESCAPE = re.compile(r"\\([0-7]{3})")
+_KEY_VALUE = re.compile(r"^[ \t]*(\S+)[ \t]+(-?[0-9]+)[ \t]*$", re.ASCII | re.MULTILINE)
 _LOCK_TRIES = 20
 _LOCK_RETRY_S = 0.025
 _LOG_LINES = 6
@@ -23,8 +24,8 @@ _LOG_BYTES = 4096
 
 def _read(path: Path) -> str:
     # Paths in these files can hold any byte but NUL, carriage returns too.
-    with path.open(errors="surrogateescape", newline="") as file:
-        return file.read()
+    with path.open("rb", buffering=0) as file:
+        return os.fsdecode(file.readall())
 
 
 def read_text(path: Path, what: str) -> str:
@@ -163,12 +164,7 @@ def unescape(text: str) -> str:
 
 def parse_key_values(text: str) -> dict[str, int]:
     """Lines of `name number` (memory.stat, memory.events, ...); other lines are left out."""
-    values: dict[str, int] = {}
-    for line in text.splitlines():
-        fields = line.split()
-        if len(fields) == 2 and re.fullmatch(r"-?[0-9]+", fields[1], re.ASCII):
-            values[fields[0]] = int(fields[1])
-    return values
+    return {name: int(number) for name, number in _KEY_VALUE.findall(text)}
 
 
 def sync_directory(path: Path) -> None:

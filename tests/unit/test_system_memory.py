@@ -14,6 +14,7 @@ from support.machine.made_host import MadeHost
 from infiniswap.donor import memory as donor_memory
 from infiniswap.errors import SystemCallError, UnavailableError
 from infiniswap.system import memory
+from infiniswap.system.files import parse_key_values
 from infiniswap.units import GIB, MIB
 
 
@@ -168,3 +169,9 @@ def test_a_donor_in_a_container_looks_at_the_containers_cache(
     cache = source.cache()
     assert cache is not None
     assert cache.refault_bytes == (50 if limit is None else 2) * 4096
+
+
+def test_lines_that_are_no_counter_are_left_out() -> None:
+    text = "a 1\nb -2\n c\t3 \n\nword x\nthree 1 2\nlast_one 18446744073709551615\nd 1.5\ne\n7\n"
+    counters = {"a": 1, "b": -2, "c": 3, "last_one": (1 << 64) - 1}
+    assert parse_key_values(text) == counters

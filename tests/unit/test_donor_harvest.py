@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""infiniswap.donor.harvest: how often a donor at rest, and one that is short, reads its figures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import pytest
+from support.machine.virtual_time import in_virtual_time
+
+from infiniswap.donor.harvest import Harvester
+from infiniswap.donor.memory import MemoryFigures
+from infiniswap.engine.store import StoreConfig
+from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
+from infiniswap.system.memory import Cache
+from infiniswap.testing.store import FakeStore
+from infiniswap.units import GIB, MIB
+
+
+class AtOnce(Executor):
+    """Runs each call when it is submitted, and counts them."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.calls += 1
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+class CountedMemory:
+    """A host with that much memory left."""
+
+    name = "host"
+
+    def __init__(self, available_bytes: int) -> None:
+        self.available_bytes = available_bytes
+        self.reads = self.caches = 0
+
+    def read(self) -> MemoryFigures:
+        self.reads += 1
+        return MemoryFigures(64 * GIB, self.available_bytes)
+
+    def cache(self) -> Cache | None:
+        self.caches += 1
+        return Cache(0, 0)
+
+
+@pytest.mark.parametrize(("available_bytes", "reads"), [(48 * GIB, 60), (8 * GIB, 120), (0, 1200)])
+@in_virtual_time
+async def test_figures_and_cache_are_read_in_one_call_as_often_as_memory_is_short(
+    available_bytes: int, reads: int
+) -> None:
+    memory, executor = CountedMemory(available_bytes), AtOnce()
+    store = FakeStore(StoreConfig(slab_bytes=MIB, slabs_max=4))
+    lease = store.lease_create(4).lease
+    for _ in range(4):  # there is something to give back
+        store.preallocate()
+        store.map(lease)
+    policy = HeadroomPolicy(HeadroomConfig(MIB, headroom_bytes=0, pool_bytes_max=4 * MIB))
+    time_s = asyncio.get_running_loop().time
+    harvester = Harvester(store, policy, memory, executor, time_s)
+    await asyncio.sleep(0.37)
+    task = asyncio.create_task(harvester.run(), name="harvest")
+    await asyncio.sleep(60.0)
+    task.cancel()
+    await asyncio.wait({task})
+    assert memory.reads == pytest.approx(reads, abs=2)
+    assert memory.caches == pytest.approx(60, abs=6)
+    assert executor.calls == memory.reads
