@@ -15,6 +15,7 @@ from infiniswap.discovery import broker
 from infiniswap.discovery.announcement import NotOursError, donor_topic
 from infiniswap.discovery.attempts import Attempts
 from infiniswap.discovery.directory import Directory
+from infiniswap.ticks import tick_pause_s
 
 if TYPE_CHECKING:
     from aiomqtt import Client, Message
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RETRY_S_MAX: Final = 30.0
-_TICK_S: Final = 0.1
+_TICK_S_SETTLING: Final = 0.1
+_TICK_S: Final = 1.0
+"""What expires does so after minutes."""
 _QUIET_S: Final = 0.5
 _SETTLE_S_MAX: Final = 5.0
 
@@ -110,13 +113,18 @@ class Listener:
             lost = asyncio.create_task(_lost(client), name="broker lost")
             try:
                 while not is_enough():
-                    done, _ = await asyncio.wait({lost}, timeout=_TICK_S)
+                    done, _ = await asyncio.wait({lost}, timeout=self._pause_s())
                     if done:
                         await lost
                     self._tick(started_s)
             finally:
                 lost.cancel()
                 await asyncio.wait({lost})
+
+    def _pause_s(self) -> float:
+        if self.problem or not self.is_settled:
+            return _TICK_S_SETTLING
+        return tick_pause_s(asyncio.get_running_loop().time(), _TICK_S)
 
     def _tick(self, started_s: float) -> None:
         now_s = asyncio.get_running_loop().time()

@@ -20,9 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.configs import configured
 from support.donors.announcements import announcement, topic
+from support.machine.virtual_time import in_virtual_time
 
 from infiniswap.cli.config.paths import check_discovery
-from infiniswap.config import Config
+from infiniswap.config import Config, MqttConfig
 from infiniswap.discovery.announcement import (
     ADDRESSES_MAX,
     ANNOUNCEMENT_BYTES_MAX,
@@ -34,6 +35,7 @@ from infiniswap.discovery.announcement import (
 )
 from infiniswap.discovery.broker import Versions, address_of
 from infiniswap.discovery.directory import Directory
+from infiniswap.discovery.listener import Listener
 from infiniswap.discovery.listener_process import is_own
 from infiniswap.donor import rdma as donor_rdma
 from infiniswap.donor.announce import addresses, make_announcer
@@ -372,3 +374,11 @@ def test_config_check_looks_at_the_files_of_discovery(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ca: mqtt\.ca_file: cannot be used"):
         check_discovery(load(**keys))
     check_discovery(load(**{**keys, "mqtt__ca_file": ""}))
+
+
+@in_virtual_time
+async def test_a_listener_that_has_heard_everybody_wakes_up_once_a_second() -> None:
+    listener = Listener(MqttConfig(), "default", Directory("default", None), Random(1))
+    assert listener._pause_s() == pytest.approx(0.1)
+    listener.is_settled = True
+    assert listener._pause_s() == pytest.approx(1.0)

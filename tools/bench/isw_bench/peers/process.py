@@ -95,14 +95,15 @@ def run(bench: Bench) -> Comparison:
     ):
         time.sleep(min(_REST_S, bench.settings.idle_s))
         for _ in bench.rounds("idle processes"):
-            pids = {"device": own.pid, **{f"daemon {n}": c.pid for n, c in _numbered(daemons)}}
+            pids = {"device": _of_device(own.pid)}
+            pids |= {f"daemon {n}": [child.pid] for n, child in _numbered(daemons)}
             idle = _idle_shares(pids, bench.settings.idle_s)
             mappings = parse_smaps((PROC / str(own.pid) / "smaps").read_text())
             stacks = stack_bytes(own.pid, mappings)
             samples.add(
                 "infiniswap",
-                locked_mib=_status_kib(own.pid, "VmLck") / 1024,
-                resident_mib=_status_kib(own.pid, "VmRSS") / 1024,
+                locked_mib=_status_int(own.pid, "VmLck") / 1024,
+                resident_mib=_status_int(own.pid, "VmRSS") / 1024,
                 unlocked_mib=_unlocked_bytes(mappings) / MIB,
                 stack_kib=max(stacks.values(), default=0) / 1024,
                 threads=len(stacks) + 1,
@@ -136,16 +137,26 @@ def _numbered(daemons: dict[str, Child]) -> list[tuple[int, Child]]:
     return list(enumerate(daemons.values(), 1))
 
 
-def _idle_shares(pids: dict[str, int], seconds: float) -> dict[str, float]:
-    """Processor time of each process over that time, as a share of a core."""
-    before = {name: cpu_s(pid) for name, pid in pids.items()}
-    start_s = time.monotonic()
+def _of_device(pid: int) -> list[int]:
+    """The device's process, its holder and its standby."""
+    holder = _status_int(pid, "PPid")
+    children = (PROC / str(holder) / "task" / str(holder) / "children").read_text()
+    return [holder, *map(int, children.split())]
+
+
+def _idle_shares(pids: dict[str, list[int]], seconds: float) -> dict[str, float]:
+    """Processor time of the processes of each name over that time, as a share of a core."""
+
+    def spent_s() -> dict[str, float]:
+        return {name: sum(map(cpu_s, own)) for name, own in pids.items()}
+
+    before, start_s = spent_s(), time.monotonic()
     time.sleep(seconds)
-    took_s = time.monotonic() - start_s
-    return {name: (cpu_s(pid) - before[name]) / took_s for name, pid in pids.items()}
+    after, took_s = spent_s(), time.monotonic() - start_s
+    return {name: (after[name] - before[name]) / took_s for name in pids}
 
 
-def _status_kib(pid: int, key: str) -> int:
+def _status_int(pid: int, key: str) -> int:
     for line in (try_read_text(PROC / str(pid) / "status") or "").splitlines():
         if line.startswith(key + ":"):
             return int(line.split()[1])
