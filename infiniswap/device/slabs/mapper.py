@@ -192,9 +192,9 @@ class SlabMapper:
                 pages = sum(self._engine.pages_moved())
                 self.rests = pages == self._pages_seen
                 self._pages_seen = pages
-                await self._look_at_slabs()
                 if self.rests:
                     self._engine.report_use()
+                await self._look_at_slabs()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._pause_s(loop.time())):
                         await self._wake.wait()
