@@ -404,6 +404,50 @@ WORLD_TEST(a_page_that_only_the_backup_gets_does_not_wait, world_mapped(0))
 	CHECK(iswi_backup_due(w->e));
 }
 
+/* What somebody waits for, and what was queued before it; nothing that comes later. */
+WORLD_CASES(what_is_queued_after_a_hurry_waits_for_neighbours, 2, taken_as_a_neighbour,
+	    world_mapped(0))
+{
+	put(w, 0, 1, 100);
+	put(w, taken_as_a_neighbour ? 1 : SLAB_PAGES, 1, 200);
+	if (taken_as_a_neighbour)
+		iswi_backup_hurry(w->e);
+	put(w, 4, 1, 300);
+	CHECK(iswi_backup_due(w->e));
+	DISK_WRITE(w);
+	if (!taken_as_a_neighbour) {
+		CHECK(iswi_backup_due(w->e));
+		DISK_WRITE(w);
+	}
+	CHECK(!iswi_backup_due(w->e));
+	time_passes(w, 5000);
+	CHECK(iswi_backup_due(w->e));
+}
+
+WORLD_TEST(a_page_that_is_no_longer_waited_for_leaves_the_hurry_to_those_before_it, world_mapped(0))
+{
+	put(w, 0, 1, 100);
+	put(w, SLAB_PAGES, 1, 200);
+	put(w, 4, 1, 300);
+	trim(w, SLAB_PAGES, 1);
+	CHECK(iswi_backup_due(w->e));
+	trim(w, 0, 1);
+	CHECK(!iswi_backup_due(w->e));
+}
+
+/* Under steady load the queue is never empty: each page has its own time all the same. */
+WORLD_TEST(a_page_has_its_own_time_behind_one_whose_time_has_come, world_mapped(0))
+{
+	put(w, 0, 1, 100);
+	time_passes(w, 5000);
+	CHECK(iswi_backup_due(w->e));
+	put(w, 4, 1, 200);
+	DISK_WRITE(w);
+	CHECK(!iswi_backup_due(w->e));
+	time_passes(w, 5000);
+	CHECK(iswi_backup_due(w->e));
+}
+
 WORLD_TEST(a_flush_waits_for_no_neighbours, world_mapped(0))
 {
 	uint32_t id;

@@ -48,8 +48,8 @@ struct iswi_backup {
 	bool stop;
 	struct iswi_entry_list queue, failed; /* entries QUEUED, and FAILED; oldest first */
 	uint32_t queue_count;
-	uint64_t due_ns; /* when the queue is written although it is not enough for a write */
-	bool hurry;      /* somebody waits for a queued page */
+	uint32_t due_last; /* up to this entry the queue waits for no neighbours; ISWI_NONE */
+	uint64_t due_ns;   /* when what follows it does not either, if anything follows */
 	uint64_t failed_count;
 	uint64_t ailing_count; /* pages that failed and were not written since */
 	uint64_t retry_ns;
@@ -97,7 +97,10 @@ static inline bool iswi_backup_may_copy(const struct iswi_backup *b)
 	return b->copy_head && !b->copy_busy;
 }
 void iswi_flush_synced(struct isw_engine *e, int error);
-/* Whether pages are queued and there is nothing to gain by waiting for more of them. */
+/*
+ * Whether pages are queued that wait for no neighbours. When a page's time has come, that is true
+ * of all that are queued then.
+ */
 bool iswi_backup_due(const struct isw_engine *e);
 
 extern const struct iswi_backup_ops iswi_backup_file_ops;

@@ -69,15 +69,23 @@ static uint32_t enough(const struct isw_engine *e)
 	return ISWI_MIN(write_pages_max(e), ISWI_MAX(e->config.staging_pages / 4, 1u));
 }
 
+/* The pages that are queued now wait for no neighbours; those that follow do. */
+static void all_due(struct iswi_backup *b)
+{
+	b->due_last = b->queue.tail;
+}
+
 /* A writer is woken for the first page, to watch the time, and when there is enough for a write. */
 static void queue_add(struct isw_engine *e, struct iswi_entry *entry, bool hurry)
 {
 	struct iswi_backup *b = e->backup;
 
-	list_add(e, &b->queue, entry);
-	if (!b->queue_count++)
+	if (b->queue.tail == b->due_last)
 		b->due_ns = e->clock->now_ns(e->clock->ctx) + LINGER_NS;
-	b->hurry |= hurry;
+	list_add(e, &b->queue, entry);
+	b->queue_count++;
+	if (hurry)
+		all_due(b);
 	if (hurry || b->queue_count == 1 || b->queue_count == enough(e))
 		pthread_cond_signal(&b->write_cond);
 }
@@ -86,15 +94,16 @@ static void queue_remove(struct isw_engine *e, const struct iswi_entry *entry)
 {
 	struct iswi_backup *b = e->backup;
 
+	if (b->due_last == (uint32_t)(entry - e->entries))
+		b->due_last = entry->backup_prev;
 	list_remove(e, &b->queue, entry);
-	if (!--b->queue_count)
-		b->hurry = false;
+	b->queue_count--;
 }
 
 /* Somebody waits for a page of the queue, which is not empty. */
 static void queue_hurry(struct iswi_backup *b)
 {
-	b->hurry = true;
+	all_due(b);
 	pthread_cond_signal(&b->write_cond);
 }
 
@@ -252,12 +261,14 @@ static bool take_read(struct isw_engine *e, struct iswi_job *job)
 
 bool iswi_backup_due(const struct isw_engine *e)
 {
-	const struct iswi_backup *b = e->backup;
+	struct iswi_backup *b = e->backup;
 
+	if (b->queue.tail != b->due_last && e->clock->now_ns(e->clock->ctx) >= b->due_ns)
+		all_due(b);
 	if (b->queue.head == ISWI_NONE)
 		return false;
-	return b->stop || b->hurry || b->flush_state != ISWI_FLUSH_IDLE ||
-	       b->queue_count >= enough(e) || e->clock->now_ns(e->clock->ctx) >= b->due_ns;
+	return b->stop || b->due_last != ISWI_NONE || b->flush_state != ISWI_FLUSH_IDLE ||
+	       b->queue_count >= enough(e);
 }
 
 bool iswi_backup_take(struct isw_engine *e, bool reads, struct iswi_job *job)

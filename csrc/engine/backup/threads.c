@@ -17,6 +17,7 @@ void iswi_backup_init(struct iswi_backup *b)
 	pthread_cond_init(&b->read_cond, &attr);
 	pthread_condattr_destroy(&attr);
 	b->queue = b->failed = (struct iswi_entry_list){ISWI_NONE, ISWI_NONE};
+	b->due_last = ISWI_NONE;
 	b->read_tail = &b->read_head;
 	b->copy_tail = &b->copy_head;
 }
