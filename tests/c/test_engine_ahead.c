@@ -408,21 +408,57 @@ WORLD_TEST(one_too_many_reads_by_itself, world_of_a_trend(0))
 /* Who joined goes to the backup at once; the transfer's late end does not concern them. */
 WORLD_CASES(a_slow_donor_holds_up_nobody, 2, writes, world_of_a_trend(0))
 {
-	uint32_t id = get(w, 5, 2), later;
+	uint32_t id = get(w, 5, 2);
 
 	SLOW(w, 0, 0);
 	CHECK_EQ(sent(w, 0), SLABS);
 	DISK_READ(w);
 	GOT(w, id, VALUE + 5);
 	CHECK_EQ(stats_of(w).fallback_slow, 2);
-	later = get(w, 7, 1); /* does not join */
-	CHECK_EQ(sent(w, 0), SLABS + 1);
 	if (writes)
 		put(w, 5, 1, 500);
 	REPLY(w, 0, 0);
-	CHECK_EQ(w->error[later], PENDING);
-	READ_ENDS(w, later, VALUE + 7);
 	CHECK_EQ(read_settled(w, 5), writes ? 500 : VALUE + 5);
+}
+
+/* What is slow is so for all of its pages: who comes later does not find that out once more. */
+WORLD_TEST(a_page_that_is_slow_to_come_is_read_from_the_backup, world_of_a_trend(0))
+{
+	uint32_t id;
+
+	SLOW(w, 0, 0);
+	for (uint64_t page = 5; page < SLAB_PAGES; page++) {
+		id = get(w, page, 1);
+		CHECK_EQ(sent(w, 0), SLABS);
+		DISK_READ(w);
+		GOT(w, id, VALUE + page);
+	}
+	CHECK_EQ(stats_of(w).hedged_reads, 0);
+	id = get(w, 5, 1); /* the disk fails: the donor is asked after all */
+	DISK_TAKE_READ(w);
+	DISK_FAIL(w, 0);
+	CHECK_EQ(sent(w, 0), SLABS + 1);
+	READ_ENDS(w, id, VALUE + 5);
+}
+
+/* As slow reads that somebody waits for do. */
+WORLD_TEST(reads_ahead_that_are_slow_make_a_donor_one_to_avoid, world_of_a_trend(0))
+{
+	for (uint32_t i = 0; i < SLABS; i++)
+		SLOW(w, 0, i);
+	for (uint32_t i = SLABS; i < ISWI_HEDGES_MAX; i++) {
+		get(w, 0, 1);
+		SLOW(w, 0, i);
+		DISK_READ(w);
+	}
+	get(w, 1, 1);
+	CHECK_EQ(sent(w, 0), ISWI_HEDGES_MAX);
+	DISK_READ(w);
+	REPLY(w, 0, 0);
+	get(w, 1, 1);
+	CHECK_EQ(sent(w, 0), ISWI_HEDGES_MAX);
+	settle(w);
+	CHECK_EQ(w->e->remotes[0].hedges, 0);
 }
 
 WORLD_TEST(the_donor_goes_down_under_it, world_of_a_trend(0))

@@ -271,6 +271,7 @@ static void ahead_done(struct iswi_xfer *xfer, int error)
 	struct iswi_shard *shard = iswi_shard_of(e, op.page);
 	struct iswi_ahead_wait waits[ISWI_AHEAD_WAITS];
 	uint32_t crc[ISWI_GROUP_PAGES], missing[ISWI_AHEAD_WAITS], count;
+	bool slow;
 
 	iswi_op_give(e, taken);
 	if (!error)
@@ -280,9 +281,13 @@ static void ahead_done(struct iswi_xfer *xfer, int error)
 		iswi_ahead_unlist(e, g);
 	else
 		keep_right(e, g, &op, crc);
+	slow = g->slow;
 	count = iswi_ahead_rest(g, waits, missing);
 	pthread_mutex_unlock(&shard->lock);
 	give_back(e, g);
+	if (slow)
+		atomic_fetch_sub_explicit(&iswi_remote_of(e, op.slab, op.place)->hedges, 1,
+					  memory_order_relaxed);
 	iswi_remote_ended(e, &op, error);
 	for (uint32_t w = 0; w < count; w++) {
 		iswi_ahead_used(e, waits[w].pages - (uint32_t)__builtin_popcount(missing[w]));
@@ -290,7 +295,7 @@ static void ahead_done(struct iswi_xfer *xfer, int error)
 	}
 }
 
-/* Who waits for a donor that is slow reads from the backup what that has. */
+/* Who waits for a slow donor reads from the backup what that has; so does who comes later. */
 static void ahead_slow(struct iswi_xfer *xfer, uint32_t received)
 {
 	struct iswi_op *op = ISWI_CONTAINER(xfer, struct iswi_op, xfer);
@@ -301,6 +306,8 @@ static void ahead_slow(struct iswi_xfer *xfer, uint32_t received)
 	uint32_t count;
 
 	(void)received;
+	atomic_fetch_add_explicit(&iswi_remote_of(e, op->slab, op->place)->hedges, 1,
+				  memory_order_relaxed);
 	pthread_mutex_lock(&shard->lock);
 	g->slow = true;
 	count = iswi_ahead_release(g, waits);

@@ -53,6 +53,7 @@ static enum source choose(struct isw_engine *e, uint64_t page, const struct curs
 	struct iswi_entry *entry = iswi_entry_find(e, page);
 	uint32_t place = iswi_place_at(e, page);
 	bool remote = iswi_bit(e->remote_valid, page) && !(at->tried & iswi_tried_place(place));
+	bool avoid = at->avoid[place];
 
 	*slot_out = entry ? iswi_entry_newest(e, entry) : ISWI_NONE;
 	if (*slot_out != ISWI_NONE)
@@ -60,12 +61,12 @@ static enum source choose(struct isw_engine *e, uint64_t page, const struct curs
 	if (!at->tried) {
 		enum iswi_ahead_found found = iswi_ahead_get(e, at->req, page);
 
-		if (found != ISWI_AHEAD_NOT)
+		if (found == ISWI_AHEAD_HAD || found == ISWI_AHEAD_JOINED)
 			return found == ISWI_AHEAD_HAD ? FROM_AHEAD : JOINED;
+		avoid |= found == ISWI_AHEAD_SLOW;
 	}
 	if (remote && at->mapped[place]) {
-		if (at->avoid[place] && iswi_bit(e->backup_current, page) &&
-		    !(at->tried & ISWI_TRIED_BACKUP))
+		if (avoid && iswi_bit(e->backup_current, page) && !(at->tried & ISWI_TRIED_BACKUP))
 			return PAST_REMOTE;
 		return FROM_REMOTE;
 	}

@@ -11,7 +11,7 @@
 #define ISWI_REMOTE_QUEUES_MAX 16u
 /* Pages of this many bytes keep to one connection, so that a sequential run is one transfer. */
 #define ISWI_STRIPE_PAGES 256u
-/* A donor that owes this many hedged reads is not asked for what the backup has. */
+/* A donor that owes this many slow reads is not asked for what the backup has. */
 #define ISWI_HEDGES_MAX 8u
 
 enum iswi_remote_state {
@@ -37,7 +37,8 @@ struct iswi_remote {
 	atomic_uint_fast64_t read_pages[ISW_TRANSPORTS], write_pages[ISW_TRANSPORTS], errors;
 	/* Relaxed: a guess, to which each queue's thread contributes; a lost one does no harm. */
 	atomic_uint_fast64_t read_tail_ns, tail_raised_ns;
-	atomic_uint hedges; /* hedged reads it has not answered yet; relaxed: a guess for others */
+	/* Hedged reads, and slow ones of a group, it has not answered yet; relaxed: a guess. */
+	atomic_uint hedges;
 };
 
 /* By who holds a use of it. */

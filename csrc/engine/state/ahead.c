@@ -31,8 +31,6 @@ static bool join(struct iswi_ahead_group *g, struct iswi_req *req, uint64_t page
 {
 	struct iswi_ahead_wait *last = g->waits_count ? &g->waits[g->waits_count - 1] : NULL;
 
-	if (g->slow)
-		return false;
 	if (last && last->req == req && last->page + last->pages == page) {
 		last->pages++;
 		return true;
@@ -50,6 +48,8 @@ enum iswi_ahead_found iswi_ahead_get(struct isw_engine *e, struct iswi_req *req,
 
 	if (!g)
 		return ISWI_AHEAD_NOT;
+	if (g->reading && g->slow)
+		return ISWI_AHEAD_SLOW;
 	if (g->reading)
 		return join(g, req, page) ? ISWI_AHEAD_JOINED : ISWI_AHEAD_NOT;
 	hand_over(g, req, page);

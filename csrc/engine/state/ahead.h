@@ -52,8 +52,9 @@ struct iswi_ahead {
 
 enum iswi_ahead_found {
 	ISWI_AHEAD_NOT,
-	ISWI_AHEAD_HAD,   /* the page's bytes are in the request */
-	ISWI_AHEAD_JOINED /* they will be, or the page is read in another way */
+	ISWI_AHEAD_HAD,    /* the page's bytes are in the request */
+	ISWI_AHEAD_JOINED, /* they will be, or the page is read in another way */
+	ISWI_AHEAD_SLOW    /* its donor takes long to send it: the backup is asked */
 };
 
 /* All of these under the page's, or the group's, shard lock. */
