@@ -306,12 +306,13 @@ static void ahead_slow(struct iswi_xfer *xfer, uint32_t received)
 	uint32_t count;
 
 	(void)received;
-	atomic_fetch_add_explicit(&iswi_remote_of(e, op->slab, op->place)->hedges, 1,
-				  memory_order_relaxed);
 	pthread_mutex_lock(&shard->lock);
 	g->slow = true;
 	count = iswi_ahead_release(g, waits);
 	pthread_mutex_unlock(&shard->lock);
+	/* The donor owes it, as a hedged read. */
+	atomic_fetch_add_explicit(&iswi_remote_of(e, op->slab, op->place)->hedges, 1,
+				  memory_order_relaxed);
 	for (uint32_t w = 0; w < count; w++)
 		end_wait(op, &waits[w], UINT32_MAX, ISWI_HEDGED | ISWI_PAST_SLOW);
 }

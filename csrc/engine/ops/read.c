@@ -53,7 +53,6 @@ static enum source choose(struct isw_engine *e, uint64_t page, const struct curs
 	struct iswi_entry *entry = iswi_entry_find(e, page);
 	uint32_t place = iswi_place_at(e, page);
 	bool remote = iswi_bit(e->remote_valid, page) && !(at->tried & iswi_tried_place(place));
-	bool avoid = at->avoid[place];
 
 	*slot_out = entry ? iswi_entry_newest(e, entry) : ISWI_NONE;
 	if (*slot_out != ISWI_NONE)
@@ -63,10 +62,12 @@ static enum source choose(struct isw_engine *e, uint64_t page, const struct curs
 
 		if (found == ISWI_AHEAD_HAD || found == ISWI_AHEAD_JOINED)
 			return found == ISWI_AHEAD_HAD ? FROM_AHEAD : JOINED;
-		avoid |= found == ISWI_AHEAD_SLOW;
+		if (found == ISWI_AHEAD_SLOW && iswi_bit(e->backup_current, page))
+			return PAST_REMOTE;
 	}
 	if (remote && at->mapped[place]) {
-		if (avoid && iswi_bit(e->backup_current, page) && !(at->tried & ISWI_TRIED_BACKUP))
+		if (at->avoid[place] && iswi_bit(e->backup_current, page) &&
+		    !(at->tried & ISWI_TRIED_BACKUP))
 			return PAST_REMOTE;
 		return FROM_REMOTE;
 	}

@@ -37,8 +37,7 @@ struct iswi_remote {
 	atomic_uint_fast64_t read_pages[ISW_TRANSPORTS], write_pages[ISW_TRANSPORTS], errors;
 	/* Relaxed: a guess, to which each queue's thread contributes; a lost one does no harm. */
 	atomic_uint_fast64_t read_tail_ns, tail_raised_ns;
-	/* Hedged reads, and slow ones of a group, it has not answered yet; relaxed: a guess. */
-	atomic_uint hedges;
+	atomic_uint hedges; /* hedged reads it has not answered yet; relaxed: a guess for others */
 };
 
 /* By who holds a use of it. */
