@@ -321,6 +321,7 @@ typedef struct isw_engine isw_engine;
 #define ISW_ENGINE_NO_BACKUP  0x1 /* --backup none: the loss of a donor loses data */
 #define ISW_ENGINE_STANDBY    0x2 /* waits for isw_engine_take_over */
 #define ISW_ENGINE_READ_AHEAD 0x4 /* reads from donors what will be asked for next */
+#define ISW_ENGINE_QUICKER    0x8 /* reads from the backup what that has sooner than a donor */
 
 struct isw_engine_config {
 	uint64_t size_bytes; /* multiple of ISW_PAGE_BYTES */
@@ -542,6 +543,7 @@ struct isw_remote_info {
 	uint64_t in_flight;
 	uint64_t
 		read_tail_ns; /* about 99 of 100 reads of late were answered within this; 0: none */
+	uint64_t expected_ns; /* of a read of one page, now; 0: no idea */
 	uint32_t rdma;        /* pages go by RDMA */
 };
 int isw_engine_remotes(isw_engine *engine, uint32_t max, struct isw_remote_info *remotes_out);
@@ -569,10 +571,13 @@ struct isw_engine_stats {
 	uint64_t fallback_invalid;      /* ... slab mapped, page not (yet) remote-valid */
 	uint64_t fallback_error;        /* ... the donor failed or its bytes did */
 	uint64_t fallback_slow;         /* ... the donor took too long, or keeps others waiting */
+	uint64_t fallback_quicker;      /* ... the backup was expected to be quicker */
+	uint64_t fallback_measured;     /* ... it was not, but its speed was to be measured */
 	uint64_t remote_errors;
 	uint64_t crc_errors_remote;
 	uint64_t crc_errors_backup;
 	uint64_t backup_errors;
+	uint64_t backup_expected_ns; /* of a read of one page, now; 0: no idea */
 	uint64_t backup_failing; /* pages that wait for a retry */
 	uint64_t staging_pages;
 	uint64_t staging_pages_used;

@@ -13,6 +13,12 @@
 void iswi_read(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plug);
 void iswi_write(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plug);
 /*
+ * Where a read of pages that both have goes: to this donor or to the backup. now_ns: about now.
+ * Under no lock.
+ */
+enum iswi_speed_choice iswi_read_choose(const struct isw_engine *e, const struct iswi_remote *r,
+					uint32_t pages, uint64_t now_ns);
+/*
  * A remote write of one staged page, by a holder of that use; it may be grown by the pages that
  * follow in the device and in staging. For each, remote_busy is set and the buffer held.
  */

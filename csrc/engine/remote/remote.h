@@ -6,6 +6,7 @@
 #include "engine/request.h"
 #include "engine/state/op.h"
 #include "engine/state/place.h"
+#include "engine/state/speed.h"
 #include "transport/transport.h"
 
 #define ISWI_REMOTE_QUEUES_MAX 16u
@@ -37,6 +38,7 @@ struct iswi_remote {
 	atomic_uint_fast64_t read_pages[ISW_TRANSPORTS], write_pages[ISW_TRANSPORTS], errors;
 	/* Relaxed: a guess, to which each queue's thread contributes; a lost one does no harm. */
 	atomic_uint_fast64_t read_tail_ns, tail_raised_ns;
+	struct iswi_speed speed; /* of all its reads */
 	atomic_uint hedges; /* hedged reads it has not answered yet; relaxed: a guess for others */
 };
 

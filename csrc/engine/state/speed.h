@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How soon a donor, or the backup, answers a read, and which of two is the quicker (R16).
+ *
+ * What a read takes depends on the pages that its source must move until it is answered: its own,
+ * and those of the reads under way there. So each source has one expectation for each load, in
+ * powers of two of pages. It moves by a quarter of the difference towards what a read took, and by
+ * at most a quarter of itself, so that one outlier does not send the next reads elsewhere.
+ *
+ * The slower source is measured by a read every now and then, which may have waited in vain for a
+ * source that has become quicker. Measuring takes at most one part in SPEED_MEASURE of the time:
+ * there is one such read at a time, and after one that took t none for SPEED_MEASURE * t.
+ */
+#ifndef ISWI_STATE_SPEED_H
+#define ISWI_STATE_SPEED_H
+
+#include "util/util.h"
+
+/* 1, 2, 3 to 4, 5 to 8, ... pages; the last one is all above 64. */
+#define ISWI_SPEED_LOADS     8u
+#define ISWI_SPEED_MEASURE   256u
+#define ISWI_SPEED_PAUSE_NS  60000000000ull /* the longest one between two measurements */
+#define ISWI_SPEED_UNDER_WAY UINT64_MAX
+
+/* All relaxed: guesses, to which each thread contributes; a lost one does no harm. */
+struct iswi_speed {
+	atomic_uint pages;                              /* of reads under way */
+	atomic_uint_fast64_t took_ns[ISWI_SPEED_LOADS]; /* expected at each load; 0: no idea */
+	atomic_uint_fast64_t measure_ns; /* from then on it is measured, although the slower */
+};
+
+enum iswi_speed_choice {
+	ISWI_SPEED_DONOR,
+	ISWI_SPEED_DONOR_MEASURED, /* the slower, but it is time */
+	ISWI_SPEED_BACKUP,
+	ISWI_SPEED_BACKUP_MEASURED /* the slower, but it is time */
+};
+
+static inline bool iswi_speed_is_backup(enum iswi_speed_choice choice)
+{
+	return choice == ISWI_SPEED_BACKUP || choice == ISWI_SPEED_BACKUP_MEASURED;
+}
+/* Another source has this number now. Reads of the one before have ended. */
+void iswi_speed_forget(struct iswi_speed *s);
+/* A read of so many pages is under way; returns its load, for iswi_speed_took. */
+uint8_t iswi_speed_begin(struct iswi_speed *s, uint32_t pages);
+/* It has ended, well or not. */
+void iswi_speed_end(struct iswi_speed *s, uint32_t pages);
+/* It was answered well. */
+void iswi_speed_took(struct iswi_speed *s, uint8_t load, uint64_t took_ns);
+/* When a read of so many pages would be answered, if it were sent now; 0: no idea. */
+uint64_t iswi_speed_expected_ns(const struct iswi_speed *s, uint32_t pages);
+/*
+ * For pages that both have. A donor wins a tie, and a little more: the disk also has the backup's
+ * writes to do. One that was never asked at this load is asked.
+ */
+enum iswi_speed_choice iswi_speed_choose(const struct iswi_speed *donor,
+					 const struct iswi_speed *backup, uint32_t pages,
+					 uint64_t now_ns);
+/*
+ * The caller's read is to measure the source; false: another one does so already. When it has
+ * ended, well or not, after having been sent at began_ns, iswi_speed_measured.
+ */
+bool iswi_speed_measure(struct iswi_speed *s, uint64_t now_ns);
+void iswi_speed_measured(struct iswi_speed *s, uint64_t began_ns, uint64_t now_ns);
+
+#endif
