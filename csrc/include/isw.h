@@ -543,8 +543,8 @@ struct isw_remote_info {
 	uint64_t in_flight;
 	uint64_t
 		read_tail_ns; /* about 99 of 100 reads of late were answered within this; 0: none */
-	uint64_t expected_ns; /* of a read of one page, now; 0: no idea */
 	uint32_t rdma;        /* pages go by RDMA */
+	uint64_t expected_ns; /* what a read of one page would take now; 0: no idea */
 };
 int isw_engine_remotes(isw_engine *engine, uint32_t max, struct isw_remote_info *remotes_out);
 
@@ -577,7 +577,6 @@ struct isw_engine_stats {
 	uint64_t crc_errors_remote;
 	uint64_t crc_errors_backup;
 	uint64_t backup_errors;
-	uint64_t backup_expected_ns; /* of a read of one page, now; 0: no idea */
 	uint64_t backup_failing; /* pages that wait for a retry */
 	uint64_t staging_pages;
 	uint64_t staging_pages_used;
@@ -591,6 +590,8 @@ struct isw_engine_stats {
 	uint64_t pages_ahead_used;   /* ... and asked for then */
 	uint64_t pages_ahead_wasted; /* ... or given up: outdated, or asked for by nobody */
 	uint64_t events_dropped;
+	/* What a read of one page from the backup would take now; 0: no idea. */
+	uint64_t backup_expected_ns;
 	/* Request latency at the front end, log-linear: see isw_latency_bucket_ns. */
 	uint64_t read_latency[256];
 	uint64_t write_latency[256];

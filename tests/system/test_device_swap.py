@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.devices.cluster import WAIT_S, Cluster, Device, run, until, wait_ended
+from support.devices.copied import for_want_of_donors
 from support.jobs.pagejob import JOB_MIB, LIMIT_MIB, NEEDS, Job, StartJob
 
 from infiniswap.system import swap

@@ -156,7 +156,7 @@ static struct iswi_op *begin(struct isw_engine *e, const struct wish *wish)
 		return NULL;
 	}
 	r = iswi_remote_of(e, slab, use.place);
-	choice = iswi_read_choose(e, r, (uint32_t)(wish->end - wish->page), now_ns);
+	choice = iswi_quicker(e, r, (uint32_t)(wish->end - wish->page), now_ns);
 	if (!iswi_remote_avoid(r) && choice != ISWI_SPEED_BACKUP)
 		pages = claim(e, wish, use.place);
 	if (!pages) {

@@ -13,12 +13,6 @@
 void iswi_read(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plug);
 void iswi_write(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plug);
 /*
- * Where a read of pages that both have goes: to this donor or to the backup. now_ns: about now.
- * Under no lock.
- */
-enum iswi_speed_choice iswi_read_choose(const struct isw_engine *e, const struct iswi_remote *r,
-					uint32_t pages, uint64_t now_ns);
-/*
  * A remote write of one staged page, by a holder of that use; it may be grown by the pages that
  * follow in the device and in staging. For each, remote_busy is set and the buffer held.
  */
@@ -31,6 +25,16 @@ void iswi_write_stranded(struct isw_engine *e, uint32_t slab);
 /* Goes on with waiting writes: staging buffers became free, or the backup began to fail. */
 void iswi_write_kick(struct isw_engine *e);
 void iswi_zero(struct isw_engine *e, struct iswi_req *req);
+
+/* Where a read of pages that both have goes: to this donor or to the backup. now_ns: about now. */
+static inline enum iswi_speed_choice iswi_quicker(const struct isw_engine *e,
+						  const struct iswi_remote *r, uint32_t pages,
+						  uint64_t now_ns)
+{
+	if (!(e->config.flags & ISW_ENGINE_QUICKER) || !e->has_backup)
+		return ISWI_SPEED_DONOR;
+	return iswi_speed_choose(&r->speed, &e->backup->speed, pages, now_ns);
+}
 
 /* hedge.c */
 /*

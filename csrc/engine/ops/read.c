@@ -225,14 +225,6 @@ static void read_group(struct isw_engine *e, struct cursor *at, uint64_t page, u
 		emit(e, at, &ended[i]);
 }
 
-enum iswi_speed_choice iswi_read_choose(const struct isw_engine *e, const struct iswi_remote *r,
-					uint32_t pages, uint64_t now_ns)
-{
-	if (!(e->config.flags & ISW_ENGINE_QUICKER) || !e->has_backup)
-		return ISWI_SPEED_DONOR;
-	return iswi_speed_choose(&r->speed, &e->backup->speed, pages, now_ns);
-}
-
 /* Reads pages of one slab; the caller holds the request's guard or an op of it. */
 static void read_pages(struct isw_engine *e, struct iswi_req *req, uint64_t page, uint64_t end,
 		       uint8_t tried, struct iswi_plug *plug)
@@ -246,8 +238,8 @@ static void read_pages(struct isw_engine *e, struct iswi_req *req, uint64_t page
 				  (tried & ISWI_PAST_SLOW ||
 				   iswi_remote_avoid(iswi_remote_of(e, at.slab, place)));
 		if (at.mapped[place] && !tried)
-			at.choice[place] = iswi_read_choose(e, iswi_remote_of(e, at.slab, place),
-							    (uint32_t)(end - page), req->start_ns);
+			at.choice[place] = iswi_quicker(e, iswi_remote_of(e, at.slab, place),
+							(uint32_t)(end - page), req->start_ns);
 	}
 	while (page < end) {
 		uint64_t stop = iswi_group_end(page, end);
