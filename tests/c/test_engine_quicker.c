@@ -24,7 +24,7 @@ static uint64_t expected_us(const struct iswi_speed *s, uint32_t pages)
 	return iswi_speed_expected_ns(s, pages) / US;
 }
 
-TEST(an_expectation_moves_by_a_quarter_at_most)
+TEST(an_expectation_moves_by_a_quarter_of_the_difference)
 {
 	struct iswi_speed s = {0};
 
@@ -36,9 +36,9 @@ TEST(an_expectation_moves_by_a_quarter_at_most)
 	took(&s, 1, 110);
 	CHECK_EQ(expected_us(&s, 1), 80);
 	took(&s, 1, 500000); /* an outlier */
-	CHECK_EQ(expected_us(&s, 1), 100);
+	CHECK_EQ(expected_us(&s, 1), 80 + 3 * 80 / 4);
 	/* What has become slow for good is known soon, and so is the opposite. */
-	for (uint32_t i = 0; i < 36; i++)
+	for (uint32_t i = 0; i < 15; i++)
 		took(&s, 1, 20000);
 	CHECK(expected_us(&s, 1) > 18000 && expected_us(&s, 1) <= 20000);
 	for (uint32_t i = 0; i < 36; i++)
@@ -74,6 +74,22 @@ TEST(what_is_under_way_counts)
 	CHECK_EQ(expected_us(&s, 1), 200); /* no more than with others */
 }
 
+TEST(more_pages_never_take_less)
+{
+	struct iswi_speed s = {0};
+
+	took(&s, 1, 30);
+	took(&s, 8, 100);
+	for (uint32_t i = 0; i < 20; i++)
+		took(&s, 1, 1000);
+	CHECK(expected_us(&s, 1) > 900);
+	CHECK_EQ(expected_us(&s, 8), expected_us(&s, 1));
+	for (uint32_t i = 0; i < 20; i++)
+		took(&s, 8, 50);
+	CHECK(expected_us(&s, 8) < 60);
+	CHECK_EQ(expected_us(&s, 1), expected_us(&s, 8));
+}
+
 TEST(a_donor_wins_a_tie_and_is_asked_once)
 {
 	struct iswi_speed donor = {.measure_ns = 1}, backup = {.measure_ns = 1};
@@ -82,7 +98,9 @@ TEST(a_donor_wins_a_tie_and_is_asked_once)
 	CHECK_EQ(iswi_speed_choose(&donor, &backup, 1, 0), ISWI_SPEED_DONOR);
 	took(&donor, 1, 100);
 	CHECK_EQ(iswi_speed_choose(&donor, &backup, 1, 0), ISWI_SPEED_BACKUP);
-	CHECK_EQ(iswi_speed_choose(&donor, &backup, 2, 0), ISWI_SPEED_DONOR); /* never asked */
+	/* Never asked for two pages, which the backup has sooner than it has one, ... */
+	CHECK_EQ(iswi_speed_choose(&donor, &backup, 2, 0), ISWI_SPEED_BACKUP);
+	CHECK_EQ(iswi_speed_choose(&donor, &backup, 8, 0), ISWI_SPEED_DONOR); /* ... or may not */
 	iswi_speed_forget(&backup);
 	took(&backup, 1, 76);
 	backup.measure_ns = 1;
@@ -160,7 +178,7 @@ TEST(faults_take_no_longer_than_with_the_better_source)
 			both_ns = run(&f, 20000, us[d], us[b]);
 			for (uint32_t i = 0; i < 20000; i++)
 				best_ns += noisy(&alone, ISWI_MIN(us[d], us[b]));
-			CHECK(both_ns < best_ns + best_ns / (is_tie ? 3 : 16));
+			CHECK(both_ns < best_ns + best_ns / (is_tie ? 3 : 8));
 			if (us[b] >= 2 * us[d])
 				CHECK(f.from_backup < 20000 / 20);
 			if (us[d] >= 3 * us[b])
@@ -245,15 +263,16 @@ static void all_ended(const struct world *w)
 
 QUICKER_TEST(a_slow_link_is_passed_by, world_slow_link())
 {
-	uint32_t id = get(w, 0, 4);
+	uint32_t id;
 
+	CHECK_EQ(remote_of(w, 0).expected_ns, 1000 * US);
+	CHECK_EQ(stats_of(w).backup_expected_ns, 50 * US);
+	id = get(w, 0, 4);
 	CHECK_EQ(sent(w, 0), 0);
 	DISK_READ(w);
 	GOT(w, id, VALUE);
 	sources_are(w, 0, 4, 0);
 	CHECK_EQ(stats_of(w).fallback_quicker, 4);
-	CHECK_EQ(remote_of(w, 0).expected_ns, 1000 * US);
-	CHECK_EQ(stats_of(w).backup_expected_ns, 50 * US);
 }
 
 QUICKER_TEST(a_quick_link_is_not, world_quicker(0))
@@ -401,6 +420,19 @@ QUICKER_TEST(a_new_donor_is_not_judged_by_the_old_one, world_slow_link())
 	CHECK_EQ(remote_new(w), 0);
 	CHECK_EQ(remote_of(w, 0).expected_ns, 0);
 	CHECK_EQ(w->e->remotes[0].speed.measure_ns, 0);
+}
+
+/* Nobody waits for the answer before it says that the donor is slow. */
+QUICKER_TEST(a_read_that_is_not_answered_tells, world_quicker(0))
+{
+	uint32_t id;
+
+	expect(w, 40, 50);
+	id = get(w, 0, 1);
+	iswi_sim_of(w->e)->now_ns += 10000 * US;
+	SLOW(w, 0, 0);
+	CHECK_EQ(remote_of(w, 0).expected_ns, 70 * US);
+	READ_ENDS(w, id, VALUE);
 }
 
 /* ---- reading ahead */

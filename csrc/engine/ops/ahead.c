@@ -311,6 +311,7 @@ static void ahead_slow(struct iswi_xfer *xfer, uint32_t received)
 	uint32_t count;
 
 	(void)received;
+	iswi_remote_note_slow(e, op);
 	pthread_mutex_lock(&shard->lock);
 	g->slow = true;
 	count = iswi_ahead_release(g, waits);

@@ -370,6 +370,7 @@ static void remote_read_slow(struct iswi_xfer *xfer, uint32_t received)
 {
 	struct iswi_op *op = ISWI_CONTAINER(xfer, struct iswi_op, xfer);
 
+	iswi_remote_note_slow(op->engine, op);
 	op->done = in_vain;
 	iswi_hedge_begin(op, received);
 }

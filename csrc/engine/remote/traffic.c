@@ -43,6 +43,14 @@ void iswi_remote_note_read(struct iswi_remote *r, uint64_t submitted_ns, uint64_
 	atomic_store_explicit(&r->read_tail_ns, tail, memory_order_relaxed);
 }
 
+void iswi_remote_note_slow(struct isw_engine *e, const struct iswi_op *op)
+{
+	struct iswi_remote *r = iswi_remote_of(e, op->slab, op->place);
+
+	iswi_speed_took(&r->speed, op->load,
+			e->clock->now_ns(e->clock->ctx) - op->xfer.submitted_ns);
+}
+
 /*
  * The reads it owes tell whether it is back: their answers come before any other's, or their
  * deadline passes and it is down.

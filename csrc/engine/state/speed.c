@@ -2,7 +2,8 @@
 /* How soon a donor, or the backup, answers a read, and which of two is the quicker. */
 #include "engine/state/speed.h"
 
-#define STEP 4u /* an expectation moves by one part in this many */
+#define STEP    4u /* an expectation moves by one part in this many */
+#define OUTLIER 4u
 /* The backup is the quicker one when it takes less than MARGIN_LESS / MARGIN of the donor's time.
  */
 #define MARGIN      4u
@@ -57,8 +58,16 @@ void iswi_speed_took(struct iswi_speed *s, uint8_t load, uint64_t took_ns)
 	else if (took_ns < expected)
 		expected -= (expected - took_ns) / STEP;
 	else
-		expected += ISWI_MIN(took_ns - expected, expected) / STEP;
-	set(&s->took_ns[load], ISWI_MAX(expected, STEP)); /* from less it could not rise */
+		expected += (ISWI_MIN(took_ns, expected * OUTLIER) - expected) / STEP;
+	expected = ISWI_MAX(expected, STEP); /* from less it could not rise */
+	set(&s->took_ns[load], expected);
+	/* More pages never take less time: so what is known of one load tells of the others. */
+	for (uint32_t i = 0; i < ISWI_SPEED_LOADS; i++) {
+		uint64_t other = get(&s->took_ns[i]);
+
+		if (i < load ? other > expected : other && other < expected)
+			set(&s->took_ns[i], expected);
+	}
 }
 
 uint64_t iswi_speed_expected_ns(const struct iswi_speed *s, uint32_t pages)
@@ -74,11 +83,21 @@ uint64_t iswi_speed_expected_ns(const struct iswi_speed *s, uint32_t pages)
 	return ns;
 }
 
+/* What a read at that load takes at least: as long as at a smaller one. */
+static uint64_t at_least_ns(const struct iswi_speed *s, uint32_t load)
+{
+	uint64_t ns = 0;
+
+	for (uint32_t i = load + 1; i-- && !ns;)
+		ns = get(&s->took_ns[i]);
+	return ns;
+}
+
 enum iswi_speed_choice iswi_speed_choose(const struct iswi_speed *donor,
 					 const struct iswi_speed *backup, uint32_t pages,
 					 uint64_t now_ns)
 {
-	uint64_t donor_ns = get(&donor->took_ns[load_with(donor, pages)]);
+	uint64_t donor_ns = at_least_ns(donor, load_with(donor, pages));
 	uint64_t backup_ns = iswi_speed_expected_ns(backup, pages);
 
 	if (donor_ns && backup_ns && backup_ns * MARGIN < donor_ns * MARGIN_LESS)

@@ -4,8 +4,9 @@
  *
  * What a read takes depends on the pages that its source must move until it is answered: its own,
  * and those of the reads under way there. So each source has one expectation for each load, in
- * powers of two of pages. It moves by a quarter of the difference towards what a read took, and by
- * at most a quarter of itself, so that one outlier does not send the next reads elsewhere.
+ * powers of two of pages. It moves by a quarter of the difference towards what a read took; what
+ * takes more than four times as long as expected counts as four times. A read that is slow counts
+ * before it is answered, with the time until then. With more load nothing is expected sooner.
  *
  * The slower source is measured by a read every now and then, which may have waited in vain for a
  * source that has become quicker. Measuring takes at most one part in SPEED_MEASURE of the time:
@@ -46,13 +47,14 @@ void iswi_speed_forget(struct iswi_speed *s);
 uint8_t iswi_speed_begin(struct iswi_speed *s, uint32_t pages);
 /* It has ended, well or not. */
 void iswi_speed_end(struct iswi_speed *s, uint32_t pages);
-/* It was answered well. */
+/* It was answered well, or is not answered for so long. */
 void iswi_speed_took(struct iswi_speed *s, uint8_t load, uint64_t took_ns);
 /* When a read of so many pages would be answered, if it were sent now; 0: no idea. */
 uint64_t iswi_speed_expected_ns(const struct iswi_speed *s, uint32_t pages);
 /*
  * For pages that both have. A donor wins a tie, and a little more: the disk also has the backup's
- * writes to do. One that was never asked at this load is asked.
+ * writes to do. At a load at which it was never asked it is asked, unless it is slow even at a
+ * smaller one.
  */
 enum iswi_speed_choice iswi_speed_choose(const struct iswi_speed *donor,
 					 const struct iswi_speed *backup, uint32_t pages,
