@@ -565,6 +565,7 @@ struct isw_engine_stats {
 	uint64_t pages_out_remote;      /* acknowledged by a donor */
 	uint64_t pages_out_backup;      /* written to the backup */
 	uint64_t pages_out_superseded;  /* backup writes saved by newer data */
+	uint64_t pages_out_behind;      /* to the backup alone, as the donor was behind */
 	uint64_t backup_write_requests; /* after merging */
 	uint64_t fallback_unmapped;     /* page-ins from the backup: slab had no donor or ... */
 	uint64_t fallback_suspended;    /* ... its donor was unreachable */

@@ -471,3 +471,42 @@ QUICKER_TEST(reading_ahead_measures_a_slow_link, world_scan())
 	CHECK(stats_of(w).pages_ahead > 0);
 	CHECK(iswi_speed_expected_ns(&w->e->remotes[0].speed, 4) < 1000 * US);
 }
+
+/* ------------------------------------------------------------------------- page-out */
+
+/* Half of the buffers wait for a donor that says nothing: the other half are the backup's. */
+QUICKER_TEST(a_donor_that_is_behind_does_not_hold_up_page_out, world_scan())
+{
+	uint32_t first = put(w, 0, STAGING / 2, 300), second;
+	uint64_t sent_before = sent(w, 0);
+
+	for (uint32_t i = 0; i < 4; i++) {
+		second = put(w, 2 * SLAB_PAGES + 4 * (i % 2), 4, 400 + 10 * i);
+		CHECK_EQ(sent(w, 0), sent_before);
+		CHECK_EQ(w->error[second], PENDING);
+		disk_settle(w);
+		CAME_TO(w, 0, second);
+	}
+	CHECK_EQ(stats_of(w).staging_waits, 0);
+	CHECK_EQ(stats_of(w).pages_out_behind, 16);
+	CHECK(!is_remote_valid(w, 2 * SLAB_PAGES));
+	/* It is not any more. */
+	END_WELL(w, first);
+	write_settled(w, 2 * SLAB_PAGES, 1, 500);
+	CHECK(is_remote_valid(w, 2 * SLAB_PAGES));
+	CHECK_EQ(read_settled(w, 2 * SLAB_PAGES + 1), 421);
+	CHECK_EQ(w->e->remotes[0].writing, 0);
+}
+
+QUICKER_TEST(an_older_write_to_a_donor_that_is_behind_makes_nothing_valid, world_scan())
+{
+	uint32_t first = put(w, 0, STAGING / 2, 300), second = put(w, 0, 1, 400);
+
+	CHECK_EQ(stats_of(w).pages_out_behind, 1);
+	disk_settle(w);
+	CAME_TO(w, 0, second);
+	REPLY(w, 0, 0);
+	END_WELL(w, first);
+	CHECK_EQ(read_settled(w, 0), 400);
+	CHECK_EQ(read_settled(w, 1), 301);
+}

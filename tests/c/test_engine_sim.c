@@ -490,6 +490,8 @@ static void settle(struct world *w)
 		if (atomic_load(&w->engine->remotes[i].hedges))
 			fail(w, "a donor owes hedged reads for good", i, 0);
 		check_speed(w, &w->engine->remotes[i].speed);
+		if (w->engine->remotes[i].writing)
+			fail(w, "a donor is behind for good", i, w->engine->remotes[i].writing);
 	}
 	check_speed(w, &w->engine->backup->speed);
 	if (stats.pages_in != stats.pages_in_remote + stats.pages_in_backup +
@@ -613,7 +615,7 @@ static void read_all(struct world *w)
 /* What all seeds did together. */
 struct totals {
 	uint64_t copied, migrated, moved, moved_lossless, dropped, hedged, hedges_won, passed_by,
-		deaths, checks, ahead, ahead_used, quicker, measured;
+		deaths, checks, ahead, ahead_used, quicker, measured, behind;
 };
 
 #include "engine_deaths.h"
@@ -665,6 +667,7 @@ static void end(struct world *w, struct totals *totals)
 	totals->passed_by += stats.fallback_slow;
 	totals->quicker += stats.fallback_quicker;
 	totals->measured += stats.fallback_measured;
+	totals->behind += stats.pages_out_behind;
 	totals->ahead += stats.pages_ahead;
 	totals->ahead_used += stats.pages_ahead_used;
 	totals->deaths += w->deaths;
@@ -815,16 +818,16 @@ int main(int argc, char **argv)
 	printf("%llu seeds from %llu; %llu pages copied, %llu migrated, %llu copies dropped, %llu "
 	       "slabs moved, %llu without a backup; %llu reads hedged, %llu by the backup, %llu "
 	       "pages from there; %llu pages from the backup as the quicker source, %llu to "
-	       "measure "
-	       "it; %llu pages read ahead, %llu of them used; %llu deaths, %llu stores looked "
-	       "behind\n",
+	       "measure it, %llu written there alone; %llu pages read ahead, %llu of them used; "
+	       "%llu deaths, %llu stores looked behind\n",
 	       (unsigned long long)seeds, (unsigned long long)first,
 	       (unsigned long long)totals.copied, (unsigned long long)totals.migrated,
 	       (unsigned long long)totals.dropped, (unsigned long long)totals.moved,
 	       (unsigned long long)totals.moved_lossless, (unsigned long long)totals.hedged,
 	       (unsigned long long)totals.hedges_won, (unsigned long long)totals.passed_by,
 	       (unsigned long long)totals.quicker, (unsigned long long)totals.measured,
-	       (unsigned long long)totals.ahead, (unsigned long long)totals.ahead_used,
-	       (unsigned long long)totals.deaths, (unsigned long long)totals.checks);
+	       (unsigned long long)totals.behind, (unsigned long long)totals.ahead,
+	       (unsigned long long)totals.ahead_used, (unsigned long long)totals.deaths,
+	       (unsigned long long)totals.checks);
 	return 0;
 }

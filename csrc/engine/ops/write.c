@@ -3,7 +3,8 @@
  * Writes. A request is cut at slab borders into fragments, a fragment into runs of consecutive
  * free staging buffers. Each page of a run gets a new version, both its bits are cleared, its
  * backup write is queued and, where the slab is mapped, its remote write is sent - except while
- * an older one of the same page is in flight (R3): then that one's end sends the newest.
+ * an older one of the same page is in flight (R3): then that one's end sends the newest; and except
+ * while the donor is behind.
  */
 #include <errno.h>
 #include <string.h>
@@ -152,6 +153,7 @@ static bool stage_request(struct isw_engine *e, struct iswi_req *req, struct isw
 		struct batch batch = {0};
 		struct iswi_use use;
 		bool mapped = iswi_slab_get(e, slab, &use);
+		bool sent = mapped && !iswi_remote_behind(e, iswi_remote_of(e, slab, use.place));
 
 		if (!mapped && !e->has_backup) { /* nowhere to put it */
 			refuse_rest(req);
@@ -164,10 +166,12 @@ static bool stage_request(struct isw_engine *e, struct iswi_req *req, struct isw
 			break;
 		}
 		copy_pages(e, slot, count, (char *)req->data + (page - first) * ISW_PAGE_BYTES);
-		given += stage_run(e, req, page, slot, count, mapped ? &use : NULL, &batch);
+		given += stage_run(e, req, page, slot, count, sent ? &use : NULL, &batch);
 		req->cursor += count;
 		iswi_count(&e->slabs[slab].page_outs, count);
 		iswi_count(&e->count.pages_out, count);
+		if (mapped && !sent)
+			iswi_count(&e->count.pages_out_behind, count);
 		if (batch.first)
 			iswi_remote_send(e, batch.first, batch.last, plug);
 		if (mapped)

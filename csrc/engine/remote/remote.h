@@ -39,6 +39,7 @@ struct iswi_remote {
 	/* Relaxed: a guess, to which each queue's thread contributes; a lost one does no harm. */
 	atomic_uint_fast64_t read_tail_ns, tail_raised_ns;
 	struct iswi_speed speed; /* of all its reads */
+	atomic_uint writing;     /* pages of writes under way; relaxed: a guess for others */
 	atomic_uint hedges; /* hedged reads it has not answered yet; relaxed: a guess for others */
 };
 
@@ -64,6 +65,8 @@ uint32_t iswi_remote_slow_after_us(const struct isw_engine *e, const struct iswi
 void iswi_remote_note_read(struct iswi_remote *r, uint64_t submitted_ns, uint64_t now_ns);
 /* This read of a remote is slow and not answered yet. */
 void iswi_remote_note_slow(struct isw_engine *e, const struct iswi_op *op);
+/* It owes acknowledgements of so many pages that others had better be on the backup alone. */
+bool iswi_remote_behind(const struct isw_engine *e, const struct iswi_remote *r);
 /* It owes so many hedged reads that others had better pass it by. */
 bool iswi_remote_avoid(const struct iswi_remote *r);
 /* Once, before any remote is reserved. */

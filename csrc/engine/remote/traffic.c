@@ -60,6 +60,17 @@ bool iswi_remote_avoid(const struct iswi_remote *r)
 	return atomic_load_explicit(&r->hedges, memory_order_relaxed) >= ISWI_HEDGES_MAX;
 }
 
+/*
+ * Pages stay staged until their donor has them. So one that is slower than the disk would slow down
+ * all page-out, were it not for the other half of the buffers.
+ */
+bool iswi_remote_behind(const struct isw_engine *e, const struct iswi_remote *r)
+{
+	return e->config.flags & ISW_ENGINE_QUICKER && e->has_backup &&
+	       atomic_load_explicit(&r->writing, memory_order_relaxed) >=
+		       e->config.staging_pages / 2;
+}
+
 /* The op's connection, and where its pages lie there. Once for each op: it is on its way now. */
 static struct iswi_queue *address(struct isw_engine *e, struct iswi_op *op)
 {
@@ -70,6 +81,8 @@ static struct iswi_queue *address(struct isw_engine *e, struct iswi_op *op)
 	op->remote = (uint32_t)(r - e->remotes);
 	if (op->xfer.kind == ISWI_XFER_READ)
 		op->load = iswi_speed_begin(&r->speed, op->pages);
+	else
+		atomic_fetch_add_explicit(&r->writing, op->pages, memory_order_relaxed);
 	op->xfer.length = op->pages * ISW_PAGE_BYTES;
 	op->xfer.offset =
 		atomic_load_explicit(&p->slot, memory_order_relaxed) * e->config.slab_bytes +
@@ -142,6 +155,8 @@ void iswi_remote_ended(struct isw_engine *e, const struct iswi_op *op, int error
 		atomic_fetch_sub_explicit(&r->hedges, 1, memory_order_relaxed);
 	if (op->xfer.kind == ISWI_XFER_READ)
 		iswi_speed_end(&r->speed, op->pages);
+	else
+		atomic_fetch_sub_explicit(&r->writing, op->pages, memory_order_relaxed);
 	if (op->measured_ns)
 		iswi_speed_measured(&r->speed, op->measured_ns, e->clock->now_ns(e->clock->ctx));
 	if (!error) {

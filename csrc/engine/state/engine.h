@@ -94,7 +94,7 @@ struct iswi_ahead;        /* state/ahead.h */
 	each(crc_errors_remote) each(crc_errors_backup) each(backup_errors) \
 	each(staging_waits) each(pages_copied) each(pages_migrated) \
 	each(pages_copy_dropped) each(fallback_slow) each(fallback_quicker) \
-	each(fallback_measured) each(hedged_reads) each(hedged_wins) \
+	each(fallback_measured) each(pages_out_behind) each(hedged_reads) each(hedged_wins) \
 	each(pages_ahead) each(pages_ahead_used) each(pages_ahead_wasted)
 /* clang-format on */
 

@@ -231,6 +231,11 @@ METRICS: Final = (
         ("staging_waits_total", "Writes that had to wait for a buffer.", "staging_waits"),
         ("superseded_pages_total", "Backup writes saved by newer data.", "pages_out_superseded"),
         ("backup_writes_total", "Writes to the backup, after merging.", "backup_write_requests"),
+        (
+            "unsent_pages_total",
+            "Pages written to the backup alone, as their donor was behind.",
+            "pages_out_behind",
+        ),
         ("hedged_reads_total", "Reads of a slow donor and of the backup, too.", "hedged_reads"),
         ("hedged_reads_won_total", "Hedged reads that the backup answered first.", "hedged_wins"),
         ("read_ahead_pages_total", "Pages read from a donor in advance.", "pages_ahead"),
