@@ -510,3 +510,14 @@ QUICKER_TEST(an_older_write_to_a_donor_that_is_behind_makes_nothing_valid, world
 	CHECK_EQ(read_settled(w, 0), 400);
 	CHECK_EQ(read_settled(w, 1), 301);
 }
+
+/* Of a slow donor nobody waits for the acknowledgement, so the backup's write does not linger. */
+TEST_CASES(the_backup_hurries_where_it_is_the_quicker_one, 2, slow_link)
+{
+	struct world *w = slow_link ? world_slow_link() : world_quicker(0);
+	uint32_t write = put(w, 0, 1, 500);
+
+	CHECK_EQ(iswi_backup_due(w->e), slow_link);
+	END_WELL(w, write);
+	world_end(w);
+}

@@ -49,7 +49,7 @@ struct iswi_op *iswi_write_op(struct isw_engine *e, uint64_t page, uint32_t slot
 
 /* Under the shard lock: the staged bytes in `slot` become the newest version of the page. */
 static struct iswi_entry *stage_page(struct isw_engine *e, uint64_t page, uint32_t slot,
-				     struct iswi_req *req, bool mapped)
+				     struct iswi_req *req, bool hurry)
 {
 	struct iswi_entry *entry = iswi_entry_make(e, page);
 
@@ -68,14 +68,27 @@ static struct iswi_entry *stage_page(struct isw_engine *e, uint64_t page, uint32
 	/* ... and what its checksum was no longer matters. */
 	iswi_keep32(&e->crc[page], e->slots[slot].crc);
 	if (e->has_backup)
-		iswi_backup_enqueue(e, entry, !mapped);
+		iswi_backup_enqueue(e, entry, hurry);
 	return entry;
+}
+
+/* Their request ends with the backup's write: no donor has them, or none so soon. */
+static bool wait_for_backup(const struct isw_engine *e, uint64_t page, uint32_t count,
+			    const struct iswi_use *use)
+{
+	const struct iswi_remote *r;
+
+	if (!use || !(e->config.flags & ISW_ENGINE_QUICKER) || !e->has_backup)
+		return !use;
+	r = iswi_remote_of(e, (uint32_t)(page / e->slab_pages), use->place);
+	return iswi_speed_backup_wins(&r->speed, &e->backup->speed, count);
 }
 
 /* Stages `count` pages already copied to consecutive slots; fills `batch` with what to send. */
 static uint32_t stage_run(struct isw_engine *e, struct iswi_req *req, uint64_t page, uint32_t slot,
 			  uint32_t count, const struct iswi_use *use, struct batch *batch)
 {
+	bool hurry = wait_for_backup(e, page, count, use);
 	struct iswi_op *op = NULL;
 	uint32_t given = 0;
 
@@ -85,7 +98,7 @@ static uint32_t stage_run(struct isw_engine *e, struct iswi_req *req, uint64_t p
 		bool send = false;
 
 		pthread_mutex_lock(&shard->lock);
-		entry = stage_page(e, page + i, slot + i, req, use);
+		entry = stage_page(e, page + i, slot + i, req, hurry);
 		if (use && entry->remote_busy) {
 			entry->remote_wanted = true;
 		} else if (use) {

@@ -93,14 +93,20 @@ static uint64_t at_least_ns(const struct iswi_speed *s, uint32_t load)
 	return ns;
 }
 
-enum iswi_speed_choice iswi_speed_choose(const struct iswi_speed *donor,
-					 const struct iswi_speed *backup, uint32_t pages,
-					 uint64_t now_ns)
+bool iswi_speed_backup_wins(const struct iswi_speed *donor, const struct iswi_speed *backup,
+			    uint32_t pages)
 {
 	uint64_t donor_ns = at_least_ns(donor, load_with(donor, pages));
 	uint64_t backup_ns = iswi_speed_expected_ns(backup, pages);
 
-	if (donor_ns && backup_ns && backup_ns * MARGIN < donor_ns * MARGIN_LESS)
+	return donor_ns && backup_ns && backup_ns * MARGIN < donor_ns * MARGIN_LESS;
+}
+
+enum iswi_speed_choice iswi_speed_choose(const struct iswi_speed *donor,
+					 const struct iswi_speed *backup, uint32_t pages,
+					 uint64_t now_ns)
+{
+	if (iswi_speed_backup_wins(donor, backup, pages))
 		return now_ns >= get(&donor->measure_ns) ? ISWI_SPEED_DONOR_MEASURED
 							 : ISWI_SPEED_BACKUP;
 	return now_ns >= get(&backup->measure_ns) ? ISWI_SPEED_BACKUP_MEASURED : ISWI_SPEED_DONOR;

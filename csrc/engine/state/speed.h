@@ -59,6 +59,9 @@ uint64_t iswi_speed_expected_ns(const struct iswi_speed *s, uint32_t pages);
 enum iswi_speed_choice iswi_speed_choose(const struct iswi_speed *donor,
 					 const struct iswi_speed *backup, uint32_t pages,
 					 uint64_t now_ns);
+/* A read of so many pages is answered sooner by the backup, and not only by a little. */
+bool iswi_speed_backup_wins(const struct iswi_speed *donor, const struct iswi_speed *backup,
+			    uint32_t pages);
 /*
  * The caller's read is to measure the source; false: another one does so already. When it has
  * ended, well or not, after having been sent at began_ns, iswi_speed_measured.
