@@ -360,6 +360,20 @@ QUICKER_TEST(the_slower_donor_is_measured, world_slow_link())
 	READ_FROM(w, remote, 0, VALUE); /* it has recovered */
 }
 
+/* Whatever its reads took of late, the backup has the page sooner. */
+QUICKER_TEST(a_measurement_is_not_waited_for, world_slow_link())
+{
+	uint32_t id;
+
+	w->e->remotes[0].read_tail_ns = 100000 * US;
+	w->e->remotes[0].speed.measure_ns = 0;
+	id = get(w, 0, 1);
+	CHECK_EQ(iswi_sim_of(w->e)->donors[0]->pending[0].xfer->slow_us, 5000);
+	SLOW(w, 0, 0);
+	DISK_READ(w);
+	GOT(w, id, VALUE);
+}
+
 QUICKER_TEST(the_slower_backup_is_measured, world_quicker(0))
 {
 	expect(w, 50, 1000);

@@ -180,8 +180,10 @@ static struct iswi_op *begin(struct isw_engine *e, const struct wish *wish)
 	op->xfer.done = ahead_done;
 	op->xfer.slow = ahead_slow;
 	op->xfer.slow_us = iswi_remote_slow_after_us(e, r);
-	if (choice == ISWI_SPEED_DONOR_MEASURED && iswi_speed_measure(&r->speed, now_ns))
+	if (choice == ISWI_SPEED_DONOR_MEASURED && iswi_speed_measure(&r->speed, now_ns)) {
 		op->measured_ns = now_ns;
+		op->xfer.slow_us = e->config.hedge_us_min;
+	}
 	return op;
 }
 

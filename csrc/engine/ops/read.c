@@ -152,6 +152,8 @@ static void emit_transfer(struct isw_engine *e, struct cursor *at, const struct 
 			iswi_remote_slow_after_us(e, iswi_remote_of(e, at->slab, run->place));
 	measure(op, &iswi_remote_of(e, at->slab, run->place)->speed, at, run,
 		ISWI_SPEED_DONOR_MEASURED);
+	if (op->measured_ns) /* its own tail is nothing to wait for: the backup is quicker */
+		op->xfer.slow_us = e->config.hedge_us_min;
 	iswi_place_get_more(e, at->slab, run->place);
 	if (at->last)
 		at->last->xfer.next = &op->xfer;
