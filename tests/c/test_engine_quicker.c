@@ -489,10 +489,19 @@ QUICKER_TEST(reading_ahead_measures_a_slow_link, world_scan())
 /* ------------------------------------------------------------------------- page-out */
 
 /* Half of the buffers wait for a donor that says nothing: the other half are the backup's. */
+/* By what was read of both. */
+static void make_donor_slower(struct world *w)
+{
+	took(&w->e->remotes[0].speed, 1, 1000);
+	took(&w->e->backup->speed, 1, 100);
+}
+
 QUICKER_TEST(a_donor_that_is_behind_does_not_hold_up_page_out, world_scan())
 {
 	uint32_t first = put(w, 0, STAGING / 2, 300), second;
 	uint64_t sent_before = sent(w, 0);
+
+	make_donor_slower(w);
 
 	for (uint32_t i = 0; i < 4; i++) {
 		second = put(w, 2 * SLAB_PAGES + 4 * (i % 2), 4, 400 + 10 * i);
@@ -512,10 +521,26 @@ QUICKER_TEST(a_donor_that_is_behind_does_not_hold_up_page_out, world_scan())
 	CHECK_EQ(w->e->remotes[0].writing, 0);
 }
 
+/* It is behind for a moment, and the disk is no place to read from. */
+QUICKER_TEST(a_donor_that_is_behind_but_the_quicker_source_gets_all_pages, world_scan())
+{
+	uint32_t first = put(w, 0, STAGING / 2, 300), second;
+
+	took(&w->e->remotes[0].speed, 1, 100);
+	took(&w->e->backup->speed, 1, 120);
+	second = put(w, 2 * SLAB_PAGES, 1, 400);
+	CHECK_EQ(stats_of(w).pages_out_behind, 0);
+	END_WELL(w, first);
+	END_WELL(w, second);
+	CHECK(is_remote_valid(w, 2 * SLAB_PAGES));
+}
+
 QUICKER_TEST(an_older_write_to_a_donor_that_is_behind_makes_nothing_valid, world_scan())
 {
-	uint32_t first = put(w, 0, STAGING / 2, 300), second = put(w, 0, 1, 400);
+	uint32_t first = put(w, 0, STAGING / 2, 300), second;
 
+	make_donor_slower(w);
+	second = put(w, 0, 1, 400);
 	CHECK_EQ(stats_of(w).pages_out_behind, 1);
 	disk_settle(w);
 	CAME_TO(w, 0, second);

@@ -4,7 +4,7 @@
  * free staging buffers. Each page of a run gets a new version, both its bits are cleared, its
  * backup write is queued and, where the slab is mapped, its remote write is sent - except while
  * an older one of the same page is in flight (R3): then that one's end sends the newest; and except
- * while the donor is behind.
+ * while the donor is behind and slower than the backup.
  */
 #include <errno.h>
 #include <string.h>
@@ -72,23 +72,31 @@ static struct iswi_entry *stage_page(struct isw_engine *e, uint64_t page, uint32
 	return entry;
 }
 
-/* Their request ends with the backup's write: no donor has them, or none so soon. */
-static bool wait_for_backup(const struct isw_engine *e, uint64_t page, uint32_t count,
-			    const struct iswi_use *use)
+static bool is_backup_quicker(const struct isw_engine *e, const struct iswi_remote *r,
+			      uint32_t pages)
 {
-	const struct iswi_remote *r;
+	return e->config.flags & ISW_ENGINE_QUICKER && e->has_backup &&
+	       iswi_speed_backup_wins(&r->speed, &e->backup->speed, pages);
+}
 
-	if (!use || !(e->config.flags & ISW_ENGINE_QUICKER) || !e->has_backup)
-		return !use;
-	r = iswi_remote_of(e, (uint32_t)(page / e->slab_pages), use->place);
-	return iswi_speed_backup_wins(&r->speed, &e->backup->speed, count);
+/*
+ * Pages stay staged until their donor has them. So one that is slower than the disk would slow down
+ * all page-out, were it not for the other half of the buffers.
+ */
+static bool is_behind(const struct isw_engine *e, const struct iswi_remote *r)
+{
+	return atomic_load_explicit(&r->writing, memory_order_relaxed) >=
+		       e->config.staging_pages / 2 &&
+	       is_backup_quicker(e, r, 1);
 }
 
 /* Stages `count` pages already copied to consecutive slots; fills `batch` with what to send. */
 static uint32_t stage_run(struct isw_engine *e, struct iswi_req *req, uint64_t page, uint32_t slot,
 			  uint32_t count, const struct iswi_use *use, struct batch *batch)
 {
-	bool hurry = wait_for_backup(e, page, count, use);
+	uint32_t slab = (uint32_t)(page / e->slab_pages);
+	/* Their request ends with the backup's write: no donor has them, or none so soon. */
+	bool hurry = !use || is_backup_quicker(e, iswi_remote_of(e, slab, use->place), count);
 	struct iswi_op *op = NULL;
 	uint32_t given = 0;
 
@@ -166,7 +174,7 @@ static bool stage_request(struct isw_engine *e, struct iswi_req *req, struct isw
 		struct batch batch = {0};
 		struct iswi_use use;
 		bool mapped = iswi_slab_get(e, slab, &use);
-		bool sent = mapped && !iswi_remote_behind(e, iswi_remote_of(e, slab, use.place));
+		bool sent = mapped && !is_behind(e, iswi_remote_of(e, slab, use.place));
 
 		if (!mapped && !e->has_backup) { /* nowhere to put it */
 			refuse_rest(req);

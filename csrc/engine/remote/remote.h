@@ -65,8 +65,6 @@ uint32_t iswi_remote_slow_after_us(const struct isw_engine *e, const struct iswi
 void iswi_remote_note_read(struct iswi_remote *r, uint64_t submitted_ns, uint64_t now_ns);
 /* This read of a remote is slow and not answered yet. */
 void iswi_remote_note_slow(struct isw_engine *e, const struct iswi_op *op);
-/* It owes acknowledgements of so many pages that others had better be on the backup alone. */
-bool iswi_remote_behind(const struct isw_engine *e, const struct iswi_remote *r);
 /* It owes so many hedged reads that others had better pass it by. */
 bool iswi_remote_avoid(const struct iswi_remote *r);
 /* Once, before any remote is reserved. */

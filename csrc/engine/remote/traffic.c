@@ -60,17 +60,6 @@ bool iswi_remote_avoid(const struct iswi_remote *r)
 	return atomic_load_explicit(&r->hedges, memory_order_relaxed) >= ISWI_HEDGES_MAX;
 }
 
-/*
- * Pages stay staged until their donor has them. So one that is slower than the disk would slow down
- * all page-out, were it not for the other half of the buffers.
- */
-bool iswi_remote_behind(const struct isw_engine *e, const struct iswi_remote *r)
-{
-	return e->config.flags & ISW_ENGINE_QUICKER && e->has_backup &&
-	       atomic_load_explicit(&r->writing, memory_order_relaxed) >=
-		       e->config.staging_pages / 2;
-}
-
 /* The op's connection, and where its pages lie there. Once for each op: it is on its way now. */
 static struct iswi_queue *address(struct isw_engine *e, struct iswi_op *op)
 {
