@@ -96,9 +96,16 @@ class Model:
         """No slab is on its way."""
         if self.evicting:
             await asyncio.wait(self.evicting)
-        await self.world.until(lambda: not any(s.is_migrating for s in self.world.engine.slabs()))
+        if self.is_moving() and not self.world.has_backup:
+            # Each eviction took room away: without any, a slab's only copy stays where it is.
+            for link in self.links:
+                link.room = max(link.room, SLABS)
+        await self.world.until(lambda: not self.is_moving())
         await asyncio.sleep(6.0)
         await self.world.until(lambda: not self.world.mapper.known_donors.searches)
+
+    def is_moving(self) -> bool:
+        return any(slab.is_migrating for slab in self.world.engine.slabs())
 
     def alarms(self) -> set[str]:
         """Those that must stand."""
