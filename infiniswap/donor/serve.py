@@ -359,15 +359,11 @@ def _watch_pressure(harvester: Harvester) -> Callable[[], None]:
         return lambda: None
     loop = asyncio.get_running_loop()
 
-    def fired() -> None:
-        if trigger.take():
-            harvester.nudge()
-
     def stop() -> None:
         loop.remove_reader(trigger.fileno())
         trigger.close()
 
-    loop.add_reader(trigger.fileno(), fired)
+    loop.add_reader(trigger.fileno(), harvester.nudge)
     return stop
 
 

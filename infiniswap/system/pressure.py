@@ -54,12 +54,11 @@ class PressureTrigger:
             ) from error
 
     def fileno(self) -> int:
-        """Readable when it has fired; watched by an event loop."""
-        return self._poll.fileno()
+        """Readable when it has fired; watched by an event loop.
 
-    def take(self) -> bool:
-        """Whether it has fired since the last call. Never blocks."""
-        return any(events & select.EPOLLPRI for _, events in self._poll.poll(0))
+        It is readable once: whoever sees that has taken it, as the kernel forgets it then.
+        """
+        return self._poll.fileno()
 
     def close(self) -> None:
         """Gives the trigger back. Idempotent."""

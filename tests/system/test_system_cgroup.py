@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from infiniswap.errors import ConflictError, InfiniswapError, NotFoundError
+from infiniswap.errors import ConflictError, InfiniswapError, NotFoundError, UnavailableError
 from infiniswap.system import cgroup, memory
+from infiniswap.system.pressure import PressureTrigger
 from infiniswap.units import MIB
 
 pytestmark = pytest.mark.requires_memcg
@@ -138,3 +141,33 @@ def test_using_a_removed_cgroup_is_an_error_not_a_crash(job: cgroup.MemoryCgroup
     assert job.pids() == ()
     job.kill()
     job.remove()
+
+
+THRASH = """
+import os, sys
+file = os.open({path!r}, os.O_RDWR | os.O_CREAT)
+os.truncate(file, 192 << 20)
+while True:
+    for place in range(0, 192 << 20, 1 << 20):
+        os.pwrite(file, b"x" * (1 << 20), place)
+"""
+
+
+def test_an_event_loop_hears_once_each_time_that_a_job_waits_for_memory(
+    job: cgroup.MemoryCgroup, tmp_path: Path
+) -> None:
+    try:
+        trigger = PressureTrigger()
+    except UnavailableError as error:
+        pytest.skip(f"this kernel grants no trigger: {error}")
+
+    async def heard(times: int) -> None:
+        fired = asyncio.Semaphore(0)
+        asyncio.get_running_loop().add_reader(trigger.fileno(), fired.release)
+        async with asyncio.timeout(120.0):
+            for _ in range(times):
+                await fired.acquire()
+        assert fired.locked()
+
+    with contextlib.closing(trigger), _started(job, THRASH.format(path=str(tmp_path / "file"))):
+        asyncio.run(heard(2))

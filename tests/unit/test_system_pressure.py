@@ -34,7 +34,6 @@ def test_a_quiet_host_fires_nothing() -> None:
         pytest.skip(f"this kernel grants no trigger: {error}")
     try:
         assert select.select([trigger.fileno()], [], [], 0)[0] == []
-        assert not trigger.take()
     finally:
         trigger.close()
         trigger.close()
