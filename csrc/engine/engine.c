@@ -226,7 +226,6 @@ void isw_engine_stats(isw_engine *e, struct isw_engine_stats *out)
 	iswi_staging_count(e, &used, &copies);
 	out->staging_pages_used = used;
 	out->events_dropped = iswi_counted(&e->events.dropped);
-	out->backup_expected_ns = iswi_speed_expected_ns(&e->backup->speed, 1);
 	pthread_mutex_lock(&e->backup->lock);
 	out->backup_failing = e->backup->ailing_count;
 	pthread_mutex_unlock(&e->backup->lock);

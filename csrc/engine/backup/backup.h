@@ -8,7 +8,6 @@
 
 #include "engine/state/op.h"
 #include "engine/state/page.h"
-#include "engine/state/speed.h"
 
 #define ISWI_BACKUP_BATCH_MAX   256u
 #define ISWI_BACKUP_THREADS_MAX 16u
@@ -57,8 +56,7 @@ struct iswi_backup {
 	bool alarm; /* BACKUP_FAILING was reported, BACKUP_RECOVERED not yet */
 	struct iswi_op *read_head, **read_tail; /* for requests: before all copies */
 	struct iswi_op *copy_head, **copy_tail;
-	bool copy_busy;          /* one reader reads for a copy: the others are free for faults */
-	struct iswi_speed speed; /* of reads for requests */
+	bool copy_busy; /* one reader reads for a copy: the others are free for faults */
 	/* Flush: epochs as in flush.c. */
 	uint64_t outstanding[2];
 	uint8_t epoch;

@@ -176,10 +176,6 @@ void iswi_backup_read(struct isw_engine *e, struct iswi_op *op)
 	struct iswi_backup *b = e->backup;
 	struct iswi_op ***tail = op->copy ? &b->copy_tail : &b->read_tail;
 
-	if (!op->copy) {
-		op->xfer.submitted_ns = e->clock->now_ns(e->clock->ctx);
-		op->load = iswi_speed_begin(&b->speed, op->pages);
-	}
 	op->next = NULL;
 	pthread_mutex_lock(&b->lock);
 	**tail = op;
@@ -394,26 +390,11 @@ static void write_done(struct isw_engine *e, struct iswi_job *job, int error)
 		e->waiting.go_on(e);
 }
 
-/* A read for a request has ended. */
-static void note_read(struct isw_engine *e, const struct iswi_op *op, int error)
-{
-	struct iswi_speed *speed = &e->backup->speed;
-	uint64_t now_ns = e->clock->now_ns(e->clock->ctx);
-
-	iswi_speed_end(speed, op->pages);
-	if (!error)
-		iswi_speed_took(speed, op->load, now_ns - op->xfer.submitted_ns);
-	if (op->measured_ns)
-		iswi_speed_measured(speed, op->measured_ns, now_ns);
-}
-
 static void read_done(struct isw_engine *e, struct iswi_op *op, int error)
 {
 	struct iswi_backup *b = e->backup;
 	bool copy = op->copy;
 
-	if (!copy)
-		note_read(e, op, error);
 	op->done(op, error);
 	if (!copy)
 		return;

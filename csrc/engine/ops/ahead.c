@@ -145,8 +145,6 @@ static uint32_t claim(struct isw_engine *e, const struct wish *wish, uint32_t pl
 static struct iswi_op *begin(struct isw_engine *e, const struct wish *wish)
 {
 	uint32_t slab = (uint32_t)(wish->page / e->slab_pages), pages = 0, first;
-	uint64_t now_ns = e->clock->now_ns(e->clock->ctx);
-	enum iswi_speed_choice choice;
 	struct iswi_remote *r;
 	struct iswi_use use;
 	struct iswi_op *op;
@@ -156,8 +154,7 @@ static struct iswi_op *begin(struct isw_engine *e, const struct wish *wish)
 		return NULL;
 	}
 	r = iswi_remote_of(e, slab, use.place);
-	choice = iswi_quicker(e, r, (uint32_t)(wish->end - wish->page), now_ns);
-	if (!iswi_remote_avoid(r) && choice != ISWI_SPEED_BACKUP)
+	if (!iswi_remote_avoid(r))
 		pages = claim(e, wish, use.place);
 	if (!pages) {
 		iswi_place_put(e, slab, use.place);
@@ -180,10 +177,6 @@ static struct iswi_op *begin(struct isw_engine *e, const struct wish *wish)
 	op->xfer.done = ahead_done;
 	op->xfer.slow = ahead_slow;
 	op->xfer.slow_us = iswi_remote_slow_after_us(e, r);
-	if (choice == ISWI_SPEED_DONOR_MEASURED && iswi_speed_measure(&r->speed, now_ns)) {
-		op->measured_ns = now_ns;
-		op->xfer.slow_us = e->config.hedge_us_min;
-	}
 	return op;
 }
 
@@ -313,7 +306,6 @@ static void ahead_slow(struct iswi_xfer *xfer, uint32_t received)
 	uint32_t count;
 
 	(void)received;
-	iswi_remote_note_slow(e, op);
 	pthread_mutex_lock(&shard->lock);
 	g->slow = true;
 	count = iswi_ahead_release(g, waits);

@@ -26,16 +26,6 @@ void iswi_write_stranded(struct isw_engine *e, uint32_t slab);
 void iswi_write_kick(struct isw_engine *e);
 void iswi_zero(struct isw_engine *e, struct iswi_req *req);
 
-/* Where a read of pages that both have goes: to this donor or to the backup. now_ns: about now. */
-static inline enum iswi_speed_choice iswi_quicker(const struct isw_engine *e,
-						  const struct iswi_remote *r, uint32_t pages,
-						  uint64_t now_ns)
-{
-	if (!(e->config.flags & ISW_ENGINE_QUICKER) || !e->has_backup)
-		return ISWI_SPEED_DONOR;
-	return iswi_speed_choose(&r->speed, &e->backup->speed, pages, now_ns);
-}
-
 /* hedge.c */
 /*
  * A read of a donor is slow: its pages are asked of the backup as well, if that has them all. On

@@ -37,8 +37,7 @@ struct cursor {
 	uint64_t word[2]; /* of the slab's places */
 	bool mapped[2];   /* a use of that place is held */
 	bool avoid[2];    /* its donor keeps others waiting */
-	enum iswi_speed_choice choice[2];
-	uint8_t tried; /* ISWI_TRIED_* */
+	uint8_t tried;    /* ISWI_TRIED_* */
 	struct iswi_op *first, *last;
 };
 
@@ -67,8 +66,8 @@ static enum source choose(struct isw_engine *e, uint64_t page, const struct curs
 			return PAST_REMOTE;
 	}
 	if (remote && at->mapped[place]) {
-		if ((at->avoid[place] || iswi_speed_is_backup(at->choice[place])) &&
-		    iswi_bit(e->backup_current, page) && !(at->tried & ISWI_TRIED_BACKUP))
+		if (at->avoid[place] && iswi_bit(e->backup_current, page) &&
+		    !(at->tried & ISWI_TRIED_BACKUP))
 			return PAST_REMOTE;
 		return FROM_REMOTE;
 	}
@@ -87,13 +86,8 @@ static void count_fallback(struct isw_engine *e, const struct cursor *at,
 	uint32_t current = atomic_load(&e->slabs[at->slab].current), pages = run->pages;
 	uint32_t state = iswi_word_state(atomic_load(&iswi_place(e, at->slab, current)->word));
 
-	if (run->source == PAST_REMOTE && at->avoid[run->place])
+	if (run->source == PAST_REMOTE)
 		iswi_count(&e->count.fallback_slow, pages);
-	else if (run->source == PAST_REMOTE)
-		iswi_count(at->choice[run->place] == ISWI_SPEED_BACKUP
-				   ? &e->count.fallback_quicker
-				   : &e->count.fallback_measured,
-			   pages);
 	else if (at->tried & ISWI_TRIED_REMOTE)
 		iswi_count(&e->count.fallback_error, pages);
 	else if (at->mapped[current])
@@ -111,16 +105,6 @@ static void remote_read_slow(struct iswi_xfer *xfer, uint32_t received);
 static void backup_read_done(struct iswi_op *op, int error);
 static void in_vain(struct iswi_op *op, int error);
 
-/* The op measures its source, if that is what it was sent there for. */
-static void measure(struct iswi_op *op, struct iswi_speed *speed, const struct cursor *at,
-		    const struct read_run *run, enum iswi_speed_choice choice)
-{
-	uint64_t now_ns = ISWI_MAX(at->req->start_ns, 1);
-
-	if (at->choice[run->place] == choice && iswi_speed_measure(speed, now_ns))
-		op->measured_ns = now_ns;
-}
-
 static void emit_transfer(struct isw_engine *e, struct cursor *at, const struct read_run *run)
 {
 	struct iswi_op *op = iswi_op_take(e);
@@ -135,8 +119,6 @@ static void emit_transfer(struct isw_engine *e, struct cursor *at, const struct 
 	op->xfer.buf = place_of(at->req, run->page);
 	if (run->source != FROM_REMOTE) {
 		count_fallback(e, at, run);
-		if (run->source == PAST_REMOTE)
-			measure(op, &e->backup->speed, at, run, ISWI_SPEED_BACKUP_MEASURED);
 		op->done = backup_read_done;
 		iswi_backup_read(e, op);
 		return;
@@ -150,10 +132,6 @@ static void emit_transfer(struct isw_engine *e, struct cursor *at, const struct 
 	if (!at->tried)
 		op->xfer.slow_us =
 			iswi_remote_slow_after_us(e, iswi_remote_of(e, at->slab, run->place));
-	measure(op, &iswi_remote_of(e, at->slab, run->place)->speed, at, run,
-		ISWI_SPEED_DONOR_MEASURED);
-	if (op->measured_ns) /* its own tail is nothing to wait for: the backup is quicker */
-		op->xfer.slow_us = e->config.hedge_us_min;
 	iswi_place_get_more(e, at->slab, run->place);
 	if (at->last)
 		at->last->xfer.next = &op->xfer;
@@ -239,9 +217,6 @@ static void read_pages(struct isw_engine *e, struct iswi_req *req, uint64_t page
 		at.avoid[place] = at.mapped[place] && e->has_backup &&
 				  (tried & ISWI_PAST_SLOW ||
 				   iswi_remote_avoid(iswi_remote_of(e, at.slab, place)));
-		if (at.mapped[place] && !tried)
-			at.choice[place] = iswi_quicker(e, iswi_remote_of(e, at.slab, place),
-							(uint32_t)(end - page), req->start_ns);
 	}
 	while (page < end) {
 		uint64_t stop = iswi_group_end(page, end);
@@ -372,7 +347,6 @@ static void remote_read_slow(struct iswi_xfer *xfer, uint32_t received)
 {
 	struct iswi_op *op = ISWI_CONTAINER(xfer, struct iswi_op, xfer);
 
-	iswi_remote_note_slow(op->engine, op);
 	op->done = in_vain;
 	iswi_hedge_begin(op, received);
 }

@@ -3,8 +3,7 @@
  * Writes. A request is cut at slab borders into fragments, a fragment into runs of consecutive
  * free staging buffers. Each page of a run gets a new version, both its bits are cleared, its
  * backup write is queued and, where the slab is mapped, its remote write is sent - except while
- * an older one of the same page is in flight (R3): then that one's end sends the newest; and except
- * while the donor is behind and slower than the backup.
+ * an older one of the same page is in flight (R3): then that one's end sends the newest.
  */
 #include <errno.h>
 #include <string.h>
@@ -49,7 +48,7 @@ struct iswi_op *iswi_write_op(struct isw_engine *e, uint64_t page, uint32_t slot
 
 /* Under the shard lock: the staged bytes in `slot` become the newest version of the page. */
 static struct iswi_entry *stage_page(struct isw_engine *e, uint64_t page, uint32_t slot,
-				     struct iswi_req *req, bool hurry)
+				     struct iswi_req *req, bool mapped)
 {
 	struct iswi_entry *entry = iswi_entry_make(e, page);
 
@@ -68,35 +67,14 @@ static struct iswi_entry *stage_page(struct isw_engine *e, uint64_t page, uint32
 	/* ... and what its checksum was no longer matters. */
 	iswi_keep32(&e->crc[page], e->slots[slot].crc);
 	if (e->has_backup)
-		iswi_backup_enqueue(e, entry, hurry);
+		iswi_backup_enqueue(e, entry, !mapped);
 	return entry;
-}
-
-static bool is_backup_quicker(const struct isw_engine *e, const struct iswi_remote *r,
-			      uint32_t pages)
-{
-	return e->config.flags & ISW_ENGINE_QUICKER && e->has_backup &&
-	       iswi_speed_backup_wins(&r->speed, &e->backup->speed, pages);
-}
-
-/*
- * Pages stay staged until their donor has them. So one that is slower than the disk would slow down
- * all page-out, were it not for the other half of the buffers.
- */
-static bool is_behind(const struct isw_engine *e, const struct iswi_remote *r)
-{
-	return atomic_load_explicit(&r->writing, memory_order_relaxed) >=
-		       e->config.staging_pages / 2 &&
-	       is_backup_quicker(e, r, 1);
 }
 
 /* Stages `count` pages already copied to consecutive slots; fills `batch` with what to send. */
 static uint32_t stage_run(struct isw_engine *e, struct iswi_req *req, uint64_t page, uint32_t slot,
 			  uint32_t count, const struct iswi_use *use, struct batch *batch)
 {
-	uint32_t slab = (uint32_t)(page / e->slab_pages);
-	/* Their request ends with the backup's write: no donor has them, or none so soon. */
-	bool hurry = !use || is_backup_quicker(e, iswi_remote_of(e, slab, use->place), count);
 	struct iswi_op *op = NULL;
 	uint32_t given = 0;
 
@@ -106,7 +84,7 @@ static uint32_t stage_run(struct isw_engine *e, struct iswi_req *req, uint64_t p
 		bool send = false;
 
 		pthread_mutex_lock(&shard->lock);
-		entry = stage_page(e, page + i, slot + i, req, hurry);
+		entry = stage_page(e, page + i, slot + i, req, use);
 		if (use && entry->remote_busy) {
 			entry->remote_wanted = true;
 		} else if (use) {
@@ -174,7 +152,6 @@ static bool stage_request(struct isw_engine *e, struct iswi_req *req, struct isw
 		struct batch batch = {0};
 		struct iswi_use use;
 		bool mapped = iswi_slab_get(e, slab, &use);
-		bool sent = mapped && !is_behind(e, iswi_remote_of(e, slab, use.place));
 
 		if (!mapped && !e->has_backup) { /* nowhere to put it */
 			refuse_rest(req);
@@ -187,12 +164,10 @@ static bool stage_request(struct isw_engine *e, struct iswi_req *req, struct isw
 			break;
 		}
 		copy_pages(e, slot, count, (char *)req->data + (page - first) * ISW_PAGE_BYTES);
-		given += stage_run(e, req, page, slot, count, sent ? &use : NULL, &batch);
+		given += stage_run(e, req, page, slot, count, mapped ? &use : NULL, &batch);
 		req->cursor += count;
 		iswi_count(&e->slabs[slab].page_outs, count);
 		iswi_count(&e->count.pages_out, count);
-		if (mapped && !sent)
-			iswi_count(&e->count.pages_out_behind, count);
 		if (batch.first)
 			iswi_remote_send(e, batch.first, batch.last, plug);
 		if (mapped)

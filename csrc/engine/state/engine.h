@@ -36,10 +36,6 @@
  *  R15 A read ahead on its way holds a use of its place (R5). At rest it is no use, no entry and no
  *      activity. A request that joins has one of its pending there, which is taken once: by the
  *      read's end, or when that is slow. What it did not get by then is read in another way.
- *  R16 Which of two sources is the quicker (state/speed.h) decides only where a page may be read
- *      from either: it is remote-valid on a mapped place, backup-current and not staged, and none
- *      of the two has failed this request. A measurement ends with its read, whatever became of
- *      that.
  *
  * Rules of the arena. They hold after every single store to it, with or without locks, because the
  * process may be killed there and its successor (recover.c) has nothing else to go by:
@@ -93,8 +89,7 @@ struct iswi_ahead;        /* state/ahead.h */
 	each(fallback_invalid) each(fallback_error) each(remote_errors) \
 	each(crc_errors_remote) each(crc_errors_backup) each(backup_errors) \
 	each(staging_waits) each(pages_copied) each(pages_migrated) \
-	each(pages_copy_dropped) each(fallback_slow) each(fallback_quicker) \
-	each(fallback_measured) each(pages_out_behind) each(hedged_reads) each(hedged_wins) \
+	each(pages_copy_dropped) each(fallback_slow) each(hedged_reads) each(hedged_wins) \
 	each(pages_ahead) each(pages_ahead_used) each(pages_ahead_wasted)
 /* clang-format on */
 

@@ -213,7 +213,6 @@ struct iswi_op *iswi_op_take(struct isw_engine *e)
 	op->xfer.next = NULL;
 	op->req = NULL;
 	op->tried = 0;
-	op->measured_ns = 0;
 	op->copy = false;
 	op->pull = false;
 	op->twin = NULL;

@@ -34,12 +34,10 @@ struct iswi_op {
 	uint64_t word;
 	uint32_t pages;
 	uint32_t slab;
-	uint64_t measured_ns; /* when a read began that measures its source; 0: it does not */
-	uint8_t load;         /* reads: see state/speed.h */
-	uint8_t place;        /* of which it holds a use */
-	uint32_t slot;        /* writes, copies: first of `pages` consecutive staging buffers */
-	uint32_t crc;         /* reads: the first page's checksum when they began */
-	uint32_t remote;      /* where it was sent */
+	uint8_t place;   /* of which it holds a use */
+	uint32_t slot;   /* writes, copies: first of `pages` consecutive staging buffers */
+	uint32_t crc;    /* reads: the first page's checksum when they began */
+	uint32_t remote; /* where it was sent */
 	uint8_t tried;
 	bool copy; /* of copy.c: a read without a request, then a write */
 	bool pull; /* a copy from the slab's other place */
