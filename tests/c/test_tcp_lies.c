@@ -303,6 +303,7 @@ TEST_CASES(check_deadline, 2, is_write)
 	atomic_store(&go, false);
 	config = server_config(&server, answer_late, NULL);
 	config.clock = &clock;
+	config.request_ms_max = 200; /* what a receiver that was idle sleeps, by the real clock */
 	client_connect(&client, &config);
 	memset(page[0], 0xee, ISW_PAGE_BYTES);
 	op_start(&op[0], &client, is_write ? ISWI_XFER_WRITE : ISWI_XFER_READ, 0, page[0],
