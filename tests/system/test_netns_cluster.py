@@ -230,7 +230,7 @@ def test_a_squeezed_host_gets_its_memory_back(three: Cluster, tmp_path: Path) ->
         one.verify(tmp_path / "back")
         three.release("h3")
         three.release("h3")
-        one.until_mapped(tmp_path / "back", "h3 again")
+        one.until_mapped(tmp_path / "back", "h3")  # again
     assert three.state("h3").daemon == "serving"
     with pytest.raises(MemoryLimitError, match="ran out"):
         three.squeeze("h3", HOST_MEMORY - 4 * MIB)
