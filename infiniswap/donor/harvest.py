@@ -149,7 +149,7 @@ class Harvester:
         return self._clock() - self._cache_read_s > _OF_PERIOD * self._period_s
 
     def _read(self, cache_too: bool) -> tuple[MemoryFigures, Cache | None]:
-        """Blocking. In this order: the cache is that of whatever limits the figures."""
+        """The figures, and then the page cache of whatever limits them. Blocks."""
         return self.memory.read(), self.memory.cache() if cache_too else None
 
     def _note_cache(self, cache: Cache) -> None:

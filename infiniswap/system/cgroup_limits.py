@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from infiniswap.errors import NotPermittedError
+from infiniswap.system.cgroup import RUN_PREFIX
 from infiniswap.system.files import PROC, try_read_text
 from infiniswap.system.memory import (
     UNLIMITED_BYTES,
@@ -21,7 +22,7 @@ from infiniswap.system.memory import (
     memory_hierarchy,
 )
 
-_RUNS: Final = ("infiniswap-run-", "infiniswap_run_")
+_RUNS: Final = (RUN_PREFIX, RUN_PREFIX.replace("-", "_"))
 """How cgroups of runs' jobs begin, made by us or by systemd."""
 _V2_OTHERS: Final = (
     "memory.high",

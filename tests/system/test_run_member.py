@@ -57,8 +57,7 @@ def member_runner(member_device: Device) -> Iterator[Runner]:
     try:
         yield own
     finally:
-        own.end()
-        own.nothing_left()
+        own.close()
 
 
 def as_user(name: str, argv: list[str], *, member: bool = True) -> list[str]:

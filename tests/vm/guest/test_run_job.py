@@ -33,8 +33,7 @@ def runner(module_cluster: Cluster) -> Iterator[Runner]:
     try:
         yield own
     finally:
-        own.end()
-        own.nothing_left()
+        own.close()
 
 
 @pytest.mark.timeout(1800)
