@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.devices.cluster import Cluster, run, until
+from support.jobs.runs import Runner
 from support.machine.softroce import soft_roce as soft_roce_device
 
 
@@ -41,6 +42,16 @@ def module_cluster() -> Iterator[Cluster]:
     own = Cluster()
     try:
         own.donor()
+        yield own
+    finally:
+        own.close()
+
+
+@pytest.fixture
+def runner(module_cluster: Cluster) -> Iterator[Runner]:
+    """Runs on that cluster, of which nothing is left."""
+    own = Runner(module_cluster)
+    try:
         yield own
     finally:
         own.close()

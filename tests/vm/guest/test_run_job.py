@@ -7,7 +7,6 @@ With systemd: test_services.py.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,15 +24,6 @@ def program(module_cluster: Cluster, pagecheck: Path) -> Path:
     """The job, where every user can execute it."""
     module_cluster.root.chmod(0o755)
     return Path(shutil.copy(pagecheck, module_cluster.root))
-
-
-@pytest.fixture
-def runner(module_cluster: Cluster) -> Iterator[Runner]:
-    own = Runner(module_cluster)
-    try:
-        yield own
-    finally:
-        own.close()
 
 
 @pytest.mark.timeout(1800)

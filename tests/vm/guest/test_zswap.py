@@ -31,15 +31,6 @@ def on() -> Iterator[None]:
 
 
 @pytest.fixture
-def runner(module_cluster: Cluster) -> Iterator[Runner]:
-    own = Runner(module_cluster)
-    try:
-        yield own
-    finally:
-        own.close()
-
-
-@pytest.fixture
 def job(runner: Runner, tmp_path: Path) -> Job:
     options = ("--size", "96M", "--frontend", "fuse")
     return Job(runner, tmp_path / "summary.json", LOCAL_MIB, JOB_MIB, options)
