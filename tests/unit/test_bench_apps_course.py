@@ -13,7 +13,6 @@ from isw_bench.apps.course import Course, Wanted
 from isw_bench.apps.jobs import AppJob, Place
 from isw_bench.apps.ledger import Ledger
 from isw_bench.apps.plan import Cell
-from isw_bench.apps.turns import Turns
 from isw_bench.bench import Bench, Settings, SkipError
 from isw_bench.scope import Scope
 
@@ -71,11 +70,11 @@ def course(
 ) -> tuple[Course, Machine]:
     machine = Machine(measured)
     wanted = Wanted(
-        [job(key) for key in keys], [50, 25], [plan.DISK], jobs.TINY, rounds, budget_s, 60.0, None
+        [job(key) for key in keys], [50, 25], [plan.DISK], jobs.TINY, rounds, budget_s, 60.0
     )
     bench = Bench(Settings(rounds, 0.0), Scope(tmp_path), tmp_path, tmp_path)
     ledger = Ledger(tmp_path / "cells.jsonl", {key: {"commit": "c0ffee"} for key in keys})
-    made = Course(bench, wanted, tmp_path, ledger, Turns(None), ledger.load(), machine.measure)
+    made = Course(bench, wanted, tmp_path, ledger, ledger.load(), machine.measure)
     return made, machine
 
 

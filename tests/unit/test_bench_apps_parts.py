@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make bench-apps`: settings of the host, turns with others, and the jobs' own programs."""
+"""`make bench-apps`: settings of the host, and the jobs' own programs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isw_bench import zswap
 from isw_bench.apps import jobs, slowdown_plot
-from isw_bench.apps.turns import Turns
 
 from infiniswap.errors import SystemCallError
-from infiniswap.system.files import is_held
 from infiniswap.system.interrupts import Interrupts
 
 # ------------------------------------------------------------------------ zswap's settings
@@ -84,38 +82,6 @@ def test_a_measurement_that_fails_to_set_zswap_puts_back_what_it_has_set(
         zswap.settings(tmp_path, Interrupts(), wanted, parameters).__enter__()
     (parameters / "refused").rmdir()
     assert now(parameters) == BEFORE
-
-
-# ----------------------------------------------------------------------------------- turns
-
-
-def test_the_lock_is_held_while_measuring_and_given_up_at_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    with Turns(path) as turns:
-        assert not path.exists()
-        turns.begin(1.0)
-        assert is_held(path)
-        turns.begin(1.0)
-        assert is_held(path)
-    assert not is_held(path)
-
-
-def test_a_turn_that_would_become_too_long_ends_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "lock"
-    seen: list[bool | None] = []
-    monkeypatch.setattr("isw_bench.apps.turns.time.sleep", lambda _: seen.append(is_held(path)))
-    with Turns(path) as turns:
-        turns.begin(1.0)
-        turns.begin(1000.0)
-        assert seen == [False]
-        assert is_held(path)
-
-
-def test_nobody_waits_without_a_file() -> None:
-    with Turns(None) as turns:
-        turns.begin(1000.0)
 
 
 # -------------------------------------------------------------------------------- programs

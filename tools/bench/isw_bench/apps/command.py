@@ -25,7 +25,6 @@ from isw_bench.apps.course import Course, Wanted
 from isw_bench.apps.jobs import JOBS, AppJob
 from isw_bench.apps.ledger import Ledger
 from isw_bench.apps.plan import Cell
-from isw_bench.apps.turns import Turns
 from isw_bench.bench import Bench, Settings, build_programs
 from isw_bench.children import output_of
 from isw_bench.scope import WORK_DIR, Scope
@@ -61,9 +60,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--minutes", type=float, default=_BUDGET_MINUTES, help="for all cells (%(default)s)")
     add("--cell-minutes", type=float, default=_CELL_MINUTES, metavar="MINUTES",
         help="after which a job is ended (%(default)s)")  # fmt: skip
-    add("--lock", type=Path, metavar="FILE",
-        help="hold this file's lock (flock) while measuring, up to three minutes at a time: for a "
-        "machine where others measure, too")  # fmt: skip
     add("--report", action="store_true", help="measure nothing: write the tables of what is there")
     output = ROOT / "build" / "bench-apps-results"
     add("--output", type=Path, default=output, help="directory (%(default)s)")
@@ -98,7 +94,6 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Wanted]:
         rounds=rounds,
         budget_s=args.minutes * 60,
         cell_s=args.cell_minutes * 60,
-        lock=args.lock,
     )
     return args, wanted
 
@@ -184,10 +179,10 @@ def _measure(
                 packages.take(program, package, args.build)
     if any(job.needs_build for job in wanted.jobs):
         build_programs(ROOT, args.build)
-    with Scope(args.work) as scope, Turns(wanted.lock) as turns:
+    with Scope(args.work) as scope:
         scope.work.chmod(0o711)  # a database server runs as another user
         bench = Bench(Settings(wanted.rounds, 0.0), scope, ROOT, args.build.resolve())
-        course = Course(bench, wanted, args.output, ledger, turns, results)
+        course = Course(bench, wanted, args.output, ledger, results)
         course.run()
     return course.failed
 

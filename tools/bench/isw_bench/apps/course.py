@@ -14,7 +14,6 @@ from isw_bench.apps import cell, inputs, jobs, plan, report, rivals
 from isw_bench.apps.jobs import AppJob, Place
 from isw_bench.apps.ledger import Ledger
 from isw_bench.apps.plan import Cell
-from isw_bench.apps.turns import Turns
 from isw_bench.bench import Bench, SkipError
 from isw_bench.suite import interrupt_behind
 
@@ -38,7 +37,6 @@ class Wanted:
         rounds: at most.
         budget_s: for all cells together.
         cell_s: for one.
-        lock: a file to hold the lock of during each measurement, or None.
     """
 
     jobs: Sequence[AppJob]
@@ -48,7 +46,6 @@ class Wanted:
     rounds: int
     budget_s: float
     cell_s: float
-    lock: Path | None
 
 
 class Course:
@@ -59,7 +56,6 @@ class Course:
         wanted: what was asked for.
         output: directory of results and inputs.
         ledger: there.
-        turns: with others who measure.
         results: of finished cells; those of this invocation are added.
         measure: runs a cell, as cell.measure does.
     """
@@ -70,7 +66,6 @@ class Course:
         wanted: Wanted,
         output: Path,
         ledger: Ledger,
-        turns: Turns,
         results: dict[Cell, dict[str, Any]],
         measure: Measure = cell.measure,
     ) -> None:
@@ -78,7 +73,6 @@ class Course:
         self._wanted = wanted
         self._output = output
         self._ledger = ledger
-        self._turns = turns
         self._run_cell = measure
         self._jobs = {job.key: job for job in wanted.jobs}
         self._left_out: dict[tuple[str, int, str], str] = {}
@@ -122,7 +116,6 @@ class Course:
         if reason is None:
             try:
                 source = self._source(each)
-                self._turns.begin(plan.estimate_s(each, self._took_s()))
                 result = self._measure(each, source)
                 if result["status"] != plan.FAILED:  # the next invocation tries again
                     self._ledger.append(each, result)
