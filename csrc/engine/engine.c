@@ -61,6 +61,9 @@ int iswi_engine_make(const struct isw_engine_config *config, struct isw_engine *
 	e->slab_pages = config->slab_bytes / ISW_PAGE_BYTES;
 	e->slabs_count = (uint32_t)((e->pages + e->slab_pages - 1) / e->slab_pages);
 	e->has_backup = !(config->flags & ISW_ENGINE_NO_BACKUP);
+	/* Without hedging a disk that hangs would hold up what a donor has. */
+	if (!e->has_backup || !config->hedge_us_min)
+		e->config.flags &= ~(uint32_t)ISW_ENGINE_QUICKER;
 	e->standby = config->flags & ISW_ENGINE_STANDBY;
 	e->state_lock_fd = -1;
 	pthread_mutex_init(&e->control, NULL);
@@ -226,6 +229,7 @@ void isw_engine_stats(isw_engine *e, struct isw_engine_stats *out)
 	iswi_staging_count(e, &used, &copies);
 	out->staging_pages_used = used;
 	out->events_dropped = iswi_counted(&e->events.dropped);
+	out->backup_expected_ns = iswi_speed_expected_ns(&e->backup->speed, 1);
 	pthread_mutex_lock(&e->backup->lock);
 	out->backup_failing = e->backup->ailing_count;
 	pthread_mutex_unlock(&e->backup->lock);

@@ -321,6 +321,7 @@ typedef struct isw_engine isw_engine;
 #define ISW_ENGINE_NO_BACKUP  0x1 /* --backup none: the loss of a donor loses data */
 #define ISW_ENGINE_STANDBY    0x2 /* waits for isw_engine_take_over */
 #define ISW_ENGINE_READ_AHEAD 0x4 /* reads from donors what will be asked for next */
+#define ISW_ENGINE_QUICKER    0x8 /* reads from the backup what that has sooner than a donor */
 
 struct isw_engine_config {
 	uint64_t size_bytes; /* multiple of ISW_PAGE_BYTES */
@@ -543,6 +544,7 @@ struct isw_remote_info {
 	uint64_t
 		read_tail_ns; /* about 99 of 100 reads of late were answered within this; 0: none */
 	uint32_t rdma;        /* pages go by RDMA */
+	uint64_t expected_ns; /* what a read of one page would take now; 0: no idea */
 };
 int isw_engine_remotes(isw_engine *engine, uint32_t max, struct isw_remote_info *remotes_out);
 
@@ -569,6 +571,8 @@ struct isw_engine_stats {
 	uint64_t fallback_invalid;      /* ... slab mapped, page not (yet) remote-valid */
 	uint64_t fallback_error;        /* ... the donor failed or its bytes did */
 	uint64_t fallback_slow;         /* ... the donor took too long, or keeps others waiting */
+	uint64_t fallback_quicker;      /* ... the backup was expected to be quicker */
+	uint64_t fallback_measured;     /* ... it was not, but its speed was to be measured */
 	uint64_t remote_errors;
 	uint64_t crc_errors_remote;
 	uint64_t crc_errors_backup;
@@ -580,12 +584,14 @@ struct isw_engine_stats {
 	uint64_t pages_copied;       /* by isw_slab_fill: acknowledged by a donor */
 	uint64_t pages_migrated;     /* by isw_slab_pull */
 	uint64_t pages_copy_dropped; /* begun by either, but overtaken by a write or failed */
-	uint64_t hedged_reads;       /* transfers that were slow and read from the backup too ... */
+	uint64_t hedged_reads;       /* slow reads that were sent to the other source, too ... */
 	uint64_t hedged_wins;        /* ... which was faster */
 	uint64_t pages_ahead;        /* read ahead of their requests ... */
 	uint64_t pages_ahead_used;   /* ... and asked for then */
 	uint64_t pages_ahead_wasted; /* ... or given up: outdated, or asked for by nobody */
 	uint64_t events_dropped;
+	/* What a read of one page from the backup would take now; 0: no idea. */
+	uint64_t backup_expected_ns;
 	/* Request latency at the front end, log-linear: see isw_latency_bucket_ns. */
 	uint64_t read_latency[256];
 	uint64_t write_latency[256];

@@ -4,8 +4,9 @@
  * and no thread. What a network, a disk or a thread would do is a step that the test orders, and
  * each step runs the very handler that a thread would run. Nothing of this is in the product.
  *
- * The functions of isw.h work on it as on any engine. isw_engine_destroy waits for ever while
- * transfers are held back: ISW_STEP_UNPLUG first.
+ * The functions of isw.h work on it as on any engine. isw_engine_destroy and
+ * isw_sim_remote_reconnect wait for ever while transfers are held back: ISW_STEP_UNPLUG first, and
+ * ISW_STEP_BACKUP_SLOW until there is none.
  *
  * A donor's memory is its own, or a store's outside (isw_sim_slot): then what the store says of a
  * slot when a request takes effect decides, and a reconnect fences nothing - the store has to have
@@ -87,6 +88,7 @@ int isw_sim_pending(isw_engine *engine, uint32_t remote);
 #define ISW_STEP_BACKUP_RETRY   12 /* the time to retry failed pages has come */
 #define ISW_STEP_UNPLUG         13 /* what is held back is sent */
 #define ISW_STEP_REMOTE_SLOW    14 /* transfer n of remote r has taken too long */
+#define ISW_STEP_BACKUP_SLOW    15 /* so has a read of the backup that the donor could answer */
 
 /*
  * Returns 1 when something was done, 0 when nothing of that kind was pending, negative on misuse.

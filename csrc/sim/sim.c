@@ -450,6 +450,8 @@ int isw_engine_step(isw_engine *e, uint32_t step, uint32_t r, uint32_t n)
 		return step_backup_end(sim, n, -EIO);
 	case ISW_STEP_BACKUP_RETRY:
 		return iswi_backup_retry(e);
+	case ISW_STEP_BACKUP_SLOW:
+		return iswi_backup_slow(e, UINT64_MAX);
 	case ISW_STEP_UNPLUG:
 		if (iswi_plug_is_empty(&sim->plug))
 			return 0;

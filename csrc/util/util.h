@@ -18,7 +18,7 @@
 #define ISWI_MAX(a, b)                    ((a) > (b) ? (a) : (b))
 
 /* Every thread of ours has this much stack: all of it is locked, so it is small. */
-#define ISWI_STACK_BYTES (256u * 1024u)
+#define ISWI_STACK_BYTES (128u * 1024u)
 
 /*
  * Fills error (may be NULL) and returns code (negative errno), so that a failing function can

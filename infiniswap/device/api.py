@@ -28,7 +28,8 @@ class DonorRow(Struct, frozen=True, kw_only=True):
 
     Pages are those transferred without an error since the device's process started; `rdma_*` are
     those of them that went by RDMA. `read_tail_us`: 99 of 100 recent reads took less; 0: no read
-    yet. `connections_lost`, `reclaimed`, `given_up`: how often. `sessions_broken`: control sessions
+    yet. `expected_us`: how long a read of one page would take now; 0: no read yet.
+    `connections_lost`, `reclaimed`, `given_up`: how often. `sessions_broken`: control sessions
     that the device ended for what the donor said, by reason ("flood", "protocol").
     """
 
@@ -47,6 +48,7 @@ class DonorRow(Struct, frozen=True, kw_only=True):
     rdma_read_pages: int = 0
     rdma_write_pages: int = 0
     read_tail_us: float = 0.0
+    expected_us: float = 0.0
     connections_lost: int = 0
     reclaimed: int = 0
     given_up: int = 0
@@ -92,6 +94,9 @@ class DeviceStatus(Struct, frozen=True, kw_only=True):
         pages_on_donors: how many have a valid copy there now.
         stats: totals since the start, in pages unless the name says otherwise.
         remote_share: of the page-ins that were not zeros, how many donors served; None: no such.
+        chosen_share: of the page-ins that a donor and the backup could serve, how many were read
+            from the donor, because it was expected to answer sooner; None: no such.
+        backup_expected_us: how long a read of one page from the backup would take now; 0: none yet.
         degraded: measures that this host refused, such as locked memory or processors kept awake.
         alarms: what an administrator should act on now.
         runs: pids of the `run` commands that use it.
@@ -127,6 +132,8 @@ class DeviceStatus(Struct, frozen=True, kw_only=True):
     evictions: int = 0
     slab_counts: dict[str, int] = {}
     succession: SuccessionRow | None = None
+    chosen_share: float | None = None
+    backup_expected_us: float = 0.0
 
 
 class JoinRequest(Struct, frozen=True, kw_only=True):

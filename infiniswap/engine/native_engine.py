@@ -319,6 +319,7 @@ def engine_config(config: EngineConfig) -> Any:
     flags = lib.ISW_ENGINE_NO_BACKUP if fields.pop("no_backup") else 0
     flags |= lib.ISW_ENGINE_STANDBY if fields.pop("standby") else 0
     flags |= lib.ISW_ENGINE_READ_AHEAD if fields.pop("read_ahead") else 0
+    flags |= lib.ISW_ENGINE_QUICKER if fields.pop("quicker") else 0
     return ffi.new("struct isw_engine_config *", {**fields, "flags": flags})
 
 
@@ -380,6 +381,7 @@ def _remote_info(number: int, item: Any) -> RemoteInfo:
         in_flight=item.in_flight,
         read_tail_ns=item.read_tail_ns,
         by_rdma=bool(item.rdma),
+        expected_ns=item.expected_ns,
     )
 
 

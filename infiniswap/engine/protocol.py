@@ -107,6 +107,7 @@ class RemoteInfo:
         in_flight: transfers under way.
         read_tail_ns: 99 of 100 reads of late took less; 0: none yet.
         by_rdma: whether pages go by RDMA.
+        expected_ns: what a read of one page would take now; 0: no read yet.
     """
 
     remote: int
@@ -116,6 +117,7 @@ class RemoteInfo:
     in_flight: int
     read_tail_ns: int = 0
     by_rdma: bool = False
+    expected_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ class EngineConfig:
     `state_fd`: open state file, which outlives the process; -1: anonymous memory, which does not.
     `standby`: made without a backup, for `take_over`.
     `read_ahead`: reads from donors what will be asked for next, where the reads have a trend.
+    `quicker`: reads from the backup what it is expected to have sooner than a donor.
     """
 
     size_bytes: int
@@ -156,6 +159,7 @@ class EngineConfig:
     no_backup: bool = False
     standby: bool = False
     read_ahead: bool = True
+    quicker: bool = True
     state_fd: int = -1
 
 

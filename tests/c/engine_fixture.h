@@ -349,7 +349,8 @@ UNUSED_OK static void sources_are(const struct world *w, uint64_t remote, uint64
 	CHECK_EQ(stats.pages_in_staging, staging);
 	CHECK_EQ(stats.pages_in, remote + backup + staging + stats.pages_in_zero);
 	CHECK_EQ(stats.fallback_slow + stats.fallback_error + stats.fallback_suspended +
-			 stats.fallback_invalid + stats.fallback_unmapped,
+			 stats.fallback_invalid + stats.fallback_unmapped + stats.fallback_quicker +
+			 stats.fallback_measured,
 		 backup);
 }
 
@@ -473,6 +474,8 @@ UNUSED_OK static void world_end(struct world *w)
 						      ISW_PAGE_BYTES;
 	for (uint32_t i = 0; w->e->ahead && i < ISWI_AHEAD_GROUPS; i++, wanted++)
 		CHECK(!w->e->ahead->groups[i].taken && !w->e->ahead->groups[i].waits_count);
+	CHECK(!w->e->pairs_free || w->e->pairs_free == ISWI_PAIRS_ALL);
+	wanted += w->e->pairs_free ? 2 * ISWI_PAIRS : 0;
 	CHECK_EQ(ops, wanted);
 	isw_engine_destroy(w->e);
 	free(w);

@@ -366,7 +366,7 @@ static void engine_start(struct world *w, uint32_t staging)
 		.backup_writers = 2,
 		.backup_readers = 2,
 		.hedge_us_min = 1, /* whatever takes more than four times the tail */
-		.flags = ISW_ENGINE_READ_AHEAD,
+		.flags = ISW_ENGINE_READ_AHEAD | ISW_ENGINE_QUICKER,
 	};
 
 	w->engine = engine_with_backup(&config, "threads");

@@ -420,16 +420,16 @@ static void control(struct world *w)
 
 static void random_step(struct world *w, bool faults)
 {
-	static const uint32_t good[] = {ISW_STEP_REMOTE_APPLY, ISW_STEP_REMOTE_REPLY,
-					ISW_STEP_REMOTE_REPLY, ISW_STEP_BACKUP_TAKE,
-					ISW_STEP_BACKUP_DONE,  ISW_STEP_BACKUP_RETRY,
-					ISW_STEP_UNPLUG,       ISW_STEP_REMOTE_SLOW};
+	static const uint32_t good[] = {
+		ISW_STEP_REMOTE_APPLY, ISW_STEP_REMOTE_REPLY, ISW_STEP_REMOTE_REPLY,
+		ISW_STEP_BACKUP_TAKE,  ISW_STEP_BACKUP_DONE,  ISW_STEP_BACKUP_RETRY,
+		ISW_STEP_UNPLUG,       ISW_STEP_REMOTE_SLOW,  ISW_STEP_BACKUP_SLOW};
 	static const uint32_t bad[] = {ISW_STEP_REMOTE_FAIL,    ISW_STEP_REMOTE_TEAR,
 				       ISW_STEP_REMOTE_CORRUPT, ISW_STEP_REMOTE_DOWN,
 				       ISW_STEP_REMOTE_LATE,    ISW_STEP_REMOTE_LATE,
 				       ISW_STEP_BACKUP_FAIL};
 	bool inject = faults && below(w, 8) == 0;
-	uint32_t step = inject ? bad[below(w, 7)] : good[below(w, w->hedges ? 8 : 7)];
+	uint32_t step = inject ? bad[below(w, 7)] : good[below(w, w->hedges ? 9 : 7)];
 	uint32_t r = below(w, DONORS), n = (uint32_t)(draw(w) >> 40);
 
 	if (step == ISW_STEP_BACKUP_TAKE)
@@ -440,12 +440,31 @@ static void random_step(struct world *w, bool faults)
 		w->corrupted++;
 	}
 	w->time++;
+	/* What the sources are judged by. */
+	iswi_sim_of(w->engine)->now_ns += draw(w) >> (40 + below(w, 24));
 	if (step == ISW_STEP_BACKUP_FAIL) /* whose it is the test cannot tell */
 		for (uint32_t i = 0; i < REQUESTS_MAX; i++)
 			w->requests[i].disk_failed = true;
 	isw_engine_step(w->engine, step, r, n);
 	take_events(w);
 	reap(w);
+}
+
+/* No read is under way. */
+static void check_speed(const struct world *w, const struct iswi_speed *speed)
+{
+	if (speed->pages || speed->measure_ns == ISWI_SPEED_UNDER_WAY)
+		fail(w, "a read that never ends", speed->pages, speed->measure_ns);
+}
+
+static void check_backup(const struct world *w)
+{
+	const struct isw_engine *e = w->engine;
+	uint32_t pairs = e->config.flags & ISW_ENGINE_QUICKER ? ISWI_PAIRS_ALL : 0;
+
+	check_speed(w, &e->backup->speed);
+	if (e->backup->slow_head || e->backup->slow_count || e->pairs_free != pairs)
+		fail(w, "a read of both that never ends", e->backup->slow_count, e->pairs_free);
 }
 
 /* Without more faults everything must come to an end. */
@@ -477,9 +496,12 @@ static void settle(struct world *w)
 	ended = stats.pages_copied + stats.pages_migrated + stats.pages_copy_dropped;
 	if (ended != iswi_counted(&w->engine->count.copies_begun) || ended < w->copies)
 		fail(w, "copies without an end", w->copies, ended);
-	for (uint32_t i = 0; i < DONORS; i++)
+	for (uint32_t i = 0; i < DONORS; i++) {
 		if (atomic_load(&w->engine->remotes[i].hedges))
 			fail(w, "a donor owes hedged reads for good", i, 0);
+		check_speed(w, &w->engine->remotes[i].speed);
+	}
+	check_backup(w);
 	if (stats.pages_in != stats.pages_in_remote + stats.pages_in_backup +
 				      stats.pages_in_staging + stats.pages_in_zero &&
 	    !stats.requests_failed)
@@ -601,7 +623,7 @@ static void read_all(struct world *w)
 /* What all seeds did together. */
 struct totals {
 	uint64_t copied, migrated, moved, moved_lossless, dropped, hedged, hedges_won, passed_by,
-		deaths, checks, ahead, ahead_used;
+		deaths, checks, ahead, ahead_used, quicker, measured;
 };
 
 #include "engine_deaths.h"
@@ -625,7 +647,8 @@ static void start(struct world *w, uint64_t seed, uint32_t staging)
 		.backup_write_bytes_max = 4 * ISW_PAGE_BYTES,
 		.hedge_us_min = w->hedges,
 		.flags = (w->lossless ? ISW_ENGINE_NO_BACKUP : 0) |
-			 (w->seed / 2 % 2 ? ISW_ENGINE_READ_AHEAD : 0),
+			 (w->seed / 2 % 2 ? ISW_ENGINE_READ_AHEAD : 0) |
+			 (w->seed / 4 % 2 ? ISW_ENGINE_QUICKER : 0),
 	};
 	if (isw_sim_create(&w->config, &w->engine, &error))
 		fail(w, error.text, 0, 0);
@@ -650,6 +673,8 @@ static void end(struct world *w, struct totals *totals)
 	totals->hedged += stats.hedged_reads;
 	totals->hedges_won += stats.hedged_wins;
 	totals->passed_by += stats.fallback_slow;
+	totals->quicker += stats.fallback_quicker;
+	totals->measured += stats.fallback_measured;
 	totals->ahead += stats.pages_ahead;
 	totals->ahead_used += stats.pages_ahead_used;
 	totals->deaths += w->deaths;
@@ -798,14 +823,18 @@ int main(int argc, char **argv)
 			run_lossless(seed, &totals);
 	}
 	printf("%llu seeds from %llu; %llu pages copied, %llu migrated, %llu copies dropped, %llu "
-	       "slabs moved, %llu without a backup; %llu reads hedged, %llu by the backup, %llu "
-	       "pages from there; %llu pages read ahead, %llu of them used; %llu deaths, %llu "
-	       "stores looked behind\n",
+	       "slabs moved, %llu without a backup; %llu reads hedged, %llu by the second leg, "
+	       "%llu "
+	       "pages from there; %llu pages from the backup as the quicker source, %llu to "
+	       "measure "
+	       "it; %llu pages read ahead, %llu of them used; %llu deaths, %llu stores looked "
+	       "behind\n",
 	       (unsigned long long)seeds, (unsigned long long)first,
 	       (unsigned long long)totals.copied, (unsigned long long)totals.migrated,
 	       (unsigned long long)totals.dropped, (unsigned long long)totals.moved,
 	       (unsigned long long)totals.moved_lossless, (unsigned long long)totals.hedged,
 	       (unsigned long long)totals.hedges_won, (unsigned long long)totals.passed_by,
+	       (unsigned long long)totals.quicker, (unsigned long long)totals.measured,
 	       (unsigned long long)totals.ahead, (unsigned long long)totals.ahead_used,
 	       (unsigned long long)totals.deaths, (unsigned long long)totals.checks);
 	return 0;

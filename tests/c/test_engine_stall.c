@@ -2,12 +2,15 @@
 /*
  * The whole of it, with threads, a real backup file and a donor behind a link that stands still
  * again and again, for longer than a fault may take and less long than a request's deadline: reads
- * are answered from the backup meanwhile, every byte is right, and the donor is not given up.
+ * are answered from the backup meanwhile, every byte is right, and the donor is not given up. Then
+ * the disk does the same, as the quicker source.
  */
+#include <errno.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "engine/backup/backup.h"
 #include "engine/remote/remote.h"
 #include "engine_real.h"
 #include "tcp_fixture.h"
@@ -52,6 +55,36 @@ static void link_run(int fd, void *arg)
 			}
 		}
 	}
+}
+
+/* ------------------------------------------------------------------------- the disk */
+
+static struct {
+	struct iswi_backup_ops ops;
+	int (*read)(void *ctx, void *buf, uint32_t bytes, uint64_t offset);
+	atomic_bool still;
+	atomic_uint stuck; /* reads that it has not answered */
+} disk;
+
+static int disk_read(void *ctx, void *buf, uint32_t bytes, uint64_t offset)
+{
+	if (!atomic_load(&disk.still))
+		return disk.read(ctx, buf, bytes, offset);
+	atomic_fetch_add(&disk.stuck, 1);
+	while (atomic_load(&disk.still))
+		usleep(1000);
+	atomic_fetch_sub(&disk.stuck, 1);
+	memset(buf, 0x5a, bytes);
+	return -EIO;
+}
+
+/* Before anything is read. */
+static void disk_take(isw_engine *e)
+{
+	disk.ops = *e->backup->ops;
+	disk.read = disk.ops.read;
+	disk.ops.read = disk_read;
+	e->backup->ops = &disk.ops;
 }
 
 /* ------------------------------------------------------------------------- requests */
@@ -125,6 +158,7 @@ static isw_engine *engine_start(void)
 		.backup_writers = 1,
 		.backup_readers = 2,
 		.hedge_us_min = HEDGE_US,
+		.flags = ISW_ENGINE_QUICKER,
 	};
 
 	return engine_with_backup(&config, "stall");
@@ -167,6 +201,29 @@ static void wait_answered(isw_engine *e)
 	WAIT_FOR(!atomic_load(&e->remotes[0].hedges) && stats_of(e).pages_in_remote > before);
 }
 
+/* The disk is thought quicker, and hangs until the donor has answered these reads. */
+static void stall_disk(isw_engine *e)
+{
+	uint64_t *data = buffer_new(), hedged = stats_of(e).hedged_reads;
+
+	WAIT_FOR(!atomic_load(&e->backup->slow_count));
+	for (uint32_t load = 0; load < ISWI_SPEED_LOADS; load++) {
+		atomic_store(&e->remotes[0].speed.took_ns[load], 60000000000ull);
+		atomic_store(&e->backup->speed.took_ns[load], 1000);
+	}
+	atomic_store(&e->remotes[0].speed.measure_ns, 1ull << 62);
+	atomic_store(&disk.still, true);
+	for (uint64_t page = 0; page < SLAB_PAGES; page += RUN_PAGES) {
+		CHECK_EQ(ask_and_wait(e, ISWI_READ, page, RUN_PAGES, data), 0);
+		for (uint32_t i = 0; i < RUN_PAGES * ISW_PAGE_BYTES / 8; i++)
+			CHECK_EQ(data[i], value_of(page, i));
+	}
+	CHECK_EQ(atomic_load(&disk.stuck), 1); /* after one they all go to the donor */
+	CHECK_EQ(stats_of(e).hedged_reads, hedged + 1);
+	atomic_store(&disk.still, false);
+	free(data);
+}
+
 int main(void)
 {
 	static struct link link;
@@ -178,6 +235,7 @@ int main(void)
 	atomic_bool stop = false;
 	uint64_t wins;
 
+	disk_take(e);
 	write_all(e);
 	for (uint32_t i = 0; i < READERS; i++) {
 		readers[i] = (struct reader){.engine = e, .stop = &stop};
@@ -198,6 +256,8 @@ int main(void)
 		CHECK_EQ(pthread_join(readers[i].thread, NULL), 0);
 		CHECK(readers[i].slowest_ns < DEADLINE_MS * 1000000ull / 2);
 	}
+	for (uint32_t i = 0; i < STALLS; i++)
+		stall_disk(e);
 	CHECK_EQ(isw_engine_remotes(e, 1, &remote), 1);
 	CHECK_EQ(remote.state, 1);
 	after = stats_of(e);

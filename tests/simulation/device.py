@@ -116,6 +116,7 @@ class SimDevice:
                 hedge_us_min=rng.choice((0, 1)),
                 no_backup=not has_backup,
                 read_ahead=rng.random() < 0.5,
+                quicker=rng.random() < 0.5,
             ),
             lambda config: world.dial(self, config),
             self._broken,

@@ -8,7 +8,7 @@ import errno
 from collections.abc import Callable
 from typing import Any
 
-from support.devices.stepped_engine import SimEngine, lib
+from support.devices.stepped_engine import SimEngine
 
 from infiniswap.engine.protocol import EngineConfig, RemoteConfig
 from infiniswap.errors import EngineError
@@ -98,7 +98,7 @@ class CoupledEngine(SimEngine):
 
     def remote_reconnect(self, remote: int, config: RemoteConfig) -> None:
         lease = self._lease(config)
-        self.step(lib.ISW_STEP_UNPLUG)
+        self.send_held_back()
         self.sim_reconnect(remote)
         self._bind(Connection(self, config.host, remote, lease))
 

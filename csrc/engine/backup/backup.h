@@ -8,6 +8,7 @@
 
 #include "engine/state/op.h"
 #include "engine/state/page.h"
+#include "engine/state/speed.h"
 
 #define ISWI_BACKUP_BATCH_MAX   256u
 #define ISWI_BACKUP_THREADS_MAX 16u
@@ -44,19 +45,24 @@ struct iswi_backup {
 	const struct iswi_backup_ops *ops;
 	void *ctx;
 	pthread_mutex_t lock;
-	pthread_cond_t write_cond, read_cond;
+	pthread_cond_t write_cond, read_cond, slow_cond;
 	bool stop;
 	struct iswi_entry_list queue, failed; /* entries QUEUED, and FAILED; oldest first */
 	uint32_t queue_count;
 	uint32_t due_last; /* up to this entry the queue waits for no neighbours; ISWI_NONE */
 	uint64_t due_ns;   /* when what follows it does not either, if anything follows */
 	uint64_t failed_count;
-	uint64_t ailing_count; /* pages that failed and were not written since */
+	atomic_uint_fast64_t ailing_count; /* pages that failed and were not written since */
 	uint64_t retry_ns;
 	bool alarm; /* BACKUP_FAILING was reported, BACKUP_RECOVERED not yet */
 	struct iswi_op *read_head, **read_tail; /* for requests: before all copies */
 	struct iswi_op *copy_head, **copy_tail;
-	bool copy_busy; /* one reader reads for a copy: the others are free for faults */
+	bool copy_busy;          /* one reader reads for a copy: the others are free for faults */
+	struct iswi_speed speed; /* of reads for requests */
+	/* Reads with xfer.slow_us that have not taken so long yet; by slow_next, in any order. */
+	struct iswi_op *slow_head;
+	uint64_t slow_watch_ns; /* when the watcher looks next; UINT64_MAX: when it is told */
+	atomic_uint slow_count; /* ... under way that have, and longer than expected: owed */
 	/* Flush: epochs as in flush.c. */
 	uint64_t outstanding[2];
 	uint8_t epoch;
@@ -64,6 +70,8 @@ struct iswi_backup {
 	struct iswi_req *flush_now, *flush_next;
 	pthread_t threads[ISWI_BACKUP_THREADS_MAX];
 	uint32_t threads_count;
+	pthread_t watcher;
+	bool watched; /* by that thread */
 };
 
 /* Before anything else; its ops, ctx and threads come later. */
@@ -76,8 +84,24 @@ void iswi_backup_enqueue(struct isw_engine *e, struct iswi_entry *entry, bool hu
 void iswi_backup_cancel(struct isw_engine *e, struct iswi_entry *entry);
 /* Somebody waits for the backup write of a queued page, as its donor has failed. */
 void iswi_backup_hurry(struct isw_engine *e);
-/* op->done follows, on a reader. */
+/*
+ * op->done follows, on a reader. When xfer.slow_us is set and the read takes that long, xfer.slow
+ * is called, once, on the watcher; op->done may come meanwhile. It sees in op->slow whether it was.
+ */
 void iswi_backup_read(struct isw_engine *e, struct iswi_op *op);
+/* Calls xfer.slow of one read that is slow by now; false: there is none. */
+bool iswi_backup_slow(struct isw_engine *e, uint64_t now_ns);
+/* How long is long for a read of so many pages. */
+uint32_t iswi_backup_slow_after_us(const struct isw_engine *e, uint32_t pages);
+/*
+ * Nobody asks it for what a donor has too: its writes fail, or it owes a slow read. The answer to
+ * that one tells whether it is back.
+ */
+static inline bool iswi_backup_avoid(const struct iswi_backup *b)
+{
+	return atomic_load_explicit(&b->ailing_count, memory_order_relaxed) ||
+	       atomic_load_explicit(&b->slow_count, memory_order_relaxed);
+}
 bool iswi_backup_take(struct isw_engine *e, bool reads, struct iswi_job *job);
 void iswi_backup_done(struct isw_engine *e, struct iswi_job *job, int error);
 /* Failed pages are queued again. */
@@ -86,6 +110,12 @@ bool iswi_backup_retry(struct isw_engine *e);
 bool iswi_backup_hopeless(struct isw_engine *e);
 /* Ends the request when every write that was done before is on the disk. */
 void iswi_flush(struct isw_engine *e, struct iswi_req *req);
+
+/* When such a read is slow. */
+static inline uint64_t iswi_backup_slow_ns(const struct iswi_op *op)
+{
+	return op->xfer.submitted_ns + op->xfer.slow_us * 1000ull;
+}
 
 /* Among the files of this room. The first three under the backup lock. */
 /* A page that this epoch counted needs no backup write now. */

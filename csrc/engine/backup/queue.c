@@ -15,6 +15,11 @@
  * staged, and on its way to a donor. Page-out at 200 MB/s fills a write of 1 MiB in that time.
  */
 #define LINGER_NS 5000000ull
+/* As with a donor: so many times as long as expected, but never longer than ... */
+#define SLOW_FACTOR        4u
+#define SLOW_MIN_TIMES_MAX 50u /* ... this multiple of hedge_us_min, or ... */
+/* ... this: the use of the donor that is held meanwhile keeps an eviction waiting. */
+#define SLOW_US_MAX 500000u
 
 /* ------------------------------------------------------------ lists; backup lock */
 
@@ -171,15 +176,79 @@ void iswi_backup_cancel(struct isw_engine *e, struct iswi_entry *entry)
 	pthread_mutex_unlock(&b->lock);
 }
 
+uint32_t iswi_backup_slow_after_us(const struct isw_engine *e, uint32_t pages)
+{
+	uint64_t min_us = e->config.hedge_us_min;
+	uint64_t us = iswi_speed_expected_ns(&e->backup->speed, pages) * SLOW_FACTOR / 1000;
+
+	return (uint32_t)ISWI_MIN(ISWI_MIN(ISWI_MAX(us, min_us), min_us * SLOW_MIN_TIMES_MAX),
+				  SLOW_US_MAX);
+}
+
+/* Under the backup lock. */
+static void slow_add(struct iswi_backup *b, struct iswi_op *op)
+{
+	op->slow_next = b->slow_head;
+	b->slow_head = op;
+	if (iswi_backup_slow_ns(op) < b->slow_watch_ns)
+		pthread_cond_signal(&b->slow_cond);
+}
+
+/* Under the backup lock; false: it is not there. */
+static bool slow_remove(struct iswi_backup *b, const struct iswi_op *op)
+{
+	struct iswi_op **at = &b->slow_head;
+
+	while (*at && *at != op)
+		at = &(*at)->slow_next;
+	if (!*at)
+		return false;
+	*at = op->slow_next;
+	return true;
+}
+
+bool iswi_backup_slow(struct isw_engine *e, uint64_t now_ns)
+{
+	struct iswi_backup *b = e->backup;
+	struct iswi_op *op;
+	uint8_t load = 0;
+	uint64_t submitted_ns = 0;
+
+	pthread_mutex_lock(&b->lock);
+	for (op = b->slow_head; op && iswi_backup_slow_ns(op) > now_ns; op = op->slow_next)
+		;
+	if (op) {
+		slow_remove(b, op);
+		op->slow = true;
+		op->owed = iswi_speed_is_late(&b->speed, op->load, op->xfer.slow_us * 1000ull);
+		if (op->owed)
+			atomic_fetch_add_explicit(&b->slow_count, 1, memory_order_relaxed);
+		load = op->load;
+		submitted_ns = op->xfer.submitted_ns;
+	}
+	pthread_mutex_unlock(&b->lock);
+	if (!op)
+		return false;
+	iswi_speed_unanswered(&b->speed, load, e->clock->now_ns(e->clock->ctx) - submitted_ns);
+	op->xfer.slow(&op->xfer, 0);
+	return true;
+}
+
 void iswi_backup_read(struct isw_engine *e, struct iswi_op *op)
 {
 	struct iswi_backup *b = e->backup;
 	struct iswi_op ***tail = op->copy ? &b->copy_tail : &b->read_tail;
 
+	if (!op->copy) {
+		op->xfer.submitted_ns = e->clock->now_ns(e->clock->ctx);
+		op->load = iswi_speed_begin(&b->speed, op->pages);
+	}
 	op->next = NULL;
 	pthread_mutex_lock(&b->lock);
 	**tail = op;
 	*tail = &op->next;
+	if (op->xfer.slow_us)
+		slow_add(b, op);
 	pthread_cond_signal(&b->read_cond);
 	pthread_mutex_unlock(&b->lock);
 }
@@ -390,11 +459,35 @@ static void write_done(struct isw_engine *e, struct iswi_job *job, int error)
 		e->waiting.go_on(e);
 }
 
+/* A read for a request has ended. */
+static void note_read(struct isw_engine *e, const struct iswi_op *op, int error)
+{
+	struct iswi_backup *b = e->backup;
+	struct iswi_speed *speed = &b->speed;
+	uint64_t now_ns = e->clock->now_ns(e->clock->ctx);
+
+	if (op->xfer.slow_us) {
+		pthread_mutex_lock(&b->lock);
+		if (!slow_remove(b, op) && op->owed)
+			atomic_fetch_sub_explicit(&b->slow_count, 1, memory_order_relaxed);
+		pthread_mutex_unlock(&b->lock);
+	}
+	iswi_speed_end(speed, op->pages);
+	if (error)
+		iswi_speed_failed(speed, now_ns - op->xfer.submitted_ns);
+	else
+		iswi_speed_took(speed, op->load, now_ns - op->xfer.submitted_ns);
+	if (op->measured_ns)
+		iswi_speed_measured(speed, op->measured_ns, now_ns);
+}
+
 static void read_done(struct isw_engine *e, struct iswi_op *op, int error)
 {
 	struct iswi_backup *b = e->backup;
 	bool copy = op->copy;
 
+	if (!copy)
+		note_read(e, op, error);
 	op->done(op, error);
 	if (!copy)
 		return;

@@ -15,6 +15,8 @@ void iswi_backup_init(struct iswi_backup *b)
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
 	pthread_cond_init(&b->write_cond, &attr);
 	pthread_cond_init(&b->read_cond, &attr);
+	pthread_cond_init(&b->slow_cond, &attr);
+	b->slow_watch_ns = UINT64_MAX;
 	pthread_condattr_destroy(&attr);
 	b->queue = b->failed = (struct iswi_entry_list){ISWI_NONE, ISWI_NONE};
 	b->due_last = ISWI_NONE;
@@ -29,23 +31,30 @@ static bool retry_due(struct isw_engine *e)
 	return b->failed.head != ISWI_NONE && e->clock->now_ns(e->clock->ctx) >= b->retry_ns;
 }
 
+/* Under the lock: until the condition, or until then. */
+static void wait_until(struct iswi_backup *b, pthread_cond_t *cond, uint64_t until_ns)
+{
+	struct timespec until = {
+		.tv_sec = (time_t)(until_ns / 1000000000ull),
+		.tv_nsec = (long)(until_ns % 1000000000ull),
+	};
+
+	if (until_ns == UINT64_MAX)
+		pthread_cond_wait(cond, &b->lock);
+	else
+		pthread_cond_timedwait(cond, &b->lock, &until);
+}
+
 /* Until something may have changed, or it is time for what waits. */
 static void wait_for_write(struct iswi_backup *b)
 {
 	uint64_t until_ns = UINT64_MAX;
-	struct timespec until;
 
 	if (b->failed.head != ISWI_NONE)
 		until_ns = b->retry_ns;
 	if (b->queue.head != ISWI_NONE)
 		until_ns = ISWI_MIN(until_ns, b->due_ns);
-	if (until_ns == UINT64_MAX) {
-		pthread_cond_wait(&b->write_cond, &b->lock);
-		return;
-	}
-	until.tv_sec = (time_t)(until_ns / 1000000000ull);
-	until.tv_nsec = (long)(until_ns % 1000000000ull);
-	pthread_cond_timedwait(&b->write_cond, &b->lock, &until);
+	wait_until(b, &b->write_cond, until_ns);
 }
 
 /* Waits for work; false: stop, and nothing is queued. */
@@ -139,6 +148,39 @@ static void *reader(void *arg)
 	return NULL;
 }
 
+/* Looks for slow reads, all of which may be those of a disk that hangs with every reader. */
+static void *watcher(void *arg)
+{
+	struct isw_engine *e = arg;
+	struct iswi_backup *b = e->backup;
+
+	iswi_thread_urgent();
+	pthread_mutex_lock(&b->lock);
+	while (!b->stop) {
+		b->slow_watch_ns = UINT64_MAX;
+		for (struct iswi_op *op = b->slow_head; op; op = op->slow_next)
+			b->slow_watch_ns = ISWI_MIN(b->slow_watch_ns, iswi_backup_slow_ns(op));
+		wait_until(b, &b->slow_cond, b->slow_watch_ns);
+		pthread_mutex_unlock(&b->lock);
+		while (iswi_backup_slow(e, e->clock->now_ns(e->clock->ctx)))
+			;
+		pthread_mutex_lock(&b->lock);
+	}
+	pthread_mutex_unlock(&b->lock);
+	return NULL;
+}
+
+static int start_watcher(struct isw_engine *e, struct isw_error *error)
+{
+	int code;
+
+	if (!(e->config.flags & ISW_ENGINE_QUICKER))
+		return 0;
+	code = iswi_thread_start(&e->backup->watcher, "isw-backup-slow", watcher, e);
+	e->backup->watched = !code;
+	return code ? iswi_error(error, code, "cannot start a backup thread") : 0;
+}
+
 int iswi_backup_start(struct isw_engine *e, struct isw_error *error)
 {
 	struct iswi_backup *b = e->backup;
@@ -155,7 +197,7 @@ int iswi_backup_start(struct isw_engine *e, struct isw_error *error)
 			return iswi_error(error, code, "cannot start a backup thread");
 		b->threads_count++;
 	}
-	return 0;
+	return start_watcher(e, error);
 }
 
 void iswi_backup_stop(struct isw_engine *e)
@@ -166,9 +208,12 @@ void iswi_backup_stop(struct isw_engine *e)
 	b->stop = true;
 	pthread_cond_broadcast(&b->write_cond);
 	pthread_cond_broadcast(&b->read_cond);
+	pthread_cond_broadcast(&b->slow_cond);
 	pthread_mutex_unlock(&b->lock);
 	for (uint32_t i = 0; i < b->threads_count; i++)
 		pthread_join(b->threads[i], NULL);
+	if (b->watched)
+		pthread_join(b->watcher, NULL);
 	if (b->ops && b->ctx)
 		b->ops->destroy(b->ctx);
 }

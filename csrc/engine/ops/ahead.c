@@ -145,6 +145,8 @@ static uint32_t claim(struct isw_engine *e, const struct wish *wish, uint32_t pl
 static struct iswi_op *begin(struct isw_engine *e, const struct wish *wish)
 {
 	uint32_t slab = (uint32_t)(wish->page / e->slab_pages), pages = 0, first;
+	uint64_t now_ns = e->clock->now_ns(e->clock->ctx);
+	enum iswi_speed_choice choice;
 	struct iswi_remote *r;
 	struct iswi_use use;
 	struct iswi_op *op;
@@ -154,7 +156,8 @@ static struct iswi_op *begin(struct isw_engine *e, const struct wish *wish)
 		return NULL;
 	}
 	r = iswi_remote_of(e, slab, use.place);
-	if (!iswi_remote_avoid(r))
+	choice = iswi_quicker(e, r, (uint32_t)(wish->end - wish->page), now_ns);
+	if (!iswi_remote_avoid(r) && choice != ISWI_SPEED_BACKUP)
 		pages = claim(e, wish, use.place);
 	if (!pages) {
 		iswi_place_put(e, slab, use.place);
@@ -177,6 +180,10 @@ static struct iswi_op *begin(struct isw_engine *e, const struct wish *wish)
 	op->xfer.done = ahead_done;
 	op->xfer.slow = ahead_slow;
 	op->xfer.slow_us = iswi_remote_slow_after_us(e, r);
+	if (choice == ISWI_SPEED_DONOR_MEASURED && iswi_speed_measure(&r->speed, now_ns)) {
+		op->measured_ns = now_ns;
+		op->xfer.slow_us = e->config.hedge_us_min;
+	}
 	return op;
 }
 
@@ -248,10 +255,16 @@ static void end_wait(const struct iswi_op *op, const struct iswi_ahead_wait *wai
 	uint64_t page = wait->page, end = page + wait->pages;
 
 	while (page < end) {
-		struct iswi_op rest = *op;
+		/* Not a copy: a transport may still link the transfer. */
+		struct iswi_op rest = {
+			.engine = op->engine,
+			.req = wait->req,
+			.slab = op->slab,
+			.place = op->place,
+			.tried = tried,
+			.done = op->done,
+		};
 
-		rest.req = wait->req;
-		rest.tried = tried;
 		for (rest.page = page; page < end && missing & iswi_ahead_bit(page); page++)
 			;
 		rest.pages = (uint32_t)(page - rest.page);
@@ -306,6 +319,7 @@ static void ahead_slow(struct iswi_xfer *xfer, uint32_t received)
 	uint32_t count;
 
 	(void)received;
+	iswi_remote_note_slow(e, op);
 	pthread_mutex_lock(&shard->lock);
 	g->slow = true;
 	count = iswi_ahead_release(g, waits);

@@ -26,6 +26,16 @@ void iswi_write_stranded(struct isw_engine *e, uint32_t slab);
 void iswi_write_kick(struct isw_engine *e);
 void iswi_zero(struct isw_engine *e, struct iswi_req *req);
 
+/* Where a read of pages that both have goes: to this donor or to the backup. now_ns: about now. */
+static inline enum iswi_speed_choice iswi_quicker(const struct isw_engine *e,
+						  const struct iswi_remote *r, uint32_t pages,
+						  uint64_t now_ns)
+{
+	if (!(e->config.flags & ISW_ENGINE_QUICKER) || iswi_backup_avoid(e->backup))
+		return ISWI_SPEED_DONOR;
+	return iswi_speed_choose(&r->speed, &e->backup->speed, pages, now_ns);
+}
+
 /* hedge.c */
 /*
  * A read of a donor is slow: its pages are asked of the backup as well, if that has them all. On
@@ -33,6 +43,12 @@ void iswi_zero(struct isw_engine *e, struct iswi_req *req);
  * copy of the donor's leg whose `tried` says why; the request's pending is put after it.
  */
 void iswi_hedge_begin(struct iswi_op *op, uint32_t received);
+/*
+ * The other way round, for pages that the backup is thought to have sooner, PAIR_PAGES at most: op
+ * is the donor's leg, which is sent only when the backup is slow. False: there are no buffers, and
+ * op is as it was. measured_ns: as in op, of the backup's leg.
+ */
+bool iswi_hedge_backup_first(struct iswi_op *op, uint64_t measured_ns);
 /* A leg has ended; of the donor's the use of the slab was given back. */
 void iswi_hedge_ended(struct iswi_op *op, bool remote, int error);
 

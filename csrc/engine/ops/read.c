@@ -18,7 +18,8 @@ enum source {
 	JOINED, /* comes with what is being read ahead */
 	FROM_REMOTE,
 	FROM_BACKUP,
-	PAST_REMOTE, /* from the backup although the donor has it */
+	PAST_REMOTE, /* from the backup although the donor has it, which is slow */
+	QUICKER,     /* the same, as the backup is thought quicker, or is measured */
 	AGAIN,       /* its place was mapped only after we had looked */
 	FAILED
 };
@@ -27,7 +28,7 @@ struct read_run {
 	enum source source;
 	uint64_t page;
 	uint32_t pages;
-	uint32_t place; /* FROM_REMOTE: of the slab */
+	uint32_t place; /* FROM_REMOTE, QUICKER, PAST_REMOTE: of the slab */
 	uint32_t crc;   /* of its first page */
 };
 
@@ -37,7 +38,8 @@ struct cursor {
 	uint64_t word[2]; /* of the slab's places */
 	bool mapped[2];   /* a use of that place is held */
 	bool avoid[2];    /* its donor keeps others waiting */
-	uint8_t tried;    /* ISWI_TRIED_* */
+	enum iswi_speed_choice choice[2];
+	uint8_t tried; /* ISWI_TRIED_* */
 	struct iswi_op *first, *last;
 };
 
@@ -66,10 +68,11 @@ static enum source choose(struct isw_engine *e, uint64_t page, const struct curs
 			return PAST_REMOTE;
 	}
 	if (remote && at->mapped[place]) {
-		if (at->avoid[place] && iswi_bit(e->backup_current, page) &&
-		    !(at->tried & ISWI_TRIED_BACKUP))
+		if (!iswi_bit(e->backup_current, page) || at->tried & ISWI_TRIED_BACKUP)
+			return FROM_REMOTE;
+		if (at->avoid[place])
 			return PAST_REMOTE;
-		return FROM_REMOTE;
+		return iswi_speed_is_backup(at->choice[place]) ? QUICKER : FROM_REMOTE;
 	}
 	if (iswi_bit(e->backup_current, page) && e->has_backup && !(at->tried & ISWI_TRIED_BACKUP))
 		return FROM_BACKUP;
@@ -105,7 +108,17 @@ static void remote_read_slow(struct iswi_xfer *xfer, uint32_t received);
 static void backup_read_done(struct iswi_op *op, int error);
 static void in_vain(struct iswi_op *op, int error);
 
-static void emit_transfer(struct isw_engine *e, struct cursor *at, const struct read_run *run)
+/* The read measures its source, if that is what it was sent there for: since when, or 0. */
+static uint64_t measure(struct iswi_speed *speed, const struct cursor *at,
+			const struct read_run *run, enum iswi_speed_choice choice)
+{
+	uint64_t now_ns = ISWI_MAX(at->req->start_ns, 1);
+
+	return at->choice[run->place] == choice && iswi_speed_measure(speed, now_ns) ? now_ns : 0;
+}
+
+static struct iswi_op *op_of(struct isw_engine *e, const struct cursor *at,
+			     const struct read_run *run)
 {
 	struct iswi_op *op = iswi_op_take(e);
 
@@ -117,27 +130,103 @@ static void emit_transfer(struct isw_engine *e, struct cursor *at, const struct 
 	op->tried = at->tried;
 	op->crc = run->crc;
 	op->xfer.buf = place_of(at->req, run->page);
-	if (run->source != FROM_REMOTE) {
-		count_fallback(e, at, run);
-		op->done = backup_read_done;
-		iswi_backup_read(e, op);
-		return;
-	}
+	return op;
+}
+
+static struct iswi_op *remote_op_of(struct isw_engine *e, const struct cursor *at,
+				    const struct read_run *run)
+{
+	struct iswi_op *op = op_of(e, at, run);
+
 	op->place = (uint8_t)run->place;
 	op->word = at->word[run->place];
 	op->xfer.kind = ISWI_XFER_READ;
 	op->xfer.done = remote_read_done;
 	op->xfer.slow = remote_read_slow;
+	iswi_place_get_more(e, at->slab, run->place);
+	return op;
+}
+
+static void emit_backup(struct isw_engine *e, const struct cursor *at, const struct read_run *run)
+{
+	struct iswi_op *op = op_of(e, at, run);
+
+	count_fallback(e, at, run);
+	op->done = backup_read_done;
+	iswi_backup_read(e, op);
+}
+
+static void send_remote(struct isw_engine *e, struct cursor *at, const struct read_run *run,
+			struct iswi_op *op)
+{
+	struct iswi_remote *r = iswi_remote_of(e, at->slab, run->place);
+
 	/* Once: what goes wrong after that is read again without a second leg. */
 	if (!at->tried)
-		op->xfer.slow_us =
-			iswi_remote_slow_after_us(e, iswi_remote_of(e, at->slab, run->place));
-	iswi_place_get_more(e, at->slab, run->place);
+		op->xfer.slow_us = iswi_remote_slow_after_us(e, r);
+	op->measured_ns = measure(&r->speed, at, run, ISWI_SPEED_DONOR_MEASURED);
+	/* Measured, or beside what is: its tail is nothing to wait for, the backup is quicker. */
+	if (at->choice[run->place] == ISWI_SPEED_DONOR_MEASURED)
+		op->xfer.slow_us = e->config.hedge_us_min;
 	if (at->last)
 		at->last->xfer.next = &op->xfer;
 	else
 		at->first = op;
 	at->last = op;
+}
+
+/* In parts that have buffers for both legs; what finds none is read from its donor. */
+static void emit_quicker(struct isw_engine *e, struct cursor *at, const struct read_run *run)
+{
+	struct read_run part = *run;
+	uint64_t end = run->page + run->pages;
+
+	for (; part.page < end; part.page += part.pages) {
+		struct iswi_speed *speed = &e->backup->speed;
+		uint64_t measured_ns;
+		struct iswi_op *op;
+
+		part.pages = (uint32_t)ISWI_MIN(end - part.page, ISWI_PAIR_PAGES);
+		op = remote_op_of(e, at, &part);
+		op->done = in_vain;
+		measured_ns = measure(speed, at, &part, ISWI_SPEED_BACKUP_MEASURED);
+		if ((measured_ns || at->choice[part.place] == ISWI_SPEED_BACKUP) &&
+		    iswi_hedge_backup_first(op, measured_ns))
+			continue;
+		if (measured_ns)
+			iswi_speed_measured(speed, measured_ns, measured_ns);
+		send_remote(e, at, &part, op);
+	}
+}
+
+/* Once: what goes wrong after that is read again from one source after the other. */
+static bool has_second_leg(const struct cursor *at, const struct read_run *run)
+{
+	return at->mapped[run->place] &&
+	       (!at->tried || at->tried == (ISWI_HEDGED | ISWI_PAST_SLOW));
+}
+
+/* From the backup, but the donor, slow as it is, may still be sooner than a disk that hangs. */
+static void emit_past(struct isw_engine *e, struct cursor *at, const struct read_run *run)
+{
+	struct read_run part = *run;
+	uint64_t end = run->page + run->pages;
+
+	for (; part.page < end; part.page += part.pages) {
+		struct iswi_op *op;
+
+		part.pages = (uint32_t)ISWI_MIN(end - part.page, ISWI_PAIR_PAGES);
+		op = remote_op_of(e, at, &part);
+		op->done = in_vain;
+		op->tried |= ISWI_PAST_SLOW;
+		if (iswi_hedge_backup_first(op, 0))
+			continue;
+		iswi_op_give(e, op);
+		iswi_place_put(e, at->slab, part.place);
+		atomic_fetch_sub(&at->req->pending, 1); /* not the last one: see AGAIN */
+		part.pages = (uint32_t)(end - part.page);
+		emit_backup(e, at, &part);
+	}
 }
 
 static void emit(struct isw_engine *e, struct cursor *at, const struct read_run *run)
@@ -164,9 +253,19 @@ static void emit(struct isw_engine *e, struct cursor *at, const struct read_run 
 		iswi_req_fail(at->req, -EIO);
 		return;
 	case FROM_REMOTE:
-	case FROM_BACKUP:
+		send_remote(e, at, run, remote_op_of(e, at, run));
+		return;
 	case PAST_REMOTE:
-		emit_transfer(e, at, run);
+		if (has_second_leg(at, run)) {
+			emit_past(e, at, run);
+			return;
+		}
+		/* fall through */
+	case FROM_BACKUP:
+		emit_backup(e, at, run);
+		return;
+	case QUICKER:
+		emit_quicker(e, at, run);
 	}
 }
 
@@ -188,7 +287,7 @@ static void read_group(struct isw_engine *e, struct cursor *at, uint64_t page, u
 			memcpy(place_of(at->req, page),
 			       e->staging + (uint64_t)slot * ISW_PAGE_BYTES, ISW_PAGE_BYTES);
 		if (open->source != source ||
-		    (source == FROM_REMOTE &&
+		    ((source == FROM_REMOTE || source == QUICKER || source == PAST_REMOTE) &&
 		     (page % ISWI_STRIPE_PAGES == 0 || open->place != iswi_place_at(e, page)))) {
 			ended[ended_count++] = *open;
 			*open = (struct read_run){
@@ -217,6 +316,9 @@ static void read_pages(struct isw_engine *e, struct iswi_req *req, uint64_t page
 		at.avoid[place] = at.mapped[place] && e->has_backup &&
 				  (tried & ISWI_PAST_SLOW ||
 				   iswi_remote_avoid(iswi_remote_of(e, at.slab, place)));
+		if (at.mapped[place] && !tried)
+			at.choice[place] = iswi_quicker(e, iswi_remote_of(e, at.slab, place),
+							(uint32_t)(end - page), req->start_ns);
 	}
 	while (page < end) {
 		uint64_t stop = iswi_group_end(page, end);
@@ -347,6 +449,7 @@ static void remote_read_slow(struct iswi_xfer *xfer, uint32_t received)
 {
 	struct iswi_op *op = ISWI_CONTAINER(xfer, struct iswi_op, xfer);
 
+	iswi_remote_note_slow(op->engine, op);
 	op->done = in_vain;
 	iswi_hedge_begin(op, received);
 }

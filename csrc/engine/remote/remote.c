@@ -68,6 +68,7 @@ static bool remote_in_use(struct isw_engine *e, uint32_t remote, bool only_trans
 static void forget(struct iswi_remote *r)
 {
 	atomic_store_explicit(&r->read_tail_ns, 0, memory_order_relaxed);
+	iswi_speed_forget(&r->speed);
 	atomic_store_explicit(&r->errors, 0, memory_order_relaxed);
 	for (uint32_t i = 0; i < ISW_TRANSPORTS; i++) {
 		atomic_store_explicit(&r->read_pages[i], 0, memory_order_relaxed);
@@ -334,6 +335,7 @@ int isw_engine_remotes(isw_engine *e, uint32_t max, struct isw_remote_info *remo
 			.rdma_write_pages = iswi_counted(&r->write_pages[ISW_TRANSPORT_RDMA]),
 			.errors = iswi_counted(&r->errors),
 			.read_tail_ns = iswi_counted(&r->read_tail_ns),
+			.expected_ns = iswi_speed_expected_ns(&r->speed, 1),
 			.rdma = atomic_load_explicit(&r->transport, memory_order_relaxed) ==
 				ISW_TRANSPORT_RDMA,
 		};

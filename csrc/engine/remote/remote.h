@@ -6,6 +6,7 @@
 #include "engine/request.h"
 #include "engine/state/op.h"
 #include "engine/state/place.h"
+#include "engine/state/speed.h"
 #include "transport/transport.h"
 
 #define ISWI_REMOTE_QUEUES_MAX 16u
@@ -37,6 +38,7 @@ struct iswi_remote {
 	atomic_uint_fast64_t read_pages[ISW_TRANSPORTS], write_pages[ISW_TRANSPORTS], errors;
 	/* Relaxed: a guess, to which each queue's thread contributes; a lost one does no harm. */
 	atomic_uint_fast64_t read_tail_ns, tail_raised_ns;
+	struct iswi_speed speed; /* of all its reads */
 	atomic_uint hedges; /* hedged reads it has not answered yet; relaxed: a guess for others */
 };
 
@@ -60,6 +62,8 @@ void iswi_remote_ended(struct isw_engine *e, const struct iswi_op *op, int error
 uint32_t iswi_remote_slow_after_us(const struct isw_engine *e, const struct iswi_remote *r);
 /* A read of this remote was answered. */
 void iswi_remote_note_read(struct iswi_remote *r, uint64_t submitted_ns, uint64_t now_ns);
+/* This read of a remote is slow and not answered yet. */
+void iswi_remote_note_slow(struct isw_engine *e, const struct iswi_op *op);
 /* It owes so many hedged reads that others had better pass it by. */
 bool iswi_remote_avoid(const struct iswi_remote *r);
 /* Once, before any remote is reserved. */

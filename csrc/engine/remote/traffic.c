@@ -43,6 +43,14 @@ void iswi_remote_note_read(struct iswi_remote *r, uint64_t submitted_ns, uint64_
 	atomic_store_explicit(&r->read_tail_ns, tail, memory_order_relaxed);
 }
 
+void iswi_remote_note_slow(struct isw_engine *e, const struct iswi_op *op)
+{
+	struct iswi_remote *r = iswi_remote_of(e, op->slab, op->place);
+
+	iswi_speed_unanswered(&r->speed, op->load,
+			      e->clock->now_ns(e->clock->ctx) - op->xfer.submitted_ns);
+}
+
 /*
  * The reads it owes tell whether it is back: their answers come before any other's, or their
  * deadline passes and it is down.
@@ -52,7 +60,7 @@ bool iswi_remote_avoid(const struct iswi_remote *r)
 	return atomic_load_explicit(&r->hedges, memory_order_relaxed) >= ISWI_HEDGES_MAX;
 }
 
-/* The op's connection, and where its pages lie there. */
+/* The op's connection, and where its pages lie there. Once for each op: it is on its way now. */
 static struct iswi_queue *address(struct isw_engine *e, struct iswi_op *op)
 {
 	const struct iswi_place *p = iswi_place(e, op->slab, op->place);
@@ -60,6 +68,8 @@ static struct iswi_queue *address(struct isw_engine *e, struct iswi_op *op)
 	uint32_t count = atomic_load_explicit(&r->queues_count, memory_order_relaxed);
 
 	op->remote = (uint32_t)(r - e->remotes);
+	if (op->xfer.kind == ISWI_XFER_READ)
+		op->load = iswi_speed_begin(&r->speed, op->pages);
 	op->xfer.length = op->pages * ISW_PAGE_BYTES;
 	op->xfer.offset =
 		atomic_load_explicit(&p->slot, memory_order_relaxed) * e->config.slab_bytes +
@@ -114,6 +124,7 @@ static void note_answer(struct isw_engine *e, struct iswi_remote *r, const struc
 
 	if (op->xfer.kind == ISWI_XFER_READ) {
 		iswi_remote_note_read(r, op->xfer.submitted_ns, now_ns);
+		iswi_speed_took(&r->speed, op->load, took_ns);
 		iswi_count(&r->read_pages[transport], op->pages);
 		iswi_latency_add(&e->remote_read_latency, took_ns);
 	} else {
@@ -127,8 +138,12 @@ void iswi_remote_ended(struct isw_engine *e, const struct iswi_op *op, int error
 	struct iswi_place *p = iswi_place(e, op->slab, op->place);
 	struct iswi_remote *r = iswi_remote_of(e, op->slab, op->place);
 
-	if (op->twin)
+	if (op->twin && !op->last)
 		atomic_fetch_sub_explicit(&r->hedges, 1, memory_order_relaxed);
+	if (op->xfer.kind == ISWI_XFER_READ)
+		iswi_speed_end(&r->speed, op->pages);
+	if (op->measured_ns)
+		iswi_speed_measured(&r->speed, op->measured_ns, e->clock->now_ns(e->clock->ctx));
 	if (!error) {
 		note_answer(e, r, op);
 	} else {

@@ -36,6 +36,11 @@
  *  R15 A read ahead on its way holds a use of its place (R5). At rest it is no use, no entry and no
  *      activity. A request that joins has one of its pending there, which is taken once: by the
  *      read's end, or when that is slow. What it did not get by then is read in another way.
+ *  R16 Which of two sources is the quicker (state/speed.h) decides only where a page may be read
+ *      from either: it is remote-valid on a mapped place, backup-current and not staged, and none
+ *      of the two has failed this request. A measurement ends with its read, whatever became of
+ *      that. Such a read of the backup has a donor's leg, which holds a use of the place (R5) until
+ *      it has ended or the backup's ended before it was sent.
  *
  * Rules of the arena. They hold after every single store to it, with or without locks, because the
  * process may be killed there and its successor (recover.c) has nothing else to go by:
@@ -70,6 +75,12 @@
 #include "util/util.h"
 
 #define ISWI_NONE UINT32_MAX
+
+/* Reads with both legs from the start, and the pages of one. */
+#define ISWI_PAIRS      16u
+#define ISWI_PAIRS_ALL  ((1u << ISWI_PAIRS) - 1) /* their bits */
+#define ISWI_PAIR_PAGES 16u
+#define ISWI_PAIR_BYTES (2 * ISWI_PAIR_PAGES * ISW_PAGE_BYTES)
 /* For each lock of a predecessor who was killed: its last writes may be on a slow disk. */
 #define ISWI_OWNER_WAIT_MS 10000u
 
@@ -89,7 +100,8 @@ struct iswi_ahead;        /* state/ahead.h */
 	each(fallback_invalid) each(fallback_error) each(remote_errors) \
 	each(crc_errors_remote) each(crc_errors_backup) each(backup_errors) \
 	each(staging_waits) each(pages_copied) each(pages_migrated) \
-	each(pages_copy_dropped) each(fallback_slow) each(hedged_reads) each(hedged_wins) \
+	each(pages_copy_dropped) each(fallback_slow) each(fallback_quicker) \
+	each(fallback_measured) each(hedged_reads) each(hedged_wins) \
 	each(pages_ahead) each(pages_ahead_used) each(pages_ahead_wasted)
 /* clang-format on */
 
@@ -142,7 +154,9 @@ struct isw_engine {
 		void (*go_on)(struct isw_engine *e);
 	} waiting; /* writes without a staging buffer; see ops/write.c */
 
-	struct iswi_ahead *ahead; /* NULL: nothing is read ahead */
+	struct iswi_ahead *ahead;  /* NULL: nothing is read ahead */
+	unsigned char *pairs_data; /* buffers for both legs of reads; see ops/hedge.c */
+	atomic_uint pairs_free;    /* a bit for each */
 	struct iswi_op *ops, *ops_free;
 	pthread_mutex_t ops_lock;
 	void *volatile_memory;

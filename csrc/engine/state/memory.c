@@ -16,12 +16,13 @@ static int map_volatile(struct isw_engine *e, size_t remote_bytes, struct isw_er
 	uint64_t request_pages = e->config.request_bytes_max / ISW_PAGE_BYTES;
 	uint32_t ahead = e->config.flags & ISW_ENGINE_READ_AHEAD ? ISWI_AHEAD_GROUPS : 0;
 	/*
-	 * Each write, copy or leg holds a staging buffer, each read of a group ahead that group,
-	 * each other read a page of a request.
+	 * Each write, copy or leg holds a staging buffer or one of a pair, each read of a group
+	 * ahead that group, each other read a page of a request.
 	 */
-	uint64_t ops = staging + e->config.requests_max * request_pages + ahead;
+	uint32_t pairs = e->config.flags & ISW_ENGINE_QUICKER ? ISWI_PAIRS : 0;
+	uint64_t ops = staging + e->config.requests_max * request_pages + ahead + 2 * pairs;
 	uint64_t end = 0, shards_at, uses_at, entries_at, bits_at, ops_at, remotes_at, ahead_at,
-		 ahead_data_at;
+		 ahead_data_at, pairs_at;
 	unsigned char *base;
 
 	e->staging_alloc.words = (staging + 63) / 64;
@@ -33,6 +34,7 @@ static int map_volatile(struct isw_engine *e, size_t remote_bytes, struct isw_er
 	remotes_at = iswi_lay_out(&end, e->config.remotes_max * remote_bytes);
 	ahead_at = iswi_lay_out(&end, ahead ? sizeof(struct iswi_ahead) : 0);
 	ahead_data_at = iswi_lay_out(&end, ahead * ISWI_AHEAD_GROUP_BYTES);
+	pairs_at = iswi_lay_out(&end, pairs * ISWI_PAIR_BYTES);
 	base = mmap(NULL, end, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE,
 		    -1, 0);
 	if (base == MAP_FAILED)
@@ -46,6 +48,8 @@ static int map_volatile(struct isw_engine *e, size_t remote_bytes, struct isw_er
 	e->staging_alloc.free_bits = (uint64_t *)(base + bits_at);
 	e->ops = (struct iswi_op *)(base + ops_at);
 	e->remotes = (struct iswi_remote *)(base + remotes_at);
+	e->pairs_data = base + pairs_at;
+	atomic_init(&e->pairs_free, pairs ? ISWI_PAIRS_ALL : 0);
 	e->ahead = ahead ? (struct iswi_ahead *)(base + ahead_at) : NULL;
 	for (uint32_t i = 0; i < ahead; i++)
 		e->ahead->groups[i].data = base + ahead_data_at + i * ISWI_AHEAD_GROUP_BYTES;
@@ -213,8 +217,12 @@ struct iswi_op *iswi_op_take(struct isw_engine *e)
 	op->xfer.next = NULL;
 	op->req = NULL;
 	op->tried = 0;
+	op->measured_ns = 0;
 	op->copy = false;
 	op->pull = false;
+	op->last = false;
+	op->slow = false;
+	op->owed = false;
 	op->twin = NULL;
 	op->xfer.slow_us = 0;
 	return op;

@@ -18,7 +18,7 @@ static inline uint8_t iswi_tried_place(uint32_t place)
 }
 
 /* What became of the legs of a hedged read. */
-#define ISWI_HEDGE_WON         0x1 /* one of them answers the request, or has */
+#define ISWI_HEDGE_WON         0x1 /* the request is answered, or its pages are read again */
 #define ISWI_HEDGE_REMOTE_END  0x2
 #define ISWI_HEDGE_BACKUP_END  0x4
 #define ISWI_HEDGE_REMOTE_FAIL 0x8 /* ended with an error */
@@ -34,18 +34,24 @@ struct iswi_op {
 	uint64_t word;
 	uint32_t pages;
 	uint32_t slab;
-	uint8_t place;   /* of which it holds a use */
-	uint32_t slot;   /* writes, copies: first of `pages` consecutive staging buffers */
-	uint32_t crc;    /* reads: the first page's checksum when they began */
-	uint32_t remote; /* where it was sent */
+	uint64_t measured_ns; /* when a read began that measures its source; 0: it does not */
+	uint32_t slot;        /* writes, copies: first of `pages` consecutive staging buffers */
+	uint32_t crc;         /* reads: the first page's checksum when they began */
+	uint32_t remote;      /* where it was sent */
+	atomic_uint hedge;    /* ISWI_HEDGE_*, in the donor's leg; seq_cst: orders the legs' ends */
+	uint8_t load;         /* reads: see state/speed.h */
+	uint8_t place;        /* of which it holds a use */
 	uint8_t tried;
 	bool copy; /* of copy.c: a read without a request, then a write */
 	bool pull; /* a copy from the slab's other place */
+	bool last; /* the donor's leg of a read that the backup got first: sent when that is slow */
+	bool slow; /* a read of the backup: xfer.slow was called; backup lock until it has ended */
+	bool owed; /* ... and it was not expected to take so long */
 	/* A read of the backup, a slow read of a donor, a pulled page's write: what follows it. */
 	void (*done)(struct iswi_op *op, int error);
-	struct iswi_op *next; /* free list or backup read queue */
-	struct iswi_op *twin; /* of a hedged read: the other leg */
-	atomic_uint hedge;    /* ISWI_HEDGE_*, in the donor's leg; seq_cst: orders the legs' ends */
+	struct iswi_op *next;      /* free list or backup read queue */
+	struct iswi_op *slow_next; /* a read of the backup: see struct iswi_backup */
+	struct iswi_op *twin;      /* of a hedged read: the other leg */
 };
 
 #endif

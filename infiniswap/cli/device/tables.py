@@ -79,8 +79,11 @@ def describe(status: DeviceStatus) -> list[tuple[str, str]]:
             "backup reads",
             f"no donor {stats['fallback_unmapped']}, donor away {stats['fallback_suspended']}, "
             f"not there yet {stats['fallback_invalid']}, donor failed {stats['fallback_error']}, "
-            f"donor slow {stats.get('fallback_slow', 0)} (pages)",
+            f"donor slow {stats.get('fallback_slow', 0)}, "
+            f"disk quicker {stats.get('fallback_quicker', 0)}, "
+            f"to measure the disk {stats.get('fallback_measured', 0)} (pages)",
         ),
+        ("quicker source", _describe_choice(status)),
         (
             "staging",
             f"{stats['staging_pages_used']} of {stats['staging_pages']} pages, "
@@ -92,7 +95,8 @@ def describe(status: DeviceStatus) -> list[tuple[str, str]]:
         wire = f", {donor.transport}" if donor.transport else ""
         tried = f"; tried again {donor.rdma_probes} times" if donor.rdma_probes else ""
         why = f" (no RDMA: {donor.transport_reason}{tried})" if donor.transport_reason else ""
-        what = f"{donor.state}, {donor.slabs} slabs{wire}{why}{detail}"
+        soon = f", a page in {donor.expected_us:.0f} µs" if donor.expected_us else ""
+        what = f"{donor.state}, {donor.slabs} slabs{wire}{why}{soon}{detail}"
         rows.append(("donor", f"{donor.address} {donor.name}: {what}"))
     rows.append(("processors", "kept awake" if status.awake else "may sleep"))
     if (succession := status.succession) is not None:
@@ -100,6 +104,20 @@ def describe(status: DeviceStatus) -> list[tuple[str, str]]:
     rows += [("degraded", item) for item in status.degraded]
     rows += [("ALARM", item) for item in status.alarms]
     return rows
+
+
+def _describe_choice(status: DeviceStatus) -> str:
+    """Where pages that a donor and the backup both have are read from."""
+    if status.backup is None:
+        return "donors: there is no backup"
+    if status.chosen_share is None:
+        return "no page-in yet for which there was a choice"
+    us = status.backup_expected_us
+    disk = f", a page in {us:.0f} µs" if us else ""
+    return (
+        f"donors {status.chosen_share:.1%}, backup {1 - status.chosen_share:.1%}{disk} "
+        "(of the page-ins that both could serve)"
+    )
 
 
 def _describe_succession(row: SuccessionRow) -> str:

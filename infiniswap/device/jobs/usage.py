@@ -32,6 +32,8 @@ _WHY: Final = {
     "invalid": "the page was not on its donor yet",
     "error": "its donor failed",
     "slow": "its donor was slow",
+    "quicker": "the disk was quicker than its donor",
+    "measured": "the disk's speed was measured",
 }
 """Why a page came from the backup, by the engine's counters `fallback_*`."""
 

@@ -26,7 +26,7 @@ from infiniswap.errors import InfiniswapError
 log = logging.getLogger(__name__)
 
 _NOT_STOPPED = events.about(events.NOT_STOPPED)
-_THREAD_STACK_BYTES = 512 * 1024
+_THREAD_STACK_BYTES = 256 * 1024
 _STOP_PAUSE_S = 1.0
 
 

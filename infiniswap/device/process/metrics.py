@@ -40,7 +40,7 @@ def _status_length(field: str) -> Read:
     return lambda s: len(getattr(s.status, field))
 
 
-def _engine(field: str, unit: int = 1) -> Read:
+def _engine(field: str, unit: float = 1) -> Read:
     """A field of struct isw_engine_stats."""
     return lambda s: s.figures.counts[field] * unit
 
@@ -105,7 +105,10 @@ def _pages_and_bytes(
 _OPS: Final = ("read", "write", "trim", "zero", "flush")
 _SOURCES: Final = {from_: f"pages_in_{from_}" for from_ in ("remote", "staging", "backup", "zero")}
 _TARGETS: Final = {to: f"pages_out_{to}" for to in ("remote", "backup")}
-_FALLBACKS: Final = ("unmapped", "suspended", "invalid", "error", "slow")
+_FALLBACKS: Final = (
+    *("unmapped", "suspended", "invalid", "error", "slow"),
+    *("quicker", "measured"),
+)
 _ERRORS: Final = {
     "remote": "remote_errors",
     "remote_crc": "crc_errors_remote",
@@ -195,7 +198,8 @@ METRICS: Final = (
         "reason",
         notes="`unmapped`: the slab has no donor; `suspended`: its donor is unreachable; "
         "`invalid`: the page is not there (yet); `error`: the donor failed, or its bytes did; "
-        "`slow`: the donor takes too long.",
+        "`slow`: the donor takes too long; `quicker`: the donor has the page, but the disk was "
+        "expected to answer sooner; `measured`: the read shows how quick the disk is now.",
     ),
     _histogram(
         "transfer_duration_seconds",
@@ -205,6 +209,12 @@ METRICS: Final = (
         ),
         *("target", "op"),
         notes="A transfer is of one page or more.",
+    ),
+    _gauge(
+        "backup_expected_seconds",
+        "How long a read of one page from the backup would take now; 0 before the first.",
+        _engine("backup_expected_ns", 1e-9),
+        notes="Compared with the donor's to choose between the two.",
     ),
     *_each(
         "gauge",
@@ -221,8 +231,8 @@ METRICS: Final = (
         ("staging_waits_total", "Writes that had to wait for a buffer.", "staging_waits"),
         ("superseded_pages_total", "Backup writes saved by newer data.", "pages_out_superseded"),
         ("backup_writes_total", "Writes to the backup, after merging.", "backup_write_requests"),
-        ("hedged_reads_total", "Reads of a slow donor and of the backup, too.", "hedged_reads"),
-        ("hedged_reads_won_total", "Hedged reads that the backup answered first.", "hedged_wins"),
+        ("hedged_reads_total", "Slow reads, sent to a second source.", "hedged_reads"),
+        ("hedged_reads_won_total", "Hedged reads that the second source won.", "hedged_wins"),
         ("read_ahead_pages_total", "Pages read from a donor in advance.", "pages_ahead"),
         (
             "read_ahead_used_pages_total",
@@ -302,6 +312,12 @@ METRICS: Final = (
         "donor_read_tail_seconds",
         "Duration that 99 of 100 recent reads from a donor stayed below.",
         lambda s: {row.address: row.read_tail_us / 1e6 for row in s.status.donors},
+        "donor",
+    ),
+    _gauge(
+        "donor_expected_seconds",
+        "How long a read of one page from a donor would take now; 0 before the first.",
+        lambda s: {row.address: row.expected_us / 1e6 for row in s.status.donors},
         "donor",
     ),
     *_each(

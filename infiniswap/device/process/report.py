@@ -54,6 +54,8 @@ def snapshot(
     p50_ns, p99_ns = histogram_quantiles(
         figures.latency["read_latency"], figures.latency_bounds_ns, (0.5, 0.99)
     )
+    by_choice = stats["fallback_quicker"] + stats["fallback_measured"]
+    chosen = stats["pages_in_remote"] + by_choice
     served = stats["pages_in_remote"] + stats["pages_in_staging"] + stats["pages_in_backup"]
     status = DeviceStatus(
         name=spec.name,
@@ -77,6 +79,8 @@ def snapshot(
         donors=_donor_rows(engine, mapper),
         stats=stats,
         remote_share=stats["pages_in_remote"] / served if served else None,
+        chosen_share=stats["pages_in_remote"] / chosen if chosen else None,
+        backup_expected_us=stats["backup_expected_ns"] / 1000,
         page_in_us_p50=p50_ns / 1000,
         page_in_us_p99=p99_ns / 1000,
         degraded=[
@@ -117,6 +121,7 @@ def _donor_rows(engine: Engine, mapper: SlabMapper) -> list[DonorRow]:
                 rdma_fallbacks=transport.fallbacks,
                 rdma_probes=transport.probes,
                 read_tail_us=info.read_tail_ns / 1000 if info else 0.0,
+                expected_us=info.expected_ns / 1000 if info else 0.0,
                 connections_lost=counts.connections_lost,
                 reclaimed=counts.reclaimed,
                 given_up=counts.given_up,

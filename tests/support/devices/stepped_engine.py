@@ -43,10 +43,16 @@ class SimEngine(NativeEngine):
         self._sim_scratch = ffi.new("uint8_t[]", config.request_bytes_max)
 
     def close(self) -> None:
-        """See NativeEngine. What is held back is sent first: nobody else would."""
+        """See NativeEngine."""
         if self._handle is not None and not self._handle.closed:
-            self.step(lib.ISW_STEP_UNPLUG)
+            self.send_held_back()
         super().close()
+
+    def send_held_back(self) -> None:
+        """As threads would do it while somebody waits for the end of what is sent to a donor."""
+        self.step(lib.ISW_STEP_UNPLUG)
+        while self.step(lib.ISW_STEP_BACKUP_SLOW):
+            pass
 
     def _create(self, config: EngineConfig, backup_path: str | None) -> Any:
         error = ffi.new("struct isw_error *")

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`infiniswap device show`: which source was the quicker."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import msgspec
+import pytest
+from support.devices.device_status import device_status, donor_row
+
+from infiniswap.cli.device.tables import describe
+
+
+def row(name: str, **changes: Any) -> str:
+    stats: dict[str, int] = defaultdict(int)
+    slow = msgspec.structs.replace(donor_row("10.0.0.2:9", "moon", "mapped"), expected_us=331.4)
+    (text,) = (
+        text
+        for found, text in describe(device_status(stats=stats, donors=[slow], **changes))
+        if found == name
+    )
+    return text
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"backup": None}, "donors: there is no backup"),
+        ({}, "no page-in yet for which there was a choice"),
+        (
+            {"chosen_share": 0.125, "backup_expected_us": 56.6},
+            "donors 12.5%, backup 87.5%, a page in 57 µs (of the page-ins that both could serve)",
+        ),
+        (
+            {"chosen_share": 1.0},
+            "donors 100.0%, backup 0.0% (of the page-ins that both could serve)",
+        ),
+    ],
+)
+def test_the_quicker_source_is_told(changes: dict[str, Any], text: str) -> None:
+    assert row("quicker source", **changes) == text
+
+
+def test_each_donor_tells_how_soon_it_answers() -> None:
+    assert row("donor") == "10.0.0.2:9 moon: mapped, 1 slabs, a page in 331 µs"
