@@ -476,7 +476,7 @@ static void run(uint32_t run_ms, uint64_t seed, bool in_memory)
 
 	memset(w, 0, sizeof(*w));
 	w->control_random = seed;
-	engine_start(w, in_memory ? 16 : 96);
+	engine_start(w, in_memory ? 16 : 48);
 	if (in_memory)
 		use_memory(w->engine);
 	if (verbs != NULL)
