@@ -149,7 +149,7 @@ class Harvester:
         return self._clock() - self._cache_read_s > _OF_PERIOD * self._period_s
 
     def _read(self, cache_too: bool) -> tuple[MemoryFigures, Cache | None]:
-        """The figures, and then the page cache of whatever limits them. Blocks."""
+        """Reads the figures, and then the page cache of the cgroup that limits them. Blocks."""
         return self.memory.read(), self.memory.cache() if cache_too else None
 
     def _note_cache(self, cache: Cache) -> None:

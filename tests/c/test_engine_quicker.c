@@ -90,7 +90,7 @@ TEST(more_pages_never_take_less)
 	CHECK_EQ(expected_us(&s, 1), expected_us(&s, 8));
 }
 
-/* So a quick answer tells of larger loads too, at which nobody asks any more. */
+/* A quick answer tells of larger loads, too: nobody may be asking at those any more. */
 TEST(a_larger_load_recovers_with_a_smaller_one)
 {
 	struct iswi_speed s = {0};
@@ -628,7 +628,7 @@ QUICKER_TEST(a_slow_disk_that_answers_as_expected_is_not_avoided, world_quicker(
 	END_WELL(w, id, other);
 }
 
-/* However long a donor is waited for. */
+/* This holds for each hedge_ms, however long a donor is waited for with it. */
 TEST_CASES(a_disk_that_hangs_does_not_hold_up_an_unmap_for_long, 2, measured)
 {
 	struct world *w = world_slow_link();

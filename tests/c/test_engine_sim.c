@@ -431,6 +431,7 @@ static void random_step(struct world *w, bool faults)
 	bool inject = faults && below(w, 8) == 0;
 	uint32_t step = inject ? bad[below(w, 7)] : good[below(w, w->hedges ? 9 : 7)];
 	uint32_t r = below(w, DONORS), n = (uint32_t)(draw(w) >> 40);
+	uint64_t passed_ns;
 
 	if (step == ISW_STEP_BACKUP_TAKE)
 		r = below(w, 2);
@@ -441,7 +442,8 @@ static void random_step(struct world *w, bool faults)
 	}
 	w->time++;
 	/* What the sources are judged by. */
-	iswi_sim_of(w->engine)->now_ns += draw(w) >> (40 + below(w, 24));
+	passed_ns = draw(w);
+	iswi_sim_of(w->engine)->now_ns += passed_ns >> (40 + below(w, 24));
 	if (step == ISW_STEP_BACKUP_FAIL) /* whose it is the test cannot tell */
 		for (uint32_t i = 0; i < REQUESTS_MAX; i++)
 			w->requests[i].disk_failed = true;

@@ -255,16 +255,10 @@ static void end_wait(const struct iswi_op *op, const struct iswi_ahead_wait *wai
 	uint64_t page = wait->page, end = page + wait->pages;
 
 	while (page < end) {
-		/* Not a copy: a transport may still link the transfer. */
-		struct iswi_op rest = {
-			.engine = op->engine,
-			.req = wait->req,
-			.slab = op->slab,
-			.place = op->place,
-			.tried = tried,
-			.done = op->done,
-		};
+		struct iswi_op rest = iswi_op_rest(op);
 
+		rest.req = wait->req;
+		rest.tried = tried;
 		for (rest.page = page; page < end && missing & iswi_ahead_bit(page); page++)
 			;
 		rest.pages = (uint32_t)(page - rest.page);

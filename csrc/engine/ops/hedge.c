@@ -247,20 +247,6 @@ static void release(struct isw_engine *e, struct iswi_op *a, struct iswi_op *b)
 	give_buffers(e, b_slot, pages);
 }
 
-/* What remains of the donor's leg, whose other end may still come, for op->done. */
-static struct iswi_op lost_of(const struct iswi_op *op)
-{
-	return (struct iswi_op){
-		.engine = op->engine,
-		.req = op->req,
-		.page = op->page,
-		.pages = op->pages,
-		.slab = op->slab,
-		.place = op->place,
-		.done = op->done,
-	};
-}
-
 /* Neither leg's bytes answer the request: its pages are read again. */
 static void read_again(struct iswi_op *lost, uint32_t state)
 {
@@ -275,7 +261,7 @@ static void read_again(struct iswi_op *lost, uint32_t state)
 void iswi_hedge_ended(struct iswi_op *op, bool remote, int error)
 {
 	struct isw_engine *e = op->engine;
-	struct iswi_op *twin = op->twin, lost = lost_of(remote ? op : twin);
+	struct iswi_op *twin = op->twin, lost = iswi_op_rest(remote ? op : twin);
 	struct iswi_req *req = op->req;
 	atomic_uint *hedge = remote ? &op->hedge : &twin->hedge;
 	uint32_t bits = remote ? ISWI_HEDGE_REMOTE_END : ISWI_HEDGE_BACKUP_END, state;

@@ -36,6 +36,23 @@ static inline enum iswi_speed_choice iswi_quicker(const struct isw_engine *e,
 	return iswi_speed_choose(&r->speed, &e->backup->speed, pages, now_ns);
 }
 
+/*
+ * What op->done needs to read its pages again. Not a copy: a transport may still link the transfer,
+ * and another leg's end may still come.
+ */
+static inline struct iswi_op iswi_op_rest(const struct iswi_op *op)
+{
+	return (struct iswi_op){
+		.engine = op->engine,
+		.req = op->req,
+		.page = op->page,
+		.pages = op->pages,
+		.slab = op->slab,
+		.place = op->place,
+		.done = op->done,
+	};
+}
+
 /* hedge.c */
 /*
  * A read of a donor is slow: its pages are asked of the backup as well, if that has them all. On
