@@ -24,9 +24,10 @@ from typing import Any, Final, NoReturn
 
 from infiniswap.config_values import convert, nearest
 from infiniswap.errors import ConfigError, UsageError
+from infiniswap.keys import Keys
 from infiniswap.peers import read_peers
 from infiniswap.rights import refused_reading
-from infiniswap.secret import read_metrics_token, read_secret
+from infiniswap.secret import host_keys, host_secret_path, read_metrics_token, read_secret
 from infiniswap.toml_lines import key_lines
 from infiniswap.units import (
     CONTROL_PORT,
@@ -142,7 +143,8 @@ class DaemonConfig:
     lease_grace_s: float = _float(10.0, low=0.0, high=3600.0)
     """Seconds that a lease without session and connections waits for its device."""
     state_dir: Path = _path(Path("/var/lib/infiniswap"))
-    """Directory that records whether this donor is drained."""
+    """Directory that records whether this donor is drained, and keeps its certificate and the
+    secret of a host that has no other."""
     run_dir: Path | None = _path(Path("/run/infiniswapd"))
     """Directory of the slabs, where a restarted daemon finds them; empty: they end with it."""
     name: str = _text("")
@@ -216,7 +218,7 @@ class ClusterConfig:
     name: str = _text("default")
     """Name that tells apart the clusters on one broker."""
     secret_file: Path | None = _path(None)
-    """File of mode 0600 with at least 16 bytes, the same on every host."""
+    """File of mode 0600 that `infiniswap init --secret` made, the same on every host."""
     metrics_token_file: Path | None = _path(None)
     """File of mode 0600 with a token of 16 bytes or more that opens metrics and nothing else."""
     ask_s: float = _float(2.0, low=0.05, high=60.0, only="device")
@@ -295,14 +297,20 @@ class Config:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     mqtt: MqttConfig = field(default_factory=MqttConfig)
 
-    def secret(self) -> bytes | None:
-        """The cluster secret, None where none is configured.
+    def keys(self) -> Keys | None:
+        """The keys of the cluster secret; where none is configured, of this host's own, if there is
+        one and this user may read it.
 
         Raises:
             ConfigError: see read_secret.
         """
         path = self.cluster.secret_file
-        return None if path is None else read_secret(path)
+        return host_keys(self.daemon.state_dir) if path is None else read_secret(path)
+
+    def secret_file(self) -> Path | None:
+        """The file whose keys `keys` returns."""
+        path = host_secret_path(self.daemon.state_dir)
+        return self.cluster.secret_file or (path if path.exists() else None)
 
     def peers(self) -> tuple[HostPort, ...]:
         """The donors that are named: by `cluster.peers`, and by the file as it is now.

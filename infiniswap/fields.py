@@ -24,7 +24,7 @@ Uuid: TypeAlias = Annotated[
 Hex128: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Hex256: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Proof: TypeAlias = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")]
-"""HMAC-SHA256 in hex; empty where no secret is configured."""
+"""HMAC-SHA256 in hex; empty: its author has no secret."""
 Name: TypeAlias = Annotated[
     str,
     Meta(

@@ -1,37 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster secret, the broker's password and the metrics token: where they are needed, and
-reading them only from files that are safe."""
+"""The cluster secret, the broker's password, the metrics token and the key of a donor's
+certificate: where they are needed, and reading them only from files that are safe."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import secrets
 import stat
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from infiniswap.errors import ConfigError
+from infiniswap import keys
+from infiniswap.errors import ConfigError, ConflictError, from_oserror
+from infiniswap.keys import Keys
 from infiniswap.rights import refused_reading
 from infiniswap.units import HostPort, is_loopback
 
-SECRET_BYTES_MIN: Final = 16
+TOKEN_BYTES_MIN: Final = 16
 SECRET_BYTES_MAX: Final = 4096
 _SOURCE: Final = ", for example from `head -c 32 /dev/urandom | base64`"
 
 
-def check_listen_secret(listen: HostPort, secret: bytes | None) -> None:
+def make_command(path: Path) -> str:
+    """The command that makes a cluster secret."""
+    return f"`infiniswap init --secret {path}`"
+
+
+def host_secret_path(state_dir: Path) -> Path:
+    """Where a daemon without a configured secret keeps the one that it has made for its host."""
+    return state_dir / "host-secret"
+
+
+def check_listen_secret(listen: HostPort, secret_file: Path | None) -> None:
     """Refuses to serve other hosts without a cluster secret.
 
     Raises:
-        ConfigError: `listen` is no loopback address and there is no secret.
+        ConfigError: `listen` is no loopback address and no secret is configured.
     """
-    if secret is None and not is_loopback(listen.host):
+    if secret_file is None and not is_loopback(listen.host):
         raise ConfigError(
             "listening on an address that other hosts can reach needs a cluster secret",
             where=f"daemon.listen {listen}",
-            mend="Make one with `(umask 077; head -c 32 /dev/urandom | base64 > "
-            "/etc/infiniswap/secret)`, copy it to every host and name it in [cluster] "
-            "secret_file, or listen on 127.0.0.1.",
+            mend=f"Make one with {make_command(Path('/etc/infiniswap/secret'))}, copy it to every "
+            "host and name it in [cluster] secret_file, or listen on 127.0.0.1.",
         )
 
 
@@ -51,22 +66,92 @@ def check_metrics_listen(listen: HostPort | None, token: bytes | None) -> None:
         )
 
 
-def read_secret(path: Path) -> bytes:
-    """The cluster secret; white space around it is not part of it.
+def read_secret(path: Path) -> Keys:
+    """The keys of a cluster secret, or a session key alone; white space around it is not part of
+    it.
 
     Raises:
-        ConfigError: unreadable, open to other users, owned by another user, shorter than
-            SECRET_BYTES_MIN.
+        ConfigError: unreadable, open to other users, owned by another user, not made by a random
+            number generator.
     """
-    return _read(
-        path,
-        _Kind(
-            "cluster secret",
-            "[cluster] secret_file",
-            SECRET_BYTES_MIN,
-            _SOURCE,
-        ),
-    )
+    text = _read(path, _Kind("cluster secret", "[cluster] secret_file", 1, ""))
+    try:
+        return keys.parse(text)
+    except ValueError as error:
+        raise ConfigError(
+            str(error),
+            where=str(path),
+            mend=f"Make one with {make_command(path.with_name('secret.new'))} and use it on every "
+            "host.",
+        ) from None
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Writes a new file for this user alone.
+
+    Raises:
+        ConflictError: there is such a file.
+        NotPermittedError, SystemCallError: it cannot be written.
+    """
+    try:
+        write_new(path, f"{text}\n".encode())
+    except FileExistsError as error:
+        raise ConflictError(
+            "this file exists already, and may be in use",
+            where=str(path),
+            mend="Name another file, or remove this one.",
+        ) from error
+    except OSError as error:
+        raise from_oserror("cannot write the file", error, where=str(path)) from error
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """Writes a new file of mode 0600, which is complete from the moment that it is there.
+
+    Raises:
+        FileExistsError: there is one, perhaps of a process that was quicker.
+        OSError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(path.parent)) from error
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)
+    finally:
+        os.unlink(temporary)
+
+
+def new_secret() -> str:
+    """A cluster secret as a file holds it."""
+    return secrets.token_hex(keys.SECRET_BYTES)
+
+
+def host_keys(state_dir: Path) -> Keys | None:
+    """The keys of this host's own secret; None where there is none, or it is not this user's.
+
+    Raises:
+        ConfigError: see read_secret.
+    """
+    path = host_secret_path(state_dir)
+    return read_secret(path) if os.access(path, os.R_OK, effective_ids=True) else None
+
+
+def make_host_secret(state_dir: Path) -> None:
+    """Makes this host's own secret where there is none yet.
+
+    Raises:
+        NotPermittedError, SystemCallError: it cannot be written.
+    """
+    path = host_secret_path(state_dir)
+    if not path.exists():
+        with contextlib.suppress(ConflictError):  # another daemon was quicker
+            write_secret(path, new_secret())
 
 
 def read_password(path: Path) -> str:
@@ -90,7 +175,7 @@ def read_metrics_token(path: Path | None) -> bytes | None:
     """
     if path is None:
         return None
-    kind = _Kind("metrics token", "[cluster] metrics_token_file", SECRET_BYTES_MIN, _SOURCE)
+    kind = _Kind("metrics token", "[cluster] metrics_token_file", TOKEN_BYTES_MIN, _SOURCE)
     token = _read(path, kind)
     if not all(33 <= byte <= 126 for byte in token):
         raise ConfigError(
@@ -99,6 +184,15 @@ def read_metrics_token(path: Path | None) -> bytes | None:
             mend="Make another one, for example with `head -c 32 /dev/urandom | base64`.",
         )
     return token
+
+
+def read_tls_key(path: Path) -> bytes:
+    """The key of a donor's certificate, and the certificate, in PEM form.
+
+    Raises:
+        ConfigError: as read_secret.
+    """
+    return _read(path, _Kind("key of the control port", "daemon.state_dir", 1, ""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,5 +248,5 @@ def secret_file(tmp_path: Path) -> Path:
     """A file with the secret of the test cluster (support.donors.donor_world.SECRET)."""
     path = tmp_path / "secret"
     path.touch(0o600)
-    path.write_bytes(b"a secret of the test cluster")
+    path.write_text("5b1d0e7f9a3c4826b7f0d19e8c6a25437e40f1b2d3958c6a17f4e0bd82936c5a\n")
     return path

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that imports and includes point one way, and a few other rules of the house.
 
-Python: rights → errors → units, fields → secret, peers → config → policy, control, engine →
+Python: rights → errors → units, fields, keys → secret, peers → config → policy, control, engine →
 system → discovery → donor, device → demo → cli; each may import what stands before it, and itself.
 `policy/` and the message code are pure: no clock, no I/O, no randomness of their own. `testing/` is
 shipped for tests and imported by nothing else. Programs are started in one place (SPAWNERS), which
@@ -33,6 +33,7 @@ PYTHON_RANKS = {
     "fields": 1,
     "rdma_address": 2,
     "json_text": 1,
+    "keys": 1,
     "secret": 2,
     "toml_lines": 2,
     "events": 0,
@@ -61,7 +62,7 @@ DEVICE_ROOMS = (
     *("control", "cleanup", "jobs"),
 )
 PURE_PARTS = (
-    *("policy/", "fields", "rdma_address"),
+    *("policy/", "fields", "rdma_address", "keys"),
     *("control/messages", "control/text", "control/rate"),
 )
 # Beside the one place: the user's own program, and the leader of its terminal, which runs no other.

@@ -97,7 +97,8 @@ def run(args: argparse.Namespace) -> int:
     from infiniswap.engine.native import NativeStore
 
     config = configuration.load(args.config, overrides(args))
-    check_listen_secret(config.daemon.listen, config.secret())
+    check_listen_secret(config.daemon.listen, config.cluster.secret_file)
+    config.keys()
     memory = memory_source(args.memory_cgroup)
     logs.set_up(
         "infiniswapd",

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
     config = configuration.load(args.config, {"cluster.secret_file": args.secret_file})
     address = parse_host_port(args.host)
-    client = ClientConfig(secret=config.secret(), connect_s=config.cluster.ask_s)
+    client = ClientConfig(keys=config.keys(), connect_s=config.cluster.ask_s)
     if args.action == "undrain":
         asyncio.run(_undrain(address, client))
     else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`infiniswap init`: writes a commented configuration, fitted to this host."""
+"""`infiniswap init`: writes a commented configuration, fitted to this host; makes secrets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
         description="Checks this host (memory, front ends, RDMA, a place for backups) and writes a "
         "configuration file with every key, its meaning and its default. Keys whose default does "
         "not suit this host are set; all others are commented out. An existing file is kept unless "
-        "--force is given.",
+        "--force is given. With --secret or --session-key it writes that file and nothing else.",
     )
     parser.add_argument(
         "--config",
@@ -53,10 +53,26 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--donors", metavar="H[:P],...", help="donors to enter into the file (cluster.peers)"
     )
+    parser.add_argument(
+        "--secret",
+        type=Path,
+        metavar="FILE",
+        dest="new_secret",
+        help="make a cluster secret (256 random bits) in this new file, and nothing else",
+    )
+    parser.add_argument(
+        "--session-key",
+        type=Path,
+        metavar="FILE",
+        help="write the session key of the configured cluster secret to this new file, and nothing "
+        "else: a host that has it in place of the secret borrows memory, but cannot drain donors",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Writes it."""
+    if args.new_secret is not None or args.session_key is not None:
+        return _make_key(args)
     path = configuration.file_path(args.config).absolute()
     if not args.show and not args.force and os.path.lexists(path):
         raise ConflictError(
@@ -76,6 +92,31 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _make_key(args: argparse.Namespace) -> int:
+    from infiniswap.secret import new_secret, read_secret, write_secret
+
+    if args.new_secret is not None and args.session_key is not None:
+        raise UsageError("--secret and --session-key are two commands")
+    if args.new_secret is not None:
+        write_secret(args.new_secret, new_secret())
+        print(f"wrote: {args.new_secret}\nNext: copy it to every host of the cluster, mode 0600.")
+        return 0
+    config = configuration.load(args.config)
+    if config.cluster.secret_file is None:
+        raise ConfigError(
+            "no cluster secret is configured",
+            where="cluster.secret_file",
+            mend="Name the cluster's secret there, or set INFINISWAP_CLUSTER_SECRET_FILE.",
+        )
+    keys = read_secret(config.cluster.secret_file)
+    write_secret(args.session_key, keys.session_key_text())
+    print(
+        f"wrote: {args.session_key}\nNext: copy it to the host that borrows, mode 0600, and name "
+        "it there in [cluster] secret_file."
+    )
+    return 0
+
+
 def compose(path: Path, donors: str | None = None) -> str:
     """The file's text, fitted to this host.
 
@@ -87,6 +128,7 @@ def compose(path: Path, donors: str | None = None) -> str:
         UsageError: an address is wrong.
     """
     from infiniswap.config_text import render, toml_value
+    from infiniswap.secret import make_command
     from infiniswap.units import parse_host_ports
 
     chosen: dict[str, str] = {}
@@ -98,7 +140,8 @@ def compose(path: Path, donors: str | None = None) -> str:
         chosen["cluster.secret_file"] = toml_value(secret, {})
     else:
         found["cluster.secret_file"] = [
-            f"{secret} does not exist yet; a host that lends to or borrows from others needs it."
+            f"{secret} does not exist yet; a host that lends to or borrows from others needs it. "
+            f"{make_command(secret)} makes one for all hosts."
         ]
     if donors is not None:
         chosen["cluster.peers"] = toml_value(parse_host_ports(donors), {})

@@ -22,6 +22,7 @@ from infiniswap.errors import (
     ProtocolMismatchError,
     WrongSecretError,
 )
+from infiniswap.keys import Keys
 from infiniswap.units import HostPort, format_size, format_size_short
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     # Without any known donor this host may be one; if it is not, that is no error.
     guessed = not found.addresses
     asked = found.addresses or (config.daemon.listen,)
-    rows = asyncio.run(ask(asked, config.secret(), config.cluster.ask_s))
+    rows = asyncio.run(ask(asked, config.keys(), config.cluster.ask_s))
     if guessed:
         rows = [row for row in rows if row.status is not None]
     from infiniswap.device.control.listing import local_devices
@@ -120,13 +121,11 @@ def _discovery(found: Found) -> dict[str, Any]:
     }
 
 
-async def ask(
-    addresses: Iterable[HostPort], secret: bytes | None, wait_s: float
-) -> list[AskedDonor]:
+async def ask(addresses: Iterable[HostPort], keys: Keys | None, wait_s: float) -> list[AskedDonor]:
     """Asks every donor at once; takes no longer than `wait_s` seconds."""
     from infiniswap.control.client import ClientConfig, fetch_status
 
-    client = ClientConfig(secret=secret, connect_s=wait_s)
+    client = ClientConfig(keys=keys, connect_s=wait_s)
 
     async def one(address: HostPort) -> AskedDonor:
         try:

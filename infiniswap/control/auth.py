@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proofs that both ends of a session know the cluster secret, which itself is never sent.
 
-Mutual challenge and response with HMAC-SHA256. Each end contributes a nonce of 32 bytes, and each
-proof covers both nonces, who is talking and which version was agreed on:
+Mutual challenge and response with HMAC-SHA256, inside TLS. Each end contributes a nonce of 32
+bytes, and each proof covers the TLS certificate of the donor, both nonces, who is talking and which
+version was agreed on:
 
-    proof = HMAC(secret, role ‖ version ‖ versions of both ‖ device ‖ nonce_consumer ‖ nonce_donor)
+    proof = HMAC(session key, role ‖ certificate's digest ‖ version ‖ versions of both ‖ device
+                 ‖ nonce_consumer ‖ nonce_donor)
 
+- The consumer proves first. A donor says nothing that depends on the secret to a stranger, so
+  nobody can guess at the secret from what a donor said.
+- Each end takes the digest of the certificate that it sees. A host in between has to show one of
+  its own, so the proofs that it forwards are refused at both ends (relay).
 - The role differs between the ends, so a proof sent back to its maker proves nothing (reflection).
 - Both nonces are fresh, so a recorded proof fits no other session (replay).
 - The version lists are covered, so an attacker in between cannot make both ends use an older one.
 - Fields are length-prefixed, so no two different transcripts give the same bytes.
 
-After the handshake messages are not signed: on plain TCP an attacker who can change packets in
-transit can take over an open session. The start-up warning of the daemon says so.
+After the handshake TLS protects the messages.
 
 Pure: nonces are passed in.
 """
@@ -30,11 +35,14 @@ NONCE_BYTES: Final = 32
 _DONOR: Final = b"infiniswap control donor"
 _CONSUMER: Final = b"infiniswap control consumer"
 _HTTP: Final = b"infiniswap control http"
+_HTTP_DONOR: Final = b"infiniswap control http donor"
 
 _HEX_DIGITS: Final = frozenset("0123456789abcdef")
 
 HTTP_SCHEME: Final = "Infiniswap"
 """Name in the Authorization header."""
+PROOF_HEADER: Final = "Infiniswap-Proof"
+"""Header of an HTTP answer: the donor's proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,7 @@ class Transcript:
     """What both ends know before the proofs.
 
     Attributes:
+        digest: of the donor's certificate, as this end sees it.
         version: the one agreed on.
         versions_consumer: as offered in hello.
         versions_donor: as offered in challenge.
@@ -50,6 +59,7 @@ class Transcript:
         nonce_donor: hex, from challenge.
     """
 
+    digest: bytes
     version: int
     versions_consumer: tuple[int, ...]
     versions_donor: tuple[int, ...]
@@ -58,19 +68,40 @@ class Transcript:
     nonce_donor: str
 
 
-def donor_proof(secret: bytes, transcript: Transcript) -> str:
+def donor_proof(key: bytes, transcript: Transcript) -> str:
     """The donor's proof, hex."""
-    return _session_proof(secret, _DONOR, transcript)
+    return _session_proof(key, _DONOR, transcript)
 
 
-def consumer_proof(secret: bytes, transcript: Transcript) -> str:
+def consumer_proof(key: bytes, transcript: Transcript) -> str:
     """The consumer's proof, hex."""
-    return _session_proof(secret, _CONSUMER, transcript)
+    return _session_proof(key, _CONSUMER, transcript)
 
 
-def http_proof(secret: bytes, method: str, path: str, nonce: str) -> str:
-    """Proof for one HTTP request under a nonce that the donor gave out, hex."""
-    return _proof(secret, _HTTP, (method.upper(), path, nonce))
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """What the proofs of one HTTP request cover.
+
+    Attributes:
+        digest: of the donor's certificate, as this end sees it.
+        method, path: of the request.
+        nonce: that the donor gave out, hex.
+    """
+
+    digest: bytes
+    method: str
+    path: str
+    nonce: str
+
+
+def http_proof(key: bytes, request: HttpRequest) -> str:
+    """The client's proof, hex."""
+    return _http_proof(key, _HTTP, request)
+
+
+def http_donor_proof(key: bytes, request: HttpRequest) -> str:
+    """The donor's proof, in the answer, hex."""
+    return _http_proof(key, _HTTP_DONOR, request)
 
 
 def proofs_equal(given: str, expected: str) -> bool:
@@ -79,34 +110,36 @@ def proofs_equal(given: str, expected: str) -> bool:
     return hmac.compare_digest(given.encode(errors="surrogatepass"), expected.encode())
 
 
-def _session_proof(secret: bytes, role: bytes, transcript: Transcript) -> str:
-    return _proof(
-        secret,
-        role,
-        (
-            str(transcript.version),
-            ",".join(map(str, transcript.versions_consumer)),
-            ",".join(map(str, transcript.versions_donor)),
-            transcript.device_id,
-            transcript.nonce_consumer,
-            transcript.nonce_donor,
-        ),
+def _session_proof(key: bytes, role: bytes, transcript: Transcript) -> str:
+    fields = (
+        str(transcript.version),
+        ",".join(map(str, transcript.versions_consumer)),
+        ",".join(map(str, transcript.versions_donor)),
+        transcript.device_id,
+        transcript.nonce_consumer,
+        transcript.nonce_donor,
     )
+    return _proof(key, role, transcript.digest, fields)
 
 
-def _proof(secret: bytes, role: bytes, fields: Iterable[str]) -> str:
-    if not secret:
-        raise ValueError("a proof needs a secret")
-    mac = hmac.new(secret, digestmod=hashlib.sha256)
-    for part in (role, *(field.encode() for field in fields)):
+def _http_proof(key: bytes, role: bytes, request: HttpRequest) -> str:
+    fields = (request.method.upper(), request.path, request.nonce)
+    return _proof(key, role, request.digest, fields)
+
+
+def _proof(key: bytes, role: bytes, digest: bytes, fields: Iterable[str]) -> str:
+    if not key or not digest:
+        raise ValueError("a proof needs a key and a certificate")
+    mac = hmac.new(key, digestmod=hashlib.sha256)
+    for part in (role, digest, *(field.encode() for field in fields)):
         mac.update(len(part).to_bytes(4, "big"))
         mac.update(part)
     return mac.hexdigest()
 
 
-def http_authorization(secret: bytes, method: str, path: str, nonce: str) -> str:
+def http_authorization(key: bytes, request: HttpRequest) -> str:
     """Value of the Authorization header."""
-    return f"{HTTP_SCHEME} {nonce}:{http_proof(secret, method, path, nonce)}"
+    return f"{HTTP_SCHEME} {request.nonce}:{http_proof(key, request)}"
 
 
 def parse_http_authorization(header: str) -> tuple[str, str] | None:

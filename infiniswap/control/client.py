@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
@@ -32,10 +33,13 @@ from infiniswap.control.explain import (
 )
 from infiniswap.control.http import aiohttp
 from infiniswap.control.text import clean_name
+from infiniswap.control.tls import client_context, peer_digest
 from infiniswap.errors import (
     NoDonorError,
+    NotPermittedError,
     ProtocolMismatchError,
 )
+from infiniswap.keys import Keys
 from infiniswap.rdma_address import RdmaEnd
 from infiniswap.units import HostPort
 
@@ -52,7 +56,12 @@ _MISSED: Final = (1, 100)
 """Bounds of what a donor may ask for, as those of cluster.heartbeat_s and
 cluster.heartbeats_missed_max: a donor must not make us ping without a pause, or trust a silent
 session for days."""
-_DONOR_HAS_NONE: Final = "a cluster secret is configured here, and the donor has none"
+_SECRETS_DIFFER: Final = "the cluster secrets differ"
+_NO_KEYS: Final = "the donor asks for a cluster secret, and none is configured here"
+_NOT_PROVED: Final = (
+    "the donor does not prove that it knows the cluster secret: it has another one, or another "
+    "host is in between"
+)
 _FAILED_CLOSE_S: Final = 0.5
 """How long a peer that failed the handshake may take to agree to the close."""
 
@@ -77,20 +86,22 @@ class ClientConfig:
     """Bounds of the client, in seconds.
 
     Attributes:
-        secret: the cluster secret, or None.
+        keys: of the cluster; None: none are configured, so that donors refuse.
         connect_s: for the whole way to an open session, or a whole HTTP request.
         request_s: for the answer to one request.
         renew_s: for the answer to a renewal: the donor drains old connections first.
         send_s: for one message to leave.
         http: what sessions are opened over; None: aiohttp over TCP.
+        tls: made once, as a take-over must read no file.
     """
 
-    secret: bytes | None = None
+    keys: Keys | None = None
     connect_s: float = 3.0
     request_s: float = 2.0
     renew_s: float = 10.0
     send_s: float = 5.0
     http: Callable[[], aiohttp.ClientSession] | None = None
+    tls: ssl.SSLContext = field(default_factory=client_context)
 
 
 _EVICTIONS_MAX = 4096
@@ -311,12 +322,12 @@ async def connect(
         WrongSecretError: the ends do not share a secret.
         SlabSizeMismatchError: the donor lends slabs of another size.
     """
-    http = (config.http or _http_session)()
+    http = config.http() if config.http is not None else _http_session(config.tls)
     ws: aiohttp.ClientWebSocketResponse | None = None
     try:
         async with errors_explained(address, config.connect_s):
             ws = await http.ws_connect(
-                f"http://{HostPort(peer or address.host, address.port)}{m.SESSION_PATH}",
+                f"https://{HostPort(peer or address.host, address.port)}{m.SESSION_PATH}",
                 protocols=(m.SUBPROTOCOL,),
                 max_msg_size=m.MESSAGE_BYTES_MAX,
                 compress=0,
@@ -411,6 +422,8 @@ async def _handshake(
     identity: Identity,
     config: ClientConfig,
 ) -> m.Welcome:
+    if config.keys is None:
+        raise wrong_secret(address, _NO_KEYS)
     nonce = secrets.token_hex(auth.NONCE_BYTES)
     hello = m.Hello(
         versions=list(m.VERSIONS),
@@ -424,6 +437,7 @@ async def _handshake(
     if challenge.version != m.choose_version(m.VERSIONS, challenge.versions):
         raise version_mismatch(address, ", ".join(map(str, challenge.versions)))
     transcript = auth.Transcript(
+        digest=peer_digest(ws),
         version=challenge.version,
         versions_consumer=m.VERSIONS,
         versions_donor=tuple(challenge.versions),
@@ -431,24 +445,13 @@ async def _handshake(
         nonce_consumer=nonce,
         nonce_donor=challenge.nonce,
     )
-    problem = _secret_problem(config.secret, challenge.proof, transcript)
-    if problem:
-        await send(ws, m.Goodbye(reason=m.GOODBYE_SECRET, detail=problem), config.send_s)
-        raise wrong_secret(address, problem)
-    proof = "" if config.secret is None else auth.consumer_proof(config.secret, transcript)
-    await send(ws, m.Auth(proof=proof), config.send_s)
-    return await _expect(ws, address, m.Welcome)
-
-
-def _secret_problem(secret: bytes | None, proof: str, transcript: auth.Transcript) -> str:
-    """Why the donor's proof is refused; empty when it is good."""
-    if secret is None:
-        return "the donor asks for a cluster secret, and none is configured here" if proof else ""
-    if not proof:
-        return _DONOR_HAS_NONE
-    if not auth.proofs_equal(proof, auth.donor_proof(secret, transcript)):
-        return "the cluster secrets differ"
-    return ""
+    key = config.keys.session
+    await send(ws, m.Auth(proof=auth.consumer_proof(key, transcript)), config.send_s)
+    welcome = await _expect(ws, address, m.Welcome)
+    if not auth.proofs_equal(welcome.proof, auth.donor_proof(key, transcript)):
+        await send(ws, m.Goodbye(reason=m.GOODBYE_SECRET, detail=_NOT_PROVED), config.send_s)
+        raise wrong_secret(address, _NOT_PROVED)
+    return welcome
 
 
 async def _expect(
@@ -493,7 +496,8 @@ async def fetch_status(address: HostPort, config: ClientConfig) -> m.Status:
     Raises:
         NoDonorError, ProtocolMismatchError, WrongSecretError: as for `connect`.
     """
-    return await _fetch_proved(address, config, "GET", m.STATUS_PATH, m.Status)
+    key = None if config.keys is None else config.keys.session
+    return await _fetch_proved(address, config, key, "GET", m.STATUS_PATH, m.Status)
 
 
 async def set_draining(address: HostPort, config: ClientConfig, draining: bool) -> m.DrainInfo:
@@ -501,28 +505,40 @@ async def set_draining(address: HostPort, config: ClientConfig, draining: bool) 
 
     Raises:
         NoDonorError, ProtocolMismatchError, WrongSecretError: as for `connect`.
+        NotPermittedError: this host has the session key alone.
     """
     path = m.DRAIN_PATH if draining else m.UNDRAIN_PATH
-    return await _fetch_proved(address, config, "POST", path, m.DrainInfo)
+    key = None if config.keys is None else config.keys.operator
+    if key is None and config.keys is not None:
+        raise NotPermittedError(
+            "this host has a session key alone, and with that nobody may drain donors",
+            where=f"donor {address}",
+            mend="Run this command on a host that has the cluster secret.",
+        )
+    return await _fetch_proved(address, config, key, "POST", path, m.DrainInfo)
 
 
 async def _fetch_proved(
-    address: HostPort, config: ClientConfig, method: str, path: str, kind: type[BodyT]
+    address: HostPort,
+    config: ClientConfig,
+    key: bytes | None,
+    method: str,
+    path: str,
+    kind: type[BodyT],
 ) -> BodyT:
-    async with errors_explained(address, config.connect_s), _http_session() as http:
-        headers: dict[str, str] = {}
-        nonce = await _fetch(http, address, "GET", m.NONCE_PATH, m.NonceInfo, headers)
-        if config.secret is not None and not nonce.required:
-            raise wrong_secret(address, _DONOR_HAS_NONE)
-        if nonce.required:
-            if config.secret is None:
-                raise wrong_secret(
-                    address, "the donor asks for a cluster secret, and none is configured here"
-                )
-            headers["Authorization"] = auth.http_authorization(
-                config.secret, method, path, nonce.nonce
-            )
-        return await _fetch(http, address, method, path, kind, headers)
+    """Two connections: the first says which certificate the second must show. The proof leaves this
+    host on a connection with that certificate only, and is of use on no other."""
+    async with errors_explained(address, config.connect_s), _http_session(config.tls) as http:
+        nonce, _ = await _fetch(http, address, "GET", m.NONCE_PATH, m.NonceInfo)
+        if key is None:
+            raise wrong_secret(address, _NO_KEYS)
+        digest = bytes.fromhex(nonce.certificate)
+        request = auth.HttpRequest(digest, method, path, nonce.nonce)
+        authorization = auth.http_authorization(key, request)
+        body, proof = await _fetch(http, address, method, path, kind, authorization, digest)
+        if not auth.proofs_equal(proof, auth.http_donor_proof(key, request)):
+            raise wrong_secret(address, _NOT_PROVED)
+        return body
 
 
 async def fetch_version(address: HostPort, config: ClientConfig) -> m.VersionInfo:
@@ -531,8 +547,8 @@ async def fetch_version(address: HostPort, config: ClientConfig) -> m.VersionInf
     Raises:
         NoDonorError, ProtocolMismatchError: as for `connect`.
     """
-    async with errors_explained(address, config.connect_s), _http_session() as http:
-        return await _fetch(http, address, "GET", m.VERSION_PATH, m.VersionInfo, {})
+    async with errors_explained(address, config.connect_s), _http_session(config.tls) as http:
+        return (await _fetch(http, address, "GET", m.VERSION_PATH, m.VersionInfo))[0]
 
 
 async def _fetch(
@@ -541,34 +557,42 @@ async def _fetch(
     method: str,
     path: str,
     kind: type[BodyT],
-    headers: Mapping[str, str],
-) -> BodyT:
-    url = f"http://{address}{path}"
-    async with http.request(method, url, headers=headers, allow_redirects=False) as response:
+    authorization: str = "",
+    digest: bytes = b"",
+) -> tuple[BodyT, str]:
+    """The body, and the donor's proof. With a digest the server must show that certificate."""
+    url = f"https://{address}{path}"
+    headers = {"Authorization": authorization} if authorization else {}
+    pinned = aiohttp.Fingerprint(digest) if digest else True
+    async with http.request(
+        method, url, headers=headers, allow_redirects=False, ssl=pinned
+    ) as response:
+        proof = response.headers.get(auth.PROOF_HEADER, "")
         body = bytearray()
         async for chunk in response.content.iter_any():
             body += chunk
             if len(body) > BODY_BYTES_MAX:
                 raise not_a_daemon(address, f"an answer of more than {BODY_BYTES_MAX} bytes")
         if response.status == 401:
-            raise wrong_secret(address, "the cluster secrets differ")
+            raise wrong_secret(address, _SECRETS_DIFFER)
         if response.status == 503:
             raise full(address)
         if response.status != 200:
             raise not_a_daemon(address, f"HTTP status {response.status}")
     try:
-        return m.decode_body(bytes(body), kind)
+        return m.decode_body(bytes(body), kind), proof
     except ProtocolMismatchError as error:
         raise not_a_daemon(address, error.what) from None
 
 
-def _http_session() -> aiohttp.ClientSession:
-    # No proxies from the environment, no cookies, no connection kept for later. No compression: a
-    # few bytes could become many before they are counted.
+def _http_session(tls: ssl.SSLContext) -> aiohttp.ClientSession:
+    # No proxies from the environment, no cookies. No compression: a few bytes could become many
+    # before they are counted. A connection is kept until the session is closed, which then waits
+    # for its end: one that is closed at once would end TLS some time later.
     return aiohttp.ClientSession(
         auto_decompress=False,
         headers={"Accept-Encoding": "identity"},
-        connector=aiohttp.TCPConnector(limit=2, force_close=True),
+        connector=aiohttp.TCPConnector(limit=2, ssl=tls),
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
     )

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 
 from infiniswap.control import messages as m
 from infiniswap.control.http import aiohttp
+from infiniswap.control.tls import FULL_REASON
 from infiniswap.errors import (
     DonorBusyError,
     InfiniswapError,
@@ -39,7 +40,18 @@ async def errors_explained(address: HostPort, wait_s: float) -> AsyncIterator[No
             mend=f"Check the address, that the host is up, and that its firewall lets TCP port "
             f"{address.port} in.",
         ) from None
+    except aiohttp.ServerFingerprintMismatch as error:
+        raise wrong_secret(
+            address, "it shows another certificate than it has said: another host may be in between"
+        ) from error
+    except aiohttp.ClientConnectorSSLError as error:
+        if FULL_REASON in str(error.os_error):
+            raise full(address) from error
+        raise not_tls(address) from error
     except aiohttp.ClientConnectorError as error:
+        if isinstance(error.os_error, ConnectionResetError | ConnectionAbortedError):
+            # It was made: the other end closed it instead of speaking TLS.
+            raise not_a_daemon(address, "the connection was reset, or closed") from error
         raise cannot_connect(address, error.os_error) from error
     except aiohttp.WSServerHandshakeError as error:
         if error.status == 503:
@@ -96,6 +108,17 @@ def not_a_daemon(address: HostPort, detail: str) -> ProtocolMismatchError:
         where=f"donor {address}",
         mend="Give the control port (9400 by default), not the data port or that of another "
         "service.",
+    )
+
+
+def not_tls(address: HostPort) -> ProtocolMismatchError:
+    """The service that answered does not speak TLS as a donor does."""
+    return ProtocolMismatchError(
+        "the service at this address does not speak TLS 1.3: it is an Infiniswap daemon of "
+        "protocol version 1, or no Infiniswap control port",
+        where=f"donor {address}",
+        mend="Install this release of Infiniswap there, and give the control port (9400 by "
+        "default), not the data port or that of another service.",
     )
 
 

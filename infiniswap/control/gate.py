@@ -1,22 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits TCP connections to the control port: in all, and of one peer.
+"""Limits TCP connections to a port, in all and of one peer, and begins TLS on those let in.
 
-Decided before a byte is read, so that thousands of connections cost little more than their accept.
+Connections are counted before a byte is read, so that thousands of connections cost little more
+than their accept. The first byte says whether a peer begins TLS: one that does not is told so.
 """
 
 from __future__ import annotations
 
 import asyncio
+from asyncio import sslproto
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
+from infiniswap.control import tls
 from infiniswap.control.peer import peer_of
+from infiniswap.control.tls import ServerTls
 
 REFUSAL: Final = (
     b"HTTP/1.1 503 Too many connections\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 )
-"""The answer to every connection above the limit."""
+"""The answer to every connection above the limit, on a port without TLS."""
+
+PLAIN_SENTENCE: Final = (
+    "this port speaks TLS: use https://, and Infiniswap of the donor's version (protocol 2)"
+)
+_PLAIN_BODY: Final = b'{"error":"%s"}' % PLAIN_SENTENCE.encode()
+PLAIN_REFUSAL: Final = (
+    b"HTTP/1.1 400 This port speaks TLS\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(_PLAIN_BODY), _PLAIN_BODY)
+)
+"""The answer to whoever does not begin TLS: most likely an Infiniswap of protocol version 1."""
+
+_SHUTDOWN_S: Final = 1.0
+"""How long a peer may take to agree to the end of TLS."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateTls:
+    """TLS on the connections let in.
+
+    Attributes:
+        server: key and certificate.
+        handshake_s: how long a peer may take for its first byte, and again for the handshake.
+    """
+
+    server: ServerTls
+    handshake_s: float
 
 
 class Gate:
@@ -26,8 +57,9 @@ class Gate:
         make: makes the protocol of one connection; None: the server has stopped.
         connections_max: at once.
         per_host_max: at once of one peer (see peer_of).
-        counters: gets `connections_refused`.
+        counters: gets `connections_refused`, `connections_idle_closed` and `connections_plain`.
         refused: told the address of each that is refused.
+        tls: None: connections stay plain.
     """
 
     def __init__(
@@ -37,11 +69,13 @@ class Gate:
         per_host_max: int,
         counters: Counter[str],
         refused: Callable[[str], None] = lambda host: None,
+        tls: GateTls | None = None,
     ) -> None:
+        self.counters = counters
+        self.tls = tls
         self._make = make
         self._connections_max = connections_max
         self._per_host_max = per_host_max
-        self._counters = counters
         self._refused = refused
         self._open = 0
         self._by_host: Counter[str] = Counter()
@@ -56,7 +90,7 @@ class Gate:
         full = self._open >= self._connections_max or self._by_host[peer] >= self._per_host_max
         protocol = None if full else self._make()
         if protocol is None:
-            self._counters["connections_refused"] += 1
+            self.counters["connections_refused"] += 1
             self._refused(host)
         else:
             self._open += 1
@@ -75,40 +109,109 @@ class Gate:
 
 
 class _Counted(asyncio.Protocol):
-    """Passes everything on, and tells the gate when the connection has ended."""
+    """Passes everything on, and tells the gate when the connection has ended.
+
+    With TLS what is read goes to asyncio's own TLS protocol, and that is made when the first byte
+    is there. (`loop.start_tls` could not be given a byte that was read before.)
+    """
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._host = ""
-        self._inner: asyncio.Protocol | None = None
+        self._entered = False
+        self._plain: asyncio.Protocol | None = None  # what talks to a peer without TLS
+        self._tls: sslproto.SSLProtocol | None = None
+        self._waiting: asyncio.Protocol | None = None  # what will, over TLS
+        self._transport: asyncio.Transport | None = None
+        self._first_byte: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
         peer = transport.get_extra_info("peername")
         self._host = peer[0] if peer else ""
-        self._inner = self._gate.enter(self._host)
-        if self._inner is None:
-            assert isinstance(transport, asyncio.Transport)
-            transport.write(REFUSAL)
+        inner = self._gate.enter(self._host)
+        if inner is None:
+            transport.write(REFUSAL if self._gate.tls is None else tls.FULL)
             transport.close()
+            return
+        self._entered = True
+        if self._gate.tls is None:
+            self._plain = inner
+            inner.connection_made(transport)
         else:
-            self._inner.connection_made(transport)
+            self._waiting = inner
+            loop = asyncio.get_running_loop()
+            self._first_byte = loop.call_later(self._gate.tls.handshake_s, self._end_idle)
+
+    def _end_idle(self) -> None:
+        self._gate.counters["connections_idle_closed"] += 1
+        assert self._transport is not None
+        self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._inner is not None:
+        self._forget_timer()
+        if self._entered:
             self._gate.leave(self._host)
-            self._inner.connection_lost(error)
+        inner = self._plain or self._tls
+        if inner is not None:
+            inner.connection_lost(error)
+
+    def _forget_timer(self) -> None:
+        if self._first_byte is not None:
+            self._first_byte.cancel()
+            self._first_byte = None
 
     def data_received(self, data: bytes) -> None:
-        if self._inner is not None:
-            self._inner.data_received(data)
+        if self._waiting is not None:
+            self._begin_tls(data)
+        if self._plain is not None:
+            self._plain.data_received(data)
+        elif self._tls is not None:
+            self._feed(self._tls, data)
+
+    def _begin_tls(self, data: bytes) -> None:
+        self._forget_timer()
+        inner, self._waiting = self._waiting, None
+        assert inner is not None
+        assert self._transport is not None
+        assert self._gate.tls is not None
+        if data[0] != tls.FIRST_BYTE:
+            self._gate.counters["connections_plain"] += 1
+            self._transport.write(PLAIN_REFUSAL)
+            self._transport.close()
+            return
+        self._tls = sslproto.SSLProtocol(
+            asyncio.get_running_loop(),
+            inner,
+            self._gate.tls.server.context,
+            None,  # type: ignore[arg-type]  # nobody waits for the handshake: it may be None
+            server_side=True,
+            ssl_handshake_timeout=self._gate.tls.handshake_s,  # type: ignore[arg-type]  # any number
+            ssl_shutdown_timeout=_SHUTDOWN_S,
+        )
+        self._tls.connection_made(self._transport)
+
+    def _feed(self, protocol: sslproto.SSLProtocol, data: bytes) -> None:
+        """As a transport does for a protocol with buffers of its own."""
+        rest = memoryview(data)
+        while rest:
+            buffer = memoryview(protocol.get_buffer(len(rest)))
+            size = min(len(buffer), len(rest))
+            buffer[:size] = rest[:size]
+            rest = rest[size:]
+            protocol.buffer_updated(size)
 
     def eof_received(self) -> bool | None:
-        return self._inner.eof_received() if self._inner is not None else None
+        inner = self._plain or self._tls
+        return inner.eof_received() if inner is not None else None
 
     def pause_writing(self) -> None:
-        if self._inner is not None:
-            self._inner.pause_writing()
+        inner = self._plain or self._tls
+        if inner is not None:
+            inner.pause_writing()
 
     def resume_writing(self) -> None:
-        if self._inner is not None:
-            self._inner.resume_writing()
+        inner = self._plain or self._tls
+        if inner is not None:
+            inner.resume_writing()

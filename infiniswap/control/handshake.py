@@ -50,7 +50,7 @@ class Handshakes:
     """The handshakes of one server.
 
     Args:
-        config: bounds and secret.
+        config: bounds and keys.
         counters: gets `sessions_refused`, `secret_errors`, `protocol_errors` and
             `handshakes_ended_REASON`.
         log_peer: logs what peers do.
@@ -133,6 +133,7 @@ class Handshakes:
             return None
         nonce = secrets.token_hex(auth.NONCE_BYTES)
         transcript = auth.Transcript(
+            digest=self._config.tls.digest,
             version=version,
             versions_consumer=tuple(hello.versions),
             versions_donor=m.VERSIONS,
@@ -140,13 +141,7 @@ class Handshakes:
             nonce_consumer=hello.nonce,
             nonce_donor=nonce,
         )
-        secret = self._config.secret
-        challenge = m.Challenge(
-            version=version,
-            versions=list(m.VERSIONS),
-            nonce=nonce,
-            proof="" if secret is None else auth.donor_proof(secret, transcript),
-        )
+        challenge = m.Challenge(version=version, versions=list(m.VERSIONS), nonce=nonce)
         if not await send(ws, challenge, self._config.limits.send_s):
             return None
         frame = await receive(ws, m.HELLO_BYTES_MAX)
@@ -159,15 +154,15 @@ class Handshakes:
             return None
         if not isinstance(answer, m.Auth):
             raise ProtocolMismatchError("the second message is not an auth")
-        if secret is not None and not auth.proofs_equal(
-            answer.proof, auth.consumer_proof(secret, transcript)
-        ):
+        key = self._config.keys.session
+        if not auth.proofs_equal(answer.proof, auth.consumer_proof(key, transcript)):
             self._counters["secret_errors"] += 1
-            detail = "the cluster secrets differ"
+            detail = "the cluster secrets differ, or another host is in between"
             await self._turn_away(ws, m.GOODBYE_SECRET, detail, address)
             return None
         self._number += 1
-        return ServerSession(self._number, hello, address, version)
+        proof = auth.donor_proof(key, transcript)
+        return ServerSession(self._number, hello, address, version, proof)
 
     async def _turn_away(self, ws: WebSocket, reason: str, detail: str, address: str) -> None:
         self._counters["sessions_refused"] += 1

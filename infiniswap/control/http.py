@@ -2,9 +2,9 @@
 """aiohttp, imported without the host's certificates; everything here takes it from this module.
 
 aiohttp makes two TLS contexts when it is imported, and reads every certificate authority of the
-host for each. Nothing here speaks TLS: that would be a fifth of a process's start, and memory that
-a device's process locks. OpenSSL reads the file that SSL_CERT_FILE names instead, see
-SSL_CTX_set_default_verify_paths(3).
+host for each. Nothing here trusts one of those: that would be a fifth of a process's start, and
+memory that a device's process locks (contexts of ours: infiniswap.control.tls). OpenSSL reads the
+file that SSL_CERT_FILE names instead, see SSL_CTX_set_default_verify_paths(3).
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ field names it. The order at the start:
 
     consumer                          donor
     hello {versions, nonce, ...}  ->
-                                  <-  challenge {version, nonce, proof}
+                                  <-  challenge {version, nonce}
     auth {proof}                  ->
-                                  <-  welcome {donor, incarnation, slab_bytes, data_port, ...}
+                                  <-  welcome {proof, donor, incarnation, data_port, ...}
 
 Both ends choose the highest version that both lists name; `hello`, `challenge` and `goodbye` never
 change incompatibly, so that any two versions recognise each other. Afterwards either
@@ -37,7 +37,6 @@ from infiniswap.fields import (
     Hex256,
     Name,
     Port,
-    Proof,
     Rate,
     Share,
     Slot,
@@ -47,8 +46,8 @@ from infiniswap.fields import (
 )
 from infiniswap.rdma_address import RdmaEnd, RdmaKey
 
-VERSIONS: Final = (1,)
-"""Protocol versions this code speaks."""
+VERSIONS: Final = (2,)
+"""Protocol versions this code speaks. Version 1 had no TLS."""
 
 MESSAGE_BYTES_MAX: Final = 1 << 20
 """Longest message either end accepts."""
@@ -120,22 +119,21 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class Challenge(Message, frozen=True, tag="challenge"):
-    """The donor's answer: `version` is the highest common one, `proof` shows the secret."""
+    """The donor's answer: `version` is the highest common one. It proves nothing to strangers."""
 
     version: Count
     versions: Versions
     nonce: Hex256
-    proof: Proof
 
 
 class Auth(Message, frozen=True, tag="auth"):
     """The consumer's proof."""
 
-    proof: Proof
+    proof: Hex256
 
 
 class Welcome(Message, frozen=True, tag="welcome", omit_defaults=True):
-    """The session is open.
+    """The session is open. Nothing in it counts before `proof`, the donor's, was compared.
 
     A daemon that finds no slabs of its predecessor starts with a new `incarnation`: all earlier
     leases and their memory are gone. Pages are served at `data_port` of the
@@ -143,6 +141,7 @@ class Welcome(Message, frozen=True, tag="welcome", omit_defaults=True):
     """
 
     version: Count
+    proof: Hex256
     donor_id: Uuid
     donor_name: Name
     incarnation: Hex128
@@ -471,7 +470,6 @@ class Status(Struct, frozen=True, kw_only=True):
     slab_bytes: U53
     control_port: Port
     data_port: Port
-    authenticated: bool
     draining: bool
     no_room: Text = ""
     """Why the donor can lend no slab now, as the rest of a sentence that begins with its name.
@@ -504,10 +502,11 @@ class VersionInfo(Struct, frozen=True, kw_only=True):
 
 
 class NonceInfo(Struct, frozen=True, kw_only=True):
-    """A nonce for one authenticated HTTP request; `required` is false without a secret."""
+    """A nonce for one authenticated HTTP request, and the digest (SHA-256) of the certificate that
+    the request has to be sent under. Who asks must see to that itself: it is a claim."""
 
     nonce: Hex256
-    required: bool
+    certificate: Hex256
 
 
 class HttpError(Struct, frozen=True, kw_only=True):

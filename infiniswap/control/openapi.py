@@ -184,9 +184,11 @@ _SCHEMES: Final = {
         "type": "apiKey",
         "in": "header",
         "name": "Authorization",
-        "description": "`Infiniswap NONCE:PROOF` with a nonce of /v1/nonce and the HMAC-SHA256 of "
-        "the cluster secret over role, method, path and nonce, each preceded by its length as 4 "
-        "bytes, big-endian. Needed only where the daemon has a secret.",
+        "description": "`Infiniswap NONCE:PROOF` with a nonce of /v1/nonce and the HMAC-SHA256 "
+        "under the session key (drain and undrain: the operator key) over role, SHA-256 digest of "
+        "the server's certificate, method, path and nonce, each preceded by its length as 4 bytes, "
+        "big-endian. The keys come from the cluster secret by HKDF-SHA256. The answer has the "
+        "donor's own proof in the header Infiniswap-Proof.",
     },
     "metricsToken": {
         "type": "http",

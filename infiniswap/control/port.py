@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from infiniswap.control import messages as m
-from infiniswap.control.gate import Gate
+from infiniswap.control.gate import Gate, GateTls
 from infiniswap.control.http import HttpProcessingError, web
+from infiniswap.control.tls import ServerTls
 from infiniswap.errors import ConflictError, SystemCallError
 from infiniswap.ticks import next_tick
 from infiniswap.units import HostPort
@@ -67,8 +68,10 @@ class HttpPort:
 
     Args:
         limits: bounds.
-        counters: gets `connections_refused`, `connections_idle_closed` and `http_errors`.
+        counters: gets `connections_refused`, `connections_idle_closed`, `connections_plain` and
+            `http_errors`.
         refused: told the address of each connection that is refused.
+        tls: key and certificate; None: plain HTTP.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class HttpPort:
         limits: PortLimits,
         counters: Counter[str],
         refused: Callable[[str], None] = lambda host: None,
+        tls: ServerTls | None = None,
     ) -> None:
         self._limits = limits
         self._counters = counters
@@ -88,6 +92,7 @@ class HttpPort:
             limits.connections_per_host_max,
             counters,
             refused,
+            None if tls is None else GateTls(tls, limits.request_s),
         )
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None

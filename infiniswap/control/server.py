@@ -12,6 +12,7 @@ import asyncio
 import logging
 import secrets
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -64,7 +65,7 @@ class ControlServer:
             request_s=config.handshake_s,
             stop_s=config.stop_s,
         )
-        self._port = HttpPort(limits, self.counters, self._kept_out)
+        self._port = HttpPort(limits, self.counters, self._kept_out, config.tls)
         router = self._port.router
         router.add_get(m.SESSION_PATH, self._session)
         router.add_get(m.STATUS_PATH, self._status)
@@ -105,40 +106,56 @@ class ControlServer:
 
     # ------------------------------------------------------------------------ HTTP
 
-    def _authorized(self, request: web.Request) -> bool:
-        if self._config.secret is None:
-            return True
+    async def _proven(
+        self,
+        request: web.Request,
+        key: bytes | None,
+        answer_it: Callable[[], Awaitable[web.Response]],
+        unauthorized: str = "the proof of the cluster secret is missing or wrong",
+    ) -> web.StreamResponse:
+        """Answers whoever has proved the key, with the donor's own proof."""
         given = auth.parse_http_authorization(request.headers.get("Authorization", ""))
         now_s = asyncio.get_running_loop().time()
-        if given is not None and self._nonces.take(given[0], now_s):
-            expected = auth.http_proof(self._config.secret, request.method, request.path, given[0])
-            if auth.proofs_equal(given[1], expected):
-                return True
+        if key is not None and given is not None and self._nonces.take(given[0], now_s):
+            asked = auth.HttpRequest(
+                self._config.tls.digest, request.method, request.path, given[0]
+            )
+            if auth.proofs_equal(given[1], auth.http_proof(key, asked)):
+                found = await answer_it()
+                found.headers[auth.PROOF_HEADER] = auth.http_donor_proof(key, asked)
+                return found
         self.counters["http_unauthorized"] += 1
-        return False
+        return error_answer(401, unauthorized)
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
-        if not self._authorized(request):
-            return error_answer(401, "the proof of the cluster secret is missing or wrong")
-        return json_answer(self._service.status())
+        async def status() -> web.Response:
+            return json_answer(self._service.status())
+
+        return await self._proven(request, self._config.keys.session, status)
 
     async def _drain(self, request: web.Request) -> web.StreamResponse:
         """Two paths without a body: the proof covers the whole request."""
-        if not self._authorized(request):
-            return error_answer(401, "the proof of the cluster secret is missing or wrong")
         draining = request.path == m.DRAIN_PATH
-        log.warning("%s asks for %s", _peer_name(request), "drain" if draining else "undrain")
-        return json_answer(await self._service.set_draining(draining))
+
+        async def drain() -> web.Response:
+            log.warning("%s asks for %s", _peer_name(request), "drain" if draining else "undrain")
+            return json_answer(await self._service.set_draining(draining))
+
+        return await self._proven(request, self._config.keys.operator, drain)
 
     async def _openapi(self, request: web.Request) -> web.StreamResponse:
-        if not self._authorized(request):
-            return error_answer(401, "the proof of the cluster secret is missing or wrong")
-        return json_answer(document(__version__))
+        async def openapi() -> web.Response:
+            return json_answer(document(__version__))
+
+        return await self._proven(request, self._config.keys.session, openapi)
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
-        if not may_scrape(request, self._config.metrics_token) and not self._authorized(request):
-            return error_answer(401, UNAUTHORIZED)
-        return await answer(self._service.figures)
+        async def metrics() -> web.Response:
+            return await answer(self._service.figures)
+
+        if may_scrape(request, self._config.metrics_token):
+            return await metrics()
+        return await self._proven(request, self._config.keys.session, metrics, UNAUTHORIZED)
 
     async def _version(self, _request: web.Request) -> web.StreamResponse:
         return json_answer(
@@ -147,10 +164,9 @@ class ControlServer:
 
     async def _nonce(self, _request: web.Request) -> web.StreamResponse:
         nonce = secrets.token_hex(auth.NONCE_BYTES)
-        required = self._config.secret is not None
-        if required:
-            self._nonces.add(nonce, asyncio.get_running_loop().time())
-        return json_answer(m.NonceInfo(nonce=nonce, required=required))
+        self._nonces.add(nonce, asyncio.get_running_loop().time())
+        certificate = self._config.tls.digest.hex()
+        return json_answer(m.NonceInfo(nonce=nonce, certificate=certificate))
 
     # -------------------------------------------------------------------- sessions
 
@@ -227,7 +243,8 @@ class ControlServer:
         self._sessions[session.number] = session
         self.counters["sessions_opened"] += 1
         self._service.session_opened(session)
-        if not await send(ws, self._service.welcome(session.version), self._config.limits.send_s):
+        welcome = self._service.welcome(session.version, session.proof)
+        if not await send(ws, welcome, self._config.limits.send_s):
             channel.end(m.GOODBYE_ERROR, "the welcome could not be sent")
         if self._stopping:
             channel.end(m.GOODBYE_SHUTDOWN)

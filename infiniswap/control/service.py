@@ -14,10 +14,13 @@ from infiniswap.control import messages as m
 from infiniswap.control.channel import Channel, Ended, Limits
 from infiniswap.control.figures import Figures
 from infiniswap.control.peer import consumer_of
+from infiniswap.control.tls import ServerTls
 from infiniswap.errors import InfiniswapError, RequestRefusedError
+from infiniswap.keys import Keys
 
 CONNECTIONS_MAX: Final = 2048
 """TCP connections at once, unless configured otherwise."""
+SESSIONS_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,8 @@ class ServerConfig:
     """Bounds of the server.
 
     Attributes:
-        secret: the cluster secret; None: sessions need no proof.
+        tls: key and certificate.
+        keys: of the cluster.
         limits: of each session.
         handshake_s: how long a peer may take for its first request and for the handshake; for any
             other request three times that.
@@ -39,14 +43,15 @@ class ServerConfig:
         metrics_token: also gives access to the metrics; None: only the secret does.
     """
 
-    secret: bytes | None = None
+    tls: ServerTls
+    keys: Keys
     limits: Limits = Limits()
     handshake_s: float = 5.0
     connections_max: int = CONNECTIONS_MAX
     connections_per_host_max: int = 128
     handshakes_max: int = 64
     handshakes_per_host_max: int = 16
-    sessions_max: int = 1024
+    sessions_max: int = SESSIONS_MAX
     flood_s: float = 10.0
     stop_s: float = 5.0
     metrics_token: bytes | None = None
@@ -55,8 +60,10 @@ class ServerConfig:
 class ServerSession:
     """A consumer's open session, as the service sees it."""
 
-    def __init__(self, number: int, hello: m.Hello, address: str, version: int) -> None:
+    def __init__(self, number: int, hello: m.Hello, address: str, version: int, proof: str) -> None:
         self.number = number
+        self.proof = proof
+        """The donor's, for the welcome."""
         self.device_id = hello.device_id
         self.device_name = hello.device_name
         self.host_name = hello.host_name
@@ -137,7 +144,7 @@ class ServerSession:
 class Service(Protocol):
     """What the server needs from the donor. Nothing here may block the event loop."""
 
-    def welcome(self, version: int) -> m.Welcome:
+    def welcome(self, version: int, proof: str) -> m.Welcome:
         """The last message of a good handshake."""
 
     def status(self) -> m.Status:

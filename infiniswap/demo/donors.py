@@ -15,6 +15,7 @@ from infiniswap.control.client import ClientConfig, fetch_status
 from infiniswap.demo.children import Child, mortal
 from infiniswap.demo.leftovers import Record
 from infiniswap.errors import DeadlineError, InfiniswapError
+from infiniswap.secret import read_secret
 from infiniswap.system.programs import infiniswap
 from infiniswap.units import HostPort, format_size, format_size_short
 
@@ -49,7 +50,7 @@ class DemoDonor:
     def __init__(self, name: str, record: Record, config: Path, pool_bytes: int) -> None:
         self.name = name
         self._ready = record.work / f"{name}.ready"
-        self._client = ClientConfig(secret=record.secret.read_bytes().strip(), connect_s=_ASK_S)
+        self._client = ClientConfig(keys=read_secret(record.secret), connect_s=_ASK_S)
         self.address = HostPort("127.0.0.1", 0)
         argv = infiniswap(
             *("daemon", "--config", str(config), "--listen", str(self.address), "--name", name),

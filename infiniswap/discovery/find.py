@@ -70,9 +70,10 @@ async def _ask_broker(config: Config, named: tuple[HostPort, ...]) -> Found:
     from infiniswap.discovery.directory import Directory
     from infiniswap.discovery.listener import Listener
 
+    keys = config.keys()
     directory = Directory(
         config.cluster.name,
-        config.secret(),
+        None if keys is None else keys.announcement,
         loopback_ok=broker.address_of(config.mqtt).is_loopback,
     )
     listener = Listener(config.mqtt, config.cluster.name, directory, Random())

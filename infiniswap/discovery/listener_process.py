@@ -62,14 +62,14 @@ def main() -> int:
 async def _run(order: Order) -> None:
     changed = asyncio.Event()
     try:
-        secret = None if order.secret_file is None else read_secret(Path(order.secret_file))
+        keys = None if order.secret_file is None else read_secret(Path(order.secret_file))
     except InfiniswapError as error:
         _tell(Report(donors=None, problem=str(error), notes=[]))
         raise SystemExit(error.exit_code) from None
     broker = order.mqtt.broker
     directory = Directory(
         order.cluster,
-        secret,
+        None if keys is None else keys.announcement,
         slab_bytes=order.slab_bytes,
         loopback_ok=broker is not None and broker.is_loopback,
     )

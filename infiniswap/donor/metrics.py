@@ -105,6 +105,7 @@ _HARVEST_ERRORS: Final = ("clock_jumps", "figures_refused", "harvest_errors", "s
 _SERVER_ERRORS: Final = (
     "answers_unawaited",
     "connections_idle_closed",
+    "connections_plain",
     "connections_refused",
     "http_errors",
     "http_unauthorized",

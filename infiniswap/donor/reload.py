@@ -89,5 +89,6 @@ class Reloader:
 
 def _load(load: Callable[[], Config]) -> Config:
     config = load()
-    check_listen_secret(config.daemon.listen, config.secret())
+    check_listen_secret(config.daemon.listen, config.cluster.secret_file)
+    config.keys()
     return config

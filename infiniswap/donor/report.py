@@ -56,7 +56,6 @@ class DonorSnapshot:
             slab_bytes=limits.slab_bytes,
             control_port=donor.control_port,
             data_port=donor.data_port,
-            authenticated=donor.authenticated,
             draining=draining,
             no_room=donor.room.why_none(),
             degraded=[sentence for said in donor.degraded.values() for sentence in said],

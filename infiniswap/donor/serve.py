@@ -31,6 +31,9 @@ from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits
 from infiniswap.control.server import ControlServer
 from infiniswap.control.service import ServerConfig
+from infiniswap.control.tls import ServerTls
+from infiniswap.donor.certificate import certificate_path, donor_certificate
+from infiniswap.donor.cluster_keys import donor_keys
 from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.home import Home, NoHome, open_home
 from infiniswap.donor.identity import DonorIdentity, make_identity
@@ -41,8 +44,9 @@ from infiniswap.donor.service import DonorService
 from infiniswap.engine.protocol import OffLoop
 from infiniswap.engine.store import Store, StoreConfig
 from infiniswap.errors import ConflictError, EngineError, InfiniswapError, SystemCallError
+from infiniswap.keys import Keys
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
-from infiniswap.secret import check_listen_secret
+from infiniswap.secret import check_listen_secret, host_secret_path
 from infiniswap.system.clock import SteadyClock
 from infiniswap.system.keep_awake import KeepAwake
 from infiniswap.system.pressure import PressureTrigger
@@ -138,10 +142,15 @@ async def serve(
         ConflictError: a port is in use.
         EngineError, SystemCallError: the store or a port cannot be set up.
     """
-    control = _server_config(config, stop_s, handshake_s)
-    check_listen_secret(config.daemon.listen, control.secret)
+    check_listen_secret(config.daemon.listen, config.cluster.secret_file)
+    keys = await asyncio.to_thread(donor_keys, config)
+    tls, note = await asyncio.to_thread(donor_certificate, config.daemon.state_dir)
+    control = _server_config(config, tls, keys, stop_s, handshake_s)
     async with contextlib.AsyncExitStack() as stack:
-        yield await _start(stack, config, control, store_factory, memory, SteadyClock(clock))
+        donor = await _start(stack, config, control, store_factory, memory, SteadyClock(clock))
+        if note:
+            donor.service.degraded["certificate"] = [note]
+        yield donor
     log.info("stopped")
 
 
@@ -182,7 +191,6 @@ async def _start(
         executor,
         clock,
         records=home.records if isinstance(home, Home) else None,
-        authenticated=control.secret is not None,
     )
     harvester.evict = service.evict_some
     _restore(service, store, home, clock())
@@ -199,7 +207,7 @@ async def _start(
     ports = Ports(service.control_port, service.data_port)
     donor = Donor(ports, service, server, harvester, reloader)
     stack.callback(_watch_pressure(harvester))
-    await stack.enter_async_context(_loops(donor, config, control.secret, keep_awake, background))
+    await stack.enter_async_context(_loops(donor, config, control.keys, keep_awake, background))
     # A donor that ends by a fault is started again, like one that gets a SIGTERM.
     stack.callback(lambda: _settle(home, service, donor.gives_back))
     return donor
@@ -218,11 +226,14 @@ def _store_config(config: Config, limits: HeadroomConfig, slab_dir: Path | None)
     )
 
 
-def _server_config(config: Config, stop_s: float, handshake_s: float) -> ServerConfig:
-    """Reads the secret and the token of the metrics."""
+def _server_config(
+    config: Config, tls: ServerTls, keys: Keys, stop_s: float, handshake_s: float
+) -> ServerConfig:
+    """Reads the token of the metrics."""
     cluster = config.cluster
     return ServerConfig(
-        secret=config.secret(),
+        tls=tls,
+        keys=keys,
         limits=Limits(heartbeat_s=cluster.heartbeat_s, missed_max=cluster.heartbeats_missed_max),
         handshake_s=handshake_s,
         connections_per_host_max=config.daemon.connections_per_host_max,
@@ -306,7 +317,7 @@ def _settle(home: Home | NoHome, service: DonorService, gives_back: bool = False
 
 @contextlib.asynccontextmanager
 async def _loops(
-    donor: Donor, config: Config, secret: bytes | None, keep_awake: KeepAwake, background: Executor
+    donor: Donor, config: Config, keys: Keys, keep_awake: KeepAwake, background: Executor
 ) -> AsyncIterator[None]:
     """The donor's own tasks, while the block lasts."""
     service = donor.service
@@ -320,7 +331,7 @@ async def _loops(
         # Late: a daemon with a list of peers has no use for it.
         from infiniswap.donor.announce import announce
 
-        loops["announce"] = announce(config, service, secret)
+        loops["announce"] = announce(config, service, keys.announcement)
     tasks = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
     for task in tasks:
         task.add_done_callback(donor.task_done)
@@ -418,9 +429,15 @@ def _log_start(config: Config, service: DonorService, limits: HeadroomConfig) ->
     )
     if not config.daemon.listen.is_loopback:
         log.warning(
-            "plain TCP: lease tokens and pages can be read by whoever sees the packets between "
-            "the hosts; use a network that you trust",
+            "pages travel in plain TCP: they, and the tokens of data connections, can be read by "
+            "whoever sees the packets between the hosts; use a network that you trust",
             extra=events.about(events.PLAIN_TCP),
         )
-    if not service.authenticated:
-        log.info("no cluster secret: any user of this host may borrow memory")
+    if config.cluster.secret_file is None:
+        log.info(
+            "no cluster secret is configured: users of this host who may read %s borrow memory",
+            host_secret_path(config.daemon.state_dir),
+        )
+    log.info(
+        "certificate for programs that check it: %s", certificate_path(config.daemon.state_dir)
+    )

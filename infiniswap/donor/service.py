@@ -52,7 +52,6 @@ class DonorService:
         clock: seconds, monotonic.
         rng: chooses which slabs may be evicted; None: the service makes one.
         records: where leases are written down for a successor; None: they end with this one.
-        authenticated: whether a cluster secret is in force.
 
     Attributes:
         started_unix_s: when it was made.
@@ -72,12 +71,9 @@ class DonorService:
         clock: Callable[[], float],
         rng: Random | None = None,
         records: LeaseRecords | None = None,
-        *,
-        authenticated: bool = False,
     ) -> None:
         self.identity = identity
         self.config = config
-        self.authenticated = authenticated
         self.store = store
         self.harvester = harvester
         self._clock = clock
@@ -138,11 +134,12 @@ class DonorService:
         self._quota.limit(self.harvester.policy.config.slabs_max, daemon.consumer_share_max)
         self.rdma.enabled = daemon.rdma == "auto"
 
-    def welcome(self, version: int) -> m.Welcome:
+    def welcome(self, version: int, proof: str) -> m.Welcome:
         """See Service."""
         daemon, cluster = self.config.daemon, self.config.cluster
         return m.Welcome(
             version=version,
+            proof=proof,
             donor_id=self.identity.donor_id,
             donor_name=self.identity.name,
             incarnation=self.identity.incarnation,

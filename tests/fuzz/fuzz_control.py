@@ -51,7 +51,8 @@ FORGING: Final = frozenset(
 )
 TO_DONOR: Final = m.TO_DONOR
 TO_CONSUMER: Final = m.TO_CONSUMER
-SECRET: Final = b"a secret of the fuzzer"
+KEY: Final = b"a key of the fuzzer"
+REQUEST: Final = auth.HttpRequest(b"a digest", "GET", "/", "0" * 64)
 
 ODD: Final[tuple[Any, ...]] = (
     None,
@@ -253,7 +254,7 @@ def http_header(source: Bytes) -> None:
     given = auth.parse_http_authorization(header)
     if given is not None:
         assert (len(given[0]), len(given[1])) == (64, 64)
-        assert not auth.proofs_equal(given[1], auth.http_proof(SECRET, "GET", "/", "0" * 64))
+        assert not auth.proofs_equal(given[1], auth.http_proof(KEY, REQUEST))
         nonces.take(given[0], 0.0)
         assert not nonces.take(given[0], 0.0)
 

@@ -130,9 +130,9 @@ def control() -> Iterator[bytes]:
     uuid = "00000000-0000-0000-0000-00000000000a"
     to_donor: tuple[m.Message, ...] = (
         m.Hello(
-            versions=[1], device_id=uuid, device_name="swap0", host_name="host", nonce="0" * 64
+            versions=[2], device_id=uuid, device_name="swap0", host_name="host", nonce="0" * 64
         ),
-        m.Auth(proof=""),
+        m.Auth(proof="0" * 64),
         m.Ping(id=1),
         m.LeaseRequest(id=1, slots_max=4),
         m.MapRequest(id=2, lease=1, slab=0),
@@ -143,7 +143,7 @@ def control() -> Iterator[bytes]:
         m.Goodbye(reason="done", detail="x"),
     )
     to_consumer: tuple[m.Message, ...] = (
-        m.Challenge(version=1, versions=[1], nonce="0" * 64, proof=""),
+        m.Challenge(version=2, versions=[2], nonce="0" * 64),
         m.RenewAnswer(id=1, token="0" * 32, epoch=2, slots=[m.SlotInfo(0, 1, 2)]),
         m.RefusedAnswer(id=1, reason="quota", detail="x"),
         m.EvictRequest(id=1, lease=1, slot=0, generation=1, deadline_ms=1000),
@@ -154,7 +154,7 @@ def control() -> Iterator[bytes]:
     for target in (2, 3, 4):
         for kind in range(24):
             yield bytes([target, 0, kind]) + bytes(range(80))
-    yield b"\4\0\1\0\1" + m.encode(m.NonceInfo(nonce="0" * 64, required=True))
+    yield b"\4\0\1\0\1" + m.encode(m.NonceInfo(nonce="0" * 64, certificate="0" * 64))
     yield b"\5Infiniswap " + b"0" * 64 + b":" + b"f" * 64
     yield b"\5!" + b"a" * 64 + b"b" * 64
     for kind in range(3):

@@ -19,6 +19,7 @@ from aiohttp import web
 from support.donors.donor_world import (
     Handler,
     World,
+    client_config,
     hear,
     hello,
     raw,
@@ -31,7 +32,7 @@ from support.donors.donor_world import (
 from support.donors.hostile_donor import hostile
 
 from infiniswap.control import messages as m
-from infiniswap.control.client import ClientConfig, Identity, connect, fetch_status
+from infiniswap.control.client import Identity, connect, fetch_status
 from infiniswap.errors import RequestRefusedError, SessionLostError
 
 OTHER = Identity("00000000-0000-0000-0000-0000000000ff", "swap1", "neighbour")
@@ -67,8 +68,8 @@ async def test_an_unknown_version(version: int, caplog: pytest.LogCaptureFixture
         async with raw(w) as ws:
             answer = await say(ws, hello(versions=[version]))
             assert (type(answer), answer.reason) == (m.Goodbye, m.GOODBYE_VERSION)
-            assert "1" in answer.detail
-        await told(w, caplog, f"speaks protocol 1, not {version}", sessions_refused=1)
+            assert "2" in answer.detail
+        await told(w, caplog, f"speaks protocol 2, not {version}", sessions_refused=1)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,7 @@ async def test_a_clock_that_jumps(jump_s: float, caplog: pytest.LogCaptureFixtur
                 await session.map(lease.lease, slab)
         # A grace that begins now ends, too.
         await until(lambda: w.store.stats()["leases"] == 1)
-        assert (await fetch_status(w.address, ClientConfig())).uptime_s >= 0
+        assert (await fetch_status(w.address, client_config())).uptime_s >= 0
 
 
 # ------------------------------------------------------------------ donors to consumers
@@ -228,7 +229,7 @@ async def test_a_donor_that_lies_about_its_memory(
     handler = Handler()
     async with hostile() as donor:
         donor.converse = lie
-        session = await connect(donor.address, OTHER, ClientConfig(), handler)
+        session = await connect(donor.address, OTHER, client_config(), handler)
         with pytest.raises(SessionLostError, match="protocol"):
             await session.memory()
         ended = await session.wait_ended()

@@ -16,48 +16,56 @@ import aiohttp
 import pytest
 from support.donors.donor_world import (
     IDENTITY,
-    SECRET,
+    KEYS,
     WAIT_S,
     Handler,
     World,
+    client_config,
     hello,
     raw,
     refusal,
     say,
+    transcript_of,
     until,
     world,
 )
-from support.donors.hostile_donor import hostile
+from support.donors.hostile_donor import hostile, status
 from support.donors.rdma_end import END
 
 from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.channel import LOST
 from infiniswap.control.client import (
-    ClientConfig,
     Identity,
     connect,
     fetch_status,
     fetch_version,
     set_draining,
 )
+from infiniswap.control.tls import client_context, peer_digest
 from infiniswap.errors import (
     ConfigError,
     InfiniswapError,
     NoDonorError,
+    NotPermittedError,
     ProtocolMismatchError,
     SessionLostError,
     SlabSizeMismatchError,
     WrongSecretError,
 )
+from infiniswap.keys import derive
+from infiniswap.secret import read_secret, write_secret
 from infiniswap.testing.relay import LossyLink
 from infiniswap.units import GIB, MIB, HostPort
+
+ANOTHER = derive(b"quite another secret")
+
 
 # ------------------------------------------------------------------------ the good way
 
 
 async def test_a_donor_is_found_again_without_its_name() -> None:
-    config = ClientConfig(request_s=WAIT_S, connect_s=WAIT_S)
+    config = client_config(request_s=WAIT_S, connect_s=WAIT_S)
     async with world() as w:
         named = replace(w.address, host="localhost")
         async with await connect(named, IDENTITY, config, Handler()) as session:
@@ -136,7 +144,7 @@ async def test_a_release_that_takes_long_disturbs_nobody() -> None:
         assert w.donor.service.counters["lease_errors"] == 0
         w.store.destroyed.set()
         await release
-        assert len((await fetch_status(w.address, ClientConfig())).leases) == 1
+        assert len((await fetch_status(w.address, client_config())).leases) == 1
 
 
 # --------------------------------------------------------------- lost sessions, leases
@@ -201,7 +209,7 @@ async def test_a_silent_peer_loses_its_session_but_not_at_once_its_lease() -> No
     async with world(daemon__lease_grace_s=30, cluster__heartbeats_missed_max=4) as w:
         async with LossyLink(w.address) as link:
             handler = Handler()
-            config = ClientConfig(send_s=0.5)
+            config = client_config(send_s=0.5)
             session = await connect(link.address, IDENTITY, config, handler)
             lease = await session.lease(1)
             link.stall()
@@ -220,7 +228,7 @@ async def test_a_silent_peer_loses_its_session_but_not_at_once_its_lease() -> No
 async def test_a_cut_connection_ends_the_session_and_what_waits_on_it() -> None:
     async with world() as w, LossyLink(w.address) as link:
         handler = Handler()
-        session = await connect(link.address, IDENTITY, ClientConfig(), handler)
+        session = await connect(link.address, IDENTITY, client_config(), handler)
         link.stall()
         waiting = asyncio.create_task(session.memory())
         await asyncio.sleep(0.05)
@@ -261,7 +269,7 @@ async def test_a_stopping_donor_says_goodbye() -> None:
     assert handler.ends[0].by_peer
     await session.close()
     with pytest.raises(NoDonorError, match="refused"):
-        await connect(address, IDENTITY, ClientConfig(), Handler())
+        await connect(address, IDENTITY, client_config(), Handler())
 
 
 # --------------------------------------------------------------------- the pool's loop
@@ -402,45 +410,82 @@ async def test_a_slab_that_becomes_free_is_for_whoever_waits() -> None:
 
 async def test_only_the_same_secret_opens_a_session(secret_file: Path) -> None:
     async with world(cluster__secret_file=secret_file) as w:
-        async with await w.session(secret=SECRET) as session:
+        async with await w.session() as session:
             assert (await session.memory()).can_map == 8
-        assert (await fetch_status(w.address, ClientConfig(secret=SECRET))).authenticated
-        for secret, text in ((b"quite another secret", "differ"), (None, "none is configured")):
+        await fetch_status(w.address, client_config())
+        for keys, text in ((ANOTHER, "differ"), (None, "none is configured")):
             with pytest.raises(WrongSecretError, match=text):
-                await w.session(secret=secret)
+                await w.session(keys=keys)
             with pytest.raises(WrongSecretError):
-                await fetch_status(w.address, ClientConfig(secret=secret))
-        assert (await fetch_version(w.address, ClientConfig())).product == "infiniswap"
+                await fetch_status(w.address, client_config(keys=keys))
+        assert (await fetch_version(w.address, client_config(keys=None))).product == "infiniswap"
+
+
+async def test_a_donor_of_another_secret_is_not_believed() -> None:
+    async with hostile() as donor:
+        donor.keys = ANOTHER
+        donor.body = json.dumps(status()).encode()
+        config = client_config()
+        with pytest.raises(WrongSecretError, match="does not prove"):
+            await connect(donor.address, IDENTITY, config, Handler())
+        with pytest.raises(WrongSecretError, match="does not prove"):
+            await fetch_status(donor.address, config)
+
+
+async def test_a_session_key_borrows_and_drains_nothing(secret_file: Path, tmp_path: Path) -> None:
+    write_secret(tmp_path / "session-key", KEYS.session_key_text())
+    session_alone = client_config(keys=read_secret(tmp_path / "session-key"))
     async with world() as w:
-        with pytest.raises(WrongSecretError, match="the donor has none"):
-            await w.session(secret=SECRET)
+        async with await w.session(keys=session_alone.keys) as session:
+            await session.lease(1)
+        await fetch_status(w.address, session_alone)
+        with pytest.raises(NotPermittedError, match="session key alone"):
+            await set_draining(w.address, session_alone, True)
+        # Nor where it pretends that the session key is the operator key.
+        forged = client_config(keys=replace(KEYS, operator=KEYS.session))
+        with pytest.raises(WrongSecretError):
+            await set_draining(w.address, forged, True)
+        assert not w.donor.service.drain.is_active
+        assert (await set_draining(w.address, client_config(), True)).draining
 
 
-async def test_who_has_a_secret_believes_no_donor_that_asks_for_none() -> None:
-    config = ClientConfig(secret=SECRET)
+async def test_a_donor_says_nothing_that_depends_on_the_secret_to_strangers() -> None:
+    """Whatever it says before the proof is random, or the same under any other secret."""
     async with world() as w:
-        with pytest.raises(WrongSecretError, match="the donor has none"):
-            await fetch_status(w.address, config)
-        for draining in (True, False):
-            with pytest.raises(WrongSecretError, match="the donor has none"):
-                await set_draining(w.address, config, draining)
-        assert not (await fetch_status(w.address, ClientConfig())).draining
+        digest = w.donor.server._config.tls.digest
+        async with raw(w) as ws:
+            first = hello()
+            challenge = await say(ws, first)
+            assert isinstance(challenge, m.Challenge)
+            said = m.encode(challenge).decode()
+            transcript = transcript_of(digest, first, challenge)
+            for role in (auth.donor_proof, auth.consumer_proof):
+                assert role(KEYS.session, transcript) not in said
+            assert set(json.loads(said)) == {"type", "version", "versions", "nonce"}
+            answer = await say(ws, m.Auth(proof="0" * 64))
+            assert (type(answer), answer.reason) == (m.Goodbye, m.GOODBYE_SECRET)
+        assert w.donor.server.counters["secret_errors"] == 1
 
 
-async def test_a_reflected_proof_is_refused(secret_file: Path) -> None:
-    async with world(cluster__secret_file=secret_file) as w, raw(w) as ws:
-        challenge = await say(ws, hello())
-        answer = await say(ws, m.Auth(proof=challenge.proof))
+async def test_a_reflected_proof_is_refused() -> None:
+    async with world() as w, raw(w) as ws:
+        first = hello()
+        transcript = transcript_of(peer_digest(ws), first, await say(ws, first))
+        answer = await say(ws, m.Auth(proof=auth.donor_proof(KEYS.session, transcript)))
         assert (type(answer), answer.reason) == (m.Goodbye, m.GOODBYE_SECRET)
         assert w.donor.server.counters["secret_errors"] == 1
 
 
-async def test_a_replayed_http_proof_is_refused(secret_file: Path) -> None:
-    async with world(cluster__secret_file=secret_file) as w, aiohttp.ClientSession() as http:
-        url = f"http://{w.address}"
+async def test_a_replayed_http_proof_is_refused() -> None:
+    connector = aiohttp.TCPConnector(ssl=client_context())
+    async with world() as w, aiohttp.ClientSession(connector=connector) as http:
+        url = f"https://{w.address}"
         async with http.get(url + m.NONCE_PATH) as response:
-            nonce = (await response.json())["nonce"]
-        headers = {"Authorization": auth.http_authorization(SECRET, "GET", m.STATUS_PATH, nonce)}
+            nonce = await response.json()
+        request = auth.HttpRequest(
+            bytes.fromhex(nonce["certificate"]), "GET", m.STATUS_PATH, nonce["nonce"]
+        )
+        headers = {"Authorization": auth.http_authorization(KEYS.session, request)}
         statuses = []
         for path in (m.STATUS_PATH, m.STATUS_PATH, m.OPENAPI_PATH):
             async with http.get(url + path, headers=headers) as response:
@@ -462,17 +507,17 @@ async def test_an_unproven_peer_gets_no_further_than_the_handshake(secret_file: 
 
 async def test_a_client_meets_a_donor_of_another_version() -> None:
     async with hostile() as donor:
-        detail = "this donor speaks protocol 9, not 1"
+        detail = "this donor speaks protocol 9, not 2"
         donor.greeting = m.Goodbye(reason=m.GOODBYE_VERSION, detail=detail)
         with pytest.raises(ProtocolMismatchError, match="protocol 9") as caught:
-            await connect(donor.address, IDENTITY, ClientConfig(), Handler())
+            await connect(donor.address, IDENTITY, client_config(), Handler())
     assert "same release" in caught.value.mend
 
 
 async def test_another_slab_size_is_refused_before_anything_is_leased() -> None:
     async with world() as w:
         with pytest.raises(SlabSizeMismatchError, match=r"1M.*1G"):
-            await connect(w.address, IDENTITY, ClientConfig(), Handler(), slab_bytes=GIB)
+            await connect(w.address, IDENTITY, client_config(), Handler(), slab_bytes=GIB)
         assert w.store.stats()["leases"] == 0
 
 
@@ -514,7 +559,7 @@ async def test_an_idle_connection_is_closed() -> None:
 
 
 async def error_of(address: HostPort, **changes: Any) -> InfiniswapError:
-    config = ClientConfig(**{"connect_s": WAIT_S, **changes})
+    config = client_config(**{"connect_s": WAIT_S, **changes})
     errors = []
     for attempt in (connect(address, IDENTITY, config, Handler()), fetch_status(address, config)):
         with pytest.raises(InfiniswapError) as caught:
@@ -591,12 +636,10 @@ async def test_status_shows_leases_and_no_secrets() -> None:
     async with world() as w, await w.session() as session:
         lease = await session.lease(2)
         await session.map(lease.lease, 0)
-        status = await fetch_status(w.address, ClientConfig())
-        assert status.control_port == w.address.port
-        assert [(entry.device_name, entry.slots_mapped) for entry in status.leases] == [
-            ("swap0", 1)
-        ]
-        assert status.pool.slabs_mapped == 1
-        text = m.encode(status).decode()
+        told = await fetch_status(w.address, client_config())
+        assert told.control_port == w.address.port
+        assert [(entry.device_name, entry.slots_mapped) for entry in told.leases] == [("swap0", 1)]
+        assert told.pool.slabs_mapped == 1
+        text = m.encode(told).decode()
         assert lease.token not in text
         assert lease.reclaim not in text

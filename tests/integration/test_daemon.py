@@ -23,6 +23,8 @@ from infiniswap.control.client import (
     connect,
 )
 from infiniswap.errors import NoDonorError
+from infiniswap.keys import Keys
+from infiniswap.secret import host_keys
 from infiniswap.units import MIB, HostPort, parse_host_port
 
 pytestmark = pytest.mark.requires_native
@@ -55,8 +57,15 @@ def control(daemon: Donor) -> HostPort:
     return parse_host_port(daemon.address)
 
 
+def daemon_keys(daemon: Donor) -> Keys:
+    """Of the secret that it has made for its host."""
+    found = host_keys(daemon.state_dir)
+    assert found is not None
+    return found
+
+
 async def session_with(daemon: Donor) -> Session:
-    config = ClientConfig(connect_s=WAIT_S, request_s=WAIT_S)
+    config = ClientConfig(daemon_keys(daemon), connect_s=WAIT_S, request_s=WAIT_S)
     return await connect(control(daemon), IDENTITY, config, QuietHandler(), slab_bytes=MIB)
 
 

@@ -13,14 +13,15 @@ from typing import Any, cast
 import pytest
 from support.devices.cluster import WAIT_S, Cluster, Donor
 from support.devices.cluster import until as wait_until
-from support.donors.donor_world import SECRET, Handler, refusal, until, world
+from support.donors.donor_world import Handler, client_config, refusal, until, world
 
 from infiniswap.config import DeviceConfig
 from infiniswap.control import messages as m
-from infiniswap.control.client import ClientConfig, Identity, connect, fetch_status, set_draining
+from infiniswap.control.client import Identity, connect, fetch_status, set_draining
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.donors.link_types import LinkConfig
 from infiniswap.errors import WrongSecretError
+from infiniswap.keys import derive
 from infiniswap.units import MIB, parse_host_port
 
 
@@ -31,14 +32,14 @@ async def test_every_slab_comes_back_and_none_is_lent_until_undrain() -> None:
             lease = await session.lease(8)
             for slab in range(5):
                 await session.map(lease.lease, slab)
-            info = await set_draining(w.address, ClientConfig(), True)
+            info = await set_draining(w.address, client_config(), True)
             assert info.draining
             await until(lambda: w.store.stats()["slabs_mapped"] == 0)
             assert len(handler.evicted) == 5
             assert handler.drains == [True]
             for request in (session.map(lease.lease, 0), session.lease(1)):
                 assert await refusal(request) == m.REFUSED_DRAINING
-            assert not (await set_draining(w.address, ClientConfig(), False)).draining
+            assert not (await set_draining(w.address, client_config(), False)).draining
             await session.map(lease.lease, 0)
             assert handler.drains == [True, False]
 
@@ -51,7 +52,7 @@ async def test_a_consumer_without_a_backup_keeps_its_slab_and_the_others_go() ->
             for borrower in (session, other):
                 lease = await borrower.lease(1)
                 await borrower.map(lease.lease, 0)
-            await set_draining(w.address, ClientConfig(), True)
+            await set_draining(w.address, client_config(), True)
             await until(lambda: w.store.stats()["slabs_mapped"] == 1)
             fragile.has_backup = True
             # It is asked again when it may have changed its mind: see EvictionConfig.refused_s.
@@ -60,21 +61,21 @@ async def test_a_consumer_without_a_backup_keeps_its_slab_and_the_others_go() ->
 
 async def test_a_wish_that_is_not_authorized_is_refused(secret_file: Path) -> None:
     async with world(cluster__secret_file=secret_file) as w:
-        for secret in (None, b"quite another secret"):
+        for keys in (None, derive(b"quite another secret")):
             with pytest.raises(WrongSecretError):
-                await set_draining(w.address, ClientConfig(secret=secret), True)
+                await set_draining(w.address, client_config(keys=keys), True)
         assert not w.donor.service.drain.is_active
-        assert (await set_draining(w.address, ClientConfig(secret=SECRET), True)).draining
+        assert (await set_draining(w.address, client_config(), True)).draining
 
 
 async def test_where_it_cannot_be_kept_the_answer_says_so(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
     async with world(daemon__state_dir=blocked) as w:  # its port is the system's choice
-        info = await set_draining(w.address, ClientConfig(), True)
+        info = await set_draining(w.address, client_config(), True)
         assert info.draining
         assert "after a restart" in info.warning
-        assert (await fetch_status(w.address, ClientConfig())).draining
+        assert (await fetch_status(w.address, client_config())).draining
 
 
 async def test_a_device_that_has_no_slab_there_finds_out_that_the_drain_is_over() -> None:
@@ -83,7 +84,7 @@ async def test_a_device_that_has_no_slab_there_finds_out_that_the_drain_is_over(
         identity = Identity("00000000-0000-0000-0000-00000000000d", "swap9", "consumer")
         config = LinkConfig(
             identity=identity,
-            client=ClientConfig(),
+            client=client_config(),
             device=DeviceConfig(transport="tcp", slab_bytes=MIB),
             suspend_s=1.0,
             slab_count=4,
@@ -91,10 +92,10 @@ async def test_a_device_that_has_no_slab_there_finds_out_that_the_drain_is_over(
         )
         with ThreadPoolExecutor(1) as executor:
             link = DonorLink(w.address, nothing, nothing, config, executor)
-            await set_draining(w.address, ClientConfig(), True)
+            await set_draining(w.address, client_config(), True)
             assert ((await link.ask()).slabs_mappable, link.is_usable) == (0, False)
             await link.let_go()
-            await set_draining(w.address, ClientConfig(), False)
+            await set_draining(w.address, client_config(), False)
             # Nobody is left who could tell it, so it has to be worth asking.
             assert link.is_usable
             assert (await link.ask()).slabs_mappable > 0
@@ -104,13 +105,20 @@ async def test_a_device_that_has_no_slab_there_finds_out_that_the_drain_is_over(
 pytestmark = pytest.mark.requires_native
 
 
+@pytest.fixture
+def cluster(cluster: Cluster, secret_file: Path) -> Cluster:
+    """With the secret of the test cluster."""
+    cluster.env["INFINISWAP_CLUSTER_SECRET_FILE"] = str(secret_file)
+    return cluster
+
+
 def hold(donor: Donor, count: int, has_backup: bool) -> asyncio.Task[None]:
     async def work() -> None:
         handler = Handler()
         handler.has_backup = has_backup
         identity = Identity("00000000-0000-0000-0000-00000000000c", "swap7", "consumer")
         address = parse_host_port(donor.address)
-        async with await connect(address, identity, ClientConfig(), handler) as session:
+        async with await connect(address, identity, client_config(), handler) as session:
             lease = await session.lease(8)
             for slab in range(count):
                 await session.map(lease.lease, slab)
@@ -124,7 +132,7 @@ async def command(cluster: Cluster, *args: str) -> subprocess.CompletedProcess[s
 
 
 async def mapped(donor: Donor) -> int:
-    status = await fetch_status(parse_host_port(donor.address), ClientConfig())
+    status = await fetch_status(parse_host_port(donor.address), client_config())
     return status.pool.slabs_mapped
 
 

@@ -14,6 +14,7 @@ from support.donors.donor_world import (
     IDENTITY,
     WAIT_S,
     Handler,
+    client_config,
     hello,
     raw,
     say,
@@ -25,7 +26,7 @@ from support.donors.hostile_donor import Conversation, hostile
 
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended, Limits, bytes_received
-from infiniswap.control.client import ClientConfig, connect
+from infiniswap.control.client import connect
 from infiniswap.errors import InfiniswapError
 
 Say = Callable[[Any], Awaitable[None]]
@@ -71,7 +72,7 @@ async def ended_session(converse: Conversation, handler: Handler) -> Ended:
     async with hostile() as donor, asyncio.timeout(WAIT_S):
         donor.converse = converse
         donor.welcome = {"heartbeat_ms": 1000, "silence_ms": 100_000}
-        config = ClientConfig(connect_s=WAIT_S)
+        config = client_config(connect_s=WAIT_S)
         async with await connect(donor.address, IDENTITY, config, handler) as session:
             return await session.wait_ended()
 
@@ -150,9 +151,7 @@ async def test_the_bytes_of_a_session_are_counted_by_the_kernel() -> None:
         assert before > 0
         await say(ws, hello())
         after = bytes_received(ws)
-        assert after - before >= len(
-            m.encode(m.Challenge(version=1, versions=[1], nonce="0" * 64, proof=""))
-        )
+        assert after - before >= len(m.encode(m.Challenge(version=2, versions=[2], nonce="0" * 64)))
 
 
 @pytest.mark.parametrize("kind", ["websocket pings", "websocket pongs"])

@@ -8,10 +8,10 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from support.donors.donor_world import Handler, World, refusal, until, world
+from support.donors.donor_world import Handler, World, client_config, refusal, until, world
 
 from infiniswap.control import messages as m
-from infiniswap.control.client import ClientConfig, Identity, Session, fetch_status
+from infiniswap.control.client import Identity, Session, fetch_status
 from infiniswap.errors import RequestRefusedError
 from infiniswap.units import GIB, MIB
 
@@ -317,7 +317,7 @@ async def reasons(w: World, session: Session, lease: int) -> set[str]:
     with pytest.raises(RequestRefusedError) as caught:
         await session.map(lease, 60)
     refused = caught.value.what.removeprefix("refused (no_memory): the donor ")
-    status = await fetch_status(w.address, ClientConfig())
+    status = await fetch_status(w.address, client_config())
     assert status.pool.can_map == 0
     return {status.no_room, answer.no_room, refused}
 
@@ -349,9 +349,9 @@ async def test_a_donor_whose_host_refuses_memory_says_so() -> None:
 async def test_a_donor_that_is_drained_says_how_that_ends() -> None:
     async with world() as w, await w.session() as session:
         assert (await session.memory()).no_room == ""
-        assert (await fetch_status(w.address, ClientConfig())).no_room == ""
+        assert (await fetch_status(w.address, client_config())).no_room == ""
         await w.donor.service.set_draining(True)
         answer = await session.memory()
-        status = await fetch_status(w.address, ClientConfig())
+        status = await fetch_status(w.address, client_config())
         assert answer.no_room == status.no_room
         assert "infiniswap donor undrain" in answer.no_room

@@ -24,9 +24,10 @@ from typing import Any, cast
 import aiohttp
 import pytest
 from support.donors.donor_world import (
-    SECRET,
     WAIT_S,
     World,
+    auth_for,
+    client_config,
     hello,
     raw,
     say,
@@ -36,12 +37,12 @@ from support.donors.donor_world import (
 )
 from support.machine.descriptors import files_allowed
 
-from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.channel import LOST, Channel, Limits
-from infiniswap.control.client import ClientConfig, fetch_status
+from infiniswap.control.client import fetch_status
 from infiniswap.control.figures import METRICS_PATH
 from infiniswap.control.gate import Gate
+from infiniswap.control.tls import client_context
 from infiniswap.donor.leases import SESSION_LEASES_MAX
 from infiniswap.errors import InfiniswapError, RequestRefusedError
 
@@ -58,16 +59,33 @@ OPENING = (
 
 @contextlib.asynccontextmanager
 async def dialled(
-    w: World, host: str = "127.0.0.1"
+    w: World, host: str = "127.0.0.1", *, plain: bool = False
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection without a word said, from that address of the loopback."""
+    """A connection without a word said, from that address of the loopback; `plain` without TLS."""
     reader, writer = await asyncio.open_connection(
-        w.address.host, w.address.port, local_addr=(host, 0)
+        w.address.host,
+        w.address.port,
+        local_addr=(host, 0),
+        ssl=None if plain else client_context(),
     )
     try:
         yield reader, writer
     finally:
         writer.transport.abort()
+
+
+async def proved(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Opens a session, frame by frame."""
+    first = hello()
+    writer.write(OPENING + frame(m.encode(first)))
+    await reader.readuntil(b"\r\n\r\n")
+    head = await reader.readexactly(2)
+    size = head[1]
+    if size == 126:
+        size = int.from_bytes(await reader.readexactly(2), "big")
+    challenge = m.decode_to_consumer(await reader.readexactly(size))
+    assert isinstance(challenge, m.Challenge)
+    writer.write(frame(m.encode(auth_for(writer, first, challenge))))
 
 
 async def ended(reader: asyncio.StreamReader) -> bytes:
@@ -144,7 +162,7 @@ async def test_a_session_that_dribbles_counts_as_silent() -> None:
         asyncio.timeout(WAIT_S),
         dialled(w) as (reader, writer),
     ):
-        writer.write(OPENING + frame(m.encode(hello())) + frame(m.encode(m.Auth(proof=""))))
+        await proved(reader, writer)
         await until(lambda: bool(w.donor.server.sessions))
         closing = asyncio.create_task(ended(reader))
         while w.donor.server.sessions:
@@ -202,13 +220,13 @@ async def test_a_thousand_connections_of_one_host_take_its_places_only(
         held.enter_context(files_allowed(4096))
         reads = []
         for _ in range(1000):
-            reader, _writer = await held.enter_async_context(dialled(w))
+            reader, _writer = await held.enter_async_context(dialled(w, plain=True))
             reads.append(asyncio.create_task(ended(reader)))
         await until(lambda: sum(task.done() for task in reads) == 1000 - most)
         assert w.donor.server.counters["connections_refused"] == 1000 - most
         assert "refused a connection from 127.0.0.1: too many are open" in caplog.text
         # Who is kept out is told why.
-        for attempt in (w.session(), fetch_status(w.address, ClientConfig(connect_s=WAIT_S))):
+        for attempt in (w.session(), fetch_status(w.address, client_config(connect_s=WAIT_S))):
             with pytest.raises(InfiniswapError) as caught:
                 await attempt
             assert "connections_per_host_max" in caught.value.mend or "reset" in caught.value.what
@@ -268,7 +286,7 @@ async def test_unproven_sessions_are_bounded_in_number_and_time(secret_file: Pat
             goodbye = m.decode_to_consumer(await ws.receive_str())
             assert isinstance(goodbye, m.Goodbye)
             assert goodbye.reason == m.GOODBYE_SILENCE
-        async with await w.session(secret=SECRET) as session:
+        async with await w.session() as session:
             await session.memory()
         assert not w.donor.server._handshakes._under_way
 
@@ -387,10 +405,11 @@ FRAMES = {
 async def test_frames_that_no_peer_sends_end_the_session_alone(said: bytes, proven: bool) -> None:
     async with world(handshake_s=1.0) as w, await w.session() as good, asyncio.timeout(WAIT_S):
         async with dialled(w) as (reader, writer):
-            writer.write(OPENING)
             if proven:
-                writer.write(frame(m.encode(hello())) + frame(m.encode(m.Auth(proof=""))))
+                await proved(reader, writer)
                 await until(lambda: len(w.donor.server.sessions) == 2)
+            else:
+                writer.write(OPENING)
             writer.write(said)
             await ended(reader)
             await until(lambda: len(w.donor.server.sessions) == 1)
@@ -413,11 +432,7 @@ async def test_a_recorded_session_opens_no_second_one(secret_file: Path) -> None
     async with world(cluster__secret_file=secret_file, daemon__lease_grace_s=30) as w:
         first = hello()
         async with raw(w) as ws:
-            challenge = await say(ws, first)
-            transcript = auth.Transcript(
-                1, (1,), (1,), first.device_id, first.nonce, challenge.nonce
-            )
-            proof = m.Auth(proof=auth.consumer_proof(SECRET, transcript))
+            proof = auth_for(ws, first, await say(ws, first))
             assert isinstance(await say(ws, proof), m.Welcome)
             lease = await say(ws, m.LeaseRequest(id=1, slots_max=1))
         async with raw(w) as ws:
@@ -506,4 +521,4 @@ async def test_no_bytes_of_a_request_are_a_fault_of_ours(
                 tasks.create_task(say_it(request))
         assert {200, 400, 401, 404} <= seen
         assert "a request failed" not in caplog.text
-        assert (await fetch_status(w.address, ClientConfig(secret=SECRET))).sessions == 0
+        assert (await fetch_status(w.address, client_config())).sessions == 0

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.donors.donor_world import client_config
 from support.donors.hostile_donor import EVIL, HostileDonor, hostile, hostile_beside, lease, status
 from support.messages import texts
 
 from infiniswap.cli.main import main
-from infiniswap.control.client import ClientConfig, fetch_status
+from infiniswap.control.client import fetch_status
 from infiniswap.control.messages import MESSAGE_BYTES_MAX
 from infiniswap.errors import ProtocolMismatchError
 
@@ -23,7 +24,10 @@ SIZE = 54 * 1000 * 1000
 
 
 @pytest.fixture
-def donor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HostileDonor]:
+def donor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, secret_file: Path
+) -> Iterator[HostileDonor]:
+    monkeypatch.setenv("INFINISWAP_CLUSTER_SECRET_FILE", str(secret_file))
     monkeypatch.setenv("INFINISWAP_DEVICE_RUN_DIR", str(tmp_path))  # no device of this host's
     monkeypatch.setenv("INFINISWAP_DEVICE_BACKUP_DIR", str(tmp_path))
     with hostile_beside() as made:
@@ -87,7 +91,7 @@ async def test_an_answer_beyond_the_limit_is_not_held(body: bytes, headers: dict
     async with hostile() as donor:
         donor.body = body
         donor.headers |= headers
-        config = ClientConfig(connect_s=60.0)
+        config = client_config(connect_s=60.0)
         tracemalloc.start()
         try:
             with pytest.raises(ProtocolMismatchError):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import http.client
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 from support.devices.cluster import WAIT_S, Cluster, Device, Donor, run, until
 from support.documents import marked
 
+from infiniswap.control.tls import client_context
 from infiniswap.device.process import metrics as device_metrics
 from infiniswap.donor import metrics as donor_metrics
 from infiniswap.units import MIB, PAGE_BYTES
@@ -27,9 +29,18 @@ pytestmark = [pytest.mark.requires_native, pytest.mark.requires_tool("nbdcopy")]
 ANY_PORT = {"INFINISWAP_DEVICE_METRICS_LISTEN": "127.0.0.1:0"}
 
 
-def get(port: int, path: str = "/metrics", token: str = "") -> tuple[int, str]:
-    """Status and body."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
+TOKEN = secrets.token_hex(16)
+
+
+def get(
+    port: int, path: str = "/metrics", token: str = TOKEN, *, tls: bool = False
+) -> tuple[int, str]:
+    """Status and body; from a donor over TLS."""
+    connection = (
+        http.client.HTTPSConnection("127.0.0.1", port, timeout=WAIT_S, context=client_context())
+        if tls
+        else http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
+    )
     try:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         connection.request("GET", path, headers=headers)
@@ -67,6 +78,10 @@ def families(text: str) -> list[str]:
 
 @pytest.fixture
 def device(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Device]:
+    token = cluster.root / "metrics-token"
+    token.touch(0o600)
+    token.write_text(TOKEN)
+    cluster.env["INFINISWAP_CLUSTER_METRICS_TOKEN_FILE"] = str(token)
     cluster.donor()
     # A machine that is slow must not count as a donor that is dead, where none is.
     patient = {"INFINISWAP_DEVICE_REQUEST_MS": "60000"} if "step_with" in request.node.name else {}
@@ -123,7 +138,7 @@ def test_both_export_all_that_is_declared_in_step_with_status(
 def _settled(device: Device, donor: Donor) -> Any:
     """Both pages and a status between which nothing moved, else None."""
     before = get(port_of(device))
-    of_donor, told = get(donor.control), device.told
+    of_donor, told = get(donor.control, tls=True), device.told
     after = get(port_of(device))
 
     def moved(answer: tuple[int, str]) -> dict[str, float]:
@@ -185,7 +200,8 @@ def test_only_the_token_opens_them_and_it_opens_nothing_else(
     device = cluster.start("--frontend", "nbd-socket", size="64M", **ANY_PORT)
     for shown, here in (
         ("/etc/infiniswap", cluster.root),
-        ("10.0.0.2:9400", donor.address),
+        ("/etc/prometheus/infiniswap-donors.crt", donor.state_dir / "donor.crt"),
+        ("infiniswap-donor:9400:10.0.0.2:9400", f"infiniswap-donor:9400:{donor.address}"),
         ("/run/infiniswap/NAME", device.run),
     ):
         assert shown in show
@@ -193,14 +209,14 @@ def test_only_the_token_opens_them_and_it_opens_nothing_else(
     names = [metric.name for metric in donor_metrics.METRICS]
     names += [metric.name for metric in device_metrics.METRICS]
     assert families(_shell(show)) == names
-    for port in (donor.control, port_of(device)):
-        assert get(port, token=token)[0] == 200
-        for wrong in ("", "wrong", token[:-1], secret_file.read_text()):
-            status, text = get(port, token=wrong)
+    for port, tls in ((donor.control, True), (port_of(device), False)):
+        assert get(port, token=token, tls=tls)[0] == 200
+        for wrong in ("", "wrong", token[:-1], secret_file.read_text().strip()):
+            status, text = get(port, token=wrong, tls=tls)
             assert status == 401, wrong
             assert "Bearer" in text
     for closed in ("/v1/status", "/v1/openapi.json"):
-        assert get(donor.control, closed, token)[0] == 401
+        assert get(donor.control, closed, token, tls=True)[0] == 401
     assert get(port_of(device), "/v1/device", token)[0] == 404
 
 

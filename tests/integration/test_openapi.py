@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 from openapi_schema_validator import OAS31Validator
 from support.devices.cluster import WAIT_S, Cluster
-from support.donors.donor_world import SECRET
+from support.donors.donor_world import KEYS
 
-from infiniswap.control.auth import http_authorization
+from infiniswap.control.auth import HttpRequest, http_authorization
+from infiniswap.control.tls import client_context
 from infiniswap.device.control.client import _UnixConnection
+from infiniswap.keys import Keys
 
 pytestmark = pytest.mark.requires_native
 
 
-def check(connection: http.client.HTTPConnection, secret: bytes | None) -> set[str]:
+def check(connection: http.client.HTTPConnection, keys: Keys | None) -> set[str]:
     """Every GET of the document that this end serves, as it is described; and wrong ones."""
 
     def ask(method: str, path: str, **headers: str) -> tuple[int, str, bytes]:
@@ -29,10 +31,13 @@ def check(connection: http.client.HTTPConnection, secret: bytes | None) -> set[s
         return answer.status, kind, answer.read()
 
     def proof(method: str, path: str) -> dict[str, str]:
-        if secret is None:
+        if keys is None:
             return {}
-        nonce = json.loads(ask("GET", "/v1/nonce")[2])["nonce"]
-        return {"Authorization": http_authorization(secret, method, path, nonce)}
+        nonce = json.loads(ask("GET", "/v1/nonce")[2])
+        request = HttpRequest(bytes.fromhex(nonce["certificate"]), method, path, nonce["nonce"])
+        key = keys.operator if method == "POST" else keys.session
+        assert key is not None
+        return {"Authorization": http_authorization(key, request)}
 
     path = "/v1/openapi.json"
     status, _, body = ask("GET", path, **proof("GET", path))
@@ -51,7 +56,7 @@ def check(connection: http.client.HTTPConnection, secret: bytes | None) -> set[s
         for method, operation in methods.items():
             responses = operation["responses"]
             protected = "security" in operation
-            if protected and secret is not None:
+            if protected and keys is not None:
                 for headers in ({}, {"Authorization": "Bearer wrong"}):
                     answer = ask(method.upper(), path, **headers)
                     assert answer[0] == 401, path
@@ -78,15 +83,15 @@ def check(connection: http.client.HTTPConnection, secret: bytes | None) -> set[s
 
 
 def test_both_answer_as_their_documents_say(cluster: Cluster, secret_file: Path) -> None:
-    open_donor = cluster.donor()
     cluster.env["INFINISWAP_CLUSTER_SECRET_FILE"] = str(secret_file)
-    closed_donor = cluster.donor()
-    device = cluster.start("--frontend", "nbd-socket", "--donors", closed_donor.address, size="64M")
-    for donor, known in ((open_donor, None), (closed_donor, SECRET)):
-        connection = http.client.HTTPConnection("127.0.0.1", donor.control, timeout=WAIT_S)
-        paths = check(connection, known)
-        connection.close()
-        assert {"/v1/status", "/v1/drain", "/v1/session", "/metrics"} <= paths
+    donor = cluster.donor()
+    device = cluster.start("--frontend", "nbd-socket", size="64M")
+    connection = http.client.HTTPSConnection(
+        "127.0.0.1", donor.control, timeout=WAIT_S, context=client_context()
+    )
+    paths = check(connection, KEYS)
+    connection.close()
+    assert {"/v1/status", "/v1/drain", "/v1/session", "/metrics"} <= paths
     unix = _UnixConnection(device.run / "control.sock", WAIT_S)
     assert {"/v1/device", "/v1/stop", "/metrics"} <= check(unix, None)
     unix.close()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Daemons and devices of different versions: each speaks its own protocol version and the previous.
+"""Daemons and devices of different versions: each speaks its own protocol version and the previous,
+from version 2 on. Version 1 had no TLS: it is refused, and told so.
 
-Version 1 is the first, so there is no older program to run: its sessions are kept as text
-(tests/recorded/), and today's donor must understand that consumer, today's consumer that donor. The
-formula of its proofs stands here once more, apart from the code.
+Sessions are kept as text (tests/recorded/): today's donor must understand that consumer, today's
+consumer that donor. The formulas of proofs and keys stand here once more, apart from the code.
 """
 
 from __future__ import annotations
@@ -23,23 +23,28 @@ import pytest
 from aiohttp import web
 from support.donors.donor_world import (
     IDENTITY,
+    KEYS,
     SECRET,
     WAIT_S,
     Handler,
     World,
+    client_config,
     raw,
     refusal,
     until,
     world,
 )
+from support.donors.hostile_donor import hostile_tls
 
 from infiniswap.control import auth
 from infiniswap.control import messages as m
-from infiniswap.control.client import ClientConfig, connect
+from infiniswap.control.client import connect
+from infiniswap.control.tls import peer_digest
+from infiniswap.errors import ProtocolMismatchError
 from infiniswap.units import HostPort
 
 RECORDED = Path(__file__).parent.parent / "recorded"
-VERSIONS = [version for version in (max(m.VERSIONS), max(m.VERSIONS) - 1) if version >= 1]
+VERSIONS = [version for version in (max(m.VERSIONS), max(m.VERSIONS) - 1) if version >= 2]
 """Our own and the previous."""
 
 Json = dict[str, Any]
@@ -51,10 +56,25 @@ def session_of(version: int) -> list[tuple[str, Json]]:
     return [(line[0], json.loads(line[2:])) for line in lines if line and line[0] in "<>"]
 
 
-def proof_v1(role: str, version: int, hello: Json, challenge: Json) -> str:
+def key_v2(purpose: str) -> bytes:
+    """HKDF-SHA256 with an empty salt, by hand."""
+    key = hmac.digest(bytes(32), bytes.fromhex(SECRET), "sha256")
+    return hmac.digest(key, f"infiniswap v2 {purpose}".encode() + b"\1", "sha256")
+
+
+def mac_v2(key: bytes, digest: str, role: str, *parts: str) -> str:
+    """A proof under a certificate of that digest, by hand."""
+    mac = hmac.new(key, digestmod=hashlib.sha256)
+    for part in (role.encode(), bytes.fromhex(digest), *(part.encode() for part in parts)):
+        mac.update(len(part).to_bytes(4, "big") + part)
+    return mac.hexdigest()
+
+
+def proof_v2(role: str, version: int, hello: Json, challenge: Json, digest: str) -> str:
     """The proof of a session, by hand."""
-    mac = hmac.new(SECRET, digestmod=hashlib.sha256)
-    for part in (
+    return mac_v2(
+        key_v2("session"),
+        digest,
         f"infiniswap control {role}",
         str(version),
         ",".join(map(str, hello["versions"])),
@@ -62,12 +82,18 @@ def proof_v1(role: str, version: int, hello: Json, challenge: Json) -> str:
         hello["device_id"],
         hello["nonce"],
         challenge["nonce"],
-    ):
-        mac.update(len(part.encode()).to_bytes(4, "big") + part.encode())
-    return mac.hexdigest()
+    )
 
 
-PROOFS: dict[int, Callable[[str, int, Json, Json], str]] = {1: proof_v1}
+PROOFS: dict[int, Callable[[str, int, Json, Json, str], str]] = {2: proof_v2}
+
+
+def digest_of(version: int) -> str:
+    """Of the certificate that the recorded donor had."""
+    text = (RECORDED / f"control-v{version}.txt").read_text(encoding="utf-8")
+    found = re.search(r"certificate: ([0-9a-f]{64})", text)
+    assert found
+    return found[1]
 
 
 def test_every_version_that_must_be_spoken_is_and_has_its_recording() -> None:
@@ -81,11 +107,13 @@ def test_every_version_that_must_be_spoken_is_and_has_its_recording() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_recorded_proofs_fit_the_formula(version: int) -> None:
     said = session_of(version)
-    hello, challenge, proof = (frame for _, frame in said[:3])
-    formula = PROOFS[version]
-    assert challenge["proof"] == formula("donor", version, hello, challenge)
-    assert proof["proof"] == formula("consumer", version, hello, challenge)
+    hello, challenge, proof, welcome = (frame for _, frame in said[:4])
+    formula, digest = PROOFS[version], digest_of(version)
+    assert welcome["proof"] == formula("donor", version, hello, challenge, digest)
+    assert proof["proof"] == formula("consumer", version, hello, challenge, digest)
+    assert (key_v2("session"), key_v2("operator")) == (KEYS.session, KEYS.operator)
     transcript = auth.Transcript(
+        bytes.fromhex(digest),
         version,
         tuple(hello["versions"]),
         tuple(challenge["versions"]),
@@ -93,16 +121,18 @@ def test_recorded_proofs_fit_the_formula(version: int) -> None:
         hello["nonce"],
         challenge["nonce"],
     )
-    assert challenge["proof"] == auth.donor_proof(SECRET, transcript)
-    assert proof["proof"] == auth.consumer_proof(SECRET, transcript)
+    assert welcome["proof"] == auth.donor_proof(KEYS.session, transcript)
+    assert proof["proof"] == auth.consumer_proof(KEYS.session, transcript)
 
 
 def test_the_header_of_authenticated_requests() -> None:
-    mac = hmac.new(SECRET, digestmod=hashlib.sha256)
-    for part in (b"infiniswap control http", b"GET", b"/v1/status", b"0" * 64):
-        mac.update(len(part).to_bytes(4, "big") + part)
-    header = f"Infiniswap {'0' * 64}:{mac.hexdigest()}"
-    assert auth.http_authorization(SECRET, "GET", "/v1/status", "0" * 64) == header
+    asked = ("GET", "/v1/status", "0" * 64)
+    request = auth.HttpRequest(b"\x11" * 32, *asked)
+    proof = mac_v2(KEYS.session, "11" * 32, "infiniswap control http", *asked)
+    header = f"Infiniswap {'0' * 64}:{proof}"
+    assert auth.http_authorization(KEYS.session, request) == header
+    proof = mac_v2(KEYS.session, "11" * 32, "infiniswap control http donor", *asked)
+    assert auth.http_donor_proof(KEYS.session, request) == proof
     assert (m.SESSION_PATH, m.SUBPROTOCOL) == ("/v1/session", "infiniswap")
     assert (m.VERSION_PATH, m.NONCE_PATH) == ("/v1/version", "/v1/nonce")
 
@@ -162,13 +192,14 @@ async def test_a_recorded_consumer_is_served(version: int, secret_file: Path) ->
     reclaim = ""
     async with world(cluster__secret_file=secret_file, daemon__name="donor1") as w, raw(w) as ws:
         await until(lambda: w.store.stats()["slabs_free"] == 2)  # as it was then
+        formula, digest = PROOFS[version], peer_digest(ws).hex()
         for who, frame in session_of(version):
             if who == ">":
                 say = dict(frame)
                 if frame["type"] == "hello":
                     hello = frame
                 elif frame["type"] == "auth":
-                    say["proof"] = PROOFS[version]("consumer", version, hello, challenge)
+                    say["proof"] = formula("consumer", version, hello, challenge, digest)
                 elif "reclaim" in frame:
                     say["reclaim"] = reclaim
                 await ws.send_str(json.dumps(say))
@@ -178,9 +209,9 @@ async def test_a_recorded_consumer_is_served(version: int, secret_file: Path) ->
             if frame["type"] == "challenge":
                 challenge = live
                 assert live["version"] == version
-                assert live["proof"] == PROOFS[version]("donor", version, hello, live)
                 frame = {**frame, "versions": live["versions"]}
             elif frame["type"] == "welcome":
+                assert live["proof"] == formula("donor", version, hello, challenge, digest)
                 frame = {**frame, "data_port": live["data_port"]}
             elif frame["type"] == "memory_answer":
                 frame = {**frame, "free_slabs": live["free_slabs"]}
@@ -201,6 +232,7 @@ class RecordedDonor:
     def __init__(self, version: int) -> None:
         self._version = version
         self._said = session_of(version)
+        self._digest = hostile_tls().digest.hex()
         self.problem: BaseException | None = None
         self.finished = asyncio.Event()
 
@@ -218,13 +250,16 @@ class RecordedDonor:
 
     async def _play(self, ws: web.WebSocketResponse) -> None:
         hello: Json = {}
+        challenge = self._said[1][1]
+        formula = PROOFS[self._version]
         number = 0
         for who, frame in self._said:
             if who == "<":
                 say = dict(frame)
                 if frame["type"] == "challenge":
                     assert self._version in hello["versions"]
-                    say["proof"] = PROOFS[self._version]("donor", self._version, hello, frame)
+                elif frame["type"] == "welcome":
+                    say["proof"] = formula("donor", self._version, hello, challenge, self._digest)
                 elif frame["type"] not in ("activity", "evict") and "id" in frame:
                     say["id"] = number
                 await ws.send_str(json.dumps(say))
@@ -237,8 +272,7 @@ class RecordedDonor:
             if frame["type"] == "hello":
                 hello = live
             elif frame["type"] == "auth":
-                challenge = self._said[1][1]
-                expected = PROOFS[self._version]("consumer", self._version, hello, challenge)
+                expected = formula("consumer", self._version, hello, challenge, self._digest)
                 assert live["proof"] == expected
             if frame["type"] in ("activity_answer", "evict_done"):
                 assert live["id"] == frame["id"]
@@ -260,7 +294,9 @@ class RecordedDonor:
 async def recorded_donor(version: int) -> AsyncIterator[tuple[RecordedDonor, HostPort]]:
     donor = RecordedDonor(version)
     server = web.Server(donor.serve)
-    listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+    listener = await asyncio.get_running_loop().create_server(
+        server, "127.0.0.1", 0, ssl=hostile_tls().context
+    )
     try:
         yield donor, HostPort("127.0.0.1", listener.sockets[0].getsockname()[1])
     finally:
@@ -277,7 +313,7 @@ async def test_a_recorded_donor_is_used(version: int) -> None:
     said = session_of(version)
     handler = Handler()
     async with recorded_donor(version) as (donor, address), asyncio.timeout(WAIT_S):
-        config = ClientConfig(secret=SECRET, connect_s=WAIT_S, request_s=WAIT_S, renew_s=WAIT_S)
+        config = client_config(connect_s=WAIT_S, request_s=WAIT_S, renew_s=WAIT_S)
         session = await connect(address, IDENTITY, config, handler)
         assert session.welcome.version == version
         assert session.welcome.incarnation == frames(said, "welcome")[0]["incarnation"]
@@ -304,5 +340,37 @@ async def test_a_recorded_donor_is_used(version: int) -> None:
 async def test_the_highest_common_version_is_chosen() -> None:
     async with world() as w, raw(w) as ws:
         offered = [*range(max(m.VERSIONS) + 3)]
-        await ws.send_str(json.dumps({**session_of(1)[0][1], "versions": offered}))
+        await ws.send_str(json.dumps({**session_of(2)[0][1], "versions": offered}))
         assert (await hear(ws))["version"] == max(m.VERSIONS)
+
+
+# --------------------------------------------------------------------------- version 1
+
+
+@pytest.mark.parametrize(
+    "said", [b"GET /v1/session HTTP/1.1\r\nHost: x\r\n\r\n", b"\0", b"SSH-2.0"]
+)
+async def test_who_does_not_begin_tls_is_told_so(said: bytes) -> None:
+    async with world() as w, asyncio.timeout(WAIT_S):
+        reader, writer = await asyncio.open_connection(w.address.host, w.address.port)
+        writer.write(said)
+        answer = await reader.read()
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"this port speaks TLS" in answer
+        assert b"protocol 2" in answer
+        assert w.donor.server.counters["connections_plain"] == 1
+
+
+async def test_a_donor_of_version_1_is_named_as_too_old() -> None:
+    """It answers TLS as any plain HTTP server does."""
+    server = web.Server(lambda request: web.Response())  # type: ignore[arg-type,return-value]
+    listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+    address = HostPort("127.0.0.1", listener.sockets[0].getsockname()[1])
+    try:
+        with pytest.raises(ProtocolMismatchError, match="protocol version 1") as caught:
+            await connect(address, IDENTITY, client_config(), Handler())
+        assert "Install this release" in caught.value.mend
+    finally:
+        listener.close()
+        await server.shutdown(1.0)

@@ -20,7 +20,7 @@ from infiniswap.engine.protocol import EngineConfig
 from infiniswap.policy.ahead import MapAhead
 from infiniswap.policy.refill import Refill
 from infiniswap.units import PAGE_BYTES
-from simulation.donor import SECRET
+from simulation.donor import KEYS
 from simulation.engine import Connection, CoupledEngine
 from simulation.loop import Host
 from simulation.model import Pages, Version, page_bytes
@@ -125,7 +125,7 @@ class SimDevice:
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         http = self._network.client(self.host)
-        client = ClientConfig(secret=SECRET, connect_s=1.0, renew_s=4.0, send_s=2.0, http=http)
+        client = ClientConfig(keys=KEYS, connect_s=1.0, renew_s=4.0, send_s=2.0, http=http)
         self._config = LinkConfig(
             identity=Identity(f"00000000-0000-0000-0000-{number:012x}", self.name, self.name),
             client=client,

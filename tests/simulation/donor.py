@@ -6,22 +6,24 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from infiniswap.config import ClusterConfig, Config, DaemonConfig, PolicyConfig
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits
 from infiniswap.control.server import ControlServer
 from infiniswap.control.service import ServerConfig
+from infiniswap.control.tls import ServerTls
 from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.identity import DonorIdentity
 from infiniswap.donor.leases import LeaseRecord
 from infiniswap.donor.service import DonorService
+from infiniswap.keys import derive
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
 from infiniswap.testing.memory import FakeMemory
 from infiniswap.units import HostPort
 from simulation.loop import Host, SimTask
-from simulation.network import End
+from simulation.network import CERTIFICATE, End
 from simulation.store import PRETENDED_BYTES, SLAB_BYTES, Files, SimStore
 
 if TYPE_CHECKING:
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 
 CONTROL_PORT = 9400
 DATA_PORT = 9401
-SECRET = b"a secret of the simulated cluster"
+KEYS = derive(b"a secret of the simulated cluster")
+TLS = ServerTls(cast(Any, None), CERTIFICATE)  # nothing listens on a port
 HEARTBEAT_S = 0.5
 MISSED_MAX = 5
 GRACE_S = 4.0
@@ -133,13 +136,12 @@ class SimDonor:
             clock,
             Random(self._rng.getrandbits(64)),
             self._records,
-            authenticated=True,
         )
         kept = sorted(self._records.leases.values(), key=lambda record: record.lease)
         self.service.written.restore(kept, self.store, clock())
         limits = Limits(heartbeat_s=HEARTBEAT_S, missed_max=MISSED_MAX, send_s=2.0)
         self.server = ControlServer(
-            self.service, ServerConfig(secret=SECRET, limits=limits, handshake_s=2.0)
+            self.service, ServerConfig(TLS, KEYS, limits=limits, handshake_s=2.0)
         )
         harvester.evict = self.service.evict_some
         self.service.drain.restore()

@@ -32,6 +32,7 @@ _CLOSING = WSMessage(WSMsgType.CLOSING, None, None)
 _FAREWELL = "farewell"
 
 
+CERTIFICATE = b"the certificate of a simulated donor"
 FIGURES = "figures-of-"
 """Before a name: the address that it stands for."""
 
@@ -57,10 +58,13 @@ class End:
         self._arrival_s = 0.0
         self.held: list[str] = []
 
-    def get_extra_info(self, name: str) -> tuple[str, int] | None:
-        """The other end's address in figures: a name of its own here. There is no socket."""
+    def get_extra_info(self, name: str) -> Any:
+        """The other end's address in figures: a name of its own here. There is no socket, and all
+        donors show the same certificate."""
         if name == "socket":
             return None
+        if name == "ssl_object":
+            return SimpleNamespace(getpeercert=lambda *, binary_form: CERTIFICATE)
         assert name == "peername"
         return f"{FIGURES}{self.peer.host.name}", 0
 

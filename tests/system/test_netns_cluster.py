@@ -31,6 +31,7 @@ from support.machine.netns_hosts import (
     unused_name,
 )
 
+from infiniswap.control.tls import client_context
 from infiniswap.errors import ConflictError, MemoryLimitError, NotFoundError, UsageError
 from infiniswap.units import CONTROL_PORT, MIB
 
@@ -413,7 +414,7 @@ def metrics(cluster: Cluster, source: str, target: str, token: str) -> tuple[int
 
     def get() -> tuple[int, str]:
         address = (cluster.record.host(target).address, CONTROL_PORT)
-        connection = http.client.HTTPConnection(*address, timeout=WAIT_S)
+        connection = http.client.HTTPSConnection(*address, timeout=WAIT_S, context=client_context())
         with contextlib.closing(connection):
             connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {token}"})
             answer = connection.getresponse()

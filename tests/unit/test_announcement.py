@@ -174,7 +174,7 @@ def test_whom_nobody_hears_any_more_is_forgotten_but_not_for_a_broker_that_was_a
     ("reason", "changes"),
     [
         ("slab", {"slab_bytes": MIB}),
-        ("protocol", {"protocols": [2, 3]}),
+        ("protocol", {"protocols": [1, 3]}),
         ("loopback", {"addresses": ["127.0.0.1:9400"]}),
     ],
 )

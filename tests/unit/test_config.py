@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import os
 import re
+import secrets
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,9 +19,11 @@ from hypothesis import strategies as st
 from infiniswap import config as configuration
 from infiniswap.config import SECTIONS, Config, DaemonConfig, env_name, known_keys, load
 from infiniswap.errors import ConfigError
+from infiniswap.keys import derive
 from infiniswap.secret import (
     check_listen_secret,
     check_metrics_listen,
+    make_host_secret,
     read_metrics_token,
     read_secret,
 )
@@ -168,7 +173,7 @@ def test_any_environment_is_a_configuration_or_a_config_error(env: dict[str, str
 # ------------------------------------------------------- the secret, and the metrics token
 
 
-Read = Callable[[Path], bytes | None]
+Read = Callable[[Path], object]
 both = pytest.mark.parametrize("read", [read_secret, read_metrics_token])
 
 
@@ -180,12 +185,26 @@ def _secret(tmp_path: Path, content: bytes, mode: int = 0o600) -> Path:
 
 
 def test_a_configuration_reads_its_secrets_without_white_space(tmp_path: Path) -> None:
-    path = str(_secret(tmp_path, b"\n0123456789abcdef \n"))
-    files = {"cluster.secret_file": path, "cluster.metrics_token_file": path}
-    config = load(overrides=files, environ={})
-    assert config.secret() == config.metrics_token() == b"0123456789abcdef"
-    assert Config().secret() is None
+    secret = secrets.token_bytes(32)
+    for text in (secret.hex().encode(), base64.b64encode(secret)):
+        path = str(_secret(tmp_path, b"\n%b \n" % text))
+        files = {"cluster.secret_file": path, "cluster.metrics_token_file": path}
+        config = load(overrides=files, environ={})
+        assert config.keys() == derive(secret)
+        assert config.metrics_token() == text
     assert Config().metrics_token() is None
+
+
+def test_where_no_secret_is_configured_the_hosts_own_counts(tmp_path: Path) -> None:
+    config = load(overrides={"daemon.state_dir": str(tmp_path)}, environ={})
+    assert (config.keys(), config.secret_file()) == (None, None)
+    make_host_secret(tmp_path)
+    own = config.keys()
+    assert own is not None
+    assert config.secret_file() == tmp_path / "host-secret"
+    assert stat.S_IMODE((tmp_path / "host-secret").stat().st_mode) == 0o600
+    make_host_secret(tmp_path)  # of a second daemon
+    assert config.keys() == own
 
 
 @both
@@ -195,14 +214,33 @@ def test_a_secret_that_others_may_read_is_refused(tmp_path: Path, mode: int, rea
         read(_secret(tmp_path, b"0123456789abcdef", mode))
 
 
-@both
 @pytest.mark.parametrize("content", [b"", b"short", b"   0123456789abcde   ", b"x" * 5000])
-def test_a_secret_of_the_wrong_length_is_refused(
-    tmp_path: Path, content: bytes, read: Read
-) -> None:
+def test_a_token_of_the_wrong_length_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ConfigError, match="bytes") as caught:
-        read(_secret(tmp_path, content))
+        read_metrics_token(_secret(tmp_path, content))
     assert content.strip().decode() not in str(caught.value) or not content.strip()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"correct horse battery staple",
+        b"0123456789abcdef0123456789abcdef",
+        b"0123456789abcdef" * 4,
+        b"c" * 64,
+        base64.b64encode(b"a passphrase of 32 bytes, typed!")[:-4],
+        b"x" * 5000,
+        b"session-key:" + b"0" * 63,
+    ],
+)
+def test_a_secret_that_was_typed_is_refused_with_the_command_that_makes_one(
+    tmp_path: Path, content: bytes
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_secret(_secret(tmp_path, content))
+    assert "infiniswap init --secret" in caught.value.mend or not 0 < len(content) < 5000
+    assert not content or content.decode() not in str(caught.value)
 
 
 def test_a_token_is_visible_text(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from infiniswap.control import auth
 
-SECRET = b"correct horse battery staple"
+KEY = b"a key of 32 bytes, of any kind.."
 TRANSCRIPT = auth.Transcript(
+    digest=b"3" * 32,
     version=1,
     versions_consumer=(1,),
     versions_donor=(1,),
@@ -27,6 +28,8 @@ TRANSCRIPT = auth.Transcript(
     "change",
     [
         {"version": 2},
+        # As when another host ends TLS in between.
+        {"digest": b"4" * 32},
         {"versions_consumer": (1, 2)},
         {"versions_donor": (0, 1)},
         {"device_id": "00000000-0000-0000-0000-000000000002"},
@@ -39,27 +42,33 @@ TRANSCRIPT = auth.Transcript(
 def test_every_part_of_the_transcript_counts_and_so_does_who_proves(change: dict[str, Any]) -> None:
     other = replace(TRANSCRIPT, **change)
     for transcript in (TRANSCRIPT, other):
-        assert auth.donor_proof(SECRET, transcript) != auth.consumer_proof(SECRET, TRANSCRIPT)
+        assert auth.donor_proof(KEY, transcript) != auth.consumer_proof(KEY, TRANSCRIPT)
     for proof in (auth.donor_proof, auth.consumer_proof):
-        assert proof(SECRET, other) != proof(SECRET, TRANSCRIPT)
-        assert proof(b"another secret of 16+", TRANSCRIPT) != proof(SECRET, TRANSCRIPT)
+        assert proof(KEY, other) != proof(KEY, TRANSCRIPT)
+        assert proof(b"another secret of 16+", TRANSCRIPT) != proof(KEY, TRANSCRIPT)
 
 
 @given(st.tuples(st.text(), st.text()), st.tuples(st.text(), st.text()))
 def test_no_two_requests_share_a_proof(a: tuple[str, str], b: tuple[str, str]) -> None:
-    proofs = auth.http_proof(SECRET, "GET", *a), auth.http_proof(SECRET, "GET", *b)
+    requests = [auth.HttpRequest(b"3" * 32, "GET", *each) for each in (a, b)]
+    proofs = [auth.http_proof(KEY, request) for request in requests]
     assert auth.proofs_equal(*proofs) == (a == b)
+    assert not auth.proofs_equal(auth.http_donor_proof(KEY, requests[0]), proofs[0])
+    elsewhere = replace(requests[0], digest=b"4" * 32)
+    assert not auth.proofs_equal(auth.http_proof(KEY, elsewhere), proofs[0])
 
 
-def test_an_empty_secret_is_never_used() -> None:
-    with pytest.raises(ValueError, match="secret"):
+def test_no_proof_without_a_key_or_a_certificate() -> None:
+    with pytest.raises(ValueError, match="a key and a certificate"):
         auth.donor_proof(b"", TRANSCRIPT)
+    with pytest.raises(ValueError, match="a key and a certificate"):
+        auth.donor_proof(KEY, replace(TRANSCRIPT, digest=b""))
 
 
 @given(st.binary(max_size=80))
 def test_what_is_no_utf8_is_a_wrong_proof(given_bytes: bytes) -> None:
     given = given_bytes.decode(errors="surrogateescape")  # as a header comes
-    expected = auth.http_proof(SECRET, "GET", "/", "0" * 64)
+    expected = auth.http_proof(KEY, auth.HttpRequest(b"3" * 32, "GET", "/", "0" * 64))
     assert not auth.proofs_equal(given, expected)
     assert not auth.proofs_equal("\ud800" + expected, expected)
     assert auth.proofs_equal(expected, expected)

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 from support.configs import configured as config
+from support.donors.donor_world import KEYS, SECRET
 from support.donors.hostile_donor import status
 from support.machine.made_host import make_files, make_idle
 
@@ -346,12 +347,16 @@ def test_the_secret_where_the_daemon_would_listen(tmp_path: Path) -> None:
         return one(guarded("secret", lambda: donor_findings.secret(made)))
 
     assert found().state == OK
-    assert "head -c 32 /dev/urandom" in found(daemon__listen="10.0.0.1").mend
-    path.write_text("0123456789abcdef")
+    assert "infiniswap init --secret" in found(daemon__listen="10.0.0.1").mend
+    path.write_text(SECRET)
     path.chmod(0o644)
     assert "chmod 600" in found(daemon__listen="10.0.0.1").mend
     path.chmod(0o600)
     assert found(daemon__listen="10.0.0.1").state == OK
+    path.write_text(KEYS.session_key_text())
+    assert "drains no donor" in found(daemon__listen="10.0.0.1").what
+    path.write_text("0123456789abcdef")
+    assert "infiniswap init --secret" in found(daemon__listen="10.0.0.1").mend
 
 
 ADDRESS = HostPort("10.0.0.2", 9400)

@@ -10,7 +10,7 @@ import pytest
 from support.donors.hostile_donor import lease, status
 
 from infiniswap.control import messages as m
-from infiniswap.control.service import ServerConfig
+from infiniswap.control.service import SESSIONS_MAX
 from infiniswap.donor.report import fitting
 from infiniswap.fields import SLOTS_MAX
 
@@ -41,7 +41,7 @@ def made(leases: int, name: str) -> m.Status:
 
 
 def test_as_many_devices_as_a_donor_serves_fit_into_its_status() -> None:
-    whole = made(ServerConfig().sessions_max, "h" * 64)
+    whole = made(SESSIONS_MAX, "h" * 64)
     assert fitting(whole) == whole
     assert len(m.encode(whole)) <= m.MESSAGE_BYTES_MAX
 

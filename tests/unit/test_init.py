@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import socket
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +13,17 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from infiniswap import config as configuration
 from infiniswap.cli import init
 from infiniswap.cli.config.paths import existing
 from infiniswap.cli.doctor import host
 from infiniswap.cli.doctor.finding import missing
+from infiniswap.cli.main import main
 from infiniswap.config import DeviceConfig
 from infiniswap.donor.memory import MemoryFigures, memory_source
 from infiniswap.errors import BackupError, SystemCallError
+from infiniswap.keys import Keys
+from infiniswap.secret import read_secret
 from infiniswap.units import GIB, MIB, format_size_short
 
 
@@ -135,3 +140,27 @@ def test_disks_are_what_block_devices_are_mounted_at(tmp_path: Path) -> None:
     )
     found = set(init._disks(tmp_path)) - {Path("/var/tmp")}
     assert found == {tmp_path / "a disk", tmp_path / "größe"}
+
+
+def made(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    code = main(["init", *argv])
+    return f"{code} {capsys.readouterr()}"
+
+
+def test_it_makes_a_secret_and_a_session_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(configuration, "DEFAULT_PATH", tmp_path / "none.toml")
+    secret, key = tmp_path / "etc" / "secret", tmp_path / "session-key"
+    assert made(capsys, "--secret", str(secret)).startswith("0 ")
+    keys = read_secret(secret)
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert "exists already" in made(capsys, "--secret", str(secret))
+    assert read_secret(secret) == keys
+    assert "no cluster secret is configured" in made(capsys, "--session-key", str(key))
+    monkeypatch.setenv("INFINISWAP_CLUSTER_SECRET_FILE", str(secret))
+    assert made(capsys, "--session-key", str(key)).startswith("0 ")
+    assert read_secret(key) == Keys(keys.session)
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert "two commands" in made(capsys, "--secret", str(secret), "--session-key", str(key))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["etc", "session-key"]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
@@ -13,8 +13,10 @@ from infiniswap.control import messages as m
 from infiniswap.control import openapi as donor_openapi
 from infiniswap.control.server import ControlServer
 from infiniswap.control.service import ServerConfig
+from infiniswap.control.tls import ServerTls
 from infiniswap.device.process.control_socket import application
 from infiniswap.device.process.control_socket import document as device_document
+from infiniswap.keys import derive
 
 DOCUMENTS = {
     "daemon": donor_openapi.document("1.2.3"),
@@ -42,12 +44,15 @@ def _routes(router: Any) -> set[tuple[str, str]]:
     }
 
 
+NO_TLS = ServerTls(cast(Any, None), b"")
+
+
 def _described(document: dict[str, Any]) -> set[tuple[str, str]]:
     return {(method, path) for path, methods in document["paths"].items() for method in methods}
 
 
 def test_each_document_has_every_route_of_its_process_and_no_other() -> None:
-    server = ControlServer(None, ServerConfig())  # type: ignore[arg-type]
+    server = ControlServer(None, ServerConfig(NO_TLS, derive(b"x")))  # type: ignore[arg-type]
     assert _described(DOCUMENTS["daemon"]) == _routes(server._port.router)
     app = application(None)  # type: ignore[arg-type]
     assert _described(DOCUMENTS["device"]) == _routes(app.router)

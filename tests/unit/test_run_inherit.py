@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.devices.device_status import device_status
+from support.donors.donor_world import SECRET
 
 from infiniswap import config as configuration
 from infiniswap.cli.device.options import add_device_options, backup_path, load_config, make_spec
@@ -40,7 +41,7 @@ class Host:
         self.root = root
         self.file = root / "infiniswap.toml"
         self.secrets = [root / "secret", root / "copy", root / "other"]
-        for path, text in zip(self.secrets, ("a" * 20, "a" * 20, "b" * 20), strict=True):
+        for path, text in zip(self.secrets, (SECRET, SECRET, SECRET[::-1]), strict=True):
             path.write_text(text)
             path.chmod(0o600)
         self.configure("")
@@ -79,6 +80,7 @@ def status(spec: DeviceSpec) -> DeviceStatus:
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     for key in configuration.known_keys():
         monkeypatch.delenv(configuration.env_name(key), raising=False)
+    monkeypatch.setenv("INFINISWAP_DAEMON_STATE_DIR", str(tmp_path))  # no secret of this host's
     return Host(tmp_path)
 
 

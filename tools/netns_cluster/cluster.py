@@ -28,6 +28,7 @@ from infiniswap.errors import (
     UsageError,
     from_oserror,
 )
+from infiniswap.secret import read_secret
 from infiniswap.system.files import try_read_text
 from infiniswap.system.memory import CgroupMemory
 from infiniswap.units import CONTROL_PORT, MIB, HostPort, format_size
@@ -520,7 +521,7 @@ class Cluster:
         return HostState(host, daemon, figures, status)
 
     def _ask(self, host: Host) -> Status | None:
-        client = ClientConfig(secret=self.secret_file.read_bytes().strip(), connect_s=_ASK_S)
+        client = ClientConfig(keys=read_secret(self.secret_file), connect_s=_ASK_S)
         address = HostPort(host.address, CONTROL_PORT)
         try:
             return network.call_inside(

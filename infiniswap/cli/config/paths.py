@@ -24,6 +24,10 @@ def existing(path: Path) -> Path:
     return path
 
 
+def _keys(config: Config) -> None:
+    config.keys()
+
+
 def problems(config: Config, *, has_devices: bool) -> Iterator[InfiniswapError | str]:
     """Errors, and notes about what matters only to some.
 
@@ -31,7 +35,8 @@ def problems(config: Config, *, has_devices: bool) -> Iterator[InfiniswapError |
         config: to look at.
         has_devices: whether devices are declared on this host.
     """
-    yield from _guard(lambda: check_listen_secret(config.daemon.listen, config.secret()))
+    yield from _guard(lambda: check_listen_secret(config.daemon.listen, config.cluster.secret_file))
+    yield from _guard(lambda: _keys(config))
     yield from _guard(
         lambda: check_metrics_listen(config.device.metrics_listen, config.metrics_token())
     )

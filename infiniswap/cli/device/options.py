@@ -22,6 +22,7 @@ from infiniswap.device.spec.spec import (
     completed,
     source_fields,
     with_own_values,
+    with_secret_file,
 )
 from infiniswap.discovery.static import only_these
 from infiniswap.errors import ConflictError, NotPermittedError, UsageError
@@ -103,7 +104,7 @@ def make_spec(
         name=check_name(name),
         device_id=str(uuid.uuid4()),
         size_bytes=size_bytes,
-        config=config,
+        config=with_secret_file(config),
         backup=backup,
         backup_owned=args.backup is None or (backup is not None and not os.path.exists(backup)),
         swap=swap,
@@ -149,7 +150,7 @@ def started_again(
     source = source_fields(args.config, _overrides(args))
     again = msgspec.structs.replace(
         kept,
-        config=completed(config, kept.config),
+        config=with_secret_file(completed(config, kept.config)),
         discard_contents=bool(args.discard_contents),
         config_file=source["config_file"],
         flags={**kept.flags, **source["flags"]},

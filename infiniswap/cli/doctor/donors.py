@@ -17,12 +17,14 @@ from infiniswap.units import format_size, format_size_short
 
 def secret(config: Config) -> Iterator[Finding]:
     """Whether a daemon could serve other hosts. Raises what is wrong with it."""
-    found = config.secret()
-    check_listen_secret(config.daemon.listen, found)
-    if found is not None:
-        yield good("secret", f"{config.cluster.secret_file}: {len(found)} bytes, for root alone")
-    else:
+    check_listen_secret(config.daemon.listen, config.cluster.secret_file)
+    found = config.keys()
+    if found is None or config.cluster.secret_file is None:
         yield good("secret", "none; none is needed, because the daemon serves this host alone")
+    elif found.operator is None:
+        yield good("secret", f"{config.cluster.secret_file}: a session key, which drains no donor")
+    else:
+        yield good("secret", f"{config.cluster.secret_file}: 256 bits, for root alone")
 
 
 def donors(config: Config) -> Iterator[Finding]:
@@ -38,7 +40,7 @@ def donors(config: Config) -> Iterator[Finding]:
             "infiniswap doctor --donors HOST[:PORT],... (for good: `peers` under [cluster])",
         )
         return
-    for row in asyncio.run(ask(peers, config.secret(), config.cluster.ask_s)):
+    for row in asyncio.run(ask(peers, config.keys(), config.cluster.ask_s)):
         yield from _donor(config, row)
 
 

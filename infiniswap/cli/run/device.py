@@ -180,7 +180,7 @@ async def _lendable(config: configuration.Config, donors: tuple[HostPort, ...]) 
     """Bytes, and why some donors lend nothing."""
     from infiniswap.cli.status import ask, lendable
 
-    return lendable(await ask(donors, config.secret(), config.cluster.ask_s))
+    return lendable(await ask(donors, config.keys(), config.cluster.ask_s))
 
 
 def leave(paths: rundir.DevicePaths, watch: lost.Watch | None, held_bytes: int) -> None:

@@ -51,7 +51,7 @@ def like(
         ConflictError: an option differs from theirs.
         ConfigError: its secret cannot be used.
     """
-    config.secret()
+    config.keys()
     if not others:
         return args, config
     other = others[0]  # the others have that in common
@@ -143,7 +143,7 @@ def _is_same_secret(config: Config, theirs: Path | None) -> bool:
     if theirs == config.cluster.secret_file:
         return True
     with contextlib.suppress(InfiniswapError):  # the file was moved since
-        return read_secret(theirs) == config.secret()
+        return read_secret(theirs) == config.keys()
     return False
 
 

@@ -124,7 +124,7 @@ class Parts:
         """
         config = self.spec.config
         connect_s = max(config.cluster.ask_s, 0.5)
-        self._client = ClientConfig(secret=config.secret(), connect_s=connect_s)
+        self._client = ClientConfig(keys=config.keys(), connect_s=connect_s)
         return self._client
 
     # ------------------------------------------------------------------------ engine

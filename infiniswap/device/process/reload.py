@@ -30,7 +30,7 @@ def plan(spec: DeviceSpec) -> tuple[DeviceSpec, Outcome]:
     path = None if spec.config_file is None else Path(spec.config_file)
     try:
         wanted = configuration.load(path, spec.flags)
-        wanted.secret()
+        wanted.keys()
     except InfiniswapError as error:
         return spec, Outcome(error=error)
     running = spec.config

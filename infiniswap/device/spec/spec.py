@@ -146,6 +146,13 @@ def completed(config: Config, before: Config) -> Config:
     return dataclasses.replace(config, cluster=cluster, mqtt=mqtt)
 
 
+def with_secret_file(config: Config) -> Config:
+    """A configuration that names the secret's file also where that is this host's own: the record
+    of a device does not say where the daemon keeps it."""
+    cluster = dataclasses.replace(config.cluster, secret_file=config.secret_file())
+    return dataclasses.replace(config, cluster=cluster)
+
+
 def source_fields(config_file: str | None, flags: Mapping[str, object]) -> dict[str, Any]:
     """Fields of a spec that say where a device reads its configuration again.
 
@@ -233,7 +240,7 @@ def check_files(config: Config) -> None:
     Raises:
         ConfigError: one cannot be used; told before anything is attached.
     """
-    config.secret()
+    config.keys()
     check_metrics_listen(config.device.metrics_listen, config.metrics_token())
 
 

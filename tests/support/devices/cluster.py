@@ -96,6 +96,7 @@ class Donor:
         self, process: subprocess.Popen[bytes], log: Path, ports: dict[str, int], host: str
     ) -> None:
         self.process = process
+        self.state_dir = log.parent / "state"
         self.host = host
         self._log = log
         self.control: int = ports["control_port"]

@@ -19,7 +19,7 @@ def announcement(number: int = 1, **changes: Any) -> Announcement:
         "addresses": [f"10.0.{number // 256}.{number % 256}:9400"],
         "transports": ["tcp", "rdma"],
         "slab_bytes": GIB,
-        "protocols": [1],
+        "protocols": [2],
         "software": "0.1.0",
         "every_s": 60.0,
     }

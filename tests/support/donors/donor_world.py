@@ -6,19 +6,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
 from infiniswap.control.client import ClientConfig, Identity, Session, connect
+from infiniswap.control.tls import client_context, peer_digest
 from infiniswap.donor.serve import Donor, serve
 from infiniswap.engine.store import StoreConfig
 from infiniswap.errors import RequestRefusedError
+from infiniswap.keys import parse
+from infiniswap.secret import write_secret
 from infiniswap.testing.memory import FakeMemory
 from infiniswap.testing.store import FakeStore
 from infiniswap.units import GIB, HostPort
@@ -26,7 +32,9 @@ from support.configs import configured
 from support.donors.near_link import http_from
 
 WAIT_S = 60.0
-SECRET = b"a secret of the test cluster"
+SECRET = "5b1d0e7f9a3c4826b7f0d19e8c6a25437e40f1b2d3958c6a17f4e0bd82936c5a"
+"""As the file of the test cluster holds it (the fixture secret_file)."""
+KEYS = parse(SECRET.encode())
 IDENTITY = Identity("00000000-0000-0000-0000-00000000000a", "swap0", "consumer")
 SETTINGS: dict[str, object] = {
     "daemon__listen": "127.0.0.1:0",
@@ -39,6 +47,11 @@ SETTINGS: dict[str, object] = {
     "cluster__heartbeats_missed_max": 20,
     "policy__period_s": 0.05,
 }
+
+
+def client_config(**changes: Any) -> ClientConfig:
+    """Of a consumer that knows the secret of the test cluster."""
+    return ClientConfig(**{"keys": KEYS, **changes})
 
 
 class World:
@@ -60,7 +73,7 @@ class World:
         """host: the address that the donor sees, where that is not to be loopback."""
         if host:
             changes["http"] = http_from(self.donor.server, host)
-        config = ClientConfig(**{"request_s": WAIT_S, "connect_s": WAIT_S, **changes})
+        config = client_config(**{"request_s": WAIT_S, "connect_s": WAIT_S, **changes})
         return await connect(self.address, identity, config, handler or Handler())
 
 
@@ -112,10 +125,17 @@ async def world(
         made.append(store)
         return store
 
-    config = configured(**{**SETTINGS, **overrides})
-    made_so = serve(config, factory, memory, stop_s=2.0, handshake_s=handshake_s, clock=clock)
-    async with made_so as donor:
-        yield World(donor, made[0], memory)
+    with tempfile.TemporaryDirectory() as state_dir:
+        secret_file = Path(state_dir) / "secret"
+        write_secret(secret_file, SECRET)
+        own: dict[str, object] = {
+            "daemon__state_dir": state_dir,
+            "cluster__secret_file": secret_file,
+        }
+        config = configured(**{**own, **SETTINGS, **overrides})
+        made_so = serve(config, factory, memory, stop_s=2.0, handshake_s=handshake_s, clock=clock)
+        async with made_so as donor:
+            yield World(donor, made[0], memory)
     assert made[0].closed
 
 
@@ -134,11 +154,13 @@ async def refusal(request: Awaitable[object]) -> str:
 @contextlib.asynccontextmanager
 async def raw(w: World, host: str = "") -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
     """From that address of the loopback."""
-    connector = aiohttp.TCPConnector(local_addr=(host, 0) if host else None)
+    connector = aiohttp.TCPConnector(
+        local_addr=(host, 0) if host else None, ssl=client_context(), force_close=True
+    )
     async with (
         asyncio.timeout(WAIT_S),
         aiohttp.ClientSession(connector=connector) as http,
-        http.ws_connect(f"http://{w.address}{m.SESSION_PATH}", protocols=(m.SUBPROTOCOL,)) as ws,
+        http.ws_connect(f"https://{w.address}{m.SESSION_PATH}", protocols=(m.SUBPROTOCOL,)) as ws,
     ):
         yield ws
 
@@ -147,14 +169,34 @@ async def raw(w: World, host: str = "") -> AsyncIterator[aiohttp.ClientWebSocket
 async def welcomed(w: World) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
     """A session whose messages the test writes."""
     async with raw(w) as ws:
-        await say(ws, hello())
-        assert isinstance(await say(ws, m.Auth(proof="")), m.Welcome)
+        first = hello()
+        challenge = await say(ws, first)
+        assert isinstance(await say(ws, auth_for(ws, first, challenge)), m.Welcome)
         yield ws
+
+
+def auth_for(connection: Any, first: m.Hello, challenge: m.Challenge) -> m.Auth:
+    """The right proof on this connection."""
+    transcript = transcript_of(peer_digest(connection), first, challenge)
+    return m.Auth(proof=auth.consumer_proof(KEYS.session, transcript))
+
+
+def transcript_of(digest: bytes, first: m.Hello, challenge: m.Challenge) -> auth.Transcript:
+    """What the proofs cover where the server has a certificate of that digest."""
+    return auth.Transcript(
+        digest=digest,
+        version=challenge.version,
+        versions_consumer=tuple(first.versions),
+        versions_donor=tuple(challenge.versions),
+        device_id=first.device_id,
+        nonce_consumer=first.nonce,
+        nonce_donor=challenge.nonce,
+    )
 
 
 def hello(**changes: Any) -> m.Hello:
     fields = {
-        "versions": [1],
+        "versions": [2],
         "device_id": IDENTITY.device_id,
         "device_name": "raw",
         "host_name": "raw",

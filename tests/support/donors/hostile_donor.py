@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -15,8 +16,12 @@ from typing import Any
 
 from aiohttp import web
 
+from infiniswap.control import auth
 from infiniswap.control import messages as m
+from infiniswap.control.tls import ServerTls, server_tls
+from infiniswap.donor.certificate import new_certificate
 from infiniswap.units import GIB, HostPort
+from support.donors.donor_world import KEYS, transcript_of
 
 Conversation = Callable[[web.WebSocketResponse], Awaitable[Any]]
 """What happens in a session after its handshake."""
@@ -40,7 +45,6 @@ def status(**changes: Any) -> dict[str, Any]:
         "slab_bytes": GIB,
         "control_port": 9400,
         "data_port": 9401,
-        "authenticated": False,
         "draining": False,
         "sessions": 0,
         "pool": {
@@ -89,6 +93,12 @@ def lease(**changes: Any) -> dict[str, Any]:
     }
 
 
+@functools.cache
+def hostile_tls() -> ServerTls:
+    """Key and certificate of every hostile donor."""
+    return server_tls(new_certificate())
+
+
 class HostileDonor:
     """A running one; whatever it says may be changed at any time.
 
@@ -96,6 +106,7 @@ class HostileDonor:
         body: answer to a request for its status.
         headers: of that answer.
         greeting: its answer to a hello.
+        keys: of the cluster that it belongs to.
         converse: what it does in sessions.
         welcome: fields of the welcome that are not as usual.
         sessions: handshakes so far.
@@ -105,9 +116,9 @@ class HostileDonor:
         self.address = HostPort("127.0.0.1", 0)
         self.body = b""
         self.headers: dict[str, str] = {"Content-Type": "application/json"}
-        self.greeting: Any = m.Challenge(
-            version=1, versions=[1], nonce=secrets.token_hex(32), proof=""
-        )
+        self.greeting: Any = m.Challenge(version=2, versions=[2], nonce=secrets.token_hex(32))
+        self.keys = KEYS
+        self.tls = hostile_tls()
         self.converse: Conversation = quiet
         self.welcome: dict[str, Any] = {}
         self.sessions = 0
@@ -121,7 +132,7 @@ class HostileDonor:
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
+            site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=self.tls.context)
             await site.start()
             self.address = HostPort("127.0.0.1", runner.addresses[0][1])
             ready()
@@ -130,11 +141,13 @@ class HostileDonor:
             await runner.cleanup()
 
     async def _nonce(self, _request: web.Request) -> web.Response:
-        return web.json_response({"nonce": "0" * 64, "required": False})
+        return web.json_response({"nonce": "0" * 64, "certificate": self.tls.digest.hex()})
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
         # In pieces, so that what this process holds is what the consumer holds.
-        response = web.StreamResponse(headers=self.headers)
+        asked = auth.HttpRequest(self.tls.digest, request.method, request.path, "0" * 64)
+        proof = auth.http_donor_proof(self.keys.session, asked)
+        response = web.StreamResponse(headers={auth.PROOF_HEADER: proof, **self.headers})
         response.content_length = len(self.body)
         await response.prepare(request)
         with contextlib.suppress(ConnectionError):
@@ -145,13 +158,17 @@ class HostileDonor:
     async def _session(self, request: web.Request) -> web.WebSocketResponse:
         ws = web.WebSocketResponse(protocols=(m.SUBPROTOCOL,), compress=False, autoping=False)
         await ws.prepare(request)
-        m.decode_to_donor(await ws.receive_str())
+        first = m.decode_to_donor(await ws.receive_str())
+        assert isinstance(first, m.Hello)
         await _say(ws, self.greeting)
         if not isinstance(self.greeting, m.Challenge):
             return ws
         m.decode_to_donor(await ws.receive_str())
         usual: dict[str, Any] = {
-            "version": 1,
+            "version": 2,
+            "proof": auth.donor_proof(
+                self.keys.session, transcript_of(self.tls.digest, first, self.greeting)
+            ),
             "donor_id": "00000000-0000-0000-0000-0000000000dd",
             "donor_name": "donor",
             "incarnation": "0" * 32,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
@@ -25,13 +26,19 @@ class _End:
 
     protocol = m.SUBPROTOCOL
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: bytes = b"") -> None:
         self.other = self
+        self._certificate = certificate
         self._inbox: asyncio.Queue[WSMessage] = asyncio.Queue()
         self._is_open = True
 
-    def get_extra_info(self, _name: str) -> None:
-        """There is no socket."""
+    def get_extra_info(self, name: str) -> SimpleNamespace | None:
+        """There is no socket, but the server's certificate."""
+        return SimpleNamespace(getpeercert=self._shown) if name == "ssl_object" else None
+
+    def _shown(self, *, binary_form: bool) -> bytes:
+        assert binary_form
+        return self._certificate
 
     async def receive(self) -> WSMessage:
         return await self._inbox.get() if self._is_open or self._inbox.qsize() else _CLOSED
@@ -57,7 +64,7 @@ class _Http:
         self._served: asyncio.Task[None] | None = None
 
     async def ws_connect(self, _url: str, **_options: object) -> _End:
-        mine, theirs = _End(), _End()
+        mine, theirs = _End(self._server._config.tls.certificate), _End()
         mine.other, theirs.other = theirs, mine
         serving = self._server.converse(cast(Any, theirs), self._address)
         self._served = asyncio.create_task(serving, name=f"session of {self._address}")

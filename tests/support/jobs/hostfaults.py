@@ -14,6 +14,7 @@ from netns_cluster.cluster import Cluster
 
 from infiniswap.control.client import ClientConfig, set_draining
 from infiniswap.errors import MemoryLimitError
+from infiniswap.secret import read_secret
 from infiniswap.units import CONTROL_PORT, MIB, HostPort
 from support.jobs.faultplan import Fault, Undo, faults
 
@@ -135,7 +136,7 @@ class Chaos:
     def _drain(self, name: str, draining: bool) -> None:
         """As `infiniswap donor drain` does, from the host itself, whose cable may be cut."""
         self._serving(name)
-        client = ClientConfig(self._cluster.secret_file.read_bytes().strip(), 30.0)
+        client = ClientConfig(read_secret(self._cluster.secret_file), 30.0)
         address = HostPort(self._cluster.record.host(name).address, CONTROL_PORT)
         network.call_inside(
             self._cluster.name,

@@ -25,6 +25,7 @@ import msgspec
 import pytest
 from support.devices import nbd_bytes as nbd
 from support.devices.cluster import SLAB, WAIT_S, Cluster, Donor, run, until
+from support.donors.donor_world import KEYS, SECRET
 from support.donors.rdma_end import END
 from support.machine.softroce import HOST
 
@@ -53,8 +54,7 @@ pytestmark = [
     pytest.mark.usefixtures("soft_roce"),
 ]
 
-SECRET = b"0123456789abcdef0123456789abcdef"
-CLIENT = ClientConfig(SECRET, connect_s=60, request_s=60, renew_s=60, send_s=60)
+CLIENT = ClientConfig(KEYS, connect_s=60, request_s=60, renew_s=60, send_s=60)
 PEER = Path(__file__).with_name("pyverbs_peer.py")
 ZEROS = bytes(PAGE_BYTES)
 
@@ -164,7 +164,7 @@ class Consumer:
 def donor(tmp_path_factory: pytest.TempPathFactory, soft_roce: str) -> Iterator[Donor]:
     """One that asks for a secret, waits long enough for a slow guest and not long for the dead."""
     secret = tmp_path_factory.mktemp("pyverbs") / "secret"
-    secret.write_bytes(SECRET)
+    secret.write_text(SECRET)
     secret.chmod(0o600)
     own = Cluster()
     try:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from infiniswap.control.tls import client_context
 from infiniswap.errors import DeadlineError
 from isw_bench import areas, paper
 from isw_bench.bench import START_S, Bench, require_root
@@ -42,9 +43,9 @@ class Daemon:
     def ahead(self) -> int:
         """How many of its slabs are registered for nobody yet."""
         request = urllib.request.Request(
-            f"http://{self.address}/metrics", headers={"Authorization": f"Bearer {self.token}"}
+            f"https://{self.address}/metrics", headers={"Authorization": f"Bearer {self.token}"}
         )
-        with urllib.request.urlopen(request, timeout=START_S) as answer:
+        with urllib.request.urlopen(request, timeout=START_S, context=client_context()) as answer:
             lines = answer.read().decode().splitlines()
         return sum(int(float(line.split()[1])) for line in lines if line.startswith(f"{_AHEAD} "))
 
@@ -55,7 +56,7 @@ def daemon(bench: Bench, at: Place) -> Iterator[Daemon]:
     files = {name: bench.work / name for name in ("secret", "metrics-token")}
     for file in files.values():
         file.touch(0o600)
-        file.write_text(secrets.token_hex(16))
+        file.write_text(secrets.token_hex(32))
     slab_bytes = bench.settings.swap_device_bytes // SLABS
     changes = {
         "INFINISWAP_CLUSTER_METRICS_TOKEN_FILE": str(files["metrics-token"]),

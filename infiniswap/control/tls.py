@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TLS 1.3 on the control port: contexts, the digest of a certificate, and bounded buffers.
+
+No certificate is trusted here. Each end binds its proof of the cluster secret to the digest of the
+server's certificate (infiniswap.control.auth), so an end in the middle, which has to show another
+certificate, can forward no proof.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import ssl
+from asyncio import sslproto
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from infiniswap.errors import ProtocolMismatchError
+
+if TYPE_CHECKING:
+    from infiniswap.control.channel import WebSocket
+
+_RECORD_BYTES: Final = 16 * 1024
+"""Longest TLS record. asyncio takes a buffer of 256 KiB for each connection otherwise, in a process
+that is locked in memory."""
+
+FIRST_BYTE: Final = 0x16
+"""Of every TLS connection: a handshake record."""
+FULL: Final = bytes((21, 3, 3, 0, 2, 2, 49))
+"""The TLS alert "access denied", before any handshake: too many connections are open."""
+FULL_REASON: Final = "ALERT_ACCESS_DENIED"
+"""Part of OpenSSL's reason for an error by that alert."""
+
+_CERTIFICATE_BEGIN: Final = "-----BEGIN CERTIFICATE-----"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """What a server needs.
+
+    Attributes:
+        context: with key and certificate.
+        certificate: in DER form.
+    """
+
+    context: ssl.SSLContext
+    certificate: bytes
+
+    @property
+    def digest(self) -> bytes:
+        """Of the certificate; proofs cover it."""
+        return _digest(self.certificate)
+
+
+def server_tls(pem: bytes) -> ServerTls:
+    """For a key and its certificate, in one PEM text. Blocking.
+
+    Raises:
+        ValueError: they cannot be used.
+    """
+    context = _context(ssl.PROTOCOL_TLS_SERVER)
+    # No connection is resumed: each session brings its own proof.
+    context.num_tickets = 0
+    # OpenSSL reads files only, and the key shall be in none that others may see.
+    descriptor = os.memfd_create("infiniswap-key")
+    try:
+        os.write(descriptor, pem)
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+        begin = pem.decode("ascii").index(_CERTIFICATE_BEGIN)
+        certificate = ssl.PEM_cert_to_DER_cert(pem.decode("ascii")[begin:])
+    except OSError as error:  # as ssl.SSLError is
+        raise ValueError(error.strerror or str(error)) from None
+    finally:
+        os.close(descriptor)
+    return ServerTls(context, certificate)
+
+
+def client_context() -> ssl.SSLContext:
+    """For connections to donors. It trusts whoever answers: the proof decides."""
+    context = _context(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _context(protocol: int) -> ssl.SSLContext:
+    # Of the class, as asyncio offers no other way: it holds for every connection of this process.
+    sslproto.SSLProtocol.max_size = _RECORD_BYTES
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
+
+
+def peer_digest(connection: WebSocket | None) -> bytes:
+    """Digest of the certificate that the server at the other end has shown.
+
+    Args:
+        connection: whatever has `get_extra_info`.
+
+    Raises:
+        ProtocolMismatchError: the connection is not TLS, or has been closed.
+    """
+    found = connection.get_extra_info("ssl_object") if connection is not None else None
+    certificate = None if found is None else found.getpeercert(binary_form=True)
+    if not certificate:
+        raise ProtocolMismatchError("the connection ended before the donor's certificate was read")
+    return _digest(certificate)
+
+
+def _digest(certificate: bytes) -> bytes:
+    return hashlib.sha256(certificate).digest()

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A donor's certificate: made once, kept for the daemon alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from infiniswap.control.tls import client_context, server_tls
+from infiniswap.donor.certificate import (
+    SERVER_NAME,
+    certificate_path,
+    donor_certificate,
+    new_certificate,
+)
+from infiniswap.errors import ConfigError
+
+
+def test_it_is_made_at_the_first_start_and_found_at_the_next(tmp_path: Path) -> None:
+    state_dir = tmp_path / "state"
+    first, note = donor_certificate(state_dir)
+    again, _ = donor_certificate(state_dir)
+    assert (first.digest, note) == (again.digest, "")
+    key, public = state_dir / "donor.pem", certificate_path(state_dir)
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert stat.S_IMODE(public.stat().st_mode) == 0o644
+    assert "PRIVATE" not in public.read_text()
+    assert {path.name for path in state_dir.iterdir()} == {"donor.pem", "donor.crt"}
+    read = x509.load_pem_x509_certificate(public.read_bytes())
+    assert isinstance(read.public_key(), ec.EllipticCurvePublicKey)
+    assert read.public_key().curve.name == "secp256r1"  # type: ignore[union-attr]
+    public.unlink()
+    donor_certificate(state_dir)
+    assert x509.load_pem_x509_certificate(public.read_bytes()) == read
+
+
+def test_daemons_that_start_at_once_have_one_certificate(tmp_path: Path) -> None:
+    digests: list[bytes] = []
+    threads = [
+        threading.Thread(target=lambda: digests.append(donor_certificate(tmp_path)[0].digest))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(digests) == 8
+    assert set(digests) == {donor_certificate(tmp_path)[0].digest}
+
+
+def test_where_it_cannot_be_kept_it_serves_one_start(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    found, note = donor_certificate(blocked)
+    assert found.digest != donor_certificate(blocked)[0].digest
+    assert "lasts until the next start" in note
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
+def test_a_key_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+    donor_certificate(tmp_path)
+    (tmp_path / "donor.pem").chmod(mode)
+    with pytest.raises(ConfigError, match="other users"):
+        donor_certificate(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "x", "-----BEGIN CERTIFICATE-----\nAAAA\n"])
+def test_a_damaged_file_is_one_clear_error(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "donor.pem"
+    path.touch(0o600)
+    path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        donor_certificate(tmp_path)
+    assert caught.value.where == str(path)
+
+
+def _handshake(client: ssl.SSLContext, server: ssl.SSLContext, name: str) -> ssl.SSLObject:
+    """Of two ends in memory."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        client.wrap_bio(to_client, to_server, server_hostname=name),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for _ in range(4):
+        for end in ends:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    return ends[0]
+
+
+def test_programs_can_check_it_by_its_one_name(tmp_path: Path) -> None:
+    tls, _ = donor_certificate(tmp_path)
+    checking = ssl.create_default_context(cafile=str(certificate_path(tmp_path)))
+    checking.verify_flags |= ssl.VERIFY_X509_STRICT
+    assert _handshake(checking, tls.context, SERVER_NAME).version() == "TLSv1.3"
+    other = server_tls(new_certificate())
+    with pytest.raises(ssl.SSLCertVerificationError):
+        _handshake(checking, other.context, SERVER_NAME)
+
+
+def test_a_consumer_takes_any_and_sees_which(tmp_path: Path) -> None:
+    tls = server_tls(new_certificate())
+    end = _handshake(client_context(), tls.context, "x")
+    assert end.getpeercert(binary_form=True) == tls.certificate
+    assert not os.listdir(tmp_path)
