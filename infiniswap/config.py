@@ -310,7 +310,7 @@ class Config:
     def secret_file(self) -> Path | None:
         """The file whose keys `keys` returns."""
         path = host_secret_path(self.daemon.state_dir)
-        return self.cluster.secret_file or (path if path.exists() else None)
+        return self.cluster.secret_file or (path if os.path.exists(path) else None)
 
     def peers(self) -> tuple[HostPort, ...]:
         """The donors that are named: by `cluster.peers`, and by the file as it is now.

@@ -149,7 +149,7 @@ def make_host_secret(state_dir: Path) -> None:
         NotPermittedError, SystemCallError: it cannot be written.
     """
     path = host_secret_path(state_dir)
-    if not path.exists():
+    if not os.path.exists(path):
         with contextlib.suppress(ConflictError):  # another daemon was quicker
             write_secret(path, new_secret())
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,12 @@ def release(args: argparse.Namespace) -> int:
     for leftover in found:
         if home.release(leftover):
             print(f"{leftover.path}: {format_size_short(leftover.used_bytes)} given back")
+    if run_dir is not None:
+        from infiniswap.control.local import remove_stale
+
+        remove_stale(run_dir)
+        with contextlib.suppress(OSError):  # others have something there
+            run_dir.rmdir()
     return 0
 
 

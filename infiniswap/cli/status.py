@@ -6,9 +6,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infiniswap import config as configuration
@@ -96,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     # Without any known donor this host may be one; if it is not, that is no error.
     guessed = not found.addresses
     asked = found.addresses or (config.daemon.listen,)
-    rows = asyncio.run(ask(asked, config.keys(), config.cluster.ask_s))
+    rows = asyncio.run(ask(asked, config.keys(), config.cluster.ask_s, local_donor(config)))
     if guessed:
         rows = [row for row in rows if row.status is not None]
     from infiniswap.device.control.listing import local_devices
@@ -121,14 +123,32 @@ def _discovery(found: Found) -> dict[str, Any]:
     }
 
 
-async def ask(addresses: Iterable[HostPort], keys: Keys | None, wait_s: float) -> list[AskedDonor]:
-    """Asks every donor at once; takes no longer than `wait_s` seconds."""
+def local_donor(config: configuration.Config) -> tuple[HostPort, Path] | None:
+    """Address and socket of this host's daemon, where that lets every user read its status."""
+    from infiniswap.control.local import local_path
+
+    listen, run_dir = config.daemon.listen, config.daemon.run_dir
+    path = None if run_dir is None else local_path(run_dir, listen.port)
+    return (listen, path) if path is not None and os.path.exists(path) else None
+
+
+async def ask(
+    addresses: Iterable[HostPort],
+    keys: Keys | None,
+    wait_s: float,
+    local: tuple[HostPort, Path] | None = None,
+) -> list[AskedDonor]:
+    """Asks every donor at once; takes no longer than `wait_s` seconds. Without keys the daemon of
+    this host is asked by its socket."""
     from infiniswap.control.client import ClientConfig, fetch_status
+    from infiniswap.control.local import fetch_local_status
 
     client = ClientConfig(keys=keys, connect_s=wait_s)
 
     async def one(address: HostPort) -> AskedDonor:
         try:
+            if keys is None and local is not None and local[0] == address:
+                return AskedDonor(address, await fetch_local_status(local[1], wait_s), "")
             return AskedDonor(address, await fetch_status(address, client), "")
         except InfiniswapError as error:
             mend = f". {error.mend}" if error.mend else ""

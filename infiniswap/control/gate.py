@@ -8,6 +8,8 @@ than their accept. The first byte says whether a peer begins TLS: one that does 
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from asyncio import sslproto
 from collections import Counter
 from collections.abc import Callable
@@ -108,6 +110,16 @@ class Gate:
             del self._by_host[peer]
 
 
+def _host_of(transport: asyncio.BaseTransport) -> str:
+    """The peer's address; on a Unix socket its user stands for it."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family == socket.AF_UNIX:
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return f"user {struct.unpack('3i', credentials)[1]}"
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if peer else ""
+
+
 class _Counted(asyncio.Protocol):
     """Passes everything on, and tells the gate when the connection has ended.
 
@@ -128,8 +140,7 @@ class _Counted(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        peer = transport.get_extra_info("peername")
-        self._host = peer[0] if peer else ""
+        self._host = _host_of(transport)
         inner = self._gate.enter(self._host)
         if inner is None:
             transport.write(REFUSAL if self._gate.tls is None else tls.FULL)

@@ -11,6 +11,7 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from infiniswap.control import messages as m
 from infiniswap.control.gate import Gate, GateTls
 from infiniswap.control.http import HttpProcessingError, web
 from infiniswap.control.tls import ServerTls
-from infiniswap.errors import ConflictError, SystemCallError
+from infiniswap.errors import ConflictError, SystemCallError, from_oserror
 from infiniswap.ticks import next_tick
 from infiniswap.units import HostPort
 
@@ -114,6 +115,28 @@ class HttpPort:
             ConflictError: the port is in use.
             SystemCallError: the address cannot be listened on.
         """
+        server = await self._start(lambda: self._listen(address, mend))
+        return int(server.sockets[0].getsockname()[1])
+
+    async def start_local(self, path: Path) -> None:
+        """Listens and serves on a Unix socket that every user of this host may connect to. One that
+        a killed predecessor has left is replaced.
+
+        Raises:
+            NotPermittedError, SystemCallError: it cannot be made.
+        """
+
+        async def listen() -> asyncio.Server:
+            return await asyncio.get_running_loop().create_unix_server(
+                self._gate, sock=_bound(path)
+            )
+
+        try:
+            await self._start(listen)
+        except OSError as error:
+            raise from_oserror("cannot make the socket", error, where=str(path)) from error
+
+    async def _start(self, listen: Callable[[], Awaitable[asyncio.Server]]) -> asyncio.Server:
         self._runner = web.AppRunner(
             self._app,
             access_log=None,
@@ -126,12 +149,13 @@ class HttpPort:
         await self._runner.setup()
         _refuse_expectations(self._runner)
         try:
-            port = await self._listen(address, mend)
+            server = await listen()
         except BaseException:
             await self._runner.cleanup()
             raise
+        self._server = server
         self._sweeper = asyncio.create_task(self._sweep(), name="idle connections")
-        return port
+        return server
 
     async def stop(self) -> None:
         """Ends in bounded time, with the requests that are under way. Idempotent."""
@@ -152,10 +176,10 @@ class HttpPort:
         logger.addHandler(_HttpLog(self._counters))
         return logger
 
-    async def _listen(self, address: HostPort, mend: str) -> int:
+    async def _listen(self, address: HostPort, mend: str) -> asyncio.Server:
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(self._gate, address.host, address.port)
+            return await loop.create_server(self._gate, address.host, address.port)
         except socket.gaierror as error:
             raise SystemCallError(
                 f"the address cannot be resolved ({error.strerror})",
@@ -173,7 +197,6 @@ class HttpPort:
                 mend="Give an address of this host and a port that this user may use.",
                 code=error.errno or 0,
             ) from error
-        return int(self._server.sockets[0].getsockname()[1])
 
     def _protocol(self) -> asyncio.Protocol | None:
         server = None if self._runner is None else self._runner.server
@@ -208,6 +231,21 @@ class HttpPort:
             return await handler(request)
         except web.HTTPException as error:
             return error_answer(error.status, error.reason)
+
+
+def _bound(path: Path) -> socket.socket:
+    """A Unix socket there, for everybody."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.is_socket():
+            path.unlink()
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        bound.bind(str(path))
+        path.chmod(0o666)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
 
 
 def _refuse_expectations(runner: web.AppRunner) -> None:

@@ -8,6 +8,7 @@ certificate, can forward no proof.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import os
 import ssl
@@ -76,7 +77,9 @@ def server_tls(pem: bytes) -> ServerTls:
 
 
 def client_context() -> ssl.SSLContext:
-    """For connections to donors. It trusts whoever answers: the proof decides."""
+    """For connections to donors. It trusts whoever answers: the proof decides. Whatever the first
+    connection needs is loaded now: a successor must not read a file when its turn has come."""
+    codecs.lookup("idna")  # of the server's name, also where that is an address
     context = _context(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

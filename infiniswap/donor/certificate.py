@@ -47,7 +47,7 @@ def donor_certificate(state_dir: Path) -> tuple[ServerTls, str]:
     """
     path = state_dir / "donor.pem"
     note = ""
-    if not path.exists():
+    if not os.path.exists(path):
         made = new_certificate()
         try:
             _keep(path, made)

@@ -29,6 +29,7 @@ from infiniswap import __version__, events
 from infiniswap.config import Config
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits
+from infiniswap.control.local import LocalPort, local_path
 from infiniswap.control.server import ControlServer
 from infiniswap.control.service import ServerConfig
 from infiniswap.control.tls import ServerTls
@@ -199,6 +200,7 @@ async def _start(
     service.data_port = _listen_data(store, daemon.listen.host, daemon.data_port)
     service.control_port = await server.start(daemon.listen)
     stack.push_async_callback(_say_goodbye, server, service, home, control.stop_s)
+    await _serve_local(stack, config, service, server)
     _log_start(config, service, limits)
     if note := pool_note(limits, figures):
         log.warning("%s", note)
@@ -211,6 +213,22 @@ async def _start(
     # A donor that ends by a fault is started again, like one that gets a SIGTERM.
     stack.callback(lambda: _settle(home, service, donor.gives_back))
     return donor
+
+
+async def _serve_local(
+    stack: contextlib.AsyncExitStack, config: Config, service: DonorService, server: ControlServer
+) -> None:
+    """Where no secret is configured every user of this host may read the status, and no more."""
+    if config.cluster.secret_file is not None or config.daemon.run_dir is None:
+        return
+    local = LocalPort(service, server.counters)
+    try:
+        config.daemon.run_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+        await local.start(local_path(config.daemon.run_dir, service.control_port))
+    except (InfiniswapError, OSError) as error:
+        log.info("other users of this host cannot read the status: %s", error)
+        return
+    stack.push_async_callback(local.stop)
 
 
 def _store_config(config: Config, limits: HeadroomConfig, slab_dir: Path | None) -> StoreConfig:

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 from support.devices.cluster import WAIT_S, Cluster, Donor, until
+from support.donors.donor_world import KEYS
 
 from infiniswap.control import messages as m
 from infiniswap.control.channel import LOST
@@ -22,9 +26,10 @@ from infiniswap.control.client import (
     Session,
     connect,
 )
-from infiniswap.errors import NoDonorError
+from infiniswap.control.local import fetch_local_status
+from infiniswap.errors import NoDonorError, WrongSecretError
 from infiniswap.keys import Keys
-from infiniswap.secret import host_keys
+from infiniswap.secret import host_keys, write_secret
 from infiniswap.units import MIB, HostPort, parse_host_port
 
 pytestmark = pytest.mark.requires_native
@@ -198,3 +203,80 @@ def memory_cgroup(request: pytest.FixtureRequest) -> Iterator[Path]:
         yield path
     finally:
         until(removed, "its processes to end")
+
+
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+
+
+@pytest.mark.requires_root
+@pytest.mark.requires_tool("setpriv")
+async def test_other_users_of_its_host_read_its_status_and_do_nothing_else(
+    cluster: Cluster,
+) -> None:
+    """Where no secret is configured. Whatever they say over loopback needs a proof."""
+    cluster.env["INFINISWAP_DAEMON_RUN_DIR"] = str(cluster.root / "donors")
+    daemon = await asyncio.to_thread(start, cluster)
+    cluster.root.chmod(0o711)
+    cluster.env["INFINISWAP_DAEMON_LISTEN"] = daemon.address
+    own = cluster.program
+
+    def told(*args: str, by: tuple[str, ...] = NOBODY) -> subprocess.CompletedProcess[str]:
+        cluster.program = (*by, *own)
+        try:
+            return cluster.cli(*args)
+        finally:
+            cluster.program = own
+
+    for by in (NOBODY, ()):
+        done = await asyncio.to_thread(told, "status", "--json", by=by)
+        (row,) = json.loads(done.stdout)["donors"]
+        assert (row["address"], row["state"]) == (daemon.address, "serving"), done.stdout
+    done = await asyncio.to_thread(told, "donor", "drain", daemon.address)
+    assert (done.returncode, "none is configured here" in done.stderr) == (7, True), done.stderr
+    with pytest.raises(WrongSecretError):
+        await connect(control(daemon), IDENTITY, ClientConfig(), QuietHandler())
+    path = cluster.root / "donors" / f"{daemon.control}.sock"
+    connector = aiohttp.UnixConnector(str(path))
+    async with aiohttp.ClientSession(connector=connector) as http:
+        for method, route, code in (
+            ("GET", m.STATUS_PATH, 200),
+            ("GET", "/metrics", 200),
+            ("POST", m.DRAIN_PATH, 404),
+            ("POST", m.STATUS_PATH, 405),
+            ("GET", m.SESSION_PATH, 404),
+            ("GET", m.NONCE_PATH, 404),
+        ):
+            async with http.request(method, f"http://donor{route}") as answer:
+                assert answer.status == code, route
+    await asyncio.to_thread(daemon.end)
+    assert not path.exists()
+
+
+@pytest.mark.requires_root
+async def test_a_killed_daemons_socket_is_replaced_and_given_back(cluster: Cluster) -> None:
+    cluster.env["INFINISWAP_DAEMON_RUN_DIR"] = str(cluster.root / "donors")
+    daemon = await asyncio.to_thread(start, cluster)
+    path = cluster.root / "donors" / f"{daemon.control}.sock"
+    await asyncio.to_thread(daemon.end, signal.SIGKILL)
+    assert path.is_socket()
+    successor = await asyncio.to_thread(cluster.successor, daemon)
+    assert (await fetch_local_status(path, WAIT_S)).control_port == successor.control
+    await asyncio.to_thread(successor.end, signal.SIGKILL)
+    await asyncio.to_thread(cluster.ok, "daemon", "--release")
+    assert not path.exists()
+
+
+async def test_with_a_cluster_secret_there_is_no_such_socket(
+    cluster: Cluster, secret_file: Path
+) -> None:
+    cluster.env["INFINISWAP_DAEMON_RUN_DIR"] = str(cluster.root / "donors")
+    daemon = await asyncio.to_thread(start, cluster, "--secret-file", str(secret_file))
+    assert not (cluster.root / "donors" / f"{daemon.control}.sock").exists()
+    assert not (cluster.root / "state" / "host-secret").exists()
+
+
+def test_a_session_key_is_not_enough_to_lend(cluster: Cluster, tmp_path: Path) -> None:
+    key = tmp_path / "session-key"
+    write_secret(key, KEYS.session_key_text())
+    done = cluster.cli("daemon", "--listen", "127.0.0.1:0", "--secret-file", str(key))
+    assert (done.returncode, "needs the cluster secret itself" in done.stderr) == (3, True)

@@ -24,6 +24,7 @@ from support.devices.cluster import SLAB, WAIT_S, Cluster, Device, run, until
 from support.devices.copied import Copied
 from support.donors.announcements import announcement, topic
 from support.donors.broker import PATH, Broker
+from support.donors.donor_world import KEYS
 
 from infiniswap.config import load
 from infiniswap.discovery import broker as mqtt
@@ -109,9 +110,10 @@ def test_a_file_of_peers_is_read_again_and_a_broken_one_changes_nothing(
 
 
 @pytest.fixture
-def announced(cluster: Cluster, broker: Broker) -> Cluster:
+def announced(cluster: Cluster, broker: Broker, secret_file: Path) -> Cluster:
     """A cluster whose donors announce themselves."""
     cluster.env |= {
+        "INFINISWAP_CLUSTER_SECRET_FILE": str(secret_file),
         "INFINISWAP_CLUSTER_DISCOVERY": "mqtt",
         "INFINISWAP_MQTT_BROKER": broker.address,
         "INFINISWAP_MQTT_ANNOUNCE_S": "5",
@@ -146,7 +148,7 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
     broker.retain(junk, b"junk", b'{"schema": 2, "body": {}}', b"x" * 9000, b"\xff" * 20)
     broker.retain("infiniswap/default/donors/#/#", *[os.urandom(64) for _ in range(2000)])
     other = on_loopback(cluster="default", addresses=["10.255.255.1:1"], slab_bytes=SLAB)
-    broker.retain(topic(other), encode(replace(other, cluster="elsewhere"), None))
+    broker.retain(topic(other), encode(replace(other, cluster="elsewhere"), KEYS.announcement))
     small, peers = cluster.donor(pool=str(SLAB)), cluster.root / "peers"
     peers.write_text("# nobody yet\n")
     device = start(cluster, INFINISWAP_CLUSTER_PEERS_FILE=str(peers))
@@ -184,7 +186,7 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
             for number, address in enumerate(addresses)
         ]
         for liar in liars:
-            broker.retain(topic(liar), encode(liar, None))
+            broker.retain(topic(liar), encode(liar, KEYS.announcement))
         peers.write_text("127.0.0.1:2\n")
         nobody = {*addresses, "127.0.0.1:2"}
         until(lambda: nobody <= slabs(device).keys(), "hosts that are none")

@@ -39,6 +39,12 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def home_in(cluster: Cluster) -> Path:
+    """Where the slabs of its one donor are."""
+    (found,) = [path for path in (cluster.root / "donors").iterdir() if path.is_dir()]
+    return found
+
+
 class Lent:
     """A device with every page at one donor, whose port is its own.
 
@@ -80,7 +86,7 @@ class Lent:
 
     def home(self) -> Path:
         """Where the donor's slabs are."""
-        return next(iter((self.cluster.root / "donors").iterdir()))
+        return home_in(self.cluster)
 
     def restart(self, **changes: str) -> Donor:
         self.cluster.env.update(changes)
@@ -247,7 +253,7 @@ def test_leases_that_nobody_reclaims_are_released(lent: Lent) -> None:
 
 def test_a_donor_without_slabs_lent_leaves_nothing(cluster: Cluster) -> None:
     donor = cluster.donor(port=free_port())
-    path = next(iter((cluster.root / "donors").iterdir()))
+    path = home_in(cluster)
     mount = mounts.mount_of(path)
     assert (mount.fs_type, mount.mount_point) == ("tmpfs", str(path))
     assert {"nosuid", "nodev", "noexec"} <= mount.options
