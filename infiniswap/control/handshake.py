@@ -157,7 +157,7 @@ class Handshakes:
         key = self._config.keys.session
         if not auth.proofs_equal(answer.proof, auth.consumer_proof(key, transcript)):
             self._counters["secret_errors"] += 1
-            detail = "the cluster secrets differ, or another host is in between"
+            detail = "the cluster secrets differ"
             await self._turn_away(ws, m.GOODBYE_SECRET, detail, address)
             return None
         self._number += 1

@@ -164,7 +164,7 @@ def _write_config(record: Record) -> Path:
         record.secret.write_text(secrets.token_hex(32) + "\n", encoding="ascii")
         path.write_text(
             f'[cluster]\nsecret_file = "{record.secret}"\n'
-            f'[daemon]\nslab = "{slab}"\nrun_dir = ""\n'
+            f'[daemon]\nslab = "{slab}"\nrun_dir = ""\nstate_dir = "{record.work}"\n'
             f'[device]\nslab = "{slab}"\nrun_dir = "{record.devices}"\n'
             f'backup_dir = "{record.work}"\n',
             encoding="utf-8",

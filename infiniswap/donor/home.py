@@ -179,13 +179,24 @@ def open_home(run_dir: Path | None, donor_id: str, pool_bytes: int) -> Home | No
         return NoHome("daemon.run_dir is empty", is_chosen=True)
     path = run_dir / donor_id
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_run_dir(run_dir)
+        path.mkdir(mode=0o700, exist_ok=True)
         missing = _mount(path, pool_bytes + _RECORDS_BYTES)
     except (OSError, InfiniswapError) as error:
         with contextlib.suppress(OSError):
             path.rmdir()
         return NoHome(f"no tmpfs can be mounted at {path} ({error})")
     return Home(path, _lock(path, LOCK_WAIT_S), missing)
+
+
+def make_run_dir(run_dir: Path) -> None:
+    """Makes the directory of homes, which everybody may look into: a home is closed itself. One
+    that is there stays as it is. Raises OSError."""
+    try:
+        run_dir.mkdir(parents=True)
+        run_dir.chmod(0o755)  # whatever the umask is
+    except FileExistsError:
+        pass
 
 
 def _mount(path: Path, size_bytes: int) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from infiniswap.control.tls import ServerTls
 from infiniswap.donor.certificate import certificate_path, donor_certificate
 from infiniswap.donor.cluster_keys import donor_keys
 from infiniswap.donor.harvest import Harvester
-from infiniswap.donor.home import Home, NoHome, open_home
+from infiniswap.donor.home import Home, NoHome, make_run_dir, open_home
 from infiniswap.donor.identity import DonorIdentity, make_identity
 from infiniswap.donor.memory import MemorySource
 from infiniswap.donor.pool_limits import pool_limits, pool_note
@@ -223,7 +223,7 @@ async def _serve_local(
         return
     local = LocalPort(service, server.counters)
     try:
-        config.daemon.run_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+        make_run_dir(config.daemon.run_dir)
         await local.start(local_path(config.daemon.run_dir, service.control_port))
     except (InfiniswapError, OSError) as error:
         log.info("other users of this host cannot read the status: %s", error)

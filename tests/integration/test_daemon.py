@@ -215,7 +215,9 @@ async def test_other_users_of_its_host_read_its_status_and_do_nothing_else(
 ) -> None:
     """Where no secret is configured. Whatever they say over loopback needs a proof."""
     cluster.env["INFINISWAP_DAEMON_RUN_DIR"] = str(cluster.root / "donors")
-    daemon = await asyncio.to_thread(start, cluster)
+    # As the unit starts it.
+    umask = ("sh", "-c", 'umask 077; exec "$@"', "sh")
+    daemon = await asyncio.to_thread(cluster.donor, "--slab", "1M", pool="16M", prefix=umask)
     cluster.root.chmod(0o711)
     cluster.env["INFINISWAP_DAEMON_LISTEN"] = daemon.address
     own = cluster.program

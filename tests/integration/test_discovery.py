@@ -286,7 +286,7 @@ def test_credentials_and_certificates_are_checked_and_explained(
             ({"CA_FILE": f"{files}/none.pem"}, "mqtt.ca_file: cannot be used: No such file"),
             ({"BROKER": f"127.0.0.1:{broker.port}"}, "its certificate is not to be trusted"),
             ({"TLS": "off", **dict.fromkeys(files_of_tls, "")}, "broker localhost"),
-            ({"BROKER": donor.address}, "no TLS connection"),
+            ({"BROKER": f"127.0.0.1:{donor.data}"}, "no TLS connection"),
         ):
             report = findings(cluster, **{f"INFINISWAP_MQTT_{k}": v for k, v in changes.items()})
             assert words in report, changes

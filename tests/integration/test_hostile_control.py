@@ -156,6 +156,18 @@ async def test_a_peer_that_dribbles_is_shown_the_door(begin: bytes, endless: byt
             await session.memory()
 
 
+@pytest.mark.parametrize("said", [b"\x16", b"\x16\x03\x01\x02\x00", b"\x16\xff" * 300])
+async def test_a_tls_handshake_that_does_not_end_is_ended(said: bytes) -> None:
+    async with world(handshake_s=SHORT_S) as w, asyncio.timeout(WAIT_S):
+        async with dialled(w, plain=True) as (reader, writer):
+            writer.write(said)
+            answer = await ended(reader)
+            assert answer[:1] in (b"", b"\x15")  # an alert of TLS at most
+        await until(lambda: not w.donor.server._port._gate._by_host)
+        async with await w.session() as session:
+            await session.memory()
+
+
 async def test_a_session_that_dribbles_counts_as_silent() -> None:
     async with (
         world(cluster__heartbeats_missed_max=4) as w,

@@ -7,6 +7,7 @@ import contextlib
 import random
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +27,16 @@ PAGES = range(0, SIZE // PAGE, 16)
 
 
 @pytest.fixture
-def liar() -> Iterator[LyingDonor]:
-    with lying_donor(SLAB, 4) as donor:
+def liar(tmp_path: Path, secret_file: Path) -> Iterator[LyingDonor]:
+    with lying_donor(SLAB, 4, tmp_path / "state", secret_file) as donor:
         yield donor
+
+
+@pytest.fixture
+def cluster(cluster: Cluster, secret_file: Path) -> Cluster:
+    """With the secret of the test cluster."""
+    cluster.env["INFINISWAP_CLUSTER_SECRET_FILE"] = str(secret_file)
+    return cluster
 
 
 class Pages:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from support.devices.cluster import WAIT_S, Cluster, Device, run, until, wait_ended
 
+from infiniswap.secret import new_secret
 from infiniswap.system.programs import find
 from infiniswap.units import MIB
 
@@ -260,7 +261,7 @@ def test_secrets(shared_cluster: Cluster, refused: Refused) -> None:
     for name in ("right", "wrong"):
         file = shared_cluster.root / name
         file.touch(0o600)
-        file.write_text(f"the {name} secret of this cluster")
+        file.write_text(new_secret())
         files.append(str(file))
     donor = shared_cluster.donor("--secret-file", files[0])
     try:

@@ -18,6 +18,7 @@ GIB_MIB MiB here), and the directory /etc/infiniswap, of which each host has its
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from pathlib import Path
 import pytest
 from support.devices.cluster import NEEDS_SWAP, WAIT_S, Cluster, environment
 from support.documents import ROOT, Block, blocks, documents
+from support.donors.donor_world import SECRET
 from support.machine.netns_hosts import left_of, unused_name
 from support.machine.usershell import BESIDE, Service, bash, search_path, smaller
 
@@ -73,7 +75,7 @@ class Hosts:
         for host in ("donor", "consumer"):
             etc = self.etc(host)
             etc.mkdir(parents=True)
-            (etc / "secret").write_text("a secret of this test, long enough\n")
+            (etc / "secret").write_text(SECRET)
             (etc / "secret").chmod(0o600)
             (etc / "infiniswap.toml").write_text(f'[cluster]\nsecret_file = "{etc}/secret"\n')
 
@@ -141,7 +143,12 @@ class Hosts:
         """Runs commands on the donor, of which the last is the daemon."""
         assert _DAEMON.search(text), "its last command has to be the daemon"
         self.end_daemon()
+        secret = self.etc("donor") / "secret"
+        if "init --secret" in text:
+            secret.unlink()
         self._daemon = self._serve("daemon", text, "pages 10.0.0.2:9401")
+        # What the consumer's `ssh` finds is its own file.
+        shutil.copy(secret, self.etc("consumer") / "secret")
 
     def _serve(self, name: str, text: str, serving: str) -> Service:
         argv = self.net.command("donor", bash(text))

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from support.devices.cluster import WAIT_S, Cluster, until
 from support.documents import marked
+from support.donors.donor_world import SECRET
 from support.machine.usershell import BESIDE, Service, bash, search_path
 
 from infiniswap.system.netns import NetworkNamespaces
@@ -196,7 +197,7 @@ def test_the_port_of_the_pages_instead_of_the_control_port(machines: Machines) -
 
 
 def test_a_wrong_secret(machines: Machines) -> None:
-    machines.secret("consumer").write_text("another secret, long enough\n")
+    machines.secret("consumer").write_text(SECRET)
     machines.expect(machines.job(), machines.message("secret"), 7)
 
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from infiniswap.control import messages as m
@@ -269,7 +270,9 @@ class LyingDonor:
 
 
 @contextlib.contextmanager
-def lying_donor(slab_bytes: int, slabs: int) -> Iterator[LyingDonor]:
+def lying_donor(
+    slab_bytes: int, slabs: int, state_dir: Path, secret_file: Path
+) -> Iterator[LyingDonor]:
     """Runs a donor in a thread of this process, at first an honest one."""
     config = configured(
         daemon__listen="127.0.0.1:0",
@@ -277,6 +280,8 @@ def lying_donor(slab_bytes: int, slabs: int) -> Iterator[LyingDonor]:
         daemon__slab=slab_bytes,
         daemon__pool=slab_bytes * slabs,
         daemon__headroom="1M",
+        daemon__state_dir=state_dir,
+        cluster__secret_file=secret_file,
     )
     memory = FakeMemory(GIB)
     made: list[LyingStore] = []

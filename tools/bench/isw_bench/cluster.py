@@ -33,6 +33,8 @@ def environment(bench: Bench) -> dict[str, str]:
     return {
         "PYTHONPATH": str(bench.root / "tools" / "bench"),
         "INFINISWAP_DEVICE_RUN_DIR": str(bench.work / "run"),
+        "INFINISWAP_DAEMON_STATE_DIR": str(bench.work / "state"),
+        "INFINISWAP_DAEMON_RUN_DIR": str(bench.work / "donors"),
         "INFINISWAP_POLICY_HOT_PAGES_PER_S": "1",
     }
 

@@ -265,6 +265,8 @@ def environment(bench: Bench, temporary: Path) -> dict[str, str]:
         "POLARS_TEMP_DIR": str(temporary),
         "ARROW_DEFAULT_MEMORY_POOL": "system",
         "INFINISWAP_DEVICE_RUN_DIR": str(bench.work / "run"),
+        "INFINISWAP_DAEMON_STATE_DIR": str(bench.work / "state"),
+        "INFINISWAP_DAEMON_RUN_DIR": str(bench.work / "donors"),
         "INFINISWAP_DEVICE_BACKUP_DIR": str(backup),
     }
 
