@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from infiniswap.donor.records import FORMAT, DonorRecord, FileRecords
+from infiniswap.donor.records import FORMAT, FORMAT_OF_PROTOCOL_1, DonorRecord, FileRecords
 from infiniswap.errors import ConflictError, InfiniswapError, from_oserror
 from infiniswap.system import mounts, programs
 from infiniswap.system.files import PROC, read_text
@@ -84,6 +84,7 @@ class Home:
         own = DonorRecord(FORMAT, donor_id, incarnation, slab_bytes, boot_id)
         found = self.records.donor()
         reason = _not_own(found, own)
+        self._check_old(found, own)
         if found is None or reason:
             if any(self.path.iterdir()):
                 log.warning("what lies in %s is not served: %s", self.path, reason)
@@ -99,6 +100,24 @@ class Home:
         # Also if it says the same: by its time `--release` sees that a successor has come.
         self.records.save_donor(own)
         self.incarnation = own.incarnation
+
+    def _check_old(self, found: DonorRecord | None, own: DonorRecord) -> None:
+        """Refuses to take slabs from devices that could not come for them."""
+        if found is None or (found.format, found.boot_id, found.donor_id) != (
+            FORMAT_OF_PROTOCOL_1,
+            own.boot_id,
+            own.donor_id,
+        ):
+            return
+        if self.records.has_leases():
+            raise ConflictError(
+                "devices of protocol version 1 have slabs here, and this release does not speak "
+                "that version",
+                where=str(self.path),
+                mend="Stop these devices, then run `infiniswap daemon --release` and start the "
+                "daemon. A device that is not stopped goes on with its backup, and one without a "
+                "backup loses what is here.",
+            )
 
     def _empty(self) -> None:
         for entry in self.path.iterdir():

@@ -25,8 +25,10 @@ from infiniswap.json_text import NotJsonError, decode_json
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """Format of the records and of the slabs' names. Another one is not read."""
+FORMAT_OF_PROTOCOL_1 = 1
+"""The same, of daemons whose devices speak protocol version 1."""
 
 _LEASE = re.compile(r"([1-9][0-9]{0,18})\.json")
 _RECORD_BYTES_MAX = 64 * 1024
@@ -93,6 +95,12 @@ class FileRecords:
         _system(lambda: self._donor.unlink(missing_ok=True), self._donor)
 
     # ---------------------------------------------------------------------- leases
+
+    def has_leases(self) -> bool:
+        """Whether any is recorded."""
+        with contextlib.suppress(OSError):
+            return any(_LEASE.fullmatch(path.name) for path in self._leases.iterdir())
+        return False
 
     def load(self) -> list[LeaseRecord]:
         """Every lease, oldest first. Other files are removed, and logged."""

@@ -196,6 +196,19 @@ def test_what_another_daemon_has_left_is_not_served(
     assert lent.read_back()["crc_errors_remote"] == 0
 
 
+def test_a_daemon_refuses_to_take_the_slabs_of_devices_of_protocol_1(lent: Lent) -> None:
+    record = lent.home() / "donor.json"
+    lent.donor.end(signal.SIGKILL)
+    record.write_text(json.dumps({**json.loads(record.read_text()), "format": 1}))
+    names = sorted(path.name for path in (lent.home() / "slabs").iterdir())
+    with pytest.raises(AssertionError, match="devices of protocol version 1 have slabs here"):
+        lent.cluster.donor(port=lent.donor.control)
+    assert sorted(path.name for path in (lent.home() / "slabs").iterdir()) == names
+    assert "given back" in lent.cluster.ok("daemon", "--release")
+    lent.restart()
+    assert lent.read_back()["crc_errors_remote"] == 0
+
+
 def test_an_interrupted_donor_gives_everything_back(lent: Lent) -> None:
     assert lent.donor.end(signal.SIGINT) == 0
     assert not (lent.cluster.root / "donors").exists()

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -13,10 +15,18 @@ import pytest
 from support.devices.holder_pair import Pair, said
 
 from infiniswap import logs
+from infiniswap.control.messages import VERSIONS
 from infiniswap.device import __main__ as process
+from infiniswap.device.succession.hand_over import read_kept
 from infiniswap.device.succession.holder import read_all
 from infiniswap.device.succession.standby import HopelessError, prepare_front_end
-from infiniswap.errors import EngineError, InfiniswapError, NotFoundError, SystemCallError
+from infiniswap.errors import (
+    ConfigError,
+    EngineError,
+    InfiniswapError,
+    NotFoundError,
+    SystemCallError,
+)
 
 ENGINE = cast(Any, None)
 GONE = NotFoundError("there is no device of an earlier process")
@@ -104,3 +114,16 @@ def test_what_is_gone_for_good_is_hopeless_and_what_this_process_cannot_do_is_no
     for error, kind in ((GONE, HopelessError), (EngineError("other code", code=1), EngineError)):
         with pytest.raises(kind, match=error.what):
             prepare_front_end(attachment(GONE, error), ENGINE, b"", look_again_s=0.0)
+
+
+def test_no_standby_for_a_process_of_another_protocol_version() -> None:
+    """Its leases are with donors that would not talk to a successor of this release."""
+    note = base64.b64encode(b"note").decode()
+    for extra, version in ({}, 1), ({"protocol": 9}, 9):
+        kept = json.dumps({"spec": {}, "note": note, **extra}).encode()
+        with pytest.raises(ConfigError, match=f"protocol version {version}, which") as caught:
+            read_kept(kept)
+        assert "Until then the old process goes on" in caught.value.mend
+    kept = json.dumps({"spec": {}, "note": note, "protocol": max(VERSIONS)}).encode()
+    with pytest.raises(ConfigError, match="record of this device"):
+        read_kept(kept)

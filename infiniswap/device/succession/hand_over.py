@@ -15,6 +15,7 @@ import time
 import msgspec
 
 from infiniswap import events, logs
+from infiniswap.control.messages import VERSIONS
 from infiniswap.device.api import SuccessionRow
 from infiniswap.device.frontends.attach import Attachment
 from infiniswap.device.spec.rundir import DevicePaths
@@ -44,10 +45,12 @@ IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """Content of the descriptor `spec`."""
+    """Content of the descriptor `spec`. `protocol`: the version in which the process talks to its
+    donors; releases of version 1 do not say it."""
 
     spec: msgspec.Raw
     note: bytes
+    protocol: int = 1
 
 
 class Succession:
@@ -118,7 +121,8 @@ class Succession:
             return
         kept = msgspec.structs.replace(spec, owner_pid=None, discard_contents=False)
         kept = with_own_values(kept, frontend=attachment.choice.frontend)
-        data = msgspec.json.encode(_Kept(msgspec.Raw(encode_spec(kept)), self.note))
+        record = msgspec.Raw(encode_spec(kept))
+        data = msgspec.json.encode(_Kept(record, self.note, max(VERSIONS)))
         self.holder.keep_bytes(SPEC, data)
 
     def keep_lock(self, fd: int) -> None:
@@ -209,6 +213,16 @@ def read_kept(data: bytes) -> tuple[DeviceSpec, bytes]:
         kept = decode_json(data, _Kept)
     except NotJsonError as error:
         raise ConfigError(f"it cannot be read ({error})", where=where) from error
+    if kept.protocol not in VERSIONS:
+        # The leases are with donors that would not talk to this process: what only they have would
+        # be lost.
+        raise ConfigError(
+            f"its process talks to donors in protocol version {kept.protocol}, which this release "
+            "does not speak",
+            where=where,
+            mend="Stop the device (`infiniswap device stop NAME`), upgrade its donors, then start "
+            "it again. Until then the old process goes on.",
+        )
     return decode_spec(bytes(kept.spec), where), kept.note
 
 
