@@ -7,10 +7,7 @@ host can be given one without the others. Of the session key nobody can compute 
 
 from __future__ import annotations
 
-import base64
 import binascii
-import hashlib
-import hmac
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -52,10 +49,12 @@ def derive(secret: bytes) -> Keys:
 
 def hkdf(secret: bytes, info: bytes, salt: bytes = b"", length: int = _HASH_BYTES) -> bytes:
     """HKDF-SHA256, RFC 5869. (A process that is locked in memory loads no library for it.)"""
-    key = hmac.digest(salt or bytes(_HASH_BYTES), secret, hashlib.sha256)
+    import hmac  # here: every command imports this module, and OpenSSL takes a while to load
+
+    key = hmac.digest(salt or bytes(_HASH_BYTES), secret, "sha256")
     made = block = b""
     for number in range(1, -(-length // _HASH_BYTES) + 1):
-        block = hmac.digest(key, block + info + bytes((number,)), hashlib.sha256)
+        block = hmac.digest(key, block + info + bytes((number,)), "sha256")
         made += block
     return made[:length]
 
@@ -85,7 +84,7 @@ def _decoded(text: bytes) -> bytes | None:
     try:
         if len(text) == 2 * SECRET_BYTES:
             return binascii.unhexlify(text)
-        found = base64.b64decode(text, validate=True)
+        found = binascii.a2b_base64(text, strict_mode=True)
     except (binascii.Error, ValueError):
         return None
     return found if len(found) == SECRET_BYTES else None

@@ -7,9 +7,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -116,7 +114,8 @@ def write_new(path: Path, content: bytes) -> None:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     except FileExistsError as error:
         raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(path.parent)) from error
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(descriptor, "wb") as file:
             file.write(content)
@@ -129,7 +128,7 @@ def write_new(path: Path, content: bytes) -> None:
 
 def new_secret() -> str:
     """A cluster secret as a file holds it."""
-    return secrets.token_hex(keys.SECRET_BYTES)
+    return os.urandom(keys.SECRET_BYTES).hex()
 
 
 def host_keys(state_dir: Path) -> Keys | None:
