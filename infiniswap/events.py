@@ -233,7 +233,8 @@ DESCRIPTORS_SHORT: Final = Event(
 )
 PLAIN_TCP: Final = Event(
     "plain-tcp",
-    "Anybody who sees the packets between the hosts can read pages and tokens.",
+    "Anybody who sees the packets between the hosts can read pages and the tokens of data "
+    "connections.",
     "Let donors listen on a network that you trust.",
 )
 
