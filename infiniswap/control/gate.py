@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits TCP connections to a port, in all and of one peer, and begins TLS on those let in.
+"""Limits connections to a port, in all and of one peer, and begins TLS on those let in.
 
 Connections are counted before a byte is read, so that thousands of connections cost little more
-than their accept. The first byte says whether a peer begins TLS: one that does not is told so.
+than their accept. The first byte says whether a peer begins TLS: one that does not is told so. A
+peer that does not read what it asked for loses its connection.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import struct
 from asyncio import sslproto
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from infiniswap.control import tls
@@ -39,19 +39,6 @@ _SHUTDOWN_S: Final = 1.0
 """How long a peer may take to agree to the end of TLS."""
 
 
-@dataclass(frozen=True, slots=True)
-class GateTls:
-    """TLS on the connections let in.
-
-    Attributes:
-        server: key and certificate.
-        handshake_s: how long a peer may take for its first byte, and again for the handshake.
-    """
-
-    server: ServerTls
-    handshake_s: float
-
-
 class Gate:
     """Counts connections; those within the limits get a protocol made by `make`.
 
@@ -59,9 +46,12 @@ class Gate:
         make: makes the protocol of one connection; None: the server has stopped.
         connections_max: at once.
         per_host_max: at once of one peer (see peer_of).
-        counters: gets `connections_refused`, `connections_idle_closed` and `connections_plain`.
+        counters: gets `connections_refused`, `connections_idle_closed`, `connections_unread_closed`
+            and `connections_plain`.
         refused: told the address of each that is refused.
-        tls: None: connections stay plain.
+        tls: key and certificate; None: connections stay plain.
+        request_s: how long a peer may take for its first byte, again for the handshake of TLS, and
+            to read what was sent to it.
     """
 
     def __init__(
@@ -71,10 +61,12 @@ class Gate:
         per_host_max: int,
         counters: Counter[str],
         refused: Callable[[str], None] = lambda host: None,
-        tls: GateTls | None = None,
+        tls: ServerTls | None = None,
+        request_s: float = 5.0,
     ) -> None:
         self.counters = counters
         self.tls = tls
+        self.request_s = request_s
         self._make = make
         self._connections_max = connections_max
         self._per_host_max = per_host_max
@@ -136,10 +128,13 @@ class _Counted(asyncio.Protocol):
         self._waiting: asyncio.Protocol | None = None  # what will, over TLS
         self._transport: asyncio.Transport | None = None
         self._first_byte: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        # So pause_writing is called as soon as the kernel has no room for more.
+        transport.set_write_buffer_limits(0)
         self._host = _host_of(transport)
         inner = self._gate.enter(self._host)
         if inner is None:
@@ -153,15 +148,19 @@ class _Counted(asyncio.Protocol):
         else:
             self._waiting = inner
             loop = asyncio.get_running_loop()
-            self._first_byte = loop.call_later(self._gate.tls.handshake_s, self._end_idle)
+            self._first_byte = loop.call_later(self._gate.request_s, self._end_idle)
 
     def _end_idle(self) -> None:
-        self._gate.counters["connections_idle_closed"] += 1
+        self._end("connections_idle_closed")
+
+    def _end(self, counter: str) -> None:
+        self._gate.counters[counter] += 1
         assert self._transport is not None
         self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._forget_timer()
+        self._is_read()
         if self._entered:
             self._gate.leave(self._host)
         inner = self._plain or self._tls
@@ -195,10 +194,10 @@ class _Counted(asyncio.Protocol):
         self._tls = sslproto.SSLProtocol(
             asyncio.get_running_loop(),
             inner,
-            self._gate.tls.server.context,
+            self._gate.tls.context,
             None,  # type: ignore[arg-type]  # nobody waits for the handshake: it may be None
             server_side=True,
-            ssl_handshake_timeout=self._gate.tls.handshake_s,  # type: ignore[arg-type]  # any number
+            ssl_handshake_timeout=self._gate.request_s,  # type: ignore[arg-type]  # any number
             ssl_shutdown_timeout=_SHUTDOWN_S,
         )
         self._tls.connection_made(self._transport)
@@ -218,11 +217,21 @@ class _Counted(asyncio.Protocol):
         return inner.eof_received() if inner is not None else None
 
     def pause_writing(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._unread = loop.call_later(
+            self._gate.request_s, self._end, "connections_unread_closed"
+        )
         inner = self._plain or self._tls
         if inner is not None:
             inner.pause_writing()
 
     def resume_writing(self) -> None:
+        self._is_read()
         inner = self._plain or self._tls
         if inner is not None:
             inner.resume_writing()
+
+    def _is_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from infiniswap.control import messages as m
-from infiniswap.control.gate import Gate, GateTls
+from infiniswap.control.gate import Gate
 from infiniswap.control.http import HttpProcessingError, web
 from infiniswap.control.tls import ServerTls
 from infiniswap.errors import ConflictError, SystemCallError, from_oserror
@@ -39,7 +39,8 @@ class PortLimits:
     Attributes:
         connections_max: TCP connections at once.
         connections_per_host_max: of one peer (infiniswap.control.peer).
-        request_s: how long a peer may take for its first request; for any other three times that.
+        request_s: how long a peer may take for its first request, for any other three times that,
+            and to read an answer.
         stop_s: how long stopping waits for requests under way.
     """
 
@@ -69,8 +70,8 @@ class HttpPort:
 
     Args:
         limits: bounds.
-        counters: gets `connections_refused`, `connections_idle_closed`, `connections_plain` and
-            `http_errors`.
+        counters: gets `connections_refused`, `connections_idle_closed`,
+            `connections_unread_closed`, `connections_plain` and `http_errors`.
         refused: told the address of each connection that is refused.
         tls: key and certificate; None: plain HTTP.
     """
@@ -93,7 +94,8 @@ class HttpPort:
             limits.connections_per_host_max,
             counters,
             refused,
-            None if tls is None else GateTls(tls, limits.request_s),
+            tls,
+            limits.request_s,
         )
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None

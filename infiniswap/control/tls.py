@@ -12,7 +12,7 @@ import codecs
 import hashlib
 import os
 import ssl
-from asyncio import sslproto
+from asyncio import constants, sslproto
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _RECORD_BYTES: Final = 16 * 1024
 """Longest TLS record. asyncio takes a buffer of 256 KiB for each connection otherwise, in a process
 that is locked in memory."""
+_UNREAD_KIB: Final = 32
+"""Kept of a connection in each direction before this end waits. asyncio's values are 512 KiB of what
+the peer does not read, and 256 KiB of what this process does not."""
 
 FIRST_BYTE: Final = 0x16
 """Of every TLS connection: a handshake record."""
@@ -87,8 +90,10 @@ def client_context() -> ssl.SSLContext:
 
 
 def _context(protocol: int) -> ssl.SSLContext:
-    # Of the class, as asyncio offers no other way: it holds for every connection of this process.
+    # asyncio offers no other way: these hold for every connection of this process.
     sslproto.SSLProtocol.max_size = _RECORD_BYTES
+    constants.FLOW_CONTROL_HIGH_WATER_SSL_WRITE = _UNREAD_KIB  # type: ignore[misc]
+    constants.FLOW_CONTROL_HIGH_WATER_SSL_READ = _UNREAD_KIB  # type: ignore[misc]
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context

@@ -107,6 +107,7 @@ _SERVER_ERRORS: Final = (
     "connections_idle_closed",
     "connections_plain",
     "connections_refused",
+    "connections_unread_closed",
     "http_errors",
     "http_unauthorized",
     "log_lines_suppressed",

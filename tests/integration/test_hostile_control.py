@@ -45,6 +45,7 @@ from infiniswap.control.gate import Gate
 from infiniswap.control.tls import client_context
 from infiniswap.donor.leases import SESSION_LEASES_MAX
 from infiniswap.errors import InfiniswapError, RequestRefusedError
+from infiniswap.units import KIB
 
 SHORT_S = 0.5
 """A deadline that tests wait for, and that good neighbours keep on a slow machine, too."""
@@ -163,6 +164,39 @@ async def test_a_tls_handshake_that_does_not_end_is_ended(said: bytes) -> None:
             writer.write(said)
             answer = await ended(reader)
             assert answer[:1] in (b"", b"\x15")  # an alert of TLS at most
+        await until(lambda: not w.donor.server._port._gate._by_host)
+        async with await w.session() as session:
+            await session.memory()
+
+
+VERSION = f"GET {m.VERSION_PATH} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+
+
+async def ask_and_never_read(w: World) -> None:
+    """Until the other end closes."""
+    async with dialled(w) as (_reader, writer):
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        while not writer.transport.is_closing():
+            if writer.transport.get_write_buffer_size() < len(VERSION):
+                writer.write(VERSION * 1024)
+            await asyncio.sleep(0)
+
+
+async def test_a_peer_that_asks_and_never_reads_is_left() -> None:
+    most = 0
+    async with world(handshake_s=SHORT_S) as w, asyncio.timeout(WAIT_S):
+        deaf = [asyncio.create_task(ask_and_never_read(w)) for _ in range(4)]
+        server = w.donor.server._port._runner.server  # type: ignore[union-attr]
+        assert server is not None
+        while not all(task.done() for task in deaf):
+            for handler in server.connections:
+                if (transport := handler.transport) is not None:
+                    kept = transport.get_write_buffer_size() + transport.get_read_buffer_size()
+                    most = max(most, kept)
+            await asyncio.sleep(SHORT_S / 50)
+        await asyncio.gather(*deaf)
+        assert w.donor.server.counters["connections_unread_closed"] == len(deaf)
+        assert 0 < most < 128 * KIB
         await until(lambda: not w.donor.server._port._gate._by_host)
         async with await w.session() as session:
             await session.memory()
