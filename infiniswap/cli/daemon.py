@@ -11,7 +11,7 @@ from typing import Any
 from infiniswap import config as configuration
 from infiniswap import rights
 from infiniswap.cli.common.parser import add_shared
-from infiniswap.errors import NotPermittedError, UsageError
+from infiniswap.errors import ConflictError, NotPermittedError, UsageError
 from infiniswap.secret import check_listen_secret
 from infiniswap.units import CONTROL_PORT, format_size_short, parse_host_port
 
@@ -121,6 +121,7 @@ def release(args: argparse.Namespace) -> int:
     Raises:
         UsageError: --after is out of range.
         NotPermittedError: the memory belongs to another user.
+        ConflictError: with --after, devices of protocol version 1 have slabs there.
     """
     import time
 
@@ -142,15 +143,21 @@ def release(args: argparse.Namespace) -> int:
         found = [leftover for leftover in found if leftover.path.name == args.donor]
     if found and args.after is not None:
         time.sleep(args.after)
+    kept: ConflictError | None = None
     for leftover in found:
-        if home.release(leftover):
-            print(f"{leftover.path}: {format_size_short(leftover.used_bytes)} given back")
+        try:
+            if home.release(leftover, asked=args.after is None):
+                print(f"{leftover.path}: {format_size_short(leftover.used_bytes)} given back")
+        except ConflictError as error:
+            kept = error
     if run_dir is not None:
         from infiniswap.control.local import remove_stale
 
         remove_stale(run_dir)
         with contextlib.suppress(OSError):  # others have something there
             run_dir.rmdir()
+    if kept is not None:
+        raise kept
     return 0
 
 

@@ -103,21 +103,23 @@ class Home:
 
     def _check_old(self, found: DonorRecord | None, own: DonorRecord) -> None:
         """Refuses to take slabs from devices that could not come for them."""
-        if found is None or (found.format, found.boot_id, found.donor_id) != (
-            FORMAT_OF_PROTOCOL_1,
-            own.boot_id,
-            own.donor_id,
-        ):
-            return
-        if self.records.has_leases():
+        is_own = found is not None and (found.boot_id, found.donor_id) == (own.boot_id, own.donor_id)
+        if is_own and self.is_of_protocol_1_and_lent():
             raise ConflictError(
                 "devices of protocol version 1 have slabs here, and this release does not speak "
                 "that version",
                 where=str(self.path),
-                mend="Stop these devices, then run `infiniswap daemon --release` and start the "
-                "daemon. A device that is not stopped goes on with its backup, and one without a "
-                "backup loses what is here.",
+                mend="Start the former release's daemon again, stop the devices, then upgrade. Or "
+                "give the slabs up with `infiniswap daemon --release`: the devices go on with "
+                "their backups, and one without a backup loses what is here.",
             )
+
+    def is_of_protocol_1_and_lent(self) -> bool:
+        """Whether devices of protocol version 1 have slabs here: no daemon of this release can
+        take them over."""
+        found = self.records.donor()
+        is_old = found is not None and found.format == FORMAT_OF_PROTOCOL_1
+        return is_old and self.records.has_leases()
 
     def _empty(self) -> None:
         for entry in self.path.iterdir():
@@ -327,10 +329,16 @@ def leave_release(path: Path, after_s: float) -> None:
     )
 
 
-def release(leftover: OrphanedHome) -> bool:
+def release(leftover: OrphanedHome, *, asked: bool = True) -> bool:
     """Gives the memory of a stopped daemon back; False: a successor has come meanwhile.
 
+    Args:
+        leftover: which.
+        asked: by a person. Otherwise the slabs of devices of protocol version 1 stay: the daemon
+            that would have come for them within that time was upgraded, and refuses to.
+
     Raises:
+        ConflictError: such slabs stay.
         InfiniswapError: it cannot be removed.
     """
     now = _look(leftover.path)
@@ -345,6 +353,13 @@ def release(leftover: OrphanedHome) -> bool:
         return False
     home = Home(leftover.path, descriptor, ())
     try:
+        if not asked and home.is_of_protocol_1_and_lent():
+            raise ConflictError(
+                "devices of protocol version 1 have slabs here, which are kept for them",
+                where=str(leftover.path),
+                mend="Start the former release's daemon again and stop these devices. `infiniswap "
+                "daemon --release` gives the memory back at once.",
+            )
         home.remove()
     finally:
         home.close()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -42,6 +43,16 @@ def free_port() -> int:
 def home_in(cluster: Cluster) -> Path:
     """Where the slabs of its one donor are."""
     (found,) = [path for path in (cluster.root / "donors").iterdir() if path.is_dir()]
+    return found
+
+
+def release_commands() -> list[int]:
+    """Processes that give memory back, or wait for the time to do so."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if b"--release" in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
     return found
 
 
@@ -209,6 +220,24 @@ def test_a_daemon_refuses_to_take_the_slabs_of_devices_of_protocol_1(lent: Lent)
     assert lent.read_back()["crc_errors_remote"] == 0
 
 
+def test_the_slabs_of_devices_of_protocol_1_are_given_back_only_when_somebody_asks(
+    lent: Lent,
+) -> None:
+    """The former release's daemon is stopped, and what it leaves behind is of this release. A
+    device without a backup would lose its pages."""
+    donors = lent.cluster.root / "donors"
+    record = lent.home() / "donor.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "format": 1}))
+    names = sorted(path.name for path in (lent.home() / "slabs").iterdir())
+    assert lent.donor.end(signal.SIGTERM) == 0
+    done = lent.cluster.cli("daemon", "--release", "--after", "0.1")
+    assert (done.returncode, "are kept for them" in done.stderr) == (9, True), done.stderr
+    assert sorted(path.name for path in (lent.home() / "slabs").iterdir()) == names
+    assert "given back" in lent.cluster.ok("daemon", "--release")
+    assert not donors.exists()
+    assert lent.read_back()["requests_failed"] == 0
+
+
 def test_an_interrupted_donor_gives_everything_back(lent: Lent) -> None:
     assert lent.donor.end(signal.SIGINT) == 0
     assert not (lent.cluster.root / "donors").exists()
@@ -248,6 +277,20 @@ def test_what_gives_the_memory_back_runs_nothing_of_the_daemons_directory(
     assert "stays in" in lent.donor.log
     until(lambda: not homes.exists(), "memory that is given back")
     assert not trap.ran.exists()
+
+
+def test_what_a_daemon_leaves_behind_spares_devices_of_protocol_1(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.env["INFINISWAP_DAEMON_LEASE_GRACE_S"] = "0.5"
+    lent = Lent(cluster, tmp_path)
+    record = lent.home() / "donor.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "format": 1}))
+    before = set(release_commands())
+    assert lent.donor.end(signal.SIGTERM) == 0
+    until(lambda: not set(release_commands()) - before, "the end of what was left behind")
+    assert list((lent.home() / "slabs").glob("*.mapped.*"))
+    assert "given back" in cluster.ok("daemon", "--release")
 
 
 def test_leases_that_nobody_reclaims_are_released(lent: Lent) -> None:

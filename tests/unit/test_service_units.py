@@ -66,6 +66,8 @@ def test_what_has_an_exit_code_of_its_own_is_meant_by_it(name: str) -> None:
     (prevented,) = settings(name)["RestartPreventExitStatus"]
     assert {int(code) for code in prevented.split()} <= codes
     assert str(errors.NoDonorError.exit_code) not in prevented.split()
+    # Slabs of devices that speak an older protocol do not go away by trying again.
+    assert str(errors.ConflictError.exit_code) in prevented.split()
 
 
 @pytest.mark.parametrize(
