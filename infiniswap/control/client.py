@@ -32,6 +32,7 @@ from infiniswap.control.explain import (
     wrong_secret,
 )
 from infiniswap.control.http import aiohttp
+from infiniswap.control.one_connection import OneConnection
 from infiniswap.control.text import clean_name
 from infiniswap.control.tls import client_context, peer_digest
 from infiniswap.errors import (
@@ -322,7 +323,7 @@ async def connect(
         WrongSecretError: the ends do not share a secret.
         SlabSizeMismatchError: the donor lends slabs of another size.
     """
-    http = config.http() if config.http is not None else _http_session(config.tls)
+    http = config.http() if config.http is not None else _http_session(OneConnection(config.tls))
     ws: aiohttp.ClientWebSocketResponse | None = None
     try:
         async with errors_explained(address, config.connect_s):
@@ -526,16 +527,17 @@ async def _fetch_proved(
     path: str,
     kind: type[BodyT],
 ) -> BodyT:
-    """Two connections: the first says which certificate the second must show. The proof leaves this
-    host on a connection with that certificate only, and is of use on no other."""
-    async with errors_explained(address, config.connect_s), _http_session(config.tls) as http:
-        nonce, _ = await _fetch(http, address, "GET", m.NONCE_PATH, m.NonceInfo)
+    """Nonce and request go over one connection. The proof covers the certificate that was shown on
+    it, so it is of use on no other."""
+    connection = OneConnection(config.tls)
+    async with errors_explained(address, config.connect_s), _http_session(connection) as http:
+        given, _ = await _fetch(http, address, "GET", m.NONCE_PATH, m.NonceInfo)
         if key is None:
             raise wrong_secret(address, _NO_KEYS)
-        digest = bytes.fromhex(nonce.certificate)
-        request = auth.HttpRequest(digest, method, path, nonce.nonce)
+        digest = peer_digest(connection.transport)
+        request = auth.HttpRequest(digest, method, path, given.nonce)
         authorization = auth.http_authorization(key, request)
-        body, proof = await _fetch(http, address, method, path, kind, authorization, digest)
+        body, proof = await _fetch(http, address, method, path, kind, authorization)
         if not auth.proofs_equal(proof, auth.http_donor_proof(key, request)):
             raise wrong_secret(address, _NOT_PROVED)
         return body
@@ -547,7 +549,8 @@ async def fetch_version(address: HostPort, config: ClientConfig) -> m.VersionInf
     Raises:
         NoDonorError, ProtocolMismatchError: as for `connect`.
     """
-    async with errors_explained(address, config.connect_s), _http_session(config.tls) as http:
+    connection = OneConnection(config.tls)
+    async with errors_explained(address, config.connect_s), _http_session(connection) as http:
         return (await _fetch(http, address, "GET", m.VERSION_PATH, m.VersionInfo))[0]
 
 
@@ -558,15 +561,11 @@ async def _fetch(
     path: str,
     kind: type[BodyT],
     authorization: str = "",
-    digest: bytes = b"",
 ) -> tuple[BodyT, str]:
-    """The body, and the donor's proof. With a digest the server must show that certificate."""
+    """The body, and the donor's proof."""
     url = f"https://{address}{path}"
     headers = {"Authorization": authorization} if authorization else {}
-    pinned = aiohttp.Fingerprint(digest) if digest else True
-    async with http.request(
-        method, url, headers=headers, allow_redirects=False, ssl=pinned
-    ) as response:
+    async with http.request(method, url, headers=headers, allow_redirects=False) as response:
         proof = response.headers.get(auth.PROOF_HEADER, "")
         body = bytearray()
         async for chunk in response.content.iter_any():
@@ -585,14 +584,13 @@ async def _fetch(
         raise not_a_daemon(address, error.what) from None
 
 
-def _http_session(tls: ssl.SSLContext) -> aiohttp.ClientSession:
+def _http_session(connection: OneConnection) -> aiohttp.ClientSession:
     # No proxies from the environment, no cookies. No compression: a few bytes could become many
-    # before they are counted. A connection is kept until the session is closed, which then waits
-    # for its end: one that is closed at once would end TLS some time later.
+    # before they are counted.
     return aiohttp.ClientSession(
         auto_decompress=False,
         headers={"Accept-Encoding": "identity"},
-        connector=aiohttp.TCPConnector(limit=2, ssl=tls),
+        connector=connection,
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
     )

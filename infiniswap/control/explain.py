@@ -40,10 +40,6 @@ async def errors_explained(address: HostPort, wait_s: float) -> AsyncIterator[No
             mend=f"Check the address, that the host is up, and that its firewall lets TCP port "
             f"{address.port} in.",
         ) from None
-    except aiohttp.ServerFingerprintMismatch as error:
-        raise wrong_secret(
-            address, "it shows another certificate than it has said: another host may be in between"
-        ) from error
     except aiohttp.ClientConnectorSSLError as error:
         if FULL_REASON in str(error.os_error):
             raise full(address) from error

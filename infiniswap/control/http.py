@@ -17,6 +17,7 @@ os.environ.update(dict.fromkeys(_NAMES, os.devnull))
 try:
     import aiohttp
     from aiohttp import web
+    from aiohttp.client_proto import ResponseHandler
     from aiohttp.http import HttpProcessingError
 finally:
     for _name, _value in _saved.items():
@@ -25,4 +26,4 @@ finally:
         else:
             os.environ[_name] = _value
 
-__all__ = ["HttpProcessingError", "aiohttp", "web"]
+__all__ = ["HttpProcessingError", "ResponseHandler", "aiohttp", "web"]

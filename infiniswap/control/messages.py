@@ -502,11 +502,9 @@ class VersionInfo(Struct, frozen=True, kw_only=True):
 
 
 class NonceInfo(Struct, frozen=True, kw_only=True):
-    """A nonce for one authenticated HTTP request, and the digest (SHA-256) of the certificate that
-    the request has to be sent under. Who asks must see to that itself: it is a claim."""
+    """A nonce for one authenticated HTTP request."""
 
     nonce: Hex256
-    certificate: Hex256
 
 
 class HttpError(Struct, frozen=True, kw_only=True):

@@ -165,8 +165,7 @@ class ControlServer:
     async def _nonce(self, _request: web.Request) -> web.StreamResponse:
         nonce = secrets.token_hex(auth.NONCE_BYTES)
         self._nonces.add(nonce, asyncio.get_running_loop().time())
-        certificate = self._config.tls.digest.hex()
-        return json_answer(m.NonceInfo(nonce=nonce, certificate=certificate))
+        return json_answer(m.NonceInfo(nonce=nonce))
 
     # -------------------------------------------------------------------- sessions
 

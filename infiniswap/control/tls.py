@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Final
 from infiniswap.errors import ProtocolMismatchError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from infiniswap.control.channel import WebSocket
 
 _RECORD_BYTES: Final = 16 * 1024
@@ -99,11 +101,8 @@ def _context(protocol: int) -> ssl.SSLContext:
     return context
 
 
-def peer_digest(connection: WebSocket | None) -> bytes:
+def peer_digest(connection: WebSocket | asyncio.BaseTransport | None) -> bytes:
     """Digest of the certificate that the server at the other end has shown.
-
-    Args:
-        connection: whatever has `get_extra_info`.
 
     Raises:
         ProtocolMismatchError: the connection is not TLS, or has been closed.

@@ -154,7 +154,7 @@ def control() -> Iterator[bytes]:
     for target in (2, 3, 4):
         for kind in range(24):
             yield bytes([target, 0, kind]) + bytes(range(80))
-    yield b"\4\0\1\0\1" + m.encode(m.NonceInfo(nonce="0" * 64, certificate="0" * 64))
+    yield b"\4\0\1\0\1" + m.encode(m.NonceInfo(nonce="0" * 64))
     yield b"\5Infiniswap " + b"0" * 64 + b":" + b"f" * 64
     yield b"\5!" + b"a" * 64 + b"b" * 64
     for kind in range(3):

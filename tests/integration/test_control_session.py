@@ -482,9 +482,8 @@ async def test_a_replayed_http_proof_is_refused() -> None:
         url = f"https://{w.address}"
         async with http.get(url + m.NONCE_PATH) as response:
             nonce = await response.json()
-        request = auth.HttpRequest(
-            bytes.fromhex(nonce["certificate"]), "GET", m.STATUS_PATH, nonce["nonce"]
-        )
+        digest = w.donor.server._config.tls.digest
+        request = auth.HttpRequest(digest, "GET", m.STATUS_PATH, nonce["nonce"])
         headers = {"Authorization": auth.http_authorization(KEYS.session, request)}
         statuses = []
         for path in (m.STATUS_PATH, m.STATUS_PATH, m.OPENAPI_PATH):

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,9 @@ def check(connection: http.client.HTTPConnection, keys: Keys | None) -> set[str]
         if keys is None:
             return {}
         nonce = json.loads(ask("GET", "/v1/nonce")[2])
-        request = HttpRequest(bytes.fromhex(nonce["certificate"]), method, path, nonce["nonce"])
+        assert isinstance(connection.sock, ssl.SSLSocket)
+        digest = hashlib.sha256(connection.sock.getpeercert(binary_form=True) or b"").digest()
+        request = HttpRequest(digest, method, path, nonce["nonce"])
         key = keys.operator if method == "POST" else keys.session
         assert key is not None
         return {"Authorization": http_authorization(key, request)}

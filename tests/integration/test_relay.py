@@ -29,8 +29,9 @@ from support.donors.hostile_donor import hostile_tls
 from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.client import connect, fetch_status, set_draining
-from infiniswap.control.tls import FIRST_BYTE, client_context
-from infiniswap.errors import WrongSecretError
+from infiniswap.control.tls import FIRST_BYTE, client_context, server_tls
+from infiniswap.donor.certificate import new_certificate
+from infiniswap.errors import NoDonorError, ProtocolMismatchError, WrongSecretError
 from infiniswap.units import HostPort
 
 
@@ -40,14 +41,13 @@ class Relay:
     Attributes:
         address: where consumers find it.
         heard: every message, of both ends.
-        claims: what it says that its certificate is; empty: what the donor says.
+        authorizations: the proofs that it was sent.
     """
 
-    def __init__(self, donor: HostPort, claims: bytes = b"") -> None:
+    def __init__(self, donor: HostPort) -> None:
         self.donor = donor
         self.address = HostPort("127.0.0.1", 0)
         self.heard: list[Any] = []
-        self.claims = claims
         self.authorizations: list[str] = []
 
     async def session(self, request: web.Request) -> web.WebSocketResponse:
@@ -85,9 +85,6 @@ class Relay:
             ) as answer,
         ):
             body = await answer.read()
-            if request.path == m.NONCE_PATH and self.claims:
-                info = m.decode_body(body, m.NonceInfo)
-                body = m.encode(m.NonceInfo(nonce=info.nonce, certificate=self.claims.hex()))
             proof = {
                 name: answer.headers[name]
                 for name in (auth.PROOF_HEADER,)
@@ -101,8 +98,8 @@ def _connector() -> aiohttp.TCPConnector:
 
 
 @contextlib.asynccontextmanager
-async def relayed(donor: HostPort, claims: bytes = b"") -> AsyncIterator[Relay]:
-    relay = Relay(donor, claims)
+async def relayed(donor: HostPort) -> AsyncIterator[Relay]:
+    relay = Relay(donor)
     app = web.Application()
     app.router.add_get(m.SESSION_PATH, relay.session)
     app.router.add_route("*", "/{path:.*}", relay.http)
@@ -168,24 +165,17 @@ ASK: dict[str, Callable[[HostPort], Awaitable[object]]] = {
 async def test_a_relayed_request_fails_at_both_ends(
     ask: Callable[[HostPort], Awaitable[object]],
 ) -> None:
-    own = hostile_tls().digest
-    async with world() as w, asyncio.timeout(WAIT_S):
-        # It says the truth about its certificate: the donor refuses the proof.
-        async with relayed(w.address, own) as relay:
-            with pytest.raises(WrongSecretError, match="differ"):
-                await ask(relay.address)
-            assert relay.authorizations
-            assert w.donor.server.counters["http_unauthorized"] == 1
-        # It claims the donor's: the proof does not leave the consumer.
-        async with relayed(w.address) as relay:
-            with pytest.raises(WrongSecretError, match="another certificate"):
-                await ask(relay.address)
-            assert not relay.authorizations
+    async with world() as w, relayed(w.address) as relay, asyncio.timeout(WAIT_S):
+        with pytest.raises(WrongSecretError, match="differ"):
+            await ask(relay.address)
+        assert relay.authorizations
+        assert w.donor.server.counters["http_unauthorized"] == 1
         got_nothing(w)
 
 
 async def test_a_proof_for_the_donor_is_not_sent_to_who_answers_next() -> None:
-    """The nonce came from the donor itself, byte by byte; the second connection does not."""
+    """The nonce came from the donor itself, byte by byte, and then the connection ended. Whoever
+    has the next one could use a proof under the donor's certificate."""
     async with world() as w, relayed(w.address) as relay, asyncio.timeout(WAIT_S):
         connections = 0
 
@@ -193,45 +183,102 @@ async def test_a_proof_for_the_donor_is_not_sent_to_who_answers_next() -> None:
             nonlocal connections
             connections += 1
             target = w.address if connections == 1 else relay.address
-            there = await asyncio.open_connection(target.host, target.port)
-            await asyncio.gather(_pipe(reader, there[1]), _pipe(there[0], writer))
+            there, onward = await asyncio.open_connection(target.host, target.port)
+            said = 0
+
+            async def forward() -> None:
+                nonlocal said
+                while data := await reader.read(65_536):
+                    said += 1
+                    onward.write(data)
+
+            forwarding = asyncio.create_task(forward())
+            while data := await there.read(65_536):
+                writer.write(data)
+                # A hello, then a request: this is the nonce.
+                if connections == 1 and said >= 2:
+                    break
+            forwarding.cancel()
+            onward.close()
+            writer.close()
 
         async with await asyncio.start_server(splice, "127.0.0.1", 0) as listener:
             address = HostPort("127.0.0.1", listener.sockets[0].getsockname()[1])
-            with pytest.raises(WrongSecretError, match="another certificate"):
+            with pytest.raises(NoDonorError, match="closed"):
                 await set_draining(address, client_config(), True)
-        assert connections == 2
+        assert connections == 1
         assert not relay.authorizations
         got_nothing(w)
 
 
-async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError):
-        while data := await reader.read(65_536):
-            writer.write(data)
-            await writer.drain()
-    writer.close()
+class Splice:
+    """Forwards raw TCP to a donor, and keeps what it sees.
 
+    Attributes:
+        address: where consumers find it.
+        seen: every byte, of both ends.
+    """
 
-async def test_what_is_on_the_wire_is_tls() -> None:
-    """A consumer begins with TLS: a listener that knows nothing sees no word of the protocol."""
-    seen = bytearray()
+    def __init__(self, donor: HostPort) -> None:
+        self.address = HostPort("127.0.0.1", 0)
+        self.seen = bytearray()
+        self._donor = donor
 
-    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        seen.extend(await reader.read(65_536))
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Splice]:
+        async with await asyncio.start_server(self._forward, "127.0.0.1", 0) as listener:
+            self.address = HostPort("127.0.0.1", listener.sockets[0].getsockname()[1])
+            yield self
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, onward = await asyncio.open_connection(self._donor.host, self._donor.port)
+        await asyncio.gather(self._pipe(reader, onward), self._pipe(there, writer))
+
+    async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                self.seen += data
+                writer.write(data)
+                await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(listen, "127.0.0.1", 0) as listener:
-        address = HostPort("127.0.0.1", listener.sockets[0].getsockname()[1])
-        for attempt in (
-            connect(address, IDENTITY, client_config(), Handler()),
-            fetch_status(address, client_config()),
-        ):
-            with pytest.raises(Exception, match="control port"):
-                await attempt
-    assert seen[0] == FIRST_BYTE
-    assert IDENTITY.device_id.encode() not in seen
-    assert m.SESSION_PATH.encode() not in seen
+
+async def test_nothing_that_is_said_is_on_the_wire_in_plain_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A whole session, a status and a drain, seen by somebody on the path."""
+    said: list[str] = []
+
+    def heard(prove: Callable[..., str]) -> Callable[..., str]:
+        def proof(*args: Any) -> str:
+            said.append(prove(*args))
+            return said[-1]
+
+        return proof
+
+    for name in ("consumer_proof", "donor_proof", "http_proof", "http_donor_proof"):
+        monkeypatch.setattr(auth, name, heard(getattr(auth, name)))
+    async with (
+        world() as w,
+        Splice(w.address).running() as splice,
+        asyncio.timeout(WAIT_S),
+    ):
+        async with await connect(
+            splice.address, IDENTITY, client_config(), Handler()
+        ) as session:
+            lease = await session.lease(1)
+            said += [lease.token, lease.reclaim, session.welcome.incarnation]
+            await session.map(lease.lease, 0)
+        status = await fetch_status(splice.address, client_config())
+        said += [status.donor_id, IDENTITY.device_id]
+        await set_draining(splice.address, client_config(), True)
+        assert w.donor.service.drain.is_active
+    assert splice.seen[0] == FIRST_BYTE
+    assert len(said) >= 4 * 2 + 5
+    said += [m.SESSION_PATH, m.STATUS_PATH, m.DRAIN_PATH, "Authorization", "token", "proof"]
+    for text in said:
+        assert text.encode() not in splice.seen, text
+        assert len(text) < 32 or bytes.fromhex(text.replace("-", "")) not in splice.seen, text
 
 
 async def test_an_older_tls_is_refused() -> None:
@@ -244,3 +291,33 @@ async def test_an_older_tls_is_refused() -> None:
                 await http.get(f"https://{w.address}{m.VERSION_PATH}")
         async with raw(w) as ws:
             assert ws.get_extra_info("ssl_object").version() == "TLSv1.3"
+
+
+@pytest.mark.parametrize("ask", [*ASK.values(), None], ids=[*ASK, "session"])
+async def test_a_donor_with_an_older_tls_gets_no_request(
+    ask: Callable[[HostPort], Awaitable[object]] | None,
+) -> None:
+    tls = server_tls(new_certificate())
+    tls.context.minimum_version = ssl.TLSVersion.TLSv1_2
+    tls.context.maximum_version = ssl.TLSVersion.TLSv1_2
+    asked = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(body=m.encode(m.NonceInfo(nonce="0" * 64)))
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls.context).start()
+        address = HostPort("127.0.0.1", runner.addresses[0][1])
+        with pytest.raises(ProtocolMismatchError, match="does not speak TLS 1.3"):
+            if ask is None:
+                await connect(address, IDENTITY, client_config(), Handler())
+            else:
+                await ask(address)
+        assert not asked
+    finally:
+        await runner.cleanup()

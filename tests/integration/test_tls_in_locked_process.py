@@ -4,14 +4,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import socket
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from support.donors.donor_world import SECRET, WAIT_S, raw, world
+from aiohttp import web
+from support.donors.donor_world import IDENTITY, SECRET, WAIT_S, Handler, client_config, raw, world
+from support.donors.hostile_donor import hostile
 
-from infiniswap.units import KIB
+from infiniswap.control.client import connect, fetch_status
+from infiniswap.errors import InfiniswapError
+from infiniswap.units import KIB, HostPort
 
 SUCCESSOR = """
 import asyncio, os, sys
@@ -105,3 +112,53 @@ async def test_what_a_peer_does_not_read_is_kept_to_a_bound() -> None:
             assert transport is not None
             assert transport.get_write_buffer_limits() == (8 * KIB, 32 * KIB)
             assert transport.get_read_buffer_limits() == (8 * KIB, 32 * KIB)  # type: ignore[attr-defined]
+
+
+def sockets_to(address: HostPort) -> int:
+    """Of this process, connected to there."""
+    found = 0
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if os.readlink(path).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(path.name))) as sock:
+                    found += sock.getpeername()[:2] == (address.host, address.port)
+    return found
+
+
+async def deaf(ws: web.WebSocketResponse) -> None:
+    """Takes no word any more, and answers none."""
+    transport = ws._req.transport  # type: ignore[union-attr]
+    assert transport is not None
+    transport.pause_reading()  # type: ignore[attr-defined]
+    await asyncio.Event().wait()
+
+
+async def a_session(address: HostPort) -> None:
+    config = client_config(connect_s=WAIT_S, send_s=0.2)
+    async with await connect(address, IDENTITY, config, Handler()) as session:
+        await session.wait_ended()
+
+
+async def a_handshake(address: HostPort) -> None:
+    with pytest.raises(InfiniswapError):
+        await connect(address, IDENTITY, client_config(connect_s=0.2), Handler())
+
+
+async def a_status(address: HostPort) -> None:
+    with pytest.raises(InfiniswapError):
+        await fetch_status(address, client_config(connect_s=0.2))
+
+
+@pytest.mark.parametrize("ask", [a_session, a_handshake, a_status])
+async def test_nothing_is_left_of_a_connection_to_a_donor_that_falls_silent(
+    ask: Callable[[HostPort], Awaitable[None]],
+) -> None:
+    """asyncio would keep it for half a minute, and a device has many donors."""
+    async with hostile() as donor, asyncio.timeout(WAIT_S):
+        donor.welcome = {"heartbeat_ms": 50, "silence_ms": 100}
+        donor.converse = deaf
+        donor.is_silent = ask is not a_session
+        await ask(donor.address)
+        for _ in range(8):  # asyncio closes in one of its next rounds
+            await asyncio.sleep(0)
+        assert sockets_to(donor.address) == 0

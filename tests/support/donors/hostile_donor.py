@@ -110,6 +110,7 @@ class HostileDonor:
         converse: what it does in sessions.
         welcome: fields of the welcome that are not as usual.
         sessions: handshakes so far.
+        is_silent: takes requests and answers none.
     """
 
     def __init__(self) -> None:
@@ -122,6 +123,7 @@ class HostileDonor:
         self.converse: Conversation = quiet
         self.welcome: dict[str, Any] = {}
         self.sessions = 0
+        self.is_silent = False
 
     async def serve(self, ready: Callable[[], None], stop: Awaitable[Any]) -> None:
         """Until `stop` is done."""
@@ -140,8 +142,15 @@ class HostileDonor:
         finally:
             await runner.cleanup()
 
-    async def _nonce(self, _request: web.Request) -> web.Response:
-        return web.json_response({"nonce": "0" * 64, "certificate": self.tls.digest.hex()})
+    async def _nonce(self, request: web.Request) -> web.Response:
+        await self._heard(request)
+        return web.json_response({"nonce": "0" * 64})
+
+    async def _heard(self, request: web.Request) -> None:
+        if self.is_silent:
+            assert request.transport is not None
+            request.transport.pause_reading()  # type: ignore[attr-defined]
+            await asyncio.Event().wait()
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
         # In pieces, so that what this process holds is what the consumer holds.
@@ -158,6 +167,7 @@ class HostileDonor:
     async def _session(self, request: web.Request) -> web.WebSocketResponse:
         ws = web.WebSocketResponse(protocols=(m.SUBPROTOCOL,), compress=False, autoping=False)
         await ws.prepare(request)
+        await self._heard(request)
         first = m.decode_to_donor(await ws.receive_str())
         assert isinstance(first, m.Hello)
         await _say(ws, self.greeting)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""aiohttp's connections to a donor: one for each session or request, and nothing left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from typing import Any
+
+from infiniswap.control.http import ResponseHandler, aiohttp
+from infiniswap.errors import NoDonorError
+
+
+class OneConnection(aiohttp.TCPConnector):
+    """Makes one connection, and no second: a proof is for whoever has shown the certificate on the
+    first, and aiohttp by itself would send it to whoever answers next.
+
+    Args:
+        tls: see client_context.
+
+    Attributes:
+        transport: of the connection; None: there is none yet.
+    """
+
+    def __init__(self, tls: ssl.SSLContext) -> None:
+        super().__init__(limit=1, ssl=tls)
+        self.transport: asyncio.Transport | None = None
+
+    async def _create_connection(self, *args: Any, **options: Any) -> ResponseHandler:
+        """What a connector has to define, for aiohttp."""
+        if self.transport is not None:
+            raise NoDonorError("the donor closed the connection", mend="It may be stopping.")
+        made = await super()._create_connection(*args, **options)
+        self.transport = made.transport
+        return made
+
+    async def close(self, *, abort_ssl: bool = True) -> None:
+        """Ends the connection at once. asyncio would wait half a minute for the peer to agree to
+        the end of TLS, and for ever for it to read what is still to be sent."""
+        if self.transport is not None:
+            with contextlib.suppress(AttributeError):  # Python 3.11, where it was closed twice
+                self.transport.abort()
+        await super().close(abort_ssl=abort_ssl)
